@@ -1,0 +1,67 @@
+/* check.h: checked calls, and one way to say what went wrong.
+ *
+ * Two kinds of trouble exist. A bug of ours aborts with file and line (CHECK). A fault of the outside world (a
+ * checkpoint, a prompt file, a disk, a flag) becomes one line for a person in an Error: what, where, found, expected,
+ * remedy. Library functions that can meet such a fault take `Error *err` last, return 0 or -1 (pointers: NULL), and
+ * write err only when they fail. Only flexgen.c prints it and exits.
+ * Read next: flexgen.h. */
+#ifndef CHECK_H
+#define CHECK_H
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+typedef struct {
+    int code; /* exit status this fault asks for: EXIT_FAILED, or EXIT_USAGE for wrong use and "does not fit" */
+    char text[1024];
+} Error;
+
+/* Fills err with one line and returns -1, so that callers can write `return fail(err, ...)`. */
+__attribute__((format(printf, 3, 4))) static inline int fail(Error *err, int code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    err->code = code;
+    vsnprintf(err->text, sizeof err->text, format, args);
+    va_end(args);
+    for (char *c = err->text; *c; c++) /* hostile names must not forge a second line */
+        if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
+    return -1;
+}
+
+/* A condition that only a bug of ours can break. */
+#define CHECK(cond)                                                                       \
+    do {                                                                                  \
+        if (!(cond)) {                                                                    \
+            fprintf(stderr, "flexgen: bug: %s:%d: %s\n", __FILE__, __LINE__, #cond);      \
+            abort();                                                                      \
+        }                                                                                 \
+    } while (0)
+
+/* Small allocations (never the tiers): out of memory here is the end. Zeroed. */
+static inline void *xcalloc(size_t count, size_t size) {
+    void *p = calloc(count ? count : 1, size ? size : 1);
+    if (!p) {
+        fprintf(stderr, "flexgen: out of memory (%zu x %zu bytes); close other programs or use a smaller task\n", count, size);
+        exit(EXIT_FAILED);
+    }
+    return p;
+}
+
+static inline void *xrealloc(void *old, size_t count, size_t size) {
+    void *p = size > 0 && count > (size_t)-1 / size ? NULL : realloc(old, count && size ? count * size : 1);
+    if (!p) {
+        fprintf(stderr, "flexgen: out of memory (%zu x %zu bytes); close other programs or use a smaller task\n", count, size);
+        exit(EXIT_FAILED);
+    }
+    return p;
+}
+
+static inline char *xstrdup(const char *s) {
+    size_t n = strlen(s) + 1;
+    return (char *)memcpy(xcalloc(n, 1), s, n);
+}
+#endif
