@@ -189,6 +189,308 @@ typedef struct {
  * pos[r]) alone. ids[rows]. NaN logits never win over numbers. */
 void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos, const Sampling *sampling, int rows, int vocab);
 
+// ---------------------------------------------------------------------------------------------------------------
+// lanes.c: the table of device functions, and the host device
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What a lane occupies: a link, a processor. */
+typedef enum { CTOG, GTOC, DTOC, CTOD, GPU, CPU, NCHANNELS } Channel;
+
+/* In-order queues. W_: weights, C_: cache and activations; READ: disk to CPU, LOAD: CPU to GPU. A_DOWN and A_UP carry the queries
+ * of delegated attention down and its results up, so that they never wait behind a slab or a store. PROJECT and FINISH are
+ * the two halves of a layer on either side of its attention; they share the GPU, so that batch k+1 can be projected
+ * while the CPU still attends for batch k. */
+typedef enum { W_READ, W_LOAD, C_READ, C_LOAD, STORE, D_WRITE, A_DOWN, A_UP, PROJECT, FINISH, ATTEND, NLANES } Lane;
+extern const Channel lane_channel[NLANES];
+extern const char *const lane_name[NLANES], *const channel_name[NCHANNELS], *const tier_name[NTIERS];
+
+/* A point on a lane: it has happened when the lane has finished its seq-th op. A value; seq 0 has always happened. */
+typedef struct {
+    int lane;
+    uint64_t seq;
+} Event;
+
+/* What moves or is computed, for the counters. */
+typedef enum { WEIGHT, CACHE, ACTIVATION, OTHER, NKINDS } Kind;
+
+/* An order to a lane: begin when every event in after has happened. i, j, k are for traces. */
+typedef struct {
+    Lane lane;
+    Kind kind;
+    int i, j, k, nafter;
+    Event after[8];
+} Op;
+
+/* One piece of a copy: dst and src have the same shape; types differ only from disk, where weights become F16. */
+typedef struct {
+    Tensor dst, src;
+} Move;
+
+/* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1) views, pages (nseq, max_pages)
+ * and len (nseq) I32 views, all on the tier of the processor that attends. Indices only: a GPU kernel reads it as it is. */
+typedef struct {
+    Tensor k, v, pages, len;
+    int page_tokens;
+} PageTable;
+
+typedef struct {
+    size_t moved[NKINDS]; /* bytes, by what they were */
+    double busy_s;        /* the lane worked, waits not counted */
+} LaneCount;
+
+/* A device: in-order lanes that carry out ops and meet at events. A function only posts and returns the event of its end; views,
+ * page tables and moves are copied by the post, the index arrays that they point to are not. Shapes as in the host_ twins. */
+typedef struct Device Device;
+struct Device {
+    const char *name;
+    Type act_type;   /* of activations: F32 on the host */
+    size_t peak[NTIERS]; /* bytes of each tier that ops have touched, term by term (see Plan) */
+    LaneCount count[NLANES];
+
+    Event (*copy)(Device *, const Op *, const Move *, int n);
+    Event (*embed)(Device *, const Op *, Tensor y, Tensor table, Tensor idx, bool add);
+    Event (*layernorm)(Device *, const Op *, Tensor y, Tensor x, Tensor w, Tensor b);
+    Event (*linear)(Device *, const Op *, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu);
+    Event (*attend_prefill)(Device *, const Op *, Tensor o, Tensor q, Tensor kv, Tensor start, int nh);
+    Event (*attend)(Device *, const Op *, Tensor o, Tensor q, const PageTable *, int nh);
+    Event (*append)(Device *, const Op *, const PageTable *, Tensor kv, Tensor seq, Tensor pos);
+    Event (*pick)(Device *, const Op *, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *);
+
+    /* Puts count elements at element `first` of a dense view on GPU or CPU, at once: for loading, before any op is posted. */
+    void (*upload)(Device *, Tensor dst, size_t first, const void *src, size_t count);
+    int (*wait)(Device *, Event, Error *);    /* until it has happened; -1 once any op has failed (the first error sticks) */
+    void *(*host)(Device *, Tensor);          /* address of a view on the CPU tier, for the thread that posts; sim: NULL */
+    double (*now)(Device *);                  /* seconds */
+    void (*close)(Device *);                  /* ends lanes, frees tiers, removes the offload file */
+};
+
+typedef struct Plan Plan;
+/* Opens the host device with one allocation a tier, as large as the plan says: GPU and CPU in memory, disk in an unlinked file
+ * under offload_dir (fully allocated beforehand, so that a full disk is an error here and nowhere else). checkpoint serves disk
+ * reads of weights and must outlive the device. NULL and err when memory or disk are not there. */
+Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err);
+
+// ---------------------------------------------------------------------------------------------------------------
+// opt_model.c again: the forward pass through the table of device functions, as pieces of a sweep (section 3)
+//
+// Each posts on op.lane, the first op behind op.after, and returns its last event. Views: x (rows, h1) is the hidden state, changed in
+// place; w one layer's tensors on the GPU; norm and ffn are scratch of at most norm.rows rows, through which the rows pass piece by piece.
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Rows first .. first+n-1 of a view. */
+static inline Tensor tensor_rows(Tensor t, int first, int n) {
+    t.offset += (size_t)first * t.ld * type_bytes(t.type);
+    t.rows = n;
+    return t;
+}
+/* Columns first .. first+n-1 of a view. */
+static inline Tensor tensor_cols(Tensor t, int first, int n) {
+    t.offset += (size_t)first * type_bytes(t.type);
+    t.cols = n;
+    return t;
+}
+
+/* The hidden state of new tokens: x = token rows + position rows. tokens: (rows, embed) gathered token rows, or with rows 0 the table itself
+ * is on the GPU: table, ids. positions (1, rows) I32 are already offset by 2. embedded: scratch for project_in. */
+Event opt_embed(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor x, Tensor tokens, Tensor ids,
+                Tensor positions, Tensor embedded);
+/* The half of a layer before attention: q (rows, h1) and kv (rows, 2 h1) F16, a row's k then its v. */
+Event opt_project(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor q, Tensor kv, Tensor x, Tensor norm);
+/* The half after it: x += o w_O, then the MLP; o (rows, h1). */
+Event opt_finish(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm, Tensor ffn);
+/* Final norm, project_out and the head: logits (rows, vocab) of the last rows x (rows, h1), which it overwrites. */
+Event opt_logits(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor head, Tensor logits, Tensor x, Tensor out);
+
+// ---------------------------------------------------------------------------------------------------------------
+// tier.c: placement, the plan, KV pages (section 4.2)
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef enum { SCHEDULE_ZIGZAG, SCHEDULE_ROW } Schedule;
+
+/* A policy (section 4.3): fractions are 0 to 1, the disk's share is what is left. */
+typedef struct {
+    double wg, wc, cg, cc, hg, hc;
+    int gbs, num_gpu_batches;
+    Schedule schedule;
+    bool cpu_attention; /* attention over CPU and disk pages runs on the CPU (computation delegation) */
+    bool overlap;       /* false: every post is waited for */
+    int page_tokens;    /* tokens of a KV page */
+    Tier table_home;    /* where the token table (and lm_head) rests */
+} Policy;
+
+typedef struct {
+    int32_t *ids; /* s tokens, </s> first */
+    int s, n;     /* prompt length; tokens to generate at most, s + n - 1 <= max_pos */
+} Prompt;
+
+/* What is to be generated. Prompt indices are places in the input. */
+typedef struct {
+    Prompt *prompts;
+    int count;
+    Sampling sampling;
+    bool keep_logits; /* bring every step's logits to the CPU (tests, evaluation) */
+} Task;
+
+/* Where one sequence of a block goes. */
+typedef struct {
+    int prompt, k; /* index into the task; its GPU batch */
+    Tier kv, act;  /* home of its KV pages, of its activations */
+} Seat;
+
+/* Deals prompts first .. first+count-1, one block, to GPU batches of gbs and to tiers, so that the block as a whole has its cg cc cd
+ * and hg hc hd to within one sequence. Within a batch seats are ordered by kv tier, and their act tiers never fall back,
+ * so that each tier's rows lie together. */
+void deal_block(Seat *seats, const Policy *policy, int first, int count);
+/* Prompts in a block: gbs * num_gpu_batches, or gbs where the schedule keeps one batch in flight. */
+int block_size(const Policy *policy);
+
+/* Chooses a home for every tensor of every decoder layer (a weight and its bias stay together), by error diffusion across layers:
+ * bytes per tier are wg, wc, wd of all to within the share of one tensor. home is [l][NROLES]. */
+void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc);
+
+/* One line of the plan: bytes of one tier for one purpose. */
+typedef struct {
+    Tier tier;
+    const char *name, *remedy; /* "KV cache", "--percent (third number), ..." */
+    size_t offset, bytes;
+} Term;
+enum { MAX_TERMS = 48 };
+
+/* Where a layer's tensors lie while it computes: in their GPU home, or at an offset of the layer's staging slot. */
+typedef struct {
+    Tensor home;        /* tier DISK: in the checkpoint (or the offload file for a dummy) */
+    size_t slab_offset; /* in the slot, when home is not the GPU */
+} WeightPlace;
+
+/* Every byte that each tier will hold, before anything is allocated, and where. Layer l stands for the head: the token table
+ * (or lm_head), which is streamed like a layer when it does not rest on the GPU. */
+struct Plan {
+    OptConfig config;
+    Policy policy;
+    Type act_type;
+    Term terms[MAX_TERMS];
+    int nterms;
+    size_t total[NTIERS];   /* of arenas and offload file, and for the disk of the checkpoint's share too */
+    size_t offload_bytes;   /* of the disk's total: the offload file */
+    double achieved[3][NTIERS]; /* weights, cache, activations: fractions as they come out */
+
+    WeightPlace (*weight)[NROLES];  /* [l] */
+    WeightPlace global[NGLOBALS];   /* the head streams as layer l when it is not on the GPU */
+    Global head;                    /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
+    size_t *cpu_slab, *disk_slab;   /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
+    size_t *cpu_slab_offset;        /* [l + 1] in the CPU arena */
+    size_t slot_bytes;              /* of one of the two staging slots on the GPU */
+    size_t disk_slot_bytes;         /* of one of the two staging slots of the disk on the CPU tier */
+
+    int slots;                      /* GPU batches in flight */
+    int max_rows, max_seqs, max_pages, chunk; /* of a batch: token rows, sequences; pages of a sequence; rows a piece of the layer takes */
+    int off_rows, off_seqs;         /* largest share of a batch whose KV is not on the GPU: rows, sequences */
+    int npages[NTIERS];             /* KV pages of each tier's pool */
+    int staged_pages[2];            /* pages of one staging slot: on the GPU, on the CPU (of the disk) */
+    int nws;                        /* rotating workspaces */
+    int *act_rows[NTIERS];          /* [slots] rows of activation home of each batch */
+    int *act_first[NTIERS];         /* [slots] its first row in the tier's activation term */
+    int max_act_rows[NTIERS];
+    bool need_x;                    /* some batch has activations off the GPU: workspaces hold x */
+
+    /* offsets of the regions, by tier where they exist on several */
+    size_t kv[NTIERS], kv_staging[2], act[NTIERS], act_staging[2];
+    size_t staging, disk_staging, x, q, kvrow, o, norm, norm2, ffn, embedded, head_x, head_out, logits;
+    size_t cpu_q, cpu_o, cpu_kvrow, gathered, cpu_logits;
+    size_t tables[2], table_bytes;  /* GPU, CPU: the batches' index tables, one after another */
+    size_t picked[2];               /* GPU, CPU: chosen ids (slots, max_seqs) */
+};
+
+/* Plans the task under the policy. Never fails for want of memory: see plan_fits. Fails where a prompt is impossible. */
+Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type, Error *err);
+void plan_free(Plan *plan);
+/* -1 and err (EXIT_USAGE) when a tier's total is over its capacity: the tier, what it needs and has, its largest term, the flag that
+ * shrinks it. */
+int plan_fits(const Plan *plan, const size_t capacity[NTIERS], Error *err);
+/* The table for people. peak may be NULL. */
+void plan_print(FILE *out, const Plan *plan, const size_t capacity[NTIERS], const size_t *peak);
+/* Without policy flags: everything on the highest tier that still holds it, and batches no larger than the task. fixed[0..5] says
+ * which of wg wc cg cc hg hc are given. */
+int policy_default(Policy *policy, const bool fixed[6], bool fixed_gbs, bool fixed_batches, const Checkpoint *checkpoint, const Task *task,
+                   Type act_type, const size_t capacity[NTIERS], Error *err);
+/* Fills the weights' homes: reads (or generates) every tensor once into its GPU or CPU home, a dummy's disk share into the offload file. */
+int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err);
+
+/* Page indices of one tier's pool: the lowest free one first, so that pages taken together lie together. */
+typedef struct {
+    uint64_t *free; /* a bit a page */
+    int npages, used, peak, hint;
+} PagePool;
+void pool_open(PagePool *pool, int npages);
+int pool_take(PagePool *pool); /* the plan promises that one is there */
+void pool_give(PagePool *pool, int page);
+void pool_close(PagePool *pool);
+/* Pages for `tokens` tokens. */
+static inline int pages_for(int tokens, int page_tokens) { return (tokens + page_tokens - 1) / page_tokens; }
+
+// ---------------------------------------------------------------------------------------------------------------
+// schedule.c: the sweep, Figure 4
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef enum { FINISH_STOP, FINISH_LENGTH } FinishReason;
+
+/* Calls back on the thread that runs the schedule. */
+typedef struct {
+    void *ctx;
+    /* A token of a prompt has become known; true ends the sequence there (a stop text). May be NULL. */
+    bool (*token)(void *ctx, int prompt, const int32_t *tokens, int n);
+    /* A sequence has ended; tokens are without the final </s>. -1 and err stops the run. */
+    int (*done)(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err);
+    /* With task.keep_logits: (vocab) of the step that chose token n-1. May be NULL. */
+    void (*logits)(void *ctx, int prompt, int n, const float *logits);
+    /* After every sweep. May be NULL. */
+    void (*sweep)(void *ctx, long sweeps, long tokens);
+} Listener;
+
+typedef struct {
+    double prefill_s, decode_s, total_s; /* sweeps in which some batch was in prefill; the others; their sum */
+    long prefill_tokens, generated, decoded; /* prompt tokens; new tokens; those of them made by the decode sweeps */
+    long sweeps;
+} RunStats;
+
+/* Generates for the whole task, block after block, as the plan's policy says. 0, or -1 and err. */
+int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener, RunStats *stats, Error *err);
+
+// ---------------------------------------------------------------------------------------------------------------
+// job.c: prompts in, completions out
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What a user asked for: a task, and what came with each prompt. */
+typedef struct {
+    char **text, **id; /* [task.count] the prompt as given; its id as JSON text ("7" with or without quotes) */
+    Task task;
+    int capacity;
+} Job;
+
+/* One prompt as a text. default_n tokens are to be generated; less where the model's positions end before. where names it in messages. */
+int job_add(Job *job, const char *text, size_t len, const char *id, int n, const Tokenizer *tokenizer, const OptConfig *config,
+            const char *where, Error *err);
+/* Prompts from a file ("-": standard input): JSON lines {"id"?, "prompt", "max_tokens"?} if the first line begins with {, else plain lines.
+ * Blank lines are passed over; an id defaults to the line's number from 0. */
+int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err);
+void job_free(Job *job);
+
+/* Writes completions as sequences end: JSON lines {"id", "prompt", "completion", "tokens", "finish_reason"}, each synced. */
+typedef struct {
+    const Job *job;
+    const Tokenizer *tokenizer;
+    FILE *out;
+    const char *out_name;
+    char **stop; /* texts that end a completion, which is cut before them */
+    int nstops, max_stop;
+    bool progress; /* a line on standard error */
+    long wanted;   /* tokens of the whole task */
+    double started, shown;
+} Completions;
+
+/* The listener that writes them; ctx is the Completions. */
+Listener completions_listener(Completions *completions);
+
 #ifdef __cplusplus
 }
 #endif

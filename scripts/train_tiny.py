@@ -165,10 +165,11 @@ class Source:
                     n = len(q[j]) + 1
                     if n <= room and (best < 0 or n > len(q[best]) + 1):
                         best = j
-                if best < 0:
-                    break
-                if room - len(q[best]) - 1 > room // 2 and room > 64:
+                left = room if best < 0 else room - len(q[best]) - 1
+                if left > max(32, room // 2):
                     best = len(q) - 1        # nothing fits well: cut a text
+                elif best < 0:
+                    break
             t = q.pop(best)
             if len(t) + 1 > room:
                 rest = t[room:]
@@ -227,6 +228,23 @@ class Masks:
         return self.pool[o:o + n].view(*shape)
 
 
+def attention(q, k, v, chunk=256, masks={}):
+    """Causal attention; q, k, v are [batch, heads, tokens, head_dim]. Plain matrix
+    products, by blocks of queries that skip the keys right of them: on CPUs in
+    bfloat16 about twice as fast as scaled_dot_product_attention."""
+    t, out = q.shape[2], []
+    q = q * q.shape[-1] ** -0.5
+    for i in range(0, t, chunk):
+        j = min(i + chunk, t)
+        mask = masks.get((i, j, q.dtype))
+        if mask is None:
+            mask = torch.full((j - i, j), -math.inf, dtype=q.dtype).triu(i + 1)
+            masks[i, j, q.dtype] = mask
+        s = q[:, :, i:j] @ k[:, :, :j].transpose(-1, -2) + mask
+        out.append(torch.softmax(s, -1) @ v[:, :, :j])
+    return out[0] if len(out) == 1 else torch.cat(out, 2)
+
+
 class Block(torch.nn.Module):
     def __init__(self, d, heads, layers):
         super().__init__()
@@ -248,8 +266,7 @@ class Block(torch.nn.Module):
         h = self.ln1(x).to(dt)
         qkv = F.linear(h, self.qkv_w.to(dt), self.qkv_b.to(dt))
         q, k, v = qkv.view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        # scaled_dot_product_attention scales by head_dim ** -0.5, as OPT does
-        a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        a = attention(q, k, v)
         a = a.transpose(1, 2).reshape(b, t, d)
         a = F.linear(a, self.out_w.to(dt), self.out_b.to(dt))
         x = x + (a if m1 is None else a * m1)
@@ -443,21 +460,21 @@ def main():
     ap.add_argument("--vocab", type=int, default=4096)
     ap.add_argument("--hidden", type=int, default=256)
     ap.add_argument("--layers", type=int, default=6)
-    ap.add_argument("--heads", type=int, default=8)
+    ap.add_argument("--heads", type=int, default=4)
     ap.add_argument("--positions", type=int, default=512)
-    ap.add_argument("--steps", type=int, default=2400, help="planned steps, decay included")
-    ap.add_argument("--decay-steps", type=int, default=600)
+    ap.add_argument("--steps", type=int, default=5500, help="planned steps, decay included")
+    ap.add_argument("--decay-steps", type=int, default=1300)
     ap.add_argument("--warmup", type=int, default=60)
     ap.add_argument("--batch-tokens", type=int, default=8192)
-    ap.add_argument("--part-tokens", type=int, default=2048,
+    ap.add_argument("--part-tokens", type=int, default=1024,
                     help="tokens of the batch that a thread works on at a time")
     ap.add_argument("--long-every", type=int, default=4,
                     help="every n-th step uses full-length windows, the others half-length ones")
     ap.add_argument("--muon-lr", type=float, default=0.02)
     ap.add_argument("--adam-lr", type=float, default=3e-3)
     ap.add_argument("--weight-decay", type=float, default=0.1)
-    ap.add_argument("--dropout", type=float, default=0.1)
-    ap.add_argument("--aux-share", type=float, nargs=3, default=[0.35, 0.15, 0.05],
+    ap.add_argument("--dropout", type=float, default=0.15)
+    ap.add_argument("--aux-share", type=float, nargs=3, default=[0.4, 0.25, 0.08],
                     metavar=("START", "END", "DECAY"),
                     help="share of auxiliary text at the start, before and in the decay")
     ap.add_argument("--eval-every", type=int, default=100)
@@ -467,7 +484,6 @@ def main():
     ap.add_argument("--threads", type=int, default=os.cpu_count())
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--fp32", action="store_true", help="no bfloat16 (for CPUs without it)")
-    ap.add_argument("--no-compile", action="store_true", help="do not use torch.compile")
     ap.add_argument("--max-seconds", type=float, default=0, help="stop after this long (for timing)")
     a = ap.parse_args()
 
@@ -551,11 +567,10 @@ def main():
     nparams = sum(p.numel() for p in model.parameters())
     log(f"# {nparams} parameters, {sum(map(len, main_src.texts))} tokens of main text, "
         f"{[sum(map(len, s.texts)) for s in aux_src]} of auxiliary text, from step {step}")
-    run = model if a.no_compile else torch.compile(model, dynamic=False)
-    params, compiled = list(model.parameters()), set()
+    params = list(model.parameters())
 
     def work(job):
-        loss = run(*job, dt)
+        loss = model(*job, dt)
         return loss.item(), torch.autograd.grad(loss, params)
 
     t0 = last_save = t_log = time.time()
@@ -582,9 +597,6 @@ def main():
         jobs = [(x[i:i + part], y[i:i + part],
                  [masks.draw(part, size, a.hidden) for _ in range(1 + 2 * a.layers)]
                  if a.dropout > 0 else None) for i in range(0, rows, part)]
-        if size not in compiled:      # compilation is not for several threads at once
-            work(jobs[0])
-            compiled.add(size)
         results = list(pool.map(work, jobs))
         loss = sum(l for l, _ in results) / len(results)
         for p, *g in zip(params, *(g for _, g in results)):

@@ -1,0 +1,769 @@
+/* checkpoint.c: a Hugging Face directory, mapped, not read; and dummies, models of a known size with random weights.
+ *
+ * A directory holds config.json and either model.safetensors or several shards named by model.safetensors.index.json. A
+ * safetensors file is 8 bytes of length, a JSON header of that length, and tensors: the header gives each name a dtype,
+ * a shape and its place behind the header. Nothing here trusts them. After checkpoint_open has succeeded every tensor that
+ * the configuration asks for has its shape, lies inside its file and overlaps no other; what a file holds besides
+ * is ignored. All faults are one line with the file, the field, what was found, what was expected and what to do.
+ * Tensors lie at any byte: old writers did not align them, so read them through checkpoint_fill, or with memcpy.
+ * DIFFERS: the paper's dummy weights are all equal, which hides every mistake of order and place; ours are random.
+ * Read next: host.c, the arithmetic. */
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "flexgen.h"
+
+enum { MAX_JSON = 100 << 20, MAX_SHARDS = 1000, MAX_PATH = 4096 };
+
+// ---------------------------------------------------------------------------------------------------------------
+// Fields of JSON objects
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What a JSON value is, for messages. */
+static const char *describe(char *text, size_t size, const cJSON *value) {
+    if (!value) return "nothing";
+    if (cJSON_IsObject(value)) return "an object";
+    if (cJSON_IsArray(value)) return "a list";
+    if (cJSON_IsNull(value)) return "null";
+    if (cJSON_IsBool(value)) return cJSON_IsTrue(value) ? "true" : "false";
+    if (cJSON_IsNumber(value))
+        snprintf(text, size, "%.17g", value->valuedouble);
+    else
+        snprintf(text, size, "\"%.80s\"", value->valuestring);
+    return text;
+}
+
+/* A whole number from 0 to 2^53, beyond which a double skips some. */
+static bool whole_number(const cJSON *value, size_t *number) {
+    if (!cJSON_IsNumber(value)) return false;
+    double d = value->valuedouble;
+    if (!(d >= 0 && d <= 9007199254740992.0) || d != floor(d)) return false;
+    *number = (size_t)d;
+    return true;
+}
+
+/* Field key of config, from lo to hi. Absent or null gives missing, unless that is negative: then the field is required. */
+static int config_int(int *number, const cJSON *config, const char *path, const char *key, int lo, int hi, int missing,
+                      Error *err) {
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(config, key);
+    size_t n = 0;
+    char found[100];
+    if (missing >= 0 && (!value || cJSON_IsNull(value))) {
+        *number = missing;
+        return 0;
+    }
+    if (!whole_number(value, &n) || n < (size_t)lo || n > (size_t)hi)
+        return fail(err, EXIT_FAILED,
+                    "%s: %s is %s; expected a whole number from %d to %d; take the config.json that came with the model",
+                    path, key, describe(found, sizeof found, value), lo, hi);
+    *number = (int)n;
+    return 0;
+}
+
+static int config_bool(bool *flag, const cJSON *config, const char *path, const char *key, bool missing, Error *err) {
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(config, key);
+    char found[100];
+    if (value && !cJSON_IsNull(value) && !cJSON_IsBool(value))
+        return fail(err, EXIT_FAILED, "%s: %s is %s; expected true or false", path, key,
+                    describe(found, sizeof found, value));
+    *flag = value && cJSON_IsBool(value) ? cJSON_IsTrue(value) : missing;
+    return 0;
+}
+
+/* Field key must be the string expected; it may be absent unless required. */
+static int config_string(const cJSON *config, const char *path, const char *key, const char *expected, bool required,
+                         Error *err) {
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(config, key);
+    char found[100];
+    if (!value && !required) return 0;
+    if (!cJSON_IsString(value) || strcmp(value->valuestring, expected) != 0)
+        return fail(err, EXIT_FAILED, "%s: %s is %s; expected \"%s\": only OPT models are supported", path, key,
+                    describe(found, sizeof found, value), expected);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// config.json
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Reads dir/name as a JSON object; NULL and err otherwise. path receives its path. */
+static cJSON *read_object(char path[MAX_PATH], const char *dir, const char *name, Error *err) {
+    if (snprintf(path, MAX_PATH, "%s/%s", dir, name) >= MAX_PATH) {
+        fail(err, EXIT_FAILED, "%.200s...: the path is too long; expected less than %d bytes", dir, MAX_PATH);
+        return NULL;
+    }
+    size_t len;
+    char *text = file_read(path, MAX_JSON, &len, err);
+    if (!text) return NULL;
+    cJSON *tree = json_parse(text, len, path, err);
+    free(text);
+    if (tree && !cJSON_IsObject(tree)) {
+        fail(err, EXIT_FAILED, "%s: holds no JSON object; expected { ... }", path);
+        cJSON_Delete(tree);
+        return NULL;
+    }
+    return tree;
+}
+
+/* The last component of dir, as far as it is UTF-8 and fits. */
+static void model_name(char name[64], const char *dir) {
+    size_t end = strlen(dir), from, n;
+    while (end > 1 && dir[end - 1] == '/') end--;
+    for (from = end; from > 0 && dir[from - 1] != '/'; from--) continue;
+    for (n = end - from < 63 ? end - from : 63; n > 0 && !utf8_valid(dir + from, n); n--) continue;
+    memcpy(name, dir + from, n);
+    name[n] = 0;
+}
+
+/* The sizes, within bounds that keep every product of them far from overflow. */
+static int config_sizes(OptConfig *c, const cJSON *json, const char *path, Error *err) {
+    if (config_int(&c->l, json, path, "num_hidden_layers", 1, 1024, -1, err) != 0 ||
+        config_int(&c->h1, json, path, "hidden_size", 1, 1 << 16, -1, err) != 0 ||
+        config_int(&c->h2, json, path, "ffn_dim", 1, 1 << 19, -1, err) != 0 ||
+        config_int(&c->nh, json, path, "num_attention_heads", 1, 1 << 16, -1, err) != 0 ||
+        config_int(&c->vocab, json, path, "vocab_size", 1, 1 << 20, -1, err) != 0 ||
+        config_int(&c->max_pos, json, path, "max_position_embeddings", 1, 1 << 20, -1, err) != 0 ||
+        config_int(&c->embed, json, path, "word_embed_proj_dim", 1, 1 << 16, c->h1, err) != 0)
+        return -1;
+    if (c->h1 % c->nh != 0)
+        return fail(err, EXIT_FAILED,
+                    "%s: hidden_size %d is not a multiple of num_attention_heads %d; expected heads of one size", path,
+                    c->h1, c->nh);
+    return config_int(&c->eos, json, path, "eos_token_id", 0, c->vocab - 1, c->vocab > 2 ? 2 : 0, err);
+}
+
+/* Reads the fields of a config.json; *tied is its tie_word_embeddings. */
+static int config_fields(OptConfig *c, bool *tied, const cJSON *json, const char *path, Error *err) {
+    static const char *const must_be_true[] = {"enable_bias", "layer_norm_elementwise_affine"};
+    bool flag, no_final_norm;
+    if (config_string(json, path, "model_type", "opt", true, err) != 0 ||
+        config_string(json, path, "activation_function", "relu", false, err) != 0 || config_sizes(c, json, path, err) != 0)
+        return -1;
+    for (int i = 0; i < 2; i++) {
+        if (config_bool(&flag, json, path, must_be_true[i], true, err) != 0) return -1;
+        if (!flag)
+            return fail(err, EXIT_FAILED,
+                        "%s: %s is false; expected true, as in every published OPT: other models are not supported", path,
+                        must_be_true[i]);
+    }
+    if (config_bool(&c->pre_norm, json, path, "do_layer_norm_before", true, err) != 0 ||
+        config_bool(&no_final_norm, json, path, "_remove_final_layer_norm", false, err) != 0 ||
+        config_bool(tied, json, path, "tie_word_embeddings", true, err) != 0)
+        return -1;
+    c->final_norm = c->pre_norm && !no_final_norm;
+    return 0;
+}
+
+static int read_config(OptConfig *config, bool *tied, const char *dir, Error *err) {
+    char path[MAX_PATH];
+    struct stat st;
+    if (stat(dir, &st) != 0 || !S_ISDIR(st.st_mode))
+        return fail(err, EXIT_FAILED, "%s: is no directory; expected a model's (config.json, *.safetensors) or one of %s",
+                    dir, opt_known_names());
+    cJSON *json = read_object(path, dir, "config.json", err);
+    if (!json) return -1;
+    memset(config, 0, sizeof *config);
+    model_name(config->name, dir);
+    int rc = config_fields(config, tied, json, path, err);
+    cJSON_Delete(json);
+    return rc;
+}
+
+int checkpoint_config(OptConfig *config, const char *dir, Error *err) {
+    bool tied;
+    return read_config(config, &tied, dir, err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// safetensors headers
+// ---------------------------------------------------------------------------------------------------------------
+
+/* One tensor of a header, wanted or not. name and dtype belong to the header's JSON tree. */
+typedef struct {
+    const char *name, *dtype;
+    int file; /* index into Checkpoint.files */
+    int ndim;
+    size_t shape[2];   /* the first two dimensions */
+    size_t begin, end; /* in the file */
+} Entry;
+
+/* What is known while a checkpoint is being opened. */
+typedef struct {
+    Checkpoint *checkpoint;
+    cJSON **headers; /* one a file */
+    Entry *entries;
+    size_t nentries;
+} Opening;
+
+/* pread until all is there: 0, or the errno, or -1 where the file ends. */
+static int pread_all(int fd, void *buffer, size_t size, size_t offset) {
+    for (size_t got = 0; got < size;) {
+        ssize_t n = pread(fd, (char *)buffer + got, size - got, (off_t)(offset + got));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno;
+        if (n == 0) return -1;
+        got += (size_t)n;
+    }
+    return 0;
+}
+
+/* Bytes of an element, 0 for a dtype that we do not know. */
+static size_t dtype_bytes(const char *dtype) {
+    static const struct {
+        const char *name;
+        size_t bytes;
+    } types[] = {{"F16", 2},     {"BF16", 2}, {"F32", 4}, {"F64", 8}, {"I8", 1},  {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1},
+                 {"F8_E5M2", 1}, {"I16", 2},  {"U16", 2}, {"I32", 4}, {"U32", 4}, {"I64", 8}, {"U64", 8}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(dtype, types[i].name) == 0) return types[i].bytes;
+    return 0;
+}
+
+/* Reads a header's shape into *e; the number of elements into *count. */
+static int entry_shape(Entry *e, size_t *count, const cJSON *shape, const char *path, Error *err) {
+    char found[100];
+    if (!cJSON_IsArray(shape))
+        return fail(err, EXIT_FAILED, "%s: tensor %.200s: shape is %s; expected a list of whole numbers", path, e->name,
+                    describe(found, sizeof found, shape));
+    *count = 1;
+    for (const cJSON *dim = shape->child; dim; dim = dim->next, e->ndim++) {
+        size_t size;
+        if (!whole_number(dim, &size) || __builtin_mul_overflow(*count, size, count))
+            return fail(err, EXIT_FAILED, "%s: tensor %.200s: shape has %s; expected whole numbers whose product is a size",
+                        path, e->name, describe(found, sizeof found, dim));
+        if (e->ndim < 2) e->shape[e->ndim] = size;
+    }
+    return 0;
+}
+
+/* Reads one member of a header, whose data begins at byte `data` of the file. */
+static int entry_read(Entry *e, const cJSON *member, const MappedFile *file, size_t data, Error *err) {
+    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(member, "dtype");
+    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(member, "data_offsets");
+    size_t count = 0, bytes, size;
+    char found[100];
+    e->name = member->string;
+    if (!cJSON_IsObject(member) || !cJSON_IsString(dtype))
+        return fail(err, EXIT_FAILED, "%s: tensor %.200s: dtype is %s; expected a string such as \"F16\"", file->path,
+                    e->name, describe(found, sizeof found, dtype));
+    e->dtype = dtype->valuestring;
+    if (entry_shape(e, &count, cJSON_GetObjectItemCaseSensitive(member, "shape"), file->path, err) != 0) return -1;
+    if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets) || !whole_number(offsets->child, &e->begin) ||
+        !whole_number(offsets->child->next, &e->end) || e->begin > e->end)
+        return fail(err, EXIT_FAILED,
+                    "%s: tensor %.200s: data_offsets are not [begin, end], two whole numbers in this order", file->path,
+                    e->name);
+    if (e->end > file->size - data)
+        return fail(err, EXIT_FAILED, "%s: tensor %.200s: ends at byte %zu, but the file at %zu; is the download complete?",
+                    file->path, e->name, data + e->end, file->size);
+    size = dtype_bytes(e->dtype);
+    if (size > 0 && (__builtin_mul_overflow(count, size, &bytes) || bytes != e->end - e->begin))
+        return fail(err, EXIT_FAILED,
+                    "%s: tensor %.200s: data_offsets span %zu bytes; expected %zu elements of %s (%zu bytes each)",
+                    file->path, e->name, e->end - e->begin, count, e->dtype, size);
+    e->begin += data;
+    e->end += data;
+    return 0;
+}
+
+static int compare_places(const void *a, const void *b) {
+    const Entry *x = (const Entry *)a, *y = (const Entry *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return (x->end > y->end) - (x->end < y->end); /* empty ones first: they overlap nothing */
+}
+
+/* Reads the length and the JSON of a file's header; *data becomes where the tensors begin. */
+static cJSON *header_read(const MappedFile *file, size_t *data, Error *err) {
+    uint8_t prefix[8];
+    uint64_t len = 0;
+    char what[MAX_PATH + 40];
+    if (file->size < 8 || pread_all(file->fd, prefix, 8, 0) != 0) {
+        fail(err, EXIT_FAILED, "%s: has %zu bytes; expected a safetensors file, which has at least 10", file->path,
+             file->size);
+        return NULL;
+    }
+    for (int i = 7; i >= 0; i--) len = len << 8 | prefix[i];
+    if (len > MAX_JSON || len > file->size - 8) {
+        fail(err, EXIT_FAILED,
+             "%s: the header claims %llu bytes; expected at most %d and at most the %zu that follow: "
+             "not a safetensors file, or an incomplete download",
+             file->path, (unsigned long long)len, MAX_JSON, file->size - 8);
+        return NULL;
+    }
+    cJSON *header = NULL;
+    char *text = (char *)xcalloc(len + 1, 1);
+    snprintf(what, sizeof what, "%s: header", file->path);
+    if (pread_all(file->fd, text, len, 8) != 0)
+        fail(err, EXIT_FAILED, "%s: the header cannot be read; check the file", file->path);
+    else
+        header = json_parse(text, len, what, err);
+    free(text);
+    if (header && !cJSON_IsObject(header)) {
+        fail(err, EXIT_FAILED, "%s: holds no JSON object; expected one member a tensor", what);
+        cJSON_Delete(header);
+        header = NULL;
+    }
+    *data = 8 + len;
+    return header;
+}
+
+/* Adds all tensors of file f to the entries and checks that they do not overlap. */
+static int file_entries(Opening *o, int f, Error *err) {
+    const MappedFile *file = &o->checkpoint->files[f];
+    size_t data;
+    cJSON *header = o->headers[f] = header_read(file, &data, err);
+    if (!header) return -1;
+    size_t first = o->nentries;
+    o->entries = (Entry *)xrealloc(o->entries, first + cJSON_GetArraySize(header), sizeof *o->entries);
+    for (const cJSON *member = header->child; member; member = member->next) {
+        if (strcmp(member->string, "__metadata__") == 0) continue;
+        Entry *e = &o->entries[o->nentries++];
+        *e = (Entry){.file = f};
+        if (entry_read(e, member, file, data, err) != 0) return -1;
+    }
+    qsort(o->entries + first, o->nentries - first, sizeof *o->entries, compare_places);
+    for (size_t i = first + 1; i < o->nentries; i++) {
+        const Entry *a = &o->entries[i - 1], *b = &o->entries[i];
+        if (a->end > b->begin)
+            return fail(err, EXIT_FAILED,
+                        "%s: tensors %.200s and %.200s overlap at byte %zu; expected each to have its own bytes",
+                        file->path, a->name, b->name, b->begin);
+    }
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Files and shards
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Opens and maps dir/name. */
+static int file_map(MappedFile *file, const char *dir, const char *name, Error *err) {
+    char path[MAX_PATH];
+    struct stat st;
+    if (snprintf(path, MAX_PATH, "%s/%s", dir, name) >= MAX_PATH)
+        return fail(err, EXIT_FAILED, "%.200s...: the path is too long; expected less than %d bytes", dir, MAX_PATH);
+    file->path = xstrdup(path);
+    file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file->fd < 0)
+        return fail(err, EXIT_FAILED, "%s: cannot open: %s; expected a safetensors file of the model", path,
+                    strerror(errno));
+    if (fstat(file->fd, &st) != 0 || !S_ISREG(st.st_mode))
+        return fail(err, EXIT_FAILED, "%s: is not a regular file; expected a safetensors file", path);
+    file->size = (size_t)st.st_size;
+    if (file->size == 0)
+        return fail(err, EXIT_FAILED, "%s: is empty; expected a safetensors file: is the download complete?", path);
+    void *map = mmap(NULL, file->size, PROT_READ, MAP_SHARED, file->fd, 0);
+    if (map == MAP_FAILED) return fail(err, EXIT_FAILED, "%s: cannot map %zu bytes: %s", path, file->size, strerror(errno));
+    file->map = (const uint8_t *)map;
+    return 0;
+}
+
+/* Opens one more file of the checkpoint and reads its header. */
+static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
+    Checkpoint *c = o->checkpoint;
+    c->files = (MappedFile *)xrealloc(c->files, c->nfiles + 1, sizeof *c->files);
+    o->headers = (cJSON **)xrealloc(o->headers, c->nfiles + 1, sizeof *o->headers);
+    c->files[c->nfiles] = (MappedFile){.fd = -1};
+    o->headers[c->nfiles++] = NULL;
+    return file_map(&c->files[c->nfiles - 1], dir, name, err) == 0 ? file_entries(o, c->nfiles - 1, err) : -1;
+}
+
+static int compare_strings(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* The distinct file names of an index's weight_map into names[]; returns their number, or -1. */
+static int shard_names(const char **names, const cJSON *map, const char *path, Error *err) {
+    int n = 0, distinct = 0;
+    char found[100];
+    for (const cJSON *entry = map->child; entry; entry = entry->next) {
+        const char *name = entry->valuestring;
+        if (!cJSON_IsString(entry) || !name[0] || strchr(name, '/') || strchr(name, '\\') || strcmp(name, ".") == 0 ||
+            strcmp(name, "..") == 0)
+            return fail(err, EXIT_FAILED,
+                        "%s: weight_map: %.200s is in %s; expected the name of a file in the same directory", path,
+                        entry->string, describe(found, sizeof found, entry));
+        names[n++] = name;
+    }
+    qsort(names, n, sizeof *names, compare_strings);
+    for (int i = 0; i < n; i++)
+        if (i == 0 || strcmp(names[i], names[distinct - 1]) != 0) names[distinct++] = names[i];
+    if (distinct == 0 || distinct > MAX_SHARDS)
+        return fail(err, EXIT_FAILED, "%s: weight_map names %d files; expected 1 to %d", path, distinct, MAX_SHARDS);
+    return distinct;
+}
+
+static int add_shards(Opening *o, const char *dir, Error *err) {
+    char path[MAX_PATH];
+    cJSON *index = read_object(path, dir, "model.safetensors.index.json", err);
+    if (!index) return -1;
+    int rc = -1;
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map");
+    if (!cJSON_IsObject(map))
+        fail(err, EXIT_FAILED, "%s: has no weight_map; expected an object of tensor names and file names", path);
+    else {
+        const char **names = (const char **)xcalloc(cJSON_GetArraySize(map), sizeof *names);
+        int n = shard_names(names, map, path, err);
+        rc = n < 0 ? -1 : 0;
+        for (int i = 0; i < n && rc == 0; i++) rc = add_file(o, dir, names[i], err);
+        free(names);
+    }
+    cJSON_Delete(index);
+    return rc;
+}
+
+/* Whether dir/name exists, as anything. */
+static bool exists(const char *dir, const char *name) {
+    char path[MAX_PATH];
+    struct stat st;
+    return snprintf(path, MAX_PATH, "%s/%s", dir, name) < MAX_PATH && lstat(path, &st) == 0;
+}
+
+static int add_files(Opening *o, const char *dir, Error *err) {
+    if (exists(dir, "model.safetensors")) return add_file(o, dir, "model.safetensors", err);
+    if (exists(dir, "model.safetensors.index.json")) return add_shards(o, dir, err);
+    if (exists(dir, "pytorch_model.bin") || exists(dir, "pytorch_model.bin.index.json"))
+        return fail(err, EXIT_FAILED,
+                    "%s: has only pytorch_model.bin; expected model.safetensors: run scripts/convert_bin.py %s", dir, dir);
+    return fail(err, EXIT_FAILED,
+                "%s: has neither model.safetensors nor model.safetensors.index.json; download the model's weights", dir);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The tensors that the configuration asks for
+// ---------------------------------------------------------------------------------------------------------------
+
+static const char *const role_names[NROLES] = {[LN1_W] = "self_attn_layer_norm.weight",
+                                               [LN1_B] = "self_attn_layer_norm.bias",
+                                               [Q_W] = "self_attn.q_proj.weight",
+                                               [Q_B] = "self_attn.q_proj.bias",
+                                               [K_W] = "self_attn.k_proj.weight",
+                                               [K_B] = "self_attn.k_proj.bias",
+                                               [V_W] = "self_attn.v_proj.weight",
+                                               [V_B] = "self_attn.v_proj.bias",
+                                               [O_W] = "self_attn.out_proj.weight",
+                                               [O_B] = "self_attn.out_proj.bias",
+                                               [LN2_W] = "final_layer_norm.weight",
+                                               [LN2_B] = "final_layer_norm.bias",
+                                               [FC1_W] = "fc1.weight",
+                                               [FC1_B] = "fc1.bias",
+                                               [FC2_W] = "fc2.weight",
+                                               [FC2_B] = "fc2.bias"};
+
+static const char *const global_names[NGLOBALS] = {[TOK_EMBED] = "model.decoder.embed_tokens.weight",
+                                                   [POS_EMBED] = "model.decoder.embed_positions.weight",
+                                                   [PROJECT_IN] = "model.decoder.project_in.weight",
+                                                   [PROJECT_OUT] = "model.decoder.project_out.weight",
+                                                   [FINAL_LN_W] = "model.decoder.final_layer_norm.weight",
+                                                   [FINAL_LN_B] = "model.decoder.final_layer_norm.bias",
+                                                   [LM_HEAD] = "lm_head.weight"};
+
+static bool is_matrix(Role role) {
+    return role % 2 == 0 && role != LN1_W && role != LN2_W;
+}
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(((const Entry *)a)->name, ((const Entry *)b)->name);
+}
+
+/* The entry of that name, with or without "model." in front; NULL if there is none. */
+static const Entry *find_entry(const Opening *o, const char *name) {
+    Entry key = {.name = name};
+    const Entry *e = o->nentries ? (const Entry *)bsearch(&key, o->entries, o->nentries, sizeof key, compare_names) : NULL;
+    return e || strncmp(name, "model.", 6) != 0 ? e : find_entry(o, name + 6);
+}
+
+/* Two shards must not both claim a name: which one is meant? */
+static int sort_by_name(Opening *o, Error *err) {
+    if (o->nentries) qsort(o->entries, o->nentries, sizeof *o->entries, compare_names);
+    for (size_t i = 1; i < o->nentries; i++)
+        if (compare_names(&o->entries[i - 1], &o->entries[i]) == 0)
+            return fail(err, EXIT_FAILED, "%s: tensor %.200s is also in %s; expected it in one shard",
+                        o->checkpoint->files[o->entries[i].file].path, o->entries[i].name,
+                        o->checkpoint->files[o->entries[i - 1].file].path);
+    return 0;
+}
+
+/* *tensor becomes the view of tensor `name`, which must be there as (rows, cols), or (cols) when it is a vector. */
+static int take_tensor(Tensor *tensor, const Opening *o, const char *name, int rows, int cols, bool vector, Error *err) {
+    const Entry *e = find_entry(o, name);
+    const MappedFile *files = o->checkpoint->files;
+    if (!e)
+        return fail(err, EXIT_FAILED, "%s: tensor %s is missing%s; config.json asks for it: is the download complete?",
+                    files[0].path, name, o->checkpoint->nfiles > 1 ? ", as in the other shards" : "");
+    Type type = strcmp(e->dtype, "F16") == 0 ? F16 : strcmp(e->dtype, "BF16") == 0 ? BF16 : F32;
+    if (type == F32 && strcmp(e->dtype, "F32") != 0)
+        return fail(err, EXIT_FAILED,
+                    "%s: tensor %s: dtype is %.40s; expected F16, BF16 or F32: save the model in one of these",
+                    files[e->file].path, name, e->dtype);
+    bool same = vector ? e->ndim == 1 && e->shape[0] == (size_t)cols
+                       : e->ndim == 2 && e->shape[0] == (size_t)rows && e->shape[1] == (size_t)cols;
+    if (!same) {
+        char found[60] = "", leading[20] = "";
+        for (int d = 0; d < e->ndim && d < 2; d++) snprintf(found + strlen(found), 30, "%s%zu", d ? ", " : "", e->shape[d]);
+        if (!vector) snprintf(leading, sizeof leading, "%d, ", rows);
+        return fail(err, EXIT_FAILED, "%s: tensor %s: shape is [%s%s]; config.json asks for [%s%d]", files[e->file].path,
+                    name, found, e->ndim > 2 ? ", ..." : "", leading, cols);
+    }
+    *tensor = (Tensor){
+        .tier = TIER_DISK, .type = type, .file = 1 + e->file, .offset = e->begin, .rows = rows, .cols = cols, .ld = cols};
+    return 0;
+}
+
+/* Whether two tensors of one shape hold the same bytes: 1, 0, or -1 and err. */
+static int same_bytes(const Checkpoint *c, const Tensor *a, const Tensor *b, Error *err) {
+    enum { CHUNK = 1 << 20 };
+    size_t size = (size_t)a->rows * a->cols * type_bytes(a->type);
+    if (a->type != b->type) return 0;
+    char *buffer = (char *)xcalloc(2, CHUNK);
+    int same = 1;
+    for (size_t at = 0; at < size && same == 1; at += CHUNK) {
+        size_t n = size - at < CHUNK ? size - at : CHUNK;
+        if (pread_all(c->files[a->file - 1].fd, buffer, n, a->offset + at) != 0 ||
+            pread_all(c->files[b->file - 1].fd, buffer + CHUNK, n, b->offset + at) != 0)
+            same = fail(err, EXIT_FAILED, "%s: cannot read; expected lm_head.weight there", c->files[b->file - 1].path);
+        else
+            same = memcmp(buffer, buffer + CHUNK, n) == 0;
+    }
+    free(buffer);
+    return same;
+}
+
+/* The head is separate when the file says so: by tie_word_embeddings false, or by an lm_head that differs from the token
+ * table. A copy of the table, which old checkpoints carry, would only cost memory. */
+static int take_head(const Opening *o, bool tied, Error *err) {
+    Checkpoint *c = o->checkpoint;
+    Tensor *head = &c->global[LM_HEAD];
+    if (tied && !find_entry(o, global_names[LM_HEAD])) return 0;
+    if (take_tensor(head, o, global_names[LM_HEAD], c->config.vocab, c->config.embed, false, err) != 0) return -1;
+    int same = tied ? same_bytes(c, &c->global[TOK_EMBED], head, err) : 0;
+    if (same == 1) *head = (Tensor){.tier = NTIERS};
+    return same < 0 ? -1 : 0;
+}
+
+static int take_tensors(const Opening *o, bool tied, Error *err) {
+    Checkpoint *c = o->checkpoint;
+    char name[100];
+    int rows, cols;
+    for (int g = 0; g < LM_HEAD; g++) {
+        opt_global_shape(&c->config, (Global)g, &rows, &cols);
+        if (rows > 0 && take_tensor(&c->global[g], o, global_names[g], rows, cols, g >= FINAL_LN_W, err) != 0) return -1;
+    }
+    for (int j = 0; j < c->config.l; j++)
+        for (int r = 0; r < NROLES; r++) {
+            opt_role_shape(&c->config, (Role)r, &rows, &cols);
+            snprintf(name, sizeof name, "model.decoder.layers.%d.%s", j, role_names[r]);
+            if (take_tensor(&c->layer[j][r], o, name, rows, cols, !is_matrix((Role)r), err) != 0) return -1;
+        }
+    return take_head(o, tied, err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Opening and closing
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A checkpoint without files, whose tensors are all absent yet. */
+static Checkpoint *checkpoint_new(const OptConfig *config) {
+    Checkpoint *c = (Checkpoint *)xcalloc(1, sizeof *c);
+    c->config = *config;
+    c->layer = (Tensor(*)[NROLES])xcalloc(config->l, sizeof *c->layer);
+    for (int g = 0; g < NGLOBALS; g++) c->global[g].tier = NTIERS;
+    return c;
+}
+
+Checkpoint *checkpoint_open(const char *dir, Error *err) {
+    OptConfig config;
+    bool tied;
+    if (read_config(&config, &tied, dir, err) != 0) return NULL;
+    Opening o = {.checkpoint = checkpoint_new(&config)};
+    int rc = add_files(&o, dir, err);
+    if (rc == 0) rc = sort_by_name(&o, err);
+    if (rc == 0) rc = take_tensors(&o, tied, err);
+    for (int f = 0; f < o.checkpoint->nfiles; f++) cJSON_Delete(o.headers[f]);
+    free(o.headers);
+    free(o.entries);
+    if (rc == 0) return o.checkpoint;
+    checkpoint_close(o.checkpoint);
+    return NULL;
+}
+
+void checkpoint_close(Checkpoint *checkpoint) {
+    if (!checkpoint) return;
+    for (int f = 0; f < checkpoint->nfiles; f++) {
+        MappedFile *file = &checkpoint->files[f];
+        if (file->map) munmap((void *)file->map, file->size);
+        if (file->fd >= 0) close(file->fd);
+        free(file->path);
+    }
+    free(checkpoint->files);
+    free(checkpoint->layer);
+    free(checkpoint);
+}
+
+/* The next tensor of a dummy; *end is where its elements begin in one imagined file of all of them. */
+static Tensor dummy_tensor(size_t *end, int rows, int cols) {
+    Tensor tensor = {
+        .tier = rows ? TIER_DISK : NTIERS, .type = F16, .offset = *end, .rows = rows, .cols = cols, .ld = cols};
+    *end += (size_t)rows * cols * sizeof(f16);
+    return tensor;
+}
+
+Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
+    Checkpoint *c = checkpoint_new(config);
+    size_t end = 0;
+    int rows, cols;
+    c->dummy = true;
+    c->seed = seed;
+    for (int g = 0; g < LM_HEAD; g++) {
+        opt_global_shape(config, (Global)g, &rows, &cols);
+        c->global[g] = dummy_tensor(&end, rows, cols);
+    }
+    for (int j = 0; j < config->l; j++)
+        for (int r = 0; r < NROLES; r++) {
+            opt_role_shape(config, (Role)r, &rows, &cols);
+            c->layer[j][r] = dummy_tensor(&end, rows, cols);
+        }
+    return c;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Filling
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Which tensor of the checkpoint a view belongs to. */
+typedef struct {
+    const Tensor *whole; /* NULL: none */
+    int layer;           /* -1: outside the layers */
+    int part;            /* Role, or Global */
+} Owner;
+
+static bool owns(const Tensor *whole, const Tensor *view) {
+    size_t bytes = (size_t)whole->rows * whole->cols * type_bytes(whole->type);
+    return whole->file == view->file && view->offset >= whole->offset && view->offset - whole->offset < bytes;
+}
+
+static Owner find_owner(const Checkpoint *c, const Tensor *view) {
+    for (int g = 0; g < NGLOBALS; g++)
+        if (owns(&c->global[g], view)) return (Owner){&c->global[g], -1, g};
+    for (int j = 0; j < c->config.l; j++)
+        for (int r = 0; r < NROLES; r++)
+            if (owns(&c->layer[j][r], view)) return (Owner){&c->layer[j][r], j, r};
+    return (Owner){NULL, -1, 0};
+}
+
+/* The view's tensor by name, for messages. */
+static const char *view_name(char name[100], const Checkpoint *c, const Tensor *view) {
+    Owner owner = find_owner(c, view);
+    if (!owner.whole) return "(unknown)";
+    if (owner.layer < 0) return global_names[owner.part];
+    snprintf(name, 100, "model.decoder.layers.%d.%s", owner.layer, role_names[owner.part]);
+    return name;
+}
+
+/* A mixer of 64 bits (the finalizer of splitmix64): neighbours in, strangers out. */
+static uint64_t mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+/* Center and standard deviation of a dummy's elements. 1/sqrt(k) keeps every product near the size of its input, so that
+ * activations stay finite through 96 layers, and logits differ enough for greedy decoding to be a real choice. */
+static void dummy_spread(float *center, float *std, const Owner *owner) {
+    bool norm_w = owner->layer < 0 ? owner->part == FINAL_LN_W : owner->part == LN1_W || owner->part == LN2_W;
+    bool matrix = owner->layer < 0 ? owner->part < FINAL_LN_W : is_matrix((Role)owner->part);
+    *center = norm_w ? 1 : 0;
+    *std = matrix ? 1 / sqrtf((float)owner->whole->cols) : 0.03f;
+}
+
+/* A dummy's element, counted through all of its tensors: four share one mixed counter. */
+static uint64_t dummy_bits(uint64_t key, size_t element) {
+    return mix(key + element / 4 * 0x9E3779B97F4A7C15ull) >> element % 4 * 16;
+}
+
+/* Elements of a dummy: each is the sum of two bytes, which is a little like a bell, looked up as F16. That is over 1 GB/s
+ * on a core, where a real generator and a conversion would hold up every benchmark. */
+static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size_t first, size_t count) {
+    Owner owner = find_owner(c, tensor);
+    float center, std;
+    f16 value[511];
+    CHECK(owner.whole);
+    dummy_spread(&center, &std, &owner);
+    for (int i = 0; i < 511; i++) value[i] = f32_to_f16(center + (i - 255) * std / 104.5f); /* 104.5: deviation of i */
+    uint64_t key = mix(c->seed + 0x9E3779B97F4A7C15ull);
+    size_t e = tensor->offset / sizeof(f16) + first, end = e + count;
+    while (e < end) {
+        uint64_t bits = dummy_bits(key, e);
+        if (e % 4 == 0 && end - e >= 4) {
+            for (int i = 0; i < 4; i++) *dst++ = value[(bits >> 16 * i & 255) + (bits >> (16 * i + 8) & 255)];
+            e += 4;
+        } else {
+            *dst++ = value[(bits & 255) + (bits >> 8 & 255)];
+            e++;
+        }
+    }
+}
+
+/* Element i of raw, BF16 or F32 values at any alignment. */
+static float raw_float(const uint8_t *raw, Type type, size_t i) {
+    uint16_t high;
+    uint32_t bits;
+    float value;
+    if (type == F32)
+        memcpy(&bits, raw + 4 * i, 4);
+    else {
+        memcpy(&high, raw + 2 * i, 2);
+        bits = (uint32_t)high << 16;
+    }
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* Converts n values to F16; returns the index of the first that is not finite there, or n. */
+static size_t convert(f16 *dst, const uint8_t *raw, Type type, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        dst[i] = f32_to_f16(raw_float(raw, type, i));
+        if ((dst[i] & 0x7C00) == 0x7C00) return i;
+    }
+    return n;
+}
+
+static int read_failed(const Checkpoint *c, const Tensor *tensor, int rc, Error *err) {
+    char name[100];
+    return fail(err, EXIT_FAILED, "%s: tensor %s: read error: %s", c->files[tensor->file - 1].path,
+                view_name(name, c, tensor),
+                rc > 0 ? strerror(rc) : "the file became shorter since it was opened; do not change a model in use");
+}
+
+int checkpoint_fill(const Checkpoint *checkpoint, f16 *dst, const Tensor *tensor, size_t first, size_t count, Error *err) {
+    enum { CHUNK = 16384 };
+    uint8_t raw[CHUNK];
+    size_t size = type_bytes(tensor->type), offset = tensor->offset + first * size,
+           total = (size_t)tensor->rows * tensor->cols;
+    CHECK(tensor->tier == TIER_DISK && tensor->ld == (size_t)tensor->cols && first <= total && count <= total - first);
+    if (checkpoint->dummy) return dummy_fill(checkpoint, dst, tensor, first, count), 0;
+    CHECK(tensor->file >= 1 && tensor->file <= checkpoint->nfiles);
+    int rc, fd = checkpoint->files[tensor->file - 1].fd;
+    if (tensor->type == F16) {
+        rc = pread_all(fd, dst, count * size, offset);
+        return rc == 0 ? 0 : read_failed(checkpoint, tensor, rc, err);
+    }
+    for (size_t done = 0, n; done < count; done += n) {
+        n = count - done < CHUNK / size ? count - done : CHUNK / size;
+        if ((rc = pread_all(fd, raw, n * size, offset + done * size)) != 0) return read_failed(checkpoint, tensor, rc, err);
+        size_t bad = convert(dst + done, raw, tensor->type, n);
+        char name[100];
+        if (bad < n)
+            return fail(
+                err, EXIT_FAILED,
+                "%s: tensor %s: element %zu is %g; expected values from -65504 to 65504, since weights are F16 here",
+                checkpoint->files[tensor->file - 1].path, view_name(name, checkpoint, tensor), first + done + bad,
+                raw_float(raw, tensor->type, bad));
+    }
+    return 0;
+}

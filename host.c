@@ -1,0 +1,684 @@
+/* host.c: the device that is this CPU. The arithmetic of one OPT layer and of the next token, as plain C on plain
+ * pointers; each function is the specification of the CUDA launcher of the same name.
+ *
+ * Paper: section 3 (x.w_Q ... relu(t_out.w_1).w_2), section 4.2 (computation delegation: attention where the KV lives).
+ *
+ * Contract. Batch invariance: an output element is computed by one fixed sequence of float operations, whatever the
+ * other rows are, wherever its tile lies, however many threads run, whatever the page size. So every sum has one order:
+ *   linear     within a block of KC, lane l of a vector adds the products l, l + VL, l + 2 VL ...; the lanes are
+ *              added as a tree; the blocks are added in order. Tiles of any size and edge run this same sequence.
+ *   attention  tokens go in blocks of BLOCK by their index in the sequence, with a running maximum (an online softmax);
+ *              prefill and decode share every step, so decode of token t equals row t of prefill, bit for bit.
+ * Nothing is static but the number of threads and a scratch buffer per thread, so any lanes may call at once.
+ * Read next: flexgen.c, or flexgen.cu for the same functions on a GPU. */
+#include <math.h>
+#include <pthread.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+#include "flexgen.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define PRAGMA(text) _Pragma(#text)
+#ifdef __clang__
+#define UNROLL PRAGMA(unroll)
+#else
+#define UNROLL PRAGMA(GCC unroll 8)
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------
+// A vector of VL floats. Operators work on it as they are; what C cannot say is in these few functions.
+// MR is how many rows a tile has, chosen so that MR * NR sums and what feeds them fit the vector registers.
+// ---------------------------------------------------------------------------------------------------------------
+
+#if defined __AVX512F__ && defined __F16C__
+enum { VL = 16, MR = 6, NR = 4 };
+#define ISA "AVX-512"
+#elif defined __AVX2__ && defined __FMA__ && defined __F16C__
+enum { VL = 8, MR = 3, NR = 4 };
+#define ISA "AVX2"
+#else
+enum { VL = 4, MR = 3, NR = 4 };
+#define ISA "portable"
+#endif
+
+typedef float V __attribute__((vector_size(VL * 4)));
+typedef int32_t VI __attribute__((vector_size(VL * 4)));
+typedef float V4 __attribute__((vector_size(16)));
+
+INLINE V v_set(float x) { return x - (V){0}; }
+INLINE V v_select(VI mask, V yes, V no) { return (V)(((VI)yes & mask) | ((VI)no & ~mask)); }
+INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
+
+INLINE V v_load(const float *p) {
+    V v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void v_store(float *p, V v) { memcpy(p, &v, sizeof v); }
+
+/* The first n of VL floats, zeros after them. */
+INLINE V v_load_part(const float *p, int n) {
+    if (n >= VL) return v_load(p);
+    V v = {0};
+    memcpy(&v, p, (size_t)n * sizeof *p);
+    return v;
+}
+INLINE void v_store_part(float *p, V v, int n) { memcpy(p, &v, n >= VL ? sizeof v : (size_t)n * sizeof *p); }
+
+#if defined __AVX512F__ && defined __F16C__
+INLINE V v_fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+INLINE V v_load_f16(const f16 *p) { return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
+INLINE V4 v_fold(V v) {
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)v),
+                                _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1)));
+    return (V4)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+#elif defined __AVX2__ && defined __FMA__ && defined __F16C__
+INLINE V v_fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+INLINE V v_load_f16(const f16 *p) { return (V)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p)); }
+INLINE V4 v_fold(V v) { return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1)); }
+#else
+INLINE V v_fma(V a, V b, V c) { return a * b + c; }
+/* The bits of a half, moved to a float's place, mean 2^-112 of its value, subnormals too; only inf and NaN need help. */
+INLINE V v_load_f16(const f16 *p) {
+    typedef f16 VH __attribute__((vector_size(VL * 2)));
+    VH half;
+    memcpy(&half, p, sizeof half);
+    VI bits = __builtin_convertvector(half, VI);
+    V v = (V)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (V)((VI)v | ((bits & 0x8000) << 16) | ((VI)(v >= 65536.0f) & 0x7f800000));
+}
+INLINE V4 v_fold(V v) { return v; }
+#endif
+
+INLINE V v_load_f16_part(const f16 *p, int n) {
+    if (n >= VL) return v_load_f16(p);
+    f16 padded[VL] = {0};
+    memcpy(padded, p, (size_t)n * sizeof *p);
+    return v_load_f16(padded);
+}
+
+/* The sums of the lanes of a, b, c and d. */
+INLINE V4 v_sum4(V a, V b, V c, V d) {
+    V4 e = v_fold(a), f = v_fold(b), g = v_fold(c), h = v_fold(d);
+    V4 ef = __builtin_shufflevector(e, f, 0, 4, 1, 5) + __builtin_shufflevector(e, f, 2, 6, 3, 7); /* e f e f */
+    V4 gh = __builtin_shufflevector(g, h, 0, 4, 1, 5) + __builtin_shufflevector(g, h, 2, 6, 3, 7);
+    return __builtin_shufflevector(ef, gh, 0, 1, 4, 5) + __builtin_shufflevector(ef, gh, 2, 3, 6, 7);
+}
+INLINE float v_sum(V v) {
+    V4 e = v_fold(v);
+    return (e[0] + e[2]) + (e[1] + e[3]);
+}
+
+/* e^x within 2 ulp for x <= 88, 0 below -87, NaN of NaN. x = n ln2 + r, e^r as its series, 2^n into the exponent bits. */
+INLINE V v_exp(V x) {
+    const float round = 0x1.8p23f; /* x + round leaves the nearest integer in the low bits */
+    VI tiny = x < -87.0f;
+    x = v_select(tiny, v_set(0), v_select(x > 88.0f, v_set(88.0f), x));
+    V shifted = v_fma(x, v_set(0x1.715476p0f), v_set(round)), n = shifted - round;
+    V r = v_fma(n, v_set(-0x1.7f7d1cp-20f), v_fma(n, v_set(-0x1.62e4p-1f), x));
+    V e = v_set(1 / 5040.0f);
+    const float series[] = {1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1.0f, 1.0f};
+    UNROLL
+    for (int i = 0; i < 7; i++) e = v_fma(e, r, v_set(series[i]));
+    return v_select(tiny, v_set(0), (V)((VI)e + ((VI)shifted << 23)));
+}
+INLINE float exp1(float x) { return v_exp(v_set(x))[0]; }
+
+// ---------------------------------------------------------------------------------------------------------------
+// f16, threads, scratch
+// ---------------------------------------------------------------------------------------------------------------
+
+#ifdef __F16C__
+float f16_to_f32(f16 x) { return _cvtsh_ss(x); }
+f16 f32_to_f16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
+#else
+float f16_to_f32(f16 x) {
+    uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    f *= 0x1p112f;
+    memcpy(&bits, &f, sizeof f);
+    if (f >= 65536.0f) bits |= 0x7f800000;
+    if ((x & 0x7fff) > 0x7c00) bits |= 0x400000; /* NaNs come out quiet */
+    bits |= (uint32_t)(x & 0x8000) << 16;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+f16 f32_to_f16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    f16 sign = (f16)(bits >> 16 & 0x8000);
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return sign | 0x7e00 | (bits >> 13 & 0x3ff);
+    if (bits >= 0x477ff000) return sign | 0x7c00; /* from 65520 up the nearest half is inf */
+    if (bits < 0x38800000) {                      /* subnormal: a float addition rounds at 2^-24 for us */
+        float f;
+        memcpy(&f, &bits, sizeof f);
+        f += 0.5f;
+        memcpy(&bits, &f, sizeof f);
+        return sign | (f16)(bits - 0x3f000000);
+    }
+    bits += 0xfff + (bits >> 13 & 1);
+    return sign | (f16)((bits - 0x38000000) >> 13);
+}
+#endif
+
+const char *host_isa(void) { return ISA; }
+
+#ifdef _OPENMP
+static int threads_asked;
+static int host_threads(void) { return threads_asked ? threads_asked : omp_get_num_procs(); }
+int host_set_threads(int threads) {
+    threads_asked = threads < 0 ? 0 : threads > 1024 ? 1024 : threads;
+    return host_threads();
+}
+/* The loop below, its iterations dealt to the threads, if there is enough work. Which thread runs which never matters. */
+#define PARALLEL_FOR(when, how) PRAGMA(omp parallel for num_threads(host_threads()) schedule(how) if (when))
+#else
+static int host_threads(void) { return 1; }
+int host_set_threads(int threads) {
+    (void)threads;
+    return 1;
+}
+#define PARALLEL_FOR(when, how)
+#endif
+
+enum { ENOUGH = 1 << 17 }; /* multiplications (or as much other work) that pay for waking the threads */
+
+static pthread_key_t scratch_key;
+static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
+static void scratch_init(void) { CHECK(pthread_key_create(&scratch_key, free) == 0); }
+
+/* This thread's working memory, at least that many floats with anything in them. It grows to the largest need, so a
+ * steady loop allocates nothing; it is freed when the thread ends. Valid until the thread asks again. */
+static float *scratch(size_t floats) {
+    static _Thread_local size_t have;
+    pthread_once(&scratch_once, scratch_init);
+    float *buffer = pthread_getspecific(scratch_key);
+    if (have < floats) {
+        buffer = xrealloc(buffer, floats, sizeof *buffer);
+        CHECK(pthread_setspecific(scratch_key, buffer) == 0);
+        have = floats;
+    }
+    return buffer;
+}
+
+static int min_int(int a, int b) { return a < b ? a : b; }
+static int max_int(int a, int b) { return a > b ? a : b; }
+static int round_up(int a, int b) { return (a + b - 1) / b * b; }
+
+// ---------------------------------------------------------------------------------------------------------------
+// The two tiles that everything below is made of. They are inlined for each constant mr and unrolled, so that the
+// sums stay in registers.
+// ---------------------------------------------------------------------------------------------------------------
+
+/* sum[i][j] += x[i] . w[j] for mr rows of x and NR rows of w, over k. */
+INLINE void dot_tile(float *sum, size_t sum_ld, const float *x, size_t x_ld, const f16 *const w[NR], int k, const int mr) {
+    V acc[6][NR] = {{{0}}}, a[6];
+    for (int p = 0; p < k; p += VL) {
+        int n = k - p;
+        if (n >= VL) {
+            UNROLL
+            for (int i = 0; i < mr; i++) a[i] = v_load(x + i * x_ld + p);
+        } else {
+            UNROLL
+            for (int i = 0; i < mr; i++) a[i] = v_load_part(x + i * x_ld + p, n);
+        }
+        UNROLL
+        for (int j = 0; j < NR; j++) {
+            V b = n >= VL ? v_load_f16(w[j] + p) : v_load_f16_part(w[j] + p, n);
+            UNROLL
+            for (int i = 0; i < mr; i++) acc[i][j] = v_fma(a[i], b, acc[i][j]);
+        }
+    }
+    UNROLL
+    for (int i = 0; i < mr; i++) {
+        V4 s = v_sum4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]), old;
+        memcpy(&old, sum + i * sum_ld, sizeof old);
+        s += old;
+        memcpy(sum + i * sum_ld, &s, sizeof s);
+    }
+}
+
+static void dot_rows(float *sum, size_t sum_ld, const float *x, size_t x_ld, const f16 *const w[NR], int k, int mr) {
+    switch (mr) {
+    case 1: dot_tile(sum, sum_ld, x, x_ld, w, k, 1); break;
+    case 2: dot_tile(sum, sum_ld, x, x_ld, w, k, 2); break;
+    case 3: dot_tile(sum, sum_ld, x, x_ld, w, k, 3); break;
+    case 4: dot_tile(sum, sum_ld, x, x_ld, w, k, 4); break;
+    case 5: dot_tile(sum, sum_ld, x, x_ld, w, k, 5); break;
+    case 6: dot_tile(sum, sum_ld, x, x_ld, w, k, 6); break;
+    }
+}
+
+/* o[i] += sum over t < nt of p[i][t] v[t], in the order of t, for mr rows and nv vectors' worth of columns. The last
+ * vector may be cut to `last` columns of v; o is padded. */
+INLINE void weigh_tile(float *o, size_t o_ld, const float *p, size_t p_ld, const f16 *const *v, int d, int nt, const int last,
+                       const int nv, const int mr) {
+    V acc[6][4], a[6];
+    UNROLL
+    for (int i = 0; i < mr; i++) {
+        UNROLL
+        for (int u = 0; u < nv; u++) acc[i][u] = v_load(o + i * o_ld + d + u * VL);
+    }
+    for (int t = 0; t < nt; t++) {
+        UNROLL
+        for (int i = 0; i < mr; i++) a[i] = v_set(p[i * p_ld + t]);
+        UNROLL
+        for (int u = 0; u < nv; u++) {
+            V b = v_load_f16_part(v[t] + d + u * VL, last);
+            UNROLL
+            for (int i = 0; i < mr; i++) acc[i][u] = v_fma(a[i], b, acc[i][u]);
+        }
+    }
+    UNROLL
+    for (int i = 0; i < mr; i++) {
+        UNROLL
+        for (int u = 0; u < nv; u++) v_store(o + i * o_ld + d + u * VL, acc[i][u]);
+    }
+}
+
+INLINE void weigh_columns(float *o, size_t o_ld, const float *p, size_t p_ld, const f16 *const *v, int hd, int nt, const int mr) {
+    int d = 0;
+    for (; d + 4 * VL <= hd; d += 4 * VL) weigh_tile(o, o_ld, p, p_ld, v, d, nt, VL, 4, mr);
+    for (; d + VL <= hd; d += VL) weigh_tile(o, o_ld, p, p_ld, v, d, nt, VL, 1, mr);
+    if (d < hd) weigh_tile(o, o_ld, p, p_ld, v, d, nt, hd - d, 1, mr);
+}
+
+static void weigh_rows(float *o, size_t o_ld, const float *p, size_t p_ld, const f16 *const *v, int hd, int nt, int mr) {
+    if (mr == MR)
+        weigh_columns(o, o_ld, p, p_ld, v, hd, nt, MR);
+    else
+        for (int i = 0; i < mr; i++) weigh_columns(o + i * o_ld, o_ld, p + i * p_ld, p_ld, v, hd, nt, 1);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Rows: embed, layernorm, linear
+// ---------------------------------------------------------------------------------------------------------------
+
+INLINE V load_any(const void *p, Type type, size_t at, int n) {
+    if (type == F16) return v_load_f16_part((const f16 *)p + at, n);
+    if (type == F32) return v_load_part((const float *)p + at, n);
+    V v = {0}; /* BF16 is the upper half of a float */
+    for (int i = 0; i < VL && i < n; i++) {
+        uint32_t bits = (uint32_t)((const uint16_t *)p)[at + i] << 16;
+        float f;
+        memcpy(&f, &bits, sizeof f);
+        v[i] = f;
+    }
+    return v;
+}
+
+void host_embed(float *y, const void *table, Type type, size_t table_ld, const int32_t *idx, int rows, int cols, bool add) {
+    CHECK(type == F16 || type == BF16 || type == F32);
+    PARALLEL_FOR((size_t)rows * cols > ENOUGH, static)
+    for (int r = 0; r < rows; r++) {
+        float *row = y + (size_t)r * cols;
+        for (int c = 0; c < cols; c += VL) {
+            V v = load_any(table, type, idx[r] * table_ld + c, cols - c);
+            v_store_part(row + c, add ? v_load_part(row + c, cols - c) + v : v, cols - c);
+        }
+    }
+}
+
+/* The sum over a row of (x - shift)^power, power 1 or 2. */
+static float row_sum(const float *x, float shift, int power, int cols) {
+    V sum = {0};
+    int c = 0;
+    for (; c + VL <= cols; c += VL) {
+        V d = v_load(x + c) - shift;
+        sum += power == 1 ? d : d * d;
+    }
+    float tail = 0;
+    for (; c < cols; c++) tail += power == 1 ? x[c] - shift : (x[c] - shift) * (x[c] - shift);
+    return v_sum(sum) + tail;
+}
+
+void host_layernorm(float *y, const float *x, const f16 *w, const f16 *b, int rows, int cols) {
+    PARALLEL_FOR((size_t)rows * cols > ENOUGH, static)
+    for (int r = 0; r < rows; r++) {
+        const float *in = x + (size_t)r * cols;
+        float *out = y + (size_t)r * cols;
+        float mean = row_sum(in, 0, 1, cols) / cols;
+        float scale = 1 / sqrtf(row_sum(in, mean, 2, cols) / cols + 1e-5f);
+        for (int c = 0; c < cols; c += VL) {
+            int n = cols - c;
+            V v = (v_load_part(in + c, n) - mean) * scale;
+            v_store_part(out + c, v * v_load_f16_part(w + c, n) + v_load_f16_part(b + c, n), n);
+        }
+    }
+}
+
+/* A task is a block of mc x nc outputs. KC columns of a tile's x stay in L1, KC of a task's w in L2. Few rows of x
+ * read w from memory, so their tasks are narrow, which reads it nearly in sequence. */
+enum { KC = 1024, MC = 96, NC = 192, NC_FEW = 16 };
+
+typedef struct {
+    void *y;
+    Type y_type;
+    size_t y_ld;
+    const float *x;
+    const f16 *w, *b;
+    const float *residual;
+    bool relu;
+    int k;
+} Linear;
+
+/* Columns col .. col+nc of row r, from their sums. */
+static void linear_finish(const Linear *l, const float *sum, size_t r, size_t col, int nc) {
+    size_t at = r * l->y_ld + col;
+    for (int j = 0; j < nc; j += VL) {
+        int n = nc - j;
+        V v = v_load(sum + j);
+        if (l->b) v += v_load_f16_part(l->b + col + j, n);
+        if (l->relu) v = v_select(v < 0.0f, v_set(0), v);
+        if (l->residual) v += v_load_part(l->residual + at + j, n);
+        if (l->y_type == F32)
+            v_store_part((float *)l->y + at + j, v, n);
+        else
+            for (int i = 0; i < VL && i < n; i++) ((f16 *)l->y)[at + j + i] = f32_to_f16(v[i]);
+    }
+}
+
+static void linear_task(const Linear *l, int row, int mc, int col, int nc) {
+    float sum[MC * NC];
+    int ld = round_up(nc, VL);
+    memset(sum, 0, (size_t)mc * ld * sizeof *sum);
+    for (int k0 = 0; k0 < l->k; k0 += KC) {
+        for (int i = 0; i < mc; i += MR) {
+            for (int j = 0; j < nc; j += NR) {
+                const f16 *w[NR]; /* past the last column the last one again: its sums are not used */
+                for (int u = 0; u < NR; u++) w[u] = l->w + (size_t)(col + min_int(j + u, nc - 1)) * l->k + k0;
+                dot_rows(sum + i * ld + j, ld, l->x + (size_t)(row + i) * l->k + k0, l->k, w, min_int(KC, l->k - k0),
+                         min_int(MR, mc - i));
+            }
+        }
+    }
+    for (int i = 0; i < mc; i++) linear_finish(l, sum + i * ld, row + i, col, nc);
+}
+
+void host_linear(void *y, Type y_type, size_t y_ld, const float *x, const f16 *w, const f16 *b, const float *residual, bool relu,
+                 int m, int n, int k) {
+    CHECK(y_type == F32 || y_type == F16);
+    Linear l = {y, y_type, y_ld, x, w, b, residual, relu, k};
+    int nc = m <= MC / 2 ? NC_FEW : NC;
+    int row_tasks = (m + MC - 1) / MC, col_tasks = (n + nc - 1) / nc;
+    PARALLEL_FOR((double)m * n * k > ENOUGH, static)
+    for (int task = 0; task < row_tasks * col_tasks; task++) {
+        int row = task / col_tasks * MC, col = task % col_tasks * nc;
+        linear_task(&l, row, min_int(MC, m - row), col, min_int(nc, n - col));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Attention: softmax(q k^T / sqrt(hd)) v, one block of tokens after another (section 3; 4.2 for who runs it)
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { BLOCK = 64 }; /* tokens */
+
+/* What a query has seen: m the largest score, l the sum of e^(score - m), o the sum of e^(score - m) v. */
+typedef struct {
+    float m, l;
+} Seen;
+
+/* Turns n scores of a block into weights, zeros after them, and rescales what was seen before. */
+static void softmax_block(float score[BLOCK], int n, Seen *seen, float *o, int hd) {
+    V top = v_set(seen->m);
+    for (int t = n; t < BLOCK; t++) score[t] = -INFINITY;
+    for (int t = 0; t < BLOCK; t += VL) top = v_max(top, v_load(score + t));
+    float m = top[0];
+    for (int i = 1; i < VL; i++) m = m < top[i] ? top[i] : m;
+    V sum = {0};
+    for (int t = 0; t < BLOCK; t += VL) {
+        V p = v_exp(v_load(score + t) - m);
+        v_store(score + t, p);
+        sum += p;
+    }
+    float scale = exp1(seen->m - m);
+    if (scale != 1)
+        for (int d = 0; d < hd; d += VL) v_store(o + d, v_load(o + d) * scale);
+    seen->l = seen->l * scale + v_sum(sum);
+    seen->m = m;
+}
+
+static void attend_finish(float *out, const float *o, Seen seen, int hd) {
+    for (int d = 0; d < hd; d += VL) v_store_part(out + d, v_load(o + d) / seen.l, hd - d);
+}
+
+/* q[rows][hd] = in * hd^-1/2, as OPT scales it. */
+static void scale_q(float *q, const float *in, size_t in_ld, int rows, int hd) {
+    float scale = 1 / sqrtf((float)hd);
+    for (int i = 0; i < rows; i++)
+        for (int d = 0; d < hd; d++) q[(size_t)i * hd + d] = in[i * in_ld + d] * scale;
+}
+
+/* Queries of one head that attend_prefill takes together: each block of k and v is gathered once for all of them. */
+enum { QUERIES = 96 };
+
+typedef struct {
+    float *q, *o;         /* (QUERIES, hd) scaled; (QUERIES, hd padded) */
+    f16 *k, *v;           /* (BLOCK, hd): the head's part of a block, row by row */
+    float score[6 * BLOCK];
+    const f16 *krow[BLOCK + NR], *vrow[BLOCK];
+    Seen seen[QUERIES];
+    int hd, hdp;
+} Prefill;
+
+/* Rows i .. i+mr of the queries, the first at position pos, meet tokens t0 .. t0+nt. */
+static void prefill_tile(Prefill *a, int i, int mr, int pos, int t0, int nt) {
+    nt = min_int(nt, pos + mr - t0);
+    if (nt <= 0) return;
+    float *o = a->o + (size_t)i * a->hdp;
+    memset(a->score, 0, sizeof a->score);
+    for (int t = 0; t < nt; t += NR) dot_rows(a->score + t, BLOCK, a->q + (size_t)i * a->hd, a->hd, a->krow + t, a->hd, mr);
+    int common = max_int(0, min_int(nt, pos + 1 - t0)); /* tokens that all of the rows may see */
+    for (int r = 0; r < mr; r++) {
+        int n = min_int(nt, pos + r + 1 - t0);
+        if (n > 0) softmax_block(a->score + r * BLOCK, n, &a->seen[i + r], o + r * a->hdp, a->hd);
+    }
+    weigh_rows(o, a->hdp, a->score, BLOCK, a->vrow, a->hd, common, mr);
+    for (int r = 0; r < mr; r++) {
+        int n = min_int(nt, pos + r + 1 - t0);
+        if (n > common)
+            weigh_rows(o + r * a->hdp, a->hdp, a->score + r * BLOCK + common, BLOCK, a->vrow + common, a->hd, n - common, 1);
+    }
+}
+
+/* Queries q0 .. q0+nq of one head of one sequence of s tokens; o, q, k, v point at its token 0. */
+static void prefill_task(float *o, const float *q, const f16 *k, const f16 *v, int q0, int nq, int h1, int hd) {
+    Prefill a = {.hd = hd, .hdp = round_up(hd, VL)};
+    a.q = scratch((size_t)QUERIES * (hd + a.hdp) + BLOCK * hd);
+    a.o = a.q + (size_t)QUERIES * hd;
+    a.k = (f16 *)(a.o + (size_t)QUERIES * a.hdp);
+    a.v = a.k + (size_t)BLOCK * hd;
+    scale_q(a.q, q + (size_t)q0 * h1, h1, nq, hd);
+    memset(a.o, 0, (size_t)nq * a.hdp * sizeof *a.o);
+    for (int i = 0; i < nq; i++) a.seen[i] = (Seen){-INFINITY, 0};
+    for (int t0 = 0; t0 < q0 + nq; t0 += BLOCK) {
+        int nt = min_int(BLOCK, q0 + nq - t0);
+        for (int t = 0; t < nt; t++) {
+            size_t at = (size_t)(t0 + t) * 2 * h1;
+            a.krow[t] = memcpy(a.k + (size_t)t * hd, k + at, (size_t)hd * sizeof *k);
+            a.vrow[t] = memcpy(a.v + (size_t)t * hd, v + at, (size_t)hd * sizeof *v);
+        }
+        for (int t = nt; t < nt + NR; t++) a.krow[t] = a.krow[nt - 1]; /* its scores are not used */
+        for (int i = 0; i < nq; i += MR) prefill_tile(&a, i, min_int(MR, nq - i), q0 + i, t0, nt);
+    }
+    for (int i = 0; i < nq; i++) attend_finish(o + (size_t)(q0 + i) * h1, a.o + (size_t)i * a.hdp, a.seen[i], hd);
+}
+
+void host_attend_prefill(float *o, const float *q, const f16 *kv, const int32_t *start, int nseq, int h1, int nh) {
+    int hd = h1 / nh, longest = 0;
+    for (int r = 0; r < nseq; r++) longest = max_int(longest, start[r + 1] - start[r]);
+    int blocks = (longest + QUERIES - 1) / QUERIES;
+    PARALLEL_FOR((double)longest * longest * h1 * nseq > ENOUGH, dynamic)
+    for (int task = 0; task < nseq * nh * blocks; task++) {
+        int r = task / (nh * blocks), h = task / blocks % nh, q0 = task % blocks * QUERIES;
+        int s = start[r + 1] - start[r];
+        size_t row = start[r], head = (size_t)h * hd;
+        const f16 *k = kv + row * 2 * h1 + head;
+        if (q0 < s)
+            prefill_task(o + row * h1 + head, q + row * h1 + head, k, k + h1, q0, min_int(QUERIES, s - q0), h1, hd);
+    }
+}
+
+/* Decode: heads that one task takes together, so that a token's k is read in long runs; and tokens whose v meet in
+ * registers. */
+enum { HEADS = 16, WEIGH = 8 };
+
+/* nh heads of one sequence of len tokens; o, q, k and v point at the first of them. */
+static void attend_task(float *o, const float *q, const f16 *k, const f16 *v, const int32_t *pages, int len, int page_tokens, int h1,
+                        int nh, int hd) {
+    int hdp = round_up(hd, VL);
+    float *scaled = scratch((size_t)nh * (hd + hdp + BLOCK)), *acc = scaled + (size_t)nh * hd, *score = acc + (size_t)nh * hdp;
+    Seen seen[HEADS];
+    const f16 *krow[BLOCK + NR], *vrow[BLOCK];
+    scale_q(scaled, q, hd, nh, hd);
+    memset(acc, 0, (size_t)nh * hdp * sizeof *acc);
+    for (int h = 0; h < nh; h++) seen[h] = (Seen){-INFINITY, 0};
+    for (int t0 = 0; t0 < len; t0 += BLOCK) {
+        int nt = min_int(BLOCK, len - t0);
+        for (int t = 0; t < nt; t++) {
+            size_t at = ((size_t)pages[(t0 + t) / page_tokens] * page_tokens + (t0 + t) % page_tokens) * h1;
+            krow[t] = k + at, vrow[t] = v + at;
+        }
+        for (int t = nt; t < nt + NR; t++) krow[t] = krow[nt - 1]; /* its scores are not used */
+        memset(score, 0, (size_t)nh * BLOCK * sizeof *score);
+        for (int t = 0; t < nt; t += NR) {
+            for (int h = 0; h < nh; h++) {
+                const f16 *w[NR];
+                for (int u = 0; u < NR; u++) w[u] = krow[t + u] + h * hd;
+                dot_rows(score + h * BLOCK + t, BLOCK, scaled + h * hd, hd, w, hd, 1);
+            }
+        }
+        for (int h = 0; h < nh; h++) softmax_block(score + h * BLOCK, nt, &seen[h], acc + h * hdp, hd);
+        for (int t = 0; t < nt; t += WEIGH) {
+            for (int h = 0; h < nh; h++) {
+                const f16 *w[WEIGH];
+                int n = min_int(WEIGH, nt - t);
+                for (int u = 0; u < n; u++) w[u] = vrow[t + u] + h * hd;
+                weigh_rows(acc + h * hdp, hdp, score + h * BLOCK + t, BLOCK, w, hd, n, 1);
+            }
+        }
+    }
+    for (int h = 0; h < nh; h++) attend_finish(o + h * hd, acc + h * hdp, seen[h], hd);
+}
+
+void host_attend(float *o, const float *q, const f16 *k, const f16 *v, const int32_t *pages, const int32_t *len, int nseq,
+                 int max_pages, int page_tokens, int h1, int nh) {
+    int hd = h1 / nh, total = 0, threads = host_threads();
+    for (int r = 0; r < nseq; r++) total = max_int(total, len[r]);
+    int group = max_int(1, min_int(min_int(nh, HEADS), nseq * nh / threads)), groups = (nh + group - 1) / group;
+    PARALLEL_FOR((double)total * nseq * h1 > ENOUGH, dynamic)
+    for (int task = 0; task < nseq * groups; task++) {
+        int r = task / groups, h = task % groups * group;
+        size_t head = (size_t)h * hd, row = (size_t)r * h1 + head;
+        attend_task(o + row, q + row, k + head, v + head, pages + (size_t)r * max_pages, len[r], page_tokens, h1,
+                    min_int(group, nh - h), hd);
+    }
+}
+
+void host_append(f16 *k, f16 *v, const f16 *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows, int max_pages,
+                 int page_tokens, int h1) {
+    for (int r = 0; r < rows; r++) {
+        int page = pages[(size_t)seq[r] * max_pages + pos[r] / page_tokens];
+        size_t at = ((size_t)page * page_tokens + pos[r] % page_tokens) * h1;
+        memcpy(k + at, kv + (size_t)r * 2 * h1, (size_t)h1 * sizeof *k);
+        memcpy(v + at, kv + (size_t)r * 2 * h1 + h1, (size_t)h1 * sizeof *v);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The next token
+// ---------------------------------------------------------------------------------------------------------------
+
+static uint64_t mix(uint64_t z) {
+    z += 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+/* Uniform in [0, 1): a hash of what is drawn for, so that nothing else can change it. */
+static double draw(uint64_t seed, int32_t prompt, int32_t pos) {
+    return (double)(mix(mix(mix(seed) ^ (uint32_t)prompt) ^ (uint32_t)pos) >> 11) * 0x1p-53;
+}
+
+static int pick_greedy(const float *logits, int vocab) {
+    int best = 0;
+    for (int i = 1; i < vocab; i++)
+        if (logits[i] > logits[best] || (isnan(logits[best]) && !isnan(logits[i]))) best = i;
+    return best;
+}
+
+/* Whether token a comes before b: more probable, or as probable with a lower id. */
+static bool before(const float *p, int a, int b) { return p[a] > p[b] || (p[a] == p[b] && a < b); }
+
+static void heap_sink(int *heap, int n, int at, const float *p) {
+    for (int child; (child = 2 * at + 1) < n; at = child) {
+        if (child + 1 < n && before(p, heap[child + 1], heap[child])) child++;
+        if (before(p, heap[at], heap[child])) return;
+        int swap = heap[at];
+        heap[at] = heap[child], heap[child] = swap;
+    }
+}
+
+/* Puts the first tokens of ids[vocab] in order of probability at its END, the most probable last, and returns how many:
+ * top_k, or fewer whose mass reaches top_p of what top_k left. A heap, so that only what is kept gets sorted. */
+static int pick_cut(int *ids, const float *p, double *mass, const Sampling *s, int vocab) {
+    bool cut_k = s->top_k > 0 && s->top_k < vocab;
+    int kept = 0, most = cut_k ? s->top_k : vocab;
+    double want = s->top_p < 1 ? s->top_p * *mass : INFINITY, sum = 0;
+    for (int i = vocab / 2; i-- > 0;) heap_sink(ids, vocab, i, p);
+    while (kept < most && (cut_k || kept == 0 || sum < want)) {
+        int first = ids[0], left = vocab - ++kept;
+        ids[0] = ids[left], ids[left] = first;
+        heap_sink(ids, left, 0, p);
+        sum += p[first];
+    }
+    if (cut_k && s->top_p < 1) {
+        want = s->top_p * sum, most = kept, sum = 0;
+        for (kept = 0; kept < most && (kept == 0 || sum < want); kept++) sum += p[ids[vocab - 1 - kept]];
+    }
+    *mass = sum;
+    return kept;
+}
+
+static int pick_sample(const float *logits, double u, const Sampling *s, int vocab) {
+    int best = pick_greedy(logits, vocab), padded = round_up(vocab, VL);
+    if (!isfinite(logits[best])) return best;
+    float *p = scratch((size_t)padded * 2);
+    int *ids = (int *)(p + padded);
+    double mass = 0;
+    for (int i = 0; i < vocab; i += VL) {
+        V x = v_load_part(logits + i, vocab - i), d = (x - logits[best]) / s->temperature;
+        v_store(p + i, v_select(x == x, v_exp(d), v_set(0)));
+    }
+    for (int i = 0; i < vocab; i++) ids[vocab - 1 - i] = i, mass += p[i];
+    bool cut = (s->top_k > 0 && s->top_k < vocab) || s->top_p < 1;
+    int kept = cut ? pick_cut(ids, p, &mass, s, vocab) : vocab;
+    double sum = 0;
+    for (int i = 0; i < kept; i++) {
+        int id = ids[vocab - 1 - i];
+        sum += p[id];
+        if (sum > u * mass) return id;
+    }
+    return best;
+}
+
+void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos, const Sampling *sampling, int rows, int vocab) {
+    PARALLEL_FOR((size_t)rows * vocab > ENOUGH, static)
+    for (int r = 0; r < rows; r++) {
+        const float *row = logits + (size_t)r * vocab;
+        ids[r] = sampling->temperature > 0
+                     ? pick_sample(row, draw(sampling->seed, prompt[r], pos[r]), sampling, vocab)
+                     : pick_greedy(row, vocab);
+    }
+}

@@ -1,0 +1,222 @@
+/* job.c: prompts in, completions out.
+ *
+ * Prompts are JSON lines or plain lines; completions are JSON lines, written and synced as each sequence ends, so that nothing that was
+ * reported as done is lost. A prompt's place in the input is its number in the task, which is all that sampling knows of it.
+ * Read next: tokenizer.c. */
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <math.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "flexgen.h"
+
+// ---------------------------------------------------------------------------------------------------------------
+// Prompts
+// ---------------------------------------------------------------------------------------------------------------
+
+int job_add(Job *job, const char *text, size_t len, const char *id, int n, const Tokenizer *tokenizer, const OptConfig *config,
+            const char *where, Error *err) {
+    if (memchr(text, 0, len)) return fail(err, EXIT_FAILED, "%s: a NUL byte in the prompt; remove it", where);
+    if (!utf8_valid(text, len)) return fail(err, EXIT_FAILED, "%s: the prompt is not valid UTF-8; convert it", where);
+    int32_t *ids;
+    int count = tokenizer_encode(tokenizer, text, len, &ids, err);
+    if (count < 0) return -1;
+    if (count + 1 > config->max_pos) {
+        free(ids);
+        return fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where, count + 1, config->max_pos);
+    }
+    Task *t = &job->task;
+    if (t->count == job->capacity) {
+        job->capacity = job->capacity ? 2 * job->capacity : 64;
+        t->prompts = xrealloc(t->prompts, job->capacity, sizeof *t->prompts);
+        job->text = xrealloc(job->text, job->capacity, sizeof *job->text);
+        job->id = xrealloc(job->id, job->capacity, sizeof *job->id);
+    }
+    Prompt *p = &t->prompts[t->count];
+    p->ids = xcalloc(count + 1, sizeof *p->ids);
+    p->ids[0] = config->eos; /* OPT begins every text with </s> */
+    if (count) memcpy(p->ids + 1, ids, count * sizeof *ids);
+    free(ids);
+    p->s = count + 1;
+    p->n = n < config->max_pos - p->s + 1 ? n : config->max_pos - p->s + 1;
+    job->text[t->count] = memcpy(xcalloc(len + 1, 1), text, len);
+    job->id[t->count++] = xstrdup(id);
+    return 0;
+}
+
+/* {"id"?, "prompt", "max_tokens"?}; other fields are none of our business. */
+static int add_json(Job *job, const cJSON *line, int number, int n, const Tokenizer *tokenizer, const OptConfig *config,
+                    const char *where, Error *err) {
+    if (!cJSON_IsObject(line)) return fail(err, EXIT_FAILED, "%s: expected a JSON object {\"prompt\": ...}", where);
+    const cJSON *prompt = cJSON_GetObjectItemCaseSensitive(line, "prompt"), *id = cJSON_GetObjectItemCaseSensitive(line, "id");
+    const cJSON *max_tokens = cJSON_GetObjectItemCaseSensitive(line, "max_tokens");
+    if (!cJSON_IsString(prompt)) return fail(err, EXIT_FAILED, "%s: \"prompt\" is %s; expected a string", where, prompt ? "not a string" : "missing");
+    if (id && !cJSON_IsString(id) && !cJSON_IsNumber(id)) return fail(err, EXIT_FAILED, "%s: \"id\" must be a string or a number", where);
+    if (max_tokens && (!cJSON_IsNumber(max_tokens) || max_tokens->valuedouble < 1 || max_tokens->valuedouble > 1e9 ||
+                       floor(max_tokens->valuedouble) != max_tokens->valuedouble))
+        return fail(err, EXIT_FAILED, "%s: \"max_tokens\" must be a whole number from 1", where);
+    if (max_tokens) n = (int)max_tokens->valuedouble;
+    char fallback[16], *printed = id ? cJSON_PrintUnformatted(id) : NULL;
+    snprintf(fallback, sizeof fallback, "%d", number);
+    int status = job_add(job, prompt->valuestring, strlen(prompt->valuestring), printed ? printed : fallback, n, tokenizer, config, where, err);
+    free(printed);
+    return status;
+}
+
+static int by_id(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+/* Two prompts with one id could not be told apart in the output. */
+static int check_ids(const Job *job, const char *path, Error *err) {
+    int count = job->task.count, status = 0;
+    char **sorted = xcalloc(count, sizeof *sorted);
+    if (count) memcpy(sorted, job->id, count * sizeof *sorted);
+    qsort(sorted, count, sizeof *sorted, by_id);
+    for (int i = 1; i < count && !status; i++)
+        if (!strcmp(sorted[i], sorted[i - 1]))
+            status = fail(err, EXIT_FAILED, "%s: two prompts have the id %.100s; make ids unique", path, sorted[i]);
+    free(sorted);
+    return status;
+}
+
+static int read_line(Job *job, const char *line, size_t len, int number, bool json, int n, const char *path, const Tokenizer *tokenizer,
+                     const OptConfig *config, Error *err) {
+    char where[600], id[16];
+    snprintf(where, sizeof where, "%.500s line %d", path, number + 1);
+    snprintf(id, sizeof id, "%d", number);
+    if (!json) return job_add(job, line, len, id, n, tokenizer, config, where, err);
+    cJSON *value = json_parse(line, len, where, err);
+    if (!value) return -1;
+    int status = add_json(job, value, number, n, tokenizer, config, where, err);
+    cJSON_Delete(value);
+    return status;
+}
+
+static char *read_stream(FILE *f, size_t *len) {
+    size_t capacity = 1 << 16, n;
+    char *text = xcalloc(capacity, 1);
+    for (*len = 0; (n = fread(text + *len, 1, capacity - *len - 1, f)) > 0;) {
+        *len += n;
+        if (capacity - *len < 2) text = xrealloc(text, capacity *= 2, 1);
+    }
+    text[*len] = 0;
+    return text;
+}
+
+int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
+    size_t len;
+    bool input = strcmp(path, "-") == 0;
+    char *text = input ? read_stream(stdin, &len) : file_read(path, (size_t)1 << 40, &len, err);
+    if (!text) return -1;
+    if (input) path = "standard input";
+    int number = 0, status = 0, json = -1;
+    size_t at = len >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3) ? 3 : 0; /* a byte order mark */
+    for (; at < len && !status; number++) {
+        const char *line = text + at, *end = memchr(line, '\n', len - at);
+        size_t size = end ? (size_t)(end - line) : len - at;
+        at += size + 1;
+        if (size && line[size - 1] == '\r') size--;
+        size_t blank = 0;
+        while (blank < size && (line[blank] == ' ' || line[blank] == '\t')) blank++;
+        if (blank == size) continue;
+        if (json < 0) json = line[blank] == '{';
+        status = read_line(job, line, size, number, json, n, path, tokenizer, config, err);
+    }
+    free(text);
+    return status ? status : check_ids(job, path, err);
+}
+
+void job_free(Job *job) {
+    for (int i = 0; i < job->task.count; i++) free(job->task.prompts[i].ids), free(job->text[i]), free(job->id[i]);
+    free(job->task.prompts), free(job->text), free(job->id);
+    *job = (Job){0};
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Completions
+// ---------------------------------------------------------------------------------------------------------------
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+/* Where the first of the stop texts begins, or NULL. A completion may hold NUL bytes. */
+static char *find_stop(const Completions *c, char *text, size_t len) {
+    char *first = NULL;
+    for (int i = 0; i < c->nstops; i++) {
+        char *found = memmem(text, len, c->stop[i], strlen(c->stop[i]));
+        if (found && (!first || found < first)) first = found;
+    }
+    return first;
+}
+
+/* A stop text ends in the newest token, so only the last few, at least a byte each, need to be looked at. */
+static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
+    const Completions *c = ctx;
+    (void)prompt;
+    if (!c->nstops) return false;
+    int window = c->max_stop + 8 < n ? c->max_stop + 8 : n;
+    size_t len;
+    char *text = tokenizer_decode(c->tokenizer, tokens + n - window, window, &len);
+    bool stop = find_stop(c, text, len) != NULL;
+    free(text);
+    return stop;
+}
+
+static void print_string(FILE *out, const char *s, size_t len) {
+    putc('"', out);
+    for (size_t i = 0; i < len; i++) {
+        unsigned char ch = (unsigned char)s[i];
+        if (ch == '"' || ch == '\\') fprintf(out, "\\%c", ch);
+        else if (ch == '\n') fputs("\\n", out);
+        else if (ch == '\t') fputs("\\t", out);
+        else if (ch == '\r') fputs("\\r", out);
+        else if (ch < 0x20 || ch == 0x7F) fprintf(out, "\\u%04x", ch);
+        else putc(ch, out);
+    }
+    putc('"', out);
+}
+
+static void clear_progress(const Completions *c) {
+    if (c->progress) fprintf(stderr, "\r\033[K");
+}
+
+static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
+    Completions *c = ctx;
+    size_t len;
+    char *text = tokenizer_decode(c->tokenizer, tokens, n, &len), *stop = find_stop(c, text, len);
+    if (stop) len = (size_t)(stop - text);
+    clear_progress(c);
+    fprintf(c->out, "{\"id\": %s, \"prompt\": ", c->job->id[prompt]);
+    print_string(c->out, c->job->text[prompt], strlen(c->job->text[prompt]));
+    fprintf(c->out, ", \"completion\": ");
+    print_string(c->out, text, len);
+    fprintf(c->out, ", \"tokens\": [");
+    for (int i = 0; i < n; i++) fprintf(c->out, i ? ", %d" : "%d", tokens[i]);
+    fprintf(c->out, "], \"finish_reason\": \"%s\"}\n", reason == FINISH_STOP ? "stop" : "length");
+    free(text);
+    if (fflush(c->out) || ferror(c->out) || (fdatasync(fileno(c->out)) && errno != EINVAL && errno != EROFS && errno != ENOTSUP))
+        return fail(err, EXIT_FAILED, "cannot write %s: %s; make room and run again", c->out_name, strerror(errno));
+    return 0;
+}
+
+static void on_sweep(void *ctx, long sweeps, long tokens) {
+    Completions *c = ctx;
+    double t = seconds();
+    if (!c->progress || t - c->shown < 0.2) return;
+    double rate = tokens / (t - c->started);
+    c->shown = t;
+    fprintf(stderr, "\r%ld sweeps, %ld of at most %ld tokens, %.1f tokens/s, at most %.0f s left\033[K", sweeps, tokens, c->wanted, rate,
+            (c->wanted - tokens) / rate);
+}
+
+Listener completions_listener(Completions *c) {
+    c->started = seconds();
+    c->wanted = 0;
+    for (int i = 0; i < c->job->task.count; i++) c->wanted += c->job->task.prompts[i].n;
+    for (int i = 0; i < c->nstops; i++)
+        if ((int)strlen(c->stop[i]) > c->max_stop) c->max_stop = (int)strlen(c->stop[i]);
+    return (Listener){.ctx = c, .token = on_token, .done = on_done, .sweep = on_sweep};
+}

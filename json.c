@@ -1,0 +1,299 @@
+/* json.c: strict JSON on top of cJSON.
+ *
+ * Everything this program reads from outside that is JSON (config.json, safetensors headers, vocab.json, prompts,
+ * hardware files) comes through json_parse. cJSON builds the tree; but it also accepts much that is not JSON, cuts a string
+ * at \u0000 and lets the first of two equal keys win, and each of these makes a file mean something else than its
+ * author or another reader thinks. So the text is first scanned against the grammar of RFC 8259, where each fault has a
+ * byte offset, then cJSON parses it, and then every object's keys are compared. What passes here is a tree whose strings
+ * are whole, whose numbers are finite and whose keys are unique.
+ * Read next: checkpoint.c, which reads the most hostile of these files. */
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "flexgen.h"
+
+enum { MAX_DEPTH = 64, MAX_NUMBER = 60 /* characters; cJSON cuts a number at 63 */ };
+
+// ---------------------------------------------------------------------------------------------------------------
+// UTF-8
+// ---------------------------------------------------------------------------------------------------------------
+
+/* The length of the valid character at s, at most len bytes; 0 if there is none. */
+static size_t utf8_char(const unsigned char *s, size_t len) {
+    if (s[0] < 0x80) return 1;
+    size_t n = s[0] >= 0xC2 && s[0] <= 0xDF ? 2 : (s[0] & 0xF0) == 0xE0 ? 3 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4 : 0;
+    if (n == 0 || n > len) return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((s[i] & 0xC0) != 0x80) return 0;
+    if (s[0] == 0xE0 && s[1] < 0xA0) return 0; /* overlong */
+    if (s[0] == 0xED && s[1] > 0x9F) return 0; /* a surrogate */
+    if (s[0] == 0xF0 && s[1] < 0x90) return 0; /* overlong */
+    if (s[0] == 0xF4 && s[1] > 0x8F) return 0; /* above U+10FFFF */
+    return n;
+}
+
+/* The offset of the first byte that is not UTF-8, or len. */
+static size_t utf8_check(const char *s, size_t len) {
+    size_t at = 0;
+    while (at < len) {
+        size_t n = utf8_char((const unsigned char *)s + at, len - at);
+        if (n == 0) break;
+        at += n;
+    }
+    return at;
+}
+
+bool utf8_valid(const char *s, size_t len) {
+    return utf8_check(s, len) == len;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The grammar
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const char *text;
+    size_t len, at; /* at: the next byte to look at */
+    const char *what;
+    Error *err;
+} Scan;
+
+/* The fault at s->at: what is found there, and what should be. */
+static int refuse(Scan *s, const char *expected) {
+    if (s->at >= s->len)
+        return fail(s->err, EXIT_FAILED, "%s: byte %zu: the text ends here; expected %s (is the file complete?)", s->what,
+                    s->at, expected);
+    int n = 0; /* as much of the text as can be shown: a hostile byte must not reach the terminal */
+    while (n < 16 && s->at + n < s->len && s->text[s->at + n] >= ' ' && s->text[s->at + n] < 127) n++;
+    if (n == 0)
+        return fail(s->err, EXIT_FAILED, "%s: byte %zu: found byte 0x%02x; expected %s", s->what, s->at,
+                    (unsigned char)s->text[s->at], expected);
+    return fail(s->err, EXIT_FAILED, "%s: byte %zu: found '%.*s'; expected %s", s->what, s->at, n, s->text + s->at,
+                expected);
+}
+
+/* The next byte, or -1 at the end. */
+static int peek(const Scan *s) {
+    return s->at < s->len ? (unsigned char)s->text[s->at] : -1;
+}
+
+static int skip_space(Scan *s) {
+    while (peek(s) == ' ' || peek(s) == '\t' || peek(s) == '\n' || peek(s) == '\r') s->at++;
+    return peek(s);
+}
+
+/* The code unit of the escape \uXXXX at s->at, or -1. */
+static int hex4(const Scan *s) {
+    int unit = 0;
+    if (s->len - s->at < 6 || s->text[s->at] != '\\' || s->text[s->at + 1] != 'u') return -1;
+    for (int i = 2; i < 6; i++) {
+        int c = (unsigned char)s->text[s->at + i];
+        int digit = c >= '0' && c <= '9'   ? c - '0'
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                           : -1;
+        if (digit < 0) return -1;
+        unit = unit * 16 + digit;
+    }
+    return unit;
+}
+
+static int scan_escape(Scan *s) {
+    char kind = s->at + 1 < s->len ? s->text[s->at + 1] : 0;
+    if (kind && strchr("\"\\/bfnrt", kind)) return s->at += 2, 0;
+    int unit = hex4(s);
+    if (unit < 0) return refuse(s, "an escape: \\\" \\\\ \\/ \\b \\f \\n \\r \\t or \\u and four hex digits");
+    if (unit == 0) return refuse(s, "no \\u0000 (text with a zero byte is not accepted)");
+    if (unit >= 0xDC00 && unit <= 0xDFFF) return refuse(s, "a high surrogate before this low one");
+    if (unit >= 0xD800 && unit <= 0xDBFF) {
+        Scan next = *s;
+        next.at += 6;
+        int low = hex4(&next);
+        if (low < 0xDC00 || low > 0xDFFF) return refuse(s, "a low surrogate (\\udc00 to \\udfff) after this high one");
+        s->at += 6;
+    }
+    s->at += 6;
+    return 0;
+}
+
+static int scan_string(Scan *s) {
+    if (peek(s) != '"') return refuse(s, "a string in double quotes");
+    s->at++;
+    for (int c; (c = peek(s)) != '"';) {
+        if (c < ' ')
+            return refuse(s, c < 0 ? "the closing quote of a string" : "control characters in strings to be escaped");
+        if (c != '\\')
+            s->at++;
+        else if (scan_escape(s) != 0)
+            return -1;
+    }
+    s->at++;
+    return 0;
+}
+
+/* Steps over digits; false if there is none. */
+static bool digits(Scan *s) {
+    size_t from = s->at;
+    while (peek(s) >= '0' && peek(s) <= '9') s->at++;
+    return s->at > from;
+}
+
+static int scan_number(Scan *s) {
+    size_t from = s->at;
+    if (peek(s) == '-') s->at++;
+    if (peek(s) == '0')
+        s->at++;
+    else if (!digits(s))
+        return refuse(s, "a digit");
+    if (peek(s) >= '0' && peek(s) <= '9') return refuse(s, "no digit after a leading zero");
+    if (peek(s) == '.') {
+        s->at++;
+        if (!digits(s)) return refuse(s, "a digit after the decimal point");
+    }
+    if (peek(s) == 'e' || peek(s) == 'E') {
+        s->at++;
+        if (peek(s) == '+' || peek(s) == '-') s->at++;
+        if (!digits(s)) return refuse(s, "a digit in the exponent");
+    }
+    char number[MAX_NUMBER + 1];
+    size_t n = s->at - from;
+    if (n <= MAX_NUMBER) {
+        memcpy(number, s->text + from, n);
+        number[n] = 0;
+    }
+    if (n > MAX_NUMBER || !isfinite(strtod(number, NULL))) {
+        s->at = from;
+        return refuse(s, "a number of at most 60 characters and 1.7e308");
+    }
+    return 0;
+}
+
+static int scan_value(Scan *s, int depth);
+
+/* An object or an array, with s->at on its opening bracket. */
+static int scan_container(Scan *s, int depth) {
+    bool object = peek(s) == '{';
+    int close = object ? '}' : ']';
+    if (depth == MAX_DEPTH) return refuse(s, "nesting of at most 64 levels");
+    s->at++;
+    if (skip_space(s) == close) return s->at++, 0;
+    for (;;) {
+        if (object) {
+            skip_space(s);
+            if (scan_string(s) != 0) return -1;
+            if (skip_space(s) != ':') return refuse(s, "':' after a key");
+            s->at++;
+        }
+        if (scan_value(s, depth + 1) != 0) return -1;
+        int c = skip_space(s);
+        if (c != ',' && c != close) return refuse(s, object ? "',' or '}'" : "',' or ']'");
+        s->at++;
+        if (c == close) return 0;
+    }
+}
+
+static int scan_value(Scan *s, int depth) {
+    static const char *const words[] = {"true", "false", "null"};
+    int c = skip_space(s);
+    if (c == '{' || c == '[') return scan_container(s, depth);
+    if (c == '"') return scan_string(s);
+    if (c == '-' || (c >= '0' && c <= '9')) return scan_number(s);
+    for (int i = 0; i < 3; i++) {
+        size_t n = strlen(words[i]);
+        if (s->len - s->at >= n && memcmp(s->text + s->at, words[i], n) == 0) return s->at += n, 0;
+    }
+    return refuse(s, "a JSON value");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The tree
+// ---------------------------------------------------------------------------------------------------------------
+
+static int compare_keys(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Refuses two equal keys in one object, here and below. Sorted, because a vocabulary is one object of 50,000 keys. */
+static int check_keys(const cJSON *node, const char *what, Error *err) {
+    size_t n = 0;
+    for (const cJSON *child = node->child; child; child = child->next, n++)
+        if (child->child && check_keys(child, what, err) != 0) return -1;
+    if (!cJSON_IsObject(node) || n < 2) return 0;
+    const char **keys = (const char **)xcalloc(n, sizeof *keys);
+    n = 0;
+    for (const cJSON *child = node->child; child; child = child->next) keys[n++] = child->string;
+    qsort(keys, n, sizeof *keys, compare_keys);
+    int rc = 0;
+    for (size_t i = 1; i < n && rc == 0; i++)
+        if (strcmp(keys[i - 1], keys[i]) == 0)
+            rc = fail(err, EXIT_FAILED, "%s: the key \"%.200s\" occurs twice in one object; expected each key once", what,
+                      keys[i]);
+    free(keys);
+    return rc;
+}
+
+cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
+    Scan s = {text, len, 0, what, err};
+    if ((s.at = utf8_check(text, len)) < len) return refuse(&s, "UTF-8"), NULL;
+    s.at = 0;
+    if (len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) return refuse(&s, "JSON without a byte order mark"), NULL;
+    if (scan_value(&s, 0) != 0) return NULL;
+    if (skip_space(&s) != -1) return refuse(&s, "nothing after the value"), NULL;
+    cJSON *tree = cJSON_ParseWithLength(text, len);
+    if (!tree) {
+        fail(err, EXIT_FAILED, "%s: cJSON cannot parse this text (out of memory?)", what);
+        return NULL;
+    }
+    if (check_keys(tree, what, err) == 0) return tree;
+    cJSON_Delete(tree);
+    return NULL;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Files
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Reads size bytes; -1 on an error or an early end, with errno 0 for the latter. */
+static int read_all(int fd, char *buffer, size_t size) {
+    for (size_t got = 0; got < size;) {
+        errno = 0;
+        ssize_t n = read(fd, buffer + got, size - got);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return -1;
+        got += (size_t)n;
+    }
+    return 0;
+}
+
+char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err) {
+    struct stat st;
+    char *buffer = NULL;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: a pipe without a writer must not hang us */
+    if (fd < 0) {
+        fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
+        return NULL;
+    }
+    if (fstat(fd, &st) != 0)
+        fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        fail(err, EXIT_FAILED, "%s: is a %s; expected a regular file", path,
+             S_ISDIR(st.st_mode) ? "directory" : "special file");
+    else if ((size_t)st.st_size > max_bytes)
+        fail(err, EXIT_FAILED, "%s: has %zu bytes; expected at most %zu", path, (size_t)st.st_size, max_bytes);
+    else {
+        *len = (size_t)st.st_size;
+        buffer = (char *)xcalloc(*len + 1, 1);
+        if (read_all(fd, buffer, *len) != 0) {
+            fail(err, EXIT_FAILED, "%s: read error: %s", path,
+                 errno ? strerror(errno) : "the file became shorter while it was read");
+            free(buffer);
+            buffer = NULL;
+        }
+    }
+    close(fd);
+    return buffer;
+}

@@ -1,0 +1,507 @@
+/* lanes.c: the device that is this CPU. In-order lanes on threads, events, real copies, counters.
+ *
+ * A lane is a queue with a thread. An op begins when all its `after` events have happened and everything before it in its lane is
+ * done; its own event is its place in the lane. PROJECT and FINISH share the GPU: one of them computes at a time.
+ * The GPU tier is an arena in memory with the planned size, the CPU tier another, the disk an unlinked file that exists as long as
+ * its descriptor does, so that no way of ending leaves it behind. Appends of single tokens go through the mapping of that file; bulk
+ * traffic reads and writes it, and drops what it touched from the page cache, so that the CPU tier's limit stays honest.
+ * The first op that fails makes all later ones do nothing; wait reports it.
+ * Contract: one thread posts. Arithmetic is in host.c. Read next: host.c. */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "flexgen.h"
+
+const Channel lane_channel[NLANES] = {DTOC, CTOG, DTOC, CTOG, GTOC, CTOD, GTOC, CTOG, GPU, GPU, CPU};
+const char *const lane_name[NLANES] = {"read weights", "load weights", "read cache", "load cache", "store", "write",
+                                       "attention down", "attention up", "project", "finish", "attend"};
+const char *const channel_name[NCHANNELS] = {"ctog", "gtoc", "dtoc", "ctod", "gpu", "cpu"};
+
+enum { RING = 512 };
+
+typedef struct HostDevice HostDevice;
+typedef struct Posted Posted;
+
+/* A posted op: what run needs, by value. */
+struct Posted {
+    Op op;
+    int (*run)(HostDevice *, const Posted *, Error *);
+    Tensor t[5];
+    PageTable table;
+    Sampling sampling;
+    bool flag;           /* add, relu */
+    int nh;
+    size_t move, nmoves; /* in the lane's ring of moves */
+};
+
+typedef struct {
+    HostDevice *device;
+    int index;
+    pthread_t thread;
+    pthread_cond_t posted_cond, done_cond;
+    uint64_t posted, done;    /* ops so far */
+    Posted ring[RING];
+    Move *moves;              /* ring of move_capacity */
+    uint64_t moves_posted, moves_done;
+} LaneState;
+
+struct HostDevice {
+    Device base;
+    const Checkpoint *checkpoint;
+    uint8_t *arena[NTIERS];   /* TIER_DISK: the mapping of the offload file */
+    size_t bytes[NTIERS];
+    int offload_fd;
+    pthread_mutex_t lock;     /* guards everything below and the lanes' counters */
+    pthread_mutex_t gpu;      /* held while PROJECT or FINISH computes */
+    bool stop, failed;
+    Error error;
+    LaneState lane[NLANES];
+    size_t move_capacity;
+    int nterms;
+    Term terms[MAX_TERMS];
+    size_t high[MAX_TERMS];   /* bytes of each term touched so far, from its beginning */
+};
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Views
+// ---------------------------------------------------------------------------------------------------------------
+
+static size_t span_of(Tensor t) { return t.rows ? ((t.rows - 1) * t.ld + t.cols) * type_bytes(t.type) : 0; }
+
+static void *address(HostDevice *d, Tensor t) {
+    CHECK(t.tier < NTIERS && t.file == 0);
+    CHECK(t.offset <= d->bytes[t.tier] && span_of(t) <= d->bytes[t.tier] - t.offset);
+    return d->arena[t.tier] + t.offset;
+}
+
+/* Notes how far into its term a view reaches. Views of the checkpoint are no term of ours. */
+static void touch(HostDevice *d, Tensor t) {
+    size_t span = span_of(t);
+    if (!span || t.file) return;
+    for (int i = 0; i < d->nterms; i++) {
+        const Term *term = &d->terms[i];
+        if (term->tier != t.tier || t.offset < term->offset || t.offset >= term->offset + term->bytes) continue;
+        size_t high = (t.offset + span - term->offset + 63) / 64 * 64;
+        CHECK(high <= term->bytes);
+        if (high > d->high[i]) {
+            d->base.peak[t.tier] += high - d->high[i];
+            d->high[i] = high;
+        }
+        return;
+    }
+    CHECK(!"a view outside the plan");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Lanes
+// ---------------------------------------------------------------------------------------------------------------
+
+static void await(HostDevice *d, Event e) { /* with the lock held */
+    while (d->lane[e.lane].done < e.seq) pthread_cond_wait(&d->lane[e.lane].done_cond, &d->lock);
+}
+
+static void run_job(HostDevice *d, LaneState *lane, const Posted *job) {
+    bool computes = lane_channel[lane->index] == GPU;
+    Error err;
+    if (computes) pthread_mutex_lock(&d->gpu);
+    double start = now();
+    int status = job->run(d, job, &err);
+    double busy = now() - start;
+    if (computes) pthread_mutex_unlock(&d->gpu);
+    pthread_mutex_lock(&d->lock);
+    d->base.count[lane->index].busy_s += busy;
+    if (status && !d->failed) d->failed = true, d->error = err;
+}
+
+static void *lane_main(void *arg) {
+    LaneState *lane = arg;
+    HostDevice *d = lane->device;
+    pthread_mutex_lock(&d->lock);
+    for (;;) {
+        while (lane->done == lane->posted && !d->stop) pthread_cond_wait(&lane->posted_cond, &d->lock);
+        if (lane->done == lane->posted) break;
+        Posted *job = &lane->ring[lane->done % RING];
+        for (int i = 0; i < job->op.nafter; i++) await(d, job->op.after[i]);
+        if (!d->failed) {
+            pthread_mutex_unlock(&d->lock);
+            run_job(d, lane, job); /* comes back with the lock held */
+        }
+        lane->moves_done += job->nmoves;
+        lane->done++;
+        pthread_cond_broadcast(&lane->done_cond);
+    }
+    pthread_mutex_unlock(&d->lock);
+    return NULL;
+}
+
+/* Queues the job; waits only where the lane's ring is full. */
+static Event post(HostDevice *d, const Op *op, Posted *job, const Move *moves, int n) {
+    LaneState *lane = &d->lane[op->lane];
+    CHECK((size_t)n <= d->move_capacity);
+    job->op = *op;
+    job->nmoves = n;
+    pthread_mutex_lock(&d->lock);
+    while (lane->posted - lane->done == RING || lane->moves_posted - lane->moves_done + n > d->move_capacity)
+        pthread_cond_wait(&lane->done_cond, &d->lock);
+    job->move = lane->moves_posted;
+    for (int i = 0; i < n; i++) lane->moves[(lane->moves_posted + i) % d->move_capacity] = moves[i];
+    lane->moves_posted += n;
+    lane->ring[lane->posted % RING] = *job;
+    Event event = {op->lane, ++lane->posted};
+    pthread_cond_signal(&lane->posted_cond);
+    pthread_mutex_unlock(&d->lock);
+    return event;
+}
+
+static int device_wait(Device *base, Event e, Error *err) {
+    HostDevice *d = (HostDevice *)base;
+    pthread_mutex_lock(&d->lock);
+    await(d, e);
+    bool failed = d->failed;
+    if (failed) *err = d->error;
+    pthread_mutex_unlock(&d->lock);
+    return failed ? -1 : 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Copies
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Makes the kernel forget file pages that the tiers' accounting does not allow it to keep. */
+static void drop_cache(int fd, size_t offset, size_t bytes, bool written) {
+    if (written)
+        sync_file_range(fd, (off_t)offset, (off_t)bytes,
+                        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    posix_fadvise(fd, (off_t)offset, (off_t)bytes, POSIX_FADV_DONTNEED);
+}
+
+static int transfer(int fd, uint8_t *memory, size_t offset, size_t bytes, bool write, Error *err) {
+    while (bytes) {
+        ssize_t n = write ? pwrite(fd, memory, bytes, (off_t)offset) : pread(fd, memory, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0)
+            return fail(err, EXIT_FAILED, "the offload file: %s %zu bytes at %zu: %s; check the disk under --offload-dir",
+                        write ? "writing" : "reading", bytes, offset, n ? strerror(errno) : "unexpected end");
+        memory += n, offset += n, bytes -= n;
+    }
+    return 0;
+}
+
+static int disk_move(HostDevice *d, const Move *m, Error *err) {
+    bool write = m->dst.tier == TIER_DISK;
+    Tensor disk = write ? m->dst : m->src, memory = write ? m->src : m->dst;
+    CHECK(disk.ld == (size_t)disk.cols || disk.rows == 1);
+    if (disk.file) { /* weights from the checkpoint, which become F16 on the way */
+        const MappedFile *file = &d->checkpoint->files[disk.file - 1];
+        size_t count = (size_t)disk.rows * disk.cols;
+        if (checkpoint_fill(d->checkpoint, address(d, memory), &disk, 0, count, err)) return -1;
+        drop_cache(file->fd, disk.offset, count * type_bytes(disk.type), false);
+        return 0;
+    }
+    size_t bytes = span_of(disk);
+    if (transfer(d->offload_fd, address(d, memory), disk.offset, bytes, write, err)) return -1;
+    drop_cache(d->offload_fd, disk.offset, bytes, write);
+    return 0;
+}
+
+static int run_copy(HostDevice *d, const Posted *job, Error *err) {
+    LaneState *lane = &d->lane[job->op.lane];
+    for (size_t i = 0; i < job->nmoves; i++) {
+        const Move *m = &lane->moves[(job->move + i) % d->move_capacity];
+        if (m->dst.tier == TIER_DISK || m->src.tier == TIER_DISK) {
+            if (disk_move(d, m, err)) return -1;
+            continue;
+        }
+        uint8_t *dst = address(d, m->dst);
+        const uint8_t *src = address(d, m->src);
+        size_t size = type_bytes(m->dst.type), row = m->dst.cols * size;
+        if (m->dst.ld == (size_t)m->dst.cols && m->src.ld == (size_t)m->src.cols)
+            memcpy(dst, src, row * m->dst.rows);
+        else
+            for (int r = 0; r < m->dst.rows; r++) memcpy(dst + r * m->dst.ld * size, src + r * m->src.ld * size, row);
+    }
+    return 0;
+}
+
+static Event device_copy(Device *base, const Op *op, const Move *moves, int n) {
+    HostDevice *d = (HostDevice *)base;
+    Posted job = {.run = run_copy};
+    for (int i = 0; i < n; i++) {
+        const Move *m = &moves[i];
+        CHECK((size_t)m->dst.rows * m->dst.cols == (size_t)m->src.rows * m->src.cols);
+        CHECK(m->dst.type == m->src.type || (m->src.file && m->dst.type == F16));
+        touch(d, m->dst);
+        touch(d, m->src);
+        base->count[op->lane].moved[op->kind] += (size_t)m->src.rows * m->src.cols * type_bytes(m->src.type);
+    }
+    return post(d, op, &job, moves, n);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Arithmetic: each function posts, its run_ twin calls host.c
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Rows of a table that rests in the checkpoint are read one by one, never through the mapping: a file that shrank is then an error. */
+static int embed_from_checkpoint(HostDevice *d, const Posted *job, float *y, const int32_t *idx, Error *err) {
+    Tensor table = job->t[1];
+    int cols = table.cols;
+    f16 *row = xcalloc(cols, sizeof *row);
+    int32_t zero = 0;
+    int status = 0;
+    for (int r = 0; r < job->t[0].rows && !status; r++) {
+        status = checkpoint_fill(d->checkpoint, row, &table, (size_t)idx[r] * cols, cols, err);
+        if (!status) host_embed(y + (size_t)r * cols, row, F16, cols, &zero, 1, cols, job->flag);
+    }
+    free(row);
+    return status;
+}
+
+static int run_embed(HostDevice *d, const Posted *job, Error *err) {
+    float *y = address(d, job->t[0]);
+    const int32_t *idx = address(d, job->t[2]);
+    Tensor table = job->t[1];
+    if (table.file) return embed_from_checkpoint(d, job, y, idx, err);
+    host_embed(y, address(d, table), table.type, table.ld, idx, job->t[0].rows, job->t[0].cols, job->flag);
+    return 0;
+}
+
+static Event device_embed(Device *base, const Op *op, Tensor y, Tensor table, Tensor idx, bool add) {
+    HostDevice *d = (HostDevice *)base;
+    touch(d, y), touch(d, table);
+    Posted job = {.run = run_embed, .t = {y, table, idx}, .flag = add};
+    if (lane_channel[op->lane] == DTOC) base->count[op->lane].moved[op->kind] += (size_t)y.rows * y.cols * type_bytes(table.type);
+    return post(d, op, &job, NULL, 0);
+}
+
+static int run_layernorm(HostDevice *d, const Posted *job, Error *err) {
+    (void)err;
+    host_layernorm(address(d, job->t[0]), address(d, job->t[1]), address(d, job->t[2]), address(d, job->t[3]), job->t[0].rows,
+                   job->t[0].cols);
+    return 0;
+}
+
+static Event device_layernorm(Device *base, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b) {
+    HostDevice *d = (HostDevice *)base;
+    touch(d, y), touch(d, x), touch(d, w), touch(d, b);
+    Posted job = {.run = run_layernorm, .t = {y, x, w, b}};
+    return post(d, op, &job, NULL, 0);
+}
+
+static int run_linear(HostDevice *d, const Posted *job, Error *err) {
+    (void)err;
+    Tensor y = job->t[0], x = job->t[1], w = job->t[2], b = job->t[3], residual = job->t[4];
+    host_linear(address(d, y), y.type, y.ld, address(d, x), address(d, w), b.rows ? address(d, b) : NULL,
+                residual.rows ? address(d, residual) : NULL, job->flag, y.rows, w.rows, w.cols);
+    return 0;
+}
+
+static Event device_linear(Device *base, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu) {
+    HostDevice *d = (HostDevice *)base;
+    CHECK(y.rows == x.rows && x.cols == w.cols && y.cols == w.rows && x.type == F32 && w.type == F16);
+    touch(d, y), touch(d, x), touch(d, w), touch(d, b), touch(d, residual);
+    Posted job = {.run = run_linear, .t = {y, x, w, b, residual}, .flag = relu};
+    return post(d, op, &job, NULL, 0);
+}
+
+static int run_attend_prefill(HostDevice *d, const Posted *job, Error *err) {
+    (void)err;
+    Tensor o = job->t[0], start = job->t[3];
+    host_attend_prefill(address(d, o), address(d, job->t[1]), address(d, job->t[2]), address(d, start), start.cols - 1, o.cols, job->nh);
+    return 0;
+}
+
+static Event device_attend_prefill(Device *base, const Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
+    HostDevice *d = (HostDevice *)base;
+    touch(d, o), touch(d, q), touch(d, kv);
+    Posted job = {.run = run_attend_prefill, .t = {o, q, kv, start}, .nh = nh};
+    return post(d, op, &job, NULL, 0);
+}
+
+static int run_attend(HostDevice *d, const Posted *job, Error *err) {
+    (void)err;
+    Tensor o = job->t[0];
+    const PageTable *p = &job->table;
+    host_attend(address(d, o), address(d, job->t[1]), address(d, p->k), address(d, p->v), address(d, p->pages), address(d, p->len),
+                o.rows, (int)p->pages.ld, p->page_tokens, o.cols, job->nh);
+    return 0;
+}
+
+static Event device_attend(Device *base, const Op *op, Tensor o, Tensor q, const PageTable *table, int nh) {
+    HostDevice *d = (HostDevice *)base;
+    touch(d, o), touch(d, q);
+    Posted job = {.run = run_attend, .t = {o, q}, .table = *table, .nh = nh};
+    return post(d, op, &job, NULL, 0);
+}
+
+static int run_append(HostDevice *d, const Posted *job, Error *err) {
+    (void)err;
+    const PageTable *p = &job->table;
+    Tensor kv = job->t[0];
+    f16 *k = address(d, p->k), *v = address(d, p->v);
+    host_append(k, v, address(d, kv), address(d, job->t[1]), address(d, job->t[2]), address(d, p->pages), kv.rows, (int)p->pages.ld,
+                p->page_tokens, p->k.cols);
+    if (p->k.tier == TIER_DISK) { /* K and V of a layer lie one after the other */
+        size_t bytes = 2 * span_of(p->k);
+        size_t head = p->k.offset % 4096;
+        madvise((uint8_t *)k - head, bytes + head, MADV_DONTNEED); /* lets the page cache drop them; nothing is lost in a shared file */
+        drop_cache(d->offload_fd, p->k.offset, bytes, true);
+    }
+    return 0;
+}
+
+static Event device_append(Device *base, const Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos) {
+    HostDevice *d = (HostDevice *)base;
+    touch(d, kv);
+    Posted job = {.run = run_append, .t = {kv, seq, pos}, .table = *table};
+    if (lane_channel[op->lane] == CTOD) base->count[op->lane].moved[op->kind] += span_of(kv);
+    return post(d, op, &job, NULL, 0);
+}
+
+static int run_pick(HostDevice *d, const Posted *job, Error *err) {
+    (void)err;
+    Tensor logits = job->t[1];
+    host_pick(address(d, job->t[0]), address(d, logits), address(d, job->t[2]), address(d, job->t[3]), &job->sampling, logits.rows,
+              logits.cols);
+    return 0;
+}
+
+static Event device_pick(Device *base, const Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling) {
+    HostDevice *d = (HostDevice *)base;
+    touch(d, ids), touch(d, logits);
+    Posted job = {.run = run_pick, .t = {ids, logits, prompt, pos}, .sampling = *sampling};
+    return post(d, op, &job, NULL, 0);
+}
+
+static void device_upload(Device *base, Tensor dst, size_t first, const void *src, size_t count) {
+    HostDevice *d = (HostDevice *)base;
+    size_t size = type_bytes(dst.type);
+    CHECK(first + count <= (size_t)dst.rows * dst.cols);
+    memcpy((uint8_t *)address(d, dst) + first * size, src, count * size);
+    pthread_mutex_lock(&d->lock); /* several threads load */
+    touch(d, dst);
+    pthread_mutex_unlock(&d->lock);
+    if (dst.tier == TIER_DISK && first + count == (size_t)dst.rows * dst.cols) {
+        size_t head = dst.offset % 4096;
+        madvise((uint8_t *)address(d, dst) - head, span_of(dst) + head, MADV_DONTNEED);
+        drop_cache(d->offload_fd, dst.offset, span_of(dst), true);
+    }
+}
+
+static void *device_host(Device *base, Tensor t) {
+    touch((HostDevice *)base, t);
+    return address((HostDevice *)base, t);
+}
+
+static double device_now(Device *base) {
+    (void)base;
+    return now();
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Opening and closing
+// ---------------------------------------------------------------------------------------------------------------
+
+static void device_close(Device *base) {
+    HostDevice *d = (HostDevice *)base;
+    pthread_mutex_lock(&d->lock);
+    d->stop = true;
+    d->failed = true; /* what is still queued is no longer wanted */
+    for (int i = 0; i < NLANES; i++) pthread_cond_broadcast(&d->lane[i].posted_cond);
+    pthread_mutex_unlock(&d->lock);
+    for (int i = 0; i < NLANES; i++) {
+        if (d->lane[i].thread) pthread_join(d->lane[i].thread, NULL);
+        pthread_cond_destroy(&d->lane[i].posted_cond);
+        pthread_cond_destroy(&d->lane[i].done_cond);
+        free(d->lane[i].moves);
+    }
+    for (int t = 0; t < NTIERS; t++)
+        if (d->arena[t]) munmap(d->arena[t], d->bytes[t]);
+    if (d->offload_fd >= 0) close(d->offload_fd);
+    pthread_mutex_destroy(&d->lock);
+    pthread_mutex_destroy(&d->gpu);
+    free(d);
+}
+
+static int open_memory(HostDevice *d, Tier tier, size_t bytes, Error *err) {
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return fail(err, EXIT_FAILED, "cannot allocate %.1f MiB for the %s tier: %s; lower %s or free some memory", bytes / 1048576.0,
+                    tier_name[tier], strerror(errno), tier == TIER_GPU ? "--gpu-mem" : "--cpu-mem");
+    madvise(p, bytes, MADV_HUGEPAGE);
+    d->arena[tier] = p;
+    d->bytes[tier] = bytes;
+    return 0;
+}
+
+/* The offload file has no name from the start, and all its blocks before the first byte is written. */
+static int open_disk(HostDevice *d, const char *dir, size_t bytes, Error *err) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/flexgen-offload-XXXXXX", dir);
+    d->offload_fd = mkstemp(path);
+    if (d->offload_fd < 0)
+        return fail(err, EXIT_FAILED, "cannot create the offload file in %s: %s; name a writable directory with --offload-dir", dir,
+                    strerror(errno));
+    unlink(path);
+    int status = posix_fallocate(d->offload_fd, 0, (off_t)bytes);
+    if (status)
+        return fail(err, EXIT_FAILED, "cannot reserve %.1f MiB for the offload file in %s: %s; choose another --offload-dir, or move "
+                    "less to the disk", bytes / 1048576.0, dir, strerror(status));
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, d->offload_fd, 0);
+    if (p == MAP_FAILED) return fail(err, EXIT_FAILED, "cannot map the offload file in %s: %s", dir, strerror(errno));
+    d->arena[TIER_DISK] = p;
+    d->bytes[TIER_DISK] = bytes;
+    return 0;
+}
+
+static int open_lanes(HostDevice *d, Error *err) {
+    for (int i = 0; i < NLANES; i++) {
+        LaneState *lane = &d->lane[i];
+        lane->moves = xcalloc(d->move_capacity, sizeof(Move));
+        int status = pthread_create(&lane->thread, NULL, lane_main, lane);
+        if (status) return fail(err, EXIT_FAILED, "cannot start a thread: %s", strerror(status));
+    }
+    return 0;
+}
+
+static const Device functions = {.name = "host", .act_type = F32, .copy = device_copy, .embed = device_embed,
+    .layernorm = device_layernorm, .linear = device_linear, .attend_prefill = device_attend_prefill, .attend = device_attend,
+    .append = device_append, .pick = device_pick, .upload = device_upload, .wait = device_wait, .host = device_host,
+    .now = device_now, .close = device_close};
+
+Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err) {
+    HostDevice *d = xcalloc(1, sizeof *d);
+    d->base = functions;
+    d->checkpoint = checkpoint;
+    d->offload_fd = -1;
+    d->nterms = plan->nterms;
+    memcpy(d->terms, plan->terms, sizeof d->terms);
+    for (int i = 0; i < d->nterms; i++) /* what rests in the checkpoint is in use from the start */
+        if (d->terms[i].offset == SIZE_MAX) d->base.peak[TIER_DISK] += d->terms[i].bytes;
+    d->move_capacity = 256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES);
+    pthread_mutex_init(&d->lock, NULL);
+    pthread_mutex_init(&d->gpu, NULL);
+    for (int i = 0; i < NLANES; i++) {
+        d->lane[i].device = d;
+        d->lane[i].index = i;
+        pthread_cond_init(&d->lane[i].posted_cond, NULL);
+        pthread_cond_init(&d->lane[i].done_cond, NULL);
+    }
+    bool ok = (!plan->total[TIER_GPU] || !open_memory(d, TIER_GPU, plan->total[TIER_GPU], err)) &&
+              (!plan->total[TIER_CPU] || !open_memory(d, TIER_CPU, plan->total[TIER_CPU], err)) &&
+              (!plan->offload_bytes || !open_disk(d, offload_dir, plan->offload_bytes, err)) && !open_lanes(d, err);
+    if (ok) return &d->base;
+    device_close(&d->base);
+    return NULL;
+}

@@ -1,0 +1,315 @@
+/* opt_model.c: OPT, the model (section 3 of the paper).
+ *
+ * First the nine published sizes and the shape of every tensor; then a plain forward of one whole sequence, the
+ * specification of everything else. A decoder layer computes, in the paper's letters with x of (n, h1),
+ *
+ *     q, k, v = ln(x) w_q, ln(x) w_k, ln(x) w_v            a = softmax(q k^T / sqrt(hd)) v      x = a w_o + x
+ *     x = relu(ln(x) w_1) w_2 + x
+ *
+ * where every product also adds a bias, and opt-350m normalizes after each sum instead of before each product. The
+ * paper prints the layer without its layernorms; the checkpoints have them.
+ * Read next: checkpoint.c, where the tensors come from; then host.c, where the same arithmetic is fast. */
+#include <math.h>
+
+#include "flexgen.h"
+
+// ---------------------------------------------------------------------------------------------------------------
+// Sizes and shapes
+// ---------------------------------------------------------------------------------------------------------------
+
+static const OptConfig sizes[] = {
+    /* name      l   h1     h2         nh  vocab  max_pos embed pre_norm final_norm eos */
+    {"opt-125m", 12, 768, 4 * 768, 12, 50272, 2048, 768, true, true, 2},
+    {"opt-350m", 24, 1024, 4 * 1024, 16, 50272, 2048, 512, false, false, 2},
+    {"opt-1.3b", 24, 2048, 4 * 2048, 32, 50272, 2048, 2048, true, true, 2},
+    {"opt-2.7b", 32, 2560, 4 * 2560, 32, 50272, 2048, 2560, true, true, 2},
+    {"opt-6.7b", 32, 4096, 4 * 4096, 32, 50272, 2048, 4096, true, true, 2},
+    {"opt-13b", 40, 5120, 4 * 5120, 40, 50272, 2048, 5120, true, true, 2},
+    {"opt-30b", 48, 7168, 4 * 7168, 56, 50272, 2048, 7168, true, true, 2},
+    {"opt-66b", 64, 9216, 4 * 9216, 72, 50272, 2048, 9216, true, true, 2},
+    {"opt-175b", 96, 12288, 4 * 12288, 96, 50272, 2048, 12288, true, true, 2},
+};
+
+int opt_config_by_name(OptConfig *config, const char *name) {
+    if (strncmp(name, "facebook/", 9) == 0) name += 9;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (strcmp(name, sizes[i].name) == 0) {
+            *config = sizes[i];
+            return 0;
+        }
+    return -1;
+}
+
+const char *opt_known_names(void) {
+    return "opt-125m, opt-350m, opt-1.3b, opt-2.7b, opt-6.7b, opt-13b, opt-30b, opt-66b, opt-175b";
+}
+
+void opt_role_shape(const OptConfig *config, Role role, int *rows, int *cols) {
+    bool matrix = role == Q_W || role == K_W || role == V_W || role == O_W || role == FC1_W || role == FC2_W;
+    int out = role == FC1_W || role == FC1_B ? config->h2 : config->h1;
+    *rows = matrix ? out : 1;
+    *cols = !matrix ? out : role == FC2_W ? config->h2 : config->h1;
+}
+
+void opt_global_shape(const OptConfig *config, Global global, int *rows, int *cols) {
+    bool project = config->embed != config->h1;
+    int shape[NGLOBALS][2] = {
+        [TOK_EMBED] = {config->vocab, config->embed},
+        [POS_EMBED] = {config->max_pos + 2, config->h1},
+        [PROJECT_IN] = {project ? config->h1 : 0, config->embed},
+        [PROJECT_OUT] = {project ? config->embed : 0, config->h1},
+        [FINAL_LN_W] = {config->final_norm, config->h1},
+        [FINAL_LN_B] = {config->final_norm, config->h1},
+        [LM_HEAD] = {config->vocab, config->embed},
+    };
+    *rows = shape[global][0];
+    *cols = shape[global][1];
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The plain forward
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A whole tensor as floats; the caller frees it. NULL if it is absent (rows 0, err untouched) or cannot be read. */
+static float *tensor_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
+    size_t count = (size_t)tensor->rows * tensor->cols;
+    if (count == 0) return NULL;
+    f16 *bits = (f16 *)xcalloc(count, sizeof *bits);
+    float *values = (float *)xcalloc(count, sizeof *values);
+    if (checkpoint_fill(checkpoint, bits, tensor, 0, count, err) == 0)
+        for (size_t i = 0; i < count; i++) values[i] = f16_to_f32(bits[i]);
+    else {
+        free(values);
+        values = NULL;
+    }
+    free(bits);
+    return values;
+}
+
+/* y = x w^T + b. y (m, n), x (m, k), w (n, k), b (n) or NULL. */
+static void plain_linear(float *y, const float *x, const float *w, const float *b, int m, int n, int k) {
+    for (int r = 0; r < m; r++)
+        for (int c = 0; c < n; c++) {
+            const float *xr = x + (size_t)r * k, *wc = w + (size_t)c * k;
+            float sum = 0;
+            for (int p = 0; p < k; p++) sum += xr[p] * wc[p];
+            y[(size_t)r * n + c] = b ? sum + b[c] : sum;
+        }
+}
+
+/* y = (x - mean) / sqrt(var + 1e-5) * w + b, row by row; y may be x. y, x (rows, cols), w, b (cols). */
+static void plain_layernorm(float *y, const float *x, const float *w, const float *b, int rows, int cols) {
+    for (int r = 0; r < rows; r++, x += cols, y += cols) {
+        float mean = 0, var = 0;
+        for (int c = 0; c < cols; c++) mean += x[c];
+        mean /= cols;
+        for (int c = 0; c < cols; c++) var += (x[c] - mean) * (x[c] - mean);
+        float scale = 1 / sqrtf(var / cols + 1e-5f);
+        for (int c = 0; c < cols; c++) y[c] = (x[c] - mean) * scale * w[c] + b[c];
+    }
+}
+
+static void plain_add(float *x, const float *y, size_t n) {
+    for (size_t i = 0; i < n; i++) x[i] += y[i];
+}
+
+/* To what the KV cache would give back. */
+static void plain_round_to_f16(float *x, size_t n) {
+    for (size_t i = 0; i < n; i++) x[i] = f16_to_f32(f32_to_f16(x[i]));
+}
+
+/* o = softmax(q k^T / sqrt(hd)) v for every head; row t sees rows 0..t. o, q, k, v (n, nh * hd). score (n) is scratch. */
+static void plain_attention(float *o, const float *q, const float *k, const float *v, float *score, int n, int nh, int hd) {
+    size_t h1 = (size_t)nh * hd;
+    for (int head = 0; head < nh; head++)
+        for (int t = 0; t < n; t++) {
+            const float *qt = q + t * h1 + head * hd;
+            float *ot = o + t * h1 + head * hd, max = -INFINITY, sum = 0;
+            for (int u = 0; u <= t; u++) {
+                const float *ku = k + u * h1 + head * hd;
+                score[u] = 0;
+                for (int d = 0; d < hd; d++) score[u] += qt[d] * ku[d];
+                score[u] /= sqrtf(hd);
+                max = fmaxf(max, score[u]);
+            }
+            for (int u = 0; u <= t; u++) sum += score[u] = expf(score[u] - max);
+            for (int d = 0; d < hd; d++) ot[d] = 0;
+            for (int u = 0; u <= t; u++)
+                for (int d = 0; d < hd; d++) ot[d] += score[u] / sum * v[u * h1 + head * hd + d];
+        }
+}
+
+/* The floats of one forward; n tokens. */
+typedef struct {
+    float *x;         /* (n, h1) what flows from layer to layer */
+    float *y;         /* (n, max(h1, embed)) */
+    float *q, *k, *v; /* (n, h1) */
+    float *a;         /* (n, h1) */
+    float *hidden;    /* (n, h2) */
+    float *score;     /* (n) */
+} Buffers;
+
+/* Multi-head attention with its residual; w holds the layer's tensors. */
+static void plain_attention_block(Buffers *s, float *w[NROLES], const OptConfig *c, int n) {
+    const float *in = s->x;
+    if (c->pre_norm) {
+        plain_layernorm(s->y, s->x, w[LN1_W], w[LN1_B], n, c->h1);
+        in = s->y;
+    }
+    plain_linear(s->q, in, w[Q_W], w[Q_B], n, c->h1, c->h1);
+    plain_linear(s->k, in, w[K_W], w[K_B], n, c->h1, c->h1);
+    plain_linear(s->v, in, w[V_W], w[V_B], n, c->h1, c->h1);
+    plain_round_to_f16(s->k, (size_t)n * c->h1);
+    plain_round_to_f16(s->v, (size_t)n * c->h1);
+    plain_attention(s->a, s->q, s->k, s->v, s->score, n, c->nh, c->h1 / c->nh);
+    plain_linear(s->y, s->a, w[O_W], w[O_B], n, c->h1, c->h1);
+    plain_add(s->x, s->y, (size_t)n * c->h1);
+    if (!c->pre_norm) plain_layernorm(s->x, s->x, w[LN1_W], w[LN1_B], n, c->h1);
+}
+
+/* The feed-forward network with its residual. */
+static void plain_ffn_block(Buffers *s, float *w[NROLES], const OptConfig *c, int n) {
+    const float *in = s->x;
+    if (c->pre_norm) {
+        plain_layernorm(s->y, s->x, w[LN2_W], w[LN2_B], n, c->h1);
+        in = s->y;
+    }
+    plain_linear(s->hidden, in, w[FC1_W], w[FC1_B], n, c->h2, c->h1);
+    for (size_t e = 0; e < (size_t)n * c->h2; e++) s->hidden[e] = fmaxf(s->hidden[e], 0);
+    plain_linear(s->y, s->hidden, w[FC2_W], w[FC2_B], n, c->h1, c->h2);
+    plain_add(s->x, s->y, (size_t)n * c->h1);
+    if (!c->pre_norm) plain_layernorm(s->x, s->x, w[LN2_W], w[LN2_B], n, c->h1);
+}
+
+/* x = project_in(token table[ids]) + position table[2 ..]; g holds the tensors outside the layers. */
+static void plain_embed(Buffers *s, float *g[NGLOBALS], const OptConfig *c, const int32_t *ids, int n) {
+    size_t row = (size_t)c->embed * sizeof(float);
+    for (int t = 0; t < n; t++) memcpy(s->y + (size_t)t * c->embed, g[TOK_EMBED] + (size_t)ids[t] * c->embed, row);
+    if (g[PROJECT_IN])
+        plain_linear(s->x, s->y, g[PROJECT_IN], NULL, n, c->h1, c->embed);
+    else
+        memcpy(s->x, s->y, n * row);
+    plain_add(s->x, g[POS_EMBED] + 2 * (size_t)c->h1, (size_t)n * c->h1);
+}
+
+/* logits (n, vocab) from x. */
+static void plain_head(float *logits, Buffers *s, float *g[NGLOBALS], const OptConfig *c, int n) {
+    const float *in = s->x;
+    if (g[FINAL_LN_W]) plain_layernorm(s->x, s->x, g[FINAL_LN_W], g[FINAL_LN_B], n, c->h1);
+    if (g[PROJECT_OUT]) {
+        plain_linear(s->y, s->x, g[PROJECT_OUT], NULL, n, c->embed, c->h1);
+        in = s->y;
+    }
+    plain_linear(logits, in, g[LM_HEAD] ? g[LM_HEAD] : g[TOK_EMBED], NULL, n, c->vocab, c->embed);
+}
+
+/* Reads count tensors as floats; absent ones become NULL. On failure those read so far stay for the caller to free. */
+static int tensors_floats(float **values, const Checkpoint *checkpoint, const Tensor *tensors, int count, Error *err) {
+    for (int i = 0; i < count; i++)
+        if (!(values[i] = tensor_floats(checkpoint, &tensors[i], err)) && tensors[i].rows > 0) return -1;
+    return 0;
+}
+
+static void free_floats(float **values, int count) {
+    for (int i = 0; i < count; i++) {
+        free(values[i]);
+        values[i] = NULL;
+    }
+}
+
+int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t *ids, int n, Error *err) {
+    const OptConfig *c = &checkpoint->config;
+    float *g[NGLOBALS] = {NULL}, *w[NROLES] = {NULL};
+    CHECK(n > 0 && n <= c->max_pos);
+    for (int t = 0; t < n; t++) CHECK(ids[t] >= 0 && ids[t] < c->vocab);
+    size_t width[] = {c->h1, c->embed > c->h1 ? c->embed : c->h1, c->h1, c->h1, c->h1, c->h1, c->h2, 1};
+    float *s[8];
+    for (int b = 0; b < 8; b++) s[b] = (float *)xcalloc(n * width[b], sizeof(float));
+    Buffers buffers = {.x = s[0], .y = s[1], .q = s[2], .k = s[3], .v = s[4], .a = s[5], .hidden = s[6], .score = s[7]};
+
+    int rc = tensors_floats(g, checkpoint, checkpoint->global, NGLOBALS, err);
+    if (rc == 0) plain_embed(&buffers, g, c, ids, n);
+    for (int j = 0; j < c->l && rc == 0; j++) {
+        rc = tensors_floats(w, checkpoint, checkpoint->layer[j], NROLES, err);
+        if (rc == 0) {
+            plain_attention_block(&buffers, w, c, n);
+            plain_ffn_block(&buffers, w, c, n);
+        }
+        free_floats(w, NROLES);
+    }
+    if (rc == 0) plain_head(logits, &buffers, g, c, n);
+    free_floats(g, NGLOBALS);
+    free_floats(s, 8);
+    return rc;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The forward pass through the device table
+// ---------------------------------------------------------------------------------------------------------------
+
+static const Tensor none = {.rows = 0};
+
+Event opt_embed(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor x, Tensor tokens, Tensor ids,
+                Tensor positions, Tensor embedded) {
+    bool projected = config->embed != config->h1;
+    if (!tokens.rows) {
+        device->embed(device, &op, projected ? embedded : x, global[TOK_EMBED], ids, false);
+        op.nafter = 0;
+        tokens = embedded;
+    }
+    Event e = device->embed(device, &op, x, global[POS_EMBED], positions, !projected);
+    op.nafter = 0;
+    if (projected) e = device->linear(device, &op, x, tokens, global[PROJECT_IN], none, x, false);
+    return e;
+}
+
+Event opt_project(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor q, Tensor kv, Tensor x, Tensor norm) {
+    int h1 = config->h1, piece = config->pre_norm ? norm.rows : x.rows;
+    Event e = {op.lane, 0};
+    for (int first = 0; first < x.rows; first += piece) {
+        int n = x.rows - first < piece ? x.rows - first : piece;
+        Tensor in = tensor_rows(x, first, n), out = tensor_rows(kv, first, n);
+        if (config->pre_norm) {
+            device->layernorm(device, &op, tensor_rows(norm, 0, n), in, w[LN1_W], w[LN1_B]);
+            op.nafter = 0;
+            in = tensor_rows(norm, 0, n);
+        }
+        device->linear(device, &op, tensor_rows(q, first, n), in, w[Q_W], w[Q_B], none, false);
+        op.nafter = 0;
+        device->linear(device, &op, tensor_cols(out, 0, h1), in, w[K_W], w[K_B], none, false);
+        e = device->linear(device, &op, tensor_cols(out, h1, h1), in, w[V_W], w[V_B], none, false);
+    }
+    return e;
+}
+
+Event opt_finish(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm, Tensor ffn) {
+    Event e = device->linear(device, &op, x, o, w[O_W], w[O_B], x, false);
+    op.nafter = 0;
+    if (!config->pre_norm) e = device->layernorm(device, &op, x, x, w[LN1_W], w[LN1_B]);
+    for (int first = 0; first < x.rows; first += ffn.rows) {
+        int n = x.rows - first < ffn.rows ? x.rows - first : ffn.rows;
+        Tensor part = tensor_rows(x, first, n), in = part, hidden = tensor_rows(ffn, 0, n);
+        if (config->pre_norm) {
+            in = tensor_rows(norm, 0, n);
+            device->layernorm(device, &op, in, part, w[LN2_W], w[LN2_B]);
+        }
+        device->linear(device, &op, hidden, in, w[FC1_W], w[FC1_B], none, true);
+        e = device->linear(device, &op, part, hidden, w[FC2_W], w[FC2_B], part, false);
+    }
+    if (!config->pre_norm) e = device->layernorm(device, &op, x, x, w[LN2_W], w[LN2_B]);
+    return e;
+}
+
+Event opt_logits(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor head, Tensor logits, Tensor x,
+                 Tensor out) {
+    if (config->final_norm) {
+        device->layernorm(device, &op, x, x, global[FINAL_LN_W], global[FINAL_LN_B]);
+        op.nafter = 0;
+    }
+    if (config->embed != config->h1) {
+        device->linear(device, &op, out, x, global[PROJECT_OUT], none, none, false);
+        op.nafter = 0;
+        x = out;
+    }
+    return device->linear(device, &op, logits, x, head, none, none, false);
+}

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Makes the golden data of tests/test_tokenizer.c with Hugging Face `tokenizers`.
+
+    python3 scripts/make_tokenizer_golden.py                        the committed sample
+
+trains a byte-level BPE of about a thousand pieces on the lines below, writes it in OPT's file format to
+tests/golden/tokenizer/ (ids 0..3 = <s> <pad> </s> <unk>, the other ids shuffled, with gaps) and a few hundred lines
+with their ids to tests/golden/tokenizer.jsonl: {"text": ..., "ids": [...]}, or {"hex": ...} where the text has a NUL.
+
+    python3 scripts/make_tokenizer_golden.py --model models/opt-tiny --lines 20000 --text FILE --base /tmp/big
+    TOKENIZER_GOLDEN=/tmp/big build/run_tests tokenizer             a large comparison, with any OPT vocabulary
+
+writes /tmp/big.jsonl and copies vocab.json and merges.txt to /tmp/big/. Half of the lines come from the text files where
+some are given, the others are made up to be nasty. Special pieces are not matched in texts, as in tokenizer.c.
+
+Needs: tokenizers (0.23.3 made the committed files).
+"""
+import argparse
+import json
+import os
+import random
+import shutil
+
+from tokenizers import ByteLevelBPETokenizer
+
+SPECIALS = ["<s>", "<pad>", "</s>", "<unk>"]
+SENTENCES = """The weights of the next layer are loaded while this layer computes.
+A small computer can run a large model if it has the patience to wait for its disk.
+It's the reader's book, and they'll say that we've done what we'd promised; I'm sure you're right.
+She didn't know whether he could've come, so she couldn't have said they weren't there.
+IT'S LOUD, DON'T SHOUT! I'LL TRY; WE'RE DONE; YOU'VE WON; HE'D KNOW; I'M OUT.
+In 1987 there were 1,234,567 trees; by 2024 only 89% were left, which is 3.14159 times fewer than hoped.
+for (int i = 0; i < n; i++) { sum += x[i] * w[i]; } /* the inner loop */
+def forward(self, x):\n\treturn self.w @ x + self.b  # a layer
+https://example.org/path/to?query=1&other=two#part and someone@example.com
+Le garçon a mangé une crêpe à l'île, où l'été fut très doux, naïvement.
+Der große Bär läuft über die schöne Straße, während die Vögel zwitschern.
+El niño pequeño soñó con un pingüino en la montaña. ¿Qué pasó? ¡Nada!
+Żółta łódź płynie powoli; příliš žluťoučký kůň; čeština má háčky.
+Быстрая лиса перепрыгнула через ленивую собаку в тёмном лесу.
+Η γρήγορη αλεπού πήδηξε πάνω από το τεμπέλικο σκυλί.
+השועל המהיר קפץ מעל הכלב העצלן בבוקר.
+الثعلب السريع يقفز فوق الكلب الكسول في الصباح ١٢٣٤٥.
+तेज़ लोमड़ी आलसी कुत्ते के ऊपर कूद गई १२३।
+快い狐がのろまな犬を飛び越えた。カタカナとひらがな。
+敏捷的棕色狐狸跳过了懒狗，今天天气很好。
+빠른 갈색 여우가 게으른 개를 뛰어넘었다.
+สุนัขจิ้งจอกสีน้ำตาลกระโดดข้ามสุนัขขี้เกียจ
+🦊 jumps over 🐶🐶 and 👩‍👩‍👧‍👦 smiles 😀😃😄 👍🏽 🇫🇷🇯🇵 ❤️""".replace("\\n", "\n").replace("\\t", "\t").split("\n")
+WORDS = [word for sentence in SENTENCES for word in sentence.split()]
+
+# every Unicode blank, the ones that look like blanks and are none, joiners, marks, directions, controls
+BLANKS = [" ", "  ", "\t", "\n", "\r", "\r\n", "\v", "\f", "\x85", "\xa0", "\u1680", *map(chr, range(0x2000, 0x200B)),
+          "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"]
+ODD = ["\u180e", "\u200b", "\u200c", "\u200d", "\u2060", "\ufeff", "\u00ad", "\u0301", "\u0308\u0323", "\u20dd", "\ufe0f",
+       "\u202e", "\u200f", "\u061c", "\u2066", "\u2069", "\U000e0041", "\ue000", "\uffff", "\U0010ffff", "\ufffd",
+       *map(chr, range(1, 32)), "\x7f", "\x80", "\x9f"]
+TOUCHY = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'S", "'LL", "''", "'", "’s", " 's", "' s", "'sx", "</s>", "<s>", "<unk>",
+          "<pad>", "<|endoftext|>", "½", "²", "Ⅷ", "٣", "①", "_", "__init__", "Ġ", "Ċ", "#version", "ǅ", "ª", "ﬁ", "İ", "ẞ"]
+
+
+def nasty_line(rng):
+    """A made-up line: a few parts, each of a kind that has broken some tokenizer."""
+    def part():
+        kind = rng.randrange(12)
+        if kind < 3:
+            return rng.choice(WORDS)
+        if kind == 3:
+            return rng.choice(BLANKS)
+        if kind == 4:
+            return rng.choice([" ", " ", "\t", "\n", rng.choice(BLANKS)]) * rng.choice([2, 3, 4, 7, 16, 40])
+        if kind == 5:
+            return "".join(rng.choice(BLANKS) for _ in range(rng.randint(2, 6)))
+        if kind == 6:
+            return rng.choice(ODD)
+        if kind == 7:
+            return rng.choice(TOUCHY)
+        if kind == 8:
+            return str(rng.randrange(10 ** rng.randint(1, 20)))
+        if kind == 9:
+            return "".join(chr(rng.randrange(33, 127)) for _ in range(rng.randint(1, 8)))
+        if kind == 10:  # any characters, often letters
+            codes = [rng.choice([rng.randrange(0x80, 0x800), rng.randrange(0x800, 0xD800), rng.randrange(0xE000, 0x30000)])
+                     for _ in range(rng.randint(1, 4))]
+            return "".join(map(chr, codes))
+        return rng.choice(WORDS)[:3] * rng.randint(1, 6)
+    return "".join(part() + rng.choice(["", "", " "]) for _ in range(rng.randint(1, 9)))
+
+
+def special_lines(rng):
+    """Lines that are there whatever the seed: empty, one character, a NUL, very long words."""
+    lines = ["", " ", "  ", "\n", "a", "é", "🦊", "\0", "a\0b \0\0 c", " \u180e a", "\u1680a", "x\u3000\u3000y", "a \n b", "\r\n\r\nx"]
+    lines += SENTENCES + [blank + "a" + blank * 3 + "b" + blank * 2 for blank in BLANKS]
+    lines += ["the" * 300, "a" * 700, " " * 500 + "x", "\n" * 300, "1" * 400, "!" * 300, "é" * 300, "狐" * 200, "\u200d" * 100]
+    return lines + ["".join(rng.choice("etaoinshrdlu") for _ in range(1500))]
+
+
+def train_small(base, rng):
+    tokenizer = ByteLevelBPETokenizer(add_prefix_space=False)
+    lines = SENTENCES * 4 + [" ".join(rng.choice(WORDS) for _ in range(12)) for _ in range(400)]
+    tokenizer.train_from_iterator(lines, vocab_size=1000, min_frequency=2, show_progress=False)
+    os.makedirs(base, exist_ok=True)
+    tokenizer.save_model(base)
+    with open(f"{base}/vocab.json", encoding="utf-8") as f:
+        pieces = list(json.load(f))
+    ids = [i for i in range(4, len(pieces) + 24) if not 300 <= i < 320]  # a gap, as OPT's ids have one
+    rng.shuffle(ids)  # OPT's ids do not follow the merges either
+    vocab = {piece: i for i, piece in enumerate(SPECIALS)} | dict(zip(pieces, ids))
+    with open(f"{base}/vocab.json", "w", encoding="utf-8") as f:
+        json.dump(dict(sorted(vocab.items(), key=lambda item: item[1])), f, ensure_ascii=False, separators=(",", ":"))
+        f.write("\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", default="tests/golden/tokenizer", help="writes BASE.jsonl, BASE/vocab.json, BASE/merges.txt")
+    parser.add_argument("--model", help="a directory with vocab.json and merges.txt; default: train a small one")
+    parser.add_argument("--text", nargs="*", default=[], help="files whose lines are used beside the made-up ones")
+    parser.add_argument("--lines", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
+    if args.model:
+        os.makedirs(args.base, exist_ok=True)
+        for name in ("vocab.json", "merges.txt"):
+            shutil.copyfile(f"{args.model}/{name}", f"{args.base}/{name}")
+    else:
+        train_small(args.base, rng)
+    tokenizer = ByteLevelBPETokenizer(f"{args.base}/vocab.json", f"{args.base}/merges.txt", add_prefix_space=False)
+    lines = special_lines(rng)
+    for path in args.text:
+        with open(path, encoding="utf-8", newline="\n") as f:
+            some = f.read().split("\n")
+        lines += rng.sample(some, min(len(some), args.lines // 2 // len(args.text)))
+    lines += [nasty_line(rng) for _ in range(args.lines - len(lines))]
+    with open(f"{args.base}.jsonl", "w", encoding="utf-8", newline="\n") as f:
+        for line in lines:
+            text = {"hex": line.encode().hex()} if "\0" in line else {"text": line}
+            f.write(json.dumps(text | {"ids": tokenizer.encode(line).ids}, ensure_ascii=False, separators=(",", ":")) + "\n")
+    print(f"{len(lines)} lines, {tokenizer.get_vocab_size()} pieces")
+
+
+if __name__ == "__main__":
+    main()

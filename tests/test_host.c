@@ -1,0 +1,588 @@
+/* test_host.c: the CPU's arithmetic against plain double-precision loops, and batch invariance bit for bit. */
+#include "tests.h"
+
+static uint64_t state;
+
+static float *random_floats(size_t n, float scale) {
+    float *x = (float *)xcalloc(n, sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = scale * test_random(&state);
+    return x;
+}
+
+static f16 *random_halves(size_t n, float scale) {
+    f16 *x = (f16 *)xcalloc(n, sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = f32_to_f16(scale * test_random(&state));
+    return x;
+}
+
+/* The larger of two errors; a NaN stays. */
+static double worse(double worst, double e) { return isnan(worst) || e <= worst ? worst : e; }
+
+static bool same_bits(const void *a, const void *b, size_t bytes) { return memcmp(a, b, bytes) == 0; }
+
+// ---- f16 ---------------------------------------------------------------------------------------------------------
+
+/* The value of a half by the definition of binary16. */
+static double half_value(unsigned h) {
+    int exponent = h >> 10 & 31, mantissa = h & 1023;
+    double v = exponent == 31 ? (mantissa ? NAN : INFINITY) : exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
+    return h & 0x8000 ? -v : v;
+}
+
+static void every_half_converts_exactly_and_back(void) {
+    int wrong = 0;
+    for (unsigned h = 0; h < 65536; h++) {
+        float f = f16_to_f32((f16)h);
+        double v = half_value(h);
+        if (isnan(v)) {
+            f16 back = f32_to_f16(f);
+            wrong += !isnan(f) || !isnan(half_value(back)) || (back ^ h) & 0x8000;
+        } else {
+            wrong += f != v || !signbit(f) != !signbit(v) || f32_to_f16(f) != h;
+        }
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+}
+
+static void floats_round_to_the_nearest_even_half(void) {
+    int wrong = 0;
+    for (unsigned h = 0; h < 0x7c00; h++) { /* between every half and the next, the first past the largest being 65536 */
+        double low = half_value(h), high = h == 0x7bff ? 65536 : half_value(h + 1);
+        float middle = (float)((low + high) / 2); /* exact: one bit more than a half has */
+        wrong += f32_to_f16(middle) != h + (h & 1);
+        wrong += f32_to_f16(nextafterf(middle, 0)) != h;
+        wrong += f32_to_f16(nextafterf(middle, INFINITY)) != h + 1;
+        wrong += f32_to_f16(-nextafterf(middle, INFINITY)) != ((h + 1) | 0x8000);
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    CU_ASSERT_EQUAL(f32_to_f16(1e30f), 0x7c00);
+    CU_ASSERT_EQUAL(f32_to_f16(-INFINITY), 0xfc00);
+    CU_ASSERT_EQUAL(f32_to_f16(1e-30f), 0);
+    CU_ASSERT_EQUAL(f32_to_f16(-0.0f), 0x8000);
+}
+
+// ---- rows --------------------------------------------------------------------------------------------------------
+
+static void embed_gathers_and_adds_rows_of_every_type(void) {
+    enum { ROWS = 5, COLS = 37, LD = 41, TABLE = 9 };
+    int32_t idx[ROWS] = {8, 0, 3, 3, 7};
+    float f[TABLE * LD], y[ROWS * COLS + 1];
+    uint16_t h[TABLE * LD], b[TABLE * LD];
+    for (int i = 0; i < TABLE * LD; i++) {
+        f[i] = (float)(i - 100) / 4; /* exact in all three types */
+        uint32_t bits;
+        memcpy(&bits, &f[i], 4);
+        h[i] = f32_to_f16(f[i]), b[i] = (uint16_t)(bits >> 16);
+    }
+    const void *tables[] = {f, h, b};
+    const Type types[] = {F32, F16, BF16};
+    for (int t = 0; t < 3; t++) {
+        int wrong = 0;
+        y[ROWS * COLS] = 7;
+        host_embed(y, tables[t], types[t], LD, idx, ROWS, COLS, false);
+        host_embed(y, tables[0], F32, LD, idx, ROWS, COLS, true);
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < COLS; c++) {
+                float exact = f[idx[r] * LD + c];
+                if (types[t] == BF16) exact = exact < 64 && exact > -64 ? exact : NAN; /* beyond: 8 bits do not hold it */
+                wrong += !isnan(exact) && y[r * COLS + c] != 2 * exact;
+            }
+        CU_ASSERT_EQUAL(wrong, 0);
+        CU_ASSERT_EQUAL(y[ROWS * COLS], 7);
+    }
+}
+
+static void layernorm_matches_its_formula_in_place_and_row_by_row(void) {
+    static const int cols[] = {1, 2, 15, 16, 33, 64, 100, 768, 2049};
+    for (size_t c = 0; c < sizeof cols / sizeof *cols; c++) {
+        int n = cols[c], rows = 300;
+        float *x = random_floats((size_t)rows * n, 3), *y = random_floats((size_t)rows * n, 1), *one = random_floats(n, 1);
+        f16 *w = random_halves(n, 2), *b = random_halves(n, 2);
+        for (int i = 0; i < n; i++) x[i] += 40; /* a mean far from 0: one-pass formulas lose digits here */
+        host_layernorm(y, x, w, b, rows, n);
+        double worst = 0;
+        for (int r = 0; r < rows; r++) {
+            double mean = 0, var = 0;
+            for (int i = 0; i < n; i++) mean += x[r * n + i];
+            mean /= n;
+            for (int i = 0; i < n; i++) var += (x[r * n + i] - mean) * (x[r * n + i] - mean);
+            for (int i = 0; i < n; i++) {
+                double ref = (x[r * n + i] - mean) / sqrt(var / n + 1e-5) * f16_to_f32(w[i]) + f16_to_f32(b[i]);
+                worst = worse(worst, fabs(ref - y[r * n + i]) * sqrt(var / n + 1e-5) / (1 + fabs(f16_to_f32(w[i]))));
+            }
+        }
+        CU_ASSERT(worst <= 1e-5); /* in units of the row's deviation: a float at 40 is good to 4e-6 */
+        host_layernorm(one, x + (size_t)7 * n, w, b, 1, n);
+        CU_ASSERT(same_bits(one, y + (size_t)7 * n, (size_t)n * 4));
+        host_layernorm(x, x, w, b, rows, n);
+        CU_ASSERT(same_bits(x, y, (size_t)rows * n * 4));
+        free(x), free(y), free(one), free(w), free(b);
+    }
+}
+
+// ---- linear ------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    int m, n, k;
+    float *x, *y;
+    f16 *w, *b;
+} Product;
+
+static Product product_new(int m, int n, int k) {
+    return (Product){m, n, k, random_floats((size_t)m * k, 1), random_floats((size_t)m * n, 1), random_halves((size_t)n * k, 1),
+                     random_halves(n, 1)};
+}
+
+static void product_free(Product *p) { free(p->x), free(p->y), free(p->w), free(p->b); }
+
+/* The largest error of y = relu(x w^T + b), in units of the sum of the terms' sizes. */
+static double product_error(const Product *p, bool relu) {
+    double worst = 0;
+    for (int i = 0; i < p->m; i++) {
+        for (int j = 0; j < p->n; j++) {
+            double sum = f16_to_f32(p->b[j]), size = fabs(sum);
+            for (int t = 0; t < p->k; t++) {
+                double term = (double)p->x[(size_t)i * p->k + t] * f16_to_f32(p->w[(size_t)j * p->k + t]);
+                sum += term, size += fabs(term);
+            }
+            if (relu && sum < 0) sum = 0;
+            worst = worse(worst, fabs(sum - p->y[(size_t)i * p->n + j]) / size);
+        }
+    }
+    return worst;
+}
+
+static void linear_matches_double_precision_at_odd_sizes(void) {
+    static const int sizes[] = {1, 3, 4, 15, 16, 17, 31, 64, 65, 100};
+    const int count = sizeof sizes / sizeof *sizes;
+    double worst = 0;
+    for (int m = 1; m <= 40; m++) {
+        for (int i = 0; i < count; i++) {
+            Product p = product_new(m, sizes[i], sizes[(i * 7 + m) % count]);
+            host_linear(p.y, F32, p.n, p.x, p.w, p.b, NULL, m % 2, m, p.n, p.k);
+            worst = worse(worst, product_error(&p, m % 2));
+            product_free(&p);
+        }
+    }
+    static const int large[][3] = {{97, 193, 1025}, {200, 401, 100}, {5, 17, 4100}, {49, 33, 2049}, {193, 16, 31}};
+    for (int i = 0; i < 5; i++) {
+        Product p = product_new(large[i][0], large[i][1], large[i][2]);
+        host_linear(p.y, F32, p.n, p.x, p.w, p.b, NULL, false, p.m, p.n, p.k);
+        worst = worse(worst, product_error(&p, false));
+        product_free(&p);
+    }
+    CU_ASSERT(worst <= 1e-6); /* a few roundings of 6e-8 on each partial sum; a wrong term would be 1/k >= 2e-4 */
+}
+
+static void linear_rows_do_not_depend_on_the_other_rows(void) {
+    static const int shapes[][2] = {{100, 65}, {7, 31}, {193, 1200}, {64, 2500}};
+    for (int s = 0; s < 4; s++) {
+        int most = 130, wrong = 0;
+        Product p = product_new(most, shapes[s][0], shapes[s][1]);
+        float *y = random_floats((size_t)most * p.n, 1);
+        for (int i = 0; i < most; i++)
+            host_linear(p.y + (size_t)i * p.n, F32, p.n, p.x + (size_t)i * p.k, p.w, p.b, NULL, false, 1, p.n, p.k);
+        for (int m = 1; m <= most; m += m < 50 ? 1 : 40) { /* and not starting at row 0 */
+            int first = most - m;
+            host_linear(y, F32, p.n, p.x + (size_t)first * p.k, p.w, p.b, NULL, false, m, p.n, p.k);
+            wrong += !same_bits(y, p.y + (size_t)first * p.n, (size_t)m * p.n * 4);
+        }
+        for (int n = 1; n <= p.n; n += 5) { /* nor on the columns */
+            host_linear(y, F32, p.n, p.x, p.w, p.b, NULL, false, 60, n, p.k);
+            for (int i = 0; i < 60; i++) wrong += !same_bits(y + (size_t)i * p.n, p.y + (size_t)i * p.n, (size_t)n * 4);
+        }
+        CU_ASSERT_EQUAL(wrong, 0);
+        free(y);
+        product_free(&p);
+    }
+}
+
+static void results_do_not_depend_on_the_threads(void) {
+    int wrong = 0;
+    static const int ms[] = {1, 7, 40, 200};
+    for (int i = 0; i < 4; i++) {
+        Product p = product_new(ms[i], 301, 1100);
+        float *y = random_floats((size_t)p.m * p.n, 1);
+        for (int threads = 1; threads <= 5; threads++) {
+            host_set_threads(threads);
+            host_linear(threads == 1 ? p.y : y, F32, p.n, p.x, p.w, p.b, NULL, false, p.m, p.n, p.k);
+            wrong += threads > 1 && !same_bits(y, p.y, (size_t)p.m * p.n * 4);
+        }
+        free(y);
+        product_free(&p);
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    CU_ASSERT(host_set_threads(0) >= 1);
+}
+
+static void linear_writes_halves_and_strides_and_nothing_outside(void) {
+    enum { M = 9, N = 37, K = 50, LD = 45 };
+    Product p = product_new(M, N, K);
+    float y32[M * LD];
+    f16 y16[M * LD];
+    int wrong = 0;
+    for (int i = 0; i < M * LD; i++) y32[i] = -77, y16[i] = 0x1234;
+    host_linear(p.y, F32, N, p.x, p.w, p.b, NULL, false, M, N, K);
+    host_linear(y32, F32, LD, p.x, p.w, p.b, NULL, false, M, N, K);
+    host_linear(y16, F16, LD, p.x, p.w, p.b, NULL, false, M, N, K);
+    for (int i = 0; i < M * LD; i++) {
+        int r = i / LD, c = i % LD;
+        wrong += y32[i] != (c < N ? p.y[r * N + c] : -77);
+        wrong += y16[i] != (c < N ? f32_to_f16(p.y[r * N + c]) : 0x1234);
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    product_free(&p);
+}
+
+static void linear_adds_bias_then_relu_then_the_residual_even_in_place(void) {
+    enum { M = 8, N = 21, K = 40 };
+    Product p = product_new(M, N, K);
+    float plain[M * N], biased[M * N], *y = random_floats(M * N, 1), residual[M * N];
+    memcpy(residual, y, sizeof residual);
+    int wrong = 0;
+    host_linear(plain, F32, N, p.x, p.w, NULL, NULL, false, M, N, K);
+    host_linear(biased, F32, N, p.x, p.w, p.b, NULL, true, M, N, K);
+    host_linear(y, F32, N, p.x, p.w, p.b, y, true, M, N, K);
+    for (int i = 0; i < M * N; i++) {
+        float sum = plain[i] + f16_to_f32(p.b[i % N]), positive = sum < 0 ? 0 : sum;
+        wrong += biased[i] != positive || y[i] != positive + residual[i];
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    free(y);
+    product_free(&p);
+}
+
+// ---- attention ---------------------------------------------------------------------------------------------------
+
+/* Whole sequences, one after another: q (rows, h1) F32, kv (rows, 2 h1) F16. */
+typedef struct {
+    int nseq, h1, nh, rows;
+    const int32_t *start; /* [nseq + 1] */
+    float *q;
+    f16 *kv;
+} Prompts;
+
+static Prompts prompts_new(const int32_t *start, int nseq, int hd, int nh) {
+    int h1 = hd * nh, rows = start[nseq];
+    return (Prompts){nseq, h1, nh, rows, start, random_floats((size_t)rows * h1, 3), random_halves((size_t)rows * 2 * h1, 2)};
+}
+
+static void prompts_free(Prompts *p) { free(p->q), free(p->kv); }
+
+/* Section 3's attention of one row over tokens first .. row, in double. */
+static void attention_reference(double *o, const Prompts *p, int first, int row) {
+    int hd = p->h1 / p->nh, n = row - first + 1;
+    double *s = (double *)xcalloc(n, sizeof *s);
+    for (int h = 0; h < p->nh; h++) {
+        double top = -INFINITY, sum = 0;
+        for (int t = 0; t < n; t++) {
+            for (int d = 0; d < hd; d++)
+                s[t] += (double)p->q[(size_t)row * p->h1 + h * hd + d] * f16_to_f32(p->kv[(size_t)(first + t) * 2 * p->h1 + h * hd + d]);
+            s[t] /= sqrt(hd);
+            top = s[t] > top ? s[t] : top;
+        }
+        for (int t = 0; t < n; t++) sum += s[t] = exp(s[t] - top);
+        for (int d = 0; d < hd; d++) {
+            double *out = &o[h * hd + d];
+            *out = 0;
+            for (int t = 0; t < n; t++) *out += s[t] / sum * f16_to_f32(p->kv[(size_t)(first + t) * 2 * p->h1 + p->h1 + h * hd + d]);
+        }
+        memset(s, 0, (size_t)n * sizeof *s);
+    }
+    free(s);
+}
+
+/* Decodes the last token of every sequence from pages of that size scattered in a pool; o (nseq, h1). */
+static void decode_paged(float *o, const Prompts *p, int page_tokens, int nseq) {
+    int max_pages = 0, npages = 3, next = 0;
+    for (int r = 0; r < nseq; r++) {
+        int n = (p->start[r + 1] - p->start[r] + page_tokens - 1) / page_tokens;
+        npages += n, max_pages = n > max_pages ? n : max_pages;
+    }
+    size_t page = (size_t)page_tokens * p->h1;
+    f16 *k = random_halves(npages * page, 60000), *v = random_halves(npages * page, 60000); /* what must not be read */
+    int32_t *pages = (int32_t *)xcalloc((size_t)nseq * max_pages, 4), *len = (int32_t *)xcalloc(nseq, 4);
+    int32_t *seq = (int32_t *)xcalloc(p->rows, 4), *pos = (int32_t *)xcalloc(p->rows, 4);
+    float *q = random_floats((size_t)nseq * p->h1, 1);
+    for (int i = 0; i < nseq * max_pages; i++) pages[i] = -1;
+    for (int c = 0; c < max_pages; c++) /* dealt in turns and backwards: a sequence's pages never lie together */
+        for (int r = 0; r < nseq; r++)
+            if (c * page_tokens < p->start[r + 1] - p->start[r]) pages[r * max_pages + c] = npages - 1 - next++;
+    for (int r = 0; r < nseq; r++) {
+        len[r] = p->start[r + 1] - p->start[r];
+        for (int t = 0; t < len[r]; t++) seq[p->start[r] + t] = r, pos[p->start[r] + t] = t;
+        memcpy(q + (size_t)r * p->h1, p->q + (size_t)(p->start[r + 1] - 1) * p->h1, (size_t)p->h1 * 4);
+    }
+    host_append(k, v, p->kv, seq, pos, pages, p->start[nseq], max_pages, page_tokens, p->h1);
+    host_attend(o, q, k, v, pages, len, nseq, max_pages, page_tokens, p->h1, p->nh);
+    free(k), free(v), free(pages), free(len), free(seq), free(pos), free(q);
+}
+
+static const int head_dims[] = {64, 80, 96, 128, 8, 20, 1};
+enum { NDIMS = sizeof head_dims / sizeof *head_dims };
+static const int32_t starts[] = {0, 1, 66, 194, 197, 398}; /* lengths 1 65 128 3 201 */
+
+static void append_puts_rows_where_the_page_table_says(void) {
+    enum { H1 = 5, PT = 3, PAGES = 4 };
+    f16 k[PAGES * PT * H1], v[PAGES * PT * H1], kv[3 * 2 * H1];
+    const int32_t pages[] = {2, 0, 3, 1}, seq[] = {1, 0, 1}, pos[] = {4, 2, 0}; /* two pages a sequence */
+    const int at[] = {1 * PT + 1, 2 * PT + 2, 3 * PT};
+    for (int i = 0; i < 3 * 2 * H1; i++) kv[i] = (f16)(100 + i);
+    memset(k, 0, sizeof k), memset(v, 0, sizeof v);
+    host_append(k, v, kv, seq, pos, pages, 3, 2, PT, H1);
+    int wrong = 0, filled = 0;
+    for (int r = 0; r < 3; r++)
+        for (int c = 0; c < H1; c++) wrong += k[at[r] * H1 + c] != kv[r * 2 * H1 + c] || v[at[r] * H1 + c] != kv[r * 2 * H1 + H1 + c];
+    for (int i = 0; i < PAGES * PT * H1; i++) filled += (k[i] != 0) + (v[i] != 0);
+    CU_ASSERT_EQUAL(wrong, 0);
+    CU_ASSERT_EQUAL(filled, 2 * 3 * H1);
+}
+
+static void prefill_attention_matches_double_precision(void) {
+    for (int c = 0; c < NDIMS; c++) {
+        Prompts p = prompts_new(starts, 5, head_dims[c], 3);
+        float *o = random_floats((size_t)p.rows * p.h1, 1);
+        double *ref = (double *)xcalloc(p.h1, sizeof *ref), worst = 0;
+        host_attend_prefill(o, p.q, p.kv, p.start, p.nseq, p.h1, p.nh);
+        for (int r = 0; r < p.nseq; r++)
+            for (int row = p.start[r]; row < p.start[r + 1]; row++) {
+                attention_reference(ref, &p, p.start[r], row);
+                for (int d = 0; d < p.h1; d++) worst = worse(worst, fabs(ref[d] - o[(size_t)row * p.h1 + d]));
+            }
+        CU_ASSERT(worst <= 2e-5); /* scores up to ~20 carry 2e-6 of error into weights of values up to 2 */
+        free(o), free(ref);
+        prompts_free(&p);
+    }
+}
+
+static void prefill_rows_do_not_depend_on_the_other_sequences(void) {
+    for (int c = 0; c < NDIMS; c++) {
+        Prompts p = prompts_new(starts, 5, head_dims[c], 5);
+        float *o = random_floats((size_t)p.rows * p.h1, 1), *one = random_floats((size_t)p.rows * p.h1, 1);
+        host_attend_prefill(o, p.q, p.kv, p.start, p.nseq, p.h1, p.nh);
+        for (int r = 0; r < p.nseq; r++) {
+            int32_t s = p.start[r + 1] - p.start[r], alone[] = {0, s};
+            size_t at = (size_t)p.start[r] * p.h1;
+            for (int cut = 0; cut < 2; cut++) { /* nor on the tokens after them */
+                host_attend_prefill(one, p.q + at, p.kv + 2 * at, alone, 1, p.h1, p.nh);
+                CU_ASSERT(same_bits(one, o + at, (size_t)alone[1] * p.h1 * 4));
+                alone[1] = (s + 1) / 2;
+            }
+        }
+        free(o), free(one);
+        prompts_free(&p);
+    }
+}
+
+static void a_token_never_sees_the_ones_after_it(void) {
+    Prompts p = prompts_new(starts + 4, 1, 64, 2);
+    int32_t start[] = {0, 120};
+    p.start = start;
+    float *o = random_floats((size_t)120 * p.h1, 1), *again = random_floats((size_t)120 * p.h1, 1);
+    host_attend_prefill(o, p.q, p.kv, start, 1, p.h1, p.nh);
+    for (int t = 0; t < 119; t++) {
+        f16 *next = p.kv + (size_t)(t + 1) * 2 * p.h1, saved[4 * 64];
+        memcpy(saved, next, sizeof saved);
+        for (int i = 0; i < 2 * p.h1; i++) next[i] = i % 2 ? 0x7e00 : 0x7c00; /* NaN, inf */
+        host_attend_prefill(again, p.q, p.kv, start, 1, p.h1, p.nh);
+        CU_ASSERT(same_bits(again, o, (size_t)(t + 1) * p.h1 * 4));
+        memcpy(next, saved, sizeof saved);
+    }
+    free(o), free(again);
+    prompts_free(&p);
+}
+
+static void decode_attention_matches_double_precision_and_prefill_bit_for_bit(void) {
+    for (int c = 0; c < NDIMS; c++) {
+        Prompts p = prompts_new(starts, 5, head_dims[c], 7);
+        float *o = random_floats((size_t)p.nseq * p.h1, 1), *all = random_floats((size_t)p.rows * p.h1, 1);
+        double *ref = (double *)xcalloc(p.h1, sizeof *ref), worst = 0;
+        decode_paged(o, &p, 16, p.nseq);
+        host_attend_prefill(all, p.q, p.kv, p.start, p.nseq, p.h1, p.nh);
+        for (int r = 0; r < p.nseq; r++) {
+            int row = p.start[r + 1] - 1;
+            attention_reference(ref, &p, p.start[r], row);
+            for (int d = 0; d < p.h1; d++) worst = worse(worst, fabs(ref[d] - o[(size_t)r * p.h1 + d]));
+            CU_ASSERT(same_bits(o + (size_t)r * p.h1, all + (size_t)row * p.h1, (size_t)p.h1 * 4));
+        }
+        CU_ASSERT(worst <= 2e-5);
+        free(o), free(all), free(ref);
+        prompts_free(&p);
+    }
+}
+
+static void page_size_placement_and_company_never_change_a_bit(void) {
+    static const int page_sizes[] = {16, 1, 3, 64, 1000};
+    for (int c = 0; c < NDIMS; c++) {
+        Prompts p = prompts_new(starts, 5, head_dims[c], 7);
+        size_t bytes = (size_t)p.nseq * p.h1 * 4;
+        float *o = random_floats((size_t)p.nseq * p.h1, 1), *again = random_floats((size_t)p.nseq * p.h1, 1);
+        decode_paged(o, &p, page_sizes[0], p.nseq);
+        for (int s = 1; s < 5; s++) {
+            decode_paged(again, &p, page_sizes[s], p.nseq);
+            CU_ASSERT(same_bits(again, o, bytes));
+        }
+        for (int r = 0; r < p.nseq; r++) { /* alone, and with other heads per task */
+            Prompts one = p;
+            one.start = p.start + r;
+            int32_t start[] = {0, p.start[r + 1] - p.start[r]};
+            one.q = p.q + (size_t)p.start[r] * p.h1, one.kv = p.kv + (size_t)p.start[r] * 2 * p.h1, one.start = start;
+            for (int threads = 1; threads <= 7; threads += 3) {
+                host_set_threads(threads);
+                decode_paged(again, &one, 16, 1);
+                CU_ASSERT(same_bits(again, o + (size_t)r * p.h1, (size_t)p.h1 * 4));
+            }
+            host_set_threads(0);
+        }
+        free(o), free(again);
+        prompts_free(&p);
+    }
+}
+
+static void large_scores_do_not_overflow(void) {
+    const int32_t start[] = {0, 130};
+    Prompts p = prompts_new(start, 1, 64, 2);
+    for (int i = 0; i < p.rows * p.h1; i++) p.q[i] *= 1000; /* the first block may weigh e^-1000 of the second */
+    float *o = random_floats((size_t)p.rows * p.h1, 1), last[128];
+    double ref[128], worst = 0;
+    host_attend_prefill(o, p.q, p.kv, start, 1, p.h1, p.nh);
+    attention_reference(ref, &p, 0, 129);
+    for (int d = 0; d < 128; d++) last[d] = (float)ref[d];
+    worst = max_norm_error(o + 129 * 128, last, 128);
+    CU_ASSERT(worst <= 2e-3); /* scores of 1e4 in float: 1e-3 in the exponent */
+    free(o);
+    prompts_free(&p);
+}
+
+// ---- pick --------------------------------------------------------------------------------------------------------
+
+static int pick_one(const float *logits, int vocab, Sampling s, int prompt, int pos) {
+    int32_t id = -1, at = prompt, where = pos;
+    host_pick(&id, logits, &at, &where, &s, 1, vocab);
+    return id;
+}
+
+static void greedy_takes_the_largest_the_lowest_id_among_equals_and_never_nan(void) {
+    float a[] = {1, 3, 2, 3, -1}, b[] = {NAN, -5, NAN, -4, NAN}, c[] = {NAN, -INFINITY, NAN}, d[] = {NAN, NAN}, e[] = {0, INFINITY, 1};
+    for (int sampled = 0; sampled < 2; sampled++) { /* a tiny temperature is greedy but for ties */
+        Sampling s = {sampled ? 1e-30f : 0, 1, 0, 7};
+        if (!sampled) CU_ASSERT_EQUAL(pick_one(a, 5, s, 0, 0), 1);
+        CU_ASSERT_EQUAL(pick_one(a + 2, 3, s, 0, 0), 1);
+        CU_ASSERT_EQUAL(pick_one(b, 5, s, 0, 0), 3);
+        CU_ASSERT_EQUAL(pick_one(c, 3, s, 0, 0), 1);
+        CU_ASSERT_EQUAL(pick_one(d, 2, s, 0, 0), 0);
+        CU_ASSERT_EQUAL(pick_one(e, 3, s, 0, 0), 1);
+    }
+}
+
+static void sampling_depends_on_seed_prompt_and_position_only(void) {
+    enum { VOCAB = 50272, ROWS = 9 };
+    float *logits = random_floats((size_t)ROWS * VOCAB, 3);
+    for (int r = 1; r < ROWS; r++) memcpy(logits + (size_t)r * VOCAB, logits, VOCAB * 4);
+    int32_t prompt[] = {0, 0, 0, 1, 1, 1, 2, 2, 2}, pos[] = {5, 6, 7, 5, 6, 7, 5, 6, 7}, ids[ROWS], again[ROWS];
+    Sampling s = {0.9f, 0.95f, 0, 11};
+    host_pick(ids, logits, prompt, pos, &s, ROWS, VOCAB);
+    int same = 0, reseeded = 0;
+    for (int r = 0; r < ROWS; r++) {
+        CU_ASSERT_EQUAL(pick_one(logits, VOCAB, s, prompt[r], pos[r]), ids[r]);
+        for (int q = 0; q < r; q++) same += ids[q] == ids[r];
+    }
+    s.seed = 12;
+    host_pick(again, logits, prompt, pos, &s, ROWS, VOCAB);
+    for (int r = 0; r < ROWS; r++) reseeded += again[r] == ids[r];
+    CU_ASSERT(same <= 1); /* of 36 pairs among thousands of likely tokens */
+    CU_ASSERT(reseeded <= 1);
+    free(logits);
+}
+
+/* Draws 20000 times and compares with what is expected: sum (seen - expected)^2 / expected, over tokens that may come. */
+static double chi_square(const float *logits, int vocab, Sampling s, const double *expected, int *outside) {
+    enum { DRAWS = 20000 };
+    int seen[64] = {0};
+    double chi = 0;
+    *outside = 0;
+    for (int i = 0; i < DRAWS; i++) seen[pick_one(logits, vocab, s, i % 100, i / 100)]++;
+    for (int t = 0; t < vocab; t++) {
+        double want = expected[t] * DRAWS;
+        if (want > 0)
+            chi += (seen[t] - want) * (seen[t] - want) / want;
+        else
+            *outside += seen[t];
+    }
+    return chi;
+}
+
+static void sampling_follows_the_softmax_cut_by_top_k_and_top_p(void) {
+    const double p[] = {0.05, 0.3, 0.05, 0.25, 0.2, 0.15}; /* order: 1 3 4 5 then 0 before 2 */
+    static const struct {
+        float top_p;
+        int top_k;
+        int kept; /* bits */
+    } cases[] = {
+        {1, 0, 63},    {1, 100, 63},   {1, 6, 63},    {1, 2, 10},    {1, 5, 59},     {0.5f, 0, 10},  {0.56f, 0, 26},
+        {0.92f, 0, 59}, {0.5f, 4, 10}, {0.3f, 3, 2},  {0.45f, 3, 10}, {0, 0, 2},     {1, 1, 2},      {0.99f, 100, 63},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        for (int hot = 0; hot < 2; hot++) { /* at temperature 2 logits of twice the size give the same */
+            Sampling s = {hot ? 2 : 1, cases[c].top_p, cases[c].top_k, c};
+            float logits[7];
+            double expected[7] = {0}, mass = 0;
+            int outside;
+            for (int t = 0; t < 6; t++) {
+                logits[t] = (float)log(p[t] * 100) * (hot ? 2 : 1);
+                if (t == 2) logits[t] = logits[0];
+                mass += cases[c].kept >> t & 1 ? p[t] : 0;
+            }
+            for (int t = 0; t < 6; t++) expected[t] = cases[c].kept >> t & 1 ? p[t] / mass : 0;
+            logits[6] = NAN;
+            double chi = chi_square(logits, 7, s, expected, &outside);
+            CU_ASSERT(chi <= 25); /* 5 degrees of freedom: beyond 25 once in 7000, and the seed is fixed */
+            CU_ASSERT_EQUAL(outside, 0);
+        }
+    }
+}
+
+static void top_k_among_many_keeps_the_best(void) {
+    enum { VOCAB = 5000, K = 40 };
+    float *logits = random_floats(VOCAB, 1);
+    int inside = 0, distinct = 0;
+    bool seen[VOCAB] = {0};
+    Sampling s = {1, 1, K, 3};
+    for (int i = 0; i < 1000; i++) {
+        int id = pick_one(logits, VOCAB, s, 0, i), better = 0;
+        for (int t = 0; t < VOCAB; t++) better += logits[t] > logits[id];
+        inside += better < K;
+        distinct += !seen[id];
+        seen[id] = true;
+    }
+    CU_ASSERT_EQUAL(inside, 1000);
+    CU_ASSERT_EQUAL(distinct, K); /* nearly equal weights: each is missed with (39/40)^1000 */
+    free(logits);
+}
+
+CU_TestInfo tests_host[] = {
+    {"every half converts exactly and back", every_half_converts_exactly_and_back},
+    {"floats round to the nearest even half", floats_round_to_the_nearest_even_half},
+    {"embed gathers and adds rows of every type", embed_gathers_and_adds_rows_of_every_type},
+    {"layernorm matches its formula, in place and row by row", layernorm_matches_its_formula_in_place_and_row_by_row},
+    {"linear matches double precision at odd sizes", linear_matches_double_precision_at_odd_sizes},
+    {"linear's rows do not depend on the other rows", linear_rows_do_not_depend_on_the_other_rows},
+    {"results do not depend on the threads", results_do_not_depend_on_the_threads},
+    {"linear writes halves and strides and nothing outside", linear_writes_halves_and_strides_and_nothing_outside},
+    {"linear adds bias, then relu, then the residual, even in place",
+     linear_adds_bias_then_relu_then_the_residual_even_in_place},
+    {"append puts rows where the page table says", append_puts_rows_where_the_page_table_says},
+    {"prefill attention matches double precision", prefill_attention_matches_double_precision},
+    {"prefill rows do not depend on the other sequences", prefill_rows_do_not_depend_on_the_other_sequences},
+    {"a token never sees the ones after it", a_token_never_sees_the_ones_after_it},
+    {"decode attention matches double precision, and prefill bit for bit",
+     decode_attention_matches_double_precision_and_prefill_bit_for_bit},
+    {"page size, placement and company never change a bit", page_size_placement_and_company_never_change_a_bit},
+    {"large scores do not overflow", large_scores_do_not_overflow},
+    {"greedy takes the largest, the lowest id among equals, never NaN",
+     greedy_takes_the_largest_the_lowest_id_among_equals_and_never_nan},
+    {"sampling depends on seed, prompt and position only", sampling_depends_on_seed_prompt_and_position_only},
+    {"sampling follows the softmax cut by top-k and top-p", sampling_follows_the_softmax_cut_by_top_k_and_top_p},
+    {"top-k among many keeps the best", top_k_among_many_keeps_the_best},
+    CU_TEST_INFO_NULL,
+};

@@ -1,0 +1,210 @@
+/* test_json.c: what json_parse and file_read accept, and what they refuse and say. */
+#include <cjson/cJSON.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests.h"
+
+static cJSON *parse(const char *text, Error *err) {
+    return json_parse(text, strlen(text), "t.json", err);
+}
+
+/* text is refused, in one line that names the source and contains part. */
+static void refused(const char *text, size_t len, const char *part) {
+    Error err = {0, ""};
+    char *exact = (char *)malloc(len); /* without a 0 behind it, so that ASan sees a read too far */
+    CHECK(exact || len == 0);
+    if (len) memcpy(exact, text, len);
+    cJSON *tree = json_parse(exact, len, "t.json", &err);
+    free(exact);
+    CU_ASSERT_PTR_NULL(tree);
+    cJSON_Delete(tree);
+    CU_ASSERT_EQUAL(err.code, EXIT_FAILED);
+    CU_ASSERT(strncmp(err.text, "t.json: ", 8) == 0);
+    if (!strstr(err.text, part)) {
+        fprintf(stderr, "\n    '%.60s' gave: %s\n    expected in it: %s\n", text, err.text, part);
+        CU_FAIL("message");
+    }
+}
+#define REFUSED(text, part) refused(text, sizeof text - 1, part)
+
+static void json_values_come_through(void) {
+    Error err = {0, ""};
+    cJSON *tree =
+        parse(" {\"a\": [1, -2.5e3, 0, true, false, null, {}, []], \"\\u00e9\\uD83D\\uDE00\\n\": \"\\\\x\"}\r\n\t", &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(tree);
+    cJSON *a = cJSON_GetObjectItemCaseSensitive(tree, "a");
+    CU_ASSERT_EQUAL(cJSON_GetArraySize(a), 8);
+    CU_ASSERT_EQUAL(cJSON_GetArrayItem(a, 1)->valuedouble, -2500);
+    CU_ASSERT(cJSON_IsTrue(cJSON_GetArrayItem(a, 3)) && cJSON_IsNull(cJSON_GetArrayItem(a, 5)));
+    cJSON *e = cJSON_GetObjectItemCaseSensitive(tree, "\xC3\xA9\xF0\x9F\x98\x80\n");
+    CU_ASSERT(e && strcmp(e->valuestring, "\\x") == 0);
+    cJSON_Delete(tree);
+    tree = parse("3", &err);
+    CU_ASSERT(tree && tree->valuedouble == 3);
+    cJSON_Delete(tree);
+}
+
+static void what_is_not_json_is_refused_with_its_place(void) {
+    REFUSED("", "byte 0: the text ends here");
+    REFUSED("  ", "byte 2: the text ends here");
+    REFUSED("{\"a\": NaN}", "byte 6: found 'NaN}'; expected a JSON value");
+    REFUSED("[Infinity]", "byte 1");
+    REFUSED("[-Infinity]", "a digit");
+    REFUSED("[1,]", "byte 3: found ']'");
+    REFUSED("[1 2]", "byte 3");
+    REFUSED("{\"a\" 1}", "':' after a key");
+    REFUSED("{a: 1}", "a string in double quotes");
+    REFUSED("{\"a\": 1,}", "a string in double quotes");
+    REFUSED("{'a': 1}", "a string in double quotes");
+    REFUSED("[01]", "leading zero");
+    REFUSED("[1.]", "decimal point");
+    REFUSED("[.5]", "a JSON value");
+    REFUSED("[+1]", "a JSON value");
+    REFUSED("[1e]", "exponent");
+    REFUSED("[0x10]", "',' or ']'");
+    REFUSED("[1e999]", "byte 1: found '1e999]'; expected a number of at most");
+    REFUSED("[1000000000000000000000000000000000000000000000000000000000000000]", "at most 60 characters");
+    REFUSED("tru", "a JSON value");
+    REFUSED("truex", "byte 4");
+    REFUSED("{\"a\": 1} x", "byte 9: found 'x'; expected nothing after the value");
+    REFUSED("{\"a\": 1}{}", "nothing after the value");
+    REFUSED("1\0", "byte 1: found byte 0x00");
+    REFUSED("\xEF\xBB\xBF{}", "byte order mark");
+    REFUSED("[1,\v2]", "byte 3: found byte 0x0b");
+    REFUSED("[\"abc", "byte 5: the text ends here");
+    REFUSED("[\"abc\\", "an escape");
+    REFUSED("[\"\\u12", "an escape");
+    REFUSED("[\"\\x\"]", "an escape");
+    REFUSED("{", "the text ends here");
+    REFUSED("{\"a\":", "the text ends here");
+    REFUSED("-", "a digit");
+}
+
+static void strings_that_would_lose_something_are_refused(void) {
+    REFUSED("[\"a\\u0000b\"]", "byte 3: found '\\u0000b");
+    REFUSED("{\"a\\u0000b\": 1}", "zero byte");
+    REFUSED("[\"a\0b\"]", "control characters");
+    REFUSED("[\"a\nb\"]", "control characters");
+    REFUSED("[\"\\ud800\"]", "low surrogate");
+    REFUSED("[\"\\ud800\\u0041\"]", "low surrogate");
+    REFUSED("[\"\\ud800\\ud800\"]", "low surrogate");
+    REFUSED("[\"\\udc00\"]", "high surrogate");
+    REFUSED("[\"\xC0\x80\"]", "byte 2: found byte 0xc0; expected UTF-8");
+    REFUSED("[\"\xED\xA0\x80\"]", "UTF-8");
+    REFUSED("[\"\xE2\x82\"]", "UTF-8");
+    REFUSED("\xFF", "UTF-8");
+}
+
+static void keys_must_be_unique_however_they_are_written(void) {
+    REFUSED("{\"a\": 1, \"b\": 2, \"a\": 3}", "the key \"a\" occurs twice");
+    REFUSED("{\"a\": 1, \"\\u0061\": 3}", "the key \"a\" occurs twice");
+    REFUSED("[{\"x\": [{\"k\": 1, \"k\": 1}]}]", "the key \"k\" occurs twice");
+    REFUSED("{\"\": 1, \"\": 3}", "occurs twice");
+    Error err = {0, ""};
+    cJSON *tree = parse("{\"a\": {\"a\": 1}, \"A\": {\"a\": 2}, \"b\": [{\"a\": 1}, {\"a\": 1}]}", &err);
+    CU_ASSERT_PTR_NOT_NULL(tree);
+    cJSON_Delete(tree);
+}
+
+static void nesting_stops_at_64_levels(void) {
+    char text[2 * 100000 + 1];
+    Error err = {0, ""};
+    for (int depth = 64; depth <= 65; depth++) {
+        memset(text, '[', depth);
+        memset(text + depth, ']', depth);
+        cJSON *tree = json_parse(text, 2 * depth, "t.json", &err);
+        CU_ASSERT((tree != NULL) == (depth == 64));
+        cJSON_Delete(tree);
+    }
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "byte 64: found '[]]"));
+    memset(text, '[', sizeof text);
+    refused(text, sizeof text, "64 levels");
+}
+
+static void a_vocabulary_is_read_in_well_under_a_second(void) {
+    enum { N = 100000 };
+    char *text = (char *)malloc(N * 24);
+    size_t len = 0;
+    CHECK(text);
+    for (int i = 0; i < N; i++) len += sprintf(text + len, "%c\"key%d\":%d", i ? ',' : '{', i, i);
+    text[len++] = '}';
+    Error err = {0, ""};
+    struct timespec from, to;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &from);
+    cJSON *tree = json_parse(text, len, "vocab.json", &err);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &to);
+    CU_ASSERT_PTR_NOT_NULL(tree);
+    cJSON_Delete(tree);
+    free(text);
+    /* comparing every pair of keys would take minutes; sorting takes 0.05 s, and sanitizers a few times that */
+    CU_ASSERT((double)(to.tv_sec - from.tv_sec) < 5);
+}
+
+static void utf8_is_checked_to_the_letter(void) {
+    static const char *const good[] = {"",
+                                       "abc",
+                                       "\xC2\x80",
+                                       "\xDF\xBF",
+                                       "\xE0\xA0\x80",
+                                       "\xED\x9F\xBF",
+                                       "\xEE\x80\x80",
+                                       "\xF0\x90\x80\x80",
+                                       "\xF4\x8F\xBF\xBF"};
+    static const char *const bad[] = {"\x80",
+                                      "\xC0\x80",
+                                      "\xC1\xBF",
+                                      "\xE0\x9F\xBF",
+                                      "\xED\xA0\x80",
+                                      "\xF0\x8F\xBF\xBF",
+                                      "\xF4\x90\x80\x80",
+                                      "\xF5\x80\x80\x80",
+                                      "\xFF",
+                                      "\xC2",
+                                      "\xE1\x80",
+                                      "\xF1\x80\x80",
+                                      "a\xC2z"};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) CU_ASSERT(utf8_valid(good[i], strlen(good[i])));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) CU_ASSERT(!utf8_valid(bad[i], strlen(bad[i])));
+    CU_ASSERT(utf8_valid("a\0b", 3));
+}
+
+static void files_are_read_whole_or_refused(void) {
+    const char *dir = temp_dir();
+    char path[600];
+    size_t len = 0;
+    Error err = {0, ""};
+    write_file(dir, "ten", "0123456789", 10);
+    snprintf(path, sizeof path, "%s/ten", dir);
+    char *text = file_read(path, 10, &len, &err);
+    CU_ASSERT(text && len == 10 && strcmp(text, "0123456789") == 0);
+    free(text);
+    CU_ASSERT_PTR_NULL(file_read(path, 9, &len, &err));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "has 10 bytes; expected at most 9"));
+    CU_ASSERT_PTR_NULL(file_read(dir, 100, &len, &err));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "is a directory"));
+    CU_ASSERT_PTR_NULL(file_read("/nonexistent/x", 100, &len, &err));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "/nonexistent/x: cannot open: No such file"));
+    snprintf(path, sizeof path, "%s/pipe", dir);
+    CHECK(mkfifo(path, 0600) == 0);
+    CU_ASSERT_PTR_NULL(file_read(path, 100, &len, &err)); /* and does not wait for a writer */
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "special file"));
+    write_file(dir, "empty", "", 0);
+    snprintf(path, sizeof path, "%s/empty", dir);
+    text = file_read(path, 100, &len, &err);
+    CU_ASSERT(text && len == 0 && text[0] == 0);
+    free(text);
+}
+
+CU_TestInfo tests_json[] = {
+    {"json values come through", json_values_come_through},
+    {"what is not json is refused with its place", what_is_not_json_is_refused_with_its_place},
+    {"strings that would lose something are refused", strings_that_would_lose_something_are_refused},
+    {"keys must be unique however they are written", keys_must_be_unique_however_they_are_written},
+    {"nesting stops at 64 levels", nesting_stops_at_64_levels},
+    {"a vocabulary is read in well under a second", a_vocabulary_is_read_in_well_under_a_second},
+    {"utf8 is checked to the letter", utf8_is_checked_to_the_letter},
+    {"files are read whole or refused", files_are_read_whole_or_refused},
+    CU_TEST_INFO_NULL,
+};

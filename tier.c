@@ -1,0 +1,585 @@
+/* tier.c: what rests on which tier (section 4.2, "tensor placement"), and the plan of every byte.
+ *
+ * The plan comes first: from model, policy and task it lays out the GPU, the CPU and the disk tier completely, before
+ * anything is allocated. Each tier is then one allocation, and the loop allocates nothing.
+ *   Weights      whole tensors of the decoder layers, chosen by error diffusion (place_weights).
+ *   KV cache     pages of page_tokens tokens of one sequence in one layer. A tier's pool lies as (layer, K|V, page, token, h1),
+ *                so one page index serves all layers, K and V lie apart, and neighbouring pages of a layer cross a link as one copy.
+ *   Activations  rows of each GPU batch, dealt by sequence.
+ * Sequences are dealt to tiers inside each GPU batch so that the block as a whole has the policy's fractions (deal_block).
+ * Read next: schedule.c, which uses the regions; lanes.c, which allocates them. */
+#include <math.h>
+
+#include "flexgen.h"
+
+enum { ALIGN = 64, CHUNK_ROWS = 1024 };
+
+const char *const tier_name[NTIERS] = {"GPU", "CPU", "disk"};
+
+static size_t round_up(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
+static int imax(int a, int b) { return a > b ? a : b; }
+static int imin(int a, int b) { return a < b ? a : b; }
+
+// ---------------------------------------------------------------------------------------------------------------
+// Dealing: weights to tiers, sequences to batches and tiers
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Error diffusion over a stream of items: each goes to the tier that is furthest behind its share. */
+typedef struct {
+    double share[NTIERS], due[NTIERS]; /* due: what the tier should hold by now less what it does */
+} Diffusion;
+
+static Tier diffuse(Diffusion *d, double size) {
+    Tier best = TIER_GPU;
+    for (int t = 0; t < NTIERS; t++) {
+        d->due[t] += size * d->share[t];
+        if (d->due[t] > d->due[best] + 1e-9 * size || d->share[best] <= 0) best = (Tier)t;
+    }
+    d->due[best] -= size;
+    return best;
+}
+
+void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc) {
+    /* large tensors first: the small ones then even out what is left */
+    static const Role order[] = {FC1_W, FC2_W, Q_W, K_W, V_W, O_W, LN1_W, LN2_W};
+    Diffusion d = {{wg, wc, fmax(0, 1 - wg - wc)}, {0}};
+    if (d.share[TIER_DISK] < 1e-9) d.share[TIER_DISK] = 0;
+    for (int j = 0; j < config->l; j++) {
+        for (size_t u = 0; u < sizeof order / sizeof order[0]; u++) {
+            int rows, cols;
+            opt_role_shape(config, order[u], &rows, &cols);
+            Tier t = diffuse(&d, (double)rows * cols + (rows == 1 ? cols : rows));
+            home[j][order[u]] = home[j][order[u] + 1] = t; /* a weight and its bias */
+        }
+    }
+}
+
+int block_size(const Policy *policy) {
+    return policy->schedule == SCHEDULE_ROW ? policy->gbs : policy->gbs * policy->num_gpu_batches;
+}
+
+/* Whole sequences per tier, nearest to the shares: largest remainders get what the floors leave. */
+static void apportion(int count[NTIERS], const double share[NTIERS], int total) {
+    double rest[NTIERS];
+    int left = total;
+    for (int t = 0; t < NTIERS; t++) {
+        double exact = share[t] * total;
+        count[t] = (int)floor(exact + 1e-9);
+        rest[t] = exact - count[t];
+        left -= count[t];
+    }
+    for (; left > 0; left--) {
+        int best = 0;
+        for (int t = 1; t < NTIERS; t++)
+            if (rest[t] > rest[best]) best = t;
+        count[best]++, rest[best] -= 1;
+    }
+}
+
+static int by_k_and_tier(const void *a, const void *b) {
+    const Seat *x = a, *y = b;
+    if (x->k != y->k) return x->k - y->k;
+    if (x->kv != y->kv) return (int)x->kv - (int)y->kv;
+    return x->prompt - y->prompt;
+}
+
+static int by_tier(const void *a, const void *b) { return (int)*(const Tier *)a - (int)*(const Tier *)b; }
+
+static Diffusion dealer(double g, double c, int count) {
+    double share[NTIERS] = {g, c, fmax(0, 1 - g - c)};
+    int whole[NTIERS];
+    Diffusion d = {{0}, {0}};
+    apportion(whole, share, count);
+    for (int t = 0; t < NTIERS; t++) d.share[t] = (double)whole[t] / count;
+    return d;
+}
+
+void deal_block(Seat *seats, const Policy *policy, int first, int count) {
+    if (!count) return;
+    Diffusion kv = dealer(policy->cg, policy->cc, count), act = dealer(policy->hg, policy->hc, count);
+    Tier *tiers = xcalloc(count, sizeof *tiers);
+    for (int i = 0; i < count; i++) {
+        seats[i] = (Seat){.prompt = first + i, .k = i / policy->gbs, .kv = diffuse(&kv, 1)};
+        tiers[i] = diffuse(&act, 1);
+    }
+    qsort(seats, count, sizeof *seats, by_k_and_tier);
+    for (int i = 0; i < count; i += policy->gbs) { /* within a batch, in the order of its seats */
+        int n = imin(policy->gbs, count - i);
+        qsort(tiers + i, n, sizeof *tiers, by_tier);
+        for (int r = 0; r < n; r++) seats[i + r].act = tiers[i + r];
+    }
+    free(tiers);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The plan
+// ---------------------------------------------------------------------------------------------------------------
+
+static size_t add_term(Plan *p, Tier tier, size_t bytes, const char *name, const char *remedy) {
+    size_t offset = tier == TIER_DISK ? p->offload_bytes : p->total[tier];
+    bytes = round_up(bytes);
+    if (!bytes) return offset;
+    CHECK(p->nterms < MAX_TERMS);
+    p->terms[p->nterms++] = (Term){tier, name, remedy, offset, bytes};
+    p->total[tier] += bytes;
+    if (tier == TIER_DISK) p->offload_bytes += bytes;
+    return offset;
+}
+
+/* The disk's share of a real checkpoint stays where it is: it is counted, but not part of the offload file. */
+static void add_checkpoint_term(Plan *p, size_t bytes, const char *name, const char *remedy) {
+    if (!bytes) return;
+    CHECK(p->nterms < MAX_TERMS);
+    p->terms[p->nterms++] = (Term){TIER_DISK, name, remedy, SIZE_MAX, bytes};
+    p->total[TIER_DISK] += bytes;
+}
+
+static Tensor as_f16(Tensor t, Tier tier, size_t offset) {
+    return (Tensor){.tier = tier, .type = F16, .offset = offset, .rows = t.rows, .cols = t.cols, .ld = (size_t)t.cols};
+}
+
+/* Gives every tensor of the decoder layers its home; the sum of bytes per tier comes back in bytes. */
+static void plan_layers(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
+    int l = p->config.l;
+    Tier(*home)[NROLES] = xcalloc(l, sizeof *home);
+    place_weights(home, &p->config, p->policy.wg, p->policy.wc);
+    for (int j = 0; j < l; j++) {
+        p->cpu_slab_offset[j] = bytes[TIER_CPU];
+        for (int pass = TIER_GPU; pass <= TIER_DISK; pass++) { /* a slab: what the CPU holds, then what the disk holds */
+            for (int r = 0; r < NROLES; r++) {
+                if ((int)home[j][r] != pass) continue;
+                Tensor t = c->layer[j][r];
+                WeightPlace *w = &p->weight[j][r];
+                size_t size = round_up((size_t)t.rows * t.cols * 2);
+                w->home = pass == TIER_DISK && !c->dummy ? t : as_f16(t, (Tier)pass, bytes[pass]);
+                w->slab_offset = p->cpu_slab[j] + p->disk_slab[j];
+                if (pass == TIER_CPU) p->cpu_slab[j] += size;
+                if (pass == TIER_DISK) p->disk_slab[j] += size;
+                bytes[pass] += size;
+            }
+        }
+    }
+    for (int t = 0; t < NTIERS; t++) p->achieved[0][t] = (double)bytes[t] / (bytes[0] + bytes[1] + bytes[2]);
+    free(home);
+}
+
+/* The tensors outside the layers: small ones always on the GPU, tables at policy.table_home. */
+static void plan_globals(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
+    int l = p->config.l;
+    for (int g = 0; g < NGLOBALS; g++) {
+        Tensor t = c->global[g];
+        bool table = g == TOK_EMBED || g == LM_HEAD;
+        Tier tier = table ? p->policy.table_home : TIER_GPU;
+        if (!t.rows) continue;
+        size_t size = round_up((size_t)t.rows * t.cols * 2);
+        p->global[g].home = tier == TIER_DISK && !c->dummy ? t : as_f16(t, tier, bytes[tier]);
+        if (table && (Global)g == p->head && tier != TIER_GPU) {
+            p->cpu_slab_offset[l] = bytes[tier];
+            (tier == TIER_CPU ? p->cpu_slab : p->disk_slab)[l] = size;
+        }
+        bytes[tier] += size;
+    }
+}
+
+static void shift_weights(Plan *p, const size_t layers[NTIERS], const size_t globals[NTIERS], bool dummy) {
+    for (int j = 0; j < p->config.l; j++) {
+        p->cpu_slab_offset[j] += layers[TIER_CPU];
+        for (int r = 0; r < NROLES; r++)
+            if (p->weight[j][r].home.tier != TIER_DISK || dummy) p->weight[j][r].home.offset += layers[p->weight[j][r].home.tier];
+    }
+    p->cpu_slab_offset[p->config.l] += globals[TIER_CPU];
+    for (int g = 0; g < NGLOBALS; g++)
+        if (p->global[g].home.tier != TIER_DISK || dummy) p->global[g].home.offset += globals[p->global[g].home.tier];
+}
+
+static void plan_weights(Plan *p, const Checkpoint *c) {
+    static const char *const percent_w = "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
+    size_t layers[NTIERS] = {0}, globals[NTIERS] = {0}, at_layers[NTIERS] = {0}, at_globals[NTIERS] = {0};
+    plan_layers(p, c, layers);
+    plan_globals(p, c, globals);
+    for (int t = 0; t < NTIERS; t++) {
+        if (t == TIER_DISK && !c->dummy) {
+            add_checkpoint_term(p, layers[t], "weights (checkpoint)", percent_w);
+            add_checkpoint_term(p, globals[t], "embeddings (checkpoint)", percent_w);
+            continue;
+        }
+        at_layers[t] = add_term(p, (Tier)t, layers[t], "weights", percent_w);
+        at_globals[t] = add_term(p, (Tier)t, globals[t], "embeddings", "use a smaller model, or a larger tier");
+    }
+    shift_weights(p, at_layers, at_globals, c->dummy);
+    for (int j = 0; j <= p->config.l; j++) {
+        size_t slab = p->cpu_slab[j] + p->disk_slab[j];
+        if (slab > p->slot_bytes) p->slot_bytes = slab;
+        if (p->disk_slab[j] > p->disk_slot_bytes) p->disk_slot_bytes = p->disk_slab[j];
+    }
+    p->staging = add_term(p, TIER_GPU, 2 * p->slot_bytes, "weight staging", percent_w);
+    p->disk_staging = add_term(p, TIER_CPU, 2 * p->disk_slot_bytes, "weight staging", percent_w);
+}
+
+/* Tokens that the longest of seats first .. end-1 generates. */
+static int longest(const Task *task, const Seat *seats, int first, int end) {
+    int n = 0;
+    for (int r = first; r < end; r++) n = imax(n, task->prompts[seats[r].prompt].n);
+    return n;
+}
+
+/* Takes back the pages of the seats that had all their tokens after sweep i-1. */
+static void release(int used[NTIERS], const Task *task, const Seat *seats, int first, int end, int i, int page) {
+    for (int r = first; r < end; r++) {
+        const Prompt *q = &task->prompts[seats[r].prompt];
+        if (q->n == i) used[seats[r].kv] -= pages_for(q->s + i - 1, page);
+    }
+}
+
+/* Walks the sweeps of one block as schedule.c will, and keeps the largest number of pages that each pool and each staging slot
+ * ever holds. Sequences end when they have n tokens: one that stops early only gives its pages back sooner. */
+static void measure_pages(Plan *p, const Task *task, const Seat *seats, int count) {
+    int used[NTIERS] = {0}, sweeps = 0, gbs = p->policy.gbs, page = p->policy.page_tokens;
+    for (int i = 0; i < count; i++) sweeps = imax(sweeps, task->prompts[seats[i].prompt].n);
+    for (int i = 0; i < sweeps; i++) {
+        for (int first = 0; first < count; first += gbs) /* batches that have ended as a whole are out before the sweep begins */
+            if (longest(task, seats, first, imin(first + gbs, count)) == i) release(used, task, seats, first, imin(first + gbs, count), i, page);
+        for (int first = 0; first < count; first += gbs) {
+            int held[NTIERS] = {0}, end = imin(first + gbs, count);
+            if (longest(task, seats, first, end) <= i) continue;
+            release(used, task, seats, first, end, i, page); /* others lose those that have ended when their turn comes */
+            for (int r = first; r < end; r++) {
+                const Prompt *q = &task->prompts[seats[r].prompt];
+                if (q->n <= i) continue;
+                used[seats[r].kv] += pages_for(q->s + i, page) - (i ? pages_for(q->s + i - 1, page) : 0);
+                held[seats[r].kv] += pages_for(q->s + i, page);
+            }
+            for (int t = 0; t < NTIERS; t++) p->npages[t] = imax(p->npages[t], used[t]);
+            if (!i) continue; /* prefill attends to what it has just computed */
+            if (!p->policy.cpu_attention) p->staged_pages[0] = imax(p->staged_pages[0], held[TIER_CPU] + held[TIER_DISK]);
+            p->staged_pages[1] = imax(p->staged_pages[1], held[TIER_DISK]);
+        }
+    }
+}
+
+/* Largest rows, sequences and shares of any GPU batch of one block. */
+static void measure_batches(Plan *p, const Task *task, const Seat *seats, int count) {
+    for (int first = 0; first < count; first += p->policy.gbs) {
+        int end = imin(first + p->policy.gbs, count), k = seats[first].k;
+        int rows = 0, off_rows = 0, off_seqs = 0, act[NTIERS] = {0};
+        for (int r = first; r < end; r++) {
+            const Prompt *q = &task->prompts[seats[r].prompt];
+            rows += q->s;
+            act[seats[r].act] += q->s;
+            if (seats[r].kv != TIER_GPU) off_rows += q->s, off_seqs++;
+            p->max_pages = imax(p->max_pages, pages_for(q->s + q->n - 1, p->policy.page_tokens));
+        }
+        p->slots = imax(p->slots, k + 1);
+        p->max_rows = imax(p->max_rows, rows);
+        p->max_seqs = imax(p->max_seqs, end - first);
+        p->off_rows = imax(p->off_rows, off_rows);
+        p->off_seqs = imax(p->off_seqs, off_seqs);
+        if (act[TIER_GPU] < rows) p->need_x = true;
+        for (int t = 0; t < NTIERS; t++) {
+            p->act_rows[t][k] = imax(p->act_rows[t][k], act[t]);
+            p->max_act_rows[t] = imax(p->max_act_rows[t], act[t]);
+        }
+    }
+}
+
+static void plan_batches(Plan *p, const Task *task) {
+    int block = block_size(&p->policy), largest = imin(block, task->count);
+    Seat *seats = xcalloc(largest, sizeof *seats);
+    long dealt[2][NTIERS] = {{0}};
+    for (int t = 0; t < NTIERS; t++) {
+        p->act_rows[t] = xcalloc(p->policy.num_gpu_batches + 1, sizeof(int));
+        p->act_first[t] = xcalloc(p->policy.num_gpu_batches + 1, sizeof(int));
+    }
+    for (int first = 0; first < task->count; first += block) {
+        int count = imin(block, task->count - first);
+        deal_block(seats, &p->policy, first, count);
+        measure_batches(p, task, seats, count);
+        measure_pages(p, task, seats, count);
+        for (int i = 0; i < count; i++) dealt[0][seats[i].kv]++, dealt[1][seats[i].act]++;
+    }
+    for (int t = 0; t < NTIERS; t++) {
+        for (int k = 1; k < p->slots; k++) p->act_first[t][k] = p->act_first[t][k - 1] + p->act_rows[t][k - 1];
+        for (int what = 0; what < 2; what++)
+            p->achieved[1 + what][t] = task->count ? (double)dealt[what][t] / task->count : 0;
+    }
+    p->nws = imin(3, imax(p->slots, 1));
+    p->chunk = imin(CHUNK_ROWS, p->max_rows);
+    free(seats);
+}
+
+static void plan_cache(Plan *p) {
+    static const char *const percent_c = "change the third and fourth number of --percent (KV cache on GPU, on CPU), or lower --gpu-batch-size";
+    size_t page = (size_t)p->policy.page_tokens * p->config.h1 * 2 * 2; /* K and V */
+    for (int t = 0; t < NTIERS; t++)
+        p->kv[t] = add_term(p, (Tier)t, (size_t)p->config.l * p->npages[t] * page, "KV cache", percent_c);
+    p->kv_staging[0] = add_term(p, TIER_GPU, 2 * p->staged_pages[0] * page, "KV staging",
+                                "use --cpu-cache-compute, or lower --gpu-batch-size");
+    p->kv_staging[1] = add_term(p, TIER_CPU, 2 * p->staged_pages[1] * page, "KV staging", "lower --gpu-batch-size");
+}
+
+static void plan_activations(Plan *p) {
+    static const char *const percent_h = "change the fifth and sixth number of --percent (activations on GPU, on CPU), or lower --gpu-batch-size";
+    size_t row = (size_t)p->config.h1 * type_bytes(p->act_type);
+    for (int t = 0; t < NTIERS; t++) {
+        size_t rows = p->slots ? (size_t)p->act_first[t][p->slots - 1] + p->act_rows[t][p->slots - 1] : 0;
+        p->act[t] = add_term(p, (Tier)t, rows * row, "activations", percent_h);
+    }
+    p->act_staging[0] = add_term(p, TIER_CPU, 2 * p->max_act_rows[TIER_DISK] * row, "activation staging, reading", percent_h);
+    p->act_staging[1] = add_term(p, TIER_CPU, 2 * p->max_act_rows[TIER_DISK] * row, "activation staging, writing", percent_h);
+}
+
+static void plan_workspace(Plan *p, bool keep_logits) {
+    static const char *const batch = "lower --gpu-batch-size";
+    const OptConfig *c = &p->config;
+    size_t A = type_bytes(p->act_type), rows = (size_t)p->nws * p->max_rows, seqs = (size_t)p->nws * p->max_seqs;
+    bool projected = c->embed != c->h1, gathered = p->policy.table_home != TIER_GPU, delegated = p->policy.cpu_attention;
+    p->x = add_term(p, TIER_GPU, p->need_x ? rows * c->h1 * A : 0, "workspace: x", batch);
+    p->q = add_term(p, TIER_GPU, rows * c->h1 * A, "workspace: q", batch);
+    p->kvrow = add_term(p, TIER_GPU, rows * c->h1 * 4, "workspace: new k, v", batch);
+    p->o = add_term(p, TIER_GPU, rows * c->h1 * A, "workspace: attention", batch);
+    p->norm = add_term(p, TIER_GPU, c->pre_norm ? (size_t)p->chunk * c->h1 * A : 0, "workspace: norm 1", batch);
+    p->norm2 = add_term(p, TIER_GPU, c->pre_norm ? (size_t)p->chunk * c->h1 * A : 0, "workspace: norm 2", batch);
+    p->ffn = add_term(p, TIER_GPU, (size_t)p->chunk * c->h2 * A, "workspace: mlp", batch);
+    p->embedded = add_term(p, TIER_GPU, projected ? rows * c->embed * A : 0, "workspace: embedding", batch);
+    p->head_x = add_term(p, TIER_GPU, seqs * c->h1 * A, "workspace: last rows", batch);
+    p->head_out = add_term(p, TIER_GPU, projected ? (size_t)p->max_seqs * c->embed * A : 0, "workspace: head", batch);
+    p->logits = add_term(p, TIER_GPU, (size_t)p->max_seqs * c->vocab * 4, "logits", batch);
+    p->cpu_q = add_term(p, TIER_CPU, delegated ? (size_t)p->nws * p->off_seqs * c->h1 * A : 0, "attention: q", batch);
+    p->cpu_o = add_term(p, TIER_CPU, delegated ? (size_t)p->nws * p->off_seqs * c->h1 * A : 0, "attention: result", batch);
+    p->cpu_kvrow = add_term(p, TIER_CPU, (size_t)p->nws * p->off_rows * c->h1 * 4, "new k, v", batch);
+    p->gathered = add_term(p, TIER_CPU, gathered ? rows * c->embed * A : 0, "embedding rows", batch);
+    p->cpu_logits = add_term(p, TIER_CPU, keep_logits ? (size_t)p->slots * p->max_seqs * c->vocab * 4 : 0, "logits", batch);
+    size_t ints = 4 * (size_t)p->max_rows + 5 * (size_t)p->max_seqs + 1 + 2 * (size_t)p->max_seqs * p->max_pages;
+    p->table_bytes = round_up(ints * 4);
+    for (int side = 0; side < 2; side++) {
+        p->tables[side] = add_term(p, (Tier)side, p->slots * p->table_bytes, "index tables", batch);
+        p->picked[side] = add_term(p, (Tier)side, (size_t)p->slots * p->max_seqs * 4, "new tokens", batch);
+    }
+}
+
+static int check_prompts(const OptConfig *config, const Task *task, Error *err) {
+    for (int i = 0; i < task->count; i++) {
+        const Prompt *q = &task->prompts[i];
+        if (q->s < 1 || q->n < 1 || q->s > config->max_pos || q->n > config->max_pos - q->s + 1)
+            return fail(err, EXIT_USAGE, "prompt %d: %d tokens and %d to generate do not fit the model's %d positions; shorten it", i,
+                        q->s, q->n, config->max_pos);
+    }
+    return 0;
+}
+
+Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type, Error *err) {
+    if (check_prompts(&checkpoint->config, task, err)) return NULL;
+    Plan *p = xcalloc(1, sizeof *p);
+    int l = checkpoint->config.l;
+    p->config = checkpoint->config;
+    p->policy = *policy;
+    p->act_type = act_type;
+    p->head = checkpoint->global[LM_HEAD].rows ? LM_HEAD : TOK_EMBED;
+    p->weight = xcalloc(l, sizeof *p->weight);
+    p->cpu_slab = xcalloc(l + 1, sizeof(size_t));
+    p->disk_slab = xcalloc(l + 1, sizeof(size_t));
+    p->cpu_slab_offset = xcalloc(l + 1, sizeof(size_t));
+    plan_weights(p, checkpoint);
+    plan_batches(p, task);
+    plan_cache(p);
+    plan_activations(p);
+    plan_workspace(p, task->keep_logits);
+    return p;
+}
+
+void plan_free(Plan *p) {
+    if (!p) return;
+    for (int t = 0; t < NTIERS; t++) free(p->act_rows[t]), free(p->act_first[t]);
+    free(p->weight), free(p->cpu_slab), free(p->disk_slab), free(p->cpu_slab_offset), free(p);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Does it fit, and what does it look like
+// ---------------------------------------------------------------------------------------------------------------
+
+int plan_fits(const Plan *p, const size_t capacity[NTIERS], Error *err) {
+    static const char *const flag[NTIERS] = {"--gpu-mem", "--cpu-mem", "--disk-mem"};
+    for (int t = 0; t < NTIERS; t++) {
+        if (p->total[t] <= capacity[t]) continue;
+        const Term *worst = NULL;
+        for (int i = 0; i < p->nterms; i++)
+            if ((int)p->terms[i].tier == t && (!worst || p->terms[i].bytes > worst->bytes)) worst = &p->terms[i];
+        return fail(err, EXIT_USAGE, "the %s tier needs %.1f MiB and has %.1f MiB; its largest part is %s with %.1f MiB: %s, or raise %s",
+                    tier_name[t], p->total[t] / 1048576.0, capacity[t] / 1048576.0, worst->name, worst->bytes / 1048576.0, worst->remedy,
+                    flag[t]);
+    }
+    return 0;
+}
+
+void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const size_t *peak) {
+    static const char *const what[] = {"weights", "KV cache", "activations"};
+    fprintf(out, "%-34s %12s %12s %12s\n", "plan (MiB)", "GPU", "CPU", "disk");
+    for (int i = 0; i < p->nterms; i++) {
+        bool first = true;
+        for (int e = 0; e < i; e++) first = first && strcmp(p->terms[e].name, p->terms[i].name) != 0;
+        if (!first) continue; /* one line a name, a column a tier */
+        size_t bytes[NTIERS] = {0};
+        for (int e = i; e < p->nterms; e++)
+            if (!strcmp(p->terms[e].name, p->terms[i].name)) bytes[p->terms[e].tier] += p->terms[e].bytes;
+        fprintf(out, "  %-32s", p->terms[i].name);
+        for (int t = 0; t < NTIERS; t++) {
+            if (bytes[t]) fprintf(out, " %12.2f", bytes[t] / 1048576.0);
+            else fprintf(out, " %12s", "");
+        }
+        fprintf(out, "\n");
+    }
+    const size_t *rows[] = {p->total, capacity, peak};
+    static const char *const row_name[] = {"planned", "capacity", "measured peak"};
+    for (int r = 0; r < 3; r++)
+        if (rows[r])
+            fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0, rows[r][1] / 1048576.0,
+                    rows[r][2] / 1048576.0);
+    for (int w = 0; w < 3; w++)
+        fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", what[w], 100 * p->achieved[w][0], 100 * p->achieved[w][1],
+                100 * p->achieved[w][2]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The policy of someone who gives none: the highest tier that still holds it
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const Checkpoint *checkpoint;
+    const Task *task;
+    Type act_type;
+    const size_t *capacity;
+} Fitting;
+
+static bool fits(const Fitting *f, const Policy *policy, Error *err) {
+    Plan *p = plan_make(f->checkpoint, policy, f->task, f->act_type, err);
+    bool ok = p && plan_fits(p, f->capacity, err) == 0;
+    plan_free(p);
+    return ok;
+}
+
+/* Raises *share, a field of *policy, to the largest whole percent that fits, at most limit. */
+static void raise_share(double *share, double limit, const Fitting *f, const Policy *policy) {
+    Error ignored;
+    int low = 0, high = (int)floor(limit * 100 + 1e-6);
+    *share = high / 100.0; /* all of it first: it needs no staging, so it may fit where nearly all does not */
+    if (fits(f, policy, &ignored)) return;
+    while (low + 1 < high) {
+        int mid = (low + high) / 2;
+        *share = mid / 100.0;
+        if (fits(f, policy, &ignored)) low = mid;
+        else high = mid;
+    }
+    *share = low / 100.0;
+}
+
+/* One attempt with the policy's batch sizes; false when not even the disk holds it. */
+static bool settle(Policy *policy, const bool fixed[6], const Fitting *f, Error *err) {
+    double *share[6] = {&policy->wg, &policy->wc, &policy->cg, &policy->cc, &policy->hg, &policy->hc};
+    for (int i = 0; i < 6; i++)
+        if (!fixed[i]) *share[i] = i % 2 ? 0 : fmax(0, 1 - (fixed[i + 1] ? *share[i + 1] : 0));
+    policy->table_home = TIER_GPU;
+    if (fits(f, policy, err)) return true;
+    for (int i = 0; i < 6; i++)
+        if (!fixed[i]) *share[i] = 0;
+    policy->table_home = TIER_DISK;
+    if (!fits(f, policy, err)) return false;
+    static const int order[] = {4, 5, -1, 0, 1, 2, 3}; /* activations, tables, weights, cache */
+    for (size_t o = 0; o < sizeof order / sizeof order[0]; o++) {
+        int i = order[o];
+        if (i < 0) {
+            Error ignored;
+            policy->table_home = TIER_GPU;
+            if (!fits(f, policy, &ignored)) policy->table_home = TIER_CPU;
+            if (!fits(f, policy, &ignored)) policy->table_home = TIER_DISK;
+        } else if (!fixed[i]) {
+            raise_share(share[i], 1 - *share[i ^ 1], f, policy);
+        }
+    }
+    return true;
+}
+
+int policy_default(Policy *policy, const bool fixed[6], bool fixed_gbs, bool fixed_batches, const Checkpoint *checkpoint,
+                   const Task *task, Type act_type, const size_t capacity[NTIERS], Error *err) {
+    enum { GBS = 32, BATCHES = 4 };
+    Fitting f = {checkpoint, task, act_type, capacity};
+    int count = imax(task->count, 1);
+    if (!fixed_gbs) policy->gbs = imin(count, GBS);
+    for (;;) {
+        if (!fixed_batches) policy->num_gpu_batches = imin((count + policy->gbs - 1) / policy->gbs, BATCHES);
+        for (;;) {
+            if (settle(policy, fixed, &f, err)) return 0;
+            if (err->code != EXIT_USAGE || fixed_batches || policy->num_gpu_batches == 1) break;
+            policy->num_gpu_batches = (policy->num_gpu_batches + 1) / 2;
+        }
+        if (fixed_gbs || policy->gbs == 1) return -1;
+        policy->gbs = (policy->gbs + 1) / 2;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Loading
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Brings one tensor home in pieces; a real checkpoint's disk share already is. */
+static int load_tensor(const WeightPlace *place, const Tensor *source, const Checkpoint *checkpoint, Device *device, Error *err) {
+    enum { PIECE = 1 << 21 };
+    size_t count = (size_t)source->rows * source->cols;
+    if (!count || (place->home.tier == TIER_DISK && !checkpoint->dummy)) return 0;
+    f16 *piece = xcalloc(count < PIECE ? count : PIECE, sizeof *piece);
+    int status = 0;
+    for (size_t at = 0; at < count && !status; at += PIECE) {
+        size_t n = count - at < PIECE ? count - at : PIECE;
+        status = checkpoint_fill(checkpoint, piece, source, at, n, err);
+        if (!status) device->upload(device, place->home, at, piece, n);
+    }
+    free(piece);
+    return status;
+}
+
+int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err) {
+    int l = plan->config.l, total = l * NROLES + NGLOBALS, status = 0;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic)
+#endif
+    for (int i = 0; i < total; i++) {
+        int j = i / NROLES, r = i % NROLES;
+        Error mine;
+        const WeightPlace *place = j < l ? &plan->weight[j][r] : &plan->global[i - l * NROLES];
+        const Tensor *source = j < l ? &checkpoint->layer[j][r] : &checkpoint->global[i - l * NROLES];
+        if (load_tensor(place, source, checkpoint, device, &mine) != 0) {
+#ifdef _OPENMP
+#pragma omp critical
+#endif
+            *err = mine, status = -1;
+        }
+    }
+    return status;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// KV pages
+// ---------------------------------------------------------------------------------------------------------------
+
+void pool_open(PagePool *pool, int npages) {
+    *pool = (PagePool){.npages = npages, .free = xcalloc(npages / 64 + 1, 8)};
+    for (int i = 0; i < npages; i++) pool->free[i / 64] |= 1ull << i % 64;
+}
+
+int pool_take(PagePool *pool) {
+    int words = pool->npages / 64 + 1;
+    while (pool->hint < words && !pool->free[pool->hint]) pool->hint++;
+    CHECK(pool->hint < words);
+    int page = pool->hint * 64 + __builtin_ctzll(pool->free[pool->hint]);
+    pool->free[pool->hint] &= pool->free[pool->hint] - 1;
+    if (++pool->used > pool->peak) pool->peak = pool->used;
+    return page;
+}
+
+void pool_give(PagePool *pool, int page) {
+    CHECK(page >= 0 && page < pool->npages && !(pool->free[page / 64] >> page % 64 & 1));
+    pool->free[page / 64] |= 1ull << page % 64;
+    pool->used--;
+    if (page / 64 < pool->hint) pool->hint = page / 64;
+}
+
+void pool_close(PagePool *pool) { free(pool->free); }
