@@ -672,13 +672,17 @@ static uint64_t mix(uint64_t z) {
     return z ^ (z >> 31);
 }
 
-/* Center and standard deviation of a dummy's elements. 1/sqrt(k) keeps every product near the size of its input, so that
- * activations stay finite through 96 layers, and logits differ enough for greedy decoding to be a real choice. */
+/* Center and standard deviation of a dummy's elements. Around 1/sqrt(k) every product stays near the size of its input, so
+ * that activations are finite through 96 layers. Sharper scores and smaller residual branches than that keep tokens apart:
+ * with all at 1 the attention averages everything, every position soon looks alike, and a mix-up of two sequences would not
+ * show. */
 static void dummy_spread(float *center, float *std, const Owner *owner) {
-    bool norm_w = owner->layer < 0 ? owner->part == FINAL_LN_W : owner->part == LN1_W || owner->part == LN2_W;
-    bool matrix = owner->layer < 0 ? owner->part < FINAL_LN_W : is_matrix((Role)owner->part);
+    static const float gain[NROLES] = {[Q_W] = 2, [K_W] = 2, [V_W] = 1, [O_W] = 0.5f, [FC1_W] = 1, [FC2_W] = 0.25f};
+    bool outside = owner->layer < 0,
+         norm_w = outside ? owner->part == FINAL_LN_W : owner->part == LN1_W || owner->part == LN2_W;
+    float matrix = outside ? owner->part < FINAL_LN_W : gain[owner->part];
     *center = norm_w ? 1 : 0;
-    *std = matrix ? 1 / sqrtf((float)owner->whole->cols) : 0.03f;
+    *std = matrix > 0 ? matrix / sqrtf((float)owner->whole->cols) : 0.03f;
 }
 
 /* A dummy's element, counted through all of its tensors: four share one mixed counter. */

@@ -379,8 +379,8 @@ struct Plan {
     Global head;                    /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
     size_t *cpu_slab, *disk_slab;   /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
     size_t *cpu_slab_offset;        /* [l + 1] in the CPU arena */
-    size_t slot_bytes;              /* of one of the two staging slots on the GPU */
-    size_t disk_slot_bytes;         /* of one of the two staging slots of the disk on the CPU tier */
+    size_t slot_bytes[2];           /* of the two staging slots on the GPU, which streaming layers take in turn */
+    size_t disk_slot_bytes[2];      /* of the disk's two staging slots on the CPU tier */
 
     int slots;                      /* GPU batches in flight */
     int max_rows, max_seqs, max_pages, chunk; /* of a batch: token rows, sequences; pages of a sequence; rows a piece of the layer takes */
@@ -395,7 +395,7 @@ struct Plan {
 
     /* offsets of the regions, by tier where they exist on several */
     size_t kv[NTIERS], kv_staging[2], act[NTIERS], act_staging[2];
-    size_t staging, disk_staging, x, q, kvrow, o, norm, norm2, ffn, embedded, head_x, head_out, logits;
+    size_t staging[2], disk_staging[2], x, q, kvrow, o, norm, norm2, ffn, embedded, head_x, head_out, logits;
     size_t cpu_q, cpu_o, cpu_kvrow, gathered, cpu_logits;
     size_t tables[2], table_bytes;  /* GPU, CPU: the batches' index tables, one after another */
     size_t picked[2];               /* GPU, CPU: chosen ids (slots, max_seqs) */

@@ -95,10 +95,12 @@ static void touch(HostDevice *d, Tensor t) {
         if (term->tier != t.tier || t.offset < term->offset || t.offset >= term->offset + term->bytes) continue;
         size_t high = (t.offset + span - term->offset + 63) / 64 * 64;
         CHECK(high <= term->bytes);
+        pthread_mutex_lock(&d->lock);
         if (high > d->high[i]) {
             d->base.peak[t.tier] += high - d->high[i];
             d->high[i] = high;
         }
+        pthread_mutex_unlock(&d->lock);
         return;
     }
     CHECK(!"a view outside the plan");
@@ -345,10 +347,22 @@ static Event device_attend(Device *base, const Op *op, Tensor o, Tensor q, const
     return post(d, op, &job, NULL, 0);
 }
 
+/* Pages are touched up to the highest index that is written to. */
+static void touch_pages(HostDevice *d, const PageTable *p, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows) {
+    int highest = -1;
+    for (int r = 0; r < rows; r++) {
+        int page = pages[(size_t)seq[r] * p->pages.ld + pos[r] / p->page_tokens];
+        if (page > highest) highest = page;
+    }
+    touch(d, tensor_rows(p->k, 0, (highest + 1) * p->page_tokens));
+    touch(d, tensor_rows(p->v, 0, (highest + 1) * p->page_tokens));
+}
+
 static int run_append(HostDevice *d, const Posted *job, Error *err) {
     (void)err;
     const PageTable *p = &job->table;
     Tensor kv = job->t[0];
+    touch_pages(d, p, address(d, job->t[1]), address(d, job->t[2]), address(d, p->pages), kv.rows);
     f16 *k = address(d, p->k), *v = address(d, p->v);
     host_append(k, v, address(d, kv), address(d, job->t[1]), address(d, job->t[2]), address(d, p->pages), kv.rows, (int)p->pages.ld,
                 p->page_tokens, p->k.cols);
@@ -389,9 +403,7 @@ static void device_upload(Device *base, Tensor dst, size_t first, const void *sr
     size_t size = type_bytes(dst.type);
     CHECK(first + count <= (size_t)dst.rows * dst.cols);
     memcpy((uint8_t *)address(d, dst) + first * size, src, count * size);
-    pthread_mutex_lock(&d->lock); /* several threads load */
     touch(d, dst);
-    pthread_mutex_unlock(&d->lock);
     if (dst.tier == TIER_DISK && first + count == (size_t)dst.rows * dst.cols) {
         size_t head = dst.offset % 4096;
         madvise((uint8_t *)address(d, dst) - head, span_of(dst) + head, MADV_DONTNEED);

@@ -222,7 +222,7 @@ static int disk_part(Run *s, int j, size_t slot, size_t first, size_t bytes) {
         if (first + bytes <= begin || from >= to) continue;
         src.rows = 1, src.cols = (int)((to - from) / 2), src.ld = src.cols;
         src.offset += from / 2 * type_bytes(src.type);
-        s->moves[n++] = (Move){view(TIER_CPU, F16, p->disk_staging + slot * p->disk_slot_bytes + begin + from, 1, src.cols), src};
+        s->moves[n++] = (Move){view(TIER_CPU, F16, p->disk_staging[slot] + begin + from, 1, src.cols), src};
     }
     return n;
 }
@@ -237,7 +237,7 @@ static void load_part(Run *s, int j, int k, int K) {
         s->next.disk_free = s->slot_raised[s->next.slot];
     }
     int slot = s->next.slot, n = 0;
-    size_t gpu_slot = p->staging + slot * p->slot_bytes, cpu_slot = p->disk_staging + slot * p->disk_slot_bytes;
+    size_t gpu_slot = p->staging[slot], cpu_slot = p->disk_staging[slot];
     size_t c0 = cpu / 64 * k / K * 64, c1 = cpu / 64 * (k + 1) / K * 64; /* equal parts, cut at whole lines */
     size_t d0 = disk / 64 * k / K * 64, d1 = disk / 64 * (k + 1) / K * 64;
     Op op = new_op(s, W_LOAD, WEIGHT, j, k);
@@ -264,14 +264,14 @@ static void layer_weights(const Run *s, int j, Tensor w[NROLES]) {
         const WeightPlace *place = &s->plan->weight[j][r];
         w[r] = place->home;
         if (w[r].tier != TIER_GPU)
-            w[r] = view(TIER_GPU, F16, s->plan->staging + s->now.slot * s->plan->slot_bytes + place->slab_offset, w[r].rows, w[r].cols);
+            w[r] = view(TIER_GPU, F16, s->plan->staging[s->now.slot] + place->slab_offset, w[r].rows, w[r].cols);
     }
 }
 
 static Tensor head_weights(const Run *s) {
     Tensor head = s->plan->global[s->plan->head].home;
     if (head.tier == TIER_GPU) return head;
-    return view(TIER_GPU, F16, s->plan->staging + s->now.slot * s->plan->slot_bytes, head.rows, head.cols);
+    return view(TIER_GPU, F16, s->plan->staging[s->now.slot], head.rows, head.cols);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -861,7 +861,10 @@ static bool nobody_left(const Run *s) {
 
 /* One token for every batch in flight: Figure 4 from its second line on. */
 static void sweep(Run *s) {
-    if (!s->next_is_layer0) load_part(s, 0, 0, 1);
+    if (!s->next_is_layer0) {
+        s->streamed += s->streamed % 2; /* as the plan counts: a sweep begins with the first slot (where it matters) */
+        load_part(s, 0, 0, 1);
+    }
     s->next_is_layer0 = false;
     s->now_prefill = false;
     s->began = 0;

@@ -192,6 +192,24 @@ static void shift_weights(Plan *p, const size_t layers[NTIERS], const size_t glo
         if (p->global[g].home.tier != TIER_DISK || dummy) p->global[g].home.offset += globals[p->global[g].home.tier];
 }
 
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+/* The layers that stream take the two slots in turn. Where their number is even, each slot always sees the same layers; where it is
+ * odd, both see all. */
+static void plan_slots(Plan *p) {
+    int streaming = 0, turn = 0;
+    for (int j = 0; j <= p->config.l; j++) streaming += p->cpu_slab[j] + p->disk_slab[j] > 0;
+    for (int j = 0; j <= p->config.l; j++) {
+        if (!(p->cpu_slab[j] + p->disk_slab[j])) continue;
+        for (int slot = 0; slot < 2; slot++) {
+            if (streaming % 2 == 0 && slot != turn % 2) continue;
+            p->slot_bytes[slot] = larger(p->slot_bytes[slot], p->cpu_slab[j] + p->disk_slab[j]);
+            p->disk_slot_bytes[slot] = larger(p->disk_slot_bytes[slot], p->disk_slab[j]);
+        }
+        turn++;
+    }
+}
+
 static void plan_weights(Plan *p, const Checkpoint *c) {
     static const char *const percent_w = "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
     size_t layers[NTIERS] = {0}, globals[NTIERS] = {0}, at_layers[NTIERS] = {0}, at_globals[NTIERS] = {0};
@@ -207,13 +225,11 @@ static void plan_weights(Plan *p, const Checkpoint *c) {
         at_globals[t] = add_term(p, (Tier)t, globals[t], "embeddings", "use a smaller model, or a larger tier");
     }
     shift_weights(p, at_layers, at_globals, c->dummy);
-    for (int j = 0; j <= p->config.l; j++) {
-        size_t slab = p->cpu_slab[j] + p->disk_slab[j];
-        if (slab > p->slot_bytes) p->slot_bytes = slab;
-        if (p->disk_slab[j] > p->disk_slot_bytes) p->disk_slot_bytes = p->disk_slab[j];
+    plan_slots(p);
+    for (int slot = 0; slot < 2; slot++) {
+        p->staging[slot] = add_term(p, TIER_GPU, p->slot_bytes[slot], "weight staging", percent_w);
+        p->disk_staging[slot] = add_term(p, TIER_CPU, p->disk_slot_bytes[slot], "weight staging", percent_w);
     }
-    p->staging = add_term(p, TIER_GPU, 2 * p->slot_bytes, "weight staging", percent_w);
-    p->disk_staging = add_term(p, TIER_CPU, 2 * p->disk_slot_bytes, "weight staging", percent_w);
 }
 
 /* Tokens that the longest of seats first .. end-1 generates. */

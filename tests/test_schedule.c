@@ -1,0 +1,487 @@
+/* test_schedule.c: the invariants of the engine. On one device every schedule, placement, overlap setting, page size and batching gives
+ * bit-identical tokens and logits; what moves over each link is the closed form; nothing is left behind. */
+#include <dirent.h>
+#include <unistd.h>
+
+#include "tests.h"
+
+/* Odd sizes on purpose: no dimension is a multiple of what a vector register holds, and prompts end at every place of a page. */
+static const OptConfig small = {.name = "test", .l = 3, .h1 = 60, .h2 = 100, .nh = 3, .vocab = 131, .max_pos = 128, .embed = 60,
+                                .pre_norm = true, .final_norm = true, .eos = -1};
+enum { PROMPTS = 9, MAX_N = 12 };
+static const int prompt_len[PROMPTS] = {5, 1, 17, 33, 16, 2, 64, 31, 9}, prompt_n[PROMPTS] = {12, 7, 1, 9, 12, 3, 12, 2, 10};
+
+typedef struct {
+    int32_t tokens[PROMPTS][MAX_N];
+    int n[PROMPTS], done[PROMPTS];
+    FinishReason reason[PROMPTS];
+    float *last[PROMPTS]; /* logits of the last step */
+    int vocab, order[PROMPTS], finished;
+    size_t planned[NTIERS], peak[NTIERS], moved[NCHANNELS][NKINDS];
+    long sweeps;
+    RunStats stats;
+} Result;
+
+static void make_task(Task *task, const OptConfig *config) {
+    uint64_t state = 7;
+    *task = (Task){.prompts = xcalloc(PROMPTS, sizeof(Prompt)), .count = PROMPTS, .keep_logits = true, .sampling = {.top_p = 1}};
+    for (int i = 0; i < PROMPTS; i++) {
+        Prompt *p = &task->prompts[i];
+        *p = (Prompt){xcalloc(prompt_len[i], sizeof(int32_t)), prompt_len[i], prompt_n[i]};
+        for (int t = 0; t < p->s; t++) p->ids[t] = t ? (int32_t)((test_random(&state) + 1) / 2 * (config->vocab - 1)) : 2;
+    }
+}
+
+static void free_task(Task *task) {
+    for (int i = 0; i < task->count; i++) free(task->prompts[i].ids);
+    free(task->prompts);
+}
+
+static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
+    Result *r = ctx;
+    (void)err;
+    memcpy(r->tokens[prompt], tokens, n * sizeof *tokens);
+    r->n[prompt] = n;
+    r->done[prompt]++;
+    r->reason[prompt] = reason;
+    r->order[r->finished++] = prompt;
+    return 0;
+}
+
+static void on_logits(void *ctx, int prompt, int n, const float *logits) {
+    Result *r = ctx;
+    (void)n;
+    memcpy(r->last[prompt], logits, r->vocab * sizeof *logits);
+}
+
+static Policy all_gpu(void) {
+    return (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = 4, .num_gpu_batches = 3, .overlap = true, .page_tokens = 16};
+}
+
+static void result_open(Result *r, int vocab) {
+    *r = (Result){.vocab = vocab};
+    for (int i = 0; i < PROMPTS; i++) r->last[i] = xcalloc(vocab, sizeof(float));
+}
+
+static void result_close(Result *r) {
+    for (int i = 0; i < PROMPTS; i++) free(r->last[i]);
+}
+
+/* Runs the task under the policy on a fresh device. */
+static int run(Result *r, const Checkpoint *checkpoint, const Policy *policy, const Task *task, Error *err) {
+    int status = -1;
+    result_open(r, checkpoint->config.vocab);
+    Listener listener = {.ctx = r, .done = on_done, .logits = on_logits};
+    Plan *plan = plan_make(checkpoint, policy, task, F32, err);
+    Device *device = plan ? host_open(plan, checkpoint, temp_dir(), err) : NULL;
+    if (device && !weights_load(plan, checkpoint, device, err)) status = schedule_run(plan, task, device, &listener, &r->stats, err);
+    if (device) {
+        memcpy(r->planned, plan->total, sizeof r->planned);
+        memcpy(r->peak, device->peak, sizeof r->peak);
+        for (int lane = 0; lane < NLANES; lane++)
+            for (int kind = 0; kind < NKINDS; kind++) r->moved[lane_channel[lane]][kind] += device->count[lane].moved[kind];
+        device->close(device);
+    }
+    plan_free(plan);
+    return status;
+}
+
+static bool same(const Result *a, const Result *b) {
+    for (int i = 0; i < PROMPTS; i++) {
+        if (a->n[i] != b->n[i] || a->done[i] != 1 || a->reason[i] != b->reason[i]) return false;
+        if (memcmp(a->tokens[i], b->tokens[i], a->n[i] * sizeof(int32_t)) != 0) return false;
+        if (memcmp(a->last[i], b->last[i], a->vocab * sizeof(float)) != 0) return false;
+    }
+    return true;
+}
+
+/* Asserts that the policy gives what `reference` gave. */
+static void expect_same(const Result *reference, const Checkpoint *checkpoint, const Policy *p, const Task *task) {
+    Result r;
+    Error err;
+    int status = run(&r, checkpoint, p, task, &err);
+    bool ok = !status && same(&r, reference);
+    if (!ok)
+        fprintf(stderr, "\n    differs: %g %g %g %g %g %g, %d x %d, %s, table %d, page %d%s%s%s%s\n", p->wg, p->wc, p->cg, p->cc, p->hg, p->hc,
+                p->gbs, p->num_gpu_batches, p->schedule == SCHEDULE_ROW ? "row" : "zigzag", p->table_home, p->page_tokens,
+                p->cpu_attention ? ", CPU attention" : "", p->overlap ? "" : ", no overlap", status ? ": " : "", status ? err.text : "");
+    CU_ASSERT(ok);
+    result_close(&r);
+}
+
+static const double placements[][6] = {
+    {1, 0, 1, 0, 1, 0}, {0, 1, 0, 1, 0, 1}, {0, 0, 0, 0, 0, 0},        {0, 1, 1, 0, 1, 0},       {1, 0, 0, 1, 1, 0},
+    {1, 0, 1, 0, 0, 1}, {0, 0, 1, 0, 1, 0}, {1, 0, 0, 0, 1, 0},        {1, 0, 1, 0, 0, 0},       {.5, .5, 1, 0, 1, 0},
+    {.2, .8, 0, 1, 0, 1}, {.5, 0, .5, 0, .5, 0}, {0, .5, 0, .5, 0, .5}, {.3, .3, .3, .3, .3, .3}, {.1, .2, .6, .3, .3, .6},
+    {1, 0, .5, .5, 1, 0}, {1, 0, .5, 0, 1, 0}, {1, 0, 0, .5, 1, 0},     {1, 0, 1, 0, .5, .5},      {1, 0, 1, 0, .5, 0},
+    {0, .5, .4, .3, 1, 0}, {.7, .1, .1, .1, .1, .8}, {0, 0, 0, 1, 1, 0}, {0, 1, 0, 0, 0, 0},       {.9, .05, .34, .33, .33, .34},
+};
+enum { PLACEMENTS = sizeof placements / sizeof placements[0] };
+
+static Policy placed(const double *f) {
+    Policy p = all_gpu();
+    p.wg = f[0], p.wc = f[1], p.cg = f[2], p.cc = f[3], p.hg = f[4], p.hc = f[5];
+    return p;
+}
+
+static Checkpoint *model;
+static Task task;
+static Result reference;
+
+/* The reference: everything on the GPU, one batch of all, pages of one size, no overlap. */
+static void open_reference(const OptConfig *config) {
+    Error err;
+    model = checkpoint_dummy(config, 3);
+    make_task(&task, config);
+    Policy p = all_gpu();
+    p.gbs = PROMPTS, p.num_gpu_batches = 1, p.overlap = false;
+    ASSERT_OK(run(&reference, model, &p, &task, &err));
+}
+
+static void close_reference(void) {
+    result_close(&reference);
+    free_task(&task);
+    checkpoint_close(model);
+}
+
+static void every_placement_gives_the_same_bits(void) {
+    open_reference(&small);
+    for (int i = 0; i < PLACEMENTS; i++)
+        for (int way = 0; way < 4; way++) {
+            Policy p = placed(placements[i]);
+            p.cpu_attention = way & 1, p.overlap = !(way & 2);
+            p.table_home = (Tier)((i + way) % 3);
+            p.gbs = 2, p.num_gpu_batches = 3;
+            expect_same(&reference, model, &p, &task);
+        }
+    close_reference();
+}
+
+static void every_batching_gives_the_same_bits(void) {
+    static const int shapes[][2] = {{1, 1}, {1, 2}, {1, 7}, {2, 1}, {2, 2}, {2, 7}, {3, 3}, {4, 2}, {5, 1}, {9, 1}, {20, 2}};
+    static const int some[] = {0, 1, 2, 13, 20, 24};
+    open_reference(&small);
+    for (size_t b = 0; b < sizeof shapes / sizeof shapes[0]; b++)
+        for (size_t i = 0; i < sizeof some / sizeof some[0]; i++)
+            for (int way = 0; way < 4; way++) {
+                Policy p = placed(placements[some[i]]);
+                p.gbs = shapes[b][0], p.num_gpu_batches = shapes[b][1];
+                p.cpu_attention = way & 1, p.schedule = way & 2 ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
+                p.table_home = (Tier)((i + b) % 3);
+                expect_same(&reference, model, &p, &task);
+            }
+    close_reference();
+}
+
+static void every_page_size_gives_the_same_bits(void) {
+    static const int sizes[] = {1, 2, 3, 16, 64, 200};
+    static const int some[] = {0, 1, 2, 13};
+    open_reference(&small);
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
+        for (size_t i = 0; i < sizeof some / sizeof some[0]; i++)
+            for (int cpu = 0; cpu < 2; cpu++) {
+                Policy p = placed(placements[some[i]]);
+                p.page_tokens = sizes[s], p.cpu_attention = cpu;
+                p.gbs = 3;
+                expect_same(&reference, model, &p, &task);
+            }
+    close_reference();
+}
+
+static void one_thread_and_two_give_the_same_bits(void) {
+    open_reference(&small);
+    for (int threads = 1; threads <= 3; threads++) {
+        host_set_threads(threads);
+        Policy p = placed(placements[13]);
+        p.cpu_attention = true;
+        expect_same(&reference, model, &p, &task);
+    }
+    host_set_threads(0);
+    close_reference();
+}
+
+static void the_post_norm_form_gives_the_same_bits_too(void) {
+    OptConfig post = small;
+    post.pre_norm = post.final_norm = false, post.embed = 28;
+    open_reference(&post);
+    for (int i = 0; i < PLACEMENTS; i += 2) {
+        Policy p = placed(placements[i]);
+        p.cpu_attention = i & 2, p.gbs = 2, p.table_home = (Tier)(i / 2 % 3);
+        expect_same(&reference, model, &p, &task);
+    }
+    close_reference();
+}
+
+/* A prompt alone, at another place of the batch, or sampled: only seed, index and position count. The index is the place in the input, so
+ * the same input is dealt to other batches. */
+static void sampling_depends_on_nothing_but_seed_place_and_position(void) {
+    Error err;
+    Result one;
+    model = checkpoint_dummy(&small, 3);
+    make_task(&task, &small);
+    task.sampling = (Sampling){.temperature = 1.2f, .top_p = .95f, .top_k = 50, .seed = 11};
+    Policy p = all_gpu();
+    ASSERT_OK(run(&reference, model, &p, &task, &err));
+    for (int i = 0; i < PLACEMENTS; i += 3) {
+        p = placed(placements[i]);
+        p.gbs = 1 + i % 4, p.num_gpu_batches = 1 + i % 5, p.cpu_attention = i & 1;
+        expect_same(&reference, model, &p, &task);
+    }
+    task.sampling.seed = 12;
+    ASSERT_OK(run(&one, model, &p, &task, &err));
+    CU_ASSERT(!same(&one, &reference)); /* and the seed does count */
+    result_close(&one);
+    close_reference();
+}
+
+/* </s> is made a token that the model is known to choose, so that some sequences stop early and others do not. */
+static void sequences_that_stop_early_change_nothing_for_the_others(void) {
+    OptConfig config = small;
+    Result full;
+    Error err;
+    open_reference(&config);
+    full = reference;
+    config.eos = full.tokens[4][5]; /* the sixth token of the fifth prompt */
+    Checkpoint *stopping = checkpoint_dummy(&config, 3);
+    Policy p = all_gpu();
+    Result r;
+    ASSERT_OK(run(&r, stopping, &p, &task, &err));
+    int stopped = 0;
+    for (int i = 0; i < PROMPTS; i++) {
+        int n = 0;
+        while (n < full.n[i] && full.tokens[i][n] != config.eos) n++;
+        CU_ASSERT_EQUAL(r.n[i], n);
+        CU_ASSERT_EQUAL(r.reason[i], n < full.n[i] ? FINISH_STOP : FINISH_LENGTH);
+        CU_ASSERT(memcmp(r.tokens[i], full.tokens[i], n * sizeof(int32_t)) == 0);
+        stopped += n < full.n[i];
+    }
+    CU_ASSERT(stopped > 0);
+    for (int i = 0; i < PLACEMENTS; i += 2)
+        for (int row = 0; row < 2; row++) {
+            p = placed(placements[i]);
+            p.gbs = 1 + i % 3, p.num_gpu_batches = 1 + i % 4, p.cpu_attention = i & 2;
+            p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
+            expect_same(&r, stopping, &p, &task);
+        }
+    result_close(&r);
+    checkpoint_close(stopping);
+    close_reference();
+}
+
+/* Greedy tokens and logits of the engine against the plain forward: 2e-5 is a hundred roundings of float. */
+static void the_engine_agrees_with_the_plain_forward(void) {
+    Error err;
+    for (int post = 0; post < 2; post++) {
+        OptConfig config = small;
+        if (post) config.pre_norm = config.final_norm = false, config.embed = 28;
+        open_reference(&config);
+        for (int i = 0; i < PROMPTS; i++) {
+            int s = prompt_len[i], n = reference.n[i], total = s + n - 1;
+            int32_t ids[128];
+            memcpy(ids, task.prompts[i].ids, s * sizeof *ids);
+            memcpy(ids + s, reference.tokens[i], (n - 1) * sizeof *ids);
+            float *logits = xcalloc((size_t)total * config.vocab, sizeof *logits);
+            ASSERT_OK(reference_forward(logits, model, ids, total, &err));
+            double e = max_norm_error(reference.last[i], logits + (size_t)(total - 1) * config.vocab, config.vocab);
+            CU_ASSERT(e <= 1e-3); /* K and V are rounded to F16, and a last-bit difference before that can flip a rounding */
+            free(logits);
+        }
+        close_reference();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Bytes
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { S = 20, N = 6, SEQS = 6 };
+
+static void make_even_task(Task *t) {
+    *t = (Task){.prompts = xcalloc(SEQS, sizeof(Prompt)), .count = SEQS, .sampling = {.top_p = 1}};
+    for (int i = 0; i < SEQS; i++) {
+        t->prompts[i] = (Prompt){xcalloc(S, sizeof(int32_t)), S, N};
+        for (int e = 0; e < S; e++) t->prompts[i].ids[e] = (e * 7 + i) % small.vocab;
+    }
+}
+
+static size_t layer_bytes(const OptConfig *c) {
+    size_t bytes = 0;
+    for (int r = 0; r < NROLES; r++) {
+        int rows, cols;
+        opt_role_shape(c, (Role)r, &rows, &cols);
+        bytes += ((size_t)rows * cols * 2 + 63) / 64 * 64;
+    }
+    return bytes;
+}
+
+/* A.2.1: n times the whole model per block; with the row schedule, n times for each GPU batch. */
+static void weights_cross_once_a_sweep(void) {
+    Error err;
+    Task even;
+    model = checkpoint_dummy(&small, 3);
+    make_even_task(&even);
+    size_t once = small.l * layer_bytes(&small) + ((size_t)small.vocab * small.h1 * 2 + 63) / 64 * 64;
+    for (int disk = 0; disk < 2; disk++)
+        for (int row = 0; row < 2; row++) {
+            Result r;
+            Policy p = all_gpu();
+            p.wg = 0, p.wc = !disk, p.table_home = disk ? TIER_DISK : TIER_CPU, p.gbs = 2, p.num_gpu_batches = 3;
+            p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
+            ASSERT_OK(run(&r, model, &p, &even, &err));
+            size_t times = row ? 3 * N : N;
+            CU_ASSERT_EQUAL(r.moved[CTOG][WEIGHT], times * once);
+            /* from disk the padding between tensors does not move */
+            CU_ASSERT(disk ? r.moved[DTOC][WEIGHT] > times * once * .98 && r.moved[DTOC][WEIGHT] <= times * once : !r.moved[DTOC][WEIGHT]);
+            result_close(&r);
+        }
+    free_task(&even);
+    checkpoint_close(model);
+}
+
+/* A.2.1's 4 h1 bls l (s n + n (n - 1) / 2) for reads and writes: s tokens are stored in prefill and one a token after; the past is
+ * loaded in each of the n-1 decoding sweeps. Pages of one token make page traffic exact. */
+static void the_cache_crosses_as_the_formula_says(void) {
+    Error err;
+    Task even;
+    model = checkpoint_dummy(&small, 3);
+    make_even_task(&even);
+    size_t token = 4 * (size_t)small.h1 * small.l * SEQS, stored = token * (S + N - 1), loaded = 0, queries;
+    for (int i = 1; i < N; i++) loaded += token * (S + i - 1);
+    queries = (size_t)(N - 1) * SEQS * small.l * small.h1 * 4; /* F32 */
+    for (int disk = 0; disk < 2; disk++)
+        for (int cpu = 0; cpu < 2; cpu++) {
+            Result r;
+            Policy p = all_gpu();
+            p.cg = 0, p.cc = !disk, p.gbs = 2, p.num_gpu_batches = 3, p.page_tokens = 1, p.cpu_attention = cpu;
+            ASSERT_OK(run(&r, model, &p, &even, &err));
+            CU_ASSERT_EQUAL(r.moved[GTOC][CACHE], stored + (cpu ? queries : 0));
+            CU_ASSERT_EQUAL(r.moved[CTOG][CACHE], cpu ? queries : loaded);
+            CU_ASSERT_EQUAL(r.moved[DTOC][CACHE], disk ? loaded : 0);
+            CU_ASSERT_EQUAL(r.moved[CTOD][CACHE], disk ? stored : 0);
+            result_close(&r);
+        }
+    free_task(&even);
+    checkpoint_close(model);
+}
+
+/* A.2.1's 2 (2 h1 s bls l + 2 h1 bls l (n - 1)), with F32 instead of fp16, and the last layer handing on only last rows. */
+static void activations_cross_as_the_formula_says(void) {
+    Error err;
+    Task even;
+    model = checkpoint_dummy(&small, 3);
+    make_even_task(&even);
+    size_t row = 4 * (size_t)small.h1 * SEQS, each = row * ((small.l - 1) * (S + N - 1) + N);
+    for (int disk = 0; disk < 2; disk++)
+        for (int batches = 1; batches <= 3; batches += 2) {
+            Result r;
+            Policy p = all_gpu();
+            p.hg = 0, p.hc = !disk, p.gbs = SEQS / batches, p.num_gpu_batches = batches;
+            ASSERT_OK(run(&r, model, &p, &even, &err));
+            CU_ASSERT_EQUAL(r.moved[GTOC][ACTIVATION], each);
+            CU_ASSERT_EQUAL(r.moved[CTOG][ACTIVATION], each);
+            CU_ASSERT_EQUAL(r.moved[DTOC][ACTIVATION], disk ? each : 0);
+            CU_ASSERT_EQUAL(r.moved[CTOD][ACTIVATION], disk ? each : 0);
+            result_close(&r);
+        }
+    free_task(&even);
+    checkpoint_close(model);
+}
+
+static void the_plan_is_what_is_used_to_the_byte(void) {
+    Error err;
+    Task even;
+    model = checkpoint_dummy(&small, 3);
+    make_even_task(&even);
+    for (int i = 0; i < PLACEMENTS; i++)
+        for (int way = 0; way < 4; way++) {
+            Result r;
+            Policy p = placed(placements[i]);
+            p.gbs = way & 2 ? 6 : 2, p.num_gpu_batches = way & 2 ? 1 : 3, p.cpu_attention = way & 1;
+            p.table_home = (Tier)(i % 3);
+            ASSERT_OK(run(&r, model, &p, &even, &err));
+            for (int t = 0; t < NTIERS; t++) CU_ASSERT_EQUAL(r.peak[t], r.planned[t]);
+            result_close(&r);
+        }
+    free_task(&even);
+    checkpoint_close(model);
+}
+
+static int open_files(void) {
+    int n = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    while (dir && readdir(dir)) n++;
+    if (dir) closedir(dir);
+    return n;
+}
+
+static int count_entries(const char *path) {
+    int n = 0;
+    DIR *dir = opendir(path);
+    while (dir && readdir(dir)) n++;
+    if (dir) closedir(dir);
+    return n;
+}
+
+static int mappings(void) {
+    int lines = 0, c;
+    FILE *f = fopen("/proc/self/maps", "r");
+    while (f && (c = getc(f)) != EOF) lines += c == '\n';
+    if (f) fclose(f);
+    return lines;
+}
+
+static int refuse(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
+    (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason;
+    return fail(err, EXIT_FAILED, "refused");
+}
+
+static void nothing_is_left_behind_after_success_or_failure(void) {
+    Error err;
+    model = checkpoint_dummy(&small, 3);
+    make_task(&task, &small);
+    Policy p = placed(placements[13]);
+    for (int round = 0; round < 6; round++) {
+        const char *dir = temp_dir();
+        int files = open_files(), threads = count_entries("/proc/self/task"), maps = mappings();
+        RunStats stats;
+        Result r;
+        result_open(&r, small.vocab);
+        Listener listener = {.ctx = &r, .done = round % 3 == 1 ? refuse : on_done};
+        Plan *plan = plan_make(model, &p, &task, F32, &err);
+        Device *device = host_open(plan, model, round % 3 == 2 ? "/nonexistent" : dir, &err);
+        CU_ASSERT_EQUAL(device == NULL, round % 3 == 2);
+        if (device) {
+            ASSERT_OK(weights_load(plan, model, device, &err));
+            CU_ASSERT_EQUAL(schedule_run(plan, &task, device, &listener, &stats, &err), round % 3 == 1 ? -1 : 0);
+            CU_ASSERT_EQUAL(count_entries(dir), 2); /* even while it runs the file has no name */
+            device->close(device);
+        }
+        plan_free(plan);
+        result_close(&r);
+        CU_ASSERT_EQUAL(count_entries(dir), 2);
+        CU_ASSERT_EQUAL(open_files(), files);
+        if (round >= 3) { /* once OpenMP has its threads and malloc its arenas */
+            CU_ASSERT_EQUAL(count_entries("/proc/self/task"), threads);
+            CU_ASSERT(mappings() <= maps + 2);
+        }
+    }
+    free_task(&task);
+    checkpoint_close(model);
+}
+
+CU_TestInfo tests_schedule[] = {
+    {"every placement gives the same bits", every_placement_gives_the_same_bits},
+    {"every batching gives the same bits", every_batching_gives_the_same_bits},
+    {"every page size gives the same bits", every_page_size_gives_the_same_bits},
+    {"one thread and two give the same bits", one_thread_and_two_give_the_same_bits},
+    {"the post-norm form gives the same bits too", the_post_norm_form_gives_the_same_bits_too},
+    {"sampling depends on nothing but seed, place and position", sampling_depends_on_nothing_but_seed_place_and_position},
+    {"sequences that stop early change nothing for the others", sequences_that_stop_early_change_nothing_for_the_others},
+    {"the engine agrees with the plain forward", the_engine_agrees_with_the_plain_forward},
+    {"weights cross once a sweep", weights_cross_once_a_sweep},
+    {"the cache crosses as the formula says", the_cache_crosses_as_the_formula_says},
+    {"activations cross as the formula says", activations_cross_as_the_formula_says},
+    {"the plan is what is used, to the byte", the_plan_is_what_is_used_to_the_byte},
+    {"nothing is left behind after success or failure", nothing_is_left_behind_after_success_or_failure},
+    CU_TEST_INFO_NULL,
+};
