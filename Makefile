@@ -51,6 +51,16 @@ run: all
 test: flexgen $(BUILD)/run_tests
 	$(BUILD)/run_tests $(SUITE)
 
+# Frames and checks instead of speed. OpenMP's runtime is not instrumented, so it is off; address layout randomization confuses TSan.
+CHECKED := CFLAGS="-O1 -g -fno-omit-frame-pointer -march=native" OPENMP=
+TSAN_SUITES := schedule
+sanitize:
+	$(MAKE) --no-print-directory BUILD=build/asan $(CHECKED) SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined" \
+	    build/asan/run_tests build/asan/flexgen
+	FLEXGEN_BIN=build/asan/flexgen build/asan/run_tests $(SUITE)
+	$(MAKE) --no-print-directory BUILD=build/tsan $(CHECKED) SANITIZE=-fsanitize=thread build/tsan/run_tests
+	for suite in $(TSAN_SUITES); do TSAN_OPTIONS=halt_on_error=1 setarch -R build/tsan/run_tests $$suite || exit 1; done
+
 clean:
 	rm -rf build flexgen
 

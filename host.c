@@ -50,16 +50,24 @@ typedef float V __attribute__((vector_size(VL * 4)));
 typedef int32_t VI __attribute__((vector_size(VL * 4)));
 typedef float V4 __attribute__((vector_size(16)));
 
-INLINE V v_set(float x) { return x - (V){0}; }
-INLINE V v_select(VI mask, V yes, V no) { return (V)(((VI)yes & mask) | ((VI)no & ~mask)); }
-INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
+INLINE V v_set(float x) {
+    return x - (V){0};
+}
+INLINE V v_select(VI mask, V yes, V no) {
+    return (V)(((VI)yes & mask) | ((VI)no & ~mask));
+}
+INLINE V v_max(V a, V b) {
+    return v_select(a < b, b, a);
+}
 
 INLINE V v_load(const float *p) {
     V v;
     memcpy(&v, p, sizeof v);
     return v;
 }
-INLINE void v_store(float *p, V v) { memcpy(p, &v, sizeof v); }
+INLINE void v_store(float *p, V v) {
+    memcpy(p, &v, sizeof v);
+}
 
 /* The first n of VL floats, zeros after them. */
 INLINE V v_load_part(const float *p, int n) {
@@ -68,22 +76,36 @@ INLINE V v_load_part(const float *p, int n) {
     memcpy(&v, p, (size_t)n * sizeof *p);
     return v;
 }
-INLINE void v_store_part(float *p, V v, int n) { memcpy(p, &v, n >= VL ? sizeof v : (size_t)n * sizeof *p); }
+INLINE void v_store_part(float *p, V v, int n) {
+    memcpy(p, &v, n >= VL ? sizeof v : (size_t)n * sizeof *p);
+}
 
 #if defined __AVX512F__ && defined __F16C__
-INLINE V v_fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-INLINE V v_load_f16(const f16 *p) { return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
+INLINE V v_fma(V a, V b, V c) {
+    return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+INLINE V v_load_f16(const f16 *p) {
+    return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
+}
 INLINE V4 v_fold(V v) {
     __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)v),
                                 _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1)));
     return (V4)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 #elif defined __AVX2__ && defined __FMA__ && defined __F16C__
-INLINE V v_fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
-INLINE V v_load_f16(const f16 *p) { return (V)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p)); }
-INLINE V4 v_fold(V v) { return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1)); }
+INLINE V v_fma(V a, V b, V c) {
+    return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+INLINE V v_load_f16(const f16 *p) {
+    return (V)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
+}
+INLINE V4 v_fold(V v) {
+    return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+}
 #else
-INLINE V v_fma(V a, V b, V c) { return a * b + c; }
+INLINE V v_fma(V a, V b, V c) {
+    return a * b + c;
+}
 /* The bits of a half, moved to a float's place, mean 2^-112 of its value, subnormals too; only inf and NaN need help. */
 INLINE V v_load_f16(const f16 *p) {
     typedef f16 VH __attribute__((vector_size(VL * 2)));
@@ -93,7 +115,9 @@ INLINE V v_load_f16(const f16 *p) {
     V v = (V)((bits & 0x7fff) << 13) * 0x1p112f;
     return (V)((VI)v | ((bits & 0x8000) << 16) | ((VI)(v >= 65536.0f) & 0x7f800000));
 }
-INLINE V4 v_fold(V v) { return v; }
+INLINE V4 v_fold(V v) {
+    return v;
+}
 #endif
 
 INLINE V v_load_f16_part(const f16 *p, int n) {
@@ -128,15 +152,21 @@ INLINE V v_exp(V x) {
     for (int i = 0; i < 7; i++) e = v_fma(e, r, v_set(series[i]));
     return v_select(tiny, v_set(0), (V)((VI)e + ((VI)shifted << 23)));
 }
-INLINE float exp1(float x) { return v_exp(v_set(x))[0]; }
+INLINE float exp1(float x) {
+    return v_exp(v_set(x))[0];
+}
 
 // ---------------------------------------------------------------------------------------------------------------
 // f16, threads, scratch
 // ---------------------------------------------------------------------------------------------------------------
 
 #ifdef __F16C__
-float f16_to_f32(f16 x) { return _cvtsh_ss(x); }
-f16 f32_to_f16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
+float f16_to_f32(f16 x) {
+    return _cvtsh_ss(x);
+}
+f16 f32_to_f16(float x) {
+    return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+}
 #else
 float f16_to_f32(f16 x) {
     uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
@@ -170,11 +200,15 @@ f16 f32_to_f16(float x) {
 }
 #endif
 
-const char *host_isa(void) { return ISA; }
+const char *host_isa(void) {
+    return ISA;
+}
 
 #ifdef _OPENMP
 static int threads_asked;
-static int host_threads(void) { return threads_asked ? threads_asked : omp_get_num_procs(); }
+static int host_threads(void) {
+    return threads_asked ? threads_asked : omp_get_num_procs();
+}
 int host_set_threads(int threads) {
     threads_asked = threads < 0 ? 0 : threads > 1024 ? 1024 : threads;
     return host_threads();
@@ -182,7 +216,9 @@ int host_set_threads(int threads) {
 /* The loop below, its iterations dealt to the threads, if there is enough work. Which thread runs which never matters. */
 #define PARALLEL_FOR(when, how) PRAGMA(omp parallel for num_threads(host_threads()) schedule(how) if (when))
 #else
-static int host_threads(void) { return 1; }
+static int host_threads(void) {
+    return 1;
+}
 int host_set_threads(int threads) {
     (void)threads;
     return 1;
@@ -194,7 +230,9 @@ enum { ENOUGH = 1 << 17 }; /* multiplications (or as much other work) that pay f
 
 static pthread_key_t scratch_key;
 static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
-static void scratch_init(void) { CHECK(pthread_key_create(&scratch_key, free) == 0); }
+static void scratch_init(void) {
+    CHECK(pthread_key_create(&scratch_key, free) == 0);
+}
 
 /* This thread's working memory, at least that many floats with anything in them. It grows to the largest need, so a
  * steady loop allocates nothing; it is freed when the thread ends. Valid until the thread asks again. */
@@ -210,9 +248,15 @@ static float *scratch(size_t floats) {
     return buffer;
 }
 
-static int min_int(int a, int b) { return a < b ? a : b; }
-static int max_int(int a, int b) { return a > b ? a : b; }
-static int round_up(int a, int b) { return (a + b - 1) / b * b; }
+static int min_int(int a, int b) {
+    return a < b ? a : b;
+}
+static int max_int(int a, int b) {
+    return a > b ? a : b;
+}
+static int round_up(int a, int b) {
+    return (a + b - 1) / b * b;
+}
 
 // ---------------------------------------------------------------------------------------------------------------
 // The two tiles that everything below is made of. They are inlined for each constant mr and unrolled, so that the
@@ -248,20 +292,18 @@ INLINE void dot_tile(float *sum, size_t sum_ld, const float *x, size_t x_ld, con
 }
 
 static void dot_rows(float *sum, size_t sum_ld, const float *x, size_t x_ld, const f16 *const w[NR], int k, int mr) {
-    switch (mr) {
-    case 1: dot_tile(sum, sum_ld, x, x_ld, w, k, 1); break;
-    case 2: dot_tile(sum, sum_ld, x, x_ld, w, k, 2); break;
-    case 3: dot_tile(sum, sum_ld, x, x_ld, w, k, 3); break;
-    case 4: dot_tile(sum, sum_ld, x, x_ld, w, k, 4); break;
-    case 5: dot_tile(sum, sum_ld, x, x_ld, w, k, 5); break;
-    case 6: dot_tile(sum, sum_ld, x, x_ld, w, k, 6); break;
-    }
+    if (mr == 1) dot_tile(sum, sum_ld, x, x_ld, w, k, 1);
+    if (mr == 2) dot_tile(sum, sum_ld, x, x_ld, w, k, 2);
+    if (mr == 3) dot_tile(sum, sum_ld, x, x_ld, w, k, 3);
+    if (mr == 4) dot_tile(sum, sum_ld, x, x_ld, w, k, 4);
+    if (mr == 5) dot_tile(sum, sum_ld, x, x_ld, w, k, 5);
+    if (mr == 6) dot_tile(sum, sum_ld, x, x_ld, w, k, 6);
 }
 
 /* o[i] += sum over t < nt of p[i][t] v[t], in the order of t, for mr rows and nv vectors' worth of columns. The last
  * vector may be cut to `last` columns of v; o is padded. */
-INLINE void weigh_tile(float *o, size_t o_ld, const float *p, size_t p_ld, const f16 *const *v, int d, int nt, const int last,
-                       const int nv, const int mr) {
+INLINE void weigh_tile(float *o, size_t o_ld, const float *p, size_t p_ld, const f16 *const *v, int d, int nt,
+                       const int last, const int nv, const int mr) {
     V acc[6][4], a[6];
     UNROLL
     for (int i = 0; i < mr; i++) {
@@ -285,7 +327,8 @@ INLINE void weigh_tile(float *o, size_t o_ld, const float *p, size_t p_ld, const
     }
 }
 
-INLINE void weigh_columns(float *o, size_t o_ld, const float *p, size_t p_ld, const f16 *const *v, int hd, int nt, const int mr) {
+INLINE void weigh_columns(float *o, size_t o_ld, const float *p, size_t p_ld, const f16 *const *v, int hd, int nt,
+                          const int mr) {
     int d = 0;
     for (; d + 4 * VL <= hd; d += 4 * VL) weigh_tile(o, o_ld, p, p_ld, v, d, nt, VL, 4, mr);
     for (; d + VL <= hd; d += VL) weigh_tile(o, o_ld, p, p_ld, v, d, nt, VL, 1, mr);
@@ -356,9 +399,9 @@ void host_layernorm(float *y, const float *x, const f16 *w, const f16 *b, int ro
     }
 }
 
-/* A task is a block of mc x nc outputs. KC columns of a tile's x stay in L1, KC of a task's w in L2. Few rows of x
+/* A task is a block of mc x nc outputs. KC columns of a tile's x and of a task's w stay in the caches. Few rows of x
  * read w from memory, so their tasks are narrow, which reads it nearly in sequence. */
-enum { KC = 1024, MC = 96, NC = 192, NC_FEW = 16 };
+enum { KC = 2048, MC = 96, NC = 256, NC_FEW = 16 };
 
 typedef struct {
     void *y;
@@ -404,12 +447,13 @@ static void linear_task(const Linear *l, int row, int mc, int col, int nc) {
     for (int i = 0; i < mc; i++) linear_finish(l, sum + i * ld, row + i, col, nc);
 }
 
-void host_linear(void *y, Type y_type, size_t y_ld, const float *x, const f16 *w, const f16 *b, const float *residual, bool relu,
-                 int m, int n, int k) {
+void host_linear(void *y, Type y_type, size_t y_ld, const float *x, const f16 *w, const f16 *b, const float *residual,
+                 bool relu, int m, int n, int k) {
     CHECK(y_type == F32 || y_type == F16);
     Linear l = {y, y_type, y_ld, x, w, b, residual, relu, k};
-    int nc = m <= MC / 2 ? NC_FEW : NC;
-    int row_tasks = (m + MC - 1) / MC, col_tasks = (n + nc - 1) / nc;
+    int nc = m <= MC / 2 ? NC_FEW : NC, row_tasks = (m + MC - 1) / MC;
+    while (nc > NC_FEW && row_tasks * (n / nc) < 4 * host_threads()) nc /= 2; /* enough tasks to deal out evenly */
+    int col_tasks = (n + nc - 1) / nc;
     PARALLEL_FOR((double)m * n * k > ENOUGH, static)
     for (int task = 0; task < row_tasks * col_tasks; task++) {
         int row = task / col_tasks * MC, col = task % col_tasks * nc;
@@ -463,8 +507,8 @@ static void scale_q(float *q, const float *in, size_t in_ld, int rows, int hd) {
 enum { QUERIES = 96 };
 
 typedef struct {
-    float *q, *o;         /* (QUERIES, hd) scaled; (QUERIES, hd padded) */
-    f16 *k, *v;           /* (BLOCK, hd): the head's part of a block, row by row */
+    float *q, *o; /* (QUERIES, hd) scaled; (QUERIES, hd padded) */
+    f16 *k, *v;   /* (BLOCK, hd): the head's part of a block, row by row */
     float score[6 * BLOCK];
     const f16 *krow[BLOCK + NR], *vrow[BLOCK];
     Seen seen[QUERIES];
@@ -487,7 +531,8 @@ static void prefill_tile(Prefill *a, int i, int mr, int pos, int t0, int nt) {
     for (int r = 0; r < mr; r++) {
         int n = min_int(nt, pos + r + 1 - t0);
         if (n > common)
-            weigh_rows(o + r * a->hdp, a->hdp, a->score + r * BLOCK + common, BLOCK, a->vrow + common, a->hd, n - common, 1);
+            weigh_rows(o + r * a->hdp, a->hdp, a->score + r * BLOCK + common, BLOCK, a->vrow + common, a->hd, n - common,
+                       1);
     }
 }
 
@@ -508,7 +553,7 @@ static void prefill_task(float *o, const float *q, const f16 *k, const f16 *v, i
             a.krow[t] = memcpy(a.k + (size_t)t * hd, k + at, (size_t)hd * sizeof *k);
             a.vrow[t] = memcpy(a.v + (size_t)t * hd, v + at, (size_t)hd * sizeof *v);
         }
-        for (int t = nt; t < nt + NR; t++) a.krow[t] = a.krow[nt - 1]; /* its scores are not used */
+        for (int t = nt; t < nt + NR; t++) a.krow[t] = a.krow[nt - 1]; /* fills the last tile; its scores are not used */
         for (int i = 0; i < nq; i += MR) prefill_tile(&a, i, min_int(MR, nq - i), q0 + i, t0, nt);
     }
     for (int i = 0; i < nq; i++) attend_finish(o + (size_t)(q0 + i) * h1, a.o + (size_t)i * a.hdp, a.seen[i], hd);
@@ -524,51 +569,81 @@ void host_attend_prefill(float *o, const float *q, const f16 *kv, const int32_t 
         int s = start[r + 1] - start[r];
         size_t row = start[r], head = (size_t)h * hd;
         const f16 *k = kv + row * 2 * h1 + head;
-        if (q0 < s)
-            prefill_task(o + row * h1 + head, q + row * h1 + head, k, k + h1, q0, min_int(QUERIES, s - q0), h1, hd);
+        if (q0 < s) prefill_task(o + row * h1 + head, q + row * h1 + head, k, k + h1, q0, min_int(QUERIES, s - q0), h1, hd);
     }
 }
 
-/* Decode: heads that one task takes together, so that a token's k is read in long runs; and tokens whose v meet in
+/* Decode: heads that one task takes together, so that a token's k is read in long runs, and tokens whose v meet in
  * registers. */
 enum { HEADS = 16, WEIGH = 8 };
 
-/* nh heads of one sequence of len tokens; o, q, k and v point at the first of them. */
-static void attend_task(float *o, const float *q, const f16 *k, const f16 *v, const int32_t *pages, int len, int page_tokens, int h1,
-                        int nh, int hd) {
-    int hdp = round_up(hd, VL);
-    float *scaled = scratch((size_t)nh * (hd + hdp + BLOCK)), *acc = scaled + (size_t)nh * hd, *score = acc + (size_t)nh * hdp;
-    Seen seen[HEADS];
+typedef struct {
+    const f16 *k, *v; /* the first head of the task in page 0 */
+    const int32_t *pages;
+    int page_tokens, h1, nh, hd, hdp;
+    float *q, *o, *score; /* (nh, hd) scaled; (nh, hd padded); (nh, BLOCK) */
     const f16 *krow[BLOCK + NR], *vrow[BLOCK];
-    scale_q(scaled, q, hd, nh, hd);
-    memset(acc, 0, (size_t)nh * hdp * sizeof *acc);
-    for (int h = 0; h < nh; h++) seen[h] = (Seen){-INFINITY, 0};
-    for (int t0 = 0; t0 < len; t0 += BLOCK) {
-        int nt = min_int(BLOCK, len - t0);
-        for (int t = 0; t < nt; t++) {
-            size_t at = ((size_t)pages[(t0 + t) / page_tokens] * page_tokens + (t0 + t) % page_tokens) * h1;
-            krow[t] = k + at, vrow[t] = v + at;
-        }
-        for (int t = nt; t < nt + NR; t++) krow[t] = krow[nt - 1]; /* its scores are not used */
-        memset(score, 0, (size_t)nh * BLOCK * sizeof *score);
-        for (int t = 0; t < nt; t += NR) {
-            for (int h = 0; h < nh; h++) {
-                const f16 *w[NR];
-                for (int u = 0; u < NR; u++) w[u] = krow[t + u] + h * hd;
-                dot_rows(score + h * BLOCK + t, BLOCK, scaled + h * hd, hd, w, hd, 1);
-            }
-        }
-        for (int h = 0; h < nh; h++) softmax_block(score + h * BLOCK, nt, &seen[h], acc + h * hdp, hd);
-        for (int t = 0; t < nt; t += WEIGH) {
-            for (int h = 0; h < nh; h++) {
-                const f16 *w[WEIGH];
-                int n = min_int(WEIGH, nt - t);
-                for (int u = 0; u < n; u++) w[u] = vrow[t + u] + h * hd;
-                weigh_rows(acc + h * hdp, hdp, score + h * BLOCK + t, BLOCK, w, hd, n, 1);
-            }
+    Seen seen[HEADS];
+} Decode;
+
+/* Where the k (base a->k) or v (base a->v) of tokens t0 .. t0+nt lies. */
+static void find_rows(const f16 **row, const Decode *a, const f16 *base, int t0, int nt) {
+    for (int t = 0; t < nt; t++) {
+        int page = a->pages[(t0 + t) / a->page_tokens];
+        row[t] = base + ((size_t)page * a->page_tokens + (t0 + t) % a->page_tokens) * a->h1;
+    }
+}
+
+/* Asks for n elements, from column d on, of some rows. Pages lie anywhere, so the processor cannot foresee them; we know
+ * them a block ahead: reading k asks for the same tokens' v, reading v asks for the next block's k. */
+INLINE void prefetch_rows(const f16 *const *row, int rows, int d, int n) {
+    for (int t = 0; t < rows; t++)
+        for (int at = 0; at < n; at += 32) __builtin_prefetch(row[t] + d + at, 0, 2);
+}
+
+static void score_block(Decode *a, int nt) {
+    memset(a->score, 0, (size_t)a->nh * BLOCK * sizeof *a->score);
+    for (int t = nt; t < nt + NR; t++) a->krow[t] = a->krow[nt - 1]; /* fills the last tile; its scores are not used */
+    for (int t = 0; t < nt; t += NR) {
+        for (int d = 0, h = 0; h < a->nh; h++, d += a->hd) {
+            const f16 *k[NR];
+            for (int u = 0; u < NR; u++) k[u] = a->krow[t + u] + d;
+            prefetch_rows(a->vrow + t, min_int(NR, nt - t), d, a->hd);
+            dot_rows(a->score + h * BLOCK + t, BLOCK, a->q + d, a->hd, k, a->hd, 1);
         }
     }
-    for (int h = 0; h < nh; h++) attend_finish(o + h * hd, acc + h * hdp, seen[h], hd);
+}
+
+static void weigh_block(Decode *a, int nt, int next_nt) {
+    for (int t = 0; t < nt; t += WEIGH) {
+        for (int d = 0, h = 0; h < a->nh; h++, d += a->hd) {
+            const f16 *v[WEIGH];
+            int n = min_int(WEIGH, nt - t);
+            for (int u = 0; u < n; u++) v[u] = a->vrow[t + u] + d;
+            prefetch_rows(a->krow + t, min_int(WEIGH, next_nt - t), d, a->hd);
+            weigh_rows(a->o + h * a->hdp, a->hdp, a->score + h * BLOCK + t, BLOCK, v, a->hd, n, 1);
+        }
+    }
+}
+
+/* The heads of `a` for one sequence of len tokens; o and q point at the first of them. */
+static void attend_task(Decode *a, float *o, const float *q, int len) {
+    a->q = scratch((size_t)a->nh * (a->hd + a->hdp + BLOCK));
+    a->o = a->q + (size_t)a->nh * a->hd;
+    a->score = a->o + (size_t)a->nh * a->hdp;
+    scale_q(a->q, q, a->hd, a->nh, a->hd);
+    memset(a->o, 0, (size_t)a->nh * a->hdp * sizeof *a->o);
+    for (int h = 0; h < a->nh; h++) a->seen[h] = (Seen){-INFINITY, 0};
+    find_rows(a->krow, a, a->k, 0, min_int(BLOCK, len));
+    for (int t0 = 0; t0 < len; t0 += BLOCK) {
+        int nt = min_int(BLOCK, len - t0), next_nt = min_int(BLOCK, len - t0 - nt);
+        find_rows(a->vrow, a, a->v, t0, nt);
+        score_block(a, nt);
+        find_rows(a->krow, a, a->k, t0 + nt, next_nt);
+        for (int h = 0; h < a->nh; h++) softmax_block(a->score + h * BLOCK, nt, &a->seen[h], a->o + h * a->hdp, a->hd);
+        weigh_block(a, nt, next_nt);
+    }
+    for (int h = 0; h < a->nh; h++) attend_finish(o + h * a->hd, a->o + h * a->hdp, a->seen[h], a->hd);
 }
 
 void host_attend(float *o, const float *q, const f16 *k, const f16 *v, const int32_t *pages, const int32_t *len, int nseq,
@@ -579,14 +654,16 @@ void host_attend(float *o, const float *q, const f16 *k, const f16 *v, const int
     PARALLEL_FOR((double)total * nseq * h1 > ENOUGH, dynamic)
     for (int task = 0; task < nseq * groups; task++) {
         int r = task / groups, h = task % groups * group;
-        size_t head = (size_t)h * hd, row = (size_t)r * h1 + head;
-        attend_task(o + row, q + row, k + head, v + head, pages + (size_t)r * max_pages, len[r], page_tokens, h1,
-                    min_int(group, nh - h), hd);
+        size_t head = (size_t)h * hd, at = (size_t)r * h1 + head;
+        Decode a = {
+            .k = k + head, .v = v + head, .pages = pages + (size_t)r * max_pages, .page_tokens = page_tokens, .h1 = h1};
+        a.nh = min_int(group, nh - h), a.hd = hd, a.hdp = round_up(hd, VL);
+        attend_task(&a, o + at, q + at, len[r]);
     }
 }
 
-void host_append(f16 *k, f16 *v, const f16 *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows, int max_pages,
-                 int page_tokens, int h1) {
+void host_append(f16 *k, f16 *v, const f16 *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows,
+                 int max_pages, int page_tokens, int h1) {
     for (int r = 0; r < rows; r++) {
         int page = pages[(size_t)seq[r] * max_pages + pos[r] / page_tokens];
         size_t at = ((size_t)page * page_tokens + pos[r] % page_tokens) * h1;
@@ -619,7 +696,9 @@ static int pick_greedy(const float *logits, int vocab) {
 }
 
 /* Whether token a comes before b: more probable, or as probable with a lower id. */
-static bool before(const float *p, int a, int b) { return p[a] > p[b] || (p[a] == p[b] && a < b); }
+static bool before(const float *p, int a, int b) {
+    return p[a] > p[b] || (p[a] == p[b] && a < b);
+}
 
 static void heap_sink(int *heap, int n, int at, const float *p) {
     for (int child; (child = 2 * at + 1) < n; at = child) {
@@ -653,13 +732,12 @@ static int pick_cut(int *ids, const float *p, double *mass, const Sampling *s, i
 
 static int pick_sample(const float *logits, double u, const Sampling *s, int vocab) {
     int best = pick_greedy(logits, vocab), padded = round_up(vocab, VL);
-    if (!isfinite(logits[best])) return best;
     float *p = scratch((size_t)padded * 2);
     int *ids = (int *)(p + padded);
     double mass = 0;
     for (int i = 0; i < vocab; i += VL) {
         V x = v_load_part(logits + i, vocab - i), d = (x - logits[best]) / s->temperature;
-        v_store(p + i, v_select(x == x, v_exp(d), v_set(0)));
+        v_store(p + i, v_select(d == d, v_exp(d), v_set(0))); /* NaN weighs nothing */
     }
     for (int i = 0; i < vocab; i++) ids[vocab - 1 - i] = i, mass += p[i];
     bool cut = (s->top_k > 0 && s->top_k < vocab) || s->top_p < 1;
@@ -670,15 +748,15 @@ static int pick_sample(const float *logits, double u, const Sampling *s, int voc
         sum += p[id];
         if (sum > u * mass) return id;
     }
-    return best;
+    return best; /* nothing has a weight: infinities, or no numbers at all */
 }
 
-void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos, const Sampling *sampling, int rows, int vocab) {
+void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos, const Sampling *sampling,
+               int rows, int vocab) {
     PARALLEL_FOR((size_t)rows * vocab > ENOUGH, static)
     for (int r = 0; r < rows; r++) {
         const float *row = logits + (size_t)r * vocab;
-        ids[r] = sampling->temperature > 0
-                     ? pick_sample(row, draw(sampling->seed, prompt[r], pos[r]), sampling, vocab)
-                     : pick_greedy(row, vocab);
+        ids[r] = sampling->temperature > 0 ? pick_sample(row, draw(sampling->seed, prompt[r], pos[r]), sampling, vocab)
+                                           : pick_greedy(row, vocab);
     }
 }

@@ -613,12 +613,14 @@ static void store_cache(Run *s, int j, int k) {
     if (cpu && !delegated) {
         Op op = new_op(s, ATTEND, CACHE, j, k);
         after(&op, b->down);
+        after(&op, b->cache_loaded[0]); /* which reads the very page that this adds to */
         PageTable home = pool_table(s, TIER_CPU, j, b->cpu.pages, b->cpu.len);
         b->cache_stored[0][j] = release->by[2] = append(s, &op, &b->cpu, &home, tensor_rows(rows, 0, cpu), gpu, cpu);
     }
     if (disk) {
         Op op = new_op(s, D_WRITE, CACHE, j, k);
         after(&op, b->down);
+        after(&op, b->cache_loaded[1]);
         PageTable home = pool_table(s, TIER_DISK, j, b->cpu.pages, b->cpu.len);
         b->cache_stored[1][j] = release->by[3] = append(s, &op, &b->cpu, &home, tensor_rows(rows, cpu, disk), gpu + cpu, disk);
     }
