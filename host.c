@@ -139,6 +139,12 @@ INLINE float v_sum(V v) {
     return (e[0] + e[2]) + (e[1] + e[3]);
 }
 
+INLINE float v_largest(V v) {
+    float top = v[0];
+    for (int i = 1; i < VL; i++) top = top < v[i] ? v[i] : top;
+    return top;
+}
+
 /* e^x within 2 ulp for x <= 88, 0 below -87, NaN of NaN. x = n ln2 + r, e^r as its series, 2^n into the exponent bits. */
 INLINE V v_exp(V x) {
     const float round = 0x1.8p23f; /* x + round leaves the nearest integer in the low bits */
@@ -477,8 +483,7 @@ static void softmax_block(float score[BLOCK], int n, Seen *seen, float *o, int h
     V top = v_set(seen->m);
     for (int t = n; t < BLOCK; t++) score[t] = -INFINITY;
     for (int t = 0; t < BLOCK; t += VL) top = v_max(top, v_load(score + t));
-    float m = top[0];
-    for (int i = 1; i < VL; i++) m = m < top[i] ? top[i] : m;
+    float m = v_largest(top);
     V sum = {0};
     for (int t = 0; t < BLOCK; t += VL) {
         V p = v_exp(v_load(score + t) - m);
@@ -689,10 +694,14 @@ static double draw(uint64_t seed, int32_t prompt, int32_t pos) {
 }
 
 static int pick_greedy(const float *logits, int vocab) {
-    int best = 0;
-    for (int i = 1; i < vocab; i++)
-        if (logits[i] > logits[best] || (isnan(logits[best]) && !isnan(logits[i]))) best = i;
-    return best;
+    V top = v_set(-INFINITY); /* no comparison with NaN is true, so none gets in */
+    int i = 0;
+    for (; i + VL <= vocab; i += VL) top = v_max(top, v_load(logits + i));
+    float best = v_largest(top);
+    for (; i < vocab; i++) best = best < logits[i] ? logits[i] : best;
+    for (i = 0; i < vocab; i++)
+        if (logits[i] == best) return i;
+    return 0;
 }
 
 /* Whether token a comes before b: more probable, or as probable with a lower id. */

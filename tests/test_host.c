@@ -1,4 +1,6 @@
 /* test_host.c: the CPU's arithmetic against plain double-precision loops, and batch invariance bit for bit. */
+#include <pthread.h>
+
 #include "tests.h"
 
 static uint64_t state;
@@ -503,6 +505,45 @@ static void large_scores_do_not_overflow(void) {
     prompts_free(&p);
 }
 
+/* One lane: the same work again and again, whose result must be o. */
+typedef struct {
+    const Prompts *p;
+    const float *o;
+    bool differs;
+} Work;
+
+static void *lane(void *arg) {
+    Work *work = (Work *)arg;
+    const Prompts *p = work->p;
+    size_t n = (size_t)p->rows * p->h1;
+    float *o = (float *)xcalloc(n, 4);
+    for (int i = 0; i < 20; i++) {
+        host_attend_prefill(o, p->q, p->kv, p->start, p->nseq, p->h1, p->nh);
+        work->differs |= !same_bits(o, work->o, n * 4);
+        host_linear(o, F32, p->nh, p->q, p->kv, NULL, NULL, false, p->rows, p->nh, p->h1);
+    }
+    free(o);
+    return NULL;
+}
+
+static void lanes_may_call_at_the_same_time(void) {
+    pthread_t threads[3];
+    Prompts p[3];
+    Work work[3];
+    for (int i = 0; i < 3; i++) { /* of different sizes, so that a shared buffer would show */
+        p[i] = prompts_new(starts, 5 - i, head_dims[i], 2 + i);
+        float *o = random_floats((size_t)p[i].rows * p[i].h1, 1);
+        host_attend_prefill(o, p[i].q, p[i].kv, p[i].start, p[i].nseq, p[i].h1, p[i].nh);
+        work[i] = (Work){&p[i], o, false};
+    }
+    for (int i = 0; i < 3; i++) CU_ASSERT_EQUAL_FATAL(pthread_create(&threads[i], NULL, lane, &work[i]), 0);
+    for (int i = 0; i < 3; i++) {
+        pthread_join(threads[i], NULL);
+        CU_ASSERT(!work[i].differs);
+    }
+    for (int i = 0; i < 3; i++) free((float *)work[i].o), prompts_free(&p[i]);
+}
+
 // ---- pick --------------------------------------------------------------------------------------------------------
 
 static int pick_one(const float *logits, int vocab, Sampling s, int prompt, int pos) {
@@ -522,6 +563,17 @@ static void greedy_takes_the_largest_the_lowest_id_among_equals_and_never_nan(vo
         CU_ASSERT_EQUAL(pick_one(c, 3, s, 0, 0), 1);
         CU_ASSERT_EQUAL(pick_one(d, 2, s, 0, 0), 0);
         CU_ASSERT_EQUAL(pick_one(e, 3, s, 0, 0), 1);
+    }
+}
+
+static void greedy_looks_at_every_place(void) {
+    enum { VOCAB = 100 };
+    float logits[VOCAB];
+    Sampling s = {0, 1, 0, 1};
+    for (int at = 0; at < VOCAB; at++) {
+        for (int i = 0; i < VOCAB; i++) logits[i] = i % 7 == 3 ? NAN : -10;
+        logits[at] = -9, logits[VOCAB - 1] = -9;
+        CU_ASSERT_EQUAL(pick_one(logits, VOCAB, s, 0, 0), at);
     }
 }
 
@@ -631,8 +683,10 @@ CU_TestInfo tests_host[] = {
     {"page size, placement and company never change a bit", page_size_placement_and_company_never_change_a_bit},
     {"softmax weights are right to a few roundings", softmax_weights_are_right_to_a_few_roundings},
     {"large scores do not overflow", large_scores_do_not_overflow},
+    {"lanes may call at the same time", lanes_may_call_at_the_same_time},
     {"greedy takes the largest, the lowest id among equals, never NaN",
      greedy_takes_the_largest_the_lowest_id_among_equals_and_never_nan},
+    {"greedy looks at every place", greedy_looks_at_every_place},
     {"sampling depends on seed, prompt and position only", sampling_depends_on_seed_prompt_and_position_only},
     {"sampling follows the softmax cut by top-k and top-p", sampling_follows_the_softmax_cut_by_top_k_and_top_p},
     {"top-k among many keeps the best", top_k_among_many_keeps_the_best},
