@@ -46,7 +46,7 @@ setup:
 	@scripts/setup.sh "$(CC)" $(NEED)
 
 run: all
-	./flexgen generate --model $(MODEL) --prompts $(MODEL)/prompts.txt
+	./flexgen generate --model $(MODEL) --prompts models/prompts.txt --max-tokens 80
 
 test: flexgen $(BUILD)/run_tests
 	$(BUILD)/run_tests $(SUITE)

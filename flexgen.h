@@ -375,6 +375,7 @@ struct Plan {
     double achieved[3][NTIERS]; /* weights, cache, activations: fractions as they come out */
 
     WeightPlace (*weight)[NROLES];  /* [l] */
+    Role (*slab_order)[NROLES];     /* [l] the order of a layer's tensors in its slab: as in the checkpoint */
     WeightPlace global[NGLOBALS];   /* the head streams as layer l when it is not on the GPU */
     Global head;                    /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
     size_t *cpu_slab, *disk_slab;   /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */

@@ -23,7 +23,7 @@ const char *const lane_name[NLANES] = {"read weights", "load weights", "read cac
                                        "attention down", "attention up", "project", "finish", "attend"};
 const char *const channel_name[NCHANNELS] = {"ctog", "gtoc", "dtoc", "ctod", "gpu", "cpu"};
 
-enum { RING = 512 };
+enum { RING = 512, BLOCK = 4096, BOUNCE = 8 << 20, DIRECT_MIN = 1 << 18 };
 
 typedef struct HostDevice HostDevice;
 typedef struct Posted Posted;
@@ -49,6 +49,7 @@ typedef struct {
     Posted ring[RING];
     Move *moves;              /* ring of move_capacity */
     uint64_t moves_posted, moves_done;
+    uint8_t *bounce;          /* BOUNCE bytes for direct reads, on the lanes that read the disk */
 } LaneState;
 
 struct HostDevice {
@@ -57,6 +58,8 @@ struct HostDevice {
     uint8_t *arena[NTIERS];   /* TIER_DISK: the mapping of the offload file */
     size_t bytes[NTIERS];
     int offload_fd;
+    int *direct;              /* [1 + files of the checkpoint] descriptors that pass the page cache by; -1 where there is no such thing */
+    int nfiles;
     pthread_mutex_t lock;     /* guards everything below and the lanes' counters */
     pthread_mutex_t gpu;      /* held while PROJECT or FINISH computes */
     bool stop, failed;
@@ -201,18 +204,35 @@ static int transfer(int fd, uint8_t *memory, size_t offset, size_t bytes, bool w
     return 0;
 }
 
-static int disk_move(HostDevice *d, const Move *m, Error *err) {
+/* Large reads go around the page cache: whole blocks into the lane's bounce buffer, and what is wanted of them on from there. */
+static int read_direct(HostDevice *d, int lane, int file, uint8_t *memory, size_t offset, size_t bytes, Error *err) {
+    uint8_t *bounce = d->lane[lane].bounce;
+    while (bytes) {
+        size_t skip = offset % BLOCK, want = skip + bytes < BOUNCE ? (skip + bytes + BLOCK - 1) / BLOCK * BLOCK : BOUNCE;
+        ssize_t n = pread(d->direct[file], bounce, want, (off_t)(offset - skip));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 || (size_t)n <= skip)
+            return fail(err, EXIT_FAILED, "%s: reading %zu bytes at %zu: %s; check the disk", file ? d->checkpoint->files[file - 1].path : "the offload file",
+                        bytes, offset, n < 0 ? strerror(errno) : "unexpected end");
+        size_t got = (size_t)n - skip < bytes ? (size_t)n - skip : bytes;
+        memcpy(memory, bounce + skip, got);
+        memory += got, offset += got, bytes -= got;
+    }
+    return 0;
+}
+
+static int disk_move(HostDevice *d, int lane, const Move *m, Error *err) {
     bool write = m->dst.tier == TIER_DISK;
     Tensor disk = write ? m->dst : m->src, memory = write ? m->src : m->dst;
     CHECK(disk.ld == (size_t)disk.cols || disk.rows == 1);
+    size_t count = (size_t)disk.rows * disk.cols, bytes = count * type_bytes(disk.type);
+    if (!write && disk.type == memory.type && bytes >= DIRECT_MIN && d->direct[disk.file] >= 0)
+        return read_direct(d, lane, disk.file, address(d, memory), disk.offset, bytes, err);
     if (disk.file) { /* weights from the checkpoint, which become F16 on the way */
-        const MappedFile *file = &d->checkpoint->files[disk.file - 1];
-        size_t count = (size_t)disk.rows * disk.cols;
         if (checkpoint_fill(d->checkpoint, address(d, memory), &disk, 0, count, err)) return -1;
-        drop_cache(file->fd, disk.offset, count * type_bytes(disk.type), false);
+        drop_cache(d->checkpoint->files[disk.file - 1].fd, disk.offset, bytes, false);
         return 0;
     }
-    size_t bytes = span_of(disk);
     if (transfer(d->offload_fd, address(d, memory), disk.offset, bytes, write, err)) return -1;
     drop_cache(d->offload_fd, disk.offset, bytes, write);
     return 0;
@@ -223,7 +243,7 @@ static int run_copy(HostDevice *d, const Posted *job, Error *err) {
     for (size_t i = 0; i < job->nmoves; i++) {
         const Move *m = &lane->moves[(job->move + i) % d->move_capacity];
         if (m->dst.tier == TIER_DISK || m->src.tier == TIER_DISK) {
-            if (disk_move(d, m, err)) return -1;
+            if (disk_move(d, job->op.lane, m, err)) return -1;
             continue;
         }
         uint8_t *dst = address(d, m->dst);
@@ -437,7 +457,11 @@ static void device_close(Device *base) {
         pthread_cond_destroy(&d->lane[i].posted_cond);
         pthread_cond_destroy(&d->lane[i].done_cond);
         free(d->lane[i].moves);
+        free(d->lane[i].bounce);
     }
+    for (int f = 0; f <= d->nfiles; f++)
+        if (d->direct[f] >= 0) close(d->direct[f]);
+    free(d->direct);
     for (int t = 0; t < NTIERS; t++)
         if (d->arena[t]) munmap(d->arena[t], d->bytes[t]);
     if (d->offload_fd >= 0) close(d->offload_fd);
@@ -477,6 +501,18 @@ static int open_disk(HostDevice *d, const char *dir, size_t bytes, Error *err) {
     return 0;
 }
 
+/* Second descriptors for direct reads. A file system without them (tmpfs) is read the ordinary way. */
+static void open_direct(HostDevice *d) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", d->offload_fd); /* it has no other name */
+    if (d->offload_fd >= 0) d->direct[0] = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    for (int f = 1; f <= d->nfiles; f++) d->direct[f] = open(d->checkpoint->files[f - 1].path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    for (int i = 0; i < NLANES; i++)
+        if (lane_channel[i] == DTOC && posix_memalign((void **)&d->lane[i].bounce, BLOCK, BOUNCE)) d->lane[i].bounce = NULL;
+    for (int f = 0; f <= d->nfiles; f++)
+        if ((!d->lane[W_READ].bounce || !d->lane[C_READ].bounce) && d->direct[f] >= 0) close(d->direct[f]), d->direct[f] = -1;
+}
+
 static int open_lanes(HostDevice *d, Error *err) {
     for (int i = 0; i < NLANES; i++) {
         LaneState *lane = &d->lane[i];
@@ -497,6 +533,9 @@ Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *of
     d->base = functions;
     d->checkpoint = checkpoint;
     d->offload_fd = -1;
+    d->nfiles = checkpoint->nfiles;
+    d->direct = xcalloc(d->nfiles + 1, sizeof *d->direct);
+    for (int f = 0; f <= d->nfiles; f++) d->direct[f] = -1;
     d->nterms = plan->nterms;
     memcpy(d->terms, plan->terms, sizeof d->terms);
     for (int i = 0; i < d->nterms; i++) /* what rests in the checkpoint is in use from the start */
@@ -513,6 +552,7 @@ Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *of
     bool ok = (!plan->total[TIER_GPU] || !open_memory(d, TIER_GPU, plan->total[TIER_GPU], err)) &&
               (!plan->total[TIER_CPU] || !open_memory(d, TIER_CPU, plan->total[TIER_CPU], err)) &&
               (!plan->offload_bytes || !open_disk(d, offload_dir, plan->offload_bytes, err)) && !open_lanes(d, err);
+    if (ok && plan->total[TIER_DISK]) open_direct(d);
     if (ok) return &d->base;
     device_close(&d->base);
     return NULL;

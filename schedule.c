@@ -210,19 +210,34 @@ static bool more_to_come(const Run *s) {
     return false;
 }
 
+/* Appends a move; one that goes on where the last one ends, on both sides, becomes part of it. */
+static int add_piece(Move *moves, int n, Tensor dst, Tensor src) {
+    Move *last = n ? &moves[n - 1] : NULL;
+    if (last && last->src.file == src.file && last->src.type == src.type &&
+        last->src.offset + last->src.cols * type_bytes(src.type) == src.offset &&
+        last->dst.offset + last->dst.cols * type_bytes(dst.type) == dst.offset) {
+        last->src.cols += src.cols, last->src.ld = last->src.cols;
+        last->dst.cols += dst.cols, last->dst.ld = last->dst.cols;
+        return n;
+    }
+    moves[n] = (Move){dst, src};
+    return n + 1;
+}
+
 /* Bytes first .. first+bytes-1 of layer j's disk slab, as moves into its staging slot on the CPU tier. */
-static int disk_part(Run *s, int j, size_t slot, size_t first, size_t bytes) {
+static int disk_part(Run *s, int j, int slot, size_t first, size_t bytes) {
     const Plan *p = s->plan;
     int n = 0, tensors = j < s->l ? NROLES : 1;
-    for (int r = 0; r < tensors; r++) {
-        Tensor src = j < s->l ? p->weight[j][r].home : p->global[p->head].home;
+    for (int i = 0; i < tensors; i++) {
+        const WeightPlace *place = j < s->l ? &p->weight[j][p->slab_order[j][i]] : &p->global[p->head];
+        Tensor src = place->home;
         if (src.tier != TIER_DISK) continue;
-        size_t begin = j < s->l ? p->weight[j][r].slab_offset - p->cpu_slab[j] : 0, size = (size_t)src.rows * src.cols * 2;
+        size_t begin = j < s->l ? place->slab_offset - p->cpu_slab[j] : 0, size = (size_t)src.rows * src.cols * 2;
         size_t from = first > begin ? first - begin : 0, to = first + bytes < begin + size ? first + bytes - begin : size;
         if (first + bytes <= begin || from >= to) continue;
         src.rows = 1, src.cols = (int)((to - from) / 2), src.ld = src.cols;
         src.offset += from / 2 * type_bytes(src.type);
-        s->moves[n++] = (Move){view(TIER_CPU, F16, p->disk_staging[slot] + begin + from, 1, src.cols), src};
+        n = add_piece(s->moves, n, view(TIER_CPU, F16, p->disk_staging[slot] + begin + from, 1, src.cols), src);
     }
     return n;
 }

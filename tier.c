@@ -138,6 +138,16 @@ static Tensor as_f16(Tensor t, Tier tier, size_t offset) {
     return (Tensor){.tier = tier, .type = F16, .offset = offset, .rows = t.rows, .cols = t.cols, .ld = (size_t)t.cols};
 }
 
+/* A layer's tensors as they lie in the checkpoint, so that neighbours on disk are neighbours in the slab and are read as one. */
+static void file_order(Role order[NROLES], const Tensor *t) {
+    for (int r = 0; r < NROLES; r++) {
+        int at = r;
+        for (; at > 0 && (t[order[at - 1]].file > t[r].file || (t[order[at - 1]].file == t[r].file && t[order[at - 1]].offset > t[r].offset)); at--)
+            order[at] = order[at - 1];
+        order[at] = (Role)r;
+    }
+}
+
 /* Gives every tensor of the decoder layers its home; the sum of bytes per tier comes back in bytes. */
 static void plan_layers(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
     int l = p->config.l;
@@ -145,8 +155,10 @@ static void plan_layers(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
     place_weights(home, &p->config, p->policy.wg, p->policy.wc);
     for (int j = 0; j < l; j++) {
         p->cpu_slab_offset[j] = bytes[TIER_CPU];
+        file_order(p->slab_order[j], c->layer[j]);
         for (int pass = TIER_GPU; pass <= TIER_DISK; pass++) { /* a slab: what the CPU holds, then what the disk holds */
-            for (int r = 0; r < NROLES; r++) {
+            for (int i = 0; i < NROLES; i++) {
+                Role r = p->slab_order[j][i];
                 if ((int)home[j][r] != pass) continue;
                 Tensor t = c->layer[j][r];
                 WeightPlace *w = &p->weight[j][r];
@@ -392,6 +404,7 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     p->act_type = act_type;
     p->head = checkpoint->global[LM_HEAD].rows ? LM_HEAD : TOK_EMBED;
     p->weight = xcalloc(l, sizeof *p->weight);
+    p->slab_order = xcalloc(l, sizeof *p->slab_order);
     p->cpu_slab = xcalloc(l + 1, sizeof(size_t));
     p->disk_slab = xcalloc(l + 1, sizeof(size_t));
     p->cpu_slab_offset = xcalloc(l + 1, sizeof(size_t));
@@ -406,7 +419,7 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
 void plan_free(Plan *p) {
     if (!p) return;
     for (int t = 0; t < NTIERS; t++) free(p->act_rows[t]), free(p->act_first[t]);
-    free(p->weight), free(p->cpu_slab), free(p->disk_slab), free(p->cpu_slab_offset), free(p);
+    free(p->weight), free(p->slab_order), free(p->cpu_slab), free(p->disk_slab), free(p->cpu_slab_offset), free(p);
 }
 
 // ---------------------------------------------------------------------------------------------------------------

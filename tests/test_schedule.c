@@ -234,6 +234,29 @@ static void sampling_depends_on_nothing_but_seed_place_and_position(void) {
     close_reference();
 }
 
+/* Tensors and page runs of more than a quarter MiB are read around the page cache, in blocks that do not begin where they do. */
+static void large_reads_from_disk_bring_the_same_bits(void) {
+    OptConfig wide = {.name = "wide", .l = 2, .h1 = 520, .h2 = 1000, .nh = 4, .vocab = 300, .max_pos = 512, .embed = 520,
+                      .pre_norm = true, .final_norm = true, .eos = -1};
+    Error err;
+    model = checkpoint_dummy(&wide, 5);
+    make_task(&task, &wide);
+    for (int i = 0; i < PROMPTS; i += 2) { /* some long prompts, for long runs of pages */
+        Prompt *p = &task.prompts[i];
+        p->ids = xrealloc(p->ids, 200, sizeof(int32_t));
+        for (int t = p->s; t < 200; t++) p->ids[t] = t;
+        p->s = 200 - i, p->n = 4;
+    }
+    Policy p = all_gpu();
+    ASSERT_OK(run(&reference, model, &p, &task, &err));
+    for (int cpu = 0; cpu < 2; cpu++) {
+        p = placed(placements[2]);
+        p.table_home = TIER_DISK, p.cpu_attention = cpu;
+        expect_same(&reference, model, &p, &task);
+    }
+    close_reference();
+}
+
 /* </s> is made a token that the model is known to choose, so that some sequences stop early and others do not. */
 static void sequences_that_stop_early_change_nothing_for_the_others(void) {
     OptConfig config = small;
@@ -541,6 +564,7 @@ CU_TestInfo tests_schedule[] = {
     {"one thread and two give the same bits", one_thread_and_two_give_the_same_bits},
     {"the post-norm form gives the same bits too", the_post_norm_form_gives_the_same_bits_too},
     {"sampling depends on nothing but seed, place and position", sampling_depends_on_nothing_but_seed_place_and_position},
+    {"large reads from disk bring the same bits", large_reads_from_disk_bring_the_same_bits},
     {"sequences that stop early change nothing for the others", sequences_that_stop_early_change_nothing_for_the_others},
     {"the engine agrees with the plain forward", the_engine_agrees_with_the_plain_forward},
     {"the engine agrees with Hugging Face", the_engine_agrees_with_hugging_face},
