@@ -1,13 +1,16 @@
 /* tokenizer.c: OPT's byte-level BPE (the one of GPT-2), text to ids and back.
  *
  * A text is split into words by GPT-2's pattern, a word into its bytes, and each byte becomes a piece; then the pair of
- * neighbours that stands first in merges.txt is joined, leftmost first, until no pair stands there. vocab.json names every
- * piece's id. Both files write a byte as a printable "byte symbol" (a blank is U+0120), so every byte has a piece and
- * `<unk>` never appears. Ids equal those of Hugging Face `tokenizers`; encoding is const, safe from several threads, and
- * O(n log n) even for a word without end. Decoding takes the bytes of all ids together first, so a character split between
- * pieces comes out whole. DIFFERS from Hugging Face's OPT tokenizer: `</s>` written in a text is five ordinary characters
- * and never the special piece, so a prompt cannot forge an end. The caller puts </s> in front of prompts. Read next:
- * flexgen.c, which calls it. */
+ * neighbours that stands first in merges.txt is joined, leftmost first, until no pair stands there. vocab.json has every
+ * piece's id. Both files write a byte as a printable "byte symbol" (a blank is U+0120); every byte has a piece, so `<unk>`
+ * never appears. Ids equal those of Hugging Face `tokenizers`. Encoding is const, safe from several threads, and
+ * O(n log n) even for a word without end. Decoding puts the bytes of all ids together first, so that a character split
+ * between pieces comes out whole.
+ *
+ * DIFFERS from Hugging Face's OPT tokenizer: `</s>` written in a text is four ordinary characters, never the special
+ * piece, so that a prompt cannot forge an end; the caller puts </s> in front. And PCRE2 says what a letter is: a character
+ * younger than the Unicode version it was built with (14 in Debian 12) may be split otherwise.
+ * Read next: flexgen.c, which calls it. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <cjson/cJSON.h>
 #include <limits.h>
@@ -408,17 +411,22 @@ static void push_pair(const Tokenizer *tokenizer, Word *word, int32_t at) {
     if (rank >= 0) heap_push(word, (uint64_t)(uint32_t)rank << 32 | (uint32_t)at);
 }
 
-/* Writes the ids of one word, at most len, and returns their number. */
-static int encode_word(const Tokenizer *tokenizer, Word *word, const char *text, int len, int32_t *ids) {
+/* Makes a link of every byte, and puts the pairs of neighbours into the heap. */
+static void word_begin(const Tokenizer *tokenizer, Word *word, const char *text, int len) {
     if (word->room < (size_t)len) {
         word->room = 2 * (size_t)len;
         word->links = (Link *)xrealloc(word->links, word->room, sizeof *word->links);
         word->heap = (uint64_t *)xrealloc(word->heap, word->room, 2 * sizeof *word->heap);
     }
-    Link *links = word->links;
     for (int i = 0; i < len; i++)
-        links[i] = (Link){tokenizer->byte_id[(unsigned char)text[i]], i - 1, i + 1 < len ? i + 1 : -1};
+        word->links[i] = (Link){tokenizer->byte_id[(unsigned char)text[i]], i - 1, i + 1 < len ? i + 1 : -1};
     for (int i = 0; i < len; i++) push_pair(tokenizer, word, i);
+}
+
+/* Writes the ids of one word, at most len, and returns their number. */
+static int encode_word(const Tokenizer *tokenizer, Word *word, const char *text, int len, int32_t *ids) {
+    word_begin(tokenizer, word, text, len);
+    Link *links = word->links;
     while (word->nheap > 0) {
         uint64_t key = heap_pop(word);
         const Merge *merge = &tokenizer->merges[key >> 32];

@@ -6,7 +6,7 @@
 #include "tests.h"
 
 #define GOLDEN "tests/golden/tokenizer"
-enum { VOCAB = 1024, GAP = 310, MAX = 1 << 28 };
+enum { VOCAB = 1024, GAP = 310, SMALL = 800, MAX = 1 << 28 };
 
 static Error err;
 
@@ -237,6 +237,7 @@ static void invalid_bytes_decode_as_python_replaces_them(void) {
     ASSERT_DECODES("\xE0\x80\xAF", "\uFFFD\uFFFD\uFFFD"); /* overlong: E0 alone starts nothing */
     ASSERT_DECODES("\xED\xA0\x80", "\uFFFD\uFFFD\uFFFD"); /* a surrogate */
     ASSERT_DECODES("\xF4\x90\x80\x80", "\uFFFD\uFFFD\uFFFD\uFFFD");
+    ASSERT_DECODES("\xF0\x80\x80\x80", "\uFFFD\uFFFD\uFFFD\uFFFD");
     ASSERT_DECODES("\xF5\xFF", "\uFFFD\uFFFD");
     ASSERT_DECODES(
         "\xE7\x8B"
@@ -302,7 +303,7 @@ static Tokenizer *open_text(const char *vocab, const char *merges, size_t merges
     memset(&err, 0, sizeof err);
     if (vocab) write_file(dir, "vocab.json", vocab, strlen(vocab));
     if (merges) write_file(dir, "merges.txt", merges, merges_len);
-    return tokenizer_open(dir, 400, &err);
+    return tokenizer_open(dir, SMALL, &err);
 }
 
 static Tokenizer *open_bytes_only(void) {
@@ -350,12 +351,12 @@ static void a_vocabulary_that_is_no_json_object_is_refused(void) {
 }
 
 static void a_bad_id_is_refused(void) {
-    static const char *bad[] = {"-1", "2.5", "400", "1e30", "-1e300"};
+    static const char *bad[] = {"-1", "2.5", "800", "1e30", "-1e300"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char entry[64];
         snprintf(entry, sizeof entry, ",\"abcd\":%s", bad[i]);
         refuse_entry(entry);
-        ASSERT_MESSAGE("vocab.json", "\"abcd\"", "0 to 399");
+        ASSERT_MESSAGE("vocab.json", "\"abcd\"", "0 to 799");
     }
     refuse_entry(",\"abcd\":\"7\"");
     ASSERT_MESSAGE("vocab.json", "\"abcd\"", "not a number");
@@ -424,11 +425,78 @@ static void merges_that_are_no_utf8_are_refused(void) {
 }
 
 static void a_long_name_does_not_spoil_the_message(void) {
-    char line[5000] = "a ";
-    for (size_t i = 2; i < 4902; i += 2) memcpy(line + i, "é", 2);
-    refuse_merges_bytes(line, 4902);
+    char line[5000] = "a x"; /* the cut must not fall inside an é */
+    for (size_t i = 3; i < 4903; i += 2) memcpy(line + i, "é", 2);
+    refuse_merges_bytes(line, 4903);
     ASSERT_MESSAGE("merges.txt line 1", "é", "same model");
     CU_ASSERT(strlen(err.text) < 600);
+}
+
+static int count_ids(const Tokenizer *tokenizer, const char *text) {
+    int32_t *ids;
+    int n = encode(tokenizer, text, strlen(text), &ids);
+    free(ids);
+    return n;
+}
+
+/* Every byte can be joined with a "!" behind it, so a character and a "!" are joined unless a word ends between them. */
+static void every_unicode_blank_and_no_other_character_is_a_blank(void) {
+    static const char *blanks[] = {"\t",     "\n",     "\v",     "\f",     "\r",     "\xC2\x85", "\u00a0", "\u1680",
+                                   "\u2000", "\u2001", "\u2002", "\u2003", "\u2004", "\u2005",   "\u2006", "\u2007",
+                                   "\u2008", "\u2009", "\u200a", "\u2028", "\u2029", "\u202f",   "\u205f", "\u3000"};
+    static const char *others[] = {" ",      "\x1c",   "\x1f",   "\u180e", "\u200b",
+                                   "\u200d", "\u2060", "\ufeff", "\u00ad", "\u0301"};
+    char more[16384], merges[4096], text[16], *m = more, *g = merges;
+    for (int b = 0, next = 256; b < 256; b++) {
+        bool printable = (b > 32 && b < 127) || (b > 160 && b != 173);
+        uint32_t symbol = (uint32_t)(printable ? b : next++);
+        m += sprintf(m, ",\"\\u%04x!\":%d", symbol, 400 + b);
+        g += put_utf8(g, symbol);
+        g += sprintf(g, " !\n");
+    }
+    strcpy(m, ",\"\\u010a\\u00e1\":700");
+    strcpy(g, "\u010a \u00e1\n"); /* a line end and the first byte of U+180E */
+    char *vocab = small_vocab(more, -1);
+    Tokenizer *tokenizer = open_text(vocab, merges, strlen(merges));
+    if (!tokenizer) CU_FAIL_FATAL(err.text);
+    for (size_t i = 0; i < sizeof blanks / sizeof *blanks; i++) {
+        sprintf(text, "%s!", blanks[i]);
+        CU_ASSERT_EQUAL(count_ids(tokenizer, text), (int)strlen(blanks[i]) + 1);
+    }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        sprintf(text, "%s!", others[i]);
+        CU_ASSERT_EQUAL(count_ids(tokenizer, text), (int)strlen(others[i]));
+    }
+    CU_ASSERT_EQUAL(count_ids(tokenizer, "\n\u180e\u180e"), 7);
+    tokenizer_close(tokenizer);
+    free(vocab);
+}
+
+static void contractions_are_words_of_their_own(void) {
+    static const char more[] = ",\"'s\":302,\"'t\":303,\"'r\":304,\"'v\":305,\"'m\":306,\"'l\":307,\"'d\":308,\"'S\":309";
+    static const char merges[] = "' s\n' t\n' r\n' v\n' m\n' l\n' d\n' S\n";
+    char *vocab = small_vocab(more, -1);
+    Tokenizer *tokenizer = open_text(vocab, merges, strlen(merges));
+    if (!tokenizer) CU_FAIL_FATAL(err.text);
+    static const char *apart[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
+    for (size_t i = 0; i < sizeof apart / sizeof *apart; i++)
+        CU_ASSERT_EQUAL(count_ids(tokenizer, apart[i]), (int)strlen(apart[i]) - 1);
+    CU_ASSERT_EQUAL(count_ids(tokenizer, "'S"), 2); /* small letters only */
+    CU_ASSERT_EQUAL(count_ids(tokenizer, "'la"), 3);
+    tokenizer_close(tokenizer);
+    free(vocab);
+}
+
+/* Each join of a and b makes two new pairs that can be joined, the most there can be, and the word before makes the room
+ * for this one exactly as large as it must be. */
+static void the_heap_has_room_for_the_pairs_that_joins_make(void) {
+    static const char merges[] = "a b\nb a\nab a\nab ab\n";
+    char *vocab = small_vocab(",\"ba\":302,\"aba\":303,\"abab\":304", -1);
+    Tokenizer *tokenizer = open_text(vocab, merges, strlen(merges));
+    if (!tokenizer) CU_FAIL_FATAL(err.text);
+    CU_ASSERT_EQUAL(count_ids(tokenizer, "12345678abababababababab"), 8 + 4);
+    tokenizer_close(tokenizer);
+    free(vocab);
 }
 
 static void windows_line_ends_and_a_missing_last_one_are_accepted(void) {
@@ -483,5 +551,8 @@ CU_TestInfo tests_tokenizer[] = {
     {"a long name does not spoil the message", a_long_name_does_not_spoil_the_message},
     {"Windows line ends and a missing last one are accepted", windows_line_ends_and_a_missing_last_one_are_accepted},
     {"a piece that is no byte symbols decodes to its text", a_piece_that_is_no_byte_symbols_decodes_to_its_text},
+    {"every Unicode blank and no other character is a blank", every_unicode_blank_and_no_other_character_is_a_blank},
+    {"contractions are words of their own", contractions_are_words_of_their_own},
+    {"the heap has room for the pairs that joins make", the_heap_has_room_for_the_pairs_that_joins_make},
     CU_TEST_INFO_NULL,
 };
