@@ -2,11 +2,11 @@
  *
  *   generate   prompts in, completions out
  *   bench      a named model with random weights, prompts of one length, measured throughput
- * Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to standard output, everything else to standard error.
- * Read next: schedule.c for the paper's Figure 4. */
+ * Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to standard output, everything else to standard
+ * error. Read next: schedule.c for the paper's Figure 4. */
 #include <cjson/cJSON.h>
 #include <errno.h>
-#include <math.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -19,165 +19,188 @@
 // ---------------------------------------------------------------------------------------------------------------
 
 typedef struct {
-    const char *model, *prompts, *output, *json, *offload_dir, *device;
-    char **prompt, **stop;          /* repeated flags */
-    int nprompts, nstops;
-    int max_tokens, prompt_len, gen_len, threads;
-    Policy policy;
-    bool fixed[6], fixed_gbs, fixed_batches; /* policy numbers given by the user */
-    Sampling sampling;
-    size_t capacity[NTIERS];        /* 0: from the machine */
-} Options;
+    char **text;
+    int n;
+} Texts; /* the values of a flag that may be repeated */
 
-static int parse_long(long *value, const char *flag, const char *text, long low, long high, Error *err) {
+typedef struct {
+    const char *model, *prompts, *output, *json, *offload_dir, *device;
+    Texts prompt, stop;
+    int max_tokens, prompt_len, gen_len, threads;
+    Policy policy;       /* gbs, num_gpu_batches 0: not given */
+    bool fixed[6], help; /* fixed: which of wg wc cg cc hg hc are given */
+    Sampling sampling;
+    size_t capacity[NTIERS]; /* FROM_MACHINE: not given */
+} Options;
+#define FROM_MACHINE SIZE_MAX
+
+/* A flag: the commands that know it ("g" generate, "b" bench), how many values it takes, and what they set. */
+typedef struct Flag Flag;
+struct Flag {
+    const char *name, *commands;
+    int values;
+    int (*set)(Options *, const Flag *, char **values, Error *);
+    size_t at;        /* the field of Options */
+    double low, high; /* bounds of a number */
+    const char *help;
+};
+
+static void *field(Options *o, const Flag *flag) {
+    return (char *)o + flag->at;
+}
+
+static int set_text(Options *o, const Flag *flag, char **v, Error *err) {
+    (void)err;
+    *(const char **)field(o, flag) = v[0];
+    return 0;
+}
+
+static int add_text(Options *o, const Flag *flag, char **v, Error *err) {
+    (void)err;
+    Texts *list = field(o, flag);
+    list->text = xrealloc(list->text, list->n + 1, sizeof *list->text);
+    list->text[list->n++] = v[0];
+    return 0;
+}
+
+static int set_true(Options *o, const Flag *flag, char **v, Error *err) {
+    (void)v, (void)err;
+    *(bool *)field(o, flag) = true;
+    return 0;
+}
+
+static int set_false(Options *o, const Flag *flag, char **v, Error *err) {
+    (void)v, (void)err;
+    *(bool *)field(o, flag) = false;
+    return 0;
+}
+
+static int parse_whole(long *value, const Flag *flag, const char *text, Error *err) {
     char *end;
     errno = 0;
     *value = strtol(text, &end, 10);
-    if (errno || end == text || *end || *value < low || *value > high)
-        return fail(err, EXIT_USAGE, "%s %s: expected a whole number from %ld to %ld", flag, text, low, high);
+    if (errno || end == text || *end || *value < flag->low || *value > flag->high)
+        return fail(err, EXIT_USAGE, "%s %.60s: expected a whole number from %.0f to %.0f", flag->name, text, flag->low,
+                    flag->high);
     return 0;
 }
 
-static int parse_int(int *value, const char *flag, const char *text, int low, int high, Error *err) {
-    long v;
-    if (parse_long(&v, flag, text, low, high, err)) return -1;
-    *value = (int)v;
+static int set_int(Options *o, const Flag *flag, char **v, Error *err) {
+    long value;
+    if (parse_whole(&value, flag, v[0], err)) return -1;
+    *(int *)field(o, flag) = (int)value;
     return 0;
 }
 
-static int parse_double(double *value, const char *flag, const char *text, double low, double high, Error *err) {
+static int set_seed(Options *o, const Flag *flag, char **v, Error *err) {
+    long value;
+    if (parse_whole(&value, flag, v[0], err)) return -1;
+    *(uint64_t *)field(o, flag) = (uint64_t)value;
+    return 0;
+}
+
+static int parse_double(double *value, const Flag *flag, const char *text, Error *err) {
     char *end;
     errno = 0;
     *value = strtod(text, &end);
-    if (errno || end == text || *end || !(*value >= low && *value <= high))
-        return fail(err, EXIT_USAGE, "%s %s: expected a number from %g to %g", flag, text, low, high);
+    if (errno || end == text || *end || !(*value >= flag->low && *value <= flag->high)) /* NaN is refused as well */
+        return fail(err, EXIT_USAGE, "%s %.60s: expected a number from %g to %g", flag->name, text, flag->low, flag->high);
+    return 0;
+}
+
+static int set_float(Options *o, const Flag *flag, char **v, Error *err) {
+    double value;
+    if (parse_double(&value, flag, v[0], err)) return -1;
+    *(float *)field(o, flag) = (float)value;
     return 0;
 }
 
 /* "16G", "512M", "1.5G", "4096": powers of 1024. */
-static int parse_size(size_t *bytes, const char *flag, const char *text, Error *err) {
-    char *end;
-    double v = strtod(text, &end), unit = 1;
+static int set_size(Options *o, const Flag *flag, char **v, Error *err) {
     static const char units[] = "KMGT";
+    char *end;
+    double value = strtod(v[0], &end), unit = 1;
     const char *u = *end ? strchr(units, *end >= 'a' ? *end - 32 : *end) : NULL;
     if (u)
         for (long e = u - units + 1; e > 0; e--) unit *= 1024;
-    if (end == text || (*end && (!u || end[1])) || !(v >= 0) || !(v * unit < 1e18))
-        return fail(err, EXIT_USAGE, "%s %s: expected a size such as 16G, 512M or 4096", flag, text);
-    *bytes = (size_t)(v * unit);
+    if (end == v[0] || (*end && (!u || end[1])) || !(value >= 0) || !(value * unit < 1e18))
+        return fail(err, EXIT_USAGE, "%s %.60s: expected a size such as 16G, 512M or 4096", flag->name, v[0]);
+    *(size_t *)field(o, flag) = (size_t)(value * unit);
     return 0;
 }
 
-/* --percent WG WC CG CC HG HC. */
-static int parse_percent(Options *o, char **args, Error *err) {
+static int set_percent(Options *o, const Flag *flag, char **v, Error *err) {
     double *share[6] = {&o->policy.wg, &o->policy.wc, &o->policy.cg, &o->policy.cc, &o->policy.hg, &o->policy.hc};
+    static const char *const what[] = {"weights", "KV cache", "activations"};
     for (int i = 0; i < 6; i++) {
-        if (parse_double(share[i], "--percent", args[i], 0, 100, err)) return -1;
+        if (parse_double(share[i], flag, v[i], err)) return -1;
         *share[i] /= 100;
         o->fixed[i] = true;
     }
-    static const char *const what[] = {"weights", "KV cache", "activations"};
     for (int i = 0; i < 6; i += 2)
         if (*share[i] + *share[i + 1] > 1 + 1e-9)
-            return fail(err, EXIT_USAGE, "--percent: %s on GPU and CPU add up to %g%%; at most 100%%", what[i / 2], 100 * (*share[i] + *share[i + 1]));
+            return fail(err, EXIT_USAGE, "%s: %s on GPU and CPU add up to %g%%; at most 100%%", flag->name, what[i / 2],
+                        100 * (*share[i] + *share[i + 1]));
     return 0;
 }
 
-static int parse_schedule(Options *o, const char *text, Error *err) {
-    if (!strcmp(text, "zigzag")) o->policy.schedule = SCHEDULE_ZIGZAG;
-    else if (!strcmp(text, "row")) o->policy.schedule = SCHEDULE_ROW;
-    else return fail(err, EXIT_USAGE, "--schedule %s: expected zigzag or row", text);
+static int set_schedule(Options *o, const Flag *flag, char **v, Error *err) {
+    if (!strcmp(v[0], "zigzag"))
+        o->policy.schedule = SCHEDULE_ZIGZAG;
+    else if (!strcmp(v[0], "row"))
+        o->policy.schedule = SCHEDULE_ROW;
+    else
+        return fail(err, EXIT_USAGE, "%s %.60s: expected zigzag or row", flag->name, v[0]);
     return 0;
 }
 
-static void add_text(char ***list, int *n, char *text) {
-    *list = xrealloc(*list, *n + 1, sizeof **list);
-    (*list)[(*n)++] = text;
-}
-
-/* Every flag: its name, how many values it takes, what they are. The order is that of the help text. */
-typedef struct {
-    const char *name;
-    int values;
-    const char *commands, *help; /* "g": generate, "b": bench */
-} Flag;
-
+/* In the order of the help text. */
+#define AT(name) offsetof(Options, name)
+enum { MAX_GBS = 1 << 20, MAX_LEN = 1 << 24, MAX_BENCH = 1 << 28 };
 static const Flag flags[] = {
-    {"--model", 1, "gb", "DIR: a Hugging Face directory; bench also takes a name, opt-125m to opt-175b, with random weights"},
-    {"--prompt", 1, "g", "TEXT: a prompt; may be repeated"},
-    {"--prompts", 1, "g", "FILE: JSON lines {\"id\", \"prompt\", \"max_tokens\"} or plain lines; - is standard input"},
-    {"--output", 1, "g", "FILE: completions as JSON lines, instead of standard output"},
-    {"--max-tokens", 1, "g", "N: tokens to generate where the prompt does not say (64)"},
-    {"--prompt-len", 1, "b", "S: tokens of every prompt (512)"},
-    {"--gen-len", 1, "b", "N: tokens to generate (32)"},
-    {"--json", 1, "b", "FILE: the figures as one JSON object; - is standard output"},
-    {"--percent", 6, "gb", "WG WC CG CC HG HC: weights, KV cache, activations on GPU and on CPU; the disk has the rest"},
-    {"--gpu-batch-size", 1, "gb", "N: sequences of a GPU batch"},
-    {"--num-gpu-batches", 1, "gb", "N: GPU batches of a block"},
-    {"--schedule", 1, "gb", "zigzag (Figure 3b, the default) or row (Figure 3a)"},
-    {"--cpu-cache-compute", 0, "gb", "the CPU attends to the KV cache on CPU and disk, in place"},
-    {"--no-overlap", 0, "gb", "wait for every operation at once"},
-    {"--page-tokens", 1, "gb", "N: tokens of a KV page (16)"},
-    {"--device", 1, "gb", "host"},
-    {"--gpu-mem", 1, "gb", "SIZE: capacity of the GPU tier, such as 16G"},
-    {"--cpu-mem", 1, "gb", "SIZE: of the CPU tier"},
-    {"--disk-mem", 1, "gb", "SIZE: of the disk tier"},
-    {"--offload-dir", 1, "gb", "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
-    {"--threads", 1, "gb", "N: threads that compute (all cores)"},
-    {"--temperature", 1, "g", "T: 0 is greedy (the default)"},
-    {"--top-p", 1, "g", "P: sample from the likeliest tokens with together this mass (1)"},
-    {"--top-k", 1, "g", "K: sample from the K likeliest tokens (0: all)"},
-    {"--seed", 1, "gb", "N: of sampling, and of bench's weights (0)"},
-    {"--stop", 1, "g", "TEXT: end a completion before it; may be repeated"},
+    {"--model", "gb", 1, set_text, AT(model), 0, 0,
+     "DIR: a Hugging Face directory; bench also takes a name, opt-125m to opt-175b, with random weights"},
+    {"--prompt", "g", 1, add_text, AT(prompt), 0, 0, "TEXT: a prompt; may be repeated"},
+    {"--prompts", "g", 1, set_text, AT(prompts), 0, 0,
+     "FILE: JSON lines {\"id\", \"prompt\", \"max_tokens\"} or plain lines; - is standard input"},
+    {"--output", "g", 1, set_text, AT(output), 0, 0, "FILE: completions as JSON lines (-, standard output)"},
+    {"--max-tokens", "g", 1, set_int, AT(max_tokens), 1, MAX_LEN,
+     "N: tokens to generate where the prompt does not say (64)"},
+    {"--prompt-len", "b", 1, set_int, AT(prompt_len), 1, MAX_LEN, "S: tokens of every prompt (512)"},
+    {"--gen-len", "b", 1, set_int, AT(gen_len), 1, MAX_LEN, "N: tokens to generate (32)"},
+    {"--json", "b", 1, set_text, AT(json), 0, 0, "FILE: the figures as one JSON object; - is standard output"},
+    {"--percent", "gb", 6, set_percent, 0, 0, 100,
+     "WG WC CG CC HG HC: weights, KV cache, activations on GPU and on CPU; the disk has the rest"},
+    {"--gpu-batch-size", "gb", 1, set_int, AT(policy.gbs), 1, MAX_GBS, "N: sequences of a GPU batch"},
+    {"--num-gpu-batches", "gb", 1, set_int, AT(policy.num_gpu_batches), 1, 1 << 16, "N: GPU batches of a block"},
+    {"--schedule", "gb", 1, set_schedule, 0, 0, 0, "zigzag (Figure 3b, the default) or row (Figure 3a)"},
+    {"--cpu-cache-compute", "gb", 0, set_true, AT(policy.cpu_attention), 0, 0,
+     "the CPU attends to the KV cache on CPU and disk, in place"},
+    {"--no-overlap", "gb", 0, set_false, AT(policy.overlap), 0, 0, "wait for every operation at once"},
+    {"--page-tokens", "gb", 1, set_int, AT(policy.page_tokens), 1, 4096, "N: tokens of a KV page (16)"},
+    {"--device", "gb", 1, set_text, AT(device), 0, 0, "host"},
+    {"--gpu-mem", "gb", 1, set_size, AT(capacity[TIER_GPU]), 0, 0, "SIZE: capacity of the GPU tier, such as 16G"},
+    {"--cpu-mem", "gb", 1, set_size, AT(capacity[TIER_CPU]), 0, 0, "SIZE: of the CPU tier"},
+    {"--disk-mem", "gb", 1, set_size, AT(capacity[TIER_DISK]), 0, 0, "SIZE: of the disk tier"},
+    {"--offload-dir", "gb", 1, set_text, AT(offload_dir), 0, 0, "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
+    {"--threads", "gb", 1, set_int, AT(threads), 1, 1024, "N: threads that compute (all cores)"},
+    {"--temperature", "g", 1, set_float, AT(sampling.temperature), 0, 1e6, "T: of sampling; 0 is greedy (the default)"},
+    {"--top-p", "g", 1, set_float, AT(sampling.top_p), 1e-6, 1,
+     "P: with a temperature, sample from the likeliest tokens with together this mass (1)"},
+    {"--top-k", "g", 1, set_int, AT(sampling.top_k), 0, MAX_LEN,
+     "K: with a temperature, from the K likeliest tokens (0: all)"},
+    {"--seed", "gb", 1, set_seed, AT(sampling.seed), 0, 0x1p62, "N: of sampling, and of bench's prompts and weights (0)"},
+    {"--stop", "g", 1, add_text, AT(stop), 0, 0, "TEXT: end a completion before it; may be repeated"},
+    {"--help", "gb", 0, set_true, AT(help), 0, 0, "this text"},
 };
 enum { NFLAGS = sizeof flags / sizeof flags[0] };
-
-static int set_flag(Options *o, const char *name, char **v, Error *err) {
-    long seed;
-    double number;
-    if (!strcmp(name, "--model")) o->model = v[0];
-    else if (!strcmp(name, "--prompt")) add_text(&o->prompt, &o->nprompts, v[0]);
-    else if (!strcmp(name, "--prompts")) o->prompts = v[0];
-    else if (!strcmp(name, "--output")) o->output = v[0];
-    else if (!strcmp(name, "--json")) o->json = v[0];
-    else if (!strcmp(name, "--offload-dir")) o->offload_dir = v[0];
-    else if (!strcmp(name, "--device")) o->device = v[0];
-    else if (!strcmp(name, "--cpu-cache-compute")) o->policy.cpu_attention = true;
-    else if (!strcmp(name, "--no-overlap")) o->policy.overlap = false;
-    else if (!strcmp(name, "--stop") && !v[0][0]) return fail(err, EXIT_USAGE, "--stop: an empty text would end everything; give one");
-    else if (!strcmp(name, "--stop")) add_text(&o->stop, &o->nstops, v[0]);
-    else if (!strcmp(name, "--percent")) return parse_percent(o, v, err);
-    else if (!strcmp(name, "--schedule")) return parse_schedule(o, v[0], err);
-    else if (!strcmp(name, "--max-tokens")) return parse_int(&o->max_tokens, name, v[0], 1, 1 << 24, err);
-    else if (!strcmp(name, "--prompt-len")) return parse_int(&o->prompt_len, name, v[0], 1, 1 << 24, err);
-    else if (!strcmp(name, "--gen-len")) return parse_int(&o->gen_len, name, v[0], 1, 1 << 24, err);
-    else if (!strcmp(name, "--page-tokens")) return parse_int(&o->policy.page_tokens, name, v[0], 1, 4096, err);
-    else if (!strcmp(name, "--threads")) return parse_int(&o->threads, name, v[0], 1, 1024, err);
-    else if (!strcmp(name, "--top-k")) return parse_int(&o->sampling.top_k, name, v[0], 0, 1 << 24, err);
-    else if (!strcmp(name, "--gpu-mem")) return parse_size(&o->capacity[TIER_GPU], name, v[0], err);
-    else if (!strcmp(name, "--cpu-mem")) return parse_size(&o->capacity[TIER_CPU], name, v[0], err);
-    else if (!strcmp(name, "--disk-mem")) return parse_size(&o->capacity[TIER_DISK], name, v[0], err);
-    else if (!strcmp(name, "--gpu-batch-size")) o->fixed_gbs = true;
-    else if (!strcmp(name, "--num-gpu-batches")) o->fixed_batches = true;
-    if (!strcmp(name, "--gpu-batch-size")) return parse_int(&o->policy.gbs, name, v[0], 1, 1 << 20, err);
-    if (!strcmp(name, "--num-gpu-batches")) return parse_int(&o->policy.num_gpu_batches, name, v[0], 1, 1 << 16, err);
-    if (!strcmp(name, "--seed")) {
-        if (parse_long(&seed, name, v[0], 0, (long)1 << 62, err)) return -1;
-        o->sampling.seed = (uint64_t)seed;
-    } else if (!strcmp(name, "--temperature") || !strcmp(name, "--top-p")) {
-        bool t = !strcmp(name, "--temperature");
-        if (parse_double(&number, name, v[0], t ? 0 : 1e-6, t ? 1e6 : 1, err)) return -1;
-        *(t ? &o->sampling.temperature : &o->sampling.top_p) = (float)number;
-    }
-    return 0;
-}
 
 /* Levenshtein, for "did you mean". */
 static int edit_distance(const char *a, const char *b) {
     int n = (int)strlen(b), row[128];
-    if (n > 100) return 100;
+    CHECK(n < 128);
     for (int c = 0; c <= n; c++) row[c] = c;
-    for (int r = 0; a[r]; r++) {
+    for (int r = 0; a[r] && r < 100; r++) {
         int diagonal = row[0];
         row[0] = r + 1;
         for (int c = 0; c < n; c++) {
@@ -194,6 +217,9 @@ static int unknown_flag(const char *name, char command, Error *err) {
     int least = 1000;
     for (int f = 0; f < NFLAGS; f++) {
         int distance = edit_distance(name, flags[f].name);
+        if (!distance)
+            return fail(err, EXIT_USAGE, "%s is a flag of %s only; leave it out", name,
+                        command == 'g' ? "bench" : "generate");
         if (strchr(flags[f].commands, command) && distance < least) least = distance, nearest = flags[f].name;
     }
     return fail(err, EXIT_USAGE, "unknown flag %.60s; the nearest known one is %s", name, nearest);
@@ -201,25 +227,42 @@ static int unknown_flag(const char *name, char command, Error *err) {
 
 static int parse_flags(Options *o, char command, char **args, int n, Error *err) {
     for (int a = 0; a < n; a++) {
-        int f = 0;
-        while (f < NFLAGS && (strcmp(args[a], flags[f].name) != 0 || !strchr(flags[f].commands, command))) f++;
-        if (f == NFLAGS) return unknown_flag(args[a], command, err);
-        if (n - a - 1 < flags[f].values) return fail(err, EXIT_USAGE, "%s takes %d value%s", args[a], flags[f].values, flags[f].values > 1 ? "s" : "");
-        if (set_flag(o, args[a], args + a + 1, err)) return -1;
-        a += flags[f].values;
+        const Flag *f = flags;
+        while (f < flags + NFLAGS && (strcmp(args[a], f->name) != 0 || !strchr(f->commands, command))) f++;
+        if (f == flags + NFLAGS) return unknown_flag(args[a], command, err);
+        if (n - a - 1 < f->values)
+            return fail(err, EXIT_USAGE, "%s takes %d value%s: %s", f->name, f->values, f->values > 1 ? "s" : "", f->help);
+        if (f->set(o, f, args + a + 1, err)) return -1;
+        a += f->values;
     }
-    if (!o->model) return fail(err, EXIT_USAGE, "--model is missing; name a checkpoint directory%s", command == 'b' ? " or a size such as opt-125m" : "");
-    if (strcmp(o->device, "host") != 0) return fail(err, EXIT_USAGE, "--device %s: this build has the device host only", o->device);
     return 0;
 }
 
-static int usage(FILE *out) {
-    fprintf(out, "FlexGen: generates text from OPT models that do not fit the GPU.\n\n"
-                 "  flexgen generate --model DIR (--prompt TEXT | --prompts FILE|-)   completions as JSON lines\n"
-                 "  flexgen bench    --model NAME|DIR                                 measured throughput\n\n");
-    for (int f = 0; f < NFLAGS; f++)
-        fprintf(out, "  %-20s%s %s\n", flags[f].name, !strcmp(flags[f].commands, "gb") ? "  " : flags[f].commands[0] == 'g' ? "g " : "b ", flags[f].help);
-    return EXIT_USAGE;
+/* What no flag alone can get wrong. */
+static int check_options(const Options *o, char command, Error *err) {
+    if (!o->model)
+        return fail(err, EXIT_USAGE, "--model is missing; name a checkpoint directory%s",
+                    command == 'b' ? " or a size such as opt-125m" : "");
+    if (strcmp(o->device, "host") != 0)
+        return fail(err, EXIT_USAGE, "--device %.60s: this build has the device host only", o->device);
+    if (command == 'g' && !o->prompt.n == !o->prompts)
+        return fail(err, EXIT_USAGE, "give either --prompt TEXT or --prompts FILE");
+    for (int i = 0; i < o->stop.n; i++)
+        if (!o->stop.text[i][0]) return fail(err, EXIT_USAGE, "--stop: an empty text would end everything; give one");
+    if ((long)o->policy.gbs * o->policy.num_gpu_batches > MAX_GBS)
+        return fail(err, EXIT_USAGE, "--gpu-batch-size %d x --num-gpu-batches %d: expected a block of at most %d sequences",
+                    o->policy.gbs, o->policy.num_gpu_batches, MAX_GBS);
+    return 0;
+}
+
+static void usage(FILE *out) {
+    fprintf(out,
+            "FlexGen: generates text from OPT models that do not fit the GPU.\n\n"
+            "  flexgen generate --model DIR (--prompt TEXT | --prompts FILE|-)   completions as JSON lines\n"
+            "  flexgen bench    --model NAME|DIR                                 measured throughput\n\n");
+    for (const Flag *f = flags; f < flags + NFLAGS; f++)
+        fprintf(out, "  %-20s%s %s\n", f->name, strlen(f->commands) > 1 ? " " : f->commands, f->help);
+    fprintf(out, "\ng: of generate, b: of bench. Exit status: 0 done, 1 failed, 2 wrong use or does not fit.\n");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -239,25 +282,34 @@ static size_t file_number(const char *path, const char *prefix, size_t unit) {
     return value;
 }
 
-/* Memory that can be had, by the kernel and by the control group, whichever is less. */
+/* Memory that can be had, by the kernel and by the control group, whichever is less. The group counts files that are
+ * only cached; they give way. */
 static size_t memory_available(void) {
-    size_t free_memory = file_number("/proc/meminfo", "MemAvailable:", 1024);
-    size_t limit = file_number("/sys/fs/cgroup/memory.max", "", 1), used = file_number("/sys/fs/cgroup/memory.current", "", 1);
-    if (limit != SIZE_MAX && used != SIZE_MAX && limit - (used < limit ? used : limit) < free_memory) free_memory = limit - used;
-    return free_memory;
+    static const char group[] = "/sys/fs/cgroup/memory.stat";
+    size_t available = file_number("/proc/meminfo", "MemAvailable:", 1024);
+    size_t limit = file_number("/sys/fs/cgroup/memory.max", "", 1);
+    size_t used = file_number("/sys/fs/cgroup/memory.current", "", 1);
+    size_t active = file_number(group, "active_file ", 1), inactive = file_number(group, "inactive_file ", 1);
+    if (limit == SIZE_MAX || used == SIZE_MAX) return available;
+    if (active <= used) used -= active;
+    if (inactive <= used) used -= inactive;
+    size_t left = used < limit ? limit - used : 0;
+    return left < available ? left : available;
 }
 
-/* Capacities that were not given: on the host device both upper tiers are this memory. Room is left for the rest of the machine. */
+/* Capacities that were not given: on the host device both upper tiers are this memory. Room is left for the rest of the
+ * machine. */
 static int fill_capacities(Options *o, const Checkpoint *checkpoint, Error *err) {
     size_t memory = memory_available();
     struct statvfs disk;
-    if (!o->capacity[TIER_GPU]) o->capacity[TIER_GPU] = memory / 100 * 45;
-    if (!o->capacity[TIER_CPU]) o->capacity[TIER_CPU] = memory / 100 * 40;
-    if (o->capacity[TIER_DISK]) return 0;
+    if (o->capacity[TIER_GPU] == FROM_MACHINE) o->capacity[TIER_GPU] = memory / 100 * 45;
+    if (o->capacity[TIER_CPU] == FROM_MACHINE) o->capacity[TIER_CPU] = memory / 100 * 40;
+    if (o->capacity[TIER_DISK] != FROM_MACHINE) return 0;
     if (statvfs(o->offload_dir, &disk))
         return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
     o->capacity[TIER_DISK] = (size_t)disk.f_bavail * disk.f_frsize / 100 * 90;
-    for (int f = 0; f < checkpoint->nfiles; f++) o->capacity[TIER_DISK] += checkpoint->files[f].size; /* it is there already */
+    for (int f = 0; f < checkpoint->nfiles; f++)
+        o->capacity[TIER_DISK] += checkpoint->files[f].size; /* it is there already */
     return 0;
 }
 
@@ -265,27 +317,59 @@ static int fill_capacities(Options *o, const Checkpoint *checkpoint, Error *err)
 // Running a task under a policy
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Plans, loads and runs. The device stays open for its counters; close it and free the plan also after a failure. */
-static int run_task(Options *o, Checkpoint *checkpoint, const Task *task, const Listener *listener, Plan **plan, Device **device,
-                    RunStats *stats, bool verbose, Error *err) {
+/* One task: what it needs, where it runs, how it went. */
+typedef struct {
+    Plan *plan;
+    Device *device;
+    RunStats stats;
+} Run;
+
+/* Chooses what the flags leave open, and refuses what does not fit, before anything is allocated or written. */
+static int plan_task(Run *run, Options *o, const Checkpoint *checkpoint, const Task *task, Error *err) {
+    bool fixed_gbs = o->policy.gbs > 0, fixed_batches = o->policy.num_gpu_batches > 0;
     if (fill_capacities(o, checkpoint, err)) return -1;
+    if (policy_default(&o->policy, o->fixed, fixed_gbs, fixed_batches, checkpoint, task, F32, o->capacity, err)) return -1;
+    run->plan = plan_make(checkpoint, &o->policy, task, F32, err);
+    return run->plan ? plan_fits(run->plan, o->capacity, err) : -1;
+}
+
+/* Loads the weights and generates. The device stays open for its counters. */
+static int run_task(Run *run, Options *o, const Checkpoint *checkpoint, const Task *task, const Listener *listener,
+                    Error *err) {
     o->threads = host_set_threads(o->threads);
-    if (policy_default(&o->policy, o->fixed, o->fixed_gbs, o->fixed_batches, checkpoint, task, F32, o->capacity, err)) return -1;
-    *plan = plan_make(checkpoint, &o->policy, task, F32, err);
-    if (!*plan || plan_fits(*plan, o->capacity, err)) return -1;
-    if (verbose) plan_print(stderr, *plan, o->capacity, NULL);
-    *device = host_open(*plan, checkpoint, o->offload_dir, err);
-    if (!*device || weights_load(*plan, checkpoint, *device, err)) return -1;
-    return schedule_run(*plan, task, *device, listener, stats, err);
+    run->device = host_open(run->plan, checkpoint, o->offload_dir, err);
+    if (!run->device || weights_load(run->plan, checkpoint, run->device, err)) return -1;
+    return schedule_run(run->plan, task, run->device, listener, &run->stats, err);
+}
+
+static void run_close(Run *run) {
+    if (run->device) run->device->close(run->device);
+    plan_free(run->plan);
+}
+
+/* Opens where results go ("-": standard output); what was there before is gone. flag names it in messages. */
+static FILE *open_output(const char *flag, const char *path, Error *err) {
+    FILE *f = strcmp(path, "-") ? fopen(path, "w") : stdout;
+    if (!f) fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path, strerror(errno));
+    return f;
+}
+
+/* Whether all that was written has arrived. */
+static int close_output(FILE *f, const char *flag, const char *path, Error *err) {
+    int bad = fflush(f) || ferror(f);
+    if (f != stdout && fclose(f)) bad = 1;
+    return bad ? fail(err, EXIT_FAILED, "%s %s: %s; make room or write elsewhere", flag, path, strerror(errno)) : 0;
 }
 
 static void print_summary(const Options *o, const RunStats *stats, int prompts) {
     const Policy *p = &o->policy;
-    fprintf(stderr, "%d prompts, %ld tokens in %.2f s (prefill %.2f, decode %.2f): %.1f tokens/s generated; "
-                    "weights %g/%g, cache %g/%g, activations %g/%g%% on GPU/CPU, %d x %d, %s, %d threads, %s\n",
+    fprintf(stderr,
+            "%d prompts, %ld tokens in %.2f s (prefill %.2f, decode %.2f): %.1f tokens/s generated; "
+            "weights %g/%g, cache %g/%g, activations %g/%g%% on GPU/CPU, %d x %d, %s, %d threads, %s\n",
             prompts, stats->generated, stats->total_s, stats->prefill_s, stats->decode_s,
-            stats->total_s > 0 ? stats->generated / stats->total_s : 0, 100 * p->wg, 100 * p->wc, 100 * p->cg, 100 * p->cc, 100 * p->hg,
-            100 * p->hc, p->gbs, p->num_gpu_batches, p->schedule == SCHEDULE_ROW ? "row" : "zigzag", o->threads, host_isa());
+            stats->total_s > 0 ? stats->generated / stats->total_s : 0, 100 * p->wg, 100 * p->wc, 100 * p->cg, 100 * p->cc,
+            100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches, p->schedule == SCHEDULE_ROW ? "row" : "zigzag",
+            o->threads, host_isa());
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -293,44 +377,56 @@ static void print_summary(const Options *o, const RunStats *stats, int prompts) 
 // ---------------------------------------------------------------------------------------------------------------
 
 static int read_job(Job *job, const Options *o, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
-    if (!o->nprompts == !o->prompts) return fail(err, EXIT_USAGE, "give either --prompt TEXT or --prompts FILE");
-    if (o->prompts) return job_read(job, o->prompts, o->max_tokens, tokenizer, config, err);
-    for (int i = 0; i < o->nprompts; i++) {
+    if (o->prompts) {
+        if (!strcmp(o->prompts, "-") && isatty(STDIN_FILENO)) fprintf(stderr, "prompts, one a line; Ctrl-D ends them\n");
+        return job_read(job, o->prompts, o->max_tokens, tokenizer, config, err);
+    }
+    for (int i = 0; i < o->prompt.n; i++) {
         char id[16];
         snprintf(id, sizeof id, "%d", i);
-        if (job_add(job, o->prompt[i], strlen(o->prompt[i]), id, o->max_tokens, tokenizer, config, "--prompt", err)) return -1;
+        if (job_add(job, o->prompt.text[i], strlen(o->prompt.text[i]), id, o->max_tokens, tokenizer, config, "--prompt",
+                    err))
+            return -1;
     }
     return 0;
 }
 
-static int generate_with(Options *o, Checkpoint *checkpoint, const Tokenizer *tokenizer, Error *err) {
-    Job job = {0};
-    Plan *plan = NULL;
-    Device *device = NULL;
-    RunStats stats;
-    Completions c = {.job = &job, .tokenizer = tokenizer, .out = stdout, .out_name = "standard output", .stop = o->stop, .nstops = o->nstops,
+static int generate_job(Options *o, const Checkpoint *checkpoint, const Tokenizer *tokenizer, Job *job, Run *run,
+                        Error *err) {
+    const char *path = o->output ? o->output : "-";
+    if (job->task.count && plan_task(run, o, checkpoint, &job->task, err)) return -1;
+    Completions c = {.job = job,
+                     .tokenizer = tokenizer,
+                     .out = open_output("--output", path, err),
+                     .stop = o->stop.text,
+                     .nstops = o->stop.n,
+                     .out_name = strcmp(path, "-") ? path : "standard output",
                      .progress = isatty(STDERR_FILENO)};
-    job.task.sampling = o->sampling;
+    if (!c.out) return -1;
+    Listener listener = completions_listener(&c);
+    int status = job->task.count ? run_task(run, o, checkpoint, &job->task, &listener, err) : 0;
+    if (c.progress) fprintf(stderr, "\r\033[K");
+    Error unwritten;
+    if (close_output(c.out, "--output", path, &unwritten) && !status) *err = unwritten, status = -1;
+    if (!status && job->task.count) print_summary(o, &run->stats, job->task.count);
+    return status;
+}
+
+static int generate_with(Options *o, const Checkpoint *checkpoint, const Tokenizer *tokenizer, Error *err) {
+    Job job = {.task.sampling = o->sampling};
+    Run run = {0};
     int status = read_job(&job, o, tokenizer, &checkpoint->config, err);
-    if (!status && o->output) {
-        c.out_name = o->output;
-        c.out = fopen(o->output, "w");
-        if (!c.out) status = fail(err, EXIT_FAILED, "--output %s: %s", o->output, strerror(errno));
-    }
-    if (!status && job.task.count) {
-        Listener listener = completions_listener(&c);
-        status = run_task(o, checkpoint, &job.task, &listener, &plan, &device, &stats, false, err);
-        if (c.progress) fprintf(stderr, "\r\033[K");
-        if (!status) print_summary(o, &stats, job.task.count);
-    }
-    if (device) device->close(device);
-    plan_free(plan);
-    if (c.out && c.out != stdout && fclose(c.out) && !status) status = fail(err, EXIT_FAILED, "--output %s: %s", o->output, strerror(errno));
+    if (!status) status = generate_job(o, checkpoint, tokenizer, &job, &run, err);
+    run_close(&run);
     job_free(&job);
     return status;
 }
 
 static int generate(Options *o, Error *err) {
+    OptConfig config;
+    struct stat st;
+    if (stat(o->model, &st) && opt_config_by_name(&config, o->model) == 0)
+        return fail(err, EXIT_USAGE, "--model %s: is no directory; only bench takes a name: download the model", o->model);
     Checkpoint *checkpoint = checkpoint_open(o->model, err);
     if (!checkpoint) return -1;
     Tokenizer *tokenizer = tokenizer_open(o->model, checkpoint->config.vocab, err);
@@ -346,7 +442,7 @@ static int generate(Options *o, Error *err) {
 
 /* One block of random prompts of one length. */
 static void bench_task(Task *task, const Options *o, const OptConfig *config, int count) {
-    uint64_t x = 88172645463325252ull;
+    uint64_t x = 88172645463325252ull + o->sampling.seed;
     *task = (Task){.count = count, .prompts = xcalloc(count, sizeof *task->prompts), .sampling = o->sampling};
     for (int i = 0; i < count; i++) {
         Prompt *p = &task->prompts[i];
@@ -363,90 +459,140 @@ static int ignore_done(void *ctx, int prompt, const int32_t *tokens, int n, Fini
     return 0;
 }
 
-static cJSON *add_numbers(cJSON *to, const char *const *names, const double *values, int n) {
-    for (int i = 0; i < n; i++) cJSON_AddNumberToObject(to, names[i], values[i]);
-    return to;
+typedef struct {
+    const char *name;
+    double value;
+} Figure;
+
+static void add_figures(cJSON *to, const Figure *figures, size_t n) {
+    for (size_t f = 0; f < n; f++) cJSON_AddNumberToObject(to, figures[f].name, figures[f].value);
 }
 
-static cJSON *bench_json(const Options *o, const Plan *plan, const Device *device, const RunStats *r) {
+/* The disk's share, without the dust of a subtraction. */
+static double rest(double gpu, double cpu) {
+    return 1 - gpu - cpu < 1e-9 ? 0 : 1 - gpu - cpu;
+}
+
+/* The policy and the times, under the paper's names. */
+static void add_run(cJSON *json, const Options *o, const Run *run) {
     const Policy *p = &o->policy;
-    double n = o->gen_len, steps = n > 1 ? (n - 1) * plan->config.l : 1, throughput = r->generated / r->total_s;
-    const char *const names[] = {"wg", "wc", "wd", "cg", "cc", "cd", "hg", "hc", "hd", "gbs", "num_gpu_batches", "bls", "s", "n", "T",
-                                 "T_pre", "T_gen", "throughput", "prefill_s", "decode_s", "total_s", "generation_throughput", "decode_throughput"};
-    const double values[] = {p->wg, p->wc, 1 - p->wg - p->wc, p->cg, p->cc, 1 - p->cg - p->cc, p->hg, p->hc, 1 - p->hg - p->hc, p->gbs,
-                             p->num_gpu_batches, block_size(p), o->prompt_len, n, r->total_s, r->prefill_s / plan->config.l,
-                             r->decode_s / steps, throughput, r->prefill_s, r->decode_s, r->total_s, throughput,
-                             r->decode_s > 0 ? r->decoded / r->decode_s : 0};
-    cJSON *out = cJSON_CreateObject();
-    cJSON_AddStringToObject(out, "model", o->model);
-    cJSON_AddStringToObject(out, "device", device->name);
-    cJSON_AddStringToObject(out, "schedule", p->schedule == SCHEDULE_ROW ? "row" : "zigzag");
-    add_numbers(out, names, values, sizeof values / sizeof *values);
-    cJSON *tiers = cJSON_AddObjectToObject(out, "tiers"), *channels = cJSON_AddObjectToObject(out, "channels");
-    for (int t = 0; t < NTIERS; t++)
-        add_numbers(cJSON_AddObjectToObject(tiers, tier_name[t]), (const char *const[]){"planned_bytes", "peak_bytes"},
-                    (double[]){(double)plan->total[t], (double)device->peak[t]}, 2);
-    for (int ch = 0; ch < NCHANNELS; ch++) {
-        double moved = 0, busy = 0;
-        for (int lane = 0; lane < NLANES; lane++) {
-            if ((int)lane_channel[lane] != ch) continue;
-            busy += device->count[lane].busy_s;
-            for (int kind = 0; kind < NKINDS; kind++) moved += (double)device->count[lane].moved[kind];
-        }
-        add_numbers(cJSON_AddObjectToObject(channels, channel_name[ch]), (const char *const[]){"moved_bytes", "busy_s"}, (double[]){moved, busy}, 2);
-    }
-    return out;
+    const RunStats *r = &run->stats;
+    int l = run->plan->config.l, steps = o->gen_len > 1 ? (o->gen_len - 1) * l : 1;
+    double throughput = r->generated / r->total_s, decode = r->decode_s > 0 ? r->decoded / r->decode_s : 0;
+    const Figure figures[] = {
+        {"wg", p->wg},
+        {"wc", p->wc},
+        {"wd", rest(p->wg, p->wc)},
+        {"cg", p->cg},
+        {"cc", p->cc},
+        {"cd", rest(p->cg, p->cc)},
+        {"hg", p->hg},
+        {"hc", p->hc},
+        {"hd", rest(p->hg, p->hc)},
+        {"gbs", p->gbs},
+        {"num_gpu_batches", p->num_gpu_batches},
+        {"bls", block_size(p)},
+        {"s", o->prompt_len},
+        {"n", o->gen_len},
+        {"T", r->total_s},
+        {"T_pre", r->prefill_s / l},
+        {"T_gen", r->decode_s / steps},
+        {"throughput", throughput},
+        {"prefill_s", r->prefill_s},
+        {"decode_s", r->decode_s},
+        {"total_s", r->total_s},
+        {"generation_throughput", throughput},
+        {"decode_throughput", decode},
+    };
+    add_figures(json, figures, sizeof figures / sizeof *figures);
 }
 
-static int bench_report(const Options *o, const Plan *plan, const Device *device, const RunStats *r, Error *err) {
-    cJSON *json = bench_json(o, plan, device, r);
-    char *text = cJSON_Print(json);
-    bool to_stdout = o->json && !strcmp(o->json, "-");
-    FILE *f = !o->json || to_stdout ? NULL : fopen(o->json, "w");
-    int status = 0;
-    if (o->json && !to_stdout) {
-        bool bad = !f || fprintf(f, "%s\n", text) < 0;
-        if (f && fclose(f)) bad = true;
-        if (bad) status = fail(err, EXIT_FAILED, "--json %s: %s", o->json, strerror(errno));
-    } else if (to_stdout) {
-        printf("%s\n", text);
-    } else {
-        printf("prefill %.3f s, decode %.3f s, total %.3f s\n", r->prefill_s, r->decode_s, r->total_s);
-        printf("generation throughput %.2f token/s, decode throughput %.2f token/s\n", r->generated / r->total_s,
-               r->decode_s > 0 ? r->decoded / r->decode_s : 0);
-        for (int lane = 0; lane < NLANES; lane++) {
-            const LaneCount *c = &device->count[lane];
-            size_t moved = 0;
-            for (int kind = 0; kind < NKINDS; kind++) moved += c->moved[kind];
-            printf("  %-16s %-5s busy %8.3f s", lane_name[lane], channel_name[lane_channel[lane]], c->busy_s);
-            if (moved) printf("  moved %10.2f MB  %6.2f GB/s", moved / 1e6, moved / 1e9 / (c->busy_s + 1e-12));
-            printf("\n");
-        }
+static void add_channel(cJSON *json, int channel, const Device *device) {
+    double moved = 0, busy = 0;
+    for (int lane = 0; lane < NLANES; lane++) {
+        if ((int)lane_channel[lane] != channel) continue;
+        busy += device->count[lane].busy_s;
+        for (int kind = 0; kind < NKINDS; kind++) moved += (double)device->count[lane].moved[kind];
     }
+    const Figure figures[] = {{"moved_bytes", moved}, {"busy_s", busy}};
+    add_figures(cJSON_AddObjectToObject(json, channel_name[channel]), figures, 2);
+}
+
+static cJSON *bench_json(const Options *o, const Run *run) {
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "model", run->plan->config.name);
+    cJSON_AddStringToObject(json, "device", run->device->name);
+    cJSON_AddStringToObject(json, "schedule", o->policy.schedule == SCHEDULE_ROW ? "row" : "zigzag");
+    add_run(json, o, run);
+    cJSON *tiers = cJSON_AddObjectToObject(json, "tiers"), *channels = cJSON_AddObjectToObject(json, "channels");
+    for (int t = 0; t < NTIERS; t++) {
+        const Figure figures[] = {{"planned_bytes", (double)run->plan->total[t]},
+                                  {"peak_bytes", (double)run->device->peak[t]}};
+        add_figures(cJSON_AddObjectToObject(tiers, tier_name[t]), figures, 2);
+    }
+    for (int channel = 0; channel < NCHANNELS; channel++) add_channel(channels, channel, run->device);
+    return json;
+}
+
+static void print_json(FILE *out, cJSON *json) {
+    char *text = cJSON_Print(json);
+    CHECK(text);
+    fprintf(out, "%s\n", text);
     free(text);
     cJSON_Delete(json);
+}
+
+static void print_bench(const Run *run) {
+    const RunStats *r = &run->stats;
+    printf("prefill %.3f s, decode %.3f s, total %.3f s\n", r->prefill_s, r->decode_s, r->total_s);
+    printf("generation throughput %.2f token/s, decode throughput %.2f token/s\n", r->generated / r->total_s,
+           r->decode_s > 0 ? r->decoded / r->decode_s : 0);
+    for (int lane = 0; lane < NLANES; lane++) {
+        const LaneCount *c = &run->device->count[lane];
+        size_t moved = 0;
+        for (int kind = 0; kind < NKINDS; kind++) moved += c->moved[kind];
+        printf("  %-16s %-5s busy %8.3f s", lane_name[lane], channel_name[lane_channel[lane]], c->busy_s);
+        if (moved) printf("  moved %10.2f MB  %6.2f GB/s", moved / 1e6, moved / 1e9 / (c->busy_s + 1e-12));
+        printf("\n");
+    }
+}
+
+/* The task is planned; --json is opened before the run, so that an hour of it is not lost to a wrong path. */
+static int bench_run(Options *o, const Checkpoint *checkpoint, const Task *task, Run *run, Error *err) {
+    Listener listener = {.done = ignore_done};
+    FILE *json = o->json ? open_output("--json", o->json, err) : NULL;
+    if (o->json && !json) return -1;
+    plan_print(stderr, run->plan, o->capacity, NULL);
+    int status = run_task(run, o, checkpoint, task, &listener, err);
+    if (!status) {
+        plan_print(stderr, run->plan, o->capacity, run->device->peak);
+        if (json) print_json(json, bench_json(o, run));
+        if (json != stdout) print_bench(run);
+    }
+    Error unwritten;
+    if (json && close_output(json, "--json", o->json, &unwritten) && !status) *err = unwritten, status = -1;
     return status;
 }
 
 static int bench_with(Options *o, Checkpoint *checkpoint, Error *err) {
-    Plan *plan = NULL;
-    Device *device = NULL;
-    RunStats stats;
+    const OptConfig *config = &checkpoint->config;
     Task task;
-    Listener listener = {.done = ignore_done};
-    if (!o->fixed_gbs) o->policy.gbs = 4, o->fixed_gbs = true;
-    if (!o->fixed_batches) o->policy.num_gpu_batches = 1, o->fixed_batches = true;
-    if (o->prompt_len > checkpoint->config.max_pos || o->gen_len > checkpoint->config.max_pos - o->prompt_len + 1)
-        return fail(err, EXIT_USAGE, "--prompt-len %d --gen-len %d: the model has %d positions", o->prompt_len, o->gen_len, checkpoint->config.max_pos);
+    Run run = {0};
+    if (!o->policy.gbs) o->policy.gbs = 4;
+    if (!o->policy.num_gpu_batches) o->policy.num_gpu_batches = 1;
+    if (o->prompt_len > config->max_pos || o->gen_len > config->max_pos - o->prompt_len + 1)
+        return fail(err, EXIT_USAGE,
+                    "--prompt-len %d --gen-len %d: expected at most %d together, as the model has %d positions",
+                    o->prompt_len, o->gen_len, config->max_pos + 1, config->max_pos);
+    if ((double)o->policy.gbs * o->policy.num_gpu_batches * o->prompt_len > MAX_BENCH)
+        return fail(err, EXIT_USAGE,
+                    "--prompt-len %d: %d x %d prompts (--gpu-batch-size, --num-gpu-batches) are over %d tokens",
+                    o->prompt_len, o->policy.gbs, o->policy.num_gpu_batches, MAX_BENCH);
     checkpoint->config.eos = -1; /* every sequence runs to its full length */
-    bench_task(&task, o, &checkpoint->config, o->policy.gbs * o->policy.num_gpu_batches);
-    int status = run_task(o, checkpoint, &task, &listener, &plan, &device, &stats, true, err);
-    if (!status) {
-        plan_print(stderr, plan, o->capacity, device->peak);
-        status = bench_report(o, plan, device, &stats, err);
-    }
-    if (device) device->close(device);
-    plan_free(plan);
+    bench_task(&task, o, config, o->policy.gbs * o->policy.num_gpu_batches);
+    int status = plan_task(&run, o, checkpoint, &task, err);
+    if (!status) status = bench_run(o, checkpoint, &task, &run, err);
+    run_close(&run);
     for (int i = 0; i < task.count; i++) free(task.prompts[i].ids);
     free(task.prompts);
     return status;
@@ -454,9 +600,11 @@ static int bench_with(Options *o, Checkpoint *checkpoint, Error *err) {
 
 static int bench(Options *o, Error *err) {
     OptConfig config;
-    bool named = opt_config_by_name(&config, o->model) == 0;
     struct stat st;
-    if (!named && stat(o->model, &st)) return fail(err, EXIT_USAGE, "--model %s: neither a directory nor one of %s", o->model, opt_known_names());
+    bool directory = stat(o->model, &st) == 0 && S_ISDIR(st.st_mode),
+         named = !directory && opt_config_by_name(&config, o->model) == 0;
+    if (!directory && !named)
+        return fail(err, EXIT_USAGE, "--model %s: neither a directory nor one of %s", o->model, opt_known_names());
     Checkpoint *checkpoint = named ? checkpoint_dummy(&config, o->sampling.seed) : checkpoint_open(o->model, err);
     int status = checkpoint ? bench_with(o, checkpoint, err) : -1;
     checkpoint_close(checkpoint);
@@ -465,21 +613,45 @@ static int bench(Options *o, Error *err) {
 
 // ---------------------------------------------------------------------------------------------------------------
 
+static const struct {
+    const char *name;
+    int (*run)(Options *, Error *);
+} commands[] = {{"generate", generate}, {"bench", bench}};
+
+/* A closed standard stream would lend its number to the next file opened, and our results would go there. */
+static void open_standard_streams(void) {
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd) exit(EXIT_FAILED);
+}
+
+static int run_command(Options *o, int argc, char **argv, Error *err) {
+    int n = sizeof commands / sizeof commands[0], c = 0;
+    if (!strcmp(argv[1], "help") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return usage(stdout), 0;
+    while (c < n && strcmp(argv[1], commands[c].name)) c++;
+    if (c == n) return fail(err, EXIT_USAGE, "unknown command %.60s; the commands are generate, bench and help", argv[1]);
+    if (parse_flags(o, argv[1][0], argv + 2, argc - 2, err)) return -1;
+    if (o->help) return usage(stdout), 0;
+    return check_options(o, argv[1][0], err) ? -1 : commands[c].run(o, err);
+}
+
 int main(int argc, char **argv) {
     const char *tmp = getenv("TMPDIR");
-    Options o = {.max_tokens = 64, .prompt_len = 512, .gen_len = 32, .device = "host", .offload_dir = tmp ? tmp : "/var/tmp",
-                 .sampling = {.top_p = 1}, .policy = {.schedule = SCHEDULE_ZIGZAG, .overlap = true, .page_tokens = 16}};
-    Error err = {0};
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe is a failed write, said in one line */
-    if (argc < 2) return usage(stderr);
-    const char *command = argv[1];
-    bool is_generate = !strcmp(command, "generate"), is_bench = !strcmp(command, "bench");
-    if (!strcmp(command, "--help") || !strcmp(command, "help")) return usage(stdout), EXIT_OK;
-    int status;
-    if (!is_generate && !is_bench) status = fail(&err, EXIT_USAGE, "unknown command %.60s; the commands are generate and bench", command);
-    else status = parse_flags(&o, is_generate ? 'g' : 'b', argv + 2, argc - 2, &err);
-    if (!status) status = is_generate ? generate(&o, &err) : bench(&o, &err);
-    free(o.prompt), free(o.stop);
+    Options o = {.max_tokens = 64,
+                 .prompt_len = 512,
+                 .gen_len = 32,
+                 .device = "host",
+                 .offload_dir = tmp && *tmp ? tmp : "/var/tmp",
+                 .capacity = {FROM_MACHINE, FROM_MACHINE, FROM_MACHINE},
+                 .sampling = {.top_p = 1},
+                 .policy = {.schedule = SCHEDULE_ZIGZAG, .overlap = true, .page_tokens = 16}};
+    Error err = {0}, unwritten;
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe or a limit on file sizes is a failed write, said in one line */
+    signal(SIGXFSZ, SIG_IGN);
+    open_standard_streams();
+    if (argc < 2) return usage(stderr), EXIT_USAGE;
+    int status = run_command(&o, argc, argv, &err);
+    if (!status && close_output(stdout, "standard", "output", &unwritten)) err = unwritten, status = -1;
+    free(o.prompt.text), free(o.stop.text);
     if (status) fprintf(stderr, "flexgen: %s\n", err.text);
     return status ? err.code : EXIT_OK;
 }

@@ -398,7 +398,7 @@ struct Plan {
     size_t kv[NTIERS], kv_staging[2], act[NTIERS], act_staging[2];
     size_t staging[2], disk_staging[2], x, q, kvrow, o, norm, norm2, ffn, embedded, head_x, head_out, logits;
     size_t cpu_q, cpu_o, cpu_kvrow, gathered, cpu_logits;
-    size_t tables[2], table_bytes;  /* GPU, CPU: the batches' index tables, one after another */
+    size_t tables[2], table_bytes;  /* GPU, CPU: the batches' index tables, two of each, one after another */
     size_t picked[2];               /* GPU, CPU: chosen ids (slots, max_seqs) */
 };
 

@@ -1,8 +1,8 @@
 /* job.c: prompts in, completions out.
  *
- * Prompts are JSON lines or plain lines; completions are JSON lines, written and synced as each sequence ends, so that nothing that was
- * reported as done is lost. A prompt's place in the input is its number in the task, which is all that sampling knows of it.
- * Read next: tokenizer.c. */
+ * Prompts are JSON lines or plain lines; completions are JSON lines, written and synced as each sequence ends, so that
+ * nothing that was reported as done is lost. A prompt's place in the input is its number in the task, which is all that
+ * sampling knows of it. Read next: tokenizer.c. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <math.h>
@@ -15,16 +15,18 @@
 // Prompts
 // ---------------------------------------------------------------------------------------------------------------
 
-int job_add(Job *job, const char *text, size_t len, const char *id, int n, const Tokenizer *tokenizer, const OptConfig *config,
-            const char *where, Error *err) {
+int job_add(Job *job, const char *text, size_t len, const char *id, int n, const Tokenizer *tokenizer,
+            const OptConfig *config, const char *where, Error *err) {
     if (memchr(text, 0, len)) return fail(err, EXIT_FAILED, "%s: a NUL byte in the prompt; remove it", where);
     if (!utf8_valid(text, len)) return fail(err, EXIT_FAILED, "%s: the prompt is not valid UTF-8; convert it", where);
     int32_t *ids;
-    int count = tokenizer_encode(tokenizer, text, len, &ids, err);
-    if (count < 0) return -1;
+    Error inner;
+    int count = tokenizer_encode(tokenizer, text, len, &ids, &inner);
+    if (count < 0) return fail(err, inner.code, "%.400s: %.600s", where, inner.text);
     if (count + 1 > config->max_pos) {
         free(ids);
-        return fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where, count + 1, config->max_pos);
+        return fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where, count + 1,
+                    config->max_pos);
     }
     Task *t = &job->task;
     if (t->count == job->capacity) {
@@ -45,26 +47,44 @@ int job_add(Job *job, const char *text, size_t len, const char *id, int n, const
     return 0;
 }
 
+/* An id as JSON text. Beyond 2^53 a double skips whole numbers, and two ids could become one. */
+static char *id_text(const cJSON *id, int number, const char *where, Error *err) {
+    char text[32];
+    if (cJSON_IsString(id)) return cJSON_PrintUnformatted(id);
+    if (id &&
+        (!cJSON_IsNumber(id) || fabs(id->valuedouble) > 9007199254740992.0 || floor(id->valuedouble) != id->valuedouble)) {
+        fail(err, EXIT_FAILED, "%s: \"id\" is %s; expected a string or a whole number up to 2^53: put it in quotes", where,
+             cJSON_IsNumber(id) ? "another number" : "neither");
+        return NULL;
+    }
+    snprintf(text, sizeof text, "%.0f", id ? id->valuedouble : number);
+    return xstrdup(text);
+}
+
 /* {"id"?, "prompt", "max_tokens"?}; other fields are none of our business. */
 static int add_json(Job *job, const cJSON *line, int number, int n, const Tokenizer *tokenizer, const OptConfig *config,
                     const char *where, Error *err) {
     if (!cJSON_IsObject(line)) return fail(err, EXIT_FAILED, "%s: expected a JSON object {\"prompt\": ...}", where);
-    const cJSON *prompt = cJSON_GetObjectItemCaseSensitive(line, "prompt"), *id = cJSON_GetObjectItemCaseSensitive(line, "id");
+    const cJSON *prompt = cJSON_GetObjectItemCaseSensitive(line, "prompt"),
+                *id = cJSON_GetObjectItemCaseSensitive(line, "id");
     const cJSON *max_tokens = cJSON_GetObjectItemCaseSensitive(line, "max_tokens");
-    if (!cJSON_IsString(prompt)) return fail(err, EXIT_FAILED, "%s: \"prompt\" is %s; expected a string", where, prompt ? "not a string" : "missing");
-    if (id && !cJSON_IsString(id) && !cJSON_IsNumber(id)) return fail(err, EXIT_FAILED, "%s: \"id\" must be a string or a number", where);
+    if (!cJSON_IsString(prompt))
+        return fail(err, EXIT_FAILED, "%s: \"prompt\" is %s; expected a string", where,
+                    prompt ? "not a string" : "missing");
     if (max_tokens && (!cJSON_IsNumber(max_tokens) || max_tokens->valuedouble < 1 || max_tokens->valuedouble > 1e9 ||
                        floor(max_tokens->valuedouble) != max_tokens->valuedouble))
-        return fail(err, EXIT_FAILED, "%s: \"max_tokens\" must be a whole number from 1", where);
+        return fail(err, EXIT_FAILED, "%s: \"max_tokens\" must be a whole number from 1 to 1e9", where);
     if (max_tokens) n = (int)max_tokens->valuedouble;
-    char fallback[16], *printed = id ? cJSON_PrintUnformatted(id) : NULL;
-    snprintf(fallback, sizeof fallback, "%d", number);
-    int status = job_add(job, prompt->valuestring, strlen(prompt->valuestring), printed ? printed : fallback, n, tokenizer, config, where, err);
-    free(printed);
+    char *name = id_text(id, number, where, err);
+    if (!name) return -1;
+    int status = job_add(job, prompt->valuestring, strlen(prompt->valuestring), name, n, tokenizer, config, where, err);
+    free(name);
     return status;
 }
 
-static int by_id(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int by_id(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
 
 /* Two prompts with one id could not be told apart in the output. */
 static int check_ids(const Job *job, const char *path, Error *err) {
@@ -79,8 +99,8 @@ static int check_ids(const Job *job, const char *path, Error *err) {
     return status;
 }
 
-static int read_line(Job *job, const char *line, size_t len, int number, bool json, int n, const char *path, const Tokenizer *tokenizer,
-                     const OptConfig *config, Error *err) {
+static int read_line(Job *job, const char *line, size_t len, int number, bool json, int n, const char *path,
+                     const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
     char where[600], id[16];
     snprintf(where, sizeof where, "%.500s line %d", path, number + 1);
     snprintf(id, sizeof id, "%d", number);
@@ -92,21 +112,27 @@ static int read_line(Job *job, const char *line, size_t len, int number, bool js
     return status;
 }
 
-static char *read_stream(FILE *f, size_t *len) {
+/* All of standard input, with a 0 after it. */
+static char *read_input(size_t *len, Error *err) {
     size_t capacity = 1 << 16, n;
     char *text = xcalloc(capacity, 1);
-    for (*len = 0; (n = fread(text + *len, 1, capacity - *len - 1, f)) > 0;) {
+    errno = 0;
+    for (*len = 0; (n = fread(text + *len, 1, capacity - *len - 1, stdin)) > 0;) {
         *len += n;
         if (capacity - *len < 2) text = xrealloc(text, capacity *= 2, 1);
     }
     text[*len] = 0;
-    return text;
+    if (!ferror(stdin)) return text;
+    fail(err, EXIT_FAILED, "standard input: cannot read: %s; give the prompts as a file or through a pipe",
+         strerror(errno));
+    free(text);
+    return NULL;
 }
 
 int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
     size_t len;
     bool input = strcmp(path, "-") == 0;
-    char *text = input ? read_stream(stdin, &len) : file_read(path, (size_t)1 << 40, &len, err);
+    char *text = input ? read_input(&len, err) : file_read(path, (size_t)1 << 40, &len, err);
     if (!text) return -1;
     if (input) path = "standard input";
     int number = 0, status = 0, json = -1;
@@ -152,7 +178,8 @@ static char *find_stop(const Completions *c, char *text, size_t len) {
     return first;
 }
 
-/* A stop text ends in the newest token, so only the last few, at least a byte each, need to be looked at. */
+/* A stop text ends in the newest token, so only the last few, a byte each or more, are looked at. A text with special
+ * tokens inside, which are no bytes, may be seen only by on_done. */
 static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
     const Completions *c = ctx;
     (void)prompt;
@@ -169,12 +196,18 @@ static void print_string(FILE *out, const char *s, size_t len) {
     putc('"', out);
     for (size_t i = 0; i < len; i++) {
         unsigned char ch = (unsigned char)s[i];
-        if (ch == '"' || ch == '\\') fprintf(out, "\\%c", ch);
-        else if (ch == '\n') fputs("\\n", out);
-        else if (ch == '\t') fputs("\\t", out);
-        else if (ch == '\r') fputs("\\r", out);
-        else if (ch < 0x20 || ch == 0x7F) fprintf(out, "\\u%04x", ch);
-        else putc(ch, out);
+        if (ch == '"' || ch == '\\')
+            fprintf(out, "\\%c", ch);
+        else if (ch == '\n')
+            fputs("\\n", out);
+        else if (ch == '\t')
+            fputs("\\t", out);
+        else if (ch == '\r')
+            fputs("\\r", out);
+        else if (ch < 0x20 || ch == 0x7F)
+            fprintf(out, "\\u%04x", ch);
+        else
+            putc(ch, out);
     }
     putc('"', out);
 }
@@ -195,21 +228,22 @@ static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishRe
     print_string(c->out, text, len);
     fprintf(c->out, ", \"tokens\": [");
     for (int i = 0; i < n; i++) fprintf(c->out, i ? ", %d" : "%d", tokens[i]);
-    fprintf(c->out, "], \"finish_reason\": \"%s\"}\n", reason == FINISH_STOP ? "stop" : "length");
+    fprintf(c->out, "], \"finish_reason\": \"%s\"}\n", reason == FINISH_STOP || stop ? "stop" : "length");
     free(text);
-    if (fflush(c->out) || ferror(c->out) || (fdatasync(fileno(c->out)) && errno != EINVAL && errno != EROFS && errno != ENOTSUP))
-        return fail(err, EXIT_FAILED, "cannot write %s: %s; make room and run again", c->out_name, strerror(errno));
+    if (fflush(c->out) || ferror(c->out) ||
+        (fdatasync(fileno(c->out)) && errno != EINVAL && errno != EROFS && errno != ENOTSUP))
+        return fail(err, EXIT_FAILED, "cannot write %s: %s; make room or write elsewhere", c->out_name, strerror(errno));
     return 0;
 }
 
 static void on_sweep(void *ctx, long sweeps, long tokens) {
     Completions *c = ctx;
     double t = seconds();
-    if (!c->progress || t - c->shown < 0.2) return;
+    if (!c->progress || t - c->shown < 0.2 || !tokens) return;
     double rate = tokens / (t - c->started);
     c->shown = t;
-    fprintf(stderr, "\r%ld sweeps, %ld of at most %ld tokens, %.1f tokens/s, at most %.0f s left\033[K", sweeps, tokens, c->wanted, rate,
-            (c->wanted - tokens) / rate);
+    fprintf(stderr, "\r%ld sweeps, %ld of at most %ld tokens, %.1f tokens/s, at most %.0f s left\033[K", sweeps, tokens,
+            c->wanted, rate, (c->wanted - tokens) / rate);
 }
 
 Listener completions_listener(Completions *c) {

@@ -22,7 +22,7 @@ typedef struct {
     int32_t *tokens;
 } Sequence;
 
-/* A batch's index tables, I32, once on the CPU and mirrored on the GPU in the same layout. */
+/* A batch's index tables, I32, once on the CPU and mirrored on the GPU in the same layout. Even and odd sweeps have tables of their own. */
 typedef struct {
     Tensor all;                                /* the whole block of them */
     Tensor ids, positions, row_seq, row_token; /* (1, rows): token, position + 2; sequence, place in it */
@@ -53,6 +53,7 @@ typedef struct {
     Event act_loaded, act_stored[2];   /* stored on the CPU (STORE), on disk (D_WRITE) */
     Event cache_loaded[2];             /* on the GPU, on the CPU */
     Event *cache_stored[2];            /* [l]: on the CPU (ATTEND), on disk (D_WRITE) */
+    Event tables_read[2][2];           /* the last stores that read the tables of even, of odd sweeps */
     int act_in, act_out, cache_in;     /* layer whose activations were asked for last, stored last; whose cache was asked for */
 } Batch;
 
@@ -404,7 +405,7 @@ static void collect(Run *s, Batch *b) {
 /* Counts rows and their tiers, lays the views over the batch's block of tables. */
 static void lay_out(Run *s, Batch *b, Tables *t, Tier side) {
     const Plan *p = s->plan;
-    size_t at = p->tables[side] + (b - s->batch) * p->table_bytes, rows = p->max_rows * 4, seqs = p->max_seqs * 4;
+    size_t at = p->tables[side] + (2 * (b - s->batch) + s->i % 2) * p->table_bytes, rows = p->max_rows * 4, seqs = p->max_seqs * 4;
     t->all = view(side, I32, at, 1, (int)(p->table_bytes / 4));
     t->ids = view(side, I32, at, 1, b->rows);
     t->positions = view(side, I32, at + rows, 1, b->rows);
@@ -459,8 +460,10 @@ static void fill_tables(Run *s, Batch *b) {
 /* The batch's part in this sweep begins: what the sweep before chose for it is known now, and who has ended is out. */
 static void begin(Run *s, Batch *b) {
     collect(s, b);
-    for (int e = 0; e < 2 && !s->failed; e++) /* the tables may still be read by the last stores of the sweep before */
-        if (s->device->wait(s->device, b->cache_stored[e][s->l - 1], s->err)) s->failed = true;
+    for (int e = 0; e < 2 && !s->failed; e++) { /* stores of the sweep before last, surely done, read the tables that this one writes */
+        if (s->device->wait(s->device, b->tables_read[s->i % 2][e], s->err)) s->failed = true;
+        b->tables_read[(s->i + 1) % 2][e] = b->cache_stored[e][s->l - 1];
+    }
     b->sweep = s->i;
     b->rows = 0;
     b->act_in = b->act_out = b->cache_in = -1;

@@ -380,7 +380,7 @@ static void plan_workspace(Plan *p, bool keep_logits) {
     size_t ints = 4 * (size_t)p->max_rows + 5 * (size_t)p->max_seqs + 1 + 2 * (size_t)p->max_seqs * p->max_pages;
     p->table_bytes = round_up(ints * 4);
     for (int side = 0; side < 2; side++) {
-        p->tables[side] = add_term(p, (Tier)side, p->slots * p->table_bytes, "index tables", batch);
+        p->tables[side] = add_term(p, (Tier)side, 2 * p->slots * p->table_bytes, "index tables", batch);
         p->picked[side] = add_term(p, (Tier)side, (size_t)p->slots * p->max_seqs * 4, "new tokens", batch);
     }
 }

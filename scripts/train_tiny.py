@@ -20,9 +20,9 @@ is what OPT's own tokenizer makes.
 Training can be stopped (SIGTERM, SIGINT) and run again with the same command: it
 goes on from --work/state.pt, which is written atomically every few minutes. The
 learning rate is constant after a short warm-up and falls linearly to zero in the
-last --decay-steps steps. To end earlier or later than --steps planned, write the
-number of steps the decay is to take into the file --work/decay: the decay starts
-at once.
+last --decay-steps steps. To end earlier or later than --steps planned, write into
+the file --work/decay the number of steps that the training shall go on: the rate
+then falls to zero over these steps, from what it is.
 
     python3 scripts/train_tiny.py --eval models/opt-tiny --val held_out.txt
 
@@ -528,7 +528,8 @@ def main():
                               {"params": vectors, "weight_decay": 0.0}],
                              lr=a.adam_lr, betas=(0.9, 0.98), eps=1e-10)
     masks = Masks(a.dropout, dt)
-    step, seen, decay_from, decay_len = 0, 0, a.steps - a.decay_steps, a.decay_steps
+    step, seen = 0, 0
+    decay_from, decay_len, decay_top = a.steps - a.decay_steps, a.decay_steps, 1.0
     state_path, decay_path = f"{a.work}/state.pt", f"{a.work}/decay"
 
     if os.path.exists(state_path):
@@ -538,7 +539,7 @@ def main():
         adam.load_state_dict(s["adam"])
         step, seen = s["step"], s["seen"]
         if s["decaying"]:
-            decay_from, decay_len = s["decay"]
+            decay_from, decay_len, decay_top = s["decay"]
         for src, (q, r, p, n) in zip([main_src] + aux_src, s["data"]):
             src.queue, src.passes, src.tokens = q, p, n
             src.rng.setstate(r)
@@ -548,7 +549,7 @@ def main():
     def save():
         tmp = state_path + ".tmp"
         torch.save({"model": model.state_dict(), "muon": muon.buf, "adam": adam.state_dict(),
-                    "step": step, "seen": seen, "decay": (decay_from, decay_len),
+                    "step": step, "seen": seen, "decay": (decay_from, decay_len, decay_top),
                     "decaying": step >= decay_from,
                     "data": [(x.queue, x.rng.getstate(), x.passes, x.tokens)
                              for x in [main_src] + aux_src],
@@ -577,14 +578,18 @@ def main():
     loss_sum, loss_n, tok_log = 0.0, 0, 0
 
     while step < decay_from + decay_len and not stop:
-        if os.path.exists(decay_path) and step < decay_from:
+        if os.path.exists(decay_path):
             with open(decay_path) as f:
-                decay_from, decay_len = step, int(f.read())
-            log(f"# decay starts at step {step}, {decay_len} steps")
+                n = int(f.read())
+            os.remove(decay_path)
+            if step >= decay_from:       # already falling: go on from here
+                decay_top *= 1 - (step - decay_from) / decay_len
+            decay_from, decay_len = step, n
+            log(f"# decay from x{decay_top:.2f} at step {step}, {n} steps")
         # learning rate and mixture of this step
         scale = min(1.0, (step + 1) / a.warmup)
         if step >= decay_from:
-            scale *= 1 - (step - decay_from) / decay_len
+            scale *= decay_top * (1 - (step - decay_from) / decay_len)
             share = a.aux_share[2]
         else:
             f = step / max(1, decay_from)

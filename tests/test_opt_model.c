@@ -33,6 +33,18 @@ static void the_sizes_have_their_published_parameters(void) {
     CU_ASSERT_DOUBLE_EQUAL(parameters(&config) / 1e9, 175, 1);
 }
 
+static void heads_are_of_the_published_size(void) {
+    static const char *const names[] = {"opt-125m", "opt-350m", "opt-1.3b", "opt-2.7b", "opt-6.7b",
+                                        "opt-13b",  "opt-30b",  "opt-66b",  "opt-175b"};
+    static const int head_dim[] = {64, 64, 64, 80, 128, 128, 128, 128, 128};
+    OptConfig config;
+    for (int i = 0; i < 9; i++) {
+        CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&config, names[i]), 0);
+        CU_ASSERT(config.h1 % config.nh == 0 && config.h1 / config.nh == head_dim[i] && config.h2 == 4 * config.h1);
+        CU_ASSERT(config.vocab == 50272 && config.max_pos == 2048 && config.eos == 2);
+    }
+}
+
 static void only_published_names_are_known(void) {
     static const char *const bad[] = {
         "", "opt", "opt-125", "opt-125m ", "OPT-125M", "facebook/", "facebook/facebook/opt-125m", "meta/opt-125m"};
@@ -158,6 +170,7 @@ static void a_dummy_tells_tokens_apart_in_the_deepest_models(void) {
 
 CU_TestInfo tests_opt_model[] = {
     {"the sizes have their published parameters", the_sizes_have_their_published_parameters},
+    {"heads are of the published size", heads_are_of_the_published_size},
     {"only published names are known", only_published_names_are_known},
     {"opt-350m is the odd one", opt_350m_is_the_odd_one},
     {"the plain forward meets Hugging Face", the_plain_forward_meets_hugging_face},
