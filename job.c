@@ -52,8 +52,8 @@ static char *id_text(const cJSON *id, int number, const char *where, Error *err)
     char text[32];
     if (cJSON_IsString(id)) return cJSON_PrintUnformatted(id);
     if (id &&
-        (!cJSON_IsNumber(id) || fabs(id->valuedouble) > 9007199254740992.0 || floor(id->valuedouble) != id->valuedouble)) {
-        fail(err, EXIT_FAILED, "%s: \"id\" is %s; expected a string or a whole number up to 2^53: put it in quotes", where,
+        (!cJSON_IsNumber(id) || fabs(id->valuedouble) >= 9007199254740992.0 || floor(id->valuedouble) != id->valuedouble)) {
+        fail(err, EXIT_FAILED, "%s: \"id\" is %s; expected a string or a whole number below 2^53: put it in quotes", where,
              cJSON_IsNumber(id) ? "another number" : "neither");
         return NULL;
     }

@@ -1,0 +1,91 @@
+#!/bin/sh
+# bench.sh BUILD: what this machine can do, then what flexgen does beside it, all from one run of about two minutes.
+#
+#   machine   multiply-adds and a plain read of memory on all threads, memcpy on one, direct transfers of the disk
+#   kernels   BUILD/bench_host: linear beside OpenBLAS (if there) and the multiply-adds, attention beside the plain read
+#   runs      flexgen bench on opt-125m: compute beside linear, the disk tier beside a direct read, overlap on beside off and
+#             beside the busiest channel (no schedule can be faster than that)
+#
+# The disk is the one under $TMPDIR, or /var/tmp, where the offload file is. A machine that does other work at
+# the same time moves results and bounds alike, but not equally: run it on an idle one. `make bench` calls this.
+set -e
+build=${1:-build}
+dir=${TMPDIR:-/var/tmp}
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+trap 'exit 1' INT TERM
+
+"$build/bench_machine" "$dir" >"$tmp/machine"
+"$build/bench_host" >"$tmp/host"
+fma=$(awk '$1 == "multiply_add" { print $2 }' "$tmp/machine")
+read=$(sed -n 's/.*plain read *\([0-9.]*\).*/\1/p' "$tmp/host" | head -1)
+linear=$(awk '/^linear 2048/ { for (f = 2; f <= NF; f++) if ($f == "GFLOP/s") { print $(f - 1); exit } }' "$tmp/host")
+few=$(awk '/^linear *16 / { for (f = 2; f <= NF; f++) if ($f == "GFLOP/s") { print $(f - 1); exit } }' "$tmp/host")
+
+echo "machine ($(awk '$1 == "threads" { print $2 }' "$tmp/machine") threads, $(uname -m), disk at $dir)"
+awk -v read="$read" '
+    { v[$1] = $2 }
+    END {
+        printf "  multiply-adds, all threads   %8.1f GFLOP/s\n", v["multiply_add"]
+        printf "  plain read, all threads      %8.1f GB/s\n", read
+        printf "  memcpy, one thread           %8.1f GB/s\n", v["memcpy"]
+        if (v["direct_read"] == 0) print "  direct transfers             this disk takes none"
+        else printf "  direct read of 16 MB         %8.2f GB/s (4 at a time %.2f), write %.2f\n", v["direct_read"], v["direct_read_4"], v["direct_write"]
+    }' "$tmp/machine"
+
+echo "kernels"
+awk -v fma="$fma" '
+    /^linear/ { for (f = 2; f <= NF; f++) if ($f == "GFLOP/s") { rate = $(f - 1); break }
+                printf "  %s   multiply-adds %.0f%%\n", $0, 100 * rate / fma; next }
+    /^attend|^prefill|threads/ { print "  " $0 }' "$tmp/host" # the others have no bound
+
+# run NAME FLAGS...: one run of opt-125m with random weights, as NAME.json
+run() {
+    name=$1
+    shift
+    "$build/flexgen" bench --model opt-125m --offload-dir "$dir" --json "$tmp/$name.json" "$@" >"$tmp/log" 2>&1 || { cat "$tmp/log" >&2; exit 1; }
+}
+# get NAME KEY: a number of the run; CHANNEL.moved_bytes and CHANNEL.busy_s for a channel's
+get() {
+    awk -v want="$2" '
+        { key = $1; gsub(/[":]/, "", key); value = $2; sub(/,$/, "", value) }
+        value == "{" { object = key "."; next }
+        /^\t\t\t/ { key = object key }
+        key == want { print value; exit }' "$tmp/$1.json"
+}
+median() { printf '%s\n' "$@" | sort -g | sed -n "$((($# + 1) / 2))p"; }
+
+echo "runs (opt-125m, random weights)"
+memory="--gpu-batch-size 16 --num-gpu-batches 1 --prompt-len 128 --gen-len 32 --percent 100 0 100 0 100 0"
+run memory $memory
+awk -v pre="$(get memory prefill_s)" -v dec="$(get memory decode_s)" -v linear="$linear" -v few="$few" 'BEGIN {
+    layer = 2 * (4 * 768 * 768 + 2 * 768 * 3072) * 12; head = 2 * 50272 * 768 # FLOP a token, attention left out
+    p = 16 * (128 * layer + head) / pre / 1e9; d = 16 * 31 * (layer + head) / dec / 1e9
+    printf "  all in memory, 16 x 128 + 32: prefill %6.1f GFLOP/s, linear 2048 rows %6.1f (%.0f%%)\n", p, linear, 100 * p / linear
+    printf "                                decode  %6.1f GFLOP/s, linear   16 rows %6.1f (%.0f%%)\n", d, few, 100 * d / few
+}'
+
+run disk --gpu-batch-size 4 --num-gpu-batches 1 --prompt-len 32 --gen-len 24 --percent 0 0 100 0 100 0
+awk -v moved="$(get disk dtoc.moved_bytes)" -v busy="$(get disk dtoc.busy_s)" -v wall="$(get disk total_s)" \
+    -v one="$(awk '$1 == "direct_read" { print $2 }' "$tmp/machine")" 'BEGIN {
+    rate = moved / busy / 1e9
+    printf "  weights on disk, 4 x 32 + 24: dtoc %.2f GB/s, direct read ", rate
+    if (one > 0) printf "%.2f (%.0f%%)", one, 100 * rate / one; else printf "not possible here"
+    printf "; wall %.2f s, reading %.2f s (%.0f%% of it)\n", wall, busy, 100 * busy / wall
+}'
+
+# Weights on disk, cache on the CPU tier, two batches: reading and computing take about as long as each other. Short prompts, because
+# the prefill has another busiest channel than the rest.
+mixed="--gpu-batch-size 32 --num-gpu-batches 2 --prompt-len 4 --gen-len 24 --percent 0 0 0 100 100 0"
+on= off=
+for r in 1 2 3; do
+    run on$r $mixed
+    run off $mixed --no-overlap
+    on="$on $(get on$r total_s)" off="$off $(get off total_s)"
+done
+middle=$(median $on)
+for r in 1 2 3; do [ "$(get on$r total_s)" = "$middle" ] && pick=on$r; done
+for c in ctog gtoc dtoc ctod gpu cpu; do echo "$c $(get $pick $c.busy_s)"; done | sort -k2 -g | tail -1 >"$tmp/busiest"
+awk -v on="$middle" -v off="$(median $off)" '{
+    printf "  disk and CPU tiers, 2 x 32 x 4 + 24: overlap %.2f s, no overlap %.2f s (%.2fx), busiest channel %s %.2f s (%.0f%% of the wall)\n",
+           on, off, off / on, $1, $2, 100 * $2 / on }' "$tmp/busiest"

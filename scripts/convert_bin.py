@@ -1,0 +1,336 @@
+#!/usr/bin/env python3
+"""Convert a model's pytorch_model.bin to model.safetensors, without torch.
+
+    python3 scripts/convert_bin.py DIR
+
+DIR holds pytorch_model.bin, or its shards and pytorch_model.bin.index.json. The result is written beside them:
+model.safetensors, or as many shards and model.safetensors.index.json. Nothing that exists is overwritten, and a file has its final
+name only when it is complete. Values and types stay as they are.
+
+A .bin file is what torch.save writes: a zip of a pickle, which describes the tensors, and one uncompressed file for each
+storage. A pickle is a program that may call anything, so the one here may only call what describing tensors takes;
+everything else is refused. Tensors are copied piece by piece: memory does not grow with the model.
+
+Needs only Python's standard library, 3.8 or later.
+"""
+import argparse
+import collections
+import errno
+import io
+import json
+import math
+import os
+import pickle
+import struct
+import sys
+import zipfile
+import zlib
+
+PIECE = 1 << 20          # bytes copied at a time
+MAX_PICKLE = 64 << 20    # the description of a model's tensors is far smaller
+MAX_STRIDED = 256 << 20  # a tensor that must be reordered is read whole
+
+# torch's storage classes: (safetensors dtype, bytes of an element, memoryview format)
+STORAGES = {
+    "FloatStorage": ("F32", 4, "I"), "HalfStorage": ("F16", 2, "H"), "BFloat16Storage": ("BF16", 2, "H"),
+    "DoubleStorage": ("F64", 8, "Q"), "LongStorage": ("I64", 8, "Q"), "IntStorage": ("I32", 4, "I"),
+    "ShortStorage": ("I16", 2, "H"), "CharStorage": ("I8", 1, "B"), "ByteStorage": ("U8", 1, "B"), "BoolStorage": ("BOOL", 1, "B"),
+}
+
+
+class Fault(Exception):
+    """Something wrong outside this program: one line for a person."""
+
+
+# ------------------------------------------------------------------ the pickle
+
+Storage = collections.namedtuple("Storage", "kind key numel")
+Tensor = collections.namedtuple("Tensor", "storage offset size stride")
+
+
+def is_count(x):
+    return type(x) is int and x >= 0
+
+
+def is_counts(x):
+    return type(x) is tuple and all(is_count(n) for n in x)
+
+
+class RebuildTensor:
+    """torch._utils._rebuild_tensor_v2. No attributes: a pickle may try to set some."""
+    __slots__ = ()
+
+    def __call__(self, storage, offset, size, stride, *_):
+        if type(storage) is not Storage or not is_count(offset) or not is_counts(size) or not is_counts(stride) \
+                or len(size) != len(stride):
+            raise Fault("a tensor is described by something else than a storage, an offset, a size and strides")
+        return Tensor(storage, offset, size, stride)
+
+
+class RebuildParameter:
+    """torch._utils._rebuild_parameter."""
+    __slots__ = ()
+
+    def __call__(self, data, *_):
+        return data
+
+
+class RebuildDict:
+    """collections.OrderedDict."""
+    __slots__ = ()
+
+    def __call__(self, items=()):
+        return StateDict(items)
+
+
+class StateDict(dict):
+    """What torch saves keeps its _metadata as an attribute; we do not need it."""
+    __slots__ = ()
+
+    def __setstate__(self, state):
+        pass
+
+
+GLOBALS = {
+    ("collections", "OrderedDict"): RebuildDict(),
+    ("torch._utils", "_rebuild_tensor_v2"): RebuildTensor(),
+    ("torch._utils", "_rebuild_parameter"): RebuildParameter(),
+    **{("torch", name): name for name in STORAGES},
+}
+
+
+class Unpickler(pickle._Unpickler):  # the one in Python: its memory is bounded by the file, the one in C trusts indices
+    def find_class(self, module, name):
+        if (module, name) not in GLOBALS:
+            raise Fault(f"the pickle asks for {module}.{name}, which no model's tensors need: it is damaged or hostile")
+        return GLOBALS[module, name]
+
+    def get_extension(self, code):
+        raise Fault("the pickle asks for an extension, which no model's tensors need: it is damaged or hostile")
+
+    def persistent_load(self, pid):
+        if type(pid) is not tuple or len(pid) < 5 or pid[0] != "storage" or type(pid[1]) is not str or pid[1] not in STORAGES \
+                or type(pid[2]) is not str or not is_count(pid[4]):
+            raise Fault("the pickle refers to something that is not a storage of a known type")
+        return Storage(pid[1], pid[2], pid[4])
+
+
+def unpickle(data):
+    try:
+        state = Unpickler(io.BytesIO(data)).load()
+    except Fault:
+        raise
+    except Exception as e:  # damaged pickles raise nearly anything
+        raise Fault(f"data.pkl cannot be read ({type(e).__name__}); is the download complete?") from None
+    if not isinstance(state, dict) or not state:
+        raise Fault("holds no dictionary of tensors; expected the weights of a model, as torch.save(model.state_dict()) writes them")
+    for name, tensor in state.items():
+        if type(name) is not str or type(tensor) is not Tensor:
+            raise Fault(f"entry {str(name)[:100]!r} is not a tensor; expected the weights of a model and nothing else")
+    return state
+
+
+# ------------------------------------------------------------------ the zip
+
+class Archive:
+    """A torch.save file: its tensors by name, and their bytes."""
+
+    def __init__(self, path):
+        self.path = path
+        self.file = open(path, "rb")
+        try:
+            self.zip = zipfile.ZipFile(self.file)
+        except zipfile.BadZipFile:
+            raise Fault("is no zip file; expected the format that torch.save has written since torch 1.6; "
+                        "an older file must be loaded and saved again with torch; or is the download incomplete?") from None
+        pickles = [n for n in self.zip.namelist() if n.endswith("/data.pkl") and n.count("/") == 1]
+        if len(pickles) != 1:
+            raise Fault("holds no data.pkl; expected a file written by torch.save")
+        self.root = pickles[0][:-len("data.pkl")]
+        if self.root + "byteorder" in self.zip.namelist() and self.zip.read(self.root + "byteorder") != b"little":
+            raise Fault("was written on a big-endian machine; expected little-endian numbers")
+        if self.zip.getinfo(pickles[0]).file_size > MAX_PICKLE:
+            raise Fault("has a data.pkl of more than 64 MB; expected a description of tensors only")
+        self.tensors = unpickle(self.zip.read(pickles[0]))
+
+    def place(self, name):
+        """(first byte in the file, bytes of a storage element) of a tensor, after checking that it is all there."""
+        tensor = self.tensors[name]
+        width = STORAGES[tensor.storage.kind][1]
+        try:
+            info = self.zip.getinfo(f"{self.root}data/{tensor.storage.key}")
+        except KeyError:
+            raise Fault(f"tensor {name}: its storage {tensor.storage.key!r} is not in the file; is the download complete?") from None
+        last = tensor.offset + sum((n - 1) * s for n, s in zip(tensor.size, tensor.stride))
+        if 0 not in tensor.size and (last >= tensor.storage.numel or (last + 1) * width > info.file_size):
+            raise Fault(f"tensor {name}: reaches element {last} of a storage of {info.file_size // width}")
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise Fault(f"tensor {name}: its storage is compressed; torch.save never does that")
+        self.file.seek(info.header_offset)
+        header = self.file.read(30)
+        if len(header) != 30 or header[:4] != b"PK\3\4":
+            raise Fault(f"tensor {name}: its storage has no zip header; is the download complete?")
+        names, extra = struct.unpack("<2H", header[26:])
+        return info.header_offset + 30 + names + extra + tensor.offset * width, width
+
+    def pieces(self, name):
+        """The bytes of a tensor in row-major order."""
+        tensor = self.tensors[name]
+        start, width = self.place(name)
+        count = math.prod(tensor.size)
+        if count == 0:
+            return
+        if contiguous(tensor):
+            crc = 0
+            for piece in self.read(start, count * width):
+                crc = zlib.crc32(piece, crc)
+                yield piece
+            info = self.zip.getinfo(f"{self.root}data/{tensor.storage.key}")
+            if count * width == info.file_size and crc != info.CRC:
+                raise Fault(f"tensor {name}: its checksum is wrong; download the file again")
+        else:
+            span = 1 + sum((n - 1) * s for n, s in zip(tensor.size, tensor.stride))
+            if max(span, count) * width > MAX_STRIDED:
+                raise Fault(f"tensor {name}: is not contiguous and has more than 256 MB; save it again with torch after .contiguous()")
+            data = memoryview(b"".join(self.read(start, span * width))).cast(STORAGES[tensor.storage.kind][2])
+            yield from strided(data, 0, tensor.size, tensor.stride)
+
+    def read(self, start, size):
+        self.file.seek(start)
+        while size > 0:
+            piece = self.file.read(min(size, PIECE))
+            if not piece:
+                raise Fault("ends inside a tensor; is the download complete?")
+            size -= len(piece)
+            yield piece
+
+
+def contiguous(tensor):
+    expected = 1
+    for n, stride in zip(reversed(tensor.size), reversed(tensor.stride)):
+        if n > 1 and stride != expected:
+            return False
+        expected *= n
+    return True
+
+
+def strided(data, at, size, stride):
+    """The elements of a view, row by row."""
+    if not size:
+        yield data[at:at + 1].tobytes()
+    elif len(size) > 1:
+        for i in range(size[0]):
+            yield from strided(data, at + i * stride[0], size[1:], stride[1:])
+    elif stride[0] == 0:
+        yield data[at:at + 1].tobytes() * size[0]
+    else:
+        yield data[at:at + (size[0] - 1) * stride[0] + 1:stride[0]].tobytes()
+
+
+# ------------------------------------------------------------------ safetensors
+
+def drop_tied_head(tensors):
+    """An lm_head that is the token table itself is left out: that is how a tied model is written."""
+    tables = [t for n, t in tensors.items() if n.endswith("decoder.embed_tokens.weight")]
+    return {n: t for n, t in tensors.items() if n != "lm_head.weight" or t not in tables}
+
+
+def write_new(path, pieces):
+    """Writes a file under a temporary name, which it loses when all is on the disk."""
+    temporary = f"{path}.tmp{os.getpid()}"
+    try:
+        with open(temporary, "xb") as f:
+            for piece in pieces:
+                f.write(piece)
+            f.flush()
+            os.fsync(f.fileno())
+        os.rename(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+
+
+def safetensors(archive, tensors):
+    """The bytes of a safetensors file."""
+    order = sorted(tensors, key=lambda name: -STORAGES[tensors[name].storage.kind][1])  # so that all are aligned
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name in order:
+        dtype, width, _ = STORAGES[tensors[name].storage.kind]
+        archive.place(name)
+        size = math.prod(tensors[name].size) * width
+        header[name] = {"dtype": dtype, "shape": tensors[name].size, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text)) + text
+    for name in order:
+        yield from archive.pieces(name)
+
+
+def convert_file(source, target):
+    """Converts one file; returns the names of its tensors and their bytes."""
+    try:
+        archive = Archive(source)
+        with archive.file:
+            tensors = drop_tied_head(archive.tensors)
+            write_new(target, safetensors(archive, tensors))
+    except Fault as fault:
+        raise Fault(f"{source}: {fault}") from None
+    except Exception as e:  # a damaged zip, too, raises nearly anything; a full disk and the like are not the file's fault
+        if isinstance(e, OSError) and e.errno != errno.EINVAL:
+            raise
+        raise Fault(f"{source}: is damaged ({e}); is the download complete?") from None
+    print(f"{target}: {len(tensors)} tensors, {os.path.getsize(target)} bytes", file=sys.stderr)
+    return tensors, sum(math.prod(t.size) * STORAGES[t.storage.kind][1] for t in tensors.values())
+
+
+def shard_names(path):
+    """{name.bin: name.safetensors} of an index."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            names = sorted(set(json.load(f)["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise Fault(f"{path}: has no weight_map from tensor names to file names; is the download complete?") from None
+    for name in names:
+        if type(name) is not str or os.path.basename(name) != name or not name.endswith(".bin"):
+            raise Fault(f"{path}: weight_map names {name!r}; expected .bin files in the same directory")
+    return {name: (name[:-4].replace("pytorch_model", "model", 1)) + ".safetensors" for name in names}
+
+
+def convert(directory):
+    single, index = (os.path.join(directory, n) for n in ("model.safetensors", "model.safetensors.index.json"))
+    binary = os.path.join(directory, "pytorch_model.bin")
+    for path in (single, index):
+        if os.path.lexists(path):
+            raise Fault(f"{path}: is already there; remove it to convert again")
+    if os.path.exists(binary):
+        convert_file(binary, single)
+    elif os.path.exists(binary + ".index.json"):
+        weight_map, total = {}, 0
+        for name, target in shard_names(binary + ".index.json").items():
+            tensors, size = convert_file(os.path.join(directory, name), os.path.join(directory, target))
+            weight_map.update(dict.fromkeys(tensors, target))
+            total += size
+        # the index comes last: without it, shards are no model
+        write_new(index, [json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1).encode()])
+    else:
+        raise Fault(f"{directory}: has neither pytorch_model.bin nor pytorch_model.bin.index.json; expected the directory of a model")
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Convert a model's pytorch_model.bin to model.safetensors, without torch.")
+    parser.add_argument("directory", metavar="DIR", help="the directory of the model")
+    try:
+        convert(parser.parse_args().directory)
+    except Fault as fault:
+        sys.exit(f"convert_bin.py: {fault}")
+    except OSError as e:
+        sys.exit(f"convert_bin.py: {e.filename or 'output'}: {e.strerror}")
+    except MemoryError:
+        sys.exit("convert_bin.py: out of memory: the file is damaged or hostile")
+    except KeyboardInterrupt:
+        sys.exit("convert_bin.py: interrupted; nothing incomplete is left")
+
+
+if __name__ == "__main__":
+    main()

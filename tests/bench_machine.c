@@ -1,0 +1,145 @@
+/* bench_machine.c: what this machine can do at best, for scripts/bench.sh to put beside what flexgen does: multiply-adds on all
+ * threads, memcpy on one, and direct (O_DIRECT) transfers of the disk under DIR. One "name value" a line, in units of 1e9 a
+ * second; a disk that takes no direct transfers gives 0. Medians.
+ *
+ *     bench_machine DIR [MEGABYTES]     the size of the file that is written and read (512), removed at the end */
+#include <errno.h>
+#include <fcntl.h>
+#include <time.h>
+#include <unistd.h>
+#if defined __FMA__
+#include <immintrin.h>
+#endif
+
+#include "../flexgen.h"
+
+enum { RUNS = 5, PIECE = 16 << 20, READERS = 4 };
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+static int compare(const void *a, const void *b) {
+    return *(const double *)a < *(const double *)b ? -1 : 1;
+}
+
+static double median(double *rates) {
+    qsort(rates, RUNS, sizeof *rates, compare);
+    return rates[RUNS / 2];
+}
+
+#if defined __AVX512F__
+typedef __m512 V;
+static inline V multiply_add(V a, V b, V c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+#elif defined __FMA__
+typedef __m256 V;
+static inline V multiply_add(V a, V b, V c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+#else
+typedef float V __attribute__((vector_size(16)));
+static inline V multiply_add(V a, V b, V c) {
+    return a * b + c;
+}
+#endif
+enum { VL = sizeof(V) / 4 };
+
+/* Chains of multiply-adds that need no memory: enough of them that none waits for its own last result. */
+static float multiply_adds(long times) {
+    enum { CHAINS = 12 };
+    V a[CHAINS], x = (V){0} + 0.999f, y = (V){0} + 1e-3f;
+    float sum = 0;
+    for (int c = 0; c < CHAINS; c++) a[c] = (V){0} + (float)c;
+    for (long t = 0; t < times; t++)
+        for (int c = 0; c < CHAINS; c++) a[c] = multiply_add(a[c], x, y);
+    for (int c = 0; c < CHAINS; c++) sum += a[c][0];
+    return sum;
+}
+
+static double flop_rate(int threads) {
+    const long times = 10 << 20;
+    double rates[RUNS];
+    float sum = 0;
+    for (int r = 0; r < RUNS; r++) {
+        double begin = now();
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) reduction(+ : sum) schedule(static, 1)
+#endif
+        for (int t = 0; t < threads; t++) sum += multiply_adds(times);
+        rates[r] = 2.0 * 12 * VL * times * threads / (now() - begin);
+    }
+    if (sum == 1) printf(" "); /* keeps the loop */
+    return median(rates);
+}
+
+/* Bytes copied a second: each is read once and written once. */
+static double copy_rate(void) {
+    size_t n = (size_t)256 << 20;
+    uint8_t *a = xcalloc(n, 1), *b = xcalloc(n, 1);
+    double rates[RUNS];
+    memset(a, 1, n), memset(b, 1, n);
+    for (int r = 0; r < RUNS; r++) {
+        double begin = now();
+        memcpy(r & 1 ? a : b, r & 1 ? b : a, n);
+        rates[r] = n / (now() - begin);
+    }
+    free(a), free(b);
+    return median(rates);
+}
+
+/* The whole file once, in pieces, with `readers` of them under way at a time; negative when it failed. */
+static double transfer_rate(int fd, uint8_t *memory, int pieces, bool write, int readers) {
+    int bad = 0;
+    double begin = now();
+    (void)readers;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(readers) reduction(+ : bad) schedule(static, 1)
+#endif
+    for (int p = 0; p < pieces; p++) {
+        uint8_t *at = memory + (size_t)(p % READERS) * PIECE;
+        ssize_t n = write ? pwrite(fd, at, PIECE, (off_t)p * PIECE) : pread(fd, at, PIECE, (off_t)p * PIECE);
+        bad += n != PIECE;
+    }
+    if (write) bad += fdatasync(fd) != 0;
+    return bad ? -1 : (double)pieces * PIECE / (now() - begin);
+}
+
+static int disk_rates(const char *dir, int megabytes) {
+    char path[4096];
+    void *memory;
+    int pieces = megabytes / 16;
+    double writes[RUNS], one[RUNS], many[RUNS];
+    snprintf(path, sizeof path, "%s/flexgen-bench-XXXXXX", dir);
+    int fd = mkstemp(path);
+    if (fd < 0) return fprintf(stderr, "bench_machine: %s: %s\n", path, strerror(errno)), 1;
+    unlink(path);
+    CHECK(posix_memalign(&memory, 4096, (size_t)READERS * PIECE) == 0);
+    memset(memory, 1, (size_t)READERS * PIECE);
+    bool direct = fcntl(fd, F_SETFL, O_DIRECT) == 0, ok = direct;
+    for (int r = 0; r < RUNS && ok; r++) {
+        writes[r] = transfer_rate(fd, memory, pieces, true, 1);
+        one[r] = transfer_rate(fd, memory, pieces, false, 1);
+        many[r] = transfer_rate(fd, memory, pieces, false, READERS);
+        ok = writes[r] > 0 && one[r] > 0 && many[r] > 0;
+    }
+    if (direct && !ok) fprintf(stderr, "bench_machine: %s: %s; is the disk full?\n", dir, strerror(errno));
+    printf("direct_write %.3f\n", ok ? median(writes) / 1e9 : 0);
+    printf("direct_read %.3f\n", ok ? median(one) / 1e9 : 0);
+    printf("direct_read_%d %.3f\n", READERS, ok ? median(many) / 1e9 : 0);
+    free(memory);
+    close(fd);
+    return direct && !ok;
+}
+
+int main(int argc, char **argv) {
+    int megabytes = argc > 2 ? atoi(argv[2]) : 512, threads = host_set_threads(0);
+    if (argc < 2 || megabytes < 16) return fprintf(stderr, "usage: bench_machine DIR [MEGABYTES]\n"), 2;
+    printf("threads %d\n", threads);
+    printf("multiply_add %.1f\n", flop_rate(threads) / 1e9);
+    printf("memcpy %.2f\n", copy_rate() / 1e9);
+    return disk_rates(argv[1], megabytes);
+}

@@ -1,0 +1,897 @@
+/* test_cli.c: the program as its users meet it: exit status, standard output, one line on standard error, files left
+ * behind.
+ *
+ * Runs the built ./flexgen, or the one that FLEXGEN_BIN names. Hostile checkpoints are mutations of a small good one that
+ * is made here: a text of one of its files is replaced by another, and a table says what the message must name. */
+#include <cjson/cJSON.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests.h"
+
+#define MODEL "models/opt-tiny"
+#define PIECES "tests/golden/tokenizer"
+#define SHARDED "tests/golden/opt-pre"
+enum { MAX_BYTES = 1 << 28, TIMEOUT = 60 };
+
+// ---------------------------------------------------------------------------------------------------------------
+// Running the program
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    int status;      /* exit status, or 1000 + the signal that ended it */
+    char *out, *err; /* what it wrote */
+    size_t out_len, err_len;
+} Result;
+
+/* What the next run gets; all zero again behind it. */
+static struct {
+    const char *input, *output; /* files for standard input and output; without: nothing, and captured */
+    rlim_t file_limit;          /* bytes of the largest file that it may write */
+} with;
+
+static char offload[300], capture[300]; /* directories: where runs may leave nothing; where their output goes */
+
+static char *path_in(const char *dir, const char *name) {
+    static char path[4][700];
+    static int next;
+    next = (next + 1) % 4;
+    snprintf(path[next], sizeof path[next], "%s/%s", dir, name);
+    return path[next];
+}
+
+static char *contents(const char *path, size_t *len) {
+    Error err;
+    char *text = file_read(path, MAX_BYTES, len, &err);
+    if (!text) CU_FAIL_FATAL(err.text);
+    return text;
+}
+
+static int count_files(const char *dir) {
+    int n = -2; /* . and .. */
+    DIR *d = opendir(dir);
+    CHECK(d);
+    while (readdir(d)) n++;
+    closedir(d);
+    return n;
+}
+
+static void open_directories(void) {
+    if (offload[0]) return;
+    snprintf(offload, sizeof offload, "%s", temp_dir());
+    snprintf(capture, sizeof capture, "%s", temp_dir());
+    setenv("TMPDIR", offload, 1); /* the default --offload-dir */
+    setenv("OMP_WAIT_POLICY", "passive", 1);
+}
+
+static void redirect(int fd, const char *path, int flags) {
+    int opened = open(path, flags, 0644);
+    CHECK(opened >= 0 && dup2(opened, fd) == fd);
+    close(opened);
+}
+
+/* Starts the program with the arguments up to NULL, its output going to files. */
+static pid_t start(const char *const *args) {
+    const char *bin = getenv("FLEXGEN_BIN"), *argv[64] = {bin ? bin : "./flexgen"};
+    int n = 1;
+    while (args[n - 1]) argv[n] = args[n - 1], n++;
+    open_directories();
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid) return pid;
+    redirect(0, with.input ? with.input : "/dev/null", O_RDONLY);
+    redirect(1, with.output ? with.output : path_in(capture, "out"), O_WRONLY | O_CREAT | O_TRUNC);
+    redirect(2, path_in(capture, "err"), O_WRONLY | O_CREAT | O_TRUNC);
+    if (with.file_limit && setrlimit(RLIMIT_FSIZE, &(struct rlimit){with.file_limit, with.file_limit})) _exit(126);
+    alarm(TIMEOUT);
+    execv(argv[0], (char *const *)argv);
+    _exit(127);
+}
+
+static Result finish(pid_t pid) {
+    Result r;
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+    if (with.output)
+        r.out = xstrdup(""), r.out_len = 0;
+    else
+        r.out = contents(path_in(capture, "out"), &r.out_len);
+    r.err = contents(path_in(capture, "err"), &r.err_len);
+    memset(&with, 0, sizeof with);
+    CU_ASSERT_EQUAL(count_files(offload), 0); /* whatever happened, nothing stays behind */
+    return r;
+}
+
+static void result_free(Result *r) {
+    free(r->out), free(r->err);
+}
+
+static Result run(const char *const *args) {
+    return finish(start(args));
+}
+#define RUN(...) run((const char *const[]){__VA_ARGS__, NULL})
+#define START(...) start((const char *const[]){__VA_ARGS__, NULL})
+
+static bool contains_all(const char *text, const char *const *words) {
+    for (; *words; words++)
+        if (!strstr(text, *words)) return fprintf(stderr, "\n    no \"%s\" in: %s\n", *words, text), false;
+    return true;
+}
+
+/* The run failed with that status, wrote no result, and said why in exactly one line that has the words. */
+static void assert_refused(Result r, int status, const char *const *words) {
+    if (r.status != status || r.out_len)
+        fprintf(stderr, "\n    status %d, %zu bytes out: %s\n", r.status, r.out_len, r.err);
+    CU_ASSERT_EQUAL(r.status, status);
+    CU_ASSERT_EQUAL(r.out_len, 0);
+    CU_ASSERT(!strncmp(r.err, "flexgen: ", 9));
+    char *end = strchr(r.err, '\n');
+    CU_ASSERT(end && end == r.err + r.err_len - 1);
+    CU_ASSERT(contains_all(r.err, words));
+    result_free(&r);
+}
+#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+static void assert_done(const Result *r) {
+    if (r->status) fprintf(stderr, "\n    status %d: %s\n", r->status, r->err);
+    CU_ASSERT_EQUAL_FATAL(r->status, 0);
+    CU_ASSERT_PTR_NULL(strstr(r->err, "flexgen: "));
+}
+
+/* The n-th line of a run's completions as JSON; with its fields checked. */
+static cJSON *completion(const char *text, int n) {
+    static const char *const names[] = {"id", "prompt", "completion", "tokens", "finish_reason"};
+    Error err;
+    while (text && n--) text = (text = strchr(text, '\n')) ? text + 1 : NULL;
+    const char *end = text ? strchr(text, '\n') : NULL;
+    CU_ASSERT_PTR_NOT_NULL_FATAL(end);
+    cJSON *line = json_parse(text, (size_t)(end - text), "a completion", &err);
+    if (!line) CU_FAIL_FATAL(err.text);
+    CU_ASSERT_EQUAL(cJSON_GetArraySize(line), 5);
+    for (int i = 0; i < 5; i++) CU_ASSERT(cJSON_HasObjectItem(line, names[i]));
+    return line;
+}
+
+static int count_lines(const char *text) {
+    int n = 0;
+    for (; *text; text++) n += *text == '\n';
+    return n;
+}
+
+static int compare_lines(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Sequences may finish in another order: the same text with its lines sorted. */
+static char *sorted(const char *text) {
+    char *copy = xstrdup(text), *lines[100], *out = xcalloc(strlen(text) + 2, 1);
+    int n = 0;
+    for (char *line = strtok(copy, "\n"); line && n < 100; line = strtok(NULL, "\n")) lines[n++] = line;
+    qsort(lines, (size_t)n, sizeof *lines, compare_lines);
+    for (int i = 0; i < n; i++) strcat(strcat(out, lines[i]), "\n");
+    free(copy);
+    return out;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// A small checkpoint to spoil
+// ---------------------------------------------------------------------------------------------------------------
+
+static const char small_config[] =
+    "{\"model_type\": \"opt\", \"num_hidden_layers\": 2, \"hidden_size\": 32, \"ffn_dim\": 64, \"num_attention_heads\": 4, "
+    "\"vocab_size\": 1024, \"max_position_embeddings\": 64, \"word_embed_proj_dim\": 32, \"eos_token_id\": 2, "
+    "\"do_layer_norm_before\": true, \"activation_function\": \"relu\", \"enable_bias\": true}";
+
+typedef struct {
+    char header[1 << 14]; /* JSON */
+    size_t len, data;     /* its length; bytes of all tensors */
+} Safetensors;
+
+static void add_tensor(Safetensors *s, const char *name, int rows, int cols) {
+    char shape[40];
+    size_t end = s->data + (size_t)(rows ? rows : 1) * (size_t)cols * 2;
+    snprintf(shape, sizeof shape, rows ? "%d, %d" : "%.0d%d", rows, cols);
+    s->len +=
+        (size_t)snprintf(s->header + s->len, sizeof s->header - s->len,
+                         "%s\"model.decoder.%s\": {\"dtype\": \"F16\", \"shape\": [%s], \"data_offsets\": [%zu, %zu]}",
+                         s->len ? ", " : "{", name, shape, s->data, end);
+    s->data = end;
+}
+
+/* The header of small_config's model. */
+static Safetensors small_header(void) {
+    static const struct {
+        const char *name;
+        int rows, cols;
+    } layer[] = {{"self_attn_layer_norm.weight", 0, 32},
+                 {"self_attn_layer_norm.bias", 0, 32},
+                 {"self_attn.q_proj.weight", 32, 32},
+                 {"self_attn.q_proj.bias", 0, 32},
+                 {"self_attn.k_proj.weight", 32, 32},
+                 {"self_attn.k_proj.bias", 0, 32},
+                 {"self_attn.v_proj.weight", 32, 32},
+                 {"self_attn.v_proj.bias", 0, 32},
+                 {"self_attn.out_proj.weight", 32, 32},
+                 {"self_attn.out_proj.bias", 0, 32},
+                 {"final_layer_norm.weight", 0, 32},
+                 {"final_layer_norm.bias", 0, 32},
+                 {"fc1.weight", 64, 32},
+                 {"fc1.bias", 0, 64},
+                 {"fc2.weight", 32, 64},
+                 {"fc2.bias", 0, 32}};
+    Safetensors s = {.len = 0};
+    char name[80];
+    add_tensor(&s, "embed_tokens.weight", 1024, 32);
+    add_tensor(&s, "embed_positions.weight", 66, 32);
+    add_tensor(&s, "final_layer_norm.weight", 0, 32);
+    add_tensor(&s, "final_layer_norm.bias", 0, 32);
+    for (int j = 0; j < 2; j++)
+        for (size_t r = 0; r < sizeof layer / sizeof *layer; r++) {
+            snprintf(name, sizeof name, "layers.%d.%s", j, layer[r].name);
+            add_tensor(&s, name, layer[r].rows, layer[r].cols);
+        }
+    s.len += (size_t)snprintf(s.header + s.len, sizeof s.header - s.len, "}");
+    return s;
+}
+
+/* dir/model.safetensors: a header of that text, and as many random values as small_config's tensors need. */
+static void write_safetensors(const char *dir, const char *header, size_t len) {
+    Safetensors small = small_header();
+    uint8_t *file = xcalloc(8 + len + small.data, 1);
+    uint64_t state = 1;
+    for (int i = 0; i < 8; i++) file[i] = (uint8_t)(len >> 8 * i);
+    memcpy(file + 8, header, len);
+    for (size_t e = 0; e < small.data / 2; e++) {
+        f16 value = f32_to_f16(0.1f * test_random(&state));
+        memcpy(file + 8 + len + 2 * e, &value, 2);
+    }
+    write_file(dir, "model.safetensors", file, 8 + len + small.data);
+    free(file);
+}
+
+static void copy_file(const char *from, const char *dir, const char *name) {
+    size_t len;
+    char *text = contents(path_in(from, name), &len);
+    write_file(dir, name, text, len);
+    free(text);
+}
+
+/* A directory with a good small model, kept for all tests. */
+static const char *small_model(void) {
+    static char dir[300];
+    if (dir[0]) return dir;
+    Safetensors s = small_header();
+    snprintf(dir, sizeof dir, "%s", temp_dir());
+    write_safetensors(dir, s.header, s.len);
+    write_file(dir, "config.json", small_config, strlen(small_config));
+    copy_file(PIECES, dir, "vocab.json");
+    copy_file(PIECES, dir, "merges.txt");
+    return dir;
+}
+
+/* A copy of the small model. */
+static const char *small_copy(void) {
+    static const char *const names[] = {"config.json", "vocab.json", "merges.txt", "model.safetensors"};
+    const char *from = small_model(), *dir = temp_dir();
+    for (int i = 0; i < 4; i++) copy_file(from, dir, names[i]);
+    return dir;
+}
+
+/* text with the first `find` replaced, or with more behind it where find is "". */
+static char *replaced(const char *text, size_t *len, const char *find, const char *put, size_t put_len) {
+    char *at = *find ? memmem(text, *len, find, strlen(find)) : (char *)text + *len;
+    CU_ASSERT_PTR_NOT_NULL_FATAL(at);
+    size_t before = (size_t)(at - text), after = before + strlen(find);
+    char *out = xcalloc(*len + put_len + 1, 1);
+    memcpy(out, text, before);
+    memcpy(out + before, put, put_len);
+    memcpy(out + before + put_len, text + after, *len - after);
+    *len = *len - strlen(find) + put_len;
+    return out;
+}
+
+/* Replaces a text of dir/name; of model.safetensors, of its header. */
+static void spoil(const char *dir, const char *name, const char *find, const char *put, size_t put_len) {
+    bool tensors = !strcmp(name, "model.safetensors");
+    Safetensors small = small_header();
+    size_t len = small.len;
+    char *text = tensors ? xstrdup(small.header) : contents(path_in(dir, name), &len);
+    char *spoilt = replaced(text, &len, find, put, put_len);
+    if (tensors)
+        write_safetensors(dir, spoilt, len);
+    else
+        write_file(dir, name, spoilt, len);
+    free(text), free(spoilt);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Wrong use
+// ---------------------------------------------------------------------------------------------------------------
+
+#define GENERATE "generate", "--model", MODEL, "--prompt", "Once"
+
+static void a_wrong_flag_is_refused_in_one_line_with_status_2(void) {
+    static const struct {
+        const char *args[10], *words[3];
+    } cases[] = {
+        {{"--percent", "101", "0", "100", "0", "100", "0"}, {"--percent 101", "from 0 to 100"}},
+        {{"--percent", "60", "50", "100", "0", "100", "0"}, {"--percent", "weights", "110"}},
+        {{"--percent", "0", "0", "60", "40.1", "100", "0"}, {"--percent", "KV cache"}},
+        {{"--percent", "0", "0", "0", "0", "100", "1"}, {"--percent", "activations"}},
+        {{"--percent", "-1", "0", "100", "0", "100", "0"}, {"--percent -1"}},
+        {{"--percent", "nan", "0", "100", "0", "100", "0"}, {"--percent nan"}},
+        {{"--percent", "0", "inf", "100", "0", "100", "0"}, {"--percent inf"}},
+        {{"--percent", "0", "", "100", "0", "100", "0"}, {"--percent"}},
+        {{"--percent", "0", "5x", "100", "0", "100", "0"}, {"--percent 5x"}},
+        {{"--percent", "0", "0", "100", "0", "100"}, {"--percent takes 6 values", "WG WC"}},
+        {{"--gpu-men", "1G"}, {"unknown flag --gpu-men", "--gpu-mem"}},
+        {{"--prompt-length", "1"}, {"unknown flag --prompt-length", "--prompt"}},
+        {{"--prompt-len", "1"}, {"--prompt-len is a flag of bench"}},
+        {{"again"}, {"unknown flag again"}},
+        {{"-\n-forged"}, {"unknown flag -?-forged"}},
+        {{"--model"}, {"--model takes 1 value"}},
+        {{"--gpu-mem", "much"}, {"--gpu-mem much", "16G"}},
+        {{"--cpu-mem", "-1G"}, {"--cpu-mem -1G"}},
+        {{"--disk-mem", "nan"}, {"--disk-mem nan"}},
+        {{"--disk-mem", "1GG"}, {"--disk-mem 1GG"}},
+        {{"--disk-mem", "1e30"}, {"--disk-mem 1e30"}},
+        {{"--gpu-mem", ""}, {"--gpu-mem"}},
+        {{"--max-tokens", "0"}, {"--max-tokens 0", "from 1"}},
+        {{"--max-tokens", "1.5"}, {"--max-tokens 1.5"}},
+        {{"--max-tokens", "99999999999999999999"}, {"--max-tokens 9999"}},
+        {{"--threads", "0"}, {"--threads 0"}},
+        {{"--page-tokens", "-16"}, {"--page-tokens -16"}},
+        {{"--gpu-batch-size", "0"}, {"--gpu-batch-size 0"}},
+        {{"--num-gpu-batches", "two"}, {"--num-gpu-batches two"}},
+        {{"--gpu-batch-size", "1048576", "--num-gpu-batches", "65536"},
+         {"--gpu-batch-size", "--num-gpu-batches", "at most"}},
+        {{"--schedule", "spiral"}, {"--schedule spiral", "zigzag", "row"}},
+        {{"--device", "tpu"}, {"--device tpu", "host"}},
+        {{"--temperature", "-0.1"}, {"--temperature -0.1"}},
+        {{"--temperature", "nan"}, {"--temperature nan"}},
+        {{"--top-p", "0"}, {"--top-p 0"}},
+        {{"--top-p", "1.01"}, {"--top-p 1.01"}},
+        {{"--top-k", "-1"}, {"--top-k -1"}},
+        {{"--seed", "-1"}, {"--seed -1"}},
+        {{"--stop", ""}, {"--stop", "empty"}},
+        {{"--prompts", "-"}, {"--prompt TEXT", "--prompts FILE"}},
+        {{"--gpu-mem", "1K"}, {"GPU", "--gpu-mem", "its largest part is"}},
+        {{"--cpu-mem", "16"}, {"CPU", "--cpu-mem", "its largest part is"}},
+        {{"--disk-mem", "0", "--percent", "100", "0", "0", "0", "100", "0"}, {"disk", "--disk-mem", "its largest part is"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *args[20] = {GENERATE}, *words[4] = {cases[i].words[0], cases[i].words[1], cases[i].words[2], NULL};
+        for (int a = 0; a < 10; a++) args[5 + a] = cases[i].args[a];
+        assert_refused(run(args), EXIT_USAGE, words);
+    }
+}
+
+static void a_wrong_command_is_refused_in_one_line_with_status_2(void) {
+    assert_refused(RUN("genrate"), EXIT_USAGE, WORDS("unknown command genrate", "generate", "bench"));
+    assert_refused(RUN("--model", MODEL), EXIT_USAGE, WORDS("unknown command --model"));
+    assert_refused(RUN("generate"), EXIT_USAGE, WORDS("--model is missing"));
+    assert_refused(RUN("bench"), EXIT_USAGE, WORDS("--model is missing", "opt-125m"));
+    assert_refused(RUN("bench", "--model", "opt-1t"), EXIT_USAGE, WORDS("opt-1t", "opt-125m", "directory"));
+    assert_refused(RUN("bench", "--model", MODEL, "--prompts", "-"), EXIT_USAGE, WORDS("--prompts is a flag of generate"));
+    assert_refused(RUN("bench", "--model", MODEL, "--prompt-len", "512", "--gen-len", "2"), EXIT_USAGE,
+                   WORDS("--gen-len", "513", "512"));
+    assert_refused(RUN("generate", "--model", MODEL), EXIT_USAGE, WORDS("--prompt TEXT", "--prompts FILE"));
+    assert_refused(RUN("generate", "--model", "opt-125m", "--prompt", "a"), EXIT_USAGE,
+                   WORDS("--model opt-125m", "only bench"));
+    assert_refused(RUN("bench", "--model", "opt-125m", "--gpu-batch-size", "1048576"), EXIT_USAGE,
+                   WORDS("--gpu-batch-size"));
+}
+
+static void help_goes_to_standard_output_and_names_every_flag(void) {
+    static const char *const asked[][3] = {{"help"}, {"--help"}, {"generate", "--help"}, {"bench", "--help"}};
+    for (int i = 0; i < 4; i++) {
+        Result r = run((const char *const[]){asked[i][0], asked[i][1], NULL});
+        assert_done(&r);
+        CU_ASSERT(contains_all(r.out, WORDS("flexgen generate", "flexgen bench", "--percent", "--stop", "--offload-dir")));
+        CU_ASSERT_EQUAL(r.err_len, 0);
+        result_free(&r);
+    }
+    Result r = run((const char *const[]){NULL});
+    CU_ASSERT_EQUAL(r.status, EXIT_USAGE);
+    CU_ASSERT(r.out_len == 0 && strstr(r.err, "flexgen generate"));
+    result_free(&r);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Hostile files
+// ---------------------------------------------------------------------------------------------------------------
+
+static Result generate_small(const char *dir) {
+    return RUN("generate", "--model", dir, "--prompt", "a", "--max-tokens", "2");
+}
+
+static void a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field(void) {
+    static const char config[] = "config.json", tensors[] = "model.safetensors", vocab[] = "vocab.json",
+                      merges[] = "merges.txt";
+    static const struct {
+        const char *file, *find, *put, *words[3];
+    } cases[] = {
+        {config, "\"hidden_size\": 32", "\"hidden_size\": 0", {"config.json", "hidden_size is 0", "from 1"}},
+        {config, "\"hidden_size\": 32", "\"hidden_size\": -32", {"hidden_size is -32"}},
+        {config, "\"hidden_size\": 32", "\"hidden_size\": 1e18", {"hidden_size is 1e+18"}},
+        {config, "\"hidden_size\": 32", "\"hidden_size\": \"32\"", {"hidden_size is \"32\""}},
+        {config, "\"hidden_size\": 32", "\"hidden_size\": 32.5", {"hidden_size is 32.5"}},
+        {config, "\"hidden_size\": 32", "\"hidden_sise\": 32", {"hidden_size is nothing"}},
+        {config, "\"hidden_size\": 32", "\"hidden_size\": 36", {"shape", "config.json asks for"}},
+        {config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", {"layers.2", "missing"}},
+        {config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1e9", {"num_hidden_layers"}},
+        {config, "heads\": 4", "heads\": 5", {"num_attention_heads 5"}},
+        {config, "heads\": 4", "heads\": null", {"num_attention_heads is null"}},
+        {config, "\"vocab_size\": 1024", "\"vocab_size\": []", {"vocab_size is a list"}},
+        {config, "\"vocab_size\": 1024", "\"vocab_size\": 1025", {"embed_tokens", "1025"}},
+        {config, "embeddings\": 64", "embeddings\": 2147483648", {"max_position_embeddings"}},
+        {config, "embeddings\": 64", "embeddings\": 65", {"embed_positions"}},
+        {config, "\"eos_token_id\": 2", "\"eos_token_id\": 1024", {"eos_token_id is 1024"}},
+        {config, "before\": true", "before\": 1", {"do_layer_norm_before", "true or false"}},
+        {config, "\"opt\"", "\"llama\"", {"model_type is \"llama\"", "OPT"}},
+        {config, "\"relu\"", "\"gelu\"", {"activation_function is \"gelu\""}},
+        {config, "{", "{\"hidden_size\": 32, ", {"hidden_size", "twice"}},
+        {config, "", " x", {"config.json", "nothing after the value"}},
+        {config, "}", "", {"config.json", "text ends here"}},
+        {config, "\"opt\"", "\"opt\\u0000\"", {"config.json", "u0000"}},
+        {config, "\"relu\"", "\"\xC3(\"", {"config.json", "UTF-8"}},
+        {config, "\"relu\"", "\"\\ud800\"", {"config.json", "surrogate"}},
+        {tensors, "\"F16\"", "\"I64\"", {"model.safetensors", "embed_tokens", "I64"}},
+        {tensors, "\"F16\"", "\"F99\"", {"embed_tokens", "F99", "F16, BF16 or F32"}},
+        {tensors, "\"F16\"", "16", {"embed_tokens", "dtype is 16"}},
+        {tensors, "[1024, 32]", "[512, 64]", {"embed_tokens", "shape is [512, 64]", "[1024, 32]"}},
+        {tensors, "[1024, 32]", "[32768]", {"embed_tokens", "shape"}},
+        {tensors, "[1024, 32]", "[1024, 16]", {"embed_tokens", "data_offsets span"}},
+        {tensors, "[1024, 32]", "[-1024, -32]", {"embed_tokens", "shape has -1024"}},
+        {tensors, "[1024, 32]", "[9007199254740992, 9007199254740992]", {"embed_tokens", "shape"}},
+        {tensors, "[1024, 32]", "{}", {"embed_tokens", "shape is an object"}},
+        {tensors, "[0, 65536]", "[0, 65537]", {"embed_tokens", "data_offsets"}},
+        {tensors, "[0, 65536]", "[65536, 0]", {"embed_tokens", "data_offsets"}},
+        {tensors, "[0, 65536]", "[4224, 69760]", {"overlap"}},
+        {tensors, "[0, 65536]", "[1000000, 1065536]", {"embed_tokens", "ends at byte", "complete"}},
+        {tensors, "[0, 65536]", "[9007199254675456, 9007199254740992]", {"embed_tokens", "ends at byte"}},
+        {tensors, "[0, 65536]", "[0]", {"embed_tokens", "data_offsets"}},
+        {tensors, "layers.1.fc2.bias", "layers.1.fc3.bias", {"layers.1.fc2.bias", "missing"}},
+        {tensors, "embed_positions", "embed_tokens", {"header", "embed_tokens", "twice"}},
+        {tensors, "{", "[", {"header"}},
+        {vocab, "\"<pad>\":1", "\"<pad>\":2", {"vocab.json", "both have id 2"}},
+        {vocab, "\"<pad>\":1", "\"<s>\":1", {"vocab.json", "twice"}},
+        {vocab, "\"<pad>\":1", "\"<pad>\":1024", {"vocab.json", "1024"}},
+        {vocab, "\"<pad>\":1", "\"<pad>\":-1", {"vocab.json", "-1"}},
+        {vocab, "\"<pad>\":1", "\"<pad>\":1.5", {"vocab.json", "1.5"}},
+        {vocab, "\"<pad>\":1", "\"<pad>\":\"1\"", {"vocab.json", "not a number"}},
+        {vocab, "\"</s>\"", "\"<end>\"", {"vocab.json", "</s>"}},
+        {vocab, "\"a\":", "\"no a\":", {"vocab.json", "0x61"}},
+        {vocab, "\"<pad>\"", "\"\xFF\"", {"vocab.json", "UTF-8"}},
+        {vocab, "\"<pad>\"", "\"\\u0000\"", {"vocab.json", "u0000"}},
+        {vocab, "", "{}", {"vocab.json", "nothing after the value"}},
+        {merges, "e r\n", "e qqq\n", {"merges.txt line 4", "qqq"}},
+        {merges, "e r\n", "er\n", {"merges.txt line 4", "two pieces"}},
+        {merges, "e r\n", "e \xFF\n", {"merges.txt line 4", "UTF-8"}},
+        {merges, "", "e r\n", {"merges.txt", "stood before"}},
+    };
+    const char *dir = small_copy();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *words[4] = {cases[i].words[0], cases[i].words[1], cases[i].words[2], NULL};
+        spoil(dir, cases[i].file, cases[i].find, cases[i].put, strlen(cases[i].put));
+        assert_refused(generate_small(dir), EXIT_FAILED, words);
+        copy_file(small_model(), dir, cases[i].file);
+    }
+    spoil(dir, config, "\"relu\"", "\"re\0lu\"", 7);
+    assert_refused(generate_small(dir), EXIT_FAILED, WORDS("config.json", "control characters"));
+    copy_file(small_model(), dir, config);
+    Result r = generate_small(dir);
+    assert_done(&r); /* what all of them began with is good */
+    result_free(&r);
+}
+
+static void a_truncated_file_is_refused(void) {
+    static const char *const names[] = {"config.json", "vocab.json", "model.safetensors"};
+    const char *dir = small_copy();
+    for (int i = 0; i < 3; i++) {
+        size_t len;
+        char *text = contents(path_in(dir, names[i]), &len);
+        const size_t cuts[] = {0, 1, 7, 8, 9, len / 3, len - 2};
+        for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++) {
+            write_file(dir, names[i], text, cuts[c]);
+            assert_refused(generate_small(dir), EXIT_FAILED, WORDS(names[i]));
+        }
+        write_file(dir, names[i], text, len);
+        free(text);
+    }
+}
+
+static void a_header_longer_than_its_file_is_refused(void) {
+    static const uint8_t claims[][8] = {{255, 255, 255, 255, 255, 255, 255, 255},
+                                        {0, 0, 0, 0, 0, 0, 0, 128},
+                                        {0, 0, 0, 64, 0, 0, 0, 0},
+                                        {0, 0, 2, 0, 0, 0, 0, 0}};
+    const char *dir = small_copy();
+    size_t len;
+    char *text = contents(path_in(dir, "model.safetensors"), &len);
+    for (int i = 0; i < 4; i++) {
+        memcpy(text, claims[i], 8);
+        write_file(dir, "model.safetensors", text, len);
+        assert_refused(generate_small(dir), EXIT_FAILED, WORDS("model.safetensors", "header", "expected"));
+    }
+    free(text);
+}
+
+static void a_missing_file_or_shard_is_refused_by_name(void) {
+    static const char *const names[] = {"config.json", "vocab.json", "merges.txt", "model.safetensors"};
+    for (int i = 0; i < 4; i++) {
+        const char *dir = small_copy();
+        CHECK(remove(path_in(dir, names[i])) == 0);
+        assert_refused(generate_small(dir), EXIT_FAILED, WORDS(names[i]));
+        CHECK(mkdir(path_in(dir, names[i]), 0755) == 0);
+        assert_refused(generate_small(dir), EXIT_FAILED, WORDS(names[i]));
+    }
+    const char *dir = temp_dir();
+    copy_file(SHARDED, dir, "config.json");
+    copy_file(SHARDED, dir, "model.safetensors.index.json");
+    copy_file(SHARDED, dir, "model-00001-of-00003.safetensors");
+    copy_file(SHARDED, dir, "model-00003-of-00003.safetensors");
+    assert_refused(generate_small(dir), EXIT_FAILED, WORDS("model-00002-of-00003.safetensors"));
+    spoil(dir, "model.safetensors.index.json", "model-00003", "../../x", 7);
+    assert_refused(generate_small(dir), EXIT_FAILED, WORDS("weight_map", "same directory"));
+    assert_refused(RUN("generate", "--model", "models/none", "--prompt", "a"), EXIT_FAILED,
+                   WORDS("models/none", "directory"));
+}
+
+static void a_wrong_prompt_is_refused_with_its_line(void) {
+    static const struct {
+        const char *text;
+        size_t len;
+        const char *words[2];
+    } cases[] = {
+#define TEXT(text) text, sizeof text - 1
+        {TEXT("fine\nfi\0ne\n"), {"line 2", "NUL"}},
+        {TEXT("fine\n\xC3(\n"), {"line 2", "UTF-8"}},
+        {TEXT("{\"prompt\": \"a\"}\n{\"prompt\": 1}\n"), {"line 2", "\"prompt\""}},
+        {TEXT("{\"prompt\": \"a\"}\nplain\n"), {"line 2", "JSON"}},
+        {TEXT("{\"prompt\": \"a\\u0000b\"}\n"), {"line 1", "u0000"}},
+        {TEXT("{\"prompt\": \"a\", \"prompt\": \"b\"}\n"), {"line 1", "twice"}},
+        {TEXT("{\"prompt\": \"a\"} trailing\n"), {"line 1", "nothing after the value"}},
+        {TEXT("{\"prompt\": \"a\", \"max_tokens\": 0}\n"), {"line 1", "max_tokens"}},
+        {TEXT("{\"prompt\": \"a\", \"id\": 12345678901234567890}\n"), {"line 1", "\"id\""}},
+        {TEXT("{\"prompt\": \"a\", \"id\": 7}\n{\"prompt\": \"b\", \"id\": 7}\n"), {"id 7", "unique"}},
+#undef TEXT
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_file(capture, "prompts", cases[i].text, cases[i].len);
+        const char *words[] = {"prompts", cases[i].words[0], cases[i].words[1], NULL};
+        assert_refused(RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts")), EXIT_FAILED, words);
+    }
+    char *text = xcalloc(2000, 1);
+    for (int i = 0; i < 600; i++) memcpy(text + 3 * i, "we ", 3);
+    assert_refused(RUN("generate", "--model", MODEL, "--prompt", text), EXIT_FAILED,
+                   WORDS("--prompt", "takes 512", "shorten"));
+    free(text);
+    assert_refused(RUN("generate", "--model", MODEL, "--prompts", offload), EXIT_FAILED, WORDS(offload, "directory"));
+    assert_refused(RUN("generate", "--model", MODEL, "--prompts", "no/such"), EXIT_FAILED,
+                   WORDS("no/such", "check the path"));
+    with.input = offload;
+    assert_refused(RUN("generate", "--model", MODEL, "--prompts", "-"), EXIT_FAILED, WORDS("standard input", "directory"));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// A disk that does not play along
+// ---------------------------------------------------------------------------------------------------------------
+
+#define ON_DISK "--percent", "0", "0", "0", "0", "0", "0"
+
+static void a_full_or_unwritable_offload_directory_is_refused_by_name(void) {
+    with.file_limit = 4096;
+    assert_refused(RUN(GENERATE, ON_DISK), EXIT_FAILED, WORDS("offload", offload, "--offload-dir"));
+    assert_refused(RUN(GENERATE, ON_DISK, "--offload-dir", "Makefile"), EXIT_FAILED,
+                   WORDS("offload", "Makefile", "--offload-dir"));
+    assert_refused(RUN(GENERATE, ON_DISK, "--offload-dir", "/proc", "--disk-mem", "1G"), EXIT_FAILED,
+                   WORDS("/proc", "--offload-dir"));
+    assert_refused(RUN(GENERATE, ON_DISK, "--offload-dir", "no/such"), EXIT_USAGE,
+                   WORDS("--offload-dir no/such", "directory"));
+}
+
+static void an_output_that_cannot_be_written_is_an_error(void) {
+    assert_refused(RUN(GENERATE, "--output", "no/such/file"), EXIT_FAILED, WORDS("--output no/such/file", "No such file"));
+    assert_refused(RUN(GENERATE, "--output", offload), EXIT_FAILED, WORDS("--output", offload, "directory"));
+    assert_refused(RUN(GENERATE, "--output", "/dev/full"), EXIT_FAILED, WORDS("/dev/full", "No space left"));
+    with.output = "/dev/full";
+    assert_refused(RUN(GENERATE), EXIT_FAILED, WORDS("standard output", "No space left"));
+    with.output = "/dev/full";
+    assert_refused(RUN("help"), EXIT_FAILED, WORDS("standard output", "No space left"));
+    static const char *const bench[] = {"bench",     "--model", MODEL,    "--prompt-len", "4",
+                                        "--gen-len", "2",       "--json", NULL,           NULL};
+    for (int i = 0; i < 3; i++) {
+        const char *args[10];
+        memcpy(args, bench, sizeof args);
+        args[8] = i == 0 ? "-" : i == 1 ? "/dev/full" : "no/such/file";
+        if (i == 0) with.output = "/dev/full";
+        Result r = run(args);
+        CU_ASSERT_EQUAL(r.status, EXIT_FAILED);
+        CU_ASSERT(contains_all(r.err, WORDS("flexgen: --json", args[8], i == 2 ? "No such file" : "No space left")));
+        char *last = strstr(r.err, "flexgen: ");
+        CU_ASSERT(last && strchr(last, '\n') == r.err + r.err_len - 1); /* behind the plan, one line */
+        result_free(&r);
+    }
+}
+
+static void a_task_that_does_not_fit_leaves_an_older_output_alone(void) {
+    write_file(capture, "old", "precious\n", 9);
+    assert_refused(RUN(GENERATE, "--output", path_in(capture, "old"), "--gpu-mem", "1K"), EXIT_USAGE, WORDS("--gpu-mem"));
+    size_t len;
+    char *text = contents(path_in(capture, "old"), &len);
+    CU_ASSERT_STRING_EQUAL(text, "precious\n");
+    free(text);
+}
+
+static void a_disk_that_fills_up_keeps_what_was_reported_as_done(void) {
+    char prompts[1000] = "", *output = path_in(capture, "partial");
+    for (int i = 0; i < 40; i++) strcat(prompts, "A dog and a cat.\n");
+    write_file(capture, "prompts", prompts, strlen(prompts));
+    with.file_limit = 2000;
+    Result r = RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "8",
+                   "--gpu-batch-size", "2", "--num-gpu-batches", "1", "--output", output);
+    assert_refused(r, EXIT_FAILED, WORDS("cannot write", "partial", "File too large"));
+    size_t len;
+    char *text = contents(output, &len);
+    int lines = count_lines(text);
+    CU_ASSERT(lines > 2 && lines < 40);
+    for (int i = 0; i < lines; i++) cJSON_Delete(completion(text, i));
+    free(text);
+}
+
+/* Waits until the file in the capture directory has something in it. */
+static void wait_for(const char *name) {
+    struct stat st;
+    for (int i = 0; i < 10 * TIMEOUT && (stat(path_in(capture, name), &st) || !st.st_size); i++)
+        nanosleep(&(struct timespec){0, 1 << 26}, NULL);
+    CU_ASSERT(st.st_size > 0);
+}
+
+static void a_killed_run_leaves_no_offload_file_and_whole_lines(void) {
+    static const int signals[] = {SIGKILL, SIGINT, SIGTERM};
+    char prompts[4000] = "";
+    for (int i = 0; i < 100; i++) strcat(prompts, "There was a girl who had a red ball.\n");
+    write_file(capture, "prompts", prompts, strlen(prompts));
+    for (int i = 0; i < 3; i++) {
+        unlink(path_in(capture, "out"));
+        pid_t pid = START("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), ON_DISK, "--max-tokens",
+                          "50", "--gpu-batch-size", "2", "--num-gpu-batches", "1", "--threads", "1");
+        wait_for("out");
+        kill(pid, signals[i]);
+        Result r = finish(pid);
+        CU_ASSERT_EQUAL(r.status, 1000 + signals[i]);
+        int lines = count_lines(r.out);
+        CU_ASSERT(lines > 0 && lines < 100);
+        for (int n = 0; n < lines; n++) cJSON_Delete(completion(r.out, n));
+        result_free(&r);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Good runs
+// ---------------------------------------------------------------------------------------------------------------
+
+static const char ten_prompts[] =
+    "Once upon a time\nThe dog\n\nTom and Lily went to the park.\nShe said: \"Look!\"\nA big red\n"
+    "One day\r\nHe was\nThe little bird could not\nMom\nI am caf\xC3\xA9 \xF0\x9F\x98\x80\n";
+
+#define TEN_PROMPTS "generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "12"
+
+static void write_ten_prompts(void) {
+    open_directories();
+    write_file(capture, "prompts", ten_prompts, strlen(ten_prompts));
+}
+
+static void prompts_come_from_flags_a_file_or_standard_input(void) {
+    write_ten_prompts();
+    Result file = RUN(TEN_PROMPTS);
+    with.input = path_in(capture, "prompts");
+    Result input = RUN("generate", "--model", MODEL, "--prompts", "-", "--max-tokens", "12");
+    assert_done(&file), assert_done(&input);
+    CU_ASSERT_EQUAL(count_lines(file.out), 10);
+    CU_ASSERT_STRING_EQUAL(file.out, input.out);
+    Result flag =
+        RUN("generate", "--model", MODEL, "--prompt", "Once upon a time", "--prompt", "The dog", "--max-tokens", "12");
+    assert_done(&flag);
+    char *of_file = sorted(file.out), *of_flag = sorted(flag.out);
+    CU_ASSERT(!strncmp(of_flag, of_file, strlen(of_flag)));            /* ids 0 and 1 */
+    cJSON *line = completion(of_file, 2);                              /* "0", "1", "10", "3" */
+    CU_ASSERT_EQUAL(cJSON_GetObjectItem(line, "id")->valuedouble, 10); /* blank lines count */
+    CU_ASSERT_STRING_EQUAL(cJSON_GetObjectItem(line, "prompt")->valuestring, "I am caf\xC3\xA9 \xF0\x9F\x98\x80");
+    cJSON_Delete(line);
+    free(of_file), free(of_flag);
+    result_free(&file), result_free(&input), result_free(&flag);
+}
+
+static void every_policy_writes_the_same_completions(void) {
+    static const char *const policies[][12] = {
+        {"--gpu-batch-size", "2", "--num-gpu-batches", "2"},  /* more prompts than a block */
+        {"--gpu-batch-size", "64", "--num-gpu-batches", "3"}, /* fewer than a batch */
+        {"--gpu-batch-size", "3", "--schedule", "row"},
+        {"--gpu-batch-size", "3", "--num-gpu-batches", "2", ON_DISK},
+        {"--percent", "30", "30", "30", "30", "30", "30", "--cpu-cache-compute"},
+        {"--no-overlap", "--page-tokens", "5", "--threads", "1"},
+        {"--gpu-mem", "5M"},
+    };
+    write_ten_prompts();
+    Result plain = RUN(TEN_PROMPTS);
+    assert_done(&plain);
+    char *expected = sorted(plain.out);
+    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
+        const char *args[24] = {TEN_PROMPTS};
+        for (int a = 0; a < 12; a++) args[7 + a] = policies[i][a];
+        Result r = run(args);
+        assert_done(&r);
+        char *got = sorted(r.out);
+        CU_ASSERT_STRING_EQUAL(got, expected);
+        free(got);
+        result_free(&r);
+    }
+    free(expected);
+    result_free(&plain);
+}
+
+static void one_seed_gives_one_output_and_another_gives_another(void) {
+#define SAMPLED TEN_PROMPTS, "--temperature", "1", "--top-p", "0.95", "--top-k", "50", "--seed"
+    write_ten_prompts();
+    Result a = RUN(SAMPLED, "5"), b = RUN(SAMPLED, "5", "--gpu-batch-size", "3"), c = RUN(SAMPLED, "6"),
+           greedy = RUN(TEN_PROMPTS);
+    Result narrow = RUN(TEN_PROMPTS, "--temperature", "1", "--top-k", "1", "--seed", "9");
+    assert_done(&a), assert_done(&b), assert_done(&c), assert_done(&greedy), assert_done(&narrow);
+    char *of_a = sorted(a.out), *of_b = sorted(b.out), *of_c = sorted(c.out);
+    CU_ASSERT_STRING_EQUAL(of_a, of_b);
+    CU_ASSERT_STRING_NOT_EQUAL(of_a, of_c);
+    CU_ASSERT_STRING_EQUAL(greedy.out, narrow.out); /* the likeliest one of one */
+    CU_ASSERT_STRING_NOT_EQUAL(greedy.out, a.out);
+    free(of_a), free(of_b), free(of_c);
+    result_free(&a), result_free(&b), result_free(&c), result_free(&greedy), result_free(&narrow);
+}
+
+static void no_prompts_are_no_work_and_no_error(void) {
+    static const char *const nothing[] = {"", "\n\r\n \t\n", "\xEF\xBB\xBF"};
+    for (int i = 0; i < 3; i++) {
+        write_file(capture, "prompts", nothing[i], strlen(nothing[i]));
+        Result r = RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"));
+        assert_done(&r);
+        CU_ASSERT_EQUAL(r.out_len, 0);
+        result_free(&r);
+    }
+}
+
+static void output_to_a_file_is_what_standard_output_would_be(void) {
+    Result out = RUN(GENERATE, "--max-tokens", "8"),
+           file = RUN(GENERATE, "--max-tokens", "8", "--output", path_in(capture, "completions"));
+    Result dash = RUN(GENERATE, "--max-tokens", "8", "--output", "-");
+    assert_done(&out), assert_done(&file), assert_done(&dash);
+    size_t len;
+    char *text = contents(path_in(capture, "completions"), &len);
+    CU_ASSERT_STRING_EQUAL(text, out.out);
+    CU_ASSERT_STRING_EQUAL(dash.out, out.out);
+    CU_ASSERT_EQUAL(file.out_len, 0);
+    free(text);
+    result_free(&out), result_free(&file), result_free(&dash);
+}
+
+static void a_stop_text_ends_a_completion_before_it(void) {
+    Result all = RUN("generate", "--model", MODEL, "--prompt", "Once upon a time", "--max-tokens", "40");
+    Result cut = RUN("generate", "--model", MODEL, "--prompt", "Once upon a time", "--max-tokens", "40", "--stop", ".",
+                     "--stop", "zebra");
+    assert_done(&all), assert_done(&cut);
+    cJSON *whole = completion(all.out, 0), *part = completion(cut.out, 0);
+    const char *text = cJSON_GetObjectItem(whole, "completion")->valuestring, *stop = strchr(text, '.');
+    const char *before = cJSON_GetObjectItem(part, "completion")->valuestring;
+    CU_ASSERT_PTR_NOT_NULL_FATAL(stop);
+    CU_ASSERT(strlen(before) == (size_t)(stop - text) && !strncmp(before, text, strlen(before)));
+    CU_ASSERT_STRING_EQUAL(cJSON_GetObjectItem(part, "finish_reason")->valuestring, "stop");
+    CU_ASSERT(cJSON_GetArraySize(cJSON_GetObjectItem(part, "tokens")) <
+              cJSON_GetArraySize(cJSON_GetObjectItem(whole, "tokens")));
+    cJSON_Delete(whole), cJSON_Delete(part);
+    result_free(&all), result_free(&cut);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// bench
+// ---------------------------------------------------------------------------------------------------------------
+
+static double number(const cJSON *object, const char *name) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    if (!cJSON_IsNumber(item)) fprintf(stderr, "\n    no number %s\n", name);
+    CU_ASSERT(cJSON_IsNumber(item));
+    return item ? item->valuedouble : NAN;
+}
+
+/* One object with all the names of the paper, whose numbers agree with each other. */
+static void assert_bench(const cJSON *json, double wd, double gbs, double batches, double s, double n) {
+    static const char *const names[] = {"wg", "wc", "cg", "cc", "cd", "hg", "hc", "hd", "T_pre", "T_gen", "throughput"};
+    static const char *const tiers[] = {"GPU", "CPU", "disk"}, *const channels[] = {"ctog", "gtoc", "dtoc",
+                                                                                    "ctod", "gpu",  "cpu"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) CU_ASSERT(number(json, names[i]) >= 0);
+    CU_ASSERT_DOUBLE_EQUAL(number(json, "wd"), wd, 1e-9);
+    CU_ASSERT(number(json, "gbs") == gbs && number(json, "num_gpu_batches") == batches &&
+              number(json, "bls") == gbs * batches);
+    CU_ASSERT(number(json, "s") == s && number(json, "n") == n);
+    double total = number(json, "total_s"), prefill = number(json, "prefill_s"), decode = number(json, "decode_s");
+    CU_ASSERT(prefill > 0 && decode > 0);
+    CU_ASSERT_DOUBLE_EQUAL(prefill + decode, total, 1e-6);
+    CU_ASSERT_DOUBLE_EQUAL(number(json, "T"), total, 1e-6);
+    CU_ASSERT_DOUBLE_EQUAL(number(json, "generation_throughput") * total, gbs * batches * n, 1e-3);
+    CU_ASSERT_DOUBLE_EQUAL(number(json, "decode_throughput") * decode, gbs * batches * (n - 1), 1e-3);
+    for (int i = 0; i < 3; i++) {
+        const cJSON *tier = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "tiers"), tiers[i]);
+        CU_ASSERT(number(tier, "planned_bytes") >= number(tier, "peak_bytes"));
+    }
+    for (int i = 0; i < 6; i++) {
+        const cJSON *channel =
+            cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "channels"), channels[i]);
+        CU_ASSERT(number(channel, "moved_bytes") >= 0 && number(channel, "busy_s") >= 0);
+    }
+}
+
+static void bench_reports_one_json_object_with_the_names_of_the_paper(void) {
+    Error err;
+    Result r = RUN("bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "4", "--gpu-batch-size", "2",
+                   "--num-gpu-batches", "2", "--json", "-");
+    assert_done(&r);
+    cJSON *json = json_parse(r.out, r.out_len, "bench", &err);
+    if (!json) CU_FAIL_FATAL(err.text);
+    assert_bench(json, 0, 2, 2, 8, 4);
+    cJSON_Delete(json);
+    result_free(&r);
+}
+
+static void bench_reports_a_disk_share_in_a_file(void) {
+    Error err;
+    size_t len;
+    Result r = RUN("bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "4", "--percent", "0", "50", "0", "50", "0",
+                   "50", "--json", path_in(capture, "bench.json"));
+    assert_done(&r);
+    CU_ASSERT(contains_all(r.out, WORDS("prefill", "decode", "token/s")));
+    char *text = contents(path_in(capture, "bench.json"), &len);
+    cJSON *json = json_parse(text, len, "bench.json", &err);
+    if (!json) CU_FAIL_FATAL(err.text);
+    assert_bench(json, 0.5, 4, 1, 8, 4);
+    const cJSON *channels = cJSON_GetObjectItem(json, "channels"),
+                *disk = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "tiers"), "disk");
+    CU_ASSERT(number(cJSON_GetObjectItem(channels, "dtoc"), "moved_bytes") > 0);
+    CU_ASSERT(number(cJSON_GetObjectItem(channels, "ctod"), "moved_bytes") > 0);
+    CU_ASSERT(number(disk, "peak_bytes") > 0);
+    free(text);
+    cJSON_Delete(json);
+    result_free(&r);
+}
+
+CU_TestInfo tests_cli[] = {
+    {"a wrong command is refused in one line with status 2", a_wrong_command_is_refused_in_one_line_with_status_2},
+    {"a wrong flag is refused in one line with status 2", a_wrong_flag_is_refused_in_one_line_with_status_2},
+    {"help goes to standard output and names every flag", help_goes_to_standard_output_and_names_every_flag},
+    {"a spoilt model is refused in one line that names the file and the field",
+     a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field},
+    {"a truncated file is refused", a_truncated_file_is_refused},
+    {"a header longer than its file is refused", a_header_longer_than_its_file_is_refused},
+    {"a missing file or shard is refused by name", a_missing_file_or_shard_is_refused_by_name},
+    {"a wrong prompt is refused with its line", a_wrong_prompt_is_refused_with_its_line},
+    {"a full or unwritable offload directory is refused by name",
+     a_full_or_unwritable_offload_directory_is_refused_by_name},
+    {"an output that cannot be written is an error", an_output_that_cannot_be_written_is_an_error},
+    {"a task that does not fit leaves an older output alone", a_task_that_does_not_fit_leaves_an_older_output_alone},
+    {"a disk that fills up keeps what was reported as done", a_disk_that_fills_up_keeps_what_was_reported_as_done},
+    {"a killed run leaves no offload file, and whole lines", a_killed_run_leaves_no_offload_file_and_whole_lines},
+    {"prompts come from flags, a file or standard input", prompts_come_from_flags_a_file_or_standard_input},
+    {"every policy writes the same completions", every_policy_writes_the_same_completions},
+    {"one seed gives one output and another gives another", one_seed_gives_one_output_and_another_gives_another},
+    {"no prompts are no work and no error", no_prompts_are_no_work_and_no_error},
+    {"output to a file is what standard output would be", output_to_a_file_is_what_standard_output_would_be},
+    {"a stop text ends a completion before it", a_stop_text_ends_a_completion_before_it},
+    {"bench reports one JSON object with the names of the paper",
+     bench_reports_one_json_object_with_the_names_of_the_paper},
+    {"bench reports a disk share in a file", bench_reports_a_disk_share_in_a_file},
+    CU_TEST_INFO_NULL,
+};
