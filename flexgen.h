@@ -246,6 +246,7 @@ struct Device {
     Type act_type;   /* of activations: F32 on the host */
     size_t peak[NTIERS]; /* bytes of each tier that ops have touched, term by term (see Plan) */
     LaneCount count[NLANES];
+    int delay_us[NLANES]; /* each op of a lane is held up by so much before it begins; tests find missing events with it */
 
     Event (*copy)(Device *, const Op *, const Move *, int n);
     Event (*embed)(Device *, const Op *, Tensor y, Tensor table, Tensor idx, bool add);
@@ -472,7 +473,7 @@ typedef struct {
 int job_add(Job *job, const char *text, size_t len, const char *id, int n, const Tokenizer *tokenizer, const OptConfig *config,
             const char *where, Error *err);
 /* Prompts from a file ("-": standard input): JSON lines {"id"?, "prompt", "max_tokens"?} if the first line begins with {, else plain lines.
- * Blank lines are passed over; an id defaults to the line's number from 0. */
+ * Blank lines are passed over; an id is a string or a whole number below 2^53 and defaults to the line's number from 0. */
 int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err);
 void job_free(Job *job);
 

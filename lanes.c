@@ -9,6 +9,7 @@
  * Contract: one thread posts. Arithmetic is in host.c. Read next: host.c. */
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -120,6 +121,7 @@ static void await(HostDevice *d, Event e) { /* with the lock held */
 static void run_job(HostDevice *d, LaneState *lane, const Posted *job) {
     bool computes = lane_channel[lane->index] == GPU;
     Error err;
+    if (d->base.delay_us[lane->index]) usleep(d->base.delay_us[lane->index]);
     if (computes) pthread_mutex_lock(&d->gpu);
     double start = now();
     int status = job->run(d, job, &err);
@@ -404,10 +406,13 @@ static Event device_append(Device *base, const Op *op, const PageTable *table, T
 }
 
 static int run_pick(HostDevice *d, const Posted *job, Error *err) {
-    (void)err;
     Tensor logits = job->t[1];
-    host_pick(address(d, job->t[0]), address(d, logits), address(d, job->t[2]), address(d, job->t[3]), &job->sampling, logits.rows,
-              logits.cols);
+    int32_t *ids = address(d, job->t[0]);
+    const float *rows = address(d, logits);
+    host_pick(ids, rows, address(d, job->t[2]), address(d, job->t[3]), &job->sampling, logits.rows, logits.cols);
+    for (int r = 0; r < logits.rows; r++)
+        if (!isfinite(rows[(size_t)r * logits.cols + ids[r]]))
+            return fail(err, EXIT_FAILED, "the model's logits are not finite: its weights hold NaN, or values too large; check the checkpoint");
     return 0;
 }
 
@@ -485,11 +490,14 @@ static int open_memory(HostDevice *d, Tier tier, size_t bytes, Error *err) {
 static int open_disk(HostDevice *d, const char *dir, size_t bytes, Error *err) {
     char path[4096];
     snprintf(path, sizeof path, "%s/flexgen-offload-XXXXXX", dir);
-    d->offload_fd = mkstemp(path);
+    d->offload_fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (d->offload_fd < 0) { /* a file system without nameless files: nameless a moment later */
+        d->offload_fd = mkstemp(path);
+        if (d->offload_fd >= 0) unlink(path);
+    }
     if (d->offload_fd < 0)
         return fail(err, EXIT_FAILED, "cannot create the offload file in %s: %s; name a writable directory with --offload-dir", dir,
                     strerror(errno));
-    unlink(path);
     int status = posix_fallocate(d->offload_fd, 0, (off_t)bytes);
     if (status)
         return fail(err, EXIT_FAILED, "cannot reserve %.1f MiB for the offload file in %s: %s; choose another --offload-dir, or move "

@@ -385,9 +385,12 @@ static void plan_workspace(Plan *p, bool keep_logits) {
     }
 }
 
-static int check_prompts(const OptConfig *config, const Task *task, Error *err) {
+static int check_prompts(const OptConfig *config, const Policy *policy, const Task *task, Error *err) {
+    long rows = 0;
     for (int i = 0; i < task->count; i++) {
         const Prompt *q = &task->prompts[i];
+        rows = (i % block_size(policy) ? rows : 0) + q->s;
+        if (rows > 1 << 30) return fail(err, EXIT_USAGE, "a block has more than %d tokens; lower --gpu-batch-size or --num-gpu-batches", 1 << 30);
         if (q->s < 1 || q->n < 1 || q->s > config->max_pos || q->n > config->max_pos - q->s + 1)
             return fail(err, EXIT_USAGE, "prompt %d: %d tokens and %d to generate do not fit the model's %d positions; shorten it", i,
                         q->s, q->n, config->max_pos);
@@ -396,7 +399,7 @@ static int check_prompts(const OptConfig *config, const Task *task, Error *err) 
 }
 
 Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type, Error *err) {
-    if (check_prompts(&checkpoint->config, task, err)) return NULL;
+    if (check_prompts(&checkpoint->config, policy, task, err)) return NULL;
     Plan *p = xcalloc(1, sizeof *p);
     int l = checkpoint->config.l;
     p->config = checkpoint->config;
@@ -508,10 +511,17 @@ static bool settle(Policy *policy, const bool fixed[6], const Fitting *f, Error 
         if (!fixed[i]) *share[i] = i % 2 ? 0 : fmax(0, 1 - (fixed[i + 1] ? *share[i + 1] : 0));
     policy->table_home = TIER_GPU;
     if (fits(f, policy, err)) return true;
-    for (int i = 0; i < 6; i++)
+    Error lowest;
+    bool all_fixed = true;
+    for (int i = 0; i < 6; i++) {
         if (!fixed[i]) *share[i] = 0;
+        all_fixed = all_fixed && fixed[i];
+    }
     policy->table_home = TIER_DISK;
-    if (!fits(f, policy, err)) return false;
+    if (!fits(f, policy, &lowest)) {
+        if (!all_fixed) *err = lowest; /* what is wrong even at the lowest */
+        return false;
+    }
     static const int order[] = {4, 5, -1, 0, 1, 2, 3}; /* activations, tables, weights, cache */
     for (size_t o = 0; o < sizeof order / sizeof order[0]; o++) {
         int i = order[o];
