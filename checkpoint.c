@@ -163,8 +163,7 @@ static int read_config(OptConfig *config, bool *tied, const char *dir, Error *er
     char path[MAX_PATH];
     struct stat st;
     if (stat(dir, &st) != 0 || !S_ISDIR(st.st_mode))
-        return fail(err, EXIT_FAILED, "%s: is no directory; expected a model's (config.json, *.safetensors) or one of %s",
-                    dir, opt_known_names());
+        return fail(err, EXIT_FAILED, "%.300s: is no directory; expected a model's, with config.json and *.safetensors", dir);
     cJSON *json = read_object(path, dir, "config.json", err);
     if (!json) return -1;
     memset(config, 0, sizeof *config);

@@ -28,7 +28,8 @@ typedef struct {
     Texts prompt, stop;
     int max_tokens, prompt_len, gen_len, threads;
     Policy policy;       /* gbs, num_gpu_batches 0: not given */
-    bool fixed[6], help; /* fixed: which of wg wc cg cc hg hc are given */
+    bool fixed[6];       /* which of wg wc cg cc hg hc are given */
+    bool verbose, help;
     Sampling sampling;
     size_t capacity[NTIERS]; /* FROM_MACHINE: not given */
 } Options;
@@ -191,6 +192,7 @@ static const Flag flags[] = {
      "K: with a temperature, from the K likeliest tokens (0: all)"},
     {"--seed", "gb", 1, set_seed, AT(sampling.seed), 0, 0x1p62, "N: of sampling, and of bench's prompts and weights (0)"},
     {"--stop", "g", 1, add_text, AT(stop), 0, 0, "TEXT: end a completion before it; may be repeated"},
+    {"--verbose", "g", 0, set_true, AT(verbose), 0, 0, "print the plan, and the measured peaks beside it (bench always does)"},
     {"--help", "gb", 0, set_true, AT(help), 0, 0, "this text"},
 };
 enum { NFLAGS = sizeof flags / sizeof flags[0] };
@@ -395,6 +397,7 @@ static int generate_job(Options *o, const Checkpoint *checkpoint, const Tokenize
                         Error *err) {
     const char *path = o->output ? o->output : "-";
     if (job->task.count && plan_task(run, o, checkpoint, &job->task, err)) return -1;
+    if (job->task.count && o->verbose) plan_print(stderr, run->plan, o->capacity, NULL);
     Completions c = {.job = job,
                      .tokenizer = tokenizer,
                      .out = open_output("--output", path, err),
@@ -408,6 +411,7 @@ static int generate_job(Options *o, const Checkpoint *checkpoint, const Tokenize
     if (c.progress) fprintf(stderr, "\r\033[K");
     Error unwritten;
     if (close_output(c.out, "--output", path, &unwritten) && !status) *err = unwritten, status = -1;
+    if (!status && job->task.count && o->verbose) plan_print(stderr, run->plan, o->capacity, run->device->peak);
     if (!status && job->task.count) print_summary(o, &run->stats, job->task.count);
     return status;
 }
@@ -422,6 +426,15 @@ static int generate_with(Options *o, const Checkpoint *checkpoint, const Tokeniz
     return status;
 }
 
+/* The model's </s> is a special piece of the vocabulary, or the two files do not belong together. */
+static int check_eos(const Tokenizer *tokenizer, const OptConfig *config, const char *dir, Error *err) {
+    size_t len;
+    int32_t eos = config->eos;
+    free(tokenizer_decode(tokenizer, &eos, 1, &len));
+    if (len) return fail(err, EXIT_FAILED, "%.300s: eos_token_id %d of config.json is an ordinary piece of vocab.json; expected </s>", dir, eos);
+    return 0;
+}
+
 static int generate(Options *o, Error *err) {
     OptConfig config;
     struct stat st;
@@ -430,7 +443,8 @@ static int generate(Options *o, Error *err) {
     Checkpoint *checkpoint = checkpoint_open(o->model, err);
     if (!checkpoint) return -1;
     Tokenizer *tokenizer = tokenizer_open(o->model, checkpoint->config.vocab, err);
-    int status = tokenizer ? generate_with(o, checkpoint, tokenizer, err) : -1;
+    int status = tokenizer ? check_eos(tokenizer, &checkpoint->config, o->model, err) : -1;
+    if (!status) status = generate_with(o, checkpoint, tokenizer, err);
     tokenizer_close(tokenizer);
     checkpoint_close(checkpoint);
     return status;

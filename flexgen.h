@@ -409,7 +409,7 @@ void plan_free(Plan *plan);
 /* -1 and err (EXIT_USAGE) when a tier's total is over its capacity: the tier, what it needs and has, its largest term, the flag that
  * shrinks it. */
 int plan_fits(const Plan *plan, const size_t capacity[NTIERS], Error *err);
-/* The table for people. peak may be NULL. */
+/* The table for people; with peak, after a run, only the totals and the peaks beside them. */
 void plan_print(FILE *out, const Plan *plan, const size_t capacity[NTIERS], const size_t *peak);
 /* Without policy flags: everything on the highest tier that still holds it, and batches no larger than the task. fixed[0..5] says
  * which of wg wc cg cc hg hc are given. */

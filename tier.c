@@ -445,8 +445,8 @@ int plan_fits(const Plan *p, const size_t capacity[NTIERS], Error *err) {
 
 void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const size_t *peak) {
     static const char *const what[] = {"weights", "KV cache", "activations"};
-    fprintf(out, "%-34s %12s %12s %12s\n", "plan (MiB)", "GPU", "CPU", "disk");
-    for (int i = 0; i < p->nterms; i++) {
+    fprintf(out, "%-34s %12s %12s %12s\n", peak ? "plan and peak (MiB)" : "plan (MiB)", "GPU", "CPU", "disk");
+    for (int i = 0; i < p->nterms && !peak; i++) {
         bool first = true;
         for (int e = 0; e < i; e++) first = first && strcmp(p->terms[e].name, p->terms[i].name) != 0;
         if (!first) continue; /* one line a name, a column a tier */
@@ -466,7 +466,7 @@ void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const s
         if (rows[r])
             fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0, rows[r][1] / 1048576.0,
                     rows[r][2] / 1048576.0);
-    for (int w = 0; w < 3; w++)
+    for (int w = 0; w < 3 && !peak; w++)
         fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", what[w], 100 * p->achieved[w][0], 100 * p->achieved[w][1],
                 100 * p->achieved[w][2]);
 }
