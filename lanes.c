@@ -186,8 +186,13 @@ static int device_wait(Device *base, Event e, Error *err) {
 // Copies
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Makes the kernel forget file pages that the tiers' accounting does not allow it to keep. */
-static void drop_cache(int fd, size_t offset, size_t bytes, bool written) {
+/* Makes the kernel forget file pages that the tiers' accounting does not allow it to keep. What was written must be on its way first: a lot is
+ * waited for; a little is only sent off, and dropped when it is read. */
+static void drop_cache(int fd, size_t offset, size_t bytes, size_t written) {
+    if (written && written < DIRECT_MIN) {
+        sync_file_range(fd, (off_t)offset, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
+        return;
+    }
     if (written)
         sync_file_range(fd, (off_t)offset, (off_t)bytes,
                         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
@@ -209,6 +214,7 @@ static int transfer(int fd, uint8_t *memory, size_t offset, size_t bytes, bool w
 /* Large reads go around the page cache: whole blocks into the lane's bounce buffer, and what is wanted of them on from there. */
 static int read_direct(HostDevice *d, int lane, int file, uint8_t *memory, size_t offset, size_t bytes, Error *err) {
     uint8_t *bounce = d->lane[lane].bounce;
+    size_t begin = offset;
     while (bytes) {
         size_t skip = offset % BLOCK, want = skip + bytes < BOUNCE ? (skip + bytes + BLOCK - 1) / BLOCK * BLOCK : BOUNCE;
         ssize_t n = pread(d->direct[file], bounce, want, (off_t)(offset - skip));
@@ -220,6 +226,7 @@ static int read_direct(HostDevice *d, int lane, int file, uint8_t *memory, size_
         memcpy(memory, bounce + skip, got);
         memory += got, offset += got, bytes -= got;
     }
+    if (!file) drop_cache(d->offload_fd, begin, offset - begin, 0); /* small writes since the last read are on disk now */
     return 0;
 }
 
@@ -232,11 +239,11 @@ static int disk_move(HostDevice *d, int lane, const Move *m, Error *err) {
         return read_direct(d, lane, disk.file, address(d, memory), disk.offset, bytes, err);
     if (disk.file) { /* weights from the checkpoint, which become F16 on the way */
         if (checkpoint_fill(d->checkpoint, address(d, memory), &disk, 0, count, err)) return -1;
-        drop_cache(d->checkpoint->files[disk.file - 1].fd, disk.offset, bytes, false);
+        drop_cache(d->checkpoint->files[disk.file - 1].fd, disk.offset, bytes, 0);
         return 0;
     }
     if (transfer(d->offload_fd, address(d, memory), disk.offset, bytes, write, err)) return -1;
-    drop_cache(d->offload_fd, disk.offset, bytes, write);
+    drop_cache(d->offload_fd, disk.offset, bytes, write ? bytes : 0);
     return 0;
 }
 
@@ -392,7 +399,7 @@ static int run_append(HostDevice *d, const Posted *job, Error *err) {
         size_t bytes = 2 * span_of(p->k);
         size_t head = p->k.offset % 4096;
         madvise((uint8_t *)k - head, bytes + head, MADV_DONTNEED); /* lets the page cache drop them; nothing is lost in a shared file */
-        drop_cache(d->offload_fd, p->k.offset, bytes, true);
+        drop_cache(d->offload_fd, p->k.offset, bytes, span_of(kv));
     }
     return 0;
 }
@@ -432,7 +439,7 @@ static void device_upload(Device *base, Tensor dst, size_t first, const void *sr
     if (dst.tier == TIER_DISK && first + count == (size_t)dst.rows * dst.cols) {
         size_t head = dst.offset % 4096;
         madvise((uint8_t *)address(d, dst) - head, span_of(dst) + head, MADV_DONTNEED);
-        drop_cache(d->offload_fd, dst.offset, span_of(dst), true);
+        drop_cache(d->offload_fd, dst.offset, span_of(dst), span_of(dst));
     }
 }
 
