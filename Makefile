@@ -61,6 +61,14 @@ sanitize:
 	$(MAKE) --no-print-directory BUILD=build/tsan $(CHECKED) SANITIZE=-fsanitize=thread build/tsan/run_tests
 	for suite in $(TSAN_SUITES); do TSAN_OPTIONS=halt_on_error=1 setarch -R build/tsan/run_tests $$suite || exit 1; done
 
+# Programs of their own, with their own main.
+BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/bench_*.c))
+bench: flexgen $(BENCH)
+	@scripts/bench.sh $(BUILD)
+
+$(BENCH): $(BUILD)/%: $(BUILD)/tests/%.o $(BUILD)/host.o
+	$(CC) $(ALL) $^ -o $@ -lm -lpthread -ldl
+
 clean:
 	rm -rf build flexgen
 

@@ -1,7 +1,7 @@
 /* lanes.c: the device that is this CPU. In-order lanes on threads, events, real copies, counters.
  *
  * A lane is a queue with a thread. An op begins when all its `after` events have happened and everything before it in its lane is
- * done; its own event is its place in the lane. PROJECT and FINISH share the GPU: one of them computes at a time.
+ * done; its own event is its place in the lane. PROJECT and FINISH share the GPU, and so a thread.
  * The GPU tier is an arena in memory with the planned size, the CPU tier another, the disk an unlinked file that exists as long as
  * its descriptor does, so that no way of ending leaves it behind. Appends of single tokens go through the mapping of that file; bulk
  * traffic reads and writes it, and drops what it touched from the page cache, so that the CPU tier's limit stays honest.
@@ -32,6 +32,7 @@ typedef struct Posted Posted;
 /* A posted op: what run needs, by value. */
 struct Posted {
     Op op;
+    uint64_t order;      /* how many ops of all lanes were posted before it */
     int (*run)(HostDevice *, const Posted *, Error *);
     Tensor t[5];
     PageTable table;
@@ -62,7 +63,8 @@ struct HostDevice {
     int *direct;              /* [1 + files of the checkpoint] descriptors that pass the page cache by; -1 where there is no such thing */
     int nfiles;
     pthread_mutex_t lock;     /* guards everything below and the lanes' counters */
-    pthread_mutex_t gpu;      /* held while PROJECT or FINISH computes */
+    pthread_cond_t gpu_cond;  /* something happened that PROJECT or FINISH may wait for */
+    uint64_t nposted;
     bool stop, failed;
     Error error;
     LaneState lane[NLANES];
@@ -118,18 +120,24 @@ static void await(HostDevice *d, Event e) { /* with the lock held */
     while (d->lane[e.lane].done < e.seq) pthread_cond_wait(&d->lane[e.lane].done_cond, &d->lock);
 }
 
-static void run_job(HostDevice *d, LaneState *lane, const Posted *job) {
-    bool computes = lane_channel[lane->index] == GPU;
+/* Runs the lane's first op, whose events have all happened. Lock held, but not while it runs. */
+static void run_first(HostDevice *d, LaneState *lane) {
+    Posted *job = &lane->ring[lane->done % RING];
     Error err;
-    if (d->base.delay_us[lane->index]) usleep(d->base.delay_us[lane->index]);
-    if (computes) pthread_mutex_lock(&d->gpu);
-    double start = now();
-    int status = job->run(d, job, &err);
-    double busy = now() - start;
-    if (computes) pthread_mutex_unlock(&d->gpu);
-    pthread_mutex_lock(&d->lock);
-    d->base.count[lane->index].busy_s += busy;
-    if (status && !d->failed) d->failed = true, d->error = err;
+    if (!d->failed) {
+        pthread_mutex_unlock(&d->lock);
+        if (d->base.delay_us[lane->index]) usleep(d->base.delay_us[lane->index]);
+        double start = now();
+        int status = job->run(d, job, &err);
+        double busy = now() - start;
+        pthread_mutex_lock(&d->lock);
+        d->base.count[lane->index].busy_s += busy;
+        if (status && !d->failed) d->failed = true, d->error = err;
+    }
+    lane->moves_done += job->nmoves;
+    lane->done++;
+    pthread_cond_broadcast(&lane->done_cond);
+    pthread_cond_signal(&d->gpu_cond);
 }
 
 static void *lane_main(void *arg) {
@@ -139,15 +147,34 @@ static void *lane_main(void *arg) {
     for (;;) {
         while (lane->done == lane->posted && !d->stop) pthread_cond_wait(&lane->posted_cond, &d->lock);
         if (lane->done == lane->posted) break;
-        Posted *job = &lane->ring[lane->done % RING];
-        for (int i = 0; i < job->op.nafter; i++) await(d, job->op.after[i]);
-        if (!d->failed) {
-            pthread_mutex_unlock(&d->lock);
-            run_job(d, lane, job); /* comes back with the lock held */
-        }
-        lane->moves_done += job->nmoves;
-        lane->done++;
-        pthread_cond_broadcast(&lane->done_cond);
+        const Op *op = &lane->ring[lane->done % RING].op;
+        for (int i = 0; i < op->nafter; i++) await(d, op->after[i]);
+        run_first(d, lane);
+    }
+    pthread_mutex_unlock(&d->lock);
+    return NULL;
+}
+
+static bool first_is_ready(HostDevice *d, const LaneState *lane) {
+    if (lane->done == lane->posted) return false;
+    const Op *op = &lane->ring[lane->done % RING].op;
+    for (int i = 0; i < op->nafter; i++)
+        if (d->lane[op->after[i].lane].done < op->after[i].seq) return false;
+    return true;
+}
+
+/* One thread, so one team of OpenMP's, serves both lanes of the GPU: of the two first ops it takes the one that can begin, and of two
+ * that can the one that was posted earlier. */
+static void *gpu_main(void *arg) {
+    HostDevice *d = arg;
+    LaneState *project = &d->lane[PROJECT], *finish = &d->lane[FINISH];
+    pthread_mutex_lock(&d->lock);
+    for (;;) {
+        bool p = first_is_ready(d, project), f = first_is_ready(d, finish);
+        if (p && f) f = finish->ring[finish->done % RING].order < project->ring[project->done % RING].order;
+        if (p || f) run_first(d, f ? finish : project);
+        else if (d->stop && project->done == project->posted && finish->done == finish->posted) break;
+        else pthread_cond_wait(&d->gpu_cond, &d->lock);
     }
     pthread_mutex_unlock(&d->lock);
     return NULL;
@@ -165,9 +192,10 @@ static Event post(HostDevice *d, const Op *op, Posted *job, const Move *moves, i
     job->move = lane->moves_posted;
     for (int i = 0; i < n; i++) lane->moves[(lane->moves_posted + i) % d->move_capacity] = moves[i];
     lane->moves_posted += n;
+    job->order = d->nposted++;
     lane->ring[lane->posted % RING] = *job;
     Event event = {op->lane, ++lane->posted};
-    pthread_cond_signal(&lane->posted_cond);
+    pthread_cond_signal(lane_channel[op->lane] == GPU ? &d->gpu_cond : &lane->posted_cond);
     pthread_mutex_unlock(&d->lock);
     return event;
 }
@@ -463,6 +491,7 @@ static void device_close(Device *base) {
     d->stop = true;
     d->failed = true; /* what is still queued is no longer wanted */
     for (int i = 0; i < NLANES; i++) pthread_cond_broadcast(&d->lane[i].posted_cond);
+    pthread_cond_broadcast(&d->gpu_cond);
     pthread_mutex_unlock(&d->lock);
     for (int i = 0; i < NLANES; i++) {
         if (d->lane[i].thread) pthread_join(d->lane[i].thread, NULL);
@@ -478,7 +507,7 @@ static void device_close(Device *base) {
         if (d->arena[t]) munmap(d->arena[t], d->bytes[t]);
     if (d->offload_fd >= 0) close(d->offload_fd);
     pthread_mutex_destroy(&d->lock);
-    pthread_mutex_destroy(&d->gpu);
+    pthread_cond_destroy(&d->gpu_cond);
     free(d);
 }
 
@@ -511,6 +540,7 @@ static int open_disk(HostDevice *d, const char *dir, size_t bytes, Error *err) {
                     "less to the disk", bytes / 1048576.0, dir, strerror(status));
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, d->offload_fd, 0);
     if (p == MAP_FAILED) return fail(err, EXIT_FAILED, "cannot map the offload file in %s: %s", dir, strerror(errno));
+    madvise(p, bytes, MADV_RANDOM); /* a token's place is all that is touched; nothing around it is wanted */
     d->arena[TIER_DISK] = p;
     d->bytes[TIER_DISK] = bytes;
     return 0;
@@ -532,7 +562,8 @@ static int open_lanes(HostDevice *d, Error *err) {
     for (int i = 0; i < NLANES; i++) {
         LaneState *lane = &d->lane[i];
         lane->moves = xcalloc(d->move_capacity, sizeof(Move));
-        int status = pthread_create(&lane->thread, NULL, lane_main, lane);
+        if (i == FINISH) continue; /* PROJECT's thread serves it */
+        int status = i == PROJECT ? pthread_create(&lane->thread, NULL, gpu_main, d) : pthread_create(&lane->thread, NULL, lane_main, lane);
         if (status) return fail(err, EXIT_FAILED, "cannot start a thread: %s", strerror(status));
     }
     return 0;
@@ -557,7 +588,7 @@ Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *of
         if (d->terms[i].offset == SIZE_MAX) d->base.peak[TIER_DISK] += d->terms[i].bytes;
     d->move_capacity = 256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES);
     pthread_mutex_init(&d->lock, NULL);
-    pthread_mutex_init(&d->gpu, NULL);
+    pthread_cond_init(&d->gpu_cond, NULL);
     for (int i = 0; i < NLANES; i++) {
         d->lane[i].device = d;
         d->lane[i].index = i;
