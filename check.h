@@ -33,19 +33,20 @@ __attribute__((format(printf, 3, 4))) static inline int fail(Error *err, int cod
 }
 
 /* A condition that only a bug of ours can break. */
-#define CHECK(cond)                                                                       \
-    do {                                                                                  \
-        if (!(cond)) {                                                                    \
-            fprintf(stderr, "flexgen: bug: %s:%d: %s\n", __FILE__, __LINE__, #cond);      \
-            abort();                                                                      \
-        }                                                                                 \
+#define CHECK(cond)                                                                  \
+    do {                                                                             \
+        if (!(cond)) {                                                               \
+            fprintf(stderr, "flexgen: bug: %s:%d: %s\n", __FILE__, __LINE__, #cond); \
+            abort();                                                                 \
+        }                                                                            \
     } while (0)
 
 /* Small allocations (never the tiers): out of memory here is the end. Zeroed. */
 static inline void *xcalloc(size_t count, size_t size) {
     void *p = calloc(count ? count : 1, size ? size : 1);
     if (!p) {
-        fprintf(stderr, "flexgen: out of memory (%zu x %zu bytes); close other programs or use a smaller task\n", count, size);
+        fprintf(stderr, "flexgen: out of memory (%zu x %zu bytes); close other programs or use a smaller task\n", count,
+                size);
         exit(EXIT_FAILED);
     }
     return p;
@@ -54,7 +55,8 @@ static inline void *xcalloc(size_t count, size_t size) {
 static inline void *xrealloc(void *old, size_t count, size_t size) {
     void *p = size > 0 && count > (size_t)-1 / size ? NULL : realloc(old, count && size ? count * size : 1);
     if (!p) {
-        fprintf(stderr, "flexgen: out of memory (%zu x %zu bytes); close other programs or use a smaller task\n", count, size);
+        fprintf(stderr, "flexgen: out of memory (%zu x %zu bytes); close other programs or use a smaller task\n", count,
+                size);
         exit(EXIT_FAILED);
     }
     return p;

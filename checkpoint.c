@@ -163,7 +163,8 @@ static int read_config(OptConfig *config, bool *tied, const char *dir, Error *er
     char path[MAX_PATH];
     struct stat st;
     if (stat(dir, &st) != 0 || !S_ISDIR(st.st_mode))
-        return fail(err, EXIT_FAILED, "%.300s: is no directory; expected a model's, with config.json and *.safetensors", dir);
+        return fail(err, EXIT_FAILED, "%.300s: is no directory; expected a model's, with config.json and *.safetensors",
+                    dir);
     cJSON *json = read_object(path, dir, "config.json", err);
     if (!json) return -1;
     memset(config, 0, sizeof *config);
@@ -372,9 +373,7 @@ static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
     return file_map(&c->files[c->nfiles - 1], dir, name, err) == 0 ? file_entries(o, c->nfiles - 1, err) : -1;
 }
 
-static int compare_strings(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
+static int compare_strings(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 /* The distinct file names of an index's weight_map into names[]; returns their number, or -1. */
 static int shard_names(const char **names, const cJSON *map, const char *path, Error *err) {
@@ -462,9 +461,7 @@ static const char *const global_names[NGLOBALS] = {[TOK_EMBED] = "model.decoder.
                                                    [FINAL_LN_B] = "model.decoder.final_layer_norm.bias",
                                                    [LM_HEAD] = "lm_head.weight"};
 
-static bool is_matrix(Role role) {
-    return role % 2 == 0 && role != LN1_W && role != LN2_W;
-}
+static bool is_matrix(Role role) { return role % 2 == 0 && role != LN1_W && role != LN2_W; }
 
 static int compare_names(const void *a, const void *b) {
     return strcmp(((const Entry *)a)->name, ((const Entry *)b)->name);

@@ -27,8 +27,8 @@ typedef struct {
     const char *model, *prompts, *output, *json, *offload_dir, *device;
     Texts prompt, stop;
     int max_tokens, prompt_len, gen_len, threads;
-    Policy policy;       /* gbs, num_gpu_batches 0: not given */
-    bool fixed[6];       /* which of wg wc cg cc hg hc are given */
+    Policy policy; /* gbs, num_gpu_batches 0: not given */
+    bool fixed[6]; /* which of wg wc cg cc hg hc are given */
     bool verbose, help;
     Sampling sampling;
     size_t capacity[NTIERS]; /* FROM_MACHINE: not given */
@@ -46,9 +46,7 @@ struct Flag {
     const char *help;
 };
 
-static void *field(Options *o, const Flag *flag) {
-    return (char *)o + flag->at;
-}
+static void *field(Options *o, const Flag *flag) { return (char *)o + flag->at; }
 
 static int set_text(Options *o, const Flag *flag, char **v, Error *err) {
     (void)err;
@@ -192,7 +190,8 @@ static const Flag flags[] = {
      "K: with a temperature, from the K likeliest tokens (0: all)"},
     {"--seed", "gb", 1, set_seed, AT(sampling.seed), 0, 0x1p62, "N: of sampling, and of bench's prompts and weights (0)"},
     {"--stop", "g", 1, add_text, AT(stop), 0, 0, "TEXT: end a completion before it; may be repeated"},
-    {"--verbose", "g", 0, set_true, AT(verbose), 0, 0, "print the plan, and the measured peaks beside it (bench always does)"},
+    {"--verbose", "g", 0, set_true, AT(verbose), 0, 0,
+     "print the plan, and the measured peaks beside it (bench always does)"},
     {"--help", "gb", 0, set_true, AT(help), 0, 0, "this text"},
 };
 enum { NFLAGS = sizeof flags / sizeof flags[0] };
@@ -431,7 +430,9 @@ static int check_eos(const Tokenizer *tokenizer, const OptConfig *config, const 
     size_t len;
     int32_t eos = config->eos;
     free(tokenizer_decode(tokenizer, &eos, 1, &len));
-    if (len) return fail(err, EXIT_FAILED, "%.300s: eos_token_id %d of config.json is an ordinary piece of vocab.json; expected </s>", dir, eos);
+    if (len)
+        return fail(err, EXIT_FAILED,
+                    "%.300s: eos_token_id %d of config.json is an ordinary piece of vocab.json; expected </s>", dir, eos);
     return 0;
 }
 
@@ -483,9 +484,7 @@ static void add_figures(cJSON *to, const Figure *figures, size_t n) {
 }
 
 /* The disk's share, without the dust of a subtraction. */
-static double rest(double gpu, double cpu) {
-    return 1 - gpu - cpu < 1e-9 ? 0 : 1 - gpu - cpu;
-}
+static double rest(double gpu, double cpu) { return 1 - gpu - cpu < 1e-9 ? 0 : 1 - gpu - cpu; }
 
 /* The policy and the times, under the paper's names. */
 static void add_run(cJSON *json, const Options *o, const Run *run) {

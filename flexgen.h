@@ -42,7 +42,8 @@ typedef struct {
 
 /* Parses text[0..len) as exactly one JSON value. Refuses what cJSON would let pass: invalid UTF-8, \u0000 (it would cut
  * a string short), lone surrogates, duplicate keys in one object, bytes after the value, nesting deeper than 64. what names
- * the source in messages ("models/x/config.json", "prompts.jsonl line 7"). Returns NULL and fills err; else cJSON_Delete it. */
+ * the source in messages ("models/x/config.json", "prompts.jsonl line 7"). Returns NULL and fills err; else cJSON_Delete
+ * it. */
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err);
 
 /* Reads a whole regular file of at most max_bytes into a malloc'ed buffer with a 0 after it; NULL and err when it is
@@ -58,17 +59,33 @@ bool utf8_valid(const char *s, size_t len);
 
 typedef struct {
     char name[64];
-    int l, h1, h2, nh;    /* layers, hidden size, FFN size, heads */
-    int vocab, max_pos;   /* vocabulary; positions (the table has max_pos + 2 rows, positions are offset by 2) */
-    int embed;            /* word_embed_proj_dim: columns of the token table; h1 unless the model projects in and out */
-    bool pre_norm;        /* do_layer_norm_before; false only in opt-350m */
-    bool final_norm;      /* a layernorm after the last layer: pre_norm and not _remove_final_layer_norm */
-    int eos;              /* </s>, also the first token of every prompt (2) */
+    int l, h1, h2, nh;  /* layers, hidden size, FFN size, heads */
+    int vocab, max_pos; /* vocabulary; positions (the table has max_pos + 2 rows, positions are offset by 2) */
+    int embed;          /* word_embed_proj_dim: columns of the token table; h1 unless the model projects in and out */
+    bool pre_norm;      /* do_layer_norm_before; false only in opt-350m */
+    bool final_norm;    /* a layernorm after the last layer: pre_norm and not _remove_final_layer_norm */
+    int eos;            /* </s>, also the first token of every prompt (2) */
 } OptConfig;
 
 /* The tensors of one decoder layer. A weight is followed by its bias; matrices are (out, in) as in the checkpoint. */
 typedef enum {
-    LN1_W, LN1_B, Q_W, Q_B, K_W, K_B, V_W, V_B, O_W, O_B, LN2_W, LN2_B, FC1_W, FC1_B, FC2_W, FC2_B, NROLES
+    LN1_W,
+    LN1_B,
+    Q_W,
+    Q_B,
+    K_W,
+    K_B,
+    V_W,
+    V_B,
+    O_W,
+    O_B,
+    LN2_W,
+    LN2_B,
+    FC1_W,
+    FC1_B,
+    FC2_W,
+    FC2_B,
+    NROLES
 } Role;
 
 /* The tensors outside the layers. Absent ones have rows 0: project_in/out when embed == h1, final norm when
@@ -98,10 +115,10 @@ typedef struct {
     OptConfig config;
     MappedFile *files; /* the safetensors files; Tensor.file == 1 + index */
     int nfiles;
-    Tensor (*layer)[NROLES];  /* [l], tier DISK, type F16, BF16 or F32, dense */
-    Tensor global[NGLOBALS];  /* rows 0 when absent */
-    bool dummy;               /* a named size without files: tensors are F16 with file 0, see checkpoint_fill */
-    uint64_t seed;            /* of a dummy */
+    Tensor (*layer)[NROLES]; /* [l], tier DISK, type F16, BF16 or F32, dense */
+    Tensor global[NGLOBALS]; /* rows 0 when absent */
+    bool dummy;              /* a named size without files: tensors are F16 with file 0, see checkpoint_fill */
+    uint64_t seed;           /* of a dummy */
 } Checkpoint;
 
 /* Opens dir/config.json and dir/model.safetensors, or the shards of dir/model.safetensors.index.json. Every tensor that
@@ -134,9 +151,9 @@ typedef struct Tokenizer Tokenizer;
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err);
 /* Ids of text[0..len) (valid UTF-8), without </s>; the caller frees *ids. Returns their number, or -1 and err. */
 int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, int32_t **ids, Error *err);
-/* The bytes of ids[0..n), 0-terminated, malloc'ed; *len their number. Special pieces (<s> <pad> </s> <unk>) and ids without a
- * piece give nothing. Invalid UTF-8 at the very end (a character whose bytes are not all there) or inside becomes U+FFFD, so that the
- * result is always valid UTF-8. */
+/* The bytes of ids[0..n), 0-terminated, malloc'ed; *len their number. Special pieces (<s> <pad> </s> <unk>) and ids without
+ * a piece give nothing. Invalid UTF-8 at the very end (a character whose bytes are not all there) or inside becomes U+FFFD,
+ * so that the result is always valid UTF-8. */
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len);
 void tokenizer_close(Tokenizer *tokenizer);
 
@@ -155,27 +172,30 @@ const char *host_isa(void);
 /* Threads the kernels may use from now on (OpenMP); 0 asks for all cores. Returns the number. */
 int host_set_threads(int threads);
 
-/* y[r] = table[idx[r]] (or y[r] += with add). y (rows, cols) F32, table (any, cols) F16, BF16 or F32, table_ld in elements. */
+/* y[r] = table[idx[r]] (or y[r] += with add). y (rows, cols) F32, table (any, cols) F16, BF16 or F32, table_ld in elements.
+ */
 void host_embed(float *y, const void *table, Type type, size_t table_ld, const int32_t *idx, int rows, int cols, bool add);
 /* y[r] = (x[r] - mean) / sqrt(var + 1e-5) * w + b; y may be x. x, y (rows, cols) F32; w, b (cols) F16. */
 void host_layernorm(float *y, const float *x, const f16 *w, const f16 *b, int rows, int cols);
 /* y = x w^T + b, then ReLU if relu, then + residual if not NULL (which may be y itself, with y's type F32 and y's ld).
  * x (m, k) F32 dense; w (n, k) F16 dense; b (n) F16 or NULL; y (m, n) F32 or F16, y_ld elements from row to row.
  * Every output sums over k in one fixed order (section 3's x.w_Q and so on). */
-void host_linear(void *y, Type y_type, size_t y_ld, const float *x, const f16 *w, const f16 *b, const float *residual, bool relu,
-                 int m, int n, int k);
+void host_linear(void *y, Type y_type, size_t y_ld, const float *x, const f16 *w, const f16 *b, const float *residual,
+                 bool relu, int m, int n, int k);
 /* Prefill attention: causal softmax(q k^T / sqrt(hd)) v of nseq whole prompts lying one after another. Sequence r owns rows
  * start[r] .. start[r+1]. q, o (rows, h1) F32 dense; kv (rows, 2 h1) F16: a row is its k then its v. q is not yet scaled.
  * Working memory per thread does not grow with nseq or with s x s. */
 void host_attend_prefill(float *o, const float *q, const f16 *kv, const int32_t *start, int nseq, int h1, int nh);
-/* Decode attention of one new token per sequence over paged KV (section 4.2, computation delegation: the same function serves the
- * GPU tier and the CPU). Sequence r's token t lies in page pages[r*max_pages + t/page_tokens], row t % page_tokens; it attends to
- * tokens 0 .. len[r]-1. k, v: (npages, page_tokens, h1) F16. q, o (nseq, h1) F32. Reads every byte of K and V once, in place. */
+/* Decode attention of one new token per sequence over paged KV (section 4.2, computation delegation: the same function
+ * serves the GPU tier and the CPU). Sequence r's token t lies in page pages[r*max_pages + t/page_tokens], row t %
+ * page_tokens; it attends to tokens 0 .. len[r]-1. k, v: (npages, page_tokens, h1) F16. q, o (nseq, h1) F32. Reads every
+ * byte of K and V once, in place. */
 void host_attend(float *o, const float *q, const f16 *k, const f16 *v, const int32_t *pages, const int32_t *len, int nseq,
                  int max_pages, int page_tokens, int h1, int nh);
-/* Puts kv row r (k then v, (rows, 2 h1) F16) at token pos[r] of sequence seq[r] of the page table (seq may skip and repeat). */
-void host_append(f16 *k, f16 *v, const f16 *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows, int max_pages,
-                 int page_tokens, int h1);
+/* Puts kv row r (k then v, (rows, 2 h1) F16) at token pos[r] of sequence seq[r] of the page table (seq may skip and
+ * repeat). */
+void host_append(f16 *k, f16 *v, const f16 *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows,
+                 int max_pages, int page_tokens, int h1);
 
 typedef struct {
     float temperature; /* 0: greedy */
@@ -184,10 +204,11 @@ typedef struct {
     uint64_t seed;
 } Sampling;
 
-/* The next token of each row of logits (rows, vocab) F32. Greedy: the largest, the lowest id among equals. Otherwise softmax at
- * temperature, cut to top_k, then to the smallest set with mass >= top_p, drawn with a counter-based generator from (seed, prompt[r],
- * pos[r]) alone. ids[rows]. NaN logits never win over numbers. */
-void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos, const Sampling *sampling, int rows, int vocab);
+/* The next token of each row of logits (rows, vocab) F32. Greedy: the largest, the lowest id among equals. Otherwise
+ * softmax at temperature, cut to top_k, then to the smallest set with mass >= top_p, drawn with a counter-based generator
+ * from (seed, prompt[r], pos[r]) alone. ids[rows]. NaN logits never win over numbers. */
+void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos, const Sampling *sampling,
+               int rows, int vocab);
 
 // ---------------------------------------------------------------------------------------------------------------
 // lanes.c: the table of device functions, and the host device
@@ -196,10 +217,10 @@ void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const i
 /* What a lane occupies: a link, a processor. */
 typedef enum { CTOG, GTOC, DTOC, CTOD, GPU, CPU, NCHANNELS } Channel;
 
-/* In-order queues. W_: weights, C_: cache and activations; READ: disk to CPU, LOAD: CPU to GPU. A_DOWN and A_UP carry the queries
- * of delegated attention down and its results up, so that they never wait behind a slab or a store. PROJECT and FINISH are
- * the two halves of a layer on either side of its attention; they share the GPU, so that batch k+1 can be projected
- * while the CPU still attends for batch k. */
+/* In-order queues. W_: weights, C_: cache and activations; READ: disk to CPU, LOAD: CPU to GPU. A_DOWN and A_UP carry the
+ * queries of delegated attention down and its results up, so that they never wait behind a slab or a store. PROJECT and
+ * FINISH are the two halves of a layer on either side of its attention; they share the GPU, so that batch k+1 can be
+ * projected while the CPU still attends for batch k. */
 typedef enum { W_READ, W_LOAD, C_READ, C_LOAD, STORE, D_WRITE, A_DOWN, A_UP, PROJECT, FINISH, ATTEND, NLANES } Lane;
 extern const Channel lane_channel[NLANES];
 extern const char *const lane_name[NLANES], *const channel_name[NCHANNELS], *const tier_name[NTIERS];
@@ -226,8 +247,9 @@ typedef struct {
     Tensor dst, src;
 } Move;
 
-/* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1) views, pages (nseq, max_pages)
- * and len (nseq) I32 views, all on the tier of the processor that attends. Indices only: a GPU kernel reads it as it is. */
+/* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1) views, pages (nseq,
+ * max_pages) and len (nseq) I32 views, all on the tier of the processor that attends. Indices only: a GPU kernel reads it
+ * as it is. */
 typedef struct {
     Tensor k, v, pages, len;
     int page_tokens;
@@ -238,12 +260,13 @@ typedef struct {
     double busy_s;        /* the lane worked, waits not counted */
 } LaneCount;
 
-/* A device: in-order lanes that carry out ops and meet at events. A function only posts and returns the event of its end; views,
- * page tables and moves are copied by the post, the index arrays that they point to are not. Shapes as in the host_ twins. */
+/* A device: in-order lanes that carry out ops and meet at events. A function only posts and returns the event of its end;
+ * views, page tables and moves are copied by the post, the index arrays that they point to are not. Shapes as in the host_
+ * twins. */
 typedef struct Device Device;
 struct Device {
     const char *name;
-    Type act_type;   /* of activations: F32 on the host */
+    Type act_type;       /* of activations: F32 on the host */
     size_t peak[NTIERS]; /* bytes of each tier that ops have touched, term by term (see Plan) */
     LaneCount count[NLANES];
     int delay_us[NLANES]; /* each op of a lane is held up by so much before it begins; tests find missing events with it */
@@ -257,25 +280,27 @@ struct Device {
     Event (*append)(Device *, const Op *, const PageTable *, Tensor kv, Tensor seq, Tensor pos);
     Event (*pick)(Device *, const Op *, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *);
 
-    /* Puts count elements at element `first` of a dense view on GPU or CPU, at once: for loading, before any op is posted. */
+    /* Puts count elements at element `first` of a dense view on GPU or CPU, at once: for loading, before any op is posted.
+     */
     void (*upload)(Device *, Tensor dst, size_t first, const void *src, size_t count);
-    int (*wait)(Device *, Event, Error *);    /* until it has happened; -1 once any op has failed (the first error sticks) */
-    void *(*host)(Device *, Tensor);          /* address of a view on the CPU tier, for the thread that posts; sim: NULL */
-    double (*now)(Device *);                  /* seconds */
-    void (*close)(Device *);                  /* ends lanes, frees tiers, removes the offload file */
+    int (*wait)(Device *, Event, Error *); /* until it has happened; -1 once any op has failed (the first error sticks) */
+    void *(*host)(Device *, Tensor);       /* address of a view on the CPU tier, for the thread that posts; sim: NULL */
+    double (*now)(Device *);               /* seconds */
+    void (*close)(Device *);               /* ends lanes, frees tiers, removes the offload file */
 };
 
 typedef struct Plan Plan;
-/* Opens the host device with one allocation a tier, as large as the plan says: GPU and CPU in memory, disk in an unlinked file
- * under offload_dir (fully allocated beforehand, so that a full disk is an error here and nowhere else). checkpoint serves disk
- * reads of weights and must outlive the device. NULL and err when memory or disk are not there. */
+/* Opens the host device with one allocation a tier, as large as the plan says: GPU and CPU in memory, disk in an unlinked
+ * file under offload_dir (fully allocated beforehand, so that a full disk is an error here and nowhere else). checkpoint
+ * serves disk reads of weights and must outlive the device. NULL and err when memory or disk are not there. */
 Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
 // opt_model.c again: the forward pass through the table of device functions, as pieces of a sweep (section 3)
 //
-// Each posts on op.lane, the first op behind op.after, and returns its last event. Views: x (rows, h1) is the hidden state, changed in
-// place; w one layer's tensors on the GPU; norm and ffn are scratch of at most norm.rows rows, through which the rows pass piece by piece.
+// Each posts on op.lane, the first op behind op.after, and returns its last event. Views: x (rows, h1) is the hidden state,
+// changed in place; w one layer's tensors on the GPU; norm and ffn are scratch of at most norm.rows rows, through which the
+// rows pass piece by piece.
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Rows first .. first+n-1 of a view. */
@@ -291,16 +316,20 @@ static inline Tensor tensor_cols(Tensor t, int first, int n) {
     return t;
 }
 
-/* The hidden state of new tokens: x = token rows + position rows. tokens: (rows, embed) gathered token rows, or with rows 0 the table itself
- * is on the GPU: table, ids. positions (1, rows) I32 are already offset by 2. embedded: scratch for project_in. */
-Event opt_embed(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor x, Tensor tokens, Tensor ids,
-                Tensor positions, Tensor embedded);
+/* The hidden state of new tokens: x = token rows + position rows. tokens: (rows, embed) gathered token rows, or with rows 0
+ * the table itself is on the GPU: table, ids. positions (1, rows) I32 are already offset by 2. embedded: scratch for
+ * project_in. */
+Event opt_embed(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor x, Tensor tokens,
+                Tensor ids, Tensor positions, Tensor embedded);
 /* The half of a layer before attention: q (rows, h1) and kv (rows, 2 h1) F16, a row's k then its v. */
-Event opt_project(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor q, Tensor kv, Tensor x, Tensor norm);
+Event opt_project(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor q, Tensor kv, Tensor x,
+                  Tensor norm);
 /* The half after it: x += o w_O, then the MLP; o (rows, h1). */
-Event opt_finish(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm, Tensor ffn);
+Event opt_finish(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm,
+                 Tensor ffn);
 /* Final norm, project_out and the head: logits (rows, vocab) of the last rows x (rows, h1), which it overwrites. */
-Event opt_logits(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor head, Tensor logits, Tensor x, Tensor out);
+Event opt_logits(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor head, Tensor logits,
+                 Tensor x, Tensor out);
 
 // ---------------------------------------------------------------------------------------------------------------
 // tier.c: placement, the plan, KV pages (section 4.2)
@@ -338,15 +367,15 @@ typedef struct {
     Tier kv, act;  /* home of its KV pages, of its activations */
 } Seat;
 
-/* Deals prompts first .. first+count-1, one block, to GPU batches of gbs and to tiers, so that the block as a whole has its cg cc cd
- * and hg hc hd to within one sequence. Within a batch seats are ordered by kv tier, and their act tiers never fall back,
- * so that each tier's rows lie together. */
+/* Deals prompts first .. first+count-1, one block, to GPU batches of gbs and to tiers, so that the block as a whole has its
+ * cg cc cd and hg hc hd to within one sequence. Within a batch seats are ordered by kv tier, and their act tiers never fall
+ * back, so that each tier's rows lie together. */
 void deal_block(Seat *seats, const Policy *policy, int first, int count);
 /* Prompts in a block: gbs * num_gpu_batches, or gbs where the schedule keeps one batch in flight. */
 int block_size(const Policy *policy);
 
-/* Chooses a home for every tensor of every decoder layer (a weight and its bias stay together), by error diffusion across layers:
- * bytes per tier are wg, wc, wd of all to within the share of one tensor. home is [l][NROLES]. */
+/* Chooses a home for every tensor of every decoder layer (a weight and its bias stay together), by error diffusion across
+ * layers: bytes per tier are wg, wc, wd of all to within the share of one tensor. home is [l][NROLES]. */
 void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc);
 
 /* One line of the plan: bytes of one tier for one purpose. */
@@ -363,59 +392,61 @@ typedef struct {
     size_t slab_offset; /* in the slot, when home is not the GPU */
 } WeightPlace;
 
-/* Every byte that each tier will hold, before anything is allocated, and where. Layer l stands for the head: the token table
- * (or lm_head), which is streamed like a layer when it does not rest on the GPU. */
+/* Every byte that each tier will hold, before anything is allocated, and where. Layer l stands for the head: the token
+ * table (or lm_head), which is streamed like a layer when it does not rest on the GPU. */
 struct Plan {
     OptConfig config;
     Policy policy;
     Type act_type;
     Term terms[MAX_TERMS];
     int nterms;
-    size_t total[NTIERS];   /* of arenas and offload file, and for the disk of the checkpoint's share too */
-    size_t offload_bytes;   /* of the disk's total: the offload file */
+    size_t total[NTIERS];       /* of arenas and offload file, and for the disk of the checkpoint's share too */
+    size_t offload_bytes;       /* of the disk's total: the offload file */
     double achieved[3][NTIERS]; /* weights, cache, activations: fractions as they come out */
 
-    WeightPlace (*weight)[NROLES];  /* [l] */
-    Role (*slab_order)[NROLES];     /* [l] the order of a layer's tensors in its slab: as in the checkpoint */
-    WeightPlace global[NGLOBALS];   /* the head streams as layer l when it is not on the GPU */
-    Global head;                    /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
-    size_t *cpu_slab, *disk_slab;   /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
-    size_t *cpu_slab_offset;        /* [l + 1] in the CPU arena */
-    size_t slot_bytes[2];           /* of the two staging slots on the GPU, which streaming layers take in turn */
-    size_t disk_slot_bytes[2];      /* of the disk's two staging slots on the CPU tier */
+    WeightPlace (*weight)[NROLES]; /* [l] */
+    Role (*slab_order)[NROLES];    /* [l] the order of a layer's tensors in its slab: as in the checkpoint */
+    WeightPlace global[NGLOBALS];  /* the head streams as layer l when it is not on the GPU */
+    Global head;                   /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
+    size_t *cpu_slab, *disk_slab;  /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
+    size_t *cpu_slab_offset;       /* [l + 1] in the CPU arena */
+    size_t slot_bytes[2];          /* of the two staging slots on the GPU, which streaming layers take in turn */
+    size_t disk_slot_bytes[2];     /* of the disk's two staging slots on the CPU tier */
 
-    int slots;                      /* GPU batches in flight */
-    int max_rows, max_seqs, max_pages, chunk; /* of a batch: token rows, sequences; pages of a sequence; rows a piece of the layer takes */
-    int off_rows, off_seqs;         /* largest share of a batch whose KV is not on the GPU: rows, sequences */
-    int npages[NTIERS];             /* KV pages of each tier's pool */
-    int staged_pages[2];            /* pages of one staging slot: on the GPU, on the CPU (of the disk) */
-    int nws;                        /* rotating workspaces */
-    int *act_rows[NTIERS];          /* [slots] rows of activation home of each batch */
-    int *act_first[NTIERS];         /* [slots] its first row in the tier's activation term */
+    int slots; /* GPU batches in flight */
+    int max_rows, max_seqs, max_pages,
+        chunk;              /* of a batch: token rows, sequences; pages of a sequence; rows a piece of the layer takes */
+    int off_rows, off_seqs; /* largest share of a batch whose KV is not on the GPU: rows, sequences */
+    int npages[NTIERS];     /* KV pages of each tier's pool */
+    int staged_pages[2];    /* pages of one staging slot: on the GPU, on the CPU (of the disk) */
+    int nws;                /* rotating workspaces */
+    int *act_rows[NTIERS];  /* [slots] rows of activation home of each batch */
+    int *act_first[NTIERS]; /* [slots] its first row in the tier's activation term */
     int max_act_rows[NTIERS];
-    bool need_x;                    /* some batch has activations off the GPU: workspaces hold x */
+    bool need_x; /* some batch has activations off the GPU: workspaces hold x */
 
     /* offsets of the regions, by tier where they exist on several */
     size_t kv[NTIERS], kv_staging[2], act[NTIERS], act_staging[2];
     size_t staging[2], disk_staging[2], x, q, kvrow, o, norm, norm2, ffn, embedded, head_x, head_out, logits;
     size_t cpu_q, cpu_o, cpu_kvrow, gathered, cpu_logits;
-    size_t tables[2], table_bytes;  /* GPU, CPU: the batches' index tables, two of each, one after another */
-    size_t picked[2];               /* GPU, CPU: chosen ids (slots, max_seqs) */
+    size_t tables[2], table_bytes; /* GPU, CPU: the batches' index tables, two of each, one after another */
+    size_t picked[2];              /* GPU, CPU: chosen ids (slots, max_seqs) */
 };
 
 /* Plans the task under the policy. Never fails for want of memory: see plan_fits. Fails where a prompt is impossible. */
 Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type, Error *err);
 void plan_free(Plan *plan);
-/* -1 and err (EXIT_USAGE) when a tier's total is over its capacity: the tier, what it needs and has, its largest term, the flag that
- * shrinks it. */
+/* -1 and err (EXIT_USAGE) when a tier's total is over its capacity: the tier, what it needs and has, its largest term, the
+ * flag that shrinks it. */
 int plan_fits(const Plan *plan, const size_t capacity[NTIERS], Error *err);
 /* The table for people; with peak, after a run, only the totals and the peaks beside them. */
 void plan_print(FILE *out, const Plan *plan, const size_t capacity[NTIERS], const size_t *peak);
-/* Without policy flags: everything on the highest tier that still holds it, and batches no larger than the task. fixed[0..5] says
- * which of wg wc cg cc hg hc are given. */
-int policy_default(Policy *policy, const bool fixed[6], bool fixed_gbs, bool fixed_batches, const Checkpoint *checkpoint, const Task *task,
-                   Type act_type, const size_t capacity[NTIERS], Error *err);
-/* Fills the weights' homes: reads (or generates) every tensor once into its GPU or CPU home, a dummy's disk share into the offload file. */
+/* Without policy flags: everything on the highest tier that still holds it, and batches no larger than the task.
+ * fixed[0..5] says which of wg wc cg cc hg hc are given. */
+int policy_default(Policy *policy, const bool fixed[6], bool fixed_gbs, bool fixed_batches, const Checkpoint *checkpoint,
+                   const Task *task, Type act_type, const size_t capacity[NTIERS], Error *err);
+/* Fills the weights' homes: reads (or generates) every tensor once into its GPU or CPU home, a dummy's disk share into the
+ * offload file. */
 int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err);
 
 /* Page indices of one tier's pool: the lowest free one first, so that pages taken together lie together. */
@@ -450,7 +481,7 @@ typedef struct {
 } Listener;
 
 typedef struct {
-    double prefill_s, decode_s, total_s; /* sweeps in which some batch was in prefill; the others; their sum */
+    double prefill_s, decode_s, total_s;     /* sweeps in which some batch was in prefill; the others; their sum */
     long prefill_tokens, generated, decoded; /* prompt tokens; new tokens; those of them made by the decode sweeps */
     long sweeps;
 } RunStats;
@@ -469,15 +500,18 @@ typedef struct {
     int capacity;
 } Job;
 
-/* One prompt as a text. default_n tokens are to be generated; less where the model's positions end before. where names it in messages. */
-int job_add(Job *job, const char *text, size_t len, const char *id, int n, const Tokenizer *tokenizer, const OptConfig *config,
-            const char *where, Error *err);
-/* Prompts from a file ("-": standard input): JSON lines {"id"?, "prompt", "max_tokens"?} if the first line begins with {, else plain lines.
- * Blank lines are passed over; an id is a string or a whole number below 2^53 and defaults to the line's number from 0. */
+/* One prompt as a text. default_n tokens are to be generated; less where the model's positions end before. where names it
+ * in messages. */
+int job_add(Job *job, const char *text, size_t len, const char *id, int n, const Tokenizer *tokenizer,
+            const OptConfig *config, const char *where, Error *err);
+/* Prompts from a file ("-": standard input): JSON lines {"id"?, "prompt", "max_tokens"?} if the first line begins with {,
+ * else plain lines. Blank lines are passed over; an id is a string or a whole number below 2^53 and defaults to the line's
+ * number from 0. */
 int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err);
 void job_free(Job *job);
 
-/* Writes completions as sequences end: JSON lines {"id", "prompt", "completion", "tokens", "finish_reason"}, each synced. */
+/* Writes completions as sequences end: JSON lines {"id", "prompt", "completion", "tokens", "finish_reason"}, each synced.
+ */
 typedef struct {
     const Job *job;
     const Tokenizer *tokenizer;

@@ -50,24 +50,16 @@ typedef float V __attribute__((vector_size(VL * 4)));
 typedef int32_t VI __attribute__((vector_size(VL * 4)));
 typedef float V4 __attribute__((vector_size(16)));
 
-INLINE V v_set(float x) {
-    return x - (V){0};
-}
-INLINE V v_select(VI mask, V yes, V no) {
-    return (V)(((VI)yes & mask) | ((VI)no & ~mask));
-}
-INLINE V v_max(V a, V b) {
-    return v_select(a < b, b, a);
-}
+INLINE V v_set(float x) { return x - (V){0}; }
+INLINE V v_select(VI mask, V yes, V no) { return (V)(((VI)yes & mask) | ((VI)no & ~mask)); }
+INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
 
 INLINE V v_load(const float *p) {
     V v;
     memcpy(&v, p, sizeof v);
     return v;
 }
-INLINE void v_store(float *p, V v) {
-    memcpy(p, &v, sizeof v);
-}
+INLINE void v_store(float *p, V v) { memcpy(p, &v, sizeof v); }
 
 /* The first n of VL floats, zeros after them. */
 INLINE V v_load_part(const float *p, int n) {
@@ -76,36 +68,22 @@ INLINE V v_load_part(const float *p, int n) {
     memcpy(&v, p, (size_t)n * sizeof *p);
     return v;
 }
-INLINE void v_store_part(float *p, V v, int n) {
-    memcpy(p, &v, n >= VL ? sizeof v : (size_t)n * sizeof *p);
-}
+INLINE void v_store_part(float *p, V v, int n) { memcpy(p, &v, n >= VL ? sizeof v : (size_t)n * sizeof *p); }
 
 #if defined __AVX512F__ && defined __F16C__
-INLINE V v_fma(V a, V b, V c) {
-    return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-}
-INLINE V v_load_f16(const f16 *p) {
-    return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
-}
+INLINE V v_fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+INLINE V v_load_f16(const f16 *p) { return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
 INLINE V4 v_fold(V v) {
     __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)v),
                                 _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1)));
     return (V4)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 #elif defined __AVX2__ && defined __FMA__ && defined __F16C__
-INLINE V v_fma(V a, V b, V c) {
-    return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-}
-INLINE V v_load_f16(const f16 *p) {
-    return (V)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
-}
-INLINE V4 v_fold(V v) {
-    return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
-}
+INLINE V v_fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+INLINE V v_load_f16(const f16 *p) { return (V)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p)); }
+INLINE V4 v_fold(V v) { return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1)); }
 #else
-INLINE V v_fma(V a, V b, V c) {
-    return a * b + c;
-}
+INLINE V v_fma(V a, V b, V c) { return a * b + c; }
 /* The bits of a half, moved to a float's place, mean 2^-112 of its value, subnormals too; only inf and NaN need help. */
 INLINE V v_load_f16(const f16 *p) {
     typedef f16 VH __attribute__((vector_size(VL * 2)));
@@ -115,9 +93,7 @@ INLINE V v_load_f16(const f16 *p) {
     V v = (V)((bits & 0x7fff) << 13) * 0x1p112f;
     return (V)((VI)v | ((bits & 0x8000) << 16) | ((VI)(v >= 65536.0f) & 0x7f800000));
 }
-INLINE V4 v_fold(V v) {
-    return v;
-}
+INLINE V4 v_fold(V v) { return v; }
 #endif
 
 INLINE V v_load_f16_part(const f16 *p, int n) {
@@ -158,21 +134,15 @@ INLINE V v_exp(V x) {
     for (int i = 0; i < 7; i++) e = v_fma(e, r, v_set(series[i]));
     return v_select(tiny, v_set(0), (V)((VI)e + ((VI)shifted << 23)));
 }
-INLINE float exp1(float x) {
-    return v_exp(v_set(x))[0];
-}
+INLINE float exp1(float x) { return v_exp(v_set(x))[0]; }
 
 // ---------------------------------------------------------------------------------------------------------------
 // f16, threads, scratch
 // ---------------------------------------------------------------------------------------------------------------
 
 #ifdef __F16C__
-float f16_to_f32(f16 x) {
-    return _cvtsh_ss(x);
-}
-f16 f32_to_f16(float x) {
-    return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
-}
+float f16_to_f32(f16 x) { return _cvtsh_ss(x); }
+f16 f32_to_f16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 #else
 float f16_to_f32(f16 x) {
     uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
@@ -206,15 +176,11 @@ f16 f32_to_f16(float x) {
 }
 #endif
 
-const char *host_isa(void) {
-    return ISA;
-}
+const char *host_isa(void) { return ISA; }
 
 #ifdef _OPENMP
 static int threads_asked;
-static int host_threads(void) {
-    return threads_asked ? threads_asked : omp_get_num_procs();
-}
+static int host_threads(void) { return threads_asked ? threads_asked : omp_get_num_procs(); }
 int host_set_threads(int threads) {
     threads_asked = threads < 0 ? 0 : threads > 1024 ? 1024 : threads;
     return host_threads();
@@ -222,9 +188,7 @@ int host_set_threads(int threads) {
 /* The loop below, its iterations dealt to the threads, if there is enough work. Which thread runs which never matters. */
 #define PARALLEL_FOR(when, how) PRAGMA(omp parallel for num_threads(host_threads()) schedule(how) if (when))
 #else
-static int host_threads(void) {
-    return 1;
-}
+static int host_threads(void) { return 1; }
 int host_set_threads(int threads) {
     (void)threads;
     return 1;
@@ -236,9 +200,7 @@ enum { ENOUGH = 1 << 17 }; /* multiplications (or as much other work) that pay f
 
 static pthread_key_t scratch_key;
 static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
-static void scratch_init(void) {
-    CHECK(pthread_key_create(&scratch_key, free) == 0);
-}
+static void scratch_init(void) { CHECK(pthread_key_create(&scratch_key, free) == 0); }
 
 /* This thread's working memory, at least that many floats with anything in them. It grows to the largest need, so a
  * steady loop allocates nothing; it is freed when the thread ends. Valid until the thread asks again. */
@@ -254,15 +216,9 @@ static float *scratch(size_t floats) {
     return buffer;
 }
 
-static int min_int(int a, int b) {
-    return a < b ? a : b;
-}
-static int max_int(int a, int b) {
-    return a > b ? a : b;
-}
-static int round_up(int a, int b) {
-    return (a + b - 1) / b * b;
-}
+static int min_int(int a, int b) { return a < b ? a : b; }
+static int max_int(int a, int b) { return a > b ? a : b; }
+static int round_up(int a, int b) { return (a + b - 1) / b * b; }
 
 // ---------------------------------------------------------------------------------------------------------------
 // The two tiles that everything below is made of. They are inlined for each constant mr and unrolled, so that the
@@ -705,9 +661,7 @@ static int pick_greedy(const float *logits, int vocab) {
 }
 
 /* Whether token a comes before b: more probable, or as probable with a lower id. */
-static bool before(const float *p, int a, int b) {
-    return p[a] > p[b] || (p[a] == p[b] && a < b);
-}
+static bool before(const float *p, int a, int b) { return p[a] > p[b] || (p[a] == p[b] && a < b); }
 
 static void heap_sink(int *heap, int n, int at, const float *p) {
     for (int child; (child = 2 * at + 1) < n; at = child) {

@@ -82,9 +82,7 @@ static int add_json(Job *job, const cJSON *line, int number, int n, const Tokeni
     return status;
 }
 
-static int by_id(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
+static int by_id(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 /* Two prompts with one id could not be told apart in the output. */
 static int check_ids(const Job *job, const char *path, Error *err) {

@@ -47,9 +47,7 @@ static size_t utf8_check(const char *s, size_t len) {
     return at;
 }
 
-bool utf8_valid(const char *s, size_t len) {
-    return utf8_check(s, len) == len;
-}
+bool utf8_valid(const char *s, size_t len) { return utf8_check(s, len) == len; }
 
 // ---------------------------------------------------------------------------------------------------------------
 // The grammar
@@ -77,9 +75,7 @@ static int refuse(Scan *s, const char *expected) {
 }
 
 /* The next byte, or -1 at the end. */
-static int peek(const Scan *s) {
-    return s->at < s->len ? (unsigned char)s->text[s->at] : -1;
-}
+static int peek(const Scan *s) { return s->at < s->len ? (unsigned char)s->text[s->at] : -1; }
 
 static int skip_space(Scan *s) {
     while (peek(s) == ' ' || peek(s) == '\t' || peek(s) == '\n' || peek(s) == '\r') s->at++;
@@ -213,9 +209,7 @@ static int scan_value(Scan *s, int depth) {
 // The tree
 // ---------------------------------------------------------------------------------------------------------------
 
-static int compare_keys(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
+static int compare_keys(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 /* Refuses two equal keys in one object, here and below. Sorted, because a vocabulary is one object of 50,000 keys. */
 static int check_keys(const cJSON *node, const char *what, Error *err) {

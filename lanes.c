@@ -1,12 +1,12 @@
 /* lanes.c: the device that is this CPU. In-order lanes on threads, events, real copies, counters.
  *
- * A lane is a queue with a thread. An op begins when all its `after` events have happened and everything before it in its lane is
- * done; its own event is its place in the lane. PROJECT and FINISH share the GPU, and so a thread.
- * The GPU tier is an arena in memory with the planned size, the CPU tier another, the disk an unlinked file that exists as long as
- * its descriptor does, so that no way of ending leaves it behind. Appends of single tokens go through the mapping of that file; bulk
- * traffic reads and writes it, and drops what it touched from the page cache, so that the CPU tier's limit stays honest.
- * The first op that fails makes all later ones do nothing; wait reports it.
- * Contract: one thread posts. Arithmetic is in host.c. Read next: host.c. */
+ * A lane is a queue with a thread. An op begins when all its `after` events have happened and everything before it in its
+ * lane is done; its own event is its place in the lane. PROJECT and FINISH share the GPU, and so a thread. The GPU tier is
+ * an arena in memory with the planned size, the CPU tier another, the disk an unlinked file that exists as long as its
+ * descriptor does, so that no way of ending leaves it behind. Appends of single tokens go through the mapping of that file;
+ * bulk traffic reads and writes it, and drops what it touched from the page cache, so that the CPU tier's limit stays
+ * honest. The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread posts. Arithmetic
+ * is in host.c. Read next: host.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -20,8 +20,8 @@
 #include "flexgen.h"
 
 const Channel lane_channel[NLANES] = {DTOC, CTOG, DTOC, CTOG, GTOC, CTOD, GTOC, CTOG, GPU, GPU, CPU};
-const char *const lane_name[NLANES] = {"read weights", "load weights", "read cache", "load cache", "store", "write",
-                                       "attention down", "attention up", "project", "finish", "attend"};
+const char *const lane_name[NLANES] = {"read weights",   "load weights", "read cache", "load cache", "store", "write",
+                                       "attention down", "attention up", "project",    "finish",     "attend"};
 const char *const channel_name[NCHANNELS] = {"ctog", "gtoc", "dtoc", "ctod", "gpu", "cpu"};
 
 enum { RING = 512, BLOCK = 4096, BOUNCE = 8 << 20, DIRECT_MIN = 1 << 18 };
@@ -32,12 +32,12 @@ typedef struct Posted Posted;
 /* A posted op: what run needs, by value. */
 struct Posted {
     Op op;
-    uint64_t order;      /* how many ops of all lanes were posted before it */
+    uint64_t order; /* how many ops of all lanes were posted before it */
     int (*run)(HostDevice *, const Posted *, Error *);
     Tensor t[5];
     PageTable table;
     Sampling sampling;
-    bool flag;           /* add, relu */
+    bool flag; /* add, relu */
     int nh;
     size_t move, nmoves; /* in the lane's ring of moves */
 };
@@ -47,23 +47,24 @@ typedef struct {
     int index;
     pthread_t thread;
     pthread_cond_t posted_cond, done_cond;
-    uint64_t posted, done;    /* ops so far */
+    uint64_t posted, done; /* ops so far */
     Posted ring[RING];
-    Move *moves;              /* ring of move_capacity */
+    Move *moves; /* ring of move_capacity */
     uint64_t moves_posted, moves_done;
-    uint8_t *bounce;          /* BOUNCE bytes for direct reads, on the lanes that read the disk */
+    uint8_t *bounce; /* BOUNCE bytes for direct reads, on the lanes that read the disk */
 } LaneState;
 
 struct HostDevice {
     Device base;
     const Checkpoint *checkpoint;
-    uint8_t *arena[NTIERS];   /* TIER_DISK: the mapping of the offload file */
+    uint8_t *arena[NTIERS]; /* TIER_DISK: the mapping of the offload file */
     size_t bytes[NTIERS];
     int offload_fd;
-    int *direct;              /* [1 + files of the checkpoint] descriptors that pass the page cache by; -1 where there is no such thing */
+    int *
+        direct; /* [1 + files of the checkpoint] descriptors that pass the page cache by; -1 where there is no such thing */
     int nfiles;
-    pthread_mutex_t lock;     /* guards everything below and the lanes' counters */
-    pthread_cond_t gpu_cond;  /* something happened that PROJECT or FINISH may wait for */
+    pthread_mutex_t lock;    /* guards everything below and the lanes' counters */
+    pthread_cond_t gpu_cond; /* something happened that PROJECT or FINISH may wait for */
     uint64_t nposted;
     bool stop, failed;
     Error error;
@@ -71,7 +72,7 @@ struct HostDevice {
     size_t move_capacity;
     int nterms;
     Term terms[MAX_TERMS];
-    size_t high[MAX_TERMS];   /* bytes of each term touched so far, from its beginning */
+    size_t high[MAX_TERMS]; /* bytes of each term touched so far, from its beginning */
 };
 
 static double now(void) {
@@ -163,8 +164,8 @@ static bool first_is_ready(HostDevice *d, const LaneState *lane) {
     return true;
 }
 
-/* One thread, so one team of OpenMP's, serves both lanes of the GPU: of the two first ops it takes the one that can begin, and of two
- * that can the one that was posted earlier. */
+/* One thread, so one team of OpenMP's, serves both lanes of the GPU: of the two first ops it takes the one that can begin,
+ * and of two that can the one that was posted earlier. */
 static void *gpu_main(void *arg) {
     HostDevice *d = arg;
     LaneState *project = &d->lane[PROJECT], *finish = &d->lane[FINISH];
@@ -172,9 +173,12 @@ static void *gpu_main(void *arg) {
     for (;;) {
         bool p = first_is_ready(d, project), f = first_is_ready(d, finish);
         if (p && f) f = finish->ring[finish->done % RING].order < project->ring[project->done % RING].order;
-        if (p || f) run_first(d, f ? finish : project);
-        else if (d->stop && project->done == project->posted && finish->done == finish->posted) break;
-        else pthread_cond_wait(&d->gpu_cond, &d->lock);
+        if (p || f)
+            run_first(d, f ? finish : project);
+        else if (d->stop && project->done == project->posted && finish->done == finish->posted)
+            break;
+        else
+            pthread_cond_wait(&d->gpu_cond, &d->lock);
     }
     pthread_mutex_unlock(&d->lock);
     return NULL;
@@ -214,8 +218,8 @@ static int device_wait(Device *base, Event e, Error *err) {
 // Copies
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Makes the kernel forget file pages that the tiers' accounting does not allow it to keep. What was written must be on its way first: a lot is
- * waited for; a little is only sent off, and dropped when it is read. */
+/* Makes the kernel forget file pages that the tiers' accounting does not allow it to keep. What was written must be on its
+ * way first: a lot is waited for; a little is only sent off, and dropped when it is read. */
 static void drop_cache(int fd, size_t offset, size_t bytes, size_t written) {
     if (written && written < DIRECT_MIN) {
         sync_file_range(fd, (off_t)offset, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
@@ -239,7 +243,8 @@ static int transfer(int fd, uint8_t *memory, size_t offset, size_t bytes, bool w
     return 0;
 }
 
-/* Large reads go around the page cache: whole blocks into the lane's bounce buffer, and what is wanted of them on from there. */
+/* Large reads go around the page cache: whole blocks into the lane's bounce buffer, and what is wanted of them on from
+ * there. */
 static int read_direct(HostDevice *d, int lane, int file, uint8_t *memory, size_t offset, size_t bytes, Error *err) {
     uint8_t *bounce = d->lane[lane].bounce;
     size_t begin = offset;
@@ -248,8 +253,9 @@ static int read_direct(HostDevice *d, int lane, int file, uint8_t *memory, size_
         ssize_t n = pread(d->direct[file], bounce, want, (off_t)(offset - skip));
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 || (size_t)n <= skip)
-            return fail(err, EXIT_FAILED, "%s: reading %zu bytes at %zu: %s; check the disk", file ? d->checkpoint->files[file - 1].path : "the offload file",
-                        bytes, offset, n < 0 ? strerror(errno) : "unexpected end");
+            return fail(err, EXIT_FAILED, "%s: reading %zu bytes at %zu: %s; check the disk",
+                        file ? d->checkpoint->files[file - 1].path : "the offload file", bytes, offset,
+                        n < 0 ? strerror(errno) : "unexpected end");
         size_t got = (size_t)n - skip < bytes ? (size_t)n - skip : bytes;
         memcpy(memory, bounce + skip, got);
         memory += got, offset += got, bytes -= got;
@@ -312,7 +318,8 @@ static Event device_copy(Device *base, const Op *op, const Move *moves, int n) {
 // Arithmetic: each function posts, its run_ twin calls host.c
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Rows of a table that rests in the checkpoint are read one by one, never through the mapping: a file that shrank is then an error. */
+/* Rows of a table that rests in the checkpoint are read one by one, never through the mapping: a file that shrank is then
+ * an error. */
 static int embed_from_checkpoint(HostDevice *d, const Posted *job, float *y, const int32_t *idx, Error *err) {
     Tensor table = job->t[1];
     int cols = table.cols;
@@ -340,14 +347,15 @@ static Event device_embed(Device *base, const Op *op, Tensor y, Tensor table, Te
     HostDevice *d = (HostDevice *)base;
     touch(d, y), touch(d, table);
     Posted job = {.run = run_embed, .t = {y, table, idx}, .flag = add};
-    if (lane_channel[op->lane] == DTOC) base->count[op->lane].moved[op->kind] += (size_t)y.rows * y.cols * type_bytes(table.type);
+    if (lane_channel[op->lane] == DTOC)
+        base->count[op->lane].moved[op->kind] += (size_t)y.rows * y.cols * type_bytes(table.type);
     return post(d, op, &job, NULL, 0);
 }
 
 static int run_layernorm(HostDevice *d, const Posted *job, Error *err) {
     (void)err;
-    host_layernorm(address(d, job->t[0]), address(d, job->t[1]), address(d, job->t[2]), address(d, job->t[3]), job->t[0].rows,
-                   job->t[0].cols);
+    host_layernorm(address(d, job->t[0]), address(d, job->t[1]), address(d, job->t[2]), address(d, job->t[3]),
+                   job->t[0].rows, job->t[0].cols);
     return 0;
 }
 
@@ -377,7 +385,8 @@ static Event device_linear(Device *base, const Op *op, Tensor y, Tensor x, Tenso
 static int run_attend_prefill(HostDevice *d, const Posted *job, Error *err) {
     (void)err;
     Tensor o = job->t[0], start = job->t[3];
-    host_attend_prefill(address(d, o), address(d, job->t[1]), address(d, job->t[2]), address(d, start), start.cols - 1, o.cols, job->nh);
+    host_attend_prefill(address(d, o), address(d, job->t[1]), address(d, job->t[2]), address(d, start), start.cols - 1,
+                        o.cols, job->nh);
     return 0;
 }
 
@@ -392,8 +401,8 @@ static int run_attend(HostDevice *d, const Posted *job, Error *err) {
     (void)err;
     Tensor o = job->t[0];
     const PageTable *p = &job->table;
-    host_attend(address(d, o), address(d, job->t[1]), address(d, p->k), address(d, p->v), address(d, p->pages), address(d, p->len),
-                o.rows, (int)p->pages.ld, p->page_tokens, o.cols, job->nh);
+    host_attend(address(d, o), address(d, job->t[1]), address(d, p->k), address(d, p->v), address(d, p->pages),
+                address(d, p->len), o.rows, (int)p->pages.ld, p->page_tokens, o.cols, job->nh);
     return 0;
 }
 
@@ -405,7 +414,8 @@ static Event device_attend(Device *base, const Op *op, Tensor o, Tensor q, const
 }
 
 /* Pages are touched up to the highest index that is written to. */
-static void touch_pages(HostDevice *d, const PageTable *p, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows) {
+static void touch_pages(HostDevice *d, const PageTable *p, const int32_t *seq, const int32_t *pos, const int32_t *pages,
+                        int rows) {
     int highest = -1;
     for (int r = 0; r < rows; r++) {
         int page = pages[(size_t)seq[r] * p->pages.ld + pos[r] / p->page_tokens];
@@ -421,12 +431,13 @@ static int run_append(HostDevice *d, const Posted *job, Error *err) {
     Tensor kv = job->t[0];
     touch_pages(d, p, address(d, job->t[1]), address(d, job->t[2]), address(d, p->pages), kv.rows);
     f16 *k = address(d, p->k), *v = address(d, p->v);
-    host_append(k, v, address(d, kv), address(d, job->t[1]), address(d, job->t[2]), address(d, p->pages), kv.rows, (int)p->pages.ld,
-                p->page_tokens, p->k.cols);
+    host_append(k, v, address(d, kv), address(d, job->t[1]), address(d, job->t[2]), address(d, p->pages), kv.rows,
+                (int)p->pages.ld, p->page_tokens, p->k.cols);
     if (p->k.tier == TIER_DISK) { /* K and V of a layer lie one after the other */
         size_t bytes = 2 * span_of(p->k);
         size_t head = p->k.offset % 4096;
-        madvise((uint8_t *)k - head, bytes + head, MADV_DONTNEED); /* lets the page cache drop them; nothing is lost in a shared file */
+        madvise((uint8_t *)k - head, bytes + head,
+                MADV_DONTNEED); /* lets the page cache drop them; nothing is lost in a shared file */
         drop_cache(d->offload_fd, p->k.offset, bytes, span_of(kv));
     }
     return 0;
@@ -447,11 +458,14 @@ static int run_pick(HostDevice *d, const Posted *job, Error *err) {
     host_pick(ids, rows, address(d, job->t[2]), address(d, job->t[3]), &job->sampling, logits.rows, logits.cols);
     for (int r = 0; r < logits.rows; r++)
         if (!isfinite(rows[(size_t)r * logits.cols + ids[r]]))
-            return fail(err, EXIT_FAILED, "the model's logits are not finite: its weights hold NaN, or values too large; check the checkpoint");
+            return fail(
+                err, EXIT_FAILED,
+                "the model's logits are not finite: its weights hold NaN, or values too large; check the checkpoint");
     return 0;
 }
 
-static Event device_pick(Device *base, const Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling) {
+static Event device_pick(Device *base, const Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
+                         const Sampling *sampling) {
     HostDevice *d = (HostDevice *)base;
     touch(d, ids), touch(d, logits);
     Posted job = {.run = run_pick, .t = {ids, logits, prompt, pos}, .sampling = *sampling};
@@ -514,8 +528,8 @@ static void device_close(Device *base) {
 static int open_memory(HostDevice *d, Tier tier, size_t bytes, Error *err) {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return fail(err, EXIT_FAILED, "cannot allocate %.1f MiB for the %s tier: %s; lower %s or free some memory", bytes / 1048576.0,
-                    tier_name[tier], strerror(errno), tier == TIER_GPU ? "--gpu-mem" : "--cpu-mem");
+        return fail(err, EXIT_FAILED, "cannot allocate %.1f MiB for the %s tier: %s; lower %s or free some memory",
+                    bytes / 1048576.0, tier_name[tier], strerror(errno), tier == TIER_GPU ? "--gpu-mem" : "--cpu-mem");
     madvise(p, bytes, MADV_HUGEPAGE);
     d->arena[tier] = p;
     d->bytes[tier] = bytes;
@@ -532,12 +546,15 @@ static int open_disk(HostDevice *d, const char *dir, size_t bytes, Error *err) {
         if (d->offload_fd >= 0) unlink(path);
     }
     if (d->offload_fd < 0)
-        return fail(err, EXIT_FAILED, "cannot create the offload file in %s: %s; name a writable directory with --offload-dir", dir,
+        return fail(err, EXIT_FAILED,
+                    "cannot create the offload file in %s: %s; name a writable directory with --offload-dir", dir,
                     strerror(errno));
     int status = posix_fallocate(d->offload_fd, 0, (off_t)bytes);
     if (status)
-        return fail(err, EXIT_FAILED, "cannot reserve %.1f MiB for the offload file in %s: %s; choose another --offload-dir, or move "
-                    "less to the disk", bytes / 1048576.0, dir, strerror(status));
+        return fail(err, EXIT_FAILED,
+                    "cannot reserve %.1f MiB for the offload file in %s: %s; choose another --offload-dir, or move "
+                    "less to the disk",
+                    bytes / 1048576.0, dir, strerror(status));
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, d->offload_fd, 0);
     if (p == MAP_FAILED) return fail(err, EXIT_FAILED, "cannot map the offload file in %s: %s", dir, strerror(errno));
     madvise(p, bytes, MADV_RANDOM); /* a token's place is all that is touched; nothing around it is wanted */
@@ -551,11 +568,13 @@ static void open_direct(HostDevice *d) {
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", d->offload_fd); /* it has no other name */
     if (d->offload_fd >= 0) d->direct[0] = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
-    for (int f = 1; f <= d->nfiles; f++) d->direct[f] = open(d->checkpoint->files[f - 1].path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    for (int f = 1; f <= d->nfiles; f++)
+        d->direct[f] = open(d->checkpoint->files[f - 1].path, O_RDONLY | O_DIRECT | O_CLOEXEC);
     for (int i = 0; i < NLANES; i++)
         if (lane_channel[i] == DTOC && posix_memalign((void **)&d->lane[i].bounce, BLOCK, BOUNCE)) d->lane[i].bounce = NULL;
     for (int f = 0; f <= d->nfiles; f++)
-        if ((!d->lane[W_READ].bounce || !d->lane[C_READ].bounce) && d->direct[f] >= 0) close(d->direct[f]), d->direct[f] = -1;
+        if ((!d->lane[W_READ].bounce || !d->lane[C_READ].bounce) && d->direct[f] >= 0)
+            close(d->direct[f]), d->direct[f] = -1;
 }
 
 static int open_lanes(HostDevice *d, Error *err) {
@@ -563,16 +582,28 @@ static int open_lanes(HostDevice *d, Error *err) {
         LaneState *lane = &d->lane[i];
         lane->moves = xcalloc(d->move_capacity, sizeof(Move));
         if (i == FINISH) continue; /* PROJECT's thread serves it */
-        int status = i == PROJECT ? pthread_create(&lane->thread, NULL, gpu_main, d) : pthread_create(&lane->thread, NULL, lane_main, lane);
+        int status = i == PROJECT ? pthread_create(&lane->thread, NULL, gpu_main, d)
+                                  : pthread_create(&lane->thread, NULL, lane_main, lane);
         if (status) return fail(err, EXIT_FAILED, "cannot start a thread: %s", strerror(status));
     }
     return 0;
 }
 
-static const Device functions = {.name = "host", .act_type = F32, .copy = device_copy, .embed = device_embed,
-    .layernorm = device_layernorm, .linear = device_linear, .attend_prefill = device_attend_prefill, .attend = device_attend,
-    .append = device_append, .pick = device_pick, .upload = device_upload, .wait = device_wait, .host = device_host,
-    .now = device_now, .close = device_close};
+static const Device functions = {.name = "host",
+                                 .act_type = F32,
+                                 .copy = device_copy,
+                                 .embed = device_embed,
+                                 .layernorm = device_layernorm,
+                                 .linear = device_linear,
+                                 .attend_prefill = device_attend_prefill,
+                                 .attend = device_attend,
+                                 .append = device_append,
+                                 .pick = device_pick,
+                                 .upload = device_upload,
+                                 .wait = device_wait,
+                                 .host = device_host,
+                                 .now = device_now,
+                                 .close = device_close};
 
 Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err) {
     HostDevice *d = xcalloc(1, sizeof *d);

@@ -249,8 +249,8 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
 
 static const Tensor none = {.rows = 0};
 
-Event opt_embed(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor x, Tensor tokens, Tensor ids,
-                Tensor positions, Tensor embedded) {
+Event opt_embed(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor x, Tensor tokens,
+                Tensor ids, Tensor positions, Tensor embedded) {
     bool projected = config->embed != config->h1;
     if (!tokens.rows) {
         device->embed(device, &op, projected ? embedded : x, global[TOK_EMBED], ids, false);
@@ -263,7 +263,8 @@ Event opt_embed(Device *device, Op op, const OptConfig *config, const Tensor glo
     return e;
 }
 
-Event opt_project(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor q, Tensor kv, Tensor x, Tensor norm) {
+Event opt_project(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor q, Tensor kv, Tensor x,
+                  Tensor norm) {
     int h1 = config->h1, piece = config->pre_norm ? norm.rows : x.rows;
     Event e = {op.lane, 0};
     for (int first = 0; first < x.rows; first += piece) {
@@ -282,7 +283,8 @@ Event opt_project(Device *device, Op op, const OptConfig *config, const Tensor w
     return e;
 }
 
-Event opt_finish(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm, Tensor ffn) {
+Event opt_finish(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm,
+                 Tensor ffn) {
     Event e = device->linear(device, &op, x, o, w[O_W], w[O_B], x, false);
     op.nafter = 0;
     if (!config->pre_norm) e = device->layernorm(device, &op, x, x, w[LN1_W], w[LN1_B]);
@@ -300,8 +302,8 @@ Event opt_finish(Device *device, Op op, const OptConfig *config, const Tensor w[
     return e;
 }
 
-Event opt_logits(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor head, Tensor logits, Tensor x,
-                 Tensor out) {
+Event opt_logits(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor head, Tensor logits,
+                 Tensor x, Tensor out) {
     if (config->final_norm) {
         device->layernorm(device, &op, x, x, global[FINAL_LN_W], global[FINAL_LN_B]);
         op.nafter = 0;

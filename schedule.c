@@ -1,60 +1,63 @@
 /* schedule.c: the block schedule with overlapping (sections 4.1 and 4.2, Figure 4).
  *
- * Generation is a grid of squares (token i, layer j, GPU batch k). A sweep computes one token for every batch in flight: for each layer j,
- * for each batch k, in the order of Figure 4, call for call. Layer l, behind the decoder layers, is the head: final norm,
- * logits, the next token. Admission happens between sweeps and is all that schedules differ in: zig-zag lets the next block in when
- * the whole block has finished, row keeps a single batch in flight (Figure 3).
- * Every call only posts ops on lanes; what an op needs is in its `after` events, so nothing else is ever waited for. The one wait for
- * data is for batch k's new tokens, when (layer 0, k) of the next sweep is posted: there a sequence is found to have ended.
- * compute(j, k) is project, attend, finish; three workspaces rotate, so that while the CPU attends for batch k, the GPU finishes batch
- * k-1 and projects batch k+1.
- * Read next: opt_model.c for the halves of a layer, lanes.c for what a lane is. */
+ * Generation is a grid of squares (token i, layer j, GPU batch k). A sweep computes one token for every batch in flight:
+ * for each layer j, for each batch k, in the order of Figure 4, call for call. Layer l, behind the decoder layers, is the
+ * head: final norm, logits, the next token. Admission happens between sweeps and is all that schedules differ in: zig-zag
+ * lets the next block in when the whole block has finished, row keeps a single batch in flight (Figure 3). Every call only
+ * posts ops on lanes; what an op needs is in its `after` events, so nothing else is ever waited for. The one wait for data
+ * is for batch k's new tokens, when (layer 0, k) of the next sweep is posted: there a sequence is found to have ended.
+ * compute(j, k) is project, attend, finish; three workspaces rotate, so that while the CPU attends for batch k, the GPU
+ * finishes batch k-1 and projects batch k+1. Read next: opt_model.c for the halves of a layer, lanes.c for what a lane is.
+ */
 #include "flexgen.h"
 
 /* A sequence in flight. */
 typedef struct {
     Seat seat;
-    int s, n;          /* prompt length, tokens wanted */
-    int generated;     /* tokens known so far */
-    int posted;        /* tokens whose computation has been posted: generated, or one more */
+    int s, n;      /* prompt length, tokens wanted */
+    int generated; /* tokens known so far */
+    int posted;    /* tokens whose computation has been posted: generated, or one more */
     int npages;
-    int *pages;        /* its pages in the pool of seat.kv */
+    int *pages; /* its pages in the pool of seat.kv */
     int32_t *tokens;
 } Sequence;
 
-/* A batch's index tables, I32, once on the CPU and mirrored on the GPU in the same layout. Even and odd sweeps have tables of their own. */
+/* A batch's index tables, I32, once on the CPU and mirrored on the GPU in the same layout. Even and odd sweeps have tables
+ * of their own. */
 typedef struct {
     Tensor all;                                /* the whole block of them */
     Tensor ids, positions, row_seq, row_token; /* (1, rows): token, position + 2; sequence, place in it */
-    Tensor start, last, len, prompt, at;       /* (1, nseq): first row (and the end), last row, tokens with the new one; for sampling */
-    Tensor pages, staged;                      /* (nseq, max_pages): in the home pool, in staging */
+    Tensor start, last, len, prompt,
+        at;               /* (1, nseq): first row (and the end), last row, tokens with the new one; for sampling */
+    Tensor pages, staged; /* (nseq, max_pages): in the home pool, in staging */
 } Tables;
 
-/* A page that passes through staging this sweep: its place there is its rank in the list. past: it holds tokens of earlier sweeps. */
+/* A page that passes through staging this sweep: its place there is its rank in the list. past: it holds tokens of earlier
+ * sweeps. */
 typedef struct {
     int page;
     bool past;
 } Staged;
 
-/* One GPU batch in flight. Rows are the tokens of this sweep, sequence after sequence; sequences are ordered by the tier of their
- * KV, and the tiers of their activations never fall back, so each tier's rows are one range. */
+/* One GPU batch in flight. Rows are the tokens of this sweep, sequence after sequence; sequences are ordered by the tier of
+ * their KV, and the tiers of their activations never fall back, so each tier's rows are one range. */
 typedef struct {
     Sequence **seq;
     int nseq, rows;
-    bool prefill, waiting;             /* waiting: its newest tokens are posted, not yet known */
-    int sweep;                         /* the sweep that its rows and tables are for */
+    bool prefill, waiting; /* waiting: its newest tokens are posted, not yet known */
+    int sweep;             /* the sweep that its rows and tables are for */
     int kv_seqs[NTIERS], kv_rows[NTIERS], act_seqs[NTIERS], act_rows[NTIERS];
-    Staged *staged[NTIERS];            /* the CPU's and the disk's pages, in page order */
+    Staged *staged[NTIERS]; /* the CPU's and the disk's pages, in page order */
     int nstaged[NTIERS];
     Tables cpu, gpu;
     Event tables_up, picked;
-    Event finished;                    /* its newest square */
+    Event finished; /* its newest square */
     Event gathered, projected, down, attended;
-    Event act_loaded, act_stored[2];   /* stored on the CPU (STORE), on disk (D_WRITE) */
-    Event cache_loaded[2];             /* on the GPU, on the CPU */
-    Event *cache_stored[2];            /* [l]: on the CPU (ATTEND), on disk (D_WRITE) */
-    Event tables_read[2][2];           /* the last stores that read the tables of even, of odd sweeps */
-    int act_in, act_out, cache_in;     /* layer whose activations were asked for last, stored last; whose cache was asked for */
+    Event act_loaded, act_stored[2]; /* stored on the CPU (STORE), on disk (D_WRITE) */
+    Event cache_loaded[2];           /* on the GPU, on the CPU */
+    Event *cache_stored[2];          /* [l]: on the CPU (ATTEND), on disk (D_WRITE) */
+    Event tables_read[2][2];         /* the last stores that read the tables of even, of odd sweeps */
+    int act_in, act_out, cache_in; /* layer whose activations were asked for last, stored last; whose cache was asked for */
 } Batch;
 
 /* Who used a rotating buffer last: the events after which it is free. */
@@ -65,8 +68,8 @@ typedef struct {
 /* A layer's weights on their way through a staging slot. */
 typedef struct {
     int slot;
-    Event loaded;      /* its last part has arrived on the GPU */
-    Event disk_free;   /* its slot on the CPU tier is free */
+    Event loaded;    /* its last part has arrived on the GPU */
+    Event disk_free; /* its slot on the CPU tier is free */
 } LayerLoad;
 
 typedef struct {
@@ -85,18 +88,18 @@ typedef struct {
     PagePool pool[NTIERS];
     Seat *seats;
     Move *moves;
-    Release ws[3];          /* of the workspaces, and of the buffers on the CPU that rotate with them */
+    Release ws[3]; /* of the workspaces, and of the buffers on the CPU that rotate with them */
     Event kv_slot[2], disk_kv_slot[2], act_in_slot[2], act_out_slot[2], logits_free;
-    long streamed;          /* layers that have streamed so far: their slots alternate */
-    LayerLoad now, next;    /* the layer that computes, the one that loads beside it */
-    bool next_is_layer0;    /* next is layer 0 of the coming sweep */
-    Event slot_used[2];     /* the last op that computes with a weight slot on the GPU */
-    Event slot_raised[2];   /* the last copy out of a weight slot on the CPU tier */
+    long streamed;        /* layers that have streamed so far: their slots alternate */
+    LayerLoad now, next;  /* the layer that computes, the one that loads beside it */
+    bool next_is_layer0;  /* next is layer 0 of the coming sweep */
+    Event slot_used[2];   /* the last op that computes with a weight slot on the GPU */
+    Event slot_raised[2]; /* the last copy out of a weight slot on the CPU tier */
     bool failed;
-    bool now_prefill;       /* some batch of this sweep is in prefill */
-    int began;              /* batches that take part in this sweep */
-    bool prefill_sweep;     /* the sweep whose tokens are being collected had a batch in prefill */
-    int uncollected;        /* its batches whose tokens are not known yet */
+    bool now_prefill;   /* some batch of this sweep is in prefill */
+    int began;          /* batches that take part in this sweep */
+    bool prefill_sweep; /* the sweep whose tokens are being collected had a batch in prefill */
+    int uncollected;    /* its batches whose tokens are not known yet */
     double swept_at;
 } Run;
 
@@ -110,7 +113,9 @@ static Tensor view(Tier tier, Type type, size_t offset, int rows, int cols) {
     return (Tensor){.tier = tier, .type = type, .offset = offset, .rows = rows, .cols = cols, .ld = (size_t)cols};
 }
 
-static Op new_op(Run *s, Lane lane, Kind kind, int j, int k) { return (Op){.lane = lane, .kind = kind, .i = s->i, .j = j, .k = k}; }
+static Op new_op(Run *s, Lane lane, Kind kind, int j, int k) {
+    return (Op){.lane = lane, .kind = kind, .i = s->i, .j = j, .k = k};
+}
 
 static void after(Op *op, Event e) {
     if (!e.seq) return;
@@ -192,7 +197,8 @@ static PageTable staged_table(const Run *s, int side, long sq, Tensor pages, Ten
     return page_table(s, (Tier)side, s->plan->kv_staging[side] + (sq % 2) * slot, 0, npages, pages, len);
 }
 
-/* The batch that computes square (j, k), k counted in flight order, wrapping to the neighbouring layers; NULL outside the sweep. */
+/* The batch that computes square (j, k), k counted in flight order, wrapping to the neighbouring layers; NULL outside the
+ * sweep. */
 static Batch *at_square(const Run *s, int *j, int *k) {
     if (*k < 0) *k += s->K, *j -= 1;
     if (*k >= s->K) *k -= s->K, *j += 1;
@@ -294,8 +300,8 @@ static Tensor head_weights(const Run *s) {
 // KV pages of a batch
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Gives every sequence of the batch the pages for this sweep's tokens, page by page across the batch, so that what is taken together
- * lies together. */
+/* Gives every sequence of the batch the pages for this sweep's tokens, page by page across the batch, so that what is taken
+ * together lies together. */
 static void grow_pages(Run *s, Batch *b) {
     int page = s->plan->policy.page_tokens;
     for (bool grew = true; grew;) {
@@ -309,10 +315,10 @@ static void grow_pages(Run *s, Batch *b) {
     }
 }
 
-
 static int by_page(const void *a, const void *b) { return ((const Staged *)a)->page - ((const Staged *)b)->page; }
 
-/* Lists the pages of one tier that attention will want elsewhere, and writes their places in staging, from base on, into the table. */
+/* Lists the pages of one tier that attention will want elsewhere, and writes their places in staging, from base on, into
+ * the table. */
 static void stage_pages(Run *s, Batch *b, Tier tier, int base, int32_t *table) {
     Staged *list = b->staged[tier];
     int n = 0;
@@ -334,8 +340,8 @@ static void stage_pages(Run *s, Batch *b, Tier tier, int base, int32_t *table) {
     b->nstaged[tier] = n;
 }
 
-/* Moves the listed pages that hold past tokens, runs of neighbours as one: from src, by page index if src is their home and by place if it is
- * staging, to dst, by place from base on. */
+/* Moves the listed pages that hold past tokens, runs of neighbours as one: from src, by page index if src is their home and
+ * by place if it is staging, to dst, by place from base on. */
 static int page_moves(Run *s, const PageTable *dst, int base, const PageTable *src, bool home, const Staged *list, int n) {
     int moves = 0, page = src->page_tokens;
     for (int i = 0, run; i < n; i += run) {
@@ -405,7 +411,8 @@ static void collect(Run *s, Batch *b) {
 /* Counts rows and their tiers, lays the views over the batch's block of tables. */
 static void lay_out(Run *s, Batch *b, Tables *t, Tier side) {
     const Plan *p = s->plan;
-    size_t at = p->tables[side] + (2 * (b - s->batch) + s->i % 2) * p->table_bytes, rows = p->max_rows * 4, seqs = p->max_seqs * 4;
+    size_t at = p->tables[side] + (2 * (b - s->batch) + s->i % 2) * p->table_bytes, rows = p->max_rows * 4,
+           seqs = p->max_seqs * 4;
     t->all = view(side, I32, at, 1, (int)(p->table_bytes / 4));
     t->ids = view(side, I32, at, 1, b->rows);
     t->positions = view(side, I32, at + rows, 1, b->rows);
@@ -425,7 +432,8 @@ static void lay_out(Run *s, Batch *b, Tables *t, Tier side) {
 static void fill_row(Run *s, Batch *b, int row, int r, int token) {
     const Sequence *q = b->seq[r];
     Device *d = s->device;
-    ((int32_t *)d->host(d, b->cpu.ids))[row] = token < q->s ? s->task->prompts[q->seat.prompt].ids[token] : q->tokens[token - q->s];
+    ((int32_t *)d->host(d, b->cpu.ids))[row] =
+        token < q->s ? s->task->prompts[q->seat.prompt].ids[token] : q->tokens[token - q->s];
     ((int32_t *)d->host(d, b->cpu.positions))[row] = token + 2;
     ((int32_t *)d->host(d, b->cpu.row_seq))[row] = r;
     ((int32_t *)d->host(d, b->cpu.row_token))[row] = token;
@@ -460,7 +468,8 @@ static void fill_tables(Run *s, Batch *b) {
 /* The batch's part in this sweep begins: what the sweep before chose for it is known now, and who has ended is out. */
 static void begin(Run *s, Batch *b) {
     collect(s, b);
-    for (int e = 0; e < 2 && !s->failed; e++) { /* stores of the sweep before last, surely done, read the tables that this one writes */
+    for (int e = 0; e < 2 && !s->failed;
+         e++) { /* stores of the sweep before last, surely done, read the tables that this one writes */
         if (s->device->wait(s->device, b->tables_read[s->i % 2][e], s->err)) s->failed = true;
         b->tables_read[(s->i + 1) % 2][e] = b->cache_stored[e][s->l - 1];
     }
@@ -506,9 +515,10 @@ static void load_weight(Run *s, int j, int k) {
     load_part(s, wraps ? 0 : j, k, s->K);
 }
 
-/* The rows of the hidden state that rest on one tier, between `near` (its home, or staging for it) and `state`: all of them below the head, which
- * only wants each sequence's last. store says which way. */
-static int act_moves(Run *s, const Batch *b, Tier tier, bool last_only, Tensor near, Tensor state, bool last_state, bool store) {
+/* The rows of the hidden state that rest on one tier, between `near` (its home, or staging for it) and `state`: all of them
+ * below the head, which only wants each sequence's last. store says which way. */
+static int act_moves(Run *s, const Batch *b, Tier tier, bool last_only, Tensor near, Tensor state, bool last_state,
+                     bool store) {
     int first_row = 0, first_seq = 0, n = 0;
     for (int t = 0; t < (int)tier; t++) first_row += b->act_rows[t], first_seq += b->act_seqs[t];
     if (!last_only || !b->prefill) {
@@ -528,7 +538,8 @@ static int act_moves(Run *s, const Batch *b, Tier tier, bool last_only, Tensor n
 
 static Tensor act_staging(const Run *s, const Batch *b, int way, long sq) {
     size_t slot = (size_t)s->plan->max_act_rows[TIER_DISK] * s->plan->config.h1 * type_bytes(s->plan->act_type);
-    return view(TIER_CPU, s->plan->act_type, s->plan->act_staging[way] + (sq % 2) * slot, b->act_rows[TIER_DISK], s->plan->config.h1);
+    return view(TIER_CPU, s->plan->act_type, s->plan->act_staging[way] + (sq % 2) * slot, b->act_rows[TIER_DISK],
+                s->plan->config.h1);
 }
 
 static void store_activation(Run *s, int j, int k) {
@@ -610,7 +621,8 @@ static Tensor cpu_kvrow(const Run *s, const Batch *b, long sq) {
 
 /* Puts new tokens' k and v, rows first .. first+n-1 of the batch, into the pages of a table. */
 static Event append(Run *s, Op *op, const Tables *t, const PageTable *table, Tensor kv, int first, int n) {
-    return posted(s, s->device->append(s->device, op, table, kv, tensor_cols(t->row_seq, first, n), tensor_cols(t->row_token, first, n)));
+    return posted(s, s->device->append(s->device, op, table, kv, tensor_cols(t->row_seq, first, n),
+                                       tensor_cols(t->row_token, first, n)));
 }
 
 /* The new k and v of sequences whose pages are on the CPU or on disk go home. */
@@ -640,7 +652,8 @@ static void store_cache(Run *s, int j, int k) {
         after(&op, b->down);
         after(&op, b->cache_loaded[1]);
         PageTable home = pool_table(s, TIER_DISK, j, b->cpu.pages, b->cpu.len);
-        b->cache_stored[1][j] = release->by[3] = append(s, &op, &b->cpu, &home, tensor_rows(rows, cpu, disk), gpu + cpu, disk);
+        b->cache_stored[1][j] = release->by[3] =
+            append(s, &op, &b->cpu, &home, tensor_rows(rows, cpu, disk), gpu + cpu, disk);
     }
 }
 
@@ -724,7 +737,8 @@ static void project(Run *s, Batch *b, int j, int k, const Tensor w[NROLES]) {
         int n = act_moves(s, b, TIER_GPU, false, act_home(s, b, TIER_GPU), x, false, false);
         posted(s, s->device->copy(s->device, &copy, s->moves, n));
     }
-    b->projected = posted(s, opt_project(s->device, op, &p->config, w, ws_q(s, sq, b->rows), ws_kv(s, sq, b->rows), x, norm));
+    b->projected =
+        posted(s, opt_project(s->device, op, &p->config, w, ws_q(s, sq, b->rows), ws_kv(s, sq, b->rows), x, norm));
     if (b->kv_rows[TIER_GPU]) {
         Op store = new_op(s, PROJECT, CACHE, j, k);
         PageTable home = pool_table(s, TIER_GPU, j, b->gpu.pages, b->gpu.len);
@@ -740,7 +754,8 @@ static Event attend_group(Run *s, Op *op, PageTable table, Tensor o, Tensor q, i
     return posted(s, s->device->attend(s->device, op, o, q, &table, s->plan->config.nh));
 }
 
-/* Computation delegation (section 4.2): queries and the new k, v go down, the CPU attends where the pages are, the result comes up. */
+/* Computation delegation (section 4.2): queries and the new k, v go down, the CPU attends where the pages are, the result
+ * comes up. */
 static void attend_on_cpu(Run *s, Batch *b, int j, int k, Tensor q, Tensor o) {
     const Plan *p = s->plan;
     long sq = square_number(s, j, k);
@@ -764,7 +779,8 @@ static void attend_on_cpu(Run *s, Batch *b, int j, int k, Tensor q, Tensor o) {
         PageTable near = staged_table(s, 1, sq, b->cpu.staged, b->cpu.len);
         after(&op, b->cache_loaded[1]);
         append(s, &op, &b->cpu, &near, tensor_rows(kv, cpu, disk), gpu + cpu, disk);
-        attended = attend_group(s, &op, near, tensor_rows(up_o, cpu, disk), tensor_rows(down_q, cpu, disk), gpu + cpu, disk);
+        attended =
+            attend_group(s, &op, near, tensor_rows(up_o, cpu, disk), tensor_rows(down_q, cpu, disk), gpu + cpu, disk);
         s->disk_kv_slot[sq % 2] = attended;
     }
     op = new_op(s, A_UP, CACHE, j, k);
@@ -859,8 +875,8 @@ static void compute(Run *s, int j, int k) {
     finish(s, b, j, k, w);
 }
 
-/* Figure 4 waits for all devices here. DIFFERS: every op carries the events that it needs, so there is nothing left to wait for; only an
- * error ends the sweep. Without overlap each post has been waited for already. */
+/* Figure 4 waits for all devices here. DIFFERS: every op carries the events that it needs, so there is nothing left to wait
+ * for; only an error ends the sweep. Without overlap each post has been waited for already. */
 static bool synchronize(const Run *s) { return !s->failed; }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -925,8 +941,8 @@ static void seat_block(Run *s) {
     }
 }
 
-/* Between sweeps: who is in flight next. Zig-zag and row both wait until the block in flight, of several batches or of one, has
- * finished (Figure 3); false when everything is done. */
+/* Between sweeps: who is in flight next. Zig-zag and row both wait until the block in flight, of several batches or of one,
+ * has finished (Figure 3); false when everything is done. */
 static bool admit(Run *s) {
     int K = 0;
     for (int k = 0; k < s->K; k++) {
@@ -977,7 +993,8 @@ static void run_close(Run *s) {
     free(s->batch), free(s->flight), free(s->seqs), free(s->seats), free(s->moves);
 }
 
-int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener, RunStats *stats, Error *err) {
+int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener, RunStats *stats,
+                 Error *err) {
     Run s = {.plan = plan, .task = task, .device = device, .listener = listener, .stats = stats, .err = err};
     *stats = (RunStats){0};
     run_open(&s);

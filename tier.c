@@ -3,8 +3,8 @@
  * The plan comes first: from model, policy and task it lays out the GPU, the CPU and the disk tier completely, before
  * anything is allocated. Each tier is then one allocation, and the loop allocates nothing.
  *   Weights      whole tensors of the decoder layers, chosen by error diffusion (place_weights).
- *   KV cache     pages of page_tokens tokens of one sequence in one layer. A tier's pool lies as (layer, K|V, page, token, h1),
- *                so one page index serves all layers, K and V lie apart, and neighbouring pages of a layer cross a link as one copy.
+ *   KV cache     pages of page_tokens tokens of one sequence in one layer. A tier's pool lies as (layer, K|V, page, token,
+ * h1), so one page index serves all layers, K and V lie apart, and neighbouring pages of a layer cross a link as one copy.
  *   Activations  rows of each GPU batch, dealt by sequence.
  * Sequences are dealt to tiers inside each GPU batch so that the block as a whole has the policy's fractions (deal_block).
  * Read next: schedule.c, which uses the regions; lanes.c, which allocates them. */
@@ -138,11 +138,14 @@ static Tensor as_f16(Tensor t, Tier tier, size_t offset) {
     return (Tensor){.tier = tier, .type = F16, .offset = offset, .rows = t.rows, .cols = t.cols, .ld = (size_t)t.cols};
 }
 
-/* A layer's tensors as they lie in the checkpoint, so that neighbours on disk are neighbours in the slab and are read as one. */
+/* A layer's tensors as they lie in the checkpoint, so that neighbours on disk are neighbours in the slab and are read as
+ * one. */
 static void file_order(Role order[NROLES], const Tensor *t) {
     for (int r = 0; r < NROLES; r++) {
         int at = r;
-        for (; at > 0 && (t[order[at - 1]].file > t[r].file || (t[order[at - 1]].file == t[r].file && t[order[at - 1]].offset > t[r].offset)); at--)
+        for (; at > 0 && (t[order[at - 1]].file > t[r].file ||
+                          (t[order[at - 1]].file == t[r].file && t[order[at - 1]].offset > t[r].offset));
+             at--)
             order[at] = order[at - 1];
         order[at] = (Role)r;
     }
@@ -197,7 +200,8 @@ static void shift_weights(Plan *p, const size_t layers[NTIERS], const size_t glo
     for (int j = 0; j < p->config.l; j++) {
         p->cpu_slab_offset[j] += layers[TIER_CPU];
         for (int r = 0; r < NROLES; r++)
-            if (p->weight[j][r].home.tier != TIER_DISK || dummy) p->weight[j][r].home.offset += layers[p->weight[j][r].home.tier];
+            if (p->weight[j][r].home.tier != TIER_DISK || dummy)
+                p->weight[j][r].home.offset += layers[p->weight[j][r].home.tier];
     }
     p->cpu_slab_offset[p->config.l] += globals[TIER_CPU];
     for (int g = 0; g < NGLOBALS; g++)
@@ -206,8 +210,8 @@ static void shift_weights(Plan *p, const size_t layers[NTIERS], const size_t glo
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-/* The layers that stream take the two slots in turn. Where their number is even, each slot always sees the same layers; where it is
- * odd, both see all. */
+/* The layers that stream take the two slots in turn. Where their number is even, each slot always sees the same layers;
+ * where it is odd, both see all. */
 static void plan_slots(Plan *p) {
     int streaming = 0, turn = 0;
     for (int j = 0; j <= p->config.l; j++) streaming += p->cpu_slab[j] + p->disk_slab[j] > 0;
@@ -259,14 +263,16 @@ static void release(int used[NTIERS], const Task *task, const Seat *seats, int f
     }
 }
 
-/* Walks the sweeps of one block as schedule.c will, and keeps the largest number of pages that each pool and each staging slot
- * ever holds. Sequences end when they have n tokens: one that stops early only gives its pages back sooner. */
+/* Walks the sweeps of one block as schedule.c will, and keeps the largest number of pages that each pool and each staging
+ * slot ever holds. Sequences end when they have n tokens: one that stops early only gives its pages back sooner. */
 static void measure_pages(Plan *p, const Task *task, const Seat *seats, int count) {
     int used[NTIERS] = {0}, sweeps = 0, gbs = p->policy.gbs, page = p->policy.page_tokens;
     for (int i = 0; i < count; i++) sweeps = imax(sweeps, task->prompts[seats[i].prompt].n);
     for (int i = 0; i < sweeps; i++) {
-        for (int first = 0; first < count; first += gbs) /* batches that have ended as a whole are out before the sweep begins */
-            if (longest(task, seats, first, imin(first + gbs, count)) == i) release(used, task, seats, first, imin(first + gbs, count), i, page);
+        for (int first = 0; first < count;
+             first += gbs) /* batches that have ended as a whole are out before the sweep begins */
+            if (longest(task, seats, first, imin(first + gbs, count)) == i)
+                release(used, task, seats, first, imin(first + gbs, count), i, page);
         for (int first = 0; first < count; first += gbs) {
             int held[NTIERS] = {0}, end = imin(first + gbs, count);
             if (longest(task, seats, first, end) <= i) continue;
@@ -336,7 +342,8 @@ static void plan_batches(Plan *p, const Task *task) {
 }
 
 static void plan_cache(Plan *p) {
-    static const char *const percent_c = "change the third and fourth number of --percent (KV cache on GPU, on CPU), or lower --gpu-batch-size";
+    static const char *const percent_c =
+        "change the third and fourth number of --percent (KV cache on GPU, on CPU), or lower --gpu-batch-size";
     size_t page = (size_t)p->policy.page_tokens * p->config.h1 * 2 * 2; /* K and V */
     for (int t = 0; t < NTIERS; t++)
         p->kv[t] = add_term(p, (Tier)t, (size_t)p->config.l * p->npages[t] * page, "KV cache", percent_c);
@@ -346,14 +353,17 @@ static void plan_cache(Plan *p) {
 }
 
 static void plan_activations(Plan *p) {
-    static const char *const percent_h = "change the fifth and sixth number of --percent (activations on GPU, on CPU), or lower --gpu-batch-size";
+    static const char *const percent_h =
+        "change the fifth and sixth number of --percent (activations on GPU, on CPU), or lower --gpu-batch-size";
     size_t row = (size_t)p->config.h1 * type_bytes(p->act_type);
     for (int t = 0; t < NTIERS; t++) {
         size_t rows = p->slots ? (size_t)p->act_first[t][p->slots - 1] + p->act_rows[t][p->slots - 1] : 0;
         p->act[t] = add_term(p, (Tier)t, rows * row, "activations", percent_h);
     }
-    p->act_staging[0] = add_term(p, TIER_CPU, 2 * p->max_act_rows[TIER_DISK] * row, "activation staging, reading", percent_h);
-    p->act_staging[1] = add_term(p, TIER_CPU, 2 * p->max_act_rows[TIER_DISK] * row, "activation staging, writing", percent_h);
+    p->act_staging[0] =
+        add_term(p, TIER_CPU, 2 * p->max_act_rows[TIER_DISK] * row, "activation staging, reading", percent_h);
+    p->act_staging[1] =
+        add_term(p, TIER_CPU, 2 * p->max_act_rows[TIER_DISK] * row, "activation staging, writing", percent_h);
 }
 
 static void plan_workspace(Plan *p, bool keep_logits) {
@@ -390,10 +400,13 @@ static int check_prompts(const OptConfig *config, const Policy *policy, const Ta
     for (int i = 0; i < task->count; i++) {
         const Prompt *q = &task->prompts[i];
         rows = (i % block_size(policy) ? rows : 0) + q->s;
-        if (rows > 1 << 30) return fail(err, EXIT_USAGE, "a block has more than %d tokens; lower --gpu-batch-size or --num-gpu-batches", 1 << 30);
+        if (rows > 1 << 30)
+            return fail(err, EXIT_USAGE, "a block has more than %d tokens; lower --gpu-batch-size or --num-gpu-batches",
+                        1 << 30);
         if (q->s < 1 || q->n < 1 || q->s > config->max_pos || q->n > config->max_pos - q->s + 1)
-            return fail(err, EXIT_USAGE, "prompt %d: %d tokens and %d to generate do not fit the model's %d positions; shorten it", i,
-                        q->s, q->n, config->max_pos);
+            return fail(err, EXIT_USAGE,
+                        "prompt %d: %d tokens and %d to generate do not fit the model's %d positions; shorten it", i, q->s,
+                        q->n, config->max_pos);
     }
     return 0;
 }
@@ -436,9 +449,10 @@ int plan_fits(const Plan *p, const size_t capacity[NTIERS], Error *err) {
         const Term *worst = NULL;
         for (int i = 0; i < p->nterms; i++)
             if ((int)p->terms[i].tier == t && (!worst || p->terms[i].bytes > worst->bytes)) worst = &p->terms[i];
-        return fail(err, EXIT_USAGE, "the %s tier needs %.1f MiB and has %.1f MiB; its largest part is %s with %.1f MiB: %s, or raise %s",
-                    tier_name[t], p->total[t] / 1048576.0, capacity[t] / 1048576.0, worst->name, worst->bytes / 1048576.0, worst->remedy,
-                    flag[t]);
+        return fail(err, EXIT_USAGE,
+                    "the %s tier needs %.1f MiB and has %.1f MiB; its largest part is %s with %.1f MiB: %s, or raise %s",
+                    tier_name[t], p->total[t] / 1048576.0, capacity[t] / 1048576.0, worst->name, worst->bytes / 1048576.0,
+                    worst->remedy, flag[t]);
     }
     return 0;
 }
@@ -455,8 +469,10 @@ void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const s
             if (!strcmp(p->terms[e].name, p->terms[i].name)) bytes[p->terms[e].tier] += p->terms[e].bytes;
         fprintf(out, "  %-32s", p->terms[i].name);
         for (int t = 0; t < NTIERS; t++) {
-            if (bytes[t]) fprintf(out, " %12.2f", bytes[t] / 1048576.0);
-            else fprintf(out, " %12s", "");
+            if (bytes[t])
+                fprintf(out, " %12.2f", bytes[t] / 1048576.0);
+            else
+                fprintf(out, " %12s", "");
         }
         fprintf(out, "\n");
     }
@@ -498,8 +514,10 @@ static void raise_share(double *share, double limit, const Fitting *f, const Pol
     while (low + 1 < high) {
         int mid = (low + high) / 2;
         *share = mid / 100.0;
-        if (fits(f, policy, &ignored)) low = mid;
-        else high = mid;
+        if (fits(f, policy, &ignored))
+            low = mid;
+        else
+            high = mid;
     }
     *share = low / 100.0;
 }
@@ -560,7 +578,8 @@ int policy_default(Policy *policy, const bool fixed[6], bool fixed_gbs, bool fix
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Brings one tensor home in pieces; a real checkpoint's disk share already is. */
-static int load_tensor(const WeightPlace *place, const Tensor *source, const Checkpoint *checkpoint, Device *device, Error *err) {
+static int load_tensor(const WeightPlace *place, const Tensor *source, const Checkpoint *checkpoint, Device *device,
+                       Error *err) {
     enum { PIECE = 1 << 21 };
     size_t count = (size_t)source->rows * source->cols;
     if (!count || (place->home.tier == TIER_DISK && !checkpoint->dummy)) return 0;

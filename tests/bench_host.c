@@ -13,9 +13,7 @@ static double now(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-static int compare(const void *a, const void *b) {
-    return *(const double *)a < *(const double *)b ? -1 : 1;
-}
+static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
 
 /* The median time of `call`, in seconds, over about half a second. */
 #define SECONDS(out, call)                                                \

@@ -1,6 +1,6 @@
-/* bench_machine.c: what this machine can do at best, for scripts/bench.sh to put beside what flexgen does: multiply-adds on all
- * threads, memcpy on one, and direct (O_DIRECT) transfers of the disk under DIR. One "name value" a line, in units of 1e9 a
- * second; a disk that takes no direct transfers gives 0. Medians.
+/* bench_machine.c: what this machine can do at best, for scripts/bench.sh to put beside what flexgen does: multiply-adds on
+ * all threads, memcpy on one, and direct (O_DIRECT) transfers of the disk under DIR. One "name value" a line, in units of
+ * 1e9 a second; a disk that takes no direct transfers gives 0. Medians.
  *
  *     bench_machine DIR [MEGABYTES]     the size of the file that is written and read (512), removed at the end */
 #include <errno.h>
@@ -21,9 +21,7 @@ static double now(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-static int compare(const void *a, const void *b) {
-    return *(const double *)a < *(const double *)b ? -1 : 1;
-}
+static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
 
 static double median(double *rates) {
     qsort(rates, RUNS, sizeof *rates, compare);
@@ -32,19 +30,13 @@ static double median(double *rates) {
 
 #if defined __AVX512F__
 typedef __m512 V;
-static inline V multiply_add(V a, V b, V c) {
-    return _mm512_fmadd_ps(a, b, c);
-}
+static inline V multiply_add(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 #elif defined __FMA__
 typedef __m256 V;
-static inline V multiply_add(V a, V b, V c) {
-    return _mm256_fmadd_ps(a, b, c);
-}
+static inline V multiply_add(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
 #else
 typedef float V __attribute__((vector_size(16)));
-static inline V multiply_add(V a, V b, V c) {
-    return a * b + c;
-}
+static inline V multiply_add(V a, V b, V c) { return a * b + c; }
 #endif
 enum { VL = sizeof(V) / 4 };
 

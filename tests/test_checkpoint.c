@@ -44,9 +44,7 @@ typedef struct {
     const char *prefix; /* "model.", or "" */
 } Draft;
 
-static float value(int t, size_t e) {
-    return (float)(1 + (7 * t + 3 * e) % 255) / 16; /* exact in BF16, too */
-}
+static float value(int t, size_t e) { return (float)(1 + (7 * t + 3 * e) % 255) / 16; /* exact in BF16, too */ }
 
 static void put(Draft *d, float x) {
     uint32_t bits;
@@ -114,9 +112,7 @@ static void draft_model(Draft *d, Type type, const char *prefix) {
     for (int j = 0; j < LAYERS; j++) add_layer(d, j, 4 + NROLES * j);
 }
 
-static void write_text(const char *dir, const char *name, const char *text) {
-    write_file(dir, name, text, strlen(text));
-}
+static void write_text(const char *dir, const char *name, const char *text) { write_file(dir, name, text, strlen(text)); }
 
 /* A fresh directory with config.json and, unless d is NULL, model.safetensors. */
 static const char *model_dir(const char *config, const Draft *d) {

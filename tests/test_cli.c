@@ -109,13 +109,9 @@ static Result finish(pid_t pid) {
     return r;
 }
 
-static void result_free(Result *r) {
-    free(r->out), free(r->err);
-}
+static void result_free(Result *r) { free(r->out), free(r->err); }
 
-static Result run(const char *const *args) {
-    return finish(start(args));
-}
+static Result run(const char *const *args) { return finish(start(args)); }
 #define RUN(...) run((const char *const[]){__VA_ARGS__, NULL})
 #define START(...) start((const char *const[]){__VA_ARGS__, NULL})
 
@@ -165,9 +161,7 @@ static int count_lines(const char *text) {
     return n;
 }
 
-static int compare_lines(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
+static int compare_lines(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 /* Sequences may finish in another order: the same text with its lines sorted. */
 static char *sorted(const char *text) {

@@ -18,13 +18,9 @@ static f16 *random_halves(size_t n, float scale) {
 }
 
 /* The larger of two errors; a NaN stays. */
-static double worse(double worst, double e) {
-    return isnan(worst) || e <= worst ? worst : e;
-}
+static double worse(double worst, double e) { return isnan(worst) || e <= worst ? worst : e; }
 
-static bool same_bits(const void *a, const void *b, size_t bytes) {
-    return memcmp(a, b, bytes) == 0;
-}
+static bool same_bits(const void *a, const void *b, size_t bytes) { return memcmp(a, b, bytes) == 0; }
 
 // ---- f16 ---------------------------------------------------------------------------------------------------------
 
@@ -161,9 +157,7 @@ static Product product_new(int m, int n, int k) {
                      random_halves(n, 1)};
 }
 
-static void product_free(Product *p) {
-    free(p->x), free(p->y), free(p->w), free(p->b);
-}
+static void product_free(Product *p) { free(p->x), free(p->y), free(p->w), free(p->b); }
 
 /* The largest error of y = relu(x w^T + b), in units of the sum of the terms' sizes. */
 static double product_error(const Product *p, bool relu) {
@@ -298,9 +292,7 @@ static Prompts prompts_new(const int32_t *start, int nseq, int hd, int nh) {
         nseq, h1, nh, rows, start, random_floats((size_t)rows * h1, 3), random_halves((size_t)rows * 2 * h1, 2)};
 }
 
-static void prompts_free(Prompts *p) {
-    free(p->q), free(p->kv);
-}
+static void prompts_free(Prompts *p) { free(p->q), free(p->kv); }
 
 /* Section 3's attention of one row over tokens first .. row, in double. */
 static void attention_reference(double *o, const Prompts *p, int first, int row) {

@@ -6,9 +6,7 @@
 
 #include "tests.h"
 
-static cJSON *parse(const char *text, Error *err) {
-    return json_parse(text, strlen(text), "t.json", err);
-}
+static cJSON *parse(const char *text, Error *err) { return json_parse(text, strlen(text), "t.json", err); }
 
 /* text is refused, in one line that names the source and contains part. */
 static void refused(const char *text, size_t len, const char *part) {

@@ -102,12 +102,8 @@ static void meets_hugging_face(const char *dir) {
     checkpoint_close(checkpoint);
 }
 
-static void the_plain_forward_meets_hugging_face(void) {
-    meets_hugging_face("tests/golden/opt-pre");
-}
-static void the_post_norm_forward_meets_hugging_face(void) {
-    meets_hugging_face("tests/golden/opt-post");
-}
+static void the_plain_forward_meets_hugging_face(void) { meets_hugging_face("tests/golden/opt-pre"); }
+static void the_post_norm_forward_meets_hugging_face(void) { meets_hugging_face("tests/golden/opt-post"); }
 
 static void greedy_decoding_finds_hugging_face_s_tokens(void) {
     static const char *const dirs[] = {"tests/golden/opt-pre", "tests/golden/opt-post"};

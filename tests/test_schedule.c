@@ -1,15 +1,26 @@
-/* test_schedule.c: the invariants of the engine. On one device every schedule, placement, overlap setting, page size and batching gives
- * bit-identical tokens and logits; what moves over each link is the closed form; nothing is left behind. */
+/* test_schedule.c: the invariants of the engine. On one device every schedule, placement, overlap setting, page size and
+ * batching gives bit-identical tokens and logits; what moves over each link is the closed form; nothing is left behind. */
 #include <dirent.h>
 #include <unistd.h>
 
 #include "golden.h"
 
-/* Odd sizes on purpose: no dimension is a multiple of what a vector register holds, and prompts end at every place of a page. */
-static const OptConfig small = {.name = "test", .l = 3, .h1 = 60, .h2 = 100, .nh = 3, .vocab = 131, .max_pos = 128, .embed = 60,
-                                .pre_norm = true, .final_norm = true, .eos = -1};
+/* Odd sizes on purpose: no dimension is a multiple of what a vector register holds, and prompts end at every place of a
+ * page. */
+static const OptConfig small = {.name = "test",
+                                .l = 3,
+                                .h1 = 60,
+                                .h2 = 100,
+                                .nh = 3,
+                                .vocab = 131,
+                                .max_pos = 128,
+                                .embed = 60,
+                                .pre_norm = true,
+                                .final_norm = true,
+                                .eos = -1};
 enum { PROMPTS = 9, MAX_N = 12 };
-static const int prompt_len[PROMPTS] = {5, 1, 17, 33, 16, 2, 64, 31, 9}, prompt_n[PROMPTS] = {12, 7, 1, 9, 12, 3, 12, 2, 10};
+static const int prompt_len[PROMPTS] = {5, 1, 17, 33, 16, 2, 64, 31, 9},
+                 prompt_n[PROMPTS] = {12, 7, 1, 9, 12, 3, 12, 2, 10};
 
 typedef struct {
     int32_t tokens[PROMPTS][MAX_N];
@@ -24,7 +35,8 @@ typedef struct {
 
 static void make_task(Task *task, const OptConfig *config) {
     uint64_t state = 7;
-    *task = (Task){.prompts = xcalloc(PROMPTS, sizeof(Prompt)), .count = PROMPTS, .keep_logits = true, .sampling = {.top_p = 1}};
+    *task = (Task){
+        .prompts = xcalloc(PROMPTS, sizeof(Prompt)), .count = PROMPTS, .keep_logits = true, .sampling = {.top_p = 1}};
     for (int i = 0; i < PROMPTS; i++) {
         Prompt *p = &task->prompts[i];
         *p = (Prompt){xcalloc(prompt_len[i], sizeof(int32_t)), prompt_len[i], prompt_n[i]};
@@ -77,7 +89,8 @@ static int run(Result *r, const Checkpoint *checkpoint, const Policy *policy, co
     Plan *plan = plan_make(checkpoint, policy, task, F32, err);
     Device *device = plan ? host_open(plan, checkpoint, temp_dir(), err) : NULL;
     if (device && slow_lane >= 0) device->delay_us[slow_lane] = 1000;
-    if (device && !weights_load(plan, checkpoint, device, err)) status = schedule_run(plan, task, device, &listener, &r->stats, err);
+    if (device && !weights_load(plan, checkpoint, device, err))
+        status = schedule_run(plan, task, device, &listener, &r->stats, err);
     if (device) {
         memcpy(r->planned, plan->total, sizeof r->planned);
         memcpy(r->peak, device->peak, sizeof r->peak);
@@ -105,19 +118,40 @@ static void expect_same(const Result *reference, const Checkpoint *checkpoint, c
     int status = run(&r, checkpoint, p, task, &err);
     bool ok = !status && same(&r, reference);
     if (!ok)
-        fprintf(stderr, "\n    differs: %g %g %g %g %g %g, %d x %d, %s, table %d, page %d%s%s%s%s\n", p->wg, p->wc, p->cg, p->cc, p->hg, p->hc,
-                p->gbs, p->num_gpu_batches, p->schedule == SCHEDULE_ROW ? "row" : "zigzag", p->table_home, p->page_tokens,
-                p->cpu_attention ? ", CPU attention" : "", p->overlap ? "" : ", no overlap", status ? ": " : "", status ? err.text : "");
+        fprintf(stderr, "\n    differs: %g %g %g %g %g %g, %d x %d, %s, table %d, page %d%s%s%s%s\n", p->wg, p->wc, p->cg,
+                p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, p->schedule == SCHEDULE_ROW ? "row" : "zigzag",
+                p->table_home, p->page_tokens, p->cpu_attention ? ", CPU attention" : "", p->overlap ? "" : ", no overlap",
+                status ? ": " : "", status ? err.text : "");
     CU_ASSERT(ok);
     result_close(&r);
 }
 
 static const double placements[][6] = {
-    {1, 0, 1, 0, 1, 0}, {0, 1, 0, 1, 0, 1}, {0, 0, 0, 0, 0, 0},        {0, 1, 1, 0, 1, 0},       {1, 0, 0, 1, 1, 0},
-    {1, 0, 1, 0, 0, 1}, {0, 0, 1, 0, 1, 0}, {1, 0, 0, 0, 1, 0},        {1, 0, 1, 0, 0, 0},       {.5, .5, 1, 0, 1, 0},
-    {.2, .8, 0, 1, 0, 1}, {.5, 0, .5, 0, .5, 0}, {0, .5, 0, .5, 0, .5}, {.3, .3, .3, .3, .3, .3}, {.1, .2, .6, .3, .3, .6},
-    {1, 0, .5, .5, 1, 0}, {1, 0, .5, 0, 1, 0}, {1, 0, 0, .5, 1, 0},     {1, 0, 1, 0, .5, .5},      {1, 0, 1, 0, .5, 0},
-    {0, .5, .4, .3, 1, 0}, {.7, .1, .1, .1, .1, .8}, {0, 0, 0, 1, 1, 0}, {0, 1, 0, 0, 0, 0},       {.9, .05, .34, .33, .33, .34},
+    {1, 0, 1, 0, 1, 0},
+    {0, 1, 0, 1, 0, 1},
+    {0, 0, 0, 0, 0, 0},
+    {0, 1, 1, 0, 1, 0},
+    {1, 0, 0, 1, 1, 0},
+    {1, 0, 1, 0, 0, 1},
+    {0, 0, 1, 0, 1, 0},
+    {1, 0, 0, 0, 1, 0},
+    {1, 0, 1, 0, 0, 0},
+    {.5, .5, 1, 0, 1, 0},
+    {.2, .8, 0, 1, 0, 1},
+    {.5, 0, .5, 0, .5, 0},
+    {0, .5, 0, .5, 0, .5},
+    {.3, .3, .3, .3, .3, .3},
+    {.1, .2, .6, .3, .3, .6},
+    {1, 0, .5, .5, 1, 0},
+    {1, 0, .5, 0, 1, 0},
+    {1, 0, 0, .5, 1, 0},
+    {1, 0, 1, 0, .5, .5},
+    {1, 0, 1, 0, .5, 0},
+    {0, .5, .4, .3, 1, 0},
+    {.7, .1, .1, .1, .1, .8},
+    {0, 0, 0, 1, 1, 0},
+    {0, 1, 0, 0, 0, 0},
+    {.9, .05, .34, .33, .33, .34},
 };
 enum { PLACEMENTS = sizeof placements / sizeof placements[0] };
 
@@ -161,7 +195,8 @@ static void every_placement_gives_the_same_bits(void) {
 }
 
 static void every_batching_gives_the_same_bits(void) {
-    static const int shapes[][2] = {{1, 1}, {1, 2}, {1, 7}, {2, 1}, {2, 2}, {2, 7}, {3, 3}, {4, 2}, {5, 1}, {9, 1}, {20, 2}};
+    static const int shapes[][2] = {{1, 1}, {1, 2}, {1, 7}, {2, 1}, {2, 2}, {2, 7},
+                                    {3, 3}, {4, 2}, {5, 1}, {9, 1}, {20, 2}};
     static const int some[] = {0, 1, 2, 13, 20, 24};
     open_reference(&small);
     for (size_t b = 0; b < sizeof shapes / sizeof shapes[0]; b++)
@@ -191,7 +226,8 @@ static void every_page_size_gives_the_same_bits(void) {
     close_reference();
 }
 
-/* Lanes meet only at events. Where one is missing, holding up a single lane lets another run ahead of it into the wrong bytes. */
+/* Lanes meet only at events. Where one is missing, holding up a single lane lets another run ahead of it into the wrong
+ * bytes. */
 static void no_lane_may_be_so_slow_that_the_bits_change(void) {
     static const int some[] = {2, 4, 7, 8, 13};
     open_reference(&small);
@@ -231,8 +267,8 @@ static void the_post_norm_form_gives_the_same_bits_too(void) {
     close_reference();
 }
 
-/* A prompt alone, at another place of the batch, or sampled: only seed, index and position count. The index is the place in the input, so
- * the same input is dealt to other batches. */
+/* A prompt alone, at another place of the batch, or sampled: only seed, index and position count. The index is the place in
+ * the input, so the same input is dealt to other batches. */
 static void sampling_depends_on_nothing_but_seed_place_and_position(void) {
     Error err;
     Result one;
@@ -253,10 +289,20 @@ static void sampling_depends_on_nothing_but_seed_place_and_position(void) {
     close_reference();
 }
 
-/* Tensors and page runs of more than a quarter MiB are read around the page cache, in blocks that do not begin where they do. */
+/* Tensors and page runs of more than a quarter MiB are read around the page cache, in blocks that do not begin where they
+ * do. */
 static void large_reads_from_disk_bring_the_same_bits(void) {
-    OptConfig wide = {.name = "wide", .l = 2, .h1 = 520, .h2 = 1000, .nh = 4, .vocab = 300, .max_pos = 512, .embed = 520,
-                      .pre_norm = true, .final_norm = true, .eos = -1};
+    OptConfig wide = {.name = "wide",
+                      .l = 2,
+                      .h1 = 520,
+                      .h2 = 1000,
+                      .nh = 4,
+                      .vocab = 300,
+                      .max_pos = 512,
+                      .embed = 520,
+                      .pre_norm = true,
+                      .final_norm = true,
+                      .eos = -1};
     Error err;
     model = checkpoint_dummy(&wide, 5);
     make_task(&task, &wide);
@@ -325,7 +371,8 @@ static void the_engine_agrees_with_the_plain_forward(void) {
             float *logits = xcalloc((size_t)total * config.vocab, sizeof *logits);
             ASSERT_OK(reference_forward(logits, model, ids, total, &err));
             double e = max_norm_error(reference.last[i], logits + (size_t)(total - 1) * config.vocab, config.vocab);
-            CU_ASSERT(e <= 1e-3); /* K and V are rounded to F16, and a last-bit difference before that can flip a rounding */
+            CU_ASSERT(e <=
+                      1e-3); /* K and V are rounded to F16, and a last-bit difference before that can flip a rounding */
             free(logits);
         }
         close_reference();
@@ -344,7 +391,8 @@ static int compare_tokens(void *ctx, int prompt, const int32_t *tokens, int n, F
     HuggingFace *h = ctx;
     (void)reason, (void)err;
     const GoldenSequence *q = &h->golden->sequence[h->sequence[prompt]];
-    if (h->length[prompt] == q->n && (n != h->golden->greedy || memcmp(tokens, q->tokens, n * sizeof *tokens) != 0)) h->same_tokens = false;
+    if (h->length[prompt] == q->n && (n != h->golden->greedy || memcmp(tokens, q->tokens, n * sizeof *tokens) != 0))
+        h->same_tokens = false;
     return 0;
 }
 
@@ -438,15 +486,16 @@ static void weights_cross_once_a_sweep(void) {
             size_t times = row ? 3 * N : N;
             CU_ASSERT_EQUAL(r.moved[CTOG][WEIGHT], times * once);
             /* from disk the padding between tensors does not move */
-            CU_ASSERT(disk ? r.moved[DTOC][WEIGHT] > times * once * .98 && r.moved[DTOC][WEIGHT] <= times * once : !r.moved[DTOC][WEIGHT]);
+            CU_ASSERT(disk ? r.moved[DTOC][WEIGHT] > times * once * .98 && r.moved[DTOC][WEIGHT] <= times * once
+                           : !r.moved[DTOC][WEIGHT]);
             result_close(&r);
         }
     free_task(&even);
     checkpoint_close(model);
 }
 
-/* A.2.1's 4 h1 bls l (s n + n (n - 1) / 2) for reads and writes: s tokens are stored in prefill and one a token after; the past is
- * loaded in each of the n-1 decoding sweeps. Pages of one token make page traffic exact. */
+/* A.2.1's 4 h1 bls l (s n + n (n - 1) / 2) for reads and writes: s tokens are stored in prefill and one a token after; the
+ * past is loaded in each of the n-1 decoding sweeps. Pages of one token make page traffic exact. */
 static void the_cache_crosses_as_the_formula_says(void) {
     Error err;
     Task even;

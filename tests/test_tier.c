@@ -55,7 +55,8 @@ static void sequences_are_dealt_to_within_one(void) {
                 }
                 for (int i = 0; i < count; i++) ordered = ordered && seen[i];
                 CU_ASSERT(ordered);
-                double share[NTIERS] = {g / 100., c / 100., (100 - g - c) / 100.}, swapped[NTIERS] = {c / 100., g / 100., share[2]};
+                double share[NTIERS] = {g / 100., c / 100., (100 - g - c) / 100.},
+                       swapped[NTIERS] = {c / 100., g / 100., share[2]};
                 for (int t = 0; t < NTIERS; t++) {
                     CU_ASSERT(fabs(kv[t] - share[t] * count) < 1);
                     CU_ASSERT(fabs(act[t] - swapped[t] * count) < 1);
@@ -97,7 +98,8 @@ static void the_plan_of_opt_30b_has_the_papers_sizes(void) {
     CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-30b"), 0);
     Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
     Task t = even_task(144, 512, 32);
-    Policy p = {.wg = .2, .wc = .8, .cc = 1, .hc = 1, .gbs = 48, .num_gpu_batches = 3, .page_tokens = 16, .cpu_attention = true};
+    Policy p = {
+        .wg = .2, .wc = .8, .cc = 1, .hc = 1, .gbs = 48, .num_gpu_batches = 3, .page_tokens = 16, .cpu_attention = true};
     Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
     double weights = 48 * (8. * 7168 * 7168 + 4. * 7168 * 28672);

@@ -105,9 +105,7 @@ static int put_utf8(char *out, uint32_t c) {
     return n;
 }
 
-static uint32_t random_below(uint64_t *state, uint32_t n) {
-    return (uint32_t)((test_random(state) + 1.0) / 2 * n);
-}
+static uint32_t random_below(uint64_t *state, uint32_t n) { return (uint32_t)((test_random(state) + 1.0) / 2 * n); }
 
 static void decoding_undoes_encoding_on_random_text(void) {
     static const uint32_t below[] = {0x80, 0x80, 0x300, 0x3100, 0x10000, 0x110000};

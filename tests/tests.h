@@ -17,12 +17,12 @@ void write_file(const char *dir, const char *name, const void *bytes, size_t len
 /* A small reproducible generator for test data: uniform in [-1, 1). */
 float test_random(uint64_t *state);
 
-#define ASSERT_OK(call)                                        \
-    do {                                                       \
-        if ((call) != 0) {                                     \
-            fprintf(stderr, "\n    %s\n", err.text);           \
-            CU_FAIL_FATAL(#call);                              \
-        } else                                                 \
-            CU_PASS(#call);                                    \
+#define ASSERT_OK(call)                              \
+    do {                                             \
+        if ((call) != 0) {                           \
+            fprintf(stderr, "\n    %s\n", err.text); \
+            CU_FAIL_FATAL(#call);                    \
+        } else                                       \
+            CU_PASS(#call);                          \
     } while (0)
 #endif
