@@ -67,8 +67,8 @@ typedef struct {
 
 /* A layer's weights on their way through a staging slot. */
 typedef struct {
-    int slot;
-    Event loaded;    /* its last part has arrived on the GPU */
+    int slot;        /* -1: all of it rests on the GPU */
+    Event loaded;    /* its last part has arrived there */
     Event disk_free; /* its slot on the CPU tier is free */
 } LayerLoad;
 
@@ -813,6 +813,13 @@ static void attend(Run *s, Batch *b, int j, int k) {
     }
 }
 
+/* What a square used is free again after b->finished: its workspace, and for the last batch of a layer the slot of its
+ * weights. */
+static void square_done(Run *s, long sq, const Batch *b) {
+    s->ws[sq % s->plan->nws].by[0] = b->finished;
+    if (s->now.slot >= 0) s->slot_used[s->now.slot] = b->finished;
+}
+
 static void finish(Run *s, Batch *b, int j, int k, const Tensor w[NROLES]) {
     const Plan *p = s->plan;
     long sq = square_number(s, j, k);
@@ -822,7 +829,7 @@ static void finish(Run *s, Batch *b, int j, int k, const Tensor w[NROLES]) {
     after(&op, b->projected);
     after(&op, b->attended);
     b->finished = posted(s, opt_finish(s->device, op, &p->config, w, hidden(s, b, sq), ws_o(s, sq, b->rows), norm, ffn));
-    s->ws[sq % p->nws].by[0] = s->slot_used[s->now.slot] = b->finished;
+    square_done(s, sq, b);
 }
 
 /* Layer l: the last row of each sequence becomes logits, and they the next token. */
@@ -855,7 +862,7 @@ static void compute_head(Run *s, Batch *b, int k) {
         moves[1] = (Move){view(TIER_CPU, F32, p->cpu_logits + first * p->config.vocab * 4, n, p->config.vocab), logits};
     b->picked = posted(s, s->device->copy(s->device, &down, moves, s->task->keep_logits ? 2 : 1));
     if (s->task->keep_logits) s->logits_free = b->picked;
-    s->ws[sq % p->nws].by[0] = s->slot_used[s->now.slot] = b->finished;
+    square_done(s, sq, b);
 }
 
 static void compute(Run *s, int j, int k) {
@@ -886,7 +893,7 @@ static bool synchronize(const Run *s) { return !s->failed; }
 /* The layer that has loaded beside the last one is the one to compute now. */
 static void advance_weights(Run *s) {
     s->now = s->next;
-    s->next = (LayerLoad){0};
+    s->next = (LayerLoad){.slot = -1};
 }
 
 static bool nobody_left(const Run *s) {
@@ -997,6 +1004,7 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
                  Error *err) {
     Run s = {.plan = plan, .task = task, .device = device, .listener = listener, .stats = stats, .err = err};
     *stats = (RunStats){0};
+    s.now = s.next = (LayerLoad){.slot = -1};
     run_open(&s);
     s.swept_at = device->now(device);
     while (admit(&s)) sweep(&s);
