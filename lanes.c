@@ -283,6 +283,12 @@ static int disk_move(HostDevice *d, int lane, const Move *m, Error *err) {
 
 static int run_copy(HostDevice *d, const Posted *job, Error *err) {
     LaneState *lane = &d->lane[job->op.lane];
+    for (size_t i = 0; i < job->nmoves;
+         i++) { /* small reads: the disk hears of all of them before the first is waited for */
+        const Move *m = &lane->moves[(job->move + i) % d->move_capacity];
+        if (m->src.tier == TIER_DISK && !m->src.file && span_of(m->src) < DIRECT_MIN)
+            posix_fadvise(d->offload_fd, (off_t)m->src.offset, (off_t)span_of(m->src), POSIX_FADV_WILLNEED);
+    }
     for (size_t i = 0; i < job->nmoves; i++) {
         const Move *m = &lane->moves[(job->move + i) % d->move_capacity];
         if (m->dst.tier == TIER_DISK || m->src.tier == TIER_DISK) {
