@@ -46,7 +46,7 @@ setup:
 	@scripts/setup.sh "$(CC)" $(NEED)
 
 run: all
-	./flexgen generate --model $(MODEL) --prompts models/prompts.txt --max-tokens 80
+	./flexgen generate --model $(MODEL) --prompts models/prompts.txt --max-tokens 120 --temperature 0.7 --top-p 0.9 --seed 3
 
 test: flexgen $(BUILD)/run_tests
 	$(BUILD)/run_tests $(SUITE)
