@@ -24,7 +24,7 @@ const char *const lane_name[NLANES] = {"read weights",   "load weights", "read c
                                        "attention down", "attention up", "project",    "finish",     "attend"};
 const char *const channel_name[NCHANNELS] = {"ctog", "gtoc", "dtoc", "ctod", "gpu", "cpu"};
 
-enum { RING = 512, BLOCK = 4096, BOUNCE = 8 << 20, DIRECT_MIN = 1 << 18 };
+enum { RING = 512, BLOCK = 4096, BOUNCE = 4 << 20, DIRECT_MIN = 1 << 18 };
 
 typedef struct HostDevice HostDevice;
 typedef struct Posted Posted;
