@@ -411,8 +411,8 @@ static void collect(Run *s, Batch *b) {
 /* Counts rows and their tiers, lays the views over the batch's block of tables. */
 static void lay_out(Run *s, Batch *b, Tables *t, Tier side) {
     const Plan *p = s->plan;
-    size_t at = p->tables[side] + (2 * (b - s->batch) + s->i % 2) * p->table_bytes, rows = p->max_rows * 4,
-           seqs = p->max_seqs * 4;
+    size_t at = p->tables[side] + (2 * (b - s->batch) + s->i % 2) * p->table_bytes, rows = (size_t)p->max_rows * 4,
+           seqs = (size_t)p->max_seqs * 4;
     t->all = view(side, I32, at, 1, (int)(p->table_bytes / 4));
     t->ids = view(side, I32, at, 1, b->rows);
     t->positions = view(side, I32, at + rows, 1, b->rows);
@@ -515,8 +515,9 @@ static void load_weight(Run *s, int j, int k) {
     load_part(s, wraps ? 0 : j, k, s->K);
 }
 
-/* The rows of the hidden state that rest on one tier, between `near` (its home, or staging for it) and `state`: all of them
- * below the head, which only wants each sequence's last. store says which way. */
+/* The rows of the hidden state that rest on one tier, between `near` (their home, or staging for it) and `state`.
+ * last_only: only each sequence's last row, which is all that the head wants; last_state: state has just those rows, one a
+ * sequence. store says which way. */
 static int act_moves(Run *s, const Batch *b, Tier tier, bool last_only, Tensor near, Tensor state, bool last_state,
                      bool store) {
     int first_row = 0, first_seq = 0, n = 0;
