@@ -267,7 +267,7 @@ typedef struct Device Device;
 struct Device {
     const char *name;
     Type act_type;       /* of activations: F32 on the host */
-    size_t peak[NTIERS]; /* bytes of each tier that ops have touched, term by term (see Plan) */
+    size_t peak[NTIERS]; /* bytes of each tier in use: how far ops have reached into each term of the plan */
     LaneCount count[NLANES];
     int delay_us[NLANES]; /* each op of a lane is held up by so much before it begins; tests find missing events with it */
 

@@ -95,6 +95,7 @@ typedef struct {
     bool next_is_layer0;  /* next is layer 0 of the coming sweep */
     Event slot_used[2];   /* the last op that computes with a weight slot on the GPU */
     Event slot_raised[2]; /* the last copy out of a weight slot on the CPU tier */
+    Event last[NLANES];   /* the newest op of each lane */
     bool failed;
     bool now_prefill;   /* some batch of this sweep is in prefill */
     int began;          /* batches that take part in this sweep */
@@ -134,6 +135,7 @@ static void after_release(Op *op, const Release *r) {
 
 /* --no-overlap: every post is waited for at once. That is the only difference. */
 static Event posted(Run *s, Event e) {
+    if (e.seq) s->last[e.lane] = e;
     if (!s->plan->policy.overlap && e.seq && s->device->wait(s->device, e, s->err)) s->failed = true;
     return e;
 }
@@ -469,8 +471,9 @@ static void fill_tables(Run *s, Batch *b) {
 static void begin(Run *s, Batch *b) {
     collect(s, b);
     for (int e = 0; e < 2 && !s->failed;
-         e++) { /* stores of the sweep before last, surely done, read the tables that this one writes */
+         e++) { /* stores of the sweep before last (of the last one, after a pause) read the tables that this one writes */
         if (s->device->wait(s->device, b->tables_read[s->i % 2][e], s->err)) s->failed = true;
+        if (b->sweep != s->i - 1 && s->device->wait(s->device, b->cache_stored[e][s->l - 1], s->err)) s->failed = true;
         b->tables_read[(s->i + 1) % 2][e] = b->cache_stored[e][s->l - 1];
     }
     b->sweep = s->i;
@@ -944,7 +947,7 @@ static void seat_block(Run *s) {
         q->seat = s->seats[i];
         q->s = prompt->s, q->n = prompt->n;
         q->generated = q->posted = q->npages = 0;
-        if (!s->K || s->flight[s->K - 1] != b) s->flight[s->K++] = b, b->nseq = 0;
+        if (!s->K || s->flight[s->K - 1] != b) s->flight[s->K++] = b, b->nseq = 0, b->sweep = -1;
         b->seq[b->nseq++] = q;
     }
 }
@@ -1009,6 +1012,8 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
     run_open(&s);
     s.swept_at = device->now(device);
     while (admit(&s)) sweep(&s);
+    for (int lane = 0; lane < NLANES; lane++) /* the last stores, and weights that were loaded for nobody */
+        if (!s.failed && device->wait(device, s.last[lane], err)) s.failed = true;
     run_close(&s);
     return s.failed ? -1 : 0;
 }

@@ -604,11 +604,22 @@ int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device,
         Error mine;
         const WeightPlace *place = j < l ? &plan->weight[j][r] : &plan->global[i - l * NROLES];
         const Tensor *source = j < l ? &checkpoint->layer[j][r] : &checkpoint->global[i - l * NROLES];
-        if (load_tensor(place, source, checkpoint, device, &mine) != 0) {
+        int stop;
+#ifdef _OPENMP
+#pragma omp atomic read
+#endif
+        stop = status;
+        if (!stop && load_tensor(place, source, checkpoint, device, &mine) != 0) {
 #ifdef _OPENMP
 #pragma omp critical
 #endif
-            *err = mine, status = -1;
+            {
+                *err = mine;
+#ifdef _OPENMP
+#pragma omp atomic write
+#endif
+                status = -1;
+            }
         }
     }
     return status;
