@@ -470,8 +470,8 @@ static void fill_tables(Run *s, Batch *b) {
 /* The batch's part in this sweep begins: what the sweep before chose for it is known now, and who has ended is out. */
 static void begin(Run *s, Batch *b) {
     collect(s, b);
-    for (int e = 0; e < 2 && !s->failed;
-         e++) { /* stores of the sweep before last (of the last one, after a pause) read the tables that this one writes */
+    /* stores of the sweep before last (of the last one, after a pause) read the tables that this one writes */
+    for (int e = 0; e < 2 && !s->failed; e++) {
         if (s->device->wait(s->device, b->tables_read[s->i % 2][e], s->err)) s->failed = true;
         if (b->sweep != s->i - 1 && s->device->wait(s->device, b->cache_stored[e][s->l - 1], s->err)) s->failed = true;
         b->tables_read[(s->i + 1) % 2][e] = b->cache_stored[e][s->l - 1];
