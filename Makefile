@@ -1,6 +1,7 @@
-# make            builds ./flexgen with what this machine has, and says what that is
+# make            builds ./flexgen with what this machine has, and says what that is; make GPU=90 for one kind of GPU (sm_90)
 # make run        completes a few prompts with the shipped model
 # make test       builds and runs every CUnit suite; make test SUITE=lp runs one
+# make gpu-tests  the engine's and the kernels' suites on a real GPU
 # make sanitize   all suites under ASan and UBSan, the engine's under ThreadSanitizer
 # make bench      measured figures beside their bounds
 # make format, make clean
@@ -9,9 +10,24 @@ WARN := -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE
 BUILD ?= build
 OPENMP ?= $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
 ISA := $(shell echo | $(CC) $(CFLAGS) -dM -E - 2>/dev/null | awk '/__AVX512F__/{a=1}/__AVX2__/{b=1}/__F16C__/{c=1}END{print a?"AVX-512":b&&c?"AVX2":"portable C"}')
-NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 ALL := $(CFLAGS) $(WARN) $(OPENMP) $(SANITIZE) -MMD -MP
 LIBS := -lcjson -lpcre2-8 -lm -lpthread
+
+# The CUDA toolkit: nvcc and cuBLAS build the device for GPUs, the headers alone its emulation on the CPU for the tests.
+NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
+CUDA_ROOT := $(patsubst %/bin/nvcc,%,$(NVCC))
+CUDA_INCLUDE := $(patsubst %/cublasLt.h,%,$(firstword $(wildcard $(CUDA_HOME)/include/cublasLt.h $(CUDA_ROOT)/include/cublasLt.h /usr/local/cuda/include/cublasLt.h)))
+CUDA_LIB := $(patsubst %/libcublasLt.so,%,$(firstword $(wildcard $(CUDA_ROOT)/lib64/libcublasLt.so $(CUDA_ROOT)/lib/*-linux-gnu/libcublasLt.so)))
+HAVE_CXX := $(shell command -v $(CXX) 2>/dev/null)
+CUDA := $(and $(NVCC),$(CUDA_INCLUDE),$(CUDA_LIB),$(HAVE_CXX))
+GPU ?= 75 80 86 89 90 100 120
+ifneq ($(CUDA),)
+ARCHS := $(filter $(GPU),$(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code)))
+GENCODE := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
+CUDA_OBJ := $(BUILD)/flexgen.cu.o
+CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ldl -lrt
+endif
+EMULATION := $(and $(CUDA_INCLUDE),$(HAVE_CXX),$(filter x86_64,$(shell uname -m)))
 
 SRC := $(filter-out flexgen.c,$(wildcard *.c))
 OBJ := $(SRC:%.c=$(BUILD)/%.o)
@@ -23,13 +39,19 @@ NEED := cjson/cJSON.h:libcjson-dev pcre2.h:libpcre2-dev CUnit/CUnit.h:libcunit1-
 MODEL := models/opt-tiny
 
 all: flexgen
-	@echo "flexgen: host device, $(ISA), $(if $(OPENMP),OpenMP,no OpenMP: one thread), $(if $(NVCC),nvcc found ($(NVCC)) but no CUDA device in this version,no nvcc)"
+	@echo "flexgen: host device, $(ISA), $(if $(OPENMP),OpenMP,no OpenMP: one thread), $(if $(CUDA),cuda device for $(ARCHS:%=sm_%),no cuda device: $(if $(NVCC),$(if $(CUDA_LIB),no C++ compiler,no cuBLAS),no nvcc))"
 
 flexgen: $(BUILD)/flexgen
 	@cp $< $@
 
-$(BUILD)/flexgen: $(OBJ) $(BUILD)/flexgen.o
-	$(CC) $(ALL) $^ -o $@ $(LIBS)
+$(BUILD)/flexgen: $(OBJ) $(BUILD)/flexgen.o $(CUDA_OBJ)
+	$(if $(CUDA),$(CXX) $(OPENMP) $(SANITIZE),$(CC) $(ALL)) $^ -o $@ $(CUDA_LIBS) $(LIBS)
+
+# the architectures are part of what it depends on
+$(BUILD)/flexgen.cu.o: flexgen.cu flexgen.h check.h $(BUILD)/archs
+	$(NVCC) -std=c++17 -O3 --threads 0 $(GENCODE) -Xcompiler -Wall,-Wextra,-Werror -Werror all-warnings -c $< -o $@
+$(BUILD)/archs: always
+	@mkdir -p $(@D); echo '$(NVCC) $(ARCHS)' | cmp -s - $@ || echo '$(NVCC) $(ARCHS)' >$@
 
 $(BUILD)/%.o: %.c | setup
 	@mkdir -p $(@D)
@@ -49,19 +71,44 @@ run: all
 	./flexgen generate --model $(MODEL) --prompts models/prompts.txt --max-tokens 120 --temperature 0.7 --top-p 0.9 --seed 3
 
 test: flexgen $(BUILD)/run_tests
-	$(BUILD)/run_tests $(SUITE)
+	$(if $(filter cuda,$(SUITE)),,$(BUILD)/run_tests $(SUITE))
+	$(if $(filter-out cuda,$(SUITE)),,$(if $(EMULATION),@$(MAKE) --no-print-directory emulated-tests,@echo "SKIP cuda: the emulation needs the CUDA toolkit's headers and a C++ compiler, on x86-64"))
+
+$(BUILD)/run_tests_gpu: $(OBJ) $(TEST_OBJ) $(CUDA_OBJ)
+	$(CXX) $(OPENMP) $^ -o $@ $(CUDA_LIBS) $(LIBS) -lcunit
+gpu-tests: $(BUILD)/run_tests_gpu
+	$(BUILD)/run_tests_gpu --device cuda cuda schedule
+
+# flexgen.cu as C++ for the CPU: tests/cuda_cpu.h plays the CUDA runtime and cuBLAS.
+$(BUILD)/flexgen_cpu.cpp: flexgen.cu tests/cuda2cpp.sed
+	@mkdir -p $(@D)
+	(echo '#line 1 "flexgen.cu"'; sed -E -f tests/cuda2cpp.sed $<) >$@
+$(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
+	$(CXX) -std=c++17 $(CFLAGS) $(SANITIZE) -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
+$(BUILD)/flexgen_emulated: $(OBJ) $(BUILD)/flexgen.o $(BUILD)/flexgen_cpu.o
+	$(CXX) $(OPENMP) $(SANITIZE) $^ -o $@ $(LIBS)
+$(BUILD)/run_tests_emulated: $(OBJ) $(TEST_OBJ) $(BUILD)/flexgen_cpu.o
+	$(CXX) $(OPENMP) $(SANITIZE) $^ -o $@ $(LIBS) -lcunit
 
 # Frames and checks instead of speed. OpenMP's runtime is not instrumented, so it is off; address layout randomization confuses TSan.
 CHECKED := CFLAGS="-O1 -g -fno-omit-frame-pointer -march=native" OPENMP=
+ASAN := BUILD=build/asan $(CHECKED) SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+TSAN := BUILD=build/tsan $(CHECKED) SANITIZE=-fsanitize=thread
 TSAN_SUITES := schedule
+emulated-tests: $(BUILD)/run_tests_emulated
+	@$(MAKE) --no-print-directory $(ASAN) build/asan/run_tests_emulated
+	@$(MAKE) --no-print-directory $(TSAN) build/tsan/run_tests_emulated
+	@scripts/emulated.sh $(BUILD) build/asan build/tsan
 sanitize:
-	$(MAKE) --no-print-directory BUILD=build/asan $(CHECKED) SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined" \
-	    build/asan/run_tests build/asan/flexgen
+	$(MAKE) --no-print-directory $(ASAN) CUDA= build/asan/run_tests build/asan/flexgen
 	FLEXGEN_BIN=build/asan/flexgen build/asan/run_tests $(SUITE)
-	$(MAKE) --no-print-directory BUILD=build/tsan $(CHECKED) SANITIZE=-fsanitize=thread build/tsan/run_tests
+	$(MAKE) --no-print-directory $(TSAN) build/tsan/run_tests
 	for suite in $(TSAN_SUITES); do TSAN_OPTIONS=halt_on_error=1 setarch -R build/tsan/run_tests $$suite || exit 1; done
 
 # Programs of their own, with their own main.
+$(BUILD)/bench_gpu: tests/bench_gpu.cu $(BUILD)/archs
+	$(NVCC) -std=c++17 -O2 $(GENCODE) -Xcompiler -Wall,-Wextra,-Werror -Werror all-warnings -c $< -o $@.o
+	$(CXX) $@.o -o $@ $(CUDA_LIBS)
 BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/bench_*.c))
 bench: flexgen $(BENCH)
 	@scripts/bench.sh $(BUILD)
@@ -73,8 +120,8 @@ clean:
 	rm -rf build flexgen
 
 format:
-	clang-format -i *.c *.h tests/*.c tests/*.h
+	clang-format -i *.c *.h *.cu tests/*.c tests/*.h tests/*.cu
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d)
-.PHONY: all setup run test sanitize bench format clean
+.PHONY: all setup run test gpu-tests emulated-tests sanitize bench format clean always
 .DELETE_ON_ERROR:

@@ -177,7 +177,7 @@ static const Flag flags[] = {
      "the CPU attends to the KV cache on CPU and disk, in place"},
     {"--no-overlap", "gb", 0, set_false, AT(policy.overlap), 0, 0, "wait for every operation at once"},
     {"--page-tokens", "gb", 1, set_int, AT(policy.page_tokens), 1, 4096, "N: tokens of a KV page (16)"},
-    {"--device", "gb", 1, set_text, AT(device), 0, 0, "host"},
+    {"--device", "gb", 1, set_text, AT(device), 0, 0, "host or cuda (the GPU, if there is one)"},
     {"--gpu-mem", "gb", 1, set_size, AT(capacity[TIER_GPU]), 0, 0, "SIZE: capacity of the GPU tier, such as 16G"},
     {"--cpu-mem", "gb", 1, set_size, AT(capacity[TIER_CPU]), 0, 0, "SIZE: of the CPU tier"},
     {"--disk-mem", "gb", 1, set_size, AT(capacity[TIER_DISK]), 0, 0, "SIZE: of the disk tier"},
@@ -244,8 +244,8 @@ static int check_options(const Options *o, char command, Error *err) {
     if (!o->model)
         return fail(err, EXIT_USAGE, "--model is missing; name a checkpoint directory%s",
                     command == 'b' ? " or a size such as opt-125m" : "");
-    if (strcmp(o->device, "host") != 0)
-        return fail(err, EXIT_USAGE, "--device %.60s: this build has the device host only", o->device);
+    if (o->device && strcmp(o->device, "host") != 0 && strcmp(o->device, "cuda") != 0)
+        return fail(err, EXIT_USAGE, "--device %.60s: expected host or cuda", o->device);
     if (command == 'g' && !o->prompt.n == !o->prompts)
         return fail(err, EXIT_USAGE, "give either --prompt TEXT or --prompts FILE");
     for (int i = 0; i < o->stop.n; i++)
@@ -298,13 +298,25 @@ static size_t memory_available(void) {
     return left < available ? left : available;
 }
 
-/* Capacities that were not given: on the host device both upper tiers are this memory. Room is left for the rest of the
- * machine. */
-static int fill_capacities(Options *o, const Checkpoint *checkpoint, Error *err) {
+/* Of --gpu-mem, or of the whole GPU, what is left for the tier: the context and the workspaces take their part of it, and
+ * other programs may have taken theirs. */
+static size_t gpu_room(Gpu *gpu, size_t limit) {
+    size_t room = limit < gpu->total ? limit : gpu->total, taken = gpu->overhead + gpu->spare;
+    size_t used = gpu->in_use(gpu) + gpu->spare, left = used < gpu->total ? gpu->total - used : 0;
+    room = taken < room ? room - taken : 0;
+    return room < left ? room : left;
+}
+
+/* Capacities that were not given. On the host device both upper tiers are this memory. Room is left for the rest of the
+ * machine. gpu NULL: the host device. */
+static int fill_capacities(Options *o, Gpu *gpu, const Checkpoint *checkpoint, Error *err) {
     size_t memory = memory_available();
     struct statvfs disk;
-    if (o->capacity[TIER_GPU] == FROM_MACHINE) o->capacity[TIER_GPU] = memory / 100 * 45;
-    if (o->capacity[TIER_CPU] == FROM_MACHINE) o->capacity[TIER_CPU] = memory / 100 * 40;
+    if (gpu)
+        o->capacity[TIER_GPU] = gpu_room(gpu, o->capacity[TIER_GPU]);
+    else if (o->capacity[TIER_GPU] == FROM_MACHINE)
+        o->capacity[TIER_GPU] = memory / 100 * 45;
+    if (o->capacity[TIER_CPU] == FROM_MACHINE) o->capacity[TIER_CPU] = memory / 100 * (gpu ? 80 : 40);
     if (o->capacity[TIER_DISK] != FROM_MACHINE) return 0;
     if (statvfs(o->offload_dir, &disk))
         return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
@@ -320,17 +332,34 @@ static int fill_capacities(Options *o, const Checkpoint *checkpoint, Error *err)
 
 /* One task: what it needs, where it runs, how it went. */
 typedef struct {
+    Gpu *gpu;      /* NULL on the host device */
+    Error no_gpu;  /* text: why not the GPU, where nobody said --device host */
+    size_t in_use; /* bytes of the GPU at the end of the run, by its own account */
     Plan *plan;
     Device *device;
     RunStats stats;
 } Run;
 
+/* The GPU, if it is wanted or there. */
+static int choose_device(Run *run, const Options *o, Error *err) {
+    if (o->device && !strcmp(o->device, "host")) return 0;
+    if (!cuda_open_gpu)
+        fail(&run->no_gpu, EXIT_USAGE, "this flexgen was built without CUDA; build it where nvcc is installed");
+    else if ((run->gpu = cuda_open_gpu(&run->no_gpu)))
+        return 0;
+    if (!o->device) return 0;
+    *err = run->no_gpu;
+    return -1;
+}
+
 /* Chooses what the flags leave open, and refuses what does not fit, before anything is allocated or written. */
 static int plan_task(Run *run, Options *o, const Checkpoint *checkpoint, const Task *task, Error *err) {
     bool fixed_gbs = o->policy.gbs > 0, fixed_batches = o->policy.num_gpu_batches > 0;
-    if (fill_capacities(o, checkpoint, err)) return -1;
-    if (policy_default(&o->policy, o->fixed, fixed_gbs, fixed_batches, checkpoint, task, F32, o->capacity, err)) return -1;
-    run->plan = plan_make(checkpoint, &o->policy, task, F32, err);
+    if (choose_device(run, o, err) || fill_capacities(o, run->gpu, checkpoint, err)) return -1;
+    Type act_type = run->gpu ? F16 : F32;
+    if (policy_default(&o->policy, o->fixed, fixed_gbs, fixed_batches, checkpoint, task, act_type, o->capacity, err))
+        return -1;
+    run->plan = plan_make(checkpoint, &o->policy, task, act_type, err);
     return run->plan ? plan_fits(run->plan, o->capacity, err) : -1;
 }
 
@@ -338,14 +367,29 @@ static int plan_task(Run *run, Options *o, const Checkpoint *checkpoint, const T
 static int run_task(Run *run, Options *o, const Checkpoint *checkpoint, const Task *task, const Listener *listener,
                     Error *err) {
     o->threads = host_set_threads(o->threads);
-    run->device = host_open(run->plan, checkpoint, o->offload_dir, err);
-    if (!run->device || weights_load(run->plan, checkpoint, run->device, err)) return -1;
-    return schedule_run(run->plan, task, run->device, listener, &run->stats, err);
+    if (run->no_gpu.text[0]) fprintf(stderr, "running on the host device: %s\n", run->no_gpu.text);
+    run->device = run->gpu ? cuda_open(run->gpu, run->plan, checkpoint, o->offload_dir, err)
+                           : host_open(run->plan, checkpoint, o->offload_dir, err);
+    if (!run->device) return -1;
+    if (run->device->notice.text[0]) fprintf(stderr, "%s\n", run->device->notice.text);
+    if (weights_load(run->plan, checkpoint, run->device, err)) return -1;
+    int status = schedule_run(run->plan, task, run->device, listener, &run->stats, err);
+    if (run->gpu) run->in_use = run->gpu->in_use(run->gpu);
+    return status;
+}
+
+/* What was planned and what was used, and what the GPU says of it. */
+static void print_peaks(const Run *run, const Options *o) {
+    plan_print(stderr, run->plan, o->capacity, run->device->peak);
+    if (run->gpu)
+        fprintf(stderr, "in use on the GPU, by its own account %12.2f = tier, context, workspaces and other programs\n",
+                run->in_use / 1048576.0);
 }
 
 static void run_close(Run *run) {
     if (run->device) run->device->close(run->device);
     plan_free(run->plan);
+    if (run->gpu) run->gpu->close(run->gpu);
 }
 
 /* Opens where results go ("-": standard output); what was there before is gone. flag names it in messages. */
@@ -362,15 +406,16 @@ static int close_output(FILE *f, const char *flag, const char *path, Error *err)
     return bad ? fail(err, EXIT_FAILED, "%s %s: %s; make room or write elsewhere", flag, path, strerror(errno)) : 0;
 }
 
-static void print_summary(const Options *o, const RunStats *stats, int prompts) {
+static void print_summary(const Options *o, const Run *run, int prompts) {
     const Policy *p = &o->policy;
+    const RunStats *stats = &run->stats;
     fprintf(stderr,
             "%d prompts, %ld tokens in %.2f s (prefill %.2f, decode %.2f): %.1f tokens/s generated; "
-            "weights %g/%g, cache %g/%g, activations %g/%g%% on GPU/CPU, %d x %d, %s, %d threads, %s\n",
+            "weights %g/%g, cache %g/%g, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d threads, %s\n",
             prompts, stats->generated, stats->total_s, stats->prefill_s, stats->decode_s,
             stats->total_s > 0 ? stats->generated / stats->total_s : 0, 100 * p->wg, 100 * p->wc, 100 * p->cg, 100 * p->cc,
             100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches, p->schedule == SCHEDULE_ROW ? "row" : "zigzag",
-            o->threads, host_isa());
+            run->gpu ? run->gpu->name : "", run->gpu ? ", " : "", o->threads, host_isa());
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -410,8 +455,8 @@ static int generate_job(Options *o, const Checkpoint *checkpoint, const Tokenize
     if (c.progress) fprintf(stderr, "\r\033[K");
     Error unwritten;
     if (close_output(c.out, "--output", path, &unwritten) && !status) *err = unwritten, status = -1;
-    if (!status && job->task.count && o->verbose) plan_print(stderr, run->plan, o->capacity, run->device->peak);
-    if (!status && job->task.count) print_summary(o, &run->stats, job->task.count);
+    if (!status && job->task.count && o->verbose) print_peaks(run, o);
+    if (!status && job->task.count) print_summary(o, run, job->task.count);
     return status;
 }
 
@@ -541,7 +586,9 @@ static cJSON *bench_json(const Options *o, const Run *run) {
     for (int t = 0; t < NTIERS; t++) {
         const Figure figures[] = {{"planned_bytes", (double)run->plan->total[t]},
                                   {"peak_bytes", (double)run->device->peak[t]}};
-        add_figures(cJSON_AddObjectToObject(tiers, tier_name[t]), figures, 2);
+        cJSON *tier = cJSON_AddObjectToObject(tiers, tier_name[t]);
+        add_figures(tier, figures, 2);
+        if (run->gpu && t == TIER_GPU) add_figures(tier, &(Figure){"in_use_bytes", (double)run->in_use}, 1);
     }
     for (int channel = 0; channel < NCHANNELS; channel++) add_channel(channels, channel, run->device);
     return json;
@@ -578,7 +625,7 @@ static int bench_run(Options *o, const Checkpoint *checkpoint, const Task *task,
     plan_print(stderr, run->plan, o->capacity, NULL);
     int status = run_task(run, o, checkpoint, task, &listener, err);
     if (!status) {
-        plan_print(stderr, run->plan, o->capacity, run->device->peak);
+        print_peaks(run, o);
         if (json) print_json(json, bench_json(o, run));
         if (json != stdout) print_bench(run);
     }
@@ -652,7 +699,6 @@ int main(int argc, char **argv) {
     Options o = {.max_tokens = 64,
                  .prompt_len = 512,
                  .gen_len = 32,
-                 .device = "host",
                  .offload_dir = tmp && *tmp ? tmp : "/var/tmp",
                  .capacity = {FROM_MACHINE, FROM_MACHINE, FROM_MACHINE},
                  .sampling = {.top_p = 1},

@@ -172,9 +172,10 @@ const char *host_isa(void);
 /* Threads the kernels may use from now on (OpenMP); 0 asks for all cores. Returns the number. */
 int host_set_threads(int threads);
 
-/* y[r] = table[idx[r]] (or y[r] += with add). y (rows, cols) F32, table (any, cols) F16, BF16 or F32, table_ld in elements.
- */
-void host_embed(float *y, const void *table, Type type, size_t table_ld, const int32_t *idx, int rows, int cols, bool add);
+/* y[r] = table[idx[r]] (or y[r] += with add). y (rows, cols) F32 or F16, table (any, cols) F16, BF16 or F32, table_ld in
+ * elements. */
+void host_embed(void *y, Type y_type, const void *table, Type type, size_t table_ld, const int32_t *idx, int rows, int cols,
+                bool add);
 /* y[r] = (x[r] - mean) / sqrt(var + 1e-5) * w + b; y may be x. x, y (rows, cols) F32; w, b (cols) F16. */
 void host_layernorm(float *y, const float *x, const f16 *w, const f16 *b, int rows, int cols);
 /* y = x w^T + b, then ReLU if relu, then + residual if not NULL (which may be y itself, with y's type F32 and y's ld).
@@ -188,10 +189,10 @@ void host_linear(void *y, Type y_type, size_t y_ld, const float *x, const f16 *w
 void host_attend_prefill(float *o, const float *q, const f16 *kv, const int32_t *start, int nseq, int h1, int nh);
 /* Decode attention of one new token per sequence over paged KV (section 4.2, computation delegation: the same function
  * serves the GPU tier and the CPU). Sequence r's token t lies in page pages[r*max_pages + t/page_tokens], row t %
- * page_tokens; it attends to tokens 0 .. len[r]-1. k, v: (npages, page_tokens, h1) F16. q, o (nseq, h1) F32. Reads every
- * byte of K and V once, in place. */
-void host_attend(float *o, const float *q, const f16 *k, const f16 *v, const int32_t *pages, const int32_t *len, int nseq,
-                 int max_pages, int page_tokens, int h1, int nh);
+ * page_tokens; it attends to tokens 0 .. len[r]-1. k, v: (npages, page_tokens, h1) F16. q, o (nseq, h1) of act_type, F32 or
+ * F16 (what a GPU sends down). Reads every byte of K and V once, in place. */
+void host_attend(void *o, const void *q, Type act_type, const f16 *k, const f16 *v, const int32_t *pages,
+                 const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh);
 /* Puts kv row r (k then v, (rows, 2 h1) F16) at token pos[r] of sequence seq[r] of the page table (seq may skip and
  * repeat). */
 void host_append(f16 *k, f16 *v, const f16 *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows,
@@ -211,7 +212,7 @@ void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const i
                int rows, int vocab);
 
 // ---------------------------------------------------------------------------------------------------------------
-// lanes.c: the table of device functions, and the host device
+// lanes.c: the table of device functions; the host and the cuda device
 // ---------------------------------------------------------------------------------------------------------------
 
 /* What a lane occupies: a link, a processor. */
@@ -269,6 +270,7 @@ struct Device {
     Type act_type;       /* of activations: F32 on the host */
     size_t peak[NTIERS]; /* bytes of each tier in use: how far ops have reached into each term of the plan */
     LaneCount count[NLANES];
+    Error notice;         /* text: what its user should know, such as memory that could not be pinned; mostly empty */
     int delay_us[NLANES]; /* each op of a lane is held up by so much before it begins; tests find missing events with it */
 
     Event (*copy)(Device *, const Op *, const Move *, int n);
@@ -290,10 +292,76 @@ struct Device {
 };
 
 typedef struct Plan Plan;
+typedef struct Gpu Gpu;
 /* Opens the host device with one allocation a tier, as large as the plan says: GPU and CPU in memory, disk in an unlinked
  * file under offload_dir (fully allocated beforehand, so that a full disk is an error here and nowhere else). checkpoint
  * serves disk reads of weights and must outlive the device. NULL and err when memory or disk are not there. */
 Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err);
+/* Opens the cuda device on an open GPU, which must outlive it: the GPU tier is memory of the GPU, the CPU tier is pinned
+ * (where that fails, a line on standard error says so and copies are slower), lanes that touch the GPU are streams. The
+ * rest is as on the host. */
+Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err);
+
+// ---------------------------------------------------------------------------------------------------------------
+// flexgen.cu: a GPU, as lanes.c sees it
+//
+// One stream a lane. The launchers are the twins of the host_ functions of the same names, with the same arguments, but for
+// pointers, which are addresses on the GPU, and activations, which are F16; sums are F32. They post kernels on the stream
+// of `lane` and return at once, -1 and err where that fails. A row of a result depends on that row's inputs, and in linear
+// on the number of rows, alone: attention splits at fixed tokens of a sequence.
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { MARKS = 256 }; /* points of a stream that can be waited for at any time, numbered around */
+
+struct Gpu {
+    char name[96];           /* "NVIDIA H200, sm_90" */
+    size_t total;            /* bytes of its memory */
+    size_t overhead;         /* of them in use before there is a GPU tier: context, workspaces of cuBLAS and of attention */
+    size_t spare;            /* of them that come on top as kernels are loaded when they are first used */
+    const volatile int *bad; /* not 0 once pick has met logits that are not finite */
+
+    int (*embed)(Gpu *, Lane lane, void *y, const void *table, size_t table_ld, const int32_t *idx, int rows, int cols,
+                 bool add, Error *);
+    int (*layernorm)(Gpu *, Lane lane, void *y, const void *x, const void *w, const void *b, int rows, int cols, Error *);
+    /* cuBLAS. y may be F16 or F32; b and residual may be NULL; residual is y itself, and then there is no ReLU. The lane is
+     * PROJECT or FINISH, which have a workspace each. */
+    int (*linear)(Gpu *, Lane lane, void *y, Type y_type, size_t y_ld, const void *x, const void *w, const void *b,
+                  const void *residual, bool relu, int m, int n, int k, Error *);
+    /* rows: of q, start[nseq]; the host knows it, and the kernel's grid needs it. Heads of at most 128. */
+    int (*attend_prefill)(Gpu *, Lane lane, void *o, const void *q, const void *kv, const int32_t *start, int nseq,
+                          int rows, int h1, int nh, Error *);
+    int (*attend)(Gpu *, Lane lane, void *o, const void *q, const void *k, const void *v, const int32_t *pages,
+                  const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Error *);
+    int (*append)(Gpu *, Lane lane, void *k, void *v, const void *kv, const int32_t *seq, const int32_t *pos,
+                  const int32_t *pages, int rows, int max_pages, int page_tokens, int h1, Error *);
+    int (*pick)(Gpu *, Lane lane, int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos,
+                const Sampling *sampling, int rows, int vocab, Error *);
+
+    /* rows of row_bytes from src to dst, pitches in bytes; either is on the GPU, or on the host (pinned, to overlap) */
+    int (*copy)(Gpu *, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t row_bytes,
+                int rows, Error *);
+
+    /* begin and end note the times before and after what is posted between them as mark (number % MARKS); */
+    int (*begin)(Gpu *, Lane lane, int mark, Error *);
+    int (*end)(Gpu *, Lane lane, int mark, Error *);
+    int (*after)(Gpu *, Lane lane, Lane other, int mark, Error *); /* lane goes on when other has reached the mark's end */
+    int (*sync)(Gpu *, Lane lane, int mark, Error *);              /* the calling thread sleeps until the mark's end */
+    double (*took)(Gpu *, Lane lane, int first, int last);         /* seconds from first's begin to last's end, both past */
+
+    void *(*alloc)(Gpu *, size_t bytes, Error *);         /* the GPU tier; one at a time */
+    void (*release)(Gpu *, void *);                       /* waits for the streams first */
+    int (*pin)(Gpu *, void *host, size_t bytes, Error *); /* memory of ours becomes page-locked, so that copies overlap */
+    void (*unpin)(Gpu *, void *host);
+    int (*upload)(Gpu *, void *dst, const void *src, size_t bytes, Error *); /* waits; any thread */
+    int (*download)(Gpu *, void *dst, const void *src, size_t bytes, Error *);
+    size_t (*in_use)(Gpu *); /* cudaMemGetInfo: bytes of the whole GPU, by anyone */
+    void (*close)(Gpu *);
+};
+
+/* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses) with streams, cuBLAS and workspaces. NULL and err, one line that says
+ * what to do, without a driver, without a GPU, with one that is too old or too full. In a build without CUDA there is no
+ * such function: its address is NULL. */
+Gpu *cuda_open_gpu(Error *err) __attribute__((weak));
 
 // ---------------------------------------------------------------------------------------------------------------
 // opt_model.c again: the forward pass through the table of device functions, as pieces of a sweep (section 3)

@@ -321,14 +321,22 @@ INLINE V load_any(const void *p, Type type, size_t at, int n) {
     return v;
 }
 
-void host_embed(float *y, const void *table, Type type, size_t table_ld, const int32_t *idx, int rows, int cols, bool add) {
-    CHECK(type == F16 || type == BF16 || type == F32);
+INLINE void store_any(void *p, Type type, size_t at, V v, int n) {
+    if (type == F32)
+        v_store_part((float *)p + at, v, n);
+    else
+        for (int i = 0; i < VL && i < n; i++) ((f16 *)p)[at + i] = f32_to_f16(v[i]);
+}
+
+void host_embed(void *y, Type y_type, const void *table, Type type, size_t table_ld, const int32_t *idx, int rows, int cols,
+                bool add) {
+    CHECK((y_type == F32 || y_type == F16) && (type == F16 || type == BF16 || type == F32));
     PARALLEL_FOR((size_t)rows * cols > ENOUGH, static)
     for (int r = 0; r < rows; r++) {
-        float *row = y + (size_t)r * cols;
+        size_t row = (size_t)r * cols;
         for (int c = 0; c < cols; c += VL) {
             V v = load_any(table, type, idx[r] * table_ld + c, cols - c);
-            v_store_part(row + c, add ? v_load_part(row + c, cols - c) + v : v, cols - c);
+            store_any(y, y_type, row + c, add ? load_any(y, y_type, row + c, cols - c) + v : v, cols - c);
         }
     }
 }
@@ -385,10 +393,7 @@ static void linear_finish(const Linear *l, const float *sum, size_t r, size_t co
         if (l->b) v += v_load_f16_part(l->b + col + j, n);
         if (l->relu) v = v_select(v < 0.0f, v_set(0), v);
         if (l->residual) v += v_load_part(l->residual + at + j, n);
-        if (l->y_type == F32)
-            v_store_part((float *)l->y + at + j, v, n);
-        else
-            for (int i = 0; i < VL && i < n; i++) ((f16 *)l->y)[at + j + i] = f32_to_f16(v[i]);
+        store_any(l->y, l->y_type, at + j, v, n);
     }
 }
 
@@ -453,15 +458,17 @@ static void softmax_block(float score[BLOCK], int n, Seen *seen, float *o, int h
     seen->m = m;
 }
 
-static void attend_finish(float *out, const float *o, Seen seen, int hd) {
-    for (int d = 0; d < hd; d += VL) v_store_part(out + d, v_load(o + d) / seen.l, hd - d);
+/* Element `at` of out and the hd-1 after it. */
+static void attend_finish(void *out, Type type, size_t at, const float *o, Seen seen, int hd) {
+    for (int d = 0; d < hd; d += VL) store_any(out, type, at + d, v_load(o + d) / seen.l, hd - d);
 }
 
-/* q[rows][hd] = in * hd^-1/2, as OPT scales it. */
-static void scale_q(float *q, const float *in, size_t in_ld, int rows, int hd) {
-    float scale = 1 / sqrtf((float)hd);
+/* q[rows][hd] = in * hd^-1/2, as OPT scales it; row i of in begins at element at + i * in_ld. */
+static void scale_q(float *q, const void *in, Type type, size_t at, size_t in_ld, int rows, int hd) {
+    V scale = v_set(1 / sqrtf((float)hd));
     for (int i = 0; i < rows; i++)
-        for (int d = 0; d < hd; d++) q[(size_t)i * hd + d] = in[i * in_ld + d] * scale;
+        for (int d = 0; d < hd; d += VL)
+            v_store_part(q + (size_t)i * hd + d, load_any(in, type, at + i * in_ld + d, hd - d) * scale, hd - d);
 }
 
 /* Queries of one head that attend_prefill takes together: each block of k and v is gathered once for all of them. */
@@ -504,7 +511,7 @@ static void prefill_task(float *o, const float *q, const f16 *k, const f16 *v, i
     a.o = a.q + (size_t)QUERIES * hd;
     a.k = (f16 *)(a.o + (size_t)QUERIES * a.hdp);
     a.v = a.k + (size_t)BLOCK * hd;
-    scale_q(a.q, q + (size_t)q0 * h1, h1, nq, hd);
+    scale_q(a.q, q, F32, (size_t)q0 * h1, h1, nq, hd);
     memset(a.o, 0, (size_t)nq * a.hdp * sizeof *a.o);
     for (int i = 0; i < nq; i++) a.seen[i] = (Seen){-INFINITY, 0};
     for (int t0 = 0; t0 < q0 + nq; t0 += BLOCK) {
@@ -517,7 +524,7 @@ static void prefill_task(float *o, const float *q, const f16 *k, const f16 *v, i
         for (int t = nt; t < nt + NR; t++) a.krow[t] = a.krow[nt - 1]; /* fills the last tile; its scores are not used */
         for (int i = 0; i < nq; i += MR) prefill_tile(&a, i, min_int(MR, nq - i), q0 + i, t0, nt);
     }
-    for (int i = 0; i < nq; i++) attend_finish(o + (size_t)(q0 + i) * h1, a.o + (size_t)i * a.hdp, a.seen[i], hd);
+    for (int i = 0; i < nq; i++) attend_finish(o, F32, (size_t)(q0 + i) * h1, a.o + (size_t)i * a.hdp, a.seen[i], hd);
 }
 
 void host_attend_prefill(float *o, const float *q, const f16 *kv, const int32_t *start, int nseq, int h1, int nh) {
@@ -587,12 +594,12 @@ static void weigh_block(Decode *a, int nt, int next_nt) {
     }
 }
 
-/* The heads of `a` for one sequence of len tokens; o and q point at the first of them. */
-static void attend_task(Decode *a, float *o, const float *q, int len) {
+/* The heads of `a` for one sequence of len tokens; the first begins at element `at` of o and q. */
+static void attend_task(Decode *a, void *o, const void *q, Type type, size_t at, int len) {
     a->q = scratch((size_t)a->nh * (a->hd + a->hdp + BLOCK));
     a->o = a->q + (size_t)a->nh * a->hd;
     a->score = a->o + (size_t)a->nh * a->hdp;
-    scale_q(a->q, q, a->hd, a->nh, a->hd);
+    scale_q(a->q, q, type, at, a->hd, a->nh, a->hd);
     memset(a->o, 0, (size_t)a->nh * a->hdp * sizeof *a->o);
     for (int h = 0; h < a->nh; h++) a->seen[h] = (Seen){-INFINITY, 0};
     find_rows(a->krow, a, a->k, 0, min_int(BLOCK, len));
@@ -604,11 +611,12 @@ static void attend_task(Decode *a, float *o, const float *q, int len) {
         for (int h = 0; h < a->nh; h++) softmax_block(a->score + h * BLOCK, nt, &a->seen[h], a->o + h * a->hdp, a->hd);
         weigh_block(a, nt, next_nt);
     }
-    for (int h = 0; h < a->nh; h++) attend_finish(o + h * a->hd, a->o + h * a->hdp, a->seen[h], a->hd);
+    for (int h = 0; h < a->nh; h++) attend_finish(o, type, at + h * a->hd, a->o + h * a->hdp, a->seen[h], a->hd);
 }
 
-void host_attend(float *o, const float *q, const f16 *k, const f16 *v, const int32_t *pages, const int32_t *len, int nseq,
-                 int max_pages, int page_tokens, int h1, int nh) {
+void host_attend(void *o, const void *q, Type act_type, const f16 *k, const f16 *v, const int32_t *pages,
+                 const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh) {
+    CHECK(act_type == F32 || act_type == F16);
     int hd = h1 / nh, total = 0, threads = host_threads();
     for (int r = 0; r < nseq; r++) total = max_int(total, len[r]);
     int group = max_int(1, min_int(min_int(nh, HEADS), nseq * nh / threads)), groups = (nh + group - 1) / group;
@@ -619,7 +627,7 @@ void host_attend(float *o, const float *q, const f16 *k, const f16 *v, const int
         Decode a = {
             .k = k + head, .v = v + head, .pages = pages + (size_t)r * max_pages, .page_tokens = page_tokens, .h1 = h1};
         a.nh = min_int(group, nh - h), a.hd = hd, a.hdp = round_up(hd, VL);
-        attend_task(&a, o + at, q + at, len[r]);
+        attend_task(&a, o, q, act_type, at, len[r]);
     }
 }
 

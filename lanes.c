@@ -1,12 +1,16 @@
-/* lanes.c: the device that is this CPU. In-order lanes on threads, events, real copies, counters.
+/* lanes.c: two devices, the one that is this CPU and the one that is a GPU beside it. In-order lanes, events, copies,
+ * counters.
  *
  * A lane is a queue with a thread. An op begins when all its `after` events have happened and everything before it in its
- * lane is done; its own event is its place in the lane. PROJECT and FINISH share the GPU, and so a thread. The GPU tier is
- * an arena in memory with the planned size, the CPU tier another, the disk an unlinked file that exists as long as its
- * descriptor does, so that no way of ending leaves it behind. Appends of single tokens go through the mapping of that file;
- * bulk traffic reads and writes it, and drops what it touched from the page cache, so that the CPU tier's limit stays
- * honest. The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread posts. Arithmetic
- * is in host.c. Read next: host.c. */
+ * lane is done; its own event is its place in the lane. PROJECT and FINISH share the GPU, and so a thread. The CPU tier is
+ * an arena in memory with the planned size, the disk an unlinked file that exists as long as its descriptor does, so that
+ * no way of ending leaves it behind. Appends of single tokens go through the mapping of that file; bulk traffic reads and
+ * writes it, and drops what it touched from the page cache, so that the CPU tier's limit stays honest. host   The GPU tier
+ * is another arena. Every lane's thread does the work itself. cuda   The GPU tier is memory of the GPU. A lane that touches
+ * it is a stream, and its thread only posts on it: it waits until what an op needs is done or, on other streams, posted,
+ * tells the stream to wait for those, and goes on ahead of the GPU. The lanes of the disk and of the CPU's attention are as
+ * on the host. The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread posts.
+ * Arithmetic is in host.c and flexgen.cu. Read next: host.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -24,16 +28,16 @@ const char *const lane_name[NLANES] = {"read weights",   "load weights", "read c
                                        "attention down", "attention up", "project",    "finish",     "attend"};
 const char *const channel_name[NCHANNELS] = {"ctog", "gtoc", "dtoc", "ctod", "gpu", "cpu"};
 
-enum { RING = 512, BLOCK = 4096, BOUNCE = 4 << 20, DIRECT_MIN = 1 << 18 };
+enum { RING = MARKS, BLOCK = 4096, BOUNCE = 4 << 20, DIRECT_MIN = 1 << 18 };
 
-typedef struct HostDevice HostDevice;
+typedef struct LaneDevice LaneDevice;
 typedef struct Posted Posted;
 
 /* A posted op: what run needs, by value. */
 struct Posted {
     Op op;
     uint64_t order; /* how many ops of all lanes were posted before it */
-    int (*run)(HostDevice *, const Posted *, Error *);
+    int (*run)(LaneDevice *, const Posted *, Error *);
     Tensor t[5];
     PageTable table;
     Sampling sampling;
@@ -43,21 +47,26 @@ struct Posted {
 };
 
 typedef struct {
-    HostDevice *device;
+    LaneDevice *device;
     int index;
     pthread_t thread;
     pthread_cond_t posted_cond, done_cond;
-    uint64_t posted, done; /* ops so far */
+    uint64_t posted, begun, done; /* ops so far; on a stream done means posted there, with a mark behind */
+    uint64_t retired;             /* of a stream: ops known to have happened */
+    uint64_t mark[RING];          /* of a stream: the op behind which the mark is that ends this one's group */
+    int sleepers[RING];           /* threads that sleep until a mark, which may not be set anew meanwhile */
     Posted ring[RING];
     Move *moves; /* ring of move_capacity */
     uint64_t moves_posted, moves_done;
     uint8_t *bounce; /* BOUNCE bytes for direct reads, on the lanes that read the disk */
 } LaneState;
 
-struct HostDevice {
+struct LaneDevice {
     Device base;
+    Gpu *gpu; /* NULL: the host device */
+    bool pinned;
     const Checkpoint *checkpoint;
-    uint8_t *arena[NTIERS]; /* TIER_DISK: the mapping of the offload file */
+    uint8_t *arena[NTIERS]; /* TIER_DISK: the mapping of the offload file; TIER_GPU with a GPU: an address there */
     size_t bytes[NTIERS];
     int offload_fd;
     int *
@@ -70,6 +79,7 @@ struct HostDevice {
     Error error;
     LaneState lane[NLANES];
     size_t move_capacity;
+    size_t tables[2]; /* where the index tables lie on GPU and CPU: mirrors of each other */
     int nterms;
     Term terms[MAX_TERMS];
     size_t high[MAX_TERMS]; /* bytes of each term touched so far, from its beginning */
@@ -87,14 +97,14 @@ static double now(void) {
 
 static size_t span_of(Tensor t) { return t.rows ? ((t.rows - 1) * t.ld + t.cols) * type_bytes(t.type) : 0; }
 
-static void *address(HostDevice *d, Tensor t) {
+static void *address(LaneDevice *d, Tensor t) {
     CHECK(t.tier < NTIERS && t.file == 0);
     CHECK(t.offset <= d->bytes[t.tier] && span_of(t) <= d->bytes[t.tier] - t.offset);
     return d->arena[t.tier] + t.offset;
 }
 
 /* Notes how far into its term a view reaches. Views of the checkpoint are no term of ours. */
-static void touch(HostDevice *d, Tensor t) {
+static void touch(LaneDevice *d, Tensor t) {
     size_t span = span_of(t);
     if (!span || t.file) return;
     for (int i = 0; i < d->nterms; i++) {
@@ -117,75 +127,162 @@ static void touch(HostDevice *d, Tensor t) {
 // Lanes
 // ---------------------------------------------------------------------------------------------------------------
 
-static void await(HostDevice *d, Event e) { /* with the lock held */
-    while (d->lane[e.lane].done < e.seq) pthread_cond_wait(&d->lane[e.lane].done_cond, &d->lock);
+static bool is_stream(const LaneDevice *d, int lane) {
+    Channel c = lane_channel[lane];
+    return d->gpu && (c == GPU || c == CTOG || c == GTOC);
 }
 
-/* Runs the lane's first op, whose events have all happened. Lock held, but not while it runs. */
-static void run_first(HostDevice *d, LaneState *lane) {
-    Posted *job = &lane->ring[lane->done % RING];
+/* The first fault stays. With the lock held, as everywhere up to post. */
+static void note_failure(LaneDevice *d, const Error *err) {
+    if (!d->failed) d->failed = true, d->error = *err;
+}
+
+/* A stream's ops up to the mark behind op `last` have happened. */
+static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
+    while (lane->retired < last) {
+        uint64_t first = lane->retired + 1, end = lane->mark[first % RING];
+        d->base.count[lane->index].busy_s += d->gpu->took(d->gpu, lane->index, (int)(first % RING), (int)(end % RING));
+        lane->retired = end;
+    }
+}
+
+/* Sleeps until a stream, which has been given op seq and a mark behind it, has done it. The lock is free meanwhile. */
+static void sleep_until(LaneDevice *d, LaneState *lane, uint64_t seq) {
+    if (d->failed || lane->retired >= seq) return;
+    uint64_t mark = lane->mark[seq % RING];
     Error err;
+    lane->sleepers[mark % RING]++;
+    pthread_mutex_unlock(&d->lock);
+    int status = d->gpu->sync(d->gpu, lane->index, (int)(mark % RING), &err);
+    pthread_mutex_lock(&d->lock);
+    if (!--lane->sleepers[mark % RING]) pthread_cond_broadcast(&lane->done_cond);
+    if (status)
+        note_failure(d, &err);
+    else
+        retire(d, lane, mark);
+}
+
+/* Sleeps until the event has happened; where a stream waits for a stream, only until it can be told to. waiter: NULL for
+ * the thread that posts. */
+static void await(LaneDevice *d, LaneState *waiter, Event e) {
+    LaneState *lane = &d->lane[e.lane];
+    Error err;
+    while (lane->done < e.seq) pthread_cond_wait(&lane->done_cond, &d->lock);
+    if (!is_stream(d, e.lane) || waiter == lane) return;
+    if (!waiter || !is_stream(d, waiter->index))
+        sleep_until(d, lane, e.seq);
+    else if (!d->failed && lane->retired < e.seq &&
+             d->gpu->after(d->gpu, waiter->index, lane->index, (int)(lane->mark[e.seq % RING] % RING), &err))
+        note_failure(d, &err);
+}
+
+/* Sets a mark behind what a stream has been given, so that others can wait for it. One mark serves a group of ops that
+ * begin one behind the other: marks take the GPU's time. */
+static void end_group(LaneDevice *d, LaneState *lane) {
+    uint64_t last = lane->begun;
+    Error err;
+    if (lane->done == last) return;
+    while (lane->sleepers[last % RING]) pthread_cond_wait(&lane->done_cond, &d->lock); /* they are about to wake */
+    for (uint64_t seq = lane->done + 1; seq <= last; seq++) lane->mark[seq % RING] = last;
+    if (!d->failed && d->gpu->end(d->gpu, lane->index, (int)(last % RING), &err)) note_failure(d, &err);
+    lane->done = last;
+    pthread_cond_broadcast(&lane->done_cond);
+    pthread_cond_signal(&d->gpu_cond);
+}
+
+/* Makes the stream wait for what its next op needs. Ops without events of their own belong to the group before them. */
+static void begin_on_stream(LaneDevice *d, LaneState *lane, const Op *op) {
+    uint64_t seq = lane->begun + 1;
+    Error err;
+    if (op->nafter || lane->begun - lane->done >= RING / 2) end_group(d, lane);
+    if (seq > RING) sleep_until(d, lane, seq - RING); /* its mark is needed again; no stream is farther ahead of the GPU */
+    if (lane->begun != lane->done) return;
+    for (int i = 0; i < op->nafter; i++) await(d, lane, op->after[i]);
+    if (!d->failed && d->gpu->begin(d->gpu, lane->index, (int)(seq % RING), &err)) note_failure(d, &err);
+}
+
+/* Runs the lane's first op, whose events on lanes that are no streams have all happened. The lock is free while it runs. */
+static void run_first(LaneDevice *d, LaneState *lane) {
+    Posted *job = &lane->ring[lane->begun % RING];
+    bool stream = is_stream(d, lane->index);
+    int delay = d->base.delay_us[lane->index];
+    Error err;
+    if (delay && !d->failed) {
+        pthread_mutex_unlock(&d->lock);
+        usleep(delay);
+        pthread_mutex_lock(&d->lock);
+    }
+    if (stream) begin_on_stream(d, lane, &job->op);
     if (!d->failed) {
         pthread_mutex_unlock(&d->lock);
-        if (d->base.delay_us[lane->index]) usleep(d->base.delay_us[lane->index]);
         double start = now();
         int status = job->run(d, job, &err);
         double busy = now() - start;
         pthread_mutex_lock(&d->lock);
-        d->base.count[lane->index].busy_s += busy;
-        if (status && !d->failed) d->failed = true, d->error = err;
+        if (!stream) d->base.count[lane->index].busy_s += busy; /* a stream's marks tell */
+        if (status) note_failure(d, &err);
     }
     lane->moves_done += job->nmoves;
-    lane->done++;
+    lane->begun++;
+    if (!stream) lane->done = lane->begun;
     pthread_cond_broadcast(&lane->done_cond);
     pthread_cond_signal(&d->gpu_cond);
 }
 
 static void *lane_main(void *arg) {
     LaneState *lane = arg;
-    HostDevice *d = lane->device;
+    LaneDevice *d = lane->device;
     pthread_mutex_lock(&d->lock);
     for (;;) {
-        while (lane->done == lane->posted && !d->stop) pthread_cond_wait(&lane->posted_cond, &d->lock);
-        if (lane->done == lane->posted) break;
-        const Op *op = &lane->ring[lane->done % RING].op;
-        for (int i = 0; i < op->nafter; i++) await(d, op->after[i]);
+        while (lane->begun == lane->posted && lane->done == lane->begun && !d->stop)
+            pthread_cond_wait(&lane->posted_cond, &d->lock);
+        if (lane->begun == lane->posted) {
+            if (lane->done == lane->begun) break;
+            end_group(d, lane);
+            continue;
+        }
+        const Op *op = &lane->ring[lane->begun % RING].op;
+        for (int i = 0; i < op->nafter && !is_stream(d, lane->index); i++) await(d, lane, op->after[i]);
         run_first(d, lane);
     }
     pthread_mutex_unlock(&d->lock);
     return NULL;
 }
 
-static bool first_is_ready(HostDevice *d, const LaneState *lane) {
-    if (lane->done == lane->posted) return false;
-    const Op *op = &lane->ring[lane->done % RING].op;
+static bool first_is_ready(LaneDevice *d, const LaneState *lane) {
+    if (lane->begun == lane->posted) return false;
+    const Op *op = &lane->ring[lane->begun % RING].op;
     for (int i = 0; i < op->nafter; i++)
-        if (d->lane[op->after[i].lane].done < op->after[i].seq) return false;
+        if (op->after[i].lane != lane->index && d->lane[op->after[i].lane].done < op->after[i].seq) return false;
     return true;
 }
 
 /* One thread, so one team of OpenMP's, serves both lanes of the GPU: of the two first ops it takes the one that can begin,
  * and of two that can the one that was posted earlier. */
 static void *gpu_main(void *arg) {
-    HostDevice *d = arg;
+    LaneDevice *d = arg;
     LaneState *project = &d->lane[PROJECT], *finish = &d->lane[FINISH];
     pthread_mutex_lock(&d->lock);
     for (;;) {
         bool p = first_is_ready(d, project), f = first_is_ready(d, finish);
-        if (p && f) f = finish->ring[finish->done % RING].order < project->ring[project->done % RING].order;
-        if (p || f)
+        if (p && f) f = finish->ring[finish->begun % RING].order < project->ring[project->begun % RING].order;
+        if (p || f) {
             run_first(d, f ? finish : project);
-        else if (d->stop && project->done == project->posted && finish->done == finish->posted)
+        } else if (project->done != project->begun || finish->done != finish->begun) {
+            end_group(d, project); /* what the other one waits for may be in them */
+            end_group(d, finish);
+        } else if (d->stop && project->done == project->posted && finish->done == finish->posted) {
             break;
-        else
+        } else {
             pthread_cond_wait(&d->gpu_cond, &d->lock);
+        }
     }
     pthread_mutex_unlock(&d->lock);
     return NULL;
 }
 
 /* Queues the job; waits only where the lane's ring is full. */
-static Event post(HostDevice *d, const Op *op, Posted *job, const Move *moves, int n) {
+static Event post(LaneDevice *d, const Op *op, Posted *job, const Move *moves, int n) {
     LaneState *lane = &d->lane[op->lane];
     CHECK((size_t)n <= d->move_capacity);
     job->op = *op;
@@ -204,10 +301,20 @@ static Event post(HostDevice *d, const Op *op, Posted *job, const Move *moves, i
     return event;
 }
 
+static int not_finite(Error *err) {
+    return fail(err, EXIT_FAILED,
+                "the model's logits are not finite: its weights hold NaN, or values too large; check the checkpoint");
+}
+
 static int device_wait(Device *base, Event e, Error *err) {
-    HostDevice *d = (HostDevice *)base;
+    LaneDevice *d = (LaneDevice *)base;
     pthread_mutex_lock(&d->lock);
-    await(d, e);
+    await(d, NULL, e);
+    if (d->gpu && *d->gpu->bad) {
+        Error err;
+        not_finite(&err);
+        note_failure(d, &err);
+    }
     bool failed = d->failed;
     if (failed) *err = d->error;
     pthread_mutex_unlock(&d->lock);
@@ -245,7 +352,7 @@ static int transfer(int fd, uint8_t *memory, size_t offset, size_t bytes, bool w
 
 /* Large reads go around the page cache: whole blocks into the lane's bounce buffer, and what is wanted of them on from
  * there. */
-static int read_direct(HostDevice *d, int lane, int file, uint8_t *memory, size_t offset, size_t bytes, Error *err) {
+static int read_direct(LaneDevice *d, int lane, int file, uint8_t *memory, size_t offset, size_t bytes, Error *err) {
     uint8_t *bounce = d->lane[lane].bounce;
     size_t begin = offset;
     while (bytes) {
@@ -264,7 +371,7 @@ static int read_direct(HostDevice *d, int lane, int file, uint8_t *memory, size_
     return 0;
 }
 
-static int disk_move(HostDevice *d, int lane, const Move *m, Error *err) {
+static int disk_move(LaneDevice *d, int lane, const Move *m, Error *err) {
     bool write = m->dst.tier == TIER_DISK;
     Tensor disk = write ? m->dst : m->src, memory = write ? m->src : m->dst;
     CHECK(disk.ld == (size_t)disk.cols || disk.rows == 1);
@@ -281,7 +388,7 @@ static int disk_move(HostDevice *d, int lane, const Move *m, Error *err) {
     return 0;
 }
 
-static int run_copy(HostDevice *d, const Posted *job, Error *err) {
+static int run_copy(LaneDevice *d, const Posted *job, Error *err) {
     LaneState *lane = &d->lane[job->op.lane];
     for (size_t i = 0; i < job->nmoves;
          i++) { /* small reads: the disk hears of all of them before the first is waited for */
@@ -298,6 +405,11 @@ static int run_copy(HostDevice *d, const Posted *job, Error *err) {
         uint8_t *dst = address(d, m->dst);
         const uint8_t *src = address(d, m->src);
         size_t size = type_bytes(m->dst.type), row = m->dst.cols * size;
+        if (is_stream(d, job->op.lane)) {
+            if (d->gpu->copy(d->gpu, job->op.lane, dst, m->dst.ld * size, src, m->src.ld * size, row, m->dst.rows, err))
+                return -1;
+            continue;
+        }
         if (m->dst.ld == (size_t)m->dst.cols && m->src.ld == (size_t)m->src.cols)
             memcpy(dst, src, row * m->dst.rows);
         else
@@ -307,7 +419,7 @@ static int run_copy(HostDevice *d, const Posted *job, Error *err) {
 }
 
 static Event device_copy(Device *base, const Op *op, const Move *moves, int n) {
-    HostDevice *d = (HostDevice *)base;
+    LaneDevice *d = (LaneDevice *)base;
     Posted job = {.run = run_copy};
     for (int i = 0; i < n; i++) {
         const Move *m = &moves[i];
@@ -326,31 +438,34 @@ static Event device_copy(Device *base, const Op *op, const Move *moves, int n) {
 
 /* Rows of a table that rests in the checkpoint are read one by one, never through the mapping: a file that shrank is then
  * an error. */
-static int embed_from_checkpoint(HostDevice *d, const Posted *job, float *y, const int32_t *idx, Error *err) {
+static int embed_from_checkpoint(LaneDevice *d, const Posted *job, uint8_t *y, const int32_t *idx, Error *err) {
     Tensor table = job->t[1];
+    Type type = job->t[0].type;
     int cols = table.cols;
     f16 *row = xcalloc(cols, sizeof *row);
     int32_t zero = 0;
     int status = 0;
     for (int r = 0; r < job->t[0].rows && !status; r++) {
         status = checkpoint_fill(d->checkpoint, row, &table, (size_t)idx[r] * cols, cols, err);
-        if (!status) host_embed(y + (size_t)r * cols, row, F16, cols, &zero, 1, cols, job->flag);
+        if (!status) host_embed(y + (size_t)r * cols * type_bytes(type), type, row, F16, cols, &zero, 1, cols, job->flag);
     }
     free(row);
     return status;
 }
 
-static int run_embed(HostDevice *d, const Posted *job, Error *err) {
-    float *y = address(d, job->t[0]);
+static int run_embed(LaneDevice *d, const Posted *job, Error *err) {
+    Tensor y = job->t[0], table = job->t[1];
+    void *to = address(d, y);
     const int32_t *idx = address(d, job->t[2]);
-    Tensor table = job->t[1];
-    if (table.file) return embed_from_checkpoint(d, job, y, idx, err);
-    host_embed(y, address(d, table), table.type, table.ld, idx, job->t[0].rows, job->t[0].cols, job->flag);
+    if (is_stream(d, job->op.lane))
+        return d->gpu->embed(d->gpu, job->op.lane, to, address(d, table), table.ld, idx, y.rows, y.cols, job->flag, err);
+    if (table.file) return embed_from_checkpoint(d, job, to, idx, err);
+    host_embed(to, y.type, address(d, table), table.type, table.ld, idx, y.rows, y.cols, job->flag);
     return 0;
 }
 
 static Event device_embed(Device *base, const Op *op, Tensor y, Tensor table, Tensor idx, bool add) {
-    HostDevice *d = (HostDevice *)base;
+    LaneDevice *d = (LaneDevice *)base;
     touch(d, y), touch(d, table);
     Posted job = {.run = run_embed, .t = {y, table, idx}, .flag = add};
     if (lane_channel[op->lane] == DTOC)
@@ -358,69 +473,87 @@ static Event device_embed(Device *base, const Op *op, Tensor y, Tensor table, Te
     return post(d, op, &job, NULL, 0);
 }
 
-static int run_layernorm(HostDevice *d, const Posted *job, Error *err) {
-    (void)err;
-    host_layernorm(address(d, job->t[0]), address(d, job->t[1]), address(d, job->t[2]), address(d, job->t[3]),
-                   job->t[0].rows, job->t[0].cols);
+static int run_layernorm(LaneDevice *d, const Posted *job, Error *err) {
+    void *y = address(d, job->t[0]), *x = address(d, job->t[1]), *w = address(d, job->t[2]), *b = address(d, job->t[3]);
+    int rows = job->t[0].rows, cols = job->t[0].cols;
+    if (is_stream(d, job->op.lane)) return d->gpu->layernorm(d->gpu, job->op.lane, y, x, w, b, rows, cols, err);
+    host_layernorm(y, x, w, b, rows, cols);
     return 0;
 }
 
 static Event device_layernorm(Device *base, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b) {
-    HostDevice *d = (HostDevice *)base;
+    LaneDevice *d = (LaneDevice *)base;
     touch(d, y), touch(d, x), touch(d, w), touch(d, b);
     Posted job = {.run = run_layernorm, .t = {y, x, w, b}};
     return post(d, op, &job, NULL, 0);
 }
 
-static int run_linear(HostDevice *d, const Posted *job, Error *err) {
-    (void)err;
-    Tensor y = job->t[0], x = job->t[1], w = job->t[2], b = job->t[3], residual = job->t[4];
-    host_linear(address(d, y), y.type, y.ld, address(d, x), address(d, w), b.rows ? address(d, b) : NULL,
-                residual.rows ? address(d, residual) : NULL, job->flag, y.rows, w.rows, w.cols);
+static int run_linear(LaneDevice *d, const Posted *job, Error *err) {
+    Tensor y = job->t[0], w = job->t[2];
+    void *to = address(d, y), *x = address(d, job->t[1]), *weight = address(d, w);
+    void *b = job->t[3].rows ? address(d, job->t[3]) : NULL, *residual = job->t[4].rows ? address(d, job->t[4]) : NULL;
+    if (is_stream(d, job->op.lane))
+        return d->gpu->linear(d->gpu, job->op.lane, to, y.type, y.ld, x, weight, b, residual, job->flag, y.rows, w.rows,
+                              w.cols, err);
+    host_linear(to, y.type, y.ld, x, weight, b, residual, job->flag, y.rows, w.rows, w.cols);
     return 0;
 }
 
 static Event device_linear(Device *base, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu) {
-    HostDevice *d = (HostDevice *)base;
-    CHECK(y.rows == x.rows && x.cols == w.cols && y.cols == w.rows && x.type == F32 && w.type == F16);
+    LaneDevice *d = (LaneDevice *)base;
+    CHECK(y.rows == x.rows && x.cols == w.cols && y.cols == w.rows && x.type == base->act_type && w.type == F16);
     touch(d, y), touch(d, x), touch(d, w), touch(d, b), touch(d, residual);
     Posted job = {.run = run_linear, .t = {y, x, w, b, residual}, .flag = relu};
     return post(d, op, &job, NULL, 0);
 }
 
-static int run_attend_prefill(HostDevice *d, const Posted *job, Error *err) {
-    (void)err;
+static int run_attend_prefill(LaneDevice *d, const Posted *job, Error *err) {
     Tensor o = job->t[0], start = job->t[3];
-    host_attend_prefill(address(d, o), address(d, job->t[1]), address(d, job->t[2]), address(d, start), start.cols - 1,
-                        o.cols, job->nh);
+    void *to = address(d, o), *q = address(d, job->t[1]), *kv = address(d, job->t[2]);
+    if (is_stream(d, job->op.lane))
+        return d->gpu->attend_prefill(d->gpu, job->op.lane, to, q, kv, address(d, start), start.cols - 1, o.rows, o.cols,
+                                      job->nh, err);
+    host_attend_prefill(to, q, kv, address(d, start), start.cols - 1, o.cols, job->nh);
     return 0;
 }
 
 static Event device_attend_prefill(Device *base, const Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
-    HostDevice *d = (HostDevice *)base;
+    LaneDevice *d = (LaneDevice *)base;
     touch(d, o), touch(d, q), touch(d, kv);
     Posted job = {.run = run_attend_prefill, .t = {o, q, kv, start}, .nh = nh};
     return post(d, op, &job, NULL, 0);
 }
 
-static int run_attend(HostDevice *d, const Posted *job, Error *err) {
-    (void)err;
+static int run_attend(LaneDevice *d, const Posted *job, Error *err) {
     Tensor o = job->t[0];
     const PageTable *p = &job->table;
-    host_attend(address(d, o), address(d, job->t[1]), address(d, p->k), address(d, p->v), address(d, p->pages),
-                address(d, p->len), o.rows, (int)p->pages.ld, p->page_tokens, o.cols, job->nh);
+    void *to = address(d, o), *q = address(d, job->t[1]), *k = address(d, p->k), *v = address(d, p->v);
+    const int32_t *pages = address(d, p->pages), *len = address(d, p->len);
+    int max_pages = (int)p->pages.ld, page = p->page_tokens;
+    if (is_stream(d, job->op.lane))
+        return d->gpu->attend(d->gpu, job->op.lane, to, q, k, v, pages, len, o.rows, max_pages, page, o.cols, job->nh, err);
+    host_attend(to, q, o.type, k, v, pages, len, o.rows, max_pages, page, o.cols, job->nh);
     return 0;
 }
 
 static Event device_attend(Device *base, const Op *op, Tensor o, Tensor q, const PageTable *table, int nh) {
-    HostDevice *d = (HostDevice *)base;
+    LaneDevice *d = (LaneDevice *)base;
     touch(d, o), touch(d, q);
     Posted job = {.run = run_attend, .t = {o, q}, .table = *table, .nh = nh};
     return post(d, op, &job, NULL, 0);
 }
 
+/* Index tables as the CPU can read them: with a GPU, those that lie there have a mirror. */
+static const int32_t *indices(LaneDevice *d, Tensor t) {
+    if (d->gpu && t.tier == TIER_GPU) {
+        t.offset = t.offset - d->tables[TIER_GPU] + d->tables[TIER_CPU];
+        t.tier = TIER_CPU;
+    }
+    return address(d, t);
+}
+
 /* Pages are touched up to the highest index that is written to. */
-static void touch_pages(HostDevice *d, const PageTable *p, const int32_t *seq, const int32_t *pos, const int32_t *pages,
+static void touch_pages(LaneDevice *d, const PageTable *p, const int32_t *seq, const int32_t *pos, const int32_t *pages,
                         int rows) {
     int highest = -1;
     for (int r = 0; r < rows; r++) {
@@ -431,14 +564,16 @@ static void touch_pages(HostDevice *d, const PageTable *p, const int32_t *seq, c
     touch(d, tensor_rows(p->v, 0, (highest + 1) * p->page_tokens));
 }
 
-static int run_append(HostDevice *d, const Posted *job, Error *err) {
-    (void)err;
+static int run_append(LaneDevice *d, const Posted *job, Error *err) {
     const PageTable *p = &job->table;
     Tensor kv = job->t[0];
-    touch_pages(d, p, address(d, job->t[1]), address(d, job->t[2]), address(d, p->pages), kv.rows);
-    f16 *k = address(d, p->k), *v = address(d, p->v);
-    host_append(k, v, address(d, kv), address(d, job->t[1]), address(d, job->t[2]), address(d, p->pages), kv.rows,
-                (int)p->pages.ld, p->page_tokens, p->k.cols);
+    touch_pages(d, p, indices(d, job->t[1]), indices(d, job->t[2]), indices(d, p->pages), kv.rows);
+    void *k = address(d, p->k), *v = address(d, p->v), *from = address(d, kv);
+    const int32_t *seq = address(d, job->t[1]), *pos = address(d, job->t[2]), *pages = address(d, p->pages);
+    int max_pages = (int)p->pages.ld, page = p->page_tokens, h1 = p->k.cols;
+    if (is_stream(d, job->op.lane))
+        return d->gpu->append(d->gpu, job->op.lane, k, v, from, seq, pos, pages, kv.rows, max_pages, page, h1, err);
+    host_append(k, v, from, seq, pos, pages, kv.rows, max_pages, page, h1);
     if (p->k.tier == TIER_DISK) { /* K and V of a layer lie one after the other */
         size_t bytes = 2 * span_of(p->k);
         size_t head = p->k.offset % 4096;
@@ -450,40 +585,48 @@ static int run_append(HostDevice *d, const Posted *job, Error *err) {
 }
 
 static Event device_append(Device *base, const Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos) {
-    HostDevice *d = (HostDevice *)base;
+    LaneDevice *d = (LaneDevice *)base;
     touch(d, kv);
     Posted job = {.run = run_append, .t = {kv, seq, pos}, .table = *table};
     if (lane_channel[op->lane] == CTOD) base->count[op->lane].moved[op->kind] += span_of(kv);
     return post(d, op, &job, NULL, 0);
 }
 
-static int run_pick(HostDevice *d, const Posted *job, Error *err) {
+static int run_pick(LaneDevice *d, const Posted *job, Error *err) {
     Tensor logits = job->t[1];
     int32_t *ids = address(d, job->t[0]);
+    const int32_t *prompt = address(d, job->t[2]), *pos = address(d, job->t[3]);
     const float *rows = address(d, logits);
-    host_pick(ids, rows, address(d, job->t[2]), address(d, job->t[3]), &job->sampling, logits.rows, logits.cols);
+    if (is_stream(d, job->op.lane))
+        return d->gpu->pick(d->gpu, job->op.lane, ids, rows, prompt, pos, &job->sampling, logits.rows, logits.cols, err);
+    host_pick(ids, rows, prompt, pos, &job->sampling, logits.rows, logits.cols);
     for (int r = 0; r < logits.rows; r++)
-        if (!isfinite(rows[(size_t)r * logits.cols + ids[r]]))
-            return fail(
-                err, EXIT_FAILED,
-                "the model's logits are not finite: its weights hold NaN, or values too large; check the checkpoint");
+        if (!isfinite(rows[(size_t)r * logits.cols + ids[r]])) return not_finite(err);
     return 0;
 }
 
 static Event device_pick(Device *base, const Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
                          const Sampling *sampling) {
-    HostDevice *d = (HostDevice *)base;
+    LaneDevice *d = (LaneDevice *)base;
     touch(d, ids), touch(d, logits);
     Posted job = {.run = run_pick, .t = {ids, logits, prompt, pos}, .sampling = *sampling};
     return post(d, op, &job, NULL, 0);
 }
 
 static void device_upload(Device *base, Tensor dst, size_t first, const void *src, size_t count) {
-    HostDevice *d = (HostDevice *)base;
+    LaneDevice *d = (LaneDevice *)base;
     size_t size = type_bytes(dst.type);
+    Error err;
     CHECK(first + count <= (size_t)dst.rows * dst.cols);
-    memcpy((uint8_t *)address(d, dst) + first * size, src, count * size);
     touch(d, dst);
+    if (d->gpu && dst.tier == TIER_GPU) {
+        if (!d->gpu->upload(d->gpu, (uint8_t *)address(d, dst) + first * size, src, count * size, &err)) return;
+        pthread_mutex_lock(&d->lock);
+        note_failure(d, &err);
+        pthread_mutex_unlock(&d->lock);
+        return;
+    }
+    memcpy((uint8_t *)address(d, dst) + first * size, src, count * size);
     if (dst.tier == TIER_DISK && first + count == (size_t)dst.rows * dst.cols) {
         size_t head = dst.offset % 4096;
         madvise((uint8_t *)address(d, dst) - head, span_of(dst) + head, MADV_DONTNEED);
@@ -492,8 +635,8 @@ static void device_upload(Device *base, Tensor dst, size_t first, const void *sr
 }
 
 static void *device_host(Device *base, Tensor t) {
-    touch((HostDevice *)base, t);
-    return address((HostDevice *)base, t);
+    touch((LaneDevice *)base, t);
+    return address((LaneDevice *)base, t);
 }
 
 static double device_now(Device *base) {
@@ -506,7 +649,7 @@ static double device_now(Device *base) {
 // ---------------------------------------------------------------------------------------------------------------
 
 static void device_close(Device *base) {
-    HostDevice *d = (HostDevice *)base;
+    LaneDevice *d = (LaneDevice *)base;
     pthread_mutex_lock(&d->lock);
     d->stop = true;
     d->failed = true; /* what is still queued is no longer wanted */
@@ -523,6 +666,11 @@ static void device_close(Device *base) {
     for (int f = 0; f <= d->nfiles; f++)
         if (d->direct[f] >= 0) close(d->direct[f]);
     free(d->direct);
+    if (d->gpu && d->arena[TIER_GPU]) { /* waits for the streams */
+        d->gpu->release(d->gpu, d->arena[TIER_GPU]);
+        d->arena[TIER_GPU] = NULL;
+    }
+    if (d->pinned) d->gpu->unpin(d->gpu, d->arena[TIER_CPU]);
     for (int t = 0; t < NTIERS; t++)
         if (d->arena[t]) munmap(d->arena[t], d->bytes[t]);
     if (d->offload_fd >= 0) close(d->offload_fd);
@@ -531,7 +679,7 @@ static void device_close(Device *base) {
     free(d);
 }
 
-static int open_memory(HostDevice *d, Tier tier, size_t bytes, Error *err) {
+static int open_memory(LaneDevice *d, Tier tier, size_t bytes, Error *err) {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return fail(err, EXIT_FAILED, "cannot allocate %.1f MiB for the %s tier: %s; lower %s or free some memory",
@@ -542,8 +690,17 @@ static int open_memory(HostDevice *d, Tier tier, size_t bytes, Error *err) {
     return 0;
 }
 
+/* The upper tiers of the cuda device. Memory that cannot be pinned serves as well, slower. */
+static int open_gpu_memory(LaneDevice *d, const Plan *plan, Error *err) {
+    d->arena[TIER_GPU] = d->gpu->alloc(d->gpu, plan->total[TIER_GPU], err);
+    d->bytes[TIER_GPU] = plan->total[TIER_GPU];
+    if (!d->arena[TIER_GPU] || open_memory(d, TIER_CPU, plan->total[TIER_CPU], err)) return -1;
+    d->pinned = !d->gpu->pin(d->gpu, d->arena[TIER_CPU], d->bytes[TIER_CPU], &d->base.notice);
+    return 0;
+}
+
 /* The offload file has no name from the start, and all its blocks before the first byte is written. */
-static int open_disk(HostDevice *d, const char *dir, size_t bytes, Error *err) {
+static int open_disk(LaneDevice *d, const char *dir, size_t bytes, Error *err) {
     char path[4096];
     snprintf(path, sizeof path, "%s/flexgen-offload-XXXXXX", dir);
     d->offload_fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -570,7 +727,7 @@ static int open_disk(HostDevice *d, const char *dir, size_t bytes, Error *err) {
 }
 
 /* Second descriptors for direct reads. A file system without them (tmpfs) is read the ordinary way. */
-static void open_direct(HostDevice *d) {
+static void open_direct(LaneDevice *d) {
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", d->offload_fd); /* it has no other name */
     if (d->offload_fd >= 0) d->direct[0] = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
@@ -583,7 +740,7 @@ static void open_direct(HostDevice *d) {
             close(d->direct[f]), d->direct[f] = -1;
 }
 
-static int open_lanes(HostDevice *d, Error *err) {
+static int open_lanes(LaneDevice *d, Error *err) {
     for (int i = 0; i < NLANES; i++) {
         LaneState *lane = &d->lane[i];
         lane->moves = xcalloc(d->move_capacity, sizeof(Move));
@@ -595,9 +752,7 @@ static int open_lanes(HostDevice *d, Error *err) {
     return 0;
 }
 
-static const Device functions = {.name = "host",
-                                 .act_type = F32,
-                                 .copy = device_copy,
+static const Device functions = {.copy = device_copy,
                                  .embed = device_embed,
                                  .layernorm = device_layernorm,
                                  .linear = device_linear,
@@ -611,9 +766,14 @@ static const Device functions = {.name = "host",
                                  .now = device_now,
                                  .close = device_close};
 
-Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err) {
-    HostDevice *d = xcalloc(1, sizeof *d);
+/* gpu NULL: the host device. */
+static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err) {
+    LaneDevice *d = xcalloc(1, sizeof *d);
     d->base = functions;
+    d->base.name = gpu ? "cuda" : "host";
+    d->base.act_type = gpu ? F16 : F32;
+    CHECK(plan->act_type == d->base.act_type);
+    d->gpu = gpu;
     d->checkpoint = checkpoint;
     d->offload_fd = -1;
     d->nfiles = checkpoint->nfiles;
@@ -621,6 +781,7 @@ Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *of
     for (int f = 0; f <= d->nfiles; f++) d->direct[f] = -1;
     d->nterms = plan->nterms;
     memcpy(d->terms, plan->terms, sizeof d->terms);
+    memcpy(d->tables, plan->tables, sizeof d->tables);
     for (int i = 0; i < d->nterms; i++) /* what rests in the checkpoint is in use from the start */
         if (d->terms[i].offset == SIZE_MAX) d->base.peak[TIER_DISK] += d->terms[i].bytes;
     d->move_capacity = 256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES);
@@ -632,11 +793,20 @@ Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *of
         pthread_cond_init(&d->lane[i].posted_cond, NULL);
         pthread_cond_init(&d->lane[i].done_cond, NULL);
     }
-    bool ok = (!plan->total[TIER_GPU] || !open_memory(d, TIER_GPU, plan->total[TIER_GPU], err)) &&
-              (!plan->total[TIER_CPU] || !open_memory(d, TIER_CPU, plan->total[TIER_CPU], err)) &&
-              (!plan->offload_bytes || !open_disk(d, offload_dir, plan->offload_bytes, err)) && !open_lanes(d, err);
+    bool ok = gpu ? !open_gpu_memory(d, plan, err)
+                  : !open_memory(d, TIER_GPU, plan->total[TIER_GPU], err) &&
+                        !open_memory(d, TIER_CPU, plan->total[TIER_CPU], err);
+    ok = ok && (!plan->offload_bytes || !open_disk(d, offload_dir, plan->offload_bytes, err)) && !open_lanes(d, err);
     if (ok && plan->total[TIER_DISK]) open_direct(d);
     if (ok) return &d->base;
     device_close(&d->base);
     return NULL;
+}
+
+Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err) {
+    return device_open(NULL, plan, checkpoint, offload_dir, err);
+}
+
+Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err) {
+    return device_open(gpu, plan, checkpoint, offload_dir, err);
 }

@@ -1,4 +1,9 @@
-/* main.c: runs every suite, or the one named on the command line; the exit status is the number of failures. */
+/* main.c: runs every suite, or those named on the command line; the exit status is the number of failures.
+ *
+ *     run_tests [--device cuda] [--every N] [SUITE...]
+ *
+ * --device cuda: the suite `schedule` runs on the GPU. --every N: it takes every N-th of its combinations. The suite `cuda`
+ * is there where the program was linked with flexgen.cu, for a GPU or for the emulation. */
 #include <CUnit/Basic.h>
 #include <ftw.h>
 #include <unistd.h>
@@ -65,17 +70,48 @@ float test_random(uint64_t *state) {
     return (float)((double)((z ^ (z >> 31)) >> 40) / 8388608.0 - 1.0);
 }
 
+Gpu *test_gpu;
+int test_every = 1;
+
+/* Takes the flags; what is left are names of suites. */
+static int parse_flags(int argc, char **argv) {
+    int names = 0;
+    for (int a = 1; a < argc; a++) {
+        Error err;
+        if (!strcmp(argv[a], "--device") && a + 1 < argc && !strcmp(argv[a + 1], "cuda")) {
+            a++;
+            if (!cuda_open_gpu) fail(&err, EXIT_FAILED, "this program was linked without flexgen.cu");
+            if (!cuda_open_gpu || !(test_gpu = cuda_open_gpu(&err))) {
+                fprintf(stderr, "--device cuda: %s\n", err.text);
+                exit(EXIT_FAILED);
+            }
+        } else if (!strcmp(argv[a], "--every") && a + 1 < argc && atoi(argv[a + 1]) > 0) {
+            test_every = atoi(argv[++a]);
+        } else if (argv[a][0]) {
+            argv[++names] = argv[a];
+        }
+    }
+    return names;
+}
+
+static bool is_chosen(const char *suite, char **names, int n) {
+    if (!cuda_open_gpu && !strcmp(suite, "cuda")) return false;
+    for (int i = 0; i < n; i++)
+        if (!strcmp(suite, names[i])) return true;
+    return !n;
+}
+
 int main(int argc, char **argv) {
-    int nsuites = (int)(sizeof suites / sizeof suites[0]), chosen = 0;
+    int nsuites = (int)(sizeof suites / sizeof suites[0]), chosen = 0, names = parse_flags(argc, argv);
     if (CU_initialize_registry() != CUE_SUCCESS) return 1;
     for (int i = 0; i < nsuites; i++) {
-        if (argc > 1 && argv[1][0] && strcmp(argv[1], suites[i].name) != 0) continue;
+        if (!is_chosen(suites[i].name, argv + 1, names)) continue;
         CU_SuiteInfo info[] = {{suites[i].name, NULL, NULL, NULL, NULL, suites[i].tests}, CU_SUITE_INFO_NULL};
         if (CU_register_suites(info) != CUE_SUCCESS) return 1;
         chosen++;
     }
     if (!chosen) {
-        fprintf(stderr, "no suite %s; the suites are:", argv[1]);
+        fprintf(stderr, "no such suite here: %s; the suites are:", names ? argv[1] : "");
         for (int i = 0; i < nsuites; i++) fprintf(stderr, " %s", suites[i].name);
         fprintf(stderr, "\n");
         return 2;
@@ -84,6 +120,7 @@ int main(int argc, char **argv) {
     CU_basic_run_tests();
     unsigned failures = CU_get_number_of_failures();
     CU_cleanup_registry();
+    if (test_gpu) test_gpu->close(test_gpu);
     if (temp_root[0]) nftw(temp_root, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     return failures > 255 ? 255 : (int)failures;
 }

@@ -54,7 +54,7 @@ static void vectors_read_halves_as_scalars_do(void) {
     const int32_t first = 0;
     int wrong = 0;
     for (int h = 0; h < 65536; h++) all[h] = (f16)h;
-    host_embed(y, all, F16, 65536, &first, 1, 65536, false);
+    host_embed(y, F32, all, F16, 65536, &first, 1, 65536, false);
     for (int h = 0; h < 65536; h++) {
         float f = f16_to_f32((f16)h);
         wrong += isnan(f) ? !isnan(y[h]) : !same_bits(&f, y + h, 4);
@@ -98,8 +98,8 @@ static void embed_gathers_and_adds_rows_of_every_type(void) {
     for (int t = 0; t < 3; t++) {
         int wrong = 0;
         y[ROWS * COLS] = 7;
-        host_embed(y, tables[t], types[t], LD, idx, ROWS, COLS, false);
-        host_embed(y, tables[0], F32, LD, idx, ROWS, COLS, true);
+        host_embed(y, F32, tables[t], types[t], LD, idx, ROWS, COLS, false);
+        host_embed(y, F32, tables[0], F32, LD, idx, ROWS, COLS, true);
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < COLS; c++) {
                 float exact = f[idx[r] * LD + c];
@@ -108,6 +108,26 @@ static void embed_gathers_and_adds_rows_of_every_type(void) {
             }
         CU_ASSERT_EQUAL(wrong, 0);
         CU_ASSERT_EQUAL(y[ROWS * COLS], 7);
+    }
+}
+
+static void embed_into_halves_is_the_float_result_rounded_once(void) {
+    enum { ROWS = 7, TABLE = 9 };
+    static const int cols[] = {1, 16, 31, 64, 100};
+    int32_t idx[ROWS] = {8, 0, 3, 3, 7, 1, 1};
+    for (size_t c = 0; c < sizeof cols / sizeof *cols; c++) {
+        int n = cols[c], wrong = 0;
+        float *table = random_floats((size_t)TABLE * n, 1), *y = random_floats((size_t)ROWS * n, 1);
+        f16 *half = random_halves((size_t)ROWS * n + 1, 1), guard = half[ROWS * n];
+        for (int add = 0; add < 2; add++) {
+            for (int i = 0; i < ROWS * n; i++) y[i] = f16_to_f32(half[i]);
+            host_embed(y, F32, table, F32, n, idx, ROWS, n, add);
+            host_embed(half, F16, table, F32, n, idx, ROWS, n, add);
+            for (int i = 0; i < ROWS * n; i++) wrong += half[i] != f32_to_f16(y[i]);
+        }
+        CU_ASSERT_EQUAL(wrong, 0);
+        CU_ASSERT_EQUAL(half[ROWS * n], guard);
+        free(table), free(y), free(half);
     }
 }
 
@@ -342,7 +362,7 @@ static void decode_paged(float *o, const Prompts *p, int page_tokens, int nseq) 
         memcpy(q + (size_t)r * p->h1, p->q + (size_t)(p->start[r + 1] - 1) * p->h1, (size_t)p->h1 * 4);
     }
     host_append(k, v, p->kv, seq, pos, pages, p->start[nseq], max_pages, page_tokens, p->h1);
-    host_attend(o, q, k, v, pages, len, nseq, max_pages, page_tokens, p->h1, p->nh);
+    host_attend(o, q, F32, k, v, pages, len, nseq, max_pages, page_tokens, p->h1, p->nh);
     free(k), free(v), free(pages), free(len), free(seq), free(pos), free(q);
 }
 
@@ -468,6 +488,26 @@ static void page_size_placement_and_company_never_change_a_bit(void) {
     }
 }
 
+static void decode_of_halves_is_the_float_result_rounded_once(void) {
+    enum { NSEQ = 3, PT = 4, MAX_PAGES = 40, NH = 5 };
+    const int32_t len[NSEQ] = {1, 70, 157};
+    int32_t pages[NSEQ * MAX_PAGES];
+    for (int i = 0; i < NSEQ * MAX_PAGES; i++) pages[i] = i;
+    for (int c = 0; c < NDIMS; c++) {
+        int h1 = head_dims[c] * NH, n = NSEQ * h1, wrong = 0;
+        f16 *k = random_halves((size_t)MAX_PAGES * PT * n, 2), *v = random_halves((size_t)MAX_PAGES * PT * n, 2);
+        f16 *qh = random_halves(n, 3), *oh = random_halves(n + 1, 1), guard = oh[n];
+        float *q = random_floats(n, 1), *o = random_floats(n, 1);
+        for (int i = 0; i < n; i++) q[i] = f16_to_f32(qh[i]);
+        host_attend(o, q, F32, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH);
+        host_attend(oh, qh, F16, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH);
+        for (int i = 0; i < n; i++) wrong += oh[i] != f32_to_f16(o[i]);
+        CU_ASSERT_EQUAL(wrong, 0);
+        CU_ASSERT_EQUAL(oh[n], guard);
+        free(k), free(v), free(qh), free(oh), free(q), free(o);
+    }
+}
+
 /* Two tokens with scores 0 and -x and values 0 and 1: what comes out is e^-x / (1 + e^-x). */
 static void softmax_weights_are_right_to_a_few_roundings(void) {
     enum { N = 8700 };
@@ -476,7 +516,7 @@ static void softmax_weights_are_right_to_a_few_roundings(void) {
     float *q = random_floats(N, 1), *o = random_floats(N, 1);
     double worst = 0;
     for (int i = 0; i < N; i++) q[i] = -0.00999f * (float)i, len[i] = 2;
-    host_attend(o, q, k, v, pages, len, N, 1, 2, 1, 1);
+    host_attend(o, q, F32, k, v, pages, len, N, 1, 2, 1, 1);
     for (int i = 0; i < N; i++) worst = worse(worst, fabs(o[i] * (1 + exp(-q[i])) - 1));
     CU_ASSERT(worst <= 4e-7); /* e^-x within 2 ulp (2.4e-7), a sum and a quotient */
     free(pages), free(len), free(q), free(o);
@@ -659,6 +699,7 @@ CU_TestInfo tests_host[] = {
     {"vectors read halves as scalars do", vectors_read_halves_as_scalars_do},
     {"floats round to the nearest even half", floats_round_to_the_nearest_even_half},
     {"embed gathers and adds rows of every type", embed_gathers_and_adds_rows_of_every_type},
+    {"embed into halves is the float result, rounded once", embed_into_halves_is_the_float_result_rounded_once},
     {"layernorm matches its formula, in place and row by row", layernorm_matches_its_formula_in_place_and_row_by_row},
     {"linear matches double precision at odd sizes", linear_matches_double_precision_at_odd_sizes},
     {"linear's rows do not depend on the other rows", linear_rows_do_not_depend_on_the_other_rows},
@@ -673,6 +714,7 @@ CU_TestInfo tests_host[] = {
     {"decode attention matches double precision, and prefill bit for bit",
      decode_attention_matches_double_precision_and_prefill_bit_for_bit},
     {"page size, placement and company never change a bit", page_size_placement_and_company_never_change_a_bit},
+    {"decode of halves is the float result, rounded once", decode_of_halves_is_the_float_result_rounded_once},
     {"softmax weights are right to a few roundings", softmax_weights_are_right_to_a_few_roundings},
     {"large scores do not overflow", large_scores_do_not_overflow},
     {"lanes may call at the same time", lanes_may_call_at_the_same_time},

@@ -1,5 +1,6 @@
 /* test_schedule.c: the invariants of the engine. On one device every schedule, placement, overlap setting, page size and
- * batching gives bit-identical tokens and logits; what moves over each link is the closed form; nothing is left behind. */
+ * batching gives bit-identical tokens and logits; what moves over each link is the closed form; nothing is left behind.
+ * The suite runs on the host device, and on the cuda device where main.c was told so. */
 #include <dirent.h>
 #include <unistd.h>
 
@@ -86,8 +87,8 @@ static int run(Result *r, const Checkpoint *checkpoint, const Policy *policy, co
     int status = -1;
     result_open(r, checkpoint->config.vocab);
     Listener listener = {.ctx = r, .done = on_done, .logits = on_logits};
-    Plan *plan = plan_make(checkpoint, policy, task, F32, err);
-    Device *device = plan ? host_open(plan, checkpoint, temp_dir(), err) : NULL;
+    Plan *plan = plan_make(checkpoint, policy, task, test_act_type(), err);
+    Device *device = plan ? test_open(plan, checkpoint, temp_dir(), err) : NULL;
     if (device && slow_lane >= 0) device->delay_us[slow_lane] = 1000;
     if (device && !weights_load(plan, checkpoint, device, err))
         status = schedule_run(plan, task, device, &listener, &r->stats, err);
@@ -111,10 +112,52 @@ static bool same(const Result *a, const Result *b) {
     return true;
 }
 
+/* On a GPU: what a policy is compared with. cuBLAS may sum differently for another number of rows, and the CPU attends in
+ * float, so bits are the same for the same members of a batch and where the same processor attends. All else is on the GPU,
+ * one op after another. */
+static struct {
+    const Checkpoint *checkpoint;
+    Policy policy;
+    Result result;
+} known[16];
+static int nknown;
+
+static void forget_known(void) {
+    for (; nknown > 0; nknown--) result_close(&known[nknown - 1].result);
+}
+
+static const Result *gpu_reference(const Checkpoint *checkpoint, const Policy *policy, const Task *task) {
+    Policy p = *policy;
+    Error err;
+    p.wg = p.hg = 1, p.wc = p.hc = 0, p.table_home = TIER_GPU, p.page_tokens = 16, p.overlap = false;
+    if (!p.cpu_attention) p.cg = 1, p.cc = 0;
+    for (int i = 0; i < nknown; i++) {
+        const Policy *k = &known[i].policy;
+        if (known[i].checkpoint == checkpoint && k->gbs == p.gbs && k->num_gpu_batches == p.num_gpu_batches &&
+            k->schedule == p.schedule && k->cpu_attention == p.cpu_attention && k->cg == p.cg && k->cc == p.cc)
+            return &known[i].result;
+    }
+    if (nknown == sizeof known / sizeof *known) forget_known();
+    known[nknown].checkpoint = checkpoint, known[nknown].policy = p;
+    int slow = slow_lane;
+    slow_lane = -1;
+    if (run(&known[nknown].result, checkpoint, &p, task, &err)) fprintf(stderr, "\n    reference: %s\n", err.text);
+    slow_lane = slow;
+    return &known[nknown++].result;
+}
+
+/* Of a long list of combinations, whether this one's turn has come. */
+static bool taken(void) {
+    static int turn;
+    return turn++ % test_every == 0;
+}
+
 /* Asserts that the policy gives what `reference` gave. */
 static void expect_same(const Result *reference, const Checkpoint *checkpoint, const Policy *p, const Task *task) {
     Result r;
     Error err;
+    if (!taken()) return;
+    if (test_gpu) reference = gpu_reference(checkpoint, p, task);
     int status = run(&r, checkpoint, p, task, &err);
     bool ok = !status && same(&r, reference);
     if (!ok)
@@ -164,19 +207,27 @@ static Policy placed(const double *f) {
 static Checkpoint *model;
 static Task task;
 static Result reference;
+static bool have_reference;
 
 /* The reference: everything on the GPU, one batch of all, pages of one size, no overlap. */
-static void open_reference(const OptConfig *config) {
+static void run_reference(void) {
     Error err;
-    model = checkpoint_dummy(config, 3);
-    make_task(&task, config);
     Policy p = all_gpu();
     p.gbs = PROMPTS, p.num_gpu_batches = 1, p.overlap = false;
     ASSERT_OK(run(&reference, model, &p, &task, &err));
+    have_reference = true;
+}
+
+static void open_reference(const OptConfig *config) {
+    model = checkpoint_dummy(config, 3);
+    make_task(&task, config);
+    if (!test_gpu) run_reference(); /* on a GPU expect_same has others */
 }
 
 static void close_reference(void) {
-    result_close(&reference);
+    forget_known();
+    if (have_reference) result_close(&reference);
+    have_reference = false;
     free_task(&task);
     checkpoint_close(model);
 }
@@ -275,14 +326,15 @@ static void sampling_depends_on_nothing_but_seed_place_and_position(void) {
     model = checkpoint_dummy(&small, 3);
     make_task(&task, &small);
     task.sampling = (Sampling){.temperature = 1.2f, .top_p = .95f, .top_k = 50, .seed = 11};
-    Policy p = all_gpu();
-    ASSERT_OK(run(&reference, model, &p, &task, &err));
+    run_reference();
+    Policy p;
     for (int i = 0; i < PLACEMENTS; i += 3) {
         p = placed(placements[i]);
         p.gbs = 1 + i % 4, p.num_gpu_batches = 1 + i % 5, p.cpu_attention = i & 1;
         expect_same(&reference, model, &p, &task);
     }
     task.sampling.seed = 12;
+    forget_known();
     ASSERT_OK(run(&one, model, &p, &task, &err));
     CU_ASSERT(!same(&one, &reference)); /* and the seed does count */
     result_close(&one);
@@ -296,14 +348,13 @@ static void large_reads_from_disk_bring_the_same_bits(void) {
                       .l = 2,
                       .h1 = 520,
                       .h2 = 1000,
-                      .nh = 4,
+                      .nh = 5,
                       .vocab = 300,
                       .max_pos = 512,
                       .embed = 520,
                       .pre_norm = true,
                       .final_norm = true,
                       .eos = -1};
-    Error err;
     model = checkpoint_dummy(&wide, 5);
     make_task(&task, &wide);
     for (int i = 0; i < PROMPTS; i += 2) { /* some long prompts, for long runs of pages */
@@ -312,10 +363,9 @@ static void large_reads_from_disk_bring_the_same_bits(void) {
         for (int t = p->s; t < 200; t++) p->ids[t] = t;
         p->s = 200 - i, p->n = 4;
     }
-    Policy p = all_gpu();
-    ASSERT_OK(run(&reference, model, &p, &task, &err));
+    if (!test_gpu) run_reference();
     for (int cpu = 0; cpu < 2; cpu++) {
-        p = placed(placements[2]);
+        Policy p = placed(placements[2]);
         p.table_home = TIER_DISK, p.cpu_attention = cpu;
         expect_same(&reference, model, &p, &task);
     }
@@ -328,6 +378,7 @@ static void sequences_that_stop_early_change_nothing_for_the_others(void) {
     Result full;
     Error err;
     open_reference(&config);
+    if (test_gpu) run_reference();
     full = reference;
     config.eos = full.tokens[4][5]; /* the sixth token of the fifth prompt */
     Checkpoint *stopping = checkpoint_dummy(&config, 3);
@@ -352,6 +403,7 @@ static void sequences_that_stop_early_change_nothing_for_the_others(void) {
             expect_same(&r, stopping, &p, &task);
         }
     result_close(&r);
+    forget_known();
     checkpoint_close(stopping);
     close_reference();
 }
@@ -363,6 +415,7 @@ static void the_engine_agrees_with_the_plain_forward(void) {
         OptConfig config = small;
         if (post) config.pre_norm = config.final_norm = false, config.embed = 28;
         open_reference(&config);
+        if (test_gpu) run_reference();
         for (int i = 0; i < PROMPTS; i++) {
             int s = prompt_len[i], n = reference.n[i], total = s + n - 1;
             int32_t ids[128];
@@ -371,8 +424,8 @@ static void the_engine_agrees_with_the_plain_forward(void) {
             float *logits = xcalloc((size_t)total * config.vocab, sizeof *logits);
             ASSERT_OK(reference_forward(logits, model, ids, total, &err));
             double e = max_norm_error(reference.last[i], logits + (size_t)(total - 1) * config.vocab, config.vocab);
-            CU_ASSERT(e <=
-                      1e-3); /* K and V are rounded to F16, and a last-bit difference before that can flip a rounding */
+            /* K and V are rounded to F16, and a last-bit difference before that can flip a rounding; on a GPU all is F16 */
+            CU_ASSERT(e <= (test_gpu ? 1e-2 : 1e-3));
             free(logits);
         }
         close_reference();
@@ -414,9 +467,11 @@ static void compare_with_hugging_face(const char *dir) {
     Task t = {.prompts = xcalloc(256, sizeof(Prompt)), .keep_logits = true, .sampling = {.top_p = 1}};
     c->config.eos = -1; /* Hugging Face was told to go on */
     for (int i = 0; i < golden.count; i++)
-        for (int s = 1; s <= golden.sequence[i].n && prompts < 256; s++, prompts++) {
+        for (int s = 1; s <= golden.sequence[i].n && prompts < 256; s++) {
+            if (s % (1 + test_every / 8) && s != golden.sequence[i].n) continue;
             sequence[prompts] = i, length[prompts] = s;
             t.prompts[prompts] = (Prompt){golden.sequence[i].ids, s, s == golden.sequence[i].n ? golden.greedy : 1};
+            prompts++;
         }
     t.count = prompts;
     HuggingFace h = {&golden, sequence, length, 0, true};
@@ -424,13 +479,14 @@ static void compare_with_hugging_face(const char *dir) {
     Policy p = placed(placements[13]); /* a bit of everything everywhere */
     p.gbs = 16, p.num_gpu_batches = 3, p.cpu_attention = true, p.table_home = TIER_DISK;
     RunStats stats;
-    Plan *plan = plan_make(c, &p, &t, F32, &err);
+    Plan *plan = plan_make(c, &p, &t, test_act_type(), &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
-    Device *device = host_open(plan, c, temp_dir(), &err);
+    Device *device = test_open(plan, c, temp_dir(), &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(device);
     ASSERT_OK(weights_load(plan, c, device, &err));
     ASSERT_OK(schedule_run(plan, &t, device, &listener, &stats, &err));
-    CU_ASSERT(h.worst <= 2e-3); /* against float32 throughout: K and V in F16 alone cost 3e-4 to 8e-4 */
+    /* against float32 throughout: K and V in F16 alone cost 3e-4 to 8e-4; on a GPU activations are F16 too */
+    CU_ASSERT(h.worst <= (test_gpu ? 1e-2 : 2e-3));
     CU_ASSERT(h.worst > 0);
     CU_ASSERT(h.same_tokens);
     device->close(device);
@@ -503,7 +559,7 @@ static void the_cache_crosses_as_the_formula_says(void) {
     make_even_task(&even);
     size_t token = 4 * (size_t)small.h1 * small.l * SEQS, stored = token * (S + N - 1), loaded = 0, queries;
     for (int i = 1; i < N; i++) loaded += token * (S + i - 1);
-    queries = (size_t)(N - 1) * SEQS * small.l * small.h1 * 4; /* F32 */
+    queries = (size_t)(N - 1) * SEQS * small.l * small.h1 * type_bytes(test_act_type());
     for (int disk = 0; disk < 2; disk++)
         for (int cpu = 0; cpu < 2; cpu++) {
             Result r;
@@ -520,13 +576,14 @@ static void the_cache_crosses_as_the_formula_says(void) {
     checkpoint_close(model);
 }
 
-/* A.2.1's 2 (2 h1 s bls l + 2 h1 bls l (n - 1)), with F32 instead of fp16, and the last layer handing on only last rows. */
+/* A.2.1's 2 (2 h1 s bls l + 2 h1 bls l (n - 1)), with the device's type of activations, and the last layer handing on only
+ * last rows. */
 static void activations_cross_as_the_formula_says(void) {
     Error err;
     Task even;
     model = checkpoint_dummy(&small, 3);
     make_even_task(&even);
-    size_t row = 4 * (size_t)small.h1 * SEQS, each = row * ((small.l - 1) * (S + N - 1) + N);
+    size_t row = type_bytes(test_act_type()) * small.h1 * SEQS, each = row * ((small.l - 1) * (S + N - 1) + N);
     for (int disk = 0; disk < 2; disk++)
         for (int batches = 1; batches <= 3; batches += 2) {
             Result r;
@@ -551,6 +608,7 @@ static void the_plan_is_what_is_used_to_the_byte(void) {
     for (int i = 0; i < PLACEMENTS; i++)
         for (int way = 0; way < 4; way++) {
             Result r;
+            if (!taken()) continue;
             Policy p = placed(placements[i]);
             p.gbs = way & 2 ? 6 : 2, p.num_gpu_batches = way & 2 ? 1 : 3, p.cpu_attention = way & 1;
             p.table_home = (Tier)(i % 3);
@@ -603,8 +661,8 @@ static void nothing_is_left_behind_after_success_or_failure(void) {
         Result r;
         result_open(&r, small.vocab);
         Listener listener = {.ctx = &r, .done = round % 3 == 1 ? refuse : on_done};
-        Plan *plan = plan_make(model, &p, &task, F32, &err);
-        Device *device = host_open(plan, model, round % 3 == 2 ? "/nonexistent" : dir, &err);
+        Plan *plan = plan_make(model, &p, &task, test_act_type(), &err);
+        Device *device = test_open(plan, model, round % 3 == 2 ? "/nonexistent" : dir, &err);
         CU_ASSERT_EQUAL(device == NULL, round % 3 == 2);
         if (device) {
             ASSERT_OK(weights_load(plan, model, device, &err));

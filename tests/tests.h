@@ -17,6 +17,15 @@ void write_file(const char *dir, const char *name, const void *bytes, size_t len
 /* A small reproducible generator for test data: uniform in [-1, 1). */
 float test_random(uint64_t *state);
 
+/* What main.c was told. The engine's suite runs on test_gpu, or where it is NULL on the host device; of long lists of
+ * combinations it takes every test_every-th. */
+extern Gpu *test_gpu;
+extern int test_every;
+static inline Type test_act_type(void) { return test_gpu ? F16 : F32; }
+static inline Device *test_open(const Plan *plan, const Checkpoint *checkpoint, const char *dir, Error *err) {
+    return test_gpu ? cuda_open(test_gpu, plan, checkpoint, dir, err) : host_open(plan, checkpoint, dir, err);
+}
+
 #define ASSERT_OK(call)                              \
     do {                                             \
         if ((call) != 0) {                           \

@@ -1,0 +1,925 @@
+/* flexgen.cu: a GPU. Kernels, launchers, cuBLAS, streams and events: what lanes.c needs to be the cuda device.
+ *
+ * Launchers have the names and arguments of their twins in host.c, which say what they compute. Activations, weights and KV
+ * are half, sums are float. Nothing here knows tiers, plans or schedules, and after opening nothing is allocated but what
+ * cuBLAS notes of a product's shape. The whole device is never synchronized: a stream waits for events of others, a thread
+ * for one event.
+ *   One order of sums   A row's result may not depend on its place in a batch. Attention therefore cuts a sequence at fixed
+ * tokens, whoever else is there, and cuBLAS is asked by shape alone, so that one shape always meets one algorithm.
+ *   Memory   Everything but weights is small beside K and V and the matrices: kernels read those in 16-byte pieces where
+ * rows allow it (`wide`), and each once.
+ * Read next: lanes.c, which calls all this. */
+#include <cublasLt.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <mma.h>
+
+#include "flexgen.h"
+
+enum { WARP = 32, THREADS = 256 };
+
+// ---------------------------------------------------------------------------------------------------------------
+// Pieces of kernels
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Eight halfs as they lie in memory. */
+typedef uint4 Half8;
+
+/* Halfs p[0..n), zeros behind them. wide: p is 16-byte aligned, and n at least 8 where it is not 0 or less. */
+static __device__ Half8 load8(const half *p, int n, bool wide) {
+    Half8 bits = make_uint4(0, 0, 0, 0);
+    if (wide && n >= 8) return *(const Half8 *)p;
+    half *h = (half *)&bits;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i < n) h[i] = p[i];
+    return bits;
+}
+
+static __device__ void store8(half *p, Half8 bits, int n, bool wide) {
+    const half *h = (const half *)&bits;
+    if (wide && n >= 8) {
+        *(Half8 *)p = bits;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i < n) p[i] = h[i];
+}
+
+static __device__ void to_floats(float x[8], Half8 bits) {
+    const half2 *h = (const half2 *)&bits;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float2 f = __half22float2(h[i]);
+        x[2 * i] = f.x, x[2 * i + 1] = f.y;
+    }
+}
+
+static __device__ Half8 to_halfs(const float x[8]) {
+    Half8 bits;
+    half2 *h = (half2 *)&bits;
+#pragma unroll
+    for (int i = 0; i < 4; i++) h[i] = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
+    return bits;
+}
+
+struct Add {
+    template <class T>
+    __device__ T operator()(T a, T b) const {
+        return a + b;
+    }
+};
+struct Most {
+    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+struct Least {
+    __device__ int operator()(int a, int b) const { return a < b ? a : b; }
+};
+
+/* Joins what those lanes of a warp have whose numbers differ in the bits of `from`, 2 `from`, ... below 32; all get it. */
+template <class Join, class T>
+static __device__ T warp_reduce(T x, int from) {
+    for (int d = from; d < WARP; d *= 2) x = Join()(x, __shfl_xor_sync(0xffffffff, x, d));
+    return x;
+}
+
+/* Over a block of whole warps; all get it. */
+template <class Join, class T>
+static __device__ T block_reduce(T x) {
+    __shared__ T part[THREADS / WARP];
+    x = warp_reduce<Join>(x, 1);
+    __syncthreads(); /* part may still be read from the time before */
+    if (threadIdx.x % WARP == 0) part[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = part[0];
+    for (int w = 1; w < (int)blockDim.x / WARP; w++) x = Join()(x, part[w]);
+    return x;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Rows: embed, layernorm, what linear leaves to do
+// ---------------------------------------------------------------------------------------------------------------
+
+/* One block a row. */
+static __global__ void embed_kernel(half *y, const half *table, size_t table_ld, const int *idx, int cols, bool add,
+                                    bool wide) {
+    const half *from = table + idx[blockIdx.x] * table_ld;
+    half *to = y + (size_t)blockIdx.x * cols;
+    for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) {
+        Half8 row = load8(from + c, cols - c, wide);
+        if (add) {
+            float a[8], b[8];
+            to_floats(a, load8(to + c, cols - c, wide));
+            to_floats(b, row);
+            for (int i = 0; i < 8; i++) a[i] += b[i];
+            row = to_halfs(a);
+        }
+        store8(to + c, row, cols - c, wide);
+    }
+}
+
+/* One block a row, read three times, twice of them from cache: mean, variance about it, result. The mean is summed as
+ * distances from the first element, since float sums of large numbers lose it. */
+static __global__ void layernorm_kernel(half *y, const half *x, const half *w, const half *b, int cols, bool wide) {
+    const half *row = x + (size_t)blockIdx.x * cols;
+    half *to = y + (size_t)blockIdx.x * cols;
+    float v[8], scale[8], shift[8], near = __half2float(row[0]), sum = 0, square = 0;
+    for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) {
+        to_floats(v, load8(row + c, cols - c, wide));
+        for (int i = 0; i < 8; i++) sum += c + i < cols ? v[i] - near : 0;
+    }
+    float mean = near + block_reduce<Add>(sum) / cols;
+    for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) {
+        to_floats(v, load8(row + c, cols - c, wide));
+        for (int i = 0; i < 8; i++) square += c + i < cols ? (v[i] - mean) * (v[i] - mean) : 0;
+    }
+    float norm = rsqrtf(block_reduce<Add>(square) / cols + 1e-5f);
+    for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) {
+        to_floats(v, load8(row + c, cols - c, wide));
+        to_floats(scale, load8(w + c, cols - c, wide));
+        to_floats(shift, load8(b + c, cols - c, wide));
+        for (int i = 0; i < 8; i++) v[i] = (v[i] - mean) * norm * scale[i] + shift[i];
+        store8(to + c, to_halfs(v), cols - c, wide);
+    }
+}
+
+/* y += b, then ReLU: only where cuBLAS has no algorithm that does it on the way. */
+static __global__ void bias_kernel(half *y, size_t y_ld, const half *b, bool relu, int cols) {
+    half *row = y + blockIdx.x * y_ld;
+    for (int c = threadIdx.x; c < cols; c += blockDim.x) {
+        float v = __half2float(row[c]) + __half2float(b[c]);
+        row[c] = __float2half(relu ? fmaxf(v, 0) : v);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Prefill attention: tiles of queries against tiles of keys, on tensor cores
+//
+// A block has QUERIES consecutive queries of one sequence and one head, a warp 16 of them. Scores exist for one tile of
+// KEYS keys at a time. The keys are gone through twice, first for each query's largest score, then for the weights e^(score
+// - largest) and what they weigh: so the sums stay where the tensor cores leave them and never need to be rescaled.
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { QUERIES = 64, KEYS = 32, TILE = 16, TILES_MAX = 8 };
+
+typedef nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, TILE, TILE, TILE, half, nvcuda::wmma::row_major> FragmentA;
+typedef nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, TILE, TILE, TILE, half, nvcuda::wmma::row_major> FragmentB;
+typedef nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, TILE, TILE, TILE, half, nvcuda::wmma::col_major> FragmentBt;
+typedef nvcuda::wmma::fragment<nvcuda::wmma::accumulator, TILE, TILE, TILE, float> Accumulator;
+
+/* to[r][c] = from[r][c] for r < rows, c < hd; zeros behind them up to `all` rows and ld - 8 columns. By the whole block. */
+static __device__ void load_tile(half *to, int ld, const half *from, size_t from_ld, int rows, int all, int hd, bool wide) {
+    int pieces = (ld - 8) / 8;
+    for (int at = threadIdx.x; at < all * pieces; at += blockDim.x) {
+        int r = at / pieces, c = at % pieces * 8;
+        *(Half8 *)(to + r * ld + c) = load8(from + r * from_ld + c, r < rows ? hd - c : 0, wide);
+    }
+}
+
+/* score (TILE, KEYS) = 16 queries times KEYS keys, by one warp. */
+template <int TILES>
+static __device__ void score_tile(float *score, const half *q, const half *k) {
+    const int LD = TILES * TILE + 8;
+    for (int n = 0; n < KEYS / TILE; n++) {
+        Accumulator sum;
+        nvcuda::wmma::fill_fragment(sum, 0.f);
+#pragma unroll
+        for (int d = 0; d < TILES; d++) {
+            FragmentA a;
+            FragmentBt b;
+            nvcuda::wmma::load_matrix_sync(a, q + d * TILE, LD);
+            nvcuda::wmma::load_matrix_sync(b, k + n * TILE * LD + d * TILE, LD);
+            nvcuda::wmma::mma_sync(sum, a, b, sum);
+        }
+        nvcuda::wmma::store_matrix_sync(score + n * TILE, sum, KEYS + 4, nvcuda::wmma::mem_row_major);
+    }
+    __syncwarp();
+}
+
+/* TILES: head size over TILE, rounded up. The block's number counts the query tiles of all the sequences. */
+template <int TILES>
+static __global__ void __launch_bounds__(QUERIES / TILE * WARP)
+    attend_prefill_kernel(half *o, const half *q, const half *kv, const int *start, int nseq, int h1, int hd, bool wide) {
+    const int LD = TILES * TILE + 8, SLD = KEYS + 4, PLD = KEYS + 8, HALF = KEYS / 2;
+    __shared__ __align__(32) half queries[QUERIES * LD], keys[KEYS * LD], weights[QUERIES * PLD];
+    __shared__ __align__(32) float scores[QUERIES * SLD];
+    int r = 0, tile = blockIdx.x;
+    for (; r < nseq; r++) {
+        int tiles = (start[r + 1] - start[r] + QUERIES - 1) / QUERIES;
+        if (tile < tiles) break;
+        tile -= tiles;
+    }
+    if (r == nseq) return;
+    int first = tile * QUERIES, rows = min(start[r + 1] - start[r] - first, (int)QUERIES), head = blockIdx.y * hd;
+    const half *k = kv + (size_t)start[r] * 2 * h1 + head, *v = k + h1;
+    size_t at = (size_t)(start[r] + first) * h1 + head;
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = lane / 2, side = lane % 2 * HALF;
+    int pos = first + warp * TILE + row; /* two lanes share a query, each has half of a tile's keys */
+    int last = first + warp * TILE + TILE - 1;
+    half *my_queries = queries + warp * TILE * LD, *my_weights = weights + warp * TILE * PLD;
+    float *my_scores = scores + warp * TILE * SLD, scale = rsqrtf((float)hd), largest = -INFINITY, sum = 0;
+
+    load_tile(queries, LD, q + at, h1, rows, QUERIES, hd, wide);
+    for (int t0 = 0; t0 < first + rows; t0 += KEYS) {
+        __syncthreads();
+        load_tile(keys, LD, k + (size_t)t0 * 2 * h1, 2 * h1, first + rows - t0, KEYS, hd, wide);
+        __syncthreads();
+        if (t0 > last) continue;
+        score_tile<TILES>(my_scores, my_queries, keys);
+        for (int c = side; c < side + HALF; c++)
+            if (t0 + c <= pos) largest = fmaxf(largest, my_scores[row * SLD + c]);
+        __syncwarp();
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+
+    Accumulator out[TILES];
+#pragma unroll
+    for (int d = 0; d < TILES; d++) nvcuda::wmma::fill_fragment(out[d], 0.f);
+    for (int t0 = 0; t0 < first + rows; t0 += KEYS) {
+        __syncthreads();
+        load_tile(keys, LD, k + (size_t)t0 * 2 * h1, 2 * h1, first + rows - t0, KEYS, hd, wide);
+        __syncthreads();
+        if (t0 <= last) {
+            score_tile<TILES>(my_scores, my_queries, keys);
+            for (int c = side; c < side + HALF; c++) {
+                half p = __float2half(t0 + c <= pos ? expf((my_scores[row * SLD + c] - largest) * scale) : 0);
+                my_weights[row * PLD + c] = p;
+                sum += __half2float(p);
+            }
+        }
+        __syncthreads(); /* the keys have been used; their values take their place */
+        load_tile(keys, LD, v + (size_t)t0 * 2 * h1, 2 * h1, first + rows - t0, KEYS, hd, wide);
+        __syncthreads();
+        if (t0 > last) continue;
+#pragma unroll
+        for (int t = 0; t < KEYS; t += TILE) {
+            FragmentA a;
+            nvcuda::wmma::load_matrix_sync(a, my_weights + t, PLD);
+#pragma unroll
+            for (int d = 0; d < TILES; d++) {
+                FragmentB b;
+                nvcuda::wmma::load_matrix_sync(b, keys + t * LD + d * TILE, LD);
+                nvcuda::wmma::mma_sync(out[d], a, b, out[d]);
+            }
+        }
+    }
+    sum += __shfl_xor_sync(0xffffffff, sum, 1);
+#pragma unroll
+    for (int d = 0; d < TILES; d++) { /* through the warp's scores, 16 columns at a time */
+        __syncwarp();
+        nvcuda::wmma::store_matrix_sync(my_scores, out[d], SLD, nvcuda::wmma::mem_row_major);
+        __syncwarp();
+        int c = d * TILE + lane % 2 * 8;
+        if (warp * TILE + row >= rows || c >= hd) continue;
+        float part[8];
+        for (int i = 0; i < 8; i++) part[i] = my_scores[row * SLD + lane % 2 * 8 + i] / sum;
+        store8(o + at + (size_t)(warp * TILE + row) * h1 + c, to_halfs(part), hd - c, wide);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Decode attention over pages
+//
+// A warp has one head of one sequence for SPLIT tokens: scores, softmax, weighted values. LANES lanes share a token, 8
+// elements each, so that a warp reads 32 / LANES tokens at once and UNROLL times as many before it uses the first.
+// Sequences of more than SPLIT tokens leave partial results, which combine_kernel puts together in the order of the tokens.
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { SPLIT = 128, HEADS = 4, UNROLL = 4 };
+
+/* A partial result: the largest score, the sum of e^(score - largest), that sum's hd weighted values. */
+static __host__ __device__ size_t partial_floats(int hd) { return hd + 2; }
+
+template <int LANES>
+static __global__ void __launch_bounds__(HEADS *WARP)
+    attend_kernel(half *o, float *partial, const half *q, const half *k, const half *v, const int *pages, const int *len,
+                  int max_pages, int page_tokens, int h1, int nh, bool wide) {
+    __shared__ int rows[SPLIT];
+    __shared__ float scores[HEADS][SPLIT];
+    const int AT_ONCE = WARP / LANES;
+    int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(len[r] - t0, (int)SPLIT), hd = h1 / nh;
+    if (n <= 0) return;
+    for (int t = threadIdx.x; t < n; t += HEADS * WARP) {
+        int page = pages[(size_t)r * max_pages + (t0 + t) / page_tokens];
+        rows[t] = page * page_tokens + (t0 + t) % page_tokens;
+    }
+    __syncthreads();
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp;
+    if (h >= nh) return;
+    int c = lane % LANES * 8, which = lane / LANES;
+    size_t column = (size_t)h * hd + c;
+    float *score = scores[warp], x[8], mine[8], scale = rsqrtf((float)hd), largest = -INFINITY, sum = 0;
+    to_floats(mine, load8(q + (size_t)r * h1 + column, hd - c, wide));
+    for (int t = which; t - which < n; t += UNROLL * AT_ONCE) {
+        Half8 piece[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            int row = t + u * AT_ONCE < n ? rows[t + u * AT_ONCE] : -1;
+            piece[u] = load8(k + (size_t)max(row, 0) * h1 + column, row < 0 ? 0 : hd - c, wide);
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            float dot = 0;
+            to_floats(x, piece[u]);
+            for (int i = 0; i < 8; i++) dot += mine[i] * x[i];
+            for (int d = 1; d < LANES; d *= 2) dot += __shfl_xor_sync(0xffffffff, dot, d);
+            if (c == 0 && t + u * AT_ONCE < n) score[t + u * AT_ONCE] = dot * scale;
+        }
+    }
+    __syncwarp();
+    for (int t = lane; t < n; t += WARP) largest = fmaxf(largest, score[t]);
+    largest = warp_reduce<Most>(largest, 1);
+    for (int t = lane; t < n; t += WARP) sum += score[t] = expf(score[t] - largest);
+    sum = warp_reduce<Add>(sum, 1);
+    __syncwarp();
+
+    float out[8] = {0};
+    for (int t = which; t < n; t += UNROLL * AT_ONCE) {
+        Half8 piece[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            int row = t + u * AT_ONCE < n ? rows[t + u * AT_ONCE] : -1;
+            piece[u] = load8(v + (size_t)max(row, 0) * h1 + column, row < 0 ? 0 : hd - c, wide);
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            float weight = t + u * AT_ONCE < n ? score[t + u * AT_ONCE] : 0;
+            to_floats(x, piece[u]);
+            for (int i = 0; i < 8; i++) out[i] += weight * x[i];
+        }
+    }
+    for (int i = 0; i < 8; i++) out[i] = warp_reduce<Add>(out[i], LANES);
+    if (which || c >= hd) return;
+    if (len[r] <= SPLIT) {
+        for (int i = 0; i < 8; i++) out[i] /= sum;
+        store8(o + (size_t)r * h1 + column, to_halfs(out), hd - c, wide);
+        return;
+    }
+    float *to = partial + (((size_t)r * gridDim.z + blockIdx.z) * nh + h) * partial_floats(hd);
+    if (c == 0) to[0] = largest, to[1] = sum;
+    for (int i = 0; i < 8 && c + i < hd; i++) to[2 + c + i] = out[i];
+}
+
+/* One block a sequence. */
+static __global__ void combine_kernel(half *o, const float *partial, const int *len, int splits, int h1, int nh) {
+    int r = blockIdx.x, n = (len[r] + SPLIT - 1) / SPLIT, hd = h1 / nh;
+    size_t stride = nh * partial_floats(hd);
+    if (n <= 1) return;
+    for (int c = threadIdx.x; c < h1; c += blockDim.x) {
+        const float *p = partial + (size_t)r * splits * stride + c / hd * partial_floats(hd);
+        float largest = -INFINITY, sum = 0, out = 0;
+        for (int i = 0; i < n; i++) largest = fmaxf(largest, p[i * stride]);
+        for (int i = 0; i < n; i++) {
+            float weight = expf(p[i * stride] - largest);
+            sum += weight * p[i * stride + 1];
+            out += weight * p[i * stride + 2 + c % hd];
+        }
+        o[(size_t)r * h1 + c] = __float2half(out / sum);
+    }
+}
+
+/* One block a row of kv. */
+static __global__ void append_kernel(half *k, half *v, const half *kv, const int *seq, const int *pos, const int *pages,
+                                     int max_pages, int page_tokens, int h1, bool wide) {
+    int r = blockIdx.x, page = pages[(size_t)seq[r] * max_pages + pos[r] / page_tokens];
+    size_t to = ((size_t)page * page_tokens + pos[r] % page_tokens) * h1, from = (size_t)r * 2 * h1;
+    for (int c = threadIdx.x * 8; c < h1; c += blockDim.x * 8) {
+        store8(k + to + c, load8(kv + from + c, h1 - c, wide), h1 - c, wide);
+        store8(v + to + c, load8(kv + from + h1 + c, h1 - c, wide), h1 - c, wide);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The next token
+//
+// Tokens are ordered by probability, and equals by id. What top-k and top-p keep, and what is drawn from that, are prefixes
+// of the order: the shortest whose count or mass reaches a target. Sorting 50,000 of them is not needed to find where it
+// ends; halving the range of probabilities, which as bits of a float are ordered like integers, takes 30 passes over the
+// row. Where nothing is cut, as on the host, the order is that of the ids alone.
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A row's unnormalized probabilities, and a prefix of their order: all above `bits`, and of the equals ids up to `id`. */
+typedef struct {
+    const float *logits;
+    float largest, temperature;
+    int vocab;
+    bool by_id; /* all probabilities count as equal in the order */
+} Row;
+typedef struct {
+    unsigned bits;
+    int id;
+} Prefix;
+
+static __device__ float probability(const Row *row, int i) {
+    float d = (row->logits[i] - row->largest) / row->temperature;
+    return d == d ? expf(d) : 0; /* NaN weighs nothing */
+}
+
+/* The count or the mass of a prefix. */
+static __device__ double measure(const Row *row, Prefix end, bool mass) {
+    double sum = 0;
+    for (int i = threadIdx.x; i < row->vocab; i += blockDim.x) {
+        float p = probability(row, i);
+        unsigned bits = row->by_id ? 0 : __float_as_uint(p);
+        if (bits > end.bits || (bits == end.bits && i <= end.id)) sum += mass ? p : 1;
+    }
+    return block_reduce<Add>(sum);
+}
+
+/* The shortest prefix whose count or mass reaches the target, or with beyond is above it; of all tokens where none does. */
+static __device__ Prefix shortest(const Row *row, double target, bool mass, bool beyond) {
+    Prefix end = {0, row->vocab - 1};
+    unsigned above = row->by_id ? 1 : 0x3f800001; /* the bits of 1, and one more: nothing is as probable */
+    while (end.bits + 1 < above) {
+        unsigned middle = end.bits + (above - end.bits) / 2;
+        double m = measure(row, Prefix{middle, row->vocab - 1}, mass);
+        if (beyond ? m > target : m >= target)
+            end.bits = middle;
+        else
+            above = middle;
+    }
+    for (int low = -1; low + 1 < end.id;) {
+        int middle = low + (end.id - low) / 2;
+        double m = measure(row, Prefix{end.bits, middle}, mass);
+        if (beyond ? m > target : m >= target)
+            end.id = middle;
+        else
+            low = middle;
+    }
+    return end;
+}
+
+static __device__ bool within(Prefix a, Prefix b) { return a.bits > b.bits || (a.bits == b.bits && a.id <= b.id); }
+
+/* The largest logit that is a number and the lowest id that has it, known to all. */
+static __device__ int largest_logit(const float *logits, int vocab, float *largest) {
+    float most = -INFINITY;
+    int best = vocab;
+    for (int i = threadIdx.x; i < vocab; i += blockDim.x)
+        if (logits[i] > most || (logits[i] == most && i < best)) most = logits[i], best = i;
+    *largest = block_reduce<Most>(most);
+    best = block_reduce<Least>(most == *largest ? best : vocab);
+    return best < vocab ? best : 0; /* nothing but NaN */
+}
+
+static __device__ uint64_t mix(uint64_t z) {
+    z += 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+/* One block a row. bad becomes 1 where the chosen logit is no finite number. */
+static __global__ void __launch_bounds__(THREADS)
+    pick_kernel(int *ids, int *bad, const float *logits, const int *prompt, const int *pos, Sampling s, int vocab) {
+    bool cut_k = s.top_k > 0 && s.top_k < vocab;
+    Row row = {logits + (size_t)blockIdx.x * vocab, 0, s.temperature, vocab, !cut_k && s.top_p >= 1};
+    int best = largest_logit(row.logits, vocab, &row.largest), id = best;
+    if (s.temperature > 0 && isfinite(row.largest)) {
+        Prefix kept = {0, vocab - 1};
+        if (cut_k) kept = shortest(&row, s.top_k, false, false);
+        double mass = measure(&row, kept, true);
+        if (s.top_p < 1) {
+            Prefix p = shortest(&row, s.top_p * mass, true, s.top_p <= 0); /* at least one */
+            if (within(p, kept)) kept = p;                                 /* rounding must not bring back what top_k cut */
+            mass = measure(&row, kept, true);
+        }
+        uint64_t hash = mix(mix(mix(s.seed) ^ (unsigned)prompt[blockIdx.x]) ^ (unsigned)pos[blockIdx.x]);
+        Prefix drawn = shortest(&row, (double)(hash >> 11) * 0x1p-53 * mass, true, true);
+        id = within(drawn, kept) ? drawn.id : kept.id;
+    }
+    if (threadIdx.x) return;
+    if (!isfinite(row.logits[id])) *bad = 1;
+    ids[blockIdx.x] = id;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// An open GPU
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What cuBLAS needs to know of a product, and what it answered. All zero: an empty place. */
+typedef struct {
+    int m, n, k;
+    size_t y_ld;
+    Type y_type;
+    bool bias, relu, add;
+} Shape;
+typedef struct {
+    Shape shape;
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t w, x, y;
+    cublasLtMatmulAlgo_t algorithm;
+    bool fused; /* bias and ReLU happen in it */
+} Product;
+
+enum { PRODUCTS = 128, SPARE = 128 << 20, SCRATCH = 32 << 20, WORKSPACE = 32 << 20 };
+
+typedef struct {
+    Gpu base;
+    cudaStream_t stream[NLANES]; /* of the lanes that touch the GPU */
+    cudaEvent_t begin[NLANES][MARKS], end[NLANES][MARKS];
+    cublasLtHandle_t blas;
+    Product products[NLANES][PRODUCTS]; /* of PROJECT and FINISH; looked up by one thread */
+    int next_product[NLANES];
+    char *scratch; /* SCRATCH bytes for partial results of attention, which run on FINISH alone; two WORKSPACEs of cuBLAS */
+    int *bad;      /* pinned: kernels write it, the host reads it */
+} CudaGpu;
+
+static bool on_gpu(int lane) {
+    return lane_channel[lane] == GPU || lane_channel[lane] == CTOG || lane_channel[lane] == GTOC;
+}
+
+/* 0, or -1 and what CUDA says of `what`, with a remedy where one is known. */
+static int checked(cudaError_t e, const char *what, Error *err) {
+    if (e == cudaSuccess) return 0;
+    const char *remedy = "run again under compute-sanitizer, which names the place";
+    if (e == cudaErrorMemoryAllocation) remedy = "lower --gpu-mem, or end other programs that use the GPU";
+    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction || e == cudaErrorUnsupportedPtxVersion)
+        remedy = "this build has no code for this GPU: build again on this machine";
+    if (e == cudaErrorLaunchTimeout)
+        remedy = "a display's watchdog ended it: lower --gpu-batch-size, or use a GPU without display";
+    return fail(err, EXIT_FAILED, "the GPU, %s: %s; %s", what, cudaGetErrorString(e), remedy);
+}
+
+/* What the last launch says. */
+static int launched(const char *what, Error *err) { return checked(cudaGetLastError(), what, err); }
+
+static bool eights(int a) { return a % 8 == 0; }
+
+/* Threads for a row of which each takes eight elements: whole warps, at most THREADS. */
+static int row_threads(int cols) {
+    int threads = ((cols + 7) / 8 + WARP - 1) / WARP * WARP;
+    return threads < THREADS ? threads : THREADS;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Launchers
+// ---------------------------------------------------------------------------------------------------------------
+
+static int gpu_embed(Gpu *gpu, Lane lane, void *y, const void *table, size_t table_ld, const int32_t *idx, int rows,
+                     int cols, bool add, Error *err) {
+    cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
+    if (!rows) return 0;
+    embed_kernel<<<rows, row_threads(cols), 0, stream>>>((half *)y, (const half *)table, table_ld, idx, cols, add,
+                                                         eights(cols));
+    return launched("embed", err);
+}
+
+static int gpu_layernorm(Gpu *gpu, Lane lane, void *y, const void *x, const void *w, const void *b, int rows, int cols,
+                         Error *err) {
+    cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
+    if (!rows) return 0;
+    layernorm_kernel<<<rows, row_threads(cols), 0, stream>>>((half *)y, (const half *)x, (const half *)w, (const half *)b,
+                                                             cols, eights(cols));
+    return launched("layernorm", err);
+}
+
+template <int TILES>
+static void launch_prefill(cudaStream_t stream, half *o, const half *q, const half *kv, const int *start, int nseq,
+                           int rows, int h1, int nh) {
+    int hd = h1 / nh;
+    dim3 grid(rows / QUERIES + nseq, nh); /* at least as many as the sequences' tiles */
+    attend_prefill_kernel<TILES><<<grid, QUERIES / TILE * WARP, 0, stream>>>(o, q, kv, start, nseq, h1, hd, eights(hd));
+}
+
+static int gpu_attend_prefill(Gpu *gpu, Lane lane, void *o, const void *q, const void *kv, const int32_t *start, int nseq,
+                              int rows, int h1, int nh, Error *err) {
+    typedef void (*Launch)(cudaStream_t, half *, const half *, const half *, const int *, int, int, int, int);
+    static const Launch launch[TILES_MAX] = {launch_prefill<1>, launch_prefill<2>, launch_prefill<3>, launch_prefill<4>,
+                                             launch_prefill<5>, launch_prefill<6>, launch_prefill<7>, launch_prefill<8>};
+    int tiles = (h1 / nh + TILE - 1) / TILE;
+    if (!rows) return 0;
+    if (tiles > TILES_MAX)
+        return fail(err, EXIT_USAGE,
+                    "the model's heads have %d elements; the GPU's attention has room for %d: use --device host", h1 / nh,
+                    TILES_MAX * TILE);
+    launch[tiles - 1](((CudaGpu *)gpu)->stream[lane], (half *)o, (const half *)q, (const half *)kv, start, nseq, rows, h1,
+                      nh);
+    return launched("prefill attention", err);
+}
+
+template <int LANES>
+static void launch_attend(CudaGpu *g, Lane lane, half *o, const half *q, const half *k, const half *v, const int *pages,
+                          const int *len, int nseq, int max_pages, int page_tokens, int h1, int nh) {
+    int splits = (int)(((long)max_pages * page_tokens + SPLIT - 1) / SPLIT);
+    size_t partial = splits > 1 ? splits * nh * partial_floats(h1 / nh) * sizeof(float) : 1;
+    int at_once = (int)(SCRATCH / partial);
+    CHECK(at_once > 0);
+    for (int r = 0; r < nseq; r += at_once) {
+        int n = nseq - r < at_once ? nseq - r : at_once;
+        half *to = o + (size_t)r * h1;
+        dim3 grid(n, (nh + HEADS - 1) / HEADS, splits);
+        attend_kernel<LANES><<<grid, HEADS * WARP, 0, g->stream[lane]>>>(to, (float *)g->scratch, q + (size_t)r * h1, k, v,
+                                                                         pages + (size_t)r * max_pages, len + r, max_pages,
+                                                                         page_tokens, h1, nh, eights(h1 / nh));
+        if (splits > 1)
+            combine_kernel<<<n, row_threads(h1), 0, g->stream[lane]>>>(to, (float *)g->scratch, len + r, splits, h1, nh);
+    }
+}
+
+static int gpu_attend(Gpu *gpu, Lane lane, void *o, const void *q, const void *k, const void *v, const int32_t *pages,
+                      const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Error *err) {
+    typedef void (*Launch)(CudaGpu *, Lane, half *, const half *, const half *, const half *, const int *, const int *, int,
+                           int, int, int, int);
+    static const Launch launch[] = {launch_attend<1>, launch_attend<2>, launch_attend<4>, launch_attend<8>,
+                                    launch_attend<16>};
+    size_t log = 0;
+    while (8 << log < h1 / nh) log++;
+    if (!nseq) return 0;
+    CHECK(log < sizeof launch / sizeof *launch && lane == FINISH);
+    launch[log]((CudaGpu *)gpu, lane, (half *)o, (const half *)q, (const half *)k, (const half *)v, pages, len, nseq,
+                max_pages, page_tokens, h1, nh);
+    return launched("attention", err);
+}
+
+static int gpu_append(Gpu *gpu, Lane lane, void *k, void *v, const void *kv, const int32_t *seq, const int32_t *pos,
+                      const int32_t *pages, int rows, int max_pages, int page_tokens, int h1, Error *err) {
+    cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
+    if (!rows) return 0;
+    append_kernel<<<rows, row_threads(h1), 0, stream>>>((half *)k, (half *)v, (const half *)kv, seq, pos, pages, max_pages,
+                                                        page_tokens, h1, eights(h1));
+    return launched("append", err);
+}
+
+static int gpu_pick(Gpu *gpu, Lane lane, int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos,
+                    const Sampling *sampling, int rows, int vocab, Error *err) {
+    CudaGpu *g = (CudaGpu *)gpu;
+    if (!rows) return 0;
+    pick_kernel<<<rows, row_threads(vocab), 0, g->stream[lane]>>>(ids, g->bad, logits, prompt, pos, *sampling, vocab);
+    return launched("pick", err);
+}
+
+static int gpu_copy(Gpu *gpu, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t row_bytes,
+                    int rows, Error *err) {
+    cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
+    cudaError_t e = rows == 1 || (dst_pitch == row_bytes && src_pitch == row_bytes)
+                        ? cudaMemcpyAsync(dst, src, row_bytes * rows, cudaMemcpyDefault, stream)
+                        : cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes, rows, cudaMemcpyDefault, stream);
+    return checked(e, "copy", err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// linear: cuBLAS
+//
+// cuBLAS thinks in columns: y^T (n, m) = w (n, k) x^T (k, m), where w as it lies is transposed. One call adds the bias, or
+// the residual that y holds, and takes the ReLU. Its choice of algorithm is kept for each shape.
+// ---------------------------------------------------------------------------------------------------------------
+
+static int blas_checked(cublasStatus_t s, const Shape *shape, Error *err) {
+    if (s == CUBLAS_STATUS_SUCCESS) return 0;
+    return fail(err, EXIT_FAILED,
+                "cuBLAS, a product of %d x %d x %d: status %d; check that driver and CUDA toolkit fit together", shape->m,
+                shape->n, shape->k, (int)s);
+}
+
+/* The largest power of two up to 16 that every address in the product is a multiple of: regions begin at multiples of 64
+ * bytes, and within them whole rows come before. */
+static uint32_t alignment(const Shape *s) {
+    size_t bits = (size_t)s->k * 2 | s->y_ld * type_bytes(s->y_type) | (size_t)s->n * type_bytes(s->y_type) | 16;
+    return (uint32_t)(bits & -bits);
+}
+
+/* Asks for an algorithm; false when there is none. */
+static bool ask(CudaGpu *g, Product *p, bool fused) {
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    if (fused && p->shape.bias) epilogue = p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
+    cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t result;
+    size_t workspace = WORKSPACE;
+    uint32_t align = alignment(&p->shape);
+    int found = 0;
+    if (cublasLtMatmulPreferenceCreate(&preference)) return false;
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                         sizeof workspace);
+    static const cublasLtMatmulPreferenceAttributes_t which[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    for (int i = 0; i < 4; i++) cublasLtMatmulPreferenceSetAttribute(preference, which[i], &align, sizeof align);
+    cublasStatus_t s =
+        cublasLtMatmulAlgoGetHeuristic(g->blas, p->product, p->w, p->x, p->y, p->y, preference, 1, &result, &found);
+    cublasLtMatmulPreferenceDestroy(preference);
+    if (s || !found) return false;
+    p->algorithm = result.algo;
+    p->fused = fused;
+    return true;
+}
+
+static void forget(Product *p) {
+    if (p->product) cublasLtMatmulDescDestroy(p->product);
+    if (p->w) cublasLtMatrixLayoutDestroy(p->w);
+    if (p->x) cublasLtMatrixLayoutDestroy(p->x);
+    if (p->y) cublasLtMatrixLayoutDestroy(p->y);
+    *p = Product{};
+}
+
+/* The product of this shape, from before or asked for now; NULL and err when cuBLAS has none. */
+static Product *find_product(CudaGpu *g, Lane lane, const Shape *s, Error *err) {
+    for (int i = 0; i < PRODUCTS; i++) {
+        const Shape *known = &g->products[lane][i].shape;
+        if (known->m == s->m && known->n == s->n && known->k == s->k && known->y_ld == s->y_ld &&
+            known->y_type == s->y_type && known->bias == s->bias && known->relu == s->relu && known->add == s->add)
+            return &g->products[lane][i];
+    }
+    Product *p = &g->products[lane][g->next_product[lane]++ % PRODUCTS];
+    cudaDataType y_type = s->y_type == F32 ? CUDA_R_32F : CUDA_R_16F;
+    cublasOperation_t transposed = CUBLAS_OP_T;
+    forget(p);
+    cublasStatus_t status = cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (!status) status = cublasLtMatrixLayoutCreate(&p->w, CUDA_R_16F, s->k, s->n, s->k);
+    if (!status) status = cublasLtMatrixLayoutCreate(&p->x, CUDA_R_16F, s->k, s->m, s->k);
+    if (!status) status = cublasLtMatrixLayoutCreate(&p->y, y_type, s->n, s->m, (int64_t)s->y_ld);
+    if (!status)
+        status = cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
+    if (blas_checked(status, s, err)) return NULL;
+    p->shape = *s;
+    if (ask(g, p, true) || ask(g, p, false)) return p;
+    forget(p);
+    blas_checked(CUBLAS_STATUS_NOT_SUPPORTED, s, err);
+    return NULL;
+}
+
+static int gpu_linear(Gpu *gpu, Lane lane, void *y, Type y_type, size_t y_ld, const void *x, const void *w, const void *b,
+                      const void *residual, bool relu, int m, int n, int k, Error *err) {
+    CudaGpu *g = (CudaGpu *)gpu;
+    CHECK(lane_channel[lane] == GPU && (!residual || (residual == y && !relu)) && (!relu || b) && (y_type == F16 || !b));
+    if (!m) return 0;
+    Shape shape = {m, n, k, y_ld, y_type, b != NULL, relu, residual != NULL};
+    Product *p = find_product(g, lane, &shape, err);
+    if (!p) return -1;
+    float one = 1, zero = 0;
+    char *workspace = g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0);
+    if (b && p->fused) cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &b, sizeof b);
+    cublasStatus_t s = cublasLtMatmul(g->blas, p->product, &one, w, p->w, x, p->x, residual ? &one : &zero, y, p->y, y,
+                                      p->y, &p->algorithm, workspace, WORKSPACE, g->stream[lane]);
+    if (blas_checked(s, &shape, err)) return -1;
+    if (!b || p->fused) return 0;
+    bias_kernel<<<m, row_threads(n), 0, g->stream[lane]>>>((half *)y, y_ld, (const half *)b, relu, n);
+    return launched("bias", err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Marks: points of a stream that others wait for
+// ---------------------------------------------------------------------------------------------------------------
+
+static int gpu_begin(Gpu *gpu, Lane lane, int mark, Error *err) {
+    CudaGpu *g = (CudaGpu *)gpu;
+    return checked(cudaEventRecord(g->begin[lane][mark % MARKS], g->stream[lane]), "event", err);
+}
+
+static int gpu_end(Gpu *gpu, Lane lane, int mark, Error *err) {
+    CudaGpu *g = (CudaGpu *)gpu;
+    return checked(cudaEventRecord(g->end[lane][mark % MARKS], g->stream[lane]), "event", err);
+}
+
+static int gpu_after(Gpu *gpu, Lane lane, Lane other, int mark, Error *err) {
+    CudaGpu *g = (CudaGpu *)gpu;
+    return checked(cudaStreamWaitEvent(g->stream[lane], g->end[other][mark % MARKS], 0), "wait", err);
+}
+
+static int gpu_sync(Gpu *gpu, Lane lane, int mark, Error *err) {
+    CudaGpu *g = (CudaGpu *)gpu;
+    return checked(cudaEventSynchronize(g->end[lane][mark % MARKS]), lane_name[lane], err);
+}
+
+static double gpu_took(Gpu *gpu, Lane lane, int first, int last) {
+    CudaGpu *g = (CudaGpu *)gpu;
+    float ms = 0;
+    if (cudaEventElapsedTime(&ms, g->begin[lane][first % MARKS], g->end[lane][last % MARKS]) != cudaSuccess) ms = 0;
+    return ms * 1e-3;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Memory
+// ---------------------------------------------------------------------------------------------------------------
+
+static void *gpu_alloc(Gpu *, size_t bytes, Error *err) {
+    void *p;
+    size_t available = 0, total;
+    if (cudaMalloc(&p, bytes) == cudaSuccess) return p;
+    cudaGetLastError();
+    cudaMemGetInfo(&available, &total);
+    fail(err, EXIT_FAILED,
+         "cannot allocate %.1f MiB on the GPU, which has %.1f MiB free; lower --gpu-mem, or end other programs that use it",
+         bytes / 1048576.0, available / 1048576.0);
+    return NULL;
+}
+
+static void gpu_release(Gpu *gpu, void *p) {
+    CudaGpu *g = (CudaGpu *)gpu;
+    for (int lane = 0; lane < NLANES; lane++)
+        if (on_gpu(lane)) cudaStreamSynchronize(g->stream[lane]);
+    cudaFree(p);
+    cudaGetLastError(); /* what went wrong before has been said */
+}
+
+static int gpu_pin(Gpu *, void *host, size_t bytes, Error *err) {
+    cudaError_t e = cudaHostRegister(host, bytes, cudaHostRegisterDefault);
+    cudaGetLastError();
+    if (e == cudaSuccess) return 0;
+    return fail(err, EXIT_FAILED,
+                "cannot pin the CPU tier's %.1f MiB (%s), so copies will be slower and overlap less; raise the limit of "
+                "locked memory (ulimit -l), or lower --cpu-mem",
+                bytes / 1048576.0, cudaGetErrorString(e));
+}
+
+static void gpu_unpin(Gpu *, void *host) { cudaHostUnregister(host); }
+
+static int gpu_upload(Gpu *, void *dst, const void *src, size_t bytes, Error *err) {
+    /* from memory that is not pinned, cudaMemcpy returns before the last bytes have arrived */
+    if (checked(cudaMemcpy(dst, src, bytes, cudaMemcpyHostToDevice), "upload", err)) return -1;
+    return checked(cudaStreamSynchronize(NULL), "upload", err);
+}
+
+static int gpu_download(Gpu *, void *dst, const void *src, size_t bytes, Error *err) {
+    return checked(cudaMemcpy(dst, src, bytes, cudaMemcpyDeviceToHost), "download", err);
+}
+
+static size_t gpu_in_use(Gpu *) {
+    size_t available = 0, total = 0;
+    cudaMemGetInfo(&available, &total);
+    return total - available;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Opening and closing
+// ---------------------------------------------------------------------------------------------------------------
+
+static void gpu_close(Gpu *gpu) {
+    CudaGpu *g = (CudaGpu *)gpu;
+    for (int lane = 0; lane < NLANES; lane++) {
+        for (int i = 0; i < PRODUCTS; i++) forget(&g->products[lane][i]);
+        for (int i = 0; i < MARKS; i++) {
+            if (g->begin[lane][i]) cudaEventDestroy(g->begin[lane][i]);
+            if (g->end[lane][i]) cudaEventDestroy(g->end[lane][i]);
+        }
+        if (g->stream[lane]) cudaStreamDestroy(g->stream[lane]);
+    }
+    if (g->blas) cublasLtDestroy(g->blas);
+    if (g->scratch) cudaFree(g->scratch);
+    if (g->bad) cudaFreeHost(g->bad);
+    free(g);
+}
+
+/* Finds the GPU and what it is. */
+static int find_gpu(CudaGpu *g, Error *err) {
+    int n = 0;
+    cudaDeviceProp card;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e == cudaErrorInsufficientDriver)
+        return fail(err, EXIT_USAGE, "no GPU: NVIDIA's driver is missing, or older than CUDA %d; install a newer one",
+                    CUDART_VERSION / 1000);
+    if (e == cudaErrorNoDevice || (e == cudaSuccess && !n))
+        return fail(err, EXIT_USAGE, "no GPU: the driver finds none; check nvidia-smi and CUDA_VISIBLE_DEVICES");
+    if (checked(e, "looking for it", err) || checked(cudaSetDevice(0), "choosing it", err) ||
+        checked(cudaGetDeviceProperties(&card, 0), "asking what it is", err))
+        return -1;
+    snprintf(g->base.name, sizeof g->base.name, "%.80s, sm_%d%d", card.name, card.major, card.minor);
+    g->base.total = card.totalGlobalMem;
+    if (card.major * 10 + card.minor < 75)
+        return fail(err, EXIT_USAGE, "the GPU, %s, is too old: sm_75 (Turing) or later is needed; use --device host",
+                    g->base.name);
+    cudaFuncAttributes attributes;
+    return checked(cudaFuncGetAttributes(&attributes, (const void *)embed_kernel), "looking for its code", err);
+}
+
+static int open_streams(CudaGpu *g, Error *err) {
+    for (int lane = 0; lane < NLANES; lane++) {
+        if (!on_gpu(lane)) continue;
+        if (checked(cudaStreamCreateWithFlags(&g->stream[lane], cudaStreamNonBlocking), "streams", err)) return -1;
+        for (int i = 0; i < MARKS; i++) /* threads that wait sleep */
+            if (checked(cudaEventCreateWithFlags(&g->begin[lane][i], cudaEventDefault), "events", err) ||
+                checked(cudaEventCreateWithFlags(&g->end[lane][i], cudaEventBlockingSync), "events", err))
+                return -1;
+    }
+    return 0;
+}
+
+static int open_memory(CudaGpu *g, Error *err) {
+    const size_t most = 1u << 30;
+    if (cublasLtCreate(&g->blas))
+        return fail(err, EXIT_FAILED, "cannot open cuBLAS; check that driver and CUDA toolkit fit together");
+    if (!(g->scratch = (char *)gpu_alloc(&g->base, SCRATCH + 2 * WORKSPACE, err))) return -1;
+    if (checked(cudaHostAlloc((void **)&g->bad, sizeof *g->bad, cudaHostAllocDefault), "pinned memory", err)) return -1;
+    *g->bad = 0;
+    g->base.bad = g->bad;
+    /* the context, which nobody tells the size of, is what is in use; where others use the GPU too, at most `most` of it */
+    size_t in_use = gpu_in_use(&g->base);
+    g->base.overhead = in_use < most ? in_use : most;
+    g->base.spare = SPARE;
+    return 0;
+}
+
+Gpu *cuda_open_gpu(Error *err) {
+    CudaGpu *g = (CudaGpu *)xcalloc(1, sizeof *g);
+    Gpu *b = &g->base;
+    b->embed = gpu_embed, b->layernorm = gpu_layernorm, b->linear = gpu_linear, b->attend_prefill = gpu_attend_prefill;
+    b->attend = gpu_attend, b->append = gpu_append, b->pick = gpu_pick, b->copy = gpu_copy, b->begin = gpu_begin;
+    b->end = gpu_end, b->after = gpu_after, b->sync = gpu_sync, b->took = gpu_took, b->alloc = gpu_alloc;
+    b->release = gpu_release, b->pin = gpu_pin, b->unpin = gpu_unpin, b->upload = gpu_upload, b->download = gpu_download;
+    b->in_use = gpu_in_use, b->close = gpu_close;
+    if (!find_gpu(g, err) && !open_streams(g, err) && !open_memory(g, err)) return b;
+    gpu_close(b);
+    return NULL;
+}

@@ -1,0 +1,73 @@
+# gpu_figures.awk: what flexgen did on a GPU beside the machine's bounds, from the files that gpu_check.sh leaves in a directory:
+# bounds-* ("name value" a line, in 1e9 a second), and of the runs gpu, offload and limited of flexgen bench the JSON (one "key":
+# value a line) and the text (a lane a line). What is not there is left out. Prints a table and writes figures.json.
+#
+#     awk -v card="..." -f gpu_figures.awk FILES
+#
+# Bytes and FLOPs are counted from the model's shape, not taken from the program: what it moves or computes needlessly counts
+# against it.
+function file(    name) { name = FILENAME; sub(/\.[a-z]+$/, "", name); return name }
+FILENAME ~ /^bounds-/ { bound[$1] = $2; next }
+FILENAME == "accelerate.json" { if (match($0, /"throughput": [0-9.]+/)) accelerate = substr($0, RSTART + 14, RLENGTH - 14); next }
+FILENAME == "flexllmgen.txt" { if (match($0, /total throughput: *[0-9.]+/)) { split(substr($0, RSTART, RLENGTH), w, /: */); flexllmgen = w[2] } next }
+FILENAME ~ /\.json$/ { key = $1; gsub(/[":]/, "", key); value = $2; gsub(/[",]/, "", value); run[file(), key] = value; next }
+match($0, / busy +[0-9.]+ s/) { # "  load weights     ctog  busy    1.234 s  moved    56.78 MB    9.10 GB/s"
+    split(substr($0, RSTART), w, / +/)
+    if (w[3] + 0 > busy[file()]) busy[file()] = w[3] + 0
+    if (/^  load weights/) loading[file()] = w[8] + 0
+}
+function shape(name) { # of run `name`: its model and its task
+    m = run[name, "model"]; s = run[name, "s"]; n = run[name, "n"]; seqs = run[name, "gbs"] * run[name, "num_gpu_batches"]
+    l = m ~ /6.7b/ ? 32 : m ~ /13b/ ? 40 : m ~ /30b/ ? 48 : 0
+    h1 = m ~ /6.7b/ ? 4096 : m ~ /13b/ ? 5120 : 7168
+    weights = 2 * l * (12 * h1 * h1 + 13 * h1) # bytes; h2 = 4 h1, and biases and layernorms
+    token = 2 * l * 12 * h1 * h1               # FLOP of one token in all layers, attention left out
+    kv = 4 * l * h1                            # bytes of one token
+    prefill = seqs * (s * token + 2 * l * s * s * h1)
+    return l && run[name, "total_s"] > 0
+}
+function most(a, b) { return a > b ? a : b }
+function over(a, b) { return b > 0 ? a / b : 0 }
+function figure(name, unit, value, of, limit) {
+    if (!(value > 0)) return
+    printf "%-44s %10.2f %-9s", name, value, unit
+    if (limit > 0) printf " %-34s %10.2f %6.0f%%", of, limit, 100 * value / limit
+    print ""
+    if (name ~ /^ /) name = what ":" substr(name, 2) # a line under the run's own
+    json = json sprintf("%s\n  {\"name\": \"%s\", \"unit\": \"%s\", \"value\": %.6g", json ? "," : "", name, unit, value)
+    json = json (limit > 0 ? sprintf(", \"of\": \"%s\", \"bound\": %.6g, \"ratio\": %.4f}", of, limit, value / limit) : "}")
+}
+END {
+    printf "\n%s\n%-44s %10s %-9s %-34s %10s %7s\n", card, "", "value", "", "bound", "", "ratio"
+    count = split("h2d d2h both d2d plain_read direct_read", names, " ")
+    for (i = 1; i <= count; i++) if (names[i] in bound) figure(names[i], "GB/s", bound[names[i]])
+    gemm = most(bound["gemm_large"], bound["gemm_prefill"])
+    figure("largest fp16 product", "TFLOP/s", gemm / 1e3)
+    if (shape("gpu")) {
+        what = m ", all on the GPU, " seqs " x " s " + " n
+        # a step reads all weights, the table of the head, and the KV of s + 1, s + 2, ... tokens
+        bytes = (n - 1) * (weights + 2 * 50272 * h1) + kv * seqs * ((n - 1) * s + n * (n - 1) / 2)
+        figure(what, "token/s", run["gpu", "throughput"])
+        figure("  decode", "GB/s", over(bytes / 1e9, run["gpu", "decode_s"]), "copy within the GPU", bound["d2d"])
+        figure("  prefill", "TFLOP/s", over(prefill / 1e12, run["gpu", "prefill_s"]), "largest fp16 product", gemm / 1e3)
+    }
+    if (shape("offload")) {
+        what = m ", 16 GiB, " run["offload", "gbs"] " x " run["offload", "num_gpu_batches"] ", " s " + " n
+        off = 1 - run["offload", "cg"]
+        load = over(weights * run["offload", "wc"], bound["h2d"] * 1e9)
+        # each stage lasts as long as its slowest lane: the prefill loads weights, computes, stores KV;
+        least = most(most(load, over(prefill, gemm * 1e9)), over(seqs * s * kv * off, bound["d2h"] * 1e9))
+        for (t = s + 1; t < s + n; t++) # a decode step loads weights, computes, and the CPU reads the KV of t tokens
+            least += most(most(load, over(seqs * token, gemm * 1e9)), over(seqs * t * kv * off, bound["plain_read"] * 1e9))
+        figure(what, "token/s", run["offload", "throughput"])
+        figure("  loading weights", "GB/s", loading["offload"], "pinned copy to the GPU", bound["h2d"])
+        figure("  time", "s", run["offload", "total_s"], "slowest lanes at their bounds", bound["h2d"] && bound["d2h"] && bound["plain_read"] && gemm ? least : 0)
+        figure("  time", "s", run["offload", "total_s"], "busiest lane", busy["offload"])
+    }
+    if (shape("limited")) {
+        what = m ", 16 GiB, " s " + " n
+        figure(what, "token/s", run["limited", "throughput"], "Accelerate", accelerate)
+        if (flexllmgen) figure(what, "token/s", run["limited", "throughput"], "the original program (no limit)", flexllmgen)
+    }
+    printf "{\"card\": \"%s\", \"figures\": [%s\n]}\n", card, json >"figures.json"
+}

@@ -1,0 +1,1189 @@
+/* cuda_cpu.h: the CUDA runtime and cuBLASLt on the CPU, to test flexgen.cu where there is no GPU.
+ *
+ *   sed -E -f tests/cuda2cpp.sed flexgen.cu > x.cpp
+ *   g++ -std=c++17 -I. -isystem /usr/local/cuda/include -include tests/cuda_cpu.h -c x.cpp
+ *
+ * Types and prototypes are the toolkit's. Their bodies are here, in place of its libraries, so one file of a program may
+ * include this. A CUDA thread is a fiber; the fibers of a block share an OS thread and take turns. __shared__ is a static
+ * variable of that thread. A stream is a thread with a queue. Device memory is malloc's, NaN at first; the pointers to it
+ * are tagged, so that the host cannot follow them, and kernels get them untagged as arguments, but not inside a struct.
+ *   ThreadSanitizer takes a CUDA thread for a thread, and only barriers, events and syncs order anything: where one is
+ * missing it finds a race. AddressSanitizer checks all bounds, of shared arrays too; kernels then run one at a time.
+ *
+ * Environment, read at the start:
+ *   CUDA_CPU_STRICT=1              abort on a refused call, an asynchronous copy of pageable memory, anything left at exit
+ *   CUDA_CPU_ORDER=reverse|random  in which blocks and threads take turns
+ *   CUDA_CPU_GBPS=12               the speed of copies between host and device, each way
+ * and read when it matters, so that a test can set it before it opens the device:
+ *   CUDA_CPU_MEM_MB=2048           device memory
+ *   CUDA_CPU_ARCH=80               compute capability
+ *   CUDA_CPU_NO_DEVICE=1|2         no driver, or no GPU
+ *   CUDA_CPU_PIN_FAILS=1           cudaHostRegister has no memory
+ *   CUDA_CPU_LAUNCH_FAILS=N        the Nth launch since the latest cudaGetDeviceCount lacks resources
+ *
+ * It cannot see: races between blocks of one kernel, shared memory read before it is written, limits of registers, static
+ * shared memory and __launch_bounds__, the rounding of tensor cores, what cuBLAS's choice of algorithm changes, speed.
+ * For g++ 10 or later on x86-64. Read next: flexgen.cu. */
+#pragma once
+#pragma GCC optimize("no-strict-aliasing") /* CUDA code looks at halfs through uint4 */
+#include <cublasLt.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <mma.h>
+#include <immintrin.h>
+#include <linux/futex.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <set>
+#include <shared_mutex>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <pthread.h>
+#include <sanitizer/common_interface_defs.h>
+#define CUDA_CPU_ASAN(...) __VA_ARGS__
+#else
+#define CUDA_CPU_ASAN(...)
+#endif
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#define CUDA_CPU_TSAN(...) __VA_ARGS__
+#else
+#define CUDA_CPU_TSAN(...)
+#endif
+/* The machinery, which TSan must not judge: it runs on all fibers. */
+#define CUDA_CPU_UNSEEN __attribute__((no_sanitize("thread"))) inline
+
+#define __launch_bounds__(...)
+#undef __shared__
+#ifdef __SANITIZE_ADDRESS__
+#define __shared__ static __constinit /* ASan puts guards around statics, but not around thread-locals */
+#else
+#define __shared__ static thread_local __constinit
+#endif
+static thread_local uint3 threadIdx, blockIdx;
+static thread_local dim3 blockDim, gridDim;
+
+namespace cuda_cpu {
+
+inline std::string env(const char *name) { return getenv(name) ? getenv(name) : ""; }
+inline long env_number(const char *name, long otherwise) { return getenv(name) ? atol(getenv(name)) : otherwise; }
+const struct {
+    bool strict = env("CUDA_CPU_STRICT") == "1";
+    bool reverse = env("CUDA_CPU_ORDER") == "reverse", random = env("CUDA_CPU_ORDER") == "random";
+    double bytes_per_ns = atof(env("CUDA_CPU_GBPS").c_str()); /* 0: no limit */
+} settings;
+
+__attribute__((format(printf, 2, 3))) inline void complain(bool fatal, const char *format, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fprintf(stderr, "cuda_cpu: %s\n", text);
+    if (fatal || settings.strict) abort();
+}
+inline int64_t now_ns() { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// ---------------------------------------------------------------------------------------------------------------
+// Fibers
+// ---------------------------------------------------------------------------------------------------------------
+
+struct Context { /* a suspended flow of control */
+    void *sp;
+    char *stack;
+    size_t size;
+    void *fake_stack, *tsan; /* what the sanitizers keep for it */
+};
+extern "C" void cuda_cpu_switch(void **save_sp, void *load_sp);
+asm(R"(.text
+cuda_cpu_switch:
+    pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
+    ret
+)"); /* only the stack pointer and the registers that a callee saves change */
+
+CUDA_CPU_UNSEEN void switch_context(Context *from, Context *to) {
+    CUDA_CPU_ASAN(__sanitizer_start_switch_fiber(&from->fake_stack, to->stack, to->size));
+    CUDA_CPU_TSAN(__tsan_switch_to_fiber(to->tsan, __tsan_switch_to_fiber_no_sync));
+    cuda_cpu_switch(&from->sp, to->sp);
+    CUDA_CPU_ASAN(__sanitizer_finish_switch_fiber(from->fake_stack, nullptr, nullptr));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// A block
+// ---------------------------------------------------------------------------------------------------------------
+
+enum State { READY, AT_BARRIER, AT_WARP_OP, DONE };
+enum WarpOp { SHUFFLE, SYNC, LOAD, STORE, MULTIPLY };
+
+struct Thread { /* a CUDA thread */
+    Context context;
+    uint3 idx;
+    int lane;
+    State state;
+    int line;      /* of the barrier or warp operation where it waits */
+    unsigned mask; /* the operands and the result of a warp operation */
+    WarpOp op;
+    int src;
+    uint64_t in, out;
+    const void *tile[3]; /* this lane's part of a, b, c in d = a b + c */
+    float *product;      /* and of d */
+    unsigned arrived;    /* in the first thread of a warp: its lanes that are at a warp operation */
+    int phase;           /* in the first thread of a mask: its syncs so far */
+    char sync[2];        /* their addresses stand for these, of which one ends while the next begins */
+};
+struct Block { /* what this OS thread is running */
+    Thread *threads, *cur;
+    int n, done, phase;
+    int position, index, stride; /* of the present pass over the threads */
+    Context scheduler;
+    const std::function<void()> *kernel;
+    const char *name;
+    void *shared;
+    char start, end, barrier[2]; /* their addresses stand for orderings that TSan is told of */
+};
+static thread_local Block blk;
+
+/* In this pass; null when it is over. */
+CUDA_CPU_UNSEEN Thread *next_ready() {
+    while (++blk.position < blk.n) {
+        Thread *t = &blk.threads[blk.index];
+        if ((blk.index += blk.stride) >= blk.n) blk.index -= blk.n;
+        if (t->state != READY) continue;
+        blk.cur = t;
+        threadIdx = t->idx;
+        return t;
+    }
+    return nullptr;
+}
+
+CUDA_CPU_UNSEEN void suspend(State why) {
+    Thread *me = blk.cur;
+    me->state = why;
+    Thread *next = next_ready();
+    switch_context(&me->context, next ? &next->context : &blk.scheduler);
+}
+
+/* Not inlined, as the next kernel's OS thread may be another one, whose blk lies elsewhere. */
+__attribute__((noinline)) CUDA_CPU_UNSEEN void run_thread() {
+    CUDA_CPU_TSAN(__tsan_acquire(&blk.start));
+    (*blk.kernel)();
+    CUDA_CPU_TSAN(__tsan_release(&blk.end));
+    blk.done++;
+    suspend(DONE);
+}
+CUDA_CPU_UNSEEN void fiber_main() {
+    CUDA_CPU_ASAN(__sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr));
+    for (;;) run_thread();
+}
+
+inline void create_fiber(Context *c) {
+    c->size = 64 << 10;
+    CUDA_CPU_ASAN(c->size *= 4); /* a sanitizer's report is made on the stack where it happens */
+    CUDA_CPU_TSAN(c->size *= 4);
+    c->stack = (char *)aligned_alloc(64, c->size);
+    if (!c->stack) complain(true, "no memory for fibers");
+    void **top = (void **)(c->stack + c->size);
+    std::fill(top - 8, top, nullptr);
+    top[-2] = (void *)fiber_main; /* cuda_cpu_switch pops six registers and returns there */
+    c->sp = top - 8;
+    CUDA_CPU_TSAN(c->tsan = __tsan_create_fiber(0));
+}
+
+[[noreturn]] inline void report_stuck() {
+    static const char *const what[] = {"ready", "waits at __syncthreads", "waits at a warp operation", "has returned"};
+    fprintf(stderr, "cuda_cpu: kernel %s, block (%u,%u,%u) is stuck\n", blk.name, blockIdx.x, blockIdx.y, blockIdx.z);
+    for (int i = 0, j = 0; i < blk.n; i = j) { /* runs of threads in the same place */
+        Thread *t = &blk.threads[i];
+        while (j < blk.n && blk.threads[j].state == t->state && blk.threads[j].line == t->line) j++;
+        fprintf(stderr, "  thread %d to %d %s, line %d\n", i, j - 1, what[t->state], t->line);
+    }
+    abort();
+}
+
+/* A walk over 0..n-1, modulo n. */
+inline void choose_order(int n, int *first, int *stride) {
+    *first = settings.random ? rand() % n : settings.reverse ? n - 1 : 0;
+    *stride = settings.reverse ? n - 1 : 1;
+    if (!settings.random) return;
+    do *stride = 1 + rand() % n;
+    while (std::gcd(*stride, n) != 1);
+}
+
+CUDA_CPU_UNSEEN void run_block() {
+    blk.done = 0;
+    for (int i = 0, x = blockDim.x, y = blockDim.y; i < blk.n; i++) {
+        Thread *t = &blk.threads[i];
+        t->idx = {unsigned(i % x), unsigned(i / x % y), unsigned(i / (x * y))};
+        t->state = READY, t->lane = i % 32, t->line = 0, t->arrived = 0;
+    }
+    CUDA_CPU_TSAN(__tsan_release(&blk.start));
+    while (blk.done < blk.n) {
+        choose_order(blk.n, &blk.index, &blk.stride);
+        blk.position = -1;
+        if (Thread *t = next_ready()) {
+            switch_context(&blk.scheduler, &t->context);
+            continue;
+        }
+        for (int i = 0; i < blk.n; i++) /* none is ready: all must wait, and at one barrier */
+            if (blk.threads[i].state != AT_BARRIER || blk.threads[i].line != blk.threads[0].line) report_stuck();
+        for (int i = 0; i < blk.n; i++) blk.threads[i].state = READY;
+        blk.phase++;
+    }
+    CUDA_CPU_TSAN(__tsan_acquire(&blk.end));
+}
+
+/* Memory as the device hands it out: NaN in all float types. TSan, for which a memset is dear, need not see it. */
+inline void poison(void *p, size_t n) { asm volatile("rep stosb" : "+D"(p), "+c"(n) : "a"(0xff) : "memory"); }
+
+/* This OS thread will run blocks with these threads. */
+inline void open_block(Thread *threads) {
+    blk.threads = threads;
+    CUDA_CPU_TSAN(blk.scheduler.tsan = __tsan_get_current_fiber());
+    CUDA_CPU_ASAN(pthread_attr_t a; pthread_getattr_np(pthread_self(), &a);
+                  pthread_attr_getstack(&a, (void **)&blk.scheduler.stack, &blk.scheduler.size); pthread_attr_destroy(&a));
+}
+
+inline void run_grid(const char *name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &kernel) {
+    CUDA_CPU_ASAN(static std::mutex one_at_a_time; std::lock_guard<std::mutex> lock(one_at_a_time));
+    gridDim = grid, blockDim = block;
+    blk.n = block.x * block.y * block.z;
+    blk.kernel = &kernel, blk.name = name, blk.shared = malloc(shared_bytes + 1);
+    for (int i = 0; i < blk.n; i++)
+        if (!blk.threads[i].context.stack) create_fiber(&blk.threads[i].context);
+    int blocks = grid.x * grid.y * grid.z, first, stride;
+    choose_order(blocks, &first, &stride);
+    for (int64_t i = 0; i < blocks; i++) {
+        unsigned b = (i * stride + first) % blocks;
+        blockIdx = {b % grid.x, b / grid.x % grid.y, b / (grid.x * grid.y)};
+        poison(blk.shared, shared_bytes);
+        run_block();
+    }
+    free(blk.shared);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// What kernels call
+// ---------------------------------------------------------------------------------------------------------------
+
+inline void *dynamic_shared() { return blk.shared; }
+inline int lane_id() { return blk.cur->lane; }
+
+CUDA_CPU_UNSEEN void sync_threads(int line) {
+    CUDA_CPU_TSAN(char *edge = &blk.barrier[blk.phase & 1]; __tsan_release(edge));
+    blk.cur->line = line;
+    suspend(AT_BARRIER);
+    CUDA_CPU_TSAN(__tsan_acquire(edge));
+}
+
+/* All lanes of the mask must come here. The last to come gets true, does what there is to do for all of them, and lets them
+ * go. This orders nothing: where TSan shall see an order, it must be told. */
+CUDA_CPU_UNSEEN bool last_of_warp(unsigned mask, WarpOp op, int line) {
+    Thread *me = blk.cur, *warp = me - me->lane;
+    me->mask = mask, me->op = op, me->line = line;
+    warp->arrived |= 1u << me->lane;
+    if ((warp->arrived & mask) != mask || !(mask >> me->lane & 1)) {
+        suspend(AT_WARP_OP);
+        return false;
+    }
+    for (int l = 0; l < 32; l++) {
+        Thread *t = &warp[l];
+        if ((mask >> l & 1) && (t->mask != mask || t->line != line || t->op != op))
+            complain(true, "%s: lane %d at line %d with mask %08x cannot join lane %d at line %d with mask %08x", blk.name,
+                     l, t->line, t->mask, me->lane, line, mask);
+    }
+    return true;
+}
+CUDA_CPU_UNSEEN void let_go(unsigned mask) {
+    Thread *warp = blk.cur - blk.cur->lane;
+    for (int l = 0; l < 32; l++)
+        if (mask >> l & 1) warp[l].state = READY;
+    warp->arrived &= ~mask;
+}
+
+CUDA_CPU_UNSEEN uint64_t exchange(unsigned mask, uint64_t in, int src, int line) {
+    Thread *me = blk.cur, *warp = me - me->lane;
+    me->in = in, me->src = src;
+    if (!last_of_warp(mask, SHUFFLE, line)) return me->out;
+    for (int l = 0; l < 32; l++) {
+        if (!(mask >> l & 1)) continue;
+        if (!(mask >> warp[l].src & 1))
+            complain(true, "%s, line %d: lane %d is not in the mask", blk.name, line, warp[l].src);
+        warp[l].out = warp[warp[l].src].in;
+    }
+    let_go(mask);
+    return me->out;
+}
+template <class T>
+T shuffle(int line, unsigned mask, T v, int src, int width) {
+    int segment = lane_id() & ~(width - 1);
+    if (src < segment || src >= segment + width) src = lane_id(); /* outside: one's own */
+    uint64_t bits = 0;
+    static_assert(sizeof v <= sizeof bits);
+    memcpy(&bits, &v, sizeof v);
+    bits = exchange(mask, bits, src, line);
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+template <class T>
+T shfl(int line, unsigned mask, T v, int src, int width = 32) {
+    return shuffle(line, mask, v, (lane_id() & ~(width - 1)) + (src & (width - 1)), width);
+}
+template <class T>
+T shfl_xor(int line, unsigned mask, T v, int x, int width = 32) {
+    return shuffle(line, mask, v, lane_id() ^ x, width);
+}
+
+CUDA_CPU_UNSEEN void sync_warp(int line, unsigned mask = ~0u) {
+    Thread *first = blk.cur - lane_id() + (mask ? __builtin_ctz(mask) : 0);
+    CUDA_CPU_TSAN(char *edge = &first->sync[first->phase & 1]; __tsan_release(edge));
+    if (last_of_warp(mask, SYNC, line)) first->phase++, let_go(mask);
+    CUDA_CPU_TSAN(__tsan_acquire(edge));
+}
+
+/* The toolkit's own conversions are right, but slow on a host. */
+CUDA_CPU_UNSEEN float bits_to_float(uint16_t h) {
+#ifdef __F16C__
+    return _cvtsh_ss(h);
+#else
+    uint32_t bits = (h & 0x7fffu) << 13; /* exponent and mantissa in their places, but the exponent too small by 112 */
+    float f;
+    memcpy(&f, &bits, 4), f *= 0x1p112f, memcpy(&bits, &f, 4);
+    bits |= (h & 0x8000u) << 16 | ((h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u);
+    return memcpy(&f, &bits, 4), f;
+#endif
+}
+inline float to_float(half h) { return bits_to_float(__half_raw(h).x); }
+inline half to_half(float f) {
+#ifdef __F16C__
+    __half_raw bits;
+    bits.x = _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT);
+    return bits;
+#else
+    return ::__float2half(f);
+#endif
+}
+inline float2 to_floats(half2 h) { return {to_float(h.x), to_float(h.y)}; }
+inline half2 to_halfs(float a, float b) { return half2(to_half(a), to_half(b)); }
+template <class To, class From>
+To bit_cast(From from) {
+    To to;
+    static_assert(sizeof to == sizeof from);
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+}  // namespace cuda_cpu
+
+#define __syncthreads() cuda_cpu::sync_threads(__LINE__)
+#define __syncwarp(...) cuda_cpu::sync_warp(__LINE__ __VA_OPT__(, ) __VA_ARGS__)
+#define __shfl_sync(...) cuda_cpu::shfl(__LINE__, __VA_ARGS__)
+#define __shfl_xor_sync(...) cuda_cpu::shfl_xor(__LINE__, __VA_ARGS__)
+#define __half2float(h) cuda_cpu::to_float(h)
+#define __float2half(f) cuda_cpu::to_half(f)
+#define __half22float2(h) cuda_cpu::to_floats(h)
+#define __floats2half2_rn(a, b) cuda_cpu::to_halfs(a, b)
+using std::max;
+using std::min;
+inline float rsqrtf(float x) { return 1 / sqrtf(x); }
+inline unsigned __float_as_uint(float f) { return cuda_cpu::bit_cast<unsigned>(f); }
+inline float __uint_as_float(unsigned u) { return cuda_cpu::bit_cast<float>(u); }
+
+// ---------------------------------------------------------------------------------------------------------------
+// Tensor cores
+//
+// A tile's 256 elements, row by row, are dealt to the lanes in eights. Each lane reads and writes its own in memory, for
+// the sanitizers to see; like on a GPU that orders nothing between lanes, __syncwarp does.
+// ---------------------------------------------------------------------------------------------------------------
+
+namespace nvcuda::wmma {
+struct matrix_a;
+struct matrix_b;
+struct accumulator;
+struct row_major {
+    static size_t at(int row, int col, unsigned ld) { return size_t(row) * ld + col; }
+};
+struct col_major {
+    static size_t at(int row, int col, unsigned ld) { return size_t(col) * ld + row; }
+};
+enum layout_t { mem_row_major };
+
+template <class Use, int M, int N, int K, class T, class Layout = void>
+struct fragment {
+    static_assert(M == 16 && N == 16 && K == 16);
+    enum { num_elements = 8 };
+    T x[num_elements];
+};
+}  // namespace nvcuda::wmma
+
+namespace cuda_cpu {
+CUDA_CPU_UNSEEN void meet_at_tile(WarpOp op, const void *p, unsigned ld, int line) {
+    Thread *me = blk.cur, *warp = me - me->lane;
+    me->in = (uintptr_t)p, me->src = ld;
+    if (!last_of_warp(~0u, op, line)) return;
+    for (int l = 0; l < 32; l++)
+        if (warp[l].in != me->in || warp[l].src != me->src)
+            complain(true, "%s, line %d: lanes %d and %d name different tiles", blk.name, line, l, me->lane);
+    let_go(~0u);
+}
+
+/* All lanes must come, with the same tile. In which order a lane meets and accesses decides whether a sync missing before
+ * or after it shows in the results, so it depends on the order of threads that was asked for. */
+template <class Access>
+void warp_access(WarpOp op, const void *p, unsigned ld, size_t size, int line, Access access) {
+    if ((uintptr_t)p % 32 || ld * size % 16)
+        complain(true, "%s, line %d: a tile's address %% 32 is %d, its leading dimension %u", blk.name, line,
+                 int((uintptr_t)p % 32), ld);
+    bool meet_first = settings.random ? rand() & 1 : settings.reverse;
+    if (!meet_first) access();
+    meet_at_tile(op, p, ld, line);
+    if (meet_first) access();
+}
+
+/* d = a b + c, of which every lane of the warp has eight elements each. */
+CUDA_CPU_UNSEEN void multiply_tiles(const Thread *warp) {
+    float a[256], b[256], d[256];
+    for (int e = 0; e < 256; e++) {
+        a[e] = bits_to_float(((const uint16_t *)warp[e / 8].tile[0])[e % 8]);
+        b[e] = bits_to_float(((const uint16_t *)warp[e / 8].tile[1])[e % 8]);
+        d[e] = ((const float *)warp[e / 8].tile[2])[e % 8];
+    }
+    for (int r = 0; r < 256; r += 16)
+        for (int i = 0; i < 16; i++)
+            for (int c = 0; c < 16; c++) d[r + c] += a[r + i] * b[i * 16 + c];
+    for (int e = 0; e < 256; e++) warp[e / 8].product[e % 8] = d[e];
+}
+CUDA_CPU_UNSEEN void multiply(float *d, const half *a, const half *b, const float *c, int line) {
+    Thread *me = blk.cur;
+    me->tile[0] = a, me->tile[1] = b, me->tile[2] = c, me->product = d;
+    if (last_of_warp(~0u, MULTIPLY, line)) multiply_tiles(me - me->lane), let_go(~0u);
+}
+}  // namespace cuda_cpu
+
+namespace nvcuda::wmma {
+template <class Use, int M, int N, int K, class T, class Layout>
+void fill_fragment(fragment<Use, M, N, K, T, Layout> &f, T v) {
+    for (T &x : f.x) x = v;
+}
+template <class Use, class Layout>
+void load_matrix_sync(fragment<Use, 16, 16, 16, half, Layout> &f, const half *p, unsigned ld, int line = __builtin_LINE()) {
+    cuda_cpu::warp_access(cuda_cpu::LOAD, p, ld, sizeof *p, line, [&] {
+        for (int i = 0, e = cuda_cpu::lane_id() * 8; i < 8; i++, e++) f.x[i] = p[Layout::at(e / 16, e % 16, ld)];
+    });
+}
+inline void store_matrix_sync(float *p, const fragment<accumulator, 16, 16, 16, float> &f, unsigned ld, layout_t,
+                              int line = __builtin_LINE()) {
+    cuda_cpu::warp_access(cuda_cpu::STORE, p, ld, sizeof *p, line, [&] {
+        for (int i = 0, e = cuda_cpu::lane_id() * 8; i < 8; i++, e++) p[row_major::at(e / 16, e % 16, ld)] = f.x[i];
+    });
+}
+template <class LayoutA, class LayoutB>
+void mma_sync(fragment<accumulator, 16, 16, 16, float> &d, const fragment<matrix_a, 16, 16, 16, half, LayoutA> &a,
+              const fragment<matrix_b, 16, 16, 16, half, LayoutB> &b, const fragment<accumulator, 16, 16, 16, float> &c,
+              int line = __builtin_LINE()) {
+    cuda_cpu::multiply(d.x, a.x, b.x, c.x, line);
+}
+}  // namespace nvcuda::wmma
+
+// ---------------------------------------------------------------------------------------------------------------
+// Streams and events
+//
+// TSan shall find a missing wait, so nothing here may order more than CUDA does: no lock is common to all host threads but
+// for reading, workers take none, and what only keeps count uses relaxed atomics, which on x86 are fences nevertheless.
+// ---------------------------------------------------------------------------------------------------------------
+
+namespace cuda_cpu {
+/* Set once. What precedes set() precedes what follows wait(). */
+struct Flag {
+    int value = 0;
+
+    bool is_set() { return __atomic_load_n(&value, __ATOMIC_RELAXED) && __atomic_load_n(&value, __ATOMIC_ACQUIRE); }
+    void set() {
+        __atomic_store_n(&value, 1, __ATOMIC_RELEASE);
+        syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr);
+    }
+    void wait() {
+        while (!is_set()) syscall(SYS_futex, &value, FUTEX_WAIT_PRIVATE, 0, nullptr);
+    }
+};
+/* An element of a stream's queue. */
+struct Op {
+    std::function<void()> run;
+    Op *next = nullptr;
+    Flag has_next{};
+};
+/* One cudaEventRecord. It serves for another one when nobody uses it: its event as the latest, its stream, who waits. */
+struct Record {
+    Flag done;
+    int64_t when = 0;
+    int users = 0;
+
+    void use(int n) { __atomic_fetch_add(&users, n, __ATOMIC_RELAXED); }
+    void wait() { done.wait(), use(-1); }
+};
+
+enum Kind { DEVICE, HOST, REGISTERED };
+struct Allocation {
+    size_t size;
+    Kind kind;
+};
+inline std::shared_mutex host; /* guards these five, which exist until the very end */
+inline std::set<cudaStream_t> &streams = *new std::set<cudaStream_t>;
+inline std::map<uintptr_t, Allocation> &allocations = *new std::map<uintptr_t, Allocation>;
+inline std::vector<Thread *> &idle = *new std::vector<Thread *>; /* left by streams: fibers are dear in TSan */
+inline std::pair<size_t, void *> spare; /* the largest device memory that was freed: fresh pages are dear */
+inline size_t memory_used = 0;
+inline std::atomic<long> launches, events;
+inline std::atomic<bool> pin_failed;
+inline thread_local cudaError_t last_error = cudaSuccess;
+
+inline cudaError_t error(cudaError_t e) { return last_error = e; }
+inline cudaError_t refuse(cudaError_t e, const char *where, const char *why) {
+    complain(false, "%s: %s", where, why);
+    return error(e);
+}
+
+inline Thread *take_threads() {
+    std::lock_guard<std::shared_mutex> guard(host);
+    if (idle.empty()) idle.push_back((Thread *)calloc(1024, sizeof(Thread)));
+    Thread *t = idle.back();
+    if (!t) complain(true, "no memory for threads");
+    return idle.pop_back(), t;
+}
+inline void give_threads(Thread *t) {
+    std::lock_guard<std::shared_mutex> guard(host);
+    idle.push_back(t);
+}
+}  // namespace cuda_cpu
+
+struct CUstream_st {
+    bool blocking = true, quit = false; /* quit is the worker's */
+    std::mutex lock;                    /* of tail */
+    cuda_cpu::Thread *threads = cuda_cpu::take_threads();
+    cuda_cpu::Op *tail = new cuda_cpu::Op;
+    std::thread worker{[this, op = tail]() mutable {
+        cuda_cpu::open_block(threads);
+        while (!quit) {
+            op->has_next.wait();
+            delete std::exchange(op, op->next);
+            op->run();
+        }
+        delete op;
+    }};
+
+    void submit(std::function<void()> f) {
+        std::lock_guard<std::mutex> guard(lock);
+        cuda_cpu::Op *last = std::exchange(tail, new cuda_cpu::Op{std::move(f)});
+        last->next = tail;
+        last->has_next.set();
+    }
+    void wait() {
+        cuda_cpu::Flag f;
+        submit([&f] { f.set(); });
+        f.wait();
+    }
+    ~CUstream_st() {
+        submit([this] { quit = true; });
+        worker.join();
+        cuda_cpu::give_threads(threads);
+    }
+};
+struct CUevent_st {
+    bool timed;
+    std::mutex lock;
+    std::deque<cuda_cpu::Record> records{}; /* as many as are in use at once */
+    cuda_cpu::Record *latest = nullptr;
+
+    /* The latest recording, in use by the caller; null when there is none. */
+    cuda_cpu::Record *use() {
+        std::lock_guard<std::mutex> guard(lock);
+        if (latest) latest->use(1);
+        return latest;
+    }
+    /* A new one, in use by the event and the caller. */
+    cuda_cpu::Record *record() {
+        std::lock_guard<std::mutex> guard(lock);
+        if (latest) latest->use(-1);
+        latest = nullptr;
+        for (cuda_cpu::Record &r : records)
+            if (!__atomic_load_n(&r.users, __ATOMIC_RELAXED)) latest = &r;
+        if (!latest) latest = &records.emplace_back();
+        __atomic_store_n(&latest->done.value, 0, __ATOMIC_RELAXED);
+        latest->use(2);
+        return latest;
+    }
+    /* Whether all that was recorded is done; at what time. */
+    bool is_done(int64_t *when) {
+        std::lock_guard<std::mutex> guard(lock);
+        if (latest && !latest->done.is_set()) return false;
+        *when = latest ? __atomic_load_n(&latest->when, __ATOMIC_RELAXED) : 0;
+        return true;
+    }
+};
+
+namespace cuda_cpu {
+inline void wait_for_streams(bool all) {
+    std::shared_lock<std::shared_mutex> guard(host);
+    for (cudaStream_t s : streams)
+        if (all || s->blocking) s->wait();
+}
+inline void submit(cudaStream_t s, std::function<void()> f) {
+    if (s) return s->submit(std::move(f));
+    static CUstream_st default_stream; /* waits for all blocking streams, and they for it */
+    wait_for_streams(false);
+    default_stream.submit(std::move(f));
+    default_stream.wait();
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Memory
+// ---------------------------------------------------------------------------------------------------------------
+
+const uintptr_t DEVICE_TAG = uintptr_t(1) << 62; /* makes an address that the CPU refuses */
+
+inline bool is_device(const void *p) { return (uintptr_t)p & DEVICE_TAG; }
+template <class T>
+T *untag(T *p) {
+    return (T *)((uintptr_t)p & ~DEVICE_TAG);
+}
+inline size_t capacity() { return size_t(env_number("CUDA_CPU_MEM_MB", 2048)) << 20; }
+
+/* Whether [p, p+n) lies in one allocation, of whatever kind. */
+inline bool allocated(const void *p, size_t n) {
+    std::shared_lock<std::shared_mutex> guard(host);
+    auto it = allocations.upper_bound((uintptr_t)p);
+    return it != allocations.begin() && (--it, (uintptr_t)p - it->first <= it->second.size) &&
+           n <= it->second.size - ((uintptr_t)p - it->first);
+}
+inline cudaError_t allocate(void **p, size_t n, Kind kind) {
+    std::lock_guard<std::shared_mutex> guard(host);
+    if (kind == DEVICE && (n > capacity() || memory_used > capacity() - n)) return error(cudaErrorMemoryAllocation);
+    if (n && n == spare.first)
+        *p = std::exchange(spare, {}).second;
+    else if (posix_memalign(p, 256, n + !n))
+        return error(cudaErrorMemoryAllocation);
+    poison(*p, n);
+    if (kind == DEVICE) *p = (void *)((uintptr_t)*p | DEVICE_TAG), memory_used += n;
+    allocations[(uintptr_t)*p] = {n, kind};
+    return cudaSuccess;
+}
+inline cudaError_t release(void *p, Kind kind, cudaError_t otherwise, const char *where) {
+    wait_for_streams(true);
+    std::lock_guard<std::shared_mutex> guard(host);
+    auto it = allocations.find((uintptr_t)p);
+    if (it == allocations.end() || it->second.kind != kind) return refuse(otherwise, where, "not a pointer of this kind");
+    size_t size = it->second.size;
+    if (kind == DEVICE) memory_used -= size;
+    allocations.erase(it);
+    CUDA_CPU_ASAN(size = 0); /* which looks out for use after free */
+    p = untag(p);
+    if (kind == DEVICE && size > spare.first) std::swap(size, spare.first), std::swap(p, spare.second);
+    if (kind != REGISTERED) free(p);
+    return cudaSuccess;
+}
+inline cudaError_t register_memory(void *p, size_t n) {
+    if ((pin_failed = env_number("CUDA_CPU_PIN_FAILS", 0))) return error(cudaErrorMemoryAllocation);
+    if (!p || !n || is_device(p)) return refuse(cudaErrorInvalidValue, "cudaHostRegister", "not memory of the host");
+    std::lock_guard<std::shared_mutex> guard(host);
+    auto next = allocations.lower_bound((uintptr_t)p + n); /* the first that begins behind it */
+    if (next != allocations.begin() && (--next, next->first + next->second.size > (uintptr_t)p))
+        return refuse(cudaErrorHostMemoryAlreadyRegistered, "cudaHostRegister", "overlaps memory that is pinned");
+    allocations[(uintptr_t)p] = {n, REGISTERED};
+    return cudaSuccess;
+}
+
+/* One copy engine each way. */
+inline void throttle(size_t bytes, bool to_device) {
+    static std::atomic<int64_t> busy_until[2];
+    if (settings.bytes_per_ns <= 0) return;
+    int64_t now = now_ns(), old = busy_until[to_device].load(std::memory_order_relaxed), end;
+    do end = std::max(old, now) + int64_t(bytes / settings.bytes_per_ns);
+    while (!busy_until[to_device].compare_exchange_weak(old, end, std::memory_order_relaxed));
+    std::this_thread::sleep_for(std::chrono::nanoseconds(end - now));
+}
+inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
+                        cudaMemcpyKind kind, cudaStream_t s, bool async, const char *where) {
+    if (!width || !height) return cudaSuccess;
+    if (height > 1 && (dst_pitch < width || src_pitch < width)) return refuse(cudaErrorInvalidPitchValue, where, "pitch");
+    bool to = is_device(dst), from = is_device(src);
+    bool dst_known = allocated(dst, (height - 1) * dst_pitch + width);
+    bool src_known = allocated(src, (height - 1) * src_pitch + width);
+    static const cudaMemcpyKind actual[2][2] = {{cudaMemcpyHostToHost, cudaMemcpyHostToDevice},
+                                                {cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice}};
+    if (kind != cudaMemcpyDefault && kind != actual[from][to])
+        return refuse(cudaErrorInvalidMemcpyDirection, where, "the pointers do not fit the direction");
+    if ((to && !dst_known) || (from && !src_known))
+        return refuse(cudaErrorInvalidValue, where, "outside of any device allocation");
+    bool pageable = !dst_known || !src_known;
+    if (settings.strict && async && pageable && !pin_failed) complain(false, "%s: pageable host memory, so it is not asynchronous", where);
+    submit(s, [=] {
+        if (to != from) throttle(width * height, to); /* the data come last */
+        for (size_t y = 0; y < height; y++)
+            memcpy((char *)untag(dst) + y * dst_pitch, (const char *)untag(src) + y * src_pitch, width);
+    });
+    if (s && (pageable || !async)) s->wait();
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Launches
+// ---------------------------------------------------------------------------------------------------------------
+
+template <class T>
+T argument(const char *, T v) {
+    return v;
+}
+template <class T>
+T *argument(const char *name, T *p) {
+    if (p && !is_device(p) && !allocated(p, 0)) complain(false, "kernel %s gets a pointer to pageable host memory", name);
+    return untag(p);
+}
+
+template <class... P>
+struct Launch {
+    const char *name;
+    void (*kernel)(P...);
+    dim3 grid, block;
+    size_t shared;
+    cudaStream_t stream;
+
+    void operator()(P... args) const {
+        size_t threads = size_t(block.x) * block.y * block.z;
+        bool fits = threads && threads <= 1024 && block.z <= 64 && grid.x && grid.y && grid.z;
+        if (!fits || grid.x > INT_MAX || grid.y > 65535 || grid.z > 65535)
+            return (void)refuse(cudaErrorInvalidConfiguration, name, "bad grid or block size");
+        if (shared > 48 << 10) return (void)refuse(cudaErrorInvalidValue, name, "too much dynamic shared memory");
+        if (launches.fetch_add(1, std::memory_order_relaxed) + 1 == env_number("CUDA_CPU_LAUNCH_FAILS", 0))
+            return (void)error(cudaErrorLaunchOutOfResources);
+        std::tuple<P...> values(argument(name, args)...); /* copied now, as CUDA does */
+        std::function<void()> call = [k = kernel, values] { std::apply(k, values); };
+        submit(stream, [=, *this] { run_grid(name, grid, block, shared, call); });
+    }
+};
+template <class... P>
+Launch<P...> launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared = 0,
+                    cudaStream_t stream = nullptr) {
+    return {name, kernel, grid, block, shared, stream};
+}
+
+inline struct AtExit {
+    ~AtExit() {
+        std::shared_lock<std::shared_mutex> guard(host);
+        if (!allocations.empty() || !streams.empty() || events)
+            complain(false,
+                     "left at exit: %zu allocations or pinned ranges, %zu bytes on the device, %zu streams, %ld events",
+                     allocations.size(), memory_used, streams.size(), events.load());
+    }
+} at_exit;
+
+// ---------------------------------------------------------------------------------------------------------------
+// The runtime's functions
+// ---------------------------------------------------------------------------------------------------------------
+
+extern "C" {
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaPeekAtLastError() { return last_error; }
+const char *cudaGetErrorString(cudaError_t e) {
+    static const struct {
+        cudaError_t error;
+        const char *text;
+    } known[] = {{cudaSuccess, "no error"},
+                 {cudaErrorInvalidValue, "invalid argument"},
+                 {cudaErrorMemoryAllocation, "out of memory"},
+                 {cudaErrorInvalidConfiguration, "invalid configuration argument"},
+                 {cudaErrorInvalidPitchValue, "invalid pitch argument"},
+                 {cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy"},
+                 {cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version"},
+                 {cudaErrorNoDevice, "no CUDA-capable device is detected"},
+                 {cudaErrorInvalidDevice, "invalid device ordinal"},
+                 {cudaErrorInvalidResourceHandle, "invalid resource handle"},
+                 {cudaErrorNotReady, "device not ready"},
+                 {cudaErrorLaunchOutOfResources, "too many resources requested for launch"},
+                 {cudaErrorHostMemoryAlreadyRegistered, "part or all of the requested memory range is already mapped"},
+                 {cudaErrorHostMemoryNotRegistered, "pointer does not correspond to a registered memory region"}};
+    for (auto &k : known)
+        if (k.error == e) return k.text;
+    return "unrecognized error code";
+}
+
+/* The device */
+cudaError_t cudaGetDeviceCount(int *n) {
+    long without = env_number("CUDA_CPU_NO_DEVICE", 0);
+    launches = 0, pin_failed = false;
+    *n = !without;
+    return without ? error(without == 2 ? cudaErrorNoDevice : cudaErrorInsufficientDriver) : cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) { return device ? error(cudaErrorInvalidDevice) : cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
+    if (device) return error(cudaErrorInvalidDevice);
+    memset(p, 0, sizeof *p);
+    strcpy(p->name, "emulated GPU");
+    p->totalGlobalMem = capacity(), p->warpSize = 32, p->multiProcessorCount = 1, p->maxThreadsPerBlock = 1024;
+    p->major = env_number("CUDA_CPU_ARCH", 80) / 10, p->minor = env_number("CUDA_CPU_ARCH", 80) % 10;
+    return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *) { return memset(a, 0, sizeof *a), cudaSuccess; }
+
+/* Memory */
+cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
+    std::shared_lock<std::shared_mutex> guard(host);
+    *total = capacity(), *available = *total - std::min(*total, memory_used);
+    return cudaSuccess;
+}
+cudaError_t cudaMalloc(void **p, size_t n) { return allocate(p, n, DEVICE); }
+cudaError_t cudaHostAlloc(void **p, size_t n, unsigned) { return allocate(p, n, HOST); }
+cudaError_t cudaFree(void *p) { return p ? release(p, DEVICE, cudaErrorInvalidValue, "cudaFree") : cudaSuccess; }
+cudaError_t cudaFreeHost(void *p) { return p ? release(p, HOST, cudaErrorInvalidValue, "cudaFreeHost") : cudaSuccess; }
+cudaError_t cudaHostRegister(void *p, size_t n, unsigned) { return register_memory(p, n); }
+cudaError_t cudaHostUnregister(void *p) {
+    return release(p, REGISTERED, cudaErrorHostMemoryNotRegistered, "cudaHostUnregister");
+}
+cudaError_t cudaMemcpy(void *dst, const void *src, size_t n, cudaMemcpyKind kind) {
+    return copy(dst, n, src, n, n, 1, kind, nullptr, false, "cudaMemcpy");
+}
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMemcpyKind kind, cudaStream_t s) {
+    return copy(dst, n, src, n, n, 1, kind, s, true, "cudaMemcpyAsync");
+}
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
+                              cudaMemcpyKind kind, cudaStream_t s) {
+    return copy(dst, dst_pitch, src, src_pitch, width, height, kind, s, true, "cudaMemcpy2DAsync");
+}
+
+/* Streams and events */
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
+    *s = new CUstream_st;
+    (*s)->blocking = !(flags & cudaStreamNonBlocking);
+    std::lock_guard<std::shared_mutex> guard(host);
+    streams.insert(*s);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    {
+        std::lock_guard<std::shared_mutex> guard(host);
+        if (!streams.erase(s)) return refuse(cudaErrorInvalidResourceHandle, "cudaStreamDestroy", "not a stream");
+    }
+    delete s;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t s) { return s ? s->wait() : wait_for_streams(false), cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
+    if (Record *r = e->use()) submit(s, [r] { r->wait(); }); /* not recorded: nothing to wait for */
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
+    *e = new CUevent_st{!(flags & cudaEventDisableTiming), {}};
+    events++;
+    return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t e) {
+    wait_for_streams(true);
+    events--;
+    delete e;
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    submit(s, [r = e->record()] {
+        __atomic_store_n(&r->when, now_ns(), __ATOMIC_RELAXED);
+        r->done.set();
+        r->use(-1);
+    });
+    return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t e) {
+    if (Record *r = e->use()) r->wait();
+    return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t e) {
+    int64_t when;
+    return e->is_done(&when) ? cudaSuccess : error(cudaErrorNotReady);
+}
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t first, cudaEvent_t last) {
+    int64_t from, to;
+    if (!first->timed || !last->timed) return error(cudaErrorInvalidResourceHandle);
+    if (!first->is_done(&from) || !last->is_done(&to)) return error(cudaErrorNotReady);
+    if (!from || !to) return error(cudaErrorInvalidResourceHandle); /* never recorded */
+    *ms = (to - from) * 1e-6f;
+    return cudaSuccess;
+}
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column by column; halfs in, halfs or floats out, sums of floats
+// ---------------------------------------------------------------------------------------------------------------
+
+struct Product : cublasLtMatmulDescOpaque_t {
+    cublasComputeType_t compute;
+    cudaDataType scale;
+    cublasOperation_t op_a, op_b;
+    cublasLtEpilogue_t epilogue;
+    const void *bias;
+};
+struct Layout : cublasLtMatrixLayoutOpaque_t {
+    cudaDataType type;
+    uint64_t rows, cols;
+    int64_t ld;
+
+    size_t element() const { return type == CUDA_R_16F ? sizeof(half) : type == CUDA_R_32F ? sizeof(float) : 0; }
+    size_t bytes() const { return ((cols - 1) * ld + rows) * element(); }
+    bool valid() const { return element() && rows && cols && ld >= int64_t(rows); }
+};
+struct Preference : cublasLtMatmulPreferenceOpaque_t {
+    uint64_t workspace;
+    uint32_t align[4]; /* of A, B, C, D */
+};
+/* What a cublasLtMatmulAlgo_t holds: the problem that it was found for, and what that may rely on. */
+struct Algorithm {
+    uint32_t m, n, k, ld[4], workspace;
+    uint16_t align[4];
+    uint8_t op_a, op_b, epilogue, type_c, type_d, known, unused[2];
+};
+static_assert(sizeof(Algorithm) == 48 && sizeof(cublasLtMatmulAlgo_t) >= 48); /* compared as bytes: no padding */
+const uint32_t WORKSPACE_USED = 1 << 20;                                      /* at most */
+
+inline cublasStatus_t refuse(cublasStatus_t s, const char *where, const char *why) {
+    complain(false, "%s: %s", where, why);
+    return s;
+}
+
+/* The problem as an Algorithm, with nothing to rely on; not known when the parts do not fit together. */
+inline Algorithm problem(const Product *p, const Layout *a, const Layout *b, const Layout *c, const Layout *d) {
+    Algorithm r{};
+    bool ta = p->op_a == CUBLAS_OP_T, tb = p->op_b == CUBLAS_OP_T;
+    uint64_t m = ta ? a->cols : a->rows, k = ta ? a->rows : a->cols, n = tb ? b->rows : b->cols;
+    bool fit = a->valid() && b->valid() && c->valid() && d->valid() && k == (tb ? b->cols : b->rows) && d->rows == m &&
+               d->cols == n && c->rows == m && c->cols == n && (ta || p->op_a == CUBLAS_OP_N) &&
+               (tb || p->op_b == CUBLAS_OP_N) && std::max({m, n, k}) < INT_MAX;
+    if (!fit) return r;
+    r.m = m, r.n = n, r.k = k, r.ld[0] = a->ld, r.ld[1] = b->ld, r.ld[2] = c->ld, r.ld[3] = d->ld;
+    r.op_a = p->op_a, r.op_b = p->op_b, r.epilogue = p->epilogue, r.type_c = c->type, r.type_d = d->type, r.known = 1;
+    return r;
+}
+
+typedef float Floats __attribute__((vector_size(32)));
+enum { ROWS = 16, COLS = 4 }; /* of a tile of D; ROWS are two Floats */
+
+/* d[col][row] = a[k][row] b[k][col] summed over k in its order, each element for itself. */
+__attribute__((no_sanitize("thread", "address", "undefined"))) inline void multiply_panels(float *d, const float *a,
+                                                                                           const float *b, size_t k) {
+    Floats sum[COLS][2] = {};
+    for (size_t i = 0; i < k; i++)
+        for (int c = 0; c < COLS; c++) {
+            sum[c][0] += ((const Floats *)a)[2 * i] * b[i * COLS + c];
+            sum[c][1] += ((const Floats *)a)[2 * i + 1] * b[i * COLS + c];
+        }
+    for (int c = 0; c < COLS; c++) ((Floats *)d)[2 * c] = sum[c][0], ((Floats *)d)[2 * c + 1] = sum[c][1];
+}
+
+/* panel[i][r] = op(m)[first + r][i] for i < k, r < width, or zero where that is outside of `all`. m's stored columns are
+ * runs along k if along is true, else across it. */
+inline void fill_panel(float *panel, const half *m, size_t ld, bool along, size_t first, size_t all, size_t k,
+                       size_t width) {
+    size_t n = std::min(width, all - first);
+    const uint16_t *bits = (const uint16_t *)m;
+    if (n < width) std::fill(panel, panel + k * width, 0.f);
+    if (along)
+        for (size_t r = 0; r < n; r++)
+            for (size_t i = 0; i < k; i++) panel[i * width + r] = bits_to_float(bits[(first + r) * ld + i]);
+    else
+        for (size_t i = 0; i < k; i++)
+            for (size_t r = 0; r < n; r++) panel[i * width + r] = bits_to_float(bits[i * ld + first + r]);
+}
+
+struct Scratch { /* a stream's, kept; aligned for Floats */
+    float *p = nullptr;
+    size_t n = 0;
+    float *of(size_t count) {
+        if (count > n) free(p), p = (float *)aligned_alloc(64, ((n = count) * sizeof(float) + 63) / 64 * 64);
+        if (!p) complain(true, "no memory for a product");
+        return p;
+    }
+    ~Scratch() { free(p); }
+};
+
+inline float load_element(const void *p, bool is_half, size_t i) {
+    return is_half ? to_float(((const half *)p)[i]) : ((const float *)p)[i];
+}
+
+inline void run_product(const Algorithm &q, float alpha, const half *a, const half *b, float beta, const void *c, void *d,
+                        const void *bias) {
+    static thread_local Scratch panel, panels;
+    alignas(32) float tile[COLS * ROWS];
+    bool half_c = q.type_c == CUDA_R_16F, half_d = q.type_d == CUDA_R_16F;
+    float *of_b = panels.of(size_t(q.k) * (q.n + COLS)), *of_a = panel.of(size_t(q.k) * ROWS);
+    for (size_t j = 0; j < q.n; j += COLS) fill_panel(of_b + j * q.k, b, q.ld[1], q.op_b == CUBLAS_OP_N, j, q.n, q.k, COLS);
+    for (size_t i = 0; i < q.m; i += ROWS) {
+        fill_panel(of_a, a, q.ld[0], q.op_a == CUBLAS_OP_T, i, q.m, q.k, ROWS);
+        for (size_t j = 0; j < q.n; j += COLS) {
+            multiply_panels(tile, of_a, of_b + j * q.k, q.k);
+            for (size_t col = j; col < std::min<size_t>(j + COLS, q.n); col++)
+                for (size_t row = i; row < std::min<size_t>(i + ROWS, q.m); row++) {
+                    float v = alpha * tile[(col - j) * ROWS + row - i];
+                    if (beta != 0) v += beta * load_element(c, half_c, col * q.ld[2] + row);
+                    if (q.epilogue & CUBLASLT_EPILOGUE_BIAS) v += load_element(bias, half_d, row);
+                    if ((q.epilogue & CUBLASLT_EPILOGUE_RELU) && v < 0) v = 0; /* NaN stays */
+                    if (half_d)
+                        ((half *)d)[col * q.ld[3] + row] = to_half(v);
+                    else
+                        ((float *)d)[col * q.ld[3] + row] = v;
+                }
+        }
+    }
+}
+
+/* Why a matrix may not be used, or null. */
+inline const char *matrix_fault(const void *p, const Layout *l, uint32_t align) {
+    if (!is_device(p) || !allocated(p, l->bytes())) return "a matrix is not within a device allocation";
+    if ((uintptr_t)p % align || (uintptr_t)p % l->element()) return "an address is less aligned than was promised";
+    if (l->cols > 1 && l->ld * l->element() % std::min(align, 16u))
+        return "a leading dimension is less aligned than was promised";
+    return nullptr;
+}
+inline bool overlap(const void *p, size_t n, const void *q, size_t m) {
+    return (uintptr_t)p < (uintptr_t)q + m && (uintptr_t)q < (uintptr_t)p + n;
+}
+
+/* An attribute's value, which must have the size of what it goes to. */
+template <class T>
+cublasStatus_t set(T *to, const void *from, size_t size) {
+    if (size != sizeof *to) return refuse(CUBLAS_STATUS_INVALID_VALUE, "cublasLt", "an attribute of another size");
+    memcpy(to, from, size);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+extern "C" {
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) { return *h = (cublasLtHandle_t) new int, CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) { return delete (int *)h, CUBLAS_STATUS_SUCCESS; }
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *p, cublasComputeType_t compute, cudaDataType scale) {
+    *p = new Product{{}, compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr};
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t p) { return delete (Product *)p, CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t which,
+                                              const void *value, size_t size) {
+    Product *p = (Product *)desc;
+    if (which == CUBLASLT_MATMUL_DESC_TRANSA) return set(&p->op_a, value, size);
+    if (which == CUBLASLT_MATMUL_DESC_TRANSB) return set(&p->op_b, value, size);
+    if (which == CUBLASLT_MATMUL_DESC_EPILOGUE) return set(&p->epilogue, value, size);
+    if (which == CUBLASLT_MATMUL_DESC_BIAS_POINTER) return set(&p->bias, value, size);
+    return refuse(CUBLAS_STATUS_INVALID_VALUE, "cublasLtMatmulDescSetAttribute", "not emulated");
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type, uint64_t rows, uint64_t cols,
+                                          int64_t ld) {
+    *l = new Layout{{}, type, rows, cols, ld};
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return delete (Layout *)l, CUBLAS_STATUS_SUCCESS; }
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p) {
+    *p = new Preference{{}, 0, {256, 256, 256, 256}};
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
+    return delete (Preference *)p, CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t which, const void *value,
+                                                    size_t size) {
+    Preference *p = (Preference *)preference;
+    if (which == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return set(&p->workspace, value, size);
+    if (which == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES) return set(&p->align[0], value, size);
+    if (which == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES) return set(&p->align[1], value, size);
+    if (which == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES) return set(&p->align[2], value, size);
+    if (which == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES) return set(&p->align[3], value, size);
+    return refuse(CUBLAS_STATUS_INVALID_VALUE, "cublasLtMatmulPreferenceSetAttribute", "not emulated");
+}
+
+/* Has one answer. An epilogue for results that are not 16-byte aligned it has not, for its callers to do without. */
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int asked,
+                                              cublasLtMatmulHeuristicResult_t *results, int *found) {
+    const char *where = "cublasLtMatmulAlgoGetHeuristic";
+    const unsigned epilogues = CUBLASLT_EPILOGUE_DEFAULT | CUBLASLT_EPILOGUE_RELU_BIAS;
+    const Product *p = (Product *)desc;
+    const Preference *pref = (Preference *)preference;
+    Algorithm q = problem(p, (Layout *)a, (Layout *)b, (Layout *)c, (Layout *)d);
+    *found = 0;
+    if (!q.known || asked < 1) return refuse(CUBLAS_STATUS_INVALID_VALUE, where, "the matrices do not fit each other");
+    if (p->compute != CUBLAS_COMPUTE_32F || p->scale != CUDA_R_32F || ((Layout *)a)->type != CUDA_R_16F ||
+        ((Layout *)b)->type != CUDA_R_16F || q.type_c != q.type_d || p->epilogue & ~epilogues)
+        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, where, "types or epilogue are not emulated");
+    for (int i = 0; i < 4; i++) {
+        if (!pref->align[i] || pref->align[i] & (pref->align[i] - 1))
+            return refuse(CUBLAS_STATUS_INVALID_VALUE, where, "an alignment that is no power of two");
+        q.align[i] = std::min(pref->align[i], 256u);
+    }
+    if (q.epilogue != CUBLASLT_EPILOGUE_DEFAULT && q.align[3] < 16) return CUBLAS_STATUS_NOT_SUPPORTED;
+    q.workspace = std::min<uint64_t>(pref->workspace, WORKSPACE_USED);
+    results[0] = {};
+    memcpy(&results[0].algo, &q, sizeof q);
+    results[0].workspaceSize = q.workspace, results[0].state = CUBLAS_STATUS_SUCCESS;
+    *found = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha, const void *a,
+                              cublasLtMatrixLayout_t la, const void *b, cublasLtMatrixLayout_t lb, const void *beta,
+                              const void *c, cublasLtMatrixLayout_t lc, void *d, cublasLtMatrixLayout_t ld,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
+                              cudaStream_t stream) {
+    const char *where = "cublasLtMatmul", *fault = nullptr;
+    const Product *p = (Product *)desc;
+    const Layout *of_a = (Layout *)la, *of_b = (Layout *)lb, *of_c = (Layout *)lc, *of_d = (Layout *)ld;
+    Algorithm q{}, now = problem(p, of_a, of_b, of_c, of_d);
+    if (algo) memcpy(&q, algo, sizeof q);
+    now.workspace = q.workspace, memcpy(now.align, q.align, sizeof q.align);
+    if (!q.known || memcmp(&q, &now, sizeof q))
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, where, "the algorithm was found for another problem");
+    float scale = *(const float *)alpha, keep = *(const float *)beta;
+    if (!(fault = matrix_fault(a, of_a, q.align[0])) && !(fault = matrix_fault(b, of_b, q.align[1])) &&
+        !(fault = matrix_fault(d, of_d, q.align[3])) && keep != 0)
+        fault = matrix_fault(c, of_c, q.align[2]);
+    if (!fault && (q.epilogue & CUBLASLT_EPILOGUE_BIAS) &&
+        (!is_device(p->bias) || !allocated(p->bias, q.m * of_d->element()) || (uintptr_t)p->bias % of_d->element()))
+        fault = "the bias is not within a device allocation";
+    if (!fault && (workspace_bytes < q.workspace || (uintptr_t)workspace % 256 ||
+                   (workspace_bytes && (!is_device(workspace) || !allocated(workspace, workspace_bytes)))))
+        fault = "the workspace is too small, not aligned to 256 bytes or not within a device allocation";
+    if (!fault && (overlap(d, of_d->bytes(), a, of_a->bytes()) || overlap(d, of_d->bytes(), b, of_b->bytes()) ||
+                   overlap(d, of_d->bytes(), workspace, workspace_bytes)))
+        fault = "the result lies over something that is read";
+    if (fault) return refuse(CUBLAS_STATUS_INVALID_VALUE, where, fault);
+    submit(stream, [=, bias = untag(p->bias), space = untag(workspace)] {
+        if (q.workspace) memset(space, 0xff, std::min(q.workspace, 256u)); /* no one else may use it meanwhile */
+        run_product(q, scale, (const half *)untag(a), (const half *)untag(b), keep, untag(c), untag(d), bias);
+    });
+    return CUBLAS_STATUS_SUCCESS;
+}
+}
+}  // namespace cuda_cpu
+
+/* The toolkit's headers have this for nvcc only. */
+template <class... P>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, void (*kernel)(P...)) {
+    return cudaFuncGetAttributes(a, (const void *)kernel);
+}

@@ -1,0 +1,683 @@
+/* test_cuda.c: the GPU's launchers against their twins on the host, on the same halves; and bit for bit where a result may
+ * not depend on its company.
+ *
+ * A test lays out a piece of GPU memory (put, room) in a copy on the host, which is uploaded when the work begins; when it
+ * has ended everything comes back, and but for the rooms no byte may have changed: neither an input nor what lies between.
+ * What nobody filled is 0xff: NaN as a half or a float, -1 as an index. */
+#include "tests.h"
+
+enum { MIB = 1 << 20, GUARD = 192, MAX_ROOMS = 4 };
+
+/* A half is within 2^-11 of what it was rounded from, or below the normal halves within 2^-25. */
+static const double HALF = 1.0 / 2048, TINY = 1.0 / (1 << 25);
+
+static Gpu *gpu;
+static Error err;
+static uint64_t state = 1;
+
+static struct {
+    uint8_t *gpu, *before, *after; /* on the GPU; what it is given, what comes back */
+    size_t bytes, used;
+    size_t room[MAX_ROOMS], room_bytes[MAX_ROOMS];
+    int nrooms, mark;
+} arena;
+
+static void **temps; /* memory of the current test */
+static int ntemps;
+
+// ---- data, and the GPU's memory ------------------------------------------------------------------------------------
+
+static void *temp(size_t count, size_t size) {
+    temps = (void **)xrealloc(temps, ntemps + 1, sizeof *temps);
+    return temps[ntemps++] = xcalloc(count, size);
+}
+
+static f16 *random_halves(size_t n, float scale) {
+    f16 *x = (f16 *)temp(n, sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = f32_to_f16(scale * test_random(&state));
+    return x;
+}
+
+static float *floats(const f16 *x, size_t n) {
+    float *y = (float *)temp(n, sizeof *y);
+    for (size_t i = 0; i < n; i++) y[i] = f16_to_f32(x[i]);
+    return y;
+}
+
+static int random_below(int n) { return (int)((test_random(&state) + 1) / 2 * (float)n); }
+
+/* How many of n halves or floats are not within atol + rtol |ref| of ref; no NaN is. */
+static int far_off(const void *y, Type type, const float *ref, size_t n, double atol, double rtol) {
+    int far = 0;
+    for (size_t i = 0; i < n; i++) {
+        float v = type == F32 ? ((const float *)y)[i] : f16_to_f32(((const f16 *)y)[i]);
+        far += !(fabs((double)v - ref[i]) <= atol + rtol * fabs(ref[i]));
+    }
+    return far;
+}
+
+static void gpu_open(void) {
+    if (!gpu) gpu = cuda_open_gpu(&err);
+    if (gpu) return;
+    fprintf(stderr, "\n    %s\n", err.text);
+    CU_FAIL_FATAL("cuda_open_gpu");
+}
+
+static void gpu_close(void) {
+    gpu->close(gpu);
+    gpu = NULL;
+}
+
+static void arena_close(void) {
+    if (arena.gpu) gpu->release(gpu, arena.gpu);
+    arena.gpu = NULL;
+    while (ntemps) free(temps[--ntemps]);
+    free(temps);
+    temps = NULL;
+}
+
+/* Begins a layout: everything 0xff, nothing taken. */
+static void clear(void) {
+    memset(arena.before, 0xff, arena.bytes);
+    arena.used = GUARD, arena.nrooms = 0;
+}
+
+static void arena_open(size_t bytes) {
+    gpu_open();
+    arena_close(); /* a test may have been left by a fatal failure */
+    arena.bytes = bytes;
+    arena.gpu = (uint8_t *)gpu->alloc(gpu, bytes, &err);
+    CU_ASSERT_FATAL(arena.gpu != NULL);
+    arena.before = (uint8_t *)temp(bytes, 1), arena.after = (uint8_t *)temp(bytes, 1);
+    clear();
+}
+
+/* The address on the GPU of bytes like src's. It is a multiple of 64, as in a plan, and of no more. */
+static void *put(const void *src, size_t bytes) {
+    uint8_t *at = arena.gpu + arena.used;
+    if (src) memcpy(arena.before + arena.used, src, bytes);
+    arena.used = (arena.used + bytes + GUARD) / 128 * 128 + 64;
+    CHECK(arena.used + GUARD <= arena.bytes);
+    return at;
+}
+
+/* The same for a place that will be written to; src NULL: it is 0xff before. */
+static void *room(const void *src, size_t bytes) {
+    uint8_t *at = (uint8_t *)put(src, bytes);
+    CHECK(arena.nrooms < MAX_ROOMS);
+    arena.room[arena.nrooms] = (size_t)(at - arena.gpu), arena.room_bytes[arena.nrooms++] = bytes;
+    return at;
+}
+
+/* What was at an address of the GPU when the work had ended. */
+static void *result(const void *at) { return arena.after + ((const uint8_t *)at - arena.gpu); }
+
+#define POST(lane, f, ...) ASSERT_OK(gpu->f(gpu, lane, __VA_ARGS__, &err))
+
+static void start(Lane lane) {
+    arena.mark = (arena.mark + 1) % MARKS;
+    ASSERT_OK(gpu->upload(gpu, arena.gpu, arena.before, arena.used, &err));
+    POST(lane, begin, arena.mark);
+}
+
+static void finish(Lane lane) {
+    size_t at = 0;
+    POST(lane, end, arena.mark);
+    POST(lane, sync, arena.mark);
+    ASSERT_OK(gpu->download(gpu, arena.after, arena.gpu, arena.used, &err));
+    bool untouched = true;
+    for (int i = 0; i < arena.nrooms; i++) {
+        untouched &= memcmp(arena.before + at, arena.after + at, arena.room[i] - at) == 0;
+        at = arena.room[i] + arena.room_bytes[i];
+    }
+    CU_ASSERT(untouched && memcmp(arena.before + at, arena.after + at, arena.used - at) == 0);
+}
+
+#define RUN(lane, f, ...)           \
+    do {                            \
+        start(lane);                \
+        POST(lane, f, __VA_ARGS__); \
+        finish(lane);               \
+    } while (0)
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+static const int some_rows[] = {1, 31, 33, 65};
+static const Lane lanes[] = {PROJECT, FINISH};
+
+// ---- rows ----------------------------------------------------------------------------------------------------------
+
+static void embed_copies_rows_exactly_and_adds_with_one_rounding(void) {
+    static const int all_cols[] = {1, 31, 60, 64, 768};
+    enum { TABLE = 9 };
+    arena_open(2 * MIB);
+    for (int i = 0; i < COUNT(all_cols) * COUNT(some_rows); i++) {
+        int cols = all_cols[i % COUNT(all_cols)], rows = some_rows[i / COUNT(all_cols)], ld = cols + i % 2 * 8;
+        size_t n = (size_t)rows * cols;
+        f16 *table = random_halves((size_t)TABLE * ld, 1), *old = random_halves(n, 1);
+        int32_t *idx = (int32_t *)temp(rows, sizeof *idx);
+        for (int r = 0; r < rows; r++) idx[r] = random_below(TABLE);
+        float *ref = floats(old, n);
+        host_embed(ref, F32, table, F16, ld, idx, rows, cols, true);
+        clear();
+        const void *on_gpu = put(table, (size_t)TABLE * ld * 2), *indices = put(idx, (size_t)rows * 4);
+        void *y = room(NULL, n * 2), *sum = room(old, n * 2);
+        RUN(lanes[i % 2], embed, y, on_gpu, ld, indices, rows, cols, false);
+        int wrong = 0;
+        for (int r = 0; r < rows; r++)
+            wrong += memcmp((f16 *)result(y) + (size_t)r * cols, table + (size_t)idx[r] * ld, (size_t)cols * 2) != 0;
+        CU_ASSERT_EQUAL(wrong, 0);
+        RUN(lanes[i % 2], embed, sum, on_gpu, ld, indices, rows, cols, true);
+        CU_ASSERT_EQUAL(far_off(result(sum), F16, ref, n, TINY, HALF), 0);
+    }
+    arena_close();
+}
+
+static void layernorm_matches_the_host_in_place_too(void) {
+    static const int all_cols[] = {28, 60, 64, 96, 768, 5120, 12288};
+    arena_open(8 * MIB);
+    for (int i = 0; i < COUNT(all_cols) * COUNT(some_rows); i++) {
+        int cols = all_cols[i % COUNT(all_cols)], rows = some_rows[i / COUNT(all_cols)];
+        size_t n = (size_t)rows * cols;
+        f16 *x = random_halves(n, 3), *w = random_halves(cols, 2), *b = random_halves(cols, 1);
+        for (int r = 0; r < rows; r += 2) /* a mean far from 0: one-pass formulas lose the variance here */
+            for (size_t c = (size_t)r * cols; c < (size_t)(r + 1) * cols; c++) x[c] = f32_to_f16(f16_to_f32(x[c]) + 1000);
+        float *ref = floats(x, n);
+        host_layernorm(ref, ref, w, b, rows, cols);
+        clear();
+        const void *gw = put(w, (size_t)cols * 2), *gb = put(b, (size_t)cols * 2), *from = put(x, n * 2);
+        void *y = room(NULL, n * 2), *same = room(x, n * 2);
+        RUN(PROJECT, layernorm, y, from, gw, gb, rows, cols);
+        /* sums at 1000 are good to 6e-5, the deviation is 1.7, w up to 2 */
+        CU_ASSERT_EQUAL(far_off(result(y), F16, ref, n, 2e-4, HALF), 0);
+        memcpy(x, result(y), n * 2);
+        RUN(FINISH, layernorm, same, same, gw, gb, rows, cols);
+        CU_ASSERT(memcmp(result(same), x, n * 2) == 0);
+    }
+    arena_close();
+}
+
+// ---- linear --------------------------------------------------------------------------------------------------------
+
+/* y = x w^T and what else there is. y has rows of parts * n elements and is the last n of them; the others stay. */
+typedef struct {
+    Type y_type;
+    bool bias, relu, residual;
+    int parts;
+} Epilogue;
+static const Epilogue epilogues[] = {{F16, 0, 0, 0, 1}, {F16, 1, 0, 0, 2}, {F16, 1, 1, 0, 1},
+                                     {F16, 1, 0, 1, 1}, {F32, 0, 0, 0, 1}, {F16, 1, 1, 0, 3}};
+
+/* The last row first. */
+static f16 *turned(const f16 *x, int rows, int cols) {
+    f16 *y = (f16 *)temp(rows, (size_t)cols * 2);
+    for (int r = 0; r < rows; r++) memcpy(y + (size_t)r * cols, x + (size_t)(rows - 1 - r) * cols, (size_t)cols * 2);
+    return y;
+}
+
+static void linear_case(const Epilogue *e, int m, int n, int k, Lane lane) {
+    size_t size = type_bytes(e->y_type), row = e->parts * n * size, before = row - n * size;
+    f16 *x = random_halves((size_t)m * k, 1), *w = random_halves((size_t)n * k, 2 / sqrtf((float)k));
+    f16 *b = random_halves(n, 1), *old = random_halves((size_t)m * n, 1);
+    float *ref = floats(old, (size_t)m * n);
+    host_linear(ref, F32, n, floats(x, (size_t)m * k), w, e->bias ? b : NULL, e->residual ? ref : NULL, e->relu, m, n, k);
+    uint8_t *first = (uint8_t *)temp(m, row);
+    /* Terms' sizes add up to about 8, in float. Where there is a bias, a number below 4 may have been cut to a half before
+     * it is added. */
+    double atol = e->bias ? 4 * HALF : 2e-5, rtol = e->y_type == F32 ? 0 : HALF;
+    for (int turn = 0; turn < 2; turn++) {
+        clear();
+        const void *gw = put(w, (size_t)n * k * 2), *gb = e->bias ? put(b, (size_t)n * 2) : NULL;
+        const void *from = put(turn ? turned(x, m, k) : x, (size_t)m * k * 2);
+        uint8_t *all = (uint8_t *)room(!e->residual ? NULL : turn ? turned(old, m, n) : old, m * row), *y = all + before;
+        RUN(lane, linear, y, e->y_type, row / size, from, gw, gb, e->residual ? y : NULL, e->relu, m, n, k);
+        int wrong = 0;
+        for (int r = 0; r < m; r++) {
+            const uint8_t *got = (uint8_t *)result(all) + r * row;
+            int at = turn ? m - 1 - r : r;
+            wrong += far_off(got + before, e->y_type, ref + (size_t)at * n, n, atol, rtol);
+            wrong += turn && memcmp(got, first + at * row, row) != 0;
+            for (size_t i = 0; i < before; i++) wrong += got[i] != 0xff;
+        }
+        CU_ASSERT_EQUAL(wrong, 0);
+        memcpy(first, result(all), m * row);
+    }
+}
+
+static void linear_matches_the_host_and_the_place_of_a_row_changes_no_bit(void) {
+    static const int shapes[][2] = {{60, 100}, {131, 28}, {28, 131}, {64, 256}, {256, 60}};
+    arena_open(MIB);
+    for (int s = 0; s < COUNT(shapes); s++)
+        for (int i = 0; i < COUNT(some_rows) * COUNT(epilogues); i++)
+            linear_case(&epilogues[i % COUNT(epilogues)], some_rows[i / COUNT(epilogues)], shapes[s][0], shapes[s][1],
+                        lanes[(s + i) % 2]);
+    arena_close();
+}
+
+// ---- attention -----------------------------------------------------------------------------------------------------
+
+/* MOST: sequences. Heads: their size and number. */
+enum { MOST = 9 };
+static const int heads[][2] = {{64, 2}, {80, 1}, {96, 1}, {128, 1}, {20, 3}, {12, 2}, {7, 3}, {1, 2}};
+static const int prompts[] = {1, 31, 33, 65, 130}, contexts[MOST] = {1, 31, 33, 65, 127, 128, 129, 300, 700};
+
+/* Whole sequences one after another; o is what the GPU made of them, each row in its place. */
+typedef struct {
+    int nseq, h1, nh, rows;
+    const int *len;
+    int first[MOST]; /* row */
+    f16 *q, *kv, *o; /* (rows, h1), (rows, 2 h1), (rows, h1) */
+} Batch;
+
+static Batch batch_new(const int *len, int nseq, const int head[2], float q_scale, float k_scale) {
+    Batch b = {.nseq = nseq, .h1 = head[0] * head[1], .nh = head[1], .len = len};
+    for (int r = 0; r < nseq; r++) b.first[r] = b.rows, b.rows += len[r];
+    size_t n = (size_t)b.rows * b.h1;
+    b.q = random_halves(n, q_scale), b.kv = random_halves(2 * n, 2), b.o = (f16 *)temp(n, 2);
+    for (size_t i = 0; i < 2 * n; i++)
+        if (i / b.h1 % 2 == 0) b.kv[i] = f32_to_f16(f16_to_f32(b.kv[i]) / 2 * k_scale);
+    memset(b.o, 0xff, n * 2);
+    return b;
+}
+
+/* Prefill of the sequences seq[0..n) in this order, cut to len / cut tokens each. With ref, the host does it too. */
+static void prefill(Batch *b, const int *seq, int n, int cut, float *ref) {
+    int32_t at[MOST + 1] = {0};
+    size_t row = (size_t)b->h1 * 2; /* bytes */
+    f16 *q = (f16 *)temp(b->rows, row), *kv = (f16 *)temp(b->rows, 2 * row);
+    for (int i = 0; i < n; i++) {
+        int rows = (b->len[seq[i]] + cut - 1) / cut, first = b->first[seq[i]];
+        memcpy(q + (size_t)at[i] * b->h1, b->q + (size_t)first * b->h1, rows * row);
+        memcpy(kv + (size_t)at[i] * 2 * b->h1, b->kv + (size_t)first * 2 * b->h1, rows * 2 * row);
+        at[i + 1] = at[i] + rows;
+    }
+    clear();
+    const void *gq = put(q, at[n] * row), *gkv = put(kv, at[n] * 2 * row), *gstart = put(at, ((size_t)n + 1) * 4);
+    f16 *o = (f16 *)room(NULL, at[n] * row), *got = (f16 *)result(o);
+    RUN(FINISH, attend_prefill, o, gq, gkv, gstart, n, at[n], b->h1, b->nh);
+    if (ref) host_attend_prefill(ref, floats(q, (size_t)at[n] * b->h1), kv, at, n, b->h1, b->nh);
+    for (int i = 0; i < n; i++)
+        memcpy(b->o + (size_t)b->first[seq[i]] * b->h1, got + (size_t)at[i] * b->h1, (at[i + 1] - at[i]) * row);
+}
+
+static void prefill_matches_the_host_and_company_changes_no_bit(void) {
+    static const int in_order[] = {0, 1, 2, 3, 4}, backwards[] = {4, 2, 3, 1, 0};
+    arena_open(2 * MIB);
+    for (int c = 0; c < COUNT(heads); c++) {
+        Batch b = batch_new(prompts, COUNT(prompts), heads[c], 3, 2);
+        size_t n = (size_t)b.rows * b.h1;
+        float *ref = (float *)temp(n, 4);
+        prefill(&b, in_order, 5, 1, ref);
+        /* weights may be halves when they meet values of up to 2 */
+        CU_ASSERT_EQUAL(far_off(b.o, F16, ref, n, 2 * HALF, HALF), 0);
+        f16 *o = (f16 *)memcpy(temp(n, 2), b.o, n * 2);
+        memset(b.o, 0xff, n * 2);
+        prefill(&b, backwards, 5, 1, NULL);
+        CU_ASSERT(memcmp(b.o, o, n * 2) == 0);
+        for (int r = 0; r < b.nseq; r++) { /* alone, whole, and without its second half */
+            prefill(&b, &in_order[r], 1, 1, NULL);
+            prefill(&b, &in_order[r], 1, 2, NULL);
+        }
+        CU_ASSERT(memcmp(b.o, o, n * 2) == 0);
+    }
+    arena_close();
+}
+
+/* Decode of the last token of sequences first .. first+n-1 from shuffled pages of that size; o (n, h1). Slots that no token
+ * has are NaN, in the last page of a sequence and in three more pages. */
+static f16 *decode(const Batch *b, int first, int n, int page_tokens, float *ref) {
+    int max_pages = 1, npages = 3, rows = 0, next = 0, from = b->first[first];
+    for (int r = first; r < first + n; r++) {
+        int pages = pages_for(b->len[r], page_tokens);
+        npages += pages, rows += b->len[r], max_pages = pages >= max_pages ? pages + 1 : max_pages;
+    }
+    size_t pool = (size_t)npages * page_tokens * b->h1 * 2, row = (size_t)b->h1 * 2;
+    f16 *k = (f16 *)memset(temp(pool, 1), 0xff, pool), *v = (f16 *)memset(temp(pool, 1), 0xff, pool);
+    f16 *q = (f16 *)temp(n, row), *o = (f16 *)temp(n, row);
+    int32_t *pages = (int32_t *)memset(temp((size_t)n * max_pages, 4), 0xff, (size_t)n * max_pages * 4), len[MOST];
+    int32_t *seq = (int32_t *)temp(rows, 4), *pos = (int32_t *)temp(rows, 4), *page = (int32_t *)temp(npages, 4);
+    for (int i = 0; i < npages; i++) { /* shuffled */
+        int at = random_below(i + 1);
+        page[i] = page[at], page[at] = i;
+    }
+    for (int r = 0; r < n; r++) {
+        len[r] = b->len[first + r];
+        for (int t = 0; t < len[r]; t++) {
+            int i = b->first[first + r] + t - from;
+            seq[i] = r, pos[i] = t;
+            if (t % page_tokens == 0) pages[r * max_pages + t / page_tokens] = page[next++];
+        }
+        memcpy(q + (size_t)r * b->h1, b->q + (size_t)(b->first[first + r] + len[r] - 1) * b->h1, row);
+    }
+    host_append(k, v, b->kv + (size_t)from * 2 * b->h1, seq, pos, pages, rows, max_pages, page_tokens, b->h1);
+    if (ref) host_attend(ref, floats(q, (size_t)n * b->h1), F32, k, v, pages, len, n, max_pages, page_tokens, b->h1, b->nh);
+    clear();
+    const void *gk = put(k, pool), *gv = put(v, pool), *gq = put(q, n * row), *glen = put(len, (size_t)n * 4);
+    const void *gpages = put(pages, (size_t)n * max_pages * 4);
+    void *out = room(NULL, n * row);
+    RUN(FINISH, attend, out, gq, gk, gv, gpages, glen, n, max_pages, page_tokens, b->h1, b->nh);
+    return (f16 *)memcpy(o, result(out), n * row);
+}
+
+static void decode_matches_the_host_and_pages_and_company_change_no_bit(void) {
+    static const int page_sizes[] = {1, 3, 200};
+    arena_open(4 * MIB);
+    for (int c = 0; c < COUNT(heads); c++) {
+        Batch b = batch_new(contexts, MOST, heads[c], 3, 2);
+        size_t n = (size_t)MOST * b.h1;
+        float *ref = (float *)temp(n, 4);
+        f16 *o = decode(&b, 0, MOST, 16, ref);
+        /* scores of 10 carry 5e-6 into weights of values up to 2 */
+        CU_ASSERT_EQUAL(far_off(o, F16, ref, n, 5e-5, HALF), 0);
+        for (int s = 0; s < COUNT(page_sizes); s++)
+            CU_ASSERT(memcmp(decode(&b, 0, MOST, page_sizes[s], NULL), o, n * 2) == 0);
+        for (int r = 0; r < MOST; r++) /* alone */
+            CU_ASSERT(memcmp(decode(&b, r, 1, 16, NULL), o + (size_t)r * b.h1, (size_t)b.h1 * 2) == 0);
+    }
+    arena_close();
+}
+
+static void large_scores_neither_overflow_nor_blur(void) {
+    static const int in_order[] = {0, 1, 2, 3, 4};
+    static const float scales[] = {30, 60000}; /* scores of some hundreds; of 1e9, as large as halves can make them */
+    arena_open(4 * MIB);
+    for (int i = 0; i < 2; i++) {
+        Batch b = batch_new(prompts, COUNT(prompts), heads[3 * i], scales[i], scales[i]);
+        size_t n = (size_t)b.rows * b.h1;
+        float *ref = (float *)temp(n, 4);
+        prefill(&b, in_order, b.nseq, 1, ref);
+        /* scores of 1e3 are good to 1e-4, to 5e-4 on tensor cores, where weights are halves besides */
+        CU_ASSERT_EQUAL(far_off(b.o, F16, ref, n, 4 * HALF, HALF), 0);
+        f16 *o = decode(&b, 0, b.nseq, 16, ref);
+        CU_ASSERT_EQUAL(far_off(o, F16, ref, (size_t)b.nseq * b.h1, 1e-3, HALF), 0);
+    }
+    arena_close();
+}
+
+static void append_fills_its_slots_and_nothing_else(void) {
+    static const int h1s[] = {7, 20, 64}, page_sizes[] = {1, 3, 16};
+    enum { NSEQ = 8, TOKENS = 40, ROWS = 65 };
+    arena_open(MIB);
+    for (int i = 0; i < COUNT(h1s) * COUNT(page_sizes); i++) {
+        int h1 = h1s[i % 3], page_tokens = page_sizes[i / 3], max_pages = pages_for(TOKENS, page_tokens);
+        int npages = NSEQ * max_pages;
+        size_t n = (size_t)npages * page_tokens * h1;
+        f16 *k = random_halves(n, 1), *v = random_halves(n, 1), *kv = random_halves((size_t)ROWS * 2 * h1, 1);
+        int32_t *pages = (int32_t *)temp(npages, 4), seq[ROWS], pos[ROWS];
+        /* pages shuffled: 37 is prime to their number; every other sequence, in it every other token */
+        for (int p = 0; p < npages; p++) pages[p] = (p * 37 + 5) % npages;
+        for (int r = 0; r < ROWS; r++) seq[r] = r % 4 * 2 + 1, pos[r] = r / 4 * 2 + 1;
+        clear();
+        const void *from = put(kv, (size_t)ROWS * h1 * 4), *gseq = put(seq, sizeof seq), *gpos = put(pos, sizeof pos);
+        const void *gpages = put(pages, (size_t)npages * 4);
+        void *gk = room(k, n * 2), *gv = room(v, n * 2);
+        RUN(FINISH, append, gk, gv, from, gseq, gpos, gpages, ROWS, max_pages, page_tokens, h1);
+        host_append(k, v, kv, seq, pos, pages, ROWS, max_pages, page_tokens, h1);
+        CU_ASSERT(memcmp(result(gk), k, n * 2) == 0);
+        CU_ASSERT(memcmp(result(gv), v, n * 2) == 0);
+    }
+    arena_close();
+}
+
+// ---- pick ----------------------------------------------------------------------------------------------------------
+
+/* What the GPU picks; prompt r % 16 at position r / 16. The host's choice goes to ref. */
+static int32_t *pick(int32_t *ref, const float *logits, const Sampling *s, int rows, int vocab) {
+    int32_t *prompt = (int32_t *)temp(rows, 4), *pos = (int32_t *)temp(rows, 4);
+    for (int r = 0; r < rows; r++) prompt[r] = r % 16, pos[r] = r / 16;
+    clear();
+    const void *from = put(logits, (size_t)rows * vocab * 4), *gprompt = put(prompt, (size_t)rows * 4);
+    const void *gpos = put(pos, (size_t)rows * 4);
+    void *ids = room(NULL, (size_t)rows * 4);
+    RUN(FINISH, pick, ids, from, gprompt, gpos, s, rows, vocab);
+    host_pick(ref, logits, prompt, pos, s, rows, vocab);
+    return (int32_t *)result(ids);
+}
+
+/* Logits in steps of 1/64, so that equal ones are common and unequal ones have clearly different probabilities. */
+static float *stepped_logits(size_t n, float scale) {
+    float *x = (float *)temp(n, sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = floorf(64 * scale * test_random(&state)) / 64;
+    return x;
+}
+
+static void greedy_takes_the_largest_and_the_lowest_id_among_equals(void) {
+    static const int sizes[][2] = {{3, 1}, {33, 131}, {2, 50272}};
+    int32_t ref[33];
+    Sampling s = {0, 1, 0, 7};
+    arena_open(MIB);
+    for (int i = 0; i < COUNT(sizes); i++) {
+        int rows = sizes[i][0], vocab = sizes[i][1];
+        float *logits = stepped_logits((size_t)rows * vocab, 0.5f); /* many are equally large */
+        for (int tops = 0; tops < 3; tops++) {                      /* then one is, near the end, then another before it */
+            for (int r = 0; r < rows && tops; r++) logits[(r + 1) * vocab - 1 - r * 53 % vocab / tops] = 9;
+            CU_ASSERT(memcmp(pick(ref, logits, &s, rows, vocab), ref, (size_t)rows * 4) == 0);
+        }
+    }
+    CU_ASSERT_EQUAL(*gpu->bad, 0);
+    arena_close();
+}
+
+/* As host.c draws it. */
+static uint64_t mix(uint64_t z) {
+    z += 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+static const float *sorted_logits;
+static int by_logit(const void *a, const void *b) {
+    int i = *(const int *)a, j = *(const int *)b;
+    float x = sorted_logits[i], y = sorted_logits[j];
+    return x > y ? -1 : x < y ? 1 : i - j;
+}
+
+/* Whether id is what the definition in double precision draws at u, if masses may be off by 1e-6 of all. */
+static bool drawn(int id, const float *logits, const Sampling *s, double u, int vocab) {
+    const double eps = 1e-6;
+    bool cut_k = s->top_k > 0 && s->top_k < vocab, cut_p = s->top_p < 1;
+    int *order = (int *)temp(vocab, sizeof *order), place = 0, most = cut_k ? s->top_k : vocab, kept = most;
+    double *mass = (double *)temp(vocab + 1, sizeof *mass), top = -INFINITY; /* mass[n]: of the first n */
+    for (int i = 0; i < vocab; i++) order[i] = i, top = logits[i] > top ? logits[i] : top;
+    sorted_logits = logits;
+    if (cut_k || cut_p) qsort(order, vocab, sizeof *order, by_logit);
+    for (int i = 0; i < vocab; i++) {
+        mass[i + 1] = mass[i] + exp((logits[order[i]] - top) / s->temperature);
+        if (order[i] == id) place = i;
+    }
+    if (cut_p)
+        for (kept = 1; kept < most && mass[kept] < s->top_p * mass[most];) kept++;
+    for (int n = kept > 1 ? kept - 1 : 1; n <= kept + 1 && n <= most; n++) {
+        double reached = s->top_p * mass[most], slack = eps * mass[most];
+        bool possible = n == kept || (n < kept ? mass[n] >= reached - slack : mass[kept] <= reached + slack);
+        if (possible && place < n && mass[place] <= (u + eps) * mass[n] && mass[place + 1] >= (u - eps) * mass[n])
+            return true;
+    }
+    return false;
+}
+
+static void sampling_draws_what_the_host_draws(void) {
+    static const Sampling samplings[] = {{0.7f, 1, 0, 3}, {1, 1, 20, 4},   {1.3f, 0.9f, 0, 5}, {0.9f, 0.8f, 30, 6},
+                                         {1, 0.5f, 4, 7}, {2, 1, 5000, 8}, {1, 0, 0, 9}};
+    static const int sizes[][2] = {{48, 131}, {8, 2500}};
+    int32_t ref[48];
+    int draws = 0, others = 0, wrong = 0;
+    arena_open(MIB);
+    for (int i = 0; i < COUNT(samplings) * COUNT(sizes); i++) {
+        const Sampling *s = &samplings[i / 2];
+        int less = 1 + test_every / 16, rows = (sizes[i % 2][0] + less - 1) / less,
+            vocab = (sizes[i % 2][1] + less - 1) / less;
+        float *logits = stepped_logits((size_t)rows * vocab, 4);
+        int32_t *ids = pick(ref, logits, s, rows, vocab);
+        for (int r = 0; r < rows; r++) {
+            double u = (double)(mix(mix(mix(s->seed) ^ (uint32_t)(r % 16)) ^ (uint32_t)(r / 16)) >> 11) * 0x1p-53;
+            const float *row = logits + (size_t)r * vocab;
+            draws++, others += ids[r] != ref[r];
+            wrong += !drawn(ref[r], row, s, u, vocab) + !drawn(ids[r], row, s, u, vocab);
+        }
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    CU_ASSERT(others * 100 < draws); /* only where u lies within rounding of a boundary */
+    CU_ASSERT_EQUAL(*gpu->bad, 0);
+    arena_close();
+}
+
+static void logits_that_are_no_numbers_never_win_and_are_reported(void) {
+    enum { ROWS = 5, VOCAB = 300 };
+    float logits[ROWS * VOCAB];
+    int32_t ref[ROWS];
+    arena_open(MIB);
+    for (int i = 0; i < ROWS * VOCAB; i++) logits[i] = i % 3 ? NAN : i < 2 * VOCAB ? test_random(&state) - 5 : -INFINITY;
+    for (int i = 0; i < VOCAB; i++) logits[VOCAB + i] = i % 7 ? -INFINITY : logits[VOCAB + i];
+    logits[2 * VOCAB] = NAN, logits[3 * VOCAB + 200] = INFINITY;
+    for (int i = 0; i < VOCAB; i++) logits[4 * VOCAB + i] = NAN;
+    Sampling greedy = {0, 1, 0, 1}, cold = {1e-30f, 1, 0, 1}, cut = {1e-30f, 0.9f, 10, 1};
+    CU_ASSERT(memcmp(pick(ref, logits, &greedy, 2, VOCAB), ref, 2 * 4) == 0);
+    CU_ASSERT_EQUAL(*gpu->bad, 0); /* the chosen ones are finite */
+    CU_ASSERT(memcmp(pick(ref, logits, &greedy, ROWS, VOCAB), ref, sizeof ref) == 0);
+    CU_ASSERT(memcmp(pick(ref, logits, &cold, ROWS, VOCAB), ref, sizeof ref) == 0);
+    CU_ASSERT(memcmp(pick(ref, logits, &cut, ROWS, VOCAB), ref, sizeof ref) == 0);
+    arena_close();
+    for (int row = 2; row <= 4; row += 2) { /* only -inf, only NaN: each is reported by a GPU that has seen nothing else */
+        gpu_close();
+        arena_open(MIB);
+        CU_ASSERT_EQUAL(*gpu->bad, 0);
+        pick(ref, logits + row * VOCAB, &greedy, 1, VOCAB);
+        CU_ASSERT(*gpu->bad != 0);
+        arena_close();
+    }
+    gpu_close(); /* it stays reported: the next test opens anew */
+}
+
+// ---- copies, marks, memory -----------------------------------------------------------------------------------------
+
+/* way 0: up, 1: within the GPU, 2: down. */
+static void copy_case(Lane lane, int way, uint8_t *host, size_t dst_pitch, size_t src_pitch, size_t row_bytes, int rows) {
+    size_t dst_bytes = dst_pitch * rows, src_bytes = src_pitch * rows;
+    uint8_t *src = host, *dst = host + 32768, *want = (uint8_t *)temp(dst_bytes + 1, 1);
+    for (size_t i = 0; i < src_bytes; i++) src[i] = (uint8_t)random_below(256);
+    memset(dst, 0xff, dst_bytes + 1), memset(want, 0xff, dst_bytes + 1);
+    for (int r = 0; r < rows; r++) memcpy(want + r * dst_pitch, src + r * src_pitch, row_bytes);
+    clear();
+    void *from = way ? put(src, src_bytes) : src, *to = way < 2 ? room(NULL, dst_bytes) : dst;
+    RUN(lane, copy, to, dst_pitch, from, src_pitch, row_bytes, rows);
+    CU_ASSERT(memcmp(way < 2 ? result(to) : dst, want, dst_bytes) == 0);
+    CU_ASSERT_EQUAL(dst[dst_bytes], 0xff);
+}
+
+static void copies_go_up_down_and_across_whole_and_by_rows(void) {
+    static const Lane copiers[] = {W_LOAD, FINISH, STORE};
+    arena_open(MIB);
+    uint8_t *host = (uint8_t *)aligned_alloc(4096, 65536);
+    CU_ASSERT_FATAL(host != NULL);
+    for (int pinned = getenv("CUDA_CPU_STRICT") != NULL; pinned < 2; pinned++) { /* strict: no others */
+        if (pinned) ASSERT_OK(gpu->pin(gpu, host, 65536, &err));
+        for (int way = 0; way < 3; way++) {
+            copy_case(copiers[way], way, host, 30000, 30000, 30000, 1);
+            copy_case(copiers[way], way, host, 100, 100, 100, 65); /* dense */
+            copy_case(copiers[way], way, host, 128, 90, 62, 33);
+            copy_case(copiers[way], way, host, 62, 256, 62, 33);
+            copy_case(copiers[way], way, host, 2, 14, 2, 31);
+        }
+        if (pinned) gpu->unpin(gpu, host);
+    }
+    free(host);
+    arena_close();
+}
+
+static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
+    enum { N = 64, BULK = 16 * MIB, TIMES = 16 };
+    const int32_t zero = 0;
+    f16 row[N];
+    arena_open(BULK * 2 + MIB);
+    for (int i = 0; i < N; i++) row[i] = (f16)(0x3c00 + i);
+    const void *table = put(row, sizeof row), *idx = put(&zero, 4);
+    void *first = room(NULL, sizeof row), *second = room(NULL, sizeof row);
+    uint8_t *bulk = (uint8_t *)room(NULL, 2 * (size_t)BULK);
+    ASSERT_OK(gpu->upload(gpu, arena.gpu, arena.before, arena.used, &err));
+    POST(PROJECT, begin, 7);
+    for (int i = 0; i < TIMES; i++) POST(PROJECT, copy, bulk + BULK, BULK, bulk, BULK, BULK, 1);
+    POST(PROJECT, end, 7);
+    POST(PROJECT, begin, 8);
+    POST(PROJECT, embed, first, table, N, idx, 1, N, false);
+    POST(PROJECT, end, 8);
+    POST(FINISH, after, PROJECT, 8);
+    POST(FINISH, begin, 7);
+    POST(FINISH, embed, second, first, N, idx, 1, N, false);
+    POST(FINISH, end, 7);
+    POST(FINISH, sync, 7);
+    ASSERT_OK(gpu->download(gpu, arena.after, arena.gpu, arena.used, &err));
+    CU_ASSERT(memcmp(result(second), row, sizeof row) == 0);
+    double one = gpu->took(gpu, PROJECT, 7, 7), both = gpu->took(gpu, PROJECT, 7, 8), other = gpu->took(gpu, FINISH, 7, 7);
+    CU_ASSERT(one > 0 && one < 60 && both >= one && both < 60 && other > 0 && other < 60);
+    arena_close();
+}
+
+static void nothing_to_do_is_nothing_done(void) {
+    const int32_t none[4] = {0};
+    Sampling greedy = {0, 1, 0, 1};
+    arena_open(MIB);
+    void *x = put(random_halves(4096, 1), 8192), *y = put(NULL, 8192); /* no rooms: nothing may change */
+    const int32_t *i = (const int32_t *)put(none, sizeof none);
+    RUN(PROJECT, embed, y, x, 64, i, 0, 64, false);
+    RUN(PROJECT, layernorm, y, x, x, x, 0, 64);
+    RUN(PROJECT, linear, y, F16, 64, x, x, x, NULL, true, 0, 64, 64);
+    RUN(FINISH, attend_prefill, y, x, x, i, 0, 0, 64, 1);
+    RUN(FINISH, attend, y, x, x, x, i, i, 0, 1, 16, 64, 1);
+    RUN(FINISH, append, y, y, x, i, i, i, 0, 1, 16, 64);
+    RUN(FINISH, pick, (int32_t *)y, (const float *)x, i, i, &greedy, 0, 64);
+    RUN(STORE, copy, y, 64, x, 64, 32, 0);
+    arena_close();
+}
+
+static void memory_that_is_not_there_is_refused_with_its_remedy(void) {
+    gpu_open();
+    err.text[0] = 0;
+    CU_ASSERT_PTR_NULL_FATAL(gpu->alloc(gpu, 2 * gpu->total, &err));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "--gpu-mem"));
+    arena_open(MIB); /* and what is there is still given */
+    const void *x = put(random_halves(32, 1), 64);
+    void *y = room(NULL, 64);
+    RUN(STORE, copy, y, 64, x, 64, 64, 1);
+    CU_ASSERT(memcmp(result(y), result(x), 64) == 0);
+    arena_close();
+}
+
+static void what_is_released_and_closed_is_free_again(void) {
+    gpu_open();
+    CU_ASSERT(gpu->name[0] && gpu->total > gpu->overhead);
+    size_t bytes = gpu->total / 4 < 256 * MIB ? gpu->total / 4 : 256 * MIB, slack = bytes / 8; /* others may be there */
+    size_t before = gpu->in_use(gpu);
+    void *p = gpu->alloc(gpu, bytes, &err);
+    CU_ASSERT_FATAL(p != NULL);
+    CU_ASSERT(gpu->in_use(gpu) + slack >= before + bytes);
+    gpu->release(gpu, p);
+    CU_ASSERT(gpu->in_use(gpu) <= before + slack);
+    for (int i = 0; i < 3; i++) { /* what an open GPU takes is as much the third time */
+        gpu_close();
+        gpu_open();
+    }
+    CU_ASSERT(gpu->in_use(gpu) <= before + slack);
+    gpu_close();
+}
+
+CU_TestInfo tests_cuda[] = {
+    {"embed copies rows exactly and adds with one rounding", embed_copies_rows_exactly_and_adds_with_one_rounding},
+    {"layernorm matches the host, in place too", layernorm_matches_the_host_in_place_too},
+    {"linear matches the host, and the place of a row changes no bit",
+     linear_matches_the_host_and_the_place_of_a_row_changes_no_bit},
+    {"prefill matches the host, and company changes no bit", prefill_matches_the_host_and_company_changes_no_bit},
+    {"decode matches the host; pages and company change no bit",
+     decode_matches_the_host_and_pages_and_company_change_no_bit},
+    {"large scores neither overflow nor blur", large_scores_neither_overflow_nor_blur},
+    {"append fills its slots and nothing else", append_fills_its_slots_and_nothing_else},
+    {"greedy takes the largest, and the lowest id among equals", greedy_takes_the_largest_and_the_lowest_id_among_equals},
+    {"sampling draws what the host draws", sampling_draws_what_the_host_draws},
+    {"copies go up, down and across, whole and by rows", copies_go_up_down_and_across_whole_and_by_rows},
+    {"a lane waits for another's mark, and times are taken", a_lane_waits_for_another_s_mark_and_times_are_taken},
+    {"nothing to do is nothing done", nothing_to_do_is_nothing_done},
+    {"memory that is not there is refused with its remedy", memory_that_is_not_there_is_refused_with_its_remedy},
+    {"logits that are no numbers never win and are reported", logits_that_are_no_numbers_never_win_and_are_reported},
+    {"what is released and closed is free again", what_is_released_and_closed_is_free_again},
+    CU_TEST_INFO_NULL,
+};
