@@ -737,7 +737,8 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
     if ((to && !dst_known) || (from && !src_known))
         return refuse(cudaErrorInvalidValue, where, "outside of any device allocation");
     bool pageable = !dst_known || !src_known;
-    if (settings.strict && async && pageable && !pin_failed) complain(false, "%s: pageable host memory, so it is not asynchronous", where);
+    if (settings.strict && async && pageable && !pin_failed)
+        complain(false, "%s: pageable host memory, so it is not asynchronous", where);
     submit(s, [=] {
         if (to != from) throttle(width * height, to); /* the data come last */
         for (size_t y = 0; y < height; y++)
