@@ -70,8 +70,8 @@ setup:
 run: all
 	./flexgen generate --model $(MODEL) --prompts models/prompts.txt --max-tokens 120 --temperature 0.7 --top-p 0.9 --seed 3
 
-test: flexgen $(BUILD)/run_tests
-	$(if $(filter cuda,$(SUITE)),,$(BUILD)/run_tests $(SUITE))
+test: flexgen $(BUILD)/run_tests $(if $(EMULATION),$(BUILD)/flexgen_emulated)
+	$(if $(filter cuda,$(SUITE)),,$(if $(EMULATION),FLEXGEN_EMULATED=$(BUILD)/flexgen_emulated) $(BUILD)/run_tests $(SUITE))
 	$(if $(filter-out cuda,$(SUITE)),,$(if $(EMULATION),@$(MAKE) --no-print-directory emulated-tests,@echo "SKIP cuda: the emulation needs the CUDA toolkit's headers and a C++ compiler, on x86-64"))
 
 $(BUILD)/run_tests_gpu: $(OBJ) $(TEST_OBJ) $(CUDA_OBJ)

@@ -363,19 +363,28 @@ static int plan_task(Run *run, Options *o, const Checkpoint *checkpoint, const T
     return run->plan ? plan_fits(run->plan, o->capacity, err) : -1;
 }
 
+/* What a user should know who expected the GPU, or full speed of it. A person hears it at once; in a log an error stays the
+ * only line. */
+static void say_notices(const Run *run, bool now) {
+    if (now != (isatty(STDERR_FILENO) != 0)) return;
+    if (run->no_gpu.text[0]) fprintf(stderr, "running on the host device: %s\n", run->no_gpu.text);
+    if (run->device->notice.text[0]) fprintf(stderr, "%s\n", run->device->notice.text);
+}
+
 /* Loads the weights and generates. The device stays open for its counters. */
 static int run_task(Run *run, Options *o, const Checkpoint *checkpoint, const Task *task, const Listener *listener,
                     Error *err) {
     o->threads = host_set_threads(o->threads);
-    if (run->no_gpu.text[0]) fprintf(stderr, "running on the host device: %s\n", run->no_gpu.text);
     run->device = run->gpu ? cuda_open(run->gpu, run->plan, checkpoint, o->offload_dir, err)
                            : host_open(run->plan, checkpoint, o->offload_dir, err);
     if (!run->device) return -1;
-    if (run->device->notice.text[0]) fprintf(stderr, "%s\n", run->device->notice.text);
-    if (weights_load(run->plan, checkpoint, run->device, err)) return -1;
-    int status = schedule_run(run->plan, task, run->device, listener, &run->stats, err);
+    say_notices(run, true);
+    if (weights_load(run->plan, checkpoint, run->device, err) ||
+        schedule_run(run->plan, task, run->device, listener, &run->stats, err))
+        return -1;
     if (run->gpu) run->in_use = run->gpu->in_use(run->gpu);
-    return status;
+    say_notices(run, false);
+    return 0;
 }
 
 /* What was planned and what was used, and what the GPU says of it. */

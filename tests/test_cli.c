@@ -34,6 +34,7 @@ typedef struct {
 static struct {
     const char *input, *output; /* files for standard input and output; without: nothing, and captured */
     rlim_t file_limit;          /* bytes of the largest file that it may write */
+    bool emulated;              /* the program that was linked with the emulation of a GPU */
 } with;
 
 static char offload[300], capture[300]; /* directories: where runs may leave nothing; where their output goes */
@@ -68,6 +69,7 @@ static void open_directories(void) {
     snprintf(capture, sizeof capture, "%s", temp_dir());
     setenv("TMPDIR", offload, 1); /* the default --offload-dir */
     setenv("OMP_WAIT_POLICY", "passive", 1);
+    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* the host device, also where there is a GPU */
 }
 
 static void redirect(int fd, const char *path, int flags) {
@@ -78,7 +80,7 @@ static void redirect(int fd, const char *path, int flags) {
 
 /* Starts the program with the arguments up to NULL, its output going to files. */
 static pid_t start(const char *const *args) {
-    const char *bin = getenv("FLEXGEN_BIN"), *argv[64] = {bin ? bin : "./flexgen"};
+    const char *bin = getenv(with.emulated ? "FLEXGEN_EMULATED" : "FLEXGEN_BIN"), *argv[64] = {bin ? bin : "./flexgen"};
     int n = 1;
     while (args[n - 1]) argv[n] = args[n - 1], n++;
     open_directories();
@@ -862,6 +864,92 @@ static void bench_reports_a_disk_share_in_a_file(void) {
     result_free(&r);
 }
 
+// ---------------------------------------------------------------------------------------------------------------
+// The GPU: without one, and with the emulation where the Makefile could build it
+// ---------------------------------------------------------------------------------------------------------------
+
+static void without_a_gpu_the_default_is_the_host_device_and_says_so(void) {
+    assert_refused(RUN("generate", "--model", MODEL, "--prompt", "A", "--device", "cuda"), 2, WORDS("CUDA"));
+    Result r = RUN("generate", "--model", MODEL, "--prompt", "A", "--max-tokens", "3");
+    Result quiet = RUN("generate", "--model", MODEL, "--prompt", "A", "--max-tokens", "3", "--device", "host");
+    assert_done(&r), assert_done(&quiet);
+    CU_ASSERT(contains_all(r.err, WORDS("running on the host device", "CUDA")));
+    CU_ASSERT_PTR_NULL(strstr(quiet.err, "running on the host device"));
+    CU_ASSERT_STRING_EQUAL(r.out, quiet.out);
+    result_free(&r), result_free(&quiet);
+}
+
+/* A run on the emulated GPU with one variable of its environment set. */
+static Result run_emulated(const char *name, const char *value, const char *const *args) {
+    if (name) setenv(name, value, 1);
+    with.emulated = true;
+    Result r = run(args);
+    if (name) unsetenv(name);
+    return r;
+}
+#define RUN_EMULATED(name, value, ...) run_emulated(name, value, (const char *const[]){__VA_ARGS__, NULL})
+#define ON_GPU "generate", "--model", MODEL, "--prompt", "The dog", "--max-tokens", "6"
+
+static void the_gpu_writes_what_the_host_writes(void) {
+    if (!getenv("FLEXGEN_EMULATED")) return;
+    Result host = RUN(ON_GPU), gpu = RUN_EMULATED(NULL, NULL, ON_GPU);
+    Result spread = RUN_EMULATED(NULL, NULL, ON_GPU, "--percent", "30", "40", "0", "50", "20", "40", "--cpu-cache-compute");
+    assert_done(&host), assert_done(&gpu), assert_done(&spread);
+    CU_ASSERT(contains_all(gpu.err, WORDS("emulated GPU")));
+    CU_ASSERT_STRING_EQUAL(gpu.out, host.out);
+    CU_ASSERT_STRING_EQUAL(spread.out, host.out);
+    result_free(&host), result_free(&gpu), result_free(&spread);
+}
+
+static void trouble_with_the_gpu_is_one_line_that_says_what_to_do(void) {
+    static const struct {
+        const char *name, *value;
+        int status;
+        const char *words[2];
+    } cases[] = {
+        {"CUDA_CPU_NO_DEVICE", "1", 2, {"driver", "install"}},
+        {"CUDA_CPU_NO_DEVICE", "2", 2, {"finds none", "nvidia-smi"}},
+        {"CUDA_CPU_ARCH", "61", 2, {"sm_61", "too old"}},
+        {"CUDA_CPU_MEM_MB", "64", 1, {"MiB free", "end other programs"}},
+        {"CUDA_CPU_MEM_MB", "226", 2, {"GPU tier", "--gpu-mem"}},
+        {"CUDA_CPU_LAUNCH_FAILS", "1", 1, {"the GPU", "compute-sanitizer"}},
+        {"CUDA_CPU_LAUNCH_FAILS", "30", 1, {"the GPU", "compute-sanitizer"}},
+    };
+    if (!getenv("FLEXGEN_EMULATED")) return;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_refused(RUN_EMULATED(cases[i].name, cases[i].value, ON_GPU, "--device", "cuda"), cases[i].status,
+                       WORDS(cases[i].words[0], cases[i].words[1]));
+    Result r = RUN_EMULATED("CUDA_CPU_ARCH", "61", ON_GPU);
+    assert_done(&r);
+    CU_ASSERT(contains_all(r.err, WORDS("running on the host device", "too old")));
+    result_free(&r);
+    r = RUN_EMULATED("CUDA_CPU_PIN_FAILS", "1", ON_GPU, "--percent", "0", "100", "0", "100", "0", "100");
+    assert_done(&r);
+    CU_ASSERT(contains_all(r.err, WORDS("cannot pin", "ulimit -l")));
+    result_free(&r);
+}
+
+/* By the GPU's own account nothing goes beyond --gpu-mem, workspaces included. */
+static void the_gpu_keeps_to_its_limit(void) {
+    static const char *const limits[] = {"245M", "300M"};
+    Error err;
+    if (!getenv("FLEXGEN_EMULATED")) return;
+    for (int i = 0; i < 2; i++) {
+        Result r = RUN_EMULATED(NULL, NULL, "bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "2", "--gpu-mem",
+                                limits[i], "--json", "-");
+        assert_done(&r);
+        cJSON *json = json_parse(r.out, r.out_len, "bench", &err);
+        if (!json) CU_FAIL_FATAL(err.text);
+        const cJSON *tier = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "tiers"), "GPU");
+        double in_use = number(tier, "in_use_bytes");
+        CU_ASSERT(in_use >= number(tier, "planned_bytes"));
+        CU_ASSERT(in_use <= atof(limits[i]) * 1048576);
+        CU_ASSERT_DOUBLE_EQUAL(number(tier, "planned_bytes"), number(tier, "peak_bytes"), 0);
+        cJSON_Delete(json);
+        result_free(&r);
+    }
+}
+
 CU_TestInfo tests_cli[] = {
     {"a wrong command is refused in one line with status 2", a_wrong_command_is_refused_in_one_line_with_status_2},
     {"a wrong flag is refused in one line with status 2", a_wrong_flag_is_refused_in_one_line_with_status_2},
@@ -887,5 +975,9 @@ CU_TestInfo tests_cli[] = {
     {"bench reports one JSON object with the names of the paper",
      bench_reports_one_json_object_with_the_names_of_the_paper},
     {"bench reports a disk share in a file", bench_reports_a_disk_share_in_a_file},
+    {"without a GPU the default is the host device, and says so", without_a_gpu_the_default_is_the_host_device_and_says_so},
+    {"the GPU writes what the host writes", the_gpu_writes_what_the_host_writes},
+    {"trouble with the GPU is one line that says what to do", trouble_with_the_gpu_is_one_line_that_says_what_to_do},
+    {"the GPU keeps to its limit", the_gpu_keeps_to_its_limit},
     CU_TEST_INFO_NULL,
 };

@@ -683,6 +683,40 @@ static void nothing_is_left_behind_after_success_or_failure(void) {
     checkpoint_close(model);
 }
 
+/* Runs on a GPU opened anew with a variable of the emulation set. */
+static int run_with_trouble(Result *r, const Policy *p, const char *name, const char *value, Error *err) {
+    Gpu *whole = test_gpu;
+    setenv(name, value, 1);
+    test_gpu = cuda_open_gpu(err);
+    int status = test_gpu ? run(r, model, p, &task, err) : -1;
+    if (test_gpu) test_gpu->close(test_gpu);
+    unsetenv(name);
+    test_gpu = whole;
+    return status;
+}
+
+/* A launch fails near the beginning, in the middle, near the end: the run ends, and says why. Memory that cannot be pinned
+ * serves as well. */
+static void a_gpu_in_trouble_ends_the_run_or_changes_no_bit(void) {
+    static const char *const launches[] = {"1", "30", "900"};
+    if (!test_gpu || !strstr(test_gpu->name, "emulated")) return;
+    Error err;
+    Result r;
+    open_reference(&small);
+    Policy p = placed(placements[13]);
+    p.cpu_attention = true;
+    for (size_t i = 0; i < sizeof launches / sizeof *launches; i++) {
+        err.text[0] = 0;
+        CU_ASSERT_EQUAL(run_with_trouble(&r, &p, "CUDA_CPU_LAUNCH_FAILS", launches[i], &err), -1);
+        CU_ASSERT(strstr(err.text, "the GPU") != NULL);
+        result_close(&r);
+    }
+    ASSERT_OK(run_with_trouble(&r, &p, "CUDA_CPU_PIN_FAILS", "1", &err));
+    CU_ASSERT(same(&r, gpu_reference(model, &p, &task)));
+    result_close(&r);
+    close_reference();
+}
+
 CU_TestInfo tests_schedule[] = {
     {"every placement gives the same bits", every_placement_gives_the_same_bits},
     {"every batching gives the same bits", every_batching_gives_the_same_bits},
@@ -699,6 +733,7 @@ CU_TestInfo tests_schedule[] = {
     {"the cache crosses as the formula says", the_cache_crosses_as_the_formula_says},
     {"activations cross as the formula says", activations_cross_as_the_formula_says},
     {"the plan is what is used, to the byte", the_plan_is_what_is_used_to_the_byte},
+    {"a GPU in trouble ends the run, or changes no bit", a_gpu_in_trouble_ends_the_run_or_changes_no_bit},
     {"nothing is left behind after success or failure", nothing_is_left_behind_after_success_or_failure},
     CU_TEST_INFO_NULL,
 };
