@@ -379,7 +379,7 @@ static int run_task(Run *run, Options *o, const Checkpoint *checkpoint, const Ta
                            : host_open(run->plan, checkpoint, o->offload_dir, err);
     if (!run->device) return -1;
     say_notices(run, true);
-    if (weights_load(run->plan, checkpoint, run->device, err) ||
+    if (weights_load(run->plan, checkpoint, run->device, err) || (run->gpu && opt_warm_up(run->device, run->plan, err)) ||
         schedule_run(run->plan, task, run->device, listener, &run->stats, err))
         return -1;
     if (run->gpu) run->in_use = run->gpu->in_use(run->gpu);

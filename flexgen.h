@@ -529,6 +529,11 @@ void pool_close(PagePool *pool);
 /* Pages for `tokens` tokens. */
 static inline int pages_for(int tokens, int page_tokens) { return (tokens + page_tokens - 1) / page_tokens; }
 
+/* Computes every product of a layer and of the head once, at the shapes of a prefill and of a decoding step, on whatever
+ * the workspaces hold. A GPU's library chooses and loads a kernel when it first meets a shape; the first prompts need not
+ * wait for that. Before the run: counters are 0 again. */
+int opt_warm_up(Device *device, const Plan *plan, Error *err);
+
 // ---------------------------------------------------------------------------------------------------------------
 // schedule.c: the sweep, Figure 4
 // ---------------------------------------------------------------------------------------------------------------

@@ -315,3 +315,39 @@ Event opt_logits(Device *device, Op op, const OptConfig *config, const Tensor gl
     }
     return device->linear(device, &op, logits, x, head, none, none, false);
 }
+
+static Tensor on_gpu(Type type, size_t offset, int rows, int cols) {
+    return (Tensor){.tier = TIER_GPU, .type = type, .offset = offset, .rows = rows, .cols = cols, .ld = (size_t)cols};
+}
+
+/* A weight of layer 0, or a matrix that streams like one, where it lies or will lie while it computes. */
+static Tensor warm_weight(const Plan *plan, const WeightPlace *place) {
+    Tensor t = place->home;
+    size_t bytes = place->slab_offset + (size_t)t.rows * t.cols * 2;
+    if (t.tier == TIER_GPU || !t.rows) return t;
+    return on_gpu(F16, plan->staging[plan->slot_bytes[0] < bytes] + place->slab_offset, t.rows, t.cols);
+}
+
+int opt_warm_up(Device *device, const Plan *plan, Error *err) {
+    const OptConfig *c = &plan->config;
+    Type act = plan->act_type;
+    int many = plan->max_rows < 2 * plan->chunk ? plan->max_rows : 2 * plan->chunk, sizes[] = {many, plan->max_seqs};
+    Tensor w[NROLES], global[NGLOBALS];
+    for (int r = 0; r < NROLES; r++) w[r] = warm_weight(plan, &plan->weight[0][r]);
+    for (int g = 0; g < NGLOBALS; g++) global[g] = warm_weight(plan, &plan->global[g]);
+    Op project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
+    for (int i = 0; i < 2; i++) {
+        Tensor x = on_gpu(act, plan->q, sizes[i], c->h1), o = on_gpu(act, plan->o, sizes[i], c->h1);
+        Tensor kv = on_gpu(F16, plan->kvrow, sizes[i], 2 * c->h1), norm = on_gpu(act, plan->norm, plan->chunk, c->h1);
+        Tensor norm2 = on_gpu(act, plan->norm2, plan->chunk, c->h1), ffn = on_gpu(act, plan->ffn, plan->chunk, c->h2);
+        if (device->wait(device, opt_project(device, project, c, w, o, kv, x, norm), err) ||
+            device->wait(device, opt_finish(device, finish, c, w, x, o, norm2, ffn), err))
+            return -1;
+    }
+    Tensor x = on_gpu(act, plan->head_x, plan->max_seqs, c->h1),
+           out = on_gpu(act, plan->head_out, plan->max_seqs, c->embed);
+    Tensor logits = on_gpu(F32, plan->logits, plan->max_seqs, c->vocab);
+    if (device->wait(device, opt_logits(device, project, c, global, global[plan->head], logits, x, out), err)) return -1;
+    memset(device->count, 0, sizeof device->count);
+    return 0;
+}
