@@ -16,7 +16,7 @@
 
 #include "flexgen.h"
 
-enum { WARP = 32, THREADS = 256 };
+enum { WARP = 32, THREADS = 256, MOST_THREADS = 1024 };
 
 // ---------------------------------------------------------------------------------------------------------------
 // Pieces of kernels
@@ -28,7 +28,10 @@ typedef uint4 Half8;
 /* Halfs p[0..n), zeros behind them. wide: p is 16-byte aligned, and n at least 8 where it is not 0 or less. */
 static __device__ Half8 load8(const half *p, int n, bool wide) {
     Half8 bits = make_uint4(0, 0, 0, 0);
-    if (wide && n >= 8) return *(const Half8 *)p;
+    if (wide) { /* asked alone, so that a warp never takes both ways */
+        if (n > 0) bits = *(const Half8 *)p;
+        return bits;
+    }
     half *h = (half *)&bits;
 #pragma unroll
     for (int i = 0; i < 8; i++)
@@ -38,8 +41,8 @@ static __device__ Half8 load8(const half *p, int n, bool wide) {
 
 static __device__ void store8(half *p, Half8 bits, int n, bool wide) {
     const half *h = (const half *)&bits;
-    if (wide && n >= 8) {
-        *(Half8 *)p = bits;
+    if (wide) {
+        if (n > 0) *(Half8 *)p = bits;
         return;
     }
 #pragma unroll
@@ -87,7 +90,7 @@ static __device__ T warp_reduce(T x, int from) {
 /* Over a block of whole warps; all get it. */
 template <class Join, class T>
 static __device__ T block_reduce(T x) {
-    __shared__ T part[THREADS / WARP];
+    __shared__ T part[MOST_THREADS / WARP];
     x = warp_reduce<Join>(x, 1);
     __syncthreads(); /* part may still be read from the time before */
     if (threadIdx.x % WARP == 0) part[threadIdx.x / WARP] = x;
@@ -170,10 +173,19 @@ typedef nvcuda::wmma::fragment<nvcuda::wmma::accumulator, TILE, TILE, TILE, floa
 
 /* to[r][c] = from[r][c] for r < rows, c < hd; zeros behind them up to `all` rows and ld - 8 columns. By the whole block. */
 static __device__ void load_tile(half *to, int ld, const half *from, size_t from_ld, int rows, int all, int hd, bool wide) {
-    int pieces = (ld - 8) / 8;
-    for (int at = threadIdx.x; at < all * pieces; at += blockDim.x) {
-        int r = at / pieces, c = at % pieces * 8;
-        *(Half8 *)(to + r * ld + c) = load8(from + r * from_ld + c, r < rows ? hd - c : 0, wide);
+    const int pieces = (ld - 8) / 8, AHEAD = 4;
+    for (int at = threadIdx.x; at < all * pieces; at += AHEAD * blockDim.x) {
+        Half8 piece[AHEAD];
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++) {
+            int i = at + u * (int)blockDim.x, r = i / pieces, c = i % pieces * 8;
+            piece[u] = load8(from + r * from_ld + c, i < all * pieces && r < rows ? hd - c : 0, wide);
+        }
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++) {
+            int i = at + u * (int)blockDim.x, r = i / pieces, c = i % pieces * 8;
+            if (i < all * pieces) *(Half8 *)(to + r * ld + c) = piece[u];
+        }
     }
 }
 
@@ -204,13 +216,17 @@ static __global__ void __launch_bounds__(QUERIES / TILE * WARP)
     const int LD = TILES * TILE + 8, SLD = KEYS + 4, PLD = KEYS + 8, HALF = KEYS / 2;
     __shared__ __align__(32) half queries[QUERIES * LD], keys[KEYS * LD], weights[QUERIES * PLD];
     __shared__ __align__(32) float scores[QUERIES * SLD];
-    int r = 0, tile = blockIdx.x;
-    for (; r < nseq; r++) {
-        int tiles = (start[r + 1] - start[r] + QUERIES - 1) / QUERIES;
-        if (tile < tiles) break;
-        tile -= tiles;
+    int r = 0,
+        end = nseq; /* sequence r has the tiles from start[r] / QUERIES + r on; that is at least as many as it needs */
+    while (end - r > 1) {
+        int middle = (r + end) / 2;
+        if (start[middle] / QUERIES + middle <= (int)blockIdx.x)
+            r = middle;
+        else
+            end = middle;
     }
-    if (r == nseq) return;
+    int tile = blockIdx.x - (start[r] / QUERIES + r);
+    if (tile * QUERIES >= start[r + 1] - start[r]) return;
     int first = tile * QUERIES, rows = min(start[r + 1] - start[r] - first, (int)QUERIES), head = blockIdx.y * hd;
     const half *k = kv + (size_t)start[r] * 2 * h1 + head, *v = k + h1;
     size_t at = (size_t)(start[r] + first) * h1 + head;
@@ -218,7 +234,8 @@ static __global__ void __launch_bounds__(QUERIES / TILE * WARP)
     int pos = first + warp * TILE + row; /* two lanes share a query, each has half of a tile's keys */
     int last = first + warp * TILE + TILE - 1;
     half *my_queries = queries + warp * TILE * LD, *my_weights = weights + warp * TILE * PLD;
-    float *my_scores = scores + warp * TILE * SLD, scale = rsqrtf((float)hd), largest = -INFINITY, sum = 0;
+    float *my_scores = scores + warp * TILE * SLD, largest = -INFINITY, sum = 0;
+    float scale = rsqrtf((float)hd) * 1.44269504f; /* log2(e): e^x as 2^(x log2(e)) */
 
     load_tile(queries, LD, q + at, h1, rows, QUERIES, hd, wide);
     for (int t0 = 0; t0 < first + rows; t0 += KEYS) {
@@ -242,10 +259,14 @@ static __global__ void __launch_bounds__(QUERIES / TILE * WARP)
         __syncthreads();
         if (t0 <= last) {
             score_tile<TILES>(my_scores, my_queries, keys);
-            for (int c = side; c < side + HALF; c++) {
-                half p = __float2half(t0 + c <= pos ? expf((my_scores[row * SLD + c] - largest) * scale) : 0);
-                my_weights[row * PLD + c] = p;
-                sum += __half2float(p);
+            for (int c = side; c < side + HALF; c += 8) {
+                float p[8];
+                for (int i = 0; i < 8; i++) p[i] = exp2f((my_scores[row * SLD + c + i] - largest) * scale);
+                for (int i = 0; i < 8; i++) p[i] = t0 + c + i <= pos ? p[i] : 0;
+                Half8 bits = to_halfs(p);
+                to_floats(p, bits);
+                for (int i = 0; i < 8; i++) sum += p[i];
+                *(Half8 *)(my_weights + row * PLD + c) = bits;
             }
         }
         __syncthreads(); /* the keys have been used; their values take their place */
@@ -264,7 +285,7 @@ static __global__ void __launch_bounds__(QUERIES / TILE * WARP)
             }
         }
     }
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
+    float share = 1 / (sum + __shfl_xor_sync(0xffffffff, sum, 1));
 #pragma unroll
     for (int d = 0; d < TILES; d++) { /* through the warp's scores, 16 columns at a time */
         __syncwarp();
@@ -273,7 +294,7 @@ static __global__ void __launch_bounds__(QUERIES / TILE * WARP)
         int c = d * TILE + lane % 2 * 8;
         if (warp * TILE + row >= rows || c >= hd) continue;
         float part[8];
-        for (int i = 0; i < 8; i++) part[i] = my_scores[row * SLD + lane % 2 * 8 + i] / sum;
+        for (int i = 0; i < 8; i++) part[i] = my_scores[row * SLD + lane % 2 * 8 + i] * share;
         store8(o + at + (size_t)(warp * TILE + row) * h1 + c, to_halfs(part), hd - c, wide);
     }
 }
@@ -361,22 +382,21 @@ static __global__ void __launch_bounds__(HEADS *WARP)
     for (int i = 0; i < 8 && c + i < hd; i++) to[2 + c + i] = out[i];
 }
 
-/* One block a sequence. */
+/* A thread an element. */
 static __global__ void combine_kernel(half *o, const float *partial, const int *len, int splits, int h1, int nh) {
     int r = blockIdx.x, n = (len[r] + SPLIT - 1) / SPLIT, hd = h1 / nh;
     size_t stride = nh * partial_floats(hd);
-    if (n <= 1) return;
-    for (int c = threadIdx.x; c < h1; c += blockDim.x) {
-        const float *p = partial + (size_t)r * splits * stride + c / hd * partial_floats(hd);
-        float largest = -INFINITY, sum = 0, out = 0;
-        for (int i = 0; i < n; i++) largest = fmaxf(largest, p[i * stride]);
-        for (int i = 0; i < n; i++) {
-            float weight = expf(p[i * stride] - largest);
-            sum += weight * p[i * stride + 1];
-            out += weight * p[i * stride + 2 + c % hd];
-        }
-        o[(size_t)r * h1 + c] = __float2half(out / sum);
+    int c = blockIdx.y * blockDim.x + threadIdx.x;
+    if (n <= 1 || c >= h1) return;
+    const float *p = partial + (size_t)r * splits * stride + c / hd * partial_floats(hd);
+    float largest = -INFINITY, sum = 0, out = 0;
+    for (int i = 0; i < n; i++) largest = fmaxf(largest, p[i * stride]);
+    for (int i = 0; i < n; i++) {
+        float weight = expf(p[i * stride] - largest);
+        sum += weight * p[i * stride + 1];
+        out += weight * p[i * stride + 2 + c % hd];
     }
+    o[(size_t)r * h1 + c] = __float2half(out / sum);
 }
 
 /* One block a row of kv. */
@@ -471,7 +491,7 @@ static __device__ uint64_t mix(uint64_t z) {
 }
 
 /* One block a row. bad becomes 1 where the chosen logit is no finite number. */
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(MOST_THREADS)
     pick_kernel(int *ids, int *bad, const float *logits, const int *prompt, const int *pos, Sampling s, int vocab) {
     bool cut_k = s.top_k > 0 && s.top_k < vocab;
     Row row = {logits + (size_t)blockIdx.x * vocab, 0, s.temperature, vocab, !cut_k && s.top_p >= 1};
@@ -537,6 +557,9 @@ static int checked(cudaError_t e, const char *what, Error *err) {
     if (e == cudaErrorMemoryAllocation) remedy = "lower --gpu-mem, or end other programs that use the GPU";
     if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction || e == cudaErrorUnsupportedPtxVersion)
         remedy = "this build has no code for this GPU: build again on this machine";
+    if (e == cudaErrorSystemNotReady || e == cudaErrorDevicesUnavailable || e == cudaErrorSystemDriverMismatch ||
+        e == cudaErrorInitializationError)
+        remedy = "driver and GPU are not ready for programs: check nvidia-smi";
     if (e == cudaErrorLaunchTimeout)
         remedy = "a display's watchdog ended it: lower --gpu-batch-size, or use a GPU without display";
     return fail(err, EXIT_FAILED, "the GPU, %s: %s; %s", what, cudaGetErrorString(e), remedy);
@@ -547,10 +570,10 @@ static int launched(const char *what, Error *err) { return checked(cudaGetLastEr
 
 static bool eights(int a) { return a % 8 == 0; }
 
-/* Threads for a row of which each takes eight elements: whole warps, at most THREADS. */
-static int row_threads(int cols) {
+/* Threads for a row, eight elements each: whole warps, at most `most`, which then take more. */
+static int row_threads(int cols, int most = THREADS) {
     int threads = ((cols + 7) / 8 + WARP - 1) / WARP * WARP;
-    return threads < THREADS ? threads : THREADS;
+    return threads < most ? threads : most;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -614,7 +637,8 @@ static void launch_attend(CudaGpu *g, Lane lane, half *o, const half *q, const h
                                                                          pages + (size_t)r * max_pages, len + r, max_pages,
                                                                          page_tokens, h1, nh, eights(h1 / nh));
         if (splits > 1)
-            combine_kernel<<<n, row_threads(h1), 0, g->stream[lane]>>>(to, (float *)g->scratch, len + r, splits, h1, nh);
+            combine_kernel<<<dim3(n, (h1 + THREADS - 1) / THREADS), THREADS, 0, g->stream[lane]>>>(to, (float *)g->scratch,
+                                                                                                   len + r, splits, h1, nh);
     }
 }
 
@@ -646,16 +670,24 @@ static int gpu_pick(Gpu *gpu, Lane lane, int32_t *ids, const float *logits, cons
                     const Sampling *sampling, int rows, int vocab, Error *err) {
     CudaGpu *g = (CudaGpu *)gpu;
     if (!rows) return 0;
-    pick_kernel<<<rows, row_threads(vocab), 0, g->stream[lane]>>>(ids, g->bad, logits, prompt, pos, *sampling, vocab);
+    pick_kernel<<<rows, row_threads(vocab, MOST_THREADS), 0, g->stream[lane]>>>(ids, g->bad, logits, prompt, pos, *sampling,
+                                                                                vocab);
     return launched("pick", err);
 }
 
+/* Whole copies go in pieces, so that on a link that takes one at a time a slab of weights does not keep results of
+ * attention waiting for long. */
 static int gpu_copy(Gpu *gpu, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t row_bytes,
                     int rows, Error *err) {
+    const size_t PIECE = 16 << 20, bytes = row_bytes * rows;
     cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
-    cudaError_t e = rows == 1 || (dst_pitch == row_bytes && src_pitch == row_bytes)
-                        ? cudaMemcpyAsync(dst, src, row_bytes * rows, cudaMemcpyDefault, stream)
-                        : cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes, rows, cudaMemcpyDefault, stream);
+    cudaError_t e = cudaSuccess;
+    if (rows > 1 && (dst_pitch != row_bytes || src_pitch != row_bytes))
+        e = cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes, rows, cudaMemcpyDefault, stream);
+    else
+        for (size_t at = 0; at < bytes && !e; at += PIECE)
+            e = cudaMemcpyAsync((char *)dst + at, (const char *)src + at, bytes - at < PIECE ? bytes - at : PIECE,
+                                cudaMemcpyDefault, stream);
     return checked(e, "copy", err);
 }
 
@@ -668,9 +700,11 @@ static int gpu_copy(Gpu *gpu, Lane lane, void *dst, size_t dst_pitch, const void
 
 static int blas_checked(cublasStatus_t s, const Shape *shape, Error *err) {
     if (s == CUBLAS_STATUS_SUCCESS) return 0;
-    return fail(err, EXIT_FAILED,
-                "cuBLAS, a product of %d x %d x %d: status %d; check that driver and CUDA toolkit fit together", shape->m,
-                shape->n, shape->k, (int)s);
+    const char *remedy = "check that driver and CUDA toolkit fit together";
+    if (s == CUBLAS_STATUS_ALLOC_FAILED) remedy = "lower --gpu-mem";
+    if (s == CUBLAS_STATUS_NOT_SUPPORTED) remedy = "it has no kernel for this shape: use --device host";
+    return fail(err, EXIT_FAILED, "cuBLAS, a product of %d x %d x %d: status %d; %s", shape->m, shape->n, shape->k, (int)s,
+                remedy);
 }
 
 /* The largest power of two up to 16 that every address in the product is a multiple of: regions begin at multiples of 64
@@ -680,11 +714,12 @@ static uint32_t alignment(const Shape *s) {
     return (uint32_t)(bits & -bits);
 }
 
-/* Asks for an algorithm; false when there is none. */
-static bool ask(CudaGpu *g, Product *p, bool fused) {
+/* Asks for an algorithm; false when there is none. b: the bias of this call, whose address tells how biases are aligned. */
+static bool ask(CudaGpu *g, Product *p, const void *b, bool fused) {
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     if (fused && p->shape.bias) epilogue = p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
     cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    if (fused && p->shape.bias) cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &b, sizeof b);
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t result;
     size_t workspace = WORKSPACE;
@@ -700,7 +735,7 @@ static bool ask(CudaGpu *g, Product *p, bool fused) {
     cublasStatus_t s =
         cublasLtMatmulAlgoGetHeuristic(g->blas, p->product, p->w, p->x, p->y, p->y, preference, 1, &result, &found);
     cublasLtMatmulPreferenceDestroy(preference);
-    if (s || !found) return false;
+    if (s || !found || result.state) return false;
     p->algorithm = result.algo;
     p->fused = fused;
     return true;
@@ -715,7 +750,7 @@ static void forget(Product *p) {
 }
 
 /* The product of this shape, from before or asked for now; NULL and err when cuBLAS has none. */
-static Product *find_product(CudaGpu *g, Lane lane, const Shape *s, Error *err) {
+static Product *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b, Error *err) {
     for (int i = 0; i < PRODUCTS; i++) {
         const Shape *known = &g->products[lane][i].shape;
         if (known->m == s->m && known->n == s->n && known->k == s->k && known->y_ld == s->y_ld &&
@@ -734,7 +769,7 @@ static Product *find_product(CudaGpu *g, Lane lane, const Shape *s, Error *err) 
         status = cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
     if (blas_checked(status, s, err)) return NULL;
     p->shape = *s;
-    if (ask(g, p, true) || ask(g, p, false)) return p;
+    if (ask(g, p, b, true) || (s->bias && ask(g, p, b, false))) return p;
     forget(p);
     blas_checked(CUBLAS_STATUS_NOT_SUPPORTED, s, err);
     return NULL;
@@ -746,7 +781,7 @@ static int gpu_linear(Gpu *gpu, Lane lane, void *y, Type y_type, size_t y_ld, co
     CHECK(lane_channel[lane] == GPU && (!residual || (residual == y && !relu)) && (!relu || b) && (y_type == F16 || !b));
     if (!m) return 0;
     Shape shape = {m, n, k, y_ld, y_type, b != NULL, relu, residual != NULL};
-    Product *p = find_product(g, lane, &shape, err);
+    Product *p = find_product(g, lane, &shape, b, err);
     if (!p) return -1;
     float one = 1, zero = 0;
     char *workspace = g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0);
@@ -763,27 +798,27 @@ static int gpu_linear(Gpu *gpu, Lane lane, void *y, Type y_type, size_t y_ld, co
 // Marks: points of a stream that others wait for
 // ---------------------------------------------------------------------------------------------------------------
 
-static int gpu_begin(Gpu *gpu, Lane lane, int mark, Error *err) {
+static int gpu_begin(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
     CudaGpu *g = (CudaGpu *)gpu;
     return checked(cudaEventRecord(g->begin[lane][mark % MARKS], g->stream[lane]), "event", err);
 }
 
-static int gpu_end(Gpu *gpu, Lane lane, int mark, Error *err) {
+static int gpu_end(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
     CudaGpu *g = (CudaGpu *)gpu;
     return checked(cudaEventRecord(g->end[lane][mark % MARKS], g->stream[lane]), "event", err);
 }
 
-static int gpu_after(Gpu *gpu, Lane lane, Lane other, int mark, Error *err) {
+static int gpu_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *err) {
     CudaGpu *g = (CudaGpu *)gpu;
     return checked(cudaStreamWaitEvent(g->stream[lane], g->end[other][mark % MARKS], 0), "wait", err);
 }
 
-static int gpu_sync(Gpu *gpu, Lane lane, int mark, Error *err) {
+static int gpu_sync(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
     CudaGpu *g = (CudaGpu *)gpu;
     return checked(cudaEventSynchronize(g->end[lane][mark % MARKS]), lane_name[lane], err);
 }
 
-static double gpu_took(Gpu *gpu, Lane lane, int first, int last) {
+static double gpu_took(Gpu *gpu, Lane lane, uint64_t first, uint64_t last) {
     CudaGpu *g = (CudaGpu *)gpu;
     float ms = 0;
     if (cudaEventElapsedTime(&ms, g->begin[lane][first % MARKS], g->end[lane][last % MARKS]) != cudaSuccess) ms = 0;

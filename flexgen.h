@@ -341,19 +341,22 @@ struct Gpu {
     int (*copy)(Gpu *, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t row_bytes,
                 int rows, Error *);
 
-    /* begin and end note the times before and after what is posted between them as mark (number % MARKS); */
-    int (*begin)(Gpu *, Lane lane, int mark, Error *);
-    int (*end)(Gpu *, Lane lane, int mark, Error *);
-    int (*after)(Gpu *, Lane lane, Lane other, int mark, Error *); /* lane goes on when other has reached the mark's end */
-    int (*sync)(Gpu *, Lane lane, int mark, Error *);              /* the calling thread sleeps until the mark's end */
-    double (*took)(Gpu *, Lane lane, int first, int last);         /* seconds from first's begin to last's end, both past */
+    /* begin and end note the times before and after what is posted between them. A mark's number may be taken again for the
+     * one MARKS later, once it has passed. */
+    int (*begin)(Gpu *, Lane lane, uint64_t mark, Error *);
+    int (*end)(Gpu *, Lane lane, uint64_t mark, Error *);
+    int (*after)(Gpu *, Lane lane, Lane other, uint64_t mark,
+                 Error *);                                 /* lane goes on when other has reached the mark's end */
+    int (*sync)(Gpu *, Lane lane, uint64_t mark, Error *); /* the calling thread sleeps until the mark's end */
+    double (*took)(Gpu *, Lane lane, uint64_t first,
+                   uint64_t last); /* seconds from first's begin to last's end, both past */
 
     void *(*alloc)(Gpu *, size_t bytes, Error *);         /* the GPU tier; one at a time */
     void (*release)(Gpu *, void *);                       /* waits for the streams first */
     int (*pin)(Gpu *, void *host, size_t bytes, Error *); /* memory of ours becomes page-locked, so that copies overlap */
     void (*unpin)(Gpu *, void *host);
-    int (*upload)(Gpu *, void *dst, const void *src, size_t bytes, Error *); /* waits; any thread */
-    int (*download)(Gpu *, void *dst, const void *src, size_t bytes, Error *);
+    int (*upload)(Gpu *, void *dst, const void *src, size_t bytes, Error *);   /* waits; any thread */
+    int (*download)(Gpu *, void *dst, const void *src, size_t bytes, Error *); /* for tests */
     size_t (*in_use)(Gpu *); /* cudaMemGetInfo: bytes of the whole GPU, by anyone */
     void (*close)(Gpu *);
 };

@@ -5,12 +5,15 @@
  * lane is done; its own event is its place in the lane. PROJECT and FINISH share the GPU, and so a thread. The CPU tier is
  * an arena in memory with the planned size, the disk an unlinked file that exists as long as its descriptor does, so that
  * no way of ending leaves it behind. Appends of single tokens go through the mapping of that file; bulk traffic reads and
- * writes it, and drops what it touched from the page cache, so that the CPU tier's limit stays honest. host   The GPU tier
- * is another arena. Every lane's thread does the work itself. cuda   The GPU tier is memory of the GPU. A lane that touches
- * it is a stream, and its thread only posts on it: it waits until what an op needs is done or, on other streams, posted,
- * tells the stream to wait for those, and goes on ahead of the GPU. The lanes of the disk and of the CPU's attention are as
- * on the host. The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread posts.
- * Arithmetic is in host.c and flexgen.cu. Read next: host.c. */
+ * writes it, and drops what it touched from the page cache, so that the CPU tier's limit stays honest.
+ *
+ * On the host device the GPU tier is another arena, and every lane's thread does the work itself. On the cuda device it is
+ * memory of the GPU. A lane that touches that is a stream, and its thread only posts there: it waits until what an op needs
+ * is done or, on other streams, posted, tells its stream to wait for those, and goes on ahead of the GPU. The lanes of the
+ * disk and of the CPU's attention are as on the host.
+ *
+ * The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread posts. Arithmetic is in
+ * host.c and flexgen.cu. Read next: host.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -69,8 +72,7 @@ struct LaneDevice {
     uint8_t *arena[NTIERS]; /* TIER_DISK: the mapping of the offload file; TIER_GPU with a GPU: an address there */
     size_t bytes[NTIERS];
     int offload_fd;
-    int *
-        direct; /* [1 + files of the checkpoint] descriptors that pass the page cache by; -1 where there is no such thing */
+    int *direct; /* [1 + files of the checkpoint] descriptors that pass the page cache by; -1: there is none */
     int nfiles;
     pthread_mutex_t lock;    /* guards everything below and the lanes' counters */
     pthread_cond_t gpu_cond; /* something happened that PROJECT or FINISH may wait for */
@@ -141,7 +143,7 @@ static void note_failure(LaneDevice *d, const Error *err) {
 static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
     while (lane->retired < last) {
         uint64_t first = lane->retired + 1, end = lane->mark[first % RING];
-        d->base.count[lane->index].busy_s += d->gpu->took(d->gpu, lane->index, (int)(first % RING), (int)(end % RING));
+        d->base.count[lane->index].busy_s += d->gpu->took(d->gpu, lane->index, first, end);
         lane->retired = end;
     }
 }
@@ -153,7 +155,7 @@ static void sleep_until(LaneDevice *d, LaneState *lane, uint64_t seq) {
     Error err;
     lane->sleepers[mark % RING]++;
     pthread_mutex_unlock(&d->lock);
-    int status = d->gpu->sync(d->gpu, lane->index, (int)(mark % RING), &err);
+    int status = d->gpu->sync(d->gpu, lane->index, mark, &err);
     pthread_mutex_lock(&d->lock);
     if (!--lane->sleepers[mark % RING]) pthread_cond_broadcast(&lane->done_cond);
     if (status)
@@ -172,7 +174,7 @@ static void await(LaneDevice *d, LaneState *waiter, Event e) {
     if (!waiter || !is_stream(d, waiter->index))
         sleep_until(d, lane, e.seq);
     else if (!d->failed && lane->retired < e.seq &&
-             d->gpu->after(d->gpu, waiter->index, lane->index, (int)(lane->mark[e.seq % RING] % RING), &err))
+             d->gpu->after(d->gpu, waiter->index, lane->index, lane->mark[e.seq % RING], &err))
         note_failure(d, &err);
 }
 
@@ -184,7 +186,7 @@ static void end_group(LaneDevice *d, LaneState *lane) {
     if (lane->done == last) return;
     while (lane->sleepers[last % RING]) pthread_cond_wait(&lane->done_cond, &d->lock); /* they are about to wake */
     for (uint64_t seq = lane->done + 1; seq <= last; seq++) lane->mark[seq % RING] = last;
-    if (!d->failed && d->gpu->end(d->gpu, lane->index, (int)(last % RING), &err)) note_failure(d, &err);
+    if (!d->failed && d->gpu->end(d->gpu, lane->index, last, &err)) note_failure(d, &err);
     lane->done = last;
     pthread_cond_broadcast(&lane->done_cond);
     pthread_cond_signal(&d->gpu_cond);
@@ -198,7 +200,7 @@ static void begin_on_stream(LaneDevice *d, LaneState *lane, const Op *op) {
     if (seq > RING) sleep_until(d, lane, seq - RING); /* its mark is needed again; no stream is farther ahead of the GPU */
     if (lane->begun != lane->done) return;
     for (int i = 0; i < op->nafter; i++) await(d, lane, op->after[i]);
-    if (!d->failed && d->gpu->begin(d->gpu, lane->index, (int)(seq % RING), &err)) note_failure(d, &err);
+    if (!d->failed && d->gpu->begin(d->gpu, lane->index, seq, &err)) note_failure(d, &err);
 }
 
 /* Runs the lane's first op, whose events on lanes that are no streams have all happened. The lock is free while it runs. */
@@ -616,10 +618,10 @@ static Event device_pick(Device *base, const Op *op, Tensor ids, Tensor logits, 
 static void device_upload(Device *base, Tensor dst, size_t first, const void *src, size_t count) {
     LaneDevice *d = (LaneDevice *)base;
     size_t size = type_bytes(dst.type);
-    Error err;
     CHECK(first + count <= (size_t)dst.rows * dst.cols);
     touch(d, dst);
     if (d->gpu && dst.tier == TIER_GPU) {
+        Error err;
         if (!d->gpu->upload(d->gpu, (uint8_t *)address(d, dst) + first * size, src, count * size, &err)) return;
         pthread_mutex_lock(&d->lock);
         note_failure(d, &err);
@@ -656,8 +658,9 @@ static void device_close(Device *base) {
     for (int i = 0; i < NLANES; i++) pthread_cond_broadcast(&d->lane[i].posted_cond);
     pthread_cond_broadcast(&d->gpu_cond);
     pthread_mutex_unlock(&d->lock);
-    for (int i = 0; i < NLANES; i++) {
+    for (int i = 0; i < NLANES; i++)
         if (d->lane[i].thread) pthread_join(d->lane[i].thread, NULL);
+    for (int i = 0; i < NLANES; i++) { /* not before: lanes signal each other */
         pthread_cond_destroy(&d->lane[i].posted_cond);
         pthread_cond_destroy(&d->lane[i].done_cond);
         free(d->lane[i].moves);

@@ -830,7 +830,6 @@ static void finish(Run *s, Batch *b, int j, int k, const Tensor w[NROLES]) {
     Tensor norm = view(TIER_GPU, p->act_type, p->norm2, p->chunk, p->config.h1);
     Tensor ffn = view(TIER_GPU, p->act_type, p->ffn, p->chunk, p->config.h2);
     Op op = new_op(s, FINISH, OTHER, j, k);
-    after(&op, b->projected);
     after(&op, b->attended);
     b->finished = posted(s, opt_finish(s->device, op, &p->config, w, hidden(s, b, sq), ws_o(s, sq, b->rows), norm, ffn));
     square_done(s, sq, b);
