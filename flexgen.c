@@ -332,22 +332,30 @@ static int fill_capacities(Options *o, Gpu *gpu, const Checkpoint *checkpoint, E
 
 /* One task: what it needs, where it runs, how it went. */
 typedef struct {
-    Gpu *gpu;      /* NULL on the host device */
-    Error no_gpu;  /* text: why not the GPU, where nobody said --device host */
-    size_t in_use; /* bytes of the GPU at the end of the run, by its own account */
+    Gpu *gpu;     /* NULL on the host device */
+    Error no_gpu; /* text: why not the GPU, where nobody said --device host */
+    size_t in_use_before,
+        in_use; /* bytes of the GPU before there is a tier and at the end of the run, by its own account */
     Plan *plan;
     Device *device;
     RunStats stats;
 } Run;
 
 /* The GPU, if it is wanted or there. */
-static int choose_device(Run *run, const Options *o, Error *err) {
+static int choose_device(Run *run, const Options *o, const OptConfig *config, Error *err) {
+    int head = config->h1 / config->nh;
     if (o->device && !strcmp(o->device, "host")) return 0;
     if (!cuda_open_gpu)
         fail(&run->no_gpu, EXIT_USAGE, "this flexgen was built without CUDA; build it where nvcc is installed");
-    else if ((run->gpu = cuda_open_gpu(&run->no_gpu)))
-        return 0;
-    if (!o->device) return 0;
+    else if ((run->gpu = cuda_open_gpu(&run->no_gpu)) && head > run->gpu->max_head) {
+        fail(&run->no_gpu, EXIT_USAGE,
+             "the model's heads have %d elements, the GPU's attention has room for %d; use --device host", head,
+             run->gpu->max_head);
+        run->gpu->close(run->gpu);
+        run->gpu = NULL;
+    }
+    if (run->gpu) run->in_use_before = run->gpu->in_use(run->gpu);
+    if (run->gpu || !o->device) return 0;
     *err = run->no_gpu;
     return -1;
 }
@@ -355,7 +363,7 @@ static int choose_device(Run *run, const Options *o, Error *err) {
 /* Chooses what the flags leave open, and refuses what does not fit, before anything is allocated or written. */
 static int plan_task(Run *run, Options *o, const Checkpoint *checkpoint, const Task *task, Error *err) {
     bool fixed_gbs = o->policy.gbs > 0, fixed_batches = o->policy.num_gpu_batches > 0;
-    if (choose_device(run, o, err) || fill_capacities(o, run->gpu, checkpoint, err)) return -1;
+    if (choose_device(run, o, &checkpoint->config, err) || fill_capacities(o, run->gpu, checkpoint, err)) return -1;
     Type act_type = run->gpu ? F16 : F32;
     if (policy_default(&o->policy, o->fixed, fixed_gbs, fixed_batches, checkpoint, task, act_type, o->capacity, err))
         return -1;
@@ -371,6 +379,16 @@ static void say_notices(const Run *run, bool now) {
     if (run->device->notice.text[0]) fprintf(stderr, "%s\n", run->device->notice.text);
 }
 
+/* The GPU's own account against the plan. */
+static void check_in_use(Run *run) {
+    size_t planned = run->in_use_before + run->plan->total[TIER_GPU] + run->gpu->spare;
+    run->in_use = run->gpu->in_use(run->gpu);
+    if (run->in_use > planned)
+        fail(&run->device->notice, EXIT_OK,
+             "the GPU counts %.1f MiB more in use than planned, by this program or by others",
+             (run->in_use - planned) / 1048576.0);
+}
+
 /* Loads the weights and generates. The device stays open for its counters. */
 static int run_task(Run *run, Options *o, const Checkpoint *checkpoint, const Task *task, const Listener *listener,
                     Error *err) {
@@ -382,7 +400,7 @@ static int run_task(Run *run, Options *o, const Checkpoint *checkpoint, const Ta
     if (weights_load(run->plan, checkpoint, run->device, err) || (run->gpu && opt_warm_up(run->device, run->plan, err)) ||
         schedule_run(run->plan, task, run->device, listener, &run->stats, err))
         return -1;
-    if (run->gpu) run->in_use = run->gpu->in_use(run->gpu);
+    if (run->gpu) check_in_use(run);
     say_notices(run, false);
     return 0;
 }

@@ -613,10 +613,7 @@ static int gpu_attend_prefill(Gpu *gpu, Lane lane, void *o, const void *q, const
                                              launch_prefill<5>, launch_prefill<6>, launch_prefill<7>, launch_prefill<8>};
     int tiles = (h1 / nh + TILE - 1) / TILE;
     if (!rows) return 0;
-    if (tiles > TILES_MAX)
-        return fail(err, EXIT_USAGE,
-                    "the model's heads have %d elements; the GPU's attention has room for %d: use --device host", h1 / nh,
-                    TILES_MAX * TILE);
+    CHECK(tiles <= TILES_MAX);
     launch[tiles - 1](((CudaGpu *)gpu)->stream[lane], (half *)o, (const half *)q, (const half *)kv, start, nseq, rows, h1,
                       nh);
     return launched("prefill attention", err);
@@ -829,9 +826,10 @@ static double gpu_took(Gpu *gpu, Lane lane, uint64_t first, uint64_t last) {
 // Memory
 // ---------------------------------------------------------------------------------------------------------------
 
-static void *gpu_alloc(Gpu *, size_t bytes, Error *err) {
+static void *gpu_alloc(Gpu *gpu, size_t bytes, Error *err) {
     void *p;
     size_t available = 0, total;
+    *((CudaGpu *)gpu)->bad = 0;
     if (cudaMalloc(&p, bytes) == cudaSuccess) return p;
     cudaGetLastError();
     cudaMemGetInfo(&available, &total);
@@ -939,6 +937,7 @@ static int open_memory(CudaGpu *g, Error *err) {
     if (checked(cudaHostAlloc((void **)&g->bad, sizeof *g->bad, cudaHostAllocDefault), "pinned memory", err)) return -1;
     *g->bad = 0;
     g->base.bad = g->bad;
+    g->base.max_head = TILES_MAX * TILE;
     /* the context, which nobody tells the size of, is what is in use; where others use the GPU too, at most `most` of it */
     size_t in_use = gpu_in_use(&g->base);
     g->base.overhead = in_use < most ? in_use : most;

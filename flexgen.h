@@ -318,7 +318,8 @@ struct Gpu {
     size_t total;            /* bytes of its memory */
     size_t overhead;         /* of them in use before there is a GPU tier: context, workspaces of cuBLAS and of attention */
     size_t spare;            /* of them that come on top as kernels are loaded when they are first used */
-    const volatile int *bad; /* not 0 once pick has met logits that are not finite */
+    int max_head;            /* elements of a head that attention has room for */
+    const volatile int *bad; /* not 0 once pick, since alloc, has met logits that are not finite */
 
     int (*embed)(Gpu *, Lane lane, void *y, const void *table, size_t table_ld, const int32_t *idx, int rows, int cols,
                  bool add, Error *);
@@ -327,7 +328,7 @@ struct Gpu {
      * PROJECT or FINISH, which have a workspace each. */
     int (*linear)(Gpu *, Lane lane, void *y, Type y_type, size_t y_ld, const void *x, const void *w, const void *b,
                   const void *residual, bool relu, int m, int n, int k, Error *);
-    /* rows: of q, start[nseq]; the host knows it, and the kernel's grid needs it. Heads of at most 128. */
+    /* rows: of q, start[nseq]; the host knows it, and the kernel's grid needs it. */
     int (*attend_prefill)(Gpu *, Lane lane, void *o, const void *q, const void *kv, const int32_t *start, int nseq,
                           int rows, int h1, int nh, Error *);
     int (*attend)(Gpu *, Lane lane, void *o, const void *q, const void *k, const void *v, const int32_t *pages,
