@@ -933,10 +933,9 @@ static int open_memory(CudaGpu *g, Error *err) {
     const size_t most = 1u << 30;
     if (cublasLtCreate(&g->blas))
         return fail(err, EXIT_FAILED, "cannot open cuBLAS; check that driver and CUDA toolkit fit together");
-    if (!(g->scratch = (char *)gpu_alloc(&g->base, SCRATCH + 2 * WORKSPACE, err))) return -1;
     if (checked(cudaHostAlloc((void **)&g->bad, sizeof *g->bad, cudaHostAllocDefault), "pinned memory", err)) return -1;
-    *g->bad = 0;
     g->base.bad = g->bad;
+    if (!(g->scratch = (char *)gpu_alloc(&g->base, SCRATCH + 2 * WORKSPACE, err))) return -1;
     g->base.max_head = TILES_MAX * TILE;
     /* the context, which nobody tells the size of, is what is in use; where others use the GPU too, at most `most` of it */
     size_t in_use = gpu_in_use(&g->base);
