@@ -246,7 +246,6 @@ static __global__ void __launch_bounds__(QUERIES / TILE * WARP)
         score_tile<TILES>(my_scores, my_queries, keys);
         for (int c = side; c < side + HALF; c++)
             if (t0 + c <= pos) largest = fmaxf(largest, my_scores[row * SLD + c]);
-        __syncwarp();
     }
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
 

@@ -430,6 +430,8 @@ struct col_major {
 };
 enum layout_t { mem_row_major };
 
+/* A lane has every 32nd element of a tile: no program may count on which, and where it reads what others have stored, TSan
+ * must see that. */
 template <class Use, int M, int N, int K, class T, class Layout = void>
 struct fragment {
     static_assert(M == 16 && N == 16 && K == 16);
@@ -466,14 +468,14 @@ void warp_access(WarpOp op, const void *p, unsigned ld, size_t size, int line, A
 CUDA_CPU_UNSEEN void multiply_tiles(const Thread *warp) {
     float a[256], b[256], d[256];
     for (int e = 0; e < 256; e++) {
-        a[e] = bits_to_float(((const uint16_t *)warp[e / 8].tile[0])[e % 8]);
-        b[e] = bits_to_float(((const uint16_t *)warp[e / 8].tile[1])[e % 8]);
-        d[e] = ((const float *)warp[e / 8].tile[2])[e % 8];
+        a[e] = bits_to_float(((const uint16_t *)warp[e % 32].tile[0])[e / 32]);
+        b[e] = bits_to_float(((const uint16_t *)warp[e % 32].tile[1])[e / 32]);
+        d[e] = ((const float *)warp[e % 32].tile[2])[e / 32];
     }
     for (int r = 0; r < 256; r += 16)
         for (int i = 0; i < 16; i++)
             for (int c = 0; c < 16; c++) d[r + c] += a[r + i] * b[i * 16 + c];
-    for (int e = 0; e < 256; e++) warp[e / 8].product[e % 8] = d[e];
+    for (int e = 0; e < 256; e++) warp[e % 32].product[e / 32] = d[e];
 }
 CUDA_CPU_UNSEEN void multiply(float *d, const half *a, const half *b, const float *c, int line) {
     Thread *me = blk.cur;
@@ -490,13 +492,13 @@ void fill_fragment(fragment<Use, M, N, K, T, Layout> &f, T v) {
 template <class Use, class Layout>
 void load_matrix_sync(fragment<Use, 16, 16, 16, half, Layout> &f, const half *p, unsigned ld, int line = __builtin_LINE()) {
     cuda_cpu::warp_access(cuda_cpu::LOAD, p, ld, sizeof *p, line, [&] {
-        for (int i = 0, e = cuda_cpu::lane_id() * 8; i < 8; i++, e++) f.x[i] = p[Layout::at(e / 16, e % 16, ld)];
+        for (int i = 0, e = cuda_cpu::lane_id(); i < 8; i++, e += 32) f.x[i] = p[Layout::at(e / 16, e % 16, ld)];
     });
 }
 inline void store_matrix_sync(float *p, const fragment<accumulator, 16, 16, 16, float> &f, unsigned ld, layout_t,
                               int line = __builtin_LINE()) {
     cuda_cpu::warp_access(cuda_cpu::STORE, p, ld, sizeof *p, line, [&] {
-        for (int i = 0, e = cuda_cpu::lane_id() * 8; i < 8; i++, e++) p[row_major::at(e / 16, e % 16, ld)] = f.x[i];
+        for (int i = 0, e = cuda_cpu::lane_id(); i < 8; i++, e += 32) p[row_major::at(e / 16, e % 16, ld)] = f.x[i];
     });
 }
 template <class LayoutA, class LayoutB>
