@@ -509,7 +509,7 @@ static __global__ void __launch_bounds__(MOST_THREADS)
         id = within(drawn, kept) ? drawn.id : kept.id;
     }
     if (threadIdx.x) return;
-    if (!isfinite(row.logits[id])) *bad = 1;
+    if (!isfinite(row.logits[id])) atomicExch(bad, 1); /* the host may be looking */
     ids[blockIdx.x] = id;
 }
 

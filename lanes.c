@@ -312,7 +312,7 @@ static int device_wait(Device *base, Event e, Error *err) {
     LaneDevice *d = (LaneDevice *)base;
     pthread_mutex_lock(&d->lock);
     await(d, NULL, e);
-    if (d->gpu && *d->gpu->bad) {
+    if (d->gpu && __atomic_load_n(d->gpu->bad, __ATOMIC_RELAXED)) {
         Error err;
         not_finite(&err);
         note_failure(d, &err);

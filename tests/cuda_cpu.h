@@ -407,6 +407,7 @@ To bit_cast(From from) {
 #define __floats2half2_rn(a, b) cuda_cpu::to_halfs(a, b)
 using std::max;
 using std::min;
+inline int atomicExch(int *p, int v) { return __atomic_exchange_n(p, v, __ATOMIC_RELAXED); }
 inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 inline unsigned __float_as_uint(float f) { return cuda_cpu::bit_cast<unsigned>(f); }
 inline float __uint_as_float(unsigned u) { return cuda_cpu::bit_cast<float>(u); }
