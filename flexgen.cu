@@ -522,7 +522,7 @@ typedef struct {
     int m, n, k;
     size_t y_ld;
     Type y_type;
-    bool bias, relu, add;
+    bool bias, relu;
 } Shape;
 typedef struct {
     Shape shape;
@@ -750,7 +750,7 @@ static Product *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *
     for (int i = 0; i < PRODUCTS; i++) {
         const Shape *known = &g->products[lane][i].shape;
         if (known->m == s->m && known->n == s->n && known->k == s->k && known->y_ld == s->y_ld &&
-            known->y_type == s->y_type && known->bias == s->bias && known->relu == s->relu && known->add == s->add)
+            known->y_type == s->y_type && known->bias == s->bias && known->relu == s->relu)
             return &g->products[lane][i];
     }
     Product *p = &g->products[lane][g->next_product[lane]++ % PRODUCTS];
@@ -776,7 +776,7 @@ static int gpu_linear(Gpu *gpu, Lane lane, void *y, Type y_type, size_t y_ld, co
     CudaGpu *g = (CudaGpu *)gpu;
     CHECK(lane_channel[lane] == GPU && (!residual || (residual == y && !relu)) && (!relu || b) && (y_type == F16 || !b));
     if (!m) return 0;
-    Shape shape = {m, n, k, y_ld, y_type, b != NULL, relu, residual != NULL};
+    Shape shape = {m, n, k, y_ld, y_type, b != NULL, relu};
     Product *p = find_product(g, lane, &shape, b, err);
     if (!p) return -1;
     float one = 1, zero = 0;

@@ -23,7 +23,7 @@ way() {
     env "$@" --device cuda --every "$every" cuda schedule
 }
 
-way "ThreadSanitizer" 96 TSAN_OPTIONS=halt_on_error=1 setarch -R "$3/run_tests_emulated" >"$log" 2>&1 &
+way "ThreadSanitizer" 192 TSAN_OPTIONS=halt_on_error=1 setarch -R "$3/run_tests_emulated" >"$log" 2>&1 &
 way "plain" 6 "$1/run_tests_emulated" || status=1
 way "reversed order, strict" 24 CUDA_CPU_ORDER=reverse CUDA_CPU_STRICT=1 "$1/run_tests_emulated" || status=1
 way "random order, slow copies" 24 CUDA_CPU_ORDER=random CUDA_CPU_GBPS=0.05 "$1/run_tests_emulated" || status=1
