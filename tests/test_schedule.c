@@ -766,6 +766,48 @@ static void a_gpu_in_trouble_ends_the_run_or_changes_no_bit(void) {
     close_reference();
 }
 
+/* A lane may be given ops faster than they happen, more of them than it has marks. */
+static void what_is_waited_for_has_happened_however_far_ahead_a_lane_is(void) {
+    enum { OPS = MARKS * 3 / 2 };
+    OptConfig wide = small;
+    Error err;
+    int32_t number[OPS];
+    Event done[OPS];
+    wide.h1 = wide.embed = 300, wide.h2 = 1000, wide.l = 2;
+    model = checkpoint_dummy(&wide, 3);
+    make_task(&task, &wide);
+    Policy p = all_gpu();
+    Plan *plan = plan_make(model, &p, &task, test_act_type(), &err);
+    Device *device = test_open(plan, model, temp_dir(), &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(device);
+    Tensor bulk = plan->weight[0][FC1_W].home, other = plan->weight[1][FC1_W].home;
+    Tensor up = {
+        .tier = TIER_GPU, .type = I32, .offset = plan->weight[0][FC2_W].home.offset, .rows = 1, .cols = OPS, .ld = OPS};
+    Tensor down = {.tier = TIER_CPU, .type = I32, .offset = plan->cpu_logits, .rows = 1, .cols = OPS, .ld = OPS};
+    for (int i = 0; i < OPS; i++) number[i] = i + 1;
+    device->upload(device, up, 0, number, MARKS);
+    device->upload(device, up, MARKS, number + MARKS, OPS - MARKS); /* as large tensors are, piece by piece */
+    int32_t *arrived = memset(device->host(device, down), 0, sizeof number);
+    double start = device->now(device), busy;
+    Event first = device->copy(device, &(Op){.lane = W_LOAD, .kind = OTHER}, &(Move){other, bulk}, 1);
+    for (int i = 0; i < OPS; i++) { /* something that takes time, then a number; an event makes it a group of its own */
+        Move moves[] = {{other, bulk}, {other, bulk}, {other, bulk}, {tensor_cols(down, i, 1), tensor_cols(up, i, 1)}};
+        done[i] = device->copy(device, &(Op){.lane = STORE, .kind = OTHER, .nafter = 1, .after = {first}}, moves, 4);
+    }
+    int missing = 0;
+    for (int i = MARKS * 3 / 4; i < OPS; i++) {
+        ASSERT_OK(device->wait(device, done[i], &err));
+        missing += arrived[i] != i + 1;
+    }
+    CU_ASSERT_EQUAL(missing, 0);
+    busy = device->count[STORE].busy_s;
+    CU_ASSERT(busy > 0 && busy <= device->now(device) - start + 1e-3);
+    device->close(device);
+    plan_free(plan);
+    free_task(&task);
+    checkpoint_close(model);
+}
+
 CU_TestInfo tests_schedule[] = {
     {"every placement gives the same bits", every_placement_gives_the_same_bits},
     {"every batching gives the same bits", every_batching_gives_the_same_bits},
@@ -784,6 +826,8 @@ CU_TestInfo tests_schedule[] = {
     {"the cache crosses as the formula says", the_cache_crosses_as_the_formula_says},
     {"activations cross as the formula says", activations_cross_as_the_formula_says},
     {"the plan is what is used, to the byte", the_plan_is_what_is_used_to_the_byte},
+    {"what is waited for has happened, however far ahead a lane is",
+     what_is_waited_for_has_happened_however_far_ahead_a_lane_is},
     {"a GPU in trouble ends the run, or changes no bit", a_gpu_in_trouble_ends_the_run_or_changes_no_bit},
     {"nothing is left behind after success or failure", nothing_is_left_behind_after_success_or_failure},
     CU_TEST_INFO_NULL,
