@@ -49,7 +49,8 @@ $(BUILD)/flexgen: $(OBJ) $(BUILD)/flexgen.o $(CUDA_OBJ)
 
 # the architectures are part of what it depends on
 $(BUILD)/flexgen.cu.o: flexgen.cu flexgen.h check.h $(BUILD)/archs
-	$(NVCC) -std=c++17 -O3 --threads 0 $(GENCODE) -Xcompiler -Wall,-Wextra,-Werror -Werror all-warnings -c $< -o $@
+	@echo "nvcc -O3 $< for $(ARCHS:%=sm_%)"
+	@$(NVCC) -std=c++17 -O3 --threads 0 $(GENCODE) -Xcompiler -Wall,-Wextra,-Werror -Werror all-warnings -c $< -o $@
 $(BUILD)/archs: always
 	@mkdir -p $(@D); echo '$(NVCC) $(ARCHS)' | cmp -s - $@ || echo '$(NVCC) $(ARCHS)' >$@
 

@@ -209,6 +209,54 @@ static __device__ void score_tile(float *score, const half *q, const half *k) {
     __syncwarp();
 }
 
+/* The sequence that a block's tile of queries belongs to, and which of its tiles it is. Sequence r has the numbers from
+ * start[r] / QUERIES + r on: at least as many as it needs. */
+static __device__ int find_tile(int *tile, const int *start, int nseq, int number) {
+    int r = 0, end = nseq;
+    while (end - r > 1) {
+        int middle = (r + end) / 2;
+        if (start[middle] / QUERIES + middle <= number)
+            r = middle;
+        else
+            end = middle;
+    }
+    *tile = number - (start[r] / QUERIES + r);
+    return r;
+}
+
+/* weight = e^((score - largest) scale / log2(e)) for half a row of a tile, 0 from the visible-th key on; returns their sum.
+ */
+static __device__ float weigh_scores(half *weight, const float *score, int visible, float largest, float scale) {
+    float sum = 0;
+    for (int c = 0; c < KEYS / 2; c += 8) {
+        float p[8];
+        for (int i = 0; i < 8; i++) p[i] = exp2f((score[c + i] - largest) * scale);
+        for (int i = 0; i < 8; i++) p[i] = c + i < visible ? p[i] : 0;
+        Half8 bits = to_halfs(p);
+        to_floats(p, bits); /* as the product will see them */
+        for (int i = 0; i < 8; i++) sum += p[i];
+        *(Half8 *)(weight + c) = bits;
+    }
+    return sum;
+}
+
+/* out (TILE, TILES TILE) += weights (TILE, KEYS) times values (KEYS, TILES TILE), by one warp. */
+template <int TILES>
+static __device__ void add_values(Accumulator out[TILES], const half *weights, const half *values) {
+    const int LD = TILES * TILE + 8;
+#pragma unroll
+    for (int t = 0; t < KEYS; t += TILE) {
+        FragmentA a;
+        nvcuda::wmma::load_matrix_sync(a, weights + t, KEYS + 8);
+#pragma unroll
+        for (int d = 0; d < TILES; d++) {
+            FragmentB b;
+            nvcuda::wmma::load_matrix_sync(b, values + t * LD + d * TILE, LD);
+            nvcuda::wmma::mma_sync(out[d], a, b, out[d]);
+        }
+    }
+}
+
 /* TILES: head size over TILE, rounded up. The block's number counts the query tiles of all the sequences. */
 template <int TILES>
 static __global__ void __launch_bounds__(QUERIES / TILE * WARP)
@@ -216,16 +264,7 @@ static __global__ void __launch_bounds__(QUERIES / TILE * WARP)
     const int LD = TILES * TILE + 8, SLD = KEYS + 4, PLD = KEYS + 8, HALF = KEYS / 2;
     __shared__ __align__(32) half queries[QUERIES * LD], keys[KEYS * LD], weights[QUERIES * PLD];
     __shared__ __align__(32) float scores[QUERIES * SLD];
-    int r = 0,
-        end = nseq; /* sequence r has the tiles from start[r] / QUERIES + r on; that is at least as many as it needs */
-    while (end - r > 1) {
-        int middle = (r + end) / 2;
-        if (start[middle] / QUERIES + middle <= (int)blockIdx.x)
-            r = middle;
-        else
-            end = middle;
-    }
-    int tile = blockIdx.x - (start[r] / QUERIES + r);
+    int tile, r = find_tile(&tile, start, nseq, blockIdx.x);
     if (tile * QUERIES >= start[r + 1] - start[r]) return;
     int first = tile * QUERIES, rows = min(start[r + 1] - start[r] - first, (int)QUERIES), head = blockIdx.y * hd;
     const half *k = kv + (size_t)start[r] * 2 * h1 + head, *v = k + h1;
@@ -258,31 +297,13 @@ static __global__ void __launch_bounds__(QUERIES / TILE * WARP)
         __syncthreads();
         if (t0 <= last) {
             score_tile<TILES>(my_scores, my_queries, keys);
-            for (int c = side; c < side + HALF; c += 8) {
-                float p[8];
-                for (int i = 0; i < 8; i++) p[i] = exp2f((my_scores[row * SLD + c + i] - largest) * scale);
-                for (int i = 0; i < 8; i++) p[i] = t0 + c + i <= pos ? p[i] : 0;
-                Half8 bits = to_halfs(p);
-                to_floats(p, bits);
-                for (int i = 0; i < 8; i++) sum += p[i];
-                *(Half8 *)(my_weights + row * PLD + c) = bits;
-            }
+            sum += weigh_scores(my_weights + row * PLD + side, my_scores + row * SLD + side, pos + 1 - t0 - side, largest,
+                                scale);
         }
         __syncthreads(); /* the keys have been used; their values take their place */
         load_tile(keys, LD, v + (size_t)t0 * 2 * h1, 2 * h1, first + rows - t0, KEYS, hd, wide);
         __syncthreads();
-        if (t0 > last) continue;
-#pragma unroll
-        for (int t = 0; t < KEYS; t += TILE) {
-            FragmentA a;
-            nvcuda::wmma::load_matrix_sync(a, my_weights + t, PLD);
-#pragma unroll
-            for (int d = 0; d < TILES; d++) {
-                FragmentB b;
-                nvcuda::wmma::load_matrix_sync(b, keys + t * LD + d * TILE, LD);
-                nvcuda::wmma::mma_sync(out[d], a, b, out[d]);
-            }
-        }
+        if (t0 <= last) add_values<TILES>(out, my_weights, keys);
     }
     float share = 1 / (sum + __shfl_xor_sync(0xffffffff, sum, 1));
 #pragma unroll
@@ -311,6 +332,14 @@ enum { SPLIT = 128, HEADS = 4, UNROLL = 4 };
 /* A partial result: the largest score, the sum of e^(score - largest), that sum's hd weighted values. */
 static __host__ __device__ size_t partial_floats(int hd) { return hd + 2; }
 
+/* A lane's eight elements of UNROLL tokens, `apart` apart from t on, in rows of h1; zeros for tokens from n on. */
+static __device__ void load_tokens(Half8 piece[UNROLL], const half *column, const int *rows, int t, int apart, int n,
+                                   int h1, int left, bool wide) {
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++, t += apart)
+        piece[u] = load8(column + (size_t)(t < n ? rows[t] : 0) * h1, t < n ? left : 0, wide);
+}
+
 template <int LANES>
 static __global__ void __launch_bounds__(HEADS *WARP)
     attend_kernel(half *o, float *partial, const half *q, const half *k, const half *v, const int *pages, const int *len,
@@ -333,11 +362,7 @@ static __global__ void __launch_bounds__(HEADS *WARP)
     to_floats(mine, load8(q + (size_t)r * h1 + column, hd - c, wide));
     for (int t = which; t - which < n; t += UNROLL * AT_ONCE) {
         Half8 piece[UNROLL];
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            int row = t + u * AT_ONCE < n ? rows[t + u * AT_ONCE] : -1;
-            piece[u] = load8(k + (size_t)max(row, 0) * h1 + column, row < 0 ? 0 : hd - c, wide);
-        }
+        load_tokens(piece, k + column, rows, t, AT_ONCE, n, h1, hd - c, wide);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             float dot = 0;
@@ -357,11 +382,7 @@ static __global__ void __launch_bounds__(HEADS *WARP)
     float out[8] = {0};
     for (int t = which; t < n; t += UNROLL * AT_ONCE) {
         Half8 piece[UNROLL];
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            int row = t + u * AT_ONCE < n ? rows[t + u * AT_ONCE] : -1;
-            piece[u] = load8(v + (size_t)max(row, 0) * h1 + column, row < 0 ? 0 : hd - c, wide);
-        }
+        load_tokens(piece, v + column, rows, t, AT_ONCE, n, h1, hd - c, wide);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             float weight = t + u * AT_ONCE < n ? score[t + u * AT_ONCE] : 0;
