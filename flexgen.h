@@ -235,10 +235,12 @@ typedef struct {
 /* What moves or is computed, for the counters. */
 typedef enum { WEIGHT, CACHE, ACTIVATION, OTHER, NKINDS } Kind;
 
-/* An order to a lane: begin when every event in after has happened. i, j, k are for traces. */
+/* An order to a lane: begin when every event in after has happened. i, j, k and prefill (of a batch in prefill) are for
+ * traces and for the sim's rates. */
 typedef struct {
     Lane lane;
     Kind kind;
+    bool prefill;
     int i, j, k, nafter;
     Event after[8];
 } Op;
@@ -261,6 +263,23 @@ typedef struct {
     double busy_s;        /* the lane worked, waits not counted */
 } LaneCount;
 
+/* One call of Figure 4 as it ran on one lane: neighbouring ops of the same call are one slice. Seconds of Device.now. */
+typedef struct {
+    Lane lane;
+    Kind kind;
+    bool prefill;
+    int i, j, k;
+    double begin, end;
+    size_t bytes; /* moved; 0 for arithmetic */
+} Slice;
+
+/* What a device did, in the order in which calls ended on each lane. */
+typedef struct {
+    Slice *slice;
+    size_t n, capacity;
+    long last[NLANES]; /* 1 + index of each lane's newest slice */
+} Trace;
+
 /* A device: in-order lanes that carry out ops and meet at events. A function only posts and returns the event of its end;
  * views, page tables and moves are copied by the post, the index arrays that they point to are not. Shapes as in the host_
  * twins. */
@@ -270,7 +289,10 @@ struct Device {
     Type act_type;       /* of activations: F32 on the host */
     size_t peak[NTIERS]; /* bytes of each tier in use: how far ops have reached into each term of the plan */
     LaneCount count[NLANES];
-    Error notice;         /* text: what its user should know, such as memory that could not be pinned; mostly empty */
+    Error notice; /* text: what its user should know, such as memory that could not be pinned; mostly empty */
+    Trace *trace; /* where finished ops are noted; NULL: nowhere. Set before the first op */
+    double
+        link[NCHANNELS];  /* host device: bytes/s that a link is slowed to, set before the first op; 0: as fast as it is */
     int delay_us[NLANES]; /* each op of a lane is held up by so much before it begins; tests find missing events with it */
 
     Event (*copy)(Device *, const Op *, const Move *, int n);
@@ -283,10 +305,11 @@ struct Device {
     Event (*pick)(Device *, const Op *, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *);
 
     /* Puts count elements at element `first` of a dense view on GPU or CPU, at once: for loading, before any op is posted.
-     */
+     * NULL on the sim, which has nothing to load. */
     void (*upload)(Device *, Tensor dst, size_t first, const void *src, size_t count);
     int (*wait)(Device *, Event, Error *); /* until it has happened; -1 once any op has failed (the first error sticks) */
-    void *(*host)(Device *, Tensor);       /* address of a view on the CPU tier, for the thread that posts; sim: NULL */
+    void *(*host)(Device *, Tensor);       /* address of a view on the CPU tier, for the thread that posts; on the
+                                              sim only index tables have one, the others are NULL */
     double (*now)(Device *);               /* seconds */
     void (*close)(Device *);               /* ends lanes, frees tiers, removes the offload file */
 };
@@ -521,6 +544,20 @@ int policy_default(Policy *policy, const bool fixed[6], bool fixed_gbs, bool fix
  * offload file. */
 int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err);
 
+/* How far views have reached into each term of a plan: measured peaks. Not thread safe. */
+typedef struct {
+    int nterms;
+    Term terms[MAX_TERMS];
+    size_t high[MAX_TERMS]; /* bytes of each term touched so far, from its beginning */
+} Reach;
+/* Nothing is touched yet but what rests in the checkpoint: *peak begins with it. */
+void reach_open(Reach *reach, size_t peak[NTIERS], const Plan *plan);
+/* Bytes from the first element of a view to behind its last. */
+static inline size_t tensor_span(Tensor t) { return t.rows ? ((t.rows - 1) * t.ld + t.cols) * type_bytes(t.type) : 0; }
+/* Raises the peaks by what a view reaches further than those before it. Aborts when it lies outside the plan; views of the
+ * checkpoint are no part of it. */
+void reach_note(Reach *reach, size_t peak[NTIERS], Tensor view);
+
 /* Page indices of one tier's pool: the lowest free one first, so that pages taken together lie together. */
 typedef struct {
     uint64_t *free; /* a bit a page */
@@ -565,6 +602,66 @@ typedef struct {
 
 /* Generates for the whole task, block after block, as the plan's policy says. 0, or -1 and err. */
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener, RunStats *stats, Error *err);
+
+// ---------------------------------------------------------------------------------------------------------------
+// trace.c: what happened on the lanes, as a file and as the paper's Table 4
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Notes an op that has run from begin to end. It prolongs the lane's newest slice where that is the same call (kind, i, j,
+ * k, stage). Not thread safe: devices call it under their lock. */
+void trace_add(Trace *trace, const Op *op, size_t bytes, double begin, double end);
+/* Figure 4's name of the call that a slice is part of: "load_weight", "store_cache", "project", ... */
+const char *trace_call(const Slice *slice);
+/* Chrome trace JSON (chrome://tracing, Perfetto): one row a lane, one slice a call with its i, j, k and bytes, times in
+ * microseconds from the first slice. What could not be written shows in ferror(out). */
+void trace_write(const Trace *trace, const char *process, FILE *out);
+void trace_free(Trace *trace);
+
+/* A row of Table 4 for one stage: seconds that its lanes were busy, and how many of them some processor was busy as well.
+ */
+typedef struct {
+    double busy_s, hidden_s;
+} Share;
+enum { COMPUTE, WEIGHT_READ, CACHE_READ, CACHE_WRITE, ACTIVATION_MOVES, NPARTS };
+typedef struct {
+    Share part[2][NPARTS]; /* [prefill] */
+} Breakdown;
+extern const char *const part_name[NPARTS];
+/* Times are unions: two lanes that are busy at once with the same part count once. COMPUTE is the GPU's and the CPU's
+ * lanes; its hidden_s is the time in which some copy ran beside it. A moment belongs to prefill where the slice does. */
+void trace_breakdown(const Trace *trace, Breakdown *breakdown);
+
+// ---------------------------------------------------------------------------------------------------------------
+// policy.c: a machine as numbers
+// ---------------------------------------------------------------------------------------------------------------
+
+/* The hardware parameters of section 4.3 and Table 7. Of a pair [0] holds in generation, [1] in prefill. */
+typedef struct {
+    char name[96];
+    double gmem, cmem, nmem;                                   /* bytes that the tiers can hold */
+    double ctog_bdw[2], gtoc_bdw[2], dtoc_bdw[2], ctod_bdw[2]; /* bytes/s */
+    double mm_flops[2], bmm_flops[2], cpu_flops[2];            /* FLOP/s of linear, of attention on the GPU, on the CPU */
+    /* keys that a file may leave out */
+    double gpu_bdw, cpu_bdw; /* bytes/s at which the processors read their own memory; 0: no bound */
+    double op_s;             /* seconds that every op takes besides; 0 */
+    bool shared_cores;       /* GPU and CPU lanes run on the same cores, as on the host device */
+} Hardware;
+
+/* Reads a hardware file: one JSON object with name, gmem cmem nmem, ctog_bdw gtoc_bdw dtoc_bdw ctod_bdw, mm_flops bmm_flops
+ * cpu_flops, each rate also as a pair KEY_p, KEY_g; optional gpu_bdw cpu_bdw op_s shared_cores; sources, an object of texts
+ * that say where each value is from. -1 and one line (EXIT_USAGE) for a missing, unknown, negative, zero or non-numeric
+ * value. */
+int hardware_read(Hardware *hardware, const char *path, Error *err);
+
+// ---------------------------------------------------------------------------------------------------------------
+// sim.c: the device that is a clock
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Opens the sim for a plan (act_type F16): the same lanes and events, but an op only takes time: bytes over the bandwidth
+ * of its channel, or flops over the rate of its processor (the longer of that and its bytes over that processor's memory
+ * bandwidth). Lanes of one link share its bandwidth equally; the GPU does one op at a time, in the order of posting. No
+ * data, no tiers: memory does not grow with the model. now is the simulated clock. */
+Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
 // job.c: prompts in, completions out

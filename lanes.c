@@ -82,9 +82,7 @@ struct LaneDevice {
     LaneState lane[NLANES];
     size_t move_capacity;
     size_t tables[2]; /* where the index tables lie on GPU and CPU: mirrors of each other */
-    int nterms;
-    Term terms[MAX_TERMS];
-    size_t high[MAX_TERMS]; /* bytes of each term touched so far, from its beginning */
+    Reach reach;
 };
 
 static double now(void) {
@@ -97,32 +95,16 @@ static double now(void) {
 // Views
 // ---------------------------------------------------------------------------------------------------------------
 
-static size_t span_of(Tensor t) { return t.rows ? ((t.rows - 1) * t.ld + t.cols) * type_bytes(t.type) : 0; }
-
 static void *address(LaneDevice *d, Tensor t) {
     CHECK(t.tier < NTIERS && t.file == 0);
-    CHECK(t.offset <= d->bytes[t.tier] && span_of(t) <= d->bytes[t.tier] - t.offset);
+    CHECK(t.offset <= d->bytes[t.tier] && tensor_span(t) <= d->bytes[t.tier] - t.offset);
     return d->arena[t.tier] + t.offset;
 }
 
-/* Notes how far into its term a view reaches. Views of the checkpoint are no term of ours. */
 static void touch(LaneDevice *d, Tensor t) {
-    size_t span = span_of(t);
-    if (!span || t.file) return;
-    for (int i = 0; i < d->nterms; i++) {
-        const Term *term = &d->terms[i];
-        if (term->tier != t.tier || t.offset < term->offset || t.offset >= term->offset + term->bytes) continue;
-        size_t high = (t.offset + span - term->offset + 63) / 64 * 64;
-        CHECK(high <= term->bytes);
-        pthread_mutex_lock(&d->lock);
-        if (high > d->high[i]) {
-            d->base.peak[t.tier] += high - d->high[i];
-            d->high[i] = high;
-        }
-        pthread_mutex_unlock(&d->lock);
-        return;
-    }
-    CHECK(!"a view outside the plan");
+    pthread_mutex_lock(&d->lock);
+    reach_note(&d->reach, d->base.peak, t);
+    pthread_mutex_unlock(&d->lock);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -395,8 +377,8 @@ static int run_copy(LaneDevice *d, const Posted *job, Error *err) {
     for (size_t i = 0; i < job->nmoves;
          i++) { /* small reads: the disk hears of all of them before the first is waited for */
         const Move *m = &lane->moves[(job->move + i) % d->move_capacity];
-        if (m->src.tier == TIER_DISK && !m->src.file && span_of(m->src) < DIRECT_MIN)
-            posix_fadvise(d->offload_fd, (off_t)m->src.offset, (off_t)span_of(m->src), POSIX_FADV_WILLNEED);
+        if (m->src.tier == TIER_DISK && !m->src.file && tensor_span(m->src) < DIRECT_MIN)
+            posix_fadvise(d->offload_fd, (off_t)m->src.offset, (off_t)tensor_span(m->src), POSIX_FADV_WILLNEED);
     }
     for (size_t i = 0; i < job->nmoves; i++) {
         const Move *m = &lane->moves[(job->move + i) % d->move_capacity];
@@ -577,11 +559,11 @@ static int run_append(LaneDevice *d, const Posted *job, Error *err) {
         return d->gpu->append(d->gpu, job->op.lane, k, v, from, seq, pos, pages, kv.rows, max_pages, page, h1, err);
     host_append(k, v, from, seq, pos, pages, kv.rows, max_pages, page, h1);
     if (p->k.tier == TIER_DISK) { /* K and V of a layer lie one after the other */
-        size_t bytes = 2 * span_of(p->k);
+        size_t bytes = 2 * tensor_span(p->k);
         size_t head = p->k.offset % 4096;
         madvise((uint8_t *)k - head, bytes + head,
                 MADV_DONTNEED); /* lets the page cache drop them; nothing is lost in a shared file */
-        drop_cache(d->offload_fd, p->k.offset, bytes, span_of(kv));
+        drop_cache(d->offload_fd, p->k.offset, bytes, tensor_span(kv));
     }
     return 0;
 }
@@ -590,7 +572,7 @@ static Event device_append(Device *base, const Op *op, const PageTable *table, T
     LaneDevice *d = (LaneDevice *)base;
     touch(d, kv);
     Posted job = {.run = run_append, .t = {kv, seq, pos}, .table = *table};
-    if (lane_channel[op->lane] == CTOD) base->count[op->lane].moved[op->kind] += span_of(kv);
+    if (lane_channel[op->lane] == CTOD) base->count[op->lane].moved[op->kind] += tensor_span(kv);
     return post(d, op, &job, NULL, 0);
 }
 
@@ -631,8 +613,8 @@ static void device_upload(Device *base, Tensor dst, size_t first, const void *sr
     memcpy((uint8_t *)address(d, dst) + first * size, src, count * size);
     if (dst.tier == TIER_DISK && first + count == (size_t)dst.rows * dst.cols) {
         size_t head = dst.offset % 4096;
-        madvise((uint8_t *)address(d, dst) - head, span_of(dst) + head, MADV_DONTNEED);
-        drop_cache(d->offload_fd, dst.offset, span_of(dst), span_of(dst));
+        madvise((uint8_t *)address(d, dst) - head, tensor_span(dst) + head, MADV_DONTNEED);
+        drop_cache(d->offload_fd, dst.offset, tensor_span(dst), tensor_span(dst));
     }
 }
 
@@ -782,11 +764,8 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
     d->nfiles = checkpoint->nfiles;
     d->direct = xcalloc(d->nfiles + 1, sizeof *d->direct);
     for (int f = 0; f <= d->nfiles; f++) d->direct[f] = -1;
-    d->nterms = plan->nterms;
-    memcpy(d->terms, plan->terms, sizeof d->terms);
+    reach_open(&d->reach, d->base.peak, plan);
     memcpy(d->tables, plan->tables, sizeof d->tables);
-    for (int i = 0; i < d->nterms; i++) /* what rests in the checkpoint is in use from the start */
-        if (d->terms[i].offset == SIZE_MAX) d->base.peak[TIER_DISK] += d->terms[i].bytes;
     d->move_capacity = 256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES);
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->gpu_cond, NULL);

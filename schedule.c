@@ -115,7 +115,7 @@ static Tensor view(Tier tier, Type type, size_t offset, int rows, int cols) {
 }
 
 static Op new_op(Run *s, Lane lane, Kind kind, int j, int k) {
-    return (Op){.lane = lane, .kind = kind, .i = s->i, .j = j, .k = k};
+    return (Op){.lane = lane, .kind = kind, .prefill = s->flight[k]->prefill, .i = s->i, .j = j, .k = k};
 }
 
 static void after(Op *op, Event e) {
@@ -468,7 +468,7 @@ static void fill_tables(Run *s, Batch *b) {
 }
 
 /* The batch's part in this sweep begins: what the sweep before chose for it is known now, and who has ended is out. */
-static void begin(Run *s, Batch *b) {
+static void begin(Run *s, Batch *b, int k) {
     collect(s, b);
     /* stores of the sweep before last (of the last one, after a pause) read the tables that this one writes */
     for (int e = 0; e < 2 && !s->failed; e++) {
@@ -497,7 +497,7 @@ static void begin(Run *s, Batch *b) {
     lay_out(s, b, &b->cpu, TIER_CPU);
     lay_out(s, b, &b->gpu, TIER_GPU);
     fill_tables(s, b);
-    Op op = new_op(s, C_LOAD, OTHER, 0, (int)(b - s->batch));
+    Op op = new_op(s, C_LOAD, OTHER, 0, k);
     b->tables_up = posted(s, s->device->copy(s->device, &op, &(Move){b->gpu.all, b->cpu.all}, 1));
     b->waiting = true;
     s->began++;
@@ -870,7 +870,7 @@ static void compute_head(Run *s, Batch *b, int k) {
 
 static void compute(Run *s, int j, int k) {
     Batch *b = s->flight[k];
-    if (!j) begin(s, b);
+    if (!j) begin(s, b, k);
     if (!b->nseq || s->failed) return;
     load_cache(s, j, k); /* for a batch that had no neighbour to ask in time */
     load_activation(s, j, k);

@@ -626,6 +626,32 @@ int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device,
 }
 
 // ---------------------------------------------------------------------------------------------------------------
+// Measured peaks
+// ---------------------------------------------------------------------------------------------------------------
+
+void reach_open(Reach *reach, size_t peak[NTIERS], const Plan *plan) {
+    *reach = (Reach){.nterms = plan->nterms};
+    memcpy(reach->terms, plan->terms, sizeof reach->terms);
+    for (int t = 0; t < NTIERS; t++) peak[t] = 0;
+    for (int i = 0; i < reach->nterms; i++) /* what rests in the checkpoint is in use from the start */
+        if (reach->terms[i].offset == SIZE_MAX) peak[TIER_DISK] += reach->terms[i].bytes;
+}
+
+void reach_note(Reach *reach, size_t peak[NTIERS], Tensor view) {
+    size_t span = tensor_span(view);
+    if (!span || view.file) return;
+    for (int i = 0; i < reach->nterms; i++) {
+        const Term *term = &reach->terms[i];
+        if (term->tier != view.tier || view.offset < term->offset || view.offset >= term->offset + term->bytes) continue;
+        size_t high = round_up(view.offset + span - term->offset);
+        CHECK(high <= term->bytes);
+        if (high > reach->high[i]) peak[view.tier] += high - reach->high[i], reach->high[i] = high;
+        return;
+    }
+    CHECK(!"a view outside the plan");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
 // KV pages
 // ---------------------------------------------------------------------------------------------------------------
 
