@@ -26,9 +26,10 @@ typedef struct {
 typedef struct {
     const char *model, *prompts, *output, *json, *offload_dir, *device;
     Texts prompt, stop;
-    int max_tokens, prompt_len, gen_len, threads;
-    Policy policy; /* gbs, num_gpu_batches 0: not given */
-    bool fixed[6]; /* which of wg wc cg cc hg hc are given */
+    int max_tokens, prompt_len, gen_len, num_prompts, threads;
+    Policy policy;  /* gbs, num_gpu_batches 0: not given */
+    Schedule asked; /* the policy's may become another */
+    bool fixed[6];  /* which of wg wc cg cc hg hc are given */
     bool verbose, help;
     Sampling sampling;
     size_t capacity[NTIERS]; /* FROM_MACHINE: not given */
@@ -144,13 +145,9 @@ static int set_percent(Options *o, const Flag *flag, char **v, Error *err) {
 }
 
 static int set_schedule(Options *o, const Flag *flag, char **v, Error *err) {
-    if (!strcmp(v[0], "zigzag"))
-        o->policy.schedule = SCHEDULE_ZIGZAG;
-    else if (!strcmp(v[0], "row"))
-        o->policy.schedule = SCHEDULE_ROW;
-    else
-        return fail(err, EXIT_USAGE, "%s %.60s: expected zigzag or row", flag->name, v[0]);
-    return 0;
+    for (int i = SCHEDULE_ZIGZAG; i <= SCHEDULE_DIAGONAL; i++)
+        if (!strcmp(v[0], schedule_name[i])) return o->policy.schedule = o->asked = (Schedule)i, 0;
+    return fail(err, EXIT_USAGE, "%s %.60s: expected row, zigzag or diagonal", flag->name, v[0]);
 }
 
 /* In the order of the help text. */
@@ -167,12 +164,14 @@ static const Flag flags[] = {
      "N: tokens to generate where the prompt does not say (64)"},
     {"--prompt-len", "b", 1, set_int, AT(prompt_len), 1, MAX_LEN, "S: tokens of every prompt (512)"},
     {"--gen-len", "b", 1, set_int, AT(gen_len), 1, MAX_LEN, "N: tokens to generate (32)"},
+    {"--num-prompts", "b", 1, set_int, AT(num_prompts), 1, MAX_GBS, "N: prompts (one block of them)"},
     {"--json", "b", 1, set_text, AT(json), 0, 0, "FILE: the figures as one JSON object; - is standard output"},
     {"--percent", "gb", 6, set_percent, 0, 0, 100,
      "WG WC CG CC HG HC: weights, KV cache, activations on GPU and on CPU; the disk has the rest"},
     {"--gpu-batch-size", "gb", 1, set_int, AT(policy.gbs), 1, MAX_GBS, "N: sequences of a GPU batch"},
     {"--num-gpu-batches", "gb", 1, set_int, AT(policy.num_gpu_batches), 1, 1 << 16, "N: GPU batches of a block"},
-    {"--schedule", "gb", 1, set_schedule, 0, 0, 0, "zigzag (Figure 3b, the default) or row (Figure 3a)"},
+    {"--schedule", "gb", 1, set_schedule, 0, 0, 0,
+     "zigzag (Figure 3b, the default), row (Figure 3a) or diagonal (Figure 6)"},
     {"--cpu-cache-compute", "gb", 0, set_true, AT(policy.cpu_attention), 0, 0,
      "the CPU attends to the KV cache on CPU and disk, in place"},
     {"--no-overlap", "gb", 0, set_false, AT(policy.overlap), 0, 0, "wait for every operation at once"},
@@ -441,7 +440,7 @@ static void print_summary(const Options *o, const Run *run, int prompts) {
             "weights %g/%g, cache %g/%g, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d threads, %s\n",
             prompts, stats->generated, stats->total_s, stats->prefill_s, stats->decode_s,
             stats->total_s > 0 ? stats->generated / stats->total_s : 0, 100 * p->wg, 100 * p->wc, 100 * p->cg, 100 * p->cc,
-            100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches, p->schedule == SCHEDULE_ROW ? "row" : "zigzag",
+            100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches, schedule_name[p->schedule],
             run->gpu ? run->gpu->name : "", run->gpu ? ", " : "", o->threads, host_isa());
 }
 
@@ -527,7 +526,7 @@ static int generate(Options *o, Error *err) {
 // flexgen bench
 // ---------------------------------------------------------------------------------------------------------------
 
-/* One block of random prompts of one length. */
+/* Random prompts of one length. */
 static void bench_task(Task *task, const Options *o, const OptConfig *config, int count) {
     uint64_t x = 88172645463325252ull + o->sampling.seed;
     *task = (Task){.count = count, .prompts = xcalloc(count, sizeof *task->prompts), .sampling = o->sampling};
@@ -607,7 +606,7 @@ static cJSON *bench_json(const Options *o, const Run *run) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "model", run->plan->config.name);
     cJSON_AddStringToObject(json, "device", run->device->name);
-    cJSON_AddStringToObject(json, "schedule", o->policy.schedule == SCHEDULE_ROW ? "row" : "zigzag");
+    cJSON_AddStringToObject(json, "schedule", schedule_name[o->policy.schedule]);
     add_run(json, o, run);
     cJSON *tiers = cJSON_AddObjectToObject(json, "tiers"), *channels = cJSON_AddObjectToObject(json, "channels");
     for (int t = 0; t < NTIERS; t++) {
@@ -666,17 +665,19 @@ static int bench_with(Options *o, Checkpoint *checkpoint, Error *err) {
     Task task;
     Run run = {0};
     if (!o->policy.gbs) o->policy.gbs = 4;
-    if (!o->policy.num_gpu_batches) o->policy.num_gpu_batches = 1;
+    if (!o->policy.num_gpu_batches && !o->num_prompts) o->policy.num_gpu_batches = 1;
+    if (!o->num_prompts) o->num_prompts = o->policy.gbs * o->policy.num_gpu_batches;
     if (o->prompt_len > config->max_pos || o->gen_len > config->max_pos - o->prompt_len + 1)
         return fail(err, EXIT_USAGE,
                     "--prompt-len %d --gen-len %d: expected at most %d together, as the model has %d positions",
                     o->prompt_len, o->gen_len, config->max_pos + 1, config->max_pos);
-    if ((double)o->policy.gbs * o->policy.num_gpu_batches * o->prompt_len > MAX_BENCH)
-        return fail(err, EXIT_USAGE,
-                    "--prompt-len %d: %d x %d prompts (--gpu-batch-size, --num-gpu-batches) are over %d tokens",
-                    o->prompt_len, o->policy.gbs, o->policy.num_gpu_batches, MAX_BENCH);
+    if ((double)o->num_prompts * o->prompt_len > MAX_BENCH)
+        return fail(
+            err, EXIT_USAGE,
+            "--prompt-len %d: %d prompts (--num-prompts, or --gpu-batch-size x --num-gpu-batches) are over %d tokens",
+            o->prompt_len, o->num_prompts, MAX_BENCH);
     checkpoint->config.eos = -1; /* every sequence runs to its full length */
-    bench_task(&task, o, config, o->policy.gbs * o->policy.num_gpu_batches);
+    bench_task(&task, o, config, o->num_prompts);
     int status = plan_task(&run, o, checkpoint, &task, err);
     if (!status) status = bench_run(o, checkpoint, &task, &run, err);
     run_close(&run);

@@ -235,13 +235,14 @@ typedef struct {
 /* What moves or is computed, for the counters. */
 typedef enum { WEIGHT, CACHE, ACTIVATION, OTHER, NKINDS } Kind;
 
-/* An order to a lane: begin when every event in after has happened. i, j, k and prefill (of a batch in prefill) are for
- * traces and for the sim's rates. */
+/* An order to a lane: begin when every event in after has happened. The rest is for traces and for the sim's rates: i the
+ * sweep, j the layer, k the GPU batch by its place in the sweep, batch its number since the beginning, in the order in
+ * which they entered; prefill: the batch is in prefill. */
 typedef struct {
     Lane lane;
     Kind kind;
     bool prefill;
-    int i, j, k, nafter;
+    int i, j, k, batch, nafter;
     Event after[8];
 } Op;
 
@@ -268,7 +269,7 @@ typedef struct {
     Lane lane;
     Kind kind;
     bool prefill;
-    int i, j, k;
+    int i, j, k, batch;
     double begin, end;
     size_t bytes; /* moved; 0 for arithmetic */
 } Slice;
@@ -430,7 +431,8 @@ Event opt_logits(Device *device, Op op, const OptConfig *config, const Tensor gl
 // tier.c: placement, the plan, KV pages (section 4.2)
 // ---------------------------------------------------------------------------------------------------------------
 
-typedef enum { SCHEDULE_ZIGZAG, SCHEDULE_ROW } Schedule;
+typedef enum { SCHEDULE_ZIGZAG, SCHEDULE_ROW, SCHEDULE_DIAGONAL } Schedule;
+extern const char *const schedule_name[];
 
 /* A policy (section 4.3): fractions are 0 to 1, the disk's share is what is left. */
 typedef struct {
@@ -456,17 +458,19 @@ typedef struct {
     bool keep_logits; /* bring every step's logits to the CPU (tests, evaluation) */
 } Task;
 
-/* Where one sequence of a block goes. */
+/* A place in a block: its GPU batch, the homes of the KV pages and the activations of whoever sits there. */
 typedef struct {
-    int prompt, k; /* index into the task; its GPU batch */
-    Tier kv, act;  /* home of its KV pages, of its activations */
+    int k;
+    Tier kv, act;
+    int prompt; /* who sits there, an index into the task; -1: nobody */
+    long since; /* the sweep of its prefill */
 } Seat;
 
-/* Deals prompts first .. first+count-1, one block, to GPU batches of gbs and to tiers, so that the block as a whole has its
- * cg cc cd and hg hc hd to within one sequence. Within a batch seats are ordered by kv tier, and their act tiers never fall
- * back, so that each tier's rows lie together. */
-void deal_block(Seat *seats, const Policy *policy, int first, int count);
-/* Prompts in a block: gbs * num_gpu_batches, or gbs where the schedule keeps one batch in flight. */
+/* Deals the seats of a block of count sequences, all vacant, to GPU batches of gbs and to tiers, so that the block as a
+ * whole has its cg cc cd and hg hc hd to within one sequence. Within a batch seats are ordered by kv tier, and their act
+ * tiers never fall back, so that each tier's rows lie together. */
+void deal_block(Seat *seats, const Policy *policy, int count);
+/* Seats in a block: gbs * num_gpu_batches, or gbs where the schedule keeps one batch in flight. */
 int block_size(const Policy *policy);
 
 /* Chooses a home for every tensor of every decoder layer (a weight and its bias stay together), by error diffusion across
@@ -508,7 +512,8 @@ struct Plan {
     size_t slot_bytes[2];          /* of the two staging slots on the GPU, which streaming layers take in turn */
     size_t disk_slot_bytes[2];     /* of the disk's two staging slots on the CPU tier */
 
-    int slots; /* GPU batches in flight */
+    int slots;   /* GPU batches in flight; with the diagonal schedule one more, through which topups enter */
+    long sweeps; /* that the task takes if no sequence stops early */
     int max_rows, max_seqs, max_pages,
         chunk;              /* of a batch: token rows, sequences; pages of a sequence; rows a piece of the layer takes */
     int off_rows, off_seqs; /* largest share of a batch whose KV is not on the GPU: rows, sequences */
@@ -537,7 +542,8 @@ int plan_fits(const Plan *plan, const size_t capacity[NTIERS], Error *err);
 /* The table for people; with peak, after a run, only the totals and the peaks beside them. */
 void plan_print(FILE *out, const Plan *plan, const size_t capacity[NTIERS], const size_t *peak);
 /* Without policy flags: everything on the highest tier that still holds it, and batches no larger than the task.
- * fixed[0..5] says which of wg wc cg cc hg hc are given. */
+ * fixed[0..5] says which of wg wc cg cc hg hc are given; with all of them, or the diagonal schedule, the number of batches
+ * is the largest that fits. Where the diagonal schedule adds no batch, or takes no fewer sweeps, it becomes zig-zag. */
 int policy_default(Policy *policy, const bool fixed[6], bool fixed_gbs, bool fixed_batches, const Checkpoint *checkpoint,
                    const Task *task, Type act_type, const size_t capacity[NTIERS], Error *err);
 /* Fills the weights' homes: reads (or generates) every tensor once into its GPU or CPU home, a dummy's disk share into the
@@ -574,6 +580,38 @@ static inline int pages_for(int tokens, int page_tokens) { return (tokens + page
  * the workspaces hold. A GPU's library chooses and loads a kernel when it first meets a shape; the first prompts need not
  * wait for that. Before the run: counters are 0 again. */
 int opt_warm_up(Device *device, const Plan *plan, Error *err);
+
+// ---------------------------------------------------------------------------------------------------------------
+// admission.c: row, zig-zag, diagonal (sections 4.1 and A.2)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Who is in flight, and which KV pages they will hold. */
+typedef struct {
+    const Policy *policy;
+    const Task *task;
+    const int *limit;      /* [NTIERS] pages of each pool; NULL: as many as are needed (the plan) */
+    Seat *seat;            /* dealt anew for every block; [min(block_size, task count)] */
+    int nseats;            /* of the present block */
+    int seated, *in_batch; /* who sits anywhere, in batch k */
+    bool *with_members;    /* of batch k, before the last admission */
+    int next_prompt;
+    long sweep, began; /* the sweep that is to come; that of the block's first */
+    long n;            /* tokens of a prompt in the mean */
+    int horizon;       /* sweeps that the longest prompt takes */
+    int *need[NTIERS]; /* pages in sweep i, at [i % horizon], of those seated if none stops early */
+    int peak[NTIERS];  /* the largest need so far */
+} Admission;
+
+/* limit must outlive it. */
+void admission_open(Admission *a, const Policy *policy, const Task *task, const int *limit);
+/* Before a sweep: the waiting prompts that enter it take their seats. Fills entered[] with seats and returns their number;
+ * the first *topups of them (at most gbs) sit in batches that have members, the others have their batch for themselves.
+ * Prompts of one batch, and the topups together, are neighbours in the input. Where nobody is seated and prompts wait,
+ * some enter. */
+int admission_next(Admission *a, long sweep, int *entered, int *topups);
+/* Who sits there has ended with so many tokens. */
+void admission_leave(Admission *a, int seat, int generated);
+void admission_close(Admission *a);
 
 // ---------------------------------------------------------------------------------------------------------------
 // schedule.c: the sweep, Figure 4

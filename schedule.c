@@ -2,23 +2,25 @@
  *
  * Generation is a grid of squares (token i, layer j, GPU batch k). A sweep computes one token for every batch in flight:
  * for each layer j, for each batch k, in the order of Figure 4, call for call. Layer l, behind the decoder layers, is the
- * head: final norm, logits, the next token. Admission happens between sweeps and is all that schedules differ in: zig-zag
- * lets the next block in when the whole block has finished, row keeps a single batch in flight (Figure 3). Every call only
- * posts ops on lanes; what an op needs is in its `after` events, so nothing else is ever waited for. The one wait for data
- * is for batch k's new tokens, when (layer 0, k) of the next sweep is posted: there a sequence is found to have ended.
+ * head: final norm, logits, the next token. Who is in flight changes only between sweeps (admit); admission.c says which
+ * prompts enter, and is all that the schedules differ in. Every call only posts ops on lanes; what an op needs is in its
+ * `after` events, so nothing else is ever waited for. The one wait for data is for batch k's new tokens, when (layer 0, k)
+ * of the next sweep is posted: there a sequence is found to have ended; or between the sweeps, where it is known to end.
  * compute(j, k) is project, attend, finish; three workspaces rotate, so that while the CPU attends for batch k, the GPU
  * finishes batch k-1 and projects batch k+1. Read next: opt_model.c for the halves of a layer, lanes.c for what a lane is.
  */
 #include "flexgen.h"
 
-/* A sequence in flight. */
+/* A sequence in flight; its seat is its place in Run.seqs. */
 typedef struct {
-    Seat seat;
+    int prompt;    /* index into the task */
+    int home;      /* its GPU batch */
+    Tier kv, act;  /* where its KV pages rest, and in this sweep its activations */
     int s, n;      /* prompt length, tokens wanted */
     int generated; /* tokens known so far */
     int posted;    /* tokens whose computation has been posted: generated, or one more */
     int npages;
-    int *pages; /* its pages in the pool of seat.kv */
+    int *pages; /* its pages in the pool of kv */
     int32_t *tokens;
 } Sequence;
 
@@ -44,6 +46,9 @@ typedef struct {
 typedef struct {
     Sequence **seq;
     int nseq, rows;
+    Sequence **joining;   /* members that have prefilled elsewhere, from its next begin on */
+    int njoining, number; /* number: of its latest admission, counted over the run */
+    bool in_flight;
     bool prefill, waiting; /* waiting: its newest tokens are posted, not yet known */
     int sweep;             /* the sweep that its rows and tables are for */
     int kv_seqs[NTIERS], kv_rows[NTIERS], act_seqs[NTIERS], act_rows[NTIERS];
@@ -83,10 +88,12 @@ typedef struct {
     long base;              /* squares of the sweeps before this one */
     int i;                  /* this sweep */
     Batch *batch, **flight; /* [slots]; the K that this sweep computes */
-    Sequence *seqs;
-    int nseqs, next_prompt;
+    Admission admission;
+    Sequence *seqs; /* [seats of a block] */
+    int nseqs;
+    int *entered;  /* seats that admission has filled */
+    long admitted; /* batches so far */
     PagePool pool[NTIERS];
-    Seat *seats;
     Move *moves;
     Release ws[3]; /* of the workspaces, and of the buffers on the CPU that rotate with them */
     Event kv_slot[2], disk_kv_slot[2], act_in_slot[2], act_out_slot[2], logits_free;
@@ -97,7 +104,7 @@ typedef struct {
     Event slot_raised[2]; /* the last copy out of a weight slot on the CPU tier */
     Event last[NLANES];   /* the newest op of each lane */
     bool failed;
-    bool now_prefill;   /* some batch of this sweep is in prefill */
+    bool now_prefill;   /* some batch of this sweep enters, in prefill */
     int began;          /* batches that take part in this sweep */
     bool prefill_sweep; /* the sweep whose tokens are being collected had a batch in prefill */
     int uncollected;    /* its batches whose tokens are not known yet */
@@ -115,7 +122,14 @@ static Tensor view(Tier tier, Type type, size_t offset, int rows, int cols) {
 }
 
 static Op new_op(Run *s, Lane lane, Kind kind, int j, int k) {
-    return (Op){.lane = lane, .kind = kind, .prefill = s->flight[k]->prefill, .i = s->i, .j = j, .k = k};
+    const Batch *b = s->flight[k];
+    return (Op){.lane = lane,
+                .kind = kind,
+                .prefill = kind == WEIGHT ? s->now_prefill : b->prefill,
+                .i = s->i,
+                .j = j,
+                .k = k,
+                .batch = b->number};
 }
 
 static void after(Op *op, Event e) {
@@ -212,7 +226,7 @@ static Batch *at_square(const Run *s, int *j, int *k) {
 // ---------------------------------------------------------------------------------------------------------------
 
 static bool more_to_come(const Run *s) {
-    if (s->next_prompt < s->task->count) return true;
+    if (s->admission.next_prompt < s->task->count) return true;
     for (int k = 0; k < s->K; k++)
         for (int r = 0; r < s->flight[k]->nseq; r++)
             if (s->flight[k]->seq[r]->posted < s->flight[k]->seq[r]->n) return true;
@@ -311,7 +325,7 @@ static void grow_pages(Run *s, Batch *b) {
         for (int r = 0; r < b->nseq; r++) {
             Sequence *q = b->seq[r];
             if (q->npages >= pages_for(q->s + q->generated, page)) continue;
-            q->pages[q->npages++] = pool_take(&s->pool[q->seat.kv]);
+            q->pages[q->npages++] = pool_take(&s->pool[q->kv]);
             grew = true;
         }
     }
@@ -326,14 +340,14 @@ static void stage_pages(Run *s, Batch *b, Tier tier, int base, int32_t *table) {
     int n = 0;
     for (int r = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
-        if (q->seat.kv != tier) continue;
+        if (q->kv != tier) continue;
         for (int e = 0; e < q->npages; e++)
             list[n++] = (Staged){q->pages[e], e * s->plan->policy.page_tokens < q->s + q->generated - 1};
     }
     qsort(list, n, sizeof *list, by_page);
     for (int r = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
-        if (q->seat.kv != tier) continue;
+        if (q->kv != tier) continue;
         for (int e = 0; e < q->npages; e++) {
             Staged key = {q->pages[e], false}, *found = bsearch(&key, list, n, sizeof *list, by_page);
             table[(size_t)r * s->plan->max_pages + e] = base + (int)(found - list);
@@ -373,16 +387,17 @@ static void end_sweep(Run *s) {
 /* One new token of a sequence. Returns whether the sequence goes on; if not, its pages are free again. */
 static bool take_token(Run *s, Sequence *q, int32_t id) {
     const Listener *to = s->listener;
-    bool eos = id == s->plan->config.eos;
+    bool eos = id >= 0 && id == s->plan->config.eos;
     q->tokens[q->generated++] = id;
     s->stats->generated++;
     if (q->generated > 1) s->stats->decoded++;
     int n = q->generated - eos;
-    bool stop = eos || (to->token && to->token(to->ctx, q->seat.prompt, q->tokens, n));
+    bool stop = eos || (to->token && to->token(to->ctx, q->prompt, q->tokens, n));
     if (!stop && q->generated < q->n) return true;
-    for (int e = 0; e < q->npages; e++) pool_give(&s->pool[q->seat.kv], q->pages[e]);
+    for (int e = 0; e < q->npages; e++) pool_give(&s->pool[q->kv], q->pages[e]);
     q->npages = 0;
-    if (to->done(to->ctx, q->seat.prompt, q->tokens, n, stop ? FINISH_STOP : FINISH_LENGTH, s->err)) s->failed = true;
+    admission_leave(&s->admission, (int)(q - s->seqs), q->generated);
+    if (to->done(to->ctx, q->prompt, q->tokens, n, stop ? FINISH_STOP : FINISH_LENGTH, s->err)) s->failed = true;
     return false;
 }
 
@@ -402,7 +417,7 @@ static void collect(Run *s, Batch *b) {
         Sequence *q = b->seq[r];
         if (s->task->keep_logits && s->listener->logits) {
             Tensor row = view(TIER_CPU, F32, p->cpu_logits + (first + r) * p->config.vocab * 4, 1, p->config.vocab);
-            s->listener->logits(s->listener->ctx, q->seat.prompt, q->generated + 1, s->device->host(s->device, row));
+            s->listener->logits(s->listener->ctx, q->prompt, q->generated + 1, s->device->host(s->device, row));
         }
         if (take_token(s, q, ids ? ids[r] : -1)) b->seq[going++] = q;
     }
@@ -435,7 +450,7 @@ static void fill_row(Run *s, Batch *b, int row, int r, int token) {
     const Sequence *q = b->seq[r];
     Device *d = s->device;
     ((int32_t *)d->host(d, b->cpu.ids))[row] =
-        token < q->s ? s->task->prompts[q->seat.prompt].ids[token] : q->tokens[token - q->s];
+        token < q->s ? s->task->prompts[q->prompt].ids[token] : q->tokens[token - q->s];
     ((int32_t *)d->host(d, b->cpu.positions))[row] = token + 2;
     ((int32_t *)d->host(d, b->cpu.row_seq))[row] = r;
     ((int32_t *)d->host(d, b->cpu.row_token))[row] = token;
@@ -455,7 +470,7 @@ static void fill_tables(Run *s, Batch *b) {
         for (int token = b->prefill ? 0 : tokens - 1; token < tokens; token++) fill_row(s, b, row++, r, token);
         last[r] = row - 1;
         len[r] = tokens;
-        prompt[r] = q->seat.prompt;
+        prompt[r] = q->prompt;
         at[r] = tokens;
         for (int e = 0; e < q->npages; e++) pages[(size_t)r * s->plan->max_pages + e] = q->pages[e];
     }
@@ -467,9 +482,20 @@ static void fill_tables(Run *s, Batch *b) {
     stage_pages(s, b, TIER_DISK, delegated ? 0 : b->nstaged[TIER_CPU], staged);
 }
 
+/* Those that have prefilled elsewhere take their places among the others, in the order of seats. */
+static void take_in(Batch *b) {
+    for (int n = 0; n < b->njoining; n++) {
+        int at = b->nseq++;
+        for (; at > 0 && b->seq[at - 1] > b->joining[n]; at--) b->seq[at] = b->seq[at - 1];
+        b->seq[at] = b->joining[n];
+    }
+    b->njoining = 0;
+}
+
 /* The batch's part in this sweep begins: what the sweep before chose for it is known now, and who has ended is out. */
 static void begin(Run *s, Batch *b, int k) {
     collect(s, b);
+    take_in(b);
     /* stores of the sweep before last (of the last one, after a pause) read the tables that this one writes */
     for (int e = 0; e < 2 && !s->failed; e++) {
         if (s->device->wait(s->device, b->tables_read[s->i % 2][e], s->err)) s->failed = true;
@@ -480,19 +506,17 @@ static void begin(Run *s, Batch *b, int k) {
     b->rows = 0;
     b->act_in = b->act_out = b->cache_in = -1;
     if (!b->nseq || s->failed) return;
-    b->prefill = b->seq[0]->generated == 0;
     memset(b->kv_seqs, 0, sizeof b->kv_seqs), memset(b->kv_rows, 0, sizeof b->kv_rows);
     memset(b->act_seqs, 0, sizeof b->act_seqs), memset(b->act_rows, 0, sizeof b->act_rows);
     for (int r = 0; r < b->nseq; r++) {
         Sequence *q = b->seq[r];
         int rows = b->prefill ? q->s : 1;
         b->rows += rows;
-        b->kv_seqs[q->seat.kv]++, b->kv_rows[q->seat.kv] += rows;
-        b->act_seqs[q->seat.act]++, b->act_rows[q->seat.act] += rows;
+        b->kv_seqs[q->kv]++, b->kv_rows[q->kv] += rows;
+        b->act_seqs[q->act]++, b->act_rows[q->act] += rows;
         q->posted = q->generated + 1;
     }
     if (b->prefill) s->stats->prefill_tokens += b->rows;
-    s->now_prefill = s->now_prefill || b->prefill;
     grow_pages(s, b);
     lay_out(s, b, &b->cpu, TIER_CPU);
     lay_out(s, b, &b->gpu, TIER_GPU);
@@ -912,7 +936,6 @@ static void sweep(Run *s) {
         load_part(s, 0, 0, 1);
     }
     s->next_is_layer0 = false;
-    s->now_prefill = false;
     s->began = 0;
     for (int j = 0; j <= s->l; j++) {
         advance_weights(s);
@@ -933,59 +956,122 @@ static void sweep(Run *s) {
     s->i++;
 }
 
-/* Seats a new block of prompts in empty batches. */
-static void seat_block(Run *s) {
-    const Plan *p = s->plan;
-    int count = imin(block_size(&p->policy), s->task->count - s->next_prompt);
-    deal_block(s->seats, &p->policy, s->next_prompt, count);
-    s->next_prompt += count;
-    for (int i = 0; i < count; i++) {
-        Sequence *q = &s->seqs[i];
-        Batch *b = &s->batch[s->seats[i].k];
-        const Prompt *prompt = &s->task->prompts[s->seats[i].prompt];
-        q->seat = s->seats[i];
-        q->s = prompt->s, q->n = prompt->n;
-        q->generated = q->posted = q->npages = 0;
-        if (!s->K || s->flight[s->K - 1] != b) s->flight[s->K++] = b, b->nseq = 0, b->sweep = -1;
-        b->seq[b->nseq++] = q;
-    }
+/* The batch through which topups enter: they prefill together, and are in the batches of their seats from then on. */
+static Batch *entrance(Run *s) { return &s->batch[s->plan->policy.num_gpu_batches]; }
+
+static void fly(Run *s, Batch *b) {
+    b->in_flight = true;
+    s->flight[s->K++] = b;
 }
 
-/* Between sweeps: who is in flight next. Zig-zag and row both wait until the block in flight, of several batches or of one,
- * has finished (Figure 3); false when everything is done. */
-static bool admit(Run *s) {
-    int K = 0;
+static Event later(Event a, Event b) { return a.seq > b.seq ? a : b; }
+
+/* Whoever has prefilled in the entrance moves on, and with them the events of their cache. */
+static void leave_entrance(Run *s) {
+    Batch *from = entrance(s);
+    for (int r = 0; r < from->nseq; r++) {
+        Sequence *q = from->seq[r];
+        Batch *home = &s->batch[q->home];
+        q->act = s->admission.seat[q - s->seqs].act;
+        home->joining[home->njoining++] = q;
+        for (int e = 0; e < 2; e++)
+            for (int j = 0; j < s->l; j++)
+                home->cache_stored[e][j] = later(home->cache_stored[e][j], from->cache_stored[e][j]);
+        if (!home->in_flight) fly(s, home);
+    }
+    from->nseq = 0;
+}
+
+/* The newest tokens of batches in which someone has all of them now, and of the entrance, are waited for; batches without
+ * members are out. */
+static void settle(Run *s) {
+    int K = 0, flew = s->K;
+    Batch *in = s->plan->policy.schedule == SCHEDULE_DIAGONAL ? entrance(s) : NULL;
+    for (int k = 0; k < flew; k++) {
+        Batch *b = s->flight[k];
+        bool ends = b == in;
+        for (int r = 0; r < b->nseq; r++) ends = ends || b->seq[r]->posted == b->seq[r]->n;
+        if (ends) collect(s, b);
+    }
+    if (in && in->in_flight) leave_entrance(s);
     for (int k = 0; k < s->K; k++) {
         Batch *b = s->flight[k];
-        bool last = true;
-        for (int r = 0; r < b->nseq; r++) last = last && b->seq[r]->posted == b->seq[r]->n;
-        if (last) collect(s, b);
-        if (b->nseq) s->flight[K++] = b;
+        b->in_flight = b->nseq || b->njoining;
+        b->prefill = false;
+        if (b->in_flight) s->flight[K++] = b;
     }
     s->K = K;
-    if (!K && s->next_prompt < s->task->count) seat_block(s);
-    return s->K > 0 && !s->failed;
+}
+
+/* The sequence of a seat that has just been taken enters a batch. */
+static void enter(Run *s, int seat, Batch *b) {
+    const Seat *from = &s->admission.seat[seat];
+    Sequence *q = &s->seqs[seat];
+    const Prompt *prompt = &s->task->prompts[from->prompt];
+    q->prompt = from->prompt, q->home = from->k, q->kv = from->kv, q->act = from->act;
+    q->s = prompt->s, q->n = prompt->n;
+    q->generated = q->posted = q->npages = 0;
+    if (!b->in_flight) {
+        fly(s, b);
+        b->number = (int)s->admitted++;
+        if (b->sweep == s->i) b->sweep = -1; /* of a sweep that ended as it began, with nobody left */
+        b->prefill = s->now_prefill = true;
+    }
+    b->seq[b->nseq++] = q;
+}
+
+/* Seats of several batches meet in the entrance: they are ordered by the tier of their KV, and activations dealt anew. */
+static void order_entrance(Run *s) {
+    Batch *b = entrance(s);
+    int at = 0;
+    Sequence **order = b->joining; /* nobody ever joins here */
+    Seat *deal = xcalloc(b->nseq, sizeof *deal);
+    deal_block(deal, &s->plan->policy, b->nseq);
+    for (int t = 0; t < NTIERS; t++)
+        for (int r = 0; r < b->nseq; r++)
+            if ((int)b->seq[r]->kv == t) order[at++] = b->seq[r];
+    for (int r = 0; r < at; r++) b->seq[r] = order[r], b->seq[r]->act = deal[r].act;
+    free(deal);
+}
+
+/* Between sweeps: who has ended leaves, who waits may enter. In flight are the entrance, whose tokens are wanted first,
+ * then the batches by age. False when everything is done. */
+static bool admit(Run *s) {
+    int topups, n;
+    settle(s);
+    s->now_prefill = false;
+    if (s->failed) return false;
+    n = admission_next(&s->admission, s->i, s->entered, &topups);
+    for (int e = 0; e < topups; e++) enter(s, s->entered[e], entrance(s));
+    if (topups) {
+        order_entrance(s);
+        memmove(s->flight + 1, s->flight, (s->K - 1) * sizeof *s->flight);
+        s->flight[0] = entrance(s);
+    }
+    for (int e = topups; e < n; e++) enter(s, s->entered[e], &s->batch[s->admission.seat[s->entered[e]].k]);
+    return s->K > 0;
 }
 
 static void run_open(Run *s) {
     const Plan *p = s->plan;
-    int block = imin(block_size(&p->policy), s->task->count), max_n = 1;
-    for (int i = 0; i < s->task->count; i++) max_n = s->task->prompts[i].n > max_n ? s->task->prompts[i].n : max_n;
+    int block = imin(block_size(&p->policy), s->task->count);
     size_t pages = (size_t)p->max_seqs * p->max_pages;
     s->l = p->config.l;
     s->batch = xcalloc(p->slots, sizeof *s->batch);
     s->flight = xcalloc(p->slots, sizeof *s->flight);
     s->seqs = xcalloc(block, sizeof *s->seqs);
-    s->seats = xcalloc(block, sizeof *s->seats);
+    s->entered = xcalloc(block, sizeof *s->entered);
+    admission_open(&s->admission, &p->policy, s->task, p->npages);
     s->moves = xcalloc(2 * pages + p->max_seqs + NROLES + 2, sizeof *s->moves);
     for (int i = 0; i < block; i++) {
         s->seqs[i].pages = xcalloc(p->max_pages, sizeof(int));
-        s->seqs[i].tokens = xcalloc(max_n, sizeof(int32_t));
+        s->seqs[i].tokens = xcalloc(s->admission.horizon, sizeof(int32_t));
     }
     s->nseqs = block;
     for (int k = 0; k < p->slots; k++) {
         Batch *b = &s->batch[k];
         b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
+        b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
         for (int e = 0; e < 2; e++) b->cache_stored[e] = xcalloc(s->l, sizeof(Event));
         for (int t = TIER_CPU; t <= TIER_DISK; t++) b->staged[t] = xcalloc(pages, sizeof(Staged));
     }
@@ -995,12 +1081,13 @@ static void run_open(Run *s) {
 static void run_close(Run *s) {
     for (int i = 0; i < s->nseqs; i++) free(s->seqs[i].pages), free(s->seqs[i].tokens);
     for (int k = 0; k < s->plan->slots; k++) {
-        free(s->batch[k].seq);
+        free(s->batch[k].seq), free(s->batch[k].joining);
         for (int e = 0; e < 2; e++) free(s->batch[k].cache_stored[e]);
         for (int t = 0; t < NTIERS; t++) free(s->batch[k].staged[t]);
     }
     for (int t = 0; t < NTIERS; t++) pool_close(&s->pool[t]);
-    free(s->batch), free(s->flight), free(s->seqs), free(s->seats), free(s->moves);
+    admission_close(&s->admission);
+    free(s->batch), free(s->flight), free(s->seqs), free(s->entered), free(s->moves);
 }
 
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener, RunStats *stats,

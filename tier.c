@@ -8,6 +8,7 @@
  *   Activations  rows of each GPU batch, dealt by sequence.
  * Sequences are dealt to tiers inside each GPU batch so that the block as a whole has the policy's fractions (deal_block).
  * Read next: schedule.c, which uses the regions; lanes.c, which allocates them. */
+#include <limits.h>
 #include <math.h>
 
 #include "flexgen.h"
@@ -78,9 +79,7 @@ static void apportion(int count[NTIERS], const double share[NTIERS], int total) 
 
 static int by_k_and_tier(const void *a, const void *b) {
     const Seat *x = a, *y = b;
-    if (x->k != y->k) return x->k - y->k;
-    if (x->kv != y->kv) return (int)x->kv - (int)y->kv;
-    return x->prompt - y->prompt;
+    return x->k != y->k ? x->k - y->k : (int)x->kv - (int)y->kv;
 }
 
 static int by_tier(const void *a, const void *b) { return (int)*(const Tier *)a - (int)*(const Tier *)b; }
@@ -94,12 +93,12 @@ static Diffusion dealer(double g, double c, int count) {
     return d;
 }
 
-void deal_block(Seat *seats, const Policy *policy, int first, int count) {
+void deal_block(Seat *seats, const Policy *policy, int count) {
     if (!count) return;
     Diffusion kv = dealer(policy->cg, policy->cc, count), act = dealer(policy->hg, policy->hc, count);
     Tier *tiers = xcalloc(count, sizeof *tiers);
     for (int i = 0; i < count; i++) {
-        seats[i] = (Seat){.prompt = first + i, .k = i / policy->gbs, .kv = diffuse(&kv, 1)};
+        seats[i] = (Seat){.prompt = -1, .k = i / policy->gbs, .kv = diffuse(&kv, 1)};
         tiers[i] = diffuse(&act, 1);
     }
     qsort(seats, count, sizeof *seats, by_k_and_tier);
@@ -248,89 +247,133 @@ static void plan_weights(Plan *p, const Checkpoint *c) {
     }
 }
 
-/* Tokens that the longest of seats first .. end-1 generates. */
-static int longest(const Task *task, const Seat *seats, int first, int end) {
-    int n = 0;
-    for (int r = first; r < end; r++) n = imax(n, task->prompts[seats[r].prompt].n);
-    return n;
-}
+/* Notes what one GPU batch needs at most: rows of its prefill; those of its seqs sequences that have KV off the GPU, and
+ * their rows; rows by the tier of their activations; pages of KV off the GPU when it is longest, on CPU and disk. */
+typedef struct {
+    int rows, seqs, off_rows, off_seqs, act_rows[NTIERS], off_pages[NTIERS];
+} BatchNeed;
 
-/* Takes back the pages of the seats that had all their tokens after sweep i-1. */
-static void release(int used[NTIERS], const Task *task, const Seat *seats, int first, int end, int i, int page) {
-    for (int r = first; r < end; r++) {
-        const Prompt *q = &task->prompts[seats[r].prompt];
-        if (q->n == i) used[seats[r].kv] -= pages_for(q->s + i - 1, page);
+static void note_batch(Plan *p, int k, const BatchNeed *b) {
+    p->slots = imax(p->slots, k + 1);
+    p->max_rows = imax(p->max_rows, b->rows);
+    p->max_seqs = imax(p->max_seqs, b->seqs);
+    p->off_rows = imax(p->off_rows, b->off_rows);
+    p->off_seqs = imax(p->off_seqs, b->off_seqs);
+    if (b->act_rows[TIER_CPU] || b->act_rows[TIER_DISK]) p->need_x = true;
+    for (int t = 0; t < NTIERS; t++) {
+        p->act_rows[t][k] = imax(p->act_rows[t][k], b->act_rows[t]);
+        p->max_act_rows[t] = imax(p->max_act_rows[t], b->act_rows[t]);
     }
+    if (!p->policy.cpu_attention)
+        p->staged_pages[0] = imax(p->staged_pages[0], b->off_pages[TIER_CPU] + b->off_pages[TIER_DISK]);
+    p->staged_pages[1] = imax(p->staged_pages[1], b->off_pages[TIER_DISK]);
 }
 
-/* Walks the sweeps of one block as schedule.c will, and keeps the largest number of pages that each pool and each staging
- * slot ever holds. Sequences end when they have n tokens: one that stops early only gives its pages back sooner. */
-static void measure_pages(Plan *p, const Task *task, const Seat *seats, int count) {
-    int used[NTIERS] = {0}, sweeps = 0, gbs = p->policy.gbs, page = p->policy.page_tokens;
-    for (int i = 0; i < count; i++) sweeps = imax(sweeps, task->prompts[seats[i].prompt].n);
-    for (int i = 0; i < sweeps; i++) {
-        for (int first = 0; first < count;
-             first += gbs) /* batches that have ended as a whole are out before the sweep begins */
-            if (longest(task, seats, first, imin(first + gbs, count)) == i)
-                release(used, task, seats, first, imin(first + gbs, count), i, page);
-        for (int first = 0; first < count; first += gbs) {
-            int held[NTIERS] = {0}, end = imin(first + gbs, count);
-            if (longest(task, seats, first, end) <= i) continue;
-            release(used, task, seats, first, end, i, page); /* others lose those that have ended when their turn comes */
-            for (int r = first; r < end; r++) {
-                const Prompt *q = &task->prompts[seats[r].prompt];
-                if (q->n <= i) continue;
-                used[seats[r].kv] += pages_for(q->s + i, page) - (i ? pages_for(q->s + i - 1, page) : 0);
-                held[seats[r].kv] += pages_for(q->s + i, page);
-            }
-            for (int t = 0; t < NTIERS; t++) p->npages[t] = imax(p->npages[t], used[t]);
-            if (!i) continue; /* prefill attends to what it has just computed */
-            if (!p->policy.cpu_attention) p->staged_pages[0] = imax(p->staged_pages[0], held[TIER_CPU] + held[TIER_DISK]);
-            p->staged_pages[1] = imax(p->staged_pages[1], held[TIER_DISK]);
-        }
-    }
-}
-
-/* Largest rows, sequences and shares of any GPU batch of one block. */
-static void measure_batches(Plan *p, const Task *task, const Seat *seats, int count) {
+/* The batches of a block that has just been seated as a whole. */
+static void measure_block(Plan *p, const Task *task, const Seat *seats, int count) {
     for (int first = 0; first < count; first += p->policy.gbs) {
-        int end = imin(first + p->policy.gbs, count), k = seats[first].k;
-        int rows = 0, off_rows = 0, off_seqs = 0, act[NTIERS] = {0};
-        for (int r = first; r < end; r++) {
+        BatchNeed b = {.rows = 0};
+        for (int r = first; r < imin(first + p->policy.gbs, count); r++) {
             const Prompt *q = &task->prompts[seats[r].prompt];
-            rows += q->s;
-            act[seats[r].act] += q->s;
-            if (seats[r].kv != TIER_GPU) off_rows += q->s, off_seqs++;
-            p->max_pages = imax(p->max_pages, pages_for(q->s + q->n - 1, p->policy.page_tokens));
+            b.rows += q->s, b.seqs++;
+            b.act_rows[seats[r].act] += q->s;
+            if (seats[r].kv == TIER_GPU) continue;
+            b.off_rows += q->s, b.off_seqs++;
+            if (q->n > 1) b.off_pages[seats[r].kv] += pages_for(q->s + q->n - 1, p->policy.page_tokens);
         }
-        p->slots = imax(p->slots, k + 1);
-        p->max_rows = imax(p->max_rows, rows);
-        p->max_seqs = imax(p->max_seqs, end - first);
-        p->off_rows = imax(p->off_rows, off_rows);
-        p->off_seqs = imax(p->off_seqs, off_seqs);
-        if (act[TIER_GPU] < rows) p->need_x = true;
-        for (int t = 0; t < NTIERS; t++) {
-            p->act_rows[t][k] = imax(p->act_rows[t][k], act[t]);
-            p->max_act_rows[t] = imax(p->max_act_rows[t], act[t]);
-        }
+        note_batch(p, seats[first].k, &b);
     }
+}
+
+/* Most rows that gbs neighbouring prompts have. */
+static int widest_window(const Task *task, int gbs) {
+    int rows = 0, most = 0;
+    for (int i = 0; i < task->count; i++) {
+        rows += task->prompts[i].s - (i >= gbs ? task->prompts[i - gbs].s : 0);
+        most = imax(most, rows);
+    }
+    return most;
+}
+
+/* With the diagonal schedule anybody may come to sit anywhere, beside anybody: a batch needs what gbs of the longest would,
+ * but a prefill has only neighbours of the input in it. */
+static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count) {
+    int gbs = imin(p->policy.gbs, count), window = widest_window(task, gbs), s = 0, pages = 0;
+    BatchNeed topups = {.rows = window, .seqs = gbs};
+    Seat *group = xcalloc(gbs, sizeof *group);
+    for (int i = 0; i < task->count; i++) {
+        const Prompt *q = &task->prompts[i];
+        s = imax(s, q->s);
+        if (q->n > 1) pages = imax(pages, pages_for(q->s + q->n - 1, p->policy.page_tokens));
+    }
+    for (int first = 0; first < count; first += gbs) {
+        int seqs[NTIERS] = {0};
+        BatchNeed b = {.rows = window, .seqs = imin(gbs, count - first)};
+        for (int r = first; r < first + b.seqs; r++) {
+            seqs[seats[r].act]++;
+            if (seats[r].kv != TIER_GPU) b.off_seqs++, b.off_pages[seats[r].kv] += pages;
+        }
+        b.off_rows = imin(b.off_seqs * s, window);
+        for (int t = 0; t < NTIERS; t++) b.act_rows[t] = imin(seqs[t] * s, window);
+        note_batch(p, seats[first].k, &b);
+        topups.off_rows = imin(topups.off_rows + b.off_seqs * s, window);
+    }
+    for (int n = 1; n <= gbs; n++) { /* topups have the policy's fractions among themselves, however many they are */
+        int seqs[NTIERS] = {0};
+        deal_block(group, &p->policy, n);
+        for (int r = 0; r < n; r++) seqs[group[r].act]++;
+        for (int t = 0; t < NTIERS; t++) topups.act_rows[t] = imin(imax(topups.act_rows[t], seqs[t] * s), window);
+    }
+    note_batch(p, p->policy.num_gpu_batches, &topups);
+    free(group);
+}
+
+/* When the next of those seated has all its tokens. */
+static long next_end(const Admission *a) {
+    long end = LONG_MAX;
+    for (int e = 0; e < a->nseats; e++) {
+        const Seat *seat = &a->seat[e];
+        if (seat->prompt < 0) continue;
+        long at = seat->since + a->task->prompts[seat->prompt].n;
+        if (at < end) end = at;
+    }
+    return end;
+}
+
+/* Walks the whole task through admission: pools as large as the largest need, batches as large as the largest. */
+static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
+    Admission a;
+    bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
+    int topups, n, *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
+    admission_open(&a, &p->policy, task, NULL);
+    for (;;) {
+        n = admission_next(&a, p->sweeps, entered, &topups);
+        if (n && !diagonal) measure_block(p, task, a.seat, n);
+        if (n && diagonal && !a.sweep) bound_batches(p, task, a.seat, a.nseats);
+        for (int e = 0; e < n; e++) dealt[0][a.seat[entered[e]].kv]++, dealt[1][a.seat[entered[e]].act]++;
+        if (!a.seated) break;
+        bool opening = a.next_prompt < task->count && a.seated < a.nseats; /* someone may enter before anybody leaves */
+        p->sweeps = diagonal && opening ? p->sweeps + 1 : next_end(&a);
+        for (int e = 0; e < a.nseats; e++)
+            if (a.seat[e].prompt >= 0 && a.seat[e].since + task->prompts[a.seat[e].prompt].n <= p->sweeps)
+                admission_leave(&a, e, task->prompts[a.seat[e].prompt].n);
+    }
+    for (int e = 0; diagonal && e < a.nseats; e++) /* whoever sits alone somewhere must have room there */
+        a.peak[a.seat[e].kv] = imax(a.peak[a.seat[e].kv], p->max_pages);
+    memcpy(p->npages, a.peak, sizeof p->npages);
+    admission_close(&a);
+    free(entered);
 }
 
 static void plan_batches(Plan *p, const Task *task) {
-    int block = block_size(&p->policy), largest = imin(block, task->count);
-    Seat *seats = xcalloc(largest, sizeof *seats);
     long dealt[2][NTIERS] = {{0}};
     for (int t = 0; t < NTIERS; t++) {
         p->act_rows[t] = xcalloc(p->policy.num_gpu_batches + 1, sizeof(int));
         p->act_first[t] = xcalloc(p->policy.num_gpu_batches + 1, sizeof(int));
     }
-    for (int first = 0; first < task->count; first += block) {
-        int count = imin(block, task->count - first);
-        deal_block(seats, &p->policy, first, count);
-        measure_batches(p, task, seats, count);
-        measure_pages(p, task, seats, count);
-        for (int i = 0; i < count; i++) dealt[0][seats[i].kv]++, dealt[1][seats[i].act]++;
-    }
+    for (int i = 0; i < task->count; i++)
+        p->max_pages = imax(p->max_pages, pages_for(task->prompts[i].s + task->prompts[i].n - 1, p->policy.page_tokens));
+    walk_task(p, task, dealt);
     for (int t = 0; t < NTIERS; t++) {
         for (int k = 1; k < p->slots; k++) p->act_first[t][k] = p->act_first[t][k - 1] + p->act_rows[t][k - 1];
         for (int what = 0; what < 2; what++)
@@ -338,7 +381,6 @@ static void plan_batches(Plan *p, const Task *task) {
     }
     p->nws = imin(3, imax(p->slots, 1));
     p->chunk = imin(CHUNK_ROWS, p->max_rows);
-    free(seats);
 }
 
 static void plan_cache(Plan *p) {
@@ -400,9 +442,9 @@ static int check_prompts(const OptConfig *config, const Policy *policy, const Ta
     for (int i = 0; i < task->count; i++) {
         const Prompt *q = &task->prompts[i];
         rows = (i % block_size(policy) ? rows : 0) + q->s;
-        if (rows > 1 << 30)
+        if (rows > 1 << 29)
             return fail(err, EXIT_USAGE, "a block has more than %d tokens; lower --gpu-batch-size or --num-gpu-batches",
-                        1 << 30);
+                        1 << 29);
         if (q->s < 1 || q->n < 1 || q->s > config->max_pos || q->n > config->max_pos - q->s + 1)
             return fail(err, EXIT_USAGE,
                         "prompt %d: %d tokens and %d to generate do not fit the model's %d positions; shorten it", i, q->s,
@@ -555,16 +597,59 @@ static bool settle(Policy *policy, const bool fixed[6], const Fitting *f, Error 
     return true;
 }
 
+/* The largest number of batches, at least the policy's, that fits and is not more than the task has. */
+static int most_batches(const Fitting *f, const Policy *policy, Schedule schedule) {
+    Policy p = *policy;
+    Error ignored;
+    int low = policy->num_gpu_batches, high = (f->task->count + policy->gbs - 1) / policy->gbs + 1, step = 1;
+    p.schedule = schedule;
+    while (low + 1 < high) { /* by doubling, then by halving */
+        int mid = step && low + step < high ? low + step : (low + high) / 2;
+        p.num_gpu_batches = mid;
+        if (fits(f, &p, &ignored))
+            low = mid, step *= 2;
+        else
+            high = mid, step = 0;
+    }
+    return low;
+}
+
+static long sweeps_of(const Fitting *f, const Policy *policy) {
+    Error ignored;
+    Plan *p = plan_make(f->checkpoint, policy, f->task, f->act_type, &ignored);
+    long sweeps = p ? p->sweeps : 0;
+    plan_free(p);
+    return sweeps;
+}
+
+/* As many batches as fit; the diagonal schedule where it takes fewer sweeps with them than zig-zag. */
+static void add_batches(Policy *policy, Schedule wanted, const Fitting *f) {
+    Policy diagonal = *policy;
+    diagonal.schedule = SCHEDULE_DIAGONAL;
+    policy->num_gpu_batches = most_batches(f, policy, policy->schedule);
+    if (wanted != SCHEDULE_DIAGONAL) return;
+    diagonal.num_gpu_batches = most_batches(f, &diagonal, SCHEDULE_DIAGONAL);
+    if (diagonal.num_gpu_batches > policy->num_gpu_batches && sweeps_of(f, &diagonal) < sweeps_of(f, policy))
+        *policy = diagonal;
+}
+
 int policy_default(Policy *policy, const bool fixed[6], bool fixed_gbs, bool fixed_batches, const Checkpoint *checkpoint,
                    const Task *task, Type act_type, const size_t capacity[NTIERS], Error *err) {
     enum { GBS = 32, BATCHES = 4 };
     Fitting f = {checkpoint, task, act_type, capacity};
     int count = imax(task->count, 1);
+    Schedule wanted = policy->schedule;
+    bool placed = true;
+    for (int i = 0; i < 6; i++) placed = placed && fixed[i];
+    if (wanted == SCHEDULE_DIAGONAL && !fixed_batches) policy->schedule = SCHEDULE_ZIGZAG;
     if (!fixed_gbs) policy->gbs = imin(count, GBS);
     for (;;) {
         if (!fixed_batches) policy->num_gpu_batches = imin((count + policy->gbs - 1) / policy->gbs, BATCHES);
         for (;;) {
-            if (settle(policy, fixed, &f, err)) return 0;
+            if (settle(policy, fixed, &f, err)) {
+                if (!fixed_batches && (placed || wanted == SCHEDULE_DIAGONAL)) add_batches(policy, wanted, &f);
+                return 0;
+            }
             if (err->code != EXIT_USAGE || fixed_batches || policy->num_gpu_batches == 1) break;
             policy->num_gpu_batches = (policy->num_gpu_batches + 1) / 2;
         }

@@ -167,9 +167,9 @@ static void expect_same(const Result *reference, const Checkpoint *checkpoint, c
     bool ok = !status && same(&r, reference);
     if (!ok)
         fprintf(stderr, "\n    differs: %g %g %g %g %g %g, %d x %d, %s, table %d, page %d%s%s%s%s\n", p->wg, p->wc, p->cg,
-                p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, p->schedule == SCHEDULE_ROW ? "row" : "zigzag",
-                p->table_home, p->page_tokens, p->cpu_attention ? ", CPU attention" : "", p->overlap ? "" : ", no overlap",
-                status ? ": " : "", status ? err.text : "");
+                p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, schedule_name[p->schedule], p->table_home, p->page_tokens,
+                p->cpu_attention ? ", CPU attention" : "", p->overlap ? "" : ", no overlap", status ? ": " : "",
+                status ? err.text : "");
     CU_ASSERT(ok);
     result_close(&r);
 }
@@ -260,7 +260,7 @@ static void every_batching_gives_the_same_bits(void) {
             for (int way = 0; way < 4; way++) {
                 Policy p = placed(placements[some[i]]);
                 p.gbs = shapes[b][0], p.num_gpu_batches = shapes[b][1];
-                p.cpu_attention = way & 1, p.schedule = way & 2 ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
+                p.cpu_attention = way & 1, p.schedule = (Schedule)((way / 2 + i + b) % 3);
                 p.table_home = (Tier)((i + b) % 3);
                 expect_same(&reference, model, &p, &task);
             }
@@ -449,10 +449,10 @@ static void sequences_that_stop_early_change_nothing_for_the_others(void) {
     }
     CU_ASSERT(stopped > 0);
     for (int i = 0; i < PLACEMENTS; i += 2)
-        for (int row = 0; row < 2; row++) {
+        for (int schedule = 0; schedule < 3; schedule++) {
             p = placed(placements[i]);
             p.gbs = 1 + i % 3, p.num_gpu_batches = 1 + i % 4, p.cpu_attention = i & 2;
-            p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
+            p.schedule = (Schedule)schedule;
             expect_same(&r, stopping, &p, &task);
         }
     result_close(&r);
