@@ -33,7 +33,7 @@ static int zigzag_seats(const Admission *a) { return a->seated ? 0 : a->nseats; 
  * 6; those of one layer are its sub-diagonal, and share the weights. The warm-up is the figure's gray area: batch 0 alone,
  * then with batch 1, until K batches are n/K tokens apart. */
 static int diagonal_seats(const Admission *a) {
-    long K = (a->nseats + a->policy->gbs - 1) / a->policy->gbs, open = 1 + (a->sweep - a->began) * K / a->n;
+    long K = (a->nseats + a->policy->gbs - 1) / a->policy->gbs, open = 1 + a->sweep * K / a->n;
     return (open < K ? (int)open * a->policy->gbs : a->nseats) - a->seated;
 }
 
@@ -86,7 +86,6 @@ static void deal_seats(Admission *a) {
     int left = a->task->count - (a->policy->schedule == SCHEDULE_DIAGONAL ? 0 : a->next_prompt);
     a->nseats = imin(block_size(a->policy), left);
     deal_block(a->seat, a->policy, a->nseats);
-    a->began = a->sweep;
 }
 
 /* Prompts take vacant seats, at most `most`, in batches that have members (or have none), in the order of the input. */

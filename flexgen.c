@@ -24,15 +24,18 @@ typedef struct {
 } Texts; /* the values of a flag that may be repeated */
 
 typedef struct {
-    const char *model, *prompts, *output, *json, *offload_dir, *device;
+    const char *model, *prompts, *output, *json, *offload_dir, *device, *hardware, *trace;
     Texts prompt, stop;
-    int max_tokens, prompt_len, gen_len, num_prompts, threads;
-    Policy policy;  /* gbs, num_gpu_batches 0: not given */
-    Schedule asked; /* the policy's may become another */
-    bool fixed[6];  /* which of wg wc cg cc hg hc are given */
+    int max_tokens, num_prompts, threads;
+    int prompt_len[2], gen_len[2]; /* least, most */
+    Policy policy;                 /* gbs, num_gpu_batches 0: not given */
+    Schedule asked;                /* the policy's may become another */
+    bool fixed[6];                 /* which of wg wc cg cc hg hc are given */
     bool verbose, help;
     Sampling sampling;
     size_t capacity[NTIERS]; /* FROM_MACHINE: not given */
+    double link[NCHANNELS];  /* bytes/s; 0: not slowed */
+    bool links;              /* some link is */
 } Options;
 #define FROM_MACHINE SIZE_MAX
 
@@ -89,6 +92,19 @@ static int set_int(Options *o, const Flag *flag, char **v, Error *err) {
     long value;
     if (parse_whole(&value, flag, v[0], err)) return -1;
     *(int *)field(o, flag) = (int)value;
+    return 0;
+}
+
+/* "512", or "16-512" for lengths between the two. */
+static int set_range(Options *o, const Flag *flag, char **v, Error *err) {
+    int *range = field(o, flag), len = 0;
+    long low, high;
+    int n = sscanf(v[0], "%ld%n-%ld%n", &low, &len, &high, &len);
+    if (n == 1) high = low;
+    if (n < 1 || v[0][len] || low < flag->low || high < low || high > flag->high)
+        return fail(err, EXIT_USAGE, "%s %.60s: expected a whole number from %.0f to %.0f, or two such as 16-512",
+                    flag->name, v[0], flag->low, flag->high);
+    range[0] = (int)low, range[1] = (int)high;
     return 0;
 }
 
@@ -150,6 +166,27 @@ static int set_schedule(Options *o, const Flag *flag, char **v, Error *err) {
     return fail(err, EXIT_USAGE, "%s %.60s: expected row, zigzag or diagonal", flag->name, v[0]);
 }
 
+/* "ctog=1G,dtoc=0.5G": bytes/s, powers of 1000. */
+static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
+    static const char units[] = "KMGT";
+    for (const char *at = v[0];; at++) {
+        int c = CTOG, len = 0;
+        while (c <= CTOD && (strncmp(at, channel_name[c], len = strlen(channel_name[c])) != 0 || at[len] != '=')) c++;
+        char *end = (char *)at;
+        double rate = c <= CTOD ? strtod(at + len + 1, &end) : 0;
+        const char *u = end > at && *end ? strchr(units, *end >= 'a' ? *end - 32 : *end) : NULL;
+        for (long e = u ? u - units + 1 : 0; e > 0; e--) rate *= 1000;
+        end += u != NULL;
+        if (end == at || !(rate >= 1 && rate < 1e15) || (*end && *end != ','))
+            return fail(err, EXIT_USAGE, "%s %.60s: expected links and bytes a second such as ctog=1G,gtoc=1G,dtoc=0.5G",
+                        flag->name, v[0]);
+        o->link[c] = rate;
+        if (!*(at = end)) break;
+    }
+    o->links = true;
+    return 0;
+}
+
 /* In the order of the help text. */
 #define AT(name) offsetof(Options, name)
 enum { MAX_GBS = 1 << 20, MAX_LEN = 1 << 24, MAX_BENCH = 1 << 28 };
@@ -162,8 +199,9 @@ static const Flag flags[] = {
     {"--output", "g", 1, set_text, AT(output), 0, 0, "FILE: completions as JSON lines (-, standard output)"},
     {"--max-tokens", "g", 1, set_int, AT(max_tokens), 1, MAX_LEN,
      "N: tokens to generate where the prompt does not say (64)"},
-    {"--prompt-len", "b", 1, set_int, AT(prompt_len), 1, MAX_LEN, "S: tokens of every prompt (512)"},
-    {"--gen-len", "b", 1, set_int, AT(gen_len), 1, MAX_LEN, "N: tokens to generate (32)"},
+    {"--prompt-len", "b", 1, set_range, AT(prompt_len), 1, MAX_LEN,
+     "S: tokens of every prompt (512), or S1-S2: drawn between the two"},
+    {"--gen-len", "b", 1, set_range, AT(gen_len), 1, MAX_LEN, "N or N1-N2: tokens to generate (32)"},
     {"--num-prompts", "b", 1, set_int, AT(num_prompts), 1, MAX_GBS, "N: prompts (one block of them)"},
     {"--json", "b", 1, set_text, AT(json), 0, 0, "FILE: the figures as one JSON object; - is standard output"},
     {"--percent", "gb", 6, set_percent, 0, 0, 100,
@@ -176,7 +214,12 @@ static const Flag flags[] = {
      "the CPU attends to the KV cache on CPU and disk, in place"},
     {"--no-overlap", "gb", 0, set_false, AT(policy.overlap), 0, 0, "wait for every operation at once"},
     {"--page-tokens", "gb", 1, set_int, AT(policy.page_tokens), 1, 4096, "N: tokens of a KV page (16)"},
-    {"--device", "gb", 1, set_text, AT(device), 0, 0, "host or cuda (the GPU, if there is one)"},
+    {"--device", "gb", 1, set_text, AT(device), 0, 0,
+     "host, cuda (the GPU, if there is one), or for bench sim, a machine made of numbers"},
+    {"--hardware", "b", 1, set_text, AT(hardware), 0, 0, "FILE: the machine that the sim plays, such as hardware/t4.json"},
+    {"--link", "gb", 1, set_links, 0, 0, 0,
+     "LIST: slow links of the host device: ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G (bytes/s)"},
+    {"--trace", "gb", 1, set_text, AT(trace), 0, 0, "FILE: what each lane did when, for chrome://tracing or Perfetto"},
     {"--gpu-mem", "gb", 1, set_size, AT(capacity[TIER_GPU]), 0, 0, "SIZE: capacity of the GPU tier, such as 16G"},
     {"--cpu-mem", "gb", 1, set_size, AT(capacity[TIER_CPU]), 0, 0, "SIZE: of the CPU tier"},
     {"--disk-mem", "gb", 1, set_size, AT(capacity[TIER_DISK]), 0, 0, "SIZE: of the disk tier"},
@@ -238,13 +281,26 @@ static int parse_flags(Options *o, char command, char **args, int n, Error *err)
     return 0;
 }
 
+static bool device_is(const Options *o, const char *name) { return o->device && !strcmp(o->device, name); }
+
+static int check_device(const Options *o, char command, Error *err) {
+    if (o->device && !device_is(o, "host") && !device_is(o, "cuda") && !device_is(o, "sim"))
+        return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
+    if (device_is(o, "sim") && command == 'g')
+        return fail(err, EXIT_USAGE, "--device sim: it computes nothing, so only bench knows it");
+    if (device_is(o, "sim") != (o->hardware != NULL))
+        return fail(err, EXIT_USAGE, "--device sim and --hardware FILE belong together; give both or neither");
+    if (o->links && o->device && !device_is(o, "host"))
+        return fail(err, EXIT_USAGE, "--link: only links of the host device can be slowed; use --device host");
+    return 0;
+}
+
 /* What no flag alone can get wrong. */
 static int check_options(const Options *o, char command, Error *err) {
     if (!o->model)
         return fail(err, EXIT_USAGE, "--model is missing; name a checkpoint directory%s",
                     command == 'b' ? " or a size such as opt-125m" : "");
-    if (o->device && strcmp(o->device, "host") != 0 && strcmp(o->device, "cuda") != 0)
-        return fail(err, EXIT_USAGE, "--device %.60s: expected host or cuda", o->device);
+    if (check_device(o, command, err)) return -1;
     if (command == 'g' && !o->prompt.n == !o->prompts)
         return fail(err, EXIT_USAGE, "give either --prompt TEXT or --prompts FILE");
     for (int i = 0; i < o->stop.n; i++)
@@ -307,10 +363,14 @@ static size_t gpu_room(Gpu *gpu, size_t limit) {
 }
 
 /* Capacities that were not given. On the host device both upper tiers are this memory. Room is left for the rest of the
- * machine. gpu NULL: the host device. */
-static int fill_capacities(Options *o, Gpu *gpu, const Checkpoint *checkpoint, Error *err) {
+ * machine. gpu NULL: the host device; hardware: the sim, which has what its file says. */
+static int fill_capacities(Options *o, Gpu *gpu, const Hardware *hardware, const Checkpoint *checkpoint, Error *err) {
     size_t memory = memory_available();
     struct statvfs disk;
+    for (int t = 0; hardware && t < NTIERS; t++)
+        if (o->capacity[t] == FROM_MACHINE)
+            o->capacity[t] = (size_t)(t == TIER_GPU ? hardware->gmem : t == TIER_CPU ? hardware->cmem : hardware->nmem);
+    if (hardware) return 0;
     if (gpu)
         o->capacity[TIER_GPU] = gpu_room(gpu, o->capacity[TIER_GPU]);
     else if (o->capacity[TIER_GPU] == FROM_MACHINE)
@@ -331,19 +391,25 @@ static int fill_capacities(Options *o, Gpu *gpu, const Checkpoint *checkpoint, E
 
 /* One task: what it needs, where it runs, how it went. */
 typedef struct {
-    Gpu *gpu;     /* NULL on the host device */
-    Error no_gpu; /* text: why not the GPU, where nobody said --device host */
+    Gpu *gpu; /* NULL on the other devices */
+    bool sim;
+    Hardware hardware; /* of the sim */
+    Error no_gpu;      /* text: why not the GPU, where nobody said --device host */
     size_t in_use_before,
         in_use; /* bytes of the GPU before there is a tier and at the end of the run, by its own account */
     Plan *plan;
     Device *device;
     RunStats stats;
+    bool traced; /* the device notes what it does: for --trace, and for bench's breakdown */
+    Trace trace;
 } Run;
 
-/* The GPU, if it is wanted or there. */
+/* The sim; the GPU, if it is wanted or there. */
 static int choose_device(Run *run, const Options *o, const OptConfig *config, Error *err) {
     int head = config->h1 / config->nh;
-    if (o->device && !strcmp(o->device, "host")) return 0;
+    run->sim = device_is(o, "sim");
+    if (run->sim) return hardware_read(&run->hardware, o->hardware, err);
+    if (device_is(o, "host") || o->links) return 0;
     if (!cuda_open_gpu)
         fail(&run->no_gpu, EXIT_USAGE, "this flexgen was built without CUDA; build it where nvcc is installed");
     else if ((run->gpu = cuda_open_gpu(&run->no_gpu)) && head > run->gpu->max_head) {
@@ -362,8 +428,10 @@ static int choose_device(Run *run, const Options *o, const OptConfig *config, Er
 /* Chooses what the flags leave open, and refuses what does not fit, before anything is allocated or written. */
 static int plan_task(Run *run, Options *o, const Checkpoint *checkpoint, const Task *task, Error *err) {
     bool fixed_gbs = o->policy.gbs > 0, fixed_batches = o->policy.num_gpu_batches > 0;
-    if (choose_device(run, o, &checkpoint->config, err) || fill_capacities(o, run->gpu, checkpoint, err)) return -1;
-    Type act_type = run->gpu ? F16 : F32;
+    if (choose_device(run, o, &checkpoint->config, err) ||
+        fill_capacities(o, run->gpu, run->sim ? &run->hardware : NULL, checkpoint, err))
+        return -1;
+    Type act_type = run->gpu || run->sim ? F16 : F32;
     if (policy_default(&o->policy, o->fixed, fixed_gbs, fixed_batches, checkpoint, task, act_type, o->capacity, err))
         return -1;
     run->plan = plan_make(checkpoint, &o->policy, task, act_type, err);
@@ -388,20 +456,53 @@ static void check_in_use(Run *run) {
              (run->in_use - planned) / 1048576.0);
 }
 
-/* Loads the weights and generates. The device stays open for its counters. */
+/* Opens where results go ("-": standard output); what was there before is gone. flag names it in messages. */
+static FILE *open_output(const char *flag, const char *path, Error *err) {
+    FILE *f = strcmp(path, "-") ? fopen(path, "w") : stdout;
+    if (!f) fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path, strerror(errno));
+    return f;
+}
+
+/* Whether all that was written has arrived. */
+static int close_output(FILE *f, const char *flag, const char *path, Error *err) {
+    int bad = fflush(f) || ferror(f);
+    if (f != stdout && fclose(f)) bad = 1;
+    return bad ? fail(err, EXIT_FAILED, "%s %s: %s; make room or write elsewhere", flag, path, strerror(errno)) : 0;
+}
+
+static Device *open_device(const Run *run, const Options *o, const Checkpoint *checkpoint, Error *err) {
+    if (run->sim) return sim_open(run->plan, &run->hardware, err);
+    if (run->gpu) return cuda_open(run->gpu, run->plan, checkpoint, o->offload_dir, err);
+    return host_open(run->plan, checkpoint, o->offload_dir, err);
+}
+
+/* Loads the weights and generates. */
+static int run_on(Run *run, const Options *o, const Checkpoint *checkpoint, const Task *task, const Listener *listener,
+                  Error *err) {
+    memcpy(run->device->link, o->link, sizeof o->link);
+    if (!run->sim && weights_load(run->plan, checkpoint, run->device, err)) return -1;
+    if (run->gpu && opt_warm_up(run->device, run->plan, err)) return -1;
+    if (run->traced) run->device->trace = &run->trace;
+    if (schedule_run(run->plan, task, run->device, listener, &run->stats, err)) return -1;
+    if (run->gpu) check_in_use(run);
+    return 0;
+}
+
+/* The whole of a run. The device stays open for its counters. The file for the trace is opened before anything else. */
 static int run_task(Run *run, Options *o, const Checkpoint *checkpoint, const Task *task, const Listener *listener,
                     Error *err) {
+    FILE *trace = o->trace ? open_output("--trace", o->trace, err) : NULL;
+    if (o->trace && !trace) return -1;
+    Error unwritten;
     o->threads = host_set_threads(o->threads);
-    run->device = run->gpu ? cuda_open(run->gpu, run->plan, checkpoint, o->offload_dir, err)
-                           : host_open(run->plan, checkpoint, o->offload_dir, err);
-    if (!run->device) return -1;
-    say_notices(run, true);
-    if (weights_load(run->plan, checkpoint, run->device, err) || (run->gpu && opt_warm_up(run->device, run->plan, err)) ||
-        schedule_run(run->plan, task, run->device, listener, &run->stats, err))
-        return -1;
-    if (run->gpu) check_in_use(run);
-    say_notices(run, false);
-    return 0;
+    run->traced = run->traced || trace;
+    run->device = open_device(run, o, checkpoint, err);
+    if (run->device) say_notices(run, true);
+    int status = run->device ? run_on(run, o, checkpoint, task, listener, err) : -1;
+    if (trace && !status) trace_write(&run->trace, run->plan->config.name, trace);
+    if (trace && close_output(trace, "--trace", o->trace, &unwritten) && !status) *err = unwritten, status = -1;
+    if (!status) say_notices(run, false);
+    return status;
 }
 
 /* What was planned and what was used, and what the GPU says of it. */
@@ -416,20 +517,7 @@ static void run_close(Run *run) {
     if (run->device) run->device->close(run->device);
     plan_free(run->plan);
     if (run->gpu) run->gpu->close(run->gpu);
-}
-
-/* Opens where results go ("-": standard output); what was there before is gone. flag names it in messages. */
-static FILE *open_output(const char *flag, const char *path, Error *err) {
-    FILE *f = strcmp(path, "-") ? fopen(path, "w") : stdout;
-    if (!f) fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path, strerror(errno));
-    return f;
-}
-
-/* Whether all that was written has arrived. */
-static int close_output(FILE *f, const char *flag, const char *path, Error *err) {
-    int bad = fflush(f) || ferror(f);
-    if (f != stdout && fclose(f)) bad = 1;
-    return bad ? fail(err, EXIT_FAILED, "%s %s: %s; make room or write elsewhere", flag, path, strerror(errno)) : 0;
+    trace_free(&run->trace);
 }
 
 static void print_summary(const Options *o, const Run *run, int prompts) {
@@ -526,13 +614,19 @@ static int generate(Options *o, Error *err) {
 // flexgen bench
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Random prompts of one length. */
+static int draw(uint64_t *x, const int range[2]) {
+    *x ^= *x << 13, *x ^= *x >> 7, *x ^= *x << 17;
+    return range[0] + (int)(*x % (uint64_t)(range[1] - range[0] + 1));
+}
+
+/* Random prompts of one length, or of lengths between two. */
 static void bench_task(Task *task, const Options *o, const OptConfig *config, int count) {
-    uint64_t x = 88172645463325252ull + o->sampling.seed;
+    uint64_t x = 88172645463325252ull + o->sampling.seed, lengths = x ^ 1;
     *task = (Task){.count = count, .prompts = xcalloc(count, sizeof *task->prompts), .sampling = o->sampling};
     for (int i = 0; i < count; i++) {
         Prompt *p = &task->prompts[i];
-        *p = (Prompt){.ids = xcalloc(o->prompt_len, sizeof *p->ids), .s = o->prompt_len, .n = o->gen_len};
+        p->s = draw(&lengths, o->prompt_len), p->n = draw(&lengths, o->gen_len);
+        p->ids = xcalloc(p->s, sizeof *p->ids);
         for (int t = 0; t < p->s; t++) {
             x ^= x << 13, x ^= x >> 7, x ^= x << 17;
             p->ids[t] = t ? (int32_t)(x % (uint64_t)config->vocab) : 2;
@@ -561,7 +655,7 @@ static double rest(double gpu, double cpu) { return 1 - gpu - cpu < 1e-9 ? 0 : 1
 static void add_run(cJSON *json, const Options *o, const Run *run) {
     const Policy *p = &o->policy;
     const RunStats *r = &run->stats;
-    int l = run->plan->config.l, steps = o->gen_len > 1 ? (o->gen_len - 1) * l : 1;
+    int l = run->plan->config.l, steps = o->gen_len[1] > 1 ? (o->gen_len[1] - 1) * l : 1;
     double throughput = r->generated / r->total_s, decode = r->decode_s > 0 ? r->decoded / r->decode_s : 0;
     const Figure figures[] = {
         {"wg", p->wg},
@@ -576,8 +670,9 @@ static void add_run(cJSON *json, const Options *o, const Run *run) {
         {"gbs", p->gbs},
         {"num_gpu_batches", p->num_gpu_batches},
         {"bls", block_size(p)},
-        {"s", o->prompt_len},
-        {"n", o->gen_len},
+        {"sweeps", (double)r->sweeps},
+        {"s", o->prompt_len[1]},
+        {"n", o->gen_len[1]},
         {"T", r->total_s},
         {"T_pre", r->prefill_s / l},
         {"T_gen", r->decode_s / steps},
@@ -602,6 +697,37 @@ static void add_channel(cJSON *json, int channel, const Device *device) {
     add_figures(cJSON_AddObjectToObject(json, channel_name[channel]), figures, 2);
 }
 
+static const char *const stage_name[] = {"decode", "prefill"};
+
+/* Table 4. */
+static void print_breakdown(const Run *run) {
+    Breakdown b;
+    trace_breakdown(&run->trace, &b);
+    printf("%-24s %10s", "breakdown (s, hidden)", "total");
+    for (int part = 0; part < NPARTS; part++) printf("  %19s", part_name[part]);
+    for (int stage = 1; stage >= 0; stage--) {
+        printf("\n  %-22s %10.3f", stage_name[stage], stage ? run->stats.prefill_s : run->stats.decode_s);
+        for (int part = 0; part < NPARTS; part++) {
+            const Share *share = &b.part[stage][part];
+            printf("  %10.3f (%5.1f%%)", share->busy_s, share->busy_s > 0 ? 100 * share->hidden_s / share->busy_s : 0);
+        }
+    }
+    printf("\n");
+}
+
+static void add_breakdown(cJSON *json, const Run *run) {
+    Breakdown b;
+    trace_breakdown(&run->trace, &b);
+    cJSON *to = cJSON_AddObjectToObject(json, "breakdown");
+    for (int stage = 1; stage >= 0; stage--) {
+        cJSON *parts = cJSON_AddObjectToObject(to, stage_name[stage]);
+        for (int part = 0; part < NPARTS; part++) {
+            const Figure figures[] = {{"busy_s", b.part[stage][part].busy_s}, {"hidden_s", b.part[stage][part].hidden_s}};
+            add_figures(cJSON_AddObjectToObject(parts, part_name[part]), figures, 2);
+        }
+    }
+}
+
 static cJSON *bench_json(const Options *o, const Run *run) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "model", run->plan->config.name);
@@ -617,6 +743,7 @@ static cJSON *bench_json(const Options *o, const Run *run) {
         if (run->gpu && t == TIER_GPU) add_figures(tier, &(Figure){"in_use_bytes", (double)run->in_use}, 1);
     }
     for (int channel = 0; channel < NCHANNELS; channel++) add_channel(channels, channel, run->device);
+    add_breakdown(json, run);
     return json;
 }
 
@@ -653,7 +780,7 @@ static int bench_run(Options *o, const Checkpoint *checkpoint, const Task *task,
     if (!status) {
         print_peaks(run, o);
         if (json) print_json(json, bench_json(o, run));
-        if (json != stdout) print_bench(run);
+        if (json != stdout) print_bench(run), print_breakdown(run);
     }
     Error unwritten;
     if (json && close_output(json, "--json", o->json, &unwritten) && !status) *err = unwritten, status = -1;
@@ -663,19 +790,20 @@ static int bench_run(Options *o, const Checkpoint *checkpoint, const Task *task,
 static int bench_with(Options *o, Checkpoint *checkpoint, Error *err) {
     const OptConfig *config = &checkpoint->config;
     Task task;
-    Run run = {0};
+    Run run = {.traced = true};
     if (!o->policy.gbs) o->policy.gbs = 4;
     if (!o->policy.num_gpu_batches && !o->num_prompts) o->policy.num_gpu_batches = 1;
     if (!o->num_prompts) o->num_prompts = o->policy.gbs * o->policy.num_gpu_batches;
-    if (o->prompt_len > config->max_pos || o->gen_len > config->max_pos - o->prompt_len + 1)
+    int s = o->prompt_len[1], n = o->gen_len[1];
+    if (s > config->max_pos || n > config->max_pos - s + 1)
         return fail(err, EXIT_USAGE,
-                    "--prompt-len %d --gen-len %d: expected at most %d together, as the model has %d positions",
-                    o->prompt_len, o->gen_len, config->max_pos + 1, config->max_pos);
-    if ((double)o->num_prompts * o->prompt_len > MAX_BENCH)
+                    "--prompt-len %d --gen-len %d: expected at most %d together, as the model has %d positions", s, n,
+                    config->max_pos + 1, config->max_pos);
+    if ((double)o->num_prompts * s > MAX_BENCH)
         return fail(
             err, EXIT_USAGE,
-            "--prompt-len %d: %d prompts (--num-prompts, or --gpu-batch-size x --num-gpu-batches) are over %d tokens",
-            o->prompt_len, o->num_prompts, MAX_BENCH);
+            "--prompt-len %d: %d prompts (--num-prompts, or --gpu-batch-size x --num-gpu-batches) are over %d tokens", s,
+            o->num_prompts, MAX_BENCH);
     checkpoint->config.eos = -1; /* every sequence runs to its full length */
     bench_task(&task, o, config, o->num_prompts);
     int status = plan_task(&run, o, checkpoint, &task, err);
@@ -725,8 +853,8 @@ static int run_command(Options *o, int argc, char **argv, Error *err) {
 int main(int argc, char **argv) {
     const char *tmp = getenv("TMPDIR");
     Options o = {.max_tokens = 64,
-                 .prompt_len = 512,
-                 .gen_len = 32,
+                 .prompt_len = {512, 512},
+                 .gen_len = {32, 32},
                  .offload_dir = tmp && *tmp ? tmp : "/var/tmp",
                  .capacity = {FROM_MACHINE, FROM_MACHINE, FROM_MACHINE},
                  .sampling = {.top_p = 1},

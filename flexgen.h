@@ -264,7 +264,8 @@ typedef struct {
     double busy_s;        /* the lane worked, waits not counted */
 } LaneCount;
 
-/* One call of Figure 4 as it ran on one lane: neighbouring ops of the same call are one slice. Seconds of Device.now. */
+/* One call of Figure 4 as it ran on one lane: ops of the same call that follow each other at once are one slice. Seconds of
+ * Device.now. */
 typedef struct {
     Lane lane;
     Kind kind;
@@ -512,8 +513,9 @@ struct Plan {
     size_t slot_bytes[2];          /* of the two staging slots on the GPU, which streaming layers take in turn */
     size_t disk_slot_bytes[2];     /* of the disk's two staging slots on the CPU tier */
 
-    int slots;   /* GPU batches in flight; with the diagonal schedule one more, through which topups enter */
-    long sweeps; /* that the task takes if no sequence stops early */
+    int slots;     /* GPU batches in flight; with the diagonal schedule one more, through which topups enter */
+    long sweeps;   /* that the task takes if no sequence stops early */
+    double a21_kv; /* bytes of KV at the peak by A.2.1's estimate for the schedule, of the tasks's mean lengths */
     int max_rows, max_seqs, max_pages,
         chunk;              /* of a batch: token rows, sequences; pages of a sequence; rows a piece of the layer takes */
     int off_rows, off_seqs; /* largest share of a batch whose KV is not on the GPU: rows, sequences */
@@ -543,7 +545,8 @@ int plan_fits(const Plan *plan, const size_t capacity[NTIERS], Error *err);
 void plan_print(FILE *out, const Plan *plan, const size_t capacity[NTIERS], const size_t *peak);
 /* Without policy flags: everything on the highest tier that still holds it, and batches no larger than the task.
  * fixed[0..5] says which of wg wc cg cc hg hc are given; with all of them, or the diagonal schedule, the number of batches
- * is the largest that fits. Where the diagonal schedule adds no batch, or takes no fewer sweeps, it becomes zig-zag. */
+ * is the largest that fits. Where the diagonal schedule takes no fewer sweeps (pacing adds no batch), it becomes zig-zag.
+ */
 int policy_default(Policy *policy, const bool fixed[6], bool fixed_gbs, bool fixed_batches, const Checkpoint *checkpoint,
                    const Task *task, Type act_type, const size_t capacity[NTIERS], Error *err);
 /* Fills the weights' homes: reads (or generates) every tensor once into its GPU or CPU home, a dummy's disk share into the
@@ -595,7 +598,7 @@ typedef struct {
     int seated, *in_batch; /* who sits anywhere, in batch k */
     bool *with_members;    /* of batch k, before the last admission */
     int next_prompt;
-    long sweep, began; /* the sweep that is to come; that of the block's first */
+    long sweep;        /* the one that is to come */
     long n;            /* tokens of a prompt in the mean */
     int horizon;       /* sweeps that the longest prompt takes */
     int *need[NTIERS]; /* pages in sweep i, at [i % horizon], of those seated if none stops early */
@@ -646,12 +649,14 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Notes an op that has run from begin to end. It prolongs the lane's newest slice where that is the same call (kind, i, j,
- * k, stage). Not thread safe: devices call it under their lock. */
+ * k, batch, stage) and ended less than 0.1 ms before. A Trace of zeros is empty. Not thread safe: devices call it under
+ * their lock. */
 void trace_add(Trace *trace, const Op *op, size_t bytes, double begin, double end);
 /* Figure 4's name of the call that a slice is part of: "load_weight", "store_cache", "project", ... */
 const char *trace_call(const Slice *slice);
-/* Chrome trace JSON (chrome://tracing, Perfetto): one row a lane, one slice a call with its i, j, k and bytes, times in
- * microseconds from the first slice. What could not be written shows in ferror(out). */
+/* Chrome trace JSON (chrome://tracing, Perfetto): one row a lane, one slice a call with its i, j, k, its batch and
+ * that batch's token, bytes and stage, times in microseconds from the first slice. What could not be written shows in
+ * ferror(out). */
 void trace_write(const Trace *trace, const char *process, FILE *out);
 void trace_free(Trace *trace);
 
@@ -666,7 +671,8 @@ typedef struct {
 } Breakdown;
 extern const char *const part_name[NPARTS];
 /* Times are unions: two lanes that are busy at once with the same part count once. COMPUTE is the GPU's and the CPU's
- * lanes; its hidden_s is the time in which some copy ran beside it. A moment belongs to prefill where the slice does. */
+ * lanes; its hidden_s is the time in which some copy ran beside it. A sweep in which some batch prefills counts as prefill,
+ * as in RunStats. */
 void trace_breakdown(const Trace *trace, Breakdown *breakdown);
 
 // ---------------------------------------------------------------------------------------------------------------

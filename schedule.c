@@ -417,7 +417,8 @@ static void collect(Run *s, Batch *b) {
         Sequence *q = b->seq[r];
         if (s->task->keep_logits && s->listener->logits) {
             Tensor row = view(TIER_CPU, F32, p->cpu_logits + (first + r) * p->config.vocab * 4, 1, p->config.vocab);
-            s->listener->logits(s->listener->ctx, q->prompt, q->generated + 1, s->device->host(s->device, row));
+            const float *logits = s->device->host(s->device, row);
+            if (logits) s->listener->logits(s->listener->ctx, q->prompt, q->generated + 1, logits);
         }
         if (take_token(s, q, ids ? ids[r] : -1)) b->seq[going++] = q;
     }
@@ -688,7 +689,8 @@ static void store_cache(Run *s, int j, int k) {
 /* The past of sequences whose pages must come nearer: the disk's to the CPU, and all to the GPU where it attends. */
 static void load_cache(Run *s, int j, int k) {
     Batch *b = at_square(s, &j, &k);
-    if (!b || j == s->l || b->sweep != s->i || !b->nseq || b->prefill || b->cache_in == j) return;
+    if (!b || j == s->l || b->sweep != s->i || !b->nseq || b->prefill || b->cache_in >= j) return;
+    if (b->cache_in < j - 1) load_cache(s, j - 1, k); /* alone in flight: asked for two layers ahead before the first */
     b->cache_in = j;
     bool delegated = s->plan->policy.cpu_attention;
     long sq = square_number(s, j, k);

@@ -383,12 +383,23 @@ static void plan_batches(Plan *p, const Task *task) {
     p->chunk = imin(CHUNK_ROWS, p->max_rows);
 }
 
-static void plan_cache(Plan *p) {
+/* A.2.1's peak memory, its KV term: 4 h1 bls l (s + n), and for the diagonal schedule 4 h1 bls l (2s + n)(n - 1) / 2n. The
+ * paper hands a sequence's pages over in mid-sweep and lets K grow without bound, so what pages really need is a little
+ * more. */
+static double a21_cache(const Plan *p, const Task *task) {
+    double s = 0, n = 0, each = 4.0 * p->config.h1 * p->config.l * imin(block_size(&p->policy), task->count);
+    for (int i = 0; i < task->count; i++) s += task->prompts[i].s, n += task->prompts[i].n;
+    s /= imax(task->count, 1), n /= imax(task->count, 1);
+    return p->policy.schedule == SCHEDULE_DIAGONAL ? each * (2 * s + n) * (n - 1) / (2 * n) : each * (s + n);
+}
+
+static void plan_cache(Plan *p, const Task *task) {
     static const char *const percent_c =
         "change the third and fourth number of --percent (KV cache on GPU, on CPU), or lower --gpu-batch-size";
     size_t page = (size_t)p->policy.page_tokens * p->config.h1 * 2 * 2; /* K and V */
     for (int t = 0; t < NTIERS; t++)
         p->kv[t] = add_term(p, (Tier)t, (size_t)p->config.l * p->npages[t] * page, "KV cache", percent_c);
+    p->a21_kv = task->count ? a21_cache(p, task) : 0;
     p->kv_staging[0] = add_term(p, TIER_GPU, 2 * p->staged_pages[0] * page, "KV staging",
                                 "use --cpu-cache-compute, or lower --gpu-batch-size");
     p->kv_staging[1] = add_term(p, TIER_CPU, 2 * p->staged_pages[1] * page, "KV staging", "lower --gpu-batch-size");
@@ -468,7 +479,7 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     p->cpu_slab_offset = xcalloc(l + 1, sizeof(size_t));
     plan_weights(p, checkpoint);
     plan_batches(p, task);
-    plan_cache(p);
+    plan_cache(p, task);
     plan_activations(p);
     plan_workspace(p, task->keep_logits);
     return p;
@@ -524,6 +535,12 @@ void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const s
         if (rows[r])
             fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0, rows[r][1] / 1048576.0,
                     rows[r][2] / 1048576.0);
+    size_t kv = 0;
+    for (int t = 0; t < NTIERS; t++) kv += (size_t)p->npages[t] * p->policy.page_tokens * p->config.h1 * 4 * p->config.l;
+    if (!peak)
+        fprintf(out, "  %s, %d batches in flight, %ld sweeps; KV cache %.2f MiB, by A.2.1's estimate %.2f\n",
+                schedule_name[p->policy.schedule], block_size(&p->policy) / p->policy.gbs, p->sweeps, kv / 1048576.0,
+                p->a21_kv / 1048576.0);
     for (int w = 0; w < 3 && !peak; w++)
         fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", what[w], 100 * p->achieved[w][0], 100 * p->achieved[w][1],
                 100 * p->achieved[w][2]);
@@ -597,11 +614,11 @@ static bool settle(Policy *policy, const bool fixed[6], const Fitting *f, Error 
     return true;
 }
 
-/* The largest number of batches, at least the policy's, that fits and is not more than the task has. */
+/* The largest number of batches that fits and is not more than the task has; 0: not even one fits. */
 static int most_batches(const Fitting *f, const Policy *policy, Schedule schedule) {
     Policy p = *policy;
     Error ignored;
-    int low = policy->num_gpu_batches, high = (f->task->count + policy->gbs - 1) / policy->gbs + 1, step = 1;
+    int low = 0, high = (f->task->count + policy->gbs - 1) / policy->gbs + 1, step = 1;
     p.schedule = schedule;
     while (low + 1 < high) { /* by doubling, then by halving */
         int mid = step && low + step < high ? low + step : (low + high) / 2;
@@ -629,8 +646,7 @@ static void add_batches(Policy *policy, Schedule wanted, const Fitting *f) {
     policy->num_gpu_batches = most_batches(f, policy, policy->schedule);
     if (wanted != SCHEDULE_DIAGONAL) return;
     diagonal.num_gpu_batches = most_batches(f, &diagonal, SCHEDULE_DIAGONAL);
-    if (diagonal.num_gpu_batches > policy->num_gpu_batches && sweeps_of(f, &diagonal) < sweeps_of(f, policy))
-        *policy = diagonal;
+    if (diagonal.num_gpu_batches && sweeps_of(f, &diagonal) < sweeps_of(f, policy)) *policy = diagonal;
 }
 
 int policy_default(Policy *policy, const bool fixed[6], bool fixed_gbs, bool fixed_batches, const Checkpoint *checkpoint,

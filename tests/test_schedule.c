@@ -244,7 +244,7 @@ static void every_placement_gives_the_same_bits(void) {
             Policy p = placed(placements[i]);
             p.cpu_attention = way & 1, p.overlap = !(way & 2);
             p.table_home = (Tier)((i + way) % 3);
-            p.gbs = 2, p.num_gpu_batches = 3;
+            p.gbs = 2, p.num_gpu_batches = 3, p.schedule = (i + way / 2) % 2 ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
             expect_same(&reference, model, &p, &task);
         }
     close_reference();
@@ -276,7 +276,8 @@ static void every_page_size_gives_the_same_bits(void) {
             for (int cpu = 0; cpu < 2; cpu++) {
                 Policy p = placed(placements[some[i]]);
                 p.page_tokens = sizes[s], p.cpu_attention = cpu;
-                p.gbs = 3;
+                p.gbs = 3 - cpu, p.num_gpu_batches = 3 - cpu,
+                p.schedule = (i + cpu) % 2 ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
                 expect_same(&reference, model, &p, &task);
             }
     close_reference();
@@ -292,6 +293,7 @@ static void no_lane_may_be_so_slow_that_the_bits_change(void) {
             for (int cpu = 0; cpu < 2; cpu++) {
                 Policy p = placed(placements[some[i]]);
                 p.gbs = 2 + cpu, p.num_gpu_batches = 5 - 2 * cpu, p.cpu_attention = cpu;
+                if (i % 2) p.gbs = p.num_gpu_batches = 2, p.schedule = SCHEDULE_DIAGONAL; /* seats refill, topups join */
                 p.table_home = (Tier)(i % 3);
                 expect_same(&reference, model, &p, &task);
             }
@@ -317,7 +319,7 @@ static void the_post_norm_form_gives_the_same_bits_too(void) {
     open_reference(&post);
     for (int i = 0; i < PLACEMENTS; i += 2) {
         Policy p = placed(placements[i]);
-        p.cpu_attention = i & 2, p.gbs = 2, p.table_home = (Tier)(i / 2 % 3);
+        p.cpu_attention = i & 2, p.gbs = 2, p.table_home = (Tier)(i / 2 % 3), p.schedule = (Schedule)(i / 2 % 3);
         expect_same(&reference, model, &p, &task);
     }
     close_reference();
@@ -335,7 +337,7 @@ static void sampling_depends_on_nothing_but_seed_place_and_position(void) {
     Policy p;
     for (int i = 0; i < PLACEMENTS; i += 3) {
         p = placed(placements[i]);
-        p.gbs = 1 + i % 4, p.num_gpu_batches = 1 + i % 5, p.cpu_attention = i & 1;
+        p.gbs = 1 + i % 4, p.num_gpu_batches = 1 + i % 5, p.cpu_attention = i & 1, p.schedule = (Schedule)(i / 3 % 3);
         expect_same(&reference, model, &p, &task);
     }
     task.sampling.seed = 12;

@@ -1,0 +1,310 @@
+/* sim.c: the device that is a clock (section 4.3). The same lanes, events and counters as in lanes.c, on hardware that is
+ * only numbers: no op touches data, each just takes its time.
+ *
+ * Time stands still while ops are posted and moves inside wait: there the first op of every lane whose events have all
+ * happened is active, and the clock goes from one end of an active op to the next until the awaited event has happened. So
+ * an op never begins before the moment it was posted, exactly as a real lane's thread would find it then.
+ *   Links       the active lanes of one link share its bandwidth equally.
+ *   GPU         one op at a time: of those that could begin the one posted earlier. It is not interrupted.
+ *   CPU         only ATTEND uses it. With shared_cores it is the GPU as well, and both go at half speed while both work.
+ * What an op takes at full speed is known when it is posted: its bytes over the bandwidth of its link or of its processor's
+ * memory, its flops over the rate, the longer of both, and op_s.
+ * The only memory is the index tables, which the schedule writes and attention's lengths are read from; the GPU's are the
+ * same bytes, since their copy has no other purpose. Contract: one thread posts and waits.
+ * Read next: schedule.c, which cannot tell this device from a real one, save that no token has a value. */
+#include <math.h>
+
+#include "flexgen.h"
+
+typedef struct {
+    Op op;
+    uint64_t order;    /* how many ops of all lanes were posted before it */
+    size_t moved;      /* bytes, for counter and trace */
+    double work, left; /* seconds at full speed: of all of it, of what is still to do */
+} SimOp;
+
+/* Op number n, counted from 0, lies at ring[n % capacity]. */
+typedef struct {
+    SimOp *ring;
+    uint64_t capacity, posted, done;
+    bool active; /* op number `done` has begun */
+    double began;
+} SimLane;
+
+typedef struct {
+    Device base;
+    Hardware hardware;
+    SimLane lane[NLANES];
+    double clock; /* seconds */
+    uint64_t nposted;
+    uint8_t *tables;     /* index tables of the CPU tier */
+    size_t tables_at[2]; /* where they lie on GPU and CPU: mirrors of each other */
+    size_t tables_bytes;
+    Reach reach;
+} Sim;
+
+/* An op is done when no more than this share of its work is left: rounding must not part ops that end together. */
+static const double ROUNDING = 1e-9;
+
+// ---------------------------------------------------------------------------------------------------------------
+// Lanes and the clock
+// ---------------------------------------------------------------------------------------------------------------
+
+static SimOp *first_op(const SimLane *lane) { return &lane->ring[lane->done % lane->capacity]; }
+
+static bool happened(const Sim *d, Event e) { return d->lane[e.lane].done >= e.seq; }
+
+/* Whether the lane's first op can begin. */
+static bool is_ready(const Sim *d, int i) {
+    const SimLane *lane = &d->lane[i];
+    if (lane->active || lane->done == lane->posted) return false;
+    const Op *op = &first_op(lane)->op;
+    for (int n = 0; n < op->nafter; n++)
+        if (!happened(d, op->after[n])) return false;
+    return true;
+}
+
+static void begin(Sim *d, int i) {
+    d->lane[i].active = true;
+    d->lane[i].began = d->clock;
+}
+
+static void begin_ready(Sim *d) {
+    for (int i = 0; i < NLANES; i++)
+        if (lane_channel[i] != GPU && is_ready(d, i)) begin(d, i);
+    if (d->lane[PROJECT].active || d->lane[FINISH].active) return;
+    bool p = is_ready(d, PROJECT), f = is_ready(d, FINISH);
+    if (p && f) p = first_op(&d->lane[PROJECT])->order < first_op(&d->lane[FINISH])->order;
+    if (p || f) begin(d, p ? PROJECT : FINISH);
+}
+
+static void end(Sim *d, int i) {
+    SimLane *lane = &d->lane[i];
+    const SimOp *job = first_op(lane);
+    if (d->base.trace) trace_add(d->base.trace, &job->op, job->moved, lane->began, d->clock);
+    lane->active = false;
+    lane->done++;
+}
+
+/* The share of full speed at which a lane's op runs beside the others that are active. */
+static double speed(const Sim *d, Channel c, const int active[NCHANNELS]) {
+    if (c != GPU && c != CPU) return 1.0 / active[c];
+    return d->hardware.shared_cores && active[GPU] && active[CPU] ? .5 : 1;
+}
+
+/* To the next moment at which an op ends, or several together. False: nothing can run. */
+static bool advance(Sim *d) {
+    int active[NCHANNELS] = {0};
+    double dt = INFINITY;
+    begin_ready(d);
+    for (int i = 0; i < NLANES; i++) active[lane_channel[i]] += d->lane[i].active;
+    for (int i = 0; i < NLANES; i++)
+        if (d->lane[i].active) dt = fmin(dt, first_op(&d->lane[i])->left / speed(d, lane_channel[i], active));
+    if (isinf(dt)) return false;
+    d->clock += dt;
+    for (int i = 0; i < NLANES; i++) {
+        if (!d->lane[i].active) continue;
+        SimOp *job = first_op(&d->lane[i]);
+        job->left -= dt * speed(d, lane_channel[i], active);
+        d->base.count[i].busy_s += dt;
+        if (job->left <= ROUNDING * job->work) end(d, i);
+    }
+    return true;
+}
+
+static int sim_wait(Device *base, Event e, Error *err) {
+    Sim *d = (Sim *)base;
+    (void)err; /* nothing fails here */
+    CHECK(e.seq <= d->lane[e.lane].posted);
+    while (!happened(d, e)) CHECK(advance(d)); /* ops wait only for ops posted before them */
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Posting: what an op takes
+// ---------------------------------------------------------------------------------------------------------------
+
+static void grow(SimLane *lane) {
+    uint64_t capacity = lane->capacity ? 2 * lane->capacity : 64;
+    SimOp *ring = xcalloc(capacity, sizeof *ring);
+    for (uint64_t n = lane->done; n < lane->posted; n++) ring[n % capacity] = lane->ring[n % lane->capacity];
+    free(lane->ring);
+    lane->ring = ring;
+    lane->capacity = capacity;
+}
+
+/* Bytes a second of the op's link, or of its processor's memory; 0: no bound. */
+static double bandwidth(const Hardware *h, const Op *op) {
+    switch (lane_channel[op->lane]) {
+        case CTOG:
+            return h->ctog_bdw[op->prefill];
+        case GTOC:
+            return h->gtoc_bdw[op->prefill];
+        case DTOC:
+            return h->dtoc_bdw[op->prefill];
+        case CTOD:
+            return h->ctod_bdw[op->prefill];
+        case GPU:
+            return h->gpu_bdw;
+        default:
+            return h->cpu_bdw;
+    }
+}
+
+/* moved: bytes for the counters; bytes: that it reads and writes; compute_s: of its flops. */
+static Event post(Sim *d, const Op *op, size_t moved, double bytes, double compute_s) {
+    SimLane *lane = &d->lane[op->lane];
+    double bdw = bandwidth(&d->hardware, op), work = fmax(bdw > 0 ? bytes / bdw : 0, compute_s) + d->hardware.op_s;
+    for (int n = 0; n < op->nafter; n++) CHECK(op->after[n].seq <= d->lane[op->after[n].lane].posted);
+    if (lane->posted - lane->done == lane->capacity) grow(lane);
+    lane->ring[lane->posted % lane->capacity] = (SimOp){*op, d->nposted++, moved, work, work};
+    d->base.count[op->lane].moved[op->kind] += moved;
+    return (Event){op->lane, ++lane->posted};
+}
+
+static size_t tensor_bytes(Tensor t) { return (size_t)t.rows * t.cols * type_bytes(t.type); }
+
+static void touch(Sim *d, Tensor t) { reach_note(&d->reach, d->base.peak, t); }
+
+/* An index table; the GPU's is the CPU's. */
+static int32_t *indices(Sim *d, Tensor t) {
+    CHECK(t.tier != TIER_DISK && t.type == I32 && t.offset >= d->tables_at[t.tier]);
+    size_t at = t.offset - d->tables_at[t.tier];
+    CHECK(at + tensor_span(t) <= d->tables_bytes);
+    return (int32_t *)(d->tables + at);
+}
+
+static Event sim_copy(Device *base, const Op *op, const Move *moves, int n) {
+    Sim *d = (Sim *)base;
+    size_t bytes = 0;
+    for (int i = 0; i < n; i++) {
+        const Move *m = &moves[i];
+        CHECK((size_t)m->dst.rows * m->dst.cols == (size_t)m->src.rows * m->src.cols);
+        CHECK(m->dst.type == m->src.type || (m->src.file && m->dst.type == F16));
+        touch(d, m->dst), touch(d, m->src);
+        bytes += tensor_bytes(m->src);
+    }
+    return post(d, op, bytes, bytes, 0);
+}
+
+/* Rows that are gathered; on the disk's lane they have moved. */
+static Event sim_embed(Device *base, const Op *op, Tensor y, Tensor table, Tensor idx, bool add) {
+    Sim *d = (Sim *)base;
+    (void)idx, (void)add;
+    touch(d, y), touch(d, table);
+    size_t bytes = (size_t)y.rows * y.cols * type_bytes(table.type);
+    return post(d, op, lane_channel[op->lane] == DTOC ? bytes : 0, bytes, 0);
+}
+
+static Event sim_layernorm(Device *base, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b) {
+    Sim *d = (Sim *)base;
+    touch(d, y), touch(d, x), touch(d, w), touch(d, b);
+    return post(d, op, 0, tensor_bytes(x) + tensor_bytes(y), 0);
+}
+
+static Event sim_linear(Device *base, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu) {
+    Sim *d = (Sim *)base;
+    (void)relu;
+    CHECK(y.rows == x.rows && x.cols == w.cols && y.cols == w.rows && x.type == base->act_type && w.type == F16);
+    touch(d, y), touch(d, x), touch(d, w), touch(d, b), touch(d, residual);
+    double flops = 2.0 * y.rows * w.rows * w.cols;
+    return post(d, op, 0, tensor_bytes(x) + tensor_bytes(w) + tensor_bytes(y), flops / d->hardware.mm_flops[op->prefill]);
+}
+
+/* A query and a key that meet cost a product and a weighted sum over h1: 4 h1 flops. Causal: s (s + 1) / 2 pairs. */
+static Event sim_attend_prefill(Device *base, const Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
+    Sim *d = (Sim *)base;
+    const int32_t *row = indices(d, start);
+    double pairs = 0;
+    (void)nh;
+    touch(d, o), touch(d, q), touch(d, kv);
+    for (int r = 0; r + 1 < start.cols; r++) {
+        double s = row[r + 1] - row[r];
+        pairs += s * (s + 1) / 2;
+    }
+    return post(d, op, 0, tensor_bytes(q) + tensor_bytes(kv) + tensor_bytes(o),
+                4.0 * o.cols * pairs / d->hardware.bmm_flops[op->prefill]);
+}
+
+/* Every byte of K and V is read once: 4 h1 bytes a token, and as many flops. */
+static Event sim_attend(Device *base, const Op *op, Tensor o, Tensor q, const PageTable *table, int nh) {
+    Sim *d = (Sim *)base;
+    const Hardware *h = &d->hardware;
+    const int32_t *len = indices(d, table->len);
+    double tokens = 0, flops = (lane_channel[op->lane] == CPU ? h->cpu_flops : h->bmm_flops)[op->prefill];
+    (void)nh;
+    CHECK(table->len.cols == o.rows);
+    touch(d, o), touch(d, q);
+    for (int r = 0; r < o.rows; r++) tokens += len[r];
+    return post(d, op, 0, 4 * o.cols * tokens, 4 * o.cols * tokens / flops);
+}
+
+/* Pages are touched up to the highest index that is written to. */
+static Event sim_append(Device *base, const Op *op, const PageTable *p, Tensor kv, Tensor seq, Tensor pos) {
+    Sim *d = (Sim *)base;
+    const int32_t *s = indices(d, seq), *t = indices(d, pos), *pages = indices(d, p->pages);
+    int highest = -1;
+    touch(d, kv);
+    for (int r = 0; r < kv.rows; r++) {
+        int page = pages[(size_t)s[r] * p->pages.ld + t[r] / p->page_tokens];
+        if (page > highest) highest = page;
+    }
+    touch(d, tensor_rows(p->k, 0, (highest + 1) * p->page_tokens));
+    touch(d, tensor_rows(p->v, 0, (highest + 1) * p->page_tokens));
+    size_t bytes = tensor_span(kv);
+    return post(d, op, lane_channel[op->lane] == CTOD ? bytes : 0, bytes, 0);
+}
+
+static Event sim_pick(Device *base, const Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
+                      const Sampling *sampling) {
+    Sim *d = (Sim *)base;
+    (void)prompt, (void)pos, (void)sampling;
+    touch(d, ids), touch(d, logits);
+    return post(d, op, 0, tensor_bytes(logits), 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Opening and closing
+// ---------------------------------------------------------------------------------------------------------------
+
+static void *sim_host(Device *base, Tensor t) {
+    Sim *d = (Sim *)base;
+    size_t at = d->tables_at[TIER_CPU];
+    touch(d, t);
+    return t.tier == TIER_CPU && t.offset >= at && t.offset < at + d->tables_bytes ? indices(d, t) : NULL;
+}
+
+static double sim_now(Device *base) { return ((Sim *)base)->clock; }
+
+static void sim_close(Device *base) {
+    Sim *d = (Sim *)base;
+    for (int i = 0; i < NLANES; i++) free(d->lane[i].ring);
+    free(d->tables);
+    free(d);
+}
+
+Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err) {
+    Sim *d = xcalloc(1, sizeof *d);
+    (void)err; /* as the other devices; there is nothing here that could be missing */
+    d->base = (Device){.name = "sim",
+                       .act_type = F16,
+                       .copy = sim_copy,
+                       .embed = sim_embed,
+                       .layernorm = sim_layernorm,
+                       .linear = sim_linear,
+                       .attend_prefill = sim_attend_prefill,
+                       .attend = sim_attend,
+                       .append = sim_append,
+                       .pick = sim_pick,
+                       .wait = sim_wait,
+                       .host = sim_host,
+                       .now = sim_now,
+                       .close = sim_close};
+    CHECK(plan->act_type == d->base.act_type);
+    d->hardware = *hardware;
+    reach_open(&d->reach, d->base.peak, plan);
+    memcpy(d->tables_at, plan->tables, sizeof d->tables_at);
+    d->tables_bytes = 2 * plan->slots * plan->table_bytes;
+    d->tables = xcalloc(d->tables_bytes, 1);
+    return &d->base;
+}

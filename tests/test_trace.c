@@ -1,0 +1,406 @@
+/* test_trace.c: slices, the file they make, and Table 4 out of them. Times in these tests are small whole numbers of
+ * seconds, so that sums are exact. */
+#include <cjson/cJSON.h>
+
+#include "tests.h"
+
+static Op call(Lane lane, Kind kind, bool prefill, int i, int j, int k) {
+    return (Op){.lane = lane, .kind = kind, .prefill = prefill, .i = i, .j = j, .k = k};
+}
+
+static void add(Trace *trace, Lane lane, Kind kind, bool prefill, int i, double begin, double end) {
+    Op op = call(lane, kind, prefill, i, 0, 0);
+    trace_add(trace, &op, 1, begin, end);
+}
+
+static bool slice_is(const Trace *trace, size_t n, double begin, double end, size_t bytes) {
+    const Slice *s = &trace->slice[n];
+    return n < trace->n && s->begin == begin && s->end == end && s->bytes == bytes;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Slices
+// ---------------------------------------------------------------------------------------------------------------
+
+static void ops_of_one_call_are_one_slice(void) {
+    Trace trace = {0};
+    Op op = call(C_LOAD, CACHE, false, 3, 4, 5);
+    trace_add(&trace, &op, 100, 10, 11);
+    trace_add(&trace, &op, 20, 11, 12);
+    trace_add(&trace, &op, 3, 12.00005, 13);
+    CU_ASSERT_FATAL(trace.n == 1);
+    CU_ASSERT(slice_is(&trace, 0, 10, 13, 123));
+    trace_add(&trace, &op, 4, 13.001, 14); /* after a pause */
+    CU_ASSERT_FATAL(trace.n == 2);
+    CU_ASSERT(slice_is(&trace, 1, 13.001, 14, 4));
+    const Slice *s = trace.slice;
+    CU_ASSERT(s->lane == C_LOAD && s->kind == CACHE && !s->prefill && s->i == 3 && s->j == 4 && s->k == 5);
+    trace_free(&trace);
+    CU_ASSERT(!trace.slice && !trace.n && !trace.capacity && !trace.last[C_LOAD]);
+}
+
+static void whatever_differs_begins_a_new_slice(void) {
+    Op ops[] = {call(C_LOAD, CACHE, false, 1, 1, 1),     call(C_LOAD, ACTIVATION, false, 1, 1, 1),
+                call(C_LOAD, ACTIVATION, true, 1, 1, 1), call(C_LOAD, ACTIVATION, true, 2, 1, 1),
+                call(C_LOAD, ACTIVATION, true, 2, 2, 1), call(C_LOAD, ACTIVATION, true, 2, 2, 2),
+                call(STORE, ACTIVATION, true, 2, 2, 2)};
+    size_t count = sizeof ops / sizeof *ops;
+    Trace trace = {0};
+    for (size_t n = 0; n < count; n++) trace_add(&trace, &ops[n], n, (double)n, n + 1.0);
+    CU_ASSERT_FATAL(trace.n == count);
+    for (size_t n = 0; n < count; n++) CU_ASSERT(slice_is(&trace, n, (double)n, n + 1.0, n));
+    trace_free(&trace);
+}
+
+/* Lane A: x y x; lane B: x between them. The second x of A does not join the first, since y of A lies between. */
+static void slices_join_over_other_lanes_but_not_over_their_own(void) {
+    Trace trace = {0};
+    Op ax = call(PROJECT, OTHER, false, 0, 1, 0), ay = call(PROJECT, CACHE, false, 0, 1, 0);
+    Op bx = call(FINISH, OTHER, false, 0, 1, 0);
+    trace_add(&trace, &ax, 1, 0, 1);
+    trace_add(&trace, &bx, 10, 0, 3);
+    trace_add(&trace, &ax, 1, 1, 2); /* joins: b is another lane */
+    trace_add(&trace, &ay, 1, 2, 3);
+    trace_add(&trace, &bx, 10, 3, 4); /* joins */
+    trace_add(&trace, &ax, 1, 3, 4);  /* does not */
+    trace_add(&trace, &ax, 1, 4, 5);  /* joins the new one */
+    CU_ASSERT_FATAL(trace.n == 4);
+    CU_ASSERT(slice_is(&trace, 0, 0, 2, 2));
+    CU_ASSERT(slice_is(&trace, 1, 0, 4, 20));
+    CU_ASSERT(slice_is(&trace, 2, 2, 3, 1));
+    CU_ASSERT(slice_is(&trace, 3, 3, 5, 2));
+    trace_free(&trace);
+}
+
+static void calls_have_the_names_of_figure_4(void) {
+    static const struct {
+        Lane lane;
+        Kind kind;
+        bool prefill;
+        const char *name;
+    } expected[] = {
+        {W_READ, WEIGHT, false, "load_weight"},
+        {W_LOAD, WEIGHT, true, "load_weight"},
+        {C_READ, CACHE, false, "load_cache"},
+        {C_LOAD, CACHE, false, "load_cache"},
+        {C_READ, ACTIVATION, true, "load_activation"},
+        {C_LOAD, ACTIVATION, false, "load_activation"},
+        {C_READ, OTHER, true, "load_inputs"},
+        {C_LOAD, OTHER, false, "load_inputs"},
+        {STORE, CACHE, false, "store_cache"},
+        {STORE, ACTIVATION, false, "store_activation"},
+        {D_WRITE, CACHE, true, "store_cache"},
+        {D_WRITE, ACTIVATION, false, "store_activation"},
+        {A_DOWN, CACHE, false, "attend"},
+        {A_UP, CACHE, false, "attend"},
+        {A_DOWN, OTHER, true, "tokens"},
+        {PROJECT, OTHER, true, "project"},
+        {PROJECT, CACHE, true, "store_cache"},
+        {PROJECT, ACTIVATION, false, "load_activation"},
+        {FINISH, CACHE, true, "attend"},
+        {FINISH, OTHER, false, "finish"},
+        {FINISH, ACTIVATION, false, "store_activation"},
+        {ATTEND, CACHE, false, "attend"},
+        {ATTEND, CACHE, true, "store_cache"},
+        {ATTEND, OTHER, true, "gather_tokens"},
+    };
+    for (size_t n = 0; n < sizeof expected / sizeof *expected; n++) {
+        Slice s = {.lane = expected[n].lane, .kind = expected[n].kind, .prefill = expected[n].prefill};
+        CU_ASSERT_STRING_EQUAL(trace_call(&s), expected[n].name);
+    }
+    for (int lane = 0; lane < NLANES; lane++) /* and what the schedule never posts has one, too */
+        for (int kind = 0; kind < NKINDS; kind++)
+            CU_ASSERT_PTR_NOT_NULL(trace_call(&(Slice){.lane = (Lane)lane, .kind = (Kind)kind}));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The file
+// ---------------------------------------------------------------------------------------------------------------
+
+/* The file as JSON; its events. cJSON_Delete(*tree). */
+static cJSON *written(const Trace *trace, const char *process, cJSON **tree) {
+    char *text = NULL;
+    size_t len = 0;
+    Error err = {0, ""};
+    FILE *out = open_memstream(&text, &len);
+    CHECK(out);
+    trace_write(trace, process, out);
+    CHECK(fclose(out) == 0);
+    *tree = json_parse(text, len, "trace", &err);
+    free(text);
+    if (!*tree) fprintf(stderr, "\n    %s\n", err.text);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(*tree);
+    return cJSON_GetObjectItemCaseSensitive(*tree, "traceEvents");
+}
+
+static double number(const cJSON *event, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(event, key);
+    return cJSON_IsNumber(item) ? item->valuedouble : NAN;
+}
+static const char *text_of(const cJSON *event, const char *key) {
+    const char *s = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(event, key));
+    return s ? s : "";
+}
+
+static void is_metadata(const cJSON *event, const char *name, int tid, const char *value) {
+    const cJSON *args = cJSON_GetObjectItemCaseSensitive(event, "args");
+    CU_ASSERT_STRING_EQUAL(text_of(event, "ph"), "M");
+    CU_ASSERT_STRING_EQUAL(text_of(event, "name"), name);
+    CU_ASSERT(number(event, "pid") == 1 && number(event, "tid") == tid);
+    if (value)
+        CU_ASSERT_STRING_EQUAL(text_of(args, "name"), value)
+    else
+        CU_ASSERT(number(args, "sort_index") == tid);
+}
+
+static void the_file_has_a_row_a_lane_and_a_slice_a_call(void) {
+    Trace trace = {0};
+    Op project = call(PROJECT, OTHER, false, 7, 2, 1), load = call(W_LOAD, WEIGHT, true, 6, 3, 0);
+    trace_add(&trace, &project, 0, 1000.5, 1000.501);
+    trace_add(&trace, &load, 5000000000, 1000.25, 1000.7500000004); /* begins first */
+    cJSON *tree, *events = written(&trace, "opt-30b \"zig\\zag\"\n", &tree);
+    CU_ASSERT_FATAL(cJSON_GetArraySize(events) == 1 + 2 * 2 + 2);
+    is_metadata(cJSON_GetArrayItem(events, 0), "process_name", 0, "opt-30b \"zig\\zag\"?");
+    is_metadata(cJSON_GetArrayItem(events, 1), "thread_name", W_LOAD, "load weights");
+    is_metadata(cJSON_GetArrayItem(events, 2), "thread_sort_index", W_LOAD, NULL);
+    is_metadata(cJSON_GetArrayItem(events, 3), "thread_name", PROJECT, "project");
+    is_metadata(cJSON_GetArrayItem(events, 4), "thread_sort_index", PROJECT, NULL);
+    cJSON *one = cJSON_GetArrayItem(events, 5), *two = cJSON_GetArrayItem(events, 6);
+    cJSON *args = cJSON_GetObjectItemCaseSensitive(one, "args");
+    CU_ASSERT_STRING_EQUAL(text_of(one, "ph"), "X");
+    CU_ASSERT_STRING_EQUAL(text_of(one, "name"), "project");
+    CU_ASSERT_STRING_EQUAL(text_of(one, "cat"), "gpu");
+    CU_ASSERT(number(one, "pid") == 1 && number(one, "tid") == PROJECT);
+    CU_ASSERT(number(one, "ts") == 250000 && number(one, "dur") == 1000);
+    CU_ASSERT(number(args, "i") == 7 && number(args, "j") == 2 && number(args, "k") == 1 && number(args, "bytes") == 0);
+    CU_ASSERT_STRING_EQUAL(text_of(args, "stage"), "decode");
+    args = cJSON_GetObjectItemCaseSensitive(two, "args");
+    CU_ASSERT_STRING_EQUAL(text_of(two, "name"), "load_weight");
+    CU_ASSERT_STRING_EQUAL(text_of(two, "cat"), "ctog");
+    CU_ASSERT(number(two, "ts") == 0 && number(two, "dur") == 500000);
+    CU_ASSERT(number(args, "bytes") == 5e9);
+    CU_ASSERT_STRING_EQUAL(text_of(args, "stage"), "prefill");
+    cJSON_Delete(tree);
+    trace_free(&trace);
+}
+
+/* Three slices of a third of 1.0007 us: in whole nanoseconds 334, 333, 334. Each ends where the next begins. */
+static void times_are_microseconds_with_three_decimals_and_touch(void) {
+    Trace trace = {0};
+    for (int n = 0; n < 3; n++) add(&trace, STORE, CACHE, false, n, n * 1.0007e-6 / 3, (n + 1) * 1.0007e-6 / 3);
+    char *text = NULL;
+    size_t len = 0;
+    FILE *out = open_memstream(&text, &len);
+    CHECK(out);
+    trace_write(&trace, "p", out);
+    CHECK(fclose(out) == 0);
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, "\"ts\":0.000,\"dur\":0.334,"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, "\"ts\":0.334,\"dur\":0.333,"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, "\"ts\":0.667,\"dur\":0.334,"));
+    free(text);
+    trace_free(&trace);
+}
+
+static void an_empty_trace_is_a_file_without_rows_and_a_table_of_zeros(void) {
+    Trace trace = {0};
+    cJSON *tree, *events = written(&trace, "\xff nothing", &tree);
+    CU_ASSERT(cJSON_GetArraySize(events) == 1);
+    is_metadata(cJSON_GetArrayItem(events, 0), "process_name", 0, "? nothing");
+    cJSON_Delete(tree);
+    Breakdown b;
+    memset(&b, 0x55, sizeof b);
+    trace_breakdown(&trace, &b);
+    for (int part = 0; part < 2 * NPARTS; part++)
+        CU_ASSERT(b.part[part / NPARTS][part % NPARTS].busy_s == 0 && b.part[part / NPARTS][part % NPARTS].hidden_s == 0);
+    trace_free(&trace);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Table 4
+// ---------------------------------------------------------------------------------------------------------------
+
+static bool share_is(const Breakdown *b, bool prefill, int part, double busy, double hidden) {
+    Share s = b->part[prefill][part];
+    if (s.busy_s == busy && s.hidden_s == hidden) return true;
+    fprintf(stderr, "\n    %s %s: %g busy, %g hidden; expected %g, %g\n", prefill ? "prefill" : "decode", part_name[part],
+            s.busy_s, s.hidden_s, busy, hidden);
+    return false;
+}
+
+/*      second     0 1 2 3 4 5 6 7 8 9 . 1 2 3 4 5 6 7 8 9 20
+ * decode  read w  ========          ====                         0-4, 9-11
+ *         load w      ========                                   2-6: the union of both is 0-6 and 9-11
+ *         project   ====        ====                             1-3, 7-9
+ *         attend      ======                                     2-5: compute is 1-5 and 7-9
+ *         finish                    ==                           9-10: so 7-10
+ *         load c                ==========                       7-12
+ *         write                           ====                   12-14
+ *         store act               ==                             8-9
+ * prefill project                           ========             13-17
+ *         load w                                  ========       16-20
+ *         store c                       ==================       11-20 */
+static void unions_and_what_hides_them_add_up_by_hand(void) {
+    Trace trace = {0};
+    Breakdown b;
+    add(&trace, W_READ, WEIGHT, false, 0, 0, 4), add(&trace, W_READ, WEIGHT, false, 1, 9, 11);
+    add(&trace, W_LOAD, WEIGHT, false, 0, 2, 6);
+    add(&trace, PROJECT, OTHER, false, 0, 1, 3), add(&trace, PROJECT, OTHER, false, 1, 7, 9);
+    add(&trace, ATTEND, CACHE, false, 0, 2, 5);
+    add(&trace, FINISH, OTHER, false, 1, 9, 10);
+    add(&trace, C_LOAD, CACHE, false, 1, 7, 12);
+    add(&trace, D_WRITE, CACHE, false, 1, 12, 14);
+    add(&trace, STORE, ACTIVATION, false, 1, 8, 9);
+    add(&trace, PROJECT, OTHER, true, 2, 13, 17);
+    add(&trace, W_LOAD, WEIGHT, true, 2, 16, 20);
+    add(&trace, STORE, CACHE, true, 2, 11, 20);
+    trace_breakdown(&trace, &b);
+    CU_ASSERT(share_is(&b, false, COMPUTE, 7, 7));          /* 1-5, 7-10; copies run 0-6, 7-20 */
+    CU_ASSERT(share_is(&b, false, WEIGHT_READ, 8, 5));      /* 0-6, 9-11 with 1-5, 7-10, 13-17 */
+    CU_ASSERT(share_is(&b, false, CACHE_READ, 5, 3));       /* 7-12 */
+    CU_ASSERT(share_is(&b, false, CACHE_WRITE, 2, 1));      /* 12-14, beside prefill's project */
+    CU_ASSERT(share_is(&b, false, ACTIVATION_MOVES, 1, 1)); /* 8-9 */
+    CU_ASSERT(share_is(&b, true, COMPUTE, 4, 4));
+    CU_ASSERT(share_is(&b, true, WEIGHT_READ, 4, 1));
+    CU_ASSERT(share_is(&b, true, CACHE_READ, 0, 0));
+    CU_ASSERT(share_is(&b, true, CACHE_WRITE, 9, 4));
+    CU_ASSERT(share_is(&b, true, ACTIVATION_MOVES, 0, 0));
+    trace_free(&trace);
+}
+
+static void one_after_the_other_hides_nothing(void) {
+    Trace trace = {0};
+    Breakdown b;
+    for (int n = 0; n < 50; n++) { /* as with --no-overlap; intervals that touch have nothing in common */
+        add(&trace, W_LOAD, WEIGHT, false, n, 3 * n, 3 * n + 1);
+        add(&trace, PROJECT, OTHER, false, n, 3 * n + 1, 3 * n + 2);
+        add(&trace, STORE, CACHE, false, n, 3 * n + 2, 3 * n + 3);
+    }
+    trace_breakdown(&trace, &b);
+    CU_ASSERT(share_is(&b, false, COMPUTE, 50, 0));
+    CU_ASSERT(share_is(&b, false, WEIGHT_READ, 50, 0));
+    CU_ASSERT(share_is(&b, false, CACHE_WRITE, 50, 0));
+    trace_free(&trace);
+}
+
+/* The part of everything that the schedule posts; -1: it does not. By kind: WEIGHT, CACHE, ACTIVATION, OTHER. */
+static const int part_of[NLANES][NKINDS] = {
+    [W_READ] = {WEIGHT_READ, -1, -1, -1},
+    [W_LOAD] = {WEIGHT_READ, -1, -1, -1},
+    [C_READ] = {-1, CACHE_READ, ACTIVATION_MOVES, ACTIVATION_MOVES},
+    [C_LOAD] = {-1, CACHE_READ, ACTIVATION_MOVES, ACTIVATION_MOVES},
+    [STORE] = {-1, CACHE_WRITE, ACTIVATION_MOVES, -1},
+    [D_WRITE] = {-1, CACHE_WRITE, ACTIVATION_MOVES, -1},
+    [A_DOWN] = {-1, CACHE_WRITE, -1, ACTIVATION_MOVES},
+    [A_UP] = {-1, ACTIVATION_MOVES, -1, -1},
+    [PROJECT] = {-1, COMPUTE, COMPUTE, COMPUTE},
+    [FINISH] = {-1, COMPUTE, COMPUTE, COMPUTE},
+    [ATTEND] = {-1, COMPUTE, -1, COMPUTE},
+};
+
+static void every_lane_and_kind_has_its_part(void) {
+    for (int lane = 0; lane < NLANES; lane++)
+        for (int kind = 0; kind < NKINDS; kind++) {
+            if (part_of[lane][kind] < 0) continue;
+            Trace trace = {0};
+            Breakdown b;
+            add(&trace, (Lane)lane, (Kind)kind, true, 0, 1, 3);
+            trace_breakdown(&trace, &b);
+            for (int part = 0; part < NPARTS; part++) {
+                CU_ASSERT(share_is(&b, true, part, part == part_of[lane][kind] ? 2 : 0, 0));
+                CU_ASSERT(share_is(&b, false, part, 0, 0));
+            }
+            trace_free(&trace);
+        }
+}
+
+enum { TICKS = 64 };
+
+static int below(uint64_t *state, int n) {
+    int x = (int)((test_random(state) + 1) / 2 * n);
+    return x < n ? x : n - 1;
+}
+
+/* Counts, tick by tick, in which a part is busy and in which what hides it is busy as well. A sweep i is of one stage. */
+static void count_ticks(const Trace *trace, Breakdown *b) {
+    *b = (Breakdown){0};
+    bool prefill[4] = {false};
+    for (size_t n = 0; n < trace->n; n++)
+        if (trace->slice[n].prefill) prefill[trace->slice[n].i] = true;
+    for (int tick = 0; tick < TICKS; tick++) {
+        bool busy[2][NPARTS] = {{false}}, computing = false, copying = false;
+        for (size_t n = 0; n < trace->n; n++) {
+            const Slice *s = &trace->slice[n];
+            if (s->begin > tick || s->end < tick + 1) continue;
+            int part = part_of[s->lane][s->kind];
+            busy[prefill[s->i]][part] = true;
+            *(part == COMPUTE ? &computing : &copying) = true;
+        }
+        for (int p = 0; p < 2 * NPARTS; p++) {
+            Share *share = &b->part[p / NPARTS][p % NPARTS];
+            if (!busy[p / NPARTS][p % NPARTS]) continue;
+            share->busy_s++;
+            if (p % NPARTS == COMPUTE ? copying : computing) share->hidden_s++;
+        }
+    }
+}
+
+static void random_intervals_agree_with_a_count_of_every_tick(void) {
+    uint64_t state = 5;
+    for (int round = 0; round < 2000; round++) {
+        Trace trace = {0};
+        Breakdown fast, slow;
+        int n = below(&state, 40), longest = 1 + below(&state, 20);
+        for (int i = 0; i < n; i++) {
+            int lane = below(&state, NLANES), kind = below(&state, NKINDS);
+            if (part_of[lane][kind] < 0) continue;
+            int begin = below(&state, TICKS), end = begin + below(&state, longest); /* some are empty */
+            add(&trace, (Lane)lane, (Kind)kind, !below(&state, 6), below(&state, 4), begin, end < TICKS ? end : TICKS);
+        }
+        trace_breakdown(&trace, &fast);
+        count_ticks(&trace, &slow);
+        bool equal = true;
+        for (int p = 0; p < 2 * NPARTS; p++) {
+            Share s = slow.part[p / NPARTS][p % NPARTS];
+            equal = share_is(&fast, p / NPARTS, p % NPARTS, s.busy_s, s.hidden_s) && equal;
+        }
+        trace_free(&trace);
+        if (!equal) {
+            fprintf(stderr, "\n    round %d\n", round);
+            CU_FAIL_FATAL("shares");
+        }
+    }
+    CU_PASS("shares");
+}
+
+/* All of it is far below a second; with a quadratic one nobody would wait for the end of this. */
+static void a_million_slices_take_a_moment(void) {
+    enum { N = 1000000 };
+    Trace trace = {0};
+    Breakdown b;
+    for (int n = 0; n < N; n++)
+        add(&trace, n % 2 ? W_LOAD : PROJECT, n % 2 ? WEIGHT : OTHER, false, n, (long)n * 7919 % N, (long)n * 7919 % N + 1);
+    trace_breakdown(&trace, &b);
+    FILE *out = fopen("/dev/null", "w");
+    CHECK(out);
+    trace_write(&trace, "p", out);
+    CHECK(fclose(out) == 0);
+    CU_ASSERT(trace.n == N && share_is(&b, false, COMPUTE, N / 2, 0) && share_is(&b, false, WEIGHT_READ, N / 2, 0));
+    trace_free(&trace);
+}
+
+CU_TestInfo tests_trace[] = {
+    {"ops of one call are one slice", ops_of_one_call_are_one_slice},
+    {"whatever differs begins a new slice", whatever_differs_begins_a_new_slice},
+    {"slices join over other lanes but not over their own", slices_join_over_other_lanes_but_not_over_their_own},
+    {"calls have the names of figure 4", calls_have_the_names_of_figure_4},
+    {"the file has a row a lane and a slice a call", the_file_has_a_row_a_lane_and_a_slice_a_call},
+    {"times are microseconds with three decimals and touch", times_are_microseconds_with_three_decimals_and_touch},
+    {"an empty trace is a file without rows and a table of zeros",
+     an_empty_trace_is_a_file_without_rows_and_a_table_of_zeros},
+    {"unions and what hides them add up by hand", unions_and_what_hides_them_add_up_by_hand},
+    {"one after the other hides nothing", one_after_the_other_hides_nothing},
+    {"every lane and kind has its part", every_lane_and_kind_has_its_part},
+    {"random intervals agree with a count of every tick", random_intervals_agree_with_a_count_of_every_tick},
+    {"a million slices take a moment", a_million_slices_take_a_moment},
+    CU_TEST_INFO_NULL,
+};

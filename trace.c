@@ -1,0 +1,243 @@
+/* trace.c: what happened on the lanes, as a file for a trace viewer and as the paper's Table 4.
+ *
+ * A device notes every op that has ended. Ops of one call of Figure 4 that follow each other at once (the products and
+ * norms of half a layer) are one slice. Because lanes are in order, it is enough to look at a lane's newest slice: what
+ * differs from it, or comes after a pause, begins a new one. trace_write shows slices as they are. trace_breakdown adds
+ * them up as Table 4 does, but for a run that overlaps: the time of a part is that of the union of its slices, and what of
+ * it some processor was busy beside is hidden. A trace that is all zeros is empty and ready. Read next: schedule.c, whose
+ * calls these are; scripts/plot_trace.py draws the file. */
+#include <limits.h>
+#include <math.h>
+
+#include "flexgen.h"
+
+// ---------------------------------------------------------------------------------------------------------------
+// Slices
+// ---------------------------------------------------------------------------------------------------------------
+
+static bool same_call(const Slice *slice, const Op *op) {
+    return slice->kind == op->kind && slice->prefill == op->prefill && slice->i == op->i && slice->j == op->j &&
+           slice->k == op->k && slice->batch == op->batch;
+}
+
+/* Seconds between two ops of one call that still count as none. */
+static const double PAUSE = 1e-4;
+
+void trace_add(Trace *trace, const Op *op, size_t bytes, double begin, double end) {
+    Slice *newest = trace->last[op->lane] ? &trace->slice[trace->last[op->lane] - 1] : NULL;
+    if (newest && same_call(newest, op) && begin - newest->end <= PAUSE) {
+        if (end > newest->end) newest->end = end;
+        newest->bytes += bytes;
+        return;
+    }
+    if (trace->n == trace->capacity) {
+        trace->capacity = trace->capacity ? 2 * trace->capacity : 1024;
+        trace->slice = xrealloc(trace->slice, trace->capacity, sizeof *trace->slice);
+    }
+    trace->slice[trace->n++] = (Slice){.lane = op->lane,
+                                       .kind = op->kind,
+                                       .prefill = op->prefill,
+                                       .i = op->i,
+                                       .j = op->j,
+                                       .k = op->k,
+                                       .batch = op->batch,
+                                       .begin = begin,
+                                       .end = end,
+                                       .bytes = bytes};
+    trace->last[op->lane] = (long)trace->n;
+}
+
+void trace_free(Trace *trace) {
+    free(trace->slice);
+    *trace = (Trace){0};
+}
+
+/* compute(j, k) goes by the names of its parts. What is not in Figure 4: "load_inputs", a batch's index tables and
+ * embedding rows on their way up; "gather_tokens", the CPU picks those rows out of the table; "tokens", the chosen ones on
+ * their way down. */
+const char *trace_call(const Slice *slice) {
+    static const char *const load[NKINDS] = {"load_weight", "load_cache", "load_activation", "load_inputs"};
+    static const char *const store[NKINDS] = {"store_weight", "store_cache", "store_activation", "tokens"};
+    static const char *const project[NKINDS] = {"load_weight", "store_cache", "load_activation", "project"};
+    static const char *const finish[NKINDS] = {"load_weight", "attend", "store_activation", "finish"};
+    switch (slice->lane) {
+        case STORE:
+        case D_WRITE:
+            return store[slice->kind];
+        case A_DOWN:
+        case A_UP:
+            return slice->kind == OTHER ? "tokens" : "attend";
+        case PROJECT:
+            return project[slice->kind];
+        case FINISH:
+            return finish[slice->kind];
+        case ATTEND: /* in prefill the CPU only puts new k and v into their pages */
+            return slice->kind == OTHER ? "gather_tokens" : slice->prefill ? "store_cache" : "attend";
+        default:
+            return load[slice->kind];
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The file
+// ---------------------------------------------------------------------------------------------------------------
+
+static void write_string(FILE *out, const char *s) {
+    bool valid = utf8_valid(s, strlen(s));
+    fputc('"', out);
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\')
+            fprintf(out, "\\%c", c);
+        else if (c < ' ' || (c >= 0x80 && !valid))
+            fputc('?', out);
+        else
+            fputc(c, out);
+    }
+    fputc('"', out);
+}
+
+/* Names the rows. tid is the lane, pid is 1. */
+static void write_rows(const Trace *trace, const char *process, FILE *out) {
+    fprintf(out, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":1,\"tid\":0,\"args\":{\"name\":");
+    write_string(out, process);
+    fprintf(out, "}}");
+    for (int lane = 0; lane < NLANES; lane++) {
+        if (!trace->last[lane]) continue;
+        fprintf(out, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":1,\"tid\":%d,\"args\":{\"name\":", lane);
+        write_string(out, lane_name[lane]);
+        fprintf(out, "}},\n{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":1,\"tid\":%d,\"args\":{\"sort_index\":%d}}",
+                lane, lane);
+    }
+}
+
+/* Begin and end are rounded to nanoseconds one by one, so that neighbours that touch still do and none overlap. */
+static void write_slice(const Slice *s, double first, int entered, FILE *out) {
+    long long begin = llround((s->begin - first) * 1e9), took = llround((s->end - first) * 1e9) - begin;
+    fprintf(out, ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":1,\"tid\":%d,", trace_call(s),
+            channel_name[lane_channel[s->lane]], s->lane);
+    fprintf(out, "\"ts\":%lld.%03lld,\"dur\":%lld.%03lld,", begin / 1000, begin % 1000, took / 1000, took % 1000);
+    fprintf(out, "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"batch\":%d,\"token\":%d,\"bytes\":%zu,\"stage\":\"%s\"}}", s->i,
+            s->j, s->k, s->batch, s->i - entered, s->bytes, s->prefill ? "prefill" : "decode");
+}
+
+/* [number of batches] the sweep in which each one entered. */
+static int *first_sweeps(const Trace *trace) {
+    int batches = 0;
+    for (size_t n = 0; n < trace->n; n++)
+        if (trace->slice[n].batch >= batches) batches = trace->slice[n].batch + 1;
+    int *first = xcalloc(batches, sizeof *first);
+    for (int b = 0; b < batches; b++) first[b] = INT_MAX;
+    for (size_t n = 0; n < trace->n; n++) {
+        const Slice *s = &trace->slice[n];
+        if (s->i < first[s->batch] && s->kind != WEIGHT) first[s->batch] = s->i;
+    }
+    return first;
+}
+
+void trace_write(const Trace *trace, const char *process, FILE *out) {
+    double first = INFINITY;
+    for (size_t n = 0; n < trace->n; n++) first = fmin(first, trace->slice[n].begin);
+    fprintf(out, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+    write_rows(trace, process, out);
+    int *entered = first_sweeps(trace);
+    for (size_t n = 0; n < trace->n; n++) write_slice(&trace->slice[n], first, entered[trace->slice[n].batch], out);
+    free(entered);
+    fprintf(out, "\n]}\n");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Table 4
+// ---------------------------------------------------------------------------------------------------------------
+
+const char *const part_name[NPARTS] = {"compute", "weight (R)", "cache (R)", "cache (W)", "activation"};
+
+/* Half-open, seconds. */
+typedef struct {
+    double begin, end;
+    unsigned set; /* of a slice: the one bit of its stage and part */
+} Interval;
+
+static unsigned set_of(bool prefill, int part) { return 1u << (prefill * NPARTS + part); }
+
+/* Delegated attention's queries go down together with the new k and v: "cache (W)". What comes up is no cache. */
+static int slice_part(const Slice *slice) {
+    Channel channel = lane_channel[slice->lane];
+    bool read = channel == DTOC || channel == CTOG;
+    if (channel == GPU || channel == CPU) return COMPUTE;
+    if (slice->kind == WEIGHT && read) return WEIGHT_READ;
+    if (slice->kind == CACHE && slice->lane != A_UP) return read ? CACHE_READ : CACHE_WRITE;
+    return ACTIVATION_MOVES;
+}
+
+static int by_begin(const void *a, const void *b) {
+    double x = ((const Interval *)a)->begin, y = ((const Interval *)b)->begin;
+    return (x > y) - (x < y);
+}
+
+/* The union of those of all[0..n), ordered by begin, that are in one of the sets: disjoint, ordered. Returns how many. */
+static size_t unite(Interval *out, const Interval *all, size_t n, unsigned sets) {
+    size_t count = 0;
+    for (size_t a = 0; a < n; a++) {
+        if (!(all[a].set & sets)) continue;
+        if (count && all[a].begin <= out[count - 1].end)
+            out[count - 1].end = fmax(out[count - 1].end, all[a].end);
+        else
+            out[count++] = all[a];
+    }
+    return count;
+}
+
+static double total(const Interval *x, size_t n) {
+    double sum = 0;
+    for (size_t a = 0; a < n; a++) sum += x[a].end - x[a].begin;
+    return sum;
+}
+
+/* Seconds that two unions have in common. */
+static double overlap(const Interval *x, size_t nx, const Interval *y, size_t ny) {
+    double sum = 0;
+    for (size_t a = 0, b = 0; a < nx && b < ny;) {
+        double common = fmin(x[a].end, y[b].end) - fmax(x[a].begin, y[b].begin);
+        if (common > 0) sum += common;
+        if (x[a].end < y[b].end)
+            a++;
+        else
+            b++;
+    }
+    return sum;
+}
+
+/* The trace's slices as intervals, ordered by begin; all has room for them. A sweep belongs to prefill as a whole when some
+ * batch prefills in it. */
+static size_t sorted_intervals(Interval *all, const Trace *trace) {
+    size_t n = 0;
+    int sweeps = 0;
+    for (size_t a = 0; a < trace->n; a++)
+        if (trace->slice[a].i >= sweeps) sweeps = trace->slice[a].i + 1;
+    bool *prefill = xcalloc(sweeps, sizeof *prefill);
+    for (size_t a = 0; a < trace->n; a++) prefill[trace->slice[a].i] |= trace->slice[a].prefill;
+    for (size_t a = 0; a < trace->n; a++) {
+        const Slice *s = &trace->slice[a];
+        if (s->end > s->begin) all[n++] = (Interval){s->begin, s->end, set_of(prefill[s->i], slice_part(s))};
+    }
+    free(prefill);
+    qsort(all, n, sizeof *all, by_begin);
+    return n;
+}
+
+void trace_breakdown(const Trace *trace, Breakdown *breakdown) {
+    Interval *all = xcalloc(trace->n, sizeof *all), *computing = xcalloc(trace->n, sizeof *all);
+    Interval *copying = xcalloc(trace->n, sizeof *all), *mine = xcalloc(trace->n, sizeof *all);
+    size_t n = sorted_intervals(all, trace);
+    unsigned compute = set_of(false, COMPUTE) | set_of(true, COMPUTE);
+    size_t ncomputing = unite(computing, all, n, compute), ncopying = unite(copying, all, n, ~compute);
+    for (int prefill = 0; prefill < 2; prefill++)
+        for (int part = 0; part < NPARTS; part++) {
+            size_t nmine = unite(mine, all, n, set_of(prefill, part));
+            double hidden =
+                part == COMPUTE ? overlap(mine, nmine, copying, ncopying) : overlap(mine, nmine, computing, ncomputing);
+            breakdown->part[prefill][part] = (Share){total(mine, nmine), hidden};
+        }
+    free(all), free(computing), free(copying), free(mine);
+}
