@@ -78,7 +78,7 @@ test: flexgen $(BUILD)/run_tests $(if $(EMULATION),$(BUILD)/flexgen_emulated)
 $(BUILD)/run_tests_gpu: $(OBJ) $(TEST_OBJ) $(CUDA_OBJ)
 	$(CXX) $(OPENMP) $^ -o $@ $(CUDA_LIBS) $(LIBS) -lcunit
 gpu-tests: $(BUILD)/run_tests_gpu
-	$(BUILD)/run_tests_gpu --device cuda cuda schedule
+	$(BUILD)/run_tests_gpu --device cuda cuda schedule lanes
 
 # flexgen.cu as C++ for the CPU: tests/cuda_cpu.h plays the CUDA runtime and cuBLAS.
 $(BUILD)/flexgen_cpu.cpp: flexgen.cu tests/cuda2cpp.sed
@@ -95,7 +95,7 @@ $(BUILD)/run_tests_emulated: $(OBJ) $(TEST_OBJ) $(BUILD)/flexgen_cpu.o
 CHECKED := CFLAGS="-O1 -g -fno-omit-frame-pointer -march=native" OPENMP=
 ASAN := BUILD=build/asan $(CHECKED) SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 TSAN := BUILD=build/tsan $(CHECKED) SANITIZE=-fsanitize=thread
-TSAN_SUITES := schedule
+TSAN_SUITES := schedule lanes
 emulated-tests: $(BUILD)/run_tests_emulated
 	@$(MAKE) --no-print-directory $(ASAN) build/asan/run_tests_emulated
 	@$(MAKE) --no-print-directory $(TSAN) build/tsan/run_tests_emulated

@@ -431,7 +431,7 @@ static int plan_task(Run *run, Options *o, const Checkpoint *checkpoint, const T
     if (choose_device(run, o, &checkpoint->config, err) ||
         fill_capacities(o, run->gpu, run->sim ? &run->hardware : NULL, checkpoint, err))
         return -1;
-    Type act_type = run->gpu || run->sim ? F16 : F32;
+    Type act_type = run->gpu || (run->sim && !run->hardware.shared_cores) ? F16 : F32;
     if (policy_default(&o->policy, o->fixed, fixed_gbs, fixed_batches, checkpoint, task, act_type, o->capacity, err))
         return -1;
     run->plan = plan_make(checkpoint, &o->policy, task, act_type, err);
@@ -686,15 +686,24 @@ static void add_run(cJSON *json, const Options *o, const Run *run) {
     add_figures(json, figures, sizeof figures / sizeof *figures);
 }
 
-static void add_channel(cJSON *json, int channel, const Device *device) {
-    double moved = 0, busy = 0;
-    for (int lane = 0; lane < NLANES; lane++) {
-        if ((int)lane_channel[lane] != channel) continue;
-        busy += device->count[lane].busy_s;
-        for (int kind = 0; kind < NKINDS; kind++) moved += (double)device->count[lane].moved[kind];
-    }
+static void add_busy(cJSON *json, const char *name, double moved, double busy) {
     const Figure figures[] = {{"moved_bytes", moved}, {"busy_s", busy}};
-    add_figures(cJSON_AddObjectToObject(json, channel_name[channel]), figures, 2);
+    add_figures(cJSON_AddObjectToObject(json, name), figures, 2);
+}
+
+/* What the lanes moved and how long they worked, and their sums by channel. */
+static void add_lanes(cJSON *json, const Device *device) {
+    cJSON *channels = cJSON_AddObjectToObject(json, "channels"), *lanes = cJSON_AddObjectToObject(json, "lanes");
+    double moved[NCHANNELS] = {0}, busy[NCHANNELS] = {0};
+    for (int lane = 0; lane < NLANES; lane++) {
+        const LaneCount *count = &device->count[lane];
+        double bytes = 0;
+        for (int kind = 0; kind < NKINDS; kind++) bytes += (double)count->moved[kind];
+        add_busy(lanes, lane_name[lane], bytes, count->busy_s);
+        moved[lane_channel[lane]] += bytes, busy[lane_channel[lane]] += count->busy_s;
+    }
+    for (int channel = 0; channel < NCHANNELS; channel++)
+        add_busy(channels, channel_name[channel], moved[channel], busy[channel]);
 }
 
 static const char *const stage_name[] = {"decode", "prefill"};
@@ -734,7 +743,7 @@ static cJSON *bench_json(const Options *o, const Run *run) {
     cJSON_AddStringToObject(json, "device", run->device->name);
     cJSON_AddStringToObject(json, "schedule", schedule_name[o->policy.schedule]);
     add_run(json, o, run);
-    cJSON *tiers = cJSON_AddObjectToObject(json, "tiers"), *channels = cJSON_AddObjectToObject(json, "channels");
+    cJSON *tiers = cJSON_AddObjectToObject(json, "tiers");
     for (int t = 0; t < NTIERS; t++) {
         const Figure figures[] = {{"planned_bytes", (double)run->plan->total[t]},
                                   {"peak_bytes", (double)run->device->peak[t]}};
@@ -742,7 +751,7 @@ static cJSON *bench_json(const Options *o, const Run *run) {
         add_figures(tier, figures, 2);
         if (run->gpu && t == TIER_GPU) add_figures(tier, &(Figure){"in_use_bytes", (double)run->in_use}, 1);
     }
-    for (int channel = 0; channel < NCHANNELS; channel++) add_channel(channels, channel, run->device);
+    add_lanes(json, run->device);
     add_breakdown(json, run);
     return json;
 }

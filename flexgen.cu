@@ -13,6 +13,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <mma.h>
+#include <time.h>
 
 #include "flexgen.h"
 
@@ -559,6 +560,8 @@ typedef struct {
     Gpu base;
     cudaStream_t stream[NLANES]; /* of the lanes that touch the GPU */
     cudaEvent_t begin[NLANES][MARKS], end[NLANES][MARKS];
+    cudaEvent_t known[NLANES]; /* a past event, at first of the opening, then the begin that was last asked for */
+    double known_s[NLANES];    /* when it was */
     cublasLtHandle_t blas;
     Product products[NLANES][PRODUCTS]; /* of PROJECT and FINISH; looked up by one thread */
     int next_product[NLANES];
@@ -842,6 +845,17 @@ static double gpu_took(Gpu *gpu, Lane lane, uint64_t first, uint64_t last) {
     return ms * 1e-3;
 }
 
+/* Counts on from the begin before: CUDA tells times as floats of milliseconds, which are exact while they are short. The
+ * mark gets an event of no use any more for the one that is kept. */
+static double gpu_began(Gpu *gpu, Lane lane, uint64_t mark) {
+    CudaGpu *g = (CudaGpu *)gpu;
+    cudaEvent_t last = g->known[lane], *next = &g->begin[lane][mark % MARKS];
+    float ms = 0;
+    if (cudaEventElapsedTime(&ms, last, *next) != cudaSuccess) return g->known_s[lane];
+    g->known[lane] = *next, *next = last;
+    return g->known_s[lane] += ms * 1e-3;
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // Memory
 // ---------------------------------------------------------------------------------------------------------------
@@ -907,6 +921,7 @@ static void gpu_close(Gpu *gpu) {
             if (g->begin[lane][i]) cudaEventDestroy(g->begin[lane][i]);
             if (g->end[lane][i]) cudaEventDestroy(g->end[lane][i]);
         }
+        if (g->known[lane]) cudaEventDestroy(g->known[lane]);
         if (g->stream[lane]) cudaStreamDestroy(g->stream[lane]);
     }
     if (g->blas) cublasLtDestroy(g->blas);
@@ -949,6 +964,19 @@ static int open_streams(CudaGpu *g, Error *err) {
     return 0;
 }
 
+/* The GPU's clock and ours at one moment. */
+static int open_clock(CudaGpu *g, Error *err) {
+    struct timespec t;
+    for (int lane = 0; lane < NLANES; lane++)
+        if (on_gpu(lane) && (checked(cudaEventCreateWithFlags(&g->known[lane], cudaEventDefault), "events", err) ||
+                             checked(cudaEventRecord(g->known[lane], g->stream[PROJECT]), "event", err)))
+            return -1;
+    if (checked(cudaStreamSynchronize(g->stream[PROJECT]), "clock", err)) return -1;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    for (int lane = 0; lane < NLANES; lane++) g->known_s[lane] = t.tv_sec + 1e-9 * t.tv_nsec;
+    return 0;
+}
+
 static int open_memory(CudaGpu *g, Error *err) {
     const size_t most = 1u << 30;
     if (cublasLtCreate(&g->blas))
@@ -969,10 +997,10 @@ Gpu *cuda_open_gpu(Error *err) {
     Gpu *b = &g->base;
     b->embed = gpu_embed, b->layernorm = gpu_layernorm, b->linear = gpu_linear, b->attend_prefill = gpu_attend_prefill;
     b->attend = gpu_attend, b->append = gpu_append, b->pick = gpu_pick, b->copy = gpu_copy, b->begin = gpu_begin;
-    b->end = gpu_end, b->after = gpu_after, b->sync = gpu_sync, b->took = gpu_took, b->alloc = gpu_alloc;
-    b->release = gpu_release, b->pin = gpu_pin, b->unpin = gpu_unpin, b->upload = gpu_upload, b->download = gpu_download;
-    b->in_use = gpu_in_use, b->close = gpu_close;
-    if (!find_gpu(g, err) && !open_streams(g, err) && !open_memory(g, err)) return b;
+    b->end = gpu_end, b->after = gpu_after, b->sync = gpu_sync, b->took = gpu_took, b->began = gpu_began;
+    b->alloc = gpu_alloc, b->release = gpu_release, b->pin = gpu_pin, b->unpin = gpu_unpin, b->upload = gpu_upload;
+    b->download = gpu_download, b->in_use = gpu_in_use, b->close = gpu_close;
+    if (!find_gpu(g, err) && !open_streams(g, err) && !open_clock(g, err) && !open_memory(g, err)) return b;
     gpu_close(b);
     return NULL;
 }

@@ -261,7 +261,7 @@ typedef struct {
 
 typedef struct {
     size_t moved[NKINDS]; /* bytes, by what they were */
-    double busy_s;        /* the lane worked, waits not counted */
+    double busy_s;        /* the lane worked; waits for events are not counted, those for a slowed link are */
 } LaneCount;
 
 /* One call of Figure 4 as it ran on one lane: ops of the same call that follow each other at once are one slice. Seconds of
@@ -376,6 +376,9 @@ struct Gpu {
     int (*sync)(Gpu *, Lane lane, uint64_t mark, Error *); /* the calling thread sleeps until the mark's end */
     double (*took)(Gpu *, Lane lane, uint64_t first,
                    uint64_t last); /* seconds from first's begin to last's end, both past */
+    /* When a past mark began: CLOCK_MONOTONIC at opening, and seconds of the GPU's clock since then. In order on each lane;
+     * of this mark nothing can be asked any more. */
+    double (*began)(Gpu *, Lane lane, uint64_t mark);
 
     void *(*alloc)(Gpu *, size_t bytes, Error *);         /* the GPU tier; one at a time */
     void (*release)(Gpu *, void *);                       /* waits for the streams first */
@@ -688,7 +691,7 @@ typedef struct {
     /* keys that a file may leave out */
     double gpu_bdw, cpu_bdw; /* bytes/s at which the processors read their own memory; 0: no bound */
     double op_s;             /* seconds that every op takes besides; 0 */
-    bool shared_cores;       /* GPU and CPU lanes run on the same cores, as on the host device */
+    bool shared_cores;       /* a host device: GPU and CPU lanes run on the same cores, activations are F32 */
 } Hardware;
 
 /* Reads a hardware file: one JSON object with name, gmem cmem nmem, ctog_bdw gtoc_bdw dtoc_bdw ctod_bdw, mm_flops bmm_flops
@@ -701,7 +704,7 @@ int hardware_read(Hardware *hardware, const char *path, Error *err);
 // sim.c: the device that is a clock
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Opens the sim for a plan (act_type F16): the same lanes and events, but an op only takes time: bytes over the bandwidth
+/* Opens the sim for a plan of any act_type: the same lanes and events, but an op only takes time: bytes over the bandwidth
  * of its channel, or flops over the rate of its processor (the longer of that and its bytes over that processor's memory
  * bandwidth). Lanes of one link share its bandwidth equally; the GPU does one op at a time, in the order of posting. No
  * data, no tiers: memory does not grow with the model. now is the simulated clock. */

@@ -12,6 +12,13 @@
  * is done or, on other streams, posted, tells its stream to wait for those, and goes on ahead of the GPU. The lanes of the
  * disk and of the CPU's attention are as on the host.
  *
+ * The host device's links can be slowed (Device.link), to show on a laptop what a PCIe link or a disk does to a schedule.
+ * The lanes that are busy on a link share it equally, as in the sim. An op first waits until its bytes would have crossed
+ * and copies them then, so that an event that is missing shows; the wait counts as busy, since the link is.
+ *
+ * With a trace every op is noted when it has ended: on a stream by groups between two marks, which then are of one call of
+ * Figure 4 each, in times of the GPU's clock brought to ours.
+ *
  * The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread posts. Arithmetic is in
  * host.c and flexgen.cu. Read next: host.c. */
 #include <errno.h>
@@ -33,6 +40,9 @@ const char *const channel_name[NCHANNELS] = {"ctog", "gtoc", "dtoc", "ctod", "gp
 
 enum { RING = MARKS, BLOCK = 4096, BOUNCE = 4 << 20, DIRECT_MIN = 1 << 18 };
 
+static const double CATCH_UP = 4e-3; /* of a slowed link: seconds that a lane may be late and still catch up */
+static const double MEMORY = 0.875;  /* a copy leaves so much of what is remembered of those before it */
+
 typedef struct LaneDevice LaneDevice;
 typedef struct Posted Posted;
 
@@ -46,8 +56,24 @@ struct Posted {
     Sampling sampling;
     bool flag; /* add, relu */
     int nh;
+    size_t bytes;        /* that it moves, for the counters */
     size_t move, nmoves; /* in the lane's ring of moves */
 };
+
+/* A slowed link. The lanes on it share it equally, so one number tells how far all of them are: a lane that needs `bytes`
+ * has them when served has grown by so much. */
+typedef struct {
+    int busy;            /* lanes that are on it */
+    double at, served;   /* by that time a lane that was always on it would have been given so many bytes */
+    pthread_cond_t left; /* a lane has left, so that the others are faster, or an op has failed */
+} Link;
+
+/* Ops of a stream that begin one behind the other and belong to one call. */
+typedef struct {
+    Op op; /* the first */
+    size_t bytes;
+    double posted;
+} Group;
 
 typedef struct {
     LaneDevice *device;
@@ -59,7 +85,12 @@ typedef struct {
     uint64_t mark[RING];          /* of a stream: the op behind which the mark is that ends this one's group */
     int sleepers[RING];           /* threads that sleep until a mark, which may not be set anew meanwhile */
     Posted ring[RING];
-    Move *moves; /* ring of move_capacity */
+    Group group[RING];   /* of a stream: by its first op */
+    double noted;        /* when the newest op, of a stream the newest slice, ended */
+    bool on_link;        /* on its slowed link: from an op that had to wait to one behind which no other is ready */
+    double served;       /* Link.served at which its op is done */
+    double copied, took; /* recent copies: bytes and seconds, the older the less */
+    Move *moves;         /* ring of move_capacity */
     uint64_t moves_posted, moves_done;
     uint8_t *bounce; /* BOUNCE bytes for direct reads, on the lanes that read the disk */
 } LaneState;
@@ -80,6 +111,8 @@ struct LaneDevice {
     bool stop, failed;
     Error error;
     LaneState lane[NLANES];
+    Link link[NCHANNELS];
+    double gpu_ahead; /* seconds by which the GPU's clock, begun with ours, is ahead now */
     size_t move_capacity;
     size_t tables[2]; /* where the index tables lie on GPU and CPU: mirrors of each other */
     Reach reach;
@@ -116,16 +149,38 @@ static bool is_stream(const LaneDevice *d, int lane) {
     return d->gpu && (c == GPU || c == CTOG || c == GTOC);
 }
 
-/* The first fault stays. With the lock held, as everywhere up to post. */
+/* From now on ops do nothing, and none waits for its link. With the lock held, as everywhere up to post. */
+static void give_up(LaneDevice *d) {
+    d->failed = true;
+    for (int c = 0; c < NCHANNELS; c++) pthread_cond_broadcast(&d->link[c].left);
+}
+
+/* The first fault stays. */
 static void note_failure(LaneDevice *d, const Error *err) {
-    if (!d->failed) d->failed = true, d->error = *err;
+    if (d->failed) return;
+    d->error = *err;
+    give_up(d);
+}
+
+/* A slice for a group that has happened. The GPU's clock does not run quite as ours does, but what has begun was posted
+ * before, and what has ended has ended by now. */
+static void note_group(LaneDevice *d, LaneState *lane, uint64_t first, double took) {
+    const Group *group = &lane->group[first % RING];
+    double begin = d->gpu->began(d->gpu, lane->index, first), end = begin + took;
+    d->gpu_ahead = fmax(d->gpu_ahead, end - now());
+    d->gpu_ahead = fmin(d->gpu_ahead, begin - group->posted);
+    begin = fmax(begin - d->gpu_ahead, lane->noted);
+    lane->noted = fmax(end - d->gpu_ahead, lane->noted);
+    trace_add(d->base.trace, &group->op, group->bytes, begin, lane->noted);
 }
 
 /* A stream's ops up to the mark behind op `last` have happened. */
 static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
     while (lane->retired < last) {
         uint64_t first = lane->retired + 1, end = lane->mark[first % RING];
-        d->base.count[lane->index].busy_s += d->gpu->took(d->gpu, lane->index, first, end);
+        double took = d->gpu->took(d->gpu, lane->index, first, end);
+        d->base.count[lane->index].busy_s += took;
+        if (d->base.trace) note_group(d, lane, first, took);
         lane->retired = end;
     }
 }
@@ -174,38 +229,128 @@ static void end_group(LaneDevice *d, LaneState *lane) {
     pthread_cond_signal(&d->gpu_cond);
 }
 
+/* Whether the op belongs to another call than the group that it could join: a trace tells them apart. */
+static bool is_other_call(const LaneDevice *d, const LaneState *lane, const Op *op) {
+    const Op *first = &lane->group[(lane->done + 1) % RING].op;
+    if (!d->base.trace || lane->begun == lane->done) return false;
+    return op->kind != first->kind || op->prefill != first->prefill || op->i != first->i || op->j != first->j ||
+           op->k != first->k;
+}
+
 /* Makes the stream wait for what its next op needs. Ops without events of their own belong to the group before them. */
-static void begin_on_stream(LaneDevice *d, LaneState *lane, const Op *op) {
+static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
+    const Op *op = &job->op;
     uint64_t seq = lane->begun + 1;
     Error err;
-    if (op->nafter || lane->begun - lane->done >= RING / 2) end_group(d, lane);
+    if (op->nafter || lane->begun - lane->done >= RING / 2 || is_other_call(d, lane, op)) end_group(d, lane);
     if (seq > RING) sleep_until(d, lane, seq - RING); /* its mark is needed again; no stream is farther ahead of the GPU */
-    if (lane->begun != lane->done) return;
+    if (lane->begun != lane->done) {
+        lane->group[(lane->done + 1) % RING].bytes += job->bytes;
+        return;
+    }
     for (int i = 0; i < op->nafter; i++) await(d, lane, op->after[i]);
+    lane->group[seq % RING] = (Group){*op, job->bytes, now()};
     if (!d->failed && d->gpu->begin(d->gpu, lane->index, seq, &err)) note_failure(d, &err);
 }
 
-/* Runs the lane's first op, whose events on lanes that are no streams have all happened. The lock is free while it runs. */
+// ---------------------------------------------------------------------------------------------------------------
+// Slowed links
+// ---------------------------------------------------------------------------------------------------------------
+
+/* The rate that holds for the job, in bytes/s; 0: no slower than it is. */
+static double link_rate(const LaneDevice *d, const Posted *job) {
+    Channel c = lane_channel[job->op.lane];
+    return d->gpu || c == GPU || c == CPU || !job->bytes ? 0 : d->base.link[c];
+}
+
+/* Reckons up to now. */
+static void link_advance(Link *link, double rate) {
+    double t = now();
+    if (link->busy) link->served += (t - link->at) * rate / link->busy;
+    link->at = t;
+}
+
+/* Sleeps until the lane has got all it needs, or will have in `early` seconds. The lock is free meanwhile. */
+static void link_wait(LaneDevice *d, const LaneState *lane, Link *link, double rate, double early) {
+    for (;;) {
+        link_advance(link, rate);
+        double rest = (lane->served - link->served) * link->busy / rate - early;
+        if (d->failed || rest <= 0) return;
+        double until = link->at + fmin(rest, 1e6); /* if no lane leaves before; one that joins makes it later */
+        struct timespec t = {(time_t)until, (long)(1e9 * (until - floor(until)))};
+        pthread_cond_timedwait(&link->left, &d->lock, &t);
+    }
+}
+
+/* Runs a job so that it takes as long as its bytes on the link. The real copy comes last, and the wait before it is shorter
+ * by what copies take. Threads wake late; an op that was ready begins where the one before it should have ended. */
+static int run_on_link(LaneDevice *d, LaneState *lane, const Posted *job, double rate, Error *err) {
+    Link *link = &d->link[lane_channel[lane->index]];
+    int status = 0;
+    link_advance(link, rate);
+    if (!lane->on_link) lane->on_link = true, lane->served = link->served, link->busy++;
+    lane->served = fmax(lane->served, link->served - CATCH_UP * rate) + job->bytes;
+    link_wait(d, lane, link, rate, lane->copied ? job->bytes * lane->took / lane->copied : 0);
+    if (!d->failed) {
+        pthread_mutex_unlock(&d->lock);
+        double begin = now();
+        status = job->run(d, job, err);
+        lane->took = MEMORY * lane->took + now() - begin;
+        lane->copied = MEMORY * lane->copied + job->bytes;
+        pthread_mutex_lock(&d->lock);
+        if (!status) link_wait(d, lane, link, rate, 0); /* the copy was faster than expected */
+    }
+    return status;
+}
+
+/* Behind the lane's last op that could begin, so that the others get its share. */
+static void link_leave(LaneDevice *d, LaneState *lane) {
+    Link *link = &d->link[lane_channel[lane->index]];
+    if (!lane->on_link) return;
+    link_advance(link, d->base.link[lane_channel[lane->index]]);
+    lane->on_link = false;
+    link->busy--;
+    pthread_cond_broadcast(&link->left);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Threads, posting, waiting
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Runs a job and notes it. The lock is free while it runs. */
+static void run_job(LaneDevice *d, LaneState *lane, const Posted *job) {
+    double rate = link_rate(d, job), begin = lane->on_link ? lane->noted : now(), end;
+    int status;
+    Error err;
+    if (rate > 0) {
+        status = run_on_link(d, lane, job, rate, &err);
+        end = now();
+    } else {
+        pthread_mutex_unlock(&d->lock);
+        status = job->run(d, job, &err);
+        end = now();
+        pthread_mutex_lock(&d->lock);
+    }
+    if (status) note_failure(d, &err);
+    if (is_stream(d, lane->index)) return; /* its marks tell */
+    lane->noted = end;
+    d->base.count[lane->index].busy_s += end - begin;
+    if (d->base.trace && !d->failed) trace_add(d->base.trace, &job->op, job->bytes, begin, end);
+}
+
+/* Runs the lane's first op, whose events on lanes that are no streams have all happened. */
 static void run_first(LaneDevice *d, LaneState *lane) {
     Posted *job = &lane->ring[lane->begun % RING];
     bool stream = is_stream(d, lane->index);
     int delay = d->base.delay_us[lane->index];
-    Error err;
     if (delay && !d->failed) {
+        link_leave(d, lane);
         pthread_mutex_unlock(&d->lock);
         usleep(delay);
         pthread_mutex_lock(&d->lock);
     }
-    if (stream) begin_on_stream(d, lane, &job->op);
-    if (!d->failed) {
-        pthread_mutex_unlock(&d->lock);
-        double start = now();
-        int status = job->run(d, job, &err);
-        double busy = now() - start;
-        pthread_mutex_lock(&d->lock);
-        if (!stream) d->base.count[lane->index].busy_s += busy; /* a stream's marks tell */
-        if (status) note_failure(d, &err);
-    }
+    if (stream) begin_on_stream(d, lane, job);
+    if (!d->failed) run_job(d, lane, job);
     lane->moves_done += job->nmoves;
     lane->begun++;
     if (!stream) lane->done = lane->begun;
@@ -213,11 +358,21 @@ static void run_first(LaneDevice *d, LaneState *lane) {
     pthread_cond_signal(&d->gpu_cond);
 }
 
+/* Whether the lane's first op could begin now. */
+static bool first_is_ready(LaneDevice *d, const LaneState *lane) {
+    if (lane->begun == lane->posted) return false;
+    const Op *op = &lane->ring[lane->begun % RING].op;
+    for (int i = 0; i < op->nafter; i++)
+        if (op->after[i].lane != lane->index && d->lane[op->after[i].lane].done < op->after[i].seq) return false;
+    return true;
+}
+
 static void *lane_main(void *arg) {
     LaneState *lane = arg;
     LaneDevice *d = lane->device;
     pthread_mutex_lock(&d->lock);
     for (;;) {
+        if (!first_is_ready(d, lane)) link_leave(d, lane);
         while (lane->begun == lane->posted && lane->done == lane->begun && !d->stop)
             pthread_cond_wait(&lane->posted_cond, &d->lock);
         if (lane->begun == lane->posted) {
@@ -231,14 +386,6 @@ static void *lane_main(void *arg) {
     }
     pthread_mutex_unlock(&d->lock);
     return NULL;
-}
-
-static bool first_is_ready(LaneDevice *d, const LaneState *lane) {
-    if (lane->begun == lane->posted) return false;
-    const Op *op = &lane->ring[lane->begun % RING].op;
-    for (int i = 0; i < op->nafter; i++)
-        if (op->after[i].lane != lane->index && d->lane[op->after[i].lane].done < op->after[i].seq) return false;
-    return true;
 }
 
 /* One thread, so one team of OpenMP's, serves both lanes of the GPU: of the two first ops it takes the one that can begin,
@@ -271,6 +418,7 @@ static Event post(LaneDevice *d, const Op *op, Posted *job, const Move *moves, i
     CHECK((size_t)n <= d->move_capacity);
     job->op = *op;
     job->nmoves = n;
+    d->base.count[op->lane].moved[op->kind] += job->bytes;
     pthread_mutex_lock(&d->lock);
     while (lane->posted - lane->done == RING || lane->moves_posted - lane->moves_done + n > d->move_capacity)
         pthread_cond_wait(&lane->done_cond, &d->lock);
@@ -411,7 +559,7 @@ static Event device_copy(Device *base, const Op *op, const Move *moves, int n) {
         CHECK(m->dst.type == m->src.type || (m->src.file && m->dst.type == F16));
         touch(d, m->dst);
         touch(d, m->src);
-        base->count[op->lane].moved[op->kind] += (size_t)m->src.rows * m->src.cols * type_bytes(m->src.type);
+        job.bytes += (size_t)m->src.rows * m->src.cols * type_bytes(m->src.type);
     }
     return post(d, op, &job, moves, n);
 }
@@ -452,8 +600,7 @@ static Event device_embed(Device *base, const Op *op, Tensor y, Tensor table, Te
     LaneDevice *d = (LaneDevice *)base;
     touch(d, y), touch(d, table);
     Posted job = {.run = run_embed, .t = {y, table, idx}, .flag = add};
-    if (lane_channel[op->lane] == DTOC)
-        base->count[op->lane].moved[op->kind] += (size_t)y.rows * y.cols * type_bytes(table.type);
+    if (lane_channel[op->lane] == DTOC) job.bytes = (size_t)y.rows * y.cols * type_bytes(table.type);
     return post(d, op, &job, NULL, 0);
 }
 
@@ -572,7 +719,7 @@ static Event device_append(Device *base, const Op *op, const PageTable *table, T
     LaneDevice *d = (LaneDevice *)base;
     touch(d, kv);
     Posted job = {.run = run_append, .t = {kv, seq, pos}, .table = *table};
-    if (lane_channel[op->lane] == CTOD) base->count[op->lane].moved[op->kind] += tensor_span(kv);
+    if (lane_channel[op->lane] == CTOD) job.bytes = tensor_span(kv);
     return post(d, op, &job, NULL, 0);
 }
 
@@ -636,7 +783,7 @@ static void device_close(Device *base) {
     LaneDevice *d = (LaneDevice *)base;
     pthread_mutex_lock(&d->lock);
     d->stop = true;
-    d->failed = true; /* what is still queued is no longer wanted */
+    give_up(d); /* what is still queued is no longer wanted */
     for (int i = 0; i < NLANES; i++) pthread_cond_broadcast(&d->lane[i].posted_cond);
     pthread_cond_broadcast(&d->gpu_cond);
     pthread_mutex_unlock(&d->lock);
@@ -661,6 +808,7 @@ static void device_close(Device *base) {
     if (d->offload_fd >= 0) close(d->offload_fd);
     pthread_mutex_destroy(&d->lock);
     pthread_cond_destroy(&d->gpu_cond);
+    for (int c = 0; c < NCHANNELS; c++) pthread_cond_destroy(&d->link[c].left);
     free(d);
 }
 
@@ -725,6 +873,20 @@ static void open_direct(LaneDevice *d) {
             close(d->direct[f]), d->direct[f] = -1;
 }
 
+static void init_locks(LaneDevice *d) {
+    pthread_condattr_t monotonic; /* the clock of now */
+    pthread_mutex_init(&d->lock, NULL);
+    pthread_cond_init(&d->gpu_cond, NULL);
+    for (int i = 0; i < NLANES; i++) {
+        pthread_cond_init(&d->lane[i].posted_cond, NULL);
+        pthread_cond_init(&d->lane[i].done_cond, NULL);
+    }
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    for (int c = 0; c < NCHANNELS; c++) pthread_cond_init(&d->link[c].left, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
 static int open_lanes(LaneDevice *d, Error *err) {
     for (int i = 0; i < NLANES; i++) {
         LaneState *lane = &d->lane[i];
@@ -767,14 +929,8 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
     reach_open(&d->reach, d->base.peak, plan);
     memcpy(d->tables, plan->tables, sizeof d->tables);
     d->move_capacity = 256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES);
-    pthread_mutex_init(&d->lock, NULL);
-    pthread_cond_init(&d->gpu_cond, NULL);
-    for (int i = 0; i < NLANES; i++) {
-        d->lane[i].device = d;
-        d->lane[i].index = i;
-        pthread_cond_init(&d->lane[i].posted_cond, NULL);
-        pthread_cond_init(&d->lane[i].done_cond, NULL);
-    }
+    for (int i = 0; i < NLANES; i++) d->lane[i].device = d, d->lane[i].index = i;
+    init_locks(d);
     bool ok = gpu ? !open_gpu_memory(d, plan, err)
                   : !open_memory(d, TIER_GPU, plan->total[TIER_GPU], err) &&
                         !open_memory(d, TIER_CPU, plan->total[TIER_CPU], err);

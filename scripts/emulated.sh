@@ -1,6 +1,6 @@
 #!/bin/sh
-# emulated.sh PLAIN ASAN TSAN: the kernels' suite, and the engine's on the cuda device, on the CPU emulation (tests/cuda_cpu.h).
-# The arguments are build folders with run_tests_emulated in them. Five ways, since no single one sees everything:
+# emulated.sh PLAIN ASAN TSAN: the kernels' suite, and on the cuda device the engine's and the lanes', on the CPU emulation
+# (tests/cuda_cpu.h). The arguments are build folders with run_tests_emulated in them. Five ways, since no single one sees everything:
 #
 #   plain                    whether results are right
 #   reversed order, strict   blocks and threads that rely on running before others; calls that CUDA refuses, leaks
@@ -21,7 +21,7 @@ way() {
     shift 2
     echo
     echo "cuda device on the CPU emulation: $title"
-    env "$@" --device cuda --every "$every" cuda schedule
+    env "$@" --device cuda --every "$every" cuda schedule lanes
 }
 
 way "ThreadSanitizer" 191 TSAN_OPTIONS=halt_on_error=1 setarch -R "$3/run_tests_emulated" >"$log" 2>&1 &

@@ -2,8 +2,8 @@
  *
  *     run_tests [--device cuda] [--every N] [SUITE...]
  *
- * --device cuda: the suite `schedule` runs on the GPU. --every N: it takes every N-th of its combinations. The suite `cuda`
- * is there where the program was linked with flexgen.cu, for a GPU or for the emulation. */
+ * --device cuda: the suites `schedule` and `lanes` run on the GPU. --every N: the former takes every N-th of its
+ * combinations. The suite `cuda` is there where the program was linked with flexgen.cu, for a GPU or for the emulation. */
 #include <CUnit/Basic.h>
 #include <ftw.h>
 #include <unistd.h>

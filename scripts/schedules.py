@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+"""schedules.py [PART...]: the three schedules, overlap and the sim against the clock, as tables. Standard library only.
+
+  diagonal    diagonal beside zig-zag in the same memory, weights over a slowed link; the trend on the sim
+  prefill     the same with long prompts and short outputs, where pacing adds no batch
+  lengths     prompts and outputs of all lengths: diagonal, zig-zag, zig-zag padded to the longest
+  overlap     overlap on and off, copies as long as computing; the whole beside the slowest lane
+  sim         the host device with slowed links beside the sim that is told the same numbers
+  published   the paper's policies on the sim of its machine
+
+All by default, in about half an hour on two cores. Run it on an idle machine, in the repository, after `make` and
+`make build/bench_host`. --flexgen FILE names another program."""
+import argparse, json, os, re, statistics, subprocess, sys, tempfile
+
+FLEXGEN = "./flexgen"
+TMP = tempfile.mkdtemp()
+GPU_ONLY = "100 0 100 0 100 0"
+STREAMED = "--percent 0 100 0 100 100 0 --cpu-cache-compute"  # weights over the link; the CPU attends to its pages
+
+
+def bench(flags, device="host"):
+    """One run of flexgen bench; its JSON."""
+    out = os.path.join(TMP, "run.json")
+    command = [FLEXGEN, "bench", "--device", device, "--offload-dir", os.environ.get("TMPDIR", "/var/tmp"), "--json", out]
+    r = subprocess.run(command + flags.split(), capture_output=True, text=True)
+    if r.returncode:
+        sys.exit(f"{' '.join(command)} {flags}: {r.stderr.splitlines()[-1] if r.stderr else r.returncode}")
+    with open(out) as f:
+        return json.load(f)
+
+
+def median_of(runs, key="total_s"):
+    return sorted(runs, key=lambda r: r[key])[len(runs) // 2]
+
+
+def cpu_bytes(run):
+    return int(run["tiers"]["CPU"]["planned_bytes"])
+
+
+def row(*cells):
+    print("| " + " | ".join(f"{c:.3g}" if isinstance(c, float) else str(c) for c in cells) + " |", flush=True)
+
+
+def head(title, *columns):
+    print(f"\n{title}\n")
+    row(*columns)
+    row(*["---"] * len(columns))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The machine, for the sim
+# ---------------------------------------------------------------------------------------------------------------
+
+def host_hardware(links):
+    """A hardware file for this machine: links as they are slowed, rates as build/bench_host measures them."""
+    text = subprocess.run(["build/bench_host"], capture_output=True, text=True, check=True).stdout
+    find = lambda pattern: [float(x) for x in re.findall(pattern, text)]
+    prefill, decode = find(r"linear 2048 .*?([\d.]+) GFLOP/s   sg")[0], find(r"linear +16 .*?([\d.]+) GFLOP/s")[0]
+    attend = statistics.median(find(r"attend .*?([\d.]+) GB/s   plain"))
+    tiles = find(r"prefill attention .*?([\d.]+) GFLOP/s")[0]
+    h = {"name": "this machine", "gmem": 1e12, "cmem": 1e12, "nmem": 1e12, "shared_cores": True, "op_s": 15e-6,
+         "mm_flops_p": prefill * 1e9, "mm_flops_g": decode * 1e9, "bmm_flops_p": tiles * 1e9, "bmm_flops_g": attend * 1e9,
+         "cpu_flops": attend * 1e9}
+    for link in ("ctog", "gtoc", "dtoc", "ctod"):
+        h[link + "_bdw"] = links.get(link, 8e9 if link in ("ctog", "gtoc") else 1e9)
+    path = os.path.join(TMP, "host.json")
+    with open(path, "w") as f:
+        json.dump(h, f)
+    return path
+
+
+def link_flag(links):
+    return "--link " + ",".join(f"{k}={v:.0f}" for k, v in links.items())
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The parts
+# ---------------------------------------------------------------------------------------------------------------
+
+def compare_diagonal(model, s, n, gbs, blocks, links):
+    """Zig-zag with 8 batches sets the limits; diagonal fills the same ones."""
+    common = f"--model {model} --prompt-len {s} --gen-len {n} --gpu-batch-size {gbs} {STREAMED} "
+    hardware = f"--hardware {host_hardware(links)} "
+    limit = cpu_bytes(bench(common + hardware + "--num-gpu-batches 8", "sim"))
+    runs = {}
+    for schedule in ("zigzag", "diagonal"):
+        flags = common + f"--num-prompts {8 * gbs * blocks} --cpu-mem {limit} --gpu-mem 4G --schedule {schedule} "
+        runs[schedule] = bench(flags + link_flag(links)), bench(flags + hardware, "sim")
+    head(f"{model}, {s} + {n} tokens, GPU batches of {gbs}, {blocks} blocks of 8 batches, {link_flag(links)}, CPU tier of "
+         f"{limit / 2**20:.1f} MiB", "asked for", "is", "batches", "sweeps", "host s", "token/s", "sim s")
+    for schedule, (host, sim) in runs.items():
+        row(schedule, host["schedule"], host["num_gpu_batches"], int(host["sweeps"]), host["total_s"], host["throughput"], sim["total_s"])
+    (z, zs), (d, ds) = runs["zigzag"], runs["diagonal"]
+    print(f"\ndiagonal / zig-zag: {z['total_s'] / d['total_s']:.2f} on the host, {zs['total_s'] / ds['total_s']:.2f} on the sim")
+
+
+def diagonal():
+    compare_diagonal("models/opt-tiny", 32, 256, 4, 16, {"ctog": 0.3e9})
+    head("The trend, on the sim (t4.json, opt-30b, 32 + 256): the memory of Z zig-zag batches of 512 / Z sequences",
+         "Z", "blocks", "K", "diagonal / zig-zag", "(2s + 2n) / (2s + n)")
+    for Z in (2, 4, 8, 16, 32):
+        for blocks in (16, 64):
+            common = f"--model opt-30b --hardware hardware/t4.json --prompt-len 32 --gen-len 256 --gpu-batch-size {512 // Z} {STREAMED} --gpu-mem 64G "
+            limit = cpu_bytes(bench(common + f"--cpu-mem 4000G --num-gpu-batches {Z}", "sim"))
+            z, d = (bench(common + f"--cpu-mem {limit} --num-prompts {512 * blocks} --schedule {x}", "sim") for x in ("zigzag", "diagonal"))
+            row(Z, blocks, d["num_gpu_batches"], z["total_s"] / d["total_s"], 1.8)
+
+
+def prefill():
+    compare_diagonal("opt-125m", 512, 32, 1, 16, {"ctog": 1e9})
+
+
+def lengths():
+    links = {"ctog": 1e9}
+    common = f"--model opt-125m --gpu-batch-size 2 {STREAMED} --gpu-mem 4G {link_flag(links)} "
+    hardware = host_hardware(links)
+    limit = cpu_bytes(bench(f"--model opt-125m --gpu-batch-size 2 {STREAMED} --prompt-len 512 --gen-len 128 "
+                            f"--num-gpu-batches 8 --hardware {hardware}", "sim"))
+    common += f"--cpu-mem {limit} --num-prompts 128 "
+    mixed = common + "--prompt-len 16-512 --gen-len 8-128 "
+    runs = [("zig-zag, padded to the longest", bench(common + "--prompt-len 512 --gen-len 128")), ("zig-zag", bench(mixed)),
+            ("diagonal", bench(mixed + "--schedule diagonal"))]
+    tokens = runs[1][1]["throughput"] * runs[1][1]["total_s"]  # that somebody asked for
+    head(f"opt-125m, 128 prompts of 16 to 512 tokens, 8 to 128 wanted, CPU tier of {limit / 2**20:.0f} MiB, {link_flag(links)}",
+         "run", "batches", "sweeps", "s", "wanted token/s", "beside the first")
+    for name, r in runs:
+        row(name, r["num_gpu_batches"], int(r["sweeps"]), r["total_s"], tokens / r["total_s"], runs[0][1]["total_s"] / r["total_s"])
+
+
+def slowest(run):
+    name, lane = max(run["lanes"].items(), key=lambda x: x[1]["busy_s"])
+    return name, lane["busy_s"]
+
+
+def overlap():
+    common = "--model opt-125m --prompt-len 32 --gen-len 24 --gpu-batch-size 4 --num-gpu-batches 8 --percent 0 100 100 0 100 0 "
+    probe = bench(common + "--no-overlap --link ctog=1G")
+    links = {"ctog": probe["channels"]["ctog"]["moved_bytes"] / probe["channels"]["gpu"]["busy_s"]}
+    on = median_of([bench(common + link_flag(links)) for _ in range(3)])
+    off = median_of([bench(common + link_flag(links) + " --no-overlap") for _ in range(3)])
+    hardware = f"--hardware {host_hardware(links)} "
+    son, soff = bench(common + hardware, "sim"), bench(common + hardware + "--no-overlap", "sim")
+    head(f"opt-125m, 8 x 4 x 32 + 24, {link_flag(links)} (copies as long as computing), medians of 3", "device", "overlap s",
+         "no overlap s", "ratio", "slowest lane", "its s", "whole / slowest lane")
+    for name, a, b in (("host", on, off), ("sim", son, soff)):
+        lane, busy = slowest(a)
+        row(name, a["total_s"], b["total_s"], b["total_s"] / a["total_s"], lane, busy, a["total_s"] / busy)
+    slow = {"ctog": 0.5e9}
+    r = median_of([bench(common + link_flag(slow)) for _ in range(3)])
+    lane, busy = slowest(r)
+    print(f"\nthe same with {link_flag(slow)}: {r['total_s']:.2f} s, slowest lane {lane} {busy:.2f} s, whole / slowest lane {r['total_s'] / busy:.3f}")
+
+
+POLICIES = [
+    ("weights over the link", "--prompt-len 32 --gen-len 24 --gpu-batch-size 4 --num-gpu-batches 4 --percent 0 100 100 0 100 0"),
+    ("cache over the link", "--prompt-len 192 --gen-len 24 --gpu-batch-size 4 --num-gpu-batches 4 --percent 100 0 0 100 100 0"),
+    ("half of the weights, CPU attention, activations down", "--prompt-len 128 --gen-len 24 --gpu-batch-size 4 --num-gpu-batches 4 --percent 50 50 0 100 0 100 --cpu-cache-compute"),
+    ("weights on disk", "--prompt-len 32 --gen-len 12 --gpu-batch-size 8 --num-gpu-batches 2 --percent 0 0 100 0 100 0"),
+    ("all on the GPU", "--prompt-len 128 --gen-len 24 --gpu-batch-size 16 --num-gpu-batches 1 --percent 100 0 100 0 100 0"),
+    ("everything a third, GPU attention", "--prompt-len 64 --gen-len 16 --gpu-batch-size 6 --num-gpu-batches 4 --percent 33 33 33 33 33 33"),
+    ("row", "--prompt-len 64 --gen-len 12 --gpu-batch-size 8 --num-gpu-batches 3 --num-prompts 24 --schedule row --percent 20 80 50 50 100 0 --cpu-cache-compute"),
+    ("diagonal", "--prompt-len 32 --gen-len 32 --gpu-batch-size 4 --num-gpu-batches 4 --num-prompts 48 --schedule diagonal --percent 0 100 0 100 100 0 --cpu-cache-compute"),
+]
+
+
+def sim():
+    links = {"ctog": 1e9, "gtoc": 1e9, "dtoc": 0.5e9, "ctod": 0.25e9}
+    hardware = host_hardware(links)
+    head(f"opt-125m, the host device with {link_flag(links)} (medians of 3) and the sim with the same numbers", "policy", "host s", "sim s",
+         "sim / host", "busiest channel")
+    for name, flags in POLICIES:
+        host = median_of([bench(f"--model opt-125m {flags} {link_flag(links)}") for _ in range(3)])
+        s = bench(f"--model opt-125m {flags} --hardware {hardware}", "sim")
+        busiest = max(host["channels"].items(), key=lambda x: x[1]["busy_s"])[0]
+        row(name, host["total_s"], s["total_s"], s["total_s"] / host["total_s"], busiest)
+
+
+PUBLISHED = [  # model, prompt length: batch size, batches, percent, flags, published token/s
+    ("opt-6.7b", "100 0 100 0 100 0", "--no-overlap", {256: (4, 1, 53.29), 512: (2, 1, 25.26), 1024: (1, 1, 13.72)}),
+    ("opt-30b", None, "--cpu-cache-compute", {256: (160, 2, 16.01), 512: (48, 3, 7.32), 1024: (20, 4, 3.50)}),
+    ("opt-175b", "0 50 0 0 0 100", "--cpu-cache-compute", {256: (64, 8, 1.36), 512: (32, 8, 0.69), 1024: (12, 12, 0.35)}),
+]
+PERCENT_30B = {256: "10 90 0 100 0 100", 512: "20 80 0 100 0 100", 1024: "4 96 0 100 0 100"}
+
+
+def published():
+    head("The published fp16 policies on the sim, 32 new tokens (gpu-mem raised where our plan needs more than 15 GiB)", "model", "s", "gbs x batches",
+         "published token/s", "t4.json", "t4-fitted.json", "GPU GiB planned", "busiest channel (t4.json)")
+    for model, percent, extra, cases in PUBLISHED:
+        for s, (gbs, K, rate) in cases.items():
+            flags = f"--model {model} --prompt-len {s} --gen-len 32 --gpu-batch-size {gbs} --num-gpu-batches {K} {extra} --gpu-mem 64G --cpu-mem 250G --percent {percent or PERCENT_30B[s]} "
+            a, b = (bench(flags + f"--hardware hardware/{x}.json", "sim") for x in ("t4", "t4-fitted"))
+            busiest = max(a["channels"].items(), key=lambda x: x[1]["busy_s"])
+            row(model, s, f"{gbs} x {K}", rate, a["throughput"], b["throughput"], a["tiers"]["GPU"]["planned_bytes"] / 2**30,
+                f"{busiest[0]} {busiest[1]['busy_s'] / a['total_s']:.0%}")
+
+
+PARTS = {f.__name__: f for f in (diagonal, prefill, lengths, overlap, sim, published)}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="*", choices=[[], *PARTS], metavar="PART")
+    parser.add_argument("--flexgen", default=FLEXGEN)
+    args = parser.parse_args()
+    FLEXGEN = args.flexgen
+    for part in args.part or PARTS:
+        PARTS[part]()

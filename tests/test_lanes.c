@@ -1,0 +1,360 @@
+/* test_lanes.c: lanes by themselves. Slowed links take the time that their bytes take and change no bit; the trace says
+ * what the counters say. Times are only bounded from below, where a slow machine cannot matter. The suite runs on the host
+ * device, and what it says of traces on the cuda device too where main.c was told so. */
+#include <unistd.h>
+
+#include "tests.h"
+
+static const OptConfig config = {.name = "test",
+                                 .l = 3,
+                                 .h1 = 60,
+                                 .h2 = 400,
+                                 .nh = 3,
+                                 .vocab = 131,
+                                 .max_pos = 64,
+                                 .embed = 60,
+                                 .pre_norm = true,
+                                 .final_norm = true,
+                                 .eos = -1};
+enum { PROMPTS = 5, N = 4, LEN = 9, MOST = 20000 };
+
+static Checkpoint *model;
+static Task task;
+static Plan *plan;
+static Device *device;
+static Trace trace;
+static double opened;     /* when */
+static Tensor on[NTIERS]; /* a weight of each tier, as a row of MOST elements */
+static Error err;
+
+static int open_device(Policy p) {
+    model = checkpoint_dummy(&config, 3);
+    task = (Task){
+        .prompts = xcalloc(PROMPTS, sizeof(Prompt)), .count = PROMPTS, .keep_logits = true, .sampling = {0, 1, 0, 0}};
+    for (int i = 0; i < PROMPTS; i++) {
+        task.prompts[i] = (Prompt){xcalloc(LEN + i, sizeof(int32_t)), LEN + i, N};
+        for (int t = 0; t < LEN + i; t++) task.prompts[i].ids[t] = t ? 3 + (7 * i + t) % 120 : 2;
+    }
+    plan = plan_make(model, &p, &task, test_act_type(), &err);
+    device = plan ? test_open(plan, model, temp_dir(), &err) : NULL;
+    if (!device) return -1;
+    device->trace = &trace;
+    opened = device->now(device);
+    return 0;
+}
+
+static void close_device(void) {
+    if (device) device->close(device);
+    plan_free(plan);
+    for (int i = 0; i < PROMPTS; i++) free(task.prompts[i].ids);
+    free(task.prompts);
+    checkpoint_close(model);
+    free(trace.slice);
+    trace = (Trace){0};
+}
+
+/* A device with weights on every tier, to copy to and fro. */
+static void open_rows(void) {
+    ASSERT_OK(open_device((Policy){
+        .wg = .34, .wc = .33, .cg = 1, .hg = 1, .gbs = PROMPTS, .num_gpu_batches = 1, .overlap = true, .page_tokens = 16}));
+    for (int t = 0; t < NTIERS; t++) on[t].rows = 0;
+    for (int j = 0; j < config.l; j++)
+        for (int r = FC1_W; r <= FC2_W; r += FC2_W - FC1_W) {
+            Tensor home = plan->weight[j][r].home;
+            on[home.tier] = (Tensor){home.tier, F16, 0, home.offset, 1, MOST, MOST};
+        }
+    f16 *row = xcalloc(MOST, sizeof *row);
+    for (int t = 0; t < NTIERS; t++) {
+        CU_ASSERT_EQUAL_FATAL(on[t].rows, 1);
+        for (int c = 0; c < MOST; c++) row[c] = (f16)(0x3c00 + t * 256 + c % 199);
+        device->upload(device, on[t], 0, row, MOST);
+    }
+    free(row);
+}
+
+/* n elements of the rows from `first` on, as call k. */
+static Event post(Lane lane, Tier to, Tier from, int first, int n, int k, Event after) {
+    Op op = {.lane = lane, .kind = OTHER, .k = k, .nafter = after.seq > 0, .after = {after}};
+    return device->copy(device, &op, &(Move){tensor_cols(on[to], first, n), tensor_cols(on[from], first, n)}, 1);
+}
+static const Event nothing = {0, 0};
+
+static const struct {
+    Lane lane;
+    Tier to, from;
+} ways[] = {{W_LOAD, TIER_GPU, TIER_CPU},  {A_UP, TIER_GPU, TIER_CPU},    {STORE, TIER_CPU, TIER_GPU},
+            {W_READ, TIER_CPU, TIER_DISK}, {C_READ, TIER_CPU, TIER_DISK}, {D_WRITE, TIER_DISK, TIER_CPU}};
+enum { WAYS = sizeof ways / sizeof *ways };
+
+static void an_op_takes_as_long_as_its_bytes(void) {
+    if (test_gpu) return;
+    for (int w = 0; w < WAYS; w++) {
+        open_rows();
+        Lane lane = ways[w].lane;
+        device->link[lane_channel[lane]] = 1e6;
+        double begin = device->now(device);
+        ASSERT_OK(device->wait(device, post(lane, ways[w].to, ways[w].from, 0, 5000, 0, nothing), &err));
+        CU_ASSERT(device->now(device) - begin >= .00999);
+        CU_ASSERT(device->count[lane].busy_s >= .00999);
+        if (ways[w].to != TIER_DISK && ways[w].from != TIER_DISK) {
+            ASSERT_OK(device->wait(device, post(STORE, TIER_CPU, TIER_GPU, 0, MOST, 0, nothing), &err));
+            f16 first = *(f16 *)device->host(device, on[TIER_CPU]);
+            CU_ASSERT_EQUAL(first, ways[w].from == TIER_CPU ? 0x3d00 : 0x3c00);
+        }
+        close_device();
+    }
+}
+
+/* Being late, threads may catch up; but not with what nobody had before. */
+static void many_ops_take_as_long_as_their_bytes(void) {
+    enum { OPS = 100 };
+    if (test_gpu) return;
+    for (int lanes = 1; lanes <= 3; lanes++) {
+        static const Lane up[] = {W_LOAD, C_LOAD, A_UP};
+        open_rows();
+        device->link[CTOG] = 4e6;
+        Event last[3];
+        double begin = device->now(device), busy = 0, expected = OPS * lanes * 1000 / device->link[CTOG];
+        for (int i = 0; i < OPS; i++)
+            for (int l = 0; l < lanes; l++) last[l] = post(up[l], TIER_GPU, TIER_CPU, l * 500, 500, i, nothing);
+        for (int l = 0; l < lanes; l++) ASSERT_OK(device->wait(device, last[l], &err));
+        CU_ASSERT(device->now(device) - begin >= .999 * expected);
+        for (int l = 0; l < lanes; l++) busy += device->count[up[l]].busy_s;
+        CU_ASSERT(busy >= .999 * expected);
+        close_device();
+    }
+}
+
+static const Slice *slice_of(Lane lane) {
+    CU_ASSERT_FATAL(trace.last[lane] > 0);
+    return &trace.slice[trace.last[lane] - 1];
+}
+
+/* Both begin when a third one has ended; the large one takes 0.4 s. */
+static void a_small_copy_does_not_wait_behind_a_slab(void) {
+    if (test_gpu) return;
+    open_rows();
+    device->link[CTOG] = 1e5;
+    Event gate = post(STORE, TIER_CPU, TIER_GPU, 0, MOST, 0, nothing);
+    Event slab = post(W_LOAD, TIER_GPU, TIER_CPU, 100, MOST - 100, 0, gate);
+    Event small = post(A_UP, TIER_GPU, TIER_CPU, 0, 100, 0, gate);
+    ASSERT_OK(device->wait(device, slab, &err));
+    ASSERT_OK(device->wait(device, small, &err));
+    CU_ASSERT(slice_of(A_UP)->end < slice_of(W_LOAD)->end);
+    close_device();
+}
+
+/* What is written to the source while the copy waits for its link arrives: a missing event shows. Where the machine kept us
+ * from writing in time, once more with a slower link. */
+static void the_wait_comes_before_the_copy(void) {
+#ifndef __SANITIZE_THREAD__ /* it is a race, on purpose */
+    bool seen = false;
+    if (test_gpu) return;
+    for (double rate = 1e6; rate >= 1e4 && !seen; rate /= 10) {
+        open_rows();
+        volatile f16 *from = device->host(device, on[TIER_CPU]);
+        device->link[CTOG] = rate;
+        Event up = post(W_LOAD, TIER_GPU, TIER_CPU, 0, 5000, 0, nothing);
+        usleep(1000);
+        from[0] = 7;
+        ASSERT_OK(device->wait(device, up, &err));
+        from[0] = 8;
+        ASSERT_OK(device->wait(device, post(STORE, TIER_CPU, TIER_GPU, 0, 5000, 0, nothing), &err));
+        seen = from[0] == 7;
+        close_device();
+    }
+    CU_ASSERT(seen);
+#endif
+}
+
+/* Copies that would take days end when an op fails, or the device is closed. */
+static void trouble_ends_every_wait(void) {
+    const f16 nan[] = {0, 0x7fc0};
+    if (test_gpu) return;
+    open_rows();
+    for (int c = CTOG; c <= CTOD; c++) device->link[c] = .1;
+    Event waiting[WAYS];
+    for (int w = 0; w < WAYS; w++) waiting[w] = post(ways[w].lane, ways[w].to, ways[w].from, 0, MOST, 0, nothing);
+    Tensor logits = {TIER_GPU, F32, 0, plan->logits, 1, 1, 1}, ids = {TIER_GPU, I32, 0, plan->picked[0], 1, 1, 1};
+    float bad;
+    memcpy(&bad, nan, 4);
+    device->upload(device, logits, 0, &bad, 1);
+    Sampling greedy = {0, 1, 0, 0};
+    device->pick(device, &(Op){.lane = PROJECT, .kind = OTHER}, ids, logits, ids, ids, &greedy);
+    for (int w = 0; w < WAYS; w++) {
+        err.text[0] = 0;
+        CU_ASSERT_EQUAL(device->wait(device, waiting[w], &err), -1);
+        CU_ASSERT(strstr(err.text, "not finite") != NULL);
+    }
+    CU_ASSERT_EQUAL(trace.n, 0);
+    close_device();
+    open_rows();
+    for (int c = CTOG; c <= CTOD; c++) device->link[c] = .1;
+    for (int w = 0; w < WAYS; w++) post(ways[w].lane, ways[w].to, ways[w].from, 0, MOST, 0, nothing);
+    close_device();
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Whole runs
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    int32_t tokens[PROMPTS][N];
+    float logits[PROMPTS][131];
+} Result;
+
+static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *e) {
+    (void)reason, (void)e;
+    memcpy(((Result *)ctx)->tokens[prompt], tokens, n * sizeof *tokens);
+    return 0;
+}
+
+static void on_logits(void *ctx, int prompt, int n, const float *logits) {
+    (void)n;
+    memcpy(((Result *)ctx)->logits[prompt], logits, sizeof((Result *)ctx)->logits[prompt]);
+}
+
+static Policy spread(int way) {
+    static const double f[][6] = {{0, .5, 0, .5, 0, .5}, {.3, .3, .3, .3, .3, .3}, {0, 0, 0, 0, 0, 0}};
+    const double *p = f[way / 2];
+    return (Policy){.wg = p[0],
+                    .wc = p[1],
+                    .cg = p[2],
+                    .cc = p[3],
+                    .hg = p[4],
+                    .hc = p[5],
+                    .gbs = 2,
+                    .num_gpu_batches = 2,
+                    .overlap = true,
+                    .page_tokens = 4,
+                    .cpu_attention = way % 2,
+                    .table_home = TIER_CPU};
+}
+enum { SPREADS = 6 };
+
+/* Opens a device and runs the task on it; close_device ends it. */
+static void run(Result *r, Policy p, double link) {
+    RunStats stats;
+    memset(r, 0, sizeof *r);
+    Listener listener = {.ctx = r, .done = on_done, .logits = on_logits};
+    ASSERT_OK(open_device(p));
+    for (int c = CTOG; c <= CTOD; c++) device->link[c] = link;
+    ASSERT_OK(weights_load(plan, model, device, &err));
+    ASSERT_OK(schedule_run(plan, &task, device, &listener, &stats, &err));
+}
+
+static size_t moved(Lane lane) {
+    size_t bytes = 0;
+    for (int kind = 0; kind < NKINDS; kind++) bytes += device->count[lane].moved[kind];
+    return bytes;
+}
+
+static void slowed_links_change_no_bit(void) {
+    const double link = 2e7;
+    if (test_gpu) return;
+    for (int way = 0; way < SPREADS; way++) {
+        Result fast, slow;
+        double busy[NCHANNELS] = {0}, bytes[NCHANNELS] = {0};
+        run(&fast, spread(way), 0);
+        close_device();
+        run(&slow, spread(way), link);
+        for (int lane = 0; lane < NLANES; lane++) {
+            busy[lane_channel[lane]] += device->count[lane].busy_s;
+            bytes[lane_channel[lane]] += (double)moved((Lane)lane);
+        }
+        for (int c = CTOG; c <= CTOD; c++) CU_ASSERT(busy[c] >= .999 * bytes[c] / link);
+        close_device();
+        CU_ASSERT(memcmp(&fast, &slow, sizeof fast) == 0);
+    }
+}
+
+/* Slices of each lane come in order, do not overlap, lie between begin and end, and add up to the counters. */
+static void check_trace(double begin, double end) {
+    size_t bytes[NLANES] = {0};
+    double before[NLANES], took[NLANES] = {0};
+    int wrong = 0;
+    for (int lane = 0; lane < NLANES; lane++) before[lane] = begin;
+    for (size_t i = 0; i < trace.n; i++) {
+        const Slice *s = &trace.slice[i];
+        wrong += !(s->begin >= before[s->lane] - 1e-9 && s->end >= s->begin && s->end <= end + 1e-5);
+        before[s->lane] = s->end;
+        took[s->lane] += s->end - s->begin;
+        bytes[s->lane] += s->bytes;
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    for (int lane = 0; lane < NLANES; lane++) {
+        const LaneCount *count = &device->count[lane];
+        CU_ASSERT_EQUAL(bytes[lane], moved((Lane)lane));
+        CU_ASSERT((took[lane] > 0) == (count->busy_s > 0));
+        if (!test_gpu) CU_ASSERT(took[lane] >= count->busy_s - 1e-6); /* and what is between the ops of a call */
+    }
+}
+
+static void the_trace_of_a_run_adds_up_to_its_counters(void) {
+    for (int way = test_gpu && test_every > 96 ? 3 : 0; way < SPREADS; way += test_gpu ? 3 : 1) {
+        Result r;
+        run(&r, spread(way), way < 2 ? 5e7 : 0);
+        check_trace(opened, device->now(device));
+        close_device();
+    }
+}
+
+/* Ops of one call are one slice, whether they share marks of a stream or not; a stream that runs ahead of its events does
+ * not begin before they have happened. */
+static void a_call_is_one_slice(void) {
+    static const struct {
+        int k, n;
+        bool event;
+    } ops[] = {{0, 100, false}, {0, 200, false}, {1, 300, false}, {2, 400, true}, {2, 500, false}, {3, 600, true}};
+    static const size_t bytes[] = {600, 600, 1800, 1200};
+    enum { OPS = sizeof ops / sizeof *ops, CALLS = 4 };
+    for (int round = 0; round < 3; round++) {
+        int calls = 0;
+        open_rows();
+        device->delay_us[W_LOAD] = round * 2000;
+        Event last = nothing, up = post(W_LOAD, TIER_GPU, TIER_CPU, 1000, MOST - 1000, 9, nothing);
+        for (int i = 0; i < OPS; i++)
+            last = post(STORE, TIER_CPU, TIER_GPU, 0, ops[i].n, ops[i].k, ops[i].event ? up : nothing);
+        ASSERT_OK(device->wait(device, last, &err));
+        ASSERT_OK(device->wait(device, up, &err));
+        check_trace(opened, device->now(device));
+        for (size_t i = 0; i < trace.n; i++) {
+            if (trace.slice[i].lane != STORE) continue;
+            CU_ASSERT_FATAL(calls < CALLS);
+            CU_ASSERT_EQUAL(trace.slice[i].k, calls);
+            CU_ASSERT_EQUAL(trace.slice[i].bytes, bytes[calls]);
+            if (calls == 2 && !test_gpu) CU_ASSERT(trace.slice[i].begin >= slice_of(W_LOAD)->end);
+            calls++;
+        }
+        CU_ASSERT_EQUAL(calls, CALLS);
+        close_device();
+    }
+}
+
+static void a_lane_may_have_more_calls_than_marks(void) {
+    enum { CALLS = 3 * MARKS };
+    Event last = nothing;
+    int wrong = 0;
+    open_rows();
+    for (int i = 0; i < CALLS; i++) last = post(STORE, TIER_CPU, TIER_GPU, 0, 1 + i, i, nothing);
+    ASSERT_OK(device->wait(device, last, &err));
+    check_trace(opened, device->now(device));
+    CU_ASSERT_EQUAL(trace.n, CALLS);
+    for (size_t i = 0; i < trace.n; i++)
+        wrong += trace.slice[i].k != (int)i || trace.slice[i].bytes != (i + 1) * sizeof(f16);
+    CU_ASSERT_EQUAL(wrong, 0);
+    close_device();
+}
+
+CU_TestInfo tests_lanes[] = {
+    {"an op takes as long as its bytes on a slowed link", an_op_takes_as_long_as_its_bytes},
+    {"many ops take as long as their bytes, on all lanes of a link", many_ops_take_as_long_as_their_bytes},
+    {"a small copy does not wait behind a slab", a_small_copy_does_not_wait_behind_a_slab},
+    {"the wait comes before the copy", the_wait_comes_before_the_copy},
+    {"trouble ends every wait", trouble_ends_every_wait},
+    {"slowed links change no bit", slowed_links_change_no_bit},
+    {"the trace of a run adds up to its counters", the_trace_of_a_run_adds_up_to_its_counters},
+    {"a call is one slice", a_call_is_one_slice},
+    {"a lane may have more calls than marks", a_lane_may_have_more_calls_than_marks},
+    CU_TEST_INFO_NULL,
+};
