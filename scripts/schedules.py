@@ -51,22 +51,38 @@ def head(title, *columns):
 # The machine, for the sim
 # ---------------------------------------------------------------------------------------------------------------
 
-def host_hardware(links):
-    """A hardware file for this machine: links as they are slowed, rates as build/bench_host measures them."""
-    text = subprocess.run(["build/bench_host"], capture_output=True, text=True, check=True).stdout
-    find = lambda pattern: [float(x) for x in re.findall(pattern, text)]
-    prefill, decode = find(r"linear 2048 .*?([\d.]+) GFLOP/s   sg")[0], find(r"linear +16 .*?([\d.]+) GFLOP/s")[0]
-    attend = statistics.median(find(r"attend .*?([\d.]+) GB/s   plain"))
-    tiles = find(r"prefill attention .*?([\d.]+) GFLOP/s")[0]
-    h = {"name": "this machine", "gmem": 1e12, "cmem": 1e12, "nmem": 1e12, "shared_cores": True, "op_s": 15e-6,
-         "mm_flops_p": prefill * 1e9, "mm_flops_g": decode * 1e9, "bmm_flops_p": tiles * 1e9, "bmm_flops_g": attend * 1e9,
-         "cpu_flops": attend * 1e9}
+def write_hardware(h, links):
     for link in ("ctog", "gtoc", "dtoc", "ctod"):
         h[link + "_bdw"] = links.get(link, 8e9 if link in ("ctog", "gtoc") else 1e9)
     path = os.path.join(TMP, "host.json")
     with open(path, "w") as f:
         json.dump(h, f)
     return path
+
+
+rates = {}
+
+
+def host_hardware(links, model="opt-125m", s=64, gbs=8):
+    """A hardware file for this machine: links as they are slowed; attention as build/bench_host measures it; products at
+    the rates that make the sim agree with one run of the host device that has everything in memory, at this batch size."""
+    if "attend" not in rates:
+        text = subprocess.run(["build/bench_host"], capture_output=True, text=True, check=True).stdout
+        find = lambda pattern: statistics.median(float(x) for x in re.findall(pattern, text))
+        rates["attend"], rates["tiles"] = find(r"attend .*?([\d.]+) GB/s   plain") * 1e9, find(r"prefill attention .*?([\d.]+) GFLOP/s") * 1e9
+    h = {"name": "this machine", "gmem": 1e12, "cmem": 1e12, "nmem": 1e12, "shared_cores": True, "op_s": 1e-5, "mm_flops_p": 1e11,
+         "mm_flops_g": 1e11, "bmm_flops_p": rates["tiles"], "bmm_flops_g": rates["attend"], "cpu_flops": rates["attend"]}
+    key = model, s, gbs
+    if key not in rates:
+        flags = f"--model {model} --prompt-len {s} --gen-len 24 --gpu-batch-size {gbs} --num-gpu-batches 3 --percent {GPU_ONLY} "
+        host = [bench(flags) for _ in range(3)]
+        for _ in range(6):
+            sim = bench(flags + "--hardware " + write_hardware(h, links), "sim")
+            h["mm_flops_p"] *= sim["prefill_s"] / median_of(host, "prefill_s")["prefill_s"]
+            h["mm_flops_g"] *= sim["decode_s"] / median_of(host, "decode_s")["decode_s"]
+        rates[key] = h["mm_flops_p"], h["mm_flops_g"]
+    h["mm_flops_p"], h["mm_flops_g"] = rates[key]
+    return write_hardware(h, links)
 
 
 def link_flag(links):
@@ -80,7 +96,7 @@ def link_flag(links):
 def compare_diagonal(model, s, n, gbs, blocks, links):
     """Zig-zag with 8 batches sets the limits; diagonal fills the same ones."""
     common = f"--model {model} --prompt-len {s} --gen-len {n} --gpu-batch-size {gbs} {STREAMED} "
-    hardware = f"--hardware {host_hardware(links)} "
+    hardware = f"--hardware {host_hardware(links, model, s, gbs)} "
     limit = cpu_bytes(bench(common + hardware + "--num-gpu-batches 8", "sim"))
     runs = {}
     for schedule in ("zigzag", "diagonal"):
@@ -113,7 +129,7 @@ def prefill():
 def lengths():
     links = {"ctog": 1e9}
     common = f"--model opt-125m --gpu-batch-size 2 {STREAMED} --gpu-mem 4G {link_flag(links)} "
-    hardware = host_hardware(links)
+    hardware = host_hardware(links, "opt-125m", 512, 2)
     limit = cpu_bytes(bench(f"--model opt-125m --gpu-batch-size 2 {STREAMED} --prompt-len 512 --gen-len 128 "
                             f"--num-gpu-batches 8 --hardware {hardware}", "sim"))
     common += f"--cpu-mem {limit} --num-prompts 128 "
@@ -133,46 +149,48 @@ def slowest(run):
 
 
 def overlap():
-    common = "--model opt-125m --prompt-len 32 --gen-len 24 --gpu-batch-size 4 --num-gpu-batches 8 --percent 0 100 100 0 100 0 "
-    probe = bench(common + "--no-overlap --link ctog=1G")
-    links = {"ctog": probe["channels"]["ctog"]["moved_bytes"] / probe["channels"]["gpu"]["busy_s"]}
-    on = median_of([bench(common + link_flag(links)) for _ in range(3)])
-    off = median_of([bench(common + link_flag(links) + " --no-overlap") for _ in range(3)])
-    hardware = f"--hardware {host_hardware(links)} "
-    son, soff = bench(common + hardware, "sim"), bench(common + hardware + "--no-overlap", "sim")
-    head(f"opt-125m, 8 x 4 x 32 + 24, {link_flag(links)} (copies as long as computing), medians of 3", "device", "overlap s",
+    """Short prompts and a small head, so that every sweep has the same work; the link so slow that copies take as long."""
+    common = "--model opt-350m --prompt-len 4 --gen-len 24 --gpu-batch-size 16 --num-gpu-batches 8 --percent 0 100 100 0 100 0 "
+    as_long = lambda run: {"ctog": run["channels"]["ctog"]["moved_bytes"] / run["channels"]["gpu"]["busy_s"]}
+    hardware = lambda links: f"--hardware {host_hardware(links, 'opt-350m', 4, 16)} "
+    links = as_long(bench(common + "--no-overlap --link ctog=1G"))
+    on, off = (median_of([bench(common + link_flag(links) + x) for _ in range(3)]) for x in ("", " --no-overlap"))
+    simulated = as_long(bench(common + hardware(links) + "--no-overlap", "sim"))
+    son, soff = (bench(common + hardware(simulated) + x, "sim") for x in ("", "--no-overlap"))
+    head(f"opt-350m, 8 x 16 x 4 + 24, copies as long as computing ({link_flag(links)}), medians of 3", "device", "overlap s",
          "no overlap s", "ratio", "slowest lane", "its s", "whole / slowest lane")
     for name, a, b in (("host", on, off), ("sim", son, soff)):
         lane, busy = slowest(a)
         row(name, a["total_s"], b["total_s"], b["total_s"] / a["total_s"], lane, busy, a["total_s"] / busy)
-    slow = {"ctog": 0.5e9}
+    slow = {"ctog": links["ctog"] / 1.5}
     r = median_of([bench(common + link_flag(slow)) for _ in range(3)])
     lane, busy = slowest(r)
     print(f"\nthe same with {link_flag(slow)}: {r['total_s']:.2f} s, slowest lane {lane} {busy:.2f} s, whole / slowest lane {r['total_s'] / busy:.3f}")
 
 
-POLICIES = [
-    ("weights over the link", "--prompt-len 32 --gen-len 24 --gpu-batch-size 4 --num-gpu-batches 4 --percent 0 100 100 0 100 0"),
-    ("cache over the link", "--prompt-len 192 --gen-len 24 --gpu-batch-size 4 --num-gpu-batches 4 --percent 100 0 0 100 100 0"),
-    ("half of the weights, CPU attention, activations down", "--prompt-len 128 --gen-len 24 --gpu-batch-size 4 --num-gpu-batches 4 --percent 50 50 0 100 0 100 --cpu-cache-compute"),
-    ("weights on disk", "--prompt-len 32 --gen-len 12 --gpu-batch-size 8 --num-gpu-batches 2 --percent 0 0 100 0 100 0"),
-    ("all on the GPU", "--prompt-len 128 --gen-len 24 --gpu-batch-size 16 --num-gpu-batches 1 --percent 100 0 100 0 100 0"),
-    ("everything a third, GPU attention", "--prompt-len 64 --gen-len 16 --gpu-batch-size 6 --num-gpu-batches 4 --percent 33 33 33 33 33 33"),
-    ("row", "--prompt-len 64 --gen-len 12 --gpu-batch-size 8 --num-gpu-batches 3 --num-prompts 24 --schedule row --percent 20 80 50 50 100 0 --cpu-cache-compute"),
-    ("diagonal", "--prompt-len 32 --gen-len 32 --gpu-batch-size 4 --num-gpu-batches 4 --num-prompts 48 --schedule diagonal --percent 0 100 0 100 100 0 --cpu-cache-compute"),
+POLICIES = [  # GPU batch size, prompt length, the rest
+    ("weights over the link", 8, 32, "--gen-len 24 --num-gpu-batches 2 --percent 0 100 100 0 100 0"),
+    ("cache over the link", 4, 192, "--gen-len 24 --num-gpu-batches 4 --percent 100 0 0 100 100 0"),
+    ("half of the weights, CPU attention, activations down", 8, 128, "--gen-len 24 --num-gpu-batches 3 --percent 50 50 0 100 0 100 --cpu-cache-compute"),
+    ("weights on disk", 8, 32, "--gen-len 12 --num-gpu-batches 2 --percent 0 0 100 0 100 0"),
+    ("nearly all on the GPU", 16, 128, "--gen-len 24 --num-gpu-batches 2 --percent 90 10 80 20 100 0"),
+    ("everything a third, GPU attention", 6, 64, "--gen-len 16 --num-gpu-batches 4 --percent 33 33 33 33 33 33"),
+    ("row", 8, 64, "--gen-len 12 --num-gpu-batches 3 --num-prompts 24 --schedule row --percent 20 80 50 50 100 0 --cpu-cache-compute"),
+    ("diagonal", 4, 32, "--gen-len 32 --num-gpu-batches 4 --num-prompts 48 --schedule diagonal --percent 0 100 0 100 100 0 --cpu-cache-compute"),
 ]
 
 
 def sim():
     links = {"ctog": 1e9, "gtoc": 1e9, "dtoc": 0.5e9, "ctod": 0.25e9}
-    hardware = host_hardware(links)
     head(f"opt-125m, the host device with {link_flag(links)} (medians of 3) and the sim with the same numbers", "policy", "host s", "sim s",
          "sim / host", "busiest channel")
-    for name, flags in POLICIES:
-        host = median_of([bench(f"--model opt-125m {flags} {link_flag(links)}") for _ in range(3)])
-        s = bench(f"--model opt-125m {flags} --hardware {hardware}", "sim")
+    for name, gbs, s, flags in POLICIES:
+        flags = f"--model opt-125m --prompt-len {s} --gpu-batch-size {gbs} {flags} "
+        hardware = host_hardware(links, "opt-125m", s, gbs)
+        host = median_of([bench(flags + link_flag(links)) for _ in range(3)])
+        simulated = bench(flags + f"--hardware {hardware}", "sim")
         busiest = max(host["channels"].items(), key=lambda x: x[1]["busy_s"])[0]
-        row(name, host["total_s"], s["total_s"], s["total_s"] / host["total_s"], busiest)
+        row(name, host["total_s"], simulated["total_s"], simulated["total_s"] / host["total_s"], busiest)
 
 
 PUBLISHED = [  # model, prompt length: batch size, batches, percent, flags, published token/s
