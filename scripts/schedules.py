@@ -93,16 +93,16 @@ def link_flag(links):
 # The parts
 # ---------------------------------------------------------------------------------------------------------------
 
-def compare_diagonal(model, s, n, gbs, blocks, links):
-    """Zig-zag with 8 batches sets the limits; diagonal fills the same ones."""
+def compare_diagonal(model, s, n, gbs, Z, blocks, links):
+    """Zig-zag with Z batches sets the limits; diagonal fills the same ones."""
     common = f"--model {model} --prompt-len {s} --gen-len {n} --gpu-batch-size {gbs} {STREAMED} "
     hardware = f"--hardware {host_hardware(links, model, s, gbs)} "
-    limit = cpu_bytes(bench(common + hardware + "--num-gpu-batches 8", "sim"))
+    limit = cpu_bytes(bench(common + hardware + f"--num-gpu-batches {Z}", "sim"))
     runs = {}
     for schedule in ("zigzag", "diagonal"):
-        flags = common + f"--num-prompts {8 * gbs * blocks} --cpu-mem {limit} --gpu-mem 4G --schedule {schedule} "
+        flags = common + f"--num-prompts {Z * gbs * blocks} --cpu-mem {limit} --gpu-mem 4G --schedule {schedule} "
         runs[schedule] = bench(flags + link_flag(links)), bench(flags + hardware, "sim")
-    head(f"{model}, {s} + {n} tokens, GPU batches of {gbs}, {blocks} blocks of 8 batches, {link_flag(links)}, CPU tier of "
+    head(f"{model}, {s} + {n} tokens, GPU batches of {gbs}, {blocks} blocks of {Z} batches, {link_flag(links)}, CPU tier of "
          f"{limit / 2**20:.1f} MiB", "asked for", "is", "batches", "sweeps", "host s", "token/s", "sim s")
     for schedule, (host, sim) in runs.items():
         row(schedule, host["schedule"], host["num_gpu_batches"], int(host["sweeps"]), host["total_s"], host["throughput"], sim["total_s"])
@@ -111,19 +111,20 @@ def compare_diagonal(model, s, n, gbs, blocks, links):
 
 
 def diagonal():
-    compare_diagonal("models/opt-tiny", 32, 256, 4, 16, {"ctog": 0.3e9})
-    head("The trend, on the sim (t4.json, opt-30b, 32 + 256): the memory of Z zig-zag batches of 512 / Z sequences",
+    compare_diagonal("models/opt-tiny", 32, 256, 4, 8, 16, {"ctog": 0.2e9})
+    compare_diagonal("models/opt-tiny", 32, 256, 2, 16, 16, {"ctog": 0.2e9})
+    head("The trend, on the sim (t4.json, opt-6.7b, 32 + 256): the memory of Z zig-zag batches of 64 / Z sequences",
          "Z", "blocks", "K", "diagonal / zig-zag", "(2s + 2n) / (2s + n)")
     for Z in (2, 4, 8, 16, 32):
         for blocks in (16, 64):
-            common = f"--model opt-30b --hardware hardware/t4.json --prompt-len 32 --gen-len 256 --gpu-batch-size {512 // Z} {STREAMED} --gpu-mem 64G "
+            common = f"--model opt-6.7b --hardware hardware/t4.json --prompt-len 32 --gen-len 256 --gpu-batch-size {64 // Z} {STREAMED} --gpu-mem 64G "
             limit = cpu_bytes(bench(common + f"--cpu-mem 4000G --num-gpu-batches {Z}", "sim"))
-            z, d = (bench(common + f"--cpu-mem {limit} --num-prompts {512 * blocks} --schedule {x}", "sim") for x in ("zigzag", "diagonal"))
+            z, d = (bench(common + f"--cpu-mem {limit} --num-prompts {64 * blocks} --schedule {x}", "sim") for x in ("zigzag", "diagonal"))
             row(Z, blocks, d["num_gpu_batches"], z["total_s"] / d["total_s"], 1.8)
 
 
 def prefill():
-    compare_diagonal("opt-125m", 512, 32, 1, 16, {"ctog": 1e9})
+    compare_diagonal("opt-125m", 512, 32, 1, 8, 16, {"ctog": 1e9})
 
 
 def lengths():

@@ -348,7 +348,19 @@ static void a_wrong_flag_is_refused_in_one_line_with_status_2(void) {
         {{"--num-gpu-batches", "two"}, {"--num-gpu-batches two"}},
         {{"--gpu-batch-size", "1048576", "--num-gpu-batches", "65536"},
          {"--gpu-batch-size", "--num-gpu-batches", "at most"}},
-        {{"--schedule", "spiral"}, {"--schedule spiral", "zigzag", "row"}},
+        {{"--schedule", "spiral"}, {"--schedule spiral", "row", "diagonal"}},
+        {{"--link", "1G"}, {"--link 1G", "ctog=1G"}},
+        {{"--link", "ctog"}, {"--link ctog"}},
+        {{"--link", "ctog="}, {"--link ctog="}},
+        {{"--link", "ctog=0"}, {"--link ctog=0"}},
+        {{"--link", "ctog=-1G"}, {"--link ctog=-1G"}},
+        {{"--link", "ctog=nan"}, {"--link ctog=nan"}},
+        {{"--link", "ctog=1G,"}, {"--link ctog=1G,"}},
+        {{"--link", "ctog=1GB"}, {"--link ctog=1GB"}},
+        {{"--link", "gpu=1G"}, {"--link gpu=1G"}},
+        {{"--link", "ctog=1G", "--device", "cuda"}, {"--link", "host device"}},
+        {{"--device", "sim"}, {"--device sim", "bench"}},
+        {{"--hardware", "hardware/t4.json"}, {"--hardware is a flag of bench"}},
         {{"--device", "tpu"}, {"--device tpu", "host"}},
         {{"--temperature", "-0.1"}, {"--temperature -0.1"}},
         {{"--temperature", "nan"}, {"--temperature nan"}},
@@ -378,6 +390,17 @@ static void a_wrong_command_is_refused_in_one_line_with_status_2(void) {
     assert_refused(RUN("bench", "--model", MODEL, "--prompts", "-"), EXIT_USAGE, WORDS("--prompts is a flag of generate"));
     assert_refused(RUN("bench", "--model", MODEL, "--prompt-len", "512", "--gen-len", "2"), EXIT_USAGE,
                    WORDS("--gen-len", "513", "512"));
+    assert_refused(RUN("bench", "--model", MODEL, "--prompt-len", "16-8"), EXIT_USAGE,
+                   WORDS("--prompt-len 16-8", "16-512"));
+    assert_refused(RUN("bench", "--model", MODEL, "--gen-len", "4-"), EXIT_USAGE, WORDS("--gen-len 4-"));
+    assert_refused(RUN("bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "2-510"), EXIT_USAGE,
+                   WORDS("510", "512"));
+    assert_refused(RUN("bench", "--model", MODEL, "--device", "sim"), EXIT_USAGE, WORDS("--device sim", "--hardware"));
+    assert_refused(RUN("bench", "--model", MODEL, "--hardware", "x"), EXIT_USAGE, WORDS("--device sim", "--hardware"));
+    assert_refused(RUN("bench", "--model", "opt-125m", "--device", "sim", "--hardware", "none.json"), EXIT_USAGE,
+                   WORDS("none.json"));
+    assert_refused(RUN("bench", "--model", "opt-125m", "--device", "sim", "--hardware", MODEL "/config.json"), EXIT_USAGE,
+                   WORDS("config.json", "unknown key"));
     assert_refused(RUN("generate", "--model", MODEL), EXIT_USAGE, WORDS("--prompt TEXT", "--prompts FILE"));
     assert_refused(RUN("generate", "--model", "opt-125m", "--prompt", "a"), EXIT_USAGE,
                    WORDS("--model opt-125m", "only bench"));
@@ -708,7 +731,7 @@ static void prompts_come_from_flags_a_file_or_standard_input(void) {
 }
 
 static void every_policy_writes_the_same_completions(void) {
-    static const char *const policies[][12] = {
+    static const char *const policies[][14] = {
         {"--gpu-batch-size", "2", "--num-gpu-batches", "2"},  /* more prompts than a block */
         {"--gpu-batch-size", "64", "--num-gpu-batches", "3"}, /* fewer than a batch */
         {"--gpu-batch-size", "3", "--schedule", "row"},
@@ -716,6 +739,10 @@ static void every_policy_writes_the_same_completions(void) {
         {"--percent", "30", "30", "30", "30", "30", "30", "--cpu-cache-compute"},
         {"--no-overlap", "--page-tokens", "5", "--threads", "1"},
         {"--gpu-mem", "5M"},
+        {"--schedule", "diagonal", "--gpu-batch-size", "2", "--num-gpu-batches", "2"}, /* some stop early: topups */
+        {"--schedule", "diagonal", "--gpu-batch-size", "1", "--num-gpu-batches", "3", ON_DISK},
+        {"--schedule", "diagonal"},
+        {"--link", "ctog=0.1G,gtoc=50M", "--percent", "0", "100", "0", "100", "0", "100"},
     };
     write_ten_prompts();
     Result plain = RUN(TEN_PROMPTS);
@@ -723,7 +750,7 @@ static void every_policy_writes_the_same_completions(void) {
     char *expected = sorted(plain.out);
     for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
         const char *args[24] = {TEN_PROMPTS};
-        for (int a = 0; a < 12; a++) args[7 + a] = policies[i][a];
+        for (int a = 0; a < 14; a++) args[7 + a] = policies[i][a];
         Result r = run(args);
         assert_done(&r);
         char *got = sorted(r.out);
@@ -864,6 +891,88 @@ static void bench_reports_a_disk_share_in_a_file(void) {
     result_free(&r);
 }
 
+/* Numbers of a JSON file that bench has written. */
+static cJSON *read_json(const char *path) {
+    Error err;
+    size_t len;
+    char *text = contents(path, &len);
+    cJSON *json = json_parse(text, len, path, &err);
+    if (!json) CU_FAIL_FATAL(err.text);
+    free(text);
+    return json;
+}
+
+/* OPT-175B at the paper's 32 x 8, on the paper's machine: no file, no data, and the plan is what is used. */
+static void the_sim_runs_opt_175b_on_a_t4(void) {
+    Result r = RUN("bench", "--model", "opt-175b", "--device", "sim", "--hardware", "hardware/t4.json", "--gpu-batch-size",
+                   "32", "--num-gpu-batches", "8", "--percent", "0", "50", "0", "0", "0", "100", "--cpu-cache-compute",
+                   "--json", path_in(capture, "sim.json"));
+    assert_done(&r);
+    CU_ASSERT(contains_all(r.out, WORDS("breakdown", "weight (R)", "cache (W)")));
+    cJSON *json = read_json(path_in(capture, "sim.json"));
+    CU_ASSERT_STRING_EQUAL(cJSON_GetStringValue(cJSON_GetObjectItem(json, "device")), "sim");
+    assert_bench(json, .5, 32, 8, 512, 32);
+    double rate = number(json, "throughput"); /* the paper measured 0.69; the disk alone bounds it by 0.65 here */
+    CU_ASSERT(rate > .4 && rate < .7);
+    for (int t = 0; t < 3; t++) {
+        const cJSON *tier = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "tiers"), t);
+        CU_ASSERT(number(tier, "planned_bytes") == number(tier, "peak_bytes"));
+    }
+    const cJSON *part =
+        cJSON_GetObjectItem(cJSON_GetObjectItem(cJSON_GetObjectItem(json, "breakdown"), "decode"), "weight (R)");
+    CU_ASSERT(number(part, "busy_s") >= number(part, "hidden_s") && number(part, "busy_s") > 0);
+    cJSON_Delete(json);
+    result_free(&r);
+}
+
+/* Left to itself the diagonal schedule takes as many batches as fit, and is zig-zag where that brings nothing. */
+static void the_diagonal_schedule_finds_its_number_of_batches(void) {
+    static const struct { const char *s, *n, *schedule; } cases[] = {{"32", "256", "diagonal"}, {"512", "4", "zigzag"}};
+    for (int i = 0; i < 2; i++) {
+        Result r = RUN("bench", "--model", "opt-125m", "--device", "sim", "--hardware", "hardware/laptop.json", "--percent",
+                       "0", "100", "0", "100", "100", "0", "--prompt-len", cases[i].s, "--gen-len", cases[i].n, "--cpu-mem",
+                       "600M", "--num-prompts", "400", "--schedule", "diagonal", "--json", path_in(capture, "sim.json"));
+        assert_done(&r);
+        cJSON *json = read_json(path_in(capture, "sim.json"));
+        CU_ASSERT_STRING_EQUAL(cJSON_GetStringValue(cJSON_GetObjectItem(json, "schedule")), cases[i].schedule);
+        CU_ASSERT(number(json, "num_gpu_batches") > 1);
+        cJSON_Delete(json);
+        result_free(&r);
+    }
+}
+
+/* The wait for a slowed link is a lower bound of the time, and lengths between two limits are all wanted. */
+static void a_slowed_link_and_mixed_lengths_show_in_the_figures(void) {
+    Result r = RUN("bench", "--model", MODEL, "--prompt-len", "4-20", "--gen-len", "2-6", "--num-prompts", "9",
+                   "--gpu-batch-size", "2", "--num-gpu-batches", "2", "--percent", "0", "100", "100", "0", "100", "0",
+                   "--link", "ctog=200M", "--json", path_in(capture, "link.json"));
+    assert_done(&r);
+    cJSON *json = read_json(path_in(capture, "link.json"));
+    const cJSON *ctog = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "channels"), "ctog");
+    const cJSON *lane = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "lanes"), "load weights");
+    CU_ASSERT(number(json, "total_s") >= .9 * number(lane, "moved_bytes") / 200e6);
+    CU_ASSERT(number(ctog, "moved_bytes") >= number(lane, "moved_bytes") && number(lane, "moved_bytes") > 0);
+    double tokens = number(json, "throughput") * number(json, "total_s");
+    CU_ASSERT(tokens >= 9 * 2 && tokens <= 9 * 6 && number(json, "n") == 6);
+    cJSON_Delete(json);
+    result_free(&r);
+}
+
+static void a_trace_is_json_with_a_slice_for_every_call(void) {
+    Result r = RUN("generate", "--model", MODEL, "--prompt", "The dog", "--max-tokens", "4", "--trace",
+                   path_in(capture, "trace.json"));
+    assert_done(&r);
+    cJSON *json = read_json(path_in(capture, "trace.json"));
+    const cJSON *events = cJSON_GetObjectItem(json, "traceEvents"), *e;
+    int projects = 0;
+    cJSON_ArrayForEach(e, events) projects += !strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(e, "name")), "project");
+    CU_ASSERT(projects >= 4 * 7); /* 4 tokens through 6 layers and the head; a pause may part one */
+    cJSON_Delete(json);
+    result_free(&r);
+    assert_refused(RUN("generate", "--model", MODEL, "--prompt", "a", "--trace", "/nonexistent/x"), EXIT_FAILED,
+                   WORDS("--trace", "/nonexistent/x"));
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // The GPU: without one, and with the emulation where the Makefile could build it
 // ---------------------------------------------------------------------------------------------------------------
@@ -975,6 +1084,10 @@ CU_TestInfo tests_cli[] = {
     {"bench reports one JSON object with the names of the paper",
      bench_reports_one_json_object_with_the_names_of_the_paper},
     {"bench reports a disk share in a file", bench_reports_a_disk_share_in_a_file},
+    {"the sim runs OPT-175B on a T4", the_sim_runs_opt_175b_on_a_t4},
+    {"the diagonal schedule finds its number of batches", the_diagonal_schedule_finds_its_number_of_batches},
+    {"a slowed link and mixed lengths show in the figures", a_slowed_link_and_mixed_lengths_show_in_the_figures},
+    {"a trace is JSON with a slice for every call", a_trace_is_json_with_a_slice_for_every_call},
     {"without a GPU the default is the host device, and says so", without_a_gpu_the_default_is_the_host_device_and_says_so},
     {"the GPU writes what the host writes", the_gpu_writes_what_the_host_writes},
     {"trouble with the GPU is one line that says what to do", trouble_with_the_gpu_is_one_line_that_says_what_to_do},
