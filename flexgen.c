@@ -189,7 +189,7 @@ static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
 
 /* In the order of the help text. */
 #define AT(name) offsetof(Options, name)
-enum { MAX_GBS = 1 << 20, MAX_LEN = 1 << 24, MAX_BENCH = 1 << 28 };
+enum { MAX_GBS = 1 << 20, MAX_LEN = 1 << 24, MAX_BENCH = 1 << 28, MAX_SLICES = 1 << 20 };
 static const Flag flags[] = {
     {"--model", "gb", 1, set_text, AT(model), 0, 0,
      "DIR: a Hugging Face directory; bench also takes a name, opt-125m to opt-175b, with random weights"},
@@ -712,10 +712,11 @@ static const char *const stage_name[] = {"decode", "prefill"};
 static void print_breakdown(const Run *run) {
     Breakdown b;
     trace_breakdown(&run->trace, &b);
+    if (run->trace.n == run->trace.limit) printf("of the first %d of %ld sweeps:\n", b.sweeps, run->stats.sweeps);
     printf("%-24s %10s", "breakdown (s, hidden)", "total");
     for (int part = 0; part < NPARTS; part++) printf("  %19s", part_name[part]);
     for (int stage = 1; stage >= 0; stage--) {
-        printf("\n  %-22s %10.3f", stage_name[stage], stage ? run->stats.prefill_s : run->stats.decode_s);
+        printf("\n  %-22s %10.3f", stage_name[stage], b.total_s[stage]);
         for (int part = 0; part < NPARTS; part++) {
             const Share *share = &b.part[stage][part];
             printf("  %10.3f (%5.1f%%)", share->busy_s, share->busy_s > 0 ? 100 * share->hidden_s / share->busy_s : 0);
@@ -728,8 +729,10 @@ static void add_breakdown(cJSON *json, const Run *run) {
     Breakdown b;
     trace_breakdown(&run->trace, &b);
     cJSON *to = cJSON_AddObjectToObject(json, "breakdown");
+    add_figures(to, &(Figure){"sweeps", b.sweeps}, 1);
     for (int stage = 1; stage >= 0; stage--) {
         cJSON *parts = cJSON_AddObjectToObject(to, stage_name[stage]);
+        add_figures(parts, &(Figure){"total_s", b.total_s[stage]}, 1);
         for (int part = 0; part < NPARTS; part++) {
             const Figure figures[] = {{"busy_s", b.part[stage][part].busy_s}, {"hidden_s", b.part[stage][part].hidden_s}};
             add_figures(cJSON_AddObjectToObject(parts, part_name[part]), figures, 2);
@@ -799,7 +802,7 @@ static int bench_run(Options *o, const Checkpoint *checkpoint, const Task *task,
 static int bench_with(Options *o, Checkpoint *checkpoint, Error *err) {
     const OptConfig *config = &checkpoint->config;
     Task task;
-    Run run = {.traced = true};
+    Run run = {.traced = true, .trace.limit = o->trace ? 0 : MAX_SLICES};
     if (!o->policy.gbs) o->policy.gbs = 4;
     if (!o->policy.num_gpu_batches && !o->num_prompts) o->policy.num_gpu_batches = 1;
     if (!o->num_prompts) o->num_prompts = o->policy.gbs * o->policy.num_gpu_batches;

@@ -279,6 +279,7 @@ typedef struct {
 typedef struct {
     Slice *slice;
     size_t n, capacity;
+    size_t limit;      /* slices behind which nothing more is noted; 0: none */
     long last[NLANES]; /* 1 + index of each lane's newest slice */
 } Trace;
 
@@ -518,7 +519,7 @@ struct Plan {
 
     int slots;     /* GPU batches in flight; with the diagonal schedule one more, through which topups enter */
     long sweeps;   /* that the task takes if no sequence stops early */
-    double a21_kv; /* bytes of KV at the peak by A.2.1's estimate for the schedule, of the tasks's mean lengths */
+    double a21_kv; /* bytes of KV at the peak by A.2.1's estimate for the schedule, for the task's mean lengths */
     int max_rows, max_seqs, max_pages,
         chunk;              /* of a batch: token rows, sequences; pages of a sequence; rows a piece of the layer takes */
     int off_rows, off_seqs; /* largest share of a batch whose KV is not on the GPU: rows, sequences */
@@ -671,6 +672,8 @@ typedef struct {
 enum { COMPUTE, WEIGHT_READ, CACHE_READ, CACHE_WRITE, ACTIVATION_MOVES, NPARTS };
 typedef struct {
     Share part[2][NPARTS]; /* [prefill] */
+    double total_s[2];     /* in which anything was busy */
+    int sweeps;            /* that the trace knows of */
 } Breakdown;
 extern const char *const part_name[NPARTS];
 /* Times are unions: two lanes that are busy at once with the same part count once. COMPUTE is the GPU's and the CPU's

@@ -30,6 +30,7 @@ void trace_add(Trace *trace, const Op *op, size_t bytes, double begin, double en
         newest->bytes += bytes;
         return;
     }
+    if (trace->limit && trace->n == trace->limit) return;
     if (trace->n == trace->capacity) {
         trace->capacity = trace->capacity ? 2 * trace->capacity : 1024;
         trace->slice = xrealloc(trace->slice, trace->capacity, sizeof *trace->slice);
@@ -210,7 +211,7 @@ static double overlap(const Interval *x, size_t nx, const Interval *y, size_t ny
 
 /* The trace's slices as intervals, ordered by begin; all has room for them. A sweep belongs to prefill as a whole when some
  * batch prefills in it. */
-static size_t sorted_intervals(Interval *all, const Trace *trace) {
+static size_t sorted_intervals(Interval *all, const Trace *trace, int *known) {
     size_t n = 0;
     int sweeps = 0;
     for (size_t a = 0; a < trace->n; a++)
@@ -222,6 +223,7 @@ static size_t sorted_intervals(Interval *all, const Trace *trace) {
         if (s->end > s->begin) all[n++] = (Interval){s->begin, s->end, set_of(prefill[s->i], slice_part(s))};
     }
     free(prefill);
+    *known = sweeps;
     qsort(all, n, sizeof *all, by_begin);
     return n;
 }
@@ -229,15 +231,18 @@ static size_t sorted_intervals(Interval *all, const Trace *trace) {
 void trace_breakdown(const Trace *trace, Breakdown *breakdown) {
     Interval *all = xcalloc(trace->n, sizeof *all), *computing = xcalloc(trace->n, sizeof *all);
     Interval *copying = xcalloc(trace->n, sizeof *all), *mine = xcalloc(trace->n, sizeof *all);
-    size_t n = sorted_intervals(all, trace);
+    size_t n = sorted_intervals(all, trace, &breakdown->sweeps);
     unsigned compute = set_of(false, COMPUTE) | set_of(true, COMPUTE);
     size_t ncomputing = unite(computing, all, n, compute), ncopying = unite(copying, all, n, ~compute);
-    for (int prefill = 0; prefill < 2; prefill++)
+    for (int prefill = 0; prefill < 2; prefill++) {
+        unsigned stage = ((1u << NPARTS) - 1) << (prefill * NPARTS);
+        breakdown->total_s[prefill] = total(mine, unite(mine, all, n, stage));
         for (int part = 0; part < NPARTS; part++) {
             size_t nmine = unite(mine, all, n, set_of(prefill, part));
             double hidden =
                 part == COMPUTE ? overlap(mine, nmine, copying, ncopying) : overlap(mine, nmine, computing, ncomputing);
             breakdown->part[prefill][part] = (Share){total(mine, nmine), hidden};
         }
+    }
     free(all), free(computing), free(copying), free(mine);
 }

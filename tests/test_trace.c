@@ -372,6 +372,16 @@ static void random_intervals_agree_with_a_count_of_every_tick(void) {
     CU_PASS("shares");
 }
 
+static void behind_its_limit_a_trace_notes_nothing(void) {
+    Trace trace = {.limit = 3};
+    Breakdown b;
+    for (int n = 0; n < 9; n++) add(&trace, PROJECT, OTHER, false, n / 2, n, n + 1);
+    trace_breakdown(&trace, &b);
+    CU_ASSERT(trace.n == 3 && b.sweeps == 3);
+    CU_ASSERT(b.total_s[0] == 6 && b.total_s[1] == 0);
+    trace_free(&trace);
+}
+
 /* All of it is far below a second; with a quadratic one nobody would wait for the end of this. */
 static void a_million_slices_take_a_moment(void) {
     enum { N = 1000000 };
@@ -401,6 +411,7 @@ CU_TestInfo tests_trace[] = {
     {"one after the other hides nothing", one_after_the_other_hides_nothing},
     {"every lane and kind has its part", every_lane_and_kind_has_its_part},
     {"random intervals agree with a count of every tick", random_intervals_agree_with_a_count_of_every_tick},
+    {"behind its limit a trace notes nothing", behind_its_limit_a_trace_notes_nothing},
     {"a million slices take a moment", a_million_slices_take_a_moment},
     CU_TEST_INFO_NULL,
 };
