@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """schedules.py [PART...]: the three schedules, overlap and the sim against the clock, as tables. Standard library only.
 
-  diagonal    diagonal beside zig-zag in the same memory, weights over a slowed link; the trend on the sim
+  diagonal    diagonal beside zig-zag in the same memory, weights over a slowed link
+  trend       the same on the sim, for finer and finer batches
   prefill     the same with long prompts and short outputs, where pacing adds no batch
   lengths     prompts and outputs of all lengths: diagonal, zig-zag, zig-zag padded to the longest
   overlap     overlap on and off, copies as long as computing; the whole beside the slowest lane
@@ -113,11 +114,20 @@ def compare_diagonal(model, s, n, gbs, Z, blocks, links):
 def diagonal():
     compare_diagonal("models/opt-tiny", 32, 256, 4, 8, 16, {"ctog": 0.2e9})
     compare_diagonal("models/opt-tiny", 32, 256, 2, 16, 16, {"ctog": 0.2e9})
-    head("The trend, on the sim (t4.json, opt-6.7b, 32 + 256): the memory of Z zig-zag batches of 64 / Z sequences",
+
+
+def trend():
+    with open("hardware/t4.json") as f:
+        h = json.load(f)
+    h["ctog_bdw"] = 1e9  # so slow that weights bound every one of these
+    path = os.path.join(TMP, "t4-slow.json")
+    with open(path, "w") as f:
+        json.dump(h, f)
+    head("The trend, on the sim (t4.json with a ctog of 1 GB/s, opt-6.7b, 32 + 256): the memory of Z zig-zag batches of 64 / Z sequences",
          "Z", "blocks", "K", "diagonal / zig-zag", "(2s + 2n) / (2s + n)")
     for Z in (2, 4, 8, 16, 32):
         for blocks in (16, 64):
-            common = f"--model opt-6.7b --hardware hardware/t4.json --prompt-len 32 --gen-len 256 --gpu-batch-size {64 // Z} {STREAMED} --gpu-mem 64G "
+            common = f"--model opt-6.7b --hardware {path} --prompt-len 32 --gen-len 256 --gpu-batch-size {64 // Z} {STREAMED} --gpu-mem 64G "
             limit = cpu_bytes(bench(common + f"--cpu-mem 4000G --num-gpu-batches {Z}", "sim"))
             z, d = (bench(common + f"--cpu-mem {limit} --num-prompts {64 * blocks} --schedule {x}", "sim") for x in ("zigzag", "diagonal"))
             row(Z, blocks, d["num_gpu_batches"], z["total_s"] / d["total_s"], 1.8)
@@ -214,7 +224,7 @@ def published():
                 f"{busiest[0]} {busiest[1]['busy_s'] / a['total_s']:.0%}")
 
 
-PARTS = {f.__name__: f for f in (diagonal, prefill, lengths, overlap, sim, published)}
+PARTS = {f.__name__: f for f in (diagonal, trend, prefill, lengths, overlap, sim, published)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
