@@ -463,7 +463,8 @@ typedef struct {
     bool keep_logits; /* bring every step's logits to the CPU (tests, evaluation) */
 } Task;
 
-/* A place in a block: its GPU batch, the homes of the KV pages and the activations of whoever sits there. */
+/* A place in a block: its GPU batch (of the block; a batch's place in a sweep, Op.k, may be another), the homes of the KV
+ * pages and the activations of whoever sits there. */
 typedef struct {
     int k;
     Tier kv, act;

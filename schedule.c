@@ -59,7 +59,7 @@ typedef struct {
     Event finished; /* its newest square */
     Event gathered, projected, down, attended;
     Event act_loaded, act_stored[2]; /* stored on the CPU (STORE), on disk (D_WRITE) */
-    Event cache_loaded[2];           /* on the GPU, on the CPU */
+    Event cache_loaded[2][2];        /* on the GPU, on the CPU; of even, of odd layers: a batch alone loads one ahead */
     Event *cache_stored[2];          /* [l]: on the CPU (ATTEND), on disk (D_WRITE) */
     Event tables_read[2][2];         /* the last stores that read the tables of even, of odd sweeps */
     int act_in, act_out, cache_in; /* layer whose activations were asked for last, stored last; whose cache was asked for */
@@ -390,7 +390,7 @@ static bool take_token(Run *s, Sequence *q, int32_t id) {
     bool eos = id >= 0 && id == s->plan->config.eos;
     q->tokens[q->generated++] = id;
     s->stats->generated++;
-    if (q->generated > 1) s->stats->decoded++;
+    if (!s->prefill_sweep) s->stats->decoded++;
     int n = q->generated - eos;
     bool stop = eos || (to->token && to->token(to->ctx, q->prompt, q->tokens, n));
     if (!stop && q->generated < q->n) return true;
@@ -672,14 +672,14 @@ static void store_cache(Run *s, int j, int k) {
     if (cpu && !delegated) {
         Op op = new_op(s, ATTEND, CACHE, j, k);
         after(&op, b->down);
-        after(&op, b->cache_loaded[0]); /* which reads the very page that this adds to */
+        after(&op, b->cache_loaded[0][j % 2]); /* which reads the very page that this adds to */
         PageTable home = pool_table(s, TIER_CPU, j, b->cpu.pages, b->cpu.len);
         b->cache_stored[0][j] = release->by[2] = append(s, &op, &b->cpu, &home, tensor_rows(rows, 0, cpu), gpu, cpu);
     }
     if (disk) {
         Op op = new_op(s, D_WRITE, CACHE, j, k);
         after(&op, b->down);
-        after(&op, b->cache_loaded[1]);
+        after(&op, b->cache_loaded[1][j % 2]);
         PageTable home = pool_table(s, TIER_DISK, j, b->cpu.pages, b->cpu.len);
         b->cache_stored[1][j] = release->by[3] =
             append(s, &op, &b->cpu, &home, tensor_rows(rows, cpu, disk), gpu + cpu, disk);
@@ -703,7 +703,7 @@ static void load_cache(Run *s, int j, int k) {
         PageTable home = pool_table(s, TIER_CPU, j, b->cpu.pages, b->cpu.len);
         after(&up, b->cache_stored[0][j]);
         int n = page_moves(s, &on_gpu, 0, &home, true, b->staged[TIER_CPU], cpu);
-        b->cache_loaded[0] = posted(s, s->device->copy(s->device, &up, s->moves, n));
+        b->cache_loaded[0][j % 2] = posted(s, s->device->copy(s->device, &up, s->moves, n));
     }
     if (!disk) return;
     on_cpu = staged_table(s, 1, sq, b->cpu.staged, b->cpu.len);
@@ -712,11 +712,11 @@ static void load_cache(Run *s, int j, int k) {
     after(&read, s->disk_kv_slot[sq % 2]);
     after(&read, b->cache_stored[1][j]);
     int n = page_moves(s, &on_cpu, 0, &home, true, b->staged[TIER_DISK], disk);
-    b->cache_loaded[1] = posted(s, s->device->copy(s->device, &read, s->moves, n));
+    b->cache_loaded[1][j % 2] = posted(s, s->device->copy(s->device, &read, s->moves, n));
     if (delegated) return;
-    after(&up, b->cache_loaded[1]);
+    after(&up, b->cache_loaded[1][j % 2]);
     n = page_moves(s, &on_gpu, cpu, &on_cpu, false, b->staged[TIER_DISK], disk);
-    b->cache_loaded[0] = s->disk_kv_slot[sq % 2] = posted(s, s->device->copy(s->device, &up, s->moves, n));
+    b->cache_loaded[0][j % 2] = s->disk_kv_slot[sq % 2] = posted(s, s->device->copy(s->device, &up, s->moves, n));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -807,7 +807,7 @@ static void attend_on_cpu(Run *s, Batch *b, int j, int k, Tensor q, Tensor o) {
     }
     if (disk) {
         PageTable near = staged_table(s, 1, sq, b->cpu.staged, b->cpu.len);
-        after(&op, b->cache_loaded[1]);
+        after(&op, b->cache_loaded[1][j % 2]);
         append(s, &op, &b->cpu, &near, tensor_rows(kv, cpu, disk), gpu + cpu, disk);
         attended =
             attend_group(s, &op, near, tensor_rows(up_o, cpu, disk), tensor_rows(down_q, cpu, disk), gpu + cpu, disk);
@@ -837,7 +837,7 @@ static void attend(Run *s, Batch *b, int j, int k) {
     }
     if (off && !p->policy.cpu_attention) {
         PageTable near = staged_table(s, 0, sq, b->gpu.staged, b->gpu.len);
-        after(&op, b->cache_loaded[0]);
+        after(&op, b->cache_loaded[0][j % 2]);
         append(s, &op, &b->gpu, &near, tensor_rows(ws_kv(s, sq, b->rows), gpu, off), gpu, off);
         s->kv_slot[sq % 2] = attend_group(s, &op, near, tensor_rows(o, gpu, off), tensor_rows(q, gpu, off), gpu, off);
     }
@@ -959,7 +959,7 @@ static void sweep(Run *s) {
 }
 
 /* The batch through which topups enter: they prefill together, and are in the batches of their seats from then on. */
-static Batch *entrance(Run *s) { return &s->batch[s->plan->policy.num_gpu_batches]; }
+static Batch *entrance(Run *s) { return &s->batch[s->plan->slots - 1]; }
 
 static void fly(Run *s, Batch *b) {
     b->in_flight = true;
@@ -979,14 +979,14 @@ static void leave_entrance(Run *s) {
         for (int e = 0; e < 2; e++)
             for (int j = 0; j < s->l; j++)
                 home->cache_stored[e][j] = later(home->cache_stored[e][j], from->cache_stored[e][j]);
-        if (!home->in_flight) fly(s, home);
+        CHECK(home->in_flight); /* it was topped up because it had members */
     }
     from->nseq = 0;
 }
 
 /* The newest tokens of batches in which someone has all of them now, and of the entrance, are waited for; batches without
  * members are out. */
-static void settle(Run *s) {
+static void leave(Run *s) {
     int K = 0, flew = s->K;
     Batch *in = s->plan->policy.schedule == SCHEDULE_DIAGONAL ? entrance(s) : NULL;
     for (int k = 0; k < flew; k++) {
@@ -1016,7 +1016,6 @@ static void enter(Run *s, int seat, Batch *b) {
     if (!b->in_flight) {
         fly(s, b);
         b->number = (int)s->admitted++;
-        if (b->sweep == s->i) b->sweep = -1; /* of a sweep that ended as it began, with nobody left */
         b->prefill = s->now_prefill = true;
     }
     b->seq[b->nseq++] = q;
@@ -1040,7 +1039,7 @@ static void order_entrance(Run *s) {
  * then the batches by age. False when everything is done. */
 static bool admit(Run *s) {
     int topups, n;
-    settle(s);
+    leave(s);
     s->now_prefill = false;
     if (s->failed) return false;
     n = admission_next(&s->admission, s->i, s->entered, &topups);
@@ -1099,7 +1098,7 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
     s.now = s.next = (LayerLoad){.slot = -1};
     run_open(&s);
     s.swept_at = device->now(device);
-    while (admit(&s)) sweep(&s);
+    while (task->count && admit(&s)) sweep(&s);
     for (int lane = 0; lane < NLANES; lane++) /* the last stores, and weights that were loaded for nobody */
         if (!s.failed && device->wait(device, s.last[lane], err)) s.failed = true;
     run_close(&s);

@@ -300,7 +300,7 @@ static int widest_window(const Task *task, int gbs) {
 static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count) {
     int gbs = imin(p->policy.gbs, count), window = widest_window(task, gbs), s = 0, pages = 0;
     BatchNeed topups = {.rows = window, .seqs = gbs};
-    Seat *group = xcalloc(gbs, sizeof *group);
+    const double share[NTIERS] = {p->policy.hg, p->policy.hc, fmax(0, 1 - p->policy.hg - p->policy.hc)};
     for (int i = 0; i < task->count; i++) {
         const Prompt *q = &task->prompts[i];
         s = imax(s, q->s);
@@ -319,13 +319,11 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
         topups.off_rows = imin(topups.off_rows + b.off_seqs * s, window);
     }
     for (int n = 1; n <= gbs; n++) { /* topups have the policy's fractions among themselves, however many they are */
-        int seqs[NTIERS] = {0};
-        deal_block(group, &p->policy, n);
-        for (int r = 0; r < n; r++) seqs[group[r].act]++;
+        int seqs[NTIERS];
+        apportion(seqs, share, n); /* as deal_block does */
         for (int t = 0; t < NTIERS; t++) topups.act_rows[t] = imin(imax(topups.act_rows[t], seqs[t] * s), window);
     }
-    note_batch(p, p->policy.num_gpu_batches, &topups);
-    free(group);
+    note_batch(p, (count + gbs - 1) / gbs, &topups);
 }
 
 /* When the next of those seated has all its tokens. */
@@ -539,8 +537,8 @@ void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const s
     for (int t = 0; t < NTIERS; t++) kv += (size_t)p->npages[t] * p->policy.page_tokens * p->config.h1 * 4 * p->config.l;
     if (!peak)
         fprintf(out, "  %s, %d batches in flight, %ld sweeps; KV cache %.2f MiB, by A.2.1's estimate %.2f\n",
-                schedule_name[p->policy.schedule], block_size(&p->policy) / p->policy.gbs, p->sweeps, kv / 1048576.0,
-                p->a21_kv / 1048576.0);
+                schedule_name[p->policy.schedule], p->slots - (p->policy.schedule == SCHEDULE_DIAGONAL), p->sweeps,
+                kv / 1048576.0, p->a21_kv / 1048576.0);
     for (int w = 0; w < 3 && !peak; w++)
         fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", what[w], 100 * p->achieved[w][0], 100 * p->achieved[w][1],
                 100 * p->achieved[w][2]);
@@ -614,11 +612,12 @@ static bool settle(Policy *policy, const bool fixed[6], const Fitting *f, Error 
     return true;
 }
 
-/* The largest number of batches that fits and is not more than the task has; 0: not even one fits. */
-static int most_batches(const Fitting *f, const Policy *policy, Schedule schedule) {
+/* The largest number of batches that fits and is not more than the task has, searched from `low` on, which fits; 0: none
+ * does. More batches may fit where fewer do not, since they deal the prompts to other tiers. */
+static int most_batches(const Fitting *f, const Policy *policy, Schedule schedule, int low) {
     Policy p = *policy;
     Error ignored;
-    int low = 0, high = (f->task->count + policy->gbs - 1) / policy->gbs + 1, step = 1;
+    int high = (f->task->count + policy->gbs - 1) / policy->gbs + 1, step = 1;
     p.schedule = schedule;
     while (low + 1 < high) { /* by doubling, then by halving */
         int mid = step && low + step < high ? low + step : (low + high) / 2;
@@ -643,9 +642,9 @@ static long sweeps_of(const Fitting *f, const Policy *policy) {
 static void add_batches(Policy *policy, Schedule wanted, const Fitting *f) {
     Policy diagonal = *policy;
     diagonal.schedule = SCHEDULE_DIAGONAL;
-    policy->num_gpu_batches = most_batches(f, policy, policy->schedule);
+    policy->num_gpu_batches = most_batches(f, policy, policy->schedule, policy->num_gpu_batches);
     if (wanted != SCHEDULE_DIAGONAL) return;
-    diagonal.num_gpu_batches = most_batches(f, &diagonal, SCHEDULE_DIAGONAL);
+    diagonal.num_gpu_batches = most_batches(f, &diagonal, SCHEDULE_DIAGONAL, 0);
     if (diagonal.num_gpu_batches && sweeps_of(f, &diagonal) < sweeps_of(f, policy)) *policy = diagonal;
 }
 
