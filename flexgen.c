@@ -2,6 +2,7 @@
  *
  *   generate   prompts in, completions out
  *   bench      a named model with random weights, prompts of one length, measured throughput
+ *   policy     the best placement on a machine, by a cost model
  * Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to standard output, everything else to standard
  * error. Read next: schedule.c for the paper's Figure 4. */
 #include <cjson/cJSON.h>
@@ -24,7 +25,7 @@ typedef struct {
 } Texts; /* the values of a flag that may be repeated */
 
 typedef struct {
-    const char *model, *prompts, *output, *json, *offload_dir, *device, *hardware, *trace;
+    const char *model, *prompts, *output, *json, *offload_dir, *device, *hardware, *trace, *cost_model;
     Texts prompt, stop;
     int max_tokens, num_prompts, threads;
     int prompt_len[2], gen_len[2]; /* least, most */
@@ -39,7 +40,7 @@ typedef struct {
 } Options;
 #define FROM_MACHINE SIZE_MAX
 
-/* A flag: the commands that know it ("g" generate, "b" bench), how many values it takes, and what they set. */
+/* A flag: the commands that know it ("g" generate, "b" bench, "p" policy), how many values it takes, and what they set. */
 typedef struct Flag Flag;
 struct Flag {
     const char *name, *commands;
@@ -166,6 +167,12 @@ static int set_schedule(Options *o, const Flag *flag, char **v, Error *err) {
     return fail(err, EXIT_USAGE, "%s %.60s: expected row, zigzag or diagonal", flag->name, v[0]);
 }
 
+static int set_cost_model(Options *o, const Flag *flag, char **v, Error *err) {
+    if (strcmp(v[0], "paper")) return fail(err, EXIT_USAGE, "%s %.60s: expected paper", flag->name, v[0]);
+    o->cost_model = v[0];
+    return 0;
+}
+
 /* "ctog=1G,dtoc=0.5G": bytes/s, powers of 1000. */
 static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
     static const char units[] = "KMGT";
@@ -191,23 +198,23 @@ static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
 #define AT(name) offsetof(Options, name)
 enum { MAX_GBS = 1 << 20, MAX_LEN = 1 << 24, MAX_BENCH = 1 << 28, MAX_SLICES = 1 << 20 };
 static const Flag flags[] = {
-    {"--model", "gb", 1, set_text, AT(model), 0, 0,
-     "DIR: a Hugging Face directory; bench also takes a name, opt-125m to opt-175b, with random weights"},
+    {"--model", "gbp", 1, set_text, AT(model), 0, 0,
+     "DIR: a Hugging Face directory; bench and policy also take a name, opt-125m to opt-175b"},
     {"--prompt", "g", 1, add_text, AT(prompt), 0, 0, "TEXT: a prompt; may be repeated"},
     {"--prompts", "g", 1, set_text, AT(prompts), 0, 0,
      "FILE: JSON lines {\"id\", \"prompt\", \"max_tokens\"} or plain lines; - is standard input"},
     {"--output", "g", 1, set_text, AT(output), 0, 0, "FILE: completions as JSON lines (-, standard output)"},
     {"--max-tokens", "g", 1, set_int, AT(max_tokens), 1, MAX_LEN,
      "N: tokens to generate where the prompt does not say (64)"},
-    {"--prompt-len", "b", 1, set_range, AT(prompt_len), 1, MAX_LEN,
-     "S: tokens of every prompt (512), or S1-S2: drawn between the two"},
-    {"--gen-len", "b", 1, set_range, AT(gen_len), 1, MAX_LEN, "N or N1-N2: tokens to generate (32)"},
+    {"--prompt-len", "bp", 1, set_range, AT(prompt_len), 1, MAX_LEN,
+     "S: tokens of every prompt (512); bench also S1-S2: drawn between the two"},
+    {"--gen-len", "bp", 1, set_range, AT(gen_len), 1, MAX_LEN, "N: tokens to generate (32); bench also N1-N2"},
     {"--num-prompts", "b", 1, set_int, AT(num_prompts), 1, MAX_GBS, "N: prompts (one block of them)"},
-    {"--json", "b", 1, set_text, AT(json), 0, 0, "FILE: the figures as one JSON object; - is standard output"},
+    {"--json", "bp", 1, set_text, AT(json), 0, 0, "FILE: the figures as one JSON object; - is standard output"},
     {"--percent", "gb", 6, set_percent, 0, 0, 100,
      "WG WC CG CC HG HC: weights, KV cache, activations on GPU and on CPU; the disk has the rest"},
-    {"--gpu-batch-size", "gb", 1, set_int, AT(policy.gbs), 1, MAX_GBS, "N: sequences of a GPU batch"},
-    {"--num-gpu-batches", "gb", 1, set_int, AT(policy.num_gpu_batches), 1, 1 << 16, "N: GPU batches of a block"},
+    {"--gpu-batch-size", "gbp", 1, set_int, AT(policy.gbs), 1, MAX_GBS, "N: sequences of a GPU batch"},
+    {"--num-gpu-batches", "gbp", 1, set_int, AT(policy.num_gpu_batches), 1, 1 << 16, "N: GPU batches of a block"},
     {"--schedule", "gb", 1, set_schedule, 0, 0, 0,
      "zigzag (Figure 3b, the default), row (Figure 3a) or diagonal (Figure 6)"},
     {"--cpu-cache-compute", "gb", 0, set_true, AT(policy.cpu_attention), 0, 0,
@@ -216,7 +223,9 @@ static const Flag flags[] = {
     {"--page-tokens", "gb", 1, set_int, AT(policy.page_tokens), 1, 4096, "N: tokens of a KV page (16)"},
     {"--device", "gb", 1, set_text, AT(device), 0, 0,
      "host, cuda (the GPU, if there is one), or for bench sim, a machine made of numbers"},
-    {"--hardware", "b", 1, set_text, AT(hardware), 0, 0, "FILE: the machine that the sim plays, such as hardware/t4.json"},
+    {"--hardware", "bp", 1, set_text, AT(hardware), 0, 0,
+     "FILE: the machine that the sim plays or the policy is for, such as hardware/t4.json"},
+    {"--cost-model", "p", 1, set_cost_model, 0, 0, 0, "paper: Appendix A.3 as printed"},
     {"--link", "gb", 1, set_links, 0, 0, 0,
      "LIST: slow links of the host device: ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G (bytes/s)"},
     {"--trace", "gb", 1, set_text, AT(trace), 0, 0, "FILE: what each lane did when, for chrome://tracing or Perfetto"},
@@ -234,7 +243,7 @@ static const Flag flags[] = {
     {"--stop", "g", 1, add_text, AT(stop), 0, 0, "TEXT: end a completion before it; may be repeated"},
     {"--verbose", "g", 0, set_true, AT(verbose), 0, 0,
      "print the plan, and the measured peaks beside it (bench always does)"},
-    {"--help", "gb", 0, set_true, AT(help), 0, 0, "this text"},
+    {"--help", "gbp", 0, set_true, AT(help), 0, 0, "this text"},
 };
 enum { NFLAGS = sizeof flags / sizeof flags[0] };
 
@@ -255,14 +264,22 @@ static int edit_distance(const char *a, const char *b) {
     return row[n];
 }
 
+/* "generate and bench": the commands that know a flag. */
+static const char *known_by(const Flag *flag) {
+    static const char *const table[][2] = {
+        {"g", "generate"}, {"b", "bench"}, {"p", "policy"}, {"gb", "generate and bench"}, {"bp", "bench and policy"}};
+    size_t c = 0, n = sizeof table / sizeof *table;
+    while (c < n && strcmp(flag->commands, table[c][0])) c++;
+    CHECK(c < n);
+    return table[c][1];
+}
+
 static int unknown_flag(const char *name, char command, Error *err) {
     const char *nearest = NULL;
     int least = 1000;
     for (int f = 0; f < NFLAGS; f++) {
         int distance = edit_distance(name, flags[f].name);
-        if (!distance)
-            return fail(err, EXIT_USAGE, "%s is a flag of %s only; leave it out", name,
-                        command == 'g' ? "bench" : "generate");
+        if (!distance) return fail(err, EXIT_USAGE, "%s is a flag of %s only; leave it out", name, known_by(&flags[f]));
         if (strchr(flags[f].commands, command) && distance < least) least = distance, nearest = flags[f].name;
     }
     return fail(err, EXIT_USAGE, "unknown flag %.60s; the nearest known one is %s", name, nearest);
@@ -295,12 +312,25 @@ static int check_device(const Options *o, char command, Error *err) {
     return 0;
 }
 
+static int check_policy(const Options *o, Error *err) {
+    if (!o->hardware)
+        return fail(err, EXIT_USAGE, "--hardware is missing; name the machine's file, such as hardware/t4.json");
+    if (!o->cost_model) return fail(err, EXIT_USAGE, "--cost-model is missing; expected paper");
+    if (!o->policy.gbs || !o->policy.num_gpu_batches)
+        return fail(err, EXIT_USAGE, "%s is missing; give the block as --gpu-batch-size N --num-gpu-batches N",
+                    o->policy.gbs ? "--num-gpu-batches" : "--gpu-batch-size");
+    if (o->prompt_len[0] < o->prompt_len[1] || o->gen_len[0] < o->gen_len[1])
+        return fail(err, EXIT_USAGE, "%s: the cost model knows one length; give one number",
+                    o->prompt_len[0] < o->prompt_len[1] ? "--prompt-len" : "--gen-len");
+    return 0;
+}
+
 /* What no flag alone can get wrong. */
 static int check_options(const Options *o, char command, Error *err) {
     if (!o->model)
         return fail(err, EXIT_USAGE, "--model is missing; name a checkpoint directory%s",
-                    command == 'b' ? " or a size such as opt-125m" : "");
-    if (check_device(o, command, err)) return -1;
+                    command != 'g' ? " or a size such as opt-125m" : "");
+    if (command == 'p' ? check_policy(o, err) : check_device(o, command, err)) return -1;
     if (command == 'g' && !o->prompt.n == !o->prompts)
         return fail(err, EXIT_USAGE, "give either --prompt TEXT or --prompts FILE");
     for (int i = 0; i < o->stop.n; i++)
@@ -312,13 +342,16 @@ static int check_options(const Options *o, char command, Error *err) {
 }
 
 static void usage(FILE *out) {
-    fprintf(out,
-            "FlexGen: generates text from OPT models that do not fit the GPU.\n\n"
-            "  flexgen generate --model DIR (--prompt TEXT | --prompts FILE|-)   completions as JSON lines\n"
-            "  flexgen bench    --model NAME|DIR                                 measured throughput\n\n");
+    fprintf(
+        out,
+        "FlexGen: generates text from OPT models that do not fit the GPU.\n\n"
+        "  flexgen generate --model DIR (--prompt TEXT | --prompts FILE|-)   completions as JSON lines\n"
+        "  flexgen bench    --model NAME|DIR                                 measured throughput\n"
+        "  flexgen policy   --model NAME|DIR --hardware FILE                 the best placement, and what it promises\n\n");
     for (const Flag *f = flags; f < flags + NFLAGS; f++)
         fprintf(out, "  %-20s%s %s\n", f->name, strlen(f->commands) > 1 ? " " : f->commands, f->help);
-    fprintf(out, "\ng: of generate, b: of bench. Exit status: 0 done, 1 failed, 2 wrong use or does not fit.\n");
+    fprintf(out,
+            "\ng: of generate, b: of bench, p: of policy. Exit status: 0 done, 1 failed, 2 wrong use or does not fit.\n");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -799,6 +832,14 @@ static int bench_run(Options *o, const Checkpoint *checkpoint, const Task *task,
     return status;
 }
 
+static int check_lengths(const Options *o, const OptConfig *config, Error *err) {
+    int s = o->prompt_len[1], n = o->gen_len[1];
+    if (s <= config->max_pos && n <= config->max_pos - s + 1) return 0;
+    return fail(err, EXIT_USAGE,
+                "--prompt-len %d --gen-len %d: expected at most %d together, as the model has %d positions", s, n,
+                config->max_pos + 1, config->max_pos);
+}
+
 static int bench_with(Options *o, Checkpoint *checkpoint, Error *err) {
     const OptConfig *config = &checkpoint->config;
     Task task;
@@ -806,11 +847,8 @@ static int bench_with(Options *o, Checkpoint *checkpoint, Error *err) {
     if (!o->policy.gbs) o->policy.gbs = 4;
     if (!o->policy.num_gpu_batches && !o->num_prompts) o->policy.num_gpu_batches = 1;
     if (!o->num_prompts) o->num_prompts = o->policy.gbs * o->policy.num_gpu_batches;
-    int s = o->prompt_len[1], n = o->gen_len[1];
-    if (s > config->max_pos || n > config->max_pos - s + 1)
-        return fail(err, EXIT_USAGE,
-                    "--prompt-len %d --gen-len %d: expected at most %d together, as the model has %d positions", s, n,
-                    config->max_pos + 1, config->max_pos);
+    int s = o->prompt_len[1];
+    if (check_lengths(o, config, err)) return -1;
     if ((double)o->num_prompts * s > MAX_BENCH)
         return fail(
             err, EXIT_USAGE,
@@ -826,15 +864,78 @@ static int bench_with(Options *o, Checkpoint *checkpoint, Error *err) {
     return status;
 }
 
-static int bench(Options *o, Error *err) {
+/* A directory's checkpoint, or a named size with random weights. */
+static Checkpoint *open_model(const Options *o, Error *err) {
     OptConfig config;
     struct stat st;
-    bool directory = stat(o->model, &st) == 0 && S_ISDIR(st.st_mode),
-         named = !directory && opt_config_by_name(&config, o->model) == 0;
-    if (!directory && !named)
-        return fail(err, EXIT_USAGE, "--model %s: neither a directory nor one of %s", o->model, opt_known_names());
-    Checkpoint *checkpoint = named ? checkpoint_dummy(&config, o->sampling.seed) : checkpoint_open(o->model, err);
+    if (stat(o->model, &st) == 0 && S_ISDIR(st.st_mode)) return checkpoint_open(o->model, err);
+    if (opt_config_by_name(&config, o->model) == 0) return checkpoint_dummy(&config, o->sampling.seed);
+    fail(err, EXIT_USAGE, "--model %s: neither a directory nor one of %s", o->model, opt_known_names());
+    return NULL;
+}
+
+static int bench(Options *o, Error *err) {
+    Checkpoint *checkpoint = open_model(o, err);
     int status = checkpoint ? bench_with(o, checkpoint, err) : -1;
+    checkpoint_close(checkpoint);
+    return status;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// flexgen policy
+// ---------------------------------------------------------------------------------------------------------------
+
+static cJSON *policy_json(const Cost *cost, const Block *block, const OptConfig *config, const Hardware *hardware) {
+    const Figure figures[] = {{"gbs", block->gbs},
+                              {"num_gpu_batches", block->num_gpu_batches},
+                              {"bls", (double)block->gbs * block->num_gpu_batches},
+                              {"s", block->s},
+                              {"n", block->n},
+                              {"T", cost->T},
+                              {"T_pre", cost->T_pre},
+                              {"T_gen", cost->T_gen},
+                              {"throughput", cost->throughput}};
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "model", config->name);
+    cJSON_AddStringToObject(json, "hardware", hardware->name);
+    for (int f = 0; f < NFRACTIONS; f++) cJSON_AddNumberToObject(json, fraction_name[f], cost->fraction[f]);
+    add_figures(json, figures, sizeof figures / sizeof *figures);
+    return json;
+}
+
+static void print_cost(const Cost *cost, const Block *block, const OptConfig *config, const Hardware *hardware) {
+    static const char *const what[] = {"weights", "KV cache", "activations"};
+    const double capacity[NTIERS] = {hardware->gmem, hardware->cmem, hardware->nmem}, *share = cost->fraction;
+    printf("%s, s %d, n %d, block of %d x %d, on: %s\n", config->name, block->s, block->n, block->gbs,
+           block->num_gpu_batches, hardware->name);
+    for (int i = 0, f = 0; i < 3; i++, f += 3)
+        printf("  %-12s %s %6.2f%%  %s %6.2f%%  %s %6.2f%%\n", what[i], fraction_name[f], 100 * share[f],
+               fraction_name[f + 1], 100 * share[f + 1], fraction_name[f + 2], 100 * share[f + 2]);
+    printf("  %-12s %12.6g s a layer, bound by %s\n", "T_pre", cost->T_pre, cost->slowest[1]);
+    printf("  %-12s %12.6g s a layer, bound by %s\n", "T_gen", cost->T_gen, cost->slowest[0]);
+    printf("  %-12s %12.6g s, throughput %.6g token/s\n", "T", cost->T, cost->throughput);
+    for (int t = 0; t < NTIERS; t++)
+        printf("  %-12s %12.2f of %.2f GiB%s%s\n", tier_name[t], cost->peak[t] / 0x1p30, capacity[t] / 0x1p30,
+               cost->full[t][0] ? ", full: " : "", cost->full[t]);
+}
+
+static int policy_with(const Options *o, const OptConfig *config, Error *err) {
+    Hardware hardware;
+    Cost cost;
+    const Block block = {o->prompt_len[1], o->gen_len[1], o->policy.gbs, o->policy.num_gpu_batches};
+    if (hardware_read(&hardware, o->hardware, err) || check_lengths(o, config, err) ||
+        paper_cost(&cost, &hardware, config, &block, err))
+        return -1;
+    FILE *json = o->json ? open_output("--json", o->json, err) : NULL;
+    if (o->json && !json) return -1;
+    if (json) print_json(json, policy_json(&cost, &block, config, &hardware));
+    if (json != stdout) print_cost(&cost, &block, config, &hardware);
+    return json ? close_output(json, "--json", o->json, err) : 0;
+}
+
+static int policy(Options *o, Error *err) {
+    Checkpoint *checkpoint = open_model(o, err);
+    int status = checkpoint ? policy_with(o, &checkpoint->config, err) : -1;
     checkpoint_close(checkpoint);
     return status;
 }
@@ -844,7 +945,7 @@ static int bench(Options *o, Error *err) {
 static const struct {
     const char *name;
     int (*run)(Options *, Error *);
-} commands[] = {{"generate", generate}, {"bench", bench}};
+} commands[] = {{"generate", generate}, {"bench", bench}, {"policy", policy}};
 
 /* A closed standard stream would lend its number to the next file opened, and our results would go there. */
 static void open_standard_streams(void) {
@@ -856,7 +957,8 @@ static int run_command(Options *o, int argc, char **argv, Error *err) {
     int n = sizeof commands / sizeof commands[0], c = 0;
     if (!strcmp(argv[1], "help") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return usage(stdout), 0;
     while (c < n && strcmp(argv[1], commands[c].name)) c++;
-    if (c == n) return fail(err, EXIT_USAGE, "unknown command %.60s; the commands are generate, bench and help", argv[1]);
+    if (c == n)
+        return fail(err, EXIT_USAGE, "unknown command %.60s; the commands are generate, bench, policy and help", argv[1]);
     if (parse_flags(o, argv[1][0], argv + 2, argc - 2, err)) return -1;
     if (o->help) return usage(stdout), 0;
     return check_options(o, argv[1][0], err) ? -1 : commands[c].run(o, err);

@@ -683,7 +683,53 @@ extern const char *const part_name[NPARTS];
 void trace_breakdown(const Trace *trace, Breakdown *breakdown);
 
 // ---------------------------------------------------------------------------------------------------------------
-// policy.c: a machine as numbers
+// lp.c: small linear programs (the inner problem of section 4.3)
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { LP_MAX_VARS = 24, LP_MAX_ROWS = 64 };
+
+/* a x <= b, or with equal set a x = b. */
+typedef struct {
+    const char *name;
+    double a[LP_MAX_VARS], b;
+    bool equal;
+} LpRow;
+
+/* Minimize c x subject to the m rows and x >= 0; x has n variables. */
+typedef struct {
+    int n, m;
+    double c[LP_MAX_VARS];
+    LpRow row[LP_MAX_ROWS];
+} Lp;
+
+typedef enum { LP_OPTIMAL, LP_INFEASIBLE, LP_UNBOUNDED, LP_LOST } LpVerdict;
+
+/* A verdict and its proof: x, and a weight y for every row, at least 0 for a row with <=.
+ *   optimal      x satisfies every row, c + y A >= 0, and c x = -y b: no x can do better. y is what a row's b is worth: by
+ *                how much the value falls for each unit more of b
+ *   infeasible   y A >= 0 and y b < 0: the rows, weighted by y, add up to something impossible. Rows with y = 0 have no
+ *                part in it. x is a point that violates few, and row the one that it violates most
+ *   unbounded    x is a direction without end: A x <= 0, E x = 0, c x < 0
+ *   lost         no verdict passed its own test: numbers too far apart for doubles, or not finite */
+typedef struct {
+    LpVerdict verdict;
+    int row, pivots;
+    double value; /* c x of the optimum */
+    double x[LP_MAX_VARS], y[LP_MAX_ROWS];
+} LpAnswer;
+
+/* Adds the row 0 x <= b, or = b, and returns it for its coefficients. The name is kept, not copied. */
+LpRow *lp_row(Lp *lp, const char *name, bool equal, double b);
+/* Simplex in two phases; rows and columns may be of any size, from 1e-12 to 1e15. Takes some 50 microseconds for the LPs of
+ * policy.c. */
+void lp_solve(LpAnswer *answer, const Lp *lp);
+/* a x - b of a row: at most 0 where it holds. */
+double lp_excess(const LpRow *row, const double *x, int n);
+/* Whether x satisfies the row with nothing to spare. */
+bool lp_binds(const LpRow *row, const double *x, int n);
+
+// ---------------------------------------------------------------------------------------------------------------
+// policy.c: a machine as numbers, and what a placement costs on it (section 4.3, Appendix A.3)
 // ---------------------------------------------------------------------------------------------------------------
 
 /* The hardware parameters of section 4.3 and Table 7. Of a pair [0] holds in generation, [1] in prefill. */
@@ -703,6 +749,33 @@ typedef struct {
  * that say where each value is from. -1 and one line (EXIT_USAGE) for a missing, unknown, negative, zero or non-numeric
  * value. */
 int hardware_read(Hardware *hardware, const char *path, Error *err);
+
+/* One LP of the policy search: the task, and a block of num_gpu_batches GPU batches of gbs sequences. */
+typedef struct {
+    int s, n, gbs, num_gpu_batches;
+} Block;
+
+/* Its variables: the nine fractions, and the seconds that a layer takes in prefill and in generation. */
+enum { WG, WC, WD, CG, CC, CD, HG, HC, HD, NFRACTIONS, T_PRE = NFRACTIONS, T_GEN, NVARS };
+extern const char *const fraction_name[NFRACTIONS]; /* "wg", ... */
+/* Its rows, by what they bound: the first of each kind. */
+enum { T_PRE_ROWS = 0, T_GEN_ROWS = 5, GPU_ROWS = 10, CPU_ROWS = 22, DISK_ROWS = 24, SUM_ROWS = 25, NROWS = 28 };
+
+/* Appendix A.3 as printed, for one block: minimize T / bls over placements, a row for each term of each max. Rows have the
+ * names of their equations: "ctog^p", "gpu_peak^g with att_1^g". */
+void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const Block *block);
+
+/* A placement and what a cost model expects of it. */
+typedef struct {
+    double fraction[NFRACTIONS];            /* wg wc wd cg cc cd hg hc hd */
+    double T_pre, T_gen, T;                 /* seconds: of a layer, of a layer, of a block */
+    double throughput;                      /* token/s */
+    double peak[NTIERS];                    /* bytes */
+    char slowest[2][96], full[NTIERS][200]; /* rows that bind T_gen [0] and T_pre [1], and the tiers; "" */
+} Cost;
+
+/* The best placement of one block by A.3. -1 and one line (EXIT_USAGE) that names the tiers which cannot hold it. */
+int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
 // sim.c: the device that is a clock

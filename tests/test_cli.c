@@ -974,6 +974,64 @@ static void a_trace_is_json_with_a_slice_for_every_call(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
+// flexgen policy
+// ---------------------------------------------------------------------------------------------------------------
+
+static void a_wrong_policy_question_is_refused_in_one_line(void) {
+#define B "--gpu-batch-size", "48", "--num-gpu-batches", "3"
+#define H "--hardware", "hardware/t4.json", "--cost-model", "paper"
+#define P "policy", "--model", "opt-30b"
+    static const struct {
+        const char *args[18], *words[3];
+    } cases[] = {
+        {{"policy"}, {"--model is missing", "opt-125m"}},
+        {{P}, {"--hardware is missing"}},
+        {{P, "--hardware", "hardware/t4.json"}, {"--cost-model is missing"}},
+        {{P, H}, {"--gpu-batch-size is missing"}},
+        {{P, H, "--gpu-batch-size", "4"}, {"--num-gpu-batches is missing"}},
+        {{P, B, "--hardware", "hardware/t4.json", "--cost-model", "runtime"}, {"--cost-model runtime", "expected paper"}},
+        {{"policy", "--model", "opt-1t", B, H}, {"opt-1t", "opt-125m"}},
+        {{P, B, "--cost-model", "paper", "--hardware", "none.json"}, {"none.json"}},
+        {{P, B, H, "--prompt-len", "16-512"}, {"--prompt-len", "one length"}},
+        {{P, B, H, "--gen-len", "4-8"}, {"--gen-len", "one length"}},
+        {{P, B, H, "--prompt-len", "2048", "--gen-len", "2"}, {"2049", "2048"}},
+        {{P, B, H, "--percent", "0", "0", "0", "0", "0", "0"}, {"--percent is a flag of generate and bench"}},
+        {{P, B, H, "--device", "sim"}, {"--device is a flag of generate and bench"}},
+        {{"generate", "--model", MODEL, "--cost-model", "paper"}, {"--cost-model is a flag of policy"}},
+        {{"policy", "--model", "opt-175b", "--gpu-batch-size", "4800", "--num-gpu-batches", "3", H},
+         {"no placement fits", "GPU lacks 329.25 GiB", "disk lacks"}},
+        {{P, H, "--gpu-batch-size", "1048576", "--num-gpu-batches", "2"}, {"at most 1048576"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *words[4] = {cases[i].words[0], cases[i].words[1], cases[i].words[2], NULL}, *args[19] = {NULL};
+        memcpy(args, cases[i].args, sizeof cases[i].args);
+        assert_refused(run(args), EXIT_USAGE, words);
+    }
+    assert_refused(RUN(P, B, H, "--json", "/nonexistent/x"), EXIT_FAILED, WORDS("--json /nonexistent/x"));
+}
+
+static void the_papers_cost_model_places_opt_30b(void) {
+    static const char *const names[] = {"wg", "wc", "wd", "cg",    "cc",    "cd",
+                                        "hg", "hc", "hd", "T_pre", "T_gen", "throughput"};
+    Error err;
+    Result r = RUN(P, B, H, "--json", "-"), text = RUN(P, B, H);
+    assert_done(&r), assert_done(&text);
+    cJSON *json = json_parse(r.out, r.out_len, "policy", &err);
+    if (!json) CU_FAIL_FATAL(err.text);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) CU_ASSERT(number(json, names[i]) >= 0);
+    CU_ASSERT(number(json, "gbs") == 48 && number(json, "num_gpu_batches") == 3 && number(json, "bls") == 144);
+    CU_ASSERT(number(json, "s") == 512 && number(json, "n") == 32);
+    CU_ASSERT_DOUBLE_EQUAL(number(json, "T"), 309.121, 309.121e-5);
+    CU_ASSERT_DOUBLE_EQUAL(number(json, "wg"), 0.203194, 1e-5);
+    CU_ASSERT(contains_all(text.out, WORDS("T_pre", "bound by comp^p", "ctog^g", "gpu_peak^p")));
+    cJSON_Delete(json);
+    result_free(&r), result_free(&text);
+#undef B
+#undef H
+#undef P
+}
+
+// ---------------------------------------------------------------------------------------------------------------
 // The GPU: without one, and with the emulation where the Makefile could build it
 // ---------------------------------------------------------------------------------------------------------------
 
@@ -1088,6 +1146,8 @@ CU_TestInfo tests_cli[] = {
     {"the diagonal schedule finds its number of batches", the_diagonal_schedule_finds_its_number_of_batches},
     {"a slowed link and mixed lengths show in the figures", a_slowed_link_and_mixed_lengths_show_in_the_figures},
     {"a trace is JSON with a slice for every call", a_trace_is_json_with_a_slice_for_every_call},
+    {"a wrong policy question is refused in one line", a_wrong_policy_question_is_refused_in_one_line},
+    {"the paper's cost model places OPT-30B", the_papers_cost_model_places_opt_30b},
     {"without a GPU the default is the host device, and says so", without_a_gpu_the_default_is_the_host_device_and_says_so},
     {"the GPU writes what the host writes", the_gpu_writes_what_the_host_writes},
     {"trouble with the GPU is one line that says what to do", trouble_with_the_gpu_is_one_line_that_says_what_to_do},
