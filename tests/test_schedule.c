@@ -32,6 +32,8 @@ typedef struct {
     size_t planned[NTIERS], peak[NTIERS], moved[NCHANNELS][NKINDS];
     long sweeps;
     RunStats stats;
+    long fresh, decoded; /* tokens of the present sweep; of those before it in which nobody prefilled */
+    bool entered;        /* someone's first token is one of the present sweep's */
 } Result;
 
 static void make_task(Task *task, const OptConfig *config) {
@@ -67,6 +69,21 @@ static void on_logits(void *ctx, int prompt, int n, const float *logits) {
     memcpy(r->last[prompt], logits, r->vocab * sizeof *logits);
 }
 
+static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
+    Result *r = ctx;
+    (void)prompt, (void)tokens;
+    r->fresh++;
+    r->entered = r->entered || n == 1;
+    return false;
+}
+
+static void on_sweep(void *ctx, long sweeps, long tokens) {
+    Result *r = ctx;
+    (void)sweeps, (void)tokens;
+    if (!r->entered) r->decoded += r->fresh;
+    r->fresh = 0, r->entered = false;
+}
+
 static Policy all_gpu(void) {
     return (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = 4, .num_gpu_batches = 3, .overlap = true, .page_tokens = 16};
 }
@@ -87,7 +104,7 @@ static bool spoil;         /* the final layernorm's bias is NaN */
 static int run(Result *r, const Checkpoint *checkpoint, const Policy *policy, const Task *task, Error *err) {
     int status = -1;
     result_open(r, checkpoint->config.vocab);
-    Listener listener = {.ctx = r, .done = on_done, .logits = on_logits};
+    Listener listener = {.ctx = r, .done = on_done, .logits = on_logits, .token = on_token, .sweep = on_sweep};
     Plan *plan = plan_make(checkpoint, policy, task, test_act_type(), err);
     Device *device = plan ? test_open(plan, checkpoint, temp_dir(), err) : NULL;
     if (device && slow_lane >= 0) device->delay_us[slow_lane] = 1000;
@@ -463,6 +480,44 @@ static void sequences_that_stop_early_change_nothing_for_the_others(void) {
     close_reference();
 }
 
+/* Decode throughput is of the sweeps in which nobody prefills; with the diagonal schedule others decode beside a prefill.
+ */
+static void tokens_made_beside_a_prefill_do_not_count_as_decoded(void) {
+    open_reference(&small);
+    for (int schedule = 0; schedule < 3; schedule++) {
+        Result r;
+        Error err;
+        Policy p = all_gpu();
+        p.gbs = 2, p.num_gpu_batches = 2, p.schedule = (Schedule)schedule;
+        ASSERT_OK(run(&r, model, &p, &task, &err));
+        CU_ASSERT(r.decoded > 0);
+        CU_ASSERT_EQUAL(r.stats.decoded, r.decoded);
+        if (p.schedule == SCHEDULE_DIAGONAL) CU_ASSERT(r.stats.generated - r.decoded > PROMPTS);
+        result_close(&r);
+    }
+    close_reference();
+}
+
+static void a_task_without_prompts_is_done_at_once(void) {
+    Checkpoint *none = checkpoint_dummy(&small, 3);
+    for (int schedule = 0; schedule < 3; schedule++) {
+        Error err;
+        RunStats stats;
+        Policy p = all_gpu();
+        Task nothing = {.count = 0};
+        p.schedule = (Schedule)schedule, p.wg = p.wc = .5; /* so that no tier's memory is empty */
+        Plan *plan = plan_make(none, &p, &nothing, test_act_type(), &err);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
+        Device *device = test_open(plan, none, temp_dir(), &err);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(device);
+        ASSERT_OK(schedule_run(plan, &nothing, device, &(Listener){.done = on_done}, &stats, &err));
+        CU_ASSERT(stats.sweeps == 0 && stats.generated == 0);
+        device->close(device);
+        plan_free(plan);
+    }
+    checkpoint_close(none);
+}
+
 /* Greedy tokens and logits of the engine against the plain forward: 2e-5 is a hundred roundings of float. */
 static void the_engine_agrees_with_the_plain_forward(void) {
     Error err;
@@ -828,6 +883,8 @@ CU_TestInfo tests_schedule[] = {
     {"a model deeper than the queues gives the same bits", a_model_deeper_than_the_queues_gives_the_same_bits},
     {"logits that are no numbers end the run", logits_that_are_no_numbers_end_the_run},
     {"sequences that stop early change nothing for the others", sequences_that_stop_early_change_nothing_for_the_others},
+    {"tokens made beside a prefill do not count as decoded", tokens_made_beside_a_prefill_do_not_count_as_decoded},
+    {"a task without prompts is done at once", a_task_without_prompts_is_done_at_once},
     {"the engine agrees with the plain forward", the_engine_agrees_with_the_plain_forward},
     {"the engine agrees with Hugging Face", the_engine_agrees_with_hugging_face},
     {"weights cross once a sweep", weights_cross_once_a_sweep},

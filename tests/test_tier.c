@@ -183,6 +183,57 @@ static void by_default_everything_is_as_high_as_it_fits(void) {
     checkpoint_close(checkpoint);
 }
 
+/* More batches may fit where fewer do not: a batch alone is dealt to the GPU, with the longest prompt; of two, the other
+ * one is, and the long prompt is on disk. The search must not begin with one batch. */
+static void the_most_batches_are_found_where_fewer_do_not_fit(void) {
+    OptConfig c;
+    Error err;
+    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-125m"), 0);
+    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
+    Prompt prompts[] = {{NULL, 2, 1}, {NULL, 401, 80}};
+    Task t = {.prompts = prompts, .count = 2};
+    const bool given[6] = {true, true, true, true, true, true};
+    size_t gpu[3]; /* what the GPU must hold for as many batches */
+    for (int wanted = SCHEDULE_ZIGZAG; wanted <= SCHEDULE_DIAGONAL; wanted += SCHEDULE_DIAGONAL) {
+        Policy p = {.wg = 1, .cg = .5, .hg = 1, .gbs = 1, .cpu_attention = true, .overlap = true, .page_tokens = 16};
+        for (p.num_gpu_batches = 1; p.num_gpu_batches <= 2; p.num_gpu_batches++) {
+            Plan *plan = plan_make(checkpoint, &p, &t, F32, &err);
+            gpu[p.num_gpu_batches] = plan->total[TIER_GPU];
+            plan_free(plan);
+        }
+        CU_ASSERT_FATAL(gpu[2] < gpu[1]);
+        const size_t capacity[NTIERS] = {gpu[2], (size_t)1 << 40, (size_t)1 << 40};
+        p.num_gpu_batches = 0, p.schedule = (Schedule)wanted;
+        ASSERT_OK(policy_default(&p, given, true, false, checkpoint, &t, F32, capacity, &err));
+        CU_ASSERT_EQUAL(p.num_gpu_batches, 2);
+        Plan *plan = plan_make(checkpoint, &p, &t, F32, &err);
+        ASSERT_OK(plan_fits(plan, capacity, &err));
+        plan_free(plan);
+    }
+    checkpoint_close(checkpoint);
+}
+
+/* The entrance of the diagonal schedule may hold any number of topups up to the batch size: their plan takes no time that
+ * grows with its square. */
+static void a_diagonal_of_very_large_batches_is_planned(void) {
+    enum { GBS = 20000 };
+    OptConfig c;
+    Error err;
+    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-125m"), 0);
+    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
+    Task t = {.prompts = xcalloc(2 * GBS, sizeof(Prompt)), .count = 2 * GBS};
+    for (int i = 0; i < t.count; i++) t.prompts[i] = (Prompt){NULL, 4, 2};
+    Policy p = {.wg = 1, .cg = 1, .hg = .5, .hc = .25, .gbs = GBS, .num_gpu_batches = 2, .page_tokens = 16};
+    p.schedule = SCHEDULE_DIAGONAL;
+    Plan *plan = plan_make(checkpoint, &p, &t, F32, &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
+    CU_ASSERT_EQUAL(plan->slots, 3);
+    CU_ASSERT_EQUAL(plan->act_rows[TIER_CPU][2], GBS / 4 * 4); /* a quarter of the topups, four rows each */
+    plan_free(plan);
+    free(t.prompts);
+    checkpoint_close(checkpoint);
+}
+
 static void prompts_beyond_the_positions_are_refused(void) {
     OptConfig c;
     Error err;
@@ -220,6 +271,8 @@ CU_TestInfo tests_tier[] = {
     {"the plan of OPT-30B has the paper's sizes", the_plan_of_opt_30b_has_the_papers_sizes},
     {"a plan that does not fit names term and flag", a_plan_that_does_not_fit_names_term_and_flag},
     {"by default everything is as high as it fits", by_default_everything_is_as_high_as_it_fits},
+    {"the most batches are found where fewer do not fit", the_most_batches_are_found_where_fewer_do_not_fit},
+    {"a diagonal of very large batches is planned", a_diagonal_of_very_large_batches_is_planned},
     {"prompts beyond the positions are refused", prompts_beyond_the_positions_are_refused},
     {"pools hand out the lowest page and remember their peak", pools_hand_out_the_lowest_page_and_remember_their_peak},
     CU_TEST_INFO_NULL,

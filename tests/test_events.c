@@ -1,0 +1,551 @@
+/* test_events.c: whether the engine's events are enough, whatever the timing. The device here carries out each op when it
+ * is posted, so that the bits are always right, and notes who touches which bytes. Beside that it keeps, for every op, what
+ * the events alone promise to be over when it begins: earlier ops of its lane, those behind its `after`, those that the
+ * posting thread has waited for, and what was over for those. Two ops that touch the same bytes, one of them writing,
+ * without such a promise between them are a race, on whatever device, however seldom. Random small tasks and policies go
+ * through it; each is compared with the same task on one tier, in one batch. */
+#include "tests.h"
+
+// ---------------------------------------------------------------------------------------------------------------
+// The device: vector clocks and shadow memory
+// ---------------------------------------------------------------------------------------------------------------
+
+/* How many ops of each lane are known to be over. */
+typedef struct {
+    uint32_t over[NLANES];
+} Clock;
+
+/* Who touched two bytes (no type is smaller) since they were written last. The posting thread leaves no trace: what it has
+ * done is over when the next op is posted. */
+typedef struct {
+    uint32_t written, read[NLANES]; /* numbers of ops; 0: none */
+    Lane writer;
+} Cell;
+enum { CELL = 2 };
+
+/* An op, and what is over when it has ended. */
+typedef struct {
+    Op op;
+    Clock clock;
+} Posted;
+
+typedef struct {
+    Device base;
+    Reach reach;
+    uint8_t *arena[NTIERS];
+    Cell *cell[NTIERS];
+    size_t bytes[NTIERS];
+    Posted *posted[NLANES]; /* [1 + ops so far] */
+    uint32_t n[NLANES];
+    Clock waited; /* for the posting thread */
+    Clock now;    /* for who touches memory now: an op, or with seq 0 the posting thread */
+    Event self;
+    int races; /* cells, each time */
+    int shown; /* that many of them are printed */
+} Checker;
+
+static void merge(Clock *clock, const Clock *other) {
+    for (int lane = 0; lane < NLANES; lane++)
+        if (other->over[lane] > clock->over[lane]) clock->over[lane] = other->over[lane];
+}
+
+static void print_op(const Checker *c, Lane lane, uint32_t seq) {
+    const Op *op = &c->posted[lane][seq].op;
+    fprintf(stderr, "%s %u (kind %d, i %d, j %d, k %d)", lane_name[lane], seq, op->kind, op->i, op->j, op->k);
+}
+
+static void note_race(Checker *c, Tier tier, size_t at, const char *what, Lane lane, uint32_t seq) {
+    const char *term = "?";
+    if (c->races++ >= c->shown) return;
+    for (int i = 0; i < c->reach.nterms; i++) {
+        const Term *t = &c->reach.terms[i];
+        if (t->tier == tier && at >= t->offset && at - t->offset < t->bytes) term = t->name;
+    }
+    fprintf(stderr, "\n    %s, %s %s + %zu: ", what, tier_name[tier], term, at);
+    if (c->self.seq)
+        print_op(c, c->self.lane, (uint32_t)c->self.seq);
+    else
+        fprintf(stderr, "the posting thread");
+    fprintf(stderr, " does not wait for ");
+    print_op(c, lane, seq);
+}
+
+static void touch_bytes(Checker *c, Tier tier, size_t begin, size_t bytes, bool writes) {
+    uint32_t seq = (uint32_t)c->self.seq;
+    for (size_t at = begin / CELL; at < (begin + bytes + CELL - 1) / CELL; at++) {
+        Cell *cell = &c->cell[tier][at];
+        if (cell->written > c->now.over[cell->writer])
+            note_race(c, tier, at * CELL, writes ? "write after write" : "read after write", cell->writer, cell->written);
+        for (int lane = 0; writes && lane < NLANES; lane++)
+            if (cell->read[lane] > c->now.over[lane])
+                note_race(c, tier, at * CELL, "write after read", (Lane)lane, cell->read[lane]);
+        if (writes)
+            *cell = (Cell){.written = seq, .writer = (Lane)c->self.lane};
+        else
+            cell->read[c->self.lane] = seq;
+    }
+}
+
+static void touch(Checker *c, Tensor t, bool writes) {
+    size_t row = t.cols * type_bytes(t.type);
+    CHECK(!t.file && t.offset + tensor_span(t) <= c->bytes[t.tier]);
+    reach_note(&c->reach, c->base.peak, t);
+    for (int r = 0; r < t.rows; r++) touch_bytes(c, t.tier, t.offset + r * t.ld * type_bytes(t.type), row, writes);
+}
+
+/* Notes the access and gives the address; NULL for no tensor. */
+static void *reads(Checker *c, Tensor t) {
+    touch(c, t, false);
+    return t.rows ? c->arena[t.tier] + t.offset : NULL;
+}
+static void *writes(Checker *c, Tensor t) {
+    touch(c, t, true);
+    return t.rows ? c->arena[t.tier] + t.offset : NULL;
+}
+
+/* An op begins, and becomes who touches memory. */
+static Checker *begin(Device *device, const Op *op) {
+    Checker *c = (Checker *)device;
+    uint32_t seq = ++c->n[op->lane];
+    if (!(seq & (seq - 1))) c->posted[op->lane] = xrealloc(c->posted[op->lane], 2 * (size_t)seq, sizeof(Posted));
+    c->now = c->waited;
+    if (seq > 1) merge(&c->now, &c->posted[op->lane][seq - 1].clock);
+    for (int a = 0; a < op->nafter; a++) {
+        Event e = op->after[a];
+        CHECK(e.seq && e.seq <= c->n[e.lane] - (e.lane == (int)op->lane));
+        merge(&c->now, &c->posted[e.lane][e.seq].clock);
+    }
+    c->now.over[op->lane] = seq;
+    c->posted[op->lane][seq] = (Posted){*op, c->now};
+    c->self = (Event){op->lane, seq};
+    return c;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The table of functions: each notes what it touches, and asks the host's arithmetic for the rest
+// ---------------------------------------------------------------------------------------------------------------
+
+static Event check_copy(Device *device, const Op *op, const Move *moves, int n) {
+    Checker *c = begin(device, op);
+    for (int i = 0; i < n; i++) {
+        Tensor to = moves[i].dst, from = moves[i].src;
+        size_t bytes = type_bytes(to.type), row = to.cols * bytes;
+        CHECK(to.rows == from.rows && to.cols == from.cols && to.type == from.type);
+        const uint8_t *src = reads(c, from);
+        uint8_t *dst = writes(c, to);
+        for (int r = 0; r < to.rows; r++) memcpy(dst + r * to.ld * bytes, src + r * from.ld * bytes, row);
+    }
+    return c->self;
+}
+
+static Event check_embed(Device *device, const Op *op, Tensor y, Tensor table, Tensor idx, bool add) {
+    Checker *c = begin(device, op);
+    const int32_t *ids = reads(c, idx);
+    const void *from = reads(c, table);
+    if (add) reads(c, y);
+    host_embed(writes(c, y), y.type, from, table.type, table.ld, ids, y.rows, y.cols, add);
+    return c->self;
+}
+
+static Event check_layernorm(Device *device, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b) {
+    Checker *c = begin(device, op);
+    const void *from = reads(c, x), *weight = reads(c, w), *bias = reads(c, b);
+    host_layernorm(writes(c, y), from, weight, bias, y.rows, y.cols);
+    return c->self;
+}
+
+static Event check_linear(Device *device, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual,
+                          bool relu) {
+    Checker *c = begin(device, op);
+    const void *from = reads(c, x), *weight = reads(c, w), *bias = reads(c, b), *add = reads(c, residual);
+    host_linear(writes(c, y), y.type, y.ld, from, weight, bias, add, relu, y.rows, w.rows, w.cols);
+    return c->self;
+}
+
+static Event check_attend_prefill(Device *device, const Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
+    Checker *c = begin(device, op);
+    const void *query = reads(c, q), *past = reads(c, kv), *rows = reads(c, start);
+    host_attend_prefill(writes(c, o), query, past, rows, start.cols - 1, o.cols, nh);
+    return c->self;
+}
+
+/* One token of a sequence: its entry of the page table is read, its k and v are read or written. */
+static void touch_token(Checker *c, const PageTable *p, int seq, int token, bool writes) {
+    Tensor entry = tensor_cols(tensor_rows(p->pages, seq, 1), token / p->page_tokens, 1);
+    CHECK(seq >= 0 && seq < p->pages.rows && token >= 0 && token / p->page_tokens < (int)p->pages.ld);
+    int row = *(int32_t *)reads(c, entry) * p->page_tokens + token % p->page_tokens;
+    CHECK(row >= 0 && row < p->k.rows);
+    touch(c, tensor_rows(p->k, row, 1), writes);
+    touch(c, tensor_rows(p->v, row, 1), writes);
+}
+
+static const uint8_t *address(const Checker *c, Tensor t) { return c->arena[t.tier] + t.offset; }
+
+static Event check_attend(Device *device, const Op *op, Tensor o, Tensor q, const PageTable *p, int nh) {
+    Checker *c = begin(device, op);
+    const int32_t *len = reads(c, p->len);
+    const void *query = reads(c, q);
+    for (int r = 0; r < o.rows; r++)
+        for (int t = 0; t < len[r]; t++) touch_token(c, p, r, t, false);
+    host_attend(writes(c, o), query, o.type, (f16 *)address(c, p->k), (f16 *)address(c, p->v),
+                (int32_t *)address(c, p->pages), len, o.rows, (int)p->pages.ld, p->page_tokens, o.cols, nh);
+    return c->self;
+}
+
+static Event check_append(Device *device, const Op *op, const PageTable *p, Tensor kv, Tensor seq, Tensor pos) {
+    Checker *c = begin(device, op);
+    const int32_t *of = reads(c, seq), *token = reads(c, pos);
+    const void *rows = reads(c, kv);
+    for (int r = 0; r < kv.rows; r++) touch_token(c, p, of[r], token[r], true);
+    host_append((f16 *)address(c, p->k), (f16 *)address(c, p->v), rows, of, token, (int32_t *)address(c, p->pages), kv.rows,
+                (int)p->pages.ld, p->page_tokens, p->k.cols);
+    return c->self;
+}
+
+static Event check_pick(Device *device, const Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
+                        const Sampling *sampling) {
+    Checker *c = begin(device, op);
+    const void *from = reads(c, logits), *of = reads(c, prompt), *at = reads(c, pos);
+    host_pick(writes(c, ids), from, of, at, sampling, logits.rows, logits.cols);
+    return c->self;
+}
+
+/* Before the first op, and by several threads: nothing to note. */
+static void check_upload(Device *device, Tensor dst, size_t first, const void *src, size_t count) {
+    Checker *c = (Checker *)device;
+    memcpy(c->arena[dst.tier] + dst.offset + first * type_bytes(dst.type), src, count * type_bytes(dst.type));
+}
+
+static int check_wait(Device *device, Event e, Error *err) {
+    Checker *c = (Checker *)device;
+    (void)err;
+    if (e.seq) merge(&c->waited, &c->posted[e.lane][e.seq].clock);
+    return 0;
+}
+
+/* The thread may do with it what it likes, until it posts the next op. */
+static void *check_host(Device *device, Tensor t) {
+    Checker *c = (Checker *)device;
+    CHECK(t.tier == TIER_CPU);
+    c->now = c->waited, c->self = (Event){0, 0};
+    return writes(c, t);
+}
+
+static double check_now(Device *device) { return (void)device, 0; }
+
+static void check_close(Device *device) {
+    Checker *c = (Checker *)device;
+    for (int t = 0; t < NTIERS; t++) free(c->arena[t]), free(c->cell[t]);
+    for (int lane = 0; lane < NLANES; lane++) free(c->posted[lane]);
+    free(c);
+}
+
+static const Device functions = {.name = "checker",
+                                 .act_type = F32,
+                                 .copy = check_copy,
+                                 .embed = check_embed,
+                                 .layernorm = check_layernorm,
+                                 .linear = check_linear,
+                                 .attend_prefill = check_attend_prefill,
+                                 .attend = check_attend,
+                                 .append = check_append,
+                                 .pick = check_pick,
+                                 .upload = check_upload,
+                                 .wait = check_wait,
+                                 .host = check_host,
+                                 .now = check_now,
+                                 .close = check_close};
+
+static Checker *checker_open(const Plan *plan) {
+    Checker *c = xcalloc(1, sizeof *c);
+    c->base = functions;
+    reach_open(&c->reach, c->base.peak, plan);
+    for (int t = 0; t < NTIERS; t++) {
+        c->bytes[t] = t == TIER_DISK ? plan->offload_bytes : plan->total[t];
+        c->arena[t] = memset(xcalloc(c->bytes[t], 1), 0xff, c->bytes[t]); /* not a number, no page, until it is written */
+        c->cell[t] = xcalloc(c->bytes[t] / CELL + 1, sizeof(Cell));
+    }
+    return c;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// A trial: a small model, a task, what it gives in one batch on one tier
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { PROMPTS = 16, MAX_S = 40, MAX_N = 10, VOCAB = 24 };
+
+static struct {
+    Checkpoint *model;
+    Task task;
+    Prompt prompts[PROMPTS];
+    int32_t ids[PROMPTS][MAX_S];
+    Policy policy;
+    bool recording; /* the reference */
+    int32_t tokens[PROMPTS][MAX_N];
+    float logits[PROMPTS][MAX_N][VOCAB];
+    int stop[PROMPTS]; /* tokens at which the listener ends a sequence; 0: never */
+    int done[PROMPTS];
+    const char *wrong; /* the first thing that was */
+} trial;
+
+static uint64_t dice;
+static int roll(int low, int high) { return low + (int)((test_random(&dice) + 1.) / 2 * (high - low + 1)); }
+static bool one_in(int n) { return roll(1, n) == 1; }
+
+static void expect(bool ok, const char *what) {
+    if (!ok && !trial.wrong) trial.wrong = what;
+}
+
+static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
+    (void)ctx;
+    if (trial.recording) return false;
+    expect(!trial.done[prompt], "a token after the end");
+    expect(!memcmp(tokens, trial.tokens[prompt], n * sizeof *tokens), "tokens");
+    return n == trial.stop[prompt];
+}
+
+static void on_logits(void *ctx, int prompt, int n, const float *logits) {
+    size_t bytes = trial.model->config.vocab * sizeof *logits;
+    (void)ctx;
+    if (trial.recording)
+        memcpy(trial.logits[prompt][n - 1], logits, bytes);
+    else
+        expect(!memcmp(trial.logits[prompt][n - 1], logits, bytes), "logits");
+}
+
+static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
+    int length = 0, wanted = trial.task.prompts[prompt].n, eos = trial.model->config.eos;
+    bool stops = false;
+    (void)ctx, (void)err;
+    trial.done[prompt]++;
+    if (trial.recording) memcpy(trial.tokens[prompt], tokens, n * sizeof *tokens);
+    while (length < wanted && !stops) {
+        if ((stops = eos >= 0 && trial.tokens[prompt][length] == eos)) break; /* which is not part of the text */
+        stops = ++length == trial.stop[prompt];
+    }
+    expect(n == length && reason == (stops ? FINISH_STOP : FINISH_LENGTH), "length");
+    expect(!memcmp(tokens, trial.tokens[prompt], n * sizeof *tokens), "tokens");
+    return 0;
+}
+
+/* Runs the trial's task under its policy on a checker of its own. */
+static void run(void) {
+    Error err = {0, ""};
+    RunStats stats;
+    bool early = trial.model->config.eos >= 0;
+    for (int i = 0; i < PROMPTS; i++) early = early || trial.stop[i], trial.done[i] = 0;
+    Listener listener = {.done = on_done, .logits = on_logits, .token = early || one_in(2) ? on_token : NULL};
+    Plan *plan = plan_make(trial.model, &trial.policy, &trial.task, F32, &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
+    Checker *c = checker_open(plan);
+    c->shown = 2;
+    trial.wrong = NULL;
+    ASSERT_OK(weights_load(plan, trial.model, &c->base, &err));
+    expect(!schedule_run(plan, &trial.task, &c->base, &listener, &stats, &err), "the run failed");
+    for (int i = 0; i < trial.task.count; i++) expect(trial.done[i] == 1, "a prompt is done once");
+    for (int t = 0; t < NTIERS; t++) expect(c->base.peak[t] <= plan->total[t], "the plan is too small");
+    expect(early || stats.sweeps == plan->sweeps, "sweeps");
+    expect(!c->races, "races");
+    check_close(&c->base);
+    plan_free(plan);
+}
+
+static void open_model(int l) {
+    int nh = roll(1, 2), h1 = nh * 4 * roll(1, 2);
+    OptConfig config = {.name = "test",
+                        .l = l,
+                        .h1 = h1,
+                        .h2 = 4 * roll(1, 4),
+                        .nh = nh,
+                        .vocab = roll(5, VOCAB),
+                        .max_pos = MAX_S + MAX_N,
+                        .embed = one_in(4) ? 4 * roll(1, 3) : h1,
+                        .pre_norm = !one_in(4),
+                        .final_norm = !one_in(4),
+                        .eos = -1};
+    trial.model = checkpoint_dummy(&config, dice);
+}
+
+static void clear_task(void) {
+    trial.task = (Task){.prompts = trial.prompts, .sampling = {.temperature = !one_in(3), .top_p = 1, .seed = dice}};
+}
+
+static void add_prompt(int s, int n) {
+    int i = trial.task.count++;
+    for (int t = 0; t < s; t++) trial.ids[i][t] = roll(0, trial.model->config.vocab - 1);
+    trial.prompts[i] = (Prompt){trial.ids[i], s, n};
+}
+
+/* Lengths of many kinds: all the same, all of one token (batches then follow each other without a cache to load), any. */
+static void draw_task(void) {
+    int kind = roll(0, 5), count = roll(1, PROMPTS), even_s = roll(1, 12), even_n = kind == 1 ? 1 : roll(1, MAX_N);
+    clear_task();
+    for (int i = 0; i < count; i++) {
+        int s = one_in(10) ? roll(1, MAX_S) : roll(1, 12), n = one_in(10) ? 1 : roll(1, MAX_N);
+        add_prompt(kind == 0 ? even_s : s, kind < 2 ? even_n : n);
+    }
+}
+
+static void run_reference(void) {
+    trial.policy = (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = trial.task.count, .num_gpu_batches = 1, .page_tokens = 16};
+    trial.task.keep_logits = trial.recording = true;
+    memset(trial.stop, 0, sizeof trial.stop);
+    run();
+    trial.recording = false;
+}
+
+static void draw_shares(double *gpu, double *cpu) {
+    static const double share[] = {0, 0, 1, 1, .5, .3, .25, .7, .1};
+    *gpu = share[roll(0, 8)], *cpu = one_in(3) ? 1 - *gpu : share[roll(0, 8)];
+    if (*gpu + *cpu > 1) *cpu = 1 - *gpu;
+}
+
+static void draw_policy(void) {
+    static const int page_tokens[] = {1, 2, 3, 5, 16, 64};
+    Policy *p = &trial.policy;
+    draw_shares(&p->wg, &p->wc), draw_shares(&p->cg, &p->cc), draw_shares(&p->hg, &p->hc);
+    p->gbs = roll(1, 4), p->num_gpu_batches = roll(1, 5);
+    p->schedule = one_in(2) ? SCHEDULE_DIAGONAL : (Schedule)roll(0, 1); /* the diagonal has most to get wrong */
+    p->cpu_attention = one_in(2), p->overlap = !one_in(8);
+    p->page_tokens = page_tokens[roll(0, 5)], p->table_home = (Tier)roll(0, 2);
+    trial.task.keep_logits = !one_in(4);
+}
+
+/* Sequences that end early: at some token of some prompt, wherever it comes, or where the listener says so. */
+static void draw_stops(void) {
+    int prompt = roll(0, trial.task.count - 1), some = one_in(2) ? roll(1, 4) : 0;
+    trial.model->config.eos = one_in(3) ? trial.tokens[prompt][roll(0, trial.task.prompts[prompt].n - 1)] : -1;
+    for (int i = 0; i < trial.task.count; i++) trial.stop[i] = some && one_in(some) ? roll(1, MAX_N) : 0;
+}
+
+/* Asserts that nothing was wrong; if something was, says under which policy. */
+static bool passes(uint64_t seed) {
+    const Policy *p = &trial.policy;
+    CU_ASSERT_PTR_NULL(trial.wrong);
+    if (!trial.wrong) return true;
+    fprintf(stderr, "\n    seed %d: %s: %g %g %g %g %g %g, %d x %d, %s, table %d, page %d%s%s; l %d, %d prompts, eos %d\n",
+            (int)seed, trial.wrong, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches,
+            schedule_name[p->schedule], p->table_home, p->page_tokens, p->cpu_attention ? ", CPU attention" : "",
+            p->overlap ? "" : ", no overlap", trial.model->config.l, trial.task.count, trial.model->config.eos);
+    return false;
+}
+
+static void no_two_ops_touch_the_same_bytes_without_an_event_between_them(void) {
+    enum { SEEDS = 60, POLICIES = 6 };
+    bool ok = true;
+    host_set_threads(1); /* the tensors are tiny */
+    for (uint64_t seed = 0; seed < SEEDS && ok; seed++) {
+        dice = seed << 32; /* far apart: the generator counts up from here */
+        open_model(roll(1, 4));
+        draw_task();
+        run_reference();
+        ok = passes(seed);
+        for (int i = 0; i < POLICIES && ok; i++) {
+            draw_policy();
+            draw_stops();
+            run();
+            ok = passes(seed);
+        }
+        checkpoint_close(trial.model);
+    }
+    host_set_threads(0);
+}
+
+/* Who reuses a workspace waits for what it held, and with it for nearly everything; batches whose members have all ended by
+ * themselves reuse none. By hand, so that nothing but the events that a batch keeps of its cache is left: sequences in turn
+ * have it on the GPU and off it, and there is one layer. */
+static const struct {
+    int gbs, num_gpu_batches, count, n, stop[PROMPTS];
+} left_open[] = {
+    /* In sweep 2 batches 0 and 1 turn out to be empty; in sweep 3 they are filled again, and batch 1 writes the tables that
+     * its stores of sweep 1 read. */
+    {1, 3, 5, 3, {2, 1}},
+    /* In sweep 2 prompt 2 prefills in the entrance while the batch of its seat turns out to be empty; in sweep 3 it is
+     * there and loads what the entrance has stored. */
+    {2, 2, 4, 8, {2, 1}},
+};
+
+static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) {
+    dice = 2;
+    open_model(1);
+    for (size_t i = 0; i < sizeof left_open / sizeof *left_open; i++) {
+        clear_task();
+        for (int q = 0; q < left_open[i].count; q++) add_prompt(roll(1, 12), left_open[i].n);
+        run_reference();
+        passes(i);
+        for (int disk = 0; disk < 2; disk++) {
+            trial.policy = (Policy){.wg = 1, .cg = .5, .cc = disk ? 0 : .5, .hg = 1, .overlap = true, .page_tokens = 16};
+            trial.policy.schedule = SCHEDULE_DIAGONAL, trial.policy.gbs = left_open[i].gbs;
+            trial.policy.num_gpu_batches = left_open[i].num_gpu_batches;
+            memcpy(trial.stop, left_open[i].stop, sizeof left_open[i].stop);
+            run();
+            passes(i);
+        }
+    }
+    checkpoint_close(trial.model);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The checker itself
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { NOTHING, EARLIER_EVENT, EVENT, WAIT, LANE, THIRD_LANE, WAYS };
+
+static Event post(Checker *c, Lane lane, Event after, const Move *moves, int n) {
+    return c->base.copy(&c->base, &(Op){.lane = lane, .nafter = after.seq > 0, .after = {after}}, moves, n);
+}
+
+/* Posts two copies, with so much between them, and returns how many races there are. */
+static int races_of(const Plan *plan, Move first, Move second, int way) {
+    const Event none = {0, 0};
+    Checker *c = checker_open(plan);
+    Event before = post(c, W_LOAD, none, NULL, 0), end = post(c, W_LOAD, none, &first, 1);
+    if (way == WAIT) c->base.wait(&c->base, end, NULL);
+    if (way == THIRD_LANE) end = post(c, C_LOAD, end, NULL, 0);
+    post(c, way == LANE ? W_LOAD : STORE,
+         way == EARLIER_EVENT            ? before
+         : way == NOTHING || way == WAIT ? none
+                                         : end,
+         &second, 1);
+    int races = c->races;
+    check_close(&c->base);
+    return races;
+}
+
+static void ops_without_an_event_are_races_and_with_one_they_are_none(void) {
+    Error err;
+    dice = 1;
+    open_model(1);
+    draw_task();
+    trial.policy = (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = 2, .num_gpu_batches = 2, .page_tokens = 16};
+    Plan *plan = plan_make(trial.model, &trial.policy, &trial.task, F32, &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
+    Tensor x = plan->weight[0][Q_W].home, y = plan->weight[0][K_W].home, z = plan->weight[0][V_W].home;
+    const Move first = {x, y}, second[] = {{z, x}, {x, z}, {y, z}, {z, y}}; /* the last one only reads y, too */
+    for (int way = 0; way < WAYS; way++)
+        for (int i = 0; i < 4; i++)
+            CU_ASSERT_EQUAL(races_of(plan, first, second[i], way), i < 3 && way <= EARLIER_EVENT ? x.rows * x.cols : 0);
+    /* the posting thread is held to it as well */
+    Tensor on_cpu = {.tier = TIER_CPU, .type = I32, .offset = plan->tables[TIER_CPU], .rows = 1, .cols = 1, .ld = 1};
+    Tensor on_gpu = {.tier = TIER_GPU, .type = I32, .offset = plan->tables[TIER_GPU], .rows = 1, .cols = 1, .ld = 1};
+    for (int waits = 0; waits < 2; waits++) {
+        Checker *c = checker_open(plan);
+        Event up = post(c, C_LOAD, (Event){0, 0}, &(Move){on_gpu, on_cpu}, 1);
+        if (waits) c->base.wait(&c->base, up, &err);
+        c->base.host(&c->base, on_cpu);
+        CU_ASSERT_EQUAL(c->races, waits ? 0 : 2); /* two cells of two bytes */
+        check_close(&c->base);
+    }
+    plan_free(plan);
+    checkpoint_close(trial.model);
+}
+
+CU_TestInfo tests_events[] = {
+    {"ops without an event are races, and with one they are none",
+     ops_without_an_event_are_races_and_with_one_they_are_none},
+    {"what a batch has left open is waited for when others are gone",
+     what_a_batch_has_left_open_is_waited_for_when_others_are_gone},
+    {"no two ops touch the same bytes without an event between them",
+     no_two_ops_touch_the_same_bytes_without_an_event_between_them},
+    CU_TEST_INFO_NULL,
+};
