@@ -8,17 +8,7 @@
 
 /* Odd sizes on purpose: no dimension is a multiple of what a vector register holds, and prompts end at every place of a
  * page. */
-static const OptConfig small = {.name = "test",
-                                .l = 3,
-                                .h1 = 60,
-                                .h2 = 100,
-                                .nh = 3,
-                                .vocab = 131,
-                                .max_pos = 128,
-                                .embed = 60,
-                                .pre_norm = true,
-                                .final_norm = true,
-                                .eos = -1};
+static const OptConfig small = SMALL_CONFIG(-1);
 enum { PROMPTS = 9, MAX_N = 12 };
 static const int prompt_len[PROMPTS] = {5, 1, 17, 33, 16, 2, 64, 31, 9},
                  prompt_n[PROMPTS] = {12, 7, 1, 9, 12, 3, 12, 2, 10};

@@ -4,17 +4,7 @@
 
 #include "tests.h"
 
-static const OptConfig small = {.name = "test",
-                                .l = 3,
-                                .h1 = 60,
-                                .h2 = 100,
-                                .nh = 3,
-                                .vocab = 131,
-                                .max_pos = 128,
-                                .embed = 60,
-                                .pre_norm = true,
-                                .final_norm = true,
-                                .eos = 2};
+static const OptConfig small = SMALL_CONFIG(2);
 enum { S = 20, N = 6, SEQS = 6 };
 
 /* Round rates that differ from each other and between the stages ([0] generation, [1] prefill). */

@@ -26,6 +26,13 @@ static inline Device *test_open(const Plan *plan, const Checkpoint *checkpoint, 
     return test_gpu ? cuda_open(test_gpu, plan, checkpoint, dir, err) : host_open(plan, checkpoint, dir, err);
 }
 
+/* A model of odd sizes on purpose: no dimension is a multiple of what a vector register holds. eos_id -1: nothing stops. */
+#define SMALL_CONFIG(eos_id)                                                                                               \
+    {                                                                                                                      \
+        .name = "test", .l = 3, .h1 = 60, .h2 = 100, .nh = 3, .vocab = 131, .max_pos = 128, .embed = 60, .pre_norm = true, \
+        .final_norm = true, .eos = (eos_id)                                                                                \
+    }
+
 #define ASSERT_OK(call)                              \
     do {                                             \
         if ((call) != 0) {                           \
