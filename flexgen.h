@@ -19,6 +19,9 @@ extern "C" {
 typedef struct cJSON cJSON;
 typedef uint16_t f16; /* IEEE binary16 as bits: storage only, arithmetic is float */
 
+static inline int imin(int a, int b) { return a < b ? a : b; }
+static inline int imax(int a, int b) { return a > b ? a : b; }
+
 typedef enum { F32, F16, BF16, I32 } Type;
 static inline size_t type_bytes(Type t) { return t == F32 || t == I32 ? 4 : 2; }
 

@@ -18,8 +18,6 @@ enum { ALIGN = 64, CHUNK_ROWS = 1024 };
 const char *const tier_name[NTIERS] = {"GPU", "CPU", "disk"};
 
 static size_t round_up(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
-static int imax(int a, int b) { return a > b ? a : b; }
-static int imin(int a, int b) { return a < b ? a : b; }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Dealing: weights to tiers, sequences to batches and tiers
