@@ -6,12 +6,12 @@
  * an op never begins before the moment it was posted, exactly as a real lane's thread would find it then.
  *   Links       the active lanes of one link share its bandwidth equally.
  *   GPU         one op at a time: of those that could begin the one posted earlier. It is not interrupted.
- *   CPU         only ATTEND uses it. With shared_cores it is the GPU as well, and both go at half speed while both work.
- * What an op takes at full speed is known when it is posted: its bytes over the bandwidth of its link or of its processor's
- * memory, its flops over the rate, the longer of both, and op_s.
- * The only memory is the index tables, which the schedule writes and attention's lengths are read from; the GPU's are the
- * same bytes, since their copy has no other purpose. Contract: one thread posts and waits.
- * Read next: schedule.c, which cannot tell this device from a real one, save that no token has a value. */
+ *   CPU         only ATTEND uses it. With shared_cores it is the GPU as well, and both go at half speed while both work;
+ * copies take their part of them, too. What an op takes at full speed is known when it is posted: its bytes over the
+ * bandwidth of its link or of its processor's memory, its flops over the rate, the longer of both, and op_s. The only
+ * memory is the index tables, which the schedule writes and attention's lengths are read from; the GPU's are the same
+ * bytes, since their copy has no other purpose. Contract: one thread posts and waits. Read next: schedule.c, which cannot
+ * tell this device from a real one, save that no token has a value. */
 #include <math.h>
 
 #include "flexgen.h"
@@ -45,6 +45,8 @@ typedef struct {
 
 /* An op is done when no more than this share of its work is left: rounding must not part ops that end together. */
 static const double ROUNDING = 1e-9;
+/* The share of shared cores that arithmetic keeps beside any copies. */
+static const double LEAST_CORES = .1;
 
 // ---------------------------------------------------------------------------------------------------------------
 // Lanes and the clock
@@ -86,10 +88,20 @@ static void end(Sim *d, int i) {
     lane->done++;
 }
 
+/* How much of shared cores copies leave to arithmetic. */
+static double cores_left(const Sim *d, const int active[NCHANNELS]) {
+    const Hardware *h = &d->hardware;
+    double left = 1;
+    for (int c = CTOG; c <= CTOD; c++)
+        if (active[c]) left -= link_bdw(h, (Channel)c)[0] * (c < DTOC ? h->copy_core_s : h->disk_core_s);
+    return fmax(left, LEAST_CORES);
+}
+
 /* The share of full speed at which a lane's op runs beside the others that are active. */
 static double speed(const Sim *d, Channel c, const int active[NCHANNELS]) {
     if (c != GPU && c != CPU) return 1.0 / active[c];
-    return d->hardware.shared_cores && active[GPU] && active[CPU] ? .5 : 1;
+    if (!d->hardware.shared_cores) return 1;
+    return cores_left(d, active) / (active[GPU] && active[CPU] ? 2 : 1);
 }
 
 /* To the next moment at which an op ends, or several together. False: nothing can run. */
@@ -133,28 +145,18 @@ static void grow(SimLane *lane) {
     lane->capacity = capacity;
 }
 
-/* Bytes a second of the op's link, or of its processor's memory; 0: no bound. */
-static double bandwidth(const Hardware *h, const Op *op) {
-    switch (lane_channel[op->lane]) {
-        case CTOG:
-            return h->ctog_bdw[op->prefill];
-        case GTOC:
-            return h->gtoc_bdw[op->prefill];
-        case DTOC:
-            return h->dtoc_bdw[op->prefill];
-        case CTOD:
-            return h->ctod_bdw[op->prefill];
-        case GPU:
-            return h->gpu_bdw;
-        default:
-            return h->cpu_bdw;
-    }
+/* Seconds for so many bytes over the op's link, or in its processor's memory. */
+static double moving(const Sim *d, const Op *op, double bytes) {
+    const Hardware *h = &d->hardware;
+    Channel c = lane_channel[op->lane];
+    double bdw = c == GPU ? h->gpu_bdw : c == CPU ? h->cpu_bdw : link_bdw(h, c)[op->prefill];
+    return bdw > 0 ? bytes / bdw : 0;
 }
 
-/* moved: bytes for the counters; bytes: that it reads and writes; compute_s: of its flops. */
-static Event post(Sim *d, const Op *op, size_t moved, double bytes, double compute_s) {
+/* moved: bytes for the counters. */
+static Event post(Sim *d, const Op *op, size_t moved, double seconds) {
     SimLane *lane = &d->lane[op->lane];
-    double bdw = bandwidth(&d->hardware, op), work = fmax(bdw > 0 ? bytes / bdw : 0, compute_s) + d->hardware.op_s;
+    double work = seconds + d->hardware.op_s;
     for (int n = 0; n < op->nafter; n++) CHECK(op->after[n].seq <= d->lane[op->after[n].lane].posted);
     if (lane->posted - lane->done == lane->capacity) grow(lane);
     lane->ring[lane->posted % lane->capacity] = (SimOp){*op, d->nposted++, moved, work, work};
@@ -184,7 +186,7 @@ static Event sim_copy(Device *base, const Op *op, const Move *moves, int n) {
         touch(d, m->dst), touch(d, m->src);
         bytes += tensor_bytes(m->src);
     }
-    return post(d, op, bytes, bytes, 0);
+    return post(d, op, bytes, moving(d, op, bytes));
 }
 
 /* Rows that are gathered; on the disk's lane they have moved. */
@@ -193,13 +195,13 @@ static Event sim_embed(Device *base, const Op *op, Tensor y, Tensor table, Tenso
     (void)idx, (void)add;
     touch(d, y), touch(d, table);
     size_t bytes = (size_t)y.rows * y.cols * type_bytes(table.type);
-    return post(d, op, lane_channel[op->lane] == DTOC ? bytes : 0, bytes, 0);
+    return post(d, op, lane_channel[op->lane] == DTOC ? bytes : 0, moving(d, op, bytes));
 }
 
 static Event sim_layernorm(Device *base, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b) {
     Sim *d = (Sim *)base;
     touch(d, y), touch(d, x), touch(d, w), touch(d, b);
-    return post(d, op, 0, tensor_bytes(x) + tensor_bytes(y), 0);
+    return post(d, op, 0, moving(d, op, tensor_bytes(x) + tensor_bytes(y)));
 }
 
 static Event sim_linear(Device *base, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu) {
@@ -207,36 +209,30 @@ static Event sim_linear(Device *base, const Op *op, Tensor y, Tensor x, Tensor w
     (void)relu;
     CHECK(y.rows == x.rows && x.cols == w.cols && y.cols == w.rows && x.type == base->act_type && w.type == F16);
     touch(d, y), touch(d, x), touch(d, w), touch(d, b), touch(d, residual);
-    double flops = 2.0 * y.rows * w.rows * w.cols;
-    return post(d, op, 0, tensor_bytes(x) + tensor_bytes(w) + tensor_bytes(y), flops / d->hardware.mm_flops[op->prefill]);
+    return post(d, op, 0, linear_seconds(&d->hardware, op->prefill, y.rows, w.rows, w.cols, type_bytes(x.type)));
 }
 
-/* A query and a key that meet cost a product and a weighted sum over h1: 4 h1 flops. Causal: s (s + 1) / 2 pairs. */
 static Event sim_attend_prefill(Device *base, const Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
     Sim *d = (Sim *)base;
     const int32_t *row = indices(d, start);
-    double pairs = 0;
+    double seconds = 0;
     (void)nh;
     touch(d, o), touch(d, q), touch(d, kv);
-    for (int r = 0; r + 1 < start.cols; r++) {
-        double s = row[r + 1] - row[r];
-        pairs += s * (s + 1) / 2;
-    }
-    return post(d, op, 0, tensor_bytes(q) + tensor_bytes(kv) + tensor_bytes(o),
-                4.0 * o.cols * pairs / d->hardware.bmm_flops[op->prefill]);
+    for (int r = 0; r + 1 < start.cols; r++)
+        seconds += attend_prefill_seconds(&d->hardware, 1, row[r + 1] - row[r], o.cols, type_bytes(o.type));
+    return post(d, op, 0, seconds);
 }
 
-/* Every byte of K and V is read once: 4 h1 bytes a token, and as many flops. */
 static Event sim_attend(Device *base, const Op *op, Tensor o, Tensor q, const PageTable *table, int nh) {
     Sim *d = (Sim *)base;
-    const Hardware *h = &d->hardware;
     const int32_t *len = indices(d, table->len);
-    double tokens = 0, flops = (lane_channel[op->lane] == CPU ? h->cpu_flops : h->bmm_flops)[op->prefill];
+    bool on_cpu = lane_channel[op->lane] == CPU;
+    double seconds = 0;
     (void)nh;
     CHECK(table->len.cols == o.rows);
     touch(d, o), touch(d, q);
-    for (int r = 0; r < o.rows; r++) tokens += len[r];
-    return post(d, op, 0, 4 * o.cols * tokens, 4 * o.cols * tokens / flops);
+    for (int r = 0; r < o.rows; r++) seconds += attend_seconds(&d->hardware, on_cpu, op->prefill, 1, len[r], o.cols);
+    return post(d, op, 0, seconds);
 }
 
 /* Pages are touched up to the highest index that is written to. */
@@ -252,7 +248,7 @@ static Event sim_append(Device *base, const Op *op, const PageTable *p, Tensor k
     touch(d, tensor_rows(p->k, 0, (highest + 1) * p->page_tokens));
     touch(d, tensor_rows(p->v, 0, (highest + 1) * p->page_tokens));
     size_t bytes = tensor_span(kv);
-    return post(d, op, lane_channel[op->lane] == CTOD ? bytes : 0, bytes, 0);
+    return post(d, op, lane_channel[op->lane] == CTOD ? bytes : 0, moving(d, op, bytes));
 }
 
 static Event sim_pick(Device *base, const Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
@@ -260,7 +256,7 @@ static Event sim_pick(Device *base, const Op *op, Tensor ids, Tensor logits, Ten
     Sim *d = (Sim *)base;
     (void)prompt, (void)pos, (void)sampling;
     touch(d, ids), touch(d, logits);
-    return post(d, op, 0, tensor_bytes(logits), 0);
+    return post(d, op, 0, moving(d, op, tensor_bytes(logits)));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
