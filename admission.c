@@ -55,10 +55,9 @@ static bool take_seat(Admission *a, int seat) {
     Seat *to = &a->seat[seat];
     const Prompt *q = &a->task->prompts[a->next_prompt];
     if (!pages_fit(a, q, to->kv)) return false;
-    for (int x = 0; x < q->n; x++) {
-        int *need = need_in(a, to->kv, a->sweep + x);
-        *need += pages_for(q->s + x, a->policy->page_tokens);
-        if (*need > a->peak[to->kv]) a->peak[to->kv] = *need;
+    for (int x = 0, at = (int)(a->sweep % a->horizon); x < q->n; x++, at = at + 1 < a->horizon ? at + 1 : 0) {
+        int need = a->need[to->kv][at] += pages_for(q->s + x, a->policy->page_tokens);
+        if (need > a->peak[to->kv]) a->peak[to->kv] = need;
     }
     to->prompt = a->next_prompt++;
     to->since = a->sweep;

@@ -500,6 +500,13 @@ typedef struct {
     size_t slab_offset; /* in the slot, when home is not the GPU */
 } WeightPlace;
 
+/* What the sweeps of one kind have to do for a task if no sequence stops early: sums over these sweeps. */
+typedef struct {
+    double sweeps;
+    double prefills, prompts, prompt_rows, pairs; /* batches in prefill; their prompts, tokens; queries meeting keys */
+    double decodes, steps, past;                  /* batches that decode; their new tokens; tokens that those attend to */
+} Workload;
+
 /* Every byte that each tier will hold, before anything is allocated, and where. Layer l stands for the head: the token
  * table (or lm_head), which is streamed like a layer when it does not rest on the GPU. */
 struct Plan {
@@ -521,9 +528,10 @@ struct Plan {
     size_t slot_bytes[2];          /* of the two staging slots on the GPU, which streaming layers take in turn */
     size_t disk_slot_bytes[2];     /* of the disk's two staging slots on the CPU tier */
 
-    int slots;     /* GPU batches in flight; with the diagonal schedule one more, through which topups enter */
-    long sweeps;   /* that the task takes if no sequence stops early */
-    double a21_kv; /* bytes of KV at the peak by A.2.1's estimate for the schedule, for the task's mean lengths */
+    int slots;        /* GPU batches in flight; with the diagonal schedule one more, through which topups enter */
+    long sweeps;      /* that the task takes if no sequence stops early */
+    Workload work[2]; /* in sweeps without a prefill; in those with one */
+    double a21_kv;    /* bytes of KV at the peak by A.2.1's estimate for the schedule, for the task's mean lengths */
     int max_rows, max_seqs, max_pages,
         chunk;              /* of a batch: token rows, sequences; pages of a sequence; rows a piece of the layer takes */
     int off_rows, off_seqs; /* largest share of a batch whose KV is not on the GPU: rows, sequences */
@@ -804,14 +812,26 @@ int profile_machine(Hardware *hardware, Gpu *gpu, const char *offload_dir, int t
 // policy.c: what a placement costs (section 4.3, Appendix A.3)
 // ---------------------------------------------------------------------------------------------------------------
 
-/* One LP of the policy search: the task, and a block of num_gpu_batches GPU batches of gbs sequences. */
+/* The nine fractions, the first variables of every LP here. */
+enum { WG, WC, WD, CG, CC, CD, HG, HC, HD, NFRACTIONS };
+extern const char *const fraction_name[NFRACTIONS]; /* "wg", ... */
+
+/* A placement and what a cost model expects of it. */
+typedef struct {
+    double fraction[NFRACTIONS];            /* wg wc wd cg cc cd hg hc hd */
+    double T_pre, T_gen, T;                 /* seconds: of a layer, of a layer, of a block (runtime: of the whole task) */
+    double throughput;                      /* token/s */
+    double peak[NTIERS];                    /* bytes */
+    char slowest[2][96], full[NTIERS][200]; /* rows that bind T_gen [0] and T_pre [1], and the tiers; "" */
+} Cost;
+
+/* One LP of the paper's: the task, and a block of num_gpu_batches GPU batches of gbs sequences. */
 typedef struct {
     int s, n, gbs, num_gpu_batches;
 } Block;
 
-/* Its variables: the nine fractions, and the seconds that a layer takes in prefill and in generation. */
-enum { WG, WC, WD, CG, CC, CD, HG, HC, HD, NFRACTIONS, T_PRE = NFRACTIONS, T_GEN, NVARS };
-extern const char *const fraction_name[NFRACTIONS]; /* "wg", ... */
+/* The paper's variables: the fractions, and the seconds that a layer takes in prefill and in generation. */
+enum { T_PRE = NFRACTIONS, T_GEN, NVARS };
 /* Its rows, by what they bound: the first of each kind. */
 enum { T_PRE_ROWS = 0, T_GEN_ROWS = 5, GPU_ROWS = 10, CPU_ROWS = 22, DISK_ROWS = 24, SUM_ROWS = 25, NROWS = 28 };
 
@@ -819,17 +839,57 @@ enum { T_PRE_ROWS = 0, T_GEN_ROWS = 5, GPU_ROWS = 10, CPU_ROWS = 22, DISK_ROWS =
  * names of their equations: "ctog^p", "gpu_peak^g with att_1^g". */
 void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const Block *block);
 
-/* A placement and what a cost model expects of it. */
-typedef struct {
-    double fraction[NFRACTIONS];            /* wg wc wd cg cc cd hg hc hd */
-    double T_pre, T_gen, T;                 /* seconds: of a layer, of a layer, of a block */
-    double throughput;                      /* token/s */
-    double peak[NTIERS];                    /* bytes */
-    char slowest[2][96], full[NTIERS][200]; /* rows that bind T_gen [0] and T_pre [1], and the tiers; "" */
-} Cost;
-
 /* The best placement of one block by A.3. -1 and one line (EXIT_USAGE) that names the tiers which cannot hold it. */
 int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block, Error *err);
+
+/* The variables of `runtime`: the fractions, and of sweeps without a prefill [0] and with one [1] the seconds of a layer,
+ * and of the last layer with the head behind it. */
+enum { LAYER_S = NFRACTIONS, LAST_S = LAYER_S + 2, RUNTIME_VARS = LAST_S + 2 };
+
+extern const char *const memory_row[NTIERS]; /* the names of its rows for the tiers */
+
+/* What this engine does with a task, as an LP over placements: minimize the seconds of all its sweeps. plan: of the task
+ * and the policy (its gbs, num_gpu_batches, schedule, overlap, table_home), with everything on the CPU tier and without
+ * cpu_attention: what the sweeps do and what the tiers must hold besides is taken from there. delegated: with
+ * cpu_attention. capacity: bytes of the tiers. Rows are named like the paper's: "ctog^p", "gpu^g", "GPU memory". */
+void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan, bool delegated,
+                const double capacity[NTIERS]);
+/* The seconds of all sweeps at a point of the LP; its objective besides has a small price for what lanes do in their shade.
+ */
+double runtime_seconds(const Lp *lp, const double *x);
+/* What it expects of a plan, by the rows of its LP, with the plan's own layers and shares. */
+void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan);
+
+// ---------------------------------------------------------------------------------------------------------------
+// search.c: the policy search (section 4.3)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What is to be found, and where. */
+typedef struct {
+    const Hardware *hardware;
+    const Checkpoint *checkpoint;
+    const Task *task;
+    bool one_block; /* the task's prompts are as many as a block may have; a policy is measured by one block of them */
+    Type act_type;  /* of the device */
+    size_t capacity[NTIERS];
+    Policy given;  /* its overlap and page_tokens hold; the rest where it is fixed */
+    bool fixed[6]; /* which of wg wc cg cc hg hc are given */
+    bool fixed_gbs, fixed_batches, fixed_schedule, fixed_attention;
+    double max_latency; /* seconds that one block may take; 0: any number */
+} Search;
+
+/* A policy whose plan fits, and what the cost model `runtime` expects of it. */
+typedef struct {
+    Policy policy;
+    Cost cost;
+    double latency; /* seconds of one block */
+} Found;
+
+/* The best policies, best first, at most `most`. Returns their number, or -1 and one line (EXIT_USAGE) that says why there
+ * is none. */
+int policy_search(Found *found, int most, const Search *search, Error *err);
+/* What the cost model expects of search->given as it is. -1 and err when its plan does not fit. */
+int policy_predict(Found *found, const Search *search, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
 // sim.c: the device that is a clock

@@ -119,9 +119,12 @@ static void load(Tableau *t) {
     for (int j = 0; j < t->n; j++) cost_2[j] = scaled(t, t->m, j);
 }
 
-static double subtract(double a, double b) {
-    double difference = a - b;
-    return fabs(difference) <= NOISE * fabs(a) ? 0 : difference;
+/* a -= times b; what is left where equal numbers cancel is 0. */
+static void subtract(double *restrict a, double times, const double *restrict b, int n) {
+    for (int k = 0; k < n; k++) {
+        double before = a[k], difference = before - times * b[k];
+        a[k] = fabs(difference) <= NOISE * fabs(before) ? 0 : difference;
+    }
 }
 
 /* Solves row r for the variable of column c. */
@@ -130,31 +133,37 @@ static void pivot(Tableau *t, int r, int c) {
     for (int k = 0; k < t->width; k++) row[k] *= factor;
     row[c] = 1;
     for (int i = 0; i < t->m + NPHASES; i++) {
-        double *other = t->cell[i], times = other[c];
-        if (i == r || times == 0) continue;
-        for (int k = 0; k < t->width; k++) other[k] = subtract(other[k], times * row[k]);
-        other[c] = 0;
+        if (i == r || t->cell[i][c] == 0) continue;
+        subtract(t->cell[i], t->cell[i][c], row, t->width);
+        t->cell[i][c] = 0;
     }
     t->basis[r] = c;
     t->fresh = false;
 }
 
-/* Computes the tableau of the present basis from the LP, the largest pivots first. False: its columns depend on each other.
- */
+/* Computes the tableau of the present basis from the LP: the slacks that are in both bases stay with their rows, the other
+ * columns are solved for, the largest pivots first. False: columns depend on each other. */
 static bool refresh(Tableau *t) {
-    int basis[LP_MAX_ROWS];
-    bool solved[LP_MAX_ROWS] = {false};
-    memcpy(basis, t->basis, sizeof basis);
+    int columns[LP_MAX_ROWS], n = 0;
+    bool wanted[COLS] = {false}, solved[LP_MAX_ROWS];
+    for (int i = 0; i < t->m; i++) wanted[t->basis[i]] = true;
     load(t);
-    for (int step = 0; step < t->m; step++) {
-        int r = -1, c = -1;
-        double largest = 0; /* a column that is solved for has only zeros in the other rows */
+    for (int i = 0; i < t->m; i++) {
+        solved[i] = wanted[t->basis[i]];
+        wanted[t->basis[i]] = false;
+    }
+    for (int c = 0; c < t->width; c++)
+        if (wanted[c]) columns[n++] = c;
+    while (n > 0) {
+        int r = -1, at = -1;
+        double largest = 0;
         for (int i = 0; i < t->m; i++)
-            for (int b = 0; b < t->m && !solved[i]; b++)
-                if (fabs(t->cell[i][basis[b]]) > largest) largest = fabs(t->cell[r = i][c = basis[b]]);
+            for (int k = 0; k < n && !solved[i]; k++)
+                if (fabs(t->cell[i][columns[k]]) > largest) largest = fabs(t->cell[r = i][columns[at = k]]);
         if (r < 0) return false;
-        pivot(t, r, c);
+        pivot(t, r, columns[at]);
         solved[r] = true;
+        columns[at] = columns[--n];
     }
     return t->fresh = true;
 }

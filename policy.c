@@ -246,3 +246,315 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
     describe_cost(cost, &lp, answer.x, hardware, config, block);
     return 0;
 }
+
+// ---------------------------------------------------------------------------------------------------------------
+// What this engine does
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What takes time: the channels; GPU and CPU lanes on shared cores, with what copies take of them; and ways from lane to
+ * lane, which only so many batches go at once as there are workspaces. CHAIN: of the hidden state through a layer. STORE:
+ * of new k and v to their pages. QUEUE: batches that decode behind one in prefill, for which only the next pages load. */
+enum { R_CTOG, R_GTOC, R_DTOC, R_CTOD, R_GPU, R_CPU, R_CORES, R_CHAIN, R_STORE, R_QUEUE, NRESOURCES };
+static const char *const resource_row[NRESOURCES][2] = {
+    {"ctog^g", "ctog^p"}, {"gtoc^g", "gtoc^p"},   {"dtoc^g", "dtoc^p"},   {"ctod^g", "ctod^p"},   {"gpu^g", "gpu^p"},
+    {"cpu^g", "cpu^p"},   {"cores^g", "cores^p"}, {"chain^g", "chain^p"}, {"store^g", "store^p"}, {"", "queue^p"}};
+/* What a second on a lane that others hide costs, of a second that passes. */
+static const double PRICE_OF_IDLE = .02;
+const char *const memory_row[NTIERS] = {"GPU memory", "CPU memory", "disk space"};
+
+/* Seconds of each resource in one sweep: in a layer; in the last layer and the head, what differs from a layer. */
+typedef struct {
+    Linear layer[NRESOURCES], head[NRESOURCES];
+} Sweep;
+
+/* What is off the GPU: weights, cache, activations. */
+static Linear off_w(double x) { return (Linear){.wc = x, .wd = x}; }
+static Linear off_c(double x) { return (Linear){.cc = x, .cd = x}; }
+static Linear off_h(double x) { return (Linear){.hc = x, .hd = x}; }
+
+static void add(Linear *to, double factor, Linear more) {
+    for (int f = 0; f <= NFRACTIONS; f++) to->at[f] += factor * more.at[f];
+}
+
+/* The task in one sweep of a stage, in the mean. */
+typedef struct {
+    const Hardware *hw;
+    const OptConfig *config;
+    const Plan *plan;
+    int stage;
+    bool delegated;
+    double act, weights, on_disk;     /* bytes of an activation; of a layer's weights; as they lie on disk */
+    double table, table_on_disk;      /* of the head's matrix */
+    double prefills, decodes;         /* batches */
+    double prompts, prompt_rows, len; /* len: tokens of a prompt, by its pairs */
+    double steps, past;               /* new tokens; tokens that one of them attends to */
+} Stage;
+
+static Stage stage_open(const Hardware *hw, const Checkpoint *checkpoint, const Plan *plan, bool delegated, int stage) {
+    const Workload *w = &plan->work[stage];
+    double sweeps = fmax(w->sweeps, 1);
+    Stage a = {.hw = hw, .config = &checkpoint->config, .plan = plan, .stage = stage, .delegated = delegated};
+    for (int r = 0; r < NROLES; r++) {
+        Tensor t = checkpoint->layer[0][r];
+        a.weights += 2.0 * t.rows * t.cols, a.on_disk += (double)type_bytes(t.type) * t.rows * t.cols;
+    }
+    Tensor head = checkpoint->global[plan->head];
+    a.table = 2.0 * head.rows * head.cols, a.table_on_disk = (double)type_bytes(head.type) * head.rows * head.cols;
+    a.act = type_bytes(plan->act_type);
+    a.prefills = w->prefills / sweeps, a.decodes = w->decodes / sweeps;
+    a.prompts = w->prompts / sweeps, a.prompt_rows = w->prompt_rows / sweeps;
+    a.len = w->prompts > 0 ? (sqrt(1 + 8 * w->pairs / w->prompts) - 1) / 2 : 0;
+    a.steps = w->steps / sweeps, a.past = w->steps > 0 ? w->past / w->steps : 0;
+    return a;
+}
+
+/* The products of a layer for `batches` batches of so many rows in all; the rows of a batch go through in pieces. */
+static double products(const Stage *a, double batches, double rows) {
+    if (batches <= 0) return 0;
+    double h1 = a->config->h1, h2 = a->config->h2, pieces = ceil(rows / batches / a->plan->chunk);
+    double m = rows / batches / pieces;
+    const Hardware *h = a->hw;
+    double one = 4 * linear_seconds(h, a->stage, m, h1, h1, a->act) + linear_seconds(h, a->stage, m, h2, h1, a->act) +
+                 linear_seconds(h, a->stage, m, h1, h2, a->act);
+    return batches * pieces * (one + 7 * h->op_s);
+}
+
+static double read_seconds(double bytes, double bdw) { return bdw > 0 ? bytes / bdw : 0; }
+
+/* PROJECT and FINISH of the batches that prefill, or of those that decode, without attention over the cache: products,
+ * layernorms, attention of prompts. */
+static double gpu_seconds(const Stage *a, bool prefill) {
+    double batches = prefill ? a->prefills : a->decodes, rows = prefill ? a->prompt_rows : a->steps, h1 = a->config->h1;
+    double norms = read_seconds(4 * a->act * h1 * rows, a->hw->gpu_bdw) + 2 * batches * a->hw->op_s;
+    double attention = prefill && batches > 0 ? attend_prefill_seconds(a->hw, a->prompts, a->len, h1, a->act) : 0;
+    return products(a, batches, rows) + norms + attention;
+}
+
+/* The four links in a layer. */
+static void link_loads(Sweep *s, const Stage *a) {
+    const double h1 = a->config->h1, rows = a->prompt_rows + a->steps, page = a->plan->policy.page_tokens;
+    const double hidden = a->act * h1 * rows, fresh = 4 * h1 * rows, down = 4 * h1 * (a->prompt_rows + a->steps);
+    const double past = 4 * h1 * a->steps * (a->past - 1 + page / 2), op = a->hw->op_s, K = a->prefills + a->decodes;
+    const double ctog = a->hw->ctog_bdw[a->stage], gtoc = a->hw->gtoc_bdw[a->stage];
+    const double dtoc = a->hw->dtoc_bdw[a->stage], ctod = a->hw->ctod_bdw[a->stage];
+    Linear *up = &s->layer[R_CTOG], *low = &s->layer[R_GTOC];
+    add(up, 1, off_w(a->weights / ctog + K * op));
+    add(up, 1, off_c(a->delegated ? a->act * h1 * a->steps / ctog : past / ctog));
+    add(up, 1, off_c(a->decodes * op));
+    add(up, 1, off_h(hidden / ctog + K * op));
+    add(low, 1, off_c(down / gtoc + K * op)); /* with delegation those of decoding come down with the queries */
+    if (a->delegated) add(low, 1, off_c(a->act * h1 * a->steps / gtoc));
+    add(low, 1, off_h(hidden / gtoc + K * op));
+    add(&s->layer[R_DTOC], 1, (Linear){.wd = a->on_disk / dtoc + K * op, .cd = past / dtoc, .hd = hidden / dtoc + K * op});
+    add(&s->layer[R_CTOD], 1, (Linear){.cd = fresh / ctod + K * op, .hd = hidden / ctod + K * op});
+}
+
+/* Layer 0 loads no activations, and the head wants only each sequence's last row; the table streams like a layer when it
+ * is not on the GPU, and the rows of new tokens are gathered from it. */
+static void head_loads(Sweep *s, const Stage *a) {
+    const OptConfig *c = a->config;
+    const double rows = a->prompt_rows + a->steps, seqs = a->prompts + a->steps, K = a->prefills + a->decodes;
+    const double less = a->act * c->h1 * (seqs - rows), ids = 2.0 * c->embed * rows;
+    const Hardware *h = a->hw;
+    const int x = a->stage;
+    Tier home = a->plan->policy.table_home;
+    Linear *of = s->head;
+    add(&of[R_CTOG], less / h->ctog_bdw[x], off_h(1));
+    add(&of[R_GTOC], less / h->gtoc_bdw[x], off_h(1));
+    of[R_DTOC].hd += less / h->dtoc_bdw[x], of[R_CTOD].hd += less / h->ctod_bdw[x];
+    if (home != TIER_GPU) of[R_CTOG].one += (a->table + a->act * c->embed * rows) / h->ctog_bdw[x];
+    if (home == TIER_DISK) of[R_DTOC].one += (a->table_on_disk + ids) / h->dtoc_bdw[x];
+    if (home == TIER_CPU) of[R_CPU].one += read_seconds(ids, h->cpu_bdw);
+    double embed = (ids + a->act * c->h1 * rows) * 2, norm = 2 * a->act * c->h1 * seqs, pick = 4.0 * c->vocab * seqs;
+    of[R_GPU].one += K * (linear_seconds(h, x, seqs / K, c->vocab, c->embed, a->act) + 6 * h->op_s) +
+                     read_seconds(embed + norm + pick, h->gpu_bdw);
+}
+
+/* Attention over the cache, on both sides; new k and v of the CPU's pages are put there by its lane. */
+static void attention_loads(Sweep *s, const Stage *a) {
+    const double h1 = a->config->h1, rows = a->prompt_rows + a->steps, op = a->hw->op_s;
+    Linear *gpu = &s->layer[R_GPU], *cpu = &s->layer[R_CPU];
+    double on_gpu = 0, on_cpu = 0;
+    if (a->steps > 0) {
+        on_gpu = attend_seconds(a->hw, false, a->stage, a->steps, a->past, h1) + a->decodes * op;
+        on_cpu = attend_seconds(a->hw, true, a->stage, a->steps, a->past, h1) + a->decodes * op;
+    }
+    gpu->cg += on_gpu + read_seconds(4 * h1 * rows, a->hw->gpu_bdw);
+    add(a->delegated ? cpu : gpu, a->delegated ? on_cpu : on_gpu, off_c(1));
+    if (!a->delegated) add(gpu, read_seconds(4 * h1 * a->steps, a->hw->gpu_bdw), off_c(1));
+    cpu->cc += read_seconds(4 * h1 * rows, a->hw->cpu_bdw) + (a->prefills + a->decodes) * op;
+}
+
+/* Seconds of the cores that copies take. */
+static Linear copying(const Stage *a, const Linear *of) {
+    Linear sum = {.one = 0};
+    for (int c = CTOG; c <= CTOD; c++) {
+        double core_s = c < DTOC ? a->hw->copy_core_s : a->hw->disk_core_s;
+        add(&sum, link_bdw(a->hw, (Channel)c)[a->stage] * core_s, of[R_CTOG + c - CTOG]);
+    }
+    return sum;
+}
+
+/* The ways. Where some prefill, they are what counts: their squares are long. */
+static void chain_loads(Sweep *s, const Stage *a) {
+    const bool prefill = a->prefills > 0;
+    const double K = prefill ? a->prefills : a->decodes, rows = prefill ? a->prompt_rows : a->steps, h1 = a->config->h1;
+    const double *bdw[] = {a->hw->ctog_bdw, a->hw->gtoc_bdw, a->hw->dtoc_bdw, a->hw->ctod_bdw};
+    const double up = 1 / bdw[0][a->stage], down = 1 / bdw[1][a->stage], ctod = 1 / bdw[3][a->stage];
+    const double hidden = a->act * h1 * rows, once = 1 / fmax(1, fmin(K, a->plan->nws));
+    const double gpu = gpu_seconds(a, prefill), queued = fmax(0, a->decodes - 2) / fmax(1, a->decodes);
+    const double attend = a->steps > 0 ? attend_seconds(a->hw, a->delegated, a->stage, a->steps, a->past, h1) : 0;
+    Linear chain = {.one = gpu}, store = {.one = gpu / 4}; /* q, k, v are a quarter of the products */
+    const double trip = (a->act + 4) * h1 * rows * down + hidden * up + 4 * K * a->hw->op_s; /* down, append, attend, up */
+    if (!prefill) add(&chain, attend + (a->delegated ? trip : 0), off_c(1));
+    if (!prefill && !a->delegated) chain.cg += attend;
+    add(&chain, hidden * (up + down), off_h(1));
+    chain.hd += hidden * (1 / bdw[2][a->stage] + ctod);
+    add(&s->layer[R_CHAIN], once, chain);
+    add(&store, 4 * h1 * rows * down, off_c(1));
+    store.cd += 4 * h1 * rows * ctod;
+    add(&s->layer[R_STORE], once, store);
+    if (!prefill || !a->steps) return;
+    s->layer[R_QUEUE].one = gpu;
+    add(&s->layer[R_QUEUE], queued * (a->delegated ? attend : 4 * h1 * a->steps * a->past * up), off_c(1));
+}
+
+/* On shared cores arithmetic and copies add up; without overlap everything does. */
+static void joint_loads(Sweep *s, const Stage *a) {
+    for (int part = 0; part < 2; part++) {
+        Linear *of = part ? s->head : s->layer, sum = {.one = 0};
+        for (int r = R_CTOG; r <= R_CPU; r++) add(&sum, 1, of[r]);
+        if (!a->plan->policy.overlap) of[R_CHAIN] = sum;
+        if (!a->hw->shared_cores) continue;
+        add(&of[R_CORES], 1, of[R_GPU]);
+        add(&of[R_CORES], 1, of[R_CPU]);
+        add(&of[R_CORES], 1, copying(a, of));
+    }
+}
+
+/* sum <= variable */
+static void at_least(Lp *lp, const char *name, int variable, const Linear *sum, const Linear *more) {
+    LpRow *row = lp_row(lp, name, false, -sum->one - (more ? more->one : 0));
+    for (int f = 0; f < NFRACTIONS; f++) row->a[f] = sum->at[f] + (more ? more->at[f] : 0);
+    row->a[variable] = -1;
+}
+
+/* Whether some placement makes it more than 0. */
+static bool is_positive(const Linear *sum) {
+    for (int f = 0; f <= NFRACTIONS; f++)
+        if (sum->at[f] > 0) return true;
+    return false;
+}
+
+static void stage_rows(Lp *lp, const Stage *a) {
+    Sweep s = {.layer = {{.one = 0}}};
+    s.layer[R_GPU].one = gpu_seconds(a, true) + gpu_seconds(a, false);
+    link_loads(&s, a);
+    attention_loads(&s, a);
+    head_loads(&s, a);
+    chain_loads(&s, a);
+    joint_loads(&s, a);
+    for (int r = 0; r < NRESOURCES; r++) {
+        if (a->hw->shared_cores && (r == R_GPU || r == R_CPU)) continue; /* CORES has both */
+        const char *name = resource_row[r][a->stage];
+        if (is_positive(&s.layer[r])) at_least(lp, name, LAYER_S + a->stage, &s.layer[r], NULL);
+        if (is_positive(&s.head[r])) at_least(lp, name, LAST_S + a->stage, &s.layer[r], &s.head[r]);
+    }
+    for (int r = R_CTOG; r <= R_CPU; r++) /* of placements that are equally fast, that which moves least */
+        for (int f = 0; r != R_GPU && f < NFRACTIONS; f++)
+            lp->c[f] += PRICE_OF_IDLE * lp->c[LAYER_S + a->stage] * s.layer[r].at[f];
+    LpRow *last = lp_row(lp, "last layer", false, 0); /* no shorter than the others */
+    last->a[LAYER_S + a->stage] = 1, last->a[LAST_S + a->stage] = -1;
+}
+
+/* The plan's totals, linear between its corners: what it has with everything on the CPU tier, and what the shares on other
+ * tiers come to besides. */
+static void memory_rows(Lp *lp, const Stage *a, const double capacity[NTIERS]) {
+    const Plan *p = a->plan;
+    const double l = a->config->l, h1 = a->config->h1, page = p->policy.page_tokens * h1 * 4, pages = p->npages[TIER_CPU];
+    const double weights = a->weights * l, cache = pages * page * l, near = 2 * p->staged_pages[0] * page;
+    const double rows = p->max_rows, x = p->nws * rows * h1 * a->act, kvrow = p->nws * (double)p->off_rows * h1 * 4;
+    double act = 0;
+    for (int k = 0; k < p->slots; k++) act += p->act_rows[TIER_CPU][k] * h1 * a->act;
+    Linear tier[NTIERS] = {{.wg = weights, .cg = cache, .hg = act},
+                           {.wc = weights, .cc = cache, .hc = act},
+                           {.wd = weights, .cd = cache, .hd = act}};
+    add(&tier[TIER_GPU], 1, off_w(2 * a->weights));
+    add(&tier[TIER_GPU], 1, off_c(near));
+    add(&tier[TIER_GPU], 1, off_h(x));
+    add(&tier[TIER_CPU], 1, off_c(kvrow));
+    add(&tier[TIER_CPU], 1, (Linear){.wd = 2 * a->weights, .cd = near, .hd = 4 * rows * h1 * a->act});
+    for (int t = 0; t < NTIERS; t++) tier[t].one = (double)p->total[t] - tier[t].wc - tier[t].cc - tier[t].hc;
+    if (a->delegated) { /* the plan was made without */
+        add(&tier[TIER_GPU], -1, off_c(near));
+        add(&tier[TIER_CPU], 2 * p->nws * (double)p->off_seqs * h1 * a->act, off_c(1));
+    }
+    for (int t = 0; t < NTIERS; t++) {
+        LpRow *row = lp_row(lp, memory_row[t], false, capacity[t] - tier[t].one);
+        memcpy(row->a, tier[t].at, sizeof tier[t].at[0] * NFRACTIONS);
+    }
+}
+
+void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan, bool delegated,
+                const double capacity[NTIERS]) {
+    *lp = (Lp){.n = RUNTIME_VARS};
+    for (int x = 0; x < 2; x++) {
+        const Stage a = stage_open(hardware, checkpoint, plan, delegated, x);
+        lp->c[LAYER_S + x] = plan->work[x].sweeps * (a.config->l - 1), lp->c[LAST_S + x] = plan->work[x].sweeps;
+        if (plan->work[x].sweeps > 0) stage_rows(lp, &a);
+        if (x) memory_rows(lp, &a, capacity);
+    }
+    sum_rows(lp);
+}
+
+double runtime_seconds(const Lp *lp, const double *x) {
+    double seconds = 0;
+    for (int v = LAYER_S; v < RUNTIME_VARS; v++) seconds += lp->c[v] * x[v];
+    return seconds;
+}
+
+/* The largest of the rows that bound a variable from below, at x, where that is more than `most`; its name. */
+static double largest(const Lp *lp, const double *x, int variable, double most, const char **name) {
+    for (int i = 0; i < lp->m; i++) {
+        if (lp->row[i].a[variable] >= 0) continue;
+        double seconds = lp_excess(&lp->row[i], x, lp->n);
+        if (seconds > most) most = seconds, *name = lp->row[i].name;
+    }
+    return most;
+}
+
+/* Seconds of a sweep, layer by layer: beside each loads the next. slowest: the row that most seconds are bound by. */
+static double sweep_seconds(const Lp *lp, double *x, const Plan *plan, int stage, char *slowest, size_t size) {
+    const int l = plan->config.l;
+    double sum = 0, most = 0, by[LP_MAX_ROWS] = {0}, layer = 0;
+    const char *name[LP_MAX_ROWS];
+    int names = 0;
+    for (int r = 0; r < NROLES; r++) layer += 2.0 * plan->weight[0][r].home.rows * plan->weight[0][r].home.cols;
+    for (int j = 0; j < l; j++) {
+        const char *bound = "";
+        int next = (j + 1) % l, n = 0;
+        x[WC] = plan->cpu_slab[next] / layer, x[WD] = plan->disk_slab[next] / layer, x[WG] = 1 - x[WC] - x[WD];
+        double seconds = largest(lp, x, LAYER_S + stage, 0, &bound);
+        if (j + 1 == l) seconds = largest(lp, x, LAST_S + stage, seconds, &bound);
+        while (n < names && name[n] != bound) n++;
+        if (n == names) name[names++] = bound;
+        sum += seconds, by[n] += seconds;
+        if (by[n] > most) most = by[n], snprintf(slowest, size, "%s", bound);
+    }
+    return sum;
+}
+
+void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan) {
+    double x[LP_MAX_VARS] = {0}, seconds[2] = {0}, tokens = 0; /* T is 0: a row's excess is what T must be */
+    *cost = (Cost){.T = 0};
+    for (int f = 0; f < NFRACTIONS; f++) cost->fraction[f] = x[f] = plan->achieved[f / NTIERS][f % NTIERS];
+    for (int stage = 0; stage < 2; stage++) {
+        if (plan->work[stage].sweeps > 0)
+            seconds[stage] = sweep_seconds(lp, x, plan, stage, cost->slowest[stage], sizeof cost->slowest[stage]);
+        cost->T += seconds[stage] * plan->work[stage].sweeps;
+        tokens += plan->work[stage].prompts + plan->work[stage].steps;
+    }
+    cost->T_gen = seconds[0] / plan->config.l, cost->T_pre = seconds[1] / plan->config.l;
+    cost->throughput = tokens / cost->T;
+    for (int t = 0; t < NTIERS; t++) cost->peak[t] = (double)plan->total[t];
+}

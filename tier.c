@@ -336,6 +336,40 @@ static long next_end(const Admission *a) {
     return end;
 }
 
+/* Adds the batches in flight in this sweep: those that decode, those that prefill. Seats lie batch by batch; who prefills
+ * in a batch that decodes has come through the entrance. Returns how many there are when the entrance is empty again. */
+static int note_batches(Workload *now, const Admission *a) {
+    bool entrance = false;
+    int batches = 0;
+    for (int e = 0, k; e < a->nseats;) {
+        bool old = false, new = false;
+        for (k = a->seat[e].k; e < a->nseats && a->seat[e].k == k; e++)
+            if (a->seat[e].prompt >= 0) *(a->seat[e].since == a->sweep ? &new : &old) = true;
+        now->decodes += old, now->prefills += new && !old;
+        entrance = entrance || (new &&old);
+        batches += new || old;
+    }
+    now->prefills += entrance;
+    return batches;
+}
+
+/* Adds what this sweep and those before sweep `until` have to do; in them nobody enters or leaves. */
+static void note_work(Plan *p, const Admission *a, bool entering, long until) {
+    Workload *now = &p->work[entering], *later = &p->work[0];
+    double more = (double)(until - a->sweep - 1);
+    now->sweeps++, later->sweeps += more;
+    later->decodes += more * note_batches(now, a);
+    for (int e = 0; e < a->nseats; e++) {
+        if (a->seat[e].prompt < 0) continue;
+        double s = a->task->prompts[a->seat[e].prompt].s, age = (double)(a->sweep - a->seat[e].since);
+        if (age > 0)
+            now->steps++, now->past += s + age;
+        else
+            now->prompts++, now->prompt_rows += s, now->pairs += s * (s + 1) / 2;
+        later->steps += more, later->past += more * (s + age) + more * (more + 1) / 2;
+    }
+}
+
 /* Walks the whole task through admission: pools as large as the largest need, batches as large as the largest. */
 static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
     Admission a;
@@ -350,6 +384,7 @@ static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
         if (!a.seated) break;
         bool opening = a.next_prompt < task->count && a.seated < a.nseats; /* someone may enter before anybody leaves */
         p->sweeps = diagonal && opening ? p->sweeps + 1 : next_end(&a);
+        note_work(p, &a, n > 0, p->sweeps);
         for (int e = 0; e < a.nseats; e++)
             if (a.seat[e].prompt >= 0 && a.seat[e].since + task->prompts[a.seat[e].prompt].n <= p->sweeps)
                 admission_leave(&a, e, task->prompts[a.seat[e].prompt].n);
