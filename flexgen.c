@@ -2,12 +2,14 @@
  *
  *   generate   prompts in, completions out
  *   bench      a named model with random weights, prompts of one length, measured throughput
- *   policy     the best placement on a machine, by a cost model
+ *   policy     the best policies for a machine, by a cost model
+ *   profile    this machine as numbers
  * Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to standard output, everything else to standard
  * error. Read next: schedule.c for the paper's Figure 4. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -30,8 +32,9 @@ typedef struct {
     int max_tokens, num_prompts, threads;
     int prompt_len[2], gen_len[2]; /* least, most */
     Policy policy;                 /* gbs, num_gpu_batches 0: not given */
-    Schedule asked;                /* the policy's may become another */
     bool fixed[6];                 /* which of wg wc cg cc hg hc are given */
+    bool fixed_schedule, frontier;
+    double max_latency; /* seconds of a block; 0: any number */
     bool verbose, help;
     Sampling sampling;
     size_t capacity[NTIERS]; /* FROM_MACHINE: not given */
@@ -40,7 +43,8 @@ typedef struct {
 } Options;
 #define FROM_MACHINE SIZE_MAX
 
-/* A flag: the commands that know it ("g" generate, "b" bench, "p" policy), how many values it takes, and what they set. */
+/* A flag: the commands that know it ("g" generate, "b" bench, "p" policy, "m" profile), how many values it takes, and what
+ * they set. */
 typedef struct Flag Flag;
 struct Flag {
     const char *name, *commands;
@@ -125,6 +129,10 @@ static int parse_double(double *value, const Flag *flag, const char *text, Error
     return 0;
 }
 
+static int set_double(Options *o, const Flag *flag, char **v, Error *err) {
+    return parse_double(field(o, flag), flag, v[0], err);
+}
+
 static int set_float(Options *o, const Flag *flag, char **v, Error *err) {
     double value;
     if (parse_double(&value, flag, v[0], err)) return -1;
@@ -150,9 +158,10 @@ static int set_percent(Options *o, const Flag *flag, char **v, Error *err) {
     double *share[6] = {&o->policy.wg, &o->policy.wc, &o->policy.cg, &o->policy.cc, &o->policy.hg, &o->policy.hc};
     static const char *const what[] = {"weights", "KV cache", "activations"};
     for (int i = 0; i < 6; i++) {
-        if (parse_double(share[i], flag, v[i], err)) return -1;
+        o->fixed[i] = strcmp(v[i], "-") != 0;
+        *share[i] = 0;
+        if (o->fixed[i] && parse_double(share[i], flag, v[i], err)) return -1;
         *share[i] /= 100;
-        o->fixed[i] = true;
     }
     for (int i = 0; i < 6; i += 2)
         if (*share[i] + *share[i + 1] > 1 + 1e-9)
@@ -163,12 +172,13 @@ static int set_percent(Options *o, const Flag *flag, char **v, Error *err) {
 
 static int set_schedule(Options *o, const Flag *flag, char **v, Error *err) {
     for (int i = SCHEDULE_ZIGZAG; i <= SCHEDULE_DIAGONAL; i++)
-        if (!strcmp(v[0], schedule_name[i])) return o->policy.schedule = o->asked = (Schedule)i, 0;
+        if (!strcmp(v[0], schedule_name[i])) return o->policy.schedule = (Schedule)i, o->fixed_schedule = true, 0;
     return fail(err, EXIT_USAGE, "%s %.60s: expected row, zigzag or diagonal", flag->name, v[0]);
 }
 
 static int set_cost_model(Options *o, const Flag *flag, char **v, Error *err) {
-    if (strcmp(v[0], "paper")) return fail(err, EXIT_USAGE, "%s %.60s: expected paper", flag->name, v[0]);
+    if (strcmp(v[0], "paper") && strcmp(v[0], "runtime"))
+        return fail(err, EXIT_USAGE, "%s %.60s: expected runtime or paper", flag->name, v[0]);
     o->cost_model = v[0];
     return 0;
 }
@@ -198,42 +208,47 @@ static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
 #define AT(name) offsetof(Options, name)
 enum { MAX_GBS = 1 << 20, MAX_LEN = 1 << 24, MAX_BENCH = 1 << 28, MAX_SLICES = 1 << 20 };
 static const Flag flags[] = {
-    {"--model", "gbp", 1, set_text, AT(model), 0, 0,
-     "DIR: a Hugging Face directory; bench and policy also take a name, opt-125m to opt-175b"},
+    {"--model", "gbpm", 1, set_text, AT(model), 0, 0,
+     "DIR: a Hugging Face directory; all but generate also take a name, opt-125m to opt-175b"},
     {"--prompt", "g", 1, add_text, AT(prompt), 0, 0, "TEXT: a prompt; may be repeated"},
     {"--prompts", "g", 1, set_text, AT(prompts), 0, 0,
      "FILE: JSON lines {\"id\", \"prompt\", \"max_tokens\"} or plain lines; - is standard input"},
-    {"--output", "g", 1, set_text, AT(output), 0, 0, "FILE: completions as JSON lines (-, standard output)"},
+    {"--output", "gm", 1, set_text, AT(output), 0, 0,
+     "FILE: completions as JSON lines, or the machine (-, standard output)"},
     {"--max-tokens", "g", 1, set_int, AT(max_tokens), 1, MAX_LEN,
      "N: tokens to generate where the prompt does not say (64)"},
     {"--prompt-len", "bp", 1, set_range, AT(prompt_len), 1, MAX_LEN,
      "S: tokens of every prompt (512); bench also S1-S2: drawn between the two"},
     {"--gen-len", "bp", 1, set_range, AT(gen_len), 1, MAX_LEN, "N: tokens to generate (32); bench also N1-N2"},
-    {"--num-prompts", "b", 1, set_int, AT(num_prompts), 1, MAX_GBS, "N: prompts (one block of them)"},
+    {"--num-prompts", "bp", 1, set_int, AT(num_prompts), 1, MAX_GBS, "N: prompts (one block of them)"},
     {"--json", "bp", 1, set_text, AT(json), 0, 0, "FILE: the figures as one JSON object; - is standard output"},
-    {"--percent", "gb", 6, set_percent, 0, 0, 100,
-     "WG WC CG CC HG HC: weights, KV cache, activations on GPU and on CPU; the disk has the rest"},
+    {"--percent", "gbp", 6, set_percent, 0, 0, 100,
+     "WG WC CG CC HG HC: weights, KV cache, activations on GPU and on CPU; the disk has the rest; - is left to the search"},
     {"--gpu-batch-size", "gbp", 1, set_int, AT(policy.gbs), 1, MAX_GBS, "N: sequences of a GPU batch"},
     {"--num-gpu-batches", "gbp", 1, set_int, AT(policy.num_gpu_batches), 1, 1 << 16, "N: GPU batches of a block"},
-    {"--schedule", "gb", 1, set_schedule, 0, 0, 0,
-     "zigzag (Figure 3b, the default), row (Figure 3a) or diagonal (Figure 6)"},
-    {"--cpu-cache-compute", "gb", 0, set_true, AT(policy.cpu_attention), 0, 0,
+    {"--schedule", "gbp", 1, set_schedule, 0, 0, 0,
+     "zigzag (Figure 3b), row (Figure 3a) or diagonal (Figure 6); the best, or with a given policy zigzag"},
+    {"--cpu-cache-compute", "gbp", 0, set_true, AT(policy.cpu_attention), 0, 0,
      "the CPU attends to the KV cache on CPU and disk, in place"},
-    {"--no-overlap", "gb", 0, set_false, AT(policy.overlap), 0, 0, "wait for every operation at once"},
-    {"--page-tokens", "gb", 1, set_int, AT(policy.page_tokens), 1, 4096, "N: tokens of a KV page (16)"},
-    {"--device", "gb", 1, set_text, AT(device), 0, 0,
+    {"--no-overlap", "gbp", 0, set_false, AT(policy.overlap), 0, 0, "wait for every operation at once"},
+    {"--page-tokens", "gbp", 1, set_int, AT(policy.page_tokens), 1, 4096, "N: tokens of a KV page (16)"},
+    {"--device", "gbpm", 1, set_text, AT(device), 0, 0,
      "host, cuda (the GPU, if there is one), or for bench sim, a machine made of numbers"},
-    {"--hardware", "bp", 1, set_text, AT(hardware), 0, 0,
-     "FILE: the machine that the sim plays or the policy is for, such as hardware/t4.json"},
-    {"--cost-model", "p", 1, set_cost_model, 0, 0, 0, "paper: Appendix A.3 as printed"},
-    {"--link", "gb", 1, set_links, 0, 0, 0,
+    {"--hardware", "gbp", 1, set_text, AT(hardware), 0, 0,
+     "FILE: the machine that the policy is for or the sim plays, such as hardware/t4.json (this one, measured)"},
+    {"--cost-model", "p", 1, set_cost_model, 0, 0, 0,
+     "runtime: what this program does (the default); paper: Appendix A.3 as printed"},
+    {"--max-latency", "gbp", 1, set_double, AT(max_latency), 1e-6, 1e12, "SECONDS: that one block may take"},
+    {"--frontier", "p", 0, set_true, AT(frontier), 0, 0, "the best throughput for every latency (Figure 1)"},
+    {"--link", "gbp", 1, set_links, 0, 0, 0,
      "LIST: slow links of the host device: ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G (bytes/s)"},
     {"--trace", "gb", 1, set_text, AT(trace), 0, 0, "FILE: what each lane did when, for chrome://tracing or Perfetto"},
-    {"--gpu-mem", "gb", 1, set_size, AT(capacity[TIER_GPU]), 0, 0, "SIZE: capacity of the GPU tier, such as 16G"},
-    {"--cpu-mem", "gb", 1, set_size, AT(capacity[TIER_CPU]), 0, 0, "SIZE: of the CPU tier"},
-    {"--disk-mem", "gb", 1, set_size, AT(capacity[TIER_DISK]), 0, 0, "SIZE: of the disk tier"},
-    {"--offload-dir", "gb", 1, set_text, AT(offload_dir), 0, 0, "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
-    {"--threads", "gb", 1, set_int, AT(threads), 1, 1024, "N: threads that compute (all cores)"},
+    {"--gpu-mem", "gbpm", 1, set_size, AT(capacity[TIER_GPU]), 0, 0, "SIZE: capacity of the GPU tier, such as 16G"},
+    {"--cpu-mem", "gbpm", 1, set_size, AT(capacity[TIER_CPU]), 0, 0, "SIZE: of the CPU tier"},
+    {"--disk-mem", "gbpm", 1, set_size, AT(capacity[TIER_DISK]), 0, 0, "SIZE: of the disk tier"},
+    {"--offload-dir", "gbpm", 1, set_text, AT(offload_dir), 0, 0,
+     "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
+    {"--threads", "gbpm", 1, set_int, AT(threads), 1, 1024, "N: threads that compute (all cores)"},
     {"--temperature", "g", 1, set_float, AT(sampling.temperature), 0, 1e6, "T: of sampling; 0 is greedy (the default)"},
     {"--top-p", "g", 1, set_float, AT(sampling.top_p), 1e-6, 1,
      "P: with a temperature, sample from the likeliest tokens with together this mass (1)"},
@@ -243,7 +258,7 @@ static const Flag flags[] = {
     {"--stop", "g", 1, add_text, AT(stop), 0, 0, "TEXT: end a completion before it; may be repeated"},
     {"--verbose", "g", 0, set_true, AT(verbose), 0, 0,
      "print the plan, and the measured peaks beside it (bench always does)"},
-    {"--help", "gbp", 0, set_true, AT(help), 0, 0, "this text"},
+    {"--help", "gbpm", 0, set_true, AT(help), 0, 0, "this text"},
 };
 enum { NFLAGS = sizeof flags / sizeof flags[0] };
 
@@ -265,13 +280,14 @@ static int edit_distance(const char *a, const char *b) {
 }
 
 /* "generate and bench": the commands that know a flag. */
-static const char *known_by(const Flag *flag) {
-    static const char *const table[][2] = {
-        {"g", "generate"}, {"b", "bench"}, {"p", "policy"}, {"gb", "generate and bench"}, {"bp", "bench and policy"}};
-    size_t c = 0, n = sizeof table / sizeof *table;
-    while (c < n && strcmp(flag->commands, table[c][0])) c++;
-    CHECK(c < n);
-    return table[c][1];
+static const char *known_by(char *text, size_t size, const Flag *flag) {
+    text[0] = 0;
+    for (const char *c = flag->commands; *c; c++) {
+        const char *name = *c == 'g' ? "generate" : *c == 'b' ? "bench" : *c == 'p' ? "policy" : "profile";
+        size_t used = strlen(text);
+        snprintf(text + used, size - used, "%s%s", !used ? "" : c[1] ? ", " : " and ", name);
+    }
+    return text;
 }
 
 static int unknown_flag(const char *name, char command, Error *err) {
@@ -279,7 +295,10 @@ static int unknown_flag(const char *name, char command, Error *err) {
     int least = 1000;
     for (int f = 0; f < NFLAGS; f++) {
         int distance = edit_distance(name, flags[f].name);
-        if (!distance) return fail(err, EXIT_USAGE, "%s is a flag of %s only; leave it out", name, known_by(&flags[f]));
+        char who[64];
+        if (!distance)
+            return fail(err, EXIT_USAGE, "%s is a flag of %s only; leave it out", name,
+                        known_by(who, sizeof who, &flags[f]));
         if (strchr(flags[f].commands, command) && distance < least) least = distance, nearest = flags[f].name;
     }
     return fail(err, EXIT_USAGE, "unknown flag %.60s; the nearest known one is %s", name, nearest);
@@ -303,34 +322,44 @@ static bool device_is(const Options *o, const char *name) { return o->device && 
 static int check_device(const Options *o, char command, Error *err) {
     if (o->device && !device_is(o, "host") && !device_is(o, "cuda") && !device_is(o, "sim"))
         return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
-    if (device_is(o, "sim") && command == 'g')
-        return fail(err, EXIT_USAGE, "--device sim: it computes nothing, so only bench knows it");
-    if (device_is(o, "sim") != (o->hardware != NULL))
-        return fail(err, EXIT_USAGE, "--device sim and --hardware FILE belong together; give both or neither");
+    if (device_is(o, "sim") && command != 'b')
+        return fail(err, EXIT_USAGE, "--device sim: it computes nothing, so only bench knows it; leave it out");
+    if (device_is(o, "sim") && !o->hardware)
+        return fail(err, EXIT_USAGE,
+                    "--device sim: --hardware is missing; name the machine's file, such as hardware/t4.json");
     if (o->links && o->device && !device_is(o, "host"))
         return fail(err, EXIT_USAGE, "--link: only links of the host device can be slowed; use --device host");
     return 0;
 }
 
-static int check_policy(const Options *o, Error *err) {
+static bool paper_model(const Options *o) { return o->cost_model && !strcmp(o->cost_model, "paper"); }
+
+/* Appendix A.3 knows one block of equal prompts on one machine. */
+static int check_paper(const Options *o, Error *err) {
     if (!o->hardware)
         return fail(err, EXIT_USAGE, "--hardware is missing; name the machine's file, such as hardware/t4.json");
-    if (!o->cost_model) return fail(err, EXIT_USAGE, "--cost-model is missing; expected paper");
     if (!o->policy.gbs || !o->policy.num_gpu_batches)
         return fail(err, EXIT_USAGE, "%s is missing; give the block as --gpu-batch-size N --num-gpu-batches N",
                     o->policy.gbs ? "--num-gpu-batches" : "--gpu-batch-size");
     if (o->prompt_len[0] < o->prompt_len[1] || o->gen_len[0] < o->gen_len[1])
-        return fail(err, EXIT_USAGE, "%s: the cost model knows one length; give one number",
+        return fail(err, EXIT_USAGE, "%s: the cost model paper knows one length; give one number",
                     o->prompt_len[0] < o->prompt_len[1] ? "--prompt-len" : "--gen-len");
+    for (int i = 0; i < 6; i++)
+        if (o->fixed[i]) return fail(err, EXIT_USAGE, "--percent: the cost model paper finds all of them; leave it out");
+    if (o->max_latency > 0 || o->frontier)
+        return fail(err, EXIT_USAGE, "%s: the cost model paper looks at one block; leave it out",
+                    o->frontier ? "--frontier" : "--max-latency");
     return 0;
 }
 
 /* What no flag alone can get wrong. */
 static int check_options(const Options *o, char command, Error *err) {
+    if (check_device(o, command, err)) return -1;
+    if (command == 'm') return 0;
     if (!o->model)
         return fail(err, EXIT_USAGE, "--model is missing; name a checkpoint directory%s",
                     command != 'g' ? " or a size such as opt-125m" : "");
-    if (command == 'p' ? check_policy(o, err) : check_device(o, command, err)) return -1;
+    if (command == 'p' && paper_model(o) && check_paper(o, err)) return -1;
     if (command == 'g' && !o->prompt.n == !o->prompts)
         return fail(err, EXIT_USAGE, "give either --prompt TEXT or --prompts FILE");
     for (int i = 0; i < o->stop.n; i++)
@@ -342,16 +371,16 @@ static int check_options(const Options *o, char command, Error *err) {
 }
 
 static void usage(FILE *out) {
-    fprintf(
-        out,
-        "FlexGen: generates text from OPT models that do not fit the GPU.\n\n"
-        "  flexgen generate --model DIR (--prompt TEXT | --prompts FILE|-)   completions as JSON lines\n"
-        "  flexgen bench    --model NAME|DIR                                 measured throughput\n"
-        "  flexgen policy   --model NAME|DIR --hardware FILE                 the best placement, and what it promises\n\n");
-    for (const Flag *f = flags; f < flags + NFLAGS; f++)
-        fprintf(out, "  %-20s%s %s\n", f->name, strlen(f->commands) > 1 ? " " : f->commands, f->help);
     fprintf(out,
-            "\ng: of generate, b: of bench, p: of policy. Exit status: 0 done, 1 failed, 2 wrong use or does not fit.\n");
+            "FlexGen: generates text from OPT models that do not fit the GPU.\n\n"
+            "  flexgen generate --model DIR (--prompt TEXT | --prompts FILE|-)   completions as JSON lines\n"
+            "  flexgen bench    --model NAME|DIR                                 measured throughput\n"
+            "  flexgen policy   --model NAME|DIR                                 the best policies, and what they promise\n"
+            "  flexgen profile                                                   this machine as a hardware file\n\n");
+    for (const Flag *f = flags; f < flags + NFLAGS; f++) fprintf(out, "  %-20s%-4s %s\n", f->name, f->commands, f->help);
+    fprintf(out,
+            "\ng: of generate, b: of bench, p: of policy, m: of profile. Exit status: 0 done, 1 failed, 2 wrong use or "
+            "does not fit.\n");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -425,8 +454,9 @@ static int fill_capacities(Options *o, Gpu *gpu, const Hardware *hardware, const
 /* One task: what it needs, where it runs, how it went. */
 typedef struct {
     Gpu *gpu; /* NULL on the other devices */
-    bool sim;
-    Hardware hardware; /* of the sim */
+    bool sim, predicted;
+    Hardware hardware; /* of the sim, or of this machine where the policy is searched for */
+    Found found;       /* what is expected of the policy, if predicted */
     Error no_gpu;      /* text: why not the GPU, where nobody said --device host */
     size_t in_use_before,
         in_use; /* bytes of the GPU before there is a tier and at the end of the run, by its own account */
@@ -458,16 +488,70 @@ static int choose_device(Run *run, const Options *o, const OptConfig *config, Er
     return -1;
 }
 
-/* Chooses what the flags leave open, and refuses what does not fit, before anything is allocated or written. */
-static int plan_task(Run *run, Options *o, const Checkpoint *checkpoint, const Task *task, Error *err) {
-    bool fixed_gbs = o->policy.gbs > 0, fixed_batches = o->policy.num_gpu_batches > 0;
+static void slow_links(Hardware *h, const double link[NCHANNELS]) {
+    double *const bdw[] = {h->ctog_bdw, h->gtoc_bdw, h->dtoc_bdw, h->ctod_bdw};
+    for (int c = CTOG; c <= CTOD; c++)
+        for (int stage = 0; link[c] > 0 && stage < 2; stage++) bdw[c][stage] = fmin(bdw[c][stage], link[c]);
+}
+
+/* The machine that the search is for: a file's, or this one, measured; with its links as slow as they will be. */
+static int know_machine(Run *run, const Options *o, const OptConfig *config, Error *err) {
+    const ProfileSize size = profile_size(run->gpu, config);
+    FILE *progress = isatty(STDERR_FILENO) ? stderr : NULL;
+    if (run->sim) return 0;
+    if (o->hardware
+            ? hardware_read(&run->hardware, o->hardware, err)
+            : profile_machine(&run->hardware, &size, run->gpu, o->offload_dir, o->threads, o->capacity, progress, err))
+        return -1;
+    slow_links(&run->hardware, o->link);
+    return 0;
+}
+
+static Type act_type(const Run *run) { return run->gpu || (run->sim && !run->hardware.shared_cores) ? F16 : F32; }
+
+static Search search_for(const Options *o, const Hardware *hardware, Type act_type, const Checkpoint *checkpoint,
+                         const Task *task, bool one_block) {
+    Search s = {.hardware = hardware,
+                .checkpoint = checkpoint,
+                .task = task,
+                .one_block = one_block,
+                .act_type = act_type,
+                .given = o->policy,
+                .fixed_gbs = o->policy.gbs > 0,
+                .fixed_batches = o->policy.num_gpu_batches > 0 || o->policy.schedule == SCHEDULE_ROW,
+                .fixed_schedule = o->fixed_schedule,
+                .fixed_attention = o->policy.cpu_attention,
+                .max_latency = o->max_latency};
+    memcpy(s.capacity, o->capacity, sizeof s.capacity);
+    memcpy(s.fixed, o->fixed, sizeof s.fixed);
+    if (!s.given.num_gpu_batches && s.fixed_batches) s.given.num_gpu_batches = 1;
+    return s;
+}
+
+/* Whether the flags say everything that the search would look for. */
+static bool all_given(const Search *s) {
+    bool all = s->fixed_gbs && s->fixed_batches;
+    for (int i = 0; i < 6; i++) all = all && s->fixed[i];
+    return all;
+}
+
+/* Chooses what the flags leave open, and refuses what does not fit, before anything is allocated or written. one_block: the
+ * task is as long as a block may be, and ends behind the policy's. */
+static int plan_task(Run *run, Options *o, const Checkpoint *checkpoint, Task *task, bool one_block, Error *err) {
     if (choose_device(run, o, &checkpoint->config, err) ||
         fill_capacities(o, run->gpu, run->sim ? &run->hardware : NULL, checkpoint, err))
         return -1;
-    Type act_type = run->gpu || (run->sim && !run->hardware.shared_cores) ? F16 : F32;
-    if (policy_default(&o->policy, o->fixed, fixed_gbs, fixed_batches, checkpoint, task, act_type, o->capacity, err))
-        return -1;
-    run->plan = plan_make(checkpoint, &o->policy, task, act_type, err);
+    o->threads = host_set_threads(o->threads);
+    Search search = search_for(o, &run->hardware, act_type(run), checkpoint, task, one_block);
+    bool given = all_given(&search);
+    run->predicted = run->sim || o->hardware || !given;
+    if (run->predicted && know_machine(run, o, &checkpoint->config, err)) return -1;
+    if (given && table_home(&search.given, checkpoint, task, act_type(run), o->capacity, err)) return -1;
+    if (!given && policy_search(&run->found, 1, &search, err) < 0) return -1;
+    if (given && run->predicted && policy_predict(&run->found, &search, err)) return -1;
+    o->policy = given ? search.given : run->found.policy;
+    if (one_block) task->count = imin(task->count, block_size(&o->policy));
+    run->plan = plan_make(checkpoint, &o->policy, task, act_type(run), err);
     return run->plan ? plan_fits(run->plan, o->capacity, err) : -1;
 }
 
@@ -527,7 +611,6 @@ static int run_task(Run *run, Options *o, const Checkpoint *checkpoint, const Ta
     FILE *trace = o->trace ? open_output("--trace", o->trace, err) : NULL;
     if (o->trace && !trace) return -1;
     Error unwritten;
-    o->threads = host_set_threads(o->threads);
     run->traced = run->traced || trace;
     run->device = open_device(run, o, checkpoint, err);
     if (run->device) say_notices(run, true);
@@ -551,6 +634,23 @@ static void run_close(Run *run) {
     plan_free(run->plan);
     if (run->gpu) run->gpu->close(run->gpu);
     trace_free(&run->trace);
+}
+
+/* Side by side. T_pre and T_gen are seconds of a layer, in sweeps with a prefill and in the others. */
+static void print_prediction(const Run *run) {
+    const RunStats *r = &run->stats;
+    const Cost *cost = &run->found.cost;
+    const double l = run->plan->config.l, prefills = (double)r->prefill_sweeps, others = (double)r->sweeps - prefills;
+    const double rows[][2] = {{cost->T_pre, prefills > 0 ? r->prefill_s / prefills / l : 0},
+                              {cost->T_gen, others > 0 ? r->decode_s / others / l : 0},
+                              {cost->T, r->total_s},
+                              {cost->throughput, r->total_s > 0 ? r->generated / r->total_s : 0}};
+    static const char *const name[] = {"T_pre (s)", "T_gen (s)", "T (s)", "throughput (token/s)"};
+    fprintf(stderr, "%-34s %12s %12s\n", "", "predicted", "measured");
+    for (int i = 0; i < 4; i++) fprintf(stderr, "%-34s %12.6g %12.6g\n", name[i], rows[i][0], rows[i][1]);
+    for (int t = 0; t < NTIERS; t++)
+        fprintf(stderr, "%-4s peak (MiB) %18s %12.2f %12.2f\n", tier_name[t], "", cost->peak[t] / 1048576.0,
+                run->device->peak[t] / 1048576.0);
 }
 
 static void print_summary(const Options *o, const Run *run, int prompts) {
@@ -587,7 +687,7 @@ static int read_job(Job *job, const Options *o, const Tokenizer *tokenizer, cons
 static int generate_job(Options *o, const Checkpoint *checkpoint, const Tokenizer *tokenizer, Job *job, Run *run,
                         Error *err) {
     const char *path = o->output ? o->output : "-";
-    if (job->task.count && plan_task(run, o, checkpoint, &job->task, err)) return -1;
+    if (job->task.count && plan_task(run, o, checkpoint, &job->task, false, err)) return -1;
     if (job->task.count && o->verbose) plan_print(stderr, run->plan, o->capacity, NULL);
     Completions c = {.job = job,
                      .tokenizer = tokenizer,
@@ -603,6 +703,7 @@ static int generate_job(Options *o, const Checkpoint *checkpoint, const Tokenize
     Error unwritten;
     if (close_output(c.out, "--output", path, &unwritten) && !status) *err = unwritten, status = -1;
     if (!status && job->task.count && o->verbose) print_peaks(run, o);
+    if (!status && run->predicted) print_prediction(run);
     if (!status && job->task.count) print_summary(o, run, job->task.count);
     return status;
 }
@@ -652,19 +753,30 @@ static int draw(uint64_t *x, const int range[2]) {
     return range[0] + (int)(*x % (uint64_t)(range[1] - range[0] + 1));
 }
 
-/* Random prompts of one length, or of lengths between two. */
-static void bench_task(Task *task, const Options *o, const OptConfig *config, int count) {
-    uint64_t x = 88172645463325252ull + o->sampling.seed, lengths = x ^ 1;
-    *task = (Task){.count = count, .prompts = xcalloc(count, sizeof *task->prompts), .sampling = o->sampling};
-    for (int i = 0; i < count; i++) {
+/* Prompts of one length, or of lengths between two, so far without tokens. */
+static Task bench_task(const Options *o, int count) {
+    uint64_t x = (88172645463325252ull + o->sampling.seed) ^ 1;
+    Task task = {.count = count, .prompts = xcalloc(count, sizeof *task.prompts), .sampling = o->sampling};
+    for (int i = 0; i < count; i++) task.prompts[i].s = draw(&x, o->prompt_len), task.prompts[i].n = draw(&x, o->gen_len);
+    return task;
+}
+
+/* Their tokens, at random. */
+static void fill_prompts(Task *task, const OptConfig *config) {
+    uint64_t x = 88172645463325252ull + task->sampling.seed;
+    for (int i = 0; i < task->count; i++) {
         Prompt *p = &task->prompts[i];
-        p->s = draw(&lengths, o->prompt_len), p->n = draw(&lengths, o->gen_len);
         p->ids = xcalloc(p->s, sizeof *p->ids);
         for (int t = 0; t < p->s; t++) {
             x ^= x << 13, x ^= x >> 7, x ^= x << 17;
             p->ids[t] = t ? (int32_t)(x % (uint64_t)config->vocab) : 2;
         }
     }
+}
+
+static void free_prompts(Task *task) {
+    for (int i = 0; i < task->count; i++) free(task->prompts[i].ids);
+    free(task->prompts);
 }
 
 static int ignore_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
@@ -684,12 +796,8 @@ static void add_figures(cJSON *to, const Figure *figures, size_t n) {
 /* The disk's share, without the dust of a subtraction. */
 static double rest(double gpu, double cpu) { return 1 - gpu - cpu < 1e-9 ? 0 : 1 - gpu - cpu; }
 
-/* The policy and the times, under the paper's names. */
-static void add_run(cJSON *json, const Options *o, const Run *run) {
-    const Policy *p = &o->policy;
-    const RunStats *r = &run->stats;
-    int l = run->plan->config.l, steps = o->gen_len[1] > 1 ? (o->gen_len[1] - 1) * l : 1;
-    double throughput = r->generated / r->total_s, decode = r->decode_s > 0 ? r->decoded / r->decode_s : 0;
+/* A policy under the paper's names. */
+static void add_policy(cJSON *json, const Policy *p) {
     const Figure figures[] = {
         {"wg", p->wg},
         {"wc", p->wc},
@@ -703,12 +811,39 @@ static void add_run(cJSON *json, const Options *o, const Run *run) {
         {"gbs", p->gbs},
         {"num_gpu_batches", p->num_gpu_batches},
         {"bls", block_size(p)},
+    };
+    cJSON_AddStringToObject(json, "schedule", schedule_name[p->schedule]);
+    cJSON_AddBoolToObject(json, "cpu_cache_compute", p->cpu_attention);
+    add_figures(json, figures, sizeof figures / sizeof *figures);
+}
+
+/* What a cost model expects. */
+static void add_cost(cJSON *json, const Cost *cost) {
+    const Figure figures[] = {
+        {"T", cost->T}, {"T_pre", cost->T_pre}, {"T_gen", cost->T_gen}, {"throughput", cost->throughput}};
+    add_figures(json, figures, sizeof figures / sizeof *figures);
+    cJSON *bound = cJSON_AddObjectToObject(json, "bound");
+    cJSON_AddStringToObject(bound, "T_pre", cost->slowest[1]);
+    cJSON_AddStringToObject(bound, "T_gen", cost->slowest[0]);
+    cJSON *peak = cJSON_AddObjectToObject(json, "peak_bytes");
+    for (int t = 0; t < NTIERS; t++) {
+        cJSON_AddNumberToObject(peak, tier_name[t], cost->peak[t]);
+        if (cost->full[t][0]) cJSON_AddStringToObject(bound, tier_name[t], cost->full[t]);
+    }
+}
+
+/* A run's times. */
+static void add_run(cJSON *json, const Options *o, const Run *run) {
+    const RunStats *r = &run->stats;
+    double l = run->plan->config.l, prefills = (double)r->prefill_sweeps, others = (double)r->sweeps - prefills;
+    double throughput = r->generated / r->total_s, decode = r->decode_s > 0 ? r->decoded / r->decode_s : 0;
+    const Figure figures[] = {
         {"sweeps", (double)r->sweeps},
         {"s", o->prompt_len[1]},
         {"n", o->gen_len[1]},
         {"T", r->total_s},
-        {"T_pre", r->prefill_s / l},
-        {"T_gen", r->decode_s / steps},
+        {"T_pre", prefills > 0 ? r->prefill_s / prefills / l : 0},
+        {"T_gen", others > 0 ? r->decode_s / others / l : 0},
         {"throughput", throughput},
         {"prefill_s", r->prefill_s},
         {"decode_s", r->decode_s},
@@ -777,7 +912,7 @@ static cJSON *bench_json(const Options *o, const Run *run) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "model", run->plan->config.name);
     cJSON_AddStringToObject(json, "device", run->device->name);
-    cJSON_AddStringToObject(json, "schedule", schedule_name[o->policy.schedule]);
+    add_policy(json, &o->policy);
     add_run(json, o, run);
     cJSON *tiers = cJSON_AddObjectToObject(json, "tiers");
     for (int t = 0; t < NTIERS; t++) {
@@ -789,6 +924,7 @@ static cJSON *bench_json(const Options *o, const Run *run) {
     }
     add_lanes(json, run->device);
     add_breakdown(json, run);
+    if (run->predicted) add_cost(cJSON_AddObjectToObject(json, "predicted"), &run->found.cost);
     return json;
 }
 
@@ -824,6 +960,7 @@ static int bench_run(Options *o, const Checkpoint *checkpoint, const Task *task,
     int status = run_task(run, o, checkpoint, task, &listener, err);
     if (!status) {
         print_peaks(run, o);
+        if (run->predicted) print_prediction(run);
         if (json) print_json(json, bench_json(o, run));
         if (json != stdout) print_bench(run), print_breakdown(run);
     }
@@ -840,27 +977,33 @@ static int check_lengths(const Options *o, const OptConfig *config, Error *err) 
                 config->max_pos + 1, config->max_pos);
 }
 
-static int bench_with(Options *o, Checkpoint *checkpoint, Error *err) {
-    const OptConfig *config = &checkpoint->config;
-    Task task;
-    Run run = {.traced = true, .trace.limit = o->trace ? 0 : MAX_SLICES};
-    if (!o->policy.gbs) o->policy.gbs = 4;
-    if (!o->policy.num_gpu_batches && !o->num_prompts) o->policy.num_gpu_batches = 1;
-    if (!o->num_prompts) o->num_prompts = o->policy.gbs * o->policy.num_gpu_batches;
-    int s = o->prompt_len[1];
+/* How many prompts: as many as are asked for, or one block, which the search may make as large as this (*one_block). */
+static int bench_count(bool *one_block, const Options *o, const OptConfig *config, Error *err) {
+    enum { LARGEST_BLOCK = 4096 };
+    int s = o->prompt_len[1], block = o->policy.gbs * o->policy.num_gpu_batches;
+    *one_block = !o->num_prompts && !block;
+    int count = o->num_prompts ? o->num_prompts : block ? block : imin(LARGEST_BLOCK, MAX_BENCH / s);
     if (check_lengths(o, config, err)) return -1;
-    if ((double)o->num_prompts * s > MAX_BENCH)
-        return fail(
-            err, EXIT_USAGE,
-            "--prompt-len %d: %d prompts (--num-prompts, or --gpu-batch-size x --num-gpu-batches) are over %d tokens", s,
-            o->num_prompts, MAX_BENCH);
+    if ((double)count * s <= MAX_BENCH) return count;
+    return fail(err, EXIT_USAGE,
+                "--prompt-len %d: %d prompts (--num-prompts, or --gpu-batch-size x --num-gpu-batches) are over %d tokens",
+                s, count, MAX_BENCH);
+}
+
+static int bench_with(Options *o, Checkpoint *checkpoint, Error *err) {
+    bool one_block;
+    Run run = {.traced = true, .trace.limit = o->trace ? 0 : MAX_SLICES};
+    int count = bench_count(&one_block, o, &checkpoint->config, err);
+    if (count < 0) return -1;
     checkpoint->config.eos = -1; /* every sequence runs to its full length */
-    bench_task(&task, o, config, o->num_prompts);
-    int status = plan_task(&run, o, checkpoint, &task, err);
-    if (!status) status = bench_run(o, checkpoint, &task, &run, err);
+    Task task = bench_task(o, count);
+    int status = plan_task(&run, o, checkpoint, &task, one_block, err);
+    if (!status) {
+        fill_prompts(&task, &checkpoint->config);
+        status = bench_run(o, checkpoint, &task, &run, err);
+    }
     run_close(&run);
-    for (int i = 0; i < task.count; i++) free(task.prompts[i].ids);
-    free(task.prompts);
+    free_prompts(&task);
     return status;
 }
 
@@ -885,29 +1028,21 @@ static int bench(Options *o, Error *err) {
 // flexgen policy
 // ---------------------------------------------------------------------------------------------------------------
 
-static cJSON *policy_json(const Cost *cost, const Block *block, const OptConfig *config, const Hardware *hardware) {
+static cJSON *paper_json(const Cost *cost, const Block *block) {
     const Figure figures[] = {{"gbs", block->gbs},
                               {"num_gpu_batches", block->num_gpu_batches},
-                              {"bls", (double)block->gbs * block->num_gpu_batches},
-                              {"s", block->s},
-                              {"n", block->n},
-                              {"T", cost->T},
-                              {"T_pre", cost->T_pre},
-                              {"T_gen", cost->T_gen},
-                              {"throughput", cost->throughput}};
+                              {"bls", (double)block->gbs * block->num_gpu_batches}};
     cJSON *json = cJSON_CreateObject();
-    cJSON_AddStringToObject(json, "model", config->name);
-    cJSON_AddStringToObject(json, "hardware", hardware->name);
     for (int f = 0; f < NFRACTIONS; f++) cJSON_AddNumberToObject(json, fraction_name[f], cost->fraction[f]);
     add_figures(json, figures, sizeof figures / sizeof *figures);
+    add_cost(json, cost);
     return json;
 }
 
-static void print_cost(const Cost *cost, const Block *block, const OptConfig *config, const Hardware *hardware) {
+static void print_paper(const Cost *cost, const Block *block, const Hardware *hardware) {
     static const char *const what[] = {"weights", "KV cache", "activations"};
     const double capacity[NTIERS] = {hardware->gmem, hardware->cmem, hardware->nmem}, *share = cost->fraction;
-    printf("%s, s %d, n %d, block of %d x %d, on: %s\n", config->name, block->s, block->n, block->gbs,
-           block->num_gpu_batches, hardware->name);
+    printf("block of %d x %d, by Appendix A.3\n", block->gbs, block->num_gpu_batches);
     for (int i = 0, f = 0; i < 3; i++, f += 3)
         printf("  %-12s %s %6.2f%%  %s %6.2f%%  %s %6.2f%%\n", what[i], fraction_name[f], 100 * share[f],
                fraction_name[f + 1], 100 * share[f + 1], fraction_name[f + 2], 100 * share[f + 2]);
@@ -919,23 +1054,139 @@ static void print_cost(const Cost *cost, const Block *block, const OptConfig *co
                cost->full[t][0] ? ", full: " : "", cost->full[t]);
 }
 
-static int policy_with(const Options *o, const OptConfig *config, Error *err) {
-    Hardware hardware;
+/* A line each: the policy, what it promises, what binds it. */
+static void print_found(const Found *found, int n) {
+    printf("%10s %-8s %-3s %-41s %11s %10s %10s %10s  %s\n", "block", "schedule", "att",
+           "  wg    wc    cg    cc    hg    hc", "token/s", "T_pre (s)", "T_gen (s)", "block (s)", "bound by");
+    for (int i = 0; i < n; i++) {
+        const Policy *p = &found[i].policy;
+        const Cost *c = &found[i].cost;
+        printf("%5d x %-3d%-8s %-3s %5.1f %5.1f %5.1f %5.1f %5.1f %5.1f      %11.5g %10.4g %10.4g %10.4g  %s %s", p->gbs,
+               p->num_gpu_batches, schedule_name[p->schedule], p->cpu_attention ? "CPU" : "GPU", 100 * p->wg, 100 * p->wc,
+               100 * p->cg, 100 * p->cc, 100 * p->hg, 100 * p->hc, c->throughput, c->T_pre, c->T_gen, found[i].latency,
+               c->slowest[1], c->slowest[0]);
+        for (int t = 0; t < NTIERS; t++) printf("%s%s", c->full[t][0] ? ", " : "", c->full[t]);
+        printf("\n");
+    }
+}
+
+static void add_found(cJSON *json, const Found *found) {
+    add_policy(json, &found->policy);
+    add_cost(json, &found->cost);
+    cJSON_AddNumberToObject(json, "latency", found->latency);
+}
+
+static cJSON *found_json(const char *key, const Found *found, int n) {
+    cJSON *json = cJSON_CreateObject();
+    add_found(json, found);
+    cJSON *list = cJSON_AddArrayToObject(json, key);
+    for (int i = 0; i < n; i++) {
+        cJSON *one = cJSON_CreateObject();
+        add_found(one, &found[i]);
+        cJSON_AddItemToArray(list, one);
+    }
+    return json;
+}
+
+/* The task, the machine and what was found on it: to --json, and unless that is standard output as text. */
+static int say_policy(const Options *o, const OptConfig *config, const Run *run, cJSON *json, Error *err) {
+    FILE *out = o->json ? open_output("--json", o->json, err) : NULL;
+    if (o->json && !out) return cJSON_Delete(json), -1;
+    cJSON_AddStringToObject(json, "model", config->name);
+    cJSON_AddStringToObject(json, "hardware", run->hardware.name);
+    cJSON_AddNumberToObject(json, "s", o->prompt_len[1]);
+    cJSON_AddNumberToObject(json, "n", o->gen_len[1]);
+    if (out)
+        print_json(out, json);
+    else
+        cJSON_Delete(json);
+    if (out != stdout)
+        printf("%s, s %d, n %d, on: %s\n", config->name, o->prompt_len[1], o->gen_len[1], run->hardware.name);
+    return out ? close_output(out, "--json", o->json, err) : 0;
+}
+
+static int paper_policy(Run *run, const Options *o, const OptConfig *config, Error *err) {
     Cost cost;
     const Block block = {o->prompt_len[1], o->gen_len[1], o->policy.gbs, o->policy.num_gpu_batches};
-    if (hardware_read(&hardware, o->hardware, err) || check_lengths(o, config, err) ||
-        paper_cost(&cost, &hardware, config, &block, err))
+    if (check_lengths(o, config, err) || hardware_read(&run->hardware, o->hardware, err) ||
+        paper_cost(&cost, &run->hardware, config, &block, err) ||
+        say_policy(o, config, run, paper_json(&cost, &block), err))
         return -1;
-    FILE *json = o->json ? open_output("--json", o->json, err) : NULL;
-    if (o->json && !json) return -1;
-    if (json) print_json(json, policy_json(&cost, &block, config, &hardware));
-    if (json != stdout) print_cost(&cost, &block, config, &hardware);
-    return json ? close_output(json, "--json", o->json, err) : 0;
+    if (!o->json || strcmp(o->json, "-")) print_paper(&cost, &block, &run->hardware);
+    return 0;
+}
+
+/* What --hardware says, or this machine. */
+static int choose_machine(Run *run, Options *o, const Checkpoint *checkpoint, Error *err) {
+    if (o->hardware) {
+        if (hardware_read(&run->hardware, o->hardware, err)) return -1;
+        run->sim = true; /* nothing runs: as for the sim, its file says it all */
+    } else if (choose_device(run, o, &checkpoint->config, err)) {
+        return -1;
+    }
+    o->threads = host_set_threads(o->threads);
+    return fill_capacities(o, run->gpu, run->sim ? &run->hardware : NULL, checkpoint, err) ||
+           know_machine(run, o, &checkpoint->config, err);
+}
+
+static int runtime_policy(Run *run, Options *o, const Checkpoint *checkpoint, Error *err) {
+    enum { TEN = 10, FRONTIER = 64 };
+    bool one_block;
+    Found found[FRONTIER];
+    int count = bench_count(&one_block, o, &checkpoint->config, err), n;
+    if (count < 0 || choose_machine(run, o, checkpoint, err)) return -1;
+    Task task = bench_task(o, count);
+    Search search = search_for(o, &run->hardware, act_type(run), checkpoint, &task, one_block);
+    n = o->frontier ? policy_frontier(found, FRONTIER, &search, err) : policy_search(found, TEN, &search, err);
+    free_prompts(&task);
+    if (n < 0 || say_policy(o, &checkpoint->config, run, found_json(o->frontier ? "frontier" : "best", found, n), err))
+        return -1;
+    if (!o->json || strcmp(o->json, "-")) print_found(found, n);
+    return 0;
+}
+
+static int policy_with(Options *o, const Checkpoint *checkpoint, Error *err) {
+    Run run = {0};
+    int status =
+        paper_model(o) ? paper_policy(&run, o, &checkpoint->config, err) : runtime_policy(&run, o, checkpoint, err);
+    run_close(&run);
+    return status;
 }
 
 static int policy(Options *o, Error *err) {
     Checkpoint *checkpoint = open_model(o, err);
-    int status = checkpoint ? policy_with(o, &checkpoint->config, err) : -1;
+    int status = checkpoint ? policy_with(o, checkpoint, err) : -1;
+    checkpoint_close(checkpoint);
+    return status;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+
+// ---------------------------------------------------------------------------------------------------------------
+// flexgen profile
+// ---------------------------------------------------------------------------------------------------------------
+
+static int profile_with(Run *run, Options *o, const OptConfig *config, Error *err) {
+    const OptConfig any = {.h1 = 1, .nh = 1};
+    const Checkpoint none = {.nfiles = 0};
+    const char *to = o->output ? o->output : "-";
+    if (choose_device(run, o, config ? config : &any, err) || fill_capacities(o, run->gpu, NULL, &none, err)) return -1;
+    const ProfileSize size = profile_size(run->gpu, config);
+    o->threads = host_set_threads(o->threads);
+    if (profile_measure(&run->hardware, &size, run->gpu, o->offload_dir, o->threads, o->capacity, stderr, err)) return -1;
+    profile_keep(&run->hardware, &size, run->gpu, o->offload_dir, o->threads);
+    FILE *out = open_output("--output", to, err);
+    if (!out) return -1;
+    profile_write(&run->hardware, out);
+    return close_output(out, "--output", to, err);
+}
+
+/* Measures the machine anew, at a model's shapes if one is named, keeps that for later runs, and writes it. */
+static int profile(Options *o, Error *err) {
+    Run run = {.gpu = NULL};
+    Checkpoint *checkpoint = o->model ? open_model(o, err) : NULL;
+    int status = o->model && !checkpoint ? -1 : profile_with(&run, o, checkpoint ? &checkpoint->config : NULL, err);
+    run_close(&run);
     checkpoint_close(checkpoint);
     return status;
 }
@@ -944,8 +1195,9 @@ static int policy(Options *o, Error *err) {
 
 static const struct {
     const char *name;
+    char letter; /* in Flag.commands */
     int (*run)(Options *, Error *);
-} commands[] = {{"generate", generate}, {"bench", bench}, {"policy", policy}};
+} commands[] = {{"generate", 'g', generate}, {"bench", 'b', bench}, {"policy", 'p', policy}, {"profile", 'm', profile}};
 
 /* A closed standard stream would lend its number to the next file opened, and our results would go there. */
 static void open_standard_streams(void) {
@@ -958,10 +1210,11 @@ static int run_command(Options *o, int argc, char **argv, Error *err) {
     if (!strcmp(argv[1], "help") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return usage(stdout), 0;
     while (c < n && strcmp(argv[1], commands[c].name)) c++;
     if (c == n)
-        return fail(err, EXIT_USAGE, "unknown command %.60s; the commands are generate, bench, policy and help", argv[1]);
-    if (parse_flags(o, argv[1][0], argv + 2, argc - 2, err)) return -1;
+        return fail(err, EXIT_USAGE, "unknown command %.60s; the commands are generate, bench, policy, profile and help",
+                    argv[1]);
+    if (parse_flags(o, commands[c].letter, argv + 2, argc - 2, err)) return -1;
     if (o->help) return usage(stdout), 0;
-    return check_options(o, argv[1][0], err) ? -1 : commands[c].run(o, err);
+    return check_options(o, commands[c].letter, err) ? -1 : commands[c].run(o, err);
 }
 
 int main(int argc, char **argv) {

@@ -559,12 +559,9 @@ void plan_free(Plan *plan);
 int plan_fits(const Plan *plan, const size_t capacity[NTIERS], Error *err);
 /* The table for people; with peak, after a run, only the totals and the peaks beside them. */
 void plan_print(FILE *out, const Plan *plan, const size_t capacity[NTIERS], const size_t *peak);
-/* Without policy flags: everything on the highest tier that still holds it, and batches no larger than the task.
- * fixed[0..5] says which of wg wc cg cc hg hc are given; with all of them, or the diagonal schedule, the number of batches
- * is the largest that fits. Where the diagonal schedule takes no fewer sweeps (pacing adds no batch), it becomes zig-zag.
- */
-int policy_default(Policy *policy, const bool fixed[6], bool fixed_gbs, bool fixed_batches, const Checkpoint *checkpoint,
-                   const Task *task, Type act_type, const size_t capacity[NTIERS], Error *err);
+/* Puts policy->table_home on the highest tier where the plan fits; -1 and err (of the GPU) when none does. */
+int table_home(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
+               Error *err);
 /* Fills the weights' homes: reads (or generates) every tensor once into its GPU or CPU home, a dummy's disk share into the
  * offload file. */
 int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err);
@@ -654,7 +651,7 @@ typedef struct {
 typedef struct {
     double prefill_s, decode_s, total_s;     /* sweeps in which some batch was in prefill; the others; their sum */
     long prefill_tokens, generated, decoded; /* prompt tokens; new tokens; those of them made by the decode sweeps */
-    long sweeps;
+    long sweeps, prefill_sweeps;
 } RunStats;
 
 /* Generates for the whole task, block after block, as the plan's policy says. 0, or -1 and err. */
@@ -797,16 +794,32 @@ double attend_seconds(const Hardware *hardware, bool on_cpu, bool prefill, doubl
 // profile.c: the machine, measured (section 4.3)
 // ---------------------------------------------------------------------------------------------------------------
 
+/* What is measured: a layer's shapes, how far its curves go, how much memory is cold. */
+typedef struct {
+    int h1, h2, nh, nseq; /* sequences that decode */
+    int rows, tokens;     /* largest product; longest prompt, and what a new token attends to */
+    size_t cold, disk;    /* bytes of the upper tiers' memory, and of the file */
+    double seconds;       /* about so long for a value */
+} ProfileSize;
+/* The usual: at the model's shapes where they are not too large to be measured in time (config NULL: at the largest). */
+ProfileSize profile_size(const Gpu *gpu, const OptConfig *config);
+
 /* Measures this machine through the functions of the device that will run: the host device with so many threads, or on
  * gpu the cuda device; the disk cold, in offload_dir. capacity: bytes of the tiers. Takes less than a minute; says on
- * progress what it is at. */
-int profile_measure(Hardware *hardware, Gpu *gpu, const char *offload_dir, int threads, const size_t capacity[NTIERS],
-                    FILE *progress, Error *err);
-/* The same from the file of an earlier time on this machine (XDG_CACHE_HOME or ~/.cache, flexgen/hardware-KEY.json), or
- * measured and kept there. KEY stands for all that the rates depend on: processor, threads and kernels, GPU, the disk of
- * offload_dir, the profile's version; capacities do not count. A cache that cannot be written is passed over. */
-int profile_machine(Hardware *hardware, Gpu *gpu, const char *offload_dir, int threads, const size_t capacity[NTIERS],
-                    FILE *progress, Error *err);
+ * progress (may be NULL) what it is at. */
+int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
+                    const size_t capacity[NTIERS], FILE *progress, Error *err);
+/* The same from the file of an earlier time on this machine, or measured and kept there. */
+int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
+                    const size_t capacity[NTIERS], FILE *progress, Error *err);
+/* That file: hardware-KEY.json in flexgen/ of XDG_CACHE_HOME or ~/.cache. KEY stands for all that the rates depend on: the
+ * model's shapes, processor, threads and kernels, GPU, the disk of offload_dir, the profile's version; not the capacities.
+ * "" where there is no such directory. */
+void profile_path(char *path, size_t size, const ProfileSize *shapes, const Gpu *gpu, const char *offload_dir, int threads);
+/* Keeps it there; where that cannot be, does nothing. */
+void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu, const char *offload_dir, int threads);
+/* Writes the hardware file with how each value was measured, and today's date. */
+void profile_write(const Hardware *hardware, FILE *out);
 
 // ---------------------------------------------------------------------------------------------------------------
 // policy.c: what a placement costs (section 4.3, Appendix A.3)
@@ -888,6 +901,8 @@ typedef struct {
 /* The best policies, best first, at most `most`. Returns their number, or -1 and one line (EXIT_USAGE) that says why there
  * is none. */
 int policy_search(Found *found, int most, const Search *search, Error *err);
+/* The best throughput for every latency that a block may have (Figure 1), quickest first, at most `most`; as above. */
+int policy_frontier(Found *found, int most, const Search *search, Error *err);
 /* What the cost model expects of search->given as it is. -1 and err when its plan does not fit. */
 int policy_predict(Found *found, const Search *search, Error *err);
 

@@ -3,7 +3,8 @@
  * A hardware file is one JSON object: what the paper's Table 7 calls hardware constants, in bytes, bytes/s and FLOP/s. A
  * rate may differ between the two stages, and then comes as a pair of keys with _p (prefill) and _g (generation). A value
  * that is missing, misspelt or impossible is refused by name, never guessed: a wrong rate gives a wrong policy that looks
- * like a right one. The file is a flag's argument, so whatever is wrong with it asks for EXIT_USAGE.
+ * like a right one. The file is a flag's argument, so whatever is wrong with it asks for EXIT_USAGE. What is written is
+ * read back to the same bits.
  * Read next: policy.c, which asks what a placement costs on it; sim.c, which runs a schedule on the same numbers;
  * profile.c, which measures them; hardware/, the machines that come with the program. */
 #include <cjson/cJSON.h>
@@ -45,8 +46,21 @@ static const Field fields[] = {
     RATE(gpu_bdw, "bytes/s", OPTIONAL),
     RATE(cpu_bdw, "bytes/s", OPTIONAL),
     {"op_s", "seconds", OPTIONAL, 0, 1e9, offsetof(Hardware, op_s)},
+    {"copy_core_s", "seconds", OPTIONAL, 0, 1e9, offsetof(Hardware, copy_core_s)},
+    {"disk_core_s", "seconds", OPTIONAL, 0, 1e9, offsetof(Hardware, disk_core_s)},
 };
-enum { NFIELDS = sizeof fields / sizeof *fields, MAX_KEY = 32 };
+/* Keys of curves, by what their sizes count. */
+static const struct {
+    Field rate;
+    const char *sizes;
+} curves[] = {
+    {RATE(mm_rows, "FLOP/s", OPTIONAL), "rows"},
+    {{"bmm_tokens_p", "FLOP/s", OPTIONAL, 1e-9, 1e30, offsetof(Hardware, bmm_tokens[1])}, "tokens"},
+    {{"bmm_tokens_g", "FLOP/s", OPTIONAL, 1e-9, 1e30, offsetof(Hardware, bmm_tokens[0])}, "tokens"},
+    {RATE(cpu_tokens, "FLOP/s", OPTIONAL), "tokens"},
+};
+enum { NFIELDS = sizeof fields / sizeof *fields, NCURVES = sizeof curves / sizeof *curves, MAX_KEY = 32 };
+static const double MOST_SIZE = 1e15;
 static const char *const other_keys[] = {"name", "sources", "shared_cores"};
 
 static const cJSON *member(const cJSON *object, const char *key) { return cJSON_GetObjectItemCaseSensitive(object, key); }
@@ -104,6 +118,45 @@ static int read_field(Hardware *hardware, const cJSON *json, const Field *f, con
     return read_number(to, value, f, path, f->key, err);
 }
 
+/* Point i of a curve, counted from 1 for people: [size, rate], the size above the one before it. */
+static int read_point(Curve *curve, int i, const cJSON *point, const char *sizes, const Field *f, const char *path,
+                      Error *err) {
+    const cJSON *size = cJSON_GetArrayItem(point, 0), *rate = cJSON_GetArrayItem(point, 1);
+    double least = i > 1 ? nextafter(curve->size[i - 2], INFINITY) : 1;
+    char found[100], key[MAX_KEY + 40];
+    if (!cJSON_IsArray(point))
+        return fail(err, EXIT_USAGE, "%s: %s: point %d is %s; expected [%s, %s]", path, f->key, i,
+                    describe(found, sizeof found, point), sizes, f->unit);
+    if (cJSON_GetArraySize(point) != 2)
+        return fail(err, EXIT_USAGE, "%s: %s: point %d is a list of %d; expected [%s, %s]", path, f->key, i,
+                    cJSON_GetArraySize(point), sizes, f->unit);
+    if (!cJSON_IsNumber(size) || !(size->valuedouble >= least && size->valuedouble <= MOST_SIZE))
+        return fail(err, EXIT_USAGE, "%s: %s: point %d has a size of %s; expected a number of %s %s %.15g, to %g", path,
+                    f->key, i, describe(found, sizeof found, size), sizes, i > 1 ? "above" : "from",
+                    i > 1 ? curve->size[i - 2] : 1, MOST_SIZE);
+    snprintf(key, sizeof key, "%s: the rate of point %d", f->key, i);
+    curve->size[i - 1] = size->valuedouble;
+    return read_number(&curve->rate[i - 1], rate, f, path, key, err);
+}
+
+static int read_curve(Hardware *hardware, const cJSON *json, const Field *f, const char *sizes, const char *path,
+                      Error *err) {
+    Curve *curve = (Curve *)((char *)hardware + f->offset);
+    const cJSON *list = member(json, f->key), *point = list ? list->child : NULL;
+    char found[100];
+    int n = cJSON_GetArraySize(list);
+    if (!list) return 0;
+    if (!cJSON_IsArray(list))
+        return fail(err, EXIT_USAGE, "%s: %s is %s; expected a list of points [%s, %s]", path, f->key,
+                    describe(found, sizeof found, list), sizes, f->unit);
+    if (n < 1 || n > MAX_POINTS)
+        return fail(err, EXIT_USAGE, "%s: %s has %d points; expected 1 to %d", path, f->key, n, MAX_POINTS);
+    for (int i = 1; i <= n; i++, point = point->next)
+        if (read_point(curve, i, point, sizes, f, path, err) != 0) return -1;
+    curve->n = n;
+    return 0;
+}
+
 static int read_name(Hardware *hardware, const cJSON *json, const char *path, Error *err) {
     const cJSON *name = member(json, "name");
     char found[100];
@@ -122,6 +175,8 @@ static bool known_key(const char *key) {
     char stage[MAX_KEY];
     for (size_t i = 0; i < sizeof other_keys / sizeof *other_keys; i++)
         if (strcmp(key, other_keys[i]) == 0) return true;
+    for (int i = 0; i < NCURVES; i++)
+        if (strcmp(key, curves[i].rate.key) == 0) return true;
     for (int i = 0; i < NFIELDS; i++) {
         if (strcmp(key, fields[i].key) == 0) return true;
         for (int p = 0; p < 2 && fields[i].form == PAIR; p++) {
@@ -161,6 +216,8 @@ static int read_object(Hardware *hardware, const cJSON *json, const char *path, 
     if (check_keys(json, path, err) != 0 || read_name(hardware, json, path, err) != 0) return -1;
     for (int i = 0; i < NFIELDS; i++)
         if (read_field(hardware, json, &fields[i], path, err) != 0) return -1;
+    for (int i = 0; i < NCURVES; i++)
+        if (read_curve(hardware, json, &curves[i].rate, curves[i].sizes, path, err) != 0) return -1;
     if (shared && !cJSON_IsBool(shared))
         return fail(err, EXIT_USAGE, "%s: shared_cores is %s; expected true or false", path,
                     describe(found, sizeof found, shared));
@@ -181,6 +238,69 @@ int hardware_read(Hardware *hardware, const char *path, Error *err) {
     cJSON_Delete(json);
     free(text);
     return status;
+}
+
+/* The shortest text that is read back to the same bits; cJSON's own printing is content with nearly the same. */
+static cJSON *exact(double number) {
+    char text[40];
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, number);
+        if (strtod(text, NULL) == number) break;
+    }
+    return cJSON_CreateRaw(text);
+}
+
+static void write_field(cJSON *json, const Hardware *hardware, const Field *f) {
+    const double *value = (const double *)((const char *)hardware + f->offset);
+    char key[MAX_KEY];
+    if (f->form == OPTIONAL && *value == 0) return;
+    if (f->form != PAIR || value[0] == value[1]) {
+        cJSON_AddItemToObject(json, f->key, exact(*value));
+        return;
+    }
+    for (int p = 1; p >= 0; p--) {
+        snprintf(key, sizeof key, "%s_%c", f->key, "gp"[p]);
+        cJSON_AddItemToObject(json, key, exact(value[p]));
+    }
+}
+
+static void write_curve(cJSON *json, const Hardware *hardware, const Field *f) {
+    const Curve *curve = (const Curve *)((const char *)hardware + f->offset);
+    cJSON *list = curve->n ? cJSON_AddArrayToObject(json, f->key) : NULL;
+    for (int i = 0; i < curve->n; i++) {
+        cJSON *point = cJSON_CreateArray();
+        cJSON_AddItemToArray(point, exact(curve->size[i]));
+        cJSON_AddItemToArray(point, exact(curve->rate[i]));
+        cJSON_AddItemToArray(list, point);
+    }
+}
+
+/* The sources of keys that are there; one of a rate is that of both its stages. */
+static void write_sources(cJSON *json, const cJSON *sources) {
+    cJSON *written = cJSON_AddObjectToObject(json, "sources");
+    char key[MAX_KEY];
+    for (const cJSON *source = sources->child; source; source = source->next) {
+        if (member(json, source->string)) cJSON_AddStringToObject(written, source->string, source->valuestring);
+        for (int p = 1; p >= 0; p--) {
+            snprintf(key, sizeof key, "%.20s_%c", source->string, "gp"[p]);
+            if (!member(json, source->string) && member(json, key))
+                cJSON_AddStringToObject(written, key, source->valuestring);
+        }
+    }
+}
+
+void hardware_write(const Hardware *hardware, const cJSON *sources, FILE *out) {
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "name", hardware->name);
+    for (int i = 0; i < NFIELDS; i++) write_field(json, hardware, &fields[i]);
+    if (hardware->shared_cores) cJSON_AddTrueToObject(json, "shared_cores");
+    for (int i = 0; i < NCURVES; i++) write_curve(json, hardware, &curves[i].rate);
+    if (sources) write_sources(json, sources);
+    char *text = cJSON_Print(json);
+    CHECK(text); /* only memory can be short */
+    fprintf(out, "%s\n", text);
+    cJSON_free(text);
+    cJSON_Delete(json);
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -378,7 +378,7 @@ static void end_sweep(Run *s) {
     s->swept_at = t;
     *(s->prefill_sweep ? &s->stats->prefill_s : &s->stats->decode_s) += took;
     s->stats->total_s += took;
-    s->stats->sweeps++;
+    s->stats->sweeps++, s->stats->prefill_sweeps += s->prefill_sweep;
     if (s->listener->sweep) s->listener->sweep(s->listener->ctx, s->stats->sweeps, s->stats->generated);
 }
 

@@ -296,7 +296,13 @@ static int last_resort(Found *found, const Search *s, Error *err) {
         for (int i = 0; i < 6; i++)
             if (!s->fixed[i]) *share[i] = tier[i / 2] == i % 2 ? 1 - (s->fixed[i ^ 1] ? *share[i ^ 1] : 0) : 0;
         p->table_home = (Tier)(where / 27);
-        if (policy_predict(found, &least, err) == 0) return s->max_latency > 0 && found->latency > s->max_latency ? -1 : 0;
+        if (policy_predict(found, &least, err) != 0) continue;
+        if (s->max_latency <= 0 || found->latency <= s->max_latency) return 0;
+        return fail(
+            err, EXIT_USAGE,
+            "no policy is expected to bring a block within %g s; the smallest takes %.3g s: raise --max-latency, or "
+            "shorten prompts or outputs",
+            s->max_latency, found->latency);
     }
     return -1;
 }
@@ -314,5 +320,25 @@ int policy_search(Found *found, int most, const Search *search, Error *err) {
     }
     free(c.list);
     if (!n && last_resort(found, search, err) == 0) n = 1;
+    return n ? n : -1;
+}
+
+static int by_latency(const void *a, const void *b) {
+    const Found *x = a, *y = b;
+    return x->latency > y->latency ? 1 : x->latency < y->latency ? -1 : 0;
+}
+
+int policy_frontier(Found *found, int most, const Search *search, Error *err) {
+    Candidates c = {.s = search, .list = xcalloc(MAX_CANDIDATES, sizeof *c.list)};
+    int n = 0, all = 0;
+    gather(&c);
+    Found *every = xcalloc(c.n + 1, sizeof *every);
+    for (int i = 0; i < c.n; i++)
+        if (c.list[i].bound > 0 && realize(&every[all], search, &c.list[i])) all++;
+    if (!all && last_resort(every, search, err) == 0) all = 1;
+    qsort(every, all, sizeof *every, by_latency);
+    for (int i = 0; i < all && n < most; i++) /* one that is slower must be better */
+        if (!n || every[i].cost.throughput > found[n - 1].cost.throughput) found[n++] = every[i];
+    free(every), free(c.list);
     return n ? n : -1;
 }

@@ -577,133 +577,17 @@ void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const s
                 100 * p->achieved[w][2]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The policy of someone who gives none: the highest tier that still holds it
-// ---------------------------------------------------------------------------------------------------------------
-
-typedef struct {
-    const Checkpoint *checkpoint;
-    const Task *task;
-    Type act_type;
-    const size_t *capacity;
-} Fitting;
-
-static bool fits(const Fitting *f, const Policy *policy, Error *err) {
-    Plan *p = plan_make(f->checkpoint, policy, f->task, f->act_type, err);
-    bool ok = p && plan_fits(p, f->capacity, err) == 0;
-    plan_free(p);
-    return ok;
-}
-
-/* Raises *share, a field of *policy, to the largest whole percent that fits, at most limit. */
-static void raise_share(double *share, double limit, const Fitting *f, const Policy *policy) {
-    Error ignored;
-    int low = 0, high = (int)floor(limit * 100 + 1e-6);
-    *share = high / 100.0; /* all of it first: it needs no staging, so it may fit where nearly all does not */
-    if (fits(f, policy, &ignored)) return;
-    while (low + 1 < high) {
-        int mid = (low + high) / 2;
-        *share = mid / 100.0;
-        if (fits(f, policy, &ignored))
-            low = mid;
-        else
-            high = mid;
+int table_home(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
+               Error *err) {
+    for (int t = TIER_GPU; t < NTIERS; t++) {
+        Error ignored, *e = t == TIER_GPU ? err : &ignored;
+        policy->table_home = (Tier)t;
+        Plan *p = plan_make(checkpoint, policy, task, act_type, e);
+        bool fits = p && plan_fits(p, capacity, e) == 0;
+        plan_free(p);
+        if (fits) return 0;
     }
-    *share = low / 100.0;
-}
-
-/* One attempt with the policy's batch sizes; false when not even the disk holds it. */
-static bool settle(Policy *policy, const bool fixed[6], const Fitting *f, Error *err) {
-    double *share[6] = {&policy->wg, &policy->wc, &policy->cg, &policy->cc, &policy->hg, &policy->hc};
-    for (int i = 0; i < 6; i++)
-        if (!fixed[i]) *share[i] = i % 2 ? 0 : fmax(0, 1 - (fixed[i + 1] ? *share[i + 1] : 0));
-    policy->table_home = TIER_GPU;
-    if (fits(f, policy, err)) return true;
-    Error lowest;
-    bool all_fixed = true;
-    for (int i = 0; i < 6; i++) {
-        if (!fixed[i]) *share[i] = 0;
-        all_fixed = all_fixed && fixed[i];
-    }
-    policy->table_home = TIER_DISK;
-    if (!fits(f, policy, &lowest)) {
-        if (!all_fixed) *err = lowest; /* what is wrong even at the lowest */
-        return false;
-    }
-    static const int order[] = {4, 5, -1, 0, 1, 2, 3}; /* activations, tables, weights, cache */
-    for (size_t o = 0; o < sizeof order / sizeof order[0]; o++) {
-        int i = order[o];
-        if (i < 0) {
-            Error ignored;
-            policy->table_home = TIER_GPU;
-            if (!fits(f, policy, &ignored)) policy->table_home = TIER_CPU;
-            if (!fits(f, policy, &ignored)) policy->table_home = TIER_DISK;
-        } else if (!fixed[i]) {
-            raise_share(share[i], 1 - *share[i ^ 1], f, policy);
-        }
-    }
-    return true;
-}
-
-/* The largest number of batches that fits and is not more than the task has, searched from `low` on, which fits; 0: none
- * does. More batches may fit where fewer do not, since they deal the prompts to other tiers. */
-static int most_batches(const Fitting *f, const Policy *policy, Schedule schedule, int low) {
-    Policy p = *policy;
-    Error ignored;
-    int high = (f->task->count + policy->gbs - 1) / policy->gbs + 1, step = 1;
-    p.schedule = schedule;
-    while (low + 1 < high) { /* by doubling, then by halving */
-        int mid = step && low + step < high ? low + step : (low + high) / 2;
-        p.num_gpu_batches = mid;
-        if (fits(f, &p, &ignored))
-            low = mid, step *= 2;
-        else
-            high = mid, step = 0;
-    }
-    return low;
-}
-
-static long sweeps_of(const Fitting *f, const Policy *policy) {
-    Error ignored;
-    Plan *p = plan_make(f->checkpoint, policy, f->task, f->act_type, &ignored);
-    long sweeps = p ? p->sweeps : 0;
-    plan_free(p);
-    return sweeps;
-}
-
-/* As many batches as fit; the diagonal schedule where it takes fewer sweeps with them than zig-zag. */
-static void add_batches(Policy *policy, Schedule wanted, const Fitting *f) {
-    Policy diagonal = *policy;
-    diagonal.schedule = SCHEDULE_DIAGONAL;
-    policy->num_gpu_batches = most_batches(f, policy, policy->schedule, policy->num_gpu_batches);
-    if (wanted != SCHEDULE_DIAGONAL) return;
-    diagonal.num_gpu_batches = most_batches(f, &diagonal, SCHEDULE_DIAGONAL, 0);
-    if (diagonal.num_gpu_batches && sweeps_of(f, &diagonal) < sweeps_of(f, policy)) *policy = diagonal;
-}
-
-int policy_default(Policy *policy, const bool fixed[6], bool fixed_gbs, bool fixed_batches, const Checkpoint *checkpoint,
-                   const Task *task, Type act_type, const size_t capacity[NTIERS], Error *err) {
-    enum { GBS = 32, BATCHES = 4 };
-    Fitting f = {checkpoint, task, act_type, capacity};
-    int count = imax(task->count, 1);
-    Schedule wanted = policy->schedule;
-    bool placed = true;
-    for (int i = 0; i < 6; i++) placed = placed && fixed[i];
-    if (wanted == SCHEDULE_DIAGONAL && !fixed_batches) policy->schedule = SCHEDULE_ZIGZAG;
-    if (!fixed_gbs) policy->gbs = imin(count, GBS);
-    for (;;) {
-        if (!fixed_batches) policy->num_gpu_batches = imin((count + policy->gbs - 1) / policy->gbs, BATCHES);
-        for (;;) {
-            if (settle(policy, fixed, &f, err)) {
-                if (!fixed_batches && (placed || wanted == SCHEDULE_DIAGONAL)) add_batches(policy, wanted, &f);
-                return 0;
-            }
-            if (err->code != EXIT_USAGE || fixed_batches || policy->num_gpu_batches == 1) break;
-            policy->num_gpu_batches = (policy->num_gpu_batches + 1) / 2;
-        }
-        if (fixed_gbs || policy->gbs == 1) return -1;
-        policy->gbs = (policy->gbs + 1) / 2;
-    }
+    return -1;
 }
 
 // ---------------------------------------------------------------------------------------------------------------

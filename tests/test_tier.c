@@ -150,69 +150,6 @@ static void a_plan_that_does_not_fit_names_term_and_flag(void) {
     checkpoint_close(checkpoint);
 }
 
-static void by_default_everything_is_as_high_as_it_fits(void) {
-    OptConfig c;
-    Error err;
-    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-1.3b"), 0);
-    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
-    Task t = even_task(40, 100, 32);
-    const bool free_choice[6] = {false};
-    const size_t G = (size_t)1 << 30, roomy[NTIERS] = {16 * G, 16 * G, 100 * G}, tight[NTIERS] = {G, 3 * G / 2, 100 * G};
-    Policy p = {.page_tokens = 16};
-    ASSERT_OK(policy_default(&p, free_choice, false, false, checkpoint, &t, F32, roomy, &err));
-    CU_ASSERT(p.wg == 1 && p.cg == 1 && p.hg == 1 && p.gbs == 32 && p.num_gpu_batches == 2 && p.table_home == TIER_GPU);
-    p = (Policy){.page_tokens = 16};
-    ASSERT_OK(policy_default(&p, free_choice, false, false, checkpoint, &t, F32, tight, &err));
-    Plan *plan = plan_make(checkpoint, &p, &t, F32, &err);
-    ASSERT_OK(plan_fits(plan, tight, &err));
-    CU_ASSERT(p.wg < 1 && p.wg + p.wc < 1); /* 2.4 GiB of weights in 2.5 GiB with everything else */
-    plan_free(plan);
-    Policy more = p; /* one percent more on the GPU would not fit */
-    more.wg += .01, more.wc -= .01;
-    plan = plan_make(checkpoint, &more, &t, F32, &err);
-    CU_ASSERT_EQUAL(plan_fits(plan, tight, &err), -1);
-    plan_free(plan);
-    const size_t nothing[NTIERS] = {1000, 1000, 1000};
-    CU_ASSERT_EQUAL(policy_default(&p, free_choice, false, false, checkpoint, &t, F32, nothing, &err), -1);
-    CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
-    const bool given[6] = {true, true, true, true, true, true};
-    p = (Policy){.wc = 1, .cc = 1, .hc = 1, .page_tokens = 16};
-    ASSERT_OK(policy_default(&p, given, false, false, checkpoint, &t, F32, roomy, &err));
-    CU_ASSERT(p.wg == 0 && p.wc == 1 && p.cc == 1 && p.hc == 1); /* what is given stays */
-    free_task(&t);
-    checkpoint_close(checkpoint);
-}
-
-/* More batches may fit where fewer do not: a batch alone is dealt to the GPU, with the longest prompt; of two, the other
- * one is, and the long prompt is on disk. The search must not begin with one batch. */
-static void the_most_batches_are_found_where_fewer_do_not_fit(void) {
-    OptConfig c;
-    Error err;
-    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-125m"), 0);
-    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
-    Prompt prompts[] = {{NULL, 2, 1}, {NULL, 401, 80}};
-    Task t = {.prompts = prompts, .count = 2};
-    const bool given[6] = {true, true, true, true, true, true};
-    size_t gpu[3]; /* what the GPU must hold for as many batches */
-    for (int wanted = SCHEDULE_ZIGZAG; wanted <= SCHEDULE_DIAGONAL; wanted += SCHEDULE_DIAGONAL) {
-        Policy p = {.wg = 1, .cg = .5, .hg = 1, .gbs = 1, .cpu_attention = true, .overlap = true, .page_tokens = 16};
-        for (p.num_gpu_batches = 1; p.num_gpu_batches <= 2; p.num_gpu_batches++) {
-            Plan *plan = plan_make(checkpoint, &p, &t, F32, &err);
-            gpu[p.num_gpu_batches] = plan->total[TIER_GPU];
-            plan_free(plan);
-        }
-        CU_ASSERT_FATAL(gpu[2] < gpu[1]);
-        const size_t capacity[NTIERS] = {gpu[2], (size_t)1 << 40, (size_t)1 << 40};
-        p.num_gpu_batches = 0, p.schedule = (Schedule)wanted;
-        ASSERT_OK(policy_default(&p, given, true, false, checkpoint, &t, F32, capacity, &err));
-        CU_ASSERT_EQUAL(p.num_gpu_batches, 2);
-        Plan *plan = plan_make(checkpoint, &p, &t, F32, &err);
-        ASSERT_OK(plan_fits(plan, capacity, &err));
-        plan_free(plan);
-    }
-    checkpoint_close(checkpoint);
-}
-
 /* The entrance of the diagonal schedule may hold any number of topups up to the batch size: their plan takes no time that
  * grows with its square. */
 static void a_diagonal_of_very_large_batches_is_planned(void) {
@@ -270,8 +207,6 @@ CU_TestInfo tests_tier[] = {
     {"every GPU batch has its part of each tier", every_gpu_batch_has_its_part_of_each_tier},
     {"the plan of OPT-30B has the paper's sizes", the_plan_of_opt_30b_has_the_papers_sizes},
     {"a plan that does not fit names term and flag", a_plan_that_does_not_fit_names_term_and_flag},
-    {"by default everything is as high as it fits", by_default_everything_is_as_high_as_it_fits},
-    {"the most batches are found where fewer do not fit", the_most_batches_are_found_where_fewer_do_not_fit},
     {"a diagonal of very large batches is planned", a_diagonal_of_very_large_batches_is_planned},
     {"prompts beyond the positions are refused", prompts_beyond_the_positions_are_refused},
     {"pools hand out the lowest page and remember their peak", pools_hand_out_the_lowest_page_and_remember_their_peak},

@@ -1,0 +1,673 @@
+/* profile.c: this machine, measured (section 4.3: "the hardware parameters are profiled").
+ *
+ * Every number is taken through the table of device functions that a run goes through: a device is opened on a small plan
+ * made by hand, the same ops are posted on the same lanes, and the clock is read when the last of them has happened. So a
+ * rate is what the engine gets, lanes and launches included, on the host device and on a GPU alike.
+ *   links         pieces between CPU and GPU tier, out of memory that no cache holds
+ *   disk          the offload file, written until it is on the disk, read back past the page cache
+ *   curves        linear by its rows, with weights that come from memory as a layer's do; attention by tokens, over cold
+ *                 pages
+ *   op_s          a chain of ops that have nothing to do; every other op's time is less by so much
+ *   shared cores  how much longer a product takes on the host device beside copies and beside reads of the disk
+ * Products and attention have the shapes of the model that will run. A rate is the median of several
+ * samples. A curve ends early where its next point would take too long. What was measured is kept in the
+ * user's cache under a name that stands for all that it depends on. Read next: hardware.c, which makes seconds of it;
+ * policy.c, which makes a policy. */
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <math.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "flexgen.h"
+
+/* PROFILE_VERSION counts the changes of what is measured, or of kernels and lanes, that make older files wrong. */
+enum {
+    PROFILE_VERSION = 1,
+    SAMPLES = 64,
+    LEAST_SAMPLES = 3,
+    PAIRS = 5,
+    PAGE_TOKENS = 16,
+    TINY = 100,
+    GROUP = 4,
+    CONTENTION_ROWS = 16
+};
+enum { PIECE = 8 << 20, LEAST_DISK = 2 * GROUP * PIECE };
+
+/* On the host device, on a GPU. */
+static const ProfileSize full_size[2] = {
+    {2048, 8192, 32, 16, 1024, 2048, (size_t)256 << 20, (size_t)256 << 20, .1},
+    {4096, 16384, 32, 32, 1024, 2048, (size_t)1 << 30, (size_t)256 << 20, .1},
+};
+
+static const int row_sizes[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}, token_sizes[] = {16, 64, 256, 1024, 2048};
+enum { NROW_SIZES = sizeof row_sizes / sizeof *row_sizes, NTOKEN_SIZES = sizeof token_sizes / sizeof *token_sizes };
+
+/* A device with memory to work on. Offsets are the same on the GPU's and the CPU's tier: cold memory, the inputs and the
+ * outputs of a product, index tables. */
+typedef struct {
+    ProfileSize size;
+    Device *device;
+    Plan plan;
+    Checkpoint none; /* the device's, without files */
+    size_t x, y, tables, starts;
+    size_t span; /* of the cold memory that is in use */
+    size_t at;   /* in it: where the next op begins */
+    double op_s;
+    double work; /* what the ops posted since the last sample do: flops, or bytes */
+    int ops;     /* their number */
+    double round_s;
+    FILE *progress;
+    Error *err;
+} Profile;
+
+/* Posts one round of ops at point i of a curve, and adds to work and ops. */
+typedef Event Post(Profile *, int i);
+
+// ---------------------------------------------------------------------------------------------------------------
+// Views and ops
+// ---------------------------------------------------------------------------------------------------------------
+
+static Tensor matrix(Tier tier, Type type, size_t offset, int rows, int cols) {
+    return (Tensor){tier, type, 0, offset, rows, cols, cols};
+}
+
+/* The next bytes of cold memory that lie together. */
+static size_t next_cold(Profile *p, size_t bytes) {
+    CHECK(bytes <= p->span);
+    if (p->at + bytes > p->span) p->at = 0;
+    p->at += bytes;
+    return p->at - bytes;
+}
+
+static Event post_linear_of(Profile *p, int m, int n, int k) {
+    Type act = p->device->act_type;
+    Op op = {.lane = PROJECT, .kind = OTHER};
+    Tensor w = matrix(TIER_GPU, F16, next_cold(p, (size_t)n * k * sizeof(f16)), n, k);
+    p->work += 2.0 * m * n * k, p->ops++;
+    return p->device->linear(p->device, &op, matrix(TIER_GPU, act, p->y, m, n), matrix(TIER_GPU, act, p->x, m, k), w,
+                             (Tensor){0}, (Tensor){0}, false);
+}
+
+/* The three shapes of a layer's products. */
+static Event post_linear(Profile *p, int i) {
+    post_linear_of(p, row_sizes[i], p->size.h1, p->size.h1);
+    post_linear_of(p, row_sizes[i], p->size.h2, p->size.h1);
+    return post_linear_of(p, row_sizes[i], p->size.h1, p->size.h2);
+}
+
+/* As many prompts as make up the longest. */
+static Event post_attend_prefill(Profile *p, int i) {
+    int s = token_sizes[i], nseq = p->size.tokens / s, rows = nseq * s, h1 = p->size.h1;
+    Type act = p->device->act_type;
+    Op op = {.lane = FINISH, .kind = OTHER, .prefill = true};
+    Tensor kv = matrix(TIER_GPU, F16, next_cold(p, (size_t)rows * 2 * h1 * sizeof(f16)), rows, 2 * h1);
+    Tensor start = matrix(TIER_GPU, I32, p->starts + (size_t)i * (p->size.tokens + 1) * 4, 1, nseq + 1);
+    p->work += 4.0 * h1 * nseq * s * (s + 1) / 2, p->ops++;
+    return p->device->attend_prefill(p->device, &op, matrix(TIER_GPU, act, p->y, rows, h1),
+                                     matrix(TIER_GPU, act, p->x, rows, h1), kv, start, p->size.nh);
+}
+
+/* Page tables are all one list of pages in order, from another page on each time. */
+static Event post_attend_on(Profile *p, int i, Tier tier, Lane lane) {
+    int len = token_sizes[i], h1 = p->size.h1, pages_each = pages_for(len, PAGE_TOKENS);
+    size_t half = p->span / 2, page = (size_t)PAGE_TOKENS * h1 * sizeof(f16);
+    int npages = (int)(half / page), nseq = imin(p->size.nseq, npages / pages_each);
+    Type act = p->device->act_type;
+    Op op = {.lane = lane, .kind = OTHER};
+    p->span = half;
+    size_t first = next_cold(p, nseq * pages_each * page) / page;
+    p->span = 2 * half;
+    PageTable t = {
+        .k = matrix(tier, F16, 0, npages * PAGE_TOKENS, h1),
+        .v = matrix(tier, F16, half, npages * PAGE_TOKENS, h1),
+        .pages = matrix(tier, I32, p->tables + first * 4, nseq, pages_each),
+        .len = matrix(tier, I32, p->starts + (size_t)(NTOKEN_SIZES * (p->size.tokens + 1) + i * p->size.nseq) * 4, 1, nseq),
+        .page_tokens = PAGE_TOKENS};
+    p->work += 4.0 * h1 * nseq * len, p->ops++;
+    return p->device->attend(p->device, &op, matrix(tier, act, p->y, nseq, h1), matrix(tier, act, p->x, nseq, h1), &t,
+                             p->size.nh);
+}
+static Event post_attend_gpu(Profile *p, int i) { return post_attend_on(p, i, TIER_GPU, FINISH); }
+static Event post_attend_cpu(Profile *p, int i) { return post_attend_on(p, i, TIER_CPU, ATTEND); }
+
+/* Up in one half of the cold memory, down in the other, so that both may run beside a product that reads the first. */
+static Event post_copy(Profile *p, Lane lane, Tier to, Tier from, size_t dst, size_t src, size_t bytes) {
+    Op op = {.lane = lane, .kind = OTHER};
+    Move move = {matrix(to, F16, dst, 1, (int)(bytes / sizeof(f16))),
+                 matrix(from, F16, src, 1, (int)(bytes / sizeof(f16)))};
+    p->work += (double)bytes, p->ops++;
+    return p->device->copy(p->device, &op, &move, 1);
+}
+static size_t piece(const Profile *p) { return p->size.cold / 2 < PIECE ? p->size.cold / 2 : PIECE; }
+static size_t place(const Profile *p, int i) { return (size_t)i * piece(p) % (p->size.cold / 2 / piece(p) * piece(p)); }
+static Event post_up(Profile *p, int i) {
+    size_t at = p->size.cold / 2 + place(p, i);
+    return post_copy(p, W_LOAD, TIER_GPU, TIER_CPU, at, at, piece(p));
+}
+static Event post_down(Profile *p, int i) {
+    return post_copy(p, STORE, TIER_CPU, TIER_GPU, place(p, i), place(p, i), piece(p));
+}
+/* All of one half. */
+static Event post_all(Profile *p, Post *post) {
+    Event last = {0, 0};
+    for (size_t i = 0; i < p->size.cold / 2 / piece(p); i++) last = post(p, (int)i);
+    return last;
+}
+static Event post_all_up(Profile *p, int i) { return (void)i, post_all(p, post_up); }
+static Event post_all_down(Profile *p, int i) { return (void)i, post_all(p, post_down); }
+
+static Event post_write(Profile *p, int i) {
+    return post_copy(p, D_WRITE, TIER_DISK, TIER_CPU, (size_t)i * piece(p) % p->plan.offload_bytes, place(p, i), piece(p));
+}
+static Event post_read(Profile *p, int i) {
+    size_t src = (size_t)i * piece(p) % p->plan.offload_bytes;
+    return post_copy(p, W_READ, TIER_CPU, TIER_DISK, p->size.cold / 2 + place(p, i), src, piece(p));
+}
+
+/* Half of the cold memory through layernorm into the other; what it wrote is no weights any more. */
+static Event post_layernorm(Profile *p, int i) {
+    Type act = p->device->act_type;
+    int h1 = p->size.h1, rows = (int)(p->size.cold / 2 / (h1 * type_bytes(act))) - 1;
+    Tensor w = matrix(TIER_GPU, F16, 0, 1, h1); /* a row at the beginning, and x behind it */
+    Op op = {.lane = FINISH, .kind = OTHER};
+    (void)i;
+    p->work += 2.0 * rows * h1 * type_bytes(act), p->ops++;
+    return p->device->layernorm(p->device, &op, matrix(TIER_GPU, act, p->size.cold / 2, rows, h1),
+                                matrix(TIER_GPU, act, h1 * type_bytes(act), rows, h1), w, w);
+}
+
+static Event post_tiny(Profile *p, int i) {
+    Tensor row = matrix(TIER_GPU, p->device->act_type, p->y, 1, 16), w = matrix(TIER_GPU, F16, 0, 1, 16);
+    Op op = {.lane = PROJECT, .kind = OTHER};
+    Event last = {0, 0};
+    (void)i;
+    for (int n = 0; n < TINY; n++) last = p->device->layernorm(p->device, &op, row, row, w, w);
+    p->work += TINY;
+    return last;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Sampling
+// ---------------------------------------------------------------------------------------------------------------
+
+static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
+
+static double median(double *sample, int n) {
+    qsort(sample, n, sizeof *sample, compare);
+    return n % 2 ? sample[n / 2] : (sample[n / 2 - 1] + sample[n / 2]) / 2;
+}
+
+/* Posts rounds and waits for the last: their seconds. */
+static int sample_seconds(double *seconds, Profile *p, Post *post, int i, int rounds) {
+    Event last = {0, 0};
+    p->work = 0, p->ops = 0;
+    double begin = p->device->now(p->device);
+    for (int r = 0; r < rounds; r++) last = post(p, i);
+    if (p->device->wait(p->device, last, p->err) != 0) return -1;
+    *seconds = p->device->now(p->device) - begin;
+    return 0;
+}
+
+/* Rates that were sampled, work a second without what ops take besides. */
+typedef struct {
+    int n;
+    double rate[SAMPLES];
+} Samples;
+
+static void add_sample(Samples *s, const Profile *p, double seconds) {
+    if (s->n < SAMPLES) s->rate[s->n++] = p->work / fmax(seconds - p->ops * p->op_s, seconds / 2);
+}
+
+static double usual_rate(Samples *s) { return median(s->rate, s->n); }
+
+/* Takes samples for some time. The first is not counted if it is short: caches, threads and a GPU's choice of kernels are
+ * new. */
+static int sample(Samples *s, Profile *p, Post *post, int i) {
+    double seconds = p->size.seconds, t, total = 0;
+    int taken = 0, rounds = 1;
+    if (sample_seconds(&t, p, post, i, 1) != 0) return -1;
+    if (t > seconds) add_sample(s, p, t), total = t;
+    p->round_s = t;
+    if (t < seconds / 20) rounds = (int)fmin(seconds / 20 / fmax(t, 1e-6), 100);
+    for (; total < (taken < LEAST_SAMPLES ? 3 * seconds : seconds); taken++) {
+        if (sample_seconds(&t, p, post, i, rounds) != 0) return -1;
+        total += t;
+        p->round_s = t / rounds;
+        add_sample(s, p, t);
+    }
+    return 0;
+}
+
+static int measure(double *rate, Profile *p, Post *post, int i) {
+    Samples s = {.n = 0};
+    if (sample(&s, p, post, i) != 0) return -1;
+    *rate = usual_rate(&s);
+    return 0;
+}
+
+/* A smaller op never takes longer than a larger one; where it seems to, something else was at work. */
+static void smooth(Curve *c) {
+    for (int i = c->n - 2; i >= 0; i--) c->rate[i] = fmax(c->rate[i], c->rate[i + 1] * c->size[i] / c->size[i + 1]);
+}
+
+/* Points up to `most`, as long as one is expected to be quick enough; twice, since trouble comes in bursts. */
+static int measure_curve(Curve *curve, Profile *p, Post *post, const int *sizes, int n, int most) {
+    Samples *all = xcalloc(n, sizeof *all);
+    int status = 0;
+    for (int i = 0; i < n && sizes[i] <= most && !status; i++) {
+        if (i && p->round_s * sizes[i] / sizes[i - 1] > 10 * p->size.seconds) break;
+        status = sample(&all[i], p, post, i);
+        curve->size[i] = sizes[i];
+        curve->n = i + 1;
+    }
+    for (int i = 0; i < curve->n && !status; i++) status = sample(&all[i], p, post, i);
+    for (int i = 0; i < curve->n && !status; i++) curve->rate[i] = usual_rate(&all[i]);
+    free(all);
+    return status;
+}
+
+__attribute__((format(printf, 2, 3))) static void say(Profile *p, const char *format, ...) {
+    va_list args;
+    if (!p->progress) return;
+    va_start(args, format);
+    vfprintf(p->progress, format, args);
+    va_end(args);
+    fputc('\n', p->progress);
+    fflush(p->progress);
+}
+
+static void say_curve(Profile *p, const char *what, const Curve *c, const char *unit) {
+    int last = c->n - 1;
+    say(p, "  %s: %.1f GFLOP/s at %.0f %s, %.1f at %.0f", what, c->rate[0] / 1e9, c->size[0], unit, c->rate[last] / 1e9,
+        c->size[last]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// What is measured
+// ---------------------------------------------------------------------------------------------------------------
+
+static void set_both(double stage[2], double value) { stage[0] = stage[1] = value; }
+
+static int measure_links(Hardware *h, Profile *p) {
+    double up, down;
+    say(p, "measuring this machine: copies");
+    if (measure(&up, p, post_all_up, 0) || measure(&down, p, post_all_down, 0)) return -1;
+    set_both(h->ctog_bdw, up), set_both(h->gtoc_bdw, down);
+    say(p, "  CPU to GPU %.2f GB/s, GPU to CPU %.2f GB/s", up / 1e9, down / 1e9);
+    return 0;
+}
+
+/* Bytes/s of the whole file, or of as much as there is time for: *pieces of it. */
+static int measure_pass(double *rate, Profile *p, Post *post, int *pieces) {
+    double begin = p->device->now(p->device), took = 0;
+    int n = 0;
+    while (n < *pieces && took < 25 * p->size.seconds) {
+        Event last = {0, 0};
+        for (int g = 0; g < GROUP && n < *pieces; g++) last = post(p, n++);
+        if (p->device->wait(p->device, last, p->err) != 0) return -1;
+        took = p->device->now(p->device) - begin;
+    }
+    *rate = (double)n * piece(p) / fmax(took, 1e-9);
+    *pieces = n;
+    return 0;
+}
+
+static int measure_disk(Hardware *h, Profile *p) {
+    double read, write;
+    int pieces = (int)(p->plan.offload_bytes / piece(p));
+    say(p, "measuring this machine: disk");
+    if (measure_pass(&write, p, post_write, &pieces) || measure_pass(&read, p, post_read, &pieces)) return -1;
+    set_both(h->ctod_bdw, write), set_both(h->dtoc_bdw, read);
+    say(p, "  write %.2f GB/s, read %.2f GB/s", write / 1e9, read / 1e9);
+    return 0;
+}
+
+static int measure_linear(Hardware *h, Profile *p) {
+    double op_rate, act = type_bytes(p->device->act_type);
+    say(p, "measuring this machine: linear");
+    if (measure(&op_rate, p, post_tiny, 0)) return -1;
+    h->op_s = p->op_s = 1 / op_rate;
+    if (measure_curve(&h->mm_rows, p, post_linear, row_sizes, NROW_SIZES, p->size.rows)) return -1;
+    smooth(&h->mm_rows);
+    h->mm_flops[0] = 2 * 16 / linear_seconds(h, false, 16, 1, 1, act);
+    h->mm_flops[1] = 2 * 1024 / linear_seconds(h, true, 1024, 1, 1, act);
+    say_curve(p, "linear", &h->mm_rows, "rows");
+    return 0;
+}
+
+static int measure_attention(Hardware *h, Profile *p) {
+    double s = 512, best = 0;
+    say(p, "measuring this machine: attention");
+    if (measure_curve(&h->bmm_tokens[1], p, post_attend_prefill, token_sizes, NTOKEN_SIZES, p->size.tokens) ||
+        measure_curve(&h->bmm_tokens[0], p, post_attend_gpu, token_sizes, NTOKEN_SIZES, p->size.tokens) ||
+        measure_curve(&h->cpu_tokens, p, post_attend_cpu, token_sizes, NTOKEN_SIZES, p->size.tokens))
+        return -1;
+    smooth(&h->bmm_tokens[0]), smooth(&h->cpu_tokens);
+    h->bmm_flops[1] = 2 * s * (s + 1) / attend_prefill_seconds(h, 1, s, 1, 4);
+    h->bmm_flops[0] = 4 * s / attend_seconds(h, false, false, 1, s, 1);
+    set_both(h->cpu_flops, 4 * s / attend_seconds(h, true, false, 1, s, 1));
+    for (int i = 0; i < h->cpu_tokens.n; i++) best = fmax(best, h->cpu_tokens.rate[i]);
+    h->cpu_bdw = best; /* a flop for every byte */
+    say_curve(p, "prompts", &h->bmm_tokens[1], "tokens");
+    say_curve(p, "new tokens on the GPU", &h->bmm_tokens[0], "tokens");
+    say_curve(p, "new tokens on the CPU", &h->cpu_tokens, "tokens");
+    return 0;
+}
+
+/* Seconds by which `rounds` of products take longer beside copies, for each byte that was copied meanwhile. */
+static int sample_lost(double *lost, Profile *p, Post *const beside[2], int copies, int i, int rounds) {
+    double alone, both, all, bytes;
+    Event last[2] = {{0, 0}, {0, 0}}, product = {0, 0};
+    if (sample_seconds(&alone, p, post_linear, i, rounds) != 0) return -1;
+    double begin = p->device->now(p->device);
+    p->work = 0;
+    for (int c = 0; c < copies; c++)
+        for (int b = 0; b < 2 && beside[b]; b++) last[b] = beside[b](p, c);
+    bytes = p->work;
+    for (int r = 0; r < rounds; r++) product = post_linear(p, i);
+    if (p->device->wait(p->device, product, p->err) != 0) return -1;
+    both = p->device->now(p->device) - begin;
+    for (int b = 0; b < 2; b++)
+        if (p->device->wait(p->device, last[b], p->err) != 0) return -1;
+    all = p->device->now(p->device) - begin;
+    *lost = (both - alone) / (bytes * both / all); /* copies that outlast the products: only their part */
+    return 0;
+}
+
+/* Products for some time, and beside them copies that alone would take half as long; by turns with products alone. */
+static int measure_lost(double *core_s, Profile *p, const Curve *rows, Post *a, Post *b, double rate) {
+    Post *const beside[2] = {a, b};
+    double lost[PAIRS], t, most = 2 * p->size.seconds, begin = p->device->now(p->device);
+    int i = 0, n = 0;
+    while (i + 1 < rows->n && row_sizes[i] < CONTENTION_ROWS) i++;
+    if (sample_seconds(&t, p, post_linear, i, 1) != 0) return -1;
+    int rounds = imax(1, (int)(most / t)), copies = (int)(rounds * t / 2 * rate / piece(p));
+    copies = imax(1, imin(copies, MARKS / 2)); /* so that all can be posted at once */
+    do {
+        if (sample_lost(&lost[n++], p, beside, copies, i, rounds) != 0) return -1;
+    } while (n < PAIRS && p->device->now(p->device) - begin < 4 * PAIRS * most);
+    *core_s = fmax(median(lost, n), 0);
+    return 0;
+}
+
+static int measure_shared_cores(Hardware *h, Profile *p) {
+    say(p, "measuring this machine: products beside copies");
+    h->shared_cores = true;
+    p->span = p->size.cold / 2, p->at = 0;
+    if (measure_lost(&h->copy_core_s, p, &h->mm_rows, post_up, post_down, h->ctog_bdw[0] / 2) ||
+        measure_lost(&h->disk_core_s, p, &h->mm_rows, post_read, NULL, h->dtoc_bdw[0]))
+        return -1;
+    p->span = p->size.cold;
+    say(p, "  lost for a GB copied %.3f s, read from disk %.3f s", 1e9 * h->copy_core_s, 1e9 * h->disk_core_s);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The device to measure on
+// ---------------------------------------------------------------------------------------------------------------
+
+static size_t round_up(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+/* Each half of the cold memory is more than the last cache holds, so that going round in it finds nothing there. */
+ProfileSize profile_size(const Gpu *gpu, const OptConfig *config) {
+    ProfileSize size = full_size[gpu != NULL];
+    if (config && config->h1 <= size.h1 && config->h2 <= size.h2)
+        size.h1 = config->h1, size.h2 = config->h2, size.nh = config->nh;
+    size_t most = (size_t)1 << 30;
+    long cache = 0;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+    if (cache > 0 && 4 * (size_t)cache > size.cold)
+        size.cold = 4 * (size_t)cache < most ? round_up(4 * (size_t)cache) : most;
+    return size;
+}
+
+/* The file: all that is asked for, or half of what the disk has room for. */
+static size_t disk_bytes(size_t asked, size_t capacity) {
+    size_t bytes = capacity / 2 < asked ? capacity / 2 : asked, least = asked < LEAST_DISK ? asked : LEAST_DISK;
+    return bytes < least ? least : bytes;
+}
+
+static void add_term(Plan *plan, Tier tier, size_t offset, size_t bytes) {
+    plan->terms[plan->nterms++] = (Term){tier, "profile", "", offset, bytes};
+    plan->total[tier] += bytes;
+}
+
+/* The same on both upper tiers. */
+static void plan_profile(Profile *p, const size_t capacity[NTIERS], Type act) {
+    const ProfileSize *s = &p->size;
+    size_t each = (size_t)imax(s->rows * s->h2, s->tokens * s->h1) * type_bytes(act);
+    size_t npages = s->cold / ((size_t)PAGE_TOKENS * s->h1 * 2), starts = (size_t)NTOKEN_SIZES * (s->tokens + 1 + s->nseq);
+    p->x = s->cold;
+    p->y = p->x + round_up(each);
+    p->tables = p->y + round_up(each);
+    p->starts = p->tables + round_up(npages * 4);
+    for (int t = TIER_GPU; t <= TIER_CPU; t++) add_term(&p->plan, t, 0, p->starts + round_up(starts * 4));
+    p->plan.tables[TIER_GPU] = p->plan.tables[TIER_CPU] = p->tables;
+    p->plan.act_type = act;
+    p->plan.offload_bytes = disk_bytes(s->disk, capacity[TIER_DISK]) / piece(p) * piece(p);
+    add_term(&p->plan, TIER_DISK, 0, p->plan.offload_bytes);
+    p->span = s->cold;
+}
+
+/* The smaller where the GPU has less room. */
+static void fit_gpu(ProfileSize *s, Gpu *gpu) {
+    size_t used = gpu->in_use(gpu) + gpu->spare, room = used < gpu->total ? gpu->total - used : 0;
+    while (s->h1 > 512 && s->cold + (size_t)4 * s->rows * s->h2 + ((size_t)32 << 20) > room)
+        s->h1 /= 2, s->h2 /= 2, s->nh /= 2, s->cold /= 2;
+}
+
+/* Small numbers without an order, of which no sum overflows. */
+static void fill(Profile *p, Tensor all, const void *pattern, size_t n) {
+    size_t count = (size_t)all.rows * all.cols;
+    for (size_t first = 0; first < count; first += n)
+        p->device->upload(p->device, all, first, pattern, count - first < n ? count - first : n);
+}
+
+static void fill_tables(Profile *p, Tier tier) {
+    int npages = (int)((p->starts - p->tables) / 4), stride = p->size.tokens + 1, nseq = p->size.nseq;
+    int n = NTOKEN_SIZES * (stride + nseq);
+    int32_t *index = xcalloc(imax(npages, n), sizeof *index);
+    for (int i = 0; i < npages; i++) index[i] = i;
+    fill(p, matrix(tier, I32, p->tables, 1, npages), index, npages);
+    for (int i = 0; i < NTOKEN_SIZES; i++) {
+        for (int r = 0; r * token_sizes[i] <= p->size.tokens; r++) index[i * stride + r] = r * token_sizes[i];
+        for (int r = 0; r < nseq; r++) index[NTOKEN_SIZES * stride + i * nseq + r] = token_sizes[i];
+    }
+    fill(p, matrix(tier, I32, p->starts, 1, n), index, n);
+    free(index);
+}
+
+static void fill_memory(Profile *p) {
+    enum { N = 1 << 20 };
+    float *f = xcalloc(N, sizeof *f);
+    f16 *h = xcalloc(N, sizeof *h);
+    Type act = p->device->act_type;
+    size_t elements = (p->tables - p->x) / type_bytes(act);
+    for (uint32_t i = 0; i < N; i++) {
+        f[i] = (float)((i * 2654435761u >> 8 & 0xffff) / 65536.0 - 0.5) / 8;
+        h[i] = f32_to_f16(f[i]);
+    }
+    for (int t = TIER_GPU; t <= TIER_CPU; t++) {
+        fill(p, matrix(t, F16, 0, (int)(p->size.cold / 4096), 2048), h, N);
+        fill(p, matrix(t, act, p->x, (int)(elements / 1024), 1024), act == F32 ? (void *)f : h, N);
+        fill_tables(p, t);
+    }
+    free(f), free(h);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The machine
+// ---------------------------------------------------------------------------------------------------------------
+
+/* "model name" of /proc/cpuinfo, or the kind of machine. */
+static void processor(char *name, size_t size) {
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    char line[300], *colon;
+    struct utsname machine;
+    name[0] = 0;
+    while (f && !name[0] && fgets(line, sizeof line, f))
+        if (!strncmp(line, "model name", 10) && (colon = strchr(line, ':')))
+            snprintf(name, size, "%s", colon + 1 + strspn(colon + 1, " \t"));
+    if (f) fclose(f);
+    if (!name[0]) snprintf(name, size, "%s", uname(&machine) ? "unknown processor" : machine.machine);
+    name[strcspn(name, "\n")] = 0;
+    for (char *c = name; *c; c++)
+        if (*c < ' ' || *c > '~') *c = '?';
+}
+
+static void name_machine(char *name, size_t size, const Gpu *gpu, int threads) {
+    char cpu[60];
+    processor(cpu, sizeof cpu);
+    if (gpu)
+        snprintf(name, size, "%.40s; %.38s, %d threads", gpu->name, cpu, threads);
+    else
+        snprintf(name, size, "%s, %d thread%s, host device", cpu, threads, threads > 1 ? "s" : "");
+}
+
+static void set_capacities(Hardware *h, const size_t capacity[NTIERS]) {
+    double *const to[] = {&h->gmem, &h->cmem, &h->nmem};
+    for (int t = 0; t < NTIERS; t++) *to[t] = fmin(fmax((double)capacity[t], 1), 1e18);
+}
+
+static int measure_all(Hardware *h, Profile *p) {
+    double bdw;
+    bool host = p->device->act_type == F32;
+    if (measure_links(h, p) || measure_disk(h, p) || measure_linear(h, p) || measure_attention(h, p)) return -1;
+    if (host && measure_shared_cores(h, p)) return -1;
+    p->op_s = h->op_s;
+    if (measure(&bdw, p, post_layernorm, 0)) return -1; /* the last: it overwrites weights */
+    h->gpu_bdw = bdw;
+    return 0;
+}
+
+int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
+                    const size_t capacity[NTIERS], FILE *progress, Error *err) {
+    Profile *p = xcalloc(1, sizeof *p);
+    Hardware measured = {.name = ""};
+    threads = host_set_threads(threads);
+    *p = (Profile){.size = *size, .progress = progress, .err = err};
+    if (gpu) fit_gpu(&p->size, gpu);
+    plan_profile(p, capacity, gpu ? F16 : F32);
+    name_machine(measured.name, sizeof measured.name, gpu, threads);
+    set_capacities(&measured, capacity);
+    p->device =
+        gpu ? cuda_open(gpu, &p->plan, &p->none, offload_dir, err) : host_open(&p->plan, &p->none, offload_dir, err);
+    if (p->device) fill_memory(p);
+    int status = p->device ? measure_all(&measured, p) : -1;
+    if (p->device) p->device->close(p->device);
+    if (status == 0) *hardware = measured;
+    free(p);
+    return status;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// As a file
+// ---------------------------------------------------------------------------------------------------------------
+
+void profile_write(const Hardware *hardware, FILE *out) {
+    static const char *const how[][2] = {
+        {"gmem", "capacity of the GPU tier at that time"},
+        {"cmem", "capacity of the CPU tier at that time"},
+        {"nmem", "capacity of the disk tier at that time"},
+        {"ctog_bdw", "copies of 8 MiB from the CPU tier to the GPU tier, out of cold memory"},
+        {"gtoc_bdw", "copies of 8 MiB from the GPU tier to the CPU tier, out of cold memory"},
+        {"dtoc_bdw", "the offload file read back in pieces of 8 MiB, past the page cache"},
+        {"ctod_bdw", "the offload file written in pieces of 8 MiB, each until it is on the disk"},
+        {"mm_flops", "the curve mm_rows at 1024 rows (prefill) and at 16 (generation)"},
+        {"bmm_flops", "the curves bmm_tokens_p and bmm_tokens_g at 512 tokens"},
+        {"cpu_flops", "the curve cpu_tokens at 512 tokens"},
+        {"gpu_bdw", "layernorm: bytes read and written"},
+        {"cpu_bdw", "the best of cpu_tokens, which does a flop for each byte of K and V that it reads"},
+        {"op_s", "a chain of layernorms of 16 numbers"},
+        {"copy_core_s", "linear of 16 rows beside copies both ways: seconds lost over bytes copied"},
+        {"disk_core_s", "linear of 16 rows beside reads of the offload file: seconds lost over bytes read"},
+        {"shared_cores", "the host device computes and copies on the same cores"},
+        {"mm_rows", "linear of a layer's three shapes with cold weights"},
+        {"bmm_tokens_p", "attend_prefill of prompts of so many tokens"},
+        {"bmm_tokens_g", "attend over cold pages on the GPU tier"},
+        {"cpu_tokens", "attend over cold pages on the CPU tier"},
+    };
+    char date[80];
+    time_t now = time(NULL);
+    struct tm day;
+    cJSON *sources = cJSON_CreateObject();
+    strftime(date, sizeof date, "measured by flexgen profile on %Y-%m-%d", localtime_r(&now, &day));
+    cJSON_AddStringToObject(sources, "name", date);
+    for (size_t i = 0; i < sizeof how / sizeof *how; i++) cJSON_AddStringToObject(sources, how[i][0], how[i][1]);
+    hardware_write(hardware, sources, out);
+    cJSON_Delete(sources);
+}
+
+/* FNV-1a. */
+static uint64_t hash_text(const char *s) {
+    uint64_t h = 14695981039346656037u;
+    for (; *s; s++) h = (h ^ (unsigned char)*s) * 1099511628211u;
+    return h;
+}
+
+/* The directory of the cache; 0: there is none. */
+static int cache_dir(char *dir, size_t size) {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int n = cache && cache[0] == '/' ? snprintf(dir, size, "%s", cache)
+            : home && home[0] == '/' ? snprintf(dir, size, "%s/.cache", home)
+                                     : 0;
+    return n < (int)size ? n : 0;
+}
+
+void profile_path(char *path, size_t size, const ProfileSize *shapes, const Gpu *gpu, const char *offload_dir,
+                  int threads) {
+    char dir[4000], cpu[200], key[800];
+    struct stat disk = {.st_dev = 0};
+    struct statfs fs = {.f_type = 0};
+    path[0] = 0;
+    if (!cache_dir(dir, sizeof dir) || stat(offload_dir, &disk) || statfs(offload_dir, &fs)) return;
+    processor(cpu, sizeof cpu);
+    snprintf(key, sizeof key, "%d|%d|%d|%d|%s|%d|%s|%s|%llx|%llx", PROFILE_VERSION, shapes->h1, shapes->h2, shapes->nh, cpu,
+             host_set_threads(threads), host_isa(), gpu ? gpu->name : "", (unsigned long long)disk.st_dev,
+             (unsigned long long)fs.f_type);
+    if (snprintf(path, size, "%s/flexgen/hardware-%016llx.json", dir, (unsigned long long)hash_text(key)) >= (int)size)
+        path[0] = 0;
+}
+
+/* All of it under another name, then renamed: nobody sees a half. */
+static void write_file(const char *path, const Hardware *hardware) {
+    char part[4200];
+    snprintf(part, sizeof part, "%s.XXXXXX", path);
+    int fd = mkstemp(part);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
+    if (!f) return;
+    profile_write(hardware, f);
+    bool bad = fflush(f) || ferror(f);
+    if (fclose(f) || bad || rename(part, path)) unlink(part);
+}
+
+void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu, const char *offload_dir, int threads) {
+    char path[4100], dir[4100];
+    profile_path(path, sizeof path, size, gpu, offload_dir, threads);
+    if (!path[0]) return;
+    cache_dir(dir, sizeof dir - 10);
+    mkdir(dir, 0700); /* there already, mostly */
+    strcat(dir, "/flexgen");
+    mkdir(dir, 0700);
+    write_file(path, hardware);
+}
+
+int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
+                    const size_t capacity[NTIERS], FILE *progress, Error *err) {
+    char path[4100];
+    Error damaged;
+    profile_path(path, sizeof path, size, gpu, offload_dir, threads);
+    if (path[0] && access(path, R_OK) == 0 && hardware_read(hardware, path, &damaged) == 0) {
+        set_capacities(hardware, capacity);
+        return 0;
+    }
+    if (profile_measure(hardware, size, gpu, offload_dir, threads, capacity, progress, err) != 0) return -1;
+    profile_keep(hardware, size, gpu, offload_dir, threads);
+    return 0;
+}

@@ -1,0 +1,445 @@
+/* test_hardware.c: what hardware_read accepts, what it refuses and says; that hardware_write is read back; what an op
+ * takes, against values by hand. */
+#include <cjson/cJSON.h>
+#include <glob.h>
+
+#include "tests.h"
+
+static const char good[] =
+    "{\"name\": \"a machine\", \"gmem\": 1, \"cmem\": 2e9, \"nmem\": 3, \"ctog_bdw\": 4, \"gtoc_bdw_p\": 5, "
+    "\"gtoc_bdw_g\": 6, "
+    "\"dtoc_bdw\": 7, \"ctod_bdw_g\": 8, \"ctod_bdw_p\": 9, \"mm_flops\": 10.5, \"bmm_flops\": 11, \"cpu_flops\": 12}";
+
+static int read_text(Hardware *hardware, const char *text, Error *err) {
+    char path[600];
+    const char *dir = temp_dir();
+    write_file(dir, "hw.json", text, strlen(text));
+    snprintf(path, sizeof path, "%s/hw.json", dir);
+    return hardware_read(hardware, path, err);
+}
+
+/* `good` with its first `from` replaced by `to`. */
+static char *edited(const char *from, const char *to) {
+    static char text[4096];
+    const char *at = strstr(good, from);
+    CHECK(at);
+    snprintf(text, sizeof text, "%.*s%s%s", (int)(at - good), good, to, at + strlen(from));
+    return text;
+}
+
+/* text is refused as wrong use, in one line that names the file and contains part; what was there before stays. */
+static void refused(const char *text, const char *part) {
+    Error err = {0, ""};
+    Hardware hardware = {.name = "untouched", .gmem = 77};
+    CU_ASSERT_EQUAL(read_text(&hardware, text, &err), -1);
+    CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
+    CU_ASSERT(strcmp(hardware.name, "untouched") == 0 && hardware.gmem == 77);
+    if (!strstr(err.text, "hw.json: ") || !strstr(err.text, part) || strchr(err.text, '\n')) {
+        fprintf(stderr, "\n    gave: %s\n    expected in it: %s\n", err.text, part);
+        CU_FAIL("message");
+    }
+}
+
+static void a_file_becomes_the_numbers_it_holds(void) {
+    Error err;
+    Hardware h;
+    ASSERT_OK(read_text(&h, good, &err));
+    CU_ASSERT_STRING_EQUAL(h.name, "a machine");
+    CU_ASSERT(h.gmem == 1 && h.cmem == 2e9 && h.nmem == 3);
+    CU_ASSERT(h.ctog_bdw[0] == 4 && h.ctog_bdw[1] == 4);
+    CU_ASSERT(h.gtoc_bdw[0] == 6 && h.gtoc_bdw[1] == 5); /* [0]: generation, [1]: prefill */
+    CU_ASSERT(h.dtoc_bdw[0] == 7 && h.dtoc_bdw[1] == 7);
+    CU_ASSERT(h.ctod_bdw[0] == 8 && h.ctod_bdw[1] == 9);
+    CU_ASSERT(h.mm_flops[0] == 10.5 && h.mm_flops[1] == 10.5);
+    CU_ASSERT(h.bmm_flops[0] == 11 && h.bmm_flops[1] == 11);
+    CU_ASSERT(h.cpu_flops[0] == 12 && h.cpu_flops[1] == 12);
+    CU_ASSERT(h.gpu_bdw == 0 && h.cpu_bdw == 0 && h.op_s == 0 && !h.shared_cores);
+}
+
+static void optional_keys_are_read_too(void) {
+    Error err;
+    Hardware h;
+    ASSERT_OK(read_text(&h,
+                        edited("\"gmem\": 1",
+                               "\"gmem\": 1, \"gpu_bdw\": 20, \"cpu_bdw\": 21, \"op_s\": 0.5, \"shared_cores\": true, "
+                               "\"sources\": {\"gmem\": \"said so\", \"gtoc_bdw_p\": \"\", \"name\": \"x\"}"),
+                        &err));
+    CU_ASSERT(h.gpu_bdw == 20 && h.cpu_bdw == 21 && h.op_s == .5 && h.shared_cores);
+    ASSERT_OK(
+        read_text(&h, edited("\"gmem\": 1", "\"gmem\": 1, \"op_s\": 0, \"shared_cores\": false, \"sources\": {}"), &err));
+    CU_ASSERT(h.op_s == 0 && !h.shared_cores);
+}
+
+static void a_missing_value_is_named(void) {
+    refused(edited("\"gmem\": 1,", ""), "has no gmem; expected a number of bytes");
+    refused(edited("\"nmem\": 3,", ""), "has no nmem");
+    refused(edited("\"ctog_bdw\": 4,", ""),
+            "has no ctog_bdw; expected ctog_bdw, a number of bytes/s, or ctog_bdw_p and ctog_bdw_g");
+    refused(edited("\"gtoc_bdw_g\": 6,", ""), "has no gtoc_bdw_g");
+    refused(edited("\"gtoc_bdw_p\": 5,", ""), "has no gtoc_bdw_p");
+    refused(edited(", \"cpu_flops\": 12", ""), "has no cpu_flops; expected cpu_flops, a number of FLOP/s");
+    refused(edited("\"name\": \"a machine\",", ""), "has no name");
+    refused("{}", "has no name");
+}
+
+static void a_value_given_twice_is_refused(void) {
+    refused(edited("\"ctog_bdw\": 4", "\"ctog_bdw\": 4, \"ctog_bdw_p\": 4"), "has both ctog_bdw and ctog_bdw_p");
+    refused(edited("\"gtoc_bdw_p\": 5", "\"gtoc_bdw\": 5"), "has both gtoc_bdw and gtoc_bdw_g");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"gmem\": 1"), "\"gmem\" occurs twice");
+}
+
+static void unknown_keys_are_refused(void) {
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"gmen\": 1"), "unknown key \"gmen\"");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"gmem_p\": 1, \"gmem_g\": 1"), "unknown key \"gmem_p\"");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"GMEM\": 1"), "unknown key \"GMEM\"");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"gpu_bdw_p\": 1"), "unknown key \"gpu_bdw_p\"");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"ctog_bdw_x\": 1"), "unknown key \"ctog_bdw_x\"");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"\": 1"), "unknown key \"\"");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"a\\nb\": 1"), "unknown key \"a?b\"");
+}
+
+static void values_that_no_machine_has_are_refused(void) {
+    static const char *const bad[][2] = {{"0", "is 0;"},
+                                         {"-1", "is -1;"},
+                                         {"-0.0", "is -0;"},
+                                         {"1e-300", "is 1e-300;"},
+                                         {"1e300", "is 1e+300;"},
+                                         {"\"4\"", "is the text \"4\";"},
+                                         {"true", "is true;"},
+                                         {"null", "is null;"},
+                                         {"[4]", "is a list;"},
+                                         {"{}", "is an object;"},
+                                         {"NaN", "expected a JSON value"},
+                                         {"Infinity", "expected a JSON value"},
+                                         {"1e999", "1e999"}};
+    static const char *const keys[] = {"\"gmem\": 1", "\"ctog_bdw\": 4", "\"gtoc_bdw_p\": 5", "\"gtoc_bdw_g\": 6",
+                                       "\"cpu_flops\": 12"};
+    char to[100];
+    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
+        for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+            snprintf(to, sizeof to, "%.*s: %s", (int)(strchr(keys[k], ':') - keys[k]), keys[k], bad[i][0]);
+            refused(edited(keys[k], to), bad[i][1]);
+        }
+    refused(edited("\"gtoc_bdw_g\": 6", "\"gtoc_bdw_g\": 0"), "gtoc_bdw_g is 0; expected a number of bytes/s from 1e-09");
+    refused(edited("\"gmem\": 1", "\"gmem\": 0.5"), "gmem is 0.5; expected a number of bytes from 1 to 1e+18");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"op_s\": -1e-9"), "op_s is -1e-09; expected a number of seconds from 0");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"gpu_bdw\": 0"), "gpu_bdw is 0;");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"cpu_bdw\": null"), "cpu_bdw is null;");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"shared_cores\": 1"), "shared_cores is 1; expected true or false");
+}
+
+static void a_name_is_a_short_text(void) {
+    char name[120], text[200];
+    Error err;
+    Hardware h;
+    for (int n = 95; n <= 96; n++) {
+        memset(name, 'x', n), name[n] = 0;
+        snprintf(text, sizeof text, "\"name\": \"%s\"", name);
+        if (n == 95) {
+            ASSERT_OK(read_text(&h, edited("\"name\": \"a machine\"", text), &err));
+            CU_ASSERT_EQUAL(strlen(h.name), 95);
+        } else {
+            refused(edited("\"name\": \"a machine\"", text), "expected a text of 1 to 95 bytes");
+        }
+    }
+    refused(edited("\"a machine\"", "\"\""), "name is the text \"\"; expected a text of 1 to 95 bytes");
+    refused(edited("\"a machine\"", "7"), "name is 7;");
+    refused(edited("\"a machine\"", "\"a\\nb\""), "without control characters");
+}
+
+static void a_source_belongs_to_a_value(void) {
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"sources\": 3"), "sources is 3; expected an object");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"sources\": [\"gmem\"]"), "sources is a list;");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"sources\": {\"gmem\": 3}"), "sources: gmem is 3; expected a text");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"sources\": {\"gpu_bdw\": \"x\"}"), "\"gpu_bdw\", which is no key");
+    refused(edited("\"gmem\": 1", "\"gmem\": 1, \"sources\": {\"gtoc_bdw\": \"x\"}"), "\"gtoc_bdw\", which is no key");
+}
+
+static void what_is_no_object_or_no_file_is_refused(void) {
+    Error err = {0, ""};
+    Hardware h;
+    refused("[]", "holds no JSON object");
+    refused("3", "holds no JSON object");
+    refused("", "the text ends here");
+    refused("{\"name\": ", "the text ends here");
+    CU_ASSERT_EQUAL(hardware_read(&h, "/nonexistent/hw.json", &err), -1);
+    CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "/nonexistent/hw.json: cannot open"));
+    CU_ASSERT_EQUAL(hardware_read(&h, temp_dir(), &err), -1);
+    CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
+}
+
+/* The files that come with the program are read, every value has its source, and none is off by a thousand. */
+static void the_machines_that_come_with_the_program_are_complete(void) {
+    glob_t files;
+    Error err;
+    CU_ASSERT_EQUAL_FATAL(glob("hardware/*.json", 0, NULL, &files), 0);
+    CU_ASSERT(files.gl_pathc >= 5);
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        Hardware h;
+        size_t len;
+        ASSERT_OK(hardware_read(&h, files.gl_pathv[i], &err));
+        char *text = file_read(files.gl_pathv[i], 1 << 20, &len, &err);
+        cJSON *json = json_parse(text, len, files.gl_pathv[i], &err);
+        const cJSON *sources = cJSON_GetObjectItemCaseSensitive(json, "sources");
+        for (const cJSON *child = json->child; child; child = child->next)
+            if (strcmp(child->string, "name") != 0 && child != sources)
+                CU_ASSERT_PTR_NOT_NULL(cJSON_GetObjectItemCaseSensitive(sources, child->string));
+        cJSON_Delete(json);
+        free(text);
+        CU_ASSERT(1e9 < h.gmem && h.gmem < h.cmem && h.cmem < h.nmem && h.nmem < 1e14);
+        for (int p = 0; p < 2; p++) {
+            CU_ASSERT(5e9 < h.ctog_bdw[p] && h.ctog_bdw[p] < 1e11);
+            CU_ASSERT(5e8 < h.gtoc_bdw[p] && h.gtoc_bdw[p] <= h.ctog_bdw[p]);
+            CU_ASSERT(3e8 < h.dtoc_bdw[p] && h.dtoc_bdw[p] < h.ctog_bdw[p]);
+            CU_ASSERT(3e8 < h.ctod_bdw[p] && h.ctod_bdw[p] < h.ctog_bdw[p]);
+            CU_ASSERT(1e12 < h.mm_flops[p] && h.mm_flops[p] < 1e15 && h.bmm_flops[p] < h.mm_flops[p]);
+            CU_ASSERT(1e10 < h.cpu_flops[p] && h.cpu_flops[p] < h.bmm_flops[p]);
+        }
+    }
+    globfree(&files);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Curves
+// ---------------------------------------------------------------------------------------------------------------
+
+/* `good` with these keys more. */
+static const char *with(const char *keys) {
+    char to[3000];
+    snprintf(to, sizeof to, "\"gmem\": 1, %s", keys);
+    return edited("\"gmem\": 1", to);
+}
+
+static void curves_are_read_too(void) {
+    Error err;
+    Hardware h;
+    ASSERT_OK(read_text(&h, good, &err));
+    CU_ASSERT(!h.mm_rows.n && !h.bmm_tokens[0].n && !h.bmm_tokens[1].n && !h.cpu_tokens.n);
+    CU_ASSERT(h.copy_core_s == 0 && h.disk_core_s == 0);
+    ASSERT_OK(read_text(&h,
+                        with("\"copy_core_s\": 1e-10, \"disk_core_s\": 0, \"mm_rows\": [[1, 10], [16, 1e2], [17.5, 3]], "
+                             "\"bmm_tokens_p\": [[5, 6]], \"bmm_tokens_g\": [[7, 8]], \"cpu_tokens\": [[9, 10]], "
+                             "\"sources\": {\"mm_rows\": \"a\", \"bmm_tokens_p\": \"b\", \"copy_core_s\": \"c\"}"),
+                        &err));
+    CU_ASSERT(h.copy_core_s == 1e-10 && h.disk_core_s == 0);
+    CU_ASSERT(h.mm_rows.n == 3 && h.mm_rows.size[1] == 16 && h.mm_rows.rate[1] == 100 && h.mm_rows.size[2] == 17.5);
+    CU_ASSERT(h.bmm_tokens[1].n == 1 && h.bmm_tokens[1].size[0] == 5 && h.bmm_tokens[1].rate[0] == 6);
+    CU_ASSERT(h.bmm_tokens[0].n == 1 && h.bmm_tokens[0].size[0] == 7 && h.bmm_tokens[0].rate[0] == 8);
+    CU_ASSERT(h.cpu_tokens.n == 1 && h.cpu_tokens.size[0] == 9 && h.cpu_tokens.rate[0] == 10);
+}
+
+static void a_curve_has_1_to_16_points(void) {
+    char keys[2000] = "\"mm_rows\": [";
+    Error err;
+    Hardware h;
+    for (int i = 1; i <= MAX_POINTS; i++) snprintf(keys + strlen(keys), 40, "%s[%d, 2]", i > 1 ? ", " : "", i);
+    char *end = keys + strlen(keys);
+    strcpy(end, "]");
+    ASSERT_OK(read_text(&h, with(keys), &err));
+    CU_ASSERT_EQUAL(h.mm_rows.n, MAX_POINTS);
+    strcpy(end, ", [99, 2]]");
+    refused(with(keys), "mm_rows has 17 points; expected 1 to 16");
+    refused(with("\"cpu_tokens\": []"), "cpu_tokens has 0 points; expected 1 to 16");
+}
+
+static void wrong_points_are_named(void) {
+    refused(with("\"mm_rows\": 3"), "mm_rows is 3; expected a list of points [rows, FLOP/s]");
+    refused(with("\"mm_rows\": null"), "mm_rows is null;");
+    refused(with("\"mm_rows\": {\"1\": 2}"), "mm_rows is an object;");
+    refused(with("\"mm_rows\": [1, 2]"), "mm_rows: point 1 is 1; expected [rows, FLOP/s]");
+    refused(with("\"mm_rows\": [[1, 2], {}]"), "mm_rows: point 2 is an object; expected [rows, FLOP/s]");
+    refused(with("\"cpu_tokens\": [[1]]"), "cpu_tokens: point 1 is a list of 1; expected [tokens, FLOP/s]");
+    refused(with("\"cpu_tokens\": [[1, 2, 3]]"), "cpu_tokens: point 1 is a list of 3;");
+    refused(with("\"cpu_tokens\": [[]]"), "cpu_tokens: point 1 is a list of 0;");
+    refused(with("\"mm_rows\": [[0.5, 2]]"),
+            "mm_rows: point 1 has a size of 0.5; expected a number of rows from 1, to 1e+15");
+    refused(with("\"mm_rows\": [[1e16, 2]]"), "mm_rows: point 1 has a size of 1e+16;");
+    refused(with("\"mm_rows\": [[\"1\", 2]]"), "mm_rows: point 1 has a size of the text \"1\";");
+    refused(with("\"mm_rows\": [[3, 2], [3, 2]]"), "mm_rows: point 2 has a size of 3; expected a number of rows above 3,");
+    refused(with("\"bmm_tokens_g\": [[3, 2], [4, 2], [2, 2]]"),
+            "bmm_tokens_g: point 3 has a size of 2; expected a number of tokens above 4,");
+    refused(with("\"bmm_tokens_p\": [[3, 0]]"),
+            "bmm_tokens_p: the rate of point 1 is 0; expected a number of FLOP/s from 1e-09 to 1e+30");
+    refused(with("\"mm_rows\": [[1, 2], [3, -4]]"), "mm_rows: the rate of point 2 is -4;");
+    refused(with("\"mm_rows\": [[1, 1e31]]"), "the rate of point 1 is 1e+31;");
+    refused(with("\"mm_rows\": [[1, null]]"), "the rate of point 1 is null;");
+    refused(with("\"bmm_tokens\": [[1, 2]]"), "unknown key \"bmm_tokens\"");
+    refused(with("\"mm_rows_p\": [[1, 2]]"), "unknown key \"mm_rows_p\"");
+    refused(with("\"copy_core_s\": -1"), "copy_core_s is -1; expected a number of seconds from 0");
+    refused(with("\"disk_core_s\": []"), "disk_core_s is a list;");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Written and read back
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Writes, and reads into *back; the text stays in `text`. */
+static int write_and_read(Hardware *back, const Hardware *h, const cJSON *sources, char *text, size_t size, Error *err) {
+    FILE *f = tmpfile();
+    hardware_write(h, sources, f);
+    CU_ASSERT(!ferror(f));
+    rewind(f);
+    text[fread(text, 1, size - 1, f)] = 0;
+    fclose(f);
+    return read_text(back, text, err);
+}
+
+/* Numbers of all sizes, with all their digits. */
+static double any(uint64_t *seed, double low, double high) {
+    return low * pow(high / low, ((double)test_random(seed) + 1) / 2) * (1 + test_random(seed) * 1e-9);
+}
+
+static void random_curve(Curve *c, uint64_t *seed) {
+    c->n = (int)any(seed, 1, MAX_POINTS + .9);
+    for (int i = 0; i < c->n; i++) {
+        c->size[i] = (i ? c->size[i - 1] : 1) * any(seed, 1.01, 5);
+        c->rate[i] = any(seed, 1e-3, 1e20);
+    }
+}
+
+static void what_is_written_is_read_back_bit_for_bit(void) {
+    static char text[20000];
+    uint64_t seed = 11;
+    for (int trial = 0; trial < 300; trial++) {
+        Hardware h = {.name = "a \"machine\" \\ \xc3\xa9"}, back;
+        Error err;
+        double *const one[] = {&h.gmem, &h.cmem, &h.nmem, &h.gpu_bdw, &h.cpu_bdw, &h.op_s, &h.copy_core_s, &h.disk_core_s};
+        double *const pair[] = {h.ctog_bdw, h.gtoc_bdw, h.dtoc_bdw, h.ctod_bdw, h.mm_flops, h.bmm_flops, h.cpu_flops};
+        for (int i = 0; i < 8; i++)
+            if (i < 3 || trial % 3) *one[i] = i < 5 ? any(&seed, 2, 1e17) : any(&seed, 1e-12, 1);
+        for (int i = 0; i < 7; i++)
+            for (int p = 0; p < 2; p++) pair[i][p] = p && test_random(&seed) < 0 ? pair[i][0] : any(&seed, 1e-8, 1e25);
+        Curve *const curve[] = {&h.mm_rows, &h.bmm_tokens[0], &h.bmm_tokens[1], &h.cpu_tokens};
+        for (int i = 0; i < 4; i++)
+            if (test_random(&seed) < .5) random_curve(curve[i], &seed);
+        h.shared_cores = trial % 2;
+        ASSERT_OK(write_and_read(&back, &h, NULL, text, sizeof text, &err));
+        CU_ASSERT(memcmp(&h, &back, offsetof(Hardware, shared_cores)) == 0);
+        CU_ASSERT_EQUAL(h.shared_cores, back.shared_cores);
+        CU_ASSERT(memcmp(&h.copy_core_s, &back.copy_core_s, sizeof h - offsetof(Hardware, copy_core_s)) == 0);
+    }
+}
+
+static const Hardware round_machine = {.name = "round",
+                                       .gmem = 16e9,
+                                       .cmem = 200e9,
+                                       .nmem = 1500e9,
+                                       .ctog_bdw = {12e9, 10e9},
+                                       .gtoc_bdw = {6e9, 6e9},
+                                       .dtoc_bdw = {2e9, 2e9},
+                                       .ctod_bdw = {1e9, 1e9},
+                                       .mm_flops = {4e12, 20e12},
+                                       .bmm_flops = {0.5e12, 8e12},
+                                       .cpu_flops = {0.1e12, 0.04e12}};
+
+static void sources_follow_their_keys(void) {
+    static char text[20000];
+    Error err;
+    Hardware back;
+    cJSON *sources =
+        cJSON_Parse("{\"ctog_bdw\": \"up\", \"gtoc_bdw\": \"down\", \"op_s\": \"of nothing\", \"gmem\": \"x\"}");
+    ASSERT_OK(write_and_read(&back, &round_machine, sources, text, sizeof text, &err));
+    cJSON_Delete(sources);
+    cJSON *json = cJSON_Parse(text);
+    const cJSON *written = cJSON_GetObjectItem(json, "sources");
+    static const char *const keys[] = {"ctog_bdw_p", "ctog_bdw_g", "gtoc_bdw", "gmem"};
+    CU_ASSERT_EQUAL(cJSON_GetArraySize(written), 4);
+    for (int i = 0; i < 4; i++) CU_ASSERT_PTR_NOT_NULL(cJSON_GetObjectItem(written, keys[i]));
+    cJSON_Delete(json);
+    CU_ASSERT(!strstr(text, "op_s") && !strstr(text, "mm_rows") && !strstr(text, "shared_cores")); /* not set */
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// What an op takes
+// ---------------------------------------------------------------------------------------------------------------
+
+static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
+
+/* By hand, of a product of 10 x 1000 x 100: 2e6 flops, 2 x 1e5 bytes of weights and 2 x 10 x 1100 of x and y, 222000 in
+ * all. A prompt of 4 tokens with h1 100: 10 pairs, 4000 flops, 4 x 100 x (2 x 2 + 4) = 3200 bytes. 3 new tokens to 20 each:
+ * 24000 flops, and as many bytes. */
+static void without_curves_an_op_takes_the_longer_of_flops_and_bytes(void) {
+    Hardware h = round_machine;
+    for (int p = 0; p < 2; p++) {
+        CU_ASSERT(near(linear_seconds(&h, p, 10, 1000, 100, 2), p ? 2e6 / 20e12 : 2e6 / 4e12));
+        CU_ASSERT(near(attend_seconds(&h, false, p, 3, 20, 100), p ? 24000 / 8e12 : 24000 / .5e12));
+        CU_ASSERT(near(attend_seconds(&h, true, p, 3, 20, 100), p ? 24000 / .04e12 : 24000 / .1e12));
+    }
+    CU_ASSERT(near(attend_prefill_seconds(&h, 1, 4, 100, 2), 4000 / 8e12));
+    CU_ASSERT(near(attend_prefill_seconds(&h, 7, 4, 100, 2), 7 * 4000 / 8e12));
+    h.gpu_bdw = 1e9, h.cpu_bdw = 2e9;
+    CU_ASSERT(near(linear_seconds(&h, true, 10, 1000, 100, 2), 222000 / 1e9));
+    CU_ASSERT(near(linear_seconds(&h, true, 10, 1000, 100, 4), 244000 / 1e9));
+    CU_ASSERT(near(attend_prefill_seconds(&h, 1, 4, 100, 2), 3200 / 1e9));
+    CU_ASSERT(near(attend_prefill_seconds(&h, 1, 4, 100, 4), 4800 / 1e9));
+    CU_ASSERT(near(attend_seconds(&h, false, true, 3, 20, 100), 24000 / 1e9));
+    CU_ASSERT(near(attend_seconds(&h, true, true, 3, 20, 100), 24000 / 2e9));
+}
+
+/* By hand, 2 n k = 2000 flops a row: at 4 rows 8000 / 100 = 80 s, at 8 rows 16000 / 160 = 100 s, and 5 s more for each row
+ * between them. Outside in proportion: 80 / 4 = 20 s for one row, 100 / 8 x 80 = 1000 s for 80. */
+static void a_curve_goes_before_rates_and_is_linear_in_seconds(void) {
+    Hardware h = round_machine;
+    h.gpu_bdw = h.cpu_bdw = 1;
+    h.mm_rows = (Curve){2, {4, 8}, {100, 160}};
+    for (int p = 0; p < 2; p++) {
+        CU_ASSERT(near(linear_seconds(&h, p, 4, 10, 100, 2), 80));
+        CU_ASSERT(near(linear_seconds(&h, p, 8, 10, 100, 2), 100));
+        CU_ASSERT(near(linear_seconds(&h, p, 6, 10, 100, 2), 90));
+        CU_ASSERT(near(linear_seconds(&h, p, 5, 10, 100, 2), 85));
+        CU_ASSERT(near(linear_seconds(&h, p, 1, 10, 100, 2), 20));
+        CU_ASSERT(near(linear_seconds(&h, p, 80, 10, 100, 2), 1000));
+    }
+    h.bmm_tokens[1] = (Curve){1, {50}, {1000}};
+    h.bmm_tokens[0] = (Curve){2, {10, 30}, {1000, 2000}};
+    h.cpu_tokens = (Curve){2, {10, 30}, {500, 1000}};
+    CU_ASSERT(near(attend_prefill_seconds(&h, 7, 4, 100, 2), 28));     /* 28000 flops */
+    CU_ASSERT(near(attend_seconds(&h, false, true, 3, 10, 100), 12));  /* 12000 flops */
+    CU_ASSERT(near(attend_seconds(&h, false, false, 3, 30, 100), 18)); /* 36000 flops */
+    CU_ASSERT(near(attend_seconds(&h, false, false, 3, 20, 100), 15));
+    CU_ASSERT(near(attend_seconds(&h, true, false, 3, 20, 100), 30));
+    CU_ASSERT(near(attend_seconds(&h, true, false, 6, 20, 100), 60));
+}
+
+/* Where a larger point takes no less time than a smaller one, so does everything between and outside. */
+static void more_work_never_takes_less_time(void) {
+    uint64_t seed = 21;
+    for (int trial = 0; trial < 200; trial++) {
+        Hardware h = round_machine;
+        Curve *c = &h.mm_rows;
+        random_curve(c, &seed);
+        for (int i = c->n - 2; i >= 0; i--) c->rate[i] = fmax(c->rate[i], c->rate[i + 1] * c->size[i] / c->size[i + 1]);
+        h.bmm_tokens[0] = h.bmm_tokens[1] = h.cpu_tokens = *c;
+        double before[4] = {0};
+        for (double size = .5; size < 3 * c->size[c->n - 1]; size *= 1.07) {
+            const double after[] = {linear_seconds(&h, true, size, 7, 5, 4), attend_prefill_seconds(&h, 2, size, 7, 4),
+                                    attend_seconds(&h, false, false, 2, size, 7),
+                                    attend_seconds(&h, true, true, 2, size, 7)};
+            for (int i = 0; i < 4; i++) CU_ASSERT(after[i] >= before[i] * (1 - 1e-12) && isfinite(after[i]));
+            memcpy(before, after, sizeof before);
+        }
+    }
+}
+
+CU_TestInfo tests_hardware[] = {
+    {"a file becomes the numbers it holds", a_file_becomes_the_numbers_it_holds},
+    {"optional keys are read too", optional_keys_are_read_too},
+    {"a missing value is named", a_missing_value_is_named},
+    {"a value given twice is refused", a_value_given_twice_is_refused},
+    {"unknown keys are refused", unknown_keys_are_refused},
+    {"values that no machine has are refused", values_that_no_machine_has_are_refused},
+    {"a name is a short text", a_name_is_a_short_text},
+    {"a source belongs to a value", a_source_belongs_to_a_value},
+    {"what is no object or no file is refused", what_is_no_object_or_no_file_is_refused},
+    {"the machines that come with the program are complete", the_machines_that_come_with_the_program_are_complete},
+    {"curves are read too", curves_are_read_too},
+    {"a curve has 1 to 16 points", a_curve_has_1_to_16_points},
+    {"wrong points are named", wrong_points_are_named},
+    {"what is written is read back bit for bit", what_is_written_is_read_back_bit_for_bit},
+    {"sources follow their keys", sources_follow_their_keys},
+    {"without curves an op takes the longer of flops and bytes", without_curves_an_op_takes_the_longer_of_flops_and_bytes},
+    {"a curve goes before rates and is linear in seconds", a_curve_goes_before_rates_and_is_linear_in_seconds},
+    {"more work never takes less time", more_work_never_takes_less_time},
+    CU_TEST_INFO_NULL,
+};

@@ -1,0 +1,209 @@
+/* test_profile.c: that a measured machine is one, and where it is kept. No time is compared with any other: only that
+ * everything has been measured. On a profile of small sizes; the suite runs on the host device. */
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests.h"
+
+static const ProfileSize tiny = {.h1 = 64,
+                                 .h2 = 256,
+                                 .nh = 4,
+                                 .nseq = 3,
+                                 .rows = 64,
+                                 .tokens = 256,
+                                 .cold = (size_t)1 << 20,
+                                 .disk = (size_t)2 << 20,
+                                 .seconds = .002};
+static const size_t capacity[NTIERS] = {(size_t)1 << 30, (size_t)2 << 30, (size_t)3 << 30};
+static Error err;
+
+/* A cache for one test; it is removed with the other temporary files. */
+static void fresh_cache(char *dir, size_t size) {
+    snprintf(dir, size, "%s", temp_dir());
+    setenv("XDG_CACHE_HOME", dir, 1);
+}
+
+static int files_in(const char *dir) {
+    DIR *d = opendir(dir);
+    int n = 0;
+    for (struct dirent *e; d && (e = readdir(d));) n += e->d_name[0] != '.';
+    if (d) closedir(d);
+    return n;
+}
+
+static int machine(Hardware *h, const char *offload, int threads) {
+    return profile_machine(h, &tiny, NULL, offload, threads, capacity, NULL, &err);
+}
+
+static bool positive(double x) { return x > 0 && isfinite(x); }
+
+/* It may end early on a slow machine. */
+static void check_curve(const Curve *c, int first, int most) {
+    CU_ASSERT(c->n >= 1 && c->n <= most && c->size[0] == first);
+    for (int i = 0; i < c->n; i++) CU_ASSERT(positive(c->rate[i]) && c->size[i] > (i ? c->size[i - 1] : 0));
+}
+
+static void check_machine(const Hardware *h) {
+    for (int p = 0; p < 2; p++) {
+        CU_ASSERT(positive(h->ctog_bdw[p]) && positive(h->gtoc_bdw[p]) && positive(h->dtoc_bdw[p]));
+        CU_ASSERT(positive(h->ctod_bdw[p]) && positive(h->mm_flops[p]) && positive(h->bmm_flops[p]));
+        CU_ASSERT(positive(h->cpu_flops[p]));
+    }
+    CU_ASSERT(positive(h->gpu_bdw) && positive(h->cpu_bdw) && positive(h->op_s) && h->shared_cores);
+    CU_ASSERT(h->copy_core_s >= 0 && isfinite(h->copy_core_s) && h->disk_core_s >= 0 && isfinite(h->disk_core_s));
+    CU_ASSERT(h->gmem == 0x1p30 && h->cmem == 0x1p31 && h->nmem == 3 * 0x1p30);
+    CU_ASSERT(h->name[0] && strstr(h->name, "host device"));
+}
+
+static void everything_is_measured(void) {
+    char offload[300], said[4000] = "";
+    Hardware h;
+    FILE *progress = fmemopen(said, sizeof said, "w");
+    snprintf(offload, sizeof offload, "%s", temp_dir());
+    ASSERT_OK(profile_measure(&h, &tiny, NULL, offload, 2, capacity, progress, &err));
+    fclose(progress);
+    check_machine(&h);
+    check_curve(&h.mm_rows, 1, 7); /* 1 to 64 */
+    check_curve(&h.bmm_tokens[0], 16, 3);
+    check_curve(&h.bmm_tokens[1], 16, 3);
+    check_curve(&h.cpu_tokens, 16, 3);
+    CU_ASSERT(strstr(said, "disk") && strstr(said, "linear") && strstr(said, "attention"));
+    CU_ASSERT_EQUAL(files_in(offload), 0);
+}
+
+static void a_measured_machine_is_a_hardware_file_with_sources(void) {
+    char path[400];
+    Hardware h, back;
+    ASSERT_OK(profile_measure(&h, &tiny, NULL, temp_dir(), 1, capacity, NULL, &err));
+    snprintf(path, sizeof path, "%s/hw.json", temp_dir());
+    FILE *f = fopen(path, "w");
+    profile_write(&h, f);
+    CU_ASSERT_EQUAL(fclose(f), 0);
+    ASSERT_OK(hardware_read(&back, path, &err));
+    CU_ASSERT(memcmp(&h.gmem, &back.gmem, offsetof(Hardware, shared_cores) - offsetof(Hardware, gmem)) == 0);
+    CU_ASSERT(memcmp(&h.copy_core_s, &back.copy_core_s, sizeof h - offsetof(Hardware, copy_core_s)) == 0);
+    CU_ASSERT_STRING_EQUAL(h.name, back.name);
+    CU_ASSERT(back.shared_cores);
+    size_t len;
+    char *text = file_read(path, 1 << 20, &len, &err);
+    CU_ASSERT(strstr(text, "measured by flexgen profile on 20") && strstr(text, "sources"));
+    free(text);
+}
+
+/* What is kept is found again, with the capacities of now. */
+static void the_second_time_it_is_read(void) {
+    char cache[300], path[600], offload[300];
+    Hardware h, again;
+    const size_t more[NTIERS] = {7, 8, 9};
+    fresh_cache(cache, sizeof cache);
+    snprintf(offload, sizeof offload, "%s", temp_dir());
+    ASSERT_OK(machine(&h, offload, 1));
+    profile_path(path, sizeof path, &tiny, NULL, offload, 1);
+    CU_ASSERT_EQUAL(access(path, R_OK), 0);
+    CU_ASSERT_EQUAL(strncmp(path, cache, strlen(cache)), 0);
+    snprintf(cache + strlen(cache), 20, "/flexgen");
+    CU_ASSERT_EQUAL(files_in(cache), 1); /* and nothing half */
+    h.op_s = 77;
+    strcpy(h.name, "planted");
+    profile_keep(&h, &tiny, NULL, offload, 1);
+    CU_ASSERT_EQUAL(files_in(cache), 1);
+    ASSERT_OK(profile_machine(&again, &tiny, NULL, offload, 1, more, NULL, &err));
+    CU_ASSERT(again.op_s == 77 && strcmp(again.name, "planted") == 0);
+    CU_ASSERT(again.mm_rows.n == h.mm_rows.n && again.ctog_bdw[0] == h.ctog_bdw[0]);
+    CU_ASSERT(again.gmem == 7 && again.cmem == 8 && again.nmem == 9);
+}
+
+static void a_damaged_file_is_measured_anew(void) {
+    char cache[300], path[600], offload[300];
+    static const char *const damaged[] = {"", "{\"name\": ", "{\"name\": \"x\"}", "[]"};
+    Hardware h;
+    fresh_cache(cache, sizeof cache);
+    snprintf(offload, sizeof offload, "%s", temp_dir());
+    profile_path(path, sizeof path, &tiny, NULL, offload, 1);
+    snprintf(cache + strlen(cache), 20, "/flexgen");
+    CU_ASSERT_EQUAL_FATAL(mkdir(cache, 0700), 0);
+    for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
+        write_file(cache, strrchr(path, '/') + 1, damaged[i], strlen(damaged[i]));
+        ASSERT_OK(machine(&h, offload, 1));
+        check_machine(&h);
+        ASSERT_OK(hardware_read(&h, path, &err));
+        CU_ASSERT_EQUAL(files_in(cache), 1);
+    }
+}
+
+/* The file's name is taken by a directory, the directory's by a file; there is no home. */
+static void a_cache_that_cannot_be_written_is_passed_over(void) {
+    char cache[300], path[600], offload[300];
+    Hardware h;
+    snprintf(offload, sizeof offload, "%s", temp_dir());
+    fresh_cache(cache, sizeof cache);
+    write_file(cache, "flexgen", "", 0);
+    ASSERT_OK(machine(&h, offload, 1));
+    check_machine(&h);
+    fresh_cache(cache, sizeof cache);
+    profile_path(path, sizeof path, &tiny, NULL, offload, 1);
+    snprintf(cache + strlen(cache), 20, "/flexgen");
+    CU_ASSERT_EQUAL_FATAL(mkdir(cache, 0700), 0);
+    CU_ASSERT_EQUAL_FATAL(mkdir(path, 0700), 0);
+    ASSERT_OK(machine(&h, offload, 1));
+    check_machine(&h);
+    CU_ASSERT_EQUAL(files_in(cache), 1);
+    setenv("XDG_CACHE_HOME", "/nonexistent/cache", 1);
+    ASSERT_OK(machine(&h, offload, 1));
+    char *home = getenv("HOME") ? xstrdup(getenv("HOME")) : NULL;
+    unsetenv("XDG_CACHE_HOME"), unsetenv("HOME");
+    profile_path(path, sizeof path, &tiny, NULL, offload, 1);
+    CU_ASSERT_EQUAL(path[0], 0);
+    ASSERT_OK(machine(&h, offload, 1));
+    setenv("HOME", "/a/home", 1);
+    profile_path(path, sizeof path, &tiny, NULL, offload, 1);
+    CU_ASSERT_EQUAL(strncmp(path, "/a/home/.cache/flexgen/hardware-", 32), 0);
+    if (home) setenv("HOME", home, 1);
+    free(home);
+}
+
+static void the_key_stands_for_threads_gpu_and_disk(void) {
+    char cache[300], one[600], path[600], offload[300];
+    Gpu gpu = {.name = "a GPU"}, other = {.name = "another"};
+    fresh_cache(cache, sizeof cache);
+    snprintf(offload, sizeof offload, "%s", temp_dir());
+    profile_path(one, sizeof one, &tiny, NULL, offload, 1);
+    profile_path(path, sizeof path, &tiny, NULL, temp_dir(), 1); /* another directory of the same disk */
+    CU_ASSERT_STRING_EQUAL(one, path);
+    profile_path(path, sizeof path, &tiny, NULL, offload, 2);
+    CU_ASSERT_EQUAL(strcmp(one, path) != 0, host_set_threads(2) == 2); /* without OpenMP there is always one */
+    profile_path(path, sizeof path, &tiny, NULL, "/proc", 1);
+    CU_ASSERT_STRING_NOT_EQUAL(one, path);
+    profile_path(path, sizeof path, &tiny, &gpu, offload, 1);
+    CU_ASSERT_STRING_NOT_EQUAL(one, path);
+    profile_path(one, sizeof one, &tiny, &other, offload, 1);
+    CU_ASSERT_STRING_NOT_EQUAL(one, path);
+    profile_path(path, 20, &tiny, NULL, offload, 1); /* no room for it */
+    CU_ASSERT_EQUAL(path[0], 0);
+}
+
+static void a_disk_that_cannot_be_written_is_one_line(void) {
+    Hardware h = {.name = "untouched"};
+    err.text[0] = 0;
+    CU_ASSERT_EQUAL(machine(&h, "/nonexistent/dir", 1), -1);
+    CU_ASSERT(strstr(err.text, "/nonexistent/dir") && !strchr(err.text, '\n'));
+    CU_ASSERT_STRING_EQUAL(h.name, "untouched");
+    ProfileSize huge = tiny;
+    const size_t all[NTIERS] = {1, 1, SIZE_MAX / 4};
+    huge.disk = (size_t)1 << 55;
+    CU_ASSERT_EQUAL(profile_measure(&h, &huge, NULL, temp_dir(), 1, all, NULL, &err), -1);
+    CU_ASSERT(strstr(err.text, "cannot reserve") && !strchr(err.text, '\n'));
+    host_set_threads(0); /* for the suites behind this one */
+}
+
+CU_TestInfo tests_profile[] = {
+    {"everything is measured", everything_is_measured},
+    {"a measured machine is a hardware file with sources", a_measured_machine_is_a_hardware_file_with_sources},
+    {"the second time it is read", the_second_time_it_is_read},
+    {"a damaged file is measured anew", a_damaged_file_is_measured_anew},
+    {"a cache that cannot be written is passed over", a_cache_that_cannot_be_written_is_passed_over},
+    {"the key stands for threads, GPU and disk", the_key_stands_for_threads_gpu_and_disk},
+    {"a disk that cannot be written is one line", a_disk_that_cannot_be_written_is_one_line},
+    CU_TEST_INFO_NULL,
+};
