@@ -35,6 +35,8 @@ typedef struct {
     bool fixed[6];                 /* which of wg wc cg cc hg hc are given */
     bool fixed_schedule, frontier;
     double max_latency; /* seconds of a block; 0: any number */
+    int nodes;
+    double net_gbps, net_ms;
     bool verbose, help;
     Sampling sampling;
     size_t capacity[NTIERS]; /* FROM_MACHINE: not given */
@@ -240,6 +242,9 @@ static const Flag flags[] = {
      "runtime: what this program does (the default); paper: Appendix A.3 as printed"},
     {"--max-latency", "gbp", 1, set_double, AT(max_latency), 1e-6, 1e12, "SECONDS: that one block may take"},
     {"--frontier", "p", 0, set_true, AT(frontier), 0, 0, "the best throughput for every latency (Figure 1)"},
+    {"--nodes", "p", 1, set_int, AT(nodes), 1, 10000, "M: machines, as a pipeline (4.4) and without offloading (6.4)"},
+    {"--net-gbps", "p", 1, set_double, AT(net_gbps), 1e-6, 1e6, "G: Gbit/s between two of them (10)"},
+    {"--net-ms", "p", 1, set_double, AT(net_ms), 0, 1e6, "L: milliseconds that a message takes besides (0.1)"},
     {"--link", "gbp", 1, set_links, 0, 0, 0,
      "LIST: slow links of the host device: ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G (bytes/s)"},
     {"--trace", "gb", 1, set_text, AT(trace), 0, 0, "FILE: what each lane did when, for chrome://tracing or Perfetto"},
@@ -1129,6 +1134,51 @@ static int choose_machine(Run *run, Options *o, const Checkpoint *checkpoint, Er
            know_machine(run, o, &checkpoint->config, err);
 }
 
+static void add_cluster(cJSON *json, const char *name, const ClusterCost *c) {
+    const Figure figures[] = {{"prefill_s", c->prefill_s},
+                              {"token_s", c->token_s},
+                              {"T", c->T},
+                              {"throughput", c->throughput},
+                              {"decode_throughput", c->decode_throughput}};
+    cJSON *to = cJSON_AddObjectToObject(json, name);
+    add_policy(to, &c->found.policy);
+    add_figures(to, figures, sizeof figures / sizeof *figures);
+}
+
+static void print_cluster(const char *name, const ClusterCost *c) {
+    const Policy *p = &c->found.policy;
+    printf("%-34s %4d x %-3d %5.1f %5.1f %5.1f %5.1f %5.1f %5.1f %11.4g %11.4g %11.4g %11.4g %11.4g\n", name, p->gbs,
+           p->num_gpu_batches, 100 * p->wg, 100 * p->wc, 100 * p->cg, 100 * p->cc, 100 * p->hg, 100 * p->hc, c->prefill_s,
+           c->token_s, c->T, c->throughput, c->decode_throughput);
+}
+
+/* One machine, the pipeline, the chain without offloading. */
+static int cluster_policy(Run *run, const Options *o, const Checkpoint *checkpoint, const Search *search, Error *err) {
+    const Cluster alone = {.nodes = 1}, many = {o->nodes, o->net_gbps * 1e9 / 8, o->net_ms / 1000};
+    ClusterCost one, pipeline, chain;
+    Error too_small;
+    if (cluster_search(&one, search, &alone, true, err) || cluster_search(&pipeline, search, &many, true, err)) return -1;
+    bool chained = cluster_search(&chain, search, &many, false, &too_small) == 0;
+    cJSON *json = cJSON_CreateObject();
+    add_cluster(json, "one", &one);
+    add_cluster(json, "pipeline", &pipeline);
+    if (chained) add_cluster(json, "chain", &chain);
+    if (say_policy(o, &checkpoint->config, run, json, err)) return -1;
+    if (o->json && !strcmp(o->json, "-")) return 0;
+    char name[64];
+    printf("%-34s %-10s %-37s %9s %11s %11s %11s %11s\n", "", "block", "    wg    wc    cg    cc    hg    hc",
+           "prefill (s)", "a token (s)", "block (s)", "token/s", "decoding");
+    print_cluster("1 machine", &one);
+    snprintf(name, sizeof name, "%d machines, pipeline", o->nodes);
+    print_cluster(name, &pipeline);
+    snprintf(name, sizeof name, "%d machines, without offloading", o->nodes);
+    if (chained)
+        print_cluster(name, &chain);
+    else
+        printf("%s: it does not fit; %d would hold one sequence\n", name, cluster_least(search));
+    return 0;
+}
+
 static int runtime_policy(Run *run, Options *o, const Checkpoint *checkpoint, Error *err) {
     enum { TEN = 10, FRONTIER = 64 };
     bool one_block;
@@ -1137,6 +1187,11 @@ static int runtime_policy(Run *run, Options *o, const Checkpoint *checkpoint, Er
     if (count < 0 || choose_machine(run, o, checkpoint, err)) return -1;
     Task task = bench_task(o, count);
     Search search = search_for(o, &run->hardware, act_type(run), checkpoint, &task, one_block);
+    if (o->nodes) {
+        n = cluster_policy(run, o, checkpoint, &search, err);
+        free_prompts(&task);
+        return n;
+    }
     n = o->frontier ? policy_frontier(found, FRONTIER, &search, err) : policy_search(found, TEN, &search, err);
     free_prompts(&task);
     if (n < 0 || say_policy(o, &checkpoint->config, run, found_json(o->frontier ? "frontier" : "best", found, n), err))
@@ -1222,6 +1277,8 @@ int main(int argc, char **argv) {
     Options o = {.max_tokens = 64,
                  .prompt_len = {512, 512},
                  .gen_len = {32, 32},
+                 .net_gbps = 10,
+                 .net_ms = .1,
                  .offload_dir = tmp && *tmp ? tmp : "/var/tmp",
                  .capacity = {FROM_MACHINE, FROM_MACHINE, FROM_MACHINE},
                  .sampling = {.top_p = 1},

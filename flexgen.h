@@ -907,6 +907,29 @@ int policy_frontier(Found *found, int most, const Search *search, Error *err);
 int policy_predict(Found *found, const Search *search, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
+// cluster.c: many machines on paper (sections 4.4 and 6.4)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Equal machines, and the network between neighbours: bytes/s, seconds that a message takes besides. */
+typedef struct {
+    int nodes;
+    double net_bdw, delay_s;
+} Cluster;
+
+/* A policy of one machine, and what a pipeline of such machines makes of it. */
+typedef struct {
+    Found found;
+    double prefill_s, token_s, T; /* seconds: of a block's prefill, of one token for all of it, of the block */
+    double throughput, decode_throughput;
+} ClusterCost;
+
+/* The best policy of the search's task (one block of equal prompts) for the cluster; without offloading, one that keeps
+ * everything on the GPUs. -1 and one line (EXIT_USAGE) where a machine's part does not fit. */
+int cluster_search(ClusterCost *best, const Search *search, const Cluster *cluster, bool offloading, Error *err);
+/* How many machines it takes to keep one sequence on the GPUs; 0: even one layer is too much for one. */
+int cluster_least(const Search *search);
+
+// ---------------------------------------------------------------------------------------------------------------
 // sim.c: the device that is a clock
 // ---------------------------------------------------------------------------------------------------------------
 

@@ -54,8 +54,9 @@ typedef struct {
     Plan plan;
     Checkpoint none; /* the device's, without files */
     size_t x, y, tables, starts;
-    size_t span; /* of the cold memory that is in use */
-    size_t at;   /* in it: where the next op begins */
+    size_t span;   /* of the cold memory that is in use */
+    size_t at;     /* in it: where the next op begins */
+    Event product; /* the newest, which the next waits for */
     double op_s;
     double work; /* what the ops posted since the last sample do: flops, or bytes */
     int ops;     /* their number */
@@ -83,20 +84,20 @@ static size_t next_cold(Profile *p, size_t bytes) {
     return p->at - bytes;
 }
 
-static Event post_linear_of(Profile *p, int m, int n, int k) {
+static Event post_linear_of(Profile *p, Lane lane, int m, int n, int k) {
     Type act = p->device->act_type;
-    Op op = {.lane = PROJECT, .kind = OTHER};
+    Op op = {.lane = lane, .kind = OTHER, .nafter = p->product.seq > 0, .after = {p->product}};
     Tensor w = matrix(TIER_GPU, F16, next_cold(p, (size_t)n * k * sizeof(f16)), n, k);
     p->work += 2.0 * m * n * k, p->ops++;
-    return p->device->linear(p->device, &op, matrix(TIER_GPU, act, p->y, m, n), matrix(TIER_GPU, act, p->x, m, k), w,
-                             (Tensor){0}, (Tensor){0}, false);
+    return p->product = p->device->linear(p->device, &op, matrix(TIER_GPU, act, p->y, m, n),
+                                          matrix(TIER_GPU, act, p->x, m, k), w, (Tensor){0}, (Tensor){0}, false);
 }
 
-/* The three shapes of a layer's products. */
+/* The three shapes of a layer's products, from lane to lane as in a layer. */
 static Event post_linear(Profile *p, int i) {
-    post_linear_of(p, row_sizes[i], p->size.h1, p->size.h1);
-    post_linear_of(p, row_sizes[i], p->size.h2, p->size.h1);
-    return post_linear_of(p, row_sizes[i], p->size.h1, p->size.h2);
+    post_linear_of(p, PROJECT, row_sizes[i], p->size.h1, p->size.h1);
+    post_linear_of(p, FINISH, row_sizes[i], p->size.h2, p->size.h1);
+    return post_linear_of(p, FINISH, row_sizes[i], p->size.h1, p->size.h2);
 }
 
 /* As many prompts as make up the longest. */

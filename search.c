@@ -138,13 +138,13 @@ static double score(const Search *s, double throughput, const Policy *p) {
     return s->one_block ? throughput / (1 + .01 * log2(block_size(p))) : throughput;
 }
 
+static bool same_block(const Policy *a, const Policy *b) {
+    return a->gbs == b->gbs && a->num_gpu_batches == b->num_gpu_batches && a->schedule == b->schedule;
+}
+
 static const Candidate *known(const Candidates *c, const Policy *p) {
-    for (int i = 0; i < c->n; i++) {
-        const Policy *q = &c->list[i].policy;
-        if (q->gbs == p->gbs && q->num_gpu_batches == p->num_gpu_batches && q->schedule == p->schedule &&
-            q->cpu_attention == p->cpu_attention)
-            return &c->list[i];
-    }
+    for (int i = 0; i < c->n; i++)
+        if (same_block(&c->list[i].policy, p) && c->list[i].policy.cpu_attention == p->cpu_attention) return &c->list[i];
     return NULL;
 }
 
@@ -262,15 +262,18 @@ static void gather(Candidates *c) {
 // The search
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Keeps the list sorted, best first. Returns the new number. */
+/* Keeps the list sorted, best first, with one entry for a block and schedule. Returns the new number. */
 static int insert(Found *found, int n, int most, const Search *s, const Found *one) {
     double value = score(s, one->cost.throughput, &one->policy);
-    int at = n;
+    int at = n, from = 0;
+    while (from < n && !same_block(&found[from].policy, &one->policy)) from++; /* whose place it takes */
+    if (from < n && score(s, found[from].cost.throughput, &found[from].policy) >= value) return n;
+    if (from == n) n = imin(n + 1, most), from = n - 1;
     while (at > 0 && score(s, found[at - 1].cost.throughput, &found[at - 1].policy) < value) at--;
-    if (at == most) return n;
-    memmove(found + at + 1, found + at, (imin(n, most - 1) - at) * sizeof *found);
+    if (at > from) return n;
+    memmove(found + at + 1, found + at, (from - at) * sizeof *found);
     found[at] = *one;
-    return imin(n + 1, most);
+    return n;
 }
 
 int policy_predict(Found *found, const Search *search, Error *err) {
