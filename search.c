@@ -10,7 +10,7 @@
 
 #include "flexgen.h"
 
-enum { MAX_CANDIDATES = 1024, MAX_BATCHES = 64, MAX_REALIZED = 64 };
+enum { MAX_CANDIDATES = 1024, MAX_BATCHES = 64, MAX_REALIZED = 32 };
 
 /* A policy with its percentages still to be found. */
 typedef struct {
@@ -237,7 +237,7 @@ static bool may_be(const Search *s, Schedule schedule) {
     return schedule == SCHEDULE_ZIGZAG || (schedule == SCHEDULE_DIAGONAL && !s->one_block);
 }
 
-static void gather(Candidates *c) {
+static void look_around(Candidates *c) {
     enum { ROUNDS = 3, AROUND = 3 };
     const Search *s = c->s;
     for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
@@ -256,6 +256,24 @@ static void gather(Candidates *c) {
         for (int i = 0, n = imin(AROUND, c->n); i < n; i++) refine(c, &around[i]);
     }
     qsort(c->list, c->n, sizeof *c->list, by_score);
+}
+
+/* All candidates, best first. A long task is looked at through prompts taken from all of it at equal distances. */
+static Candidates gather(const Search *search) {
+    enum { ENOUGH = 2048 };
+    Search thin = *search;
+    Task task = *search->task;
+    Candidates c = {.s = &thin, .list = xcalloc(MAX_CANDIDATES, sizeof *c.list)};
+    if (!search->one_block && task.count > ENOUGH) {
+        task.prompts = xcalloc(ENOUGH, sizeof *task.prompts);
+        for (int i = 0; i < ENOUGH; i++) task.prompts[i] = search->task->prompts[(long)i * task.count / ENOUGH];
+        task.count = ENOUGH;
+        thin.task = &task;
+    }
+    look_around(&c);
+    if (thin.task == &task) free(task.prompts);
+    c.s = search;
+    return c;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -311,9 +329,8 @@ static int last_resort(Found *found, const Search *s, Error *err) {
 }
 
 int policy_search(Found *found, int most, const Search *search, Error *err) {
-    Candidates c = {.s = search, .list = xcalloc(MAX_CANDIDATES, sizeof *c.list)};
+    Candidates c = gather(search);
     int n = 0, realized = 0;
-    gather(&c);
     for (int i = 0; i < c.n && realized < MAX_REALIZED; i++) {
         Found one;
         if (!c.list[i].bound) break;
@@ -332,9 +349,8 @@ static int by_latency(const void *a, const void *b) {
 }
 
 int policy_frontier(Found *found, int most, const Search *search, Error *err) {
-    Candidates c = {.s = search, .list = xcalloc(MAX_CANDIDATES, sizeof *c.list)};
+    Candidates c = gather(search);
     int n = 0, all = 0;
-    gather(&c);
     Found *every = xcalloc(c.n + 1, sizeof *every);
     for (int i = 0; i < c.n; i++)
         if (c.list[i].bound > 0 && realize(&every[all], search, &c.list[i])) all++;
