@@ -16,7 +16,7 @@ enum { MAX_CANDIDATES = 1024, MAX_BATCHES = 64, MAX_REALIZED = 32 };
 typedef struct {
     Policy policy;
     double bound; /* token/s that no placement exceeds, by the LP */
-    double score; /* of it */
+    double score; /* of it; 0 where a block takes too long */
 } Candidate;
 
 typedef struct {
@@ -59,20 +59,22 @@ static void write_lp(Lp *lp, const Search *s, const Policy *policy, const Plan *
     add_fixed(lp, s);
 }
 
-/* To percentages with one digit behind the point; a share that is nothing is 0. */
-static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const bool fixed[2]) {
-    enum { STEPS = 1000 };
-    if (!fixed[0]) *gpu = round(x[TIER_GPU] * STEPS) / STEPS;
-    if (!fixed[1]) *cpu = round(x[TIER_CPU] * STEPS) / STEPS;
-    if (x[TIER_DISK] < .5 / STEPS || *gpu + *cpu > 1) *(fixed[1] ? gpu : cpu) = 1 - (fixed[1] ? *cpu : *gpu);
+/* To whole steps of 1 / steps; a share that is nothing is 0. */
+static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const bool fixed[2], int steps) {
+    if (fixed[0] && fixed[1]) return;
+    if (!fixed[0]) *gpu = round(x[TIER_GPU] * steps) / steps;
+    if (!fixed[1]) *cpu = round(x[TIER_CPU] * steps) / steps;
+    if (x[TIER_DISK] < .5 / steps || *gpu + *cpu > 1) *(fixed[1] ? gpu : cpu) = 1 - (fixed[1] ? *cpu : *gpu);
 }
 
+/* Weights to percentages with one digit behind the point, cache and activations to sequences of the block. */
 static void set_fractions(Policy *p, const Search *s, const double *x) {
+    const int weights = 1000, sequences = imin(block_size(p), s->task->count);
     p->wg = s->given.wg, p->wc = s->given.wc, p->cg = s->given.cg;
     p->cc = s->given.cc, p->hg = s->given.hg, p->hc = s->given.hc;
-    round_shares(&p->wg, &p->wc, x + WG, s->fixed);
-    round_shares(&p->cg, &p->cc, x + CG, s->fixed + 2);
-    round_shares(&p->hg, &p->hc, x + HG, s->fixed + 4);
+    round_shares(&p->wg, &p->wc, x + WG, s->fixed, weights);
+    round_shares(&p->cg, &p->cc, x + CG, s->fixed + 2, sequences);
+    round_shares(&p->hg, &p->hc, x + HG, s->fixed + 4, sequences);
 }
 
 /* Seconds of one block: of as many sweeps as its longest prompt has tokens. */
@@ -123,7 +125,7 @@ static bool realize(Found *found, const Search *s, const Candidate *c) {
         set_fractions(&policy, s, answer.x);
         done = try_plan(found, s, &policy, &lp, excess, &ignored);
         if (done) note_full(&found->cost, &lp, &answer);
-        for (int t = 0; t < NTIERS; t++) capacity[t] -= excess[t] * 1.05;
+        for (int t = 0; t < NTIERS; t++) capacity[t] -= excess[t] * 1.05 * (1 << i); /* a rounded share falls in steps */
     }
     plan_free(corner);
     return done && !(s->max_latency > 0 && found->latency > s->max_latency);
@@ -148,30 +150,34 @@ static const Candidate *known(const Candidates *c, const Policy *p) {
     return NULL;
 }
 
-/* token/s by the LP's optimum; 0: no placement. */
-static double bound_of(Candidates *c, const Policy *policy, const Plan *corner) {
+/* token/s by the LP's optimum, 0: no placement; and its latency. */
+static double bound_of(Candidates *c, const Policy *policy, const Plan *corner, double *latency) {
     double capacity[NTIERS], tokens = 0;
+    Task task = task_for(c->s, policy);
     LpAnswer answer;
     for (int t = 0; t < NTIERS; t++) capacity[t] = (double)c->s->capacity[t];
     write_lp(&c->lp, c->s, policy, corner, capacity);
     lp_solve(&answer, &c->lp);
     for (int x = 0; x < 2; x++) tokens += corner->work[x].prompts + corner->work[x].steps;
-    return answer.verdict == LP_OPTIMAL ? tokens / runtime_seconds(&c->lp, answer.x) : 0;
+    if (answer.verdict != LP_OPTIMAL) return 0;
+    *latency = latency_of(&task, corner, runtime_seconds(&c->lp, answer.x));
+    return tokens / runtime_seconds(&c->lp, answer.x);
 }
 
 /* Adds the candidate, with the table of tokens on the highest tier that leaves room for the rest. Returns its bound, 0
  * where nothing fits. */
 static double consider(Candidates *c, Policy policy) {
     const Candidate *old = known(c, &policy);
-    double bound = 0;
+    double bound = 0, latency = 0, most = 1.05 * c->s->max_latency; /* the LP's latency is not quite the least */
     if (old) return old->bound;
     for (int home = TIER_GPU; home < NTIERS && !bound; home++) {
         policy.table_home = (Tier)home;
         Plan *corner = corner_plan(c->s, &policy);
-        if (corner) bound = bound_of(c, &policy, corner);
+        if (corner) bound = bound_of(c, &policy, corner, &latency);
         plan_free(corner);
     }
-    if (c->n < MAX_CANDIDATES) c->list[c->n++] = (Candidate){policy, bound, score(c->s, bound, &policy)};
+    if (c->n < MAX_CANDIDATES)
+        c->list[c->n++] = (Candidate){policy, bound, most > 0 && latency > most ? 0 : score(c->s, bound, &policy)};
     return bound;
 }
 
@@ -307,25 +313,27 @@ int policy_predict(Found *found, const Search *search, Error *err) {
 
 /* No placement of any block seems to fit: the smallest block, with all that is free on one tier, or the reason why not. */
 static int last_resort(Found *found, const Search *s, Error *err) {
+    enum { CORNERS = 27 * NTIERS };
     Search least = *s;
     Policy *p = &least.given;
-    double *share[6] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc};
+    double *share[6] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc}, quickest = INFINITY;
     if (!s->fixed_gbs) p->gbs = 1;
     if (!s->fixed_batches) p->num_gpu_batches = 1;
-    for (int where = 0; where < 27 * NTIERS; where++) {
+    for (int where = 0; where < (s->fixed_attention ? 1 : 2) * CORNERS; where++) {
         const int tier[3] = {where % 3, where / 3 % 3, where / 9 % 3};
         for (int i = 0; i < 6; i++)
             if (!s->fixed[i]) *share[i] = tier[i / 2] == i % 2 ? 1 - (s->fixed[i ^ 1] ? *share[i ^ 1] : 0) : 0;
-        p->table_home = (Tier)(where / 27);
+        p->table_home = (Tier)(where / 27 % NTIERS);
+        if (!s->fixed_attention) p->cpu_attention = where >= CORNERS;
         if (policy_predict(found, &least, err) != 0) continue;
         if (s->max_latency <= 0 || found->latency <= s->max_latency) return 0;
-        return fail(
-            err, EXIT_USAGE,
-            "no policy is expected to bring a block within %g s; the smallest takes %.3g s: raise --max-latency, or "
-            "shorten prompts or outputs",
-            s->max_latency, found->latency);
+        quickest = fmin(quickest, found->latency);
     }
-    return -1;
+    if (quickest == INFINITY) return -1;
+    return fail(err, EXIT_USAGE,
+                "no policy is expected to bring a block within %g s; the smallest takes %.3g s: raise --max-latency, or "
+                "shorten prompts or outputs",
+                s->max_latency, quickest);
 }
 
 int policy_search(Found *found, int most, const Search *search, Error *err) {
@@ -333,7 +341,7 @@ int policy_search(Found *found, int most, const Search *search, Error *err) {
     int n = 0, realized = 0;
     for (int i = 0; i < c.n && realized < MAX_REALIZED; i++) {
         Found one;
-        if (!c.list[i].bound) break;
+        if (!c.list[i].score) break;
         if (n == most && c.list[i].score <= score(search, found[n - 1].cost.throughput, &found[n - 1].policy)) break;
         realized++;
         if (realize(&one, search, &c.list[i])) n = insert(found, n, most, search, &one);
