@@ -1125,6 +1125,7 @@ static int paper_policy(Run *run, const Options *o, const OptConfig *config, Err
 static int choose_machine(Run *run, Options *o, const Checkpoint *checkpoint, Error *err) {
     if (o->hardware) {
         if (hardware_read(&run->hardware, o->hardware, err)) return -1;
+        slow_links(&run->hardware, o->link);
         run->sim = true; /* nothing runs: as for the sim, its file says it all */
     } else if (choose_device(run, o, &checkpoint->config, err)) {
         return -1;
@@ -1179,23 +1180,27 @@ static int cluster_policy(Run *run, const Options *o, const Checkpoint *checkpoi
     return 0;
 }
 
+/* What is expected of the policy that the flags give in full; the best ten; the frontier. */
+static int find_policies(Found *found, int most, const Options *o, Search *search, Error *err) {
+    enum { TEN = 10 };
+    if (o->frontier) return policy_frontier(found, most, search, err);
+    if (!all_given(search)) return policy_search(found, TEN, search, err);
+    if (table_home(&search->given, search->checkpoint, search->task, search->act_type, search->capacity, err)) return -1;
+    return policy_predict(found, search, err) ? -1 : 1;
+}
+
 static int runtime_policy(Run *run, Options *o, const Checkpoint *checkpoint, Error *err) {
-    enum { TEN = 10, FRONTIER = 64 };
+    enum { MOST = 64 };
     bool one_block;
-    Found found[FRONTIER];
+    Found found[MOST];
     int count = bench_count(&one_block, o, &checkpoint->config, err), n;
     if (count < 0 || choose_machine(run, o, checkpoint, err)) return -1;
     Task task = bench_task(o, count);
     Search search = search_for(o, &run->hardware, act_type(run), checkpoint, &task, one_block);
-    if (o->nodes) {
-        n = cluster_policy(run, o, checkpoint, &search, err);
-        free_prompts(&task);
-        return n;
-    }
-    n = o->frontier ? policy_frontier(found, FRONTIER, &search, err) : policy_search(found, TEN, &search, err);
+    n = o->nodes ? cluster_policy(run, o, checkpoint, &search, err) : find_policies(found, MOST, o, &search, err);
     free_prompts(&task);
-    if (n < 0 || say_policy(o, &checkpoint->config, run, found_json(o->frontier ? "frontier" : "best", found, n), err))
-        return -1;
+    if (n < 0 || o->nodes) return n;
+    if (say_policy(o, &checkpoint->config, run, found_json(o->frontier ? "frontier" : "best", found, n), err)) return -1;
     if (!o->json || strcmp(o->json, "-")) print_found(found, n);
     return 0;
 }

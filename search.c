@@ -211,27 +211,26 @@ static int by_score(const void *a, const void *b) {
     return x->score < y->score ? 1 : x->score > y->score ? -1 : x->policy.gbs - y->policy.gbs;
 }
 
+/* Considers the policy with another block, no larger than the task. */
+static void try_block(Candidates *c, Policy p, int gbs, int num_gpu_batches) {
+    const Search *s = c->s;
+    p.gbs = s->fixed_gbs ? p.gbs : imin(imax(gbs, 1), s->task->count);
+    p.num_gpu_batches = imax(1, imin(num_gpu_batches, (s->task->count + p.gbs - 1) / p.gbs));
+    if (s->fixed_batches) p.num_gpu_batches = s->given.num_gpu_batches;
+    consider(c, p);
+}
+
 /* Smaller steps from the policy, in both directions, and blocks that share the task equally. */
 static void refine(Candidates *c, const Policy *from) {
-    static const double step[] = {.75, .875, 1, 1.125, 1.25, 1.5};
-    const Search *s = c->s;
-    enum { NSTEPS = sizeof step / sizeof *step };
-    for (int i = 0; i < NSTEPS && !s->fixed_gbs; i++) {
-        Policy p = *from;
-        p.gbs = imin(imax(1, (int)(from->gbs * step[i])), s->task->count);
-        consider(c, p);
+    static const double step[] = {.75, .875, 1.125, 1.25, 1.5};
+    const int gbs = from->gbs, K = from->num_gpu_batches, count = c->s->task->count;
+    for (size_t i = 0; i < sizeof step / sizeof *step; i++) {
+        try_block(c, *from, (int)(gbs * step[i]), K);
+        try_block(c, *from, gbs, (int)lround(K * step[i]));
     }
-    for (int i = 0; i < NSTEPS && !s->fixed_batches; i++) {
-        Policy p = *from;
-        p.num_gpu_batches = imax(1, (int)lround(from->num_gpu_batches * step[i]));
-        if (p.schedule != SCHEDULE_ROW) consider(c, p);
-    }
-    for (int blocks = 1; blocks <= 4 && !s->fixed_gbs && !s->one_block; blocks++) {
-        Policy p = *from;
-        int batches = p.num_gpu_batches * blocks;
-        p.gbs = (s->task->count + batches - 1) / batches;
-        consider(c, p);
-    }
+    if (c->s->one_block) return;
+    try_block(c, *from, gbs, K - 1), try_block(c, *from, gbs, K + 1);
+    for (int blocks = 1; blocks <= 4; blocks++) try_block(c, *from, (count + K * blocks - 1) / (K * blocks), K);
 }
 
 /* Row is zig-zag with one batch. The diagonal schedule needs more prompts than a block has; where its pacing adds nothing
