@@ -421,7 +421,8 @@ void host_linear(void *y, Type y_type, size_t y_ld, const float *x, const f16 *w
     int nc = m <= MC / 2 ? NC_FEW : NC, row_tasks = (m + MC - 1) / MC;
     while (nc > NC_FEW && row_tasks * (n / nc) < 4 * host_threads()) nc /= 2; /* enough tasks to deal out evenly */
     int col_tasks = (n + nc - 1) / nc;
-    PARALLEL_FOR((double)m * n * k > ENOUGH, static)
+    /* whoever is free takes the next: a copy beside may keep one of the threads from its core */
+    PARALLEL_FOR((double)m * n * k > ENOUGH, dynamic)
     for (int task = 0; task < row_tasks * col_tasks; task++) {
         int row = task / col_tasks * MC, col = task % col_tasks * nc;
         linear_task(&l, row, min_int(MC, m - row), col, min_int(nc, n - col));
