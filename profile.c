@@ -360,28 +360,25 @@ static int measure_attention(Hardware *h, Profile *p) {
 }
 
 /* Seconds by which `rounds` of products take longer beside copies, for each byte that was copied meanwhile. */
-static int sample_lost(double *lost, Profile *p, Post *const beside[2], int copies, int i, int rounds) {
+static int sample_lost(double *lost, Profile *p, Post *beside, int copies, int i, int rounds) {
     double alone, both, all, bytes;
-    Event last[2] = {{0, 0}, {0, 0}}, product = {0, 0};
+    Event last = {0, 0}, product = {0, 0};
     if (sample_seconds(&alone, p, post_linear, i, rounds) != 0) return -1;
     double begin = p->device->now(p->device);
     p->work = 0;
-    for (int c = 0; c < copies; c++)
-        for (int b = 0; b < 2 && beside[b]; b++) last[b] = beside[b](p, c);
+    for (int c = 0; c < copies; c++) last = beside(p, c);
     bytes = p->work;
     for (int r = 0; r < rounds; r++) product = post_linear(p, i);
     if (p->device->wait(p->device, product, p->err) != 0) return -1;
     both = p->device->now(p->device) - begin;
-    for (int b = 0; b < 2; b++)
-        if (p->device->wait(p->device, last[b], p->err) != 0) return -1;
+    if (p->device->wait(p->device, last, p->err) != 0) return -1;
     all = p->device->now(p->device) - begin;
     *lost = (both - alone) / (bytes * both / all); /* copies that outlast the products: only their part */
     return 0;
 }
 
 /* Products for some time, and beside them copies that alone would take half as long; by turns with products alone. */
-static int measure_lost(double *core_s, Profile *p, const Curve *rows, Post *a, Post *b, double rate) {
-    Post *const beside[2] = {a, b};
+static int measure_lost(double *core_s, Profile *p, const Curve *rows, Post *beside, double rate) {
     double lost[PAIRS], t, most = 2 * p->size.seconds, begin = p->device->now(p->device);
     int i = 0, n = 0;
     while (i + 1 < rows->n && row_sizes[i] < CONTENTION_ROWS) i++;
@@ -399,8 +396,8 @@ static int measure_shared_cores(Hardware *h, Profile *p) {
     say(p, "measuring this machine: products beside copies");
     h->shared_cores = true;
     p->span = p->size.cold / 2, p->at = 0;
-    if (measure_lost(&h->copy_core_s, p, &h->mm_rows, post_up, post_down, h->ctog_bdw[0] / 2) ||
-        measure_lost(&h->disk_core_s, p, &h->mm_rows, post_read, NULL, h->dtoc_bdw[0]))
+    if (measure_lost(&h->copy_core_s, p, &h->mm_rows, post_up, h->ctog_bdw[0]) ||
+        measure_lost(&h->disk_core_s, p, &h->mm_rows, post_read, h->dtoc_bdw[0]))
         return -1;
     p->span = p->size.cold;
     say(p, "  lost for a GB copied %.3f s, read from disk %.3f s", 1e9 * h->copy_core_s, 1e9 * h->disk_core_s);
@@ -586,7 +583,7 @@ void profile_write(const Hardware *hardware, FILE *out) {
         {"gpu_bdw", "layernorm: bytes read and written"},
         {"cpu_bdw", "the best of cpu_tokens, which does a flop for each byte of K and V that it reads"},
         {"op_s", "a chain of layernorms of 16 numbers"},
-        {"copy_core_s", "linear of 16 rows beside copies both ways: seconds lost over bytes copied"},
+        {"copy_core_s", "linear of 16 rows beside copies to the GPU tier: seconds lost over bytes copied"},
         {"disk_core_s", "linear of 16 rows beside reads of the offload file: seconds lost over bytes read"},
         {"shared_cores", "the host device computes and copies on the same cores"},
         {"mm_rows", "linear of a layer's three shapes with cold weights"},
