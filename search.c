@@ -10,7 +10,7 @@
 
 #include "flexgen.h"
 
-enum { MAX_CANDIDATES = 1024, MAX_BATCHES = 64, MAX_REALIZED = 32 };
+enum { MAX_CANDIDATES = 1024, MAX_BATCHES = 64, MAX_REALIZED = 64 };
 
 /* A policy with its percentages still to be found. */
 typedef struct {
@@ -67,9 +67,10 @@ static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const
     if (x[TIER_DISK] < .5 / steps || *gpu + *cpu > 1) *(fixed[1] ? gpu : cpu) = 1 - (fixed[1] ? *cpu : *gpu);
 }
 
-/* Weights to percentages with one digit behind the point, cache and activations to sequences of the block. */
+/* Weights to percentages with one digit behind the point, cache and activations to sequences of the block; as long as one
+ * digit can tell them apart. */
 static void set_fractions(Policy *p, const Search *s, const double *x) {
-    const int weights = 1000, sequences = imin(block_size(p), s->task->count);
+    const int weights = 1000, sequences = imin(weights, imin(block_size(p), s->task->count));
     p->wg = s->given.wg, p->wc = s->given.wc, p->cg = s->given.cg;
     p->cc = s->given.cc, p->hg = s->given.hg, p->hc = s->given.hc;
     round_shares(&p->wg, &p->wc, x + WG, s->fixed, weights);

@@ -75,6 +75,10 @@ step_opt_6_7b() {
     return 2
 }
 
+# The machine as numbers, the policy that is found with them in 16 GiB of the GPU, and what it promised beside what it took.
+step_profile() { "$BUILD/flexgen" profile --device cuda --model opt-6.7b --offload-dir "$scratch" --output "$DIR/hardware.json"; }
+step_searched() { run_bench searched --model opt-6.7b --gpu-mem 16G --hardware "$DIR/hardware.json" --prompt-len 512 --gen-len 32 --num-prompts 256; }
+
 # 30B with 16 GiB of the GPU; fewer weights there, fewer batches, in the end a smaller model, until it fits.
 step_opt_30b() {
     while read -r model gbs batches wg; do
@@ -181,6 +185,8 @@ step bounds_gpu 45 "$gpu" "$BUILD/bench_gpu"
 step bounds_host 45 "$BUILD/bench_host"
 step bounds_machine 45 "$BUILD/bench_machine"
 step opt_6_7b 60 "$gpu" "$BUILD/flexgen"
+step profile 60 "$gpu" "$BUILD/flexgen"
+step searched 90 "$gpu" "$DIR/hardware.json"
 step memcheck 60 "$gpu" "$BUILD/flexgen"
 step opt_30b 150 "$gpu" "$BUILD/flexgen"
 step racecheck 60 "$gpu" "$BUILD/flexgen"

@@ -1,4 +1,5 @@
-/* test_policy.c: Appendix A.3 against values by hand, and what must hold of a best placement whatever the machine. */
+/* test_policy.c: Appendix A.3 against values by hand, and what must hold of a best placement whatever the machine; the
+ * model `runtime` against values by hand and against the sim, whose clock is no one's watch. */
 #include "tests.h"
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -349,6 +350,342 @@ static void impossible_machines_get_an_answer_or_a_line(void) {
     lost_share(1e-9, 1e30, 8); /* the bounds of a hardware file */
 }
 
+// ---------------------------------------------------------------------------------------------------------------
+// The model `runtime`: one task under one policy
+// ---------------------------------------------------------------------------------------------------------------
+
+static const double roomy[NTIERS] = {1e18, 1e18, 1e18};
+
+/* A task, its plan, and the plan that runtime_lp starts from. */
+typedef struct {
+    Hardware hardware;
+    Checkpoint *checkpoint;
+    Task task;
+    Plan *plan, *corner;
+} Rig;
+
+static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, const Hardware *hardware, int count, int s,
+                     int n) {
+    Error err;
+    Policy corner = *policy;
+    Type act = hardware->shared_cores ? F32 : F16;
+    *r = (Rig){.hardware = *hardware, .checkpoint = checkpoint_dummy(config, 0)};
+    r->task = (Task){.prompts = xcalloc(count, sizeof(Prompt)), .count = count, .sampling = {.top_p = 1}};
+    for (int i = 0; i < count; i++) r->task.prompts[i] = (Prompt){xcalloc(s, sizeof(int32_t)), s, n};
+    corner.wg = corner.cg = corner.hg = 0, corner.wc = corner.cc = corner.hc = 1, corner.cpu_attention = false;
+    r->plan = plan_make(r->checkpoint, policy, &r->task, act, &err);
+    r->corner = plan_make(r->checkpoint, &corner, &r->task, act, &err);
+    CU_ASSERT_FATAL(r->plan && r->corner);
+}
+
+static void rig_close(Rig *r) {
+    plan_free(r->plan), plan_free(r->corner);
+    for (int i = 0; i < r->task.count; i++) free(r->task.prompts[i].ids);
+    free(r->task.prompts);
+    checkpoint_close(r->checkpoint);
+}
+
+static Lp *rig_lp(const Rig *r, const double capacity[NTIERS]) {
+    static Lp lp;
+    runtime_lp(&lp, &r->hardware, r->checkpoint, r->corner, r->plan->policy.cpu_attention, capacity);
+    return &lp;
+}
+
+static Cost expected(const Rig *r) {
+    Cost cost;
+    runtime_cost(&cost, rig_lp(r, roomy), r->plan);
+    return cost;
+}
+
+static Policy all_gpu(void) {
+    return (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = 4, .num_gpu_batches = 3, .overlap = true, .page_tokens = 16};
+}
+
+/* So fast that nothing takes any time; a test then slows what it looks at. */
+static Hardware fast(void) {
+    Hardware h = {.name = "fast", .gmem = 1e18, .cmem = 1e18, .nmem = 1e18};
+    for (int p = 0; p < 2; p++) {
+        h.ctog_bdw[p] = h.gtoc_bdw[p] = h.dtoc_bdw[p] = h.ctod_bdw[p] = 1e25;
+        h.mm_flops[p] = h.bmm_flops[p] = h.cpu_flops[p] = 1e25;
+    }
+    return h;
+}
+
+static double layer_bytes(const OptConfig *config) {
+    double sum = 0;
+    for (int role = 0; role < NROLES; role++) {
+        int rows, cols;
+        opt_role_shape(config, (Role)role, &rows, &cols);
+        sum += 2. * rows * cols;
+    }
+    return sum;
+}
+
+enum { COUNT = 24, S = 100, N = 9, SWEEPS = 2 * N }; /* two blocks of 4 x 3 */
+
+static Cost expected_of(const char *model, const Policy *policy, const Hardware *hardware) {
+    Rig r;
+    OptConfig config = opt(model);
+    rig_open(&r, &config, policy, hardware, COUNT, S, N);
+    Cost cost = expected(&r);
+    rig_close(&r);
+    return cost;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// By hand
+// ---------------------------------------------------------------------------------------------------------------
+
+static bool close_to(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
+
+/* Only a link takes time. The weights cross it once a sweep, however many batches there are; with the row schedule, once
+ * for each batch. From the disk they cross both links, side by side, and the slower one counts. */
+static void where_weights_stream_time_is_their_bytes_over_the_link(void) {
+    OptConfig config = opt("opt-125m");
+    double bytes = 12 * layer_bytes(&config);
+    for (int row = 0; row < 2; row++)
+        for (int disk = 0; disk < 2; disk++) {
+            Hardware h = fast();
+            Policy p = all_gpu();
+            p.wg = 0, p.wc = !disk, p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
+            h.ctog_bdw[0] = h.ctog_bdw[1] = 1e9;
+            if (disk) h.dtoc_bdw[0] = h.dtoc_bdw[1] = 2e8;
+            Cost cost = expected_of("opt-125m", &p, &h);
+            double sweeps = row ? 6. * N : SWEEPS, seconds = sweeps * bytes / (disk ? 2e8 : 1e9);
+            CU_ASSERT(close_to(cost.T, seconds));
+            CU_ASSERT(close_to(cost.T_gen, seconds / sweeps / 12) && close_to(cost.T_pre, cost.T_gen));
+            CU_ASSERT(close_to(cost.throughput, COUNT * N / seconds));
+            CU_ASSERT_STRING_EQUAL(cost.slowest[0], disk ? "dtoc^g" : "ctog^g");
+            CU_ASSERT_STRING_EQUAL(cost.slowest[1], disk ? "dtoc^p" : "ctog^p");
+        }
+}
+
+/* Half of the weights, at twice the rate in prefill; the table streams as well where it is on the CPU: behind the last
+ * layer of every sweep, with rows of new tokens. */
+static void what_streams_is_what_is_not_on_the_gpu(void) {
+    OptConfig config = opt("opt-1.3b");
+    Hardware h = fast();
+    Policy p = all_gpu();
+    p.wg = .5, p.wc = .5;
+    h.ctog_bdw[0] = 1e9, h.ctog_bdw[1] = 2e9;
+    double half = 24 * layer_bytes(&config) / 2, pre = 2 * half / 2e9, gen = (SWEEPS - 2) * half / 1e9;
+    CU_ASSERT_DOUBLE_EQUAL(expected_of("opt-1.3b", &p, &h).T / (pre + gen), 1, .02); /* whole tensors: nearly half */
+    p = all_gpu(), p.table_home = TIER_CPU;
+    double table = 2. * config.vocab * config.h1, row = 2. * config.h1;
+    double seconds = (2 * table + COUNT * S * row) / 2e9 + ((SWEEPS - 2) * table + COUNT * (N - 1) * row) / 1e9;
+    CU_ASSERT(close_to(expected_of("opt-1.3b", &p, &h).T, seconds));
+}
+
+/* Everything is on the GPU, and only its products take time: 2 flops for a weight of a layer and a token, and for the
+ * head's and a sequence. */
+static void where_products_count_time_is_the_flops_of_the_model(void) {
+    OptConfig c = opt("opt-125m");
+    double layers = 2. * 12 * (4. * c.h1 * c.h1 + 2. * c.h1 * c.h2), head = 2. * c.vocab * c.h1;
+    Hardware h = fast();
+    Policy p = all_gpu();
+    h.mm_flops[0] = 1e12, h.mm_flops[1] = 5e12;
+    Cost cost = expected_of("opt-125m", &p, &h);
+    CU_ASSERT(close_to(cost.T, COUNT * (S * layers + head) / 5e12 + COUNT * (N - 1) * (layers + head) / 1e12));
+    CU_ASSERT(!strcmp(cost.slowest[0], "gpu^g") && !strcmp(cost.slowest[1], "gpu^p"));
+}
+
+/* The tokens that the new ones attend to: s + 1, ..., s + n - 1 of every sequence, 4 h1 flops each in every layer. */
+static void where_attention_counts_time_is_the_tokens_it_sees(void) {
+    OptConfig c = opt("opt-125m");
+    double tokens = COUNT * ((N - 1.) * S + N * (N - 1) / 2.), prefill = COUNT * S * (S + 1) / 2.;
+    for (int cpu = 0; cpu < 2; cpu++) {
+        Hardware h = fast();
+        Policy p = all_gpu();
+        p.cg = !cpu, p.cc = cpu, p.cpu_attention = true;
+        *(cpu ? h.cpu_flops : h.bmm_flops) = 1e10, h.bmm_flops[1] = 4e10;
+        Cost cost = expected_of("opt-125m", &p, &h);
+        CU_ASSERT(close_to(cost.T, 12 * 4. * c.h1 * (tokens / 1e10 + prefill / 4e10)));
+        CU_ASSERT_STRING_EQUAL(cost.slowest[0], cpu ? "cpu^g" : "gpu^g");
+    }
+}
+
+/* GPU and CPU side by side take the longer of the two; on shared cores, and without overlap, their sum. */
+static void processors_work_side_by_side_unless_they_share_cores(void) {
+    OptConfig c = opt("opt-125m");
+    double layers = 2. * 12 * (4. * c.h1 * c.h1 + 2. * c.h1 * c.h2), head = 2. * c.vocab * c.h1;
+    double gpu = COUNT * (N - 1) * (layers + head) / 1e12;
+    double cpu = 12 * 4. * c.h1 * COUNT * ((N - 1.) * S + N * (N - 1) / 2.) / 2e9;
+    for (int how = 0; how < 3; how++) {
+        Hardware h = fast();
+        Policy p = all_gpu();
+        p.cg = 0, p.cc = 1, p.cpu_attention = true, p.overlap = how != 2;
+        h.mm_flops[0] = 1e12, h.cpu_flops[0] = 2e9, h.shared_cores = how == 1;
+        double T = expected_of("opt-125m", &p, &h).T;
+        CU_ASSERT(how ? close_to(T, gpu + cpu) : close_to(T, fmax(gpu, cpu)));
+    }
+}
+
+/* Only ctog takes time, the task is one prompt of one token, and the GPU has room for a part of the weights. By hand: of a
+ * capacity the table of tokens takes its bytes, two layers' slots 2 W (1 - wg), and the rest is wg W l. */
+static void the_lp_fills_the_gpu_with_weights(void) {
+    Rig r;
+    LpAnswer answer;
+    OptConfig config = opt("opt-1.3b");
+    Hardware h = fast();
+    Policy p = all_gpu();
+    for (int x = 0; x < 2; x++) { /* numbers that an LP can bear */
+        h.gtoc_bdw[x] = h.dtoc_bdw[x] = h.ctod_bdw[x] = h.mm_flops[x] = h.bmm_flops[x] = h.cpu_flops[x] = 1e18;
+        h.ctog_bdw[x] = 1e9;
+    }
+    rig_open(&r, &config, &p, &h, 1, 1, 2);
+    double layer = layer_bytes(&config), table = 2. * config.vocab * config.h1 + 2. * 2050 * config.h1;
+    for (int part = 1; part < 10; part++) {
+        double capacity[NTIERS] = {table + 2 * layer + part * .1 * 22 * layer, 1e15, 1e15};
+        const Lp *lp = rig_lp(&r, capacity);
+        lp_solve(&answer, lp);
+        CU_ASSERT_EQUAL_FATAL(answer.verdict, LP_OPTIMAL);
+        CU_ASSERT(fabs(answer.x[WG] - part * .1) < .002);
+        CU_ASSERT(fabs(runtime_seconds(lp, answer.x) / (2 * 24 * layer / 1e9) - (1 - answer.x[WG])) < 1e-3);
+        for (int i = 0; i < lp->m; i++)
+            if (!strcmp(lp->row[i].name, "GPU memory")) CU_ASSERT(lp_binds(&lp->row[i], answer.x, lp->n));
+    }
+    rig_close(&r);
+}
+
+/* With everything on the CPU the rows of memory have the plan's totals, to the byte. */
+static void the_lps_memory_is_the_plans_where_all_is_on_the_cpu(void) {
+    OptConfig config = SMALL_CONFIG(2);
+    for (int schedule = 0; schedule < 3; schedule++) {
+        Rig r;
+        double x[RUNTIME_VARS] = {0}, none[NTIERS] = {0};
+        Hardware h = fast();
+        Policy p = all_gpu();
+        p.schedule = (Schedule)schedule, p.wg = p.cg = p.hg = 0, p.wc = p.cc = p.hc = 1;
+        rig_open(&r, &config, &p, &h, COUNT, S, N);
+        const Lp *lp = rig_lp(&r, none);
+        x[WC] = x[CC] = x[HC] = 1;
+        for (int t = 0; t < NTIERS; t++)
+            for (int i = 0; i < lp->m; i++)
+                if (!strcmp(lp->row[i].name, memory_row[t]))
+                    CU_ASSERT(fabs(lp_excess(&lp->row[i], x, lp->n) - (double)r.plan->total[t]) < .5);
+        rig_close(&r);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Against the sim, and on any machine
+// ---------------------------------------------------------------------------------------------------------------
+
+static int below(uint64_t *seed, int n) { return (int)((test_random(seed) + 1) / 2 * n); }
+
+static void random_pair(double *gpu, double *cpu, uint64_t *seed) {
+    static const double round[][2] = {{1, 0}, {0, 1}, {0, 0}, {.5, .5}, {.2, .8}, {0, .5}, {.3, .3}};
+    int i = below(seed, 9);
+    *gpu = i < 7 ? round[i][0] : below(seed, 101) / 100.;
+    *cpu = i < 7 ? round[i][1] : floor((1 - *gpu) * below(seed, 101)) / 100;
+}
+
+static void random_rig(Rig *r, uint64_t *seed) {
+    static const char *const names[] = {"opt-125m", "opt-350m", "opt-1.3b"};
+    static const char *const machines[] = {"hardware/t4.json", "hardware/rtx4090.json", "hardware/h100.json",
+                                           "hardware/laptop.json"};
+    Error err;
+    Hardware h;
+    OptConfig config = opt(names[below(seed, 3)]);
+    config.eos = -1; /* every sequence takes its full length */
+    ASSERT_OK(hardware_read(&h, machines[below(seed, 4)], &err));
+    h.shared_cores = below(seed, 4) == 0;
+    Policy p = {.gbs = 1 << below(seed, 6),
+                .num_gpu_batches = 1 + below(seed, below(seed, 2) ? 3 : 8),
+                .schedule = below(seed, 4) ? SCHEDULE_ZIGZAG : SCHEDULE_DIAGONAL,
+                .cpu_attention = below(seed, 2),
+                .overlap = below(seed, 8),
+                .page_tokens = 16,
+                .table_home = below(seed, 3) ? TIER_GPU : TIER_CPU};
+    random_pair(&p.wg, &p.wc, seed);
+    random_pair(&p.cg, &p.cc, seed);
+    random_pair(&p.hg, &p.hc, seed);
+    int s = 32 << below(seed, 5), n = 2 + below(seed, 30),
+        blocks = p.schedule == SCHEDULE_DIAGONAL ? 3 : 1 + below(seed, 2);
+    rig_open(r, &config, &p, &h, p.gbs * p.num_gpu_batches * blocks, s, n);
+}
+
+static int ignore_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
+    (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason, (void)err;
+    return 0;
+}
+
+static double simulated_seconds(const Rig *r) {
+    Error err;
+    RunStats stats = {0};
+    Listener listener = {.done = ignore_done};
+    Device *device = sim_open(r->plan, &r->hardware, &err);
+    ASSERT_OK(schedule_run(r->plan, &r->task, device, &listener, &stats, &err));
+    device->close(device);
+    return stats.total_s;
+}
+
+static void say_off(const Rig *r, const Cost *cost, double seconds, int trial) {
+    const Policy *p = &r->plan->policy;
+    fprintf(stderr,
+            "\n    trial %d: %s on %s%s, %d prompts of %d + %d, %d x %d, %s, att %d, overlap %d, table %d, w %g/%g c %g/%g "
+            "h %g/%g: %g s (%s %s), the sim %g s\n",
+            trial, r->plan->config.name, r->hardware.name, r->hardware.shared_cores ? " (shared cores)" : "", r->task.count,
+            r->task.prompts[0].s, r->task.prompts[0].n, p->gbs, p->num_gpu_batches, schedule_name[p->schedule],
+            p->cpu_attention, p->overlap, p->table_home, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, cost->T,
+            cost->slowest[1], cost->slowest[0], seconds);
+}
+
+/* The model has one layer load beside the one before it. Lanes with room in their slots go further ahead, so that where
+ * few layers stream much it expects too much: rarely more than a quarter. */
+static void the_sim_takes_what_the_model_expects(void) {
+    enum { TRIALS = 60 };
+    uint64_t seed = 9;
+    int near_by = 0, far = 0;
+    for (int trial = 0; trial < TRIALS; trial++) {
+        Rig r;
+        random_rig(&r, &seed);
+        Cost cost = expected(&r);
+        double seconds = simulated_seconds(&r), off = fabs(cost.T / seconds - 1);
+        near_by += off<.1, far += off> .25;
+        if (!(off < .35)) say_off(&r, &cost, seconds, trial);
+        CU_ASSERT(off < .35);
+        CU_ASSERT(close_to(cost.throughput * cost.T, (double)r.task.count * r.task.prompts[0].n));
+        rig_close(&r);
+    }
+    CU_ASSERT(near_by >= TRIALS * 9 / 10 && far <= 1);
+}
+
+/* The least value of the LP, infinite where nothing fits; *seconds without the small price of what others hide. */
+static double least(const Rig *r, const double capacity[NTIERS], double *seconds) {
+    LpAnswer answer;
+    const Lp *lp = rig_lp(r, capacity);
+    lp_solve(&answer, lp);
+    CU_ASSERT(answer.verdict == LP_OPTIMAL || answer.verdict == LP_INFEASIBLE);
+    *seconds = answer.verdict == LP_OPTIMAL ? runtime_seconds(lp, answer.x) : INFINITY;
+    return answer.verdict == LP_OPTIMAL ? answer.value : INFINITY;
+}
+
+static void more_memory_or_bandwidth_never_costs_time(void) {
+    uint64_t seed = 10;
+    int better = 0;
+    for (int trial = 0; trial < 100; trial++) {
+        Rig r;
+        random_rig(&r, &seed);
+        double capacity[NTIERS], before, after;
+        for (int t = 0; t < NTIERS; t++) capacity[t] = (double)r.plan->total[t] * between(&seed, .3, 2) + 1;
+        double value = least(&r, capacity, &before);
+        const Hardware h = r.hardware;
+        for (int i = 0; i < 17; i++) {
+            double *const rate[] = {r.hardware.ctog_bdw, r.hardware.gtoc_bdw,  r.hardware.dtoc_bdw, r.hardware.ctod_bdw,
+                                    r.hardware.mm_flops, r.hardware.bmm_flops, r.hardware.cpu_flops};
+            double more[NTIERS] = {capacity[0], capacity[1], capacity[2]};
+            *(i < NTIERS ? &more[i] : &rate[(i - 3) / 2][(i - 3) % 2]) *= 1.5;
+            CU_ASSERT(least(&r, more, &after) <= value * (1 + 1e-9));
+            CU_ASSERT(after <= before * 1.02); /* the price of idling is 2%, and may be worth it */
+            better += after < before * (1 - 1e-6);
+            r.hardware = h;
+        }
+        rig_close(&r);
+    }
+    CU_ASSERT(better > 100);
+}
+
 CU_TestInfo tests_policy[] = {
     {"the rows of OPT-30B are those of A.3 by hand", the_rows_of_opt_30b_are_those_of_a_3_by_hand},
     {"a GPU with room for all gets all", a_gpu_with_room_for_all_gets_all},
@@ -359,5 +696,14 @@ CU_TestInfo tests_policy[] = {
     {"a GPU too small for its working memory is named", a_gpu_too_small_for_its_working_memory_is_named},
     {"one token out costs no generation", one_token_out_costs_no_generation},
     {"impossible machines get an answer or a line", impossible_machines_get_an_answer_or_a_line},
+    {"where weights stream, time is their bytes over the link", where_weights_stream_time_is_their_bytes_over_the_link},
+    {"what streams is what is not on the GPU", what_streams_is_what_is_not_on_the_gpu},
+    {"where products count, time is the flops of the model", where_products_count_time_is_the_flops_of_the_model},
+    {"where attention counts, time is the tokens it sees", where_attention_counts_time_is_the_tokens_it_sees},
+    {"processors work side by side unless they share cores", processors_work_side_by_side_unless_they_share_cores},
+    {"the LP fills the GPU with weights", the_lp_fills_the_gpu_with_weights},
+    {"the LP's memory is the plan's where all is on the CPU", the_lps_memory_is_the_plans_where_all_is_on_the_cpu},
+    {"the sim takes what the model expects", the_sim_takes_what_the_model_expects},
+    {"more memory or bandwidth never costs time", more_memory_or_bandwidth_never_costs_time},
     CU_TEST_INFO_NULL,
 };

@@ -1,4 +1,5 @@
-/* test_tier.c: placements achieved, sequences dealt, plans that fit and plans that do not, page pools. */
+/* test_tier.c: placements achieved, sequences dealt, plans that fit and plans that do not, what the sweeps of a plan do,
+ * page pools. */
 #include "tests.h"
 
 /* Bytes of the decoder layers that each tier gets, and the largest tensor with its bias. */
@@ -189,6 +190,177 @@ static void prompts_beyond_the_positions_are_refused(void) {
     checkpoint_close(checkpoint);
 }
 
+// ---------------------------------------------------------------------------------------------------------------
+// What the sweeps have to do
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { MAX_SWEEPS = 400 };
+
+/* What ran on a sim, by sweeps, counted in layer 0 and where tokens are picked. */
+static struct {
+    Device was; /* the sim's own functions */
+    const Plan *plan;
+    bool prefills[MAX_SWEEPS];
+    Workload sweep[MAX_SWEEPS];
+} seen;
+
+/* An index table; that of the GPU is filled on the CPU. */
+static const int32_t *table_of(Device *d, Tensor t) {
+    if (t.tier == TIER_GPU) t.offset += seen.plan->tables[TIER_CPU] - seen.plan->tables[TIER_GPU];
+    t.tier = TIER_CPU;
+    return d->host(d, t);
+}
+
+static Event count_prompts(Device *d, const Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
+    const int32_t *row = table_of(d, start);
+    Workload *w = &seen.sweep[op->i];
+    for (int r = 0; r + 1 < start.cols && !op->j; r++) {
+        double s = row[r + 1] - row[r];
+        w->prompt_rows += s, w->pairs += s * (s + 1) / 2;
+    }
+    return seen.was.attend_prefill(d, op, o, q, kv, start, nh);
+}
+
+static Event count_past(Device *d, const Op *op, Tensor o, Tensor q, const PageTable *table, int nh) {
+    const int32_t *len = table_of(d, table->len);
+    for (int r = 0; r < table->len.cols && !op->j; r++) seen.sweep[op->i].past += len[r];
+    return seen.was.attend(d, op, o, q, table, nh);
+}
+
+static Event count_batches(Device *d, const Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
+                           const Sampling *sampling) {
+    Workload *w = &seen.sweep[op->i];
+    CU_ASSERT_FATAL(op->i < MAX_SWEEPS);
+    w->sweeps = 1;
+    seen.prefills[op->i] = seen.prefills[op->i] || op->prefill;
+    *(op->prefill ? &w->prefills : &w->decodes) += 1;
+    *(op->prefill ? &w->prompts : &w->steps) += ids.cols;
+    return seen.was.pick(d, op, ids, logits, prompt, pos, sampling);
+}
+
+static int ignore_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
+    (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason, (void)err;
+    return 0;
+}
+
+static void run_and_count(const Plan *plan, const Task *t, RunStats *stats) {
+    Error err;
+    Hardware h;
+    Listener listener = {.done = ignore_done};
+    CU_ASSERT_EQUAL_FATAL(hardware_read(&h, "hardware/laptop.json", &err), 0);
+    Device *d = sim_open(plan, &h, &err);
+    memset(&seen, 0, sizeof seen);
+    seen.was = *d, seen.plan = plan;
+    d->attend_prefill = count_prompts, d->attend = count_past, d->pick = count_batches;
+    *stats = (RunStats){.sweeps = 0};
+    CU_ASSERT_EQUAL_FATAL(schedule_run(plan, t, d, &listener, stats, &err), 0);
+    d->close(d);
+}
+
+/* Sums over the sweeps of one kind; the numbers are whole, so that they are exact. */
+static bool same_work(const Workload *planned, bool prefill) {
+    double sum[8] = {0};
+    const double want[] = {planned->sweeps, planned->prefills, planned->prompts, planned->prompt_rows,
+                           planned->pairs,  planned->decodes,  planned->steps,   planned->past};
+    for (int i = 0; i < MAX_SWEEPS; i++) {
+        const Workload *w = &seen.sweep[i];
+        const double ran[] = {w->sweeps, w->prefills, w->prompts, w->prompt_rows, w->pairs, w->decodes, w->steps, w->past};
+        for (int f = 0; f < 8 && seen.prefills[i] == prefill; f++) sum[f] += ran[f];
+    }
+    bool same = true;
+    for (int f = 0; f < 8; f++) {
+        if (sum[f] != want[f])
+            fprintf(stderr, "\n    prefill %d, field %d: planned %g, ran %g\n", prefill, f, want[f], sum[f]);
+        same = same && sum[f] == want[f];
+    }
+    return same;
+}
+
+/* Policies of all schedules, with everything on one tier or a bit everywhere, and prompts of one length or of many, of
+ * which topups come. Nobody stops early. */
+static void the_planned_work_is_what_runs(void) {
+    OptConfig config = SMALL_CONFIG(-1);
+    Checkpoint *checkpoint = checkpoint_dummy(&config, 0);
+    uint64_t seed = 5;
+    for (int trial = 0; trial < 120; trial++) {
+        Error err;
+        RunStats stats;
+        static const double share[][2] = {{1, 0}, {0, 1}, {0, 0}, {.4, .3}};
+        const double *c = share[trial / 3 % 4], *h = share[trial / 12 % 4];
+        int count = 1 + trial * 7 % 30, mixed = trial / 2 % 2;
+        Policy p = {.wg = .5, .wc = .5, .cg = c[0], .cc = c[1], .hg = h[0], .hc = h[1], .overlap = true, .page_tokens = 4};
+        p.gbs = 1 + trial % 5, p.num_gpu_batches = 1 + trial % 4, p.schedule = (Schedule)(trial % 3),
+        p.cpu_attention = trial & 1;
+        Task t = {.prompts = xcalloc(count, sizeof(Prompt)), .count = count, .sampling = {.top_p = 1}};
+        for (int i = 0; i < count; i++) {
+            int s = mixed ? 1 + (int)(20 * (test_random(&seed) + 1)) : 17,
+                n = mixed ? 1 + (int)(6 * (test_random(&seed) + 1)) : 8;
+            t.prompts[i] = (Prompt){xcalloc(s, sizeof(int32_t)), s, n};
+        }
+        Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
+        run_and_count(plan, &t, &stats);
+        CU_ASSERT(same_work(&plan->work[0], false) && same_work(&plan->work[1], true));
+        CU_ASSERT(stats.prefill_sweeps == plan->work[1].sweeps && stats.sweeps == plan->sweeps);
+        CU_ASSERT(plan->work[0].sweeps + plan->work[1].sweeps == plan->sweeps && plan->work[0].prompts == 0);
+        CU_ASSERT(plan->work[0].steps + plan->work[1].steps + count == stats.generated && plan->work[1].prompts == count);
+        plan_free(plan);
+        free_task(&t);
+    }
+    checkpoint_close(checkpoint);
+}
+
+/* By hand: five prompts of 10 tokens, 4 new ones each, in blocks of 2 x 2. Twice one sweep of prefill and three others. */
+static void the_work_of_two_blocks_by_hand(void) {
+    OptConfig config = SMALL_CONFIG(2);
+    Error err;
+    Checkpoint *checkpoint = checkpoint_dummy(&config, 0);
+    Task t = even_task(5, 10, 4);
+    Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = 2, .num_gpu_batches = 2, .page_tokens = 16};
+    Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
+    const Workload *pre = &plan->work[1], *gen = &plan->work[0];
+    CU_ASSERT(plan->sweeps == 8 && pre->sweeps == 2 && gen->sweeps == 6);
+    CU_ASSERT(pre->prefills == 3 && pre->prompts == 5 && pre->prompt_rows == 50 && pre->pairs == 5 * 55);
+    CU_ASSERT(pre->decodes == 0 && pre->steps == 0 && pre->past == 0 && gen->prefills == 0 && gen->prompts == 0);
+    CU_ASSERT(gen->decodes == 3 * 3 && gen->steps == 5 * 3 && gen->past == 5 * (11 + 12 + 13));
+    plan_free(plan);
+    free_task(&t);
+    checkpoint_close(checkpoint);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The table of tokens
+// ---------------------------------------------------------------------------------------------------------------
+
+/* All layers stream from the disk, through slots that are larger than the table: so off the GPU it takes nothing there, and
+ * off the CPU nothing on it. */
+static void the_table_rests_on_the_highest_tier_that_has_room(void) {
+    OptConfig c;
+    Error err = {0, ""};
+    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-13b"), 0);
+    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
+    Task t = even_task(4, 64, 8);
+    Policy p = {.cg = 1, .hg = 1, .gbs = 2, .num_gpu_batches = 2, .overlap = true, .page_tokens = 16};
+    size_t need[NTIERS][NTIERS], table = (size_t)c.vocab * c.h1 * 2;
+    for (int home = 0; home < NTIERS; home++) {
+        p.table_home = (Tier)home;
+        Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
+        memcpy(need[home], plan->total, sizeof need[home]);
+        plan_free(plan);
+        if (home) CU_ASSERT(need[home - 1][home - 1] > need[home][home - 1] + table / 2);
+    }
+    for (int home = 0; home < NTIERS; home++) { /* as much as it takes there, and nothing more */
+        p.table_home = (Tier)((home + 1) % NTIERS);
+        ASSERT_OK(table_home(&p, checkpoint, &t, F16, need[home], &err));
+        CU_ASSERT_EQUAL(p.table_home, home);
+    }
+    need[TIER_DISK][TIER_DISK]--;
+    CU_ASSERT_EQUAL(table_home(&p, checkpoint, &t, F16, need[TIER_DISK], &err), -1);
+    CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "the GPU tier needs") && strstr(err.text, "--gpu-mem"));
+    free_task(&t);
+    checkpoint_close(checkpoint);
+}
+
 static void pools_hand_out_the_lowest_page_and_remember_their_peak(void) {
     PagePool pool;
     pool_open(&pool, 130);
@@ -209,6 +381,9 @@ CU_TestInfo tests_tier[] = {
     {"a plan that does not fit names term and flag", a_plan_that_does_not_fit_names_term_and_flag},
     {"a diagonal of very large batches is planned", a_diagonal_of_very_large_batches_is_planned},
     {"prompts beyond the positions are refused", prompts_beyond_the_positions_are_refused},
+    {"the planned work is what runs", the_planned_work_is_what_runs},
+    {"the work of two blocks by hand", the_work_of_two_blocks_by_hand},
+    {"the table rests on the highest tier that has room", the_table_rests_on_the_highest_tier_that_has_room},
     {"pools hand out the lowest page and remember their peak", pools_hand_out_the_lowest_page_and_remember_their_peak},
     CU_TEST_INFO_NULL,
 };

@@ -1,0 +1,588 @@
+/* test_search.c: that what the search finds fits and keeps what was given, that nothing better lies beside it, and that
+ * what it refuses is impossible. Times are those of the cost model; none is measured. */
+#include "tests.h"
+
+static Error err;
+
+// ---------------------------------------------------------------------------------------------------------------
+// Questions
+// ---------------------------------------------------------------------------------------------------------------
+
+static double between(uint64_t *seed, double low, double high) {
+    return low * pow(high / low, (test_random(seed) + 1) / 2);
+}
+static int below(uint64_t *seed, int n) { return (int)((test_random(seed) + 1) / 2 * n); }
+static bool one_in(uint64_t *seed, int n) { return below(seed, n) == 0; }
+
+/* A question to the search, with what it points to. */
+typedef struct {
+    Hardware hardware;
+    Checkpoint *checkpoint;
+    Task task;
+    Search search;
+} Case;
+
+static void capacity_of(Search *s, const Hardware *h) {
+    s->capacity[TIER_GPU] = (size_t)h->gmem, s->capacity[TIER_CPU] = (size_t)h->cmem,
+    s->capacity[TIER_DISK] = (size_t)h->nmem;
+}
+
+/* Everything is open. */
+static void case_open(Case *c, const OptConfig *config, const char *machine, int count, int s, int n) {
+    if (hardware_read(&c->hardware, machine, &err)) CU_FAIL_FATAL(err.text);
+    c->checkpoint = checkpoint_dummy(config, 0);
+    c->task = (Task){.prompts = xcalloc(count, sizeof(Prompt)), .count = count};
+    for (int i = 0; i < count; i++) c->task.prompts[i] = (Prompt){NULL, s, n};
+    c->search = (Search){.hardware = &c->hardware,
+                         .checkpoint = c->checkpoint,
+                         .task = &c->task,
+                         .act_type = F16,
+                         .given = {.overlap = true, .page_tokens = 16}};
+    capacity_of(&c->search, &c->hardware);
+}
+
+static void case_close(Case *c) {
+    free(c->task.prompts);
+    checkpoint_close(c->checkpoint);
+}
+
+static OptConfig opt(const char *name) {
+    OptConfig config;
+    CHECK(opt_config_by_name(&config, name) == 0);
+    return config;
+}
+
+/* The machine with its rates scaled, and memory that is a squeeze for the model, mostly. */
+static void vary_machine(Case *c, uint64_t *seed) {
+    Hardware *h = &c->hardware;
+    const OptConfig *m = &c->checkpoint->config;
+    double weights = 24. * m->h1 * m->h1 * m->l,
+           kv = 0, *const bdw[] = {h->ctog_bdw, h->gtoc_bdw, h->dtoc_bdw, h->ctod_bdw};
+    for (int i = 0; i < c->task.count; i++) kv += 4. * m->h1 * m->l * (c->task.prompts[i].s + c->task.prompts[i].n);
+    if (one_in(seed, 3))
+        h->gmem *= between(seed, .01, 4), h->cmem *= between(seed, .01, 4), h->nmem *= between(seed, .01, 4);
+    else
+        h->gmem = weights * between(seed, .05, 3) + kv * between(seed, .01, 2),
+        h->cmem = weights * between(seed, .02, 3) + kv * between(seed, .01, 2), h->nmem = weights * between(seed, .1, 20);
+    for (int link = 0; link < 4; link++)
+        for (int stage = 0; stage < 2; stage++) bdw[link][stage] *= between(seed, .1, 10);
+    h->shared_cores = one_in(seed, 3);
+    if (h->shared_cores) h->copy_core_s = between(seed, 1e-12, 2e-11), h->disk_core_s = between(seed, 1e-12, 1e-10);
+    c->search.act_type = h->shared_cores ? F32 : F16;
+    capacity_of(&c->search, h);
+}
+
+/* Shares of the three tiers, in whole percent, in thirds, all on one or as they come. */
+static void random_pair(double *gpu, double *cpu, uint64_t *seed) {
+    static const double round[][2] = {{1, 0}, {0, 1}, {0, 0}, {.5, .5}, {.3333, .6666}, {.25, 0}};
+    int i = below(seed, 9);
+    double g = (test_random(seed) + 1) / 2, p = (test_random(seed) + 1) / 2;
+    *gpu = i < 6 ? round[i][0] : i < 8 ? floor(100 * g) / 100 : g;
+    *cpu = i < 6 ? round[i][1] : i < 8 ? floor(100 * (1 - *gpu) * p) / 100 : (1 - *gpu) * p;
+}
+
+/* Some of what the search would look for is given. */
+static void vary_given(Search *s, uint64_t *seed) {
+    Policy *p = &s->given;
+    double *const share[] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc};
+    for (int what = 0; what < 6; what += 2) {
+        random_pair(share[what], share[what + 1], seed);
+        int which = below(seed, 8); /* of the pair; mostly none */
+        for (int i = 0; i < 2; i++) s->fixed[what + i] = which < 4 && (which >> i & 1);
+        for (int i = 0; i < 2; i++) *share[what + i] *= s->fixed[what + i];
+    }
+    s->fixed_gbs = one_in(seed, 4), s->fixed_batches = one_in(seed, 4), s->fixed_attention = one_in(seed, 4);
+    s->fixed_schedule = one_in(seed, 3);
+    if (s->fixed_gbs) p->gbs = (int)between(seed, 1, 2 * s->task->count + 1);
+    if (s->fixed_batches) p->num_gpu_batches = (int)between(seed, 1, 12);
+    if (s->fixed_schedule) p->schedule = (Schedule)below(seed, 3);
+    if (p->schedule == SCHEDULE_ROW && !s->fixed_batches) s->fixed_batches = true, p->num_gpu_batches = 1;
+    if (s->fixed_attention) p->cpu_attention = one_in(seed, 2);
+    p->overlap = !one_in(seed, 8);
+    p->page_tokens = one_in(seed, 4) ? 1 + below(seed, 64) : 16;
+}
+
+/* Large models mean more layers to plan, so that they get few prompts. */
+static void random_case(Case *c, uint64_t *seed) {
+    static const char *const names[] = {"opt-125m", "opt-125m", "opt-125m", "opt-125m", "opt-125m", "opt-350m",
+                                        "opt-350m", "opt-350m", "opt-1.3b", "opt-1.3b", "opt-2.7b", "opt-6.7b",
+                                        "opt-13b",  "opt-30b",  "opt-66b",  "opt-175b"};
+    static const char *const machines[] = {"hardware/t4.json", "hardware/rtx4090.json", "hardware/h100.json",
+                                           "hardware/laptop.json", "hardware/t4-fitted.json"};
+    OptConfig small = SMALL_CONFIG(2), config = one_in(seed, 5) ? small : opt(names[below(seed, 16)]);
+    int limit = imin(1000, config.max_pos - 30), s = (int)between(seed, 1, limit), n = (int)between(seed, 1, 20);
+    int count = (int)between(seed, 1, config.l > 24 ? 8 : one_in(seed, 16) ? 300 : 20);
+    case_open(c, &config, machines[below(seed, 5)], count, s, n);
+    for (int i = 0, mixed = one_in(seed, 2); mixed && i < count; i++)
+        c->task.prompts[i] = (Prompt){NULL, (int)between(seed, 1, limit), (int)between(seed, 1, 20)};
+    c->search.one_block = one_in(seed, 4);
+    vary_machine(c, seed);
+    vary_given(&c->search, seed);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Answers
+// ---------------------------------------------------------------------------------------------------------------
+
+static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
+
+/* Whether the policy's plan fits, asked of the plan alone. */
+static bool plan_of_policy_fits(const Search *s, const Policy *p) {
+    Error why;
+    Task task = *s->task;
+    if (s->one_block) task.count = imin(task.count, block_size(p));
+    Plan *plan = plan_make(s->checkpoint, p, &task, s->act_type, &why);
+    bool fits = plan && plan_fits(plan, s->capacity, &why) == 0;
+    plan_free(plan);
+    return fits;
+}
+
+static bool keeps_what_was_given(const Search *s, const Policy *p) {
+    const Policy *g = &s->given;
+    const double share[] = {p->wg, p->wc, p->cg, p->cc, p->hg, p->hc}, given[] = {g->wg, g->wc, g->cg, g->cc, g->hg, g->hc};
+    bool kept = p->overlap == g->overlap && p->page_tokens == g->page_tokens && p->gbs >= 1 && p->num_gpu_batches >= 1;
+    for (int i = 0; i < 6; i++) kept = kept && (!s->fixed[i] || fabs(share[i] - given[i]) < 1e-9);
+    kept = kept && (!s->fixed_gbs || p->gbs == g->gbs) && (!s->fixed_batches || p->num_gpu_batches == g->num_gpu_batches);
+    kept = kept && (!s->fixed_attention || p->cpu_attention == g->cpu_attention);
+    bool same =
+        p->schedule == SCHEDULE_ZIGZAG && g->schedule == SCHEDULE_DIAGONAL && !s->fixed_batches; /* it adds nothing */
+    return kept && (!s->fixed_schedule || p->schedule == g->schedule || same);
+}
+
+static bool has_shares(const Policy *p) {
+    const double pair[][2] = {{p->wg, p->wc}, {p->cg, p->cc}, {p->hg, p->hc}};
+    bool ok = true;
+    for (int i = 0; i < 3; i++) ok = ok && pair[i][0] >= 0 && pair[i][1] >= 0 && pair[i][0] + pair[i][1] <= 1 + 1e-9;
+    return ok;
+}
+
+/* The cost model, asked about the policy as it is, says the same. */
+static bool is_what_the_model_predicts(const Search *s, const Found *f) {
+    Found again;
+    Search given = *s;
+    given.given = f->policy;
+    if (policy_predict(&again, &given, &err)) return false;
+    const Cost *a = &f->cost, *b = &again.cost;
+    bool same = near(a->T, b->T) && near(a->T_pre, b->T_pre) && near(a->T_gen, b->T_gen) && near(f->latency, again.latency);
+    for (int t = 0; t < NTIERS; t++) same = same && a->peak[t] == b->peak[t] && a->peak[t] <= (double)s->capacity[t];
+    return same && near(a->throughput, b->throughput);
+}
+
+static void say(const Search *s, const Policy *p, const char *what, int trial) {
+    fprintf(
+        stderr,
+        "\n    %s, trial %d: %s, %d prompts%s, %d x %d, %s, att %d, table %d, w %g/%g c %g/%g h %g/%g, given %d%d%d%d%d%d, "
+        "latency %g\n",
+        what, trial, s->checkpoint->config.name, s->task->count, s->one_block ? " (one block)" : "", p->gbs,
+        p->num_gpu_batches, schedule_name[p->schedule], p->cpu_attention, p->table_home, p->wg, p->wc, p->cg, p->cc, p->hg,
+        p->hc, s->fixed[0], s->fixed[1], s->fixed[2], s->fixed[3], s->fixed[4], s->fixed[5], s->max_latency);
+}
+
+#define EXPECT(holds)                                    \
+    do {                                                 \
+        if (!(holds)) say(s, &f->policy, #holds, trial); \
+        CU_ASSERT(holds);                                \
+    } while (0)
+
+static void check_found(const Search *s, const Found *f, int trial) {
+    const Cost *c = &f->cost;
+    EXPECT(plan_of_policy_fits(s, &f->policy));
+    EXPECT(keeps_what_was_given(s, &f->policy));
+    EXPECT(has_shares(&f->policy));
+    EXPECT(c->T > 0 && isfinite(c->T) && c->throughput > 0 && isfinite(c->throughput) && c->T_pre > 0 && c->T_gen >= 0);
+    EXPECT(is_what_the_model_predicts(s, f));
+    EXPECT(f->latency > 0 && (s->max_latency <= 0 || f->latency <= s->max_latency));
+    EXPECT(f->latency <= c->T * (1 + 1e-9));
+}
+
+/* What the list is sorted by: where a block may have any size, twice the block must bring one percent. */
+static double worth(const Search *s, const Found *f) {
+    return s->one_block ? f->cost.throughput / (1 + .01 * log2(block_size(&f->policy))) : f->cost.throughput;
+}
+
+/* The smallest block that the question allows, with all that is open on one tier: some corner that fits, and that is quick
+ * enough. */
+static bool some_corner_does(const Search *s, Policy *corner) {
+    Search one = *s;
+    Policy *p = &one.given;
+    Found found;
+    double *const share[] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc};
+    if (!s->fixed_gbs) p->gbs = 1;
+    if (!s->fixed_batches) p->num_gpu_batches = 1;
+    for (int where = 0; where < 81 * 2; where++) {
+        const int home[] = {where % 3, where / 3 % 3, where / 9 % 3};
+        bool possible = true;
+        p->table_home = (Tier)(where / 27 % 3);
+        if (s->fixed_attention && where >= 81) break;
+        if (!s->fixed_attention) p->cpu_attention = where >= 81;
+        for (int what = 0; what < 3; what++) {
+            const bool *fixed = s->fixed + 2 * what;
+            double *gpu = share[2 * what], *cpu = share[2 * what + 1];
+            if (!fixed[0]) *gpu = home[what] == TIER_GPU ? 1 - (fixed[1] ? *cpu : 0) : 0;
+            if (!fixed[1]) *cpu = home[what] == TIER_CPU ? 1 - (fixed[0] ? *gpu : 0) : 0;
+            possible = possible && *gpu + *cpu <= 1 + 1e-9;
+        }
+        *corner = *p;
+        if (possible && plan_of_policy_fits(s, p) &&
+            (s->max_latency <= 0 || (!policy_predict(&found, &one, &err) && found.latency <= s->max_latency)))
+            return true;
+    }
+    return false;
+}
+
+/* One line for the user: which tier is too small, or that the latency is. */
+static bool names_a_reason(const Error *e) {
+    static const char *const flag[] = {"--gpu-mem", "--cpu-mem", "--disk-mem", "--max-latency"};
+    bool named = false;
+    for (int i = 0; i < 4; i++) named = named || strstr(e->text, flag[i]);
+    return e->code == EXIT_USAGE && named && !strchr(e->text, '\n');
+}
+
+/* Planning all corners of a deep model takes its time: of those every fourth is looked at. */
+static void check_refusal(const Search *s, int trial) {
+    Found refused = {.policy = s->given}, *f = &refused;
+    Error said = err;
+    EXPECT(names_a_reason(&said));
+    EXPECT((s->checkpoint->config.l > 12 && trial % 4) || !some_corner_does(s, &f->policy));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// A thousand searches
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { TEN = 10 };
+
+/* Returns the number of policies, at most `most`; 0 where the search refused. */
+static int ask(const Search *s, Found *found, int most, int trial) {
+    err = (Error){0, ""};
+    int n = policy_search(found, most, s, &err);
+    CU_ASSERT(n <= most && n != 0);
+    if (n < 0) check_refusal(s, trial);
+    for (int i = 0; i < n; i++) check_found(s, &found[i], trial);
+    for (int i = 1; i < n; i++) CU_ASSERT(worth(s, &found[i]) <= worth(s, &found[i - 1]));
+    return imax(n, 0);
+}
+
+/* Some are asked again with less time than the best takes, or more. */
+static void a_thousand_searches_find_policies_that_fit_or_say_why_not(void) {
+    uint64_t seed = 1;
+    int fits = 0, too_slow = 0;
+    for (int trial = 0; trial < 1000; trial++) {
+        Case c;
+        Found found[TEN];
+        random_case(&c, &seed);
+        int n = ask(&c.search, found, one_in(&seed, 8) ? TEN : 1, trial);
+        fits += n > 0;
+        if (n > 0 && one_in(&seed, 5)) {
+            c.search.max_latency = found[0].latency * between(&seed, .05, 2);
+            too_slow += !ask(&c.search, found, 2, trial);
+        }
+        case_close(&c);
+    }
+    CU_ASSERT(fits > 500 && fits < 900 && too_slow > 10);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The best
+// ---------------------------------------------------------------------------------------------------------------
+
+/* All shares of three tiers in halves. */
+enum { HALVES = 6 };
+static const double halves[HALVES][2] = {{1, 0}, {0, 1}, {0, 0}, {.5, .5}, {.5, 0}, {0, .5}};
+
+/* The best throughput of one block size and schedule, over both sides of attention and all placements in halves. */
+static double best_of_placements(Search *s) {
+    Policy *p = &s->given;
+    double best = 0;
+    for (int where = 0; where < HALVES * HALVES * HALVES * 2; where++) {
+        const double *w = halves[where % HALVES], *c = halves[where / HALVES % HALVES];
+        const double *h = halves[where / HALVES / HALVES % HALVES];
+        Found found;
+        Error why;
+        p->wg = w[0], p->wc = w[1], p->cg = c[0], p->cc = c[1], p->hg = h[0], p->hc = h[1];
+        p->cpu_attention = where >= HALVES * HALVES * HALVES;
+        if (table_home(p, s->checkpoint, s->task, s->act_type, s->capacity, &why)) continue;
+        if (policy_predict(&found, s, &why) == 0) best = fmax(best, found.cost.throughput);
+    }
+    return best;
+}
+
+static double brute_force(const Search *search) {
+    static const int block[][2] = {{1, 1}, {2, 1},  {4, 1}, {6, 1}, {12, 1}, {1, 3},
+                                   {3, 2}, {1, 12}, {2, 6}, {4, 3}, {6, 2}};
+    Search s = *search;
+    double best = 0;
+    for (size_t b = 0; b < sizeof block / sizeof *block; b++)
+        for (int diagonal = 0; diagonal < 2; diagonal++) {
+            s.given.gbs = block[b][0], s.given.num_gpu_batches = block[b][1];
+            s.given.schedule = diagonal ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
+            best = fmax(best, best_of_placements(&s));
+        }
+    return best;
+}
+
+/* Twelve prompts on machines of which one thing or another is scarce. The LP does not know that a sequence is not divided,
+ * so that a block of two or three may be missed where it just fits: that may cost more, once. */
+static void no_policy_of_a_grid_is_two_percent_better(void) {
+    uint64_t seed = 11;
+    int off = 0;
+    OptConfig config = SMALL_CONFIG(2);
+    for (int trial = 0; trial < 8; trial++) {
+        Case c;
+        Found found;
+        case_open(&c, &config, "hardware/laptop.json", 12, 40, 12);
+        vary_machine(&c, &seed);
+        c.hardware.op_s = trial % 2 ? 1e-7 : 0; /* the model is tiny */
+        double grid = brute_force(&c.search);
+        int n = policy_search(&found, 1, &c.search, &err);
+        CU_ASSERT(n == 1 || !grid);
+        off += n == 1 && found.cost.throughput < .98 * grid;
+        CU_ASSERT(n < 0 || found.cost.throughput >= .8 * grid);
+        case_close(&c);
+    }
+    CU_ASSERT(off <= 1);
+}
+
+/* A machine whose GPU has room for a part only. */
+static void open_squeeze(Case *c, const char *model, int count, int s, int n) {
+    OptConfig config = opt(model);
+    double weights = 24. * config.h1 * config.h1 * config.l;
+    case_open(c, &config, "hardware/laptop.json", count, s, n);
+    c->hardware.gmem = 3e8 + .3 * weights, c->hardware.cmem = 3e8 + 1.5 * weights;
+    capacity_of(&c->search, &c->hardware);
+}
+
+/* The LP's bound never falls (test_policy.c); what is found by steps and rounded may, by little. */
+static void more_memory_is_at_most_a_little_worse(void) {
+    uint64_t seed = 12;
+    for (int trial = 0; trial < 30; trial++) {
+        Case c;
+        Found before, after;
+        random_case(&c, &seed);
+        c.search.max_latency = 0;
+        if (policy_search(&before, 1, &c.search, &err) == 1) {
+            for (int t = 0; t < NTIERS; t++) {
+                Search more = c.search;
+                more.capacity[t] *= 2;
+                CU_ASSERT_EQUAL_FATAL(policy_search(&after, 1, &more, &err), 1);
+                CU_ASSERT(worth(&more, &after) >= .98 * worth(&more, &before));
+            }
+        }
+        case_close(&c);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Latency against throughput
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { FRONTIER = 64 };
+
+static void the_frontier_rises_in_latency_and_in_throughput(void) {
+    static const char *const models[] = {"opt-125m", "opt-1.3b", "opt-6.7b"};
+    for (int m = 0; m < 3; m++)
+        for (int one_block = 0; one_block < 2; one_block++) {
+            Case c;
+            Found found[FRONTIER], best;
+            open_squeeze(&c, models[m], 96, 128, 16);
+            c.search.one_block = one_block;
+            int n = policy_frontier(found, FRONTIER, &c.search, &err), trial = m;
+            CU_ASSERT(n > 3 && n < FRONTIER);
+            for (int i = 0; i < n; i++) check_found(&c.search, &found[i], trial);
+            for (int i = 1; i < n; i++)
+                CU_ASSERT(found[i].latency > found[i - 1].latency &&
+                          found[i].cost.throughput > found[i - 1].cost.throughput);
+            CU_ASSERT_EQUAL(policy_search(&best, 1, &c.search, &err), 1);
+            CU_ASSERT(found[n - 1].cost.throughput >= best.cost.throughput * (1 - 1e-12));
+            case_close(&c);
+        }
+}
+
+/* With the latency of any of its points as the limit the search finds that point, or one that is nearly as good: it comes
+ * to the limit by steps. */
+static void a_limit_on_latency_finds_the_frontiers_point(void) {
+    static const char *const models[] = {"opt-125m", "opt-1.3b"};
+    for (int m = 0; m < 2; m++)
+        for (int one_block = 0; one_block < 2; one_block++) {
+            Case c;
+            Found found[FRONTIER], limited;
+            open_squeeze(&c, models[m], 96, 128, 16);
+            c.search.one_block = one_block;
+            int n = policy_frontier(found, FRONTIER, &c.search, &err);
+            for (int i = 0; i < n; i++) {
+                c.search.max_latency = found[i].latency * (1 + 1e-9);
+                CU_ASSERT_EQUAL_FATAL(policy_search(&limited, 1, &c.search, &err), 1);
+                CU_ASSERT(worth(&c.search, &limited) >= .93 * worth(&c.search, &found[i]));
+            }
+            case_close(&c);
+        }
+}
+
+static void a_latency_that_cannot_be_is_refused_with_the_least(void) {
+    Case c;
+    Found found;
+    double least = 0;
+    open_squeeze(&c, "opt-125m", 96, 128, 16);
+    c.search.max_latency = 1e-6;
+    CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err), -1);
+    CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "1e-06 s") && strstr(err.text, "--max-latency"));
+    const char *takes = strstr(err.text, "takes ");
+    CU_ASSERT_FATAL(takes && sscanf(takes, "takes %lf", &least) == 1);
+    c.search.max_latency = least * 1.01; /* it is said in three digits */
+    CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err), 1);
+    CU_ASSERT_EQUAL(policy_frontier(&found, 1, &c.search, &err), 1);
+    CU_ASSERT(found.latency <= c.search.max_latency);
+    case_close(&c);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// By hand
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Where the GPU has room for everything, nothing is gained elsewhere; but for a CPU that is fast enough to attend too. */
+static void a_gpu_with_room_for_all_gets_all(void) {
+    Case c;
+    Found found;
+    OptConfig config = opt("opt-1.3b");
+    case_open(&c, &config, "hardware/h100.json", 64, 128, 32);
+    c.hardware.cpu_flops[0] = c.hardware.cpu_flops[1] = c.hardware.cpu_bdw = 1e9;
+    CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err), 1);
+    const Policy *p = &found.policy;
+    CU_ASSERT(p->wg == 1 && p->cg == 1 && p->hg == 1 && p->table_home == TIER_GPU && block_size(p) >= 64);
+    CU_ASSERT_STRING_EQUAL(found.cost.slowest[0], "gpu^g");
+    CU_ASSERT(!found.cost.full[0][0] && !found.cost.full[1][0] && !found.cost.full[2][0]);
+    case_close(&c);
+}
+
+/* The row schedule has one batch in flight, whatever num_gpu_batches says: its block is one batch. */
+static void the_row_schedule_keeps_one_batch_in_flight(void) {
+    Case c;
+    Found found[TEN];
+    open_squeeze(&c, "opt-350m", 48, 64, 8);
+    c.search.fixed_schedule = c.search.fixed_batches = true;
+    c.search.given.schedule = SCHEDULE_ROW, c.search.given.num_gpu_batches = 4;
+    int n = ask(&c.search, found, TEN, 0);
+    CU_ASSERT_FATAL(n > 1);
+    for (int i = 0; i < n; i++)
+        CU_ASSERT(found[i].policy.schedule == SCHEDULE_ROW && block_size(&found[i].policy) == found[i].policy.gbs);
+    double row = found[0].cost.throughput;
+    c.search.fixed_schedule = c.search.fixed_batches = false;
+    CU_ASSERT(ask(&c.search, found, 1, 1) == 1 && found[0].cost.throughput > row);
+    case_close(&c);
+}
+
+/* Two blocks take twice as long as one and no longer: the search says so of the whole task, and of a block. */
+static void two_blocks_take_twice_the_time_of_one(void) {
+    Case c;
+    Found one, two;
+    open_squeeze(&c, "opt-350m", 32, 64, 8);
+    c.search.given.gbs = 8, c.search.given.num_gpu_batches = 2;
+    c.search.given.wc = c.search.given.cc = c.search.given.hc = 1;
+    ASSERT_OK(policy_predict(&two, &c.search, &err));
+    c.task.count = 16;
+    ASSERT_OK(policy_predict(&one, &c.search, &err));
+    CU_ASSERT(fabs(two.cost.T / one.cost.T - 2) < 1e-9);
+    CU_ASSERT(fabs(two.cost.throughput / one.cost.throughput - 1) < 1e-9);
+    CU_ASSERT(fabs(two.latency / one.latency - 1) < 1e-9 && near(one.latency, one.cost.T));
+    c.task.count = 32, c.search.one_block = true; /* as one block of the task's */
+    ASSERT_OK(policy_predict(&two, &c.search, &err));
+    CU_ASSERT(near(two.cost.T, one.cost.T) && near(two.latency, one.latency));
+    case_close(&c);
+}
+
+static void a_given_policy_is_found_as_it_is(void) {
+    Case c;
+    Found found[TEN], predicted;
+    open_squeeze(&c, "opt-1.3b", 24, 64, 8);
+    Search *s = &c.search;
+    s->given =
+        (Policy){.wg = .123, .wc = .456, .cg = .1, .cc = .8999, .hg = .01, .hc = .99, .gbs = 7, .num_gpu_batches = 3};
+    s->given.overlap = true, s->given.page_tokens = 16, s->given.cpu_attention = true;
+    for (int i = 0; i < 6; i++) s->fixed[i] = true;
+    s->fixed_gbs = s->fixed_batches = s->fixed_schedule = s->fixed_attention = true;
+    CU_ASSERT_EQUAL_FATAL(ask(s, found, TEN, 0), 1);
+    const Policy *p = &found[0].policy, *g = &s->given;
+    CU_ASSERT(p->wg == g->wg && p->wc == g->wc && p->cg == g->cg && p->cc == g->cc && p->hg == g->hg && p->hc == g->hc);
+    CU_ASSERT(p->gbs == 7 && p->num_gpu_batches == 3 && p->schedule == SCHEDULE_ZIGZAG && p->cpu_attention);
+    s->given.table_home = p->table_home;
+    ASSERT_OK(policy_predict(&predicted, s, &err));
+    CU_ASSERT(near(predicted.cost.T, found[0].cost.T));
+    s->capacity[TIER_CPU] = 1 << 20; /* and refused as it is */
+    CU_ASSERT_EQUAL(ask(s, found, TEN, 1), 0);
+    CU_ASSERT(strstr(err.text, "CPU") && strstr(err.text, "--cpu-mem"));
+    case_close(&c);
+}
+
+/* A tenth of a percent of OPT-175B's weights are 350 MB: a plan that is over its tier by less takes another step. With
+ * every percent of memory more the one block that is asked for is found, and hardly ever is it slower. */
+static void a_step_of_the_percentages_does_not_lose_the_best(void) {
+    Case c;
+    Found found;
+    double before = 0;
+    OptConfig config = opt("opt-175b");
+    case_open(&c, &config, "hardware/h100.json", 8, 400, 8);
+    Search *s = &c.search;
+    s->given.gbs = 8, s->given.num_gpu_batches = 1, s->given.cc = 0;
+    s->fixed_gbs = s->fixed_batches = s->fixed_schedule = s->fixed_attention = s->fixed[3] = true;
+    for (int step = 0; step < 60; step++) {
+        s->capacity[TIER_CPU] = (size_t)(1.2e11 * (1 + .01 * step));
+        CU_ASSERT_EQUAL_FATAL(policy_search(&found, 1, s, &err), 1);
+        CU_ASSERT(found.cost.throughput >= .98 * before);
+        before = found.cost.throughput;
+    }
+    case_close(&c);
+}
+
+/* What is shown with one digit behind the point can be typed in again: the same tensors and sequences are dealt. */
+static void shares_that_are_found_have_three_digits(void) {
+    Case c;
+    Found found[TEN];
+    open_squeeze(&c, "opt-1.3b", 70, 200, 16);
+    int n = ask(&c.search, found, TEN, 0);
+    CU_ASSERT_EQUAL(n, TEN);
+    for (int i = 0; i < n; i++) {
+        Policy shown = found[i].policy;
+        double *const share[] = {&shown.wg, &shown.wc, &shown.cg, &shown.cc, &shown.hg, &shown.hc};
+        for (int f = 0; f < 6; f++) *share[f] = round(*share[f] * 1000) / 1000;
+        Plan *as_shown = plan_make(c.checkpoint, &shown, &c.task, F16, &err);
+        Plan *as_found = plan_make(c.checkpoint, &found[i].policy, &c.task, F16, &err);
+        CU_ASSERT_EQUAL(memcmp(as_shown->achieved, as_found->achieved, sizeof as_shown->achieved), 0);
+        CU_ASSERT_EQUAL(memcmp(as_shown->total, as_found->total, sizeof as_shown->total), 0);
+        plan_free(as_shown), plan_free(as_found);
+    }
+    case_close(&c);
+}
+
+static void a_tier_that_is_too_small_is_named(void) {
+    static const char *const flag[] = {"--gpu-mem", "--cpu-mem"};
+    for (int t = 0; t < 2; t++) {
+        Case c;
+        Found found;
+        open_squeeze(&c, "opt-1.3b", 8, 64, 8);
+        c.search.capacity[t] = 100;
+        if (t == TIER_CPU) c.search.capacity[TIER_GPU] = (size_t)1 << 40;
+        CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err), -1);
+        CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, tier_name[t]) && strstr(err.text, flag[t]));
+        CU_ASSERT_EQUAL(policy_frontier(&found, 1, &c.search, &err), -1);
+        CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, flag[t]));
+        case_close(&c);
+    }
+}
+
+CU_TestInfo tests_search[] = {
+    {"a thousand searches find policies that fit or say why not",
+     a_thousand_searches_find_policies_that_fit_or_say_why_not},
+    {"no policy of a grid is two percent better", no_policy_of_a_grid_is_two_percent_better},
+    {"more memory is at most a little worse", more_memory_is_at_most_a_little_worse},
+    {"the frontier rises in latency and in throughput", the_frontier_rises_in_latency_and_in_throughput},
+    {"a limit on latency finds the frontier's point", a_limit_on_latency_finds_the_frontiers_point},
+    {"a latency that cannot be is refused with the least", a_latency_that_cannot_be_is_refused_with_the_least},
+    {"a GPU with room for all gets all", a_gpu_with_room_for_all_gets_all},
+    {"the row schedule keeps one batch in flight", the_row_schedule_keeps_one_batch_in_flight},
+    {"two blocks take twice the time of one", two_blocks_take_twice_the_time_of_one},
+    {"a given policy is found as it is", a_given_policy_is_found_as_it_is},
+    {"a step of the percentages does not lose the best", a_step_of_the_percentages_does_not_lose_the_best},
+    {"shares that are found have three digits", shares_that_are_found_have_three_digits},
+    {"a tier that is too small is named", a_tier_that_is_too_small_is_named},
+    CU_TEST_INFO_NULL,
+};
