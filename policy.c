@@ -253,11 +253,37 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
 
 /* What takes time: the channels; GPU and CPU lanes on shared cores, with what copies take of them; and ways from lane to
  * lane, which only so many batches go at once as there are workspaces. CHAIN: of the hidden state through a layer. STORE:
- * of new k and v to their pages. QUEUE: batches that decode behind one in prefill, for which only the next pages load. */
-enum { R_CTOG, R_GTOC, R_DTOC, R_CTOD, R_GPU, R_CPU, R_CORES, R_CHAIN, R_STORE, R_QUEUE, NRESOURCES };
-static const char *const resource_row[NRESOURCES][2] = {
-    {"ctog^g", "ctog^p"}, {"gtoc^g", "gtoc^p"},   {"dtoc^g", "dtoc^p"},   {"ctod^g", "ctod^p"},   {"gpu^g", "gpu^p"},
-    {"cpu^g", "cpu^p"},   {"cores^g", "cores^p"}, {"chain^g", "chain^p"}, {"store^g", "store^p"}, {"", "queue^p"}};
+ * of new k and v to their pages. QUEUE: batches that decode behind one in prefill, for which only the next pages load.
+ * WITH: two that are equally busy hold each other up a little. */
+enum {
+    R_CTOG,
+    R_GTOC,
+    R_DTOC,
+    R_CTOD,
+    R_GPU,
+    R_CPU,
+    R_CORES,
+    R_CHAIN,
+    R_STORE,
+    R_QUEUE,
+    R_WITH_CTOG,
+    R_WITH_DTOC,
+    NRESOURCES
+};
+static const char *const resource_row[NRESOURCES][2] = {{"ctog^g", "ctog^p"},
+                                                        {"gtoc^g", "gtoc^p"},
+                                                        {"dtoc^g", "dtoc^p"},
+                                                        {"ctod^g", "ctod^p"},
+                                                        {"gpu^g", "gpu^p"},
+                                                        {"cpu^g", "cpu^p"},
+                                                        {"cores^g", "cores^p"},
+                                                        {"chain^g", "chain^p"},
+                                                        {"store^g", "store^p"},
+                                                        {"", "queue^p"},
+                                                        {"comp^g with ctog^g", "comp^p with ctog^p"},
+                                                        {"comp^g with dtoc^g", "comp^p with dtoc^p"}};
+/* Of a link and a processor, each as busy as the other, the seconds of both that pass. */
+static const double PRICE_OF_BOTH = .53;
 /* What a second on a lane that others hide costs, of a second that passes. */
 static const double PRICE_OF_IDLE = .02;
 const char *const memory_row[NTIERS] = {"GPU memory", "CPU memory", "disk space"};
@@ -425,10 +451,16 @@ static void joint_loads(Sweep *s, const Stage *a) {
         Linear *of = part ? s->head : s->layer, sum = {.one = 0};
         for (int r = R_CTOG; r <= R_CPU; r++) add(&sum, 1, of[r]);
         if (!a->plan->policy.overlap) of[R_CHAIN] = sum;
-        if (!a->hw->shared_cores) continue;
-        add(&of[R_CORES], 1, of[R_GPU]);
-        add(&of[R_CORES], 1, of[R_CPU]);
-        add(&of[R_CORES], 1, copying(a, of));
+        if (a->hw->shared_cores) {
+            add(&of[R_CORES], 1, of[R_GPU]);
+            add(&of[R_CORES], 1, of[R_CPU]);
+            add(&of[R_CORES], 1, copying(a, of));
+        }
+        for (int link = 0; link < 2; link++) {
+            Linear *both = &of[link ? R_WITH_DTOC : R_WITH_CTOG];
+            add(both, PRICE_OF_BOTH, of[link ? R_DTOC : R_CTOG]);
+            add(both, PRICE_OF_BOTH, of[a->hw->shared_cores ? R_CORES : R_GPU]);
+        }
     }
 }
 

@@ -7,7 +7,7 @@
  *   disk          the offload file, written until it is on the disk, read back past the page cache
  *   curves        linear by its rows, with weights that come from memory as a layer's do; attention by tokens, over cold
  *                 pages
- *   op_s          a chain of ops that have nothing to do; every other op's time is less by so much
+ *   op_s          a chain of ops that have nothing to do, from lane to lane; every other op's time is less by so much
  *   shared cores  how much longer a product takes on the host device beside copies and beside reads of the disk
  * Products and attention have the shapes of the model that will run. A rate is the median of several
  * samples. A curve ends early where its next point would take too long. What was measured is kept in the
@@ -183,10 +183,12 @@ static Event post_layernorm(Profile *p, int i) {
 
 static Event post_tiny(Profile *p, int i) {
     Tensor row = matrix(TIER_GPU, p->device->act_type, p->y, 1, 16), w = matrix(TIER_GPU, F16, 0, 1, 16);
-    Op op = {.lane = PROJECT, .kind = OTHER};
-    Event last = {0, 0};
+    Event last = {PROJECT, 0};
     (void)i;
-    for (int n = 0; n < TINY; n++) last = p->device->layernorm(p->device, &op, row, row, w, w);
+    for (int n = 0; n < TINY; n++) {
+        Op op = {.lane = n % 2 ? FINISH : PROJECT, .kind = OTHER, .nafter = n > 0, .after = {last}};
+        last = p->device->layernorm(p->device, &op, row, row, w, w);
+    }
     p->work += TINY;
     return last;
 }
@@ -582,7 +584,7 @@ void profile_write(const Hardware *hardware, FILE *out) {
         {"cpu_flops", "the curve cpu_tokens at 512 tokens"},
         {"gpu_bdw", "layernorm: bytes read and written"},
         {"cpu_bdw", "the best of cpu_tokens, which does a flop for each byte of K and V that it reads"},
-        {"op_s", "a chain of layernorms of 16 numbers"},
+        {"op_s", "a chain of layernorms of 16 numbers, from lane to lane"},
         {"copy_core_s", "linear of 16 rows beside copies to the GPU tier: seconds lost over bytes copied"},
         {"disk_core_s", "linear of 16 rows beside reads of the offload file: seconds lost over bytes read"},
         {"shared_cores", "the host device computes and copies on the same cores"},

@@ -133,7 +133,7 @@ MACHINES = [  # what, links, MiB of the GPU and CPU tier, the task
     ("B: little CPU memory, so that the disk must be used", "dtoc=0.2G,ctod=0.15G", 150, 120, 32, "--prompt-len 32 --gen-len 24"),
     ("C: fast links, little GPU memory", "", 180, 4096, 8, "--prompt-len 192 --gen-len 48"),
 ]
-ALL, AGAIN, TIMES, TOO_SLOW = 60, 3, 3, 2
+ALL, AGAIN, TIMES, TOO_SLOW = 60, 3, 3, 1.5
 
 
 class Tried:
