@@ -1,0 +1,115 @@
+/* test_cluster.c: pipelines of machines on paper: the formulas by hand, and what must hold of any cluster. */
+#include "tests.h"
+
+static Error err;
+static Hardware t4;
+static Checkpoint *model;
+static Prompt prompts[2048];
+static Task task;
+
+/* One block of equal prompts on the paper's machine; everything is open. */
+static Search question(const char *name) {
+    OptConfig config;
+    if (hardware_read(&t4, "hardware/t4.json", &err)) CU_FAIL_FATAL(err.text);
+    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&config, name), 0);
+    model = checkpoint_dummy(&config, 0);
+    for (int i = 0; i < 2048; i++) prompts[i] = (Prompt){NULL, 512, 32};
+    task = (Task){.prompts = prompts, .count = 2048};
+    return (Search){.hardware = &t4,
+                    .checkpoint = model,
+                    .task = &task,
+                    .one_block = true,
+                    .act_type = F16,
+                    .capacity = {(size_t)t4.gmem, (size_t)t4.cmem, (size_t)t4.nmem},
+                    .given = {.overlap = true, .page_tokens = 16}};
+}
+
+static ClusterCost ask(const Search *s, int nodes, double net_bdw, double delay_s) {
+    ClusterCost cost = {.T = 0};
+    const Cluster cluster = {nodes, net_bdw, delay_s};
+    if (cluster_search(&cost, s, &cluster, true, &err)) CU_FAIL_FATAL(err.text);
+    return cost;
+}
+
+/* A cluster of one is the machine itself. */
+static void one_machine_takes_what_the_search_says(void) {
+    Search s = question("opt-30b");
+    ClusterCost c = ask(&s, 1, 1, 1e6); /* its network does not count */
+    const Cost *cost = &c.found.cost;
+    CU_ASSERT_DOUBLE_EQUAL(c.prefill_s, cost->T_pre * 48, 1e-9 * c.prefill_s);
+    CU_ASSERT_DOUBLE_EQUAL(c.token_s, cost->T_gen * 48, 1e-9 * c.token_s);
+    CU_ASSERT_DOUBLE_EQUAL(c.T, cost->T, 1e-6 * c.T);
+    CU_ASSERT_DOUBLE_EQUAL(c.throughput, cost->throughput, 1e-6 * c.throughput);
+    checkpoint_close(model);
+}
+
+/* Four machines with 12 of OPT-30B's 48 layers each: section 4.4 by hand, on a slow network that bounds every hop. */
+static void four_machines_fill_run_and_empty(void) {
+    Search s = question("opt-30b");
+    const double bdw = 1e6, delay = .5;
+    ClusterCost c = ask(&s, 4, bdw, delay);
+    const double K = c.found.policy.num_gpu_batches, gbs = c.found.policy.gbs;
+    const double t_pre = c.found.cost.T_pre * 12, t_gen = c.found.cost.T_gen * 12;
+    const double x_gen = 2 * 7168 * gbs / bdw, x_pre = 512 * x_gen;
+    double each = t_pre / K > x_pre ? t_pre / K : x_pre, token = t_gen;
+    if (K * x_gen > token) token = K * x_gen;
+    if (4 * (t_gen / K + x_gen + delay) > token) token = 4 * (t_gen / K + x_gen + delay);
+    CU_ASSERT_DOUBLE_EQUAL(c.prefill_s, (K + 3) * each + 3 * (x_pre + delay), 1e-9 * c.prefill_s);
+    CU_ASSERT_DOUBLE_EQUAL(c.token_s, token, 1e-9 * token);
+    CU_ASSERT_DOUBLE_EQUAL(c.T, c.prefill_s + 31 * token, 1e-9 * c.T);
+    CU_ASSERT_DOUBLE_EQUAL(c.throughput, 32 * gbs * K / c.T, 1e-9 * c.throughput);
+    CU_ASSERT_DOUBLE_EQUAL(c.decode_throughput, gbs * K / token, 1e-9 * c.decode_throughput);
+    checkpoint_close(model);
+}
+
+/* Table 3: decoding scales better than linearly, since the machines' memory adds up; generation does not. */
+static void decoding_scales_better_than_linearly(void) {
+    static const char *const models[] = {"opt-30b", "opt-175b"};
+    for (int m = 0; m < 2; m++) {
+        Search s = question(models[m]);
+        ClusterCost one = ask(&s, 1, 1e9, 1e-4), four = ask(&s, 4, 1.25e9, 1e-4);
+        CU_ASSERT(four.decode_throughput > 4 * one.decode_throughput);
+        if (!m) CU_ASSERT(four.throughput < 4 * one.throughput);
+        checkpoint_close(model);
+    }
+}
+
+static void a_worse_network_is_never_better(void) {
+    Search s = question("opt-30b");
+    double before = INFINITY;
+    for (double slow = 1; slow < 1e5; slow *= 10) {
+        ClusterCost c = ask(&s, 12, 1.25e9 / slow, 1e-4 * slow);
+        CU_ASSERT(c.throughput <= before * (1 + 1e-9));
+        before = c.throughput;
+    }
+    checkpoint_close(model);
+}
+
+/* Section 6.4: without offloading the GPUs hold everything, or it is refused; how many it takes is the least that does. */
+static void without_offloading_the_gpus_hold_everything(void) {
+    Search s = question("opt-175b");
+    int least = cluster_least(&s);
+    for (int nodes = least - 1; nodes <= least; nodes++) {
+        const Cluster cluster = {nodes, 1.25e9, 1e-4};
+        ClusterCost c;
+        int status = cluster_search(&c, &s, &cluster, false, &err);
+        CU_ASSERT_EQUAL(status, nodes < least ? -1 : 0);
+        if (status) continue;
+        const Policy *p = &c.found.policy;
+        CU_ASSERT(p->wg == 1 && p->cg == 1 && p->hg == 1 && p->table_home == TIER_GPU);
+    }
+    CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
+    CU_ASSERT(least >= 23 && least <= 30); /* 350 GB in tiers of 15 GiB */
+    s.capacity[TIER_GPU] = 1000;
+    CU_ASSERT_EQUAL(cluster_least(&s), 0);
+    checkpoint_close(model);
+}
+
+CU_TestInfo tests_cluster[] = {
+    {"one machine takes what the search says", one_machine_takes_what_the_search_says},
+    {"four machines fill, run and empty", four_machines_fill_run_and_empty},
+    {"decoding scales better than linearly", decoding_scales_better_than_linearly},
+    {"a worse network is never better", a_worse_network_is_never_better},
+    {"without offloading the GPUs hold everything", without_offloading_the_gpus_hold_everything},
+    CU_TEST_INFO_NULL,
+};
