@@ -789,54 +789,6 @@ static int ignore_done(void *ctx, int prompt, const int32_t *tokens, int n, Fini
     return 0;
 }
 
-typedef struct {
-    const char *name;
-    double value;
-} Figure;
-
-static void add_figures(cJSON *to, const Figure *figures, size_t n) {
-    for (size_t f = 0; f < n; f++) cJSON_AddNumberToObject(to, figures[f].name, figures[f].value);
-}
-
-/* The disk's share, without the dust of a subtraction. */
-static double rest(double gpu, double cpu) { return 1 - gpu - cpu < 1e-9 ? 0 : 1 - gpu - cpu; }
-
-/* A policy under the paper's names. */
-static void add_policy(cJSON *json, const Policy *p) {
-    const Figure figures[] = {
-        {"wg", p->wg},
-        {"wc", p->wc},
-        {"wd", rest(p->wg, p->wc)},
-        {"cg", p->cg},
-        {"cc", p->cc},
-        {"cd", rest(p->cg, p->cc)},
-        {"hg", p->hg},
-        {"hc", p->hc},
-        {"hd", rest(p->hg, p->hc)},
-        {"gbs", p->gbs},
-        {"num_gpu_batches", p->num_gpu_batches},
-        {"bls", block_size(p)},
-    };
-    cJSON_AddStringToObject(json, "schedule", schedule_name[p->schedule]);
-    cJSON_AddBoolToObject(json, "cpu_cache_compute", p->cpu_attention);
-    add_figures(json, figures, sizeof figures / sizeof *figures);
-}
-
-/* What a cost model expects. */
-static void add_cost(cJSON *json, const Cost *cost) {
-    const Figure figures[] = {
-        {"T", cost->T}, {"T_pre", cost->T_pre}, {"T_gen", cost->T_gen}, {"throughput", cost->throughput}};
-    add_figures(json, figures, sizeof figures / sizeof *figures);
-    cJSON *bound = cJSON_AddObjectToObject(json, "bound");
-    cJSON_AddStringToObject(bound, "T_pre", cost->slowest[1]);
-    cJSON_AddStringToObject(bound, "T_gen", cost->slowest[0]);
-    cJSON *peak = cJSON_AddObjectToObject(json, "peak_bytes");
-    for (int t = 0; t < NTIERS; t++) {
-        cJSON_AddNumberToObject(peak, tier_name[t], cost->peak[t]);
-        if (cost->full[t][0]) cJSON_AddStringToObject(bound, tier_name[t], cost->full[t]);
-    }
-}
-
 /* A run's times. */
 static void add_run(cJSON *json, const Options *o, const Run *run) {
     const RunStats *r = &run->stats;
@@ -933,14 +885,6 @@ static cJSON *bench_json(const Options *o, const Run *run) {
     return json;
 }
 
-static void print_json(FILE *out, cJSON *json) {
-    char *text = cJSON_Print(json);
-    CHECK(text);
-    fprintf(out, "%s\n", text);
-    free(text);
-    cJSON_Delete(json);
-}
-
 static void print_bench(const Run *run) {
     const RunStats *r = &run->stats;
     printf("prefill %.3f s, decode %.3f s, total %.3f s\n", r->prefill_s, r->decode_s, r->total_s);
@@ -1033,66 +977,6 @@ static int bench(Options *o, Error *err) {
 // flexgen policy
 // ---------------------------------------------------------------------------------------------------------------
 
-static cJSON *paper_json(const Cost *cost, const Block *block) {
-    const Figure figures[] = {{"gbs", block->gbs},
-                              {"num_gpu_batches", block->num_gpu_batches},
-                              {"bls", (double)block->gbs * block->num_gpu_batches}};
-    cJSON *json = cJSON_CreateObject();
-    for (int f = 0; f < NFRACTIONS; f++) cJSON_AddNumberToObject(json, fraction_name[f], cost->fraction[f]);
-    add_figures(json, figures, sizeof figures / sizeof *figures);
-    add_cost(json, cost);
-    return json;
-}
-
-static void print_paper(const Cost *cost, const Block *block, const Hardware *hardware) {
-    static const char *const what[] = {"weights", "KV cache", "activations"};
-    const double capacity[NTIERS] = {hardware->gmem, hardware->cmem, hardware->nmem}, *share = cost->fraction;
-    printf("block of %d x %d, by Appendix A.3\n", block->gbs, block->num_gpu_batches);
-    for (int i = 0, f = 0; i < 3; i++, f += 3)
-        printf("  %-12s %s %6.2f%%  %s %6.2f%%  %s %6.2f%%\n", what[i], fraction_name[f], 100 * share[f],
-               fraction_name[f + 1], 100 * share[f + 1], fraction_name[f + 2], 100 * share[f + 2]);
-    printf("  %-12s %12.6g s a layer, bound by %s\n", "T_pre", cost->T_pre, cost->slowest[1]);
-    printf("  %-12s %12.6g s a layer, bound by %s\n", "T_gen", cost->T_gen, cost->slowest[0]);
-    printf("  %-12s %12.6g s, throughput %.6g token/s\n", "T", cost->T, cost->throughput);
-    for (int t = 0; t < NTIERS; t++)
-        printf("  %-12s %12.2f of %.2f GiB%s%s\n", tier_name[t], cost->peak[t] / 0x1p30, capacity[t] / 0x1p30,
-               cost->full[t][0] ? ", full: " : "", cost->full[t]);
-}
-
-/* A line each: the policy, what it promises, what binds it. */
-static void print_found(const Found *found, int n) {
-    printf("%10s %-8s %-3s %-41s %11s %10s %10s %10s  %s\n", "block", "schedule", "att",
-           "  wg    wc    cg    cc    hg    hc", "token/s", "T_pre (s)", "T_gen (s)", "block (s)", "bound by");
-    for (int i = 0; i < n; i++) {
-        const Policy *p = &found[i].policy;
-        const Cost *c = &found[i].cost;
-        printf("%5d x %-3d%-8s %-3s %5.1f %5.1f %5.1f %5.1f %5.1f %5.1f      %11.5g %10.4g %10.4g %10.4g  %s %s", p->gbs,
-               p->num_gpu_batches, schedule_name[p->schedule], p->cpu_attention ? "CPU" : "GPU", 100 * p->wg, 100 * p->wc,
-               100 * p->cg, 100 * p->cc, 100 * p->hg, 100 * p->hc, c->throughput, c->T_pre, c->T_gen, found[i].latency,
-               c->slowest[1], c->slowest[0]);
-        for (int t = 0; t < NTIERS; t++) printf("%s%s", c->full[t][0] ? ", " : "", c->full[t]);
-        printf("\n");
-    }
-}
-
-static void add_found(cJSON *json, const Found *found) {
-    add_policy(json, &found->policy);
-    add_cost(json, &found->cost);
-    cJSON_AddNumberToObject(json, "latency", found->latency);
-}
-
-static cJSON *found_json(const char *key, const Found *found, int n) {
-    cJSON *json = cJSON_CreateObject();
-    add_found(json, found);
-    cJSON *list = cJSON_AddArrayToObject(json, key);
-    for (int i = 0; i < n; i++) {
-        cJSON *one = cJSON_CreateObject();
-        add_found(one, &found[i]);
-        cJSON_AddItemToArray(list, one);
-    }
-    return json;
-}
-
 /* The task, the machine and what was found on it: to --json, and unless that is standard output as text. */
 static int say_policy(const Options *o, const OptConfig *config, const Run *run, cJSON *json, Error *err) {
     FILE *out = o->json ? open_output("--json", o->json, err) : NULL;
@@ -1133,24 +1017,6 @@ static int choose_machine(Run *run, Options *o, const Checkpoint *checkpoint, Er
     o->threads = host_set_threads(o->threads);
     return fill_capacities(o, run->gpu, run->sim ? &run->hardware : NULL, checkpoint, err) ||
            know_machine(run, o, &checkpoint->config, err);
-}
-
-static void add_cluster(cJSON *json, const char *name, const ClusterCost *c) {
-    const Figure figures[] = {{"prefill_s", c->prefill_s},
-                              {"token_s", c->token_s},
-                              {"T", c->T},
-                              {"throughput", c->throughput},
-                              {"decode_throughput", c->decode_throughput}};
-    cJSON *to = cJSON_AddObjectToObject(json, name);
-    add_policy(to, &c->found.policy);
-    add_figures(to, figures, sizeof figures / sizeof *figures);
-}
-
-static void print_cluster(const char *name, const ClusterCost *c) {
-    const Policy *p = &c->found.policy;
-    printf("%-34s %4d x %-3d %5.1f %5.1f %5.1f %5.1f %5.1f %5.1f %11.4g %11.4g %11.4g %11.4g %11.4g\n", name, p->gbs,
-           p->num_gpu_batches, 100 * p->wg, 100 * p->wc, 100 * p->cg, 100 * p->cc, 100 * p->hg, 100 * p->hc, c->prefill_s,
-           c->token_s, c->T, c->throughput, c->decode_throughput);
 }
 
 /* One machine, the pipeline, the chain without offloading. */

@@ -977,6 +977,30 @@ typedef struct {
 /* The listener that writes them; ctx is the Completions. */
 Listener completions_listener(Completions *completions);
 
+// ---------------------------------------------------------------------------------------------------------------
+// report.c: what the commands say of policies and costs
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const char *name;
+    double value;
+} Figure;
+void add_figures(cJSON *to, const Figure *figures, size_t n);
+/* wg ... hd, gbs, num_gpu_batches, bls, schedule, cpu_cache_compute. */
+void add_policy(cJSON *json, const Policy *policy);
+/* What a cost model expects: T, T_pre, T_gen, throughput, what binds them, peaks. */
+void add_cost(cJSON *json, const Cost *cost);
+cJSON *paper_json(const Cost *cost, const Block *block);
+void print_paper(const Cost *cost, const Block *block, const Hardware *hardware);
+/* The first of n, and under `key` all of them. */
+cJSON *found_json(const char *key, const Found *found, int n);
+/* A line each: the policy, what it promises, what binds it. */
+void print_found(const Found *found, int n);
+void add_cluster(cJSON *json, const char *name, const ClusterCost *cost);
+void print_cluster(const char *name, const ClusterCost *cost);
+/* Writes the object and frees it. */
+void print_json(FILE *out, cJSON *json);
+
 #ifdef __cplusplus
 }
 #endif
