@@ -54,9 +54,9 @@ typedef struct {
     Plan plan;
     Checkpoint none; /* the device's, without files */
     size_t x, y, tables, starts;
-    size_t span;   /* of the cold memory that is in use */
-    size_t at;     /* in it: where the next op begins */
-    Event product; /* the newest, which the next waits for */
+    size_t span;           /* of the cold memory that is in use */
+    size_t at;             /* in it: where the next op begins */
+    Event product, copied; /* the newest, which the next one waits for; a copy that it waits for besides */
     double op_s;
     double work; /* what the ops posted since the last sample do: flops, or bytes */
     int ops;     /* their number */
@@ -86,7 +86,7 @@ static size_t next_cold(Profile *p, size_t bytes) {
 
 static Event post_linear_of(Profile *p, Lane lane, int m, int n, int k) {
     Type act = p->device->act_type;
-    Op op = {.lane = lane, .kind = OTHER, .nafter = p->product.seq > 0, .after = {p->product}};
+    Op op = {.lane = lane, .kind = OTHER, .nafter = 2, .after = {p->product, p->copied}};
     Tensor w = matrix(TIER_GPU, F16, next_cold(p, (size_t)n * k * sizeof(f16)), n, k);
     p->work += 2.0 * m * n * k, p->ops++;
     return p->product = p->device->linear(p->device, &op, matrix(TIER_GPU, act, p->y, m, n),
@@ -137,7 +137,7 @@ static Event post_attend_cpu(Profile *p, int i) { return post_attend_on(p, i, TI
 
 /* Up in one half of the cold memory, down in the other, so that both may run beside a product that reads the first. */
 static Event post_copy(Profile *p, Lane lane, Tier to, Tier from, size_t dst, size_t src, size_t bytes) {
-    Op op = {.lane = lane, .kind = OTHER};
+    Op op = {.lane = lane, .kind = OTHER, .nafter = 1, .after = {p->product}};
     Move move = {matrix(to, F16, dst, 1, (int)(bytes / sizeof(f16))),
                  matrix(from, F16, src, 1, (int)(bytes / sizeof(f16)))};
     p->work += (double)bytes, p->ops++;
@@ -361,34 +361,34 @@ static int measure_attention(Hardware *h, Profile *p) {
     return 0;
 }
 
-/* Seconds by which `rounds` of products take longer beside copies, for each byte that was copied meanwhile. */
-static int sample_lost(double *lost, Profile *p, Post *beside, int copies, int i, int rounds) {
-    double alone, both, all, bytes;
-    Event last = {0, 0}, product = {0, 0};
-    if (sample_seconds(&alone, p, post_linear, i, rounds) != 0) return -1;
-    double begin = p->device->now(p->device);
-    p->work = 0;
-    for (int c = 0; c < copies; c++) last = beside(p, c);
-    bytes = p->work;
-    for (int r = 0; r < rounds; r++) product = post_linear(p, i);
-    if (p->device->wait(p->device, product, p->err) != 0) return -1;
-    both = p->device->now(p->device) - begin;
+/* Seconds by which products take longer while the weights of the next ones are copied beside them, for each byte. As in a
+ * layer: `each` rounds of products wait for the copy that was made beside those before. */
+static int sample_lost(double *lost, Profile *p, Post *beside, int i, int copies, int each) {
+    double alone, begin, bytes = 0;
+    Event last = {0, 0}, next = {0, 0};
+    if (sample_seconds(&alone, p, post_linear, i, copies * each) != 0) return -1;
+    begin = p->device->now(p->device);
+    for (int c = 0; c < copies; c++) {
+        p->copied = next, p->work = 0;
+        next = beside(p, c);
+        bytes += p->work;
+        for (int r = 0; r < each; r++) last = post_linear(p, i);
+    }
+    p->copied = (Event){0, 0};
     if (p->device->wait(p->device, last, p->err) != 0) return -1;
-    all = p->device->now(p->device) - begin;
-    *lost = (both - alone) / (bytes * both / all); /* copies that outlast the products: only their part */
-    return 0;
+    *lost = (p->device->now(p->device) - begin - alone) / bytes;
+    return p->device->wait(p->device, next, p->err);
 }
 
-/* Products for some time, and beside them copies that alone would take half as long; by turns with products alone. */
+/* So many products beside each copy that it alone would take half as long. */
 static int measure_lost(double *core_s, Profile *p, const Curve *rows, Post *beside, double rate) {
-    double lost[PAIRS], t, most = 2 * p->size.seconds, begin = p->device->now(p->device);
+    double lost[PAIRS], t, most = 2 * p->size.seconds, copy = piece(p) / rate, begin = p->device->now(p->device);
     int i = 0, n = 0;
     while (i + 1 < rows->n && row_sizes[i] < CONTENTION_ROWS) i++;
     if (sample_seconds(&t, p, post_linear, i, 1) != 0) return -1;
-    int rounds = imax(1, (int)(most / t)), copies = (int)(rounds * t / 2 * rate / piece(p));
-    copies = imax(1, imin(copies, MARKS / 2)); /* so that all can be posted at once */
+    int each = imax(1, (int)ceil(2 * copy / t)), copies = imax(2, (int)(most / (each * t)));
     do {
-        if (sample_lost(&lost[n++], p, beside, copies, i, rounds) != 0) return -1;
+        if (sample_lost(&lost[n++], p, beside, i, copies, each) != 0) return -1;
     } while (n < PAIRS && p->device->now(p->device) - begin < 4 * PAIRS * most);
     *core_s = fmax(median(lost, n), 0);
     return 0;
