@@ -490,7 +490,7 @@ static void stage_rows(Lp *lp, const Stage *a) {
         if (a->hw->shared_cores && (r == R_GPU || r == R_CPU)) continue; /* CORES has both */
         const char *name = resource_row[r][a->stage];
         if (is_positive(&s.layer[r])) at_least(lp, name, LAYER_S + a->stage, &s.layer[r], NULL);
-        if (is_positive(&s.head[r])) at_least(lp, name, LAST_S + a->stage, &s.layer[r], &s.head[r]);
+        if (r <= R_CHAIN && is_positive(&s.head[r])) at_least(lp, name, LAST_S + a->stage, &s.layer[r], &s.head[r]);
     }
     for (int r = R_CTOG; r <= R_CPU; r++) /* of placements that are equally fast, that which moves least */
         for (int f = 0; r != R_GPU && f < NFRACTIONS; f++)
