@@ -351,9 +351,22 @@ static int check_paper(const Options *o, Error *err) {
                     o->prompt_len[0] < o->prompt_len[1] ? "--prompt-len" : "--gen-len");
     for (int i = 0; i < 6; i++)
         if (o->fixed[i]) return fail(err, EXIT_USAGE, "--percent: the cost model paper finds all of them; leave it out");
-    if (o->max_latency > 0 || o->frontier)
-        return fail(err, EXIT_USAGE, "%s: the cost model paper looks at one block; leave it out",
-                    o->frontier ? "--frontier" : "--max-latency");
+    if (o->max_latency > 0 || o->frontier || o->nodes)
+        return fail(err, EXIT_USAGE, "%s: the cost model paper looks at one block on one machine; leave it out",
+                    o->frontier ? "--frontier"
+                    : o->nodes  ? "--nodes"
+                                : "--max-latency");
+    return 0;
+}
+
+/* Clusters are for one block of equal prompts. */
+static int check_cluster(const Options *o, Error *err) {
+    if (o->frontier || o->num_prompts)
+        return fail(err, EXIT_USAGE, "--nodes: looks at one block; leave %s out",
+                    o->frontier ? "--frontier" : "--num-prompts");
+    if (o->prompt_len[0] < o->prompt_len[1] || o->gen_len[0] < o->gen_len[1])
+        return fail(err, EXIT_USAGE, "--nodes: knows one length; give one number for %s",
+                    o->prompt_len[0] < o->prompt_len[1] ? "--prompt-len" : "--gen-len");
     return 0;
 }
 
@@ -365,6 +378,7 @@ static int check_options(const Options *o, char command, Error *err) {
         return fail(err, EXIT_USAGE, "--model is missing; name a checkpoint directory%s",
                     command != 'g' ? " or a size such as opt-125m" : "");
     if (command == 'p' && paper_model(o) && check_paper(o, err)) return -1;
+    if (o->nodes && check_cluster(o, err)) return -1;
     if (command == 'g' && !o->prompt.n == !o->prompts)
         return fail(err, EXIT_USAGE, "give either --prompt TEXT or --prompts FILE");
     for (int i = 0; i < o->stop.n; i++)
@@ -535,7 +549,7 @@ static Search search_for(const Options *o, const Hardware *hardware, Type act_ty
 
 /* Whether the flags say everything that the search would look for. */
 static bool all_given(const Search *s) {
-    bool all = s->fixed_gbs && s->fixed_batches;
+    bool all = s->fixed_gbs && s->fixed_batches && s->max_latency <= 0; /* a limit must be looked at */
     for (int i = 0; i < 6; i++) all = all && s->fixed[i];
     return all;
 }
@@ -1099,10 +1113,10 @@ static int profile_with(Run *run, Options *o, const OptConfig *config, Error *er
     if (choose_device(run, o, config ? config : &any, err) || fill_capacities(o, run->gpu, NULL, &none, err)) return -1;
     const ProfileSize size = profile_size(run->gpu, config);
     o->threads = host_set_threads(o->threads);
-    if (profile_measure(&run->hardware, &size, run->gpu, o->offload_dir, o->threads, o->capacity, stderr, err)) return -1;
-    profile_keep(&run->hardware, &size, run->gpu, o->offload_dir, o->threads);
     FILE *out = open_output("--output", to, err);
     if (!out) return -1;
+    if (profile_measure(&run->hardware, &size, run->gpu, o->offload_dir, o->threads, o->capacity, stderr, err)) return -1;
+    profile_keep(&run->hardware, &size, run->gpu, o->offload_dir, o->threads);
     profile_write(&run->hardware, out);
     return close_output(out, "--output", to, err);
 }

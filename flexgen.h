@@ -898,8 +898,8 @@ typedef struct {
     double latency; /* seconds of one block */
 } Found;
 
-/* The best policies, best first by throughput (twice the batches in flight must bring two percent more), at most `most`.
- * Returns their number, or -1 and one line (EXIT_USAGE) that says why there is none. */
+/* The best policies, best first by throughput (on shared cores twice the batches in flight must bring two percent more), at
+ * most `most`. Returns their number, or -1 and one line (EXIT_USAGE) that says why there is none. */
 int policy_search(Found *found, int most, const Search *search, Error *err);
 /* The best throughput for every latency that a block may have (Figure 1), quickest first, at most `most`; as above. */
 int policy_frontier(Found *found, int most, const Search *search, Error *err);

@@ -6,7 +6,10 @@
  * ctog^g has no KV read and gtoc^g no new K and V; prefill stores s + 1 tokens; att_1^p and att_2^p are multiplied by cg
  * although prefill runs on the GPU; gpu_w^g holds the activations of a whole prompt; comp^g adds two processors that could
  * work at once; embeddings and logits take no memory. The disk's fractions are wn, cn, hn there and wd, cd, hd here.
- * Read next: lp.c, which solves it. */
+ *
+ * The cost model `runtime` is what schedule.c posts and hardware.c prices, by lanes: a row for the seconds that each takes
+ * in a layer, in sweeps with a prefill and in the others, as the plan's walk through the task counts them. Read next: lp.c,
+ * which solves both; search.c, which asks. */
 #include <math.h>
 
 #include "flexgen.h"
@@ -359,7 +362,7 @@ static double gpu_seconds(const Stage *a, bool prefill) {
 /* The four links in a layer. */
 static void link_loads(Sweep *s, const Stage *a) {
     const double h1 = a->config->h1, rows = a->prompt_rows + a->steps, page = a->plan->policy.page_tokens;
-    const double hidden = a->act * h1 * rows, fresh = 4 * h1 * rows, down = 4 * h1 * (a->prompt_rows + a->steps);
+    const double hidden = a->act * h1 * rows, fresh = 4 * h1 * rows;
     const double past = 4 * h1 * a->steps * (a->past - 1 + page / 2), op = a->hw->op_s, K = a->prefills + a->decodes;
     const double ctog = a->hw->ctog_bdw[a->stage], gtoc = a->hw->gtoc_bdw[a->stage];
     const double dtoc = a->hw->dtoc_bdw[a->stage], ctod = a->hw->ctod_bdw[a->stage];
@@ -368,7 +371,7 @@ static void link_loads(Sweep *s, const Stage *a) {
     add(up, 1, off_c(a->delegated ? a->act * h1 * a->steps / ctog : past / ctog));
     add(up, 1, off_c(a->decodes * op));
     add(up, 1, off_h(hidden / ctog + K * op));
-    add(low, 1, off_c(down / gtoc + K * op)); /* with delegation those of decoding come down with the queries */
+    add(low, 1, off_c(fresh / gtoc + K * op)); /* with delegation those of decoding come down with the queries */
     if (a->delegated) add(low, 1, off_c(a->act * h1 * a->steps / gtoc));
     add(low, 1, off_h(hidden / gtoc + K * op));
     add(&s->layer[R_DTOC], 1, (Linear){.wd = a->on_disk / dtoc + K * op, .cd = past / dtoc, .hd = hidden / dtoc + K * op});

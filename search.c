@@ -136,11 +136,13 @@ static bool realize(Found *found, const Search *s, const Candidate *c) {
 // The candidates
 // ---------------------------------------------------------------------------------------------------------------
 
-/* What counts: token/s. Every square costs a little that no lane shows, so twice the batches must bring two percent more;
- * where blocks may be of any size, twice the block one. */
+/* What counts: token/s. On shared cores twice the batches must bring two percent more: arithmetic beside copies is never
+ * quite as fast as it was measured alone, and more squares suffer more. Where blocks may be of any size, twice the block
+ * must bring one percent. */
 static double score(const Search *s, double throughput, const Policy *p) {
     const double block = block_size(p), batches = block / p->gbs;
-    return throughput / (1 + .02 * log2(batches) + (s->one_block ? .01 * log2(block) : 0));
+    const double share = (s->hardware->shared_cores ? .02 * log2(batches) : 0) + (s->one_block ? .01 * log2(block) : 0);
+    return throughput / (1 + share);
 }
 
 static bool same_block(const Policy *a, const Policy *b) {
@@ -211,7 +213,9 @@ static void for_gbs(Candidates *c, Policy policy) {
 
 static int by_score(const void *a, const void *b) {
     const Candidate *x = a, *y = b;
-    return x->score < y->score ? 1 : x->score > y->score ? -1 : x->policy.gbs - y->policy.gbs;
+    if (x->score != y->score) return x->score < y->score ? 1 : -1;
+    return x->policy.schedule != y->policy.schedule ? (int)x->policy.schedule - (int)y->policy.schedule
+                                                    : x->policy.gbs - y->policy.gbs;
 }
 
 /* Considers the policy with another block, no larger than the task. */

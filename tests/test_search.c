@@ -195,11 +195,12 @@ static void check_found(const Search *s, const Found *f, int trial) {
     EXPECT(f->latency <= c->T * (1 + 1e-9));
 }
 
-/* What the list is sorted by: twice the batches must bring two percent, and where a block may have any size, twice the
- * block one. */
+/* What the list is sorted by: on shared cores twice the batches must bring two percent, and where a block may have any
+ * size, twice the block one. */
 static double worth(const Search *s, const Found *f) {
     const double block = block_size(&f->policy), batches = block / f->policy.gbs;
-    return f->cost.throughput / (1 + .02 * log2(batches) + (s->one_block ? .01 * log2(block) : 0));
+    return f->cost.throughput /
+           (1 + (s->hardware->shared_cores ? .02 * log2(batches) : 0) + (s->one_block ? .01 * log2(block) : 0));
 }
 
 /* The smallest block that the question allows, with all that is open on one tier: some corner that fits, and that is quick
