@@ -12,9 +12,8 @@ Needs only Python's standard library, 3.8 or later.
 import argparse
 import json
 import math
-import sys
 
-from plot_trace import INK, Fault, document, label, number, text_width
+from plot_trace import INK, Fault, document, draw, label, number, text_width
 
 WIDTH, HEIGHT = 900, 470                  # of the drawing, pixels
 LEFT, RIGHT, BOTTOM = 66, 20, 78          # around the axes
@@ -194,15 +193,7 @@ def main():
     parser.add_argument("frontier", nargs="+", metavar="FRONTIER.json", help="what flexgen policy --frontier --json wrote")
     parser.add_argument("out", metavar="OUT.svg", help="the drawing")
     args = parser.parse_args()
-    try:
-        svg = plot([Line(path) for path in args.frontier], args.title)
-        with open(args.out, "w", encoding="utf-8") as f:
-            f.write(svg)
-    except Fault as fault:
-        print(f"plot_frontier.py: {fault}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as e:
-        sys.exit(f"plot_frontier.py: {e.filename or args.out}: {e.strerror}")
+    draw(args.out, lambda: plot([Line(path) for path in args.frontier], args.title))
 
 
 if __name__ == "__main__":

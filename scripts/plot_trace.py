@@ -18,6 +18,7 @@ import colorsys
 import html
 import json
 import math
+import os
 import sys
 
 MAX_SLICES = 1500   # drawn one by one, beyond that as columns
@@ -475,23 +476,29 @@ def parse_args():
     return parser.parse_args()
 
 
-def main():
-    args = parse_args()
+def draw(out, svg):
+    """Writes what svg() returns; what is wrong with its input is one line, and exit status 2."""
+    program = os.path.basename(sys.argv[0])
     try:
-        slices, lanes = read_trace(args.trace)
-        if not slices:
-            raise Fault(f"{args.trace}: holds no slices; expected the trace of a run that computed something")
-        slices, begin, end = cut(slices, args.sweeps, args.time, args.squares)
-        title = args.trace if args.title is None else args.title
-        svg = plot_lanes(slices, lanes, begin, end, title) if args.lanes else plot_squares(slices, title)
-        with open(args.out, "w", encoding="utf-8") as f:
-            f.write(svg)
+        text = svg()
+        with open(out, "w", encoding="utf-8") as f:
+            f.write(text)
     except Fault as fault:
-        print(f"plot_trace.py: {fault}", file=sys.stderr)
+        print(f"{program}: {fault}", file=sys.stderr)
         sys.exit(2)
     except OSError as e:
-        sys.exit(f"plot_trace.py: {e.filename or args.out}: {e.strerror}")
+        sys.exit(f"{program}: {e.filename or out}: {e.strerror}")
+
+
+def plot(args):
+    slices, lanes = read_trace(args.trace)
+    if not slices:
+        raise Fault(f"{args.trace}: holds no slices; expected the trace of a run that computed something")
+    slices, begin, end = cut(slices, args.sweeps, args.time, args.squares)
+    title = args.trace if args.title is None else args.title
+    return plot_lanes(slices, lanes, begin, end, title) if args.lanes else plot_squares(slices, title)
 
 
 if __name__ == "__main__":
-    main()
+    arguments = parse_args()
+    draw(arguments.out, lambda: plot(arguments))

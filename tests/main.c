@@ -63,6 +63,15 @@ double max_norm_error(const float *a, const float *b, size_t n) {
     return ref > 0 ? diff / ref : diff;
 }
 
+Hardware test_fast_machine(void) {
+    Hardware h = {.name = "fast", .gmem = 1e18, .cmem = 1e18, .nmem = 1e18};
+    for (int p = 0; p < 2; p++) {
+        h.ctog_bdw[p] = h.gtoc_bdw[p] = h.dtoc_bdw[p] = h.ctod_bdw[p] = 1e25;
+        h.mm_flops[p] = h.bmm_flops[p] = h.cpu_flops[p] = 1e25;
+    }
+    return h;
+}
+
 float test_random(uint64_t *state) {
     uint64_t z = (*state += 0x9E3779B97F4A7C15ull);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;

@@ -401,16 +401,6 @@ static Policy all_gpu(void) {
     return (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = 4, .num_gpu_batches = 3, .overlap = true, .page_tokens = 16};
 }
 
-/* So fast that nothing takes any time; a test then slows what it looks at. */
-static Hardware fast(void) {
-    Hardware h = {.name = "fast", .gmem = 1e18, .cmem = 1e18, .nmem = 1e18};
-    for (int p = 0; p < 2; p++) {
-        h.ctog_bdw[p] = h.gtoc_bdw[p] = h.dtoc_bdw[p] = h.ctod_bdw[p] = 1e25;
-        h.mm_flops[p] = h.bmm_flops[p] = h.cpu_flops[p] = 1e25;
-    }
-    return h;
-}
-
 static double layer_bytes(const OptConfig *config) {
     double sum = 0;
     for (int role = 0; role < NROLES; role++) {
@@ -445,7 +435,7 @@ static void where_weights_stream_time_is_their_bytes_over_the_link(void) {
     double bytes = 12 * layer_bytes(&config);
     for (int row = 0; row < 2; row++)
         for (int disk = 0; disk < 2; disk++) {
-            Hardware h = fast();
+            Hardware h = test_fast_machine();
             Policy p = all_gpu();
             p.wg = 0, p.wc = !disk, p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
             h.ctog_bdw[0] = h.ctog_bdw[1] = 1e9;
@@ -464,7 +454,7 @@ static void where_weights_stream_time_is_their_bytes_over_the_link(void) {
  * layer of every sweep, with rows of new tokens. */
 static void what_streams_is_what_is_not_on_the_gpu(void) {
     OptConfig config = opt("opt-1.3b");
-    Hardware h = fast();
+    Hardware h = test_fast_machine();
     Policy p = all_gpu();
     p.wg = .5, p.wc = .5;
     h.ctog_bdw[0] = 1e9, h.ctog_bdw[1] = 2e9;
@@ -481,7 +471,7 @@ static void what_streams_is_what_is_not_on_the_gpu(void) {
 static void where_products_count_time_is_the_flops_of_the_model(void) {
     OptConfig c = opt("opt-125m");
     double layers = 2. * 12 * (4. * c.h1 * c.h1 + 2. * c.h1 * c.h2), head = 2. * c.vocab * c.h1;
-    Hardware h = fast();
+    Hardware h = test_fast_machine();
     Policy p = all_gpu();
     h.mm_flops[0] = 1e12, h.mm_flops[1] = 5e12;
     Cost cost = expected_of("opt-125m", &p, &h);
@@ -494,7 +484,7 @@ static void where_attention_counts_time_is_the_tokens_it_sees(void) {
     OptConfig c = opt("opt-125m");
     double tokens = COUNT * ((N - 1.) * S + N * (N - 1) / 2.), prefill = COUNT * S * (S + 1) / 2.;
     for (int cpu = 0; cpu < 2; cpu++) {
-        Hardware h = fast();
+        Hardware h = test_fast_machine();
         Policy p = all_gpu();
         p.cg = !cpu, p.cc = cpu, p.cpu_attention = true;
         *(cpu ? h.cpu_flops : h.bmm_flops) = 1e10, h.bmm_flops[1] = 4e10;
@@ -511,7 +501,7 @@ static void processors_work_side_by_side_unless_they_share_cores(void) {
     double gpu = COUNT * (N - 1) * (layers + head) / 1e12;
     double cpu = 12 * 4. * c.h1 * COUNT * ((N - 1.) * S + N * (N - 1) / 2.) / 2e9;
     for (int how = 0; how < 3; how++) {
-        Hardware h = fast();
+        Hardware h = test_fast_machine();
         Policy p = all_gpu();
         p.cg = 0, p.cc = 1, p.cpu_attention = true, p.overlap = how != 2;
         h.mm_flops[0] = 1e12, h.cpu_flops[0] = 2e9, h.shared_cores = how == 1;
@@ -526,7 +516,7 @@ static void the_lp_fills_the_gpu_with_weights(void) {
     Rig r;
     LpAnswer answer;
     OptConfig config = opt("opt-1.3b");
-    Hardware h = fast();
+    Hardware h = test_fast_machine();
     Policy p = all_gpu();
     for (int x = 0; x < 2; x++) { /* numbers that an LP can bear */
         h.gtoc_bdw[x] = h.dtoc_bdw[x] = h.ctod_bdw[x] = h.mm_flops[x] = h.bmm_flops[x] = h.cpu_flops[x] = 1e18;
@@ -553,7 +543,7 @@ static void the_lps_memory_is_the_plans_where_all_is_on_the_cpu(void) {
     for (int schedule = 0; schedule < 3; schedule++) {
         Rig r;
         double x[RUNTIME_VARS] = {0}, none[NTIERS] = {0};
-        Hardware h = fast();
+        Hardware h = test_fast_machine();
         Policy p = all_gpu();
         p.schedule = (Schedule)schedule, p.wg = p.cg = p.hg = 0, p.wc = p.cc = p.hc = 1;
         rig_open(&r, &config, &p, &h, COUNT, S, N);

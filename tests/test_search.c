@@ -381,15 +381,20 @@ static void more_memory_is_at_most_a_little_worse(void) {
 
 enum { FRONTIER = 64 };
 
+/* The frontier of a squeezed machine. Returns its number of points. */
+static int open_frontier(Case *c, Found found[FRONTIER], const char *model, bool one_block) {
+    open_squeeze(c, model, 96, 128, 16);
+    c->search.one_block = one_block;
+    return policy_frontier(found, FRONTIER, &c->search, &err);
+}
+
 static void the_frontier_rises_in_latency_and_in_throughput(void) {
     static const char *const models[] = {"opt-125m", "opt-1.3b", "opt-6.7b"};
     for (int m = 0; m < 3; m++)
         for (int one_block = 0; one_block < 2; one_block++) {
             Case c;
             Found found[FRONTIER], best;
-            open_squeeze(&c, models[m], 96, 128, 16);
-            c.search.one_block = one_block;
-            int n = policy_frontier(found, FRONTIER, &c.search, &err), trial = m;
+            int n = open_frontier(&c, found, models[m], one_block), trial = m;
             CU_ASSERT(n > 3 && n < FRONTIER);
             for (int i = 0; i < n; i++) check_found(&c.search, &found[i], trial);
             for (int i = 1; i < n; i++)
@@ -409,9 +414,7 @@ static void a_limit_on_latency_finds_the_frontiers_point(void) {
         for (int one_block = 0; one_block < 2; one_block++) {
             Case c;
             Found found[FRONTIER], limited;
-            open_squeeze(&c, models[m], 96, 128, 16);
-            c.search.one_block = one_block;
-            int n = policy_frontier(found, FRONTIER, &c.search, &err);
+            int n = open_frontier(&c, found, models[m], one_block);
             for (int i = 0; i < n; i++) {
                 c.search.max_latency = found[i].latency * (1 + 1e-9);
                 CU_ASSERT_EQUAL_FATAL(policy_search(&limited, 1, &c.search, &err), 1);

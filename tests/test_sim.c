@@ -20,16 +20,6 @@ static const Hardware round_rates = {.name = "round",
                                      .bmm_flops = {1e5, 4e5},
                                      .cpu_flops = {2e4, 3e4}};
 
-/* So fast that nothing takes any time; a test then slows what it looks at. */
-static Hardware fast(void) {
-    Hardware h = {.name = "fast", .gmem = 1e9, .cmem = 1e9, .nmem = 1e9};
-    for (int p = 0; p < 2; p++) {
-        h.ctog_bdw[p] = h.gtoc_bdw[p] = h.dtoc_bdw[p] = h.ctod_bdw[p] = 1e25;
-        h.mm_flops[p] = h.bmm_flops[p] = h.cpu_flops[p] = 1e25;
-    }
-    return h;
-}
-
 static Policy mixed(void) { /* a bit of everything everywhere */
     return (Policy){.wg = .4,
                     .wc = .3,
@@ -521,7 +511,7 @@ static void simulate(Outcome *o, const OptConfig *config, const Policy *policy, 
 
 /* Where only products take time: 2 flops for every weight of a layer and token, and for the head's and last token. */
 static void products_alone_take_the_flops_of_the_model(void) {
-    Hardware h = fast();
+    Hardware h = test_fast_machine();
     Outcome o;
     double layer = 3 * 2. * (4 * 60 * 60 + 2 * 60 * 100), head = 2. * 131 * 60;
     h.mm_flops[0] = 1e6, h.mm_flops[1] = 3e6;
@@ -543,7 +533,7 @@ static void attention_alone_takes_the_tokens_of_the_cache(void) {
     double prefill = SEQS * 3 * 4. * 60 * S * (S + 1) / 2, decode = 0;
     for (int i = 1; i < N; i++) decode += SEQS * 3 * 4. * 60 * (S + i);
     for (int cpu = 0; cpu < 2; cpu++) { /* in generation the GPU attends, or the CPU */
-        Hardware h = fast();
+        Hardware h = test_fast_machine();
         Policy p = all_gpu();
         p.cg = !cpu, p.cc = cpu, p.cpu_attention = true;
         h.bmm_flops[1] = 3e5, *(cpu ? h.cpu_flops : h.bmm_flops) = 1e5;
@@ -568,7 +558,7 @@ static size_t streamed_bytes(void) { /* all layers and the head, each tensor on 
 static void streaming_alone_takes_the_bytes_of_the_weights(void) {
     Outcome o;
     for (int row = 0; row < 2; row++) {
-        Hardware h = fast();
+        Hardware h = test_fast_machine();
         Policy p = all_gpu();
         p.wg = 0, p.wc = 1, p.table_home = TIER_CPU, p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
         h.ctog_bdw[0] = h.ctog_bdw[1] = 1e6;

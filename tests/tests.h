@@ -16,6 +16,8 @@ const char *temp_dir(void);
 void write_file(const char *dir, const char *name, const void *bytes, size_t len);
 /* A small reproducible generator for test data: uniform in [-1, 1). */
 float test_random(uint64_t *state);
+/* A machine so fast that nothing takes any time; a test then slows what it looks at. */
+Hardware test_fast_machine(void);
 
 /* What main.c was told. The engine's suite runs on test_gpu, or where it is NULL on the host device; of long lists of
  * combinations it takes every test_every-th. */
