@@ -663,7 +663,8 @@ static void launch_attend(CudaGpu *g, Lane lane, half *o, const half *q, const h
 }
 
 static int gpu_attend(Gpu *gpu, Lane lane, void *o, const void *q, const void *k, const void *v, const int32_t *pages,
-                      const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Error *err) {
+                      const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant,
+                      Error *err) {
     typedef void (*Launch)(CudaGpu *, Lane, half *, const half *, const half *, const half *, const int *, const int *, int,
                            int, int, int, int);
     static const Launch launch[] = {launch_attend<1>, launch_attend<2>, launch_attend<4>, launch_attend<8>,
@@ -671,15 +672,17 @@ static int gpu_attend(Gpu *gpu, Lane lane, void *o, const void *q, const void *k
     size_t log = 0;
     while (8 << log < h1 / nh) log++;
     if (!nseq) return 0;
-    CHECK(log < sizeof launch / sizeof *launch && lane == FINISH);
+    CHECK(log < sizeof launch / sizeof *launch && lane == FINISH && !quant.bits);
     launch[log]((CudaGpu *)gpu, lane, (half *)o, (const half *)q, (const half *)k, (const half *)v, pages, len, nseq,
                 max_pages, page_tokens, h1, nh);
     return launched("attention", err);
 }
 
 static int gpu_append(Gpu *gpu, Lane lane, void *k, void *v, const void *kv, const int32_t *seq, const int32_t *pos,
-                      const int32_t *pages, int rows, int max_pages, int page_tokens, int h1, Error *err) {
+                      const int32_t *pages, int rows, int max_pages, int page_tokens, int h1, int nh, Quant quant,
+                      Error *err) {
     cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
+    CHECK(nh && !quant.bits);
     if (!rows) return 0;
     append_kernel<<<rows, row_threads(h1), 0, stream>>>((half *)k, (half *)v, (const half *)kv, seq, pos, pages, max_pages,
                                                         page_tokens, h1, eights(h1));

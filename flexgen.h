@@ -22,8 +22,14 @@ typedef uint16_t f16; /* IEEE binary16 as bits: storage only, arithmetic is floa
 static inline int imin(int a, int b) { return a < b ? a : b; }
 static inline int imax(int a, int b) { return a > b ? a : b; }
 
-typedef enum { F32, F16, BF16, I32 } Type;
-static inline size_t type_bytes(Type t) { return t == F32 || t == I32 ? 4 : 2; }
+/* U8: bytes of numbers that quant.c has packed. */
+typedef enum { F32, F16, BF16, I32, U8 } Type;
+static inline size_t type_bytes(Type t) { return t == F32 || t == I32 ? 4 : t == U8 ? 1 : 2; }
+
+/* How numbers are packed (section 5): `bits` each, in groups of `group`. bits 0: they are not. */
+typedef struct {
+    uint16_t bits, group;
+} Quant;
 
 /* The paper's three-level memory hierarchy (section 3). NTIERS also means "nowhere". */
 typedef enum { TIER_GPU, TIER_CPU, TIER_DISK, NTIERS } Tier;
@@ -34,6 +40,7 @@ typedef struct {
     Tier tier;
     Type type;
     int file;
+    Quant quant; /* of U8 */
     size_t offset;
     int rows, cols;
     size_t ld; /* elements from one row to the next, cols when dense */
@@ -161,6 +168,34 @@ char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, si
 void tokenizer_close(Tokenizer *tokenizer);
 
 // ---------------------------------------------------------------------------------------------------------------
+// quant.c: group-wise quantization (section 5)
+//
+// A group of n numbers, n <= quant.group, is 4 + codes bytes: its min and its scale, F16, little-endian, then a code of
+// quant.bits (2 to 8) for each number, then zeros to a whole multiple of 4 bytes.
+//     scale = (max - min) / (2^bits - 1), rounded up to F16      code = round((x - min) / scale)
+// What comes back is F16(min + scale * code): within half a scale and F16's rounding of x, exact in a constant group. Codes
+// of 4 bits lie as SIMD reads them: number i in byte i / 32 * 16 + i % 16, in its low half where i % 32 < 16, else in its
+// high half. Codes of another width are a string of bits, the first lowest.
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Bytes of n numbers in groups, one behind the other; the last may be shorter. */
+size_t quant_bytes(Quant quant, int n);
+/* Packs x[0], x[stride], ... x[(n-1) stride]. False where one of them is not finite; its group then gives NaN. */
+bool quant_pack(uint8_t *to, const f16 *x, size_t stride, int n, Quant quant);
+void quant_unpack(f16 *x, size_t stride, const uint8_t *from, int n, Quant quant);
+
+/* A weight w (n, k) is grouped along n, its output channels, which stride in a checkpoint; packed, a group is contiguous:
+ * numbers (g group .. , c) begin at byte (g k + c) quant_bytes(quant, group). Where n is no multiple of group, the last row
+ * of groups has room for whole ones as well. */
+size_t quant_matrix_bytes(Quant quant, int n, int k);
+/* One row of groups: rows <= group rows of w. Fast; the same bytes as quant_pack. */
+bool quant_pack_rows(uint8_t *to, const f16 *w, int rows, int k, Quant quant);
+void quant_unpack_rows(f16 *w, const uint8_t *from, int rows, int k, Quant quant);
+
+/* A token's k or v, x (nh, hd), is grouped within heads: head h begins at byte h quant_bytes(quant, hd). Fast. */
+bool quant_pack_heads(uint8_t *to, const f16 *x, int nh, int hd, Quant quant);
+
+// ---------------------------------------------------------------------------------------------------------------
 // host.c: the arithmetic of the device that is this CPU. Plain functions on plain pointers, the specification of
 // the CUDA launchers of the same names.
 //
@@ -186,20 +221,43 @@ void host_layernorm(float *y, const float *x, const f16 *w, const f16 *b, int ro
  * Every output sums over k in one fixed order (section 3's x.w_Q and so on). */
 void host_linear(void *y, Type y_type, size_t y_ld, const float *x, const f16 *w, const f16 *b, const float *residual,
                  bool relu, int m, int n, int k);
+/* The same with w (n, k) packed by quant_pack_rows; unpacked inside, on the way. Sums over k in another order than
+ * host_linear, as fixed. */
+void host_linear_packed(void *y, Type y_type, size_t y_ld, const float *x, const uint8_t *w, Quant quant, const f16 *b,
+                        const float *residual, bool relu, int m, int n, int k);
 /* Prefill attention: causal softmax(q k^T / sqrt(hd)) v of nseq whole prompts lying one after another. Sequence r owns rows
  * start[r] .. start[r+1]. q, o (rows, h1) F32 dense; kv (rows, 2 h1) F16: a row is its k then its v. q is not yet scaled.
  * Working memory per thread does not grow with nseq or with s x s. */
 void host_attend_prefill(float *o, const float *q, const f16 *kv, const int32_t *start, int nseq, int h1, int nh);
 /* Decode attention of one new token per sequence over paged KV (section 4.2, computation delegation: the same function
  * serves the GPU tier and the CPU). Sequence r's token t lies in page pages[r*max_pages + t/page_tokens], row t %
- * page_tokens; it attends to tokens 0 .. len[r]-1. k, v: (npages, page_tokens, h1) F16. q, o (nseq, h1) of act_type, F32 or
- * F16 (what a GPU sends down). Reads every byte of K and V once, in place. */
-void host_attend(void *o, const void *q, Type act_type, const f16 *k, const f16 *v, const int32_t *pages,
-                 const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh);
+ * page_tokens; it attends to tokens 0 .. len[r]-1. k, v: (npages, page_tokens, h1) F16, or with quant.bits packed by
+ * quant_pack_heads: then the result is, bit for bit, that of F16 pages with what quant_unpack gives. q, o (nseq, h1) of
+ * act_type, F32 or F16 (what a GPU sends down). Reads every byte of K and V once, in place. */
+void host_attend(void *o, const void *q, Type act_type, const void *k, const void *v, const int32_t *pages,
+                 const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant);
 /* Puts kv row r (k then v, (rows, 2 h1) F16) at token pos[r] of sequence seq[r] of the page table (seq may skip and
- * repeat). */
-void host_append(f16 *k, f16 *v, const f16 *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows,
-                 int max_pages, int page_tokens, int h1);
+ * repeat), packed where quant.bits is not 0. */
+void host_append(void *k, void *v, const f16 *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows,
+                 int max_pages, int page_tokens, int h1, int nh, Quant quant);
+
+/* Sparse attention (section 5) of a new token reads all of K, but V only of itself and of k = ceil(sparsity past) of the
+ * `past` tokens before it: for each query and head those with the largest scores; of equal scores the earlier token. Their
+ * number, with itself: */
+static inline int sparse_tokens(double sparsity, int len) {
+    double k = sparsity * (len - 1);
+    int whole = (int)k;
+    return 1 + whole + (k - whole > 1e-9 * k);
+}
+/* The first half of it: which tokens, ascending, and their softmax among themselves. tokens, weights (nseq, nh, most),
+ * most >= sparse_tokens of every len; the rest as in host_attend. */
+void host_select(int32_t *tokens, float *weights, const void *q, Type act_type, const void *k, const int32_t *pages,
+                 const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant, double sparsity,
+                 int most);
+/* The second half: o = their weighted sum of V. Touches no other token's V. */
+void host_weigh(void *o, Type act_type, const int32_t *tokens, const float *weights, const void *v, const int32_t *pages,
+                const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant, double sparsity,
+                int most);
 
 typedef struct {
     float temperature; /* 0: greedy */
@@ -213,6 +271,8 @@ typedef struct {
  * from (seed, prompt[r], pos[r]) alone. ids[rows]. NaN logits never win over numbers. */
 void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos, const Sampling *sampling,
                int rows, int vocab);
+/* For evaluation: logp[r] = log softmax(logits[r])[target[r]], and the greedy choice best[r] as host_pick makes it. */
+void host_score(float *logp, int32_t *best, const float *logits, const int32_t *target, int rows, int vocab);
 
 // ---------------------------------------------------------------------------------------------------------------
 // lanes.c: the table of device functions; the host and the cuda device
@@ -254,16 +314,17 @@ typedef struct {
     Tensor dst, src;
 } Move;
 
-/* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1) views, pages (nseq,
- * max_pages) and len (nseq) I32 views, all on the tier of the processor that attends. Indices only: a GPU kernel reads it
- * as it is. */
+/* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1) views, or of packed rows
+ * (npages * page_tokens, bytes) U8; pages (nseq, max_pages) and len (nseq) I32 views, all on the tier of the processor that
+ * attends. Indices only: a GPU kernel reads it as it is. */
 typedef struct {
     Tensor k, v, pages, len;
-    int page_tokens;
+    int page_tokens, h1, nh;
 } PageTable;
 
 typedef struct {
     size_t moved[NKINDS]; /* bytes, by what they were */
+    size_t read[2];       /* bytes of K, of V that attention to the cache has read */
     double busy_s;        /* the lane worked; waits for events are not counted, those for a slowed link are */
 } LaneCount;
 
@@ -304,11 +365,21 @@ struct Device {
     Event (*copy)(Device *, const Op *, const Move *, int n);
     Event (*embed)(Device *, const Op *, Tensor y, Tensor table, Tensor idx, bool add);
     Event (*layernorm)(Device *, const Op *, Tensor y, Tensor x, Tensor w, Tensor b);
+    /* w F16, or packed, U8, where the device multiplies packed weights (the host; act_type F32) */
     Event (*linear)(Device *, const Op *, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu);
+    /* w (n, k) F16 of packed weights, for a device that multiplies F16 alone */
+    Event (*unpack)(Device *, const Op *, Tensor w, Tensor packed);
     Event (*attend_prefill)(Device *, const Op *, Tensor o, Tensor q, Tensor kv, Tensor start, int nh);
-    Event (*attend)(Device *, const Op *, Tensor o, Tensor q, const PageTable *, int nh);
+    Event (*attend)(Device *, const Op *, Tensor o, Tensor q, const PageTable *);
+    /* Sparse attention: tokens I32 and weights F32 are (nseq, nh * most). fetch brings the V of these tokens, and no other,
+     * from their home on disk to their places in the table's staging pages; it is an op of C_READ. */
+    Event (*select)(Device *, const Op *, Tensor tokens, Tensor weights, Tensor q, const PageTable *, double sparsity);
+    Event (*fetch)(Device *, const Op *, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity);
+    Event (*weigh)(Device *, const Op *, Tensor o, Tensor tokens, Tensor weights, const PageTable *, double sparsity);
     Event (*append)(Device *, const Op *, const PageTable *, Tensor kv, Tensor seq, Tensor pos);
     Event (*pick)(Device *, const Op *, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *);
+    /* logp (1, rows) F32, best and target (1, rows) I32 */
+    Event (*score)(Device *, const Op *, Tensor logp, Tensor best, Tensor logits, Tensor target);
 
     /* Puts count elements at element `first` of a dense view on GPU or CPU, at once: for loading, before any op is posted.
      * NULL on the sim, which has nothing to load. */
@@ -361,11 +432,21 @@ struct Gpu {
     int (*attend_prefill)(Gpu *, Lane lane, void *o, const void *q, const void *kv, const int32_t *start, int nseq,
                           int rows, int h1, int nh, Error *);
     int (*attend)(Gpu *, Lane lane, void *o, const void *q, const void *k, const void *v, const int32_t *pages,
-                  const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Error *);
+                  const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant, Error *);
+    int (*select)(Gpu *, Lane lane, int32_t *tokens, float *weights, const void *q, const void *k, const int32_t *pages,
+                  const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant,
+                  double sparsity, int most, Error *);
+    int (*weigh)(Gpu *, Lane lane, void *o, const int32_t *tokens, const float *weights, const void *v,
+                 const int32_t *pages, const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh,
+                 Quant quant, double sparsity, int most, Error *);
     int (*append)(Gpu *, Lane lane, void *k, void *v, const void *kv, const int32_t *seq, const int32_t *pos,
-                  const int32_t *pages, int rows, int max_pages, int page_tokens, int h1, Error *);
+                  const int32_t *pages, int rows, int max_pages, int page_tokens, int h1, int nh, Quant quant, Error *);
+    /* w (n, k) F16 = what quant_unpack_rows gives, for all rows of groups */
+    int (*unpack)(Gpu *, Lane lane, void *w, const void *packed, int n, int k, Quant quant, Error *);
     int (*pick)(Gpu *, Lane lane, int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos,
                 const Sampling *sampling, int rows, int vocab, Error *);
+    int (*score)(Gpu *, Lane lane, float *logp, int32_t *best, const float *logits, const int32_t *target, int rows,
+                 int vocab, Error *);
 
     /* rows of row_bytes from src to dst, pitches in bytes; either is on the GPU, or on the host (pinned, to overlap) */
     int (*copy)(Gpu *, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t row_bytes,
@@ -447,15 +528,20 @@ typedef struct {
     double wg, wc, cg, cc, hg, hc;
     int gbs, num_gpu_batches;
     Schedule schedule;
-    bool cpu_attention; /* attention over CPU and disk pages runs on the CPU (computation delegation) */
-    bool overlap;       /* false: every post is waited for */
-    int page_tokens;    /* tokens of a KV page */
-    Tier table_home;    /* where the token table (and lm_head) rests */
+    bool cpu_attention;                   /* attention over CPU and disk pages runs on the CPU (computation delegation) */
+    bool overlap;                         /* false: every post is waited for */
+    int page_tokens;                      /* tokens of a KV page */
+    Tier table_home;                      /* where the token table (and lm_head) rests */
+    bool compress_weight, compress_cache; /* the matrices of the layers, the KV pages are packed, on every tier */
+    Quant quant;                          /* how */
+    double sparsity; /* of attention to the cache, if between 0 and 1; the CPU then attends to what is off the GPU */
 } Policy;
+static inline bool is_sparse(const Policy *policy) { return policy->sparsity > 0 && policy->sparsity < 1; }
 
 typedef struct {
-    int32_t *ids; /* s tokens, </s> first */
+    int32_t *ids; /* s tokens, </s> first; in a scored task s + n */
     int s, n;     /* prompt length; tokens to generate at most, s + n - 1 <= max_pos */
+    int from;     /* of a scored task: tokens from this one on, 1 <= from <= s + n - 1, are scored */
 } Prompt;
 
 /* What is to be generated. Prompt indices are places in the input. */
@@ -463,7 +549,8 @@ typedef struct {
     Prompt *prompts;
     int count;
     Sampling sampling;
-    bool keep_logits; /* bring every step's logits to the CPU (tests, evaluation) */
+    bool keep_logits; /* bring every step's logits to the CPU (tests) */
+    bool scored;      /* evaluation: what follows each token is given, and how probable it was is told */
 } Task;
 
 /* A place in a block: its GPU batch (of the block; a batch's place in a sweep, Op.k, may be another), the homes of the KV
@@ -644,6 +731,8 @@ typedef struct {
     int (*done)(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err);
     /* With task.keep_logits: (vocab) of the step that chose token n-1. May be NULL. */
     void (*logits)(void *ctx, int prompt, int n, const float *logits);
+    /* Of a scored task: token `at` of the prompt had log-probability logp, and `best` would have been chosen. */
+    void (*scored)(void *ctx, int prompt, int at, float logp, int32_t best);
     /* After every sweep. May be NULL. */
     void (*sweep)(void *ctx, long sweeps, long tokens);
 } Listener;

@@ -615,9 +615,10 @@ static void attend_task(Decode *a, void *o, const void *q, Type type, size_t at,
     for (int h = 0; h < a->nh; h++) attend_finish(o, type, at + h * a->hd, a->o + h * a->hdp, a->seen[h], a->hd);
 }
 
-void host_attend(void *o, const void *q, Type act_type, const f16 *k, const f16 *v, const int32_t *pages,
-                 const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh) {
-    CHECK(act_type == F32 || act_type == F16);
+void host_attend(void *o, const void *q, Type act_type, const void *keys, const void *values, const int32_t *pages,
+                 const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant) {
+    const f16 *k = keys, *v = values;
+    CHECK((act_type == F32 || act_type == F16) && !quant.bits);
     int hd = h1 / nh, total = 0, threads = host_threads();
     for (int r = 0; r < nseq; r++) total = max_int(total, len[r]);
     int group = max_int(1, min_int(min_int(nh, HEADS), nseq * nh / threads)), groups = (nh + group - 1) / group;
@@ -632,8 +633,10 @@ void host_attend(void *o, const void *q, Type act_type, const f16 *k, const f16 
     }
 }
 
-void host_append(f16 *k, f16 *v, const f16 *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows,
-                 int max_pages, int page_tokens, int h1) {
+void host_append(void *keys, void *values, const f16 *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages,
+                 int rows, int max_pages, int page_tokens, int h1, int nh, Quant quant) {
+    f16 *k = keys, *v = values;
+    CHECK(nh && !quant.bits);
     for (int r = 0; r < rows; r++) {
         int page = pages[(size_t)seq[r] * max_pages + pos[r] / page_tokens];
         size_t at = ((size_t)page * page_tokens + pos[r] % page_tokens) * h1;

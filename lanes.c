@@ -662,15 +662,16 @@ static int run_attend(LaneDevice *d, const Posted *job, Error *err) {
     const int32_t *pages = address(d, p->pages), *len = address(d, p->len);
     int max_pages = (int)p->pages.ld, page = p->page_tokens;
     if (is_stream(d, job->op.lane))
-        return d->gpu->attend(d->gpu, job->op.lane, to, q, k, v, pages, len, o.rows, max_pages, page, o.cols, job->nh, err);
-    host_attend(to, q, o.type, k, v, pages, len, o.rows, max_pages, page, o.cols, job->nh);
+        return d->gpu->attend(d->gpu, job->op.lane, to, q, k, v, pages, len, o.rows, max_pages, page, o.cols, p->nh,
+                              p->k.quant, err);
+    host_attend(to, q, o.type, k, v, pages, len, o.rows, max_pages, page, o.cols, p->nh, p->k.quant);
     return 0;
 }
 
-static Event device_attend(Device *base, const Op *op, Tensor o, Tensor q, const PageTable *table, int nh) {
+static Event device_attend(Device *base, const Op *op, Tensor o, Tensor q, const PageTable *table) {
     LaneDevice *d = (LaneDevice *)base;
     touch(d, o), touch(d, q);
-    Posted job = {.run = run_attend, .t = {o, q}, .table = *table, .nh = nh};
+    Posted job = {.run = run_attend, .t = {o, q}, .table = *table};
     return post(d, op, &job, NULL, 0);
 }
 
@@ -701,10 +702,11 @@ static int run_append(LaneDevice *d, const Posted *job, Error *err) {
     touch_pages(d, p, indices(d, job->t[1]), indices(d, job->t[2]), indices(d, p->pages), kv.rows);
     void *k = address(d, p->k), *v = address(d, p->v), *from = address(d, kv);
     const int32_t *seq = address(d, job->t[1]), *pos = address(d, job->t[2]), *pages = address(d, p->pages);
-    int max_pages = (int)p->pages.ld, page = p->page_tokens, h1 = p->k.cols;
+    int max_pages = (int)p->pages.ld, page = p->page_tokens, h1 = p->h1;
     if (is_stream(d, job->op.lane))
-        return d->gpu->append(d->gpu, job->op.lane, k, v, from, seq, pos, pages, kv.rows, max_pages, page, h1, err);
-    host_append(k, v, from, seq, pos, pages, kv.rows, max_pages, page, h1);
+        return d->gpu->append(d->gpu, job->op.lane, k, v, from, seq, pos, pages, kv.rows, max_pages, page, h1, p->nh,
+                              p->k.quant, err);
+    host_append(k, v, from, seq, pos, pages, kv.rows, max_pages, page, h1, p->nh, p->k.quant);
     if (p->k.tier == TIER_DISK) { /* K and V of a layer lie one after the other */
         size_t bytes = 2 * tensor_span(p->k);
         size_t head = p->k.offset % 4096;

@@ -73,7 +73,7 @@ typedef Event Post(Profile *, int i);
 // ---------------------------------------------------------------------------------------------------------------
 
 static Tensor matrix(Tier tier, Type type, size_t offset, int rows, int cols) {
-    return (Tensor){tier, type, 0, offset, rows, cols, cols};
+    return (Tensor){.tier = tier, .type = type, .offset = offset, .rows = rows, .cols = cols, .ld = (size_t)cols};
 }
 
 /* The next bytes of cold memory that lie together. */
@@ -127,10 +127,11 @@ static Event post_attend_on(Profile *p, int i, Tier tier, Lane lane) {
         .v = matrix(tier, F16, half, npages * PAGE_TOKENS, h1),
         .pages = matrix(tier, I32, p->tables + first * 4, nseq, pages_each),
         .len = matrix(tier, I32, p->starts + (size_t)(NTOKEN_SIZES * (p->size.tokens + 1) + i * p->size.nseq) * 4, 1, nseq),
-        .page_tokens = PAGE_TOKENS};
+        .page_tokens = PAGE_TOKENS,
+        .h1 = h1,
+        .nh = p->size.nh};
     p->work += 4.0 * h1 * nseq * len, p->ops++;
-    return p->device->attend(p->device, &op, matrix(tier, act, p->y, nseq, h1), matrix(tier, act, p->x, nseq, h1), &t,
-                             p->size.nh);
+    return p->device->attend(p->device, &op, matrix(tier, act, p->y, nseq, h1), matrix(tier, act, p->x, nseq, h1), &t);
 }
 static Event post_attend_gpu(Profile *p, int i) { return post_attend_on(p, i, TIER_GPU, FINISH); }
 static Event post_attend_cpu(Profile *p, int i) { return post_attend_on(p, i, TIER_CPU, ATTEND); }

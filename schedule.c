@@ -194,7 +194,7 @@ static Tensor hidden(const Run *s, const Batch *b, long sq) {
 static PageTable page_table(const Run *s, Tier tier, size_t region, int j, int npages, Tensor pages, Tensor len) {
     int page = s->plan->policy.page_tokens, h1 = s->plan->config.h1;
     size_t half = (size_t)npages * page * h1 * 2;
-    PageTable t = {.pages = pages, .len = len, .page_tokens = page};
+    PageTable t = {.pages = pages, .len = len, .page_tokens = page, .h1 = h1, .nh = s->plan->config.nh};
     t.k = view(tier, F16, region + j * 2 * half, npages * page, h1);
     t.v = view(tier, F16, region + j * 2 * half + half, npages * page, h1);
     return t;
@@ -779,7 +779,7 @@ static void project(Run *s, Batch *b, int j, int k, const Tensor w[NROLES]) {
 static Event attend_group(Run *s, Op *op, PageTable table, Tensor o, Tensor q, int first, int n) {
     table.pages = tensor_rows(table.pages, first, n);
     table.len = tensor_cols(table.len, first, n);
-    return posted(s, s->device->attend(s->device, op, o, q, &table, s->plan->config.nh));
+    return posted(s, s->device->attend(s->device, op, o, q, &table));
 }
 
 /* Computation delegation (section 4.2): queries and the new k, v go down, the CPU attends where the pages are, the result

@@ -223,12 +223,11 @@ static Event sim_attend_prefill(Device *base, const Op *op, Tensor o, Tensor q, 
     return post(d, op, 0, seconds);
 }
 
-static Event sim_attend(Device *base, const Op *op, Tensor o, Tensor q, const PageTable *table, int nh) {
+static Event sim_attend(Device *base, const Op *op, Tensor o, Tensor q, const PageTable *table) {
     Sim *d = (Sim *)base;
     const int32_t *len = indices(d, table->len);
     bool on_cpu = lane_channel[op->lane] == CPU;
     double seconds = 0;
-    (void)nh;
     CHECK(table->len.cols == o.rows);
     touch(d, o), touch(d, q);
     for (int r = 0; r < o.rows; r++) seconds += attend_seconds(&d->hardware, on_cpu, op->prefill, 1, len[r], o.cols);

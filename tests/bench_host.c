@@ -88,7 +88,7 @@ static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, 
     fill(NULL, k, all), fill(NULL, v, all);
     for (int r = 0; r < nseq; r++) len[r] = context;
     for (int i = 0; i < nseq * max_pages; i++) pages[i] = i % nseq * max_pages + i / nseq; /* dealt in turns */
-    SECONDS(t, host_attend(o, q, F32, k, v, pages, len, nseq, max_pages, page_tokens, h1, nh));
+    SECONDS(t, host_attend(o, q, F32, k, v, pages, len, nseq, max_pages, page_tokens, h1, nh, (Quant){0}));
     double rate = 4.0 * nseq * context * h1 / t;
     printf("attend %3d x %4d tokens, pages of %3d, h1 %4d hd %3d   %5.1f GB/s   plain read %5.1f (%.0f%%)\n", nseq, context,
            page_tokens, h1, h1 / nh, rate / 1e9, read / 1e9, 100 * rate / read);

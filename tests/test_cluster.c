@@ -13,7 +13,7 @@ static Search question(const char *name) {
     if (hardware_read(&t4, "hardware/t4.json", &err)) CU_FAIL_FATAL(err.text);
     CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&config, name), 0);
     model = checkpoint_dummy(&config, 0);
-    for (int i = 0; i < 2048; i++) prompts[i] = (Prompt){NULL, 512, 32};
+    for (int i = 0; i < 2048; i++) prompts[i] = (Prompt){.s = 512, .n = 32};
     task = (Task){.prompts = prompts, .count = 2048};
     return (Search){.hardware = &t4,
                     .checkpoint = model,

@@ -349,13 +349,16 @@ static f16 *decode(const Batch *b, int first, int n, int page_tokens, int max_pa
         }
         memcpy(q + (size_t)r * b->h1, b->q + (size_t)(b->first[first + r] + len[r] - 1) * b->h1, row);
     }
-    host_append(k, v, b->kv + (size_t)from * 2 * b->h1, seq, pos, pages, rows, max_pages, page_tokens, b->h1);
-    if (ref) host_attend(ref, floats(q, (size_t)n * b->h1), F32, k, v, pages, len, n, max_pages, page_tokens, b->h1, b->nh);
+    host_append(k, v, b->kv + (size_t)from * 2 * b->h1, seq, pos, pages, rows, max_pages, page_tokens, b->h1, b->nh,
+                (Quant){0});
+    if (ref)
+        host_attend(ref, floats(q, (size_t)n * b->h1), F32, k, v, pages, len, n, max_pages, page_tokens, b->h1, b->nh,
+                    (Quant){0});
     clear();
     const void *gk = put(k, pool), *gv = put(v, pool), *gq = put(q, n * row), *glen = put(len, (size_t)n * 4);
     const void *gpages = put(pages, (size_t)n * max_pages * 4);
     void *out = room(NULL, n * row);
-    RUN(FINISH, attend, out, gq, gk, gv, gpages, glen, n, max_pages, page_tokens, b->h1, b->nh);
+    RUN(FINISH, attend, out, gq, gk, gv, gpages, glen, n, max_pages, page_tokens, b->h1, b->nh, (Quant){0});
     return (f16 *)memcpy(o, result(out), n * row);
 }
 
@@ -422,8 +425,8 @@ static void append_fills_its_slots_and_nothing_else(void) {
         const void *from = put(kv, (size_t)ROWS * h1 * 4), *gseq = put(seq, sizeof seq), *gpos = put(pos, sizeof pos);
         const void *gpages = put(pages, (size_t)npages * 4);
         void *gk = room(k, n * 2), *gv = room(v, n * 2);
-        RUN(FINISH, append, gk, gv, from, gseq, gpos, gpages, ROWS, max_pages, page_tokens, h1);
-        host_append(k, v, kv, seq, pos, pages, ROWS, max_pages, page_tokens, h1);
+        RUN(FINISH, append, gk, gv, from, gseq, gpos, gpages, ROWS, max_pages, page_tokens, h1, 1, (Quant){0});
+        host_append(k, v, kv, seq, pos, pages, ROWS, max_pages, page_tokens, h1, 1, (Quant){0});
         CU_ASSERT(memcmp(result(gk), k, n * 2) == 0);
         CU_ASSERT(memcmp(result(gv), v, n * 2) == 0);
     }
@@ -633,8 +636,8 @@ static void nothing_to_do_is_nothing_done(void) {
     RUN(PROJECT, layernorm, y, x, x, x, 0, 64);
     RUN(PROJECT, linear, y, F16, 64, x, x, x, NULL, true, 0, 64, 64);
     RUN(FINISH, attend_prefill, y, x, x, i, 0, 0, 64, 1);
-    RUN(FINISH, attend, y, x, x, x, i, i, 0, 1, 16, 64, 1);
-    RUN(FINISH, append, y, y, x, i, i, i, 0, 1, 16, 64);
+    RUN(FINISH, attend, y, x, x, x, i, i, 0, 1, 16, 64, 1, (Quant){0});
+    RUN(FINISH, append, y, y, x, i, i, i, 0, 1, 16, 64, 1, (Quant){0});
     RUN(FINISH, pick, (int32_t *)y, (const float *)x, i, i, &greedy, 0, 64);
     RUN(STORE, copy, y, 64, x, 64, 32, 0);
     arena_close();

@@ -181,14 +181,14 @@ static void touch_token(Checker *c, const PageTable *p, int seq, int token, bool
 
 static const uint8_t *address(const Checker *c, Tensor t) { return c->arena[t.tier] + t.offset; }
 
-static Event check_attend(Device *device, const Op *op, Tensor o, Tensor q, const PageTable *p, int nh) {
+static Event check_attend(Device *device, const Op *op, Tensor o, Tensor q, const PageTable *p) {
     Checker *c = begin(device, op);
     const int32_t *len = reads(c, p->len);
     const void *query = reads(c, q);
     for (int r = 0; r < o.rows; r++)
         for (int t = 0; t < len[r]; t++) touch_token(c, p, r, t, false);
     host_attend(writes(c, o), query, o.type, (f16 *)address(c, p->k), (f16 *)address(c, p->v),
-                (int32_t *)address(c, p->pages), len, o.rows, (int)p->pages.ld, p->page_tokens, o.cols, nh);
+                (int32_t *)address(c, p->pages), len, o.rows, (int)p->pages.ld, p->page_tokens, o.cols, p->nh, p->k.quant);
     return c->self;
 }
 
@@ -198,7 +198,7 @@ static Event check_append(Device *device, const Op *op, const PageTable *p, Tens
     const void *rows = reads(c, kv);
     for (int r = 0; r < kv.rows; r++) touch_token(c, p, of[r], token[r], true);
     host_append((f16 *)address(c, p->k), (f16 *)address(c, p->v), rows, of, token, (int32_t *)address(c, p->pages), kv.rows,
-                (int)p->pages.ld, p->page_tokens, p->k.cols);
+                (int)p->pages.ld, p->page_tokens, p->h1, p->nh, p->k.quant);
     return c->self;
 }
 
@@ -373,7 +373,7 @@ static void clear_task(void) {
 static void add_prompt(int s, int n) {
     int i = trial.task.count++;
     for (int t = 0; t < s; t++) trial.ids[i][t] = roll(0, trial.model->config.vocab - 1);
-    trial.prompts[i] = (Prompt){trial.ids[i], s, n};
+    trial.prompts[i] = (Prompt){.ids = trial.ids[i], .s = s, .n = n};
 }
 
 /* Lengths of many kinds: all the same, all of one token (batches then follow each other without a cache to load), any. */

@@ -361,8 +361,8 @@ static void decode_paged(float *o, const Prompts *p, int page_tokens, int nseq) 
         for (int t = 0; t < len[r]; t++) seq[p->start[r] + t] = r, pos[p->start[r] + t] = t;
         memcpy(q + (size_t)r * p->h1, p->q + (size_t)(p->start[r + 1] - 1) * p->h1, (size_t)p->h1 * 4);
     }
-    host_append(k, v, p->kv, seq, pos, pages, p->start[nseq], max_pages, page_tokens, p->h1);
-    host_attend(o, q, F32, k, v, pages, len, nseq, max_pages, page_tokens, p->h1, p->nh);
+    host_append(k, v, p->kv, seq, pos, pages, p->start[nseq], max_pages, page_tokens, p->h1, p->nh, (Quant){0});
+    host_attend(o, q, F32, k, v, pages, len, nseq, max_pages, page_tokens, p->h1, p->nh, (Quant){0});
     free(k), free(v), free(pages), free(len), free(seq), free(pos), free(q);
 }
 
@@ -377,7 +377,7 @@ static void append_puts_rows_where_the_page_table_says(void) {
     const int at[] = {1 * PT + 1, 2 * PT + 2, 3 * PT};
     for (int i = 0; i < 3 * 2 * H1; i++) kv[i] = (f16)(100 + i);
     memset(k, 0, sizeof k), memset(v, 0, sizeof v);
-    host_append(k, v, kv, seq, pos, pages, 3, 2, PT, H1);
+    host_append(k, v, kv, seq, pos, pages, 3, 2, PT, H1, 1, (Quant){0});
     int wrong = 0, filled = 0;
     for (int r = 0; r < 3; r++)
         for (int c = 0; c < H1; c++)
@@ -499,8 +499,8 @@ static void decode_of_halves_is_the_float_result_rounded_once(void) {
         f16 *qh = random_halves(n, 3), *oh = random_halves(n + 1, 1), guard = oh[n];
         float *q = random_floats(n, 1), *o = random_floats(n, 1);
         for (int i = 0; i < n; i++) q[i] = f16_to_f32(qh[i]);
-        host_attend(o, q, F32, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH);
-        host_attend(oh, qh, F16, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH);
+        host_attend(o, q, F32, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH, (Quant){0});
+        host_attend(oh, qh, F16, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH, (Quant){0});
         for (int i = 0; i < n; i++) wrong += oh[i] != f32_to_f16(o[i]);
         CU_ASSERT_EQUAL(wrong, 0);
         CU_ASSERT_EQUAL(oh[n], guard);
@@ -516,7 +516,7 @@ static void softmax_weights_are_right_to_a_few_roundings(void) {
     float *q = random_floats(N, 1), *o = random_floats(N, 1);
     double worst = 0;
     for (int i = 0; i < N; i++) q[i] = -0.00999f * (float)i, len[i] = 2;
-    host_attend(o, q, F32, k, v, pages, len, N, 1, 2, 1, 1);
+    host_attend(o, q, F32, k, v, pages, len, N, 1, 2, 1, 1, (Quant){0});
     for (int i = 0; i < N; i++) worst = worse(worst, fabs(o[i] * (1 + exp(-q[i])) - 1));
     CU_ASSERT(worst <= 4e-7); /* e^-x within 2 ulp (2.4e-7), a sum and a quotient */
     free(pages), free(len), free(q), free(o);

@@ -32,7 +32,7 @@ static int open_device(Policy p) {
     task = (Task){
         .prompts = xcalloc(PROMPTS, sizeof(Prompt)), .count = PROMPTS, .keep_logits = true, .sampling = {0, 1, 0, 0}};
     for (int i = 0; i < PROMPTS; i++) {
-        task.prompts[i] = (Prompt){xcalloc(LEN + i, sizeof(int32_t)), LEN + i, N};
+        task.prompts[i] = (Prompt){.ids = xcalloc(LEN + i, sizeof(int32_t)), .s = LEN + i, .n = N};
         for (int t = 0; t < LEN + i; t++) task.prompts[i].ids[t] = t ? 3 + (7 * i + t) % 120 : 2;
     }
     plan = plan_make(model, &p, &task, test_act_type(), &err);
@@ -61,7 +61,8 @@ static void open_rows(void) {
     for (int j = 0; j < config.l; j++)
         for (int r = FC1_W; r <= FC2_W; r += FC2_W - FC1_W) {
             Tensor home = plan->weight[j][r].home;
-            on[home.tier] = (Tensor){home.tier, F16, 0, home.offset, 1, MOST, MOST};
+            on[home.tier] =
+                (Tensor){.tier = home.tier, .type = F16, .offset = home.offset, .rows = 1, .cols = MOST, .ld = MOST};
         }
     f16 *row = xcalloc(MOST, sizeof *row);
     for (int t = 0; t < NTIERS; t++) {
@@ -175,7 +176,8 @@ static void trouble_ends_every_wait(void) {
     for (int c = CTOG; c <= CTOD; c++) device->link[c] = .1;
     Event waiting[WAYS];
     for (int w = 0; w < WAYS; w++) waiting[w] = post(ways[w].lane, ways[w].to, ways[w].from, 0, MOST, 0, nothing);
-    Tensor logits = {TIER_GPU, F32, 0, plan->logits, 1, 1, 1}, ids = {TIER_GPU, I32, 0, plan->picked[0], 1, 1, 1};
+    Tensor logits = {.tier = TIER_GPU, .type = F32, .offset = plan->logits, .rows = 1, .cols = 1, .ld = 1}, ids = logits;
+    ids.type = I32, ids.offset = plan->picked[0];
     float bad;
     memcpy(&bad, nan, 4);
     device->upload(device, logits, 0, &bad, 1);

@@ -371,7 +371,7 @@ static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, cons
     Type act = hardware->shared_cores ? F32 : F16;
     *r = (Rig){.hardware = *hardware, .checkpoint = checkpoint_dummy(config, 0)};
     r->task = (Task){.prompts = xcalloc(count, sizeof(Prompt)), .count = count, .sampling = {.top_p = 1}};
-    for (int i = 0; i < count; i++) r->task.prompts[i] = (Prompt){xcalloc(s, sizeof(int32_t)), s, n};
+    for (int i = 0; i < count; i++) r->task.prompts[i] = (Prompt){.ids = xcalloc(s, sizeof(int32_t)), .s = s, .n = n};
     corner.wg = corner.cg = corner.hg = 0, corner.wc = corner.cc = corner.hc = 1, corner.cpu_attention = false;
     r->plan = plan_make(r->checkpoint, policy, &r->task, act, &err);
     r->corner = plan_make(r->checkpoint, &corner, &r->task, act, &err);

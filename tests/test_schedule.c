@@ -32,7 +32,7 @@ static void make_task(Task *task, const OptConfig *config) {
         .prompts = xcalloc(PROMPTS, sizeof(Prompt)), .count = PROMPTS, .keep_logits = true, .sampling = {.top_p = 1}};
     for (int i = 0; i < PROMPTS; i++) {
         Prompt *p = &task->prompts[i];
-        *p = (Prompt){xcalloc(prompt_len[i], sizeof(int32_t)), prompt_len[i], prompt_n[i]};
+        *p = (Prompt){.ids = xcalloc(prompt_len[i], sizeof(int32_t)), .s = prompt_len[i], .n = prompt_n[i]};
         for (int t = 0; t < p->s; t++) p->ids[t] = t ? (int32_t)((test_random(&state) + 1) / 2 * (config->vocab - 1)) : 2;
     }
 }
@@ -570,7 +570,8 @@ static void compare_with_hugging_face(const char *dir) {
         for (int s = 1; s <= golden.sequence[i].n && prompts < 256; s++) {
             if (s % (1 + test_every / 8) && s != golden.sequence[i].n) continue;
             sequence[prompts] = i, length[prompts] = s;
-            t.prompts[prompts] = (Prompt){golden.sequence[i].ids, s, s == golden.sequence[i].n ? golden.greedy : 1};
+            t.prompts[prompts] =
+                (Prompt){.ids = golden.sequence[i].ids, .s = s, .n = s == golden.sequence[i].n ? golden.greedy : 1};
             prompts++;
         }
     t.count = prompts;
@@ -610,7 +611,7 @@ enum { S = 20, N = 6, SEQS = 6 };
 static void make_even_task(Task *t) {
     *t = (Task){.prompts = xcalloc(SEQS, sizeof(Prompt)), .count = SEQS, .sampling = {.top_p = 1}};
     for (int i = 0; i < SEQS; i++) {
-        t->prompts[i] = (Prompt){xcalloc(S, sizeof(int32_t)), S, N};
+        t->prompts[i] = (Prompt){.ids = xcalloc(S, sizeof(int32_t)), .s = S, .n = N};
         for (int e = 0; e < S; e++) t->prompts[i].ids[e] = (e * 7 + i) % small.vocab;
     }
 }

@@ -32,7 +32,7 @@ static void case_open(Case *c, const OptConfig *config, const char *machine, int
     if (hardware_read(&c->hardware, machine, &err)) CU_FAIL_FATAL(err.text);
     c->checkpoint = checkpoint_dummy(config, 0);
     c->task = (Task){.prompts = xcalloc(count, sizeof(Prompt)), .count = count};
-    for (int i = 0; i < count; i++) c->task.prompts[i] = (Prompt){NULL, s, n};
+    for (int i = 0; i < count; i++) c->task.prompts[i] = (Prompt){.s = s, .n = n};
     c->search = (Search){.hardware = &c->hardware,
                          .checkpoint = c->checkpoint,
                          .task = &c->task,
@@ -114,7 +114,7 @@ static void random_case(Case *c, uint64_t *seed) {
     int count = (int)between(seed, 1, config.l > 24 ? 8 : one_in(seed, 16) ? 300 : 20);
     case_open(c, &config, machines[below(seed, 5)], count, s, n);
     for (int i = 0, mixed = one_in(seed, 2); mixed && i < count; i++)
-        c->task.prompts[i] = (Prompt){NULL, (int)between(seed, 1, limit), (int)between(seed, 1, 20)};
+        c->task.prompts[i] = (Prompt){.s = (int)between(seed, 1, limit), .n = (int)between(seed, 1, 20)};
     c->search.one_block = one_in(seed, 4);
     vary_machine(c, seed);
     vary_given(&c->search, seed);

@@ -49,7 +49,7 @@ typedef struct {
 
 static void task_open(Task *t, int seqs, int s, int n) {
     *t = (Task){.prompts = xcalloc(seqs, sizeof(Prompt)), .count = seqs, .sampling = {.top_p = 1}};
-    for (int i = 0; i < seqs; i++) t->prompts[i] = (Prompt){xcalloc(s, sizeof(int32_t)), s, n};
+    for (int i = 0; i < seqs; i++) t->prompts[i] = (Prompt){.ids = xcalloc(s, sizeof(int32_t)), .s = s, .n = n};
 }
 
 static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, const Hardware *hardware, int seqs, int s,
@@ -305,7 +305,9 @@ static PageTable pool(Tier tier, int seqs) {
                        .v = view(tier, F16, p->kv[tier] + half, rows, small.h1),
                        .pages = table_view(side, 32, seqs, 2),
                        .len = table_view(side, 0, 1, seqs),
-                       .page_tokens = p->policy.page_tokens};
+                       .page_tokens = p->policy.page_tokens,
+                       .h1 = small.h1,
+                       .nh = small.nh};
 }
 
 static Event attend(Lane lane) {
@@ -314,7 +316,7 @@ static Event attend(Lane lane) {
     Op op = op_on(lane, false);
     Tensor q = lane == ATTEND ? view(TIER_CPU, F16, rig.plan->cpu_q, 2, small.h1) : ws(rig.plan->q, 2, small.h1);
     Tensor o = lane == ATTEND ? view(TIER_CPU, F16, rig.plan->cpu_o, 2, small.h1) : ws(rig.plan->o, 2, small.h1);
-    return d->attend(d, &op, o, q, &table, small.nh);
+    return d->attend(d, &op, o, q, &table);
 }
 
 /* 4 h1 flops and 4 h1 bytes a token, of lengths that rest in the tables when the op is posted. */

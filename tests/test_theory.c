@@ -35,7 +35,7 @@ static Counted count_bytes(const char *name, int l, Schedule schedule, int gbs, 
     Checkpoint *model = checkpoint_dummy(&config, 1);
     Task task = {.prompts = xcalloc(count, sizeof(Prompt)), .count = count};
     int32_t *ids = xcalloc(s, sizeof *ids);
-    for (int i = 0; i < count; i++) task.prompts[i] = (Prompt){ids, s, n};
+    for (int i = 0; i < count; i++) task.prompts[i] = (Prompt){.ids = ids, .s = s, .n = n};
     Policy p = {
         .wc = !disk, .cc = !disk, .hc = !disk, .gbs = gbs, .num_gpu_batches = K, .schedule = schedule, .overlap = true};
     p.page_tokens = 1, p.table_home = disk ? TIER_DISK : TIER_CPU;

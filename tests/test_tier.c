@@ -74,7 +74,7 @@ static void every_gpu_batch_has_its_part_of_each_tier(void) {
 
 static Task even_task(int count, int s, int n) {
     Task t = {.prompts = xcalloc(count, sizeof(Prompt)), .count = count};
-    for (int i = 0; i < count; i++) t.prompts[i] = (Prompt){xcalloc(s, sizeof(int32_t)), s, n};
+    for (int i = 0; i < count; i++) t.prompts[i] = (Prompt){.ids = xcalloc(s, sizeof(int32_t)), .s = s, .n = n};
     return t;
 }
 
@@ -160,7 +160,7 @@ static void a_diagonal_of_very_large_batches_is_planned(void) {
     CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-125m"), 0);
     Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
     Task t = {.prompts = xcalloc(2 * GBS, sizeof(Prompt)), .count = 2 * GBS};
-    for (int i = 0; i < t.count; i++) t.prompts[i] = (Prompt){NULL, 4, 2};
+    for (int i = 0; i < t.count; i++) t.prompts[i] = (Prompt){.s = 4, .n = 2};
     Policy p = {.wg = 1, .cg = 1, .hg = .5, .hc = .25, .gbs = GBS, .num_gpu_batches = 2, .page_tokens = 16};
     p.schedule = SCHEDULE_DIAGONAL;
     Plan *plan = plan_make(checkpoint, &p, &t, F32, &err);
@@ -180,10 +180,10 @@ static void prompts_beyond_the_positions_are_refused(void) {
     Policy p = {.gbs = 1, .num_gpu_batches = 1, .page_tokens = 16};
     static const int bad[][2] = {{2049, 1}, {2048, 2}, {0, 1}, {1, 0}, {1, 2049}, {1, 0x7fffffff}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        Prompt prompt = {NULL, bad[i][0], bad[i][1]};
+        Prompt prompt = {.s = bad[i][0], .n = bad[i][1]};
         CU_ASSERT_PTR_NULL(plan_make(checkpoint, &p, &(Task){.prompts = &prompt, .count = 1}, F32, &err));
     }
-    Prompt fits = {NULL, 2048, 1};
+    Prompt fits = {.s = 2048, .n = 1};
     Plan *plan = plan_make(checkpoint, &p, &(Task){.prompts = &fits, .count = 1}, F32, &err);
     CU_ASSERT_PTR_NOT_NULL(plan);
     plan_free(plan);
@@ -221,10 +221,10 @@ static Event count_prompts(Device *d, const Op *op, Tensor o, Tensor q, Tensor k
     return seen.was.attend_prefill(d, op, o, q, kv, start, nh);
 }
 
-static Event count_past(Device *d, const Op *op, Tensor o, Tensor q, const PageTable *table, int nh) {
+static Event count_past(Device *d, const Op *op, Tensor o, Tensor q, const PageTable *table) {
     const int32_t *len = table_of(d, table->len);
     for (int r = 0; r < table->len.cols && !op->j; r++) seen.sweep[op->i].past += len[r];
-    return seen.was.attend(d, op, o, q, table, nh);
+    return seen.was.attend(d, op, o, q, table);
 }
 
 static Event count_batches(Device *d, const Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
@@ -295,7 +295,7 @@ static void the_planned_work_is_what_runs(void) {
         for (int i = 0; i < count; i++) {
             int s = mixed ? 1 + (int)(20 * (test_random(&seed) + 1)) : 17,
                 n = mixed ? 1 + (int)(6 * (test_random(&seed) + 1)) : 8;
-            t.prompts[i] = (Prompt){xcalloc(s, sizeof(int32_t)), s, n};
+            t.prompts[i] = (Prompt){.ids = xcalloc(s, sizeof(int32_t)), .s = s, .n = n};
         }
         Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
         CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
