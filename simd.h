@@ -1,0 +1,190 @@
+/* simd.h: a vector of VL floats for AVX-512, AVX2 and portable C, and the 16 numbers that 4-bit codes stand for. For host.c
+ * and quant.c alone; everything is inlined. Operators work on vectors as they are; what C cannot say is in these few
+ * functions. Read next: host.c. */
+#ifndef SIMD_H
+#define SIMD_H
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+#include "flexgen.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define PRAGMA(text) _Pragma(#text)
+#ifdef __clang__
+#define UNROLL PRAGMA(unroll)
+#else
+#define UNROLL PRAGMA(GCC unroll 8)
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------
+// A vector of VL floats. Operators work on it as they are; what C cannot say is in these few functions.
+// MR is how many rows a tile has, chosen so that MR * NR sums and what feeds them fit the vector registers.
+// ---------------------------------------------------------------------------------------------------------------
+
+#if defined __AVX512F__ && defined __F16C__
+enum { VL = 16, MR = 6, NR = 4 };
+#define ISA "AVX-512"
+#elif defined __AVX2__ && defined __FMA__ && defined __F16C__
+enum { VL = 8, MR = 3, NR = 4 };
+#define ISA "AVX2"
+#else
+enum { VL = 4, MR = 3, NR = 4 };
+#define ISA "portable"
+#endif
+
+typedef float V __attribute__((vector_size(VL * 4)));
+typedef int32_t VI __attribute__((vector_size(VL * 4)));
+typedef float V4 __attribute__((vector_size(16)));
+
+INLINE V v_set(float x) { return x - (V){0}; }
+INLINE V v_select(VI mask, V yes, V no) { return (V)(((VI)yes & mask) | ((VI)no & ~mask)); }
+INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
+
+INLINE V v_load(const float *p) {
+    V v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void v_store(float *p, V v) { memcpy(p, &v, sizeof v); }
+
+/* The first n of VL floats, zeros after them. */
+INLINE V v_load_part(const float *p, int n) {
+    if (n >= VL) return v_load(p);
+    V v = {0};
+    memcpy(&v, p, (size_t)n * sizeof *p);
+    return v;
+}
+INLINE void v_store_part(float *p, V v, int n) { memcpy(p, &v, n >= VL ? sizeof v : (size_t)n * sizeof *p); }
+
+#if defined __AVX512F__ && defined __F16C__
+INLINE V v_fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+INLINE V v_load_f16(const f16 *p) { return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
+INLINE V4 v_fold(V v) {
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)v),
+                                _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1)));
+    return (V4)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+#elif defined __AVX2__ && defined __FMA__ && defined __F16C__
+INLINE V v_fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+INLINE V v_load_f16(const f16 *p) { return (V)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p)); }
+INLINE V4 v_fold(V v) { return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1)); }
+#else
+INLINE V v_fma(V a, V b, V c) { return a * b + c; }
+/* The bits of a half, moved to a float's place, mean 2^-112 of its value, subnormals too; only inf and NaN need help. */
+INLINE V v_load_f16(const f16 *p) {
+    typedef f16 VH __attribute__((vector_size(VL * 2)));
+    VH half;
+    memcpy(&half, p, sizeof half);
+    VI bits = __builtin_convertvector(half, VI);
+    V v = (V)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (V)((VI)v | ((bits & 0x8000) << 16) | ((VI)(v >= 65536.0f) & 0x7f800000));
+}
+INLINE V4 v_fold(V v) { return v; }
+#endif
+
+INLINE V v_load_f16_part(const f16 *p, int n) {
+    if (n >= VL) return v_load_f16(p);
+    f16 padded[VL] = {0};
+    memcpy(padded, p, (size_t)n * sizeof *p);
+    return v_load_f16(padded);
+}
+
+/* The sums of the lanes of a, b, c and d. */
+INLINE V4 v_sum4(V a, V b, V c, V d) {
+    V4 e = v_fold(a), f = v_fold(b), g = v_fold(c), h = v_fold(d);
+    V4 ef = __builtin_shufflevector(e, f, 0, 4, 1, 5) + __builtin_shufflevector(e, f, 2, 6, 3, 7); /* e f e f */
+    V4 gh = __builtin_shufflevector(g, h, 0, 4, 1, 5) + __builtin_shufflevector(g, h, 2, 6, 3, 7);
+    return __builtin_shufflevector(ef, gh, 0, 1, 4, 5) + __builtin_shufflevector(ef, gh, 2, 3, 6, 7);
+}
+INLINE float v_sum(V v) {
+    V4 e = v_fold(v);
+    return (e[0] + e[2]) + (e[1] + e[3]);
+}
+
+INLINE float v_largest(V v) {
+    float top = v[0];
+    for (int i = 1; i < VL; i++) top = top < v[i] ? v[i] : top;
+    return top;
+}
+
+/* e^x within 2 ulp for x <= 88, 0 below -87, NaN of NaN. x = n ln2 + r, e^r as its series, 2^n into the exponent bits. */
+INLINE V v_exp(V x) {
+    const float round = 0x1.8p23f; /* x + round leaves the nearest integer in the low bits */
+    VI tiny = x < -87.0f;
+    x = v_select(tiny, v_set(0), v_select(x > 88.0f, v_set(88.0f), x));
+    V shifted = v_fma(x, v_set(0x1.715476p0f), v_set(round)), n = shifted - round;
+    V r = v_fma(n, v_set(-0x1.7f7d1cp-20f), v_fma(n, v_set(-0x1.62e4p-1f), x));
+    V e = v_set(1 / 5040.0f);
+    const float series[] = {1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1.0f, 1.0f};
+    UNROLL
+    for (int i = 0; i < 7; i++) e = v_fma(e, r, v_set(series[i]));
+    return v_select(tiny, v_set(0), (V)((VI)e + ((VI)shifted << 23)));
+}
+INLINE float exp1(float x) { return v_exp(v_set(x))[0]; }
+
+// ---------------------------------------------------------------------------------------------------------------
+// 4-bit codes (quant.c): a group's 16 possible numbers are a table that stays in registers
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    V part[16 / VL];
+} Table;
+
+#if defined __AVX512F__ && defined __F16C__
+INLINE Table t_round(Table t) {
+    return (Table){{(V)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)t.part[0], _MM_FROUND_TO_NEAREST_INT))}};
+}
+INLINE V t_look(const Table *t, VI codes) { return (V)_mm512_permutexvar_ps((__m512i)codes, (__m512)t->part[0]); }
+INLINE VI v_load_codes(const uint8_t *p) { return (VI)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p)); }
+#elif defined __AVX2__ && defined __FMA__ && defined __F16C__
+INLINE Table t_round(Table t) {
+    for (int i = 0; i < 2; i++)
+        t.part[i] = (V)_mm256_cvtph_ps(_mm256_cvtps_ph((__m256)t.part[i], _MM_FROUND_TO_NEAREST_INT));
+    return t;
+}
+INLINE V t_look(const Table *t, VI codes) {
+    __m256 low = _mm256_permutevar8x32_ps((__m256)t->part[0], (__m256i)codes);
+    __m256 high = _mm256_permutevar8x32_ps((__m256)t->part[1], (__m256i)codes);
+    return (V)_mm256_blendv_ps(low, high, (__m256)(codes << 28)); /* by bit 3 */
+}
+INLINE VI v_load_codes(const uint8_t *p) { return (VI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)); }
+#else
+INLINE Table t_round(Table t) {
+    for (int i = 0; i < 16; i++) t.part[i / VL][i % VL] = f16_to_f32(f32_to_f16(t.part[i / VL][i % VL]));
+    return t;
+}
+INLINE V t_look(const Table *t, VI codes) {
+    V v;
+    for (int i = 0; i < VL; i++) v[i] = t->part[(codes[i] & 15) / VL][(codes[i] & 15) % VL];
+    return v;
+}
+INLINE VI v_load_codes(const uint8_t *p) {
+    VI v;
+    for (int i = 0; i < VL; i++) v[i] = p[i];
+    return v;
+}
+#endif
+
+/* The numbers of a packed group: F16(min + scale code). The product is exact. */
+INLINE Table t_load(const uint8_t *group) {
+    f16 header[2];
+    Table t;
+    memcpy(header, group, sizeof header);
+    float min = f16_to_f32(header[0]), scale = f16_to_f32(header[1]);
+    for (int i = 0; i < 16; i++) t.part[i / VL][i % VL] = (float)i;
+    for (int i = 0; i < 16 / VL; i++) t.part[i] = t.part[i] * scale + min;
+    return t_round(t);
+}
+
+/* 32 numbers from their 16 bytes of codes, in order. */
+INLINE void t_block(V out[32 / VL], const Table *t, const uint8_t *codes) {
+    UNROLL
+    for (int i = 0; i < 16 / VL; i++) {
+        VI pair = v_load_codes(codes + i * VL);
+        out[i] = t_look(t, pair);
+        out[16 / VL + i] = t_look(t, pair >> 4);
+    }
+}
+
+#endif
