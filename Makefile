@@ -4,6 +4,7 @@
 # make gpu-tests  the engine's and the kernels' suites on a real GPU
 # make sanitize   all suites under ASan and UBSan, the engine's under ThreadSanitizer
 # make bench      measured figures beside their bounds
+# make accuracy   what compression and sparse attention cost, in perplexity
 # make format, make clean
 CFLAGS ?= -O3 -march=native
 WARN := -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE
@@ -114,8 +115,11 @@ BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/bench_*.c))
 bench: flexgen $(BENCH)
 	@scripts/bench.sh $(BUILD)
 
-$(BENCH): $(BUILD)/%: $(BUILD)/tests/%.o $(BUILD)/host.o
+$(BENCH): $(BUILD)/%: $(BUILD)/tests/%.o $(BUILD)/host.o $(BUILD)/quant.o
 	$(CC) $(ALL) $^ -o $@ -lm -lpthread -ldl
+
+accuracy: flexgen
+	@scripts/accuracy.sh $(BUILD)
 
 clean:
 	rm -rf build flexgen
@@ -124,5 +128,5 @@ format:
 	clang-format -i *.c *.h *.cu tests/*.c tests/*.h tests/*.cu
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d)
-.PHONY: all setup run test gpu-tests emulated-tests sanitize bench format clean always
+.PHONY: all setup run test gpu-tests emulated-tests sanitize bench accuracy format clean always
 .DELETE_ON_ERROR:

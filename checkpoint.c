@@ -6,6 +6,8 @@
  * the configuration asks for has its shape, lies inside its file and overlaps no other; what a file holds besides
  * is ignored. All faults are one line with the file, the field, what was found, what was expected and what to do.
  * Tensors lie at any byte: old writers did not align them, so read them through checkpoint_fill, or with memcpy.
+ * A file whose __metadata__ has the format "flexgen-packed-1" holds the matrices of the layers packed; quantize.c writes
+ * such files, and says how they are laid out.
  * DIFFERS: the paper's dummy weights are all equal, which hides every mistake of order and place; ours are random.
  * Read next: host.c, the arithmetic. */
 #include <cjson/cJSON.h>
@@ -192,6 +194,12 @@ typedef struct {
     size_t begin, end; /* in the file */
 } Entry;
 
+static const char *quant_text(char text[60], Quant quant) {
+    if (!quant.bits) return "unpacked numbers";
+    snprintf(text, 60, "%d bits in groups of %d", quant.bits, quant.group);
+    return text;
+}
+
 /* What is known while a checkpoint is being opened. */
 typedef struct {
     Checkpoint *checkpoint;
@@ -312,16 +320,62 @@ static cJSON *header_read(const MappedFile *file, size_t *data, Error *err) {
     return header;
 }
 
+/* A field of a packed file's __metadata__: a number in a string, as all values there. */
+static int metadata_number(uint16_t *number, const cJSON *metadata, const char *path, const char *key, int lo, int hi,
+                           Error *err) {
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(metadata, key);
+    const char *text = cJSON_IsString(value) ? value->valuestring : "";
+    char found[100];
+    size_t len = strlen(text);
+    int n = len && len < 6 && strspn(text, "0123456789") == len ? atoi(text) : -1;
+    if (n < lo || n > hi)
+        return fail(err, EXIT_FAILED, "%s: __metadata__: %s is %s; expected a number from \"%d\" to \"%d\", as a string",
+                    path, key, describe(found, sizeof found, value), lo, hi);
+    *number = (uint16_t)n;
+    return 0;
+}
+
+/* *quant becomes how the file is packed, if its format says that it is. */
+static int metadata_read(Quant *quant, const cJSON *metadata, const char *path, Error *err) {
+    const cJSON *format = cJSON_IsObject(metadata) ? cJSON_GetObjectItemCaseSensitive(metadata, "format") : NULL;
+    char found[100];
+    if (!cJSON_IsString(format) || strncmp(format->valuestring, "flexgen-packed", 14) != 0) return 0;
+    if (strcmp(format->valuestring, PACKED_FORMAT) != 0)
+        return fail(err, EXIT_FAILED,
+                    "%s: __metadata__: format is %s; expected \"" PACKED_FORMAT "\": pack the model again", path,
+                    describe(found, sizeof found, format));
+    if (metadata_number(&quant->bits, metadata, path, "flexgen.bits", LEAST_BITS, MOST_BITS, err) != 0 ||
+        metadata_number(&quant->group, metadata, path, "flexgen.group", LEAST_GROUP, MOST_GROUP, err) != 0)
+        return -1;
+    if (quant->group % LEAST_GROUP != 0)
+        return fail(err, EXIT_FAILED, "%s: __metadata__: flexgen.group is %d; expected a multiple of %d", path,
+                    quant->group, LEAST_GROUP);
+    return 0;
+}
+
+/* All files of a checkpoint are packed in one way. */
+static int files_agree(Checkpoint *c, int f, Quant quant, Error *err) {
+    char here[60], there[60];
+    if (f == 0) c->quant = quant;
+    if (quant.bits == c->quant.bits && quant.group == c->quant.group) return 0;
+    return fail(err, EXIT_FAILED, "%s: has %s, %s has %s; expected shards of one model", c->files[f].path,
+                quant_text(here, quant), c->files[0].path, quant_text(there, c->quant));
+}
+
 /* Adds all tensors of file f to the entries and checks that they do not overlap. */
 static int file_entries(Opening *o, int f, Error *err) {
     const MappedFile *file = &o->checkpoint->files[f];
+    Quant quant = {0, 0};
     size_t data;
     cJSON *header = o->headers[f] = header_read(file, &data, err);
     if (!header) return -1;
     size_t first = o->nentries;
     o->entries = (Entry *)xrealloc(o->entries, first + cJSON_GetArraySize(header), sizeof *o->entries);
     for (const cJSON *member = header->child; member; member = member->next) {
-        if (strcmp(member->string, "__metadata__") == 0) continue;
+        if (strcmp(member->string, "__metadata__") == 0) {
+            if (metadata_read(&quant, member, file->path, err) != 0) return -1;
+            continue;
+        }
         Entry *e = &o->entries[o->nentries++];
         *e = (Entry){.file = f};
         if (entry_read(e, member, file, data, err) != 0) return -1;
@@ -334,7 +388,7 @@ static int file_entries(Opening *o, int f, Error *err) {
                         "%s: tensors %.200s and %.200s overlap at byte %zu; expected each to have its own bytes",
                         file->path, a->name, b->name, b->begin);
     }
-    return 0;
+    return files_agree(o->checkpoint, f, quant, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -461,8 +515,6 @@ static const char *const global_names[NGLOBALS] = {[TOK_EMBED] = "model.decoder.
                                                    [FINAL_LN_B] = "model.decoder.final_layer_norm.bias",
                                                    [LM_HEAD] = "lm_head.weight"};
 
-static bool is_matrix(Role role) { return role % 2 == 0 && role != LN1_W && role != LN2_W; }
-
 static int compare_names(const void *a, const void *b) {
     return strcmp(((const Entry *)a)->name, ((const Entry *)b)->name);
 }
@@ -485,29 +537,53 @@ static int sort_by_name(Opening *o, Error *err) {
     return 0;
 }
 
-/* *tensor becomes the view of tensor `name`, which must be there as (rows, cols), or (cols) when it is a vector. */
-static int take_tensor(Tensor *tensor, const Opening *o, const char *name, int rows, int cols, bool vector, Error *err) {
+/* The type of a tensor's numbers; packed says that it must be U8. */
+static int entry_type(Type *type, const Entry *e, Quant quant, const char *path, const char *name, Error *err) {
+    static const char *const names[] = {[F32] = "F32", [F16] = "F16", [BF16] = "BF16"};
+    const bool u8 = strcmp(e->dtype, "U8") == 0;
+    char how[60];
+    *type = U8;
+    if (quant.bits && u8) return 0;
+    if (quant.bits)
+        return fail(err, EXIT_FAILED, "%s: tensor %s: dtype is %.40s; expected U8, as __metadata__ says %s", path, name,
+                    e->dtype, quant_text(how, quant));
+    for (int t = 0; t < 3; t++)
+        if (strcmp(e->dtype, names[t]) == 0) return *type = (Type)t, 0;
+    return fail(err, EXIT_FAILED, "%s: tensor %s: dtype is %.40s; expected F16, BF16 or F32: %s", path, name, e->dtype,
+                u8 ? "only matrices of layers may be packed, and only in files whose __metadata__ says how"
+                   : "save the model in one of these");
+}
+
+/* *tensor becomes the view of tensor `name`, which must be there as (rows, cols), or (cols) when it is a vector. With
+ * quant.bits it is a packed matrix. */
+static int take_tensor(Tensor *tensor, const Opening *o, const char *name, int rows, int cols, bool vector, Quant quant,
+                       Error *err) {
     const Entry *e = find_entry(o, name);
     const MappedFile *files = o->checkpoint->files;
+    Type type;
     if (!e)
         return fail(err, EXIT_FAILED, "%s: tensor %s is missing%s; config.json asks for it: is the download complete?",
                     files[0].path, name, o->checkpoint->nfiles > 1 ? ", as in the other shards" : "");
-    Type type = strcmp(e->dtype, "F16") == 0 ? F16 : strcmp(e->dtype, "BF16") == 0 ? BF16 : F32;
-    if (type == F32 && strcmp(e->dtype, "F32") != 0)
-        return fail(err, EXIT_FAILED,
-                    "%s: tensor %s: dtype is %.40s; expected F16, BF16 or F32: save the model in one of these",
-                    files[e->file].path, name, e->dtype);
+    if (entry_type(&type, e, quant, files[e->file].path, name, err) != 0) return -1;
+    if (quant.bits) rows = (rows + quant.group - 1) / quant.group, cols *= (int)quant_bytes(quant, quant.group);
     bool same = vector ? e->ndim == 1 && e->shape[0] == (size_t)cols
                        : e->ndim == 2 && e->shape[0] == (size_t)rows && e->shape[1] == (size_t)cols;
     if (!same) {
-        char found[60] = "", leading[20] = "";
+        char found[60] = "", leading[20] = "", how[60];
         for (int d = 0; d < e->ndim && d < 2; d++) snprintf(found + strlen(found), 30, "%s%zu", d ? ", " : "", e->shape[d]);
         if (!vector) snprintf(leading, sizeof leading, "%d, ", rows);
-        return fail(err, EXIT_FAILED, "%s: tensor %s: shape is [%s%s]; config.json asks for [%s%d]", files[e->file].path,
-                    name, found, e->ndim > 2 ? ", ..." : "", leading, cols);
+        return fail(err, EXIT_FAILED, "%s: tensor %s: shape is [%s%s]; config.json asks for [%s%d]%s%s",
+                    files[e->file].path, name, found, e->ndim > 2 ? ", ..." : "", leading, cols, quant.bits ? " at " : "",
+                    quant.bits ? quant_text(how, quant) : "");
     }
-    *tensor = (Tensor){
-        .tier = TIER_DISK, .type = type, .file = 1 + e->file, .offset = e->begin, .rows = rows, .cols = cols, .ld = cols};
+    *tensor = (Tensor){.tier = TIER_DISK,
+                       .type = type,
+                       .file = 1 + e->file,
+                       .quant = quant,
+                       .offset = e->begin,
+                       .rows = rows,
+                       .cols = cols,
+                       .ld = cols};
     return 0;
 }
 
@@ -536,7 +612,8 @@ static int take_head(const Opening *o, bool tied, Error *err) {
     Checkpoint *c = o->checkpoint;
     Tensor *head = &c->global[LM_HEAD];
     if (tied && !find_entry(o, global_names[LM_HEAD])) return 0;
-    if (take_tensor(head, o, global_names[LM_HEAD], c->config.vocab, c->config.embed, false, err) != 0) return -1;
+    if (take_tensor(head, o, global_names[LM_HEAD], c->config.vocab, c->config.embed, false, (Quant){0, 0}, err) != 0)
+        return -1;
     int same = tied ? same_bytes(c, &c->global[TOK_EMBED], head, err) : 0;
     if (same == 1) *head = (Tensor){.tier = NTIERS};
     return same < 0 ? -1 : 0;
@@ -544,17 +621,20 @@ static int take_head(const Opening *o, bool tied, Error *err) {
 
 static int take_tensors(const Opening *o, bool tied, Error *err) {
     Checkpoint *c = o->checkpoint;
+    const Quant none = {0, 0};
     char name[100];
     int rows, cols;
     for (int g = 0; g < LM_HEAD; g++) {
         opt_global_shape(&c->config, (Global)g, &rows, &cols);
-        if (rows > 0 && take_tensor(&c->global[g], o, global_names[g], rows, cols, g >= FINAL_LN_W, err) != 0) return -1;
+        if (rows > 0 && take_tensor(&c->global[g], o, global_names[g], rows, cols, g >= FINAL_LN_W, none, err) != 0)
+            return -1;
     }
     for (int j = 0; j < c->config.l; j++)
         for (int r = 0; r < NROLES; r++) {
             opt_role_shape(&c->config, (Role)r, &rows, &cols);
             snprintf(name, sizeof name, "model.decoder.layers.%d.%s", j, role_names[r]);
-            if (take_tensor(&c->layer[j][r], o, name, rows, cols, !is_matrix((Role)r), err) != 0) return -1;
+            bool matrix = role_is_matrix((Role)r);
+            if (take_tensor(&c->layer[j][r], o, name, rows, cols, !matrix, matrix ? c->quant : none, err) != 0) return -1;
         }
     return take_head(o, tied, err);
 }
@@ -652,9 +732,8 @@ static Owner find_owner(const Checkpoint *c, const Tensor *view) {
     return (Owner){NULL, -1, 0};
 }
 
-/* The view's tensor by name, for messages. */
-static const char *view_name(char name[100], const Checkpoint *c, const Tensor *view) {
-    Owner owner = find_owner(c, view);
+const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view) {
+    Owner owner = find_owner(checkpoint, view);
     if (!owner.whole) return "(unknown)";
     if (owner.layer < 0) return global_names[owner.part];
     snprintf(name, 100, "model.decoder.layers.%d.%s", owner.layer, role_names[owner.part]);
@@ -736,11 +815,11 @@ static size_t convert(f16 *dst, const uint8_t *raw, Type type, size_t n) {
 static int read_failed(const Checkpoint *c, const Tensor *tensor, int rc, Error *err) {
     char name[100];
     return fail(err, EXIT_FAILED, "%s: tensor %s: read error: %s", c->files[tensor->file - 1].path,
-                view_name(name, c, tensor),
+                checkpoint_name(name, c, tensor),
                 rc > 0 ? strerror(rc) : "the file became shorter since it was opened; do not change a model in use");
 }
 
-int checkpoint_fill(const Checkpoint *checkpoint, f16 *dst, const Tensor *tensor, size_t first, size_t count, Error *err) {
+int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first, size_t count, Error *err) {
     enum { CHUNK = 16384 };
     uint8_t raw[CHUNK];
     size_t size = type_bytes(tensor->type), offset = tensor->offset + first * size,
@@ -749,21 +828,47 @@ int checkpoint_fill(const Checkpoint *checkpoint, f16 *dst, const Tensor *tensor
     if (checkpoint->dummy) return dummy_fill(checkpoint, dst, tensor, first, count), 0;
     CHECK(tensor->file >= 1 && tensor->file <= checkpoint->nfiles);
     int rc, fd = checkpoint->files[tensor->file - 1].fd;
-    if (tensor->type == F16) {
+    if (tensor->type == F16 || tensor->type == U8) {
         rc = pread_all(fd, dst, count * size, offset);
         return rc == 0 ? 0 : read_failed(checkpoint, tensor, rc, err);
     }
     for (size_t done = 0, n; done < count; done += n) {
         n = count - done < CHUNK / size ? count - done : CHUNK / size;
         if ((rc = pread_all(fd, raw, n * size, offset + done * size)) != 0) return read_failed(checkpoint, tensor, rc, err);
-        size_t bad = convert(dst + done, raw, tensor->type, n);
+        size_t bad = convert((f16 *)dst + done, raw, tensor->type, n);
         char name[100];
         if (bad < n)
             return fail(
                 err, EXIT_FAILED,
                 "%s: tensor %s: element %zu is %g; expected values from -65504 to 65504, since weights are F16 here",
-                checkpoint->files[tensor->file - 1].path, view_name(name, checkpoint, tensor), first + done + bad,
+                checkpoint->files[tensor->file - 1].path, checkpoint_name(name, checkpoint, tensor), first + done + bad,
                 raw_float(raw, tensor->type, bad));
     }
     return 0;
+}
+
+int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *tensor, size_t first, size_t count,
+                      Error *err) {
+    char name[100];
+    size_t e = 0;
+    while (e < count && (x[e] & 0x7C00) != 0x7C00) e++;
+    if (e == count) return 0;
+    return fail(err, EXIT_FAILED, "%s: tensor %s: element %zu is %g; expected finite numbers: is the download complete?",
+                checkpoint->dummy ? checkpoint->config.name : checkpoint->files[tensor->file - 1].path,
+                checkpoint_name(name, checkpoint, tensor), first + e, f16_to_f32(x[e]));
+}
+
+int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Quant quant,
+                    Error *err) {
+    const size_t cols = (size_t)tensor->cols;
+    if (tensor->type == U8) {
+        CHECK(tensor->quant.bits == quant.bits && tensor->quant.group == quant.group);
+        return checkpoint_fill(checkpoint, to, tensor, row * cols, cols, err);
+    }
+    const size_t first = (size_t)row * quant.group * cols;
+    const int rows = imin(quant.group, tensor->rows - row * quant.group);
+    CHECK(row >= 0 && rows > 0);
+    if (checkpoint_fill(checkpoint, scratch, tensor, first, rows * cols, err) != 0) return -1;
+    if (quant_pack_rows(to, scratch, rows, tensor->cols, quant)) return 0;
+    return checkpoint_finite(checkpoint, scratch, tensor, first, rows * cols, err);
 }

@@ -4,6 +4,8 @@
  *   bench      a named model with random weights, prompts of one length, measured throughput
  *   policy     the best policies for a machine, by a cost model
  *   profile    this machine as numbers
+ *   quantize   a 4-bit copy of a checkpoint
+ *   eval       perplexity, last words
  * Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to standard output, everything else to standard
  * error. Read next: schedule.c for the paper's Figure 4. */
 #include <cjson/cJSON.h>
@@ -28,12 +30,15 @@ typedef struct {
 
 typedef struct {
     const char *model, *prompts, *output, *json, *offload_dir, *device, *hardware, *trace, *cost_model;
+    const char *perplexity, *last_word;
     Texts prompt, stop;
-    int max_tokens, num_prompts, threads;
+    int max_tokens, num_prompts, threads, window, limit;
     int prompt_len[2], gen_len[2]; /* least, most */
     Policy policy;                 /* gbs, num_gpu_batches 0: not given */
     bool fixed[6];                 /* which of wg wc cg cc hg hc are given */
     bool fixed_schedule, frontier;
+    bool compress_weight, compress_cache, allow_compression;
+    Quant quant;        /* of compression */
     double max_latency; /* seconds of a block; 0: any number */
     int nodes;
     double net_gbps, net_ms;
@@ -45,8 +50,8 @@ typedef struct {
 } Options;
 #define FROM_MACHINE SIZE_MAX
 
-/* A flag: the commands that know it ("g" generate, "b" bench, "p" policy, "m" profile), how many values it takes, and what
- * they set. */
+/* A flag: the commands that know it ("g" generate, "b" bench, "p" policy, "m" profile, "q" quantize, "e" eval), how many
+ * values it takes, and what they set. */
 typedef struct Flag Flag;
 struct Flag {
     const char *name, *commands;
@@ -112,6 +117,16 @@ static int set_range(Options *o, const Flag *flag, char **v, Error *err) {
         return fail(err, EXIT_USAGE, "%s %.60s: expected a whole number from %.0f to %.0f, or two such as 16-512",
                     flag->name, v[0], flag->low, flag->high);
     range[0] = (int)low, range[1] = (int)high;
+    return 0;
+}
+
+/* Of Policy.quant; group is a multiple of its least. */
+static int set_quant(Options *o, const Flag *flag, char **v, Error *err) {
+    long value;
+    if (parse_whole(&value, flag, v[0], err)) return -1;
+    if (flag->low == LEAST_GROUP && value % LEAST_GROUP)
+        return fail(err, EXIT_USAGE, "%s %ld: expected a multiple of %d", flag->name, value, LEAST_GROUP);
+    *(uint16_t *)field(o, flag) = (uint16_t)value;
     return 0;
 }
 
@@ -210,33 +225,48 @@ static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
 #define AT(name) offsetof(Options, name)
 enum { MAX_GBS = 1 << 20, MAX_LEN = 1 << 24, MAX_BENCH = 1 << 28, MAX_SLICES = 1 << 20 };
 static const Flag flags[] = {
-    {"--model", "gbpm", 1, set_text, AT(model), 0, 0,
-     "DIR: a Hugging Face directory; all but generate also take a name, opt-125m to opt-175b"},
+    {"--model", "gbpmqe", 1, set_text, AT(model), 0, 0,
+     "DIR: a Hugging Face directory; bench, policy and profile also take a name, opt-125m to opt-175b"},
     {"--prompt", "g", 1, add_text, AT(prompt), 0, 0, "TEXT: a prompt; may be repeated"},
     {"--prompts", "g", 1, set_text, AT(prompts), 0, 0,
      "FILE: JSON lines {\"id\", \"prompt\", \"max_tokens\"} or plain lines; - is standard input"},
-    {"--output", "gm", 1, set_text, AT(output), 0, 0,
-     "FILE: completions as JSON lines, or the machine (-, standard output)"},
+    {"--output", "gmq", 1, set_text, AT(output), 0, 0,
+     "FILE: completions as JSON lines, or the machine (-, standard output); DIR: the copy that quantize makes"},
     {"--max-tokens", "g", 1, set_int, AT(max_tokens), 1, MAX_LEN,
      "N: tokens to generate where the prompt does not say (64)"},
     {"--prompt-len", "bp", 1, set_range, AT(prompt_len), 1, MAX_LEN,
      "S: tokens of every prompt (512); bench also S1-S2: drawn between the two"},
     {"--gen-len", "bp", 1, set_range, AT(gen_len), 1, MAX_LEN, "N: tokens to generate (32); bench also N1-N2"},
     {"--num-prompts", "bp", 1, set_int, AT(num_prompts), 1, MAX_GBS, "N: prompts (one block of them)"},
-    {"--json", "bp", 1, set_text, AT(json), 0, 0, "FILE: the figures as one JSON object; - is standard output"},
-    {"--percent", "gbp", 6, set_percent, 0, 0, 100,
+    {"--perplexity", "e", 1, set_text, AT(perplexity), 0, 0, "FILE: a text, scored in windows; - is standard input"},
+    {"--last-word", "e", 1, set_text, AT(last_word), 0, 0, "FILE: JSON lines {\"text\"} whose last word is scored"},
+    {"--window", "e", 1, set_int, AT(window), 2, MAX_LEN, "N: tokens of a window (the model's positions)"},
+    {"--limit", "e", 1, set_int, AT(limit), 1, MAX_LEN, "N: the first N windows or lines only (all)"},
+    {"--json", "bpe", 1, set_text, AT(json), 0, 0, "FILE: the figures as one JSON object; - is standard output"},
+    {"--percent", "gbpe", 6, set_percent, 0, 0, 100,
      "WG WC CG CC HG HC: weights, KV cache, activations on GPU and on CPU; the disk has the rest; - is left to the search"},
-    {"--gpu-batch-size", "gbp", 1, set_int, AT(policy.gbs), 1, MAX_GBS, "N: sequences of a GPU batch"},
-    {"--num-gpu-batches", "gbp", 1, set_int, AT(policy.num_gpu_batches), 1, 1 << 16, "N: GPU batches of a block"},
-    {"--schedule", "gbp", 1, set_schedule, 0, 0, 0,
+    {"--gpu-batch-size", "gbpe", 1, set_int, AT(policy.gbs), 1, MAX_GBS, "N: sequences of a GPU batch"},
+    {"--num-gpu-batches", "gbpe", 1, set_int, AT(policy.num_gpu_batches), 1, 1 << 16, "N: GPU batches of a block"},
+    {"--schedule", "gbpe", 1, set_schedule, 0, 0, 0,
      "zigzag (Figure 3b), row (Figure 3a) or diagonal (Figure 6); the best, or with a given policy zigzag"},
-    {"--cpu-cache-compute", "gbp", 0, set_true, AT(policy.cpu_attention), 0, 0,
+    {"--cpu-cache-compute", "gbpe", 0, set_true, AT(policy.cpu_attention), 0, 0,
      "the CPU attends to the KV cache on CPU and disk, in place"},
-    {"--no-overlap", "gbp", 0, set_false, AT(policy.overlap), 0, 0, "wait for every operation at once"},
-    {"--page-tokens", "gbp", 1, set_int, AT(policy.page_tokens), 1, 4096, "N: tokens of a KV page (16)"},
-    {"--device", "gbpm", 1, set_text, AT(device), 0, 0,
+    {"--compress-weight", "gbpe", 0, set_true, AT(compress_weight), 0, 0,
+     "4-bit groups for the layers' matrices, on every tier"},
+    {"--compress-cache", "gbpe", 0, set_true, AT(compress_cache), 0, 0, "4-bit groups for the KV cache, on every tier"},
+    {"--bits", "gbpqe", 1, set_quant, AT(quant.bits), LEAST_BITS, MOST_BITS,
+     "B: of a compressed number (4; others, for study, are slow)"},
+    {"--group", "gbpqe", 1, set_quant, AT(quant.group), LEAST_GROUP, MOST_GROUP,
+     "G: numbers that share a minimum and a scale (64)"},
+    {"--allow-compression", "gbp", 0, set_true, AT(allow_compression), 0, 0,
+     "the search may compress weights and cache where that is faster"},
+    {"--attn-sparsity", "gbpe", 1, set_double, AT(policy.sparsity), 1e-6, 1,
+     "F: read V of this share of the tokens, those with the largest scores (1); the CPU attends to what is off the GPU"},
+    {"--no-overlap", "gbpe", 0, set_false, AT(policy.overlap), 0, 0, "wait for every operation at once"},
+    {"--page-tokens", "gbpe", 1, set_int, AT(policy.page_tokens), 1, 4096, "N: tokens of a KV page (16)"},
+    {"--device", "gbpme", 1, set_text, AT(device), 0, 0,
      "host, cuda (the GPU, if there is one), or for bench sim, a machine made of numbers"},
-    {"--hardware", "gbp", 1, set_text, AT(hardware), 0, 0,
+    {"--hardware", "gbpe", 1, set_text, AT(hardware), 0, 0,
      "FILE: the machine that the policy is for or the sim plays, such as hardware/t4.json (this one, measured)"},
     {"--cost-model", "p", 1, set_cost_model, 0, 0, 0,
      "runtime: what this program does (the default); paper: Appendix A.3 as printed"},
@@ -245,15 +275,15 @@ static const Flag flags[] = {
     {"--nodes", "p", 1, set_int, AT(nodes), 1, 10000, "M: machines, as a pipeline (4.4) and without offloading (6.4)"},
     {"--net-gbps", "p", 1, set_double, AT(net_gbps), 1e-6, 1e6, "G: Gbit/s between two of them (10)"},
     {"--net-ms", "p", 1, set_double, AT(net_ms), 0, 1e6, "L: milliseconds that a message takes besides (0.1)"},
-    {"--link", "gbp", 1, set_links, 0, 0, 0,
+    {"--link", "gbpe", 1, set_links, 0, 0, 0,
      "LIST: slow links of the host device: ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G (bytes/s)"},
-    {"--trace", "gb", 1, set_text, AT(trace), 0, 0, "FILE: what each lane did when, for chrome://tracing or Perfetto"},
-    {"--gpu-mem", "gbpm", 1, set_size, AT(capacity[TIER_GPU]), 0, 0, "SIZE: capacity of the GPU tier, such as 16G"},
-    {"--cpu-mem", "gbpm", 1, set_size, AT(capacity[TIER_CPU]), 0, 0, "SIZE: of the CPU tier"},
-    {"--disk-mem", "gbpm", 1, set_size, AT(capacity[TIER_DISK]), 0, 0, "SIZE: of the disk tier"},
-    {"--offload-dir", "gbpm", 1, set_text, AT(offload_dir), 0, 0,
+    {"--trace", "gbe", 1, set_text, AT(trace), 0, 0, "FILE: what each lane did when, for chrome://tracing or Perfetto"},
+    {"--gpu-mem", "gbpme", 1, set_size, AT(capacity[TIER_GPU]), 0, 0, "SIZE: capacity of the GPU tier, such as 16G"},
+    {"--cpu-mem", "gbpme", 1, set_size, AT(capacity[TIER_CPU]), 0, 0, "SIZE: of the CPU tier"},
+    {"--disk-mem", "gbpme", 1, set_size, AT(capacity[TIER_DISK]), 0, 0, "SIZE: of the disk tier"},
+    {"--offload-dir", "gbpme", 1, set_text, AT(offload_dir), 0, 0,
      "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
-    {"--threads", "gbpm", 1, set_int, AT(threads), 1, 1024, "N: threads that compute (all cores)"},
+    {"--threads", "gbpmqe", 1, set_int, AT(threads), 1, 1024, "N: threads that compute (all cores)"},
     {"--temperature", "g", 1, set_float, AT(sampling.temperature), 0, 1e6, "T: of sampling; 0 is greedy (the default)"},
     {"--top-p", "g", 1, set_float, AT(sampling.top_p), 1e-6, 1,
      "P: with a temperature, sample from the likeliest tokens with together this mass (1)"},
@@ -261,9 +291,9 @@ static const Flag flags[] = {
      "K: with a temperature, from the K likeliest tokens (0: all)"},
     {"--seed", "gb", 1, set_seed, AT(sampling.seed), 0, 0x1p62, "N: of sampling, and of bench's prompts and weights (0)"},
     {"--stop", "g", 1, add_text, AT(stop), 0, 0, "TEXT: end a completion before it; may be repeated"},
-    {"--verbose", "g", 0, set_true, AT(verbose), 0, 0,
+    {"--verbose", "ge", 0, set_true, AT(verbose), 0, 0,
      "print the plan, and the measured peaks beside it (bench always does)"},
-    {"--help", "gbpm", 0, set_true, AT(help), 0, 0, "this text"},
+    {"--help", "gbpmqe", 0, set_true, AT(help), 0, 0, "this text"},
 };
 enum { NFLAGS = sizeof flags / sizeof flags[0] };
 
@@ -284,11 +314,13 @@ static int edit_distance(const char *a, const char *b) {
     return row[n];
 }
 
+static const char *command_name(char letter);
+
 /* "generate and bench": the commands that know a flag. */
 static const char *known_by(char *text, size_t size, const Flag *flag) {
     text[0] = 0;
     for (const char *c = flag->commands; *c; c++) {
-        const char *name = *c == 'g' ? "generate" : *c == 'b' ? "bench" : *c == 'p' ? "policy" : "profile";
+        const char *name = command_name(*c);
         size_t used = strlen(text);
         snprintf(text + used, size - used, "%s%s", !used ? "" : c[1] ? ", " : " and ", name);
     }
@@ -351,6 +383,9 @@ static int check_paper(const Options *o, Error *err) {
                     o->prompt_len[0] < o->prompt_len[1] ? "--prompt-len" : "--gen-len");
     for (int i = 0; i < 6; i++)
         if (o->fixed[i]) return fail(err, EXIT_USAGE, "--percent: the cost model paper finds all of them; leave it out");
+    if (o->compress_weight || o->compress_cache || o->allow_compression || is_sparse(&o->policy))
+        return fail(err, EXIT_USAGE, "%s: the cost model paper knows none; leave it out",
+                    is_sparse(&o->policy) ? "--attn-sparsity" : "compression");
     if (o->max_latency > 0 || o->frontier || o->nodes)
         return fail(err, EXIT_USAGE, "%s: the cost model paper looks at one block on one machine; leave it out",
                     o->frontier ? "--frontier"
@@ -376,11 +411,16 @@ static int check_options(const Options *o, char command, Error *err) {
     if (command == 'm') return 0;
     if (!o->model)
         return fail(err, EXIT_USAGE, "--model is missing; name a checkpoint directory%s",
-                    command != 'g' ? " or a size such as opt-125m" : "");
+                    command == 'b' || command == 'p' ? " or a size such as opt-125m" : "");
+    if (command == 'q' && (!o->output || !o->output[0]))
+        return fail(err, EXIT_USAGE, "--output is missing; name the directory that the copy is to be");
     if (command == 'p' && paper_model(o) && check_paper(o, err)) return -1;
     if (o->nodes && check_cluster(o, err)) return -1;
     if (command == 'g' && !o->prompt.n == !o->prompts)
         return fail(err, EXIT_USAGE, "give either --prompt TEXT or --prompts FILE");
+    if (command == 'e' && !o->perplexity == !o->last_word)
+        return fail(err, EXIT_USAGE, "give either --perplexity FILE or --last-word FILE");
+    if (o->window && !o->perplexity) return fail(err, EXIT_USAGE, "--window: a line is one by itself; leave it out");
     for (int i = 0; i < o->stop.n; i++)
         if (!o->stop.text[i][0]) return fail(err, EXIT_USAGE, "--stop: an empty text would end everything; give one");
     if ((long)o->policy.gbs * o->policy.num_gpu_batches > MAX_GBS)
@@ -395,11 +435,14 @@ static void usage(FILE *out) {
             "  flexgen generate --model DIR (--prompt TEXT | --prompts FILE|-)   completions as JSON lines\n"
             "  flexgen bench    --model NAME|DIR                                 measured throughput\n"
             "  flexgen policy   --model NAME|DIR                                 the best policies, and what they promise\n"
-            "  flexgen profile                                                   this machine as a hardware file\n\n");
-    for (const Flag *f = flags; f < flags + NFLAGS; f++) fprintf(out, "  %-20s%-4s %s\n", f->name, f->commands, f->help);
-    fprintf(out,
-            "\ng: of generate, b: of bench, p: of policy, m: of profile. Exit status: 0 done, 1 failed, 2 wrong use or "
-            "does not fit.\n");
+            "  flexgen profile                                                   this machine as a hardware file\n"
+            "  flexgen quantize --model DIR --output DIR                         a 4-bit copy of a checkpoint\n"
+            "  flexgen eval     --model DIR (--perplexity FILE | --last-word FILE)   how probable a text is\n\n");
+    for (const Flag *f = flags; f < flags + NFLAGS; f++) fprintf(out, "  %-20s%-6s %s\n", f->name, f->commands, f->help);
+    fprintf(
+        out,
+        "\ng: of generate, b: of bench, p: of policy, m: of profile, q: of quantize, e: of eval. Exit status: 0 done, 1 "
+        "failed, 2 wrong use or does not fit.\n");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -541,6 +584,7 @@ static Search search_for(const Options *o, const Hardware *hardware, Type act_ty
                 .fixed_schedule = o->fixed_schedule,
                 .fixed_attention = o->policy.cpu_attention,
                 .max_latency = o->max_latency};
+    if (o->allow_compression) s.allowed = o->quant;
     memcpy(s.capacity, o->capacity, sizeof s.capacity);
     memcpy(s.fixed, o->fixed, sizeof s.fixed);
     if (!s.given.num_gpu_batches && s.fixed_batches) s.given.num_gpu_batches = 1;
@@ -551,14 +595,31 @@ static Search search_for(const Options *o, const Hardware *hardware, Type act_ty
 static bool all_given(const Search *s) {
     bool all = s->fixed_gbs && s->fixed_batches && s->max_latency <= 0; /* a limit must be looked at */
     for (int i = 0; i < 6; i++) all = all && s->fixed[i];
-    return all;
+    return all && !s->allowed.bits;
+}
+
+/* How the flags, or a packed checkpoint, say that weights and cache are packed; and who attends sparsely. */
+static int settle_compression(Options *o, const Checkpoint *checkpoint, Error *err) {
+    const Quant asked = o->quant, is = checkpoint->quant;
+    Policy *p = &o->policy;
+    if (o->compress_weight) p->weight_quant = asked;
+    if (o->compress_cache) p->cache_quant = asked;
+    if (is_sparse(p)) p->cpu_attention = true;
+    if (!is.bits) return 0;
+    if (o->compress_weight && (is.bits != asked.bits || is.group != asked.group))
+        return fail(err, EXIT_USAGE,
+                    "--compress-weight: the checkpoint's weights have %d bits in groups of %d; leave it out", is.bits,
+                    is.group);
+    p->weight_quant = is;
+    return 0;
 }
 
 /* Chooses what the flags leave open, and refuses what does not fit, before anything is allocated or written. one_block: the
  * task is as long as a block may be, and ends behind the policy's. */
 static int plan_task(Run *run, Options *o, const Checkpoint *checkpoint, Task *task, bool one_block, Error *err) {
     if (choose_device(run, o, &checkpoint->config, err) ||
-        fill_capacities(o, run->gpu, run->sim ? &run->hardware : NULL, checkpoint, err))
+        fill_capacities(o, run->gpu, run->sim ? &run->hardware : NULL, checkpoint, err) ||
+        settle_compression(o, checkpoint, err))
         return -1;
     o->threads = host_set_threads(o->threads);
     Search search = search_for(o, &run->hardware, act_type(run), checkpoint, task, one_block);
@@ -672,16 +733,21 @@ static void print_prediction(const Run *run) {
                 run->device->peak[t] / 1048576.0);
 }
 
-static void print_summary(const Options *o, const Run *run, int prompts) {
+/* Under which policy, on what. */
+static void print_policy(FILE *out, const Options *o, const Run *run) {
     const Policy *p = &o->policy;
+    fprintf(out, "weights %g/%g%s, cache %g/%g%s, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d threads, %s\n",
+            100 * p->wg, 100 * p->wc, p->weight_quant.bits ? " packed" : "", 100 * p->cg, 100 * p->cc,
+            p->cache_quant.bits ? " packed" : "", 100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches,
+            schedule_name[p->schedule], run->gpu ? run->gpu->name : "", run->gpu ? ", " : "", o->threads, host_isa());
+}
+
+static void print_summary(const Options *o, const Run *run, int prompts) {
     const RunStats *stats = &run->stats;
-    fprintf(stderr,
-            "%d prompts, %ld tokens in %.2f s (prefill %.2f, decode %.2f): %.1f tokens/s generated; "
-            "weights %g/%g, cache %g/%g, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d threads, %s\n",
-            prompts, stats->generated, stats->total_s, stats->prefill_s, stats->decode_s,
-            stats->total_s > 0 ? stats->generated / stats->total_s : 0, 100 * p->wg, 100 * p->wc, 100 * p->cg, 100 * p->cc,
-            100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches, schedule_name[p->schedule],
-            run->gpu ? run->gpu->name : "", run->gpu ? ", " : "", o->threads, host_isa());
+    fprintf(stderr, "%d prompts, %ld tokens in %.2f s (prefill %.2f, decode %.2f): %.1f tokens/s generated; ", prompts,
+            stats->generated, stats->total_s, stats->prefill_s, stats->decode_s,
+            stats->total_s > 0 ? stats->generated / stats->total_s : 0);
+    print_policy(stderr, o, run);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -714,11 +780,11 @@ static int generate_job(Options *o, const Checkpoint *checkpoint, const Tokenize
                      .stop = o->stop.text,
                      .nstops = o->stop.n,
                      .out_name = strcmp(path, "-") ? path : "standard output",
-                     .progress = isatty(STDERR_FILENO)};
+                     .progress.on = isatty(STDERR_FILENO)};
     if (!c.out) return -1;
     Listener listener = completions_listener(&c);
     int status = job->task.count ? run_task(run, o, checkpoint, &job->task, &listener, err) : 0;
-    if (c.progress) fprintf(stderr, "\r\033[K");
+    progress_clear(&c.progress);
     Error unwritten;
     if (close_output(c.out, "--output", path, &unwritten) && !status) *err = unwritten, status = -1;
     if (!status && job->task.count && o->verbose) print_peaks(run, o);
@@ -748,7 +814,8 @@ static int check_eos(const Tokenizer *tokenizer, const OptConfig *config, const 
     return 0;
 }
 
-static int generate(Options *o, Error *err) {
+/* With what a command needs that knows texts. */
+static int with_model(Options *o, int (*work)(Options *, const Checkpoint *, const Tokenizer *, Error *), Error *err) {
     OptConfig config;
     struct stat st;
     if (stat(o->model, &st) && opt_config_by_name(&config, o->model) == 0)
@@ -757,11 +824,13 @@ static int generate(Options *o, Error *err) {
     if (!checkpoint) return -1;
     Tokenizer *tokenizer = tokenizer_open(o->model, checkpoint->config.vocab, err);
     int status = tokenizer ? check_eos(tokenizer, &checkpoint->config, o->model, err) : -1;
-    if (!status) status = generate_with(o, checkpoint, tokenizer, err);
+    if (!status) status = work(o, checkpoint, tokenizer, err);
     tokenizer_close(tokenizer);
     checkpoint_close(checkpoint);
     return status;
 }
+
+static int generate(Options *o, Error *err) { return with_model(o, generate_with, err); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // flexgen bench
@@ -839,6 +908,10 @@ static void add_lanes(cJSON *json, const Device *device) {
         double bytes = 0;
         for (int kind = 0; kind < NKINDS; kind++) bytes += (double)count->moved[kind];
         add_busy(lanes, lane_name[lane], bytes, count->busy_s);
+        if (count->read[0]) {
+            const Figure read[] = {{"k_bytes", (double)count->read[0]}, {"v_bytes", (double)count->read[1]}};
+            add_figures(cJSON_GetObjectItem(lanes, lane_name[lane]), read, 2);
+        }
         moved[lane_channel[lane]] += bytes, busy[lane_channel[lane]] += count->busy_s;
     }
     for (int channel = 0; channel < NCHANNELS; channel++)
@@ -1074,7 +1147,7 @@ static int runtime_policy(Run *run, Options *o, const Checkpoint *checkpoint, Er
     bool one_block;
     Found found[MOST];
     int count = bench_count(&one_block, o, &checkpoint->config, err), n;
-    if (count < 0 || choose_machine(run, o, checkpoint, err)) return -1;
+    if (count < 0 || choose_machine(run, o, checkpoint, err) || settle_compression(o, checkpoint, err)) return -1;
     Task task = bench_task(o, count);
     Search search = search_for(o, &run->hardware, act_type(run), checkpoint, &task, one_block);
     n = o->nodes ? cluster_policy(run, o, checkpoint, &search, err) : find_policies(found, MOST, o, &search, err);
@@ -1132,12 +1205,107 @@ static int profile(Options *o, Error *err) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
+// flexgen quantize
+// ---------------------------------------------------------------------------------------------------------------
+
+static int quantize(Options *o, Error *err) {
+    const size_t shard_bytes = 5000000000; /* as others cut large checkpoints */
+    CopyStats stats;
+    if (checkpoint_quantize(&stats, o->model, o->output, o->quant, shard_bytes, host_set_threads(o->threads),
+                            isatty(STDERR_FILENO) ? stderr : NULL, err))
+        return -1;
+    fprintf(stderr, "%.2f MB packed to %.2f MB, %d file%s in %s: %.2f bits a weight, %.2f in the matrices of the layers\n",
+            stats.before / 1e6, stats.after / 1e6, stats.files, stats.files > 1 ? "s" : "", o->output, stats.bits,
+            stats.packed_bits);
+    return 0;
+}
+
+// flexgen eval
+// ---------------------------------------------------------------------------------------------------------------
+
+static cJSON *eval_json(const Options *o, const Eval *eval, const Run *run) {
+    const EvalResult r = eval_result(eval);
+    const RunStats *t = &run->stats;
+    const Figure text[] = {{"perplexity", r.perplexity},       {"nll", r.nll},
+                           {"bits_per_byte", r.bits_per_byte}, {"tokens", (double)eval->tokens},
+                           {"windows", eval->task.count},      {"window", eval->window}};
+    const Figure words[] = {
+        {"last_word_accuracy", r.accuracy}, {"perplexity", r.word_perplexity}, {"lines", eval->task.count}};
+    const Figure times[] = {{"sweeps", (double)t->sweeps},
+                            {"T", t->total_s},
+                            {"prefill_s", t->prefill_s},
+                            {"decode_s", t->decode_s},
+                            {"total_s", t->total_s}};
+    cJSON *json = cJSON_CreateObject();
+    if (o->perplexity)
+        add_figures(json, text, sizeof text / sizeof *text);
+    else
+        add_figures(json, words, sizeof words / sizeof *words);
+    cJSON_AddStringToObject(json, "model", run->plan->config.name);
+    cJSON_AddStringToObject(json, "device", run->device->name);
+    add_policy(json, &o->policy);
+    add_figures(json, times, sizeof times / sizeof *times);
+    return json;
+}
+
+static void print_eval(const Options *o, const Eval *eval, const Run *run) {
+    const EvalResult r = eval_result(eval);
+    if (o->perplexity)
+        printf("perplexity %.4f, %.4f bits per byte: %ld tokens in %d windows of %d\n", r.perplexity, r.bits_per_byte,
+               eval->tokens, eval->task.count, eval->window);
+    else
+        printf("last word: accuracy %.4f, perplexity %.4f: %d lines\n", r.accuracy, r.word_perplexity, eval->task.count);
+    printf("%.2f s; ", run->stats.total_s);
+    print_policy(stdout, o, run);
+}
+
+/* The texts are read; --json is opened before the run. */
+static int eval_run(Options *o, const Checkpoint *checkpoint, Eval *eval, Run *run, Error *err) {
+    if (plan_task(run, o, checkpoint, &eval->task, false, err)) return -1;
+    if (o->verbose) plan_print(stderr, run->plan, o->capacity, NULL);
+    FILE *json = o->json ? open_output("--json", o->json, err) : NULL;
+    if (o->json && !json) return -1;
+    Listener listener = eval_listener(eval);
+    int status = run_task(run, o, checkpoint, &eval->task, &listener, err);
+    progress_clear(&eval->progress);
+    if (!status) {
+        if (o->verbose) print_peaks(run, o);
+        if (run->predicted) print_prediction(run);
+        if (json) print_json(json, eval_json(o, eval, run));
+        if (json != stdout) print_eval(o, eval, run);
+    }
+    Error unwritten;
+    if (json && close_output(json, "--json", o->json, &unwritten) && !status) *err = unwritten, status = -1;
+    return status;
+}
+
+static int eval_with(Options *o, const Checkpoint *checkpoint, const Tokenizer *tokenizer, Error *err) {
+    Eval eval = {.stepwise = o->compress_cache || is_sparse(&o->policy), .progress.on = isatty(STDERR_FILENO)};
+    Run run = {0};
+    int status = o->perplexity ? eval_text(&eval, o->perplexity, o->window, o->limit, tokenizer, &checkpoint->config, err)
+                               : eval_lines(&eval, o->last_word, o->limit, tokenizer, &checkpoint->config, err);
+    if (!status) status = eval_run(o, checkpoint, &eval, &run, err);
+    run_close(&run);
+    eval_free(&eval);
+    return status;
+}
+
+static int eval(Options *o, Error *err) { return with_model(o, eval_with, err); }
+
+// ---------------------------------------------------------------------------------------------------------------
 
 static const struct {
     const char *name;
     char letter; /* in Flag.commands */
     int (*run)(Options *, Error *);
-} commands[] = {{"generate", 'g', generate}, {"bench", 'b', bench}, {"policy", 'p', policy}, {"profile", 'm', profile}};
+} commands[] = {{"generate", 'g', generate}, {"bench", 'b', bench},       {"policy", 'p', policy},
+                {"profile", 'm', profile},   {"quantize", 'q', quantize}, {"eval", 'e', eval}};
+
+static const char *command_name(char letter) {
+    int c = 0;
+    while (commands[c].letter != letter) c++;
+    return commands[c].name;
+}
 
 /* A closed standard stream would lend its number to the next file opened, and our results would go there. */
 static void open_standard_streams(void) {
@@ -1150,7 +1318,8 @@ static int run_command(Options *o, int argc, char **argv, Error *err) {
     if (!strcmp(argv[1], "help") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return usage(stdout), 0;
     while (c < n && strcmp(argv[1], commands[c].name)) c++;
     if (c == n)
-        return fail(err, EXIT_USAGE, "unknown command %.60s; the commands are generate, bench, policy, profile and help",
+        return fail(err, EXIT_USAGE,
+                    "unknown command %.60s; the commands are generate, bench, policy, profile, quantize, eval and help",
                     argv[1]);
     if (parse_flags(o, commands[c].letter, argv + 2, argc - 2, err)) return -1;
     if (o->help) return usage(stdout), 0;
@@ -1167,6 +1336,7 @@ int main(int argc, char **argv) {
                  .offload_dir = tmp && *tmp ? tmp : "/var/tmp",
                  .capacity = {FROM_MACHINE, FROM_MACHINE, FROM_MACHINE},
                  .sampling = {.top_p = 1},
+                 .quant = {4, 64},
                  .policy = {.schedule = SCHEDULE_ZIGZAG, .overlap = true, .page_tokens = 16}};
     Error err = {0}, unwritten;
     signal(SIGPIPE, SIG_IGN); /* a closed pipe or a limit on file sizes is a failed write, said in one line */

@@ -102,6 +102,149 @@ static __device__ T block_reduce(T x) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
+// Packed numbers (section 5; quant.c has the layout and the plain functions, which these follow bit for bit)
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { HEADER = 4 }; /* bytes of a group's min and scale */
+
+/* How rows of K and V hold their heads. bits 0: as halfs. wide: what a lane takes, eight elements at a multiple of eight,
+ * lies together: 16 bytes of halfs, or half of each of 8 bytes of codes. */
+typedef struct {
+    int bits, group;
+    int group_bytes, head_bytes;
+    bool wide;
+} Packing;
+
+/* A code as a float: 2^23 and the code share a float's bits, and 2^23 goes again. Conversions have a quarter of the speed.
+ */
+static __device__ float code_float(unsigned code) { return __uint_as_float(0x4b000000 | code) - 8388608.f; }
+
+/* x: a group's min, y: its scale. Groups begin at multiples of 4 bytes. */
+static __device__ float2 group_header(const uint8_t *group) { return __half22float2(*(const half2 *)group); }
+
+/* min + scale * code, to be rounded to a half. Products of halfs and codes are exact: whether this is fused is no matter.
+ */
+static __device__ float unpack_code(float2 header, unsigned code) { return header.x + header.y * code_float(code); }
+
+/* Number i of a group of any width of codes. */
+static __device__ half unpack_number(const uint8_t *group, int i, int bits) {
+    bool four = bits == 4;
+    const uint8_t *at = group + HEADER + (four ? i / 32 * 16 + i % 16 : i * bits / 8);
+    int shift = four ? i % 32 / 16 * 4 : i * bits % 8;
+    unsigned code = at[0];
+    if (shift + bits > 8) code |= (unsigned)at[1] << 8;
+    return __float2half(unpack_code(group_header(group), code >> shift & ((1u << bits) - 1)));
+}
+
+/* Eight numbers from the i-th of a group on, whose codes are in half of each of 8 bytes: the header, those bytes. Zeros,
+ * which stand for zeros, where n is not above 0. */
+static __device__ uint3 load_fours(const uint8_t *group, int i, int n) {
+    const unsigned *header = (const unsigned *)group, *codes = header + (HEADER + i / 32 * 16 + i % 16) / 4;
+    uint3 raw = make_uint3(0, 0, 0);
+    if (n > 0) raw.x = *header, raw.y = codes[0], raw.z = codes[1];
+    return raw;
+}
+
+static __device__ Half8 unpack_fours(uint3 raw, int i) {
+    float2 header = group_header((const uint8_t *)&raw.x);
+    unsigned codes[2] = {raw.y >> i % 32 / 16 * 4, raw.z >> i % 32 / 16 * 4};
+    float x[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) x[j] = unpack_code(header, codes[j / 4] >> j % 4 * 8 & 15);
+    return to_halfs(x);
+}
+
+/* The first n of eight numbers from the i-th on in any packing, over a group's end; zeros behind them. Not inlined: this is
+ * the slow way, and it shall not take registers from the fast one. */
+static __device__ __noinline__ Half8 unpack_any(const uint8_t *group, int i, int n, int bits, int whole, int group_bytes) {
+    Half8 eight = make_uint4(0, 0, 0, 0);
+    half *h = (half *)&eight;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        if (j < n) h[j] = unpack_number(group, i, bits);
+        if (++i == whole) i = 0, group += group_bytes;
+    }
+    return eight;
+}
+
+enum { GROUP = 64, GROUP_WORDS = 9, COLUMNS = 64 };
+
+/* Groups of 64 codes of 4 bits. A block takes COLUMNS columns of one row of groups through shared memory; a thread has 8 of
+ * them, and of each the codes of 8 rows: 4 bytes. */
+static __global__ void __launch_bounds__(COLUMNS) unpack_kernel(half *w, const unsigned *packed, int n, int k, bool wide) {
+    __shared__ unsigned groups[COLUMNS * GROUP_WORDS];
+    int first = blockIdx.x * COLUMNS, columns = min((int)COLUMNS, k - first);
+    const unsigned *from = packed + ((size_t)blockIdx.y * k + first) * GROUP_WORDS;
+    for (int i = threadIdx.x; i < columns * GROUP_WORDS; i += COLUMNS) groups[i] = from[i];
+    __syncthreads();
+    int c = threadIdx.x % (COLUMNS / 8) * 8, word = threadIdx.x / (COLUMNS / 8);
+    int top = blockIdx.y * GROUP + word / 4 * 32 + word % 4 * 4;
+    float2 header[8];
+    unsigned codes[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        const unsigned *group = groups + (c + j < columns ? c + j : 0) * GROUP_WORDS;
+        header[j] = group_header((const uint8_t *)group), codes[j] = group[1 + word];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) { /* low halves, then high halves of the 4 bytes */
+        int row = top + i % 4 + i / 4 * 16;
+        float x[8];
+        for (int j = 0; j < 8; j++) x[j] = unpack_code(header[j], codes[j] >> (i % 4 * 8 + i / 4 * 4) & 15);
+        if (row < n) store8(w + (size_t)row * k + first + c, to_halfs(x), columns - c, wide);
+    }
+}
+
+/* Any other packing: a thread has 8 columns of a row, straight from memory. */
+static __global__ void unpack_any_kernel(half *w, const uint8_t *packed, int k, int bits, int group, int group_bytes,
+                                         bool wide) {
+    int row = blockIdx.x, c = (blockIdx.y * blockDim.x + threadIdx.x) * 8;
+    Half8 piece = make_uint4(0, 0, 0, 0);
+    half *h = (half *)&piece;
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        if (c + j < k) h[j] = unpack_number(packed + ((size_t)(row / group) * k + c + j) * group_bytes, row % group, bits);
+    store8(w + (size_t)row * k + c, piece, k - c, wide);
+}
+
+/* (max - min) / levels as a half, rounded up; down where the largest code would pass the range of halfs. */
+static __device__ half group_scale(float min, float max, int levels) {
+    float exact = (max - min) / levels;
+    __half_raw scale = __float2half(exact);
+    if (__half2float(scale) < exact) scale.x++;
+    if (min + levels * __half2float(scale) >= 65520) scale.x--;
+    return scale;
+}
+
+/* Byte b of the codes of x[0..n). */
+static __device__ uint8_t code_byte(const half *x, int n, int b, float min, float inverse, int bits) {
+    unsigned byte = 0;
+    int i = bits == 4 ? b / 16 * 32 + b % 16 : b * 8 / bits, step = bits == 4 ? 16 : 1;
+    for (int shift = bits == 4 ? 0 : i * bits - b * 8; shift < 8 && i < n; i += step, shift += bits) {
+        unsigned code = (unsigned)rintf((__half2float(x[i]) - min) * inverse);
+        byte |= shift < 0 ? code >> -shift : code << shift;
+    }
+    return (uint8_t)byte;
+}
+
+/* A group of n numbers, `bytes` packed, by one warp. */
+static __device__ void pack_group(uint8_t *to, int bytes, const half *x, int n, int bits) {
+    const unsigned short poison = 0x7e00;
+    int lane = threadIdx.x % WARP, finite = 1;
+    float min = INFINITY, max = -INFINITY;
+    for (int i = lane; i < n; i += WARP) {
+        float v = __half2float(x[i]);
+        min = fminf(min, v), max = fmaxf(max, v), finite &= isfinite(v) ? 1 : 0;
+    }
+    min = -warp_reduce<Most>(-min, 1), max = warp_reduce<Most>(max, 1), finite = warp_reduce<Least>(finite, 1);
+    min += 0.f, max += 0.f; /* -0 becomes 0, as in quant.c */
+    half scale = finite ? group_scale(min, max, (1 << bits) - 1) : __float2half(0);
+    float step = __half2float(scale), inverse = step > 0 ? 1 / step : 0;
+    if (lane == 0) ((half *)to)[0] = finite ? __float2half(min) : half(__half_raw{poison}), ((half *)to)[1] = scale;
+    for (int b = lane; b < bytes - HEADER; b += WARP) to[HEADER + b] = finite ? code_byte(x, n, b, min, inverse, bits) : 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
 // Rows: embed, layernorm, what linear leaves to do
 // ---------------------------------------------------------------------------------------------------------------
 
@@ -326,6 +469,7 @@ static __global__ void __launch_bounds__(QUERIES / TILE * WARP)
 // A warp has one head of one sequence for SPLIT tokens: scores, softmax, weighted values. LANES lanes share a token, 8
 // elements each, so that a warp reads 32 / LANES tokens at once and UNROLL times as many before it uses the first.
 // Sequences of more than SPLIT tokens leave partial results, which combine_kernel puts together in the order of the tokens.
+// Of packed K and V a lane makes halfs as it reads them, and all that follows is the same.
 // ---------------------------------------------------------------------------------------------------------------
 
 enum { SPLIT = 128, HEADS = 4, UNROLL = 4 };
@@ -333,69 +477,122 @@ enum { SPLIT = 128, HEADS = 4, UNROLL = 4 };
 /* A partial result: the largest score, the sum of e^(score - largest), that sum's hd weighted values. */
 static __host__ __device__ size_t partial_floats(int hd) { return hd + 2; }
 
-/* A lane's eight elements of UNROLL tokens, `apart` apart from t on, in rows of h1; zeros for tokens from n on. */
-static __device__ void load_tokens(Half8 piece[UNROLL], const half *column, const int *rows, int t, int apart, int n,
-                                   int h1, int left, bool wide) {
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++, t += apart)
-        piece[u] = load8(column + (size_t)(t < n ? rows[t] : 0) * h1, t < n ? left : 0, wide);
+/* The row of K and V that a sequence's token has. */
+static __device__ int token_row(const int *pages, int t, int page_tokens) {
+    return pages[t / page_tokens] * page_tokens + t % page_tokens;
 }
 
-template <int LANES>
-static __global__ void __launch_bounds__(HEADS *WARP)
-    attend_kernel(half *o, float *partial, const half *q, const half *k, const half *v, const int *pages, const int *len,
-                  int max_pages, int page_tokens, int h1, int nh, bool wide) {
-    __shared__ int rows[SPLIT];
-    __shared__ float scores[HEADS][SPLIT];
-    const int AT_ONCE = WARP / LANES;
-    int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(len[r] - t0, (int)SPLIT), hd = h1 / nh;
-    if (n <= 0) return;
-    for (int t = threadIdx.x; t < n; t += HEADS * WARP) {
-        int page = pages[(size_t)r * max_pages + (t0 + t) / page_tokens];
-        rows[t] = page * page_tokens + (t0 + t) % page_tokens;
-    }
+/* rows[t] of tokens t0 .. t0+n-1, by the whole block. */
+static __device__ void load_rows(int *rows, const int *pages, int t0, int n, int page_tokens) {
+    for (int t = threadIdx.x; t < n; t += blockDim.x) rows[t] = token_row(pages, t0 + t, page_tokens);
     __syncthreads();
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp;
-    if (h >= nh) return;
-    int c = lane % LANES * 8, which = lane / LANES;
-    size_t column = (size_t)h * hd + c;
-    float *score = scores[warp], x[8], mine[8], scale = rsqrtf((float)hd), largest = -INFINITY, sum = 0;
-    to_floats(mine, load8(q + (size_t)r * h1 + column, hd - c, wide));
+}
+
+/* What a lane reads of K or V: a head's elements c .. c+7. */
+typedef struct {
+    const uint8_t *first; /* in row 0; packed: the group where they begin */
+    size_t row;           /* bytes */
+    int at, left;         /* the place of c in its group; elements from c on */
+    Packing packing;
+} Column;
+
+template <bool PACKED>
+static __device__ Column find_column(const uint8_t *kv, int h, int nh, int hd, int c, const Packing &p) {
+    size_t before = PACKED ? (size_t)(c / p.group) * p.group_bytes : c * sizeof(half);
+    return Column{kv + (size_t)h * p.head_bytes + before, (size_t)nh * p.head_bytes, PACKED ? c % p.group : 0, hd - c, p};
+}
+
+/* A lane's eight elements of UNROLL tokens, `apart` apart from t on; zeros for tokens from n on. */
+template <bool PACKED>
+static __device__ void load_tokens(Half8 piece[UNROLL], const Column &column, const int *rows, int t, int apart, int n) {
+    const Packing &p = column.packing;
+    auto from = [&](int token) { return column.first + (token < n ? rows[token] : 0) * column.row; };
+    auto left = [&](int token) { return token < n ? column.left : 0; };
+    if (!PACKED) {
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++, t += apart) piece[u] = load8((const half *)from(t), left(t), p.wide);
+    } else if (p.wide) { /* all are under way before the first is unpacked */
+        uint3 raw[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++, t += apart) raw[u] = load_fours(from(t), column.at, left(t));
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) piece[u] = unpack_fours(raw[u], column.at);
+    } else {
+        for (int u = 0; u < UNROLL; u++, t += apart)
+            piece[u] = unpack_any(from(t), column.at, left(t), p.bits, p.group, p.group_bytes);
+    }
+}
+
+/* score[t] = q.k * scale of a warp's n tokens. mine: the lane's elements of q. */
+template <int LANES, bool PACKED>
+static __device__ void score_tokens(float *score, const float mine[8], const Column &k, const int *rows, int n,
+                                    float scale) {
+    const int AT_ONCE = WARP / LANES;
+    int which = threadIdx.x % WARP / LANES;
     for (int t = which; t - which < n; t += UNROLL * AT_ONCE) {
         Half8 piece[UNROLL];
-        load_tokens(piece, k + column, rows, t, AT_ONCE, n, h1, hd - c, wide);
+        load_tokens<PACKED>(piece, k, rows, t, AT_ONCE, n);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            float dot = 0;
+            float x[8], dot = 0;
             to_floats(x, piece[u]);
             for (int i = 0; i < 8; i++) dot += mine[i] * x[i];
             for (int d = 1; d < LANES; d *= 2) dot += __shfl_xor_sync(0xffffffff, dot, d);
-            if (c == 0 && t + u * AT_ONCE < n) score[t + u * AT_ONCE] = dot * scale;
+            if (threadIdx.x % LANES == 0 && t + u * AT_ONCE < n) score[t + u * AT_ONCE] = dot * scale;
         }
     }
-    __syncwarp();
-    for (int t = lane; t < n; t += WARP) largest = fmaxf(largest, score[t]);
-    largest = warp_reduce<Most>(largest, 1);
-    for (int t = lane; t < n; t += WARP) sum += score[t] = expf(score[t] - largest);
-    sum = warp_reduce<Add>(sum, 1);
-    __syncwarp();
+}
 
-    float out[8] = {0};
-    for (int t = which; t < n; t += UNROLL * AT_ONCE) {
+/* out += weight[t] * v of those of a warp's n tokens that the lane reads. */
+template <int LANES, bool PACKED>
+static __device__ void weigh_tokens(float out[8], const float *weight, const Column &v, const int *rows, int n) {
+    const int AT_ONCE = WARP / LANES;
+    for (int t = threadIdx.x % WARP / LANES; t < n; t += UNROLL * AT_ONCE) {
         Half8 piece[UNROLL];
-        load_tokens(piece, v + column, rows, t, AT_ONCE, n, h1, hd - c, wide);
+        load_tokens<PACKED>(piece, v, rows, t, AT_ONCE, n);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            float weight = t + u * AT_ONCE < n ? score[t + u * AT_ONCE] : 0;
+            float x[8], w = t + u * AT_ONCE < n ? weight[t + u * AT_ONCE] : 0;
             to_floats(x, piece[u]);
-            for (int i = 0; i < 8; i++) out[i] += weight * x[i];
+            for (int i = 0; i < 8; i++) out[i] += w * x[i];
         }
     }
+}
+
+/* score[0..n) becomes e^(score - largest), whose sum is returned, by one warp. */
+static __device__ float exponentiate(float *score, int n, float *largest) {
+    float most = -INFINITY, sum = 0;
+    for (int t = threadIdx.x % WARP; t < n; t += WARP) most = fmaxf(most, score[t]);
+    most = warp_reduce<Most>(most, 1);
+    for (int t = threadIdx.x % WARP; t < n; t += WARP) sum += score[t] = expf(score[t] - most);
+    *largest = most;
+    return warp_reduce<Add>(sum, 1);
+}
+
+template <int LANES, bool PACKED>
+static __global__ void __launch_bounds__(HEADS *WARP)
+    attend_kernel(half *o, float *partial, const half *q, const uint8_t *k, const uint8_t *v, const int *pages,
+                  const int *len, int max_pages, int page_tokens, int h1, int nh, Packing packing) {
+    __shared__ int rows[SPLIT];
+    __shared__ float scores[HEADS][SPLIT];
+    int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(len[r] - t0, (int)SPLIT), hd = h1 / nh;
+    if (n <= 0) return;
+    load_rows(rows, pages + (size_t)r * max_pages, t0, n, page_tokens);
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp, c = lane % LANES * 8;
+    if (h >= nh) return;
+    size_t column = (size_t)r * h1 + h * hd + c;
+    float *score = scores[warp], mine[8], out[8] = {0}, largest;
+    to_floats(mine, load8(q + column, hd - c, packing.wide));
+    score_tokens<LANES, PACKED>(score, mine, find_column<PACKED>(k, h, nh, hd, c, packing), rows, n, rsqrtf((float)hd));
+    __syncwarp();
+    float sum = exponentiate(score, n, &largest);
+    __syncwarp();
+    weigh_tokens<LANES, PACKED>(out, score, find_column<PACKED>(v, h, nh, hd, c, packing), rows, n);
     for (int i = 0; i < 8; i++) out[i] = warp_reduce<Add>(out[i], LANES);
-    if (which || c >= hd) return;
+    if (lane >= LANES || c >= hd) return;
     if (len[r] <= SPLIT) {
         for (int i = 0; i < 8; i++) out[i] /= sum;
-        store8(o + (size_t)r * h1 + column, to_halfs(out), hd - c, wide);
+        store8(o + column, to_halfs(out), hd - c, packing.wide);
         return;
     }
     float *to = partial + (((size_t)r * gridDim.z + blockIdx.z) * nh + h) * partial_floats(hd);
@@ -429,6 +626,125 @@ static __global__ void append_kernel(half *k, half *v, const half *kv, const int
         store8(k + to + c, load8(kv + from + c, h1 - c, wide), h1 - c, wide);
         store8(v + to + c, load8(kv + from + h1 + c, h1 - c, wide), h1 - c, wide);
     }
+}
+
+/* A warp a group of a row's k or v; packed (rows, 2 nh) heads. */
+static __global__ void pack_kernel(uint8_t *packed, const half *kv, int hd, int nh, Packing packing) {
+    int groups = (hd + packing.group - 1) / packing.group, number = (blockIdx.y * blockDim.x + threadIdx.x) / WARP;
+    int head = number / groups, g = number % groups;
+    if (head >= 2 * nh) return;
+    size_t at = (size_t)blockIdx.x * 2 * nh + head;
+    pack_group(packed + at * packing.head_bytes + (size_t)g * packing.group_bytes,
+               min(packing.group_bytes, packing.head_bytes - g * packing.group_bytes),
+               kv + at * hd + (size_t)g * packing.group, min(packing.group, hd - g * packing.group), packing.bits);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Sparse attention (section 5)
+//
+// The scores of all tokens go to memory, from where a warp selects those of one head of one sequence. Where the chosen ones
+// end is found by halving, as for the next token below: how many scores are larger takes a look at each of them.
+// ---------------------------------------------------------------------------------------------------------------
+
+/* scores (nseq, nh, gridDim.z * SPLIT). */
+template <int LANES, bool PACKED>
+static __global__ void __launch_bounds__(HEADS *WARP)
+    scores_kernel(float *scores, const half *q, const uint8_t *k, const int *pages, const int *len, int max_pages,
+                  int page_tokens, int h1, int nh, Packing packing) {
+    __shared__ int rows[SPLIT];
+    int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(len[r] - t0, (int)SPLIT), hd = h1 / nh;
+    if (n <= 0) return;
+    load_rows(rows, pages + (size_t)r * max_pages, t0, n, page_tokens);
+    int h = blockIdx.y * HEADS + threadIdx.x / WARP, c = threadIdx.x % LANES * 8;
+    if (h >= nh) return;
+    float mine[8], *to = scores + ((size_t)r * nh + h) * gridDim.z * SPLIT + t0;
+    to_floats(mine, load8(q + (size_t)r * h1 + h * hd + c, hd - c, packing.wide));
+    score_tokens<LANES, PACKED>(to, mine, find_column<PACKED>(k, h, nh, hd, c, packing), rows, n, rsqrtf((float)hd));
+}
+
+/* A score among integers in the order of the scores, NaN below all. No score is -0: their sums begin at 0. */
+static __device__ unsigned rank(float score) {
+    unsigned bits = __float_as_uint(score), sign = 1u << 31;
+    if (score != score) return 0;
+    return bits & sign ? ~bits : bits | sign;
+}
+
+/* How many of n scores have at least that rank, by one warp. */
+static __device__ int count_from(const float *score, int n, unsigned least) {
+    int count = 0;
+    for (int t = threadIdx.x % WARP; t < n; t += WARP) count += rank(score[t]) >= least;
+    return warp_reduce<Add>(count, 1);
+}
+
+/* The largest rank that at least k of n scores reach; or another that just k reach. */
+static __device__ unsigned least_rank(const float *score, int n, int k) {
+    unsigned least = 0, above = 0xff800001; /* nothing ranks higher than infinity */
+    for (int count = n; count != k && least + 1 < above;) {
+        unsigned middle = least + (above - least) / 2;
+        int m = count_from(score, n, middle);
+        if (m >= k)
+            least = middle, count = m;
+        else
+            above = middle;
+    }
+    return least;
+}
+
+/* The chosen of n tokens to tokens, their scores to weights, in order; returns their number k. By one warp. */
+static __device__ int choose(int *tokens, float *weights, const float *score, int n, int k) {
+    unsigned least = least_rank(score, n, k), lane = threadIdx.x % WARP, before = (1u << lane) - 1;
+    int equals = k - count_from(score, n, least + 1), kept = 0; /* how many of those of the least rank are chosen */
+    for (int t0 = 0; t0 < n; t0 += WARP) {
+        int t = t0 + (int)lane;
+        bool larger = t < n && rank(score[t]) > least, equal = t < n && rank(score[t]) == least;
+        unsigned same = __ballot_sync(0xffffffff, equal);
+        bool chosen = larger || (equal && __popc(same & before) < equals);
+        unsigned all = __ballot_sync(0xffffffff, chosen);
+        int at = kept + __popc(all & before);
+        if (chosen) tokens[at] = t, weights[at] = score[t];
+        kept += __popc(all), equals -= __popc(same);
+    }
+    return kept;
+}
+
+static __global__ void __launch_bounds__(HEADS *WARP)
+    select_kernel(int *tokens, float *weights, const float *scores, const int *len, int nh, int splits, double sparsity,
+                  int most) {
+    int r = blockIdx.x, h = blockIdx.y * HEADS + threadIdx.x / WARP, lane = threadIdx.x % WARP, past = len[r] - 1;
+    if (h >= nh) return;
+    size_t row = (size_t)r * nh + h;
+    const float *score = scores + row * splits * SPLIT;
+    tokens += row * most, weights += row * most;
+    int kept = choose(tokens, weights, score, past, sparse_tokens(sparsity, len[r]) - 1);
+    if (lane == 0) tokens[kept] = past, weights[kept] = score[past];
+    __syncwarp();
+    float largest, sum = exponentiate(weights, kept + 1, &largest);
+    for (int i = lane; i <= kept; i += WARP) weights[i] /= sum;
+}
+
+template <int LANES, bool PACKED>
+static __global__ void __launch_bounds__(HEADS *WARP)
+    weigh_kernel(half *o, const int *tokens, const float *weights, const uint8_t *v, const int *pages, const int *len,
+                 int max_pages, int page_tokens, int h1, int nh, Packing packing, double sparsity, int most) {
+    __shared__ int rows[HEADS][SPLIT];
+    __shared__ float part[HEADS][SPLIT];
+    int r = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp;
+    if (h >= nh) return;
+    int hd = h1 / nh, c = lane % LANES * 8, count = sparse_tokens(sparsity, len[r]);
+    Column column = find_column<PACKED>(v, h, nh, hd, c, packing);
+    float out[8] = {0};
+    pages += (size_t)r * max_pages;
+    tokens += ((size_t)r * nh + h) * most, weights += ((size_t)r * nh + h) * most;
+    for (int first = 0; first < count; first += SPLIT) {
+        int n = min(count - first, (int)SPLIT);
+        __syncwarp(); /* the tokens before have been read */
+        for (int i = lane; i < n; i += WARP)
+            rows[warp][i] = token_row(pages, tokens[first + i], page_tokens), part[warp][i] = weights[first + i];
+        __syncwarp();
+        weigh_tokens<LANES, PACKED>(out, part[warp], column, rows[warp], n);
+    }
+    for (int i = 0; i < 8; i++) out[i] = warp_reduce<Add>(out[i], LANES);
+    if (lane < LANES && c < hd) store8(o + (size_t)r * h1 + h * hd + c, to_halfs(out), hd - c, packing.wide);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -535,6 +851,20 @@ static __global__ void __launch_bounds__(MOST_THREADS)
     ids[blockIdx.x] = id;
 }
 
+/* One block a row. What is no number makes logp none. */
+static __global__ void __launch_bounds__(MOST_THREADS)
+    score_kernel(float *logp, int *best, const float *logits, const int *target, int vocab) {
+    const float *row = logits + (size_t)blockIdx.x * vocab;
+    float largest;
+    double sum = 0;
+    int id = largest_logit(row, vocab, &largest);
+    for (int i = threadIdx.x; i < vocab; i += blockDim.x) sum += expf(row[i] - largest);
+    sum = block_reduce<Add>(sum);
+    if (threadIdx.x) return;
+    logp[blockIdx.x] = row[target[blockIdx.x]] - largest - logf((float)sum);
+    best[blockIdx.x] = id;
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // An open GPU
 // ---------------------------------------------------------------------------------------------------------------
@@ -565,7 +895,8 @@ typedef struct {
     cublasLtHandle_t blas;
     Product products[NLANES][PRODUCTS]; /* of PROJECT and FINISH; looked up by one thread */
     int next_product[NLANES];
-    char *scratch; /* SCRATCH bytes for partial results of attention, which run on FINISH alone; two WORKSPACEs of cuBLAS */
+    char *scratch; /* SCRATCH bytes for partial results and scores of attention, which runs on FINISH alone; two WORKSPACEs
+                      of cuBLAS */
     int *bad;      /* pinned: kernels write it, the host reads it */
 } CudaGpu;
 
@@ -642,51 +973,160 @@ static int gpu_attend_prefill(Gpu *gpu, Lane lane, void *o, const void *q, const
     return launched("prefill attention", err);
 }
 
-template <int LANES>
-static void launch_attend(CudaGpu *g, Lane lane, half *o, const half *q, const half *k, const half *v, const int *pages,
-                          const int *len, int nseq, int max_pages, int page_tokens, int h1, int nh) {
-    int splits = (int)(((long)max_pages * page_tokens + SPLIT - 1) / SPLIT);
-    size_t partial = splits > 1 ? splits * nh * partial_floats(h1 / nh) * sizeof(float) : 1;
-    int at_once = (int)(SCRATCH / partial);
-    CHECK(at_once > 0);
-    for (int r = 0; r < nseq; r += at_once) {
-        int n = nseq - r < at_once ? nseq - r : at_once;
-        half *to = o + (size_t)r * h1;
+/* What decode attention and its two halves are called with, each with a part of it. */
+typedef struct {
+    const int *pages, *len;
+    int nseq, max_pages, page_tokens, h1, nh;
+    Packing packing;
+    half *o;
+    const half *q;
+    const uint8_t *k, *v;
+    int *tokens;
+    float *weights;
+    double sparsity;
+    int most;
+} Decode;
+typedef void (*LaunchDecode)(cudaStream_t, char *scratch, const Decode *);
+
+static Packing make_packing(Quant quant, int hd) {
+    if (!quant.bits) return Packing{0, 0, 0, hd * (int)sizeof(half), eights(hd)};
+    return Packing{quant.bits, quant.group, (int)quant_bytes(quant, quant.group), (int)quant_bytes(quant, hd),
+                   quant.bits == 4 && eights(quant.group) && eights(hd)};
+}
+
+static Decode make_decode(const int *pages, const int *len, int nseq, int max_pages, int page_tokens, int h1, int nh,
+                          Quant quant) {
+    return Decode{pages, len,  nseq, max_pages, page_tokens, h1,   nh, make_packing(quant, h1 / nh),
+                  NULL,  NULL, NULL, NULL,      NULL,        NULL, 0,  0};
+}
+
+/* Parts of SPLIT tokens that the page table has room for. */
+static int count_splits(const Decode *d) { return (int)(((long)d->max_pages * d->page_tokens + SPLIT - 1) / SPLIT); }
+
+/* How many sequences can be done at once that need so much scratch each. */
+static int sequences_at_once(size_t bytes) {
+    CHECK(bytes <= SCRATCH);
+    return (int)(SCRATCH / bytes);
+}
+
+template <int LANES, bool PACKED>
+static void launch_attend(cudaStream_t stream, char *scratch, const Decode *d) {
+    int splits = count_splits(d), nh = d->nh, h1 = d->h1;
+    int at_once = sequences_at_once(splits > 1 ? splits * nh * partial_floats(h1 / nh) * sizeof(float) : 1);
+    for (int r = 0; r < d->nseq; r += at_once) {
+        int n = d->nseq - r < at_once ? d->nseq - r : at_once;
+        half *o = d->o + (size_t)r * h1;
         dim3 grid(n, (nh + HEADS - 1) / HEADS, splits);
-        attend_kernel<LANES><<<grid, HEADS * WARP, 0, g->stream[lane]>>>(to, (float *)g->scratch, q + (size_t)r * h1, k, v,
-                                                                         pages + (size_t)r * max_pages, len + r, max_pages,
-                                                                         page_tokens, h1, nh, eights(h1 / nh));
+        attend_kernel<LANES, PACKED><<<grid, HEADS * WARP, 0, stream>>>(
+            o, (float *)scratch, d->q + (size_t)r * h1, d->k, d->v, d->pages + (size_t)r * d->max_pages, d->len + r,
+            d->max_pages, d->page_tokens, h1, nh, d->packing);
         if (splits > 1)
-            combine_kernel<<<dim3(n, (h1 + THREADS - 1) / THREADS), THREADS, 0, g->stream[lane]>>>(to, (float *)g->scratch,
-                                                                                                   len + r, splits, h1, nh);
+            combine_kernel<<<dim3(n, (h1 + THREADS - 1) / THREADS), THREADS, 0, stream>>>(o, (float *)scratch, d->len + r,
+                                                                                          splits, h1, nh);
     }
+}
+
+template <int LANES, bool PACKED>
+static void launch_select(cudaStream_t stream, char *scratch, const Decode *d) {
+    int splits = count_splits(d), nh = d->nh, at_once = sequences_at_once(sizeof(float) * splits * SPLIT * nh);
+    for (int r = 0; r < d->nseq; r += at_once) {
+        int n = d->nseq - r < at_once ? d->nseq - r : at_once;
+        size_t to = (size_t)r * nh * d->most;
+        dim3 grid(n, (nh + HEADS - 1) / HEADS, splits), heads(n, grid.y);
+        scores_kernel<LANES, PACKED><<<grid, HEADS * WARP, 0, stream>>>(
+            (float *)scratch, d->q + (size_t)r * d->h1, d->k, d->pages + (size_t)r * d->max_pages, d->len + r, d->max_pages,
+            d->page_tokens, d->h1, nh, d->packing);
+        select_kernel<<<heads, HEADS * WARP, 0, stream>>>(d->tokens + to, d->weights + to, (float *)scratch, d->len + r, nh,
+                                                          splits, d->sparsity, d->most);
+    }
+}
+
+template <int LANES, bool PACKED>
+static void launch_weigh(cudaStream_t stream, char *, const Decode *d) {
+    dim3 grid(d->nseq, (d->nh + HEADS - 1) / HEADS);
+    weigh_kernel<LANES, PACKED><<<grid, HEADS * WARP, 0, stream>>>(d->o, d->tokens, d->weights, d->v, d->pages, d->len,
+                                                                   d->max_pages, d->page_tokens, d->h1, d->nh, d->packing,
+                                                                   d->sparsity, d->most);
+}
+
+/* A launcher for each number of lanes that share a token, of halfs and of packed numbers. */
+#define DECODE_LAUNCHERS(f)                                                                                           \
+    f<1, false>, f<1, true>, f<2, false>, f<2, true>, f<4, false>, f<4, true>, f<8, false>, f<8, true>, f<16, false>, \
+        f<16, true>
+enum { LAUNCHERS = 10 };
+
+static int launch_decode(Gpu *gpu, Lane lane, const LaunchDecode launchers[LAUNCHERS], const Decode *d, const char *what,
+                         Error *err) {
+    CudaGpu *g = (CudaGpu *)gpu;
+    int which = d->packing.bits > 0;
+    for (int elements = 8; elements < d->h1 / d->nh; elements *= 2) which += 2;
+    if (!d->nseq) return 0;
+    CHECK(which < LAUNCHERS && lane == FINISH);
+    launchers[which](g->stream[lane], g->scratch, d);
+    return launched(what, err);
 }
 
 static int gpu_attend(Gpu *gpu, Lane lane, void *o, const void *q, const void *k, const void *v, const int32_t *pages,
                       const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant,
                       Error *err) {
-    typedef void (*Launch)(CudaGpu *, Lane, half *, const half *, const half *, const half *, const int *, const int *, int,
-                           int, int, int, int);
-    static const Launch launch[] = {launch_attend<1>, launch_attend<2>, launch_attend<4>, launch_attend<8>,
-                                    launch_attend<16>};
-    size_t log = 0;
-    while (8 << log < h1 / nh) log++;
-    if (!nseq) return 0;
-    CHECK(log < sizeof launch / sizeof *launch && lane == FINISH && !quant.bits);
-    launch[log]((CudaGpu *)gpu, lane, (half *)o, (const half *)q, (const half *)k, (const half *)v, pages, len, nseq,
-                max_pages, page_tokens, h1, nh);
-    return launched("attention", err);
+    static const LaunchDecode launchers[] = {DECODE_LAUNCHERS(launch_attend)};
+    Decode d = make_decode(pages, len, nseq, max_pages, page_tokens, h1, nh, quant);
+    d.o = (half *)o, d.q = (const half *)q, d.k = (const uint8_t *)k, d.v = (const uint8_t *)v;
+    return launch_decode(gpu, lane, launchers, &d, "attention", err);
+}
+
+static int gpu_select(Gpu *gpu, Lane lane, int32_t *tokens, float *weights, const void *q, const void *k,
+                      const int32_t *pages, const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh,
+                      Quant quant, double sparsity, int most, Error *err) {
+    static const LaunchDecode launchers[] = {DECODE_LAUNCHERS(launch_select)};
+    Decode d = make_decode(pages, len, nseq, max_pages, page_tokens, h1, nh, quant);
+    d.tokens = tokens, d.weights = weights, d.q = (const half *)q, d.k = (const uint8_t *)k;
+    d.sparsity = sparsity, d.most = most;
+    return launch_decode(gpu, lane, launchers, &d, "selection of tokens", err);
+}
+
+static int gpu_weigh(Gpu *gpu, Lane lane, void *o, const int32_t *tokens, const float *weights, const void *v,
+                     const int32_t *pages, const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh,
+                     Quant quant, double sparsity, int most, Error *err) {
+    static const LaunchDecode launchers[] = {DECODE_LAUNCHERS(launch_weigh)};
+    Decode d = make_decode(pages, len, nseq, max_pages, page_tokens, h1, nh, quant);
+    d.o = (half *)o, d.v = (const uint8_t *)v, d.tokens = (int *)tokens, d.weights = (float *)weights;
+    d.sparsity = sparsity, d.most = most;
+    return launch_decode(gpu, lane, launchers, &d, "sparse attention", err);
+}
+
+static int gpu_pack(Gpu *gpu, Lane lane, void *packed, const void *kv, int rows, int h1, int nh, Quant quant, Error *err) {
+    cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
+    const int WARPS = THREADS / WARP;
+    if (!rows) return 0;
+    int hd = h1 / nh, groups = 2 * nh * ((hd + quant.group - 1) / quant.group);
+    pack_kernel<<<dim3(rows, (groups + WARPS - 1) / WARPS), THREADS, 0, stream>>>((uint8_t *)packed, (const half *)kv, hd,
+                                                                                  nh, make_packing(quant, hd));
+    return launched("pack", err);
 }
 
 static int gpu_append(Gpu *gpu, Lane lane, void *k, void *v, const void *kv, const int32_t *seq, const int32_t *pos,
-                      const int32_t *pages, int rows, int max_pages, int page_tokens, int h1, int nh, Quant quant,
-                      Error *err) {
+                      const int32_t *pages, int rows, int max_pages, int page_tokens, int width, Error *err) {
     cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
-    CHECK(nh && !quant.bits);
     if (!rows) return 0;
-    append_kernel<<<rows, row_threads(h1), 0, stream>>>((half *)k, (half *)v, (const half *)kv, seq, pos, pages, max_pages,
-                                                        page_tokens, h1, eights(h1));
+    append_kernel<<<rows, row_threads(width), 0, stream>>>((half *)k, (half *)v, (const half *)kv, seq, pos, pages,
+                                                           max_pages, page_tokens, width, eights(width));
     return launched("append", err);
+}
+
+static int gpu_unpack(Gpu *gpu, Lane lane, void *w, const void *packed, int n, int k, Quant quant, Error *err) {
+    cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
+    if (!n) return 0;
+    if (quant.bits == 4 && quant.group == GROUP) {
+        dim3 grid((k + COLUMNS - 1) / COLUMNS, (n + GROUP - 1) / GROUP);
+        unpack_kernel<<<grid, COLUMNS, 0, stream>>>((half *)w, (const unsigned *)packed, n, k, eights(k));
+    } else {
+        int threads = row_threads(k), pieces = (k + 7) / 8;
+        unpack_any_kernel<<<dim3(n, (pieces + threads - 1) / threads), threads, 0, stream>>>(
+            (half *)w, (const uint8_t *)packed, k, quant.bits, quant.group, (int)quant_bytes(quant, quant.group),
+            eights(k));
+    }
+    return launched("unpack", err);
 }
 
 static int gpu_pick(Gpu *gpu, Lane lane, int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos,
@@ -696,6 +1136,14 @@ static int gpu_pick(Gpu *gpu, Lane lane, int32_t *ids, const float *logits, cons
     pick_kernel<<<rows, row_threads(vocab, MOST_THREADS), 0, g->stream[lane]>>>(ids, g->bad, logits, prompt, pos, *sampling,
                                                                                 vocab);
     return launched("pick", err);
+}
+
+static int gpu_score(Gpu *gpu, Lane lane, float *logp, int32_t *best, const float *logits, const int32_t *target, int rows,
+                     int vocab, Error *err) {
+    cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
+    if (!rows) return 0;
+    score_kernel<<<rows, row_threads(vocab, MOST_THREADS), 0, stream>>>(logp, best, logits, target, vocab);
+    return launched("score", err);
 }
 
 /* Whole copies go in pieces, so that on a link that takes one at a time a slab of weights does not keep results of
@@ -999,7 +1447,9 @@ Gpu *cuda_open_gpu(Error *err) {
     CudaGpu *g = (CudaGpu *)xcalloc(1, sizeof *g);
     Gpu *b = &g->base;
     b->embed = gpu_embed, b->layernorm = gpu_layernorm, b->linear = gpu_linear, b->attend_prefill = gpu_attend_prefill;
-    b->attend = gpu_attend, b->append = gpu_append, b->pick = gpu_pick, b->copy = gpu_copy, b->begin = gpu_begin;
+    b->attend = gpu_attend, b->select = gpu_select, b->weigh = gpu_weigh, b->append = gpu_append;
+    b->pack = gpu_pack;
+    b->unpack = gpu_unpack, b->pick = gpu_pick, b->score = gpu_score, b->copy = gpu_copy, b->begin = gpu_begin;
     b->end = gpu_end, b->after = gpu_after, b->sync = gpu_sync, b->took = gpu_took, b->began = gpu_began;
     b->alloc = gpu_alloc, b->release = gpu_release, b->pin = gpu_pin, b->unpin = gpu_unpin, b->upload = gpu_upload;
     b->download = gpu_download, b->in_use = gpu_in_use, b->close = gpu_close;

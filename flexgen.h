@@ -97,6 +97,8 @@ typedef enum {
     FC2_B,
     NROLES
 } Role;
+/* Matrices are what compression packs; the rest are biases and layernorms. */
+static inline bool role_is_matrix(Role role) { return role % 2 == 0 && role != LN1_W && role != LN2_W; }
 
 /* The tensors outside the layers. Absent ones have rows 0: project_in/out when embed == h1, final norm when
  * !final_norm, lm_head when it is tied to the token table. */
@@ -125,24 +127,42 @@ typedef struct {
     OptConfig config;
     MappedFile *files; /* the safetensors files; Tensor.file == 1 + index */
     int nfiles;
-    Tensor (*layer)[NROLES]; /* [l], tier DISK, type F16, BF16 or F32, dense */
+    Quant quant;             /* how the matrices of the layers are packed; bits 0: they are not */
+    Tensor (*layer)[NROLES]; /* [l], tier DISK, type F16, BF16 or F32, dense; a packed matrix (n, k) is U8, (rows of groups,
+                                bytes of one) = (ceil(n / group), k quant_bytes(group)), its quant set */
     Tensor global[NGLOBALS]; /* rows 0 when absent */
     bool dummy;              /* a named size without files: tensors are F16 with file 0, see checkpoint_fill */
     uint64_t seed;           /* of a dummy */
 } Checkpoint;
 
+/* What may be packed: bits of a number, numbers of a group, which is a multiple of LEAST_GROUP. */
+enum { LEAST_BITS = 2, MOST_BITS = 8, LEAST_GROUP = 16, MOST_GROUP = 1024 };
+#define PACKED_FORMAT "flexgen-packed-1"
+
 /* Opens dir/config.json and dir/model.safetensors, or the shards of dir/model.safetensors.index.json. Every tensor that
- * OptConfig asks for is present with its shape and a float type, lies inside its file, and overlaps no other. NULL and err
- * otherwise. Names are accepted with and without "model." in front; lm_head.weight absent means tied. */
+ * OptConfig asks for is present with its shape and a float type, or where __metadata__ says so packed, lies inside its
+ * file, and overlaps no other. NULL and err otherwise. Names are accepted with and without "model." in front;
+ * lm_head.weight absent means tied. */
 Checkpoint *checkpoint_open(const char *dir, Error *err);
 /* A model of a known size with random weights that depend on seed, tensor and element only. */
 Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed);
 /* Reads only dir/config.json into *config. */
 int checkpoint_config(OptConfig *config, const char *dir, Error *err);
-/* Writes elements [first, first+count) of a checkpoint's tensor as F16 to dst: read (not through the mapping, so that a
- * file that shrank is an error and not a SIGBUS) and converted, or generated for a dummy. Fails on a read error and where
- * a BF16 or F32 value is not finite in F16. Thread safe. */
-int checkpoint_fill(const Checkpoint *checkpoint, f16 *dst, const Tensor *tensor, size_t first, size_t count, Error *err);
+/* Writes elements [first, first+count) of a checkpoint's tensor as F16 to dst, or of U8 as the bytes they are: read (not
+ * through the mapping, so that a file that shrank is an error and not a SIGBUS) and converted, or generated for a dummy.
+ * Fails on a read error and where a BF16 or F32 value is not finite in F16. Thread safe. */
+int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first, size_t count, Error *err);
+/* Writes one row of groups of a matrix to `to`, tensor->cols quant_bytes(group) bytes: what quant_pack_rows makes of rows
+ * [row group, (row + 1) group), as far as there are so many, or of a U8 tensor, whose quant it must be, the bytes that are
+ * there. scratch: group * cols numbers; not for U8. -1 and err that names the tensor where it cannot be read or a number
+ * is not finite. Thread safe. */
+int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Quant quant,
+                    Error *err);
+/* -1 and err that names the tensor where one of x[count], its elements from `first` on, is not finite. */
+int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *tensor, size_t first, size_t count,
+                      Error *err);
+/* The name of the tensor that a view belongs to, "model.decoder.layers.3.fc1.weight". */
+const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view);
 void checkpoint_close(Checkpoint *checkpoint);
 
 /* The plain forward of one whole sequence, written to be read beside section 3: no tiers, no pages, no lanes. Everything
@@ -165,6 +185,8 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
  * a piece give nothing. Invalid UTF-8 at the very end (a character whose bytes are not all there) or inside becomes U+FFFD,
  * so that the result is always valid UTF-8. */
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len);
+/* How many bytes of text the pieces of ids[0..n) stand for; special pieces, none. */
+size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n);
 void tokenizer_close(Tokenizer *tokenizer);
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -194,6 +216,25 @@ void quant_unpack_rows(f16 *w, const uint8_t *from, int rows, int k, Quant quant
 
 /* A token's k or v, x (nh, hd), is grouped within heads: head h begins at byte h quant_bytes(quant, hd). Fast. */
 bool quant_pack_heads(uint8_t *to, const f16 *x, int nh, int hd, Quant quant);
+
+// ---------------------------------------------------------------------------------------------------------------
+// quantize.c: a packed copy of a checkpoint
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What a copy came to. */
+typedef struct {
+    int files;
+    size_t before, after;     /* bytes of the source's files, of the copy's tensors */
+    double bits, packed_bits; /* of a number of the copy: of all, of those in the packed matrices */
+} CopyStats;
+
+/* Writes a copy of the checkpoint in dir to the directory output, with the matrices of the layers packed and the rest as
+ * F16, which checkpoint_open reads; quantize.c says how it is laid out. Shards are of at most shard_bytes, or of one layer.
+ * output is new, or empty. progress may be NULL. -1 and err for what checkpoint_open or checkpoint_pack refuse, for a
+ * checkpoint that is packed already, for an output that is there (both EXIT_USAGE), for a disk that is full; then nothing
+ * is left behind. A killed program leaves OUTPUT.tmp-PID. */
+int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Quant quant, size_t shard_bytes, int threads,
+                        FILE *progress, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
 // host.c: the arithmetic of the device that is this CPU. Plain functions on plain pointers, the specification of
@@ -236,15 +277,21 @@ void host_attend_prefill(float *o, const float *q, const f16 *kv, const int32_t 
  * act_type, F32 or F16 (what a GPU sends down). Reads every byte of K and V once, in place. */
 void host_attend(void *o, const void *q, Type act_type, const void *k, const void *v, const int32_t *pages,
                  const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant);
-/* Puts kv row r (k then v, (rows, 2 h1) F16) at token pos[r] of sequence seq[r] of the page table (seq may skip and
- * repeat), packed where quant.bits is not 0. */
-void host_append(void *k, void *v, const f16 *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows,
-                 int max_pages, int page_tokens, int h1, int nh, Quant quant);
+/* Rows of k then v, kv (rows, 2 h1) F16, packed head by head for pages of the cache. */
+void host_pack(uint8_t *packed, const f16 *kv, int rows, int h1, int nh, Quant quant);
+/* Puts kv row r (k then v, (rows, 2 width) F16, or packed bytes two at a time) at token pos[r] of sequence seq[r] of the
+ * page table (seq may skip and repeat). */
+void host_append(void *k, void *v, const void *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows,
+                 int max_pages, int page_tokens, int width);
 
 /* Sparse attention (section 5) of a new token reads all of K, but V only of itself and of k = ceil(sparsity past) of the
  * `past` tokens before it: for each query and head those with the largest scores; of equal scores the earlier token. Their
  * number, with itself: */
-static inline int sparse_tokens(double sparsity, int len) {
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline int
+    sparse_tokens(double sparsity, int len) {
     double k = sparsity * (len - 1);
     int whole = (int)k;
     return 1 + whole + (k - whole > 1e-9 * k);
@@ -321,6 +368,8 @@ typedef struct {
     Tensor k, v, pages, len;
     int page_tokens, h1, nh;
 } PageTable;
+/* Bytes of a token's K, or V. */
+static inline size_t table_row_bytes(const PageTable *table) { return table->k.cols * type_bytes(table->k.type); }
 
 typedef struct {
     size_t moved[NKINDS]; /* bytes, by what they were */
@@ -369,10 +418,12 @@ struct Device {
     Event (*linear)(Device *, const Op *, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu);
     /* w (n, k) F16 of packed weights, for a device that multiplies F16 alone */
     Event (*unpack)(Device *, const Op *, Tensor w, Tensor packed);
+    /* New k, v, rows of (2 h1) F16, as rows of U8 for packed pages: k's heads, then v's */
+    Event (*pack)(Device *, const Op *, Tensor packed, Tensor kv, int nh);
     Event (*attend_prefill)(Device *, const Op *, Tensor o, Tensor q, Tensor kv, Tensor start, int nh);
     Event (*attend)(Device *, const Op *, Tensor o, Tensor q, const PageTable *);
-    /* Sparse attention: tokens I32 and weights F32 are (nseq, nh * most). fetch brings the V of these tokens, and no other,
-     * from their home on disk to their places in the table's staging pages; it is an op of C_READ. */
+    /* Sparse attention: tokens I32 and weights F32 are (nseq, nh * most), by nh * most. fetch brings the V of these tokens,
+     * and no other, from their home on disk to their places in the table's staging pages; it is an op of C_READ. */
     Event (*select)(Device *, const Op *, Tensor tokens, Tensor weights, Tensor q, const PageTable *, double sparsity);
     Event (*fetch)(Device *, const Op *, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity);
     Event (*weigh)(Device *, const Op *, Tensor o, Tensor tokens, Tensor weights, const PageTable *, double sparsity);
@@ -439,8 +490,9 @@ struct Gpu {
     int (*weigh)(Gpu *, Lane lane, void *o, const int32_t *tokens, const float *weights, const void *v,
                  const int32_t *pages, const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh,
                  Quant quant, double sparsity, int most, Error *);
+    int (*pack)(Gpu *, Lane lane, void *packed, const void *kv, int rows, int h1, int nh, Quant quant, Error *);
     int (*append)(Gpu *, Lane lane, void *k, void *v, const void *kv, const int32_t *seq, const int32_t *pos,
-                  const int32_t *pages, int rows, int max_pages, int page_tokens, int h1, int nh, Quant quant, Error *);
+                  const int32_t *pages, int rows, int max_pages, int page_tokens, int width, Error *);
     /* w (n, k) F16 = what quant_unpack_rows gives, for all rows of groups */
     int (*unpack)(Gpu *, Lane lane, void *w, const void *packed, int n, int k, Quant quant, Error *);
     int (*pick)(Gpu *, Lane lane, int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos,
@@ -528,13 +580,14 @@ typedef struct {
     double wg, wc, cg, cc, hg, hc;
     int gbs, num_gpu_batches;
     Schedule schedule;
-    bool cpu_attention;                   /* attention over CPU and disk pages runs on the CPU (computation delegation) */
-    bool overlap;                         /* false: every post is waited for */
-    int page_tokens;                      /* tokens of a KV page */
-    Tier table_home;                      /* where the token table (and lm_head) rests */
-    bool compress_weight, compress_cache; /* the matrices of the layers, the KV pages are packed, on every tier */
-    Quant quant;                          /* how */
-    double sparsity; /* of attention to the cache, if between 0 and 1; the CPU then attends to what is off the GPU */
+    bool cpu_attention; /* attention over CPU and disk pages runs on the CPU (computation delegation) */
+    bool overlap;       /* false: every post is waited for */
+    int page_tokens;    /* tokens of a KV page */
+    Tier table_home;    /* where the token table (and lm_head) rests */
+    Quant weight_quant; /* how the matrices of the layers are packed, on every tier; bits 0: they are F16 */
+    Quant cache_quant;  /* how the KV pages are */
+    double sparsity; /* of attention to the cache, if between 0 and 1; only with cpu_attention, since only where the pages
+                        are can V be passed over */
 } Policy;
 static inline bool is_sparse(const Policy *policy) { return policy->sparsity > 0 && policy->sparsity < 1; }
 
@@ -549,9 +602,14 @@ typedef struct {
     Prompt *prompts;
     int count;
     Sampling sampling;
-    bool keep_logits; /* bring every step's logits to the CPU (tests) */
+    bool keep_logits; /* bring every step's logits to the CPU (tests); not of a scored task */
     bool scored;      /* evaluation: what follows each token is given, and how probable it was is told */
 } Task;
+
+/* Rows of a prompt in prefill that the head wants: the last; of a scored task all that are followed by a scored token. */
+static inline int head_rows(const Task *task, const Prompt *prompt) {
+    return task->scored ? prompt->s + 1 - imin(prompt->from, prompt->s) : 1;
+}
 
 /* A place in a block: its GPU batch (of the block; a batch's place in a sweep, Op.k, may be another), the homes of the KV
  * pages and the activations of whoever sits there. */
@@ -592,6 +650,7 @@ typedef struct {
     double sweeps;
     double prefills, prompts, prompt_rows, pairs; /* batches in prefill; their prompts, tokens; queries meeting keys */
     double decodes, steps, past;                  /* batches that decode; their new tokens; tokens that those attend to */
+    double heads;                                 /* rows that the head wants of both */
 } Workload;
 
 /* Every byte that each tier will hold, before anything is allocated, and where. Layer l stands for the head: the token
@@ -620,13 +679,15 @@ struct Plan {
     Workload work[2]; /* in sweeps without a prefill; in those with one */
     double a21_kv;    /* bytes of KV at the peak by A.2.1's estimate for the schedule, for the task's mean lengths */
     int max_rows, max_seqs, max_pages,
-        chunk;              /* of a batch: token rows, sequences; pages of a sequence; rows a piece of the layer takes */
-    int off_rows, off_seqs; /* largest share of a batch whose KV is not on the GPU: rows, sequences */
-    int npages[NTIERS];     /* KV pages of each tier's pool */
-    int staged_pages[2];    /* pages of one staging slot: on the GPU, on the CPU (of the disk) */
-    int nws;                /* rotating workspaces */
-    int *act_rows[NTIERS];  /* [slots] rows of activation home of each batch */
-    int *act_first[NTIERS]; /* [slots] its first row in the tier's activation term */
+        chunk;                 /* of a batch: token rows, sequences; pages of a sequence; rows a piece of the layer takes */
+    int head_rows, head_chunk; /* rows of a batch that the head wants; so many become logits at a time */
+    int off_rows, off_seqs;    /* largest share of a batch whose KV is not on the GPU: rows, sequences */
+    size_t kv_row;             /* bytes of a token's K (or V) in a page */
+    int npages[NTIERS];        /* KV pages of each tier's pool */
+    int staged_pages[2];       /* pages of one staging slot: on the GPU, on the CPU (of the disk) */
+    int nws;                   /* rotating workspaces */
+    int *act_rows[NTIERS];     /* [slots] rows of activation home of each batch */
+    int *act_first[NTIERS];    /* [slots] its first row in the tier's activation term */
     int max_act_rows[NTIERS];
     bool need_x; /* some batch has activations off the GPU: workspaces hold x */
 
@@ -634,13 +695,24 @@ struct Plan {
     size_t kv[NTIERS], kv_staging[2], act[NTIERS], act_staging[2];
     size_t staging[2], disk_staging[2], x, q, kvrow, o, norm, norm2, ffn, embedded, head_x, head_out, logits;
     size_t cpu_q, cpu_o, cpu_kvrow, gathered, cpu_logits;
+    size_t kvpacked;               /* new k, v as they go into packed pages */
+    size_t unpacked_bytes;         /* 0: none */
+    size_t unpacked;               /* a layer's matrices in F16, for a device that multiplies no packed ones */
+    size_t unpacked_at[NROLES];    /* from there */
+    int most_chosen;               /* of sparse attention: tokens a query and head may choose */
+    size_t chosen[2], weighing[2]; /* GPU, CPU: which, and their weights */
     size_t tables[2], table_bytes; /* GPU, CPU: the batches' index tables, two of each, one after another */
     size_t picked[2];              /* GPU, CPU: chosen ids (slots, max_seqs) */
+    size_t scores[2]; /* GPU, CPU, of a scored task: log-probabilities, then the greedy choices (slots, 2, head_rows) */
 };
 
 /* Plans the task under the policy. Never fails for want of memory: see plan_fits. Fails where a prompt is impossible. */
 Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type, Error *err);
 void plan_free(Plan *plan);
+/* Bytes of a layer's weights as they rest and move: F16, or packed. */
+size_t plan_layer_bytes(const Plan *plan);
+/* Whether the disk's share of the layers is a copy in the offload file; if not, it is the checkpoint itself. */
+bool copied_to_disk(const Plan *plan, const Checkpoint *checkpoint);
 /* -1 and err (EXIT_USAGE) when a tier's total is over its capacity: the tier, what it needs and has, its largest term, the
  * flag that shrinks it. */
 int plan_fits(const Plan *plan, const size_t capacity[NTIERS], Error *err);
@@ -731,7 +803,8 @@ typedef struct {
     int (*done)(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err);
     /* With task.keep_logits: (vocab) of the step that chose token n-1. May be NULL. */
     void (*logits)(void *ctx, int prompt, int n, const float *logits);
-    /* Of a scored task: token `at` of the prompt had log-probability logp, and `best` would have been chosen. */
+    /* Of a scored task: token `at` of the prompt had log-probability logp, and `best` would have been chosen. In order for
+     * a prompt. May be NULL. */
     void (*scored)(void *ctx, int prompt, int at, float logp, int32_t best);
     /* After every sweep. May be NULL. */
     void (*sweep)(void *ctx, long sweeps, long tokens);
@@ -853,13 +926,14 @@ typedef struct {
     /* FLOP/s as measured, reading of memory included: of linear by rows; of attention by the tokens of a prompt, by the
      * tokens that a new one attends to. They go before mm_flops, bmm_flops and cpu_flops. */
     Curve mm_rows, bmm_tokens[2], cpu_tokens;
+    Curve mm_packed, bmm_packed, cpu_packed; /* of linear with packed weights; of attention to packed pages */
 } Hardware;
 
 /* Reads a hardware file: one JSON object with name, gmem cmem nmem, ctog_bdw gtoc_bdw dtoc_bdw ctod_bdw, mm_flops bmm_flops
  * cpu_flops, each rate also as a pair KEY_p, KEY_g; optional gpu_bdw cpu_bdw op_s shared_cores copy_core_s disk_core_s;
- * optional curves mm_rows, bmm_tokens_p, bmm_tokens_g, cpu_tokens, lists of [size, FLOP/s] by ascending size; sources, an
- * object of texts that say where each value is from. -1 and one line (EXIT_USAGE) for a missing, unknown, negative, zero or
- * non-numeric value. */
+ * optional curves mm_rows, bmm_tokens_p, bmm_tokens_g, cpu_tokens, mm_packed, bmm_packed, cpu_packed, lists of [size,
+ * FLOP/s] by ascending size; sources, an object of texts that say where each value is from. -1 and one line (EXIT_USAGE)
+ * for a missing, unknown, negative, zero or non-numeric value. */
 int hardware_read(Hardware *hardware, const char *path, Error *err);
 /* Writes a file that hardware_read reads back to the same numbers; sources may be NULL. What could not be written shows in
  * ferror(out). */
@@ -876,8 +950,10 @@ static inline const double *link_bdw(const Hardware *hardware, Channel link) {
 double linear_seconds(const Hardware *hardware, bool prefill, double m, double n, double k, double act_bytes);
 /* Causal attention of whole prompts of s tokens, s (s + 1) / 2 pairs of a query and a key each: 4 h1 flops a pair. */
 double attend_prefill_seconds(const Hardware *hardware, double nseq, double s, double h1, double act_bytes);
-/* New tokens attend to `len` tokens each over paged KV: as many bytes as flops, 4 h1 a token. */
-double attend_seconds(const Hardware *hardware, bool on_cpu, bool prefill, double nseq, double len, double h1);
+/* The same with packed weights, which are unpacked on the way. */
+double linear_packed_seconds(const Hardware *hardware, bool prefill, double m, double n, double k, double act_bytes);
+/* New tokens attend to `len` tokens each over paged KV: as many bytes as flops, 4 h1 a token; packed, fewer bytes. */
+double attend_seconds(const Hardware *hardware, bool on_cpu, bool prefill, double nseq, double len, double h1, bool packed);
 
 // ---------------------------------------------------------------------------------------------------------------
 // profile.c: the machine, measured (section 4.3)
@@ -977,6 +1053,7 @@ typedef struct {
     Policy given;  /* its overlap and page_tokens hold; the rest where it is fixed */
     bool fixed[6]; /* which of wg wc cg cc hg hc are given */
     bool fixed_gbs, fixed_batches, fixed_schedule, fixed_attention;
+    Quant allowed;      /* compression that may be taken where given.weight_quant, cache_quant have none; bits 0: none */
     double max_latency; /* seconds that one block may take; 0: any number */
 } Search;
 
@@ -1049,6 +1126,23 @@ int job_add(Job *job, const char *text, size_t len, const char *id, int n, const
 int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err);
 void job_free(Job *job);
 
+/* The whole of a file ("-": standard input, and *path becomes its name for messages), with a 0 behind it. NULL and err. */
+char *input_read(const char **path, size_t *len, Error *err);
+/* Calls take for each of its lines that is not blank, with the number of the line from 0, until it returns -1. Ends of
+ * lines, CR LF too, and a byte order mark are no part of a line. */
+int input_lines(const char **path, int (*take)(void *ctx, const char *line, size_t len, int number, Error *), void *ctx,
+                Error *err);
+
+/* A line on standard error that says how far a run is. */
+typedef struct {
+    bool on;
+    long wanted; /* tokens of the whole run */
+    double started, shown;
+} Progress;
+void progress_open(Progress *progress, bool on, long wanted);
+void progress_show(Progress *progress, long sweeps, long tokens);
+void progress_clear(const Progress *progress);
+
 /* Writes completions as sequences end: JSON lines {"id", "prompt", "completion", "tokens", "finish_reason"}, each synced.
  */
 typedef struct {
@@ -1058,13 +1152,50 @@ typedef struct {
     const char *out_name;
     char **stop; /* texts that end a completion, which is cut before them */
     int nstops, max_stop;
-    bool progress; /* a line on standard error */
-    long wanted;   /* tokens of the whole task */
-    double started, shown;
+    Progress progress;
 } Completions;
 
 /* The listener that writes them; ctx is the Completions. */
 Listener completions_listener(Completions *completions);
+
+// ---------------------------------------------------------------------------------------------------------------
+// eval.c: perplexity and last words (section 6.2, Table 6)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A scored task made of texts, and what its tokens come to. Prompts are windows of a text, or lines whose last word counts.
+ */
+typedef struct {
+    /* every scored token comes from a decoding step, which reads the KV cache: where that is packed, or attention sparse.
+     * Otherwise a prompt is one prefill. Set before reading */
+    bool stepwise;
+    Task task;
+    int capacity, window; /* window: tokens of each */
+    long tokens, told;    /* that are scored; of them so far */
+    size_t bytes;         /* of text that they stand for */
+    double *nll;          /* [task.count] -log of the probability of all scored tokens of a prompt */
+    bool *missed;         /* [task.count] one of them was not the greedy choice */
+    Progress progress;
+} Eval;
+
+/* A file as one text as it is, with </s> in front, in windows of so many tokens one after another (0: the model's
+ * positions), the first `limit` of them (0: all). The first token of a window is context only. What is left behind the last
+ * whole window does not count; a text shorter than a window is one. */
+int eval_text(Eval *eval, const char *path, int window, int limit, const Tokenizer *tokenizer, const OptConfig *config,
+              Error *err);
+/* A file of JSON lines {"text"}, the first `limit` of them (0: all). Of each the last word, with the white space before it,
+ * is scored; white space at the end is left out. Of a line too long for the model the beginning is left out. */
+int eval_lines(Eval *eval, const char *path, int limit, const Tokenizer *tokenizer, const OptConfig *config, Error *err);
+/* The listener that adds up; ctx is the Eval. */
+Listener eval_listener(Eval *eval);
+
+/* In whichever order tokens were scored: nll, the mean of -log p over tokens, and exp(nll); bits of a byte of text; and of
+ * lines nll over words, and how many words were the greedy choice, token by token. */
+typedef struct {
+    double nll, perplexity, bits_per_byte; /* of tokens */
+    double word_perplexity, accuracy;      /* of prompts */
+} EvalResult;
+EvalResult eval_result(const Eval *eval);
+void eval_free(Eval *eval);
 
 // ---------------------------------------------------------------------------------------------------------------
 // report.c: what the commands say of policies and costs

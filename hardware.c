@@ -58,6 +58,9 @@ static const struct {
     {{"bmm_tokens_p", "FLOP/s", OPTIONAL, 1e-9, 1e30, offsetof(Hardware, bmm_tokens[1])}, "tokens"},
     {{"bmm_tokens_g", "FLOP/s", OPTIONAL, 1e-9, 1e30, offsetof(Hardware, bmm_tokens[0])}, "tokens"},
     {RATE(cpu_tokens, "FLOP/s", OPTIONAL), "tokens"},
+    {RATE(mm_packed, "FLOP/s", OPTIONAL), "rows"},
+    {RATE(bmm_packed, "FLOP/s", OPTIONAL), "tokens"},
+    {RATE(cpu_packed, "FLOP/s", OPTIONAL), "tokens"},
 };
 enum { NFIELDS = sizeof fields / sizeof *fields, NCURVES = sizeof curves / sizeof *curves, MAX_KEY = 32 };
 static const double MOST_SIZE = 1e15;
@@ -335,9 +338,20 @@ double attend_prefill_seconds(const Hardware *h, double nseq, double s, double h
     return bound_seconds(flops, h->bmm_flops[1], nseq * s * h1 * (2 * act_bytes + 4), h->gpu_bdw);
 }
 
-double attend_seconds(const Hardware *h, bool on_cpu, bool prefill, double nseq, double len, double h1) {
-    const Curve *curve = on_cpu ? &h->cpu_tokens : &h->bmm_tokens[0];
-    double flops = 4 * h1 * nseq * len;
+/* Bytes of a packed number, of an F16: 4 bits, and a group's header of 32 for 64 numbers. */
+static const double PACKED = 4.5 / 16;
+
+double linear_packed_seconds(const Hardware *h, bool prefill, double m, double n, double k, double act_bytes) {
+    double flops = 2 * m * n * k;
+    if (h->mm_packed.n) return curve_seconds(&h->mm_packed, m, flops);
+    if (h->mm_rows.n) return linear_seconds(h, prefill, m, n, k, act_bytes);
+    return bound_seconds(flops, h->mm_flops[prefill], PACKED * 2 * n * k + act_bytes * m * (n + k), h->gpu_bdw);
+}
+
+double attend_seconds(const Hardware *h, bool on_cpu, bool prefill, double nseq, double len, double h1, bool packed) {
+    const Curve *curve = on_cpu ? &h->cpu_tokens : &h->bmm_tokens[0], *fewer = on_cpu ? &h->cpu_packed : &h->bmm_packed;
+    double flops = 4 * h1 * nseq * len, bytes = packed ? PACKED * flops : flops;
+    if (packed && fewer->n) curve = fewer;
     if (curve->n) return curve_seconds(curve, len, flops);
-    return bound_seconds(flops, (on_cpu ? h->cpu_flops : h->bmm_flops)[prefill], flops, on_cpu ? h->cpu_bdw : h->gpu_bdw);
+    return bound_seconds(flops, (on_cpu ? h->cpu_flops : h->bmm_flops)[prefill], bytes, on_cpu ? h->cpu_bdw : h->gpu_bdw);
 }

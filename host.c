@@ -1,14 +1,16 @@
 /* host.c: the device that is this CPU. The arithmetic of one OPT layer and of the next token, as plain C on plain
  * pointers; each function is the specification of the CUDA launcher of the same name.
  *
- * Paper: section 3 (x.w_Q ... relu(t_out.w_1).w_2), section 4.2 (computation delegation: attention where the KV lives).
+ * Paper: section 3 (x.w_Q ... relu(t_out.w_1).w_2), section 4.2 (computation delegation: attention where the KV lives),
+ * section 5 (packed KV, sparse attention).
  *
  * Contract. Batch invariance: an output element is computed by one fixed sequence of float operations, whatever the
  * other rows are, wherever its tile lies, however many threads run, whatever the page size. So every sum has one order:
  *   linear     within a block of KC, lane l of a vector adds the products l, l + VL, l + 2 VL ...; the lanes are
  *              added as a tree; the blocks are added in order. Tiles of any size and edge run this same sequence.
  *   attention  tokens go in blocks of BLOCK by their index in the sequence, with a running maximum (an online softmax);
- *              prefill and decode share every step, so decode of token t equals row t of prefill, bit for bit.
+ *              prefill and decode share every step, so decode of token t equals row t of prefill, bit for bit. Packed
+ *              numbers pass through the same steps as F16.
  * Nothing is static but the number of threads and a scratch buffer per thread, so any lanes may call at once.
  * Read next: flexgen.c, or flexgen.cu for the same functions on a GPU. */
 #include <math.h>
@@ -75,7 +77,7 @@ int host_set_threads(int threads) {
     (void)threads;
     return 1;
 }
-#define PARALLEL_FOR(when, how)
+#define PARALLEL_FOR(when, how) (void)(when);
 #endif
 
 enum { ENOUGH = 1 << 17 }; /* multiplications (or as much other work) that pay for waking the threads */
@@ -207,7 +209,7 @@ INLINE void store_any(void *p, Type type, size_t at, V v, int n) {
     if (type == F32)
         v_store_part((float *)p + at, v, n);
     else
-        for (int i = 0; i < VL && i < n; i++) ((f16 *)p)[at + i] = f32_to_f16(v[i]);
+        v_store_f16_part((f16 *)p + at, v, n);
 }
 
 void host_embed(void *y, Type y_type, const void *table, Type type, size_t table_ld, const int32_t *idx, int rows, int cols,
@@ -308,6 +310,144 @@ void host_linear(void *y, Type y_type, size_t y_ld, const float *x, const f16 *w
     for (int task = 0; task < row_tasks * col_tasks; task++) {
         int row = task / col_tasks * MC, col = task % col_tasks * nc;
         linear_task(&l, row, min_int(MC, m - row), col, min_int(nc, n - col));
+    }
+}
+
+/* Of packed weights a task has the PART outputs that lie side by side in a column's group, or what is left of it, and some
+ * rows. It takes KB columns at a time: within such a block each output adds its products in order from 0, and the blocks
+ * are added in order. For more than one tile of rows a block is unpacked to where the nearest cache holds it; one tile
+ * unpacks it into its registers. */
+enum { PART = 64, KB = 64, MCP = 192 };
+
+typedef struct {
+    Linear l;
+    const uint8_t *w;
+    Quant quant;
+    size_t size; /* bytes of a group */
+    int parts;   /* of a group */
+} Packed;
+
+/* nc columns of a part: their codes and what these stand for, or their numbers. */
+typedef struct {
+    int nc;
+    bool unpacked;
+    const uint8_t *codes; /* the first column's; the next are `size` apart */
+    size_t size;
+    Table table[KB];
+    float w[KB][PART]; /* zeros past the end of a group */
+} Columns;
+
+/* Apart from their use, because a table takes long to be ready; headers that are converted together cost next to nothing.
+ * Also asks for the next columns: the few lines that each use reads at once come from memory otherwise. */
+static void load_tables(Columns *a, const uint8_t *from) {
+    f16 header[2][KB] = {{0}};
+    float min[KB], scale[KB];
+    for (int c = 0; c < a->nc; c++, from += a->size) {
+        __builtin_prefetch(from + KB * a->size, 0, 2);
+        memcpy(&header[0][c], from, sizeof(f16));
+        memcpy(&header[1][c], from + 2, sizeof(f16));
+    }
+    for (int c = 0; c < KB; c += VL) {
+        v_store(min + c, v_load_f16(header[0] + c));
+        v_store(scale + c, v_load_f16(header[1] + c));
+    }
+    for (int c = 0; c < a->nc; c++) a->table[c] = t_make(v_set(min[c]), v_set(scale[c]));
+}
+
+/* The columns' numbers from `first` on, where they begin at byte `from`. */
+static void load_columns(Columns *a, const Packed *p, const uint8_t *from, int first, bool unpacked) {
+    const int group = p->quant.group, n = min_int(PART, group - first);
+    const bool quick = p->quant.bits == 4 && group % 32 == 0;
+    a->codes = from + 4 + first / 2;
+    a->unpacked = unpacked || !quick || n < PART;
+    if (quick) load_tables(a, from);
+    if (!a->unpacked) return;
+    f16 *all = quick ? NULL : (f16 *)scratch(group);
+    for (int c = 0; c < a->nc; c++) {
+        float *to = a->w[c];
+        if (n < PART) memset(to, 0, sizeof a->w[c]);
+        if (!quick) {
+            quant_unpack(all, 1, from + c * a->size, group, p->quant);
+            for (int j = 0; j < n; j++) to[j] = f16_to_f32(all[first + j]);
+            continue;
+        }
+        for (int j = 0; j < n; j += 32) {
+            V out[32 / VL];
+            t_block(out, &a->table[c], a->codes + c * a->size + j / 2);
+            for (int u = 0; u < 32 / VL; u++) v_store(to + j + u * VL, out[u]);
+        }
+    }
+}
+
+/* sum[i][j] += sum over columns c of x[i][c] w[c][j], in the order of c, for mr rows. */
+INLINE void part_tile(float *sum, const float *x, size_t x_ld, const Columns *w, const int mr, const bool unpacked) {
+    enum { BLOCKS = NR * VL / 32 ? NR * VL / 32 : 1, EACH = 32 / VL, NV = BLOCKS * EACH };
+    for (int j = 0; j < PART; j += NV * VL) {
+        V acc[6][NV] = {{{0}}}, a[6], b[EACH];
+        for (int c = 0; c < w->nc; c++) {
+            UNROLL
+            for (int i = 0; i < mr; i++) a[i] = v_set(x[i * x_ld + c]);
+            UNROLL
+            for (int d = 0; d < BLOCKS; d++) {
+                if (!unpacked) t_block(b, &w->table[c], w->codes + c * w->size + j / 2 + 16 * d);
+                UNROLL
+                for (int u = 0; u < EACH; u++) {
+                    if (unpacked) b[u] = v_load(w->w[c] + j + 32 * d + u * VL);
+                    UNROLL
+                    for (int i = 0; i < mr; i++) acc[i][d * EACH + u] = v_fma(a[i], b[u], acc[i][d * EACH + u]);
+                }
+            }
+        }
+        UNROLL
+        for (int i = 0; i < mr; i++) {
+            UNROLL
+            for (int u = 0; u < NV; u++) {
+                float *to = sum + i * PART + j + u * VL;
+                v_store(to, v_load(to) + acc[i][u]);
+            }
+        }
+    }
+}
+
+INLINE void part_rows(float *sum, const float *x, size_t x_ld, const Columns *w, int mr, const bool unpacked) {
+    if (mr == 1) part_tile(sum, x, x_ld, w, 1, unpacked);
+    if (mr == 2) part_tile(sum, x, x_ld, w, 2, unpacked);
+    if (mr == 3) part_tile(sum, x, x_ld, w, 3, unpacked);
+    if (mr == 4) part_tile(sum, x, x_ld, w, 4, unpacked);
+    if (mr == 5) part_tile(sum, x, x_ld, w, 5, unpacked);
+    if (mr == 6) part_tile(sum, x, x_ld, w, 6, unpacked);
+}
+
+static void packed_task(const Packed *p, int row, int mc, int part, int n) {
+    float sum[MCP * PART];
+    Columns w;
+    const int k = p->l.k, group = part / p->parts, first = part % p->parts * PART;
+    const int col = group * p->quant.group + first, nc = min_int(min_int(PART, p->quant.group - first), n - col);
+    if (nc <= 0) return; /* the last row of groups may have room for more than there is */
+    memset(sum, 0, (size_t)mc * PART * sizeof *sum);
+    for (int c = 0; c < k; c += KB) {
+        w.nc = min_int(KB, k - c), w.size = p->size;
+        load_columns(&w, p, p->w + ((size_t)group * k + c) * p->size, first, mc > MR);
+        const float *x = p->l.x + (size_t)row * k + c;
+        if (w.unpacked)
+            for (int i = 0; i < mc; i += MR) part_rows(sum + i * PART, x + (size_t)i * k, k, &w, min_int(MR, mc - i), true);
+        else
+            part_rows(sum, x, k, &w, mc, false);
+    }
+    for (int i = 0; i < mc; i++) linear_finish(&p->l, sum + i * PART, row + i, col, nc);
+}
+
+void host_linear_packed(void *y, Type y_type, size_t y_ld, const float *x, const uint8_t *w, Quant quant, const f16 *b,
+                        const float *residual, bool relu, int m, int n, int k) {
+    CHECK((y_type == F32 || y_type == F16) && quant.bits >= 2 && quant.bits <= 8 && quant.group);
+    Packed p = {{y, y_type, y_ld, x, NULL, b, residual, relu, k}, w, quant, quant_bytes(quant, quant.group), 0};
+    p.parts = (quant.group + PART - 1) / PART;
+    int parts = (n + quant.group - 1) / quant.group * p.parts, mc = MCP;
+    while (mc > MCP / 8 && (m + mc - 1) / mc * parts < 4 * host_threads()) mc /= 2; /* enough tasks to deal out evenly */
+    PARALLEL_FOR((double)m * n * k > ENOUGH, dynamic)
+    for (int task = 0; task < (m + mc - 1) / mc * parts; task++) {
+        int row = task / parts * mc;
+        packed_task(&p, row, min_int(mc, m - row), task % parts, n);
     }
 }
 
@@ -428,102 +568,386 @@ void host_attend_prefill(float *o, const float *q, const f16 *kv, const int32_t 
  * registers. */
 enum { HEADS = 16, WEIGH = 8 };
 
+/* The paged K and V of one sequence, as a task sees them: a token's k or v is a row, a head of it F16 or packed. Packed
+ * numbers become vectors through a table in registers where whole blocks of 16 lie in a group; others are unpacked head
+ * by head. Either way they pass through the same sums as F16. */
 typedef struct {
-    const f16 *k, *v; /* the first head of the task in page 0 */
+    const uint8_t *k, *v; /* the task's first head in page 0 */
     const int32_t *pages;
-    int page_tokens, h1, nh, hd, hdp;
-    float *q, *o, *score; /* (nh, hd) scaled; (nh, hd padded); (nh, BLOCK) */
-    const f16 *krow[BLOCK + NR], *vrow[BLOCK];
-    Seen seen[HEADS];
-} Decode;
+    int page_tokens, nh, hd; /* nh: of the task */
+    Quant quant;
+    size_t row_bytes, head_bytes, group_bytes;
+    bool tables;
+    f16 *plain; /* (WEIGH, hd): what is unpacked */
+} Cache;
 
-/* Where the k (base a->k) or v (base a->v) of tokens t0 .. t0+nt lies. */
-static void find_rows(const f16 **row, const Decode *a, const f16 *base, int t0, int nt) {
-    for (int t = 0; t < nt; t++) {
-        int page = a->pages[(t0 + t) / a->page_tokens];
-        row[t] = base + ((size_t)page * a->page_tokens + (t0 + t) % a->page_tokens) * a->h1;
-    }
+/* All sequences and heads; a task's part of it is cut out by cache_part. */
+static Cache cache_whole(const void *k, const void *v, int page_tokens, int h1, int nh, Quant quant) {
+    Cache c = {.k = k, .v = v, .page_tokens = page_tokens, .nh = nh, .hd = h1 / nh, .quant = quant};
+    c.head_bytes = quant.bits ? quant_bytes(quant, c.hd) : (size_t)c.hd * sizeof(f16);
+    c.row_bytes = nh * c.head_bytes;
+    c.group_bytes = quant.bits ? quant_bytes(quant, quant.group) : 0;
+    c.tables = quant.bits == 4 && quant.group % 32 == 0 && c.hd % 16 == 0;
+    return c;
 }
 
-/* Asks for n elements, from column d on, of some rows. Pages lie anywhere, so the processor cannot foresee them; we know
- * them a block ahead: reading k asks for the same tokens' v, reading v asks for the next block's k. */
-INLINE void prefetch_rows(const f16 *const *row, int rows, int d, int n) {
+static Cache cache_part(const Cache *whole, const int32_t *pages, int head, int nh) {
+    Cache c = *whole;
+    c.pages = pages, c.nh = nh;
+    if (c.k) c.k += head * c.head_bytes;
+    if (c.v) c.v += head * c.head_bytes;
+    return c;
+}
+
+static const uint8_t *cache_row(const Cache *c, const uint8_t *base, int t) {
+    size_t page = c->pages[t / c->page_tokens];
+    return base + (page * c->page_tokens + t % c->page_tokens) * c->row_bytes;
+}
+
+/* Where the k (base c->k) or v (base c->v) of tokens t0 .. t0+nt lies. */
+static void find_rows(const uint8_t **row, const Cache *c, const uint8_t *base, int t0, int nt) {
+    for (int t = 0; t < nt; t++) row[t] = cache_row(c, base, t0 + t);
+}
+
+/* Asks for a head of some rows, which begins at byte `at`. Pages lie anywhere, so the processor cannot foresee them; we
+ * know them a block ahead: reading k asks for the same tokens' v, reading v asks for the next block's k. */
+INLINE void prefetch_rows(const uint8_t *const *row, int rows, size_t at, size_t bytes) {
     for (int t = 0; t < rows; t++)
-        for (int at = 0; at < n; at += 32) __builtin_prefetch(row[t] + d + at, 0, 2);
+        for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row[t] + at + i, 0, 2);
 }
 
-static void score_block(Decode *a, int nt) {
-    memset(a->score, 0, (size_t)a->nh * BLOCK * sizeof *a->score);
-    for (int t = nt; t < nt + NR; t++) a->krow[t] = a->krow[nt - 1]; /* fills the last tile; its scores are not used */
+/* n <= WEIGH heads as F16. */
+static void read_heads(const f16 **plain, const Cache *c, const uint8_t *const *head, int n) {
+    for (int u = 0; u < n; u++) {
+        plain[u] = c->quant.bits ? c->plain + (size_t)u * c->hd : (const f16 *)(const void *)head[u];
+        if (c->quant.bits) quant_unpack(c->plain + (size_t)u * c->hd, 1, head[u], c->hd, c->quant);
+    }
+}
+
+/* acc[j] += q . k[j], lane by lane, for `width` numbers of a group that begins at byte `group` of each k. */
+INLINE void dot_packed(V acc[NR], const float *q, const uint8_t *const k[NR], size_t group, int first, const int width) {
+    UNROLL
+    for (int j = 0; j < NR; j++) {
+        Table table = t_load(k[j] + group);
+        UNROLL
+        for (int d = 0; d < width; d += 32) {
+            V b[32 / VL];
+            t_block(b, &table, k[j] + group + 4 + (first + d) / 2);
+            UNROLL
+            for (int i = 0; i < min_int(width, 32) / VL; i++) acc[j] = v_fma(v_load(q + first + d + i * VL), b[i], acc[j]);
+        }
+    }
+}
+
+/* score[j] += q . k[j] for NR heads of k. */
+static void dot_head(float *score, const Cache *c, const float *q, const uint8_t *const k[NR]) {
+    if (!c->tables) {
+        const f16 *plain[NR];
+        read_heads(plain, c, k, NR);
+        dot_tile(score, 0, q, 0, plain, c->hd, 1);
+        return;
+    }
+    V acc[NR] = {{0}};
+    size_t group = 0;
+    for (int d = 0; d < c->hd; d += c->quant.group, group += c->group_bytes) {
+        int n = min_int(c->quant.group, c->hd - d), at = 0;
+        for (; at + 64 <= n; at += 64) dot_packed(acc, q + d, k, group, at, 64);
+        for (; at + 32 <= n; at += 32) dot_packed(acc, q + d, k, group, at, 32);
+        if (at < n) dot_packed(acc, q + d, k, group, at, 16);
+    }
+    V4 sum = v_sum4(acc[0], acc[1], acc[2], acc[3]), old;
+    memcpy(&old, score, sizeof old);
+    sum += old;
+    memcpy(score, &sum, sizeof sum);
+}
+
+/* o += sum over t < nt of p[t] v[t], in the order of t, for `width` columns of a group. */
+INLINE void weigh_packed(float *o, const float *p, const uint8_t *const *v, size_t group, int first, int nt,
+                         const int width) {
+    V acc[64 / VL];
+    UNROLL
+    for (int i = 0; i < width / VL; i++) acc[i] = v_load(o + first + i * VL);
+    for (int t = 0; t < nt; t++) {
+        Table table = t_load(v[t] + group);
+        V a = v_set(p[t]);
+        UNROLL
+        for (int d = 0; d < width; d += 32) {
+            V b[32 / VL];
+            t_block(b, &table, v[t] + group + 4 + (first + d) / 2);
+            UNROLL
+            for (int i = 0; i < min_int(width, 32) / VL; i++) acc[d / VL + i] = v_fma(a, b[i], acc[d / VL + i]);
+        }
+    }
+    UNROLL
+    for (int i = 0; i < width / VL; i++) v_store(o + first + i * VL, acc[i]);
+}
+
+/* o[hd padded] += sum over t < nt <= WEIGH of p[t] v[t], in the order of t, for heads v[t]. */
+static void weigh_head(float *o, const Cache *c, const float *p, const uint8_t *const *v, int nt) {
+    if (!c->tables) {
+        const f16 *plain[WEIGH];
+        read_heads(plain, c, v, nt);
+        weigh_columns(o, 0, p, 0, plain, c->hd, nt, 1);
+        return;
+    }
+    size_t group = 0;
+    for (int d = 0; d < c->hd; d += c->quant.group, group += c->group_bytes) {
+        int n = min_int(c->quant.group, c->hd - d), at = 0;
+        for (; at + 64 <= n; at += 64) weigh_packed(o + d, p, v, group, at, nt, 64);
+        for (; at + 32 <= n; at += 32) weigh_packed(o + d, p, v, group, at, nt, 32);
+        if (at < n) weigh_packed(o + d, p, v, group, at, nt, 16);
+    }
+}
+
+/* score[h * ld + t] = q[h] . k[t] for the heads and nt tokens of c, while `ahead` rows are on their way. row has room for
+ * NR more. */
+static void score_block(float *score, size_t ld, const Cache *c, const float *q, const uint8_t **row, int nt,
+                        const uint8_t *const *ahead, int nahead) {
+    for (int t = nt; t < nt + NR; t++) row[t] = row[nt - 1]; /* fills the last tile; its scores are not used */
+    for (int h = 0; h < c->nh; h++) memset(score + h * ld, 0, (size_t)round_up(nt, NR) * sizeof *score);
     for (int t = 0; t < nt; t += NR) {
-        for (int d = 0, h = 0; h < a->nh; h++, d += a->hd) {
-            const f16 *k[NR];
-            for (int u = 0; u < NR; u++) k[u] = a->krow[t + u] + d;
-            prefetch_rows(a->vrow + t, min_int(NR, nt - t), d, a->hd);
-            dot_rows(a->score + h * BLOCK + t, BLOCK, a->q + d, a->hd, k, a->hd, 1);
+        size_t at = 0;
+        for (int h = 0; h < c->nh; h++, at += c->head_bytes) {
+            const uint8_t *k[NR];
+            for (int u = 0; u < NR; u++) k[u] = row[t + u] + at;
+            prefetch_rows(ahead + t, min_int(NR, nahead - t), at, c->head_bytes);
+            dot_head(score + h * ld + t, c, q + (size_t)h * c->hd, k);
         }
     }
 }
 
-static void weigh_block(Decode *a, int nt, int next_nt) {
+static void weigh_block(float *o, int o_ld, const Cache *c, const float *p, const uint8_t *const *row, int nt,
+                        const uint8_t *const *ahead, int nahead) {
     for (int t = 0; t < nt; t += WEIGH) {
-        for (int d = 0, h = 0; h < a->nh; h++, d += a->hd) {
-            const f16 *v[WEIGH];
+        size_t at = 0;
+        for (int h = 0; h < c->nh; h++, at += c->head_bytes) {
+            const uint8_t *v[WEIGH];
             int n = min_int(WEIGH, nt - t);
-            for (int u = 0; u < n; u++) v[u] = a->vrow[t + u] + d;
-            prefetch_rows(a->krow + t, min_int(WEIGH, next_nt - t), d, a->hd);
-            weigh_rows(a->o + h * a->hdp, a->hdp, a->score + h * BLOCK + t, BLOCK, v, a->hd, n, 1);
+            for (int u = 0; u < n; u++) v[u] = row[t + u] + at;
+            prefetch_rows(ahead + t, min_int(WEIGH, nahead - t), at, c->head_bytes);
+            weigh_head(o + h * o_ld, c, p + h * BLOCK + t, v, n);
         }
     }
 }
 
-/* The heads of `a` for one sequence of len tokens; the first begins at element `at` of o and q. */
-static void attend_task(Decode *a, void *o, const void *q, Type type, size_t at, int len) {
-    a->q = scratch((size_t)a->nh * (a->hd + a->hdp + BLOCK));
-    a->o = a->q + (size_t)a->nh * a->hd;
-    a->score = a->o + (size_t)a->nh * a->hdp;
-    scale_q(a->q, q, type, at, a->hd, a->nh, a->hd);
-    memset(a->o, 0, (size_t)a->nh * a->hdp * sizeof *a->o);
-    for (int h = 0; h < a->nh; h++) a->seen[h] = (Seen){-INFINITY, 0};
-    find_rows(a->krow, a, a->k, 0, min_int(BLOCK, len));
+/* The heads of c over len tokens; the first begins at element `at` of o and q. */
+static void attend_task(Cache c, void *out, const void *in, Type type, size_t at, int len) {
+    const int hdp = round_up(c.hd, VL);
+    float *q = scratch((size_t)c.nh * (c.hd + hdp + BLOCK) + WEIGH * c.hd), *o = q + (size_t)c.nh * c.hd;
+    float *score = o + (size_t)c.nh * hdp; /* (nh, BLOCK) */
+    const uint8_t *k[BLOCK + NR], *v[BLOCK];
+    Seen seen[HEADS];
+    c.plain = (f16 *)(score + (size_t)c.nh * BLOCK);
+    scale_q(q, in, type, at, c.hd, c.nh, c.hd);
+    memset(o, 0, (size_t)c.nh * hdp * sizeof *o);
+    for (int h = 0; h < c.nh; h++) seen[h] = (Seen){-INFINITY, 0};
+    find_rows(k, &c, c.k, 0, min_int(BLOCK, len));
     for (int t0 = 0; t0 < len; t0 += BLOCK) {
         int nt = min_int(BLOCK, len - t0), next_nt = min_int(BLOCK, len - t0 - nt);
-        find_rows(a->vrow, a, a->v, t0, nt);
-        score_block(a, nt);
-        find_rows(a->krow, a, a->k, t0 + nt, next_nt);
-        for (int h = 0; h < a->nh; h++) softmax_block(a->score + h * BLOCK, nt, &a->seen[h], a->o + h * a->hdp, a->hd);
-        weigh_block(a, nt, next_nt);
+        find_rows(v, &c, c.v, t0, nt);
+        score_block(score, BLOCK, &c, q, k, nt, v, nt);
+        find_rows(k, &c, c.k, t0 + nt, next_nt);
+        for (int h = 0; h < c.nh; h++) softmax_block(score + h * BLOCK, nt, &seen[h], o + h * hdp, c.hd);
+        weigh_block(o, hdp, &c, score, v, nt, k, next_nt);
     }
-    for (int h = 0; h < a->nh; h++) attend_finish(o, type, at + h * a->hd, a->o + h * a->hdp, a->seen[h], a->hd);
+    for (int h = 0; h < c.nh; h++) attend_finish(out, type, at + h * c.hd, o + h * hdp, seen[h], c.hd);
 }
 
-void host_attend(void *o, const void *q, Type act_type, const void *keys, const void *values, const int32_t *pages,
+/* Heads that a task takes, so that there are enough tasks. */
+static int heads_per_task(int nseq, int nh) { return max_int(1, min_int(min_int(nh, HEADS), nseq * nh / host_threads())); }
+
+static int longest(const int32_t *len, int nseq) {
+    int most = 0;
+    for (int r = 0; r < nseq; r++) most = max_int(most, len[r]);
+    return most;
+}
+
+void host_attend(void *o, const void *q, Type act_type, const void *k, const void *v, const int32_t *pages,
                  const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant) {
-    const f16 *k = keys, *v = values;
-    CHECK((act_type == F32 || act_type == F16) && !quant.bits);
-    int hd = h1 / nh, total = 0, threads = host_threads();
-    for (int r = 0; r < nseq; r++) total = max_int(total, len[r]);
-    int group = max_int(1, min_int(min_int(nh, HEADS), nseq * nh / threads)), groups = (nh + group - 1) / group;
-    PARALLEL_FOR((double)total * nseq * h1 > ENOUGH, dynamic)
+    CHECK(act_type == F32 || act_type == F16);
+    const Cache whole = cache_whole(k, v, page_tokens, h1, nh, quant);
+    int group = heads_per_task(nseq, nh), groups = (nh + group - 1) / group;
+    PARALLEL_FOR((double)longest(len, nseq) * nseq * h1 > ENOUGH, dynamic)
     for (int task = 0; task < nseq * groups; task++) {
         int r = task / groups, h = task % groups * group;
-        size_t head = (size_t)h * hd, at = (size_t)r * h1 + head;
-        Decode a = {
-            .k = k + head, .v = v + head, .pages = pages + (size_t)r * max_pages, .page_tokens = page_tokens, .h1 = h1};
-        a.nh = min_int(group, nh - h), a.hd = hd, a.hdp = round_up(hd, VL);
-        attend_task(&a, o, q, act_type, at, len[r]);
+        Cache part = cache_part(&whole, pages + (size_t)r * max_pages, h, min_int(group, nh - h));
+        attend_task(part, o, q, act_type, (size_t)r * h1 + h * whole.hd, len[r]);
     }
 }
 
-void host_append(void *keys, void *values, const f16 *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages,
-                 int rows, int max_pages, int page_tokens, int h1, int nh, Quant quant) {
-    f16 *k = keys, *v = values;
-    CHECK(nh && !quant.bits);
+void host_pack(uint8_t *packed, const f16 *kv, int rows, int h1, int nh, Quant quant) {
+    int hd = h1 / nh;
+    size_t row = nh * quant_bytes(quant, hd);
+    PARALLEL_FOR((size_t)rows * h1 > ENOUGH / 8, static)
+    for (int r = 0; r < rows; r++) { /* its k's heads, then its v's: what is not finite poisons its group alone */
+        quant_pack_heads(packed + 2 * r * row, kv + (size_t)2 * r * h1, nh, hd, quant);
+        quant_pack_heads(packed + (2 * r + 1) * row, kv + (size_t)(2 * r + 1) * h1, nh, hd, quant);
+    }
+}
+
+void host_append(void *k, void *v, const void *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows,
+                 int max_pages, int page_tokens, int width) {
+    const size_t bytes = (size_t)width * sizeof(f16);
     for (int r = 0; r < rows; r++) {
         int page = pages[(size_t)seq[r] * max_pages + pos[r] / page_tokens];
-        size_t at = ((size_t)page * page_tokens + pos[r] % page_tokens) * h1;
-        memcpy(k + at, kv + (size_t)r * 2 * h1, (size_t)h1 * sizeof *k);
-        memcpy(v + at, kv + (size_t)r * 2 * h1 + h1, (size_t)h1 * sizeof *v);
+        size_t at = ((size_t)page * page_tokens + pos[r] % page_tokens) * bytes;
+        memcpy((uint8_t *)k + at, (const uint8_t *)kv + 2 * r * bytes, bytes);
+        memcpy((uint8_t *)v + at, (const uint8_t *)kv + (2 * r + 1) * bytes, bytes);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Sparse attention (section 5): the tokens with the largest scores, and their v alone
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Whole numbers in the order of the scores, so that halving their range finds any of them; NaN is the smallest, and so is
+ * what follows the last up to a whole vector. */
+static void order_scores(int32_t *key, const float *score, int n) {
+    for (int t = 0; t < n; t += VL) {
+        V s = v_load_part(score + t, n - t); /* never -0: its sum began at 0 */
+        VI bits = (VI)s, ordered = bits ^ (bits >> 31 & INT32_MAX);
+        ordered = (VI)v_select(s == s, (V)ordered, (V)(bits * 0 + INT32_MIN));
+        memcpy(key + t, &ordered, sizeof ordered);
+    }
+    for (int t = n; t < round_up(n, VL); t++) key[t] = INT32_MIN;
+}
+
+INLINE VI keys_at(const int32_t *key) {
+    VI v;
+    memcpy(&v, key, sizeof v);
+    return v;
+}
+
+/* How many of n keys are at least `least`, which is above INT32_MIN. */
+static int count_keys(const int32_t *key, int n, int32_t least) {
+    int count = 0;
+    for (int t = 0; t < n; t += VL) count += __builtin_popcount(v_bits(keys_at(key + t) >= least));
+    return count;
+}
+
+/* A key that k of n reach, and in *equal how many of those that equal it are among the k. 1 <= k <= n. */
+static int32_t kth_key(int *equal, const int32_t *key, int n, int k) {
+    int64_t low = INT32_MIN, high = (int64_t)INT32_MAX + 1; /* at least k reach low, less than k high */
+    int reach_high = 0;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        int reach = count_keys(key, n, (int32_t)middle);
+        if (reach == k) {
+            *equal = n;
+            return (int32_t)middle;
+        }
+        if (reach > k)
+            low = middle;
+        else
+            high = middle, reach_high = reach;
+    }
+    *equal = k - reach_high;
+    return (int32_t)low;
+}
+
+/* The k largest of n scores, the earlier of equal ones, ascending. key: room for n, rounded up to VL. */
+static void select_tokens(int32_t *tokens, int32_t *key, const float *score, int n, int k) {
+    int equal, found = 0;
+    if (k == 0) return;
+    order_scores(key, score, n);
+    int32_t least = kth_key(&equal, key, n, k);
+    for (int t = 0; t < n && found < k; t += VL) {
+        for (unsigned bits = v_bits(keys_at(key + t) >= least); bits && found < k; bits &= bits - 1) {
+            int at = t + __builtin_ctz(bits);
+            if (key[at] > least || equal-- > 0) tokens[found++] = at;
+        }
+    }
+}
+
+/* weights[n] = softmax of the scores of the chosen tokens, which are ascending; score is used up. */
+static void softmax_chosen(float *weights, float *score, const int32_t *tokens, int n) {
+    for (int i = 0; i < n; i++) score[i] = score[tokens[i]];
+    for (int i = n; i < round_up(n, VL); i++) score[i] = -INFINITY;
+    V top = v_set(-INFINITY), sum = {0};
+    for (int i = 0; i < n; i += VL) top = v_max(top, v_load(score + i));
+    float m = v_largest(top);
+    for (int i = 0; i < n; i += VL) {
+        V p = v_exp(v_load(score + i) - m);
+        v_store(score + i, p);
+        sum += p;
+    }
+    float l = v_sum(sum);
+    for (int i = 0; i < n; i += VL) v_store_part(weights + i, v_load(score + i) / l, n - i);
+}
+
+/* The heads of c over len tokens; the first begins at element `at` of in, and at tokens and weights, (nh, most). */
+static void select_task(Cache c, int32_t *tokens, float *weights, int most, const void *in, Type type, size_t at, int len,
+                        int chosen) {
+    const size_t ld = round_up(len, BLOCK);
+    float *q = scratch((size_t)c.nh * (c.hd + ld) + ld + NR * c.hd), *score = q + (size_t)c.nh * c.hd; /* (nh, ld) */
+    int32_t *key = (int32_t *)(score + c.nh * ld);
+    const uint8_t *row[2][BLOCK + NR];
+    c.plain = (f16 *)(key + ld);
+    scale_q(q, in, type, at, c.hd, c.nh, c.hd);
+    find_rows(row[0], &c, c.k, 0, min_int(BLOCK, len));
+    for (int t0 = 0, b = 0; t0 < len; t0 += BLOCK, b ^= 1) {
+        int nt = min_int(BLOCK, len - t0), next_nt = min_int(BLOCK, len - t0 - nt);
+        find_rows(row[b ^ 1], &c, c.k, t0 + nt, next_nt);
+        score_block(score + t0, ld, &c, q, row[b], nt, row[b ^ 1], next_nt);
+    }
+    for (int h = 0; h < c.nh; h++, tokens += most, weights += most) {
+        select_tokens(tokens, key, score + h * ld, len - 1, chosen - 1);
+        tokens[chosen - 1] = len - 1;
+        softmax_chosen(weights, score + h * ld, tokens, chosen);
+    }
+}
+
+void host_select(int32_t *tokens, float *weights, const void *q, Type act_type, const void *k, const int32_t *pages,
+                 const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant, double sparsity,
+                 int most) {
+    CHECK(act_type == F32 || act_type == F16);
+    const Cache whole = cache_whole(k, NULL, page_tokens, h1, nh, quant);
+    int group = heads_per_task(nseq, nh), groups = (nh + group - 1) / group;
+    PARALLEL_FOR((double)longest(len, nseq) * nseq * h1 > ENOUGH, dynamic)
+    for (int task = 0; task < nseq * groups; task++) {
+        int r = task / groups, h = task % groups * group;
+        size_t first = ((size_t)r * nh + h) * most;
+        Cache part = cache_part(&whole, pages + (size_t)r * max_pages, h, min_int(group, nh - h));
+        select_task(part, tokens + first, weights + first, most, q, act_type, (size_t)r * h1 + h * whole.hd, len[r],
+                    sparse_tokens(sparsity, len[r]));
+    }
+}
+
+/* The heads of c, each with its own n tokens and weights, (nh, most); the first begins at element `at` of out. */
+static void weigh_task(Cache c, void *out, Type type, size_t at, const int32_t *tokens, const float *weights, int most,
+                       int n) {
+    enum { AHEAD = 2 * WEIGH };
+    const int hdp = round_up(c.hd, VL), all = c.nh * n;
+    const uint8_t **row = (void *)scratch(all * (sizeof *row / sizeof(float)) + hdp + WEIGH * c.hd); /* (nh, n) */
+    float *o = (float *)(row + all);
+    c.plain = (f16 *)(o + hdp);
+    for (int h = 0; h < c.nh; h++)
+        for (int i = 0; i < n; i++) row[h * n + i] = cache_row(&c, c.v, tokens[(size_t)h * most + i]) + h * c.head_bytes;
+    prefetch_rows(row, min_int(AHEAD, all), 0, c.head_bytes);
+    for (int h = 0; h < c.nh; h++) {
+        memset(o, 0, hdp * sizeof *o);
+        for (int i = 0; i < n; i += WEIGH) {
+            int now = h * n + i, count = min_int(WEIGH, n - i);
+            if (now + AHEAD < all) prefetch_rows(row + now + AHEAD, min_int(count, all - now - AHEAD), 0, c.head_bytes);
+            weigh_head(o, &c, weights + (size_t)h * most + i, row + now, count);
+        }
+        attend_finish(out, type, at + h * c.hd, o, (Seen){0, 1}, c.hd); /* the weights add up to 1 */
+    }
+}
+
+void host_weigh(void *o, Type act_type, const int32_t *tokens, const float *weights, const void *v, const int32_t *pages,
+                const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant, double sparsity,
+                int most) {
+    CHECK(act_type == F32 || act_type == F16);
+    const Cache whole = cache_whole(NULL, v, page_tokens, h1, nh, quant);
+    int group = heads_per_task(nseq, nh), groups = (nh + group - 1) / group;
+    PARALLEL_FOR((double)sparse_tokens(sparsity, longest(len, nseq)) * nseq * h1 > ENOUGH, dynamic)
+    for (int task = 0; task < nseq * groups; task++) {
+        int r = task / groups, h = task % groups * group;
+        size_t first = ((size_t)r * nh + h) * most;
+        Cache part = cache_part(&whole, pages + (size_t)r * max_pages, h, min_int(group, nh - h));
+        weigh_task(part, o, act_type, (size_t)r * h1 + h * whole.hd, tokens + first, weights + first, most,
+                   sparse_tokens(sparsity, len[r]));
     }
 }
 
@@ -615,5 +1039,32 @@ void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const i
         const float *row = logits + (size_t)r * vocab;
         ids[r] = sampling->temperature > 0 ? pick_sample(row, draw(sampling->seed, prompt[r], pos[r]), sampling, vocab)
                                            : pick_greedy(row, vocab);
+    }
+}
+
+/* The sum of e^(x[i] - top): short sums in float, and these in double. */
+static double sum_exp(const float *x, float top, int n) {
+    enum { SHORT = 64 * VL };
+    double sum = 0;
+    for (int i = 0; i < n; i += SHORT) {
+        V part = {0};
+        for (int at = i; at < min_int(n, i + SHORT); at += VL) {
+            V e = v_exp(v_load_part(x + at, n - at) - top);
+            if (n - at < VL)
+                for (int lane = n - at; lane < VL; lane++) e[lane] = 0;
+            part += e;
+        }
+        sum += v_sum(part);
+    }
+    return sum;
+}
+
+void host_score(float *logp, int32_t *best, const float *logits, const int32_t *target, int rows, int vocab) {
+    PARALLEL_FOR((size_t)rows * vocab > ENOUGH, static)
+    for (int r = 0; r < rows; r++) {
+        const float *row = logits + (size_t)r * vocab;
+        best[r] = pick_greedy(row, vocab);
+        float top = row[best[r]];
+        logp[r] = (float)((double)row[target[r]] - top - log(sum_exp(row, top, vocab)));
     }
 }

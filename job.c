@@ -97,15 +97,24 @@ static int check_ids(const Job *job, const char *path, Error *err) {
     return status;
 }
 
-static int read_line(Job *job, const char *line, size_t len, int number, bool json, int n, const char *path,
-                     const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
+typedef struct {
+    Job *job;
+    const char **path;
+    int n, json; /* json: whether the lines are; -1: not known yet */
+    const Tokenizer *tokenizer;
+    const OptConfig *config;
+} Reader;
+
+static int read_line(void *ctx, const char *line, size_t len, int number, Error *err) {
+    Reader *r = ctx;
     char where[600], id[16];
-    snprintf(where, sizeof where, "%.500s line %d", path, number + 1);
+    snprintf(where, sizeof where, "%.500s line %d", *r->path, number + 1);
     snprintf(id, sizeof id, "%d", number);
-    if (!json) return job_add(job, line, len, id, n, tokenizer, config, where, err);
+    if (r->json < 0) r->json = line[strspn(line, " \t")] == '{';
+    if (!r->json) return job_add(r->job, line, len, id, r->n, r->tokenizer, r->config, where, err);
     cJSON *value = json_parse(line, len, where, err);
     if (!value) return -1;
-    int status = add_json(job, value, number, n, tokenizer, config, where, err);
+    int status = add_json(r->job, value, number, r->n, r->tokenizer, r->config, where, err);
     cJSON_Delete(value);
     return status;
 }
@@ -127,13 +136,18 @@ static char *read_input(size_t *len, Error *err) {
     return NULL;
 }
 
-int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
+char *input_read(const char **path, size_t *len, Error *err) {
+    bool input = strcmp(*path, "-") == 0;
+    if (!input) return file_read(*path, (size_t)1 << 40, len, err);
+    *path = "standard input";
+    return read_input(len, err);
+}
+
+int input_lines(const char **path, int (*take)(void *, const char *, size_t, int, Error *), void *ctx, Error *err) {
     size_t len;
-    bool input = strcmp(path, "-") == 0;
-    char *text = input ? read_input(&len, err) : file_read(path, (size_t)1 << 40, &len, err);
+    char *text = input_read(path, &len, err);
     if (!text) return -1;
-    if (input) path = "standard input";
-    int number = 0, status = 0, json = -1;
+    int number = 0, status = 0;
     size_t at = len >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3) ? 3 : 0; /* a byte order mark */
     for (; at < len && !status; number++) {
         const char *line = text + at, *end = memchr(line, '\n', len - at);
@@ -142,12 +156,15 @@ int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, cons
         if (size && line[size - 1] == '\r') size--;
         size_t blank = 0;
         while (blank < size && (line[blank] == ' ' || line[blank] == '\t')) blank++;
-        if (blank == size) continue;
-        if (json < 0) json = line[blank] == '{';
-        status = read_line(job, line, size, number, json, n, path, tokenizer, config, err);
+        if (blank < size) status = take(ctx, line, size, number, err);
     }
     free(text);
-    return status ? status : check_ids(job, path, err);
+    return status;
+}
+
+int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
+    Reader reader = {.job = job, .path = &path, .n = n, .json = -1, .tokenizer = tokenizer, .config = config};
+    return input_lines(&path, read_line, &reader, err) || check_ids(job, path, err) ? -1 : 0;
 }
 
 void job_free(Job *job) {
@@ -210,8 +227,19 @@ static void print_string(FILE *out, const char *s, size_t len) {
     putc('"', out);
 }
 
-static void clear_progress(const Completions *c) {
-    if (c->progress) fprintf(stderr, "\r\033[K");
+void progress_open(Progress *p, bool on, long wanted) { *p = (Progress){.on = on, .wanted = wanted, .started = seconds()}; }
+
+void progress_clear(const Progress *p) {
+    if (p->on) fprintf(stderr, "\r\033[K");
+}
+
+void progress_show(Progress *p, long sweeps, long tokens) {
+    double t = seconds();
+    if (!p->on || t - p->shown < 0.2 || !tokens) return;
+    double rate = tokens / (t - p->started);
+    p->shown = t;
+    fprintf(stderr, "\r%ld sweeps, %ld of at most %ld tokens, %.1f tokens/s, at most %.0f s left\033[K", sweeps, tokens,
+            p->wanted, rate, (p->wanted - tokens) / rate);
 }
 
 static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
@@ -219,7 +247,7 @@ static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishRe
     size_t len;
     char *text = tokenizer_decode(c->tokenizer, tokens, n, &len), *stop = find_stop(c, text, len);
     if (stop) len = (size_t)(stop - text);
-    clear_progress(c);
+    progress_clear(&c->progress);
     fprintf(c->out, "{\"id\": %s, \"prompt\": ", c->job->id[prompt]);
     print_string(c->out, c->job->text[prompt], strlen(c->job->text[prompt]));
     fprintf(c->out, ", \"completion\": ");
@@ -235,19 +263,13 @@ static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishRe
 }
 
 static void on_sweep(void *ctx, long sweeps, long tokens) {
-    Completions *c = ctx;
-    double t = seconds();
-    if (!c->progress || t - c->shown < 0.2 || !tokens) return;
-    double rate = tokens / (t - c->started);
-    c->shown = t;
-    fprintf(stderr, "\r%ld sweeps, %ld of at most %ld tokens, %.1f tokens/s, at most %.0f s left\033[K", sweeps, tokens,
-            c->wanted, rate, (c->wanted - tokens) / rate);
+    progress_show(&((Completions *)ctx)->progress, sweeps, tokens);
 }
 
 Listener completions_listener(Completions *c) {
-    c->started = seconds();
-    c->wanted = 0;
-    for (int i = 0; i < c->job->task.count; i++) c->wanted += c->job->task.prompts[i].n;
+    long wanted = 0;
+    for (int i = 0; i < c->job->task.count; i++) wanted += c->job->task.prompts[i].n;
+    progress_open(&c->progress, c->progress.on, wanted);
     for (int i = 0; i < c->nstops; i++)
         if ((int)strlen(c->stop[i]) > c->max_stop) c->max_stop = (int)strlen(c->stop[i]);
     return (Listener){.ctx = c, .token = on_token, .done = on_done, .sweep = on_sweep};

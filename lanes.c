@@ -52,7 +52,8 @@ struct Posted {
     uint64_t order; /* how many ops of all lanes were posted before it */
     int (*run)(LaneDevice *, const Posted *, Error *);
     Tensor t[5];
-    PageTable table;
+    PageTable table, home;
+    double sparsity;
     Sampling sampling;
     bool flag; /* add, relu */
     int nh;
@@ -626,15 +627,42 @@ static int run_linear(LaneDevice *d, const Posted *job, Error *err) {
     if (is_stream(d, job->op.lane))
         return d->gpu->linear(d->gpu, job->op.lane, to, y.type, y.ld, x, weight, b, residual, job->flag, y.rows, w.rows,
                               w.cols, err);
-    host_linear(to, y.type, y.ld, x, weight, b, residual, job->flag, y.rows, w.rows, w.cols);
+    if (w.type == U8)
+        host_linear_packed(to, y.type, y.ld, x, weight, w.quant, b, residual, job->flag, y.rows, y.cols, job->t[1].cols);
+    else
+        host_linear(to, y.type, y.ld, x, weight, b, residual, job->flag, y.rows, w.rows, w.cols);
     return 0;
 }
 
 static Event device_linear(Device *base, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu) {
     LaneDevice *d = (LaneDevice *)base;
-    CHECK(y.rows == x.rows && x.cols == w.cols && y.cols == w.rows && x.type == base->act_type && w.type == F16);
+    if (w.type == U8)
+        CHECK(!d->gpu && (size_t)w.rows * w.cols == quant_matrix_bytes(w.quant, y.cols, x.cols));
+    else
+        CHECK(x.cols == w.cols && y.cols == w.rows && w.type == F16);
+    CHECK(y.rows == x.rows && x.type == base->act_type);
     touch(d, y), touch(d, x), touch(d, w), touch(d, b), touch(d, residual);
     Posted job = {.run = run_linear, .t = {y, x, w, b, residual}, .flag = relu};
+    return post(d, op, &job, NULL, 0);
+}
+
+static int run_unpack(LaneDevice *d, const Posted *job, Error *err) {
+    Tensor w = job->t[0], packed = job->t[1];
+    f16 *to = address(d, w);
+    const uint8_t *from = address(d, packed);
+    if (is_stream(d, job->op.lane))
+        return d->gpu->unpack(d->gpu, job->op.lane, to, from, w.rows, w.cols, packed.quant, err);
+    for (int g = 0, r = 0; r < w.rows; g++, r += packed.quant.group)
+        quant_unpack_rows(to + (size_t)r * w.cols, from + (size_t)g * packed.cols, imin(packed.quant.group, w.rows - r),
+                          w.cols, packed.quant);
+    return 0;
+}
+
+static Event device_unpack(Device *base, const Op *op, Tensor w, Tensor packed) {
+    LaneDevice *d = (LaneDevice *)base;
+    CHECK(w.type == F16 && packed.type == U8 && packed.quant.bits);
+    touch(d, w), touch(d, packed);
+    Posted job = {.run = run_unpack, .t = {w, packed}};
     return post(d, op, &job, NULL, 0);
 }
 
@@ -668,13 +696,6 @@ static int run_attend(LaneDevice *d, const Posted *job, Error *err) {
     return 0;
 }
 
-static Event device_attend(Device *base, const Op *op, Tensor o, Tensor q, const PageTable *table) {
-    LaneDevice *d = (LaneDevice *)base;
-    touch(d, o), touch(d, q);
-    Posted job = {.run = run_attend, .t = {o, q}, .table = *table};
-    return post(d, op, &job, NULL, 0);
-}
-
 /* Index tables as the CPU can read them: with a GPU, those that lie there have a mirror. */
 static const int32_t *indices(LaneDevice *d, Tensor t) {
     if (d->gpu && t.tier == TIER_GPU) {
@@ -682,6 +703,167 @@ static const int32_t *indices(LaneDevice *d, Tensor t) {
         t.tier = TIER_CPU;
     }
     return address(d, t);
+}
+
+static Event device_attend(Device *base, const Op *op, Tensor o, Tensor q, const PageTable *table) {
+    LaneDevice *d = (LaneDevice *)base;
+    size_t row = table_row_bytes(table), all = 0;
+    const int32_t *len = indices(d, table->len);
+    for (int r = 0; r < o.rows; r++) all += len[r] * row;
+    base->count[op->lane].read[0] += all, base->count[op->lane].read[1] += all;
+    touch(d, o), touch(d, q);
+    Posted job = {.run = run_attend, .t = {o, q}, .table = *table};
+    return post(d, op, &job, NULL, 0);
+}
+
+static int run_select(LaneDevice *d, const Posted *job, Error *err) {
+    const PageTable *p = &job->table;
+    Tensor q = job->t[2];
+    int32_t *tokens = address(d, job->t[0]);
+    float *weights = address(d, job->t[1]);
+    const void *query = address(d, q), *k = address(d, p->k);
+    const int32_t *pages = address(d, p->pages), *len = address(d, p->len);
+    int max_pages = (int)p->pages.ld, page = p->page_tokens, most = job->t[0].cols / p->nh;
+    if (is_stream(d, job->op.lane))
+        return d->gpu->select(d->gpu, job->op.lane, tokens, weights, query, k, pages, len, q.rows, max_pages, page, p->h1,
+                              p->nh, p->k.quant, job->sparsity, most, err);
+    host_select(tokens, weights, query, q.type, k, pages, len, q.rows, max_pages, page, p->h1, p->nh, p->k.quant,
+                job->sparsity, most);
+    return 0;
+}
+
+static Event device_select(Device *base, const Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
+                           double sparsity) {
+    LaneDevice *d = (LaneDevice *)base;
+    const int32_t *len = indices(d, table->len);
+    for (int r = 0; r < q.rows; r++) base->count[op->lane].read[0] += len[r] * table_row_bytes(table);
+    touch(d, tokens), touch(d, weights), touch(d, q);
+    Posted job = {.run = run_select, .t = {tokens, weights, q}, .table = *table, .sparsity = sparsity};
+    return post(d, op, &job, NULL, 0);
+}
+
+static int run_weigh(LaneDevice *d, const Posted *job, Error *err) {
+    const PageTable *p = &job->table;
+    Tensor o = job->t[0];
+    void *to = address(d, o), *v = address(d, p->v);
+    const int32_t *tokens = address(d, job->t[1]), *pages = address(d, p->pages), *len = address(d, p->len);
+    const float *weights = address(d, job->t[2]);
+    int max_pages = (int)p->pages.ld, page = p->page_tokens, most = job->t[1].cols / p->nh;
+    if (is_stream(d, job->op.lane))
+        return d->gpu->weigh(d->gpu, job->op.lane, to, tokens, weights, v, pages, len, o.rows, max_pages, page, p->h1,
+                             p->nh, p->v.quant, job->sparsity, most, err);
+    host_weigh(to, o.type, tokens, weights, v, pages, len, o.rows, max_pages, page, p->h1, p->nh, p->v.quant, job->sparsity,
+               most);
+    return 0;
+}
+
+static Event device_weigh(Device *base, const Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
+                          double sparsity) {
+    LaneDevice *d = (LaneDevice *)base;
+    const int32_t *len = indices(d, table->len);
+    for (int r = 0; r < o.rows; r++)
+        base->count[op->lane].read[1] += sparse_tokens(sparsity, len[r]) * table_row_bytes(table);
+    touch(d, o), touch(d, tokens), touch(d, weights);
+    Posted job = {.run = run_weigh, .t = {o, tokens, weights}, .table = *table, .sparsity = sparsity};
+    return post(d, op, &job, NULL, 0);
+}
+
+/* What fetch wants of the offload file, by blocks. */
+typedef struct {
+    uint64_t *bits;
+    size_t first, n; /* blocks */
+} Blocks;
+
+static void want(Blocks *b, size_t offset, size_t bytes) {
+    for (size_t i = offset / BLOCK - b->first; i <= (offset + bytes - 1) / BLOCK - b->first; i++)
+        b->bits[i / 64] |= 1ull << i % 64;
+}
+
+/* Tells the kernel of every run of wanted blocks. */
+static void advise(const LaneDevice *d, const Blocks *b, int advice) {
+    for (size_t i = 0, run; i < b->n; i += run) {
+        for (run = 0; i + run < b->n && (b->bits[(i + run) / 64] >> (i + run) % 64 & 1); run++) continue;
+        if (run) posix_fadvise(d->offload_fd, (off_t)((b->first + i) * BLOCK), (off_t)(run * BLOCK), advice);
+        if (!run) run = 1;
+    }
+}
+
+/* The pieces of V that a fetch is about: from home pages to the same places of staged ones. What it does to each: */
+typedef void Piece(Blocks *blocks, uint8_t *to, const uint8_t *from, size_t offset, size_t bytes);
+
+static void want_piece(Blocks *blocks, uint8_t *to, const uint8_t *from, size_t offset, size_t bytes) {
+    (void)to, (void)from;
+    want(blocks, offset, bytes);
+}
+static void copy_piece(Blocks *blocks, uint8_t *to, const uint8_t *from, size_t offset, size_t bytes) {
+    (void)blocks, (void)offset;
+    memcpy(to, from, bytes);
+}
+
+static void for_pieces(LaneDevice *d, const Posted *job, Blocks *blocks, Piece *piece) {
+    const PageTable *to = &job->table, *from = &job->home;
+    const int32_t *len = address(d, to->len), *there = address(d, to->pages), *here = address(d, from->pages);
+    const int32_t *tokens = address(d, job->t[0]);
+    const int nh = to->nh, most = job->t[0].cols / nh, page = to->page_tokens;
+    const size_t row = table_row_bytes(to), head = row / nh;
+    uint8_t *near = address(d, to->v), *home = address(d, from->v);
+    for (int r = 0; r < to->len.cols; r++) {
+        for (int h = 0; h < nh; h++) {
+            const int32_t *t = tokens + ((size_t)r * nh + h) * most;
+            for (int i = 0; i < sparse_tokens(job->sparsity, len[r]) - 1; i++) { /* the last is its own: it is here */
+                size_t at = (size_t)r * to->pages.ld + t[i] / page, column = h * head;
+                size_t target = ((size_t)there[at] * page + t[i] % page) * row + column;
+                size_t source = ((size_t)here[at] * page + t[i] % page) * row + column;
+                piece(blocks, near + target, home + source, from->v.offset + source, head);
+            }
+        }
+    }
+}
+
+/* Many small pieces: the disk hears of all blocks that they lie in before the first is waited for; then they are read
+ * through the mapping. */
+static int run_fetch(LaneDevice *d, const Posted *job, Error *err) {
+    Tensor v = job->home.v;
+    (void)err;
+    Blocks blocks = {.first = v.offset / BLOCK, .n = (v.offset + tensor_span(v)) / BLOCK + 1 - v.offset / BLOCK};
+    blocks.bits = xcalloc(blocks.n / 64 + 1, sizeof *blocks.bits);
+    for_pieces(d, job, &blocks, want_piece);
+    advise(d, &blocks, POSIX_FADV_WILLNEED);
+    for_pieces(d, job, &blocks, copy_piece);
+    size_t head = v.offset % BLOCK;
+    madvise((uint8_t *)address(d, v) - head, tensor_span(v) + head, MADV_DONTNEED);
+    advise(d, &blocks, POSIX_FADV_DONTNEED);
+    free(blocks.bits);
+    return 0;
+}
+
+static Event device_fetch(Device *base, const Op *op, const PageTable *staged, const PageTable *home, Tensor tokens,
+                          double sparsity) {
+    LaneDevice *d = (LaneDevice *)base;
+    const int32_t *len = indices(d, staged->len);
+    CHECK(lane_channel[op->lane] == DTOC && home->v.tier == TIER_DISK && staged->v.tier == TIER_CPU);
+    touch(d, staged->v), touch(d, tokens);
+    Posted job = {.run = run_fetch, .t = {tokens}, .table = *staged, .home = *home, .sparsity = sparsity};
+    for (int r = 0; r < staged->len.cols; r++) job.bytes += (sparse_tokens(sparsity, len[r]) - 1) * table_row_bytes(staged);
+    return post(d, op, &job, NULL, 0);
+}
+
+static int run_pack(LaneDevice *d, const Posted *job, Error *err) {
+    Tensor packed = job->t[0], kv = job->t[1];
+    void *to = address(d, packed);
+    const void *from = address(d, kv);
+    if (is_stream(d, job->op.lane))
+        return d->gpu->pack(d->gpu, job->op.lane, to, from, kv.rows, kv.cols / 2, job->nh, packed.quant, err);
+    host_pack(to, from, kv.rows, kv.cols / 2, job->nh, packed.quant);
+    return 0;
+}
+
+static Event device_pack(Device *base, const Op *op, Tensor packed, Tensor kv, int nh) {
+    LaneDevice *d = (LaneDevice *)base;
+    CHECK(packed.type == U8 && packed.rows == kv.rows && kv.type == F16);
+    touch(d, packed), touch(d, kv);
+    Posted job = {.run = run_pack, .t = {packed, kv}, .nh = nh};
+    return post(d, op, &job, NULL, 0);
 }
 
 /* Pages are touched up to the highest index that is written to. */
@@ -702,11 +884,10 @@ static int run_append(LaneDevice *d, const Posted *job, Error *err) {
     touch_pages(d, p, indices(d, job->t[1]), indices(d, job->t[2]), indices(d, p->pages), kv.rows);
     void *k = address(d, p->k), *v = address(d, p->v), *from = address(d, kv);
     const int32_t *seq = address(d, job->t[1]), *pos = address(d, job->t[2]), *pages = address(d, p->pages);
-    int max_pages = (int)p->pages.ld, page = p->page_tokens, h1 = p->h1;
+    int max_pages = (int)p->pages.ld, page = p->page_tokens, width = (int)(table_row_bytes(p) / sizeof(f16));
     if (is_stream(d, job->op.lane))
-        return d->gpu->append(d->gpu, job->op.lane, k, v, from, seq, pos, pages, kv.rows, max_pages, page, h1, p->nh,
-                              p->k.quant, err);
-    host_append(k, v, from, seq, pos, pages, kv.rows, max_pages, page, h1, p->nh, p->k.quant);
+        return d->gpu->append(d->gpu, job->op.lane, k, v, from, seq, pos, pages, kv.rows, max_pages, page, width, err);
+    host_append(k, v, from, seq, pos, pages, kv.rows, max_pages, page, width);
     if (p->k.tier == TIER_DISK) { /* K and V of a layer lie one after the other */
         size_t bytes = 2 * tensor_span(p->k);
         size_t head = p->k.offset % 4096;
@@ -719,6 +900,7 @@ static int run_append(LaneDevice *d, const Posted *job, Error *err) {
 
 static Event device_append(Device *base, const Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos) {
     LaneDevice *d = (LaneDevice *)base;
+    CHECK(kv.cols * type_bytes(kv.type) == 2 * table_row_bytes(table));
     touch(d, kv);
     Posted job = {.run = run_append, .t = {kv, seq, pos}, .table = *table};
     if (lane_channel[op->lane] == CTOD) job.bytes = tensor_span(kv);
@@ -743,6 +925,27 @@ static Event device_pick(Device *base, const Op *op, Tensor ids, Tensor logits, 
     LaneDevice *d = (LaneDevice *)base;
     touch(d, ids), touch(d, logits);
     Posted job = {.run = run_pick, .t = {ids, logits, prompt, pos}, .sampling = *sampling};
+    return post(d, op, &job, NULL, 0);
+}
+
+static int run_score(LaneDevice *d, const Posted *job, Error *err) {
+    Tensor logits = job->t[2];
+    float *logp = address(d, job->t[0]);
+    int32_t *best = address(d, job->t[1]);
+    const float *rows = address(d, logits);
+    const int32_t *target = address(d, job->t[3]);
+    if (is_stream(d, job->op.lane))
+        return d->gpu->score(d->gpu, job->op.lane, logp, best, rows, target, logits.rows, logits.cols, err);
+    host_score(logp, best, rows, target, logits.rows, logits.cols);
+    for (int r = 0; r < logits.rows; r++)
+        if (!isfinite(logp[r])) return not_finite(err);
+    return 0;
+}
+
+static Event device_score(Device *base, const Op *op, Tensor logp, Tensor best, Tensor logits, Tensor target) {
+    LaneDevice *d = (LaneDevice *)base;
+    touch(d, logp), touch(d, best), touch(d, logits);
+    Posted job = {.run = run_score, .t = {logp, best, logits, target}};
     return post(d, op, &job, NULL, 0);
 }
 
@@ -905,10 +1108,16 @@ static const Device functions = {.copy = device_copy,
                                  .embed = device_embed,
                                  .layernorm = device_layernorm,
                                  .linear = device_linear,
+                                 .unpack = device_unpack,
+                                 .pack = device_pack,
                                  .attend_prefill = device_attend_prefill,
                                  .attend = device_attend,
+                                 .select = device_select,
+                                 .fetch = device_fetch,
+                                 .weigh = device_weigh,
                                  .append = device_append,
                                  .pick = device_pick,
+                                 .score = device_score,
                                  .upload = device_upload,
                                  .wait = device_wait,
                                  .host = device_host,

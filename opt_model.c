@@ -70,19 +70,33 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
 // The plain forward
 // ---------------------------------------------------------------------------------------------------------------
 
+/* A whole tensor as F16, and how many numbers: of a packed one all that its groups have room for, (rows group, k). The
+ * caller frees it. NULL if it cannot be read. */
+static f16 *tensor_numbers(size_t *count, const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
+    const Quant quant = tensor->quant;
+    const bool packed = tensor->type == U8;
+    const size_t size = (size_t)tensor->rows * tensor->cols;
+    const int k = packed ? tensor->cols / (int)quant_bytes(quant, quant.group) : tensor->cols;
+    *count = packed ? (size_t)tensor->rows * quant.group * k : size;
+    f16 *numbers = (f16 *)xcalloc(*count, sizeof *numbers);
+    uint8_t *bytes = packed ? (uint8_t *)xcalloc(size, 1) : NULL;
+    int status = checkpoint_fill(checkpoint, packed ? (void *)bytes : numbers, tensor, 0, size, err);
+    for (int g = 0; packed && !status && g < tensor->rows; g++)
+        quant_unpack_rows(numbers + (size_t)g * quant.group * k, bytes + (size_t)g * tensor->cols, quant.group, k, quant);
+    free(bytes);
+    if (!status) return numbers;
+    free(numbers);
+    return NULL;
+}
+
 /* A whole tensor as floats; the caller frees it. NULL if it is absent (rows 0, err untouched) or cannot be read. */
 static float *tensor_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
-    size_t count = (size_t)tensor->rows * tensor->cols;
-    if (count == 0) return NULL;
-    f16 *bits = (f16 *)xcalloc(count, sizeof *bits);
+    size_t count;
+    f16 *numbers = tensor->rows ? tensor_numbers(&count, checkpoint, tensor, err) : NULL;
+    if (!numbers) return NULL;
     float *values = (float *)xcalloc(count, sizeof *values);
-    if (checkpoint_fill(checkpoint, bits, tensor, 0, count, err) == 0)
-        for (size_t i = 0; i < count; i++) values[i] = f16_to_f32(bits[i]);
-    else {
-        free(values);
-        values = NULL;
-    }
-    free(bits);
+    for (size_t i = 0; i < count; i++) values[i] = f16_to_f32(numbers[i]);
+    free(numbers);
     return values;
 }
 
@@ -328,12 +342,20 @@ static Tensor warm_weight(const Plan *plan, const WeightPlace *place) {
     return on_gpu(F16, plan->staging[plan->slot_bytes[0] < bytes] + place->slab_offset, t.rows, t.cols);
 }
 
+/* The same of a layer's tensor; what is packed will lie unpacked. */
+static Tensor warm_role(const Plan *plan, Role r) {
+    int rows, cols;
+    if (plan->weight[0][r].home.type != U8) return warm_weight(plan, &plan->weight[0][r]);
+    opt_role_shape(&plan->config, r, &rows, &cols);
+    return on_gpu(F16, plan->unpacked + plan->unpacked_at[r], rows, cols);
+}
+
 int opt_warm_up(Device *device, const Plan *plan, Error *err) {
     const OptConfig *c = &plan->config;
     Type act = plan->act_type;
     int many = plan->max_rows < 2 * plan->chunk ? plan->max_rows : 2 * plan->chunk, sizes[] = {many, plan->max_seqs};
     Tensor w[NROLES], global[NGLOBALS];
-    for (int r = 0; r < NROLES; r++) w[r] = warm_weight(plan, &plan->weight[0][r]);
+    for (int r = 0; r < NROLES; r++) w[r] = warm_role(plan, (Role)r);
     for (int g = 0; g < NGLOBALS; g++) global[g] = warm_weight(plan, &plan->global[g]);
     Op project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
     for (int i = 0; i < 2; i++) {
@@ -344,9 +366,9 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
             device->wait(device, opt_finish(device, finish, c, w, x, o, norm2, ffn), err))
             return -1;
     }
-    Tensor x = on_gpu(act, plan->head_x, plan->max_seqs, c->h1),
-           out = on_gpu(act, plan->head_out, plan->max_seqs, c->embed);
-    Tensor logits = on_gpu(F32, plan->logits, plan->max_seqs, c->vocab);
+    Tensor x = on_gpu(act, plan->head_x, plan->head_chunk, c->h1),
+           out = on_gpu(act, plan->head_out, plan->head_chunk, c->embed);
+    Tensor logits = on_gpu(F32, plan->logits, plan->head_chunk, c->vocab);
     if (device->wait(device, opt_logits(device, project, c, global, global[plan->head], logits, x, out), err)) return -1;
     memset(device->count, 0, sizeof device->count);
     return 0;

@@ -313,10 +313,12 @@ typedef struct {
     int stage;
     bool delegated;
     double act, weights, on_disk;     /* bytes of an activation; of a layer's weights; as they lie on disk */
+    double kv;                        /* bytes of a token's K and V in a layer */
+    double v_read;                    /* the share of V that attention reads */
     double table, table_on_disk;      /* of the head's matrix */
     double prefills, decodes;         /* batches */
     double prompts, prompt_rows, len; /* len: tokens of a prompt, by its pairs */
-    double steps, past;               /* new tokens; tokens that one of them attends to */
+    double steps, past, heads;        /* new tokens; tokens that one of them attends to; rows that the head wants */
 } Stage;
 
 static Stage stage_open(const Hardware *hw, const Checkpoint *checkpoint, const Plan *plan, bool delegated, int stage) {
@@ -325,17 +327,23 @@ static Stage stage_open(const Hardware *hw, const Checkpoint *checkpoint, const 
     Stage a = {.hw = hw, .config = &checkpoint->config, .plan = plan, .stage = stage, .delegated = delegated};
     for (int r = 0; r < NROLES; r++) {
         Tensor t = checkpoint->layer[0][r];
-        a.weights += 2.0 * t.rows * t.cols, a.on_disk += (double)type_bytes(t.type) * t.rows * t.cols;
+        a.on_disk += (double)type_bytes(t.type) * t.rows * t.cols;
     }
+    a.weights = (double)plan_layer_bytes(plan);
+    if (copied_to_disk(plan, checkpoint)) a.on_disk = a.weights;
+    a.kv = 2.0 * plan->kv_row;
+    a.v_read = is_sparse(&plan->policy) ? plan->policy.sparsity : 1;
     Tensor head = checkpoint->global[plan->head];
     a.table = 2.0 * head.rows * head.cols, a.table_on_disk = (double)type_bytes(head.type) * head.rows * head.cols;
     a.act = type_bytes(plan->act_type);
     a.prefills = w->prefills / sweeps, a.decodes = w->decodes / sweeps;
     a.prompts = w->prompts / sweeps, a.prompt_rows = w->prompt_rows / sweeps;
     a.len = w->prompts > 0 ? (sqrt(1 + 8 * w->pairs / w->prompts) - 1) / 2 : 0;
-    a.steps = w->steps / sweeps, a.past = w->steps > 0 ? w->past / w->steps : 0;
+    a.steps = w->steps / sweeps, a.past = w->steps > 0 ? w->past / w->steps : 0, a.heads = w->heads / sweeps;
     return a;
 }
+
+static double read_seconds(double bytes, double bdw) { return bdw > 0 ? bytes / bdw : 0; }
 
 /* The products of a layer for `batches` batches of so many rows in all; the rows of a batch go through in pieces. */
 static double products(const Stage *a, double batches, double rows) {
@@ -343,12 +351,28 @@ static double products(const Stage *a, double batches, double rows) {
     double h1 = a->config->h1, h2 = a->config->h2, pieces = ceil(rows / batches / a->plan->chunk);
     double m = rows / batches / pieces;
     const Hardware *h = a->hw;
-    double one = 4 * linear_seconds(h, a->stage, m, h1, h1, a->act) + linear_seconds(h, a->stage, m, h2, h1, a->act) +
-                 linear_seconds(h, a->stage, m, h1, h2, a->act);
+    double (*seconds)(const Hardware *, bool, double, double, double, double) =
+        a->plan->policy.weight_quant.bits && !a->plan->unpacked_bytes ? linear_packed_seconds : linear_seconds;
+    double one = 4 * seconds(h, a->stage, m, h1, h1, a->act) + seconds(h, a->stage, m, h2, h1, a->act) +
+                 seconds(h, a->stage, m, h1, h2, a->act);
     return batches * pieces * (one + 7 * h->op_s);
 }
 
-static double read_seconds(double bytes, double bdw) { return bdw > 0 ? bytes / bdw : 0; }
+/* What packing costs beside: a layer is unpacked where products want F16, new k and v are packed. */
+static double packing_seconds(const Stage *a) {
+    const double rows = a->prompt_rows + a->steps, h1 = a->config->h1, bdw = a->hw->gpu_bdw;
+    double seconds = 0;
+    if (a->plan->unpacked_bytes) seconds += read_seconds(a->weights + a->plan->unpacked_bytes, bdw) + 6 * a->hw->op_s;
+    if (a->plan->policy.cache_quant.bits) seconds += read_seconds((4 * h1 + a->kv) * rows, bdw) + a->hw->op_s;
+    return seconds;
+}
+
+/* Attention to the cache of this stage, on either side. */
+static double attend_cache(const Stage *a, bool on_cpu) {
+    if (a->steps <= 0) return 0;
+    bool packed = a->plan->policy.cache_quant.bits;
+    return attend_seconds(a->hw, on_cpu, a->stage, a->steps, a->past, a->config->h1, packed) * (1 + a->v_read) / 2;
+}
 
 /* PROJECT and FINISH of the batches that prefill, or of those that decode, without attention over the cache: products,
  * layernorms, attention of prompts. */
@@ -362,8 +386,8 @@ static double gpu_seconds(const Stage *a, bool prefill) {
 /* The four links in a layer. */
 static void link_loads(Sweep *s, const Stage *a) {
     const double h1 = a->config->h1, rows = a->prompt_rows + a->steps, page = a->plan->policy.page_tokens;
-    const double hidden = a->act * h1 * rows, fresh = 4 * h1 * rows;
-    const double past = 4 * h1 * a->steps * (a->past - 1 + page / 2), op = a->hw->op_s, K = a->prefills + a->decodes;
+    const double hidden = a->act * h1 * rows, fresh = a->kv * rows;
+    const double past = a->kv * a->steps * (a->past - 1 + page / 2), op = a->hw->op_s, K = a->prefills + a->decodes;
     const double ctog = a->hw->ctog_bdw[a->stage], gtoc = a->hw->gtoc_bdw[a->stage];
     const double dtoc = a->hw->dtoc_bdw[a->stage], ctod = a->hw->ctod_bdw[a->stage];
     Linear *up = &s->layer[R_CTOG], *low = &s->layer[R_GTOC];
@@ -374,16 +398,17 @@ static void link_loads(Sweep *s, const Stage *a) {
     add(low, 1, off_c(fresh / gtoc + K * op)); /* with delegation those of decoding come down with the queries */
     if (a->delegated) add(low, 1, off_c(a->act * h1 * a->steps / gtoc));
     add(low, 1, off_h(hidden / gtoc + K * op));
-    add(&s->layer[R_DTOC], 1, (Linear){.wd = a->on_disk / dtoc + K * op, .cd = past / dtoc, .hd = hidden / dtoc + K * op});
+    add(&s->layer[R_DTOC], 1,
+        (Linear){.wd = a->on_disk / dtoc + K * op, .cd = past * (1 + a->v_read) / 2 / dtoc, .hd = hidden / dtoc + K * op});
     add(&s->layer[R_CTOD], 1, (Linear){.cd = fresh / ctod + K * op, .hd = hidden / ctod + K * op});
 }
 
-/* Layer 0 loads no activations, and the head wants only each sequence's last row; the table streams like a layer when it
- * is not on the GPU, and the rows of new tokens are gathered from it. */
+/* Layer 0 loads no activations, and the head wants only some rows (mostly each sequence's last); the table streams like a
+ * layer when it is not on the GPU, and the rows of new tokens are gathered from it. */
 static void head_loads(Sweep *s, const Stage *a) {
     const OptConfig *c = a->config;
-    const double rows = a->prompt_rows + a->steps, seqs = a->prompts + a->steps, K = a->prefills + a->decodes;
-    const double less = a->act * c->h1 * (seqs - rows), ids = 2.0 * c->embed * rows;
+    const double rows = a->prompt_rows + a->steps, heads = a->heads, K = a->prefills + a->decodes;
+    const double less = a->act * c->h1 * (heads - rows), ids = 2.0 * c->embed * rows;
     const Hardware *h = a->hw;
     const int x = a->stage;
     Tier home = a->plan->policy.table_home;
@@ -394,24 +419,24 @@ static void head_loads(Sweep *s, const Stage *a) {
     if (home != TIER_GPU) of[R_CTOG].one += (a->table + a->act * c->embed * rows) / h->ctog_bdw[x];
     if (home == TIER_DISK) of[R_DTOC].one += (a->table_on_disk + ids) / h->dtoc_bdw[x];
     if (home == TIER_CPU) of[R_CPU].one += read_seconds(ids, h->cpu_bdw);
-    double embed = (ids + a->act * c->h1 * rows) * 2, norm = 2 * a->act * c->h1 * seqs, pick = 4.0 * c->vocab * seqs;
-    of[R_GPU].one += K * (linear_seconds(h, x, seqs / K, c->vocab, c->embed, a->act) + 6 * h->op_s) +
+    double embed = (ids + a->act * c->h1 * rows) * 2, norm = 2 * a->act * c->h1 * heads, pick = 4.0 * c->vocab * heads;
+    of[R_GPU].one += K * (linear_seconds(h, x, heads / K, c->vocab, c->embed, a->act) + 6 * h->op_s) +
                      read_seconds(embed + norm + pick, h->gpu_bdw);
 }
 
 /* Attention over the cache, on both sides; new k and v of the CPU's pages are put there by its lane. */
 static void attention_loads(Sweep *s, const Stage *a) {
-    const double h1 = a->config->h1, rows = a->prompt_rows + a->steps, op = a->hw->op_s;
+    const double rows = a->prompt_rows + a->steps, op = a->hw->op_s;
     Linear *gpu = &s->layer[R_GPU], *cpu = &s->layer[R_CPU];
     double on_gpu = 0, on_cpu = 0;
     if (a->steps > 0) {
-        on_gpu = attend_seconds(a->hw, false, a->stage, a->steps, a->past, h1) + a->decodes * op;
-        on_cpu = attend_seconds(a->hw, true, a->stage, a->steps, a->past, h1) + a->decodes * op;
+        on_gpu = attend_cache(a, false) + a->decodes * op;
+        on_cpu = attend_cache(a, true) + a->decodes * op;
     }
-    gpu->cg += on_gpu + read_seconds(4 * h1 * rows, a->hw->gpu_bdw);
+    gpu->cg += on_gpu + read_seconds(a->kv * rows, a->hw->gpu_bdw);
     add(a->delegated ? cpu : gpu, a->delegated ? on_cpu : on_gpu, off_c(1));
-    if (!a->delegated) add(gpu, read_seconds(4 * h1 * a->steps, a->hw->gpu_bdw), off_c(1));
-    cpu->cc += read_seconds(4 * h1 * rows, a->hw->cpu_bdw) + (a->prefills + a->decodes) * op;
+    if (!a->delegated) add(gpu, read_seconds(a->kv * a->steps, a->hw->gpu_bdw), off_c(1));
+    cpu->cc += read_seconds(a->kv * rows, a->hw->cpu_bdw) + (a->prefills + a->decodes) * op;
 }
 
 /* Seconds of the cores that copies take. */
@@ -432,20 +457,21 @@ static void chain_loads(Sweep *s, const Stage *a) {
     const double up = 1 / bdw[0][a->stage], down = 1 / bdw[1][a->stage], ctod = 1 / bdw[3][a->stage];
     const double hidden = a->act * h1 * rows, once = 1 / fmax(1, fmin(K, a->plan->nws));
     const double gpu = gpu_seconds(a, prefill), queued = fmax(0, a->decodes - 2) / fmax(1, a->decodes);
-    const double attend = a->steps > 0 ? attend_seconds(a->hw, a->delegated, a->stage, a->steps, a->past, h1) : 0;
+    const double attend = attend_cache(a, a->delegated);
     Linear chain = {.one = gpu}, store = {.one = gpu / 4}; /* q, k, v are a quarter of the products */
-    const double trip = (a->act + 4) * h1 * rows * down + hidden * up + 4 * K * a->hw->op_s; /* down, append, attend, up */
+    const double trip =
+        (a->act * h1 + a->kv) * rows * down + hidden * up + 4 * K * a->hw->op_s; /* down, append, attend, up */
     if (!prefill) add(&chain, attend + (a->delegated ? trip : 0), off_c(1));
     if (!prefill && !a->delegated) chain.cg += attend;
     add(&chain, hidden * (up + down), off_h(1));
     chain.hd += hidden * (1 / bdw[2][a->stage] + ctod);
     add(&s->layer[R_CHAIN], once, chain);
-    add(&store, 4 * h1 * rows * down, off_c(1));
-    store.cd += 4 * h1 * rows * ctod;
+    add(&store, a->kv * rows * down, off_c(1));
+    store.cd += a->kv * rows * ctod;
     add(&s->layer[R_STORE], once, store);
     if (!prefill || !a->steps) return;
     s->layer[R_QUEUE].one = gpu;
-    add(&s->layer[R_QUEUE], queued * (a->delegated ? attend : 4 * h1 * a->steps * a->past * up), off_c(1));
+    add(&s->layer[R_QUEUE], queued * (a->delegated ? attend : a->kv * a->steps * a->past * up), off_c(1));
 }
 
 /* On shared cores arithmetic and copies add up; without overlap everything does. */
@@ -483,7 +509,7 @@ static bool is_positive(const Linear *sum) {
 
 static void stage_rows(Lp *lp, const Stage *a) {
     Sweep s = {.layer = {{.one = 0}}};
-    s.layer[R_GPU].one = gpu_seconds(a, true) + gpu_seconds(a, false);
+    s.layer[R_GPU].one = gpu_seconds(a, true) + gpu_seconds(a, false) + packing_seconds(a);
     link_loads(&s, a);
     attention_loads(&s, a);
     head_loads(&s, a);
@@ -506,9 +532,9 @@ static void stage_rows(Lp *lp, const Stage *a) {
  * tiers come to besides. */
 static void memory_rows(Lp *lp, const Stage *a, const double capacity[NTIERS]) {
     const Plan *p = a->plan;
-    const double l = a->config->l, h1 = a->config->h1, page = p->policy.page_tokens * h1 * 4, pages = p->npages[TIER_CPU];
+    const double l = a->config->l, h1 = a->config->h1, page = p->policy.page_tokens * a->kv, pages = p->npages[TIER_CPU];
     const double weights = a->weights * l, cache = pages * page * l, near = 2 * p->staged_pages[0] * page;
-    const double rows = p->max_rows, x = p->nws * rows * h1 * a->act, kvrow = p->nws * (double)p->off_rows * h1 * 4;
+    const double rows = p->max_rows, x = p->nws * rows * h1 * a->act, kvrow = p->nws * (double)p->off_rows * a->kv;
     double act = 0;
     for (int k = 0; k < p->slots; k++) act += p->act_rows[TIER_CPU][k] * h1 * a->act;
     Linear tier[NTIERS] = {{.wg = weights, .cg = cache, .hg = act},
@@ -561,10 +587,10 @@ static double largest(const Lp *lp, const double *x, int variable, double most, 
 /* Seconds of a sweep, layer by layer: beside each loads the next. slowest: the row that most seconds are bound by. */
 static double sweep_seconds(const Lp *lp, double *x, const Plan *plan, int stage, char *slowest, size_t size) {
     const int l = plan->config.l;
-    double sum = 0, most = 0, by[LP_MAX_ROWS] = {0}, layer = 0;
+    double sum = 0, most = 0, by[LP_MAX_ROWS] = {0};
+    const double layer = (double)plan_layer_bytes(plan);
     const char *name[LP_MAX_ROWS];
     int names = 0;
-    for (int r = 0; r < NROLES; r++) layer += 2.0 * plan->weight[0][r].home.rows * plan->weight[0][r].home.cols;
     for (int j = 0; j < l; j++) {
         const char *bound = "";
         int next = (j + 1) % l, n = 0;

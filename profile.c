@@ -26,7 +26,7 @@
 
 /* PROFILE_VERSION counts the changes of what is measured, or of kernels and lanes, that make older files wrong. */
 enum {
-    PROFILE_VERSION = 1,
+    PROFILE_VERSION = 2,
     SAMPLES = 64,
     LEAST_SAMPLES = 3,
     PAIRS = 5,
@@ -54,6 +54,7 @@ typedef struct {
     Plan plan;
     Checkpoint none; /* the device's, without files */
     size_t x, y, tables, starts;
+    Quant quant;           /* how the numbers in the cold memory are taken to be packed; bits 0: they are F16 */
     size_t span;           /* of the cold memory that is in use */
     size_t at;             /* in it: where the next op begins */
     Event product, copied; /* the newest, which the next one waits for; a copy that it waits for besides */
@@ -76,6 +77,13 @@ static Tensor matrix(Tier tier, Type type, size_t offset, int rows, int cols) {
     return (Tensor){.tier = tier, .type = type, .offset = offset, .rows = rows, .cols = cols, .ld = (size_t)cols};
 }
 
+/* The same of packed groups. */
+static Tensor bytes(const Profile *p, Tier tier, size_t offset, int rows, size_t cols) {
+    Tensor t = matrix(tier, U8, offset, rows, (int)cols);
+    t.quant = p->quant;
+    return t;
+}
+
 /* The next bytes of cold memory that lie together. */
 static size_t next_cold(Profile *p, size_t bytes) {
     CHECK(bytes <= p->span);
@@ -87,7 +95,13 @@ static size_t next_cold(Profile *p, size_t bytes) {
 static Event post_linear_of(Profile *p, Lane lane, int m, int n, int k) {
     Type act = p->device->act_type;
     Op op = {.lane = lane, .kind = OTHER, .nafter = 2, .after = {p->product, p->copied}};
-    Tensor w = matrix(TIER_GPU, F16, next_cold(p, (size_t)n * k * sizeof(f16)), n, k);
+    Tensor w;
+    if (p->quant.bits) {
+        size_t size = quant_matrix_bytes(p->quant, n, k), groups = (n + p->quant.group - 1) / p->quant.group;
+        w = bytes(p, TIER_GPU, next_cold(p, size), (int)groups, size / groups);
+    } else {
+        w = matrix(TIER_GPU, F16, next_cold(p, (size_t)n * k * sizeof(f16)), n, k);
+    }
     p->work += 2.0 * m * n * k, p->ops++;
     return p->product = p->device->linear(p->device, &op, matrix(TIER_GPU, act, p->y, m, n),
                                           matrix(TIER_GPU, act, p->x, m, k), w, (Tensor){0}, (Tensor){0}, false);
@@ -115,7 +129,8 @@ static Event post_attend_prefill(Profile *p, int i) {
 /* Page tables are all one list of pages in order, from another page on each time. */
 static Event post_attend_on(Profile *p, int i, Tier tier, Lane lane) {
     int len = token_sizes[i], h1 = p->size.h1, pages_each = pages_for(len, PAGE_TOKENS);
-    size_t half = p->span / 2, page = (size_t)PAGE_TOKENS * h1 * sizeof(f16);
+    size_t row = p->quant.bits ? p->size.nh * quant_bytes(p->quant, h1 / p->size.nh) : h1 * sizeof(f16);
+    size_t half = p->span / 2, page = PAGE_TOKENS * row;
     int npages = (int)(half / page), nseq = imin(p->size.nseq, npages / pages_each);
     Type act = p->device->act_type;
     Op op = {.lane = lane, .kind = OTHER};
@@ -123,13 +138,13 @@ static Event post_attend_on(Profile *p, int i, Tier tier, Lane lane) {
     size_t first = next_cold(p, nseq * pages_each * page) / page;
     p->span = 2 * half;
     PageTable t = {
-        .k = matrix(tier, F16, 0, npages * PAGE_TOKENS, h1),
-        .v = matrix(tier, F16, half, npages * PAGE_TOKENS, h1),
+        .k = p->quant.bits ? bytes(p, tier, 0, npages * PAGE_TOKENS, row) : matrix(tier, F16, 0, npages * PAGE_TOKENS, h1),
         .pages = matrix(tier, I32, p->tables + first * 4, nseq, pages_each),
         .len = matrix(tier, I32, p->starts + (size_t)(NTOKEN_SIZES * (p->size.tokens + 1) + i * p->size.nseq) * 4, 1, nseq),
         .page_tokens = PAGE_TOKENS,
         .h1 = h1,
         .nh = p->size.nh};
+    t.v = t.k, t.v.offset = half;
     p->work += 4.0 * h1 * nseq * len, p->ops++;
     return p->device->attend(p->device, &op, matrix(tier, act, p->y, nseq, h1), matrix(tier, act, p->x, nseq, h1), &t);
 }
@@ -352,13 +367,30 @@ static int measure_attention(Hardware *h, Profile *p) {
         return -1;
     smooth(&h->bmm_tokens[0]), smooth(&h->cpu_tokens);
     h->bmm_flops[1] = 2 * s * (s + 1) / attend_prefill_seconds(h, 1, s, 1, 4);
-    h->bmm_flops[0] = 4 * s / attend_seconds(h, false, false, 1, s, 1);
-    set_both(h->cpu_flops, 4 * s / attend_seconds(h, true, false, 1, s, 1));
+    h->bmm_flops[0] = 4 * s / attend_seconds(h, false, false, 1, s, 1, false);
+    set_both(h->cpu_flops, 4 * s / attend_seconds(h, true, false, 1, s, 1, false));
     for (int i = 0; i < h->cpu_tokens.n; i++) best = fmax(best, h->cpu_tokens.rate[i]);
     h->cpu_bdw = best; /* a flop for every byte */
     say_curve(p, "prompts", &h->bmm_tokens[1], "tokens");
     say_curve(p, "new tokens on the GPU", &h->bmm_tokens[0], "tokens");
     say_curve(p, "new tokens on the CPU", &h->cpu_tokens, "tokens");
+    return 0;
+}
+
+/* The same with packed numbers. A GPU multiplies F16 alone, and unpacks first. */
+static int measure_packed(Hardware *h, Profile *p) {
+    const Quant usual = {4, 64};
+    say(p, "measuring this machine: packed weights and cache");
+    p->quant = usual;
+    if ((p->device->act_type == F32 && measure_curve(&h->mm_packed, p, post_linear, row_sizes, NROW_SIZES, p->size.rows)) ||
+        measure_curve(&h->bmm_packed, p, post_attend_gpu, token_sizes, NTOKEN_SIZES, p->size.tokens) ||
+        measure_curve(&h->cpu_packed, p, post_attend_cpu, token_sizes, NTOKEN_SIZES, p->size.tokens))
+        return -1;
+    p->quant.bits = 0;
+    smooth(&h->mm_packed), smooth(&h->bmm_packed), smooth(&h->cpu_packed);
+    if (h->mm_packed.n) say_curve(p, "linear", &h->mm_packed, "rows");
+    say_curve(p, "new tokens on the GPU", &h->bmm_packed, "tokens");
+    say_curve(p, "new tokens on the CPU", &h->cpu_packed, "tokens");
     return 0;
 }
 
@@ -539,7 +571,9 @@ static void set_capacities(Hardware *h, const size_t capacity[NTIERS]) {
 static int measure_all(Hardware *h, Profile *p) {
     double bdw;
     bool host = p->device->act_type == F32;
-    if (measure_links(h, p) || measure_disk(h, p) || measure_linear(h, p) || measure_attention(h, p)) return -1;
+    if (measure_links(h, p) || measure_disk(h, p) || measure_linear(h, p) || measure_attention(h, p) ||
+        measure_packed(h, p))
+        return -1;
     if (host && measure_shared_cores(h, p)) return -1;
     p->op_s = h->op_s;
     if (measure(&bdw, p, post_layernorm, 0)) return -1; /* the last: it overwrites weights */
@@ -593,6 +627,9 @@ void profile_write(const Hardware *hardware, FILE *out) {
         {"bmm_tokens_p", "attend_prefill of prompts of so many tokens"},
         {"bmm_tokens_g", "attend over cold pages on the GPU tier"},
         {"cpu_tokens", "attend over cold pages on the CPU tier"},
+        {"mm_packed", "as mm_rows, weights in 4-bit groups of 64"},
+        {"bmm_packed", "as bmm_tokens_g, pages in 4-bit groups of 64"},
+        {"cpu_packed", "as cpu_tokens, pages in 4-bit groups of 64"},
     };
     char date[80];
     time_t now = time(NULL);

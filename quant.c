@@ -9,7 +9,7 @@
  * them to memory. */
 #include <math.h>
 
-#include "flexgen.h"
+#include "simd.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // One group
@@ -61,6 +61,15 @@ static f16 group_scale(float min, float max, Quant quant) {
     return scale;
 }
 
+/* Writes a group's min and scale; 1 / scale, or 0 where all are equal or one is not finite. */
+static float put_header(uint8_t *to, float min, float max, bool finite, Quant quant) {
+    min += 0, max += 0; /* -0, which is equal to 0, becomes it: which of them comes first must not matter */
+    f16 scale = finite ? group_scale(min, max, quant) : 0;
+    put_f16(to, finite ? f32_to_f16(min) : 0x7e00);
+    put_f16(to + 2, scale);
+    return scale ? 1 / f16_to_f32(scale) : 0;
+}
+
 static bool pack_group(uint8_t *to, const f16 *x, size_t stride, int n, Quant quant) {
     float min = INFINITY, max = -INFINITY, zero = 0;
     for (int i = 0; i < n; i++) {
@@ -69,14 +78,10 @@ static bool pack_group(uint8_t *to, const f16 *x, size_t stride, int n, Quant qu
         zero += value - value; /* NaN of what is not finite */
     }
     memset(to, 0, group_bytes(quant, n));
-    put_f16(to, zero == 0 ? f32_to_f16(min) : 0x7e00);
-    if (zero != 0) return false;
-    f16 scale = group_scale(min, max, quant);
-    float inverse = scale ? 1 / f16_to_f32(scale) : 0;
-    put_f16(to + 2, scale);
-    for (int i = 0; i < n; i++)
+    float inverse = put_header(to, min, max, zero == 0, quant);
+    for (int i = 0; zero == 0 && i < n; i++)
         put_code(to + HEADER, quant, i, (unsigned)rintf((f16_to_f32(x[i * stride]) - min) * inverse));
-    return true;
+    return zero == 0;
 }
 
 static void unpack_group(f16 *x, size_t stride, const uint8_t *from, int n, Quant quant) {
@@ -112,6 +117,91 @@ void quant_unpack(f16 *x, size_t stride, const uint8_t *from, int n, Quant quant
 }
 
 // ---------------------------------------------------------------------------------------------------------------
+// Groups of 4 bits, a vector at a time: VL groups of neighbouring columns, or one group that lies in a row
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Codes as rintf rounds: x + 1.5 2^23 has the nearest integer in its low bits, of two the even one. Of at most 15. */
+INLINE VI nearest(V x) { return (VI)(x + 0x1.8p23f) & 15; }
+
+/* The row whose code is nibble u of the word of codes that begins at byte `at`. */
+static int nibble_row(size_t at, int u) { return (int)((at + u / 2) / 16 * 32 + (at + u / 2) % 16 + u % 2 * 16); }
+
+/* The first cols (at most VL) columns of w (rows, k). */
+static bool pack_columns(uint8_t *to, const f16 *w, int rows, int k, int cols, Quant quant) {
+    const size_t size = group_bytes(quant, quant.group), end = group_bytes(quant, rows) - HEADER;
+    V min = v_set(INFINITY), max = -min, zero = {0}, inverse = {0};
+    bool finite = true;
+    for (int i = 0; i < rows; i++) {
+        V x = v_load_f16_part(w + (size_t)i * k, cols);
+        __builtin_prefetch(w + (size_t)i * k + 4 * VL, 0, 2); /* of so many rows the processor foresees none */
+        min = v_min(min, x), max = v_max(max, x), zero += x - x;
+    }
+    for (int l = 0; l < cols; l++) {
+        inverse[l] = put_header(to + l * size, min[l], max[l], zero[l] == 0, quant);
+        finite = finite && zero[l] == 0;
+    }
+    for (size_t at = 0; at < end; at += 4) {
+        VI word = {0};
+        for (int u = 0; u < 8; u++) {
+            if (nibble_row(at, u) >= rows) continue;
+            V x = v_load_f16_part(w + (size_t)nibble_row(at, u) * k, cols);
+            word |= nearest((x - min) * inverse) << 4 * u; /* 0 in a poisoned group, and NaN's low bits are 0 as well */
+        }
+        for (int l = 0; l < cols; l++) {
+            uint32_t codes = word[l];
+            memcpy(to + l * size + HEADER + at, &codes, sizeof codes);
+        }
+    }
+    return finite;
+}
+
+static void unpack_columns(f16 *w, const uint8_t *from, int rows, int k, int cols, Quant quant) {
+    const size_t size = group_bytes(quant, quant.group), end = group_bytes(quant, rows) - HEADER;
+    V min = {0}, scale = {0};
+    for (int l = 0; l < cols; l++) {
+        min[l] = f16_to_f32(get_f16(from + l * size));
+        scale[l] = f16_to_f32(get_f16(from + l * size + 2));
+    }
+    for (size_t at = 0; at < end; at += 4) {
+        VI word = {0};
+        for (int l = 0; l < cols; l++) memcpy((char *)&word + 4 * l, from + l * size + HEADER + at, 4);
+        for (int u = 0; u < 8; u++) {
+            if (nibble_row(at, u) >= rows) continue;
+            V code = __builtin_convertvector(word >> 4 * u & 15, V);
+            v_store_f16_part(w + (size_t)nibble_row(at, u) * k, min + scale * code, cols);
+        }
+    }
+}
+
+/* At most 32 codes. */
+static void pack_block(uint8_t *codes, const f16 *x, int n, float min, float inverse) {
+    typedef uint8_t VB __attribute__((vector_size(VL)));
+    uint8_t code[32] = {0};
+    for (int i = 0; i < n; i += VL) {
+        VB some = __builtin_convertvector(nearest((v_load_f16_part(x + i, n - i) - min) * inverse), VB);
+        memcpy(code + i, &some, n - i < VL ? (size_t)(n - i) : sizeof some);
+    }
+    for (int i = 0; i < 16; i++) code[i] |= (uint8_t)(code[16 + i] << 4);
+    memcpy(codes, code, imin(n, 16));
+}
+
+/* A group of n neighbours. */
+static bool pack_run(uint8_t *to, const f16 *x, int n, Quant quant) {
+    if (n < VL) return pack_group(to, x, 1, n, quant);
+    V low = v_set(INFINITY), high = -low, zero = {0};
+    for (int i = 0; i < n; i += VL) { /* the last vector ends with the group, whatever it has seen before */
+        V some = v_load_f16(x + imin(i, n - VL));
+        low = v_min(low, some), high = v_max(high, some), zero += some - some;
+    }
+    const float min = -v_largest(-low);
+    const bool finite = v_sum(zero) == 0;
+    memset(to, 0, group_bytes(quant, n));
+    float inverse = put_header(to, min, v_largest(high), finite, quant);
+    for (int i = 0; finite && i < n; i += 32) pack_block(to + HEADER + i / 2, x + i, imin(32, n - i), min, inverse);
+    return finite;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
 // Matrices, and heads of the KV cache
 // ---------------------------------------------------------------------------------------------------------------
 
@@ -121,19 +211,37 @@ size_t quant_matrix_bytes(Quant quant, int n, int k) {
 
 bool quant_pack_rows(uint8_t *to, const f16 *w, int rows, int k, Quant quant) {
     const size_t size = quant_bytes(quant, quant.group);
+    const int step = quant.bits == 4 ? VL : 1;
     bool finite = true;
     memset(to, 0, k * size);
-    for (int c = 0; c < k; c++) finite = quant_pack(to + c * size, w + c, k, rows, quant) && finite;
+    for (int c = 0; c < k; c += step) {
+        bool part = quant.bits == 4 ? pack_columns(to + c * size, w + c, rows, k, imin(VL, k - c), quant)
+                                    : pack_group(to + c * size, w + c, k, rows, quant);
+        finite = finite && part;
+    }
     return finite;
 }
 
 void quant_unpack_rows(f16 *w, const uint8_t *from, int rows, int k, Quant quant) {
     const size_t size = quant_bytes(quant, quant.group);
-    for (int c = 0; c < k; c++) quant_unpack(w + c, k, from + c * size, rows, quant);
+    const int step = quant.bits == 4 ? VL : 1;
+    for (int c = 0; c < k; c += step) {
+        if (quant.bits == 4)
+            unpack_columns(w + c, from + c * size, rows, k, imin(VL, k - c), quant);
+        else
+            unpack_group(w + c, k, from + c * size, rows, quant);
+    }
 }
 
 bool quant_pack_heads(uint8_t *to, const f16 *x, int nh, int hd, Quant quant) {
     bool finite = true;
-    for (int h = 0; h < nh; h++) finite = quant_pack(to + h * quant_bytes(quant, hd), x + h * hd, 1, hd, quant) && finite;
+    for (int h = 0; h < nh; h++, x += hd) {
+        for (int i = 0; i < hd; i += quant.group) {
+            int n = imin(quant.group, hd - i);
+            bool part = quant.bits == 4 ? pack_run(to, x + i, n, quant) : pack_group(to, x + i, 1, n, quant);
+            finite = finite && part;
+            to += group_bytes(quant, n);
+        }
+    }
     return finite;
 }

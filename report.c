@@ -29,6 +29,9 @@ void add_policy(cJSON *json, const Policy *p) {
     };
     cJSON_AddStringToObject(json, "schedule", schedule_name[p->schedule]);
     cJSON_AddBoolToObject(json, "cpu_cache_compute", p->cpu_attention);
+    cJSON_AddBoolToObject(json, "compress_weight", p->weight_quant.bits > 0);
+    cJSON_AddBoolToObject(json, "compress_cache", p->cache_quant.bits > 0);
+    cJSON_AddNumberToObject(json, "attn_sparsity", is_sparse(p) ? p->sparsity : 1);
     add_figures(json, figures, sizeof figures / sizeof *figures);
 }
 
@@ -83,15 +86,16 @@ void print_paper(const Cost *cost, const Block *block, const Hardware *hardware)
 
 /* A line each: the policy, what it promises, what binds it. */
 void print_found(const Found *found, int n) {
-    printf("%10s %-8s %-3s %-41s %11s %10s %10s %10s  %s\n", "block", "schedule", "att",
+    printf("%10s %-8s %-3s %-5s %-36s %11s %10s %10s %10s  %s\n", "block", "schedule", "att", "bits",
            "  wg    wc    cg    cc    hg    hc", "token/s", "T_pre (s)", "T_gen (s)", "block (s)", "bound by");
     for (int i = 0; i < n; i++) {
         const Policy *p = &found[i].policy;
         const Cost *c = &found[i].cost;
-        printf("%5d x %-3d%-8s %-3s %5.1f %5.1f %5.1f %5.1f %5.1f %5.1f      %11.5g %10.4g %10.4g %10.4g  %s %s", p->gbs,
-               p->num_gpu_batches, schedule_name[p->schedule], p->cpu_attention ? "CPU" : "GPU", 100 * p->wg, 100 * p->wc,
-               100 * p->cg, 100 * p->cc, 100 * p->hg, 100 * p->hc, c->throughput, c->T_pre, c->T_gen, found[i].latency,
-               c->slowest[1], c->slowest[0]);
+        int w = p->weight_quant.bits, kv = p->cache_quant.bits; /* of weights, of the cache */
+        printf("%5d x %-3d%-8s %-3s %2d %2d %5.1f %5.1f %5.1f %5.1f %5.1f %5.1f %11.5g %10.4g %10.4g %10.4g  %s %s", p->gbs,
+               p->num_gpu_batches, schedule_name[p->schedule], p->cpu_attention ? "CPU" : "GPU", w ? w : 16, kv ? kv : 16,
+               100 * p->wg, 100 * p->wc, 100 * p->cg, 100 * p->cc, 100 * p->hg, 100 * p->hc, c->throughput, c->T_pre,
+               c->T_gen, found[i].latency, c->slowest[1], c->slowest[0]);
         for (int t = 0; t < NTIERS; t++) printf("%s%s", c->full[t][0] ? ", " : "", c->full[t]);
         printf("\n");
     }

@@ -19,6 +19,7 @@ typedef struct {
     int s, n;      /* prompt length, tokens wanted */
     int generated; /* tokens known so far */
     int posted;    /* tokens whose computation has been posted: generated, or one more */
+    int heads;     /* rows of its newest step that the head wants: the last ones */
     int npages;
     int *pages; /* its pages in the pool of kv */
     int32_t *tokens;
@@ -29,9 +30,9 @@ typedef struct {
 typedef struct {
     Tensor all;                                /* the whole block of them */
     Tensor ids, positions, row_seq, row_token; /* (1, rows): token, position + 2; sequence, place in it */
-    Tensor start, last, len, prompt,
-        at;               /* (1, nseq): first row (and the end), last row, tokens with the new one; for sampling */
-    Tensor pages, staged; /* (nseq, max_pages): in the home pool, in staging */
+    Tensor start, len, prompt, at; /* (1, nseq): first row (and the end), tokens with the new one; for sampling */
+    Tensor pages, staged;          /* (nseq, max_pages): in the home pool, in staging */
+    Tensor head, target;           /* (1, heads): rows that the head wants; of a scored task what follows them */
 } Tables;
 
 /* A page that passes through staging this sweep: its place there is its rank in the list. past: it holds tokens of earlier
@@ -45,13 +46,13 @@ typedef struct {
  * their KV, and the tiers of their activations never fall back, so each tier's rows are one range. */
 typedef struct {
     Sequence **seq;
-    int nseq, rows;
+    int nseq, rows, heads;
     Sequence **joining;   /* members that have prefilled elsewhere, from its next begin on */
     int njoining, number; /* number: of its latest admission, counted over the run */
     bool in_flight;
     bool prefill, waiting; /* waiting: its newest tokens are posted, not yet known */
     int sweep;             /* the sweep that its rows and tables are for */
-    int kv_seqs[NTIERS], kv_rows[NTIERS], act_seqs[NTIERS], act_rows[NTIERS];
+    int kv_seqs[NTIERS], kv_rows[NTIERS], act_seqs[NTIERS], act_rows[NTIERS], act_heads[NTIERS];
     Staged *staged[NTIERS]; /* the CPU's and the disk's pages, in page order */
     int nstaged[NTIERS];
     Tables cpu, gpu;
@@ -100,6 +101,7 @@ typedef struct {
     long streamed;        /* layers that have streamed so far: their slots alternate */
     LayerLoad now, next;  /* the layer that computes, the one that loads beside it */
     bool next_is_layer0;  /* next is layer 0 of the coming sweep */
+    bool unpacked;        /* so are the weights of the layer that computes */
     Event slot_used[2];   /* the last op that computes with a weight slot on the GPU */
     Event slot_raised[2]; /* the last copy out of a weight slot on the CPU tier */
     Event last[NLANES];   /* the newest op of each lane */
@@ -167,8 +169,20 @@ static Tensor ws_o(const Run *s, long sq, int rows) {
 static Tensor ws_kv(const Run *s, long sq, int rows) {
     return workspace(s, s->plan->kvrow, F16, sq, s->plan->max_rows, rows, 2 * s->plan->config.h1);
 }
+/* The same as pages take it: where the cache is packed, new k, v are packed before they go anywhere. */
+static Tensor kv_rows(const Run *s, Tier tier, size_t region, long sq, int max_rows, int rows) {
+    const Plan *p = s->plan;
+    bool packed = p->policy.cache_quant.bits;
+    Tensor t = workspace(s, region, packed ? U8 : F16, sq, max_rows, rows, (int)(packed ? 2 * p->kv_row : p->kv_row));
+    t.tier = tier, t.quant = p->policy.cache_quant;
+    return t;
+}
+static Tensor ws_kv_rows(const Run *s, long sq, int rows) {
+    const Plan *p = s->plan;
+    return kv_rows(s, TIER_GPU, p->policy.cache_quant.bits ? p->kvpacked : p->kvrow, sq, p->max_rows, rows);
+}
 static Tensor ws_head_x(const Run *s, long sq, int rows) {
-    return workspace(s, s->plan->head_x, s->plan->act_type, sq, s->plan->max_seqs, rows, s->plan->config.h1);
+    return workspace(s, s->plan->head_x, s->plan->act_type, sq, s->plan->head_rows, rows, s->plan->config.h1);
 }
 /* Buffers on the CPU tier that rotate with the workspaces. */
 static Tensor cpu_ws(const Run *s, size_t region, Type type, long sq, int max_rows, int rows, int cols) {
@@ -184,6 +198,22 @@ static Tensor act_home(const Run *s, const Batch *b, Tier tier) {
     return view(tier, s->plan->act_type, s->plan->act[tier] + first, b->act_rows[tier], h1);
 }
 
+/* What a batch's newest step gave, on GPU or CPU: the tokens chosen; of a scored task log-probabilities (F32) and greedy
+ * choices (I32). */
+static Tensor picked(const Run *s, const Batch *b, Tier side) {
+    size_t first = (size_t)(b - s->batch) * s->plan->max_seqs;
+    return view(side, I32, s->plan->picked[side] + first * 4, 1, b->nseq);
+}
+static Tensor scores(const Run *s, const Batch *b, Tier side, Type type) {
+    size_t row = (size_t)s->plan->head_rows * 4, first = (b - s->batch) * 2 * row;
+    return view(side, type, s->plan->scores[side] + first + (type == I32 ? row : 0), 1, b->heads);
+}
+/* Its logits where they are kept, of sequences first .. first+n-1. */
+static Tensor cpu_logits(const Run *s, const Batch *b, int first, int n) {
+    size_t row = (size_t)(b - s->batch) * s->plan->max_seqs + first, vocab = s->plan->config.vocab;
+    return view(TIER_CPU, F32, s->plan->cpu_logits + row * vocab * 4, n, (int)vocab);
+}
+
 /* The hidden state while it is computed: in place where all of it rests on the GPU, else in the workspace. */
 static Tensor hidden(const Run *s, const Batch *b, long sq) {
     if (b->act_rows[TIER_GPU] == b->rows) return act_home(s, b, TIER_GPU);
@@ -192,11 +222,15 @@ static Tensor hidden(const Run *s, const Batch *b, long sq) {
 
 /* Layer j of a tier's page pool, or of a staging slot laid out as a pool of one layer. */
 static PageTable page_table(const Run *s, Tier tier, size_t region, int j, int npages, Tensor pages, Tensor len) {
-    int page = s->plan->policy.page_tokens, h1 = s->plan->config.h1;
-    size_t half = (size_t)npages * page * h1 * 2;
-    PageTable t = {.pages = pages, .len = len, .page_tokens = page, .h1 = h1, .nh = s->plan->config.nh};
-    t.k = view(tier, F16, region + j * 2 * half, npages * page, h1);
-    t.v = view(tier, F16, region + j * 2 * half + half, npages * page, h1);
+    const Plan *p = s->plan;
+    int page = p->policy.page_tokens, h1 = p->config.h1, rows = npages * page;
+    size_t half = rows * p->kv_row;
+    Quant quant = p->policy.cache_quant;
+    PageTable t = {.pages = pages, .len = len, .page_tokens = page, .h1 = h1, .nh = p->config.nh};
+    t.k = view(tier, quant.bits ? U8 : F16, region + j * 2 * half, rows, quant.bits ? (int)p->kv_row : h1);
+    t.v = t.k;
+    t.v.offset += half;
+    t.k.quant = t.v.quant = quant;
     return t;
 }
 
@@ -207,7 +241,7 @@ static PageTable pool_table(const Run *s, Tier tier, int j, Tensor pages, Tensor
 /* side 0: on the GPU, where the GPU attends; 1: on the CPU, what comes from disk. */
 static PageTable staged_table(const Run *s, int side, long sq, Tensor pages, Tensor len) {
     int npages = s->plan->staged_pages[side];
-    size_t slot = (size_t)npages * s->plan->policy.page_tokens * s->plan->config.h1 * 4;
+    size_t slot = (size_t)npages * s->plan->policy.page_tokens * s->plan->kv_row * 2;
     return page_table(s, (Tier)side, s->plan->kv_staging[side] + (sq % 2) * slot, 0, npages, pages, len);
 }
 
@@ -253,7 +287,9 @@ static int disk_part(Run *s, int j, int slot, size_t first, size_t bytes) {
         const WeightPlace *place = j < s->l ? &p->weight[j][p->slab_order[j][i]] : &p->global[p->head];
         Tensor src = place->home;
         if (src.tier != TIER_DISK) continue;
-        size_t begin = j < s->l ? place->slab_offset - p->cpu_slab[j] : 0, size = (size_t)src.rows * src.cols * 2;
+        size_t begin = j < s->l ? place->slab_offset - p->cpu_slab[j] : 0;
+        size_t size = (size_t)src.rows * src.cols * (src.type == U8 ? 1 : 2);
+        if (src.type == U8) src.type = F16; /* bytes, two at a time */
         size_t from = first > begin ? first - begin : 0, to = first + bytes < begin + size ? first + bytes - begin : size;
         if (first + bytes <= begin || from >= to) continue;
         src.rows = 1, src.cols = (int)((to - from) / 2), src.ld = src.cols;
@@ -299,9 +335,29 @@ static void layer_weights(const Run *s, int j, Tensor w[NROLES]) {
     for (int r = 0; r < NROLES; r++) {
         const WeightPlace *place = &s->plan->weight[j][r];
         w[r] = place->home;
-        if (w[r].tier != TIER_GPU)
-            w[r] = view(TIER_GPU, F16, s->plan->staging[s->now.slot] + place->slab_offset, w[r].rows, w[r].cols);
+        if (w[r].tier == TIER_GPU) continue;
+        w[r] = view(TIER_GPU, w[r].type == U8 ? U8 : F16, s->plan->staging[s->now.slot] + place->slab_offset, w[r].rows,
+                    w[r].cols);
+        w[r].quant = place->home.quant;
     }
+}
+
+/* Packed matrices become F16 where the device wants them so: once a layer and sweep, before its first batch. Those of each
+ * half on the lane of that half, so that it has done with the layer before. */
+static void unpack_weights(Run *s, int j, int k, Tensor w[NROLES]) {
+    const Plan *p = s->plan;
+    for (int r = 0; r < NROLES && p->unpacked_bytes; r++) {
+        if (w[r].type != U8) continue;
+        int rows, cols;
+        opt_role_shape(&p->config, (Role)r, &rows, &cols);
+        Tensor packed = w[r];
+        w[r] = view(TIER_GPU, F16, p->unpacked + p->unpacked_at[r], rows, cols);
+        if (s->unpacked) continue;
+        Op op = new_op(s, r < O_W ? PROJECT : FINISH, WEIGHT, j, k);
+        after(&op, s->now.loaded);
+        posted(s, s->device->unpack(s->device, &op, w[r], packed));
+    }
+    s->unpacked = true;
 }
 
 static Tensor head_weights(const Run *s) {
@@ -364,6 +420,7 @@ static int page_moves(Run *s, const PageTable *dst, int base, const PageTable *s
         while (i + run < n && list[i + run].past && (!home || list[i + run].page == list[i].page + run)) run++;
         int from = (home ? list[i].page : i) * page, to = (base + i) * page;
         s->moves[moves++] = (Move){tensor_rows(dst->k, to, run * page), tensor_rows(src->k, from, run * page)};
+        if (is_sparse(&s->plan->policy)) continue; /* of V only what is chosen */
         s->moves[moves++] = (Move){tensor_rows(dst->v, to, run * page), tensor_rows(src->v, from, run * page)};
     }
     return moves;
@@ -382,10 +439,12 @@ static void end_sweep(Run *s) {
     if (s->listener->sweep) s->listener->sweep(s->listener->ctx, s->stats->sweeps, s->stats->generated);
 }
 
-/* One new token of a sequence. Returns whether the sequence goes on; if not, its pages are free again. */
+/* One new token of a sequence, or in a scored task (id -1) the given one, which never ends it. Returns whether the sequence
+ * goes on; if not, its pages are free again. */
 static bool take_token(Run *s, Sequence *q, int32_t id) {
     const Listener *to = s->listener;
     bool eos = id >= 0 && id == s->plan->config.eos;
+    if (s->task->scored) id = s->task->prompts[q->prompt].ids[q->s + q->generated];
     q->tokens[q->generated++] = id;
     s->stats->generated++;
     if (!s->prefill_sweep) s->stats->decoded++;
@@ -399,23 +458,36 @@ static bool take_token(Run *s, Sequence *q, int32_t id) {
     return false;
 }
 
+/* Tells the scores of the newest step, sequence by sequence; of those that the head gave besides, nothing. */
+static void tell_scores(Run *s, const Batch *b) {
+    const Listener *to = s->listener;
+    if (!to->scored) return;
+    const float *logp = s->device->host(s->device, scores(s, b, TIER_CPU, F32));
+    const int32_t *best = s->device->host(s->device, scores(s, b, TIER_CPU, I32));
+    for (int r = 0, row = 0; r < b->nseq && logp; r++) {
+        const Sequence *q = b->seq[r];
+        for (int e = 1; e <= q->heads; e++, row++) {
+            int at = q->s + q->generated - q->heads + e;
+            if (at >= s->task->prompts[q->prompt].from) to->scored(to->ctx, q->prompt, at, logp[row], best[row]);
+        }
+    }
+}
+
 /* Waits for the batch's newest tokens, hands them out, and lets the sequences that have ended go. */
 static void collect(Run *s, Batch *b) {
-    const Plan *p = s->plan;
     if (!b->waiting || s->failed) return;
     b->waiting = false;
     if (s->device->wait(s->device, b->picked, s->err)) {
         s->failed = true;
         return;
     }
-    int k = (int)(b - s->batch), going = 0;
-    size_t first = (size_t)k * p->max_seqs;
-    const int32_t *ids = s->device->host(s->device, view(TIER_CPU, I32, p->picked[1] + first * 4, 1, b->nseq));
+    int going = 0;
+    const int32_t *ids = s->task->scored ? NULL : s->device->host(s->device, picked(s, b, TIER_CPU));
+    if (s->task->scored) tell_scores(s, b);
     for (int r = 0; r < b->nseq && !s->failed; r++) {
         Sequence *q = b->seq[r];
         if (s->task->keep_logits && s->listener->logits) {
-            Tensor row = view(TIER_CPU, F32, p->cpu_logits + (first + r) * p->config.vocab * 4, 1, p->config.vocab);
-            const float *logits = s->device->host(s->device, row);
+            const float *logits = s->device->host(s->device, cpu_logits(s, b, r, 1));
             if (logits) s->listener->logits(s->listener->ctx, q->prompt, q->generated + 1, logits);
         }
         if (take_token(s, q, ids ? ids[r] : -1)) b->seq[going++] = q;
@@ -435,14 +507,16 @@ static void lay_out(Run *s, Batch *b, Tables *t, Tier side) {
     t->row_seq = view(side, I32, at + 2 * rows, 1, b->rows);
     t->row_token = view(side, I32, at + 3 * rows, 1, b->rows);
     at += 4 * rows;
-    t->last = view(side, I32, at, 1, b->nseq);
-    t->len = view(side, I32, at + seqs, 1, b->nseq);
-    t->prompt = view(side, I32, at + 2 * seqs, 1, b->nseq);
-    t->at = view(side, I32, at + 3 * seqs, 1, b->nseq);
-    t->start = view(side, I32, at + 4 * seqs, 1, b->nseq + 1);
-    at += 5 * seqs + 4;
+    t->len = view(side, I32, at, 1, b->nseq);
+    t->prompt = view(side, I32, at + seqs, 1, b->nseq);
+    t->at = view(side, I32, at + 2 * seqs, 1, b->nseq);
+    t->start = view(side, I32, at + 3 * seqs, 1, b->nseq + 1);
+    at += 4 * seqs + 4;
     t->pages = view(side, I32, at, b->nseq, p->max_pages);
     t->staged = view(side, I32, at + seqs * p->max_pages, b->nseq, p->max_pages);
+    at += 2 * seqs * p->max_pages;
+    t->head = view(side, I32, at, 1, b->heads);
+    t->target = view(side, I32, at + (size_t)p->head_rows * 4, 1, s->task->scored ? b->heads : 0);
 }
 
 static void fill_row(Run *s, Batch *b, int row, int r, int token) {
@@ -455,10 +529,24 @@ static void fill_row(Run *s, Batch *b, int row, int r, int token) {
     ((int32_t *)d->host(d, b->cpu.row_token))[row] = token;
 }
 
+/* Lists the rows that the head wants, and the tokens that are given behind them. */
+static void fill_head(Run *s, Batch *b) {
+    Device *d = s->device;
+    int32_t *head = d->host(d, b->cpu.head), *target = s->task->scored ? d->host(d, b->cpu.target) : NULL;
+    for (int r = 0, n = 0, row = 0; r < b->nseq; r++) {
+        const Sequence *q = b->seq[r];
+        row += b->prefill ? q->s : 1; /* the end of the sequence's rows */
+        for (int e = q->heads; e > 0; e--, n++) {
+            head[n] = row - e;
+            if (target) target[n] = s->task->prompts[q->prompt].ids[q->s + q->generated - e + 1];
+        }
+    }
+}
+
 /* Writes the tables of this sweep, row by row and sequence by sequence. */
 static void fill_tables(Run *s, Batch *b) {
     Device *d = s->device;
-    int32_t *start = d->host(d, b->cpu.start), *last = d->host(d, b->cpu.last), *len = d->host(d, b->cpu.len);
+    int32_t *start = d->host(d, b->cpu.start), *len = d->host(d, b->cpu.len);
     int32_t *prompt = d->host(d, b->cpu.prompt), *at = d->host(d, b->cpu.at), *pages = d->host(d, b->cpu.pages);
     int32_t *staged = d->host(d, b->cpu.staged);
     int row = 0;
@@ -467,13 +555,13 @@ static void fill_tables(Run *s, Batch *b) {
         start[r] = row;
         int tokens = q->s + q->generated;
         for (int token = b->prefill ? 0 : tokens - 1; token < tokens; token++) fill_row(s, b, row++, r, token);
-        last[r] = row - 1;
         len[r] = tokens;
         prompt[r] = q->prompt;
         at[r] = tokens;
         for (int e = 0; e < q->npages; e++) pages[(size_t)r * s->plan->max_pages + e] = q->pages[e];
     }
     start[b->nseq] = row;
+    fill_head(s, b);
     b->nstaged[TIER_CPU] = b->nstaged[TIER_DISK] = 0;
     if (b->prefill) return; /* prefill attends to what it has just computed */
     bool delegated = s->plan->policy.cpu_attention;
@@ -502,17 +590,20 @@ static void begin(Run *s, Batch *b, int k) {
         b->tables_read[(s->i + 1) % 2][e] = b->cache_stored[e][s->l - 1];
     }
     b->sweep = s->i;
-    b->rows = 0;
+    b->rows = b->heads = 0;
     b->act_in = b->act_out = b->cache_in = -1;
     if (!b->nseq || s->failed) return;
     memset(b->kv_seqs, 0, sizeof b->kv_seqs), memset(b->kv_rows, 0, sizeof b->kv_rows);
     memset(b->act_seqs, 0, sizeof b->act_seqs), memset(b->act_rows, 0, sizeof b->act_rows);
+    memset(b->act_heads, 0, sizeof b->act_heads);
     for (int r = 0; r < b->nseq; r++) {
         Sequence *q = b->seq[r];
         int rows = b->prefill ? q->s : 1;
         b->rows += rows;
         b->kv_seqs[q->kv]++, b->kv_rows[q->kv] += rows;
-        b->act_seqs[q->act]++, b->act_rows[q->act] += rows;
+        q->heads = b->prefill ? head_rows(s->task, &s->task->prompts[q->prompt]) : 1;
+        b->heads += q->heads;
+        b->act_seqs[q->act]++, b->act_rows[q->act] += rows, b->act_heads[q->act] += q->heads;
         q->posted = q->generated + 1;
     }
     if (b->prefill) s->stats->prefill_tokens += b->rows;
@@ -542,23 +633,26 @@ static void load_weight(Run *s, int j, int k) {
 }
 
 /* The rows of the hidden state that rest on one tier, between `near` (their home, or staging for it) and `state`.
- * last_only: only each sequence's last row, which is all that the head wants; last_state: state has just those rows, one a
- * sequence. store says which way. */
-static int act_moves(Run *s, const Batch *b, Tier tier, bool last_only, Tensor near, Tensor state, bool last_state,
+ * head_only: only the last rows of each sequence that the head wants; head_state: state has just those. store says which
+ * way. */
+static int act_moves(Run *s, const Batch *b, Tier tier, bool head_only, Tensor near, Tensor state, bool head_state,
                      bool store) {
-    int first_row = 0, first_seq = 0, n = 0;
-    for (int t = 0; t < (int)tier; t++) first_row += b->act_rows[t], first_seq += b->act_seqs[t];
-    if (!last_only || !b->prefill) {
-        Tensor rows = tensor_rows(state, last_state ? first_seq : first_row, b->act_rows[tier]);
+    int first_row = 0, first_seq = 0, head = 0, n = 0;
+    for (int t = 0; t < (int)tier; t++) first_row += b->act_rows[t], first_seq += b->act_seqs[t], head += b->act_heads[t];
+    if (!head_only || !b->prefill) {
+        Tensor rows = tensor_rows(state, head_state ? head : first_row, b->act_rows[tier]);
         near.rows = b->act_rows[tier];
         s->moves[n++] = store ? (Move){near, rows} : (Move){rows, near};
         return n;
     }
     int row = 0;
     for (int r = first_seq; r < first_seq + b->act_seqs[tier]; r++) {
+        int heads = b->seq[r]->heads;
         row += b->seq[r]->s;
-        Tensor one = tensor_rows(near, row - 1, 1), other = tensor_rows(state, last_state ? r : first_row + row - 1, 1);
-        s->moves[n++] = store ? (Move){one, other} : (Move){other, one};
+        Tensor some = tensor_rows(near, row - heads, heads);
+        Tensor others = tensor_rows(state, head_state ? head : first_row + row - heads, heads);
+        s->moves[n++] = store ? (Move){some, others} : (Move){others, some};
+        head += heads;
     }
     return n;
 }
@@ -573,7 +667,7 @@ static void store_activation(Run *s, int j, int k) {
     Batch *b = at_square(s, &j, &k);
     if (!b || j == s->l || !b->nseq) return;
     long sq = square_number(s, j, k);
-    bool last_only = j + 1 == s->l;
+    bool head_only = j + 1 == s->l;
     b->act_out = j;
     if (all_on_gpu(b)) return; /* it was computed in place */
     Tensor x = hidden(s, b, sq);
@@ -585,13 +679,13 @@ static void store_activation(Run *s, int j, int k) {
     Op op = new_op(s, STORE, ACTIVATION, j, k);
     after(&op, b->finished);
     if (b->act_rows[TIER_CPU]) {
-        int n = act_moves(s, b, TIER_CPU, last_only, act_home(s, b, TIER_CPU), x, false, true);
+        int n = act_moves(s, b, TIER_CPU, head_only, act_home(s, b, TIER_CPU), x, false, true);
         b->act_stored[0] = posted(s, s->device->copy(s->device, &op, s->moves, n));
     }
     if (b->act_rows[TIER_DISK]) {
         Tensor staging = act_staging(s, b, 1, sq);
         after(&op, s->act_out_slot[sq % 2]);
-        int n = act_moves(s, b, TIER_DISK, last_only, staging, x, false, true);
+        int n = act_moves(s, b, TIER_DISK, head_only, staging, x, false, true);
         b->act_stored[0] = posted(s, s->device->copy(s->device, &op, s->moves, n));
         Op down = new_op(s, D_WRITE, ACTIVATION, j, k);
         after(&down, b->act_stored[0]);
@@ -613,7 +707,7 @@ static void load_activation(Run *s, int j, int k) {
     b->act_in = j;
     long sq = square_number(s, j, k);
     bool head = j == s->l;
-    Tensor state = head ? ws_head_x(s, sq, b->nseq) : hidden(s, b, sq);
+    Tensor state = head ? ws_head_x(s, sq, b->heads) : hidden(s, b, sq);
     Op op = new_op(s, C_LOAD, ACTIVATION, j, k);
     after_release(&op, &s->ws[sq % s->plan->nws]);
     if (b->act_rows[TIER_CPU]) {
@@ -643,7 +737,7 @@ static int off_rows(const Batch *b) { return b->rows - b->kv_rows[TIER_GPU]; }
 static int off_seqs(const Batch *b) { return b->nseq - b->kv_seqs[TIER_GPU]; }
 
 static Tensor cpu_kvrow(const Run *s, const Batch *b, long sq) {
-    return cpu_ws(s, s->plan->cpu_kvrow, F16, sq, s->plan->off_rows, off_rows(b), 2 * s->plan->config.h1);
+    return kv_rows(s, TIER_CPU, s->plan->cpu_kvrow, sq, s->plan->off_rows, off_rows(b));
 }
 
 /* Puts new tokens' k and v, rows first .. first+n-1 of the batch, into the pages of a table. */
@@ -664,7 +758,7 @@ static void store_cache(Run *s, int j, int k) {
     if (!delegated) {
         Op op = new_op(s, STORE, CACHE, j, k);
         after(&op, b->projected);
-        Move m = {rows, tensor_rows(ws_kv(s, sq, b->rows), gpu, off_rows(b))};
+        Move m = {rows, tensor_rows(ws_kv_rows(s, sq, b->rows), gpu, off_rows(b))};
         b->down = release->by[1] = posted(s, s->device->copy(s->device, &op, &m, 1));
     }
     if (cpu && !delegated) {
@@ -767,19 +861,52 @@ static void project(Run *s, Batch *b, int j, int k, const Tensor w[NROLES]) {
     }
     b->projected =
         posted(s, opt_project(s->device, op, &p->config, w, ws_q(s, sq, b->rows), ws_kv(s, sq, b->rows), x, norm));
+    if (p->policy.cache_quant.bits) {
+        Op pack = new_op(s, PROJECT, CACHE, j, k);
+        Tensor rows = ws_kv_rows(s, sq, b->rows);
+        b->projected = posted(s, s->device->pack(s->device, &pack, rows, ws_kv(s, sq, b->rows), p->config.nh));
+    }
     if (b->kv_rows[TIER_GPU]) {
         Op store = new_op(s, PROJECT, CACHE, j, k);
         PageTable home = pool_table(s, TIER_GPU, j, b->gpu.pages, b->gpu.len);
         int rows = b->kv_rows[TIER_GPU];
-        b->projected = append(s, &store, &b->gpu, &home, ws_kv(s, sq, rows), 0, rows);
+        b->projected = append(s, &store, &b->gpu, &home, ws_kv_rows(s, sq, rows), 0, rows);
     }
+}
+
+/* Sparse attention (section 5): K is read whole, then V of the chosen tokens. home: where V is on disk, of which that alone
+ * comes to the table's pages; NULL: it is in them. */
+static Event attend_sparse(Run *s, Op *op, PageTable table, const PageTable *home, Tensor o, Tensor q) {
+    const Plan *p = s->plan;
+    const double sparsity = p->policy.sparsity;
+    int side = op->lane == ATTEND, wide = p->config.nh * p->most_chosen;
+    Tensor tokens = view((Tier)side, I32, p->chosen[side], q.rows, wide);
+    Tensor weights = view((Tier)side, F32, p->weighing[side], q.rows, wide);
+    Event selected = posted(s, s->device->select(s->device, op, tokens, weights, q, &table, sparsity));
+    if (home) {
+        Op fetch = *op;
+        fetch.lane = C_READ, fetch.nafter = 0;
+        after(&fetch, selected);
+        after(op, posted(s, s->device->fetch(s->device, &fetch, &table, home, tokens, sparsity)));
+    }
+    return posted(s, s->device->weigh(s->device, op, o, tokens, weights, &table, sparsity));
 }
 
 /* Attention of sequences first .. first+n-1 of a decoding batch over one table, which holds all the batch's sequences. */
 static Event attend_group(Run *s, Op *op, PageTable table, Tensor o, Tensor q, int first, int n) {
     table.pages = tensor_rows(table.pages, first, n);
     table.len = tensor_cols(table.len, first, n);
+    if (is_sparse(&s->plan->policy)) return attend_sparse(s, op, table, NULL, o, q);
     return posted(s, s->device->attend(s->device, op, o, q, &table));
+}
+
+/* The same of those whose pages are on disk and staged on the CPU: with sparse attention, their K alone. */
+static Event attend_disk(Run *s, Op *op, Batch *b, int j, PageTable near, Tensor o, Tensor q) {
+    int first = b->nseq - b->kv_seqs[TIER_DISK], n = b->kv_seqs[TIER_DISK];
+    if (!is_sparse(&s->plan->policy)) return attend_group(s, op, near, o, q, first, n);
+    PageTable home = pool_table(s, TIER_DISK, j, tensor_rows(b->cpu.pages, first, n), tensor_cols(b->cpu.len, first, n));
+    near.pages = tensor_rows(near.pages, first, n), near.len = tensor_cols(near.len, first, n);
+    return attend_sparse(s, op, near, &home, o, q);
 }
 
 /* Computation delegation (section 4.2): queries and the new k, v go down, the CPU attends where the pages are, the result
@@ -792,7 +919,8 @@ static void attend_on_cpu(Run *s, Batch *b, int j, int k, Tensor q, Tensor o) {
     Tensor up_o = cpu_ws(s, p->cpu_o, p->act_type, sq, p->off_seqs, cpu + disk, h1);
     Op op = new_op(s, A_DOWN, CACHE, j, k);
     after(&op, b->projected);
-    Move down[] = {{down_q, tensor_rows(q, gpu, cpu + disk)}, {kv, tensor_rows(ws_kv(s, sq, b->rows), gpu, cpu + disk)}};
+    Move down[] = {{down_q, tensor_rows(q, gpu, cpu + disk)},
+                   {kv, tensor_rows(ws_kv_rows(s, sq, b->rows), gpu, cpu + disk)}};
     b->down = posted(s, s->device->copy(s->device, &op, down, 2));
     op = new_op(s, ATTEND, CACHE, j, k);
     after(&op, b->down);
@@ -807,8 +935,7 @@ static void attend_on_cpu(Run *s, Batch *b, int j, int k, Tensor q, Tensor o) {
         PageTable near = staged_table(s, 1, sq, b->cpu.staged, b->cpu.len);
         after(&op, b->cache_loaded[1][j % 2]);
         append(s, &op, &b->cpu, &near, tensor_rows(kv, cpu, disk), gpu + cpu, disk);
-        attended =
-            attend_group(s, &op, near, tensor_rows(up_o, cpu, disk), tensor_rows(down_q, cpu, disk), gpu + cpu, disk);
+        attended = attend_disk(s, &op, b, j, near, tensor_rows(up_o, cpu, disk), tensor_rows(down_q, cpu, disk));
         s->disk_kv_slot[sq % 2] = attended;
     }
     op = new_op(s, A_UP, CACHE, j, k);
@@ -836,7 +963,7 @@ static void attend(Run *s, Batch *b, int j, int k) {
     if (off && !p->policy.cpu_attention) {
         PageTable near = staged_table(s, 0, sq, b->gpu.staged, b->gpu.len);
         after(&op, b->cache_loaded[0][j % 2]);
-        append(s, &op, &b->gpu, &near, tensor_rows(ws_kv(s, sq, b->rows), gpu, off), gpu, off);
+        append(s, &op, &b->gpu, &near, tensor_rows(ws_kv_rows(s, sq, b->rows), gpu, off), gpu, off);
         s->kv_slot[sq % 2] = attend_group(s, &op, near, tensor_rows(o, gpu, off), tensor_rows(q, gpu, off), gpu, off);
     }
 }
@@ -859,14 +986,43 @@ static void finish(Run *s, Batch *b, int j, int k, const Tensor w[NROLES]) {
     square_done(s, sq, b);
 }
 
-/* Layer l: the last row of each sequence becomes logits, and they the next token. */
+/* Logits become the next token of each sequence; in a scored task, those of head rows from `first` on, the probability of
+ * what is given and the greedy choice. */
+static Event choose(Run *s, Batch *b, int k, Tensor logits, int first) {
+    Op op = new_op(s, PROJECT, OTHER, s->l, k);
+    int n = logits.rows;
+    if (!s->task->scored)
+        return posted(s, s->device->pick(s->device, &op, picked(s, b, TIER_GPU), logits, b->gpu.prompt, b->gpu.at,
+                                         &s->task->sampling));
+    Tensor logp = tensor_cols(scores(s, b, TIER_GPU, F32), first, n),
+           best = tensor_cols(scores(s, b, TIER_GPU, I32), first, n);
+    return posted(s, s->device->score(s->device, &op, logp, best, logits, tensor_cols(b->gpu.target, first, n)));
+}
+
+/* What has been chosen goes down, and the logits where they are wanted. */
+static void bring_down(Run *s, Batch *b, int k, Tensor logits) {
+    Op op = new_op(s, A_DOWN, OTHER, s->l, k);
+    int n = 0;
+    Move moves[2];
+    after(&op, b->finished);
+    if (s->task->scored) {
+        moves[n++] = (Move){scores(s, b, TIER_CPU, F32), scores(s, b, TIER_GPU, F32)};
+        moves[n++] = (Move){scores(s, b, TIER_CPU, I32), scores(s, b, TIER_GPU, I32)};
+    } else {
+        moves[n++] = (Move){picked(s, b, TIER_CPU), picked(s, b, TIER_GPU)};
+        if (s->task->keep_logits) moves[n++] = (Move){cpu_logits(s, b, 0, b->nseq), logits};
+    }
+    b->picked = posted(s, s->device->copy(s->device, &op, moves, n));
+    if (s->task->keep_logits) s->logits_free = b->picked;
+}
+
+/* Layer l: the rows that the head wants, the last of each sequence or in a scored task more, become logits, piece by piece.
+ */
 static void compute_head(Run *s, Batch *b, int k) {
     const Plan *p = s->plan;
     long sq = square_number(s, s->l, k);
-    int n = b->nseq, resting = b->act_seqs[TIER_GPU];
-    size_t first = (size_t)(b - s->batch) * p->max_seqs;
-    Tensor x = ws_head_x(s, sq, n), logits = view(TIER_GPU, F32, p->logits, n, p->config.vocab), global[NGLOBALS];
-    Tensor out = view(TIER_GPU, p->act_type, p->head_out, n, p->config.embed);
+    int resting = b->act_heads[TIER_GPU];
+    Tensor x = ws_head_x(s, sq, b->heads), logits = {.rows = 0}, global[NGLOBALS];
     for (int g = 0; g < NGLOBALS; g++) global[g] = p->global[g].home;
     Op op = new_op(s, PROJECT, OTHER, s->l, k);
     after_release(&op, &s->ws[sq % p->nws]);
@@ -874,21 +1030,19 @@ static void compute_head(Run *s, Batch *b, int k) {
     after(&op, b->act_loaded);
     after(&op, s->now.loaded);
     if (resting) {
-        Tensor last = tensor_cols(b->gpu.last, 0, resting);
-        posted(s, s->device->embed(s->device, &op, tensor_rows(x, 0, resting), act_home(s, b, TIER_GPU), last, false));
+        Tensor rows = tensor_cols(b->gpu.head, 0, resting);
+        posted(s, s->device->embed(s->device, &op, tensor_rows(x, 0, resting), act_home(s, b, TIER_GPU), rows, false));
     }
     after(&op, s->logits_free);
-    posted(s, opt_logits(s->device, op, &p->config, global, head_weights(s), logits, x, out));
-    Tensor ids = view(TIER_GPU, I32, p->picked[0] + first * 4, 1, n);
-    Op pick = new_op(s, PROJECT, OTHER, s->l, k);
-    b->finished = posted(s, s->device->pick(s->device, &pick, ids, logits, b->gpu.prompt, b->gpu.at, &s->task->sampling));
-    Op down = new_op(s, A_DOWN, OTHER, s->l, k);
-    after(&down, b->finished);
-    Move moves[2] = {{view(TIER_CPU, I32, p->picked[1] + first * 4, 1, n), ids}};
-    if (s->task->keep_logits)
-        moves[1] = (Move){view(TIER_CPU, F32, p->cpu_logits + first * p->config.vocab * 4, n, p->config.vocab), logits};
-    b->picked = posted(s, s->device->copy(s->device, &down, moves, s->task->keep_logits ? 2 : 1));
-    if (s->task->keep_logits) s->logits_free = b->picked;
+    for (int first = 0; first < b->heads; first += p->head_chunk) {
+        int n = imin(p->head_chunk, b->heads - first);
+        Tensor out = view(TIER_GPU, p->act_type, p->head_out, n, p->config.embed);
+        logits = view(TIER_GPU, F32, p->logits, n, p->config.vocab);
+        posted(s, opt_logits(s->device, op, &p->config, global, head_weights(s), logits, tensor_rows(x, first, n), out));
+        b->finished = choose(s, b, k, logits, first);
+        op.nafter = 0;
+    }
+    bring_down(s, b, k, logits);
     square_done(s, sq, b);
 }
 
@@ -904,6 +1058,7 @@ static void compute(Run *s, int j, int k) {
     }
     Tensor w[NROLES];
     layer_weights(s, j, w);
+    unpack_weights(s, j, k, w);
     project(s, b, j, k, w);
     attend(s, b, j, k);
     finish(s, b, j, k, w);
@@ -921,6 +1076,7 @@ static bool synchronize(const Run *s) { return !s->failed; }
 static void advance_weights(Run *s) {
     s->now = s->next;
     s->next = (LayerLoad){.slot = -1};
+    s->unpacked = false;
 }
 
 static bool nobody_left(const Run *s) {
@@ -1092,6 +1248,7 @@ static void run_close(Run *s) {
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener, RunStats *stats,
                  Error *err) {
     Run s = {.plan = plan, .task = task, .device = device, .listener = listener, .stats = stats, .err = err};
+    CHECK(!is_sparse(&plan->policy) || plan->policy.cpu_attention);
     *stats = (RunStats){0};
     s.now = s.next = (LayerLoad){.slot = -1};
     run_open(&s);

@@ -146,7 +146,8 @@ static double score(const Search *s, double throughput, const Policy *p) {
 }
 
 static bool same_block(const Policy *a, const Policy *b) {
-    return a->gbs == b->gbs && a->num_gpu_batches == b->num_gpu_batches && a->schedule == b->schedule;
+    return a->gbs == b->gbs && a->num_gpu_batches == b->num_gpu_batches && a->schedule == b->schedule &&
+           a->weight_quant.bits == b->weight_quant.bits && a->cache_quant.bits == b->cache_quant.bits;
 }
 
 static const Candidate *known(const Candidates *c, const Policy *p) {
@@ -249,17 +250,34 @@ static bool may_be(const Search *s, Schedule schedule) {
     return schedule == SCHEDULE_ZIGZAG || (schedule == SCHEDULE_DIAGONAL && !s->one_block);
 }
 
-static void look_around(Candidates *c) {
-    enum { ROUNDS = 3, AROUND = 3 };
+/* The policy with what compression may be taken. */
+static Policy compressed(const Search *s, Policy p, bool weights, bool cache) {
+    if (weights && !p.weight_quant.bits) p.weight_quant = s->allowed;
+    if (cache && !p.cache_quant.bits) p.cache_quant = s->allowed;
+    return p;
+}
+
+/* All blocks under one way of compression. */
+static void for_schedules(Candidates *c, Policy policy) {
     const Search *s = c->s;
+    bool delegated_only = is_sparse(&policy);
     for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
         if (!may_be(s, (Schedule)schedule)) continue;
-        for (int delegated = 0; delegated < 2; delegated++) {
-            if (s->fixed_attention && delegated != (int)s->given.cpu_attention) continue;
-            Policy policy = s->given;
+        for (int delegated = delegated_only; delegated < 2; delegated++) {
+            if (s->fixed_attention && !delegated_only && delegated != (int)s->given.cpu_attention) continue;
             policy.schedule = (Schedule)schedule, policy.cpu_attention = delegated;
             for_gbs(c, policy);
         }
+    }
+}
+
+static void look_around(Candidates *c) {
+    enum { ROUNDS = 3, AROUND = 3 };
+    const Search *s = c->s;
+    for (int packed = 0; packed < 4; packed++) {
+        bool weights = packed & 1, cache = packed & 2, may_weights = s->allowed.bits && !s->given.weight_quant.bits;
+        bool may_cache = s->allowed.bits && !s->given.cache_quant.bits;
+        if ((!weights || may_weights) && (!cache || may_cache)) for_schedules(c, compressed(s, s->given, weights, cache));
     }
     for (int round = 0; round < ROUNDS; round++) {
         Policy around[AROUND];
@@ -325,12 +343,13 @@ static int last_resort(Found *found, const Search *s, Error *err) {
     double *share[6] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc}, quickest = INFINITY;
     if (!s->fixed_gbs) p->gbs = 1;
     if (!s->fixed_batches) p->num_gpu_batches = 1;
+    *p = compressed(s, *p, true, true);
     for (int where = 0; where < (s->fixed_attention ? 1 : 2) * CORNERS; where++) {
         const int tier[3] = {where % 3, where / 3 % 3, where / 9 % 3};
         for (int i = 0; i < 6; i++)
             if (!s->fixed[i]) *share[i] = tier[i / 2] == i % 2 ? 1 - (s->fixed[i ^ 1] ? *share[i ^ 1] : 0) : 0;
         p->table_home = (Tier)(where / 27 % NTIERS);
-        if (!s->fixed_attention) p->cpu_attention = where >= CORNERS;
+        if (!s->fixed_attention) p->cpu_attention = where >= CORNERS || is_sparse(p);
         if (policy_predict(found, &least, err) != 0) continue;
         if (s->max_latency <= 0 || found->latency <= s->max_latency) return 0;
         quickest = fmin(quickest, found->latency);

@@ -207,9 +207,28 @@ static Event sim_layernorm(Device *base, const Op *op, Tensor y, Tensor x, Tenso
 static Event sim_linear(Device *base, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu) {
     Sim *d = (Sim *)base;
     (void)relu;
-    CHECK(y.rows == x.rows && x.cols == w.cols && y.cols == w.rows && x.type == base->act_type && w.type == F16);
+    CHECK(y.rows == x.rows && x.type == base->act_type);
+    if (w.type == U8)
+        CHECK((size_t)w.rows * w.cols == quant_matrix_bytes(w.quant, y.cols, x.cols));
+    else
+        CHECK(x.cols == w.cols && y.cols == w.rows && w.type == F16);
     touch(d, y), touch(d, x), touch(d, w), touch(d, b), touch(d, residual);
-    return post(d, op, 0, linear_seconds(&d->hardware, op->prefill, y.rows, w.rows, w.cols, type_bytes(x.type)));
+    double (*seconds)(const Hardware *, bool, double, double, double, double) =
+        w.type == U8 ? linear_packed_seconds : linear_seconds;
+    return post(d, op, 0, seconds(&d->hardware, op->prefill, y.rows, y.cols, x.cols, type_bytes(x.type)));
+}
+
+static Event sim_unpack(Device *base, const Op *op, Tensor w, Tensor packed) {
+    Sim *d = (Sim *)base;
+    touch(d, w), touch(d, packed);
+    return post(d, op, 0, moving(d, op, tensor_bytes(w) + tensor_bytes(packed)));
+}
+
+static Event sim_pack(Device *base, const Op *op, Tensor packed, Tensor kv, int nh) {
+    Sim *d = (Sim *)base;
+    (void)nh;
+    touch(d, packed), touch(d, kv);
+    return post(d, op, 0, moving(d, op, tensor_bytes(packed) + tensor_bytes(kv)));
 }
 
 static Event sim_attend_prefill(Device *base, const Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
@@ -223,15 +242,60 @@ static Event sim_attend_prefill(Device *base, const Op *op, Tensor o, Tensor q, 
     return post(d, op, 0, seconds);
 }
 
+/* Seconds of attention to a table's tokens, of which K, V or both are read. */
+static double attending(const Sim *d, const Op *op, const PageTable *table, const int32_t *len, double share) {
+    bool on_cpu = lane_channel[op->lane] == CPU;
+    double seconds = 0;
+    for (int r = 0; r < table->len.cols; r++)
+        seconds += attend_seconds(&d->hardware, on_cpu, op->prefill, 1, len[r], table->h1, table->k.type == U8);
+    return seconds * share;
+}
+
 static Event sim_attend(Device *base, const Op *op, Tensor o, Tensor q, const PageTable *table) {
     Sim *d = (Sim *)base;
     const int32_t *len = indices(d, table->len);
-    bool on_cpu = lane_channel[op->lane] == CPU;
-    double seconds = 0;
     CHECK(table->len.cols == o.rows);
     touch(d, o), touch(d, q);
-    for (int r = 0; r < o.rows; r++) seconds += attend_seconds(&d->hardware, on_cpu, op->prefill, 1, len[r], o.cols);
-    return post(d, op, 0, seconds);
+    for (int r = 0; r < o.rows; r++)
+        for (int kv = 0; kv < 2; kv++) base->count[op->lane].read[kv] += len[r] * table_row_bytes(table);
+    return post(d, op, 0, attending(d, op, table, len, 1));
+}
+
+static Event sim_select(Device *base, const Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
+                        double sparsity) {
+    Sim *d = (Sim *)base;
+    const int32_t *len = indices(d, table->len);
+    (void)sparsity;
+    touch(d, tokens), touch(d, weights), touch(d, q);
+    for (int r = 0; r < q.rows; r++) base->count[op->lane].read[0] += len[r] * table_row_bytes(table);
+    return post(d, op, 0, attending(d, op, table, len, .5));
+}
+
+/* Tokens whose V is wanted, with the own or without. */
+static double chosen(const PageTable *table, const int32_t *len, double sparsity, int own) {
+    double n = 0;
+    for (int r = 0; r < table->len.cols; r++) n += sparse_tokens(sparsity, len[r]) - 1 + own;
+    return n;
+}
+
+static Event sim_fetch(Device *base, const Op *op, const PageTable *staged, const PageTable *home, Tensor tokens,
+                       double sparsity) {
+    Sim *d = (Sim *)base;
+    (void)home;
+    touch(d, staged->v), touch(d, tokens);
+    double bytes = chosen(staged, indices(d, staged->len), sparsity, 0) * table_row_bytes(staged);
+    return post(d, op, (size_t)bytes, moving(d, op, bytes));
+}
+
+static Event sim_weigh(Device *base, const Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
+                       double sparsity) {
+    Sim *d = (Sim *)base;
+    const int32_t *len = indices(d, table->len);
+    double all = 0, n = chosen(table, len, sparsity, 1);
+    for (int r = 0; r < o.rows; r++) all += len[r];
+    touch(d, o), touch(d, tokens), touch(d, weights);
+    base->count[op->lane].read[1] += (size_t)n * table_row_bytes(table);
+    return post(d, op, 0, attending(d, op, table, len, .5 * n / all));
 }
 
 /* Pages are touched up to the highest index that is written to. */
@@ -255,6 +319,13 @@ static Event sim_pick(Device *base, const Op *op, Tensor ids, Tensor logits, Ten
     Sim *d = (Sim *)base;
     (void)prompt, (void)pos, (void)sampling;
     touch(d, ids), touch(d, logits);
+    return post(d, op, 0, moving(d, op, tensor_bytes(logits)));
+}
+
+static Event sim_score(Device *base, const Op *op, Tensor logp, Tensor best, Tensor logits, Tensor target) {
+    Sim *d = (Sim *)base;
+    (void)target;
+    touch(d, logp), touch(d, best), touch(d, logits);
     return post(d, op, 0, moving(d, op, tensor_bytes(logits)));
 }
 
@@ -287,10 +358,16 @@ Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err) {
                        .embed = sim_embed,
                        .layernorm = sim_layernorm,
                        .linear = sim_linear,
+                       .unpack = sim_unpack,
+                       .pack = sim_pack,
                        .attend_prefill = sim_attend_prefill,
                        .attend = sim_attend,
+                       .select = sim_select,
+                       .fetch = sim_fetch,
+                       .weigh = sim_weigh,
                        .append = sim_append,
                        .pick = sim_pick,
+                       .score = sim_score,
                        .wait = sim_wait,
                        .host = sim_host,
                        .now = sim_now,

@@ -40,6 +40,7 @@ typedef float V4 __attribute__((vector_size(16)));
 INLINE V v_set(float x) { return x - (V){0}; }
 INLINE V v_select(VI mask, V yes, V no) { return (V)(((VI)yes & mask) | ((VI)no & ~mask)); }
 INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
+INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
 
 INLINE V v_load(const float *p) {
     V v;
@@ -60,6 +61,9 @@ INLINE void v_store_part(float *p, V v, int n) { memcpy(p, &v, n >= VL ? sizeof 
 #if defined __AVX512F__ && defined __F16C__
 INLINE V v_fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 INLINE V v_load_f16(const f16 *p) { return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
+INLINE void v_store_f16(f16 *p, V v) {
+    _mm256_storeu_si256((void *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+}
 INLINE V4 v_fold(V v) {
     __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)v),
                                 _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1)));
@@ -68,6 +72,7 @@ INLINE V4 v_fold(V v) {
 #elif defined __AVX2__ && defined __FMA__ && defined __F16C__
 INLINE V v_fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 INLINE V v_load_f16(const f16 *p) { return (V)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p)); }
+INLINE void v_store_f16(f16 *p, V v) { _mm_storeu_si128((void *)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT)); }
 INLINE V4 v_fold(V v) { return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1)); }
 #else
 INLINE V v_fma(V a, V b, V c) { return a * b + c; }
@@ -80,6 +85,9 @@ INLINE V v_load_f16(const f16 *p) {
     V v = (V)((bits & 0x7fff) << 13) * 0x1p112f;
     return (V)((VI)v | ((bits & 0x8000) << 16) | ((VI)(v >= 65536.0f) & 0x7f800000));
 }
+INLINE void v_store_f16(f16 *p, V v) {
+    for (int i = 0; i < VL; i++) p[i] = f32_to_f16(v[i]);
+}
 INLINE V4 v_fold(V v) { return v; }
 #endif
 
@@ -88,6 +96,15 @@ INLINE V v_load_f16_part(const f16 *p, int n) {
     f16 padded[VL] = {0};
     memcpy(padded, p, (size_t)n * sizeof *p);
     return v_load_f16(padded);
+}
+INLINE void v_store_f16_part(f16 *p, V v, int n) {
+    f16 all[VL];
+    if (n >= VL) {
+        v_store_f16(p, v);
+        return;
+    }
+    v_store_f16(all, v);
+    memcpy(p, all, (size_t)n * sizeof *p);
 }
 
 /* The sums of the lanes of a, b, c and d. */
@@ -106,6 +123,19 @@ INLINE float v_largest(V v) {
     float top = v[0];
     for (int i = 1; i < VL; i++) top = top < v[i] ? v[i] : top;
     return top;
+}
+
+/* Bit i: whether lane i of a mask is set. */
+INLINE unsigned v_bits(VI mask) {
+#if defined __AVX512F__ && defined __F16C__
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
+#elif defined __AVX2__ && defined __FMA__ && defined __F16C__
+    return (unsigned)_mm256_movemask_ps((__m256)mask);
+#else
+    unsigned bits = 0;
+    for (int i = 0; i < VL; i++) bits |= (unsigned)(mask[i] & 1) << i;
+    return bits;
+#endif
 }
 
 /* e^x within 2 ulp for x <= 88, 0 below -87, NaN of NaN. x = n ln2 + r, e^r as its series, 2^n into the exponent bits. */
@@ -132,12 +162,25 @@ typedef struct {
 } Table;
 
 #if defined __AVX512F__ && defined __F16C__
+/* A group's min and scale, in every lane. */
+INLINE void t_header(V *min, V *scale, const uint8_t *group) {
+    int32_t pair;
+    memcpy(&pair, group, sizeof pair);
+    __m512 both = _mm512_cvtph_ps(_mm256_set1_epi32(pair));
+    *min = (V)_mm512_moveldup_ps(both), *scale = (V)_mm512_movehdup_ps(both);
+}
 INLINE Table t_round(Table t) {
     return (Table){{(V)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)t.part[0], _MM_FROUND_TO_NEAREST_INT))}};
 }
 INLINE V t_look(const Table *t, VI codes) { return (V)_mm512_permutexvar_ps((__m512i)codes, (__m512)t->part[0]); }
 INLINE VI v_load_codes(const uint8_t *p) { return (VI)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p)); }
 #elif defined __AVX2__ && defined __FMA__ && defined __F16C__
+INLINE void t_header(V *min, V *scale, const uint8_t *group) {
+    int32_t pair;
+    memcpy(&pair, group, sizeof pair);
+    __m256 both = _mm256_cvtph_ps(_mm_set1_epi32(pair));
+    *min = (V)_mm256_moveldup_ps(both), *scale = (V)_mm256_movehdup_ps(both);
+}
 INLINE Table t_round(Table t) {
     for (int i = 0; i < 2; i++)
         t.part[i] = (V)_mm256_cvtph_ps(_mm256_cvtps_ph((__m256)t.part[i], _MM_FROUND_TO_NEAREST_INT));
@@ -150,6 +193,11 @@ INLINE V t_look(const Table *t, VI codes) {
 }
 INLINE VI v_load_codes(const uint8_t *p) { return (VI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)); }
 #else
+INLINE void t_header(V *min, V *scale, const uint8_t *group) {
+    f16 pair[2];
+    memcpy(pair, group, sizeof pair);
+    *min = v_set(f16_to_f32(pair[0])), *scale = v_set(f16_to_f32(pair[1]));
+}
 INLINE Table t_round(Table t) {
     for (int i = 0; i < 16; i++) t.part[i / VL][i % VL] = f16_to_f32(f32_to_f16(t.part[i / VL][i % VL]));
     return t;
@@ -166,15 +214,17 @@ INLINE VI v_load_codes(const uint8_t *p) {
 }
 #endif
 
-/* The numbers of a packed group: F16(min + scale code). The product is exact. */
-INLINE Table t_load(const uint8_t *group) {
-    f16 header[2];
+/* The numbers of a group: F16(min + scale code). The product is exact. */
+INLINE Table t_make(V min, V scale) {
     Table t;
-    memcpy(header, group, sizeof header);
-    float min = f16_to_f32(header[0]), scale = f16_to_f32(header[1]);
     for (int i = 0; i < 16; i++) t.part[i / VL][i % VL] = (float)i;
-    for (int i = 0; i < 16 / VL; i++) t.part[i] = t.part[i] * scale + min;
+    for (int i = 0; i < 16 / VL; i++) t.part[i] = v_fma(t.part[i], scale, min);
     return t_round(t);
+}
+INLINE Table t_load(const uint8_t *group) {
+    V min, scale;
+    t_header(&min, &scale, group);
+    return t_make(min, scale);
 }
 
 /* 32 numbers from their 16 bytes of codes, in order. */

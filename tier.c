@@ -13,7 +13,7 @@
 
 #include "flexgen.h"
 
-enum { ALIGN = 64, CHUNK_ROWS = 1024 };
+enum { ALIGN = 64, CHUNK_ROWS = 1024, HEAD_ROWS = 64 };
 
 const char *const tier_name[NTIERS] = {"GPU", "CPU", "disk"};
 
@@ -135,6 +135,24 @@ static Tensor as_f16(Tensor t, Tier tier, size_t offset) {
     return (Tensor){.tier = tier, .type = F16, .offset = offset, .rows = t.rows, .cols = t.cols, .ld = (size_t)t.cols};
 }
 
+/* A matrix of a layer as it rests, packed or not. A packed checkpoint has it so already. */
+static Tensor as_stored(Tensor t, bool matrix, Quant quant, Tier tier, size_t offset) {
+    Tensor f16 = as_f16(t, tier, offset);
+    if (!quant.bits || !matrix) return f16;
+    if (t.type != U8) {
+        f16.rows = (t.rows + quant.group - 1) / quant.group;
+        f16.cols = (int)(quant_matrix_bytes(quant, t.rows, t.cols) / f16.rows);
+    }
+    f16.type = U8, f16.quant = quant, f16.ld = (size_t)f16.cols;
+    return f16;
+}
+
+static size_t tensor_bytes(Tensor t) { return (size_t)t.rows * t.cols * type_bytes(t.type); }
+
+bool copied_to_disk(const Plan *p, const Checkpoint *c) {
+    return c->dummy || (p->policy.weight_quant.bits && !c->quant.bits);
+}
+
 /* A layer's tensors as they lie in the checkpoint, so that neighbours on disk are neighbours in the slab and are read as
  * one. */
 static void file_order(Role order[NROLES], const Tensor *t) {
@@ -146,6 +164,15 @@ static void file_order(Role order[NROLES], const Tensor *t) {
             order[at] = order[at - 1];
         order[at] = (Role)r;
     }
+}
+
+size_t plan_layer_bytes(const Plan *p) {
+    size_t sum = 0;
+    for (int r = 0; r < NROLES; r++) {
+        Tensor t = p->weight[0][r].home;
+        sum += (size_t)t.rows * t.cols * (t.type == U8 ? 1 : sizeof(f16));
+    }
+    return sum;
 }
 
 /* Gives every tensor of the decoder layers its home; the sum of bytes per tier comes back in bytes. */
@@ -162,8 +189,9 @@ static void plan_layers(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
                 if ((int)home[j][r] != pass) continue;
                 Tensor t = c->layer[j][r];
                 WeightPlace *w = &p->weight[j][r];
-                size_t size = round_up((size_t)t.rows * t.cols * 2);
-                w->home = pass == TIER_DISK && !c->dummy ? t : as_f16(t, (Tier)pass, bytes[pass]);
+                w->home = as_stored(t, role_is_matrix(r), p->policy.weight_quant, (Tier)pass, bytes[pass]);
+                size_t size = round_up(tensor_bytes(w->home));
+                if (pass == TIER_DISK && !copied_to_disk(p, c)) w->home = t;
                 w->slab_offset = p->cpu_slab[j] + p->disk_slab[j];
                 if (pass == TIER_CPU) p->cpu_slab[j] += size;
                 if (pass == TIER_DISK) p->disk_slab[j] += size;
@@ -193,16 +221,16 @@ static void plan_globals(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
     }
 }
 
-static void shift_weights(Plan *p, const size_t layers[NTIERS], const size_t globals[NTIERS], bool dummy) {
+/* What rests in the checkpoint stays where it is. */
+static void shift_weights(Plan *p, const size_t layers[NTIERS], const size_t globals[NTIERS]) {
     for (int j = 0; j < p->config.l; j++) {
         p->cpu_slab_offset[j] += layers[TIER_CPU];
         for (int r = 0; r < NROLES; r++)
-            if (p->weight[j][r].home.tier != TIER_DISK || dummy)
-                p->weight[j][r].home.offset += layers[p->weight[j][r].home.tier];
+            if (!p->weight[j][r].home.file) p->weight[j][r].home.offset += layers[p->weight[j][r].home.tier];
     }
     p->cpu_slab_offset[p->config.l] += globals[TIER_CPU];
     for (int g = 0; g < NGLOBALS; g++)
-        if (p->global[g].home.tier != TIER_DISK || dummy) p->global[g].home.offset += globals[p->global[g].home.tier];
+        if (!p->global[g].home.file) p->global[g].home.offset += globals[p->global[g].home.tier];
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -223,38 +251,57 @@ static void plan_slots(Plan *p) {
     }
 }
 
+/* Room for a layer's matrices in F16, where the device multiplies no packed ones: a GPU, whose activations are F16. */
+static void plan_unpacked(Plan *p) {
+    size_t bytes = 0;
+    if (!p->policy.weight_quant.bits || p->act_type != F16) return;
+    for (int r = 0; r < NROLES; r++) {
+        int rows, cols;
+        opt_role_shape(&p->config, (Role)r, &rows, &cols);
+        if (!role_is_matrix((Role)r)) continue;
+        p->unpacked_at[r] = bytes;
+        bytes += round_up((size_t)rows * cols * sizeof(f16));
+    }
+    p->unpacked_bytes = bytes;
+    p->unpacked = add_term(p, TIER_GPU, bytes, "unpacked weights", "leave --compress-weight out");
+}
+
 static void plan_weights(Plan *p, const Checkpoint *c) {
     static const char *const percent_w = "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
     size_t layers[NTIERS] = {0}, globals[NTIERS] = {0}, at_layers[NTIERS] = {0}, at_globals[NTIERS] = {0};
     plan_layers(p, c, layers);
     plan_globals(p, c, globals);
     for (int t = 0; t < NTIERS; t++) {
-        if (t == TIER_DISK && !c->dummy) {
+        if (t == TIER_DISK && !copied_to_disk(p, c))
             add_checkpoint_term(p, layers[t], "weights (checkpoint)", percent_w);
+        else
+            at_layers[t] = add_term(p, (Tier)t, layers[t], "weights", percent_w);
+        if (t == TIER_DISK && !c->dummy)
             add_checkpoint_term(p, globals[t], "embeddings (checkpoint)", percent_w);
-            continue;
-        }
-        at_layers[t] = add_term(p, (Tier)t, layers[t], "weights", percent_w);
-        at_globals[t] = add_term(p, (Tier)t, globals[t], "embeddings", "use a smaller model, or a larger tier");
+        else
+            at_globals[t] = add_term(p, (Tier)t, globals[t], "embeddings", "use a smaller model, or a larger tier");
     }
-    shift_weights(p, at_layers, at_globals, c->dummy);
+    shift_weights(p, at_layers, at_globals);
     plan_slots(p);
     for (int slot = 0; slot < 2; slot++) {
         p->staging[slot] = add_term(p, TIER_GPU, p->slot_bytes[slot], "weight staging", percent_w);
         p->disk_staging[slot] = add_term(p, TIER_CPU, p->disk_slot_bytes[slot], "weight staging", percent_w);
     }
+    plan_unpacked(p);
 }
 
-/* Notes what one GPU batch needs at most: rows of its prefill; those of its seqs sequences that have KV off the GPU, and
- * their rows; rows by the tier of their activations; pages of KV off the GPU when it is longest, on CPU and disk. */
+/* Notes what one GPU batch needs at most: rows of its prefill, and of them those that the head wants; those of its seqs
+ * sequences that have KV off the GPU, and their rows; rows by the tier of their activations; pages of KV off the GPU when
+ * it is longest, on CPU and disk. */
 typedef struct {
-    int rows, seqs, off_rows, off_seqs, act_rows[NTIERS], off_pages[NTIERS];
+    int rows, heads, seqs, off_rows, off_seqs, act_rows[NTIERS], off_pages[NTIERS];
 } BatchNeed;
 
 static void note_batch(Plan *p, int k, const BatchNeed *b) {
     p->slots = imax(p->slots, k + 1);
     p->max_rows = imax(p->max_rows, b->rows);
     p->max_seqs = imax(p->max_seqs, b->seqs);
+    p->head_rows = imax(p->head_rows, b->heads); /* at least one of each prompt */
     p->off_rows = imax(p->off_rows, b->off_rows);
     p->off_seqs = imax(p->off_seqs, b->off_seqs);
     if (b->act_rows[TIER_CPU] || b->act_rows[TIER_DISK]) p->need_x = true;
@@ -273,7 +320,7 @@ static void measure_block(Plan *p, const Task *task, const Seat *seats, int coun
         BatchNeed b = {.rows = 0};
         for (int r = first; r < imin(first + p->policy.gbs, count); r++) {
             const Prompt *q = &task->prompts[seats[r].prompt];
-            b.rows += q->s, b.seqs++;
+            b.rows += q->s, b.heads += head_rows(task, q), b.seqs++;
             b.act_rows[seats[r].act] += q->s;
             if (seats[r].kv == TIER_GPU) continue;
             b.off_rows += q->s, b.off_seqs++;
@@ -283,12 +330,15 @@ static void measure_block(Plan *p, const Task *task, const Seat *seats, int coun
     }
 }
 
-/* Most rows that gbs neighbouring prompts have. */
-static int widest_window(const Task *task, int gbs) {
-    int rows = 0, most = 0;
+/* Most rows that gbs neighbouring prompts have, and most of them that the head wants. */
+static BatchNeed widest_window(const Task *task, int gbs) {
+    BatchNeed most = {.seqs = gbs};
+    int rows = 0, heads = 0;
     for (int i = 0; i < task->count; i++) {
-        rows += task->prompts[i].s - (i >= gbs ? task->prompts[i - gbs].s : 0);
-        most = imax(most, rows);
+        const Prompt *in = &task->prompts[i], *out = i >= gbs ? in - gbs : NULL;
+        rows += in->s - (out ? out->s : 0);
+        heads += head_rows(task, in) - (out ? head_rows(task, out) : 0);
+        most.rows = imax(most.rows, rows), most.heads = imax(most.heads, heads);
     }
     return most;
 }
@@ -296,8 +346,9 @@ static int widest_window(const Task *task, int gbs) {
 /* With the diagonal schedule anybody may come to sit anywhere, beside anybody: a batch needs what gbs of the longest would,
  * but a prefill has only neighbours of the input in it. */
 static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count) {
-    int gbs = imin(p->policy.gbs, count), window = widest_window(task, gbs), s = 0, pages = 0;
-    BatchNeed topups = {.rows = window, .seqs = gbs};
+    int gbs = imin(p->policy.gbs, count), s = 0, pages = 0;
+    BatchNeed topups = widest_window(task, gbs);
+    const int window = topups.rows;
     const double share[NTIERS] = {p->policy.hg, p->policy.hc, fmax(0, 1 - p->policy.hg - p->policy.hc)};
     for (int i = 0; i < task->count; i++) {
         const Prompt *q = &task->prompts[i];
@@ -306,7 +357,7 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
     }
     for (int first = 0; first < count; first += gbs) {
         int seqs[NTIERS] = {0};
-        BatchNeed b = {.rows = window, .seqs = imin(gbs, count - first)};
+        BatchNeed b = {.rows = window, .heads = topups.heads, .seqs = imin(gbs, count - first)};
         for (int r = first; r < first + b.seqs; r++) {
             seqs[seats[r].act]++;
             if (seats[r].kv != TIER_GPU) b.off_seqs++, b.off_pages[seats[r].kv] += pages;
@@ -366,7 +417,8 @@ static void note_work(Plan *p, const Admission *a, bool entering, long until) {
             now->steps++, now->past += s + age;
         else
             now->prompts++, now->prompt_rows += s, now->pairs += s * (s + 1) / 2;
-        later->steps += more, later->past += more * (s + age) + more * (more + 1) / 2;
+        now->heads += age > 0 ? 1 : head_rows(a->task, &a->task->prompts[a->seat[e].prompt]);
+        later->heads += more, later->steps += more, later->past += more * (s + age) + more * (more + 1) / 2;
     }
 }
 
@@ -412,6 +464,7 @@ static void plan_batches(Plan *p, const Task *task) {
     }
     p->nws = imin(3, imax(p->slots, 1));
     p->chunk = imin(CHUNK_ROWS, p->max_rows);
+    p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->head_rows);
 }
 
 /* A.2.1's peak memory, its KV term: 4 h1 bls l (s + n), and for the diagonal schedule 4 h1 bls l (2s + n)(n - 1) / 2n. The
@@ -427,13 +480,24 @@ static double a21_cache(const Plan *p, const Task *task) {
 static void plan_cache(Plan *p, const Task *task) {
     static const char *const percent_c =
         "change the third and fourth number of --percent (KV cache on GPU, on CPU), or lower --gpu-batch-size";
-    size_t page = (size_t)p->policy.page_tokens * p->config.h1 * 2 * 2; /* K and V */
+    size_t page = (size_t)p->policy.page_tokens * p->kv_row * 2; /* K and V */
     for (int t = 0; t < NTIERS; t++)
         p->kv[t] = add_term(p, (Tier)t, (size_t)p->config.l * p->npages[t] * page, "KV cache", percent_c);
     p->a21_kv = task->count ? a21_cache(p, task) : 0;
     p->kv_staging[0] = add_term(p, TIER_GPU, 2 * p->staged_pages[0] * page, "KV staging",
                                 "use --cpu-cache-compute, or lower --gpu-batch-size");
     p->kv_staging[1] = add_term(p, TIER_CPU, 2 * p->staged_pages[1] * page, "KV staging", "lower --gpu-batch-size");
+}
+
+/* What a token's K takes in a page, and what sparse attention may choose of a sequence. */
+static void measure_cache(Plan *p, const Task *task) {
+    const OptConfig *c = &p->config;
+    Quant quant = p->policy.cache_quant;
+    p->kv_row = quant.bits ? c->nh * quant_bytes(quant, c->h1 / c->nh) : (size_t)c->h1 * sizeof(f16);
+    if (!is_sparse(&p->policy)) return;
+    for (int i = 0; i < task->count; i++)
+        p->most_chosen =
+            imax(p->most_chosen, sparse_tokens(p->policy.sparsity, task->prompts[i].s + task->prompts[i].n - 1));
 }
 
 static void plan_activations(Plan *p) {
@@ -450,32 +514,43 @@ static void plan_activations(Plan *p) {
         add_term(p, TIER_CPU, 2 * p->max_act_rows[TIER_DISK] * row, "activation staging, writing", percent_h);
 }
 
-static void plan_workspace(Plan *p, bool keep_logits) {
+static void plan_workspace(Plan *p, const Task *task) {
     static const char *const batch = "lower --gpu-batch-size";
     const OptConfig *c = &p->config;
-    size_t A = type_bytes(p->act_type), rows = (size_t)p->nws * p->max_rows, seqs = (size_t)p->nws * p->max_seqs;
+    size_t A = type_bytes(p->act_type), rows = (size_t)p->nws * p->max_rows, heads = (size_t)p->nws * p->head_rows;
     bool projected = c->embed != c->h1, gathered = p->policy.table_home != TIER_GPU, delegated = p->policy.cpu_attention;
     p->x = add_term(p, TIER_GPU, p->need_x ? rows * c->h1 * A : 0, "workspace: x", batch);
     p->q = add_term(p, TIER_GPU, rows * c->h1 * A, "workspace: q", batch);
     p->kvrow = add_term(p, TIER_GPU, rows * c->h1 * 4, "workspace: new k, v", batch);
+    p->kvpacked =
+        add_term(p, TIER_GPU, p->policy.cache_quant.bits ? rows * p->kv_row * 2 : 0, "workspace: packed k, v", batch);
     p->o = add_term(p, TIER_GPU, rows * c->h1 * A, "workspace: attention", batch);
     p->norm = add_term(p, TIER_GPU, c->pre_norm ? (size_t)p->chunk * c->h1 * A : 0, "workspace: norm 1", batch);
     p->norm2 = add_term(p, TIER_GPU, c->pre_norm ? (size_t)p->chunk * c->h1 * A : 0, "workspace: norm 2", batch);
     p->ffn = add_term(p, TIER_GPU, (size_t)p->chunk * c->h2 * A, "workspace: mlp", batch);
     p->embedded = add_term(p, TIER_GPU, projected ? rows * c->embed * A : 0, "workspace: embedding", batch);
-    p->head_x = add_term(p, TIER_GPU, seqs * c->h1 * A, "workspace: last rows", batch);
-    p->head_out = add_term(p, TIER_GPU, projected ? (size_t)p->max_seqs * c->embed * A : 0, "workspace: head", batch);
-    p->logits = add_term(p, TIER_GPU, (size_t)p->max_seqs * c->vocab * 4, "logits", batch);
+    p->head_x = add_term(p, TIER_GPU, heads * c->h1 * A, "workspace: last rows", batch);
+    p->head_out = add_term(p, TIER_GPU, projected ? (size_t)p->head_chunk * c->embed * A : 0, "workspace: head", batch);
+    p->logits = add_term(p, TIER_GPU, (size_t)p->head_chunk * c->vocab * 4, "logits", batch);
     p->cpu_q = add_term(p, TIER_CPU, delegated ? (size_t)p->nws * p->off_seqs * c->h1 * A : 0, "attention: q", batch);
     p->cpu_o = add_term(p, TIER_CPU, delegated ? (size_t)p->nws * p->off_seqs * c->h1 * A : 0, "attention: result", batch);
-    p->cpu_kvrow = add_term(p, TIER_CPU, (size_t)p->nws * p->off_rows * c->h1 * 4, "new k, v", batch);
+    p->cpu_kvrow = add_term(p, TIER_CPU, (size_t)p->nws * p->off_rows * p->kv_row * 2, "new k, v", batch);
+    for (int side = 0; side < 2; side++) { /* one op after another uses them */
+        size_t chosen = (size_t)(side ? p->off_seqs : p->max_seqs) * c->nh * p->most_chosen * 4;
+        p->chosen[side] = add_term(p, (Tier)side, chosen, "attention: chosen tokens", batch);
+        p->weighing[side] = add_term(p, (Tier)side, chosen, "attention: chosen tokens", batch);
+    }
     p->gathered = add_term(p, TIER_CPU, gathered ? rows * c->embed * A : 0, "embedding rows", batch);
-    p->cpu_logits = add_term(p, TIER_CPU, keep_logits ? (size_t)p->slots * p->max_seqs * c->vocab * 4 : 0, "logits", batch);
-    size_t ints = 4 * (size_t)p->max_rows + 5 * (size_t)p->max_seqs + 1 + 2 * (size_t)p->max_seqs * p->max_pages;
+    p->cpu_logits =
+        add_term(p, TIER_CPU, task->keep_logits ? (size_t)p->slots * p->max_seqs * c->vocab * 4 : 0, "logits", batch);
+    size_t ints = 4 * (size_t)p->max_rows + 4 * (size_t)p->max_seqs + 1 + 2 * (size_t)p->max_seqs * p->max_pages;
+    ints += (size_t)p->head_rows * (task->scored ? 2 : 1); /* which rows; the tokens behind them */
     p->table_bytes = round_up(ints * 4);
     for (int side = 0; side < 2; side++) {
         p->tables[side] = add_term(p, (Tier)side, 2 * p->slots * p->table_bytes, "index tables", batch);
-        p->picked[side] = add_term(p, (Tier)side, (size_t)p->slots * p->max_seqs * 4, "new tokens", batch);
+        p->picked[side] =
+            add_term(p, (Tier)side, task->scored ? 0 : (size_t)p->slots * p->max_seqs * 4, "new tokens", batch);
+        p->scores[side] = add_term(p, (Tier)side, task->scored ? (size_t)p->slots * p->head_rows * 8 : 0, "scores", batch);
     }
 }
 
@@ -487,6 +562,7 @@ static int check_prompts(const OptConfig *config, const Policy *policy, const Ta
         if (rows > 1 << 29)
             return fail(err, EXIT_USAGE, "a block has more than %d tokens; lower --gpu-batch-size or --num-gpu-batches",
                         1 << 29);
+        CHECK(!task->scored || (q->from >= 1 && q->from < q->s + q->n && !task->keep_logits));
         if (q->s < 1 || q->n < 1 || q->s > config->max_pos || q->n > config->max_pos - q->s + 1)
             return fail(err, EXIT_USAGE,
                         "prompt %d: %d tokens and %d to generate do not fit the model's %d positions; shorten it", i, q->s,
@@ -509,10 +585,11 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     p->disk_slab = xcalloc(l + 1, sizeof(size_t));
     p->cpu_slab_offset = xcalloc(l + 1, sizeof(size_t));
     plan_weights(p, checkpoint);
+    measure_cache(p, task);
     plan_batches(p, task);
     plan_cache(p, task);
     plan_activations(p);
-    plan_workspace(p, task->keep_logits);
+    plan_workspace(p, task);
     return p;
 }
 
@@ -567,7 +644,7 @@ void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const s
             fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0, rows[r][1] / 1048576.0,
                     rows[r][2] / 1048576.0);
     size_t kv = 0;
-    for (int t = 0; t < NTIERS; t++) kv += (size_t)p->npages[t] * p->policy.page_tokens * p->config.h1 * 4 * p->config.l;
+    for (int t = 0; t < NTIERS; t++) kv += (size_t)p->npages[t] * p->policy.page_tokens * p->kv_row * 2 * p->config.l;
     if (!peak)
         fprintf(out, "  %s, %d batches in flight, %ld sweeps; KV cache %.2f MiB, by A.2.1's estimate %.2f\n",
                 schedule_name[p->policy.schedule], p->slots - (p->policy.schedule == SCHEDULE_DIAGONAL), p->sweeps,
@@ -599,7 +676,6 @@ static int load_tensor(const WeightPlace *place, const Tensor *source, const Che
                        Error *err) {
     enum { PIECE = 1 << 21 };
     size_t count = (size_t)source->rows * source->cols;
-    if (!count || (place->home.tier == TIER_DISK && !checkpoint->dummy)) return 0;
     f16 *piece = xcalloc(count < PIECE ? count : PIECE, sizeof *piece);
     int status = 0;
     for (size_t at = 0; at < count && !status; at += PIECE) {
@@ -608,6 +684,21 @@ static int load_tensor(const WeightPlace *place, const Tensor *source, const Che
         if (!status) device->upload(device, place->home, at, piece, n);
     }
     free(piece);
+    return status;
+}
+
+/* The same packed, a row of groups at a time. */
+static int load_packed(const WeightPlace *place, const Tensor *source, const Checkpoint *checkpoint, Device *device,
+                       Error *err) {
+    Tensor home = place->home;
+    uint8_t *groups = xcalloc(home.cols, 1);
+    f16 *rows = xcalloc((size_t)home.quant.group * source->cols, sizeof *rows);
+    int status = 0;
+    for (int g = 0; g < home.rows && !status; g++) {
+        status = checkpoint_pack(checkpoint, groups, rows, source, g, home.quant, err);
+        if (!status) device->upload(device, home, (size_t)g * home.cols, groups, home.cols);
+    }
+    free(groups), free(rows);
     return status;
 }
 
@@ -626,7 +717,8 @@ int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device,
 #pragma omp atomic read
 #endif
         stop = status;
-        if (!stop && load_tensor(place, source, checkpoint, device, &mine) != 0) {
+        if (stop || !source->rows || place->home.file) continue;
+        if ((place->home.type == U8 ? load_packed : load_tensor)(place, source, checkpoint, device, &mine) != 0) {
 #ifdef _OPENMP
 #pragma omp critical
 #endif

@@ -521,3 +521,11 @@ char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, si
     *len = end;
     return out;
 }
+
+size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n) {
+    size_t bytes = 0;
+    for (int i = 0; i < n; i++)
+        if (ids[i] >= 0 && ids[i] < tokenizer->vocab && !tokenizer->pieces[ids[i]].special)
+            bytes += (size_t)tokenizer->pieces[ids[i]].len;
+    return bytes;
+}

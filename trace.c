@@ -59,8 +59,8 @@ void trace_free(Trace *trace) {
 const char *trace_call(const Slice *slice) {
     static const char *const load[NKINDS] = {"load_weight", "load_cache", "load_activation", "load_inputs"};
     static const char *const store[NKINDS] = {"store_weight", "store_cache", "store_activation", "tokens"};
-    static const char *const project[NKINDS] = {"load_weight", "store_cache", "load_activation", "project"};
-    static const char *const finish[NKINDS] = {"load_weight", "attend", "store_activation", "finish"};
+    static const char *const project[NKINDS] = {"unpack_weight", "store_cache", "load_activation", "project"};
+    static const char *const finish[NKINDS] = {"unpack_weight", "attend", "store_activation", "finish"};
     switch (slice->lane) {
         case STORE:
         case D_WRITE:

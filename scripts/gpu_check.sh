@@ -111,6 +111,8 @@ sanitize() {
 mixed="$BUILD/flexgen bench --device cuda --model opt-125m --prompt-len 24 --gen-len 3 --gpu-batch-size 3 --num-gpu-batches 2
     --percent 40 40 40 40 40 40 --cpu-cache-compute --offload-dir $scratch"
 step_memcheck() { sanitize memcheck $mixed; }
+fewer="--compress-weight --compress-cache --attn-sparsity 0.3"
+step_memcheck_packed() { sanitize memcheck $mixed $fewer; }
 step_memcheck_kernels() { sanitize memcheck "$BUILD/run_tests_gpu" --device cuda cuda; }
 # not the library's own kernels: their barriers are not all understood, and each takes long
 step_racecheck() { sanitize racecheck --kernel-name-exclude "regex=gemm|gemv|cutlass|nvjet|xmma|cublas" $mixed; }
@@ -118,6 +120,7 @@ step_racecheck() { sanitize racecheck --kernel-name-exclude "regex=gemm|gemv|cut
 # Peers, each with what this program does at the same limit.
 peer="--prompt-len 512 --gen-len 32 --percent 50 50 0 100 0 100 --cpu-cache-compute --gpu-batch-size 64 --num-gpu-batches 2"
 step_opt_6_7b_16g() { run_bench limited --model opt-6.7b --gpu-mem 16G $peer; }
+step_opt_6_7b_packed() { run_bench packed --model opt-6.7b --gpu-mem 16G $peer --compress-weight --compress-cache; }
 step_accelerate() {
     python3 -c 'import accelerate, torch, transformers' || { echo "no torch, transformers and accelerate here"; return $SKIP; }
     python3 scripts/compare_accelerate.py --model opt-6.7b --gpu-mem-gb 16 --prompt-len 512 --gen-len 32 --seconds 60 --json "$DIR/accelerate.json"
@@ -174,7 +177,7 @@ step() {
     write_summary
 }
 
-export SKIP mixed peer
+export SKIP mixed fewer peer
 export -f $(compgen -A function step_) run_bench sanitize
 write_summary
 gpu=$DIR/compute_capability # the step card has found one
@@ -191,6 +194,8 @@ step memcheck 60 "$gpu" "$BUILD/flexgen"
 step opt_30b 150 "$gpu" "$BUILD/flexgen"
 step racecheck 60 "$gpu" "$BUILD/flexgen"
 step opt_6_7b_16g 60 "$gpu" "$BUILD/flexgen"
+step opt_6_7b_packed 60 "$gpu" "$BUILD/flexgen"
+step memcheck_packed 60 "$gpu" "$BUILD/flexgen"
 step accelerate 100 "$gpu"
 step flexllmgen 100 "$gpu"
 step memcheck_kernels 100 "$gpu" "$BUILD/run_tests_gpu"

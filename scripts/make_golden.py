@@ -21,14 +21,21 @@ golden.bin, all little-endian and without padding:
 Prompts are drawn again until, at every step of the greedy continuation, the best token leads the second best by at
 least MARGIN of the largest |logit|: more than fp16 KV costs, so that any correct engine must find the same tokens.
 
-Needs torch and transformers (made with 2.9.1 and 4.57.1).
+    python3 scripts/make_golden.py --perplexity models/opt-tiny models/opt-tiny/stories.txt
+
+prints the perplexities that tests/test_eval.c compares with: the text with </s> in front, cut into disjoint windows, each
+given to the model by itself, the mean over all tokens but the first of each window.
+
+Needs torch and transformers (made with 2.9.1 and 4.57.1; the perplexities with 2.15.0 and 5.23.0).
 """
+import math
 import os
 import shutil
 import struct
 import sys
 
 import torch
+from tokenizers import ByteLevelBPETokenizer
 from transformers import OPTConfig, OPTForCausalLM
 
 GREEDY = 32
@@ -36,6 +43,7 @@ MARGIN = 6e-3
 PROMPTS = [(1, 1), (5, 5), (33, 33), (70, 1)]  # length, rows of logits
 COMMON = dict(vocab_size=300, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, ffn_dim=192,
               max_position_embeddings=128, dropout=0.0, attention_dropout=0.0, bos_token_id=2, eos_token_id=2, pad_token_id=1)
+WINDOWS = [(512, 4), (128, 32)]  # tokens of a window, how many of them
 MODELS = {
     "opt-pre": (dict(), "150KB"),
     "opt-post": (dict(word_embed_proj_dim=32, do_layer_norm_before=False), "10MB"),
@@ -97,7 +105,21 @@ def write_golden(path, seqs, vocab):
             f.write(struct.pack(f"<{logits.numel()}f", *logits.flatten().tolist()))
 
 
+@torch.no_grad()
+def print_perplexities(directory, path):
+    tokenizer = ByteLevelBPETokenizer(os.path.join(directory, "vocab.json"), os.path.join(directory, "merges.txt"))
+    model = OPTForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    with open(path, encoding="utf-8", newline="") as f:
+        ids = [model.config.eos_token_id] + tokenizer.encode(f.read()).ids
+    for window, count in WINDOWS:
+        rows = torch.tensor(ids[: window * count]).view(count, window)
+        logp = torch.log_softmax(model(input_ids=rows, use_cache=False).logits.double(), -1)[:, :-1]
+        print(window, count, math.exp(-logp.gather(2, rows[:, 1:, None]).mean().item()))
+
+
 def main():
+    if sys.argv[1:2] == ["--perplexity"]:
+        return print_perplexities(*sys.argv[2:])
     out = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "..", "tests", "golden")
     for name, (options, shard) in MODELS.items():
         config = OPTConfig(**COMMON, **options)

@@ -56,6 +56,52 @@ static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
     return flops / t;
 }
 
+static const Quant quant = {4, 64};
+
+/* w (n, k), n a multiple of a group. */
+static void pack_all(uint8_t *packed, const f16 *w, int n, int k) {
+    size_t row = quant_matrix_bytes(quant, quant.group, k);
+    for (int r = 0; r < n; r += quant.group, packed += row)
+        quant_pack_rows(packed, w + (size_t)r * k, quant.group, k, quant);
+}
+static void unpack_all(f16 *w, const uint8_t *packed, int n, int k) {
+    size_t row = quant_matrix_bytes(quant, quant.group, k);
+    for (int r = 0; r < n; r += quant.group, packed += row)
+        quant_unpack_rows(w + (size_t)r * k, packed, quant.group, k, quant);
+}
+
+/* The same product of weights in 4 bits, beside F16's. */
+static void packed_rate(int m, int n, int k) {
+    size_t bytes = quant_matrix_bytes(quant, n, k);
+    float *x = (float *)xcalloc((size_t)m * k, 4), *y = (float *)xcalloc((size_t)m * n, 4);
+    f16 *w = (f16 *)xcalloc((size_t)n * k, 2);
+    uint8_t *packed = (uint8_t *)xcalloc(bytes, 1);
+    double plain, t, flops = 2.0 * m * n * k;
+    fill(x, NULL, (size_t)m * k);
+    fill(NULL, w, (size_t)n * k);
+    pack_all(packed, w, n, k);
+    SECONDS(plain, host_linear(y, F32, n, x, w, NULL, NULL, false, m, n, k));
+    SECONDS(t, host_linear_packed(y, F32, n, x, packed, quant, NULL, NULL, false, m, n, k));
+    printf("linear packed %4d x %5d x %5d %7.1f GFLOP/s, of F16 weights %7.1f: %.2f times as fast   weights %.1f GB/s\n", m,
+           n, k, flops / t / 1e9, flops / plain / 1e9, plain / t, bytes / t / 1e9);
+    free(x), free(y), free(w), free(packed);
+}
+
+/* Bytes of F16 in memory that quant.c packs and unpacks in a second, on one thread. */
+static void quant_rates(void) {
+    enum { N = 2048, K = 4096, HD = 128 };
+    f16 *w = (f16 *)xcalloc((size_t)N * K, 2);
+    uint8_t *packed = (uint8_t *)xcalloc(quant_matrix_bytes(quant, N, K), 1);
+    double pack, unpack, heads;
+    fill(NULL, w, (size_t)N * K);
+    SECONDS(pack, pack_all(packed, w, N, K));
+    SECONDS(unpack, unpack_all(w, packed, N, K));
+    SECONDS(heads, quant_pack_heads(packed, w, N * K / HD, HD, quant));
+    printf("one thread packs %.1f GB/s of weights, unpacks %.1f, packs %.1f of a cache\n", 2e-9 * N * K / pack,
+           2e-9 * N * K / unpack, 2e-9 * N * K / heads);
+    free(w), free(packed);
+}
+
 static uint64_t sum_all(const uint64_t *a, size_t n) {
     uint64_t sum = 0;
 #ifdef _OPENMP
@@ -77,22 +123,71 @@ static double read_rate(void) {
     return n * 8 / t;
 }
 
-static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, double read) {
-    int max_pages = (context + page_tokens - 1) / page_tokens;
-    size_t each = (size_t)max_pages * page_tokens * h1, all = each * nseq;
-    f16 *k = (f16 *)xcalloc(all, 2), *v = (f16 *)xcalloc(all, 2);
-    float *q = (float *)xcalloc((size_t)nseq * h1, 4), *o = (float *)xcalloc((size_t)nseq * h1, 4);
-    int32_t *pages = (int32_t *)xcalloc((size_t)nseq * max_pages, 4), *len = (int32_t *)xcalloc(nseq, 4);
-    double t;
-    fill(q, NULL, (size_t)nseq * h1);
-    fill(NULL, k, all), fill(NULL, v, all);
-    for (int r = 0; r < nseq; r++) len[r] = context;
-    for (int i = 0; i < nseq * max_pages; i++) pages[i] = i % nseq * max_pages + i / nseq; /* dealt in turns */
-    SECONDS(t, host_attend(o, q, F32, k, v, pages, len, nseq, max_pages, page_tokens, h1, nh, (Quant){0}));
-    double rate = 4.0 * nseq * context * h1 / t;
-    printf("attend %3d x %4d tokens, pages of %3d, h1 %4d hd %3d   %5.1f GB/s   plain read %5.1f (%.0f%%)\n", nseq, context,
-           page_tokens, h1, h1 / nh, rate / 1e9, read / 1e9, 100 * rate / read);
-    free(k), free(v), free(q), free(o), free(pages), free(len);
+/* nseq sequences of `context` tokens, their pages dealt in turns, as F16 and packed. */
+typedef struct {
+    int nseq, context, page_tokens, h1, nh, max_pages;
+    void *k[2], *v[2]; /* [packed] */
+    float *q, *o;
+    int32_t *pages, *len;
+} Decode;
+
+static const Quant quant[] = {{0, 0}, {4, 64}};
+
+static Decode decode_new(int nseq, int context, int page_tokens, int h1, int nh) {
+    Decode d = {.nseq = nseq, .context = context, .page_tokens = page_tokens, .h1 = h1, .nh = nh};
+    d.max_pages = (context + page_tokens - 1) / page_tokens;
+    size_t rows = (size_t)nseq * d.max_pages * page_tokens, packed = nh * quant_bytes(quant[1], h1 / nh);
+    for (int part = 0; part < 2; part++) {
+        f16 *x = (f16 *)xcalloc(rows * h1, 2);
+        uint8_t *bytes = (uint8_t *)xcalloc(rows, packed);
+        fill(NULL, x, rows * h1);
+        for (size_t r = 0; r < rows; r++) quant_pack_heads(bytes + r * packed, x + r * h1, nh, h1 / nh, quant[1]);
+        (part ? d.v : d.k)[0] = x, (part ? d.v : d.k)[1] = bytes;
+    }
+    d.q = (float *)xcalloc((size_t)nseq * h1, 4), d.o = (float *)xcalloc((size_t)nseq * h1, 4);
+    d.pages = (int32_t *)xcalloc((size_t)nseq * d.max_pages, 4), d.len = (int32_t *)xcalloc(nseq, 4);
+    fill(d.q, NULL, (size_t)nseq * h1);
+    for (int r = 0; r < nseq; r++) d.len[r] = context;
+    for (int i = 0; i < nseq * d.max_pages; i++) d.pages[i] = i % nseq * d.max_pages + i / nseq;
+    return d;
+}
+
+static void decode_free(Decode *d) {
+    for (int i = 0; i < 2; i++) free(d->k[i]), free(d->v[i]);
+    free(d->q), free(d->o), free(d->pages), free(d->len);
+}
+
+/* One layer's sparse attention beside the `dense` seconds. Sparsity 0 has nothing to choose: what remains is the scores. */
+static void sparse_rate(const Decode *d, int i, double dense) {
+    const double sparsity = 0.1;
+    int most = sparse_tokens(sparsity, d->context);
+    int32_t *tokens = (int32_t *)xcalloc((size_t)d->nseq * d->nh * most, 4);
+    float *weights = (float *)xcalloc((size_t)d->nseq * d->nh * most, 4);
+    double scores, select, weigh;
+    SECONDS(scores, host_select(tokens, weights, d->q, F32, d->k[i], d->pages, d->len, d->nseq, d->max_pages,
+                                d->page_tokens, d->h1, d->nh, quant[i], 0, most));
+    SECONDS(select, host_select(tokens, weights, d->q, F32, d->k[i], d->pages, d->len, d->nseq, d->max_pages,
+                                d->page_tokens, d->h1, d->nh, quant[i], sparsity, most));
+    SECONDS(weigh, host_weigh(d->o, F32, tokens, weights, d->v[i], d->pages, d->len, d->nseq, d->max_pages, d->page_tokens,
+                              d->h1, d->nh, quant[i], sparsity, most));
+    printf("attend sparsely (%.1f)  %s   %.2f of its time: scores %.2f, choosing %.2f, V %.2f\n", sparsity,
+           i ? "4-bit" : "F16  ", (select + weigh) / dense, scores / dense, (select - scores) / dense, weigh / dense);
+    free(tokens), free(weights);
+}
+
+/* Packed or not, bytes are counted as of F16. The plain read is measured anew: a shared machine's bandwidth changes. */
+static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, bool sparse) {
+    Decode d = decode_new(nseq, context, page_tokens, h1, nh);
+    for (int i = 0; i < 2; i++) {
+        double read = read_rate(), t;
+        SECONDS(t, host_attend(d.o, d.q, F32, d.k[i], d.v[i], d.pages, d.len, nseq, d.max_pages, page_tokens, h1, nh,
+                               quant[i]));
+        double rate = 4.0 * nseq * context * h1 / t;
+        printf("attend %3d x %5d tokens, %s pages of %3d, h1 %4d hd %3d   %5.1f GB/s   plain read %5.1f (%.0f%%)\n", nseq,
+               context, i ? "4-bit" : "F16  ", page_tokens, h1, h1 / nh, rate / 1e9, read / 1e9, 100 * rate / read);
+        if (sparse) sparse_rate(&d, i, t);
+    }
+    decode_free(&d);
 }
 
 static void prefill_rate(int nseq, int s, int h1, int nh, double linear) {
@@ -140,13 +235,18 @@ int main(int argc, char **argv) {
     linear_rate(4, 8192, 8192, sgemm);
     linear_rate(64, 4096, 4096, sgemm);
     linear_rate(512, 768, 3072, sgemm);
-    double read = read_rate();
-    attend_rate(8, 2048, 16, 4096, 32, read);
-    attend_rate(1, 16384, 16, 4096, 32, read);
-    attend_rate(48, 2048, 16, 768, 12, read);
-    attend_rate(16, 2048, 64, 2560, 32, read);
-    attend_rate(10, 2048, 16, 3072, 32, read);
-    attend_rate(8, 2048, 16, 7168, 56, read);
+    packed_rate(1, 8192, 8192);
+    packed_rate(4, 8192, 8192);
+    packed_rate(16, 2048, 2048);
+    packed_rate(64, 4096, 4096);
+    packed_rate(2048, 2048, 2048);
+    quant_rates();
+    attend_rate(8, 2048, 16, 4096, 32, true);
+    attend_rate(1, 16384, 16, 4096, 32, false);
+    attend_rate(48, 2048, 16, 768, 12, true);
+    attend_rate(16, 2048, 64, 2560, 32, false);
+    attend_rate(10, 2048, 16, 3072, 32, false);
+    attend_rate(8, 2048, 16, 7168, 56, false);
     prefill_rate(2, 512, 768, 12, linear);
     prefill_rate(1, 2048, 4096, 32, linear);
     row_rates();

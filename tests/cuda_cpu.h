@@ -75,6 +75,7 @@
 #define CUDA_CPU_UNSEEN __attribute__((no_sanitize("thread"))) inline
 
 #define __launch_bounds__(...)
+#define __noinline__
 #undef __shared__
 #ifdef __SANITIZE_ADDRESS__
 #define __shared__ static __constinit /* ASan puts guards around statics, but not around thread-locals */
@@ -137,7 +138,7 @@ CUDA_CPU_UNSEEN void switch_context(Context *from, Context *to) {
 // ---------------------------------------------------------------------------------------------------------------
 
 enum State { READY, AT_BARRIER, AT_WARP_OP, DONE };
-enum WarpOp { SHUFFLE, SYNC, LOAD, STORE, MULTIPLY };
+enum WarpOp { SHUFFLE, BALLOT, SYNC, LOAD, STORE, MULTIPLY };
 
 struct Thread { /* a CUDA thread */
     Context context;
@@ -337,6 +338,18 @@ CUDA_CPU_UNSEEN uint64_t exchange(unsigned mask, uint64_t in, int src, int line)
     let_go(mask);
     return me->out;
 }
+/* Bit l is set where lane l of the mask says yes. */
+CUDA_CPU_UNSEEN unsigned ballot(int line, unsigned mask, bool yes) {
+    Thread *me = blk.cur, *warp = me - me->lane;
+    me->in = yes;
+    if (!last_of_warp(mask, BALLOT, line)) return unsigned(me->out);
+    unsigned all = 0;
+    for (int l = 0; l < 32; l++) all |= (mask >> l & 1) && warp[l].in ? 1u << l : 0;
+    for (int l = 0; l < 32; l++)
+        if (mask >> l & 1) warp[l].out = all;
+    let_go(mask);
+    return all;
+}
 template <class T>
 T shuffle(int line, unsigned mask, T v, int src, int width) {
     int segment = lane_id() & ~(width - 1);
@@ -401,6 +414,8 @@ To bit_cast(From from) {
 #define __syncwarp(...) cuda_cpu::sync_warp(__LINE__ __VA_OPT__(, ) __VA_ARGS__)
 #define __shfl_sync(...) cuda_cpu::shfl(__LINE__, __VA_ARGS__)
 #define __shfl_xor_sync(...) cuda_cpu::shfl_xor(__LINE__, __VA_ARGS__)
+#define __ballot_sync(...) cuda_cpu::ballot(__LINE__, __VA_ARGS__)
+#define __popc(u) __builtin_popcount(u)
 #define __half2float(h) cuda_cpu::to_float(h)
 #define __float2half(f) cuda_cpu::to_half(f)
 #define __half22float2(h) cuda_cpu::to_floats(h)

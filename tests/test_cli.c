@@ -409,6 +409,9 @@ static void a_wrong_command_is_refused_in_one_line_with_status_2(void) {
                    WORDS("510", "512"));
     assert_refused(RUN("bench", "--model", MODEL, "--device", "sim"), EXIT_USAGE, WORDS("--device sim", "--hardware"));
     assert_refused(RUN("bench", "--model", "opt-125m", "--hardware", "x"), EXIT_USAGE, WORDS("x: cannot open"));
+    assert_refused(RUN("bench", "--model", MODEL, "--bits", "9"), EXIT_USAGE, WORDS("--bits 9", "from 2 to 8"));
+    assert_refused(RUN("bench", "--model", MODEL, "--group", "24"), EXIT_USAGE, WORDS("--group 24", "multiple of 16"));
+    assert_refused(RUN("bench", "--model", MODEL, "--attn-sparsity", "0"), EXIT_USAGE, WORDS("--attn-sparsity 0", "to 1"));
     assert_refused(RUN("profile", "--prompt", "a"), EXIT_USAGE, WORDS("--prompt is a flag of generate only"));
     assert_refused(RUN("profile", "--model", "opt-1t"), EXIT_USAGE, WORDS("opt-1t", "opt-125m"));
     assert_refused(RUN("profile", "--device", "sim"), EXIT_USAGE, WORDS("--device sim", "only bench"));
@@ -428,7 +431,8 @@ static void help_goes_to_standard_output_and_names_every_flag(void) {
     for (int i = 0; i < 4; i++) {
         Result r = run((const char *const[]){asked[i][0], asked[i][1], NULL});
         assert_done(&r);
-        CU_ASSERT(contains_all(r.out, WORDS("flexgen generate", "flexgen bench", "--percent", "--stop", "--offload-dir")));
+        CU_ASSERT(contains_all(
+            r.out, WORDS("flexgen generate", "flexgen bench", "flexgen quantize", "--percent", "--stop", "--offload-dir")));
         CU_ASSERT_EQUAL(r.err_len, 0);
         result_free(&r);
     }
@@ -1016,6 +1020,8 @@ static void a_wrong_policy_question_is_refused_in_one_line(void) {
         {{P, B, H, "--max-latency", "9"}, {"--max-latency", "paper", "leave it out"}},
         {{P, B, H, "--frontier"}, {"--frontier", "paper", "leave it out"}},
         {{P, B, H, "--nodes", "4"}, {"--nodes", "paper", "leave it out"}},
+        {{P, B, H, "--compress-cache"}, {"compression", "paper", "leave it out"}},
+        {{P, B, H, "--attn-sparsity", "0.1"}, {"--attn-sparsity", "paper", "leave it out"}},
         {{P, "--nodes", "4", "--frontier"}, {"--nodes", "one block", "--frontier"}},
         {{P, "--nodes", "4", "--num-prompts", "9"}, {"--nodes", "one block", "--num-prompts"}},
         {{P, "--nodes", "4", "--gen-len", "4-8"}, {"--nodes", "one length", "--gen-len"}},
@@ -1214,6 +1220,66 @@ static void generate_says_what_was_expected_and_writes_the_same(void) {
     result_free(&found), result_free(&given);
 }
 
+// ---------------------------------------------------------------------------------------------------------------
+// eval
+// ---------------------------------------------------------------------------------------------------------------
+
+#define EVAL "eval", "--model", MODEL, "--json", "-"
+#define STORIES EVAL, "--perplexity", MODEL "/stories.txt", "--window", "64"
+#define WORDS_OF(file) EVAL, "--last-word", file
+
+static cJSON *eval_object(Result r) {
+    Error err;
+    assert_done(&r);
+    cJSON *json = json_parse(r.out, r.out_len, "eval", &err);
+    if (!json) CU_FAIL_FATAL(err.text);
+    result_free(&r);
+    return json;
+}
+
+/* The policy searched for, and one that leaves nothing on the GPU. */
+static void eval_gives_the_same_perplexity_under_every_policy(void) {
+    static const char *const names[] = {"perplexity", "nll", "bits_per_byte", "T", "wg", "bls", NULL};
+    cJSON *searched = eval_object(RUN(STORIES, "--limit", "5", LAPTOP));
+    cJSON *given = eval_object(RUN(STORIES, "--limit", "5", ON_DISK, "--gpu-batch-size", "2", "--num-gpu-batches", "2"));
+    for (int i = 0; names[i]; i++) CU_ASSERT(cJSON_HasObjectItem(given, names[i]));
+    CU_ASSERT(number(given, "windows") == 5 && number(given, "window") == 64 && number(given, "tokens") == 5 * 63);
+    CU_ASSERT_DOUBLE_EQUAL(number(given, "perplexity"), exp(number(given, "nll")), 1e-6);
+    CU_ASSERT(number(given, "perplexity") > 5 && number(given, "perplexity") < 100);
+    CU_ASSERT_EQUAL(number(searched, "nll"), number(given, "nll"));
+    cJSON_Delete(searched), cJSON_Delete(given);
+}
+
+static void eval_knows_which_last_words_are_right(void) {
+    static const char lines[] =
+        "{\"text\": \"Once upon a time, there was a little girl named Lily. Once upon a time\"}\n"
+        "{\"text\": \"Once upon a hippopotamus\"}\n{\"text\": \"not read\"}\n";
+    write_file(capture, "words", lines, sizeof lines - 1);
+    cJSON *json = eval_object(RUN(WORDS_OF(path_in(capture, "words")), LAPTOP, "--limit", "2"));
+    CU_ASSERT(number(json, "lines") == 2 && number(json, "last_word_accuracy") == .5);
+    CU_ASSERT(number(json, "perplexity") > 10);
+    CU_ASSERT_FALSE(cJSON_HasObjectItem(json, "windows"));
+    cJSON_Delete(json);
+    Result r = RUN("eval", "--model", MODEL, "--last-word", path_in(capture, "words"), LAPTOP, "--limit", "1");
+    assert_done(&r);
+    CU_ASSERT_PTR_NOT_NULL(strstr(r.out, "last word: accuracy 1.0000"));
+    result_free(&r);
+}
+
+static void a_wrong_evaluation_is_refused_in_one_line(void) {
+    assert_refused(RUN(EVAL), EXIT_USAGE, WORDS("--perplexity FILE or --last-word FILE"));
+    assert_refused(RUN(STORIES, "--last-word", "x"), EXIT_USAGE, WORDS("either"));
+    assert_refused(RUN(WORDS_OF("x"), "--window", "64"), EXIT_USAGE, WORDS("--window", "leave it out"));
+    assert_refused(RUN(STORIES, "--window", "513"), EXIT_USAGE, WORDS("--window 513", "512"));
+    assert_refused(RUN(STORIES, "--device", "sim"), EXIT_USAGE, WORDS("--device sim", "only bench"));
+    assert_refused(RUN(STORIES, "--max-tokens", "4"), EXIT_USAGE, WORDS("--max-tokens", "generate only"));
+    assert_refused(RUN("eval", "--model", "opt-125m", "--perplexity", "x"), EXIT_USAGE, WORDS("opt-125m", "directory"));
+    static const char lines[] = "{\"text\": \"a b\"}\nhello\n";
+    write_file(capture, "words", lines, sizeof lines - 1);
+    assert_refused(RUN(WORDS_OF(path_in(capture, "words"))), EXIT_FAILED, WORDS("words line 2"));
+    assert_refused(RUN(EVAL, "--perplexity", "/dev/null"), EXIT_FAILED, WORDS("/dev/null"));
+}
+
 /* Without --hardware it is this machine: the one that was measured before, if there is one. */
 static void the_machine_that_was_measured_before_is_used(void) {
     Hardware h;
@@ -1324,6 +1390,119 @@ static void the_gpu_keeps_to_its_limit(void) {
     }
 }
 
+// ---------------------------------------------------------------------------------------------------------------
+// flexgen quantize
+// ---------------------------------------------------------------------------------------------------------------
+
+static void a_wrong_copy_is_refused_in_one_line(void) {
+    static const struct {
+        const char *args[4], *words[3];
+        int status;
+    } cases[] = {{{NULL}, {"--output is missing"}, EXIT_USAGE},
+                 {{"--output", ""}, {"--output is missing"}, EXIT_USAGE},
+                 {{"--output", MODEL}, {"--output " MODEL, "not empty"}, EXIT_USAGE},
+                 {{"--output", "Makefile"}, {"--output Makefile", "Not a directory"}, EXIT_USAGE},
+                 {{"--output", "no/such/copy"}, {"--output no/such/copy", "No such file"}, EXIT_FAILED},
+                 {{"--bits", "1"}, {"--bits 1", "from 2 to 8"}, EXIT_USAGE},
+                 {{"--bits", "9"}, {"--bits 9", "from 2 to 8"}, EXIT_USAGE},
+                 {{"--group", "8"}, {"--group 8", "from 16 to 1024"}, EXIT_USAGE},
+                 {{"--group", "2048"}, {"--group 2048", "from 16 to 1024"}, EXIT_USAGE},
+                 {{"--group", "65"}, {"--group 65", "multiple of 16"}, EXIT_USAGE},
+                 {{"--percent", "1"}, {"--percent is a flag of generate, bench, policy and eval only"}, EXIT_USAGE}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_refused(RUN("quantize", "--model", MODEL, cases[i].args[0], cases[i].args[1]), cases[i].status,
+                       cases[i].words);
+    assert_refused(RUN("quantize", "--output", "x"), EXIT_USAGE, WORDS("--model is missing"));
+    assert_refused(RUN("quantize", "--model", "opt-125m", "--output", "x"), EXIT_FAILED,
+                   WORDS("opt-125m: is no directory"));
+}
+
+static void quantize_makes_a_copy_and_says_how_large_it_is(void) {
+    Error err;
+    size_t len;
+    char dir[300], to[400], again[400];
+    snprintf(dir, sizeof dir, "%s", temp_dir());
+    snprintf(to, sizeof to, "%s/copy", dir);
+    snprintf(again, sizeof again, "%s/again", dir);
+    Result r = RUN("quantize", "--model", MODEL, "--output", to, "--bits", "3", "--group", "32", "--threads", "1");
+    assert_done(&r);
+    CU_ASSERT(r.out_len == 0 && count_lines(r.err) == 1);
+    CU_ASSERT(contains_all(r.err, WORDS("11.85 MB packed to", "1 file in", to, "4.00 in the matrices"))); /* 3 + 32/32 */
+    result_free(&r);
+    Checkpoint *copy = checkpoint_open(to, &err);
+    CU_ASSERT(copy && copy->quant.bits == 3 && copy->quant.group == 32);
+    checkpoint_close(copy);
+    char *merges = contents(path_in(to, "merges.txt"), &len);
+    free(merges);
+    CU_ASSERT_EQUAL(count_files(dir), 1);
+    assert_refused(RUN("quantize", "--model", to, "--output", again), EXIT_USAGE,
+                   WORDS(to, "packed already, 3 bits in groups of 32"));
+    CU_ASSERT_EQUAL(count_files(dir), 1);
+}
+
+/* Packed when it is loaded or read from a packed copy, the model writes the same; not what it writes in F16. */
+static void a_packed_copy_writes_what_compress_weight_does(void) {
+    char to[400];
+    snprintf(to, sizeof to, "%s/copy", temp_dir());
+    Result copy = RUN("quantize", "--model", MODEL, "--output", to);
+    assert_done(&copy);
+    Result plain = RUN(GENERATE), packed = RUN(GENERATE, "--compress-weight");
+    Result from = RUN("generate", "--model", to, "--prompt", "Once upon a time", LAPTOP, "--max-tokens", "40");
+    Result same = RUN("generate", "--model", MODEL, "--prompt", "Once upon a time", LAPTOP, "--max-tokens", "40",
+                      "--compress-weight", "--percent", "0", "50", "100", "0", "100", "0");
+    assert_done(&plain), assert_done(&packed), assert_done(&from), assert_done(&same);
+    CU_ASSERT_STRING_EQUAL(from.out, same.out);
+    CU_ASSERT(strcmp(plain.out, packed.out) != 0);
+    CU_ASSERT(contains_all(from.err, WORDS("packed")));
+    assert_refused(RUN("generate", "--model", to, "--prompt", "a", "--compress-weight", "--bits", "3"), EXIT_USAGE,
+                   WORDS("--compress-weight", "4 bits in groups of 64", "leave it out"));
+    result_free(&copy), result_free(&plain), result_free(&packed), result_free(&from), result_free(&same);
+}
+
+/* The counters of what is packed, and of what sparse attention reads. */
+static void bench_counts_packed_bytes_and_the_v_that_is_read(void) {
+    double weights[2], k[2], v[2];
+    for (int i = 0; i < 2; i++) {
+        Result r = RUN("bench", "--model", MODEL, "--prompt-len", "100", "--gen-len", "3", "--gpu-batch-size", "2",
+                       "--num-gpu-batches", "2", "--percent", "0", "100", "0", "100", "100", "0", "--cpu-cache-compute",
+                       "--json", "-", i ? "--attn-sparsity" : NULL, "0.1", "--compress-weight", "--compress-cache");
+        assert_done(&r);
+        cJSON *json = parse_out(&r);
+        const cJSON *lanes = cJSON_GetObjectItem(json, "lanes"), *attend = cJSON_GetObjectItem(lanes, "attend");
+        weights[i] = number(cJSON_GetObjectItem(lanes, "load weights"), "moved_bytes");
+        k[i] = number(attend, "k_bytes"), v[i] = number(attend, "v_bytes");
+        CU_ASSERT_EQUAL(number(json, "attn_sparsity"), i ? .1 : 1);
+        CU_ASSERT(cJSON_IsTrue(cJSON_GetObjectItem(json, "compress_weight")) == i);
+        CU_ASSERT(cJSON_IsTrue(cJSON_GetObjectItem(json, "compress_cache")) == i);
+        cJSON_Delete(json);
+        result_free(&r);
+    }
+    CU_ASSERT(weights[1] < .29 * weights[0]); /* and what stays F16 */
+    CU_ASSERT(v[0] == k[0] && k[1] == k[0] * 4.5 / 16 && v[1] < .12 * k[1]);
+}
+
+static void policy_compresses_where_it_is_allowed_to(void) {
+    Result plain = RUN(POLICY, "--gpu-mem", "1G", "--num-prompts", "32", "--json", "-");
+    Result r = RUN(POLICY, "--gpu-mem", "1G", "--num-prompts", "32", "--json", "-", "--allow-compression");
+    assert_done(&plain), assert_done(&r);
+    cJSON *before = parse_out(&plain), *json = parse_out(&r);
+    CU_ASSERT(cJSON_IsFalse(cJSON_GetObjectItem(before, "compress_weight")));
+    CU_ASSERT(cJSON_IsTrue(cJSON_GetObjectItem(json, "compress_weight")));
+    CU_ASSERT(number(json, "throughput") > number(before, "throughput"));
+    cJSON_Delete(before), cJSON_Delete(json);
+    result_free(&plain), result_free(&r);
+}
+
+static void a_copy_that_does_not_fit_the_disk_leaves_nothing(void) {
+    char dir[300], to[400];
+    snprintf(dir, sizeof dir, "%s", temp_dir());
+    snprintf(to, sizeof to, "%s/copy", dir);
+    with.file_limit = 100000;
+    assert_refused(RUN("quantize", "--model", MODEL, "--output", to), EXIT_FAILED,
+                   WORDS("copy", "model.safetensors", "File too large", "make room"));
+    CU_ASSERT_EQUAL(count_files(dir), 0);
+}
+
 CU_TestInfo tests_cli[] = {
     {"a wrong command is refused in one line with status 2", a_wrong_command_is_refused_in_one_line_with_status_2},
     {"a wrong flag is refused in one line with status 2", a_wrong_flag_is_refused_in_one_line_with_status_2},
@@ -1361,10 +1540,19 @@ CU_TestInfo tests_cli[] = {
     {"a dash leaves a percentage to the search", a_dash_leaves_a_percentage_to_the_search},
     {"bench says what was expected", bench_says_what_was_expected},
     {"generate says what was expected and writes the same", generate_says_what_was_expected_and_writes_the_same},
+    {"eval gives the same perplexity under every policy", eval_gives_the_same_perplexity_under_every_policy},
+    {"eval knows which last words are right", eval_knows_which_last_words_are_right},
+    {"a wrong evaluation is refused in one line", a_wrong_evaluation_is_refused_in_one_line},
     {"the machine that was measured before is used", the_machine_that_was_measured_before_is_used},
     {"without a GPU the default is the host device, and says so", without_a_gpu_the_default_is_the_host_device_and_says_so},
     {"the GPU writes what the host writes", the_gpu_writes_what_the_host_writes},
     {"trouble with the GPU is one line that says what to do", trouble_with_the_gpu_is_one_line_that_says_what_to_do},
     {"the GPU keeps to its limit", the_gpu_keeps_to_its_limit},
+    {"a wrong copy is refused in one line", a_wrong_copy_is_refused_in_one_line},
+    {"quantize makes a copy and says how large it is", quantize_makes_a_copy_and_says_how_large_it_is},
+    {"a packed copy writes what --compress-weight does", a_packed_copy_writes_what_compress_weight_does},
+    {"bench counts packed bytes and the V that is read", bench_counts_packed_bytes_and_the_v_that_is_read},
+    {"policy compresses where it is allowed to", policy_compresses_where_it_is_allowed_to},
+    {"a copy that does not fit the disk leaves nothing", a_copy_that_does_not_fit_the_disk_leaves_nothing},
     CU_TEST_INFO_NULL,
 };

@@ -141,6 +141,8 @@ static void finish(Lane lane) {
     } while (0)
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+/* Where ThreadSanitizer watches, every fifth of many combinations: 5 is prime to the lengths of their lists. */
+static int every_fifth(void) { return test_every > 100 ? 5 : 1; }
 static const int some_rows[] = {1, 31, 33, 65};
 static const Lane lanes[] = {PROJECT, FINISH};
 
@@ -322,44 +324,101 @@ static void prefill_matches_the_host_and_company_changes_no_bit(void) {
     arena_close();
 }
 
-/* Decode of the last token of sequences first .. first+n-1 from shuffled pages of that size, the table having room for
- * max_pages at least; o (n, h1). Slots that no token has are NaN, in the last page of a sequence and in three more pages.
- */
-static f16 *decode(const Batch *b, int first, int n, int page_tokens, int max_pages, float *ref) {
+/* Sequences in shuffled pages, and the queries of their last tokens. */
+typedef struct {
+    int n, page_tokens, max_pages, h1, nh;
+    size_t rows;          /* of all pages */
+    int32_t *pages, *len; /* (n, max_pages), (n) */
+    f16 *q, *k, *v;       /* (n, h1), (rows, h1) */
+    Quant quant;
+    uint8_t *packed_k, *packed_v; /* where quant.bits is not 0: what k and v were before they became what these hold */
+} Paged;
+
+/* Sequences first .. first+n-1, the table having room for max_pages at least. Slots that no token has are NaN, in the last
+ * page of a sequence and in three more pages. */
+static Paged paged_new(const Batch *b, int first, int n, int page_tokens, int max_pages) {
     int npages = 3, rows = 0, next = 0, from = b->first[first];
     for (int r = first; r < first + n; r++) {
         int pages = pages_for(b->len[r], page_tokens);
         npages += pages, rows += b->len[r], max_pages = pages >= max_pages ? pages + 1 : max_pages;
     }
-    size_t pool = (size_t)npages * page_tokens * b->h1 * 2, row = (size_t)b->h1 * 2;
-    f16 *k = (f16 *)memset(temp(pool, 1), 0xff, pool), *v = (f16 *)memset(temp(pool, 1), 0xff, pool);
-    f16 *q = (f16 *)temp(n, row), *o = (f16 *)temp(n, row);
-    int32_t *pages = (int32_t *)memset(temp((size_t)n * max_pages, 4), 0xff, (size_t)n * max_pages * 4), len[MOST];
+    Paged p = {.n = n, .page_tokens = page_tokens, .max_pages = max_pages, .h1 = b->h1, .nh = b->nh};
+    p.rows = (size_t)npages * page_tokens;
+    size_t row = (size_t)b->h1 * 2, table = (size_t)n * max_pages * 4;
+    p.k = (f16 *)memset(temp(p.rows, row), 0xff, p.rows * row), p.v = (f16 *)memset(temp(p.rows, row), 0xff, p.rows * row);
+    p.q = (f16 *)temp(n, row), p.pages = (int32_t *)memset(temp(table, 1), 0xff, table), p.len = (int32_t *)temp(n, 4);
     int32_t *seq = (int32_t *)temp(rows, 4), *pos = (int32_t *)temp(rows, 4), *page = (int32_t *)temp(npages, 4);
     for (int i = 0; i < npages; i++) { /* shuffled */
         int at = random_below(i + 1);
         page[i] = page[at], page[at] = i;
     }
     for (int r = 0; r < n; r++) {
-        len[r] = b->len[first + r];
-        for (int t = 0; t < len[r]; t++) {
+        p.len[r] = b->len[first + r];
+        for (int t = 0; t < p.len[r]; t++) {
             int i = b->first[first + r] + t - from;
             seq[i] = r, pos[i] = t;
-            if (t % page_tokens == 0) pages[r * max_pages + t / page_tokens] = page[next++];
+            if (t % page_tokens == 0) p.pages[r * max_pages + t / page_tokens] = page[next++];
         }
-        memcpy(q + (size_t)r * b->h1, b->q + (size_t)(b->first[first + r] + len[r] - 1) * b->h1, row);
+        memcpy(p.q + (size_t)r * b->h1, b->q + (size_t)(b->first[first + r] + p.len[r] - 1) * b->h1, row);
     }
-    host_append(k, v, b->kv + (size_t)from * 2 * b->h1, seq, pos, pages, rows, max_pages, page_tokens, b->h1, b->nh,
-                (Quant){0});
-    if (ref)
-        host_attend(ref, floats(q, (size_t)n * b->h1), F32, k, v, pages, len, n, max_pages, page_tokens, b->h1, b->nh,
-                    (Quant){0});
+    host_append(p.k, p.v, b->kv + (size_t)from * 2 * b->h1, seq, pos, p.pages, rows, max_pages, page_tokens, b->h1);
+    return p;
+}
+
+/* The row that token t of sequence r has in k and v. */
+static size_t paged_row(const Paged *p, int r, int t) {
+    return (size_t)p->pages[r * p->max_pages + t / p->page_tokens] * p->page_tokens + t % p->page_tokens;
+}
+
+static uint8_t *packed(f16 *x, const Paged *p) {
+    int hd = p->h1 / p->nh;
+    size_t head = quant_bytes(p->quant, hd);
+    uint8_t *to = (uint8_t *)temp(p->rows * p->nh, head);
+    for (size_t i = 0; i < p->rows * p->nh; i++) {
+        quant_pack(to + i * head, x + i * hd, 1, hd, p->quant);
+        quant_unpack(x + i * hd, 1, to + i * head, hd, p->quant);
+    }
+    return to;
+}
+
+static void paged_pack(Paged *p, Quant quant) {
+    p->quant = quant;
+    p->packed_k = packed(p->k, p), p->packed_v = packed(p->v, p);
+}
+
+/* The pages on the GPU, as halfs or as they are packed. */
+typedef struct {
+    const void *q, *k, *v, *pages, *len;
+    Quant quant;
+} OnGpu;
+
+static OnGpu put_pages(const Paged *p, Quant quant) {
+    size_t halfs = p->rows * p->h1 * 2, codes = quant.bits ? p->rows * p->nh * quant_bytes(quant, p->h1 / p->nh) : 0;
     clear();
-    const void *gk = put(k, pool), *gv = put(v, pool), *gq = put(q, n * row), *glen = put(len, (size_t)n * 4);
-    const void *gpages = put(pages, (size_t)n * max_pages * 4);
-    void *out = room(NULL, n * row);
-    RUN(FINISH, attend, out, gq, gk, gv, gpages, glen, n, max_pages, page_tokens, b->h1, b->nh, (Quant){0});
-    return (f16 *)memcpy(o, result(out), n * row);
+    return (OnGpu){put(p->q, (size_t)p->n * p->h1 * 2),
+                   quant.bits ? put(p->packed_k, codes) : put(p->k, halfs),
+                   quant.bits ? put(p->packed_v, codes) : put(p->v, halfs),
+                   put(p->pages, (size_t)p->n * p->max_pages * 4),
+                   put(p->len, (size_t)p->n * 4),
+                   quant};
+}
+
+/* o (n, h1). */
+static f16 *attend(const Paged *p, Quant quant) {
+    OnGpu g = put_pages(p, quant);
+    size_t bytes = (size_t)p->n * p->h1 * 2;
+    void *o = room(NULL, bytes);
+    RUN(FINISH, attend, o, g.q, g.k, g.v, g.pages, g.len, p->n, p->max_pages, p->page_tokens, p->h1, p->nh, quant);
+    return (f16 *)memcpy(temp(bytes, 1), result(o), bytes);
+}
+
+/* Decode of the last token of sequences first .. first+n-1 from pages of that size. */
+static f16 *decode(const Batch *b, int first, int n, int page_tokens, int max_pages, float *ref) {
+    Paged p = paged_new(b, first, n, page_tokens, max_pages);
+    if (ref)
+        host_attend(ref, floats(p.q, (size_t)n * b->h1), F32, p.k, p.v, p.pages, p.len, n, p.max_pages, page_tokens, b->h1,
+                    b->nh, (Quant){0});
+    return attend(&p, (Quant){0});
 }
 
 static void decode_matches_the_host_and_pages_and_company_change_no_bit(void) {
@@ -408,6 +467,22 @@ static void large_scores_neither_overflow_nor_blur(void) {
     arena_close();
 }
 
+static const Quant quants[] = {{4, 64}, {3, 64}, {8, 64}, {4, 16}, {5, 24}, {4, 12}};
+static const int packed_heads[][2] = {{64, 2}, {16, 5}, {80, 1}, {128, 1}, {20, 3}, {7, 3}};
+
+static void attention_to_packed_pages_gives_the_bits_of_attention_to_what_they_hold(void) {
+    static const int page_sizes[] = {16, 3, 200};
+    arena_open(4 * MIB);
+    for (int i = 0; i < COUNT(packed_heads) * COUNT(quants); i += every_fifth()) {
+        Batch b = batch_new(contexts, MOST, packed_heads[i % COUNT(packed_heads)], 3, 2);
+        Paged p = paged_new(&b, 0, MOST, page_sizes[i % COUNT(page_sizes)], 1);
+        Quant quant = quants[i / COUNT(packed_heads)];
+        paged_pack(&p, quant);
+        CU_ASSERT(memcmp(attend(&p, quant), attend(&p, (Quant){0}), (size_t)MOST * b.h1 * 2) == 0);
+    }
+    arena_close();
+}
+
 static void append_fills_its_slots_and_nothing_else(void) {
     static const int h1s[] = {7, 20, 64}, page_sizes[] = {1, 3, 16};
     enum { NSEQ = 8, TOKENS = 40, ROWS = 65 };
@@ -425,10 +500,259 @@ static void append_fills_its_slots_and_nothing_else(void) {
         const void *from = put(kv, (size_t)ROWS * h1 * 4), *gseq = put(seq, sizeof seq), *gpos = put(pos, sizeof pos);
         const void *gpages = put(pages, (size_t)npages * 4);
         void *gk = room(k, n * 2), *gv = room(v, n * 2);
-        RUN(FINISH, append, gk, gv, from, gseq, gpos, gpages, ROWS, max_pages, page_tokens, h1, 1, (Quant){0});
-        host_append(k, v, kv, seq, pos, pages, ROWS, max_pages, page_tokens, h1, 1, (Quant){0});
+        RUN(FINISH, append, gk, gv, from, gseq, gpos, gpages, ROWS, max_pages, page_tokens, h1);
+        host_append(k, v, kv, seq, pos, pages, ROWS, max_pages, page_tokens, h1);
         CU_ASSERT(memcmp(result(gk), k, n * 2) == 0);
         CU_ASSERT(memcmp(result(gv), v, n * 2) == 0);
+    }
+    arena_close();
+}
+
+/* Numbers in rows of n that try a packer: usual ones, equal ones, both zeros, the ends of the range, tiny ones, and ones
+ * that are no finite numbers. */
+static f16 *trying_halves(int rows, int n) {
+    static const f16 special[][4] = {{0x7bff, 0xfbff, 0x3c00, 0x0000}, {0x8000, 0x0000, 0x0000, 0x8000},
+                                     {0x0000, 0x8000, 0x3c00, 0x8000}, {0x0001, 0x0003, 0x0002, 0x8001},
+                                     {0x7bff, 0x7bfe, 0x7bf0, 0x7bff}, {0x3c00, 0x7e00, 0x4000, 0xbc00},
+                                     {0x7c00, 0x3c00, 0xc000, 0x0000}, {0xb800, 0xb800, 0xb800, 0xb800}};
+    f16 *x = random_halves((size_t)rows * n, 2);
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < n && r % 12 < COUNT(special); i++)
+            if (r % 12 < 5 || r % 12 == 7 || i == n / 2) x[(size_t)r * n + i] = special[r % 12][(i + r / 12) % 4];
+    return x;
+}
+
+static void pack_packs_what_quant_pack_packs(void) {
+    enum { ROWS = 24 };
+    arena_open(MIB);
+    for (int i = 0; i < COUNT(packed_heads) * COUNT(quants); i += every_fifth()) {
+        Quant quant = quants[i / COUNT(packed_heads)];
+        int hd = packed_heads[i % COUNT(packed_heads)][0], nh = packed_heads[i % COUNT(packed_heads)][1];
+        size_t head = quant_bytes(quant, hd), bytes = ROWS * 2 * nh * head;
+        f16 *kv = trying_halves(ROWS * 2 * nh, hd);
+        uint8_t *ref = (uint8_t *)temp(bytes, 1);
+        for (int r = 0; r < ROWS * 2 * nh; r++) quant_pack(ref + r * head, kv + (size_t)r * hd, 1, hd, quant);
+        clear();
+        const void *from = put(kv, (size_t)ROWS * 2 * nh * hd * 2);
+        void *to = room(NULL, bytes);
+        RUN(PROJECT, pack, to, from, ROWS, hd * nh, nh, quant);
+        CU_ASSERT(memcmp(result(to), ref, bytes) == 0);
+    }
+    arena_close();
+}
+
+/* Bytes of any kind, but that no group's min or scale is an infinity or NaN. */
+static uint8_t *random_groups(size_t n, size_t group_bytes) {
+    uint8_t *x = (uint8_t *)temp(n, group_bytes);
+    for (size_t i = 0; i < n * group_bytes; i++) {
+        x[i] = (uint8_t)random_below(256);
+        if (i % group_bytes == 1 || i % group_bytes == 3) x[i] &= 0xbf;
+    }
+    return x;
+}
+
+static void an_unpacked_matrix_is_what_quant_unpack_gives(void) {
+    static const int shapes[][2] = {{64, 64}, {1, 8}, {165, 131}, {128, 200}, {63, 5}, {200, 72}, {2, 2050}};
+    arena_open(MIB);
+    for (int i = 0; i < COUNT(shapes) * COUNT(quants); i += every_fifth()) {
+        Quant quant = quants[i / COUNT(shapes)];
+        int n = shapes[i % COUNT(shapes)][0], k = shapes[i % COUNT(shapes)][1];
+        size_t groups = (size_t)(n + quant.group - 1) / quant.group, row = k * quant_bytes(quant, quant.group);
+        uint8_t *packed = random_groups(groups * k, quant_bytes(quant, quant.group));
+        f16 *w = (f16 *)temp((size_t)n * k, 2), *usual = random_halves((size_t)n * k, 1);
+        for (size_t g = 0; g < groups; g++) {
+            size_t first = g * quant.group;
+            int rows = n - first < quant.group ? (int)(n - first) : quant.group;
+            if (g % 2) quant_pack_rows(packed + g * row, usual + first * k, rows, k, quant);
+            quant_unpack_rows(w + first * k, packed + g * row, rows, k, quant);
+        }
+        clear();
+        const void *from = put(packed, groups * row);
+        void *to = room(NULL, (size_t)n * k * 2);
+        RUN(lanes[i % 2], unpack, to, from, n, k, quant);
+        CU_ASSERT(memcmp(result(to), w, (size_t)n * k * 2) == 0);
+    }
+    arena_close();
+}
+
+// ---- sparse attention ----------------------------------------------------------------------------------------------
+
+/* The chosen tokens and their weights, (n, nh, most). */
+typedef struct {
+    int most;
+    double sparsity;
+    size_t bytes; /* of each */
+    int32_t *tokens;
+    float *weights;
+} Chosen;
+
+static Chosen choose(const Paged *p, Quant quant, double sparsity) {
+    Chosen c = {.most = 3, .sparsity = sparsity};
+    for (int r = 0; r < p->n; r++) c.most = imax(c.most, sparse_tokens(sparsity, p->len[r]));
+    c.bytes = (size_t)p->n * p->nh * c.most * 4;
+    OnGpu g = put_pages(p, quant);
+    void *tokens = room(NULL, c.bytes), *weights = room(NULL, c.bytes);
+    RUN(FINISH, select, (int32_t *)tokens, (float *)weights, g.q, g.k, g.pages, g.len, p->n, p->max_pages, p->page_tokens,
+        p->h1, p->nh, quant, sparsity, c.most);
+    c.tokens = (int32_t *)memcpy(temp(c.bytes, 1), result(tokens), c.bytes);
+    c.weights = (float *)memcpy(temp(c.bytes, 1), result(weights), c.bytes);
+    return c;
+}
+
+static f16 *weigh(const Paged *p, Quant quant, const Chosen *c) {
+    OnGpu g = put_pages(p, quant);
+    const void *tokens = put(c->tokens, c->bytes), *weights = put(c->weights, c->bytes);
+    size_t bytes = (size_t)p->n * p->h1 * 2;
+    void *o = room(NULL, bytes);
+    RUN(FINISH, weigh, o, (const int32_t *)tokens, (const float *)weights, g.v, g.pages, g.len, p->n, p->max_pages,
+        p->page_tokens, p->h1, p->nh, quant, c->sparsity, c->most);
+    return (f16 *)memcpy(temp(bytes, 1), result(o), bytes);
+}
+
+/* Scores of head h of sequence r's tokens, NaN as less than all. */
+static void plain_scores(double *score, const Paged *p, int r, int h) {
+    int hd = p->h1 / p->nh;
+    for (int t = 0; t < p->len[r]; t++) {
+        const f16 *q = p->q + (size_t)r * p->h1 + h * hd, *k = p->k + paged_row(p, r, t) * p->h1 + h * hd;
+        double dot = 0;
+        for (int i = 0; i < hd; i++) dot += (double)f16_to_f32(q[i]) * f16_to_f32(k[i]);
+        score[t] = dot == dot ? dot / sqrt(hd) : -INFINITY;
+    }
+}
+
+/* How many of the entries of a row of Chosen are not those of the definition, behind which nothing was written. */
+static int wrongly_chosen(const Paged *p, const Chosen *c, int r, int h) {
+    const size_t row = ((size_t)r * p->nh + h) * c->most;
+    const int past = p->len[r] - 1, k = sparse_tokens(c->sparsity, p->len[r]) - 1;
+    double *score = (double *)temp(past + 1, sizeof *score), sum = 0;
+    int wrong = 0, at = 0;
+    plain_scores(score, p, r, h);
+    for (int pass = 0; pass < 2; pass++) /* the sum, then the entries */
+        for (int t = at = 0; t <= past; t++) {
+            int before = 0;
+            for (int u = 0; u < past; u++) before += score[u] > score[t] || (score[u] == score[t] && u < t);
+            if (t < past && before >= k) continue;
+            double weight = exp(score[t] - score[past]);
+            if (pass == 0) sum += weight;
+            if (pass == 1) wrong += c->tokens[row + at] != t;
+            /* scores of up to 30 carry 2e-6 into them */
+            if (pass == 1) wrong += !(fabs(c->weights[row + at] - weight / sum) <= 1e-5 * weight / sum);
+            at++;
+        }
+    for (; at < c->most; at++) wrong += c->tokens[row + at] != -1;
+    return wrong;
+}
+
+/* Small whole numbers, whose products are summed exactly in any order, so that equal scores are common and stay equal. */
+static void make_whole(f16 *x, size_t n, float most) {
+    for (size_t i = 0; i < n; i++) x[i] = f32_to_f16(roundf(most * test_random(&state)));
+}
+
+static const double sparsities[] = {0.1, 1e-4, 0.5, 1}; /* the second: one token of the past; the last: all */
+
+static void the_largest_scores_are_chosen_and_of_equals_the_earlier(void) {
+    static const int page_sizes[] = {16, 1, 200};
+    arena_open(4 * MIB);
+    for (int i = 0; i < COUNT(packed_heads) * COUNT(sparsities); i += every_fifth()) {
+        Batch b = batch_new(contexts, MOST, packed_heads[i % COUNT(packed_heads)], 1, 1);
+        make_whole(b.q, (size_t)b.rows * b.h1, 1.4f), make_whole(b.kv, (size_t)b.rows * 2 * b.h1, 2.4f);
+        Paged p = paged_new(&b, 0, MOST, page_sizes[i % COUNT(page_sizes)], 1);
+        double sparsity = sparsities[i / COUNT(packed_heads)];
+        for (int r = 0; r < MOST && sparsity < 1; r++) /* what is no number is chosen last */
+            for (int t = 5; t < p.len[r] - 1; t += 11) p.k[paged_row(&p, r, t) * p.h1 + t % p.h1] = 0x7e00;
+        Chosen c = choose(&p, (Quant){0}, sparsity);
+        int wrong = 0;
+        for (int r = 0; r < MOST; r++)
+            for (int h = 0; h < p.nh; h++) wrong += wrongly_chosen(&p, &c, r, h);
+        CU_ASSERT_EQUAL(wrong, 0);
+    }
+    arena_close();
+}
+
+static void all_scores_equal_choose_the_first_tokens(void) {
+    static const int head[] = {16, 2};
+    arena_open(4 * MIB);
+    Batch b = batch_new(contexts, MOST, head, 1, 1);
+    memset(b.q, 0, (size_t)b.rows * b.h1 * 2);
+    Paged p = paged_new(&b, 0, MOST, 16, 1);
+    for (int i = 0; i < COUNT(sparsities); i++) {
+        Chosen c = choose(&p, (Quant){0}, sparsities[i]);
+        int wrong = 0;
+        for (int r = 0; r < MOST; r++)
+            for (int h = 0; h < p.nh; h++) wrong += wrongly_chosen(&p, &c, r, h);
+        CU_ASSERT_EQUAL(wrong, 0);
+    }
+    arena_close();
+}
+
+/* ref (n, h1) = the weighted sums of V; afterwards what no head of it has chosen is NaN. */
+static void plain_weigh(float *ref, Paged *p, const Chosen *c) {
+    int hd = p->h1 / p->nh;
+    f16 *v = (f16 *)memset(temp(p->rows * p->h1, 2), 0xff, p->rows * p->h1 * 2);
+    for (int r = 0; r < p->n; r++)
+        for (int e = 0; e < p->h1; e++) {
+            size_t row = ((size_t)r * p->nh + e / hd) * c->most;
+            double sum = 0;
+            for (int i = 0; i < sparse_tokens(c->sparsity, p->len[r]); i++) {
+                size_t at = paged_row(p, r, c->tokens[row + i]) * p->h1 + e;
+                v[at] = p->v[at], sum += (double)c->weights[row + i] * f16_to_f32(v[at]);
+            }
+            ref[(size_t)r * p->h1 + e] = (float)sum;
+        }
+    p->v = v;
+}
+
+static void weighing_takes_the_values_of_the_chosen_tokens_alone(void) {
+    static const int page_sizes[] = {3, 16, 200};
+    arena_open(4 * MIB);
+    for (int i = 0; i < COUNT(packed_heads) * COUNT(sparsities); i += every_fifth()) {
+        Batch b = batch_new(contexts, MOST, packed_heads[i % COUNT(packed_heads)], 3, 2);
+        Paged p = paged_new(&b, 0, MOST, page_sizes[i % COUNT(page_sizes)], 1);
+        size_t n = (size_t)MOST * b.h1;
+        Chosen c = choose(&p, (Quant){0}, sparsities[i / COUNT(packed_heads)]);
+        float *ref = (float *)temp(n, 4);
+        f16 *o = c.sparsity < 1 ? NULL : attend(&p, (Quant){0});
+        if (o) CU_ASSERT_EQUAL(far_off(o, F16, floats(weigh(&p, (Quant){0}, &c), n), n, 2e-5, 2 * HALF), 0);
+        plain_weigh(ref, &p, &c);
+        /* sums of 700 products of up to 2 in float */
+        CU_ASSERT_EQUAL(far_off(weigh(&p, (Quant){0}, &c), F16, ref, n, 5e-6, HALF), 0);
+    }
+    arena_close();
+}
+
+static void sparse_attention_to_packed_pages_gives_the_bits_of_what_they_hold(void) {
+    arena_open(4 * MIB);
+    for (int i = 0; i < COUNT(packed_heads) * COUNT(quants); i += every_fifth()) {
+        Batch b = batch_new(contexts, MOST, packed_heads[i % COUNT(packed_heads)], 3, 2);
+        Paged p = paged_new(&b, 0, MOST, 16, 1);
+        Quant quant = quants[i / COUNT(packed_heads)];
+        paged_pack(&p, quant);
+        Chosen c = choose(&p, quant, 0.2), halfs = choose(&p, (Quant){0}, 0.2);
+        CU_ASSERT(memcmp(c.tokens, halfs.tokens, c.bytes) == 0);
+        CU_ASSERT(memcmp(c.weights, halfs.weights, c.bytes) == 0);
+        CU_ASSERT(memcmp(weigh(&p, quant, &c), weigh(&p, (Quant){0}, &c), (size_t)MOST * b.h1 * 2) == 0);
+    }
+    arena_close();
+}
+
+static void company_and_pieces_change_no_choice(void) {
+    static const int head[] = {128, 4};
+    arena_open(8 * MIB);
+    Batch b = batch_new(contexts, MOST, head, 3, 2);
+    Paged all = paged_new(&b, 0, MOST, 16, 1), pieces = paged_new(&b, 0, MOST, 3, 80000);
+    Chosen c = choose(&all, (Quant){0}, 0.3), in_pieces = choose(&pieces, (Quant){0}, 0.3);
+    f16 *o = weigh(&all, (Quant){0}, &c);
+    CU_ASSERT(memcmp(c.tokens, in_pieces.tokens, c.bytes) == 0 && memcmp(c.weights, in_pieces.weights, c.bytes) == 0);
+    CU_ASSERT(memcmp(weigh(&pieces, (Quant){0}, &c), o, (size_t)MOST * b.h1 * 2) == 0);
+    for (int r = 0; r < MOST; r++) {
+        Paged p = paged_new(&b, r, 1, 16, 1);
+        Chosen alone = choose(&p, (Quant){0}, 0.3);
+        for (int h = 0; h < b.nh; h++) {
+            size_t at = ((size_t)r * b.nh + h) * c.most, bytes = sparse_tokens(0.3, b.len[r]) * sizeof(float);
+            CU_ASSERT(memcmp(alone.tokens + h * alone.most, c.tokens + at, bytes) == 0);
+            CU_ASSERT(memcmp(alone.weights + h * alone.most, c.weights + at, bytes) == 0);
+        }
+        CU_ASSERT(memcmp(weigh(&p, (Quant){0}, &alone), o + (size_t)r * b.h1, (size_t)b.h1 * 2) == 0);
     }
     arena_close();
 }
@@ -562,6 +886,48 @@ static void logits_that_are_no_numbers_never_win_and_are_reported(void) {
     }
 }
 
+static void scores_are_log_probabilities_of_the_targets(void) {
+    static const int sizes[][2] = {{3, 1}, {33, 131}, {2, 50272}};
+    int32_t ref[33], target[33];
+    Sampling greedy = {0, 1, 0, 7};
+    arena_open(MIB);
+    for (int i = 0; i < COUNT(sizes); i++) {
+        int rows = sizes[i][0], vocab = sizes[i][1], wrong = 0;
+        float *logits = stepped_logits((size_t)rows * vocab, 8);
+        for (int r = 0; r < rows; r++) target[r] = r ? random_below(vocab) : vocab - 1;
+        pick(ref, logits, &greedy, rows, vocab);
+        clear();
+        const void *from = put(logits, (size_t)rows * vocab * 4), *gtarget = put(target, (size_t)rows * 4);
+        void *logp = room(NULL, (size_t)rows * 4), *best = room(NULL, (size_t)rows * 4);
+        RUN(PROJECT, score, (float *)logp, (int32_t *)best, (const float *)from, (const int32_t *)gtarget, rows, vocab);
+        for (int r = 0; r < rows; r++) {
+            const float *row = logits + (size_t)r * vocab;
+            double sum = 0;
+            for (int t = 0; t < vocab; t++) sum += exp(row[t] - row[target[r]]);
+            wrong += !(fabs(((float *)result(logp))[r] + log(sum)) <= 4e-6); /* of up to 30, in float */
+        }
+        CU_ASSERT_EQUAL(wrong, 0);
+        CU_ASSERT(memcmp(result(best), ref, (size_t)rows * 4) == 0);
+    }
+    arena_close();
+}
+
+static void a_score_beside_what_is_no_number_is_none(void) {
+    enum { VOCAB = 300 };
+    float logits[3 * VOCAB]; /* an infinity that weighs nothing, a NaN, an infinity too large */
+    int32_t target[] = {7, 7, 7};
+    arena_open(MIB);
+    for (int i = 0; i < 3 * VOCAB; i++) logits[i] = test_random(&state);
+    logits[40] = -INFINITY, logits[VOCAB + 40] = NAN, logits[2 * VOCAB + 40] = INFINITY;
+    const void *from = put(logits, sizeof logits), *gtarget = put(target, sizeof target);
+    void *logp = room(NULL, sizeof target), *best = room(NULL, sizeof target);
+    RUN(PROJECT, score, (float *)logp, (int32_t *)best, (const float *)from, (const int32_t *)gtarget, 3, VOCAB);
+    const float *got = (const float *)result(logp);
+    CU_ASSERT(isfinite(got[0]) && !isfinite(got[1]) && !isfinite(got[2]));
+    CU_ASSERT(((int32_t *)result(best))[1] != 40 && ((int32_t *)result(best))[2] == 40);
+    arena_close();
+}
+
 // ---- copies, marks, memory -----------------------------------------------------------------------------------------
 
 /* way 0: up, 1: within the GPU, 2: down. */
@@ -637,8 +1003,14 @@ static void nothing_to_do_is_nothing_done(void) {
     RUN(PROJECT, linear, y, F16, 64, x, x, x, NULL, true, 0, 64, 64);
     RUN(FINISH, attend_prefill, y, x, x, i, 0, 0, 64, 1);
     RUN(FINISH, attend, y, x, x, x, i, i, 0, 1, 16, 64, 1, (Quant){0});
-    RUN(FINISH, append, y, y, x, i, i, i, 0, 1, 16, 64, 1, (Quant){0});
+    RUN(FINISH, append, y, y, x, i, i, i, 0, 1, 16, 64);
+    RUN(FINISH, attend, y, x, x, x, i, i, 0, 1, 16, 64, 1, quants[0]);
+    RUN(PROJECT, pack, y, x, 0, 64, 1, quants[0]);
+    RUN(FINISH, select, (int32_t *)y, (float *)y, x, x, i, i, 0, 1, 16, 64, 1, (Quant){0}, 0.1, 8);
+    RUN(FINISH, weigh, y, i, (const float *)x, x, i, i, 0, 1, 16, 64, 1, (Quant){0}, 0.1, 8);
+    RUN(PROJECT, unpack, y, x, 0, 64, quants[0]);
     RUN(FINISH, pick, (int32_t *)y, (const float *)x, i, i, &greedy, 0, 64);
+    RUN(PROJECT, score, (float *)y, (int32_t *)y, (const float *)x, i, 0, 64);
     RUN(STORE, copy, y, 64, x, 64, 32, 0);
     arena_close();
 }
@@ -684,9 +1056,21 @@ CU_TestInfo tests_cuda[] = {
      decode_matches_the_host_and_pages_and_company_change_no_bit},
     {"a batch in pieces gives the same bits", a_batch_in_pieces_gives_the_same_bits},
     {"large scores neither overflow nor blur", large_scores_neither_overflow_nor_blur},
+    {"attention to packed pages gives the bits of attention to what they hold",
+     attention_to_packed_pages_gives_the_bits_of_attention_to_what_they_hold},
     {"append fills its slots and nothing else", append_fills_its_slots_and_nothing_else},
+    {"pack packs what quant_pack packs", pack_packs_what_quant_pack_packs},
+    {"an unpacked matrix is what quant_unpack gives", an_unpacked_matrix_is_what_quant_unpack_gives},
+    {"the largest scores are chosen, and of equals the earlier", the_largest_scores_are_chosen_and_of_equals_the_earlier},
+    {"all scores equal choose the first tokens", all_scores_equal_choose_the_first_tokens},
+    {"weighing takes the values of the chosen tokens alone", weighing_takes_the_values_of_the_chosen_tokens_alone},
+    {"sparse attention to packed pages gives the bits of what they hold",
+     sparse_attention_to_packed_pages_gives_the_bits_of_what_they_hold},
+    {"company and pieces change no choice", company_and_pieces_change_no_choice},
     {"greedy takes the largest, and the lowest id among equals", greedy_takes_the_largest_and_the_lowest_id_among_equals},
     {"sampling draws what the host draws", sampling_draws_what_the_host_draws},
+    {"scores are log-probabilities of the targets", scores_are_log_probabilities_of_the_targets},
+    {"a score beside what is no number is none", a_score_beside_what_is_no_number_is_none},
     {"copies go up, down and across, whole and by rows", copies_go_up_down_and_across_whole_and_by_rows},
     {"a lane waits for another's mark, and times are taken", a_lane_waits_for_another_s_mark_and_times_are_taken},
     {"nothing to do is nothing done", nothing_to_do_is_nothing_done},

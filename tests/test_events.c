@@ -158,7 +158,10 @@ static Event check_linear(Device *device, const Op *op, Tensor y, Tensor x, Tens
                           bool relu) {
     Checker *c = begin(device, op);
     const void *from = reads(c, x), *weight = reads(c, w), *bias = reads(c, b), *add = reads(c, residual);
-    host_linear(writes(c, y), y.type, y.ld, from, weight, bias, add, relu, y.rows, w.rows, w.cols);
+    if (w.type == U8)
+        host_linear_packed(writes(c, y), y.type, y.ld, from, weight, w.quant, bias, add, relu, y.rows, y.cols, x.cols);
+    else
+        host_linear(writes(c, y), y.type, y.ld, from, weight, bias, add, relu, y.rows, w.rows, w.cols);
     return c->self;
 }
 
@@ -169,12 +172,25 @@ static Event check_attend_prefill(Device *device, const Op *op, Tensor o, Tensor
     return c->self;
 }
 
-/* One token of a sequence: its entry of the page table is read, its k and v are read or written. */
-static void touch_token(Checker *c, const PageTable *p, int seq, int token, bool writes) {
+static Event check_pack(Device *device, const Op *op, Tensor packed, Tensor kv, int nh) {
+    Checker *c = begin(device, op);
+    const void *from = reads(c, kv);
+    host_pack(writes(c, packed), from, kv.rows, kv.cols / 2, nh, packed.quant);
+    return c->self;
+}
+
+/* One token of a sequence: its entry of the page table is read. Which row it has. */
+static int find_token(Checker *c, const PageTable *p, int seq, int token) {
     Tensor entry = tensor_cols(tensor_rows(p->pages, seq, 1), token / p->page_tokens, 1);
     CHECK(seq >= 0 && seq < p->pages.rows && token >= 0 && token / p->page_tokens < (int)p->pages.ld);
     int row = *(int32_t *)reads(c, entry) * p->page_tokens + token % p->page_tokens;
     CHECK(row >= 0 && row < p->k.rows);
+    return row;
+}
+
+/* Its k and v are read or written. */
+static void touch_token(Checker *c, const PageTable *p, int seq, int token, bool writes) {
+    int row = find_token(c, p, seq, token);
     touch(c, tensor_rows(p->k, row, 1), writes);
     touch(c, tensor_rows(p->v, row, 1), writes);
 }
@@ -192,13 +208,67 @@ static Event check_attend(Device *device, const Op *op, Tensor o, Tensor q, cons
     return c->self;
 }
 
+static Event check_select(Device *device, const Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *p,
+                          double sparsity) {
+    Checker *c = begin(device, op);
+    const int32_t *len = reads(c, p->len);
+    const void *query = reads(c, q);
+    for (int r = 0; r < q.rows; r++)
+        for (int t = 0; t < len[r]; t++) touch(c, tensor_rows(p->k, find_token(c, p, r, t), 1), false);
+    host_select(writes(c, tokens), writes(c, weights), query, q.type, address(c, p->k), (int32_t *)address(c, p->pages),
+                len, q.rows, (int)p->pages.ld, p->page_tokens, p->h1, p->nh, p->k.quant, sparsity, tokens.cols / p->nh);
+    return c->self;
+}
+
+/* One head's part of a row of V. */
+static Tensor head_of(const PageTable *p, int row, int h) {
+    int size = p->v.cols / p->nh;
+    return tensor_cols(tensor_rows(p->v, row, 1), h * size, size);
+}
+
+/* Calls for each chosen token of each sequence and head: its place in staging and, of a fetch, at home. */
+static void each_chosen(Checker *c, const PageTable *p, const PageTable *home, Tensor tokens, double sparsity) {
+    const int32_t *len = reads(c, p->len), *chosen = reads(c, tokens);
+    int most = tokens.cols / p->nh;
+    for (int r = 0; r < p->len.cols; r++)
+        for (int h = 0; h < p->nh; h++)
+            for (int i = 0; i < sparse_tokens(sparsity, len[r]) - (home != NULL); i++) {
+                int token = chosen[((size_t)r * p->nh + h) * most + i];
+                Tensor here = head_of(p, find_token(c, p, r, token), h);
+                if (!home) {
+                    reads(c, here);
+                    continue;
+                }
+                const void *from = reads(c, head_of(home, find_token(c, home, r, token), h));
+                memcpy(writes(c, here), from, tensor_span(here));
+            }
+}
+
+static Event check_fetch(Device *device, const Op *op, const PageTable *staged, const PageTable *home, Tensor tokens,
+                         double sparsity) {
+    Checker *c = begin(device, op);
+    each_chosen(c, staged, home, tokens, sparsity);
+    return c->self;
+}
+
+static Event check_weigh(Device *device, const Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *p,
+                         double sparsity) {
+    Checker *c = begin(device, op);
+    each_chosen(c, p, NULL, tokens, sparsity);
+    const int32_t *len = reads(c, p->len), *chosen = reads(c, tokens);
+    const float *weight = reads(c, weights);
+    host_weigh(writes(c, o), o.type, chosen, weight, address(c, p->v), (int32_t *)address(c, p->pages), len, o.rows,
+               (int)p->pages.ld, p->page_tokens, p->h1, p->nh, p->v.quant, sparsity, tokens.cols / p->nh);
+    return c->self;
+}
+
 static Event check_append(Device *device, const Op *op, const PageTable *p, Tensor kv, Tensor seq, Tensor pos) {
     Checker *c = begin(device, op);
     const int32_t *of = reads(c, seq), *token = reads(c, pos);
     const void *rows = reads(c, kv);
     for (int r = 0; r < kv.rows; r++) touch_token(c, p, of[r], token[r], true);
     host_append((f16 *)address(c, p->k), (f16 *)address(c, p->v), rows, of, token, (int32_t *)address(c, p->pages), kv.rows,
-                (int)p->pages.ld, p->page_tokens, p->h1, p->nh, p->k.quant);
+                (int)p->pages.ld, p->page_tokens, (int)(table_row_bytes(p) / sizeof(f16)));
     return c->self;
 }
 
@@ -207,6 +277,13 @@ static Event check_pick(Device *device, const Op *op, Tensor ids, Tensor logits,
     Checker *c = begin(device, op);
     const void *from = reads(c, logits), *of = reads(c, prompt), *at = reads(c, pos);
     host_pick(writes(c, ids), from, of, at, sampling, logits.rows, logits.cols);
+    return c->self;
+}
+
+static Event check_score(Device *device, const Op *op, Tensor logp, Tensor best, Tensor logits, Tensor target) {
+    Checker *c = begin(device, op);
+    const void *from = reads(c, logits), *given = reads(c, target);
+    host_score(writes(c, logp), writes(c, best), from, given, logits.rows, logits.cols);
     return c->self;
 }
 
@@ -246,10 +323,15 @@ static const Device functions = {.name = "checker",
                                  .embed = check_embed,
                                  .layernorm = check_layernorm,
                                  .linear = check_linear,
+                                 .pack = check_pack,
                                  .attend_prefill = check_attend_prefill,
                                  .attend = check_attend,
+                                 .select = check_select,
+                                 .fetch = check_fetch,
+                                 .weigh = check_weigh,
                                  .append = check_append,
                                  .pick = check_pick,
+                                 .score = check_score,
                                  .upload = check_upload,
                                  .wait = check_wait,
                                  .host = check_host,
@@ -278,12 +360,17 @@ static struct {
     Checkpoint *model;
     Task task;
     Prompt prompts[PROMPTS];
-    int32_t ids[PROMPTS][MAX_S];
+    int32_t ids[PROMPTS][MAX_S + MAX_N];
     Policy policy;
+    Quant weights, cache; /* packed so; for all of a trial's policies */
+    double sparsity;
     bool recording; /* the reference */
     int32_t tokens[PROMPTS][MAX_N];
     float logits[PROMPTS][MAX_N][VOCAB];
-    int stop[PROMPTS]; /* tokens at which the listener ends a sequence; 0: never */
+    float logp[PROMPTS][MAX_S + MAX_N]; /* of a scored task */
+    int32_t best[PROMPTS][MAX_S + MAX_N];
+    int scored[PROMPTS]; /* tokens so far */
+    int stop[PROMPTS];   /* tokens at which the listener ends a sequence; 0: never */
     int done[PROMPTS];
     const char *wrong; /* the first thing that was */
 } trial;
@@ -313,12 +400,22 @@ static void on_logits(void *ctx, int prompt, int n, const float *logits) {
         expect(!memcmp(trial.logits[prompt][n - 1], logits, bytes), "logits");
 }
 
+static void on_scored(void *ctx, int prompt, int at, float logp, int32_t best) {
+    (void)ctx;
+    expect(at == trial.prompts[prompt].from + trial.scored[prompt]++, "every token is scored once, in order");
+    if (trial.recording)
+        trial.logp[prompt][at] = logp, trial.best[prompt][at] = best;
+    else
+        expect(trial.logp[prompt][at] == logp && trial.best[prompt][at] == best, "scores");
+}
+
 static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
     int length = 0, wanted = trial.task.prompts[prompt].n, eos = trial.model->config.eos;
     bool stops = false;
     (void)ctx, (void)err;
     trial.done[prompt]++;
     if (trial.recording) memcpy(trial.tokens[prompt], tokens, n * sizeof *tokens);
+    if (trial.task.scored) eos = -1; /* given tokens end nothing */
     while (length < wanted && !stops) {
         if ((stops = eos >= 0 && trial.tokens[prompt][length] == eos)) break; /* which is not part of the text */
         stops = ++length == trial.stop[prompt];
@@ -333,8 +430,9 @@ static void run(void) {
     Error err = {0, ""};
     RunStats stats;
     bool early = trial.model->config.eos >= 0;
-    for (int i = 0; i < PROMPTS; i++) early = early || trial.stop[i], trial.done[i] = 0;
-    Listener listener = {.done = on_done, .logits = on_logits, .token = early || one_in(2) ? on_token : NULL};
+    for (int i = 0; i < PROMPTS; i++) early = early || trial.stop[i], trial.done[i] = trial.scored[i] = 0;
+    Listener listener = {
+        .done = on_done, .logits = on_logits, .scored = on_scored, .token = early || one_in(2) ? on_token : NULL};
     Plan *plan = plan_make(trial.model, &trial.policy, &trial.task, F32, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
     Checker *c = checker_open(plan);
@@ -343,6 +441,10 @@ static void run(void) {
     ASSERT_OK(weights_load(plan, trial.model, &c->base, &err));
     expect(!schedule_run(plan, &trial.task, &c->base, &listener, &stats, &err), "the run failed");
     for (int i = 0; i < trial.task.count; i++) expect(trial.done[i] == 1, "a prompt is done once");
+    for (int i = 0; i < trial.task.count && trial.task.scored; i++) {
+        const Prompt *q = &trial.prompts[i];
+        expect(trial.stop[i] || trial.scored[i] == q->s + q->n - q->from, "all are scored");
+    }
     for (int t = 0; t < NTIERS; t++) expect(c->base.peak[t] <= plan->total[t], "the plan is too small");
     expect(early || stats.sweeps == plan->sweeps, "sweeps");
     expect(!c->races, "races");
@@ -372,23 +474,38 @@ static void clear_task(void) {
 
 static void add_prompt(int s, int n) {
     int i = trial.task.count++;
-    for (int t = 0; t < s; t++) trial.ids[i][t] = roll(0, trial.model->config.vocab - 1);
-    trial.prompts[i] = (Prompt){.ids = trial.ids[i], .s = s, .n = n};
+    for (int t = 0; t < s + n; t++) trial.ids[i][t] = roll(0, trial.model->config.vocab - 1);
+    trial.prompts[i] = (Prompt){.ids = trial.ids[i], .s = s, .n = n, .from = one_in(3) ? 1 : roll(1, s + n - 1)};
 }
 
 /* Lengths of many kinds: all the same, all of one token (batches then follow each other without a cache to load), any. */
 static void draw_task(void) {
     int kind = roll(0, 5), count = roll(1, PROMPTS), even_s = roll(1, 12), even_n = kind == 1 ? 1 : roll(1, MAX_N);
     clear_task();
+    trial.task.scored = one_in(3);
     for (int i = 0; i < count; i++) {
         int s = one_in(10) ? roll(1, MAX_S) : roll(1, 12), n = one_in(10) ? 1 : roll(1, MAX_N);
         add_prompt(kind == 0 ? even_s : s, kind < 2 ? even_n : n);
     }
 }
 
+static void set_numbers(Policy *p) {
+    p->weight_quant = trial.weights, p->cache_quant = trial.cache, p->sparsity = trial.sparsity;
+    p->cpu_attention = p->cpu_attention || is_sparse(p);
+}
+
+/* Packed or not, dense or sparse. */
+static void draw_numbers(void) {
+    static const Quant quants[] = {{0, 0}, {0, 0}, {4, 64}, {4, 16}, {3, 8}};
+    trial.weights = quants[roll(0, 4)], trial.cache = quants[roll(0, 4)];
+    trial.sparsity = one_in(3) ? .05 + .3 * roll(0, 3) : 1;
+}
+
 static void run_reference(void) {
     trial.policy = (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = trial.task.count, .num_gpu_batches = 1, .page_tokens = 16};
-    trial.task.keep_logits = trial.recording = true;
+    set_numbers(&trial.policy);
+    trial.recording = true;
+    trial.task.keep_logits = !trial.task.scored;
     memset(trial.stop, 0, sizeof trial.stop);
     run();
     trial.recording = false;
@@ -408,7 +525,8 @@ static void draw_policy(void) {
     p->schedule = one_in(2) ? SCHEDULE_DIAGONAL : (Schedule)roll(0, 1); /* the diagonal has most to get wrong */
     p->cpu_attention = one_in(2), p->overlap = !one_in(8);
     p->page_tokens = page_tokens[roll(0, 5)], p->table_home = (Tier)roll(0, 2);
-    trial.task.keep_logits = !one_in(4);
+    set_numbers(p);
+    trial.task.keep_logits = !trial.task.scored && !one_in(4);
 }
 
 /* Sequences that end early: at some token of some prompt, wherever it comes, or where the listener says so. */
@@ -423,10 +541,13 @@ static bool passes(uint64_t seed) {
     const Policy *p = &trial.policy;
     CU_ASSERT_PTR_NULL(trial.wrong);
     if (!trial.wrong) return true;
-    fprintf(stderr, "\n    seed %d: %s: %g %g %g %g %g %g, %d x %d, %s, table %d, page %d%s%s; l %d, %d prompts, eos %d\n",
+    fprintf(stderr,
+            "\n    seed %d: %s: %g %g %g %g %g %g, %d x %d, %s, table %d, page %d%s%s; bits %d %d, sparsity %g; l %d, %d "
+            "prompts, eos %d\n",
             (int)seed, trial.wrong, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches,
             schedule_name[p->schedule], p->table_home, p->page_tokens, p->cpu_attention ? ", CPU attention" : "",
-            p->overlap ? "" : ", no overlap", trial.model->config.l, trial.task.count, trial.model->config.eos);
+            p->overlap ? "" : ", no overlap", p->weight_quant.bits, p->cache_quant.bits, p->sparsity, trial.model->config.l,
+            trial.task.count, trial.model->config.eos);
     return false;
 }
 
@@ -438,6 +559,7 @@ static void no_two_ops_touch_the_same_bytes_without_an_event_between_them(void) 
         dice = seed << 32; /* far apart: the generator counts up from here */
         open_model(roll(1, 4));
         draw_task();
+        draw_numbers();
         run_reference();
         ok = passes(seed);
         for (int i = 0; i < POLICIES && ok; i++) {

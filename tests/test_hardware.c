@@ -363,8 +363,8 @@ static void without_curves_an_op_takes_the_longer_of_flops_and_bytes(void) {
     Hardware h = round_machine;
     for (int p = 0; p < 2; p++) {
         CU_ASSERT(near(linear_seconds(&h, p, 10, 1000, 100, 2), p ? 2e6 / 20e12 : 2e6 / 4e12));
-        CU_ASSERT(near(attend_seconds(&h, false, p, 3, 20, 100), p ? 24000 / 8e12 : 24000 / .5e12));
-        CU_ASSERT(near(attend_seconds(&h, true, p, 3, 20, 100), p ? 24000 / .04e12 : 24000 / .1e12));
+        CU_ASSERT(near(attend_seconds(&h, false, p, 3, 20, 100, false), p ? 24000 / 8e12 : 24000 / .5e12));
+        CU_ASSERT(near(attend_seconds(&h, true, p, 3, 20, 100, false), p ? 24000 / .04e12 : 24000 / .1e12));
     }
     CU_ASSERT(near(attend_prefill_seconds(&h, 1, 4, 100, 2), 4000 / 8e12));
     CU_ASSERT(near(attend_prefill_seconds(&h, 7, 4, 100, 2), 7 * 4000 / 8e12));
@@ -373,8 +373,8 @@ static void without_curves_an_op_takes_the_longer_of_flops_and_bytes(void) {
     CU_ASSERT(near(linear_seconds(&h, true, 10, 1000, 100, 4), 244000 / 1e9));
     CU_ASSERT(near(attend_prefill_seconds(&h, 1, 4, 100, 2), 3200 / 1e9));
     CU_ASSERT(near(attend_prefill_seconds(&h, 1, 4, 100, 4), 4800 / 1e9));
-    CU_ASSERT(near(attend_seconds(&h, false, true, 3, 20, 100), 24000 / 1e9));
-    CU_ASSERT(near(attend_seconds(&h, true, true, 3, 20, 100), 24000 / 2e9));
+    CU_ASSERT(near(attend_seconds(&h, false, true, 3, 20, 100, false), 24000 / 1e9));
+    CU_ASSERT(near(attend_seconds(&h, true, true, 3, 20, 100, false), 24000 / 2e9));
 }
 
 /* By hand, 2 n k = 2000 flops a row: at 4 rows 8000 / 100 = 80 s, at 8 rows 16000 / 160 = 100 s, and 5 s more for each row
@@ -394,12 +394,12 @@ static void a_curve_goes_before_rates_and_is_linear_in_seconds(void) {
     h.bmm_tokens[1] = (Curve){1, {50}, {1000}};
     h.bmm_tokens[0] = (Curve){2, {10, 30}, {1000, 2000}};
     h.cpu_tokens = (Curve){2, {10, 30}, {500, 1000}};
-    CU_ASSERT(near(attend_prefill_seconds(&h, 7, 4, 100, 2), 28));     /* 28000 flops */
-    CU_ASSERT(near(attend_seconds(&h, false, true, 3, 10, 100), 12));  /* 12000 flops */
-    CU_ASSERT(near(attend_seconds(&h, false, false, 3, 30, 100), 18)); /* 36000 flops */
-    CU_ASSERT(near(attend_seconds(&h, false, false, 3, 20, 100), 15));
-    CU_ASSERT(near(attend_seconds(&h, true, false, 3, 20, 100), 30));
-    CU_ASSERT(near(attend_seconds(&h, true, false, 6, 20, 100), 60));
+    CU_ASSERT(near(attend_prefill_seconds(&h, 7, 4, 100, 2), 28));            /* 28000 flops */
+    CU_ASSERT(near(attend_seconds(&h, false, true, 3, 10, 100, false), 12));  /* 12000 flops */
+    CU_ASSERT(near(attend_seconds(&h, false, false, 3, 30, 100, false), 18)); /* 36000 flops */
+    CU_ASSERT(near(attend_seconds(&h, false, false, 3, 20, 100, false), 15));
+    CU_ASSERT(near(attend_seconds(&h, true, false, 3, 20, 100, false), 30));
+    CU_ASSERT(near(attend_seconds(&h, true, false, 6, 20, 100, false), 60));
 }
 
 /* Where a larger point takes no less time than a smaller one, so does everything between and outside. */
@@ -414,8 +414,8 @@ static void more_work_never_takes_less_time(void) {
         double before[4] = {0};
         for (double size = .5; size < 3 * c->size[c->n - 1]; size *= 1.07) {
             const double after[] = {linear_seconds(&h, true, size, 7, 5, 4), attend_prefill_seconds(&h, 2, size, 7, 4),
-                                    attend_seconds(&h, false, false, 2, size, 7),
-                                    attend_seconds(&h, true, true, 2, size, 7)};
+                                    attend_seconds(&h, false, false, 2, size, 7, false),
+                                    attend_seconds(&h, true, true, 2, size, 7, false)};
             for (int i = 0; i < 4; i++) CU_ASSERT(after[i] >= before[i] * (1 - 1e-12) && isfinite(after[i]));
             memcpy(before, after, sizeof before);
         }

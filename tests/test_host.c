@@ -1,5 +1,7 @@
 /* test_host.c: the CPU's arithmetic against plain double-precision loops, and batch invariance bit for bit. */
 #include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "tests.h"
 
@@ -296,6 +298,105 @@ static void linear_adds_bias_then_relu_then_the_residual_even_in_place(void) {
     product_free(&p);
 }
 
+// ---- linear, packed ----------------------------------------------------------------------------------------------
+
+/* Packs p's weights, whose place what comes back takes. */
+static uint8_t *product_pack(const Product *p, Quant quant) {
+    uint8_t *packed = (uint8_t *)xcalloc(quant_matrix_bytes(quant, p->n, p->k), 1), *to = packed;
+    for (int r = 0; r < p->n; r += quant.group) {
+        f16 *w = p->w + (size_t)r * p->k;
+        int rows = imin(quant.group, p->n - r);
+        CU_ASSERT(quant_pack_rows(to, w, rows, p->k, quant));
+        quant_unpack_rows(w, to, rows, p->k, quant);
+        to += quant_matrix_bytes(quant, quant.group, p->k);
+    }
+    return packed;
+}
+
+/* Groups of one block of codes, of two, of three and of many, whose parts are whole or not; of other sizes and bits. */
+static const Quant quants[] = {{4, 64}, {4, 32}, {4, 96}, {4, 256}, {4, 1}, {4, 48}, {3, 64}, {8, 100}, {2, 16}, {5, 130}};
+enum { NQUANTS = sizeof quants / sizeof *quants };
+
+static void packed_linear_matches_double_precision_over_the_numbers_that_came_back(void) {
+    static const int shapes[][3] = {{1, 64, 64},   {1, 130, 65},  {2, 31, 1},    {3, 64, 63},   {4, 65, 200},
+                                    {5, 193, 127}, {6, 100, 300}, {7, 129, 129}, {13, 300, 70}, {50, 257, 130}};
+    double worst = 0, apart = 0;
+    for (int s = 0; s < 10; s++) {
+        for (int q = 0; q < NQUANTS; q++) {
+            Product p = product_new(shapes[s][0], shapes[s][1], shapes[s][2]);
+            uint8_t *w = product_pack(&p, quants[q]);
+            float *plain = random_floats((size_t)p.m * p.n, 1);
+            host_linear_packed(p.y, F32, p.n, p.x, w, quants[q], p.b, NULL, s % 2, p.m, p.n, p.k);
+            host_linear(plain, F32, p.n, p.x, p.w, p.b, NULL, s % 2, p.m, p.n, p.k);
+            worst = worse(worst, product_error(&p, s % 2));
+            apart = worse(apart, max_norm_error(p.y, plain, (size_t)p.m * p.n));
+            free(w), free(plain);
+            product_free(&p);
+        }
+    }
+    Product p = product_new(2, 70, 49152); /* the longest sum there is, of OPT-175B's second FFN matrix */
+    uint8_t *w = product_pack(&p, quants[0]);
+    host_linear_packed(p.y, F32, p.n, p.x, w, quants[0], p.b, NULL, false, p.m, p.n, p.k);
+    worst = worse(worst, product_error(&p, false));
+    free(w);
+    product_free(&p);
+    CU_ASSERT(worst <= 1e-6); /* as for linear */
+    CU_ASSERT(apart <= 1e-5); /* in units of the largest result, which may be a tenth of its terms' sizes */
+}
+
+static void packed_rows_depend_on_neither_rows_nor_columns_nor_threads(void) {
+    static const int ms[] = {1, 2, 3, 4, 5, 6, 7, 12, 13, 100, 193, 400}; /* tiles, and tasks of 192 rows */
+    enum { MOST = 400 };
+    for (int q = 0; q < NQUANTS; q++) {
+        Product p = product_new(MOST, 70, q % 2 ? 140 : 65);
+        uint8_t *w = product_pack(&p, quants[q]);
+        float *y = random_floats((size_t)MOST * p.n, 1);
+        int wrong = 0;
+        for (int i = 0; i < MOST; i++)
+            host_linear_packed(p.y + (size_t)i * p.n, F32, p.n, p.x + (size_t)i * p.k, w, quants[q], p.b, NULL, false, 1,
+                               p.n, p.k);
+        for (size_t i = 0; i < sizeof ms / sizeof *ms; i++) { /* not starting at row 0 */
+            int m = ms[i], first = MOST - m;
+            host_set_threads(1 + (int)i % 4);
+            host_linear_packed(y, F32, p.n, p.x + (size_t)first * p.k, w, quants[q], p.b, NULL, false, m, p.n, p.k);
+            wrong += !same_bits(y, p.y + (size_t)first * p.n, (size_t)m * p.n * 4);
+        }
+        for (int n = 1; n <= p.n; n += 23) {
+            host_linear_packed(y, F32, p.n, p.x, w, quants[q], p.b, NULL, false, 9, n, p.k);
+            for (int i = 0; i < 9; i++) wrong += !same_bits(y + (size_t)i * p.n, p.y + (size_t)i * p.n, (size_t)n * 4);
+        }
+        CU_ASSERT_EQUAL(wrong, 0);
+        free(w), free(y);
+        product_free(&p);
+    }
+    host_set_threads(0);
+}
+
+static void packed_linear_finishes_like_linear_and_writes_nothing_outside(void) {
+    enum { M = 9, N = 85, K = 50, LD = 93 };
+    static float plain[M * LD], y32[M * LD], add[M * LD];
+    static f16 y16[M * LD];
+    Product p = product_new(M, N, K);
+    for (int q = 0; q < NQUANTS; q++) {
+        uint8_t *w = product_pack(&p, quants[q]);
+        int wrong = 0;
+        for (int i = 0; i < M * LD; i++) plain[i] = -77, y32[i] = add[i] = (float)i / 8, y16[i] = 0x1234;
+        host_linear_packed(plain, F32, LD, p.x, w, quants[q], NULL, NULL, false, M, N, K);
+        host_linear_packed(y32, F32, LD, p.x, w, quants[q], p.b, y32, true, M, N, K);
+        host_linear_packed(y16, F16, LD, p.x, w, quants[q], p.b, NULL, true, M, N, K);
+        for (int i = 0; i < M * LD; i++) {
+            bool inside = i % LD < N;
+            float sum = inside ? plain[i] + f16_to_f32(p.b[i % LD]) : 0, positive = sum < 0 ? 0 : sum;
+            wrong += !inside && plain[i] != -77;
+            wrong += y32[i] != (inside ? positive + add[i] : add[i]);
+            wrong += y16[i] != (inside ? f32_to_f16(positive) : 0x1234);
+        }
+        CU_ASSERT_EQUAL(wrong, 0);
+        free(w);
+    }
+    product_free(&p);
+}
+
 // ---- attention ---------------------------------------------------------------------------------------------------
 
 /* Whole sequences, one after another: q (rows, h1) F32, kv (rows, 2 h1) F16. */
@@ -361,7 +462,7 @@ static void decode_paged(float *o, const Prompts *p, int page_tokens, int nseq) 
         for (int t = 0; t < len[r]; t++) seq[p->start[r] + t] = r, pos[p->start[r] + t] = t;
         memcpy(q + (size_t)r * p->h1, p->q + (size_t)(p->start[r + 1] - 1) * p->h1, (size_t)p->h1 * 4);
     }
-    host_append(k, v, p->kv, seq, pos, pages, p->start[nseq], max_pages, page_tokens, p->h1, p->nh, (Quant){0});
+    host_append(k, v, p->kv, seq, pos, pages, p->start[nseq], max_pages, page_tokens, p->h1);
     host_attend(o, q, F32, k, v, pages, len, nseq, max_pages, page_tokens, p->h1, p->nh, (Quant){0});
     free(k), free(v), free(pages), free(len), free(seq), free(pos), free(q);
 }
@@ -377,7 +478,7 @@ static void append_puts_rows_where_the_page_table_says(void) {
     const int at[] = {1 * PT + 1, 2 * PT + 2, 3 * PT};
     for (int i = 0; i < 3 * 2 * H1; i++) kv[i] = (f16)(100 + i);
     memset(k, 0, sizeof k), memset(v, 0, sizeof v);
-    host_append(k, v, kv, seq, pos, pages, 3, 2, PT, H1, 1, (Quant){0});
+    host_append(k, v, kv, seq, pos, pages, 3, 2, PT, H1);
     int wrong = 0, filled = 0;
     for (int r = 0; r < 3; r++)
         for (int c = 0; c < H1; c++)
@@ -576,6 +677,388 @@ static void lanes_may_call_at_the_same_time(void) {
     for (int i = 0; i < 3; i++) free((float *)work[i].o), prompts_free(&p[i]);
 }
 
+// ---- packed pages ------------------------------------------------------------------------------------------------
+
+/* Sequences in pages that are scattered in a pool, put there by append. */
+typedef struct {
+    int nseq, h1, nh, page_tokens, max_pages;
+    Quant quant;
+    int32_t *pages;
+    const int32_t *len; /* [nseq] */
+    size_t bytes;       /* of k, of v */
+    uint8_t *k, *v;
+} Paged;
+
+/* kv (rows, 2 h1) holds the sequences one after another. */
+static Paged paged_new(const f16 *kv, const int32_t *len, int nseq, int hd, int nh, int page_tokens, Quant quant) {
+    Paged p = {.nseq = nseq, .h1 = hd * nh, .nh = nh, .page_tokens = page_tokens, .quant = quant, .len = len};
+    int rows = 0;
+    for (int r = 0; r < nseq; r++) rows += len[r], p.max_pages = imax(p.max_pages, pages_for(len[r], page_tokens));
+    int npages = nseq * p.max_pages;
+    p.bytes = (size_t)npages * page_tokens * nh * (quant.bits ? quant_bytes(quant, hd) : hd * sizeof(f16));
+    p.k = (uint8_t *)memset(xcalloc(p.bytes, 1), 0x7f, p.bytes); /* as F16 NaN, which must not be read */
+    p.v = (uint8_t *)memset(xcalloc(p.bytes, 1), 0x7f, p.bytes);
+    p.pages = (int32_t *)xcalloc(npages, 4);
+    for (int i = 0; i < npages; i++) p.pages[i] = npages - 1 - (i % p.max_pages * nseq + i / p.max_pages);
+    int32_t *seq = (int32_t *)xcalloc(rows, 4), *pos = (int32_t *)xcalloc(rows, 4);
+    for (int r = 0, row = 0; r < nseq; r++)
+        for (int t = 0; t < len[r]; t++, row++) seq[row] = r, pos[row] = t;
+    const size_t row = p.bytes / ((size_t)npages * page_tokens);
+    uint8_t *packed = (uint8_t *)xcalloc(rows, 2 * row);
+    if (quant.bits) host_pack(packed, kv, rows, p.h1, nh, quant);
+    host_append(p.k, p.v, quant.bits ? (const void *)packed : kv, seq, pos, p.pages, rows, p.max_pages, page_tokens,
+                (int)(row / sizeof(f16)));
+    free(seq), free(pos), free(packed);
+    return p;
+}
+
+static void paged_free(Paged *p) { free(p->pages), free(p->k), free(p->v); }
+
+static void paged_attend(void *o, const void *q, Type type, const Paged *p) {
+    host_attend(o, q, type, p->k, p->v, p->pages, p->len, p->nseq, p->max_pages, p->page_tokens, p->h1, p->nh, p->quant);
+}
+
+/* What comes back of heads that are packed and unpacked. */
+static f16 *round_trip(const f16 *x, int heads, int hd, Quant quant) {
+    uint8_t *bytes = (uint8_t *)xcalloc(quant_bytes(quant, hd), 1);
+    f16 *back = (f16 *)xcalloc((size_t)heads * hd, sizeof *back);
+    for (int h = 0; h < heads; h++) {
+        quant_pack(bytes, x + (size_t)h * hd, 1, hd, quant);
+        quant_unpack(back + (size_t)h * hd, 1, bytes, hd, quant);
+    }
+    free(bytes);
+    return back;
+}
+
+static const Quant packings[] = {{4, 64}, {3, 64}, {8, 64}, {4, 32}, {4, 128}, {4, 40}, {0, 0}};
+enum { NPACKINGS = 6, NSEQ = 5 };
+static const int32_t lengths[NSEQ] = {1, 66, 200, 3, 128}; /* less than a block, whole blocks, and what is left over */
+enum { TOKENS = 1 + 66 + 200 + 3 + 128 };
+
+static void attention_to_packed_pages_is_that_to_halves_of_the_same_numbers(void) {
+    static const int dims[] = {64, 80, 128, 16, 96, 20}, page_sizes[] = {1, 3, 16};
+    enum { NH = 3 };
+    int wrong = 0;
+    for (size_t c = 0; c < sizeof dims / sizeof *dims * NPACKINGS; c++) {
+        const int hd = dims[c / NPACKINGS], h1 = hd * NH, n = NSEQ * h1;
+        const Quant quant = packings[c % NPACKINGS];
+        f16 *kv = random_halves((size_t)TOKENS * 2 * h1, 2), *back = round_trip(kv, TOKENS * 2 * NH, hd, quant);
+        f16 *qh = random_halves(n, 3), *oh = random_halves(n, 1), *againh = random_halves(n, 1);
+        float *q = random_floats(n, 3), *o = random_floats(n, 1), *again = random_floats(n, 1);
+        Paged plain = paged_new(back, lengths, NSEQ, hd, NH, 16, (Quant){0});
+        paged_attend(o, q, F32, &plain);
+        paged_attend(oh, qh, F16, &plain);
+        for (int i = 0; i < 3; i++) {
+            Paged packed = paged_new(kv, lengths, NSEQ, hd, NH, page_sizes[i], quant);
+            paged_attend(again, q, F32, &packed);
+            paged_attend(againh, qh, F16, &packed);
+            wrong += !same_bits(again, o, (size_t)n * 4) || !same_bits(againh, oh, (size_t)n * 2);
+            paged_free(&packed);
+        }
+        paged_free(&plain);
+        free(kv), free(back), free(qh), free(oh), free(againh), free(q), free(o), free(again);
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+}
+
+static void append_packs_every_head_as_quant_pack_does(void) {
+    enum { HD = 80, NH = 5, PT = 3 }; /* enough of it for several threads */
+    for (int c = 0; c < NPACKINGS; c++) {
+        f16 *kv = random_halves((size_t)TOKENS * 2 * HD * NH, 2);
+        Paged p = paged_new(kv, lengths, NSEQ, HD, NH, PT, packings[c]);
+        size_t head = quant_bytes(p.quant, HD);
+        uint8_t *k = (uint8_t *)memset(xcalloc(p.bytes, 1), 0x7f, p.bytes);
+        uint8_t *v = (uint8_t *)memset(xcalloc(p.bytes, 1), 0x7f, p.bytes);
+        const f16 *x = kv;
+        for (int r = 0; r < NSEQ; r++)
+            for (int t = 0; t < lengths[r]; t++)
+                for (int h = 0; h < 2 * NH; h++, x += HD) {
+                    size_t row = (size_t)p.pages[r * p.max_pages + t / PT] * PT + t % PT;
+                    quant_pack((h < NH ? k : v) + (row * NH + h % NH) * head, x, 1, HD, p.quant);
+                }
+        CU_ASSERT(same_bits(k, p.k, p.bytes)); /* nothing else was touched */
+        CU_ASSERT(same_bits(v, p.v, p.bytes));
+        paged_free(&p);
+        free(kv), free(k), free(v);
+    }
+}
+
+static void decode_from_packed_pages_matches_double_precision(void) {
+    enum { HD = 64, NH = 2, H1 = HD * NH };
+    int32_t start[NSEQ + 1] = {0};
+    for (int r = 0; r < NSEQ; r++) start[r + 1] = start[r] + lengths[r];
+    for (int c = 0; c < NPACKINGS; c++) {
+        Prompts p = prompts_new(start, NSEQ, HD, NH);
+        float *q = random_floats((size_t)NSEQ * H1, 1), o[NSEQ * H1];
+        double ref[H1], worst = 0;
+        for (int r = 0; r < NSEQ; r++) memcpy(q + r * H1, p.q + (size_t)(start[r + 1] - 1) * H1, sizeof(float[H1]));
+        Paged packed = paged_new(p.kv, lengths, NSEQ, HD, NH, 16, packings[c]);
+        paged_attend(o, q, F32, &packed);
+        f16 *back = round_trip(p.kv, TOKENS * 2 * NH, HD, packings[c]);
+        free(p.kv);
+        p.kv = back;
+        for (int r = 0; r < NSEQ; r++) {
+            attention_reference(ref, &p, start[r], start[r + 1] - 1);
+            for (int d = 0; d < H1; d++) worst = worse(worst, fabs(ref[d] - o[r * H1 + d]));
+        }
+        CU_ASSERT(worst <= 2e-5); /* as from halves */
+        paged_free(&packed);
+        prompts_free(&p);
+        free(q);
+    }
+}
+
+// ---- sparse attention --------------------------------------------------------------------------------------------
+
+/* tokens, weights (nseq, nh, most) of sparse attention, and o. What is not written stays -1. */
+typedef struct {
+    int most;
+    int32_t *tokens;
+    float *weights, *o;
+} Sparse;
+
+static Sparse sparse_attend(const void *q, const Paged *p, double sparsity, int spare) {
+    Sparse s = {.most = spare};
+    for (int r = 0; r < p->nseq; r++) s.most = imax(s.most, sparse_tokens(sparsity, p->len[r]) + spare);
+    size_t n = (size_t)p->nseq * p->nh * s.most;
+    s.tokens = (int32_t *)memset(xcalloc(n, 4), 0xff, n * 4);
+    s.weights = random_floats(n, 1), s.o = random_floats((size_t)p->nseq * p->h1, 1);
+    for (size_t i = 0; i < n; i++) s.weights[i] = -1;
+    host_select(s.tokens, s.weights, q, F32, p->k, p->pages, p->len, p->nseq, p->max_pages, p->page_tokens, p->h1, p->nh,
+                p->quant, sparsity, s.most);
+    host_weigh(s.o, F32, s.tokens, s.weights, p->v, p->pages, p->len, p->nseq, p->max_pages, p->page_tokens, p->h1, p->nh,
+               p->quant, sparsity, s.most);
+    return s;
+}
+
+static void sparse_free(Sparse *s) { free(s->tokens), free(s->weights), free(s->o); }
+
+/* Whether score a of token i goes before score b of token j. */
+static bool goes_before(double a, int i, double b, int j) {
+    if (isnan(a) || isnan(b)) return isnan(a) == isnan(b) ? i < j : isnan(b);
+    return a > b || (a == b && i < j);
+}
+
+/* How much of the tokens and weights of a (sequence, head) is not as section 5 says; score (len). */
+static int sparse_faults(const int32_t *tokens, const float *weights, int most, const double *score, int len,
+                         double sparsity) {
+    int k = sparse_tokens(sparsity, len) - 1, wrong = 0, at = 0;
+    double top = score[len - 1], sum = 0;
+    for (int t = 0; t < len; t++) {
+        int before = 0;
+        for (int u = 0; u < len - 1; u++) before += goes_before(score[u], u, score[t], t);
+        if (t < len - 1 && before >= k) continue;
+        wrong += at > k || tokens[at++] != t;
+        top = fmax(top, score[t]);
+    }
+    if (at != k + 1 || wrong) return 1;
+    for (int i = 0; i < at; i++) sum += exp(score[tokens[i]] - top);
+    for (int i = 0; i < at; i++) wrong += !(fabs(exp(score[tokens[i]] - top) / sum - weights[i]) <= 1e-6);
+    for (int i = at; i < most; i++) wrong += tokens[i] != -1 || weights[i] != -1;
+    return wrong;
+}
+
+static double dot_reference(const float *q, const f16 *k, int hd) {
+    double sum = 0;
+    for (int d = 0; d < hd; d++) sum += (double)q[d] * f16_to_f32(k[d]);
+    return sum / sqrt(hd);
+}
+
+/* Whole numbers, so that scores are exact and many are equal; each head of k has a 0 and a 15, so that 4 bits hold it. */
+static f16 *whole_numbers(int heads, int hd) {
+    f16 *x = random_halves((size_t)heads * hd, 1);
+    for (int i = 0; i < heads * hd; i++) {
+        int number = i % hd == 0 ? 0 : i % hd == 1 ? 15 : (int)(8 + 8 * test_random(&state));
+        x[i] = f32_to_f16((float)number);
+    }
+    return x;
+}
+
+static void the_largest_scores_are_chosen_and_of_equal_ones_the_earlier(void) {
+    static const double sparsities[] = {1e-9, 0.004, 0.1, 0.5, 0.9999, 1};
+    enum { HD = 16, NH = 3, H1 = HD * NH };
+    f16 *kv = whole_numbers(TOKENS * 2 * NH, HD);
+    float *q = random_floats(NSEQ * H1, 1);
+    int wrong = 0;
+    for (int i = 0; i < NSEQ * H1; i++)
+        q[i] = (float)(i % HD % 5 == 2) - (float)(i % HD == 6); /* few scores are possible */
+    for (int c = 0; c < 12; c++) {
+        double sparsity = sparsities[c / 2], score[200];
+        Paged p = paged_new(kv, lengths, NSEQ, HD, NH, 7, c % 2 ? packings[0] : (Quant){0});
+        Sparse s = sparse_attend(q, &p, sparsity, 2);
+        for (int r = 0, row = 0; r < NSEQ; row += lengths[r++])
+            for (int h = 0; h < NH; h++) {
+                size_t at = ((size_t)r * NH + h) * s.most;
+                for (int t = 0; t < lengths[r]; t++)
+                    score[t] = dot_reference(q + r * H1 + h * HD, kv + (size_t)(row + t) * 2 * H1 + h * HD, HD);
+                wrong += sparse_faults(s.tokens + at, s.weights + at, s.most, score, lengths[r], sparsity);
+            }
+        sparse_free(&s);
+        paged_free(&p);
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    free(kv), free(q);
+}
+
+/* One head of one number: the scores are what is in k. */
+static int chosen_faults(const float *scores, int len, double sparsity) {
+    const float one = 1;
+    double score[64];
+    int32_t length = len;
+    f16 kv[64 * 2] = {0};
+    for (int t = 0; t < len; t++) kv[2 * t] = f32_to_f16(scores[t]), score[t] = scores[t];
+    Paged p = paged_new(kv, &length, 1, 1, 1, 5, (Quant){0});
+    Sparse s = sparse_attend(&one, &p, sparsity, 1);
+    int wrong = sparse_faults(s.tokens, s.weights, s.most, score, len, sparsity);
+    sparse_free(&s);
+    paged_free(&p);
+    return wrong;
+}
+
+static void signs_zeros_infinities_and_nan_have_their_place_among_the_scores(void) {
+    float signs[] = {-1, 2, -3, 0, 4, -0.0f, 0, -5, 6, -0.0f, 1e-7f, -1e-7f, 0}, equal[64], low[20];
+    float numbers[] = {1, NAN, -2, -NAN, 3, NAN, -4, 0.5f};
+    float all[9], ends[] = {-2, -INFINITY, 3, -INFINITY, 1, -INFINITY, 2};
+    for (int i = 0; i < 64; i++) equal[i] = 2.5f;
+    for (int i = 0; i < 20; i++) low[i] = (float)(-60000 + 32 * i);
+    for (int k = 0; k <= 12; k++) CU_ASSERT_EQUAL(chosen_faults(signs, 13, k / 12.0), 0);
+    for (int k = 0; k <= 63; k += 7) CU_ASSERT_EQUAL(chosen_faults(equal, 64, k / 63.0), 0);
+    for (int k = 0; k <= 19; k++) CU_ASSERT_EQUAL(chosen_faults(low, 20, k / 19.0), 0);
+    for (int k = 0; k <= 4; k++) CU_ASSERT_EQUAL(chosen_faults(numbers, 8, k / 7.0), 0); /* there are 4 numbers before it */
+    for (int k = 0; k <= 6; k++) CU_ASSERT_EQUAL(chosen_faults(ends, 7, k / 6.0), 0);
+    for (int i = 0; i < 9; i++) all[i] = NAN; /* weights are NaN, tokens the earliest */
+    const int32_t len = 9;
+    const float one = 1;
+    f16 kv[18];
+    for (int i = 0; i < 18; i++) kv[i] = f32_to_f16(all[i / 2]);
+    Paged p = paged_new(kv, &len, 1, 1, 1, 4, (Quant){0});
+    Sparse s = sparse_attend(&one, &p, 0.5, 0);
+    const int32_t earliest[] = {0, 1, 2, 3, 8};
+    CU_ASSERT(same_bits(s.tokens, earliest, sizeof earliest));
+    CU_ASSERT(isnan(s.weights[0]) && isnan(s.o[0]));
+    sparse_free(&s);
+    paged_free(&p);
+}
+
+static void sparse_attention_is_the_softmax_of_the_chosen_and_nothing_larger_is_left_out(void) {
+    static const int dims[] = {128, 80, 20};
+    enum { NH = 2 };
+    for (size_t c = 0; c < sizeof dims / sizeof *dims * (NPACKINGS + 1); c++) {
+        const int hd = dims[c / (NPACKINGS + 1)], h1 = hd * NH;
+        const Quant quant = packings[c % (NPACKINGS + 1)];
+        f16 *kv = random_halves((size_t)TOKENS * 2 * h1, 2);
+        f16 *back = quant.bits ? round_trip(kv, TOKENS * 2 * NH, hd, quant) : NULL;
+        const f16 *x = back ? back : kv;
+        float *q = random_floats((size_t)NSEQ * h1, 3);
+        double score[200], worst = 0;
+        int wrong = 0;
+        Paged p = paged_new(kv, lengths, NSEQ, hd, NH, 16, quant);
+        Sparse s = sparse_attend(q, &p, 0.2, 0);
+        for (int r = 0; r < NSEQ; x += (size_t)lengths[r++] * 2 * h1) {
+            int n = sparse_tokens(0.2, lengths[r]);
+            for (int h = 0; h < NH; h++) {
+                const int32_t *tokens = s.tokens + ((size_t)r * NH + h) * s.most;
+                bool chosen[200] = {0};
+                double sum = 0, least = INFINITY;
+                for (int t = 0; t < lengths[r]; t++)
+                    score[t] = dot_reference(q + r * h1 + h * hd, x + (size_t)t * 2 * h1 + h * hd, hd);
+                for (int i = 0; i < n; i++) chosen[tokens[i]] = true, sum += exp(score[tokens[i]]);
+                for (int i = 0; i < n - 1; i++) least = fmin(least, score[tokens[i]]);
+                for (int t = 0; t < lengths[r] - 1; t++) wrong += !chosen[t] && score[t] > least + 1e-5;
+                for (int d = 0; d < hd; d++) {
+                    double o = 0;
+                    for (int i = 0; i < n; i++)
+                        o += exp(score[tokens[i]]) / sum * f16_to_f32(x[(size_t)tokens[i] * 2 * h1 + h1 + h * hd + d]);
+                    worst = worse(worst, fabs(o - s.o[r * h1 + h * hd + d]));
+                }
+            }
+        }
+        CU_ASSERT_EQUAL(wrong, 0); /* scores up to ~20 are good to 2e-6 */
+        CU_ASSERT(worst <= 2e-5);  /* as dense attention */
+        sparse_free(&s);
+        paged_free(&p);
+        free(kv), free(back), free(q);
+    }
+}
+
+static void choosing_every_token_is_dense_attention(void) {
+    enum { HD = 64, NH = 4, N = NSEQ * HD * NH };
+    for (int c = 0; c <= NPACKINGS; c++) {
+        f16 *kv = random_halves((size_t)TOKENS * 2 * HD * NH, 2);
+        float *q = random_floats(N, 3), *o = random_floats(N, 1);
+        double worst = 0;
+        Paged p = paged_new(kv, lengths, NSEQ, HD, NH, 16, packings[c]);
+        Sparse s = sparse_attend(q, &p, 1, 0);
+        paged_attend(o, q, F32, &p);
+        for (int i = 0; i < N; i++) worst = worse(worst, fabs(o[i] - s.o[i]));
+        /* the same scores, but divided before v is weighed, not after, and without a running maximum: some roundings of
+         * 6e-8 in weights that add up to 1, of values up to 2 */
+        CU_ASSERT(worst <= 2e-6);
+        sparse_free(&s);
+        paged_free(&p);
+        free(kv), free(q), free(o);
+    }
+}
+
+static void page_size_company_and_threads_never_change_a_bit_of_sparse_attention(void) {
+    enum { HD = 80, NH = 7, H1 = HD * NH };
+    int wrong = 0;
+    for (int c = 0; c <= NPACKINGS; c++) {
+        f16 *kv = random_halves((size_t)TOKENS * 2 * H1, 2);
+        float *q = random_floats(NSEQ * H1, 3);
+        Paged p = paged_new(kv, lengths, NSEQ, HD, NH, 16, packings[c]);
+        Sparse s = sparse_attend(q, &p, 0.1, 0);
+        for (int r = 0, row = 0; r < NSEQ; row += lengths[r++]) {
+            host_set_threads(1 + r * 2);
+            Paged alone = paged_new(kv + (size_t)row * 2 * H1, lengths + r, 1, HD, NH, 1 + r, packings[c]);
+            Sparse one = sparse_attend(q + r * H1, &alone, 0.1, 0);
+            wrong += !same_bits(one.o, s.o + r * H1, sizeof(float[H1]));
+            for (int h = 0; h < NH; h++) {
+                size_t at = ((size_t)r * NH + h) * s.most, n = sparse_tokens(0.1, lengths[r]);
+                wrong += !same_bits(one.tokens + (size_t)h * one.most, s.tokens + at, n * 4);
+                wrong += !same_bits(one.weights + (size_t)h * one.most, s.weights + at, n * 4);
+            }
+            sparse_free(&one);
+            paged_free(&alone);
+        }
+        host_set_threads(0);
+        sparse_free(&s);
+        paged_free(&p);
+        free(kv), free(q);
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+}
+
+/* A token's row of V is a page of memory, and only what was chosen may be read. */
+static void v_of_tokens_that_were_not_chosen_is_never_touched(void) {
+    enum { LEN = 40, HD = 64, NH = 32, H1 = HD * NH, PT = 4 }; /* the heads have the same k and q, so they agree */
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), row = H1 * sizeof(f16);
+    if (row % page) return;
+    const int32_t len = LEN;
+    f16 *kv = random_halves((size_t)LEN * 2 * H1, 1);
+    float *q = random_floats(H1, 1), *o = random_floats(H1, 1), *again = random_floats(H1, 1);
+    for (int i = HD; i < H1; i++) q[i] = q[i - HD];
+    for (int t = 0; t < LEN; t++)
+        for (int i = HD; i < H1; i++) kv[(size_t)t * 2 * H1 + i] = kv[(size_t)t * 2 * H1 + i - HD];
+    Paged p = paged_new(kv, &len, 1, HD, NH, PT, (Quant){0});
+    Sparse s = sparse_attend(q, &p, 0.1, 0);
+    uint8_t *v = (uint8_t *)mmap(NULL, p.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CU_ASSERT_FATAL(v != MAP_FAILED);
+    memcpy(v, p.v, p.bytes);
+    for (int t = 0, i = 0; t < LEN; t++) {
+        if (s.tokens[i] == t)
+            i++;
+        else
+            mprotect(v + ((size_t)p.pages[t / PT] * PT + t % PT) * row, row, PROT_NONE);
+    }
+    host_weigh(again, F32, s.tokens, s.weights, v, p.pages, &len, 1, p.max_pages, PT, H1, NH, p.quant, 0.1, s.most);
+    CU_ASSERT(same_bits(again, s.o, sizeof(float[H1])));
+    munmap(v, p.bytes);
+    sparse_free(&s);
+    paged_free(&p);
+    free(kv), free(q), free(o), free(again);
+}
+
 // ---- pick --------------------------------------------------------------------------------------------------------
 
 static int pick_one(const float *logits, int vocab, Sampling s, int prompt, int pos) {
@@ -694,6 +1177,45 @@ static void top_k_among_many_keeps_the_best(void) {
     free(logits);
 }
 
+static void score_is_the_log_softmax_of_the_target_and_the_greedy_choice(void) {
+    static const int vocabs[] = {1, 5, 16, 131, 1025, 50272};
+    Sampling greedy = {0, 1, 0, 1};
+    for (int c = 0; c < 6; c++) {
+        enum { ROWS = 6 };
+        int vocab = vocabs[c], wrong = 0;
+        float *logits = random_floats((size_t)ROWS * vocab, 50), logp[ROWS];
+        int32_t target[ROWS], best[ROWS];
+        double worst = 0;
+        for (int r = 0; r < ROWS; r++) target[r] = vocab * r / ROWS;
+        for (int i = 0; i < vocab; i++) logits[i] = -50 + 1e-3f * (i % 7); /* flat: the sum is long and all of it counts */
+        host_score(logp, best, logits, target, ROWS, vocab);
+        for (int r = 0; r < ROWS; r++) {
+            const float *row = logits + (size_t)r * vocab;
+            double sum = 0;
+            for (int i = 0; i < vocab; i++) sum += exp((double)row[i] - row[best[r]]);
+            worst = worse(worst, fabs((double)row[target[r]] - row[best[r]] - log(sum) - logp[r]));
+            wrong += best[r] != pick_one(row, vocab, greedy, 0, 0);
+        }
+        CU_ASSERT_EQUAL(wrong, 0);
+        CU_ASSERT(worst <= 6e-6); /* half a float's step at 100 is 3.8e-6, the sum is good to 1e-6 */
+        free(logits);
+    }
+}
+
+static void score_of_nan_is_nan_and_of_what_cannot_come_is_minus_infinity(void) {
+    enum { VOCAB = 100 };
+    float logits[2][VOCAB] = {{0}}, logp[2];
+    const int32_t target[] = {3, 3};
+    int32_t best[2];
+    for (int at = 0; at < VOCAB; at++) {
+        logits[0][at] = NAN, logits[1][3] = -INFINITY;
+        host_score(logp, best, logits[0], target, 2, VOCAB);
+        CU_ASSERT(isnan(logp[0]) && logp[1] == -INFINITY);
+        CU_ASSERT_EQUAL(best[0], at == 0);
+        logits[0][at] = 0;
+    }
+}
+
 CU_TestInfo tests_host[] = {
     {"every half converts exactly and back", every_half_converts_exactly_and_back},
     {"vectors read halves as scalars do", vectors_read_halves_as_scalars_do},
@@ -707,6 +1229,12 @@ CU_TestInfo tests_host[] = {
     {"linear writes halves and strides and nothing outside", linear_writes_halves_and_strides_and_nothing_outside},
     {"linear adds bias, then relu, then the residual, even in place",
      linear_adds_bias_then_relu_then_the_residual_even_in_place},
+    {"packed linear matches double precision over the numbers that came back",
+     packed_linear_matches_double_precision_over_the_numbers_that_came_back},
+    {"packed rows depend on neither rows nor columns nor threads",
+     packed_rows_depend_on_neither_rows_nor_columns_nor_threads},
+    {"packed linear finishes like linear and writes nothing outside",
+     packed_linear_finishes_like_linear_and_writes_nothing_outside},
     {"append puts rows where the page table says", append_puts_rows_where_the_page_table_says},
     {"prefill attention matches double precision", prefill_attention_matches_double_precision},
     {"prefill rows do not depend on the other sequences", prefill_rows_do_not_depend_on_the_other_sequences},
@@ -718,11 +1246,29 @@ CU_TestInfo tests_host[] = {
     {"softmax weights are right to a few roundings", softmax_weights_are_right_to_a_few_roundings},
     {"large scores do not overflow", large_scores_do_not_overflow},
     {"lanes may call at the same time", lanes_may_call_at_the_same_time},
+    {"attention to packed pages is that to halves of the same numbers, bit for bit",
+     attention_to_packed_pages_is_that_to_halves_of_the_same_numbers},
+    {"append packs every head as quant_pack does", append_packs_every_head_as_quant_pack_does},
+    {"decode from packed pages matches double precision", decode_from_packed_pages_matches_double_precision},
+    {"the largest scores are chosen, and of equal ones the earlier",
+     the_largest_scores_are_chosen_and_of_equal_ones_the_earlier},
+    {"signs, zeros, infinities and NaN have their place among the scores",
+     signs_zeros_infinities_and_nan_have_their_place_among_the_scores},
+    {"sparse attention is the softmax of the chosen, and nothing larger is left out",
+     sparse_attention_is_the_softmax_of_the_chosen_and_nothing_larger_is_left_out},
+    {"choosing every token is dense attention", choosing_every_token_is_dense_attention},
+    {"page size, company and threads never change a bit of sparse attention",
+     page_size_company_and_threads_never_change_a_bit_of_sparse_attention},
+    {"V of tokens that were not chosen is never touched", v_of_tokens_that_were_not_chosen_is_never_touched},
     {"greedy takes the largest, the lowest id among equals, never NaN",
      greedy_takes_the_largest_the_lowest_id_among_equals_and_never_nan},
     {"greedy looks at every place", greedy_looks_at_every_place},
     {"sampling depends on seed, prompt and position only", sampling_depends_on_seed_prompt_and_position_only},
     {"sampling follows the softmax cut by top-k and top-p", sampling_follows_the_softmax_cut_by_top_k_and_top_p},
     {"top-k among many keeps the best", top_k_among_many_keeps_the_best},
+    {"score is the log softmax of the target, and the greedy choice",
+     score_is_the_log_softmax_of_the_target_and_the_greedy_choice},
+    {"score of NaN is NaN, and of what cannot come minus infinity",
+     score_of_nan_is_nan_and_of_what_cannot_come_is_minus_infinity},
     CU_TEST_INFO_NULL,
 };

@@ -590,6 +590,9 @@ static void random_rig(Rig *r, uint64_t *seed) {
     random_pair(&p.wg, &p.wc, seed);
     random_pair(&p.cg, &p.cc, seed);
     random_pair(&p.hg, &p.hc, seed);
+    if (below(seed, 3) == 0) p.weight_quant = (Quant){4, 64};
+    if (below(seed, 3) == 0) p.cache_quant = (Quant){4, 64};
+    if (below(seed, 4) == 0) p.sparsity = .1, p.cpu_attention = true;
     int s = 32 << below(seed, 5), n = 2 + below(seed, 30),
         blocks = p.schedule == SCHEDULE_DIAGONAL ? 3 : 1 + below(seed, 2);
     rig_open(r, &config, &p, &h, p.gbs * p.num_gpu_batches * blocks, s, n);
@@ -613,12 +616,13 @@ static double simulated_seconds(const Rig *r) {
 static void say_off(const Rig *r, const Cost *cost, double seconds, int trial) {
     const Policy *p = &r->plan->policy;
     fprintf(stderr,
-            "\n    trial %d: %s on %s%s, %d prompts of %d + %d, %d x %d, %s, att %d, overlap %d, table %d, w %g/%g c %g/%g "
-            "h %g/%g: %g s (%s %s), the sim %g s\n",
+            "\n    trial %d: %s on %s%s, %d prompts of %d + %d, %d x %d, %s, att %d, overlap %d, table %d, bits %d %d, "
+            "sparsity %g, "
+            "w %g/%g c %g/%g h %g/%g: %g s (%s %s), the sim %g s\n",
             trial, r->plan->config.name, r->hardware.name, r->hardware.shared_cores ? " (shared cores)" : "", r->task.count,
             r->task.prompts[0].s, r->task.prompts[0].n, p->gbs, p->num_gpu_batches, schedule_name[p->schedule],
-            p->cpu_attention, p->overlap, p->table_home, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, cost->T,
-            cost->slowest[1], cost->slowest[0], seconds);
+            p->cpu_attention, p->overlap, p->table_home, p->weight_quant.bits, p->cache_quant.bits, p->sparsity, p->wg,
+            p->wc, p->cg, p->cc, p->hg, p->hc, cost->T, cost->slowest[1], cost->slowest[0], seconds);
 }
 
 /* The model has one layer load beside the one before it. Lanes with room in their slots go further ahead, so that where

@@ -68,6 +68,9 @@ static void everything_is_measured(void) {
     check_curve(&h.bmm_tokens[0], 16, 3);
     check_curve(&h.bmm_tokens[1], 16, 3);
     check_curve(&h.cpu_tokens, 16, 3);
+    check_curve(&h.mm_packed, 1, 7);
+    check_curve(&h.bmm_packed, 16, 3);
+    check_curve(&h.cpu_packed, 16, 3);
     CU_ASSERT(strstr(said, "disk") && strstr(said, "linear") && strstr(said, "attention"));
     CU_ASSERT_EQUAL(files_in(offload), 0);
 }

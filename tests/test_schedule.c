@@ -146,7 +146,9 @@ static const Result *gpu_reference(const Checkpoint *checkpoint, const Policy *p
     for (int i = 0; i < nknown; i++) {
         const Policy *k = &known[i].policy;
         if (known[i].checkpoint == checkpoint && k->gbs == p.gbs && k->num_gpu_batches == p.num_gpu_batches &&
-            k->schedule == p.schedule && k->cpu_attention == p.cpu_attention && k->cg == p.cg && k->cc == p.cc)
+            k->schedule == p.schedule && k->cpu_attention == p.cpu_attention && k->cg == p.cg && k->cc == p.cc &&
+            k->weight_quant.bits == p.weight_quant.bits && k->cache_quant.bits == p.cache_quant.bits &&
+            k->sparsity == p.sparsity)
             return &known[i].result;
     }
     if (nknown == sizeof known / sizeof *known) forget_known();
@@ -173,8 +175,10 @@ static void expect_same(const Result *reference, const Checkpoint *checkpoint, c
     int status = run(&r, checkpoint, p, task, &err);
     bool ok = !status && same(&r, reference);
     if (!ok)
-        fprintf(stderr, "\n    differs: %g %g %g %g %g %g, %d x %d, %s, table %d, page %d%s%s%s%s\n", p->wg, p->wc, p->cg,
-                p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, schedule_name[p->schedule], p->table_home, p->page_tokens,
+        fprintf(stderr,
+                "\n    differs: %g %g %g %g %g %g, %d x %d, %s, table %d, page %d, bits %d %d, sparsity %g%s%s%s%s\n",
+                p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, schedule_name[p->schedule],
+                p->table_home, p->page_tokens, p->weight_quant.bits, p->cache_quant.bits, p->sparsity,
                 p->cpu_attention ? ", CPU attention" : "", p->overlap ? "" : ", no overlap", status ? ": " : "",
                 status ? err.text : "");
     CU_ASSERT(ok);
@@ -254,6 +258,66 @@ static void every_placement_gives_the_same_bits(void) {
             p.gbs = 2, p.num_gpu_batches = 3, p.schedule = (i + way / 2) % 2 ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
             expect_same(&reference, model, &p, &task);
         }
+    close_reference();
+}
+
+/* How numbers are kept, and which are read: what they cost in accuracy they cost everywhere alike. */
+static const struct {
+    Quant weights, cache;
+    double sparsity;
+} numbers[] = {{{4, 64}, {0, 0}, 1}, {{0, 0}, {4, 64}, 1},  {{4, 64}, {4, 64}, .3},
+               {{0, 0}, {0, 0}, .1}, {{3, 10}, {5, 6}, .5}, {{0, 0}, {8, 64}, .01}};
+enum { NUMBERS = sizeof numbers / sizeof numbers[0] };
+
+static void set_numbers(Policy *p, int i) {
+    p->weight_quant = numbers[i].weights, p->cache_quant = numbers[i].cache, p->sparsity = numbers[i].sparsity;
+    p->cpu_attention = p->cpu_attention || is_sparse(p);
+}
+
+static void packed_and_sparse_every_placement_gives_the_same_bits_too(void) {
+    open_reference(&small);
+    for (int n = 0; n < NUMBERS; n++) {
+        Error err;
+        Result packed;
+        Policy one = all_gpu();
+        one.gbs = PROMPTS, one.num_gpu_batches = 1;
+        set_numbers(&one, n);
+        ASSERT_OK(run(&packed, model, &one, &task, &err));
+        for (int i = 0; i < PLACEMENTS; i++)
+            for (int way = n % 2; way < 4; way += 2) {
+                Policy p = placed(placements[i]);
+                p.cpu_attention = way & 2, p.overlap = (i + way) % 4, p.page_tokens = i % 3 ? 16 : 3;
+                p.table_home = (Tier)((i + way) % 3);
+                p.gbs = 1 + i % 3, p.num_gpu_batches = 3, p.schedule = (Schedule)((i + way / 2) % 3);
+                set_numbers(&p, n);
+                expect_same(&packed, model, &p, &task);
+            }
+        CU_ASSERT(!same(&packed, &reference)); /* it is not the same for want of an effect */
+        result_close(&packed);
+    }
+    close_reference();
+}
+
+static void packed_and_sparse_no_lane_may_be_so_slow_that_the_bits_change(void) {
+    static const int some[] = {2, 4, 13};
+    open_reference(&small);
+    for (int n = 2; n < 4; n++) {
+        Error err;
+        Result packed;
+        Policy one = all_gpu();
+        one.gbs = PROMPTS, one.num_gpu_batches = 1;
+        set_numbers(&one, n);
+        ASSERT_OK(run(&packed, model, &one, &task, &err));
+        for (slow_lane = 0; slow_lane < NLANES; slow_lane++)
+            for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
+                Policy p = placed(placements[some[i]]);
+                p.gbs = p.num_gpu_batches = 2, p.schedule = i % 2 ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
+                set_numbers(&p, n);
+                expect_same(&packed, model, &p, &task);
+            }
+        slow_lane = -1;
+        result_close(&packed);
+    }
     close_reference();
 }
 
@@ -864,6 +928,10 @@ static void what_is_waited_for_has_happened_however_far_ahead_a_lane_is(void) {
 
 CU_TestInfo tests_schedule[] = {
     {"every placement gives the same bits", every_placement_gives_the_same_bits},
+    {"packed and sparse, every placement gives the same bits too",
+     packed_and_sparse_every_placement_gives_the_same_bits_too},
+    {"packed and sparse, no lane may be so slow that the bits change",
+     packed_and_sparse_no_lane_may_be_so_slow_that_the_bits_change},
     {"every batching gives the same bits", every_batching_gives_the_same_bits},
     {"every page size gives the same bits", every_page_size_gives_the_same_bits},
     {"no lane may be so slow that the bits change", no_lane_may_be_so_slow_that_the_bits_change},

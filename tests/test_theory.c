@@ -1,4 +1,4 @@
-/* test_theory.c: appendix A.2 on counted bytes. Models of any size, since the sim moves none. */
+/* test_theory.c: appendix A.2 and section 5 on counted bytes. Models of any size, since the sim moves none. */
 #include "tests.h"
 
 static const Hardware machine = {.gmem = 1e18,
@@ -16,7 +16,11 @@ typedef struct {
     double moved[NCHANNELS][NKINDS], per_token; /* bytes; weights over ctog for each new token */
     int pages;                                  /* of the CPU tier's pool */
     long sweeps, planned_sweeps;
+    double read[2]; /* K, V by attention on the CPU */
 } Counted;
+
+static Quant packed;    /* weights and cache; bits 0: neither */
+static double sparsity; /* with attention on the CPU; 0: on the GPU */
 
 static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
     (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason, (void)err;
@@ -39,12 +43,14 @@ static Counted count_bytes(const char *name, int l, Schedule schedule, int gbs, 
     Policy p = {
         .wc = !disk, .cc = !disk, .hc = !disk, .gbs = gbs, .num_gpu_batches = K, .schedule = schedule, .overlap = true};
     p.page_tokens = 1, p.table_home = disk ? TIER_DISK : TIER_CPU;
+    p.weight_quant = p.cache_quant = packed, p.sparsity = sparsity, p.cpu_attention = sparsity > 0;
     Plan *plan = plan_make(model, &p, &task, F16, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
     Device *device = sim_open(plan, &machine, &err);
     ASSERT_OK(schedule_run(plan, &task, device, &listener, &stats, &err));
     for (int lane = 0; lane < NLANES; lane++)
         for (int kind = 0; kind < NKINDS; kind++) c.moved[lane_channel[lane]][kind] += device->count[lane].moved[kind];
+    for (int kv = 0; kv < 2; kv++) c.read[kv] = (double)device->count[ATTEND].read[kv];
     CU_ASSERT_EQUAL(stats.generated, (long)count * n);
     c.per_token = c.moved[CTOG][WEIGHT] / stats.generated;
     c.pages = plan->npages[TIER_CPU], c.sweeps = stats.sweeps, c.planned_sweeps = plan->sweeps;
@@ -95,6 +101,46 @@ static void a_zigzag_block_moves_what_a21_says(void) {
             CU_ASSERT_EQUAL(b.moved[DTOC][CACHE] + b.moved[CTOD][CACHE], disk ? cache : 0);
             CU_ASSERT_EQUAL(b.moved[DTOC][ACTIVATION] + b.moved[CTOD][ACTIVATION], disk ? activations : 0);
         }
+    }
+}
+
+/* Four and a half bits of sixteen; biases, layernorms and the table stay as they are. */
+static void packed_it_moves_four_and_a_half_bits_a_number(void) {
+    enum { S = 64, N = 8, BLS = 4 };
+    OptConfig c;
+    CU_ASSERT_FATAL(opt_config_by_name(&c, "opt-1.3b") == 0);
+    double matrices = c.l * (8. * c.h1 * c.h1 + 4. * c.h1 * c.h2), all = c.l * layer_bytes(&c), table = 2. * c.vocab * c.h1;
+    for (int disk = 0; disk < 2; disk++) {
+        Counted plain = count_bytes("opt-1.3b", 24, SCHEDULE_ZIGZAG, 2, 2, BLS, S, N, disk);
+        packed = (Quant){4, 64};
+        Counted b = count_bytes("opt-1.3b", 24, SCHEDULE_ZIGZAG, 2, 2, BLS, S, N, disk);
+        packed.bits = 0;
+        CU_ASSERT_EQUAL(b.moved[CTOG][WEIGHT], N * (all - matrices * 11.5 / 16 + table));
+        CU_ASSERT((b.moved[CTOG][WEIGHT] - N * table) / (plain.moved[CTOG][WEIGHT] - N * table) < .2825);
+        for (int link = CTOG; link <= CTOD; link++) {
+            CU_ASSERT_EQUAL(b.moved[link][CACHE], plain.moved[link][CACHE] * 4.5 / 16);
+            CU_ASSERT_EQUAL(b.moved[link][ACTIVATION], plain.moved[link][ACTIVATION]);
+        }
+    }
+}
+
+/* Of V a tenth of the past and the own token's; from the disk, where it is staged, no more than that moves either. */
+static void sparse_it_reads_a_tenth_of_v(void) {
+    enum { S = 2000, N = 5 };
+    OptConfig c;
+    CU_ASSERT_FATAL(opt_config_by_name(&c, "opt-125m") == 0);
+    double row = 2. * c.h1 * c.l, k = 0, v = 0, past = 0;
+    for (int t = S + 1; t < S + N; t++) k += t * row, past += (t - 1) * row, v += (ceil(.1 * (t - 1)) + 1) * row;
+    for (int disk = 0; disk < 2; disk++) {
+        sparsity = .1;
+        Counted b = count_bytes("opt-125m", c.l, SCHEDULE_ZIGZAG, 1, 2, 2, S, N, disk);
+        sparsity = 1;
+        Counted dense = count_bytes("opt-125m", c.l, SCHEDULE_ZIGZAG, 1, 2, 2, S, N, disk);
+        sparsity = 0;
+        CU_ASSERT(dense.read[0] == 2 * k && dense.read[1] == 2 * k);
+        CU_ASSERT(b.read[0] == 2 * k && b.read[1] == 2 * v && v < .102 * k);
+        CU_ASSERT_EQUAL(dense.moved[DTOC][CACHE], disk ? 2 * 2 * past : 0);
+        CU_ASSERT_EQUAL(b.moved[DTOC][CACHE], disk ? 2 * (past + v - (N - 1) * row) : 0);
     }
 }
 
@@ -153,6 +199,8 @@ static void zigzag_is_within_twice_the_diagonal(void) {
 
 CU_TestInfo tests_theory[] = {
     {"a zig-zag block moves what A.2.1 says", a_zigzag_block_moves_what_a21_says},
+    {"packed, it moves four and a half bits a number", packed_it_moves_four_and_a_half_bits_a_number},
+    {"sparse, it reads a tenth of V", sparse_it_reads_a_tenth_of_v},
     {"the diagonal moves the same cache", the_diagonal_moves_the_same_cache},
     {"zig-zag is within twice the diagonal (Theorem 4.1)", zigzag_is_within_twice_the_diagonal},
     CU_TEST_INFO_NULL,

@@ -1,0 +1,185 @@
+/* eval.c: what approximations cost (section 6.2, Table 6): perplexity of a text, and how often a line's last word is right.
+ *
+ * The usual protocols, so that the figures can be laid beside others. WikiText: the text is one text, cut into disjoint
+ * windows of the model's length. LAMBADA: the last word is right where each of its tokens is the greedy choice after what
+ * is given before it. Both are scored tasks for the engine, under any policy; here they are read, cut and added up. Sums
+ * are kept by prompt and added in the order of the input, so that they do not depend on the schedule.
+ * Read next: schedule.c, compute_head. */
+#include <cjson/cJSON.h>
+#include <math.h>
+
+#include "flexgen.h"
+
+// ---------------------------------------------------------------------------------------------------------------
+// Texts
+// ---------------------------------------------------------------------------------------------------------------
+
+/* One more prompt of so many tokens; those from `from` on are scored. Stepwise, the first of them is predicted by a
+ * decoding step where there are two tokens before it. */
+static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from, const Tokenizer *tokenizer) {
+    Task *t = &e->task;
+    if (t->count == e->capacity) {
+        e->capacity = e->capacity ? 2 * e->capacity : 64;
+        t->prompts = xrealloc(t->prompts, e->capacity, sizeof *t->prompts);
+        e->nll = xrealloc(e->nll, e->capacity, sizeof *e->nll);
+        e->missed = xrealloc(e->missed, e->capacity, sizeof *e->missed);
+    }
+    int s = e->stepwise ? imax(from - 1, 1) : tokens - 1;
+    Prompt p = {.ids = xcalloc(tokens, sizeof *ids), .s = s, .n = tokens - s, .from = from};
+    memcpy(p.ids, ids, tokens * sizeof *ids);
+    e->nll[t->count] = 0, e->missed[t->count] = false;
+    e->tokens += tokens - from;
+    e->bytes += tokenizer_bytes(tokenizer, ids + from, tokens - from);
+    t->prompts[t->count++] = p;
+}
+
+/* Tokens of a text behind </s>, for the caller to free. Returns their number, or -1 and err. */
+static int encode(int32_t **ids, const char *text, size_t len, const char *where, const Tokenizer *tokenizer,
+                  const OptConfig *config, Error *err) {
+    Error inner;
+    int32_t *bare;
+    int n = tokenizer_encode(tokenizer, text, len, &bare, &inner);
+    if (n < 0) return fail(err, inner.code, "%.400s: %.600s", where, inner.text);
+    *ids = xcalloc((size_t)n + 1, sizeof **ids);
+    (*ids)[0] = config->eos;
+    if (n) memcpy(*ids + 1, bare, n * sizeof *bare);
+    free(bare);
+    return n + 1;
+}
+
+int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer *tokenizer, const OptConfig *config,
+              Error *err) {
+    size_t len;
+    int32_t *ids;
+    if (!window) window = config->max_pos;
+    if (window > config->max_pos)
+        return fail(err, EXIT_USAGE, "--window %d: expected at most %d, the model's positions", window, config->max_pos);
+    char *text = input_read(&path, &len, err);
+    if (!text) return -1;
+    int tokens = encode(&ids, text, len, path, tokenizer, config, err);
+    free(text);
+    if (tokens < 0) return -1;
+    e->task.scored = true;
+    e->window = window = imin(window, tokens);
+    for (int at = 0; tokens > 1 && at + window <= tokens && (!limit || e->task.count < limit); at += window)
+        add_prompt(e, ids + at, window, 1, tokenizer);
+    free(ids);
+    return e->task.count ? 0 : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some", path);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Lines with last words
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    Eval *eval;
+    const char **path;
+    int limit;
+    const Tokenizer *tokenizer;
+    const OptConfig *config;
+} Lines;
+
+/* The bytes of a text without white space at its end. */
+static size_t trimmed(const char *text, size_t len) {
+    while (len && strchr(" \t\n\v\f\r", text[len - 1])) len--;
+    return len;
+}
+
+/* The bytes before the white space that stands before the last word of a trimmed text. */
+static size_t context_of(const char *text, size_t len) {
+    while (len && !strchr(" \t\n\v\f\r", text[len - 1])) len--;
+    return trimmed(text, len);
+}
+
+static int add_line(const Lines *l, const char *text, const char *where, Error *err) {
+    const int most = l->config->max_pos + 1; /* the last token takes no position */
+    size_t len = trimmed(text, strlen(text)), before = context_of(text, len);
+    int32_t *context, *ids;
+    if (!before)
+        return fail(err, EXIT_FAILED, "%s: \"text\" has no two words; expected a last word and some before it", where);
+    int from = encode(&context, text, before, where, l->tokenizer, l->config, err);
+    if (from < 0) return -1;
+    free(context);
+    int tokens = encode(&ids, text, len, where, l->tokenizer, l->config, err);
+    if (tokens < 0) return -1;
+    int drop = imax(tokens - most, 0), status = 0;
+    CHECK(from < tokens);
+    ids[drop] = ids[0];
+    if (from - drop < 2)
+        status = fail(err, EXIT_FAILED, "%s: the last word has %d tokens and the model takes %d; shorten it", where,
+                      tokens - from, most - 2);
+    else
+        add_prompt(l->eval, ids + drop, tokens - drop, from - drop, l->tokenizer);
+    free(ids);
+    return status;
+}
+
+static int take_line(void *ctx, const char *line, size_t len, int number, Error *err) {
+    const Lines *l = ctx;
+    char where[600];
+    if (l->limit && l->eval->task.count == l->limit) return 0;
+    snprintf(where, sizeof where, "%.500s line %d", *l->path, number + 1);
+    cJSON *value = json_parse(line, len, where, err);
+    if (!value) return -1;
+    const cJSON *text = cJSON_GetObjectItemCaseSensitive(value, "text");
+    int status = 0;
+    if (!cJSON_IsObject(value))
+        status = fail(err, EXIT_FAILED, "%s: expected a JSON object {\"text\": ...}", where);
+    else if (!cJSON_IsString(text))
+        status = fail(err, EXIT_FAILED, "%s: \"text\" is %s; expected a string", where, text ? "not a string" : "missing");
+    else
+        status = add_line(l, text->valuestring, where, err);
+    cJSON_Delete(value);
+    return status;
+}
+
+int eval_lines(Eval *e, const char *path, int limit, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
+    Lines lines = {.eval = e, .path = &path, .limit = limit, .tokenizer = tokenizer, .config = config};
+    e->task.scored = true;
+    if (input_lines(&path, take_line, &lines, err)) return -1;
+    return e->task.count ? 0 : fail(err, EXIT_FAILED, "%s: no lines; expected JSON lines {\"text\": ...}", path);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Sums
+// ---------------------------------------------------------------------------------------------------------------
+
+static void on_scored(void *ctx, int prompt, int at, float logp, int32_t best) {
+    Eval *e = ctx;
+    e->nll[prompt] -= logp;
+    if (best != e->task.prompts[prompt].ids[at]) e->missed[prompt] = true;
+    e->told++;
+}
+
+static void on_sweep(void *ctx, long sweeps, long tokens) {
+    Eval *e = ctx;
+    (void)tokens; /* given ones too */
+    progress_show(&e->progress, sweeps, e->told);
+}
+
+/* What follows was given: there is nothing to tell. */
+static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
+    (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason, (void)err;
+    return 0;
+}
+
+Listener eval_listener(Eval *e) {
+    progress_open(&e->progress, e->progress.on, e->tokens);
+    return (Listener){.ctx = e, .done = on_done, .scored = on_scored, .sweep = on_sweep};
+}
+
+EvalResult eval_result(const Eval *e) {
+    double sum = 0, right = 0;
+    for (int i = 0; i < e->task.count; i++) sum += e->nll[i], right += !e->missed[i];
+    return (EvalResult){.nll = sum / e->tokens,
+                        .perplexity = exp(sum / e->tokens),
+                        .bits_per_byte = sum / log(2) / e->bytes,
+                        .word_perplexity = exp(sum / e->task.count),
+                        .accuracy = right / e->task.count};
+}
+
+void eval_free(Eval *e) {
+    for (int i = 0; i < e->task.count; i++) free(e->task.prompts[i].ids);
+    free(e->task.prompts), free(e->nll), free(e->missed);
+    *e = (Eval){0};
+}

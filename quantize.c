@@ -1,0 +1,388 @@
+/* quantize.c: a packed copy of a checkpoint (section 5), so that a model is packed once and not at every start.
+ *
+ * The copy is a Hugging Face directory like its source: the small .json and .txt files as they are, and the tensors in
+ * model.safetensors, or in shards model-00001-of-000NN.safetensors with model.safetensors.index.json. In each of these
+ *
+ *     "__metadata__": {"format": "flexgen-packed-1", "flexgen.bits": "4", "flexgen.group": "64"}
+ *
+ * and each matrix of the decoder layers, (n, k) in the source, keeps its name but is dtype U8 and of shape
+ * [ceil(n / group), k quant_bytes(group)]: row g is what quant_pack_rows makes of rows [g group, (g + 1) group), and
+ * flexgen.h says what a group looks like. All the rest is F16: biases, layernorms, embeddings, projections, a separate
+ * head. A shard has whole layers. The data begins at a multiple of 64 bytes and has no holes, so tensors whose sizes are
+ * multiples of 64 come first, then those of 32, and so on: each begins at as round a byte as its size is.
+ *
+ * Contract: memory is a row of groups for each thread, whatever the model. The copy is made beside its place, as
+ * OUTPUT.tmp-PID, synced, and renamed when it is whole; whatever fails removes it. Read next: tier.c, where weights rest.
+ */
+#include <cjson/cJSON.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "flexgen.h"
+
+enum { ALIGN = 64, CHUNK = 1 << 20, MOST_THREADS = 8, SMALL_FILE = 100 << 20, PATH_SIZE = 4096 };
+
+/* A tensor of the copy. */
+typedef struct {
+    const Tensor *from;
+    bool vector, packed;
+    int order, shard;
+    size_t bytes, begin; /* in the data of its shard */
+} Item;
+
+/* A copy in the making. */
+typedef struct {
+    const Checkpoint *checkpoint;
+    Quant quant;
+    Item *items;
+    int nitems, nshards, threads;
+    char dir[PATH_SIZE]; /* where it is made */
+    f16 *scratch;        /* (threads, group, largest k), and at least CHUNK numbers */
+    uint8_t *packed;     /* (threads, bytes of the largest row of groups) */
+    size_t done, total;  /* bytes of tensors */
+    FILE *progress;
+} Copy;
+
+// ---------------------------------------------------------------------------------------------------------------
+// What goes where
+// ---------------------------------------------------------------------------------------------------------------
+
+static void add_item(Copy *copy, const Tensor *from, bool vector, bool packed) {
+    Item item = {.from = from, .vector = vector, .packed = packed, .order = copy->nitems};
+    item.bytes = packed ? quant_matrix_bytes(copy->quant, from->rows, from->cols) : (size_t)from->rows * from->cols * 2;
+    copy->items[copy->nitems++] = item;
+    copy->total += item.bytes;
+}
+
+/* The items from `first` on stay together: in the shard at hand, of *size bytes so far, or where that grows too large in
+ * the next. */
+static void add_to_shard(Copy *copy, size_t *size, int first, size_t shard_bytes) {
+    size_t bytes = 0;
+    for (int i = first; i < copy->nitems; i++) bytes += copy->items[i].bytes;
+    if (copy->nshards == 0 || *size + bytes > shard_bytes) copy->nshards++, *size = 0;
+    for (int i = first; i < copy->nitems; i++) copy->items[i].shard = copy->nshards - 1;
+    *size += bytes;
+}
+
+static size_t roundness(const Item *item) {
+    size_t bit = item->bytes & -item->bytes;
+    return bit < ALIGN ? bit : ALIGN;
+}
+
+static int compare_items(const void *a, const void *b) {
+    const Item *x = (const Item *)a, *y = (const Item *)b;
+    if (x->shard != y->shard) return x->shard - y->shard;
+    if (roundness(x) != roundness(y)) return roundness(x) > roundness(y) ? -1 : 1;
+    return x->order - y->order;
+}
+
+static void lay_out(Copy *copy, size_t shard_bytes) {
+    const Checkpoint *c = copy->checkpoint;
+    size_t size = 0, begin = 0;
+    copy->items = (Item *)xcalloc((size_t)c->config.l * NROLES + NGLOBALS, sizeof *copy->items);
+    for (int g = 0; g < NGLOBALS; g++)
+        if (c->global[g].rows) add_item(copy, &c->global[g], g == FINAL_LN_W || g == FINAL_LN_B, false);
+    add_to_shard(copy, &size, 0, shard_bytes);
+    for (int j = 0; j < c->config.l; j++) {
+        int first = copy->nitems;
+        for (int r = 0; r < NROLES; r++) {
+            bool matrix = role_is_matrix((Role)r);
+            add_item(copy, &c->layer[j][r], !matrix, matrix);
+        }
+        add_to_shard(copy, &size, first, shard_bytes);
+    }
+    qsort(copy->items, copy->nitems, sizeof *copy->items, compare_items);
+    for (int i = 0; i < copy->nitems; i++) {
+        if (i && copy->items[i].shard > copy->items[i - 1].shard) begin = 0;
+        copy->items[i].begin = begin;
+        begin += copy->items[i].bytes;
+    }
+}
+
+static void shard_name(char name[48], const Copy *copy, int shard) {
+    if (copy->nshards == 1)
+        snprintf(name, 48, "model.safetensors");
+    else
+        snprintf(name, 48, "model-%05d-of-%05d.safetensors", shard + 1, copy->nshards);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Files
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A file of the copy, open for writing. */
+typedef struct {
+    int fd;
+    char path[PATH_SIZE + 256];
+} Out;
+
+static int cannot_write(const char *path, Error *err) {
+    return fail(err, EXIT_FAILED, "%s: %s; make room or write elsewhere", path, strerror(errno));
+}
+
+static int out_open(Out *out, const Copy *copy, const char *name, Error *err) {
+    snprintf(out->path, sizeof out->path, "%s/%s", copy->dir, name);
+    out->fd = open(out->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return out->fd < 0 ? cannot_write(out->path, err) : 0;
+}
+
+static int out_write(const Out *out, const void *bytes, size_t size, Error *err) {
+    for (size_t done = 0; done < size;) {
+        ssize_t n = write(out->fd, (const char *)bytes + done, size - done);
+        if (n < 0 && errno != EINTR) return cannot_write(out->path, err);
+        if (n > 0) done += (size_t)n;
+    }
+    return 0;
+}
+
+/* Closes it, and if all went well until here sees that it is on the disk. */
+static int out_close(const Out *out, int status, Error *err) {
+    if (!status && fsync(out->fd)) status = cannot_write(out->path, err);
+    if (close(out->fd) && !status) status = cannot_write(out->path, err);
+    return status;
+}
+
+static int write_whole(const Copy *copy, const char *name, const void *bytes, size_t size, Error *err) {
+    Out out;
+    if (out_open(&out, copy, name, err)) return -1;
+    return out_close(&out, out_write(&out, bytes, size, err), err);
+}
+
+/* Not every file system syncs directories. */
+static int sync_directory(const char *path, Error *err) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), bad = fd < 0 || (fsync(fd) && errno != EINVAL);
+    if (bad) cannot_write(path, err);
+    if (fd >= 0) close(fd);
+    return -bad;
+}
+
+static bool ends_with(const char *name, const char *end) {
+    size_t n = strlen(name), m = strlen(end);
+    return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+/* Copies what else a model's directory has: its configuration, its tokenizer's files. An index is of the source's shards.
+ */
+static int copy_small_files(const Copy *copy, const char *from, Error *err) {
+    char path[PATH_SIZE + 256];
+    struct stat st;
+    int status = 0;
+    DIR *d = opendir(from);
+    if (!d) return fail(err, EXIT_FAILED, "%s: %s", from, strerror(errno));
+    for (const struct dirent *e; !status && (e = readdir(d));) {
+        if ((!ends_with(e->d_name, ".json") && !ends_with(e->d_name, ".txt")) || ends_with(e->d_name, ".index.json"))
+            continue;
+        snprintf(path, sizeof path, "%s/%s", from, e->d_name);
+        if (stat(path, &st) || !S_ISREG(st.st_mode) || st.st_size > SMALL_FILE) continue;
+        size_t len;
+        char *text = file_read(path, SMALL_FILE, &len, err);
+        status = text ? write_whole(copy, e->d_name, text, len, err) : -1;
+        free(text);
+    }
+    closedir(d);
+    return status;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Shards
+// ---------------------------------------------------------------------------------------------------------------
+
+static cJSON *metadata_json(Quant quant) {
+    char number[16];
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "format", PACKED_FORMAT);
+    snprintf(number, sizeof number, "%d", quant.bits);
+    cJSON_AddStringToObject(json, "flexgen.bits", number);
+    snprintf(number, sizeof number, "%d", quant.group);
+    cJSON_AddStringToObject(json, "flexgen.group", number);
+    return json;
+}
+
+static void add_item_json(cJSON *header, const Copy *copy, const Item *item) {
+    const Tensor *t = item->from;
+    char name[100];
+    cJSON *json = cJSON_AddObjectToObject(header, checkpoint_name(name, copy->checkpoint, t));
+    cJSON_AddStringToObject(json, "dtype", item->packed ? "U8" : "F16");
+    cJSON *shape = cJSON_AddArrayToObject(json, "shape"), *offsets = cJSON_AddArrayToObject(json, "data_offsets");
+    int rows = item->packed ? (t->rows + copy->quant.group - 1) / copy->quant.group : t->rows;
+    if (!item->vector) cJSON_AddItemToArray(shape, cJSON_CreateNumber(rows));
+    cJSON_AddItemToArray(shape, cJSON_CreateNumber(item->packed ? (double)item->bytes / rows : t->cols));
+    cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)item->begin));
+    cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)(item->begin + item->bytes)));
+}
+
+/* The length, the header, and spaces up to where the data may begin. */
+static int write_header(const Copy *copy, int shard, const Out *out, Error *err) {
+    cJSON *header = cJSON_CreateObject();
+    cJSON_AddItemToObject(header, "__metadata__", metadata_json(copy->quant));
+    for (int i = 0; i < copy->nitems; i++)
+        if (copy->items[i].shard == shard) add_item_json(header, copy, &copy->items[i]);
+    char *json = cJSON_PrintUnformatted(header);
+    CHECK(json);
+    size_t len = strlen(json), size = (8 + len + ALIGN - 1) / ALIGN * ALIGN;
+    uint8_t *bytes = (uint8_t *)xcalloc(size, 1);
+    for (int i = 0; i < 8; i++) bytes[i] = (uint8_t)((size - 8) >> 8 * i);
+    memset(bytes + 8, ' ', size - 8);
+    memcpy(bytes + 8, json, len);
+    int status = out_write(out, bytes, size, err);
+    free(bytes);
+    cJSON_free(json);
+    cJSON_Delete(header);
+    return status;
+}
+
+/* A row of groups for each thread, then they are written, and so on. */
+static int write_packed(const Copy *copy, const Item *item, const Out *out, Error *err) {
+    const Tensor *t = item->from;
+    const int rows = (t->rows + copy->quant.group - 1) / copy->quant.group;
+    const size_t numbers = (size_t)copy->quant.group * t->cols, bytes = item->bytes / rows;
+    for (int first = 0; first < rows; first += copy->threads) {
+        const int n = imin(copy->threads, rows - first);
+        int failed[MOST_THREADS];
+        Error why[MOST_THREADS];
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(n) schedule(static, 1)
+#endif
+        for (int i = 0; i < n; i++)
+            failed[i] = checkpoint_pack(copy->checkpoint, copy->packed + i * bytes, copy->scratch + i * numbers, t,
+                                        first + i, copy->quant, &why[i]);
+        for (int i = 0; i < n; i++)
+            if (failed[i]) return *err = why[i], -1;
+        if (out_write(out, copy->packed, n * bytes, err)) return -1;
+    }
+    return 0;
+}
+
+static int write_f16(const Copy *copy, const Item *item, const Out *out, Error *err) {
+    const Tensor *t = item->from;
+    const size_t count = (size_t)t->rows * t->cols;
+    for (size_t first = 0, n; first < count; first += n) {
+        n = count - first < CHUNK ? count - first : CHUNK;
+        if (checkpoint_fill(copy->checkpoint, copy->scratch, t, first, n, err) ||
+            checkpoint_finite(copy->checkpoint, copy->scratch, t, first, n, err) ||
+            out_write(out, copy->scratch, n * sizeof *copy->scratch, err))
+            return -1;
+    }
+    return 0;
+}
+
+static int write_shard(Copy *copy, int shard, Error *err) {
+    char name[48];
+    Out out;
+    shard_name(name, copy, shard);
+    if (out_open(&out, copy, name, err)) return -1;
+    int status = write_header(copy, shard, &out, err);
+    for (int i = 0; i < copy->nitems && !status; i++) {
+        const Item *item = &copy->items[i];
+        if (item->shard != shard) continue;
+        if (copy->progress)
+            fprintf(copy->progress, "\r\033[K%.2f of %.2f GB, %s", copy->done / 1e9, copy->total / 1e9, name);
+        status = item->packed ? write_packed(copy, item, &out, err) : write_f16(copy, item, &out, err);
+        copy->done += item->bytes;
+    }
+    return out_close(&out, status, err);
+}
+
+static int write_index(const Copy *copy, Error *err) {
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddNumberToObject(cJSON_AddObjectToObject(json, "metadata"), "total_size", (double)copy->total);
+    cJSON *map = cJSON_AddObjectToObject(json, "weight_map");
+    for (int i = 0; i < copy->nitems; i++) {
+        char name[100], shard[48];
+        shard_name(shard, copy, copy->items[i].shard);
+        cJSON_AddStringToObject(map, checkpoint_name(name, copy->checkpoint, copy->items[i].from), shard);
+    }
+    char *text = cJSON_Print(json);
+    CHECK(text);
+    int status = write_whole(copy, "model.safetensors.index.json", text, strlen(text), err);
+    cJSON_free(text);
+    cJSON_Delete(json);
+    return status;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The copy
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Everything into copy->dir. */
+static int write_files(Copy *copy, const char *from, Error *err) {
+    const int k = imax(copy->checkpoint->config.h1, copy->checkpoint->config.h2), group = copy->quant.group;
+    const size_t numbers = (size_t)copy->threads * group * k;
+    copy->scratch = (f16 *)xcalloc(numbers > CHUNK ? numbers : CHUNK, sizeof *copy->scratch);
+    copy->packed = (uint8_t *)xcalloc(copy->threads, k * quant_bytes(copy->quant, group));
+    int status = copy_small_files(copy, from, err);
+    for (int s = 0; s < copy->nshards && !status; s++) status = write_shard(copy, s, err);
+    if (!status && copy->nshards > 1) status = write_index(copy, err);
+    if (copy->progress) fprintf(copy->progress, "\r\033[K");
+    free(copy->scratch);
+    free(copy->packed);
+    return status ? -1 : sync_directory(copy->dir, err);
+}
+
+static void remove_directory(const char *path) {
+    DIR *d = opendir(path);
+    for (const struct dirent *e; d && (e = readdir(d));) unlinkat(dirfd(d), e->d_name, 0);
+    if (d) closedir(d);
+    rmdir(path);
+}
+
+/* Makes the copy beside output and puts it in its place. An empty directory gives way at once, so that what cannot give
+ * way (a mount point) is known before the work; it comes back if the work fails. */
+static int write_beside(Copy *copy, const char *from, const char *output, Error *err) {
+    int len = (int)strlen(output);
+    while (len > 1 && output[len - 1] == '/') len--;
+    if (len > PATH_SIZE - 40) return fail(err, EXIT_USAGE, "--output: the path is too long; expected a shorter one");
+    snprintf(copy->dir, sizeof copy->dir, "%.*s.tmp-%d", len, output, (int)getpid());
+    if (mkdir(copy->dir, 0777)) return fail(err, EXIT_FAILED, "--output %s: %s: %s", output, copy->dir, strerror(errno));
+    bool empty = rmdir(output) == 0;
+    if (!empty && errno != ENOENT) {
+        rmdir(copy->dir);
+        return fail(err, EXIT_USAGE, "--output %s: %s; name a new directory or an empty one", output, strerror(errno));
+    }
+    int status = write_files(copy, from, err);
+    if (!status && rename(copy->dir, output)) status = fail(err, EXIT_FAILED, "--output %s: %s", output, strerror(errno));
+    if (status) {
+        remove_directory(copy->dir);
+        if (empty) mkdir(output, 0777);
+        return -1;
+    }
+    Error ignored; /* it is whole and in its place */
+    snprintf(copy->dir, sizeof copy->dir, "%.*s/..", len, output);
+    sync_directory(copy->dir, &ignored);
+    return 0;
+}
+
+static void sum_up(CopyStats *stats, const Copy *copy) {
+    size_t numbers[2] = {0}, bytes[2] = {0}; /* of F16, packed */
+    *stats = (CopyStats){.files = copy->nshards, .after = copy->total};
+    for (int f = 0; f < copy->checkpoint->nfiles; f++) stats->before += copy->checkpoint->files[f].size;
+    for (int i = 0; i < copy->nitems; i++) {
+        const Item *item = &copy->items[i];
+        numbers[item->packed] += (size_t)item->from->rows * item->from->cols;
+        bytes[item->packed] += item->bytes;
+    }
+    stats->bits = 8.0 * copy->total / (numbers[0] + numbers[1]);
+    stats->packed_bits = 8.0 * bytes[1] / numbers[1];
+}
+
+int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Quant quant, size_t shard_bytes, int threads,
+                        FILE *progress, Error *err) {
+    Checkpoint *checkpoint = checkpoint_open(dir, err);
+    if (!checkpoint) return -1;
+    Copy copy = {.checkpoint = checkpoint, .quant = quant, .threads = imin(threads, MOST_THREADS), .progress = progress};
+    int status = -1;
+    if (checkpoint->quant.bits)
+        fail(err, EXIT_USAGE, "%s: is packed already, %d bits in groups of %d; name the model that it was made from", dir,
+             checkpoint->quant.bits, checkpoint->quant.group);
+    else {
+        lay_out(&copy, shard_bytes);
+        status = write_beside(&copy, dir, output, err);
+        sum_up(stats, &copy);
+    }
+    free(copy.items);
+    checkpoint_close(checkpoint);
+    return status;
+}

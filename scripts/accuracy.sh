@@ -1,0 +1,36 @@
+#!/bin/sh
+# accuracy.sh BUILD [TEXT]: what compression and sparse attention cost (the paper's Table 6), as a table in Markdown: the
+# perplexity of a text, by default the stories beside the shipped model, that it was not trained on. MODEL names another.
+#
+# With a packed or sparse cache every token comes from a decoding step that reads it, so that the cost shows; a minute or
+# two. `make accuracy` calls this.
+set -e
+build=${1:-build}
+model=${MODEL:-models/opt-tiny}
+text=${2:-$model/stories.txt}
+json=$(mktemp)
+said=$(mktemp)
+trap 'rm -f "$json" "$said"' EXIT
+trap 'exit 1' INT TERM
+
+value() { sed -n "s/^[^a-z]*\"$1\":[^0-9]*\([0-9.e+-]*\).*/\1/p" "$json"; }
+
+# row NAME FLAGS...
+row() {
+    name=$1
+    shift
+    "$build/flexgen" eval --model "$model" --perplexity "$text" --percent 100 0 100 0 100 0 --gpu-batch-size 32 \
+        --num-gpu-batches 1 --json "$json" "$@" >/dev/null 2>"$said" || { cat "$said" >&2; exit 1; }
+    printf '| %-26s | %10.3f | %13.4f |\n' "$name" "$(value perplexity)" "$(value bits_per_byte)"
+}
+
+printf '| %-26s | %10s | %13s |\n|---|---|---|\n' "$(basename "$model"), $(basename "$text")" perplexity 'bits per byte'
+row fp16
+row '4-bit weights' --compress-weight
+row '4-bit cache' --compress-cache
+row '4-bit' --compress-weight --compress-cache
+row '4-bit-S, 10% of V' --compress-weight --compress-cache --attn-sparsity 0.1
+row '3-bit' --compress-weight --compress-cache --bits 3
+for f in 0.05 0.1 0.2 0.5 1; do
+    row "fp16, sparsity $f" --attn-sparsity $f
+done
