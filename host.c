@@ -640,17 +640,18 @@ INLINE void dot_packed(V acc[NR], const float *q, const uint8_t *const k[NR], si
 }
 
 /* score[j] += q . k[j] for NR heads of k. */
-static void dot_head(float *score, const Cache *c, const float *q, const uint8_t *const k[NR]) {
-    if (!c->tables) {
+INLINE void dot_head(float *score, const Cache *c, const float *q, const uint8_t *const k[NR], const int hd,
+                     const int packed) {
+    if (!packed) {
         const f16 *plain[NR];
         read_heads(plain, c, k, NR);
-        dot_tile(score, 0, q, 0, plain, c->hd, 1);
+        dot_tile(score, 0, q, 0, plain, hd, 1);
         return;
     }
     V acc[NR] = {{0}};
     size_t group = 0;
-    for (int d = 0; d < c->hd; d += c->quant.group, group += c->group_bytes) {
-        int n = min_int(c->quant.group, c->hd - d), at = 0;
+    for (int d = 0; d < hd; d += packed, group += c->group_bytes) {
+        int n = min_int(packed, hd - d), at = 0;
         for (; at + 64 <= n; at += 64) dot_packed(acc, q + d, k, group, at, 64);
         for (; at + 32 <= n; at += 32) dot_packed(acc, q + d, k, group, at, 32);
         if (at < n) dot_packed(acc, q + d, k, group, at, 16);
@@ -683,26 +684,46 @@ INLINE void weigh_packed(float *o, const float *p, const uint8_t *const *v, size
 }
 
 /* o[hd padded] += sum over t < nt <= WEIGH of p[t] v[t], in the order of t, for heads v[t]. */
-static void weigh_head(float *o, const Cache *c, const float *p, const uint8_t *const *v, int nt) {
-    if (!c->tables) {
+INLINE void weigh_head(float *o, const Cache *c, const float *p, const uint8_t *const *v, int nt, const int hd,
+                       const int packed) {
+    if (!packed) {
         const f16 *plain[WEIGH];
         read_heads(plain, c, v, nt);
-        weigh_columns(o, 0, p, 0, plain, c->hd, nt, 1);
+        weigh_columns(o, 0, p, 0, plain, hd, nt, 1);
         return;
     }
     size_t group = 0;
-    for (int d = 0; d < c->hd; d += c->quant.group, group += c->group_bytes) {
-        int n = min_int(c->quant.group, c->hd - d), at = 0;
+    for (int d = 0; d < hd; d += packed, group += c->group_bytes) {
+        int n = min_int(packed, hd - d), at = 0;
         for (; at + 64 <= n; at += 64) weigh_packed(o + d, p, v, group, at, nt, 64);
         for (; at + 32 <= n; at += 32) weigh_packed(o + d, p, v, group, at, nt, 32);
         if (at < n) weigh_packed(o + d, p, v, group, at, nt, 16);
     }
 }
 
+/* Calls `name` with the head size, and the numbers of a group where tables serve, as constants for the usual ones, so that
+ * its loops are unrolled. */
+#define FOR_HEAD_SIZE(name, c, ...)                         \
+    do {                                                    \
+        const int hd_ = (c)->hd, group_ = (c)->quant.group; \
+        if ((c)->tables && group_ == 64 && hd_ == 64)       \
+            name(__VA_ARGS__, 64, 64);                      \
+        else if ((c)->tables && group_ == 64 && hd_ == 128) \
+            name(__VA_ARGS__, 128, 64);                     \
+        else if ((c)->tables)                               \
+            name(__VA_ARGS__, hd_, group_);                 \
+        else if (hd_ == 64)                                 \
+            name(__VA_ARGS__, 64, 0);                       \
+        else if (hd_ == 128)                                \
+            name(__VA_ARGS__, 128, 0);                      \
+        else                                                \
+            name(__VA_ARGS__, hd_, 0);                      \
+    } while (0)
+
 /* score[h * ld + t] = q[h] . k[t] for the heads and nt tokens of c, while `ahead` rows are on their way. row has room for
  * NR more. */
-static void score_block(float *score, size_t ld, const Cache *c, const float *q, const uint8_t **row, int nt,
-                        const uint8_t *const *ahead, int nahead) {
+INLINE void score_heads(float *score, size_t ld, const Cache *c, const float *q, const uint8_t **row, int nt,
+                        const uint8_t *const *ahead, int nahead, const int hd, const int packed) {
     for (int t = nt; t < nt + NR; t++) row[t] = row[nt - 1]; /* fills the last tile; its scores are not used */
     for (int h = 0; h < c->nh; h++) memset(score + h * ld, 0, (size_t)round_up(nt, NR) * sizeof *score);
     for (int t = 0; t < nt; t += NR) {
@@ -711,13 +732,18 @@ static void score_block(float *score, size_t ld, const Cache *c, const float *q,
             const uint8_t *k[NR];
             for (int u = 0; u < NR; u++) k[u] = row[t + u] + at;
             prefetch_rows(ahead + t, min_int(NR, nahead - t), at, c->head_bytes);
-            dot_head(score + h * ld + t, c, q + (size_t)h * c->hd, k);
+            dot_head(score + h * ld + t, c, q + (size_t)h * hd, k, hd, packed);
         }
     }
 }
 
-static void weigh_block(float *o, int o_ld, const Cache *c, const float *p, const uint8_t *const *row, int nt,
+static void score_block(float *score, size_t ld, const Cache *c, const float *q, const uint8_t **row, int nt,
                         const uint8_t *const *ahead, int nahead) {
+    FOR_HEAD_SIZE(score_heads, c, score, ld, c, q, row, nt, ahead, nahead);
+}
+
+INLINE void weigh_heads(float *o, int o_ld, const Cache *c, const float *p, const uint8_t *const *row, int nt,
+                        const uint8_t *const *ahead, int nahead, const int hd, const int packed) {
     for (int t = 0; t < nt; t += WEIGH) {
         size_t at = 0;
         for (int h = 0; h < c->nh; h++, at += c->head_bytes) {
@@ -725,9 +751,17 @@ static void weigh_block(float *o, int o_ld, const Cache *c, const float *p, cons
             int n = min_int(WEIGH, nt - t);
             for (int u = 0; u < n; u++) v[u] = row[t + u] + at;
             prefetch_rows(ahead + t, min_int(WEIGH, nahead - t), at, c->head_bytes);
-            weigh_head(o + h * o_ld, c, p + h * BLOCK + t, v, n);
+            if (n == WEIGH)
+                weigh_head(o + h * o_ld, c, p + h * BLOCK + t, v, WEIGH, hd, packed);
+            else
+                weigh_head(o + h * o_ld, c, p + h * BLOCK + t, v, n, hd, packed);
         }
     }
+}
+
+static void weigh_block(float *o, int o_ld, const Cache *c, const float *p, const uint8_t *const *row, int nt,
+                        const uint8_t *const *ahead, int nahead) {
+    FOR_HEAD_SIZE(weigh_heads, c, o, o_ld, c, p, row, nt, ahead, nahead);
 }
 
 /* The heads of c over len tokens; the first begins at element `at` of o and q. */
@@ -929,7 +963,7 @@ static void weigh_task(Cache c, void *out, Type type, size_t at, const int32_t *
         for (int i = 0; i < n; i += WEIGH) {
             int now = h * n + i, count = min_int(WEIGH, n - i);
             if (now + AHEAD < all) prefetch_rows(row + now + AHEAD, min_int(count, all - now - AHEAD), 0, c.head_bytes);
-            weigh_head(o, &c, weights + (size_t)h * most + i, row + now, count);
+            FOR_HEAD_SIZE(weigh_head, &c, o, &c, weights + (size_t)h * most + i, row + now, count);
         }
         attend_finish(out, type, at + h * c.hd, o, (Seen){0, 1}, c.hd); /* the weights add up to 1 */
     }

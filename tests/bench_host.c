@@ -56,23 +56,23 @@ static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
     return flops / t;
 }
 
-static const Quant quant = {4, 64};
+static const Quant quant[] = {{0, 0}, {4, 64}}; /* F16, packed */
 
 /* w (n, k), n a multiple of a group. */
 static void pack_all(uint8_t *packed, const f16 *w, int n, int k) {
-    size_t row = quant_matrix_bytes(quant, quant.group, k);
-    for (int r = 0; r < n; r += quant.group, packed += row)
-        quant_pack_rows(packed, w + (size_t)r * k, quant.group, k, quant);
+    size_t row = quant_matrix_bytes(quant[1], quant[1].group, k);
+    for (int r = 0; r < n; r += quant[1].group, packed += row)
+        quant_pack_rows(packed, w + (size_t)r * k, quant[1].group, k, quant[1]);
 }
 static void unpack_all(f16 *w, const uint8_t *packed, int n, int k) {
-    size_t row = quant_matrix_bytes(quant, quant.group, k);
-    for (int r = 0; r < n; r += quant.group, packed += row)
-        quant_unpack_rows(w + (size_t)r * k, packed, quant.group, k, quant);
+    size_t row = quant_matrix_bytes(quant[1], quant[1].group, k);
+    for (int r = 0; r < n; r += quant[1].group, packed += row)
+        quant_unpack_rows(w + (size_t)r * k, packed, quant[1].group, k, quant[1]);
 }
 
 /* The same product of weights in 4 bits, beside F16's. */
 static void packed_rate(int m, int n, int k) {
-    size_t bytes = quant_matrix_bytes(quant, n, k);
+    size_t bytes = quant_matrix_bytes(quant[1], n, k);
     float *x = (float *)xcalloc((size_t)m * k, 4), *y = (float *)xcalloc((size_t)m * n, 4);
     f16 *w = (f16 *)xcalloc((size_t)n * k, 2);
     uint8_t *packed = (uint8_t *)xcalloc(bytes, 1);
@@ -81,7 +81,7 @@ static void packed_rate(int m, int n, int k) {
     fill(NULL, w, (size_t)n * k);
     pack_all(packed, w, n, k);
     SECONDS(plain, host_linear(y, F32, n, x, w, NULL, NULL, false, m, n, k));
-    SECONDS(t, host_linear_packed(y, F32, n, x, packed, quant, NULL, NULL, false, m, n, k));
+    SECONDS(t, host_linear_packed(y, F32, n, x, packed, quant[1], NULL, NULL, false, m, n, k));
     printf("linear packed %4d x %5d x %5d %7.1f GFLOP/s, of F16 weights %7.1f: %.2f times as fast   weights %.1f GB/s\n", m,
            n, k, flops / t / 1e9, flops / plain / 1e9, plain / t, bytes / t / 1e9);
     free(x), free(y), free(w), free(packed);
@@ -91,12 +91,12 @@ static void packed_rate(int m, int n, int k) {
 static void quant_rates(void) {
     enum { N = 2048, K = 4096, HD = 128 };
     f16 *w = (f16 *)xcalloc((size_t)N * K, 2);
-    uint8_t *packed = (uint8_t *)xcalloc(quant_matrix_bytes(quant, N, K), 1);
+    uint8_t *packed = (uint8_t *)xcalloc(quant_matrix_bytes(quant[1], N, K), 1);
     double pack, unpack, heads;
     fill(NULL, w, (size_t)N * K);
     SECONDS(pack, pack_all(packed, w, N, K));
     SECONDS(unpack, unpack_all(w, packed, N, K));
-    SECONDS(heads, quant_pack_heads(packed, w, N * K / HD, HD, quant));
+    SECONDS(heads, quant_pack_heads(packed, w, N * K / HD, HD, quant[1]));
     printf("one thread packs %.1f GB/s of weights, unpacks %.1f, packs %.1f of a cache\n", 2e-9 * N * K / pack,
            2e-9 * N * K / unpack, 2e-9 * N * K / heads);
     free(w), free(packed);
@@ -111,18 +111,6 @@ static uint64_t sum_all(const uint64_t *a, size_t n) {
     return sum;
 }
 
-/* Bytes/s of summing a large array on every thread. */
-static double read_rate(void) {
-    size_t n = (size_t)32 << 20; /* 256 MB */
-    uint64_t *a = (uint64_t *)xcalloc(n, 8), sum = 0;
-    double t;
-    memset(a, 1, n * 8);
-    SECONDS(t, sum += sum_all(a, n));
-    if (sum == 1) printf(" "); /* keeps the loop */
-    free(a);
-    return n * 8 / t;
-}
-
 /* nseq sequences of `context` tokens, their pages dealt in turns, as F16 and packed. */
 typedef struct {
     int nseq, context, page_tokens, h1, nh, max_pages;
@@ -130,8 +118,6 @@ typedef struct {
     float *q, *o;
     int32_t *pages, *len;
 } Decode;
-
-static const Quant quant[] = {{0, 0}, {4, 64}};
 
 static Decode decode_new(int nseq, int context, int page_tokens, int h1, int nh) {
     Decode d = {.nseq = nseq, .context = context, .page_tokens = page_tokens, .h1 = h1, .nh = nh};
@@ -175,18 +161,36 @@ static void sparse_rate(const Decode *d, int i, double dense) {
     free(tokens), free(weights);
 }
 
-/* Packed or not, bytes are counted as of F16. The plain read is measured anew: a shared machine's bandwidth changes. */
+static double median(double *x, int n) {
+    qsort(x, n, sizeof *x, compare);
+    return x[n / 2];
+}
+
+/* Packed or not, bytes are counted as of F16. The plain read of 256 MB takes turns with it, since a shared machine's
+ * bandwidth changes: medians of both, and of the ratios of each turn. */
 static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, bool sparse) {
+    enum { TURNS = 15, WORDS = 32 << 20 };
     Decode d = decode_new(nseq, context, page_tokens, h1, nh);
+    uint64_t *words = (uint64_t *)xcalloc(WORDS, 8), sum = 0;
+    memset(words, 1, (size_t)WORDS * 8);
     for (int i = 0; i < 2; i++) {
-        double read = read_rate(), t;
-        SECONDS(t, host_attend(d.o, d.q, F32, d.k[i], d.v[i], d.pages, d.len, nseq, d.max_pages, page_tokens, h1, nh,
-                               quant[i]));
-        double rate = 4.0 * nseq * context * h1 / t;
+        double rate[TURNS], read[TURNS], ratio[TURNS];
+        for (int turn = 0; turn < TURNS; turn++) {
+            double begin = now(), middle;
+            sum += sum_all(words, WORDS);
+            middle = now();
+            host_attend(d.o, d.q, F32, d.k[i], d.v[i], d.pages, d.len, nseq, d.max_pages, page_tokens, h1, nh, quant[i]);
+            rate[turn] = 4e-9 * nseq * context * h1 / (now() - middle);
+            read[turn] = 8e-9 * WORDS / (middle - begin), ratio[turn] = rate[turn] / read[turn];
+        }
+        double gbs = median(rate, TURNS);
         printf("attend %3d x %5d tokens, %s pages of %3d, h1 %4d hd %3d   %5.1f GB/s   plain read %5.1f (%.0f%%)\n", nseq,
-               context, i ? "4-bit" : "F16  ", page_tokens, h1, h1 / nh, rate / 1e9, read / 1e9, 100 * rate / read);
-        if (sparse) sparse_rate(&d, i, t);
+               context, i ? "4-bit" : "F16  ", page_tokens, h1, h1 / nh, gbs, median(read, TURNS),
+               100 * median(ratio, TURNS));
+        if (sparse) sparse_rate(&d, i, 4e-9 * nseq * context * h1 / gbs);
     }
+    if (sum == 1) printf(" "); /* keeps the reads */
+    free(words);
     decode_free(&d);
 }
 
