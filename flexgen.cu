@@ -718,8 +718,12 @@ static __global__ void __launch_bounds__(HEADS *WARP)
     int kept = choose(tokens, weights, score, past, sparse_tokens(sparsity, len[r]) - 1);
     if (lane == 0) tokens[kept] = past, weights[kept] = score[past];
     __syncwarp();
-    float largest, sum = exponentiate(weights, kept + 1, &largest);
-    for (int i = lane; i <= kept; i += WARP) weights[i] /= sum;
+    float largest = -INFINITY, sum = 0; /* softmax is over all tokens: what the others weigh is lost */
+    for (int t = lane; t <= past; t += WARP) largest = fmaxf(largest, score[t]);
+    largest = warp_reduce<Most>(largest, 1);
+    for (int t = lane; t <= past; t += WARP) sum += expf(score[t] - largest);
+    sum = warp_reduce<Add>(sum, 1);
+    for (int i = lane; i <= kept; i += WARP) weights[i] = expf(weights[i] - largest) / sum;
 }
 
 template <int LANES, bool PACKED>

@@ -296,8 +296,8 @@ __host__ __device__
     int whole = (int)k;
     return 1 + whole + (k - whole > 1e-9 * k);
 }
-/* The first half of it: which tokens, ascending, and their softmax among themselves. tokens, weights (nseq, nh, most),
- * most >= sparse_tokens of every len; the rest as in host_attend. */
+/* The first half of it: which tokens, ascending, and their softmax over all tokens; what the others weigh is lost. tokens,
+ * weights (nseq, nh, most), most >= sparse_tokens of every len; the rest as in host_attend. */
 void host_select(int32_t *tokens, float *weights, const void *q, Type act_type, const void *k, const int32_t *pages,
                  const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant, double sparsity,
                  int most);

@@ -893,20 +893,20 @@ static void select_tokens(int32_t *tokens, int32_t *key, const float *score, int
     }
 }
 
-/* weights[n] = softmax of the scores of the chosen tokens, which are ascending; score is used up. */
-static void softmax_chosen(float *weights, float *score, const int32_t *tokens, int n) {
-    for (int i = 0; i < n; i++) score[i] = score[tokens[i]];
-    for (int i = n; i < round_up(n, VL); i++) score[i] = -INFINITY;
+/* weights[n] = what softmax over all len scores gives the chosen tokens; score, with room for a whole vector, is used up.
+ */
+static void softmax_chosen(float *weights, float *score, int len, const int32_t *tokens, int n) {
     V top = v_set(-INFINITY), sum = {0};
-    for (int i = 0; i < n; i += VL) top = v_max(top, v_load(score + i));
+    for (int t = len; t < round_up(len, VL); t++) score[t] = -INFINITY;
+    for (int t = 0; t < len; t += VL) top = v_max(top, v_load(score + t));
     float m = v_largest(top);
-    for (int i = 0; i < n; i += VL) {
-        V p = v_exp(v_load(score + i) - m);
-        v_store(score + i, p);
+    for (int t = 0; t < len; t += VL) {
+        V p = v_exp(v_load(score + t) - m);
+        v_store(score + t, p);
         sum += p;
     }
     float l = v_sum(sum);
-    for (int i = 0; i < n; i += VL) v_store_part(weights + i, v_load(score + i) / l, n - i);
+    for (int i = 0; i < n; i++) weights[i] = score[tokens[i]] / l;
 }
 
 /* The heads of c over len tokens; the first begins at element `at` of in, and at tokens and weights, (nh, most). */
@@ -927,7 +927,7 @@ static void select_task(Cache c, int32_t *tokens, float *weights, int most, cons
     for (int h = 0; h < c.nh; h++, tokens += most, weights += most) {
         select_tokens(tokens, key, score + h * ld, len - 1, chosen - 1);
         tokens[chosen - 1] = len - 1;
-        softmax_chosen(weights, score + h * ld, tokens, chosen);
+        softmax_chosen(weights, score + h * ld, len, tokens, chosen);
     }
 }
 
@@ -965,7 +965,7 @@ static void weigh_task(Cache c, void *out, Type type, size_t at, const int32_t *
             if (now + AHEAD < all) prefetch_rows(row + now + AHEAD, min_int(count, all - now - AHEAD), 0, c.head_bytes);
             FOR_HEAD_SIZE(weigh_head, &c, o, &c, weights + (size_t)h * most + i, row + now, count);
         }
-        attend_finish(out, type, at + h * c.hd, o, (Seen){0, 1}, c.hd); /* the weights add up to 1 */
+        attend_finish(out, type, at + h * c.hd, o, (Seen){0, 1}, c.hd); /* the weights are shares already */
     }
 }
 

@@ -609,15 +609,18 @@ static f16 *weigh(const Paged *p, Quant quant, const Chosen *c) {
     return (f16 *)memcpy(temp(bytes, 1), result(o), bytes);
 }
 
-/* Scores of head h of sequence r's tokens, NaN as less than all. */
-static void plain_scores(double *score, const Paged *p, int r, int h) {
+/* Scores of head h of sequence r's tokens, NaN as less than all; whether there is one. */
+static bool plain_scores(double *score, const Paged *p, int r, int h) {
     int hd = p->h1 / p->nh;
+    bool nan = false;
     for (int t = 0; t < p->len[r]; t++) {
         const f16 *q = p->q + (size_t)r * p->h1 + h * hd, *k = p->k + paged_row(p, r, t) * p->h1 + h * hd;
         double dot = 0;
         for (int i = 0; i < hd; i++) dot += (double)f16_to_f32(q[i]) * f16_to_f32(k[i]);
         score[t] = dot == dot ? dot / sqrt(hd) : -INFINITY;
+        nan = nan || dot != dot;
     }
+    return nan;
 }
 
 /* How many of the entries of a row of Chosen are not those of the definition, behind which nothing was written. */
@@ -626,19 +629,18 @@ static int wrongly_chosen(const Paged *p, const Chosen *c, int r, int h) {
     const int past = p->len[r] - 1, k = sparse_tokens(c->sparsity, p->len[r]) - 1;
     double *score = (double *)temp(past + 1, sizeof *score), sum = 0;
     int wrong = 0, at = 0;
-    plain_scores(score, p, r, h);
-    for (int pass = 0; pass < 2; pass++) /* the sum, then the entries */
-        for (int t = at = 0; t <= past; t++) {
-            int before = 0;
-            for (int u = 0; u < past; u++) before += score[u] > score[t] || (score[u] == score[t] && u < t);
-            if (t < past && before >= k) continue;
-            double weight = exp(score[t] - score[past]);
-            if (pass == 0) sum += weight;
-            if (pass == 1) wrong += c->tokens[row + at] != t;
-            /* scores of up to 30 carry 2e-6 into them */
-            if (pass == 1) wrong += !(fabs(c->weights[row + at] - weight / sum) <= 1e-5 * weight / sum);
-            at++;
-        }
+    bool nan = plain_scores(score, p, r, h); /* it poisons all weights, as in dense attention */
+    for (int t = 0; t <= past; t++) sum += exp(score[t] - score[past]);
+    for (int t = 0; t <= past; t++) {
+        int before = 0;
+        for (int u = 0; u < past; u++) before += score[u] > score[t] || (score[u] == score[t] && u < t);
+        if (t < past && before >= k) continue;
+        double weight = exp(score[t] - score[past]) / sum;
+        wrong += c->tokens[row + at] != t;
+        float found = c->weights[row + at]; /* scores of up to 30 carry 2e-6 into it */
+        wrong += nan ? !isnan(found) : !(fabs(found - weight) <= 1e-5 * weight);
+        at++;
+    }
     for (; at < c->most; at++) wrong += c->tokens[row + at] != -1;
     return wrong;
 }

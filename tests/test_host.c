@@ -849,11 +849,12 @@ static int sparse_faults(const int32_t *tokens, const float *weights, int most, 
         for (int u = 0; u < len - 1; u++) before += goes_before(score[u], u, score[t], t);
         if (t < len - 1 && before >= k) continue;
         wrong += at > k || tokens[at++] != t;
-        top = fmax(top, score[t]);
     }
     if (at != k + 1 || wrong) return 1;
-    for (int i = 0; i < at; i++) sum += exp(score[tokens[i]] - top);
-    for (int i = 0; i < at; i++) wrong += !(fabs(exp(score[tokens[i]] - top) / sum - weights[i]) <= 1e-6);
+    for (int t = 0; t < len; t++) top = fmax(top, score[t]);
+    for (int t = 0; t < len; t++) sum += exp(score[t] - top); /* of all: NaN poisons it, as in dense attention */
+    for (int i = 0; i < at; i++)
+        wrong += isnan(sum) ? !isnan(weights[i]) : !(fabs(exp(score[tokens[i]] - top) / sum - weights[i]) <= 1e-6);
     for (int i = at; i < most; i++) wrong += tokens[i] != -1 || weights[i] != -1;
     return wrong;
 }
@@ -940,7 +941,7 @@ static void signs_zeros_infinities_and_nan_have_their_place_among_the_scores(voi
     paged_free(&p);
 }
 
-static void sparse_attention_is_the_softmax_of_the_chosen_and_nothing_larger_is_left_out(void) {
+static void sparse_attention_is_softmax_over_all_and_v_of_the_largest(void) {
     static const int dims[] = {128, 80, 20};
     enum { NH = 2 };
     for (size_t c = 0; c < sizeof dims / sizeof *dims * (NPACKINGS + 1); c++) {
@@ -962,7 +963,8 @@ static void sparse_attention_is_the_softmax_of_the_chosen_and_nothing_larger_is_
                 double sum = 0, least = INFINITY;
                 for (int t = 0; t < lengths[r]; t++)
                     score[t] = dot_reference(q + r * h1 + h * hd, x + (size_t)t * 2 * h1 + h * hd, hd);
-                for (int i = 0; i < n; i++) chosen[tokens[i]] = true, sum += exp(score[tokens[i]]);
+                for (int i = 0; i < n; i++) chosen[tokens[i]] = true;
+                for (int t = 0; t < lengths[r]; t++) sum += exp(score[t]);
                 for (int i = 0; i < n - 1; i++) least = fmin(least, score[tokens[i]]);
                 for (int t = 0; t < lengths[r] - 1; t++) wrong += !chosen[t] && score[t] > least + 1e-5;
                 for (int d = 0; d < hd; d++) {
@@ -1254,8 +1256,8 @@ CU_TestInfo tests_host[] = {
      the_largest_scores_are_chosen_and_of_equal_ones_the_earlier},
     {"signs, zeros, infinities and NaN have their place among the scores",
      signs_zeros_infinities_and_nan_have_their_place_among_the_scores},
-    {"sparse attention is the softmax of the chosen, and nothing larger is left out",
-     sparse_attention_is_the_softmax_of_the_chosen_and_nothing_larger_is_left_out},
+    {"sparse attention is softmax over all, and V of the largest",
+     sparse_attention_is_softmax_over_all_and_v_of_the_largest},
     {"choosing every token is dense attention", choosing_every_token_is_dense_attention},
     {"page size, company and threads never change a bit of sparse attention",
      page_size_company_and_threads_never_change_a_bit_of_sparse_attention},
