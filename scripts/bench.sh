@@ -3,8 +3,8 @@
 #
 #   machine   multiply-adds and a plain read of memory on all threads, memcpy on one, direct transfers of the disk
 #   kernels   BUILD/bench_host: linear beside OpenBLAS (if there) and the multiply-adds, attention beside the plain read
-#   runs      flexgen bench on opt-125m: compute beside linear, the disk tier beside a direct read, overlap on beside off and
-#             beside the busiest channel (no schedule can be faster than that)
+#   runs      flexgen bench on opt-125m: compute beside linear, the disk tier beside a direct read, packed weights beside fp16,
+#             overlap on beside off and beside the busiest channel (no schedule can be faster than that)
 #
 # The disk is the one under $TMPDIR, or /var/tmp, where the offload file is. A machine that does other work at
 # the same time moves results and bounds alike, but not equally: run it on an idle one. `make bench` calls this.
@@ -72,6 +72,18 @@ awk -v moved="$(get disk dtoc.moved_bytes)" -v busy="$(get disk dtoc.busy_s)" -v
     printf "  weights on disk, 4 x 32 + 24: dtoc %.2f GB/s, direct read ", rate
     if (one > 0) printf "%.2f (%.0f%%)", one, 100 * rate / one; else printf "not possible here"
     printf "; wall %.2f s, reading %.2f s (%.0f%% of it)\n", wall, busy, 100 * busy / wall
+}'
+
+# Weights over a slow link, so that they are what is waited for: as F16, then packed.
+link="--gpu-batch-size 4 --num-gpu-batches 2 --prompt-len 32 --gen-len 24 --percent 0 100 100 0 100 0 --link ctog=0.5G"
+halfs= packed=
+for r in 1 2 3; do
+    run halfs$r $link
+    run packed$r $link --compress-weight
+    halfs="$halfs $(get halfs$r decode_throughput)" packed="$packed $(get packed$r decode_throughput)"
+done
+awk -v halfs="$(median $halfs)" -v packed="$(median $packed)" -v before="$(get halfs1 ctog.moved_bytes)" -v after="$(get packed1 ctog.moved_bytes)" 'BEGIN {
+    printf "  weights over 0.5 GB/s, decode: fp16 %.1f token/s, packed %.1f (%.2fx, bytes allow %.2fx)\n", halfs, packed, packed / halfs, before / after
 }'
 
 # Weights on disk, cache on the CPU tier, two batches: reading and computing take about as long as each other. Short prompts, because
