@@ -741,6 +741,29 @@ static void the_cache_crosses_as_the_formula_says(void) {
     checkpoint_close(model);
 }
 
+/* From the disk K of the past and V of what is chosen of it; packed, of both so many bytes fewer. */
+static void a_sparse_cache_is_read_from_disk_as_the_formula_says(void) {
+    const Quant packed = {4, 64};
+    Error err;
+    Task even;
+    model = checkpoint_dummy(&small, 3);
+    make_even_task(&even);
+    for (int i = 0; i < 2; i++) {
+        Result r;
+        Policy p = all_gpu();
+        p.cg = p.cc = 0, p.gbs = 2, p.num_gpu_batches = 3, p.page_tokens = 1, p.cpu_attention = true, p.sparsity = .25;
+        if (i) p.cache_quant = packed;
+        size_t row = i ? small.nh * quant_bytes(packed, small.h1 / small.nh) : (size_t)small.h1 * 2, rows = 0;
+        for (int t = S + 1; t < S + N; t++) rows += t - 1 + sparse_tokens(.25, t) - 1;
+        ASSERT_OK(run(&r, model, &p, &even, &err));
+        CU_ASSERT_EQUAL(r.moved[DTOC][CACHE], rows * row * small.l * SEQS);
+        CU_ASSERT_EQUAL(r.moved[CTOD][CACHE], 2 * row * small.l * SEQS * (S + N - 1));
+        result_close(&r);
+    }
+    free_task(&even);
+    checkpoint_close(model);
+}
+
 /* A.2.1's 2 (2 h1 s bls l + 2 h1 bls l (n - 1)), with the device's type of activations, and the last layer handing on only
  * last rows. */
 static void activations_cross_as_the_formula_says(void) {
@@ -948,6 +971,7 @@ CU_TestInfo tests_schedule[] = {
     {"the engine agrees with Hugging Face", the_engine_agrees_with_hugging_face},
     {"weights cross once a sweep", weights_cross_once_a_sweep},
     {"the cache crosses as the formula says", the_cache_crosses_as_the_formula_says},
+    {"a sparse cache is read from disk as the formula says", a_sparse_cache_is_read_from_disk_as_the_formula_says},
     {"activations cross as the formula says", activations_cross_as_the_formula_says},
     {"the plan is what is used, to the byte", the_plan_is_what_is_used_to_the_byte},
     {"what is waited for has happened, however far ahead a lane is",
