@@ -299,25 +299,23 @@ static void packed_and_sparse_every_placement_gives_the_same_bits_too(void) {
 }
 
 static void packed_and_sparse_no_lane_may_be_so_slow_that_the_bits_change(void) {
-    static const int some[] = {2, 4, 13};
+    static const int some[] = {2, 13};
+    Error err;
+    Result packed;
+    Policy one = all_gpu();
     open_reference(&small);
-    for (int n = 2; n < 4; n++) {
-        Error err;
-        Result packed;
-        Policy one = all_gpu();
-        one.gbs = PROMPTS, one.num_gpu_batches = 1;
-        set_numbers(&one, n);
-        ASSERT_OK(run(&packed, model, &one, &task, &err));
-        for (slow_lane = 0; slow_lane < NLANES; slow_lane++)
-            for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
-                Policy p = placed(placements[some[i]]);
-                p.gbs = p.num_gpu_batches = 2, p.schedule = i % 2 ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
-                set_numbers(&p, n);
-                expect_same(&packed, model, &p, &task);
-            }
-        slow_lane = -1;
-        result_close(&packed);
-    }
+    one.gbs = PROMPTS, one.num_gpu_batches = 1;
+    set_numbers(&one, 2);
+    ASSERT_OK(run(&packed, model, &one, &task, &err));
+    for (slow_lane = 0; slow_lane < NLANES; slow_lane++)
+        for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
+            Policy p = placed(placements[some[i]]);
+            p.gbs = p.num_gpu_batches = 2, p.schedule = i % 2 ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
+            set_numbers(&p, 2);
+            expect_same(&packed, model, &p, &task);
+        }
+    slow_lane = -1;
+    result_close(&packed);
     close_reference();
 }
 
