@@ -24,8 +24,8 @@ way() {
     env "$@" --device cuda --every "$every" cuda schedule lanes
 }
 
-way "ThreadSanitizer" 191 TSAN_OPTIONS=halt_on_error=1 setarch -R "$3/run_tests_emulated" >"$log" 2>&1 &
-way "plain" 7 "$1/run_tests_emulated" || status=1
+way "ThreadSanitizer" 383 TSAN_OPTIONS=halt_on_error=1 setarch -R "$3/run_tests_emulated" >"$log" 2>&1 &
+way "plain" 11 "$1/run_tests_emulated" || status=1
 way "reversed order, strict" 25 CUDA_CPU_ORDER=reverse CUDA_CPU_STRICT=1 "$1/run_tests_emulated" || status=1
 way "random order, slow copies" 25 CUDA_CPU_ORDER=random CUDA_CPU_GBPS=0.05 "$1/run_tests_emulated" || status=1
 way "ASan and UBSan" 49 "$2/run_tests_emulated" || status=1
