@@ -1,4 +1,4 @@
-# make            builds ./flexgen with what this machine has, and says what that is; make GPU=90 for one kind of GPU (sm_90)
+# make            builds ./flexgen with what this machine has, and says what that is; make GPU="75 80 90" for other GPUs than the one here
 # make run        completes a few prompts with the shipped model
 # make test       builds and runs every CUnit suite; make test SUITE=lp runs one
 # make gpu-tests  the engine's and the kernels' suites on a real GPU
@@ -21,7 +21,8 @@ CUDA_INCLUDE := $(patsubst %/cublasLt.h,%,$(firstword $(wildcard $(CUDA_HOME)/in
 CUDA_LIB := $(patsubst %/libcublasLt.so,%,$(firstword $(wildcard $(CUDA_ROOT)/lib64/libcublasLt.so $(CUDA_ROOT)/lib/*-linux-gnu/libcublasLt.so)))
 HAVE_CXX := $(shell command -v $(CXX) 2>/dev/null)
 CUDA := $(and $(NVCC),$(CUDA_INCLUDE),$(CUDA_LIB),$(HAVE_CXX))
-GPU ?= 75 80 86 89 90 100 120
+# the GPU that is here; else the oldest that serves, whose PTX the driver compiles for any later one when it is first run
+GPU ?= $(or $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u)),75)
 ifneq ($(CUDA),)
 ARCHS := $(filter $(GPU),$(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code)))
 GENCODE := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))

@@ -1054,16 +1054,14 @@ static void launch_weigh(cudaStream_t stream, char *, const Decode *d) {
 }
 
 /* A launcher for each number of lanes that share a token, of halfs and of packed numbers. */
-#define DECODE_LAUNCHERS(f)                                                                                           \
-    f<1, false>, f<1, true>, f<2, false>, f<2, true>, f<4, false>, f<4, true>, f<8, false>, f<8, true>, f<16, false>, \
-        f<16, true>
-enum { LAUNCHERS = 10 };
+#define DECODE_LAUNCHERS(f) f<4, false>, f<4, true>, f<8, false>, f<8, true>, f<16, false>, f<16, true>
+enum { LAUNCHERS = 6 };
 
 static int launch_decode(Gpu *gpu, Lane lane, const LaunchDecode launchers[LAUNCHERS], const Decode *d, const char *what,
                          Error *err) {
     CudaGpu *g = (CudaGpu *)gpu;
     int which = d->packing.bits > 0;
-    for (int elements = 8; elements < d->h1 / d->nh; elements *= 2) which += 2;
+    for (int elements = 32; elements < d->h1 / d->nh; elements *= 2) which += 2;
     if (!d->nseq) return 0;
     CHECK(which < LAUNCHERS && lane == FINISH);
     launchers[which](g->stream[lane], g->scratch, d);
