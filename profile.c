@@ -43,6 +43,9 @@ static const ProfileSize full_size[2] = {
     {4096, 16384, 32, 32, 1024, 2048, (size_t)1 << 30, (size_t)256 << 20, .1},
 };
 
+/* How packed numbers are measured. */
+static const Quant usual = {4, 64};
+
 static const int row_sizes[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}, token_sizes[] = {16, 64, 256, 1024, 2048};
 enum { NROW_SIZES = sizeof row_sizes / sizeof *row_sizes, NTOKEN_SIZES = sizeof token_sizes / sizeof *token_sizes };
 
@@ -126,17 +129,22 @@ static Event post_attend_prefill(Profile *p, int i) {
                                      matrix(TIER_GPU, act, p->x, rows, h1), kv, start, p->size.nh);
 }
 
+/* Bytes of a token's K, or V. */
+static size_t row_bytes(const ProfileSize *s, Quant quant) {
+    return quant.bits ? s->nh * quant_bytes(quant, s->h1 / s->nh) : s->h1 * sizeof(f16);
+}
+
 /* Page tables are all one list of pages in order, from another page on each time. */
 static Event post_attend_on(Profile *p, int i, Tier tier, Lane lane) {
     int len = token_sizes[i], h1 = p->size.h1, pages_each = pages_for(len, PAGE_TOKENS);
-    size_t row = p->quant.bits ? p->size.nh * quant_bytes(p->quant, h1 / p->size.nh) : h1 * sizeof(f16);
-    size_t half = p->span / 2, page = PAGE_TOKENS * row;
+    size_t row = row_bytes(&p->size, p->quant), half = p->span / 2, page = PAGE_TOKENS * row;
     int npages = (int)(half / page), nseq = imin(p->size.nseq, npages / pages_each);
     Type act = p->device->act_type;
     Op op = {.lane = lane, .kind = OTHER};
     p->span = half;
     size_t first = next_cold(p, nseq * pages_each * page) / page;
     p->span = 2 * half;
+    CHECK((first + (size_t)nseq * pages_each) * 4 <= p->starts - p->tables);
     PageTable t = {
         .k = p->quant.bits ? bytes(p, tier, 0, npages * PAGE_TOKENS, row) : matrix(tier, F16, 0, npages * PAGE_TOKENS, h1),
         .pages = matrix(tier, I32, p->tables + first * 4, nseq, pages_each),
@@ -379,7 +387,6 @@ static int measure_attention(Hardware *h, Profile *p) {
 
 /* The same with packed numbers. A GPU multiplies F16 alone, and unpacks first. */
 static int measure_packed(Hardware *h, Profile *p) {
-    const Quant usual = {4, 64};
     say(p, "measuring this machine: packed weights and cache");
     p->quant = usual;
     if ((p->device->act_type == F32 && measure_curve(&h->mm_packed, p, post_linear, row_sizes, NROW_SIZES, p->size.rows)) ||
@@ -475,7 +482,8 @@ static void add_term(Plan *plan, Tier tier, size_t offset, size_t bytes) {
 static void plan_profile(Profile *p, const size_t capacity[NTIERS], Type act) {
     const ProfileSize *s = &p->size;
     size_t each = (size_t)imax(s->rows * s->h2, s->tokens * s->h1) * type_bytes(act);
-    size_t npages = s->cold / ((size_t)PAGE_TOKENS * s->h1 * 2), starts = (size_t)NTOKEN_SIZES * (s->tokens + 1 + s->nseq);
+    size_t row = row_bytes(s, usual) < row_bytes(s, (Quant){0}) ? row_bytes(s, usual) : row_bytes(s, (Quant){0});
+    size_t npages = s->cold / 2 / (PAGE_TOKENS * row) + 1, starts = (size_t)NTOKEN_SIZES * (s->tokens + 1 + s->nseq);
     p->x = s->cold;
     p->y = p->x + round_up(each);
     p->tables = p->y + round_up(each);
