@@ -8,11 +8,11 @@
 
 static const ProfileSize tiny = {.h1 = 64,
                                  .h2 = 256,
-                                 .nh = 4,
+                                 .nh = 1, /* whole groups, as packed pages are the smallest */
                                  .nseq = 3,
                                  .rows = 64,
                                  .tokens = 256,
-                                 .cold = (size_t)1 << 20,
+                                 .cold = (size_t)4 << 20,
                                  .disk = (size_t)2 << 20,
                                  .seconds = .002};
 static const size_t capacity[NTIERS] = {(size_t)1 << 30, (size_t)2 << 30, (size_t)3 << 30};
