@@ -5,6 +5,7 @@
  * --device cuda: the suites `schedule` and `lanes` run on the GPU. --every N: the former takes every N-th of its
  * combinations. The suite `cuda` is there where the program was linked with flexgen.cu, for a GPU or for the emulation. */
 #include <CUnit/Basic.h>
+#include <dirent.h>
 #include <ftw.h>
 #include <unistd.h>
 
@@ -43,6 +44,15 @@ const char *temp_dir(void) {
 static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw) {
     (void)st, (void)flag, (void)ftw;
     return remove(path);
+}
+
+int count_files(const char *dir) {
+    int n = -2; /* . and .. */
+    DIR *d = opendir(dir);
+    CHECK(d);
+    while (readdir(d)) n++;
+    closedir(d);
+    return n;
 }
 
 void write_file(const char *dir, const char *name, const void *bytes, size_t len) {

@@ -4,7 +4,6 @@
  * Runs the built ./flexgen, or the one that FLEXGEN_BIN names. Hostile checkpoints are mutations of a small good one that
  * is made here: a text of one of its files is replaced by another, and a table says what the message must name. */
 #include <cjson/cJSON.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -52,15 +51,6 @@ static char *contents(const char *path, size_t *len) {
     char *text = file_read(path, MAX_BYTES, len, &err);
     if (!text) CU_FAIL_FATAL(err.text);
     return text;
-}
-
-static int count_files(const char *dir) {
-    int n = -2; /* . and .. */
-    DIR *d = opendir(dir);
-    CHECK(d);
-    while (readdir(d)) n++;
-    closedir(d);
-    return n;
 }
 
 static void open_directories(void) {

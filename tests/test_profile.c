@@ -1,6 +1,5 @@
 /* test_profile.c: that a measured machine is one, and where it is kept. No time is compared with any other: only that
  * everything has been measured. On a profile of small sizes; the suite runs on the host device. */
-#include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,14 +21,6 @@ static Error err;
 static void fresh_cache(char *dir, size_t size) {
     snprintf(dir, size, "%s", temp_dir());
     setenv("XDG_CACHE_HOME", dir, 1);
-}
-
-static int files_in(const char *dir) {
-    DIR *d = opendir(dir);
-    int n = 0;
-    for (struct dirent *e; d && (e = readdir(d));) n += e->d_name[0] != '.';
-    if (d) closedir(d);
-    return n;
 }
 
 static int machine(Hardware *h, const char *offload, int threads) {
@@ -72,7 +63,7 @@ static void everything_is_measured(void) {
     check_curve(&h.bmm_packed, 16, 3);
     check_curve(&h.cpu_packed, 16, 3);
     CU_ASSERT(strstr(said, "disk") && strstr(said, "linear") && strstr(said, "attention"));
-    CU_ASSERT_EQUAL(files_in(offload), 0);
+    CU_ASSERT_EQUAL(count_files(offload), 0);
 }
 
 static void a_measured_machine_is_a_hardware_file_with_sources(void) {
@@ -106,11 +97,11 @@ static void the_second_time_it_is_read(void) {
     CU_ASSERT_EQUAL(access(path, R_OK), 0);
     CU_ASSERT_EQUAL(strncmp(path, cache, strlen(cache)), 0);
     snprintf(cache + strlen(cache), 20, "/flexgen");
-    CU_ASSERT_EQUAL(files_in(cache), 1); /* and nothing half */
+    CU_ASSERT_EQUAL(count_files(cache), 1); /* and nothing half */
     h.op_s = 77;
     strcpy(h.name, "planted");
     profile_keep(&h, &tiny, NULL, offload, 1);
-    CU_ASSERT_EQUAL(files_in(cache), 1);
+    CU_ASSERT_EQUAL(count_files(cache), 1);
     ASSERT_OK(profile_machine(&again, &tiny, NULL, offload, 1, more, NULL, &err));
     CU_ASSERT(again.op_s == 77 && strcmp(again.name, "planted") == 0);
     CU_ASSERT(again.mm_rows.n == h.mm_rows.n && again.ctog_bdw[0] == h.ctog_bdw[0]);
@@ -131,7 +122,7 @@ static void a_damaged_file_is_measured_anew(void) {
         ASSERT_OK(machine(&h, offload, 1));
         check_machine(&h);
         ASSERT_OK(hardware_read(&h, path, &err));
-        CU_ASSERT_EQUAL(files_in(cache), 1);
+        CU_ASSERT_EQUAL(count_files(cache), 1);
     }
 }
 
@@ -151,7 +142,7 @@ static void a_cache_that_cannot_be_written_is_passed_over(void) {
     CU_ASSERT_EQUAL_FATAL(mkdir(path, 0700), 0);
     ASSERT_OK(machine(&h, offload, 1));
     check_machine(&h);
-    CU_ASSERT_EQUAL(files_in(cache), 1);
+    CU_ASSERT_EQUAL(count_files(cache), 1);
     setenv("XDG_CACHE_HOME", "/nonexistent/cache", 1);
     ASSERT_OK(machine(&h, offload, 1));
     char *home = getenv("HOME") ? xstrdup(getenv("HOME")) : NULL;

@@ -1,7 +1,6 @@
 /* test_quantize.c: packed copies of checkpoints: what is in them, how they are laid out, what of them is refused, and that
  * nothing is left behind where there can be none. */
 #include <cjson/cJSON.h>
-#include <dirent.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -97,15 +96,6 @@ static char *path_in(const char *dir, const char *name) {
     next = (next + 1) % 4;
     snprintf(path[next], sizeof path[next], "%s/%s", dir, name);
     return path[next];
-}
-
-static int count_files(const char *dir) {
-    int n = -2; /* . and .. */
-    DIR *d = opendir(dir);
-    CHECK(d);
-    while (readdir(d)) n++;
-    closedir(d);
-    return n;
 }
 
 /* A packed copy in a fresh directory. */

@@ -12,6 +12,8 @@
 double max_norm_error(const float *a, const float *b, size_t n);
 /* A fresh directory under TMPDIR, removed with everything in it after the suites. */
 const char *temp_dir(void);
+/* Entries of a directory. */
+int count_files(const char *dir);
 /* Writes bytes to dir/name. */
 void write_file(const char *dir, const char *name, const void *bytes, size_t len);
 /* A small reproducible generator for test data: uniform in [-1, 1). */
