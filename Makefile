@@ -6,7 +6,9 @@
 # make bench      measured figures beside their bounds
 # make accuracy   what compression and sparse attention cost, in perplexity
 # make format, make clean
+ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
+endif
 CFLAGS ?= -O3 -march=native
 WARN := -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE
 BUILD ?= build
