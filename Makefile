@@ -14,7 +14,7 @@ WARN := -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE
 BUILD ?= build
 OPENMP ?= $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
 ISA := $(shell echo | $(CC) $(CFLAGS) -dM -E - 2>/dev/null | awk '/__AVX512F__/{a=1}/__AVX2__/{b=1}/__F16C__/{c=1}END{print a?"AVX-512":b&&c?"AVX2":"portable C"}')
-ALL := $(CFLAGS) $(WARN) $(OPENMP) $(SANITIZE) -MMD -MP
+ALL := $(CFLAGS) $(WARN) $(OPENMP) $(SANITIZE) -I. -MMD -MP
 LIBS := -lcjson -lpcre2-8 -lm -lpthread
 
 # The CUDA toolkit: nvcc and cuBLAS build the device for GPUs, the headers alone its emulation on the CPU for the tests.
@@ -34,7 +34,8 @@ CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ld
 endif
 EMULATION := $(and $(CUDA_INCLUDE),$(HAVE_CXX),$(filter x86_64,$(shell uname -m)))
 
-SRC := $(filter-out flexgen.c,$(wildcard *.c))
+SRC := $(filter-out flexgen.c,$(wildcard *.c */*.c))
+SRC := $(filter-out tests/%,$(SRC))
 OBJ := $(SRC:%.c=$(BUILD)/%.o)
 TESTS := $(sort $(wildcard tests/test_*.c))
 TEST_OBJ := $(TESTS:%.c=$(BUILD)/%.o) $(BUILD)/tests/main.o
@@ -53,9 +54,9 @@ $(BUILD)/flexgen: $(OBJ) $(BUILD)/flexgen.o $(CUDA_OBJ)
 	$(if $(CUDA),$(CXX) $(OPENMP) $(SANITIZE),$(CC) $(ALL)) $^ -o $@ $(CUDA_LIBS) $(LIBS)
 
 # the architectures are part of what it depends on
-$(BUILD)/flexgen.cu.o: flexgen.cu flexgen.h check.h $(BUILD)/archs
+$(BUILD)/flexgen.cu.o: flexgen.cu flexgen.h device/device.h check.h $(BUILD)/archs
 	@echo "nvcc -O3 $< for $(ARCHS:%=sm_%)"
-	@$(NVCC) -std=c++17 -O3 --threads 0 $(GENCODE) -Xcompiler -Wall,-Wextra,-Werror -Werror all-warnings -c $< -o $@
+	@$(NVCC) -std=c++17 -O3 -I. --threads 0 $(GENCODE) -Xcompiler -Wall,-Wextra,-Werror -Werror all-warnings -c $< -o $@
 $(BUILD)/archs: always
 	@mkdir -p $(@D); echo '$(NVCC) $(ARCHS)' | cmp -s - $@ || echo '$(NVCC) $(ARCHS)' >$@
 
@@ -119,7 +120,7 @@ BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/bench_*.c))
 bench: flexgen $(BENCH)
 	@scripts/bench.sh $(BUILD)
 
-$(BENCH): $(BUILD)/%: $(BUILD)/tests/%.o $(BUILD)/host.o $(BUILD)/quant.o
+$(BENCH): $(BUILD)/%: $(BUILD)/tests/%.o $(BUILD)/device/host.o $(BUILD)/quant.o
 	$(CC) $(ALL) $^ -o $@ -lm -lpthread -ldl
 
 accuracy: flexgen
@@ -129,8 +130,8 @@ clean:
 	rm -rf build flexgen
 
 format:
-	clang-format -i *.c *.h *.cu tests/*.c tests/*.h tests/*.cu
+	clang-format -i *.c *.h *.cu */*.c */*.h tests/*.cu
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
 .PHONY: all setup run test gpu-tests emulated-tests sanitize bench accuracy format clean always
 .DELETE_ON_ERROR:

@@ -17,7 +17,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "flexgen.h"
+#include "cost/cost.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // Flags

@@ -15,7 +15,7 @@
 #include <mma.h>
 #include <time.h>
 
-#include "flexgen.h"
+#include "device/device.h"
 
 enum { WARP = 32, THREADS = 256, MOST_THREADS = 1024 };
 

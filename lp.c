@@ -14,8 +14,10 @@
  *
  * Read next: policy.c, which writes Appendix A.3 as rows. */
 #include <math.h>
+#include <stdint.h>
 
-#include "flexgen.h"
+#include "check.h"
+#include "lp.h"
 
 enum { PHASE_1, PHASE_2, NPHASES };
 enum { COLS = LP_MAX_VARS + 2 * LP_MAX_ROWS + 1, MAX_PIVOTS = 1000, SCALE_PASSES = 4 };

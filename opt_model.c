@@ -11,7 +11,8 @@
  * Read next: checkpoint.c, where the tensors come from; then host.c, where the same arithmetic is fast. */
 #include <math.h>
 
-#include "flexgen.h"
+#include "device/device.h"
+#include "io/io.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // Sizes and shapes

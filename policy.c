@@ -12,7 +12,7 @@
  * which solves both; search.c, which asks. */
 #include <math.h>
 
-#include "flexgen.h"
+#include "cost/cost.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // Appendix A.3

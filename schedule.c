@@ -9,7 +9,8 @@
  * compute(j, k) is project, attend, finish; three workspaces rotate, so that while the CPU attends for batch k, the GPU
  * finishes batch k-1 and projects batch k+1. Read next: opt_model.c for the halves of a layer, lanes.c for what a lane is.
  */
-#include "flexgen.h"
+#include "device/device.h"
+#include "io/io.h"
 
 /* A sequence in flight; its seat is its place in Run.seqs. */
 typedef struct {

@@ -11,7 +11,8 @@
 #include <limits.h>
 #include <math.h>
 
-#include "flexgen.h"
+#include "device/device.h"
+#include "io/io.h"
 
 enum { ALIGN = 64, CHUNK_ROWS = 1024, HEAD_ROWS = 64 };
 

@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 #include <time.h>
 
-#include "../flexgen.h"
+#include "cost/cost.h"
 
 static int threads;
 

@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-#include "../flexgen.h"
+#include "cost/cost.h"
 
 enum { RUNS = 5, PIECE = 16 << 20, READERS = 4 };
 

@@ -6,7 +6,7 @@
 #include <CUnit/CUnit.h>
 #include <math.h>
 
-#include "../flexgen.h"
+#include "cost/cost.h"
 
 /* max|a-b| / max|b|, the error of DESIGN's number rules; NaN anywhere gives NaN, and `!(e <= tol)` then fails. */
 double max_norm_error(const float *a, const float *b, size_t n);

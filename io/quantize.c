@@ -21,7 +21,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "flexgen.h"
+#include "device/device.h"
+#include "io/io.h"
 
 enum { ALIGN = 64, CHUNK = 1 << 20, MOST_THREADS = 8, SMALL_FILE = 100 << 20, PATH_SIZE = 4096 };
 

@@ -14,7 +14,7 @@
  * tell this device from a real one, save that no token has a value. */
 #include <math.h>
 
-#include "flexgen.h"
+#include "cost/cost.h"
 
 typedef struct {
     Op op;

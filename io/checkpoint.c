@@ -18,7 +18,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "flexgen.h"
+#include "device/device.h"
+#include "io/io.h"
 
 enum { MAX_JSON = 100 << 20, MAX_SHARDS = 1000, MAX_PATH = 4096 };
 

@@ -18,7 +18,7 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#include "simd.h"
+#include "device/simd.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // f16, threads, scratch

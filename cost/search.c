@@ -8,7 +8,7 @@
  * than what has been found, the search ends. Read next: policy.c, which writes the LP; tier.c, which plans. */
 #include <math.h>
 
-#include "flexgen.h"
+#include "cost/cost.h"
 
 enum { MAX_CANDIDATES = 1024, MAX_BATCHES = 64, MAX_REALIZED = 64 };
 

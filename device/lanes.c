@@ -31,7 +31,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "flexgen.h"
+#include "device/device.h"
+#include "io/io.h"
 
 const Channel lane_channel[NLANES] = {DTOC, CTOG, DTOC, CTOG, GTOC, CTOD, GTOC, CTOG, GPU, GPU, CPU};
 const char *const lane_name[NLANES] = {"read weights",   "load weights", "read cache", "load cache", "store", "write",

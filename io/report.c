@@ -2,7 +2,7 @@
  * flexgen.c, which calls it. */
 #include <cjson/cJSON.h>
 
-#include "flexgen.h"
+#include "cost/cost.h"
 
 void add_figures(cJSON *to, const Figure *figures, size_t n) {
     for (size_t f = 0; f < n; f++) cJSON_AddNumberToObject(to, figures[f].name, figures[f].value);

@@ -10,7 +10,7 @@
 #include <cjson/cJSON.h>
 #include <math.h>
 
-#include "flexgen.h"
+#include "cost/cost.h"
 
 enum { MAX_HARDWARE_FILE = 1 << 20 };
 

@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "flexgen.h"
+#include "cost/cost.h"
 
 /* PROFILE_VERSION counts the changes of what is measured, or of kernels and lanes, that make older files wrong. */
 enum {

@@ -18,7 +18,7 @@
  * machine, as the slowest sets the pace. Read next: search.c. */
 #include <math.h>
 
-#include "flexgen.h"
+#include "cost/cost.h"
 
 /* The model as one of `nodes` machines has it. */
 static Checkpoint *part_of(const Checkpoint *whole, int nodes) {

@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-#include "flexgen.h"
+#include "device/device.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define PRAGMA(text) _Pragma(#text)

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "flexgen.h"
+#include "io/io.h"
 
 enum { MAX_DEPTH = 64, MAX_NUMBER = 60 /* characters; cJSON cuts a number at 63 */ };
 

@@ -9,7 +9,8 @@
 #include <limits.h>
 #include <math.h>
 
-#include "flexgen.h"
+#include "device/device.h"
+#include "io/io.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // Slices

@@ -1,0 +1,158 @@
+/* cost.h: what a machine can do, and which policy is best for it (section 4.3). */
+#ifndef COST_H
+#define COST_H
+#include "device/device.h"
+#include "io/io.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------
+// hardware.c: a machine as numbers (section 4.3, Table 7)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A rate that depends on a size: seconds are taken to be linear in the size between two points, in proportion to it
+ * outside.
+ */
+enum { MAX_POINTS = 16 };
+typedef struct {
+    int n; /* points, by ascending size; 0: there is no curve */
+    double size[MAX_POINTS], rate[MAX_POINTS];
+} Curve;
+
+/* The hardware parameters of section 4.3 and Table 7. Of a pair [0] holds in generation, [1] in prefill. */
+struct Hardware {
+    char name[96];
+    double gmem, cmem, nmem;                                   /* bytes that the tiers can hold */
+    double ctog_bdw[2], gtoc_bdw[2], dtoc_bdw[2], ctod_bdw[2]; /* bytes/s */
+    double mm_flops[2], bmm_flops[2], cpu_flops[2];            /* FLOP/s of linear, of attention on the GPU, on the CPU */
+    /* keys that a file may leave out */
+    double gpu_bdw, cpu_bdw; /* bytes/s at which the processors read their own memory; 0: no bound */
+    double op_s;             /* seconds that every op takes besides; 0 */
+    bool shared_cores;       /* a host device: GPU and CPU lanes run on the same cores, activations are F32 */
+    /* seconds of these cores that a byte takes which a link copies within memory, or reads or writes on disk; 0 */
+    double copy_core_s, disk_core_s;
+    /* FLOP/s as measured, reading of memory included: of linear by rows; of attention by the tokens of a prompt, by the
+     * tokens that a new one attends to. They go before mm_flops, bmm_flops and cpu_flops. */
+    Curve mm_rows, bmm_tokens[2], cpu_tokens;
+    Curve mm_packed, bmm_packed, cpu_packed; /* of linear with packed weights; of attention to packed pages */
+};
+
+/* Reads a hardware file: one JSON object with name, gmem cmem nmem, ctog_bdw gtoc_bdw dtoc_bdw ctod_bdw, mm_flops bmm_flops
+ * cpu_flops, each rate also as a pair KEY_p, KEY_g; optional gpu_bdw cpu_bdw op_s shared_cores copy_core_s disk_core_s;
+ * optional curves mm_rows, bmm_tokens_p, bmm_tokens_g, cpu_tokens, mm_packed, bmm_packed, cpu_packed, lists of [size,
+ * FLOP/s] by ascending size; sources, an object of texts that say where each value is from. -1 and one line (EXIT_USAGE)
+ * for a missing, unknown, negative, zero or non-numeric value. */
+int hardware_read(Hardware *hardware, const char *path, Error *err);
+/* Writes a file that hardware_read reads back to the same numbers; sources may be NULL. What could not be written shows in
+ * ferror(out). */
+void hardware_write(const Hardware *hardware, const cJSON *sources, FILE *out);
+
+/* The bandwidth of a link, of generation and of prefill. */
+static inline const double *link_bdw(const Hardware *hardware, Channel link) {
+    const double *const bdw[] = {hardware->ctog_bdw, hardware->gtoc_bdw, hardware->dtoc_bdw, hardware->ctod_bdw};
+    return bdw[link];
+}
+/* Seconds that an op takes at full speed, without op_s. The cost model and the sim ask here, so that they agree. */
+/* y (m, n) = x (m, k) w^T: by the curve, or the longer of its flops and of reading and writing everything. act_bytes: of an
+ * element of x and y. */
+double linear_seconds(const Hardware *hardware, bool prefill, double m, double n, double k, double act_bytes);
+/* Causal attention of whole prompts of s tokens, s (s + 1) / 2 pairs of a query and a key each: 4 h1 flops a pair. */
+double attend_prefill_seconds(const Hardware *hardware, double nseq, double s, double h1, double act_bytes);
+/* The same with packed weights, which are unpacked on the way. */
+double linear_packed_seconds(const Hardware *hardware, bool prefill, double m, double n, double k, double act_bytes);
+/* New tokens attend to `len` tokens each over paged KV: as many bytes as flops, 4 h1 a token; packed, fewer bytes. */
+double attend_seconds(const Hardware *hardware, bool on_cpu, bool prefill, double nseq, double len, double h1, bool packed);
+
+// ---------------------------------------------------------------------------------------------------------------
+// profile.c: the machine, measured (section 4.3)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What is measured: a layer's shapes, how far its curves go, how much memory is cold. */
+typedef struct {
+    int h1, h2, nh, nseq; /* sequences that decode */
+    int rows, tokens;     /* largest product; longest prompt, and what a new token attends to */
+    size_t cold, disk;    /* bytes of the upper tiers' memory, and of the file */
+    double seconds;       /* about so long for a value */
+} ProfileSize;
+/* The usual: at the model's shapes where they are not too large to be measured in time (config NULL: at the largest). */
+ProfileSize profile_size(const Gpu *gpu, const OptConfig *config);
+
+/* Measures this machine through the functions of the device that will run: the host device with so many threads, or on
+ * gpu the cuda device; the disk cold, in offload_dir. capacity: bytes of the tiers. Takes less than a minute; says on
+ * progress (may be NULL) what it is at. */
+int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
+                    const size_t capacity[NTIERS], FILE *progress, Error *err);
+/* The same from the file of an earlier time on this machine, or measured and kept there. */
+int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
+                    const size_t capacity[NTIERS], FILE *progress, Error *err);
+/* That file: hardware-KEY.json in flexgen/ of XDG_CACHE_HOME or ~/.cache. KEY stands for all that the rates depend on: the
+ * model's shapes, processor, threads and kernels, GPU, the disk of offload_dir, the profile's version; not the capacities.
+ * "" where there is no such directory. */
+void profile_path(char *path, size_t size, const ProfileSize *shapes, const Gpu *gpu, const char *offload_dir, int threads);
+/* Keeps it there; where that cannot be, does nothing. */
+void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu, const char *offload_dir, int threads);
+/* Writes the hardware file with how each value was measured, and today's date. */
+void profile_write(const Hardware *hardware, FILE *out);
+
+// ---------------------------------------------------------------------------------------------------------------
+// search.c: the policy search (section 4.3)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What is to be found, and where. */
+typedef struct {
+    const Hardware *hardware;
+    const Checkpoint *checkpoint;
+    const Task *task;
+    bool one_block; /* the task's prompts are as many as a block may have; a policy is measured by one block of them */
+    Type act_type;  /* of the device */
+    size_t capacity[NTIERS];
+    Policy given;  /* its overlap and page_tokens hold; the rest where it is fixed */
+    bool fixed[6]; /* which of wg wc cg cc hg hc are given */
+    bool fixed_gbs, fixed_batches, fixed_schedule, fixed_attention;
+    Quant allowed;      /* compression that may be taken where given.weight_quant, cache_quant have none; bits 0: none */
+    double max_latency; /* seconds that one block may take; 0: any number */
+} Search;
+
+/* A policy whose plan fits, and what the cost model `runtime` expects of it. */
+struct Found {
+    Policy policy;
+    Cost cost;
+    double latency; /* seconds of one block */
+};
+
+/* The best policies, best first by throughput (on shared cores twice the batches in flight must bring two percent more), at
+ * most `most`. Returns their number, or -1 and one line (EXIT_USAGE) that says why there is none. */
+int policy_search(Found *found, int most, const Search *search, Error *err);
+/* The best throughput for every latency that a block may have (Figure 1), quickest first, at most `most`; as above. */
+int policy_frontier(Found *found, int most, const Search *search, Error *err);
+/* What the cost model expects of search->given as it is. -1 and err when its plan does not fit. */
+int policy_predict(Found *found, const Search *search, Error *err);
+
+// ---------------------------------------------------------------------------------------------------------------
+// cluster.c: many machines on paper (sections 4.4 and 6.4)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Equal machines, and the network between neighbours: bytes/s, seconds that a message takes besides. */
+typedef struct {
+    int nodes;
+    double net_bdw, delay_s;
+} Cluster;
+
+/* A policy of one machine, and what a pipeline of such machines makes of it. */
+struct ClusterCost {
+    Found found;
+    double prefill_s, token_s, T; /* seconds: of a block's prefill, of one token for all of it, of the block */
+    double throughput, decode_throughput;
+};
+
+/* The best policy of the search's task (one block of equal prompts) for the cluster; without offloading, one that keeps
+ * everything on the GPUs. -1 and one line (EXIT_USAGE) where a machine's part does not fit. */
+int cluster_search(ClusterCost *best, const Search *search, const Cluster *cluster, bool offloading, Error *err);
+/* How many machines it takes to keep one sequence on the GPUs; 0: even one layer is too much for one. */
+int cluster_least(const Search *search);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

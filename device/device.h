@@ -1,0 +1,304 @@
+/* device.h: the devices that carry out ops: host, cuda, sim. */
+#ifndef DEVICE_H
+#define DEVICE_H
+#include "flexgen.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------
+// lanes.c: the table of device functions; the host and the cuda device
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    size_t moved[NKINDS]; /* bytes, by what they were */
+    size_t read[2];       /* bytes of K, of V that attention to the cache has read */
+    double busy_s;        /* the lane worked; waits for events are not counted, those for a slowed link are */
+} LaneCount;
+
+/* One call of Figure 4 as it ran on one lane: ops of the same call that follow each other at once are one slice. Seconds of
+ * Device.now. */
+typedef struct {
+    Lane lane;
+    Kind kind;
+    bool prefill;
+    int i, j, k, batch;
+    double begin, end;
+    size_t bytes; /* moved; 0 for arithmetic */
+} Slice;
+
+/* What a device did, in the order in which calls ended on each lane. */
+typedef struct {
+    Slice *slice;
+    size_t n, capacity;
+    size_t limit;      /* slices behind which nothing more is noted; 0: none */
+    long last[NLANES]; /* 1 + index of each lane's newest slice */
+} Trace;
+
+/* A device: in-order lanes that carry out ops and meet at events. A function only posts and returns the event of its end;
+ * views, page tables and moves are copied by the post, the index arrays that they point to are not. Shapes as in the host_
+ * twins. */
+typedef struct Device Device;
+struct Device {
+    const char *name;
+    Type act_type;       /* of activations: F32 on the host */
+    size_t peak[NTIERS]; /* bytes of each tier in use: how far ops have reached into each term of the plan */
+    LaneCount count[NLANES];
+    Error notice; /* text: what its user should know, such as memory that could not be pinned; mostly empty */
+    Trace *trace; /* where finished ops are noted; NULL: nowhere. Set before the first op */
+    double
+        link[NCHANNELS];  /* host device: bytes/s that a link is slowed to, set before the first op; 0: as fast as it is */
+    int delay_us[NLANES]; /* each op of a lane is held up by so much before it begins; tests find missing events with it */
+
+    Event (*copy)(Device *, const Op *, const Move *, int n);
+    Event (*embed)(Device *, const Op *, Tensor y, Tensor table, Tensor idx, bool add);
+    Event (*layernorm)(Device *, const Op *, Tensor y, Tensor x, Tensor w, Tensor b);
+    /* w F16, or packed, U8, where the device multiplies packed weights (the host; act_type F32) */
+    Event (*linear)(Device *, const Op *, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu);
+    /* w (n, k) F16 of packed weights, for a device that multiplies F16 alone */
+    Event (*unpack)(Device *, const Op *, Tensor w, Tensor packed);
+    /* New k, v, rows of (2 h1) F16, as rows of U8 for packed pages: k's heads, then v's */
+    Event (*pack)(Device *, const Op *, Tensor packed, Tensor kv, int nh);
+    Event (*attend_prefill)(Device *, const Op *, Tensor o, Tensor q, Tensor kv, Tensor start, int nh);
+    Event (*attend)(Device *, const Op *, Tensor o, Tensor q, const PageTable *);
+    /* Sparse attention: tokens I32 and weights F32 are (nseq, nh * most), by nh * most. fetch brings the V of these tokens,
+     * and no other, from their home on disk to their places in the table's staging pages; it is an op of C_READ. */
+    Event (*select)(Device *, const Op *, Tensor tokens, Tensor weights, Tensor q, const PageTable *, double sparsity);
+    Event (*fetch)(Device *, const Op *, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity);
+    Event (*weigh)(Device *, const Op *, Tensor o, Tensor tokens, Tensor weights, const PageTable *, double sparsity);
+    Event (*append)(Device *, const Op *, const PageTable *, Tensor kv, Tensor seq, Tensor pos);
+    Event (*pick)(Device *, const Op *, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *);
+    /* logp (1, rows) F32, best and target (1, rows) I32 */
+    Event (*score)(Device *, const Op *, Tensor logp, Tensor best, Tensor logits, Tensor target);
+
+    /* Puts count elements at element `first` of a dense view on GPU or CPU, at once: for loading, before any op is posted.
+     * NULL on the sim, which has nothing to load. */
+    void (*upload)(Device *, Tensor dst, size_t first, const void *src, size_t count);
+    int (*wait)(Device *, Event, Error *); /* until it has happened; -1 once any op has failed (the first error sticks) */
+    void *(*host)(Device *, Tensor);       /* address of a view on the CPU tier, for the thread that posts; on the
+                                              sim only index tables have one, the others are NULL */
+    double (*now)(Device *);               /* seconds */
+    void (*close)(Device *);               /* ends lanes, frees tiers, removes the offload file */
+};
+
+/* Opens the host device with one allocation a tier, as large as the plan says: GPU and CPU in memory, disk in an unlinked
+ * file under offload_dir (fully allocated beforehand, so that a full disk is an error here and nowhere else). checkpoint
+ * serves disk reads of weights and must outlive the device. NULL and err when memory or disk are not there. */
+Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err);
+/* Opens the cuda device on an open GPU, which must outlive it: the GPU tier is memory of the GPU, the CPU tier is pinned
+ * (where that fails, a line on standard error says so and copies are slower), lanes that touch the GPU are streams. The
+ * rest is as on the host. */
+Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err);
+
+/* How far views have reached into each term of a plan: measured peaks. Not thread safe. */
+typedef struct {
+    int nterms;
+    Term terms[MAX_TERMS];
+    size_t high[MAX_TERMS]; /* bytes of each term touched so far, from its beginning */
+} Reach;
+/* Nothing is touched yet but what rests in the checkpoint: *peak begins with it. */
+void reach_open(Reach *reach, size_t peak[NTIERS], const Plan *plan);
+/* Raises the peaks by what a view reaches further than those before it. Aborts when it lies outside the plan; views of the
+ * checkpoint are no part of it. */
+void reach_note(Reach *reach, size_t peak[NTIERS], Tensor view);
+
+/* Fills the weights' homes: reads (or generates) every tensor once into its GPU or CPU home, a dummy's disk share into the
+ * offload file. */
+int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err);
+/* Computes every product of a layer and of the head once, at the shapes of a prefill and of a decoding step, on whatever
+ * the workspaces hold. A GPU's library chooses and loads a kernel when it first meets a shape; the first prompts need not
+ * wait for that. Before the run: counters are 0 again. */
+int opt_warm_up(Device *device, const Plan *plan, Error *err);
+
+// ---------------------------------------------------------------------------------------------------------------
+// host.c: the arithmetic of the device that is this CPU. Plain functions on plain pointers, the specification of
+// the CUDA launchers of the same names.
+//
+// Batch invariance: a row of a result depends on that row's inputs only, bit for bit, whatever the other rows, the
+// number of threads, the page size or the number of sequences. Activations are float, weights and KV f16.
+// ---------------------------------------------------------------------------------------------------------------
+
+float f16_to_f32(f16 x);
+f16 f32_to_f16(float x); /* to nearest even */
+/* "AVX-512", "AVX2", "portable": what the kernels were compiled for. */
+const char *host_isa(void);
+/* Threads the kernels may use from now on (OpenMP); 0 asks for all cores. Returns the number. */
+int host_set_threads(int threads);
+
+/* y[r] = table[idx[r]] (or y[r] += with add). y (rows, cols) F32 or F16, table (any, cols) F16, BF16 or F32, table_ld in
+ * elements. */
+void host_embed(void *y, Type y_type, const void *table, Type type, size_t table_ld, const int32_t *idx, int rows, int cols,
+                bool add);
+/* y[r] = (x[r] - mean) / sqrt(var + 1e-5) * w + b; y may be x. x, y (rows, cols) F32; w, b (cols) F16. */
+void host_layernorm(float *y, const float *x, const f16 *w, const f16 *b, int rows, int cols);
+/* y = x w^T + b, then ReLU if relu, then + residual if not NULL (which may be y itself, with y's type F32 and y's ld).
+ * x (m, k) F32 dense; w (n, k) F16 dense; b (n) F16 or NULL; y (m, n) F32 or F16, y_ld elements from row to row.
+ * Every output sums over k in one fixed order (section 3's x.w_Q and so on). */
+void host_linear(void *y, Type y_type, size_t y_ld, const float *x, const f16 *w, const f16 *b, const float *residual,
+                 bool relu, int m, int n, int k);
+/* The same with w (n, k) packed by quant_pack_rows; unpacked inside, on the way. Sums over k in another order than
+ * host_linear, as fixed. */
+void host_linear_packed(void *y, Type y_type, size_t y_ld, const float *x, const uint8_t *w, Quant quant, const f16 *b,
+                        const float *residual, bool relu, int m, int n, int k);
+/* Prefill attention: causal softmax(q k^T / sqrt(hd)) v of nseq whole prompts lying one after another. Sequence r owns rows
+ * start[r] .. start[r+1]. q, o (rows, h1) F32 dense; kv (rows, 2 h1) F16: a row is its k then its v. q is not yet scaled.
+ * Working memory per thread does not grow with nseq or with s x s. */
+void host_attend_prefill(float *o, const float *q, const f16 *kv, const int32_t *start, int nseq, int h1, int nh);
+/* Decode attention of one new token per sequence over paged KV (section 4.2, computation delegation: the same function
+ * serves the GPU tier and the CPU). Sequence r's token t lies in page pages[r*max_pages + t/page_tokens], row t %
+ * page_tokens; it attends to tokens 0 .. len[r]-1. k, v: (npages, page_tokens, h1) F16, or with quant.bits packed by
+ * quant_pack_heads: then the result is, bit for bit, that of F16 pages with what quant_unpack gives. q, o (nseq, h1) of
+ * act_type, F32 or F16 (what a GPU sends down). Reads every byte of K and V once, in place. */
+void host_attend(void *o, const void *q, Type act_type, const void *k, const void *v, const int32_t *pages,
+                 const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant);
+/* Rows of k then v, kv (rows, 2 h1) F16, packed head by head for pages of the cache. */
+void host_pack(uint8_t *packed, const f16 *kv, int rows, int h1, int nh, Quant quant);
+/* Puts kv row r (k then v, (rows, 2 width) F16, or packed bytes two at a time) at token pos[r] of sequence seq[r] of the
+ * page table (seq may skip and repeat). */
+void host_append(void *k, void *v, const void *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows,
+                 int max_pages, int page_tokens, int width);
+
+/* The first half of it: which tokens, ascending, and their softmax over all tokens; what the others weigh is lost. tokens,
+ * weights (nseq, nh, most), most >= sparse_tokens of every len; the rest as in host_attend. */
+void host_select(int32_t *tokens, float *weights, const void *q, Type act_type, const void *k, const int32_t *pages,
+                 const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant, double sparsity,
+                 int most);
+/* The second half: o = their weighted sum of V. Touches no other token's V. */
+void host_weigh(void *o, Type act_type, const int32_t *tokens, const float *weights, const void *v, const int32_t *pages,
+                const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant, double sparsity,
+                int most);
+
+/* The next token of each row of logits (rows, vocab) F32. Greedy: the largest, the lowest id among equals. Otherwise
+ * softmax at temperature, cut to top_k, then to the smallest set with mass >= top_p, drawn with a counter-based generator
+ * from (seed, prompt[r], pos[r]) alone. ids[rows]. NaN logits never win over numbers. */
+void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos, const Sampling *sampling,
+               int rows, int vocab);
+/* For evaluation: logp[r] = log softmax(logits[r])[target[r]], and the greedy choice best[r] as host_pick makes it. */
+void host_score(float *logp, int32_t *best, const float *logits, const int32_t *target, int rows, int vocab);
+
+// ---------------------------------------------------------------------------------------------------------------
+// flexgen.cu: a GPU, as lanes.c sees it
+//
+// One stream a lane. The launchers are the twins of the host_ functions of the same names, with the same arguments, but for
+// pointers, which are addresses on the GPU, and activations, which are F16; sums are F32. They post kernels on the stream
+// of `lane` and return at once, -1 and err where that fails. A row of a result depends on that row's inputs, and in linear
+// on the number of rows, alone: attention splits at fixed tokens of a sequence.
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { MARKS = 256 }; /* points of a stream that can be waited for at any time, numbered around */
+
+struct Gpu {
+    char name[96];           /* "NVIDIA H200, sm_90" */
+    size_t total;            /* bytes of its memory */
+    size_t overhead;         /* of them in use before there is a GPU tier: context, workspaces of cuBLAS and of attention */
+    size_t spare;            /* of them that come on top as kernels are loaded when they are first used */
+    int max_head;            /* elements of a head that attention has room for */
+    const volatile int *bad; /* not 0 once pick, since alloc, has met logits that are not finite */
+
+    int (*embed)(Gpu *, Lane lane, void *y, const void *table, size_t table_ld, const int32_t *idx, int rows, int cols,
+                 bool add, Error *);
+    int (*layernorm)(Gpu *, Lane lane, void *y, const void *x, const void *w, const void *b, int rows, int cols, Error *);
+    /* cuBLAS. y may be F16 or F32; b and residual may be NULL; residual is y itself, and then there is no ReLU. The lane is
+     * PROJECT or FINISH, which have a workspace each. */
+    int (*linear)(Gpu *, Lane lane, void *y, Type y_type, size_t y_ld, const void *x, const void *w, const void *b,
+                  const void *residual, bool relu, int m, int n, int k, Error *);
+    /* rows: of q, start[nseq]; the host knows it, and the kernel's grid needs it. */
+    int (*attend_prefill)(Gpu *, Lane lane, void *o, const void *q, const void *kv, const int32_t *start, int nseq,
+                          int rows, int h1, int nh, Error *);
+    int (*attend)(Gpu *, Lane lane, void *o, const void *q, const void *k, const void *v, const int32_t *pages,
+                  const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant, Error *);
+    int (*select)(Gpu *, Lane lane, int32_t *tokens, float *weights, const void *q, const void *k, const int32_t *pages,
+                  const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant,
+                  double sparsity, int most, Error *);
+    int (*weigh)(Gpu *, Lane lane, void *o, const int32_t *tokens, const float *weights, const void *v,
+                 const int32_t *pages, const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh,
+                 Quant quant, double sparsity, int most, Error *);
+    int (*pack)(Gpu *, Lane lane, void *packed, const void *kv, int rows, int h1, int nh, Quant quant, Error *);
+    int (*append)(Gpu *, Lane lane, void *k, void *v, const void *kv, const int32_t *seq, const int32_t *pos,
+                  const int32_t *pages, int rows, int max_pages, int page_tokens, int width, Error *);
+    /* w (n, k) F16 = what quant_unpack_rows gives, for all rows of groups */
+    int (*unpack)(Gpu *, Lane lane, void *w, const void *packed, int n, int k, Quant quant, Error *);
+    int (*pick)(Gpu *, Lane lane, int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos,
+                const Sampling *sampling, int rows, int vocab, Error *);
+    int (*score)(Gpu *, Lane lane, float *logp, int32_t *best, const float *logits, const int32_t *target, int rows,
+                 int vocab, Error *);
+
+    /* rows of row_bytes from src to dst, pitches in bytes; either is on the GPU, or on the host (pinned, to overlap) */
+    int (*copy)(Gpu *, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t row_bytes,
+                int rows, Error *);
+
+    /* begin and end note the times before and after what is posted between them. A mark's number may be taken again for the
+     * one MARKS later, once it has passed. */
+    int (*begin)(Gpu *, Lane lane, uint64_t mark, Error *);
+    int (*end)(Gpu *, Lane lane, uint64_t mark, Error *);
+    int (*after)(Gpu *, Lane lane, Lane other, uint64_t mark,
+                 Error *);                                 /* lane goes on when other has reached the mark's end */
+    int (*sync)(Gpu *, Lane lane, uint64_t mark, Error *); /* the calling thread sleeps until the mark's end */
+    double (*took)(Gpu *, Lane lane, uint64_t first,
+                   uint64_t last); /* seconds from first's begin to last's end, both past */
+    /* When a past mark began: CLOCK_MONOTONIC at opening, and seconds of the GPU's clock since then. In order on each lane;
+     * of this mark nothing can be asked any more. */
+    double (*began)(Gpu *, Lane lane, uint64_t mark);
+
+    void *(*alloc)(Gpu *, size_t bytes, Error *);         /* the GPU tier; one at a time */
+    void (*release)(Gpu *, void *);                       /* waits for the streams first */
+    int (*pin)(Gpu *, void *host, size_t bytes, Error *); /* memory of ours becomes page-locked, so that copies overlap */
+    void (*unpin)(Gpu *, void *host);
+    int (*upload)(Gpu *, void *dst, const void *src, size_t bytes, Error *);   /* waits; any thread */
+    int (*download)(Gpu *, void *dst, const void *src, size_t bytes, Error *); /* for tests */
+    size_t (*in_use)(Gpu *); /* cudaMemGetInfo: bytes of the whole GPU, by anyone */
+    void (*close)(Gpu *);
+};
+
+/* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses) with streams, cuBLAS and workspaces. NULL and err, one line that says
+ * what to do, without a driver, without a GPU, with one that is too old or too full. In a build without CUDA there is no
+ * such function: its address is NULL. */
+Gpu *cuda_open_gpu(Error *err) __attribute__((weak));
+
+// ---------------------------------------------------------------------------------------------------------------
+// sim.c: the device that is a clock
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Opens the sim for a plan of any act_type: the same lanes and events, but an op only takes time: bytes over the bandwidth
+ * of its channel, or flops over the rate of its processor (the longer of that and its bytes over that processor's memory
+ * bandwidth). Lanes of one link share its bandwidth equally; the GPU does one op at a time, in the order of posting. No
+ * data, no tiers: memory does not grow with the model. now is the simulated clock. */
+Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err);
+
+// ---------------------------------------------------------------------------------------------------------------
+// trace.c: what happened on the lanes, as a file and as the paper's Table 4
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Notes an op that has run from begin to end. It prolongs the lane's newest slice where that is the same call (kind, i, j,
+ * k, batch, stage) and ended less than 0.1 ms before. A Trace of zeros is empty. Not thread safe: devices call it under
+ * their lock. */
+void trace_add(Trace *trace, const Op *op, size_t bytes, double begin, double end);
+/* Figure 4's name of the call that a slice is part of: "load_weight", "store_cache", "project", ... */
+const char *trace_call(const Slice *slice);
+/* Chrome trace JSON (chrome://tracing, Perfetto): one row a lane, one slice a call with its i, j, k, its batch and
+ * that batch's token, bytes and stage, times in microseconds from the first slice. What could not be written shows in
+ * ferror(out). */
+void trace_write(const Trace *trace, const char *process, FILE *out);
+void trace_free(Trace *trace);
+
+/* A row of Table 4 for one stage: seconds that its lanes were busy, and how many of them some processor was busy as well.
+ */
+typedef struct {
+    double busy_s, hidden_s;
+} Share;
+enum { COMPUTE, WEIGHT_READ, CACHE_READ, CACHE_WRITE, ACTIVATION_MOVES, NPARTS };
+typedef struct {
+    Share part[2][NPARTS]; /* [prefill] */
+    double total_s[2];     /* in which anything was busy */
+    int sweeps;            /* that the trace knows of */
+} Breakdown;
+extern const char *const part_name[NPARTS];
+/* Times are unions: two lanes that are busy at once with the same part count once. COMPUTE is the GPU's and the CPU's
+ * lanes; its hidden_s is the time in which some copy ran beside it. A sweep in which some batch prefills counts as prefill,
+ * as in RunStats. */
+void trace_breakdown(const Trace *trace, Breakdown *breakdown);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

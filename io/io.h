@@ -1,0 +1,241 @@
+/* io.h: what comes in and goes out: checkpoints, texts, prompts, reports. */
+#ifndef IO_H
+#define IO_H
+#include "flexgen.h"
+
+typedef struct cJSON cJSON;
+typedef struct Found Found;
+typedef struct ClusterCost ClusterCost;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------
+// json.c: strict JSON on top of cJSON
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Parses text[0..len) as exactly one JSON value. Refuses what cJSON would let pass: invalid UTF-8, \u0000 (it would cut
+ * a string short), lone surrogates, duplicate keys in one object, bytes after the value, nesting deeper than 64. what names
+ * the source in messages ("models/x/config.json", "prompts.jsonl line 7"). Returns NULL and fills err; else cJSON_Delete
+ * it. */
+cJSON *json_parse(const char *text, size_t len, const char *what, Error *err);
+
+/* Reads a whole regular file of at most max_bytes into a malloc'ed buffer with a 0 after it; NULL and err when it is
+ * missing, a directory, too large or unreadable. */
+char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
+
+/* Whether s[0..len) is valid UTF-8 (no overlong forms, no surrogates, at most U+10FFFF). */
+bool utf8_valid(const char *s, size_t len);
+
+// ---------------------------------------------------------------------------------------------------------------
+// checkpoint.c: a Hugging Face directory, mapped, not read
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    char *path;
+    int fd;
+    const uint8_t *map; /* the whole file, read-only */
+    size_t size;
+} MappedFile;
+
+struct Checkpoint {
+    OptConfig config;
+    MappedFile *files; /* the safetensors files; Tensor.file == 1 + index */
+    int nfiles;
+    Quant quant;             /* how the matrices of the layers are packed; bits 0: they are not */
+    Tensor (*layer)[NROLES]; /* [l], tier DISK, type F16, BF16 or F32, dense; a packed matrix (n, k) is U8, (rows of groups,
+                                bytes of one) = (ceil(n / group), k quant_bytes(group)), its quant set */
+    Tensor global[NGLOBALS]; /* rows 0 when absent */
+    bool dummy;              /* a named size without files: tensors are F16 with file 0, see checkpoint_fill */
+    uint64_t seed;           /* of a dummy */
+};
+
+/* What may be packed: bits of a number, numbers of a group, which is a multiple of LEAST_GROUP. */
+enum { LEAST_BITS = 2, MOST_BITS = 8, LEAST_GROUP = 16, MOST_GROUP = 1024 };
+#define PACKED_FORMAT "flexgen-packed-1"
+
+/* Opens dir/config.json and dir/model.safetensors, or the shards of dir/model.safetensors.index.json. Every tensor that
+ * OptConfig asks for is present with its shape and a float type, or where __metadata__ says so packed, lies inside its
+ * file, and overlaps no other. NULL and err otherwise. Names are accepted with and without "model." in front;
+ * lm_head.weight absent means tied. */
+Checkpoint *checkpoint_open(const char *dir, Error *err);
+/* A model of a known size with random weights that depend on seed, tensor and element only. */
+Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed);
+/* Reads only dir/config.json into *config. */
+int checkpoint_config(OptConfig *config, const char *dir, Error *err);
+/* Writes elements [first, first+count) of a checkpoint's tensor as F16 to dst, or of U8 as the bytes they are: read (not
+ * through the mapping, so that a file that shrank is an error and not a SIGBUS) and converted, or generated for a dummy.
+ * Fails on a read error and where a BF16 or F32 value is not finite in F16. Thread safe. */
+int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first, size_t count, Error *err);
+/* Writes one row of groups of a matrix to `to`, tensor->cols quant_bytes(group) bytes: what quant_pack_rows makes of rows
+ * [row group, (row + 1) group), as far as there are so many, or of a U8 tensor, whose quant it must be, the bytes that are
+ * there. scratch: group * cols numbers; not for U8. -1 and err that names the tensor where it cannot be read or a number
+ * is not finite. Thread safe. */
+int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Quant quant,
+                    Error *err);
+/* -1 and err that names the tensor where one of x[count], its elements from `first` on, is not finite. */
+int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *tensor, size_t first, size_t count,
+                      Error *err);
+/* The name of the tensor that a view belongs to, "model.decoder.layers.3.fc1.weight". */
+const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view);
+void checkpoint_close(Checkpoint *checkpoint);
+
+// ---------------------------------------------------------------------------------------------------------------
+// tokenizer.c: byte-level BPE
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct Tokenizer Tokenizer;
+
+/* Opens dir/vocab.json and dir/merges.txt. vocab is the model's: every id must be below it; gaps are allowed. Refuses two
+ * pieces with one id, merges of unknown pieces, a missing byte symbol, a missing </s>. */
+Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err);
+/* Ids of text[0..len) (valid UTF-8), without </s>; the caller frees *ids. Returns their number, or -1 and err. */
+int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, int32_t **ids, Error *err);
+/* The bytes of ids[0..n), 0-terminated, malloc'ed; *len their number. Special pieces (<s> <pad> </s> <unk>) and ids without
+ * a piece give nothing. Invalid UTF-8 at the very end (a character whose bytes are not all there) or inside becomes U+FFFD,
+ * so that the result is always valid UTF-8. */
+char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len);
+/* How many bytes of text the pieces of ids[0..n) stand for; special pieces, none. */
+size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n);
+void tokenizer_close(Tokenizer *tokenizer);
+
+// ---------------------------------------------------------------------------------------------------------------
+// quantize.c: a packed copy of a checkpoint
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What a copy came to. */
+typedef struct {
+    int files;
+    size_t before, after;     /* bytes of the source's files, of the copy's tensors */
+    double bits, packed_bits; /* of a number of the copy: of all, of those in the packed matrices */
+} CopyStats;
+
+/* Writes a copy of the checkpoint in dir to the directory output, with the matrices of the layers packed and the rest as
+ * F16, which checkpoint_open reads; quantize.c says how it is laid out. Shards are of at most shard_bytes, or of one layer.
+ * output is new, or empty. progress may be NULL. -1 and err for what checkpoint_open or checkpoint_pack refuse, for a
+ * checkpoint that is packed already, for an output that is there (both EXIT_USAGE), for a disk that is full; then nothing
+ * is left behind. A killed program leaves OUTPUT.tmp-PID. */
+int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Quant quant, size_t shard_bytes, int threads,
+                        FILE *progress, Error *err);
+
+// ---------------------------------------------------------------------------------------------------------------
+// job.c: prompts in, completions out
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What a user asked for: a task, and what came with each prompt. */
+typedef struct {
+    char **text, **id; /* [task.count] the prompt as given; its id as JSON text ("7" with or without quotes) */
+    Task task;
+    int capacity;
+} Job;
+
+/* One prompt as a text. default_n tokens are to be generated; less where the model's positions end before. where names it
+ * in messages. */
+int job_add(Job *job, const char *text, size_t len, const char *id, int n, const Tokenizer *tokenizer,
+            const OptConfig *config, const char *where, Error *err);
+/* Prompts from a file ("-": standard input): JSON lines {"id"?, "prompt", "max_tokens"?} if the first line begins with {,
+ * else plain lines. Blank lines are passed over; an id is a string or a whole number below 2^53 and defaults to the line's
+ * number from 0. */
+int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err);
+void job_free(Job *job);
+
+/* The whole of a file ("-": standard input, and *path becomes its name for messages), with a 0 behind it. NULL and err. */
+char *input_read(const char **path, size_t *len, Error *err);
+/* Calls take for each of its lines that is not blank, with the number of the line from 0, until it returns -1. Ends of
+ * lines, CR LF too, and a byte order mark are no part of a line. */
+int input_lines(const char **path, int (*take)(void *ctx, const char *line, size_t len, int number, Error *), void *ctx,
+                Error *err);
+
+/* A line on standard error that says how far a run is. */
+typedef struct {
+    bool on;
+    long wanted; /* tokens of the whole run */
+    double started, shown;
+} Progress;
+void progress_open(Progress *progress, bool on, long wanted);
+void progress_show(Progress *progress, long sweeps, long tokens);
+void progress_clear(const Progress *progress);
+
+/* Writes completions as sequences end: JSON lines {"id", "prompt", "completion", "tokens", "finish_reason"}, each synced.
+ */
+typedef struct {
+    const Job *job;
+    const Tokenizer *tokenizer;
+    FILE *out;
+    const char *out_name;
+    char **stop; /* texts that end a completion, which is cut before them */
+    int nstops, max_stop;
+    Progress progress;
+} Completions;
+
+/* The listener that writes them; ctx is the Completions. */
+Listener completions_listener(Completions *completions);
+
+// ---------------------------------------------------------------------------------------------------------------
+// eval.c: perplexity and last words (section 6.2, Table 6)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A scored task made of texts, and what its tokens come to. Prompts are windows of a text, or lines whose last word counts.
+ */
+typedef struct {
+    /* every scored token comes from a decoding step, which reads the KV cache: where that is packed, or attention sparse.
+     * Otherwise a prompt is one prefill. Set before reading */
+    bool stepwise;
+    Task task;
+    int capacity, window; /* window: tokens of each */
+    long tokens, told;    /* that are scored; of them so far */
+    size_t bytes;         /* of text that they stand for */
+    double *nll;          /* [task.count] -log of the probability of all scored tokens of a prompt */
+    bool *missed;         /* [task.count] one of them was not the greedy choice */
+    Progress progress;
+} Eval;
+
+/* A file as one text as it is, with </s> in front, in windows of so many tokens one after another (0: the model's
+ * positions), the first `limit` of them (0: all). The first token of a window is context only. What is left behind the last
+ * whole window does not count; a text shorter than a window is one. */
+int eval_text(Eval *eval, const char *path, int window, int limit, const Tokenizer *tokenizer, const OptConfig *config,
+              Error *err);
+/* A file of JSON lines {"text"}, the first `limit` of them (0: all). Of each the last word, with the white space before it,
+ * is scored; white space at the end is left out. Of a line too long for the model the beginning is left out. */
+int eval_lines(Eval *eval, const char *path, int limit, const Tokenizer *tokenizer, const OptConfig *config, Error *err);
+/* The listener that adds up; ctx is the Eval. */
+Listener eval_listener(Eval *eval);
+
+/* In whichever order tokens were scored: nll, the mean of -log p over tokens, and exp(nll); bits of a byte of text; and of
+ * lines nll over words, and how many words were the greedy choice, token by token. */
+typedef struct {
+    double nll, perplexity, bits_per_byte; /* of tokens */
+    double word_perplexity, accuracy;      /* of prompts */
+} EvalResult;
+EvalResult eval_result(const Eval *eval);
+void eval_free(Eval *eval);
+
+// ---------------------------------------------------------------------------------------------------------------
+// report.c: what the commands say of policies and costs
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const char *name;
+    double value;
+} Figure;
+void add_figures(cJSON *to, const Figure *figures, size_t n);
+/* wg ... hd, gbs, num_gpu_batches, bls, schedule, cpu_cache_compute. */
+void add_policy(cJSON *json, const Policy *policy);
+/* What a cost model expects: T, T_pre, T_gen, throughput, what binds them, peaks. */
+void add_cost(cJSON *json, const Cost *cost);
+cJSON *paper_json(const Cost *cost, const Block *block);
+void print_paper(const Cost *cost, const Block *block, const Hardware *hardware);
+/* The first of n, and under `key` all of them. */
+cJSON *found_json(const char *key, const Found *found, int n);
+/* A line each: the policy, what it promises, what binds it. */
+void print_found(const Found *found, int n);
+void add_cluster(cJSON *json, const char *name, const ClusterCost *cost);
+void print_cluster(const char *name, const ClusterCost *cost);
+/* Writes the object and frees it. */
+void print_json(FILE *out, cJSON *json);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

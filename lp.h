@@ -1,0 +1,47 @@
+/* lp.h: small linear programs (the inner problem of section 4.3). */
+#ifndef LP_H
+#define LP_H
+#include <stdbool.h>
+
+enum { LP_MAX_VARS = 24, LP_MAX_ROWS = 64 };
+
+/* a x <= b, or with equal set a x = b. */
+typedef struct {
+    const char *name;
+    double a[LP_MAX_VARS], b;
+    bool equal;
+} LpRow;
+
+/* Minimize c x subject to the m rows and x >= 0; x has n variables. */
+typedef struct {
+    int n, m;
+    double c[LP_MAX_VARS];
+    LpRow row[LP_MAX_ROWS];
+} Lp;
+
+typedef enum { LP_OPTIMAL, LP_INFEASIBLE, LP_UNBOUNDED, LP_LOST } LpVerdict;
+
+/* A verdict and its proof: x, and a weight y for every row, at least 0 for a row with <=.
+ *   optimal      x satisfies every row, c + y A >= 0, and c x = -y b: no x can do better. y is what a row's b is worth: by
+ *                how much the value falls for each unit more of b
+ *   infeasible   y A >= 0 and y b < 0: the rows, weighted by y, add up to something impossible. Rows with y = 0 have no
+ *                part in it. x is a point that violates few, and row the one that it violates most
+ *   unbounded    x is a direction without end: A x <= 0, E x = 0, c x < 0
+ *   lost         no verdict passed its own test: numbers too far apart for doubles, or not finite */
+typedef struct {
+    LpVerdict verdict;
+    int row, pivots;
+    double value; /* c x of the optimum */
+    double x[LP_MAX_VARS], y[LP_MAX_ROWS];
+} LpAnswer;
+
+/* Adds the row 0 x <= b, or = b, and returns it for its coefficients. The name is kept, not copied. */
+LpRow *lp_row(Lp *lp, const char *name, bool equal, double b);
+/* Simplex in two phases; rows and columns may be of any size, from 1e-12 to 1e15. Takes some 50 microseconds for the LPs of
+ * policy.c. */
+void lp_solve(LpAnswer *answer, const Lp *lp);
+/* a x - b of a row: at most 0 where it holds. */
+double lp_excess(const LpRow *row, const double *x, int n);
+/* Whether x satisfies the row with nothing to spare. */
+bool lp_binds(const LpRow *row, const double *x, int n);
+#endif
