@@ -54,7 +54,7 @@ $(BUILD)/flexgen: $(OBJ) $(BUILD)/flexgen.o $(CUDA_OBJ)
 	$(if $(CUDA),$(CXX) $(OPENMP) $(SANITIZE),$(CC) $(ALL)) $^ -o $@ $(CUDA_LIBS) $(LIBS)
 
 # the architectures are part of what it depends on
-$(BUILD)/flexgen.cu.o: flexgen.cu flexgen.h device/device.h check.h $(BUILD)/archs
+$(BUILD)/flexgen.cu.o: flexgen.cu flexgen.h device/device.h check.h lp.h quant.h util.h $(BUILD)/archs
 	@echo "nvcc -O3 $< for $(ARCHS:%=sm_%)"
 	@$(NVCC) -std=c++17 -O3 -I. --threads 0 $(GENCODE) -Xcompiler -Wall,-Wextra,-Werror -Werror all-warnings -c $< -o $@
 $(BUILD)/archs: always

@@ -824,13 +824,6 @@ static __device__ int largest_logit(const float *logits, int vocab, float *large
     return best < vocab ? best : 0; /* nothing but NaN */
 }
 
-static __device__ uint64_t mix(uint64_t z) {
-    z += 0x9E3779B97F4A7C15ull;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
-
 /* One block a row. bad becomes 1 where the chosen logit is no finite number. */
 static __global__ void __launch_bounds__(MOST_THREADS)
     pick_kernel(int *ids, int *bad, const float *logits, const int *prompt, const int *pos, Sampling s, int vocab) {
@@ -846,8 +839,8 @@ static __global__ void __launch_bounds__(MOST_THREADS)
             if (within(p, kept)) kept = p;                                 /* rounding must not bring back what top_k cut */
             mass = measure(&row, kept, true);
         }
-        uint64_t hash = mix(mix(mix(s.seed) ^ (unsigned)prompt[blockIdx.x]) ^ (unsigned)pos[blockIdx.x]);
-        Prefix drawn = shortest(&row, (double)(hash >> 11) * 0x1p-53 * mass, true, true);
+        double draw = random_draw(s.seed, prompt[blockIdx.x], pos[blockIdx.x]);
+        Prefix drawn = shortest(&row, draw * mass, true, true);
         id = within(drawn, kept) ? drawn.id : kept.id;
     }
     if (threadIdx.x) return;
@@ -886,9 +879,9 @@ typedef struct {
     cublasLtMatrixLayout_t w, x, y;
     cublasLtMatmulAlgo_t algorithm;
     bool fused; /* bias and ReLU happen in it */
-} Product;
+} Known;
 
-enum { PRODUCTS = 128, SPARE = 128 << 20, SCRATCH = 32 << 20, WORKSPACE = 32 << 20 };
+enum { KNOWN = 128, SPARE = 128 << 20, SCRATCH = 32 << 20, WORKSPACE = 32 << 20 };
 
 typedef struct {
     Gpu base;
@@ -897,7 +890,7 @@ typedef struct {
     cudaEvent_t known[NLANES]; /* a past event, at first of the opening, then the begin that was last asked for */
     double known_s[NLANES];    /* when it was */
     cublasLtHandle_t blas;
-    Product products[NLANES][PRODUCTS]; /* of PROJECT and FINISH; looked up by one thread */
+    Known products[NLANES][KNOWN]; /* of PROJECT and FINISH; looked up by one thread */
     int next_product[NLANES];
     char *scratch; /* SCRATCH bytes for partial results and scores of attention, which runs on FINISH alone; two WORKSPACEs
                       of cuBLAS */
@@ -938,12 +931,12 @@ static int row_threads(int cols, int most = THREADS) {
 // Launchers
 // ---------------------------------------------------------------------------------------------------------------
 
-static int gpu_embed(Gpu *gpu, Lane lane, void *y, const void *table, size_t table_ld, const int32_t *idx, int rows,
-                     int cols, bool add, Error *err) {
+static int gpu_embed(Gpu *gpu, Lane lane, const Lookup *l, Error *err) {
     cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
-    if (!rows) return 0;
-    embed_kernel<<<rows, row_threads(cols), 0, stream>>>((half *)y, (const half *)table, table_ld, idx, cols, add,
-                                                         eights(cols));
+    CHECK(l->y_type == F16 && l->type == F16);
+    if (!l->rows) return 0;
+    embed_kernel<<<l->rows, row_threads(l->cols), 0, stream>>>((half *)l->y, (const half *)l->table, l->table_ld, l->idx,
+                                                               l->cols, l->add, eights(l->cols));
     return launched("embed", err);
 }
 
@@ -964,16 +957,15 @@ static void launch_prefill(cudaStream_t stream, half *o, const half *q, const ha
     attend_prefill_kernel<TILES><<<grid, QUERIES / TILE * WARP, 0, stream>>>(o, q, kv, start, nseq, h1, hd, eights(hd));
 }
 
-static int gpu_attend_prefill(Gpu *gpu, Lane lane, void *o, const void *q, const void *kv, const int32_t *start, int nseq,
-                              int rows, int h1, int nh, Error *err) {
+static int gpu_attend_prefill(Gpu *gpu, Lane lane, const Prefill *p, Error *err) {
     typedef void (*Launch)(cudaStream_t, half *, const half *, const half *, const int *, int, int, int, int);
     static const Launch launch[TILES_MAX] = {launch_prefill<1>, launch_prefill<2>, launch_prefill<3>, launch_prefill<4>,
                                              launch_prefill<5>, launch_prefill<6>, launch_prefill<7>, launch_prefill<8>};
-    int tiles = (h1 / nh + TILE - 1) / TILE;
-    if (!rows) return 0;
+    int tiles = (p->h1 / p->nh + TILE - 1) / TILE;
+    if (!p->rows) return 0;
     CHECK(tiles <= TILES_MAX);
-    launch[tiles - 1](((CudaGpu *)gpu)->stream[lane], (half *)o, (const half *)q, (const half *)kv, start, nseq, rows, h1,
-                      nh);
+    launch[tiles - 1](((CudaGpu *)gpu)->stream[lane], (half *)p->o, (const half *)p->q, (const half *)p->kv, p->start,
+                      p->nseq, p->rows, p->h1, p->nh);
     return launched("prefill attention", err);
 }
 
@@ -998,10 +990,23 @@ static Packing make_packing(Quant quant, int hd) {
                    quant.bits == 4 && eights(quant.group) && eights(hd)};
 }
 
-static Decode make_decode(const int *pages, const int *len, int nseq, int max_pages, int page_tokens, int h1, int nh,
-                          Quant quant) {
-    return Decode{pages, len,  nseq, max_pages, page_tokens, h1,   nh, make_packing(quant, h1 / nh),
-                  NULL,  NULL, NULL, NULL,      NULL,        NULL, 0,  0};
+static Decode make_decode(const Attention *a) {
+    return Decode{a->pages,
+                  a->len,
+                  a->nseq,
+                  a->max_pages,
+                  a->page_tokens,
+                  a->h1,
+                  a->nh,
+                  make_packing(a->quant, a->h1 / a->nh),
+                  (half *)a->o,
+                  (const half *)a->q,
+                  (const uint8_t *)a->k,
+                  (const uint8_t *)a->v,
+                  a->tokens,
+                  a->weights,
+                  a->sparsity,
+                  a->most};
 }
 
 /* Parts of SPLIT tokens that the page table has room for. */
@@ -1057,9 +1062,11 @@ static void launch_weigh(cudaStream_t stream, char *, const Decode *d) {
 #define DECODE_LAUNCHERS(f) f<4, false>, f<4, true>, f<8, false>, f<8, true>, f<16, false>, f<16, true>
 enum { LAUNCHERS = 6 };
 
-static int launch_decode(Gpu *gpu, Lane lane, const LaunchDecode launchers[LAUNCHERS], const Decode *d, const char *what,
+static int launch_decode(Gpu *gpu, Lane lane, const LaunchDecode launchers[LAUNCHERS], const Attention *a, const char *what,
                          Error *err) {
     CudaGpu *g = (CudaGpu *)gpu;
+    Decode all = make_decode(a), *d = &all;
+    CHECK(!a->nseq || a->act_type == F16);
     int which = d->packing.bits > 0;
     for (int elements = 32; elements < d->h1 / d->nh; elements *= 2) which += 2;
     if (!d->nseq) return 0;
@@ -1068,33 +1075,19 @@ static int launch_decode(Gpu *gpu, Lane lane, const LaunchDecode launchers[LAUNC
     return launched(what, err);
 }
 
-static int gpu_attend(Gpu *gpu, Lane lane, void *o, const void *q, const void *k, const void *v, const int32_t *pages,
-                      const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant,
-                      Error *err) {
+static int gpu_attend(Gpu *gpu, Lane lane, const Attention *a, Error *err) {
     static const LaunchDecode launchers[] = {DECODE_LAUNCHERS(launch_attend)};
-    Decode d = make_decode(pages, len, nseq, max_pages, page_tokens, h1, nh, quant);
-    d.o = (half *)o, d.q = (const half *)q, d.k = (const uint8_t *)k, d.v = (const uint8_t *)v;
-    return launch_decode(gpu, lane, launchers, &d, "attention", err);
+    return launch_decode(gpu, lane, launchers, a, "attention", err);
 }
 
-static int gpu_select(Gpu *gpu, Lane lane, int32_t *tokens, float *weights, const void *q, const void *k,
-                      const int32_t *pages, const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh,
-                      Quant quant, double sparsity, int most, Error *err) {
+static int gpu_select(Gpu *gpu, Lane lane, const Attention *a, Error *err) {
     static const LaunchDecode launchers[] = {DECODE_LAUNCHERS(launch_select)};
-    Decode d = make_decode(pages, len, nseq, max_pages, page_tokens, h1, nh, quant);
-    d.tokens = tokens, d.weights = weights, d.q = (const half *)q, d.k = (const uint8_t *)k;
-    d.sparsity = sparsity, d.most = most;
-    return launch_decode(gpu, lane, launchers, &d, "selection of tokens", err);
+    return launch_decode(gpu, lane, launchers, a, "selection of tokens", err);
 }
 
-static int gpu_weigh(Gpu *gpu, Lane lane, void *o, const int32_t *tokens, const float *weights, const void *v,
-                     const int32_t *pages, const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh,
-                     Quant quant, double sparsity, int most, Error *err) {
+static int gpu_weigh(Gpu *gpu, Lane lane, const Attention *a, Error *err) {
     static const LaunchDecode launchers[] = {DECODE_LAUNCHERS(launch_weigh)};
-    Decode d = make_decode(pages, len, nseq, max_pages, page_tokens, h1, nh, quant);
-    d.o = (half *)o, d.v = (const uint8_t *)v, d.tokens = (int *)tokens, d.weights = (float *)weights;
-    d.sparsity = sparsity, d.most = most;
-    return launch_decode(gpu, lane, launchers, &d, "sparse attention", err);
+    return launch_decode(gpu, lane, launchers, a, "sparse attention", err);
 }
 
 static int gpu_pack(Gpu *gpu, Lane lane, void *packed, const void *kv, int rows, int h1, int nh, Quant quant, Error *err) {
@@ -1107,12 +1100,12 @@ static int gpu_pack(Gpu *gpu, Lane lane, void *packed, const void *kv, int rows,
     return launched("pack", err);
 }
 
-static int gpu_append(Gpu *gpu, Lane lane, void *k, void *v, const void *kv, const int32_t *seq, const int32_t *pos,
-                      const int32_t *pages, int rows, int max_pages, int page_tokens, int width, Error *err) {
+static int gpu_append(Gpu *gpu, Lane lane, const Append *a, Error *err) {
     cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
-    if (!rows) return 0;
-    append_kernel<<<rows, row_threads(width), 0, stream>>>((half *)k, (half *)v, (const half *)kv, seq, pos, pages,
-                                                           max_pages, page_tokens, width, eights(width));
+    if (!a->rows) return 0;
+    append_kernel<<<a->rows, row_threads(a->width), 0, stream>>>((half *)a->k, (half *)a->v, (const half *)a->kv, a->seq,
+                                                                 a->pos, a->pages, a->max_pages, a->page_tokens, a->width,
+                                                                 eights(a->width));
     return launched("append", err);
 }
 
@@ -1188,7 +1181,7 @@ static uint32_t alignment(const Shape *s) {
 }
 
 /* Asks for an algorithm; false when there is none. b: the bias of this call, whose address tells how biases are aligned. */
-static bool ask(CudaGpu *g, Product *p, const void *b, bool fused) {
+static bool ask(CudaGpu *g, Known *p, const void *b, bool fused) {
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     if (fused && p->shape.bias) epilogue = p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
     cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
@@ -1214,23 +1207,23 @@ static bool ask(CudaGpu *g, Product *p, const void *b, bool fused) {
     return true;
 }
 
-static void forget(Product *p) {
+static void forget(Known *p) {
     if (p->product) cublasLtMatmulDescDestroy(p->product);
     if (p->w) cublasLtMatrixLayoutDestroy(p->w);
     if (p->x) cublasLtMatrixLayoutDestroy(p->x);
     if (p->y) cublasLtMatrixLayoutDestroy(p->y);
-    *p = Product{};
+    *p = Known{};
 }
 
 /* The product of this shape, from before or asked for now; NULL and err when cuBLAS has none. */
-static Product *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b, Error *err) {
-    for (int i = 0; i < PRODUCTS; i++) {
+static Known *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b, Error *err) {
+    for (int i = 0; i < KNOWN; i++) {
         const Shape *known = &g->products[lane][i].shape;
         if (known->m == s->m && known->n == s->n && known->k == s->k && known->y_ld == s->y_ld &&
             known->y_type == s->y_type && known->bias == s->bias && known->relu == s->relu)
             return &g->products[lane][i];
     }
-    Product *p = &g->products[lane][g->next_product[lane]++ % PRODUCTS];
+    Known *p = &g->products[lane][g->next_product[lane]++ % KNOWN];
     cudaDataType y_type = s->y_type == F32 ? CUDA_R_32F : CUDA_R_16F;
     cublasOperation_t transposed = CUBLAS_OP_T;
     forget(p);
@@ -1248,22 +1241,24 @@ static Product *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *
     return NULL;
 }
 
-static int gpu_linear(Gpu *gpu, Lane lane, void *y, Type y_type, size_t y_ld, const void *x, const void *w, const void *b,
-                      const void *residual, bool relu, int m, int n, int k, Error *err) {
+static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
     CudaGpu *g = (CudaGpu *)gpu;
-    CHECK(lane_channel[lane] == GPU && (!residual || (residual == y && !relu)) && (!relu || b) && (y_type == F16 || !b));
-    if (!m) return 0;
-    Shape shape = {m, n, k, y_ld, y_type, b != NULL, relu};
-    Product *p = find_product(g, lane, &shape, b, err);
-    if (!p) return -1;
+    CHECK(lane_channel[lane] == GPU && !p->quant.bits && (!p->residual || (p->residual == p->y && !p->relu)));
+    CHECK((!p->relu || p->b) && (p->y_type == F16 || !p->b));
+    if (!p->m) return 0;
+    Shape shape = {p->m, p->n, p->k, p->y_ld, p->y_type, p->b != NULL, p->relu};
+    Known *known = find_product(g, lane, &shape, p->b, err);
+    if (!known) return -1;
     float one = 1, zero = 0;
     char *workspace = g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0);
-    if (b && p->fused) cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &b, sizeof b);
-    cublasStatus_t s = cublasLtMatmul(g->blas, p->product, &one, w, p->w, x, p->x, residual ? &one : &zero, y, p->y, y,
-                                      p->y, &p->algorithm, workspace, WORKSPACE, g->stream[lane]);
+    if (p->b && known->fused)
+        cublasLtMatmulDescSetAttribute(known->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->b, sizeof p->b);
+    cublasStatus_t s =
+        cublasLtMatmul(g->blas, known->product, &one, p->w, known->w, p->x, known->x, p->residual ? &one : &zero, p->y,
+                       known->y, p->y, known->y, &known->algorithm, workspace, WORKSPACE, g->stream[lane]);
     if (blas_checked(s, &shape, err)) return -1;
-    if (!b || p->fused) return 0;
-    bias_kernel<<<m, row_threads(n), 0, g->stream[lane]>>>((half *)y, y_ld, (const half *)b, relu, n);
+    if (!p->b || known->fused) return 0;
+    bias_kernel<<<p->m, row_threads(p->n), 0, g->stream[lane]>>>((half *)p->y, p->y_ld, (const half *)p->b, p->relu, p->n);
     return launched("bias", err);
 }
 
@@ -1369,7 +1364,7 @@ static size_t gpu_in_use(Gpu *) {
 static void gpu_close(Gpu *gpu) {
     CudaGpu *g = (CudaGpu *)gpu;
     for (int lane = 0; lane < NLANES; lane++) {
-        for (int i = 0; i < PRODUCTS; i++) forget(&g->products[lane][i]);
+        for (int i = 0; i < KNOWN; i++) forget(&g->products[lane][i]);
         for (int i = 0; i < MARKS; i++) {
             if (g->begin[lane][i]) cudaEventDestroy(g->begin[lane][i]);
             if (g->end[lane][i]) cudaEventDestroy(g->end[lane][i]);

@@ -6,30 +6,18 @@
  * Read next: flexgen.c (the commands), then schedule.c (Figure 4). */
 #ifndef FLEXGEN_H
 #define FLEXGEN_H
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "check.h"
 #include "lp.h"
+#include "quant.h"
+#include "util.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef uint16_t f16; /* IEEE binary16 as bits: storage only, arithmetic is float */
-
-static inline int imin(int a, int b) { return a < b ? a : b; }
-static inline int imax(int a, int b) { return a > b ? a : b; }
-
 /* U8: bytes of numbers that quant.c has packed. */
 typedef enum { F32, F16, BF16, I32, U8 } Type;
 static inline size_t type_bytes(Type t) { return t == F32 || t == I32 ? 4 : t == U8 ? 1 : 2; }
-
-/* How numbers are packed (section 5): `bits` each, in groups of `group`. bits 0: they are not. */
-typedef struct {
-    uint16_t bits, group;
-} Quant;
 
 /* The paper's three-level memory hierarchy (section 3). NTIERS also means "nowhere". */
 typedef enum { TIER_GPU, TIER_CPU, TIER_DISK, NTIERS } Tier;
@@ -121,34 +109,6 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
 int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t *ids, int n, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
-// quant.c: group-wise quantization (section 5)
-//
-// A group of n numbers, n <= quant.group, is 4 + codes bytes: its min and its scale, F16, little-endian, then a code of
-// quant.bits (2 to 8) for each number, then zeros to a whole multiple of 4 bytes.
-//     scale = (max - min) / (2^bits - 1), rounded up to F16      code = round((x - min) / scale)
-// What comes back is F16(min + scale * code): within half a scale and F16's rounding of x, exact in a constant group. Codes
-// of 4 bits lie as SIMD reads them: number i in byte i / 32 * 16 + i % 16, in its low half where i % 32 < 16, else in its
-// high half. Codes of another width are a string of bits, the first lowest.
-// ---------------------------------------------------------------------------------------------------------------
-
-/* Bytes of n numbers in groups, one behind the other; the last may be shorter. */
-size_t quant_bytes(Quant quant, int n);
-/* Packs x[0], x[stride], ... x[(n-1) stride]. False where one of them is not finite; its group then gives NaN. */
-bool quant_pack(uint8_t *to, const f16 *x, size_t stride, int n, Quant quant);
-void quant_unpack(f16 *x, size_t stride, const uint8_t *from, int n, Quant quant);
-
-/* A weight w (n, k) is grouped along n, its output channels, which stride in a checkpoint; packed, a group is contiguous:
- * numbers (g group .. , c) begin at byte (g k + c) quant_bytes(quant, group). Where n is no multiple of group, the last row
- * of groups has room for whole ones as well. */
-size_t quant_matrix_bytes(Quant quant, int n, int k);
-/* One row of groups: rows <= group rows of w. Fast; the same bytes as quant_pack. */
-bool quant_pack_rows(uint8_t *to, const f16 *w, int rows, int k, Quant quant);
-void quant_unpack_rows(f16 *w, const uint8_t *from, int rows, int k, Quant quant);
-
-/* A token's k or v, x (nh, hd), is grouped within heads: head h begins at byte h quant_bytes(quant, hd). Fast. */
-bool quant_pack_heads(uint8_t *to, const f16 *x, int nh, int hd, Quant quant);
-
-// ---------------------------------------------------------------------------------------------------------------
 // tier.c: placement, the plan, KV pages (section 4.2)
 // ---------------------------------------------------------------------------------------------------------------
 
@@ -173,11 +133,7 @@ static inline bool is_sparse(const Policy *policy) { return policy->sparsity > 0
 /* Sparse attention (section 5) of a new token reads all of K, but V only of itself and of k = ceil(sparsity past) of the
  * `past` tokens before it: for each query and head those with the largest scores; of equal scores the earlier token. Their
  * number, with itself: */
-#ifdef __CUDACC__
-__host__ __device__
-#endif
-    static inline int
-    sparse_tokens(double sparsity, int len) {
+HOST_AND_GPU static inline int sparse_tokens(double sparsity, int len) {
     double k = sparsity * (len - 1);
     int whole = (int)k;
     return 1 + whole + (k - whole > 1e-9 * k);
@@ -331,7 +287,6 @@ void pool_give(PagePool *pool, int page);
 void pool_close(PagePool *pool);
 /* Pages for `tokens` tokens. */
 static inline int pages_for(int tokens, int page_tokens) { return (tokens + page_tokens - 1) / page_tokens; }
-
 
 // ---------------------------------------------------------------------------------------------------------------
 // admission.c: row, zig-zag, diagonal (sections 4.1 and A.2)

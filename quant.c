@@ -7,6 +7,8 @@
  * bytes. Contract: what is finite comes back within half a scale and one rounding to F16; what is not poisons its group, so
  * that it cannot pass for a number. Read next: host.c, which multiplies and attends to packed numbers without unpacking
  * them to memory. */
+#include "quant.h"
+
 #include <math.h>
 
 #include "device/simd.h"

@@ -118,55 +118,92 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err);
 // number of threads, the page size or the number of sequences. Activations are float, weights and KV f16.
 // ---------------------------------------------------------------------------------------------------------------
 
-float f16_to_f32(f16 x);
-f16 f32_to_f16(float x); /* to nearest even */
 /* "AVX-512", "AVX2", "portable": what the kernels were compiled for. */
 const char *host_isa(void);
 /* Threads the kernels may use from now on (OpenMP); 0 asks for all cores. Returns the number. */
 int host_set_threads(int threads);
 
-/* y[r] = table[idx[r]] (or y[r] += with add). y (rows, cols) F32 or F16, table (any, cols) F16, BF16 or F32, table_ld in
- * elements. */
-void host_embed(void *y, Type y_type, const void *table, Type type, size_t table_ld, const int32_t *idx, int rows, int cols,
-                bool add);
+/* y[r] = table[idx[r]], or y[r] += table[idx[r]]. */
+typedef struct {
+    void *y; /* (rows, cols) of y_type, F32 or F16; on a GPU F16 */
+    Type y_type;
+    const void *table; /* (any, cols) of `type`, F16, BF16 or F32; on a GPU F16 */
+    Type type;
+    size_t table_ld;    /* elements from one row of the table to the next */
+    const int32_t *idx; /* (rows) */
+    int rows, cols;
+    bool add;
+} Lookup;
+void host_embed(const Lookup *l);
+
 /* y[r] = (x[r] - mean) / sqrt(var + 1e-5) * w + b; y may be x. x, y (rows, cols) F32; w, b (cols) F16. */
 void host_layernorm(float *y, const float *x, const f16 *w, const f16 *b, int rows, int cols);
-/* y = x w^T + b, then ReLU if relu, then + residual if not NULL (which may be y itself, with y's type F32 and y's ld).
- * x (m, k) F32 dense; w (n, k) F16 dense; b (n) F16 or NULL; y (m, n) F32 or F16, y_ld elements from row to row.
- * Every output sums over k in one fixed order (section 3's x.w_Q and so on). */
-void host_linear(void *y, Type y_type, size_t y_ld, const float *x, const f16 *w, const f16 *b, const float *residual,
-                 bool relu, int m, int n, int k);
-/* The same with w (n, k) packed by quant_pack_rows; unpacked inside, on the way. Sums over k in another order than
- * host_linear, as fixed. */
-void host_linear_packed(void *y, Type y_type, size_t y_ld, const float *x, const uint8_t *w, Quant quant, const f16 *b,
-                        const float *residual, bool relu, int m, int n, int k);
-/* Prefill attention: causal softmax(q k^T / sqrt(hd)) v of nseq whole prompts lying one after another. Sequence r owns rows
- * start[r] .. start[r+1]. q, o (rows, h1) F32 dense; kv (rows, 2 h1) F16: a row is its k then its v. q is not yet scaled.
- * Working memory per thread does not grow with nseq or with s x s. */
-void host_attend_prefill(float *o, const float *q, const f16 *kv, const int32_t *start, int nseq, int h1, int nh);
-/* Decode attention of one new token per sequence over paged KV (section 4.2, computation delegation: the same function
- * serves the GPU tier and the CPU). Sequence r's token t lies in page pages[r*max_pages + t/page_tokens], row t %
- * page_tokens; it attends to tokens 0 .. len[r]-1. k, v: (npages, page_tokens, h1) F16, or with quant.bits packed by
- * quant_pack_heads: then the result is, bit for bit, that of F16 pages with what quant_unpack gives. q, o (nseq, h1) of
- * act_type, F32 or F16 (what a GPU sends down). Reads every byte of K and V once, in place. */
-void host_attend(void *o, const void *q, Type act_type, const void *k, const void *v, const int32_t *pages,
-                 const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant);
+
+/* y = x w^T + b, then ReLU if relu, then + residual (section 3's x.w_Q and so on). */
+typedef struct {
+    void *y; /* (m, n) of y_type, F32 or F16 */
+    Type y_type;
+    size_t y_ld;          /* elements from one row of y to the next */
+    const void *x;        /* (m, k) dense, F32; on a GPU F16 */
+    const void *w;        /* (n, k) dense, F16, or packed by quant_pack_rows */
+    const void *b;        /* (n) F16, or NULL */
+    const void *residual; /* (m, n) with y's type and y_ld, or NULL. It may be y itself; on a GPU it must be */
+    Quant quant;          /* of packed w; bits 0: F16. A GPU multiplies F16 alone */
+    bool relu;
+    int m, n, k;
+} Product;
+/* Every output sums over k in one fixed order; with packed w, which is unpacked on the way, it is another. */
+void host_linear(const Product *p);
+
+/* Prefill attention: causal softmax(q k^T / sqrt(hd)) v of nseq whole prompts that lie one after another. */
+typedef struct {
+    void *o;              /* (rows, h1) F32; on a GPU F16 */
+    const void *q;        /* like o, not yet scaled */
+    const void *kv;       /* (rows, 2 h1) F16: a row is its k, then its v */
+    const int32_t *start; /* (nseq + 1): sequence r owns rows start[r] .. start[r+1] - 1 */
+    int nseq, rows, h1, nh;
+} Prefill;
+/* Working memory per thread does not grow with nseq or with the length of a prompt. */
+void host_attend_prefill(const Prefill *p);
+
+/* Attention of one new token per sequence to paged KV (section 4.2, computation delegation: the same function serves the
+ * GPU tier and the CPU): what attend, select and weigh work on, each with a part of it. */
+typedef struct {
+    void *o;              /* (nseq, h1) of act_type, out of attend and weigh */
+    const void *q;        /* (nseq, h1) of act_type, not yet scaled; into attend and select */
+    Type act_type;        /* F32 or F16 (what a GPU sends down); on a GPU F16 */
+    const void *k, *v;    /* (npages, page_tokens, h1) F16, or packed by quant_pack_heads */
+    const int32_t *pages; /* (nseq, max_pages): token t of sequence r lies in page pages[r * max_pages + t / page_tokens],
+                             row t % page_tokens */
+    const int32_t *len;   /* (nseq): sequence r attends to its tokens 0 .. len[r] - 1 */
+    int nseq, max_pages, page_tokens, h1, nh;
+    Quant quant;     /* of packed k, v; bits 0: F16 */
+    int32_t *tokens; /* (nseq, nh, most), of sparse attention: out of select, into weigh */
+    float *weights;  /* (nseq, nh, most), likewise */
+    double sparsity; /* which share of the past is chosen */
+    int most;        /* at least sparse_tokens(sparsity, len[r]) of every r */
+} Attention;
+/* Dense attention. Reads every byte of K and V once, in place. The result of packed pages is, bit for bit, that of F16
+ * pages with what quant_unpack gives. */
+void host_attend(const Attention *a);
+/* Sparse attention (section 5), the first half: which tokens, ascending, and their softmax over all tokens; what the others
+ * weigh is lost. Does not touch V. */
+void host_select(const Attention *a);
+/* The second half: o = the weighted sum of the chosen tokens' v. Touches no other token's. */
+void host_weigh(const Attention *a);
+
 /* Rows of k then v, kv (rows, 2 h1) F16, packed head by head for pages of the cache. */
 void host_pack(uint8_t *packed, const f16 *kv, int rows, int h1, int nh, Quant quant);
-/* Puts kv row r (k then v, (rows, 2 width) F16, or packed bytes two at a time) at token pos[r] of sequence seq[r] of the
- * page table (seq may skip and repeat). */
-void host_append(void *k, void *v, const void *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows,
-                 int max_pages, int page_tokens, int width);
 
-/* The first half of it: which tokens, ascending, and their softmax over all tokens; what the others weigh is lost. tokens,
- * weights (nseq, nh, most), most >= sparse_tokens of every len; the rest as in host_attend. */
-void host_select(int32_t *tokens, float *weights, const void *q, Type act_type, const void *k, const int32_t *pages,
-                 const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant, double sparsity,
-                 int most);
-/* The second half: o = their weighted sum of V. Touches no other token's V. */
-void host_weigh(void *o, Type act_type, const int32_t *tokens, const float *weights, const void *v, const int32_t *pages,
-                const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant, double sparsity,
-                int most);
+/* Puts row r of kv at token pos[r] of sequence seq[r]; seq may skip and repeat. */
+typedef struct {
+    void *k, *v;              /* (npages, page_tokens, width) F16, or packed bytes two at a time */
+    const void *kv;           /* (rows, 2 width), likewise: a row is its k, then its v */
+    const int32_t *seq, *pos; /* (rows) */
+    const int32_t *pages;     /* (any, max_pages), as in Attention */
+    int rows, max_pages, page_tokens, width;
+} Append;
+void host_append(const Append *a);
 
 /* The next token of each row of logits (rows, vocab) F32. Greedy: the largest, the lowest id among equals. Otherwise
  * softmax at temperature, cut to top_k, then to the smallest set with mass >= top_p, drawn with a counter-based generator
@@ -195,27 +232,16 @@ struct Gpu {
     int max_head;            /* elements of a head that attention has room for */
     const volatile int *bad; /* not 0 once pick, since alloc, has met logits that are not finite */
 
-    int (*embed)(Gpu *, Lane lane, void *y, const void *table, size_t table_ld, const int32_t *idx, int rows, int cols,
-                 bool add, Error *);
+    int (*embed)(Gpu *, Lane lane, const Lookup *, Error *);
     int (*layernorm)(Gpu *, Lane lane, void *y, const void *x, const void *w, const void *b, int rows, int cols, Error *);
-    /* cuBLAS. y may be F16 or F32; b and residual may be NULL; residual is y itself, and then there is no ReLU. The lane is
-     * PROJECT or FINISH, which have a workspace each. */
-    int (*linear)(Gpu *, Lane lane, void *y, Type y_type, size_t y_ld, const void *x, const void *w, const void *b,
-                  const void *residual, bool relu, int m, int n, int k, Error *);
-    /* rows: of q, start[nseq]; the host knows it, and the kernel's grid needs it. */
-    int (*attend_prefill)(Gpu *, Lane lane, void *o, const void *q, const void *kv, const int32_t *start, int nseq,
-                          int rows, int h1, int nh, Error *);
-    int (*attend)(Gpu *, Lane lane, void *o, const void *q, const void *k, const void *v, const int32_t *pages,
-                  const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant, Error *);
-    int (*select)(Gpu *, Lane lane, int32_t *tokens, float *weights, const void *q, const void *k, const int32_t *pages,
-                  const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant,
-                  double sparsity, int most, Error *);
-    int (*weigh)(Gpu *, Lane lane, void *o, const int32_t *tokens, const float *weights, const void *v,
-                 const int32_t *pages, const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh,
-                 Quant quant, double sparsity, int most, Error *);
+    /* cuBLAS. There is no ReLU before a residual. The lane is PROJECT or FINISH, which have a workspace each. */
+    int (*linear)(Gpu *, Lane lane, const Product *, Error *);
+    int (*attend_prefill)(Gpu *, Lane lane, const Prefill *, Error *);
+    int (*attend)(Gpu *, Lane lane, const Attention *, Error *);
+    int (*select)(Gpu *, Lane lane, const Attention *, Error *);
+    int (*weigh)(Gpu *, Lane lane, const Attention *, Error *);
     int (*pack)(Gpu *, Lane lane, void *packed, const void *kv, int rows, int h1, int nh, Quant quant, Error *);
-    int (*append)(Gpu *, Lane lane, void *k, void *v, const void *kv, const int32_t *seq, const int32_t *pos,
-                  const int32_t *pages, int rows, int max_pages, int page_tokens, int width, Error *);
+    int (*append)(Gpu *, Lane lane, const Append *, Error *);
     /* w (n, k) F16 = what quant_unpack_rows gives, for all rows of groups */
     int (*unpack)(Gpu *, Lane lane, void *w, const void *packed, int n, int k, Quant quant, Error *);
     int (*pick)(Gpu *, Lane lane, int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos,

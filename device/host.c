@@ -18,47 +18,12 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#include "device/device.h"
 #include "device/simd.h"
 
 // ---------------------------------------------------------------------------------------------------------------
-// f16, threads, scratch
+// Threads, scratch
 // ---------------------------------------------------------------------------------------------------------------
-
-#ifdef __F16C__
-float f16_to_f32(f16 x) { return _cvtsh_ss(x); }
-f16 f32_to_f16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
-#else
-float f16_to_f32(f16 x) {
-    uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    f *= 0x1p112f;
-    memcpy(&bits, &f, sizeof f);
-    if (f >= 65536.0f) bits |= 0x7f800000;
-    if ((x & 0x7fff) > 0x7c00) bits |= 0x400000; /* NaNs come out quiet */
-    bits |= (uint32_t)(x & 0x8000) << 16;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-f16 f32_to_f16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    f16 sign = (f16)(bits >> 16 & 0x8000);
-    bits &= 0x7fffffff;
-    if (bits > 0x7f800000) return sign | 0x7e00 | (bits >> 13 & 0x3ff);
-    if (bits >= 0x477ff000) return sign | 0x7c00; /* from 65520 up the nearest half is inf */
-    if (bits < 0x38800000) {                      /* subnormal: a float addition rounds at 2^-24 for us */
-        float f;
-        memcpy(&f, &bits, sizeof f);
-        f += 0.5f;
-        memcpy(&bits, &f, sizeof f);
-        return sign | (f16)(bits - 0x3f000000);
-    }
-    bits += 0xfff + (bits >> 13 & 1);
-    return sign | (f16)((bits - 0x38000000) >> 13);
-}
-#endif
 
 const char *host_isa(void) { return ISA; }
 
@@ -100,8 +65,6 @@ static float *scratch(size_t floats) {
     return buffer;
 }
 
-static int min_int(int a, int b) { return a < b ? a : b; }
-static int max_int(int a, int b) { return a > b ? a : b; }
 static int round_up(int a, int b) { return (a + b - 1) / b * b; }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -212,15 +175,15 @@ INLINE void store_any(void *p, Type type, size_t at, V v, int n) {
         v_store_f16_part((f16 *)p + at, v, n);
 }
 
-void host_embed(void *y, Type y_type, const void *table, Type type, size_t table_ld, const int32_t *idx, int rows, int cols,
-                bool add) {
-    CHECK((y_type == F32 || y_type == F16) && (type == F16 || type == BF16 || type == F32));
-    PARALLEL_FOR((size_t)rows * cols > ENOUGH, static)
-    for (int r = 0; r < rows; r++) {
-        size_t row = (size_t)r * cols;
-        for (int c = 0; c < cols; c += VL) {
-            V v = load_any(table, type, idx[r] * table_ld + c, cols - c);
-            store_any(y, y_type, row + c, add ? load_any(y, y_type, row + c, cols - c) + v : v, cols - c);
+void host_embed(const Lookup *l) {
+    CHECK((l->y_type == F32 || l->y_type == F16) && (l->type == F16 || l->type == BF16 || l->type == F32));
+    PARALLEL_FOR((size_t)l->rows * l->cols > ENOUGH, static)
+    for (int r = 0; r < l->rows; r++) {
+        for (int c = 0; c < l->cols; c += VL) {
+            size_t at = (size_t)r * l->cols + c;
+            V v = load_any(l->table, l->type, l->idx[r] * l->table_ld + c, l->cols - c);
+            if (l->add) v = load_any(l->y, l->y_type, at, l->cols - c) + v;
+            store_any(l->y, l->y_type, at, v, l->cols - c);
         }
     }
 }
@@ -257,59 +220,45 @@ void host_layernorm(float *y, const float *x, const f16 *w, const f16 *b, int ro
  * read w from memory, so their tasks are narrow, which reads it nearly in sequence. */
 enum { KC = 2048, MC = 96, NC = 256, NC_FEW = 16 };
 
-typedef struct {
-    void *y;
-    Type y_type;
-    size_t y_ld;
-    const float *x;
-    const f16 *w, *b;
-    const float *residual;
-    bool relu;
-    int k;
-} Linear;
-
 /* Columns col .. col+nc of row r, from their sums. */
-static void linear_finish(const Linear *l, const float *sum, size_t r, size_t col, int nc) {
-    size_t at = r * l->y_ld + col;
+static void linear_finish(const Product *p, const float *sum, size_t r, size_t col, int nc) {
+    size_t at = r * p->y_ld + col;
     for (int j = 0; j < nc; j += VL) {
         int n = nc - j;
         V v = v_load(sum + j);
-        if (l->b) v += v_load_f16_part(l->b + col + j, n);
-        if (l->relu) v = v_select(v < 0.0f, v_set(0), v);
-        if (l->residual) v += v_load_part(l->residual + at + j, n);
-        store_any(l->y, l->y_type, at + j, v, n);
+        if (p->b) v += v_load_f16_part((const f16 *)p->b + col + j, n);
+        if (p->relu) v = v_select(v < 0.0f, v_set(0), v);
+        if (p->residual) v += v_load_part((const float *)p->residual + at + j, n);
+        store_any(p->y, p->y_type, at + j, v, n);
     }
 }
 
-static void linear_task(const Linear *l, int row, int mc, int col, int nc) {
+static void linear_task(const Product *p, int row, int mc, int col, int nc) {
+    const float *x = (const float *)p->x + (size_t)row * p->k;
     float sum[MC * NC];
     int ld = round_up(nc, VL);
     memset(sum, 0, (size_t)mc * ld * sizeof *sum);
-    for (int k0 = 0; k0 < l->k; k0 += KC) {
+    for (int k0 = 0; k0 < p->k; k0 += KC) {
         for (int i = 0; i < mc; i += MR) {
             for (int j = 0; j < nc; j += NR) {
                 const f16 *w[NR]; /* past the last column the last one again: its sums are not used */
-                for (int u = 0; u < NR; u++) w[u] = l->w + (size_t)(col + min_int(j + u, nc - 1)) * l->k + k0;
-                dot_rows(sum + i * ld + j, ld, l->x + (size_t)(row + i) * l->k + k0, l->k, w, min_int(KC, l->k - k0),
-                         min_int(MR, mc - i));
+                for (int u = 0; u < NR; u++) w[u] = (const f16 *)p->w + (size_t)(col + imin(j + u, nc - 1)) * p->k + k0;
+                dot_rows(sum + i * ld + j, ld, x + (size_t)i * p->k + k0, p->k, w, imin(KC, p->k - k0), imin(MR, mc - i));
             }
         }
     }
-    for (int i = 0; i < mc; i++) linear_finish(l, sum + i * ld, row + i, col, nc);
+    for (int i = 0; i < mc; i++) linear_finish(p, sum + i * ld, row + i, col, nc);
 }
 
-void host_linear(void *y, Type y_type, size_t y_ld, const float *x, const f16 *w, const f16 *b, const float *residual,
-                 bool relu, int m, int n, int k) {
-    CHECK(y_type == F32 || y_type == F16);
-    Linear l = {y, y_type, y_ld, x, w, b, residual, relu, k};
-    int nc = m <= MC / 2 ? NC_FEW : NC, row_tasks = (m + MC - 1) / MC;
-    while (nc > NC_FEW && row_tasks * (n / nc) < 4 * host_threads()) nc /= 2; /* enough tasks to deal out evenly */
-    int col_tasks = (n + nc - 1) / nc;
+static void linear_plain(const Product *p) {
+    int nc = p->m <= MC / 2 ? NC_FEW : NC, row_tasks = (p->m + MC - 1) / MC;
+    while (nc > NC_FEW && row_tasks * (p->n / nc) < 4 * host_threads()) nc /= 2; /* enough tasks to deal out evenly */
+    int col_tasks = (p->n + nc - 1) / nc;
     /* whoever is free takes the next: a copy beside may keep one of the threads from its core */
-    PARALLEL_FOR((double)m * n * k > ENOUGH, dynamic)
+    PARALLEL_FOR((double)p->m * p->n * p->k > ENOUGH, dynamic)
     for (int task = 0; task < row_tasks * col_tasks; task++) {
         int row = task / col_tasks * MC, col = task % col_tasks * nc;
-        linear_task(&l, row, min_int(MC, m - row), col, min_int(nc, n - col));
+        linear_task(p, row, imin(MC, p->m - row), col, imin(nc, p->n - col));
     }
 }
 
@@ -318,14 +267,6 @@ void host_linear(void *y, Type y_type, size_t y_ld, const float *x, const f16 *w
  * are added in order. For more than one tile of rows a block is unpacked to where the nearest cache holds it; one tile
  * unpacks it into its registers. */
 enum { PART = 64, KB = 64, MCP = 192 };
-
-typedef struct {
-    Linear l;
-    const uint8_t *w;
-    Quant quant;
-    size_t size; /* bytes of a group */
-    int parts;   /* of a group */
-} Packed;
 
 /* nc columns of a part: their codes and what these stand for, or their numbers. */
 typedef struct {
@@ -355,9 +296,9 @@ static void load_tables(Columns *a, const uint8_t *from) {
 }
 
 /* The columns' numbers from `first` on, where they begin at byte `from`. */
-static void load_columns(Columns *a, const Packed *p, const uint8_t *from, int first, bool unpacked) {
-    const int group = p->quant.group, n = min_int(PART, group - first);
-    const bool quick = p->quant.bits == 4 && group % 32 == 0;
+static void load_columns(Columns *a, Quant quant, const uint8_t *from, int first, bool unpacked) {
+    const int group = quant.group, n = imin(PART, group - first);
+    const bool quick = quant.bits == 4 && group % 32 == 0;
     a->codes = from + 4 + first / 2;
     a->unpacked = unpacked || !quick || n < PART;
     if (quick) load_tables(a, from);
@@ -367,7 +308,7 @@ static void load_columns(Columns *a, const Packed *p, const uint8_t *from, int f
         float *to = a->w[c];
         if (n < PART) memset(to, 0, sizeof a->w[c]);
         if (!quick) {
-            quant_unpack(all, 1, from + c * a->size, group, p->quant);
+            quant_unpack(all, 1, from + c * a->size, group, quant);
             for (int j = 0; j < n; j++) to[j] = f16_to_f32(all[first + j]);
             continue;
         }
@@ -418,37 +359,43 @@ INLINE void part_rows(float *sum, const float *x, size_t x_ld, const Columns *w,
     if (mr == 6) part_tile(sum, x, x_ld, w, 6, unpacked);
 }
 
-static void packed_task(const Packed *p, int row, int mc, int part, int n) {
+/* Part `part` of the columns' groups, which are cut into `parts` each, and mc rows. */
+static void packed_task(const Product *p, int row, int mc, int part, int parts) {
+    const int k = p->k, group = part / parts, first = part % parts * PART;
+    const int col = group * p->quant.group + first, nc = imin(imin(PART, p->quant.group - first), p->n - col);
     float sum[MCP * PART];
-    Columns w;
-    const int k = p->l.k, group = part / p->parts, first = part % p->parts * PART;
-    const int col = group * p->quant.group + first, nc = min_int(min_int(PART, p->quant.group - first), n - col);
+    Columns w = {.size = quant_bytes(p->quant, p->quant.group)};
     if (nc <= 0) return; /* the last row of groups may have room for more than there is */
     memset(sum, 0, (size_t)mc * PART * sizeof *sum);
     for (int c = 0; c < k; c += KB) {
-        w.nc = min_int(KB, k - c), w.size = p->size;
-        load_columns(&w, p, p->w + ((size_t)group * k + c) * p->size, first, mc > MR);
-        const float *x = p->l.x + (size_t)row * k + c;
+        w.nc = imin(KB, k - c);
+        load_columns(&w, p->quant, (const uint8_t *)p->w + ((size_t)group * k + c) * w.size, first, mc > MR);
+        const float *x = (const float *)p->x + (size_t)row * k + c;
         if (w.unpacked)
-            for (int i = 0; i < mc; i += MR) part_rows(sum + i * PART, x + (size_t)i * k, k, &w, min_int(MR, mc - i), true);
+            for (int i = 0; i < mc; i += MR) part_rows(sum + i * PART, x + (size_t)i * k, k, &w, imin(MR, mc - i), true);
         else
             part_rows(sum, x, k, &w, mc, false);
     }
-    for (int i = 0; i < mc; i++) linear_finish(&p->l, sum + i * PART, row + i, col, nc);
+    for (int i = 0; i < mc; i++) linear_finish(p, sum + i * PART, row + i, col, nc);
 }
 
-void host_linear_packed(void *y, Type y_type, size_t y_ld, const float *x, const uint8_t *w, Quant quant, const f16 *b,
-                        const float *residual, bool relu, int m, int n, int k) {
-    CHECK((y_type == F32 || y_type == F16) && quant.bits >= 2 && quant.bits <= 8 && quant.group);
-    Packed p = {{y, y_type, y_ld, x, NULL, b, residual, relu, k}, w, quant, quant_bytes(quant, quant.group), 0};
-    p.parts = (quant.group + PART - 1) / PART;
-    int parts = (n + quant.group - 1) / quant.group * p.parts, mc = MCP;
-    while (mc > MCP / 8 && (m + mc - 1) / mc * parts < 4 * host_threads()) mc /= 2; /* enough tasks to deal out evenly */
-    PARALLEL_FOR((double)m * n * k > ENOUGH, dynamic)
-    for (int task = 0; task < (m + mc - 1) / mc * parts; task++) {
-        int row = task / parts * mc;
-        packed_task(&p, row, min_int(mc, m - row), task % parts, n);
+static void linear_packed(const Product *p) {
+    const int group = p->quant.group, parts = (group + PART - 1) / PART, all = (p->n + group - 1) / group * parts;
+    int mc = MCP;
+    while (mc > MCP / 8 && (p->m + mc - 1) / mc * all < 4 * host_threads()) mc /= 2; /* enough tasks to deal out evenly */
+    PARALLEL_FOR((double)p->m * p->n * p->k > ENOUGH, dynamic)
+    for (int task = 0; task < (p->m + mc - 1) / mc * all; task++) {
+        int row = task / all * mc;
+        packed_task(p, row, imin(mc, p->m - row), task % all, parts);
     }
+}
+
+void host_linear(const Product *p) {
+    CHECK((p->y_type == F32 || p->y_type == F16) && (!p->quant.bits || (p->quant.bits <= 8 && p->quant.group)));
+    if (p->quant.bits)
+        linear_packed(p);
+    else
+        linear_plain(p);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -504,23 +451,23 @@ typedef struct {
     const f16 *krow[BLOCK + NR], *vrow[BLOCK];
     Seen seen[QUERIES];
     int hd, hdp;
-} Prefill;
+} PrefillTask;
 
 /* Rows i .. i+mr of the queries, the first at position pos, meet tokens t0 .. t0+nt. */
-static void prefill_tile(Prefill *a, int i, int mr, int pos, int t0, int nt) {
-    nt = min_int(nt, pos + mr - t0);
+static void prefill_tile(PrefillTask *a, int i, int mr, int pos, int t0, int nt) {
+    nt = imin(nt, pos + mr - t0);
     if (nt <= 0) return;
     float *o = a->o + (size_t)i * a->hdp;
     memset(a->score, 0, sizeof a->score);
     for (int t = 0; t < nt; t += NR) dot_rows(a->score + t, BLOCK, a->q + (size_t)i * a->hd, a->hd, a->krow + t, a->hd, mr);
-    int common = max_int(0, min_int(nt, pos + 1 - t0)); /* tokens that all of the rows may see */
+    int common = imax(0, imin(nt, pos + 1 - t0)); /* tokens that all of the rows may see */
     for (int r = 0; r < mr; r++) {
-        int n = min_int(nt, pos + r + 1 - t0);
+        int n = imin(nt, pos + r + 1 - t0);
         if (n > 0) softmax_block(a->score + r * BLOCK, n, &a->seen[i + r], o + r * a->hdp, a->hd);
     }
     weigh_rows(o, a->hdp, a->score, BLOCK, a->vrow, a->hd, common, mr);
     for (int r = 0; r < mr; r++) {
-        int n = min_int(nt, pos + r + 1 - t0);
+        int n = imin(nt, pos + r + 1 - t0);
         if (n > common)
             weigh_rows(o + r * a->hdp, a->hdp, a->score + r * BLOCK + common, BLOCK, a->vrow + common, a->hd, n - common,
                        1);
@@ -529,7 +476,7 @@ static void prefill_tile(Prefill *a, int i, int mr, int pos, int t0, int nt) {
 
 /* Queries q0 .. q0+nq of one head of one sequence of s tokens; o, q, k, v point at its token 0. */
 static void prefill_task(float *o, const float *q, const f16 *k, const f16 *v, int q0, int nq, int h1, int hd) {
-    Prefill a = {.hd = hd, .hdp = round_up(hd, VL)};
+    PrefillTask a = {.hd = hd, .hdp = round_up(hd, VL)};
     a.q = scratch((size_t)QUERIES * (hd + a.hdp) + BLOCK * hd);
     a.o = a.q + (size_t)QUERIES * hd;
     a.k = (f16 *)(a.o + (size_t)QUERIES * a.hdp);
@@ -538,29 +485,31 @@ static void prefill_task(float *o, const float *q, const f16 *k, const f16 *v, i
     memset(a.o, 0, (size_t)nq * a.hdp * sizeof *a.o);
     for (int i = 0; i < nq; i++) a.seen[i] = (Seen){-INFINITY, 0};
     for (int t0 = 0; t0 < q0 + nq; t0 += BLOCK) {
-        int nt = min_int(BLOCK, q0 + nq - t0);
+        int nt = imin(BLOCK, q0 + nq - t0);
         for (int t = 0; t < nt; t++) {
             size_t at = (size_t)(t0 + t) * 2 * h1;
             a.krow[t] = memcpy(a.k + (size_t)t * hd, k + at, (size_t)hd * sizeof *k);
             a.vrow[t] = memcpy(a.v + (size_t)t * hd, v + at, (size_t)hd * sizeof *v);
         }
         for (int t = nt; t < nt + NR; t++) a.krow[t] = a.krow[nt - 1]; /* fills the last tile; its scores are not used */
-        for (int i = 0; i < nq; i += MR) prefill_tile(&a, i, min_int(MR, nq - i), q0 + i, t0, nt);
+        for (int i = 0; i < nq; i += MR) prefill_tile(&a, i, imin(MR, nq - i), q0 + i, t0, nt);
     }
     for (int i = 0; i < nq; i++) attend_finish(o, F32, (size_t)(q0 + i) * h1, a.o + (size_t)i * a.hdp, a.seen[i], hd);
 }
 
-void host_attend_prefill(float *o, const float *q, const f16 *kv, const int32_t *start, int nseq, int h1, int nh) {
-    int hd = h1 / nh, longest = 0;
-    for (int r = 0; r < nseq; r++) longest = max_int(longest, start[r + 1] - start[r]);
+void host_attend_prefill(const Prefill *p) {
+    const int h1 = p->h1, hd = h1 / p->nh;
+    int longest = 0;
+    for (int r = 0; r < p->nseq; r++) longest = imax(longest, p->start[r + 1] - p->start[r]);
     int blocks = (longest + QUERIES - 1) / QUERIES;
-    PARALLEL_FOR((double)longest * longest * h1 * nseq > ENOUGH, dynamic)
-    for (int task = 0; task < nseq * nh * blocks; task++) {
-        int r = task / (nh * blocks), h = task / blocks % nh, q0 = task % blocks * QUERIES;
-        int s = start[r + 1] - start[r];
-        size_t row = start[r], head = (size_t)h * hd;
-        const f16 *k = kv + row * 2 * h1 + head;
-        if (q0 < s) prefill_task(o + row * h1 + head, q + row * h1 + head, k, k + h1, q0, min_int(QUERIES, s - q0), h1, hd);
+    PARALLEL_FOR((double)longest * longest * h1 * p->nseq > ENOUGH, dynamic)
+    for (int task = 0; task < p->nseq * p->nh * blocks; task++) {
+        int r = task / (p->nh * blocks), h = task / blocks % p->nh, q0 = task % blocks * QUERIES;
+        int s = p->start[r + 1] - p->start[r];
+        size_t row = p->start[r], at = row * h1 + (size_t)h * hd;
+        const f16 *k = (const f16 *)p->kv + row * 2 * h1 + (size_t)h * hd;
+        if (q0 < s)
+            prefill_task((float *)p->o + at, (const float *)p->q + at, k, k + h1, q0, imin(QUERIES, s - q0), h1, hd);
     }
 }
 
@@ -634,7 +583,7 @@ INLINE void dot_packed(V acc[NR], const float *q, const uint8_t *const k[NR], si
             V b[32 / VL];
             t_block(b, &table, k[j] + group + 4 + (first + d) / 2);
             UNROLL
-            for (int i = 0; i < min_int(width, 32) / VL; i++) acc[j] = v_fma(v_load(q + first + d + i * VL), b[i], acc[j]);
+            for (int i = 0; i < imin(width, 32) / VL; i++) acc[j] = v_fma(v_load(q + first + d + i * VL), b[i], acc[j]);
         }
     }
 }
@@ -651,7 +600,7 @@ INLINE void dot_head(float *score, const Cache *c, const float *q, const uint8_t
     V acc[NR] = {{0}};
     size_t group = 0;
     for (int d = 0; d < hd; d += packed, group += c->group_bytes) {
-        int n = min_int(packed, hd - d), at = 0;
+        int n = imin(packed, hd - d), at = 0;
         for (; at + 64 <= n; at += 64) dot_packed(acc, q + d, k, group, at, 64);
         for (; at + 32 <= n; at += 32) dot_packed(acc, q + d, k, group, at, 32);
         if (at < n) dot_packed(acc, q + d, k, group, at, 16);
@@ -676,7 +625,7 @@ INLINE void weigh_packed(float *o, const float *p, const uint8_t *const *v, size
             V b[32 / VL];
             t_block(b, &table, v[t] + group + 4 + (first + d) / 2);
             UNROLL
-            for (int i = 0; i < min_int(width, 32) / VL; i++) acc[d / VL + i] = v_fma(a, b[i], acc[d / VL + i]);
+            for (int i = 0; i < imin(width, 32) / VL; i++) acc[d / VL + i] = v_fma(a, b[i], acc[d / VL + i]);
         }
     }
     UNROLL
@@ -694,7 +643,7 @@ INLINE void weigh_head(float *o, const Cache *c, const float *p, const uint8_t *
     }
     size_t group = 0;
     for (int d = 0; d < hd; d += packed, group += c->group_bytes) {
-        int n = min_int(packed, hd - d), at = 0;
+        int n = imin(packed, hd - d), at = 0;
         for (; at + 64 <= n; at += 64) weigh_packed(o + d, p, v, group, at, nt, 64);
         for (; at + 32 <= n; at += 32) weigh_packed(o + d, p, v, group, at, nt, 32);
         if (at < n) weigh_packed(o + d, p, v, group, at, nt, 16);
@@ -731,7 +680,7 @@ INLINE void score_heads(float *score, size_t ld, const Cache *c, const float *q,
         for (int h = 0; h < c->nh; h++, at += c->head_bytes) {
             const uint8_t *k[NR];
             for (int u = 0; u < NR; u++) k[u] = row[t + u] + at;
-            prefetch_rows(ahead + t, min_int(NR, nahead - t), at, c->head_bytes);
+            prefetch_rows(ahead + t, imin(NR, nahead - t), at, c->head_bytes);
             dot_head(score + h * ld + t, c, q + (size_t)h * hd, k, hd, packed);
         }
     }
@@ -748,9 +697,9 @@ INLINE void weigh_heads(float *o, int o_ld, const Cache *c, const float *p, cons
         size_t at = 0;
         for (int h = 0; h < c->nh; h++, at += c->head_bytes) {
             const uint8_t *v[WEIGH];
-            int n = min_int(WEIGH, nt - t);
+            int n = imin(WEIGH, nt - t);
             for (int u = 0; u < n; u++) v[u] = row[t + u] + at;
-            prefetch_rows(ahead + t, min_int(WEIGH, nahead - t), at, c->head_bytes);
+            prefetch_rows(ahead + t, imin(WEIGH, nahead - t), at, c->head_bytes);
             if (n == WEIGH)
                 weigh_head(o + h * o_ld, c, p + h * BLOCK + t, v, WEIGH, hd, packed);
             else
@@ -775,9 +724,9 @@ static void attend_task(Cache c, void *out, const void *in, Type type, size_t at
     scale_q(q, in, type, at, c.hd, c.nh, c.hd);
     memset(o, 0, (size_t)c.nh * hdp * sizeof *o);
     for (int h = 0; h < c.nh; h++) seen[h] = (Seen){-INFINITY, 0};
-    find_rows(k, &c, c.k, 0, min_int(BLOCK, len));
+    find_rows(k, &c, c.k, 0, imin(BLOCK, len));
     for (int t0 = 0; t0 < len; t0 += BLOCK) {
-        int nt = min_int(BLOCK, len - t0), next_nt = min_int(BLOCK, len - t0 - nt);
+        int nt = imin(BLOCK, len - t0), next_nt = imin(BLOCK, len - t0 - nt);
         find_rows(v, &c, c.v, t0, nt);
         score_block(score, BLOCK, &c, q, k, nt, v, nt);
         find_rows(k, &c, c.k, t0 + nt, next_nt);
@@ -788,24 +737,23 @@ static void attend_task(Cache c, void *out, const void *in, Type type, size_t at
 }
 
 /* Heads that a task takes, so that there are enough tasks. */
-static int heads_per_task(int nseq, int nh) { return max_int(1, min_int(min_int(nh, HEADS), nseq * nh / host_threads())); }
+static int heads_per_task(int nseq, int nh) { return imax(1, imin(imin(nh, HEADS), nseq * nh / host_threads())); }
 
 static int longest(const int32_t *len, int nseq) {
     int most = 0;
-    for (int r = 0; r < nseq; r++) most = max_int(most, len[r]);
+    for (int r = 0; r < nseq; r++) most = imax(most, len[r]);
     return most;
 }
 
-void host_attend(void *o, const void *q, Type act_type, const void *k, const void *v, const int32_t *pages,
-                 const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant) {
-    CHECK(act_type == F32 || act_type == F16);
-    const Cache whole = cache_whole(k, v, page_tokens, h1, nh, quant);
-    int group = heads_per_task(nseq, nh), groups = (nh + group - 1) / group;
-    PARALLEL_FOR((double)longest(len, nseq) * nseq * h1 > ENOUGH, dynamic)
-    for (int task = 0; task < nseq * groups; task++) {
+void host_attend(const Attention *a) {
+    CHECK(a->act_type == F32 || a->act_type == F16);
+    const Cache whole = cache_whole(a->k, a->v, a->page_tokens, a->h1, a->nh, a->quant);
+    int group = heads_per_task(a->nseq, a->nh), groups = (a->nh + group - 1) / group;
+    PARALLEL_FOR((double)longest(a->len, a->nseq) * a->nseq * a->h1 > ENOUGH, dynamic)
+    for (int task = 0; task < a->nseq * groups; task++) {
         int r = task / groups, h = task % groups * group;
-        Cache part = cache_part(&whole, pages + (size_t)r * max_pages, h, min_int(group, nh - h));
-        attend_task(part, o, q, act_type, (size_t)r * h1 + h * whole.hd, len[r]);
+        Cache part = cache_part(&whole, a->pages + (size_t)r * a->max_pages, h, imin(group, a->nh - h));
+        attend_task(part, a->o, a->q, a->act_type, (size_t)r * a->h1 + h * whole.hd, a->len[r]);
     }
 }
 
@@ -819,14 +767,13 @@ void host_pack(uint8_t *packed, const f16 *kv, int rows, int h1, int nh, Quant q
     }
 }
 
-void host_append(void *k, void *v, const void *kv, const int32_t *seq, const int32_t *pos, const int32_t *pages, int rows,
-                 int max_pages, int page_tokens, int width) {
-    const size_t bytes = (size_t)width * sizeof(f16);
-    for (int r = 0; r < rows; r++) {
-        int page = pages[(size_t)seq[r] * max_pages + pos[r] / page_tokens];
-        size_t at = ((size_t)page * page_tokens + pos[r] % page_tokens) * bytes;
-        memcpy((uint8_t *)k + at, (const uint8_t *)kv + 2 * r * bytes, bytes);
-        memcpy((uint8_t *)v + at, (const uint8_t *)kv + (2 * r + 1) * bytes, bytes);
+void host_append(const Append *a) {
+    const size_t bytes = (size_t)a->width * sizeof(f16);
+    for (int r = 0; r < a->rows; r++) {
+        int page = a->pages[(size_t)a->seq[r] * a->max_pages + a->pos[r] / a->page_tokens];
+        size_t at = ((size_t)page * a->page_tokens + a->pos[r] % a->page_tokens) * bytes;
+        memcpy((uint8_t *)a->k + at, (const uint8_t *)a->kv + 2 * r * bytes, bytes);
+        memcpy((uint8_t *)a->v + at, (const uint8_t *)a->kv + (2 * r + 1) * bytes, bytes);
     }
 }
 
@@ -918,9 +865,9 @@ static void select_task(Cache c, int32_t *tokens, float *weights, int most, cons
     const uint8_t *row[2][BLOCK + NR];
     c.plain = (f16 *)(key + ld);
     scale_q(q, in, type, at, c.hd, c.nh, c.hd);
-    find_rows(row[0], &c, c.k, 0, min_int(BLOCK, len));
+    find_rows(row[0], &c, c.k, 0, imin(BLOCK, len));
     for (int t0 = 0, b = 0; t0 < len; t0 += BLOCK, b ^= 1) {
-        int nt = min_int(BLOCK, len - t0), next_nt = min_int(BLOCK, len - t0 - nt);
+        int nt = imin(BLOCK, len - t0), next_nt = imin(BLOCK, len - t0 - nt);
         find_rows(row[b ^ 1], &c, c.k, t0 + nt, next_nt);
         score_block(score + t0, ld, &c, q, row[b], nt, row[b ^ 1], next_nt);
     }
@@ -931,19 +878,17 @@ static void select_task(Cache c, int32_t *tokens, float *weights, int most, cons
     }
 }
 
-void host_select(int32_t *tokens, float *weights, const void *q, Type act_type, const void *k, const int32_t *pages,
-                 const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant, double sparsity,
-                 int most) {
-    CHECK(act_type == F32 || act_type == F16);
-    const Cache whole = cache_whole(k, NULL, page_tokens, h1, nh, quant);
-    int group = heads_per_task(nseq, nh), groups = (nh + group - 1) / group;
-    PARALLEL_FOR((double)longest(len, nseq) * nseq * h1 > ENOUGH, dynamic)
-    for (int task = 0; task < nseq * groups; task++) {
+void host_select(const Attention *a) {
+    CHECK(a->act_type == F32 || a->act_type == F16);
+    const Cache whole = cache_whole(a->k, NULL, a->page_tokens, a->h1, a->nh, a->quant);
+    int group = heads_per_task(a->nseq, a->nh), groups = (a->nh + group - 1) / group;
+    PARALLEL_FOR((double)longest(a->len, a->nseq) * a->nseq * a->h1 > ENOUGH, dynamic)
+    for (int task = 0; task < a->nseq * groups; task++) {
         int r = task / groups, h = task % groups * group;
-        size_t first = ((size_t)r * nh + h) * most;
-        Cache part = cache_part(&whole, pages + (size_t)r * max_pages, h, min_int(group, nh - h));
-        select_task(part, tokens + first, weights + first, most, q, act_type, (size_t)r * h1 + h * whole.hd, len[r],
-                    sparse_tokens(sparsity, len[r]));
+        size_t first = ((size_t)r * a->nh + h) * a->most;
+        Cache part = cache_part(&whole, a->pages + (size_t)r * a->max_pages, h, imin(group, a->nh - h));
+        select_task(part, a->tokens + first, a->weights + first, a->most, a->q, a->act_type,
+                    (size_t)r * a->h1 + h * whole.hd, a->len[r], sparse_tokens(a->sparsity, a->len[r]));
     }
 }
 
@@ -957,49 +902,35 @@ static void weigh_task(Cache c, void *out, Type type, size_t at, const int32_t *
     c.plain = (f16 *)(o + hdp);
     for (int h = 0; h < c.nh; h++)
         for (int i = 0; i < n; i++) row[h * n + i] = cache_row(&c, c.v, tokens[(size_t)h * most + i]) + h * c.head_bytes;
-    prefetch_rows(row, min_int(AHEAD, all), 0, c.head_bytes);
+    prefetch_rows(row, imin(AHEAD, all), 0, c.head_bytes);
     for (int h = 0; h < c.nh; h++) {
         memset(o, 0, hdp * sizeof *o);
         for (int i = 0; i < n; i += WEIGH) {
-            int now = h * n + i, count = min_int(WEIGH, n - i);
-            if (now + AHEAD < all) prefetch_rows(row + now + AHEAD, min_int(count, all - now - AHEAD), 0, c.head_bytes);
+            int now = h * n + i, count = imin(WEIGH, n - i);
+            if (now + AHEAD < all) prefetch_rows(row + now + AHEAD, imin(count, all - now - AHEAD), 0, c.head_bytes);
             FOR_HEAD_SIZE(weigh_head, &c, o, &c, weights + (size_t)h * most + i, row + now, count);
         }
         attend_finish(out, type, at + h * c.hd, o, (Seen){0, 1}, c.hd); /* the weights are shares already */
     }
 }
 
-void host_weigh(void *o, Type act_type, const int32_t *tokens, const float *weights, const void *v, const int32_t *pages,
-                const int32_t *len, int nseq, int max_pages, int page_tokens, int h1, int nh, Quant quant, double sparsity,
-                int most) {
-    CHECK(act_type == F32 || act_type == F16);
-    const Cache whole = cache_whole(NULL, v, page_tokens, h1, nh, quant);
-    int group = heads_per_task(nseq, nh), groups = (nh + group - 1) / group;
-    PARALLEL_FOR((double)sparse_tokens(sparsity, longest(len, nseq)) * nseq * h1 > ENOUGH, dynamic)
-    for (int task = 0; task < nseq * groups; task++) {
+void host_weigh(const Attention *a) {
+    CHECK(a->act_type == F32 || a->act_type == F16);
+    const Cache whole = cache_whole(NULL, a->v, a->page_tokens, a->h1, a->nh, a->quant);
+    int group = heads_per_task(a->nseq, a->nh), groups = (a->nh + group - 1) / group;
+    PARALLEL_FOR((double)sparse_tokens(a->sparsity, longest(a->len, a->nseq)) * a->nseq * a->h1 > ENOUGH, dynamic)
+    for (int task = 0; task < a->nseq * groups; task++) {
         int r = task / groups, h = task % groups * group;
-        size_t first = ((size_t)r * nh + h) * most;
-        Cache part = cache_part(&whole, pages + (size_t)r * max_pages, h, min_int(group, nh - h));
-        weigh_task(part, o, act_type, (size_t)r * h1 + h * whole.hd, tokens + first, weights + first, most,
-                   sparse_tokens(sparsity, len[r]));
+        size_t first = ((size_t)r * a->nh + h) * a->most;
+        Cache part = cache_part(&whole, a->pages + (size_t)r * a->max_pages, h, imin(group, a->nh - h));
+        weigh_task(part, a->o, a->act_type, (size_t)r * a->h1 + h * whole.hd, a->tokens + first, a->weights + first,
+                   a->most, sparse_tokens(a->sparsity, a->len[r]));
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // The next token
 // ---------------------------------------------------------------------------------------------------------------
-
-static uint64_t mix(uint64_t z) {
-    z += 0x9E3779B97F4A7C15ull;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
-
-/* Uniform in [0, 1): a hash of what is drawn for, so that nothing else can change it. */
-static double draw(uint64_t seed, int32_t prompt, int32_t pos) {
-    return (double)(mix(mix(mix(seed) ^ (uint32_t)prompt) ^ (uint32_t)pos) >> 11) * 0x1p-53;
-}
 
 static int pick_greedy(const float *logits, int vocab) {
     V top = v_set(-INFINITY); /* no comparison with NaN is true, so none gets in */
@@ -1071,8 +1002,9 @@ void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const i
     PARALLEL_FOR((size_t)rows * vocab > ENOUGH, static)
     for (int r = 0; r < rows; r++) {
         const float *row = logits + (size_t)r * vocab;
-        ids[r] = sampling->temperature > 0 ? pick_sample(row, draw(sampling->seed, prompt[r], pos[r]), sampling, vocab)
-                                           : pick_greedy(row, vocab);
+        ids[r] = sampling->temperature > 0
+                     ? pick_sample(row, random_draw(sampling->seed, prompt[r], pos[r]), sampling, vocab)
+                     : pick_greedy(row, vocab);
     }
 }
 
@@ -1082,7 +1014,7 @@ static double sum_exp(const float *x, float top, int n) {
     double sum = 0;
     for (int i = 0; i < n; i += SHORT) {
         V part = {0};
-        for (int at = i; at < min_int(n, i + SHORT); at += VL) {
+        for (int at = i; at < imin(n, i + SHORT); at += VL) {
             V e = v_exp(v_load_part(x + at, n - at) - top);
             if (n - at < VL)
                 for (int lane = n - at; lane < VL; lane++) e[lane] = 0;

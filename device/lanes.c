@@ -581,7 +581,8 @@ static int embed_from_checkpoint(LaneDevice *d, const Posted *job, uint8_t *y, c
     int status = 0;
     for (int r = 0; r < job->t[0].rows && !status; r++) {
         status = checkpoint_fill(d->checkpoint, row, &table, (size_t)idx[r] * cols, cols, err);
-        if (!status) host_embed(y + (size_t)r * cols * type_bytes(type), type, row, F16, cols, &zero, 1, cols, job->flag);
+        Lookup l = {y + (size_t)r * cols * type_bytes(type), type, row, F16, cols, &zero, 1, cols, job->flag};
+        if (!status) host_embed(&l);
     }
     free(row);
     return status;
@@ -591,10 +592,10 @@ static int run_embed(LaneDevice *d, const Posted *job, Error *err) {
     Tensor y = job->t[0], table = job->t[1];
     void *to = address(d, y);
     const int32_t *idx = address(d, job->t[2]);
-    if (is_stream(d, job->op.lane))
-        return d->gpu->embed(d->gpu, job->op.lane, to, address(d, table), table.ld, idx, y.rows, y.cols, job->flag, err);
     if (table.file) return embed_from_checkpoint(d, job, to, idx, err);
-    host_embed(to, y.type, address(d, table), table.type, table.ld, idx, y.rows, y.cols, job->flag);
+    Lookup l = {to, y.type, address(d, table), table.type, table.ld, idx, y.rows, y.cols, job->flag};
+    if (is_stream(d, job->op.lane)) return d->gpu->embed(d->gpu, job->op.lane, &l, err);
+    host_embed(&l);
     return 0;
 }
 
@@ -625,13 +626,10 @@ static int run_linear(LaneDevice *d, const Posted *job, Error *err) {
     Tensor y = job->t[0], w = job->t[2];
     void *to = address(d, y), *x = address(d, job->t[1]), *weight = address(d, w);
     void *b = job->t[3].rows ? address(d, job->t[3]) : NULL, *residual = job->t[4].rows ? address(d, job->t[4]) : NULL;
-    if (is_stream(d, job->op.lane))
-        return d->gpu->linear(d->gpu, job->op.lane, to, y.type, y.ld, x, weight, b, residual, job->flag, y.rows, w.rows,
-                              w.cols, err);
-    if (w.type == U8)
-        host_linear_packed(to, y.type, y.ld, x, weight, w.quant, b, residual, job->flag, y.rows, y.cols, job->t[1].cols);
-    else
-        host_linear(to, y.type, y.ld, x, weight, b, residual, job->flag, y.rows, w.rows, w.cols);
+    Quant quant = w.type == U8 ? w.quant : (Quant){0};
+    Product p = {to, y.type, y.ld, x, weight, b, residual, quant, job->flag, y.rows, y.cols, job->t[1].cols};
+    if (is_stream(d, job->op.lane)) return d->gpu->linear(d->gpu, job->op.lane, &p, err);
+    host_linear(&p);
     return 0;
 }
 
@@ -670,10 +668,9 @@ static Event device_unpack(Device *base, const Op *op, Tensor w, Tensor packed) 
 static int run_attend_prefill(LaneDevice *d, const Posted *job, Error *err) {
     Tensor o = job->t[0], start = job->t[3];
     void *to = address(d, o), *q = address(d, job->t[1]), *kv = address(d, job->t[2]);
-    if (is_stream(d, job->op.lane))
-        return d->gpu->attend_prefill(d->gpu, job->op.lane, to, q, kv, address(d, start), start.cols - 1, o.rows, o.cols,
-                                      job->nh, err);
-    host_attend_prefill(to, q, kv, address(d, start), start.cols - 1, o.cols, job->nh);
+    Prefill p = {to, q, kv, address(d, start), start.cols - 1, o.rows, o.cols, job->nh};
+    if (is_stream(d, job->op.lane)) return d->gpu->attend_prefill(d->gpu, job->op.lane, &p, err);
+    host_attend_prefill(&p);
     return 0;
 }
 
@@ -684,16 +681,27 @@ static Event device_attend_prefill(Device *base, const Op *op, Tensor o, Tensor 
     return post(d, op, &job, NULL, 0);
 }
 
+/* What attention to a page table has in common. */
+static Attention attention(LaneDevice *d, const Posted *job) {
+    const PageTable *p = &job->table;
+    return (Attention){.k = address(d, p->k),
+                       .v = address(d, p->v),
+                       .pages = address(d, p->pages),
+                       .len = address(d, p->len),
+                       .max_pages = (int)p->pages.ld,
+                       .page_tokens = p->page_tokens,
+                       .h1 = p->h1,
+                       .nh = p->nh,
+                       .quant = p->k.quant,
+                       .sparsity = job->sparsity};
+}
+
 static int run_attend(LaneDevice *d, const Posted *job, Error *err) {
     Tensor o = job->t[0];
-    const PageTable *p = &job->table;
-    void *to = address(d, o), *q = address(d, job->t[1]), *k = address(d, p->k), *v = address(d, p->v);
-    const int32_t *pages = address(d, p->pages), *len = address(d, p->len);
-    int max_pages = (int)p->pages.ld, page = p->page_tokens;
-    if (is_stream(d, job->op.lane))
-        return d->gpu->attend(d->gpu, job->op.lane, to, q, k, v, pages, len, o.rows, max_pages, page, o.cols, p->nh,
-                              p->k.quant, err);
-    host_attend(to, q, o.type, k, v, pages, len, o.rows, max_pages, page, o.cols, p->nh, p->k.quant);
+    Attention a = attention(d, job);
+    a.o = address(d, o), a.q = address(d, job->t[1]), a.act_type = o.type, a.nseq = o.rows;
+    if (is_stream(d, job->op.lane)) return d->gpu->attend(d->gpu, job->op.lane, &a, err);
+    host_attend(&a);
     return 0;
 }
 
@@ -718,18 +726,12 @@ static Event device_attend(Device *base, const Op *op, Tensor o, Tensor q, const
 }
 
 static int run_select(LaneDevice *d, const Posted *job, Error *err) {
-    const PageTable *p = &job->table;
     Tensor q = job->t[2];
-    int32_t *tokens = address(d, job->t[0]);
-    float *weights = address(d, job->t[1]);
-    const void *query = address(d, q), *k = address(d, p->k);
-    const int32_t *pages = address(d, p->pages), *len = address(d, p->len);
-    int max_pages = (int)p->pages.ld, page = p->page_tokens, most = job->t[0].cols / p->nh;
-    if (is_stream(d, job->op.lane))
-        return d->gpu->select(d->gpu, job->op.lane, tokens, weights, query, k, pages, len, q.rows, max_pages, page, p->h1,
-                              p->nh, p->k.quant, job->sparsity, most, err);
-    host_select(tokens, weights, query, q.type, k, pages, len, q.rows, max_pages, page, p->h1, p->nh, p->k.quant,
-                job->sparsity, most);
+    Attention a = attention(d, job);
+    a.tokens = address(d, job->t[0]), a.weights = address(d, job->t[1]), a.most = job->t[0].cols / a.nh;
+    a.q = address(d, q), a.act_type = q.type, a.nseq = q.rows;
+    if (is_stream(d, job->op.lane)) return d->gpu->select(d->gpu, job->op.lane, &a, err);
+    host_select(&a);
     return 0;
 }
 
@@ -744,17 +746,12 @@ static Event device_select(Device *base, const Op *op, Tensor tokens, Tensor wei
 }
 
 static int run_weigh(LaneDevice *d, const Posted *job, Error *err) {
-    const PageTable *p = &job->table;
     Tensor o = job->t[0];
-    void *to = address(d, o), *v = address(d, p->v);
-    const int32_t *tokens = address(d, job->t[1]), *pages = address(d, p->pages), *len = address(d, p->len);
-    const float *weights = address(d, job->t[2]);
-    int max_pages = (int)p->pages.ld, page = p->page_tokens, most = job->t[1].cols / p->nh;
-    if (is_stream(d, job->op.lane))
-        return d->gpu->weigh(d->gpu, job->op.lane, to, tokens, weights, v, pages, len, o.rows, max_pages, page, p->h1,
-                             p->nh, p->v.quant, job->sparsity, most, err);
-    host_weigh(to, o.type, tokens, weights, v, pages, len, o.rows, max_pages, page, p->h1, p->nh, p->v.quant, job->sparsity,
-               most);
+    Attention a = attention(d, job);
+    a.tokens = address(d, job->t[1]), a.weights = address(d, job->t[2]), a.most = job->t[1].cols / a.nh;
+    a.o = address(d, o), a.act_type = o.type, a.nseq = o.rows;
+    if (is_stream(d, job->op.lane)) return d->gpu->weigh(d->gpu, job->op.lane, &a, err);
+    host_weigh(&a);
     return 0;
 }
 
@@ -886,9 +883,9 @@ static int run_append(LaneDevice *d, const Posted *job, Error *err) {
     void *k = address(d, p->k), *v = address(d, p->v), *from = address(d, kv);
     const int32_t *seq = address(d, job->t[1]), *pos = address(d, job->t[2]), *pages = address(d, p->pages);
     int max_pages = (int)p->pages.ld, page = p->page_tokens, width = (int)(table_row_bytes(p) / sizeof(f16));
-    if (is_stream(d, job->op.lane))
-        return d->gpu->append(d->gpu, job->op.lane, k, v, from, seq, pos, pages, kv.rows, max_pages, page, width, err);
-    host_append(k, v, from, seq, pos, pages, kv.rows, max_pages, page, width);
+    Append a = {k, v, from, seq, pos, pages, kv.rows, max_pages, page, width};
+    if (is_stream(d, job->op.lane)) return d->gpu->append(d->gpu, job->op.lane, &a, err);
+    host_append(&a);
     if (p->k.tier == TIER_DISK) { /* K and V of a layer lie one after the other */
         size_t bytes = 2 * tensor_span(p->k);
         size_t head = p->k.offset % 4096;

@@ -3,11 +3,7 @@
  * functions. Read next: host.c. */
 #ifndef SIMD_H
 #define SIMD_H
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
-
-#include "device/device.h"
+#include "util.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define PRAGMA(text) _Pragma(#text)
@@ -208,7 +204,7 @@ INLINE V t_look(const Table *t, VI codes) {
     return v;
 }
 INLINE VI v_load_codes(const uint8_t *p) {
-    VI v;
+    VI v = {0};
     for (int i = 0; i < VL; i++) v[i] = p[i];
     return v;
 }

@@ -741,13 +741,6 @@ const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const 
     return name;
 }
 
-/* A mixer of 64 bits (the finalizer of splitmix64): neighbours in, strangers out. */
-static uint64_t mix(uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
-
 /* Center and standard deviation of a dummy's elements. Around 1/sqrt(k) every product stays near the size of its input, so
  * that activations are finite through 96 layers. Sharper scores and smaller residual branches than that keep tokens apart:
  * with all at 1 the attention averages everything, every position soon looks alike, and a mix-up of two sequences would not
@@ -761,10 +754,8 @@ static void dummy_spread(float *center, float *std, const Owner *owner) {
     *std = matrix > 0 ? matrix / sqrtf((float)owner->whole->cols) : 0.03f;
 }
 
-/* A dummy's element, counted through all of its tensors: four share one mixed counter. */
-static uint64_t dummy_bits(uint64_t key, size_t element) {
-    return mix(key + element / 4 * 0x9E3779B97F4A7C15ull) >> element % 4 * 16;
-}
+/* A dummy's element, counted through all of its tensors: four share one random number. */
+static uint64_t dummy_bits(uint64_t key, size_t element) { return splitmix64(key, element / 4) >> element % 4 * 16; }
 
 /* Elements of a dummy: each is the sum of two bytes, which is a little like a bell, looked up as F16. That is over 1 GB/s
  * on a core, where a real generator and a conversion would hold up every benchmark. */
@@ -775,7 +766,7 @@ static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size
     CHECK(owner.whole);
     dummy_spread(&center, &std, &owner);
     for (int i = 0; i < 511; i++) value[i] = f32_to_f16(center + (i - 255) * std / 104.5f); /* 104.5: deviation of i */
-    uint64_t key = mix(c->seed + 0x9E3779B97F4A7C15ull);
+    uint64_t key = splitmix64(c->seed, 1);
     size_t e = tensor->offset / sizeof(f16) + first, end = e + count;
     while (e < end) {
         uint64_t bits = dummy_bits(key, e);

@@ -47,7 +47,8 @@ static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
     double t, blas = 0, flops = 2.0 * m * n * k;
     fill(x, NULL, (size_t)m * k);
     fill(wide, w, (size_t)n * k);
-    SECONDS(t, host_linear(y, F32, n, x, w, NULL, NULL, false, m, n, k));
+    Product p = {.y = y, .y_type = F32, .y_ld = n, .x = x, .w = w, .m = m, .n = n, .k = k};
+    SECONDS(t, host_linear(&p));
     if (sgemm) SECONDS(blas, sgemm(101, 111, 112, m, n, k, 1, x, k, wide, k, 0, y, n));
     printf("linear %4d x %5d x %5d   %7.1f GFLOP/s", m, n, k, flops / t / 1e9);
     if (sgemm) printf("   sgemm %7.1f (%.0f%%)", flops / blas / 1e9, 100 * blas / t);
@@ -80,8 +81,10 @@ static void packed_rate(int m, int n, int k) {
     fill(x, NULL, (size_t)m * k);
     fill(NULL, w, (size_t)n * k);
     pack_all(packed, w, n, k);
-    SECONDS(plain, host_linear(y, F32, n, x, w, NULL, NULL, false, m, n, k));
-    SECONDS(t, host_linear_packed(y, F32, n, x, packed, quant[1], NULL, NULL, false, m, n, k));
+    Product p = {.y = y, .y_type = F32, .y_ld = n, .x = x, .w = w, .m = m, .n = n, .k = k};
+    SECONDS(plain, host_linear(&p));
+    p.w = packed, p.quant = quant[1];
+    SECONDS(t, host_linear(&p));
     printf("linear packed %4d x %5d x %5d %7.1f GFLOP/s, of F16 weights %7.1f: %.2f times as fast   weights %.1f GB/s\n", m,
            n, k, flops / t / 1e9, flops / plain / 1e9, plain / t, bytes / t / 1e9);
     free(x), free(y), free(w), free(packed);
@@ -138,6 +141,23 @@ static Decode decode_new(int nseq, int context, int page_tokens, int h1, int nh)
     return d;
 }
 
+/* Attention to the pages of F16 or to the packed ones. */
+static Attention attention(const Decode *d, int packed) {
+    return (Attention){.o = d->o,
+                       .q = d->q,
+                       .act_type = F32,
+                       .k = d->k[packed],
+                       .v = d->v[packed],
+                       .pages = d->pages,
+                       .len = d->len,
+                       .nseq = d->nseq,
+                       .max_pages = d->max_pages,
+                       .page_tokens = d->page_tokens,
+                       .h1 = d->h1,
+                       .nh = d->nh,
+                       .quant = quant[packed]};
+}
+
 static void decode_free(Decode *d) {
     for (int i = 0; i < 2; i++) free(d->k[i]), free(d->v[i]);
     free(d->q), free(d->o), free(d->pages), free(d->len);
@@ -147,18 +167,18 @@ static void decode_free(Decode *d) {
 static void sparse_rate(const Decode *d, int i, double dense) {
     const double sparsity = 0.1;
     int most = sparse_tokens(sparsity, d->context);
-    int32_t *tokens = (int32_t *)xcalloc((size_t)d->nseq * d->nh * most, 4);
-    float *weights = (float *)xcalloc((size_t)d->nseq * d->nh * most, 4);
+    Attention a = attention(d, i);
+    a.tokens = (int32_t *)xcalloc((size_t)d->nseq * d->nh * most, 4);
+    a.weights = (float *)xcalloc((size_t)d->nseq * d->nh * most, 4);
+    a.most = most;
     double scores, select, weigh;
-    SECONDS(scores, host_select(tokens, weights, d->q, F32, d->k[i], d->pages, d->len, d->nseq, d->max_pages,
-                                d->page_tokens, d->h1, d->nh, quant[i], 0, most));
-    SECONDS(select, host_select(tokens, weights, d->q, F32, d->k[i], d->pages, d->len, d->nseq, d->max_pages,
-                                d->page_tokens, d->h1, d->nh, quant[i], sparsity, most));
-    SECONDS(weigh, host_weigh(d->o, F32, tokens, weights, d->v[i], d->pages, d->len, d->nseq, d->max_pages, d->page_tokens,
-                              d->h1, d->nh, quant[i], sparsity, most));
+    SECONDS(scores, host_select(&a));
+    a.sparsity = sparsity;
+    SECONDS(select, host_select(&a));
+    SECONDS(weigh, host_weigh(&a));
     printf("attend sparsely (%.1f)  %s   %.2f of its time: scores %.2f, choosing %.2f, V %.2f\n", sparsity,
            i ? "4-bit" : "F16  ", (select + weigh) / dense, scores / dense, (select - scores) / dense, weigh / dense);
-    free(tokens), free(weights);
+    free(a.tokens), free(a.weights);
 }
 
 static double median(double *x, int n) {
@@ -179,7 +199,8 @@ static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, 
             double begin = now(), middle;
             sum += sum_all(words, WORDS);
             middle = now();
-            host_attend(d.o, d.q, F32, d.k[i], d.v[i], d.pages, d.len, nseq, d.max_pages, page_tokens, h1, nh, quant[i]);
+            Attention a = attention(&d, i);
+            host_attend(&a);
             rate[turn] = 4e-9 * nseq * context * h1 / (now() - middle);
             read[turn] = 8e-9 * WORDS / (middle - begin), ratio[turn] = rate[turn] / read[turn];
         }
@@ -202,7 +223,8 @@ static void prefill_rate(int nseq, int s, int h1, int nh, double linear) {
     double t;
     fill(q, NULL, n), fill(NULL, kv, 2 * n);
     for (int r = 0; r <= nseq; r++) start[r] = r * s;
-    SECONDS(t, host_attend_prefill(o, q, kv, start, nseq, h1, nh));
+    Prefill p = {o, q, kv, start, nseq, nseq * s, h1, nh};
+    SECONDS(t, host_attend_prefill(&p));
     double rate = 2.0 * nseq * s * (s + 1.0) * h1 / t; /* q k^T and p v, the causal half */
     printf("prefill attention %2d x %4d tokens, h1 %4d hd %3d   %6.1f GFLOP/s (%.0f%% of linear)\n", nseq, s, h1, h1 / nh,
            rate / 1e9, 100 * rate / linear);

@@ -159,16 +159,18 @@ static void embed_copies_rows_exactly_and_adds_with_one_rounding(void) {
         int32_t *idx = (int32_t *)temp(rows, sizeof *idx);
         for (int r = 0; r < rows; r++) idx[r] = random_below(TABLE);
         float *ref = floats(old, n);
-        host_embed(ref, F32, table, F16, ld, idx, rows, cols, true);
+        host_embed(&(Lookup){ref, F32, table, F16, ld, idx, rows, cols, true});
         clear();
         const void *on_gpu = put(table, (size_t)TABLE * ld * 2), *indices = put(idx, (size_t)rows * 4);
         void *y = room(NULL, n * 2), *sum = room(old, n * 2);
-        RUN(lanes[i % 2], embed, y, on_gpu, ld, indices, rows, cols, false);
+        Lookup l = {y, F16, on_gpu, F16, ld, indices, rows, cols, false};
+        RUN(lanes[i % 2], embed, &l);
         int wrong = 0;
         for (int r = 0; r < rows; r++)
             wrong += memcmp((f16 *)result(y) + (size_t)r * cols, table + (size_t)idx[r] * ld, (size_t)cols * 2) != 0;
         CU_ASSERT_EQUAL(wrong, 0);
-        RUN(lanes[i % 2], embed, sum, on_gpu, ld, indices, rows, cols, true);
+        l.y = sum, l.add = true;
+        RUN(lanes[i % 2], embed, &l);
         CU_ASSERT_EQUAL(far_off(result(sum), F16, ref, n, TINY, HALF), 0);
     }
     arena_close();
@@ -221,7 +223,8 @@ static void linear_case(const Epilogue *e, int m, int n, int k, Lane lane) {
     f16 *x = random_halves((size_t)m * k, 1), *w = random_halves((size_t)n * k, 2 / sqrtf((float)k));
     f16 *b = random_halves(n, 1), *old = random_halves((size_t)m * n, 1);
     float *ref = floats(old, (size_t)m * n);
-    host_linear(ref, F32, n, floats(x, (size_t)m * k), w, e->bias ? b : NULL, e->residual ? ref : NULL, e->relu, m, n, k);
+    host_linear(&(Product){
+        ref, F32, n, floats(x, (size_t)m * k), w, e->bias ? b : NULL, e->residual ? ref : NULL, {0}, e->relu, m, n, k});
     uint8_t *first = (uint8_t *)temp(m, row);
     /* Terms' sizes add up to about 8, in float. Where there is a bias, a number below 4 may have been cut to a half before
      * it is added. */
@@ -231,7 +234,8 @@ static void linear_case(const Epilogue *e, int m, int n, int k, Lane lane) {
         const void *gw = put(w, (size_t)n * k * 2), *gb = e->bias ? put(b, (size_t)n * 2) : NULL;
         const void *from = put(turn ? turned(x, m, k) : x, (size_t)m * k * 2);
         uint8_t *all = (uint8_t *)room(!e->residual ? NULL : turn ? turned(old, m, n) : old, m * row), *y = all + before;
-        RUN(lane, linear, y, e->y_type, row / size, from, gw, gb, e->residual ? y : NULL, e->relu, m, n, k);
+        Product p = {y, e->y_type, row / size, from, gw, gb, e->residual ? y : NULL, {0}, e->relu, m, n, k};
+        RUN(lane, linear, &p);
         int wrong = 0;
         for (int r = 0; r < m; r++) {
             const uint8_t *got = (uint8_t *)result(all) + r * row;
@@ -295,8 +299,9 @@ static void prefill(Batch *b, const int *seq, int n, int cut, float *ref) {
     clear();
     const void *gq = put(q, at[n] * row), *gkv = put(kv, at[n] * 2 * row), *gstart = put(at, ((size_t)n + 1) * 4);
     f16 *o = (f16 *)room(NULL, at[n] * row), *got = (f16 *)result(o);
-    RUN(FINISH, attend_prefill, o, gq, gkv, gstart, n, at[n], b->h1, b->nh);
-    if (ref) host_attend_prefill(ref, floats(q, (size_t)at[n] * b->h1), kv, at, n, b->h1, b->nh);
+    Prefill p = {o, gq, gkv, gstart, n, at[n], b->h1, b->nh};
+    RUN(FINISH, attend_prefill, &p);
+    if (ref) host_attend_prefill(&(Prefill){ref, floats(q, (size_t)at[n] * b->h1), kv, at, n, at[n], b->h1, b->nh});
     for (int i = 0; i < n; i++)
         memcpy(b->o + (size_t)b->first[seq[i]] * b->h1, got + (size_t)at[i] * b->h1, (at[i + 1] - at[i]) * row);
 }
@@ -361,7 +366,8 @@ static Paged paged_new(const Batch *b, int first, int n, int page_tokens, int ma
         }
         memcpy(p.q + (size_t)r * b->h1, b->q + (size_t)(b->first[first + r] + p.len[r] - 1) * b->h1, row);
     }
-    host_append(p.k, p.v, b->kv + (size_t)from * 2 * b->h1, seq, pos, p.pages, rows, max_pages, page_tokens, b->h1);
+    host_append(
+        &(Append){p.k, p.v, b->kv + (size_t)from * 2 * b->h1, seq, pos, p.pages, rows, max_pages, page_tokens, b->h1});
     return p;
 }
 
@@ -386,38 +392,39 @@ static void paged_pack(Paged *p, Quant quant) {
     p->packed_k = packed(p->k, p), p->packed_v = packed(p->v, p);
 }
 
-/* The pages on the GPU, as halfs or as they are packed. */
-typedef struct {
-    const void *q, *k, *v, *pages, *len;
-    Quant quant;
-} OnGpu;
-
-static OnGpu put_pages(const Paged *p, Quant quant) {
+/* Attention to the pages on the GPU, as halfs or as they are packed. */
+static Attention put_pages(const Paged *p, Quant quant) {
     size_t halfs = p->rows * p->h1 * 2, codes = quant.bits ? p->rows * p->nh * quant_bytes(quant, p->h1 / p->nh) : 0;
     clear();
-    return (OnGpu){put(p->q, (size_t)p->n * p->h1 * 2),
-                   quant.bits ? put(p->packed_k, codes) : put(p->k, halfs),
-                   quant.bits ? put(p->packed_v, codes) : put(p->v, halfs),
-                   put(p->pages, (size_t)p->n * p->max_pages * 4),
-                   put(p->len, (size_t)p->n * 4),
-                   quant};
+    return (Attention){.q = put(p->q, (size_t)p->n * p->h1 * 2),
+                       .act_type = F16,
+                       .k = quant.bits ? put(p->packed_k, codes) : put(p->k, halfs),
+                       .v = quant.bits ? put(p->packed_v, codes) : put(p->v, halfs),
+                       .pages = put(p->pages, (size_t)p->n * p->max_pages * 4),
+                       .len = put(p->len, (size_t)p->n * 4),
+                       .nseq = p->n,
+                       .max_pages = p->max_pages,
+                       .page_tokens = p->page_tokens,
+                       .h1 = p->h1,
+                       .nh = p->nh,
+                       .quant = quant};
 }
 
 /* o (n, h1). */
 static f16 *attend(const Paged *p, Quant quant) {
-    OnGpu g = put_pages(p, quant);
+    Attention a = put_pages(p, quant);
     size_t bytes = (size_t)p->n * p->h1 * 2;
-    void *o = room(NULL, bytes);
-    RUN(FINISH, attend, o, g.q, g.k, g.v, g.pages, g.len, p->n, p->max_pages, p->page_tokens, p->h1, p->nh, quant);
-    return (f16 *)memcpy(temp(bytes, 1), result(o), bytes);
+    a.o = room(NULL, bytes);
+    RUN(FINISH, attend, &a);
+    return (f16 *)memcpy(temp(bytes, 1), result(a.o), bytes);
 }
 
 /* Decode of the last token of sequences first .. first+n-1 from pages of that size. */
 static f16 *decode(const Batch *b, int first, int n, int page_tokens, int max_pages, float *ref) {
     Paged p = paged_new(b, first, n, page_tokens, max_pages);
     if (ref)
-        host_attend(ref, floats(p.q, (size_t)n * b->h1), F32, p.k, p.v, p.pages, p.len, n, p.max_pages, page_tokens, b->h1,
-                    b->nh, (Quant){0});
+        host_attend(&(Attention){ref, floats(p.q, (size_t)n * b->h1), F32, p.k, p.v, p.pages, p.len, n, p.max_pages,
+                                 page_tokens, b->h1, b->nh, .quant = {0}});
     return attend(&p, (Quant){0});
 }
 
@@ -500,8 +507,9 @@ static void append_fills_its_slots_and_nothing_else(void) {
         const void *from = put(kv, (size_t)ROWS * h1 * 4), *gseq = put(seq, sizeof seq), *gpos = put(pos, sizeof pos);
         const void *gpages = put(pages, (size_t)npages * 4);
         void *gk = room(k, n * 2), *gv = room(v, n * 2);
-        RUN(FINISH, append, gk, gv, from, gseq, gpos, gpages, ROWS, max_pages, page_tokens, h1);
-        host_append(k, v, kv, seq, pos, pages, ROWS, max_pages, page_tokens, h1);
+        Append a = {gk, gv, from, gseq, gpos, gpages, ROWS, max_pages, page_tokens, h1};
+        RUN(FINISH, append, &a);
+        host_append(&(Append){k, v, kv, seq, pos, pages, ROWS, max_pages, page_tokens, h1});
         CU_ASSERT(memcmp(result(gk), k, n * 2) == 0);
         CU_ASSERT(memcmp(result(gv), v, n * 2) == 0);
     }
@@ -590,23 +598,23 @@ static Chosen choose(const Paged *p, Quant quant, double sparsity) {
     Chosen c = {.most = 3, .sparsity = sparsity};
     for (int r = 0; r < p->n; r++) c.most = imax(c.most, sparse_tokens(sparsity, p->len[r]));
     c.bytes = (size_t)p->n * p->nh * c.most * 4;
-    OnGpu g = put_pages(p, quant);
-    void *tokens = room(NULL, c.bytes), *weights = room(NULL, c.bytes);
-    RUN(FINISH, select, (int32_t *)tokens, (float *)weights, g.q, g.k, g.pages, g.len, p->n, p->max_pages, p->page_tokens,
-        p->h1, p->nh, quant, sparsity, c.most);
-    c.tokens = (int32_t *)memcpy(temp(c.bytes, 1), result(tokens), c.bytes);
-    c.weights = (float *)memcpy(temp(c.bytes, 1), result(weights), c.bytes);
+    Attention a = put_pages(p, quant);
+    a.tokens = (int32_t *)room(NULL, c.bytes), a.weights = (float *)room(NULL, c.bytes);
+    a.sparsity = sparsity, a.most = c.most;
+    RUN(FINISH, select, &a);
+    c.tokens = (int32_t *)memcpy(temp(c.bytes, 1), result(a.tokens), c.bytes);
+    c.weights = (float *)memcpy(temp(c.bytes, 1), result(a.weights), c.bytes);
     return c;
 }
 
 static f16 *weigh(const Paged *p, Quant quant, const Chosen *c) {
-    OnGpu g = put_pages(p, quant);
-    const void *tokens = put(c->tokens, c->bytes), *weights = put(c->weights, c->bytes);
+    Attention a = put_pages(p, quant);
+    a.tokens = (int32_t *)put(c->tokens, c->bytes), a.weights = (float *)put(c->weights, c->bytes);
+    a.sparsity = c->sparsity, a.most = c->most;
     size_t bytes = (size_t)p->n * p->h1 * 2;
-    void *o = room(NULL, bytes);
-    RUN(FINISH, weigh, o, (const int32_t *)tokens, (const float *)weights, g.v, g.pages, g.len, p->n, p->max_pages,
-        p->page_tokens, p->h1, p->nh, quant, c->sparsity, c->most);
-    return (f16 *)memcpy(temp(bytes, 1), result(o), bytes);
+    a.o = room(NULL, bytes);
+    RUN(FINISH, weigh, &a);
+    return (f16 *)memcpy(temp(bytes, 1), result(a.o), bytes);
 }
 
 /* Scores of head h of sequence r's tokens, NaN as less than all; whether there is one. */
@@ -798,14 +806,6 @@ static void greedy_takes_the_largest_and_the_lowest_id_among_equals(void) {
     arena_close();
 }
 
-/* As host.c draws it. */
-static uint64_t mix(uint64_t z) {
-    z += 0x9E3779B97F4A7C15ull;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
-
 static const float *sorted_logits;
 static int by_logit(const void *a, const void *b) {
     int i = *(const int *)a, j = *(const int *)b;
@@ -851,7 +851,7 @@ static void sampling_draws_what_the_host_draws(void) {
         float *logits = stepped_logits((size_t)rows * vocab, 4);
         int32_t *ids = pick(ref, logits, s, rows, vocab);
         for (int r = 0; r < rows; r++) {
-            double u = (double)(mix(mix(mix(s->seed) ^ (uint32_t)(r % 16)) ^ (uint32_t)(r / 16)) >> 11) * 0x1p-53;
+            double u = random_draw(s->seed, r % 16, r / 16);
             const float *row = logits + (size_t)r * vocab;
             draws++, others += ids[r] != ref[r];
             wrong += !drawn(ref[r], row, s, u, vocab) + !drawn(ids[r], row, s, u, vocab);
@@ -980,11 +980,13 @@ static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
     for (int i = 0; i < TIMES; i++) POST(PROJECT, copy, bulk + BULK, BULK, bulk, BULK, BULK, 1);
     POST(PROJECT, end, 7);
     POST(PROJECT, begin, 8);
-    POST(PROJECT, embed, first, table, N, idx, 1, N, false);
+    Lookup l = {first, F16, table, F16, N, (const int32_t *)idx, 1, N, false};
+    POST(PROJECT, embed, &l);
     POST(PROJECT, end, 8);
     POST(FINISH, after, PROJECT, 8);
     POST(FINISH, begin, 7);
-    POST(FINISH, embed, second, first, N, idx, 1, N, false);
+    l.y = second, l.table = first;
+    POST(FINISH, embed, &l);
     POST(FINISH, end, 7);
     POST(FINISH, sync, 7);
     ASSERT_OK(gpu->download(gpu, arena.after, arena.gpu, arena.used, &err));
@@ -1000,16 +1002,20 @@ static void nothing_to_do_is_nothing_done(void) {
     arena_open(MIB);
     void *x = put(random_halves(4096, 1), 8192), *y = put(NULL, 8192); /* no rooms: nothing may change */
     const int32_t *i = (const int32_t *)put(none, sizeof none);
-    RUN(PROJECT, embed, y, x, 64, i, 0, 64, false);
+    Attention a = {.o = y, .q = x, .act_type = F16, .k = x, .v = x, .pages = i, .len = i};
+    a.max_pages = 1, a.page_tokens = 16, a.h1 = 64, a.nh = 1;
+    a.tokens = (int32_t *)y, a.weights = (float *)y, a.sparsity = 0.1, a.most = 8;
+    RUN(PROJECT, embed, (&(Lookup){y, F16, x, F16, 64, i, 0, 64, false}));
     RUN(PROJECT, layernorm, y, x, x, x, 0, 64);
-    RUN(PROJECT, linear, y, F16, 64, x, x, x, NULL, true, 0, 64, 64);
-    RUN(FINISH, attend_prefill, y, x, x, i, 0, 0, 64, 1);
-    RUN(FINISH, attend, y, x, x, x, i, i, 0, 1, 16, 64, 1, (Quant){0});
-    RUN(FINISH, append, y, y, x, i, i, i, 0, 1, 16, 64);
-    RUN(FINISH, attend, y, x, x, x, i, i, 0, 1, 16, 64, 1, quants[0]);
+    RUN(PROJECT, linear, (&(Product){y, F16, 64, x, x, x, NULL, {0}, true, 0, 64, 64}));
+    RUN(FINISH, attend_prefill, (&(Prefill){y, x, x, i, 0, 0, 64, 1}));
+    RUN(FINISH, attend, &a);
+    RUN(FINISH, select, &a);
+    RUN(FINISH, weigh, &a);
+    a.quant = quants[0];
+    RUN(FINISH, attend, &a);
+    RUN(FINISH, append, (&(Append){y, y, x, i, i, i, 0, 1, 16, 64}));
     RUN(PROJECT, pack, y, x, 0, 64, 1, quants[0]);
-    RUN(FINISH, select, (int32_t *)y, (float *)y, x, x, i, i, 0, 1, 16, 64, 1, (Quant){0}, 0.1, 8);
-    RUN(FINISH, weigh, y, i, (const float *)x, x, i, i, 0, 1, 16, 64, 1, (Quant){0}, 0.1, 8);
     RUN(PROJECT, unpack, y, x, 0, 64, quants[0]);
     RUN(FINISH, pick, (int32_t *)y, (const float *)x, i, i, &greedy, 0, 64);
     RUN(PROJECT, score, (float *)y, (int32_t *)y, (const float *)x, i, 0, 64);

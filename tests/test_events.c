@@ -143,7 +143,7 @@ static Event check_embed(Device *device, const Op *op, Tensor y, Tensor table, T
     const int32_t *ids = reads(c, idx);
     const void *from = reads(c, table);
     if (add) reads(c, y);
-    host_embed(writes(c, y), y.type, from, table.type, table.ld, ids, y.rows, y.cols, add);
+    host_embed(&(Lookup){writes(c, y), y.type, from, table.type, table.ld, ids, y.rows, y.cols, add});
     return c->self;
 }
 
@@ -158,17 +158,15 @@ static Event check_linear(Device *device, const Op *op, Tensor y, Tensor x, Tens
                           bool relu) {
     Checker *c = begin(device, op);
     const void *from = reads(c, x), *weight = reads(c, w), *bias = reads(c, b), *add = reads(c, residual);
-    if (w.type == U8)
-        host_linear_packed(writes(c, y), y.type, y.ld, from, weight, w.quant, bias, add, relu, y.rows, y.cols, x.cols);
-    else
-        host_linear(writes(c, y), y.type, y.ld, from, weight, bias, add, relu, y.rows, w.rows, w.cols);
+    Quant quant = w.type == U8 ? w.quant : (Quant){0};
+    host_linear(&(Product){writes(c, y), y.type, y.ld, from, weight, bias, add, quant, relu, y.rows, y.cols, x.cols});
     return c->self;
 }
 
 static Event check_attend_prefill(Device *device, const Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
     Checker *c = begin(device, op);
     const void *query = reads(c, q), *past = reads(c, kv), *rows = reads(c, start);
-    host_attend_prefill(writes(c, o), query, past, rows, start.cols - 1, o.cols, nh);
+    host_attend_prefill(&(Prefill){writes(c, o), query, past, rows, start.cols - 1, o.rows, o.cols, nh});
     return c->self;
 }
 
@@ -197,14 +195,27 @@ static void touch_token(Checker *c, const PageTable *p, int seq, int token, bool
 
 static const uint8_t *address(const Checker *c, Tensor t) { return c->arena[t.tier] + t.offset; }
 
+static Attention attention(const Checker *c, const PageTable *p, const int32_t *len) {
+    return (Attention){.k = address(c, p->k),
+                       .v = address(c, p->v),
+                       .pages = (int32_t *)address(c, p->pages),
+                       .len = len,
+                       .max_pages = (int)p->pages.ld,
+                       .page_tokens = p->page_tokens,
+                       .h1 = p->h1,
+                       .nh = p->nh,
+                       .quant = p->k.quant};
+}
+
 static Event check_attend(Device *device, const Op *op, Tensor o, Tensor q, const PageTable *p) {
     Checker *c = begin(device, op);
     const int32_t *len = reads(c, p->len);
     const void *query = reads(c, q);
     for (int r = 0; r < o.rows; r++)
         for (int t = 0; t < len[r]; t++) touch_token(c, p, r, t, false);
-    host_attend(writes(c, o), query, o.type, (f16 *)address(c, p->k), (f16 *)address(c, p->v),
-                (int32_t *)address(c, p->pages), len, o.rows, (int)p->pages.ld, p->page_tokens, o.cols, p->nh, p->k.quant);
+    Attention a = attention(c, p, len);
+    a.o = writes(c, o), a.q = query, a.act_type = o.type, a.nseq = o.rows;
+    host_attend(&a);
     return c->self;
 }
 
@@ -215,8 +226,10 @@ static Event check_select(Device *device, const Op *op, Tensor tokens, Tensor we
     const void *query = reads(c, q);
     for (int r = 0; r < q.rows; r++)
         for (int t = 0; t < len[r]; t++) touch(c, tensor_rows(p->k, find_token(c, p, r, t), 1), false);
-    host_select(writes(c, tokens), writes(c, weights), query, q.type, address(c, p->k), (int32_t *)address(c, p->pages),
-                len, q.rows, (int)p->pages.ld, p->page_tokens, p->h1, p->nh, p->k.quant, sparsity, tokens.cols / p->nh);
+    Attention a = attention(c, p, len);
+    a.tokens = writes(c, tokens), a.weights = writes(c, weights), a.sparsity = sparsity, a.most = tokens.cols / p->nh;
+    a.q = query, a.act_type = q.type, a.nseq = q.rows;
+    host_select(&a);
     return c->self;
 }
 
@@ -257,8 +270,10 @@ static Event check_weigh(Device *device, const Op *op, Tensor o, Tensor tokens, 
     each_chosen(c, p, NULL, tokens, sparsity);
     const int32_t *len = reads(c, p->len), *chosen = reads(c, tokens);
     const float *weight = reads(c, weights);
-    host_weigh(writes(c, o), o.type, chosen, weight, address(c, p->v), (int32_t *)address(c, p->pages), len, o.rows,
-               (int)p->pages.ld, p->page_tokens, p->h1, p->nh, p->v.quant, sparsity, tokens.cols / p->nh);
+    Attention a = attention(c, p, len);
+    a.tokens = (int32_t *)chosen, a.weights = (float *)weight, a.sparsity = sparsity, a.most = tokens.cols / p->nh;
+    a.o = writes(c, o), a.act_type = o.type, a.nseq = o.rows;
+    host_weigh(&a);
     return c->self;
 }
 
@@ -267,8 +282,9 @@ static Event check_append(Device *device, const Op *op, const PageTable *p, Tens
     const int32_t *of = reads(c, seq), *token = reads(c, pos);
     const void *rows = reads(c, kv);
     for (int r = 0; r < kv.rows; r++) touch_token(c, p, of[r], token[r], true);
-    host_append((f16 *)address(c, p->k), (f16 *)address(c, p->v), rows, of, token, (int32_t *)address(c, p->pages), kv.rows,
-                (int)p->pages.ld, p->page_tokens, (int)(table_row_bytes(p) / sizeof(f16)));
+    host_append(&(Append){(f16 *)address(c, p->k), (f16 *)address(c, p->v), rows, of, token,
+                          (int32_t *)address(c, p->pages), kv.rows, (int)p->pages.ld, p->page_tokens,
+                          (int)(table_row_bytes(p) / sizeof(f16))});
     return c->self;
 }
 

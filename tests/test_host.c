@@ -56,7 +56,7 @@ static void vectors_read_halves_as_scalars_do(void) {
     const int32_t first = 0;
     int wrong = 0;
     for (int h = 0; h < 65536; h++) all[h] = (f16)h;
-    host_embed(y, F32, all, F16, 65536, &first, 1, 65536, false);
+    host_embed(&(Lookup){y, F32, all, F16, 65536, &first, 1, 65536, false});
     for (int h = 0; h < 65536; h++) {
         float f = f16_to_f32((f16)h);
         wrong += isnan(f) ? !isnan(y[h]) : !same_bits(&f, y + h, 4);
@@ -100,8 +100,8 @@ static void embed_gathers_and_adds_rows_of_every_type(void) {
     for (int t = 0; t < 3; t++) {
         int wrong = 0;
         y[ROWS * COLS] = 7;
-        host_embed(y, F32, tables[t], types[t], LD, idx, ROWS, COLS, false);
-        host_embed(y, F32, tables[0], F32, LD, idx, ROWS, COLS, true);
+        host_embed(&(Lookup){y, F32, tables[t], types[t], LD, idx, ROWS, COLS, false});
+        host_embed(&(Lookup){y, F32, tables[0], F32, LD, idx, ROWS, COLS, true});
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < COLS; c++) {
                 float exact = f[idx[r] * LD + c];
@@ -123,8 +123,8 @@ static void embed_into_halves_is_the_float_result_rounded_once(void) {
         f16 *half = random_halves((size_t)ROWS * n + 1, 1), guard = half[ROWS * n];
         for (int add = 0; add < 2; add++) {
             for (int i = 0; i < ROWS * n; i++) y[i] = f16_to_f32(half[i]);
-            host_embed(y, F32, table, F32, n, idx, ROWS, n, add);
-            host_embed(half, F16, table, F32, n, idx, ROWS, n, add);
+            host_embed(&(Lookup){y, F32, table, F32, n, idx, ROWS, n, add});
+            host_embed(&(Lookup){half, F16, table, F32, n, idx, ROWS, n, add});
             for (int i = 0; i < ROWS * n; i++) wrong += half[i] != f32_to_f16(y[i]);
         }
         CU_ASSERT_EQUAL(wrong, 0);
@@ -167,22 +167,22 @@ typedef struct {
     int m, n, k;
     float *x, *y;
     f16 *w, *b;
-} Product;
+} Matrices;
 
-static Product product_new(int m, int n, int k) {
-    return (Product){m,
-                     n,
-                     k,
-                     random_floats((size_t)m * k, 1),
-                     random_floats((size_t)m * n, 1),
-                     random_halves((size_t)n * k, 1),
-                     random_halves(n, 1)};
+static Matrices product_new(int m, int n, int k) {
+    return (Matrices){m,
+                      n,
+                      k,
+                      random_floats((size_t)m * k, 1),
+                      random_floats((size_t)m * n, 1),
+                      random_halves((size_t)n * k, 1),
+                      random_halves(n, 1)};
 }
 
-static void product_free(Product *p) { free(p->x), free(p->y), free(p->w), free(p->b); }
+static void product_free(Matrices *p) { free(p->x), free(p->y), free(p->w), free(p->b); }
 
 /* The largest error of y = relu(x w^T + b), in units of the sum of the terms' sizes. */
-static double product_error(const Product *p, bool relu) {
+static double product_error(const Matrices *p, bool relu) {
     double worst = 0;
     for (int i = 0; i < p->m; i++) {
         for (int j = 0; j < p->n; j++) {
@@ -204,16 +204,16 @@ static void linear_matches_double_precision_at_odd_sizes(void) {
     double worst = 0;
     for (int m = 1; m <= 40; m++) {
         for (int i = 0; i < count; i++) {
-            Product p = product_new(m, sizes[i], sizes[(i * 7 + m) % count]);
-            host_linear(p.y, F32, p.n, p.x, p.w, p.b, NULL, m % 2, m, p.n, p.k);
+            Matrices p = product_new(m, sizes[i], sizes[(i * 7 + m) % count]);
+            host_linear(&(Product){p.y, F32, p.n, p.x, p.w, p.b, NULL, {0}, m % 2, m, p.n, p.k});
             worst = worse(worst, product_error(&p, m % 2));
             product_free(&p);
         }
     }
     static const int large[][3] = {{97, 193, 1025}, {200, 401, 100}, {5, 17, 4100}, {49, 33, 2049}, {193, 16, 31}};
     for (int i = 0; i < 5; i++) {
-        Product p = product_new(large[i][0], large[i][1], large[i][2]);
-        host_linear(p.y, F32, p.n, p.x, p.w, p.b, NULL, false, p.m, p.n, p.k);
+        Matrices p = product_new(large[i][0], large[i][1], large[i][2]);
+        host_linear(&(Product){p.y, F32, p.n, p.x, p.w, p.b, NULL, {0}, false, p.m, p.n, p.k});
         worst = worse(worst, product_error(&p, false));
         product_free(&p);
     }
@@ -224,17 +224,18 @@ static void linear_rows_do_not_depend_on_the_other_rows(void) {
     static const int shapes[][2] = {{100, 65}, {7, 31}, {193, 1200}, {64, 2500}};
     for (int s = 0; s < 4; s++) {
         int most = 130, wrong = 0;
-        Product p = product_new(most, shapes[s][0], shapes[s][1]);
+        Matrices p = product_new(most, shapes[s][0], shapes[s][1]);
         float *y = random_floats((size_t)most * p.n, 1);
         for (int i = 0; i < most; i++)
-            host_linear(p.y + (size_t)i * p.n, F32, p.n, p.x + (size_t)i * p.k, p.w, p.b, NULL, false, 1, p.n, p.k);
+            host_linear(&(Product){
+                p.y + (size_t)i * p.n, F32, p.n, p.x + (size_t)i * p.k, p.w, p.b, NULL, {0}, false, 1, p.n, p.k});
         for (int m = 1; m <= most; m += m < 50 ? 1 : 40) { /* and not starting at row 0 */
             int first = most - m;
-            host_linear(y, F32, p.n, p.x + (size_t)first * p.k, p.w, p.b, NULL, false, m, p.n, p.k);
+            host_linear(&(Product){y, F32, p.n, p.x + (size_t)first * p.k, p.w, p.b, NULL, {0}, false, m, p.n, p.k});
             wrong += !same_bits(y, p.y + (size_t)first * p.n, (size_t)m * p.n * 4);
         }
         for (int n = 1; n <= p.n; n += 5) { /* nor on the columns */
-            host_linear(y, F32, p.n, p.x, p.w, p.b, NULL, false, 60, n, p.k);
+            host_linear(&(Product){y, F32, p.n, p.x, p.w, p.b, NULL, {0}, false, 60, n, p.k});
             for (int i = 0; i < 60; i++) wrong += !same_bits(y + (size_t)i * p.n, p.y + (size_t)i * p.n, (size_t)n * 4);
         }
         CU_ASSERT_EQUAL(wrong, 0);
@@ -247,11 +248,11 @@ static void results_do_not_depend_on_the_threads(void) {
     int wrong = 0;
     static const int ms[] = {1, 7, 40, 200};
     for (int i = 0; i < 4; i++) {
-        Product p = product_new(ms[i], 301, 1100);
+        Matrices p = product_new(ms[i], 301, 1100);
         float *y = random_floats((size_t)p.m * p.n, 1);
         for (int threads = 1; threads <= 5; threads++) {
             host_set_threads(threads);
-            host_linear(threads == 1 ? p.y : y, F32, p.n, p.x, p.w, p.b, NULL, false, p.m, p.n, p.k);
+            host_linear(&(Product){threads == 1 ? p.y : y, F32, p.n, p.x, p.w, p.b, NULL, {0}, false, p.m, p.n, p.k});
             wrong += threads > 1 && !same_bits(y, p.y, (size_t)p.m * p.n * 4);
         }
         free(y);
@@ -263,14 +264,14 @@ static void results_do_not_depend_on_the_threads(void) {
 
 static void linear_writes_halves_and_strides_and_nothing_outside(void) {
     enum { M = 9, N = 37, K = 50, LD = 45 };
-    Product p = product_new(M, N, K);
+    Matrices p = product_new(M, N, K);
     float y32[M * LD];
     f16 y16[M * LD];
     int wrong = 0;
     for (int i = 0; i < M * LD; i++) y32[i] = -77, y16[i] = 0x1234;
-    host_linear(p.y, F32, N, p.x, p.w, p.b, NULL, false, M, N, K);
-    host_linear(y32, F32, LD, p.x, p.w, p.b, NULL, false, M, N, K);
-    host_linear(y16, F16, LD, p.x, p.w, p.b, NULL, false, M, N, K);
+    host_linear(&(Product){p.y, F32, N, p.x, p.w, p.b, NULL, {0}, false, M, N, K});
+    host_linear(&(Product){y32, F32, LD, p.x, p.w, p.b, NULL, {0}, false, M, N, K});
+    host_linear(&(Product){y16, F16, LD, p.x, p.w, p.b, NULL, {0}, false, M, N, K});
     for (int i = 0; i < M * LD; i++) {
         int r = i / LD, c = i % LD;
         wrong += y32[i] != (c < N ? p.y[r * N + c] : -77);
@@ -282,13 +283,13 @@ static void linear_writes_halves_and_strides_and_nothing_outside(void) {
 
 static void linear_adds_bias_then_relu_then_the_residual_even_in_place(void) {
     enum { M = 8, N = 21, K = 40 };
-    Product p = product_new(M, N, K);
+    Matrices p = product_new(M, N, K);
     float plain[M * N], biased[M * N], *y = random_floats(M * N, 1), residual[M * N];
     memcpy(residual, y, sizeof residual);
     int wrong = 0;
-    host_linear(plain, F32, N, p.x, p.w, NULL, NULL, false, M, N, K);
-    host_linear(biased, F32, N, p.x, p.w, p.b, NULL, true, M, N, K);
-    host_linear(y, F32, N, p.x, p.w, p.b, y, true, M, N, K);
+    host_linear(&(Product){plain, F32, N, p.x, p.w, NULL, NULL, {0}, false, M, N, K});
+    host_linear(&(Product){biased, F32, N, p.x, p.w, p.b, NULL, {0}, true, M, N, K});
+    host_linear(&(Product){y, F32, N, p.x, p.w, p.b, y, {0}, true, M, N, K});
     for (int i = 0; i < M * N; i++) {
         float sum = plain[i] + f16_to_f32(p.b[i % N]), positive = sum < 0 ? 0 : sum;
         wrong += biased[i] != positive || y[i] != positive + residual[i];
@@ -301,7 +302,7 @@ static void linear_adds_bias_then_relu_then_the_residual_even_in_place(void) {
 // ---- linear, packed ----------------------------------------------------------------------------------------------
 
 /* Packs p's weights, whose place what comes back takes. */
-static uint8_t *product_pack(const Product *p, Quant quant) {
+static uint8_t *product_pack(const Matrices *p, Quant quant) {
     uint8_t *packed = (uint8_t *)xcalloc(quant_matrix_bytes(quant, p->n, p->k), 1), *to = packed;
     for (int r = 0; r < p->n; r += quant.group) {
         f16 *w = p->w + (size_t)r * p->k;
@@ -323,20 +324,20 @@ static void packed_linear_matches_double_precision_over_the_numbers_that_came_ba
     double worst = 0, apart = 0;
     for (int s = 0; s < 10; s++) {
         for (int q = 0; q < NQUANTS; q++) {
-            Product p = product_new(shapes[s][0], shapes[s][1], shapes[s][2]);
+            Matrices p = product_new(shapes[s][0], shapes[s][1], shapes[s][2]);
             uint8_t *w = product_pack(&p, quants[q]);
             float *plain = random_floats((size_t)p.m * p.n, 1);
-            host_linear_packed(p.y, F32, p.n, p.x, w, quants[q], p.b, NULL, s % 2, p.m, p.n, p.k);
-            host_linear(plain, F32, p.n, p.x, p.w, p.b, NULL, s % 2, p.m, p.n, p.k);
+            host_linear(&(Product){p.y, F32, p.n, p.x, w, p.b, NULL, quants[q], s % 2, p.m, p.n, p.k});
+            host_linear(&(Product){plain, F32, p.n, p.x, p.w, p.b, NULL, {0}, s % 2, p.m, p.n, p.k});
             worst = worse(worst, product_error(&p, s % 2));
             apart = worse(apart, max_norm_error(p.y, plain, (size_t)p.m * p.n));
             free(w), free(plain);
             product_free(&p);
         }
     }
-    Product p = product_new(2, 70, 49152); /* the longest sum there is, of OPT-175B's second FFN matrix */
+    Matrices p = product_new(2, 70, 49152); /* the longest sum there is, of OPT-175B's second FFN matrix */
     uint8_t *w = product_pack(&p, quants[0]);
-    host_linear_packed(p.y, F32, p.n, p.x, w, quants[0], p.b, NULL, false, p.m, p.n, p.k);
+    host_linear(&(Product){p.y, F32, p.n, p.x, w, p.b, NULL, quants[0], false, p.m, p.n, p.k});
     worst = worse(worst, product_error(&p, false));
     free(w);
     product_free(&p);
@@ -348,21 +349,21 @@ static void packed_rows_depend_on_neither_rows_nor_columns_nor_threads(void) {
     static const int ms[] = {1, 2, 3, 4, 5, 6, 7, 12, 13, 100, 193, 400}; /* tiles, and tasks of 192 rows */
     enum { MOST = 400 };
     for (int q = 0; q < NQUANTS; q++) {
-        Product p = product_new(MOST, 70, q % 2 ? 140 : 65);
+        Matrices p = product_new(MOST, 70, q % 2 ? 140 : 65);
         uint8_t *w = product_pack(&p, quants[q]);
         float *y = random_floats((size_t)MOST * p.n, 1);
         int wrong = 0;
         for (int i = 0; i < MOST; i++)
-            host_linear_packed(p.y + (size_t)i * p.n, F32, p.n, p.x + (size_t)i * p.k, w, quants[q], p.b, NULL, false, 1,
-                               p.n, p.k);
+            host_linear(&(Product){p.y + (size_t)i * p.n, F32, p.n, p.x + (size_t)i * p.k, w, p.b, NULL, quants[q], false,
+                                   1, p.n, p.k});
         for (size_t i = 0; i < sizeof ms / sizeof *ms; i++) { /* not starting at row 0 */
             int m = ms[i], first = MOST - m;
             host_set_threads(1 + (int)i % 4);
-            host_linear_packed(y, F32, p.n, p.x + (size_t)first * p.k, w, quants[q], p.b, NULL, false, m, p.n, p.k);
+            host_linear(&(Product){y, F32, p.n, p.x + (size_t)first * p.k, w, p.b, NULL, quants[q], false, m, p.n, p.k});
             wrong += !same_bits(y, p.y + (size_t)first * p.n, (size_t)m * p.n * 4);
         }
         for (int n = 1; n <= p.n; n += 23) {
-            host_linear_packed(y, F32, p.n, p.x, w, quants[q], p.b, NULL, false, 9, n, p.k);
+            host_linear(&(Product){y, F32, p.n, p.x, w, p.b, NULL, quants[q], false, 9, n, p.k});
             for (int i = 0; i < 9; i++) wrong += !same_bits(y + (size_t)i * p.n, p.y + (size_t)i * p.n, (size_t)n * 4);
         }
         CU_ASSERT_EQUAL(wrong, 0);
@@ -376,14 +377,14 @@ static void packed_linear_finishes_like_linear_and_writes_nothing_outside(void) 
     enum { M = 9, N = 85, K = 50, LD = 93 };
     static float plain[M * LD], y32[M * LD], add[M * LD];
     static f16 y16[M * LD];
-    Product p = product_new(M, N, K);
+    Matrices p = product_new(M, N, K);
     for (int q = 0; q < NQUANTS; q++) {
         uint8_t *w = product_pack(&p, quants[q]);
         int wrong = 0;
         for (int i = 0; i < M * LD; i++) plain[i] = -77, y32[i] = add[i] = (float)i / 8, y16[i] = 0x1234;
-        host_linear_packed(plain, F32, LD, p.x, w, quants[q], NULL, NULL, false, M, N, K);
-        host_linear_packed(y32, F32, LD, p.x, w, quants[q], p.b, y32, true, M, N, K);
-        host_linear_packed(y16, F16, LD, p.x, w, quants[q], p.b, NULL, true, M, N, K);
+        host_linear(&(Product){plain, F32, LD, p.x, w, NULL, NULL, quants[q], false, M, N, K});
+        host_linear(&(Product){y32, F32, LD, p.x, w, p.b, y32, quants[q], true, M, N, K});
+        host_linear(&(Product){y16, F16, LD, p.x, w, p.b, NULL, quants[q], true, M, N, K});
         for (int i = 0; i < M * LD; i++) {
             bool inside = i % LD < N;
             float sum = inside ? plain[i] + f16_to_f32(p.b[i % LD]) : 0, positive = sum < 0 ? 0 : sum;
@@ -462,8 +463,8 @@ static void decode_paged(float *o, const Prompts *p, int page_tokens, int nseq) 
         for (int t = 0; t < len[r]; t++) seq[p->start[r] + t] = r, pos[p->start[r] + t] = t;
         memcpy(q + (size_t)r * p->h1, p->q + (size_t)(p->start[r + 1] - 1) * p->h1, (size_t)p->h1 * 4);
     }
-    host_append(k, v, p->kv, seq, pos, pages, p->start[nseq], max_pages, page_tokens, p->h1);
-    host_attend(o, q, F32, k, v, pages, len, nseq, max_pages, page_tokens, p->h1, p->nh, (Quant){0});
+    host_append(&(Append){k, v, p->kv, seq, pos, pages, p->start[nseq], max_pages, page_tokens, p->h1});
+    host_attend(&(Attention){o, q, F32, k, v, pages, len, nseq, max_pages, page_tokens, p->h1, p->nh, .quant = {0}});
     free(k), free(v), free(pages), free(len), free(seq), free(pos), free(q);
 }
 
@@ -478,7 +479,7 @@ static void append_puts_rows_where_the_page_table_says(void) {
     const int at[] = {1 * PT + 1, 2 * PT + 2, 3 * PT};
     for (int i = 0; i < 3 * 2 * H1; i++) kv[i] = (f16)(100 + i);
     memset(k, 0, sizeof k), memset(v, 0, sizeof v);
-    host_append(k, v, kv, seq, pos, pages, 3, 2, PT, H1);
+    host_append(&(Append){k, v, kv, seq, pos, pages, 3, 2, PT, H1});
     int wrong = 0, filled = 0;
     for (int r = 0; r < 3; r++)
         for (int c = 0; c < H1; c++)
@@ -493,7 +494,7 @@ static void prefill_attention_matches_double_precision(void) {
         Prompts p = prompts_new(starts, 5, head_dims[c], 3);
         float *o = random_floats((size_t)p.rows * p.h1, 1);
         double *ref = (double *)xcalloc(p.h1, sizeof *ref), worst = 0;
-        host_attend_prefill(o, p.q, p.kv, p.start, p.nseq, p.h1, p.nh);
+        host_attend_prefill(&(Prefill){o, p.q, p.kv, p.start, p.nseq, p.start[p.nseq], p.h1, p.nh});
         for (int r = 0; r < p.nseq; r++)
             for (int row = p.start[r]; row < p.start[r + 1]; row++) {
                 attention_reference(ref, &p, p.start[r], row);
@@ -509,12 +510,12 @@ static void prefill_rows_do_not_depend_on_the_other_sequences(void) {
     for (int c = 0; c < NDIMS; c++) {
         Prompts p = prompts_new(starts, 5, head_dims[c], 5);
         float *o = random_floats((size_t)p.rows * p.h1, 1), *one = random_floats((size_t)p.rows * p.h1, 1);
-        host_attend_prefill(o, p.q, p.kv, p.start, p.nseq, p.h1, p.nh);
+        host_attend_prefill(&(Prefill){o, p.q, p.kv, p.start, p.nseq, p.start[p.nseq], p.h1, p.nh});
         for (int r = 0; r < p.nseq; r++) {
             int32_t s = p.start[r + 1] - p.start[r], alone[] = {0, s};
             size_t at = (size_t)p.start[r] * p.h1;
             for (int cut = 0; cut < 2; cut++) { /* nor on the tokens after them */
-                host_attend_prefill(one, p.q + at, p.kv + 2 * at, alone, 1, p.h1, p.nh);
+                host_attend_prefill(&(Prefill){one, p.q + at, p.kv + 2 * at, alone, 1, alone[1], p.h1, p.nh});
                 CU_ASSERT(same_bits(one, o + at, (size_t)alone[1] * p.h1 * 4));
                 alone[1] = (s + 1) / 2;
             }
@@ -529,12 +530,12 @@ static void a_token_never_sees_the_ones_after_it(void) {
     int32_t start[] = {0, 120};
     p.start = start;
     float *o = random_floats((size_t)120 * p.h1, 1), *again = random_floats((size_t)120 * p.h1, 1);
-    host_attend_prefill(o, p.q, p.kv, start, 1, p.h1, p.nh);
+    host_attend_prefill(&(Prefill){o, p.q, p.kv, start, 1, start[1], p.h1, p.nh});
     for (int t = 0; t < 119; t++) {
         f16 *next = p.kv + (size_t)(t + 1) * 2 * p.h1, saved[4 * 64];
         memcpy(saved, next, sizeof saved);
         for (int i = 0; i < 2 * p.h1; i++) next[i] = i % 2 ? 0x7e00 : 0x7c00; /* NaN, inf */
-        host_attend_prefill(again, p.q, p.kv, start, 1, p.h1, p.nh);
+        host_attend_prefill(&(Prefill){again, p.q, p.kv, start, 1, start[1], p.h1, p.nh});
         CU_ASSERT(same_bits(again, o, (size_t)(t + 1) * p.h1 * 4));
         memcpy(next, saved, sizeof saved);
     }
@@ -548,7 +549,7 @@ static void decode_attention_matches_double_precision_and_prefill_bit_for_bit(vo
         float *o = random_floats((size_t)p.nseq * p.h1, 1), *all = random_floats((size_t)p.rows * p.h1, 1);
         double *ref = (double *)xcalloc(p.h1, sizeof *ref), worst = 0;
         decode_paged(o, &p, 16, p.nseq);
-        host_attend_prefill(all, p.q, p.kv, p.start, p.nseq, p.h1, p.nh);
+        host_attend_prefill(&(Prefill){all, p.q, p.kv, p.start, p.nseq, p.start[p.nseq], p.h1, p.nh});
         for (int r = 0; r < p.nseq; r++) {
             int row = p.start[r + 1] - 1;
             attention_reference(ref, &p, p.start[r], row);
@@ -600,8 +601,8 @@ static void decode_of_halves_is_the_float_result_rounded_once(void) {
         f16 *qh = random_halves(n, 3), *oh = random_halves(n + 1, 1), guard = oh[n];
         float *q = random_floats(n, 1), *o = random_floats(n, 1);
         for (int i = 0; i < n; i++) q[i] = f16_to_f32(qh[i]);
-        host_attend(o, q, F32, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH, (Quant){0});
-        host_attend(oh, qh, F16, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH, (Quant){0});
+        host_attend(&(Attention){o, q, F32, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH, .quant = {0}});
+        host_attend(&(Attention){oh, qh, F16, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH, .quant = {0}});
         for (int i = 0; i < n; i++) wrong += oh[i] != f32_to_f16(o[i]);
         CU_ASSERT_EQUAL(wrong, 0);
         CU_ASSERT_EQUAL(oh[n], guard);
@@ -617,7 +618,7 @@ static void softmax_weights_are_right_to_a_few_roundings(void) {
     float *q = random_floats(N, 1), *o = random_floats(N, 1);
     double worst = 0;
     for (int i = 0; i < N; i++) q[i] = -0.00999f * (float)i, len[i] = 2;
-    host_attend(o, q, F32, k, v, pages, len, N, 1, 2, 1, 1, (Quant){0});
+    host_attend(&(Attention){o, q, F32, k, v, pages, len, N, 1, 2, 1, 1, .quant = {0}});
     for (int i = 0; i < N; i++) worst = worse(worst, fabs(o[i] * (1 + exp(-q[i])) - 1));
     CU_ASSERT(worst <= 4e-7); /* e^-x within 2 ulp (2.4e-7), a sum and a quotient */
     free(pages), free(len), free(q), free(o);
@@ -629,7 +630,7 @@ static void large_scores_do_not_overflow(void) {
     for (int i = 0; i < p.rows * p.h1; i++) p.q[i] *= 1000; /* the first block may weigh e^-1000 of the second */
     float *o = random_floats((size_t)p.rows * p.h1, 1), last[128];
     double ref[128], worst = 0;
-    host_attend_prefill(o, p.q, p.kv, start, 1, p.h1, p.nh);
+    host_attend_prefill(&(Prefill){o, p.q, p.kv, start, 1, start[1], p.h1, p.nh});
     attention_reference(ref, &p, 0, 129);
     for (int d = 0; d < 128; d++) last[d] = (float)ref[d];
     worst = max_norm_error(o + 129 * 128, last, 128);
@@ -651,9 +652,9 @@ static void *lane(void *arg) {
     size_t n = (size_t)p->rows * p->h1;
     float *o = (float *)xcalloc(n, 4);
     for (int i = 0; i < 20; i++) {
-        host_attend_prefill(o, p->q, p->kv, p->start, p->nseq, p->h1, p->nh);
+        host_attend_prefill(&(Prefill){o, p->q, p->kv, p->start, p->nseq, p->start[p->nseq], p->h1, p->nh});
         work->differs |= !same_bits(o, work->o, n * 4);
-        host_linear(o, F32, p->nh, p->q, p->kv, NULL, NULL, false, p->rows, p->nh, p->h1);
+        host_linear(&(Product){o, F32, p->nh, p->q, p->kv, NULL, NULL, {0}, false, p->rows, p->nh, p->h1});
     }
     free(o);
     return NULL;
@@ -666,7 +667,7 @@ static void lanes_may_call_at_the_same_time(void) {
     for (int i = 0; i < 3; i++) { /* of different sizes, so that a shared buffer would show */
         p[i] = prompts_new(starts, 5 - i, head_dims[i], 2 + i);
         float *o = random_floats((size_t)p[i].rows * p[i].h1, 1);
-        host_attend_prefill(o, p[i].q, p[i].kv, p[i].start, p[i].nseq, p[i].h1, p[i].nh);
+        host_attend_prefill(&(Prefill){o, p[i].q, p[i].kv, p[i].start, p[i].nseq, p[i].start[p[i].nseq], p[i].h1, p[i].nh});
         work[i] = (Work){&p[i], o, false};
     }
     for (int i = 0; i < 3; i++) CU_ASSERT_EQUAL_FATAL(pthread_create(&threads[i], NULL, lane, &work[i]), 0);
@@ -706,16 +707,34 @@ static Paged paged_new(const f16 *kv, const int32_t *len, int nseq, int hd, int 
     const size_t row = p.bytes / ((size_t)npages * page_tokens);
     uint8_t *packed = (uint8_t *)xcalloc(rows, 2 * row);
     if (quant.bits) host_pack(packed, kv, rows, p.h1, nh, quant);
-    host_append(p.k, p.v, quant.bits ? (const void *)packed : kv, seq, pos, p.pages, rows, p.max_pages, page_tokens,
-                (int)(row / sizeof(f16)));
+    host_append(&(Append){p.k, p.v, quant.bits ? (const void *)packed : kv, seq, pos, p.pages, rows, p.max_pages,
+                          page_tokens, (int)(row / sizeof(f16))});
     free(seq), free(pos), free(packed);
     return p;
 }
 
 static void paged_free(Paged *p) { free(p->pages), free(p->k), free(p->v); }
 
+/* Attention to all of it. */
+static Attention paged_attention(const Paged *p, const void *q, Type type) {
+    return (Attention){.q = q,
+                       .act_type = type,
+                       .k = p->k,
+                       .v = p->v,
+                       .pages = p->pages,
+                       .len = p->len,
+                       .nseq = p->nseq,
+                       .max_pages = p->max_pages,
+                       .page_tokens = p->page_tokens,
+                       .h1 = p->h1,
+                       .nh = p->nh,
+                       .quant = p->quant};
+}
+
 static void paged_attend(void *o, const void *q, Type type, const Paged *p) {
-    host_attend(o, q, type, p->k, p->v, p->pages, p->len, p->nseq, p->max_pages, p->page_tokens, p->h1, p->nh, p->quant);
+    Attention a = paged_attention(p, q, type);
+    a.o = o;
+    host_attend(&a);
 }
 
 /* What comes back of heads that are packed and unpacked. */
@@ -824,10 +843,10 @@ static Sparse sparse_attend(const void *q, const Paged *p, double sparsity, int 
     s.tokens = (int32_t *)memset(xcalloc(n, 4), 0xff, n * 4);
     s.weights = random_floats(n, 1), s.o = random_floats((size_t)p->nseq * p->h1, 1);
     for (size_t i = 0; i < n; i++) s.weights[i] = -1;
-    host_select(s.tokens, s.weights, q, F32, p->k, p->pages, p->len, p->nseq, p->max_pages, p->page_tokens, p->h1, p->nh,
-                p->quant, sparsity, s.most);
-    host_weigh(s.o, F32, s.tokens, s.weights, p->v, p->pages, p->len, p->nseq, p->max_pages, p->page_tokens, p->h1, p->nh,
-               p->quant, sparsity, s.most);
+    Attention a = paged_attention(p, q, F32);
+    a.o = s.o, a.tokens = s.tokens, a.weights = s.weights, a.sparsity = sparsity, a.most = s.most;
+    host_select(&a);
+    host_weigh(&a);
     return s;
 }
 
@@ -1053,7 +1072,9 @@ static void v_of_tokens_that_were_not_chosen_is_never_touched(void) {
         else
             mprotect(v + ((size_t)p.pages[t / PT] * PT + t % PT) * row, row, PROT_NONE);
     }
-    host_weigh(again, F32, s.tokens, s.weights, v, p.pages, &len, 1, p.max_pages, PT, H1, NH, p.quant, 0.1, s.most);
+    Attention a = paged_attention(&p, q, F32);
+    a.o = again, a.v = v, a.tokens = s.tokens, a.weights = s.weights, a.sparsity = 0.1, a.most = s.most;
+    host_weigh(&a);
     CU_ASSERT(same_bits(again, s.o, sizeof(float[H1])));
     munmap(v, p.bytes);
     sparse_free(&s);

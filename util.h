@@ -1,0 +1,86 @@
+/* util.h: halfs, the smaller and the larger of two numbers, random numbers. For C, C++ and CUDA; it knows nothing of the
+ * program. */
+#ifndef UTIL_H
+#define UTIL_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+/* Before a function that GPUs run as well. */
+#ifdef __CUDACC__
+#define HOST_AND_GPU __host__ __device__
+#else
+#define HOST_AND_GPU
+#endif
+
+HOST_AND_GPU static inline int imin(int a, int b) { return a < b ? a : b; }
+HOST_AND_GPU static inline int imax(int a, int b) { return a > b ? a : b; }
+
+// ---------------------------------------------------------------------------------------------------------------
+// Halfs
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef uint16_t f16; /* IEEE binary16 as bits: storage only, arithmetic is float */
+
+static inline float f16_to_f32(f16 x) {
+#ifdef __F16C__
+    return _cvtsh_ss(x);
+#else
+    uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    f *= 0x1p112f;
+    memcpy(&bits, &f, sizeof f);
+    if (f >= 65536.0f) bits |= 0x7f800000;
+    if ((x & 0x7fff) > 0x7c00) bits |= 0x400000; /* NaNs come out quiet */
+    bits |= (uint32_t)(x & 0x8000) << 16;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+#endif
+}
+
+/* To nearest even. */
+static inline f16 f32_to_f16(float x) {
+#ifdef __F16C__
+    return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    f16 sign = (f16)(bits >> 16 & 0x8000);
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return sign | 0x7e00 | (bits >> 13 & 0x3ff);
+    if (bits >= 0x477ff000) return sign | 0x7c00; /* from 65520 up the nearest half is inf */
+    if (bits < 0x38800000) {                      /* subnormal: a float addition rounds at 2^-24 for us */
+        float f;
+        memcpy(&f, &bits, sizeof f);
+        f += 0.5f;
+        memcpy(&bits, &f, sizeof f);
+        return sign | (f16)(bits - 0x3f000000);
+    }
+    bits += 0xfff + (bits >> 13 & 1);
+    return sign | (f16)((bits - 0x38000000) >> 13);
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Random numbers: each is a hash of what it is drawn for, so that nothing else can change it
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Number n of the splitmix64 generator that began with this seed. */
+HOST_AND_GPU static inline uint64_t splitmix64(uint64_t seed, uint64_t n) {
+    uint64_t z = seed + n * 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+/* Uniform in [0, 1): what decides about the token at `pos` of a prompt. */
+HOST_AND_GPU static inline double random_draw(uint64_t seed, int32_t prompt, int32_t pos) {
+    uint64_t hash = splitmix64(splitmix64(splitmix64(seed, 1) ^ (uint32_t)prompt, 1) ^ (uint32_t)pos, 1);
+    return (double)(hash >> 11) * 0x1p-53;
+}
+#endif
