@@ -12,6 +12,7 @@
 #include <cublasLt.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <limits.h>
 #include <mma.h>
 #include <time.h>
 
@@ -99,6 +100,77 @@ static __device__ T block_reduce(T x) {
     x = part[0];
     for (int w = 1; w < (int)blockDim.x / WARP; w++) x = Join()(x, part[w]);
     return x;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// An open GPU
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What cuBLAS needs to know of a product, and what it answered. All zero: an empty place. */
+typedef struct {
+    int m, n, k;
+    size_t y_ld;
+    Type y_type;
+    bool bias, relu;
+} Shape;
+typedef struct {
+    Shape shape;
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t w, x, y;
+    cublasLtMatmulAlgo_t algorithm;
+    bool fused; /* bias and ReLU happen in it */
+} Known;
+
+enum { KNOWN = 128, SPARE = 128 << 20, SCRATCH = 32 << 20, WORKSPACE = 32 << 20 };
+
+typedef struct {
+    Gpu base;
+    cudaStream_t stream[NLANES]; /* of the lanes that touch the GPU */
+    cudaEvent_t begin[NLANES][MARKS], end[NLANES][MARKS];
+    cudaEvent_t known[NLANES]; /* a past event, at first of the opening, then the begin that was last asked for */
+    double known_s[NLANES];    /* when it was */
+    cublasLtHandle_t blas;
+    Known products[NLANES][KNOWN]; /* of PROJECT and FINISH; looked up by one thread */
+    int next_product[NLANES];
+    char *scratch; /* SCRATCH bytes for partial results and scores of attention, which runs on FINISH alone; two WORKSPACEs
+                      of cuBLAS */
+    int *bad;      /* pinned: kernels write it, the host reads it */
+} CudaGpu;
+
+static cudaStream_t stream_of(Gpu *gpu, Lane lane) { return ((CudaGpu *)gpu)->stream[lane]; }
+static float *scratch_of(Gpu *gpu, Lane lane) {
+    CHECK(lane == FINISH);
+    return (float *)((CudaGpu *)gpu)->scratch;
+}
+
+static bool on_gpu(int lane) {
+    return lane_channel[lane] == GPU || lane_channel[lane] == CTOG || lane_channel[lane] == GTOC;
+}
+
+/* 0, or -1 and what CUDA says of `what`, with a remedy where one is known. */
+static int checked(cudaError_t e, const char *what, Error *err) {
+    if (e == cudaSuccess) return 0;
+    const char *remedy = "run again under compute-sanitizer, which names the place";
+    if (e == cudaErrorMemoryAllocation) remedy = "lower --gpu-mem, or end other programs that use the GPU";
+    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction || e == cudaErrorUnsupportedPtxVersion)
+        remedy = "this build has no code for this GPU: build again on this machine";
+    if (e == cudaErrorSystemNotReady || e == cudaErrorDevicesUnavailable || e == cudaErrorSystemDriverMismatch ||
+        e == cudaErrorInitializationError)
+        remedy = "driver and GPU are not ready for programs: check nvidia-smi";
+    if (e == cudaErrorLaunchTimeout)
+        remedy = "a display's watchdog ended it: lower --gpu-batch-size, or use a GPU without display";
+    return fail(err, EXIT_FAILED, "the GPU, %s: %s; %s", what, cudaGetErrorString(e), remedy);
+}
+
+/* What the last launch says. */
+static int launched(const char *what, Error *err) { return checked(cudaGetLastError(), what, err); }
+
+static bool eights(int a) { return a % 8 == 0; }
+
+/* Threads for a row, eight elements each: whole warps, at most `most`, which then take more. */
+static int row_threads(int cols, int most = THREADS) {
+    int threads = ((cols + 7) / 8 + WARP - 1) / WARP * WARP;
+    return threads < most ? threads : most;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -244,26 +316,74 @@ static __device__ void pack_group(uint8_t *to, int bytes, const half *x, int n, 
     for (int b = lane; b < bytes - HEADER; b += WARP) to[HEADER + b] = finite ? code_byte(x, n, b, min, inverse, bits) : 0;
 }
 
+static Packing make_packing(Quant quant, int hd) {
+    if (!quant.bits) return Packing{0, 0, 0, hd * (int)sizeof(half), eights(hd)};
+    return Packing{quant.bits, quant.group, (int)quant_bytes(quant, quant.group), (int)quant_bytes(quant, hd),
+                   quant.bits == 4 && eights(quant.group) && eights(hd)};
+}
+
+/* A warp a group of a row's k or v; packed (rows, 2 nh) heads. */
+static __global__ void pack_kernel(uint8_t *packed, const half *kv, int hd, int nh, Packing packing) {
+    int groups = (hd + packing.group - 1) / packing.group, number = (blockIdx.y * blockDim.x + threadIdx.x) / WARP;
+    int head = number / groups, g = number % groups;
+    if (head >= 2 * nh) return;
+    size_t at = (size_t)blockIdx.x * 2 * nh + head;
+    pack_group(packed + at * packing.head_bytes + (size_t)g * packing.group_bytes,
+               min(packing.group_bytes, packing.head_bytes - g * packing.group_bytes),
+               kv + at * hd + (size_t)g * packing.group, min(packing.group, hd - g * packing.group), packing.bits);
+}
+
+static int gpu_pack(Gpu *gpu, Lane lane, void *packed, const void *kv, int rows, int h1, int nh, Quant quant, Error *err) {
+    cudaStream_t stream = stream_of(gpu, lane);
+    const int WARPS = THREADS / WARP;
+    if (!rows) return 0;
+    int hd = h1 / nh, groups = 2 * nh * ((hd + quant.group - 1) / quant.group);
+    pack_kernel<<<dim3(rows, (groups + WARPS - 1) / WARPS), THREADS, 0, stream>>>((uint8_t *)packed, (const half *)kv, hd,
+                                                                                  nh, make_packing(quant, hd));
+    return launched("pack", err);
+}
+
+static int gpu_unpack(Gpu *gpu, Lane lane, void *w, const void *packed, int n, int k, Quant quant, Error *err) {
+    cudaStream_t stream = stream_of(gpu, lane);
+    if (!n) return 0;
+    if (quant.bits == 4 && quant.group == GROUP) {
+        dim3 grid((k + COLUMNS - 1) / COLUMNS, (n + GROUP - 1) / GROUP);
+        unpack_kernel<<<grid, COLUMNS, 0, stream>>>((half *)w, (const unsigned *)packed, n, k, eights(k));
+    } else {
+        int threads = row_threads(k), pieces = (k + 7) / 8;
+        unpack_any_kernel<<<dim3(n, (pieces + threads - 1) / threads), threads, 0, stream>>>(
+            (half *)w, (const uint8_t *)packed, k, quant.bits, quant.group, (int)quant_bytes(quant, quant.group),
+            eights(k));
+    }
+    return launched("unpack", err);
+}
+
 // ---------------------------------------------------------------------------------------------------------------
-// Rows: embed, layernorm, what linear leaves to do
+// Rows: embed, layernorm
 // ---------------------------------------------------------------------------------------------------------------
 
 /* One block a row. */
-static __global__ void embed_kernel(half *y, const half *table, size_t table_ld, const int *idx, int cols, bool add,
-                                    bool wide) {
-    const half *from = table + idx[blockIdx.x] * table_ld;
-    half *to = y + (size_t)blockIdx.x * cols;
-    for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) {
-        Half8 row = load8(from + c, cols - c, wide);
-        if (add) {
+static __global__ void embed_kernel(Lookup l, bool wide) {
+    const half *from = (const half *)l.table + l.idx[blockIdx.x] * l.table_ld;
+    half *to = (half *)l.y + (size_t)blockIdx.x * l.cols;
+    for (int c = threadIdx.x * 8; c < l.cols; c += blockDim.x * 8) {
+        Half8 row = load8(from + c, l.cols - c, wide);
+        if (l.add) {
             float a[8], b[8];
-            to_floats(a, load8(to + c, cols - c, wide));
+            to_floats(a, load8(to + c, l.cols - c, wide));
             to_floats(b, row);
             for (int i = 0; i < 8; i++) a[i] += b[i];
             row = to_halfs(a);
         }
-        store8(to + c, row, cols - c, wide);
+        store8(to + c, row, l.cols - c, wide);
     }
+}
+
+static int gpu_embed(Gpu *gpu, Lane lane, const Lookup *l, Error *err) {
+    CHECK(l->y_type == F16 && l->type == F16);
+    if (!l->rows) return 0;
+    embed_kernel<<<l->rows, row_threads(l->cols), 0, stream_of(gpu, lane)>>>(*l, eights(l->cols));
+    return launched("embed", err);
 }
 
 /* One block a row, read three times, twice of them from cache: mean, variance about it, result. The mean is summed as
@@ -291,6 +411,98 @@ static __global__ void layernorm_kernel(half *y, const half *x, const half *w, c
     }
 }
 
+static int gpu_layernorm(Gpu *gpu, Lane lane, void *y, const void *x, const void *w, const void *b, int rows, int cols,
+                         Error *err) {
+    if (!rows) return 0;
+    layernorm_kernel<<<rows, row_threads(cols), 0, stream_of(gpu, lane)>>>((half *)y, (const half *)x, (const half *)w,
+                                                                           (const half *)b, cols, eights(cols));
+    return launched("layernorm", err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// linear: cuBLAS
+//
+// cuBLAS thinks in columns: y^T (n, m) = w (n, k) x^T (k, m), where w as it lies is transposed. One call adds the bias, or
+// the residual that y holds, and takes the ReLU. Its choice of algorithm is kept for each shape.
+// ---------------------------------------------------------------------------------------------------------------
+
+static int blas_checked(cublasStatus_t s, const Shape *shape, Error *err) {
+    if (s == CUBLAS_STATUS_SUCCESS) return 0;
+    const char *remedy = "check that driver and CUDA toolkit fit together";
+    if (s == CUBLAS_STATUS_ALLOC_FAILED) remedy = "lower --gpu-mem";
+    if (s == CUBLAS_STATUS_NOT_SUPPORTED) remedy = "it has no kernel for this shape: use --device host";
+    return fail(err, EXIT_FAILED, "cuBLAS, a product of %d x %d x %d: status %d; %s", shape->m, shape->n, shape->k, (int)s,
+                remedy);
+}
+
+/* The largest power of two up to 16 that every address in the product is a multiple of: regions begin at multiples of 64
+ * bytes, and within them whole rows come before. */
+static uint32_t alignment(const Shape *s) {
+    size_t bits = (size_t)s->k * 2 | s->y_ld * type_bytes(s->y_type) | (size_t)s->n * type_bytes(s->y_type) | 16;
+    return (uint32_t)(bits & -bits);
+}
+
+/* Asks for an algorithm; false when there is none. b: the bias of this call, whose address tells how biases are aligned. */
+static bool ask(CudaGpu *g, Known *p, const void *b, bool fused) {
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    if (fused && p->shape.bias) epilogue = p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
+    cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    if (fused && p->shape.bias) cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &b, sizeof b);
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t result;
+    size_t workspace = WORKSPACE;
+    uint32_t align = alignment(&p->shape);
+    int found = 0;
+    if (cublasLtMatmulPreferenceCreate(&preference)) return false;
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                         sizeof workspace);
+    static const cublasLtMatmulPreferenceAttributes_t which[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    for (int i = 0; i < 4; i++) cublasLtMatmulPreferenceSetAttribute(preference, which[i], &align, sizeof align);
+    cublasStatus_t s =
+        cublasLtMatmulAlgoGetHeuristic(g->blas, p->product, p->w, p->x, p->y, p->y, preference, 1, &result, &found);
+    cublasLtMatmulPreferenceDestroy(preference);
+    if (s || !found || result.state) return false;
+    p->algorithm = result.algo;
+    p->fused = fused;
+    return true;
+}
+
+static void forget(Known *p) {
+    if (p->product) cublasLtMatmulDescDestroy(p->product);
+    if (p->w) cublasLtMatrixLayoutDestroy(p->w);
+    if (p->x) cublasLtMatrixLayoutDestroy(p->x);
+    if (p->y) cublasLtMatrixLayoutDestroy(p->y);
+    *p = Known{};
+}
+
+/* The product of this shape, from before or asked for now; NULL and err when cuBLAS has none. */
+static Known *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b, Error *err) {
+    for (int i = 0; i < KNOWN; i++) {
+        const Shape *known = &g->products[lane][i].shape;
+        if (known->m == s->m && known->n == s->n && known->k == s->k && known->y_ld == s->y_ld &&
+            known->y_type == s->y_type && known->bias == s->bias && known->relu == s->relu)
+            return &g->products[lane][i];
+    }
+    Known *p = &g->products[lane][g->next_product[lane]++ % KNOWN];
+    cudaDataType y_type = s->y_type == F32 ? CUDA_R_32F : CUDA_R_16F;
+    cublasOperation_t transposed = CUBLAS_OP_T;
+    forget(p);
+    cublasStatus_t status = cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (!status) status = cublasLtMatrixLayoutCreate(&p->w, CUDA_R_16F, s->k, s->n, s->k);
+    if (!status) status = cublasLtMatrixLayoutCreate(&p->x, CUDA_R_16F, s->k, s->m, s->k);
+    if (!status) status = cublasLtMatrixLayoutCreate(&p->y, y_type, s->n, s->m, (int64_t)s->y_ld);
+    if (!status)
+        status = cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
+    if (blas_checked(status, s, err)) return NULL;
+    p->shape = *s;
+    if (ask(g, p, b, true) || (s->bias && ask(g, p, b, false))) return p;
+    forget(p);
+    blas_checked(CUBLAS_STATUS_NOT_SUPPORTED, s, err);
+    return NULL;
+}
+
 /* y += b, then ReLU: only where cuBLAS has no algorithm that does it on the way. */
 static __global__ void bias_kernel(half *y, size_t y_ld, const half *b, bool relu, int cols) {
     half *row = y + blockIdx.x * y_ld;
@@ -298,6 +510,27 @@ static __global__ void bias_kernel(half *y, size_t y_ld, const half *b, bool rel
         float v = __half2float(row[c]) + __half2float(b[c]);
         row[c] = __float2half(relu ? fmaxf(v, 0) : v);
     }
+}
+
+static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
+    CudaGpu *g = (CudaGpu *)gpu;
+    CHECK(lane_channel[lane] == GPU && !p->quant.bits && (!p->residual || (p->residual == p->y && !p->relu)));
+    CHECK((!p->relu || p->b) && (p->y_type == F16 || !p->b));
+    if (!p->m) return 0;
+    Shape shape = {p->m, p->n, p->k, p->y_ld, p->y_type, p->b != NULL, p->relu};
+    Known *known = find_product(g, lane, &shape, p->b, err);
+    if (!known) return -1;
+    float one = 1, zero = 0;
+    char *workspace = g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0);
+    if (p->b && known->fused)
+        cublasLtMatmulDescSetAttribute(known->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->b, sizeof p->b);
+    cublasStatus_t s =
+        cublasLtMatmul(g->blas, known->product, &one, p->w, known->w, p->x, known->x, p->residual ? &one : &zero, p->y,
+                       known->y, p->y, known->y, &known->algorithm, workspace, WORKSPACE, g->stream[lane]);
+    if (blas_checked(s, &shape, err)) return -1;
+    if (!p->b || known->fused) return 0;
+    bias_kernel<<<p->m, row_threads(p->n), 0, g->stream[lane]>>>((half *)p->y, p->y_ld, (const half *)p->b, p->relu, p->n);
+    return launched("bias", err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -403,15 +636,15 @@ static __device__ void add_values(Accumulator out[TILES], const half *weights, c
 
 /* TILES: head size over TILE, rounded up. The block's number counts the query tiles of all the sequences. */
 template <int TILES>
-static __global__ void __launch_bounds__(QUERIES / TILE * WARP)
-    attend_prefill_kernel(half *o, const half *q, const half *kv, const int *start, int nseq, int h1, int hd, bool wide) {
+static __global__ void __launch_bounds__(QUERIES / TILE * WARP) attend_prefill_kernel(Prefill p, bool wide) {
+    const int h1 = p.h1, hd = p.h1 / p.nh, *start = p.start;
     const int LD = TILES * TILE + 8, SLD = KEYS + 4, PLD = KEYS + 8, HALF = KEYS / 2;
     __shared__ __align__(32) half queries[QUERIES * LD], keys[KEYS * LD], weights[QUERIES * PLD];
     __shared__ __align__(32) float scores[QUERIES * SLD];
-    int tile, r = find_tile(&tile, start, nseq, blockIdx.x);
+    int tile, r = find_tile(&tile, start, p.nseq, blockIdx.x);
     if (tile * QUERIES >= start[r + 1] - start[r]) return;
     int first = tile * QUERIES, rows = min(start[r + 1] - start[r] - first, (int)QUERIES), head = blockIdx.y * hd;
-    const half *k = kv + (size_t)start[r] * 2 * h1 + head, *v = k + h1;
+    const half *k = (const half *)p.kv + (size_t)start[r] * 2 * h1 + head, *v = k + h1;
     size_t at = (size_t)(start[r] + first) * h1 + head;
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = lane / 2, side = lane % 2 * HALF;
     int pos = first + warp * TILE + row; /* two lanes share a query, each has half of a tile's keys */
@@ -420,7 +653,7 @@ static __global__ void __launch_bounds__(QUERIES / TILE * WARP)
     float *my_scores = scores + warp * TILE * SLD, largest = -INFINITY, sum = 0;
     float scale = rsqrtf((float)hd) * 1.44269504f; /* log2(e): e^x as 2^(x log2(e)) */
 
-    load_tile(queries, LD, q + at, h1, rows, QUERIES, hd, wide);
+    load_tile(queries, LD, (const half *)p.q + at, h1, rows, QUERIES, hd, wide);
     for (int t0 = 0; t0 < first + rows; t0 += KEYS) {
         __syncthreads();
         load_tile(keys, LD, k + (size_t)t0 * 2 * h1, 2 * h1, first + rows - t0, KEYS, hd, wide);
@@ -459,8 +692,22 @@ static __global__ void __launch_bounds__(QUERIES / TILE * WARP)
         if (warp * TILE + row >= rows || c >= hd) continue;
         float part[8];
         for (int i = 0; i < 8; i++) part[i] = my_scores[row * SLD + lane % 2 * 8 + i] * share;
-        store8(o + at + (size_t)(warp * TILE + row) * h1 + c, to_halfs(part), hd - c, wide);
+        store8((half *)p.o + at + (size_t)(warp * TILE + row) * h1 + c, to_halfs(part), hd - c, wide);
     }
+}
+
+static int gpu_attend_prefill(Gpu *gpu, Lane lane, const Prefill *p, Error *err) {
+    typedef void (*Kernel)(Prefill, bool);
+    static const Kernel kernels[TILES_MAX] = {attend_prefill_kernel<1>, attend_prefill_kernel<2>, attend_prefill_kernel<3>,
+                                              attend_prefill_kernel<4>, attend_prefill_kernel<5>, attend_prefill_kernel<6>,
+                                              attend_prefill_kernel<7>, attend_prefill_kernel<8>};
+    if (!p->rows) return 0;
+    int hd = p->h1 / p->nh, tiles = (hd + TILE - 1) / TILE;
+    CHECK(tiles <= TILES_MAX);
+    dim3 grid(p->rows / QUERIES + p->nseq, p->nh); /* at least as many as the sequences' tiles */
+    Kernel kernel = kernels[tiles - 1];
+    kernel<<<grid, QUERIES / TILE * WARP, 0, stream_of(gpu, lane)>>>(*p, eights(hd));
+    return launched("prefill attention", err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -482,9 +729,10 @@ static __device__ int token_row(const int *pages, int t, int page_tokens) {
     return pages[t / page_tokens] * page_tokens + t % page_tokens;
 }
 
-/* rows[t] of tokens t0 .. t0+n-1, by the whole block. */
-static __device__ void load_rows(int *rows, const int *pages, int t0, int n, int page_tokens) {
-    for (int t = threadIdx.x; t < n; t += blockDim.x) rows[t] = token_row(pages, t0 + t, page_tokens);
+/* rows[t] of sequence r's tokens t0 .. t0+n-1, by the whole block. */
+static __device__ void load_rows(int *rows, const Attention &a, int r, int t0, int n) {
+    const int *pages = a.pages + (size_t)r * a.max_pages;
+    for (int t = threadIdx.x; t < n; t += blockDim.x) rows[t] = token_row(pages, t0 + t, a.page_tokens);
     __syncthreads();
 }
 
@@ -497,9 +745,10 @@ typedef struct {
 } Column;
 
 template <bool PACKED>
-static __device__ Column find_column(const uint8_t *kv, int h, int nh, int hd, int c, const Packing &p) {
+static __device__ Column find_column(const void *kv, int h, int nh, int hd, int c, const Packing &p) {
     size_t before = PACKED ? (size_t)(c / p.group) * p.group_bytes : c * sizeof(half);
-    return Column{kv + (size_t)h * p.head_bytes + before, (size_t)nh * p.head_bytes, PACKED ? c % p.group : 0, hd - c, p};
+    return Column{(const uint8_t *)kv + (size_t)h * p.head_bytes + before, (size_t)nh * p.head_bytes,
+                  PACKED ? c % p.group : 0, hd - c, p};
 }
 
 /* A lane's eight elements of UNROLL tokens, `apart` apart from t on; zeros for tokens from n on. */
@@ -570,42 +819,40 @@ static __device__ float exponentiate(float *score, int n, float *largest) {
 }
 
 template <int LANES, bool PACKED>
-static __global__ void __launch_bounds__(HEADS *WARP)
-    attend_kernel(half *o, float *partial, const half *q, const uint8_t *k, const uint8_t *v, const int *pages,
-                  const int *len, int max_pages, int page_tokens, int h1, int nh, Packing packing) {
+static __global__ void __launch_bounds__(HEADS *WARP) attend_kernel(Attention a, Packing packing, float *partial) {
     __shared__ int rows[SPLIT];
     __shared__ float scores[HEADS][SPLIT];
-    int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(len[r] - t0, (int)SPLIT), hd = h1 / nh;
+    int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(a.len[r] - t0, (int)SPLIT), hd = a.h1 / a.nh;
     if (n <= 0) return;
-    load_rows(rows, pages + (size_t)r * max_pages, t0, n, page_tokens);
+    load_rows(rows, a, r, t0, n);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp, c = lane % LANES * 8;
-    if (h >= nh) return;
-    size_t column = (size_t)r * h1 + h * hd + c;
+    if (h >= a.nh) return;
+    size_t column = (size_t)r * a.h1 + h * hd + c;
     float *score = scores[warp], mine[8], out[8] = {0}, largest;
-    to_floats(mine, load8(q + column, hd - c, packing.wide));
-    score_tokens<LANES, PACKED>(score, mine, find_column<PACKED>(k, h, nh, hd, c, packing), rows, n, rsqrtf((float)hd));
+    to_floats(mine, load8((const half *)a.q + column, hd - c, packing.wide));
+    score_tokens<LANES, PACKED>(score, mine, find_column<PACKED>(a.k, h, a.nh, hd, c, packing), rows, n, rsqrtf((float)hd));
     __syncwarp();
     float sum = exponentiate(score, n, &largest);
     __syncwarp();
-    weigh_tokens<LANES, PACKED>(out, score, find_column<PACKED>(v, h, nh, hd, c, packing), rows, n);
+    weigh_tokens<LANES, PACKED>(out, score, find_column<PACKED>(a.v, h, a.nh, hd, c, packing), rows, n);
     for (int i = 0; i < 8; i++) out[i] = warp_reduce<Add>(out[i], LANES);
     if (lane >= LANES || c >= hd) return;
-    if (len[r] <= SPLIT) {
+    if (a.len[r] <= SPLIT) {
         for (int i = 0; i < 8; i++) out[i] /= sum;
-        store8(o + column, to_halfs(out), hd - c, packing.wide);
+        store8((half *)a.o + column, to_halfs(out), hd - c, packing.wide);
         return;
     }
-    float *to = partial + (((size_t)r * gridDim.z + blockIdx.z) * nh + h) * partial_floats(hd);
+    float *to = partial + (((size_t)r * gridDim.z + blockIdx.z) * a.nh + h) * partial_floats(hd);
     if (c == 0) to[0] = largest, to[1] = sum;
     for (int i = 0; i < 8 && c + i < hd; i++) to[2 + c + i] = out[i];
 }
 
 /* A thread an element. */
-static __global__ void combine_kernel(half *o, const float *partial, const int *len, int splits, int h1, int nh) {
-    int r = blockIdx.x, n = (len[r] + SPLIT - 1) / SPLIT, hd = h1 / nh;
-    size_t stride = nh * partial_floats(hd);
+static __global__ void combine_kernel(Attention a, const float *partial, int splits) {
+    int r = blockIdx.x, n = (a.len[r] + SPLIT - 1) / SPLIT, hd = a.h1 / a.nh;
+    size_t stride = a.nh * partial_floats(hd);
     int c = blockIdx.y * blockDim.x + threadIdx.x;
-    if (n <= 1 || c >= h1) return;
+    if (n <= 1 || c >= a.h1) return;
     const float *p = partial + (size_t)r * splits * stride + c / hd * partial_floats(hd);
     float largest = -INFINITY, sum = 0, out = 0;
     for (int i = 0; i < n; i++) largest = fmaxf(largest, p[i * stride]);
@@ -614,29 +861,74 @@ static __global__ void combine_kernel(half *o, const float *partial, const int *
         sum += weight * p[i * stride + 1];
         out += weight * p[i * stride + 2 + c % hd];
     }
-    o[(size_t)r * h1 + c] = __float2half(out / sum);
+    ((half *)a.o)[(size_t)r * a.h1 + c] = __float2half(out / sum);
+}
+
+/* A kernel for each number of lanes that share a token (4 for heads of up to 32 elements, 8, 16), for halfs and for packed
+ * numbers. */
+typedef void (*DecodeKernel)(Attention, Packing, float *scratch);
+#define DECODE_KERNELS(f) \
+    { f<4, false>, f<4, true>, f<8, false>, f<8, true>, f<16, false>, f<16, true> }
+enum { LANES_MAX = 16 };
+
+static DecodeKernel decode_kernel(const DecodeKernel *kernels, const Attention *a) {
+    int which = a->quant.bits > 0;
+    CHECK(a->act_type == F16 && a->h1 / a->nh <= LANES_MAX * 8);
+    for (int elements = 4 * 8; elements < a->h1 / a->nh; elements *= 2) which += 2;
+    return kernels[which];
+}
+
+/* Parts of SPLIT tokens that the page table has room for. */
+static int count_splits(const Attention *a) { return (int)(((long)a->max_pages * a->page_tokens + SPLIT - 1) / SPLIT); }
+
+static dim3 decode_grid(const Attention *a, int splits) { return dim3(a->nseq, (a->nh + HEADS - 1) / HEADS, splits); }
+
+/* How many sequences can be done at once that need so many floats of scratch each. */
+static int sequences_at_once(size_t floats) {
+    size_t n = SCRATCH / (floats * sizeof(float));
+    CHECK(n);
+    return n < INT_MAX ? (int)n : INT_MAX;
+}
+
+/* Sequences from `first` on, n at most. */
+static Attention some_sequences(Attention a, int first, int n) {
+    size_t rows = (size_t)first * a.h1, chosen = (size_t)first * a.nh * a.most;
+    a.o = (half *)a.o + rows, a.q = (const half *)a.q + rows, a.tokens += chosen, a.weights += chosen;
+    a.pages += (size_t)first * a.max_pages, a.len += first, a.nseq = imin(a.nseq - first, n);
+    return a;
+}
+
+static int gpu_attend(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
+    static const DecodeKernel kernels[] = DECODE_KERNELS(attend_kernel);
+    DecodeKernel kernel = decode_kernel(kernels, all);
+    cudaStream_t stream = stream_of(gpu, lane);
+    float *scratch = scratch_of(gpu, lane);
+    int hd = all->h1 / all->nh, splits = count_splits(all);
+    int at_once = sequences_at_once(splits > 1 ? splits * all->nh * partial_floats(hd) : 1);
+    for (int r = 0; r < all->nseq; r += at_once) {
+        Attention a = some_sequences(*all, r, at_once);
+        kernel<<<decode_grid(&a, splits), HEADS * WARP, 0, stream>>>(a, make_packing(a.quant, hd), scratch);
+        dim3 elements(a.nseq, (a.h1 + THREADS - 1) / THREADS);
+        if (splits > 1) combine_kernel<<<elements, THREADS, 0, stream>>>(a, scratch, splits);
+    }
+    return launched("attention", err);
 }
 
 /* One block a row of kv. */
-static __global__ void append_kernel(half *k, half *v, const half *kv, const int *seq, const int *pos, const int *pages,
-                                     int max_pages, int page_tokens, int h1, bool wide) {
-    int r = blockIdx.x, page = pages[(size_t)seq[r] * max_pages + pos[r] / page_tokens];
-    size_t to = ((size_t)page * page_tokens + pos[r] % page_tokens) * h1, from = (size_t)r * 2 * h1;
-    for (int c = threadIdx.x * 8; c < h1; c += blockDim.x * 8) {
-        store8(k + to + c, load8(kv + from + c, h1 - c, wide), h1 - c, wide);
-        store8(v + to + c, load8(kv + from + h1 + c, h1 - c, wide), h1 - c, wide);
+static __global__ void append_kernel(Append a, bool wide) {
+    const half *from = (const half *)a.kv + (size_t)blockIdx.x * 2 * a.width;
+    int row = token_row(a.pages + (size_t)a.seq[blockIdx.x] * a.max_pages, a.pos[blockIdx.x], a.page_tokens);
+    half *k = (half *)a.k + (size_t)row * a.width, *v = (half *)a.v + (size_t)row * a.width;
+    for (int c = threadIdx.x * 8; c < a.width; c += blockDim.x * 8) {
+        store8(k + c, load8(from + c, a.width - c, wide), a.width - c, wide);
+        store8(v + c, load8(from + a.width + c, a.width - c, wide), a.width - c, wide);
     }
 }
 
-/* A warp a group of a row's k or v; packed (rows, 2 nh) heads. */
-static __global__ void pack_kernel(uint8_t *packed, const half *kv, int hd, int nh, Packing packing) {
-    int groups = (hd + packing.group - 1) / packing.group, number = (blockIdx.y * blockDim.x + threadIdx.x) / WARP;
-    int head = number / groups, g = number % groups;
-    if (head >= 2 * nh) return;
-    size_t at = (size_t)blockIdx.x * 2 * nh + head;
-    pack_group(packed + at * packing.head_bytes + (size_t)g * packing.group_bytes,
-               min(packing.group_bytes, packing.head_bytes - g * packing.group_bytes),
-               kv + at * hd + (size_t)g * packing.group, min(packing.group, hd - g * packing.group), packing.bits);
+static int gpu_append(Gpu *gpu, Lane lane, const Append *a, Error *err) {
+    if (!a->rows) return 0;
+    append_kernel<<<a->rows, row_threads(a->width), 0, stream_of(gpu, lane)>>>(*a, eights(a->width));
+    return launched("append", err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -648,18 +940,16 @@ static __global__ void pack_kernel(uint8_t *packed, const half *kv, int hd, int 
 
 /* scores (nseq, nh, gridDim.z * SPLIT). */
 template <int LANES, bool PACKED>
-static __global__ void __launch_bounds__(HEADS *WARP)
-    scores_kernel(float *scores, const half *q, const uint8_t *k, const int *pages, const int *len, int max_pages,
-                  int page_tokens, int h1, int nh, Packing packing) {
+static __global__ void __launch_bounds__(HEADS *WARP) scores_kernel(Attention a, Packing packing, float *scores) {
     __shared__ int rows[SPLIT];
-    int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(len[r] - t0, (int)SPLIT), hd = h1 / nh;
+    int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(a.len[r] - t0, (int)SPLIT), hd = a.h1 / a.nh;
     if (n <= 0) return;
-    load_rows(rows, pages + (size_t)r * max_pages, t0, n, page_tokens);
+    load_rows(rows, a, r, t0, n);
     int h = blockIdx.y * HEADS + threadIdx.x / WARP, c = threadIdx.x % LANES * 8;
-    if (h >= nh) return;
-    float mine[8], *to = scores + ((size_t)r * nh + h) * gridDim.z * SPLIT + t0;
-    to_floats(mine, load8(q + (size_t)r * h1 + h * hd + c, hd - c, packing.wide));
-    score_tokens<LANES, PACKED>(to, mine, find_column<PACKED>(k, h, nh, hd, c, packing), rows, n, rsqrtf((float)hd));
+    if (h >= a.nh) return;
+    float mine[8], *to = scores + ((size_t)r * a.nh + h) * gridDim.z * SPLIT + t0;
+    to_floats(mine, load8((const half *)a.q + (size_t)r * a.h1 + h * hd + c, hd - c, packing.wide));
+    score_tokens<LANES, PACKED>(to, mine, find_column<PACKED>(a.k, h, a.nh, hd, c, packing), rows, n, rsqrtf((float)hd));
 }
 
 /* A score among integers in the order of the scores, NaN below all. No score is -0: their sums begin at 0. */
@@ -707,15 +997,14 @@ static __device__ int choose(int *tokens, float *weights, const float *score, in
     return kept;
 }
 
-static __global__ void __launch_bounds__(HEADS *WARP)
-    select_kernel(int *tokens, float *weights, const float *scores, const int *len, int nh, int splits, double sparsity,
-                  int most) {
-    int r = blockIdx.x, h = blockIdx.y * HEADS + threadIdx.x / WARP, lane = threadIdx.x % WARP, past = len[r] - 1;
-    if (h >= nh) return;
-    size_t row = (size_t)r * nh + h;
+static __global__ void __launch_bounds__(HEADS *WARP) select_kernel(Attention a, const float *scores, int splits) {
+    int r = blockIdx.x, h = blockIdx.y * HEADS + threadIdx.x / WARP, lane = threadIdx.x % WARP, past = a.len[r] - 1;
+    if (h >= a.nh) return;
+    size_t row = (size_t)r * a.nh + h;
     const float *score = scores + row * splits * SPLIT;
-    tokens += row * most, weights += row * most;
-    int kept = choose(tokens, weights, score, past, sparse_tokens(sparsity, len[r]) - 1);
+    int *tokens = a.tokens + row * a.most;
+    float *weights = a.weights + row * a.most;
+    int kept = choose(tokens, weights, score, past, sparse_tokens(a.sparsity, a.len[r]) - 1);
     if (lane == 0) tokens[kept] = past, weights[kept] = score[past];
     __syncwarp();
     float largest = -INFINITY, sum = 0; /* softmax is over all tokens: what the others weigh is lost */
@@ -726,29 +1015,51 @@ static __global__ void __launch_bounds__(HEADS *WARP)
     for (int i = lane; i <= kept; i += WARP) weights[i] = expf(weights[i] - largest) / sum;
 }
 
+static int gpu_select(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
+    static const DecodeKernel kernels[] = DECODE_KERNELS(scores_kernel);
+    DecodeKernel kernel = decode_kernel(kernels, all);
+    cudaStream_t stream = stream_of(gpu, lane);
+    float *scratch = scratch_of(gpu, lane);
+    int splits = count_splits(all);
+    int at_once = sequences_at_once((size_t)splits * SPLIT * all->nh);
+    for (int r = 0; r < all->nseq; r += at_once) {
+        Attention a = some_sequences(*all, r, at_once);
+        kernel<<<decode_grid(&a, splits), HEADS * WARP, 0, stream>>>(a, make_packing(a.quant, a.h1 / a.nh), scratch);
+        select_kernel<<<decode_grid(&a, 1), HEADS * WARP, 0, stream>>>(a, scratch, splits);
+    }
+    return launched("selection of tokens", err);
+}
+
 template <int LANES, bool PACKED>
-static __global__ void __launch_bounds__(HEADS *WARP)
-    weigh_kernel(half *o, const int *tokens, const float *weights, const uint8_t *v, const int *pages, const int *len,
-                 int max_pages, int page_tokens, int h1, int nh, Packing packing, double sparsity, int most) {
+static __global__ void __launch_bounds__(HEADS *WARP) weigh_kernel(Attention a, Packing packing, float *) {
     __shared__ int rows[HEADS][SPLIT];
     __shared__ float part[HEADS][SPLIT];
     int r = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp;
-    if (h >= nh) return;
-    int hd = h1 / nh, c = lane % LANES * 8, count = sparse_tokens(sparsity, len[r]);
-    Column column = find_column<PACKED>(v, h, nh, hd, c, packing);
+    if (h >= a.nh) return;
+    int hd = a.h1 / a.nh, c = lane % LANES * 8, count = sparse_tokens(a.sparsity, a.len[r]);
+    Column column = find_column<PACKED>(a.v, h, a.nh, hd, c, packing);
     float out[8] = {0};
-    pages += (size_t)r * max_pages;
-    tokens += ((size_t)r * nh + h) * most, weights += ((size_t)r * nh + h) * most;
+    const int *pages = a.pages + (size_t)r * a.max_pages, *tokens = a.tokens + ((size_t)r * a.nh + h) * a.most;
+    const float *weights = a.weights + ((size_t)r * a.nh + h) * a.most;
     for (int first = 0; first < count; first += SPLIT) {
         int n = min(count - first, (int)SPLIT);
         __syncwarp(); /* the tokens before have been read */
         for (int i = lane; i < n; i += WARP)
-            rows[warp][i] = token_row(pages, tokens[first + i], page_tokens), part[warp][i] = weights[first + i];
+            rows[warp][i] = token_row(pages, tokens[first + i], a.page_tokens), part[warp][i] = weights[first + i];
         __syncwarp();
         weigh_tokens<LANES, PACKED>(out, part[warp], column, rows[warp], n);
     }
     for (int i = 0; i < 8; i++) out[i] = warp_reduce<Add>(out[i], LANES);
-    if (lane < LANES && c < hd) store8(o + (size_t)r * h1 + h * hd + c, to_halfs(out), hd - c, packing.wide);
+    if (lane >= LANES || c >= hd) return;
+    store8((half *)a.o + (size_t)r * a.h1 + h * hd + c, to_halfs(out), hd - c, packing.wide);
+}
+
+static int gpu_weigh(Gpu *gpu, Lane lane, const Attention *a, Error *err) {
+    static const DecodeKernel kernels[] = DECODE_KERNELS(weigh_kernel);
+    DecodeKernel kernel = decode_kernel(kernels, a);
+    if (!a->nseq) return 0;
+    kernel<<<decode_grid(a, 1), HEADS * WARP, 0, stream_of(gpu, lane)>>>(*a, make_packing(a->quant, a->h1 / a->nh), NULL);
+    return launched("sparse attention", err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -862,268 +1173,6 @@ static __global__ void __launch_bounds__(MOST_THREADS)
     best[blockIdx.x] = id;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// An open GPU
-// ---------------------------------------------------------------------------------------------------------------
-
-/* What cuBLAS needs to know of a product, and what it answered. All zero: an empty place. */
-typedef struct {
-    int m, n, k;
-    size_t y_ld;
-    Type y_type;
-    bool bias, relu;
-} Shape;
-typedef struct {
-    Shape shape;
-    cublasLtMatmulDesc_t product;
-    cublasLtMatrixLayout_t w, x, y;
-    cublasLtMatmulAlgo_t algorithm;
-    bool fused; /* bias and ReLU happen in it */
-} Known;
-
-enum { KNOWN = 128, SPARE = 128 << 20, SCRATCH = 32 << 20, WORKSPACE = 32 << 20 };
-
-typedef struct {
-    Gpu base;
-    cudaStream_t stream[NLANES]; /* of the lanes that touch the GPU */
-    cudaEvent_t begin[NLANES][MARKS], end[NLANES][MARKS];
-    cudaEvent_t known[NLANES]; /* a past event, at first of the opening, then the begin that was last asked for */
-    double known_s[NLANES];    /* when it was */
-    cublasLtHandle_t blas;
-    Known products[NLANES][KNOWN]; /* of PROJECT and FINISH; looked up by one thread */
-    int next_product[NLANES];
-    char *scratch; /* SCRATCH bytes for partial results and scores of attention, which runs on FINISH alone; two WORKSPACEs
-                      of cuBLAS */
-    int *bad;      /* pinned: kernels write it, the host reads it */
-} CudaGpu;
-
-static bool on_gpu(int lane) {
-    return lane_channel[lane] == GPU || lane_channel[lane] == CTOG || lane_channel[lane] == GTOC;
-}
-
-/* 0, or -1 and what CUDA says of `what`, with a remedy where one is known. */
-static int checked(cudaError_t e, const char *what, Error *err) {
-    if (e == cudaSuccess) return 0;
-    const char *remedy = "run again under compute-sanitizer, which names the place";
-    if (e == cudaErrorMemoryAllocation) remedy = "lower --gpu-mem, or end other programs that use the GPU";
-    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction || e == cudaErrorUnsupportedPtxVersion)
-        remedy = "this build has no code for this GPU: build again on this machine";
-    if (e == cudaErrorSystemNotReady || e == cudaErrorDevicesUnavailable || e == cudaErrorSystemDriverMismatch ||
-        e == cudaErrorInitializationError)
-        remedy = "driver and GPU are not ready for programs: check nvidia-smi";
-    if (e == cudaErrorLaunchTimeout)
-        remedy = "a display's watchdog ended it: lower --gpu-batch-size, or use a GPU without display";
-    return fail(err, EXIT_FAILED, "the GPU, %s: %s; %s", what, cudaGetErrorString(e), remedy);
-}
-
-/* What the last launch says. */
-static int launched(const char *what, Error *err) { return checked(cudaGetLastError(), what, err); }
-
-static bool eights(int a) { return a % 8 == 0; }
-
-/* Threads for a row, eight elements each: whole warps, at most `most`, which then take more. */
-static int row_threads(int cols, int most = THREADS) {
-    int threads = ((cols + 7) / 8 + WARP - 1) / WARP * WARP;
-    return threads < most ? threads : most;
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Launchers
-// ---------------------------------------------------------------------------------------------------------------
-
-static int gpu_embed(Gpu *gpu, Lane lane, const Lookup *l, Error *err) {
-    cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
-    CHECK(l->y_type == F16 && l->type == F16);
-    if (!l->rows) return 0;
-    embed_kernel<<<l->rows, row_threads(l->cols), 0, stream>>>((half *)l->y, (const half *)l->table, l->table_ld, l->idx,
-                                                               l->cols, l->add, eights(l->cols));
-    return launched("embed", err);
-}
-
-static int gpu_layernorm(Gpu *gpu, Lane lane, void *y, const void *x, const void *w, const void *b, int rows, int cols,
-                         Error *err) {
-    cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
-    if (!rows) return 0;
-    layernorm_kernel<<<rows, row_threads(cols), 0, stream>>>((half *)y, (const half *)x, (const half *)w, (const half *)b,
-                                                             cols, eights(cols));
-    return launched("layernorm", err);
-}
-
-template <int TILES>
-static void launch_prefill(cudaStream_t stream, half *o, const half *q, const half *kv, const int *start, int nseq,
-                           int rows, int h1, int nh) {
-    int hd = h1 / nh;
-    dim3 grid(rows / QUERIES + nseq, nh); /* at least as many as the sequences' tiles */
-    attend_prefill_kernel<TILES><<<grid, QUERIES / TILE * WARP, 0, stream>>>(o, q, kv, start, nseq, h1, hd, eights(hd));
-}
-
-static int gpu_attend_prefill(Gpu *gpu, Lane lane, const Prefill *p, Error *err) {
-    typedef void (*Launch)(cudaStream_t, half *, const half *, const half *, const int *, int, int, int, int);
-    static const Launch launch[TILES_MAX] = {launch_prefill<1>, launch_prefill<2>, launch_prefill<3>, launch_prefill<4>,
-                                             launch_prefill<5>, launch_prefill<6>, launch_prefill<7>, launch_prefill<8>};
-    int tiles = (p->h1 / p->nh + TILE - 1) / TILE;
-    if (!p->rows) return 0;
-    CHECK(tiles <= TILES_MAX);
-    launch[tiles - 1](((CudaGpu *)gpu)->stream[lane], (half *)p->o, (const half *)p->q, (const half *)p->kv, p->start,
-                      p->nseq, p->rows, p->h1, p->nh);
-    return launched("prefill attention", err);
-}
-
-/* What decode attention and its two halves are called with, each with a part of it. */
-typedef struct {
-    const int *pages, *len;
-    int nseq, max_pages, page_tokens, h1, nh;
-    Packing packing;
-    half *o;
-    const half *q;
-    const uint8_t *k, *v;
-    int *tokens;
-    float *weights;
-    double sparsity;
-    int most;
-} Decode;
-typedef void (*LaunchDecode)(cudaStream_t, char *scratch, const Decode *);
-
-static Packing make_packing(Quant quant, int hd) {
-    if (!quant.bits) return Packing{0, 0, 0, hd * (int)sizeof(half), eights(hd)};
-    return Packing{quant.bits, quant.group, (int)quant_bytes(quant, quant.group), (int)quant_bytes(quant, hd),
-                   quant.bits == 4 && eights(quant.group) && eights(hd)};
-}
-
-static Decode make_decode(const Attention *a) {
-    return Decode{a->pages,
-                  a->len,
-                  a->nseq,
-                  a->max_pages,
-                  a->page_tokens,
-                  a->h1,
-                  a->nh,
-                  make_packing(a->quant, a->h1 / a->nh),
-                  (half *)a->o,
-                  (const half *)a->q,
-                  (const uint8_t *)a->k,
-                  (const uint8_t *)a->v,
-                  a->tokens,
-                  a->weights,
-                  a->sparsity,
-                  a->most};
-}
-
-/* Parts of SPLIT tokens that the page table has room for. */
-static int count_splits(const Decode *d) { return (int)(((long)d->max_pages * d->page_tokens + SPLIT - 1) / SPLIT); }
-
-/* How many sequences can be done at once that need so much scratch each. */
-static int sequences_at_once(size_t bytes) {
-    CHECK(bytes <= SCRATCH);
-    return (int)(SCRATCH / bytes);
-}
-
-template <int LANES, bool PACKED>
-static void launch_attend(cudaStream_t stream, char *scratch, const Decode *d) {
-    int splits = count_splits(d), nh = d->nh, h1 = d->h1;
-    int at_once = sequences_at_once(splits > 1 ? splits * nh * partial_floats(h1 / nh) * sizeof(float) : 1);
-    for (int r = 0; r < d->nseq; r += at_once) {
-        int n = d->nseq - r < at_once ? d->nseq - r : at_once;
-        half *o = d->o + (size_t)r * h1;
-        dim3 grid(n, (nh + HEADS - 1) / HEADS, splits);
-        attend_kernel<LANES, PACKED><<<grid, HEADS * WARP, 0, stream>>>(
-            o, (float *)scratch, d->q + (size_t)r * h1, d->k, d->v, d->pages + (size_t)r * d->max_pages, d->len + r,
-            d->max_pages, d->page_tokens, h1, nh, d->packing);
-        if (splits > 1)
-            combine_kernel<<<dim3(n, (h1 + THREADS - 1) / THREADS), THREADS, 0, stream>>>(o, (float *)scratch, d->len + r,
-                                                                                          splits, h1, nh);
-    }
-}
-
-template <int LANES, bool PACKED>
-static void launch_select(cudaStream_t stream, char *scratch, const Decode *d) {
-    int splits = count_splits(d), nh = d->nh, at_once = sequences_at_once(sizeof(float) * splits * SPLIT * nh);
-    for (int r = 0; r < d->nseq; r += at_once) {
-        int n = d->nseq - r < at_once ? d->nseq - r : at_once;
-        size_t to = (size_t)r * nh * d->most;
-        dim3 grid(n, (nh + HEADS - 1) / HEADS, splits), heads(n, grid.y);
-        scores_kernel<LANES, PACKED><<<grid, HEADS * WARP, 0, stream>>>(
-            (float *)scratch, d->q + (size_t)r * d->h1, d->k, d->pages + (size_t)r * d->max_pages, d->len + r, d->max_pages,
-            d->page_tokens, d->h1, nh, d->packing);
-        select_kernel<<<heads, HEADS * WARP, 0, stream>>>(d->tokens + to, d->weights + to, (float *)scratch, d->len + r, nh,
-                                                          splits, d->sparsity, d->most);
-    }
-}
-
-template <int LANES, bool PACKED>
-static void launch_weigh(cudaStream_t stream, char *, const Decode *d) {
-    dim3 grid(d->nseq, (d->nh + HEADS - 1) / HEADS);
-    weigh_kernel<LANES, PACKED><<<grid, HEADS * WARP, 0, stream>>>(d->o, d->tokens, d->weights, d->v, d->pages, d->len,
-                                                                   d->max_pages, d->page_tokens, d->h1, d->nh, d->packing,
-                                                                   d->sparsity, d->most);
-}
-
-/* A launcher for each number of lanes that share a token, of halfs and of packed numbers. */
-#define DECODE_LAUNCHERS(f) f<4, false>, f<4, true>, f<8, false>, f<8, true>, f<16, false>, f<16, true>
-enum { LAUNCHERS = 6 };
-
-static int launch_decode(Gpu *gpu, Lane lane, const LaunchDecode launchers[LAUNCHERS], const Attention *a, const char *what,
-                         Error *err) {
-    CudaGpu *g = (CudaGpu *)gpu;
-    Decode all = make_decode(a), *d = &all;
-    CHECK(!a->nseq || a->act_type == F16);
-    int which = d->packing.bits > 0;
-    for (int elements = 32; elements < d->h1 / d->nh; elements *= 2) which += 2;
-    if (!d->nseq) return 0;
-    CHECK(which < LAUNCHERS && lane == FINISH);
-    launchers[which](g->stream[lane], g->scratch, d);
-    return launched(what, err);
-}
-
-static int gpu_attend(Gpu *gpu, Lane lane, const Attention *a, Error *err) {
-    static const LaunchDecode launchers[] = {DECODE_LAUNCHERS(launch_attend)};
-    return launch_decode(gpu, lane, launchers, a, "attention", err);
-}
-
-static int gpu_select(Gpu *gpu, Lane lane, const Attention *a, Error *err) {
-    static const LaunchDecode launchers[] = {DECODE_LAUNCHERS(launch_select)};
-    return launch_decode(gpu, lane, launchers, a, "selection of tokens", err);
-}
-
-static int gpu_weigh(Gpu *gpu, Lane lane, const Attention *a, Error *err) {
-    static const LaunchDecode launchers[] = {DECODE_LAUNCHERS(launch_weigh)};
-    return launch_decode(gpu, lane, launchers, a, "sparse attention", err);
-}
-
-static int gpu_pack(Gpu *gpu, Lane lane, void *packed, const void *kv, int rows, int h1, int nh, Quant quant, Error *err) {
-    cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
-    const int WARPS = THREADS / WARP;
-    if (!rows) return 0;
-    int hd = h1 / nh, groups = 2 * nh * ((hd + quant.group - 1) / quant.group);
-    pack_kernel<<<dim3(rows, (groups + WARPS - 1) / WARPS), THREADS, 0, stream>>>((uint8_t *)packed, (const half *)kv, hd,
-                                                                                  nh, make_packing(quant, hd));
-    return launched("pack", err);
-}
-
-static int gpu_append(Gpu *gpu, Lane lane, const Append *a, Error *err) {
-    cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
-    if (!a->rows) return 0;
-    append_kernel<<<a->rows, row_threads(a->width), 0, stream>>>((half *)a->k, (half *)a->v, (const half *)a->kv, a->seq,
-                                                                 a->pos, a->pages, a->max_pages, a->page_tokens, a->width,
-                                                                 eights(a->width));
-    return launched("append", err);
-}
-
-static int gpu_unpack(Gpu *gpu, Lane lane, void *w, const void *packed, int n, int k, Quant quant, Error *err) {
-    cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
-    if (!n) return 0;
-    if (quant.bits == 4 && quant.group == GROUP) {
-        dim3 grid((k + COLUMNS - 1) / COLUMNS, (n + GROUP - 1) / GROUP);
-        unpack_kernel<<<grid, COLUMNS, 0, stream>>>((half *)w, (const unsigned *)packed, n, k, eights(k));
-    } else {
-        int threads = row_threads(k), pieces = (k + 7) / 8;
-        unpack_any_kernel<<<dim3(n, (pieces + threads - 1) / threads), threads, 0, stream>>>(
-            (half *)w, (const uint8_t *)packed, k, quant.bits, quant.group, (int)quant_bytes(quant, quant.group),
-            eights(k));
-    }
-    return launched("unpack", err);
-}
-
 static int gpu_pick(Gpu *gpu, Lane lane, int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos,
                     const Sampling *sampling, int rows, int vocab, Error *err) {
     CudaGpu *g = (CudaGpu *)gpu;
@@ -1135,18 +1184,21 @@ static int gpu_pick(Gpu *gpu, Lane lane, int32_t *ids, const float *logits, cons
 
 static int gpu_score(Gpu *gpu, Lane lane, float *logp, int32_t *best, const float *logits, const int32_t *target, int rows,
                      int vocab, Error *err) {
-    cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
     if (!rows) return 0;
-    score_kernel<<<rows, row_threads(vocab, MOST_THREADS), 0, stream>>>(logp, best, logits, target, vocab);
+    score_kernel<<<rows, row_threads(vocab, MOST_THREADS), 0, stream_of(gpu, lane)>>>(logp, best, logits, target, vocab);
     return launched("score", err);
 }
+
+// ---------------------------------------------------------------------------------------------------------------
+// Copies, and marks: points of a stream that others wait for
+// ---------------------------------------------------------------------------------------------------------------
 
 /* Whole copies go in pieces, so that on a link that takes one at a time a slab of weights does not keep results of
  * attention waiting for long. */
 static int gpu_copy(Gpu *gpu, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t row_bytes,
                     int rows, Error *err) {
     const size_t PIECE = 16 << 20, bytes = row_bytes * rows;
-    cudaStream_t stream = ((CudaGpu *)gpu)->stream[lane];
+    cudaStream_t stream = stream_of(gpu, lane);
     cudaError_t e = cudaSuccess;
     if (rows > 1 && (dst_pitch != row_bytes || src_pitch != row_bytes))
         e = cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes, rows, cudaMemcpyDefault, stream);
@@ -1156,115 +1208,6 @@ static int gpu_copy(Gpu *gpu, Lane lane, void *dst, size_t dst_pitch, const void
                                 cudaMemcpyDefault, stream);
     return checked(e, "copy", err);
 }
-
-// ---------------------------------------------------------------------------------------------------------------
-// linear: cuBLAS
-//
-// cuBLAS thinks in columns: y^T (n, m) = w (n, k) x^T (k, m), where w as it lies is transposed. One call adds the bias, or
-// the residual that y holds, and takes the ReLU. Its choice of algorithm is kept for each shape.
-// ---------------------------------------------------------------------------------------------------------------
-
-static int blas_checked(cublasStatus_t s, const Shape *shape, Error *err) {
-    if (s == CUBLAS_STATUS_SUCCESS) return 0;
-    const char *remedy = "check that driver and CUDA toolkit fit together";
-    if (s == CUBLAS_STATUS_ALLOC_FAILED) remedy = "lower --gpu-mem";
-    if (s == CUBLAS_STATUS_NOT_SUPPORTED) remedy = "it has no kernel for this shape: use --device host";
-    return fail(err, EXIT_FAILED, "cuBLAS, a product of %d x %d x %d: status %d; %s", shape->m, shape->n, shape->k, (int)s,
-                remedy);
-}
-
-/* The largest power of two up to 16 that every address in the product is a multiple of: regions begin at multiples of 64
- * bytes, and within them whole rows come before. */
-static uint32_t alignment(const Shape *s) {
-    size_t bits = (size_t)s->k * 2 | s->y_ld * type_bytes(s->y_type) | (size_t)s->n * type_bytes(s->y_type) | 16;
-    return (uint32_t)(bits & -bits);
-}
-
-/* Asks for an algorithm; false when there is none. b: the bias of this call, whose address tells how biases are aligned. */
-static bool ask(CudaGpu *g, Known *p, const void *b, bool fused) {
-    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    if (fused && p->shape.bias) epilogue = p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
-    cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    if (fused && p->shape.bias) cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &b, sizeof b);
-    cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t result;
-    size_t workspace = WORKSPACE;
-    uint32_t align = alignment(&p->shape);
-    int found = 0;
-    if (cublasLtMatmulPreferenceCreate(&preference)) return false;
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                                         sizeof workspace);
-    static const cublasLtMatmulPreferenceAttributes_t which[] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    for (int i = 0; i < 4; i++) cublasLtMatmulPreferenceSetAttribute(preference, which[i], &align, sizeof align);
-    cublasStatus_t s =
-        cublasLtMatmulAlgoGetHeuristic(g->blas, p->product, p->w, p->x, p->y, p->y, preference, 1, &result, &found);
-    cublasLtMatmulPreferenceDestroy(preference);
-    if (s || !found || result.state) return false;
-    p->algorithm = result.algo;
-    p->fused = fused;
-    return true;
-}
-
-static void forget(Known *p) {
-    if (p->product) cublasLtMatmulDescDestroy(p->product);
-    if (p->w) cublasLtMatrixLayoutDestroy(p->w);
-    if (p->x) cublasLtMatrixLayoutDestroy(p->x);
-    if (p->y) cublasLtMatrixLayoutDestroy(p->y);
-    *p = Known{};
-}
-
-/* The product of this shape, from before or asked for now; NULL and err when cuBLAS has none. */
-static Known *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b, Error *err) {
-    for (int i = 0; i < KNOWN; i++) {
-        const Shape *known = &g->products[lane][i].shape;
-        if (known->m == s->m && known->n == s->n && known->k == s->k && known->y_ld == s->y_ld &&
-            known->y_type == s->y_type && known->bias == s->bias && known->relu == s->relu)
-            return &g->products[lane][i];
-    }
-    Known *p = &g->products[lane][g->next_product[lane]++ % KNOWN];
-    cudaDataType y_type = s->y_type == F32 ? CUDA_R_32F : CUDA_R_16F;
-    cublasOperation_t transposed = CUBLAS_OP_T;
-    forget(p);
-    cublasStatus_t status = cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    if (!status) status = cublasLtMatrixLayoutCreate(&p->w, CUDA_R_16F, s->k, s->n, s->k);
-    if (!status) status = cublasLtMatrixLayoutCreate(&p->x, CUDA_R_16F, s->k, s->m, s->k);
-    if (!status) status = cublasLtMatrixLayoutCreate(&p->y, y_type, s->n, s->m, (int64_t)s->y_ld);
-    if (!status)
-        status = cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
-    if (blas_checked(status, s, err)) return NULL;
-    p->shape = *s;
-    if (ask(g, p, b, true) || (s->bias && ask(g, p, b, false))) return p;
-    forget(p);
-    blas_checked(CUBLAS_STATUS_NOT_SUPPORTED, s, err);
-    return NULL;
-}
-
-static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
-    CudaGpu *g = (CudaGpu *)gpu;
-    CHECK(lane_channel[lane] == GPU && !p->quant.bits && (!p->residual || (p->residual == p->y && !p->relu)));
-    CHECK((!p->relu || p->b) && (p->y_type == F16 || !p->b));
-    if (!p->m) return 0;
-    Shape shape = {p->m, p->n, p->k, p->y_ld, p->y_type, p->b != NULL, p->relu};
-    Known *known = find_product(g, lane, &shape, p->b, err);
-    if (!known) return -1;
-    float one = 1, zero = 0;
-    char *workspace = g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0);
-    if (p->b && known->fused)
-        cublasLtMatmulDescSetAttribute(known->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->b, sizeof p->b);
-    cublasStatus_t s =
-        cublasLtMatmul(g->blas, known->product, &one, p->w, known->w, p->x, known->x, p->residual ? &one : &zero, p->y,
-                       known->y, p->y, known->y, &known->algorithm, workspace, WORKSPACE, g->stream[lane]);
-    if (blas_checked(s, &shape, err)) return -1;
-    if (!p->b || known->fused) return 0;
-    bias_kernel<<<p->m, row_threads(p->n), 0, g->stream[lane]>>>((half *)p->y, p->y_ld, (const half *)p->b, p->relu, p->n);
-    return launched("bias", err);
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Marks: points of a stream that others wait for
-// ---------------------------------------------------------------------------------------------------------------
 
 static int gpu_begin(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
     CudaGpu *g = (CudaGpu *)gpu;
@@ -1289,7 +1232,10 @@ static int gpu_sync(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
 static double gpu_took(Gpu *gpu, Lane lane, uint64_t first, uint64_t last) {
     CudaGpu *g = (CudaGpu *)gpu;
     float ms = 0;
-    if (cudaEventElapsedTime(&ms, g->begin[lane][first % MARKS], g->end[lane][last % MARKS]) != cudaSuccess) ms = 0;
+    if (cudaEventElapsedTime(&ms, g->begin[lane][first % MARKS], g->end[lane][last % MARKS])) {
+        cudaGetLastError(); /* or the next launch would be blamed for it */
+        return 0;
+    }
     return ms * 1e-3;
 }
 
@@ -1299,7 +1245,10 @@ static double gpu_began(Gpu *gpu, Lane lane, uint64_t mark) {
     CudaGpu *g = (CudaGpu *)gpu;
     cudaEvent_t last = g->known[lane], *next = &g->begin[lane][mark % MARKS];
     float ms = 0;
-    if (cudaEventElapsedTime(&ms, last, *next) != cudaSuccess) return g->known_s[lane];
+    if (cudaEventElapsedTime(&ms, last, *next)) {
+        cudaGetLastError();
+        return g->known_s[lane];
+    }
     g->known[lane] = *next, *next = last;
     return g->known_s[lane] += ms * 1e-3;
 }

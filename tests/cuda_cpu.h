@@ -6,7 +6,7 @@
  * Types and prototypes are the toolkit's. Their bodies are here, in place of its libraries, so one file of a program may
  * include this. A CUDA thread is a fiber; the fibers of a block share an OS thread and take turns. __shared__ is a static
  * variable of that thread. A stream is a thread with a queue. Device memory is malloc's, NaN at first; the pointers to it
- * are tagged, so that the host cannot follow them, and kernels get them untagged as arguments, but not inside a struct.
+ * are tagged, so that the host cannot follow them, and kernels get them untagged as arguments, inside a struct too.
  *   ThreadSanitizer takes a CUDA thread for a thread, and only barriers, events and syncs order anything: where one is
  * missing it finds a race. AddressSanitizer checks all bounds, of shared arrays too; kernels then run one at a time.
  *
@@ -14,6 +14,7 @@
  *   CUDA_CPU_STRICT=1              abort on a refused call, an asynchronous copy of pageable memory, anything left at exit
  *   CUDA_CPU_ORDER=reverse|random  in which blocks and threads take turns
  *   CUDA_CPU_GBPS=12               the speed of copies between host and device, each way
+ *   cuda_cpu_hold                  (a variable, for tests) while it is not 0, no copy on a stream begins, for 10 s at most
  * and read when it matters, so that a test can set it before it opens the device:
  *   CUDA_CPU_MEM_MB=2048           device memory
  *   CUDA_CPU_ARCH=80               compute capability
@@ -38,6 +39,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -732,6 +734,13 @@ inline cudaError_t register_memory(void *p, size_t n) {
     return cudaSuccess;
 }
 
+extern "C" int cuda_cpu_hold;
+int cuda_cpu_hold;
+inline void hold_copies() {
+    for (int ms = 0; ms < 10000 && __atomic_load_n(&cuda_cpu_hold, __ATOMIC_ACQUIRE); ms++)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 /* One copy engine each way. */
 inline void throttle(size_t bytes, bool to_device) {
     static std::atomic<int64_t> busy_until[2];
@@ -758,6 +767,7 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
     if (settings.strict && async && pageable && !pin_failed)
         complain(false, "%s: pageable host memory, so it is not asynchronous", where);
     submit(s, [=] {
+        if (s) hold_copies();
         if (to != from) throttle(width * height, to); /* the data come last */
         for (size_t y = 0; y < height; y++)
             memcpy((char *)untag(dst) + y * dst_pitch, (const char *)untag(src) + y * src_pitch, width);
@@ -771,13 +781,24 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
 // ---------------------------------------------------------------------------------------------------------------
 
 template <class T>
-T argument(const char *, T v) {
-    return v;
-}
-template <class T>
 T *argument(const char *name, T *p) {
     if (p && !is_device(p) && !allocated(p, 0)) complain(false, "kernel %s gets a pointer to pageable host memory", name);
     return untag(p);
+}
+/* Whether a word of a struct can be a pointer: it is one of ours, or memory of the host lies there. */
+inline bool is_pointer(void *word) {
+    unsigned char resident;
+    return allocated(word, 0) || (uintptr_t(word) >> 32 && !mincore((void *)(uintptr_t(word) & -4096), 1, &resident));
+}
+template <class T>
+std::enable_if_t<!std::is_pointer_v<T>, T> argument(const char *name, T v) {
+    for (size_t at = 0; std::is_class_v<T> && at + sizeof(void *) <= sizeof v; at += sizeof(void *)) {
+        void *word;
+        memcpy(&word, (char *)&v + at, sizeof word);
+        if (is_pointer(word)) word = argument(name, word);
+        memcpy((char *)&v + at, &word, sizeof word);
+    }
+    return v;
 }
 
 template <class... P>
