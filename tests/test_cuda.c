@@ -863,6 +863,22 @@ static void sampling_draws_what_the_host_draws(void) {
     arena_close();
 }
 
+/* Two equal tokens have half of the mass each, exactly: the first reaches top_p = 0.5, so the second is never drawn. */
+static void what_reaches_top_p_exactly_ends_the_choice(void) {
+    enum { ROWS = 48, VOCAB = 300 };
+    int32_t ref[ROWS];
+    int wrong = 0;
+    arena_open(MIB);
+    float *logits = (float *)temp(ROWS * VOCAB, sizeof *logits);
+    for (int i = 0; i < ROWS * VOCAB; i++) logits[i] = i % VOCAB == 70 || i % VOCAB == 290 ? 3 : -INFINITY;
+    for (int top_k = 0; top_k <= 4; top_k += 2) { /* cut by top_p alone, by both, by both with room for more */
+        int32_t *ids = pick(ref, logits, &(Sampling){1, 0.5f, top_k, 3}, ROWS, VOCAB);
+        for (int r = 0; r < ROWS; r++) wrong += ids[r] != 70 || ref[r] != 70;
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    arena_close();
+}
+
 static void logits_that_are_no_numbers_never_win_and_are_reported(void) {
     enum { ROWS = 5, VOCAB = 300 };
     float logits[ROWS * VOCAB];
@@ -962,6 +978,36 @@ static void copies_go_up_down_and_across_whole_and_by_rows(void) {
         }
         if (pinned) gpu->unpin(gpu, host);
     }
+    free(host);
+    arena_close();
+}
+
+/* Of the emulation (tests/cuda_cpu.h): while it is not 0, no copy on a stream begins. */
+extern int cuda_cpu_hold __attribute__((weak));
+
+/* A copy that waited for its stream would come back with its bytes moved, once the emulation tires of holding it. */
+static void a_copy_is_only_posted(void) {
+    enum { BYTES = 4096, ROWS = 16 };
+    if (!&cuda_cpu_hold) return; /* a real GPU's copies cannot be held */
+    arena_open(MIB);
+    uint8_t *host = (uint8_t *)aligned_alloc(4096, BYTES);
+    CU_ASSERT_FATAL(host != NULL);
+    ASSERT_OK(gpu->pin(gpu, host, BYTES, &err));
+    f16 *numbers = random_halves(BYTES / 2, 1);
+    const void *from = put(numbers, BYTES);
+    for (int by_rows = 0; by_rows < 2; by_rows++) {
+        size_t row = BYTES / ROWS, pitch = by_rows ? row / 2 : row; /* every row is half as long, or they are one */
+        memset(host, 0, BYTES);
+        start(STORE);
+        __atomic_store_n(&cuda_cpu_hold, 1, __ATOMIC_RELEASE);
+        POST(STORE, copy, host, pitch, from, row, pitch, ROWS);
+        bool moved = memcmp(host, numbers, pitch) == 0;
+        __atomic_store_n(&cuda_cpu_hold, 0, __ATOMIC_RELEASE);
+        CU_ASSERT(!moved);
+        finish(STORE);
+        CU_ASSERT(memcmp(host, numbers, pitch) == 0);
+    }
+    gpu->unpin(gpu, host);
     free(host);
     arena_close();
 }
@@ -1077,9 +1123,11 @@ CU_TestInfo tests_cuda[] = {
     {"company and pieces change no choice", company_and_pieces_change_no_choice},
     {"greedy takes the largest, and the lowest id among equals", greedy_takes_the_largest_and_the_lowest_id_among_equals},
     {"sampling draws what the host draws", sampling_draws_what_the_host_draws},
+    {"what reaches top-p exactly ends the choice", what_reaches_top_p_exactly_ends_the_choice},
     {"scores are log-probabilities of the targets", scores_are_log_probabilities_of_the_targets},
     {"a score beside what is no number is none", a_score_beside_what_is_no_number_is_none},
     {"copies go up, down and across, whole and by rows", copies_go_up_down_and_across_whole_and_by_rows},
+    {"a copy is only posted", a_copy_is_only_posted},
     {"a lane waits for another's mark, and times are taken", a_lane_waits_for_another_s_mark_and_times_are_taken},
     {"nothing to do is nothing done", nothing_to_do_is_nothing_done},
     {"memory that is not there is refused with its remedy", memory_that_is_not_there_is_refused_with_its_remedy},

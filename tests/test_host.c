@@ -1182,6 +1182,13 @@ static void sampling_follows_the_softmax_cut_by_top_k_and_top_p(void) {
     }
 }
 
+/* Two equal tokens have half of the mass each, exactly: the first reaches top_p = 0.5, so the second is never drawn. */
+static void what_reaches_top_p_exactly_ends_the_choice(void) {
+    const float logits[] = {-INFINITY, 3, -INFINITY, 3, -INFINITY};
+    for (int top_k = 0; top_k <= 4; top_k += 2) /* cut by top_p alone, by both, by both with room for more */
+        for (int pos = 0; pos < 100; pos++) CU_ASSERT_EQUAL(pick_one(logits, 5, (Sampling){1, 0.5f, top_k, 3}, 0, pos), 1);
+}
+
 static void top_k_among_many_keeps_the_best(void) {
     enum { VOCAB = 5000, K = 40 };
     float *logits = random_floats(VOCAB, 1);
@@ -1288,6 +1295,7 @@ CU_TestInfo tests_host[] = {
     {"greedy looks at every place", greedy_looks_at_every_place},
     {"sampling depends on seed, prompt and position only", sampling_depends_on_seed_prompt_and_position_only},
     {"sampling follows the softmax cut by top-k and top-p", sampling_follows_the_softmax_cut_by_top_k_and_top_p},
+    {"what reaches top-p exactly ends the choice", what_reaches_top_p_exactly_ends_the_choice},
     {"top-k among many keeps the best", top_k_among_many_keeps_the_best},
     {"score is the log softmax of the target, and the greedy choice",
      score_is_the_log_softmax_of_the_target_and_the_greedy_choice},
