@@ -100,13 +100,19 @@ INLINE void dot_tile(float *sum, size_t sum_ld, const float *x, size_t x_ld, con
     }
 }
 
+/* Calls tile(..., mr) with each possible number of rows as a constant. */
+#define FOR_ROWS(mr, tile, ...)            \
+    do {                                   \
+        if (mr == 1) tile(__VA_ARGS__, 1); \
+        if (mr == 2) tile(__VA_ARGS__, 2); \
+        if (mr == 3) tile(__VA_ARGS__, 3); \
+        if (mr == 4) tile(__VA_ARGS__, 4); \
+        if (mr == 5) tile(__VA_ARGS__, 5); \
+        if (mr == 6) tile(__VA_ARGS__, 6); \
+    } while (0)
+
 static void dot_rows(float *sum, size_t sum_ld, const float *x, size_t x_ld, const f16 *const w[NR], int k, int mr) {
-    if (mr == 1) dot_tile(sum, sum_ld, x, x_ld, w, k, 1);
-    if (mr == 2) dot_tile(sum, sum_ld, x, x_ld, w, k, 2);
-    if (mr == 3) dot_tile(sum, sum_ld, x, x_ld, w, k, 3);
-    if (mr == 4) dot_tile(sum, sum_ld, x, x_ld, w, k, 4);
-    if (mr == 5) dot_tile(sum, sum_ld, x, x_ld, w, k, 5);
-    if (mr == 6) dot_tile(sum, sum_ld, x, x_ld, w, k, 6);
+    FOR_ROWS(mr, dot_tile, sum, sum_ld, x, x_ld, w, k);
 }
 
 /* o[i] += sum over t < nt of p[i][t] v[t], in the order of t, for mr rows and nv vectors' worth of columns. The last
@@ -321,7 +327,7 @@ static void load_columns(Columns *a, Quant quant, const uint8_t *from, int first
 }
 
 /* sum[i][j] += sum over columns c of x[i][c] w[c][j], in the order of c, for mr rows. */
-INLINE void part_tile(float *sum, const float *x, size_t x_ld, const Columns *w, const int mr, const bool unpacked) {
+INLINE void part_tile(float *sum, const float *x, size_t x_ld, const Columns *w, const bool unpacked, const int mr) {
     enum { BLOCKS = NR * VL / 32 ? NR * VL / 32 : 1, EACH = 32 / VL, NV = BLOCKS * EACH };
     for (int j = 0; j < PART; j += NV * VL) {
         V acc[6][NV] = {{{0}}}, a[6], b[EACH];
@@ -350,15 +356,6 @@ INLINE void part_tile(float *sum, const float *x, size_t x_ld, const Columns *w,
     }
 }
 
-INLINE void part_rows(float *sum, const float *x, size_t x_ld, const Columns *w, int mr, const bool unpacked) {
-    if (mr == 1) part_tile(sum, x, x_ld, w, 1, unpacked);
-    if (mr == 2) part_tile(sum, x, x_ld, w, 2, unpacked);
-    if (mr == 3) part_tile(sum, x, x_ld, w, 3, unpacked);
-    if (mr == 4) part_tile(sum, x, x_ld, w, 4, unpacked);
-    if (mr == 5) part_tile(sum, x, x_ld, w, 5, unpacked);
-    if (mr == 6) part_tile(sum, x, x_ld, w, 6, unpacked);
-}
-
 /* Part `part` of the columns' groups, which are cut into `parts` each, and mc rows. */
 static void packed_task(const Product *p, int row, int mc, int part, int parts) {
     const int k = p->k, group = part / parts, first = part % parts * PART;
@@ -372,9 +369,10 @@ static void packed_task(const Product *p, int row, int mc, int part, int parts) 
         load_columns(&w, p->quant, (const uint8_t *)p->w + ((size_t)group * k + c) * w.size, first, mc > MR);
         const float *x = (const float *)p->x + (size_t)row * k + c;
         if (w.unpacked)
-            for (int i = 0; i < mc; i += MR) part_rows(sum + i * PART, x + (size_t)i * k, k, &w, imin(MR, mc - i), true);
+            for (int i = 0; i < mc; i += MR)
+                FOR_ROWS(imin(MR, mc - i), part_tile, sum + i * PART, x + (size_t)i * k, k, &w, true);
         else
-            part_rows(sum, x, k, &w, mc, false);
+            FOR_ROWS(mc, part_tile, sum, x, k, &w, false);
     }
     for (int i = 0; i < mc; i++) linear_finish(p, sum + i * PART, row + i, col, nc);
 }
@@ -399,7 +397,7 @@ void host_linear(const Product *p) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Attention: softmax(q k^T / sqrt(hd)) v, one block of tokens after another (section 3; 4.2 for who runs it)
+// Attention: softmax(q k^T / sqrt(hd)) v, one block of tokens after another (section 3); prefill
 // ---------------------------------------------------------------------------------------------------------------
 
 enum { BLOCK = 64 }; /* tokens */
@@ -513,63 +511,99 @@ void host_attend_prefill(const Prefill *p) {
     }
 }
 
-/* Decode: heads that one task takes together, so that a token's k is read in long runs, and tokens whose v meet in
- * registers. */
+// ---------------------------------------------------------------------------------------------------------------
+// Decode attention to pages (section 4.2)
+//
+// A thread takes a task: some heads of one sequence. It goes through the sequence's tokens a block at a time. The page
+// table says where a token's row of K and of V lies; of each row the task has the part of its heads, which lie side by
+// side:
+//
+//     page table           K                          task: 2 of 4 heads           score (head, token)
+//     t0 .. t3   ---->  t0 | h0 h1 [h2 h3] |                                        t0 t1 t2 t3 ...
+//     t4 .. t7   --.    t1 | h0 h1 [h2 h3] |     --- q[h] . k[t] --->          h2    .  .  .  .
+//                  |    ..                                                     h3    .  .  .  .
+//                  '->  t4 | h0 h1 [h2 h3] |
+//
+//     attend_task     for each block:  find_rows     where its tokens are
+//                                      score_block   score[h][t] = q[h] . k[t]
+//                                      softmax_block score becomes weight
+//                                      weigh_block   o[h] += weight[h][t] v[t]
+//     select_task     scores of all the tokens, the largest of them, their weights        (sparse attention, section 5)
+//     weigh_task      o[h] of each head's own tokens
+//
+// A head of K or V is F16, or packed. Packed numbers become vectors by a table in registers wherever runs of 16 lie in one
+// group (`tables`); otherwise a head is unpacked to memory first. Both ways end in the sums that F16 passes through.
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Heads that a task takes at most: a token's k is then read in long runs. Tokens whose v meet in registers. */
 enum { HEADS = 16, WEIGH = 8 };
 
-/* The paged K and V of one sequence, as a task sees them: a token's k or v is a row, a head of it F16 or packed. Packed
- * numbers become vectors through a table in registers where whole blocks of 16 lie in a group; others are unpacked head
- * by head. Either way they pass through the same sums as F16. */
+/* A task: heads h .. h+nh-1 of sequence r, which has len tokens. */
 typedef struct {
-    const uint8_t *k, *v; /* the task's first head in page 0 */
+    const Attention *a;
+    int r, h, nh, hd, len;
     const int32_t *pages;
-    int page_tokens, nh, hd; /* nh: of the task */
-    Quant quant;
-    size_t row_bytes, head_bytes, group_bytes;
+    size_t head_bytes, group_bytes; /* of a head in a page, of a whole group in it */
     bool tables;
-    f16 *plain; /* (WEIGH, hd): what is unpacked */
-} Cache;
+    size_t at;  /* the first head's first element in q and o */
+    f16 *plain; /* (WEIGH, hd): heads that are unpacked */
+} Heads;
 
-/* All sequences and heads; a task's part of it is cut out by cache_part. */
-static Cache cache_whole(const void *k, const void *v, int page_tokens, int h1, int nh, Quant quant) {
-    Cache c = {.k = k, .v = v, .page_tokens = page_tokens, .nh = nh, .hd = h1 / nh, .quant = quant};
-    c.head_bytes = quant.bits ? quant_bytes(quant, c.hd) : (size_t)c.hd * sizeof(f16);
-    c.row_bytes = nh * c.head_bytes;
-    c.group_bytes = quant.bits ? quant_bytes(quant, quant.group) : 0;
-    c.tables = quant.bits == 4 && quant.group % 32 == 0 && c.hd % 16 == 0;
-    return c;
+/* Calls `run` for every task, on all threads if `tokens` of a sequence are enough work for that. */
+static void for_tasks(const Attention *a, int tokens, void (*run)(Heads)) {
+    const int most = imax(1, imin(imin(a->nh, HEADS), a->nseq * a->nh / host_threads())); /* heads: for enough tasks */
+    const int parts = (a->nh + most - 1) / most, hd = a->h1 / a->nh;
+    const Quant quant = a->quant;
+    CHECK(a->act_type == F32 || a->act_type == F16);
+    PARALLEL_FOR((double)tokens * a->nseq * a->h1 > ENOUGH, dynamic)
+    for (int i = 0; i < a->nseq * parts; i++) {
+        Heads c = {.a = a, .r = i / parts, .h = i % parts * most, .hd = hd};
+        c.nh = imin(most, a->nh - c.h), c.len = a->len[c.r], c.pages = a->pages + (size_t)c.r * a->max_pages;
+        c.head_bytes = quant.bits ? quant_bytes(quant, hd) : hd * sizeof(f16);
+        c.group_bytes = quant.bits ? quant_bytes(quant, quant.group) : 0;
+        c.tables = quant.bits == 4 && quant.group % 32 == 0 && hd % 16 == 0;
+        c.at = (size_t)c.r * a->h1 + c.h * hd;
+        run(c);
+    }
 }
 
-static Cache cache_part(const Cache *whole, const int32_t *pages, int head, int nh) {
-    Cache c = *whole;
-    c.pages = pages, c.nh = nh;
-    if (c.k) c.k += head * c.head_bytes;
-    if (c.v) c.v += head * c.head_bytes;
-    return c;
+static int longest(const Attention *a) {
+    int most = 0;
+    for (int r = 0; r < a->nseq; r++) most = imax(most, a->len[r]);
+    return most;
 }
 
-static const uint8_t *cache_row(const Cache *c, const uint8_t *base, int t) {
-    size_t page = c->pages[t / c->page_tokens];
-    return base + (page * c->page_tokens + t % c->page_tokens) * c->row_bytes;
+/* The k (base a->k) or v (base a->v) of token t: its part that the task has. */
+static const uint8_t *find_row(const Heads *c, const void *base, int t) {
+    const int page_tokens = c->a->page_tokens;
+    size_t row = (size_t)c->pages[t / page_tokens] * page_tokens + t % page_tokens;
+    return (const uint8_t *)base + (row * c->a->nh + c->h) * c->head_bytes;
 }
 
-/* Where the k (base c->k) or v (base c->v) of tokens t0 .. t0+nt lies. */
-static void find_rows(const uint8_t **row, const Cache *c, const uint8_t *base, int t0, int nt) {
-    for (int t = 0; t < nt; t++) row[t] = cache_row(c, base, t0 + t);
+/* A block's rows of K or V; room for NR more. */
+typedef struct {
+    int n;
+    const uint8_t *at[BLOCK + NR];
+} Rows;
+
+/* Tokens t0 .. t0+BLOCK-1, or those that there are. */
+static void find_rows(Rows *rows, const Heads *c, const void *base, int t0) {
+    rows->n = imax(0, imin(BLOCK, c->len - t0));
+    for (int t = 0; t < rows->n; t++) rows->at[t] = find_row(c, base, t0 + t);
 }
 
-/* Asks for a head of some rows, which begins at byte `at`. Pages lie anywhere, so the processor cannot foresee them; we
- * know them a block ahead: reading k asks for the same tokens' v, reading v asks for the next block's k. */
-INLINE void prefetch_rows(const uint8_t *const *row, int rows, size_t at, size_t bytes) {
-    for (int t = 0; t < rows; t++)
+/* Asks for a head of n rows, which begins at byte `at`. Pages lie anywhere, so the processor cannot foresee them; we know
+ * them a block ahead: reading k asks for the same tokens' v, reading v asks for the next block's k. */
+INLINE void prefetch_rows(const uint8_t *const *row, int n, size_t at, size_t bytes) {
+    for (int t = 0; t < n; t++)
         for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row[t] + at + i, 0, 2);
 }
 
 /* n <= WEIGH heads as F16. */
-static void read_heads(const f16 **plain, const Cache *c, const uint8_t *const *head, int n) {
+static void read_heads(const f16 **plain, const Heads *c, const uint8_t *const *head, int n) {
     for (int u = 0; u < n; u++) {
-        plain[u] = c->quant.bits ? c->plain + (size_t)u * c->hd : (const f16 *)(const void *)head[u];
-        if (c->quant.bits) quant_unpack(c->plain + (size_t)u * c->hd, 1, head[u], c->hd, c->quant);
+        plain[u] = c->a->quant.bits ? c->plain + (size_t)u * c->hd : (const f16 *)(const void *)head[u];
+        if (c->a->quant.bits) quant_unpack(c->plain + (size_t)u * c->hd, 1, head[u], c->hd, c->a->quant);
     }
 }
 
@@ -589,7 +623,7 @@ INLINE void dot_packed(V acc[NR], const float *q, const uint8_t *const k[NR], si
 }
 
 /* score[j] += q . k[j] for NR heads of k. */
-INLINE void dot_head(float *score, const Cache *c, const float *q, const uint8_t *const k[NR], const int hd,
+INLINE void dot_head(float *score, const Heads *c, const float *q, const uint8_t *const k[NR], const int hd,
                      const int packed) {
     if (!packed) {
         const f16 *plain[NR];
@@ -633,7 +667,7 @@ INLINE void weigh_packed(float *o, const float *p, const uint8_t *const *v, size
 }
 
 /* o[hd padded] += sum over t < nt <= WEIGH of p[t] v[t], in the order of t, for heads v[t]. */
-INLINE void weigh_head(float *o, const Cache *c, const float *p, const uint8_t *const *v, int nt, const int hd,
+INLINE void weigh_head(float *o, const Heads *c, const float *p, const uint8_t *const *v, int nt, const int hd,
                        const int packed) {
     if (!packed) {
         const f16 *plain[WEIGH];
@@ -650,132 +684,90 @@ INLINE void weigh_head(float *o, const Cache *c, const float *p, const uint8_t *
     }
 }
 
-/* Calls `name` with the head size, and the numbers of a group where tables serve, as constants for the usual ones, so that
- * its loops are unrolled. */
-#define FOR_HEAD_SIZE(name, c, ...)                         \
-    do {                                                    \
-        const int hd_ = (c)->hd, group_ = (c)->quant.group; \
-        if ((c)->tables && group_ == 64 && hd_ == 64)       \
-            name(__VA_ARGS__, 64, 64);                      \
-        else if ((c)->tables && group_ == 64 && hd_ == 128) \
-            name(__VA_ARGS__, 128, 64);                     \
-        else if ((c)->tables)                               \
-            name(__VA_ARGS__, hd_, group_);                 \
-        else if (hd_ == 64)                                 \
-            name(__VA_ARGS__, 64, 0);                       \
-        else if (hd_ == 128)                                \
-            name(__VA_ARGS__, 128, 0);                      \
-        else                                                \
-            name(__VA_ARGS__, hd_, 0);                      \
+/* Calls name(..., hd, group) with the head size, and the numbers of a group where tables serve (else 0), as constants for
+ * the usual ones, so that its loops are unrolled. */
+#define FOR_HEAD_SIZE(c, name, ...)                                              \
+    do {                                                                         \
+        const int hd_ = (c)->hd, group_ = (c)->tables ? (c)->a->quant.group : 0; \
+        if (group_ == 64 && hd_ == 64)                                           \
+            name(__VA_ARGS__, 64, 64);                                           \
+        else if (group_ == 64 && hd_ == 128)                                     \
+            name(__VA_ARGS__, 128, 64);                                          \
+        else if (group_)                                                         \
+            name(__VA_ARGS__, hd_, group_);                                      \
+        else if (hd_ == 64)                                                      \
+            name(__VA_ARGS__, 64, 0);                                            \
+        else if (hd_ == 128)                                                     \
+            name(__VA_ARGS__, 128, 0);                                           \
+        else                                                                     \
+            name(__VA_ARGS__, hd_, 0);                                           \
     } while (0)
 
-/* score[h * ld + t] = q[h] . k[t] for the heads and nt tokens of c, while `ahead` rows are on their way. row has room for
- * NR more. */
-INLINE void score_heads(float *score, size_t ld, const Cache *c, const float *q, const uint8_t **row, int nt,
-                        const uint8_t *const *ahead, int nahead, const int hd, const int packed) {
-    for (int t = nt; t < nt + NR; t++) row[t] = row[nt - 1]; /* fills the last tile; its scores are not used */
-    for (int h = 0; h < c->nh; h++) memset(score + h * ld, 0, (size_t)round_up(nt, NR) * sizeof *score);
-    for (int t = 0; t < nt; t += NR) {
+/* score[h * ld + t] = q[h] . k[t] of a block's rows k, while the rows `ahead` are on their way. */
+INLINE void score_heads(float *score, size_t ld, const Heads *c, const float *q, Rows *k, const Rows *ahead, const int hd,
+                        const int packed) {
+    for (int t = k->n; t < k->n + NR; t++) k->at[t] = k->at[k->n - 1]; /* fills the last tile; its scores are not used */
+    for (int h = 0; h < c->nh; h++) memset(score + h * ld, 0, (size_t)round_up(k->n, NR) * sizeof *score);
+    for (int t = 0; t < k->n; t += NR) {
         size_t at = 0;
         for (int h = 0; h < c->nh; h++, at += c->head_bytes) {
-            const uint8_t *k[NR];
-            for (int u = 0; u < NR; u++) k[u] = row[t + u] + at;
-            prefetch_rows(ahead + t, imin(NR, nahead - t), at, c->head_bytes);
-            dot_head(score + h * ld + t, c, q + (size_t)h * hd, k, hd, packed);
+            const uint8_t *head[NR];
+            for (int u = 0; u < NR; u++) head[u] = k->at[t + u] + at;
+            prefetch_rows(ahead->at + t, imin(NR, ahead->n - t), at, c->head_bytes);
+            dot_head(score + h * ld + t, c, q + (size_t)h * hd, head, hd, packed);
         }
     }
 }
 
-static void score_block(float *score, size_t ld, const Cache *c, const float *q, const uint8_t **row, int nt,
-                        const uint8_t *const *ahead, int nahead) {
-    FOR_HEAD_SIZE(score_heads, c, score, ld, c, q, row, nt, ahead, nahead);
+static void score_block(float *score, size_t ld, const Heads *c, const float *q, Rows *k, const Rows *ahead) {
+    FOR_HEAD_SIZE(c, score_heads, score, ld, c, q, k, ahead);
 }
 
-INLINE void weigh_heads(float *o, int o_ld, const Cache *c, const float *p, const uint8_t *const *row, int nt,
-                        const uint8_t *const *ahead, int nahead, const int hd, const int packed) {
-    for (int t = 0; t < nt; t += WEIGH) {
+/* o[h * ld] += the weighted sum of a block's rows v, weights p (nh, BLOCK). */
+INLINE void weigh_heads(float *o, int ld, const Heads *c, const float *p, const Rows *v, const Rows *ahead, const int hd,
+                        const int packed) {
+    for (int t = 0; t < v->n; t += WEIGH) {
         size_t at = 0;
         for (int h = 0; h < c->nh; h++, at += c->head_bytes) {
-            const uint8_t *v[WEIGH];
-            int n = imin(WEIGH, nt - t);
-            for (int u = 0; u < n; u++) v[u] = row[t + u] + at;
-            prefetch_rows(ahead + t, imin(WEIGH, nahead - t), at, c->head_bytes);
-            if (n == WEIGH)
-                weigh_head(o + h * o_ld, c, p + h * BLOCK + t, v, WEIGH, hd, packed);
+            const uint8_t *head[WEIGH];
+            int n = imin(WEIGH, v->n - t);
+            for (int u = 0; u < n; u++) head[u] = v->at[t + u] + at;
+            prefetch_rows(ahead->at + t, imin(WEIGH, ahead->n - t), at, c->head_bytes);
+            if (n == WEIGH) /* a constant */
+                weigh_head(o + h * ld, c, p + h * BLOCK + t, head, WEIGH, hd, packed);
             else
-                weigh_head(o + h * o_ld, c, p + h * BLOCK + t, v, n, hd, packed);
+                weigh_head(o + h * ld, c, p + h * BLOCK + t, head, n, hd, packed);
         }
     }
 }
 
-static void weigh_block(float *o, int o_ld, const Cache *c, const float *p, const uint8_t *const *row, int nt,
-                        const uint8_t *const *ahead, int nahead) {
-    FOR_HEAD_SIZE(weigh_heads, c, o, o_ld, c, p, row, nt, ahead, nahead);
+static void weigh_block(float *o, int ld, const Heads *c, const float *p, const Rows *v, const Rows *ahead) {
+    FOR_HEAD_SIZE(c, weigh_heads, o, ld, c, p, v, ahead);
 }
 
-/* The heads of c over len tokens; the first begins at element `at` of o and q. */
-static void attend_task(Cache c, void *out, const void *in, Type type, size_t at, int len) {
+static void attend_task(Heads c) {
+    const Attention *a = c.a;
     const int hdp = round_up(c.hd, VL);
-    float *q = scratch((size_t)c.nh * (c.hd + hdp + BLOCK) + WEIGH * c.hd), *o = q + (size_t)c.nh * c.hd;
-    float *score = o + (size_t)c.nh * hdp; /* (nh, BLOCK) */
-    const uint8_t *k[BLOCK + NR], *v[BLOCK];
+    float *q = scratch((size_t)c.nh * (c.hd + hdp + BLOCK) + WEIGH * c.hd); /* (nh, hd) */
+    float *o = q + (size_t)c.nh * c.hd, *score = o + (size_t)c.nh * hdp;    /* (nh, hdp), (nh, BLOCK) */
+    Rows k, v;
     Seen seen[HEADS];
     c.plain = (f16 *)(score + (size_t)c.nh * BLOCK);
-    scale_q(q, in, type, at, c.hd, c.nh, c.hd);
+    scale_q(q, a->q, a->act_type, c.at, c.hd, c.nh, c.hd);
     memset(o, 0, (size_t)c.nh * hdp * sizeof *o);
     for (int h = 0; h < c.nh; h++) seen[h] = (Seen){-INFINITY, 0};
-    find_rows(k, &c, c.k, 0, imin(BLOCK, len));
-    for (int t0 = 0; t0 < len; t0 += BLOCK) {
-        int nt = imin(BLOCK, len - t0), next_nt = imin(BLOCK, len - t0 - nt);
-        find_rows(v, &c, c.v, t0, nt);
-        score_block(score, BLOCK, &c, q, k, nt, v, nt);
-        find_rows(k, &c, c.k, t0 + nt, next_nt);
-        for (int h = 0; h < c.nh; h++) softmax_block(score + h * BLOCK, nt, &seen[h], o + h * hdp, c.hd);
-        weigh_block(o, hdp, &c, score, v, nt, k, next_nt);
+    find_rows(&k, &c, a->k, 0);
+    for (int t0 = 0; t0 < c.len; t0 += BLOCK) {
+        find_rows(&v, &c, a->v, t0);
+        score_block(score, BLOCK, &c, q, &k, &v);
+        find_rows(&k, &c, a->k, t0 + BLOCK);
+        for (int h = 0; h < c.nh; h++) softmax_block(score + h * BLOCK, v.n, &seen[h], o + h * hdp, c.hd);
+        weigh_block(o, hdp, &c, score, &v, &k);
     }
-    for (int h = 0; h < c.nh; h++) attend_finish(out, type, at + h * c.hd, o + h * hdp, seen[h], c.hd);
+    for (int h = 0; h < c.nh; h++) attend_finish(a->o, a->act_type, c.at + h * c.hd, o + h * hdp, seen[h], c.hd);
 }
 
-/* Heads that a task takes, so that there are enough tasks. */
-static int heads_per_task(int nseq, int nh) { return imax(1, imin(imin(nh, HEADS), nseq * nh / host_threads())); }
-
-static int longest(const int32_t *len, int nseq) {
-    int most = 0;
-    for (int r = 0; r < nseq; r++) most = imax(most, len[r]);
-    return most;
-}
-
-void host_attend(const Attention *a) {
-    CHECK(a->act_type == F32 || a->act_type == F16);
-    const Cache whole = cache_whole(a->k, a->v, a->page_tokens, a->h1, a->nh, a->quant);
-    int group = heads_per_task(a->nseq, a->nh), groups = (a->nh + group - 1) / group;
-    PARALLEL_FOR((double)longest(a->len, a->nseq) * a->nseq * a->h1 > ENOUGH, dynamic)
-    for (int task = 0; task < a->nseq * groups; task++) {
-        int r = task / groups, h = task % groups * group;
-        Cache part = cache_part(&whole, a->pages + (size_t)r * a->max_pages, h, imin(group, a->nh - h));
-        attend_task(part, a->o, a->q, a->act_type, (size_t)r * a->h1 + h * whole.hd, a->len[r]);
-    }
-}
-
-void host_pack(uint8_t *packed, const f16 *kv, int rows, int h1, int nh, Quant quant) {
-    int hd = h1 / nh;
-    size_t row = nh * quant_bytes(quant, hd);
-    PARALLEL_FOR((size_t)rows * h1 > ENOUGH / 8, static)
-    for (int r = 0; r < rows; r++) { /* its k's heads, then its v's: what is not finite poisons its group alone */
-        quant_pack_heads(packed + 2 * r * row, kv + (size_t)2 * r * h1, nh, hd, quant);
-        quant_pack_heads(packed + (2 * r + 1) * row, kv + (size_t)(2 * r + 1) * h1, nh, hd, quant);
-    }
-}
-
-void host_append(const Append *a) {
-    const size_t bytes = (size_t)a->width * sizeof(f16);
-    for (int r = 0; r < a->rows; r++) {
-        int page = a->pages[(size_t)a->seq[r] * a->max_pages + a->pos[r] / a->page_tokens];
-        size_t at = ((size_t)page * a->page_tokens + a->pos[r] % a->page_tokens) * bytes;
-        memcpy((uint8_t *)a->k + at, (const uint8_t *)a->kv + 2 * r * bytes, bytes);
-        memcpy((uint8_t *)a->v + at, (const uint8_t *)a->kv + (2 * r + 1) * bytes, bytes);
-    }
-}
+void host_attend(const Attention *a) { for_tasks(a, longest(a), attend_task); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Sparse attention (section 5): the tokens with the largest scores, and their v alone
@@ -856,75 +848,76 @@ static void softmax_chosen(float *weights, float *score, int len, const int32_t 
     for (int i = 0; i < n; i++) weights[i] = score[tokens[i]] / l;
 }
 
-/* The heads of c over len tokens; the first begins at element `at` of in, and at tokens and weights, (nh, most). */
-static void select_task(Cache c, int32_t *tokens, float *weights, int most, const void *in, Type type, size_t at, int len,
-                        int chosen) {
-    const size_t ld = round_up(len, BLOCK);
+static void select_task(Heads c) {
+    const Attention *a = c.a;
+    const int chosen = sparse_tokens(a->sparsity, c.len);
+    const size_t ld = round_up(c.len, BLOCK);
     float *q = scratch((size_t)c.nh * (c.hd + ld) + ld + NR * c.hd), *score = q + (size_t)c.nh * c.hd; /* (nh, ld) */
     int32_t *key = (int32_t *)(score + c.nh * ld);
-    const uint8_t *row[2][BLOCK + NR];
+    Rows k[2];
     c.plain = (f16 *)(key + ld);
-    scale_q(q, in, type, at, c.hd, c.nh, c.hd);
-    find_rows(row[0], &c, c.k, 0, imin(BLOCK, len));
-    for (int t0 = 0, b = 0; t0 < len; t0 += BLOCK, b ^= 1) {
-        int nt = imin(BLOCK, len - t0), next_nt = imin(BLOCK, len - t0 - nt);
-        find_rows(row[b ^ 1], &c, c.k, t0 + nt, next_nt);
-        score_block(score + t0, ld, &c, q, row[b], nt, row[b ^ 1], next_nt);
+    scale_q(q, a->q, a->act_type, c.at, c.hd, c.nh, c.hd);
+    find_rows(&k[0], &c, a->k, 0);
+    for (int t0 = 0, b = 0; t0 < c.len; t0 += BLOCK, b ^= 1) {
+        find_rows(&k[b ^ 1], &c, a->k, t0 + BLOCK);
+        score_block(score + t0, ld, &c, q, &k[b], &k[b ^ 1]);
     }
-    for (int h = 0; h < c.nh; h++, tokens += most, weights += most) {
-        select_tokens(tokens, key, score + h * ld, len - 1, chosen - 1);
-        tokens[chosen - 1] = len - 1;
-        softmax_chosen(weights, score + h * ld, len, tokens, chosen);
-    }
-}
-
-void host_select(const Attention *a) {
-    CHECK(a->act_type == F32 || a->act_type == F16);
-    const Cache whole = cache_whole(a->k, NULL, a->page_tokens, a->h1, a->nh, a->quant);
-    int group = heads_per_task(a->nseq, a->nh), groups = (a->nh + group - 1) / group;
-    PARALLEL_FOR((double)longest(a->len, a->nseq) * a->nseq * a->h1 > ENOUGH, dynamic)
-    for (int task = 0; task < a->nseq * groups; task++) {
-        int r = task / groups, h = task % groups * group;
-        size_t first = ((size_t)r * a->nh + h) * a->most;
-        Cache part = cache_part(&whole, a->pages + (size_t)r * a->max_pages, h, imin(group, a->nh - h));
-        select_task(part, a->tokens + first, a->weights + first, a->most, a->q, a->act_type,
-                    (size_t)r * a->h1 + h * whole.hd, a->len[r], sparse_tokens(a->sparsity, a->len[r]));
+    for (int h = 0; h < c.nh; h++) {
+        size_t row = ((size_t)c.r * a->nh + c.h + h) * a->most;
+        select_tokens(a->tokens + row, key, score + h * ld, c.len - 1, chosen - 1);
+        a->tokens[row + chosen - 1] = c.len - 1;
+        softmax_chosen(a->weights + row, score + h * ld, c.len, a->tokens + row, chosen);
     }
 }
 
-/* The heads of c, each with its own n tokens and weights, (nh, most); the first begins at element `at` of out. */
-static void weigh_task(Cache c, void *out, Type type, size_t at, const int32_t *tokens, const float *weights, int most,
-                       int n) {
+void host_select(const Attention *a) { for_tasks(a, longest(a), select_task); }
+
+static void weigh_task(Heads c) {
     enum { AHEAD = 2 * WEIGH };
-    const int hdp = round_up(c.hd, VL), all = c.nh * n;
-    const uint8_t **row = (void *)scratch(all * (sizeof *row / sizeof(float)) + hdp + WEIGH * c.hd); /* (nh, n) */
-    float *o = (float *)(row + all);
+    const Attention *a = c.a;
+    const size_t first = ((size_t)c.r * a->nh + c.h) * a->most;
+    const int hdp = round_up(c.hd, VL), n = sparse_tokens(a->sparsity, c.len), all = c.nh * n;
+    const uint8_t **head = (void *)scratch(all * (sizeof *head / sizeof(float)) + hdp + WEIGH * c.hd); /* (nh, n) */
+    float *o = (float *)(head + all);
     c.plain = (f16 *)(o + hdp);
     for (int h = 0; h < c.nh; h++)
-        for (int i = 0; i < n; i++) row[h * n + i] = cache_row(&c, c.v, tokens[(size_t)h * most + i]) + h * c.head_bytes;
-    prefetch_rows(row, imin(AHEAD, all), 0, c.head_bytes);
+        for (int i = 0; i < n; i++)
+            head[h * n + i] = find_row(&c, a->v, a->tokens[first + (size_t)h * a->most + i]) + h * c.head_bytes;
+    prefetch_rows(head, imin(AHEAD, all), 0, c.head_bytes);
     for (int h = 0; h < c.nh; h++) {
         memset(o, 0, hdp * sizeof *o);
         for (int i = 0; i < n; i += WEIGH) {
             int now = h * n + i, count = imin(WEIGH, n - i);
-            if (now + AHEAD < all) prefetch_rows(row + now + AHEAD, imin(count, all - now - AHEAD), 0, c.head_bytes);
-            FOR_HEAD_SIZE(weigh_head, &c, o, &c, weights + (size_t)h * most + i, row + now, count);
+            if (now + AHEAD < all) prefetch_rows(head + now + AHEAD, imin(count, all - now - AHEAD), 0, c.head_bytes);
+            FOR_HEAD_SIZE(&c, weigh_head, o, &c, a->weights + first + (size_t)h * a->most + i, head + now, count);
         }
-        attend_finish(out, type, at + h * c.hd, o, (Seen){0, 1}, c.hd); /* the weights are shares already */
+        attend_finish(a->o, a->act_type, c.at + h * c.hd, o, (Seen){0, 1}, c.hd); /* the weights are shares already */
     }
 }
 
-void host_weigh(const Attention *a) {
-    CHECK(a->act_type == F32 || a->act_type == F16);
-    const Cache whole = cache_whole(NULL, a->v, a->page_tokens, a->h1, a->nh, a->quant);
-    int group = heads_per_task(a->nseq, a->nh), groups = (a->nh + group - 1) / group;
-    PARALLEL_FOR((double)sparse_tokens(a->sparsity, longest(a->len, a->nseq)) * a->nseq * a->h1 > ENOUGH, dynamic)
-    for (int task = 0; task < a->nseq * groups; task++) {
-        int r = task / groups, h = task % groups * group;
-        size_t first = ((size_t)r * a->nh + h) * a->most;
-        Cache part = cache_part(&whole, a->pages + (size_t)r * a->max_pages, h, imin(group, a->nh - h));
-        weigh_task(part, a->o, a->act_type, (size_t)r * a->h1 + h * whole.hd, a->tokens + first, a->weights + first,
-                   a->most, sparse_tokens(a->sparsity, a->len[r]));
+void host_weigh(const Attention *a) { for_tasks(a, sparse_tokens(a->sparsity, longest(a)), weigh_task); }
+
+// ---------------------------------------------------------------------------------------------------------------
+// New k and v, into pages
+// ---------------------------------------------------------------------------------------------------------------
+
+void host_pack(uint8_t *packed, const f16 *kv, int rows, int h1, int nh, Quant quant) {
+    int hd = h1 / nh;
+    size_t row = nh * quant_bytes(quant, hd);
+    PARALLEL_FOR((size_t)rows * h1 > ENOUGH / 8, static)
+    for (int r = 0; r < rows; r++) { /* its k's heads, then its v's: what is not finite poisons its group alone */
+        quant_pack_heads(packed + 2 * r * row, kv + (size_t)2 * r * h1, nh, hd, quant);
+        quant_pack_heads(packed + (2 * r + 1) * row, kv + (size_t)(2 * r + 1) * h1, nh, hd, quant);
+    }
+}
+
+void host_append(const Append *a) {
+    const size_t bytes = (size_t)a->width * sizeof(f16);
+    for (int r = 0; r < a->rows; r++) {
+        int page = a->pages[(size_t)a->seq[r] * a->max_pages + a->pos[r] / a->page_tokens];
+        size_t at = ((size_t)page * a->page_tokens + a->pos[r] % a->page_tokens) * bytes;
+        memcpy((uint8_t *)a->k + at, (const uint8_t *)a->kv + 2 * r * bytes, bytes);
+        memcpy((uint8_t *)a->v + at, (const uint8_t *)a->kv + (2 * r + 1) * bytes, bytes);
     }
 }
 
@@ -955,22 +948,28 @@ static void heap_sink(int *heap, int n, int at, const float *p) {
     }
 }
 
+/* Moves the first of n tokens behind the others, and returns it. */
+static int heap_pop(int *heap, int n, const float *p) {
+    int first = heap[0];
+    heap[0] = heap[n - 1], heap[n - 1] = first;
+    heap_sink(heap, n - 1, 0, p);
+    return first;
+}
+
 /* Puts the first tokens of ids[vocab] in order of probability at its END, the most probable last, and returns how many:
  * top_k, or fewer whose mass reaches top_p of what top_k left. A heap, so that only what is kept gets sorted. */
 static int pick_cut(int *ids, const float *p, double *mass, const Sampling *s, int vocab) {
-    bool cut_k = s->top_k > 0 && s->top_k < vocab;
-    int kept = 0, most = cut_k ? s->top_k : vocab;
-    double want = s->top_p < 1 ? s->top_p * *mass : INFINITY, sum = 0;
+    const bool cut_k = s->top_k > 0 && s->top_k < vocab;
+    const int most = cut_k ? s->top_k : vocab;
+    int sorted = 0, kept = 0;
+    double sum = 0;
     for (int i = vocab / 2; i-- > 0;) heap_sink(ids, vocab, i, p);
-    while (kept < most && (cut_k || kept == 0 || sum < want)) {
-        int first = ids[0], left = vocab - ++kept;
-        ids[0] = ids[left], ids[left] = first;
-        heap_sink(ids, left, 0, p);
-        sum += p[first];
-    }
-    if (cut_k && s->top_p < 1) {
-        want = s->top_p * sum, most = kept, sum = 0;
-        for (kept = 0; kept < most && (kept == 0 || sum < want); kept++) sum += p[ids[vocab - 1 - kept]];
+    if (cut_k)
+        for (*mass = 0; sorted < most;) *mass += p[heap_pop(ids, vocab - sorted++, p)];
+    const double want = s->top_p < 1 ? s->top_p * *mass : INFINITY;
+    while (kept < most && (kept == 0 || sum < want)) {
+        if (kept == sorted) heap_pop(ids, vocab - sorted++, p);
+        sum += p[ids[vocab - ++kept]];
     }
     *mass = sum;
     return kept;
