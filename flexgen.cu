@@ -1,13 +1,13 @@
-/* flexgen.cu: a GPU. Kernels, launchers, cuBLAS, streams and events: what lanes.c needs to be the cuda device.
+/* flexgen.cu: a GPU. Kernels with their launchers, cuBLAS, streams and events: what lanes.c needs to be the cuda device.
  *
- * Launchers have the names and arguments of their twins in host.c, which say what they compute. Activations, weights and KV
- * are half, sums are float. Nothing here knows tiers, plans or schedules, and after opening nothing is allocated but what
- * cuBLAS notes of a product's shape. The whole device is never synchronized: a stream waits for events of others, a thread
- * for one event.
+ * Paper: sections 3 and 5, as in host.c. Launchers have the names and arguments of their twins there, which say what they
+ * compute; kernels get the same struct by value. Activations, weights and KV are half, sums are float. Nothing here knows
+ * tiers, plans or schedules, and after opening nothing is allocated but what cuBLAS notes of a product's shape. The whole
+ * device is never synchronized: a stream waits for events of others, a thread for one event.
  *   One order of sums   A row's result may not depend on its place in a batch. Attention therefore cuts a sequence at fixed
  * tokens, whoever else is there, and cuBLAS is asked by shape alone, so that one shape always meets one algorithm.
- *   Memory   Everything but weights is small beside K and V and the matrices: kernels read those in 16-byte pieces where
- * rows allow it (`wide`), and each once.
+ *   Memory   Everything but weights is small beside K and V and the matrices. Kernels read those once, and in 16-byte
+ * pieces where the length of a row allows it (`wide`).
  * Read next: lanes.c, which calls all this. */
 #include <cublasLt.h>
 #include <cuda_fp16.h>
@@ -106,15 +106,9 @@ static __device__ T block_reduce(T x) {
 // An open GPU
 // ---------------------------------------------------------------------------------------------------------------
 
-/* What cuBLAS needs to know of a product, and what it answered. All zero: an empty place. */
+/* What cuBLAS has been told of a product, and what it answered. All zero: an empty place. */
 typedef struct {
-    int m, n, k;
-    size_t y_ld;
-    Type y_type;
-    bool bias, relu;
-} Shape;
-typedef struct {
-    Shape shape;
+    Product shape; /* of its pointers only whether b is there */
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t w, x, y;
     cublasLtMatmulAlgo_t algorithm;
@@ -426,18 +420,17 @@ static int gpu_layernorm(Gpu *gpu, Lane lane, void *y, const void *x, const void
 // the residual that y holds, and takes the ReLU. Its choice of algorithm is kept for each shape.
 // ---------------------------------------------------------------------------------------------------------------
 
-static int blas_checked(cublasStatus_t s, const Shape *shape, Error *err) {
+static int blas_checked(cublasStatus_t s, const Product *p, Error *err) {
     if (s == CUBLAS_STATUS_SUCCESS) return 0;
     const char *remedy = "check that driver and CUDA toolkit fit together";
     if (s == CUBLAS_STATUS_ALLOC_FAILED) remedy = "lower --gpu-mem";
     if (s == CUBLAS_STATUS_NOT_SUPPORTED) remedy = "it has no kernel for this shape: use --device host";
-    return fail(err, EXIT_FAILED, "cuBLAS, a product of %d x %d x %d: status %d; %s", shape->m, shape->n, shape->k, (int)s,
-                remedy);
+    return fail(err, EXIT_FAILED, "cuBLAS, a product of %d x %d x %d: status %d; %s", p->m, p->n, p->k, (int)s, remedy);
 }
 
 /* The largest power of two up to 16 that every address in the product is a multiple of: regions begin at multiples of 64
  * bytes, and within them whole rows come before. */
-static uint32_t alignment(const Shape *s) {
+static uint32_t alignment(const Product *s) {
     size_t bits = (size_t)s->k * 2 | s->y_ld * type_bytes(s->y_type) | (size_t)s->n * type_bytes(s->y_type) | 16;
     return (uint32_t)(bits & -bits);
 }
@@ -445,9 +438,9 @@ static uint32_t alignment(const Shape *s) {
 /* Asks for an algorithm; false when there is none. b: the bias of this call, whose address tells how biases are aligned. */
 static bool ask(CudaGpu *g, Known *p, const void *b, bool fused) {
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    if (fused && p->shape.bias) epilogue = p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
+    if (fused && p->shape.b) epilogue = p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
     cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    if (fused && p->shape.bias) cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &b, sizeof b);
+    if (fused && p->shape.b) cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &b, sizeof b);
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t result;
     size_t workspace = WORKSPACE;
@@ -477,14 +470,15 @@ static void forget(Known *p) {
     *p = Known{};
 }
 
-/* The product of this shape, from before or asked for now; NULL and err when cuBLAS has none. */
-static Known *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b, Error *err) {
-    for (int i = 0; i < KNOWN; i++) {
-        const Shape *known = &g->products[lane][i].shape;
-        if (known->m == s->m && known->n == s->n && known->k == s->k && known->y_ld == s->y_ld &&
-            known->y_type == s->y_type && known->bias == s->bias && known->relu == s->relu)
-            return &g->products[lane][i];
-    }
+static bool same_shape(const Product *a, const Product *b) {
+    return a->m == b->m && a->n == b->n && a->k == b->k && a->y_ld == b->y_ld && a->y_type == b->y_type && !a->b == !b->b &&
+           a->relu == b->relu;
+}
+
+/* What is known of this product, from before or asked for now; NULL and err when cuBLAS cannot compute it. */
+static Known *find_product(CudaGpu *g, Lane lane, const Product *s, Error *err) {
+    for (int i = 0; i < KNOWN; i++)
+        if (same_shape(&g->products[lane][i].shape, s)) return &g->products[lane][i];
     Known *p = &g->products[lane][g->next_product[lane]++ % KNOWN];
     cudaDataType y_type = s->y_type == F32 ? CUDA_R_32F : CUDA_R_16F;
     cublasOperation_t transposed = CUBLAS_OP_T;
@@ -497,7 +491,7 @@ static Known *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b,
         status = cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
     if (blas_checked(status, s, err)) return NULL;
     p->shape = *s;
-    if (ask(g, p, b, true) || (s->bias && ask(g, p, b, false))) return p;
+    if (ask(g, p, s->b, true) || (s->b && ask(g, p, s->b, false))) return p;
     forget(p);
     blas_checked(CUBLAS_STATUS_NOT_SUPPORTED, s, err);
     return NULL;
@@ -517,8 +511,7 @@ static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
     CHECK(lane_channel[lane] == GPU && !p->quant.bits && (!p->residual || (p->residual == p->y && !p->relu)));
     CHECK((!p->relu || p->b) && (p->y_type == F16 || !p->b));
     if (!p->m) return 0;
-    Shape shape = {p->m, p->n, p->k, p->y_ld, p->y_type, p->b != NULL, p->relu};
-    Known *known = find_product(g, lane, &shape, p->b, err);
+    Known *known = find_product(g, lane, p, err);
     if (!known) return -1;
     float one = 1, zero = 0;
     char *workspace = g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0);
@@ -527,7 +520,7 @@ static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
     cublasStatus_t s =
         cublasLtMatmul(g->blas, known->product, &one, p->w, known->w, p->x, known->x, p->residual ? &one : &zero, p->y,
                        known->y, p->y, known->y, &known->algorithm, workspace, WORKSPACE, g->stream[lane]);
-    if (blas_checked(s, &shape, err)) return -1;
+    if (blas_checked(s, p, err)) return -1;
     if (!p->b || known->fused) return 0;
     bias_kernel<<<p->m, row_threads(p->n), 0, g->stream[lane]>>>((half *)p->y, p->y_ld, (const half *)p->b, p->relu, p->n);
     return launched("bias", err);

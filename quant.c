@@ -1,12 +1,14 @@
-/* quant.c: group-wise quantization (section 5, "group-wise quantization"), to be read beside its formula
+/* quant.c: group-wise quantization (section 5, "group-wise quantization"), to be read beside the paper's formula
  *
  *     x_quant = round((x - min) / (max - min) * (2^b - 1))
  *
- * for each group of g contiguous numbers: g = 64 and b = 4 in the paper, 4.5 bits a number with a group's min and scale in
- * F16. flexgen.h has the layout. First the plain functions, a number at a time; then the fast ones, which give the same
- * bytes. Contract: what is finite comes back within half a scale and one rounding to F16; what is not poisons its group, so
- * that it cannot pass for a number. Read next: host.c, which multiplies and attends to packed numbers without unpacking
- * them to memory. */
+ * for each group of g contiguous numbers. The paper takes b = 4 and g = 64, which is 4.5 bits a number with the group's min
+ * and scale in F16. The layout is in quant.h. First come the plain functions, which take a number at a time; then the fast
+ * ones for 4 bits, which give the same bytes.
+ *
+ * Contract: a finite number comes back within half a scale and one rounding to F16. One that is not finite makes its whole
+ * group NaN, so that it cannot pass for a number. Read next: device/host.c, which multiplies by and attends to packed
+ * numbers without unpacking them to memory. */
 #include "quant.h"
 
 #include <math.h>
@@ -119,16 +121,26 @@ void quant_unpack(f16 *x, size_t stride, const uint8_t *from, int n, Quant quant
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Groups of 4 bits, a vector at a time: VL groups of neighbouring columns, or one group that lies in a row
+// Groups of 4 bits, a vector at a time
+//
+// Of a matrix, VL neighbouring columns are packed together: lane l works on column l, whose group runs down the rows. 32
+// rows have their codes in 16 bytes, which are made 4 bytes (8 nibbles, u = 0 to 7) at a time:
+//
+//     byte          0   1   2   3  |  4   5  ..  |  .. 15  | 16  17  ..
+//     high half    16  17  18  19  | 20  21      |     31  | 48  49            the rows whose codes lie there
+//     low half      0   1   2   3  |  4   5      |     15  | 32  33
+//                  u = 0 is row 0, u = 1 row 16, u = 2 row 1, u = 3 row 17 ...
+//
+// A group of the KV cache lies in a row, so that its numbers themselves fill the vectors.
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Codes as rintf rounds: x + 1.5 2^23 has the nearest integer in its low bits, of two the even one. Of at most 15. */
 INLINE VI nearest(V x) { return (VI)(x + 0x1.8p23f) & 15; }
 
-/* The row whose code is nibble u of the word of codes that begins at byte `at`. */
+/* The row whose code is nibble u of the 4 bytes that begin at byte `at`, as in the picture. */
 static int nibble_row(size_t at, int u) { return (int)((at + u / 2) / 16 * 32 + (at + u / 2) % 16 + u % 2 * 16); }
 
-/* The first cols (at most VL) columns of w (rows, k). */
+/* The groups of cols (at most VL) columns of w (rows, k). */
 static bool pack_columns(uint8_t *to, const f16 *w, int rows, int k, int cols, Quant quant) {
     const size_t size = group_bytes(quant, quant.group), end = group_bytes(quant, rows) - HEADER;
     V min = v_set(INFINITY), max = -min, zero = {0}, inverse = {0};
@@ -175,7 +187,7 @@ static void unpack_columns(f16 *w, const uint8_t *from, int rows, int k, int col
     }
 }
 
-/* At most 32 codes. */
+/* The codes of n <= 32 numbers. */
 static void pack_block(uint8_t *codes, const f16 *x, int n, float min, float inverse) {
     typedef uint8_t VB __attribute__((vector_size(VL)));
     uint8_t code[32] = {0};

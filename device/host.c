@@ -12,7 +12,7 @@
  *              prefill and decode share every step, so decode of token t equals row t of prefill, bit for bit. Packed
  *              numbers pass through the same steps as F16.
  * Nothing is static but the number of threads and a scratch buffer per thread, so any lanes may call at once.
- * Read next: flexgen.c, or flexgen.cu for the same functions on a GPU. */
+ * Read next: flexgen.cu, the same functions on a GPU. */
 #include <math.h>
 #include <pthread.h>
 #ifdef _OPENMP
@@ -518,25 +518,28 @@ void host_attend_prefill(const Prefill *p) {
 // table says where a token's row of K and of V lies; of each row the task has the part of its heads, which lie side by
 // side:
 //
-//     page table           K                          task: 2 of 4 heads           score (head, token)
-//     t0 .. t3   ---->  t0 | h0 h1 [h2 h3] |                                        t0 t1 t2 t3 ...
-//     t4 .. t7   --.    t1 | h0 h1 [h2 h3] |     --- q[h] . k[t] --->          h2    .  .  .  .
-//                  |    ..                                                     h3    .  .  .  .
-//                  '->  t4 | h0 h1 [h2 h3] |
+//     page table          rows of K                   of a task with 2 of 4 heads
+//     t0 .. t3   ----->   t0 | h0 h1 [h2 h3] |                              t0   t1   t2   t3  ...
+//     t4 .. t7   ---.     t1 | h0 h1 [h2 h3] |    q[h] . k[t] = score   h2   .    .    .    .
+//                   |     ..                                            h3   .    .    .    .
+//                   '->   t4 | h0 h1 [h2 h3] |
 //
-//     attend_task     for each block:  find_rows     where its tokens are
-//                                      score_block   score[h][t] = q[h] . k[t]
-//                                      softmax_block score becomes weight
-//                                      weigh_block   o[h] += weight[h][t] v[t]
-//     select_task     scores of all the tokens, the largest of them, their weights        (sparse attention, section 5)
-//     weigh_task      o[h] of each head's own tokens
+//     attend_task, for each block:   find_rows       where its tokens lie
+//                                    score_block     score[h][t] = q[h] . k[t]
+//                                    softmax_block   scores become weights
+//                                    weigh_block     o[h] += weight[h][t] v[t]
+//     Sparse attention (section 5):
+//     select_task                    the scores of all tokens; each head's largest, and what they weigh
+//     weigh_task                     o[h], the weighted sum of each head's own tokens
 //
 // A head of K or V is F16, or packed. Packed numbers become vectors by a table in registers wherever runs of 16 lie in one
 // group (`tables`); otherwise a head is unpacked to memory first. Both ways end in the sums that F16 passes through.
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Heads that a task takes at most: a token's k is then read in long runs. Tokens whose v meet in registers. */
-enum { HEADS = 16, WEIGH = 8 };
+enum {
+    HEADS = 16, /* that a task takes at most: more than one, so that a token's k is read in long runs */
+    WEIGH = 8,  /* tokens whose v meet in registers */
+};
 
 /* A task: heads h .. h+nh-1 of sequence r, which has len tokens. */
 typedef struct {

@@ -8,7 +8,7 @@
 
 #include "cost/cost.h"
 
-/* max|a-b| / max|b|, the error of DESIGN's number rules; NaN anywhere gives NaN, and `!(e <= tol)` then fails. */
+/* max|a-b| / max|b|, the error that all tolerances here are about. NaN anywhere gives NaN, and `!(e <= tol)` then fails. */
 double max_norm_error(const float *a, const float *b, size_t n);
 /* A fresh directory under TMPDIR, removed with everything in it after the suites. */
 const char *temp_dir(void);
