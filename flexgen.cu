@@ -1094,23 +1094,19 @@ static __device__ double measure(const Row *row, Prefix end, bool mass) {
 
 /* The shortest prefix whose count or mass reaches the target, or with beyond is above it; of all tokens where none does. */
 static __device__ Prefix shortest(const Row *row, double target, bool mass, bool beyond) {
+    auto reaches = [&](Prefix p) {
+        double m = measure(row, p, mass);
+        return beyond ? m > target : m >= target;
+    };
     Prefix end = {0, row->vocab - 1};
     unsigned above = row->by_id ? 1 : 0x3f800001; /* the bits of 1, and one more: nothing is as probable */
     while (end.bits + 1 < above) {
         unsigned middle = end.bits + (above - end.bits) / 2;
-        double m = measure(row, Prefix{middle, row->vocab - 1}, mass);
-        if (beyond ? m > target : m >= target)
-            end.bits = middle;
-        else
-            above = middle;
+        (reaches(Prefix{middle, row->vocab - 1}) ? end.bits : above) = middle;
     }
     for (int low = -1; low + 1 < end.id;) {
         int middle = low + (end.id - low) / 2;
-        double m = measure(row, Prefix{end.bits, middle}, mass);
-        if (beyond ? m > target : m >= target)
-            end.id = middle;
-        else
-            low = middle;
+        (reaches(Prefix{end.bits, middle}) ? end.id : low) = middle;
     }
     return end;
 }

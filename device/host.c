@@ -905,13 +905,10 @@ void host_weigh(const Attention *a) { for_tasks(a, sparse_tokens(a->sparsity, lo
 // ---------------------------------------------------------------------------------------------------------------
 
 void host_pack(uint8_t *packed, const f16 *kv, int rows, int h1, int nh, Quant quant) {
-    int hd = h1 / nh;
-    size_t row = nh * quant_bytes(quant, hd);
+    const size_t row = 2 * nh * quant_bytes(quant, h1 / nh); /* k's heads, then v's */
     PARALLEL_FOR((size_t)rows * h1 > ENOUGH / 8, static)
-    for (int r = 0; r < rows; r++) { /* its k's heads, then its v's: what is not finite poisons its group alone */
-        quant_pack_heads(packed + 2 * r * row, kv + (size_t)2 * r * h1, nh, hd, quant);
-        quant_pack_heads(packed + (2 * r + 1) * row, kv + (size_t)(2 * r + 1) * h1, nh, hd, quant);
-    }
+    for (int r = 0; r < rows; r++) /* what is not finite poisons its group alone */
+        quant_pack_heads(packed + r * row, kv + (size_t)2 * r * h1, 2 * nh, h1 / nh, quant);
 }
 
 void host_append(const Append *a) {

@@ -114,70 +114,57 @@ static uint64_t sum_all(const uint64_t *a, size_t n) {
     return sum;
 }
 
-/* nseq sequences of `context` tokens, their pages dealt in turns, as F16 and packed. */
-typedef struct {
-    int nseq, context, page_tokens, h1, nh, max_pages;
-    void *k[2], *v[2]; /* [packed] */
-    float *q, *o;
-    int32_t *pages, *len;
-} Decode;
-
-static Decode decode_new(int nseq, int context, int page_tokens, int h1, int nh) {
-    Decode d = {.nseq = nseq, .context = context, .page_tokens = page_tokens, .h1 = h1, .nh = nh};
-    d.max_pages = (context + page_tokens - 1) / page_tokens;
-    size_t rows = (size_t)nseq * d.max_pages * page_tokens, packed = nh * quant_bytes(quant[1], h1 / nh);
+/* Attention of nseq sequences of `context` tokens, their pages dealt in turns, as F16 and packed. */
+static void attention_new(Attention a[2], int nseq, int context, int page_tokens, int h1, int nh) {
+    const int max_pages = (context + page_tokens - 1) / page_tokens;
+    const size_t rows = (size_t)nseq * max_pages * page_tokens, packed = nh * quant_bytes(quant[1], h1 / nh);
+    float *q = (float *)xcalloc((size_t)nseq * h1, 4);
+    int32_t *pages = (int32_t *)xcalloc((size_t)nseq * max_pages, 4), *len = (int32_t *)xcalloc(nseq, 4);
+    fill(q, NULL, (size_t)nseq * h1);
+    for (int r = 0; r < nseq; r++) len[r] = context;
+    for (int i = 0; i < nseq * max_pages; i++) pages[i] = i % nseq * max_pages + i / nseq;
+    a[0] = (Attention){xcalloc((size_t)nseq * h1, 4),
+                       q,
+                       F32,
+                       NULL,
+                       NULL,
+                       pages,
+                       len,
+                       nseq,
+                       max_pages,
+                       page_tokens,
+                       h1,
+                       nh,
+                       .quant = quant[0]};
+    a[1] = a[0], a[1].quant = quant[1];
     for (int part = 0; part < 2; part++) {
         f16 *x = (f16 *)xcalloc(rows * h1, 2);
         uint8_t *bytes = (uint8_t *)xcalloc(rows, packed);
         fill(NULL, x, rows * h1);
         for (size_t r = 0; r < rows; r++) quant_pack_heads(bytes + r * packed, x + r * h1, nh, h1 / nh, quant[1]);
-        (part ? d.v : d.k)[0] = x, (part ? d.v : d.k)[1] = bytes;
+        *(part ? &a[0].v : &a[0].k) = x, *(part ? &a[1].v : &a[1].k) = bytes;
     }
-    d.q = (float *)xcalloc((size_t)nseq * h1, 4), d.o = (float *)xcalloc((size_t)nseq * h1, 4);
-    d.pages = (int32_t *)xcalloc((size_t)nseq * d.max_pages, 4), d.len = (int32_t *)xcalloc(nseq, 4);
-    fill(d.q, NULL, (size_t)nseq * h1);
-    for (int r = 0; r < nseq; r++) d.len[r] = context;
-    for (int i = 0; i < nseq * d.max_pages; i++) d.pages[i] = i % nseq * d.max_pages + i / nseq;
-    return d;
 }
 
-/* Attention to the pages of F16 or to the packed ones. */
-static Attention attention(const Decode *d, int packed) {
-    return (Attention){.o = d->o,
-                       .q = d->q,
-                       .act_type = F32,
-                       .k = d->k[packed],
-                       .v = d->v[packed],
-                       .pages = d->pages,
-                       .len = d->len,
-                       .nseq = d->nseq,
-                       .max_pages = d->max_pages,
-                       .page_tokens = d->page_tokens,
-                       .h1 = d->h1,
-                       .nh = d->nh,
-                       .quant = quant[packed]};
-}
-
-static void decode_free(Decode *d) {
-    for (int i = 0; i < 2; i++) free(d->k[i]), free(d->v[i]);
-    free(d->q), free(d->o), free(d->pages), free(d->len);
+static void attention_free(Attention a[2]) {
+    for (int i = 0; i < 2; i++) free((void *)a[i].k), free((void *)a[i].v);
+    free((void *)a->q), free(a->o), free((void *)a->pages), free((void *)a->len);
 }
 
 /* One layer's sparse attention beside the `dense` seconds. Sparsity 0 has nothing to choose: what remains is the scores. */
-static void sparse_rate(const Decode *d, int i, double dense) {
+static void sparse_rate(Attention a, double dense) {
     const double sparsity = 0.1;
-    int most = sparse_tokens(sparsity, d->context);
-    Attention a = attention(d, i);
-    a.tokens = (int32_t *)xcalloc((size_t)d->nseq * d->nh * most, 4);
-    a.weights = (float *)xcalloc((size_t)d->nseq * d->nh * most, 4);
-    a.most = most;
+    a.most = sparse_tokens(sparsity, a.len[0]);
+    a.tokens = (int32_t *)xcalloc((size_t)a.nseq * a.nh * a.most, 4);
+    a.weights = (float *)xcalloc((size_t)a.nseq * a.nh * a.most, 4);
     double scores, select, weigh;
     SECONDS(scores, host_select(&a));
     a.sparsity = sparsity;
     SECONDS(select, host_select(&a));
     SECONDS(weigh, host_weigh(&a));
     printf("attend sparsely (%.1f)  %s   %.2f of its time: scores %.2f, choosing %.2f, V %.2f\n", sparsity,
-           i ? "4-bit" : "F16  ", (select + weigh) / dense, scores / dense, (select - scores) / dense, weigh / dense);
+           a.quant.bits ? "4-bit" : "F16  ", (select + weigh) / dense, scores / dense, (select - scores) / dense,
+           weigh / dense);
     free(a.tokens), free(a.weights);
 }
 
@@ -190,7 +177,8 @@ static double median(double *x, int n) {
  * bandwidth changes: medians of both, and of the ratios of each turn. */
 static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, bool sparse) {
     enum { TURNS = 15, WORDS = 32 << 20 };
-    Decode d = decode_new(nseq, context, page_tokens, h1, nh);
+    Attention a[2];
+    attention_new(a, nseq, context, page_tokens, h1, nh);
     uint64_t *words = (uint64_t *)xcalloc(WORDS, 8), sum = 0;
     memset(words, 1, (size_t)WORDS * 8);
     for (int i = 0; i < 2; i++) {
@@ -199,8 +187,7 @@ static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, 
             double begin = now(), middle;
             sum += sum_all(words, WORDS);
             middle = now();
-            Attention a = attention(&d, i);
-            host_attend(&a);
+            host_attend(&a[i]);
             rate[turn] = 4e-9 * nseq * context * h1 / (now() - middle);
             read[turn] = 8e-9 * WORDS / (middle - begin), ratio[turn] = rate[turn] / read[turn];
         }
@@ -208,11 +195,11 @@ static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, 
         printf("attend %3d x %5d tokens, %s pages of %3d, h1 %4d hd %3d   %5.1f GB/s   plain read %5.1f (%.0f%%)\n", nseq,
                context, i ? "4-bit" : "F16  ", page_tokens, h1, h1 / nh, gbs, median(read, TURNS),
                100 * median(ratio, TURNS));
-        if (sparse) sparse_rate(&d, i, 4e-9 * nseq * context * h1 / gbs);
+        if (sparse) sparse_rate(a[i], 4e-9 * nseq * context * h1 / gbs);
     }
     if (sum == 1) printf(" "); /* keeps the reads */
     free(words);
-    decode_free(&d);
+    attention_free(a);
 }
 
 static void prefill_rate(int nseq, int s, int h1, int nh, double linear) {
