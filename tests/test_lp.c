@@ -291,6 +291,29 @@ static void the_known_cycles_end(void) {
     assert_value(&answer, -1); /* x = 1 0 1 0 */
 }
 
+/* The first column enters, as Bland has it; but if of rows that tie the first one left, and not that of the first variable,
+ * the search would go round in circles at x = 0. Found by trying at random. */
+static void ties_go_to_the_first_variable(void) {
+    Lp two = new_lp(5, C(3, 1, -2, -4, 6)), three = new_lp(5, C(7, -2, 2, 2, 0)), one = new_lp(6, C(-1, 1, 3, -4, 1, -3));
+    add_row(&one, "1", false, 0, C(-1, -3, 2, 2, -3, -3));
+    add_row(&one, "2", false, 0, C(-2, 0, -4, -3, 3, -1));
+    add_row(&one, "3", false, 0, C(3, 1, 2, 4, -3, -2));
+    add_row(&one, "sum", false, 1, C(1, 1, 1, 1, 1, 1));
+    add_row(&two, "1", false, 0, C(1, -2, -2, 4, 9));
+    add_row(&two, "2", false, 0, C(3, 1, -8, -7, 3));
+    add_row(&two, "3", false, 0, C(1, -2, 5, 8, -2));
+    add_row(&two, "4", false, 0, C(0, 7, 8, -8, 0));
+    add_row(&two, "sum", false, 1, C(1, 1, 1, 1, 1));
+    add_row(&three, "1", false, 0, C(3, -8, 4, 2, 3));
+    add_row(&three, "2", false, 0, C(7, 1, -5, -7, -7));
+    add_row(&three, "3", false, 0, C(-2, 6, 5, -8, -7));
+    add_row(&three, "4", false, 0, C(3, 5, 6, 5, 5));
+    add_row(&three, "sum", false, 1, C(1, 1, 1, 1, 1));
+    CU_ASSERT(solved(&one, LP_OPTIMAL).pivots < 30);
+    CU_ASSERT(solved(&two, LP_OPTIMAL).pivots < 30);
+    CU_ASSERT(solved(&three, LP_OPTIMAL).pivots < 30);
+}
+
 /* Klee and Minty's cube has 2^n corners, and a rule may visit all. */
 static void the_longest_way_round_a_cube_ends(void) {
     enum { N = 10 };
@@ -414,6 +437,7 @@ CU_TestInfo tests_lp[] = {
     {"what rounding hides is lost or right", what_rounding_hides_is_lost_or_right},
     {"large ones end too", large_ones_end_too},
     {"the known cycles end", the_known_cycles_end},
+    {"ties go to the first variable", ties_go_to_the_first_variable},
     {"the longest way round a cube ends", the_longest_way_round_a_cube_ends},
     {"no rows and no variables have answers", no_rows_and_no_variables_have_answers},
     {"rows of zeros say yes or no", rows_of_zeros_say_yes_or_no},
