@@ -496,8 +496,9 @@ static void add_cores(Linear *of, const Sweep *a) {
     add(&of[CORES], 1, copies);
 }
 
-/* Of two lanes that are equally busy now one waits for the other and now the other way round, since squares differ: both
- * together take about 6% longer than each alone. In the sim, that is; test_policy.c compares. */
+/* Squares differ, so that of two lanes which are equally busy now one waits for the other and now the other way round, and
+ * both together take longer than either. By how much follows from nothing here: 6% is an allowance of the size that runs
+ * were measured to take more than their slowest lane (scripts/schedules.py). */
 static const double HELD_UP = 1.06;
 
 /* Rows that are made of others. comp with a link: HELD_UP (link + comp) / 2. Without overlap everything adds up. */
