@@ -282,19 +282,23 @@ static void set_fractions(Policy *p, const Search *s, const double *x) {
     round_shares(&p->hg, &p->hc, x + HG, s->fixed + 4, sequences);
 }
 
-/* Whether the policy's plan fits, and what it costs; if not, by how many bytes it exceeds each tier. */
-static bool try_plan(Found *found, const Search *s, const Policy *policy, const Lp *lp, double excess[NTIERS], Error *err) {
+/* The policy's plan if it fits; if not, NULL, and by how many bytes it exceeds each tier. */
+static Plan *plan_that_fits(const Search *s, const Policy *policy, double excess[NTIERS], Error *err) {
     Task task = task_for(s, policy);
     Plan *plan = plan_make(s->checkpoint, policy, &task, s->act_type, err);
-    bool fits = plan && plan_fits(plan, s->capacity, err) == 0;
     for (int t = 0; t < NTIERS; t++) excess[t] = plan ? fmax(0, (double)plan->total[t] - (double)s->capacity[t]) : 0;
-    if (fits) {
-        *found = (Found){.policy = *policy};
-        runtime_cost(&found->cost, lp, plan);
-        found->latency = latency_of(&task, plan, found->cost.T);
-    }
+    if (plan && plan_fits(plan, s->capacity, err) == 0) return plan;
     plan_free(plan);
-    return fits;
+    return NULL;
+}
+
+/* What the plan costs by the rows of the LP. */
+static Found found_by(const Search *s, const Plan *plan, const Lp *lp) {
+    Task task = task_for(s, &plan->policy);
+    Found found = {.policy = plan->policy};
+    runtime_cost(&found.cost, lp, plan);
+    found.latency = latency_of(&task, plan, found.cost.T);
+    return found;
 }
 
 /* The tiers that the LP would have larger. */
@@ -312,32 +316,34 @@ static bool realize(Found *found, const Search *s, const Candidate *c) {
     enum { TRIES = 12 };
     double capacity[NTIERS], excess[NTIERS], times = 1.05;
     Policy policy = c->policy;
-    Plan *corner = corner_plan(s, &policy);
-    bool done = false;
+    Plan *corner = corner_plan(s, &policy), *plan = NULL;
     for (int t = 0; t < NTIERS; t++) capacity[t] = (double)s->capacity[t];
-    for (int i = 0; i < TRIES && corner && !done; i++, times *= 2) {
+    for (int i = 0; i < TRIES && corner && !plan; i++, times *= 2) {
         Error ignored;
         Lp lp;
         LpAnswer answer;
         if (!solve(&answer, &lp, s, &policy, corner, capacity)) break;
         set_fractions(&policy, s, answer.x);
-        done = try_plan(found, s, &policy, &lp, excess, &ignored);
-        if (done) note_full(&found->cost, &lp, &answer);
+        plan = plan_that_fits(s, &policy, excess, &ignored);
+        if (plan) *found = found_by(s, plan, &lp), note_full(&found->cost, &lp, &answer);
         for (int t = 0; t < NTIERS; t++) capacity[t] -= excess[t] * times;
     }
-    plan_free(corner);
-    return done && !(s->max_latency > 0 && found->latency > s->max_latency);
+    bool in_time = plan && !(s->max_latency > 0 && found->latency > s->max_latency);
+    plan_free(corner), plan_free(plan);
+    return in_time;
 }
 
 int policy_predict(Found *found, const Search *search, Error *err) {
     const double roomy[NTIERS] = {1e18, 1e18, 1e18};
     double excess[NTIERS];
+    Plan *plan = plan_that_fits(search, &search->given, excess, err), *corner = NULL;
     Lp lp;
-    Plan *corner = corner_plan(search, &search->given);
-    if (corner) runtime_lp(&lp, search->hardware, search->checkpoint, corner, search->given.cpu_attention, roomy);
-    bool fits = try_plan(found, search, &search->given, &lp, excess, err);
-    plan_free(corner);
-    return fits ? 0 : -1;
+    if (!plan) return -1;
+    corner = corner_plan(search, &search->given);
+    runtime_lp(&lp, search->hardware, search->checkpoint, corner, search->given.cpu_attention, roomy);
+    *found = found_by(search, plan, &lp);
+    plan_free(corner), plan_free(plan);
+    return 0;
 }
 
 /* No candidate has a bound: the smallest block, with everything that is open on one tier, or the reason why not. Tries all
