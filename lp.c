@@ -23,19 +23,20 @@ static const double SMALL = 1e-4;  /* below it, a number may be mostly rounding,
 static const double NOISE = 1e-13; /* what is left of a number where equal ones cancel, as a share of it */
 static const double TIE = 1e-12;   /* two quotients that differ by less are equal, as a share of them */
 
-/* Every row i with its slack variable s_i and its artificial variable r_i: a_i x + s_i + r_i = b_i, where b_i >= 0. (A row
- * with b_i < 0 is turned round first; a row with = has no slack.) One variable of each row is basic, the others are 0. The
- * cells are the rows, multiplied by the inverse of the basis so that each is solved for its basic variable; below them the
- * costs of both phases, reduced to the variables that are not basic. */
+/* Every row i with a slack variable s_i, which is 0 in a row with =: a_i x + s_i = b_i, where b_i >= 0. (A row with b_i < 0
+ * is turned round first.) Where s_i cannot be what is left of b_i, an artificial variable is. One variable of each row is
+ * basic, the others are 0. The cells are the rows, multiplied by the inverse of the basis so that each is solved for its
+ * basic variable; below them the costs of both phases, reduced to the variables that are not basic. */
 typedef struct {
     const Lp *lp;
-    int n, m, width;                            /* columns: n variables, m slacks, m artificials, the right-hand side */
+    int n, m, width;                            /* columns: n variables, m slacks, artificials, the right-hand side */
     double a[LP_MAX_ROWS + 1][LP_MAX_VARS + 1]; /* the LP, scaled; row m: c, column n: b */
     int row_exp[LP_MAX_ROWS + 1];               /* the powers of two by which its rows */
     int col_exp[LP_MAX_VARS + 1];               /* and columns were multiplied */
     double sign[LP_MAX_ROWS];                   /* -1: the row was turned round */
-    int basis[LP_MAX_ROWS], pivots;             /* the basic variable of each row */
-    bool fresh;                                 /* computed from a, not by the pivots of a search */
+    int unit[LP_MAX_ROWS]; /* the slack or artificial that was basic at first: its column is the inverse's for this row */
+    int basis[LP_MAX_ROWS], pivots; /* the basic variable of each row */
+    bool fresh;                     /* computed from a, not by the pivots of a search */
     double cell[LP_MAX_ROWS + NPHASES][COLS];
 } Tableau;
 
@@ -48,22 +49,25 @@ typedef struct {
 // variable. Other rules need fewer pivots, but may go round in circles.
 // ---------------------------------------------------------------------------------------------------------------
 
-/* The first tableau: the basis is each row's slack, or its artificial where the slack cannot be. */
+/* The first tableau: the basis is each row's slack, or an artificial where the slack cannot be. */
 static void load(Tableau *t) {
-    const int rhs = t->width - 1;
     double *cost_1 = t->cell[t->m + PHASE_1], *cost_2 = t->cell[t->m + PHASE_2];
+    t->width = t->n + t->m + 1;
+    for (int i = 0; i < t->m; i++) {
+        bool turned = t->lp->row[i].b < 0;
+        t->sign[i] = turned ? -1 : 1;
+        t->basis[i] = t->unit[i] = turned || t->lp->row[i].equal ? t->width++ - 1 : t->n + i;
+    }
     memset(t->cell, 0, (t->m + NPHASES) * sizeof *t->cell);
     for (int i = 0; i < t->m; i++) {
         double *row = t->cell[i];
-        const int slack = t->n + i, artificial = t->n + t->m + i;
-        t->sign[i] = t->lp->row[i].b < 0 ? -1 : 1;
         for (int j = 0; j < t->n; j++) row[j] = t->sign[i] * t->a[i][j];
-        row[slack] = t->lp->row[i].equal ? 0 : t->sign[i];
-        row[artificial] = 1;
-        row[rhs] = t->sign[i] * t->a[i][t->n];
-        t->basis[i] = row[slack] == 1 ? slack : artificial;
-        cost_1[artificial] += 1;
-        for (int c = 0; t->basis[i] == artificial && c < t->width; c++) cost_1[c] -= row[c];
+        row[t->n + i] = t->lp->row[i].equal ? 0 : t->sign[i];
+        row[t->unit[i]] = 1;
+        row[t->width - 1] = t->sign[i] * t->a[i][t->n];
+        if (t->unit[i] < t->n + t->m) continue;
+        cost_1[t->unit[i]] += 1; /* and reduced at once, as it is basic */
+        for (int c = 0; c < t->width; c++) cost_1[c] -= row[c];
     }
     for (int j = 0; j < t->n; j++) cost_2[j] = t->a[t->m][j];
 }
@@ -295,10 +299,11 @@ static void read_x(double *x, const Tableau *t, int way) {
         if (t->basis[i] < t->n) x[t->basis[i]] = fmax(clean(way < 0 ? t->cell[i][t->width - 1] : -t->cell[i][way]), 0);
 }
 
-/* The cost of a row's artificial shows what the row is worth. */
+/* The reduced cost of a row's unit column shows what the row is worth; an artificial's has its own cost of 1 in phase 1. */
 static void read_y(double *y, const Tableau *t, int phase) {
     for (int i = 0; i < t->m; i++) {
-        double worth = t->sign[i] * clean(t->cell[t->m + phase][t->n + t->m + i] - (phase == PHASE_1));
+        bool paid = phase == PHASE_1 && t->unit[i] >= t->n + t->m;
+        double worth = t->sign[i] * clean(t->cell[t->m + phase][t->unit[i]] - paid);
         y[i] = t->lp->row[i].equal ? worth : fmax(worth, 0);
     }
 }
@@ -338,7 +343,7 @@ static bool all_finite(const Tableau *t) {
 void lp_solve(LpAnswer *answer, const Lp *lp) {
     Tableau t;
     CHECK(lp->n >= 0 && lp->n <= LP_MAX_VARS && lp->m >= 0 && lp->m <= LP_MAX_ROWS);
-    t.lp = lp, t.n = lp->n, t.m = lp->m, t.width = lp->n + 2 * lp->m + 1, t.fresh = true, t.pivots = 0;
+    t.lp = lp, t.n = lp->n, t.m = lp->m, t.fresh = true, t.pivots = 0;
     *answer = (LpAnswer){.verdict = LP_LOST, .row = -1};
     if (!all_finite(&t)) return;
     scale(&t);
