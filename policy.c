@@ -95,45 +95,27 @@ static void decode_rows(Lp *lp, const Letters *a) {
             1);
 }
 
-/* gpu_peak^p = gpu_home^p + gpu_w^p < gmem */
-static void gpu_prefill_rows(Lp *lp, const Letters *a) {
+/* gpu_peak^p = gpu_home^p + gpu_w^p < gmem with q = s new tokens a sequence, which attend to `past` = s tokens; and the
+ * same with ^g, where q = 1 and past = s + n. gpu_w has the activations of a whole prompt in both, as printed. */
+static void gpu_rows(Lp *lp, const Letters *a, double q, double past, const char *const name[6]) {
     const double s = a->s, n = a->n, l = a->l, h1 = a->h1, h2 = a->h2, nh = a->nh, gbs = a->gbs, bls = a->bls;
     const double weights = a->weights, hidden = 2 * s * h1 * gbs, gmem = a->hw->gmem;
-    const Linear gpu_home = {.wg = weights * l, .hg = 2 * s * h1 * bls, .cg = 4 * (s + n) * h1 * bls * l};
+    const Linear gpu_home = {.wg = weights * l, .hg = 2 * q * h1 * bls, .cg = 4 * (s + n) * h1 * bls * l};
     const Linear gpu_w = {.one = 2 * weights + hidden, .wg = -2 * weights, .hg = -hidden}; /* 2 (1 - wg), 1 - hg */
-    const Linear qkv = {.one = gbs * (2 * s * h1 + 3 * (2 * s * h1))};
-    const Linear att_1 = {.cg = gbs * (2 * s * h1 + 2 * s * h1 + 2 * nh * s * s)};
-    const Linear att_2 = {.cg = gbs * (2 * nh * s * s + 2 * s * h1 + 2 * s * h1)};
-    const Linear embed = {.one = gbs * (2 * s * h1 + 2 * s * h1)};
-    const Linear mlp_1 = {.one = gbs * 2 * (s * h1 + s * h2)};
-    const Linear mlp_2 = {.one = gbs * 2 * (s * h2 + s * h1)};
-    peak(lp, "gpu_peak^p with qkv^p", gpu_home, gpu_w, qkv, gmem);
-    peak(lp, "gpu_peak^p with att_1^p", gpu_home, gpu_w, att_1, gmem);
-    peak(lp, "gpu_peak^p with att_2^p", gpu_home, gpu_w, att_2, gmem);
-    peak(lp, "gpu_peak^p with embed^p", gpu_home, gpu_w, embed, gmem);
-    peak(lp, "gpu_peak^p with mlp_1^p", gpu_home, gpu_w, mlp_1, gmem);
-    peak(lp, "gpu_peak^p with mlp_2^p", gpu_home, gpu_w, mlp_2, gmem);
+    const Linear qkv = {.one = gbs * (2 * q * h1 + 3 * (2 * q * h1))};
+    const Linear att_1 = {.cg = gbs * (2 * q * h1 + 2 * past * h1 + 2 * nh * q * past)};
+    const Linear att_2 = {.cg = gbs * (2 * nh * q * past + 2 * past * h1 + 2 * q * h1)};
+    const Linear embed = {.one = gbs * (2 * q * h1 + 2 * q * h1)};
+    const Linear mlp_1 = {.one = gbs * 2 * (q * h1 + q * h2)};
+    const Linear mlp_2 = {.one = gbs * 2 * (q * h2 + q * h1)};
+    const Linear work[6] = {qkv, att_1, att_2, embed, mlp_1, mlp_2};
+    for (int i = 0; i < 6; i++) peak(lp, name[i], gpu_home, gpu_w, work[i], gmem);
 }
 
-/* gpu_peak^g = gpu_home^g + gpu_w^g < gmem */
-static void gpu_decode_rows(Lp *lp, const Letters *a) {
-    const double s = a->s, n = a->n, l = a->l, h1 = a->h1, h2 = a->h2, nh = a->nh, gbs = a->gbs, bls = a->bls;
-    const double weights = a->weights, hidden = 2 * s * h1 * gbs /* as printed */, gmem = a->hw->gmem;
-    const Linear gpu_home = {.wg = weights * l, .hg = 2 * h1 * bls, .cg = 4 * (s + n) * h1 * bls * l};
-    const Linear gpu_w = {.one = 2 * weights + hidden, .wg = -2 * weights, .hg = -hidden}; /* 2 (1 - wg), 1 - hg */
-    const Linear kv = {.one = gbs * (2 * h1 + 3 * (2 * h1))};
-    const Linear att_1 = {.cg = gbs * (2 * h1 + 2 * (s + n) * h1 + 2 * nh * (s + n))};
-    const Linear att_2 = {.cg = gbs * (2 * nh * (s + n) + 2 * (s + n) * h1 + 2 * h1)};
-    const Linear embed = {.one = gbs * (2 * h1 + 2 * h1)};
-    const Linear mlp_1 = {.one = 2 * gbs * (h1 + h2)};
-    const Linear mlp_2 = {.one = 2 * gbs * (h2 + h1)};
-    peak(lp, "gpu_peak^g with kv^g", gpu_home, gpu_w, kv, gmem);
-    peak(lp, "gpu_peak^g with att_1^g", gpu_home, gpu_w, att_1, gmem);
-    peak(lp, "gpu_peak^g with att_2^g", gpu_home, gpu_w, att_2, gmem);
-    peak(lp, "gpu_peak^g with embed^g", gpu_home, gpu_w, embed, gmem);
-    peak(lp, "gpu_peak^g with mlp_1^g", gpu_home, gpu_w, mlp_1, gmem);
-    peak(lp, "gpu_peak^g with mlp_2^g", gpu_home, gpu_w, mlp_2, gmem);
-}
+static const char *const gpu_peak_p[6] = {"gpu_peak^p with qkv^p",   "gpu_peak^p with att_1^p", "gpu_peak^p with att_2^p",
+                                          "gpu_peak^p with embed^p", "gpu_peak^p with mlp_1^p", "gpu_peak^p with mlp_2^p"};
+static const char *const gpu_peak_g[6] = {"gpu_peak^g with kv^g",    "gpu_peak^g with att_1^g", "gpu_peak^g with att_2^g",
+                                          "gpu_peak^g with embed^g", "gpu_peak^g with mlp_1^g", "gpu_peak^g with mlp_2^g"};
 
 /* cpu_peak^p = cpu_home^p + cpu_w^p < cmem, and the same with ^g */
 static void cpu_rows(Lp *lp, const Letters *a) {
@@ -172,8 +154,8 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
     lp->c[T_PRE] = a.l / a.bls, lp->c[T_GEN] = (a.n - 1) * a.l / a.bls; /* T / bls, T = T_pre l + T_gen (n - 1) l */
     prefill_rows(lp, &a);
     decode_rows(lp, &a);
-    gpu_prefill_rows(lp, &a);
-    gpu_decode_rows(lp, &a);
+    gpu_rows(lp, &a, a.s, a.s, gpu_peak_p);
+    gpu_rows(lp, &a, 1, a.s + a.n, gpu_peak_g);
     cpu_rows(lp, &a);
     disk_rows(lp, &a);
     sum_rows(lp);
@@ -272,20 +254,18 @@ enum {
 };
 #define STAGES(name) \
     { name "^g", name "^p" }
-static const char *const bound_name[NBOUNDS][2] = {
-    STAGES("ctog"),
-    STAGES("gtoc"),
-    STAGES("dtoc"),
-    STAGES("ctod"),
-    STAGES("gpu"),
-    STAGES("cpu"),
-    STAGES("cores"),
-    STAGES("chain"),
-    STAGES("store"),
-    STAGES("queue"),
-    {"comp^g with ctog^g", "comp^p with ctog^p"},
-    {"comp^g with dtoc^g", "comp^p with dtoc^p"},
-};
+static const char *const bound_name[NBOUNDS][2] = {STAGES("ctog"),
+                                                   STAGES("gtoc"),
+                                                   STAGES("dtoc"),
+                                                   STAGES("ctod"),
+                                                   STAGES("gpu"),
+                                                   STAGES("cpu"),
+                                                   STAGES("cores"),
+                                                   STAGES("chain"),
+                                                   STAGES("store"),
+                                                   STAGES("queue"),
+                                                   {"comp^g with ctog^g", "comp^p with ctog^p"},
+                                                   {"comp^g with dtoc^g", "comp^p with dtoc^p"}};
 const char *const memory_row[NTIERS] = {"GPU memory", "CPU memory", "disk space"};
 
 /* Seconds of each in one sweep: in a layer; in the last layer and the head, what they take more than a layer. */

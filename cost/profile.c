@@ -41,28 +41,6 @@ enum {
     DISK_TIMES = 25,      /* and a pass over the file: caches of a disk hide its rate at first */
 };
 
-/* On the host device, on a GPU: the largest model whose layer is measured within a minute. */
-static const ProfileSize full_size[2] = {
-    {.h1 = 2048,
-     .h2 = 8192,
-     .nh = 32,
-     .nseq = 16,
-     .rows = 1024,
-     .tokens = 2048,
-     .cold = (size_t)256 << 20,
-     .disk = (size_t)256 << 20,
-     .seconds = .1},
-    {.h1 = 4096,
-     .h2 = 16384,
-     .nh = 32,
-     .nseq = 32,
-     .rows = 1024,
-     .tokens = 2048,
-     .cold = (size_t)1 << 30,
-     .disk = (size_t)256 << 20,
-     .seconds = .1},
-};
-
 /* How packed numbers are measured. */
 static const Quant usual = {4, 64};
 
@@ -482,9 +460,12 @@ static int measure_shared_cores(Hardware *h, Profile *p) {
 
 static size_t round_up(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-/* Each half of the cold memory is more than the last cache holds, so that going round in it finds nothing there. */
+/* The largest layer that is measured within a minute, or the model's own where that is smaller. Each half of the cold
+ * memory is more than the last cache holds, so that going round in it finds nothing there. */
 ProfileSize profile_size(const Gpu *gpu, const OptConfig *config) {
-    ProfileSize size = full_size[gpu != NULL];
+    ProfileSize size = {.h1 = 2048, .h2 = 8192, .nh = 32, .nseq = 16, .rows = 1024, .tokens = 2048, .seconds = .1};
+    size.cold = size.disk = (size_t)256 << 20;
+    if (gpu) size.h1 *= 2, size.h2 *= 2, size.nseq *= 2, size.cold *= 4;
     if (config && config->h1 <= size.h1 && config->h2 <= size.h2)
         size.h1 = config->h1, size.h2 = config->h2, size.nh = config->nh;
     size_t most = (size_t)1 << 30;
