@@ -252,20 +252,11 @@ enum {
     COMP_WITH_DTOC,
     NBOUNDS
 };
-#define STAGES(name) \
-    { name "^g", name "^p" }
-static const char *const bound_name[NBOUNDS][2] = {STAGES("ctog"),
-                                                   STAGES("gtoc"),
-                                                   STAGES("dtoc"),
-                                                   STAGES("ctod"),
-                                                   STAGES("gpu"),
-                                                   STAGES("cpu"),
-                                                   STAGES("cores"),
-                                                   STAGES("chain"),
-                                                   STAGES("store"),
-                                                   STAGES("queue"),
-                                                   {"comp^g with ctog^g", "comp^p with ctog^p"},
-                                                   {"comp^g with dtoc^g", "comp^p with dtoc^p"}};
+static const char *const bound_name[2][NBOUNDS] = {
+    {"ctog^g", "gtoc^g", "dtoc^g", "ctod^g", "gpu^g", "cpu^g", "cores^g", "chain^g", "store^g", "queue^g",
+     "comp^g with ctog^g", "comp^g with dtoc^g"},
+    {"ctog^p", "gtoc^p", "dtoc^p", "ctod^p", "gpu^p", "cpu^p", "cores^p", "chain^p", "store^p", "queue^p",
+     "comp^p with ctog^p", "comp^p with dtoc^p"}};
 const char *const memory_row[NTIERS] = {"GPU memory", "CPU memory", "disk space"};
 
 /* Seconds of each in one sweep: in a layer; in the last layer and the head, what they take more than a layer. */
@@ -307,8 +298,8 @@ static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const 
     for (int r = 0; r < NROLES; r++) a.on_disk += (double)tensor_span(checkpoint->layer[0][r]);
     if (copied_to_disk(plan, checkpoint)) a.on_disk = a.weights;
     a.hidden = a.act * a.config->h1 * a.all_rows, a.fresh = a.kv * a.all_rows;
-    a.cache =
-        a.kv * a.rows[0] * (a.past - 1 + page / 2); /* whole pages, the last of them half full; the new token is here */
+    /* past counts the new token, which is not loaded; pages move whole, and on average half of the last one is empty */
+    a.cache = a.kv * a.rows[0] * (a.past - 1 + page / 2);
     a.table = 2.0 * head.rows * head.cols, a.table_on_disk = (double)type_bytes(head.type) * head.rows * head.cols;
     return a;
 }
@@ -325,8 +316,8 @@ static void add(Linear *to, double factor, Linear more) {
 static double memory_seconds(double bytes, double bdw) { return bdw > 0 ? bytes / bdw : 0; }
 
 // ---------------------------------------------------------------------------------------------------------------
-// The links, by the calls of Figure 4. An op takes op_s besides its bytes: weights cross in K parts, one beside each batch,
-// and so do the caches and hidden states of K batches
+// The links, by the calls of Figure 4: the bytes of each call over the bandwidth of its link. Every op takes op_s besides;
+// weights cross in K parts, one beside each batch, and the K batches' caches and hidden states one by one
 // ---------------------------------------------------------------------------------------------------------------
 
 static void link_rows(Seconds *t, const Sweep *a) {
@@ -408,7 +399,7 @@ static void processor_rows(Seconds *t, const Sweep *a) {
  * `heads`, mostly one of each sequence. The table of tokens streams like a layer when it is not on the GPU, and the rows of
  * new tokens are gathered where it rests. The GPU embeds (ids, then hidden states, each read and written), and for every
  * batch of the head normalizes, multiplies with the table and chooses. */
-static void head_rows_of(Seconds *t, const Sweep *a) {
+static void head_seconds(Seconds *t, const Sweep *a) {
     const OptConfig *c = a->config;
     const Hardware *h = a->hw;
     const Tier home = a->plan->policy.table_home;
@@ -430,13 +421,14 @@ static void head_rows_of(Seconds *t, const Sweep *a) {
 // What perfect overlap leaves out
 // ---------------------------------------------------------------------------------------------------------------
 
-/* chain, store: at most nws batches are under way at once, as there are so many workspaces; so K batches that each take t
- * seconds from lane to lane need at least K t / min(K, nws). Where some batches are in prefill, only they are counted: they
- * are by far the longest.
- *   chain: the GPU's work, (hc + hd) hidden up and down and hd from and to the disk, and in generation attention;
- *          (cc + cd) with the CPU's attention four more ops: k, v, q go down, are put away, attended to, and o comes up
- *   store: the first quarter of the GPU's work (q, k and v are 3 of a layer's 12 h1^2), then (cc + cd) fresh down, cd to
- *          the disk */
+/* There are nws rotating workspaces, so at most nws batches are on their way through a layer at once. If K batches take t
+ * seconds each from lane to lane, a layer takes at least K t / min(K, nws). In sweeps with a prefill only the batches in
+ * prefill are counted: their way is by far the longest.
+ *     chain = GPU's work + (hc + hd) hidden up and down + hd hidden from and to the disk, and in generation
+ *             + attention wherever the cache is; and if the CPU attends, + (cc + cd) (q, k and v down, o up) for that, of
+ *             4 ops: down, append, attend, up
+ *     store = a quarter of the GPU's work + (cc + cd) fresh down + cd fresh to the disk. The quarter is q, k and v: 3 h1^2
+ * of a layer's 12 h1^2. */
 static void flight_rows(Seconds *t, const Sweep *a) {
     const bool prefill = a->batches[1] > 0;
     const double K = a->batches[prefill], rows = a->rows[prefill], hidden = a->act * a->config->h1 * rows;
@@ -464,13 +456,14 @@ static void queue_row(Seconds *t, const Sweep *a) {
     t->layer[QUEUED].one = gpu_seconds(a, true);
 }
 
-/* cores = gpu + cpu + what copies take of them: of each byte copy_core_s, or for the disk disk_core_s. */
+/* cores = gpu + cpu + copies. Seconds of a link times its bandwidth are bytes, and a byte takes copy_core_s of the cores,
+ * or disk_core_s. */
 static void add_cores(Linear *of, const Sweep *a) {
     add(&of[CORES], 1, of[GPU]);
     add(&of[CORES], 1, of[CPU]);
     Linear copies = {.one = 0};
     for (int c = CTOG; c <= CTOD; c++) {
-        double core_s = c < DTOC ? a->hw->copy_core_s : a->hw->disk_core_s; /* of a byte */
+        double core_s = c < DTOC ? a->hw->copy_core_s : a->hw->disk_core_s;
         add(&copies, link_bdw(a->hw, (Channel)c)[a->stage] * core_s, of[c]);
     }
     add(&of[CORES], 1, copies);
@@ -514,12 +507,12 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
     const int layer = LAYER_S + a->stage, last = LAST_S + a->stage;
     link_rows(&t, a);
     processor_rows(&t, a);
-    head_rows_of(&t, a);
+    head_seconds(&t, a);
     flight_rows(&t, a);
     queue_row(&t, a);
     joint_rows(t.layer, a), joint_rows(t.head, a);
     for (int r = 0; r < NBOUNDS; r++) {
-        const char *name = bound_name[r][a->stage];
+        const char *name = bound_name[a->stage][r];
         if (a->hw->shared_cores && (r == GPU || r == CPU)) continue; /* CORES has both */
         if (is_positive(&t.layer[r])) latency(lp, name, layer, t.layer[r], 1);
         Linear both = t.layer[r];
@@ -532,13 +525,16 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
     row->a[layer] = 1, row->a[last] = -1;
 }
 
-/* What the plan holds on each tier, in bytes. It is linear between the corners of placement, but for rounding; so the rows
- * start from the plan that has everything on the CPU tier, and say what else a share takes on another:
+// clang-format off
+/* What the plan holds on each tier, in bytes. It is linear between the corners of placement, but for the padding of regions;
+ * so the rows start from the plan that has everything on the CPU tier, and say what a share takes that is elsewhere:
  *     GPU    wg weights + cg cache + hg states + (wc + wd) 2 layers + (cc + cd) 2 batches' pages + (hc + hd) x
- *     CPU    wc weights + cc cache + hc states + (cc + cd) new k and v + wd 2 layers + cd 2 batches' pages + hd 4 batches'
- * states disk   wd weights + cd cache + hd states What is loaded takes two slots in turn, and on the way to the disk two
- * others; x and the new k and v are workspaces. With delegation no pages go to the GPU, and queries and results have
- * workspaces on the CPU. */
+ *     CPU    wc weights + cc cache + hc states + (cc + cd) new k and v + wd 2 layers + cd 2 batches' pages
+ *            + hd 4 batches' states
+ *     disk   wd weights + cd cache + hd states
+ * What is loaded takes two slots in turn, and states on their way to the disk two more; x and the new k and v are
+ * workspaces. With delegation no pages go to the GPU, and queries and results have workspaces on the CPU. */
+// clang-format on
 static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
     const Plan *p = a->plan;
     const double l = a->config->l, state = a->config->h1 * a->act, page = p->policy.page_tokens * a->kv;
