@@ -231,18 +231,17 @@ static void add(Sum *s, double term) { s->sum += term, s->size += fabs(term); }
 static bool at_most_0(Sum s) { return s.sum <= TOLERANCE * s.size; }
 static bool at_least_0(Sum s) { return s.sum >= -TOLERANCE * s.size; }
 
-/* a x - b_weight b of row i */
-static Sum row_sum(const Tableau *t, int i, const double *x, double b_weight) {
-    Sum s = NOTHING;
-    for (int j = 0; j < t->n; j++) add(&s, t->a[i][j] * x[j]);
-    add(&s, -b_weight * t->a[i][t->n]);
-    return s;
+/* start + a x - b */
+static Sum excess(Sum start, const double *a, const double *x, int n, double b) {
+    for (int j = 0; j < n; j++) add(&start, a[j] * x[j]);
+    add(&start, -b);
+    return start;
 }
 
 /* Whether x satisfies every row (b_weight 1), or leads from one point that does to others (0). */
 static bool rows_hold(const Tableau *t, const double *x, double b_weight) {
     for (int i = 0; i < t->m; i++) {
-        Sum s = row_sum(t, i, x, b_weight);
+        Sum s = excess(NOTHING, t->a[i], x, t->n, b_weight * t->a[i][t->n]);
         if (!at_most_0(s) || (t->lp->row[i].equal && !at_least_0(s))) return false;
     }
     return true;
@@ -272,17 +271,6 @@ static bool is_proved(const Tableau *t, const LpAnswer *p) {
     if (p->verdict == LP_INFEASIBLE) return columns_hold(t, p->y, 0) && !at_least_0(gap(t, p, 0, 1));
     if (p->verdict == LP_UNBOUNDED) return rows_hold(t, p->x, 0) && !at_least_0(gap(t, p, 1, 0));
     return false;
-}
-
-static int most_violated(const Tableau *t, const double *x) {
-    int worst = 0;
-    double most = 0;
-    for (int i = 0; i < t->m; i++) {
-        Sum s = row_sum(t, i, x, 1);
-        double share = (t->lp->row[i].equal ? fabs(s.sum) : s.sum) / s.size;
-        if (share > most) most = share, worst = i;
-    }
-    return worst;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -320,7 +308,6 @@ static void find_answer(LpAnswer *answer, Tableau *t) {
         read_y(answer->y, t, PHASE_2);
     } else {
         answer->verdict = LP_INFEASIBLE;
-        answer->row = most_violated(t, answer->x);
         read_y(answer->y, t, PHASE_1);
     }
 }
@@ -344,7 +331,7 @@ void lp_solve(LpAnswer *answer, const Lp *lp) {
     Tableau t;
     CHECK(lp->n >= 0 && lp->n <= LP_MAX_VARS && lp->m >= 0 && lp->m <= LP_MAX_ROWS);
     t.lp = lp, t.n = lp->n, t.m = lp->m, t.fresh = true, t.pivots = 0;
-    *answer = (LpAnswer){.verdict = LP_LOST, .row = -1};
+    *answer = (LpAnswer){.verdict = LP_LOST};
     if (!all_finite(&t)) return;
     scale(&t);
     load(&t);
@@ -361,12 +348,6 @@ LpRow *lp_row(Lp *lp, const char *name, bool equal, double b) {
     return row;
 }
 
-static Sum excess(const LpRow *row, const double *x, int n) {
-    Sum s = {0, 0};
-    for (int j = 0; j < n; j++) add(&s, row->a[j] * x[j]);
-    add(&s, -row->b);
-    return s;
-}
-
-double lp_excess(const LpRow *row, const double *x, int n) { return excess(row, x, n).sum; }
-bool lp_binds(const LpRow *row, const double *x, int n) { return at_least_0(excess(row, x, n)); }
+static Sum row_excess(const LpRow *row, const double *x, int n) { return excess((Sum){0, 0}, row->a, x, n, row->b); }
+double lp_excess(const LpRow *row, const double *x, int n) { return row_excess(row, x, n).sum; }
+bool lp_binds(const LpRow *row, const double *x, int n) { return at_least_0(row_excess(row, x, n)); }

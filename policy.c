@@ -35,20 +35,6 @@ typedef struct {
     const Hardware *hw;
 } Letters;
 
-static Letters letters(const Hardware *hardware, const OptConfig *config, const Block *block) {
-    double h1 = config->h1, h2 = config->h2;
-    return (Letters){.s = block->s,
-                     .n = block->n,
-                     .l = config->l,
-                     .h1 = h1,
-                     .h2 = h2,
-                     .nh = config->nh,
-                     .gbs = block->gbs,
-                     .bls = (double)block->gbs * block->num_gpu_batches,
-                     .weights = 8 * h1 * h1 + 4 * h1 * h2,
-                     .hw = hardware};
-}
-
 /* sum / rate <= T, where T is T_PRE or T_GEN: a term of T's max. */
 static void latency(Lp *lp, const char *name, int T, Linear sum, double rate) {
     LpRow *row = lp_row(lp, name, false, -sum.one / rate);
@@ -149,7 +135,9 @@ static void sum_rows(Lp *lp) {
 }
 
 void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const Block *block) {
-    const Letters a = letters(hardware, config, block);
+    const double h1 = config->h1, h2 = config->h2, bls = (double)block->gbs * block->num_gpu_batches;
+    Letters a = {.s = block->s, .n = block->n, .l = config->l, .h1 = h1, .h2 = h2, .nh = config->nh, .hw = hardware};
+    a.gbs = block->gbs, a.bls = bls, a.weights = 8 * h1 * h1 + 4 * h1 * h2;
     *lp = (Lp){.n = NVARS};
     lp->c[T_PRE] = a.l / a.bls, lp->c[T_GEN] = (a.n - 1) * a.l / a.bls; /* T / bls, T = T_pre l + T_gen (n - 1) l */
     prefill_rows(lp, &a);
