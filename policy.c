@@ -514,8 +514,8 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
 }
 
 // clang-format off
-/* What the plan holds on each tier, in bytes. It is linear between the corners of placement, but for the padding of regions;
- * so the rows start from the plan that has everything on the CPU tier, and say what a share takes that is elsewhere:
+/* What the plan holds on each tier, in bytes. It is linear between the corners of placement, but for the padding of
+ * regions; so the rows start from the plan that has everything on the CPU tier, and say what a share takes that is elsewhere:
  *     GPU    wg weights + cg cache + hg states + (wc + wd) 2 layers + (cc + cd) 2 batches' pages + (hc + hd) x
  *     CPU    wc weights + cc cache + hc states + (cc + cd) new k and v + wd 2 layers + cd 2 batches' pages
  *            + hd 4 batches' states

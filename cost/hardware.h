@@ -1,5 +1,5 @@
-/* hardware.h: a machine as numbers (section 4.3, Table 7), and the seconds that an op takes on it. The cost model (policy.c)
- * and the sim (sim.c) ask here, so that they agree. */
+/* hardware.h: a machine as numbers (section 4.3, Table 7), and the seconds that an op takes on it. The cost model
+ * (policy.c) and the sim (sim.c) ask here, so that they agree. */
 #ifndef HARDWARE_H
 #define HARDWARE_H
 #include <stdio.h>
