@@ -415,8 +415,8 @@ static void head_seconds(Seconds *t, const Sweep *a) {
  *     chain = GPU's work + (hc + hd) hidden up and down + hd hidden from and to the disk, and in generation
  *             + attention wherever the cache is; and if the CPU attends, + (cc + cd) (q, k and v down, o up) for that, of
  *             4 ops: down, append, attend, up
- *     store = a quarter of the GPU's work + (cc + cd) fresh down + cd fresh to the disk. The quarter is q, k and v: 3 h1^2
- * of a layer's 12 h1^2. */
+ *     store = a quarter of the GPU's work + (cc + cd) fresh down + cd fresh to the disk
+ * The quarter is for q, k and v, which are 3 h1^2 of a layer's 12 h1^2. */
 static void flight_rows(Seconds *t, const Sweep *a) {
     const bool prefill = a->batches[1] > 0;
     const double K = a->batches[prefill], rows = a->rows[prefill], hidden = a->act * a->config->h1 * rows;
@@ -515,7 +515,7 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
 
 // clang-format off
 /* What the plan holds on each tier, in bytes. It is linear between the corners of placement, but for the padding of
- * regions; so the rows start from the plan that has everything on the CPU tier, and say what a share takes that is elsewhere:
+ * regions; so the rows start from the plan that has everything on the CPU tier, and say what a share takes elsewhere:
  *     GPU    wg weights + cg cache + hg states + (wc + wd) 2 layers + (cc + cd) 2 batches' pages + (hc + hd) x
  *     CPU    wc weights + cc cache + hc states + (cc + cd) new k and v + wd 2 layers + cd 2 batches' pages
  *            + hd 4 batches' states
