@@ -458,8 +458,8 @@ static void add_cores(Linear *of, const Sweep *a) {
 }
 
 /* Squares differ, so that of two lanes which are equally busy now one waits for the other and now the other way round, and
- * both together take longer than either. By how much follows from nothing here: 6% is an allowance of the size that runs
- * were measured to take more than their slowest lane (scripts/schedules.py). */
+ * both together take longer than either. The 6% follow from nothing here: they are an allowance, without which the model
+ * would prefer placements whose two slowest lanes are equal to the last percent. */
 static const double HELD_UP = 1.06;
 
 /* Rows that are made of others. comp with a link: HELD_UP (link + comp) / 2. Without overlap everything adds up. */

@@ -38,7 +38,7 @@ enum {
     BRIEF = 20,           /* samples shorter than this part of the time for a value are of several rounds ... */
     MOST_ROUNDS = 100,    /* ... of so many at most */
     POINT_TIMES = 10,     /* a point of a curve may take so many times the time for a value */
-    DISK_TIMES = 25,      /* and a pass over the file: caches of a disk hide its rate at first */
+    DISK_TIMES = 25,      /* and a pass over the file; with less, a slow disk would show little but its cache */
 };
 
 /* How packed numbers are measured. */
