@@ -15,7 +15,7 @@
 
 enum { PHASE_1, PHASE_2, NPHASES };
 enum { COLS = LP_MAX_VARS + 2 * LP_MAX_ROWS + 1 };
-enum { MAX_PIVOTS = 1000 }; /* the LPs of policy.c take some thirty */
+enum { MAX_PIVOTS = 1000 }; /* the LPs of policy.c take about forty */
 
 /* What counts as 0 of scaled numbers, which are around 1. */
 static const double EPS = 1e-9;    /* a cost that falls, an entry to pivot on: above what rounding leaves of 0 */
