@@ -458,22 +458,21 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
 /* The best placement of one block by A.3. -1 and one line (EXIT_USAGE) that names the tiers which cannot hold it. */
 int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block, Error *err);
 
-/* The variables of `runtime`: the fractions, and of sweeps without a prefill [0] and with one [1] the seconds of a layer,
- * and of the last layer with the head behind it. */
+/* The variables of `runtime`: the fractions; LAYER_S + 0 and + 1 are the seconds of a layer in sweeps without a prefill and
+ * with one, LAST_S + 0 and + 1 those of the last layer with the head behind it. */
 enum { LAYER_S = NFRACTIONS, LAST_S = LAYER_S + 2, RUNTIME_VARS = LAST_S + 2 };
 
 extern const char *const memory_row[NTIERS]; /* the names of its rows for the tiers */
 
-/* What this engine does with a task, as an LP over placements: minimize the seconds of all its sweeps. plan: of the task
- * and the policy (its gbs, num_gpu_batches, schedule, overlap, table_home), with everything on the CPU tier and without
- * cpu_attention: what the sweeps do and what the tiers must hold besides is taken from there. delegated: with
- * cpu_attention. capacity: bytes of the tiers. Rows are named like the paper's: "ctog^p", "gpu^g", "GPU memory". */
+/* What this engine does with a task, as an LP over placements that minimizes the seconds of all its sweeps. Rows are named
+ * like the paper's: "ctog^p", "gpu^g", "GPU memory". plan is the task's plan under the policy (its gbs, num_gpu_batches,
+ * schedule, overlap, table_home) with everything on the CPU tier and without cpu_attention; it says what the sweeps do and
+ * what the tiers hold whatever the placement. delegated: whether the policy has cpu_attention. capacity: bytes. */
 void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan, bool delegated,
                 const double capacity[NTIERS]);
-/* The seconds of all sweeps at a point of the LP; its objective besides has a small price for what lanes do in their shade.
- */
+/* The seconds of all sweeps at a point of the LP. (Its objective adds a small price for work that other lanes hide.) */
 double runtime_seconds(const Lp *lp, const double *x);
-/* What it expects of a plan, by the rows of its LP, with the plan's own layers and shares. */
+/* What a plan costs by the rows of that LP, layer by layer with the weights where the plan has put them. */
 void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan);
 
 #ifdef __cplusplus

@@ -25,12 +25,12 @@ typedef enum { LP_OPTIMAL, LP_INFEASIBLE, LP_UNBOUNDED, LP_LOST } LpVerdict;
  *   optimal      x satisfies every row, c + y A >= 0, and c x = -y b: no x can do better. y is what a row's b is worth: by
  *                how much the value falls for each unit more of b
  *   infeasible   y A >= 0 and y b < 0: the rows, weighted by y, add up to something impossible. Rows with y = 0 have no
- *                part in it. x is a point that violates few, and row the one that it violates most
+ *                part in it
  *   unbounded    x is a direction without end: A x <= 0, E x = 0, c x < 0
  *   lost         no verdict passed its own test: numbers too far apart for doubles, or not finite */
 typedef struct {
     LpVerdict verdict;
-    int row, pivots;
+    int pivots;
     double value; /* c x of the optimum */
     double x[LP_MAX_VARS], y[LP_MAX_ROWS];
 } LpAnswer;

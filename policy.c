@@ -12,7 +12,8 @@
  * which solves both; search.c, which asks. */
 #include <math.h>
 
-#include "cost/cost.h"
+#include "cost/hardware.h"
+#include "io/io.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // Appendix A.3
@@ -33,20 +34,6 @@ typedef struct {
     double s, n, l, h1, h2, nh, gbs, bls, weights;
     const Hardware *hw;
 } Letters;
-
-static Letters letters(const Hardware *hardware, const OptConfig *config, const Block *block) {
-    double h1 = config->h1, h2 = config->h2;
-    return (Letters){.s = block->s,
-                     .n = block->n,
-                     .l = config->l,
-                     .h1 = h1,
-                     .h2 = h2,
-                     .nh = config->nh,
-                     .gbs = block->gbs,
-                     .bls = (double)block->gbs * block->num_gpu_batches,
-                     .weights = 8 * h1 * h1 + 4 * h1 * h2,
-                     .hw = hardware};
-}
 
 /* sum / rate <= T, where T is T_PRE or T_GEN: a term of T's max. */
 static void latency(Lp *lp, const char *name, int T, Linear sum, double rate) {
@@ -94,45 +81,27 @@ static void decode_rows(Lp *lp, const Letters *a) {
             1);
 }
 
-/* gpu_peak^p = gpu_home^p + gpu_w^p < gmem */
-static void gpu_prefill_rows(Lp *lp, const Letters *a) {
+/* gpu_peak^p = gpu_home^p + gpu_w^p < gmem with q = s new tokens a sequence, which attend to `past` = s tokens; and the
+ * same with ^g, where q = 1 and past = s + n. gpu_w has the activations of a whole prompt in both, as printed. */
+static void gpu_rows(Lp *lp, const Letters *a, double q, double past, const char *const name[6]) {
     const double s = a->s, n = a->n, l = a->l, h1 = a->h1, h2 = a->h2, nh = a->nh, gbs = a->gbs, bls = a->bls;
     const double weights = a->weights, hidden = 2 * s * h1 * gbs, gmem = a->hw->gmem;
-    const Linear gpu_home = {.wg = weights * l, .hg = 2 * s * h1 * bls, .cg = 4 * (s + n) * h1 * bls * l};
+    const Linear gpu_home = {.wg = weights * l, .hg = 2 * q * h1 * bls, .cg = 4 * (s + n) * h1 * bls * l};
     const Linear gpu_w = {.one = 2 * weights + hidden, .wg = -2 * weights, .hg = -hidden}; /* 2 (1 - wg), 1 - hg */
-    const Linear qkv = {.one = gbs * (2 * s * h1 + 3 * (2 * s * h1))};
-    const Linear att_1 = {.cg = gbs * (2 * s * h1 + 2 * s * h1 + 2 * nh * s * s)};
-    const Linear att_2 = {.cg = gbs * (2 * nh * s * s + 2 * s * h1 + 2 * s * h1)};
-    const Linear embed = {.one = gbs * (2 * s * h1 + 2 * s * h1)};
-    const Linear mlp_1 = {.one = gbs * 2 * (s * h1 + s * h2)};
-    const Linear mlp_2 = {.one = gbs * 2 * (s * h2 + s * h1)};
-    peak(lp, "gpu_peak^p with qkv^p", gpu_home, gpu_w, qkv, gmem);
-    peak(lp, "gpu_peak^p with att_1^p", gpu_home, gpu_w, att_1, gmem);
-    peak(lp, "gpu_peak^p with att_2^p", gpu_home, gpu_w, att_2, gmem);
-    peak(lp, "gpu_peak^p with embed^p", gpu_home, gpu_w, embed, gmem);
-    peak(lp, "gpu_peak^p with mlp_1^p", gpu_home, gpu_w, mlp_1, gmem);
-    peak(lp, "gpu_peak^p with mlp_2^p", gpu_home, gpu_w, mlp_2, gmem);
+    const Linear qkv = {.one = gbs * (2 * q * h1 + 3 * (2 * q * h1))};
+    const Linear att_1 = {.cg = gbs * (2 * q * h1 + 2 * past * h1 + 2 * nh * q * past)};
+    const Linear att_2 = {.cg = gbs * (2 * nh * q * past + 2 * past * h1 + 2 * q * h1)};
+    const Linear embed = {.one = gbs * (2 * q * h1 + 2 * q * h1)};
+    const Linear mlp_1 = {.one = gbs * 2 * (q * h1 + q * h2)};
+    const Linear mlp_2 = {.one = gbs * 2 * (q * h2 + q * h1)};
+    const Linear work[6] = {qkv, att_1, att_2, embed, mlp_1, mlp_2};
+    for (int i = 0; i < 6; i++) peak(lp, name[i], gpu_home, gpu_w, work[i], gmem);
 }
 
-/* gpu_peak^g = gpu_home^g + gpu_w^g < gmem */
-static void gpu_decode_rows(Lp *lp, const Letters *a) {
-    const double s = a->s, n = a->n, l = a->l, h1 = a->h1, h2 = a->h2, nh = a->nh, gbs = a->gbs, bls = a->bls;
-    const double weights = a->weights, hidden = 2 * s * h1 * gbs /* as printed */, gmem = a->hw->gmem;
-    const Linear gpu_home = {.wg = weights * l, .hg = 2 * h1 * bls, .cg = 4 * (s + n) * h1 * bls * l};
-    const Linear gpu_w = {.one = 2 * weights + hidden, .wg = -2 * weights, .hg = -hidden}; /* 2 (1 - wg), 1 - hg */
-    const Linear kv = {.one = gbs * (2 * h1 + 3 * (2 * h1))};
-    const Linear att_1 = {.cg = gbs * (2 * h1 + 2 * (s + n) * h1 + 2 * nh * (s + n))};
-    const Linear att_2 = {.cg = gbs * (2 * nh * (s + n) + 2 * (s + n) * h1 + 2 * h1)};
-    const Linear embed = {.one = gbs * (2 * h1 + 2 * h1)};
-    const Linear mlp_1 = {.one = 2 * gbs * (h1 + h2)};
-    const Linear mlp_2 = {.one = 2 * gbs * (h2 + h1)};
-    peak(lp, "gpu_peak^g with kv^g", gpu_home, gpu_w, kv, gmem);
-    peak(lp, "gpu_peak^g with att_1^g", gpu_home, gpu_w, att_1, gmem);
-    peak(lp, "gpu_peak^g with att_2^g", gpu_home, gpu_w, att_2, gmem);
-    peak(lp, "gpu_peak^g with embed^g", gpu_home, gpu_w, embed, gmem);
-    peak(lp, "gpu_peak^g with mlp_1^g", gpu_home, gpu_w, mlp_1, gmem);
-    peak(lp, "gpu_peak^g with mlp_2^g", gpu_home, gpu_w, mlp_2, gmem);
-}
+static const char *const gpu_peak_p[6] = {"gpu_peak^p with qkv^p",   "gpu_peak^p with att_1^p", "gpu_peak^p with att_2^p",
+                                          "gpu_peak^p with embed^p", "gpu_peak^p with mlp_1^p", "gpu_peak^p with mlp_2^p"};
+static const char *const gpu_peak_g[6] = {"gpu_peak^g with kv^g",    "gpu_peak^g with att_1^g", "gpu_peak^g with att_2^g",
+                                          "gpu_peak^g with embed^g", "gpu_peak^g with mlp_1^g", "gpu_peak^g with mlp_2^g"};
 
 /* cpu_peak^p = cpu_home^p + cpu_w^p < cmem, and the same with ^g */
 static void cpu_rows(Lp *lp, const Letters *a) {
@@ -166,13 +135,15 @@ static void sum_rows(Lp *lp) {
 }
 
 void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const Block *block) {
-    const Letters a = letters(hardware, config, block);
+    const double h1 = config->h1, h2 = config->h2, bls = (double)block->gbs * block->num_gpu_batches;
+    Letters a = {.s = block->s, .n = block->n, .l = config->l, .h1 = h1, .h2 = h2, .nh = config->nh, .hw = hardware};
+    a.gbs = block->gbs, a.bls = bls, a.weights = 8 * h1 * h1 + 4 * h1 * h2;
     *lp = (Lp){.n = NVARS};
     lp->c[T_PRE] = a.l / a.bls, lp->c[T_GEN] = (a.n - 1) * a.l / a.bls; /* T / bls, T = T_pre l + T_gen (n - 1) l */
     prefill_rows(lp, &a);
     decode_rows(lp, &a);
-    gpu_prefill_rows(lp, &a);
-    gpu_decode_rows(lp, &a);
+    gpu_rows(lp, &a, a.s, a.s, gpu_peak_p);
+    gpu_rows(lp, &a, 1, a.s + a.n, gpu_peak_g);
     cpu_rows(lp, &a);
     disk_rows(lp, &a);
     sum_rows(lp);
@@ -251,254 +222,262 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// What this engine does
+// What this engine does: one kind of sweep
+//
+// A sweep takes every batch in flight through every layer. Sweeps with a prefill (^p) and sweeps without one (^g) differ,
+// as the paper's two stages do, and each kind has two variables of time: the seconds of a layer, and those of the last
+// layer with the head behind it. As in A.3 a layer takes as long as the slowest of its lanes, and each lane has a row
+//     seconds that its work takes <= seconds of the layer.
 // ---------------------------------------------------------------------------------------------------------------
 
-/* What takes time: the channels; GPU and CPU lanes on shared cores, with what copies take of them; and ways from lane to
- * lane, which only so many batches go at once as there are workspaces. CHAIN: of the hidden state through a layer. STORE:
- * of new k and v to their pages. QUEUE: batches that decode behind one in prefill, for which only the next pages load.
- * WITH: two that are equally busy hold each other up a little. */
+/* What bounds a layer: the six channels (flexgen.h), and six more rows. */
 enum {
-    R_CTOG,
-    R_GTOC,
-    R_DTOC,
-    R_CTOD,
-    R_GPU,
-    R_CPU,
-    R_CORES,
-    R_CHAIN,
-    R_STORE,
-    R_QUEUE,
-    R_WITH_CTOG,
-    R_WITH_DTOC,
-    NRESOURCES
+    CORES = NCHANNELS, /* the cores on which a host device computes and copies */
+    IN_FLIGHT,         /* a batch's whole way through the layer, since only a few are under way at once */
+    STORING,           /* the same for the way of its new k and v */
+    QUEUED,            /* caches that cannot load while another batch is in prefill */
+    COMP_WITH_CTOG,    /* a link and the processor, when both are busy */
+    COMP_WITH_DTOC,
+    NBOUNDS
 };
-static const char *const resource_row[NRESOURCES][2] = {{"ctog^g", "ctog^p"},
-                                                        {"gtoc^g", "gtoc^p"},
-                                                        {"dtoc^g", "dtoc^p"},
-                                                        {"ctod^g", "ctod^p"},
-                                                        {"gpu^g", "gpu^p"},
-                                                        {"cpu^g", "cpu^p"},
-                                                        {"cores^g", "cores^p"},
-                                                        {"chain^g", "chain^p"},
-                                                        {"store^g", "store^p"},
-                                                        {"", "queue^p"},
-                                                        {"comp^g with ctog^g", "comp^p with ctog^p"},
-                                                        {"comp^g with dtoc^g", "comp^p with dtoc^p"}};
-/* Of a link and a processor, each as busy as the other, the seconds of both that pass. */
-static const double PRICE_OF_BOTH = .53;
-/* What a second on a lane that others hide costs, of a second that passes. */
-static const double PRICE_OF_IDLE = .02;
+static const char *const bound_name[2][NBOUNDS] = {
+    {"ctog^g", "gtoc^g", "dtoc^g", "ctod^g", "gpu^g", "cpu^g", "cores^g", "chain^g", "store^g", "queue^g",
+     "comp^g with ctog^g", "comp^g with dtoc^g"},
+    {"ctog^p", "gtoc^p", "dtoc^p", "ctod^p", "gpu^p", "cpu^p", "cores^p", "chain^p", "store^p", "queue^p",
+     "comp^p with ctog^p", "comp^p with dtoc^p"}};
 const char *const memory_row[NTIERS] = {"GPU memory", "CPU memory", "disk space"};
 
-/* Seconds of each resource in one sweep: in a layer; in the last layer and the head, what differs from a layer. */
+/* Seconds of each in one sweep: in a layer; in the last layer and the head, what they take more than a layer. */
 typedef struct {
-    Linear layer[NRESOURCES], head[NRESOURCES];
+    Linear layer[NBOUNDS], head[NBOUNDS];
+} Seconds;
+
+/* The mean sweep of one kind, in A.3's letters where it has them. Bytes are of one layer. */
+typedef struct {
+    const Hardware *hw;
+    const OptConfig *config;
+    const Plan *plan;
+    int stage;                        /* 0: ^g, 1: ^p */
+    bool delegated;                   /* the CPU attends to what is not on the GPU */
+    double ctog, gtoc, dtoc, ctod;    /* bytes/s */
+    double batches[2], rows[2];       /* that decode [0], that are in prefill [1]; their new tokens */
+    double K, all_rows;               /* both together */
+    double prompts, len, past, heads; /* prompts and their length; tokens that a new one attends to; rows of the head */
+    double act, kv;                   /* bytes of one activation, of the K and V of one token */
+    double v_read;                    /* the share of V that sparse attention reads; 1 */
+    double weights, on_disk;          /* of the weights as they rest and move; as they lie on the disk */
+    double hidden, fresh, cache;      /* of the hidden states; of new k and v; of the pages attended to */
+    double table, table_on_disk;      /* of the head's matrix */
 } Sweep;
 
-/* What is off the GPU: weights, cache, activations. */
-static Linear off_w(double x) { return (Linear){.wc = x, .wd = x}; }
-static Linear off_c(double x) { return (Linear){.cc = x, .cd = x}; }
-static Linear off_h(double x) { return (Linear){.hc = x, .hd = x}; }
+static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const Plan *plan, bool delegated, int stage) {
+    const Workload *w = &plan->work[stage];
+    const double sweeps = fmax(w->sweeps, 1), page = plan->policy.page_tokens;
+    const Tensor head = checkpoint->global[plan->head];
+    Sweep a = {.hw = hw, .config = &checkpoint->config, .plan = plan, .stage = stage, .delegated = delegated};
+    a.ctog = hw->ctog_bdw[stage], a.gtoc = hw->gtoc_bdw[stage], a.dtoc = hw->dtoc_bdw[stage], a.ctod = hw->ctod_bdw[stage];
+    a.batches[0] = w->decodes / sweeps, a.batches[1] = w->prefills / sweeps, a.K = a.batches[1] + a.batches[0];
+    a.rows[0] = w->steps / sweeps, a.rows[1] = w->prompt_rows / sweeps, a.all_rows = a.rows[1] + a.rows[0];
+    a.prompts = w->prompts / sweeps, a.heads = w->heads / sweeps, a.past = w->steps > 0 ? w->past / w->steps : 0;
+    a.len = w->prompts > 0 ? (sqrt(1 + 8 * w->pairs / w->prompts) - 1) / 2 : 0; /* len (len + 1) / 2 = pairs of a prompt */
+    a.act = type_bytes(plan->act_type), a.kv = 2.0 * plan->kv_row;
+    a.v_read = is_sparse(&plan->policy) ? plan->policy.sparsity : 1;
+    a.weights = (double)plan_layer_bytes(plan);
+    for (int r = 0; r < NROLES; r++) a.on_disk += (double)tensor_span(checkpoint->layer[0][r]);
+    if (copied_to_disk(plan, checkpoint)) a.on_disk = a.weights;
+    a.hidden = a.act * a.config->h1 * a.all_rows, a.fresh = a.kv * a.all_rows;
+    /* past counts the new token, which is not loaded; pages move whole, and on average half of the last one is empty */
+    a.cache = a.kv * a.rows[0] * (a.past - 1 + page / 2);
+    a.table = 2.0 * head.rows * head.cols, a.table_on_disk = (double)type_bytes(head.type) * head.rows * head.cols;
+    return a;
+}
+
+/* w, c, h of what is not on the GPU: weights, cache, activations. */
+static Linear off_gpu(double w, double c, double h) {
+    return (Linear){.wc = w, .wd = w, .cc = c, .cd = c, .hc = h, .hd = h};
+}
 
 static void add(Linear *to, double factor, Linear more) {
     for (int f = 0; f <= NFRACTIONS; f++) to->at[f] += factor * more.at[f];
 }
 
-/* The task in one sweep of a stage, in the mean. */
-typedef struct {
-    const Hardware *hw;
-    const OptConfig *config;
-    const Plan *plan;
-    int stage;
-    bool delegated;
-    double act, weights, on_disk;     /* bytes of an activation; of a layer's weights; as they lie on disk */
-    double kv;                        /* bytes of a token's K and V in a layer */
-    double v_read;                    /* the share of V that attention reads */
-    double table, table_on_disk;      /* of the head's matrix */
-    double prefills, decodes;         /* batches */
-    double prompts, prompt_rows, len; /* len: tokens of a prompt, by its pairs */
-    double steps, past, heads;        /* new tokens; tokens that one of them attends to; rows that the head wants */
-} Stage;
+static double memory_seconds(double bytes, double bdw) { return bdw > 0 ? bytes / bdw : 0; }
 
-static Stage stage_open(const Hardware *hw, const Checkpoint *checkpoint, const Plan *plan, bool delegated, int stage) {
-    const Workload *w = &plan->work[stage];
-    double sweeps = fmax(w->sweeps, 1);
-    Stage a = {.hw = hw, .config = &checkpoint->config, .plan = plan, .stage = stage, .delegated = delegated};
-    for (int r = 0; r < NROLES; r++) {
-        Tensor t = checkpoint->layer[0][r];
-        a.on_disk += (double)type_bytes(t.type) * t.rows * t.cols;
-    }
-    a.weights = (double)plan_layer_bytes(plan);
-    if (copied_to_disk(plan, checkpoint)) a.on_disk = a.weights;
-    a.kv = 2.0 * plan->kv_row;
-    a.v_read = is_sparse(&plan->policy) ? plan->policy.sparsity : 1;
-    Tensor head = checkpoint->global[plan->head];
-    a.table = 2.0 * head.rows * head.cols, a.table_on_disk = (double)type_bytes(head.type) * head.rows * head.cols;
-    a.act = type_bytes(plan->act_type);
-    a.prefills = w->prefills / sweeps, a.decodes = w->decodes / sweeps;
-    a.prompts = w->prompts / sweeps, a.prompt_rows = w->prompt_rows / sweeps;
-    a.len = w->prompts > 0 ? (sqrt(1 + 8 * w->pairs / w->prompts) - 1) / 2 : 0;
-    a.steps = w->steps / sweeps, a.past = w->steps > 0 ? w->past / w->steps : 0, a.heads = w->heads / sweeps;
-    return a;
+// ---------------------------------------------------------------------------------------------------------------
+// The links, by the calls of Figure 4: the bytes of each call over the bandwidth of its link. Every op takes op_s besides;
+// weights cross in K parts, one beside each batch, and the K batches' caches and hidden states one by one
+// ---------------------------------------------------------------------------------------------------------------
+
+static void link_rows(Seconds *t, const Sweep *a) {
+    const double queries = a->delegated ? a->act * a->config->h1 * a->rows[0] : 0, op = a->hw->op_s, each = a->K * op;
+    /* ctog = load_weight (wc + wd) weights + load_cache (cc + cd) cache + load_activation (hc + hd) hidden. The CPU's
+     * attention sends its results up in place of the cache; they are as large as the queries. */
+    t->layer[CTOG] =
+        off_gpu(a->weights / a->ctog + each, (a->delegated ? queries : a->cache) / a->ctog + a->batches[0] * op,
+                a->hidden / a->ctog + each);
+    /* gtoc = store_cache (cc + cd) fresh + store_activation (hc + hd) hidden, and the queries of the CPU's attention. */
+    t->layer[GTOC] = off_gpu(0, a->fresh / a->gtoc + each + queries / a->gtoc, a->hidden / a->gtoc + each);
+    /* dtoc = load_weight wd weights + load_cache cd cache + load_activation hd hidden. Of V, half of the cache, sparse
+     * attention reads a share. */
+    t->layer[DTOC] = (Linear){.wd = a->on_disk / a->dtoc + each,
+                              .cd = a->cache * (1 + a->v_read) / 2 / a->dtoc,
+                              .hd = a->hidden / a->dtoc + each};
+    /* ctod = store_cache cd fresh + store_activation hd hidden */
+    t->layer[CTOD] = (Linear){.cd = a->fresh / a->ctod + each, .hd = a->hidden / a->ctod + each};
 }
 
-static double read_seconds(double bytes, double bdw) { return bdw > 0 ? bytes / bdw : 0; }
+// ---------------------------------------------------------------------------------------------------------------
+// The processors
+// ---------------------------------------------------------------------------------------------------------------
 
-/* The products of a layer for `batches` batches of so many rows in all; the rows of a batch go through in pieces. */
-static double products(const Stage *a, double batches, double rows) {
-    if (batches <= 0) return 0;
-    double h1 = a->config->h1, h2 = a->config->h2, pieces = ceil(rows / batches / a->plan->chunk);
-    double m = rows / batches / pieces;
+/* The six products of a layer, for the batches in prefill or those that decode. The rows of a batch go through in pieces of
+ * at most `chunk` rows; beside the products of a piece its k and v are put away. */
+static double products(const Sweep *a, bool prefill) {
+    const double h1 = a->config->h1, h2 = a->config->h2, batches = a->batches[prefill];
     const Hardware *h = a->hw;
+    if (batches <= 0) return 0;
+    const double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->chunk), m = each / pieces;
     double (*seconds)(const Hardware *, bool, double, double, double, double) =
         a->plan->policy.weight_quant.bits && !a->plan->unpacked_bytes ? linear_packed_seconds : linear_seconds;
-    double one = 4 * seconds(h, a->stage, m, h1, h1, a->act) + seconds(h, a->stage, m, h2, h1, a->act) +
-                 seconds(h, a->stage, m, h1, h2, a->act);
-    return batches * pieces * (one + 7 * h->op_s);
+    double qkvo = 4 * seconds(h, a->stage, m, h1, h1, a->act);
+    double mlp = seconds(h, a->stage, m, h2, h1, a->act) + seconds(h, a->stage, m, h1, h2, a->act);
+    return batches * pieces * (qkvo + mlp + (6 + 1) * h->op_s);
 }
 
-/* What packing costs beside: a layer is unpacked where products want F16, new k and v are packed. */
-static double packing_seconds(const Stage *a) {
-    const double rows = a->prompt_rows + a->steps, h1 = a->config->h1, bdw = a->hw->gpu_bdw;
+/* What the GPU does for these batches wherever the cache is: products, two layernorms, which each read and write the hidden
+ * state, and attention within prompts. */
+static double gpu_seconds(const Sweep *a, bool prefill) {
+    const double h1 = a->config->h1, batches = a->batches[prefill];
+    double norms = memory_seconds(4 * a->act * h1 * a->rows[prefill], a->hw->gpu_bdw) + 2 * batches * a->hw->op_s;
+    double attention = prefill && batches > 0 ? attend_prefill_seconds(a->hw, a->prompts, a->len, h1, a->act) : 0;
+    return products(a, prefill) + norms + attention;
+}
+
+/* Compression: the layer's six matrices are unpacked where products want F16; new k and v are packed. */
+static double packing_seconds(const Sweep *a) {
+    const double f16_kv = 4 * a->config->h1, bdw = a->hw->gpu_bdw;
     double seconds = 0;
-    if (a->plan->unpacked_bytes) seconds += read_seconds(a->weights + a->plan->unpacked_bytes, bdw) + 6 * a->hw->op_s;
-    if (a->plan->policy.cache_quant.bits) seconds += read_seconds((4 * h1 + a->kv) * rows, bdw) + a->hw->op_s;
+    if (a->plan->unpacked_bytes) seconds += memory_seconds(a->weights + a->plan->unpacked_bytes, bdw) + 6 * a->hw->op_s;
+    if (a->plan->policy.cache_quant.bits) seconds += memory_seconds((f16_kv + a->kv) * a->all_rows, bdw) + a->hw->op_s;
     return seconds;
 }
 
-/* Attention to the cache of this stage, on either side. */
-static double attend_cache(const Stage *a, bool on_cpu) {
-    if (a->steps <= 0) return 0;
+/* Attention of new tokens to the whole cache, on either side. It reads K, and of V the share that it wants. */
+static double attend_cache(const Sweep *a, bool on_cpu) {
+    if (a->rows[0] <= 0) return 0;
     bool packed = a->plan->policy.cache_quant.bits;
-    return attend_seconds(a->hw, on_cpu, a->stage, a->steps, a->past, a->config->h1, packed) * (1 + a->v_read) / 2;
+    return attend_seconds(a->hw, on_cpu, a->stage, a->rows[0], a->past, a->config->h1, packed) * (1 + a->v_read) / 2;
 }
 
-/* PROJECT and FINISH of the batches that prefill, or of those that decode, without attention over the cache: products,
- * layernorms, attention of prompts. */
-static double gpu_seconds(const Stage *a, bool prefill) {
-    double batches = prefill ? a->prefills : a->decodes, rows = prefill ? a->prompt_rows : a->steps, h1 = a->config->h1;
-    double norms = read_seconds(4 * a->act * h1 * rows, a->hw->gpu_bdw) + 2 * batches * a->hw->op_s;
-    double attention = prefill && batches > 0 ? attend_prefill_seconds(a->hw, a->prompts, a->len, h1, a->act) : 0;
-    return products(a, batches, rows) + norms + attention;
+static void processor_rows(Seconds *t, const Sweep *a) {
+    const double ops = a->batches[0] * a->hw->op_s, gpu_bdw = a->hw->gpu_bdw;
+    const double on_gpu = attend_cache(a, false) + ops, on_cpu = attend_cache(a, true) + ops;
+    Linear *gpu = &t->layer[GPU], *cpu = &t->layer[CPU];
+    /* gpu = what is done for all batches + cg (attention + new k and v to their pages), and where the CPU does not attend
+     * (cc + cd) (attention + new k and v of decoding batches to the pages that have been loaded) */
+    gpu->one = gpu_seconds(a, true) + gpu_seconds(a, false) + packing_seconds(a);
+    gpu->cg = on_gpu + memory_seconds(a->fresh, gpu_bdw);
+    gpu->cc = gpu->cd = a->delegated ? 0 : on_gpu + memory_seconds(a->kv * a->rows[0], gpu_bdw);
+    /* cpu = (cc + cd) attention where it attends, + cc (new k and v to their pages) */
+    cpu->cc = cpu->cd = a->delegated ? on_cpu : 0;
+    cpu->cc += memory_seconds(a->fresh, a->hw->cpu_bdw) + a->K * a->hw->op_s;
 }
 
-/* The four links in a layer. */
-static void link_loads(Sweep *s, const Stage *a) {
-    const double h1 = a->config->h1, rows = a->prompt_rows + a->steps, page = a->plan->policy.page_tokens;
-    const double hidden = a->act * h1 * rows, fresh = a->kv * rows;
-    const double past = a->kv * a->steps * (a->past - 1 + page / 2), op = a->hw->op_s, K = a->prefills + a->decodes;
-    const double ctog = a->hw->ctog_bdw[a->stage], gtoc = a->hw->gtoc_bdw[a->stage];
-    const double dtoc = a->hw->dtoc_bdw[a->stage], ctod = a->hw->ctod_bdw[a->stage];
-    Linear *up = &s->layer[R_CTOG], *low = &s->layer[R_GTOC];
-    add(up, 1, off_w(a->weights / ctog + K * op));
-    add(up, 1, off_c(a->delegated ? a->act * h1 * a->steps / ctog : past / ctog));
-    add(up, 1, off_c(a->decodes * op));
-    add(up, 1, off_h(hidden / ctog + K * op));
-    add(low, 1, off_c(fresh / gtoc + K * op)); /* with delegation those of decoding come down with the queries */
-    if (a->delegated) add(low, 1, off_c(a->act * h1 * a->steps / gtoc));
-    add(low, 1, off_h(hidden / gtoc + K * op));
-    add(&s->layer[R_DTOC], 1,
-        (Linear){.wd = a->on_disk / dtoc + K * op, .cd = past * (1 + a->v_read) / 2 / dtoc, .hd = hidden / dtoc + K * op});
-    add(&s->layer[R_CTOD], 1, (Linear){.cd = fresh / ctod + K * op, .hd = hidden / ctod + K * op});
-}
-
-/* Layer 0 loads no activations, and the head wants only some rows (mostly each sequence's last); the table streams like a
- * layer when it is not on the GPU, and the rows of new tokens are gathered from it. */
-static void head_loads(Sweep *s, const Stage *a) {
+/* What the last layer and the head take more than a layer. Layer 0 loads no hidden states of `rows`, but the head those of
+ * `heads`, mostly one of each sequence. The table of tokens streams like a layer when it is not on the GPU, and the rows of
+ * new tokens are gathered where it rests. The GPU embeds (ids, then hidden states, each read and written), and for every
+ * batch of the head normalizes, multiplies with the table and chooses. */
+static void head_seconds(Seconds *t, const Sweep *a) {
     const OptConfig *c = a->config;
-    const double rows = a->prompt_rows + a->steps, heads = a->heads, K = a->prefills + a->decodes;
-    const double less = a->act * c->h1 * (heads - rows), ids = 2.0 * c->embed * rows;
     const Hardware *h = a->hw;
-    const int x = a->stage;
-    Tier home = a->plan->policy.table_home;
-    Linear *of = s->head;
-    add(&of[R_CTOG], less / h->ctog_bdw[x], off_h(1));
-    add(&of[R_GTOC], less / h->gtoc_bdw[x], off_h(1));
-    of[R_DTOC].hd += less / h->dtoc_bdw[x], of[R_CTOD].hd += less / h->ctod_bdw[x];
-    if (home != TIER_GPU) of[R_CTOG].one += (a->table + a->act * c->embed * rows) / h->ctog_bdw[x];
-    if (home == TIER_DISK) of[R_DTOC].one += (a->table_on_disk + ids) / h->dtoc_bdw[x];
-    if (home == TIER_CPU) of[R_CPU].one += read_seconds(ids, h->cpu_bdw);
-    double embed = (ids + a->act * c->h1 * rows) * 2, norm = 2 * a->act * c->h1 * heads, pick = 4.0 * c->vocab * heads;
-    of[R_GPU].one += K * (linear_seconds(h, x, heads / K, c->vocab, c->embed, a->act) + 6 * h->op_s) +
-                     read_seconds(embed + norm + pick, h->gpu_bdw);
+    const Tier home = a->plan->policy.table_home;
+    const double less = a->act * c->h1 * (a->heads - a->all_rows), ids = 2.0 * c->embed * a->all_rows;
+    Linear *of = t->head;
+    of[CTOG] = off_gpu(0, 0, less / a->ctog);
+    of[GTOC] = off_gpu(0, 0, less / a->gtoc);
+    of[DTOC].hd = less / a->dtoc, of[CTOD].hd = less / a->ctod;
+    if (home != TIER_GPU) of[CTOG].one = (a->table + a->act * c->embed * a->all_rows) / a->ctog;
+    if (home == TIER_DISK) of[DTOC].one = (a->table_on_disk + ids) / a->dtoc;
+    if (home == TIER_CPU) of[CPU].one = memory_seconds(ids, h->cpu_bdw);
+    const double embed = (ids + a->hidden) * 2, norm = 2 * a->act * c->h1 * a->heads, choose = 4.0 * c->vocab * a->heads;
+    const double logits = linear_seconds(h, a->stage, a->heads / a->K, c->vocab, c->embed, a->act);
+    enum { HEAD_OPS = 6 }; /* token and position rows, two projections, norm, choice */
+    of[GPU].one = a->K * (logits + HEAD_OPS * h->op_s) + memory_seconds(embed + norm + choose, h->gpu_bdw);
 }
 
-/* Attention over the cache, on both sides; new k and v of the CPU's pages are put there by its lane. */
-static void attention_loads(Sweep *s, const Stage *a) {
-    const double rows = a->prompt_rows + a->steps, op = a->hw->op_s;
-    Linear *gpu = &s->layer[R_GPU], *cpu = &s->layer[R_CPU];
-    double on_gpu = 0, on_cpu = 0;
-    if (a->steps > 0) {
-        on_gpu = attend_cache(a, false) + a->decodes * op;
-        on_cpu = attend_cache(a, true) + a->decodes * op;
-    }
-    gpu->cg += on_gpu + read_seconds(a->kv * rows, a->hw->gpu_bdw);
-    add(a->delegated ? cpu : gpu, a->delegated ? on_cpu : on_gpu, off_c(1));
-    if (!a->delegated) add(gpu, read_seconds(a->kv * a->steps, a->hw->gpu_bdw), off_c(1));
-    cpu->cc += read_seconds(a->kv * rows, a->hw->cpu_bdw) + (a->prefills + a->decodes) * op;
+// ---------------------------------------------------------------------------------------------------------------
+// What perfect overlap leaves out
+// ---------------------------------------------------------------------------------------------------------------
+
+/* There are nws rotating workspaces, so at most nws batches are on their way through a layer at once. If K batches take t
+ * seconds each from lane to lane, a layer takes at least K t / min(K, nws). In sweeps with a prefill only the batches in
+ * prefill are counted: their way is by far the longest.
+ *     chain = GPU's work + (hc + hd) hidden up and down + hd hidden from and to the disk, and in generation
+ *             + attention wherever the cache is; and if the CPU attends, + (cc + cd) (q, k and v down, o up) for that, of
+ *             4 ops: down, append, attend, up
+ *     store = a quarter of the GPU's work + (cc + cd) fresh down + cd fresh to the disk
+ * The quarter is for q, k and v, which are 3 h1^2 of a layer's 12 h1^2. */
+static void flight_rows(Seconds *t, const Sweep *a) {
+    const bool prefill = a->batches[1] > 0;
+    const double K = a->batches[prefill], rows = a->rows[prefill], hidden = a->act * a->config->h1 * rows;
+    const double fresh = a->kv * rows, under_way = fmax(1, fmin(K, a->plan->nws)), gpu = gpu_seconds(a, prefill);
+    const double trip = (hidden + fresh) / a->gtoc + hidden / a->ctog + 4 * K * a->hw->op_s;
+    const double attend = prefill ? 0 : attend_cache(a, a->delegated);
+    Linear chain = off_gpu(0, attend + (a->delegated && !prefill ? trip : 0), hidden / a->ctog + hidden / a->gtoc);
+    chain.one = gpu, chain.cg = a->delegated ? 0 : attend;
+    chain.hd += hidden / a->dtoc + hidden / a->ctod;
+    Linear store = off_gpu(0, fresh / a->gtoc, 0);
+    store.one = gpu / 4, store.cd += fresh / a->ctod;
+    add(&t->layer[IN_FLIGHT], 1 / under_way, chain);
+    add(&t->layer[STORING], 1 / under_way, store);
 }
 
-/* Seconds of the cores that copies take. */
-static Linear copying(const Stage *a, const Linear *of) {
-    Linear sum = {.one = 0};
+/* queue: load_cache(j, k + 1) runs one batch ahead. While one batch is in prefill, the caches of the batch before it and of
+ * the one behind it can be on their way; those of the other decoding batches come after its GPU work: they are loaded, or
+ * the CPU attends to them. */
+static void queue_row(Seconds *t, const Sweep *a) {
+    enum { BESIDE_PREFILL = 2 };
+    if (a->batches[1] <= 0 || a->rows[0] <= 0) return;
+    const double behind = fmax(0, a->batches[0] - BESIDE_PREFILL) / fmax(1, a->batches[0]);
+    const double caches = a->delegated ? attend_cache(a, true) : a->kv * a->rows[0] * a->past / a->ctog;
+    t->layer[QUEUED] = off_gpu(0, behind * caches, 0);
+    t->layer[QUEUED].one = gpu_seconds(a, true);
+}
+
+/* cores = gpu + cpu + copies. Seconds of a link times its bandwidth are bytes, and a byte takes copy_core_s of the cores,
+ * or disk_core_s. */
+static void add_cores(Linear *of, const Sweep *a) {
+    add(&of[CORES], 1, of[GPU]);
+    add(&of[CORES], 1, of[CPU]);
+    Linear copies = {.one = 0};
     for (int c = CTOG; c <= CTOD; c++) {
         double core_s = c < DTOC ? a->hw->copy_core_s : a->hw->disk_core_s;
-        add(&sum, link_bdw(a->hw, (Channel)c)[a->stage] * core_s, of[R_CTOG + c - CTOG]);
+        add(&copies, link_bdw(a->hw, (Channel)c)[a->stage] * core_s, of[c]);
     }
-    return sum;
+    add(&of[CORES], 1, copies);
 }
 
-/* The ways. Where some prefill, they are what counts: their squares are long. */
-static void chain_loads(Sweep *s, const Stage *a) {
-    const bool prefill = a->prefills > 0;
-    const double K = prefill ? a->prefills : a->decodes, rows = prefill ? a->prompt_rows : a->steps, h1 = a->config->h1;
-    const double *bdw[] = {a->hw->ctog_bdw, a->hw->gtoc_bdw, a->hw->dtoc_bdw, a->hw->ctod_bdw};
-    const double up = 1 / bdw[0][a->stage], down = 1 / bdw[1][a->stage], ctod = 1 / bdw[3][a->stage];
-    const double hidden = a->act * h1 * rows, once = 1 / fmax(1, fmin(K, a->plan->nws));
-    const double gpu = gpu_seconds(a, prefill), queued = fmax(0, a->decodes - 2) / fmax(1, a->decodes);
-    const double attend = attend_cache(a, a->delegated);
-    Linear chain = {.one = gpu}, store = {.one = gpu / 4}; /* q, k, v are a quarter of the products */
-    const double trip =
-        (a->act * h1 + a->kv) * rows * down + hidden * up + 4 * K * a->hw->op_s; /* down, append, attend, up */
-    if (!prefill) add(&chain, attend + (a->delegated ? trip : 0), off_c(1));
-    if (!prefill && !a->delegated) chain.cg += attend;
-    add(&chain, hidden * (up + down), off_h(1));
-    chain.hd += hidden * (1 / bdw[2][a->stage] + ctod);
-    add(&s->layer[R_CHAIN], once, chain);
-    add(&store, a->kv * rows * down, off_c(1));
-    store.cd += a->kv * rows * ctod;
-    add(&s->layer[R_STORE], once, store);
-    if (!prefill || !a->steps) return;
-    s->layer[R_QUEUE].one = gpu;
-    add(&s->layer[R_QUEUE], queued * (a->delegated ? attend : a->kv * a->steps * a->past * up), off_c(1));
+/* Squares differ, so that of two lanes which are equally busy now one waits for the other and now the other way round, and
+ * both together take longer than either. The 6% follow from nothing here: they are an allowance, without which the model
+ * would prefer placements whose two slowest lanes are equal to the last percent. */
+static const double HELD_UP = 1.06;
+
+/* Rows that are made of others. comp with a link: HELD_UP (link + comp) / 2. Without overlap everything adds up. */
+static void joint_rows(Linear *of, const Sweep *a) {
+    Linear all = {.one = 0};
+    for (int c = CTOG; c <= CPU; c++) add(&all, 1, of[c]);
+    if (!a->plan->policy.overlap) of[IN_FLIGHT] = all;
+    if (a->hw->shared_cores) add_cores(of, a);
+    const Linear comp = of[a->hw->shared_cores ? CORES : GPU];
+    add(&of[COMP_WITH_CTOG], HELD_UP / 2, of[CTOG]);
+    add(&of[COMP_WITH_CTOG], HELD_UP / 2, comp);
+    add(&of[COMP_WITH_DTOC], HELD_UP / 2, of[DTOC]);
+    add(&of[COMP_WITH_DTOC], HELD_UP / 2, comp);
 }
 
-/* On shared cores arithmetic and copies add up; without overlap everything does. */
-static void joint_loads(Sweep *s, const Stage *a) {
-    for (int part = 0; part < 2; part++) {
-        Linear *of = part ? s->head : s->layer, sum = {.one = 0};
-        for (int r = R_CTOG; r <= R_CPU; r++) add(&sum, 1, of[r]);
-        if (!a->plan->policy.overlap) of[R_CHAIN] = sum;
-        if (a->hw->shared_cores) {
-            add(&of[R_CORES], 1, of[R_GPU]);
-            add(&of[R_CORES], 1, of[R_CPU]);
-            add(&of[R_CORES], 1, copying(a, of));
-        }
-        for (int link = 0; link < 2; link++) {
-            Linear *both = &of[link ? R_WITH_DTOC : R_WITH_CTOG];
-            add(both, PRICE_OF_BOTH, of[link ? R_DTOC : R_CTOG]);
-            add(both, PRICE_OF_BOTH, of[a->hw->shared_cores ? R_CORES : R_GPU]);
-        }
-    }
-}
-
-/* sum <= variable */
-static void at_least(Lp *lp, const char *name, int variable, const Linear *sum, const Linear *more) {
-    LpRow *row = lp_row(lp, name, false, -sum->one - (more ? more->one : 0));
-    for (int f = 0; f < NFRACTIONS; f++) row->a[f] = sum->at[f] + (more ? more->at[f] : 0);
-    row->a[variable] = -1;
-}
+// ---------------------------------------------------------------------------------------------------------------
+// The LP
+// ---------------------------------------------------------------------------------------------------------------
 
 /* Whether some placement makes it more than 0. */
 static bool is_positive(const Linear *sum) {
@@ -507,63 +486,76 @@ static bool is_positive(const Linear *sum) {
     return false;
 }
 
-static void stage_rows(Lp *lp, const Stage *a) {
-    Sweep s = {.layer = {{.one = 0}}};
-    s.layer[R_GPU].one = gpu_seconds(a, true) + gpu_seconds(a, false) + packing_seconds(a);
-    link_loads(&s, a);
-    attention_loads(&s, a);
-    head_loads(&s, a);
-    chain_loads(&s, a);
-    joint_loads(&s, a);
-    for (int r = 0; r < NRESOURCES; r++) {
-        if (a->hw->shared_cores && (r == R_GPU || r == R_CPU)) continue; /* CORES has both */
-        const char *name = resource_row[r][a->stage];
-        if (is_positive(&s.layer[r])) at_least(lp, name, LAYER_S + a->stage, &s.layer[r], NULL);
-        if (r <= R_CHAIN && is_positive(&s.head[r])) at_least(lp, name, LAST_S + a->stage, &s.layer[r], &s.head[r]);
+/* Of placements that are equally fast, that which moves least: a second of a lane that others hide costs a little, beside a
+ * second that passes. */
+static const double PRICE_OF_IDLE = .02;
+
+static void sweep_rows(Lp *lp, const Sweep *a) {
+    Seconds t = {.layer = {{.one = 0}}};
+    const int layer = LAYER_S + a->stage, last = LAST_S + a->stage;
+    link_rows(&t, a);
+    processor_rows(&t, a);
+    head_seconds(&t, a);
+    flight_rows(&t, a);
+    queue_row(&t, a);
+    joint_rows(t.layer, a), joint_rows(t.head, a);
+    for (int r = 0; r < NBOUNDS; r++) {
+        const char *name = bound_name[a->stage][r];
+        if (a->hw->shared_cores && (r == GPU || r == CPU)) continue; /* CORES has both */
+        if (is_positive(&t.layer[r])) latency(lp, name, layer, t.layer[r], 1);
+        Linear both = t.layer[r];
+        add(&both, 1, t.head[r]);
+        if (r <= IN_FLIGHT && is_positive(&t.head[r])) latency(lp, name, last, both, 1);
     }
-    for (int r = R_CTOG; r <= R_CPU; r++) /* of placements that are equally fast, that which moves least */
-        for (int f = 0; r != R_GPU && f < NFRACTIONS; f++)
-            lp->c[f] += PRICE_OF_IDLE * lp->c[LAYER_S + a->stage] * s.layer[r].at[f];
-    LpRow *last = lp_row(lp, "last layer", false, 0); /* no shorter than the others */
-    last->a[LAYER_S + a->stage] = 1, last->a[LAST_S + a->stage] = -1;
+    for (int c = CTOG; c <= CPU; c++)
+        for (int f = 0; c != GPU && f < NFRACTIONS; f++) lp->c[f] += PRICE_OF_IDLE * lp->c[layer] * t.layer[c].at[f];
+    LpRow *row = lp_row(lp, "last layer", false, 0); /* no shorter than the others */
+    row->a[layer] = 1, row->a[last] = -1;
 }
 
-/* The plan's totals, linear between its corners: what it has with everything on the CPU tier, and what the shares on other
- * tiers come to besides. */
-static void memory_rows(Lp *lp, const Stage *a, const double capacity[NTIERS]) {
+// clang-format off
+/* What the plan holds on each tier, in bytes. It is linear between the corners of placement, but for the padding of
+ * regions; so the rows start from the plan that has everything on the CPU tier, and say what a share takes elsewhere:
+ *     GPU    wg weights + cg cache + hg states + (wc + wd) 2 layers + (cc + cd) 2 batches' pages + (hc + hd) x
+ *     CPU    wc weights + cc cache + hc states + (cc + cd) new k and v + wd 2 layers + cd 2 batches' pages
+ *            + hd 4 batches' states
+ *     disk   wd weights + cd cache + hd states
+ * What is loaded takes two slots in turn, and states on their way to the disk two more; x and the new k and v are
+ * workspaces. With delegation no pages go to the GPU, and queries and results have workspaces on the CPU. */
+// clang-format on
+static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
     const Plan *p = a->plan;
-    const double l = a->config->l, h1 = a->config->h1, page = p->policy.page_tokens * a->kv, pages = p->npages[TIER_CPU];
-    const double weights = a->weights * l, cache = pages * page * l, near = 2 * p->staged_pages[0] * page;
-    const double rows = p->max_rows, x = p->nws * rows * h1 * a->act, kvrow = p->nws * (double)p->off_rows * a->kv;
-    double act = 0;
-    for (int k = 0; k < p->slots; k++) act += p->act_rows[TIER_CPU][k] * h1 * a->act;
-    Linear tier[NTIERS] = {{.wg = weights, .cg = cache, .hg = act},
-                           {.wc = weights, .cc = cache, .hc = act},
-                           {.wd = weights, .cd = cache, .hd = act}};
-    add(&tier[TIER_GPU], 1, off_w(2 * a->weights));
-    add(&tier[TIER_GPU], 1, off_c(near));
-    add(&tier[TIER_GPU], 1, off_h(x));
-    add(&tier[TIER_CPU], 1, off_c(kvrow));
-    add(&tier[TIER_CPU], 1, (Linear){.wd = 2 * a->weights, .cd = near, .hd = 4 * rows * h1 * a->act});
+    const double l = a->config->l, state = a->config->h1 * a->act, page = p->policy.page_tokens * a->kv;
+    const double weights = a->weights * l, cache = p->npages[TIER_CPU] * page * l, rows = p->max_rows;
+    const double two_layers = 2 * a->weights, two_pages = 2 * p->staged_pages[0] * page, four_states = 4 * rows * state;
+    const double x = p->nws * rows * state, new_kv = p->nws * (double)p->off_rows * a->kv;
+    const double q_and_o = 2 * p->nws * (double)p->off_seqs * state;
+    const Linear none = {.one = 0};
+    double states = 0;
+    for (int k = 0; k < p->slots; k++) states += p->act_rows[TIER_CPU][k] * state;
+    Linear tier[NTIERS] = {{.wg = weights, .cg = cache, .hg = states},
+                           {.wc = weights, .cc = cache, .hc = states},
+                           {.wd = weights, .cd = cache, .hd = states}};
+    add(&tier[TIER_GPU], 1, off_gpu(two_layers, two_pages, x));
+    add(&tier[TIER_CPU], 1, off_gpu(0, new_kv, 0));
+    add(&tier[TIER_CPU], 1, (Linear){.wd = two_layers, .cd = two_pages, .hd = four_states});
     for (int t = 0; t < NTIERS; t++) tier[t].one = (double)p->total[t] - tier[t].wc - tier[t].cc - tier[t].hc;
-    if (a->delegated) { /* the plan was made without */
-        add(&tier[TIER_GPU], -1, off_c(near));
-        add(&tier[TIER_CPU], 2 * p->nws * (double)p->off_seqs * h1 * a->act, off_c(1));
+    if (a->delegated) {
+        add(&tier[TIER_GPU], -1, off_gpu(0, two_pages, 0));
+        add(&tier[TIER_CPU], 1, off_gpu(0, q_and_o, 0));
     }
-    for (int t = 0; t < NTIERS; t++) {
-        LpRow *row = lp_row(lp, memory_row[t], false, capacity[t] - tier[t].one);
-        memcpy(row->a, tier[t].at, sizeof tier[t].at[0] * NFRACTIONS);
-    }
+    for (int t = 0; t < NTIERS; t++) peak(lp, memory_row[t], tier[t], none, none, capacity[t]);
 }
 
 void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan, bool delegated,
                 const double capacity[NTIERS]) {
     *lp = (Lp){.n = RUNTIME_VARS};
-    for (int x = 0; x < 2; x++) {
-        const Stage a = stage_open(hardware, checkpoint, plan, delegated, x);
-        lp->c[LAYER_S + x] = plan->work[x].sweeps * (a.config->l - 1), lp->c[LAST_S + x] = plan->work[x].sweeps;
-        if (plan->work[x].sweeps > 0) stage_rows(lp, &a);
-        if (x) memory_rows(lp, &a, capacity);
+    for (int stage = 0; stage < 2; stage++) {
+        const Sweep a = mean_sweep(hardware, checkpoint, plan, delegated, stage);
+        lp->c[LAYER_S + stage] = plan->work[stage].sweeps * (a.config->l - 1);
+        lp->c[LAST_S + stage] = plan->work[stage].sweeps;
+        if (plan->work[stage].sweeps > 0) sweep_rows(lp, &a);
+        if (stage) memory_rows(lp, &a, capacity);
     }
     sum_rows(lp);
 }
@@ -574,39 +566,44 @@ double runtime_seconds(const Lp *lp, const double *x) {
     return seconds;
 }
 
-/* The largest of the rows that bound a variable from below, at x, where that is more than `most`; its name. */
-static double largest(const Lp *lp, const double *x, int variable, double most, const char **name) {
+// ---------------------------------------------------------------------------------------------------------------
+// The cost of one plan, by the rows of its LP
+// ---------------------------------------------------------------------------------------------------------------
+
+/* The row that bounds the variable from below most, at x, where that is more than *most seconds; or `slowest`. */
+static const LpRow *slowest_row(const Lp *lp, const double *x, int variable, const LpRow *slowest, double *most) {
     for (int i = 0; i < lp->m; i++) {
         if (lp->row[i].a[variable] >= 0) continue;
-        double seconds = lp_excess(&lp->row[i], x, lp->n);
-        if (seconds > most) most = seconds, *name = lp->row[i].name;
+        double seconds = lp_excess(&lp->row[i], x, lp->n); /* the variable is 0 in x: what the others come to */
+        if (seconds > *most) *most = seconds, slowest = &lp->row[i];
     }
-    return most;
+    return slowest;
 }
 
-/* Seconds of a sweep, layer by layer: beside each loads the next. slowest: the row that most seconds are bound by. */
+/* Seconds of a sweep, layer by layer: beside each loads the next, whose weights are where the plan has put them. *slowest:
+ * the name of the row that bounds most seconds. */
 static double sweep_seconds(const Lp *lp, double *x, const Plan *plan, int stage, char *slowest, size_t size) {
     const int l = plan->config.l;
-    double sum = 0, most = 0, by[LP_MAX_ROWS] = {0};
     const double layer = (double)plan_layer_bytes(plan);
-    const char *name[LP_MAX_ROWS];
-    int names = 0;
+    double sum = 0, most = 0, by[LP_MAX_ROWS] = {0}; /* seconds by the names of the rows that bound them */
     for (int j = 0; j < l; j++) {
-        const char *bound = "";
-        int next = (j + 1) % l, n = 0;
+        const int next = (j + 1) % l;
+        double seconds = 0;
         x[WC] = plan->cpu_slab[next] / layer, x[WD] = plan->disk_slab[next] / layer, x[WG] = 1 - x[WC] - x[WD];
-        double seconds = largest(lp, x, LAYER_S + stage, 0, &bound);
-        if (j + 1 == l) seconds = largest(lp, x, LAST_S + stage, seconds, &bound);
-        while (n < names && name[n] != bound) n++;
-        if (n == names) name[names++] = bound;
-        sum += seconds, by[n] += seconds;
-        if (by[n] > most) most = by[n], snprintf(slowest, size, "%s", bound);
+        const LpRow *row = slowest_row(lp, x, LAYER_S + stage, NULL, &seconds);
+        if (j + 1 == l) row = slowest_row(lp, x, LAST_S + stage, row, &seconds);
+        sum += seconds;
+        for (int i = 0; row && i < lp->m; i++) { /* a name's first row counts for all of that name */
+            if (lp->row[i].name != row->name) continue;
+            if ((by[i] += seconds) > most) most = by[i], snprintf(slowest, size, "%s", row->name);
+            break;
+        }
     }
     return sum;
 }
 
 void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan) {
-    double x[LP_MAX_VARS] = {0}, seconds[2] = {0}, tokens = 0; /* T is 0: a row's excess is what T must be */
+    double x[LP_MAX_VARS] = {0}, seconds[2] = {0}, tokens = 0;
     *cost = (Cost){.T = 0};
     for (int f = 0; f < NFRACTIONS; f++) cost->fraction[f] = x[f] = plan->achieved[f / NTIERS][f % NTIERS];
     for (int stage = 0; stage < 2; stage++) {

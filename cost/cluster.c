@@ -51,7 +51,8 @@ static void hold_on_gpu(Search *s) {
 }
 
 int cluster_search(ClusterCost *best, const Search *search, const Cluster *cluster, bool offloading, Error *err) {
-    enum { MOST = 64 };
+    enum { MOST = 64, FILLS = 4 };
+    static const int fills[FILLS] = {0, 1, 2, 4}; /* batches for each machine, to keep all of them busy; 0: any number */
     Found found[MOST];
     Search one = *search;
     const Prompt *prompt = &search->task->prompts[0];
@@ -59,11 +60,11 @@ int cluster_search(ClusterCost *best, const Search *search, const Cluster *clust
     bool any = false;
     one.checkpoint = part;
     if (!offloading) hold_on_gpu(&one);
-    for (int fill = 0; fill <= 4 && !(fill && search->fixed_batches); fill += fill + !fill) {
-        one.fixed_batches = fill || search->fixed_batches; /* any number of batches, and such as keep all machines busy */
-        if (fill) one.given.num_gpu_batches = fill * cluster->nodes;
-        Error *e = fill ? &(Error){0} : err;
-        int n = policy_search(found, MOST, &one, e);
+    for (int f = 0; f < (search->fixed_batches ? 1 : FILLS); f++) {
+        Error ignored;
+        one.fixed_batches = f || search->fixed_batches;
+        if (f) one.given.num_gpu_batches = fills[f] * cluster->nodes;
+        int n = policy_search(found, MOST, &one, f ? &ignored : err);
         for (int i = 0; i < n; i++, any = true) {
             ClusterCost c = run_through(&found[i], cluster, &part->config, prompt->s, prompt->n);
             if (!any || c.throughput > best->throughput) *best = c;

@@ -1,68 +1,12 @@
-/* cost.h: what a machine can do, and which policy is best for it (section 4.3). */
+/* cost.h: a machine measured, and which policy is best for it (section 4.3). */
 #ifndef COST_H
 #define COST_H
+#include "cost/hardware.h"
 #include "device/device.h"
 #include "io/io.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-// ---------------------------------------------------------------------------------------------------------------
-// hardware.c: a machine as numbers (section 4.3, Table 7)
-// ---------------------------------------------------------------------------------------------------------------
-
-/* A rate that depends on a size: seconds are taken to be linear in the size between two points, in proportion to it
- * outside.
- */
-enum { MAX_POINTS = 16 };
-typedef struct {
-    int n; /* points, by ascending size; 0: there is no curve */
-    double size[MAX_POINTS], rate[MAX_POINTS];
-} Curve;
-
-/* The hardware parameters of section 4.3 and Table 7. Of a pair [0] holds in generation, [1] in prefill. */
-struct Hardware {
-    char name[96];
-    double gmem, cmem, nmem;                                   /* bytes that the tiers can hold */
-    double ctog_bdw[2], gtoc_bdw[2], dtoc_bdw[2], ctod_bdw[2]; /* bytes/s */
-    double mm_flops[2], bmm_flops[2], cpu_flops[2];            /* FLOP/s of linear, of attention on the GPU, on the CPU */
-    /* keys that a file may leave out */
-    double gpu_bdw, cpu_bdw; /* bytes/s at which the processors read their own memory; 0: no bound */
-    double op_s;             /* seconds that every op takes besides; 0 */
-    bool shared_cores;       /* a host device: GPU and CPU lanes run on the same cores, activations are F32 */
-    /* seconds of these cores that a byte takes which a link copies within memory, or reads or writes on disk; 0 */
-    double copy_core_s, disk_core_s;
-    /* FLOP/s as measured, reading of memory included: of linear by rows; of attention by the tokens of a prompt, by the
-     * tokens that a new one attends to. They go before mm_flops, bmm_flops and cpu_flops. */
-    Curve mm_rows, bmm_tokens[2], cpu_tokens;
-    Curve mm_packed, bmm_packed, cpu_packed; /* of linear with packed weights; of attention to packed pages */
-};
-
-/* Reads a hardware file: one JSON object with name, gmem cmem nmem, ctog_bdw gtoc_bdw dtoc_bdw ctod_bdw, mm_flops bmm_flops
- * cpu_flops, each rate also as a pair KEY_p, KEY_g; optional gpu_bdw cpu_bdw op_s shared_cores copy_core_s disk_core_s;
- * optional curves mm_rows, bmm_tokens_p, bmm_tokens_g, cpu_tokens, mm_packed, bmm_packed, cpu_packed, lists of [size,
- * FLOP/s] by ascending size; sources, an object of texts that say where each value is from. -1 and one line (EXIT_USAGE)
- * for a missing, unknown, negative, zero or non-numeric value. */
-int hardware_read(Hardware *hardware, const char *path, Error *err);
-/* Writes a file that hardware_read reads back to the same numbers; sources may be NULL. What could not be written shows in
- * ferror(out). */
-void hardware_write(const Hardware *hardware, const cJSON *sources, FILE *out);
-
-/* The bandwidth of a link, of generation and of prefill. */
-static inline const double *link_bdw(const Hardware *hardware, Channel link) {
-    const double *const bdw[] = {hardware->ctog_bdw, hardware->gtoc_bdw, hardware->dtoc_bdw, hardware->ctod_bdw};
-    return bdw[link];
-}
-/* Seconds that an op takes at full speed, without op_s. The cost model and the sim ask here, so that they agree. */
-/* y (m, n) = x (m, k) w^T: by the curve, or the longer of its flops and of reading and writing everything. act_bytes: of an
- * element of x and y. */
-double linear_seconds(const Hardware *hardware, bool prefill, double m, double n, double k, double act_bytes);
-/* Causal attention of whole prompts of s tokens, s (s + 1) / 2 pairs of a query and a key each: 4 h1 flops a pair. */
-double attend_prefill_seconds(const Hardware *hardware, double nseq, double s, double h1, double act_bytes);
-/* The same with packed weights, which are unpacked on the way. */
-double linear_packed_seconds(const Hardware *hardware, bool prefill, double m, double n, double k, double act_bytes);
-/* New tokens attend to `len` tokens each over paged KV: as many bytes as flops, 4 h1 a token; packed, fewer bytes. */
-double attend_seconds(const Hardware *hardware, bool on_cpu, bool prefill, double nseq, double len, double h1, bool packed);
 
 // ---------------------------------------------------------------------------------------------------------------
 // profile.c: the machine, measured (section 4.3)

@@ -24,23 +24,21 @@
 
 #include "cost/cost.h"
 
-/* PROFILE_VERSION counts the changes of what is measured, or of kernels and lanes, that make older files wrong. */
 enum {
-    PROFILE_VERSION = 2,
-    SAMPLES = 64,
-    LEAST_SAMPLES = 3,
-    PAIRS = 5,
-    PAGE_TOKENS = 16,
-    TINY = 100,
-    GROUP = 4,
-    CONTENTION_ROWS = 16
-};
-enum { PIECE = 8 << 20, LEAST_DISK = 2 * GROUP * PIECE };
-
-/* On the host device, on a GPU. */
-static const ProfileSize full_size[2] = {
-    {2048, 8192, 32, 16, 1024, 2048, (size_t)256 << 20, (size_t)256 << 20, .1},
-    {4096, 16384, 32, 32, 1024, 2048, (size_t)1 << 30, (size_t)256 << 20, .1},
+    PROFILE_VERSION = 2, /* counts the changes of what is measured, or of kernels and lanes, that make older files wrong */
+    PAGE_TOKENS = 16,    /* of a KV page, as in a run */
+    PIECE = 8 << 20,     /* bytes of a copy, about a matrix of a layer */
+    GROUP = 4,           /* pieces that are on their way to or from the disk at once */
+    LEAST_DISK = 2 * GROUP * PIECE,
+    TINY = 100,           /* ops of a chain that measures what an op takes besides its work */
+    CONTENTION_ROWS = 16, /* rows of a product beside copies: one that decodes, and is busy with reading weights */
+    SAMPLES = 64,         /* of a value, at most */
+    LEAST_SAMPLES = 3,    /* and at least, if three times the usual time is enough for them */
+    PAIRS = 5,            /* samples of a product alone and beside copies */
+    BRIEF = 20,           /* samples shorter than this part of the time for a value are of several rounds ... */
+    MOST_ROUNDS = 100,    /* ... of so many at most */
+    POINT_TIMES = 10,     /* a point of a curve may take so many times the time for a value */
+    DISK_TIMES = 25,      /* and a pass over the file; with less, a slow disk would show little but its cache */
 };
 
 /* How packed numbers are measured. */
@@ -259,7 +257,7 @@ static int sample(Samples *s, Profile *p, Post *post, int i) {
     if (sample_seconds(&t, p, post, i, 1) != 0) return -1;
     if (t > seconds) add_sample(s, p, t), total = t;
     p->round_s = t;
-    if (t < seconds / 20) rounds = (int)fmin(seconds / 20 / fmax(t, 1e-6), 100);
+    if (t < seconds / BRIEF) rounds = (int)fmin(seconds / BRIEF / fmax(t, 1e-6), MOST_ROUNDS);
     for (; total < (taken < LEAST_SAMPLES ? 3 * seconds : seconds); taken++) {
         if (sample_seconds(&t, p, post, i, rounds) != 0) return -1;
         total += t;
@@ -286,7 +284,7 @@ static int measure_curve(Curve *curve, Profile *p, Post *post, const int *sizes,
     Samples *all = xcalloc(n, sizeof *all);
     int status = 0;
     for (int i = 0; i < n && sizes[i] <= most && !status; i++) {
-        if (i && p->round_s * sizes[i] / sizes[i - 1] > 10 * p->size.seconds) break;
+        if (i && p->round_s * sizes[i] / sizes[i - 1] > POINT_TIMES * p->size.seconds) break;
         status = sample(&all[i], p, post, i);
         curve->size[i] = sizes[i];
         curve->n = i + 1;
@@ -305,12 +303,6 @@ __attribute__((format(printf, 2, 3))) static void say(Profile *p, const char *fo
     va_end(args);
     fputc('\n', p->progress);
     fflush(p->progress);
-}
-
-static void say_curve(Profile *p, const char *what, const Curve *c, const char *unit) {
-    int last = c->n - 1;
-    say(p, "  %s: %.1f GFLOP/s at %.0f %s, %.1f at %.0f", what, c->rate[0] / 1e9, c->size[0], unit, c->rate[last] / 1e9,
-        c->size[last]);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -332,7 +324,7 @@ static int measure_links(Hardware *h, Profile *p) {
 static int measure_pass(double *rate, Profile *p, Post *post, int *pieces) {
     double begin = p->device->now(p->device), took = 0;
     int n = 0;
-    while (n < *pieces && took < 25 * p->size.seconds) {
+    while (n < *pieces && took < DISK_TIMES * p->size.seconds) {
         Event last = {0, 0};
         for (int g = 0; g < GROUP && n < *pieces; g++) last = post(p, n++);
         if (p->device->wait(p->device, last, p->err) != 0) return -1;
@@ -353,52 +345,68 @@ static int measure_disk(Hardware *h, Profile *p) {
     return 0;
 }
 
+/* The curves, by what is posted for a point and where it goes. By rows and by tokens to attend to a smaller op never takes
+ * longer (smooth); a prompt of twice the tokens has twice the pairs for each. */
+typedef struct {
+    const char *name;
+    Post *post;
+    size_t curve;
+    bool by_rows, smooth;
+} CurveOf;
+#define AT(field) offsetof(Hardware, field)
+static const CurveOf dense[] = {{"linear", post_linear, AT(mm_rows), true, true},
+                                {"prompts", post_attend_prefill, AT(bmm_tokens[1]), false, false},
+                                {"new tokens on the GPU", post_attend_gpu, AT(bmm_tokens[0]), false, true},
+                                {"new tokens on the CPU", post_attend_cpu, AT(cpu_tokens), false, true}};
+static const CurveOf packed[] = {{"linear", post_linear, AT(mm_packed), true, true},
+                                 {"new tokens on the GPU", post_attend_gpu, AT(bmm_packed), false, true},
+                                 {"new tokens on the CPU", post_attend_cpu, AT(cpu_packed), false, true}};
+
+static int measure_curves(Hardware *h, Profile *p, const CurveOf *of, int n) {
+    for (; n-- > 0; of++) {
+        Curve *c = (Curve *)((char *)h + of->curve);
+        int status = of->by_rows ? measure_curve(c, p, of->post, row_sizes, NROW_SIZES, p->size.rows)
+                                 : measure_curve(c, p, of->post, token_sizes, NTOKEN_SIZES, p->size.tokens);
+        if (status) return -1;
+        if (of->smooth) smooth(c);
+        say(p, "  %s: %.1f GFLOP/s at %.0f %s, %.1f at %.0f", of->name, c->rate[0] / 1e9, c->size[0],
+            of->by_rows ? "rows" : "tokens", c->rate[c->n - 1] / 1e9, c->size[c->n - 1]);
+    }
+    return 0;
+}
+
+/* The single rates of Table 7 are those of the curves at the sizes of its experiments. */
 static int measure_linear(Hardware *h, Profile *p) {
+    enum { DECODE_ROWS = 16, PREFILL_ROWS = 1024 };
     double op_rate, act = type_bytes(p->device->act_type);
     say(p, "measuring this machine: linear");
     if (measure(&op_rate, p, post_tiny, 0)) return -1;
     h->op_s = p->op_s = 1 / op_rate;
-    if (measure_curve(&h->mm_rows, p, post_linear, row_sizes, NROW_SIZES, p->size.rows)) return -1;
-    smooth(&h->mm_rows);
-    h->mm_flops[0] = 2 * 16 / linear_seconds(h, false, 16, 1, 1, act);
-    h->mm_flops[1] = 2 * 1024 / linear_seconds(h, true, 1024, 1, 1, act);
-    say_curve(p, "linear", &h->mm_rows, "rows");
+    if (measure_curves(h, p, dense, 1)) return -1;
+    h->mm_flops[0] = 2 * DECODE_ROWS / linear_seconds(h, false, DECODE_ROWS, 1, 1, act);
+    h->mm_flops[1] = 2 * PREFILL_ROWS / linear_seconds(h, true, PREFILL_ROWS, 1, 1, act);
     return 0;
 }
 
 static int measure_attention(Hardware *h, Profile *p) {
-    double s = 512, best = 0;
+    const double s = 512;
     say(p, "measuring this machine: attention");
-    if (measure_curve(&h->bmm_tokens[1], p, post_attend_prefill, token_sizes, NTOKEN_SIZES, p->size.tokens) ||
-        measure_curve(&h->bmm_tokens[0], p, post_attend_gpu, token_sizes, NTOKEN_SIZES, p->size.tokens) ||
-        measure_curve(&h->cpu_tokens, p, post_attend_cpu, token_sizes, NTOKEN_SIZES, p->size.tokens))
-        return -1;
-    smooth(&h->bmm_tokens[0]), smooth(&h->cpu_tokens);
+    if (measure_curves(h, p, dense + 1, 3)) return -1;
     h->bmm_flops[1] = 2 * s * (s + 1) / attend_prefill_seconds(h, 1, s, 1, 4);
     h->bmm_flops[0] = 4 * s / attend_seconds(h, false, false, 1, s, 1, false);
     set_both(h->cpu_flops, 4 * s / attend_seconds(h, true, false, 1, s, 1, false));
-    for (int i = 0; i < h->cpu_tokens.n; i++) best = fmax(best, h->cpu_tokens.rate[i]);
-    h->cpu_bdw = best; /* a flop for every byte */
-    say_curve(p, "prompts", &h->bmm_tokens[1], "tokens");
-    say_curve(p, "new tokens on the GPU", &h->bmm_tokens[0], "tokens");
-    say_curve(p, "new tokens on the CPU", &h->cpu_tokens, "tokens");
+    for (int i = 0; i < h->cpu_tokens.n; i++) h->cpu_bdw = fmax(h->cpu_bdw, h->cpu_tokens.rate[i]); /* a flop a byte */
     return 0;
 }
 
 /* The same with packed numbers. A GPU multiplies F16 alone, and unpacks first. */
 static int measure_packed(Hardware *h, Profile *p) {
+    const int skip = p->device->act_type != F32;
     say(p, "measuring this machine: packed weights and cache");
     p->quant = usual;
-    if ((p->device->act_type == F32 && measure_curve(&h->mm_packed, p, post_linear, row_sizes, NROW_SIZES, p->size.rows)) ||
-        measure_curve(&h->bmm_packed, p, post_attend_gpu, token_sizes, NTOKEN_SIZES, p->size.tokens) ||
-        measure_curve(&h->cpu_packed, p, post_attend_cpu, token_sizes, NTOKEN_SIZES, p->size.tokens))
-        return -1;
+    int status = measure_curves(h, p, packed + skip, 3 - skip);
     p->quant.bits = 0;
-    smooth(&h->mm_packed), smooth(&h->bmm_packed), smooth(&h->cpu_packed);
-    if (h->mm_packed.n) say_curve(p, "linear", &h->mm_packed, "rows");
-    say_curve(p, "new tokens on the GPU", &h->bmm_packed, "tokens");
-    say_curve(p, "new tokens on the CPU", &h->cpu_packed, "tokens");
-    return 0;
+    return status;
 }
 
 /* Seconds by which products take longer while the weights of the next ones are copied beside them, for each byte. As in a
@@ -452,9 +460,12 @@ static int measure_shared_cores(Hardware *h, Profile *p) {
 
 static size_t round_up(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-/* Each half of the cold memory is more than the last cache holds, so that going round in it finds nothing there. */
+/* The largest layer that is measured within a minute, or the model's own where that is smaller. Each half of the cold
+ * memory is more than the last cache holds, so that going round in it finds nothing there. */
 ProfileSize profile_size(const Gpu *gpu, const OptConfig *config) {
-    ProfileSize size = full_size[gpu != NULL];
+    ProfileSize size = {.h1 = 2048, .h2 = 8192, .nh = 32, .nseq = 16, .rows = 1024, .tokens = 2048, .seconds = .1};
+    size.cold = size.disk = (size_t)256 << 20;
+    if (gpu) size.h1 *= 2, size.h2 *= 2, size.nseq *= 2, size.cold *= 4;
     if (config && config->h1 <= size.h1 && config->h2 <= size.h2)
         size.h1 = config->h1, size.h2 = config->h2, size.nh = config->nh;
     size_t most = (size_t)1 << 30;

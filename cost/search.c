@@ -1,33 +1,51 @@
 /* search.c: the policy search (section 4.3): of all block sizes, schedules and placements the one with the best throughput.
  *
- * As in the paper, a loop over (gbs, num_gpu_batches) around a linear program over the nine fractions; here also over the
- * schedules, and over who attends to the cache off the GPU. The loop goes by powers of two, then by smaller steps around
- * the best. The LP knows the plan only along straight lines, so what it promises is a bound: the candidates are taken in
- * its order, each answer is rounded to percentages that can be had and planned; where the plan does not fit, the LP is
- * solved again with that tier smaller by the excess. What counts is the cost of the plan itself. When no bound is better
- * than what has been found, the search ends. Read next: policy.c, which writes the LP; tier.c, which plans. */
+ * As in the paper there are two levels: a loop over block sizes (gbs, num_gpu_batches), here also over schedules, over who
+ * attends to the cache off the GPU, and over compression; and inside it a linear program over the nine fractions. The LP
+ * takes memory and time to be linear in the fractions, so its optimum is a bound that plans come close to:
+ *
+ *   1. Enumerate. For every schedule, attention and compression, gbs = 1, 2, 4, ... while one batch fits, and for each
+ *      num_gpu_batches = 1, 2, 4, ... while more batches help. Each such candidate is an LP; its optimum is the bound.
+ *   2. Refine. Three times smaller steps are taken from the three best candidates. Throughput rises with the block until
+ *      memory or a processor is full and falls slowly behind that, so doubling finds the right hill, and steps of an eighth
+ *      come near its top. test_search.c compares with all placements of a grid.
+ *   3. Realize. By falling bounds, a candidate's fractions are rounded to what can be had, and planned. Where that plan is
+ *      too large for a tier, the LP is solved again with this tier smaller. What counts is the cost of the plan.
+ *   4. Stop where the next bound is no better than what has been found.
+ *
+ * Read next: policy.c, which writes the LP; tier.c, which plans. */
 #include <math.h>
 
 #include "cost/cost.h"
 
-enum { MAX_CANDIDATES = 1024, MAX_BATCHES = 64, MAX_REALIZED = 64 };
+enum {
+    MAX_CANDIDATES = 1024, /* some hundred are enumerated; there is no room for more */
+    MAX_BATCHES = 64,      /* of a block: with so many a layer's weights are a small part of what moves */
+    MAX_REALIZED = 64,     /* mostly the first few are the best */
+    ROUNDS = 3,            /* of smaller steps ... */
+    AROUND = 3,            /* ... from so many candidates */
+    ENOUGH_PROMPTS = 2048, /* a longer task is looked at through so many of its prompts */
+};
+static const double HELPS = 1.005;         /* twice the batches must bring so much for more to be tried */
+static const double LATENCY_SLACK = 1.05;  /* the LP's latency may be a little more than that of the best plan */
+static const double PRICE_OF_CORES = .02;  /* see score() */
+static const double PRICE_OF_BLOCKS = .01; /* see score() */
 
-/* A policy with its percentages still to be found. */
+/* A policy with its fractions still to be found. */
 typedef struct {
     Policy policy;
-    double bound; /* token/s that no placement exceeds, by the LP */
-    double score; /* of it; 0 where a block takes too long */
+    double bound; /* token/s that the LP promises; 0: nothing fits */
+    double score; /* of the bound; 0 where a block takes too long */
 } Candidate;
 
 typedef struct {
     const Search *s;
     Candidate *list;
     int n;
-    Lp lp; /* of the newest candidate */
 } Candidates;
 
 // ---------------------------------------------------------------------------------------------------------------
-// One candidate: an LP, and a plan that fits
+// The linear program of one candidate
 // ---------------------------------------------------------------------------------------------------------------
 
 /* The task as a policy sees it: all of it, or one block. */
@@ -37,7 +55,7 @@ static Task task_for(const Search *s, const Policy *policy) {
     return task;
 }
 
-/* The plan that runtime_lp starts from. */
+/* The plan that runtime_lp starts from: everything on the CPU. */
 static Plan *corner_plan(const Search *s, const Policy *policy) {
     Error ignored;
     Policy corner = *policy;
@@ -47,17 +65,203 @@ static Plan *corner_plan(const Search *s, const Policy *policy) {
     return plan_make(s->checkpoint, &corner, &task, s->act_type, &ignored);
 }
 
-static void add_fixed(Lp *lp, const Search *s) {
+/* The best fractions, with those that are given fixed. False: none fit. */
+static bool solve(LpAnswer *answer, Lp *lp, const Search *s, const Policy *policy, const Plan *corner,
+                  const double capacity[NTIERS]) {
     static const char *const name[6] = {"wg given", "wc given", "cg given", "cc given", "hg given", "hc given"};
     const double share[6] = {s->given.wg, s->given.wc, s->given.cg, s->given.cc, s->given.hg, s->given.hc};
+    runtime_lp(lp, s->hardware, s->checkpoint, corner, policy->cpu_attention, capacity);
     for (int i = 0; i < 6; i++)
         if (s->fixed[i]) lp_row(lp, name[i], true, share[i])->a[i / 2 * NTIERS + i % 2] = 1;
+    lp_solve(answer, lp);
+    return answer->verdict == LP_OPTIMAL;
 }
 
-static void write_lp(Lp *lp, const Search *s, const Policy *policy, const Plan *corner, const double capacity[NTIERS]) {
-    runtime_lp(lp, s->hardware, s->checkpoint, corner, policy->cpu_attention, capacity);
-    add_fixed(lp, s);
+/* Seconds of one block: of as many sweeps as its longest prompt has tokens. */
+static double latency_of(const Task *task, const Plan *plan, double T) {
+    int n = 0;
+    for (int i = 0; i < task->count; i++) n = imax(n, task->prompts[i].n);
+    return T * n / (double)plan->sweeps;
 }
+
+/* What counts: token/s, less two prices. On shared cores twice the batches must bring two percent more: arithmetic beside
+ * copies is never quite as fast as it was measured alone, and more squares suffer more. Where blocks may be of any size,
+ * twice the block must bring one percent: it takes twice as long to show for it. */
+static double score(const Search *s, double throughput, const Policy *p) {
+    const double block = block_size(p), batches = block / p->gbs;
+    const double cores = s->hardware->shared_cores ? PRICE_OF_CORES * log2(batches) : 0;
+    return throughput / (1 + (cores + (s->one_block ? PRICE_OF_BLOCKS * log2(block) : 0)));
+}
+static double found_score(const Search *s, const Found *f) { return score(s, f->cost.throughput, &f->policy); }
+
+// ---------------------------------------------------------------------------------------------------------------
+// 1. Enumerate
+// ---------------------------------------------------------------------------------------------------------------
+
+static bool same_block(const Policy *a, const Policy *b) {
+    return a->gbs == b->gbs && a->num_gpu_batches == b->num_gpu_batches && a->schedule == b->schedule &&
+           a->weight_quant.bits == b->weight_quant.bits && a->cache_quant.bits == b->cache_quant.bits;
+}
+
+/* Fills the candidate's bound and score, with its table of tokens where it says. */
+static void set_bound(Candidate *c, const Search *s) {
+    const double capacity[NTIERS] = {(double)s->capacity[0], (double)s->capacity[1], (double)s->capacity[2]};
+    Task task = task_for(s, &c->policy);
+    Plan *corner = corner_plan(s, &c->policy);
+    LpAnswer answer;
+    Lp lp;
+    if (corner && solve(&answer, &lp, s, &c->policy, corner, capacity)) {
+        double seconds = runtime_seconds(&lp, answer.x), tokens = 0;
+        for (int stage = 0; stage < 2; stage++) tokens += corner->work[stage].prompts + corner->work[stage].steps;
+        bool late = s->max_latency > 0 && latency_of(&task, corner, seconds) > LATENCY_SLACK * s->max_latency;
+        c->bound = tokens / seconds;
+        c->score = late ? 0 : score(s, c->bound, &c->policy);
+    }
+    plan_free(corner);
+}
+
+/* Adds the candidate if it is new, its table of tokens on the highest tier that leaves room for the rest. Returns its
+ * bound. */
+static double consider(Candidates *all, Policy policy) {
+    Candidate c = {.bound = 0};
+    for (int i = 0; i < all->n; i++) {
+        const Candidate *old = &all->list[i];
+        if (same_block(&old->policy, &policy) && old->policy.cpu_attention == policy.cpu_attention) return old->bound;
+    }
+    for (int home = TIER_GPU; home < NTIERS && !c.bound; home++) {
+        policy.table_home = (Tier)home, c.policy = policy;
+        set_bound(&c, all->s);
+    }
+    if (all->n < MAX_CANDIDATES) all->list[all->n++] = c;
+    return c.bound;
+}
+
+/* num_gpu_batches = 1, 2, 4, ... while more batches help. Returns the bound of the first. */
+static double double_batches(Candidates *c, Policy policy) {
+    const Search *s = c->s;
+    const int enough = imin(MAX_BATCHES, (s->task->count + policy.gbs - 1) / policy.gbs);
+    const int most = s->fixed_batches ? s->given.num_gpu_batches : enough;
+    double first = 0, best = 0;
+    for (int K = s->fixed_batches ? most : 1;; K = imin(2 * K, most)) {
+        policy.num_gpu_batches = K;
+        double bound = consider(c, policy);
+        if (!first) first = bound;
+        if (bound < best * HELPS || K == most) return first;
+        best = bound;
+    }
+}
+
+/* gbs = 1, 2, 4, ... Where one batch does not fit, no larger one does. */
+static void double_gbs(Candidates *c, Policy policy) {
+    const Search *s = c->s;
+    const int most = s->fixed_gbs ? s->given.gbs : s->task->count;
+    for (policy.gbs = s->fixed_gbs ? most : 1; double_batches(c, policy) && policy.gbs < most;)
+        policy.gbs = imin(2 * policy.gbs, most);
+}
+
+/* Row is zig-zag with one batch, and is looked at where it is given only. The diagonal schedule needs more prompts than a
+ * block has; where it is given and its pacing adds nothing it is zig-zag. */
+static bool may_be(const Search *s, Schedule schedule) {
+    if (!s->fixed_schedule) return schedule == SCHEDULE_ZIGZAG || (schedule == SCHEDULE_DIAGONAL && !s->one_block);
+    if (s->given.schedule == schedule) return true;
+    return s->given.schedule == SCHEDULE_DIAGONAL && schedule == SCHEDULE_ZIGZAG && !s->fixed_batches;
+}
+
+/* The GPU attends, then the CPU; sparse attention is the CPU's. */
+static void each_schedule_and_attention(Candidates *c, Policy policy) {
+    const Search *s = c->s;
+    const bool sparse = is_sparse(&policy);
+    for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++)
+        for (int on_cpu = sparse; on_cpu < 2; on_cpu++) {
+            if (!may_be(s, (Schedule)schedule)) continue;
+            if (s->fixed_attention && !sparse && on_cpu != (int)s->given.cpu_attention) continue;
+            policy.schedule = (Schedule)schedule, policy.cpu_attention = on_cpu;
+            double_gbs(c, policy);
+        }
+}
+
+/* The policy with the compression that may be taken where none is given. */
+static Policy compressed(const Search *s, Policy p, bool weights, bool cache) {
+    if (weights && !p.weight_quant.bits) p.weight_quant = s->allowed;
+    if (cache && !p.cache_quant.bits) p.cache_quant = s->allowed;
+    return p;
+}
+
+static void enumerate(Candidates *c) {
+    const Search *s = c->s;
+    const int more_weights = s->allowed.bits && !s->given.weight_quant.bits;
+    const int more_cache = s->allowed.bits && !s->given.cache_quant.bits;
+    for (int cache = 0; cache <= more_cache; cache++)
+        for (int weights = 0; weights <= more_weights; weights++)
+            each_schedule_and_attention(c, compressed(s, s->given, weights, cache));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// 2. Refine
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Considers the policy with another block, no larger than the task. */
+static void try_block(Candidates *c, Policy p, int gbs, int num_gpu_batches) {
+    const Search *s = c->s;
+    if (!s->fixed_gbs) p.gbs = imin(imax(gbs, 1), s->task->count);
+    p.num_gpu_batches = imax(1, imin(num_gpu_batches, (s->task->count + p.gbs - 1) / p.gbs));
+    if (s->fixed_batches) p.num_gpu_batches = s->given.num_gpu_batches;
+    consider(c, p);
+}
+
+/* Smaller steps in both directions; one batch more or less; and batches such that one to four blocks share the task
+ * equally. */
+static void step_from(Candidates *c, const Policy *from) {
+    static const double step[] = {.75, .875, 1.125, 1.25, 1.5};
+    const int gbs = from->gbs, K = from->num_gpu_batches, count = c->s->task->count;
+    for (size_t i = 0; i < sizeof step / sizeof *step; i++) {
+        try_block(c, *from, (int)(gbs * step[i]), K);
+        try_block(c, *from, gbs, (int)lround(K * step[i]));
+    }
+    if (c->s->one_block) return;
+    try_block(c, *from, gbs, K - 1), try_block(c, *from, gbs, K + 1);
+    for (int blocks = 1; blocks <= 4; blocks++) try_block(c, *from, (count + K * blocks - 1) / (K * blocks), K);
+}
+
+static int by_score(const void *a, const void *b) {
+    const Candidate *x = a, *y = b;
+    if (x->score != y->score) return x->score < y->score ? 1 : -1;
+    return x->policy.schedule != y->policy.schedule ? (int)x->policy.schedule - (int)y->policy.schedule
+                                                    : x->policy.gbs - y->policy.gbs;
+}
+
+/* Leaves the candidates sorted, best first. */
+static void refine(Candidates *c) {
+    qsort(c->list, c->n, sizeof *c->list, by_score);
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int i = 0, n = imin(AROUND, c->n); i < n; i++) step_from(c, &c->list[i].policy);
+        qsort(c->list, c->n, sizeof *c->list, by_score);
+    }
+}
+
+/* All candidates, best first. Of a long task prompts are looked at that are taken from all of it at equal distances. */
+static Candidates gather(const Search *search) {
+    Search thin = *search;
+    Task task = *search->task;
+    Candidates c = {.s = &thin, .list = xcalloc(MAX_CANDIDATES, sizeof *c.list)};
+    const bool is_long = !search->one_block && task.count > ENOUGH_PROMPTS;
+    if (is_long) {
+        task.prompts = xcalloc(ENOUGH_PROMPTS, sizeof *task.prompts);
+        for (int i = 0; i < ENOUGH_PROMPTS; i++)
+            task.prompts[i] = search->task->prompts[(long)i * task.count / ENOUGH_PROMPTS];
+        task.count = ENOUGH_PROMPTS;
+        thin.task = &task;
+    }
+    enumerate(&c);
+    refine(&c);
+    if (is_long) free(task.prompts);
+    c.s = search;
+    return c;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// 3. Realize
+// ---------------------------------------------------------------------------------------------------------------
 
 /* To whole steps of 1 / steps; a share that is nothing is 0. */
 static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const bool fixed[2], int steps) {
@@ -78,11 +282,23 @@ static void set_fractions(Policy *p, const Search *s, const double *x) {
     round_shares(&p->hg, &p->hc, x + HG, s->fixed + 4, sequences);
 }
 
-/* Seconds of one block: of as many sweeps as its longest prompt has tokens. */
-static double latency_of(const Task *task, const Plan *plan, double T) {
-    int n = 0;
-    for (int i = 0; i < task->count; i++) n = imax(n, task->prompts[i].n);
-    return T * n / (double)plan->sweeps;
+/* The policy's plan if it fits; if not, NULL, and by how many bytes it exceeds each tier. */
+static Plan *plan_that_fits(const Search *s, const Policy *policy, double excess[NTIERS], Error *err) {
+    Task task = task_for(s, policy);
+    Plan *plan = plan_make(s->checkpoint, policy, &task, s->act_type, err);
+    for (int t = 0; t < NTIERS; t++) excess[t] = plan ? fmax(0, (double)plan->total[t] - (double)s->capacity[t]) : 0;
+    if (plan && plan_fits(plan, s->capacity, err) == 0) return plan;
+    plan_free(plan);
+    return NULL;
+}
+
+/* What the plan costs by the rows of the LP. */
+static Found found_by(const Search *s, const Plan *plan, const Lp *lp) {
+    Task task = task_for(s, &plan->policy);
+    Found found = {.policy = plan->policy};
+    runtime_cost(&found.cost, lp, plan);
+    found.latency = latency_of(&task, plan, found.cost.T);
+    return found;
 }
 
 /* The tiers that the LP would have larger. */
@@ -93,251 +309,47 @@ static void note_full(Cost *cost, const Lp *lp, const LpAnswer *answer) {
                 snprintf(cost->full[t], sizeof cost->full[t], "%s", memory_row[t]);
 }
 
-/* Whether the policy's plan fits, and what it costs; if not, by how many bytes it exceeds each tier. */
-static bool try_plan(Found *found, const Search *s, const Policy *policy, const Lp *lp, double excess[NTIERS], Error *err) {
-    Task task = task_for(s, policy);
-    Plan *plan = plan_make(s->checkpoint, policy, &task, s->act_type, err);
-    bool fits = plan && plan_fits(plan, s->capacity, err) == 0;
-    for (int t = 0; t < NTIERS; t++) excess[t] = plan ? fmax(0, (double)plan->total[t] - (double)s->capacity[t]) : 0;
-    if (fits) {
-        *found = (Found){.policy = *policy};
-        runtime_cost(&found->cost, lp, plan);
-        found->latency = latency_of(&task, plan, found->cost.T);
-    }
-    plan_free(plan);
-    return fits;
-}
-
-/* The candidate's best placement whose plan fits. */
+/* The candidate's best placement whose plan fits. A tier that is exceeded becomes smaller by a little more than the excess,
+ * and each time by twice as much: a rounded share falls in steps (a step of OPT-175B's weights is 350 MB), and the excess
+ * may be a small part of one. After TRIES times that is thousands of times the excess. */
 static bool realize(Found *found, const Search *s, const Candidate *c) {
     enum { TRIES = 12 };
-    double capacity[NTIERS], excess[NTIERS];
+    double capacity[NTIERS], excess[NTIERS], times = 1.05;
     Policy policy = c->policy;
-    Plan *corner = corner_plan(s, &policy);
-    bool done = false;
+    Plan *corner = corner_plan(s, &policy), *plan = NULL;
     for (int t = 0; t < NTIERS; t++) capacity[t] = (double)s->capacity[t];
-    for (int i = 0; i < TRIES && corner && !done; i++) {
+    for (int i = 0; i < TRIES && corner && !plan; i++, times *= 2) {
         Error ignored;
         Lp lp;
         LpAnswer answer;
-        write_lp(&lp, s, &policy, corner, capacity);
-        lp_solve(&answer, &lp);
-        if (answer.verdict != LP_OPTIMAL) break;
+        if (!solve(&answer, &lp, s, &policy, corner, capacity)) break;
         set_fractions(&policy, s, answer.x);
-        done = try_plan(found, s, &policy, &lp, excess, &ignored);
-        if (done) note_full(&found->cost, &lp, &answer);
-        for (int t = 0; t < NTIERS; t++) capacity[t] -= excess[t] * 1.05 * (1 << i); /* a rounded share falls in steps */
+        plan = plan_that_fits(s, &policy, excess, &ignored);
+        if (plan) *found = found_by(s, plan, &lp), note_full(&found->cost, &lp, &answer);
+        for (int t = 0; t < NTIERS; t++) capacity[t] -= excess[t] * times;
     }
-    plan_free(corner);
-    return done && !(s->max_latency > 0 && found->latency > s->max_latency);
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// The candidates
-// ---------------------------------------------------------------------------------------------------------------
-
-/* What counts: token/s. On shared cores twice the batches must bring two percent more: arithmetic beside copies is never
- * quite as fast as it was measured alone, and more squares suffer more. Where blocks may be of any size, twice the block
- * must bring one percent. */
-static double score(const Search *s, double throughput, const Policy *p) {
-    const double block = block_size(p), batches = block / p->gbs;
-    const double share = (s->hardware->shared_cores ? .02 * log2(batches) : 0) + (s->one_block ? .01 * log2(block) : 0);
-    return throughput / (1 + share);
-}
-
-static bool same_block(const Policy *a, const Policy *b) {
-    return a->gbs == b->gbs && a->num_gpu_batches == b->num_gpu_batches && a->schedule == b->schedule &&
-           a->weight_quant.bits == b->weight_quant.bits && a->cache_quant.bits == b->cache_quant.bits;
-}
-
-static const Candidate *known(const Candidates *c, const Policy *p) {
-    for (int i = 0; i < c->n; i++)
-        if (same_block(&c->list[i].policy, p) && c->list[i].policy.cpu_attention == p->cpu_attention) return &c->list[i];
-    return NULL;
-}
-
-/* token/s by the LP's optimum, 0: no placement; and its latency. */
-static double bound_of(Candidates *c, const Policy *policy, const Plan *corner, double *latency) {
-    double capacity[NTIERS], tokens = 0;
-    Task task = task_for(c->s, policy);
-    LpAnswer answer;
-    for (int t = 0; t < NTIERS; t++) capacity[t] = (double)c->s->capacity[t];
-    write_lp(&c->lp, c->s, policy, corner, capacity);
-    lp_solve(&answer, &c->lp);
-    for (int x = 0; x < 2; x++) tokens += corner->work[x].prompts + corner->work[x].steps;
-    if (answer.verdict != LP_OPTIMAL) return 0;
-    *latency = latency_of(&task, corner, runtime_seconds(&c->lp, answer.x));
-    return tokens / runtime_seconds(&c->lp, answer.x);
-}
-
-/* Adds the candidate, with the table of tokens on the highest tier that leaves room for the rest. Returns its bound, 0
- * where nothing fits. */
-static double consider(Candidates *c, Policy policy) {
-    const Candidate *old = known(c, &policy);
-    double bound = 0, latency = 0, most = 1.05 * c->s->max_latency; /* the LP's latency is not quite the least */
-    if (old) return old->bound;
-    for (int home = TIER_GPU; home < NTIERS && !bound; home++) {
-        policy.table_home = (Tier)home;
-        Plan *corner = corner_plan(c->s, &policy);
-        if (corner) bound = bound_of(c, &policy, corner, &latency);
-        plan_free(corner);
-    }
-    if (c->n < MAX_CANDIDATES)
-        c->list[c->n++] = (Candidate){policy, bound, most > 0 && latency > most ? 0 : score(c->s, bound, &policy)};
-    return bound;
-}
-
-/* num_gpu_batches by doubling, as long as more of them help. */
-static double double_batches(Candidates *c, Policy policy) {
-    const Search *s = c->s;
-    int most =
-        s->fixed_batches ? s->given.num_gpu_batches : imin(MAX_BATCHES, (s->task->count + policy.gbs - 1) / policy.gbs);
-    double first = 0, best = 0;
-    for (int K = s->fixed_batches ? most : 1;; K = imin(2 * K, most)) {
-        policy.num_gpu_batches = K;
-        double bound = consider(c, policy);
-        if (!first) first = bound;
-        if (bound < best * 1.005 || K == most) break;
-        best = bound;
-    }
-    return first;
-}
-
-static void for_gbs(Candidates *c, Policy policy) {
-    const Search *s = c->s;
-    int most = s->fixed_gbs ? s->given.gbs : s->task->count;
-    for (int gbs = s->fixed_gbs ? most : 1;; gbs = imin(2 * gbs, most)) {
-        policy.gbs = gbs;
-        if (!double_batches(c, policy) || gbs == most) break; /* where one batch does not fit, no larger one does */
-    }
-}
-
-static int by_score(const void *a, const void *b) {
-    const Candidate *x = a, *y = b;
-    if (x->score != y->score) return x->score < y->score ? 1 : -1;
-    return x->policy.schedule != y->policy.schedule ? (int)x->policy.schedule - (int)y->policy.schedule
-                                                    : x->policy.gbs - y->policy.gbs;
-}
-
-/* Considers the policy with another block, no larger than the task. */
-static void try_block(Candidates *c, Policy p, int gbs, int num_gpu_batches) {
-    const Search *s = c->s;
-    p.gbs = s->fixed_gbs ? p.gbs : imin(imax(gbs, 1), s->task->count);
-    p.num_gpu_batches = imax(1, imin(num_gpu_batches, (s->task->count + p.gbs - 1) / p.gbs));
-    if (s->fixed_batches) p.num_gpu_batches = s->given.num_gpu_batches;
-    consider(c, p);
-}
-
-/* Smaller steps from the policy, in both directions, and blocks that share the task equally. */
-static void refine(Candidates *c, const Policy *from) {
-    static const double step[] = {.75, .875, 1.125, 1.25, 1.5};
-    const int gbs = from->gbs, K = from->num_gpu_batches, count = c->s->task->count;
-    for (size_t i = 0; i < sizeof step / sizeof *step; i++) {
-        try_block(c, *from, (int)(gbs * step[i]), K);
-        try_block(c, *from, gbs, (int)lround(K * step[i]));
-    }
-    if (c->s->one_block) return;
-    try_block(c, *from, gbs, K - 1), try_block(c, *from, gbs, K + 1);
-    for (int blocks = 1; blocks <= 4; blocks++) try_block(c, *from, (count + K * blocks - 1) / (K * blocks), K);
-}
-
-/* Row is zig-zag with one batch. The diagonal schedule needs more prompts than a block has; where its pacing adds nothing
- * it is zig-zag. */
-static bool may_be(const Search *s, Schedule schedule) {
-    if (s->fixed_schedule && s->given.schedule == schedule) return true;
-    if (s->fixed_schedule)
-        return s->given.schedule == SCHEDULE_DIAGONAL && schedule == SCHEDULE_ZIGZAG && !s->fixed_batches;
-    return schedule == SCHEDULE_ZIGZAG || (schedule == SCHEDULE_DIAGONAL && !s->one_block);
-}
-
-/* The policy with what compression may be taken. */
-static Policy compressed(const Search *s, Policy p, bool weights, bool cache) {
-    if (weights && !p.weight_quant.bits) p.weight_quant = s->allowed;
-    if (cache && !p.cache_quant.bits) p.cache_quant = s->allowed;
-    return p;
-}
-
-/* All blocks under one way of compression. */
-static void for_schedules(Candidates *c, Policy policy) {
-    const Search *s = c->s;
-    bool delegated_only = is_sparse(&policy);
-    for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
-        if (!may_be(s, (Schedule)schedule)) continue;
-        for (int delegated = delegated_only; delegated < 2; delegated++) {
-            if (s->fixed_attention && !delegated_only && delegated != (int)s->given.cpu_attention) continue;
-            policy.schedule = (Schedule)schedule, policy.cpu_attention = delegated;
-            for_gbs(c, policy);
-        }
-    }
-}
-
-static void look_around(Candidates *c) {
-    enum { ROUNDS = 3, AROUND = 3 };
-    const Search *s = c->s;
-    for (int packed = 0; packed < 4; packed++) {
-        bool weights = packed & 1, cache = packed & 2, may_weights = s->allowed.bits && !s->given.weight_quant.bits;
-        bool may_cache = s->allowed.bits && !s->given.cache_quant.bits;
-        if ((!weights || may_weights) && (!cache || may_cache)) for_schedules(c, compressed(s, s->given, weights, cache));
-    }
-    for (int round = 0; round < ROUNDS; round++) {
-        Policy around[AROUND];
-        qsort(c->list, c->n, sizeof *c->list, by_score);
-        for (int i = 0; i < AROUND && i < c->n; i++) around[i] = c->list[i].policy;
-        for (int i = 0, n = imin(AROUND, c->n); i < n; i++) refine(c, &around[i]);
-    }
-    qsort(c->list, c->n, sizeof *c->list, by_score);
-}
-
-/* All candidates, best first. A long task is looked at through prompts taken from all of it at equal distances. */
-static Candidates gather(const Search *search) {
-    enum { ENOUGH = 2048 };
-    Search thin = *search;
-    Task task = *search->task;
-    Candidates c = {.s = &thin, .list = xcalloc(MAX_CANDIDATES, sizeof *c.list)};
-    if (!search->one_block && task.count > ENOUGH) {
-        task.prompts = xcalloc(ENOUGH, sizeof *task.prompts);
-        for (int i = 0; i < ENOUGH; i++) task.prompts[i] = search->task->prompts[(long)i * task.count / ENOUGH];
-        task.count = ENOUGH;
-        thin.task = &task;
-    }
-    look_around(&c);
-    if (thin.task == &task) free(task.prompts);
-    c.s = search;
-    return c;
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// The search
-// ---------------------------------------------------------------------------------------------------------------
-
-/* Keeps the list sorted, best first, with one entry for a block and schedule. Returns the new number. */
-static int insert(Found *found, int n, int most, const Search *s, const Found *one) {
-    double value = score(s, one->cost.throughput, &one->policy);
-    int at = n, from = 0;
-    while (from < n && !same_block(&found[from].policy, &one->policy)) from++; /* whose place it takes */
-    if (from < n && score(s, found[from].cost.throughput, &found[from].policy) >= value) return n;
-    if (from == n) n = imin(n + 1, most), from = n - 1;
-    while (at > 0 && score(s, found[at - 1].cost.throughput, &found[at - 1].policy) < value) at--;
-    if (at > from) return n;
-    memmove(found + at + 1, found + at, (from - at) * sizeof *found);
-    found[at] = *one;
-    return n;
+    bool in_time = plan && !(s->max_latency > 0 && found->latency > s->max_latency);
+    plan_free(corner), plan_free(plan);
+    return in_time;
 }
 
 int policy_predict(Found *found, const Search *search, Error *err) {
     const double roomy[NTIERS] = {1e18, 1e18, 1e18};
     double excess[NTIERS];
+    Plan *plan = plan_that_fits(search, &search->given, excess, err), *corner = NULL;
     Lp lp;
-    Plan *corner = corner_plan(search, &search->given);
-    if (corner) runtime_lp(&lp, search->hardware, search->checkpoint, corner, search->given.cpu_attention, roomy);
-    bool fits = try_plan(found, search, &search->given, &lp, excess, err);
-    plan_free(corner);
-    return fits ? 0 : -1;
+    if (!plan) return -1;
+    corner = corner_plan(search, &search->given);
+    runtime_lp(&lp, search->hardware, search->checkpoint, corner, search->given.cpu_attention, roomy);
+    *found = found_by(search, plan, &lp);
+    plan_free(corner), plan_free(plan);
+    return 0;
 }
 
-/* No placement of any block seems to fit: the smallest block, with all that is free on one tier, or the reason why not. */
+/* No candidate has a bound: the smallest block, with everything that is open on one tier, or the reason why not. Tries all
+ * tiers for weights, cache, activations and the table of tokens. */
 static int last_resort(Found *found, const Search *s, Error *err) {
-    enum { CORNERS = 27 * NTIERS };
+    enum { CORNERS = NTIERS * NTIERS * NTIERS * NTIERS };
     Search least = *s;
     Policy *p = &least.given;
     double *share[6] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc}, quickest = INFINITY;
@@ -361,14 +373,31 @@ static int last_resort(Found *found, const Search *s, Error *err) {
                 s->max_latency, quickest);
 }
 
+// ---------------------------------------------------------------------------------------------------------------
+// 4. The search
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Keeps the list sorted, best first, with one entry for a block and schedule. Returns the new number. */
+static int insert(Found *found, int n, int most, const Search *s, const Found *one) {
+    double value = found_score(s, one);
+    int out = 0; /* who leaves: the same block, or the last of a full list */
+    while (out < n && !same_block(&found[out].policy, &one->policy)) out++;
+    if (out == n && n < most)
+        out = n++;
+    else if (found_score(s, &found[out = imin(out, most - 1)]) >= value)
+        return n;
+    for (; out < n - 1; out++) found[out] = found[out + 1];
+    for (; out > 0 && found_score(s, &found[out - 1]) < value; out--) found[out] = found[out - 1];
+    found[out] = *one;
+    return n;
+}
+
 int policy_search(Found *found, int most, const Search *search, Error *err) {
     Candidates c = gather(search);
-    int n = 0, realized = 0;
-    for (int i = 0; i < c.n && realized < MAX_REALIZED; i++) {
+    int n = 0;
+    for (int i = 0; i < imin(c.n, MAX_REALIZED) && c.list[i].score > 0; i++) {
         Found one;
-        if (!c.list[i].score) break;
-        if (n == most && c.list[i].score <= score(search, found[n - 1].cost.throughput, &found[n - 1].policy)) break;
-        realized++;
+        if (n == most && c.list[i].score <= found_score(search, &found[n - 1])) break;
         if (realize(&one, search, &c.list[i])) n = insert(found, n, most, search, &one);
     }
     free(c.list);

@@ -11,8 +11,9 @@ static const char good[] =
     "\"dtoc_bdw\": 7, \"ctod_bdw_g\": 8, \"ctod_bdw_p\": 9, \"mm_flops\": 10.5, \"bmm_flops\": 11, \"cpu_flops\": 12}";
 
 static int read_text(Hardware *hardware, const char *text, Error *err) {
+    static char dir[300];
     char path[600];
-    const char *dir = temp_dir();
+    if (!dir[0]) snprintf(dir, sizeof dir, "%s", temp_dir()); /* one will do: the file is written anew */
     write_file(dir, "hw.json", text, strlen(text));
     snprintf(path, sizeof path, "%s/hw.json", dir);
     return hardware_read(hardware, path, err);

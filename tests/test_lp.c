@@ -70,9 +70,6 @@ static void assert_proved(const Lp *lp, const LpAnswer *p) {
         case LP_INFEASIBLE:
             CU_ASSERT(y_holds(lp, p->y, 0));
             CU_ASSERT(yb < -1e-10L * yb_size);
-            CU_ASSERT_FATAL(p->row >= 0 && p->row < lp->m);
-            CU_ASSERT(lp->row[p->row].equal ? lp_excess(&lp->row[p->row], p->x, lp->n) != 0
-                                            : lp_excess(&lp->row[p->row], p->x, lp->n) > 0);
             break;
         case LP_UNBOUNDED:
             CU_ASSERT(x_holds(lp, p->x, 0));
@@ -291,6 +288,29 @@ static void the_known_cycles_end(void) {
     assert_value(&answer, -1); /* x = 1 0 1 0 */
 }
 
+/* The first column enters, as Bland has it; but if of rows that tie the first one left, and not that of the first variable,
+ * the search would go round in circles at x = 0. Found by trying at random. */
+static void ties_go_to_the_first_variable(void) {
+    Lp two = new_lp(5, C(3, 1, -2, -4, 6)), three = new_lp(5, C(7, -2, 2, 2, 0)), one = new_lp(6, C(-1, 1, 3, -4, 1, -3));
+    add_row(&one, "1", false, 0, C(-1, -3, 2, 2, -3, -3));
+    add_row(&one, "2", false, 0, C(-2, 0, -4, -3, 3, -1));
+    add_row(&one, "3", false, 0, C(3, 1, 2, 4, -3, -2));
+    add_row(&one, "sum", false, 1, C(1, 1, 1, 1, 1, 1));
+    add_row(&two, "1", false, 0, C(1, -2, -2, 4, 9));
+    add_row(&two, "2", false, 0, C(3, 1, -8, -7, 3));
+    add_row(&two, "3", false, 0, C(1, -2, 5, 8, -2));
+    add_row(&two, "4", false, 0, C(0, 7, 8, -8, 0));
+    add_row(&two, "sum", false, 1, C(1, 1, 1, 1, 1));
+    add_row(&three, "1", false, 0, C(3, -8, 4, 2, 3));
+    add_row(&three, "2", false, 0, C(7, 1, -5, -7, -7));
+    add_row(&three, "3", false, 0, C(-2, 6, 5, -8, -7));
+    add_row(&three, "4", false, 0, C(3, 5, 6, 5, 5));
+    add_row(&three, "sum", false, 1, C(1, 1, 1, 1, 1));
+    CU_ASSERT(solved(&one, LP_OPTIMAL).pivots < 30);
+    CU_ASSERT(solved(&two, LP_OPTIMAL).pivots < 30);
+    CU_ASSERT(solved(&three, LP_OPTIMAL).pivots < 30);
+}
+
 /* Klee and Minty's cube has 2^n corners, and a rule may visit all. */
 static void the_longest_way_round_a_cube_ends(void) {
     enum { N = 10 };
@@ -320,7 +340,7 @@ static void no_rows_and_no_variables_have_answers(void) {
     solved(&none, LP_OPTIMAL);
     lp_row(&none, "0 <= -1e-12", false, -1e-12);
     answer = solved(&none, LP_INFEASIBLE);
-    CU_ASSERT_EQUAL(answer.row, 2);
+    CU_ASSERT(answer.y[2] != 0);
 }
 
 static void rows_of_zeros_say_yes_or_no(void) {
@@ -340,7 +360,7 @@ static void rows_of_zeros_say_yes_or_no(void) {
         if (cases[i].verdict == LP_OPTIMAL)
             assert_value(&answer, 4);
         else
-            CU_ASSERT_EQUAL(answer.row, 1);
+            CU_ASSERT(answer.y[1] != 0);
     }
 }
 
@@ -374,19 +394,18 @@ static void y_says_what_more_of_b_is_worth(void) {
     CU_ASSERT(fabs(answer.value - more.value - .4) < 1e-12);
 }
 
-static void the_row_that_cannot_hold_is_named(void) {
+static void y_names_the_rows_that_cannot_hold(void) {
     Lp lp = new_lp(3, C(1, 1, 1));
     add_row(&lp, "sum", true, 1, C(1, 1, 1));
     add_row(&lp, "roomy", false, 5e9, C(1e9, 2e9, 3e9));
     add_row(&lp, "no room", false, 1e9, C(4e9, 2e9, 3e9));
     LpAnswer answer = solved(&lp, LP_INFEASIBLE);
-    CU_ASSERT(answer.row == 0 || answer.row == 2); /* either gives way */
     CU_ASSERT(answer.y[0] < 0 && answer.y[1] == 0 && answer.y[2] > 0);
     lp.row[0].b = 0;
     solved(&lp, LP_OPTIMAL);
     add_row(&lp, "below 0", false, -1, C(1, 0, 0));
     answer = solved(&lp, LP_INFEASIBLE);
-    CU_ASSERT_EQUAL(answer.row, 3);
+    CU_ASSERT(answer.y[1] == 0 && answer.y[2] == 0 && answer.y[3] > 0);
 }
 
 static void what_is_not_finite_is_lost(void) {
@@ -414,12 +433,13 @@ CU_TestInfo tests_lp[] = {
     {"what rounding hides is lost or right", what_rounding_hides_is_lost_or_right},
     {"large ones end too", large_ones_end_too},
     {"the known cycles end", the_known_cycles_end},
+    {"ties go to the first variable", ties_go_to_the_first_variable},
     {"the longest way round a cube ends", the_longest_way_round_a_cube_ends},
     {"no rows and no variables have answers", no_rows_and_no_variables_have_answers},
     {"rows of zeros say yes or no", rows_of_zeros_say_yes_or_no},
     {"rows that say the same again change nothing", rows_that_say_the_same_again_change_nothing},
     {"y says what more of b is worth", y_says_what_more_of_b_is_worth},
-    {"the row that cannot hold is named", the_row_that_cannot_hold_is_named},
+    {"y names the rows that cannot hold", y_names_the_rows_that_cannot_hold},
     {"what is not finite is lost", what_is_not_finite_is_lost},
     {"very large and very small numbers do no harm", very_large_and_very_small_numbers_do_no_harm},
     CU_TEST_INFO_NULL,

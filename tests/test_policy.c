@@ -20,24 +20,34 @@ static const Hardware round_machine = {.name = "round",
                                        .cpu_flops = {0.05e12, 0.04e12}};
 static const Block block_30b = {.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3};
 
+// clang-format off
 /* OPT-30B: l = 48, h1 = 7168, h2 = 28672, nh = 56; s = 512, n = 32, gbs = 48, bls = 144. In bytes:
- *     weights of a layer  8 h1^2 + 4 h1 h2                     = 24 x 7168^2                = 1233125376, all: x 48 =
- * 59190018048 activations^p       2 s h1 bls   = 2 x 512 x 7168 x 144  = 1056964608, of a GPU batch: / 3 = 352321536
- *     activations^g       2 h1 bls     = 2 x 7168 x 144        = 2064384
- *     cache^p             4 (s + 1) h1 bls = 4 x 513 x 7168 x 144                           = 2118057984
- *     cache read^g        4 bls (s + n/2) h1 = 4 x 144 x 528 x 7168                         = 2179989504, one token:
- * 4128768 cache, all          4 (s + n) h1 bls l = 4 x 544 x 7168 x 144 x 48                    = 107810390016 in flops:
- *     linear^p            bls s (8 h1^2 + 4 h1 h2) = 144 x 512 x 1233125376                 = 90915867721728
- *     attention^p         4 bls s^2 h1 = 4 x 144 x 262144 x 7168                            = 1082331758592
- *     linear^g            bls (8 h1^2 + 4 h1 h2) = 144 x 1233125376                         = 177570054144
- *     attention^g         as the cache read                                                 = 2179989504
+ *     weights of a layer     8 h1^2 + 4 h1 h2      = 24 x 7168^2                       =   1233125376
+ *     weights, all           x 48                                                      =  59190018048
+ *     activations^p          2 s h1 bls            = 2 x 512 x 7168 x 144              =   1056964608
+ *     of a GPU batch         / 3                                                       =    352321536
+ *     activations^g          2 h1 bls              = 2 x 7168 x 144                    =      2064384
+ *     cache^p                4 (s + 1) h1 bls      = 4 x 513 x 7168 x 144              =   2118057984
+ *     cache read^g           4 bls (s + n/2) h1    = 4 x 144 x 528 x 7168              =   2179989504
+ *     cache of one token^g   4 bls h1              = 4 x 144 x 7168                    =      4128768
+ *     cache, all             4 (s + n) h1 bls l    = 4 x 544 x 7168 x 144 x 48         = 107810390016
+ * in flops:
+ *     linear^p               bls s (8 h1^2 + 4 h1 h2) = 144 x 512 x 1233125376         = 90915867721728
+ *     attention^p            4 bls s^2 h1          = 4 x 144 x 262144 x 7168           =  1082331758592
+ *     linear^g               bls (8 h1^2 + 4 h1 h2) = 144 x 1233125376                 =   177570054144
+ *     attention^g            as the cache read                                         =     2179989504
  * working memory of a GPU batch, in bytes:
- *     prefill             qkv 8 s h1 gbs = 1409286144; att gbs (4 s h1 + 2 nh s^2) = 48 (14680064 + 29360128) = 2113929216;
- *                         embed 4 s h1 gbs = 704643072; mlp 2 gbs s (h1 + h2) = 96 x 512 x 35840 = 1761607680
- *     generation          kv 8 h1 gbs = 2752512; att gbs (2 h1 + 2 x 544 h1 + 2 nh 544) = 48 (14336 + 7798784 + 60928)
- *                         = 377954304; embed 4 h1 gbs = 1376256; mlp 2 gbs (h1 + h2) = 3440640
- *     CPU, generation     hd: 2 x 2 h1 gbs = 1376256; cd: 2 x 4 (s + n) h1 gbs = 1497366528;
- *                         always: 2 nh (s + n) gbs + 2 h1 gbs = 2924544 + 688128 = 3612672 */
+ *     qkv^p                  8 s h1 gbs                                                =   1409286144
+ *     att^p                  gbs (4 s h1 + 2 nh s^2) = 48 (14680064 + 29360128)        =   2113929216
+ *     embed^p                4 s h1 gbs                                                =    704643072
+ *     mlp^p                  2 gbs s (h1 + h2)     = 96 x 512 x 35840                  =   1761607680
+ *     kv^g                   8 h1 gbs                                                  =      2752512
+ *     att^g                  gbs (2 h1 + 2 x 544 h1 + 2 nh 544) = 48 (14336 + 7798784 + 60928) = 377954304
+ *     embed^g                4 h1 gbs                                                  =      1376256
+ *     mlp^g                  2 gbs (h1 + h2)                                           =      3440640
+ *     on the CPU^g, of hd    2 x 2 h1 gbs                                              =      1376256
+ *     of cd                  2 x 4 (s + n) h1 gbs                                      =   1497366528
+ *     always                 2 nh (s + n) gbs + 2 h1 gbs = 2924544 + 688128            =      3612672 */
 #define W 1233125376.
 #define W_ALL 59190018048.
 #define C_ALL 107810390016.
@@ -85,6 +95,7 @@ static const Row rows_30b[NROWS] = {
     {"cg + cc + cd", {0, 0, 0, 1, 1, 1}, 1},
     {"hg + hc + hd", {0, 0, 0, 0, 0, 0, 1, 1, 1}, 1},
 };
+// clang-format on
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
 
@@ -537,22 +548,34 @@ static void the_lp_fills_the_gpu_with_weights(void) {
     rig_close(&r);
 }
 
-/* With everything on the CPU the rows of memory have the plan's totals, to the byte. */
-static void the_lps_memory_is_the_plans_where_all_is_on_the_cpu(void) {
+/* Weights, cache and activations each on one tier, under every schedule, with either side attending: the rows of memory
+ * have the plan's totals. To the byte where everything is on the CPU, from where they start; elsewhere to the padding of
+ * tensors and regions, which begin at whole multiples of 64 bytes. What a row could leave out is thousands of bytes. */
+static void the_lps_memory_is_the_plans_at_every_corner(void) {
+    enum { CORNERS = NTIERS * NTIERS * NTIERS };
     OptConfig config = SMALL_CONFIG(2);
-    for (int schedule = 0; schedule < 3; schedule++) {
+    for (int where = 0; where < 3 * 2 * CORNERS; where++) {
+        const int w = where % 3, c = where / 3 % 3, h = where / 9 % 3;
+        const double padding = 64. * NROLES * config.l;
         Rig r;
         double x[RUNTIME_VARS] = {0}, none[NTIERS] = {0};
-        Hardware h = test_fast_machine();
+        Hardware fast = test_fast_machine();
         Policy p = all_gpu();
-        p.schedule = (Schedule)schedule, p.wg = p.cg = p.hg = 0, p.wc = p.cc = p.hc = 1;
-        rig_open(&r, &config, &p, &h, COUNT, S, N);
+        p.schedule = (Schedule)(where / CORNERS / 2), p.cpu_attention = where / CORNERS % 2, p.gbs = 3 * p.gbs;
+        p.wg = w == TIER_GPU, p.wc = w == TIER_CPU, p.cg = c == TIER_GPU, p.cc = c == TIER_CPU, p.hg = h == TIER_GPU,
+        p.hc = h == TIER_CPU;
+        rig_open(&r, &config, &p, &fast, 3 * COUNT, S, N);
         const Lp *lp = rig_lp(&r, none);
-        x[WC] = x[CC] = x[HC] = 1;
-        for (int t = 0; t < NTIERS; t++)
-            for (int i = 0; i < lp->m; i++)
-                if (!strcmp(lp->row[i].name, memory_row[t]))
-                    CU_ASSERT(fabs(lp_excess(&lp->row[i], x, lp->n) - (double)r.plan->total[t]) < .5);
+        bool start = w == TIER_CPU && c == TIER_CPU && h == TIER_CPU && !p.cpu_attention;
+        x[WG + w] = x[CG + c] = x[HG + h] = 1;
+        for (int t = 0, rows = 0; t < NTIERS; t++, rows = 0) {
+            for (int i = 0; i < lp->m; i++) {
+                if (strcmp(lp->row[i].name, memory_row[t])) continue;
+                CU_ASSERT(fabs(lp_excess(&lp->row[i], x, lp->n) - (double)r.plan->total[t]) < (start ? .5 : padding));
+                rows++;
+            }
+            CU_ASSERT_EQUAL(rows, 1);
+        }
         rig_close(&r);
     }
 }
@@ -696,7 +719,7 @@ CU_TestInfo tests_policy[] = {
     {"where attention counts, time is the tokens it sees", where_attention_counts_time_is_the_tokens_it_sees},
     {"processors work side by side unless they share cores", processors_work_side_by_side_unless_they_share_cores},
     {"the LP fills the GPU with weights", the_lp_fills_the_gpu_with_weights},
-    {"the LP's memory is the plan's where all is on the CPU", the_lps_memory_is_the_plans_where_all_is_on_the_cpu},
+    {"the LP's memory is the plan's at every corner", the_lps_memory_is_the_plans_at_every_corner},
     {"the sim takes what the model expects", the_sim_takes_what_the_model_expects},
     {"more memory or bandwidth never costs time", more_memory_or_bandwidth_never_costs_time},
     CU_TEST_INFO_NULL,

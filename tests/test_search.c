@@ -228,6 +228,7 @@ static bool some_corner_does(const Search *s, Policy *corner) {
         if (!s->fixed_attention) p->cpu_attention = where >= 81;
         for (int what = 0; what < 3; what++) {
             const bool *fixed = s->fixed + 2 * what;
+            possible = possible && !(fixed[0] && fixed[1] && home[what]); /* once is enough where nothing is open */
             double *gpu = share[2 * what], *cpu = share[2 * what + 1];
             if (!fixed[0]) *gpu = home[what] == TIER_GPU ? 1 - (fixed[1] ? *cpu : 0) : 0;
             if (!fixed[1]) *cpu = home[what] == TIER_CPU ? 1 - (fixed[0] ? *gpu : 0) : 0;
@@ -312,8 +313,11 @@ static double best_of_placements(Search *s) {
         Error why;
         p->wg = w[0], p->wc = w[1], p->cg = c[0], p->cc = c[1], p->hg = h[0], p->hc = h[1];
         p->cpu_attention = where >= HALVES * HALVES * HALVES;
-        if (table_home(p, s->checkpoint, s->task, s->act_type, s->capacity, &why)) continue;
-        if (policy_predict(&found, s, &why) == 0) best = fmax(best, found.cost.throughput);
+        for (int home = 0, fits = 0; home < NTIERS && !fits; home++) { /* the highest tier that leaves room for the rest */
+            p->table_home = (Tier)home;
+            fits = policy_predict(&found, s, &why) == 0;
+            if (fits) best = fmax(best, found.cost.throughput);
+        }
     }
     return best;
 }
