@@ -33,20 +33,6 @@ static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from, const 
     t->prompts[t->count++] = p;
 }
 
-/* Tokens of a text behind </s>, for the caller to free. Returns their number, or -1 and err. */
-static int encode(int32_t **ids, const char *text, size_t len, const char *where, const Tokenizer *tokenizer,
-                  const OptConfig *config, Error *err) {
-    Error inner;
-    int32_t *bare;
-    int n = tokenizer_encode(tokenizer, text, len, &bare, &inner);
-    if (n < 0) return fail(err, inner.code, "%.400s: %.600s", where, inner.text);
-    *ids = xcalloc((size_t)n + 1, sizeof **ids);
-    (*ids)[0] = config->eos;
-    if (n) memcpy(*ids + 1, bare, n * sizeof *bare);
-    free(bare);
-    return n + 1;
-}
-
 int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer *tokenizer, const OptConfig *config,
               Error *err) {
     size_t len;
@@ -56,7 +42,7 @@ int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer 
         return fail(err, EXIT_USAGE, "--window %d: expected at most %d, the model's positions", window, config->max_pos);
     char *text = input_read(&path, &len, err);
     if (!text) return -1;
-    int tokens = encode(&ids, text, len, path, tokenizer, config, err);
+    int tokens = text_encode(&ids, text, len, path, tokenizer, config, err);
     free(text);
     if (tokens < 0) return -1;
     e->task.scored = true;
@@ -97,10 +83,10 @@ static int add_line(const Lines *l, const char *text, const char *where, Error *
     int32_t *context, *ids;
     if (!before)
         return fail(err, EXIT_FAILED, "%s: \"text\" has no two words; expected a last word and some before it", where);
-    int from = encode(&context, text, before, where, l->tokenizer, l->config, err);
+    int from = text_encode(&context, text, before, where, l->tokenizer, l->config, err);
     if (from < 0) return -1;
     free(context);
-    int tokens = encode(&ids, text, len, where, l->tokenizer, l->config, err);
+    int tokens = text_encode(&ids, text, len, where, l->tokenizer, l->config, err);
     if (tokens < 0) return -1;
     int drop = imax(tokens - most, 0), status = 0;
     CHECK(from < tokens);
@@ -157,15 +143,9 @@ static void on_sweep(void *ctx, long sweeps, long tokens) {
     progress_show(&e->progress, sweeps, e->told);
 }
 
-/* What follows was given: there is nothing to tell. */
-static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
-    (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason, (void)err;
-    return 0;
-}
-
 Listener eval_listener(Eval *e) {
     progress_open(&e->progress, e->progress.on, e->tokens);
-    return (Listener){.ctx = e, .done = on_done, .scored = on_scored, .sweep = on_sweep};
+    return (Listener){.ctx = e, .done = completion_ignored, .scored = on_scored, .sweep = on_sweep};
 }
 
 EvalResult eval_result(const Eval *e) {

@@ -15,17 +15,29 @@
 // Prompts
 // ---------------------------------------------------------------------------------------------------------------
 
+int text_encode(int32_t **ids, const char *text, size_t len, const char *where, const Tokenizer *tokenizer,
+                const OptConfig *config, Error *err) {
+    Error inner;
+    int32_t *bare;
+    int n = tokenizer_encode(tokenizer, text, len, &bare, &inner);
+    if (n < 0) return fail(err, inner.code, "%.400s: %.600s", where, inner.text);
+    *ids = xcalloc((size_t)n + 1, sizeof **ids);
+    (*ids)[0] = config->eos;
+    if (n) memcpy(*ids + 1, bare, n * sizeof *bare);
+    free(bare);
+    return n + 1;
+}
+
 int job_add(Job *job, const char *text, size_t len, const char *id, int n, const Tokenizer *tokenizer,
             const OptConfig *config, const char *where, Error *err) {
     if (memchr(text, 0, len)) return fail(err, EXIT_FAILED, "%s: a NUL byte in the prompt; remove it", where);
     if (!utf8_valid(text, len)) return fail(err, EXIT_FAILED, "%s: the prompt is not valid UTF-8; convert it", where);
     int32_t *ids;
-    Error inner;
-    int count = tokenizer_encode(tokenizer, text, len, &ids, &inner);
-    if (count < 0) return fail(err, inner.code, "%.400s: %.600s", where, inner.text);
-    if (count + 1 > config->max_pos) {
+    int s = text_encode(&ids, text, len, where, tokenizer, config, err);
+    if (s < 0) return -1;
+    if (s > config->max_pos) {
         free(ids);
-        return fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where, count + 1,
+        return fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where, s,
                     config->max_pos);
     }
     Task *t = &job->task;
@@ -35,13 +47,7 @@ int job_add(Job *job, const char *text, size_t len, const char *id, int n, const
         job->text = xrealloc(job->text, job->capacity, sizeof *job->text);
         job->id = xrealloc(job->id, job->capacity, sizeof *job->id);
     }
-    Prompt *p = &t->prompts[t->count];
-    p->ids = xcalloc(count + 1, sizeof *p->ids);
-    p->ids[0] = config->eos; /* OPT begins every text with </s> */
-    if (count) memcpy(p->ids + 1, ids, count * sizeof *ids);
-    free(ids);
-    p->s = count + 1;
-    p->n = n < config->max_pos - p->s + 1 ? n : config->max_pos - p->s + 1;
+    t->prompts[t->count] = (Prompt){.ids = ids, .s = s, .n = imin(n, config->max_pos - s + 1)};
     job->text[t->count] = memcpy(xcalloc(len + 1, 1), text, len);
     job->id[t->count++] = xstrdup(id);
     return 0;
@@ -119,49 +125,6 @@ static int read_line(void *ctx, const char *line, size_t len, int number, Error 
     return status;
 }
 
-/* All of standard input, with a 0 after it. */
-static char *read_input(size_t *len, Error *err) {
-    size_t capacity = 1 << 16, n;
-    char *text = xcalloc(capacity, 1);
-    errno = 0;
-    for (*len = 0; (n = fread(text + *len, 1, capacity - *len - 1, stdin)) > 0;) {
-        *len += n;
-        if (capacity - *len < 2) text = xrealloc(text, capacity *= 2, 1);
-    }
-    text[*len] = 0;
-    if (!ferror(stdin)) return text;
-    fail(err, EXIT_FAILED, "standard input: cannot read: %s; give the prompts as a file or through a pipe",
-         strerror(errno));
-    free(text);
-    return NULL;
-}
-
-char *input_read(const char **path, size_t *len, Error *err) {
-    bool input = strcmp(*path, "-") == 0;
-    if (!input) return file_read(*path, (size_t)1 << 40, len, err);
-    *path = "standard input";
-    return read_input(len, err);
-}
-
-int input_lines(const char **path, int (*take)(void *, const char *, size_t, int, Error *), void *ctx, Error *err) {
-    size_t len;
-    char *text = input_read(path, &len, err);
-    if (!text) return -1;
-    int number = 0, status = 0;
-    size_t at = len >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3) ? 3 : 0; /* a byte order mark */
-    for (; at < len && !status; number++) {
-        const char *line = text + at, *end = memchr(line, '\n', len - at);
-        size_t size = end ? (size_t)(end - line) : len - at;
-        at += size + 1;
-        if (size && line[size - 1] == '\r') size--;
-        size_t blank = 0;
-        while (blank < size && (line[blank] == ' ' || line[blank] == '\t')) blank++;
-        if (blank < size) status = take(ctx, line, size, number, err);
-    }
-    free(text);
-    return status;
-}
-
 int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
     Reader reader = {.job = job, .path = &path, .n = n, .json = -1, .tokenizer = tokenizer, .config = config};
     return input_lines(&path, read_line, &reader, err) || check_ids(job, path, err) ? -1 : 0;
@@ -207,26 +170,6 @@ static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
     return stop;
 }
 
-static void print_string(FILE *out, const char *s, size_t len) {
-    putc('"', out);
-    for (size_t i = 0; i < len; i++) {
-        unsigned char ch = (unsigned char)s[i];
-        if (ch == '"' || ch == '\\')
-            fprintf(out, "\\%c", ch);
-        else if (ch == '\n')
-            fputs("\\n", out);
-        else if (ch == '\t')
-            fputs("\\t", out);
-        else if (ch == '\r')
-            fputs("\\r", out);
-        else if (ch < 0x20 || ch == 0x7F)
-            fprintf(out, "\\u%04x", ch);
-        else
-            putc(ch, out);
-    }
-    putc('"', out);
-}
-
 void progress_open(Progress *p, bool on, long wanted) { *p = (Progress){.on = on, .wanted = wanted, .started = seconds()}; }
 
 void progress_clear(const Progress *p) {
@@ -249,9 +192,9 @@ static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishRe
     if (stop) len = (size_t)(stop - text);
     progress_clear(&c->progress);
     fprintf(c->out, "{\"id\": %s, \"prompt\": ", c->job->id[prompt]);
-    print_string(c->out, c->job->text[prompt], strlen(c->job->text[prompt]));
+    json_write_string(c->out, c->job->text[prompt], strlen(c->job->text[prompt]));
     fprintf(c->out, ", \"completion\": ");
-    print_string(c->out, text, len);
+    json_write_string(c->out, text, len);
     fprintf(c->out, ", \"tokens\": [");
     for (int i = 0; i < n; i++) fprintf(c->out, i ? ", %d" : "%d", tokens[i]);
     fprintf(c->out, "], \"finish_reason\": \"%s\"}\n", reason == FINISH_STOP || stop ? "stop" : "length");
@@ -259,6 +202,11 @@ static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishRe
     if (fflush(c->out) || ferror(c->out) ||
         (fdatasync(fileno(c->out)) && errno != EINVAL && errno != EROFS && errno != ENOTSUP))
         return fail(err, EXIT_FAILED, "cannot write %s: %s; make room or write elsewhere", c->out_name, strerror(errno));
+    return 0;
+}
+
+int completion_ignored(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
+    (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason, (void)err;
     return 0;
 }
 

@@ -255,6 +255,7 @@ static void unknown_tensors_and_keys_do_no_harm(void) {
 
 static void a_configuration_is_read_alone(void) {
     OptConfig c;
+    bool tied;
     Error err = {0, ""};
     char dir[400];
     snprintf(dir, sizeof dir, "%s/opt-x", temp_dir());
@@ -265,13 +266,13 @@ static void a_configuration_is_read_alone(void) {
                " \"vocab_size\": 300, \"max_position_embeddings\": 128, \"word_embed_proj_dim\": 32, "
                "\"do_layer_norm_before\": false}");
     strcat(dir, "//");
-    ASSERT_OK(checkpoint_config(&c, dir, &err));
+    ASSERT_OK(config_read(&c, &tied, dir, &err));
     CU_ASSERT(c.l == 3 && c.h1 == 64 && c.h2 == 192 && c.nh == 4 && c.vocab == 300 && c.max_pos == 128 && c.embed == 32 &&
               c.eos == 2);
     CU_ASSERT(!c.pre_norm && !c.final_norm && strcmp(c.name, "opt-x") == 0);
     write_text(dir, "config.json",
                edited(config_json, "{", "{\"_remove_final_layer_norm\": true, \"word_embed_proj_dim\": null,"));
-    ASSERT_OK(checkpoint_config(&c, dir, &err));
+    ASSERT_OK(config_read(&c, &tied, dir, &err));
     CU_ASSERT(c.pre_norm && !c.final_norm && c.embed == 4);
 }
 
