@@ -429,6 +429,9 @@ static void bad_headers_are_refused(void) {
         {"embed_positions", "embed_tokens", "occurs twice"},
         {"model.decoder.embed_tokens.weight", "model.decoder\\u0000", "byte"},
         {"{\"dtype\":\"F16\",\"shape\":[6,4],\"data_offsets\":[0,48]}", "[]", "dtype is nothing"},
+        {"\"F16\",\"shape\":[6,4],\"data_offsets\":[0,48]", /* 2^62 elements, whose bytes are 0 in 64 bits */
+         "\"F32\",\"shape\":[2147483648,2147483648],\"data_offsets\":[0,0]",
+         "span 0 bytes; expected 4611686018427387904 elements of F32"},
     };
     Draft d, bad;
     draft_model(&d, F16, "model.");
