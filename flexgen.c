@@ -283,17 +283,32 @@ static int check_eos(const Tokenizer *tokenizer, const OptConfig *config, const 
     return 0;
 }
 
-/* With what a command needs that knows texts. */
-static int with_model(Options *o, int (*work)(Options *, const Checkpoint *, const Tokenizer *, Error *), Error *err) {
+/* What a command does with a run and a checkpoint of its own; both end with it. */
+typedef int Work(TaskRun *, Options *, Checkpoint *, Error *);
+
+static int with_checkpoint(Options *o, Work *work, Error *err) {
+    TaskRun run = {.gpu = NULL};
+    Checkpoint *checkpoint = o->model ? open_model(o, err) : NULL;
+    int status = o->model && !checkpoint ? -1 : work(&run, o, checkpoint, err);
+    run_close(&run);
+    checkpoint_close(checkpoint);
+    return status;
+}
+
+/* And with a tokenizer, which only a directory has. */
+static int with_texts(Options *o, int (*work)(TaskRun *, Options *, const Checkpoint *, const Tokenizer *, Error *),
+                      Error *err) {
     OptConfig config;
     struct stat st;
+    TaskRun run = {.gpu = NULL};
     if (stat(o->model, &st) && opt_config_by_name(&config, o->model) == 0)
         return fail(err, EXIT_USAGE, "--model %s: is no directory; only bench takes a name: download the model", o->model);
     Checkpoint *checkpoint = checkpoint_open(o->model, err);
     if (!checkpoint) return -1;
     Tokenizer *tokenizer = tokenizer_open(o->model, checkpoint->config.vocab, err);
     int status = tokenizer ? check_eos(tokenizer, &checkpoint->config, o->model, err) : -1;
-    if (!status) status = work(o, checkpoint, tokenizer, err);
+    if (!status) status = work(&run, o, checkpoint, tokenizer, err);
+    run_close(&run);
     tokenizer_close(tokenizer);
     checkpoint_close(checkpoint);
     return status;
@@ -318,7 +333,7 @@ static int read_job(Job *job, const Options *o, const Tokenizer *tokenizer, cons
     return 0;
 }
 
-static int generate_job(Options *o, const Checkpoint *checkpoint, const Tokenizer *tokenizer, Job *job, TaskRun *run,
+static int generate_job(TaskRun *run, Options *o, const Checkpoint *checkpoint, const Tokenizer *tokenizer, Job *job,
                         Error *err) {
     const char *path = o->output ? o->output : "-";
     if (plan_task(run, o, checkpoint, &job->task, false, err)) return -1;
@@ -334,8 +349,7 @@ static int generate_job(Options *o, const Checkpoint *checkpoint, const Tokenize
     Listener listener = completions_listener(&c);
     int status = run_task(run, o, checkpoint, &job->task, &listener, err);
     progress_clear(&c.progress);
-    status = output_close(c.out, "--output", path, status, err);
-    if (status) return -1;
+    if (output_close(c.out, "--output", path, status, err)) return -1;
     if (o->verbose) print_peaks(run, o);
     print_prediction(run);
     print_summary(o, run, job->task.count);
@@ -349,18 +363,16 @@ static int generate_nothing(const Options *o, Error *err) {
     return out ? output_close(out, "--output", path, 0, err) : -1;
 }
 
-static int generate_with(Options *o, const Checkpoint *checkpoint, const Tokenizer *tokenizer, Error *err) {
+static int generate_with(TaskRun *run, Options *o, const Checkpoint *checkpoint, const Tokenizer *tokenizer, Error *err) {
     Job job = {.task.sampling = o->sampling};
-    TaskRun run = {.gpu = NULL};
     int status = read_job(&job, o, tokenizer, &checkpoint->config, err);
     if (!status)
-        status = job.task.count ? generate_job(o, checkpoint, tokenizer, &job, &run, err) : generate_nothing(o, err);
-    run_close(&run);
+        status = job.task.count ? generate_job(run, o, checkpoint, tokenizer, &job, err) : generate_nothing(o, err);
     job_free(&job);
     return status;
 }
 
-static int generate(Options *o, Error *err) { return with_model(o, generate_with, err); }
+static int generate(Options *o, Error *err) { return with_texts(o, generate_with, err); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // flexgen bench
@@ -442,29 +454,24 @@ static int bench_run(Options *o, const Checkpoint *checkpoint, const Task *task,
     return report_close(&report, status, err);
 }
 
-static int bench_with(Options *o, Checkpoint *checkpoint, Error *err) {
+static int bench_with(TaskRun *run, Options *o, Checkpoint *checkpoint, Error *err) {
     bool one_block;
     int count = bench_count(&one_block, o, &checkpoint->config, err);
     if (count < 0) return -1;
     checkpoint->config.eos = -1; /* every sequence runs to its full length */
+    run->traced = true;
+    run->trace_limit = o->trace ? 0 : MAX_SLICES;
     Task task = bench_task(o, count);
-    TaskRun run = {.traced = true, .trace_limit = o->trace ? 0 : MAX_SLICES};
-    int status = plan_task(&run, o, checkpoint, &task, one_block, err);
+    int status = plan_task(run, o, checkpoint, &task, one_block, err);
     if (!status) {
         fill_prompts(&task, &checkpoint->config);
-        status = bench_run(o, checkpoint, &task, &run, err);
+        status = bench_run(o, checkpoint, &task, run, err);
     }
-    run_close(&run);
     free_prompts(&task);
     return status;
 }
 
-static int bench(Options *o, Error *err) {
-    Checkpoint *checkpoint = open_model(o, err);
-    int status = checkpoint ? bench_with(o, checkpoint, err) : -1;
-    checkpoint_close(checkpoint);
-    return status;
-}
+static int bench(Options *o, Error *err) { return with_checkpoint(o, bench_with, err); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // flexgen policy
@@ -523,23 +530,18 @@ static int runtime_policy(TaskRun *run, Options *o, const Checkpoint *checkpoint
     return status;
 }
 
-static int policy(Options *o, Error *err) {
-    TaskRun run = {.gpu = NULL};
-    Checkpoint *checkpoint = open_model(o, err);
-    int status = !checkpoint      ? -1
-                 : o->paper_model ? paper_policy(&run, o, &checkpoint->config, err)
-                                  : runtime_policy(&run, o, checkpoint, err);
-    run_close(&run);
-    checkpoint_close(checkpoint);
-    return status;
+static int policy_with(TaskRun *run, Options *o, Checkpoint *checkpoint, Error *err) {
+    return o->paper_model ? paper_policy(run, o, &checkpoint->config, err) : runtime_policy(run, o, checkpoint, err);
 }
+
+static int policy(Options *o, Error *err) { return with_checkpoint(o, policy_with, err); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // flexgen profile
 // ---------------------------------------------------------------------------------------------------------------
 
-/* At a model's shapes if there is one. */
-static int profile_with(TaskRun *run, Options *o, const Checkpoint *checkpoint, Error *err) {
+/* Measures the machine anew, at a model's shapes if one is named, keeps that for later runs, and writes it. */
+static int profile_with(TaskRun *run, Options *o, Checkpoint *checkpoint, Error *err) {
     const char *to = o->output ? o->output : "-";
     if (choose_machine(run, o, checkpoint, false, err)) return -1;
     const ProfileSize size = profile_size(run->gpu, checkpoint ? &checkpoint->config : NULL);
@@ -553,15 +555,7 @@ static int profile_with(TaskRun *run, Options *o, const Checkpoint *checkpoint, 
     return output_close(out, "--output", to, status, err);
 }
 
-/* Measures the machine anew, keeps that for later runs, and writes it. */
-static int profile(Options *o, Error *err) {
-    TaskRun run = {.gpu = NULL};
-    Checkpoint *checkpoint = o->model ? open_model(o, err) : NULL;
-    int status = o->model && !checkpoint ? -1 : profile_with(&run, o, checkpoint, err);
-    run_close(&run);
-    checkpoint_close(checkpoint);
-    return status;
-}
+static int profile(Options *o, Error *err) { return with_checkpoint(o, profile_with, err); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // flexgen quantize
@@ -600,18 +594,16 @@ static int eval_run(Options *o, const Checkpoint *checkpoint, Eval *eval, TaskRu
     return report_close(&report, status, err);
 }
 
-static int eval_with(Options *o, const Checkpoint *checkpoint, const Tokenizer *tokenizer, Error *err) {
+static int eval_with(TaskRun *run, Options *o, const Checkpoint *checkpoint, const Tokenizer *tokenizer, Error *err) {
     Eval eval = {.stepwise = o->compress_cache || is_sparse(&o->policy), .progress.on = isatty(STDERR_FILENO)};
-    TaskRun run = {.gpu = NULL};
     int status = o->perplexity ? eval_text(&eval, o->perplexity, o->window, o->limit, tokenizer, &checkpoint->config, err)
                                : eval_lines(&eval, o->last_word, o->limit, tokenizer, &checkpoint->config, err);
-    if (!status) status = eval_run(o, checkpoint, &eval, &run, err);
-    run_close(&run);
+    if (!status) status = eval_run(o, checkpoint, &eval, run, err);
     eval_free(&eval);
     return status;
 }
 
-static int eval(Options *o, Error *err) { return with_model(o, eval_with, err); }
+static int eval(Options *o, Error *err) { return with_texts(o, eval_with, err); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // main

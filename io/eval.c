@@ -40,9 +40,9 @@ int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer 
     if (!window) window = config->max_pos;
     if (window > config->max_pos)
         return fail(err, EXIT_USAGE, "--window %d: expected at most %d, the model's positions", window, config->max_pos);
-    char *text = input_read(&path, &len, err);
+    char *text = input_read(path, &len, err);
     if (!text) return -1;
-    int tokens = text_encode(&ids, text, len, path, tokenizer, config, err);
+    int tokens = text_encode(&ids, text, len, input_name(path), tokenizer, config, err);
     free(text);
     if (tokens < 0) return -1;
     e->task.scored = true;
@@ -50,7 +50,7 @@ int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer 
     for (int at = 0; tokens > 1 && at + window <= tokens && (!limit || e->task.count < limit); at += window)
         add_prompt(e, ids + at, window, 1, tokenizer);
     free(ids);
-    return e->task.count ? 0 : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some", path);
+    return e->task.count ? 0 : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some", input_name(path));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -59,7 +59,6 @@ int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer 
 
 typedef struct {
     Eval *eval;
-    const char **path;
     int limit;
     const Tokenizer *tokenizer;
     const OptConfig *config;
@@ -100,11 +99,10 @@ static int add_line(const Lines *l, const char *text, const char *where, Error *
     return status;
 }
 
-static int take_line(void *ctx, const char *line, size_t len, int number, Error *err) {
+static int take_line(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
     const Lines *l = ctx;
-    char where[600];
+    (void)number;
     if (l->limit && l->eval->task.count == l->limit) return 0;
-    snprintf(where, sizeof where, "%.500s line %d", *l->path, number + 1);
     cJSON *value = json_parse(line, len, where, err);
     if (!value) return -1;
     const cJSON *text = cJSON_GetObjectItemCaseSensitive(value, "text");
@@ -120,10 +118,11 @@ static int take_line(void *ctx, const char *line, size_t len, int number, Error 
 }
 
 int eval_lines(Eval *e, const char *path, int limit, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
-    Lines lines = {.eval = e, .path = &path, .limit = limit, .tokenizer = tokenizer, .config = config};
+    Lines lines = {.eval = e, .limit = limit, .tokenizer = tokenizer, .config = config};
     e->task.scored = true;
-    if (input_lines(&path, take_line, &lines, err)) return -1;
-    return e->task.count ? 0 : fail(err, EXIT_FAILED, "%s: no lines; expected JSON lines {\"text\": ...}", path);
+    if (input_lines(path, take_line, &lines, err)) return -1;
+    return e->task.count ? 0
+                         : fail(err, EXIT_FAILED, "%s: no lines; expected JSON lines {\"text\": ...}", input_name(path));
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -78,15 +78,16 @@ static char *read_standard_input(size_t *len, Error *err) {
     return NULL;
 }
 
-char *input_read(const char **path, size_t *len, Error *err) {
-    if (strcmp(*path, "-")) return file_read(*path, (size_t)1 << 40, len, err);
-    *path = "standard input";
-    return read_standard_input(len, err);
+const char *input_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
+
+char *input_read(const char *path, size_t *len, Error *err) {
+    return strcmp(path, "-") ? file_read(path, (size_t)1 << 40, len, err) : read_standard_input(len, err);
 }
 
-int input_lines(const char **path, int (*take)(void *, const char *, size_t, int, Error *), void *ctx, Error *err) {
+int input_lines(const char *path, int (*take)(void *, const char *, size_t, int, const char *, Error *), void *ctx,
+                Error *err) {
     size_t len;
-    char *text = input_read(path, &len, err);
+    char *text = input_read(path, &len, err), where[600];
     if (!text) return -1;
     int number = 0, status = 0;
     size_t at = len >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3) ? 3 : 0; /* a byte order mark */
@@ -97,7 +98,8 @@ int input_lines(const char **path, int (*take)(void *, const char *, size_t, int
         if (size && line[size - 1] == '\r') size--;
         size_t blank = 0;
         while (blank < size && (line[blank] == ' ' || line[blank] == '\t')) blank++;
-        if (blank < size) status = take(ctx, line, size, number, err);
+        snprintf(where, sizeof where, "%.500s line %d", input_name(path), number + 1);
+        if (blank < size) status = take(ctx, line, size, number, where, err);
     }
     free(text);
     return status;

@@ -51,15 +51,10 @@ static int add_text(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-static int set_true(Options *o, const Flag *flag, char **v, Error *err) {
+/* What the flag stands for is its upper bound. */
+static int set_bool(Options *o, const Flag *flag, char **v, Error *err) {
     (void)v, (void)err;
-    *(bool *)field(o, flag) = true;
-    return 0;
-}
-
-static int set_false(Options *o, const Flag *flag, char **v, Error *err) {
-    (void)v, (void)err;
-    *(bool *)field(o, flag) = false;
+    *(bool *)field(o, flag) = flag->high > 0;
     return 0;
 }
 
@@ -219,20 +214,20 @@ static const Flag flags[] = {
     {"--num-gpu-batches", "gbpe", 1, set_whole, AT(policy.num_gpu_batches), 1, 1 << 16, "N: GPU batches of a block"},
     {"--schedule", "gbpe", 1, set_schedule, NONE, 0, 0,
      "zigzag (Figure 3b), row (Figure 3a) or diagonal (Figure 6); the best, or with a given policy zigzag"},
-    {"--cpu-cache-compute", "gbpe", 0, set_true, AT(policy.cpu_attention), 0, 0,
+    {"--cpu-cache-compute", "gbpe", 0, set_bool, AT(policy.cpu_attention), 0, 1,
      "the CPU attends to the KV cache on CPU and disk, in place"},
-    {"--compress-weight", "gbpe", 0, set_true, AT(compress_weight), 0, 0,
+    {"--compress-weight", "gbpe", 0, set_bool, AT(compress_weight), 0, 1,
      "4-bit groups for the layers' matrices, on every tier"},
-    {"--compress-cache", "gbpe", 0, set_true, AT(compress_cache), 0, 0, "4-bit groups for the KV cache, on every tier"},
+    {"--compress-cache", "gbpe", 0, set_bool, AT(compress_cache), 0, 1, "4-bit groups for the KV cache, on every tier"},
     {"--bits", "gbpqe", 1, set_whole, AT(quant.bits), LEAST_BITS, MOST_BITS,
      "B: of a compressed number (4; others, for study, are slow)"},
     {"--group", "gbpqe", 1, set_group, AT(quant.group), LEAST_GROUP, MOST_GROUP,
      "G: numbers that share a minimum and a scale (64)"},
-    {"--allow-compression", "gbp", 0, set_true, AT(allow_compression), 0, 0,
+    {"--allow-compression", "gbp", 0, set_bool, AT(allow_compression), 0, 1,
      "the search may compress weights and cache where that is faster"},
     {"--attn-sparsity", "gbpe", 1, set_number, AT(policy.sparsity), 1e-6, 1,
      "F: read V of this share of the tokens, those with the largest scores (1); the CPU attends to what is off the GPU"},
-    {"--no-overlap", "gbpe", 0, set_false, AT(policy.overlap), 0, 0, "wait for every operation at once"},
+    {"--no-overlap", "gbpe", 0, set_bool, AT(policy.overlap), 0, 0, "wait for every operation at once"},
     {"--page-tokens", "gbpe", 1, set_whole, AT(policy.page_tokens), 1, 4096, "N: tokens of a KV page (16)"},
     {"--device", "gbpme", 1, set_text, AT(device), 0, 0,
      "host, cuda (the GPU, if there is one), or for bench sim, a machine made of numbers"},
@@ -241,7 +236,7 @@ static const Flag flags[] = {
     {"--cost-model", "p", 1, set_cost_model, NONE, 0, 0,
      "runtime: what this program does (the default); paper: Appendix A.3 as printed"},
     {"--max-latency", "gbp", 1, set_number, AT(max_latency), 1e-6, 1e12, "SECONDS: that one block may take"},
-    {"--frontier", "p", 0, set_true, AT(frontier), 0, 0, "the best throughput for every latency (Figure 1)"},
+    {"--frontier", "p", 0, set_bool, AT(frontier), 0, 1, "the best throughput for every latency (Figure 1)"},
     {"--nodes", "p", 1, set_whole, AT(nodes), 1, 10000, "M: machines, as a pipeline (4.4) and without offloading (6.4)"},
     {"--net-gbps", "p", 1, set_number, AT(net_gbps), 1e-6, 1e6, "G: Gbit/s between two of them (10)"},
     {"--net-ms", "p", 1, set_number, AT(net_ms), 0, 1e6, "L: milliseconds that a message takes besides (0.1)"},
@@ -261,9 +256,9 @@ static const Flag flags[] = {
      "K: with a temperature, from the K likeliest tokens (0: all)"},
     {"--seed", "gb", 1, set_whole, AT(sampling.seed), 0, 0x1p62, "N: of sampling, and of bench's prompts and weights (0)"},
     {"--stop", "g", 1, add_text, AT(stop), 0, 0, "TEXT: end a completion before it; may be repeated"},
-    {"--verbose", "ge", 0, set_true, AT(verbose), 0, 0,
+    {"--verbose", "ge", 0, set_bool, AT(verbose), 0, 1,
      "print the plan, and the measured peaks beside it (bench always does)"},
-    {"--help", "gbpmqe", 0, set_true, AT(help), 0, 0, "this text"},
+    {"--help", "gbpmqe", 0, set_bool, AT(help), 0, 1, "this text"},
 };
 enum { NFLAGS = sizeof flags / sizeof flags[0] };
 

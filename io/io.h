@@ -25,11 +25,14 @@ const char *file_read_at(int fd, void *to, size_t size, size_t offset);
  * missing, a directory, too large or unreadable. */
 char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
 
-/* The whole of a file ("-": standard input, and *path becomes its name for messages), with a 0 behind it. NULL and err. */
-char *input_read(const char **path, size_t *len, Error *err);
-/* Calls take for each of its lines that is not blank, with the number of the line from 0, until it returns -1. Ends of
- * lines, CR LF too, and a byte order mark are no part of a line. */
-int input_lines(const char **path, int (*take)(void *ctx, const char *line, size_t len, int number, Error *), void *ctx,
+/* The whole of a file ("-": standard input), with a 0 behind it. NULL and err. */
+char *input_read(const char *path, size_t *len, Error *err);
+const char *input_name(const char *path); /* for messages */
+/* Calls take for each line of a file that is not blank, with the number of the line from 0 and where it stands, for
+ * messages
+ * ("prompts.jsonl line 7"), until it returns -1. Ends of lines, CR LF too, and a byte order mark are no part of a line. */
+int input_lines(const char *path,
+                int (*take)(void *ctx, const char *line, size_t len, int number, const char *where, Error *), void *ctx,
                 Error *err);
 
 /* Opens where results go ("-": standard output); what was there before is gone. flag names it in messages. NULL and err. */

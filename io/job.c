@@ -67,24 +67,29 @@ static char *id_text(const cJSON *id, int number, const char *where, Error *err)
     return xstrdup(text);
 }
 
+typedef struct {
+    Job *job;
+    int n, json; /* json: whether the lines are; -1: not known yet */
+    const Tokenizer *tokenizer;
+    const OptConfig *config;
+} Reader;
+
 /* {"id"?, "prompt", "max_tokens"?}; other fields are none of our business. */
-static int add_json(Job *job, const cJSON *line, int number, int n, const Tokenizer *tokenizer, const OptConfig *config,
-                    const char *where, Error *err) {
+static int add_json(const Reader *r, const cJSON *line, int number, const char *where, Error *err) {
     if (!cJSON_IsObject(line)) return fail(err, EXIT_FAILED, "%s: expected a JSON object {\"prompt\": ...}", where);
     const cJSON *prompt = cJSON_GetObjectItemCaseSensitive(line, "prompt"),
-                *id = cJSON_GetObjectItemCaseSensitive(line, "id");
-    const cJSON *max_tokens = cJSON_GetObjectItemCaseSensitive(line, "max_tokens");
+                *max_tokens = cJSON_GetObjectItemCaseSensitive(line, "max_tokens");
+    size_t n = (size_t)r->n;
     if (!cJSON_IsString(prompt))
         return fail(err, EXIT_FAILED, "%s: \"prompt\" is %s; expected a string", where,
                     prompt ? "not a string" : "missing");
-    if (max_tokens && (!cJSON_IsNumber(max_tokens) || max_tokens->valuedouble < 1 || max_tokens->valuedouble > 1e9 ||
-                       floor(max_tokens->valuedouble) != max_tokens->valuedouble))
+    if (max_tokens && (!json_whole(max_tokens, &n) || n < 1 || n > 1000000000))
         return fail(err, EXIT_FAILED, "%s: \"max_tokens\" must be a whole number from 1 to 1e9", where);
-    if (max_tokens) n = (int)max_tokens->valuedouble;
-    char *name = id_text(id, number, where, err);
-    if (!name) return -1;
-    int status = job_add(job, prompt->valuestring, strlen(prompt->valuestring), name, n, tokenizer, config, where, err);
-    free(name);
+    char *id = id_text(cJSON_GetObjectItemCaseSensitive(line, "id"), number, where, err);
+    if (!id) return -1;
+    const char *text = prompt->valuestring;
+    int status = job_add(r->job, text, strlen(text), id, (int)n, r->tokenizer, r->config, where, err);
+    free(id);
     return status;
 }
 
@@ -103,31 +108,22 @@ static int check_ids(const Job *job, const char *path, Error *err) {
     return status;
 }
 
-typedef struct {
-    Job *job;
-    const char **path;
-    int n, json; /* json: whether the lines are; -1: not known yet */
-    const Tokenizer *tokenizer;
-    const OptConfig *config;
-} Reader;
-
-static int read_line(void *ctx, const char *line, size_t len, int number, Error *err) {
+static int read_line(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
     Reader *r = ctx;
-    char where[600], id[16];
-    snprintf(where, sizeof where, "%.500s line %d", *r->path, number + 1);
+    char id[16];
     snprintf(id, sizeof id, "%d", number);
     if (r->json < 0) r->json = line[strspn(line, " \t")] == '{';
     if (!r->json) return job_add(r->job, line, len, id, r->n, r->tokenizer, r->config, where, err);
     cJSON *value = json_parse(line, len, where, err);
     if (!value) return -1;
-    int status = add_json(r->job, value, number, r->n, r->tokenizer, r->config, where, err);
+    int status = add_json(r, value, number, where, err);
     cJSON_Delete(value);
     return status;
 }
 
 int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
-    Reader reader = {.job = job, .path = &path, .n = n, .json = -1, .tokenizer = tokenizer, .config = config};
-    return input_lines(&path, read_line, &reader, err) || check_ids(job, path, err) ? -1 : 0;
+    Reader reader = {.job = job, .n = n, .json = -1, .tokenizer = tokenizer, .config = config};
+    return input_lines(path, read_line, &reader, err) || check_ids(job, input_name(path), err) ? -1 : 0;
 }
 
 void job_free(Job *job) {

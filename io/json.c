@@ -82,18 +82,10 @@ static int skip_space(Scan *s) {
 
 /* The code unit of the escape \uXXXX at s->at, or -1. */
 static int hex4(const Scan *s) {
-    int unit = 0;
+    char digits[5] = "";
     if (s->len - s->at < 6 || s->text[s->at] != '\\' || s->text[s->at + 1] != 'u') return -1;
-    for (int i = 2; i < 6; i++) {
-        int c = (unsigned char)s->text[s->at + i];
-        int digit = c >= '0' && c <= '9'   ? c - '0'
-                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                           : -1;
-        if (digit < 0) return -1;
-        unit = unit * 16 + digit;
-    }
-    return unit;
+    memcpy(digits, s->text + s->at + 2, 4);
+    return strspn(digits, "0123456789abcdefABCDEF") == 4 ? (int)strtol(digits, NULL, 16) : -1;
 }
 
 static int scan_escape(Scan *s) {
