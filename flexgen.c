@@ -33,26 +33,28 @@ static size_t gpu_room(Gpu *gpu, size_t limit) {
     return room < left ? room : left;
 }
 
-/* Capacities that were not given. On the host device both upper tiers are this memory. Room is left for the rest of the
- * machine. The sim has what its file says. What the disk holds already of the checkpoint counts as free. */
+/* Percent of what is free that a tier takes: room is left for the rest of the machine, and on the host device both upper
+ * tiers are one memory. */
+enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90 };
+
+/* Capacities that were not given. The sim has what its file says. What the disk holds already of the checkpoint counts as
+ * free. */
 static int fill_capacities(Options *o, const TaskRun *run, const Checkpoint *checkpoint, Error *err) {
-    size_t memory = memory_available();
-    struct statvfs disk;
     const Hardware *h = run->hardware;
-    for (int t = 0; run->sim && t < NTIERS; t++)
-        if (o->capacity[t] == FROM_MACHINE)
-            o->capacity[t] = (size_t)(t == TIER_GPU ? h->gmem : t == TIER_CPU ? h->cmem : h->nmem);
-    if (run->sim) return 0;
-    if (run->gpu)
-        o->capacity[TIER_GPU] = gpu_room(run->gpu, o->capacity[TIER_GPU]);
-    else if (o->capacity[TIER_GPU] == FROM_MACHINE)
-        o->capacity[TIER_GPU] = memory / 100 * 45;
-    if (o->capacity[TIER_CPU] == FROM_MACHINE) o->capacity[TIER_CPU] = memory / 100 * (run->gpu ? 80 : 40);
-    if (o->capacity[TIER_DISK] != FROM_MACHINE) return 0;
-    if (statvfs(o->offload_dir, &disk))
-        return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
-    o->capacity[TIER_DISK] = (size_t)disk.f_bavail * disk.f_frsize / 100 * 90;
-    for (int f = 0; checkpoint && f < checkpoint->nfiles; f++) o->capacity[TIER_DISK] += checkpoint->files[f].size;
+    const size_t memory = memory_available() / 100;
+    size_t usual[NTIERS] = {memory * HOST_GPU_SHARE, memory * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)};
+    struct statvfs disk;
+    if (run->sim) {
+        usual[TIER_GPU] = (size_t)h->gmem, usual[TIER_CPU] = (size_t)h->cmem, usual[TIER_DISK] = (size_t)h->nmem;
+    } else if (o->capacity[TIER_DISK] == FROM_MACHINE) {
+        if (statvfs(o->offload_dir, &disk))
+            return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
+        usual[TIER_DISK] = (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
+        for (int f = 0; checkpoint && f < checkpoint->nfiles; f++) usual[TIER_DISK] += checkpoint->files[f].size;
+    }
+    if (run->gpu) o->capacity[TIER_GPU] = gpu_room(run->gpu, o->capacity[TIER_GPU]);
+    for (int t = 0; t < NTIERS; t++)
+        if (o->capacity[t] == FROM_MACHINE) o->capacity[t] = usual[t];
     return 0;
 }
 

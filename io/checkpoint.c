@@ -18,7 +18,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "device/device.h"
 #include "io/io.h"
 
 enum { MAX_SHARDS = 1000 };
@@ -330,30 +329,28 @@ static int add_files(Opening *o, const char *dir, Error *err) {
 // The tensors that the configuration asks for
 // ---------------------------------------------------------------------------------------------------------------
 
-static const char *const role_names[NROLES] = {[LN1_W] = "self_attn_layer_norm.weight",
-                                               [LN1_B] = "self_attn_layer_norm.bias",
-                                               [Q_W] = "self_attn.q_proj.weight",
-                                               [Q_B] = "self_attn.q_proj.bias",
-                                               [K_W] = "self_attn.k_proj.weight",
-                                               [K_B] = "self_attn.k_proj.bias",
-                                               [V_W] = "self_attn.v_proj.weight",
-                                               [V_B] = "self_attn.v_proj.bias",
-                                               [O_W] = "self_attn.out_proj.weight",
-                                               [O_B] = "self_attn.out_proj.bias",
-                                               [LN2_W] = "final_layer_norm.weight",
-                                               [LN2_B] = "final_layer_norm.bias",
-                                               [FC1_W] = "fc1.weight",
-                                               [FC1_B] = "fc1.bias",
-                                               [FC2_W] = "fc2.weight",
-                                               [FC2_B] = "fc2.bias"};
+/* Of a weight and its bias, in the order of Role. */
+static const char *const part_names[NROLES / 2] = {"self_attn_layer_norm",
+                                                   "self_attn.q_proj",
+                                                   "self_attn.k_proj",
+                                                   "self_attn.v_proj",
+                                                   "self_attn.out_proj",
+                                                   "final_layer_norm",
+                                                   "fc1",
+                                                   "fc2"};
+/* Of the globals. */
+static const char *const global_names[NGLOBALS] = {"model.decoder.embed_tokens.weight",
+                                                   "model.decoder.embed_positions.weight",
+                                                   "model.decoder.project_in.weight",
+                                                   "model.decoder.project_out.weight",
+                                                   "model.decoder.final_layer_norm.weight",
+                                                   "model.decoder.final_layer_norm.bias",
+                                                   "lm_head.weight"};
 
-static const char *const global_names[NGLOBALS] = {[TOK_EMBED] = "model.decoder.embed_tokens.weight",
-                                                   [POS_EMBED] = "model.decoder.embed_positions.weight",
-                                                   [PROJECT_IN] = "model.decoder.project_in.weight",
-                                                   [PROJECT_OUT] = "model.decoder.project_out.weight",
-                                                   [FINAL_LN_W] = "model.decoder.final_layer_norm.weight",
-                                                   [FINAL_LN_B] = "model.decoder.final_layer_norm.bias",
-                                                   [LM_HEAD] = "lm_head.weight"};
+static const char *role_name(char name[100], int layer, int role) {
+    snprintf(name, 100, "model.decoder.layers.%d.%s.%s", layer, part_names[role / 2], role % 2 ? "bias" : "weight");
+    return name;
+}
 
 static int compare_names(const void *a, const void *b) {
     return strcmp(((const Entry *)a)->name, ((const Entry *)b)->name);
@@ -475,9 +472,10 @@ static int take_tensors(const Opening *o, bool tied, Error *err) {
     for (int j = 0; j < c->config.l; j++)
         for (int r = 0; r < NROLES; r++) {
             opt_role_shape(&c->config, (Role)r, &rows, &cols);
-            snprintf(name, sizeof name, "model.decoder.layers.%d.%s", j, role_names[r]);
             bool matrix = role_is_matrix((Role)r);
-            if (take_tensor(&c->layer[j][r], o, name, rows, cols, !matrix, matrix ? c->quant : none, err) != 0) return -1;
+            if (take_tensor(&c->layer[j][r], o, role_name(name, j, r), rows, cols, !matrix, matrix ? c->quant : none,
+                            err) != 0)
+                return -1;
         }
     return take_head(o, tied, err);
 }
@@ -577,9 +575,7 @@ static Owner find_owner(const Checkpoint *c, const Tensor *view) {
 const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view) {
     Owner owner = find_owner(checkpoint, view);
     if (!owner.whole) return "(unknown)";
-    if (owner.layer < 0) return global_names[owner.part];
-    snprintf(name, 100, "model.decoder.layers.%d.%s", owner.layer, role_names[owner.part]);
-    return name;
+    return owner.layer < 0 ? global_names[owner.part] : role_name(name, owner.layer, owner.part);
 }
 
 /* Center and standard deviation of a dummy's elements. Around 1/sqrt(k) every product stays near the size of its input, so

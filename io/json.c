@@ -10,7 +10,7 @@
 #include <cjson/cJSON.h>
 #include <math.h>
 
-#include "io/io.h"
+#include "io/text.h"
 
 enum { MAX_DEPTH = 64, MAX_NUMBER = 60 /* characters; cJSON cuts a number at 63 */ };
 

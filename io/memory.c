@@ -1,5 +1,5 @@
 /* memory.c: how much memory this process may have. Read next: flags.c. */
-#include "io/io.h"
+#include "io/text.h"
 
 /* The number behind prefix in a file of lines, in units of so many bytes; SIZE_MAX: there is none. */
 static size_t file_number(const char *path, const char *prefix, size_t unit) {

@@ -17,7 +17,7 @@
 #include <math.h>
 #include <pcre2.h>
 
-#include "io/io.h"
+#include "io/text.h"
 
 enum { MAX_FILE = 1 << 28, LAST_SYMBOL = 323, SHOWN = 60 };
 
