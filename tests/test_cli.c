@@ -684,6 +684,7 @@ static void a_disk_that_fills_up_keeps_what_was_reported_as_done(void) {
 static void a_killed_run_leaves_no_offload_file_and_whole_lines(void) {
     static const int signals[] = {SIGKILL, SIGINT, SIGTERM};
     char prompts[4000] = "";
+    open_directories();
     for (int i = 0; i < 100; i++) strcat(prompts, "There was a girl who had a red ball.\n");
     write_file(capture, "prompts", prompts, strlen(prompts));
     for (int i = 0; i < 3; i++) {
@@ -701,6 +702,7 @@ static void a_killed_run_leaves_no_offload_file_and_whole_lines(void) {
         close(ends[0]);
         out[len] = 0;
         Result r = finish(pid);
+        if (r.status != 1000 + signals[i]) fprintf(stderr, "\n    status %d, %zu bytes out: %s\n", r.status, len, r.err);
         CU_ASSERT_EQUAL(r.status, 1000 + signals[i]);
         int lines = count_lines(out);
         CU_ASSERT(lines > 0 && lines < 100 && out[len - 1] == '\n');
