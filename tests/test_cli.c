@@ -85,6 +85,7 @@ static pid_t start(const char *const *args) {
         redirect(1, with.output ? with.output : path_in(capture, "out"), O_WRONLY | O_CREAT | O_TRUNC);
     redirect(2, path_in(capture, "err"), O_WRONLY | O_CREAT | O_TRUNC);
     if (with.file_limit && setrlimit(RLIMIT_FSIZE, &(struct rlimit){with.file_limit, with.file_limit})) _exit(126);
+    signal(SIGINT, SIG_DFL); /* a shell's background jobs ignore it, and so would the program */
     alarm(TIMEOUT);
     execv(argv[0], (char *const *)argv);
     _exit(127);
