@@ -55,7 +55,7 @@ typedef struct Hardware Hardware;
 typedef struct Gpu Gpu;
 
 // ---------------------------------------------------------------------------------------------------------------
-// opt_model.c: OPT sizes and the forward pass (section 3)
+// io/config.c: OPT sizes and shapes; opt_model.c: the forward pass (section 3)
 // ---------------------------------------------------------------------------------------------------------------
 
 typedef struct {

@@ -1,71 +1,19 @@
 /* opt_model.c: OPT, the model (section 3 of the paper).
  *
- * First the nine published sizes and the shape of every tensor; then a plain forward of one whole sequence, the
- * specification of everything else. A decoder layer computes, in the paper's letters with x of (n, h1),
+ * First a plain forward of one whole sequence, which is the specification of everything else; then the same as pieces of a
+ * sweep. A decoder layer computes, in the paper's letters with x of (n, h1),
  *
  *     q, k, v = ln(x) w_q, ln(x) w_k, ln(x) w_v            a = softmax(q k^T / sqrt(hd)) v      x = a w_o + x
  *     x = relu(ln(x) w_1) w_2 + x
  *
  * where every product also adds a bias, and opt-350m normalizes after each sum instead of before each product. The
  * paper prints the layer without its layernorms; the checkpoints have them.
- * Read next: checkpoint.c, where the tensors come from; then host.c, where the same arithmetic is fast. */
+ * Read next: io/config.c, the published sizes; io/checkpoint.c, where the tensors come from; then device/host.c, where the
+ * same arithmetic is fast. */
 #include <math.h>
 
 #include "device/device.h"
 #include "io/io.h"
-
-// ---------------------------------------------------------------------------------------------------------------
-// Sizes and shapes
-// ---------------------------------------------------------------------------------------------------------------
-
-static const OptConfig sizes[] = {
-    /* name      l   h1     h2         nh  vocab  max_pos embed pre_norm final_norm eos */
-    {"opt-125m", 12, 768, 4 * 768, 12, 50272, 2048, 768, true, true, 2},
-    {"opt-350m", 24, 1024, 4 * 1024, 16, 50272, 2048, 512, false, false, 2},
-    {"opt-1.3b", 24, 2048, 4 * 2048, 32, 50272, 2048, 2048, true, true, 2},
-    {"opt-2.7b", 32, 2560, 4 * 2560, 32, 50272, 2048, 2560, true, true, 2},
-    {"opt-6.7b", 32, 4096, 4 * 4096, 32, 50272, 2048, 4096, true, true, 2},
-    {"opt-13b", 40, 5120, 4 * 5120, 40, 50272, 2048, 5120, true, true, 2},
-    {"opt-30b", 48, 7168, 4 * 7168, 56, 50272, 2048, 7168, true, true, 2},
-    {"opt-66b", 64, 9216, 4 * 9216, 72, 50272, 2048, 9216, true, true, 2},
-    {"opt-175b", 96, 12288, 4 * 12288, 96, 50272, 2048, 12288, true, true, 2},
-};
-
-int opt_config_by_name(OptConfig *config, const char *name) {
-    if (strncmp(name, "facebook/", 9) == 0) name += 9;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        if (strcmp(name, sizes[i].name) == 0) {
-            *config = sizes[i];
-            return 0;
-        }
-    return -1;
-}
-
-const char *opt_known_names(void) {
-    return "opt-125m, opt-350m, opt-1.3b, opt-2.7b, opt-6.7b, opt-13b, opt-30b, opt-66b, opt-175b";
-}
-
-void opt_role_shape(const OptConfig *config, Role role, int *rows, int *cols) {
-    bool matrix = role == Q_W || role == K_W || role == V_W || role == O_W || role == FC1_W || role == FC2_W;
-    int out = role == FC1_W || role == FC1_B ? config->h2 : config->h1;
-    *rows = matrix ? out : 1;
-    *cols = !matrix ? out : role == FC2_W ? config->h2 : config->h1;
-}
-
-void opt_global_shape(const OptConfig *config, Global global, int *rows, int *cols) {
-    bool project = config->embed != config->h1;
-    int shape[NGLOBALS][2] = {
-        [TOK_EMBED] = {config->vocab, config->embed},
-        [POS_EMBED] = {config->max_pos + 2, config->h1},
-        [PROJECT_IN] = {project ? config->h1 : 0, config->embed},
-        [PROJECT_OUT] = {project ? config->embed : 0, config->h1},
-        [FINAL_LN_W] = {config->final_norm, config->h1},
-        [FINAL_LN_B] = {config->final_norm, config->h1},
-        [LM_HEAD] = {config->vocab, config->embed},
-    };
-    *rows = shape[global][0];
-    *cols = shape[global][1];
-}
 
 // ---------------------------------------------------------------------------------------------------------------
 // The plain forward

@@ -84,30 +84,15 @@ const char *trace_call(const Slice *slice) {
 // The file
 // ---------------------------------------------------------------------------------------------------------------
 
-static void write_string(FILE *out, const char *s) {
-    bool valid = utf8_valid(s, strlen(s));
-    fputc('"', out);
-    for (; *s; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c == '"' || c == '\\')
-            fprintf(out, "\\%c", c);
-        else if (c < ' ' || (c >= 0x80 && !valid))
-            fputc('?', out);
-        else
-            fputc(c, out);
-    }
-    fputc('"', out);
-}
-
 /* Names the rows. tid is the lane, pid is 1. */
 static void write_rows(const Trace *trace, const char *process, FILE *out) {
     fprintf(out, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":1,\"tid\":0,\"args\":{\"name\":");
-    write_string(out, process);
+    json_write_string(out, process, strlen(process));
     fprintf(out, "}}");
     for (int lane = 0; lane < NLANES; lane++) {
         if (!trace->last[lane]) continue;
         fprintf(out, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":1,\"tid\":%d,\"args\":{\"name\":", lane);
-        write_string(out, lane_name[lane]);
+        json_write_string(out, lane_name[lane], strlen(lane_name[lane]));
         fprintf(out, "}},\n{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":1,\"tid\":%d,\"args\":{\"sort_index\":%d}}",
                 lane, lane);
     }

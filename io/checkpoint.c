@@ -1,186 +1,26 @@
-/* checkpoint.c: a Hugging Face directory, mapped, not read; and dummies, models of a known size with random weights.
+/* checkpoint.c: the tensors of a Hugging Face directory; and dummies, models of a known size with random weights.
  *
  * A directory holds config.json and either model.safetensors or several shards named by model.safetensors.index.json. A
  * safetensors file is 8 bytes of length, a JSON header of that length, and tensors: the header gives each name a dtype,
  * a shape and its place behind the header. Nothing here trusts them. After checkpoint_open has succeeded every tensor that
  * the configuration asks for has its shape, lies inside its file and overlaps no other; what a file holds besides
  * is ignored. All faults are one line with the file, the field, what was found, what was expected and what to do.
- * Tensors lie at any byte: old writers did not align them, so read them through checkpoint_fill, or with memcpy.
+ * Opening reads the headers alone. Tensors are read later, piece by piece through checkpoint_fill, and lie at any byte:
+ * old writers did not align them.
  * A file whose __metadata__ has the format "flexgen-packed-1" holds the matrices of the layers packed; quantize.c writes
  * such files, and says how they are laid out.
  * DIFFERS: the paper's dummy weights are all equal, which hides every mistake of order and place; ours are random.
- * Read next: host.c, the arithmetic. */
+ * Read next: quantize.c, which writes checkpoints. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "device/device.h"
 #include "io/io.h"
 
-enum { MAX_JSON = 100 << 20, MAX_SHARDS = 1000, MAX_PATH = 4096 };
-
-// ---------------------------------------------------------------------------------------------------------------
-// Fields of JSON objects
-// ---------------------------------------------------------------------------------------------------------------
-
-/* What a JSON value is, for messages. */
-static const char *describe(char *text, size_t size, const cJSON *value) {
-    if (!value) return "nothing";
-    if (cJSON_IsObject(value)) return "an object";
-    if (cJSON_IsArray(value)) return "a list";
-    if (cJSON_IsNull(value)) return "null";
-    if (cJSON_IsBool(value)) return cJSON_IsTrue(value) ? "true" : "false";
-    if (cJSON_IsNumber(value))
-        snprintf(text, size, "%.17g", value->valuedouble);
-    else
-        snprintf(text, size, "\"%.80s\"", value->valuestring);
-    return text;
-}
-
-/* A whole number from 0 to 2^53, beyond which a double skips some. */
-static bool whole_number(const cJSON *value, size_t *number) {
-    if (!cJSON_IsNumber(value)) return false;
-    double d = value->valuedouble;
-    if (!(d >= 0 && d <= 9007199254740992.0) || d != floor(d)) return false;
-    *number = (size_t)d;
-    return true;
-}
-
-/* Field key of config, from lo to hi. Absent or null gives missing, unless that is negative: then the field is required. */
-static int config_int(int *number, const cJSON *config, const char *path, const char *key, int lo, int hi, int missing,
-                      Error *err) {
-    const cJSON *value = cJSON_GetObjectItemCaseSensitive(config, key);
-    size_t n = 0;
-    char found[100];
-    if (missing >= 0 && (!value || cJSON_IsNull(value))) {
-        *number = missing;
-        return 0;
-    }
-    if (!whole_number(value, &n) || n < (size_t)lo || n > (size_t)hi)
-        return fail(err, EXIT_FAILED,
-                    "%s: %s is %s; expected a whole number from %d to %d; take the config.json that came with the model",
-                    path, key, describe(found, sizeof found, value), lo, hi);
-    *number = (int)n;
-    return 0;
-}
-
-static int config_bool(bool *flag, const cJSON *config, const char *path, const char *key, bool missing, Error *err) {
-    const cJSON *value = cJSON_GetObjectItemCaseSensitive(config, key);
-    char found[100];
-    if (value && !cJSON_IsNull(value) && !cJSON_IsBool(value))
-        return fail(err, EXIT_FAILED, "%s: %s is %s; expected true or false", path, key,
-                    describe(found, sizeof found, value));
-    *flag = value && cJSON_IsBool(value) ? cJSON_IsTrue(value) : missing;
-    return 0;
-}
-
-/* Field key must be the string expected; it may be absent unless required. */
-static int config_string(const cJSON *config, const char *path, const char *key, const char *expected, bool required,
-                         Error *err) {
-    const cJSON *value = cJSON_GetObjectItemCaseSensitive(config, key);
-    char found[100];
-    if (!value && !required) return 0;
-    if (!cJSON_IsString(value) || strcmp(value->valuestring, expected) != 0)
-        return fail(err, EXIT_FAILED, "%s: %s is %s; expected \"%s\": only OPT models are supported", path, key,
-                    describe(found, sizeof found, value), expected);
-    return 0;
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// config.json
-// ---------------------------------------------------------------------------------------------------------------
-
-/* Reads dir/name as a JSON object; NULL and err otherwise. path receives its path. */
-static cJSON *read_object(char path[MAX_PATH], const char *dir, const char *name, Error *err) {
-    if (snprintf(path, MAX_PATH, "%s/%s", dir, name) >= MAX_PATH) {
-        fail(err, EXIT_FAILED, "%.200s...: the path is too long; expected less than %d bytes", dir, MAX_PATH);
-        return NULL;
-    }
-    size_t len;
-    char *text = file_read(path, MAX_JSON, &len, err);
-    if (!text) return NULL;
-    cJSON *tree = json_parse(text, len, path, err);
-    free(text);
-    if (tree && !cJSON_IsObject(tree)) {
-        fail(err, EXIT_FAILED, "%s: holds no JSON object; expected { ... }", path);
-        cJSON_Delete(tree);
-        return NULL;
-    }
-    return tree;
-}
-
-/* The last component of dir, as far as it is UTF-8 and fits. */
-static void model_name(char name[64], const char *dir) {
-    size_t end = strlen(dir), from, n;
-    while (end > 1 && dir[end - 1] == '/') end--;
-    for (from = end; from > 0 && dir[from - 1] != '/'; from--) continue;
-    for (n = end - from < 63 ? end - from : 63; n > 0 && !utf8_valid(dir + from, n); n--) continue;
-    memcpy(name, dir + from, n);
-    name[n] = 0;
-}
-
-/* The sizes, within bounds that keep every product of them far from overflow. */
-static int config_sizes(OptConfig *c, const cJSON *json, const char *path, Error *err) {
-    if (config_int(&c->l, json, path, "num_hidden_layers", 1, 1024, -1, err) != 0 ||
-        config_int(&c->h1, json, path, "hidden_size", 1, 1 << 16, -1, err) != 0 ||
-        config_int(&c->h2, json, path, "ffn_dim", 1, 1 << 19, -1, err) != 0 ||
-        config_int(&c->nh, json, path, "num_attention_heads", 1, 1 << 16, -1, err) != 0 ||
-        config_int(&c->vocab, json, path, "vocab_size", 1, 1 << 20, -1, err) != 0 ||
-        config_int(&c->max_pos, json, path, "max_position_embeddings", 1, 1 << 20, -1, err) != 0 ||
-        config_int(&c->embed, json, path, "word_embed_proj_dim", 1, 1 << 16, c->h1, err) != 0)
-        return -1;
-    if (c->h1 % c->nh != 0)
-        return fail(err, EXIT_FAILED,
-                    "%s: hidden_size %d is not a multiple of num_attention_heads %d; expected heads of one size", path,
-                    c->h1, c->nh);
-    return config_int(&c->eos, json, path, "eos_token_id", 0, c->vocab - 1, c->vocab > 2 ? 2 : 0, err);
-}
-
-/* Reads the fields of a config.json; *tied is its tie_word_embeddings. */
-static int config_fields(OptConfig *c, bool *tied, const cJSON *json, const char *path, Error *err) {
-    static const char *const must_be_true[] = {"enable_bias", "layer_norm_elementwise_affine"};
-    bool flag, no_final_norm;
-    if (config_string(json, path, "model_type", "opt", true, err) != 0 ||
-        config_string(json, path, "activation_function", "relu", false, err) != 0 || config_sizes(c, json, path, err) != 0)
-        return -1;
-    for (int i = 0; i < 2; i++) {
-        if (config_bool(&flag, json, path, must_be_true[i], true, err) != 0) return -1;
-        if (!flag)
-            return fail(err, EXIT_FAILED,
-                        "%s: %s is false; expected true, as in every published OPT: other models are not supported", path,
-                        must_be_true[i]);
-    }
-    if (config_bool(&c->pre_norm, json, path, "do_layer_norm_before", true, err) != 0 ||
-        config_bool(&no_final_norm, json, path, "_remove_final_layer_norm", false, err) != 0 ||
-        config_bool(tied, json, path, "tie_word_embeddings", true, err) != 0)
-        return -1;
-    c->final_norm = c->pre_norm && !no_final_norm;
-    return 0;
-}
-
-static int read_config(OptConfig *config, bool *tied, const char *dir, Error *err) {
-    char path[MAX_PATH];
-    struct stat st;
-    if (stat(dir, &st) != 0 || !S_ISDIR(st.st_mode))
-        return fail(err, EXIT_FAILED, "%.300s: is no directory; expected a model's, with config.json and *.safetensors",
-                    dir);
-    cJSON *json = read_object(path, dir, "config.json", err);
-    if (!json) return -1;
-    memset(config, 0, sizeof *config);
-    model_name(config->name, dir);
-    int rc = config_fields(config, tied, json, path, err);
-    cJSON_Delete(json);
-    return rc;
-}
-
-int checkpoint_config(OptConfig *config, const char *dir, Error *err) {
-    bool tied;
-    return read_config(config, &tied, dir, err);
-}
+enum { MAX_SHARDS = 1000 };
 
 // ---------------------------------------------------------------------------------------------------------------
 // safetensors headers
@@ -195,12 +35,6 @@ typedef struct {
     size_t begin, end; /* in the file */
 } Entry;
 
-static const char *quant_text(char text[60], Quant quant) {
-    if (!quant.bits) return "unpacked numbers";
-    snprintf(text, 60, "%d bits in groups of %d", quant.bits, quant.group);
-    return text;
-}
-
 /* What is known while a checkpoint is being opened. */
 typedef struct {
     Checkpoint *checkpoint;
@@ -209,16 +43,21 @@ typedef struct {
     size_t nentries;
 } Opening;
 
-/* pread until all is there: 0, or the errno, or -1 where the file ends. */
-static int pread_all(int fd, void *buffer, size_t size, size_t offset) {
-    for (size_t got = 0; got < size;) {
-        ssize_t n = pread(fd, (char *)buffer + got, size - got, (off_t)(offset + got));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return errno;
-        if (n == 0) return -1;
-        got += (size_t)n;
-    }
-    return 0;
+/* What is wrong with a tensor of the file. */
+__attribute__((format(printf, 4, 5))) static int bad_tensor(Error *err, const char *path, const char *name,
+                                                            const char *format, ...) {
+    char text[800];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return fail(err, EXIT_FAILED, "%s: tensor %.200s: %s", path, name, text);
+}
+
+static const char *quant_text(char text[60], Quant quant) {
+    if (!quant.bits) return "unpacked numbers";
+    snprintf(text, 60, "%d bits in groups of %d", quant.bits, quant.group);
+    return text;
 }
 
 /* Bytes of an element, 0 for a dtype that we do not know. */
@@ -237,47 +76,49 @@ static size_t dtype_bytes(const char *dtype) {
 static int entry_shape(Entry *e, size_t *count, const cJSON *shape, const char *path, Error *err) {
     char found[100];
     if (!cJSON_IsArray(shape))
-        return fail(err, EXIT_FAILED, "%s: tensor %.200s: shape is %s; expected a list of whole numbers", path, e->name,
-                    describe(found, sizeof found, shape));
+        return bad_tensor(err, path, e->name, "shape is %s; expected a list of whole numbers", json_describe(found, shape));
     *count = 1;
     for (const cJSON *dim = shape->child; dim; dim = dim->next, e->ndim++) {
         size_t size;
-        if (!whole_number(dim, &size) || __builtin_mul_overflow(*count, size, count))
-            return fail(err, EXIT_FAILED, "%s: tensor %.200s: shape has %s; expected whole numbers whose product is a size",
-                        path, e->name, describe(found, sizeof found, dim));
+        if (!json_whole(dim, &size) || __builtin_mul_overflow(*count, size, count))
+            return bad_tensor(err, path, e->name, "shape has %s; expected whole numbers whose product is a size",
+                              json_describe(found, dim));
         if (e->ndim < 2) e->shape[e->ndim] = size;
     }
     return 0;
 }
 
-/* Reads one member of a header, whose data begins at byte `data` of the file. */
-static int entry_read(Entry *e, const cJSON *member, const MappedFile *file, size_t data, Error *err) {
-    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(member, "dtype");
-    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(member, "data_offsets");
-    size_t count = 0, bytes, size;
-    char found[100];
-    e->name = member->string;
-    if (!cJSON_IsObject(member) || !cJSON_IsString(dtype))
-        return fail(err, EXIT_FAILED, "%s: tensor %.200s: dtype is %s; expected a string such as \"F16\"", file->path,
-                    e->name, describe(found, sizeof found, dtype));
-    e->dtype = dtype->valuestring;
-    if (entry_shape(e, &count, cJSON_GetObjectItemCaseSensitive(member, "shape"), file->path, err) != 0) return -1;
-    if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets) || !whole_number(offsets->child, &e->begin) ||
-        !whole_number(offsets->child->next, &e->end) || e->begin > e->end)
-        return fail(err, EXIT_FAILED,
-                    "%s: tensor %.200s: data_offsets are not [begin, end], two whole numbers in this order", file->path,
-                    e->name);
+/* Reads a header's [begin, end], which count from byte `data` of the file, for `count` elements. */
+static int entry_place(Entry *e, size_t count, const cJSON *offsets, const TensorFile *file, size_t data, Error *err) {
+    const size_t size = dtype_bytes(e->dtype);
+    size_t bytes;
+    if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets) || !json_whole(offsets->child, &e->begin) ||
+        !json_whole(offsets->child->next, &e->end) || e->begin > e->end)
+        return bad_tensor(err, file->path, e->name, "data_offsets are not [begin, end], two whole numbers in this order");
     if (e->end > file->size - data)
-        return fail(err, EXIT_FAILED, "%s: tensor %.200s: ends at byte %zu, but the file at %zu; is the download complete?",
-                    file->path, e->name, data + e->end, file->size);
-    size = dtype_bytes(e->dtype);
+        return bad_tensor(err, file->path, e->name, "ends at byte %zu, but the file at %zu; is the download complete?",
+                          data + e->end, file->size);
     if (size > 0 && (__builtin_mul_overflow(count, size, &bytes) || bytes != e->end - e->begin))
-        return fail(err, EXIT_FAILED,
-                    "%s: tensor %.200s: data_offsets span %zu bytes; expected %zu elements of %s (%zu bytes each)",
-                    file->path, e->name, e->end - e->begin, count, e->dtype, size);
+        return bad_tensor(err, file->path, e->name,
+                          "data_offsets span %zu bytes; expected %zu elements of %s (%zu bytes each)", e->end - e->begin,
+                          count, e->dtype, size);
     e->begin += data;
     e->end += data;
     return 0;
+}
+
+/* Reads one member of a header, whose data begins at byte `data` of the file. */
+static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, size_t data, Error *err) {
+    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(member, "dtype");
+    size_t count = 0;
+    char found[100];
+    e->name = member->string;
+    if (!cJSON_IsObject(member) || !cJSON_IsString(dtype))
+        return bad_tensor(err, file->path, e->name, "dtype is %s; expected a string such as \"F16\"",
+                          json_describe(found, dtype));
+    e->dtype = dtype->valuestring;
+    if (entry_shape(e, &count, cJSON_GetObjectItemCaseSensitive(member, "shape"), file->path, err) != 0) return -1;
+    return entry_place(e, count, cJSON_GetObjectItemCaseSensitive(member, "data_offsets"), file, data, err);
 }
 
 static int compare_places(const void *a, const void *b) {
@@ -286,12 +127,28 @@ static int compare_places(const void *a, const void *b) {
     return (x->end > y->end) - (x->end < y->end); /* empty ones first: they overlap nothing */
 }
 
+/* Parses a header of so many bytes. NULL and err where it is none. */
+static cJSON *header_parse(const TensorFile *file, size_t len, Error *err) {
+    char *text = xcalloc(len + 1, 1), what[MAX_PATH + 40];
+    const char *why = file_read_at(file->fd, text, len, 8);
+    cJSON *header = NULL;
+    snprintf(what, sizeof what, "%s: header", file->path);
+    if (why)
+        fail(err, EXIT_FAILED, "%s: %s", what, why);
+    else
+        header = json_parse(text, len, what, err);
+    free(text);
+    if (!header || cJSON_IsObject(header)) return header;
+    fail(err, EXIT_FAILED, "%s: holds no JSON object; expected one member a tensor", what);
+    cJSON_Delete(header);
+    return NULL;
+}
+
 /* Reads the length and the JSON of a file's header; *data becomes where the tensors begin. */
-static cJSON *header_read(const MappedFile *file, size_t *data, Error *err) {
+static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
     uint8_t prefix[8];
     uint64_t len = 0;
-    char what[MAX_PATH + 40];
-    if (file->size < 8 || pread_all(file->fd, prefix, 8, 0) != 0) {
+    if (file->size < 8 || file_read_at(file->fd, prefix, 8, 0)) {
         fail(err, EXIT_FAILED, "%s: has %zu bytes; expected a safetensors file, which has at least 10", file->path,
              file->size);
         return NULL;
@@ -304,21 +161,8 @@ static cJSON *header_read(const MappedFile *file, size_t *data, Error *err) {
              file->path, (unsigned long long)len, MAX_JSON, file->size - 8);
         return NULL;
     }
-    cJSON *header = NULL;
-    char *text = (char *)xcalloc(len + 1, 1);
-    snprintf(what, sizeof what, "%s: header", file->path);
-    if (pread_all(file->fd, text, len, 8) != 0)
-        fail(err, EXIT_FAILED, "%s: the header cannot be read; check the file", file->path);
-    else
-        header = json_parse(text, len, what, err);
-    free(text);
-    if (header && !cJSON_IsObject(header)) {
-        fail(err, EXIT_FAILED, "%s: holds no JSON object; expected one member a tensor", what);
-        cJSON_Delete(header);
-        header = NULL;
-    }
     *data = 8 + len;
-    return header;
+    return header_parse(file, len, err);
 }
 
 /* A field of a packed file's __metadata__: a number in a string, as all values there. */
@@ -329,11 +173,10 @@ static int metadata_number(uint16_t *number, const cJSON *metadata, const char *
     char found[100];
     size_t len = strlen(text);
     int n = len && len < 6 && strspn(text, "0123456789") == len ? atoi(text) : -1;
-    if (n < lo || n > hi)
-        return fail(err, EXIT_FAILED, "%s: __metadata__: %s is %s; expected a number from \"%d\" to \"%d\", as a string",
-                    path, key, describe(found, sizeof found, value), lo, hi);
     *number = (uint16_t)n;
-    return 0;
+    if (n >= lo && n <= hi) return 0;
+    return fail(err, EXIT_FAILED, "%s: __metadata__: %s is %s; expected a number from \"%d\" to \"%d\", as a string", path,
+                key, json_describe(found, value), lo, hi);
 }
 
 /* *quant becomes how the file is packed, if its format says that it is. */
@@ -344,14 +187,13 @@ static int metadata_read(Quant *quant, const cJSON *metadata, const char *path, 
     if (strcmp(format->valuestring, PACKED_FORMAT) != 0)
         return fail(err, EXIT_FAILED,
                     "%s: __metadata__: format is %s; expected \"" PACKED_FORMAT "\": pack the model again", path,
-                    describe(found, sizeof found, format));
+                    json_describe(found, format));
     if (metadata_number(&quant->bits, metadata, path, "flexgen.bits", LEAST_BITS, MOST_BITS, err) != 0 ||
         metadata_number(&quant->group, metadata, path, "flexgen.group", LEAST_GROUP, MOST_GROUP, err) != 0)
         return -1;
-    if (quant->group % LEAST_GROUP != 0)
-        return fail(err, EXIT_FAILED, "%s: __metadata__: flexgen.group is %d; expected a multiple of %d", path,
-                    quant->group, LEAST_GROUP);
-    return 0;
+    if (quant->group % LEAST_GROUP == 0) return 0;
+    return fail(err, EXIT_FAILED, "%s: __metadata__: flexgen.group is %d; expected a multiple of %d", path, quant->group,
+                LEAST_GROUP);
 }
 
 /* All files of a checkpoint are packed in one way. */
@@ -363,15 +205,27 @@ static int files_agree(Checkpoint *c, int f, Quant quant, Error *err) {
                 quant_text(here, quant), c->files[0].path, quant_text(there, c->quant));
 }
 
-/* Adds all tensors of file f to the entries and checks that they do not overlap. */
+/* The entries of file f, from `first` on, each have bytes of their own. Leaves them in the order of their places. */
+static int check_overlap(Opening *o, size_t first, const char *path, Error *err) {
+    qsort(o->entries + first, o->nentries - first, sizeof *o->entries, compare_places);
+    for (size_t i = first + 1; i < o->nentries; i++) {
+        const Entry *a = &o->entries[i - 1], *b = &o->entries[i];
+        if (a->end > b->begin)
+            return fail(err, EXIT_FAILED,
+                        "%s: tensors %.200s and %.200s overlap at byte %zu; expected each to have its own bytes", path,
+                        a->name, b->name, b->begin);
+    }
+    return 0;
+}
+
+/* Adds all tensors of file f to the entries. */
 static int file_entries(Opening *o, int f, Error *err) {
-    const MappedFile *file = &o->checkpoint->files[f];
+    const TensorFile *file = &o->checkpoint->files[f];
     Quant quant = {0, 0};
-    size_t data;
+    size_t data, first = o->nentries;
     cJSON *header = o->headers[f] = header_read(file, &data, err);
     if (!header) return -1;
-    size_t first = o->nentries;
-    o->entries = (Entry *)xrealloc(o->entries, first + cJSON_GetArraySize(header), sizeof *o->entries);
+    o->entries = xrealloc(o->entries, first + cJSON_GetArraySize(header), sizeof *o->entries);
     for (const cJSON *member = header->child; member; member = member->next) {
         if (strcmp(member->string, "__metadata__") == 0) {
             if (metadata_read(&quant, member, file->path, err) != 0) return -1;
@@ -381,27 +235,17 @@ static int file_entries(Opening *o, int f, Error *err) {
         *e = (Entry){.file = f};
         if (entry_read(e, member, file, data, err) != 0) return -1;
     }
-    qsort(o->entries + first, o->nentries - first, sizeof *o->entries, compare_places);
-    for (size_t i = first + 1; i < o->nentries; i++) {
-        const Entry *a = &o->entries[i - 1], *b = &o->entries[i];
-        if (a->end > b->begin)
-            return fail(err, EXIT_FAILED,
-                        "%s: tensors %.200s and %.200s overlap at byte %zu; expected each to have its own bytes",
-                        file->path, a->name, b->name, b->begin);
-    }
-    return files_agree(o->checkpoint, f, quant, err);
+    return check_overlap(o, first, file->path, err) ? -1 : files_agree(o->checkpoint, f, quant, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Files and shards
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Opens and maps dir/name. */
-static int file_map(MappedFile *file, const char *dir, const char *name, Error *err) {
+static int tensor_file_open(TensorFile *file, const char *dir, const char *name, Error *err) {
     char path[MAX_PATH];
     struct stat st;
-    if (snprintf(path, MAX_PATH, "%s/%s", dir, name) >= MAX_PATH)
-        return fail(err, EXIT_FAILED, "%.200s...: the path is too long; expected less than %d bytes", dir, MAX_PATH);
+    if (file_path(path, dir, name, err) != 0) return -1;
     file->path = xstrdup(path);
     file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file->fd < 0)
@@ -412,20 +256,17 @@ static int file_map(MappedFile *file, const char *dir, const char *name, Error *
     file->size = (size_t)st.st_size;
     if (file->size == 0)
         return fail(err, EXIT_FAILED, "%s: is empty; expected a safetensors file: is the download complete?", path);
-    void *map = mmap(NULL, file->size, PROT_READ, MAP_SHARED, file->fd, 0);
-    if (map == MAP_FAILED) return fail(err, EXIT_FAILED, "%s: cannot map %zu bytes: %s", path, file->size, strerror(errno));
-    file->map = (const uint8_t *)map;
     return 0;
 }
 
 /* Opens one more file of the checkpoint and reads its header. */
 static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
     Checkpoint *c = o->checkpoint;
-    c->files = (MappedFile *)xrealloc(c->files, c->nfiles + 1, sizeof *c->files);
-    o->headers = (cJSON **)xrealloc(o->headers, c->nfiles + 1, sizeof *o->headers);
-    c->files[c->nfiles] = (MappedFile){.fd = -1};
+    c->files = xrealloc(c->files, c->nfiles + 1, sizeof *c->files);
+    o->headers = xrealloc(o->headers, c->nfiles + 1, sizeof *o->headers);
+    c->files[c->nfiles] = (TensorFile){.fd = -1};
     o->headers[c->nfiles++] = NULL;
-    return file_map(&c->files[c->nfiles - 1], dir, name, err) == 0 ? file_entries(o, c->nfiles - 1, err) : -1;
+    return tensor_file_open(&c->files[c->nfiles - 1], dir, name, err) == 0 ? file_entries(o, c->nfiles - 1, err) : -1;
 }
 
 static int compare_strings(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
@@ -434,13 +275,15 @@ static int compare_strings(const void *a, const void *b) { return strcmp(*(char 
 static int shard_names(const char **names, const cJSON *map, const char *path, Error *err) {
     int n = 0, distinct = 0;
     char found[100];
+    if (!cJSON_IsObject(map))
+        return fail(err, EXIT_FAILED, "%s: has no weight_map; expected an object of tensor names and file names", path);
     for (const cJSON *entry = map->child; entry; entry = entry->next) {
         const char *name = entry->valuestring;
         if (!cJSON_IsString(entry) || !name[0] || strchr(name, '/') || strchr(name, '\\') || strcmp(name, ".") == 0 ||
             strcmp(name, "..") == 0)
             return fail(err, EXIT_FAILED,
                         "%s: weight_map: %.200s is in %s; expected the name of a file in the same directory", path,
-                        entry->string, describe(found, sizeof found, entry));
+                        entry->string, json_describe(found, entry));
         names[n++] = name;
     }
     qsort(names, n, sizeof *names, compare_strings);
@@ -453,19 +296,13 @@ static int shard_names(const char **names, const cJSON *map, const char *path, E
 
 static int add_shards(Opening *o, const char *dir, Error *err) {
     char path[MAX_PATH];
-    cJSON *index = read_object(path, dir, "model.safetensors.index.json", err);
+    cJSON *index = config_object(path, dir, "model.safetensors.index.json", err);
     if (!index) return -1;
-    int rc = -1;
     const cJSON *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map");
-    if (!cJSON_IsObject(map))
-        fail(err, EXIT_FAILED, "%s: has no weight_map; expected an object of tensor names and file names", path);
-    else {
-        const char **names = (const char **)xcalloc(cJSON_GetArraySize(map), sizeof *names);
-        int n = shard_names(names, map, path, err);
-        rc = n < 0 ? -1 : 0;
-        for (int i = 0; i < n && rc == 0; i++) rc = add_file(o, dir, names[i], err);
-        free(names);
-    }
+    const char **names = xcalloc(cJSON_GetArraySize(map), sizeof *names);
+    int n = shard_names(names, map, path, err), rc = n < 0 ? -1 : 0;
+    for (int i = 0; i < n && rc == 0; i++) rc = add_file(o, dir, names[i], err);
+    free(names);
     cJSON_Delete(index);
     return rc;
 }
@@ -474,7 +311,8 @@ static int add_shards(Opening *o, const char *dir, Error *err) {
 static bool exists(const char *dir, const char *name) {
     char path[MAX_PATH];
     struct stat st;
-    return snprintf(path, MAX_PATH, "%s/%s", dir, name) < MAX_PATH && lstat(path, &st) == 0;
+    Error too_long;
+    return file_path(path, dir, name, &too_long) == 0 && lstat(path, &st) == 0;
 }
 
 static int add_files(Opening *o, const char *dir, Error *err) {
@@ -491,30 +329,28 @@ static int add_files(Opening *o, const char *dir, Error *err) {
 // The tensors that the configuration asks for
 // ---------------------------------------------------------------------------------------------------------------
 
-static const char *const role_names[NROLES] = {[LN1_W] = "self_attn_layer_norm.weight",
-                                               [LN1_B] = "self_attn_layer_norm.bias",
-                                               [Q_W] = "self_attn.q_proj.weight",
-                                               [Q_B] = "self_attn.q_proj.bias",
-                                               [K_W] = "self_attn.k_proj.weight",
-                                               [K_B] = "self_attn.k_proj.bias",
-                                               [V_W] = "self_attn.v_proj.weight",
-                                               [V_B] = "self_attn.v_proj.bias",
-                                               [O_W] = "self_attn.out_proj.weight",
-                                               [O_B] = "self_attn.out_proj.bias",
-                                               [LN2_W] = "final_layer_norm.weight",
-                                               [LN2_B] = "final_layer_norm.bias",
-                                               [FC1_W] = "fc1.weight",
-                                               [FC1_B] = "fc1.bias",
-                                               [FC2_W] = "fc2.weight",
-                                               [FC2_B] = "fc2.bias"};
+/* Of a weight and its bias, in the order of Role. */
+static const char *const part_names[NROLES / 2] = {"self_attn_layer_norm",
+                                                   "self_attn.q_proj",
+                                                   "self_attn.k_proj",
+                                                   "self_attn.v_proj",
+                                                   "self_attn.out_proj",
+                                                   "final_layer_norm",
+                                                   "fc1",
+                                                   "fc2"};
+/* Of the globals. */
+static const char *const global_names[NGLOBALS] = {"model.decoder.embed_tokens.weight",
+                                                   "model.decoder.embed_positions.weight",
+                                                   "model.decoder.project_in.weight",
+                                                   "model.decoder.project_out.weight",
+                                                   "model.decoder.final_layer_norm.weight",
+                                                   "model.decoder.final_layer_norm.bias",
+                                                   "lm_head.weight"};
 
-static const char *const global_names[NGLOBALS] = {[TOK_EMBED] = "model.decoder.embed_tokens.weight",
-                                                   [POS_EMBED] = "model.decoder.embed_positions.weight",
-                                                   [PROJECT_IN] = "model.decoder.project_in.weight",
-                                                   [PROJECT_OUT] = "model.decoder.project_out.weight",
-                                                   [FINAL_LN_W] = "model.decoder.final_layer_norm.weight",
-                                                   [FINAL_LN_B] = "model.decoder.final_layer_norm.bias",
-                                                   [LM_HEAD] = "lm_head.weight"};
+static const char *role_name(char name[100], int layer, int role) {
+    snprintf(name, 100, "model.decoder.layers.%d.%s.%s", layer, part_names[role / 2], role % 2 ? "bias" : "weight");
+    return name;
+}
 
 static int compare_names(const void *a, const void *b) {
     return strcmp(((const Entry *)a)->name, ((const Entry *)b)->name);
@@ -523,7 +359,7 @@ static int compare_names(const void *a, const void *b) {
 /* The entry of that name, with or without "model." in front; NULL if there is none. */
 static const Entry *find_entry(const Opening *o, const char *name) {
     Entry key = {.name = name};
-    const Entry *e = o->nentries ? (const Entry *)bsearch(&key, o->entries, o->nentries, sizeof key, compare_names) : NULL;
+    const Entry *e = o->nentries ? bsearch(&key, o->entries, o->nentries, sizeof key, compare_names) : NULL;
     return e || strncmp(name, "model.", 6) != 0 ? e : find_entry(o, name + 6);
 }
 
@@ -538,21 +374,31 @@ static int sort_by_name(Opening *o, Error *err) {
     return 0;
 }
 
-/* The type of a tensor's numbers; packed says that it must be U8. */
-static int entry_type(Type *type, const Entry *e, Quant quant, const char *path, const char *name, Error *err) {
+/* The type of a tensor's numbers; with quant.bits it must be U8. */
+static int entry_type(Type *type, const Entry *e, Quant quant, const char *path, Error *err) {
     static const char *const names[] = {[F32] = "F32", [F16] = "F16", [BF16] = "BF16"};
     const bool u8 = strcmp(e->dtype, "U8") == 0;
     char how[60];
     *type = U8;
     if (quant.bits && u8) return 0;
     if (quant.bits)
-        return fail(err, EXIT_FAILED, "%s: tensor %s: dtype is %.40s; expected U8, as __metadata__ says %s", path, name,
-                    e->dtype, quant_text(how, quant));
+        return bad_tensor(err, path, e->name, "dtype is %.40s; expected U8, as __metadata__ says %s", e->dtype,
+                          quant_text(how, quant));
     for (int t = 0; t < 3; t++)
         if (strcmp(e->dtype, names[t]) == 0) return *type = (Type)t, 0;
-    return fail(err, EXIT_FAILED, "%s: tensor %s: dtype is %.40s; expected F16, BF16 or F32: %s", path, name, e->dtype,
-                u8 ? "only matrices of layers may be packed, and only in files whose __metadata__ says how"
-                   : "save the model in one of these");
+    return bad_tensor(err, path, e->name, "dtype is %.40s; expected F16, BF16 or F32: %s", e->dtype,
+                      u8 ? "only matrices of layers may be packed, and only in files whose __metadata__ says how"
+                         : "save the model in one of these");
+}
+
+/* A tensor that must be [rows, cols], or [cols] when it is a vector, has another shape. */
+static int wrong_shape(const Entry *e, int rows, int cols, bool vector, Quant quant, const char *path, Error *err) {
+    char found[60] = "", leading[20] = "", how[60];
+    for (int d = 0; d < e->ndim && d < 2; d++) snprintf(found + strlen(found), 30, "%s%zu", d ? ", " : "", e->shape[d]);
+    if (!vector) snprintf(leading, sizeof leading, "%d, ", rows);
+    return bad_tensor(err, path, e->name, "shape is [%s%s]; config.json asks for [%s%d]%s%s", found,
+                      e->ndim > 2 ? ", ..." : "", leading, cols, quant.bits ? " at " : "",
+                      quant.bits ? quant_text(how, quant) : "");
 }
 
 /* *tensor becomes the view of tensor `name`, which must be there as (rows, cols), or (cols) when it is a vector. With
@@ -560,23 +406,16 @@ static int entry_type(Type *type, const Entry *e, Quant quant, const char *path,
 static int take_tensor(Tensor *tensor, const Opening *o, const char *name, int rows, int cols, bool vector, Quant quant,
                        Error *err) {
     const Entry *e = find_entry(o, name);
-    const MappedFile *files = o->checkpoint->files;
+    const TensorFile *files = o->checkpoint->files;
     Type type;
     if (!e)
         return fail(err, EXIT_FAILED, "%s: tensor %s is missing%s; config.json asks for it: is the download complete?",
                     files[0].path, name, o->checkpoint->nfiles > 1 ? ", as in the other shards" : "");
-    if (entry_type(&type, e, quant, files[e->file].path, name, err) != 0) return -1;
+    if (entry_type(&type, e, quant, files[e->file].path, err) != 0) return -1;
     if (quant.bits) rows = (rows + quant.group - 1) / quant.group, cols *= (int)quant_bytes(quant, quant.group);
     bool same = vector ? e->ndim == 1 && e->shape[0] == (size_t)cols
                        : e->ndim == 2 && e->shape[0] == (size_t)rows && e->shape[1] == (size_t)cols;
-    if (!same) {
-        char found[60] = "", leading[20] = "", how[60];
-        for (int d = 0; d < e->ndim && d < 2; d++) snprintf(found + strlen(found), 30, "%s%zu", d ? ", " : "", e->shape[d]);
-        if (!vector) snprintf(leading, sizeof leading, "%d, ", rows);
-        return fail(err, EXIT_FAILED, "%s: tensor %s: shape is [%s%s]; config.json asks for [%s%d]%s%s",
-                    files[e->file].path, name, found, e->ndim > 2 ? ", ..." : "", leading, cols, quant.bits ? " at " : "",
-                    quant.bits ? quant_text(how, quant) : "");
-    }
+    if (!same) return wrong_shape(e, rows, cols, vector, quant, files[e->file].path, err);
     *tensor = (Tensor){.tier = TIER_DISK,
                        .type = type,
                        .file = 1 + e->file,
@@ -593,12 +432,12 @@ static int same_bytes(const Checkpoint *c, const Tensor *a, const Tensor *b, Err
     enum { CHUNK = 1 << 20 };
     size_t size = (size_t)a->rows * a->cols * type_bytes(a->type);
     if (a->type != b->type) return 0;
-    char *buffer = (char *)xcalloc(2, CHUNK);
+    char *buffer = xcalloc(2, CHUNK);
     int same = 1;
     for (size_t at = 0; at < size && same == 1; at += CHUNK) {
         size_t n = size - at < CHUNK ? size - at : CHUNK;
-        if (pread_all(c->files[a->file - 1].fd, buffer, n, a->offset + at) != 0 ||
-            pread_all(c->files[b->file - 1].fd, buffer + CHUNK, n, b->offset + at) != 0)
+        if (file_read_at(c->files[a->file - 1].fd, buffer, n, a->offset + at) ||
+            file_read_at(c->files[b->file - 1].fd, buffer + CHUNK, n, b->offset + at))
             same = fail(err, EXIT_FAILED, "%s: cannot read; expected lm_head.weight there", c->files[b->file - 1].path);
         else
             same = memcmp(buffer, buffer + CHUNK, n) == 0;
@@ -633,9 +472,10 @@ static int take_tensors(const Opening *o, bool tied, Error *err) {
     for (int j = 0; j < c->config.l; j++)
         for (int r = 0; r < NROLES; r++) {
             opt_role_shape(&c->config, (Role)r, &rows, &cols);
-            snprintf(name, sizeof name, "model.decoder.layers.%d.%s", j, role_names[r]);
             bool matrix = role_is_matrix((Role)r);
-            if (take_tensor(&c->layer[j][r], o, name, rows, cols, !matrix, matrix ? c->quant : none, err) != 0) return -1;
+            if (take_tensor(&c->layer[j][r], o, role_name(name, j, r), rows, cols, !matrix, matrix ? c->quant : none,
+                            err) != 0)
+                return -1;
         }
     return take_head(o, tied, err);
 }
@@ -646,9 +486,9 @@ static int take_tensors(const Opening *o, bool tied, Error *err) {
 
 /* A checkpoint without files, whose tensors are all absent yet. */
 static Checkpoint *checkpoint_new(const OptConfig *config) {
-    Checkpoint *c = (Checkpoint *)xcalloc(1, sizeof *c);
+    Checkpoint *c = xcalloc(1, sizeof *c);
     c->config = *config;
-    c->layer = (Tensor(*)[NROLES])xcalloc(config->l, sizeof *c->layer);
+    c->layer = xcalloc(config->l, sizeof *c->layer);
     for (int g = 0; g < NGLOBALS; g++) c->global[g].tier = NTIERS;
     return c;
 }
@@ -656,7 +496,7 @@ static Checkpoint *checkpoint_new(const OptConfig *config) {
 Checkpoint *checkpoint_open(const char *dir, Error *err) {
     OptConfig config;
     bool tied;
-    if (read_config(&config, &tied, dir, err) != 0) return NULL;
+    if (config_read(&config, &tied, dir, err) != 0) return NULL;
     Opening o = {.checkpoint = checkpoint_new(&config)};
     int rc = add_files(&o, dir, err);
     if (rc == 0) rc = sort_by_name(&o, err);
@@ -672,8 +512,7 @@ Checkpoint *checkpoint_open(const char *dir, Error *err) {
 void checkpoint_close(Checkpoint *checkpoint) {
     if (!checkpoint) return;
     for (int f = 0; f < checkpoint->nfiles; f++) {
-        MappedFile *file = &checkpoint->files[f];
-        if (file->map) munmap((void *)file->map, file->size);
+        TensorFile *file = &checkpoint->files[f];
         if (file->fd >= 0) close(file->fd);
         free(file->path);
     }
@@ -736,9 +575,7 @@ static Owner find_owner(const Checkpoint *c, const Tensor *view) {
 const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view) {
     Owner owner = find_owner(checkpoint, view);
     if (!owner.whole) return "(unknown)";
-    if (owner.layer < 0) return global_names[owner.part];
-    snprintf(name, 100, "model.decoder.layers.%d.%s", owner.layer, role_names[owner.part]);
-    return name;
+    return owner.layer < 0 ? global_names[owner.part] : role_name(name, owner.layer, owner.part);
 }
 
 /* Center and standard deviation of a dummy's elements. Around 1/sqrt(k) every product stays near the size of its input, so
@@ -804,37 +641,32 @@ static size_t convert(f16 *dst, const uint8_t *raw, Type type, size_t n) {
     return n;
 }
 
-static int read_failed(const Checkpoint *c, const Tensor *tensor, int rc, Error *err) {
+/* Reads bytes of a tensor, from byte `from` of it on. */
+static int read_tensor(const Checkpoint *c, void *to, const Tensor *tensor, size_t from, size_t bytes, Error *err) {
+    const TensorFile *file = &c->files[tensor->file - 1];
     char name[100];
-    return fail(err, EXIT_FAILED, "%s: tensor %s: read error: %s", c->files[tensor->file - 1].path,
-                checkpoint_name(name, c, tensor),
-                rc > 0 ? strerror(rc) : "the file became shorter since it was opened; do not change a model in use");
+    const char *why = file_read_at(file->fd, to, bytes, tensor->offset + from);
+    return why ? bad_tensor(err, file->path, checkpoint_name(name, c, tensor), "read error: %s", why) : 0;
 }
 
 int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first, size_t count, Error *err) {
     enum { CHUNK = 16384 };
     uint8_t raw[CHUNK];
-    size_t size = type_bytes(tensor->type), offset = tensor->offset + first * size,
-           total = (size_t)tensor->rows * tensor->cols;
+    char name[100];
+    size_t size = type_bytes(tensor->type), total = (size_t)tensor->rows * tensor->cols;
     CHECK(tensor->tier == TIER_DISK && tensor->ld == (size_t)tensor->cols && first <= total && count <= total - first);
     if (checkpoint->dummy) return dummy_fill(checkpoint, dst, tensor, first, count), 0;
     CHECK(tensor->file >= 1 && tensor->file <= checkpoint->nfiles);
-    int rc, fd = checkpoint->files[tensor->file - 1].fd;
-    if (tensor->type == F16 || tensor->type == U8) {
-        rc = pread_all(fd, dst, count * size, offset);
-        return rc == 0 ? 0 : read_failed(checkpoint, tensor, rc, err);
-    }
+    if (tensor->type == F16 || tensor->type == U8)
+        return read_tensor(checkpoint, dst, tensor, first * size, count * size, err);
     for (size_t done = 0, n; done < count; done += n) {
         n = count - done < CHUNK / size ? count - done : CHUNK / size;
-        if ((rc = pread_all(fd, raw, n * size, offset + done * size)) != 0) return read_failed(checkpoint, tensor, rc, err);
+        if (read_tensor(checkpoint, raw, tensor, (first + done) * size, n * size, err) != 0) return -1;
         size_t bad = convert((f16 *)dst + done, raw, tensor->type, n);
-        char name[100];
         if (bad < n)
-            return fail(
-                err, EXIT_FAILED,
-                "%s: tensor %s: element %zu is %g; expected values from -65504 to 65504, since weights are F16 here",
-                checkpoint->files[tensor->file - 1].path, checkpoint_name(name, checkpoint, tensor), first + done + bad,
-                raw_float(raw, tensor->type, bad));
+            return bad_tensor(err, checkpoint->files[tensor->file - 1].path, checkpoint_name(name, checkpoint, tensor),
+                              "element %zu is %g; expected values from -65504 to 65504, since weights are F16 here",
+                              first + done + bad, raw_float(raw, tensor->type, bad));
     }
     return 0;
 }
@@ -845,9 +677,9 @@ int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *
     size_t e = 0;
     while (e < count && (x[e] & 0x7C00) != 0x7C00) e++;
     if (e == count) return 0;
-    return fail(err, EXIT_FAILED, "%s: tensor %s: element %zu is %g; expected finite numbers: is the download complete?",
-                checkpoint->dummy ? checkpoint->config.name : checkpoint->files[tensor->file - 1].path,
-                checkpoint_name(name, checkpoint, tensor), first + e, f16_to_f32(x[e]));
+    return bad_tensor(err, checkpoint->dummy ? checkpoint->config.name : checkpoint->files[tensor->file - 1].path,
+                      checkpoint_name(name, checkpoint, tensor),
+                      "element %zu is %g; expected finite numbers: is the download complete?", first + e, f16_to_f32(x[e]));
 }
 
 int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Quant quant,

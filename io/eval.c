@@ -33,20 +33,6 @@ static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from, const 
     t->prompts[t->count++] = p;
 }
 
-/* Tokens of a text behind </s>, for the caller to free. Returns their number, or -1 and err. */
-static int encode(int32_t **ids, const char *text, size_t len, const char *where, const Tokenizer *tokenizer,
-                  const OptConfig *config, Error *err) {
-    Error inner;
-    int32_t *bare;
-    int n = tokenizer_encode(tokenizer, text, len, &bare, &inner);
-    if (n < 0) return fail(err, inner.code, "%.400s: %.600s", where, inner.text);
-    *ids = xcalloc((size_t)n + 1, sizeof **ids);
-    (*ids)[0] = config->eos;
-    if (n) memcpy(*ids + 1, bare, n * sizeof *bare);
-    free(bare);
-    return n + 1;
-}
-
 int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer *tokenizer, const OptConfig *config,
               Error *err) {
     size_t len;
@@ -54,9 +40,9 @@ int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer 
     if (!window) window = config->max_pos;
     if (window > config->max_pos)
         return fail(err, EXIT_USAGE, "--window %d: expected at most %d, the model's positions", window, config->max_pos);
-    char *text = input_read(&path, &len, err);
+    char *text = input_read(path, &len, err);
     if (!text) return -1;
-    int tokens = encode(&ids, text, len, path, tokenizer, config, err);
+    int tokens = text_encode(&ids, text, len, input_name(path), tokenizer, config, err);
     free(text);
     if (tokens < 0) return -1;
     e->task.scored = true;
@@ -64,7 +50,7 @@ int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer 
     for (int at = 0; tokens > 1 && at + window <= tokens && (!limit || e->task.count < limit); at += window)
         add_prompt(e, ids + at, window, 1, tokenizer);
     free(ids);
-    return e->task.count ? 0 : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some", path);
+    return e->task.count ? 0 : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some", input_name(path));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -73,7 +59,6 @@ int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer 
 
 typedef struct {
     Eval *eval;
-    const char **path;
     int limit;
     const Tokenizer *tokenizer;
     const OptConfig *config;
@@ -97,10 +82,10 @@ static int add_line(const Lines *l, const char *text, const char *where, Error *
     int32_t *context, *ids;
     if (!before)
         return fail(err, EXIT_FAILED, "%s: \"text\" has no two words; expected a last word and some before it", where);
-    int from = encode(&context, text, before, where, l->tokenizer, l->config, err);
+    int from = text_encode(&context, text, before, where, l->tokenizer, l->config, err);
     if (from < 0) return -1;
     free(context);
-    int tokens = encode(&ids, text, len, where, l->tokenizer, l->config, err);
+    int tokens = text_encode(&ids, text, len, where, l->tokenizer, l->config, err);
     if (tokens < 0) return -1;
     int drop = imax(tokens - most, 0), status = 0;
     CHECK(from < tokens);
@@ -114,11 +99,10 @@ static int add_line(const Lines *l, const char *text, const char *where, Error *
     return status;
 }
 
-static int take_line(void *ctx, const char *line, size_t len, int number, Error *err) {
+static int take_line(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
     const Lines *l = ctx;
-    char where[600];
+    (void)number;
     if (l->limit && l->eval->task.count == l->limit) return 0;
-    snprintf(where, sizeof where, "%.500s line %d", *l->path, number + 1);
     cJSON *value = json_parse(line, len, where, err);
     if (!value) return -1;
     const cJSON *text = cJSON_GetObjectItemCaseSensitive(value, "text");
@@ -134,10 +118,11 @@ static int take_line(void *ctx, const char *line, size_t len, int number, Error 
 }
 
 int eval_lines(Eval *e, const char *path, int limit, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
-    Lines lines = {.eval = e, .path = &path, .limit = limit, .tokenizer = tokenizer, .config = config};
+    Lines lines = {.eval = e, .limit = limit, .tokenizer = tokenizer, .config = config};
     e->task.scored = true;
-    if (input_lines(&path, take_line, &lines, err)) return -1;
-    return e->task.count ? 0 : fail(err, EXIT_FAILED, "%s: no lines; expected JSON lines {\"text\": ...}", path);
+    if (input_lines(path, take_line, &lines, err)) return -1;
+    return e->task.count ? 0
+                         : fail(err, EXIT_FAILED, "%s: no lines; expected JSON lines {\"text\": ...}", input_name(path));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -157,15 +142,9 @@ static void on_sweep(void *ctx, long sweeps, long tokens) {
     progress_show(&e->progress, sweeps, e->told);
 }
 
-/* What follows was given: there is nothing to tell. */
-static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
-    (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason, (void)err;
-    return 0;
-}
-
 Listener eval_listener(Eval *e) {
     progress_open(&e->progress, e->progress.on, e->tokens);
-    return (Listener){.ctx = e, .done = on_done, .scored = on_scored, .sweep = on_sweep};
+    return (Listener){.ctx = e, .done = completion_ignored, .scored = on_scored, .sweep = on_sweep};
 }
 
 EvalResult eval_result(const Eval *e) {

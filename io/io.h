@@ -1,9 +1,9 @@
-/* io.h: what comes in and goes out: checkpoints, texts, prompts, reports. */
+/* io.h: what comes in and goes out: checkpoints, prompts, flags, reports; from the ground up. */
 #ifndef IO_H
 #define IO_H
 #include "flexgen.h"
+#include "io/text.h"
 
-typedef struct cJSON cJSON;
 typedef struct Found Found;
 typedef struct ClusterCost ClusterCost;
 
@@ -12,36 +12,31 @@ extern "C" {
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------
-// json.c: strict JSON on top of cJSON
+// config.c: which model it is; its sizes and shapes are declared in flexgen.h
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Parses text[0..len) as exactly one JSON value. Refuses what cJSON would let pass: invalid UTF-8, \u0000 (it would cut
- * a string short), lone surrogates, duplicate keys in one object, bytes after the value, nesting deeper than 64. what names
- * the source in messages ("models/x/config.json", "prompts.jsonl line 7"). Returns NULL and fills err; else cJSON_Delete
- * it. */
-cJSON *json_parse(const char *text, size_t len, const char *what, Error *err);
+enum { MAX_JSON = 100 << 20 }; /* bytes of a JSON file or header of a model */
 
-/* Reads a whole regular file of at most max_bytes into a malloc'ed buffer with a 0 after it; NULL and err when it is
- * missing, a directory, too large or unreadable. */
-char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
-
-/* Whether s[0..len) is valid UTF-8 (no overlong forms, no surrogates, at most U+10FFFF). */
-bool utf8_valid(const char *s, size_t len);
+/* Reads dir/config.json: the sizes, the last component of dir as the name, and *tied, its tie_word_embeddings. -1 and err
+ * where it is no OPT. */
+int config_read(OptConfig *config, bool *tied, const char *dir, Error *err);
+/* Reads dir/name, whose path becomes `path`, as a JSON object. NULL and err. */
+cJSON *config_object(char path[MAX_PATH], const char *dir, const char *name, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
-// checkpoint.c: a Hugging Face directory, mapped, not read
+// checkpoint.c: the tensors of a Hugging Face directory
 // ---------------------------------------------------------------------------------------------------------------
 
+/* A safetensors file, open for reading. */
 typedef struct {
     char *path;
     int fd;
-    const uint8_t *map; /* the whole file, read-only */
     size_t size;
-} MappedFile;
+} TensorFile;
 
 struct Checkpoint {
     OptConfig config;
-    MappedFile *files; /* the safetensors files; Tensor.file == 1 + index */
+    TensorFile *files; /* the safetensors files; Tensor.file == 1 + index */
     int nfiles;
     Quant quant;             /* how the matrices of the layers are packed; bits 0: they are not */
     Tensor (*layer)[NROLES]; /* [l], tier DISK, type F16, BF16 or F32, dense; a packed matrix (n, k) is U8, (rows of groups,
@@ -62,10 +57,8 @@ enum { LEAST_BITS = 2, MOST_BITS = 8, LEAST_GROUP = 16, MOST_GROUP = 1024 };
 Checkpoint *checkpoint_open(const char *dir, Error *err);
 /* A model of a known size with random weights that depend on seed, tensor and element only. */
 Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed);
-/* Reads only dir/config.json into *config. */
-int checkpoint_config(OptConfig *config, const char *dir, Error *err);
 /* Writes elements [first, first+count) of a checkpoint's tensor as F16 to dst, or of U8 as the bytes they are: read (not
- * through the mapping, so that a file that shrank is an error and not a SIGBUS) and converted, or generated for a dummy.
+ * through a mapping, so that a file that shrank is an error and not a SIGBUS) and converted, or generated for a dummy.
  * Fails on a read error and where a BF16 or F32 value is not finite in F16. Thread safe. */
 int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first, size_t count, Error *err);
 /* Writes one row of groups of a matrix to `to`, tensor->cols quant_bytes(group) bytes: what quant_pack_rows makes of rows
@@ -80,25 +73,6 @@ int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *
 /* The name of the tensor that a view belongs to, "model.decoder.layers.3.fc1.weight". */
 const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view);
 void checkpoint_close(Checkpoint *checkpoint);
-
-// ---------------------------------------------------------------------------------------------------------------
-// tokenizer.c: byte-level BPE
-// ---------------------------------------------------------------------------------------------------------------
-
-typedef struct Tokenizer Tokenizer;
-
-/* Opens dir/vocab.json and dir/merges.txt. vocab is the model's: every id must be below it; gaps are allowed. Refuses two
- * pieces with one id, merges of unknown pieces, a missing byte symbol, a missing </s>. */
-Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err);
-/* Ids of text[0..len) (valid UTF-8), without </s>; the caller frees *ids. Returns their number, or -1 and err. */
-int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, int32_t **ids, Error *err);
-/* The bytes of ids[0..n), 0-terminated, malloc'ed; *len their number. Special pieces (<s> <pad> </s> <unk>) and ids without
- * a piece give nothing. Invalid UTF-8 at the very end (a character whose bytes are not all there) or inside becomes U+FFFD,
- * so that the result is always valid UTF-8. */
-char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len);
-/* How many bytes of text the pieces of ids[0..n) stand for; special pieces, none. */
-size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n);
-void tokenizer_close(Tokenizer *tokenizer);
 
 // ---------------------------------------------------------------------------------------------------------------
 // quantize.c: a packed copy of a checkpoint
@@ -140,12 +114,10 @@ int job_add(Job *job, const char *text, size_t len, const char *id, int n, const
 int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err);
 void job_free(Job *job);
 
-/* The whole of a file ("-": standard input, and *path becomes its name for messages), with a 0 behind it. NULL and err. */
-char *input_read(const char **path, size_t *len, Error *err);
-/* Calls take for each of its lines that is not blank, with the number of the line from 0, until it returns -1. Ends of
- * lines, CR LF too, and a byte order mark are no part of a line. */
-int input_lines(const char **path, int (*take)(void *ctx, const char *line, size_t len, int number, Error *), void *ctx,
-                Error *err);
+/* Tokens of a text behind </s>, with which OPT begins every text; the caller frees *ids. where names the text in messages.
+ * Returns their number, or -1 and err. */
+int text_encode(int32_t **ids, const char *text, size_t len, const char *where, const Tokenizer *tokenizer,
+                const OptConfig *config, Error *err);
 
 /* A line on standard error that says how far a run is. */
 typedef struct {
@@ -171,6 +143,8 @@ typedef struct {
 
 /* The listener that writes them; ctx is the Completions. */
 Listener completions_listener(Completions *completions);
+/* Listener.done where nobody wants the completions. */
+int completion_ignored(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
 // eval.c: perplexity and last words (section 6.2, Table 6)
@@ -212,28 +186,105 @@ EvalResult eval_result(const Eval *eval);
 void eval_free(Eval *eval);
 
 // ---------------------------------------------------------------------------------------------------------------
-// report.c: what the commands say of policies and costs
+// flags.c: the command line
 // ---------------------------------------------------------------------------------------------------------------
 
+typedef enum { GENERATE, BENCH, POLICY, PROFILE, QUANTIZE, EVAL, NCOMMANDS } Command;
+
 typedef struct {
-    const char *name;
-    double value;
-} Figure;
-void add_figures(cJSON *to, const Figure *figures, size_t n);
-/* wg ... hd, gbs, num_gpu_batches, bls, schedule, cpu_cache_compute. */
-void add_policy(cJSON *json, const Policy *policy);
-/* What a cost model expects: T, T_pre, T_gen, throughput, what binds them, peaks. */
-void add_cost(cJSON *json, const Cost *cost);
-cJSON *paper_json(const Cost *cost, const Block *block);
-void print_paper(const Cost *cost, const Block *block, const Hardware *hardware);
-/* The first of n, and under `key` all of them. */
-cJSON *found_json(const char *key, const Found *found, int n);
-/* A line each: the policy, what it promises, what binds it. */
-void print_found(const Found *found, int n);
-void add_cluster(cJSON *json, const char *name, const ClusterCost *cost);
-void print_cluster(const char *name, const ClusterCost *cost);
-/* Writes the object and frees it. */
-void print_json(FILE *out, cJSON *json);
+    char **text;
+    int n;
+} Texts; /* the values of a flag that may be repeated */
+
+/* What the command line says. */
+typedef struct {
+    const char *model, *prompts, *output, *json, *offload_dir, *device, *hardware, *trace;
+    const char *perplexity, *last_word;
+    Texts prompt, stop;
+    int max_tokens, num_prompts, threads, window, limit;
+    int prompt_len[2], gen_len[2]; /* least, most */
+    Policy policy;                 /* gbs, num_gpu_batches 0: not given */
+    bool fixed[6];                 /* which of wg wc cg cc hg hc are given */
+    bool fixed_schedule, frontier;
+    bool compress_weight, compress_cache, allow_compression;
+    Quant quant;        /* of compression */
+    double max_latency; /* seconds of a block; 0: any number */
+    bool paper_model;   /* --cost-model paper */
+    int nodes;
+    double net_gbps, net_ms;
+    bool verbose, help;
+    Sampling sampling;
+    size_t capacity[NTIERS]; /* FROM_MACHINE: not given */
+    double link[NCHANNELS];  /* bytes/s; 0: not slowed */
+    bool links;              /* some link is */
+} Options;
+#define FROM_MACHINE SIZE_MAX
+
+Options options_default(void);
+/* The command of that name; -1 and err (EXIT_USAGE) if there is none. */
+int command_parse(Command *command, const char *name, Error *err);
+/* Reads the n arguments behind the command. -1 and err (EXIT_USAGE) that says what was expected, and of an unknown flag
+ * which one comes nearest. */
+int flags_parse(Options *options, Command command, char **args, int n, Error *err);
+/* What no flag alone can get wrong: 0, or -1 and err (EXIT_USAGE). */
+int flags_check(const Options *options, Command command, Error *err);
+/* The help text: the commands and all flags. */
+void flags_help(FILE *out);
+/* Whether --device says so. */
+bool device_is(const Options *options, const char *name);
+
+// ---------------------------------------------------------------------------------------------------------------
+// report.c: what the commands say
+// ---------------------------------------------------------------------------------------------------------------
+
+/* One task: what it needs, where it runs, how it went. */
+typedef struct {
+    Gpu *gpu;             /* NULL on the other devices */
+    bool sim;             /* nothing is computed: the machine is what --hardware says */
+    Hardware *hardware;   /* that machine, or the one that the policy is searched for; NULL where nobody asks */
+    Found *found;         /* what is expected of the policy; NULL: nothing */
+    Error no_gpu;         /* text: why not the GPU, where nobody said --device host */
+    size_t in_use_before; /* bytes of the GPU before there is a tier, by its own account */
+    size_t in_use;        /* at the end of the run */
+    Plan *plan;
+    Device *device;
+    bool traced;        /* the device notes what it does, for --trace or for bench's breakdown, */
+    size_t trace_limit; /* so many slices at most; 0: all */
+    RunStats stats;
+} TaskRun;
+
+/* Results go as text to standard output, and with --json as one JSON object to a file; where that is standard output,
+ * instead of the text. The object is the list of all figures; the text is a form that is filled in from it. */
+typedef struct {
+    const Options *options;
+    cJSON *json;
+    FILE *file, *text; /* NULL: not wanted */
+} Report;
+
+/* Opens --json, before the work, so that an hour of it is not lost to a wrong path. -1 and err. */
+int report_open(Report *report, const Options *options, Error *err);
+/* Writes the object, if all went well, and closes it; as output_close. */
+int report_close(Report *report, int status, Error *err);
+
+/* What a run came to: times, bytes and seconds of the lanes and channels, Table 4. */
+void report_bench(Report *report, const TaskRun *run);
+/* Perplexity or last words, the times, the policy. */
+void report_eval(Report *report, const Eval *eval, const TaskRun *run);
+/* Policies that were found, the first of which is the answer; under `key` all of them. */
+void report_found(Report *report, const OptConfig *config, const Hardware *hardware, const char *key, const Found *found,
+                  int n);
+/* A placement by Appendix A.3. */
+void report_paper(Report *report, const OptConfig *config, const Hardware *hardware, const Cost *cost, const Block *block);
+/* One machine, a pipeline of them, a chain without offloading; NULL where it does not fit. One sequence needs `least`. */
+void report_clusters(Report *report, const OptConfig *config, const Hardware *hardware, const ClusterCost *const cost[3],
+                     int least);
+
+/* The following go to standard error. The plan's totals and what was used; then, if something was expected, that beside
+ * what was measured. */
+void print_peaks(const TaskRun *run, const Options *options);
+void print_prediction(const TaskRun *run);
+/* Prompts, tokens, seconds, and under which policy. */
+void print_summary(const Options *options, const TaskRun *run, int prompts);
 
 #ifdef __cplusplus
 }

@@ -15,17 +15,29 @@
 // Prompts
 // ---------------------------------------------------------------------------------------------------------------
 
+int text_encode(int32_t **ids, const char *text, size_t len, const char *where, const Tokenizer *tokenizer,
+                const OptConfig *config, Error *err) {
+    Error inner;
+    int32_t *bare;
+    int n = tokenizer_encode(tokenizer, text, len, &bare, &inner);
+    if (n < 0) return fail(err, inner.code, "%.400s: %.600s", where, inner.text);
+    *ids = xcalloc((size_t)n + 1, sizeof **ids);
+    (*ids)[0] = config->eos;
+    if (n) memcpy(*ids + 1, bare, n * sizeof *bare);
+    free(bare);
+    return n + 1;
+}
+
 int job_add(Job *job, const char *text, size_t len, const char *id, int n, const Tokenizer *tokenizer,
             const OptConfig *config, const char *where, Error *err) {
     if (memchr(text, 0, len)) return fail(err, EXIT_FAILED, "%s: a NUL byte in the prompt; remove it", where);
     if (!utf8_valid(text, len)) return fail(err, EXIT_FAILED, "%s: the prompt is not valid UTF-8; convert it", where);
     int32_t *ids;
-    Error inner;
-    int count = tokenizer_encode(tokenizer, text, len, &ids, &inner);
-    if (count < 0) return fail(err, inner.code, "%.400s: %.600s", where, inner.text);
-    if (count + 1 > config->max_pos) {
+    int s = text_encode(&ids, text, len, where, tokenizer, config, err);
+    if (s < 0) return -1;
+    if (s > config->max_pos) {
         free(ids);
-        return fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where, count + 1,
+        return fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where, s,
                     config->max_pos);
     }
     Task *t = &job->task;
@@ -35,13 +47,7 @@ int job_add(Job *job, const char *text, size_t len, const char *id, int n, const
         job->text = xrealloc(job->text, job->capacity, sizeof *job->text);
         job->id = xrealloc(job->id, job->capacity, sizeof *job->id);
     }
-    Prompt *p = &t->prompts[t->count];
-    p->ids = xcalloc(count + 1, sizeof *p->ids);
-    p->ids[0] = config->eos; /* OPT begins every text with </s> */
-    if (count) memcpy(p->ids + 1, ids, count * sizeof *ids);
-    free(ids);
-    p->s = count + 1;
-    p->n = n < config->max_pos - p->s + 1 ? n : config->max_pos - p->s + 1;
+    t->prompts[t->count] = (Prompt){.ids = ids, .s = s, .n = imin(n, config->max_pos - s + 1)};
     job->text[t->count] = memcpy(xcalloc(len + 1, 1), text, len);
     job->id[t->count++] = xstrdup(id);
     return 0;
@@ -61,24 +67,29 @@ static char *id_text(const cJSON *id, int number, const char *where, Error *err)
     return xstrdup(text);
 }
 
+typedef struct {
+    Job *job;
+    int n, json; /* json: whether the lines are; -1: not known yet */
+    const Tokenizer *tokenizer;
+    const OptConfig *config;
+} Reader;
+
 /* {"id"?, "prompt", "max_tokens"?}; other fields are none of our business. */
-static int add_json(Job *job, const cJSON *line, int number, int n, const Tokenizer *tokenizer, const OptConfig *config,
-                    const char *where, Error *err) {
+static int add_json(const Reader *r, const cJSON *line, int number, const char *where, Error *err) {
     if (!cJSON_IsObject(line)) return fail(err, EXIT_FAILED, "%s: expected a JSON object {\"prompt\": ...}", where);
     const cJSON *prompt = cJSON_GetObjectItemCaseSensitive(line, "prompt"),
-                *id = cJSON_GetObjectItemCaseSensitive(line, "id");
-    const cJSON *max_tokens = cJSON_GetObjectItemCaseSensitive(line, "max_tokens");
+                *max_tokens = cJSON_GetObjectItemCaseSensitive(line, "max_tokens");
+    size_t n = (size_t)r->n;
     if (!cJSON_IsString(prompt))
         return fail(err, EXIT_FAILED, "%s: \"prompt\" is %s; expected a string", where,
                     prompt ? "not a string" : "missing");
-    if (max_tokens && (!cJSON_IsNumber(max_tokens) || max_tokens->valuedouble < 1 || max_tokens->valuedouble > 1e9 ||
-                       floor(max_tokens->valuedouble) != max_tokens->valuedouble))
+    if (max_tokens && (!json_whole(max_tokens, &n) || n < 1 || n > 1000000000))
         return fail(err, EXIT_FAILED, "%s: \"max_tokens\" must be a whole number from 1 to 1e9", where);
-    if (max_tokens) n = (int)max_tokens->valuedouble;
-    char *name = id_text(id, number, where, err);
-    if (!name) return -1;
-    int status = job_add(job, prompt->valuestring, strlen(prompt->valuestring), name, n, tokenizer, config, where, err);
-    free(name);
+    char *id = id_text(cJSON_GetObjectItemCaseSensitive(line, "id"), number, where, err);
+    if (!id) return -1;
+    const char *text = prompt->valuestring;
+    int status = job_add(r->job, text, strlen(text), id, (int)n, r->tokenizer, r->config, where, err);
+    free(id);
     return status;
 }
 
@@ -97,74 +108,22 @@ static int check_ids(const Job *job, const char *path, Error *err) {
     return status;
 }
 
-typedef struct {
-    Job *job;
-    const char **path;
-    int n, json; /* json: whether the lines are; -1: not known yet */
-    const Tokenizer *tokenizer;
-    const OptConfig *config;
-} Reader;
-
-static int read_line(void *ctx, const char *line, size_t len, int number, Error *err) {
+static int read_line(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
     Reader *r = ctx;
-    char where[600], id[16];
-    snprintf(where, sizeof where, "%.500s line %d", *r->path, number + 1);
+    char id[16];
     snprintf(id, sizeof id, "%d", number);
     if (r->json < 0) r->json = line[strspn(line, " \t")] == '{';
     if (!r->json) return job_add(r->job, line, len, id, r->n, r->tokenizer, r->config, where, err);
     cJSON *value = json_parse(line, len, where, err);
     if (!value) return -1;
-    int status = add_json(r->job, value, number, r->n, r->tokenizer, r->config, where, err);
+    int status = add_json(r, value, number, where, err);
     cJSON_Delete(value);
     return status;
 }
 
-/* All of standard input, with a 0 after it. */
-static char *read_input(size_t *len, Error *err) {
-    size_t capacity = 1 << 16, n;
-    char *text = xcalloc(capacity, 1);
-    errno = 0;
-    for (*len = 0; (n = fread(text + *len, 1, capacity - *len - 1, stdin)) > 0;) {
-        *len += n;
-        if (capacity - *len < 2) text = xrealloc(text, capacity *= 2, 1);
-    }
-    text[*len] = 0;
-    if (!ferror(stdin)) return text;
-    fail(err, EXIT_FAILED, "standard input: cannot read: %s; give the prompts as a file or through a pipe",
-         strerror(errno));
-    free(text);
-    return NULL;
-}
-
-char *input_read(const char **path, size_t *len, Error *err) {
-    bool input = strcmp(*path, "-") == 0;
-    if (!input) return file_read(*path, (size_t)1 << 40, len, err);
-    *path = "standard input";
-    return read_input(len, err);
-}
-
-int input_lines(const char **path, int (*take)(void *, const char *, size_t, int, Error *), void *ctx, Error *err) {
-    size_t len;
-    char *text = input_read(path, &len, err);
-    if (!text) return -1;
-    int number = 0, status = 0;
-    size_t at = len >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3) ? 3 : 0; /* a byte order mark */
-    for (; at < len && !status; number++) {
-        const char *line = text + at, *end = memchr(line, '\n', len - at);
-        size_t size = end ? (size_t)(end - line) : len - at;
-        at += size + 1;
-        if (size && line[size - 1] == '\r') size--;
-        size_t blank = 0;
-        while (blank < size && (line[blank] == ' ' || line[blank] == '\t')) blank++;
-        if (blank < size) status = take(ctx, line, size, number, err);
-    }
-    free(text);
-    return status;
-}
-
 int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
-    Reader reader = {.job = job, .path = &path, .n = n, .json = -1, .tokenizer = tokenizer, .config = config};
-    return input_lines(&path, read_line, &reader, err) || check_ids(job, path, err) ? -1 : 0;
+    Reader reader = {.job = job, .n = n, .json = -1, .tokenizer = tokenizer, .config = config};
+    return input_lines(path, read_line, &reader, err) || check_ids(job, input_name(path), err) ? -1 : 0;
 }
 
 void job_free(Job *job) {
@@ -207,26 +166,6 @@ static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
     return stop;
 }
 
-static void print_string(FILE *out, const char *s, size_t len) {
-    putc('"', out);
-    for (size_t i = 0; i < len; i++) {
-        unsigned char ch = (unsigned char)s[i];
-        if (ch == '"' || ch == '\\')
-            fprintf(out, "\\%c", ch);
-        else if (ch == '\n')
-            fputs("\\n", out);
-        else if (ch == '\t')
-            fputs("\\t", out);
-        else if (ch == '\r')
-            fputs("\\r", out);
-        else if (ch < 0x20 || ch == 0x7F)
-            fprintf(out, "\\u%04x", ch);
-        else
-            putc(ch, out);
-    }
-    putc('"', out);
-}
-
 void progress_open(Progress *p, bool on, long wanted) { *p = (Progress){.on = on, .wanted = wanted, .started = seconds()}; }
 
 void progress_clear(const Progress *p) {
@@ -249,9 +188,9 @@ static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishRe
     if (stop) len = (size_t)(stop - text);
     progress_clear(&c->progress);
     fprintf(c->out, "{\"id\": %s, \"prompt\": ", c->job->id[prompt]);
-    print_string(c->out, c->job->text[prompt], strlen(c->job->text[prompt]));
+    json_write_string(c->out, c->job->text[prompt], strlen(c->job->text[prompt]));
     fprintf(c->out, ", \"completion\": ");
-    print_string(c->out, text, len);
+    json_write_string(c->out, text, len);
     fprintf(c->out, ", \"tokens\": [");
     for (int i = 0; i < n; i++) fprintf(c->out, i ? ", %d" : "%d", tokens[i]);
     fprintf(c->out, "], \"finish_reason\": \"%s\"}\n", reason == FINISH_STOP || stop ? "stop" : "length");
@@ -259,6 +198,11 @@ static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishRe
     if (fflush(c->out) || ferror(c->out) ||
         (fdatasync(fileno(c->out)) && errno != EINVAL && errno != EROFS && errno != ENOTSUP))
         return fail(err, EXIT_FAILED, "cannot write %s: %s; make room or write elsewhere", c->out_name, strerror(errno));
+    return 0;
+}
+
+int completion_ignored(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
+    (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason, (void)err;
     return 0;
 }
 

@@ -8,13 +8,9 @@
  * are whole, whose numbers are finite and whose keys are unique.
  * Read next: checkpoint.c, which reads the most hostile of these files. */
 #include <cjson/cJSON.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "io/io.h"
+#include "io/text.h"
 
 enum { MAX_DEPTH = 64, MAX_NUMBER = 60 /* characters; cJSON cuts a number at 63 */ };
 
@@ -22,32 +18,34 @@ enum { MAX_DEPTH = 64, MAX_NUMBER = 60 /* characters; cJSON cuts a number at 63 
 // UTF-8
 // ---------------------------------------------------------------------------------------------------------------
 
-/* The length of the valid character at s, at most len bytes; 0 if there is none. */
-static size_t utf8_char(const unsigned char *s, size_t len) {
-    if (s[0] < 0x80) return 1;
-    size_t n = s[0] >= 0xC2 && s[0] <= 0xDF ? 2 : (s[0] & 0xF0) == 0xE0 ? 3 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4 : 0;
-    if (n == 0 || n > len) return 0;
-    for (size_t i = 1; i < n; i++)
-        if ((s[i] & 0xC0) != 0x80) return 0;
-    if (s[0] == 0xE0 && s[1] < 0xA0) return 0; /* overlong */
-    if (s[0] == 0xED && s[1] > 0x9F) return 0; /* a surrogate */
-    if (s[0] == 0xF0 && s[1] < 0x90) return 0; /* overlong */
-    if (s[0] == 0xF4 && s[1] > 0x8F) return 0; /* above U+10FFFF */
-    return n;
+size_t utf8_step(const char *s, size_t len, bool *valid) {
+    unsigned char c = (unsigned char)s[0], low = 0x80, high = 0xBF;
+    size_t more = c < 0x80 ? 0 : c >= 0xC2 && c <= 0xDF ? 1 : c >= 0xE0 && c <= 0xEF ? 2 : c >= 0xF0 && c <= 0xF4 ? 3 : 4;
+    *valid = more < 4;
+    if (!*valid) return 1;
+    if (c == 0xE0) low = 0xA0;  /* shorter forms exist */
+    if (c == 0xED) high = 0x9F; /* surrogates */
+    if (c == 0xF0) low = 0x90;
+    if (c == 0xF4) high = 0x8F; /* above U+10FFFF */
+    for (size_t i = 1; i <= more; i++, low = 0x80, high = 0xBF) {
+        *valid = i < len && (unsigned char)s[i] >= low && (unsigned char)s[i] <= high;
+        if (!*valid) return i;
+    }
+    return more + 1;
 }
 
-/* The offset of the first byte that is not UTF-8, or len. */
-static size_t utf8_check(const char *s, size_t len) {
+size_t utf8_invalid_at(const char *s, size_t len) {
     size_t at = 0;
     while (at < len) {
-        size_t n = utf8_char((const unsigned char *)s + at, len - at);
-        if (n == 0) break;
-        at += n;
+        bool valid;
+        size_t step = utf8_step(s + at, len - at, &valid);
+        if (!valid) break;
+        at += step;
     }
     return at;
 }
 
-bool utf8_valid(const char *s, size_t len) { return utf8_check(s, len) == len; }
+bool utf8_valid(const char *s, size_t len) { return utf8_invalid_at(s, len) == len; }
 
 // ---------------------------------------------------------------------------------------------------------------
 // The grammar
@@ -84,18 +82,10 @@ static int skip_space(Scan *s) {
 
 /* The code unit of the escape \uXXXX at s->at, or -1. */
 static int hex4(const Scan *s) {
-    int unit = 0;
+    char digits[5] = "";
     if (s->len - s->at < 6 || s->text[s->at] != '\\' || s->text[s->at + 1] != 'u') return -1;
-    for (int i = 2; i < 6; i++) {
-        int c = (unsigned char)s->text[s->at + i];
-        int digit = c >= '0' && c <= '9'   ? c - '0'
-                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                           : -1;
-        if (digit < 0) return -1;
-        unit = unit * 16 + digit;
-    }
-    return unit;
+    memcpy(digits, s->text + s->at + 2, 4);
+    return strspn(digits, "0123456789abcdefABCDEF") == 4 ? (int)strtol(digits, NULL, 16) : -1;
 }
 
 static int scan_escape(Scan *s) {
@@ -232,7 +222,7 @@ static int check_keys(const cJSON *node, const char *what, Error *err) {
 
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
     Scan s = {text, len, 0, what, err};
-    if ((s.at = utf8_check(text, len)) < len) return refuse(&s, "UTF-8"), NULL;
+    if ((s.at = utf8_invalid_at(text, len)) < len) return refuse(&s, "UTF-8"), NULL;
     s.at = 0;
     if (len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) return refuse(&s, "JSON without a byte order mark"), NULL;
     if (scan_value(&s, 0) != 0) return NULL;
@@ -247,47 +237,55 @@ cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
     return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Files
-// ---------------------------------------------------------------------------------------------------------------
-
-/* Reads size bytes; -1 on an error or an early end, with errno 0 for the latter. */
-static int read_all(int fd, char *buffer, size_t size) {
-    for (size_t got = 0; got < size;) {
-        errno = 0;
-        ssize_t n = read(fd, buffer + got, size - got);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return -1;
-        got += (size_t)n;
-    }
-    return 0;
+cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
+    size_t len;
+    char *text = file_read(path, max_bytes, &len, err);
+    cJSON *tree = text ? json_parse(text, len, path, err) : NULL;
+    free(text);
+    return tree;
 }
 
-char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err) {
-    struct stat st;
-    char *buffer = NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: a pipe without a writer must not hang us */
-    if (fd < 0) {
-        fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
-        return NULL;
+// ---------------------------------------------------------------------------------------------------------------
+// Values
+// ---------------------------------------------------------------------------------------------------------------
+
+const char *json_describe(char text[100], const cJSON *value) {
+    if (!value) return "nothing";
+    if (cJSON_IsObject(value)) return "an object";
+    if (cJSON_IsArray(value)) return "a list";
+    if (cJSON_IsNull(value)) return "null";
+    if (cJSON_IsBool(value)) return cJSON_IsTrue(value) ? "true" : "false";
+    if (cJSON_IsNumber(value))
+        snprintf(text, 100, "%.17g", value->valuedouble);
+    else
+        snprintf(text, 100, "\"%.80s\"", value->valuestring);
+    return text;
+}
+
+bool json_whole(const cJSON *value, size_t *number) {
+    const double most = 9007199254740992.0; /* 2^53, beyond which a double skips some */
+    if (!cJSON_IsNumber(value)) return false;
+    double d = value->valuedouble;
+    if (!(d >= 0 && d <= most) || d != floor(d)) return false;
+    *number = (size_t)d;
+    return true;
+}
+
+void json_write_string(FILE *out, const char *s, size_t len) {
+    static const char escaped[] = "\"\\\n\t\r", letters[] = "\"\\ntr";
+    putc('"', out);
+    for (size_t at = 0, step; at < len; at += step) {
+        bool valid;
+        step = utf8_step(s + at, len - at, &valid);
+        const char *escape = s[at] ? strchr(escaped, s[at]) : NULL;
+        if (escape)
+            fprintf(out, "\\%c", letters[escape - escaped]);
+        else if (!valid)
+            putc('?', out);
+        else if ((unsigned char)s[at] < ' ' || s[at] == 127)
+            fprintf(out, "\\u%04x", (unsigned char)s[at]);
+        else
+            fwrite(s + at, 1, step, out);
     }
-    if (fstat(fd, &st) != 0)
-        fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
-    else if (!S_ISREG(st.st_mode))
-        fail(err, EXIT_FAILED, "%s: is a %s; expected a regular file", path,
-             S_ISDIR(st.st_mode) ? "directory" : "special file");
-    else if ((size_t)st.st_size > max_bytes)
-        fail(err, EXIT_FAILED, "%s: has %zu bytes; expected at most %zu", path, (size_t)st.st_size, max_bytes);
-    else {
-        *len = (size_t)st.st_size;
-        buffer = (char *)xcalloc(*len + 1, 1);
-        if (read_all(fd, buffer, *len) != 0) {
-            fail(err, EXIT_FAILED, "%s: read error: %s", path,
-                 errno ? strerror(errno) : "the file became shorter while it was read");
-            free(buffer);
-            buffer = NULL;
-        }
-    }
-    close(fd);
-    return buffer;
+    putc('"', out);
 }

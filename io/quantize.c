@@ -21,7 +21,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "device/device.h"
 #include "io/io.h"
 
 enum { ALIGN = 64, CHUNK = 1 << 20, MOST_THREADS = 8, SMALL_FILE = 100 << 20, PATH_SIZE = 4096 };
@@ -83,7 +82,7 @@ static int compare_items(const void *a, const void *b) {
 static void lay_out(Copy *copy, size_t shard_bytes) {
     const Checkpoint *c = copy->checkpoint;
     size_t size = 0, begin = 0;
-    copy->items = (Item *)xcalloc((size_t)c->config.l * NROLES + NGLOBALS, sizeof *copy->items);
+    copy->items = xcalloc((size_t)c->config.l * NROLES + NGLOBALS, sizeof *copy->items);
     for (int g = 0; g < NGLOBALS; g++)
         if (c->global[g].rows) add_item(copy, &c->global[g], g == FINAL_LN_W || g == FINAL_LN_B, false);
     add_to_shard(copy, &size, 0, shard_bytes);
@@ -224,7 +223,7 @@ static int write_header(const Copy *copy, int shard, const Out *out, Error *err)
     char *json = cJSON_PrintUnformatted(header);
     CHECK(json);
     size_t len = strlen(json), size = (8 + len + ALIGN - 1) / ALIGN * ALIGN;
-    uint8_t *bytes = (uint8_t *)xcalloc(size, 1);
+    uint8_t *bytes = xcalloc(size, 1);
     for (int i = 0; i < 8; i++) bytes[i] = (uint8_t)((size - 8) >> 8 * i);
     memset(bytes + 8, ' ', size - 8);
     memcpy(bytes + 8, json, len);
@@ -312,8 +311,8 @@ static int write_index(const Copy *copy, Error *err) {
 static int write_files(Copy *copy, const char *from, Error *err) {
     const int k = imax(copy->checkpoint->config.h1, copy->checkpoint->config.h2), group = copy->quant.group;
     const size_t numbers = (size_t)copy->threads * group * k;
-    copy->scratch = (f16 *)xcalloc(numbers > CHUNK ? numbers : CHUNK, sizeof *copy->scratch);
-    copy->packed = (uint8_t *)xcalloc(copy->threads, k * quant_bytes(copy->quant, group));
+    copy->scratch = xcalloc(numbers > CHUNK ? numbers : CHUNK, sizeof *copy->scratch);
+    copy->packed = xcalloc(copy->threads, k * quant_bytes(copy->quant, group));
     int status = copy_small_files(copy, from, err);
     for (int s = 0; s < copy->nshards && !status; s++) status = write_shard(copy, s, err);
     if (!status && copy->nshards > 1) status = write_index(copy, err);

@@ -1,45 +1,95 @@
-/* report.c: what the commands say of policies and costs, as JSON under the paper's names and as tables. Read next:
- * flexgen.c, which calls it. */
+/* report.c: what the commands say: one list of figures for people and for programs.
+ *
+ * The list is a cJSON object under the paper's names, which --json writes as it is. A text is a form that is filled in from
+ * the object, so that no figure is computed or named twice; what is said to people alone (a rate beside bytes and seconds)
+ * is made from the figures on the way. Read next: flexgen.c, whose commands these are. */
 #include <cjson/cJSON.h>
 
 #include "cost/cost.h"
 
-void add_figures(cJSON *to, const Figure *figures, size_t n) {
+static const double MIB = 1048576, GIB = 1073741824;
+
+// ---------------------------------------------------------------------------------------------------------------
+// Figures and forms
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const char *name;
+    double value;
+} Figure;
+
+static void add_figures(cJSON *to, const Figure *figures, size_t n) {
     for (size_t f = 0; f < n; f++) cJSON_AddNumberToObject(to, figures[f].name, figures[f].value);
 }
+#define ADD(to, ...) add_figures(to, (const Figure[]){__VA_ARGS__}, sizeof((const Figure[]){__VA_ARGS__}) / sizeof(Figure))
+
+/* The figure of that name; "bound.T_gen" is in an object inside. */
+static const cJSON *find_figure(const cJSON *figures, const char *name) {
+    const char *dot = strchr(name, '.');
+    char outer[48];
+    if (!dot) return cJSON_GetObjectItemCaseSensitive(figures, name);
+    snprintf(outer, sizeof outer, "%.*s", (int)(dot - name), name);
+    return find_figure(cJSON_GetObjectItemCaseSensitive(figures, outer), dot + 1);
+}
+
+/* Prints a form: {%.3f name} stands for a number or {%s name} for a text of the figures, {%.1f 100*name} for a number times
+ * another. */
+static void fill_in(FILE *out, const char *form, const cJSON *figures) {
+    for (const char *hole; (hole = strchr(form, '{'));) {
+        char format[16], what[48];
+        int len = 0;
+        CHECK(sscanf(hole, "{%15s %47[^}]}%n", format, what, &len) == 2 && len);
+        const char *star = strchr(what, '*');
+        const cJSON *figure = find_figure(figures, star ? star + 1 : what);
+        CHECK(figure);
+        fprintf(out, "%.*s", (int)(hole - form), form);
+        if (cJSON_IsString(figure))
+            fprintf(out, format, figure->valuestring);
+        else
+            fprintf(out, format, star ? atof(what) * figure->valuedouble : figure->valuedouble);
+        form = hole + len;
+    }
+    fputs(form, out);
+}
+
+int report_open(Report *report, const Options *o, Error *err) {
+    *report = (Report){.options = o};
+    if (o->json && !(report->file = output_open("--json", o->json, err))) return -1;
+    if (report->file != stdout) report->text = stdout;
+    report->json = cJSON_CreateObject();
+    return 0;
+}
+
+int report_close(Report *report, int status, Error *err) {
+    char *text = report->file && !status ? cJSON_Print(report->json) : NULL;
+    CHECK(text || !report->file || status);
+    if (text) fprintf(report->file, "%s\n", text);
+    free(text);
+    cJSON_Delete(report->json);
+    return report->file ? output_close(report->file, "--json", report->options->json, status, err) : status;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Policies and costs
+// ---------------------------------------------------------------------------------------------------------------
 
 /* The disk's share, without the dust of a subtraction. */
 static double rest(double gpu, double cpu) { return 1 - gpu - cpu < 1e-9 ? 0 : 1 - gpu - cpu; }
 
-/* A policy under the paper's names. */
-void add_policy(cJSON *json, const Policy *p) {
-    const Figure figures[] = {
-        {"wg", p->wg},
-        {"wc", p->wc},
-        {"wd", rest(p->wg, p->wc)},
-        {"cg", p->cg},
-        {"cc", p->cc},
-        {"cd", rest(p->cg, p->cc)},
-        {"hg", p->hg},
-        {"hc", p->hc},
-        {"hd", rest(p->hg, p->hc)},
-        {"gbs", p->gbs},
-        {"num_gpu_batches", p->num_gpu_batches},
-        {"bls", block_size(p)},
-    };
+static void add_policy(cJSON *json, const Policy *p) {
     cJSON_AddStringToObject(json, "schedule", schedule_name[p->schedule]);
     cJSON_AddBoolToObject(json, "cpu_cache_compute", p->cpu_attention);
     cJSON_AddBoolToObject(json, "compress_weight", p->weight_quant.bits > 0);
     cJSON_AddBoolToObject(json, "compress_cache", p->cache_quant.bits > 0);
-    cJSON_AddNumberToObject(json, "attn_sparsity", is_sparse(p) ? p->sparsity : 1);
-    add_figures(json, figures, sizeof figures / sizeof *figures);
+    ADD(json, {"attn_sparsity", is_sparse(p) ? p->sparsity : 1}, {"wg", p->wg}, {"wc", p->wc}, {"wd", rest(p->wg, p->wc)},
+        {"cg", p->cg}, {"cc", p->cc}, {"cd", rest(p->cg, p->cc)}, {"hg", p->hg}, {"hc", p->hc}, {"hd", rest(p->hg, p->hc)},
+        {"gbs", p->gbs}, {"num_gpu_batches", p->num_gpu_batches}, {"bls", block_size(p)});
 }
+#define SHARES "{%5.1f 100*wg} {%5.1f 100*wc} {%5.1f 100*cg} {%5.1f 100*cc} {%5.1f 100*hg} {%5.1f 100*hc}"
 
-/* What a cost model expects. */
-void add_cost(cJSON *json, const Cost *cost) {
-    const Figure figures[] = {
-        {"T", cost->T}, {"T_pre", cost->T_pre}, {"T_gen", cost->T_gen}, {"throughput", cost->throughput}};
-    add_figures(json, figures, sizeof figures / sizeof *figures);
+/* What a cost model expects, and what binds it. */
+static void add_cost(cJSON *json, const Cost *cost) {
+    ADD(json, {"T", cost->T}, {"T_pre", cost->T_pre}, {"T_gen", cost->T_gen}, {"throughput", cost->throughput});
     cJSON *bound = cJSON_AddObjectToObject(json, "bound");
     cJSON_AddStringToObject(bound, "T_pre", cost->slowest[1]);
     cJSON_AddStringToObject(bound, "T_gen", cost->slowest[0]);
@@ -50,89 +100,275 @@ void add_cost(cJSON *json, const Cost *cost) {
     }
 }
 
-void print_json(FILE *out, cJSON *json) {
-    char *text = cJSON_Print(json);
-    CHECK(text);
-    fprintf(out, "%s\n", text);
-    free(text);
-    cJSON_Delete(json);
-}
-
-cJSON *paper_json(const Cost *cost, const Block *block) {
-    const Figure figures[] = {{"gbs", block->gbs},
-                              {"num_gpu_batches", block->num_gpu_batches},
-                              {"bls", (double)block->gbs * block->num_gpu_batches}};
-    cJSON *json = cJSON_CreateObject();
-    for (int f = 0; f < NFRACTIONS; f++) cJSON_AddNumberToObject(json, fraction_name[f], cost->fraction[f]);
-    add_figures(json, figures, sizeof figures / sizeof *figures);
-    add_cost(json, cost);
-    return json;
-}
-
-void print_paper(const Cost *cost, const Block *block, const Hardware *hardware) {
-    static const char *const what[] = {"weights", "KV cache", "activations"};
-    const double capacity[NTIERS] = {hardware->gmem, hardware->cmem, hardware->nmem}, *share = cost->fraction;
-    printf("block of %d x %d, by Appendix A.3\n", block->gbs, block->num_gpu_batches);
-    for (int i = 0, f = 0; i < 3; i++, f += 3)
-        printf("  %-12s %s %6.2f%%  %s %6.2f%%  %s %6.2f%%\n", what[i], fraction_name[f], 100 * share[f],
-               fraction_name[f + 1], 100 * share[f + 1], fraction_name[f + 2], 100 * share[f + 2]);
-    printf("  %-12s %12.6g s a layer, bound by %s\n", "T_pre", cost->T_pre, cost->slowest[1]);
-    printf("  %-12s %12.6g s a layer, bound by %s\n", "T_gen", cost->T_gen, cost->slowest[0]);
-    printf("  %-12s %12.6g s, throughput %.6g token/s\n", "T", cost->T, cost->throughput);
-    for (int t = 0; t < NTIERS; t++)
-        printf("  %-12s %12.2f of %.2f GiB%s%s\n", tier_name[t], cost->peak[t] / 0x1p30, capacity[t] / 0x1p30,
-               cost->full[t][0] ? ", full: " : "", cost->full[t]);
-}
-
-/* A line each: the policy, what it promises, what binds it. */
-void print_found(const Found *found, int n) {
-    printf("%10s %-8s %-3s %-5s %-36s %11s %10s %10s %10s  %s\n", "block", "schedule", "att", "bits",
-           "  wg    wc    cg    cc    hg    hc", "token/s", "T_pre (s)", "T_gen (s)", "block (s)", "bound by");
-    for (int i = 0; i < n; i++) {
-        const Policy *p = &found[i].policy;
-        const Cost *c = &found[i].cost;
-        int w = p->weight_quant.bits, kv = p->cache_quant.bits; /* of weights, of the cache */
-        printf("%5d x %-3d%-8s %-3s %2d %2d %5.1f %5.1f %5.1f %5.1f %5.1f %5.1f %11.5g %10.4g %10.4g %10.4g  %s %s", p->gbs,
-               p->num_gpu_batches, schedule_name[p->schedule], p->cpu_attention ? "CPU" : "GPU", w ? w : 16, kv ? kv : 16,
-               100 * p->wg, 100 * p->wc, 100 * p->cg, 100 * p->cc, 100 * p->hg, 100 * p->hc, c->throughput, c->T_pre,
-               c->T_gen, found[i].latency, c->slowest[1], c->slowest[0]);
-        for (int t = 0; t < NTIERS; t++) printf("%s%s", c->full[t][0] ? ", " : "", c->full[t]);
-        printf("\n");
-    }
-}
-
 static void add_found(cJSON *json, const Found *found) {
     add_policy(json, &found->policy);
     add_cost(json, &found->cost);
     cJSON_AddNumberToObject(json, "latency", found->latency);
 }
 
-cJSON *found_json(const char *key, const Found *found, int n) {
-    cJSON *json = cJSON_CreateObject();
-    add_found(json, found);
-    cJSON *list = cJSON_AddArrayToObject(json, key);
+/* What was asked: the last figures of the object, and the first line of the text. */
+static void report_question(Report *r, const OptConfig *config, const Hardware *hardware) {
+    cJSON_AddStringToObject(r->json, "model", config->name);
+    cJSON_AddStringToObject(r->json, "hardware", hardware->name);
+    ADD(r->json, {"s", r->options->prompt_len[1]}, {"n", r->options->gen_len[1]});
+    if (r->text) fill_in(r->text, "{%s model}, s {%.0f s}, n {%.0f n}, on: {%s hardware}\n", r->json);
+}
+
+/* A line of the table: the policy, what it promises, what binds it. */
+static void print_found(FILE *out, const cJSON *figures, const Found *found) {
+    const Policy *p = &found->policy;
+    int w = p->weight_quant.bits, kv = p->cache_quant.bits;
+    fill_in(out, "{%5.0f gbs} x {%-3.0f num_gpu_batches}{%-8s schedule}", figures);
+    fprintf(out, " %-3s %2d %2d ", p->cpu_attention ? "CPU" : "GPU", w ? w : 16, kv ? kv : 16);
+    fill_in(out,
+            SHARES " {%11.5g throughput} {%10.4g T_pre} {%10.4g T_gen} {%10.4g latency}  {%s bound.T_pre} {%s bound.T_gen}",
+            figures);
+    for (int t = 0; t < NTIERS; t++) fprintf(out, "%s%s", found->cost.full[t][0] ? ", " : "", found->cost.full[t]);
+    fprintf(out, "\n");
+}
+
+void report_found(Report *r, const OptConfig *config, const Hardware *hardware, const char *key, const Found *found,
+                  int n) {
+    add_found(r->json, found);
+    cJSON *list = cJSON_AddArrayToObject(r->json, key);
+    report_question(r, config, hardware);
+    if (r->text)
+        fprintf(r->text, "%10s %-8s %-3s %-5s %-36s %11s %10s %10s %10s  %s\n", "block", "schedule", "att", "bits",
+                "  wg    wc    cg    cc    hg    hc", "token/s", "T_pre (s)", "T_gen (s)", "block (s)", "bound by");
     for (int i = 0; i < n; i++) {
         cJSON *one = cJSON_CreateObject();
         add_found(one, &found[i]);
         cJSON_AddItemToArray(list, one);
+        if (r->text) print_found(r->text, one, &found[i]);
     }
-    return json;
 }
 
-void add_cluster(cJSON *json, const char *name, const ClusterCost *c) {
-    const Figure figures[] = {{"prefill_s", c->prefill_s},
-                              {"token_s", c->token_s},
-                              {"T", c->T},
-                              {"throughput", c->throughput},
-                              {"decode_throughput", c->decode_throughput}};
+void report_paper(Report *r, const OptConfig *config, const Hardware *hardware, const Cost *cost, const Block *block) {
+    const double capacity[NTIERS] = {hardware->gmem, hardware->cmem, hardware->nmem};
+    for (int f = 0; f < NFRACTIONS; f++) cJSON_AddNumberToObject(r->json, fraction_name[f], cost->fraction[f]);
+    ADD(r->json, {"gbs", block->gbs}, {"num_gpu_batches", block->num_gpu_batches},
+        {"bls", (double)block->gbs * block->num_gpu_batches});
+    add_cost(r->json, cost);
+    report_question(r, config, hardware);
+    if (!r->text) return;
+    fill_in(r->text,
+            "block of {%.0f gbs} x {%.0f num_gpu_batches}, by Appendix A.3\n"
+            "  weights      wg {%6.2f 100*wg}%  wc {%6.2f 100*wc}%  wd {%6.2f 100*wd}%\n"
+            "  KV cache     cg {%6.2f 100*cg}%  cc {%6.2f 100*cc}%  cd {%6.2f 100*cd}%\n"
+            "  activations  hg {%6.2f 100*hg}%  hc {%6.2f 100*hc}%  hd {%6.2f 100*hd}%\n"
+            "  T_pre        {%12.6g T_pre} s a layer, bound by {%s bound.T_pre}\n"
+            "  T_gen        {%12.6g T_gen} s a layer, bound by {%s bound.T_gen}\n"
+            "  T            {%12.6g T} s, throughput {%.6g throughput} token/s\n",
+            r->json);
+    for (int t = 0; t < NTIERS; t++)
+        fprintf(r->text, "  %-12s %12.2f of %.2f GiB%s%s\n", tier_name[t], cost->peak[t] / GIB, capacity[t] / GIB,
+                cost->full[t][0] ? ", full: " : "", cost->full[t]);
+}
+
+static void add_cluster(cJSON *json, const char *name, const ClusterCost *c) {
     cJSON *to = cJSON_AddObjectToObject(json, name);
     add_policy(to, &c->found.policy);
-    add_figures(to, figures, sizeof figures / sizeof *figures);
+    ADD(to, {"prefill_s", c->prefill_s}, {"token_s", c->token_s}, {"T", c->T}, {"throughput", c->throughput},
+        {"decode_throughput", c->decode_throughput});
 }
 
-void print_cluster(const char *name, const ClusterCost *c) {
-    const Policy *p = &c->found.policy;
-    printf("%-34s %4d x %-3d %5.1f %5.1f %5.1f %5.1f %5.1f %5.1f %11.4g %11.4g %11.4g %11.4g %11.4g\n", name, p->gbs,
-           p->num_gpu_batches, 100 * p->wg, 100 * p->wc, 100 * p->cg, 100 * p->cc, 100 * p->hg, 100 * p->hc, c->prefill_s,
-           c->token_s, c->T, c->throughput, c->decode_throughput);
+void report_clusters(Report *r, const OptConfig *config, const Hardware *hardware, const ClusterCost *const cost[3],
+                     int least) {
+    static const char *const name[] = {"one", "pipeline", "chain"};
+    char title[3][64] = {"1 machine"};
+    snprintf(title[1], sizeof title[1], "%d machines, pipeline", r->options->nodes);
+    snprintf(title[2], sizeof title[2], "%d machines, without offloading", r->options->nodes);
+    for (int i = 0; i < 3; i++)
+        if (cost[i]) add_cluster(r->json, name[i], cost[i]);
+    report_question(r, config, hardware);
+    if (!r->text) return;
+    fprintf(r->text, "%-34s %-10s %-37s %9s %11s %11s %11s %11s\n", "", "block", "    wg    wc    cg    cc    hg    hc",
+            "prefill (s)", "a token (s)", "block (s)", "token/s", "decoding");
+    for (int i = 0; i < 3; i++) {
+        fprintf(r->text, cost[i] ? "%-34s " : "%s: ", title[i]);
+        if (cost[i])
+            fill_in(r->text,
+                    "{%4.0f gbs} x {%-3.0f num_gpu_batches} " SHARES
+                    " {%11.4g prefill_s} {%11.4g token_s} {%11.4g T} {%11.4g throughput} {%11.4g decode_throughput}\n",
+                    cJSON_GetObjectItem(r->json, name[i]));
+        else
+            fprintf(r->text, "it does not fit; %d would hold one sequence\n", least);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Runs
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A run's times as a cost model would put them: T_pre and T_gen are seconds of a layer, in sweeps with a prefill and in the
+ * others. */
+static Cost measured(const TaskRun *run) {
+    const RunStats *r = &run->stats;
+    const double l = run->plan->config.l, prefills = (double)r->prefill_sweeps, others = (double)r->sweeps - prefills;
+    Cost cost = {.T_pre = prefills > 0 ? r->prefill_s / prefills / l : 0,
+                 .T_gen = others > 0 ? r->decode_s / others / l : 0,
+                 .T = r->total_s,
+                 .throughput = r->total_s > 0 ? r->generated / r->total_s : 0};
+    for (int t = 0; t < NTIERS; t++) cost.peak[t] = run->device->peak[t];
+    return cost;
+}
+
+static void print_pair(const char *name, double before, double after) {
+    fprintf(stderr, "%-34s %12.6g %12.6g\n", name, before, after);
+}
+
+void print_prediction(const TaskRun *run) {
+    if (!run->found) return;
+    const Cost *expected = &run->found->cost, was = measured(run);
+    fprintf(stderr, "%-34s %12s %12s\n", "", "predicted", "measured");
+    print_pair("T_pre (s)", expected->T_pre, was.T_pre);
+    print_pair("T_gen (s)", expected->T_gen, was.T_gen);
+    print_pair("T (s)", expected->T, was.T);
+    print_pair("throughput (token/s)", expected->throughput, was.throughput);
+    for (int t = 0; t < NTIERS; t++)
+        fprintf(stderr, "%-4s peak (MiB) %18s %12.2f %12.2f\n", tier_name[t], "", expected->peak[t] / MIB,
+                was.peak[t] / MIB);
+}
+
+void print_peaks(const TaskRun *run, const Options *o) {
+    plan_print(stderr, run->plan, o->capacity, run->device->peak);
+    if (run->gpu)
+        fprintf(stderr, "in use on the GPU, by its own account %12.2f = tier, context, workspaces and other programs\n",
+                run->in_use / MIB);
+}
+
+/* Under which policy, on what. */
+static void print_policy(FILE *out, const Options *o, const TaskRun *run) {
+    const Policy *p = &o->policy;
+    fprintf(out, "weights %g/%g%s, cache %g/%g%s, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d threads, %s\n",
+            100 * p->wg, 100 * p->wc, p->weight_quant.bits ? " packed" : "", 100 * p->cg, 100 * p->cc,
+            p->cache_quant.bits ? " packed" : "", 100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches,
+            schedule_name[p->schedule], run->gpu ? run->gpu->name : "", run->gpu ? ", " : "", o->threads, host_isa());
+}
+
+void print_summary(const Options *o, const TaskRun *run, int prompts) {
+    const RunStats *r = &run->stats;
+    fprintf(stderr, "%d prompts, %ld tokens in %.2f s (prefill %.2f, decode %.2f): %.1f tokens/s generated; ", prompts,
+            r->generated, r->total_s, r->prefill_s, r->decode_s, measured(run).throughput);
+    print_policy(stderr, o, run);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// flexgen bench
+// ---------------------------------------------------------------------------------------------------------------
+
+static void report_times(Report *r, const TaskRun *run) {
+    const RunStats *t = &run->stats;
+    const Cost was = measured(run);
+    ADD(r->json, {"sweeps", (double)t->sweeps}, {"s", r->options->prompt_len[1]}, {"n", r->options->gen_len[1]},
+        {"T", was.T}, {"T_pre", was.T_pre}, {"T_gen", was.T_gen}, {"throughput", was.throughput},
+        {"prefill_s", t->prefill_s}, {"decode_s", t->decode_s}, {"total_s", t->total_s},
+        {"generation_throughput", was.throughput}, {"decode_throughput", t->decode_s > 0 ? t->decoded / t->decode_s : 0});
+    if (r->text)
+        fill_in(r->text,
+                "prefill {%.3f prefill_s} s, decode {%.3f decode_s} s, total {%.3f total_s} s\n"
+                "generation throughput {%.2f generation_throughput} token/s, "
+                "decode throughput {%.2f decode_throughput} token/s\n",
+                r->json);
+}
+
+static void report_tiers(Report *r, const TaskRun *run) {
+    cJSON *tiers = cJSON_AddObjectToObject(r->json, "tiers");
+    for (int t = 0; t < NTIERS; t++) {
+        cJSON *tier = cJSON_AddObjectToObject(tiers, tier_name[t]);
+        ADD(tier, {"planned_bytes", (double)run->plan->total[t]}, {"peak_bytes", (double)run->device->peak[t]});
+        if (run->gpu && t == TIER_GPU) ADD(tier, {"in_use_bytes", (double)run->in_use});
+    }
+}
+
+/* What the lanes moved and how long they worked, and in the object their sums by channel. */
+static void report_lanes(Report *r, const Device *device) {
+    cJSON *channels = cJSON_AddObjectToObject(r->json, "channels"), *lanes = cJSON_AddObjectToObject(r->json, "lanes");
+    double moved[NCHANNELS] = {0}, busy[NCHANNELS] = {0};
+    for (int l = 0; l < NLANES; l++) {
+        const LaneCount *count = &device->count[l];
+        const Channel channel = lane_channel[l];
+        cJSON *lane = cJSON_AddObjectToObject(lanes, lane_name[l]);
+        double bytes = 0;
+        for (int kind = 0; kind < NKINDS; kind++) bytes += (double)count->moved[kind];
+        ADD(lane, {"moved_bytes", bytes}, {"busy_s", count->busy_s});
+        if (count->read[0]) ADD(lane, {"k_bytes", (double)count->read[0]}, {"v_bytes", (double)count->read[1]});
+        moved[channel] += bytes, busy[channel] += count->busy_s;
+        if (!r->text) continue;
+        fprintf(r->text, "  %-16s %-5s busy %8.3f s", lane_name[l], channel_name[channel], count->busy_s);
+        if (bytes > 0)
+            fprintf(r->text, "  moved %10.2f MB  %6.2f GB/s", bytes / 1e6, bytes / 1e9 / (count->busy_s + 1e-12));
+        fprintf(r->text, "\n");
+    }
+    for (int c = 0; c < NCHANNELS; c++)
+        ADD(cJSON_AddObjectToObject(channels, channel_name[c]), {"moved_bytes", moved[c]}, {"busy_s", busy[c]});
+}
+
+/* One stage of Table 4. */
+static void report_stage(Report *r, cJSON *breakdown, const char *name, double total_s, const Share part[NPARTS]) {
+    cJSON *stage = cJSON_AddObjectToObject(breakdown, name);
+    ADD(stage, {"total_s", total_s});
+    if (r->text) fprintf(r->text, "\n  %-22s %10.3f", name, total_s);
+    for (int p = 0; p < NPARTS; p++) {
+        const double busy = part[p].busy_s, hidden = part[p].hidden_s;
+        ADD(cJSON_AddObjectToObject(stage, part_name[p]), {"busy_s", busy}, {"hidden_s", hidden});
+        if (r->text) fprintf(r->text, "  %10.3f (%5.1f%%)", busy, busy > 0 ? 100 * hidden / busy : 0);
+    }
+}
+
+/* Table 4. */
+static void report_breakdown(Report *r, const Trace *trace, long sweeps) {
+    Breakdown b;
+    trace_breakdown(trace, &b);
+    cJSON *to = cJSON_AddObjectToObject(r->json, "breakdown");
+    ADD(to, {"sweeps", b.sweeps});
+    if (r->text && trace->n == trace->limit) fprintf(r->text, "of the first %d of %ld sweeps:\n", b.sweeps, sweeps);
+    if (r->text) fprintf(r->text, "%-24s %10s", "breakdown (s, hidden)", "total");
+    for (int part = 0; r->text && part < NPARTS; part++) fprintf(r->text, "  %19s", part_name[part]);
+    report_stage(r, to, "prefill", b.total_s[1], b.part[1]);
+    report_stage(r, to, "decode", b.total_s[0], b.part[0]);
+    if (r->text) fprintf(r->text, "\n");
+}
+
+/* On which model and device, under which policy. */
+static void add_setting(cJSON *json, const Options *o, const TaskRun *run) {
+    cJSON_AddStringToObject(json, "model", run->plan->config.name);
+    cJSON_AddStringToObject(json, "device", run->device->name);
+    add_policy(json, &o->policy);
+}
+
+void report_bench(Report *r, const TaskRun *run) {
+    add_setting(r->json, r->options, run);
+    report_times(r, run);
+    report_tiers(r, run);
+    report_lanes(r, run->device);
+    report_breakdown(r, run->device->trace, run->stats.sweeps);
+    if (run->found) add_cost(cJSON_AddObjectToObject(r->json, "predicted"), &run->found->cost);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// flexgen eval
+// ---------------------------------------------------------------------------------------------------------------
+
+void report_eval(Report *r, const Eval *eval, const TaskRun *run) {
+    const EvalResult e = eval_result(eval);
+    const RunStats *t = &run->stats;
+    if (r->options->perplexity)
+        ADD(r->json, {"perplexity", e.perplexity}, {"nll", e.nll}, {"bits_per_byte", e.bits_per_byte},
+            {"tokens", (double)eval->tokens}, {"windows", eval->task.count}, {"window", eval->window});
+    else
+        ADD(r->json, {"last_word_accuracy", e.accuracy}, {"perplexity", e.word_perplexity}, {"lines", eval->task.count});
+    add_setting(r->json, r->options, run);
+    ADD(r->json, {"sweeps", (double)t->sweeps}, {"T", t->total_s}, {"prefill_s", t->prefill_s}, {"decode_s", t->decode_s},
+        {"total_s", t->total_s});
+    if (!r->text) return;
+    fill_in(
+        r->text,
+        r->options->perplexity
+            ? "perplexity {%.4f perplexity}, {%.4f bits_per_byte} bits per byte: {%.0f tokens} tokens in {%.0f windows} "
+              "windows of {%.0f window}\n"
+            : "last word: accuracy {%.4f last_word_accuracy}, perplexity {%.4f perplexity}: {%.0f lines} lines\n",
+        r->json);
+    fill_in(r->text, "{%.2f total_s} s; ", r->json);
+    print_policy(r->text, r->options, run);
 }

@@ -17,7 +17,7 @@
 #include <math.h>
 #include <pcre2.h>
 
-#include "io/io.h"
+#include "io/text.h"
 
 enum { MAX_FILE = 1 << 28, LAST_SYMBOL = 323, SHOWN = 60 };
 
@@ -50,37 +50,8 @@ static size_t table_size(size_t entries) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// UTF-8 and byte symbols
+// Byte symbols
 // ---------------------------------------------------------------------------------------------------------------
-
-/* Bytes of the character at s, or, with *valid false, of the longest start of one ("maximal subpart", Unicode 3.9): what
- * one U+FFFD stands for, also in Python's errors="replace". */
-static size_t utf8_step(const char *s, size_t len, bool *valid) {
-    unsigned char c = (unsigned char)s[0], low = 0x80, high = 0xBF;
-    size_t more = c < 0x80 ? 0 : c >= 0xC2 && c <= 0xDF ? 1 : c >= 0xE0 && c <= 0xEF ? 2 : c >= 0xF0 && c <= 0xF4 ? 3 : 4;
-    *valid = more < 4;
-    if (!*valid) return 1;
-    if (c == 0xE0) low = 0xA0;  /* shorter forms exist */
-    if (c == 0xED) high = 0x9F; /* surrogates */
-    if (c == 0xF0) low = 0x90;
-    if (c == 0xF4) high = 0x8F; /* above U+10FFFF */
-    for (size_t i = 1; i <= more; i++, low = 0x80, high = 0xBF) {
-        *valid = i < len && (unsigned char)s[i] >= low && (unsigned char)s[i] <= high;
-        if (!*valid) return i;
-    }
-    return more + 1;
-}
-
-static size_t utf8_invalid_at(const char *s, size_t len) {
-    size_t at = 0;
-    while (at < len) {
-        bool valid;
-        size_t step = utf8_step(s + at, len - at, &valid);
-        if (!valid) break;
-        at += step;
-    }
-    return at;
-}
 
 /* How many bytes of s a message shows. */
 static int shown(const char *s, size_t len) {
@@ -125,7 +96,7 @@ typedef struct {
     const char **text;  // (vocab), owned by the JSON tree, NULL in gaps
     int32_t *ids;       /* hash table, id or -1 */
     size_t mask;
-    const char *vocab_path, *merges_path; /* for messages */
+    char vocab_path[MAX_PATH], merges_path[MAX_PATH];
 } Names;
 
 static size_t text_slot(const Names *names, const char *text, size_t len) {
@@ -198,7 +169,9 @@ static void keep_bytes(Tokenizer *tokenizer, const Names *names, const uint16_t 
     int16_t byte_of[LAST_SYMBOL + 1];
     for (int i = 0; i <= LAST_SYMBOL; i++) byte_of[i] = -1;
     for (int b = 0; b < 256; b++) byte_of[symbol[b]] = (int16_t)b;
-    char *next = tokenizer->pool;
+    size_t size = 0;
+    for (int id = 0; id < tokenizer->vocab; id++) size += names->text[id] ? strlen(names->text[id]) : 0;
+    char *next = tokenizer->pool = xcalloc(size, 1); /* a piece's bytes are never more than its text */
     for (int id = 0; id < tokenizer->vocab; id++) {
         const char *text = names->text[id];
         if (!text) continue;
@@ -210,13 +183,13 @@ static void keep_bytes(Tokenizer *tokenizer, const Names *names, const uint16_t 
     }
 }
 
-static int read_vocab(Tokenizer *tokenizer, Names *names, const cJSON *root, size_t file_len, Error *err) {
+static int read_vocab(Tokenizer *tokenizer, Names *names, const cJSON *root, Error *err) {
     if (!cJSON_IsObject(root))
         return fail(err, EXIT_FAILED,
                     "%s: not a JSON object, expected {\"piece\": id, ...}; take it from the model's download again",
                     names->vocab_path);
     names->mask = table_size((size_t)cJSON_GetArraySize(root)) - 1;
-    names->ids = (int32_t *)xcalloc(names->mask + 1, sizeof *names->ids);
+    names->ids = xcalloc(names->mask + 1, sizeof *names->ids);
     memset(names->ids, 0xFF, (names->mask + 1) * sizeof *names->ids);
     const cJSON *item;
     cJSON_ArrayForEach(item, root) {
@@ -225,7 +198,6 @@ static int read_vocab(Tokenizer *tokenizer, Names *names, const cJSON *root, siz
     uint16_t symbol[256];
     byte_symbols(symbol);
     if (need_pieces(tokenizer, names, symbol, err) != 0) return -1;
-    tokenizer->pool = (char *)xcalloc(file_len, 1); /* a piece's bytes are never more than its text */
     keep_bytes(tokenizer, names, symbol);
     return 0;
 }
@@ -252,7 +224,7 @@ static int add_merge(Tokenizer *tokenizer, const Names *names, char *line, size_
     if (!utf8_valid(line, len))
         return fail(err, EXIT_FAILED, "%s line %d: invalid UTF-8 at byte %zu of the line, expected two pieces; %s", path,
                     number, utf8_invalid_at(line, len), advice);
-    char *blank = (char *)memchr(line, ' ', len);
+    char *blank = memchr(line, ' ', len);
     size_t left_len = blank ? (size_t)(blank - line) : 0, right_len = blank ? len - left_len - 1 : 0;
     if (left_len == 0 || right_len == 0 || memchr(blank + 1, ' ', right_len))
         return fail(err, EXIT_FAILED, "%s line %d: found \"%.*s\", expected two pieces with one blank between them; %s",
@@ -281,13 +253,13 @@ static int add_merge(Tokenizer *tokenizer, const Names *names, char *line, size_
 static int read_merges(Tokenizer *tokenizer, const Names *names, char *text, size_t len, Error *err) {
     size_t lines = 1;
     for (size_t i = 0; i < len; i++) lines += text[i] == '\n';
-    tokenizer->merges = (Merge *)xcalloc(lines, sizeof *tokenizer->merges);
+    tokenizer->merges = xcalloc(lines, sizeof *tokenizer->merges);
     tokenizer->mask = table_size(lines) - 1;
-    tokenizer->ranks = (int32_t *)xcalloc(tokenizer->mask + 1, sizeof *tokenizer->ranks);
+    tokenizer->ranks = xcalloc(tokenizer->mask + 1, sizeof *tokenizer->ranks);
     memset(tokenizer->ranks, 0xFF, (tokenizer->mask + 1) * sizeof *tokenizer->ranks);
     char *end = text + len;
     for (int number = 1; text < end; number++) {
-        char *newline = (char *)memchr(text, '\n', (size_t)(end - text)), *stop = newline ? newline : end;
+        char *newline = memchr(text, '\n', (size_t)(end - text)), *stop = newline ? newline : end;
         size_t n = (size_t)(stop - text);
         if (newline && n > 0 && text[n - 1] == '\r') n--; /* git on Windows writes these */
         bool version = number == 1 && n >= 8 && memcmp(text, "#version", 8) == 0;
@@ -319,41 +291,35 @@ static int compile_split(Tokenizer *tokenizer, Error *err) {
         return fail(err, EXIT_FAILED, "PCRE2: GPT-2's split pattern: %s; install a PCRE2 built with Unicode",
                     (const char *)message);
     }
-    pcre2_jit_compile(tokenizer->split,
-                      PCRE2_JIT_COMPLETE); /* where there is no JIT the interpreter gives the same words */
+    pcre2_jit_compile(tokenizer->split, PCRE2_JIT_COMPLETE); /* without a JIT the interpreter gives the same words */
     return 0;
 }
 
-static int open_files(Tokenizer *tokenizer, Names *names, Error *err) {
-    size_t vocab_len = 0, merges_len = 0;
-    char *vocab = file_read(names->vocab_path, MAX_FILE, &vocab_len, err);
-    cJSON *root = vocab ? json_parse(vocab, vocab_len, names->vocab_path, err) : NULL;
-    free(vocab);
-    int result = root ? read_vocab(tokenizer, names, root, vocab_len, err) : -1;
-    char *merges = result == 0 ? file_read(names->merges_path, MAX_FILE, &merges_len, err) : NULL;
-    if (result == 0) result = merges ? read_merges(tokenizer, names, merges, merges_len, err) : -1;
+static int open_files(Tokenizer *tokenizer, const char *dir, Error *err) {
+    Names names = {.text = xcalloc((size_t)tokenizer->vocab, sizeof *names.text)};
+    size_t len = 0;
+    cJSON *root = NULL;
+    char *merges = NULL;
+    int result =
+        file_path(names.vocab_path, dir, "vocab.json", err) || file_path(names.merges_path, dir, "merges.txt", err);
+    if (result == 0) result = (root = json_read(names.vocab_path, MAX_FILE, err)) == NULL;
+    if (result == 0) result = read_vocab(tokenizer, &names, root, err);
+    if (result == 0) result = (merges = file_read(names.merges_path, MAX_FILE, &len, err)) == NULL;
+    if (result == 0) result = read_merges(tokenizer, &names, merges, len, err);
     free(merges);
     cJSON_Delete(root);
-    return result;
+    free(names.text);
+    free(names.ids);
+    return result ? -1 : 0;
 }
 
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
     CHECK(vocab > 0);
-    Tokenizer *tokenizer = (Tokenizer *)xcalloc(1, sizeof *tokenizer);
+    Tokenizer *tokenizer = xcalloc(1, sizeof *tokenizer);
     tokenizer->vocab = vocab;
-    tokenizer->pieces = (Piece *)xcalloc((size_t)vocab, sizeof *tokenizer->pieces);
-    size_t path_size = strlen(dir) + sizeof "/vocab.json or /merges.txt";
-    char *vocab_path = (char *)xcalloc(path_size, 1), *merges_path = (char *)xcalloc(path_size, 1);
-    snprintf(vocab_path, path_size, "%s/vocab.json", dir);
-    snprintf(merges_path, path_size, "%s/merges.txt", dir);
-    Names names = {.vocab_path = vocab_path, .merges_path = merges_path};
-    names.text = (const char **)xcalloc((size_t)vocab, sizeof *names.text);
-    int result = open_files(tokenizer, &names, err);
+    tokenizer->pieces = xcalloc((size_t)vocab, sizeof *tokenizer->pieces);
+    int result = open_files(tokenizer, dir, err);
     if (result == 0) result = compile_split(tokenizer, err);
-    free(names.text);
-    free(names.ids);
-    free(vocab_path);
-    free(merges_path);
     if (result == 0) return tokenizer;
     tokenizer_close(tokenizer);
     return NULL;
@@ -415,8 +381,8 @@ static void push_pair(const Tokenizer *tokenizer, Word *word, int32_t at) {
 static void word_begin(const Tokenizer *tokenizer, Word *word, const char *text, int len) {
     if (word->room < (size_t)len) {
         word->room = 2 * (size_t)len;
-        word->links = (Link *)xrealloc(word->links, word->room, sizeof *word->links);
-        word->heap = (uint64_t *)xrealloc(word->heap, word->room, 2 * sizeof *word->heap);
+        word->links = xrealloc(word->links, word->room, sizeof *word->links);
+        word->heap = xrealloc(word->heap, word->room, 2 * sizeof *word->heap);
     }
     for (int i = 0; i < len; i++)
         word->links[i] = (Link){tokenizer->byte_id[(unsigned char)text[i]], i - 1, i + 1 < len ? i + 1 : -1};
@@ -474,7 +440,7 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
     pcre2_match_data *match = pcre2_match_data_create_from_pattern(tokenizer->split, NULL);
     CHECK(match);
     Word word = {0};
-    int32_t *out = (int32_t *)xcalloc(len, sizeof *out); /* an id is at least one byte */
+    int32_t *out = xcalloc(len, sizeof *out); /* an id is at least one byte */
     int n = 0;
     for (size_t start = 0; start < len && n >= 0;) {
         long end = next_word(tokenizer, match, text, len, start, err);
@@ -488,7 +454,7 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
         free(out);
         return -1;
     }
-    *ids = (int32_t *)xrealloc(out, (size_t)n, sizeof *out);
+    *ids = xrealloc(out, (size_t)n, sizeof *out);
     return n;
 }
 
@@ -496,36 +462,37 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
 // Decoding
 // ---------------------------------------------------------------------------------------------------------------
 
-char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len) {
-    size_t total = 0;
-    for (int i = 0; i < n; i++)
-        if (ids[i] >= 0 && ids[i] < tokenizer->vocab) total += (size_t)tokenizer->pieces[ids[i]].len;
-    char *bytes = (char *)xcalloc(total, 1), *out = (char *)xcalloc(total + 1, 3); /* a byte may become a U+FFFD of three */
-    size_t at = 0, end = 0;
-    for (int i = 0; i < n; i++) {
-        if (ids[i] < 0 || ids[i] >= tokenizer->vocab) continue;
-        const Piece *piece = &tokenizer->pieces[ids[i]];
-        if (!piece->bytes || piece->special) continue;
-        memcpy(bytes + at, piece->bytes, (size_t)piece->len);
-        at += (size_t)piece->len;
-    }
-    total = at;
-    for (at = 0; at < total;) {
-        bool valid;
-        size_t step = utf8_step(bytes + at, total - at, &valid);
-        memcpy(out + end, valid ? bytes + at : "\xEF\xBF\xBD", valid ? step : 3);
-        end += valid ? step : 3;
-        at += step;
-    }
-    free(bytes);
-    *len = end;
-    return out;
+/* The piece of an id that stands for text, or NULL. */
+static const Piece *text_piece(const Tokenizer *tokenizer, int32_t id) {
+    const Piece *piece = id >= 0 && id < tokenizer->vocab ? &tokenizer->pieces[id] : NULL;
+    return piece && piece->bytes && !piece->special ? piece : NULL;
 }
 
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n) {
     size_t bytes = 0;
-    for (int i = 0; i < n; i++)
-        if (ids[i] >= 0 && ids[i] < tokenizer->vocab && !tokenizer->pieces[ids[i]].special)
-            bytes += (size_t)tokenizer->pieces[ids[i]].len;
+    for (int i = 0; i < n; i++) {
+        const Piece *piece = text_piece(tokenizer, ids[i]);
+        if (piece) bytes += (size_t)piece->len;
+    }
     return bytes;
+}
+
+char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len) {
+    const size_t total = tokenizer_bytes(tokenizer, ids, n);
+    char *bytes = xcalloc(total, 1), *next = bytes, *out = xcalloc(total + 1, 3); /* a byte may become a U+FFFD of three */
+    for (int i = 0; i < n; i++) {
+        const Piece *piece = text_piece(tokenizer, ids[i]);
+        if (!piece) continue;
+        memcpy(next, piece->bytes, (size_t)piece->len);
+        next += piece->len;
+    }
+    *len = 0;
+    for (size_t at = 0, step; at < total; at += step) {
+        bool valid;
+        step = utf8_step(bytes + at, total - at, &valid);
+        memcpy(out + *len, valid ? bytes + at : "\xEF\xBF\xBD", valid ? step : 3);
+        *len += valid ? step : 3;
+    }
+    free(bytes);
+    return out;
 }

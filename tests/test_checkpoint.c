@@ -255,6 +255,7 @@ static void unknown_tensors_and_keys_do_no_harm(void) {
 
 static void a_configuration_is_read_alone(void) {
     OptConfig c;
+    bool tied;
     Error err = {0, ""};
     char dir[400];
     snprintf(dir, sizeof dir, "%s/opt-x", temp_dir());
@@ -265,13 +266,13 @@ static void a_configuration_is_read_alone(void) {
                " \"vocab_size\": 300, \"max_position_embeddings\": 128, \"word_embed_proj_dim\": 32, "
                "\"do_layer_norm_before\": false}");
     strcat(dir, "//");
-    ASSERT_OK(checkpoint_config(&c, dir, &err));
+    ASSERT_OK(config_read(&c, &tied, dir, &err));
     CU_ASSERT(c.l == 3 && c.h1 == 64 && c.h2 == 192 && c.nh == 4 && c.vocab == 300 && c.max_pos == 128 && c.embed == 32 &&
               c.eos == 2);
     CU_ASSERT(!c.pre_norm && !c.final_norm && strcmp(c.name, "opt-x") == 0);
     write_text(dir, "config.json",
                edited(config_json, "{", "{\"_remove_final_layer_norm\": true, \"word_embed_proj_dim\": null,"));
-    ASSERT_OK(checkpoint_config(&c, dir, &err));
+    ASSERT_OK(config_read(&c, &tied, dir, &err));
     CU_ASSERT(c.pre_norm && !c.final_norm && c.embed == 4);
 }
 
@@ -428,6 +429,9 @@ static void bad_headers_are_refused(void) {
         {"embed_positions", "embed_tokens", "occurs twice"},
         {"model.decoder.embed_tokens.weight", "model.decoder\\u0000", "byte"},
         {"{\"dtype\":\"F16\",\"shape\":[6,4],\"data_offsets\":[0,48]}", "[]", "dtype is nothing"},
+        {"\"F16\",\"shape\":[6,4],\"data_offsets\":[0,48]", /* 2^62 elements, whose bytes are 0 in 64 bits */
+         "\"F32\",\"shape\":[2147483648,2147483648],\"data_offsets\":[0,0]",
+         "span 0 bytes; expected 4611686018427387904 elements of F32"},
     };
     Draft d, bad;
     draft_model(&d, F16, "model.");

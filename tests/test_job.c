@@ -1,7 +1,9 @@
 /* test_job.c: prompts as they come in, and completions as they go out, read back as strict JSON. The pieces are those of
  * tests/golden/tokenizer, where a character such as an emoji is several tokens. */
 #include <cjson/cJSON.h>
+#include <errno.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "tests.h"
@@ -351,6 +353,34 @@ static void a_write_that_fails_is_said_in_one_line(void) {
     job_free(&job);
 }
 
+/* In this program instead of libc's: counts, and fails where it is told to. */
+static int syncs, sync_error;
+int fdatasync(int fd) {
+    syncs++;
+    if (sync_error) return errno = sync_error, -1;
+    return (int)syscall(SYS_fdatasync, fd);
+}
+
+static void a_completion_is_on_the_disk_before_the_next(void) {
+    Job job = read_text("p");
+    Completions c = {.job = &job, .tokenizer = tokenizer, .out = tmpfile(), .out_name = "out.jsonl"};
+    Listener listener = completions_listener(&c);
+    int32_t id = 10;
+    syncs = 0;
+    for (int i = 1; i <= 2; i++) {
+        ASSERT_OK(listener.done(listener.ctx, 0, &id, 1, FINISH_LENGTH, &err));
+        CU_ASSERT_EQUAL(syncs, i);
+    }
+    sync_error = EINVAL; /* what cannot be synced, such as a pipe, need not be */
+    ASSERT_OK(listener.done(listener.ctx, 0, &id, 1, FINISH_LENGTH, &err));
+    sync_error = EIO;
+    CU_ASSERT_EQUAL(listener.done(listener.ctx, 0, &id, 1, FINISH_LENGTH, &err), -1);
+    CU_ASSERT(err.code == EXIT_FAILED && strstr(err.text, "cannot write out.jsonl: Input/output error"));
+    sync_error = 0;
+    fclose(c.out);
+    job_free(&job);
+}
+
 CU_TestInfo tests_job[] = {
     {"plain lines are prompts with the numbers of their lines", plain_lines_are_prompts_with_the_numbers_of_their_lines},
     {"JSON lines are prompts with their own ids", json_lines_are_prompts_with_their_own_ids},
@@ -371,5 +401,6 @@ CU_TestInfo tests_job[] = {
      a_stop_text_between_or_of_split_characters_is_found_whole},
     {"a long stop text far into a completion is found", a_long_stop_text_far_into_a_completion_is_found},
     {"a write that fails is said in one line", a_write_that_fails_is_said_in_one_line},
+    {"a completion is on the disk before the next", a_completion_is_on_the_disk_before_the_next},
     CU_TEST_INFO_NULL,
 };

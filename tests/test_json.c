@@ -168,6 +168,27 @@ static void utf8_is_checked_to_the_letter(void) {
     CU_ASSERT(utf8_valid("a\0b", 3));
 }
 
+static void a_string_is_written_so_that_it_can_be_read_again(void) {
+    static const struct {
+        const char *text;
+        size_t len;
+        const char *json;
+    } cases[] = {{"", 0, "\"\""},
+                 {"a\"\\/\n\t\r", 7, "\"a\\\"\\\\/\\n\\t\\r\""},
+                 {"\0\x01\x1f\x7f", 4, "\"\\u0000\\u0001\\u001f\\u007f\""},
+                 {"\xC3\xA9 \xF0\x9F\x98\x80", 7, "\"\xC3\xA9 \xF0\x9F\x98\x80\""},
+                 {"\xC3(\xED\xA0\x80", 5, "\"?(???\""}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *json;
+        size_t size;
+        FILE *out = open_memstream(&json, &size);
+        json_write_string(out, cases[i].text, cases[i].len);
+        CHECK(fclose(out) == 0);
+        CU_ASSERT_STRING_EQUAL(json, cases[i].json);
+        free(json);
+    }
+}
+
 static void files_are_read_whole_or_refused(void) {
     const char *dir = temp_dir();
     char path[600];
@@ -203,6 +224,7 @@ CU_TestInfo tests_json[] = {
     {"nesting stops at 64 levels", nesting_stops_at_64_levels},
     {"a vocabulary is read in well under a second", a_vocabulary_is_read_in_well_under_a_second},
     {"utf8 is checked to the letter", utf8_is_checked_to_the_letter},
+    {"a string is written so that it can be read again", a_string_is_written_so_that_it_can_be_read_again},
     {"files are read whole or refused", files_are_read_whole_or_refused},
     CU_TEST_INFO_NULL,
 };

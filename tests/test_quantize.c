@@ -1,9 +1,11 @@
 /* test_quantize.c: packed copies of checkpoints: what is in them, how they are laid out, what of them is refused, and that
  * nothing is left behind where there can be none. */
 #include <cjson/cJSON.h>
+#include <errno.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "golden.h"
@@ -384,6 +386,31 @@ static void a_full_disk_leaves_nothing(void) {
     signal(SIGXFSZ, handler);
 }
 
+/* In this program instead of libc's: counts, and fails the one that it is told to. */
+static int syncs, failing_sync;
+int fsync(int fd) {
+    if (++syncs == failing_sync) return errno = EIO, -1;
+    return (int)syscall(SYS_fsync, fd);
+}
+
+/* Each file, then their directory, then the one in which that has got its name. */
+static void a_copy_is_on_the_disk_before_it_has_its_name(void) {
+    CopyStats stats;
+    const char *from = source(F16, NULL, 0);
+    char to[700];
+    syncs = 0;
+    int files = count_files(copy_of(from, four, 1, &stats));
+    CU_ASSERT(files > 3); /* several shards */
+    CU_ASSERT_EQUAL(syncs, files + 2);
+    snprintf(to, sizeof to, "%s", path_in(temp_dir(), "new"));
+    int wanted = count_files(copy_of(from, four, WHOLE, &stats)) + 1;
+    for (failing_sync = 1; failing_sync <= wanted; failing_sync++) {
+        syncs = 0;
+        refused(from, to, EXIT_FAILED, "Input/output error; make room or write elsewhere");
+    }
+    failing_sync = 0;
+}
+
 static void an_output_that_is_there_is_refused(void) {
     const char *from = source(F16, NULL, 0), *to = temp_dir();
     CopyStats stats;
@@ -552,6 +579,7 @@ CU_TestInfo tests_quantize[] = {
     {"the small files come along", the_small_files_come_along},
     {"numbers that are not finite are named and leave nothing", numbers_that_are_not_finite_are_named_and_leave_nothing},
     {"a full disk leaves nothing", a_full_disk_leaves_nothing},
+    {"a copy is on the disk before it has its name", a_copy_is_on_the_disk_before_it_has_its_name},
     {"an output that is there is refused", an_output_that_is_there_is_refused},
     {"a packed checkpoint is not packed again", a_packed_checkpoint_is_not_packed_again},
     {"spoilt copies are refused", spoilt_copies_are_refused},

@@ -497,6 +497,27 @@ static void the_heap_has_room_for_the_pairs_that_joins_make(void) {
     free(vocab);
 }
 
+/* Of three equal pieces the first two are joined: GPT-2 looks for the best pair from the left. */
+static void equal_pairs_are_joined_from_the_left(void) {
+    static const struct {
+        const char *text, *pieces[3];
+    } cases[] = {{"ooo", {"oo", "o"}}, {"///", {"//", "/"}}, {"ooooo", {"oo", "oo", "o"}}};
+    Tokenizer *tokenizer = open_golden();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int32_t *ids;
+        int n = encode(tokenizer, cases[i].text, strlen(cases[i].text), &ids);
+        for (int p = 0; p < n && p < 3; p++) {
+            size_t len;
+            char *piece = tokenizer_decode(tokenizer, ids + p, 1, &len);
+            CU_ASSERT_STRING_EQUAL(piece, cases[i].pieces[p] ? cases[i].pieces[p] : "no more");
+            free(piece);
+        }
+        CU_ASSERT_EQUAL(n, cases[i].pieces[2] ? 3 : 2);
+        free(ids);
+    }
+    tokenizer_close(tokenizer);
+}
+
 static void windows_line_ends_and_a_missing_last_one_are_accepted(void) {
     static const char *good[] = {"#version: 0.2\r\na b\r\nab c\r\n", "a b\nab c", "#version: 0.2\na b\nab c\n"};
     char *vocab = small_vocab("", -1);
@@ -552,5 +573,6 @@ CU_TestInfo tests_tokenizer[] = {
     {"every Unicode blank and no other character is a blank", every_unicode_blank_and_no_other_character_is_a_blank},
     {"contractions are words of their own", contractions_are_words_of_their_own},
     {"the heap has room for the pairs that joins make", the_heap_has_room_for_the_pairs_that_joins_make},
+    {"equal pairs are joined from the left", equal_pairs_are_joined_from_the_left},
     CU_TEST_INFO_NULL,
 };

@@ -160,7 +160,7 @@ static void the_file_has_a_row_a_lane_and_a_slice_a_call(void) {
     trace_add(&trace, &load, 5000000000, 1000.25, 1000.7500000004); /* begins first */
     cJSON *tree, *events = written(&trace, "opt-30b \"zig\\zag\"\n", &tree);
     CU_ASSERT_FATAL(cJSON_GetArraySize(events) == 1 + 2 * 2 + 2);
-    is_metadata(cJSON_GetArrayItem(events, 0), "process_name", 0, "opt-30b \"zig\\zag\"?");
+    is_metadata(cJSON_GetArrayItem(events, 0), "process_name", 0, "opt-30b \"zig\\zag\"\n");
     is_metadata(cJSON_GetArrayItem(events, 1), "thread_name", W_LOAD, "load weights");
     is_metadata(cJSON_GetArrayItem(events, 2), "thread_sort_index", W_LOAD, NULL);
     is_metadata(cJSON_GetArrayItem(events, 3), "thread_name", PROJECT, "project");

@@ -1,0 +1,180 @@
+/* config.c: which model it is: the nine published sizes, the shape of every tensor, and config.json.
+ *
+ * OPT comes in nine sizes (section 6.1 names those that the paper runs). A checkpoint says its own in config.json, whose
+ * fields are not trusted: every size has bounds that keep all products of sizes far from overflow, and what would make it
+ * another model than OPT is refused in one line with the file, the field, what was found and what was expected.
+ * Read next: checkpoint.c, where tensors of these shapes come from. */
+#include <cjson/cJSON.h>
+#include <sys/stat.h>
+
+#include "io/io.h"
+
+// ---------------------------------------------------------------------------------------------------------------
+// Sizes and shapes
+// ---------------------------------------------------------------------------------------------------------------
+
+static const OptConfig sizes[] = {
+    /* name      l   h1     h2         nh  vocab  max_pos embed pre_norm final_norm eos */
+    {"opt-125m", 12, 768, 4 * 768, 12, 50272, 2048, 768, true, true, 2},
+    {"opt-350m", 24, 1024, 4 * 1024, 16, 50272, 2048, 512, false, false, 2},
+    {"opt-1.3b", 24, 2048, 4 * 2048, 32, 50272, 2048, 2048, true, true, 2},
+    {"opt-2.7b", 32, 2560, 4 * 2560, 32, 50272, 2048, 2560, true, true, 2},
+    {"opt-6.7b", 32, 4096, 4 * 4096, 32, 50272, 2048, 4096, true, true, 2},
+    {"opt-13b", 40, 5120, 4 * 5120, 40, 50272, 2048, 5120, true, true, 2},
+    {"opt-30b", 48, 7168, 4 * 7168, 56, 50272, 2048, 7168, true, true, 2},
+    {"opt-66b", 64, 9216, 4 * 9216, 72, 50272, 2048, 9216, true, true, 2},
+    {"opt-175b", 96, 12288, 4 * 12288, 96, 50272, 2048, 12288, true, true, 2},
+};
+
+int opt_config_by_name(OptConfig *config, const char *name) {
+    if (strncmp(name, "facebook/", 9) == 0) name += 9;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (strcmp(name, sizes[i].name) == 0) return *config = sizes[i], 0;
+    return -1;
+}
+
+const char *opt_known_names(void) {
+    return "opt-125m, opt-350m, opt-1.3b, opt-2.7b, opt-6.7b, opt-13b, opt-30b, opt-66b, opt-175b";
+}
+
+void opt_role_shape(const OptConfig *config, Role role, int *rows, int *cols) {
+    bool matrix = role_is_matrix(role);
+    int out = role == FC1_W || role == FC1_B ? config->h2 : config->h1;
+    *rows = matrix ? out : 1;
+    *cols = !matrix ? out : role == FC2_W ? config->h2 : config->h1;
+}
+
+void opt_global_shape(const OptConfig *config, Global global, int *rows, int *cols) {
+    bool project = config->embed != config->h1;
+    int shape[NGLOBALS][2] = {
+        [TOK_EMBED] = {config->vocab, config->embed},
+        [POS_EMBED] = {config->max_pos + 2, config->h1},
+        [PROJECT_IN] = {project ? config->h1 : 0, config->embed},
+        [PROJECT_OUT] = {project ? config->embed : 0, config->h1},
+        [FINAL_LN_W] = {config->final_norm, config->h1},
+        [FINAL_LN_B] = {config->final_norm, config->h1},
+        [LM_HEAD] = {config->vocab, config->embed},
+    };
+    *rows = shape[global][0];
+    *cols = shape[global][1];
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// config.json
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A config.json while it is read. */
+typedef struct {
+    const char *path;
+    const cJSON *json;
+    Error *err;
+} Fields;
+
+/* The field `key` holds something else than what is expected. */
+static int refuse(const Fields *f, const char *key, const char *expected) {
+    char found[100];
+    return fail(f->err, EXIT_FAILED, "%s: %s is %s; expected %s", f->path, key,
+                json_describe(found, cJSON_GetObjectItemCaseSensitive(f->json, key)), expected);
+}
+
+/* A field that is absent or null, and need not be there. */
+static bool is_left_out(const Fields *f, const char *key) {
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(f->json, key);
+    return !value || cJSON_IsNull(value);
+}
+
+/* Field key, from lo to hi. Left out it gives missing, unless that is negative: then the field is required. */
+static int whole_field(int *number, const Fields *f, const char *key, int lo, int hi, int missing) {
+    size_t n = 0;
+    char expected[140];
+    if (missing >= 0 && is_left_out(f, key)) return *number = missing, 0;
+    if (json_whole(cJSON_GetObjectItemCaseSensitive(f->json, key), &n) && n >= (size_t)lo && n <= (size_t)hi)
+        return *number = (int)n, 0;
+    snprintf(expected, sizeof expected, "a whole number from %d to %d; take the config.json that came with the model", lo,
+             hi);
+    return refuse(f, key, expected);
+}
+
+static int bool_field(bool *flag, const Fields *f, const char *key, bool missing) {
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(f->json, key);
+    if (!is_left_out(f, key) && !cJSON_IsBool(value)) return refuse(f, key, "true or false");
+    *flag = cJSON_IsBool(value) ? cJSON_IsTrue(value) : missing;
+    return 0;
+}
+
+/* What every published OPT has, and this program knows no other way. */
+static int check_kind(const Fields *f) {
+    static const char *const must_be_true[] = {"enable_bias", "layer_norm_elementwise_affine"};
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(f->json, "model_type"),
+                *activation = cJSON_GetObjectItemCaseSensitive(f->json, "activation_function");
+    if (!cJSON_IsString(type) || strcmp(type->valuestring, "opt") != 0)
+        return refuse(f, "model_type", "\"opt\": only OPT models are supported");
+    if (activation && (!cJSON_IsString(activation) || strcmp(activation->valuestring, "relu") != 0))
+        return refuse(f, "activation_function", "\"relu\": only OPT models are supported");
+    for (int i = 0; i < 2; i++) {
+        bool flag;
+        if (bool_field(&flag, f, must_be_true[i], true) != 0) return -1;
+        if (!flag) return refuse(f, must_be_true[i], "true, as in every published OPT: other models are not supported");
+    }
+    return 0;
+}
+
+static int read_sizes(OptConfig *c, const Fields *f) {
+    const struct {
+        const char *key;
+        int *size, most;
+    } sizes[] = {{"num_hidden_layers", &c->l, 1024}, {"hidden_size", &c->h1, 1 << 16},
+                 {"ffn_dim", &c->h2, 1 << 19},       {"num_attention_heads", &c->nh, 1 << 16},
+                 {"vocab_size", &c->vocab, 1 << 20}, {"max_position_embeddings", &c->max_pos, 1 << 20}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (whole_field(sizes[i].size, f, sizes[i].key, 1, sizes[i].most, -1) != 0) return -1;
+    if (whole_field(&c->embed, f, "word_embed_proj_dim", 1, 1 << 16, c->h1) != 0) return -1;
+    if (c->h1 % c->nh != 0)
+        return fail(f->err, EXIT_FAILED,
+                    "%s: hidden_size %d is not a multiple of num_attention_heads %d; expected heads of one size", f->path,
+                    c->h1, c->nh);
+    return whole_field(&c->eos, f, "eos_token_id", 0, c->vocab - 1, c->vocab > 2 ? 2 : 0);
+}
+
+static int read_fields(OptConfig *c, bool *tied, const Fields *f) {
+    bool no_final_norm;
+    if (check_kind(f) != 0 || read_sizes(c, f) != 0 || bool_field(&c->pre_norm, f, "do_layer_norm_before", true) != 0 ||
+        bool_field(&no_final_norm, f, "_remove_final_layer_norm", false) != 0 ||
+        bool_field(tied, f, "tie_word_embeddings", true) != 0)
+        return -1;
+    c->final_norm = c->pre_norm && !no_final_norm;
+    return 0;
+}
+
+cJSON *config_object(char path[MAX_PATH], const char *dir, const char *name, Error *err) {
+    cJSON *tree = file_path(path, dir, name, err) == 0 ? json_read(path, MAX_JSON, err) : NULL;
+    if (!tree || cJSON_IsObject(tree)) return tree;
+    fail(err, EXIT_FAILED, "%s: holds no JSON object; expected { ... }", path);
+    cJSON_Delete(tree);
+    return NULL;
+}
+
+/* The last component of dir, as far as it is UTF-8 and fits. */
+static void model_name(char name[64], const char *dir) {
+    size_t end = strlen(dir), from, n;
+    while (end > 1 && dir[end - 1] == '/') end--;
+    for (from = end; from > 0 && dir[from - 1] != '/'; from--) continue;
+    for (n = end - from < 63 ? end - from : 63; n > 0 && !utf8_valid(dir + from, n); n--) continue;
+    memcpy(name, dir + from, n);
+    name[n] = 0;
+}
+
+int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
+    char path[MAX_PATH];
+    struct stat st;
+    if (stat(dir, &st) != 0 || !S_ISDIR(st.st_mode))
+        return fail(err, EXIT_FAILED, "%.300s: is no directory; expected a model's, with config.json and *.safetensors",
+                    dir);
+    cJSON *json = config_object(path, dir, "config.json", err);
+    if (!json) return -1;
+    *config = (OptConfig){.l = 0};
+    model_name(config->name, dir);
+    int status = read_fields(config, tied, &(Fields){path, json, err});
+    cJSON_Delete(json);
+    return status;
+}
