@@ -9,9 +9,80 @@
  * (stopping early only helps). The plan walks the whole task through this file with no limit and makes the pools as large
  * as the largest need (tier.c); the run walks it again with that limit, and a prompt enters only when its pages fit in
  * every sweep up to its last. Without early stops both walks are the same. Read next: schedule.c, which sweeps. */
+#include <math.h>
+
 #include "flexgen.h"
 
 const char *const schedule_name[] = {"zigzag", "row", "diagonal"};
+
+// ---------------------------------------------------------------------------------------------------------------
+// Dealing: seats to GPU batches and to tiers
+// ---------------------------------------------------------------------------------------------------------------
+
+Tier diffuse(Diffusion *d, double size) {
+    Tier best = TIER_GPU;
+    for (int t = 0; t < NTIERS; t++) {
+        d->due[t] += size * d->share[t];
+        if (d->due[t] > d->due[best] + 1e-9 * size || d->share[best] <= 0) best = (Tier)t;
+    }
+    d->due[best] -= size;
+    return best;
+}
+
+int block_size(const Policy *policy) {
+    return policy->schedule == SCHEDULE_ROW ? policy->gbs : policy->gbs * policy->num_gpu_batches;
+}
+
+/* Whole sequences per tier, nearest to the shares: largest remainders get what the floors leave. */
+void apportion(int count[NTIERS], const double share[NTIERS], int total) {
+    double rest[NTIERS];
+    int left = total;
+    for (int t = 0; t < NTIERS; t++) {
+        double exact = share[t] * total;
+        count[t] = (int)floor(exact + 1e-9);
+        rest[t] = exact - count[t];
+        left -= count[t];
+    }
+    for (; left > 0; left--) {
+        int best = 0;
+        for (int t = 1; t < NTIERS; t++)
+            if (rest[t] > rest[best]) best = t;
+        count[best]++, rest[best] -= 1;
+    }
+}
+
+static int by_k_and_tier(const void *a, const void *b) {
+    const Seat *x = a, *y = b;
+    return x->k != y->k ? x->k - y->k : (int)x->kv - (int)y->kv;
+}
+
+static int by_tier(const void *a, const void *b) { return (int)*(const Tier *)a - (int)*(const Tier *)b; }
+
+static Diffusion dealer(double g, double c, int count) {
+    double share[NTIERS] = {g, c, fmax(0, 1 - g - c)};
+    int whole[NTIERS];
+    Diffusion d = {{0}, {0}};
+    apportion(whole, share, count);
+    for (int t = 0; t < NTIERS; t++) d.share[t] = (double)whole[t] / count;
+    return d;
+}
+
+void deal_block(Seat *seats, const Policy *policy, int count) {
+    if (!count) return;
+    Diffusion kv = dealer(policy->cg, policy->cc, count), act = dealer(policy->hg, policy->hc, count);
+    Tier *tiers = xcalloc(count, sizeof *tiers);
+    for (int i = 0; i < count; i++) {
+        seats[i] = (Seat){.prompt = -1, .k = i / policy->gbs, .kv = diffuse(&kv, 1)};
+        tiers[i] = diffuse(&act, 1);
+    }
+    qsort(seats, count, sizeof *seats, by_k_and_tier);
+    for (int i = 0; i < count; i += policy->gbs) { /* within a batch, in the order of its seats */
+        int n = imin(policy->gbs, count - i);
+        qsort(tiers + i, n, sizeof *tiers, by_tier);
+        for (int r = 0; r < n; r++) seats[i + r].act = tiers[i + r];
+    }
+    free(tiers);
+}
 
 // ---------------------------------------------------------------------------------------------------------------
 // How many may be seated, by schedule

@@ -23,7 +23,8 @@ static inline size_t type_bytes(Type t) { return t == F32 || t == I32 ? 4 : t ==
 typedef enum { TIER_GPU, TIER_CPU, TIER_DISK, NTIERS } Tier;
 
 /* A view of a matrix; it owns nothing. On GPU and CPU offset counts from the tier's arena; on disk from the start of
- * `file` (0: the offload file, 1 and up: the checkpoint's). Row r begins at offset + r * ld * type_bytes(type). */
+ * `file` (0: the offload file, 1 and up: the checkpoint's). Row r begins at offset + r * ld * type_bytes(type). Views are
+ * made from the regions of a plan (plan_view), which say what else they carry. */
 typedef struct {
     Tier tier;
     Type type;
@@ -31,15 +32,26 @@ typedef struct {
     Quant quant; /* of U8 */
     size_t offset;
     int rows, cols;
-    size_t ld; /* elements from one row to the next, cols when dense */
+    size_t ld;        /* elements from one row to the next, cols when dense */
+    int region;       /* which region of its tier it lies in */
+    int cell, ncells; /* what depend.c orders its users by: a run of cells; none where nobody writes */
 } Tensor;
 
+/* Regions and slabs begin at whole cache lines. */
+static inline size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+static inline size_t tensor_bytes(Tensor t) { return (size_t)t.rows * t.cols * type_bytes(t.type); }
 /* Bytes from the first element of a view to behind its last. */
 static inline size_t tensor_span(Tensor t) { return t.rows ? ((t.rows - 1) * t.ld + t.cols) * type_bytes(t.type) : 0; }
 /* Rows first .. first+n-1 of a view. */
 static inline Tensor tensor_rows(Tensor t, int first, int n) {
     t.offset += (size_t)first * t.ld * type_bytes(t.type);
     t.rows = n;
+    return t;
+}
+/* The same view, of which only cells first .. first+n-1 are used. */
+static inline Tensor tensor_cells(Tensor t, int first, int n) {
+    t.cell += first;
+    t.ncells = n;
     return t;
 }
 /* Columns first .. first+n-1 of a view. */
@@ -51,6 +63,7 @@ static inline Tensor tensor_cols(Tensor t, int first, int n) {
 
 typedef struct Checkpoint Checkpoint;
 typedef struct Device Device;
+typedef struct Poster Poster;
 typedef struct Hardware Hardware;
 typedef struct Gpu Gpu;
 
@@ -178,6 +191,13 @@ typedef struct {
 /* Deals the seats of a block of count sequences, all vacant, to GPU batches of gbs and to tiers, so that the block as a
  * whole has its cg cc cd and hg hc hd to within one sequence. Within a batch seats are ordered by kv tier, and their act
  * tiers never fall back, so that each tier's rows lie together. */
+/* Error diffusion over a stream of items: each goes to the tier that is furthest behind its share. */
+typedef struct {
+    double share[NTIERS], due[NTIERS]; /* due: what the tier should hold by now less what it does */
+} Diffusion;
+Tier diffuse(Diffusion *d, double size);
+/* Whole sequences per tier, nearest to the shares: largest remainders get what the floors leave. */
+void apportion(int count[NTIERS], const double share[NTIERS], int total);
 void deal_block(Seat *seats, const Policy *policy, int count);
 /* Seats in a block: gbs * num_gpu_batches, or gbs where the schedule keeps one batch in flight. */
 int block_size(const Policy *policy);
@@ -186,13 +206,49 @@ int block_size(const Policy *policy);
  * layers: bytes per tier are wg, wc, wd of all to within the share of one tensor. home is [l][NROLES]. */
 void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc);
 
-/* One line of the plan: bytes of one tier for one purpose. */
+/* What a tier is used for, in the order in which the plan lays it out. A purpose may exist on several tiers: the cache on
+ * all three, the queries of delegated attention on GPU and CPU. */
+typedef enum {
+    RESTING_WEIGHTS,  /* of the decoder layers */
+    EMBEDDINGS,       /* the tensors outside of the layers */
+    WEIGHT_SLOT,      /* a streaming layer takes this one and the next in turn; on the CPU: of what comes from disk */
+    WEIGHT_SLOT_1,    /* the other one */
+    UNPACKED_WEIGHTS, /* a layer's matrices in F16, for a device that multiplies no packed ones */
+    KV_CACHE,         /* pages: (layer, K|V, page, token, h1) */
+    KV_STAGING,       /* pages of one layer on their way: on the GPU to its attention, on the CPU from disk */
+    ACTIVATIONS,      /* at rest between two layers */
+    ACT_READING,      /* staging of the disk's activations on the CPU */
+    ACT_WRITING,
+    HIDDEN,        /* workspaces: x, the hidden state while it is computed */
+    QUERY,         /* q */
+    NEW_KV,        /* new k, v; on the CPU as pages take them, packed or not */
+    NEW_KV_PACKED, /* new k, v as packed pages take them */
+    ATTENDED,      /* o, the result of attention */
+    NORM_1,        /* what PROJECT normalizes, a piece of rows at a time */
+    NORM_2,        /* what FINISH normalizes */
+    MLP,
+    EMBEDDED,     /* token rows of the embedding, before project_in; on the CPU where the table is there */
+    LAST_ROWS,    /* the rows that the head wants */
+    HEAD_OUT,     /* they, after project_out */
+    LOGITS,       /* of a piece of them; on the CPU all, where the task keeps them */
+    CHOSEN,       /* sparse attention: tokens */
+    WEIGHING,     /* and their weights */
+    INDEX_TABLES, /* of each batch, two: for its even and its odd sweeps */
+    NEW_TOKENS,   /* chosen ids of each batch */
+    LOG_PROBS,    /* of a scored task: log-probabilities of what is given */
+    GREEDY,       /* and the greedy choices */
+    NREGIONS
+} RegionId;
+
+/* One line of the plan: what one tier holds for one purpose, `slots` matrices of (rows, cols) one behind the other. A
+ * slot is used as a whole, or cut into cells that are; depend.c keeps order by cells. bytes 0: there is no such region. */
 typedef struct {
-    Tier tier;
     const char *name, *remedy; /* "KV cache", "--percent (third number), ..." */
-    size_t offset, bytes;
-} Term;
-enum { MAX_TERMS = 48 };
+    Type type;
+    int rows, cols, slots;
+    size_t offset, bytes; /* offset SIZE_MAX: it rests in the checkpoint */
+    int cell, cells;      /* the first of its cells; cells of a slot */
+} Region;
 
 /* Where a layer's tensors lie while it computes: in their GPU home, or at an offset of the layer's staging slot. */
 typedef struct {
@@ -214,8 +270,8 @@ typedef struct Plan {
     OptConfig config;
     Policy policy;
     Type act_type;
-    Term terms[MAX_TERMS];
-    int nterms;
+    Region region[NREGIONS][NTIERS];
+    int ncells;                 /* of all regions */
     size_t total[NTIERS];       /* of arenas and offload file, and for the disk of the checkpoint's share too */
     size_t offload_bytes;       /* of the disk's total: the offload file */
     double achieved[3][NTIERS]; /* weights, cache, activations: fractions as they come out */
@@ -225,7 +281,7 @@ typedef struct Plan {
     WeightPlace global[NGLOBALS];  /* the head streams as layer l when it is not on the GPU */
     Global head;                   /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
     size_t *cpu_slab, *disk_slab;  /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
-    size_t *cpu_slab_offset;       /* [l + 1] in the CPU arena */
+    size_t *cpu_slab_offset;       /* [l + 1] in the CPU's RESTING_WEIGHTS; the head's in its EMBEDDINGS */
     size_t slot_bytes[2];          /* of the two staging slots on the GPU, which streaming layers take in turn */
     size_t disk_slot_bytes[2];     /* of the disk's two staging slots on the CPU tier */
 
@@ -244,22 +300,32 @@ typedef struct Plan {
     int *act_rows[NTIERS];     /* [slots] rows of activation home of each batch */
     int *act_first[NTIERS];    /* [slots] its first row in the tier's activation term */
     int max_act_rows[NTIERS];
-    bool need_x; /* some batch has activations off the GPU: workspaces hold x */
-
-    /* offsets of the regions, by tier where they exist on several */
-    size_t kv[NTIERS], kv_staging[2], act[NTIERS], act_staging[2];
-    size_t staging[2], disk_staging[2], x, q, kvrow, o, norm, norm2, ffn, embedded, head_x, head_out, logits;
-    size_t cpu_q, cpu_o, cpu_kvrow, gathered, cpu_logits;
-    size_t kvpacked;               /* new k, v as they go into packed pages */
-    size_t unpacked_bytes;         /* 0: none */
-    size_t unpacked;               /* a layer's matrices in F16, for a device that multiplies no packed ones */
-    size_t unpacked_at[NROLES];    /* from there */
-    int most_chosen;               /* of sparse attention: tokens a query and head may choose */
-    size_t chosen[2], weighing[2]; /* GPU, CPU: which, and their weights */
-    size_t tables[2], table_bytes; /* GPU, CPU: the batches' index tables, two of each, one after another */
-    size_t picked[2];              /* GPU, CPU: chosen ids (slots, max_seqs) */
-    size_t scores[2]; /* GPU, CPU, of a scored task: log-probabilities, then the greedy choices (slots, 2, head_rows) */
+    bool need_x;                /* some batch has activations off the GPU: workspaces hold x */
+    size_t unpacked_bytes;      /* of UNPACKED_WEIGHTS; 0: none */
+    size_t unpacked_at[NROLES]; /* from there */
+    int table_ints;             /* of one batch's index tables */
+    int most_chosen;            /* of sparse attention: tokens a query and head may choose */
 } Plan;
+
+/* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1) views, or of packed rows
+ * (npages * page_tokens, bytes) U8; pages (nseq, max_pages) and len (nseq) I32 views, all on the tier of the processor that
+ * attends. Indices only: a GPU kernel reads it as it is. */
+typedef struct {
+    Tensor k, v, pages, len;
+    int page_tokens, nh;
+} PageTable;
+
+/* Rows first .. first+rows-1 of slot `slot` (counted around) of a region. */
+Tensor plan_view(const Plan *plan, RegionId id, Tier tier, long slot, int first, int rows);
+/* n numbers of a type from byte `at` on of a slot: a matrix of one row. */
+Tensor plan_bytes(const Plan *plan, RegionId id, Tier tier, long slot, size_t at, Type type, int n);
+
+/* Layer j of a tier's page pool as far as npages pages, as a batch slot uses it; and a staging slot laid out as a pool of
+ * one layer. pages, len: the batch's tables. */
+PageTable pool_pages(const Plan *plan, Tier tier, int j, int batch, int npages, Tensor pages, Tensor len);
+PageTable staged_pages(const Plan *plan, Tier tier, long slot, int npages, Tensor pages, Tensor len);
+/* The cell of a batch slot's pages of layer j; batch plan->slots stands for the pages that nobody has. */
+int cache_cell(const Plan *plan, Tier tier, int batch, int j);
 
 /* Plans the task under the policy. Never fails for want of memory: see plan_fits. Fails where a prompt is impossible. */
 Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type, Error *err);
@@ -344,36 +410,97 @@ typedef struct {
 /* What moves or is computed, for the counters. */
 typedef enum { WEIGHT, CACHE, ACTIVATION, OTHER, NKINDS } Kind;
 
-/* An order to a lane: begin when every event in after has happened. The rest is for traces and for the sim's rates: i the
- * sweep, j the layer, k the GPU batch by its place in the sweep, batch its number since the beginning, in the order in
- * which they entered; prefill: the batch is in prefill. */
-typedef struct {
-    Lane lane;
-    Kind kind;
-    bool prefill;
-    int i, j, k, batch, nafter;
-    Event after[8];
-} Op;
-
 /* One piece of a copy: dst and src have the same shape; types differ only from disk, where weights become F16. */
 typedef struct {
     Tensor dst, src;
 } Move;
 
-/* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1) views, or of packed rows
- * (npages * page_tokens, bytes) U8; pages (nseq, max_pages) and len (nseq) I32 views, all on the tier of the processor that
- * attends. Indices only: a GPU kernel reads it as it is. */
+/* What a device can do. device/op.c has a table of them: their names, and what they read and write. */
+typedef enum {
+    OP_COPY,           /* moves */
+    OP_EMBED,          /* y[r] = table[idx[r]], or y[r] += */
+    OP_LAYERNORM,      /* y = layernorm(x) w + b */
+    OP_LINEAR,         /* y = x w^T + b, ReLU, + residual */
+    OP_UNPACK,         /* packed weights to F16 */
+    OP_PACK,           /* new k, v to rows of packed pages */
+    OP_ATTEND_PREFILL, /* causal attention of whole prompts */
+    OP_ATTEND,         /* attention of new tokens to pages */
+    OP_SELECT,         /* sparse attention: which tokens, and their weights */
+    OP_FETCH,          /* their V from disk */
+    OP_WEIGH,          /* their weighted sum */
+    OP_APPEND,         /* new k, v into pages */
+    OP_PICK,           /* logits to the next token */
+    OP_SCORE,          /* logits to log-probabilities of what is given */
+    NCODES
+} OpCode;
+
+enum { MAX_VIEWS = 6 };
+
+/* An order to a lane, as data. Shapes as in the host_ twins (device.h); the constructors op_linear and so on check them. */
 typedef struct {
-    Tensor k, v, pages, len;
-    int page_tokens, h1, nh;
-} PageTable;
-/* Bytes of a token's K, or V. */
-static inline size_t table_row_bytes(const PageTable *table) { return table->k.cols * type_bytes(table->k.type); }
+    OpCode code;
+    Lane lane;
+    /* what it is for: traces, counters and the sim's rates ask. i the sweep, j the layer, k the GPU batch by its place in
+     * the sweep, batch its number since the beginning, in the order in which they entered; prefill: it is in prefill */
+    Kind kind;
+    bool prefill;
+    int i, j, k, batch;
+    union { /* its views: by number, or of each code by name */
+        Tensor view[MAX_VIEWS];
+        struct {
+            Tensor y, table, idx;
+        } embed;
+        struct {
+            Tensor y, x, w, b;
+        } layernorm;
+        struct {
+            Tensor y, x, w, b, residual;
+        } linear;
+        struct {
+            Tensor w, packed;
+        } unpack;
+        struct {
+            Tensor packed, kv;
+        } pack;
+        struct {
+            Tensor o, q, kv, start;
+        } prefilled;
+        struct {
+            Tensor o, q, k, v, pages, len;
+        } attend;
+        struct {
+            Tensor tokens, weights, q, k, pages, len;
+        } select;
+        struct {
+            Tensor v, pages, len, home_v, home_pages, tokens;
+        } fetch;
+        struct {
+            Tensor o, tokens, weights, v, pages, len;
+        } weigh;
+        struct {
+            Tensor k, v, kv, seq, pos, pages;
+        } append;
+        struct {
+            Tensor ids, logits, prompt, pos;
+        } pick;
+        struct {
+            Tensor logp, best, logits, target;
+        } score;
+    };
+    const Move *moves; /* of a copy; they may be changed when it has been posted */
+    int nmoves;
+    int nh, page_tokens;
+    bool add, relu;
+    double sparsity;
+    Sampling sampling;
+    int nafter; /* it begins when these events have happened */
+    Event after[NLANES];
+} Op;
 
 // ---------------------------------------------------------------------------------------------------------------
 // opt_model.c again: the forward pass through the table of device functions, as pieces of a sweep (section 3)
 //
-// Each posts on op.lane, the first op behind op.after, and returns its last event. Views: x (rows, h1) is the hidden state,
+// Each posts on op.lane. Views: x (rows, h1) is the hidden state,
 // changed in place; w one layer's tensors on the GPU; norm and ffn are scratch of at most norm.rows rows, through which the
 // rows pass piece by piece.
 // ---------------------------------------------------------------------------------------------------------------
@@ -381,17 +508,17 @@ static inline size_t table_row_bytes(const PageTable *table) { return table->k.c
 /* The hidden state of new tokens: x = token rows + position rows. tokens: (rows, embed) gathered token rows, or with rows 0
  * the table itself is on the GPU: table, ids. positions (1, rows) I32 are already offset by 2. embedded: scratch for
  * project_in. */
-Event opt_embed(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor x, Tensor tokens,
-                Tensor ids, Tensor positions, Tensor embedded);
+void opt_embed(Poster *to, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor x, Tensor tokens,
+               Tensor ids, Tensor positions, Tensor embedded);
 /* The half of a layer before attention: q (rows, h1) and kv (rows, 2 h1) F16, a row's k then its v. */
-Event opt_project(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor q, Tensor kv, Tensor x,
-                  Tensor norm);
+void opt_project(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor q, Tensor kv, Tensor x,
+                 Tensor norm);
 /* The half after it: x += o w_O, then the MLP; o (rows, h1). */
-Event opt_finish(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm,
-                 Tensor ffn);
+void opt_finish(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm,
+                Tensor ffn);
 /* Final norm, project_out and the head: logits (rows, vocab) of the last rows x (rows, h1), which it overwrites. */
-Event opt_logits(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor head, Tensor logits,
-                 Tensor x, Tensor out);
+void opt_logits(Poster *to, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor head, Tensor logits,
+                Tensor x, Tensor out);
 
 // ---------------------------------------------------------------------------------------------------------------
 // schedule.c: the sweep, Figure 4

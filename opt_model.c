@@ -207,118 +207,61 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// The forward pass through the device table
+// The forward pass as ops, in pieces of a sweep
 // ---------------------------------------------------------------------------------------------------------------
 
 static const Tensor none = {.rows = 0};
 
-Event opt_embed(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor x, Tensor tokens,
-                Tensor ids, Tensor positions, Tensor embedded) {
+void opt_embed(Poster *to, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor x, Tensor tokens,
+               Tensor ids, Tensor positions, Tensor embedded) {
     bool projected = config->embed != config->h1;
     if (!tokens.rows) {
-        device->embed(device, &op, projected ? embedded : x, global[TOK_EMBED], ids, false);
-        op.nafter = 0;
+        post(to, op_embed(op, projected ? embedded : x, global[TOK_EMBED], ids, false));
         tokens = embedded;
     }
-    Event e = device->embed(device, &op, x, global[POS_EMBED], positions, !projected);
-    op.nafter = 0;
-    if (projected) e = device->linear(device, &op, x, tokens, global[PROJECT_IN], none, x, false);
-    return e;
+    post(to, op_embed(op, x, global[POS_EMBED], positions, !projected));
+    if (projected) post(to, op_linear(op, x, tokens, global[PROJECT_IN], none, x, false));
 }
 
-Event opt_project(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor q, Tensor kv, Tensor x,
-                  Tensor norm) {
+void opt_project(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor q, Tensor kv, Tensor x,
+                 Tensor norm) {
     int h1 = config->h1, piece = config->pre_norm ? norm.rows : x.rows;
-    Event e = {op.lane, 0};
     for (int first = 0; first < x.rows; first += piece) {
-        int n = x.rows - first < piece ? x.rows - first : piece;
+        int n = imin(piece, x.rows - first);
         Tensor in = tensor_rows(x, first, n), out = tensor_rows(kv, first, n);
         if (config->pre_norm) {
-            device->layernorm(device, &op, tensor_rows(norm, 0, n), in, w[LN1_W], w[LN1_B]);
-            op.nafter = 0;
+            post(to, op_layernorm(op, tensor_rows(norm, 0, n), in, w[LN1_W], w[LN1_B]));
             in = tensor_rows(norm, 0, n);
         }
-        device->linear(device, &op, tensor_rows(q, first, n), in, w[Q_W], w[Q_B], none, false);
-        op.nafter = 0;
-        device->linear(device, &op, tensor_cols(out, 0, h1), in, w[K_W], w[K_B], none, false);
-        e = device->linear(device, &op, tensor_cols(out, h1, h1), in, w[V_W], w[V_B], none, false);
+        post(to, op_linear(op, tensor_rows(q, first, n), in, w[Q_W], w[Q_B], none, false));
+        post(to, op_linear(op, tensor_cols(out, 0, h1), in, w[K_W], w[K_B], none, false));
+        post(to, op_linear(op, tensor_cols(out, h1, h1), in, w[V_W], w[V_B], none, false));
     }
-    return e;
 }
 
-Event opt_finish(Device *device, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm,
-                 Tensor ffn) {
-    Event e = device->linear(device, &op, x, o, w[O_W], w[O_B], x, false);
-    op.nafter = 0;
-    if (!config->pre_norm) e = device->layernorm(device, &op, x, x, w[LN1_W], w[LN1_B]);
+void opt_finish(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm,
+                Tensor ffn) {
+    post(to, op_linear(op, x, o, w[O_W], w[O_B], x, false));
+    if (!config->pre_norm) post(to, op_layernorm(op, x, x, w[LN1_W], w[LN1_B]));
     for (int first = 0; first < x.rows; first += ffn.rows) {
-        int n = x.rows - first < ffn.rows ? x.rows - first : ffn.rows;
+        int n = imin(ffn.rows, x.rows - first);
         Tensor part = tensor_rows(x, first, n), in = part, hidden = tensor_rows(ffn, 0, n);
         if (config->pre_norm) {
             in = tensor_rows(norm, 0, n);
-            device->layernorm(device, &op, in, part, w[LN2_W], w[LN2_B]);
+            post(to, op_layernorm(op, in, part, w[LN2_W], w[LN2_B]));
         }
-        device->linear(device, &op, hidden, in, w[FC1_W], w[FC1_B], none, true);
-        e = device->linear(device, &op, part, hidden, w[FC2_W], w[FC2_B], part, false);
+        post(to, op_linear(op, hidden, in, w[FC1_W], w[FC1_B], none, true));
+        post(to, op_linear(op, part, hidden, w[FC2_W], w[FC2_B], part, false));
     }
-    if (!config->pre_norm) e = device->layernorm(device, &op, x, x, w[LN2_W], w[LN2_B]);
-    return e;
+    if (!config->pre_norm) post(to, op_layernorm(op, x, x, w[LN2_W], w[LN2_B]));
 }
 
-Event opt_logits(Device *device, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor head, Tensor logits,
-                 Tensor x, Tensor out) {
-    if (config->final_norm) {
-        device->layernorm(device, &op, x, x, global[FINAL_LN_W], global[FINAL_LN_B]);
-        op.nafter = 0;
-    }
+void opt_logits(Poster *to, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor head, Tensor logits,
+                Tensor x, Tensor out) {
+    if (config->final_norm) post(to, op_layernorm(op, x, x, global[FINAL_LN_W], global[FINAL_LN_B]));
     if (config->embed != config->h1) {
-        device->linear(device, &op, out, x, global[PROJECT_OUT], none, none, false);
-        op.nafter = 0;
+        post(to, op_linear(op, out, x, global[PROJECT_OUT], none, none, false));
         x = out;
     }
-    return device->linear(device, &op, logits, x, head, none, none, false);
-}
-
-static Tensor on_gpu(Type type, size_t offset, int rows, int cols) {
-    return (Tensor){.tier = TIER_GPU, .type = type, .offset = offset, .rows = rows, .cols = cols, .ld = (size_t)cols};
-}
-
-/* A weight of layer 0, or a matrix that streams like one, where it lies or will lie while it computes. */
-static Tensor warm_weight(const Plan *plan, const WeightPlace *place) {
-    Tensor t = place->home;
-    size_t bytes = place->slab_offset + (size_t)t.rows * t.cols * 2;
-    if (t.tier == TIER_GPU || !t.rows) return t;
-    return on_gpu(F16, plan->staging[plan->slot_bytes[0] < bytes] + place->slab_offset, t.rows, t.cols);
-}
-
-/* The same of a layer's tensor; what is packed will lie unpacked. */
-static Tensor warm_role(const Plan *plan, Role r) {
-    int rows, cols;
-    if (plan->weight[0][r].home.type != U8) return warm_weight(plan, &plan->weight[0][r]);
-    opt_role_shape(&plan->config, r, &rows, &cols);
-    return on_gpu(F16, plan->unpacked + plan->unpacked_at[r], rows, cols);
-}
-
-int opt_warm_up(Device *device, const Plan *plan, Error *err) {
-    const OptConfig *c = &plan->config;
-    Type act = plan->act_type;
-    int many = plan->max_rows < 2 * plan->chunk ? plan->max_rows : 2 * plan->chunk, sizes[] = {many, plan->max_seqs};
-    Tensor w[NROLES], global[NGLOBALS];
-    for (int r = 0; r < NROLES; r++) w[r] = warm_role(plan, (Role)r);
-    for (int g = 0; g < NGLOBALS; g++) global[g] = warm_weight(plan, &plan->global[g]);
-    Op project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
-    for (int i = 0; i < 2; i++) {
-        Tensor x = on_gpu(act, plan->q, sizes[i], c->h1), o = on_gpu(act, plan->o, sizes[i], c->h1);
-        Tensor kv = on_gpu(F16, plan->kvrow, sizes[i], 2 * c->h1), norm = on_gpu(act, plan->norm, plan->chunk, c->h1);
-        Tensor norm2 = on_gpu(act, plan->norm2, plan->chunk, c->h1), ffn = on_gpu(act, plan->ffn, plan->chunk, c->h2);
-        if (device->wait(device, opt_project(device, project, c, w, o, kv, x, norm), err) ||
-            device->wait(device, opt_finish(device, finish, c, w, x, o, norm2, ffn), err))
-            return -1;
-    }
-    Tensor x = on_gpu(act, plan->head_x, plan->head_chunk, c->h1),
-           out = on_gpu(act, plan->head_out, plan->head_chunk, c->embed);
-    Tensor logits = on_gpu(F32, plan->logits, plan->head_chunk, c->vocab);
-    if (device->wait(device, opt_logits(device, project, c, global, global[plan->head], logits, x, out), err)) return -1;
-    memset(device->count, 0, sizeof device->count);
-    return 0;
+    post(to, op_linear(op, logits, x, head, none, none, false));
 }

@@ -11,33 +11,16 @@
 #include <limits.h>
 #include <math.h>
 
-#include "device/device.h"
+#include "flexgen.h"
 #include "io/io.h"
 
-enum { ALIGN = 64, CHUNK_ROWS = 1024, HEAD_ROWS = 64 };
+enum { CHUNK_ROWS = 1024, HEAD_ROWS = 64 };
 
 const char *const tier_name[NTIERS] = {"GPU", "CPU", "disk"};
-
-static size_t round_up(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Dealing: weights to tiers, sequences to batches and tiers
 // ---------------------------------------------------------------------------------------------------------------
-
-/* Error diffusion over a stream of items: each goes to the tier that is furthest behind its share. */
-typedef struct {
-    double share[NTIERS], due[NTIERS]; /* due: what the tier should hold by now less what it does */
-} Diffusion;
-
-static Tier diffuse(Diffusion *d, double size) {
-    Tier best = TIER_GPU;
-    for (int t = 0; t < NTIERS; t++) {
-        d->due[t] += size * d->share[t];
-        if (d->due[t] > d->due[best] + 1e-9 * size || d->share[best] <= 0) best = (Tier)t;
-    }
-    d->due[best] -= size;
-    return best;
-}
 
 void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc) {
     /* large tensors first: the small ones then even out what is left */
@@ -54,91 +37,112 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
     }
 }
 
-int block_size(const Policy *policy) {
-    return policy->schedule == SCHEDULE_ROW ? policy->gbs : policy->gbs * policy->num_gpu_batches;
-}
-
-/* Whole sequences per tier, nearest to the shares: largest remainders get what the floors leave. */
-static void apportion(int count[NTIERS], const double share[NTIERS], int total) {
-    double rest[NTIERS];
-    int left = total;
-    for (int t = 0; t < NTIERS; t++) {
-        double exact = share[t] * total;
-        count[t] = (int)floor(exact + 1e-9);
-        rest[t] = exact - count[t];
-        left -= count[t];
-    }
-    for (; left > 0; left--) {
-        int best = 0;
-        for (int t = 1; t < NTIERS; t++)
-            if (rest[t] > rest[best]) best = t;
-        count[best]++, rest[best] -= 1;
-    }
-}
-
-static int by_k_and_tier(const void *a, const void *b) {
-    const Seat *x = a, *y = b;
-    return x->k != y->k ? x->k - y->k : (int)x->kv - (int)y->kv;
-}
-
-static int by_tier(const void *a, const void *b) { return (int)*(const Tier *)a - (int)*(const Tier *)b; }
-
-static Diffusion dealer(double g, double c, int count) {
-    double share[NTIERS] = {g, c, fmax(0, 1 - g - c)};
-    int whole[NTIERS];
-    Diffusion d = {{0}, {0}};
-    apportion(whole, share, count);
-    for (int t = 0; t < NTIERS; t++) d.share[t] = (double)whole[t] / count;
-    return d;
-}
-
-void deal_block(Seat *seats, const Policy *policy, int count) {
-    if (!count) return;
-    Diffusion kv = dealer(policy->cg, policy->cc, count), act = dealer(policy->hg, policy->hc, count);
-    Tier *tiers = xcalloc(count, sizeof *tiers);
-    for (int i = 0; i < count; i++) {
-        seats[i] = (Seat){.prompt = -1, .k = i / policy->gbs, .kv = diffuse(&kv, 1)};
-        tiers[i] = diffuse(&act, 1);
-    }
-    qsort(seats, count, sizeof *seats, by_k_and_tier);
-    for (int i = 0; i < count; i += policy->gbs) { /* within a batch, in the order of its seats */
-        int n = imin(policy->gbs, count - i);
-        qsort(tiers + i, n, sizeof *tiers, by_tier);
-        for (int r = 0; r < n; r++) seats[i + r].act = tiers[i + r];
-    }
-    free(tiers);
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // The plan
 // ---------------------------------------------------------------------------------------------------------------
 
-static size_t add_term(Plan *p, Tier tier, size_t bytes, const char *name, const char *remedy) {
-    size_t offset = tier == TIER_DISK ? p->offload_bytes : p->total[tier];
-    bytes = round_up(bytes);
-    if (!bytes) return offset;
-    CHECK(p->nterms < MAX_TERMS);
-    p->terms[p->nterms++] = (Term){tier, name, remedy, offset, bytes};
+static const char *const lower_gbs = "lower --gpu-batch-size";
+
+/* A region to be: on which tier, for what, of what shape. */
+typedef struct {
+    RegionId id;
+    Tier tier;
+    const char *name, *remedy;
+    Type type;
+    int rows, cols, slots;
+} Line;
+
+/* Lays it out behind those that its tier has already; an empty one is none. A slot is one cell, if number_cells does not
+ * know better. */
+static void add_region(Plan *p, Line line) {
+    Region r = {line.name, line.remedy, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
+    r.bytes = whole_lines((size_t)r.rows * r.cols * r.slots * type_bytes(r.type));
+    r.offset = line.tier == TIER_DISK ? p->offload_bytes : p->total[line.tier];
+    if (line.tier == TIER_DISK) p->offload_bytes += r.bytes;
+    p->total[line.tier] += r.bytes;
+    p->region[line.id][line.tier] = r;
+}
+
+/* Weights at rest: so many bytes, which nobody writes. The disk's share of a real checkpoint stays where it is: it is
+ * counted, but not part of the offload file. */
+static void add_resting(Plan *p, RegionId id, Tier tier, size_t bytes, bool in_checkpoint, const char *name,
+                        const char *remedy) {
+    Region r = {.name = name, .remedy = remedy, .type = U8, .slots = 1, .offset = SIZE_MAX, .bytes = bytes};
+    if (!in_checkpoint) {
+        r.offset = tier == TIER_DISK ? p->offload_bytes : p->total[tier];
+        if (tier == TIER_DISK) p->offload_bytes += bytes;
+    }
     p->total[tier] += bytes;
-    if (tier == TIER_DISK) p->offload_bytes += bytes;
-    return offset;
+    p->region[id][tier] = r;
 }
 
-/* The disk's share of a real checkpoint stays where it is: it is counted, but not part of the offload file. */
-static void add_checkpoint_term(Plan *p, size_t bytes, const char *name, const char *remedy) {
-    if (!bytes) return;
-    CHECK(p->nterms < MAX_TERMS);
-    p->terms[p->nterms++] = (Term){TIER_DISK, name, remedy, SIZE_MAX, bytes};
-    p->total[TIER_DISK] += bytes;
+/* Gives the cells their numbers, when everything is declared. Of the cache each batch slot has one for every layer, and one
+ * slot more stands for the pages that nobody has; of a staging slot on the CPU every part of a layer has one. */
+static void number_cells(Plan *p) {
+    for (int t = 0; t < NTIERS; t++) {
+        for (int slot = 0; slot < 2; slot++) p->region[WEIGHT_SLOT + slot][t].cells = t == TIER_CPU ? p->slots : 1;
+        p->region[ATTENDED][t].cells = 2; /* of the sequences with KV on the GPU, and of the others */
+        p->region[UNPACKED_WEIGHTS][t].cells = 2;
+        for (int id = 0; id < NREGIONS; id++) {
+            Region *r = &p->region[id][t];
+            r->cell = p->ncells;
+            p->ncells += id == KV_CACHE ? (p->slots + 1) * p->config.l : id == ACTIVATIONS ? p->slots : r->slots * r->cells;
+        }
+    }
 }
 
-static Tensor as_f16(Tensor t, Tier tier, size_t offset) {
-    return (Tensor){.tier = tier, .type = F16, .offset = offset, .rows = t.rows, .cols = t.cols, .ld = (size_t)t.cols};
+Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, int rows) {
+    const Region *r = &p->region[id][tier];
+    if (!r->slots) return (Tensor){.tier = tier, .region = id, .rows = 0};
+    slot %= r->slots;
+    size_t row = r->cols * type_bytes(r->type);
+    return (Tensor){.tier = tier,
+                    .type = r->type,
+                    .quant = r->type == U8 ? p->policy.cache_quant : (Quant){0},
+                    .offset = r->offset + (slot * r->rows + first) * row,
+                    .rows = rows,
+                    .cols = r->cols,
+                    .ld = (size_t)r->cols,
+                    .region = id,
+                    .cell = r->cell + (int)slot * r->cells,
+                    .ncells = r->cells};
+}
+
+Tensor plan_bytes(const Plan *p, RegionId id, Tier tier, long slot, size_t at, Type type, int n) {
+    Tensor t = plan_view(p, id, tier, slot, 0, 1);
+    t.type = type, t.offset += at, t.cols = n, t.ld = (size_t)n;
+    return t;
+}
+
+int cache_cell(const Plan *p, Tier tier, int batch, int j) {
+    return p->region[KV_CACHE][tier].cell + batch * p->config.l + j;
+}
+
+PageTable pool_pages(const Plan *p, Tier tier, int j, int batch, int npages, Tensor pages, Tensor len) {
+    const int rows = npages * p->policy.page_tokens;
+    PageTable t = {.pages = pages, .len = len, .page_tokens = p->policy.page_tokens, .nh = p->config.nh};
+    t.k = plan_view(p, KV_CACHE, tier, 2 * j, 0, rows);
+    t.v = plan_view(p, KV_CACHE, tier, 2 * j + 1, 0, rows);
+    t.k.cell = t.v.cell = cache_cell(p, tier, batch, j);
+    return t;
+}
+
+PageTable staged_pages(const Plan *p, Tier tier, long slot, int npages, Tensor pages, Tensor len) {
+    const int rows = npages * p->policy.page_tokens;
+    PageTable t = {.pages = pages, .len = len, .page_tokens = p->policy.page_tokens, .nh = p->config.nh};
+    t.k = plan_view(p, KV_STAGING, tier, slot % 2 * 2, 0, rows);
+    t.v = plan_view(p, KV_STAGING, tier, slot % 2 * 2 + 1, 0, rows);
+    return t;
+}
+
+static Tensor as_f16(Tensor t, RegionId id, Tier tier, size_t offset) {
+    return (Tensor){
+        .tier = tier, .type = F16, .offset = offset, .rows = t.rows, .cols = t.cols, .ld = (size_t)t.cols, .region = id};
 }
 
 /* A matrix of a layer as it rests, packed or not. A packed checkpoint has it so already. */
 static Tensor as_stored(Tensor t, bool matrix, Quant quant, Tier tier, size_t offset) {
-    Tensor f16 = as_f16(t, tier, offset);
+    Tensor f16 = as_f16(t, RESTING_WEIGHTS, tier, offset);
     if (!quant.bits || !matrix) return f16;
     if (t.type != U8) {
         f16.rows = (t.rows + quant.group - 1) / quant.group;
@@ -147,8 +151,6 @@ static Tensor as_stored(Tensor t, bool matrix, Quant quant, Tier tier, size_t of
     f16.type = U8, f16.quant = quant, f16.ld = (size_t)f16.cols;
     return f16;
 }
-
-static size_t tensor_bytes(Tensor t) { return (size_t)t.rows * t.cols * type_bytes(t.type); }
 
 bool copied_to_disk(const Plan *p, const Checkpoint *c) {
     return c->dummy || (p->policy.weight_quant.bits && !c->quant.bits);
@@ -191,7 +193,7 @@ static void plan_layers(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
                 Tensor t = c->layer[j][r];
                 WeightPlace *w = &p->weight[j][r];
                 w->home = as_stored(t, role_is_matrix(r), p->policy.weight_quant, (Tier)pass, bytes[pass]);
-                size_t size = round_up(tensor_bytes(w->home));
+                size_t size = whole_lines(tensor_bytes(w->home));
                 if (pass == TIER_DISK && !copied_to_disk(p, c)) w->home = t;
                 w->slab_offset = p->cpu_slab[j] + p->disk_slab[j];
                 if (pass == TIER_CPU) p->cpu_slab[j] += size;
@@ -212,8 +214,8 @@ static void plan_globals(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
         bool table = g == TOK_EMBED || g == LM_HEAD;
         Tier tier = table ? p->policy.table_home : TIER_GPU;
         if (!t.rows) continue;
-        size_t size = round_up((size_t)t.rows * t.cols * 2);
-        p->global[g].home = tier == TIER_DISK && !c->dummy ? t : as_f16(t, tier, bytes[tier]);
+        size_t size = whole_lines((size_t)t.rows * t.cols * 2);
+        p->global[g].home = tier == TIER_DISK && !c->dummy ? t : as_f16(t, EMBEDDINGS, tier, bytes[tier]);
         if (table && (Global)g == p->head && tier != TIER_GPU) {
             p->cpu_slab_offset[l] = bytes[tier];
             (tier == TIER_CPU ? p->cpu_slab : p->disk_slab)[l] = size;
@@ -222,16 +224,17 @@ static void plan_globals(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
     }
 }
 
-/* What rests in the checkpoint stays where it is. */
-static void shift_weights(Plan *p, const size_t layers[NTIERS], const size_t globals[NTIERS]) {
-    for (int j = 0; j < p->config.l; j++) {
-        p->cpu_slab_offset[j] += layers[TIER_CPU];
-        for (int r = 0; r < NROLES; r++)
-            if (!p->weight[j][r].home.file) p->weight[j][r].home.offset += layers[p->weight[j][r].home.tier];
+/* Offsets counted from the region's beginning so far, and now from the tier's. What rests in the checkpoint stays there. */
+static void shift_weights(Plan *p) {
+    for (int j = 0; j < p->config.l; j++)
+        for (int r = 0; r < NROLES; r++) {
+            Tensor *home = &p->weight[j][r].home;
+            if (!home->file) home->offset += p->region[RESTING_WEIGHTS][home->tier].offset;
+        }
+    for (int g = 0; g < NGLOBALS; g++) {
+        Tensor *home = &p->global[g].home;
+        if (!home->file) home->offset += p->region[EMBEDDINGS][home->tier].offset;
     }
-    p->cpu_slab_offset[p->config.l] += globals[TIER_CPU];
-    for (int g = 0; g < NGLOBALS; g++)
-        if (!p->global[g].home.file) p->global[g].home.offset += globals[p->global[g].home.tier];
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -261,32 +264,31 @@ static void plan_unpacked(Plan *p) {
         opt_role_shape(&p->config, (Role)r, &rows, &cols);
         if (!role_is_matrix((Role)r)) continue;
         p->unpacked_at[r] = bytes;
-        bytes += round_up((size_t)rows * cols * sizeof(f16));
+        bytes += whole_lines((size_t)rows * cols * sizeof(f16));
     }
     p->unpacked_bytes = bytes;
-    p->unpacked = add_term(p, TIER_GPU, bytes, "unpacked weights", "leave --compress-weight out");
+    add_region(p, (Line){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", "leave --compress-weight out", F16, 1,
+                         (int)(bytes / 2), 1});
 }
 
 static void plan_weights(Plan *p, const Checkpoint *c) {
     static const char *const percent_w = "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
-    size_t layers[NTIERS] = {0}, globals[NTIERS] = {0}, at_layers[NTIERS] = {0}, at_globals[NTIERS] = {0};
+    size_t layers[NTIERS] = {0}, globals[NTIERS] = {0};
     plan_layers(p, c, layers);
     plan_globals(p, c, globals);
     for (int t = 0; t < NTIERS; t++) {
-        if (t == TIER_DISK && !copied_to_disk(p, c))
-            add_checkpoint_term(p, layers[t], "weights (checkpoint)", percent_w);
-        else
-            at_layers[t] = add_term(p, (Tier)t, layers[t], "weights", percent_w);
-        if (t == TIER_DISK && !c->dummy)
-            add_checkpoint_term(p, globals[t], "embeddings (checkpoint)", percent_w);
-        else
-            at_globals[t] = add_term(p, (Tier)t, globals[t], "embeddings", "use a smaller model, or a larger tier");
+        bool file = t == TIER_DISK && !copied_to_disk(p, c), globals_file = t == TIER_DISK && !c->dummy;
+        add_resting(p, RESTING_WEIGHTS, (Tier)t, layers[t], file, file ? "weights (checkpoint)" : "weights", percent_w);
+        add_resting(p, EMBEDDINGS, (Tier)t, globals[t], globals_file,
+                    globals_file ? "embeddings (checkpoint)" : "embeddings", "use a smaller model, or a larger tier");
     }
-    shift_weights(p, at_layers, at_globals);
+    shift_weights(p);
     plan_slots(p);
     for (int slot = 0; slot < 2; slot++) {
-        p->staging[slot] = add_term(p, TIER_GPU, p->slot_bytes[slot], "weight staging", percent_w);
-        p->disk_staging[slot] = add_term(p, TIER_CPU, p->disk_slot_bytes[slot], "weight staging", percent_w);
+        const RegionId id = (RegionId)(WEIGHT_SLOT + slot);
+        const int on_gpu = (int)(p->slot_bytes[slot] / 2), on_cpu = (int)(p->disk_slot_bytes[slot] / 2);
+        add_region(p, (Line){id, TIER_GPU, "weight staging", percent_w, F16, 1, on_gpu, 1});
+        add_region(p, (Line){id, TIER_CPU, "weight staging", percent_w, F16, 1, on_cpu, 1});
     }
     plan_unpacked(p);
 }
@@ -481,13 +483,16 @@ static double a21_cache(const Plan *p, const Task *task) {
 static void plan_cache(Plan *p, const Task *task) {
     static const char *const percent_c =
         "change the third and fourth number of --percent (KV cache on GPU, on CPU), or lower --gpu-batch-size";
-    size_t page = (size_t)p->policy.page_tokens * p->kv_row * 2; /* K and V */
-    for (int t = 0; t < NTIERS; t++)
-        p->kv[t] = add_term(p, (Tier)t, (size_t)p->config.l * p->npages[t] * page, "KV cache", percent_c);
+    const bool packed = p->policy.cache_quant.bits;
+    const int page = p->policy.page_tokens, wide = (int)(packed ? p->kv_row : p->kv_row / sizeof(f16));
+    const Type type = packed ? U8 : F16;
+    static const char *const staging_remedy[] = {"use --cpu-cache-compute, or lower --gpu-batch-size", lower_gbs};
+    for (int t = 0; t < NTIERS; t++) /* K and V of a layer in turn */
+        add_region(p, (Line){KV_CACHE, (Tier)t, "KV cache", percent_c, type, p->npages[t] * page, wide, 2 * p->config.l});
+    for (int t = TIER_GPU; t <= TIER_CPU; t++)
+        add_region(p,
+                   (Line){KV_STAGING, (Tier)t, "KV staging", staging_remedy[t], type, p->staged_pages[t] * page, wide, 4});
     p->a21_kv = task->count ? a21_cache(p, task) : 0;
-    p->kv_staging[0] = add_term(p, TIER_GPU, 2 * p->staged_pages[0] * page, "KV staging",
-                                "use --cpu-cache-compute, or lower --gpu-batch-size");
-    p->kv_staging[1] = add_term(p, TIER_CPU, 2 * p->staged_pages[1] * page, "KV staging", "lower --gpu-batch-size");
 }
 
 /* What a token's K takes in a page, and what sparse attention may choose of a sequence. */
@@ -504,54 +509,60 @@ static void measure_cache(Plan *p, const Task *task) {
 static void plan_activations(Plan *p) {
     static const char *const percent_h =
         "change the fifth and sixth number of --percent (activations on GPU, on CPU), or lower --gpu-batch-size";
-    size_t row = (size_t)p->config.h1 * type_bytes(p->act_type);
+    const int h1 = p->config.h1, last = p->slots - 1, staged = p->max_act_rows[TIER_DISK];
     for (int t = 0; t < NTIERS; t++) {
-        size_t rows = p->slots ? (size_t)p->act_first[t][p->slots - 1] + p->act_rows[t][p->slots - 1] : 0;
-        p->act[t] = add_term(p, (Tier)t, rows * row, "activations", percent_h);
+        int rows = p->slots ? p->act_first[t][last] + p->act_rows[t][last] : 0;
+        add_region(p, (Line){ACTIVATIONS, (Tier)t, "activations", percent_h, p->act_type, rows, h1, 1});
     }
-    p->act_staging[0] =
-        add_term(p, TIER_CPU, 2 * p->max_act_rows[TIER_DISK] * row, "activation staging, reading", percent_h);
-    p->act_staging[1] =
-        add_term(p, TIER_CPU, 2 * p->max_act_rows[TIER_DISK] * row, "activation staging, writing", percent_h);
+    add_region(p, (Line){ACT_READING, TIER_CPU, "activation staging, reading", percent_h, p->act_type, staged, h1, 2});
+    add_region(p, (Line){ACT_WRITING, TIER_CPU, "activation staging, writing", percent_h, p->act_type, staged, h1, 2});
 }
 
+/* Integers of a batch's index tables: four a row, four a sequence and the end of the last, two page tables, and of the rows
+ * that the head wants which they are and in a scored task the tokens behind them (batch.c lays them out). */
+static size_t table_ints(const Plan *p, const Task *task) {
+    size_t rows = p->max_rows, seqs = p->max_seqs;
+    return 4 * rows + 4 * seqs + 1 + 2 * seqs * p->max_pages + (size_t)p->head_rows * (task->scored ? 2 : 1);
+}
+
+/* The workspaces: one line each, with what it is for (RegionId), and when it is there at all (rows 0: not). */
 static void plan_workspace(Plan *p, const Task *task) {
-    static const char *const batch = "lower --gpu-batch-size";
     const OptConfig *c = &p->config;
-    size_t A = type_bytes(p->act_type), rows = (size_t)p->nws * p->max_rows, heads = (size_t)p->nws * p->head_rows;
-    bool projected = c->embed != c->h1, gathered = p->policy.table_home != TIER_GPU, delegated = p->policy.cpu_attention;
-    p->x = add_term(p, TIER_GPU, p->need_x ? rows * c->h1 * A : 0, "workspace: x", batch);
-    p->q = add_term(p, TIER_GPU, rows * c->h1 * A, "workspace: q", batch);
-    p->kvrow = add_term(p, TIER_GPU, rows * c->h1 * 4, "workspace: new k, v", batch);
-    p->kvpacked =
-        add_term(p, TIER_GPU, p->policy.cache_quant.bits ? rows * p->kv_row * 2 : 0, "workspace: packed k, v", batch);
-    p->o = add_term(p, TIER_GPU, rows * c->h1 * A, "workspace: attention", batch);
-    p->norm = add_term(p, TIER_GPU, c->pre_norm ? (size_t)p->chunk * c->h1 * A : 0, "workspace: norm 1", batch);
-    p->norm2 = add_term(p, TIER_GPU, c->pre_norm ? (size_t)p->chunk * c->h1 * A : 0, "workspace: norm 2", batch);
-    p->ffn = add_term(p, TIER_GPU, (size_t)p->chunk * c->h2 * A, "workspace: mlp", batch);
-    p->embedded = add_term(p, TIER_GPU, projected ? rows * c->embed * A : 0, "workspace: embedding", batch);
-    p->head_x = add_term(p, TIER_GPU, heads * c->h1 * A, "workspace: last rows", batch);
-    p->head_out = add_term(p, TIER_GPU, projected ? (size_t)p->head_chunk * c->embed * A : 0, "workspace: head", batch);
-    p->logits = add_term(p, TIER_GPU, (size_t)p->head_chunk * c->vocab * 4, "logits", batch);
-    p->cpu_q = add_term(p, TIER_CPU, delegated ? (size_t)p->nws * p->off_seqs * c->h1 * A : 0, "attention: q", batch);
-    p->cpu_o = add_term(p, TIER_CPU, delegated ? (size_t)p->nws * p->off_seqs * c->h1 * A : 0, "attention: result", batch);
-    p->cpu_kvrow = add_term(p, TIER_CPU, (size_t)p->nws * p->off_rows * p->kv_row * 2, "new k, v", batch);
-    for (int side = 0; side < 2; side++) { /* one op after another uses them */
-        size_t chosen = (size_t)(side ? p->off_seqs : p->max_seqs) * c->nh * p->most_chosen * 4;
-        p->chosen[side] = add_term(p, (Tier)side, chosen, "attention: chosen tokens", batch);
-        p->weighing[side] = add_term(p, (Tier)side, chosen, "attention: chosen tokens", batch);
-    }
-    p->gathered = add_term(p, TIER_CPU, gathered ? rows * c->embed * A : 0, "embedding rows", batch);
-    p->cpu_logits =
-        add_term(p, TIER_CPU, task->keep_logits ? (size_t)p->slots * p->max_seqs * c->vocab * 4 : 0, "logits", batch);
-    size_t ints = 4 * (size_t)p->max_rows + 4 * (size_t)p->max_seqs + 1 + 2 * (size_t)p->max_seqs * p->max_pages;
-    ints += (size_t)p->head_rows * (task->scored ? 2 : 1); /* which rows; the tokens behind them */
-    p->table_bytes = round_up(ints * 4);
-    for (int side = 0; side < 2; side++) {
-        p->tables[side] = add_term(p, (Tier)side, 2 * p->slots * p->table_bytes, "index tables", batch);
-        p->picked[side] =
-            add_term(p, (Tier)side, task->scored ? 0 : (size_t)p->slots * p->max_seqs * 4, "new tokens", batch);
-        p->scores[side] = add_term(p, (Tier)side, task->scored ? (size_t)p->slots * p->head_rows * 8 : 0, "scores", batch);
+    const Type act = p->act_type, kv = p->policy.cache_quant.bits ? U8 : F16;
+    const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, heads = p->head_rows, nws = p->nws, slots = p->slots;
+    const int kv_cols = 2 * (int)(kv == U8 ? p->kv_row : p->kv_row / sizeof(f16)), choice = c->nh * p->most_chosen;
+    const int norm = c->pre_norm ? p->chunk : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
+    const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU, scored = task->scored;
+    const Line workspace[] = {
+        {HIDDEN, TIER_GPU, "workspace: x", lower_gbs, act, p->need_x ? rows : 0, h1, nws},
+        {QUERY, TIER_GPU, "workspace: q", lower_gbs, act, rows, h1, nws},
+        {QUERY, TIER_CPU, "attention: q", lower_gbs, act, off_seqs, h1, nws},
+        {NEW_KV, TIER_GPU, "workspace: new k, v", lower_gbs, F16, rows, 2 * h1, nws},
+        {NEW_KV, TIER_CPU, "new k, v", lower_gbs, kv, p->off_rows, kv_cols, nws},
+        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", lower_gbs, U8, kv == U8 ? rows : 0, kv_cols, nws},
+        {ATTENDED, TIER_GPU, "workspace: attention", lower_gbs, act, rows, h1, nws},
+        {ATTENDED, TIER_CPU, "attention: result", lower_gbs, act, off_seqs, h1, nws},
+        {NORM_1, TIER_GPU, "workspace: norm 1", lower_gbs, act, norm, h1, 1},
+        {NORM_2, TIER_GPU, "workspace: norm 2", lower_gbs, act, norm, h1, 1},
+        {MLP, TIER_GPU, "workspace: mlp", lower_gbs, act, p->chunk, c->h2, 1},
+        {EMBEDDED, TIER_GPU, "workspace: embedding", lower_gbs, act, projected ? rows : 0, c->embed, nws},
+        {EMBEDDED, TIER_CPU, "embedding rows", lower_gbs, act, gathered ? rows : 0, c->embed, nws},
+        {LAST_ROWS, TIER_GPU, "workspace: last rows", lower_gbs, act, heads, h1, nws},
+        {HEAD_OUT, TIER_GPU, "workspace: head", lower_gbs, act, projected ? p->head_chunk : 0, c->embed, 1},
+        {LOGITS, TIER_GPU, "logits", lower_gbs, F32, p->head_chunk, c->vocab, 1},
+        {LOGITS, TIER_CPU, "logits", lower_gbs, F32, task->keep_logits ? seqs : 0, c->vocab, slots},
+        {CHOSEN, TIER_GPU, "attention: chosen tokens", lower_gbs, I32, seqs, choice, 1},
+        {CHOSEN, TIER_CPU, "attention: chosen tokens", lower_gbs, I32, p->off_seqs, choice, 1},
+        {WEIGHING, TIER_GPU, "attention: chosen tokens", lower_gbs, F32, seqs, choice, 1},
+        {WEIGHING, TIER_CPU, "attention: chosen tokens", lower_gbs, F32, p->off_seqs, choice, 1},
+    };
+    for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++) add_region(p, workspace[i]);
+    p->table_ints = (int)(whole_lines(4 * table_ints(p, task)) / 4);
+    for (int t = TIER_GPU; t <= TIER_CPU; t++) { /* one's mirror is the other */
+        add_region(p, (Line){INDEX_TABLES, (Tier)t, "index tables", lower_gbs, I32, 1, p->table_ints, 2 * slots});
+        add_region(p, (Line){NEW_TOKENS, (Tier)t, "new tokens", lower_gbs, I32, 1, scored ? 0 : seqs, slots});
+        add_region(p, (Line){LOG_PROBS, (Tier)t, "scores", lower_gbs, F32, 1, scored ? heads : 0, slots});
+        add_region(p, (Line){GREEDY, (Tier)t, "scores", lower_gbs, I32, 1, scored ? heads : 0, slots});
     }
 }
 
@@ -591,6 +602,7 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     plan_cache(p, task);
     plan_activations(p);
     plan_workspace(p, task);
+    number_cells(p);
     return p;
 }
 
@@ -608,9 +620,9 @@ int plan_fits(const Plan *p, const size_t capacity[NTIERS], Error *err) {
     static const char *const flag[NTIERS] = {"--gpu-mem", "--cpu-mem", "--disk-mem"};
     for (int t = 0; t < NTIERS; t++) {
         if (p->total[t] <= capacity[t]) continue;
-        const Term *worst = NULL;
-        for (int i = 0; i < p->nterms; i++)
-            if ((int)p->terms[i].tier == t && (!worst || p->terms[i].bytes > worst->bytes)) worst = &p->terms[i];
+        const Region *worst = &p->region[0][t];
+        for (int id = 1; id < NREGIONS; id++)
+            if (p->region[id][t].bytes > worst->bytes) worst = &p->region[id][t];
         return fail(err, EXIT_USAGE,
                     "the %s tier needs %.1f MiB and has %.1f MiB; its largest part is %s with %.1f MiB: %s, or raise %s",
                     tier_name[t], p->total[t] / 1048576.0, capacity[t] / 1048576.0, worst->name, worst->bytes / 1048576.0,
@@ -619,25 +631,29 @@ int plan_fits(const Plan *p, const size_t capacity[NTIERS], Error *err) {
     return 0;
 }
 
+/* A line a name, a column a tier; regions of one name are added up. */
+static void print_regions(FILE *out, const Plan *p) {
+    const Region *all = &p->region[0][0];
+    for (int i = 0; i < NREGIONS * NTIERS; i++) {
+        size_t bytes[NTIERS] = {0};
+        bool first = all[i].bytes > 0;
+        for (int e = 0; e < NREGIONS * NTIERS && first; e++) {
+            if (!all[e].bytes || strcmp(all[e].name, all[i].name) != 0) continue;
+            first = e >= i;
+            bytes[e % NTIERS] += all[e].bytes;
+        }
+        if (!first) continue;
+        fprintf(out, "  %-32s", all[i].name);
+        for (int t = 0; t < NTIERS; t++)
+            bytes[t] ? fprintf(out, " %12.2f", bytes[t] / 1048576.0) : fprintf(out, " %12s", "");
+        fprintf(out, "\n");
+    }
+}
+
 void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const size_t *peak) {
     static const char *const what[] = {"weights", "KV cache", "activations"};
     fprintf(out, "%-34s %12s %12s %12s\n", peak ? "plan and peak (MiB)" : "plan (MiB)", "GPU", "CPU", "disk");
-    for (int i = 0; i < p->nterms && !peak; i++) {
-        bool first = true;
-        for (int e = 0; e < i; e++) first = first && strcmp(p->terms[e].name, p->terms[i].name) != 0;
-        if (!first) continue; /* one line a name, a column a tier */
-        size_t bytes[NTIERS] = {0};
-        for (int e = i; e < p->nterms; e++)
-            if (!strcmp(p->terms[e].name, p->terms[i].name)) bytes[p->terms[e].tier] += p->terms[e].bytes;
-        fprintf(out, "  %-32s", p->terms[i].name);
-        for (int t = 0; t < NTIERS; t++) {
-            if (bytes[t])
-                fprintf(out, " %12.2f", bytes[t] / 1048576.0);
-            else
-                fprintf(out, " %12s", "");
-        }
-        fprintf(out, "\n");
-    }
+    if (!peak) print_regions(out, p);
     const size_t *rows[] = {p->total, capacity, peak};
     static const char *const row_name[] = {"planned", "capacity", "measured peak"};
     for (int r = 0; r < 3; r++)
@@ -666,99 +682,6 @@ int table_home(Policy *policy, const Checkpoint *checkpoint, const Task *task, T
         if (fits) return 0;
     }
     return -1;
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Loading
-// ---------------------------------------------------------------------------------------------------------------
-
-/* Brings one tensor home in pieces; a real checkpoint's disk share already is. */
-static int load_tensor(const WeightPlace *place, const Tensor *source, const Checkpoint *checkpoint, Device *device,
-                       Error *err) {
-    enum { PIECE = 1 << 21 };
-    size_t count = (size_t)source->rows * source->cols;
-    f16 *piece = xcalloc(count < PIECE ? count : PIECE, sizeof *piece);
-    int status = 0;
-    for (size_t at = 0; at < count && !status; at += PIECE) {
-        size_t n = count - at < PIECE ? count - at : PIECE;
-        status = checkpoint_fill(checkpoint, piece, source, at, n, err);
-        if (!status) device->upload(device, place->home, at, piece, n);
-    }
-    free(piece);
-    return status;
-}
-
-/* The same packed, a row of groups at a time. */
-static int load_packed(const WeightPlace *place, const Tensor *source, const Checkpoint *checkpoint, Device *device,
-                       Error *err) {
-    Tensor home = place->home;
-    uint8_t *groups = xcalloc(home.cols, 1);
-    f16 *rows = xcalloc((size_t)home.quant.group * source->cols, sizeof *rows);
-    int status = 0;
-    for (int g = 0; g < home.rows && !status; g++) {
-        status = checkpoint_pack(checkpoint, groups, rows, source, g, home.quant, err);
-        if (!status) device->upload(device, home, (size_t)g * home.cols, groups, home.cols);
-    }
-    free(groups), free(rows);
-    return status;
-}
-
-int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err) {
-    int l = plan->config.l, total = l * NROLES + NGLOBALS, status = 0;
-#ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic)
-#endif
-    for (int i = 0; i < total; i++) {
-        int j = i / NROLES, r = i % NROLES;
-        Error mine;
-        const WeightPlace *place = j < l ? &plan->weight[j][r] : &plan->global[i - l * NROLES];
-        const Tensor *source = j < l ? &checkpoint->layer[j][r] : &checkpoint->global[i - l * NROLES];
-        int stop;
-#ifdef _OPENMP
-#pragma omp atomic read
-#endif
-        stop = status;
-        if (stop || !source->rows || place->home.file) continue;
-        if ((place->home.type == U8 ? load_packed : load_tensor)(place, source, checkpoint, device, &mine) != 0) {
-#ifdef _OPENMP
-#pragma omp critical
-#endif
-            {
-                *err = mine;
-#ifdef _OPENMP
-#pragma omp atomic write
-#endif
-                status = -1;
-            }
-        }
-    }
-    return status;
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Measured peaks
-// ---------------------------------------------------------------------------------------------------------------
-
-void reach_open(Reach *reach, size_t peak[NTIERS], const Plan *plan) {
-    *reach = (Reach){.nterms = plan->nterms};
-    memcpy(reach->terms, plan->terms, sizeof reach->terms);
-    for (int t = 0; t < NTIERS; t++) peak[t] = 0;
-    for (int i = 0; i < reach->nterms; i++) /* what rests in the checkpoint is in use from the start */
-        if (reach->terms[i].offset == SIZE_MAX) peak[TIER_DISK] += reach->terms[i].bytes;
-}
-
-void reach_note(Reach *reach, size_t peak[NTIERS], Tensor view) {
-    size_t span = tensor_span(view);
-    if (!span || view.file) return;
-    for (int i = 0; i < reach->nterms; i++) {
-        const Term *term = &reach->terms[i];
-        if (term->tier != view.tier || view.offset < term->offset || view.offset >= term->offset + term->bytes) continue;
-        size_t high = round_up(view.offset + span - term->offset);
-        CHECK(high <= term->bytes);
-        if (high > reach->high[i]) peak[view.tier] += high - reach->high[i], reach->high[i] = high;
-        return;
-    }
-    CHECK(!"a view outside the plan");
 }
 
 // ---------------------------------------------------------------------------------------------------------------

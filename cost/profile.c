@@ -104,8 +104,9 @@ static Event post_linear_of(Profile *p, Lane lane, int m, int n, int k) {
         w = matrix(TIER_GPU, F16, next_cold(p, (size_t)n * k * sizeof(f16)), n, k);
     }
     p->work += 2.0 * m * n * k, p->ops++;
-    return p->product = p->device->linear(p->device, &op, matrix(TIER_GPU, act, p->y, m, n),
-                                          matrix(TIER_GPU, act, p->x, m, k), w, (Tensor){0}, (Tensor){0}, false);
+    op = op_linear(op, matrix(TIER_GPU, act, p->y, m, n), matrix(TIER_GPU, act, p->x, m, k), w, (Tensor){0}, (Tensor){0},
+                   false);
+    return p->product = p->device->post(p->device, &op);
 }
 
 /* The three shapes of a layer's products, from lane to lane as in a layer. */
@@ -123,8 +124,9 @@ static Event post_attend_prefill(Profile *p, int i) {
     Tensor kv = matrix(TIER_GPU, F16, next_cold(p, (size_t)rows * 2 * h1 * sizeof(f16)), rows, 2 * h1);
     Tensor start = matrix(TIER_GPU, I32, p->starts + (size_t)i * (p->size.tokens + 1) * 4, 1, nseq + 1);
     p->work += 4.0 * h1 * nseq * s * (s + 1) / 2, p->ops++;
-    return p->device->attend_prefill(p->device, &op, matrix(TIER_GPU, act, p->y, rows, h1),
-                                     matrix(TIER_GPU, act, p->x, rows, h1), kv, start, p->size.nh);
+    op = op_attend_prefill(op, matrix(TIER_GPU, act, p->y, rows, h1), matrix(TIER_GPU, act, p->x, rows, h1), kv, start,
+                           p->size.nh);
+    return p->device->post(p->device, &op);
 }
 
 /* Bytes of a token's K, or V. */
@@ -148,11 +150,11 @@ static Event post_attend_on(Profile *p, int i, Tier tier, Lane lane) {
         .pages = matrix(tier, I32, p->tables + first * 4, nseq, pages_each),
         .len = matrix(tier, I32, p->starts + (size_t)(NTOKEN_SIZES * (p->size.tokens + 1) + i * p->size.nseq) * 4, 1, nseq),
         .page_tokens = PAGE_TOKENS,
-        .h1 = h1,
         .nh = p->size.nh};
     t.v = t.k, t.v.offset = half;
     p->work += 4.0 * h1 * nseq * len, p->ops++;
-    return p->device->attend(p->device, &op, matrix(tier, act, p->y, nseq, h1), matrix(tier, act, p->x, nseq, h1), &t);
+    op = op_attend(op, matrix(tier, act, p->y, nseq, h1), matrix(tier, act, p->x, nseq, h1), &t);
+    return p->device->post(p->device, &op);
 }
 static Event post_attend_gpu(Profile *p, int i) { return post_attend_on(p, i, TIER_GPU, FINISH); }
 static Event post_attend_cpu(Profile *p, int i) { return post_attend_on(p, i, TIER_CPU, ATTEND); }
@@ -163,7 +165,8 @@ static Event post_copy(Profile *p, Lane lane, Tier to, Tier from, size_t dst, si
     Move move = {matrix(to, F16, dst, 1, (int)(bytes / sizeof(f16))),
                  matrix(from, F16, src, 1, (int)(bytes / sizeof(f16)))};
     p->work += (double)bytes, p->ops++;
-    return p->device->copy(p->device, &op, &move, 1);
+    op = op_copy(op, &move, 1);
+    return p->device->post(p->device, &op);
 }
 static size_t piece(const Profile *p) { return p->size.cold / 2 < PIECE ? p->size.cold / 2 : PIECE; }
 static size_t place(const Profile *p, int i) { return (size_t)i * piece(p) % (p->size.cold / 2 / piece(p) * piece(p)); }
@@ -199,8 +202,9 @@ static Event post_layernorm(Profile *p, int i) {
     Op op = {.lane = FINISH, .kind = OTHER};
     (void)i;
     p->work += 2.0 * rows * h1 * type_bytes(act), p->ops++;
-    return p->device->layernorm(p->device, &op, matrix(TIER_GPU, act, p->size.cold / 2, rows, h1),
-                                matrix(TIER_GPU, act, h1 * type_bytes(act), rows, h1), w, w);
+    op = op_layernorm(op, matrix(TIER_GPU, act, p->size.cold / 2, rows, h1),
+                      matrix(TIER_GPU, act, h1 * type_bytes(act), rows, h1), w, w);
+    return p->device->post(p->device, &op);
 }
 
 static Event post_tiny(Profile *p, int i) {
@@ -209,7 +213,8 @@ static Event post_tiny(Profile *p, int i) {
     (void)i;
     for (int n = 0; n < TINY; n++) {
         Op op = {.lane = n % 2 ? FINISH : PROJECT, .kind = OTHER, .nafter = n > 0, .after = {last}};
-        last = p->device->layernorm(p->device, &op, row, row, w, w);
+        op = op_layernorm(op, row, row, w, w);
+        last = p->device->post(p->device, &op);
     }
     p->work += TINY;
     return last;
@@ -484,9 +489,10 @@ static size_t disk_bytes(size_t asked, size_t capacity) {
     return bytes < least ? least : bytes;
 }
 
-static void add_term(Plan *plan, Tier tier, size_t offset, size_t bytes) {
-    plan->terms[plan->nterms++] = (Term){tier, "profile", "", offset, bytes};
-    plan->total[tier] += bytes;
+/* All of a tier is one region. */
+static void add_region(Plan *plan, Tier tier, size_t bytes) {
+    plan->region[RESTING_WEIGHTS][tier] = (Region){.name = "profile", .remedy = "", .type = U8, .slots = 1, .bytes = bytes};
+    plan->total[tier] = bytes;
 }
 
 /* The same on both upper tiers. */
@@ -499,11 +505,13 @@ static void plan_profile(Profile *p, const size_t capacity[NTIERS], Type act) {
     p->y = p->x + round_up(each);
     p->tables = p->y + round_up(each);
     p->starts = p->tables + round_up(npages * 4);
-    for (int t = TIER_GPU; t <= TIER_CPU; t++) add_term(&p->plan, t, 0, p->starts + round_up(starts * 4));
-    p->plan.tables[TIER_GPU] = p->plan.tables[TIER_CPU] = p->tables;
+    for (int t = TIER_GPU; t <= TIER_CPU; t++) {
+        add_region(&p->plan, t, p->starts + round_up(starts * 4));
+        p->plan.region[INDEX_TABLES][t].offset = p->tables;
+    }
     p->plan.act_type = act;
     p->plan.offload_bytes = disk_bytes(s->disk, capacity[TIER_DISK]) / piece(p) * piece(p);
-    add_term(&p->plan, TIER_DISK, 0, p->plan.offload_bytes);
+    add_region(&p->plan, TIER_DISK, p->plan.offload_bytes);
     p->span = s->cold;
 }
 

@@ -7,6 +7,48 @@ extern "C" {
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------
+// op.c: ops as data
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What an op does with one of its views. */
+typedef enum { UNUSED, READS, WRITES } Use;
+
+/* What is known of a code: its name, and its views by name. A copy's views are those of its moves. */
+typedef struct {
+    const char *name;
+    struct {
+        const char *name;
+        Use use;
+    } view[MAX_VIEWS];
+} OpInfo;
+extern const OpInfo op_info[NCODES];
+
+/* The constructors: op says lane and what for; shapes are checked here, once for all devices. An absent tensor has rows 0.
+ * y (rows, cols), table (any, cols), idx (1, rows) I32; the table may rest in the checkpoint. */
+Op op_copy(Op op, const Move *moves, int n);
+Op op_embed(Op op, Tensor y, Tensor table, Tensor idx, bool add);
+Op op_layernorm(Op op, Tensor y, Tensor x, Tensor w, Tensor b);
+/* w F16, or packed, U8, where the device multiplies packed weights (the host; activations are F32) */
+Op op_linear(Op op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu);
+/* w (n, k) F16 of packed weights, for a device that multiplies F16 alone */
+Op op_unpack(Op op, Tensor w, Tensor packed);
+/* New k, v, rows of (2 h1) F16, as rows of U8 for packed pages: k's heads, then v's */
+Op op_pack(Op op, Tensor packed, Tensor kv, int nh);
+/* start (1, nseq + 1): where the prompts' rows begin, and the end */
+Op op_attend_prefill(Op op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh);
+Op op_attend(Op op, Tensor o, Tensor q, const PageTable *table);
+/* Sparse attention: tokens I32 and weights F32 are (nseq, nh * most). fetch brings the V of these tokens, and no other,
+ * from their home on disk to their places in the table's staging pages; it is an op of C_READ. */
+Op op_select(Op op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table, double sparsity);
+Op op_fetch(Op op, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity);
+Op op_weigh(Op op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table, double sparsity);
+/* kv row r becomes token pos[r] of sequence seq[r] of the table */
+Op op_append(Op op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos);
+Op op_pick(Op op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling);
+/* logp (1, rows) F32, best and target (1, rows) I32 */
+Op op_score(Op op, Tensor logp, Tensor best, Tensor logits, Tensor target);
+
+// ---------------------------------------------------------------------------------------------------------------
 // lanes.c: the table of device functions; the host and the cuda device
 // ---------------------------------------------------------------------------------------------------------------
 
@@ -15,6 +57,38 @@ typedef struct {
     size_t read[2];       /* bytes of K, of V that attention to the cache has read */
     double busy_s;        /* the lane worked; waits for events are not counted, those for a slowed link are */
 } LaneCount;
+
+/* The n-th of an op's views, and what it does with it; a copy has two a move, the others up to MAX_VIEWS. */
+static inline int op_nviews(const Op *op) { return op->code == OP_COPY ? 2 * op->nmoves : MAX_VIEWS; }
+static inline const Tensor *op_view(const Op *op, int n, Use *use) {
+    if (op->code == OP_COPY) {
+        *use = n % 2 ? READS : WRITES;
+        return n % 2 ? &op->moves[n / 2].src : &op->moves[n / 2].dst;
+    }
+    *use = op_info[op->code].view[n].use;
+    return &op->view[n];
+}
+/* The lengths (1, nseq) of the sequences that an op on pages attends to; NULL of other ops. */
+const Tensor *op_lengths(const Op *op);
+/* How many tokens of K or V it reads: all, of sparse attention's second half the chosen ones. len: op_lengths, as the CPU
+ * can read them. */
+long op_tokens(const Op *op, const int32_t *len);
+/* Adds the bytes that an op moves and reads to the counters of its lane, and returns those it moves. len as above. */
+size_t op_count(LaneCount *count, const Op *op, const int32_t *len);
+
+/* How far views have reached into each region of a plan: measured peaks. Not thread safe. */
+typedef struct {
+    Region region[NREGIONS][NTIERS];
+    size_t high[NREGIONS][NTIERS]; /* bytes of each region touched so far, from its beginning */
+} Reach;
+/* Nothing is touched yet but what rests in the checkpoint: *peak begins with it. */
+void reach_open(Reach *reach, size_t peak[NTIERS], const Plan *plan);
+/* Raises the peaks by what a view reaches further than those before it. Aborts when it lies outside the plan; views of the
+ * checkpoint are no part of it. */
+void reach_note(Reach *reach, size_t peak[NTIERS], Tensor view);
+
+/* The same of all views of an op. */
+void reach_op(Reach *reach, size_t peak[NTIERS], const Op *op);
 
 /* One call of Figure 4 as it ran on one lane: ops of the same call that follow each other at once are one slice. Seconds of
  * Device.now. */
@@ -35,10 +109,7 @@ typedef struct {
     long last[NLANES]; /* 1 + index of each lane's newest slice */
 } Trace;
 
-/* A device: in-order lanes that carry out ops and meet at events. A function only posts and returns the event of its end;
- * views, page tables and moves are copied by the post, the index arrays that they point to are not. Shapes as in the host_
- * twins. */
-typedef struct Device Device;
+/* A device: in-order lanes that carry out ops and meet at events. */
 struct Device {
     const char *name;
     Type act_type;       /* of activations: F32 on the host */
@@ -50,27 +121,9 @@ struct Device {
         link[NCHANNELS];  /* host device: bytes/s that a link is slowed to, set before the first op; 0: as fast as it is */
     int delay_us[NLANES]; /* each op of a lane is held up by so much before it begins; tests find missing events with it */
 
-    Event (*copy)(Device *, const Op *, const Move *, int n);
-    Event (*embed)(Device *, const Op *, Tensor y, Tensor table, Tensor idx, bool add);
-    Event (*layernorm)(Device *, const Op *, Tensor y, Tensor x, Tensor w, Tensor b);
-    /* w F16, or packed, U8, where the device multiplies packed weights (the host; act_type F32) */
-    Event (*linear)(Device *, const Op *, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu);
-    /* w (n, k) F16 of packed weights, for a device that multiplies F16 alone */
-    Event (*unpack)(Device *, const Op *, Tensor w, Tensor packed);
-    /* New k, v, rows of (2 h1) F16, as rows of U8 for packed pages: k's heads, then v's */
-    Event (*pack)(Device *, const Op *, Tensor packed, Tensor kv, int nh);
-    Event (*attend_prefill)(Device *, const Op *, Tensor o, Tensor q, Tensor kv, Tensor start, int nh);
-    Event (*attend)(Device *, const Op *, Tensor o, Tensor q, const PageTable *);
-    /* Sparse attention: tokens I32 and weights F32 are (nseq, nh * most), by nh * most. fetch brings the V of these tokens,
-     * and no other, from their home on disk to their places in the table's staging pages; it is an op of C_READ. */
-    Event (*select)(Device *, const Op *, Tensor tokens, Tensor weights, Tensor q, const PageTable *, double sparsity);
-    Event (*fetch)(Device *, const Op *, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity);
-    Event (*weigh)(Device *, const Op *, Tensor o, Tensor tokens, Tensor weights, const PageTable *, double sparsity);
-    Event (*append)(Device *, const Op *, const PageTable *, Tensor kv, Tensor seq, Tensor pos);
-    Event (*pick)(Device *, const Op *, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *);
-    /* logp (1, rows) F32, best and target (1, rows) I32 */
-    Event (*score)(Device *, const Op *, Tensor logp, Tensor best, Tensor logits, Tensor target);
-
+    /* Queues the op and returns the event of its end. The op and its moves are copied, the index arrays that it points to
+     * are not. */
+    Event (*post)(Device *, const Op *);
     /* Puts count elements at element `first` of a dense view on GPU or CPU, at once: for loading, before any op is posted.
      * NULL on the sim, which has nothing to load. */
     void (*upload)(Device *, Tensor dst, size_t first, const void *src, size_t count);
@@ -90,17 +143,47 @@ Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *of
  * rest is as on the host. */
 Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err);
 
-/* How far views have reached into each term of a plan: measured peaks. Not thread safe. */
-typedef struct {
-    int nterms;
-    Term terms[MAX_TERMS];
-    size_t high[MAX_TERMS]; /* bytes of each term touched so far, from its beginning */
-} Reach;
-/* Nothing is touched yet but what rests in the checkpoint: *peak begins with it. */
-void reach_open(Reach *reach, size_t peak[NTIERS], const Plan *plan);
-/* Raises the peaks by what a view reaches further than those before it. Aborts when it lies outside the plan; views of the
- * checkpoint are no part of it. */
-void reach_note(Reach *reach, size_t peak[NTIERS], Tensor view);
+// ---------------------------------------------------------------------------------------------------------------
+// depend.c: order follows from use (section 4.2)
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct Depend Depend;
+
+/* Nobody has used any of so many cells. */
+Depend *depend_open(int ncells);
+/* Fills op->after with what the op must come after, and is not already implied. */
+void depend_before(Depend *d, Op *op);
+/* The same op has been posted as e. */
+void depend_posted(Depend *d, Event e);
+/* The posting thread is about to use a view itself: what it must wait for first, at most NLANES events; returns how many.
+ */
+int depend_host(const Depend *d, Event wait[NLANES], const Tensor *view, Use use);
+/* It has waited for e. */
+void depend_waited(Depend *d, Event e);
+/* Who uses cell `to` from now on comes after the users of cell `from` too. */
+void depend_join(Depend *d, int to, int from);
+/* Who uses any cell of the view from now on comes after the users of all of them: they have other bounds now. */
+void depend_fold(Depend *d, const Tensor *view);
+void depend_close(Depend *d);
+
+/* Who posts: on which device, in which order. With overlap an op is only posted; without, each is waited for at once, and
+ * that is the only difference. */
+struct Poster {
+    Device *device;
+    Depend *depend; /* NULL: ops come with their own `after` */
+    bool overlap, failed;
+    Error *err; /* filled when it has failed */
+    Event last[NLANES];
+};
+Event post(Poster *to, Op op);
+/* The posting thread may use the view when this returns; false where an op has failed. */
+bool post_host(Poster *to, Tensor view, Use use);
+/* Waits for everything posted. */
+bool post_drain(Poster *to);
+
+// ---------------------------------------------------------------------------------------------------------------
+// load.c: before a run
+// ---------------------------------------------------------------------------------------------------------------
 
 /* Fills the weights' homes: reads (or generates) every tensor once into its GPU or CPU home, a dummy's disk share into the
  * offload file. */
@@ -282,6 +365,69 @@ struct Gpu {
 Gpu *cuda_open_gpu(Error *err) __attribute__((weak));
 
 // ---------------------------------------------------------------------------------------------------------------
+// disk.c: the offload file and the checkpoint's
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct Disk Disk;
+
+/* An unlinked file of so many bytes under dir, fully allocated (0: none), and what reads it and the files of the
+ * checkpoint, which must outlive it. NULL and err where the disk is full or dir cannot be written to. */
+Disk *disk_open(const char *dir, size_t bytes, const Checkpoint *checkpoint, Error *err);
+/* Where the offload file is mapped; NULL: there is none. */
+uint8_t *disk_map(const Disk *disk);
+/* A dense view from disk to memory; what is of another type than `type` is a checkpoint's and becomes F16. Of two threads
+ * that read at a time each has a buffer, 0 or 1. -1 and err for read errors and files that have shrunk. */
+int disk_read(Disk *disk, void *memory, Tensor from, Type type, int buffer, Error *err);
+int disk_write(Disk *disk, Tensor to, const void *memory, Error *err);
+/* These moves are about to be read. */
+void disk_expect(const Disk *disk, const Move *moves, int n);
+/* So many bytes of a range have been written through the mapping: they go to disk, and out of memory. */
+void disk_settle(const Disk *disk, size_t offset, size_t bytes, size_t written);
+/* host_embed from a table that rests in the checkpoint. */
+int disk_embed(const Disk *disk, const Lookup *rows, Tensor table, Error *err);
+/* Pieces of V that sparse attention has chosen: of tokens (nseq, nh, most), the last of each sequence left out, those of
+ * the pages at `home` of the offload file go to the same places of the staged pages v. */
+typedef struct {
+    void *v;
+    size_t home, home_bytes;
+    const int32_t *pages, *home_pages, *len, *tokens; /* pages (nseq, max_pages) */
+    int nseq, nh, most, max_pages, page_tokens;
+    size_t row_bytes; /* of a token's V */
+    double sparsity;
+} Fetch;
+void disk_fetch(const Disk *disk, const Fetch *fetch);
+void disk_close(Disk *disk);
+
+// ---------------------------------------------------------------------------------------------------------------
+// arena.c: the tiers in memory, and ops carried out there
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    Gpu *gpu; /* NULL: the GPU tier is memory of ours */
+    Disk *disk;
+    bool pinned;
+    uint8_t *arena[NTIERS]; /* TIER_DISK: the mapping of the offload file; TIER_GPU with a GPU: an address there */
+    size_t bytes[NTIERS];
+    size_t tables[2]; /* where the index tables lie on GPU and CPU: mirrors of each other */
+} Arenas;
+
+/* As large as the plan says. notice: what the user should know, if anything. After -1 and err it must be closed too. */
+int arenas_open(Arenas *a, Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *notice,
+                Error *err);
+/* NULL of an absent tensor. */
+void *arenas_address(const Arenas *a, Tensor t);
+/* Index tables as the CPU can read them: with a GPU, those that lie there have a mirror. */
+const int32_t *arenas_indices(const Arenas *a, Tensor t);
+/* Whether the ops of a lane go to a stream of the GPU. */
+bool arenas_is_stream(const Arenas *a, int lane);
+/* Carries an op out, or posts it on its lane's stream. */
+int arenas_run(const Arenas *a, const Op *op, Error *err);
+/* Device.upload */
+int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, size_t count, Error *err);
+int logits_not_finite(Error *err);
+void arenas_close(Arenas *a);
+
+// ---------------------------------------------------------------------------------------------------------------
 // sim.c: the device that is a clock
 // ---------------------------------------------------------------------------------------------------------------
 
@@ -295,10 +441,16 @@ Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err);
 // trace.c: what happened on the lanes, as a file and as the paper's Table 4
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Notes an op that has run from begin to end. It prolongs the lane's newest slice where that is the same call (kind, i, j,
- * k, batch, stage) and ended less than 0.1 ms before. A Trace of zeros is empty. Not thread safe: devices call it under
- * their lock. */
-void trace_add(Trace *trace, const Op *op, size_t bytes, double begin, double end);
+/* What an op notes when it has run from begin to end. */
+static inline Slice slice_of(const Op *op, size_t bytes, double begin, double end) {
+    Slice s = {op->lane, op->kind, op->prefill, op->i, op->j, op->k, op->batch, begin, end, bytes};
+    return s;
+}
+/* Whether two slices are of the same call. */
+bool same_call(const Slice *a, const Slice *b);
+/* Notes what has run. It prolongs the lane's newest slice where that is the same call (kind, i, j, k, batch, stage) and
+ * ended less than 0.1 ms before. A Trace of zeros is empty. Not thread safe: devices call it under their lock. */
+void trace_add(Trace *trace, const Slice *slice);
 /* Figure 4's name of the call that a slice is part of: "load_weight", "store_cache", "project", ... */
 const char *trace_call(const Slice *slice);
 /* Chrome trace JSON (chrome://tracing, Perfetto): one row a lane, one slice a call with its i, j, k, its batch and

@@ -34,33 +34,20 @@
 #include "device/device.h"
 #include "io/io.h"
 
-const Channel lane_channel[NLANES] = {DTOC, CTOG, DTOC, CTOG, GTOC, CTOD, GTOC, CTOG, GPU, GPU, CPU};
-const char *const lane_name[NLANES] = {"read weights",   "load weights", "read cache", "load cache", "store", "write",
-                                       "attention down", "attention up", "project",    "finish",     "attend"};
-const char *const channel_name[NCHANNELS] = {"ctog", "gtoc", "dtoc", "ctod", "gpu", "cpu"};
-
-enum { RING = MARKS, BLOCK = 4096, BOUNCE = 4 << 20, DIRECT_MIN = 1 << 18 };
+enum { RING = MARKS };
 
 static const double CATCH_UP = 4e-3; /* of a slowed link: seconds that a lane may be late and still catch up */
 static const double MEMORY = 0.875;  /* a copy leaves so much of what is remembered of those before it */
 
 typedef struct LaneDevice LaneDevice;
-typedef struct Posted Posted;
 
-/* A posted op: what run needs, by value. */
-struct Posted {
-    Op op;
+/* A posted op. */
+typedef struct {
+    Op op;          /* its moves are in the lane's ring */
     uint64_t order; /* how many ops of all lanes were posted before it */
-    int (*run)(LaneDevice *, const Posted *, Error *);
-    Tensor t[5];
-    PageTable table, home;
-    double sparsity;
-    Sampling sampling;
-    bool flag; /* add, relu */
-    int nh;
-    size_t bytes;        /* that it moves, for the counters */
-    size_t move, nmoves; /* in the lane's ring of moves */
-};
+    size_t bytes;   /* that it moves */
+    size_t nmoves;  /* of the ring that are free again behind it */
+} Posted;
 
 /* A slowed link. The lanes on it share it equally, so one number tells how far all of them are: a lane that needs `bytes`
  * has them when served has grown by so much. */
@@ -72,8 +59,7 @@ typedef struct {
 
 /* Ops of a stream that begin one behind the other and belong to one call. */
 typedef struct {
-    Op op; /* the first */
-    size_t bytes;
+    Slice slice;
     double posted;
 } Group;
 
@@ -92,21 +78,14 @@ typedef struct {
     bool on_link;        /* on its slowed link: from an op that had to wait to one behind which no other is ready */
     double served;       /* Link.served at which its op is done */
     double copied, took; /* recent copies: bytes and seconds, the older the less */
-    Move *moves;         /* ring of move_capacity */
+    Move *moves;         /* ring of move_capacity; those of an op lie together */
     uint64_t moves_posted, moves_done;
-    uint8_t *bounce; /* BOUNCE bytes for direct reads, on the lanes that read the disk */
 } LaneState;
 
 struct LaneDevice {
     Device base;
-    Gpu *gpu; /* NULL: the host device */
-    bool pinned;
-    const Checkpoint *checkpoint;
-    uint8_t *arena[NTIERS]; /* TIER_DISK: the mapping of the offload file; TIER_GPU with a GPU: an address there */
-    size_t bytes[NTIERS];
-    int offload_fd;
-    int *direct; /* [1 + files of the checkpoint] descriptors that pass the page cache by; -1: there is none */
-    int nfiles;
+    Arenas arenas;
+    Gpu *gpu;                /* NULL: the host device */
     pthread_mutex_t lock;    /* guards everything below and the lanes' counters */
     pthread_cond_t gpu_cond; /* something happened that PROJECT or FINISH may wait for */
     uint64_t nposted;
@@ -116,7 +95,6 @@ struct LaneDevice {
     Link link[NCHANNELS];
     double gpu_ahead; /* seconds by which the GPU's clock, begun with ours, is ahead now */
     size_t move_capacity;
-    size_t tables[2]; /* where the index tables lie on GPU and CPU: mirrors of each other */
     Reach reach;
 };
 
@@ -127,29 +105,10 @@ static double now(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Views
-// ---------------------------------------------------------------------------------------------------------------
-
-static void *address(LaneDevice *d, Tensor t) {
-    CHECK(t.tier < NTIERS && t.file == 0);
-    CHECK(t.offset <= d->bytes[t.tier] && tensor_span(t) <= d->bytes[t.tier] - t.offset);
-    return d->arena[t.tier] + t.offset;
-}
-
-static void touch(LaneDevice *d, Tensor t) {
-    pthread_mutex_lock(&d->lock);
-    reach_note(&d->reach, d->base.peak, t);
-    pthread_mutex_unlock(&d->lock);
-}
-
-// ---------------------------------------------------------------------------------------------------------------
 // Lanes
 // ---------------------------------------------------------------------------------------------------------------
 
-static bool is_stream(const LaneDevice *d, int lane) {
-    Channel c = lane_channel[lane];
-    return d->gpu && (c == GPU || c == CTOG || c == GTOC);
-}
+static bool is_stream(const LaneDevice *d, int lane) { return arenas_is_stream(&d->arenas, lane); }
 
 /* From now on ops do nothing, and none waits for its link. With the lock held, as everywhere up to post. */
 static void give_up(LaneDevice *d) {
@@ -167,13 +126,14 @@ static void note_failure(LaneDevice *d, const Error *err) {
 /* A slice for a group that has happened. The GPU's clock does not run quite as ours does, but what has begun was posted
  * before, and what has ended has ended by now. */
 static void note_group(LaneDevice *d, LaneState *lane, uint64_t first, double took) {
-    const Group *group = &lane->group[first % RING];
+    Group *group = &lane->group[first % RING];
     double begin = d->gpu->began(d->gpu, lane->index, first), end = begin + took;
     d->gpu_ahead = fmax(d->gpu_ahead, end - now());
     d->gpu_ahead = fmin(d->gpu_ahead, begin - group->posted);
     begin = fmax(begin - d->gpu_ahead, lane->noted);
     lane->noted = fmax(end - d->gpu_ahead, lane->noted);
-    trace_add(d->base.trace, &group->op, group->bytes, begin, lane->noted);
+    group->slice.begin = begin, group->slice.end = lane->noted;
+    trace_add(d->base.trace, &group->slice);
 }
 
 /* A stream's ops up to the mark behind op `last` have happened. */
@@ -233,10 +193,8 @@ static void end_group(LaneDevice *d, LaneState *lane) {
 
 /* Whether the op belongs to another call than the group that it could join: a trace tells them apart. */
 static bool is_other_call(const LaneDevice *d, const LaneState *lane, const Op *op) {
-    const Op *first = &lane->group[(lane->done + 1) % RING].op;
-    if (!d->base.trace || lane->begun == lane->done) return false;
-    return op->kind != first->kind || op->prefill != first->prefill || op->i != first->i || op->j != first->j ||
-           op->k != first->k;
+    const Slice slice = slice_of(op, 0, 0, 0);
+    return d->base.trace && lane->begun != lane->done && !same_call(&lane->group[(lane->done + 1) % RING].slice, &slice);
 }
 
 /* Makes the stream wait for what its next op needs. Ops without events of their own belong to the group before them. */
@@ -247,11 +205,11 @@ static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
     if (op->nafter || lane->begun - lane->done >= RING / 2 || is_other_call(d, lane, op)) end_group(d, lane);
     if (seq > RING) sleep_until(d, lane, seq - RING); /* its mark is needed again; no stream is farther ahead of the GPU */
     if (lane->begun != lane->done) {
-        lane->group[(lane->done + 1) % RING].bytes += job->bytes;
+        lane->group[(lane->done + 1) % RING].slice.bytes += job->bytes;
         return;
     }
     for (int i = 0; i < op->nafter; i++) await(d, lane, op->after[i]);
-    lane->group[seq % RING] = (Group){*op, job->bytes, now()};
+    lane->group[seq % RING] = (Group){slice_of(op, job->bytes, 0, 0), now()};
     if (!d->failed && d->gpu->begin(d->gpu, lane->index, seq, &err)) note_failure(d, &err);
 }
 
@@ -296,7 +254,7 @@ static int run_on_link(LaneDevice *d, LaneState *lane, const Posted *job, double
     if (!d->failed) {
         pthread_mutex_unlock(&d->lock);
         double begin = now();
-        status = job->run(d, job, err);
+        status = arenas_run(&d->arenas, &job->op, err);
         lane->took = MEMORY * lane->took + now() - begin;
         lane->copied = MEMORY * lane->copied + job->bytes;
         pthread_mutex_lock(&d->lock);
@@ -329,7 +287,7 @@ static void run_job(LaneDevice *d, LaneState *lane, const Posted *job) {
         end = now();
     } else {
         pthread_mutex_unlock(&d->lock);
-        status = job->run(d, job, &err);
+        status = arenas_run(&d->arenas, &job->op, &err);
         end = now();
         pthread_mutex_lock(&d->lock);
     }
@@ -337,7 +295,8 @@ static void run_job(LaneDevice *d, LaneState *lane, const Posted *job) {
     if (is_stream(d, lane->index)) return; /* its marks tell */
     lane->noted = end;
     d->base.count[lane->index].busy_s += end - begin;
-    if (d->base.trace && !d->failed) trace_add(d->base.trace, &job->op, job->bytes, begin, end);
+    const Slice slice = slice_of(&job->op, job->bytes, begin, end);
+    if (d->base.trace && !d->failed) trace_add(d->base.trace, &slice);
 }
 
 /* Runs the lane's first op, whose events on lanes that are no streams have all happened. */
@@ -414,30 +373,35 @@ static void *gpu_main(void *arg) {
     return NULL;
 }
 
-/* Queues the job; waits only where the lane's ring is full. */
-static Event post(LaneDevice *d, const Op *op, Posted *job, const Move *moves, int n) {
+/* A place for n moves behind those of the lane that are still wanted, and how many of the ring they take: where they do
+ * not fit before its end, they begin anew. */
+static size_t place_moves(const LaneDevice *d, const LaneState *lane, size_t n, size_t *at) {
+    size_t first = lane->moves_posted % d->move_capacity, rest = d->move_capacity - first;
+    *at = n <= rest ? first : 0;
+    return n <= rest ? n : rest + n;
+}
+
+/* Queues an op; waits only where the lane's ring is full. */
+static Event device_post(Device *base, const Op *op) {
+    LaneDevice *d = (LaneDevice *)base;
     LaneState *lane = &d->lane[op->lane];
-    CHECK((size_t)n <= d->move_capacity);
-    job->op = *op;
-    job->nmoves = n;
-    d->base.count[op->lane].moved[op->kind] += job->bytes;
+    const Tensor *lengths = op_lengths(op);
+    const size_t moves = op->code == OP_COPY ? op->nmoves : 0;
+    size_t at, take = place_moves(d, lane, moves, &at);
+    CHECK(2 * moves <= d->move_capacity);
+    reach_op(&d->reach, base->peak, op);
+    size_t bytes = op_count(&base->count[op->lane], op, lengths ? arenas_indices(&d->arenas, *lengths) : NULL);
     pthread_mutex_lock(&d->lock);
-    while (lane->posted - lane->done == RING || lane->moves_posted - lane->moves_done + n > d->move_capacity)
+    while (lane->posted - lane->done == RING || lane->moves_posted - lane->moves_done + take > d->move_capacity)
         pthread_cond_wait(&lane->done_cond, &d->lock);
-    job->move = lane->moves_posted;
-    for (int i = 0; i < n; i++) lane->moves[(lane->moves_posted + i) % d->move_capacity] = moves[i];
-    lane->moves_posted += n;
-    job->order = d->nposted++;
-    lane->ring[lane->posted % RING] = *job;
+    Posted *job = &lane->ring[lane->posted % RING];
+    *job = (Posted){*op, d->nposted++, bytes, take};
+    if (moves) job->op.moves = memcpy(lane->moves + at, op->moves, moves * sizeof(Move));
+    lane->moves_posted += take;
     Event event = {op->lane, ++lane->posted};
     pthread_cond_signal(lane_channel[op->lane] == GPU ? &d->gpu_cond : &lane->posted_cond);
     pthread_mutex_unlock(&d->lock);
     return event;
-}
-
-static int not_finite(Error *err) {
-    return fail(err, EXIT_FAILED,
-                "the model's logits are not finite: its weights hold NaN, or values too large; check the checkpoint");
 }
 
 static int device_wait(Device *base, Event e, Error *err) {
@@ -446,7 +410,7 @@ static int device_wait(Device *base, Event e, Error *err) {
     await(d, NULL, e);
     if (d->gpu && __atomic_load_n(d->gpu->bad, __ATOMIC_RELAXED)) {
         Error err;
-        not_finite(&err);
+        logits_not_finite(&err);
         note_failure(d, &err);
     }
     bool failed = d->failed;
@@ -455,522 +419,22 @@ static int device_wait(Device *base, Event e, Error *err) {
     return failed ? -1 : 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Copies
-// ---------------------------------------------------------------------------------------------------------------
-
-/* Makes the kernel forget file pages that the tiers' accounting does not allow it to keep. What was written must be on its
- * way first: a lot is waited for; a little is only sent off, and dropped when it is read. */
-static void drop_cache(int fd, size_t offset, size_t bytes, size_t written) {
-    if (written && written < DIRECT_MIN) {
-        sync_file_range(fd, (off_t)offset, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
-        return;
-    }
-    if (written)
-        sync_file_range(fd, (off_t)offset, (off_t)bytes,
-                        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
-    posix_fadvise(fd, (off_t)offset, (off_t)bytes, POSIX_FADV_DONTNEED);
-}
-
-static int transfer(int fd, uint8_t *memory, size_t offset, size_t bytes, bool write, Error *err) {
-    while (bytes) {
-        ssize_t n = write ? pwrite(fd, memory, bytes, (off_t)offset) : pread(fd, memory, bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0)
-            return fail(err, EXIT_FAILED, "the offload file: %s %zu bytes at %zu: %s; check the disk under --offload-dir",
-                        write ? "writing" : "reading", bytes, offset, n ? strerror(errno) : "unexpected end");
-        memory += n, offset += n, bytes -= n;
-    }
-    return 0;
-}
-
-/* Large reads go around the page cache: whole blocks into the lane's bounce buffer, and what is wanted of them on from
- * there. */
-static int read_direct(LaneDevice *d, int lane, int file, uint8_t *memory, size_t offset, size_t bytes, Error *err) {
-    uint8_t *bounce = d->lane[lane].bounce;
-    size_t begin = offset;
-    while (bytes) {
-        size_t skip = offset % BLOCK, want = skip + bytes < BOUNCE ? (skip + bytes + BLOCK - 1) / BLOCK * BLOCK : BOUNCE;
-        ssize_t n = pread(d->direct[file], bounce, want, (off_t)(offset - skip));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0 || (size_t)n <= skip)
-            return fail(err, EXIT_FAILED, "%s: reading %zu bytes at %zu: %s; check the disk",
-                        file ? d->checkpoint->files[file - 1].path : "the offload file", bytes, offset,
-                        n < 0 ? strerror(errno) : "unexpected end");
-        size_t got = (size_t)n - skip < bytes ? (size_t)n - skip : bytes;
-        memcpy(memory, bounce + skip, got);
-        memory += got, offset += got, bytes -= got;
-    }
-    if (!file) drop_cache(d->offload_fd, begin, offset - begin, 0); /* small writes since the last read are on disk now */
-    return 0;
-}
-
-static int disk_move(LaneDevice *d, int lane, const Move *m, Error *err) {
-    bool write = m->dst.tier == TIER_DISK;
-    Tensor disk = write ? m->dst : m->src, memory = write ? m->src : m->dst;
-    CHECK(disk.ld == (size_t)disk.cols || disk.rows == 1);
-    size_t count = (size_t)disk.rows * disk.cols, bytes = count * type_bytes(disk.type);
-    if (!write && disk.type == memory.type && bytes >= DIRECT_MIN && d->direct[disk.file] >= 0)
-        return read_direct(d, lane, disk.file, address(d, memory), disk.offset, bytes, err);
-    if (disk.file) { /* weights from the checkpoint, which become F16 on the way */
-        if (checkpoint_fill(d->checkpoint, address(d, memory), &disk, 0, count, err)) return -1;
-        drop_cache(d->checkpoint->files[disk.file - 1].fd, disk.offset, bytes, 0);
-        return 0;
-    }
-    if (transfer(d->offload_fd, address(d, memory), disk.offset, bytes, write, err)) return -1;
-    drop_cache(d->offload_fd, disk.offset, bytes, write ? bytes : 0);
-    return 0;
-}
-
-static int run_copy(LaneDevice *d, const Posted *job, Error *err) {
-    LaneState *lane = &d->lane[job->op.lane];
-    for (size_t i = 0; i < job->nmoves;
-         i++) { /* small reads: the disk hears of all of them before the first is waited for */
-        const Move *m = &lane->moves[(job->move + i) % d->move_capacity];
-        if (m->src.tier == TIER_DISK && !m->src.file && tensor_span(m->src) < DIRECT_MIN)
-            posix_fadvise(d->offload_fd, (off_t)m->src.offset, (off_t)tensor_span(m->src), POSIX_FADV_WILLNEED);
-    }
-    for (size_t i = 0; i < job->nmoves; i++) {
-        const Move *m = &lane->moves[(job->move + i) % d->move_capacity];
-        if (m->dst.tier == TIER_DISK || m->src.tier == TIER_DISK) {
-            if (disk_move(d, job->op.lane, m, err)) return -1;
-            continue;
-        }
-        uint8_t *dst = address(d, m->dst);
-        const uint8_t *src = address(d, m->src);
-        size_t size = type_bytes(m->dst.type), row = m->dst.cols * size;
-        if (is_stream(d, job->op.lane)) {
-            if (d->gpu->copy(d->gpu, job->op.lane, dst, m->dst.ld * size, src, m->src.ld * size, row, m->dst.rows, err))
-                return -1;
-            continue;
-        }
-        if (m->dst.ld == (size_t)m->dst.cols && m->src.ld == (size_t)m->src.cols)
-            memcpy(dst, src, row * m->dst.rows);
-        else
-            for (int r = 0; r < m->dst.rows; r++) memcpy(dst + r * m->dst.ld * size, src + r * m->src.ld * size, row);
-    }
-    return 0;
-}
-
-static Event device_copy(Device *base, const Op *op, const Move *moves, int n) {
-    LaneDevice *d = (LaneDevice *)base;
-    Posted job = {.run = run_copy};
-    for (int i = 0; i < n; i++) {
-        const Move *m = &moves[i];
-        CHECK((size_t)m->dst.rows * m->dst.cols == (size_t)m->src.rows * m->src.cols);
-        CHECK(m->dst.type == m->src.type || (m->src.file && m->dst.type == F16));
-        touch(d, m->dst);
-        touch(d, m->src);
-        job.bytes += (size_t)m->src.rows * m->src.cols * type_bytes(m->src.type);
-    }
-    return post(d, op, &job, moves, n);
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Arithmetic: each function posts, its run_ twin calls host.c
-// ---------------------------------------------------------------------------------------------------------------
-
-/* Rows of a table that rests in the checkpoint are read one by one, never through the mapping: a file that shrank is then
- * an error. */
-static int embed_from_checkpoint(LaneDevice *d, const Posted *job, uint8_t *y, const int32_t *idx, Error *err) {
-    Tensor table = job->t[1];
-    Type type = job->t[0].type;
-    int cols = table.cols;
-    f16 *row = xcalloc(cols, sizeof *row);
-    int32_t zero = 0;
-    int status = 0;
-    for (int r = 0; r < job->t[0].rows && !status; r++) {
-        status = checkpoint_fill(d->checkpoint, row, &table, (size_t)idx[r] * cols, cols, err);
-        Lookup l = {y + (size_t)r * cols * type_bytes(type), type, row, F16, cols, &zero, 1, cols, job->flag};
-        if (!status) host_embed(&l);
-    }
-    free(row);
-    return status;
-}
-
-static int run_embed(LaneDevice *d, const Posted *job, Error *err) {
-    Tensor y = job->t[0], table = job->t[1];
-    void *to = address(d, y);
-    const int32_t *idx = address(d, job->t[2]);
-    if (table.file) return embed_from_checkpoint(d, job, to, idx, err);
-    Lookup l = {to, y.type, address(d, table), table.type, table.ld, idx, y.rows, y.cols, job->flag};
-    if (is_stream(d, job->op.lane)) return d->gpu->embed(d->gpu, job->op.lane, &l, err);
-    host_embed(&l);
-    return 0;
-}
-
-static Event device_embed(Device *base, const Op *op, Tensor y, Tensor table, Tensor idx, bool add) {
-    LaneDevice *d = (LaneDevice *)base;
-    touch(d, y), touch(d, table);
-    Posted job = {.run = run_embed, .t = {y, table, idx}, .flag = add};
-    if (lane_channel[op->lane] == DTOC) job.bytes = (size_t)y.rows * y.cols * type_bytes(table.type);
-    return post(d, op, &job, NULL, 0);
-}
-
-static int run_layernorm(LaneDevice *d, const Posted *job, Error *err) {
-    void *y = address(d, job->t[0]), *x = address(d, job->t[1]), *w = address(d, job->t[2]), *b = address(d, job->t[3]);
-    int rows = job->t[0].rows, cols = job->t[0].cols;
-    if (is_stream(d, job->op.lane)) return d->gpu->layernorm(d->gpu, job->op.lane, y, x, w, b, rows, cols, err);
-    host_layernorm(y, x, w, b, rows, cols);
-    return 0;
-}
-
-static Event device_layernorm(Device *base, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b) {
-    LaneDevice *d = (LaneDevice *)base;
-    touch(d, y), touch(d, x), touch(d, w), touch(d, b);
-    Posted job = {.run = run_layernorm, .t = {y, x, w, b}};
-    return post(d, op, &job, NULL, 0);
-}
-
-static int run_linear(LaneDevice *d, const Posted *job, Error *err) {
-    Tensor y = job->t[0], w = job->t[2];
-    void *to = address(d, y), *x = address(d, job->t[1]), *weight = address(d, w);
-    void *b = job->t[3].rows ? address(d, job->t[3]) : NULL, *residual = job->t[4].rows ? address(d, job->t[4]) : NULL;
-    Quant quant = w.type == U8 ? w.quant : (Quant){0};
-    Product p = {to, y.type, y.ld, x, weight, b, residual, quant, job->flag, y.rows, y.cols, job->t[1].cols};
-    if (is_stream(d, job->op.lane)) return d->gpu->linear(d->gpu, job->op.lane, &p, err);
-    host_linear(&p);
-    return 0;
-}
-
-static Event device_linear(Device *base, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu) {
-    LaneDevice *d = (LaneDevice *)base;
-    if (w.type == U8)
-        CHECK(!d->gpu && (size_t)w.rows * w.cols == quant_matrix_bytes(w.quant, y.cols, x.cols));
-    else
-        CHECK(x.cols == w.cols && y.cols == w.rows && w.type == F16);
-    CHECK(y.rows == x.rows && x.type == base->act_type);
-    touch(d, y), touch(d, x), touch(d, w), touch(d, b), touch(d, residual);
-    Posted job = {.run = run_linear, .t = {y, x, w, b, residual}, .flag = relu};
-    return post(d, op, &job, NULL, 0);
-}
-
-static int run_unpack(LaneDevice *d, const Posted *job, Error *err) {
-    Tensor w = job->t[0], packed = job->t[1];
-    f16 *to = address(d, w);
-    const uint8_t *from = address(d, packed);
-    if (is_stream(d, job->op.lane))
-        return d->gpu->unpack(d->gpu, job->op.lane, to, from, w.rows, w.cols, packed.quant, err);
-    for (int g = 0, r = 0; r < w.rows; g++, r += packed.quant.group)
-        quant_unpack_rows(to + (size_t)r * w.cols, from + (size_t)g * packed.cols, imin(packed.quant.group, w.rows - r),
-                          w.cols, packed.quant);
-    return 0;
-}
-
-static Event device_unpack(Device *base, const Op *op, Tensor w, Tensor packed) {
-    LaneDevice *d = (LaneDevice *)base;
-    CHECK(w.type == F16 && packed.type == U8 && packed.quant.bits);
-    touch(d, w), touch(d, packed);
-    Posted job = {.run = run_unpack, .t = {w, packed}};
-    return post(d, op, &job, NULL, 0);
-}
-
-static int run_attend_prefill(LaneDevice *d, const Posted *job, Error *err) {
-    Tensor o = job->t[0], start = job->t[3];
-    void *to = address(d, o), *q = address(d, job->t[1]), *kv = address(d, job->t[2]);
-    Prefill p = {to, q, kv, address(d, start), start.cols - 1, o.rows, o.cols, job->nh};
-    if (is_stream(d, job->op.lane)) return d->gpu->attend_prefill(d->gpu, job->op.lane, &p, err);
-    host_attend_prefill(&p);
-    return 0;
-}
-
-static Event device_attend_prefill(Device *base, const Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
-    LaneDevice *d = (LaneDevice *)base;
-    touch(d, o), touch(d, q), touch(d, kv);
-    Posted job = {.run = run_attend_prefill, .t = {o, q, kv, start}, .nh = nh};
-    return post(d, op, &job, NULL, 0);
-}
-
-/* What attention to a page table has in common. */
-static Attention attention(LaneDevice *d, const Posted *job) {
-    const PageTable *p = &job->table;
-    return (Attention){.k = address(d, p->k),
-                       .v = address(d, p->v),
-                       .pages = address(d, p->pages),
-                       .len = address(d, p->len),
-                       .max_pages = (int)p->pages.ld,
-                       .page_tokens = p->page_tokens,
-                       .h1 = p->h1,
-                       .nh = p->nh,
-                       .quant = p->k.quant,
-                       .sparsity = job->sparsity};
-}
-
-static int run_attend(LaneDevice *d, const Posted *job, Error *err) {
-    Tensor o = job->t[0];
-    Attention a = attention(d, job);
-    a.o = address(d, o), a.q = address(d, job->t[1]), a.act_type = o.type, a.nseq = o.rows;
-    if (is_stream(d, job->op.lane)) return d->gpu->attend(d->gpu, job->op.lane, &a, err);
-    host_attend(&a);
-    return 0;
-}
-
-/* Index tables as the CPU can read them: with a GPU, those that lie there have a mirror. */
-static const int32_t *indices(LaneDevice *d, Tensor t) {
-    if (d->gpu && t.tier == TIER_GPU) {
-        t.offset = t.offset - d->tables[TIER_GPU] + d->tables[TIER_CPU];
-        t.tier = TIER_CPU;
-    }
-    return address(d, t);
-}
-
-static Event device_attend(Device *base, const Op *op, Tensor o, Tensor q, const PageTable *table) {
-    LaneDevice *d = (LaneDevice *)base;
-    size_t row = table_row_bytes(table), all = 0;
-    const int32_t *len = indices(d, table->len);
-    for (int r = 0; r < o.rows; r++) all += len[r] * row;
-    base->count[op->lane].read[0] += all, base->count[op->lane].read[1] += all;
-    touch(d, o), touch(d, q);
-    Posted job = {.run = run_attend, .t = {o, q}, .table = *table};
-    return post(d, op, &job, NULL, 0);
-}
-
-static int run_select(LaneDevice *d, const Posted *job, Error *err) {
-    Tensor q = job->t[2];
-    Attention a = attention(d, job);
-    a.tokens = address(d, job->t[0]), a.weights = address(d, job->t[1]), a.most = job->t[0].cols / a.nh;
-    a.q = address(d, q), a.act_type = q.type, a.nseq = q.rows;
-    if (is_stream(d, job->op.lane)) return d->gpu->select(d->gpu, job->op.lane, &a, err);
-    host_select(&a);
-    return 0;
-}
-
-static Event device_select(Device *base, const Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
-                           double sparsity) {
-    LaneDevice *d = (LaneDevice *)base;
-    const int32_t *len = indices(d, table->len);
-    for (int r = 0; r < q.rows; r++) base->count[op->lane].read[0] += len[r] * table_row_bytes(table);
-    touch(d, tokens), touch(d, weights), touch(d, q);
-    Posted job = {.run = run_select, .t = {tokens, weights, q}, .table = *table, .sparsity = sparsity};
-    return post(d, op, &job, NULL, 0);
-}
-
-static int run_weigh(LaneDevice *d, const Posted *job, Error *err) {
-    Tensor o = job->t[0];
-    Attention a = attention(d, job);
-    a.tokens = address(d, job->t[1]), a.weights = address(d, job->t[2]), a.most = job->t[1].cols / a.nh;
-    a.o = address(d, o), a.act_type = o.type, a.nseq = o.rows;
-    if (is_stream(d, job->op.lane)) return d->gpu->weigh(d->gpu, job->op.lane, &a, err);
-    host_weigh(&a);
-    return 0;
-}
-
-static Event device_weigh(Device *base, const Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
-                          double sparsity) {
-    LaneDevice *d = (LaneDevice *)base;
-    const int32_t *len = indices(d, table->len);
-    for (int r = 0; r < o.rows; r++)
-        base->count[op->lane].read[1] += sparse_tokens(sparsity, len[r]) * table_row_bytes(table);
-    touch(d, o), touch(d, tokens), touch(d, weights);
-    Posted job = {.run = run_weigh, .t = {o, tokens, weights}, .table = *table, .sparsity = sparsity};
-    return post(d, op, &job, NULL, 0);
-}
-
-/* What fetch wants of the offload file, by blocks. */
-typedef struct {
-    uint64_t *bits;
-    size_t first, n; /* blocks */
-} Blocks;
-
-static void want(Blocks *b, size_t offset, size_t bytes) {
-    for (size_t i = offset / BLOCK - b->first; i <= (offset + bytes - 1) / BLOCK - b->first; i++)
-        b->bits[i / 64] |= 1ull << i % 64;
-}
-
-/* Tells the kernel of every run of wanted blocks. */
-static void advise(const LaneDevice *d, const Blocks *b, int advice) {
-    for (size_t i = 0, run; i < b->n; i += run) {
-        for (run = 0; i + run < b->n && (b->bits[(i + run) / 64] >> (i + run) % 64 & 1); run++) continue;
-        if (run) posix_fadvise(d->offload_fd, (off_t)((b->first + i) * BLOCK), (off_t)(run * BLOCK), advice);
-        if (!run) run = 1;
-    }
-}
-
-/* The pieces of V that a fetch is about: from home pages to the same places of staged ones. What it does to each: */
-typedef void Piece(Blocks *blocks, uint8_t *to, const uint8_t *from, size_t offset, size_t bytes);
-
-static void want_piece(Blocks *blocks, uint8_t *to, const uint8_t *from, size_t offset, size_t bytes) {
-    (void)to, (void)from;
-    want(blocks, offset, bytes);
-}
-static void copy_piece(Blocks *blocks, uint8_t *to, const uint8_t *from, size_t offset, size_t bytes) {
-    (void)blocks, (void)offset;
-    memcpy(to, from, bytes);
-}
-
-static void for_pieces(LaneDevice *d, const Posted *job, Blocks *blocks, Piece *piece) {
-    const PageTable *to = &job->table, *from = &job->home;
-    const int32_t *len = address(d, to->len), *there = address(d, to->pages), *here = address(d, from->pages);
-    const int32_t *tokens = address(d, job->t[0]);
-    const int nh = to->nh, most = job->t[0].cols / nh, page = to->page_tokens;
-    const size_t row = table_row_bytes(to), head = row / nh;
-    uint8_t *near = address(d, to->v), *home = address(d, from->v);
-    for (int r = 0; r < to->len.cols; r++) {
-        for (int h = 0; h < nh; h++) {
-            const int32_t *t = tokens + ((size_t)r * nh + h) * most;
-            for (int i = 0; i < sparse_tokens(job->sparsity, len[r]) - 1; i++) { /* the last is its own: it is here */
-                size_t at = (size_t)r * to->pages.ld + t[i] / page, column = h * head;
-                size_t target = ((size_t)there[at] * page + t[i] % page) * row + column;
-                size_t source = ((size_t)here[at] * page + t[i] % page) * row + column;
-                piece(blocks, near + target, home + source, from->v.offset + source, head);
-            }
-        }
-    }
-}
-
-/* Many small pieces: the disk hears of all blocks that they lie in before the first is waited for; then they are read
- * through the mapping. */
-static int run_fetch(LaneDevice *d, const Posted *job, Error *err) {
-    Tensor v = job->home.v;
-    (void)err;
-    Blocks blocks = {.first = v.offset / BLOCK, .n = (v.offset + tensor_span(v)) / BLOCK + 1 - v.offset / BLOCK};
-    blocks.bits = xcalloc(blocks.n / 64 + 1, sizeof *blocks.bits);
-    for_pieces(d, job, &blocks, want_piece);
-    advise(d, &blocks, POSIX_FADV_WILLNEED);
-    for_pieces(d, job, &blocks, copy_piece);
-    size_t head = v.offset % BLOCK;
-    madvise((uint8_t *)address(d, v) - head, tensor_span(v) + head, MADV_DONTNEED);
-    advise(d, &blocks, POSIX_FADV_DONTNEED);
-    free(blocks.bits);
-    return 0;
-}
-
-static Event device_fetch(Device *base, const Op *op, const PageTable *staged, const PageTable *home, Tensor tokens,
-                          double sparsity) {
-    LaneDevice *d = (LaneDevice *)base;
-    const int32_t *len = indices(d, staged->len);
-    CHECK(lane_channel[op->lane] == DTOC && home->v.tier == TIER_DISK && staged->v.tier == TIER_CPU);
-    touch(d, staged->v), touch(d, tokens);
-    Posted job = {.run = run_fetch, .t = {tokens}, .table = *staged, .home = *home, .sparsity = sparsity};
-    for (int r = 0; r < staged->len.cols; r++) job.bytes += (sparse_tokens(sparsity, len[r]) - 1) * table_row_bytes(staged);
-    return post(d, op, &job, NULL, 0);
-}
-
-static int run_pack(LaneDevice *d, const Posted *job, Error *err) {
-    Tensor packed = job->t[0], kv = job->t[1];
-    void *to = address(d, packed);
-    const void *from = address(d, kv);
-    if (is_stream(d, job->op.lane))
-        return d->gpu->pack(d->gpu, job->op.lane, to, from, kv.rows, kv.cols / 2, job->nh, packed.quant, err);
-    host_pack(to, from, kv.rows, kv.cols / 2, job->nh, packed.quant);
-    return 0;
-}
-
-static Event device_pack(Device *base, const Op *op, Tensor packed, Tensor kv, int nh) {
-    LaneDevice *d = (LaneDevice *)base;
-    CHECK(packed.type == U8 && packed.rows == kv.rows && kv.type == F16);
-    touch(d, packed), touch(d, kv);
-    Posted job = {.run = run_pack, .t = {packed, kv}, .nh = nh};
-    return post(d, op, &job, NULL, 0);
-}
-
-/* Pages are touched up to the highest index that is written to. */
-static void touch_pages(LaneDevice *d, const PageTable *p, const int32_t *seq, const int32_t *pos, const int32_t *pages,
-                        int rows) {
-    int highest = -1;
-    for (int r = 0; r < rows; r++) {
-        int page = pages[(size_t)seq[r] * p->pages.ld + pos[r] / p->page_tokens];
-        if (page > highest) highest = page;
-    }
-    touch(d, tensor_rows(p->k, 0, (highest + 1) * p->page_tokens));
-    touch(d, tensor_rows(p->v, 0, (highest + 1) * p->page_tokens));
-}
-
-static int run_append(LaneDevice *d, const Posted *job, Error *err) {
-    const PageTable *p = &job->table;
-    Tensor kv = job->t[0];
-    touch_pages(d, p, indices(d, job->t[1]), indices(d, job->t[2]), indices(d, p->pages), kv.rows);
-    void *k = address(d, p->k), *v = address(d, p->v), *from = address(d, kv);
-    const int32_t *seq = address(d, job->t[1]), *pos = address(d, job->t[2]), *pages = address(d, p->pages);
-    int max_pages = (int)p->pages.ld, page = p->page_tokens, width = (int)(table_row_bytes(p) / sizeof(f16));
-    Append a = {k, v, from, seq, pos, pages, kv.rows, max_pages, page, width};
-    if (is_stream(d, job->op.lane)) return d->gpu->append(d->gpu, job->op.lane, &a, err);
-    host_append(&a);
-    if (p->k.tier == TIER_DISK) { /* K and V of a layer lie one after the other */
-        size_t bytes = 2 * tensor_span(p->k);
-        size_t head = p->k.offset % 4096;
-        madvise((uint8_t *)k - head, bytes + head,
-                MADV_DONTNEED); /* lets the page cache drop them; nothing is lost in a shared file */
-        drop_cache(d->offload_fd, p->k.offset, bytes, tensor_span(kv));
-    }
-    return 0;
-}
-
-static Event device_append(Device *base, const Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos) {
-    LaneDevice *d = (LaneDevice *)base;
-    CHECK(kv.cols * type_bytes(kv.type) == 2 * table_row_bytes(table));
-    touch(d, kv);
-    Posted job = {.run = run_append, .t = {kv, seq, pos}, .table = *table};
-    if (lane_channel[op->lane] == CTOD) job.bytes = tensor_span(kv);
-    return post(d, op, &job, NULL, 0);
-}
-
-static int run_pick(LaneDevice *d, const Posted *job, Error *err) {
-    Tensor logits = job->t[1];
-    int32_t *ids = address(d, job->t[0]);
-    const int32_t *prompt = address(d, job->t[2]), *pos = address(d, job->t[3]);
-    const float *rows = address(d, logits);
-    if (is_stream(d, job->op.lane))
-        return d->gpu->pick(d->gpu, job->op.lane, ids, rows, prompt, pos, &job->sampling, logits.rows, logits.cols, err);
-    host_pick(ids, rows, prompt, pos, &job->sampling, logits.rows, logits.cols);
-    for (int r = 0; r < logits.rows; r++)
-        if (!isfinite(rows[(size_t)r * logits.cols + ids[r]])) return not_finite(err);
-    return 0;
-}
-
-static Event device_pick(Device *base, const Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
-                         const Sampling *sampling) {
-    LaneDevice *d = (LaneDevice *)base;
-    touch(d, ids), touch(d, logits);
-    Posted job = {.run = run_pick, .t = {ids, logits, prompt, pos}, .sampling = *sampling};
-    return post(d, op, &job, NULL, 0);
-}
-
-static int run_score(LaneDevice *d, const Posted *job, Error *err) {
-    Tensor logits = job->t[2];
-    float *logp = address(d, job->t[0]);
-    int32_t *best = address(d, job->t[1]);
-    const float *rows = address(d, logits);
-    const int32_t *target = address(d, job->t[3]);
-    if (is_stream(d, job->op.lane))
-        return d->gpu->score(d->gpu, job->op.lane, logp, best, rows, target, logits.rows, logits.cols, err);
-    host_score(logp, best, rows, target, logits.rows, logits.cols);
-    for (int r = 0; r < logits.rows; r++)
-        if (!isfinite(logp[r])) return not_finite(err);
-    return 0;
-}
-
-static Event device_score(Device *base, const Op *op, Tensor logp, Tensor best, Tensor logits, Tensor target) {
-    LaneDevice *d = (LaneDevice *)base;
-    touch(d, logp), touch(d, best), touch(d, logits);
-    Posted job = {.run = run_score, .t = {logp, best, logits, target}};
-    return post(d, op, &job, NULL, 0);
-}
-
+/* By several threads at once. */
 static void device_upload(Device *base, Tensor dst, size_t first, const void *src, size_t count) {
     LaneDevice *d = (LaneDevice *)base;
-    size_t size = type_bytes(dst.type);
-    CHECK(first + count <= (size_t)dst.rows * dst.cols);
-    touch(d, dst);
-    if (d->gpu && dst.tier == TIER_GPU) {
-        Error err;
-        if (!d->gpu->upload(d->gpu, (uint8_t *)address(d, dst) + first * size, src, count * size, &err)) return;
-        pthread_mutex_lock(&d->lock);
-        note_failure(d, &err);
-        pthread_mutex_unlock(&d->lock);
-        return;
-    }
-    memcpy((uint8_t *)address(d, dst) + first * size, src, count * size);
-    if (dst.tier == TIER_DISK && first + count == (size_t)dst.rows * dst.cols) {
-        size_t head = dst.offset % 4096;
-        madvise((uint8_t *)address(d, dst) - head, tensor_span(dst) + head, MADV_DONTNEED);
-        drop_cache(d->offload_fd, dst.offset, tensor_span(dst), tensor_span(dst));
-    }
+    Error err;
+    int status = arenas_upload(&d->arenas, dst, first, src, count, &err);
+    pthread_mutex_lock(&d->lock);
+    reach_note(&d->reach, base->peak, dst);
+    if (status) note_failure(d, &err);
+    pthread_mutex_unlock(&d->lock);
 }
 
 static void *device_host(Device *base, Tensor t) {
-    touch((LaneDevice *)base, t);
-    return address((LaneDevice *)base, t);
+    LaneDevice *d = (LaneDevice *)base;
+    CHECK(t.tier == TIER_CPU);
+    reach_note(&d->reach, base->peak, t);
+    return arenas_address(&d->arenas, t);
 }
 
 static double device_now(Device *base) {
@@ -996,84 +460,12 @@ static void device_close(Device *base) {
         pthread_cond_destroy(&d->lane[i].posted_cond);
         pthread_cond_destroy(&d->lane[i].done_cond);
         free(d->lane[i].moves);
-        free(d->lane[i].bounce);
     }
-    for (int f = 0; f <= d->nfiles; f++)
-        if (d->direct[f] >= 0) close(d->direct[f]);
-    free(d->direct);
-    if (d->gpu && d->arena[TIER_GPU]) { /* waits for the streams */
-        d->gpu->release(d->gpu, d->arena[TIER_GPU]);
-        d->arena[TIER_GPU] = NULL;
-    }
-    if (d->pinned) d->gpu->unpin(d->gpu, d->arena[TIER_CPU]);
-    for (int t = 0; t < NTIERS; t++)
-        if (d->arena[t]) munmap(d->arena[t], d->bytes[t]);
-    if (d->offload_fd >= 0) close(d->offload_fd);
+    arenas_close(&d->arenas);
     pthread_mutex_destroy(&d->lock);
     pthread_cond_destroy(&d->gpu_cond);
     for (int c = 0; c < NCHANNELS; c++) pthread_cond_destroy(&d->link[c].left);
     free(d);
-}
-
-static int open_memory(LaneDevice *d, Tier tier, size_t bytes, Error *err) {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        return fail(err, EXIT_FAILED, "cannot allocate %.1f MiB for the %s tier: %s; lower %s or free some memory",
-                    bytes / 1048576.0, tier_name[tier], strerror(errno), tier == TIER_GPU ? "--gpu-mem" : "--cpu-mem");
-    madvise(p, bytes, MADV_HUGEPAGE);
-    d->arena[tier] = p;
-    d->bytes[tier] = bytes;
-    return 0;
-}
-
-/* The upper tiers of the cuda device. Memory that cannot be pinned serves as well, slower. */
-static int open_gpu_memory(LaneDevice *d, const Plan *plan, Error *err) {
-    d->arena[TIER_GPU] = d->gpu->alloc(d->gpu, plan->total[TIER_GPU], err);
-    d->bytes[TIER_GPU] = plan->total[TIER_GPU];
-    if (!d->arena[TIER_GPU] || open_memory(d, TIER_CPU, plan->total[TIER_CPU], err)) return -1;
-    d->pinned = !d->gpu->pin(d->gpu, d->arena[TIER_CPU], d->bytes[TIER_CPU], &d->base.notice);
-    return 0;
-}
-
-/* The offload file has no name from the start, and all its blocks before the first byte is written. */
-static int open_disk(LaneDevice *d, const char *dir, size_t bytes, Error *err) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/flexgen-offload-XXXXXX", dir);
-    d->offload_fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (d->offload_fd < 0) { /* a file system without nameless files: nameless a moment later */
-        d->offload_fd = mkstemp(path);
-        if (d->offload_fd >= 0) unlink(path);
-    }
-    if (d->offload_fd < 0)
-        return fail(err, EXIT_FAILED,
-                    "cannot create the offload file in %s: %s; name a writable directory with --offload-dir", dir,
-                    strerror(errno));
-    int status = posix_fallocate(d->offload_fd, 0, (off_t)bytes);
-    if (status)
-        return fail(err, EXIT_FAILED,
-                    "cannot reserve %.1f MiB for the offload file in %s: %s; choose another --offload-dir, or move "
-                    "less to the disk",
-                    bytes / 1048576.0, dir, strerror(status));
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, d->offload_fd, 0);
-    if (p == MAP_FAILED) return fail(err, EXIT_FAILED, "cannot map the offload file in %s: %s", dir, strerror(errno));
-    madvise(p, bytes, MADV_RANDOM); /* a token's place is all that is touched; nothing around it is wanted */
-    d->arena[TIER_DISK] = p;
-    d->bytes[TIER_DISK] = bytes;
-    return 0;
-}
-
-/* Second descriptors for direct reads. A file system without them (tmpfs) is read the ordinary way. */
-static void open_direct(LaneDevice *d) {
-    char path[64];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", d->offload_fd); /* it has no other name */
-    if (d->offload_fd >= 0) d->direct[0] = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
-    for (int f = 1; f <= d->nfiles; f++)
-        d->direct[f] = open(d->checkpoint->files[f - 1].path, O_RDONLY | O_DIRECT | O_CLOEXEC);
-    for (int i = 0; i < NLANES; i++)
-        if (lane_channel[i] == DTOC && posix_memalign((void **)&d->lane[i].bounce, BLOCK, BOUNCE)) d->lane[i].bounce = NULL;
-    for (int f = 0; f <= d->nfiles; f++)
-        if ((!d->lane[W_READ].bounce || !d->lane[C_READ].bounce) && d->direct[f] >= 0)
-            close(d->direct[f]), d->direct[f] = -1;
 }
 
 static void init_locks(LaneDevice *d) {
@@ -1102,50 +494,20 @@ static int open_lanes(LaneDevice *d, Error *err) {
     return 0;
 }
 
-static const Device functions = {.copy = device_copy,
-                                 .embed = device_embed,
-                                 .layernorm = device_layernorm,
-                                 .linear = device_linear,
-                                 .unpack = device_unpack,
-                                 .pack = device_pack,
-                                 .attend_prefill = device_attend_prefill,
-                                 .attend = device_attend,
-                                 .select = device_select,
-                                 .fetch = device_fetch,
-                                 .weigh = device_weigh,
-                                 .append = device_append,
-                                 .pick = device_pick,
-                                 .score = device_score,
-                                 .upload = device_upload,
-                                 .wait = device_wait,
-                                 .host = device_host,
-                                 .now = device_now,
-                                 .close = device_close};
-
 /* gpu NULL: the host device. */
 static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err) {
     LaneDevice *d = xcalloc(1, sizeof *d);
-    d->base = functions;
-    d->base.name = gpu ? "cuda" : "host";
-    d->base.act_type = gpu ? F16 : F32;
+    d->base = (Device){.name = gpu ? "cuda" : "host", .act_type = gpu ? F16 : F32, .post = device_post};
+    d->base.upload = device_upload, d->base.wait = device_wait, d->base.host = device_host;
+    d->base.now = device_now, d->base.close = device_close;
     CHECK(plan->act_type == d->base.act_type);
     d->gpu = gpu;
-    d->checkpoint = checkpoint;
-    d->offload_fd = -1;
-    d->nfiles = checkpoint->nfiles;
-    d->direct = xcalloc(d->nfiles + 1, sizeof *d->direct);
-    for (int f = 0; f <= d->nfiles; f++) d->direct[f] = -1;
     reach_open(&d->reach, d->base.peak, plan);
-    memcpy(d->tables, plan->tables, sizeof d->tables);
-    d->move_capacity = 256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES);
+    d->move_capacity = 2 * (256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES));
     for (int i = 0; i < NLANES; i++) d->lane[i].device = d, d->lane[i].index = i;
     init_locks(d);
-    bool ok = gpu ? !open_gpu_memory(d, plan, err)
-                  : !open_memory(d, TIER_GPU, plan->total[TIER_GPU], err) &&
-                        !open_memory(d, TIER_CPU, plan->total[TIER_CPU], err);
-    ok = ok && (!plan->offload_bytes || !open_disk(d, offload_dir, plan->offload_bytes, err)) && !open_lanes(d, err);
-    if (ok && plan->total[TIER_DISK]) open_direct(d);
-    if (ok) return &d->base;
+    if (!arenas_open(&d->arenas, gpu, plan, checkpoint, offload_dir, &d->base.notice, err) && !open_lanes(d, err))
+        return &d->base;
     device_close(&d->base);
     return NULL;
 }

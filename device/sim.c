@@ -16,11 +16,13 @@
 
 #include "cost/cost.h"
 
+/* A posted op: what it must come after, and what it takes. */
 typedef struct {
-    Op op;
-    uint64_t order;    /* how many ops of all lanes were posted before it */
-    size_t moved;      /* bytes, for counter and trace */
-    double work, left; /* seconds at full speed: of all of it, of what is still to do */
+    int nafter;
+    Event after[NLANES];
+    Slice slice;       /* what it was */
+    uint64_t order;    /* how many were posted before it */
+    double work, left; /* seconds at full speed; of them not done yet */
 } SimOp;
 
 /* Op number n, counted from 0, lies at ring[n % capacity]. */
@@ -60,7 +62,7 @@ static bool happened(const Sim *d, Event e) { return d->lane[e.lane].done >= e.s
 static bool is_ready(const Sim *d, int i) {
     const SimLane *lane = &d->lane[i];
     if (lane->active || lane->done == lane->posted) return false;
-    const Op *op = &first_op(lane)->op;
+    const SimOp *op = first_op(lane);
     for (int n = 0; n < op->nafter; n++)
         if (!happened(d, op->after[n])) return false;
     return true;
@@ -82,8 +84,9 @@ static void begin_ready(Sim *d) {
 
 static void end(Sim *d, int i) {
     SimLane *lane = &d->lane[i];
-    const SimOp *job = first_op(lane);
-    if (d->base.trace) trace_add(d->base.trace, &job->op, job->moved, lane->began, d->clock);
+    Slice *slice = &first_op(lane)->slice;
+    slice->begin = lane->began, slice->end = d->clock;
+    if (d->base.trace) trace_add(d->base.trace, slice);
     lane->active = false;
     lane->done++;
 }
@@ -153,21 +156,6 @@ static double moving(const Sim *d, const Op *op, double bytes) {
     return bdw > 0 ? bytes / bdw : 0;
 }
 
-/* moved: bytes for the counters. */
-static Event post(Sim *d, const Op *op, size_t moved, double seconds) {
-    SimLane *lane = &d->lane[op->lane];
-    double work = seconds + d->hardware.op_s;
-    for (int n = 0; n < op->nafter; n++) CHECK(op->after[n].seq <= d->lane[op->after[n].lane].posted);
-    if (lane->posted - lane->done == lane->capacity) grow(lane);
-    lane->ring[lane->posted % lane->capacity] = (SimOp){*op, d->nposted++, moved, work, work};
-    d->base.count[op->lane].moved[op->kind] += moved;
-    return (Event){op->lane, ++lane->posted};
-}
-
-static size_t tensor_bytes(Tensor t) { return (size_t)t.rows * t.cols * type_bytes(t.type); }
-
-static void touch(Sim *d, Tensor t) { reach_note(&d->reach, d->base.peak, t); }
-
 /* An index table; the GPU's is the CPU's. */
 static int32_t *indices(Sim *d, Tensor t) {
     CHECK(t.tier != TIER_DISK && t.type == I32 && t.offset >= d->tables_at[t.tier]);
@@ -176,157 +164,84 @@ static int32_t *indices(Sim *d, Tensor t) {
     return (int32_t *)(d->tables + at);
 }
 
-static Event sim_copy(Device *base, const Op *op, const Move *moves, int n) {
-    Sim *d = (Sim *)base;
-    size_t bytes = 0;
-    for (int i = 0; i < n; i++) {
-        const Move *m = &moves[i];
-        CHECK((size_t)m->dst.rows * m->dst.cols == (size_t)m->src.rows * m->src.cols);
-        CHECK(m->dst.type == m->src.type || (m->src.file && m->dst.type == F16));
-        touch(d, m->dst), touch(d, m->src);
-        bytes += tensor_bytes(m->src);
+/* Seconds of attention to `tokens` of the tokens of a table's sequences, of which K, V (half of it) or both are read.
+ */
+static double attending(const Sim *d, const Op *op, const int32_t *len, int h1, bool packed) {
+    const int n = op_lengths(op)->cols;
+    double seconds = 0, all = 0;
+    for (int r = 0; r < n; r++) {
+        seconds += attend_seconds(&d->hardware, lane_channel[op->lane] == CPU, op->prefill, 1, len[r], h1, packed);
+        all += len[r];
     }
-    return post(d, op, bytes, moving(d, op, bytes));
+    return seconds * op_tokens(op, len) / all;
 }
 
-/* Rows that are gathered; on the disk's lane they have moved. */
-static Event sim_embed(Device *base, const Op *op, Tensor y, Tensor table, Tensor idx, bool add) {
-    Sim *d = (Sim *)base;
-    (void)idx, (void)add;
-    touch(d, y), touch(d, table);
-    size_t bytes = (size_t)y.rows * y.cols * type_bytes(table.type);
-    return post(d, op, lane_channel[op->lane] == DTOC ? bytes : 0, moving(d, op, bytes));
-}
-
-static Event sim_layernorm(Device *base, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b) {
-    Sim *d = (Sim *)base;
-    touch(d, y), touch(d, x), touch(d, w), touch(d, b);
-    return post(d, op, 0, moving(d, op, tensor_bytes(x) + tensor_bytes(y)));
-}
-
-static Event sim_linear(Device *base, const Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu) {
-    Sim *d = (Sim *)base;
-    (void)relu;
-    CHECK(y.rows == x.rows && x.type == base->act_type);
-    if (w.type == U8)
-        CHECK((size_t)w.rows * w.cols == quant_matrix_bytes(w.quant, y.cols, x.cols));
-    else
-        CHECK(x.cols == w.cols && y.cols == w.rows && w.type == F16);
-    touch(d, y), touch(d, x), touch(d, w), touch(d, b), touch(d, residual);
-    double (*seconds)(const Hardware *, bool, double, double, double, double) =
-        w.type == U8 ? linear_packed_seconds : linear_seconds;
-    return post(d, op, 0, seconds(&d->hardware, op->prefill, y.rows, y.cols, x.cols, type_bytes(x.type)));
-}
-
-static Event sim_unpack(Device *base, const Op *op, Tensor w, Tensor packed) {
-    Sim *d = (Sim *)base;
-    touch(d, w), touch(d, packed);
-    return post(d, op, 0, moving(d, op, tensor_bytes(w) + tensor_bytes(packed)));
-}
-
-static Event sim_pack(Device *base, const Op *op, Tensor packed, Tensor kv, int nh) {
-    Sim *d = (Sim *)base;
-    (void)nh;
-    touch(d, packed), touch(d, kv);
-    return post(d, op, 0, moving(d, op, tensor_bytes(packed) + tensor_bytes(kv)));
-}
-
-static Event sim_attend_prefill(Device *base, const Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
-    Sim *d = (Sim *)base;
+static double prefilling(Sim *d, const Op *op) {
+    const Tensor o = op->prefilled.o, start = op->prefilled.start;
     const int32_t *row = indices(d, start);
     double seconds = 0;
-    (void)nh;
-    touch(d, o), touch(d, q), touch(d, kv);
     for (int r = 0; r + 1 < start.cols; r++)
         seconds += attend_prefill_seconds(&d->hardware, 1, row[r + 1] - row[r], o.cols, type_bytes(o.type));
-    return post(d, op, 0, seconds);
+    return seconds;
 }
 
-/* Seconds of attention to a table's tokens, of which K, V or both are read. */
-static double attending(const Sim *d, const Op *op, const PageTable *table, const int32_t *len, double share) {
-    bool on_cpu = lane_channel[op->lane] == CPU;
-    double seconds = 0;
-    for (int r = 0; r < table->len.cols; r++)
-        seconds += attend_seconds(&d->hardware, on_cpu, op->prefill, 1, len[r], table->h1, table->k.type == U8);
-    return seconds * share;
+static double multiplying(const Sim *d, const Op *op) {
+    const Tensor y = op->linear.y, x = op->linear.x;
+    return (op->linear.w.type == U8 ? linear_packed_seconds : linear_seconds)(&d->hardware, op->prefill, y.rows, y.cols,
+                                                                              x.cols, type_bytes(x.type));
 }
 
-static Event sim_attend(Device *base, const Op *op, Tensor o, Tensor q, const PageTable *table) {
-    Sim *d = (Sim *)base;
-    const int32_t *len = indices(d, table->len);
-    CHECK(table->len.cols == o.rows);
-    touch(d, o), touch(d, q);
-    for (int r = 0; r < o.rows; r++)
-        for (int kv = 0; kv < 2; kv++) base->count[op->lane].read[kv] += len[r] * table_row_bytes(table);
-    return post(d, op, 0, attending(d, op, table, len, 1));
-}
-
-static Event sim_select(Device *base, const Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
-                        double sparsity) {
-    Sim *d = (Sim *)base;
-    const int32_t *len = indices(d, table->len);
-    (void)sparsity;
-    touch(d, tokens), touch(d, weights), touch(d, q);
-    for (int r = 0; r < q.rows; r++) base->count[op->lane].read[0] += len[r] * table_row_bytes(table);
-    return post(d, op, 0, attending(d, op, table, len, .5));
-}
-
-/* Tokens whose V is wanted, with the own or without. */
-static double chosen(const PageTable *table, const int32_t *len, double sparsity, int own) {
-    double n = 0;
-    for (int r = 0; r < table->len.cols; r++) n += sparse_tokens(sparsity, len[r]) - 1 + own;
-    return n;
-}
-
-static Event sim_fetch(Device *base, const Op *op, const PageTable *staged, const PageTable *home, Tensor tokens,
-                       double sparsity) {
-    Sim *d = (Sim *)base;
-    (void)home;
-    touch(d, staged->v), touch(d, tokens);
-    double bytes = chosen(staged, indices(d, staged->len), sparsity, 0) * table_row_bytes(staged);
-    return post(d, op, (size_t)bytes, moving(d, op, bytes));
-}
-
-static Event sim_weigh(Device *base, const Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
-                       double sparsity) {
-    Sim *d = (Sim *)base;
-    const int32_t *len = indices(d, table->len);
-    double all = 0, n = chosen(table, len, sparsity, 1);
-    for (int r = 0; r < o.rows; r++) all += len[r];
-    touch(d, o), touch(d, tokens), touch(d, weights);
-    base->count[op->lane].read[1] += (size_t)n * table_row_bytes(table);
-    return post(d, op, 0, attending(d, op, table, len, .5 * n / all));
-}
-
-/* Pages are touched up to the highest index that is written to. */
-static Event sim_append(Device *base, const Op *op, const PageTable *p, Tensor kv, Tensor seq, Tensor pos) {
-    Sim *d = (Sim *)base;
-    const int32_t *s = indices(d, seq), *t = indices(d, pos), *pages = indices(d, p->pages);
-    int highest = -1;
-    touch(d, kv);
-    for (int r = 0; r < kv.rows; r++) {
-        int page = pages[(size_t)s[r] * p->pages.ld + t[r] / p->page_tokens];
-        if (page > highest) highest = page;
+/* What an op takes. moved: what it moves. */
+static double op_seconds(Sim *d, const Op *op, size_t moved, const int32_t *len) {
+    switch (op->code) {
+        case OP_COPY:
+        case OP_FETCH:
+            return moving(d, op, moved);
+        case OP_EMBED: /* rows that are gathered */
+            return moving(d, op, (double)op->embed.y.rows * op->embed.y.cols * type_bytes(op->embed.table.type));
+        case OP_LAYERNORM:
+            return moving(d, op, tensor_bytes(op->layernorm.x) + tensor_bytes(op->layernorm.y));
+        case OP_LINEAR:
+            return multiplying(d, op);
+        case OP_UNPACK:
+            return moving(d, op, tensor_bytes(op->unpack.w) + tensor_bytes(op->unpack.packed));
+        case OP_PACK:
+            return moving(d, op, tensor_bytes(op->pack.packed) + tensor_bytes(op->pack.kv));
+        case OP_ATTEND_PREFILL:
+            return prefilling(d, op);
+        case OP_ATTEND:
+            return attending(d, op, len, op->attend.o.cols, op->attend.k.type == U8);
+        case OP_SELECT:
+            return attending(d, op, len, op->select.q.cols, op->select.k.type == U8) / 2;
+        case OP_WEIGH:
+            return attending(d, op, len, op->weigh.o.cols, op->weigh.v.type == U8) / 2;
+        case OP_APPEND:
+            return moving(d, op, tensor_span(op->append.kv));
+        case OP_PICK:
+            return moving(d, op, tensor_bytes(op->pick.logits));
+        case OP_SCORE:
+            return moving(d, op, tensor_bytes(op->score.logits));
+        default:
+            CHECK(!"an op that takes no time");
     }
-    touch(d, tensor_rows(p->k, 0, (highest + 1) * p->page_tokens));
-    touch(d, tensor_rows(p->v, 0, (highest + 1) * p->page_tokens));
-    size_t bytes = tensor_span(kv);
-    return post(d, op, lane_channel[op->lane] == CTOD ? bytes : 0, moving(d, op, bytes));
+    return 0;
 }
 
-static Event sim_pick(Device *base, const Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
-                      const Sampling *sampling) {
+static Event sim_post(Device *base, const Op *op) {
     Sim *d = (Sim *)base;
-    (void)prompt, (void)pos, (void)sampling;
-    touch(d, ids), touch(d, logits);
-    return post(d, op, 0, moving(d, op, tensor_bytes(logits)));
-}
-
-static Event sim_score(Device *base, const Op *op, Tensor logp, Tensor best, Tensor logits, Tensor target) {
-    Sim *d = (Sim *)base;
-    (void)target;
-    touch(d, logp), touch(d, best), touch(d, logits);
-    return post(d, op, 0, moving(d, op, tensor_bytes(logits)));
+    SimLane *lane = &d->lane[op->lane];
+    const Tensor *lengths = op_lengths(op);
+    const int32_t *len = lengths ? indices(d, *lengths) : NULL;
+    for (int n = 0; n < op->nafter; n++) CHECK(op->after[n].seq <= d->lane[op->after[n].lane].posted);
+    reach_op(&d->reach, base->peak, op);
+    const size_t moved = op_count(&base->count[op->lane], op, len);
+    const double work = op_seconds(d, op, moved, len) + d->hardware.op_s;
+    if (lane->posted - lane->done == lane->capacity) grow(lane);
+    SimOp *job = &lane->ring[lane->posted % lane->capacity];
+    job->nafter = op->nafter, job->slice = slice_of(op, moved, 0, 0);
+    memcpy(job->after, op->after, op->nafter * sizeof *op->after);
+    job->order = d->nposted++, job->work = job->left = work;
+    return (Event){op->lane, ++lane->posted};
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -336,7 +251,7 @@ static Event sim_score(Device *base, const Op *op, Tensor logp, Tensor best, Ten
 static void *sim_host(Device *base, Tensor t) {
     Sim *d = (Sim *)base;
     size_t at = d->tables_at[TIER_CPU];
-    touch(d, t);
+    reach_note(&d->reach, base->peak, t);
     return t.tier == TIER_CPU && t.offset >= at && t.offset < at + d->tables_bytes ? indices(d, t) : NULL;
 }
 
@@ -354,28 +269,15 @@ Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err) {
     (void)err; /* as the other devices; there is nothing here that could be missing */
     d->base = (Device){.name = "sim",
                        .act_type = plan->act_type,
-                       .copy = sim_copy,
-                       .embed = sim_embed,
-                       .layernorm = sim_layernorm,
-                       .linear = sim_linear,
-                       .unpack = sim_unpack,
-                       .pack = sim_pack,
-                       .attend_prefill = sim_attend_prefill,
-                       .attend = sim_attend,
-                       .select = sim_select,
-                       .fetch = sim_fetch,
-                       .weigh = sim_weigh,
-                       .append = sim_append,
-                       .pick = sim_pick,
-                       .score = sim_score,
+                       .post = sim_post,
                        .wait = sim_wait,
                        .host = sim_host,
                        .now = sim_now,
                        .close = sim_close};
     d->hardware = *hardware;
     reach_open(&d->reach, d->base.peak, plan);
-    memcpy(d->tables_at, plan->tables, sizeof d->tables_at);
-    d->tables_bytes = 2 * plan->slots * plan->table_bytes;
+    for (int t = TIER_GPU; t <= TIER_CPU; t++) d->tables_at[t] = plan->region[INDEX_TABLES][t].offset;
+    d->tables_bytes = plan->region[INDEX_TABLES][TIER_CPU].bytes;
     d->tables = xcalloc(d->tables_bytes, 1);
     return &d->base;
 }

@@ -16,19 +16,19 @@
 // Slices
 // ---------------------------------------------------------------------------------------------------------------
 
-static bool same_call(const Slice *slice, const Op *op) {
-    return slice->kind == op->kind && slice->prefill == op->prefill && slice->i == op->i && slice->j == op->j &&
-           slice->k == op->k && slice->batch == op->batch;
+bool same_call(const Slice *a, const Slice *b) {
+    return a->kind == b->kind && a->prefill == b->prefill && a->i == b->i && a->j == b->j && a->k == b->k &&
+           a->batch == b->batch;
 }
 
 /* Seconds between two ops of one call that still count as none. */
 static const double PAUSE = 1e-4;
 
-void trace_add(Trace *trace, const Op *op, size_t bytes, double begin, double end) {
-    Slice *newest = trace->last[op->lane] ? &trace->slice[trace->last[op->lane] - 1] : NULL;
-    if (newest && same_call(newest, op) && begin - newest->end <= PAUSE) {
-        if (end > newest->end) newest->end = end;
-        newest->bytes += bytes;
+void trace_add(Trace *trace, const Slice *slice) {
+    Slice *newest = trace->last[slice->lane] ? &trace->slice[trace->last[slice->lane] - 1] : NULL;
+    if (newest && same_call(newest, slice) && slice->begin - newest->end <= PAUSE) {
+        if (slice->end > newest->end) newest->end = slice->end;
+        newest->bytes += slice->bytes;
         return;
     }
     if (trace->limit && trace->n == trace->limit) return;
@@ -36,17 +36,8 @@ void trace_add(Trace *trace, const Op *op, size_t bytes, double begin, double en
         trace->capacity = trace->capacity ? 2 * trace->capacity : 1024;
         trace->slice = xrealloc(trace->slice, trace->capacity, sizeof *trace->slice);
     }
-    trace->slice[trace->n++] = (Slice){.lane = op->lane,
-                                       .kind = op->kind,
-                                       .prefill = op->prefill,
-                                       .i = op->i,
-                                       .j = op->j,
-                                       .k = op->k,
-                                       .batch = op->batch,
-                                       .begin = begin,
-                                       .end = end,
-                                       .bytes = bytes};
-    trace->last[op->lane] = (long)trace->n;
+    trace->slice[trace->n++] = *slice;
+    trace->last[slice->lane] = (long)trace->n;
 }
 
 void trace_free(Trace *trace) {

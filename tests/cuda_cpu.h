@@ -785,10 +785,13 @@ T *argument(const char *name, T *p) {
     if (p && !is_device(p) && !allocated(p, 0)) complain(false, "kernel %s gets a pointer to pageable host memory", name);
     return untag(p);
 }
-/* Whether a word of a struct can be a pointer: it is one of ours, or memory of the host lies there. */
+/* Whether a word of a struct can be a pointer: it is one of ours, or memory of the host lies there. A small number with
+ * whatever the padding behind it holds is none: kernels point to halfs, of which none lies at an odd address or at 0. */
 inline bool is_pointer(void *word) {
     unsigned char resident;
-    return allocated(word, 0) || (uintptr_t(word) >> 32 && !mincore((void *)(uintptr_t(word) & -4096), 1, &resident));
+    if (allocated(word, 0)) return true;
+    if (uintptr_t(word) % 2 || !uint32_t(uintptr_t(word)) || !(uintptr_t(word) >> 32)) return false;
+    return !mincore((void *)(uintptr_t(word) & -4096), 1, &resident);
 }
 template <class T>
 std::enable_if_t<!std::is_pointer_v<T>, T> argument(const char *name, T v) {

@@ -61,8 +61,8 @@ static void open_rows(void) {
     for (int j = 0; j < config.l; j++)
         for (int r = FC1_W; r <= FC2_W; r += FC2_W - FC1_W) {
             Tensor home = plan->weight[j][r].home;
-            on[home.tier] =
-                (Tensor){.tier = home.tier, .type = F16, .offset = home.offset, .rows = 1, .cols = MOST, .ld = MOST};
+            on[home.tier] = home;
+            on[home.tier].rows = 1, on[home.tier].cols = MOST, on[home.tier].ld = MOST;
         }
     f16 *row = xcalloc(MOST, sizeof *row);
     for (int t = 0; t < NTIERS; t++) {
@@ -74,9 +74,10 @@ static void open_rows(void) {
 }
 
 /* n elements of the rows from `first` on, as call k. */
-static Event post(Lane lane, Tier to, Tier from, int first, int n, int k, Event after) {
+static Event move_rows(Lane lane, Tier to, Tier from, int first, int n, int k, Event after) {
     Op op = {.lane = lane, .kind = OTHER, .k = k, .nafter = after.seq > 0, .after = {after}};
-    return device->copy(device, &op, &(Move){tensor_cols(on[to], first, n), tensor_cols(on[from], first, n)}, 1);
+    op = op_copy(op, &(Move){tensor_cols(on[to], first, n), tensor_cols(on[from], first, n)}, 1);
+    return device->post(device, &op);
 }
 static const Event nothing = {0, 0};
 
@@ -94,11 +95,11 @@ static void an_op_takes_as_long_as_its_bytes(void) {
         Lane lane = ways[w].lane;
         device->link[lane_channel[lane]] = 1e6;
         double begin = device->now(device);
-        ASSERT_OK(device->wait(device, post(lane, ways[w].to, ways[w].from, 0, 5000, 0, nothing), &err));
+        ASSERT_OK(device->wait(device, move_rows(lane, ways[w].to, ways[w].from, 0, 5000, 0, nothing), &err));
         CU_ASSERT(device->now(device) - begin >= .00999);
         CU_ASSERT(device->count[lane].busy_s >= .00999);
         if (ways[w].to != TIER_DISK && ways[w].from != TIER_DISK) {
-            ASSERT_OK(device->wait(device, post(STORE, TIER_CPU, TIER_GPU, 0, MOST, 0, nothing), &err));
+            ASSERT_OK(device->wait(device, move_rows(STORE, TIER_CPU, TIER_GPU, 0, MOST, 0, nothing), &err));
             f16 first = *(f16 *)device->host(device, on[TIER_CPU]);
             CU_ASSERT_EQUAL(first, ways[w].from == TIER_CPU ? 0x3d00 : 0x3c00);
         }
@@ -117,7 +118,7 @@ static void many_ops_take_as_long_as_their_bytes(void) {
         Event last[3];
         double begin = device->now(device), busy = 0, expected = OPS * lanes * 1000 / device->link[CTOG];
         for (int i = 0; i < OPS; i++)
-            for (int l = 0; l < lanes; l++) last[l] = post(up[l], TIER_GPU, TIER_CPU, l * 500, 500, i, nothing);
+            for (int l = 0; l < lanes; l++) last[l] = move_rows(up[l], TIER_GPU, TIER_CPU, l * 500, 500, i, nothing);
         for (int l = 0; l < lanes; l++) ASSERT_OK(device->wait(device, last[l], &err));
         CU_ASSERT(device->now(device) - begin >= .999 * expected);
         for (int l = 0; l < lanes; l++) busy += device->count[up[l]].busy_s;
@@ -126,7 +127,7 @@ static void many_ops_take_as_long_as_their_bytes(void) {
     }
 }
 
-static const Slice *slice_of(Lane lane) {
+static const Slice *newest_slice(Lane lane) {
     CU_ASSERT_FATAL(trace.last[lane] > 0);
     return &trace.slice[trace.last[lane] - 1];
 }
@@ -136,12 +137,12 @@ static void a_small_copy_does_not_wait_behind_a_slab(void) {
     if (test_gpu) return;
     open_rows();
     device->link[CTOG] = 1e5;
-    Event gate = post(STORE, TIER_CPU, TIER_GPU, 0, MOST, 0, nothing);
-    Event slab = post(W_LOAD, TIER_GPU, TIER_CPU, 100, MOST - 100, 0, gate);
-    Event small = post(A_UP, TIER_GPU, TIER_CPU, 0, 100, 0, gate);
+    Event gate = move_rows(STORE, TIER_CPU, TIER_GPU, 0, MOST, 0, nothing);
+    Event slab = move_rows(W_LOAD, TIER_GPU, TIER_CPU, 100, MOST - 100, 0, gate);
+    Event small = move_rows(A_UP, TIER_GPU, TIER_CPU, 0, 100, 0, gate);
     ASSERT_OK(device->wait(device, slab, &err));
     ASSERT_OK(device->wait(device, small, &err));
-    CU_ASSERT(slice_of(A_UP)->end < slice_of(W_LOAD)->end);
+    CU_ASSERT(newest_slice(A_UP)->end < newest_slice(W_LOAD)->end);
     close_device();
 }
 
@@ -155,12 +156,12 @@ static void the_wait_comes_before_the_copy(void) {
         open_rows();
         volatile f16 *from = device->host(device, on[TIER_CPU]);
         device->link[CTOG] = rate;
-        Event up = post(W_LOAD, TIER_GPU, TIER_CPU, 0, 5000, 0, nothing);
+        Event up = move_rows(W_LOAD, TIER_GPU, TIER_CPU, 0, 5000, 0, nothing);
         usleep(1000);
         from[0] = 7;
         ASSERT_OK(device->wait(device, up, &err));
         from[0] = 8;
-        ASSERT_OK(device->wait(device, post(STORE, TIER_CPU, TIER_GPU, 0, 5000, 0, nothing), &err));
+        ASSERT_OK(device->wait(device, move_rows(STORE, TIER_CPU, TIER_GPU, 0, 5000, 0, nothing), &err));
         seen = from[0] == 7;
         close_device();
     }
@@ -175,14 +176,15 @@ static void trouble_ends_every_wait(void) {
     open_rows();
     for (int c = CTOG; c <= CTOD; c++) device->link[c] = .1;
     Event waiting[WAYS];
-    for (int w = 0; w < WAYS; w++) waiting[w] = post(ways[w].lane, ways[w].to, ways[w].from, 0, MOST, 0, nothing);
-    Tensor logits = {.tier = TIER_GPU, .type = F32, .offset = plan->logits, .rows = 1, .cols = 1, .ld = 1}, ids = logits;
-    ids.type = I32, ids.offset = plan->picked[0];
+    for (int w = 0; w < WAYS; w++) waiting[w] = move_rows(ways[w].lane, ways[w].to, ways[w].from, 0, MOST, 0, nothing);
+    Tensor logits = tensor_cols(plan_view(plan, LOGITS, TIER_GPU, 0, 0, 1), 0, 1);
+    Tensor ids = tensor_cols(plan_view(plan, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, 1);
     float bad;
     memcpy(&bad, nan, 4);
     device->upload(device, logits, 0, &bad, 1);
     Sampling greedy = {0, 1, 0, 0};
-    device->pick(device, &(Op){.lane = PROJECT, .kind = OTHER}, ids, logits, ids, ids, &greedy);
+    Op pick = op_pick((Op){.lane = PROJECT, .kind = OTHER}, ids, logits, ids, ids, &greedy);
+    device->post(device, &pick);
     for (int w = 0; w < WAYS; w++) {
         err.text[0] = 0;
         CU_ASSERT_EQUAL(device->wait(device, waiting[w], &err), -1);
@@ -192,7 +194,7 @@ static void trouble_ends_every_wait(void) {
     close_device();
     open_rows();
     for (int c = CTOG; c <= CTOD; c++) device->link[c] = .1;
-    for (int w = 0; w < WAYS; w++) post(ways[w].lane, ways[w].to, ways[w].from, 0, MOST, 0, nothing);
+    for (int w = 0; w < WAYS; w++) move_rows(ways[w].lane, ways[w].to, ways[w].from, 0, MOST, 0, nothing);
     close_device();
 }
 
@@ -315,9 +317,9 @@ static void a_slice_is_of_one_call(void) {
         int newest = 0;
         open_rows();
         device->delay_us[W_LOAD] = round * 2000;
-        Event last = nothing, up = post(W_LOAD, TIER_GPU, TIER_CPU, 1000, MOST - 1000, 9, nothing);
+        Event last = nothing, up = move_rows(W_LOAD, TIER_GPU, TIER_CPU, 1000, MOST - 1000, 9, nothing);
         for (int i = 0; i < OPS; i++)
-            last = post(STORE, TIER_CPU, TIER_GPU, 0, ops[i].n, ops[i].k, ops[i].event ? up : nothing);
+            last = move_rows(STORE, TIER_CPU, TIER_GPU, 0, ops[i].n, ops[i].k, ops[i].event ? up : nothing);
         ASSERT_OK(device->wait(device, last, &err));
         ASSERT_OK(device->wait(device, up, &err));
         check_trace(opened, device->now(device));
@@ -325,7 +327,7 @@ static void a_slice_is_of_one_call(void) {
             const Slice *s = &trace.slice[i];
             if (s->lane != STORE) continue;
             CU_ASSERT_FATAL(s->k >= newest && s->k < CALLS);
-            if (s->k == 2 && !got[2] && !test_gpu) CU_ASSERT(s->begin >= slice_of(W_LOAD)->end);
+            if (s->k == 2 && !got[2] && !test_gpu) CU_ASSERT(s->begin >= newest_slice(W_LOAD)->end);
             got[newest = s->k] += s->bytes;
             slices++;
         }
@@ -340,7 +342,7 @@ static void a_lane_may_have_more_calls_than_marks(void) {
     Event last = nothing;
     int wrong = 0;
     open_rows();
-    for (int i = 0; i < CALLS; i++) last = post(STORE, TIER_CPU, TIER_GPU, 0, 1 + i, i, nothing);
+    for (int i = 0; i < CALLS; i++) last = move_rows(STORE, TIER_CPU, TIER_GPU, 0, 1 + i, i, nothing);
     ASSERT_OK(device->wait(device, last, &err));
     check_trace(opened, device->now(device));
     CU_ASSERT_EQUAL(trace.n, CALLS);

@@ -95,20 +95,16 @@ static double wait_for(Event e) {
     return now();
 }
 
-static Tensor view(Tier tier, Type type, size_t offset, int rows, int cols) {
-    return (Tensor){.tier = tier, .type = type, .offset = offset, .rows = rows, .cols = cols, .ld = (size_t)cols};
+/* So many bytes of the tier's largest region. */
+static Tensor piece(Tier tier, size_t bytes) {
+    RegionId largest = RESTING_WEIGHTS;
+    for (int id = 0; id < NREGIONS; id++)
+        if (rig.plan->region[id][tier].bytes > rig.plan->region[largest][tier].bytes) largest = (RegionId)id;
+    CHECK(rig.plan->region[largest][tier].bytes >= bytes);
+    return plan_bytes(rig.plan, largest, tier, 0, 0, F16, (int)(bytes / 2));
 }
 
-/* So many bytes of the tier's largest term. */
-static Tensor piece(Tier tier, size_t bytes) {
-    const Term *largest = NULL;
-    for (int i = 0; i < rig.plan->nterms; i++) {
-        const Term *t = &rig.plan->terms[i];
-        if (t->tier == tier && (!largest || t->bytes > largest->bytes)) largest = t;
-    }
-    CHECK(largest && largest->bytes >= bytes);
-    return view(tier, F16, largest->offset, 1, (int)(bytes / 2));
-}
+static Event post_op(Op op) { return rig.device->post(rig.device, &op); }
 
 static Op op_on(Lane lane, bool prefill) { return (Op){.lane = lane, .kind = CACHE, .prefill = prefill}; }
 
@@ -120,7 +116,7 @@ static Event copy_after(Lane lane, size_t bytes, Event e) {
     Channel c = lane_channel[lane];
     if (e.seq) op.after[op.nafter++] = e;
     Move m = {piece(to[c], bytes), piece(from[c], bytes)};
-    return rig.device->copy(rig.device, &op, &m, 1);
+    return post_op(op_copy(op, &m, 1));
 }
 static const Event nothing = {0, 0};
 static Event copy(Lane lane, size_t bytes) { return copy_after(lane, bytes, nothing); }
@@ -181,7 +177,7 @@ static void each_stage_has_its_rate(void) {
         open_mixed(&round_rates);
         Op op = op_on(lanes[i], true);
         Move m = {piece(tiers[i][0], 1000), piece(tiers[i][1], 1000)};
-        EXPECT_SECONDS(wait_for(rig.device->copy(rig.device, &op, &m, 1)), 1000 / rate[i]);
+        EXPECT_SECONDS(wait_for(post_op(op_copy(op, &m, 1))), 1000 / rate[i]);
         close_rig();
     }
 }
@@ -262,15 +258,14 @@ static void a_queue_has_no_end(void) {
 // Arithmetic
 // ---------------------------------------------------------------------------------------------------------------
 
-static Tensor ws(size_t region, int rows, int cols) { return view(TIER_GPU, F16, region, rows, cols); }
+static Tensor ws(RegionId id, int rows) { return plan_view(rig.plan, id, TIER_GPU, 0, 0, rows); }
 
 static Event linear(int rows, bool prefill) {
     int j = 0;
     while (rig.plan->weight[j][FC1_W].home.tier != TIER_GPU) j++;
     const WeightPlace *w = rig.plan->weight[j];
     Op op = op_on(PROJECT, prefill);
-    return rig.device->linear(rig.device, &op, ws(rig.plan->ffn, rows, small.h2), ws(rig.plan->q, rows, small.h1),
-                              w[FC1_W].home, w[FC1_B].home, (Tensor){.rows = 0}, true);
+    return post_op(op_linear(op, ws(MLP, rows), ws(QUERY, rows), w[FC1_W].home, w[FC1_B].home, (Tensor){.rows = 0}, true));
 }
 
 static void a_product_takes_its_flops_or_its_bytes(void) {
@@ -289,7 +284,9 @@ static void a_product_takes_its_flops_or_its_bytes(void) {
 
 /* An index table at `ints` of the first batch's block; side: GPU or CPU. */
 static Tensor table_view(Tier side, int ints, int rows, int cols) {
-    return view(side, I32, rig.plan->tables[side] + (size_t)ints * 4, rows, cols);
+    Tensor t = plan_bytes(rig.plan, INDEX_TABLES, side, 0, (size_t)ints * 4, I32, cols);
+    t.rows = rows;
+    return t;
 }
 
 static void put(int ints, const int32_t *values, int n) {
@@ -297,26 +294,16 @@ static void put(int ints, const int32_t *values, int n) {
 }
 
 static PageTable pool(Tier tier, int seqs) {
-    const Plan *p = rig.plan;
-    int rows = p->npages[tier] * p->policy.page_tokens;
-    size_t half = (size_t)rows * small.h1 * 2;
     Tier side = tier == TIER_GPU ? TIER_GPU : TIER_CPU;
-    return (PageTable){.k = view(tier, F16, p->kv[tier], rows, small.h1),
-                       .v = view(tier, F16, p->kv[tier] + half, rows, small.h1),
-                       .pages = table_view(side, 32, seqs, 2),
-                       .len = table_view(side, 0, 1, seqs),
-                       .page_tokens = p->policy.page_tokens,
-                       .h1 = small.h1,
-                       .nh = small.nh};
+    return pool_pages(rig.plan, tier, 0, 0, 2, table_view(side, 32, seqs, 2),
+                      table_view(side, 0, 1, seqs));
 }
 
 static Event attend(Lane lane) {
-    Device *d = rig.device;
-    PageTable table = pool(lane == ATTEND ? TIER_CPU : TIER_GPU, 2);
-    Op op = op_on(lane, false);
-    Tensor q = lane == ATTEND ? view(TIER_CPU, F16, rig.plan->cpu_q, 2, small.h1) : ws(rig.plan->q, 2, small.h1);
-    Tensor o = lane == ATTEND ? view(TIER_CPU, F16, rig.plan->cpu_o, 2, small.h1) : ws(rig.plan->o, 2, small.h1);
-    return d->attend(d, &op, o, q, &table);
+    Tier side = lane == ATTEND ? TIER_CPU : TIER_GPU;
+    PageTable table = pool(side, 2);
+    Tensor q = plan_view(rig.plan, QUERY, side, 0, 0, 2), o = plan_view(rig.plan, ATTENDED, side, 0, 0, 2);
+    return post_op(op_attend(op_on(lane, false), o, q, &table));
 }
 
 /* 4 h1 flops and 4 h1 bytes a token, of lengths that rest in the tables when the op is posted. */
@@ -347,8 +334,8 @@ static void prefill_attention_takes_half_the_square(void) {
     open_mixed(&round_rates);
     put(0, start, 4);
     Op op = op_on(FINISH, true);
-    Event e = rig.device->attend_prefill(rig.device, &op, ws(rig.plan->o, 11, small.h1), ws(rig.plan->q, 11, small.h1),
-                                         ws(rig.plan->kvrow, 11, 2 * small.h1), table_view(TIER_GPU, 0, 1, 4), small.nh);
+    Event e = post_op(
+        op_attend_prefill(op, ws(ATTENDED, 11), ws(QUERY, 11), ws(NEW_KV, 11), table_view(TIER_GPU, 0, 1, 4), small.nh));
     EXPECT_SECONDS(wait_for(e), 4. * 60 * (6 + 1 + 28) / 4e5);
     close_rig();
 }
@@ -360,18 +347,17 @@ static void appends_take_their_bytes_and_reach_their_pages(void) {
     h.cpu_bdw = 48;
     open_mixed(&h);
     put(0, seq, 2), put(8, pos, 2), put(32, pages, 4);
-    Tensor kv = view(TIER_CPU, F16, rig.plan->cpu_kvrow, 2, 2 * small.h1);
+    Tensor kv = plan_view(rig.plan, NEW_KV, TIER_CPU, 0, 0, 2);
     for (int disk = 0; disk < 2; disk++) {
         Tier tier = disk ? TIER_DISK : TIER_CPU;
         PageTable table = pool(tier, 2);
         Op op = op_on(disk ? D_WRITE : ATTEND, false);
         size_t peak = rig.device->peak[tier];
         double from = now();
-        Event e =
-            rig.device->append(rig.device, &op, &table, kv, table_view(TIER_CPU, 0, 1, 2), table_view(TIER_CPU, 8, 1, 2));
+        Event e = post_op(op_append(op, &table, kv, table_view(TIER_CPU, 0, 1, 2), table_view(TIER_CPU, 8, 1, 2)));
         EXPECT_SECONDS(wait_for(e) - from, 480. / (disk ? 200 : 48));
         CU_ASSERT_EQUAL(rig.device->count[op.lane].moved[CACHE], disk ? 480 : 0);
-        size_t reached = rig.device->peak[tier] - peak, half = tensor_span(table.k);
+        size_t reached = rig.device->peak[tier] - peak, half = rig.plan->region[KV_CACHE][tier].bytes / (2 * small.l);
         if (disk) CU_ASSERT_EQUAL(reached, (half + 32 * 120 + 63) / 64 * 64); /* all of K and two pages of V */
     }
     close_rig();
@@ -384,22 +370,23 @@ static void other_ops_take_their_bytes(void) {
     Device *d = rig.device;
     const Plan *p = rig.plan;
     Op op = op_on(PROJECT, false), gather = op_on(ATTEND, false);
-    Tensor x = ws(p->q, 5, small.h1), none = {.rows = 0}, norm = p->global[FINAL_LN_W].home;
+    Tensor x = ws(QUERY, 5), none = {.rows = 0}, norm = p->global[FINAL_LN_W].home;
     double t = 0;
-    EXPECT_SECONDS(wait_for(d->layernorm(d, &op, x, x, norm, norm)), t += 2 * 5 * 120 / 1000.);
-    EXPECT_SECONDS(wait_for(d->embed(d, &op, x, p->global[POS_EMBED].home, none, true)), t += 5 * 120 / 1000.);
-    Tensor rows = view(TIER_CPU, F16, p->gathered, 5, small.h1);
-    EXPECT_SECONDS(wait_for(d->embed(d, &gather, rows, p->global[TOK_EMBED].home, none, false)), t += 5 * 120 / 500.);
+    EXPECT_SECONDS(wait_for(post_op(op_layernorm(op, x, x, norm, norm))), t += 2 * 5 * 120 / 1000.);
+    EXPECT_SECONDS(wait_for(post_op(op_embed(op, x, p->global[POS_EMBED].home, none, true))), t += 5 * 120 / 1000.);
+    Tensor rows = plan_view(p, EMBEDDED, TIER_CPU, 0, 0, 5);
+    EXPECT_SECONDS(wait_for(post_op(op_embed(gather, rows, p->global[TOK_EMBED].home, none, false))), t += 5 * 120 / 500.);
     CU_ASSERT_EQUAL(d->count[ATTEND].moved[CACHE], 0);
-    Tensor logits = view(TIER_GPU, F32, p->logits, 2, small.vocab), ids = view(TIER_GPU, I32, p->picked[0], 1, 2);
-    EXPECT_SECONDS(wait_for(d->pick(d, &op, ids, logits, none, none, &rig.task.sampling)), t += 2 * 131 * 4 / 1000.);
+    Tensor logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, 2),
+           ids = tensor_cols(plan_view(p, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, 2);
+    EXPECT_SECONDS(wait_for(post_op(op_pick(op, ids, logits, none, none, &rig.task.sampling))), t += 2 * 131 * 4 / 1000.);
     close_rig();
     Policy on_disk = mixed(); /* rows that are gathered on disk have moved */
     on_disk.table_home = TIER_DISK;
     rig_open(&rig, &small, &on_disk, &round_rates, SEQS, S, N);
     gather.lane = C_READ;
-    rows.offset = rig.plan->gathered;
-    Event e = rig.device->embed(rig.device, &gather, rows, rig.plan->global[TOK_EMBED].home, none, false);
+    rows = plan_view(rig.plan, EMBEDDED, TIER_CPU, 0, 0, 5);
+    Event e = post_op(op_embed(gather, rows, rig.plan->global[TOK_EMBED].home, none, false));
     EXPECT_SECONDS(wait_for(e), 600 / 100.);
     CU_ASSERT_EQUAL(rig.device->count[C_READ].moved[CACHE], 600);
     close_rig();
@@ -431,7 +418,7 @@ static void only_index_tables_have_an_address(void) {
     open_mixed(&round_rates);
     Device *d = rig.device;
     const Plan *p = rig.plan;
-    size_t bytes = 2 * p->slots * p->table_bytes;
+    size_t bytes = p->region[INDEX_TABLES][TIER_CPU].bytes;
     CU_ASSERT_STRING_EQUAL(d->name, "sim");
     CU_ASSERT_EQUAL(d->act_type, F16);
     CU_ASSERT_PTR_NULL(d->upload);
@@ -440,7 +427,7 @@ static void only_index_tables_have_an_address(void) {
     CU_ASSERT_PTR_NOT_NULL_FATAL(first);
     CU_ASSERT_EQUAL(last - first, (long)bytes - 4);
     memset(first, 1, bytes); /* all of it is there */
-    CU_ASSERT_PTR_NULL(d->host(d, view(TIER_CPU, I32, p->picked[1], 1, 2)));
+    CU_ASSERT_PTR_NULL(d->host(d, plan_view(p, NEW_TOKENS, TIER_CPU, 0, 0, 1)));
     CU_ASSERT_PTR_NULL(d->host(d, piece(TIER_CPU, 100)));
     close_rig();
 }
@@ -452,8 +439,8 @@ static void a_trace_says_when_each_op_ran(void) {
     Op up = op_on(W_LOAD, false), down = op_on(STORE, false);
     Move m = {piece(TIER_GPU, 1000), piece(TIER_CPU, 1000)}, back = {m.src, m.dst};
     up.kind = WEIGHT, up.i = 4, up.j = 5, up.k = 6;
-    down.after[down.nafter++] = rig.device->copy(rig.device, &up, &m, 1);
-    Event e = rig.device->copy(rig.device, &down, &back, 1);
+    down.after[down.nafter++] = post_op(op_copy(up, &m, 1));
+    Event e = post_op(op_copy(down, &back, 1));
     CU_ASSERT_EQUAL(trace.n, 0); /* nothing has run yet */
     wait_for(e);
     CU_ASSERT_EQUAL_FATAL(trace.n, 2);

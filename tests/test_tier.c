@@ -85,8 +85,8 @@ static void free_task(Task *t) {
 
 static size_t term_bytes(const Plan *p, Tier tier, const char *name) {
     size_t bytes = 0;
-    for (int i = 0; i < p->nterms; i++)
-        if (p->terms[i].tier == tier && !strcmp(p->terms[i].name, name)) bytes += p->terms[i].bytes;
+    for (int id = 0; id < NREGIONS; id++)
+        if (p->region[id][tier].bytes && !strcmp(p->region[id][tier].name, name)) bytes += p->region[id][tier].bytes;
     return bytes;
 }
 
@@ -109,12 +109,12 @@ static void the_plan_of_opt_30b_has_the_papers_sizes(void) {
     CU_ASSERT_EQUAL(term_bytes(plan, TIER_GPU, "KV cache"), 0);
     CU_ASSERT_EQUAL(term_bytes(plan, TIER_CPU, "activations"), (size_t)144 * 512 * 7168 * 2);
     CU_ASSERT_EQUAL(plan->total[TIER_DISK], 0);
-    for (int t2 = 0; t2 < NTIERS; t2++) { /* terms tile their tier */
+    for (int t2 = 0; t2 < NTIERS; t2++) { /* regions tile their tier */
         size_t at = 0;
-        for (int i = 0; i < plan->nterms; i++) {
-            if ((int)plan->terms[i].tier != t2) continue;
-            CU_ASSERT_EQUAL(plan->terms[i].offset, at);
-            at += plan->terms[i].bytes;
+        for (int id = 0; id < NREGIONS; id++) {
+            if (!plan->region[id][t2].bytes) continue;
+            CU_ASSERT_EQUAL(plan->region[id][t2].offset, at);
+            at += plan->region[id][t2].bytes;
         }
         CU_ASSERT_EQUAL(at, plan->total[t2]);
     }
@@ -206,36 +206,39 @@ static struct {
 
 /* An index table; that of the GPU is filled on the CPU. */
 static const int32_t *table_of(Device *d, Tensor t) {
-    if (t.tier == TIER_GPU) t.offset += seen.plan->tables[TIER_CPU] - seen.plan->tables[TIER_GPU];
+    const Region *r = seen.plan->region[INDEX_TABLES];
+    if (t.tier == TIER_GPU) t.offset += r[TIER_CPU].offset - r[TIER_GPU].offset;
     t.tier = TIER_CPU;
     return d->host(d, t);
 }
 
-static Event count_prompts(Device *d, const Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
-    const int32_t *row = table_of(d, start);
-    Workload *w = &seen.sweep[op->i];
-    for (int r = 0; r + 1 < start.cols && !op->j; r++) {
+static void count_prompts(Workload *w, Device *d, const Op *op) {
+    const int32_t *row = table_of(d, op->prefilled.start);
+    for (int r = 0; r + 1 < op->prefilled.start.cols && !op->j; r++) {
         double s = row[r + 1] - row[r];
         w->prompt_rows += s, w->pairs += s * (s + 1) / 2;
     }
-    return seen.was.attend_prefill(d, op, o, q, kv, start, nh);
 }
 
-static Event count_past(Device *d, const Op *op, Tensor o, Tensor q, const PageTable *table) {
-    const int32_t *len = table_of(d, table->len);
-    for (int r = 0; r < table->len.cols && !op->j; r++) seen.sweep[op->i].past += len[r];
-    return seen.was.attend(d, op, o, q, table);
+static void count_past(Workload *w, Device *d, const Op *op) {
+    const int32_t *len = table_of(d, op->attend.len);
+    for (int r = 0; r < op->attend.len.cols && !op->j; r++) w->past += len[r];
 }
 
-static Event count_batches(Device *d, const Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
-                           const Sampling *sampling) {
-    Workload *w = &seen.sweep[op->i];
-    CU_ASSERT_FATAL(op->i < MAX_SWEEPS);
+static void count_batch(Workload *w, const Op *op) {
     w->sweeps = 1;
     seen.prefills[op->i] = seen.prefills[op->i] || op->prefill;
     *(op->prefill ? &w->prefills : &w->decodes) += 1;
-    *(op->prefill ? &w->prompts : &w->steps) += ids.cols;
-    return seen.was.pick(d, op, ids, logits, prompt, pos, sampling);
+    *(op->prefill ? &w->prompts : &w->steps) += op->pick.ids.cols;
+}
+
+static Event count_op(Device *d, const Op *op) {
+    Workload *w = &seen.sweep[op->i];
+    CU_ASSERT_FATAL(op->i < MAX_SWEEPS);
+    if (op->code == OP_ATTEND_PREFILL) count_prompts(w, d, op);
+    if (op->code == OP_ATTEND) count_past(w, d, op);
+    if (op->code == OP_PICK) count_batch(w, op);
+    return seen.was.post(d, op);
 }
 
 static int ignore_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
@@ -251,7 +254,7 @@ static void run_and_count(const Plan *plan, const Task *t, RunStats *stats) {
     Device *d = sim_open(plan, &h, &err);
     memset(&seen, 0, sizeof seen);
     seen.was = *d, seen.plan = plan;
-    d->attend_prefill = count_prompts, d->attend = count_past, d->pick = count_batches;
+    d->post = count_op;
     *stats = (RunStats){.sweeps = 0};
     CU_ASSERT_EQUAL_FATAL(schedule_run(plan, t, d, &listener, stats, &err), 0);
     d->close(d);

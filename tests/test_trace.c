@@ -4,13 +4,18 @@
 
 #include "tests.h"
 
+static void note(Trace *trace, const Op *op, size_t bytes, double begin, double end) {
+    const Slice slice = slice_of(op, bytes, begin, end);
+    trace_add(trace, &slice);
+}
+
 static Op call(Lane lane, Kind kind, bool prefill, int i, int j, int k) {
     return (Op){.lane = lane, .kind = kind, .prefill = prefill, .i = i, .j = j, .k = k};
 }
 
 static void add(Trace *trace, Lane lane, Kind kind, bool prefill, int i, double begin, double end) {
     Op op = call(lane, kind, prefill, i, 0, 0);
-    trace_add(trace, &op, 1, begin, end);
+    note(trace, &op, 1, begin, end);
 }
 
 static bool slice_is(const Trace *trace, size_t n, double begin, double end, size_t bytes) {
@@ -25,12 +30,12 @@ static bool slice_is(const Trace *trace, size_t n, double begin, double end, siz
 static void ops_of_one_call_are_one_slice(void) {
     Trace trace = {0};
     Op op = call(C_LOAD, CACHE, false, 3, 4, 5);
-    trace_add(&trace, &op, 100, 10, 11);
-    trace_add(&trace, &op, 20, 11, 12);
-    trace_add(&trace, &op, 3, 12.00005, 13);
+    note(&trace, &op, 100, 10, 11);
+    note(&trace, &op, 20, 11, 12);
+    note(&trace, &op, 3, 12.00005, 13);
     CU_ASSERT_FATAL(trace.n == 1);
     CU_ASSERT(slice_is(&trace, 0, 10, 13, 123));
-    trace_add(&trace, &op, 4, 13.001, 14); /* after a pause */
+    note(&trace, &op, 4, 13.001, 14); /* after a pause */
     CU_ASSERT_FATAL(trace.n == 2);
     CU_ASSERT(slice_is(&trace, 1, 13.001, 14, 4));
     const Slice *s = trace.slice;
@@ -46,7 +51,7 @@ static void whatever_differs_begins_a_new_slice(void) {
                 call(STORE, ACTIVATION, true, 2, 2, 2)};
     size_t count = sizeof ops / sizeof *ops;
     Trace trace = {0};
-    for (size_t n = 0; n < count; n++) trace_add(&trace, &ops[n], n, (double)n, n + 1.0);
+    for (size_t n = 0; n < count; n++) note(&trace, &ops[n], n, (double)n, n + 1.0);
     CU_ASSERT_FATAL(trace.n == count);
     for (size_t n = 0; n < count; n++) CU_ASSERT(slice_is(&trace, n, (double)n, n + 1.0, n));
     trace_free(&trace);
@@ -57,13 +62,13 @@ static void slices_join_over_other_lanes_but_not_over_their_own(void) {
     Trace trace = {0};
     Op ax = call(PROJECT, OTHER, false, 0, 1, 0), ay = call(PROJECT, CACHE, false, 0, 1, 0);
     Op bx = call(FINISH, OTHER, false, 0, 1, 0);
-    trace_add(&trace, &ax, 1, 0, 1);
-    trace_add(&trace, &bx, 10, 0, 3);
-    trace_add(&trace, &ax, 1, 1, 2); /* joins: b is another lane */
-    trace_add(&trace, &ay, 1, 2, 3);
-    trace_add(&trace, &bx, 10, 3, 4); /* joins */
-    trace_add(&trace, &ax, 1, 3, 4);  /* does not */
-    trace_add(&trace, &ax, 1, 4, 5);  /* joins the new one */
+    note(&trace, &ax, 1, 0, 1);
+    note(&trace, &bx, 10, 0, 3);
+    note(&trace, &ax, 1, 1, 2); /* joins: b is another lane */
+    note(&trace, &ay, 1, 2, 3);
+    note(&trace, &bx, 10, 3, 4); /* joins */
+    note(&trace, &ax, 1, 3, 4);  /* does not */
+    note(&trace, &ax, 1, 4, 5);  /* joins the new one */
     CU_ASSERT_FATAL(trace.n == 4);
     CU_ASSERT(slice_is(&trace, 0, 0, 2, 2));
     CU_ASSERT(slice_is(&trace, 1, 0, 4, 20));
@@ -156,8 +161,8 @@ static void is_metadata(const cJSON *event, const char *name, int tid, const cha
 static void the_file_has_a_row_a_lane_and_a_slice_a_call(void) {
     Trace trace = {0};
     Op project = call(PROJECT, OTHER, false, 7, 2, 1), load = call(W_LOAD, WEIGHT, true, 6, 3, 0);
-    trace_add(&trace, &project, 0, 1000.5, 1000.501);
-    trace_add(&trace, &load, 5000000000, 1000.25, 1000.7500000004); /* begins first */
+    note(&trace, &project, 0, 1000.5, 1000.501);
+    note(&trace, &load, 5000000000, 1000.25, 1000.7500000004); /* begins first */
     cJSON *tree, *events = written(&trace, "opt-30b \"zig\\zag\"\n", &tree);
     CU_ASSERT_FATAL(cJSON_GetArraySize(events) == 1 + 2 * 2 + 2);
     is_metadata(cJSON_GetArrayItem(events, 0), "process_name", 0, "opt-30b \"zig\\zag\"\n");

@@ -1,0 +1,449 @@
+/* batch.c: who sits in a batch (sections 4.1 and A.2).
+ *
+ * admission.c says which prompts take which seats; here they become sequences of GPU batches: with tokens, rows of the
+ * hidden state, pages of the KV cache, and index tables that tell the kernels where all that is. A batch's part in a sweep
+ * begins with the tokens that the sweep before has chosen for it (batch_begin), which is where a sequence is found to have
+ * ended; the members of the flight change between sweeps (flight_admit). New members of a batch that has members prefill
+ * together in one batch of their own, the entrance, and join at their batch's next sweep.
+ *
+ * Contract: the thread that posts is the only one here. Before it reads or writes what ops use too, it asks post_host. Read
+ * next: tier.c, where the regions come from. */
+#include "batch.h"
+
+// ---------------------------------------------------------------------------------------------------------------
+// Views
+// ---------------------------------------------------------------------------------------------------------------
+
+Tensor batch_activations(const Flight *f, const Batch *b, Tier tier) {
+    const int first = f->plan->act_first[tier][b->slot];
+    return tensor_cells(plan_view(f->plan, ACTIVATIONS, tier, 0, first, b->act_rows[tier]), b->slot, 1);
+}
+
+Tensor batch_tokens(const Flight *f, const Batch *b, Tier side) {
+    return tensor_cols(plan_view(f->plan, NEW_TOKENS, side, b->slot, 0, 1), 0, b->nseq);
+}
+
+Tensor batch_scores(const Flight *f, const Batch *b, RegionId id, Tier side) {
+    return tensor_cols(plan_view(f->plan, id, side, b->slot, 0, 1), 0, b->heads);
+}
+
+Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
+    return plan_view(f->plan, LOGITS, TIER_CPU, b->slot, first, n);
+}
+
+PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j, const Tables *tables) {
+    return pool_pages(f->plan, tier, j, b->slot, f->pool[tier].peak, tables->pages, tables->len);
+}
+
+static void *host(const Flight *f, Tensor t) { return f->to->device->host(f->to->device, t); }
+
+// ---------------------------------------------------------------------------------------------------------------
+// KV pages
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Slot `to` has pages of a tier that were used as pages of slot `from`. */
+static void pages_move(Flight *f, Tier tier, int to, int from) {
+    for (int j = 0; j < f->plan->config.l; j++)
+        depend_join(f->to->depend, cache_cell(f->plan, tier, to, j), cache_cell(f->plan, tier, from, j));
+}
+
+/* Gives every sequence of the batch the pages for this sweep's tokens, page by page across the batch, so that what is taken
+ * together lies together. */
+static void grow_pages(Flight *f, Batch *b) {
+    bool took[NTIERS] = {false};
+    for (bool grew = true; grew;) {
+        grew = false;
+        for (int r = 0; r < b->nseq; r++) {
+            Sequence *q = b->seq[r];
+            if (q->npages >= pages_for(q->s + q->generated, f->plan->policy.page_tokens)) continue;
+            q->pages[q->npages++] = pool_take(&f->pool[q->kv]);
+            grew = took[q->kv] = true;
+        }
+    }
+    for (int t = 0; t < NTIERS; t++)
+        if (took[t]) pages_move(f, (Tier)t, b->slot, f->plan->slots);
+}
+
+static void give_pages(Flight *f, Sequence *q) {
+    for (int e = 0; e < q->npages; e++) pool_give(&f->pool[q->kv], q->pages[e]);
+    q->npages = 0;
+}
+
+static int by_page(const void *a, const void *b) { return ((const Staged *)a)->page - ((const Staged *)b)->page; }
+
+/* Lists the pages of one tier that attention will want elsewhere, and writes their places in staging, from base on, into
+ * the table. */
+static void stage_pages(Flight *f, Batch *b, Tier tier, int base, int32_t *table) {
+    Staged *list = b->staged[tier];
+    int n = 0;
+    for (int r = 0; r < b->nseq; r++) {
+        const Sequence *q = b->seq[r];
+        for (int e = 0; q->kv == tier && e < q->npages; e++)
+            list[n++] = (Staged){q->pages[e], e * f->plan->policy.page_tokens < q->s + q->generated - 1};
+    }
+    qsort(list, n, sizeof *list, by_page);
+    for (int r = 0; r < b->nseq; r++) {
+        const Sequence *q = b->seq[r];
+        for (int e = 0; q->kv == tier && e < q->npages; e++) {
+            Staged key = {q->pages[e], false}, *found = bsearch(&key, list, n, sizeof *list, by_page);
+            table[(size_t)r * f->plan->max_pages + e] = base + (int)(found - list);
+        }
+    }
+    b->nstaged[tier] = n;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The newest tokens
+// ---------------------------------------------------------------------------------------------------------------
+
+static void end_sweep(Flight *f) {
+    double t = f->to->device->now(f->to->device), took = t - f->swept_at;
+    f->swept_at = t;
+    *(f->prefill_sweep ? &f->stats->prefill_s : &f->stats->decode_s) += took;
+    f->stats->total_s += took;
+    f->stats->sweeps++, f->stats->prefill_sweeps += f->prefill_sweep;
+    if (f->listener->sweep) f->listener->sweep(f->listener->ctx, f->stats->sweeps, f->stats->generated);
+}
+
+/* One new token of a sequence, or in a scored task (id -1) the given one, which never ends it. Returns whether the sequence
+ * goes on; if not, its pages are free again. */
+static bool take_token(Flight *f, Sequence *q, int32_t id) {
+    const Listener *to = f->listener;
+    bool eos = id >= 0 && id == f->plan->config.eos;
+    if (f->task->scored) id = f->task->prompts[q->prompt].ids[q->s + q->generated];
+    q->tokens[q->generated++] = id;
+    f->stats->generated++;
+    if (!f->prefill_sweep) f->stats->decoded++;
+    int n = q->generated - eos;
+    bool stop = eos || (to->token && to->token(to->ctx, q->prompt, q->tokens, n));
+    if (!stop && q->generated < q->n) return true;
+    give_pages(f, q);
+    admission_leave(&f->admission, (int)(q - f->seqs), q->generated);
+    if (to->done(to->ctx, q->prompt, q->tokens, n, stop ? FINISH_STOP : FINISH_LENGTH, f->to->err)) f->to->failed = true;
+    return false;
+}
+
+/* Tells the scores of the newest step, sequence by sequence; of those that the head gave besides, nothing. */
+static void tell_scores(Flight *f, const Batch *b) {
+    const Listener *to = f->listener;
+    if (!to->scored) return;
+    const float *logp = host(f, batch_scores(f, b, LOG_PROBS, TIER_CPU));
+    const int32_t *best = host(f, batch_scores(f, b, GREEDY, TIER_CPU));
+    for (int r = 0, row = 0; r < b->nseq && logp; r++) {
+        const Sequence *q = b->seq[r];
+        for (int e = 1; e <= q->heads; e++, row++) {
+            int at = q->s + q->generated - q->heads + e;
+            if (at >= f->task->prompts[q->prompt].from) to->scored(to->ctx, q->prompt, at, logp[row], best[row]);
+        }
+    }
+}
+
+/* Waits for the batch's newest tokens, hands them out, and lets the sequences that have ended go. */
+static void collect(Flight *f, Batch *b) {
+    if (!b->waiting || f->to->failed) return;
+    b->waiting = false;
+    const bool scored = f->task->scored, logits = f->task->keep_logits && f->listener->logits;
+    Tensor newest = scored ? batch_scores(f, b, LOG_PROBS, TIER_CPU) : batch_tokens(f, b, TIER_CPU);
+    if (!post_host(f->to, newest, READS)) return; /* one copy brings all of it down */
+    int going = 0, used[NTIERS];
+    for (int t = 0; t < NTIERS; t++) used[t] = f->pool[t].used;
+    const int32_t *ids = scored ? NULL : host(f, newest);
+    if (scored) tell_scores(f, b);
+    for (int r = 0; r < b->nseq && !f->to->failed; r++) {
+        Sequence *q = b->seq[r];
+        const float *row = logits ? host(f, batch_logits(f, b, r, 1)) : NULL;
+        if (row) f->listener->logits(f->listener->ctx, q->prompt, q->generated + 1, row);
+        if (take_token(f, q, ids ? ids[r] : -1)) b->seq[going++] = q;
+    }
+    b->nseq = going;
+    for (int t = 0; t < NTIERS; t++)
+        if (f->pool[t].used < used[t]) pages_move(f, (Tier)t, f->plan->slots, b->slot);
+    if (--f->uncollected == 0) end_sweep(f);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// A batch begins: its rows, its tables
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Those that have prefilled elsewhere take their places among the others, in the order of seats. */
+static void take_in(Batch *b) {
+    for (int n = 0; n < b->njoining; n++) {
+        int at = b->nseq++;
+        for (; at > 0 && b->seq[at - 1] > b->joining[n]; at--) b->seq[at] = b->seq[at - 1];
+        b->seq[at] = b->joining[n];
+    }
+    b->njoining = 0;
+}
+
+/* Counts the rows of the new tokens, and where they belong. */
+static void count_rows(Flight *f, Batch *b) {
+    b->rows = b->heads = 0;
+    memset(b->kv_seqs, 0, sizeof b->kv_seqs), memset(b->kv_rows, 0, sizeof b->kv_rows);
+    memset(b->act_seqs, 0, sizeof b->act_seqs), memset(b->act_rows, 0, sizeof b->act_rows);
+    memset(b->act_heads, 0, sizeof b->act_heads);
+    for (int r = 0; r < b->nseq; r++) {
+        Sequence *q = b->seq[r];
+        int rows = b->prefill ? q->s : 1;
+        b->rows += rows;
+        b->kv_seqs[q->kv]++, b->kv_rows[q->kv] += rows;
+        q->heads = b->prefill ? head_rows(f->task, &f->task->prompts[q->prompt]) : 1;
+        b->heads += q->heads;
+        b->act_seqs[q->act]++, b->act_rows[q->act] += rows, b->act_heads[q->act] += q->heads;
+        q->posted = q->generated + 1;
+    }
+    if (b->prefill) f->stats->prefill_tokens += b->rows;
+}
+
+/* The next n integers of a block of tables, with room for `room`. */
+static Tensor ints(const Tensor *all, size_t *at, int n, size_t room) {
+    Tensor t = tensor_cols(*all, (int)*at, n);
+    t.ld = (size_t)n;
+    *at += room;
+    return t;
+}
+
+/* The same as (n, max_pages). */
+static Tensor page_ints(const Plan *p, const Tensor *all, size_t *at, int n) {
+    Tensor t = ints(all, at, p->max_pages, (size_t)p->max_seqs * p->max_pages);
+    t.rows = n;
+    return t;
+}
+
+/* Lays the views of one side over the batch's block of tables. */
+static void lay_out(const Flight *f, Batch *b, Tables *t, Tier side) {
+    const Plan *p = f->plan;
+    const size_t rows = p->max_rows, seqs = p->max_seqs;
+    size_t at = 0;
+    t->all = plan_view(p, INDEX_TABLES, side, 2 * b->slot + b->sweeps % 2, 0, 1);
+    t->ids = ints(&t->all, &at, b->rows, rows);
+    t->positions = ints(&t->all, &at, b->rows, rows);
+    t->row_seq = ints(&t->all, &at, b->rows, rows);
+    t->row_token = ints(&t->all, &at, b->rows, rows);
+    t->len = ints(&t->all, &at, b->nseq, seqs);
+    t->prompt = ints(&t->all, &at, b->nseq, seqs);
+    t->at = ints(&t->all, &at, b->nseq, seqs);
+    t->start = ints(&t->all, &at, b->nseq + 1, seqs + 1);
+    t->pages = page_ints(p, &t->all, &at, b->nseq);
+    t->staged = page_ints(p, &t->all, &at, b->nseq);
+    t->head = ints(&t->all, &at, b->heads, p->head_rows);
+    t->target = ints(&t->all, &at, f->task->scored ? b->heads : 0, p->head_rows);
+}
+
+/* Lists the rows that the head wants, and the tokens that are given behind them. */
+static void fill_head(const Flight *f, Batch *b) {
+    int32_t *head = host(f, b->cpu.head), *target = f->task->scored ? host(f, b->cpu.target) : NULL;
+    for (int r = 0, n = 0, row = 0; r < b->nseq; r++) {
+        const Sequence *q = b->seq[r];
+        row += b->prefill ? q->s : 1; /* the end of the sequence's rows */
+        for (int e = q->heads; e > 0; e--, n++) {
+            head[n] = row - e;
+            if (target) target[n] = f->task->prompts[q->prompt].ids[q->s + q->generated - e + 1];
+        }
+    }
+}
+
+/* Writes what there is a number of for each row: those of sequence r begin with row `row`. Returns where they end. */
+static int fill_rows(const Flight *f, Batch *b, int r, int row) {
+    const Sequence *q = b->seq[r];
+    int32_t *ids = host(f, b->cpu.ids), *positions = host(f, b->cpu.positions);
+    int32_t *row_seq = host(f, b->cpu.row_seq), *row_token = host(f, b->cpu.row_token);
+    const int tokens = q->s + q->generated;
+    for (int token = b->prefill ? 0 : tokens - 1; token < tokens; token++, row++) {
+        ids[row] = token < q->s ? f->task->prompts[q->prompt].ids[token] : q->tokens[token - q->s];
+        positions[row] = token + 2;
+        row_seq[row] = r;
+        row_token[row] = token;
+    }
+    return row;
+}
+
+/* Writes the tables of this sweep, row by row and sequence by sequence. */
+static void fill_tables(Flight *f, Batch *b) {
+    int32_t *start = host(f, b->cpu.start), *len = host(f, b->cpu.len);
+    int32_t *prompt = host(f, b->cpu.prompt), *at = host(f, b->cpu.at), *pages = host(f, b->cpu.pages);
+    int32_t *staged = host(f, b->cpu.staged);
+    int row = 0;
+    for (int r = 0; r < b->nseq; r++) {
+        const Sequence *q = b->seq[r];
+        start[r] = row;
+        row = fill_rows(f, b, r, row);
+        len[r] = at[r] = q->s + q->generated;
+        prompt[r] = q->prompt;
+        for (int e = 0; e < q->npages; e++) pages[(size_t)r * f->plan->max_pages + e] = q->pages[e];
+    }
+    start[b->nseq] = row;
+    fill_head(f, b);
+    b->nstaged[TIER_CPU] = b->nstaged[TIER_DISK] = 0;
+    if (b->prefill) return; /* prefill attends to what it has just computed */
+    bool delegated = f->plan->policy.cpu_attention;
+    if (!delegated) stage_pages(f, b, TIER_CPU, 0, staged);
+    stage_pages(f, b, TIER_DISK, delegated ? 0 : b->nstaged[TIER_CPU], staged);
+}
+
+bool batch_begin(Flight *f, Batch *b) {
+    collect(f, b);
+    take_in(b);
+    b->rows = 0;
+    if (!b->nseq || f->to->failed) return false;
+    b->sweeps++;
+    count_rows(f, b);
+    grow_pages(f, b);
+    lay_out(f, b, &b->cpu, TIER_CPU);
+    lay_out(f, b, &b->gpu, TIER_GPU);
+    if (!post_host(f->to, b->cpu.all, WRITES)) return false; /* stores of the sweep before last may still read them */
+    fill_tables(f, b);
+    b->waiting = true;
+    f->began++;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Between sweeps
+// ---------------------------------------------------------------------------------------------------------------
+
+/* The batch through which topups enter: they prefill together, and are in the batches of their seats from then on. */
+static Batch *entrance(Flight *f) { return &f->batch[f->plan->slots - 1]; }
+
+static void fly(Flight *f, Batch *b) {
+    b->in_flight = true;
+    f->flight[f->K++] = b;
+}
+
+/* Whoever has prefilled in the entrance moves on, and with them the order that their pages must keep. */
+static void leave_entrance(Flight *f) {
+    Batch *from = entrance(f);
+    for (int r = 0; r < from->nseq; r++) {
+        Sequence *q = from->seq[r];
+        Batch *home = &f->batch[q->home];
+        q->act = f->admission.seat[q - f->seqs].act;
+        home->joining[home->njoining++] = q;
+        const Sequence *before = r ? from->seq[r - 1] : NULL; /* neighbours mostly go the same way */
+        if (!before || before->kv != q->kv || before->home != q->home) pages_move(f, q->kv, home->slot, from->slot);
+        CHECK(home->in_flight); /* it was topped up because it had members */
+    }
+    from->nseq = 0;
+}
+
+/* The newest tokens of batches in which someone has all of them now, and of the entrance, are waited for; batches without
+ * members are out. */
+static void leave(Flight *f) {
+    int K = 0, flew = f->K;
+    Batch *in = f->plan->policy.schedule == SCHEDULE_DIAGONAL ? entrance(f) : NULL;
+    for (int k = 0; k < flew; k++) {
+        Batch *b = f->flight[k];
+        bool ends = b == in;
+        for (int r = 0; r < b->nseq; r++) ends = ends || b->seq[r]->posted == b->seq[r]->n;
+        if (ends) collect(f, b);
+    }
+    if (in && in->in_flight) leave_entrance(f);
+    for (int k = 0; k < f->K; k++) {
+        Batch *b = f->flight[k];
+        b->in_flight = b->nseq || b->njoining;
+        b->prefill = false;
+        if (b->in_flight) f->flight[K++] = b;
+    }
+    f->K = K;
+}
+
+/* The sequence of a seat that has just been taken enters a batch. */
+static void enter(Flight *f, int seat, Batch *b) {
+    const Seat *from = &f->admission.seat[seat];
+    Sequence *q = &f->seqs[seat];
+    const Prompt *prompt = &f->task->prompts[from->prompt];
+    q->prompt = from->prompt, q->home = from->k, q->kv = from->kv, q->act = from->act;
+    q->s = prompt->s, q->n = prompt->n;
+    q->generated = q->posted = q->npages = 0;
+    if (!b->in_flight) {
+        fly(f, b);
+        b->number = (int)f->admitted++;
+        b->prefill = f->prefill = true;
+    }
+    b->seq[b->nseq++] = q;
+}
+
+/* Seats of several batches meet in the entrance: they are ordered by the tier of their KV, and activations dealt anew. */
+static void order_entrance(Flight *f) {
+    Batch *b = entrance(f);
+    int at = 0;
+    Sequence **order = b->joining; /* nobody ever joins here */
+    Seat *deal = xcalloc(b->nseq, sizeof *deal);
+    deal_block(deal, &f->plan->policy, b->nseq);
+    for (int t = 0; t < NTIERS; t++)
+        for (int r = 0; r < b->nseq; r++)
+            if ((int)b->seq[r]->kv == t) order[at++] = b->seq[r];
+    for (int r = 0; r < at; r++) b->seq[r] = order[r], b->seq[r]->act = deal[r].act;
+    free(deal);
+}
+
+bool flight_admit(Flight *f) {
+    int topups, n;
+    leave(f);
+    f->prefill = false;
+    if (f->to->failed) return false;
+    n = admission_next(&f->admission, f->i, f->entered, &topups);
+    for (int e = 0; e < topups; e++) enter(f, f->entered[e], entrance(f));
+    if (topups) {
+        order_entrance(f);
+        memmove(f->flight + 1, f->flight, (f->K - 1) * sizeof *f->flight);
+        f->flight[0] = entrance(f);
+    }
+    for (int e = topups; e < n; e++) enter(f, f->entered[e], &f->batch[f->admission.seat[f->entered[e]].k]);
+    f->began = 0;
+    return f->K > 0;
+}
+
+void flight_swept(Flight *f) {
+    f->prefill_sweep = f->prefill;
+    f->uncollected = f->began;
+    f->i++;
+}
+
+bool flight_goes_on(const Flight *f) {
+    if (f->admission.next_prompt < f->task->count) return true;
+    for (int k = 0; k < f->K; k++)
+        for (int r = 0; r < f->flight[k]->nseq; r++)
+            if (f->flight[k]->seq[r]->posted < f->flight[k]->seq[r]->n) return true;
+    return false;
+}
+
+bool flight_is_empty(const Flight *f) {
+    for (int k = 0; k < f->K; k++)
+        if (f->flight[k]->nseq) return false;
+    return true;
+}
+
+void flight_open(Flight *f) {
+    const Plan *p = f->plan;
+    int block = imin(block_size(&p->policy), f->task->count);
+    size_t pages = (size_t)p->max_seqs * p->max_pages;
+    f->batch = xcalloc(p->slots, sizeof *f->batch);
+    f->flight = xcalloc(p->slots, sizeof *f->flight);
+    f->seqs = xcalloc(block, sizeof *f->seqs);
+    f->entered = xcalloc(block, sizeof *f->entered);
+    admission_open(&f->admission, &p->policy, f->task, p->npages);
+    for (int i = 0; i < block; i++) {
+        f->seqs[i].pages = xcalloc(p->max_pages, sizeof(int));
+        f->seqs[i].tokens = xcalloc(f->admission.horizon, sizeof(int32_t));
+    }
+    f->nseqs = block;
+    for (int k = 0; k < p->slots; k++) {
+        Batch *b = &f->batch[k];
+        b->slot = k;
+        b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
+        b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
+        for (int t = TIER_CPU; t <= TIER_DISK; t++) b->staged[t] = xcalloc(pages, sizeof(Staged));
+    }
+    for (int t = 0; t < NTIERS; t++) pool_open(&f->pool[t], p->npages[t]);
+    f->swept_at = f->to->device->now(f->to->device);
+}
+
+void flight_close(Flight *f) {
+    for (int i = 0; i < f->nseqs; i++) free(f->seqs[i].pages), free(f->seqs[i].tokens);
+    for (int k = 0; k < f->plan->slots; k++) {
+        free(f->batch[k].seq), free(f->batch[k].joining);
+        for (int t = 0; t < NTIERS; t++) free(f->batch[k].staged[t]);
+    }
+    for (int t = 0; t < NTIERS; t++) pool_close(&f->pool[t]);
+    admission_close(&f->admission);
+    free(f->batch), free(f->flight), free(f->seqs), free(f->entered);
+}

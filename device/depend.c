@@ -1,0 +1,191 @@
+/* depend.c: order follows from use (section 4.2).
+ *
+ * Figure 4 posts its calls one after the other, and one after the other would be a right order of doing them. What may
+ * overlap follows from who uses what: an op must come after the last writers of what it reads, and after the last writers
+ * of what it writes and all who have read it since. So schedule.c names no events; overlap is what is left when nothing
+ * forbids it.
+ *
+ * What is used is counted in cells, the smallest things that are used as a whole (a slot of a workspace, a batch's pages of
+ * a layer on a tier); the plan numbers them and every view knows its own. A cell keeps two clocks, of its writers and of
+ * its readers. A clock says of every lane how many of its ops, from the first on, are meant; since lanes are in order, the
+ * newest says it all, and joining two clocks is a maximum per lane.
+ *
+ * Most of what an op must come after is known to be over anyway when it begins: from the ops before it on its lane and from
+ * all that those have waited for, or because the posting thread has waited for it. Only the rest become its events, and of
+ * those only the ones that no other implies. The posting thread is a user like any other: before it reads a batch's tokens
+ * or fills its index tables it asks with depend_host. Read next: schedule.c, which posts; lanes.c, which obeys. */
+#include "device/device.h"
+
+/* Of each lane so many ops. Padded to whole vectors. */
+enum { WIDTH = 16 };
+typedef struct {
+    uint64_t ops[WIDTH];
+} Clock;
+_Static_assert((int)WIDTH >= (int)NLANES, "a clock has a place for every lane");
+
+typedef struct {
+    Clock written, read; /* read: since it was written last */
+} Cell;
+
+/* Of so many ops of a lane it is remembered what was over when they began; of older ones only that their lane got there. */
+enum { REMEMBERED = 256 };
+
+/* Cells that an op uses. */
+typedef struct {
+    int first, n;
+    Use use;
+} Run;
+enum { MAX_RUNS = 16 };
+
+struct Depend {
+    Cell *cell;
+    int ncells;
+    Clock host;                          /* what the posting thread has waited for */
+    Clock lane[NLANES];                  /* what is over when the lane's newest op ends */
+    Clock (*past)[REMEMBERED];           /* [NLANES] the same of its ops before */
+    uint64_t number[NLANES][REMEMBERED]; /* which op it is; others have been overwritten */
+    Run run[MAX_RUNS];                   /* of the op that is about to be posted */
+    int nruns;
+};
+
+static void join(Clock *a, const Clock *b) {
+    for (int i = 0; i < WIDTH; i++) a->ops[i] = a->ops[i] > b->ops[i] ? a->ops[i] : b->ops[i];
+}
+
+/* What is over when an event has happened. */
+static void join_event(Clock *clock, const Depend *d, Event e) {
+    if (d->number[e.lane][e.seq % REMEMBERED] == e.seq) join(clock, &d->past[e.lane][e.seq % REMEMBERED]);
+    if (clock->ops[e.lane] < e.seq) clock->ops[e.lane] = e.seq;
+}
+
+/* What a user of the cells must come after. */
+static void join_users(Clock *clock, const Depend *d, Run run) {
+    CHECK(run.first >= 0 && run.first + run.n <= d->ncells);
+    for (int c = run.first; c < run.first + run.n; c++) {
+        join(clock, &d->cell[c].written);
+        if (run.use == WRITES) join(clock, &d->cell[c].read);
+    }
+}
+
+/* The op's cells, each run once, however many views or moves have it. */
+static void find_runs(Depend *d, const Op *op) {
+    Use use;
+    d->nruns = 0;
+    for (int n = 0; n < op_nviews(op); n++) {
+        const Tensor *view = op_view(op, n, &use);
+        int r = 0;
+        if (!use || !view->ncells || !view->rows) continue;
+        while (r < d->nruns && (d->run[r].first != view->cell || d->run[r].n != view->ncells || d->run[r].use != use)) r++;
+        if (r < d->nruns) continue;
+        CHECK(r < MAX_RUNS);
+        d->run[d->nruns++] = (Run){view->cell, view->ncells, use};
+    }
+}
+
+/* Of the ops in `need` those that are not in `known`, without those that others imply; `known` has them all in the end. */
+static int events_for(Event *wait, const Depend *d, const Clock *need, Clock *known) {
+    int n = 0, kept = 0;
+    for (int lane = 0; lane < NLANES; lane++)
+        if (need->ops[lane] > known->ops[lane]) wait[n++] = (Event){lane, need->ops[lane]};
+    for (int i = 0; i < n; i++) {
+        Clock others = {{0}};
+        for (int o = 0; o < n; o++)
+            if (o != i && wait[o].seq) join_event(&others, d, wait[o]);
+        if (others.ops[wait[i].lane] >= wait[i].seq) wait[i].seq = 0; /* the others say it */
+    }
+    for (int i = 0; i < n; i++) {
+        if (!wait[i].seq) continue;
+        join_event(known, d, wait[i]);
+        wait[kept++] = wait[i];
+    }
+    return kept;
+}
+
+void depend_before(Depend *d, Op *op) {
+    Clock need = {{0}};
+    find_runs(d, op);
+    for (int r = 0; r < d->nruns; r++) join_users(&need, d, d->run[r]);
+    join(&d->lane[op->lane], &d->host);
+    op->nafter = events_for(op->after, d, &need, &d->lane[op->lane]);
+}
+
+/* A writer comes after all users before it, and so stands for them. */
+static void note_use(Depend *d, Run run, Event e) {
+    for (int c = run.first; c < run.first + run.n; c++) {
+        if (run.use == WRITES) d->cell[c] = (Cell){{{0}}, {{0}}};
+        (run.use == WRITES ? &d->cell[c].written : &d->cell[c].read)->ops[e.lane] = e.seq;
+    }
+}
+
+void depend_posted(Depend *d, Event e) {
+    d->lane[e.lane].ops[e.lane] = e.seq;
+    d->past[e.lane][e.seq % REMEMBERED] = d->lane[e.lane];
+    d->number[e.lane][e.seq % REMEMBERED] = e.seq;
+    for (int r = 0; r < d->nruns; r++)
+        if (d->run[r].use == READS) note_use(d, d->run[r], e);
+    for (int r = 0; r < d->nruns; r++) /* what an op reads and writes, it has written */
+        if (d->run[r].use == WRITES) note_use(d, d->run[r], e);
+}
+
+int depend_host(const Depend *d, Event wait[NLANES], const Tensor *view, Use use) {
+    Clock need = {{0}}, known = d->host;
+    join_users(&need, d, (Run){view->cell, view->ncells, use});
+    return events_for(wait, d, &need, &known);
+}
+
+void depend_waited(Depend *d, Event e) { join_event(&d->host, d, e); }
+
+void depend_join(Depend *d, int to, int from) {
+    join(&d->cell[to].written, &d->cell[from].written);
+    join(&d->cell[to].read, &d->cell[from].read);
+}
+
+void depend_fold(Depend *d, const Tensor *view) {
+    for (int c = 1; c < view->ncells; c++) depend_join(d, view->cell, view->cell + c);
+    for (int c = 1; c < view->ncells; c++) d->cell[view->cell + c] = d->cell[view->cell];
+}
+
+Depend *depend_open(int ncells) {
+    Depend *d = xcalloc(1, sizeof *d);
+    d->ncells = ncells;
+    d->cell = xcalloc(ncells, sizeof *d->cell);
+    d->past = xcalloc(NLANES, sizeof *d->past);
+    return d;
+}
+
+void depend_close(Depend *d) {
+    if (!d) return;
+    free(d->cell), free(d->past), free(d);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Posting
+// ---------------------------------------------------------------------------------------------------------------
+
+static bool wait_for(Poster *to, Event e) {
+    if (!to->failed && to->device->wait(to->device, e, to->err)) to->failed = true;
+    if (to->depend) depend_waited(to->depend, e);
+    return !to->failed;
+}
+
+Event post(Poster *to, Op op) {
+    if (to->depend) depend_before(to->depend, &op);
+    Event e = to->device->post(to->device, &op);
+    if (to->depend) depend_posted(to->depend, e);
+    to->last[e.lane] = e;
+    if (!to->overlap) wait_for(to, e);
+    return e;
+}
+
+bool post_host(Poster *to, Tensor view, Use use) {
+    Event wait[NLANES];
+    int n = depend_host(to->depend, wait, &view, use);
+    for (int i = 0; i < n; i++) wait_for(to, wait[i]);
+    return !to->failed;
+}
+
+bool post_drain(Poster *to) {
+    for (int lane = 0; lane < NLANES; lane++)
+        if (to->last[lane].seq) wait_for(to, to->last[lane]);
+    return !to->failed;
+}

@@ -1,0 +1,252 @@
+/* disk.c: the disk tier (section 3): an offload file, and the files of the checkpoint.
+ *
+ * The offload file is mapped, has all its blocks before the first byte is written, and no name from the start, so that no
+ * way of ending leaves it behind. Appends of single tokens go through the mapping; bulk traffic reads and writes the file.
+ * Large reads go around the page cache, and whatever was touched is dropped from it, so that the CPU tier's limit stays
+ * honest. A read error, or a file that shrank, is an error and never a signal. Read next: host.c. */
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "device/device.h"
+#include "io/io.h"
+
+/* Direct reads are of whole blocks, through a buffer of BOUNCE bytes; smaller ones than DIRECT_MIN are quicker without. */
+enum { BLOCK = 4096, BOUNCE = 4 << 20, DIRECT_MIN = 1 << 18 };
+
+struct Disk {
+    const Checkpoint *checkpoint;
+    int file; /* the offload file; -1: there is none */
+    uint8_t *map;
+    size_t bytes;
+    int *direct; /* [1 + files of the checkpoint] descriptors that pass the page cache by; -1: there is none */
+    uint8_t *bounce[2];
+};
+
+// ---------------------------------------------------------------------------------------------------------------
+// Reading and writing
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Makes the kernel forget file pages that the tiers' accounting does not allow it to keep. What was written must be on its
+ * way first: a lot is waited for; a little is only sent off, and dropped when it is read. */
+static void drop_cache(int fd, size_t offset, size_t bytes, size_t written) {
+    if (written && written < DIRECT_MIN) {
+        sync_file_range(fd, (off_t)offset, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
+        return;
+    }
+    if (written)
+        sync_file_range(fd, (off_t)offset, (off_t)bytes,
+                        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    posix_fadvise(fd, (off_t)offset, (off_t)bytes, POSIX_FADV_DONTNEED);
+}
+
+static int disk_fault(const Disk *d, int file, const char *what, size_t bytes, size_t offset, ssize_t n, Error *err) {
+    return fail(err, EXIT_FAILED, "%s: %s %zu bytes at %zu: %s; check the disk%s",
+                file ? d->checkpoint->files[file - 1].path : "the offload file", what, bytes, offset,
+                n < 0 ? strerror(errno) : "unexpected end", file ? "" : " under --offload-dir");
+}
+
+/* Whole blocks into the bounce buffer, and what is wanted of them on from there. */
+static int read_direct(Disk *d, int buffer, int file, uint8_t *memory, size_t offset, size_t bytes, Error *err) {
+    uint8_t *bounce = d->bounce[buffer];
+    size_t begin = offset;
+    while (bytes) {
+        size_t skip = offset % BLOCK, want = skip + bytes < BOUNCE ? (skip + bytes + BLOCK - 1) / BLOCK * BLOCK : BOUNCE;
+        ssize_t n = pread(d->direct[file], bounce, want, (off_t)(offset - skip));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 || (size_t)n <= skip) return disk_fault(d, file, "reading", bytes, offset, n, err);
+        size_t got = (size_t)n - skip < bytes ? (size_t)n - skip : bytes;
+        memcpy(memory, bounce + skip, got);
+        memory += got, offset += got, bytes -= got;
+    }
+    if (!file) drop_cache(d->file, begin, offset - begin, 0); /* small writes since the last read are on disk now */
+    return 0;
+}
+
+int disk_read(Disk *d, void *memory, Tensor from, Type type, int buffer, Error *err) {
+    CHECK(from.ld == (size_t)from.cols || from.rows == 1);
+    size_t count = (size_t)from.rows * from.cols, bytes = tensor_bytes(from);
+    if (from.type == type && bytes >= DIRECT_MIN && d->direct[from.file] >= 0)
+        return read_direct(d, buffer, from.file, memory, from.offset, bytes, err);
+    if (from.file) { /* weights, which become F16 on the way */
+        if (checkpoint_fill(d->checkpoint, memory, &from, 0, count, err)) return -1;
+        drop_cache(d->checkpoint->files[from.file - 1].fd, from.offset, bytes, 0);
+        return 0;
+    }
+    size_t offset = from.offset;
+    for (size_t left = bytes; left;) {
+        ssize_t n = pread(d->file, memory, left, (off_t)offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return disk_fault(d, 0, "reading", left, offset, n, err);
+        memory = (uint8_t *)memory + n, offset += n, left -= n;
+    }
+    drop_cache(d->file, from.offset, bytes, 0);
+    return 0;
+}
+
+int disk_write(Disk *d, Tensor to, const void *memory, Error *err) {
+    CHECK(!to.file && (to.ld == (size_t)to.cols || to.rows == 1));
+    size_t offset = to.offset;
+    for (size_t left = tensor_bytes(to); left;) {
+        ssize_t n = pwrite(d->file, memory, left, (off_t)offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return disk_fault(d, 0, "writing", left, offset, n, err);
+        memory = (const uint8_t *)memory + n, offset += n, left -= n;
+    }
+    drop_cache(d->file, to.offset, tensor_bytes(to), tensor_bytes(to));
+    return 0;
+}
+
+/* Small reads: the disk hears of all of them before the first is waited for. */
+void disk_expect(const Disk *d, const Move *moves, int n) {
+    for (int i = 0; i < n; i++) {
+        Tensor from = moves[i].src;
+        if (from.tier == TIER_DISK && !from.file && tensor_span(from) < DIRECT_MIN)
+            posix_fadvise(d->file, (off_t)from.offset, (off_t)tensor_span(from), POSIX_FADV_WILLNEED);
+    }
+}
+
+void disk_settle(const Disk *d, size_t offset, size_t bytes, size_t written) {
+    size_t head = offset % BLOCK;
+    madvise(d->map + offset - head, bytes + head, MADV_DONTNEED); /* nothing is lost in a shared file */
+    drop_cache(d->file, offset, bytes, written);
+}
+
+/* Rows are read one by one, never through a mapping: a file that shrank is then an error. */
+int disk_embed(const Disk *d, const Lookup *rows, Tensor table, Error *err) {
+    f16 *row = xcalloc(table.cols, sizeof *row);
+    const int32_t zero = 0;
+    int status = 0;
+    Lookup one = *rows;
+    one.table = row, one.type = F16, one.table_ld = table.cols, one.idx = &zero, one.rows = 1;
+    for (int r = 0; r < rows->rows && !status; r++) {
+        one.y = (uint8_t *)rows->y + (size_t)r * rows->cols * type_bytes(rows->y_type);
+        status = checkpoint_fill(d->checkpoint, row, &table, (size_t)rows->idx[r] * table.cols, table.cols, err);
+        if (!status) host_embed(&one);
+    }
+    free(row);
+    return status;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The pieces of V that sparse attention chooses
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What is wanted of the offload file, by blocks. */
+typedef struct {
+    uint64_t *bits;
+    size_t first, n; /* blocks */
+} Blocks;
+
+static void want(Blocks *b, size_t offset, size_t bytes) {
+    for (size_t i = offset / BLOCK - b->first; i <= (offset + bytes - 1) / BLOCK - b->first; i++)
+        b->bits[i / 64] |= 1ull << i % 64;
+}
+
+/* Tells the kernel of every run of wanted blocks. */
+static void advise(const Disk *d, const Blocks *b, int advice) {
+    for (size_t i = 0, run; i < b->n; i += run) {
+        for (run = 0; i + run < b->n && (b->bits[(i + run) / 64] >> (i + run) % 64 & 1); run++) continue;
+        if (run) posix_fadvise(d->file, (off_t)((b->first + i) * BLOCK), (off_t)(run * BLOCK), advice);
+        if (!run) run = 1;
+    }
+}
+
+/* Goes through the pieces, one for each chosen token of each sequence and head; with blocks it only wants them, without it
+ * copies them from their pages at home to the same places of the staged ones. */
+static void for_pieces(const Disk *d, const Fetch *f, Blocks *blocks) {
+    const size_t head = f->row_bytes / f->nh;
+    for (int r = 0; r < f->nseq; r++) {
+        for (int h = 0; h < f->nh; h++) {
+            const int32_t *token = f->tokens + ((size_t)r * f->nh + h) * f->most;
+            for (int i = 0; i < sparse_tokens(f->sparsity, f->len[r]) - 1; i++) { /* the last is its own: it is here */
+                size_t entry = (size_t)r * f->max_pages + token[i] / f->page_tokens, row = token[i] % f->page_tokens;
+                size_t to = ((size_t)f->pages[entry] * f->page_tokens + row) * f->row_bytes + h * head;
+                size_t from = f->home + ((size_t)f->home_pages[entry] * f->page_tokens + row) * f->row_bytes + h * head;
+                if (blocks)
+                    want(blocks, from, head);
+                else
+                    memcpy((uint8_t *)f->v + to, d->map + from, head);
+            }
+        }
+    }
+}
+
+/* Many small pieces: the disk hears of all blocks that they lie in before the first is waited for; then they are read
+ * through the mapping. */
+void disk_fetch(const Disk *d, const Fetch *f) {
+    Blocks blocks = {.first = f->home / BLOCK, .n = (f->home + f->home_bytes) / BLOCK + 1 - f->home / BLOCK};
+    blocks.bits = xcalloc(blocks.n / 64 + 1, sizeof *blocks.bits);
+    for_pieces(d, f, &blocks);
+    advise(d, &blocks, POSIX_FADV_WILLNEED);
+    for_pieces(d, f, NULL);
+    size_t head = f->home % BLOCK;
+    madvise(d->map + f->home - head, f->home_bytes + head, MADV_DONTNEED);
+    advise(d, &blocks, POSIX_FADV_DONTNEED);
+    free(blocks.bits);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Opening and closing
+// ---------------------------------------------------------------------------------------------------------------
+
+uint8_t *disk_map(const Disk *d) { return d->map; }
+
+static int open_file(Disk *d, const char *dir, size_t bytes, Error *err) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/flexgen-offload-XXXXXX", dir);
+    d->file = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (d->file < 0) { /* a file system without nameless files: nameless a moment later */
+        d->file = mkstemp(path);
+        if (d->file >= 0) unlink(path);
+    }
+    if (d->file < 0)
+        return fail(err, EXIT_FAILED,
+                    "cannot create the offload file in %s: %s; name a writable directory with --offload-dir", dir,
+                    strerror(errno));
+    int status = posix_fallocate(d->file, 0, (off_t)bytes);
+    if (status)
+        return fail(err, EXIT_FAILED,
+                    "cannot reserve %.1f MiB for the offload file in %s: %s; choose another --offload-dir, or move "
+                    "less to the disk",
+                    bytes / 1048576.0, dir, strerror(status));
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, d->file, 0);
+    if (p == MAP_FAILED) return fail(err, EXIT_FAILED, "cannot map the offload file in %s: %s", dir, strerror(errno));
+    madvise(p, bytes, MADV_RANDOM); /* a token's place is all that is touched; nothing around it is wanted */
+    d->map = p;
+    d->bytes = bytes;
+    return 0;
+}
+
+/* Second descriptors for direct reads. A file system without them (tmpfs) is read the ordinary way. */
+static void open_direct(Disk *d) {
+    char path[64];
+    for (int b = 0; b < 2; b++)
+        if (posix_memalign((void **)&d->bounce[b], BLOCK, BOUNCE)) d->bounce[b] = NULL;
+    if (!d->bounce[0] || !d->bounce[1]) return;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", d->file); /* it has no other name */
+    if (d->file >= 0) d->direct[0] = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    for (int f = 1; f <= d->checkpoint->nfiles; f++)
+        d->direct[f] = open(d->checkpoint->files[f - 1].path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+}
+
+Disk *disk_open(const char *dir, size_t bytes, const Checkpoint *checkpoint, Error *err) {
+    Disk *d = xcalloc(1, sizeof *d);
+    d->checkpoint = checkpoint;
+    d->file = -1;
+    d->direct = xcalloc(checkpoint->nfiles + 1, sizeof *d->direct);
+    for (int f = 0; f <= checkpoint->nfiles; f++) d->direct[f] = -1;
+    if (!bytes || !open_file(d, dir, bytes, err)) return open_direct(d), d;
+    disk_close(d);
+    return NULL;
+}
+
+void disk_close(Disk *d) {
+    if (!d) return;
+    for (int f = 0; f <= d->checkpoint->nfiles; f++)
+        if (d->direct[f] >= 0) close(d->direct[f]);
+    if (d->map) munmap(d->map, d->bytes);
+    if (d->file >= 0) close(d->file);
+    free(d->bounce[0]), free(d->bounce[1]), free(d->direct), free(d);
+}

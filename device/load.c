@@ -1,0 +1,111 @@
+/* load.c: before a run. The weights come to where they rest, and a GPU's kernels are met once. Read next: schedule.c. */
+#include "device/device.h"
+#include "io/io.h"
+
+/* Brings one tensor home in pieces; a real checkpoint's disk share already is. */
+static int load_tensor(const WeightPlace *place, const Tensor *source, const Checkpoint *checkpoint, Device *device,
+                       Error *err) {
+    enum { PIECE = 1 << 21 };
+    size_t count = (size_t)source->rows * source->cols;
+    f16 *piece = xcalloc(count < PIECE ? count : PIECE, sizeof *piece);
+    int status = 0;
+    for (size_t at = 0; at < count && !status; at += PIECE) {
+        size_t n = count - at < PIECE ? count - at : PIECE;
+        status = checkpoint_fill(checkpoint, piece, source, at, n, err);
+        if (!status) device->upload(device, place->home, at, piece, n);
+    }
+    free(piece);
+    return status;
+}
+
+/* The same packed, a row of groups at a time. */
+static int load_packed(const WeightPlace *place, const Tensor *source, const Checkpoint *checkpoint, Device *device,
+                       Error *err) {
+    Tensor home = place->home;
+    uint8_t *groups = xcalloc(home.cols, 1);
+    f16 *rows = xcalloc((size_t)home.quant.group * source->cols, sizeof *rows);
+    int status = 0;
+    for (int g = 0; g < home.rows && !status; g++) {
+        status = checkpoint_pack(checkpoint, groups, rows, source, g, home.quant, err);
+        if (!status) device->upload(device, home, (size_t)g * home.cols, groups, home.cols);
+    }
+    free(groups), free(rows);
+    return status;
+}
+
+int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err) {
+    int l = plan->config.l, total = l * NROLES + NGLOBALS, status = 0;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic)
+#endif
+    for (int i = 0; i < total; i++) {
+        int j = i / NROLES, r = i % NROLES;
+        Error mine;
+        const WeightPlace *place = j < l ? &plan->weight[j][r] : &plan->global[i - l * NROLES];
+        const Tensor *source = j < l ? &checkpoint->layer[j][r] : &checkpoint->global[i - l * NROLES];
+        int stop;
+#ifdef _OPENMP
+#pragma omp atomic read
+#endif
+        stop = status;
+        if (stop || !source->rows || place->home.file) continue;
+        if ((place->home.type == U8 ? load_packed : load_tensor)(place, source, checkpoint, device, &mine) != 0) {
+#ifdef _OPENMP
+#pragma omp critical
+#endif
+            {
+                *err = mine;
+#ifdef _OPENMP
+#pragma omp atomic write
+#endif
+                status = -1;
+            }
+        }
+    }
+    return status;
+}
+
+/* A tensor of layer 0, or a matrix that streams like one, where it lies or will lie while it computes; what is packed will
+ * lie unpacked. */
+static Tensor warm_weight(const Plan *plan, const WeightPlace *place, int role) {
+    Tensor t = place->home;
+    if (t.type == U8) {
+        opt_role_shape(&plan->config, (Role)role, &t.rows, &t.cols);
+        Tensor w = plan_bytes(plan, UNPACKED_WEIGHTS, TIER_GPU, 0, plan->unpacked_at[role], F16, t.cols);
+        w.rows = t.rows;
+        return w;
+    }
+    if (t.tier == TIER_GPU || !t.rows) return t;
+    const size_t end = place->slab_offset + (size_t)t.rows * t.cols * 2;
+    const RegionId slot = plan->slot_bytes[0] < end ? WEIGHT_SLOT_1 : WEIGHT_SLOT;
+    Tensor w = plan_bytes(plan, slot, TIER_GPU, 0, place->slab_offset, F16, t.cols);
+    w.rows = t.rows;
+    return w;
+}
+
+int opt_warm_up(Device *device, const Plan *plan, Error *err) {
+    const OptConfig *c = &plan->config;
+    const int sizes[] = {imin(plan->max_rows, 2 * plan->chunk), plan->max_seqs};
+    Poster to = {.device = device, .overlap = true, .err = err};
+    Tensor w[NROLES], global[NGLOBALS];
+    for (int r = 0; r < NROLES; r++) w[r] = warm_weight(plan, &plan->weight[0][r], r);
+    for (int g = 0; g < NGLOBALS; g++) global[g] = warm_weight(plan, &plan->global[g], 0);
+    Op project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
+    for (int i = 0; i < 2; i++) {
+        Tensor x = plan_view(plan, QUERY, TIER_GPU, 0, 0, sizes[i]),
+               o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, sizes[i]);
+        Tensor kv = plan_view(plan, NEW_KV, TIER_GPU, 0, 0, sizes[i]);
+        opt_project(&to, project, c, w, o, kv, x, plan_view(plan, NORM_1, TIER_GPU, 0, 0, plan->chunk));
+        if (!post_drain(&to)) return -1;
+        opt_finish(&to, finish, c, w, x, o, plan_view(plan, NORM_2, TIER_GPU, 0, 0, plan->chunk),
+                   plan_view(plan, MLP, TIER_GPU, 0, 0, plan->chunk));
+        if (!post_drain(&to)) return -1;
+    }
+    Tensor x = plan_view(plan, LAST_ROWS, TIER_GPU, 0, 0, plan->head_chunk);
+    Tensor out = plan_view(plan, HEAD_OUT, TIER_GPU, 0, 0, plan->head_chunk);
+    Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, plan->head_chunk);
+    opt_logits(&to, project, c, global, global[plan->head], logits, x, out);
+    if (!post_drain(&to)) return -1;
+    memset(device->count, 0, sizeof device->count);
+    return 0;
+}
