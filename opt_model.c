@@ -216,11 +216,11 @@ void opt_embed(Poster *to, Op op, const OptConfig *config, const Tensor global[N
                Tensor ids, Tensor positions, Tensor embedded) {
     bool projected = config->embed != config->h1;
     if (!tokens.rows) {
-        post(to, op_embed(op, projected ? embedded : x, global[TOK_EMBED], ids, false));
+        post(to, op_embed(&op, projected ? embedded : x, global[TOK_EMBED], ids, false));
         tokens = embedded;
     }
-    post(to, op_embed(op, x, global[POS_EMBED], positions, !projected));
-    if (projected) post(to, op_linear(op, x, tokens, global[PROJECT_IN], none, x, false));
+    post(to, op_embed(&op, x, global[POS_EMBED], positions, !projected));
+    if (projected) post(to, op_linear(&op, x, tokens, global[PROJECT_IN], none, x, false));
 }
 
 void opt_project(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor q, Tensor kv, Tensor x,
@@ -230,38 +230,38 @@ void opt_project(Poster *to, Op op, const OptConfig *config, const Tensor w[NROL
         int n = imin(piece, x.rows - first);
         Tensor in = tensor_rows(x, first, n), out = tensor_rows(kv, first, n);
         if (config->pre_norm) {
-            post(to, op_layernorm(op, tensor_rows(norm, 0, n), in, w[LN1_W], w[LN1_B]));
+            post(to, op_layernorm(&op, tensor_rows(norm, 0, n), in, w[LN1_W], w[LN1_B]));
             in = tensor_rows(norm, 0, n);
         }
-        post(to, op_linear(op, tensor_rows(q, first, n), in, w[Q_W], w[Q_B], none, false));
-        post(to, op_linear(op, tensor_cols(out, 0, h1), in, w[K_W], w[K_B], none, false));
-        post(to, op_linear(op, tensor_cols(out, h1, h1), in, w[V_W], w[V_B], none, false));
+        post(to, op_linear(&op, tensor_rows(q, first, n), in, w[Q_W], w[Q_B], none, false));
+        post(to, op_linear(&op, tensor_cols(out, 0, h1), in, w[K_W], w[K_B], none, false));
+        post(to, op_linear(&op, tensor_cols(out, h1, h1), in, w[V_W], w[V_B], none, false));
     }
 }
 
 void opt_finish(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm,
                 Tensor ffn) {
-    post(to, op_linear(op, x, o, w[O_W], w[O_B], x, false));
-    if (!config->pre_norm) post(to, op_layernorm(op, x, x, w[LN1_W], w[LN1_B]));
+    post(to, op_linear(&op, x, o, w[O_W], w[O_B], x, false));
+    if (!config->pre_norm) post(to, op_layernorm(&op, x, x, w[LN1_W], w[LN1_B]));
     for (int first = 0; first < x.rows; first += ffn.rows) {
         int n = imin(ffn.rows, x.rows - first);
         Tensor part = tensor_rows(x, first, n), in = part, hidden = tensor_rows(ffn, 0, n);
         if (config->pre_norm) {
             in = tensor_rows(norm, 0, n);
-            post(to, op_layernorm(op, in, part, w[LN2_W], w[LN2_B]));
+            post(to, op_layernorm(&op, in, part, w[LN2_W], w[LN2_B]));
         }
-        post(to, op_linear(op, hidden, in, w[FC1_W], w[FC1_B], none, true));
-        post(to, op_linear(op, part, hidden, w[FC2_W], w[FC2_B], part, false));
+        post(to, op_linear(&op, hidden, in, w[FC1_W], w[FC1_B], none, true));
+        post(to, op_linear(&op, part, hidden, w[FC2_W], w[FC2_B], part, false));
     }
-    if (!config->pre_norm) post(to, op_layernorm(op, x, x, w[LN2_W], w[LN2_B]));
+    if (!config->pre_norm) post(to, op_layernorm(&op, x, x, w[LN2_W], w[LN2_B]));
 }
 
 void opt_logits(Poster *to, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor head, Tensor logits,
                 Tensor x, Tensor out) {
-    if (config->final_norm) post(to, op_layernorm(op, x, x, global[FINAL_LN_W], global[FINAL_LN_B]));
+    if (config->final_norm) post(to, op_layernorm(&op, x, x, global[FINAL_LN_W], global[FINAL_LN_B]));
     if (config->embed != config->h1) {
-        post(to, op_linear(op, out, x, global[PROJECT_OUT], none, none, false));
+        post(to, op_linear(&op, out, x, global[PROJECT_OUT], none, none, false));
         x = out;
     }
-    post(to, op_linear(op, logits, x, head, none, none, false));
+    post(to, op_linear(&op, logits, x, head, none, none, false));
 }

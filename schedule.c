@@ -26,6 +26,7 @@ typedef struct {
     long streamed;          /* layers that have streamed so far: they take the two slots in turn */
     LayerWeights now, next; /* the layer that computes, the one that loads beside it */
     bool next_is_layer0;    /* next is layer 0 of the coming sweep */
+    Op op;                  /* the one that is being made */
     Move *moves;            /* scratch: of the op that is being made, and behind them of its second hop */
 } Run;
 
@@ -48,10 +49,13 @@ static Batch *at_square(const Run *s, int *j, int *k) {
 /* Squares are counted over the run; workspaces and staging take turns by it. */
 static long square_number(const Run *s, int j, int k) { return s->base + (long)j * s->K + k; }
 
-static Op new_op(const Run *s, Lane lane, Kind kind, int j, int k) {
+/* What the next op is for; the constructors add what it does. */
+static Op *new_op(Run *s, Lane lane, Kind kind, int j, int k) {
     const Batch *b = s->flight.flight[k];
-    bool prefill = kind == WEIGHT ? s->flight.prefill : b->prefill;
-    return (Op){.lane = lane, .kind = kind, .prefill = prefill, .i = s->flight.i, .j = j, .k = k, .batch = b->number};
+    s->op.lane = lane, s->op.kind = kind;
+    s->op.prefill = kind == WEIGHT ? s->flight.prefill : b->prefill;
+    s->op.i = s->flight.i, s->op.j = j, s->op.k = k, s->op.batch = b->number;
+    return &s->op;
 }
 
 /* A rotating workspace on the GPU. */
@@ -117,12 +121,11 @@ typedef struct {
 /* Posts s->moves[0..n), which are between the GPU and the tiers below it, on op.lane. What rests on the CPU crosses at
  * once; what rests on disk makes a second hop, on disk_lane, and between them stops on the CPU, where `via` mirrors `here`
  * on the GPU byte for byte (of several pairs, by ascending address, the last that begins before it). */
-static void carry(Run *s, Op op, Lane disk_lane, int n, const Stop *stops, int nstops) {
-    const bool up = lane_channel[op.lane] == CTOG;
-    Op disk_op = op;
+static void carry(Run *s, Op *op, Lane disk_lane, int n, const Stop *stops, int nstops) {
+    const Lane gpu_lane = op->lane;
+    const bool up = lane_channel[gpu_lane] == CTOG;
     Move *far = s->moves + n;
     int hops = 0, crossing = 0;
-    disk_op.lane = disk_lane;
     for (int i = 0; i < n; i++) {
         Tensor gpu = up ? s->moves[i].dst : s->moves[i].src, low = up ? s->moves[i].src : s->moves[i].dst;
         if (low.tier == TIER_DISK) {
@@ -137,9 +140,11 @@ static void carry(Run *s, Op op, Lane disk_lane, int n, const Stop *stops, int n
         }
         crossing = up ? add_move(s->moves, crossing, gpu, low) : add_move(s->moves, crossing, low, gpu);
     }
-    if (up && hops) post(&s->to, op_copy(disk_op, far, hops));
-    if (crossing) post(&s->to, op_copy(op, s->moves, crossing));
-    if (!up && hops) post(&s->to, op_copy(disk_op, far, hops));
+    for (int hop = 0; hop < 2; hop++) {
+        const bool disk = hop == !up;
+        op->lane = disk ? disk_lane : gpu_lane;
+        if (disk ? hops : crossing) post(&s->to, op_copy(op, disk ? far : s->moves, disk ? hops : crossing));
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -308,7 +313,7 @@ static Tensor new_kv_below(const Run *s, const Batch *b, long sq) {
 }
 
 /* Puts new tokens' k and v, rows first .. first+n-1 of the batch, into the pages of a table. */
-static void append(Run *s, Op op, const Tables *t, const PageTable *table, Tensor kv, int first, int n) {
+static void append(Run *s, Op *op, const Tables *t, const PageTable *table, Tensor kv, int first, int n) {
     post(&s->to, op_append(op, table, kv, tensor_cols(t->row_seq, first, n), tensor_cols(t->row_token, first, n)));
 }
 
@@ -387,8 +392,8 @@ static Tensor gather_tokens(Run *s, Batch *b, long sq, int k, Tensor x) {
     Tensor rows = plan_view(s->plan, EMBEDDED, TIER_CPU, sq, 0, b->rows);
     Tensor arrive = s->plan->config.embed == s->plan->config.h1 ? x : workspace(s, EMBEDDED, sq, b->rows);
     Move up = {arrive, rows};
-    Op gather = new_op(s, table.tier == TIER_DISK ? C_READ : ATTEND, OTHER, 0, k);
-    post(&s->to, op_embed(gather, rows, table, b->cpu.ids, false));
+    const Lane lane = table.tier == TIER_DISK ? C_READ : ATTEND;
+    post(&s->to, op_embed(new_op(s, lane, OTHER, 0, k), rows, table, b->cpu.ids, false));
     post(&s->to, op_copy(new_op(s, C_LOAD, OTHER, 0, k), &up, 1));
     return arrive;
 }
@@ -396,7 +401,7 @@ static Tensor gather_tokens(Run *s, Batch *b, long sq, int k, Tensor x) {
 static void embed(Run *s, Batch *b, long sq, int k, Tensor x) {
     Tensor global[NGLOBALS], tokens = gather_tokens(s, b, sq, k, x);
     for (int g = 0; g < NGLOBALS; g++) global[g] = s->plan->global[g].home;
-    opt_embed(&s->to, new_op(s, PROJECT, OTHER, 0, k), &s->plan->config, global, x, tokens, b->gpu.ids, b->gpu.positions,
+    opt_embed(&s->to, *new_op(s, PROJECT, OTHER, 0, k), &s->plan->config, global, x, tokens, b->gpu.ids, b->gpu.positions,
               workspace(s, EMBEDDED, sq, b->rows));
 }
 
@@ -410,7 +415,7 @@ static void project(Run *s, Batch *b, int j, int k, const Tensor w[NROLES]) {
         int n = act_moves(s, b, j, TIER_GPU, x, false);
         post(&s->to, op_copy(new_op(s, PROJECT, ACTIVATION, j, k), s->moves, n));
     }
-    opt_project(&s->to, new_op(s, PROJECT, OTHER, j, k), c, w, q, kv, x,
+    opt_project(&s->to, *new_op(s, PROJECT, OTHER, j, k), c, w, q, kv, x,
                 plan_view(s->plan, NORM_1, TIER_GPU, 0, 0, s->plan->chunk));
     if (s->plan->policy.cache_quant.bits)
         post(&s->to, op_pack(new_op(s, PROJECT, CACHE, j, k), new_kv(s, sq, b->rows), kv, c->nh));
@@ -422,22 +427,23 @@ static void project(Run *s, Batch *b, int j, int k, const Tensor w[NROLES]) {
 
 /* Sparse attention (section 5): K is read whole, then V of the chosen tokens. home: where V is on disk, of which that alone
  * comes to the table's pages; NULL: it is in them. */
-static void attend_sparse(Run *s, Op op, const PageTable *table, const PageTable *home, Tensor o, Tensor q) {
-    const Tier side = op.lane == ATTEND ? TIER_CPU : TIER_GPU;
+static void attend_sparse(Run *s, Op *op, const PageTable *table, const PageTable *home, Tensor o, Tensor q) {
+    const Lane lane = op->lane;
+    const Tier side = lane == ATTEND ? TIER_CPU : TIER_GPU;
     const double sparsity = s->plan->policy.sparsity;
     Tensor tokens = plan_view(s->plan, CHOSEN, side, 0, 0, q.rows),
            weights = plan_view(s->plan, WEIGHING, side, 0, 0, q.rows);
     post(&s->to, op_select(op, tokens, weights, q, table, sparsity));
     if (home) {
-        Op fetch = op;
-        fetch.lane = C_READ;
-        post(&s->to, op_fetch(fetch, table, home, tokens, sparsity));
+        op->lane = C_READ;
+        post(&s->to, op_fetch(op, table, home, tokens, sparsity));
+        op->lane = lane;
     }
     post(&s->to, op_weigh(op, o, tokens, weights, table, sparsity));
 }
 
 /* Attention of sequences first .. first+n-1 of a decoding batch over one table, which holds all the batch's sequences. */
-static void attend_group(Run *s, Op op, PageTable table, const PageTable *home, Tensor o, Tensor q, int first, int n) {
+static void attend_group(Run *s, Op *op, PageTable table, const PageTable *home, Tensor o, Tensor q, int first, int n) {
     table.pages = tensor_rows(table.pages, first, n);
     table.len = tensor_cols(table.len, first, n);
     if (is_sparse(&s->plan->policy))
@@ -453,10 +459,10 @@ static void attend_on_cpu(Run *s, Batch *b, int j, int k, Tensor q) {
     const int gpu = b->kv_seqs[TIER_GPU], cpu = b->kv_seqs[TIER_CPU], disk = b->kv_seqs[TIER_DISK];
     Tensor query = plan_view(s->plan, QUERY, TIER_CPU, sq, 0, cpu + disk), kv = new_kv_below(s, b, sq);
     Tensor result = plan_view(s->plan, ATTENDED, TIER_CPU, sq, 0, cpu + disk);
-    const Op op = new_op(s, ATTEND, CACHE, j, k);
     Move down[] = {{query, tensor_rows(q, gpu, cpu + disk)}, {kv, tensor_rows(new_kv(s, sq, b->rows), gpu, cpu + disk)}},
          up = {attended_elsewhere(s, b, sq), result};
     post(&s->to, op_copy(new_op(s, A_DOWN, CACHE, j, k), down, 2));
+    Op *op = new_op(s, ATTEND, CACHE, j, k);
     if (cpu) {
         PageTable home = batch_pages(&s->flight, b, TIER_CPU, j, &b->cpu);
         append(s, op, &b->cpu, &home, tensor_rows(kv, 0, cpu), gpu, cpu);
@@ -476,13 +482,13 @@ static void attend(Run *s, Batch *b, int j, int k) {
     long sq = square_number(s, j, k);
     Tensor q = workspace(s, QUERY, sq, b->rows);
     const int gpu = b->kv_seqs[TIER_GPU], off = off_seqs(b);
-    const Op op = new_op(s, FINISH, CACHE, j, k);
     if (b->prefill) { /* to what has just been computed */
-        post(&s->to, op_attend_prefill(op, workspace(s, ATTENDED, sq, b->rows), q, workspace(s, NEW_KV, sq, b->rows),
-                                       b->gpu.start, s->plan->config.nh));
+        post(&s->to, op_attend_prefill(new_op(s, FINISH, CACHE, j, k), workspace(s, ATTENDED, sq, b->rows), q,
+                                       workspace(s, NEW_KV, sq, b->rows), b->gpu.start, s->plan->config.nh));
         return;
     }
     if (off && delegated(s, b)) attend_on_cpu(s, b, j, k, q);
+    Op *op = new_op(s, FINISH, CACHE, j, k);
     if (gpu) {
         PageTable home = batch_pages(&s->flight, b, TIER_GPU, j, &b->gpu);
         attend_group(s, op, home, NULL, attended_on_gpu(s, b, sq), tensor_rows(q, 0, gpu), 0, gpu);
@@ -498,7 +504,7 @@ static void attend(Run *s, Batch *b, int j, int k) {
 static void finish(Run *s, Batch *b, int j, int k, const Tensor w[NROLES]) {
     long sq = square_number(s, j, k);
     const int chunk = s->plan->chunk;
-    opt_finish(&s->to, new_op(s, FINISH, OTHER, j, k), &s->plan->config, w, hidden(s, b, sq),
+    opt_finish(&s->to, *new_op(s, FINISH, OTHER, j, k), &s->plan->config, w, hidden(s, b, sq),
                workspace(s, ATTENDED, sq, b->rows), plan_view(s->plan, NORM_2, TIER_GPU, 0, 0, chunk),
                plan_view(s->plan, MLP, TIER_GPU, 0, 0, chunk));
 }
@@ -506,7 +512,7 @@ static void finish(Run *s, Batch *b, int j, int k, const Tensor w[NROLES]) {
 /* Logits become the next token of each sequence; in a scored task, those of head rows from `first` on, the probability of
  * what is given and the greedy choice. */
 static void choose(Run *s, Batch *b, int k, Tensor logits, int first) {
-    const Op op = new_op(s, PROJECT, OTHER, s->l, k);
+    Op *op = new_op(s, PROJECT, OTHER, s->l, k);
     const int n = logits.rows;
     if (!s->task->scored)
         post(&s->to,
@@ -537,7 +543,7 @@ static void bring_down(Run *s, Batch *b, int k, Tensor logits) {
 static void compute_head(Run *s, Batch *b, int k) {
     const Plan *p = s->plan;
     const int resting = b->act_heads[TIER_GPU];
-    const Op op = new_op(s, PROJECT, OTHER, s->l, k);
+    Op *op = new_op(s, PROJECT, OTHER, s->l, k);
     Tensor x = workspace(s, LAST_ROWS, square_number(s, s->l, k), b->heads), logits = none, global[NGLOBALS];
     for (int g = 0; g < NGLOBALS; g++) global[g] = p->global[g].home;
     if (resting)
@@ -546,7 +552,7 @@ static void compute_head(Run *s, Batch *b, int k) {
     for (int first = 0; first < b->heads; first += p->head_chunk) {
         const int n = imin(p->head_chunk, b->heads - first);
         logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, n);
-        opt_logits(&s->to, op, &p->config, global, head_weights(s), logits, tensor_rows(x, first, n),
+        opt_logits(&s->to, *op, &p->config, global, head_weights(s), logits, tensor_rows(x, first, n),
                    plan_view(p, HEAD_OUT, TIER_GPU, 0, 0, n));
         choose(s, b, k, logits, first);
     }

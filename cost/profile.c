@@ -104,8 +104,8 @@ static Event post_linear_of(Profile *p, Lane lane, int m, int n, int k) {
         w = matrix(TIER_GPU, F16, next_cold(p, (size_t)n * k * sizeof(f16)), n, k);
     }
     p->work += 2.0 * m * n * k, p->ops++;
-    op = op_linear(op, matrix(TIER_GPU, act, p->y, m, n), matrix(TIER_GPU, act, p->x, m, k), w, (Tensor){0}, (Tensor){0},
-                   false);
+    op_linear(&op, matrix(TIER_GPU, act, p->y, m, n), matrix(TIER_GPU, act, p->x, m, k), w, (Tensor){0}, (Tensor){0},
+              false);
     return p->product = p->device->post(p->device, &op);
 }
 
@@ -124,8 +124,8 @@ static Event post_attend_prefill(Profile *p, int i) {
     Tensor kv = matrix(TIER_GPU, F16, next_cold(p, (size_t)rows * 2 * h1 * sizeof(f16)), rows, 2 * h1);
     Tensor start = matrix(TIER_GPU, I32, p->starts + (size_t)i * (p->size.tokens + 1) * 4, 1, nseq + 1);
     p->work += 4.0 * h1 * nseq * s * (s + 1) / 2, p->ops++;
-    op = op_attend_prefill(op, matrix(TIER_GPU, act, p->y, rows, h1), matrix(TIER_GPU, act, p->x, rows, h1), kv, start,
-                           p->size.nh);
+    op_attend_prefill(&op, matrix(TIER_GPU, act, p->y, rows, h1), matrix(TIER_GPU, act, p->x, rows, h1), kv, start,
+                      p->size.nh);
     return p->device->post(p->device, &op);
 }
 
@@ -153,7 +153,7 @@ static Event post_attend_on(Profile *p, int i, Tier tier, Lane lane) {
         .nh = p->size.nh};
     t.v = t.k, t.v.offset = half;
     p->work += 4.0 * h1 * nseq * len, p->ops++;
-    op = op_attend(op, matrix(tier, act, p->y, nseq, h1), matrix(tier, act, p->x, nseq, h1), &t);
+    op_attend(&op, matrix(tier, act, p->y, nseq, h1), matrix(tier, act, p->x, nseq, h1), &t);
     return p->device->post(p->device, &op);
 }
 static Event post_attend_gpu(Profile *p, int i) { return post_attend_on(p, i, TIER_GPU, FINISH); }
@@ -165,7 +165,7 @@ static Event post_copy(Profile *p, Lane lane, Tier to, Tier from, size_t dst, si
     Move move = {matrix(to, F16, dst, 1, (int)(bytes / sizeof(f16))),
                  matrix(from, F16, src, 1, (int)(bytes / sizeof(f16)))};
     p->work += (double)bytes, p->ops++;
-    op = op_copy(op, &move, 1);
+    op_copy(&op, &move, 1);
     return p->device->post(p->device, &op);
 }
 static size_t piece(const Profile *p) { return p->size.cold / 2 < PIECE ? p->size.cold / 2 : PIECE; }
@@ -202,8 +202,8 @@ static Event post_layernorm(Profile *p, int i) {
     Op op = {.lane = FINISH, .kind = OTHER};
     (void)i;
     p->work += 2.0 * rows * h1 * type_bytes(act), p->ops++;
-    op = op_layernorm(op, matrix(TIER_GPU, act, p->size.cold / 2, rows, h1),
-                      matrix(TIER_GPU, act, h1 * type_bytes(act), rows, h1), w, w);
+    op_layernorm(&op, matrix(TIER_GPU, act, p->size.cold / 2, rows, h1),
+                 matrix(TIER_GPU, act, h1 * type_bytes(act), rows, h1), w, w);
     return p->device->post(p->device, &op);
 }
 
@@ -213,7 +213,7 @@ static Event post_tiny(Profile *p, int i) {
     (void)i;
     for (int n = 0; n < TINY; n++) {
         Op op = {.lane = n % 2 ? FINISH : PROJECT, .kind = OTHER, .nafter = n > 0, .after = {last}};
-        op = op_layernorm(op, row, row, w, w);
+        op_layernorm(&op, row, row, w, w);
         last = p->device->post(p->device, &op);
     }
     p->work += TINY;

@@ -168,9 +168,9 @@ static bool wait_for(Poster *to, Event e) {
     return !to->failed;
 }
 
-Event post(Poster *to, Op op) {
-    if (to->depend) depend_before(to->depend, &op);
-    Event e = to->device->post(to->device, &op);
+Event post(Poster *to, Op *op) {
+    if (to->depend) depend_before(to->depend, op);
+    Event e = to->device->post(to->device, op);
     if (to->depend) depend_posted(to->depend, e);
     to->last[e.lane] = e;
     if (!to->overlap) wait_for(to, e);

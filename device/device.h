@@ -23,30 +23,31 @@ typedef struct {
 } OpInfo;
 extern const OpInfo op_info[NCODES];
 
-/* The constructors: op says lane and what for; shapes are checked here, once for all devices. An absent tensor has rows 0.
- * y (rows, cols), table (any, cols), idx (1, rows) I32; the table may rest in the checkpoint. */
-Op op_copy(Op op, const Move *moves, int n);
-Op op_embed(Op op, Tensor y, Tensor table, Tensor idx, bool add);
-Op op_layernorm(Op op, Tensor y, Tensor x, Tensor w, Tensor b);
+/* The constructors: op says lane and what for, gets the rest, and is returned; shapes are checked here, once for all
+ * devices. An absent tensor has rows 0. y (rows, cols), table (any, cols), idx (1, rows) I32; the table may rest in the
+ * checkpoint. */
+Op *op_copy(Op *op, const Move *moves, int n);
+Op *op_embed(Op *op, Tensor y, Tensor table, Tensor idx, bool add);
+Op *op_layernorm(Op *op, Tensor y, Tensor x, Tensor w, Tensor b);
 /* w F16, or packed, U8, where the device multiplies packed weights (the host; activations are F32) */
-Op op_linear(Op op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu);
+Op *op_linear(Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu);
 /* w (n, k) F16 of packed weights, for a device that multiplies F16 alone */
-Op op_unpack(Op op, Tensor w, Tensor packed);
+Op *op_unpack(Op *op, Tensor w, Tensor packed);
 /* New k, v, rows of (2 h1) F16, as rows of U8 for packed pages: k's heads, then v's */
-Op op_pack(Op op, Tensor packed, Tensor kv, int nh);
+Op *op_pack(Op *op, Tensor packed, Tensor kv, int nh);
 /* start (1, nseq + 1): where the prompts' rows begin, and the end */
-Op op_attend_prefill(Op op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh);
-Op op_attend(Op op, Tensor o, Tensor q, const PageTable *table);
+Op *op_attend_prefill(Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh);
+Op *op_attend(Op *op, Tensor o, Tensor q, const PageTable *table);
 /* Sparse attention: tokens I32 and weights F32 are (nseq, nh * most). fetch brings the V of these tokens, and no other,
  * from their home on disk to their places in the table's staging pages; it is an op of C_READ. */
-Op op_select(Op op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table, double sparsity);
-Op op_fetch(Op op, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity);
-Op op_weigh(Op op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table, double sparsity);
+Op *op_select(Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table, double sparsity);
+Op *op_fetch(Op *op, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity);
+Op *op_weigh(Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table, double sparsity);
 /* kv row r becomes token pos[r] of sequence seq[r] of the table */
-Op op_append(Op op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos);
-Op op_pick(Op op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling);
+Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos);
+Op *op_pick(Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling);
 /* logp (1, rows) F32, best and target (1, rows) I32 */
-Op op_score(Op op, Tensor logp, Tensor best, Tensor logits, Tensor target);
+Op *op_score(Op *op, Tensor logp, Tensor best, Tensor logits, Tensor target);
 
 // ---------------------------------------------------------------------------------------------------------------
 // lanes.c: the table of device functions; the host and the cuda device
@@ -175,7 +176,7 @@ struct Poster {
     Error *err; /* filled when it has failed */
     Event last[NLANES];
 };
-Event post(Poster *to, Op op);
+Event post(Poster *to, Op *op);
 /* The posting thread may use the view when this returns; false where an op has failed. */
 bool post_host(Poster *to, Tensor view, Use use);
 /* Waits for everything posted. */

@@ -43,118 +43,117 @@ const OpInfo op_info[NCODES] = {
 /* Bytes of a token's K, or V, in a page. */
 static size_t row_bytes(Tensor pages) { return pages.cols * type_bytes(pages.type); }
 
-Op op_copy(Op op, const Move *moves, int n) {
+Op *op_copy(Op *op, const Move *moves, int n) {
     for (int i = 0; i < n; i++) {
         const Move *m = &moves[i];
         CHECK((size_t)m->dst.rows * m->dst.cols == (size_t)m->src.rows * m->src.cols);
         CHECK(m->dst.type == m->src.type || (m->src.file && m->dst.type == F16));
     }
-    op.code = OP_COPY, op.moves = moves, op.nmoves = n;
+    op->code = OP_COPY, op->moves = moves, op->nmoves = n;
     return op;
 }
 
-Op op_embed(Op op, Tensor y, Tensor table, Tensor idx, bool add) {
+Op *op_embed(Op *op, Tensor y, Tensor table, Tensor idx, bool add) {
     CHECK(y.cols == table.cols && y.ld == (size_t)y.cols && (!idx.rows || idx.cols == y.rows));
-    op.code = OP_EMBED, op.add = add;
-    op.embed.y = y, op.embed.table = table, op.embed.idx = idx;
+    op->code = OP_EMBED, op->add = add;
+    op->embed.y = y, op->embed.table = table, op->embed.idx = idx;
     return op;
 }
 
-Op op_layernorm(Op op, Tensor y, Tensor x, Tensor w, Tensor b) {
+Op *op_layernorm(Op *op, Tensor y, Tensor x, Tensor w, Tensor b) {
     CHECK(y.rows == x.rows && y.cols == x.cols && w.cols == x.cols && b.cols == x.cols);
-    op.code = OP_LAYERNORM;
-    op.layernorm.y = y, op.layernorm.x = x, op.layernorm.w = w, op.layernorm.b = b;
+    op->code = OP_LAYERNORM;
+    op->layernorm.y = y, op->layernorm.x = x, op->layernorm.w = w, op->layernorm.b = b;
     return op;
 }
 
-Op op_linear(Op op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu) {
+Op *op_linear(Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu) {
     if (w.type == U8)
         CHECK((size_t)w.rows * w.cols == quant_matrix_bytes(w.quant, y.cols, x.cols));
     else
         CHECK(x.cols == w.cols && y.cols == w.rows && w.type == F16);
     CHECK(y.rows == x.rows && (!residual.rows || (residual.rows == y.rows && residual.cols == y.cols)));
-    op.code = OP_LINEAR, op.relu = relu;
-    op.linear.y = y, op.linear.x = x, op.linear.w = w, op.linear.b = b, op.linear.residual = residual;
+    op->code = OP_LINEAR, op->relu = relu;
+    op->linear.y = y, op->linear.x = x, op->linear.w = w, op->linear.b = b, op->linear.residual = residual;
     return op;
 }
 
-Op op_unpack(Op op, Tensor w, Tensor packed) {
+Op *op_unpack(Op *op, Tensor w, Tensor packed) {
     CHECK(w.type == F16 && packed.type == U8 && packed.quant.bits);
-    op.code = OP_UNPACK, op.unpack.w = w, op.unpack.packed = packed;
+    op->code = OP_UNPACK, op->unpack.w = w, op->unpack.packed = packed;
     return op;
 }
 
-Op op_pack(Op op, Tensor packed, Tensor kv, int nh) {
+Op *op_pack(Op *op, Tensor packed, Tensor kv, int nh) {
     CHECK(packed.type == U8 && packed.rows == kv.rows && kv.type == F16);
-    op.code = OP_PACK, op.nh = nh, op.pack.packed = packed, op.pack.kv = kv;
+    op->code = OP_PACK, op->nh = nh, op->pack.packed = packed, op->pack.kv = kv;
     return op;
 }
 
-Op op_attend_prefill(Op op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
+Op *op_attend_prefill(Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
     CHECK(o.rows == q.rows && o.cols == q.cols && kv.rows == q.rows && kv.cols == 2 * q.cols && start.type == I32);
-    op.code = OP_ATTEND_PREFILL, op.nh = nh;
-    op.prefilled.o = o, op.prefilled.q = q, op.prefilled.kv = kv, op.prefilled.start = start;
+    op->code = OP_ATTEND_PREFILL, op->nh = nh;
+    op->prefilled.o = o, op->prefilled.q = q, op->prefilled.kv = kv, op->prefilled.start = start;
     return op;
 }
 
 /* What the ops on a page table have in common. */
-static Op on_pages(Op op, OpCode code, const PageTable *table, double sparsity) {
+static void on_pages(Op *op, OpCode code, const PageTable *table, double sparsity) {
     CHECK(table->len.cols == table->pages.rows && table->pages.type == I32 && table->k.cols == table->v.cols);
-    op.code = code, op.nh = table->nh, op.page_tokens = table->page_tokens, op.sparsity = sparsity;
-    return op;
+    op->code = code, op->nh = table->nh, op->page_tokens = table->page_tokens, op->sparsity = sparsity;
 }
 
-Op op_attend(Op op, Tensor o, Tensor q, const PageTable *table) {
-    op = on_pages(op, OP_ATTEND, table, 1);
+Op *op_attend(Op *op, Tensor o, Tensor q, const PageTable *table) {
+    on_pages(op, OP_ATTEND, table, 1);
     CHECK(o.rows == table->len.cols && q.rows == o.rows && q.cols == o.cols);
-    op.attend.o = o, op.attend.q = q, op.attend.k = table->k, op.attend.v = table->v;
-    op.attend.pages = table->pages, op.attend.len = table->len;
+    op->attend.o = o, op->attend.q = q, op->attend.k = table->k, op->attend.v = table->v;
+    op->attend.pages = table->pages, op->attend.len = table->len;
     return op;
 }
 
-Op op_select(Op op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table, double sparsity) {
-    op = on_pages(op, OP_SELECT, table, sparsity);
+Op *op_select(Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table, double sparsity) {
+    on_pages(op, OP_SELECT, table, sparsity);
     CHECK(tokens.rows == q.rows && tokens.cols == weights.cols && tokens.cols % table->nh == 0);
-    op.select.tokens = tokens, op.select.weights = weights, op.select.q = q, op.select.k = table->k;
-    op.select.pages = table->pages, op.select.len = table->len;
+    op->select.tokens = tokens, op->select.weights = weights, op->select.q = q, op->select.k = table->k;
+    op->select.pages = table->pages, op->select.len = table->len;
     return op;
 }
 
-Op op_fetch(Op op, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity) {
-    CHECK(lane_channel[op.lane] == DTOC && home->v.tier == TIER_DISK && staged->v.tier == TIER_CPU);
-    op = on_pages(op, OP_FETCH, staged, sparsity);
-    op.fetch.v = staged->v, op.fetch.pages = staged->pages, op.fetch.len = staged->len;
-    op.fetch.home_v = home->v, op.fetch.home_pages = home->pages, op.fetch.tokens = tokens;
+Op *op_fetch(Op *op, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity) {
+    CHECK(lane_channel[op->lane] == DTOC && home->v.tier == TIER_DISK && staged->v.tier == TIER_CPU);
+    on_pages(op, OP_FETCH, staged, sparsity);
+    op->fetch.v = staged->v, op->fetch.pages = staged->pages, op->fetch.len = staged->len;
+    op->fetch.home_v = home->v, op->fetch.home_pages = home->pages, op->fetch.tokens = tokens;
     return op;
 }
 
-Op op_weigh(Op op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table, double sparsity) {
-    op = on_pages(op, OP_WEIGH, table, sparsity);
+Op *op_weigh(Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table, double sparsity) {
+    on_pages(op, OP_WEIGH, table, sparsity);
     CHECK(o.rows == table->len.cols && tokens.rows == o.rows && tokens.cols == weights.cols);
-    op.weigh.o = o, op.weigh.tokens = tokens, op.weigh.weights = weights, op.weigh.v = table->v;
-    op.weigh.pages = table->pages, op.weigh.len = table->len;
+    op->weigh.o = o, op->weigh.tokens = tokens, op->weigh.weights = weights, op->weigh.v = table->v;
+    op->weigh.pages = table->pages, op->weigh.len = table->len;
     return op;
 }
 
-Op op_append(Op op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos) {
-    op = on_pages(op, OP_APPEND, table, 1);
+Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos) {
+    on_pages(op, OP_APPEND, table, 1);
     CHECK(kv.cols * type_bytes(kv.type) == 2 * row_bytes(table->k) && seq.cols == kv.rows && pos.cols == kv.rows);
-    op.append.k = table->k, op.append.v = table->v, op.append.kv = kv;
-    op.append.seq = seq, op.append.pos = pos, op.append.pages = table->pages;
+    op->append.k = table->k, op->append.v = table->v, op->append.kv = kv;
+    op->append.seq = seq, op->append.pos = pos, op->append.pages = table->pages;
     return op;
 }
 
-Op op_pick(Op op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling) {
+Op *op_pick(Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling) {
     CHECK(ids.cols == logits.rows && ids.type == I32 && logits.type == F32);
-    op.code = OP_PICK, op.sampling = *sampling;
-    op.pick.ids = ids, op.pick.logits = logits, op.pick.prompt = prompt, op.pick.pos = pos;
+    op->code = OP_PICK, op->sampling = *sampling;
+    op->pick.ids = ids, op->pick.logits = logits, op->pick.prompt = prompt, op->pick.pos = pos;
     return op;
 }
 
-Op op_score(Op op, Tensor logp, Tensor best, Tensor logits, Tensor target) {
+Op *op_score(Op *op, Tensor logp, Tensor best, Tensor logits, Tensor target) {
     CHECK(logp.cols == logits.rows && best.cols == logits.rows && target.cols == logits.rows);
-    op.code = OP_SCORE;
-    op.score.logp = logp, op.score.best = best, op.score.logits = logits, op.score.target = target;
+    op->code = OP_SCORE;
+    op->score.logp = logp, op->score.best = best, op->score.logits = logits, op->score.target = target;
     return op;
 }
 

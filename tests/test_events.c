@@ -727,7 +727,8 @@ static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) 
 enum { NOTHING, EARLIER_EVENT, EVENT, WAIT, LANE, THIRD_LANE, WAYS };
 
 static Event post_copy(Checker *c, Lane lane, Event after, const Move *moves, int n) {
-    Op op = op_copy((Op){.lane = lane, .nafter = after.seq > 0, .after = {after}}, moves, n);
+    Op op = (Op){.lane = lane, .nafter = after.seq > 0, .after = {after}};
+    op_copy(&op, moves, n);
     return c->base.post(&c->base, &op);
 }
 

@@ -76,7 +76,7 @@ static void open_rows(void) {
 /* n elements of the rows from `first` on, as call k. */
 static Event move_rows(Lane lane, Tier to, Tier from, int first, int n, int k, Event after) {
     Op op = {.lane = lane, .kind = OTHER, .k = k, .nafter = after.seq > 0, .after = {after}};
-    op = op_copy(op, &(Move){tensor_cols(on[to], first, n), tensor_cols(on[from], first, n)}, 1);
+    op_copy(&op, &(Move){tensor_cols(on[to], first, n), tensor_cols(on[from], first, n)}, 1);
     return device->post(device, &op);
 }
 static const Event nothing = {0, 0};
@@ -183,7 +183,8 @@ static void trouble_ends_every_wait(void) {
     memcpy(&bad, nan, 4);
     device->upload(device, logits, 0, &bad, 1);
     Sampling greedy = {0, 1, 0, 0};
-    Op pick = op_pick((Op){.lane = PROJECT, .kind = OTHER}, ids, logits, ids, ids, &greedy);
+    Op pick = (Op){.lane = PROJECT, .kind = OTHER};
+    op_pick(&pick, ids, logits, ids, ids, &greedy);
     device->post(device, &pick);
     for (int w = 0; w < WAYS; w++) {
         err.text[0] = 0;

@@ -926,11 +926,13 @@ static void what_is_waited_for_has_happened_however_far_ahead_a_lane_is(void) {
     device->upload(device, up, MARKS, number + MARKS, OPS - MARKS); /* as large tensors are, piece by piece */
     int32_t *arrived = memset(device->host(device, down), 0, sizeof number);
     double start = device->now(device), busy;
-    Op op = op_copy((Op){.lane = W_LOAD, .kind = OTHER}, &(Move){other, bulk}, 1);
+    Op op = (Op){.lane = W_LOAD, .kind = OTHER};
+    op_copy(&op, &(Move){other, bulk}, 1);
     Event first = device->post(device, &op);
     for (int i = 0; i < OPS; i++) { /* something that takes time, then a number; an event makes it a group of its own */
         Move moves[] = {{other, bulk}, {other, bulk}, {other, bulk}, {tensor_cols(down, i, 1), tensor_cols(up, i, 1)}};
-        op = op_copy((Op){.lane = STORE, .kind = OTHER, .nafter = 1, .after = {first}}, moves, 4);
+        op = (Op){.lane = STORE, .kind = OTHER, .nafter = 1, .after = {first}};
+        op_copy(&op, moves, 4);
         done[i] = device->post(device, &op);
     }
     int missing = 0;

@@ -104,7 +104,7 @@ static Tensor piece(Tier tier, size_t bytes) {
     return plan_bytes(rig.plan, largest, tier, 0, 0, F16, (int)(bytes / 2));
 }
 
-static Event post_op(Op op) { return rig.device->post(rig.device, &op); }
+static Event post_op(const Op *op) { return rig.device->post(rig.device, op); }
 
 static Op op_on(Lane lane, bool prefill) { return (Op){.lane = lane, .kind = CACHE, .prefill = prefill}; }
 
@@ -116,7 +116,7 @@ static Event copy_after(Lane lane, size_t bytes, Event e) {
     Channel c = lane_channel[lane];
     if (e.seq) op.after[op.nafter++] = e;
     Move m = {piece(to[c], bytes), piece(from[c], bytes)};
-    return post_op(op_copy(op, &m, 1));
+    return post_op(op_copy(&op, &m, 1));
 }
 static const Event nothing = {0, 0};
 static Event copy(Lane lane, size_t bytes) { return copy_after(lane, bytes, nothing); }
@@ -177,7 +177,7 @@ static void each_stage_has_its_rate(void) {
         open_mixed(&round_rates);
         Op op = op_on(lanes[i], true);
         Move m = {piece(tiers[i][0], 1000), piece(tiers[i][1], 1000)};
-        EXPECT_SECONDS(wait_for(post_op(op_copy(op, &m, 1))), 1000 / rate[i]);
+        EXPECT_SECONDS(wait_for(post_op(op_copy(&op, &m, 1))), 1000 / rate[i]);
         close_rig();
     }
 }
@@ -265,7 +265,7 @@ static Event linear(int rows, bool prefill) {
     while (rig.plan->weight[j][FC1_W].home.tier != TIER_GPU) j++;
     const WeightPlace *w = rig.plan->weight[j];
     Op op = op_on(PROJECT, prefill);
-    return post_op(op_linear(op, ws(MLP, rows), ws(QUERY, rows), w[FC1_W].home, w[FC1_B].home, (Tensor){.rows = 0}, true));
+    return post_op(op_linear(&op, ws(MLP, rows), ws(QUERY, rows), w[FC1_W].home, w[FC1_B].home, (Tensor){.rows = 0}, true));
 }
 
 static void a_product_takes_its_flops_or_its_bytes(void) {
@@ -295,15 +295,15 @@ static void put(int ints, const int32_t *values, int n) {
 
 static PageTable pool(Tier tier, int seqs) {
     Tier side = tier == TIER_GPU ? TIER_GPU : TIER_CPU;
-    return pool_pages(rig.plan, tier, 0, 0, 2, table_view(side, 32, seqs, 2),
-                      table_view(side, 0, 1, seqs));
+    return pool_pages(rig.plan, tier, 0, 0, 2, table_view(side, 32, seqs, 2), table_view(side, 0, 1, seqs));
 }
 
 static Event attend(Lane lane) {
     Tier side = lane == ATTEND ? TIER_CPU : TIER_GPU;
     PageTable table = pool(side, 2);
     Tensor q = plan_view(rig.plan, QUERY, side, 0, 0, 2), o = plan_view(rig.plan, ATTENDED, side, 0, 0, 2);
-    return post_op(op_attend(op_on(lane, false), o, q, &table));
+    Op op = op_on(lane, false);
+    return post_op(op_attend(&op, o, q, &table));
 }
 
 /* 4 h1 flops and 4 h1 bytes a token, of lengths that rest in the tables when the op is posted. */
@@ -335,7 +335,7 @@ static void prefill_attention_takes_half_the_square(void) {
     put(0, start, 4);
     Op op = op_on(FINISH, true);
     Event e = post_op(
-        op_attend_prefill(op, ws(ATTENDED, 11), ws(QUERY, 11), ws(NEW_KV, 11), table_view(TIER_GPU, 0, 1, 4), small.nh));
+        op_attend_prefill(&op, ws(ATTENDED, 11), ws(QUERY, 11), ws(NEW_KV, 11), table_view(TIER_GPU, 0, 1, 4), small.nh));
     EXPECT_SECONDS(wait_for(e), 4. * 60 * (6 + 1 + 28) / 4e5);
     close_rig();
 }
@@ -354,7 +354,7 @@ static void appends_take_their_bytes_and_reach_their_pages(void) {
         Op op = op_on(disk ? D_WRITE : ATTEND, false);
         size_t peak = rig.device->peak[tier];
         double from = now();
-        Event e = post_op(op_append(op, &table, kv, table_view(TIER_CPU, 0, 1, 2), table_view(TIER_CPU, 8, 1, 2)));
+        Event e = post_op(op_append(&op, &table, kv, table_view(TIER_CPU, 0, 1, 2), table_view(TIER_CPU, 8, 1, 2)));
         EXPECT_SECONDS(wait_for(e) - from, 480. / (disk ? 200 : 48));
         CU_ASSERT_EQUAL(rig.device->count[op.lane].moved[CACHE], disk ? 480 : 0);
         size_t reached = rig.device->peak[tier] - peak, half = rig.plan->region[KV_CACHE][tier].bytes / (2 * small.l);
@@ -372,21 +372,21 @@ static void other_ops_take_their_bytes(void) {
     Op op = op_on(PROJECT, false), gather = op_on(ATTEND, false);
     Tensor x = ws(QUERY, 5), none = {.rows = 0}, norm = p->global[FINAL_LN_W].home;
     double t = 0;
-    EXPECT_SECONDS(wait_for(post_op(op_layernorm(op, x, x, norm, norm))), t += 2 * 5 * 120 / 1000.);
-    EXPECT_SECONDS(wait_for(post_op(op_embed(op, x, p->global[POS_EMBED].home, none, true))), t += 5 * 120 / 1000.);
+    EXPECT_SECONDS(wait_for(post_op(op_layernorm(&op, x, x, norm, norm))), t += 2 * 5 * 120 / 1000.);
+    EXPECT_SECONDS(wait_for(post_op(op_embed(&op, x, p->global[POS_EMBED].home, none, true))), t += 5 * 120 / 1000.);
     Tensor rows = plan_view(p, EMBEDDED, TIER_CPU, 0, 0, 5);
-    EXPECT_SECONDS(wait_for(post_op(op_embed(gather, rows, p->global[TOK_EMBED].home, none, false))), t += 5 * 120 / 500.);
+    EXPECT_SECONDS(wait_for(post_op(op_embed(&gather, rows, p->global[TOK_EMBED].home, none, false))), t += 5 * 120 / 500.);
     CU_ASSERT_EQUAL(d->count[ATTEND].moved[CACHE], 0);
     Tensor logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, 2),
            ids = tensor_cols(plan_view(p, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, 2);
-    EXPECT_SECONDS(wait_for(post_op(op_pick(op, ids, logits, none, none, &rig.task.sampling))), t += 2 * 131 * 4 / 1000.);
+    EXPECT_SECONDS(wait_for(post_op(op_pick(&op, ids, logits, none, none, &rig.task.sampling))), t += 2 * 131 * 4 / 1000.);
     close_rig();
     Policy on_disk = mixed(); /* rows that are gathered on disk have moved */
     on_disk.table_home = TIER_DISK;
     rig_open(&rig, &small, &on_disk, &round_rates, SEQS, S, N);
     gather.lane = C_READ;
     rows = plan_view(rig.plan, EMBEDDED, TIER_CPU, 0, 0, 5);
-    Event e = post_op(op_embed(gather, rows, rig.plan->global[TOK_EMBED].home, none, false));
+    Event e = post_op(op_embed(&gather, rows, rig.plan->global[TOK_EMBED].home, none, false));
     EXPECT_SECONDS(wait_for(e), 600 / 100.);
     CU_ASSERT_EQUAL(rig.device->count[C_READ].moved[CACHE], 600);
     close_rig();
@@ -439,8 +439,8 @@ static void a_trace_says_when_each_op_ran(void) {
     Op up = op_on(W_LOAD, false), down = op_on(STORE, false);
     Move m = {piece(TIER_GPU, 1000), piece(TIER_CPU, 1000)}, back = {m.src, m.dst};
     up.kind = WEIGHT, up.i = 4, up.j = 5, up.k = 6;
-    down.after[down.nafter++] = post_op(op_copy(up, &m, 1));
-    Event e = post_op(op_copy(down, &back, 1));
+    down.after[down.nafter++] = post_op(op_copy(&up, &m, 1));
+    Event e = post_op(op_copy(&down, &back, 1));
     CU_ASSERT_EQUAL(trace.n, 0); /* nothing has run yet */
     wait_for(e);
     CU_ASSERT_EQUAL_FATAL(trace.n, 2);
