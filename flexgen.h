@@ -3,7 +3,7 @@
  * Names are the paper's: i is a token, j a layer, k a GPU batch; wg wc wd, cg cc cd, hg hc hd are the fractions of
  * weights, KV cache and activations on GPU, CPU and disk; s and n are prompt and output lengths, l layers, h1 and h2
  * hidden sizes, nh heads. Sizes and offsets in bytes are size_t. The header is valid C and C++.
- * Read next: flexgen.c (the commands), then schedule.c (Figure 4). */
+ * Read next: opt_model.c, the model that all this is for. */
 #ifndef FLEXGEN_H
 #define FLEXGEN_H
 #include "check.h"
