@@ -335,7 +335,7 @@ struct Gpu {
                 int rows, Error *);
 
     /* begin and end note the times before and after what is posted between them. Once a mark has
-     * passed, the mark MARKS later may be made. */
+     * passed, the one MARKS later may be made in its place. */
     int (*begin)(Gpu *, Lane lane, uint64_t mark, Error *);
     int (*end)(Gpu *, Lane lane, uint64_t mark, Error *);
     int (*after)(Gpu *, Lane lane, Lane other, uint64_t mark,
