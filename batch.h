@@ -18,7 +18,7 @@ typedef struct {
 } Sequence;
 
 /* A batch's index tables, I32, once on the CPU and mirrored on the GPU in the same layout. Even and odd sweeps of a batch
- * have tables of their own. */
+ * have index tables of their own. */
 typedef struct {
     Tensor all;                                /* all of them as one view */
     Tensor ids, positions, row_seq, row_token; /* (1, rows): token, position + 2; sequence, place in it */

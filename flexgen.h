@@ -74,7 +74,7 @@ typedef struct Gpu Gpu;
 typedef struct {
     char name[64];
     int l, h1, h2, nh;  /* layers, hidden size, FFN size, heads */
-    int vocab, max_pos; /* vocabulary; positions (the table has max_pos + 2 rows, positions are offset by 2) */
+    int vocab, max_pos; /* vocabulary; positions (their embedding has max_pos + 2 rows, offset by 2) */
     int embed;          /* word_embed_proj_dim: columns of the token table; h1 unless the model projects in and out */
     bool pre_norm;      /* do_layer_norm_before; false only in opt-350m */
     bool final_norm;    /* a layernorm after the last layer: pre_norm and not _remove_final_layer_norm */

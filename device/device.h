@@ -42,7 +42,7 @@ Op op_attend(Op op, Tensor o, Tensor q, const PageTable *table);
 Op op_select(Op op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table, double sparsity);
 Op op_fetch(Op op, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity);
 Op op_weigh(Op op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table, double sparsity);
-/* kv row r becomes token pos[r] of sequence seq[r] of the table */
+/* kv row r becomes token pos[r] of sequence seq[r] of the page table */
 Op op_append(Op op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos);
 Op op_pick(Op op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling);
 /* logp (1, rows) F32, best and target (1, rows) I32 */
@@ -414,7 +414,7 @@ int arenas_open(Arenas *a, Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
                 Error *err);
 /* The address of a view; NULL for an absent tensor. */
 void *arenas_address(const Arenas *a, Tensor t);
-/* Index tables where the CPU can read them: tables on a GPU have a mirror on the CPU tier. */
+/* Index tables where the CPU can read them: those on a GPU have a mirror on the CPU tier. */
 const int32_t *arenas_indices(const Arenas *a, Tensor t);
 /* Whether the ops of a lane go to a stream of the GPU. */
 bool arenas_is_stream(const Arenas *a, int lane);

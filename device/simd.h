@@ -150,7 +150,7 @@ INLINE V v_exp(V x) {
 INLINE float exp1(float x) { return v_exp(v_set(x))[0]; }
 
 // ---------------------------------------------------------------------------------------------------------------
-// 4-bit codes (quant.c): a group's 16 possible numbers are a table that stays in registers
+// 4-bit codes (quant.c): a group's 16 possible numbers are a lookup table that stays in registers
 // ---------------------------------------------------------------------------------------------------------------
 
 typedef struct {
