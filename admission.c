@@ -8,7 +8,8 @@
  * The ledger `need` knows how many KV pages of each tier those seated hold in every sweep to come, if none stops early
  * (stopping early only helps). The plan walks the whole task through this file with no limit and makes the pools as large
  * as the largest need (tier.c); the run walks it again with that limit, and a prompt enters only when its pages fit in
- * every sweep up to its last. Without early stops both walks are the same. Read next: schedule.c, which sweeps. */
+ * every sweep up to its last. Without early stops both walks are the same. Read next: `sweep` at the end of
+ * schedule.c, the loop of Figure 4. */
 #include <math.h>
 
 #include "flexgen.h"
@@ -91,7 +92,7 @@ void deal_block(Seat *seats, const Policy *policy, int count) {
 /* Figure 3(a): the next GPU batch when the one before it has finished. */
 static int row_seats(const Admission *a) { return a->seated ? 0 : a->policy->gbs; }
 
-/* Figure 3(b), Algorithm 1: the next block when the whole block has finished. */
+/* Figures 3(b) and 4: the next block when the whole block has finished. */
 static int zigzag_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
 
 /* Figure 6: one more GPU batch every n/K sweeps until all K are in flight, and from then on whoever leaves is replaced:

@@ -6,8 +6,8 @@
  * ended; the members of the flight change between sweeps (flight_admit). New members of a batch that has members prefill
  * together in one batch of their own, the entrance, and join at their batch's next sweep.
  *
- * Contract: the thread that posts is the only one here. Before it reads or writes what ops use too, it asks post_host. Read
- * next: tier.c, where the regions come from. */
+ * Contract: the thread that posts is the only one here. Before it reads or writes what ops use too, it asks post_host.
+ * Read next: tier.c, where the regions come from. */
 #include "batch.h"
 
 // ---------------------------------------------------------------------------------------------------------------

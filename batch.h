@@ -11,20 +11,20 @@ typedef struct {
     int s, n;      /* prompt length, tokens wanted */
     int generated; /* tokens known so far */
     int posted;    /* tokens whose computation has been posted: generated, or one more */
-    int heads;     /* rows of its newest step that the head wants: the last ones */
+    int heads;     /* rows of its newest step that the head needs: the last ones */
     int npages;
     int *pages; /* its pages in the pool of kv */
     int32_t *tokens;
 } Sequence;
 
 /* A batch's index tables, I32, once on the CPU and mirrored on the GPU in the same layout. Even and odd sweeps of a batch
- * have tables of their own. */
+ * have index tables of their own. */
 typedef struct {
-    Tensor all;                                /* the whole block of them */
+    Tensor all;                                /* all of them as one view */
     Tensor ids, positions, row_seq, row_token; /* (1, rows): token, position + 2; sequence, place in it */
-    Tensor start, len, prompt, at; /* (1, nseq): first row (and the end), tokens with the new one; for sampling */
+    Tensor start, len, prompt, at; /* (1, nseq): first row (and the end); tokens with the new one; for sampling */
     Tensor pages, staged;          /* (nseq, max_pages): in the home pool, in staging */
-    Tensor head, target;           /* (1, heads): rows that the head wants; of a scored task what follows them */
+    Tensor head, target;           /* (1, heads): rows that the head needs; in a scored task, the tokens after them */
 } Tables;
 
 /* A page that passes through staging this sweep: its place there is its rank in the list. past: it holds tokens of earlier
@@ -35,13 +35,13 @@ typedef struct {
 } Staged;
 
 /* One GPU batch in flight. Rows are the tokens of this sweep, sequence after sequence; sequences are ordered by the tier of
- * their KV, and the tiers of their activations never fall back, so each tier's rows are one range. */
+ * their KV, and the tiers of their activations never decrease, so each tier's rows are one range. */
 typedef struct {
     Sequence **seq;
     int nseq, rows, heads;
-    Sequence **joining;           /* members that have prefilled elsewhere, from its next begin on */
-    int slot;                     /* which of the plan's batch slots it is */
-    int number, njoining, sweeps; /* number: of its latest admission, counted over the run; sweeps: that it has begun */
+    Sequence **joining;           /* have prefilled in the entrance; members from its next begin on */
+    int slot;                     /* its index in Flight.batch */
+    int number, njoining, sweeps; /* number: of its latest admission, over the whole run; sweeps: those that it has begun */
     bool in_flight;
     bool prefill, waiting; /* waiting: its newest tokens are posted, not yet known */
     int kv_seqs[NTIERS], kv_rows[NTIERS], act_seqs[NTIERS], act_rows[NTIERS], act_heads[NTIERS];
@@ -59,7 +59,7 @@ typedef struct {
     Poster *to;
     int i, K;               /* this sweep; batches in flight in it */
     Batch *batch, **flight; /* [plan->slots]; the K that this sweep computes */
-    bool prefill;           /* some batch of this sweep enters, in prefill */
+    bool prefill;           /* some batch of this sweep is in prefill */
     Admission admission;
     Sequence *seqs; /* [seats of a block] */
     int nseqs;
@@ -72,12 +72,12 @@ typedef struct {
     double swept_at;
 } Flight;
 
-/* Nobody is in flight yet. plan, task, listener, stats and to are set and outlive it. */
+/* Opens it with nobody in flight. The caller has set plan, task, listener, stats and to, which must outlive it. */
 void flight_open(Flight *f);
-/* Between sweeps: who has ended leaves, who waits may enter. In flight are the entrance, whose tokens are wanted first,
- * then the batches by age. False when everything is done, or failed. */
+/* Between sweeps: sequences that have ended leave, and waiting prompts may enter. f->flight then lists the entrance, whose
+ * tokens are needed first, and after it the batches by age. False when everything is done, or the run has failed. */
 bool flight_admit(Flight *f);
-/* A sweep of which every square is posted is over; the times of the next one count from its last tokens. */
+/* Every square of the sweep has been posted. The time of the next sweep counts from the last tokens of this one. */
 void flight_swept(Flight *f);
 /* Whether there will be another sweep. */
 bool flight_goes_on(const Flight *f);
@@ -85,17 +85,17 @@ bool flight_goes_on(const Flight *f);
 bool flight_is_empty(const Flight *f);
 void flight_close(Flight *f);
 
-/* A batch's part in the sweep begins: what the sweep before chose for it is known now, who has ended is out, and its rows,
- * pages and tables are those of the new tokens. False when nobody is left in it, or the run has failed. */
+/* Begins a batch's part in the sweep: waits for the tokens that the sweep before chose for it, removes the sequences that
+ * have ended, and makes rows, pages and index tables for the new tokens. False when nobody is left, or the run failed. */
 bool batch_begin(Flight *f, Batch *b);
 
 /* Where its activations of one tier rest: row 0 is its first row of that tier. */
 Tensor batch_activations(const Flight *f, const Batch *b, Tier tier);
-/* What its newest step gave, on GPU or CPU: the tokens chosen (1, nseq); of a scored task, LOG_PROBS and GREEDY (1, heads);
- * LOGITS of sequences first .. first+n-1, on the CPU where they are kept (n, vocab). */
+/* What its newest step gave, on GPU or CPU: the chosen tokens (1, nseq); in a scored task, LOG_PROBS and GREEDY (1, heads);
+ * the LOGITS of sequences first .. first+n-1 (n, vocab), on the CPU if they are kept. */
 Tensor batch_tokens(const Flight *f, const Batch *b, Tier side);
 Tensor batch_scores(const Flight *f, const Batch *b, RegionId id, Tier side);
 Tensor batch_logits(const Flight *f, const Batch *b, int first, int n);
-/* Layer j of its page pool of a tier, with the tables of the processor that uses it. */
+/* Layer j of its page pool on a tier, with the index tables of the processor that uses it. */
 PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j, const Tables *tables);
 #endif

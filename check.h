@@ -4,7 +4,7 @@
  * checkpoint, a prompt file, a disk, a flag) becomes one line for a person in an Error: what, where, found, expected,
  * remedy. Library functions that can meet such a fault take `Error *err` last, return 0 or -1 (pointers: NULL), and
  * write err only when they fail. Only flexgen.c prints it and exits.
- * Read next: flexgen.h. */
+ * Read next: flexgen.h, the words of the paper as structs. */
 #ifndef CHECK_H
 #define CHECK_H
 #include <stdarg.h>

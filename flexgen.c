@@ -9,7 +9,7 @@
  * io/flags.c reads the command line, io/report.c says what came of it. Between them a command that runs a task goes the
  * same way: plan_task chooses the machine, the policy and the place of every byte; run_task opens the device, loads the
  * weights and sweeps. Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to standard output, everything
- * else to standard error. Read next: schedule.c for the paper's Figure 4. */
+ * else to standard error. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>

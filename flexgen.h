@@ -1,9 +1,9 @@
-/* flexgen.h: every shared struct, and the prototypes of every file, in the order in which a reader meets them.
+/* flexgen.h: the words of the paper as structs, and the functions of the top level. Each floor has a header of its own.
  *
  * Names are the paper's: i is a token, j a layer, k a GPU batch; wg wc wd, cg cc cd, hg hc hd are the fractions of
  * weights, KV cache and activations on GPU, CPU and disk; s and n are prompt and output lengths, l layers, h1 and h2
  * hidden sizes, nh heads. Sizes and offsets in bytes are size_t. The header is valid C and C++.
- * Read next: flexgen.c (the commands), then schedule.c (Figure 4). */
+ * Read next: opt_model.c, the model that all this is for. */
 #ifndef FLEXGEN_H
 #define FLEXGEN_H
 #include "check.h"
@@ -15,16 +15,16 @@
 extern "C" {
 #endif
 
-/* U8: bytes of numbers that quant.c has packed. */
+/* U8: the bytes of numbers that quant.c has packed. */
 typedef enum { F32, F16, BF16, I32, U8 } Type;
 static inline size_t type_bytes(Type t) { return t == F32 || t == I32 ? 4 : t == U8 ? 1 : 2; }
 
 /* The paper's three-level memory hierarchy (section 3). NTIERS also means "nowhere". */
 typedef enum { TIER_GPU, TIER_CPU, TIER_DISK, NTIERS } Tier;
 
-/* A view of a matrix; it owns nothing. On GPU and CPU offset counts from the tier's arena; on disk from the start of
- * `file` (0: the offload file, 1 and up: the checkpoint's). Row r begins at offset + r * ld * type_bytes(type). Views are
- * made from the regions of a plan (plan_view), which say what else they carry. */
+/* A view of a matrix; it owns nothing. On GPU and CPU, offset counts from the start of the tier's arena; on disk, from the
+ * start of `file` (0: the offload file, 1 and up: the checkpoint's). Row r begins at offset + r * ld * type_bytes(type).
+ * plan_view makes views from the regions of a plan. */
 typedef struct {
     Tier tier;
     Type type;
@@ -34,13 +34,13 @@ typedef struct {
     int rows, cols;
     size_t ld;        /* elements from one row to the next, cols when dense */
     int region;       /* which region of its tier it lies in */
-    int cell, ncells; /* what depend.c orders its users by: a run of cells; none where nobody writes */
+    int cell, ncells; /* the run of cells by which depend.c orders its users; none where nobody writes */
 } Tensor;
 
 /* Regions and slabs begin at whole cache lines. */
 static inline size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 static inline size_t tensor_bytes(Tensor t) { return (size_t)t.rows * t.cols * type_bytes(t.type); }
-/* Bytes from the first element of a view to behind its last. */
+/* Bytes from the first element of a view to the end of its last. */
 static inline size_t tensor_span(Tensor t) { return t.rows ? ((t.rows - 1) * t.ld + t.cols) * type_bytes(t.type) : 0; }
 /* Rows first .. first+n-1 of a view. */
 static inline Tensor tensor_rows(Tensor t, int first, int n) {
@@ -74,7 +74,7 @@ typedef struct Gpu Gpu;
 typedef struct {
     char name[64];
     int l, h1, h2, nh;  /* layers, hidden size, FFN size, heads */
-    int vocab, max_pos; /* vocabulary; positions (the table has max_pos + 2 rows, positions are offset by 2) */
+    int vocab, max_pos; /* vocabulary; positions (their embedding has max_pos + 2 rows, offset by 2) */
     int embed;          /* word_embed_proj_dim: columns of the token table; h1 unless the model projects in and out */
     bool pre_norm;      /* do_layer_norm_before; false only in opt-350m */
     bool final_norm;    /* a layernorm after the last layer: pre_norm and not _remove_final_layer_norm */
@@ -101,7 +101,7 @@ typedef enum {
     FC2_B,
     NROLES
 } Role;
-/* Matrices are what compression packs; the rest are biases and layernorms. */
+/* Compression packs the matrices; the rest are biases and layernorms. */
 static inline bool role_is_matrix(Role role) { return role % 2 == 0 && role != LN1_W && role != LN2_W; }
 
 /* The tensors outside the layers. Absent ones have rows 0: project_in/out when embed == h1, final norm when
@@ -116,8 +116,8 @@ const char *opt_known_names(void);
 void opt_role_shape(const OptConfig *config, Role role, int *rows, int *cols);
 void opt_global_shape(const OptConfig *config, Global global, int *rows, int *cols);
 
-/* The plain forward of one whole sequence, written to be read beside section 3: no tiers, no pages, no lanes. Everything
- * is float but weights, and K and V rounded to F16 as the cache stores them. logits is (n, vocab), for all positions.
+/* The plain forward pass of one whole sequence, to be read beside section 3: no tiers, no pages, no lanes. Everything is
+ * float, but weights, K and V are rounded to F16, as the engine stores them. logits is (n, vocab), for all positions.
  * ids[n], n <= max_pos. Slow on purpose. Fails on a read error. */
 int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t *ids, int n, Error *err);
 
@@ -138,14 +138,14 @@ typedef struct {
     int page_tokens;    /* tokens of a KV page */
     Tier table_home;    /* where the token table (and lm_head) rests */
     Quant weight_quant; /* how the matrices of the layers are packed, on every tier; bits 0: they are F16 */
-    Quant cache_quant;  /* how the KV pages are */
-    double sparsity; /* of attention to the cache, if between 0 and 1; only with cpu_attention, since only where the pages
-                        are can V be passed over */
+    Quant cache_quant;  /* how the KV pages are packed */
+    double sparsity;    /* the share of past tokens whose V attention reads, if between 0 and 1; only with cpu_attention,
+                           since V can be skipped only where the pages are */
 } Policy;
 static inline bool is_sparse(const Policy *policy) { return policy->sparsity > 0 && policy->sparsity < 1; }
-/* Sparse attention (section 5) of a new token reads all of K, but V only of itself and of k = ceil(sparsity past) of the
- * `past` tokens before it: for each query and head those with the largest scores; of equal scores the earlier token. Their
- * number, with itself: */
+/* For a new token, sparse attention (section 5) reads all of K, but V only of the token itself and of ceil(sparsity * past)
+ * of the `past` tokens before it: for each query and head, those with the largest scores; of equal scores, the earlier
+ * token. How many tokens that is, with itself: */
 HOST_AND_GPU static inline int sparse_tokens(double sparsity, int len) {
     double k = sparsity * (len - 1);
     int whole = (int)k;
@@ -162,7 +162,7 @@ typedef struct {
 typedef struct {
     int32_t *ids; /* s tokens, </s> first; in a scored task s + n */
     int s, n;     /* prompt length; tokens to generate at most, s + n - 1 <= max_pos */
-    int from;     /* of a scored task: tokens from this one on, 1 <= from <= s + n - 1, are scored */
+    int from;     /* in a scored task, the first token that is scored, 1 <= from <= s + n - 1 */
 } Prompt;
 
 /* What is to be generated. Prompt indices are places in the input. */
@@ -170,17 +170,17 @@ typedef struct {
     Prompt *prompts;
     int count;
     Sampling sampling;
-    bool keep_logits; /* bring every step's logits to the CPU (tests); not of a scored task */
-    bool scored;      /* evaluation: what follows each token is given, and how probable it was is told */
+    bool keep_logits; /* bring every step's logits to the CPU (tests); not in a scored task */
+    bool scored;      /* evaluation: all tokens are given, and their probabilities are reported */
 } Task;
 
-/* Rows of a prompt in prefill that the head wants: the last; of a scored task all that are followed by a scored token. */
+/* Rows of a prompt in prefill that the head needs: the last; in a scored task, all that are followed by a scored token. */
 static inline int head_rows(const Task *task, const Prompt *prompt) {
     return task->scored ? prompt->s + 1 - imin(prompt->from, prompt->s) : 1;
 }
 
-/* A place in a block: its GPU batch (of the block; a batch's place in a sweep, Op.k, may be another), the homes of the KV
- * pages and the activations of whoever sits there. */
+/* A place in a block: its GPU batch, and the tiers of the KV pages and the activations of whoever sits there. k counts the
+ * batches of the block; Op.k counts those of a sweep, and may be another number for the same batch. */
 typedef struct {
     int k;
     Tier kv, act;
@@ -188,22 +188,22 @@ typedef struct {
     long since; /* the sweep of its prefill */
 } Seat;
 
-/* Deals the seats of a block of count sequences, all vacant, to GPU batches of gbs and to tiers, so that the block as a
- * whole has its cg cc cd and hg hc hd to within one sequence. Within a batch seats are ordered by kv tier, and their act
- * tiers never fall back, so that each tier's rows lie together. */
 /* Error diffusion over a stream of items: each goes to the tier that is furthest behind its share. */
 typedef struct {
-    double share[NTIERS], due[NTIERS]; /* due: what the tier should hold by now less what it does */
+    double share[NTIERS], due[NTIERS]; /* due: what the tier should hold by now minus what it holds */
 } Diffusion;
 Tier diffuse(Diffusion *d, double size);
-/* Whole sequences per tier, nearest to the shares: largest remainders get what the floors leave. */
+/* Splits `total` sequences by the shares. What rounding down leaves goes to the tiers with the largest remainders. */
 void apportion(int count[NTIERS], const double share[NTIERS], int total);
+/* Deals a block of count vacant seats to GPU batches of gbs and to tiers, so that the block as a whole meets cg cc cd and
+ * hg hc hd to within one sequence. Within a batch, seats are ordered by the tier of their KV, and the tiers of their
+ * activations never decrease, so that each tier's rows lie together. */
 void deal_block(Seat *seats, const Policy *policy, int count);
 /* Seats in a block: gbs * num_gpu_batches, or gbs where the schedule keeps one batch in flight. */
 int block_size(const Policy *policy);
 
 /* Chooses a home for every tensor of every decoder layer (a weight and its bias stay together), by error diffusion across
- * layers: bytes per tier are wg, wc, wd of all to within the share of one tensor. home is [l][NROLES]. */
+ * layers: each tier gets its fraction of the bytes to within one tensor. home is [l][NROLES]. */
 void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc);
 
 /* What a tier is used for, in the order in which the plan lays it out. A purpose may exist on several tiers: the cache on
@@ -211,9 +211,9 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
 typedef enum {
     RESTING_WEIGHTS,  /* of the decoder layers */
     EMBEDDINGS,       /* the tensors outside of the layers */
-    WEIGHT_SLOT,      /* a streaming layer takes this one and the next in turn; on the CPU: of what comes from disk */
+    WEIGHT_SLOT,      /* layers that stream use this slot and the next in turn; on the CPU, what comes from disk */
     WEIGHT_SLOT_1,    /* the other one */
-    UNPACKED_WEIGHTS, /* a layer's matrices in F16, for a device that multiplies no packed ones */
+    UNPACKED_WEIGHTS, /* a layer's matrices in F16, for a device that cannot multiply packed ones */
     KV_CACHE,         /* pages: (layer, K|V, page, token, h1) */
     KV_STAGING,       /* pages of one layer on their way: on the GPU to its attention, on the CPU from disk */
     ACTIVATIONS,      /* at rest between two layers */
@@ -221,27 +221,27 @@ typedef enum {
     ACT_WRITING,
     HIDDEN,        /* workspaces: x, the hidden state while it is computed */
     QUERY,         /* q */
-    NEW_KV,        /* new k, v; on the CPU as pages take them, packed or not */
-    NEW_KV_PACKED, /* new k, v as packed pages take them */
+    NEW_KV,        /* new k, v; on the CPU as pages store them, packed or not */
+    NEW_KV_PACKED, /* new k, v as packed pages store them */
     ATTENDED,      /* o, the result of attention */
-    NORM_1,        /* what PROJECT normalizes, a piece of rows at a time */
-    NORM_2,        /* what FINISH normalizes */
+    NORM_1,        /* what PROJECT has normalized, some rows at a time */
+    NORM_2,        /* what FINISH has normalized */
     MLP,
-    EMBEDDED,     /* token rows of the embedding, before project_in; on the CPU where the table is there */
-    LAST_ROWS,    /* the rows that the head wants */
-    HEAD_OUT,     /* they, after project_out */
-    LOGITS,       /* of a piece of them; on the CPU all, where the task keeps them */
-    CHOSEN,       /* sparse attention: tokens */
-    WEIGHING,     /* and their weights */
-    INDEX_TABLES, /* of each batch, two: for its even and its odd sweeps */
+    EMBEDDED,     /* rows of the token table, before project_in; on the CPU if the token table is there */
+    LAST_ROWS,    /* the rows that the head needs */
+    HEAD_OUT,     /* the same rows after project_out */
+    LOGITS,       /* of some of these rows; on the CPU of all, if the task keeps them */
+    CHOSEN,       /* sparse attention: the chosen tokens */
+    WEIGHING,     /* sparse attention: their weights */
+    INDEX_TABLES, /* two for each batch: for its even and its odd sweeps */
     NEW_TOKENS,   /* chosen ids of each batch */
-    LOG_PROBS,    /* of a scored task: log-probabilities of what is given */
-    GREEDY,       /* and the greedy choices */
+    LOG_PROBS,    /* in a scored task: log-probabilities of the given tokens */
+    GREEDY,       /* in a scored task: the greedy choices */
     NREGIONS
 } RegionId;
 
-/* One line of the plan: what one tier holds for one purpose, `slots` matrices of (rows, cols) one behind the other. A
- * slot is used as a whole, or cut into cells that are; depend.c keeps order by cells. bytes 0: there is no such region. */
+/* One line of the plan: what one tier holds for one purpose, `slots` matrices of (rows, cols) one after the other. A
+ * slot is one cell or several; a cell is always used as a whole, and depend.c keeps order by cells. bytes 0: no region. */
 typedef struct {
     const char *name, *remedy; /* "KV cache", "--percent (third number), ..." */
     Type type;
@@ -250,18 +250,18 @@ typedef struct {
     int cell, cells;      /* the first of its cells; cells of a slot */
 } Region;
 
-/* Where a layer's tensors lie while it computes: in their GPU home, or at an offset of the layer's staging slot. */
+/* Where a tensor lies while its layer is computed: in its GPU home, or at an offset of the layer's staging slot. */
 typedef struct {
     Tensor home;        /* tier DISK: in the checkpoint (or the offload file for a dummy) */
     size_t slab_offset; /* in the slot, when home is not the GPU */
 } WeightPlace;
 
-/* What the sweeps of one kind have to do for a task if no sequence stops early: sums over these sweeps. */
+/* The work of all sweeps of one kind if no sequence stops early, as sums over these sweeps. */
 typedef struct {
     double sweeps;
-    double prefills, prompts, prompt_rows, pairs; /* batches in prefill; their prompts, tokens; queries meeting keys */
+    double prefills, prompts, prompt_rows, pairs; /* batches in prefill; their prompts, tokens; pairs of query and key */
     double decodes, steps, past;                  /* batches that decode; their new tokens; tokens that those attend to */
-    double heads;                                 /* rows that the head wants of both */
+    double heads;                                 /* rows that the head needs, of both */
 } Workload;
 
 /* Every byte that each tier will hold, before anything is allocated, and where. Layer l stands for the head: the token
@@ -272,9 +272,9 @@ typedef struct Plan {
     Type act_type;
     Region region[NREGIONS][NTIERS];
     int ncells;                 /* of all regions */
-    size_t total[NTIERS];       /* of arenas and offload file, and for the disk of the checkpoint's share too */
+    size_t total[NTIERS];       /* bytes of each tier; on disk, the checkpoint's share included */
     size_t offload_bytes;       /* of the disk's total: the offload file */
-    double achieved[3][NTIERS]; /* weights, cache, activations: fractions as they come out */
+    double achieved[3][NTIERS]; /* weights, cache, activations: the fractions that result */
 
     WeightPlace (*weight)[NROLES]; /* [l] */
     Role (*slab_order)[NROLES];    /* [l] the order of a layer's tensors in its slab: as in the checkpoint */
@@ -288,43 +288,43 @@ typedef struct Plan {
     int slots;        /* GPU batches in flight; with the diagonal schedule one more, through which topups enter */
     long sweeps;      /* that the task takes if no sequence stops early */
     Workload work[2]; /* in sweeps without a prefill; in those with one */
-    double a21_kv;    /* bytes of KV at the peak by A.2.1's estimate for the schedule, for the task's mean lengths */
+    double a21_kv;    /* A.2.1's estimate of the peak bytes of KV for the schedule, with the task's mean lengths */
     int max_rows, max_seqs, max_pages,
-        chunk;                 /* of a batch: token rows, sequences; pages of a sequence; rows a piece of the layer takes */
-    int head_rows, head_chunk; /* rows of a batch that the head wants; so many become logits at a time */
+        chunk; /* of a batch: token rows, sequences; pages of a sequence; rows that a layer takes at a time */
+    int head_rows, head_chunk; /* rows of a batch that the head needs; rows that become logits at a time */
     int off_rows, off_seqs;    /* largest share of a batch whose KV is not on the GPU: rows, sequences */
     size_t kv_row;             /* bytes of a token's K (or V) in a page */
     int npages[NTIERS];        /* KV pages of each tier's pool */
-    int staged_pages[2];       /* pages of one staging slot: on the GPU, on the CPU (of the disk) */
+    int staged_pages[2];       /* pages of one staging slot: on the GPU; on the CPU, for the disk */
     int nws;                   /* rotating workspaces */
     int *act_rows[NTIERS];     /* [slots] rows of activation home of each batch */
-    int *act_first[NTIERS];    /* [slots] its first row in the tier's activation term */
+    int *act_first[NTIERS];    /* [slots] its first row in the tier's ACTIVATIONS */
     int max_act_rows[NTIERS];
     bool need_x;                /* some batch has activations off the GPU: workspaces hold x */
     size_t unpacked_bytes;      /* of UNPACKED_WEIGHTS; 0: none */
-    size_t unpacked_at[NROLES]; /* from there */
+    size_t unpacked_at[NROLES]; /* where each matrix begins there */
     int table_ints;             /* of one batch's index tables */
-    int most_chosen;            /* of sparse attention: tokens a query and head may choose */
+    int most_chosen;            /* sparse attention: the most tokens that a query and head choose */
 } Plan;
 
-/* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1) views, or of packed rows
- * (npages * page_tokens, bytes) U8; pages (nseq, max_pages) and len (nseq) I32 views, all on the tier of the processor that
- * attends. Indices only: a GPU kernel reads it as it is. */
+/* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1) views, or packed
+ * (npages * page_tokens, bytes) U8; pages (nseq, max_pages) and len (nseq) are I32 views. All are on the tier of the
+ * processor that attends. There are no pointers in it, so a GPU kernel reads it as it is. */
 typedef struct {
     Tensor k, v, pages, len;
     int page_tokens, nh;
 } PageTable;
 
-/* Rows first .. first+rows-1 of slot `slot` (counted around) of a region. */
+/* Rows first .. first+rows-1 of slot `slot` (modulo their number) of a region. */
 Tensor plan_view(const Plan *plan, RegionId id, Tier tier, long slot, int first, int rows);
-/* n numbers of a type from byte `at` on of a slot: a matrix of one row. */
+/* n numbers of a type, from byte `at` of a slot on, as a matrix of one row. */
 Tensor plan_bytes(const Plan *plan, RegionId id, Tier tier, long slot, size_t at, Type type, int n);
 
-/* Layer j of a tier's page pool as far as npages pages, as a batch slot uses it; and a staging slot laid out as a pool of
- * one layer. pages, len: the batch's tables. */
+/* The first npages pages of layer j in a tier's page pool, as a batch uses them; and a staging slot laid out as a pool of
+ * one layer. pages, len: the batch's index tables. */
 PageTable pool_pages(const Plan *plan, Tier tier, int j, int batch, int npages, Tensor pages, Tensor len);
 PageTable staged_pages(const Plan *plan, Tier tier, long slot, int npages, Tensor pages, Tensor len);
-/* The cell of a batch slot's pages of layer j; batch plan->slots stands for the pages that nobody has. */
+/* The cell of a batch's pages of layer j; batch == plan->slots stands for the pages that nobody has. */
 int cache_cell(const Plan *plan, Tier tier, int batch, int j);
 
 /* Plans the task under the policy. Never fails for want of memory: see plan_fits. Fails where a prompt is impossible. */
@@ -334,21 +334,21 @@ void plan_free(Plan *plan);
 size_t plan_layer_bytes(const Plan *plan);
 /* Whether the disk's share of the layers is a copy in the offload file; if not, it is the checkpoint itself. */
 bool copied_to_disk(const Plan *plan, const Checkpoint *checkpoint);
-/* -1 and err (EXIT_USAGE) when a tier's total is over its capacity: the tier, what it needs and has, its largest term, the
- * flag that shrinks it. */
+/* -1 and err (EXIT_USAGE) when a tier's total exceeds its capacity; err names the tier, what it needs and has, its largest
+ * region, and the flag that shrinks it. */
 int plan_fits(const Plan *plan, const size_t capacity[NTIERS], Error *err);
-/* The table for people; with peak, after a run, only the totals and the peaks beside them. */
+/* Prints the plan; with peak, after a run, only the totals with the measured peaks beside them. */
 void plan_print(FILE *out, const Plan *plan, const size_t capacity[NTIERS], const size_t *peak);
 /* Puts policy->table_home on the highest tier where the plan fits; -1 and err (of the GPU) when none does. */
 int table_home(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
                Error *err);
 /* Page indices of one tier's pool: the lowest free one first, so that pages taken together lie together. */
 typedef struct {
-    uint64_t *free; /* a bit a page */
+    uint64_t *free; /* one bit for each page */
     int npages, used, peak, hint;
 } PagePool;
 void pool_open(PagePool *pool, int npages);
-int pool_take(PagePool *pool); /* the plan promises that one is there */
+int pool_take(PagePool *pool); /* the plan guarantees that there is one */
 void pool_give(PagePool *pool, int page);
 void pool_close(PagePool *pool);
 /* Pages for `tokens` tokens. */
@@ -362,16 +362,16 @@ static inline int pages_for(int tokens, int page_tokens) { return (tokens + page
 typedef struct {
     const Policy *policy;
     const Task *task;
-    const int *limit;      /* [NTIERS] pages of each pool; NULL: as many as are needed (the plan) */
+    const int *limit;      /* [NTIERS] pages of each pool; NULL: no limit (the plan) */
     Seat *seat;            /* dealt anew for every block; [min(block_size, task count)] */
     int nseats;            /* of the present block */
-    int seated, *in_batch; /* who sits anywhere, in batch k */
-    bool *with_members;    /* of batch k, before the last admission */
+    int seated, *in_batch; /* how many are seated: in all, in batch k */
+    bool *with_members;    /* whether batch k had members before the last admission */
     int next_prompt;
-    long sweep;        /* the one that is to come */
-    long n;            /* tokens of a prompt in the mean */
-    int horizon;       /* sweeps that the longest prompt takes */
-    int *need[NTIERS]; /* pages in sweep i, at [i % horizon], of those seated if none stops early */
+    long sweep;        /* the next one */
+    long n;            /* the mean of the prompts' n, rounded up */
+    int horizon;       /* the largest n of a prompt: the sweeps that it takes */
+    int *need[NTIERS]; /* at [i % horizon]: pages in sweep i of all who are seated, if none stops early */
     int peak[NTIERS];  /* the largest need so far */
 } Admission;
 
@@ -379,10 +379,10 @@ typedef struct {
 void admission_open(Admission *a, const Policy *policy, const Task *task, const int *limit);
 /* Before a sweep: the waiting prompts that enter it take their seats. Fills entered[] with seats and returns their number;
  * the first *topups of them (at most gbs) sit in batches that have members, the others have their batch for themselves.
- * Prompts of one batch, and the topups together, are neighbours in the input. Where nobody is seated and prompts wait,
+ * Prompts of one batch, and the topups together, are neighbours in the input. If nobody is seated and prompts wait,
  * some enter. */
 int admission_next(Admission *a, long sweep, int *entered, int *topups);
-/* Who sits there has ended with so many tokens. */
+/* The sequence in this seat has ended after so many tokens. */
 void admission_leave(Admission *a, int seat, int generated);
 void admission_close(Admission *a);
 
@@ -401,7 +401,7 @@ typedef enum { W_READ, W_LOAD, C_READ, C_LOAD, STORE, D_WRITE, A_DOWN, A_UP, PRO
 extern const Channel lane_channel[NLANES];
 extern const char *const lane_name[NLANES], *const channel_name[NCHANNELS], *const tier_name[NTIERS];
 
-/* A point on a lane: it has happened when the lane has finished its seq-th op. A value; seq 0 has always happened. */
+/* A point on a lane: it has happened when the lane has finished its seq-th op. An event with seq 0 has always happened. */
 typedef struct {
     int lane;
     uint64_t seq;
@@ -410,12 +410,12 @@ typedef struct {
 /* What moves or is computed, for the counters. */
 typedef enum { WEIGHT, CACHE, ACTIVATION, OTHER, NKINDS } Kind;
 
-/* One piece of a copy: dst and src have the same shape; types differ only from disk, where weights become F16. */
+/* One piece of a copy: dst and src have the same shape; their types differ only when weights from disk become F16. */
 typedef struct {
     Tensor dst, src;
 } Move;
 
-/* What a device can do. device/op.c has a table of them: their names, and what they read and write. */
+/* What a device can do. op_info (device/op.c) says what each is called, and which views it reads and writes. */
 typedef enum {
     OP_COPY,           /* moves */
     OP_EMBED,          /* y[r] = table[idx[r]], or y[r] += */
@@ -425,27 +425,27 @@ typedef enum {
     OP_PACK,           /* new k, v to rows of packed pages */
     OP_ATTEND_PREFILL, /* causal attention of whole prompts */
     OP_ATTEND,         /* attention of new tokens to pages */
-    OP_SELECT,         /* sparse attention: which tokens, and their weights */
-    OP_FETCH,          /* their V from disk */
-    OP_WEIGH,          /* their weighted sum */
+    OP_SELECT,         /* sparse attention: the chosen tokens, and their weights */
+    OP_FETCH,          /* the V of the chosen tokens from disk */
+    OP_WEIGH,          /* the weighted sum of the V of the chosen tokens */
     OP_APPEND,         /* new k, v into pages */
-    OP_PICK,           /* logits to the next token */
-    OP_SCORE,          /* logits to log-probabilities of what is given */
+    OP_PICK,           /* the next tokens from logits */
+    OP_SCORE,          /* log-probabilities of given tokens from logits */
     NCODES
 } OpCode;
 
 enum { MAX_VIEWS = 6 };
 
-/* An order to a lane, as data. Shapes as in the host_ twins (device.h); the constructors op_linear and so on check them. */
+/* What a lane is to do, as data. Shapes are those of the host_ functions (device.h); op_linear and so on check them. */
 typedef struct {
     OpCode code;
     Lane lane;
-    /* what it is for: traces, counters and the sim's rates ask. i the sweep, j the layer, k the GPU batch by its place in
-     * the sweep, batch its number since the beginning, in the order in which they entered; prefill: it is in prefill */
+    /* what it is for, which traces, counters and the sim's rates need: i is the sweep, j the layer, k the GPU batch by its
+     * place in the sweep, batch the same by its number in the order of entering; prefill: whether it is in prefill */
     Kind kind;
     bool prefill;
     int i, j, k, batch;
-    union { /* its views: by number, or of each code by name */
+    union { /* its views, by number, or by name for each code */
         Tensor view[MAX_VIEWS];
         struct {
             Tensor y, table, idx;
@@ -487,7 +487,7 @@ typedef struct {
             Tensor logp, best, logits, target;
         } score;
     };
-    const Move *moves; /* of a copy; they may be changed when it has been posted */
+    const Move *moves; /* of a copy; they may be changed once it has been posted */
     int nmoves;
     int nh, page_tokens;
     bool add, relu;
@@ -498,16 +498,15 @@ typedef struct {
 } Op;
 
 // ---------------------------------------------------------------------------------------------------------------
-// opt_model.c again: the forward pass through the table of device functions, as pieces of a sweep (section 3)
+// opt_model.c again: the forward pass as ops, in pieces of a sweep (section 3)
 //
-// Each posts on op.lane. Views: x (rows, h1) is the hidden state,
-// changed in place; w one layer's tensors on the GPU; norm and ffn are scratch of at most norm.rows rows, through which the
-// rows pass piece by piece.
+// Each function posts on op.lane. x (rows, h1) is the hidden state, changed in place; w is one layer's tensors on the GPU;
+// norm and ffn are scratch of norm.rows rows, and x passes through them that many rows at a time.
 // ---------------------------------------------------------------------------------------------------------------
 
-/* The hidden state of new tokens: x = token rows + position rows. tokens: (rows, embed) gathered token rows, or with rows 0
- * the table itself is on the GPU: table, ids. positions (1, rows) I32 are already offset by 2. embedded: scratch for
- * project_in. */
+/* The hidden state of new tokens: x = token rows + position rows. tokens: (rows, embed) gathered token rows; with rows 0,
+ * the rows `ids` of the token table, which is then on the GPU. positions (1, rows) I32 are already offset by 2. embedded:
+ * scratch for project_in. */
 void opt_embed(Poster *to, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor x, Tensor tokens,
                Tensor ids, Tensor positions, Tensor embedded);
 /* The half of a layer before attention: q (rows, h1) and kv (rows, 2 h1) F16, a row's k then its v. */
@@ -535,8 +534,8 @@ typedef struct {
     int (*done)(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err);
     /* With task.keep_logits: (vocab) of the step that chose token n-1. May be NULL. */
     void (*logits)(void *ctx, int prompt, int n, const float *logits);
-    /* Of a scored task: token `at` of the prompt had log-probability logp, and `best` would have been chosen. In order for
-     * a prompt. May be NULL. */
+    /* In a scored task: token `at` of the prompt had log-probability logp, and `best` would have been chosen. Each prompt's
+     * tokens come in order. May be NULL. */
     void (*scored)(void *ctx, int prompt, int at, float logp, int32_t best);
     /* After every sweep. May be NULL. */
     void (*sweep)(void *ctx, long sweeps, long tokens);
@@ -565,10 +564,10 @@ typedef struct {
     double T_pre, T_gen, T;                 /* seconds: of a layer, of a layer, of a block (runtime: of the whole task) */
     double throughput;                      /* token/s */
     double peak[NTIERS];                    /* bytes */
-    char slowest[2][96], full[NTIERS][200]; /* rows that bind T_gen [0] and T_pre [1], and the tiers; "" */
+    char slowest[2][96], full[NTIERS][200]; /* the rows that bind T_gen [0], T_pre [1]; full tiers; or "" */
 } Cost;
 
-/* One LP of the paper's: the task, and a block of num_gpu_batches GPU batches of gbs sequences. */
+/* What one LP of the paper is for: s and n, and a block of num_gpu_batches GPU batches of gbs sequences. */
 typedef struct {
     int s, n, gbs, num_gpu_batches;
 } Block;
@@ -578,8 +577,8 @@ enum { T_PRE = NFRACTIONS, T_GEN, NVARS };
 /* Its rows, by what they bound: the first of each kind. */
 enum { T_PRE_ROWS = 0, T_GEN_ROWS = 5, GPU_ROWS = 10, CPU_ROWS = 22, DISK_ROWS = 24, SUM_ROWS = 25, NROWS = 28 };
 
-/* Appendix A.3 as printed, for one block: minimize T / bls over placements, a row for each term of each max. Rows have the
- * names of their equations: "ctog^p", "gpu_peak^g with att_1^g". */
+/* Appendix A.3 as printed, for one block: minimize T / bls over placements, with a row for each term of each max. Rows have
+ * the names of their equations: "ctog^p", "gpu_peak^g with att_1^g". */
 void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const Block *block);
 
 /* The best placement of one block by A.3. -1 and one line (EXIT_USAGE) that names the tiers which cannot hold it. */
@@ -594,7 +593,7 @@ extern const char *const memory_row[NTIERS]; /* the names of its rows for the ti
 /* What this engine does with a task, as an LP over placements that minimizes the seconds of all its sweeps. Rows are named
  * like the paper's: "ctog^p", "gpu^g", "GPU memory". plan is the task's plan under the policy (its gbs, num_gpu_batches,
  * schedule, overlap, table_home) with everything on the CPU tier and without cpu_attention; it says what the sweeps do and
- * what the tiers hold whatever the placement. delegated: whether the policy has cpu_attention. capacity: bytes. */
+ * what the tiers hold under any placement. delegated: whether the policy has cpu_attention. capacity: bytes. */
 void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan, bool delegated,
                 const double capacity[NTIERS]);
 /* The seconds of all sweeps at a point of the LP. (Its objective adds a small price for work that other lanes hide.) */

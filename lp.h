@@ -22,12 +22,12 @@ typedef struct {
 typedef enum { LP_OPTIMAL, LP_INFEASIBLE, LP_UNBOUNDED, LP_LOST } LpVerdict;
 
 /* A verdict and its proof: x, and a weight y for every row, at least 0 for a row with <=.
- *   optimal      x satisfies every row, c + y A >= 0, and c x = -y b: no x can do better. y is what a row's b is worth: by
- *                how much the value falls for each unit more of b
- *   infeasible   y A >= 0 and y b < 0: the rows, weighted by y, add up to something impossible. Rows with y = 0 have no
- *                part in it
+ *   optimal      x satisfies every row, c + y A >= 0, and c x = -y b: no x can do better. y says what a row's b is worth:
+ *                how much the value falls for each unit that is added to b
+ *   infeasible   y A >= 0 and y b < 0: the rows, weighted by y, add up to something impossible. Rows with y = 0 play
+ *                no part
  *   unbounded    x is a direction without end: A x <= 0, E x = 0, c x < 0
- *   lost         no verdict passed its own test: numbers too far apart for doubles, or not finite */
+ *   lost         no verdict passed its own test: the numbers are too far apart for doubles, or not finite */
 typedef struct {
     LpVerdict verdict;
     int pivots;

@@ -8,8 +8,7 @@
  *
  * where every product also adds a bias, and opt-350m normalizes after each sum instead of before each product. The
  * paper prints the layer without its layernorms; the checkpoints have them.
- * Read next: io/config.c, the published sizes; io/checkpoint.c, where the tensors come from; then device/host.c, where the
- * same arithmetic is fast. */
+ * Read next: admission.c, which decides which prompts are computed when. */
 #include <math.h>
 
 #include "device/device.h"

@@ -8,8 +8,8 @@
  * work at once; embeddings and logits take no memory. The disk's fractions are wn, cn, hn there and wd, cd, hd here.
  *
  * The cost model `runtime` is what schedule.c posts and hardware.c prices, by lanes: a row for the seconds that each takes
- * in a layer, in sweeps with a prefill and in the others, as the plan's walk through the task counts them. Read next: lp.c,
- * which solves both; search.c, which asks. */
+ * in a layer, in sweeps with a prefill and in the others, as the plan's walk through the task counts them. Read next:
+ * device/sim.c, which plays a schedule on the same numbers. */
 #include <math.h>
 
 #include "cost/hardware.h"

@@ -7,8 +7,7 @@
  * ones for 4 bits, which give the same bytes.
  *
  * Contract: a finite number comes back within half a scale and one rounding to F16. One that is not finite makes its whole
- * group NaN, so that it cannot pass for a number. Read next: device/host.c, which multiplies by and attends to packed
- * numbers without unpacking them to memory. */
+ * group NaN, so that it cannot pass for a number. Read next: lp.c, the solver of the policy search. */
 #include "quant.h"
 
 #include <math.h>

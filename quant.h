@@ -18,15 +18,15 @@ typedef struct {
     uint16_t bits, group;
 } Quant;
 
-/* Bytes of n numbers in groups, one behind the other; the last may be shorter. */
+/* Bytes of n numbers in groups, one after the other; the last may be shorter. */
 size_t quant_bytes(Quant quant, int n);
 /* Packs x[0], x[stride], ... x[(n-1) stride]. False where one of them is not finite; its group then gives NaN. */
 bool quant_pack(uint8_t *to, const f16 *x, size_t stride, int n, Quant quant);
 void quant_unpack(f16 *x, size_t stride, const uint8_t *from, int n, Quant quant);
 
-/* A weight w (n, k) is grouped along n, its output channels, which stride in a checkpoint; packed, a group is contiguous:
- * numbers (g group .. , c) begin at byte (g k + c) quant_bytes(quant, group). Where n is no multiple of group, the last row
- * of groups has room for whole ones as well. */
+/* A weight w (n, k) is grouped along n, its output channels, which lie k numbers apart. Packed, a group is contiguous: the
+ * one that begins at (g * group, c) is at byte (g * k + c) * quant_bytes(quant, group). If n is no multiple of group, the
+ * last row of groups still has room for whole ones. */
 size_t quant_matrix_bytes(Quant quant, int n, int k);
 /* One row of groups: rows <= group rows of w. Fast; the same bytes as quant_pack. */
 bool quant_pack_rows(uint8_t *to, const f16 *w, int rows, int k, Quant quant);

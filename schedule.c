@@ -7,7 +7,7 @@
  * Everything here is written as if each call happened at once, in the order in which it is made. Calls only post ops on
  * lanes; what an op must come after follows from the views that it reads and writes (device/depend.c), and overlap is what
  * is left when nothing forbids it. compute(j, k) is project, attend, finish; three workspaces rotate, so that while the CPU
- * attends for batch k, the GPU finishes batch k-1 and projects batch k+1. Read next: batch.c. */
+ * attends for batch k, the GPU finishes batch k-1 and projects batch k+1. Read next: batch.c, who is in a batch. */
 #include "batch.h"
 
 /* A layer's weights on their way to the GPU or there. */

@@ -43,7 +43,7 @@ static inline float f16_to_f32(f16 x) {
 #endif
 }
 
-/* To nearest even. */
+/* Rounds to the nearest half, ties to even. */
 static inline f16 f32_to_f16(float x) {
 #ifdef __F16C__
     return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);

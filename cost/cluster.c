@@ -15,7 +15,7 @@
  * Less memory pressure on each machine allows larger blocks and faster tiers, which is why decoding may scale better than
  * linearly, while the bubbles of a short prefill hold generation back. Without offloading (Petals and the like) everything
  * rests on the GPUs: the same formulas with 100 0 100 0 100 0, and M must be large enough. The head is counted on every
- * machine, as the slowest sets the pace. Read next: search.c. */
+ * machine, as the slowest sets the pace. Read next: io/file.c, the lowest file of the last floor. */
 #include <math.h>
 
 #include "cost/cost.h"

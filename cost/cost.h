@@ -12,49 +12,49 @@ extern "C" {
 // profile.c: the machine, measured (section 4.3)
 // ---------------------------------------------------------------------------------------------------------------
 
-/* What is measured: a layer's shapes, how far its curves go, how much memory is cold. */
+/* What a profile measures with: a layer's shapes, the ends of its curves, and so much memory that it is cold. */
 typedef struct {
     int h1, h2, nh, nseq; /* sequences that decode */
     int rows, tokens;     /* largest product; longest prompt, and what a new token attends to */
     size_t cold, disk;    /* bytes of the upper tiers' memory, and of the file */
-    double seconds;       /* about so long for a value */
+    double seconds;       /* for one value, about */
 } ProfileSize;
-/* The usual: at the model's shapes where they are not too large to be measured in time (config NULL: at the largest). */
+/* The usual sizes: the model's shapes, unless they would take too long to measure (config NULL: the largest allowed). */
 ProfileSize profile_size(const Gpu *gpu, const OptConfig *config);
 
-/* Measures this machine through the functions of the device that will run: the host device with so many threads, or on
- * gpu the cuda device; the disk cold, in offload_dir. capacity: bytes of the tiers. Takes less than a minute; says on
- * progress (may be NULL) what it is at. */
+/* Measures this machine through the device that will run: the host device with so many threads or, if there is a gpu, the
+ * cuda device. The disk is that of offload_dir, past the page cache. capacity: bytes of the tiers. Takes less than a
+ * minute, and writes to progress (may be NULL) what it is measuring. */
 int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
                     const size_t capacity[NTIERS], FILE *progress, Error *err);
-/* The same from the file of an earlier time on this machine, or measured and kept there. */
+/* The same, but read from the file that an earlier call has kept; without such a file, measured and kept. */
 int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
                     const size_t capacity[NTIERS], FILE *progress, Error *err);
 /* That file: hardware-KEY.json in flexgen/ of XDG_CACHE_HOME or ~/.cache. KEY stands for all that the rates depend on: the
  * model's shapes, processor, threads and kernels, GPU, the disk of offload_dir, the profile's version; not the capacities.
  * "" where there is no such directory. */
 void profile_path(char *path, size_t size, const ProfileSize *shapes, const Gpu *gpu, const char *offload_dir, int threads);
-/* Keeps it there; where that cannot be, does nothing. */
+/* Writes that file, if it can be written. */
 void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu, const char *offload_dir, int threads);
-/* Writes the hardware file with how each value was measured, and today's date. */
+/* Writes a hardware file that says how each value was measured, with today's date. */
 void profile_write(const Hardware *hardware, FILE *out);
 
 // ---------------------------------------------------------------------------------------------------------------
 // search.c: the policy search (section 4.3)
 // ---------------------------------------------------------------------------------------------------------------
 
-/* What is to be found, and where. */
+/* What to search for, and for which machine. */
 typedef struct {
     const Hardware *hardware;
     const Checkpoint *checkpoint;
     const Task *task;
-    bool one_block; /* the task's prompts are as many as a block may have; a policy is measured by one block of them */
+    bool one_block; /* the task has as many prompts as a block may have; a policy is judged by one block of them */
     Type act_type;  /* of the device */
     size_t capacity[NTIERS];
-    Policy given;  /* its overlap and page_tokens hold; the rest where it is fixed */
+    Policy given;  /* overlap and page_tokens are used as they are; the rest only where it is fixed */
     bool fixed[6]; /* which of wg wc cg cc hg hc are given */
     bool fixed_gbs, fixed_batches, fixed_schedule, fixed_attention;
-    Quant allowed;      /* compression that may be taken where given.weight_quant, cache_quant have none; bits 0: none */
+    Quant allowed;      /* compression that may be chosen where given.weight_quant or cache_quant is none; bits 0: none */
     double max_latency; /* seconds that one block may take; 0: any number */
 } Search;
 
@@ -65,19 +65,19 @@ struct Found {
     double latency; /* seconds of one block */
 };
 
-/* The best policies, best first by throughput (on shared cores twice the batches in flight must bring two percent more), at
- * most `most`. Returns their number, or -1 and one line (EXIT_USAGE) that says why there is none. */
+/* The best policies, at most `most`, by falling throughput (on shared cores, twice the batches in flight must bring two
+ * percent more). Returns their number, or -1 and one line (EXIT_USAGE) that says why there is none. */
 int policy_search(Found *found, int most, const Search *search, Error *err);
 /* The best throughput for every latency that a block may have (Figure 1), quickest first, at most `most`; as above. */
 int policy_frontier(Found *found, int most, const Search *search, Error *err);
-/* What the cost model expects of search->given as it is. -1 and err when its plan does not fit. */
+/* What the cost model expects of search->given, unchanged. -1 and err when its plan does not fit. */
 int policy_predict(Found *found, const Search *search, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
 // cluster.c: many machines on paper (sections 4.4 and 6.4)
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Equal machines, and the network between neighbours: bytes/s, seconds that a message takes besides. */
+/* Equal machines, and the network between neighbours: bytes/s, and the seconds of delay for each message. */
 typedef struct {
     int nodes;
     double net_bdw, delay_s;
@@ -86,12 +86,12 @@ typedef struct {
 /* A policy of one machine, and what a pipeline of such machines makes of it. */
 struct ClusterCost {
     Found found;
-    double prefill_s, token_s, T; /* seconds: of a block's prefill, of one token for all of it, of the block */
+    double prefill_s, token_s, T; /* seconds: of a block's prefill, of one token for the whole block, of the block */
     double throughput, decode_throughput;
 };
 
 /* The best policy of the search's task (one block of equal prompts) for the cluster; without offloading, one that keeps
- * everything on the GPUs. -1 and one line (EXIT_USAGE) where a machine's part does not fit. */
+ * everything on the GPUs. -1 and one line (EXIT_USAGE) if a machine's part does not fit. */
 int cluster_search(ClusterCost *best, const Search *search, const Cluster *cluster, bool offloading, Error *err);
 /* How many machines it takes to keep one sequence on the GPUs; 0: even one layer is too much for one. */
 int cluster_least(const Search *search);

@@ -4,9 +4,8 @@
  * paper's Table 7 calls hardware constants, in bytes, bytes/s and FLOP/s. A rate may differ between the two stages, and
  * then comes as a pair of keys with _p (prefill) and _g (generation). A value that is missing, misspelt or impossible is
  * refused by name, never guessed: a wrong rate gives a wrong policy that looks like a right one. The file is a flag's
- * argument, so whatever is wrong with it asks for EXIT_USAGE. What is written is read back to the same bits. Read next:
- * policy.c, which asks what a placement costs on it; sim.c, which runs a schedule on the same numbers; profile.c, which
- * measures them; hardware/, the machines that come with the program. */
+ * argument, so whatever is wrong with it asks for EXIT_USAGE. What is written is read back to the same bits. Read
+ * next: profile.c, which measures them. */
 #include "cost/hardware.h"
 
 #include <cjson/cJSON.h>

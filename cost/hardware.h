@@ -11,9 +11,8 @@ typedef struct cJSON cJSON;
 extern "C" {
 #endif
 
-/* A rate that depends on a size: seconds are taken to be linear in the size between two points, in proportion to it
- * outside.
- */
+/* A rate that depends on a size: between two points, seconds are taken to be linear in the size; outside, proportional
+ * to it. */
 enum { MAX_POINTS = 16 };
 typedef struct {
     int n; /* points, by ascending size; 0: there is no curve */
@@ -28,12 +27,12 @@ struct Hardware {
     double mm_flops[2], bmm_flops[2], cpu_flops[2];            /* FLOP/s of linear, of attention on the GPU, on the CPU */
     /* keys that a file may leave out */
     double gpu_bdw, cpu_bdw; /* bytes/s at which the processors read their own memory; 0: no bound */
-    double op_s;             /* seconds that every op takes besides; 0 */
+    double op_s;             /* seconds that every op takes in addition; 0 */
     bool shared_cores;       /* a host device: GPU and CPU lanes run on the same cores, activations are F32 */
-    /* seconds of these cores that a byte takes which a link copies within memory, or reads or writes on disk; 0 */
+    /* seconds of these cores for each byte that a link copies within memory, or that is read from or written to disk; 0 */
     double copy_core_s, disk_core_s;
-    /* FLOP/s as measured, reading of memory included: of linear by rows; of attention by the tokens of a prompt, by the
-     * tokens that a new one attends to. They go before mm_flops, bmm_flops and cpu_flops. */
+    /* FLOP/s as measured, with the reading of memory: of linear by its rows; of attention by the tokens of a prompt, and by
+     * the tokens that a new one attends to. They replace mm_flops, bmm_flops and cpu_flops. */
     Curve mm_rows, bmm_tokens[2], cpu_tokens;
     Curve mm_packed, bmm_packed, cpu_packed; /* of linear with packed weights; of attention to packed pages */
 };
@@ -48,20 +47,20 @@ int hardware_read(Hardware *hardware, const char *path, Error *err);
  * ferror(out). */
 void hardware_write(const Hardware *hardware, const cJSON *sources, FILE *out);
 
-/* The bandwidth of a link, of generation and of prefill. */
+/* The bandwidths of a link: in generation, in prefill. */
 static inline const double *link_bdw(const Hardware *hardware, Channel link) {
     const double *const bdw[] = {hardware->ctog_bdw, hardware->gtoc_bdw, hardware->dtoc_bdw, hardware->ctod_bdw};
     return bdw[link];
 }
-/* Seconds that an op takes at full speed, without op_s. The cost model and the sim ask here, so that they agree. */
-/* y (m, n) = x (m, k) w^T: by the curve, or the longer of its flops and of reading and writing everything. act_bytes: of an
- * element of x and y. */
+/* Seconds that an op takes at full speed, without op_s. */
+/* y (m, n) = x (m, k) w^T: by the curve; without one, the longer of computing and of reading and writing everything.
+ * act_bytes: of an element of x and y. */
 double linear_seconds(const Hardware *hardware, bool prefill, double m, double n, double k, double act_bytes);
-/* Causal attention of whole prompts of s tokens, s (s + 1) / 2 pairs of a query and a key each: 4 h1 flops a pair. */
+/* Causal attention of nseq prompts of s tokens. Each has s (s + 1) / 2 pairs of a query and a key, of 4 h1 flops. */
 double attend_prefill_seconds(const Hardware *hardware, double nseq, double s, double h1, double act_bytes);
 /* The same with packed weights, which are unpacked on the way. */
 double linear_packed_seconds(const Hardware *hardware, bool prefill, double m, double n, double k, double act_bytes);
-/* New tokens attend to `len` tokens each over paged KV: as many bytes as flops, 4 h1 a token; packed, fewer bytes. */
+/* nseq new tokens attend to `len` tokens each over paged KV: 4 h1 flops and as many bytes a token; packed, fewer bytes. */
 double attend_seconds(const Hardware *hardware, bool on_cpu, bool prefill, double nseq, double len, double h1, bool packed);
 
 #ifdef __cplusplus

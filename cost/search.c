@@ -13,7 +13,7 @@
  *      too large for a tier, the LP is solved again with this tier smaller. What counts is the cost of the plan.
  *   4. Stop where the next bound is no better than what has been found.
  *
- * Read next: policy.c, which writes the LP; tier.c, which plans. */
+ * Read next: cluster.c, the search for several machines. */
 #include <math.h>
 
 #include "cost/cost.h"

@@ -3,7 +3,7 @@
  * On the host device the GPU tier is an arena in RAM like the CPU tier, and a thread of ours does the work itself. On the
  * cuda device it is memory of the GPU: ops on lanes that touch it are posted on streams of the GPU (flexgen.cu), the others
  * are as on the host. Either way views become addresses here, and each code calls the function of its name: host_linear, or
- * its twin Gpu.linear. Read next: host.c, the arithmetic; disk.c. */
+ * its twin Gpu.linear. Read next: disk.c, the tier below. */
 #include <errno.h>
 #include <math.h>
 #include <sys/mman.h>

@@ -13,7 +13,7 @@ extern "C" {
 /* What an op does with one of its views. */
 typedef enum { UNUSED, READS, WRITES } Use;
 
-/* What is known of a code: its name, and its views by name. A copy's views are those of its moves. */
+/* What is known of a code: its name, and its views with their names. A copy's views are those of its moves. */
 typedef struct {
     const char *name;
     struct {
@@ -23,9 +23,8 @@ typedef struct {
 } OpInfo;
 extern const OpInfo op_info[NCODES];
 
-/* The constructors: op says lane and what for, gets the rest, and is returned; shapes are checked here, once for all
- * devices. An absent tensor has rows 0. y (rows, cols), table (any, cols), idx (1, rows) I32; the table may rest in the
- * checkpoint. */
+/* The constructors. `op` brings the lane and what it is for, and is returned; shapes are checked here, for all devices.
+ * Absent: rows 0. y (rows, cols), table (any, cols), idx (1, rows) I32; the table may rest in the checkpoint. */
 Op *op_copy(Op *op, const Move *moves, int n);
 Op *op_embed(Op *op, Tensor y, Tensor table, Tensor idx, bool add);
 Op *op_layernorm(Op *op, Tensor y, Tensor x, Tensor w, Tensor b);
@@ -39,27 +38,27 @@ Op *op_pack(Op *op, Tensor packed, Tensor kv, int nh);
 Op *op_attend_prefill(Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh);
 Op *op_attend(Op *op, Tensor o, Tensor q, const PageTable *table);
 /* Sparse attention: tokens I32 and weights F32 are (nseq, nh * most). fetch brings the V of these tokens, and no other,
- * from their home on disk to their places in the table's staging pages; it is an op of C_READ. */
+ * from their home on disk to their places in the staged pages; it belongs on C_READ. */
 Op *op_select(Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table, double sparsity);
 Op *op_fetch(Op *op, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity);
 Op *op_weigh(Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table, double sparsity);
-/* kv row r becomes token pos[r] of sequence seq[r] of the table */
+/* kv row r becomes token pos[r] of sequence seq[r] of the page table */
 Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos);
 Op *op_pick(Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling);
 /* logp (1, rows) F32, best and target (1, rows) I32 */
 Op *op_score(Op *op, Tensor logp, Tensor best, Tensor logits, Tensor target);
 
 // ---------------------------------------------------------------------------------------------------------------
-// lanes.c: the table of device functions; the host and the cuda device
+// lanes.c: what every device offers; the host and the cuda device
 // ---------------------------------------------------------------------------------------------------------------
 
 typedef struct {
     size_t moved[NKINDS]; /* bytes, by what they were */
     size_t read[2];       /* bytes of K, of V that attention to the cache has read */
-    double busy_s;        /* the lane worked; waits for events are not counted, those for a slowed link are */
+    double busy_s;        /* seconds of work; waiting for a slowed link counts, waiting for events does not */
 } LaneCount;
 
-/* The n-th of an op's views, and what it does with it; a copy has two a move, the others up to MAX_VIEWS. */
+/* The n-th of an op's views, and what it does with it. A copy has two for each move, the others up to MAX_VIEWS. */
 static inline int op_nviews(const Op *op) { return op->code == OP_COPY ? 2 * op->nmoves : MAX_VIEWS; }
 static inline const Tensor *op_view(const Op *op, int n, Use *use) {
     if (op->code == OP_COPY) {
@@ -69,10 +68,10 @@ static inline const Tensor *op_view(const Op *op, int n, Use *use) {
     *use = op_info[op->code].view[n].use;
     return &op->view[n];
 }
-/* The lengths (1, nseq) of the sequences that an op on pages attends to; NULL of other ops. */
+/* The lengths (1, nseq) of the sequences that an op on pages attends to; NULL for other ops. */
 const Tensor *op_lengths(const Op *op);
-/* How many tokens of K or V it reads: all, of sparse attention's second half the chosen ones. len: op_lengths, as the CPU
- * can read them. */
+/* How many tokens of K or V it reads: all, or in the second half of sparse attention the chosen ones. len: what op_lengths
+ * stands for, where the CPU can read it. */
 long op_tokens(const Op *op, const int32_t *len);
 /* Adds the bytes that an op moves and reads to the counters of its lane, and returns those it moves. len as above. */
 size_t op_count(LaneCount *count, const Op *op, const int32_t *len);
@@ -82,10 +81,10 @@ typedef struct {
     Region region[NREGIONS][NTIERS];
     size_t high[NREGIONS][NTIERS]; /* bytes of each region touched so far, from its beginning */
 } Reach;
-/* Nothing is touched yet but what rests in the checkpoint: *peak begins with it. */
+/* Nothing is touched yet except what rests in the checkpoint, with which peak begins. */
 void reach_open(Reach *reach, size_t peak[NTIERS], const Plan *plan);
-/* Raises the peaks by what a view reaches further than those before it. Aborts when it lies outside the plan; views of the
- * checkpoint are no part of it. */
+/* Raises the peak by what a view reaches further than those before it. Aborts when it lies outside its region. Views of the
+ * checkpoint do not count. */
 void reach_note(Reach *reach, size_t peak[NTIERS], Tensor view);
 
 /* The same of all views of an op. */
@@ -106,7 +105,7 @@ typedef struct {
 typedef struct {
     Slice *slice;
     size_t n, capacity;
-    size_t limit;      /* slices behind which nothing more is noted; 0: none */
+    size_t limit;      /* after so many slices nothing more is noted; 0: no limit */
     long last[NLANES]; /* 1 + index of each lane's newest slice */
 } Trace;
 
@@ -114,19 +113,18 @@ typedef struct {
 struct Device {
     const char *name;
     Type act_type;       /* of activations: F32 on the host */
-    size_t peak[NTIERS]; /* bytes of each tier in use: how far ops have reached into each term of the plan */
+    size_t peak[NTIERS]; /* bytes of each tier in use: how far ops have reached into its regions */
     LaneCount count[NLANES];
-    Error notice; /* text: what its user should know, such as memory that could not be pinned; mostly empty */
-    Trace *trace; /* where finished ops are noted; NULL: nowhere. Set before the first op */
-    double
-        link[NCHANNELS];  /* host device: bytes/s that a link is slowed to, set before the first op; 0: as fast as it is */
-    int delay_us[NLANES]; /* each op of a lane is held up by so much before it begins; tests find missing events with it */
+    Error notice;           /* text: what its user should know, such as memory that could not be pinned; mostly empty */
+    Trace *trace;           /* where finished ops are noted; NULL: nowhere. Set before the first op */
+    double link[NCHANNELS]; /* host device: bytes/s that a link is slowed to; 0: not slowed. Set before the first op */
+    int delay_us[NLANES];   /* each op of a lane begins so much later; tests find missing events with it */
 
     /* Queues the op and returns the event of its end. The op and its moves are copied, the index arrays that it points to
      * are not. */
     Event (*post)(Device *, const Op *);
-    /* Puts count elements at element `first` of a dense view on GPU or CPU, at once: for loading, before any op is posted.
-     * NULL on the sim, which has nothing to load. */
+    /* Copies count elements to element `first` of a dense view on GPU or CPU, and returns when that is done: for loading,
+     * before any op is posted. NULL on the sim, which has nothing to load. */
     void (*upload)(Device *, Tensor dst, size_t first, const void *src, size_t count);
     int (*wait)(Device *, Event, Error *); /* until it has happened; -1 once any op has failed (the first error sticks) */
     void *(*host)(Device *, Tensor);       /* address of a view on the CPU tier, for the thread that posts; on the
@@ -137,7 +135,7 @@ struct Device {
 
 /* Opens the host device with one allocation a tier, as large as the plan says: GPU and CPU in memory, disk in an unlinked
  * file under offload_dir (fully allocated beforehand, so that a full disk is an error here and nowhere else). checkpoint
- * serves disk reads of weights and must outlive the device. NULL and err when memory or disk are not there. */
+ * serves disk reads of weights and must outlive the device. NULL and err when there is not enough memory or disk. */
 Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err);
 /* Opens the cuda device on an open GPU, which must outlive it: the GPU tier is memory of the GPU, the CPU tier is pinned
  * (where that fails, a line on standard error says so and copies are slower), lanes that touch the GPU are streams. The
@@ -150,20 +148,19 @@ Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, cons
 
 typedef struct Depend Depend;
 
-/* Nobody has used any of so many cells. */
+/* Opens it for so many cells, of which none has been used. */
 Depend *depend_open(int ncells);
-/* Fills op->after with what the op must come after, and is not already implied. */
+/* Fills op->after with the events that the op must wait for, without those that others imply. */
 void depend_before(Depend *d, Op *op);
-/* The same op has been posted as e. */
+/* Notes that the same op has been posted, and that e is its event. */
 void depend_posted(Depend *d, Event e);
-/* The posting thread is about to use a view itself: what it must wait for first, at most NLANES events; returns how many.
- */
+/* The posting thread is about to use a view itself: the events that it must wait for first. Returns how many. */
 int depend_host(const Depend *d, Event wait[NLANES], const Tensor *view, Use use);
-/* It has waited for e. */
+/* Notes that the posting thread has waited for e. */
 void depend_waited(Depend *d, Event e);
-/* Who uses cell `to` from now on comes after the users of cell `from` too. */
+/* From now on, whoever uses cell `to` must also come after the users of cell `from`. */
 void depend_join(Depend *d, int to, int from);
-/* Who uses any cell of the view from now on comes after the users of all of them: they have other bounds now. */
+/* From now on, whoever uses any cell of the view must come after the users of all of them, since their bounds change. */
 void depend_fold(Depend *d, const Tensor *view);
 void depend_close(Depend *d);
 
@@ -177,7 +174,7 @@ struct Poster {
     Event last[NLANES];
 };
 Event post(Poster *to, Op *op);
-/* The posting thread may use the view when this returns; false where an op has failed. */
+/* When this returns, the posting thread may use the view; false if an op has failed. */
 bool post_host(Poster *to, Tensor view, Use use);
 /* Waits for everything posted. */
 bool post_drain(Poster *to);
@@ -190,8 +187,8 @@ bool post_drain(Poster *to);
  * offload file. */
 int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err);
 /* Computes every product of a layer and of the head once, at the shapes of a prefill and of a decoding step, on whatever
- * the workspaces hold. A GPU's library chooses and loads a kernel when it first meets a shape; the first prompts need not
- * wait for that. Before the run: counters are 0 again. */
+ * the workspaces hold. A GPU's library chooses and loads a kernel when it first meets a shape, and the first prompts
+ * should not wait for that. To be called before the run; it sets the counters back to 0. */
 int opt_warm_up(Device *device, const Plan *plan, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -236,7 +233,7 @@ typedef struct {
     bool relu;
     int m, n, k;
 } Product;
-/* Every output sums over k in one fixed order; with packed w, which is unpacked on the way, it is another. */
+/* Every output sums over k in one fixed order; with packed w, which is unpacked on the way, in another fixed order. */
 void host_linear(const Product *p);
 
 /* Prefill attention: causal softmax(q k^T / sqrt(hd)) v of nseq whole prompts that lie one after another. */
@@ -250,8 +247,8 @@ typedef struct {
 /* Working memory per thread does not grow with nseq or with the length of a prompt. */
 void host_attend_prefill(const Prefill *p);
 
-/* Attention of one new token per sequence to paged KV (section 4.2, computation delegation: the same function serves the
- * GPU tier and the CPU): what attend, select and weigh work on, each with a part of it. */
+/* Attention of one new token per sequence to paged KV, on the GPU tier or the CPU (section 4.2, computation delegation).
+ * attend, select and weigh each use a part of this. */
 typedef struct {
     void *o;              /* (nseq, h1) of act_type, out of attend and weigh */
     const void *q;        /* (nseq, h1) of act_type, not yet scaled; into attend and select */
@@ -270,10 +267,10 @@ typedef struct {
 /* Dense attention. Reads every byte of K and V once, in place. The result of packed pages is, bit for bit, that of F16
  * pages with what quant_unpack gives. */
 void host_attend(const Attention *a);
-/* Sparse attention (section 5), the first half: which tokens, ascending, and their softmax over all tokens; what the others
- * weigh is lost. Does not touch V. */
+/* Sparse attention (section 5), the first half: the chosen tokens, ascending, and their weights. The softmax is over all
+ * tokens, and the weights of the others are dropped. Does not touch V. */
 void host_select(const Attention *a);
-/* The second half: o = the weighted sum of the chosen tokens' v. Touches no other token's. */
+/* The second half: o = the weighted sum of the chosen tokens' v. Does not touch any other v. */
 void host_weigh(const Attention *a);
 
 /* Rows of k then v, kv (rows, 2 h1) F16, packed head by head for pages of the cache. */
@@ -298,23 +295,23 @@ void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const i
 void host_score(float *logp, int32_t *best, const float *logits, const int32_t *target, int rows, int vocab);
 
 // ---------------------------------------------------------------------------------------------------------------
-// flexgen.cu: a GPU, as lanes.c sees it
+// flexgen.cu: a GPU, as lanes.c and arena.c see it
 //
-// One stream a lane. The launchers are the twins of the host_ functions of the same names, with the same arguments, but for
-// pointers, which are addresses on the GPU, and activations, which are F16; sums are F32. They post kernels on the stream
-// of `lane` and return at once, -1 and err where that fails. A row of a result depends on that row's inputs, and in linear
-// on the number of rows, alone: attention splits at fixed tokens of a sequence.
+// Each lane has a stream. The launchers are the twins of the host_ functions of the same names. They take the same
+// arguments, but pointers are addresses on the GPU and activations are F16; sums are F32. They post kernels on the stream
+// of `lane` and return at once, with -1 and err if that fails. A row of a result depends only on that row's inputs and, in
+// linear, on the number of rows: attention splits at fixed tokens of a sequence.
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { MARKS = 256 }; /* points of a stream that can be waited for at any time, numbered around */
+enum { MARKS = 256 }; /* so many points of a stream can be waited for at a time */
 
 struct Gpu {
     char name[96];           /* "NVIDIA H200, sm_90" */
     size_t total;            /* bytes of its memory */
     size_t overhead;         /* of them in use before there is a GPU tier: context, workspaces of cuBLAS and of attention */
-    size_t spare;            /* of them that come on top as kernels are loaded when they are first used */
+    size_t spare;            /* of them that kernels will take when they are loaded at their first use */
     int max_head;            /* elements of a head that attention has room for */
-    const volatile int *bad; /* not 0 once pick, since alloc, has met logits that are not finite */
+    const volatile int *bad; /* not 0 once pick has met logits that are not finite; alloc resets it */
 
     int (*embed)(Gpu *, Lane lane, const Lookup *, Error *);
     int (*layernorm)(Gpu *, Lane lane, void *y, const void *x, const void *w, const void *b, int rows, int cols, Error *);
@@ -337,8 +334,8 @@ struct Gpu {
     int (*copy)(Gpu *, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t row_bytes,
                 int rows, Error *);
 
-    /* begin and end note the times before and after what is posted between them. A mark's number may be taken again for the
-     * one MARKS later, once it has passed. */
+    /* begin and end note the times before and after what is posted between them. Once a mark has
+     * passed, the one MARKS later may be made in its place. */
     int (*begin)(Gpu *, Lane lane, uint64_t mark, Error *);
     int (*end)(Gpu *, Lane lane, uint64_t mark, Error *);
     int (*after)(Gpu *, Lane lane, Lane other, uint64_t mark,
@@ -346,8 +343,8 @@ struct Gpu {
     int (*sync)(Gpu *, Lane lane, uint64_t mark, Error *); /* the calling thread sleeps until the mark's end */
     double (*took)(Gpu *, Lane lane, uint64_t first,
                    uint64_t last); /* seconds from first's begin to last's end, both past */
-    /* When a past mark began: CLOCK_MONOTONIC at opening, and seconds of the GPU's clock since then. In order on each lane;
-     * of this mark nothing can be asked any more. */
+    /* When a past mark began, in seconds: CLOCK_MONOTONIC at opening, plus the GPU's clock since then. To be asked in order
+     * on each lane, and as the last thing about this mark. */
     double (*began)(Gpu *, Lane lane, uint64_t mark);
 
     void *(*alloc)(Gpu *, size_t bytes, Error *);         /* the GPU tier; one at a time */
@@ -371,23 +368,23 @@ Gpu *cuda_open_gpu(Error *err) __attribute__((weak));
 
 typedef struct Disk Disk;
 
-/* An unlinked file of so many bytes under dir, fully allocated (0: none), and what reads it and the files of the
- * checkpoint, which must outlive it. NULL and err where the disk is full or dir cannot be written to. */
+/* Makes an unlinked file of so many bytes under dir, fully allocated (0: none), to be used beside the files of the
+ * checkpoint, which must outlive it. NULL and err if the disk is full or dir cannot be written to. */
 Disk *disk_open(const char *dir, size_t bytes, const Checkpoint *checkpoint, Error *err);
 /* Where the offload file is mapped; NULL: there is none. */
 uint8_t *disk_map(const Disk *disk);
-/* A dense view from disk to memory; what is of another type than `type` is a checkpoint's and becomes F16. Of two threads
- * that read at a time each has a buffer, 0 or 1. -1 and err for read errors and files that have shrunk. */
+/* Reads a dense view into memory. If its type is not `type`, it is a checkpoint's and becomes F16. Two threads may read at
+ * a time, each with its own buffer, 0 or 1. -1 and err for read errors and files that have shrunk. */
 int disk_read(Disk *disk, void *memory, Tensor from, Type type, int buffer, Error *err);
 int disk_write(Disk *disk, Tensor to, const void *memory, Error *err);
-/* These moves are about to be read. */
+/* Announces that these moves are about to be read. */
 void disk_expect(const Disk *disk, const Move *moves, int n);
-/* So many bytes of a range have been written through the mapping: they go to disk, and out of memory. */
+/* `written` bytes of a range were written through the mapping: sends them to disk, and out of memory. */
 void disk_settle(const Disk *disk, size_t offset, size_t bytes, size_t written);
 /* host_embed from a table that rests in the checkpoint. */
 int disk_embed(const Disk *disk, const Lookup *rows, Tensor table, Error *err);
-/* Pieces of V that sparse attention has chosen: of tokens (nseq, nh, most), the last of each sequence left out, those of
- * the pages at `home` of the offload file go to the same places of the staged pages v. */
+/* The V of the tokens (nseq, nh, most) that sparse attention has chosen, without each sequence's last: from the pages at
+ * `home` in the offload file to the same places of the staged pages v. */
 typedef struct {
     void *v;
     size_t home, home_bytes;
@@ -412,12 +409,12 @@ typedef struct {
     size_t tables[2]; /* where the index tables lie on GPU and CPU: mirrors of each other */
 } Arenas;
 
-/* As large as the plan says. notice: what the user should know, if anything. After -1 and err it must be closed too. */
+/* Makes the tiers as large as the plan says. notice: what the user should know, if anything. To be closed even after -1. */
 int arenas_open(Arenas *a, Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *notice,
                 Error *err);
-/* NULL of an absent tensor. */
+/* The address of a view; NULL for an absent tensor. */
 void *arenas_address(const Arenas *a, Tensor t);
-/* Index tables as the CPU can read them: with a GPU, those that lie there have a mirror. */
+/* Index tables where the CPU can read them: those on a GPU have a mirror on the CPU tier. */
 const int32_t *arenas_indices(const Arenas *a, Tensor t);
 /* Whether the ops of a lane go to a stream of the GPU. */
 bool arenas_is_stream(const Arenas *a, int lane);
@@ -425,6 +422,7 @@ bool arenas_is_stream(const Arenas *a, int lane);
 int arenas_run(const Arenas *a, const Op *op, Error *err);
 /* Device.upload */
 int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, size_t count, Error *err);
+/* Fails with the message for logits that are not finite. */
 int logits_not_finite(Error *err);
 void arenas_close(Arenas *a);
 
@@ -442,15 +440,15 @@ Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err);
 // trace.c: what happened on the lanes, as a file and as the paper's Table 4
 // ---------------------------------------------------------------------------------------------------------------
 
-/* What an op notes when it has run from begin to end. */
+/* The slice of an op that has run from begin to end. */
 static inline Slice slice_of(const Op *op, size_t bytes, double begin, double end) {
     Slice s = {op->lane, op->kind, op->prefill, op->i, op->j, op->k, op->batch, begin, end, bytes};
     return s;
 }
 /* Whether two slices are of the same call. */
 bool same_call(const Slice *a, const Slice *b);
-/* Notes what has run. It prolongs the lane's newest slice where that is the same call (kind, i, j, k, batch, stage) and
- * ended less than 0.1 ms before. A Trace of zeros is empty. Not thread safe: devices call it under their lock. */
+/* Notes a slice. It extends the lane's newest one if that is of the same call (kind, i, j, k, batch, stage) and ended less
+ * than 0.1 ms before. A Trace of zeros is empty. Not thread safe: devices call it under their lock. */
 void trace_add(Trace *trace, const Slice *slice);
 /* Figure 4's name of the call that a slice is part of: "load_weight", "store_cache", "project", ... */
 const char *trace_call(const Slice *slice);
@@ -460,8 +458,7 @@ const char *trace_call(const Slice *slice);
 void trace_write(const Trace *trace, const char *process, FILE *out);
 void trace_free(Trace *trace);
 
-/* A row of Table 4 for one stage: seconds that its lanes were busy, and how many of them some processor was busy as well.
- */
+/* A part of Table 4 in one stage: the seconds in which its lanes were busy, and in how many of them a processor was too. */
 typedef struct {
     double busy_s, hidden_s;
 } Share;
@@ -472,8 +469,8 @@ typedef struct {
     int sweeps;            /* that the trace knows of */
 } Breakdown;
 extern const char *const part_name[NPARTS];
-/* Times are unions: two lanes that are busy at once with the same part count once. COMPUTE is the GPU's and the CPU's
- * lanes; its hidden_s is the time in which some copy ran beside it. A sweep in which some batch prefills counts as prefill,
+/* Two lanes that are busy with the same part at the same time count once. COMPUTE is the lanes of the GPU and of the CPU;
+ * its hidden_s is the time in which some copy ran beside them. A sweep in which some batch prefills counts as prefill,
  * as in RunStats. */
 void trace_breakdown(const Trace *trace, Breakdown *breakdown);
 

@@ -3,7 +3,8 @@
  * The offload file is mapped, has all its blocks before the first byte is written, and no name from the start, so that no
  * way of ending leaves it behind. Appends of single tokens go through the mapping; bulk traffic reads and writes the file.
  * Large reads go around the page cache, and whatever was touched is dropped from it, so that the CPU tier's limit stays
- * honest. A read error, or a file that shrank, is an error and never a signal. Read next: host.c. */
+ * honest. A read error, or a file that shrank, is an error and never a signal. Read next: load.c, how weights come to
+ * their homes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>

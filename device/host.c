@@ -12,7 +12,7 @@
  *              prefill and decode share every step, so decode of token t equals row t of prefill, bit for bit. Packed
  *              numbers pass through the same steps as F16.
  * Nothing is static but the number of threads and a scratch buffer per thread, so any lanes may call at once.
- * Read next: flexgen.cu, the same functions on a GPU. */
+ * Read next: simd.h, the vectors that it is written with. */
 #include <math.h>
 #include <pthread.h>
 #ifdef _OPENMP

@@ -20,7 +20,7 @@
  * Figure 4 each, in times of the GPU's clock brought to ours.
  *
  * The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread posts. Arithmetic is in
- * host.c and flexgen.cu. Read next: host.c. */
+ * host.c and flexgen.cu. Read next: arena.c, what a lane does with an op. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>

@@ -1,4 +1,4 @@
-/* load.c: before a run. The weights come to where they rest, and a GPU's kernels are met once. Read next: schedule.c. */
+/* load.c: before a run. The weights come to where they rest, and a GPU's kernels are met once. Read next: trace.c. */
 #include "device/device.h"
 #include "io/io.h"
 

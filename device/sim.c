@@ -10,8 +10,8 @@
  * copies take their part of them, too. What an op takes at full speed is known when it is posted: its bytes over the
  * bandwidth of its link or of its processor's memory, its flops over the rate, the longer of both, and op_s. The only
  * memory is the index tables, which the schedule writes and attention's lengths are read from; the GPU's are the same
- * bytes, since their copy has no other purpose. Contract: one thread posts and waits. Read next: schedule.c, which cannot
- * tell this device from a real one, save that no token has a value. */
+ * bytes, since their copy has no other purpose. Contract: one thread posts and waits. Read next: device/op.c, the ops
+ * as data. */
 #include <math.h>
 
 #include "cost/cost.h"

@@ -1,6 +1,6 @@
 /* simd.h: a vector of VL floats for AVX-512, AVX2 and portable C, and the 16 numbers that 4-bit codes stand for. For host.c
  * and quant.c alone; everything is inlined. Operators work on vectors as they are; what C cannot say is in these few
- * functions. Read next: host.c. */
+ * functions. Read next: flexgen.cu, the same functions on a GPU. */
 #ifndef SIMD_H
 #define SIMD_H
 #include "util.h"
@@ -150,7 +150,7 @@ INLINE V v_exp(V x) {
 INLINE float exp1(float x) { return v_exp(v_set(x))[0]; }
 
 // ---------------------------------------------------------------------------------------------------------------
-// 4-bit codes (quant.c): a group's 16 possible numbers are a table that stays in registers
+// 4-bit codes (quant.c): a group's 16 possible numbers are a lookup table that stays in registers
 // ---------------------------------------------------------------------------------------------------------------
 
 typedef struct {

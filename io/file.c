@@ -1,7 +1,7 @@
 /* file.c: whole files in, and results out.
  *
  * What a user names may be missing, a directory, a pipe without a writer, cut while it is read, or on a full disk; each of
- * these is one line that names the file. "-" is standard input or standard output. Read next: json.c. */
+ * these is one line that names the file. "-" is standard input or standard output. Read next: memory.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -2,7 +2,7 @@
  *
  * One table has every flag: which commands know it, how many values it takes, which function reads them into which field of
  * Options, and the line of the help text. What no flag alone can get wrong is looked at when all of them are read. A wrong
- * use is one line that says what was expected, with status 2. Read next: flexgen.c, what the commands do. */
+ * use is one line that says what was expected, with status 2. Read next: report.c, what the commands print. */
 #include <errno.h>
 #include <math.h>
 

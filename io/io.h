@@ -1,4 +1,4 @@
-/* io.h: what comes in and goes out: checkpoints, prompts, flags, reports; from the ground up. */
+/* io.h: what comes in and goes out, from the ground up: checkpoints, prompts, flags, reports. */
 #ifndef IO_H
 #define IO_H
 #include "flexgen.h"
@@ -18,9 +18,9 @@ extern "C" {
 enum { MAX_JSON = 100 << 20 }; /* bytes of a JSON file or header of a model */
 
 /* Reads dir/config.json: the sizes, the last component of dir as the name, and *tied, its tie_word_embeddings. -1 and err
- * where it is no OPT. */
+ * if it is no OPT. */
 int config_read(OptConfig *config, bool *tied, const char *dir, Error *err);
-/* Reads dir/name, whose path becomes `path`, as a JSON object. NULL and err. */
+/* Reads dir/name as a JSON object, and puts its path into `path`. NULL and err if it is none. */
 cJSON *config_object(char path[MAX_PATH], const char *dir, const char *name, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -51,23 +51,23 @@ enum { LEAST_BITS = 2, MOST_BITS = 8, LEAST_GROUP = 16, MOST_GROUP = 1024 };
 #define PACKED_FORMAT "flexgen-packed-1"
 
 /* Opens dir/config.json and dir/model.safetensors, or the shards of dir/model.safetensors.index.json. Every tensor that
- * OptConfig asks for is present with its shape and a float type, or where __metadata__ says so packed, lies inside its
- * file, and overlaps no other. NULL and err otherwise. Names are accepted with and without "model." in front;
- * lm_head.weight absent means tied. */
+ * OptConfig asks for is present with its shape and a float type (or packed, if __metadata__ says so), lies inside its file,
+ * and overlaps no other. NULL and err otherwise. Names are accepted with and without "model." in front; without an
+ * lm_head.weight the head is tied. */
 Checkpoint *checkpoint_open(const char *dir, Error *err);
 /* A model of a known size with random weights that depend on seed, tensor and element only. */
 Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed);
-/* Writes elements [first, first+count) of a checkpoint's tensor as F16 to dst, or of U8 as the bytes they are: read (not
- * through a mapping, so that a file that shrank is an error and not a SIGBUS) and converted, or generated for a dummy.
- * Fails on a read error and where a BF16 or F32 value is not finite in F16. Thread safe. */
+/* Writes elements [first, first+count) of a checkpoint's tensor to dst as F16 (U8: as they are). They are read (not through
+ * a mapping, so that a file that shrank is an error and not a SIGBUS) and converted, or generated for a dummy. Fails on a
+ * read error, and if a BF16 or F32 value is not finite in F16. Thread safe. */
 int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first, size_t count, Error *err);
-/* Writes one row of groups of a matrix to `to`, tensor->cols quant_bytes(group) bytes: what quant_pack_rows makes of rows
- * [row group, (row + 1) group), as far as there are so many, or of a U8 tensor, whose quant it must be, the bytes that are
- * there. scratch: group * cols numbers; not for U8. -1 and err that names the tensor where it cannot be read or a number
- * is not finite. Thread safe. */
+/* Writes one row of groups of a matrix, tensor->cols * quant_bytes(group) bytes, to `to`: what quant_pack_rows makes of
+ * rows [row * group, (row + 1) * group), as far as there are so many. A U8 tensor must have the same quant, and its bytes
+ * are copied. scratch: group * cols numbers; not for U8. -1 and err, which names the tensor, if it cannot be read or a
+ * number is not finite. Thread safe. */
 int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Quant quant,
                     Error *err);
-/* -1 and err that names the tensor where one of x[count], its elements from `first` on, is not finite. */
+/* -1 and err, which names the tensor, if one of x[count], its elements from `first` on, is not finite. */
 int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *tensor, size_t first, size_t count,
                       Error *err);
 /* The name of the tensor that a view belongs to, "model.decoder.layers.3.fc1.weight". */
@@ -82,14 +82,14 @@ void checkpoint_close(Checkpoint *checkpoint);
 typedef struct {
     int files;
     size_t before, after;     /* bytes of the source's files, of the copy's tensors */
-    double bits, packed_bits; /* of a number of the copy: of all, of those in the packed matrices */
+    double bits, packed_bits; /* bits of a number: over the whole copy, over its packed matrices */
 } CopyStats;
 
 /* Writes a copy of the checkpoint in dir to the directory output, with the matrices of the layers packed and the rest as
- * F16, which checkpoint_open reads; quantize.c says how it is laid out. Shards are of at most shard_bytes, or of one layer.
- * output is new, or empty. progress may be NULL. -1 and err for what checkpoint_open or checkpoint_pack refuse, for a
- * checkpoint that is packed already, for an output that is there (both EXIT_USAGE), for a disk that is full; then nothing
- * is left behind. A killed program leaves OUTPUT.tmp-PID. */
+ * F16. checkpoint_open reads it, and quantize.c says how it is laid out. A shard has at most shard_bytes, or one layer.
+ * output must be new or empty. progress may be NULL. -1 and err for what checkpoint_open or checkpoint_pack refuse, for a
+ * checkpoint that is packed already or an output that exists (both EXIT_USAGE), and for a full disk; then nothing is left
+ * behind. A killed program leaves OUTPUT.tmp-PID. */
 int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Quant quant, size_t shard_bytes, int threads,
                         FILE *progress, Error *err);
 
@@ -104,18 +104,18 @@ typedef struct {
     int capacity;
 } Job;
 
-/* One prompt as a text. default_n tokens are to be generated; less where the model's positions end before. where names it
- * in messages. */
+/* Adds one prompt, given as a text. n tokens are to be generated, or fewer if the model's positions end before. where names
+ * the prompt in messages. */
 int job_add(Job *job, const char *text, size_t len, const char *id, int n, const Tokenizer *tokenizer,
             const OptConfig *config, const char *where, Error *err);
 /* Prompts from a file ("-": standard input): JSON lines {"id"?, "prompt", "max_tokens"?} if the first line begins with {,
- * else plain lines. Blank lines are passed over; an id is a string or a whole number below 2^53 and defaults to the line's
+ * else plain lines. Blank lines are skipped; an id is a string or a whole number below 2^53 and defaults to the line's
  * number from 0. */
 int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err);
 void job_free(Job *job);
 
-/* Tokens of a text behind </s>, with which OPT begins every text; the caller frees *ids. where names the text in messages.
- * Returns their number, or -1 and err. */
+/* The tokens of a text after </s>, with which OPT begins every text; the caller frees *ids. where names the text in
+ * messages. Returns their number, or -1 and err. */
 int text_encode(int32_t **ids, const char *text, size_t len, const char *where, const Tokenizer *tokenizer,
                 const OptConfig *config, Error *err);
 
@@ -129,8 +129,7 @@ void progress_open(Progress *progress, bool on, long wanted);
 void progress_show(Progress *progress, long sweeps, long tokens);
 void progress_clear(const Progress *progress);
 
-/* Writes completions as sequences end: JSON lines {"id", "prompt", "completion", "tokens", "finish_reason"}, each synced.
- */
+/* Writes a completion when its sequence ends, and syncs it: {"id", "prompt", "completion", "tokens", "finish_reason"}. */
 typedef struct {
     const Job *job;
     const Tokenizer *tokenizer;
@@ -143,44 +142,44 @@ typedef struct {
 
 /* The listener that writes them; ctx is the Completions. */
 Listener completions_listener(Completions *completions);
-/* Listener.done where nobody wants the completions. */
+/* Listener.done for runs whose completions nobody wants. */
 int completion_ignored(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
 // eval.c: perplexity and last words (section 6.2, Table 6)
 // ---------------------------------------------------------------------------------------------------------------
 
-/* A scored task made of texts, and what its tokens come to. Prompts are windows of a text, or lines whose last word counts.
- */
+/* A scored task made of texts, and its results. Prompts are windows of a text, or lines whose last word counts. */
 typedef struct {
-    /* every scored token comes from a decoding step, which reads the KV cache: where that is packed, or attention sparse.
-     * Otherwise a prompt is one prefill. Set before reading */
+    /* every scored token comes from a decoding step, which reads the KV cache; for a packed cache or sparse attention.
+     * Otherwise a prompt is one prefill. To be set before reading */
     bool stepwise;
     Task task;
     int capacity, window; /* window: tokens of each */
-    long tokens, told;    /* that are scored; of them so far */
+    long tokens, told;    /* to be scored; scored so far */
     size_t bytes;         /* of text that they stand for */
     double *nll;          /* [task.count] -log of the probability of all scored tokens of a prompt */
     bool *missed;         /* [task.count] one of them was not the greedy choice */
     Progress progress;
 } Eval;
 
-/* A file as one text as it is, with </s> in front, in windows of so many tokens one after another (0: the model's
- * positions), the first `limit` of them (0: all). The first token of a window is context only. What is left behind the last
- * whole window does not count; a text shorter than a window is one. */
+/* Reads a file as one text, with </s> in front, in windows of so many tokens (0: the model's positions), of which the first
+ * `limit` count (0: all). The first token of a window is context only. What is left after the last whole window is not
+ * scored; a text that is shorter than a window is one window. */
 int eval_text(Eval *eval, const char *path, int window, int limit, const Tokenizer *tokenizer, const OptConfig *config,
               Error *err);
-/* A file of JSON lines {"text"}, the first `limit` of them (0: all). Of each the last word, with the white space before it,
- * is scored; white space at the end is left out. Of a line too long for the model the beginning is left out. */
+/* Reads JSON lines {"text"}, of which the first `limit` count (0: all). The last word of each, with the white space before
+ * it, is scored; white space at the end is left out. If a line is too long for the model, its beginning is left out. */
 int eval_lines(Eval *eval, const char *path, int limit, const Tokenizer *tokenizer, const OptConfig *config, Error *err);
 /* The listener that adds up; ctx is the Eval. */
 Listener eval_listener(Eval *eval);
 
-/* In whichever order tokens were scored: nll, the mean of -log p over tokens, and exp(nll); bits of a byte of text; and of
- * lines nll over words, and how many words were the greedy choice, token by token. */
+/* The results, which do not depend on the order of scoring: nll is the mean of -log p over tokens, perplexity is exp(nll);
+ * word_perplexity is the same over prompts, and accuracy the share of prompts whose scored tokens were all greedy choices.
+ */
 typedef struct {
-    double nll, perplexity, bits_per_byte; /* of tokens */
-    double word_perplexity, accuracy;      /* of prompts */
+    double nll, perplexity, bits_per_byte; /* over tokens */
+    double word_perplexity, accuracy;      /* over prompts */
 } EvalResult;
 EvalResult eval_result(const Eval *eval);
 void eval_free(Eval *eval);
@@ -223,14 +222,14 @@ typedef struct {
 Options options_default(void);
 /* The command of that name; -1 and err (EXIT_USAGE) if there is none. */
 int command_parse(Command *command, const char *name, Error *err);
-/* Reads the n arguments behind the command. -1 and err (EXIT_USAGE) that says what was expected, and of an unknown flag
- * which one comes nearest. */
+/* Reads the n arguments after the command. -1 and err (EXIT_USAGE), which says what was expected, or which known flag is
+ * nearest to an unknown one. */
 int flags_parse(Options *options, Command command, char **args, int n, Error *err);
-/* What no flag alone can get wrong: 0, or -1 and err (EXIT_USAGE). */
+/* Checks that the flags go together: 0, or -1 and err (EXIT_USAGE). */
 int flags_check(const Options *options, Command command, Error *err);
 /* The help text: the commands and all flags. */
 void flags_help(FILE *out);
-/* Whether --device says so. */
+/* Whether --device gives this name. */
 bool device_is(const Options *options, const char *name);
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -240,21 +239,21 @@ bool device_is(const Options *options, const char *name);
 /* One task: what it needs, where it runs, how it went. */
 typedef struct {
     Gpu *gpu;             /* NULL on the other devices */
-    bool sim;             /* nothing is computed: the machine is what --hardware says */
-    Hardware *hardware;   /* that machine, or the one that the policy is searched for; NULL where nobody asks */
+    bool sim;             /* nothing is computed, and --hardware says which machine it is */
+    Hardware *hardware;   /* that machine, or the one that the policy is searched for; NULL if not needed */
     Found *found;         /* what is expected of the policy; NULL: nothing */
-    Error no_gpu;         /* text: why not the GPU, where nobody said --device host */
+    Error no_gpu;         /* text: why there is no GPU; empty with --device host */
     size_t in_use_before; /* bytes of the GPU before there is a tier, by its own account */
     size_t in_use;        /* at the end of the run */
     Plan *plan;
     Device *device;
-    bool traced;        /* the device notes what it does, for --trace or for bench's breakdown, */
-    size_t trace_limit; /* so many slices at most; 0: all */
+    bool traced;        /* the device notes what it does, for --trace or for bench's breakdown */
+    size_t trace_limit; /* slices that it notes at most; 0: all */
     RunStats stats;
 } TaskRun;
 
-/* Results go as text to standard output, and with --json as one JSON object to a file; where that is standard output,
- * instead of the text. The object is the list of all figures; the text is a form that is filled in from it. */
+/* Results go as text to standard output, and with --json as one JSON object to a file. If that file is standard output, the
+ * text is left out. The object is the list of all figures; the text is a form that is filled in from it. */
 typedef struct {
     const Options *options;
     cJSON *json;
@@ -266,20 +265,20 @@ int report_open(Report *report, const Options *options, Error *err);
 /* Writes the object, if all went well, and closes it; as output_close. */
 int report_close(Report *report, int status, Error *err);
 
-/* What a run came to: times, bytes and seconds of the lanes and channels, Table 4. */
+/* The results of a run: times, bytes and seconds of the lanes and channels, Table 4. */
 void report_bench(Report *report, const TaskRun *run);
 /* Perplexity or last words, the times, the policy. */
 void report_eval(Report *report, const Eval *eval, const TaskRun *run);
-/* Policies that were found, the first of which is the answer; under `key` all of them. */
+/* Policies that were found. The first is the answer; `key` lists all of them. */
 void report_found(Report *report, const OptConfig *config, const Hardware *hardware, const char *key, const Found *found,
                   int n);
 /* A placement by Appendix A.3. */
 void report_paper(Report *report, const OptConfig *config, const Hardware *hardware, const Cost *cost, const Block *block);
-/* One machine, a pipeline of them, a chain without offloading; NULL where it does not fit. One sequence needs `least`. */
+/* One machine, a pipeline, a chain without offloading; NULL if it does not fit. The chain needs `least` machines. */
 void report_clusters(Report *report, const OptConfig *config, const Hardware *hardware, const ClusterCost *const cost[3],
                      int least);
 
-/* The following go to standard error. The plan's totals and what was used; then, if something was expected, that beside
+/* The following go to standard error. The plan's totals and what was used; then what was predicted, if anything was, beside
  * what was measured. */
 void print_peaks(const TaskRun *run, const Options *options);
 void print_prediction(const TaskRun *run);

@@ -2,7 +2,7 @@
  *
  * Prompts are JSON lines or plain lines; completions are JSON lines, written and synced as each sequence ends, so that
  * nothing that was reported as done is lost. A prompt's place in the input is its number in the task, which is all that
- * sampling knows of it. Read next: tokenizer.c. */
+ * sampling knows of it. Read next: eval.c, the other use of prompts. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <math.h>

@@ -6,7 +6,7 @@
  * author or another reader thinks. So the text is first scanned against the grammar of RFC 8259, where each fault has a
  * byte offset, then cJSON parses it, and then every object's keys are compared. What passes here is a tree whose strings
  * are whole, whose numbers are finite and whose keys are unique.
- * Read next: checkpoint.c, which reads the most hostile of these files. */
+ * Read next: tokenizer.c. */
 #include <cjson/cJSON.h>
 #include <math.h>
 

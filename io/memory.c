@@ -1,4 +1,4 @@
-/* memory.c: how much memory this process may have. Read next: flags.c. */
+/* memory.c: how much memory this process may have. Read next: json.c. */
 #include "io/text.h"
 
 /* The number behind prefix in a file of lines, in units of so many bytes; SIZE_MAX: there is none. */

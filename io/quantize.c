@@ -7,13 +7,13 @@
  *
  * and each matrix of the decoder layers, (n, k) in the source, keeps its name but is dtype U8 and of shape
  * [ceil(n / group), k quant_bytes(group)]: row g is what quant_pack_rows makes of rows [g group, (g + 1) group), and
- * flexgen.h says what a group looks like. All the rest is F16: biases, layernorms, embeddings, projections, a separate
+ * quant.h says what a group looks like. All the rest is F16: biases, layernorms, embeddings, projections, a separate
  * head. A shard has whole layers. The data begins at a multiple of 64 bytes and has no holes, so tensors whose sizes are
  * multiples of 64 come first, then those of 32, and so on: each begins at as round a byte as its size is.
  *
  * Contract: memory is a row of groups for each thread, whatever the model. The copy is made beside its place, as
- * OUTPUT.tmp-PID, synced, and renamed when it is whole; whatever fails removes it. Read next: tier.c, where weights rest.
- */
+ * OUTPUT.tmp-PID, synced, and renamed when it is whole; whatever fails removes it. Read next: job.c, prompts and
+ * completions. */
 #include <cjson/cJSON.h>
 #include <dirent.h>
 #include <errno.h>

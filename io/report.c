@@ -2,7 +2,7 @@
  *
  * The list is a cJSON object under the paper's names, which --json writes as it is. A text is a form that is filled in from
  * the object, so that no figure is computed or named twice; what is said to people alone (a rate beside bytes and seconds)
- * is made from the figures on the way. Read next: flexgen.c, whose commands these are. */
+ * is made from the figures on the way. Read next: flexgen.c, the commands themselves. */
 #include <cjson/cJSON.h>
 
 #include "cost/cost.h"

@@ -1,4 +1,4 @@
-/* text.h: files, JSON and tokens: what io has that knows nothing of models. */
+/* text.h: files, memory, JSON and tokens: the part of io that knows nothing of models. */
 #ifndef TEXT_H
 #define TEXT_H
 #include <stdbool.h>
@@ -18,45 +18,44 @@ extern "C" {
 
 enum { MAX_PATH = 4096 };
 
-/* path becomes dir/name. -1 and err where that is too long. */
+/* Puts dir/name into path. -1 and err if that is too long. */
 int file_path(char path[MAX_PATH], const char *dir, const char *name, Error *err);
-/* Reads bytes [offset, offset + size) of an open file. NULL, or what went wrong, for a message. Thread safe. */
+/* Reads bytes [offset, offset + size) of an open file. Returns NULL, or for a message what went wrong. Thread safe. */
 const char *file_read_at(int fd, void *to, size_t size, size_t offset);
 /* Reads a whole regular file of at most max_bytes into a malloc'ed buffer with a 0 after it; NULL and err when it is
  * missing, a directory, too large or unreadable. */
 char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
 
-/* The whole of a file ("-": standard input), with a 0 behind it. NULL and err. */
+/* The whole of a file ("-": standard input), with a 0 after it. NULL and err. */
 char *input_read(const char *path, size_t *len, Error *err);
 const char *input_name(const char *path); /* for messages */
-/* Calls take for each line of a file that is not blank, with the number of the line from 0 and where it stands, for
- * messages
- * ("prompts.jsonl line 7"), until it returns -1. Ends of lines, CR LF too, and a byte order mark are no part of a line. */
+/* Calls take for each line of a file that is not blank, until it returns -1. number counts lines from 0; where is for
+ * messages ("prompts.jsonl line 7"). Ends of lines, CR LF too, and a byte order mark are not part of a line. */
 int input_lines(const char *path,
                 int (*take)(void *ctx, const char *line, size_t len, int number, const char *where, Error *), void *ctx,
                 Error *err);
 
-/* Opens where results go ("-": standard output); what was there before is gone. flag names it in messages. NULL and err. */
+/* Opens a file for results ("-": standard output) and empties it. flag names it in messages. NULL and err. */
 FILE *output_open(const char *flag, const char *path, Error *err);
-/* Closes it. Returns status, the success of the work so far; or where that is 0 but not all that was written has arrived,
- * -1 and err. */
+/* Closes it. Returns status, the success of the work so far; but if that is 0 and not everything could be written, -1 and
+ * err. */
 int output_close(FILE *out, const char *flag, const char *path, int status, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
 // memory.c: how much memory this process may have
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Bytes that can be had, by the kernel and by the control group, whichever is less. */
+/* Bytes that are available, by the kernel or by the control group, whichever is less. */
 size_t memory_available(void);
 
 // ---------------------------------------------------------------------------------------------------------------
 // json.c: strict JSON on top of cJSON, and UTF-8
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Bytes of the character at s, of at most len > 0; or, with *valid false, of the longest start of one ("maximal subpart",
- * Unicode 3.9), which is what one U+FFFD stands for, also in Python's errors="replace". */
+/* Bytes of the first character in s[0..len), len > 0; or, with *valid false, of the longest start of a character there
+ * ("maximal subpart", Unicode 3.9), for which one U+FFFD stands, as in Python's errors="replace". */
 size_t utf8_step(const char *s, size_t len, bool *valid);
-/* Where in s[0..len) the first bytes stand that are not UTF-8 (overlong forms and surrogates are not); len: nowhere. */
+/* Where the first bytes of s[0..len) are that are not UTF-8 (overlong forms and surrogates are not); len: nowhere. */
 size_t utf8_invalid_at(const char *s, size_t len);
 bool utf8_valid(const char *s, size_t len);
 
@@ -65,7 +64,7 @@ bool utf8_valid(const char *s, size_t len);
  * the source in messages ("models/x/config.json", "prompts.jsonl line 7"). Returns NULL and fills err; else cJSON_Delete
  * it. */
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err);
-/* The same of a file of at most max_bytes. */
+/* The same for a file of at most max_bytes. */
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 /* What a value is, as a message shows it: "an object", 7, "a text"; NULL is "nothing". */
 const char *json_describe(char text[100], const cJSON *value);
@@ -89,7 +88,7 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
  * a piece give nothing. Invalid UTF-8 at the very end (a character whose bytes are not all there) or inside becomes U+FFFD,
  * so that the result is always valid UTF-8. */
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len);
-/* How many bytes of text the pieces of ids[0..n) stand for; special pieces, none. */
+/* How many bytes of text the pieces of ids[0..n) stand for; special pieces stand for none. */
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n);
 void tokenizer_close(Tokenizer *tokenizer);
 

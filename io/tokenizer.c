@@ -10,7 +10,7 @@
  * DIFFERS from Hugging Face's OPT tokenizer: `</s>` written in a text is four ordinary characters, never the special
  * piece, so that a prompt cannot forge an end; the caller puts </s> in front. And PCRE2 says what a letter is: a character
  * younger than the Unicode version it was built with (14 in Debian 12) may be split otherwise.
- * Read next: flexgen.c, which calls it. */
+ * Read next: config.c, which model it is. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <cjson/cJSON.h>
 #include <limits.h>
