@@ -7,6 +7,114 @@ extern "C" {
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------
+// Lanes and ops (section 4.2)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* In-order queues. W_: weights, C_: cache and activations; READ: disk to CPU, LOAD: CPU to GPU. A_DOWN and A_UP carry the
+ * queries of delegated attention down and its results up, so that they never wait behind a slab or a store. PROJECT and
+ * FINISH are the two halves of a layer on either side of its attention; they share the GPU, so that batch k+1 can be
+ * projected while the CPU still attends for batch k. */
+typedef enum { W_READ, W_LOAD, C_READ, C_LOAD, STORE, D_WRITE, A_DOWN, A_UP, PROJECT, FINISH, ATTEND, NLANES } Lane;
+extern const Channel lane_channel[NLANES];
+extern const char *const lane_name[NLANES];
+
+/* A point on a lane: it has happened when the lane has finished its seq-th op. An event with seq 0 has always happened. */
+typedef struct {
+    int lane;
+    uint64_t seq;
+} Event;
+
+/* What moves or is computed, for the counters. */
+typedef enum { WEIGHT, CACHE, ACTIVATION, OTHER, NKINDS } Kind;
+
+/* One piece of a copy: dst and src have the same shape; their types differ only when weights from disk become F16. */
+typedef struct {
+    Tensor dst, src;
+} Move;
+
+/* What a device can do. op_info (device/op.c) says what each is called, and which views it reads and writes. */
+typedef enum {
+    OP_COPY,           /* moves */
+    OP_EMBED,          /* y[r] = table[idx[r]], or y[r] += */
+    OP_LAYERNORM,      /* y = layernorm(x) w + b */
+    OP_LINEAR,         /* y = x w^T + b, ReLU, + residual */
+    OP_UNPACK,         /* packed weights to F16 */
+    OP_PACK,           /* new k, v to rows of packed pages */
+    OP_ATTEND_PREFILL, /* causal attention of whole prompts */
+    OP_ATTEND,         /* attention of new tokens to pages */
+    OP_SELECT,         /* sparse attention: the chosen tokens, and their weights */
+    OP_FETCH,          /* the V of the chosen tokens from disk */
+    OP_WEIGH,          /* the weighted sum of the V of the chosen tokens */
+    OP_APPEND,         /* new k, v into pages */
+    OP_PICK,           /* the next tokens from logits */
+    OP_SCORE,          /* log-probabilities of given tokens from logits */
+    NCODES
+} OpCode;
+
+enum { MAX_VIEWS = 6 };
+
+/* What a lane is to do, as data. Shapes are those of the host_ functions (device.h); op_linear and so on check them. */
+struct Op {
+    OpCode code;
+    Lane lane;
+    /* what it is for, which traces, counters and the sim's rates need: i is the sweep, j the layer, k the GPU batch by its
+     * place in the sweep, batch the same by its number in the order of entering; prefill: whether it is in prefill */
+    Kind kind;
+    bool prefill;
+    int i, j, k, batch;
+    union { /* its views, by number, or by name for each code */
+        Tensor view[MAX_VIEWS];
+        struct {
+            Tensor y, table, idx;
+        } embed;
+        struct {
+            Tensor y, x, w, b;
+        } layernorm;
+        struct {
+            Tensor y, x, w, b, residual;
+        } linear;
+        struct {
+            Tensor w, packed;
+        } unpack;
+        struct {
+            Tensor packed, kv;
+        } pack;
+        struct {
+            Tensor o, q, kv, start;
+        } prefilled;
+        struct {
+            Tensor o, q, k, v, pages, len;
+        } attend;
+        struct {
+            Tensor tokens, weights, q, k, pages, len;
+        } select;
+        struct {
+            Tensor v, pages, len, home_v, home_pages, tokens;
+        } fetch;
+        struct {
+            Tensor o, tokens, weights, v, pages, len;
+        } weigh;
+        struct {
+            Tensor k, v, kv, seq, pos, pages;
+        } append;
+        struct {
+            Tensor ids, logits, prompt, pos;
+        } pick;
+        struct {
+            Tensor logp, best, logits, target;
+        } score;
+    };
+    const Move *moves; /* of a copy; they may be changed once it has been posted */
+    int nmoves;
+    int nh, page_tokens;
+    bool add, relu;
+    double sparsity;
+    Sampling sampling;
+    int nafter; /* it begins when these events have happened */
+    Event after[NLANES];
+};
+
+// ---------------------------------------------------------------------------------------------------------------
 // op.c: ops as data
 // ---------------------------------------------------------------------------------------------------------------
 
