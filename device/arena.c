@@ -81,7 +81,11 @@ static int run_layernorm(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
 
 static int run_linear(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     const Tensor y = op->linear.y, x = op->linear.x, w = op->linear.w;
-    Product p = {.y = arenas_address(a, y), .y_type = y.type, .y_ld = y.ld, .quant = w.type == U8 ? w.quant : (Quant){0}, .relu = op->relu};
+    Product p = {.y = arenas_address(a, y),
+                 .y_type = y.type,
+                 .y_ld = y.ld,
+                 .quant = w.type == U8 ? w.quant : (Quant){0},
+                 .relu = op->relu};
     p.x = arenas_address(a, x), p.w = arenas_address(a, w), p.b = arenas_address(a, op->linear.b);
     p.residual = arenas_address(a, op->linear.residual);
     p.m = y.rows, p.n = y.cols, p.k = x.cols;

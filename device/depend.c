@@ -30,12 +30,12 @@ typedef struct {
 /* Of so many ops of a lane it is remembered what was over when they began; of older ones only that their lane got there. */
 enum { REMEMBERED = 256 };
 
-/* Cells that an op uses. */
+/* Neighbouring cells that an op uses as one. */
 typedef struct {
     int first, n;
     Use use;
-} Run;
-enum { MAX_RUNS = 16 };
+} Used;
+enum { MAX_USED = 16 };
 
 struct Depend {
     Cell *cell;
@@ -44,8 +44,8 @@ struct Depend {
     Clock lane[NLANES];                  /* what is over when the lane's newest op ends */
     Clock (*past)[REMEMBERED];           /* [NLANES] the same of its ops before */
     uint64_t number[NLANES][REMEMBERED]; /* which op it is; others have been overwritten */
-    Run run[MAX_RUNS];                   /* of the op that is about to be posted */
-    int nruns;
+    Used used[MAX_USED];                 /* of the op that is about to be posted */
+    int nused;
 };
 
 static void join(Clock *a, const Clock *b) {
@@ -59,26 +59,27 @@ static void join_event(Clock *clock, const Depend *d, Event e) {
 }
 
 /* What a user of the cells must come after. */
-static void join_users(Clock *clock, const Depend *d, Run run) {
-    CHECK(run.first >= 0 && run.first + run.n <= d->ncells);
-    for (int c = run.first; c < run.first + run.n; c++) {
+static void join_users(Clock *clock, const Depend *d, Used used) {
+    CHECK(used.first >= 0 && used.first + used.n <= d->ncells);
+    for (int c = used.first; c < used.first + used.n; c++) {
         join(clock, &d->cell[c].written);
-        if (run.use == WRITES) join(clock, &d->cell[c].read);
+        if (used.use == WRITES) join(clock, &d->cell[c].read);
     }
 }
 
-/* The op's cells, each run once, however many views or moves have it. */
-static void find_runs(Depend *d, const Op *op) {
+/* The op's cells, each once, however many views or moves have it. */
+static void find_used(Depend *d, const Op *op) {
     Use use;
-    d->nruns = 0;
+    d->nused = 0;
     for (int n = 0; n < op_nviews(op); n++) {
         const Tensor *view = op_view(op, n, &use);
         int r = 0;
         if (!use || !view->ncells || !view->rows) continue;
-        while (r < d->nruns && (d->run[r].first != view->cell || d->run[r].n != view->ncells || d->run[r].use != use)) r++;
-        if (r < d->nruns) continue;
-        CHECK(r < MAX_RUNS);
-        d->run[d->nruns++] = (Run){view->cell, view->ncells, use};
+        while (r < d->nused && (d->used[r].first != view->cell || d->used[r].n != view->ncells || d->used[r].use != use))
+            r++;
+        if (r < d->nused) continue;
+        CHECK(r < MAX_USED);
+        d->used[d->nused++] = (Used){view->cell, view->ncells, use};
     }
 }
 
@@ -103,17 +104,17 @@ static int events_for(Event *wait, const Depend *d, const Clock *need, Clock *kn
 
 void depend_before(Depend *d, Op *op) {
     Clock need = {{0}};
-    find_runs(d, op);
-    for (int r = 0; r < d->nruns; r++) join_users(&need, d, d->run[r]);
+    find_used(d, op);
+    for (int r = 0; r < d->nused; r++) join_users(&need, d, d->used[r]);
     join(&d->lane[op->lane], &d->host);
     op->nafter = events_for(op->after, d, &need, &d->lane[op->lane]);
 }
 
 /* A writer comes after all users before it, and so stands for them. */
-static void note_use(Depend *d, Run run, Event e) {
-    for (int c = run.first; c < run.first + run.n; c++) {
-        if (run.use == WRITES) d->cell[c] = (Cell){{{0}}, {{0}}};
-        (run.use == WRITES ? &d->cell[c].written : &d->cell[c].read)->ops[e.lane] = e.seq;
+static void note_use(Depend *d, Used used, Event e) {
+    for (int c = used.first; c < used.first + used.n; c++) {
+        if (used.use == WRITES) d->cell[c] = (Cell){{{0}}, {{0}}};
+        (used.use == WRITES ? &d->cell[c].written : &d->cell[c].read)->ops[e.lane] = e.seq;
     }
 }
 
@@ -121,15 +122,15 @@ void depend_posted(Depend *d, Event e) {
     d->lane[e.lane].ops[e.lane] = e.seq;
     d->past[e.lane][e.seq % REMEMBERED] = d->lane[e.lane];
     d->number[e.lane][e.seq % REMEMBERED] = e.seq;
-    for (int r = 0; r < d->nruns; r++)
-        if (d->run[r].use == READS) note_use(d, d->run[r], e);
-    for (int r = 0; r < d->nruns; r++) /* what an op reads and writes, it has written */
-        if (d->run[r].use == WRITES) note_use(d, d->run[r], e);
+    for (int r = 0; r < d->nused; r++)
+        if (d->used[r].use == READS) note_use(d, d->used[r], e);
+    for (int r = 0; r < d->nused; r++) /* what an op reads and writes, it has written */
+        if (d->used[r].use == WRITES) note_use(d, d->used[r], e);
 }
 
 int depend_host(const Depend *d, Event wait[NLANES], const Tensor *view, Use use) {
     Clock need = {{0}}, known = d->host;
-    join_users(&need, d, (Run){view->cell, view->ncells, use});
+    join_users(&need, d, (Used){view->cell, view->ncells, use});
     return events_for(wait, d, &need, &known);
 }
 

@@ -217,6 +217,13 @@ typedef struct {
     long last[NLANES]; /* 1 + index of each lane's newest slice */
 } Trace;
 
+/* PROJECT and FINISH share the GPU: of their first ops, the one that can begin has its turn, and of two that can, the one
+ * that was posted earlier. NLANES: neither can. */
+static inline Lane gpu_turn(const bool ready[2], uint64_t project_order, uint64_t finish_order) {
+    if (ready[0] && ready[1]) return finish_order < project_order ? FINISH : PROJECT;
+    return ready[0] ? PROJECT : ready[1] ? FINISH : NLANES;
+}
+
 /* A device: in-order lanes that carry out ops and meet at events. */
 struct Device {
     const char *name;

@@ -1,16 +1,10 @@
-/* lanes.c: two devices, the one that is this CPU and the one that is a GPU beside it. In-order lanes, events, copies,
- * counters.
+/* lanes.c: the host and the cuda device, as in-order lanes (section 4.2).
  *
  * A lane is a queue with a thread. An op begins when all its `after` events have happened and everything before it in its
- * lane is done; its own event is its place in the lane. PROJECT and FINISH share the GPU, and so a thread. The CPU tier is
- * an arena in memory with the planned size, the disk an unlinked file that exists as long as its descriptor does, so that
- * no way of ending leaves it behind. Appends of single tokens go through the mapping of that file; bulk traffic reads and
- * writes it, and drops what it touched from the page cache, so that the CPU tier's limit stays honest.
- *
- * On the host device the GPU tier is another arena, and every lane's thread does the work itself. On the cuda device it is
- * memory of the GPU. A lane that touches that is a stream, and its thread only posts there: it waits until what an op needs
- * is done or, on other streams, posted, tells its stream to wait for those, and goes on ahead of the GPU. The lanes of the
- * disk and of the CPU's attention are as on the host.
+ * lane is done; its own event is its place in the lane. PROJECT and FINISH share the GPU, and so a thread. On the host
+ * device every thread does the work itself. On the cuda device a lane that touches the GPU is a stream, and its thread only
+ * posts there: it waits until what an op needs is done or, on other streams, posted, tells its stream to wait for those,
+ * and goes on ahead of the GPU.
  *
  * The host device's links can be slowed (Device.link), to show on a laptop what a PCIe link or a disk does to a schedule.
  * The lanes that are busy on a link share it equally, as in the sim. An op first waits until its bytes would have crossed
@@ -19,20 +13,14 @@
  * With a trace every op is noted when it has ended: on a stream by groups between two marks, which then are of one call of
  * Figure 4 each, in times of the GPU's clock brought to ours.
  *
- * The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread posts. Arithmetic is in
- * host.c and flexgen.cu. Read next: arena.c, what a lane does with an op. */
-#include <errno.h>
-#include <fcntl.h>
+ * The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread posts. Read next: arena.c,
+ * what a lane does with an op. */
 #include <math.h>
 #include <pthread.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "device/device.h"
-#include "io/io.h"
 
 enum { RING = MARKS };
 
@@ -356,10 +344,11 @@ static void *gpu_main(void *arg) {
     LaneState *project = &d->lane[PROJECT], *finish = &d->lane[FINISH];
     pthread_mutex_lock(&d->lock);
     for (;;) {
-        bool p = first_is_ready(d, project), f = first_is_ready(d, finish);
-        if (p && f) f = finish->ring[finish->begun % RING].order < project->ring[project->begun % RING].order;
-        if (p || f) {
-            run_first(d, f ? finish : project);
+        const bool ready[] = {first_is_ready(d, project), first_is_ready(d, finish)};
+        const Lane turn =
+            gpu_turn(ready, project->ring[project->begun % RING].order, finish->ring[finish->begun % RING].order);
+        if (turn != NLANES) {
+            run_first(d, &d->lane[turn]);
         } else if (project->done != project->begun || finish->done != finish->begun) {
             end_group(d, project); /* what the other one waits for may be in them */
             end_group(d, finish);

@@ -77,9 +77,10 @@ static void begin_ready(Sim *d) {
     for (int i = 0; i < NLANES; i++)
         if (lane_channel[i] != GPU && is_ready(d, i)) begin(d, i);
     if (d->lane[PROJECT].active || d->lane[FINISH].active) return;
-    bool p = is_ready(d, PROJECT), f = is_ready(d, FINISH);
-    if (p && f) p = first_op(&d->lane[PROJECT])->order < first_op(&d->lane[FINISH])->order;
-    if (p || f) begin(d, p ? PROJECT : FINISH);
+    const bool ready[] = {is_ready(d, PROJECT), is_ready(d, FINISH)};
+    const Lane turn = gpu_turn(ready, ready[0] ? first_op(&d->lane[PROJECT])->order : 0,
+                               ready[1] ? first_op(&d->lane[FINISH])->order : 0);
+    if (turn != NLANES) begin(d, turn);
 }
 
 static void end(Sim *d, int i) {

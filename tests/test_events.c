@@ -42,6 +42,7 @@ typedef struct {
     Clock now;    /* for who touches memory now: an op, or with seq 0 the posting thread */
     Clock need;   /* what its bytes say must be over */
     Event self;
+    const Op *op;     /* it; NULL: the posting thread */
     bool blind;       /* only notes who touches what, with activations of any type; nothing is computed */
     int races;        /* cells, each time */
     int shown;        /* that many of them, and of waits that no byte asks for, are printed */
@@ -96,7 +97,23 @@ static void touch_bytes(Checker *c, Tier tier, size_t begin, size_t bytes, bool 
     }
 }
 
+/* What ops of a code have been seen to do with their views: 1 reads, 2 writes. */
+static uint8_t seen[NCODES][MAX_VIEWS];
+
+static bool lies_in(Tensor t, Tensor view) {
+    return view.rows && t.tier == view.tier && t.offset >= view.offset && t.offset < view.offset + tensor_span(view);
+}
+
+/* Bytes of two views at once, such as of a residual that is y, tell nothing. */
+static void note_use(const Op *op, Tensor t, bool writes) {
+    int n = 0, found = 0;
+    for (int v = 0; v < MAX_VIEWS && op_info[op->code].view[v].name; v++)
+        if (lies_in(t, op->view[v])) n++, found = v;
+    if (n == 1) seen[op->code][found] |= writes ? 2 : 1;
+}
+
 static void touch(Checker *c, Tensor t, bool writes) {
+    if (c->op && c->op->code != OP_COPY && t.rows) note_use(c->op, t, writes);
     size_t row = t.cols * type_bytes(t.type);
     CHECK(!t.file && t.offset + tensor_span(t) <= c->bytes[t.tier]);
     reach_note(&c->reach, c->base.peak, t);
@@ -378,7 +395,9 @@ static Event check_post(Device *device, const Op *op) {
         [OP_APPEND] = check_append,       [OP_PICK] = check_pick,
         [OP_SCORE] = check_score,         [OP_ATTEND_PREFILL] = check_attend_prefill};
     Checker *c = begin(device, op);
+    c->op = op;
     check[op->code](c, op);
+    c->op = NULL;
     note_surplus(c, op);
     return c->self;
 }
@@ -686,6 +705,19 @@ static void nor_where_packed_weights_are_unpacked_first(void) {
     trial.blind = false;
 }
 
+/* Of all that has run above. A residual has never been anything but y. */
+static void the_table_of_ops_says_what_ops_do(void) {
+    for (int code = OP_COPY + 1; code < NCODES; code++)
+        for (int v = 0; v < MAX_VIEWS && op_info[code].view[v].name; v++) {
+            const Use use = op_info[code].view[v].use;
+            const bool same = use == WRITES ? seen[code][v] & 2 : use == READS && seen[code][v] == 1;
+            if (code == OP_LINEAR && v == 4) continue;
+            if (!same)
+                fprintf(stderr, "\n    %s, %s: seen %d", op_info[code].name, op_info[code].view[v].name, seen[code][v]);
+            CU_ASSERT(same);
+        }
+}
+
 /* Who reuses a workspace waits for what it held, and with it for nearly everything; batches whose members have all ended by
  * themselves reuse none. By hand, so that nothing but the events that a batch keeps of its cache is left: sequences in turn
  * have it on the GPU and off it, and there is one layer. */
@@ -785,5 +817,6 @@ CU_TestInfo tests_events[] = {
     {"no two ops touch the same bytes without an event between them",
      no_two_ops_touch_the_same_bytes_without_an_event_between_them},
     {"nor where packed weights are unpacked first", nor_where_packed_weights_are_unpacked_first},
+    {"the table of ops says what ops do", the_table_of_ops_says_what_ops_do},
     CU_TEST_INFO_NULL,
 };
