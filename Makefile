@@ -14,7 +14,7 @@ WARN := -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE
 BUILD ?= build
 OPENMP ?= $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
 ISA := $(shell echo | $(CC) $(CFLAGS) -dM -E - 2>/dev/null | awk '/__AVX512F__/{a=1}/__AVX2__/{b=1}/__F16C__/{c=1}END{print a?"AVX-512":b&&c?"AVX2":"portable C"}')
-ALL := $(CFLAGS) $(WARN) $(OPENMP) $(SANITIZE) -I. -MMD -MP
+ALL = $(CFLAGS) $(WARN) $(OPENMP) $(SANITIZE) -I. -MMD -MP
 LIBS := -lcjson -lpcre2-8 -lm -lpthread
 
 # The CUDA toolkit: nvcc and cuBLAS build the device for GPUs, the headers alone its emulation on the CPU for the tests.
@@ -34,12 +34,12 @@ CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ld
 endif
 EMULATION := $(and $(CUDA_INCLUDE),$(HAVE_CXX),$(filter x86_64,$(shell uname -m)))
 
-SRC := $(filter-out flexgen.c,$(wildcard *.c */*.c))
-SRC := $(filter-out tests/%,$(SRC))
+SRC := $(filter-out flexgen.c,$(wildcard *.c) $(filter-out tests/%,$(wildcard */*.c)))
 OBJ := $(SRC:%.c=$(BUILD)/%.o)
-TESTS := $(sort $(wildcard tests/test_*.c))
-TEST_OBJ := $(TESTS:%.c=$(BUILD)/%.o) $(BUILD)/tests/main.o
-SUITES := $(foreach t,$(TESTS),X($(patsubst tests/test_%.c,%,$(t))))
+LIB := $(BUILD)/libflexgen.a
+SUITES := $(sort $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c)))
+HARNESS := $(BUILD)/tests/main.o $(BUILD)/tests/fixture.o
+$(if $(filter-out $(SUITES),$(SUITE)),$(error no such suite: $(SUITE); the suites are: $(SUITES)))
 # what a fresh Debian lacks: a header to look for, the package that has it
 NEED := cjson/cJSON.h:libcjson-dev pcre2.h:libpcre2-dev CUnit/CUnit.h:libcunit1-dev
 MODEL := models/opt-tiny
@@ -50,7 +50,7 @@ all: flexgen
 flexgen: $(BUILD)/flexgen
 	@cp $< $@
 
-$(BUILD)/flexgen: $(OBJ) $(BUILD)/flexgen.o $(CUDA_OBJ)
+$(BUILD)/flexgen: $(BUILD)/flexgen.o $(CUDA_OBJ) $(LIB)
 	$(if $(CUDA),$(CXX) $(OPENMP) $(SANITIZE),$(CC) $(ALL)) $^ -o $@ $(CUDA_LIBS) $(LIBS)
 
 # the architectures are part of what it depends on
@@ -64,11 +64,8 @@ $(BUILD)/%.o: %.c | setup
 	@mkdir -p $(@D)
 	$(CC) $(ALL) -c $< -o $@
 
-$(BUILD)/tests/main.o: ALL += -DSUITES="$(SUITES)"
-$(BUILD)/tests/main.o: $(TESTS)
-
-$(BUILD)/run_tests: $(OBJ) $(TEST_OBJ)
-	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
+$(LIB): $(OBJ)
+	@rm -f $@; $(AR) rcs $@ $^
 
 # Installs what is missing when run as root, or prints the one command that does.
 setup:
@@ -77,40 +74,69 @@ setup:
 run: all
 	./flexgen generate --model $(MODEL) --prompts models/prompts.txt --max-tokens 120 --temperature 0.7 --top-p 0.9 --seed 3
 
-test: flexgen $(BUILD)/run_tests $(if $(EMULATION),$(BUILD)/flexgen_emulated)
-	$(if $(filter cuda,$(SUITE)),,$(if $(EMULATION),FLEXGEN_EMULATED=$(BUILD)/flexgen_emulated) $(BUILD)/run_tests $(SUITE))
-	$(if $(filter-out cuda,$(SUITE)),,$(if $(EMULATION),@$(MAKE) --no-print-directory emulated-tests,@echo "SKIP cuda: the emulation needs the CUDA toolkit's headers and a C++ compiler, on x86-64"))
+# A suite is a program, build/test_NAME, and a log of its own, which ends with its exit status and seconds. The tests wait for the product
+# more than for themselves, so that -O1 will do for them.
+$(SUITES:%=$(BUILD)/tests/test_%.o) $(HARNESS): CFLAGS += -O1
+$(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
+	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
+$(BUILD)/%.log: $(BUILD)/test_% always
+	@scripts/suite.sh $@ $(RUNNER) $<
+$(BUILD)/cli.log: $(BUILD)/flexgen $(if $(EMULATION),$(BUILD)/flexgen_emulated)
+$(BUILD)/cli.log: export FLEXGEN_BIN := $(BUILD)/flexgen
+$(BUILD)/cli.log: export FLEXGEN_EMULATED := $(if $(EMULATION),$(BUILD)/flexgen_emulated)
 
-$(BUILD)/run_tests_gpu: $(OBJ) $(TEST_OBJ) $(CUDA_OBJ)
+LOGS := $(patsubst %,$(BUILD)/%.log,$(filter-out $(if $(EMULATION),cuda),$(or $(SUITE),$(SUITES))))
+EMULATED := $(if $(EMULATION),$(if $(SUITE),$(filter cuda,$(SUITE)),cuda schedule lanes))
+ORDERED_LOGS := $(foreach way,reverse random,$(EMULATED:%=$(BUILD)/$(way)/%.log))
+CHECKED_LOGS := $(foreach way,asan tsan,$(EMULATED:%=build/$(way)/emulated/%.log))
+test: $(if $(EMULATED),tsan asan) $(LOGS) $(ORDERED_LOGS)
+	@scripts/summary.sh $(LOGS) $(ORDERED_LOGS) $(CHECKED_LOGS)
+
+$(BUILD)/gpu/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(CUDA_OBJ) $(LIB)
+	@mkdir -p $(@D)
 	$(CXX) $(OPENMP) $^ -o $@ $(CUDA_LIBS) $(LIBS) -lcunit
-gpu-tests: $(BUILD)/run_tests_gpu
-	$(BUILD)/run_tests_gpu --device cuda cuda schedule lanes
+$(BUILD)/gpu/%.log: $(BUILD)/gpu/test_% always
+	@scripts/suite.sh $@ $<
+gpu-tests: $(patsubst %,$(BUILD)/gpu/%.log,cuda schedule lanes)
+	@scripts/summary.sh $^
 
-# flexgen.cu as C++ for the CPU: tests/cuda_cpu.h plays the CUDA runtime and cuBLAS.
+# The cuda device on the CPU: flexgen.cu as C++, with tests/cuda_cpu.h in the place of the CUDA runtime and cuBLAS.
 $(BUILD)/flexgen_cpu.cpp: flexgen.cu tests/cuda2cpp.sed
 	@mkdir -p $(@D)
 	(echo '#line 1 "flexgen.cu"'; sed -E -f tests/cuda2cpp.sed $<) >$@
 $(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
 	$(CXX) -std=c++17 $(CFLAGS) $(SANITIZE) -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
-$(BUILD)/flexgen_emulated: $(OBJ) $(BUILD)/flexgen.o $(BUILD)/flexgen_cpu.o
+$(BUILD)/flexgen_emulated: $(BUILD)/flexgen.o $(BUILD)/flexgen_cpu.o $(LIB)
 	$(CXX) $(OPENMP) $(SANITIZE) $^ -o $@ $(LIBS)
-$(BUILD)/run_tests_emulated: $(OBJ) $(TEST_OBJ) $(BUILD)/flexgen_cpu.o
+PLAIN := $(BUILD)
+$(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(BUILD)/device/lanes.o $(PLAIN)/tests/test_%.o $(PLAIN)/tests/main.o $(PLAIN)/tests/fixture.o $(PLAIN)/libflexgen.a
+	@mkdir -p $(@D)
 	$(CXX) $(OPENMP) $(SANITIZE) $^ -o $@ $(LIBS) -lcunit
 
-# Frames and checks instead of speed. OpenMP's runtime is not instrumented, so it is off; address layout randomization confuses TSan.
-CHECKED := CFLAGS="-O1 -g -fno-omit-frame-pointer -march=native" OPENMP=
+# Four ways, since no single one sees everything. The slower a way, the fewer of the engine's combinations it takes: every so many-th,
+# which is an odd number, or the lists' inner loops would never turn.
+#   reverse  blocks and threads that rely on running before others; calls that CUDA refuses, leaks
+#   random   the same, and copies that arrive later than what needs them
+#   asan     with UBSan: reads and writes outside of what was allocated, shared memory included
+#   tsan     missing barriers, missing waits between streams and with the host
+$(BUILD)/reverse/%.log: $(BUILD)/emulated/test_% always
+	@scripts/suite.sh $@ CUDA_CPU_ORDER=reverse CUDA_CPU_STRICT=1 $< --every 25
+$(BUILD)/random/%.log: $(BUILD)/emulated/test_% always
+	@scripts/suite.sh $@ CUDA_CPU_ORDER=random CUDA_CPU_GBPS=0.05 $< --every 25
+$(BUILD)/emulated/%.log: $(BUILD)/emulated/test_% always
+	@scripts/suite.sh $@ $(RUNNER) $< --every $(EVERY)
+
+# Frames and checks instead of speed. OpenMP's runtime is not instrumented, so TSan has none; address layout randomization confuses it.
+CHECKED := CFLAGS="-O1 -g -fno-omit-frame-pointer -march=native"
 ASAN := BUILD=build/asan $(CHECKED) SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
-TSAN := BUILD=build/tsan $(CHECKED) SANITIZE=-fsanitize=thread
-TSAN_SUITES := schedule lanes
-emulated-tests: $(BUILD)/run_tests_emulated
-	@$(MAKE) --no-print-directory $(ASAN) build/asan/run_tests_emulated
-	@$(MAKE) --no-print-directory $(TSAN) build/tsan/run_tests_emulated
-	@scripts/emulated.sh $(BUILD) build/asan build/tsan
+TSAN := BUILD=build/tsan $(CHECKED) SANITIZE=-fsanitize=thread OPENMP= RUNNER="TSAN_OPTIONS=halt_on_error=1 setarch -R"
+asan: $(LIB) $(HARNESS) $(EMULATED:%=$(BUILD)/tests/test_%.o) # only the device is built for it, the rest is the plain one's
+	@$(MAKE) --no-print-directory $(ASAN) PLAIN=$(BUILD) EVERY=49 $(EMULATED:%=build/asan/emulated/%.log)
+tsan:
+	@$(MAKE) --no-print-directory $(TSAN) EVERY=383 $(EMULATED:%=build/tsan/emulated/%.log)
 sanitize:
-	$(MAKE) --no-print-directory $(ASAN) CUDA= build/asan/run_tests build/asan/flexgen
-	FLEXGEN_BIN=build/asan/flexgen build/asan/run_tests $(SUITE)
-	$(MAKE) --no-print-directory $(TSAN) build/tsan/run_tests
-	for suite in $(TSAN_SUITES); do TSAN_OPTIONS=halt_on_error=1 setarch -R build/tsan/run_tests $$suite || exit 1; done
+	@$(MAKE) --no-print-directory $(ASAN) CUDA= EMULATION= test
+	@$(MAKE) --no-print-directory $(TSAN) EMULATION= SUITE="$(or $(SUITE),schedule lanes)" test
 
 # Programs of their own, with their own main.
 $(BUILD)/bench_gpu: tests/bench_gpu.cu $(BUILD)/archs
@@ -133,5 +159,6 @@ format:
 	clang-format -i *.c *.h *.cu */*.c */*.h tests/*.cu
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
-.PHONY: all setup run test gpu-tests emulated-tests sanitize bench accuracy format clean always
+.SECONDARY: # what a pattern rule made on the way stays
+.PHONY: all setup run test gpu-tests asan tsan sanitize bench accuracy format clean always
 .DELETE_ON_ERROR:

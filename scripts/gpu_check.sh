@@ -40,7 +40,7 @@ step_card() {
 }
 
 step_build() {
-    local programs="$BUILD/flexgen $BUILD/run_tests_gpu $BUILD/bench_gpu $BUILD/bench_machine $BUILD/bench_host"
+    local programs="$BUILD/flexgen $BUILD/gpu/test_cuda $BUILD/gpu/test_schedule $BUILD/gpu/test_lanes $BUILD/bench_gpu $BUILD/bench_machine $BUILD/bench_host"
     rm -f $programs # what does not build is not run in an older state
     make -k -j"$(nproc)" BUILD="$BUILD" GPU="$(cat "$DIR/compute_capability")" $programs
 }
@@ -113,7 +113,7 @@ mixed="$BUILD/flexgen bench --device cuda --model opt-125m --prompt-len 24 --gen
 step_memcheck() { sanitize memcheck $mixed; }
 fewer="--compress-weight --compress-cache --attn-sparsity 0.3"
 step_memcheck_packed() { sanitize memcheck $mixed $fewer; }
-step_memcheck_kernels() { sanitize memcheck "$BUILD/run_tests_gpu" --device cuda cuda; }
+step_memcheck_kernels() { sanitize memcheck "$BUILD/gpu/test_cuda"; }
 # not the library's own kernels: their barriers are not all understood, and each takes long
 step_racecheck() { sanitize racecheck --kernel-name-exclude "regex=gemm|gemv|cutlass|nvjet|xmma|cublas" $mixed; }
 
@@ -183,7 +183,7 @@ write_summary
 gpu=$DIR/compute_capability # the step card has found one
 step card 20
 step build 120 "$gpu"
-step tests 100 "$gpu" "$BUILD/run_tests_gpu"
+step tests 100 "$gpu" "$BUILD/gpu/test_cuda"
 step bounds_gpu 45 "$gpu" "$BUILD/bench_gpu"
 step bounds_host 45 "$BUILD/bench_host"
 step bounds_machine 45 "$BUILD/bench_machine"
@@ -198,7 +198,7 @@ step opt_6_7b_packed 60 "$gpu" "$BUILD/flexgen"
 step memcheck_packed 60 "$gpu" "$BUILD/flexgen"
 step accelerate 100 "$gpu"
 step flexllmgen 100 "$gpu"
-step memcheck_kernels 100 "$gpu" "$BUILD/run_tests_gpu"
+step memcheck_kernels 100 "$gpu" "$BUILD/gpu/test_cuda"
 
 [ -n "$rows" ] || { echo "no such step:$chosen"; exit 2; }
 shopt -s nullglob # what is not there is not read; /dev/null, since no file at all would be standard input

@@ -201,7 +201,7 @@ static void whoever_stops_early_is_replaced_at_once(void) {
     free(t.prompts);
 }
 
-CU_TestInfo tests_admission[] = {
+CU_TestInfo tests[] = {
     {"row keeps one batch and zig-zag one block in flight", row_keeps_one_batch_and_zigzag_one_block_in_flight},
     {"the diagonal of Figure 6 is a batch a sweep", the_diagonal_of_figure_6_is_a_batch_a_sweep},
     {"a batch enters every n/K sweeps", a_batch_enters_every_n_over_K_sweeps},

@@ -601,7 +601,7 @@ static void a_dummy_s_weights_look_like_weights(void) {
     checkpoint_close(c);
 }
 
-CU_TestInfo tests_checkpoint[] = {
+CU_TestInfo tests[] = {
     {"all float types, names and alignments are read", all_float_types_names_and_alignments_are_read},
     {"shards of different types make one model", shards_of_different_types_make_one_model},
     {"the head is separate when it differs", the_head_is_separate_when_it_differs},

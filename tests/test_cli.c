@@ -1501,7 +1501,7 @@ static void a_copy_that_does_not_fit_the_disk_leaves_nothing(void) {
     CU_ASSERT_EQUAL(count_files(dir), 0);
 }
 
-CU_TestInfo tests_cli[] = {
+CU_TestInfo tests[] = {
     {"a wrong command is refused in one line with status 2", a_wrong_command_is_refused_in_one_line_with_status_2},
     {"a wrong flag is refused in one line with status 2", a_wrong_flag_is_refused_in_one_line_with_status_2},
     {"help goes to standard output and names every flag", help_goes_to_standard_output_and_names_every_flag},

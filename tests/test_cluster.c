@@ -111,7 +111,7 @@ static void without_offloading_the_gpus_hold_everything(void) {
     checkpoint_close(model);
 }
 
-CU_TestInfo tests_cluster[] = {
+CU_TestInfo tests[] = {
     {"one machine takes what the search says", one_machine_takes_what_the_search_says},
     {"four machines fill, run and empty", four_machines_fill_run_and_empty},
     {"decoding scales better than linearly", decoding_scales_better_than_linearly},

@@ -1100,7 +1100,7 @@ static void what_is_released_and_closed_is_free_again(void) {
     gpu_close();
 }
 
-CU_TestInfo tests_cuda[] = {
+CU_TestInfo tests[] = {
     {"embed copies rows exactly and adds with one rounding", embed_copies_rows_exactly_and_adds_with_one_rounding},
     {"layernorm matches the host, in place too", layernorm_matches_the_host_in_place_too},
     {"linear matches the host, and the place of a row changes no bit",

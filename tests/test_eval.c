@@ -65,10 +65,6 @@ static Scores score(const Checkpoint *checkpoint, const Policy *policy, const Ta
     return s;
 }
 
-static Policy all_gpu(void) {
-    return (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = 6, .num_gpu_batches = 1, .overlap = true, .page_tokens = 16};
-}
-
 static int32_t ids[PROMPTS][MOST];
 static Prompt prompts[PROMPTS];
 static const Task scored = {.prompts = prompts, .count = PROMPTS, .scored = true};
@@ -113,7 +109,7 @@ static void every_score_is_what_the_plain_forward_says(void) {
         make_task(&checkpoint->config, 4);
         cut(3, 40);
         float *logits = xcalloc(MOST * vocab, sizeof *logits);
-        Policy p = all_gpu();
+        Policy p = all_gpu(6, 1);
         Scores s = score(checkpoint, &p, &scored);
         for (int i = 0; i < PROMPTS; i++) {
             const Prompt *q = &prompts[i];
@@ -139,7 +135,7 @@ static void a_prefill_scores_what_token_by_token_scores(void) {
     static const int cuts[] = {1, 2, 16, 31};
     for (int which = 0; which < 2; which++) {
         Checkpoint *checkpoint = open_golden(which);
-        Policy p = all_gpu();
+        Policy p = all_gpu(6, 1);
         make_task(&checkpoint->config, 5);
         Scores reference = score(checkpoint, &p, &scored);
         for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++) {
@@ -157,7 +153,7 @@ static void every_policy_gives_the_same_scores(void) {
         {1, 0, 1, 0, 0, 1}, {0, 0, 0, 0, 0, 0}, {0, 1, 0, 1, .5, .5}, {.5, 0, .5, 0, .3, .3}, {.1, .2, .3, .3, .6, .2}};
     for (int which = 0; which < 2; which++) {
         Checkpoint *checkpoint = open_golden(which);
-        Policy p = all_gpu();
+        Policy p = all_gpu(6, 1);
         make_task(&checkpoint->config, 6);
         for (int i = 0; i < PROMPTS; i += 2) cut(i, (prompts[i].s + 1) / 2);
         Scores reference = score(checkpoint, &p, &scored);
@@ -177,7 +173,7 @@ static void every_policy_gives_the_same_scores(void) {
 /* More rows than become logits at a time, with the head streamed and a prompt's rows cut in two by a piece's end. */
 static void only_the_rows_that_are_wanted_go_through_the_head(void) {
     Checkpoint *checkpoint = open_golden(0);
-    Policy p = all_gpu();
+    Policy p = all_gpu(6, 1);
     make_task(&checkpoint->config, 7);
     Plan *all = plan_make(checkpoint, &p, &scored, F32, &err);
     CU_ASSERT_EQUAL(all->head_rows, 79 + 1 + 1 + 61 + 3 + 2);
@@ -191,7 +187,7 @@ static void only_the_rows_that_are_wanted_go_through_the_head(void) {
 
 static void logits_that_are_no_numbers_end_the_run(void) {
     const f16 nan = 0x7e00;
-    Policy p = all_gpu();
+    Policy p = all_gpu(6, 1);
     RunStats stats;
     Checkpoint *checkpoint = open_golden(0);
     make_task(&checkpoint->config, 8);
@@ -209,7 +205,7 @@ static void logits_that_are_no_numbers_end_the_run(void) {
 
 static double simulated_seconds(void) {
     Hardware h = test_fast_machine();
-    Policy p = all_gpu();
+    Policy p = all_gpu(6, 1);
     RunStats stats;
     Scores s = {.task = &scored, .given = true};
     Checkpoint *checkpoint = open_golden(0);
@@ -440,7 +436,7 @@ static void the_shipped_models_perplexity_is_that_of_hugging_face(void) {
     if (!own) CU_FAIL_FATAL(err.text);
     for (int c = 0; c < 2; c++) {
         Eval e = {.stepwise = false};
-        Policy p = all_gpu();
+        Policy p = all_gpu(6, 1);
         ASSERT_OK(eval_text(&e, MODEL "/stories.txt", cases[c].window, cases[c].limit, own, &checkpoint->config, &err));
         Listener listener = eval_listener(&e);
         ASSERT_OK(run(&listener, checkpoint, &p, &e.task));
@@ -452,7 +448,7 @@ static void the_shipped_models_perplexity_is_that_of_hugging_face(void) {
     checkpoint_close(checkpoint);
 }
 
-CU_TestInfo tests_eval[] = {
+CU_TestInfo tests[] = {
     {"every score is what the plain forward says", every_score_is_what_the_plain_forward_says},
     {"a prefill scores what token by token scores", a_prefill_scores_what_token_by_token_scores},
     {"every policy gives the same scores", every_policy_gives_the_same_scores},

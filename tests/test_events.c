@@ -809,7 +809,7 @@ static void ops_without_an_event_are_races_and_with_one_they_are_none(void) {
     checkpoint_close(trial.model);
 }
 
-CU_TestInfo tests_events[] = {
+CU_TestInfo tests[] = {
     {"ops without an event are races, and with one they are none",
      ops_without_an_event_are_races_and_with_one_they_are_none},
     {"what a batch has left open is waited for when others are gone",

@@ -423,7 +423,7 @@ static void more_work_never_takes_less_time(void) {
     }
 }
 
-CU_TestInfo tests_hardware[] = {
+CU_TestInfo tests[] = {
     {"a file becomes the numbers it holds", a_file_becomes_the_numbers_it_holds},
     {"optional keys are read too", optional_keys_are_read_too},
     {"a missing value is named", a_missing_value_is_named},

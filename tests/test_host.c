@@ -1246,7 +1246,7 @@ static void score_of_nan_is_nan_and_of_what_cannot_come_is_minus_infinity(void) 
     }
 }
 
-CU_TestInfo tests_host[] = {
+CU_TestInfo tests[] = {
     {"every half converts exactly and back", every_half_converts_exactly_and_back},
     {"vectors read halves as scalars do", vectors_read_halves_as_scalars_do},
     {"floats round to the nearest even half", floats_round_to_the_nearest_even_half},

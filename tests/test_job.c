@@ -381,7 +381,7 @@ static void a_completion_is_on_the_disk_before_the_next(void) {
     job_free(&job);
 }
 
-CU_TestInfo tests_job[] = {
+CU_TestInfo tests[] = {
     {"plain lines are prompts with the numbers of their lines", plain_lines_are_prompts_with_the_numbers_of_their_lines},
     {"JSON lines are prompts with their own ids", json_lines_are_prompts_with_their_own_ids},
     {"number ids come back as given", number_ids_come_back_as_given},

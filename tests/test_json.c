@@ -216,7 +216,7 @@ static void files_are_read_whole_or_refused(void) {
     free(text);
 }
 
-CU_TestInfo tests_json[] = {
+CU_TestInfo tests[] = {
     {"json values come through", json_values_come_through},
     {"what is not json is refused with its place", what_is_not_json_is_refused_with_its_place},
     {"strings that would lose something are refused", strings_that_would_lose_something_are_refused},

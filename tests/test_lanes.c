@@ -353,7 +353,7 @@ static void a_lane_may_have_more_calls_than_marks(void) {
     close_device();
 }
 
-CU_TestInfo tests_lanes[] = {
+CU_TestInfo tests[] = {
     {"an op takes as long as its bytes on a slowed link", an_op_takes_as_long_as_its_bytes},
     {"many ops take as long as their bytes, on all lanes of a link", many_ops_take_as_long_as_their_bytes},
     {"a small copy does not wait behind a slab", a_small_copy_does_not_wait_behind_a_slab},

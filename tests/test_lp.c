@@ -427,7 +427,7 @@ static void very_large_and_very_small_numbers_do_no_harm(void) {
     CU_ASSERT(fabs(answer.value / -1e-150 - 1) < 1e-9 && answer.x[0] == 1);
 }
 
-CU_TestInfo tests_lp[] = {
+CU_TestInfo tests[] = {
     {"every answer is that of trying all vertices", every_answer_is_that_of_trying_all_vertices},
     {"it stays so with coefficients from 1e-12 to 1e15", it_stays_so_with_coefficients_from_1e_12_to_1e15},
     {"what rounding hides is lost or right", what_rounding_hides_is_lost_or_right},

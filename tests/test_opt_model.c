@@ -164,7 +164,7 @@ static void a_dummy_tells_tokens_apart_in_the_deepest_models(void) {
     }
 }
 
-CU_TestInfo tests_opt_model[] = {
+CU_TestInfo tests[] = {
     {"the sizes have their published parameters", the_sizes_have_their_published_parameters},
     {"heads are of the published size", heads_are_of_the_published_size},
     {"only published names are known", only_published_names_are_known},

@@ -408,10 +408,6 @@ static Cost expected(const Rig *r) {
     return cost;
 }
 
-static Policy all_gpu(void) {
-    return (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = 4, .num_gpu_batches = 3, .overlap = true, .page_tokens = 16};
-}
-
 static double layer_bytes(const OptConfig *config) {
     double sum = 0;
     for (int role = 0; role < NROLES; role++) {
@@ -447,7 +443,7 @@ static void where_weights_stream_time_is_their_bytes_over_the_link(void) {
     for (int row = 0; row < 2; row++)
         for (int disk = 0; disk < 2; disk++) {
             Hardware h = test_fast_machine();
-            Policy p = all_gpu();
+            Policy p = all_gpu(4, 3);
             p.wg = 0, p.wc = !disk, p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
             h.ctog_bdw[0] = h.ctog_bdw[1] = 1e9;
             if (disk) h.dtoc_bdw[0] = h.dtoc_bdw[1] = 2e8;
@@ -466,12 +462,12 @@ static void where_weights_stream_time_is_their_bytes_over_the_link(void) {
 static void what_streams_is_what_is_not_on_the_gpu(void) {
     OptConfig config = opt("opt-1.3b");
     Hardware h = test_fast_machine();
-    Policy p = all_gpu();
+    Policy p = all_gpu(4, 3);
     p.wg = .5, p.wc = .5;
     h.ctog_bdw[0] = 1e9, h.ctog_bdw[1] = 2e9;
     double half = 24 * layer_bytes(&config) / 2, pre = 2 * half / 2e9, gen = (SWEEPS - 2) * half / 1e9;
     CU_ASSERT_DOUBLE_EQUAL(expected_of("opt-1.3b", &p, &h).T / (pre + gen), 1, .02); /* whole tensors: nearly half */
-    p = all_gpu(), p.table_home = TIER_CPU;
+    p = all_gpu(4, 3), p.table_home = TIER_CPU;
     double table = 2. * config.vocab * config.h1, row = 2. * config.h1;
     double seconds = (2 * table + COUNT * S * row) / 2e9 + ((SWEEPS - 2) * table + COUNT * (N - 1) * row) / 1e9;
     CU_ASSERT(close_to(expected_of("opt-1.3b", &p, &h).T, seconds));
@@ -483,7 +479,7 @@ static void where_products_count_time_is_the_flops_of_the_model(void) {
     OptConfig c = opt("opt-125m");
     double layers = 2. * 12 * (4. * c.h1 * c.h1 + 2. * c.h1 * c.h2), head = 2. * c.vocab * c.h1;
     Hardware h = test_fast_machine();
-    Policy p = all_gpu();
+    Policy p = all_gpu(4, 3);
     h.mm_flops[0] = 1e12, h.mm_flops[1] = 5e12;
     Cost cost = expected_of("opt-125m", &p, &h);
     CU_ASSERT(close_to(cost.T, COUNT * (S * layers + head) / 5e12 + COUNT * (N - 1) * (layers + head) / 1e12));
@@ -496,7 +492,7 @@ static void where_attention_counts_time_is_the_tokens_it_sees(void) {
     double tokens = COUNT * ((N - 1.) * S + N * (N - 1) / 2.), prefill = COUNT * S * (S + 1) / 2.;
     for (int cpu = 0; cpu < 2; cpu++) {
         Hardware h = test_fast_machine();
-        Policy p = all_gpu();
+        Policy p = all_gpu(4, 3);
         p.cg = !cpu, p.cc = cpu, p.cpu_attention = true;
         *(cpu ? h.cpu_flops : h.bmm_flops) = 1e10, h.bmm_flops[1] = 4e10;
         Cost cost = expected_of("opt-125m", &p, &h);
@@ -513,7 +509,7 @@ static void processors_work_side_by_side_unless_they_share_cores(void) {
     double cpu = 12 * 4. * c.h1 * COUNT * ((N - 1.) * S + N * (N - 1) / 2.) / 2e9;
     for (int how = 0; how < 3; how++) {
         Hardware h = test_fast_machine();
-        Policy p = all_gpu();
+        Policy p = all_gpu(4, 3);
         p.cg = 0, p.cc = 1, p.cpu_attention = true, p.overlap = how != 2;
         h.mm_flops[0] = 1e12, h.cpu_flops[0] = 2e9, h.shared_cores = how == 1;
         double T = expected_of("opt-125m", &p, &h).T;
@@ -528,7 +524,7 @@ static void the_lp_fills_the_gpu_with_weights(void) {
     LpAnswer answer;
     OptConfig config = opt("opt-1.3b");
     Hardware h = test_fast_machine();
-    Policy p = all_gpu();
+    Policy p = all_gpu(4, 3);
     for (int x = 0; x < 2; x++) { /* numbers that an LP can bear */
         h.gtoc_bdw[x] = h.dtoc_bdw[x] = h.ctod_bdw[x] = h.mm_flops[x] = h.bmm_flops[x] = h.cpu_flops[x] = 1e18;
         h.ctog_bdw[x] = 1e9;
@@ -560,7 +556,7 @@ static void the_lps_memory_is_the_plans_at_every_corner(void) {
         Rig r;
         double x[RUNTIME_VARS] = {0}, none[NTIERS] = {0};
         Hardware fast = test_fast_machine();
-        Policy p = all_gpu();
+        Policy p = all_gpu(4, 3);
         p.schedule = (Schedule)(where / CORNERS / 2), p.cpu_attention = where / CORNERS % 2, p.gbs = 3 * p.gbs;
         p.wg = w == TIER_GPU, p.wc = w == TIER_CPU, p.cg = c == TIER_GPU, p.cc = c == TIER_CPU, p.hg = h == TIER_GPU,
         p.hc = h == TIER_CPU;
@@ -703,7 +699,7 @@ static void more_memory_or_bandwidth_never_costs_time(void) {
     CU_ASSERT(better > 100);
 }
 
-CU_TestInfo tests_policy[] = {
+CU_TestInfo tests[] = {
     {"the rows of OPT-30B are those of A.3 by hand", the_rows_of_opt_30b_are_those_of_a_3_by_hand},
     {"a GPU with room for all gets all", a_gpu_with_room_for_all_gets_all},
     {"what fits nowhere else is read from the disk", what_fits_nowhere_else_is_read_from_the_disk},

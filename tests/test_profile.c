@@ -191,7 +191,7 @@ static void a_disk_that_cannot_be_written_is_one_line(void) {
     host_set_threads(0); /* for the suites behind this one */
 }
 
-CU_TestInfo tests_profile[] = {
+CU_TestInfo tests[] = {
     {"everything is measured", everything_is_measured},
     {"a measured machine is a hardware file with sources", a_measured_machine_is_a_hardware_file_with_sources},
     {"the second time it is read", the_second_time_it_is_read},

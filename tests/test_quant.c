@@ -303,7 +303,7 @@ static void heads_have_the_plain_function_s_bytes(void) {
     CU_ASSERT_EQUAL(wrong, 0);
 }
 
-CU_TestInfo tests_quant[] = {
+CU_TestInfo tests[] = {
     {"every number comes back within half a step and one rounding",
      every_number_comes_back_within_half_a_step_and_one_rounding},
     {"a step is no longer than the range asks for", a_step_is_no_longer_than_the_range_asks_for},

@@ -569,7 +569,7 @@ static void random_damage_to_a_copy_never_crashes(void) {
     free(v.file);
 }
 
-CU_TestInfo tests_quantize[] = {
+CU_TestInfo tests[] = {
     {"matrices of layers are packed and the rest is kept", matrices_of_layers_are_packed_and_the_rest_is_kept},
     {"all float types can be packed", all_float_types_can_be_packed},
     {"a dummy is packed like a checkpoint", a_dummy_is_packed_like_a_checkpoint},

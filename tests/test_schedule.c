@@ -74,10 +74,6 @@ static void on_sweep(void *ctx, long sweeps, long tokens) {
     r->fresh = 0, r->entered = false;
 }
 
-static Policy all_gpu(void) {
-    return (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = 4, .num_gpu_batches = 3, .overlap = true, .page_tokens = 16};
-}
-
 static void result_open(Result *r, int vocab) {
     *r = (Result){.vocab = vocab};
     for (int i = 0; i < PROMPTS; i++) r->last[i] = xcalloc(vocab, sizeof(float));
@@ -215,7 +211,7 @@ static const double placements[][6] = {
 enum { PLACEMENTS = sizeof placements / sizeof placements[0] };
 
 static Policy placed(const double *f) {
-    Policy p = all_gpu();
+    Policy p = all_gpu(4, 3);
     p.wg = f[0], p.wc = f[1], p.cg = f[2], p.cc = f[3], p.hg = f[4], p.hc = f[5];
     return p;
 }
@@ -228,7 +224,7 @@ static bool have_reference;
 /* The reference: everything on the GPU, one batch of all, pages of one size, no overlap. */
 static void run_reference(void) {
     Error err;
-    Policy p = all_gpu();
+    Policy p = all_gpu(4, 3);
     p.gbs = PROMPTS, p.num_gpu_batches = 1, p.overlap = false;
     ASSERT_OK(run(&reference, model, &p, &task, &err));
     have_reference = true;
@@ -277,7 +273,7 @@ static void set_numbers(Policy *p, int i) {
 /* What the others are compared with: as run_reference, with such numbers. */
 static void run_packed(Result *packed, int n) {
     Error err;
-    Policy one = all_gpu();
+    Policy one = all_gpu(4, 3);
     one.gbs = PROMPTS, one.num_gpu_batches = 1;
     set_numbers(&one, n);
     ASSERT_OK(run(packed, model, &one, &task, &err));
@@ -488,7 +484,7 @@ static void logits_that_are_no_numbers_end_the_run(void) {
     Error err;
     Result r;
     open_reference(&small);
-    Policy p = all_gpu();
+    Policy p = all_gpu(4, 3);
     spoil = true;
     CU_ASSERT_EQUAL(run(&r, model, &p, &task, &err), -1);
     spoil = false;
@@ -507,7 +503,7 @@ static void sequences_that_stop_early_change_nothing_for_the_others(void) {
     full = reference;
     config.eos = full.tokens[4][5]; /* the sixth token of the fifth prompt */
     Checkpoint *stopping = checkpoint_dummy(&config, 3);
-    Policy p = all_gpu();
+    Policy p = all_gpu(4, 3);
     Result r;
     ASSERT_OK(run(&r, stopping, &p, &task, &err));
     int stopped = 0;
@@ -540,7 +536,7 @@ static void tokens_made_beside_a_prefill_do_not_count_as_decoded(void) {
     for (int schedule = 0; schedule < 3; schedule++) {
         Result r;
         Error err;
-        Policy p = all_gpu();
+        Policy p = all_gpu(4, 3);
         p.gbs = 2, p.num_gpu_batches = 2, p.schedule = (Schedule)schedule;
         ASSERT_OK(run(&r, model, &p, &task, &err));
         CU_ASSERT(r.decoded > 0);
@@ -556,7 +552,7 @@ static void a_task_without_prompts_is_done_at_once(void) {
     for (int schedule = 0; schedule < 3; schedule++) {
         Error err;
         RunStats stats;
-        Policy p = all_gpu();
+        Policy p = all_gpu(4, 3);
         Task nothing = {.count = 0};
         p.schedule = (Schedule)schedule, p.wg = p.wc = .5; /* so that no tier's memory is empty */
         Plan *plan = plan_make(none, &p, &nothing, test_act_type(), &err);
@@ -699,7 +695,7 @@ static void weights_cross_once_a_sweep(void) {
     for (int disk = 0; disk < 2; disk++)
         for (int row = 0; row < 2; row++) {
             Result r;
-            Policy p = all_gpu();
+            Policy p = all_gpu(4, 3);
             p.wg = 0, p.wc = !disk, p.table_home = disk ? TIER_DISK : TIER_CPU, p.gbs = 2, p.num_gpu_batches = 3;
             p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
             ASSERT_OK(run(&r, model, &p, &even, &err));
@@ -725,7 +721,7 @@ static void the_cache_crosses_as_the_formula_says(void) {
     for (int disk = 0; disk < 2; disk++)
         for (int cpu = 0; cpu < 2; cpu++) {
             Result r;
-            Policy p = all_gpu();
+            Policy p = all_gpu(4, 3);
             p.cg = 0, p.cc = !disk, p.gbs = 2, p.num_gpu_batches = 3, p.page_tokens = 1, p.cpu_attention = cpu;
             ASSERT_OK(run(&r, model, &p, &even, &err));
             CU_ASSERT_EQUAL(r.moved[GTOC][CACHE], stored + (cpu ? queries : 0));
@@ -747,7 +743,7 @@ static void a_sparse_cache_is_read_from_disk_as_the_formula_says(void) {
     make_even_task(&even);
     for (int i = 0; i < 2; i++) {
         Result r;
-        Policy p = all_gpu();
+        Policy p = all_gpu(4, 3);
         p.cg = p.cc = 0, p.gbs = 2, p.num_gpu_batches = 3, p.page_tokens = 1, p.cpu_attention = true, p.sparsity = .25;
         if (i) p.cache_quant = packed;
         size_t row = i ? small.nh * quant_bytes(packed, small.h1 / small.nh) : (size_t)small.h1 * 2, rows = 0;
@@ -772,7 +768,7 @@ static void activations_cross_as_the_formula_says(void) {
     for (int disk = 0; disk < 2; disk++)
         for (int batches = 1; batches <= 3; batches += 2) {
             Result r;
-            Policy p = all_gpu();
+            Policy p = all_gpu(4, 3);
             p.hg = 0, p.hc = !disk, p.gbs = SEQS / batches, p.num_gpu_batches = batches;
             ASSERT_OK(run(&r, model, &p, &even, &err));
             CU_ASSERT_EQUAL(r.moved[GTOC][ACTIVATION], each);
@@ -914,7 +910,7 @@ static void what_is_waited_for_has_happened_however_far_ahead_a_lane_is(void) {
     wide.h1 = wide.embed = 300, wide.h2 = 1000, wide.l = 2;
     model = checkpoint_dummy(&wide, 3);
     make_task(&task, &wide);
-    Policy p = all_gpu();
+    Policy p = all_gpu(4, 3);
     Plan *plan = plan_make(model, &p, &task, test_act_type(), &err);
     Device *device = test_open(plan, model, temp_dir(), &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(device);
@@ -949,7 +945,7 @@ static void what_is_waited_for_has_happened_however_far_ahead_a_lane_is(void) {
     checkpoint_close(model);
 }
 
-CU_TestInfo tests_schedule[] = {
+CU_TestInfo tests[] = {
     {"every placement gives the same bits", every_placement_gives_the_same_bits},
     {"packed and sparse, every placement gives the same bits too",
      packed_and_sparse_every_placement_gives_the_same_bits_too},

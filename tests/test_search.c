@@ -587,7 +587,7 @@ static void a_tier_that_is_too_small_is_named(void) {
     }
 }
 
-CU_TestInfo tests_search[] = {
+CU_TestInfo tests[] = {
     {"a thousand searches find policies that fit or say why not",
      a_thousand_searches_find_policies_that_fit_or_say_why_not},
     {"no policy of a grid is two percent better", no_policy_of_a_grid_is_two_percent_better},

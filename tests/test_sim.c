@@ -35,10 +35,6 @@ static Policy mixed(void) { /* a bit of everything everywhere */
                     .table_home = TIER_CPU};
 }
 
-static Policy all_gpu(void) {
-    return (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = 2, .num_gpu_batches = 3, .overlap = true, .page_tokens = 16};
-}
-
 /* A plan of `small` for an even task, and the sim on it. */
 typedef struct {
     Checkpoint *checkpoint;
@@ -505,7 +501,7 @@ static void products_alone_take_the_flops_of_the_model(void) {
     double layer = 3 * 2. * (4 * 60 * 60 + 2 * 60 * 100), head = 2. * 131 * 60;
     h.mm_flops[0] = 1e6, h.mm_flops[1] = 3e6;
     for (int overlap = 0; overlap < 2; overlap++) {
-        Policy p = all_gpu();
+        Policy p = all_gpu(2, 3);
         p.overlap = overlap;
         simulate(&o, &small, &p, &h, SEQS, S, N);
         double prefill = SEQS * (S * layer + head) / 3e6, decode = SEQS * (N - 1) * (layer + head) / 1e6;
@@ -523,7 +519,7 @@ static void attention_alone_takes_the_tokens_of_the_cache(void) {
     for (int i = 1; i < N; i++) decode += SEQS * 3 * 4. * 60 * (S + i);
     for (int cpu = 0; cpu < 2; cpu++) { /* in generation the GPU attends, or the CPU */
         Hardware h = test_fast_machine();
-        Policy p = all_gpu();
+        Policy p = all_gpu(2, 3);
         p.cg = !cpu, p.cc = cpu, p.cpu_attention = true;
         h.bmm_flops[1] = 3e5, *(cpu ? h.cpu_flops : h.bmm_flops) = 1e5;
         simulate(&o, &small, &p, &h, SEQS, S, N);
@@ -548,7 +544,7 @@ static void streaming_alone_takes_the_bytes_of_the_weights(void) {
     Outcome o;
     for (int row = 0; row < 2; row++) {
         Hardware h = test_fast_machine();
-        Policy p = all_gpu();
+        Policy p = all_gpu(2, 3);
         p.wg = 0, p.wc = 1, p.table_home = TIER_CPU, p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
         h.ctog_bdw[0] = h.ctog_bdw[1] = 1e6;
         simulate(&o, &small, &p, &h, SEQS, S, N);
@@ -642,7 +638,7 @@ static void the_cache_crosses_as_the_formula_says(void) {
     for (int disk = 0; disk < 2; disk++)
         for (int cpu = 0; cpu < 2; cpu++) {
             Outcome o;
-            Policy p = all_gpu();
+            Policy p = all_gpu(2, 3);
             p.cg = 0, p.cc = !disk, p.page_tokens = 1, p.cpu_attention = cpu;
             simulate(&o, &small, &p, &round_rates, SEQS, S, N);
             CU_ASSERT_EQUAL(o.moved[GTOC][CACHE], stored + (cpu ? queries : 0));
@@ -681,7 +677,7 @@ static void opt_175b_takes_no_memory(void) {
     CU_ASSERT(o.total < 2 * disk);
 }
 
-CU_TestInfo tests_sim[] = {
+CU_TestInfo tests[] = {
     {"copies on one lane add up", copies_on_one_lane_add_up},
     {"lanes of one link share its bandwidth", lanes_of_one_link_share_its_bandwidth},
     {"different links run side by side", different_links_run_side_by_side},

@@ -197,7 +197,7 @@ static void zigzag_is_within_twice_the_diagonal(void) {
     CU_ASSERT(most > 1.6); /* and it is worth its name */
 }
 
-CU_TestInfo tests_theory[] = {
+CU_TestInfo tests[] = {
     {"a zig-zag block moves what A.2.1 says", a_zigzag_block_moves_what_a21_says},
     {"packed, it moves four and a half bits a number", packed_it_moves_four_and_a_half_bits_a_number},
     {"sparse, it reads a tenth of V", sparse_it_reads_a_tenth_of_v},

@@ -376,7 +376,7 @@ static void pools_hand_out_the_lowest_page_and_remember_their_peak(void) {
     pool_close(&pool);
 }
 
-CU_TestInfo tests_tier[] = {
+CU_TestInfo tests[] = {
     {"weight fractions are met to the share of one tensor", weight_fractions_are_met_to_the_share_of_one_tensor},
     {"sequences are dealt to within one", sequences_are_dealt_to_within_one},
     {"every GPU batch has its part of each tier", every_gpu_batch_has_its_part_of_each_tier},

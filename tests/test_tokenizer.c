@@ -545,7 +545,7 @@ static void a_piece_that_is_no_byte_symbols_decodes_to_its_text(void) {
     free(vocab);
 }
 
-CU_TestInfo tests_tokenizer[] = {
+CU_TestInfo tests[] = {
     {"ids equal Hugging Face", ids_equal_hugging_face},
     {"decoding undoes encoding on random text", decoding_undoes_encoding_on_random_text},
     {"the last blank goes to the next word", the_last_blank_goes_to_the_next_word},

@@ -403,7 +403,7 @@ static void a_million_slices_take_a_moment(void) {
     trace_free(&trace);
 }
 
-CU_TestInfo tests_trace[] = {
+CU_TestInfo tests[] = {
     {"ops of one call are one slice", ops_of_one_call_are_one_slice},
     {"whatever differs begins a new slice", whatever_differs_begins_a_new_slice},
     {"slices join over other lanes but not over their own", slices_join_over_other_lanes_but_not_over_their_own},

@@ -1,6 +1,6 @@
 /* tests.h: what every suite shares. A suite is a file test_<name>.c that defines
- *     CU_TestInfo tests_<name>[] = {{"a sentence that is true", function}, ..., CU_TEST_INFO_NULL};
- * and is found by the Makefile by its file name. Tests run in the repository root. */
+ *     CU_TestInfo tests[] = {{"a sentence that is true", function}, ..., CU_TEST_INFO_NULL};
+ * The Makefile finds it by its file name and makes a program of it, which runs in the repository root. */
 #ifndef TESTS_H
 #define TESTS_H
 #include <CUnit/CUnit.h>
@@ -8,10 +8,14 @@
 
 #include "cost/cost.h"
 
-/* max|a-b| / max|b|, the error that all tolerances here are about. NaN anywhere gives NaN, and `!(e <= tol)` then fails. */
+extern CU_TestInfo tests[]; /* the suite's */
+
+/* max|a-b| / max|b|, the error of a row of numbers relative to its largest one. NaN anywhere gives NaN, which is not
+ * `<=` any tolerance, so that the assertion fails. */
 double max_norm_error(const float *a, const float *b, size_t n);
-/* A fresh directory under TMPDIR, removed with everything in it after the suites. */
+/* A fresh directory under TMPDIR, removed with everything in it after the suite. */
 const char *temp_dir(void);
+void remove_temp_dirs(void);
 /* Entries of a directory. */
 int count_files(const char *dir);
 /* Writes bytes to dir/name. */
@@ -20,9 +24,11 @@ void write_file(const char *dir, const char *name, const void *bytes, size_t len
 float test_random(uint64_t *state);
 /* A machine so fast that nothing takes any time; a test then slows what it looks at. */
 Hardware test_fast_machine(void);
+/* Everything rests on the GPU; one block of num_gpu_batches batches of gbs prompts, with overlap and pages of 16 tokens. */
+Policy all_gpu(int gbs, int num_gpu_batches);
 
-/* What main.c was told. The engine's suite runs on test_gpu, or where it is NULL on the host device; of long lists of
- * combinations it takes every test_every-th. */
+/* What main.c found and was told. The engine's suites run on test_gpu, or where it is NULL on the host device; of long
+ * lists of combinations they take every test_every-th. */
 extern Gpu *test_gpu;
 extern int test_every;
 static inline Type test_act_type(void) { return test_gpu ? F16 : F32; }

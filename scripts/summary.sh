@@ -1,0 +1,26 @@
+#!/bin/sh
+# summary.sh LOG...: what the suites printed, one after the other, then one summary of all in the form of CUnit's, which are left
+# out, the names of the suites that failed, and a last line for programs. Fails if a test did, or if a suite did not end well.
+cat "$@" | awk '
+    /^Run Summary:/ { in_summary = ran = 1 }
+    in_summary && / suites / { for (f = 2; f <= 6; f++) suites[f] += $f }
+    in_summary && / tests / { for (f = 2; f <= 6; f++) tests[f] += $f; bad = $5 }
+    in_summary && / asserts / { for (f = 2; f <= 6; f++) asserts[f] += $f; in_summary = 0; next }
+    /^Elapsed time =/ && ran { next }
+    $1 == "suite" && NF == 5 {
+        printf "%s took %.1f s, and %.1f s of the processors\n", $2, $4, $5
+        if ($3 != 0 && !bad) { tests[2]++; tests[5]++; suites[5]++ } # it ended before it could say which test
+        if ($3 != 0) failed = failed "\nFAILED: " $2 (ran ? "" : " (exit status " $3 ": it crashed)")
+        ran = bad = 0
+        next
+    }
+    !in_summary { print }
+    END {
+        print "\nRun Summary:    Type  Total    Ran Passed Failed Inactive"
+        printf "              suites %6d %6d    n/a %6d %8d\n", suites[2], suites[3], suites[5], suites[6]
+        printf "               tests %6d %6d %6d %6d %8d\n", tests[2], tests[3], tests[4], tests[5], tests[6]
+        printf "             asserts %6d %6d %6d %6d      n/a\n", asserts[2], asserts[3], asserts[4], asserts[5]
+        print failed
+        printf "%d passed, %d failed, %d skipped\n", tests[4], tests[5], tests[6]
+        exit failed != ""
+    }'

@@ -1,0 +1,80 @@
+/* fixture.c: what the suites share: directories, files, data, policies. tests.h says what each function does. */
+#include <dirent.h>
+#include <ftw.h>
+#include <unistd.h>
+
+#include "tests.h"
+
+static char temp_root[256]; /* made when the first is asked for */
+static int temp_count;
+
+const char *temp_dir(void) {
+    static char dir[300];
+    if (!temp_root[0]) {
+        const char *base = getenv("TMPDIR");
+        snprintf(temp_root, sizeof temp_root, "%s/flexgen-test-XXXXXX", base ? base : "/tmp");
+        CHECK(mkdtemp(temp_root));
+    }
+    snprintf(dir, sizeof dir, "%s/%d", temp_root, temp_count++);
+    char command[400];
+    snprintf(command, sizeof command, "mkdir '%s'", dir);
+    CHECK(system(command) == 0);
+    return dir;
+}
+
+int count_files(const char *dir) {
+    int n = -2; /* . and .. */
+    DIR *d = opendir(dir);
+    CHECK(d);
+    while (readdir(d)) n++;
+    closedir(d);
+    return n;
+}
+
+void write_file(const char *dir, const char *name, const void *bytes, size_t len) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "wb");
+    CHECK(f && fwrite(bytes, 1, len, f) == len && fclose(f) == 0);
+}
+
+double max_norm_error(const float *a, const float *b, size_t n) {
+    double diff = 0, ref = 0;
+    for (size_t i = 0; i < n; i++) {
+        double d = fabs((double)a[i] - b[i]);
+        if (isnan(d)) return NAN;
+        if (d > diff) diff = d;
+        if (fabs(b[i]) > ref) ref = fabs(b[i]);
+    }
+    return ref > 0 ? diff / ref : diff;
+}
+
+Hardware test_fast_machine(void) {
+    Hardware h = {.name = "fast", .gmem = 1e18, .cmem = 1e18, .nmem = 1e18};
+    for (int p = 0; p < 2; p++) {
+        h.ctog_bdw[p] = h.gtoc_bdw[p] = h.dtoc_bdw[p] = h.ctod_bdw[p] = 1e25;
+        h.mm_flops[p] = h.bmm_flops[p] = h.cpu_flops[p] = 1e25;
+    }
+    return h;
+}
+
+float test_random(uint64_t *state) {
+    uint64_t z = (*state += 0x9E3779B97F4A7C15ull);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return (float)((double)((z ^ (z >> 31)) >> 40) / 8388608.0 - 1.0);
+}
+
+static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw) {
+    (void)st, (void)flag, (void)ftw;
+    return remove(path);
+}
+
+void remove_temp_dirs(void) {
+    if (temp_root[0]) nftw(temp_root, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+Policy all_gpu(int gbs, int num_gpu_batches) {
+    return (Policy){
+        .wg = 1, .cg = 1, .hg = 1, .gbs = gbs, .num_gpu_batches = num_gpu_batches, .overlap = true, .page_tokens = 16};
+}
