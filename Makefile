@@ -109,7 +109,8 @@ $(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
 $(BUILD)/flexgen_emulated: $(BUILD)/flexgen.o $(BUILD)/flexgen_cpu.o $(LIB)
 	$(CXX) $(OPENMP) $(SANITIZE) $^ -o $@ $(LIBS)
 PLAIN := $(BUILD)
-$(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(BUILD)/device/lanes.o $(PLAIN)/tests/test_%.o $(PLAIN)/tests/main.o $(PLAIN)/tests/fixture.o $(PLAIN)/libflexgen.a
+DEVICE := lanes arena disk op depend # what is built anew where the rest is the plain one's
+$(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE:%=$(BUILD)/device/%.o) $(PLAIN)/tests/test_%.o $(PLAIN)/tests/main.o $(PLAIN)/tests/fixture.o $(PLAIN)/libflexgen.a
 	@mkdir -p $(@D)
 	$(CXX) $(OPENMP) $(SANITIZE) $^ -o $@ $(LIBS) -lcunit
 
