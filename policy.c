@@ -301,8 +301,6 @@ static void add(Linear *to, double factor, Linear more) {
     for (int f = 0; f <= NFRACTIONS; f++) to->at[f] += factor * more.at[f];
 }
 
-static double memory_seconds(double bytes, double bdw) { return bdw > 0 ? bytes / bdw : 0; }
-
 // ---------------------------------------------------------------------------------------------------------------
 // The links, by the calls of Figure 4: the bytes of each call over the bandwidth of its link. Every op takes op_s besides;
 // weights cross in K parts, one beside each batch, and the K batches' caches and hidden states one by one
@@ -337,11 +335,11 @@ static double products(const Sweep *a, bool prefill) {
     const Hardware *h = a->hw;
     if (batches <= 0) return 0;
     const double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->chunk), m = each / pieces;
-    double (*seconds)(const Hardware *, bool, double, double, double, double) =
-        a->plan->policy.weight_quant.bits && !a->plan->unpacked_bytes ? linear_packed_seconds : linear_seconds;
-    double qkvo = 4 * seconds(h, a->stage, m, h1, h1, a->act);
-    double mlp = seconds(h, a->stage, m, h2, h1, a->act) + seconds(h, a->stage, m, h1, h2, a->act);
-    return batches * pieces * (qkvo + mlp + (6 + 1) * h->op_s);
+    const bool packed = a->plan->policy.weight_quant.bits && !a->plan->unpacked_bytes;
+    const double qkvo = 4 * linear_seconds(h, a->stage, m, h1, h1, a->act, packed);
+    const double mlp_1 = linear_seconds(h, a->stage, m, h2, h1, a->act, packed);
+    const double mlp_2 = linear_seconds(h, a->stage, m, h1, h2, a->act, packed);
+    return batches * pieces * (qkvo + (mlp_1 + mlp_2) + (6 + 1) * h->op_s);
 }
 
 /* What the GPU does for these batches wherever the cache is: products, two layernorms, which each read and write the hidden
@@ -400,7 +398,7 @@ static void head_seconds(Seconds *t, const Sweep *a) {
     if (home == TIER_DISK) of[DTOC].one = (a->table_on_disk + ids) / a->dtoc;
     if (home == TIER_CPU) of[CPU].one = memory_seconds(ids, h->cpu_bdw);
     const double embed = (ids + a->hidden) * 2, norm = 2 * a->act * c->h1 * a->heads, choose = 4.0 * c->vocab * a->heads;
-    const double logits = linear_seconds(h, a->stage, a->heads / a->K, c->vocab, c->embed, a->act);
+    const double logits = linear_seconds(h, a->stage, a->heads / a->K, c->vocab, c->embed, a->act, false);
     enum { HEAD_OPS = 6 }; /* token and position rows, two projections, norm, choice */
     of[GPU].one = a->K * (logits + HEAD_OPS * h->op_s) + memory_seconds(embed + norm + choose, h->gpu_bdw);
 }
@@ -449,12 +447,7 @@ static void queue_row(Seconds *t, const Sweep *a) {
 static void add_cores(Linear *of, const Sweep *a) {
     add(&of[CORES], 1, of[GPU]);
     add(&of[CORES], 1, of[CPU]);
-    Linear copies = {.one = 0};
-    for (int c = CTOG; c <= CTOD; c++) {
-        double core_s = c < DTOC ? a->hw->copy_core_s : a->hw->disk_core_s;
-        add(&copies, link_bdw(a->hw, (Channel)c)[a->stage] * core_s, of[c]);
-    }
-    add(&of[CORES], 1, copies);
+    for (int c = CTOG; c <= CTOD; c++) add(&of[CORES], link_cores(a->hw, (Channel)c, a->stage), of[c]);
 }
 
 /* Squares differ, so that of two lanes which are equally busy now one waits for the other and now the other way round, and

@@ -388,8 +388,8 @@ static int measure_linear(Hardware *h, Profile *p) {
     if (measure(&op_rate, p, post_tiny, 0)) return -1;
     h->op_s = p->op_s = 1 / op_rate;
     if (measure_curves(h, p, dense, 1)) return -1;
-    h->mm_flops[0] = 2 * DECODE_ROWS / linear_seconds(h, false, DECODE_ROWS, 1, 1, act);
-    h->mm_flops[1] = 2 * PREFILL_ROWS / linear_seconds(h, true, PREFILL_ROWS, 1, 1, act);
+    h->mm_flops[0] = 2 * DECODE_ROWS / linear_seconds(h, false, DECODE_ROWS, 1, 1, act, false);
+    h->mm_flops[1] = 2 * PREFILL_ROWS / linear_seconds(h, true, PREFILL_ROWS, 1, 1, act, false);
     return 0;
 }
 
