@@ -167,10 +167,9 @@ static int read_pair(double stage[2], const Reader *r, const Key *k) {
     const char *key = k->key;
     const KeyName name[2] = {stage_key(key, 0), stage_key(key, 1)};
     const cJSON *both = member(r->json, key), *each[2] = {member(r->json, name[0].text), member(r->json, name[1].text)};
-    for (int p = 0; p < 2; p++)
+    for (int p = 0; p < 2; p++) {
         if (both && each[p])
             return refuse(r, "has both %s and %s; expected %s alone, or %s_p and %s_g", key, name[p].text, key, key, key);
-    for (int p = 0; p < 2; p++) {
         if (!both && !each[p])
             return refuse(r, "has no %s; expected %s, a number of %s, or %s_p and %s_g", each[!p] ? name[p].text : key, key,
                           k->unit, key, key);
