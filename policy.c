@@ -157,21 +157,6 @@ static double binding_rows(char *text, size_t size, const Lp *lp, const double *
     return most;
 }
 
-/* At a corner of the LP T_pre and T_gen are the largest of their terms, also T_gen for n = 1, where it costs nothing. */
-static void describe_cost(Cost *cost, const Lp *lp, const double *x, const Hardware *hardware, const OptConfig *config,
-                          const Block *block) {
-    const double capacity[NTIERS] = {hardware->gmem, hardware->cmem, hardware->nmem};
-    memcpy(cost->fraction, x, sizeof cost->fraction);
-    binding_rows(cost->slowest[0], sizeof cost->slowest[0], lp, x, T_GEN_ROWS, GPU_ROWS);
-    binding_rows(cost->slowest[1], sizeof cost->slowest[1], lp, x, T_PRE_ROWS, T_GEN_ROWS);
-    for (int t = 0; t < NTIERS; t++)
-        cost->peak[t] =
-            capacity[t] + binding_rows(cost->full[t], sizeof cost->full[t], lp, x, tier_rows[t], tier_rows[t + 1]);
-    cost->T_pre = x[T_PRE], cost->T_gen = x[T_GEN];
-    cost->T = (cost->T_pre + cost->T_gen * (block->n - 1)) * config->l;
-    cost->throughput = (double)block->gbs * block->num_gpu_batches * block->n / cost->T;
-}
-
 /* The tiers are given more bytes until a placement fits, the disk's being the cheapest and the GPU's the dearest. */
 static int does_not_fit(Lp *lp, const OptConfig *config, const Block *block, Error *err) {
     static const double price[NTIERS] = {100, 10, 1};
@@ -197,6 +182,7 @@ static int does_not_fit(Lp *lp, const OptConfig *config, const Block *block, Err
 }
 
 int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block, Error *err) {
+    const double capacity[NTIERS] = {hardware->gmem, hardware->cmem, hardware->nmem};
     Lp lp;
     LpAnswer answer;
     paper_lp(&lp, hardware, config, block);
@@ -206,7 +192,18 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
         return fail(err, EXIT_FAILED,
                     "%s: its numbers and those of %s are too far apart to be solved in doubles; check them", hardware->name,
                     config->name);
-    describe_cost(cost, &lp, answer.x, hardware, config, block);
+    /* At a corner of the LP T_pre and T_gen are the largest of their terms, also T_gen for n = 1, where it costs nothing.
+     */
+    const double *x = answer.x;
+    memcpy(cost->fraction, x, sizeof cost->fraction);
+    cost->T_pre = x[T_PRE], cost->T_gen = x[T_GEN];
+    cost->T = (cost->T_pre + cost->T_gen * (block->n - 1)) * config->l;
+    cost->throughput = (double)block->gbs * block->num_gpu_batches * block->n / cost->T;
+    binding_rows(cost->slowest[0], sizeof cost->slowest[0], &lp, x, T_GEN_ROWS, GPU_ROWS);
+    binding_rows(cost->slowest[1], sizeof cost->slowest[1], &lp, x, T_PRE_ROWS, T_GEN_ROWS);
+    for (int t = 0; t < NTIERS; t++)
+        cost->peak[t] =
+            capacity[t] + binding_rows(cost->full[t], sizeof cost->full[t], &lp, x, tier_rows[t], tier_rows[t + 1]);
     return 0;
 }
 
@@ -427,30 +424,23 @@ static void queue_row(Seconds *t, const Sweep *a) {
     t->layer[QUEUED].one = gpu_seconds(a, true);
 }
 
-/* cores = gpu + cpu + copies. Seconds of a link times its bandwidth are bytes, and a byte takes copy_core_s of the cores,
- * or disk_core_s. */
-static void add_cores(Linear *of, const Sweep *a) {
-    add(&of[CORES], 1, of[GPU]);
-    add(&of[CORES], 1, of[CPU]);
-    for (int c = CTOG; c <= CTOD; c++) add(&of[CORES], link_cores(a->hw, (Channel)c, a->stage), of[c]);
-}
-
 /* Squares differ, so that of two lanes which are equally busy now one waits for the other and now the other way round, and
  * both together take longer than either. The 6% follow from nothing here: they are an allowance, without which the model
  * would prefer placements whose two slowest lanes are equal to the last percent. */
 static const double HELD_UP = 1.06;
 
-/* Rows that are made of others. comp with a link: HELD_UP (link + comp) / 2. Without overlap everything adds up. */
+/* Rows that are made of others: cores = gpu + cpu + copies; comp with a link = HELD_UP (link + comp) / 2. Without overlap
+ * everything adds up. */
 static void joint_rows(Linear *of, const Sweep *a) {
     Linear all = {.one = 0};
     for (int c = CTOG; c <= CPU; c++) add(&all, 1, of[c]);
+    for (int c = CPU; c >= CTOG && a->hw->shared_cores; c--)
+        add(&of[CORES], c <= CTOD ? link_cores(a->hw, (Channel)c, a->stage) : 1, of[c]);
     if (!a->plan->policy.overlap) of[IN_FLIGHT] = all;
-    if (a->hw->shared_cores) add_cores(of, a);
-    const Linear comp = of[a->hw->shared_cores ? CORES : GPU];
-    add(&of[COMP_WITH_CTOG], HELD_UP / 2, of[CTOG]);
-    add(&of[COMP_WITH_CTOG], HELD_UP / 2, comp);
-    add(&of[COMP_WITH_DTOC], HELD_UP / 2, of[DTOC]);
-    add(&of[COMP_WITH_DTOC], HELD_UP / 2, comp);
+    for (int r = COMP_WITH_CTOG; r <= COMP_WITH_DTOC; r++) {
+        add(&of[r], HELD_UP / 2, of[r == COMP_WITH_CTOG ? CTOG : DTOC]);
+        add(&of[r], HELD_UP / 2, of[a->hw->shared_cores ? CORES : GPU]);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
