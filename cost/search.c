@@ -82,9 +82,10 @@ static bool solve(LpAnswer *answer, Lp *lp, const Search *s, const Policy *polic
 }
 
 /* Seconds of one block: of as many sweeps as its longest prompt has tokens. */
-static double latency_of(const Task *task, const Plan *plan, double T) {
+static double latency_of(const Search *s, const Plan *plan, double T) {
+    const Task task = task_for(s, &plan->policy);
     int n = 0;
-    for (int i = 0; i < task->count; i++) n = imax(n, task->prompts[i].n);
+    for (int i = 0; i < task.count; i++) n = imax(n, task.prompts[i].n);
     return T * n / (double)plan->sweeps;
 }
 
@@ -110,14 +111,13 @@ static bool same_block(const Policy *a, const Policy *b) {
 /* Fills the candidate's bound and score, with its table of tokens where it says. */
 static void set_bound(Candidate *c, const Search *s) {
     const double capacity[NTIERS] = {(double)s->capacity[0], (double)s->capacity[1], (double)s->capacity[2]};
-    Task task = task_for(s, &c->policy);
     Plan *corner = corner_plan(s, &c->policy);
     LpAnswer answer;
     Lp lp;
     if (corner && solve(&answer, &lp, s, &c->policy, corner, capacity)) {
         const Workload *work = corner->work;
         const double seconds = runtime_seconds(&lp, answer.x);
-        bool late = s->max_latency > 0 && latency_of(&task, corner, seconds) > LATENCY_SLACK * s->max_latency;
+        bool late = s->max_latency > 0 && latency_of(s, corner, seconds) > LATENCY_SLACK * s->max_latency;
         c->bound = (work[0].prompts + work[0].steps + work[1].prompts + work[1].steps) / seconds;
         c->score = late ? 0 : score(s, c->bound, &c->policy);
     }
@@ -171,11 +171,9 @@ static bool may_be(const Search *s, Schedule schedule) {
     return s->given.schedule == SCHEDULE_DIAGONAL && schedule == SCHEDULE_ZIGZAG && !s->fixed_batches;
 }
 
-/* The policy with the compression that may be taken where none is given. */
-static Policy compressed(const Search *s, Policy p, bool weights, bool cache) {
-    if (weights && !p.weight_quant.bits) p.weight_quant = s->allowed;
-    if (cache && !p.cache_quant.bits) p.cache_quant = s->allowed;
-    return p;
+/* Takes the compression that may be taken where none is given. */
+static void allow(Quant *quant, const Search *s) {
+    if (!quant->bits) *quant = s->allowed;
 }
 
 /* Where the compression, the schedule and who attends are given, or come to the same, consider() knows them already. Sparse
@@ -186,7 +184,9 @@ static void enumerate(Candidates *c) {
     for (int packed = 0; packed < 4; packed++)
         for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++)
             for (int on_cpu = sparse; on_cpu < 2; on_cpu++) {
-                Policy policy = compressed(s, s->given, packed & 1, packed & 2);
+                Policy policy = s->given;
+                if (packed & 1) allow(&policy.weight_quant, s);
+                if (packed & 2) allow(&policy.cache_quant, s);
                 if (!may_be(s, (Schedule)schedule)) continue;
                 if (s->fixed_attention && !sparse && on_cpu != (int)s->given.cpu_attention) continue;
                 policy.schedule = (Schedule)schedule, policy.cpu_attention = on_cpu;
@@ -270,11 +270,9 @@ static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const
 }
 
 /* Weights to percentages with one digit behind the point, cache and activations to sequences of the block; as long as one
- * digit can tell them apart. */
+ * digit can tell them apart. What is given stays. */
 static void set_fractions(Policy *p, const Search *s, const double *x) {
     const int weights = 1000, sequences = imin(weights, imin(block_size(p), s->task->count));
-    p->wg = s->given.wg, p->wc = s->given.wc, p->cg = s->given.cg;
-    p->cc = s->given.cc, p->hg = s->given.hg, p->hc = s->given.hc;
     round_shares(&p->wg, &p->wc, x + WG, s->fixed, weights);
     round_shares(&p->cg, &p->cc, x + CG, s->fixed + 2, sequences);
     round_shares(&p->hg, &p->hc, x + HG, s->fixed + 4, sequences);
@@ -282,10 +280,9 @@ static void set_fractions(Policy *p, const Search *s, const double *x) {
 
 /* What the plan costs by the rows of the LP. */
 static Found found_by(const Search *s, const Plan *plan, const Lp *lp) {
-    Task task = task_for(s, &plan->policy);
     Found found = {.policy = plan->policy};
     runtime_cost(&found.cost, lp, plan);
-    found.latency = latency_of(&task, plan, found.cost.T);
+    found.latency = latency_of(s, plan, found.cost.T);
     return found;
 }
 
@@ -347,7 +344,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
     double *share[6] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc}, quickest = INFINITY;
     if (!s->fixed_gbs) p->gbs = 1;
     if (!s->fixed_batches) p->num_gpu_batches = 1;
-    *p = compressed(s, *p, true, true);
+    allow(&p->weight_quant, s), allow(&p->cache_quant, s);
     for (int where = 0; where < (s->fixed_attention ? 1 : 2) * CORNERS; where++) {
         const int tier[3] = {where % 3, where / 3 % 3, where / 9 % 3};
         for (int i = 0; i < 6; i++)
