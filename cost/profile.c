@@ -180,8 +180,7 @@ static Tensor piece_of(const Profile *p, const Work *w, Tier tier, int i) {
 static Event post_copy(Profile *p, const Work *w, int i) {
     Op op = {.lane = w->lane, .kind = OTHER, .nafter = 1, .after = {p->product}};
     const Move move = {piece_of(p, w, w->to, i), piece_of(p, w, w->from, i)};
-    op_copy(&op, &move, 1);
-    return post_op(p, &op, (double)piece(p));
+    return post_op(p, op_copy(&op, &move, 1), (double)piece(p));
 }
 
 /* All of one half. */
@@ -208,8 +207,7 @@ static Event post_tiny(Profile *p, const Work *w, int i) {
     (void)w, (void)i;
     for (int n = 0; n < TINY; n++) {
         Op op = {.lane = n % 2 ? FINISH : PROJECT, .kind = OTHER, .nafter = n > 0, .after = {last}};
-        op_layernorm(&op, row, row, one, one);
-        last = p->device->post(p->device, &op);
+        last = p->device->post(p->device, op_layernorm(&op, row, row, one, one));
     }
     p->work += TINY;
     return last;
