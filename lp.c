@@ -12,6 +12,7 @@
 
 #include "check.h"
 #include "lp.h"
+#include "util.h"
 
 enum { PHASE_1, PHASE_2, NPHASES };
 enum { COLS = LP_MAX_VARS + 2 * LP_MAX_ROWS + 1 };
@@ -145,42 +146,38 @@ static LpVerdict minimize(Tableau *t, int phase, int *way) {
 // around 1
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { SCALE_PASSES = 4, NO_NUMBER = INT_MIN };
-
 /* The LP as given, with c below the rows and b right of the columns. */
 static double given(const Tableau *t, int i, int j) {
     if (i < t->m) return j < t->n ? t->lp->row[i].a[j] : t->lp->row[i].b;
     return j < t->n ? t->lp->c[j] : 0;
 }
 
-/* Divides n numbers, given by their exponents, by the largest or the one in the middle. Returns the divisor's exponent. */
-static int divide(int *exponent, int n, int stride, bool by_middle) {
-    int low = INT_MAX, high = INT_MIN;
-    for (int k = 0; k < n; k++) {
-        int e = exponent[k * stride];
-        if (e == NO_NUMBER) continue;
-        if (e < low) low = e;
-        if (e > high) high = e;
-    }
-    int by = low > high ? 0 : by_middle ? (low + high) / 2 : high;
-    for (int k = 0; k < n; k++)
-        if (exponent[k * stride] != NO_NUMBER) exponent[k * stride] -= by;
-    return by;
-}
-
-static void scale(Tableau *t) {
-    enum { STRIDE = LP_MAX_VARS + 1 };
-    int exponent[LP_MAX_ROWS + 1][STRIDE];
-    memset(t->row_exp, 0, sizeof t->row_exp), memset(t->col_exp, 0, sizeof t->col_exp);
+/* Fills a, and the exponents of what its rows and columns were multiplied by. False: some number is not finite. */
+static bool scale(Tableau *t) {
+    enum { PASSES = 4 };
+    int exponent[LP_MAX_ROWS + 1][LP_MAX_VARS + 1];
     for (int i = 0; i <= t->m; i++)
-        for (int j = 0; j <= t->n; j++) exponent[i][j] = given(t, i, j) == 0 ? NO_NUMBER : ilogb(given(t, i, j));
-    for (int pass = 0; pass < 2 * SCALE_PASSES; pass++) {
-        bool by_middle = pass < SCALE_PASSES;
-        for (int i = 0; i <= t->m; i++) t->row_exp[i] -= divide(exponent[i], t->n + 1, 1, by_middle);
-        for (int j = 0; j <= t->n; j++) t->col_exp[j] -= divide(&exponent[0][j], t->m + 1, STRIDE, by_middle);
+        for (int j = 0; j <= t->n; j++) {
+            if (!isfinite(given(t, i, j))) return false;
+            exponent[i][j] = ilogb(given(t, i, j));
+        }
+    memset(t->row_exp, 0, sizeof t->row_exp), memset(t->col_exp, 0, sizeof t->col_exp);
+    for (int pass = 0; pass < 4 * PASSES; pass++) { /* rows and columns in turn */
+        const bool columns = pass % 2, by_middle = pass < 2 * PASSES;
+        for (int line = 0; line <= (columns ? t->n : t->m); line++) {
+            int low = INT_MAX, high = INT_MIN;
+            for (int k = 0; k <= (columns ? t->m : t->n); k++) {
+                const int i = columns ? k : line, j = columns ? line : k;
+                if (exponent[i][j] == FP_ILOGB0) continue;
+                low = imin(low, exponent[i][j] + t->row_exp[i] + t->col_exp[j]);
+                high = imax(high, exponent[i][j] + t->row_exp[i] + t->col_exp[j]);
+            }
+            if (low <= high) (columns ? t->col_exp : t->row_exp)[line] -= by_middle ? (low + high) / 2 : high;
+        }
     }
     for (int i = 0; i <= t->m; i++)
         for (int j = 0; j <= t->n; j++) t->a[i][j] = ldexp(given(t, i, j), t->row_exp[i] + t->col_exp[j]);
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -201,16 +198,16 @@ static bool refresh(Tableau *t) {
     }
     for (int c = 0; c < t->width; c++)
         if (wanted[c]) columns[n++] = c;
-    while (n > 0) {
-        int r = -1, at = -1;
+    for (; n > 0; n--) {
+        int r = -1, *c = columns;
         double largest = 0;
         for (int i = 0; i < t->m; i++)
             for (int k = 0; k < n && !solved[i]; k++)
-                if (fabs(t->cell[i][columns[k]]) > largest) largest = fabs(t->cell[r = i][columns[at = k]]);
+                if (fabs(t->cell[i][columns[k]]) > largest) largest = fabs(t->cell[r = i][*(c = &columns[k])]);
         if (r < 0) return false;
-        pivot(t, r, columns[at]);
+        pivot(t, r, *c);
         solved[r] = true;
-        columns[at] = columns[--n];
+        *c = columns[n - 1];
     }
     return t->fresh = true;
 }
@@ -258,19 +255,14 @@ static bool columns_hold(const Tableau *t, const double *y, double c_weight) {
     return true;
 }
 
-/* c_weight c x + b_weight y b */
-static Sum gap(const Tableau *t, const LpAnswer *p, double c_weight, double b_weight) {
-    Sum s = NOTHING;
-    for (int j = 0; j < t->n; j++) add(&s, c_weight * t->a[t->m][j] * p->x[j]);
-    for (int i = 0; i < t->m; i++) add(&s, b_weight * t->a[i][t->n] * p->y[i]);
-    return s;
-}
-
+/* What the verdict claims (see LpAnswer), of which infeasible has no x and unbounded no y. */
 static bool is_proved(const Tableau *t, const LpAnswer *p) {
-    if (p->verdict == LP_OPTIMAL) return rows_hold(t, p->x, 1) && columns_hold(t, p->y, 1) && at_most_0(gap(t, p, 1, 1));
-    if (p->verdict == LP_INFEASIBLE) return columns_hold(t, p->y, 0) && !at_least_0(gap(t, p, 0, 1));
-    if (p->verdict == LP_UNBOUNDED) return rows_hold(t, p->x, 0) && !at_least_0(gap(t, p, 1, 0));
-    return false;
+    const bool x = p->verdict != LP_INFEASIBLE, y = p->verdict != LP_UNBOUNDED;
+    Sum gap = NOTHING; /* c x + y b, as far as there are an x and a y */
+    if (p->verdict == LP_LOST || (x && !rows_hold(t, p->x, y)) || (y && !columns_hold(t, p->y, x))) return false;
+    for (int j = 0; j < t->n && x; j++) add(&gap, t->a[t->m][j] * p->x[j]);
+    for (int i = 0; i < t->m && y; i++) add(&gap, t->a[i][t->n] * p->y[i]);
+    return x && y ? at_most_0(gap) : !at_least_0(gap);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -320,20 +312,12 @@ static void unscale(LpAnswer *answer, const Tableau *t) {
     for (int j = 0; j < t->n; j++) answer->value += t->lp->c[j] * answer->x[j];
 }
 
-static bool all_finite(const Tableau *t) {
-    double sum = 0; /* of zeros: 0 x stays 0 unless x is infinite or NaN */
-    for (int i = 0; i <= t->m; i++)
-        for (int j = 0; j <= t->n; j++) sum += 0 * given(t, i, j);
-    return sum == 0;
-}
-
 void lp_solve(LpAnswer *answer, const Lp *lp) {
     Tableau t;
     CHECK(lp->n >= 0 && lp->n <= LP_MAX_VARS && lp->m >= 0 && lp->m <= LP_MAX_ROWS);
     t.lp = lp, t.n = lp->n, t.m = lp->m, t.fresh = true, t.pivots = 0;
     *answer = (LpAnswer){.verdict = LP_LOST};
-    if (!all_finite(&t)) return;
-    scale(&t);
+    if (!scale(&t)) return;
     load(&t);
     find_answer(answer, &t);
     answer->pivots = t.pivots;

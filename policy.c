@@ -35,94 +35,86 @@ typedef struct {
     const Hardware *hw;
 } Letters;
 
-/* sum / rate <= T, where T is T_PRE or T_GEN: a term of T's max. */
+static void add(Linear *to, double factor, Linear more) {
+    for (int f = 0; f <= NFRACTIONS; f++) to->at[f] += factor * more.at[f];
+}
+
+/* sum / rate <= T, where T is a variable of time: a term of its max. */
 static void latency(Lp *lp, const char *name, int T, Linear sum, double rate) {
     LpRow *row = lp_row(lp, name, false, -sum.one / rate);
     for (int f = 0; f < NFRACTIONS; f++) row->a[f] = sum.at[f] / rate;
     row->a[T] = -1;
 }
 
-/* home + work + more <= capacity */
-static void peak(Lp *lp, const char *name, Linear home, Linear work, Linear more, double capacity) {
-    LpRow *row = lp_row(lp, name, false, capacity - home.one - work.one - more.one);
-    for (int f = 0; f < NFRACTIONS; f++) row->a[f] = home.at[f] + work.at[f] + more.at[f];
+/* sum <= capacity */
+static void peak(Lp *lp, const char *name, Linear sum, double capacity) {
+    LpRow *row = lp_row(lp, name, false, capacity - sum.one);
+    for (int f = 0; f < NFRACTIONS; f++) row->a[f] = sum.at[f];
 }
 
-/* T_pre = max(ctog^p, gtoc^p, dtoc^p, ctod^p, comp^p) */
-static void prefill_rows(Lp *lp, const Letters *a) {
-    const double s = a->s, h1 = a->h1, h2 = a->h2, bls = a->bls, weights = a->weights;
-    const double hidden = 2 * s * h1 * bls, cache = 4 * (s + 1) * h1 * bls;
-    const double linear_layer = bls * (8 * s * h1 * h1 + 4 * s * h1 * h2), att = 4 * bls * s * s * h1;
-    const Hardware *hw = a->hw;
-    enum { P = 1 }; /* the stage */
-    latency(lp, "ctog^p", T_PRE, (Linear){.wc = weights, .wd = weights, .hc = hidden, .hd = hidden}, hw->ctog_bdw[P]);
-    latency(lp, "gtoc^p", T_PRE, (Linear){.cc = cache, .cd = cache, .hc = hidden, .hd = hidden}, hw->gtoc_bdw[P]);
-    latency(lp, "dtoc^p", T_PRE, (Linear){.wd = weights, .hd = hidden}, hw->dtoc_bdw[P]);
-    latency(lp, "ctod^p", T_PRE, (Linear){.cd = cache, .hd = hidden}, hw->ctod_bdw[P]);
-    latency(lp, "comp^p", T_PRE, (Linear){.one = linear_layer / hw->mm_flops[P] + att / hw->bmm_flops[P]}, 1);
-}
-
-/* T_gen = max(ctog^g, gtoc^g, dtoc^g, ctod^g, comp^g) */
-static void decode_rows(Lp *lp, const Letters *a) {
-    const double s = a->s, n = a->n, h1 = a->h1, h2 = a->h2, bls = a->bls, weights = a->weights;
-    const double hidden = 2 * h1 * bls, cache_dtoc = 4 * bls * (s + n / 2) * h1, cache_ctod = 4 * bls * h1;
-    const double linear_layer = bls * (8 * h1 * h1 + 4 * h1 * h2), att = 4 * bls * (s + n / 2) * h1;
-    const Hardware *hw = a->hw;
-    enum { G = 0 };
-    latency(lp, "ctog^g", T_GEN, (Linear){.wc = weights, .wd = weights, .hc = hidden, .hd = hidden}, hw->ctog_bdw[G]);
-    latency(lp, "gtoc^g", T_GEN, (Linear){.hc = hidden, .hd = hidden}, hw->gtoc_bdw[G]);
-    latency(lp, "dtoc^g", T_GEN, (Linear){.cd = cache_dtoc, .wd = weights, .hd = hidden}, hw->dtoc_bdw[G]);
-    latency(lp, "ctod^g", T_GEN, (Linear){.cd = cache_ctod, .hd = hidden}, hw->ctod_bdw[G]);
-    latency(lp, "comp^g", T_GEN, /* gpu_comp^g + cpu_comp^g */
-            (Linear){.one = linear_layer / hw->mm_flops[G],
-                     .cg = att / hw->bmm_flops[G],
-                     .cc = att / hw->cpu_flops[G],
-                     .cd = att / hw->cpu_flops[G]},
-            1);
+/* T_pre = max(ctog^p, gtoc^p, dtoc^p, ctod^p, comp^p), and T_gen = max of the same with ^g. The stages differ in the q new
+ * tokens of a sequence, in the cache that is stored and loaded, and in who attends. */
+static void time_rows(Lp *lp, const Letters *a, bool prefill) {
+    static const char *const name[2][5] = {{"ctog^g", "gtoc^g", "dtoc^g", "ctod^g", "comp^g"},
+                                           {"ctog^p", "gtoc^p", "dtoc^p", "ctod^p", "comp^p"}};
+    const double s = a->s, n = a->n, h1 = a->h1, h2 = a->h2, bls = a->bls, weights = a->weights, q = prefill ? s : 1;
+    const double hidden = 2 * q * h1 * bls, stored = 4 * (prefill ? s + 1 : 1) * h1 * bls;
+    const double to_cpu = prefill ? stored : 0, loaded = prefill ? 0 : 4 * bls * (s + n / 2) * h1;
+    const double linear_layer = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2);
+    const double att = 4 * bls * (prefill ? s * s : s + n / 2) * h1, *bmm_flops = a->hw->bmm_flops;
+    Linear comp = {.one = linear_layer / a->hw->mm_flops[prefill]};
+    if (prefill)
+        comp.one += att / bmm_flops[1];
+    else /* gpu_comp^g + cpu_comp^g */
+        comp.cg = att / bmm_flops[0], comp.cc = comp.cd = att / a->hw->cpu_flops[0];
+    const Linear sum[5] = {{.wc = weights, .wd = weights, .hc = hidden, .hd = hidden},
+                           {.cc = to_cpu, .cd = to_cpu, .hc = hidden, .hd = hidden},
+                           {.wd = weights, .cd = loaded, .hd = hidden},
+                           {.cd = stored, .hd = hidden},
+                           comp};
+    for (int c = 0; c < 5; c++)
+        latency(lp, name[prefill][c], prefill ? T_PRE : T_GEN, sum[c],
+                c <= CTOD ? link_bdw(a->hw, (Channel)c)[prefill] : 1);
 }
 
 /* gpu_peak^p = gpu_home^p + gpu_w^p < gmem with q = s new tokens a sequence, which attend to `past` = s tokens; and the
  * same with ^g, where q = 1 and past = s + n. gpu_w has the activations of a whole prompt in both, as printed. */
-static void gpu_rows(Lp *lp, const Letters *a, double q, double past, const char *const name[6]) {
+static void gpu_rows(Lp *lp, const Letters *a, bool prefill) {
     const double s = a->s, n = a->n, l = a->l, h1 = a->h1, h2 = a->h2, nh = a->nh, gbs = a->gbs, bls = a->bls;
-    const double weights = a->weights, hidden = 2 * s * h1 * gbs, gmem = a->hw->gmem;
+    const double q = prefill ? s : 1, past = prefill ? s : s + n, weights = a->weights, hidden = 2 * s * h1 * gbs;
     const Linear gpu_home = {.wg = weights * l, .hg = 2 * q * h1 * bls, .cg = 4 * (s + n) * h1 * bls * l};
     const Linear gpu_w = {.one = 2 * weights + hidden, .wg = -2 * weights, .hg = -hidden}; /* 2 (1 - wg), 1 - hg */
-    const Linear qkv = {.one = gbs * (2 * q * h1 + 3 * (2 * q * h1))};
-    const Linear att_1 = {.cg = gbs * (2 * q * h1 + 2 * past * h1 + 2 * nh * q * past)};
-    const Linear att_2 = {.cg = gbs * (2 * nh * q * past + 2 * past * h1 + 2 * q * h1)};
-    const Linear embed = {.one = gbs * (2 * q * h1 + 2 * q * h1)};
-    const Linear mlp_1 = {.one = gbs * 2 * (q * h1 + q * h2)};
-    const Linear mlp_2 = {.one = gbs * 2 * (q * h2 + q * h1)};
-    const Linear work[6] = {qkv, att_1, att_2, embed, mlp_1, mlp_2};
-    for (int i = 0; i < 6; i++) peak(lp, name[i], gpu_home, gpu_w, work[i], gmem);
+    const struct {
+        const char *name[2];
+        Linear work;
+    } of[] = {{{"gpu_peak^g with kv^g", "gpu_peak^p with qkv^p"}, {.one = gbs * (2 * q * h1 + 3 * (2 * q * h1))}},
+              {{"gpu_peak^g with att_1^g", "gpu_peak^p with att_1^p"},
+               {.cg = gbs * (2 * q * h1 + 2 * past * h1 + 2 * nh * q * past)}},
+              {{"gpu_peak^g with att_2^g", "gpu_peak^p with att_2^p"},
+               {.cg = gbs * (2 * nh * q * past + 2 * past * h1 + 2 * q * h1)}},
+              {{"gpu_peak^g with embed^g", "gpu_peak^p with embed^p"}, {.one = gbs * (2 * q * h1 + 2 * q * h1)}},
+              {{"gpu_peak^g with mlp_1^g", "gpu_peak^p with mlp_1^p"}, {.one = gbs * 2 * (q * h1 + q * h2)}},
+              {{"gpu_peak^g with mlp_2^g", "gpu_peak^p with mlp_2^p"}, {.one = gbs * 2 * (q * h2 + q * h1)}}};
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        Linear sum = gpu_home;
+        add(&sum, 1, gpu_w);
+        add(&sum, 1, of[i].work);
+        peak(lp, of[i].name[prefill], sum, a->hw->gmem);
+    }
 }
 
-static const char *const gpu_peak_p[6] = {"gpu_peak^p with qkv^p",   "gpu_peak^p with att_1^p", "gpu_peak^p with att_2^p",
-                                          "gpu_peak^p with embed^p", "gpu_peak^p with mlp_1^p", "gpu_peak^p with mlp_2^p"};
-static const char *const gpu_peak_g[6] = {"gpu_peak^g with kv^g",    "gpu_peak^g with att_1^g", "gpu_peak^g with att_2^g",
-                                          "gpu_peak^g with embed^g", "gpu_peak^g with mlp_1^g", "gpu_peak^g with mlp_2^g"};
-
-/* cpu_peak^p = cpu_home^p + cpu_w^p < cmem, and the same with ^g */
-static void cpu_rows(Lp *lp, const Letters *a) {
-    const double s = a->s, n = a->n, l = a->l, h1 = a->h1, nh = a->nh, gbs = a->gbs, bls = a->bls;
-    const double weights = a->weights, cache = 4 * (s + n) * h1 * bls * l, hidden_w = 2 * s * h1 * gbs;
-    const Linear cpu_home_p = {.wc = weights * l, .hc = 2 * s * h1 * bls, .cc = cache};
-    const Linear cpu_w_p = {.one = weights + hidden_w, .wg = -weights, .hg = -hidden_w}; /* 1 - wg, 1 - hg */
-    const Linear cpu_home_g = {.wc = weights * l, .hc = 2 * h1 * bls, .cc = cache};
-    const Linear cpu_w_g = {.wd = weights,
-                            .hd = 2 * 2 * h1 * gbs,
-                            .cd = 2 * 4 * (s + n) * h1 * gbs,
-                            .one = 2 * nh * (s + n) * gbs + 2 * h1 * gbs};
-    peak(lp, "cpu_peak^p", cpu_home_p, cpu_w_p, (Linear){.one = 0}, a->hw->cmem);
-    peak(lp, "cpu_peak^g", cpu_home_g, cpu_w_g, (Linear){.one = 0}, a->hw->cmem);
-}
-
-/* nvme_peak < nmem */
-static void disk_rows(Lp *lp, const Letters *a) {
-    const double s = a->s, n = a->n, l = a->l, h1 = a->h1, bls = a->bls;
-    const Linear nvme = {.wd = a->weights * l, .hd = 2 * s * h1 * bls, .cd = 4 * (s + n) * h1 * bls * l};
-    peak(lp, "nvme_peak", nvme, (Linear){.one = 0}, (Linear){.one = 0}, a->hw->nmem);
+/* cpu_peak^p = cpu_home^p + cpu_w^p < cmem, the same with ^g, and nvme_peak < nmem */
+static void cpu_and_disk_rows(Lp *lp, const Letters *a) {
+    const double s = a->s, n = a->n, h1 = a->h1, nh = a->nh, gbs = a->gbs, bls = a->bls, weights = a->weights;
+    const double all_weights = weights * a->l, cache = 4 * (s + n) * h1 * bls * a->l, hidden_w = 2 * s * h1 * gbs;
+    Linear cpu_p = {.wc = all_weights, .hc = 2 * s * h1 * bls, .cc = cache};
+    Linear cpu_g = {.wc = all_weights, .hc = 2 * h1 * bls, .cc = cache};
+    add(&cpu_p, 1, (Linear){.one = weights + hidden_w, .wg = -weights, .hg = -hidden_w}); /* cpu_w^p: 1 - wg, 1 - hg */
+    add(&cpu_g, 1, (Linear){.wd = weights, .hd = 2 * 2 * h1 * gbs, .cd = 2 * 4 * (s + n) * h1 * gbs}); /* cpu_w^g */
+    cpu_g.one = 2 * nh * (s + n) * gbs + 2 * h1 * gbs;
+    peak(lp, "cpu_peak^p", cpu_p, a->hw->cmem);
+    peak(lp, "cpu_peak^g", cpu_g, a->hw->cmem);
+    peak(lp, "nvme_peak", (Linear){.wd = all_weights, .hd = 2 * s * h1 * bls, .cd = cache}, a->hw->nmem);
 }
 
 /* Eq. (1): wg + wc + wd = 1, cg + cc + cd = 1, hg + hc + hd = 1 */
@@ -140,12 +132,9 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
     a.gbs = block->gbs, a.bls = bls, a.weights = 8 * h1 * h1 + 4 * h1 * h2;
     *lp = (Lp){.n = NVARS};
     lp->c[T_PRE] = a.l / a.bls, lp->c[T_GEN] = (a.n - 1) * a.l / a.bls; /* T / bls, T = T_pre l + T_gen (n - 1) l */
-    prefill_rows(lp, &a);
-    decode_rows(lp, &a);
-    gpu_rows(lp, &a, a.s, a.s, gpu_peak_p);
-    gpu_rows(lp, &a, 1, a.s + a.n, gpu_peak_g);
-    cpu_rows(lp, &a);
-    disk_rows(lp, &a);
+    for (int prefill = 1; prefill >= 0; prefill--) time_rows(lp, &a, prefill);
+    for (int prefill = 1; prefill >= 0; prefill--) gpu_rows(lp, &a, prefill);
+    cpu_and_disk_rows(lp, &a);
     sum_rows(lp);
     CHECK(lp->m == NROWS);
 }
@@ -166,21 +155,6 @@ static double binding_rows(char *text, size_t size, const Lp *lp, const double *
         if (lp_binds(&lp->row[i], x, lp->n)) snprintf(text + used, size - used, "%s%s", used ? ", " : "", lp->row[i].name);
     }
     return most;
-}
-
-/* At a corner of the LP T_pre and T_gen are the largest of their terms, also T_gen for n = 1, where it costs nothing. */
-static void describe_cost(Cost *cost, const Lp *lp, const double *x, const Hardware *hardware, const OptConfig *config,
-                          const Block *block) {
-    const double capacity[NTIERS] = {hardware->gmem, hardware->cmem, hardware->nmem};
-    memcpy(cost->fraction, x, sizeof cost->fraction);
-    binding_rows(cost->slowest[0], sizeof cost->slowest[0], lp, x, T_GEN_ROWS, GPU_ROWS);
-    binding_rows(cost->slowest[1], sizeof cost->slowest[1], lp, x, T_PRE_ROWS, T_GEN_ROWS);
-    for (int t = 0; t < NTIERS; t++)
-        cost->peak[t] =
-            capacity[t] + binding_rows(cost->full[t], sizeof cost->full[t], lp, x, tier_rows[t], tier_rows[t + 1]);
-    cost->T_pre = x[T_PRE], cost->T_gen = x[T_GEN];
-    cost->T = (cost->T_pre + cost->T_gen * (block->n - 1)) * config->l;
-    cost->throughput = (double)block->gbs * block->num_gpu_batches * block->n / cost->T;
 }
 
 /* The tiers are given more bytes until a placement fits, the disk's being the cheapest and the GPU's the dearest. */
@@ -208,6 +182,7 @@ static int does_not_fit(Lp *lp, const OptConfig *config, const Block *block, Err
 }
 
 int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block, Error *err) {
+    const double capacity[NTIERS] = {hardware->gmem, hardware->cmem, hardware->nmem};
     Lp lp;
     LpAnswer answer;
     paper_lp(&lp, hardware, config, block);
@@ -217,7 +192,18 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
         return fail(err, EXIT_FAILED,
                     "%s: its numbers and those of %s are too far apart to be solved in doubles; check them", hardware->name,
                     config->name);
-    describe_cost(cost, &lp, answer.x, hardware, config, block);
+    /* At a corner of the LP T_pre and T_gen are the largest of their terms, also T_gen for n = 1, where it costs nothing.
+     */
+    const double *x = answer.x;
+    memcpy(cost->fraction, x, sizeof cost->fraction);
+    cost->T_pre = x[T_PRE], cost->T_gen = x[T_GEN];
+    cost->T = (cost->T_pre + cost->T_gen * (block->n - 1)) * config->l;
+    cost->throughput = (double)block->gbs * block->num_gpu_batches * block->n / cost->T;
+    binding_rows(cost->slowest[0], sizeof cost->slowest[0], &lp, x, T_GEN_ROWS, GPU_ROWS);
+    binding_rows(cost->slowest[1], sizeof cost->slowest[1], &lp, x, T_PRE_ROWS, T_GEN_ROWS);
+    for (int t = 0; t < NTIERS; t++)
+        cost->peak[t] =
+            capacity[t] + binding_rows(cost->full[t], sizeof cost->full[t], &lp, x, tier_rows[t], tier_rows[t + 1]);
     return 0;
 }
 
@@ -297,12 +283,6 @@ static Linear off_gpu(double w, double c, double h) {
     return (Linear){.wc = w, .wd = w, .cc = c, .cd = c, .hc = h, .hd = h};
 }
 
-static void add(Linear *to, double factor, Linear more) {
-    for (int f = 0; f <= NFRACTIONS; f++) to->at[f] += factor * more.at[f];
-}
-
-static double memory_seconds(double bytes, double bdw) { return bdw > 0 ? bytes / bdw : 0; }
-
 // ---------------------------------------------------------------------------------------------------------------
 // The links, by the calls of Figure 4: the bytes of each call over the bandwidth of its link. Every op takes op_s besides;
 // weights cross in K parts, one beside each batch, and the K batches' caches and hidden states one by one
@@ -337,11 +317,11 @@ static double products(const Sweep *a, bool prefill) {
     const Hardware *h = a->hw;
     if (batches <= 0) return 0;
     const double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->chunk), m = each / pieces;
-    double (*seconds)(const Hardware *, bool, double, double, double, double) =
-        a->plan->policy.weight_quant.bits && !a->plan->unpacked_bytes ? linear_packed_seconds : linear_seconds;
-    double qkvo = 4 * seconds(h, a->stage, m, h1, h1, a->act);
-    double mlp = seconds(h, a->stage, m, h2, h1, a->act) + seconds(h, a->stage, m, h1, h2, a->act);
-    return batches * pieces * (qkvo + mlp + (6 + 1) * h->op_s);
+    const bool packed = a->plan->policy.weight_quant.bits && !a->plan->unpacked_bytes;
+    const double qkvo = 4 * linear_seconds(h, a->stage, m, h1, h1, a->act, packed);
+    const double mlp_1 = linear_seconds(h, a->stage, m, h2, h1, a->act, packed);
+    const double mlp_2 = linear_seconds(h, a->stage, m, h1, h2, a->act, packed);
+    return batches * pieces * (qkvo + (mlp_1 + mlp_2) + (6 + 1) * h->op_s);
 }
 
 /* What the GPU does for these batches wherever the cache is: products, two layernorms, which each read and write the hidden
@@ -400,7 +380,7 @@ static void head_seconds(Seconds *t, const Sweep *a) {
     if (home == TIER_DISK) of[DTOC].one = (a->table_on_disk + ids) / a->dtoc;
     if (home == TIER_CPU) of[CPU].one = memory_seconds(ids, h->cpu_bdw);
     const double embed = (ids + a->hidden) * 2, norm = 2 * a->act * c->h1 * a->heads, choose = 4.0 * c->vocab * a->heads;
-    const double logits = linear_seconds(h, a->stage, a->heads / a->K, c->vocab, c->embed, a->act);
+    const double logits = linear_seconds(h, a->stage, a->heads / a->K, c->vocab, c->embed, a->act, false);
     enum { HEAD_OPS = 6 }; /* token and position rows, two projections, norm, choice */
     of[GPU].one = a->K * (logits + HEAD_OPS * h->op_s) + memory_seconds(embed + norm + choose, h->gpu_bdw);
 }
@@ -444,35 +424,23 @@ static void queue_row(Seconds *t, const Sweep *a) {
     t->layer[QUEUED].one = gpu_seconds(a, true);
 }
 
-/* cores = gpu + cpu + copies. Seconds of a link times its bandwidth are bytes, and a byte takes copy_core_s of the cores,
- * or disk_core_s. */
-static void add_cores(Linear *of, const Sweep *a) {
-    add(&of[CORES], 1, of[GPU]);
-    add(&of[CORES], 1, of[CPU]);
-    Linear copies = {.one = 0};
-    for (int c = CTOG; c <= CTOD; c++) {
-        double core_s = c < DTOC ? a->hw->copy_core_s : a->hw->disk_core_s;
-        add(&copies, link_bdw(a->hw, (Channel)c)[a->stage] * core_s, of[c]);
-    }
-    add(&of[CORES], 1, copies);
-}
-
 /* Squares differ, so that of two lanes which are equally busy now one waits for the other and now the other way round, and
  * both together take longer than either. The 6% follow from nothing here: they are an allowance, without which the model
  * would prefer placements whose two slowest lanes are equal to the last percent. */
 static const double HELD_UP = 1.06;
 
-/* Rows that are made of others. comp with a link: HELD_UP (link + comp) / 2. Without overlap everything adds up. */
+/* Rows that are made of others: cores = gpu + cpu + copies; comp with a link = HELD_UP (link + comp) / 2. Without overlap
+ * everything adds up. */
 static void joint_rows(Linear *of, const Sweep *a) {
     Linear all = {.one = 0};
     for (int c = CTOG; c <= CPU; c++) add(&all, 1, of[c]);
+    for (int c = CPU; c >= CTOG && a->hw->shared_cores; c--)
+        add(&of[CORES], c <= CTOD ? link_cores(a->hw, (Channel)c, a->stage) : 1, of[c]);
     if (!a->plan->policy.overlap) of[IN_FLIGHT] = all;
-    if (a->hw->shared_cores) add_cores(of, a);
-    const Linear comp = of[a->hw->shared_cores ? CORES : GPU];
-    add(&of[COMP_WITH_CTOG], HELD_UP / 2, of[CTOG]);
-    add(&of[COMP_WITH_CTOG], HELD_UP / 2, comp);
-    add(&of[COMP_WITH_DTOC], HELD_UP / 2, of[DTOC]);
-    add(&of[COMP_WITH_DTOC], HELD_UP / 2, comp);
+    for (int r = COMP_WITH_CTOG; r <= COMP_WITH_DTOC; r++) {
+        add(&of[r], HELD_UP / 2, of[r == COMP_WITH_CTOG ? CTOG : DTOC]);
+        add(&of[r], HELD_UP / 2, of[a->hw->shared_cores ? CORES : GPU]);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -530,7 +498,6 @@ static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
     const double two_layers = 2 * a->weights, two_pages = 2 * p->staged_pages[0] * page, four_states = 4 * rows * state;
     const double x = p->nws * rows * state, new_kv = p->nws * (double)p->off_rows * a->kv;
     const double q_and_o = 2 * p->nws * (double)p->off_seqs * state;
-    const Linear none = {.one = 0};
     double states = 0;
     for (int k = 0; k < p->slots; k++) states += p->act_rows[TIER_CPU][k] * state;
     Linear tier[NTIERS] = {{.wg = weights, .cg = cache, .hg = states},
@@ -544,7 +511,7 @@ static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
         add(&tier[TIER_GPU], -1, off_gpu(0, two_pages, 0));
         add(&tier[TIER_CPU], 1, off_gpu(0, q_and_o, 0));
     }
-    for (int t = 0; t < NTIERS; t++) peak(lp, memory_row[t], tier[t], none, none, capacity[t]);
+    for (int t = 0; t < NTIERS; t++) peak(lp, memory_row[t], tier[t], capacity[t]);
 }
 
 void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan, bool delegated,
@@ -570,12 +537,13 @@ double runtime_seconds(const Lp *lp, const double *x) {
 // The cost of one plan, by the rows of its LP
 // ---------------------------------------------------------------------------------------------------------------
 
-/* The row that bounds the variable from below most, at x, where that is more than *most seconds; or `slowest`. */
-static const LpRow *slowest_row(const Lp *lp, const double *x, int variable, const LpRow *slowest, double *most) {
+/* The row that bounds the variable from below most, at x, where that is more than *most seconds; or `slowest`. A layer's
+ * row and the last layer's behind it, of one name, are one. */
+static int slowest_row(const Lp *lp, const double *x, int variable, int slowest, double *most) {
     for (int i = 0; i < lp->m; i++) {
         if (lp->row[i].a[variable] >= 0) continue;
         double seconds = lp_excess(&lp->row[i], x, lp->n); /* the variable is 0 in x: what the others come to */
-        if (seconds > *most) *most = seconds, slowest = &lp->row[i];
+        if (seconds > *most) *most = seconds, slowest = i - (i > 0 && lp->row[i - 1].name == lp->row[i].name);
     }
     return slowest;
 }
@@ -585,19 +553,15 @@ static const LpRow *slowest_row(const Lp *lp, const double *x, int variable, con
 static double sweep_seconds(const Lp *lp, double *x, const Plan *plan, int stage, char *slowest, size_t size) {
     const int l = plan->config.l;
     const double layer = (double)plan_layer_bytes(plan);
-    double sum = 0, most = 0, by[LP_MAX_ROWS] = {0}; /* seconds by the names of the rows that bound them */
+    double sum = 0, most = 0, by[LP_MAX_ROWS] = {0}; /* seconds by the rows that bound them */
     for (int j = 0; j < l; j++) {
         const int next = (j + 1) % l;
         double seconds = 0;
         x[WC] = plan->cpu_slab[next] / layer, x[WD] = plan->disk_slab[next] / layer, x[WG] = 1 - x[WC] - x[WD];
-        const LpRow *row = slowest_row(lp, x, LAYER_S + stage, NULL, &seconds);
+        int row = slowest_row(lp, x, LAYER_S + stage, -1, &seconds);
         if (j + 1 == l) row = slowest_row(lp, x, LAST_S + stage, row, &seconds);
         sum += seconds;
-        for (int i = 0; row && i < lp->m; i++) { /* a name's first row counts for all of that name */
-            if (lp->row[i].name != row->name) continue;
-            if ((by[i] += seconds) > most) most = by[i], snprintf(slowest, size, "%s", row->name);
-            break;
-        }
+        if (row >= 0 && (by[row] += seconds) > most) most = by[row], snprintf(slowest, size, "%s", lp->row[row].name);
     }
     return sum;
 }

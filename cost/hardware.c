@@ -19,7 +19,7 @@
 // ---------------------------------------------------------------------------------------------------------------
 
 static double bound_seconds(double flops, double rate, double bytes, double bdw) {
-    return fmax(flops / rate, bdw > 0 ? bytes / bdw : 0);
+    return fmax(flops / rate, memory_seconds(bytes, bdw));
 }
 
 /* Flops of one size over the rate there. Between two points the seconds for a flop of each unit of size are on a line. */
@@ -33,26 +33,20 @@ static double curve_seconds(const Curve *c, double size, double flops) {
     return flops / size * (before + part * (after - before));
 }
 
-double linear_seconds(const Hardware *h, bool prefill, double m, double n, double k, double act_bytes) {
-    double flops = 2 * m * n * k;
-    if (h->mm_rows.n) return curve_seconds(&h->mm_rows, m, flops);
-    return bound_seconds(flops, h->mm_flops[prefill], 2 * n * k + act_bytes * m * (n + k), h->gpu_bdw);
+/* Bytes of a packed number, of an F16: 4 bits, and a group's header of 32 for 64 numbers. */
+static const double PACKED = 4.5 / 16;
+
+double linear_seconds(const Hardware *h, bool prefill, double m, double n, double k, double act_bytes, bool packed) {
+    const Curve *curve = packed && h->mm_packed.n ? &h->mm_packed : &h->mm_rows;
+    double flops = 2 * m * n * k, weights = (packed ? PACKED : 1) * 2 * n * k;
+    if (curve->n) return curve_seconds(curve, m, flops);
+    return bound_seconds(flops, h->mm_flops[prefill], weights + act_bytes * m * (n + k), h->gpu_bdw);
 }
 
 double attend_prefill_seconds(const Hardware *h, double nseq, double s, double h1, double act_bytes) {
     double flops = 4 * h1 * nseq * s * (s + 1) / 2;
     if (h->bmm_tokens[1].n) return curve_seconds(&h->bmm_tokens[1], s, flops);
     return bound_seconds(flops, h->bmm_flops[1], nseq * s * h1 * (2 * act_bytes + 4), h->gpu_bdw);
-}
-
-/* Bytes of a packed number, of an F16: 4 bits, and a group's header of 32 for 64 numbers. */
-static const double PACKED = 4.5 / 16;
-
-double linear_packed_seconds(const Hardware *h, bool prefill, double m, double n, double k, double act_bytes) {
-    double flops = 2 * m * n * k;
-    if (h->mm_packed.n) return curve_seconds(&h->mm_packed, m, flops);
-    if (h->mm_rows.n) return linear_seconds(h, prefill, m, n, k, act_bytes);
-    return bound_seconds(flops, h->mm_flops[prefill], PACKED * 2 * n * k + act_bytes * m * (n + k), h->gpu_bdw);
 }
 
 double attend_seconds(const Hardware *h, bool on_cpu, bool prefill, double nseq, double len, double h1, bool packed) {
@@ -139,6 +133,7 @@ typedef struct {
     const char *path;
     const cJSON *json;
     Hardware *to;
+    char *shown; /* [100] */
     Error *err;
 } Reader;
 
@@ -152,25 +147,8 @@ __attribute__((format(printf, 2, 3))) static int refuse(const Reader *r, const c
     return fail(r->err, EXIT_USAGE, "%s: %s", r->path, text);
 }
 
-typedef struct {
-    char text[100];
-} Shown;
-
 /* A value as a message shows it. */
-static Shown show(const cJSON *value) {
-    Shown s;
-    if (cJSON_IsNumber(value))
-        snprintf(s.text, sizeof s.text, "%.15g", value->valuedouble);
-    else if (cJSON_IsString(value))
-        snprintf(s.text, sizeof s.text, "the text \"%.60s\"", value->valuestring);
-    else
-        snprintf(s.text, sizeof s.text, "%s",
-                 cJSON_IsObject(value)  ? "an object"
-                 : cJSON_IsArray(value) ? "a list"
-                 : cJSON_IsBool(value)  ? cJSON_IsTrue(value) ? "true" : "false"
-                                        : "null");
-    return s;
-}
+static const char *show(const Reader *r, const cJSON *value) { return json_describe(r->shown, value); }
 
 static bool in_range(const cJSON *value, double lo, double hi) {
     return cJSON_IsNumber(value) && value->valuedouble >= lo && value->valuedouble <= hi;
@@ -179,7 +157,7 @@ static bool in_range(const cJSON *value, double lo, double hi) {
 /* name: of the value in messages. */
 static int read_number(double *number, const Reader *r, const cJSON *value, const Key *k, const char *name) {
     if (!in_range(value, k->lo, k->hi))
-        return refuse(r, "%s is %s; expected a number of %s from %g to %g", name, show(value).text, k->unit, k->lo, k->hi);
+        return refuse(r, "%s is %s; expected a number of %s from %g to %g", name, show(r, value), k->unit, k->lo, k->hi);
     *number = value->valuedouble;
     return 0;
 }
@@ -189,10 +167,9 @@ static int read_pair(double stage[2], const Reader *r, const Key *k) {
     const char *key = k->key;
     const KeyName name[2] = {stage_key(key, 0), stage_key(key, 1)};
     const cJSON *both = member(r->json, key), *each[2] = {member(r->json, name[0].text), member(r->json, name[1].text)};
-    for (int p = 0; p < 2; p++)
+    for (int p = 0; p < 2; p++) {
         if (both && each[p])
             return refuse(r, "has both %s and %s; expected %s alone, or %s_p and %s_g", key, name[p].text, key, key, key);
-    for (int p = 0; p < 2; p++) {
         if (!both && !each[p])
             return refuse(r, "has no %s; expected %s, a number of %s, or %s_p and %s_g", each[!p] ? name[p].text : key, key,
                           k->unit, key, key);
@@ -207,13 +184,13 @@ static int read_point(Curve *curve, int i, const Reader *r, const cJSON *point, 
     const double before = i > 1 ? curve->size[i - 2] : 1;
     char name[MAX_KEY + 40];
     if (!cJSON_IsArray(point))
-        return refuse(r, "%s: point %d is %s; expected [%s, %s]", k->key, i, show(point).text, k->sizes, k->unit);
+        return refuse(r, "%s: point %d is %s; expected [%s, %s]", k->key, i, show(r, point), k->sizes, k->unit);
     if (cJSON_GetArraySize(point) != 2)
         return refuse(r, "%s: point %d is a list of %d; expected [%s, %s]", k->key, i, cJSON_GetArraySize(point), k->sizes,
                       k->unit);
     if (!in_range(size, i > 1 ? nextafter(before, INFINITY) : 1, MOST_SIZE))
-        return refuse(r, "%s: point %d has a size of %s; expected a number of %s %s %.15g, to %g", k->key, i,
-                      show(size).text, k->sizes, i > 1 ? "above" : "from", before, MOST_SIZE);
+        return refuse(r, "%s: point %d has a size of %s; expected a number of %s %s %.15g, to %g", k->key, i, show(r, size),
+                      k->sizes, i > 1 ? "above" : "from", before, MOST_SIZE);
     snprintf(name, sizeof name, "%s: the rate of point %d", k->key, i);
     curve->size[i - 1] = size->valuedouble;
     return read_number(&curve->rate[i - 1], r, rate, k, name);
@@ -224,7 +201,7 @@ static int read_curve(Curve *curve, const Reader *r, const Key *k) {
     const int n = cJSON_GetArraySize(list);
     if (!list) return 0;
     if (!cJSON_IsArray(list))
-        return refuse(r, "%s is %s; expected a list of points [%s, %s]", k->key, show(list).text, k->sizes, k->unit);
+        return refuse(r, "%s is %s; expected a list of points [%s, %s]", k->key, show(r, list), k->sizes, k->unit);
     if (n < 1 || n > MAX_POINTS) return refuse(r, "%s has %d points; expected 1 to %d", k->key, n, MAX_POINTS);
     for (int i = 1; i <= n; i++, point = point->next)
         if (read_point(curve, i, r, point, k) != 0) return -1;
@@ -239,7 +216,7 @@ static int read_key(const Reader *r, const Key *k) {
     if (k->form == CURVE) return read_curve(to, r, k);
     if (!value && k->form != NUMBER) return 0;
     if (k->form == FLAG) {
-        if (!cJSON_IsBool(value)) return refuse(r, "%s is %s; expected true or false", k->key, show(value).text);
+        if (!cJSON_IsBool(value)) return refuse(r, "%s is %s; expected true or false", k->key, show(r, value));
         *(bool *)to = cJSON_IsTrue(value);
         return 0;
     }
@@ -256,7 +233,7 @@ static int read_name(const Reader *r) {
     for (const char *c = is_text ? name->valuestring : ""; *c; c++)
         if ((unsigned char)*c < ' ' || *c == 127) is_text = false;
     if (!is_text)
-        return refuse(r, "name is %s; expected a text of 1 to %zu bytes without control characters", show(name).text, most);
+        return refuse(r, "name is %s; expected a text of 1 to %zu bytes without control characters", show(r, name), most);
     strcpy(r->to->name, name->valuestring);
     return 0;
 }
@@ -268,11 +245,11 @@ static int check_keys(const Reader *r) {
         if (!is_key(child->string))
             return refuse(r, "has an unknown key \"%.60s\"; expected only the keys of a hardware file", child->string);
     if (sources && !cJSON_IsObject(sources))
-        return refuse(r, "sources is %s; expected an object of texts, one a key", show(sources).text);
+        return refuse(r, "sources is %s; expected an object of texts, one a key", show(r, sources));
     for (const cJSON *source = sources ? sources->child : NULL; source; source = source->next) {
         if (!cJSON_IsString(source))
             return refuse(r, "sources: %.60s is %s; expected a text that says where the value is from", source->string,
-                          show(source).text);
+                          show(r, source));
         if (!member(r->json, source->string))
             return refuse(r, "sources: has \"%.60s\", which is no key of this file; expected one that is", source->string);
     }
@@ -292,7 +269,7 @@ int hardware_read(Hardware *hardware, const char *path, Error *err) {
     Hardware read = {.name = ""};
     char *text = file_read(path, MAX_HARDWARE_FILE, &len, err);
     cJSON *json = text ? json_parse(text, len, path, err) : NULL;
-    int status = json ? read_object(&(Reader){path, json, &read, err}) : -1;
+    int status = json ? read_object(&(Reader){path, json, &read, (char[100]){""}, err}) : -1;
     if (status == 0)
         *hardware = read;
     else
@@ -306,14 +283,9 @@ int hardware_read(Hardware *hardware, const char *path, Error *err) {
 // Writing one
 // ---------------------------------------------------------------------------------------------------------------
 
-/* The shortest text that is read back to the same bits; cJSON's own printing is content with nearly the same. */
 static cJSON *exact(double number) {
-    char text[40];
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, number);
-        if (strtod(text, NULL) == number) break;
-    }
-    return cJSON_CreateRaw(text);
+    char text[100];
+    return cJSON_CreateRaw(json_number(text, number));
 }
 
 static void write_curve(cJSON *json, const Curve *curve, const char *key) {

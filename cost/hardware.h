@@ -52,14 +52,19 @@ static inline const double *link_bdw(const Hardware *hardware, Channel link) {
     const double *const bdw[] = {hardware->ctog_bdw, hardware->gtoc_bdw, hardware->dtoc_bdw, hardware->ctod_bdw};
     return bdw[link];
 }
+/* The share of shared cores that a busy link takes. */
+static inline double link_cores(const Hardware *hardware, Channel link, bool prefill) {
+    return link_bdw(hardware, link)[prefill] * (link < DTOC ? hardware->copy_core_s : hardware->disk_core_s);
+}
+/* Seconds in which a processor reads or writes so many bytes of its own memory; bdw 0: none. */
+static inline double memory_seconds(double bytes, double bdw) { return bdw > 0 ? bytes / bdw : 0; }
+
 /* Seconds that an op takes at full speed, without op_s. */
 /* y (m, n) = x (m, k) w^T: by the curve; without one, the longer of computing and of reading and writing everything.
- * act_bytes: of an element of x and y. */
-double linear_seconds(const Hardware *hardware, bool prefill, double m, double n, double k, double act_bytes);
+ * act_bytes: of an element of x and y. packed: the weights are packed, and are unpacked on the way. */
+double linear_seconds(const Hardware *hardware, bool prefill, double m, double n, double k, double act_bytes, bool packed);
 /* Causal attention of nseq prompts of s tokens. Each has s (s + 1) / 2 pairs of a query and a key, of 4 h1 flops. */
 double attend_prefill_seconds(const Hardware *hardware, double nseq, double s, double h1, double act_bytes);
-/* The same with packed weights, which are unpacked on the way. */
-double linear_packed_seconds(const Hardware *hardware, bool prefill, double m, double n, double k, double act_bytes);
 /* nseq new tokens attend to `len` tokens each over paged KV: 4 h1 flops and as many bytes a token; packed, fewer bytes. */
 double attend_seconds(const Hardware *hardware, bool on_cpu, bool prefill, double nseq, double len, double h1, bool packed);
 

@@ -52,11 +52,12 @@ enum { NROW_SIZES = sizeof row_sizes / sizeof *row_sizes, NTOKEN_SIZES = sizeof 
 typedef struct {
     ProfileSize size;
     Device *device;
+    Type act; /* the device's */
     Plan plan;
     Checkpoint none; /* the device's, without files */
     size_t x, y, tables, starts;
     Quant quant;           /* how the numbers in the cold memory are taken to be packed; bits 0: they are F16 */
-    size_t span;           /* of the cold memory that is in use */
+    size_t span;           /* of the cold memory that weights are read from */
     size_t at;             /* in it: where the next op begins */
     Event product, copied; /* the newest, which the next one waits for; a copy that it waits for besides */
     double op_s;
@@ -67,8 +68,14 @@ typedef struct {
     Error *err;
 } Profile;
 
-/* Posts one round of ops at point i of a curve, and adds to work and ops. */
-typedef Event Post(Profile *, int i);
+/* What is measured. post posts one round of it, at point i of a curve, and adds to work and ops; a copy has a lane and goes
+ * from tier to tier, attention has a lane and a tier. */
+typedef struct Work {
+    const char *name; /* of a curve */
+    Event (*post)(Profile *, const struct Work *, int i);
+    Lane lane;
+    Tier to, from;
+} Work;
 
 // ---------------------------------------------------------------------------------------------------------------
 // Views and ops
@@ -78,55 +85,60 @@ static Tensor matrix(Tier tier, Type type, size_t offset, int rows, int cols) {
     return (Tensor){.tier = tier, .type = type, .offset = offset, .rows = rows, .cols = cols, .ld = (size_t)cols};
 }
 
-/* The same of packed groups. */
-static Tensor bytes(const Profile *p, Tier tier, size_t offset, int rows, size_t cols) {
-    Tensor t = matrix(tier, U8, offset, rows, (int)cols);
+/* Posts an op that does so much. */
+static Event post_op(Profile *p, const Op *op, double work) {
+    p->work += work, p->ops++;
+    return p->device->post(p->device, op);
+}
+
+/* Inputs and outputs. */
+static Tensor x_of(const Profile *p, Tier tier, int rows, int cols) { return matrix(tier, p->act, p->x, rows, cols); }
+static Tensor y_of(const Profile *p, Tier tier, int rows, int cols) { return matrix(tier, p->act, p->y, rows, cols); }
+
+/* Cold memory: numbers (rows, cols), or where they are packed, rows of so many bytes. */
+static Tensor numbers(const Profile *p, Tier tier, size_t offset, int rows, int cols, size_t packed) {
+    Tensor t = p->quant.bits ? matrix(tier, U8, offset, rows, (int)packed) : matrix(tier, F16, offset, rows, cols);
     t.quant = p->quant;
     return t;
 }
 
-/* The next bytes of cold memory that lie together. */
-static size_t next_cold(Profile *p, size_t bytes) {
-    CHECK(bytes <= p->span);
-    if (p->at + bytes > p->span) p->at = 0;
+/* The next bytes of the first `span` of cold memory that lie together. */
+static size_t next_cold(Profile *p, size_t span, size_t bytes) {
+    CHECK(bytes <= span);
+    if (p->at + bytes > span) p->at = 0;
     p->at += bytes;
     return p->at - bytes;
 }
 
-static Event post_linear_of(Profile *p, Lane lane, int m, int n, int k) {
-    Type act = p->device->act_type;
+static Event post_product(Profile *p, Lane lane, int m, int n, int k) {
+    const size_t size = p->quant.bits ? quant_matrix_bytes(p->quant, n, k) : (size_t)n * k * sizeof(f16);
+    const int rows = p->quant.bits ? (n + p->quant.group - 1) / p->quant.group : n;
+    const Tensor w = numbers(p, TIER_GPU, next_cold(p, p->span, size), rows, k, size / rows);
     Op op = {.lane = lane, .kind = OTHER, .nafter = 2, .after = {p->product, p->copied}};
-    Tensor w;
-    if (p->quant.bits) {
-        size_t size = quant_matrix_bytes(p->quant, n, k), groups = (n + p->quant.group - 1) / p->quant.group;
-        w = bytes(p, TIER_GPU, next_cold(p, size), (int)groups, size / groups);
-    } else {
-        w = matrix(TIER_GPU, F16, next_cold(p, (size_t)n * k * sizeof(f16)), n, k);
-    }
-    p->work += 2.0 * m * n * k, p->ops++;
-    op_linear(&op, matrix(TIER_GPU, act, p->y, m, n), matrix(TIER_GPU, act, p->x, m, k), w, (Tensor){0}, (Tensor){0},
-              false);
-    return p->product = p->device->post(p->device, &op);
+    op_linear(&op, y_of(p, TIER_GPU, m, n), x_of(p, TIER_GPU, m, k), w, (Tensor){0}, (Tensor){0}, false);
+    return p->product = post_op(p, &op, 2.0 * m * n * k);
 }
 
 /* The three shapes of a layer's products, from lane to lane as in a layer. */
-static Event post_linear(Profile *p, int i) {
-    post_linear_of(p, PROJECT, row_sizes[i], p->size.h1, p->size.h1);
-    post_linear_of(p, FINISH, row_sizes[i], p->size.h2, p->size.h1);
-    return post_linear_of(p, FINISH, row_sizes[i], p->size.h1, p->size.h2);
+static Event post_linear(Profile *p, const Work *w, int i) {
+    (void)w;
+    post_product(p, PROJECT, row_sizes[i], p->size.h1, p->size.h1);
+    post_product(p, FINISH, row_sizes[i], p->size.h2, p->size.h1);
+    return post_product(p, FINISH, row_sizes[i], p->size.h1, p->size.h2);
 }
 
+/* Each point has a row of indices: where prompts start, and the lengths of sequences. */
+static int index_row(const Profile *p) { return p->size.tokens + 1 + p->size.nseq; }
+
 /* As many prompts as make up the longest. */
-static Event post_attend_prefill(Profile *p, int i) {
-    int s = token_sizes[i], nseq = p->size.tokens / s, rows = nseq * s, h1 = p->size.h1;
-    Type act = p->device->act_type;
-    Op op = {.lane = FINISH, .kind = OTHER, .prefill = true};
-    Tensor kv = matrix(TIER_GPU, F16, next_cold(p, (size_t)rows * 2 * h1 * sizeof(f16)), rows, 2 * h1);
-    Tensor start = matrix(TIER_GPU, I32, p->starts + (size_t)i * (p->size.tokens + 1) * 4, 1, nseq + 1);
-    p->work += 4.0 * h1 * nseq * s * (s + 1) / 2, p->ops++;
-    op_attend_prefill(&op, matrix(TIER_GPU, act, p->y, rows, h1), matrix(TIER_GPU, act, p->x, rows, h1), kv, start,
+static Event post_attend_prefill(Profile *p, const Work *w, int i) {
+    const int s = token_sizes[i], nseq = p->size.tokens / s, rows = nseq * s, h1 = p->size.h1;
+    const size_t at = next_cold(p, p->span, (size_t)rows * 2 * h1 * sizeof(f16));
+    const Tensor start = matrix(w->to, I32, p->starts + (size_t)i * index_row(p) * 4, 1, nseq + 1);
+    Op op = {.lane = w->lane, .kind = OTHER, .prefill = true};
+    op_attend_prefill(&op, y_of(p, w->to, rows, h1), x_of(p, w->to, rows, h1), matrix(w->to, F16, at, rows, 2 * h1), start,
                       p->size.nh);
-    return p->device->post(p->device, &op);
+    return post_op(p, &op, 4.0 * h1 * nseq * s * (s + 1) / 2);
 }
 
 /* Bytes of a token's K, or V. */
@@ -134,91 +146,80 @@ static size_t row_bytes(const ProfileSize *s, Quant quant) {
     return quant.bits ? s->nh * quant_bytes(quant, s->h1 / s->nh) : s->h1 * sizeof(f16);
 }
 
-/* Page tables are all one list of pages in order, from another page on each time. */
-static Event post_attend_on(Profile *p, int i, Tier tier, Lane lane) {
-    int len = token_sizes[i], h1 = p->size.h1, pages_each = pages_for(len, PAGE_TOKENS);
-    size_t row = row_bytes(&p->size, p->quant), half = p->span / 2, page = PAGE_TOKENS * row;
-    int npages = (int)(half / page), nseq = imin(p->size.nseq, npages / pages_each);
-    Type act = p->device->act_type;
-    Op op = {.lane = lane, .kind = OTHER};
-    p->span = half;
-    size_t first = next_cold(p, nseq * pages_each * page) / page;
-    p->span = 2 * half;
+/* K in the first half of the cold memory, V in the second. Page tables are all one list of pages in order, from another
+ * page on each time. */
+static Event post_attend(Profile *p, const Work *w, int i) {
+    const int len = token_sizes[i], h1 = p->size.h1, pages_each = pages_for(len, PAGE_TOKENS);
+    const size_t row = row_bytes(&p->size, p->quant), half = p->span / 2, page = PAGE_TOKENS * row;
+    const int npages = (int)(half / page), nseq = imin(p->size.nseq, npages / pages_each);
+    const size_t first = next_cold(p, half, nseq * pages_each * page) / page;
+    const size_t lengths = (size_t)i * index_row(p) + p->size.tokens + 1;
+    Op op = {.lane = w->lane, .kind = OTHER};
     CHECK((first + (size_t)nseq * pages_each) * 4 <= p->starts - p->tables);
-    PageTable t = {
-        .k = p->quant.bits ? bytes(p, tier, 0, npages * PAGE_TOKENS, row) : matrix(tier, F16, 0, npages * PAGE_TOKENS, h1),
-        .pages = matrix(tier, I32, p->tables + first * 4, nseq, pages_each),
-        .len = matrix(tier, I32, p->starts + (size_t)(NTOKEN_SIZES * (p->size.tokens + 1) + i * p->size.nseq) * 4, 1, nseq),
-        .page_tokens = PAGE_TOKENS,
-        .nh = p->size.nh};
-    t.v = t.k, t.v.offset = half;
-    p->work += 4.0 * h1 * nseq * len, p->ops++;
-    op_attend(&op, matrix(tier, act, p->y, nseq, h1), matrix(tier, act, p->x, nseq, h1), &t);
-    return p->device->post(p->device, &op);
+    const PageTable t = {.k = numbers(p, w->to, 0, npages * PAGE_TOKENS, h1, row),
+                         .v = numbers(p, w->to, half, npages * PAGE_TOKENS, h1, row),
+                         .pages = matrix(w->to, I32, p->tables + first * 4, nseq, pages_each),
+                         .len = matrix(w->to, I32, p->starts + lengths * 4, 1, nseq),
+                         .page_tokens = PAGE_TOKENS,
+                         .nh = p->size.nh};
+    op_attend(&op, y_of(p, w->to, nseq, h1), x_of(p, w->to, nseq, h1), &t);
+    return post_op(p, &op, 4.0 * h1 * nseq * len);
 }
-static Event post_attend_gpu(Profile *p, int i) { return post_attend_on(p, i, TIER_GPU, FINISH); }
-static Event post_attend_cpu(Profile *p, int i) { return post_attend_on(p, i, TIER_CPU, ATTEND); }
 
-/* Up in one half of the cold memory, down in the other, so that both may run beside a product that reads the first. */
-static Event post_copy(Profile *p, Lane lane, Tier to, Tier from, size_t dst, size_t src, size_t bytes) {
-    Op op = {.lane = lane, .kind = OTHER, .nafter = 1, .after = {p->product}};
-    Move move = {matrix(to, F16, dst, 1, (int)(bytes / sizeof(f16))),
-                 matrix(from, F16, src, 1, (int)(bytes / sizeof(f16)))};
-    p->work += (double)bytes, p->ops++;
-    op_copy(&op, &move, 1);
-    return p->device->post(p->device, &op);
-}
 static size_t piece(const Profile *p) { return p->size.cold / 2 < PIECE ? p->size.cold / 2 : PIECE; }
-static size_t place(const Profile *p, int i) { return (size_t)i * piece(p) % (p->size.cold / 2 / piece(p) * piece(p)); }
-static Event post_up(Profile *p, int i) {
-    size_t at = p->size.cold / 2 + place(p, i);
-    return post_copy(p, W_LOAD, TIER_GPU, TIER_CPU, at, at, piece(p));
-}
-static Event post_down(Profile *p, int i) {
-    return post_copy(p, STORE, TIER_CPU, TIER_GPU, place(p, i), place(p, i), piece(p));
-}
-/* All of one half. */
-static Event post_all(Profile *p, Post *post) {
-    Event last = {0, 0};
-    for (size_t i = 0; i < p->size.cold / 2 / piece(p); i++) last = post(p, (int)i);
-    return last;
-}
-static Event post_all_up(Profile *p, int i) { return (void)i, post_all(p, post_up); }
-static Event post_all_down(Profile *p, int i) { return (void)i, post_all(p, post_down); }
 
-static Event post_write(Profile *p, int i) {
-    return post_copy(p, D_WRITE, TIER_DISK, TIER_CPU, (size_t)i * piece(p) % p->plan.offload_bytes, place(p, i), piece(p));
+/* Piece i of a tier; towards the GPU in one half of the cold memory, away from it in the other, so that both may run beside
+ * a product that reads the first. */
+static Tensor piece_of(const Profile *p, const Work *w, Tier tier, int i) {
+    const size_t bytes = piece(p), half = p->size.cold / 2,
+                 all = tier == TIER_DISK ? p->plan.offload_bytes : half / bytes * bytes;
+    const size_t first = tier != TIER_DISK && w->to < w->from ? half : 0;
+    return matrix(tier, F16, first + (size_t)i * bytes % all, 1, (int)(bytes / sizeof(f16)));
 }
-static Event post_read(Profile *p, int i) {
-    size_t src = (size_t)i * piece(p) % p->plan.offload_bytes;
-    return post_copy(p, W_READ, TIER_CPU, TIER_DISK, p->size.cold / 2 + place(p, i), src, piece(p));
+
+static Event post_copy(Profile *p, const Work *w, int i) {
+    Op op = {.lane = w->lane, .kind = OTHER, .nafter = 1, .after = {p->product}};
+    const Move move = {piece_of(p, w, w->to, i), piece_of(p, w, w->from, i)};
+    return post_op(p, op_copy(&op, &move, 1), (double)piece(p));
+}
+
+/* All of one half. */
+static Event post_copies(Profile *p, const Work *w, int i) {
+    Event last = {0, 0};
+    for (i = 0; i < (int)(p->size.cold / 2 / piece(p)); i++) last = post_copy(p, w, i);
+    return last;
 }
 
 /* Half of the cold memory through layernorm into the other; what it wrote is no weights any more. */
-static Event post_layernorm(Profile *p, int i) {
-    Type act = p->device->act_type;
-    int h1 = p->size.h1, rows = (int)(p->size.cold / 2 / (h1 * type_bytes(act))) - 1;
-    Tensor w = matrix(TIER_GPU, F16, 0, 1, h1); /* a row at the beginning, and x behind it */
+static Event post_layernorm(Profile *p, const Work *w, int i) {
+    const size_t row = p->size.h1 * type_bytes(p->act), half = p->size.cold / 2;
+    const int h1 = p->size.h1, rows = (int)(half / row) - 1;
+    const Tensor one = matrix(TIER_GPU, F16, 0, 1, h1); /* a row at the beginning, and x behind it */
     Op op = {.lane = FINISH, .kind = OTHER};
-    (void)i;
-    p->work += 2.0 * rows * h1 * type_bytes(act), p->ops++;
-    op_layernorm(&op, matrix(TIER_GPU, act, p->size.cold / 2, rows, h1),
-                 matrix(TIER_GPU, act, h1 * type_bytes(act), rows, h1), w, w);
-    return p->device->post(p->device, &op);
+    (void)w, (void)i;
+    op_layernorm(&op, matrix(TIER_GPU, p->act, half, rows, h1), matrix(TIER_GPU, p->act, row, rows, h1), one, one);
+    return post_op(p, &op, 2.0 * rows * row);
 }
 
-static Event post_tiny(Profile *p, int i) {
-    Tensor row = matrix(TIER_GPU, p->device->act_type, p->y, 1, 16), w = matrix(TIER_GPU, F16, 0, 1, 16);
+static Event post_tiny(Profile *p, const Work *w, int i) {
+    const Tensor row = y_of(p, TIER_GPU, 1, 16), one = matrix(TIER_GPU, F16, 0, 1, 16);
     Event last = {PROJECT, 0};
-    (void)i;
+    (void)w, (void)i;
     for (int n = 0; n < TINY; n++) {
         Op op = {.lane = n % 2 ? FINISH : PROJECT, .kind = OTHER, .nafter = n > 0, .after = {last}};
-        op_layernorm(&op, row, row, w, w);
-        last = p->device->post(p->device, &op);
+        last = p->device->post(p->device, op_layernorm(&op, row, row, one, one));
     }
     p->work += TINY;
     return last;
 }
+
+static const Work ctog = {"", post_copies, W_LOAD, TIER_GPU, TIER_CPU}, gtoc = {"", post_copies, STORE, TIER_CPU, TIER_GPU};
+static const Work dtoc = {"", post_copy, W_READ, TIER_CPU, TIER_DISK}, ctod = {"", post_copy, D_WRITE, TIER_DISK, TIER_CPU};
+static const Work chain = {.post = post_tiny}, layernorm = {.post = post_layernorm};
+static const Work linear = {.name = "linear", .post = post_linear};
+static const Work prompts = {.name = "prompts", .post = post_attend_prefill, .lane = FINISH, .to = TIER_GPU};
+static const Work on_gpu = {.name = "new tokens on the GPU", .post = post_attend, .lane = FINISH, .to = TIER_GPU};
+static const Work on_cpu = {.name = "new tokens on the CPU", .post = post_attend, .lane = ATTEND, .to = TIER_CPU};
 
 // ---------------------------------------------------------------------------------------------------------------
 // Sampling
@@ -232,13 +233,14 @@ static double median(double *sample, int n) {
 }
 
 /* Posts rounds and waits for the last: their seconds. */
-static int sample_seconds(double *seconds, Profile *p, Post *post, int i, int rounds) {
+static int sample_seconds(double *seconds, Profile *p, const Work *w, int i, int rounds) {
     Event last = {0, 0};
     p->work = 0, p->ops = 0;
     double begin = p->device->now(p->device);
-    for (int r = 0; r < rounds; r++) last = post(p, i);
+    for (int r = 0; r < rounds; r++) last = w->post(p, w, i);
     if (p->device->wait(p->device, last, p->err) != 0) return -1;
     *seconds = p->device->now(p->device) - begin;
+    p->round_s = *seconds / rounds;
     return 0;
 }
 
@@ -252,52 +254,26 @@ static void add_sample(Samples *s, const Profile *p, double seconds) {
     if (s->n < SAMPLES) s->rate[s->n++] = p->work / fmax(seconds - p->ops * p->op_s, seconds / 2);
 }
 
-static double usual_rate(Samples *s) { return median(s->rate, s->n); }
-
 /* Takes samples for some time. The first is not counted if it is short: caches, threads and a GPU's choice of kernels are
  * new. */
-static int sample(Samples *s, Profile *p, Post *post, int i) {
+static int sample(Samples *s, Profile *p, const Work *w, int i) {
     double seconds = p->size.seconds, t, total = 0;
     int taken = 0, rounds = 1;
-    if (sample_seconds(&t, p, post, i, 1) != 0) return -1;
+    if (sample_seconds(&t, p, w, i, 1) != 0) return -1;
     if (t > seconds) add_sample(s, p, t), total = t;
-    p->round_s = t;
     if (t < seconds / BRIEF) rounds = (int)fmin(seconds / BRIEF / fmax(t, 1e-6), MOST_ROUNDS);
-    for (; total < (taken < LEAST_SAMPLES ? 3 * seconds : seconds); taken++) {
-        if (sample_seconds(&t, p, post, i, rounds) != 0) return -1;
-        total += t;
-        p->round_s = t / rounds;
+    for (; total < (taken < LEAST_SAMPLES ? 3 * seconds : seconds); taken++, total += t) {
+        if (sample_seconds(&t, p, w, i, rounds) != 0) return -1;
         add_sample(s, p, t);
     }
     return 0;
 }
 
-static int measure(double *rate, Profile *p, Post *post, int i) {
+static int measure(double *rate, Profile *p, const Work *w) {
     Samples s = {.n = 0};
-    if (sample(&s, p, post, i) != 0) return -1;
-    *rate = usual_rate(&s);
+    if (sample(&s, p, w, 0) != 0) return -1;
+    *rate = median(s.rate, s.n);
     return 0;
-}
-
-/* A smaller op never takes longer than a larger one; where it seems to, something else was at work. */
-static void smooth(Curve *c) {
-    for (int i = c->n - 2; i >= 0; i--) c->rate[i] = fmax(c->rate[i], c->rate[i + 1] * c->size[i] / c->size[i + 1]);
-}
-
-/* Points up to `most`, as long as one is expected to be quick enough; twice, since trouble comes in bursts. */
-static int measure_curve(Curve *curve, Profile *p, Post *post, const int *sizes, int n, int most) {
-    Samples *all = xcalloc(n, sizeof *all);
-    int status = 0;
-    for (int i = 0; i < n && sizes[i] <= most && !status; i++) {
-        if (i && p->round_s * sizes[i] / sizes[i - 1] > POINT_TIMES * p->size.seconds) break;
-        status = sample(&all[i], p, post, i);
-        curve->size[i] = sizes[i];
-        curve->n = i + 1;
-    }
-    for (int i = 0; i < curve->n && !status; i++) status = sample(&all[i], p, post, i);
-    for (int i = 0; i < curve->n && !status; i++) curve->rate[i] = usual_rate(&all[i]);
-    free(all);
-    return status;
 }
 
 __attribute__((format(printf, 2, 3))) static void say(Profile *p, const char *format, ...) {
@@ -318,20 +294,19 @@ static void set_both(double stage[2], double value) { stage[0] = stage[1] = valu
 
 static int measure_links(Hardware *h, Profile *p) {
     double up, down;
-    say(p, "measuring this machine: copies");
-    if (measure(&up, p, post_all_up, 0) || measure(&down, p, post_all_down, 0)) return -1;
+    if (measure(&up, p, &ctog) || measure(&down, p, &gtoc)) return -1;
     set_both(h->ctog_bdw, up), set_both(h->gtoc_bdw, down);
     say(p, "  CPU to GPU %.2f GB/s, GPU to CPU %.2f GB/s", up / 1e9, down / 1e9);
     return 0;
 }
 
 /* Bytes/s of the whole file, or of as much as there is time for: *pieces of it. */
-static int measure_pass(double *rate, Profile *p, Post *post, int *pieces) {
+static int measure_pass(double *rate, Profile *p, const Work *w, int *pieces) {
     double begin = p->device->now(p->device), took = 0;
     int n = 0;
     while (n < *pieces && took < DISK_TIMES * p->size.seconds) {
         Event last = {0, 0};
-        for (int g = 0; g < GROUP && n < *pieces; g++) last = post(p, n++);
+        for (int g = 0; g < GROUP && n < *pieces; g++) last = post_copy(p, w, n++);
         if (p->device->wait(p->device, last, p->err) != 0) return -1;
         took = p->device->now(p->device) - begin;
     }
@@ -343,60 +318,52 @@ static int measure_pass(double *rate, Profile *p, Post *post, int *pieces) {
 static int measure_disk(Hardware *h, Profile *p) {
     double read, write;
     int pieces = (int)(p->plan.offload_bytes / piece(p));
-    say(p, "measuring this machine: disk");
-    if (measure_pass(&write, p, post_write, &pieces) || measure_pass(&read, p, post_read, &pieces)) return -1;
+    if (measure_pass(&write, p, &ctod, &pieces) || measure_pass(&read, p, &dtoc, &pieces)) return -1;
     set_both(h->ctod_bdw, write), set_both(h->dtoc_bdw, read);
     say(p, "  write %.2f GB/s, read %.2f GB/s", write / 1e9, read / 1e9);
     return 0;
 }
 
-/* The curves, by what is posted for a point and where it goes. By rows and by tokens to attend to a smaller op never takes
- * longer (smooth); a prompt of twice the tokens has twice the pairs for each. */
-typedef struct {
-    const char *name;
-    Post *post;
-    size_t curve;
-    bool by_rows, smooth;
-} CurveOf;
-#define AT(field) offsetof(Hardware, field)
-static const CurveOf dense[] = {{"linear", post_linear, AT(mm_rows), true, true},
-                                {"prompts", post_attend_prefill, AT(bmm_tokens[1]), false, false},
-                                {"new tokens on the GPU", post_attend_gpu, AT(bmm_tokens[0]), false, true},
-                                {"new tokens on the CPU", post_attend_cpu, AT(cpu_tokens), false, true}};
-static const CurveOf packed[] = {{"linear", post_linear, AT(mm_packed), true, true},
-                                 {"new tokens on the GPU", post_attend_gpu, AT(bmm_packed), false, true},
-                                 {"new tokens on the CPU", post_attend_cpu, AT(cpu_packed), false, true}};
-
-static int measure_curves(Hardware *h, Profile *p, const CurveOf *of, int n) {
-    for (; n-- > 0; of++) {
-        Curve *c = (Curve *)((char *)h + of->curve);
-        int status = of->by_rows ? measure_curve(c, p, of->post, row_sizes, NROW_SIZES, p->size.rows)
-                                 : measure_curve(c, p, of->post, token_sizes, NTOKEN_SIZES, p->size.tokens);
-        if (status) return -1;
-        if (of->smooth) smooth(c);
-        say(p, "  %s: %.1f GFLOP/s at %.0f %s, %.1f at %.0f", of->name, c->rate[0] / 1e9, c->size[0],
-            of->by_rows ? "rows" : "tokens", c->rate[c->n - 1] / 1e9, c->size[c->n - 1]);
+/* Points as far as the profile's size goes, as long as one is expected to be quick enough; twice, since trouble comes in
+ * bursts. By rows and by tokens to attend to a smaller op never takes longer than a larger one: where it seems to,
+ * something else was at work. (A prompt of twice the tokens has twice the pairs for each.) */
+static int measure_curve(Curve *c, Profile *p, const Work *w) {
+    const bool by_rows = w == &linear;
+    const int *sizes = by_rows ? row_sizes : token_sizes, n = by_rows ? NROW_SIZES : NTOKEN_SIZES;
+    Samples all[MAX_POINTS] = {{.n = 0}};
+    for (int i = 0; i < n && sizes[i] <= (by_rows ? p->size.rows : p->size.tokens); i++) {
+        if (i && p->round_s * sizes[i] / sizes[i - 1] > POINT_TIMES * p->size.seconds) break;
+        if (sample(&all[i], p, w, i) != 0) return -1;
+        c->size[i] = sizes[i], c->n = i + 1;
     }
+    for (int i = 0; i < c->n; i++) {
+        if (sample(&all[i], p, w, i) != 0) return -1;
+        c->rate[i] = median(all[i].rate, all[i].n);
+    }
+    for (int i = c->n - 2; i >= 0 && w != &prompts; i--)
+        c->rate[i] = fmax(c->rate[i], c->rate[i + 1] * c->size[i] / c->size[i + 1]);
+    say(p, "  %s: %.1f GFLOP/s at %.0f %s, %.1f at %.0f", w->name, c->rate[0] / 1e9, c->size[0],
+        by_rows ? "rows" : "tokens", c->rate[c->n - 1] / 1e9, c->size[c->n - 1]);
     return 0;
 }
 
 /* The single rates of Table 7 are those of the curves at the sizes of its experiments. */
 static int measure_linear(Hardware *h, Profile *p) {
     enum { DECODE_ROWS = 16, PREFILL_ROWS = 1024 };
-    double op_rate, act = type_bytes(p->device->act_type);
-    say(p, "measuring this machine: linear");
-    if (measure(&op_rate, p, post_tiny, 0)) return -1;
+    double op_rate, act = type_bytes(p->act);
+    if (measure(&op_rate, p, &chain)) return -1;
     h->op_s = p->op_s = 1 / op_rate;
-    if (measure_curves(h, p, dense, 1)) return -1;
-    h->mm_flops[0] = 2 * DECODE_ROWS / linear_seconds(h, false, DECODE_ROWS, 1, 1, act);
-    h->mm_flops[1] = 2 * PREFILL_ROWS / linear_seconds(h, true, PREFILL_ROWS, 1, 1, act);
+    if (measure_curve(&h->mm_rows, p, &linear)) return -1;
+    h->mm_flops[0] = 2 * DECODE_ROWS / linear_seconds(h, false, DECODE_ROWS, 1, 1, act, false);
+    h->mm_flops[1] = 2 * PREFILL_ROWS / linear_seconds(h, true, PREFILL_ROWS, 1, 1, act, false);
     return 0;
 }
 
 static int measure_attention(Hardware *h, Profile *p) {
     const double s = 512;
-    say(p, "measuring this machine: attention");
-    if (measure_curves(h, p, dense + 1, 3)) return -1;
+    if (measure_curve(&h->bmm_tokens[1], p, &prompts) || measure_curve(&h->bmm_tokens[0], p, &on_gpu) ||
+        measure_curve(&h->cpu_tokens, p, &on_cpu))
+        return -1;
     h->bmm_flops[1] = 2 * s * (s + 1) / attend_prefill_seconds(h, 1, s, 1, 4);
     h->bmm_flops[0] = 4 * s / attend_seconds(h, false, false, 1, s, 1, false);
     set_both(h->cpu_flops, 4 * s / attend_seconds(h, true, false, 1, s, 1, false));
@@ -406,26 +373,25 @@ static int measure_attention(Hardware *h, Profile *p) {
 
 /* The same with packed numbers. A GPU multiplies F16 alone, and unpacks first. */
 static int measure_packed(Hardware *h, Profile *p) {
-    const int skip = p->device->act_type != F32;
-    say(p, "measuring this machine: packed weights and cache");
     p->quant = usual;
-    int status = measure_curves(h, p, packed + skip, 3 - skip);
-    p->quant.bits = 0;
-    return status;
+    if (p->act == F32 && measure_curve(&h->mm_packed, p, &linear)) return -1;
+    if (measure_curve(&h->bmm_packed, p, &on_gpu) || measure_curve(&h->cpu_packed, p, &on_cpu)) return -1;
+    p->quant = (Quant){0};
+    return 0;
 }
 
 /* Seconds by which products take longer while the weights of the next ones are copied beside them, for each byte. As in a
  * layer: `each` rounds of products wait for the copy that was made beside those before. */
-static int sample_lost(double *lost, Profile *p, Post *beside, int i, int copies, int each) {
+static int sample_lost(double *lost, Profile *p, const Work *beside, int i, int copies, int each) {
     double alone, begin, bytes = 0;
     Event last = {0, 0}, next = {0, 0};
-    if (sample_seconds(&alone, p, post_linear, i, copies * each) != 0) return -1;
+    if (sample_seconds(&alone, p, &linear, i, copies * each) != 0) return -1;
     begin = p->device->now(p->device);
     for (int c = 0; c < copies; c++) {
         p->copied = next, p->work = 0;
-        next = beside(p, c);
+        next = post_copy(p, beside, c);
         bytes += p->work;
-        for (int r = 0; r < each; r++) last = post_linear(p, i);
+        for (int r = 0; r < each; r++) last = post_linear(p, &linear, i);
     }
     p->copied = (Event){0, 0};
     if (p->device->wait(p->device, last, p->err) != 0) return -1;
@@ -434,11 +400,11 @@ static int sample_lost(double *lost, Profile *p, Post *beside, int i, int copies
 }
 
 /* So many products beside each copy that it alone would take half as long. */
-static int measure_lost(double *core_s, Profile *p, const Curve *rows, Post *beside, double rate) {
+static int measure_lost(double *core_s, Profile *p, const Curve *rows, const Work *beside, double rate) {
     double lost[PAIRS], t, most = 2 * p->size.seconds, copy = piece(p) / rate, begin = p->device->now(p->device);
     int i = 0, n = 0;
     while (i + 1 < rows->n && row_sizes[i] < CONTENTION_ROWS) i++;
-    if (sample_seconds(&t, p, post_linear, i, 1) != 0) return -1;
+    if (sample_seconds(&t, p, &linear, i, 1) != 0) return -1;
     int each = imax(1, (int)ceil(2 * copy / t)), copies = imax(2, (int)(most / (each * t)));
     do {
         if (sample_lost(&lost[n++], p, beside, i, copies, each) != 0) return -1;
@@ -448,11 +414,10 @@ static int measure_lost(double *core_s, Profile *p, const Curve *rows, Post *bes
 }
 
 static int measure_shared_cores(Hardware *h, Profile *p) {
-    say(p, "measuring this machine: products beside copies");
     h->shared_cores = true;
     p->span = p->size.cold / 2, p->at = 0;
-    if (measure_lost(&h->copy_core_s, p, &h->mm_rows, post_up, h->ctog_bdw[0]) ||
-        measure_lost(&h->disk_core_s, p, &h->mm_rows, post_read, h->dtoc_bdw[0]))
+    if (measure_lost(&h->copy_core_s, p, &h->mm_rows, &ctog, h->ctog_bdw[0]) ||
+        measure_lost(&h->disk_core_s, p, &h->mm_rows, &dtoc, h->dtoc_bdw[0]))
         return -1;
     p->span = p->size.cold;
     say(p, "  lost for a GB copied %.3f s, read from disk %.3f s", 1e9 * h->copy_core_s, 1e9 * h->disk_core_s);
@@ -462,8 +427,6 @@ static int measure_shared_cores(Hardware *h, Profile *p) {
 // ---------------------------------------------------------------------------------------------------------------
 // The device to measure on
 // ---------------------------------------------------------------------------------------------------------------
-
-static size_t round_up(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 /* The largest layer that is measured within a minute, or the model's own where that is smaller. Each half of the cold
  * memory is more than the last cache holds, so that going round in it finds nothing there. */
@@ -479,7 +442,7 @@ ProfileSize profile_size(const Gpu *gpu, const OptConfig *config) {
     cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
 #endif
     if (cache > 0 && 4 * (size_t)cache > size.cold)
-        size.cold = 4 * (size_t)cache < most ? round_up(4 * (size_t)cache) : most;
+        size.cold = 4 * (size_t)cache < most ? 4 * (size_t)cache / 4096 * 4096 : most;
     return size;
 }
 
@@ -496,20 +459,20 @@ static void add_region(Plan *plan, Tier tier, size_t bytes) {
 }
 
 /* The same on both upper tiers. */
-static void plan_profile(Profile *p, const size_t capacity[NTIERS], Type act) {
+static void plan_profile(Profile *p, const size_t capacity[NTIERS]) {
     const ProfileSize *s = &p->size;
-    size_t each = (size_t)imax(s->rows * s->h2, s->tokens * s->h1) * type_bytes(act);
+    size_t each = (size_t)imax(s->rows * s->h2, s->tokens * s->h1) * type_bytes(p->act);
     size_t row = row_bytes(s, usual) < row_bytes(s, (Quant){0}) ? row_bytes(s, usual) : row_bytes(s, (Quant){0});
-    size_t npages = s->cold / 2 / (PAGE_TOKENS * row) + 1, starts = (size_t)NTOKEN_SIZES * (s->tokens + 1 + s->nseq);
+    size_t npages = s->cold / 2 / (PAGE_TOKENS * row) + 1, starts = (size_t)NTOKEN_SIZES * index_row(p);
     p->x = s->cold;
-    p->y = p->x + round_up(each);
-    p->tables = p->y + round_up(each);
-    p->starts = p->tables + round_up(npages * 4);
+    p->y = p->x + whole_lines(each);
+    p->tables = p->y + whole_lines(each);
+    p->starts = p->tables + whole_lines(npages * 4);
     for (int t = TIER_GPU; t <= TIER_CPU; t++) {
-        add_region(&p->plan, t, p->starts + round_up(starts * 4));
+        add_region(&p->plan, t, p->starts + whole_lines(starts * 4));
         p->plan.region[INDEX_TABLES][t].offset = p->tables;
     }
-    p->plan.act_type = act;
+    p->plan.act_type = p->act;
     p->plan.offload_bytes = disk_bytes(s->disk, capacity[TIER_DISK]) / piece(p) * piece(p);
     add_region(&p->plan, TIER_DISK, p->plan.offload_bytes);
     p->span = s->cold;
@@ -530,14 +493,13 @@ static void fill(Profile *p, Tensor all, const void *pattern, size_t n) {
 }
 
 static void fill_tables(Profile *p, Tier tier) {
-    int npages = (int)((p->starts - p->tables) / 4), stride = p->size.tokens + 1, nseq = p->size.nseq;
-    int n = NTOKEN_SIZES * (stride + nseq);
+    const int npages = (int)((p->starts - p->tables) / 4), row = index_row(p), n = NTOKEN_SIZES * row;
     int32_t *index = xcalloc(imax(npages, n), sizeof *index);
     for (int i = 0; i < npages; i++) index[i] = i;
     fill(p, matrix(tier, I32, p->tables, 1, npages), index, npages);
-    for (int i = 0; i < NTOKEN_SIZES; i++) {
-        for (int r = 0; r * token_sizes[i] <= p->size.tokens; r++) index[i * stride + r] = r * token_sizes[i];
-        for (int r = 0; r < nseq; r++) index[NTOKEN_SIZES * stride + i * nseq + r] = token_sizes[i];
+    for (int i = 0; i < n; i++) {
+        const int r = i % row, size = token_sizes[i / row];
+        index[i] = r <= p->size.tokens ? imin(r * size, p->size.tokens) : size;
     }
     fill(p, matrix(tier, I32, p->starts, 1, n), index, n);
     free(index);
@@ -547,15 +509,14 @@ static void fill_memory(Profile *p) {
     enum { N = 1 << 20 };
     float *f = xcalloc(N, sizeof *f);
     f16 *h = xcalloc(N, sizeof *h);
-    Type act = p->device->act_type;
-    size_t elements = (p->tables - p->x) / type_bytes(act);
+    size_t elements = (p->tables - p->x) / type_bytes(p->act);
     for (uint32_t i = 0; i < N; i++) {
         f[i] = (float)((i * 2654435761u >> 8 & 0xffff) / 65536.0 - 0.5) / 8;
         h[i] = f32_to_f16(f[i]);
     }
     for (int t = TIER_GPU; t <= TIER_CPU; t++) {
         fill(p, matrix(t, F16, 0, (int)(p->size.cold / 4096), 2048), h, N);
-        fill(p, matrix(t, act, p->x, (int)(elements / 1024), 1024), act == F32 ? (void *)f : h, N);
+        fill(p, matrix(t, p->act, p->x, (int)(elements / 1024), 1024), p->act == F32 ? (void *)f : h, N);
         fill_tables(p, t);
     }
     free(f), free(h);
@@ -596,16 +557,21 @@ static void set_capacities(Hardware *h, const size_t capacity[NTIERS]) {
 }
 
 static int measure_all(Hardware *h, Profile *p) {
-    double bdw;
-    bool host = p->device->act_type == F32;
-    if (measure_links(h, p) || measure_disk(h, p) || measure_linear(h, p) || measure_attention(h, p) ||
-        measure_packed(h, p))
-        return -1;
-    if (host && measure_shared_cores(h, p)) return -1;
-    p->op_s = h->op_s;
-    if (measure(&bdw, p, post_layernorm, 0)) return -1; /* the last: it overwrites weights */
-    h->gpu_bdw = bdw;
-    return 0;
+    static const struct {
+        const char *what;
+        int (*measure)(Hardware *, Profile *);
+    } parts[] = {{"copies", measure_links},
+                 {"disk", measure_disk},
+                 {"linear", measure_linear},
+                 {"attention", measure_attention},
+                 {"packed weights and cache", measure_packed},
+                 {"products beside copies", measure_shared_cores}}; /* only of the host device */
+    const int n = sizeof parts / sizeof *parts - (p->act != F32);
+    for (int i = 0; i < n; i++) {
+        say(p, "measuring this machine: %s", parts[i].what);
+        if (parts[i].measure(h, p) != 0) return -1;
+    }
+    return measure(&h->gpu_bdw, p, &layernorm); /* the last: it overwrites weights */
 }
 
 int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
@@ -613,9 +579,9 @@ int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const
     Profile *p = xcalloc(1, sizeof *p);
     Hardware measured = {.name = ""};
     threads = host_set_threads(threads);
-    *p = (Profile){.size = *size, .progress = progress, .err = err};
+    *p = (Profile){.size = *size, .act = gpu ? F16 : F32, .progress = progress, .err = err};
     if (gpu) fit_gpu(&p->size, gpu);
-    plan_profile(p, capacity, gpu ? F16 : F32);
+    plan_profile(p, capacity);
     name_machine(measured.name, sizeof measured.name, gpu, threads);
     set_capacities(&measured, capacity);
     p->device =
@@ -700,9 +666,13 @@ void profile_path(char *path, size_t size, const ProfileSize *shapes, const Gpu 
         path[0] = 0;
 }
 
-/* All of it under another name, then renamed: nobody sees a half. */
-static void write_file(const char *path, const Hardware *hardware) {
-    char part[4200];
+/* Under another name first, then renamed: nobody sees a half. */
+void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu, const char *offload_dir, int threads) {
+    char path[4100], part[4200];
+    profile_path(path, sizeof path, size, gpu, offload_dir, threads);
+    if (!path[0] || !cache_dir(part, sizeof part - 10)) return;
+    mkdir(part, 0700); /* there already, mostly */
+    mkdir(strcat(part, "/flexgen"), 0700);
     snprintf(part, sizeof part, "%s.XXXXXX", path);
     int fd = mkstemp(part);
     FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
@@ -710,17 +680,6 @@ static void write_file(const char *path, const Hardware *hardware) {
     profile_write(hardware, f);
     bool bad = fflush(f) || ferror(f);
     if (fclose(f) || bad || rename(part, path)) unlink(part);
-}
-
-void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu, const char *offload_dir, int threads) {
-    char path[4100], dir[4100];
-    profile_path(path, sizeof path, size, gpu, offload_dir, threads);
-    if (!path[0]) return;
-    cache_dir(dir, sizeof dir - 10);
-    mkdir(dir, 0700); /* there already, mostly */
-    strcat(dir, "/flexgen");
-    mkdir(dir, 0700);
-    write_file(path, hardware);
 }
 
 int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,

@@ -55,14 +55,18 @@ static Task task_for(const Search *s, const Policy *policy) {
     return task;
 }
 
+static Plan *plan_for(const Search *s, const Policy *policy, Error *err) {
+    Task task = task_for(s, policy);
+    return plan_make(s->checkpoint, policy, &task, s->act_type, err);
+}
+
 /* The plan that runtime_lp starts from: everything on the CPU. */
 static Plan *corner_plan(const Search *s, const Policy *policy) {
     Error ignored;
     Policy corner = *policy;
-    Task task = task_for(s, policy);
     corner.wg = corner.cg = corner.hg = 0, corner.wc = corner.cc = corner.hc = 1;
     corner.cpu_attention = false;
-    return plan_make(s->checkpoint, &corner, &task, s->act_type, &ignored);
+    return plan_for(s, &corner, &ignored);
 }
 
 /* The best fractions, with those that are given fixed. False: none fit. */
@@ -78,9 +82,10 @@ static bool solve(LpAnswer *answer, Lp *lp, const Search *s, const Policy *polic
 }
 
 /* Seconds of one block: of as many sweeps as its longest prompt has tokens. */
-static double latency_of(const Task *task, const Plan *plan, double T) {
+static double latency_of(const Search *s, const Plan *plan, double T) {
+    const Task task = task_for(s, &plan->policy);
     int n = 0;
-    for (int i = 0; i < task->count; i++) n = imax(n, task->prompts[i].n);
+    for (int i = 0; i < task.count; i++) n = imax(n, task.prompts[i].n);
     return T * n / (double)plan->sweeps;
 }
 
@@ -106,15 +111,14 @@ static bool same_block(const Policy *a, const Policy *b) {
 /* Fills the candidate's bound and score, with its table of tokens where it says. */
 static void set_bound(Candidate *c, const Search *s) {
     const double capacity[NTIERS] = {(double)s->capacity[0], (double)s->capacity[1], (double)s->capacity[2]};
-    Task task = task_for(s, &c->policy);
     Plan *corner = corner_plan(s, &c->policy);
     LpAnswer answer;
     Lp lp;
     if (corner && solve(&answer, &lp, s, &c->policy, corner, capacity)) {
-        double seconds = runtime_seconds(&lp, answer.x), tokens = 0;
-        for (int stage = 0; stage < 2; stage++) tokens += corner->work[stage].prompts + corner->work[stage].steps;
-        bool late = s->max_latency > 0 && latency_of(&task, corner, seconds) > LATENCY_SLACK * s->max_latency;
-        c->bound = tokens / seconds;
+        const Workload *work = corner->work;
+        const double seconds = runtime_seconds(&lp, answer.x);
+        bool late = s->max_latency > 0 && latency_of(s, corner, seconds) > LATENCY_SLACK * s->max_latency;
+        c->bound = (work[0].prompts + work[0].steps + work[1].prompts + work[1].steps) / seconds;
         c->score = late ? 0 : score(s, c->bound, &c->policy);
     }
     plan_free(corner);
@@ -167,33 +171,27 @@ static bool may_be(const Search *s, Schedule schedule) {
     return s->given.schedule == SCHEDULE_DIAGONAL && schedule == SCHEDULE_ZIGZAG && !s->fixed_batches;
 }
 
-/* The GPU attends, then the CPU; sparse attention is the CPU's. */
-static void each_schedule_and_attention(Candidates *c, Policy policy) {
-    const Search *s = c->s;
-    const bool sparse = is_sparse(&policy);
-    for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++)
-        for (int on_cpu = sparse; on_cpu < 2; on_cpu++) {
-            if (!may_be(s, (Schedule)schedule)) continue;
-            if (s->fixed_attention && !sparse && on_cpu != (int)s->given.cpu_attention) continue;
-            policy.schedule = (Schedule)schedule, policy.cpu_attention = on_cpu;
-            double_gbs(c, policy);
-        }
+/* Takes the compression that may be taken where none is given. */
+static void allow(Quant *quant, const Search *s) {
+    if (!quant->bits) *quant = s->allowed;
 }
 
-/* The policy with the compression that may be taken where none is given. */
-static Policy compressed(const Search *s, Policy p, bool weights, bool cache) {
-    if (weights && !p.weight_quant.bits) p.weight_quant = s->allowed;
-    if (cache && !p.cache_quant.bits) p.cache_quant = s->allowed;
-    return p;
-}
-
+/* Where the compression, the schedule and who attends are given, or come to the same, consider() knows them already. Sparse
+ * attention is the CPU's. */
 static void enumerate(Candidates *c) {
     const Search *s = c->s;
-    const int more_weights = s->allowed.bits && !s->given.weight_quant.bits;
-    const int more_cache = s->allowed.bits && !s->given.cache_quant.bits;
-    for (int cache = 0; cache <= more_cache; cache++)
-        for (int weights = 0; weights <= more_weights; weights++)
-            each_schedule_and_attention(c, compressed(s, s->given, weights, cache));
+    const bool sparse = is_sparse(&s->given);
+    for (int packed = 0; packed < 4; packed++)
+        for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++)
+            for (int on_cpu = sparse; on_cpu < 2; on_cpu++) {
+                Policy policy = s->given;
+                if (packed & 1) allow(&policy.weight_quant, s);
+                if (packed & 2) allow(&policy.cache_quant, s);
+                if (!may_be(s, (Schedule)schedule)) continue;
+                if (s->fixed_attention && !sparse && on_cpu != (int)s->given.cpu_attention) continue;
+                policy.schedule = (Schedule)schedule, policy.cpu_attention = on_cpu;
+                double_gbs(c, policy);
+            }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -272,32 +270,19 @@ static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const
 }
 
 /* Weights to percentages with one digit behind the point, cache and activations to sequences of the block; as long as one
- * digit can tell them apart. */
+ * digit can tell them apart. What is given stays. */
 static void set_fractions(Policy *p, const Search *s, const double *x) {
     const int weights = 1000, sequences = imin(weights, imin(block_size(p), s->task->count));
-    p->wg = s->given.wg, p->wc = s->given.wc, p->cg = s->given.cg;
-    p->cc = s->given.cc, p->hg = s->given.hg, p->hc = s->given.hc;
     round_shares(&p->wg, &p->wc, x + WG, s->fixed, weights);
     round_shares(&p->cg, &p->cc, x + CG, s->fixed + 2, sequences);
     round_shares(&p->hg, &p->hc, x + HG, s->fixed + 4, sequences);
 }
 
-/* The policy's plan if it fits; if not, NULL, and by how many bytes it exceeds each tier. */
-static Plan *plan_that_fits(const Search *s, const Policy *policy, double excess[NTIERS], Error *err) {
-    Task task = task_for(s, policy);
-    Plan *plan = plan_make(s->checkpoint, policy, &task, s->act_type, err);
-    for (int t = 0; t < NTIERS; t++) excess[t] = plan ? fmax(0, (double)plan->total[t] - (double)s->capacity[t]) : 0;
-    if (plan && plan_fits(plan, s->capacity, err) == 0) return plan;
-    plan_free(plan);
-    return NULL;
-}
-
 /* What the plan costs by the rows of the LP. */
 static Found found_by(const Search *s, const Plan *plan, const Lp *lp) {
-    Task task = task_for(s, &plan->policy);
     Found found = {.policy = plan->policy};
     runtime_cost(&found.cost, lp, plan);
-    found.latency = latency_of(&task, plan, found.cost.T);
+    found.latency = latency_of(s, plan, found.cost.T);
     return found;
 }
 
@@ -314,36 +299,40 @@ static void note_full(Cost *cost, const Lp *lp, const LpAnswer *answer) {
  * may be a small part of one. After TRIES times that is thousands of times the excess. */
 static bool realize(Found *found, const Search *s, const Candidate *c) {
     enum { TRIES = 12 };
-    double capacity[NTIERS], excess[NTIERS], times = 1.05;
+    double capacity[NTIERS], times = 1.05;
     Policy policy = c->policy;
-    Plan *corner = corner_plan(s, &policy), *plan = NULL;
+    Plan *corner = corner_plan(s, &policy);
+    bool fits = false;
     for (int t = 0; t < NTIERS; t++) capacity[t] = (double)s->capacity[t];
-    for (int i = 0; i < TRIES && corner && !plan; i++, times *= 2) {
+    for (int i = 0; i < TRIES && corner && !fits; i++, times *= 2) {
         Error ignored;
         Lp lp;
         LpAnswer answer;
         if (!solve(&answer, &lp, s, &policy, corner, capacity)) break;
         set_fractions(&policy, s, answer.x);
-        plan = plan_that_fits(s, &policy, excess, &ignored);
-        if (plan) *found = found_by(s, plan, &lp), note_full(&found->cost, &lp, &answer);
-        for (int t = 0; t < NTIERS; t++) capacity[t] -= excess[t] * times;
+        Plan *plan = plan_for(s, &policy, &ignored);
+        fits = plan && plan_fits(plan, s->capacity, &ignored) == 0;
+        if (fits) *found = found_by(s, plan, &lp), note_full(&found->cost, &lp, &answer);
+        for (int t = 0; t < NTIERS && plan; t++)
+            capacity[t] -= fmax(0, (double)plan->total[t] - (double)s->capacity[t]) * times;
+        plan_free(plan);
     }
-    bool in_time = plan && !(s->max_latency > 0 && found->latency > s->max_latency);
-    plan_free(corner), plan_free(plan);
-    return in_time;
+    plan_free(corner);
+    return fits && !(s->max_latency > 0 && found->latency > s->max_latency);
 }
 
 int policy_predict(Found *found, const Search *search, Error *err) {
     const double roomy[NTIERS] = {1e18, 1e18, 1e18};
-    double excess[NTIERS];
-    Plan *plan = plan_that_fits(search, &search->given, excess, err), *corner = NULL;
+    Plan *plan = plan_for(search, &search->given, err), *corner = NULL;
+    const bool fits = plan && plan_fits(plan, search->capacity, err) == 0;
     Lp lp;
-    if (!plan) return -1;
-    corner = corner_plan(search, &search->given);
-    runtime_lp(&lp, search->hardware, search->checkpoint, corner, search->given.cpu_attention, roomy);
-    *found = found_by(search, plan, &lp);
+    if (fits) {
+        corner = corner_plan(search, &search->given);
+        runtime_lp(&lp, search->hardware, search->checkpoint, corner, search->given.cpu_attention, roomy);
+        *found = found_by(search, plan, &lp);
+    }
     plan_free(corner), plan_free(plan);
-    return 0;
+    return fits ? 0 : -1;
 }
 
 /* No candidate has a bound: the smallest block, with everything that is open on one tier, or the reason why not. Tries all
@@ -355,7 +344,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
     double *share[6] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc}, quickest = INFINITY;
     if (!s->fixed_gbs) p->gbs = 1;
     if (!s->fixed_batches) p->num_gpu_batches = 1;
-    *p = compressed(s, *p, true, true);
+    allow(&p->weight_quant, s), allow(&p->cache_quant, s);
     for (int where = 0; where < (s->fixed_attention ? 1 : 2) * CORNERS; where++) {
         const int tier[3] = {where % 3, where / 3 % 3, where / 9 % 3};
         for (int i = 0; i < 6; i++)

@@ -14,7 +14,8 @@
  * as data. */
 #include <math.h>
 
-#include "cost/cost.h"
+#include "cost/hardware.h"
+#include "device/device.h"
 
 /* A posted op: what it must come after, and what it takes. */
 typedef struct {
@@ -97,7 +98,7 @@ static double cores_left(const Sim *d, const int active[NCHANNELS]) {
     const Hardware *h = &d->hardware;
     double left = 1;
     for (int c = CTOG; c <= CTOD; c++)
-        if (active[c]) left -= link_bdw(h, (Channel)c)[0] * (c < DTOC ? h->copy_core_s : h->disk_core_s);
+        if (active[c]) left -= link_cores(h, (Channel)c, false);
     return fmax(left, LEAST_CORES);
 }
 
@@ -153,8 +154,7 @@ static void grow(SimLane *lane) {
 static double moving(const Sim *d, const Op *op, double bytes) {
     const Hardware *h = &d->hardware;
     Channel c = lane_channel[op->lane];
-    double bdw = c == GPU ? h->gpu_bdw : c == CPU ? h->cpu_bdw : link_bdw(h, c)[op->prefill];
-    return bdw > 0 ? bytes / bdw : 0;
+    return memory_seconds(bytes, c == GPU ? h->gpu_bdw : c == CPU ? h->cpu_bdw : link_bdw(h, c)[op->prefill]);
 }
 
 /* An index table; the GPU's is the CPU's. */
@@ -188,8 +188,8 @@ static double prefilling(Sim *d, const Op *op) {
 
 static double multiplying(const Sim *d, const Op *op) {
     const Tensor y = op->linear.y, x = op->linear.x;
-    return (op->linear.w.type == U8 ? linear_packed_seconds : linear_seconds)(&d->hardware, op->prefill, y.rows, y.cols,
-                                                                              x.cols, type_bytes(x.type));
+    const bool packed = op->linear.w.type == U8;
+    return linear_seconds(&d->hardware, op->prefill, y.rows, y.cols, x.cols, type_bytes(x.type), packed);
 }
 
 /* What an op takes. moved: what it moves. */

@@ -249,16 +249,22 @@ cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
 // Values
 // ---------------------------------------------------------------------------------------------------------------
 
+const char *json_number(char text[100], double number) {
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, 100, "%.*g", digits, number);
+        if (strtod(text, NULL) == number) break;
+    }
+    return text;
+}
+
 const char *json_describe(char text[100], const cJSON *value) {
     if (!value) return "nothing";
     if (cJSON_IsObject(value)) return "an object";
     if (cJSON_IsArray(value)) return "a list";
     if (cJSON_IsNull(value)) return "null";
     if (cJSON_IsBool(value)) return cJSON_IsTrue(value) ? "true" : "false";
-    if (cJSON_IsNumber(value))
-        snprintf(text, 100, "%.17g", value->valuedouble);
-    else
-        snprintf(text, 100, "\"%.80s\"", value->valuestring);
+    if (cJSON_IsNumber(value)) return json_number(text, value->valuedouble);
+    snprintf(text, 100, "\"%.80s\"", value->valuestring);
     return text;
 }
 

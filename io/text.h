@@ -66,6 +66,8 @@ bool utf8_valid(const char *s, size_t len);
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err);
 /* The same for a file of at most max_bytes. */
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
+/* The shortest text that is read back to the same bits; cJSON's own printing is content with nearly the same. */
+const char *json_number(char text[100], double number);
 /* What a value is, as a message shows it: "an object", 7, "a text"; NULL is "nothing". */
 const char *json_describe(char text[100], const cJSON *value);
 /* Whether a value is a whole number from 0 to 2^53, and which. */

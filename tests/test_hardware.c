@@ -105,7 +105,7 @@ static void values_that_no_machine_has_are_refused(void) {
                                          {"-0.0", "is -0;"},
                                          {"1e-300", "is 1e-300;"},
                                          {"1e300", "is 1e+300;"},
-                                         {"\"4\"", "is the text \"4\";"},
+                                         {"\"4\"", "is \"4\";"},
                                          {"true", "is true;"},
                                          {"null", "is null;"},
                                          {"[4]", "is a list;"},
@@ -143,7 +143,7 @@ static void a_name_is_a_short_text(void) {
             refused(edited("\"name\": \"a machine\"", text), "expected a text of 1 to 95 bytes");
         }
     }
-    refused(edited("\"a machine\"", "\"\""), "name is the text \"\"; expected a text of 1 to 95 bytes");
+    refused(edited("\"a machine\"", "\"\""), "name is \"\"; expected a text of 1 to 95 bytes");
     refused(edited("\"a machine\"", "7"), "name is 7;");
     refused(edited("\"a machine\"", "\"a\\nb\""), "without control characters");
 }
@@ -256,7 +256,7 @@ static void wrong_points_are_named(void) {
     refused(with("\"mm_rows\": [[0.5, 2]]"),
             "mm_rows: point 1 has a size of 0.5; expected a number of rows from 1, to 1e+15");
     refused(with("\"mm_rows\": [[1e16, 2]]"), "mm_rows: point 1 has a size of 1e+16;");
-    refused(with("\"mm_rows\": [[\"1\", 2]]"), "mm_rows: point 1 has a size of the text \"1\";");
+    refused(with("\"mm_rows\": [[\"1\", 2]]"), "mm_rows: point 1 has a size of \"1\";");
     refused(with("\"mm_rows\": [[3, 2], [3, 2]]"), "mm_rows: point 2 has a size of 3; expected a number of rows above 3,");
     refused(with("\"bmm_tokens_g\": [[3, 2], [4, 2], [2, 2]]"),
             "bmm_tokens_g: point 3 has a size of 2; expected a number of tokens above 4,");
@@ -363,15 +363,17 @@ static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } 
 static void without_curves_an_op_takes_the_longer_of_flops_and_bytes(void) {
     Hardware h = round_machine;
     for (int p = 0; p < 2; p++) {
-        CU_ASSERT(near(linear_seconds(&h, p, 10, 1000, 100, 2), p ? 2e6 / 20e12 : 2e6 / 4e12));
+        CU_ASSERT(near(linear_seconds(&h, p, 10, 1000, 100, 2, false), p ? 2e6 / 20e12 : 2e6 / 4e12));
         CU_ASSERT(near(attend_seconds(&h, false, p, 3, 20, 100, false), p ? 24000 / 8e12 : 24000 / .5e12));
         CU_ASSERT(near(attend_seconds(&h, true, p, 3, 20, 100, false), p ? 24000 / .04e12 : 24000 / .1e12));
     }
     CU_ASSERT(near(attend_prefill_seconds(&h, 1, 4, 100, 2), 4000 / 8e12));
     CU_ASSERT(near(attend_prefill_seconds(&h, 7, 4, 100, 2), 7 * 4000 / 8e12));
     h.gpu_bdw = 1e9, h.cpu_bdw = 2e9;
-    CU_ASSERT(near(linear_seconds(&h, true, 10, 1000, 100, 2), 222000 / 1e9));
-    CU_ASSERT(near(linear_seconds(&h, true, 10, 1000, 100, 4), 244000 / 1e9));
+    CU_ASSERT(near(linear_seconds(&h, true, 10, 1000, 100, 2, false), 222000 / 1e9));
+    CU_ASSERT(near(linear_seconds(&h, true, 10, 1000, 100, 4, false), 244000 / 1e9));
+    CU_ASSERT(
+        near(linear_seconds(&h, true, 10, 1000, 100, 2, true), (200000 * 4.5 / 16 + 22000) / 1e9)); /* packed weights */
     CU_ASSERT(near(attend_prefill_seconds(&h, 1, 4, 100, 2), 3200 / 1e9));
     CU_ASSERT(near(attend_prefill_seconds(&h, 1, 4, 100, 4), 4800 / 1e9));
     CU_ASSERT(near(attend_seconds(&h, false, true, 3, 20, 100, false), 24000 / 1e9));
@@ -385,13 +387,18 @@ static void a_curve_goes_before_rates_and_is_linear_in_seconds(void) {
     h.gpu_bdw = h.cpu_bdw = 1;
     h.mm_rows = (Curve){2, {4, 8}, {100, 160}};
     for (int p = 0; p < 2; p++) {
-        CU_ASSERT(near(linear_seconds(&h, p, 4, 10, 100, 2), 80));
-        CU_ASSERT(near(linear_seconds(&h, p, 8, 10, 100, 2), 100));
-        CU_ASSERT(near(linear_seconds(&h, p, 6, 10, 100, 2), 90));
-        CU_ASSERT(near(linear_seconds(&h, p, 5, 10, 100, 2), 85));
-        CU_ASSERT(near(linear_seconds(&h, p, 1, 10, 100, 2), 20));
-        CU_ASSERT(near(linear_seconds(&h, p, 80, 10, 100, 2), 1000));
+        CU_ASSERT(near(linear_seconds(&h, p, 4, 10, 100, 2, false), 80));
+        CU_ASSERT(near(linear_seconds(&h, p, 8, 10, 100, 2, false), 100));
+        CU_ASSERT(near(linear_seconds(&h, p, 6, 10, 100, 2, false), 90));
+        CU_ASSERT(near(linear_seconds(&h, p, 5, 10, 100, 2, false), 85));
+        CU_ASSERT(near(linear_seconds(&h, p, 1, 10, 100, 2, false), 20));
+        CU_ASSERT(near(linear_seconds(&h, p, 80, 10, 100, 2, false), 1000));
     }
+    CU_ASSERT(
+        near(linear_seconds(&h, true, 4, 10, 100, 2, true), 80)); /* packed weights: the curve for them, or the same */
+    h.mm_packed = (Curve){1, {1}, {50}};
+    CU_ASSERT(near(linear_seconds(&h, true, 4, 10, 100, 2, true), 160) &&
+              near(linear_seconds(&h, true, 4, 10, 100, 2, false), 80));
     h.bmm_tokens[1] = (Curve){1, {50}, {1000}};
     h.bmm_tokens[0] = (Curve){2, {10, 30}, {1000, 2000}};
     h.cpu_tokens = (Curve){2, {10, 30}, {500, 1000}};
@@ -414,9 +421,9 @@ static void more_work_never_takes_less_time(void) {
         h.bmm_tokens[0] = h.bmm_tokens[1] = h.cpu_tokens = *c;
         double before[4] = {0};
         for (double size = .5; size < 3 * c->size[c->n - 1]; size *= 1.07) {
-            const double after[] = {linear_seconds(&h, true, size, 7, 5, 4), attend_prefill_seconds(&h, 2, size, 7, 4),
-                                    attend_seconds(&h, false, false, 2, size, 7, false),
-                                    attend_seconds(&h, true, true, 2, size, 7, false)};
+            const double after[] = {
+                linear_seconds(&h, true, size, 7, 5, 4, false), attend_prefill_seconds(&h, 2, size, 7, 4),
+                attend_seconds(&h, false, false, 2, size, 7, false), attend_seconds(&h, true, true, 2, size, 7, false)};
             for (int i = 0; i < 4; i++) CU_ASSERT(after[i] >= before[i] * (1 - 1e-12) && isfinite(after[i]));
             memcpy(before, after, sizeof before);
         }
