@@ -39,7 +39,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -782,24 +781,51 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
 
 template <class T>
 T *argument(const char *name, T *p) {
-    if (p && !is_device(p) && !allocated(p, 0)) complain(false, "kernel %s gets a pointer to pageable host memory", name);
+    bool absent = !(uintptr_t(p) >> 32); /* NULL, or NULL moved along with the other members */
+    if (!absent && !is_device(p) && !allocated(p, 0))
+        complain(false, "kernel %s gets a pointer to pageable host memory", name);
     return untag(p);
 }
-/* Whether a word of a struct can be a pointer: it is one of ours, or memory of the host lies there. A small number with
- * whatever the padding behind it holds is none: kernels point to halfs, of which none lies at an odd address or at 0. */
-inline bool is_pointer(void *word) {
-    unsigned char resident;
-    if (allocated(word, 0)) return true;
-    if (uintptr_t(word) % 2 || !uint32_t(uintptr_t(word)) || !(uintptr_t(word) >> 32)) return false;
-    return !mincore((void *)(uintptr_t(word) & -4096), 1, &resident);
+/* Where the pointers of a struct lie: one is made of Probes, each of which becomes whatever the member is, and every
+ * pointer the same address, which is then looked for. */
+const uintptr_t PROBED = 0x5ca1ab1e0ddba115;
+struct Probe {
+    template <class U>
+    operator U() const;
+};
+template <class T, size_t... I>
+auto probed(std::index_sequence<I...>) -> decltype(T{(void(I), Probe())...}) {
+    return T{(void(I), Probe())...};
 }
+template <class T, size_t members = sizeof(T), class = void> /* at most its bytes, and down to as many as it has */
+struct Probed : Probed<T, members - 1> {};
+template <class T, size_t members>
+struct Probed<T, members, std::void_t<decltype(probed<T>(std::make_index_sequence<members>()))>> {
+    static T make() { return probed<T>(std::make_index_sequence<members>()); }
+};
+template <class U>
+Probe::operator U() const {
+    if constexpr (std::is_pointer_v<U>)
+        return (U)PROBED;
+    else if constexpr (std::is_class_v<U>)
+        return Probed<U>::make();
+    else
+        return U();
+}
+
 template <class T>
 std::enable_if_t<!std::is_pointer_v<T>, T> argument(const char *name, T v) {
-    for (size_t at = 0; std::is_class_v<T> && at + sizeof(void *) <= sizeof v; at += sizeof(void *)) {
-        void *word;
-        memcpy(&word, (char *)&v + at, sizeof word);
-        if (is_pointer(word)) word = argument(name, word);
-        memcpy((char *)&v + at, &word, sizeof word);
+    if constexpr (std::is_class_v<T>) {
+        static const T probe = Probed<T>::make();
+        for (size_t at = 0; at + sizeof(void *) <= sizeof v; at += sizeof(void *)) {
+            char *word = (char *)&v + at;
+            if (memcmp((const char *)&probe + at, &PROBED, sizeof PROBED) == 0) {
+                void *p;
+                memcpy(&p, word, sizeof p);
+                p = argument(name, p);
+                memcpy(word, &p, sizeof p);
+            }
+        }
     }
     return v;
 }

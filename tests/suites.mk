@@ -1,0 +1,89 @@
+# suites.mk: how the tests are built and run; the Makefile includes it.
+#
+# A suite, tests/test_NAME.c, becomes a program of its own, $(BUILD)/test_NAME, and running it a log, $(BUILD)/NAME.log. So suites run
+# while others are still being compiled, and a crash is one suite's. `make test` makes all logs and puts them together; it takes less
+# than five minutes on two processors. What takes longer is in `make sanitize`:
+#   all suites on the host device under AddressSanitizer and UBSan, the engine's under ThreadSanitizer;
+#   the emulated cuda device under both with more combinations, and with everything instrumented, not the device alone.
+SUITES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
+SUITES := $(filter schedule cli,$(SUITES)) $(filter-out schedule cli,$(SUITES)) # the longest begin first
+$(if $(filter-out $(SUITES),$(SUITE)),$(error no such suite: $(SUITE); the suites are: $(SUITES)))
+# The emulation of a GPU needs the CUDA toolkit's headers; where they are not, the suite `cuda` is counted as skipped.
+EMULATION := $(and $(CUDA_INCLUDE),$(HAVE_CXX),$(filter x86_64,$(shell uname -m)))
+CUDA_SUITES := cuda schedule lanes
+# SUITE names those that run; the emulation's three count as one, `cuda`
+EMULATED := $(if $(EMULATION),$(if $(SUITE),$(filter cuda,$(SUITE)),$(CUDA_SUITES)))
+LOGS := $(patsubst %,$(BUILD)/%.log,$(filter-out $(if $(EMULATION),cuda),$(or $(SUITE),$(SUITES))))
+PLAIN := $(BUILD)
+HARNESS = $(PLAIN)/tests/main.o $(PLAIN)/tests/fixture.o
+
+# The tests wait for the product more than for themselves, so that -O1 will do for them.
+$(SUITES:%=$(BUILD)/tests/test_%.o) $(BUILD)/tests/main.o $(BUILD)/tests/fixture.o: CFLAGS += -O1
+$(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
+	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
+$(BUILD)/%.log: $(BUILD)/test_% always
+	@scripts/suite.sh $@ $(RUNNER) $<
+# The command line's suite starts the program some two hundred times: without CUDA's libraries, which take a tenth of a second to load.
+$(BUILD)/flexgen_host: $(BUILD)/flexgen.o $(LIB)
+	$(CC) $(ALL) $^ -o $@ $(LIBS)
+$(BUILD)/cli.log: $(BUILD)/flexgen_host $(if $(EMULATION),$(BUILD)/flexgen_emulated)
+$(BUILD)/cli.log: export FLEXGEN_BIN := $(BUILD)/flexgen_host
+$(BUILD)/cli.log: export FLEXGEN_EMULATED := $(if $(EMULATION),$(BUILD)/flexgen_emulated)
+
+$(BUILD)/gpu/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(CUDA_OBJ) $(LIB)
+	@mkdir -p $(@D)
+	$(CXX) $(OPENMP) $^ -o $@ $(CUDA_LIBS) $(LIBS) -lcunit
+$(BUILD)/gpu/%.log: $(BUILD)/gpu/test_% always
+	@scripts/suite.sh $@ $<
+gpu-tests: $(patsubst %,$(BUILD)/gpu/%.log,$(CUDA_SUITES))
+	@scripts/summary.sh $^
+
+# The cuda device on the CPU: flexgen.cu as C++, with tests/cuda_cpu.h in the place of the CUDA runtime and cuBLAS.
+$(BUILD)/flexgen_cpu.cpp: flexgen.cu tests/cuda2cpp.sed
+	@mkdir -p $(@D)
+	(echo '#line 1 "flexgen.cu"'; sed -E -f tests/cuda2cpp.sed $<) >$@
+$(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
+	$(CXX) -std=c++17 $(CFLAGS) -O1 $(SANITIZE) -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
+	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
+$(BUILD)/flexgen_emulated: $(BUILD)/flexgen.o $(BUILD)/flexgen_cpu.o $(LIB)
+	$(CXX) $(OPENMP) $(SANITIZE) $^ -o $@ $(LIBS)
+# With PLAIN=build only the device is instrumented, and of the rest there is one copy.
+DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out device/host.c device/sim.c,$(wildcard device/*.c)))
+$(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(PLAIN)/libflexgen.a
+	@mkdir -p $(@D)
+	$(CXX) $(OPENMP) $(SANITIZE) $^ -o $@ $(LIBS) -lcunit
+
+# Four ways, since no single one sees everything. The slower a way, the fewer of the engine's combinations it takes: every so many-th,
+# which is an odd number, or the lists' inner loops would never turn.
+#   reverse  blocks and threads that rely on running before others; calls that CUDA refuses, leaks
+#   random   the same in another order; copies that arrive later than what needs them
+#   asan     reads and writes outside of what was allocated, shared memory included; undefined behaviour
+#   tsan     missing barriers, missing waits between streams and with the host
+$(BUILD)/reverse/%.log: $(BUILD)/emulated/test_% always
+	@scripts/suite.sh $@ CUDA_CPU_ORDER=reverse CUDA_CPU_STRICT=1 $< --every 23
+$(BUILD)/random/%.log: $(BUILD)/emulated/test_% always
+	@scripts/suite.sh $@ CUDA_CPU_ORDER=random CUDA_CPU_GBPS=0.05 $< --every 27
+$(BUILD)/emulated/%.log: $(BUILD)/emulated/test_% always
+	@scripts/suite.sh $@ $(RUNNER) $< --every $(EVERY)
+
+# Frames and checks instead of speed. OpenMP's runtime is not instrumented, so TSan has none; address layout randomization confuses it.
+CHECKED := --no-print-directory CFLAGS="-O1 -g -fno-omit-frame-pointer -march=native"
+ASAN := $(CHECKED) BUILD=build/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+TSAN := $(CHECKED) BUILD=build/tsan SANITIZE=-fsanitize=thread OPENMP= RUNNER="TSAN_OPTIONS=halt_on_error=1 setarch -R"
+asan: $(LIB) $(HARNESS) $(EMULATED:%=$(BUILD)/tests/test_%.o)
+	@$(MAKE) $(ASAN) EVERY=49 PLAIN=$(BUILD) $(EMULATED:%=build/asan/emulated/%.log)
+tsan:
+	@$(MAKE) $(TSAN) EVERY=383 $(EMULATED:%=build/tsan/emulated/%.log)
+
+ORDERED_LOGS := $(foreach way,reverse random,$(EMULATED:%=$(BUILD)/$(way)/%.log))
+test: $(if $(EMULATED),tsan asan) $(LOGS) $(ORDERED_LOGS)
+	@scripts/summary.sh $(LOGS) $(ORDERED_LOGS) $(foreach way,asan tsan,$(EMULATED:%=build/$(way)/emulated/%.log))
+emulated: $(EMULATED:%=$(BUILD)/emulated/%.log)
+	@scripts/summary.sh $^
+sanitize:
+	@$(MAKE) $(ASAN) EMULATION= test
+	@$(MAKE) $(TSAN) EMULATION= SUITE="$(or $(SUITE),schedule lanes)" test
+	$(if $(EMULATED),@$(MAKE) $(ASAN) EVERY=11 emulated)
+	$(if $(EMULATED),@$(MAKE) $(TSAN) EVERY=95 emulated)
+
+.PHONY: test gpu-tests asan tsan emulated sanitize
