@@ -12,6 +12,7 @@
  * DIFFERS: the paper's dummy weights are all equal, which hides every mistake of order and place; ours are random.
  * Read next: quantize.c, which writes checkpoints. */
 #include <cjson/cJSON.h>
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -127,42 +128,35 @@ static int compare_places(const void *a, const void *b) {
     return (x->end > y->end) - (x->end < y->end); /* empty ones first: they overlap nothing */
 }
 
-/* Parses a header of so many bytes. NULL and err where it is none. */
-static cJSON *header_parse(const TensorFile *file, size_t len, Error *err) {
-    char *text = xcalloc(len + 1, 1), what[MAX_PATH + 40];
-    const char *why = file_read_at(file->fd, text, len, 8);
-    cJSON *header = NULL;
+/* Reads the length and the JSON of a file's header; *data becomes where the tensors begin. NULL and err. */
+static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
+    char what[MAX_PATH + 40];
+    uint64_t len;
+    if (file->size < sizeof len || file_read_at(file->fd, &len, sizeof len, 0))
+        return fail(err, EXIT_FAILED, "%s: has %zu bytes; expected a safetensors file, which has at least 10", file->path,
+                    file->size),
+               NULL;
+    len = le64toh(len);
+    if (len > MAX_JSON || len > file->size - sizeof len)
+        return fail(err, EXIT_FAILED,
+                    "%s: the header claims %llu bytes; expected at most %d and at most the %zu that follow: "
+                    "not a safetensors file, or an incomplete download",
+                    file->path, (unsigned long long)len, MAX_JSON, file->size - sizeof len),
+               NULL;
+    *data = sizeof len + len;
     snprintf(what, sizeof what, "%s: header", file->path);
+    char *text = xcalloc(len + 1, 1);
+    const char *why = file_read_at(file->fd, text, len, sizeof len);
+    cJSON *header = why ? NULL : json_parse(text, len, what, err);
     if (why)
         fail(err, EXIT_FAILED, "%s: %s", what, why);
-    else
-        header = json_parse(text, len, what, err);
+    else if (header && !cJSON_IsObject(header)) {
+        fail(err, EXIT_FAILED, "%s: holds no JSON object; expected one member a tensor", what);
+        cJSON_Delete(header);
+        header = NULL;
+    }
     free(text);
-    if (!header || cJSON_IsObject(header)) return header;
-    fail(err, EXIT_FAILED, "%s: holds no JSON object; expected one member a tensor", what);
-    cJSON_Delete(header);
-    return NULL;
-}
-
-/* Reads the length and the JSON of a file's header; *data becomes where the tensors begin. */
-static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
-    uint8_t prefix[8];
-    uint64_t len = 0;
-    if (file->size < 8 || file_read_at(file->fd, prefix, 8, 0)) {
-        fail(err, EXIT_FAILED, "%s: has %zu bytes; expected a safetensors file, which has at least 10", file->path,
-             file->size);
-        return NULL;
-    }
-    for (int i = 7; i >= 0; i--) len = len << 8 | prefix[i];
-    if (len > MAX_JSON || len > file->size - 8) {
-        fail(err, EXIT_FAILED,
-             "%s: the header claims %llu bytes; expected at most %d and at most the %zu that follow: "
-             "not a safetensors file, or an incomplete download",
-             file->path, (unsigned long long)len, MAX_JSON, file->size - 8);
-        return NULL;
-    }
-    *data = 8 + len;
-    return header_parse(file, len, err);
+    return header;
 }
 
 /* A field of a packed file's __metadata__: a number in a string, as all values there. */
@@ -347,8 +341,25 @@ static const char *const global_names[NGLOBALS] = {"model.decoder.embed_tokens.w
                                                    "model.decoder.final_layer_norm.bias",
                                                    "lm_head.weight"};
 
-static const char *role_name(char name[100], int layer, int role) {
-    snprintf(name, 100, "model.decoder.layers.%d.%s.%s", layer, part_names[role / 2], role % 2 ? "bias" : "weight");
+Part checkpoint_part(const Checkpoint *c, int t) {
+    if (t < NGLOBALS) return (Part){(Tensor *)&c->global[t], -1, t, t == FINAL_LN_W || t == FINAL_LN_B, false};
+    const int layer = (t - NGLOBALS) / NROLES, role = (t - NGLOBALS) % NROLES;
+    const bool matrix = role_is_matrix((Role)role);
+    return (Part){&c->layer[layer][role], layer, role, !matrix, matrix};
+}
+
+/* As config.json asks for it; rows 0: it does not. */
+static void part_shape(int *rows, int *cols, const OptConfig *config, const Part *part) {
+    if (part->layer < 0)
+        opt_global_shape(config, (Global)part->role, rows, cols);
+    else
+        opt_role_shape(config, (Role)part->role, rows, cols);
+}
+
+static const char *part_name(char name[100], const Part *part) {
+    if (part->layer < 0) return global_names[part->role];
+    snprintf(name, 100, "model.decoder.layers.%d.%s.%s", part->layer, part_names[part->role / 2],
+             part->role % 2 ? "bias" : "weight");
     return name;
 }
 
@@ -391,39 +402,43 @@ static int entry_type(Type *type, const Entry *e, Quant quant, const char *path,
                          : "save the model in one of these");
 }
 
-/* A tensor that must be [rows, cols], or [cols] when it is a vector, has another shape. */
-static int wrong_shape(const Entry *e, int rows, int cols, bool vector, Quant quant, const char *path, Error *err) {
+/* The entry of a part that should be [rows, cols], or [cols] if it is a vector, has another shape. */
+static int wrong_shape(const Entry *e, const Part *part, int rows, int cols, Quant quant, const char *path, Error *err) {
     char found[60] = "", leading[20] = "", how[60];
     for (int d = 0; d < e->ndim && d < 2; d++) snprintf(found + strlen(found), 30, "%s%zu", d ? ", " : "", e->shape[d]);
-    if (!vector) snprintf(leading, sizeof leading, "%d, ", rows);
+    if (!part->vector) snprintf(leading, sizeof leading, "%d, ", rows);
     return bad_tensor(err, path, e->name, "shape is [%s%s]; config.json asks for [%s%d]%s%s", found,
                       e->ndim > 2 ? ", ..." : "", leading, cols, quant.bits ? " at " : "",
                       quant.bits ? quant_text(how, quant) : "");
 }
 
-/* *tensor becomes the view of tensor `name`, which must be there as (rows, cols), or (cols) when it is a vector. With
- * quant.bits it is a packed matrix. */
-static int take_tensor(Tensor *tensor, const Opening *o, const char *name, int rows, int cols, bool vector, Quant quant,
-                       Error *err) {
-    const Entry *e = find_entry(o, name);
-    const TensorFile *files = o->checkpoint->files;
+/* The part's tensor becomes a view of its entry, if config.json asks for it. */
+static int take_tensor(const Opening *o, const Part *part, Error *err) {
+    const Checkpoint *c = o->checkpoint;
+    const Quant quant = part->matrix ? c->quant : (Quant){0, 0};
+    char name[100];
+    int rows, cols;
     Type type;
+    part_shape(&rows, &cols, &c->config, part);
+    if (!rows) return 0;
+    const Entry *e = find_entry(o, part_name(name, part));
     if (!e)
         return fail(err, EXIT_FAILED, "%s: tensor %s is missing%s; config.json asks for it: is the download complete?",
-                    files[0].path, name, o->checkpoint->nfiles > 1 ? ", as in the other shards" : "");
-    if (entry_type(&type, e, quant, files[e->file].path, err) != 0) return -1;
+                    c->files[0].path, part_name(name, part), c->nfiles > 1 ? ", as in the other shards" : "");
+    const char *path = c->files[e->file].path;
+    if (entry_type(&type, e, quant, path, err) != 0) return -1;
     if (quant.bits) rows = (rows + quant.group - 1) / quant.group, cols *= (int)quant_bytes(quant, quant.group);
-    bool same = vector ? e->ndim == 1 && e->shape[0] == (size_t)cols
-                       : e->ndim == 2 && e->shape[0] == (size_t)rows && e->shape[1] == (size_t)cols;
-    if (!same) return wrong_shape(e, rows, cols, vector, quant, files[e->file].path, err);
-    *tensor = (Tensor){.tier = TIER_DISK,
-                       .type = type,
-                       .file = 1 + e->file,
-                       .quant = quant,
-                       .offset = e->begin,
-                       .rows = rows,
-                       .cols = cols,
-                       .ld = cols};
+    if (e->ndim != (part->vector ? 1 : 2) || (!part->vector && e->shape[0] != (size_t)rows) ||
+        e->shape[e->ndim - 1] != (size_t)cols)
+        return wrong_shape(e, part, rows, cols, quant, path, err);
+    *part->tensor = (Tensor){.tier = TIER_DISK,
+                             .type = type,
+                             .file = 1 + e->file,
+                             .quant = quant,
+                             .offset = e->begin,
+                             .rows = rows,
+                             .cols = cols,
+                             .ld = cols};
     return 0;
 }
 
@@ -450,33 +465,19 @@ static int same_bytes(const Checkpoint *c, const Tensor *a, const Tensor *b, Err
  * table. A copy of the table, which old checkpoints carry, would only cost memory. */
 static int take_head(const Opening *o, bool tied, Error *err) {
     Checkpoint *c = o->checkpoint;
-    Tensor *head = &c->global[LM_HEAD];
+    const Part head = checkpoint_part(c, LM_HEAD);
     if (tied && !find_entry(o, global_names[LM_HEAD])) return 0;
-    if (take_tensor(head, o, global_names[LM_HEAD], c->config.vocab, c->config.embed, false, (Quant){0, 0}, err) != 0)
-        return -1;
-    int same = tied ? same_bytes(c, &c->global[TOK_EMBED], head, err) : 0;
-    if (same == 1) *head = (Tensor){.tier = NTIERS};
+    if (take_tensor(o, &head, err) != 0) return -1;
+    int same = tied ? same_bytes(c, &c->global[TOK_EMBED], head.tensor, err) : 0;
+    if (same == 1) *head.tensor = (Tensor){.tier = NTIERS};
     return same < 0 ? -1 : 0;
 }
 
 static int take_tensors(const Opening *o, bool tied, Error *err) {
-    Checkpoint *c = o->checkpoint;
-    const Quant none = {0, 0};
-    char name[100];
-    int rows, cols;
-    for (int g = 0; g < LM_HEAD; g++) {
-        opt_global_shape(&c->config, (Global)g, &rows, &cols);
-        if (rows > 0 && take_tensor(&c->global[g], o, global_names[g], rows, cols, g >= FINAL_LN_W, none, err) != 0)
-            return -1;
+    for (int t = 0; t < part_count(&o->checkpoint->config); t++) {
+        const Part part = checkpoint_part(o->checkpoint, t);
+        if (t != LM_HEAD && take_tensor(o, &part, err) != 0) return -1;
     }
-    for (int j = 0; j < c->config.l; j++)
-        for (int r = 0; r < NROLES; r++) {
-            opt_role_shape(&c->config, (Role)r, &rows, &cols);
-            bool matrix = role_is_matrix((Role)r);
-            if (take_tensor(&c->layer[j][r], o, role_name(name, j, r), rows, cols, !matrix, matrix ? c->quant : none,
-                            err) != 0)
-                return -1;
-        }
     return take_head(o, tied, err);
 }
 
@@ -521,29 +522,20 @@ void checkpoint_close(Checkpoint *checkpoint) {
     free(checkpoint);
 }
 
-/* The next tensor of a dummy; *end is where its elements begin in one imagined file of all of them. */
-static Tensor dummy_tensor(size_t *end, int rows, int cols) {
-    Tensor tensor = {
-        .tier = rows ? TIER_DISK : NTIERS, .type = F16, .offset = *end, .rows = rows, .cols = cols, .ld = cols};
-    *end += (size_t)rows * cols * sizeof(f16);
-    return tensor;
-}
-
+/* The tensors lie one behind the other in one imagined file. */
 Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
     Checkpoint *c = checkpoint_new(config);
     size_t end = 0;
     int rows, cols;
     c->dummy = true;
     c->seed = seed;
-    for (int g = 0; g < LM_HEAD; g++) {
-        opt_global_shape(config, (Global)g, &rows, &cols);
-        c->global[g] = dummy_tensor(&end, rows, cols);
+    for (int t = 0; t < part_count(config); t++) {
+        const Part part = checkpoint_part(c, t);
+        part_shape(&rows, &cols, config, &part);
+        if (!rows || t == LM_HEAD) continue;
+        *part.tensor = (Tensor){.tier = TIER_DISK, .type = F16, .offset = end, .rows = rows, .cols = cols, .ld = cols};
+        end += tensor_bytes(*part.tensor);
     }
-    for (int j = 0; j < config->l; j++)
-        for (int r = 0; r < NROLES; r++) {
-            opt_role_shape(config, (Role)r, &rows, &cols);
-            c->layer[j][r] = dummy_tensor(&end, rows, cols);
-        }
     return c;
 }
 
@@ -551,44 +543,34 @@ Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
 // Filling
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Which tensor of the checkpoint a view belongs to. */
-typedef struct {
-    const Tensor *whole; /* NULL: none */
-    int layer;           /* -1: outside the layers */
-    int part;            /* Role, or Global */
-} Owner;
-
-static bool owns(const Tensor *whole, const Tensor *view) {
-    size_t bytes = (size_t)whole->rows * whole->cols * type_bytes(whole->type);
-    return whole->file == view->file && view->offset >= whole->offset && view->offset - whole->offset < bytes;
-}
-
-static Owner find_owner(const Checkpoint *c, const Tensor *view) {
-    for (int g = 0; g < NGLOBALS; g++)
-        if (owns(&c->global[g], view)) return (Owner){&c->global[g], -1, g};
-    for (int j = 0; j < c->config.l; j++)
-        for (int r = 0; r < NROLES; r++)
-            if (owns(&c->layer[j][r], view)) return (Owner){&c->layer[j][r], j, r};
-    return (Owner){NULL, -1, 0};
+/* The part that a view belongs to; its tensor is NULL if there is none. */
+static Part find_owner(const Checkpoint *c, const Tensor *view) {
+    for (int t = 0; t < part_count(&c->config); t++) {
+        const Part part = checkpoint_part(c, t);
+        const Tensor *whole = part.tensor;
+        if (whole->file == view->file && view->offset >= whole->offset &&
+            view->offset - whole->offset < tensor_bytes(*whole))
+            return part;
+    }
+    return (Part){.tensor = NULL};
 }
 
 const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view) {
-    Owner owner = find_owner(checkpoint, view);
-    if (!owner.whole) return "(unknown)";
-    return owner.layer < 0 ? global_names[owner.part] : role_name(name, owner.layer, owner.part);
+    const Part owner = find_owner(checkpoint, view);
+    return owner.tensor ? part_name(name, &owner) : "(unknown)";
 }
 
 /* Center and standard deviation of a dummy's elements. Around 1/sqrt(k) every product stays near the size of its input, so
  * that activations are finite through 96 layers. Sharper scores and smaller residual branches than that keep tokens apart:
  * with all at 1 the attention averages everything, every position soon looks alike, and a mix-up of two sequences would not
  * show. */
-static void dummy_spread(float *center, float *std, const Owner *owner) {
+static void dummy_spread(float *center, float *std, const Part *owner) {
     static const float gain[NROLES] = {[Q_W] = 2, [K_W] = 2, [V_W] = 1, [O_W] = 0.5f, [FC1_W] = 1, [FC2_W] = 0.25f};
     bool outside = owner->layer < 0,
-         norm_w = outside ? owner->part == FINAL_LN_W : owner->part == LN1_W || owner->part == LN2_W;
-    float matrix = outside ? owner->part < FINAL_LN_W : gain[owner->part];
+         norm_w = outside ? owner->role == FINAL_LN_W : owner->role == LN1_W || owner->role == LN2_W;
+    float matrix = outside ? owner->role < FINAL_LN_W : gain[owner->role];
     *center = norm_w ? 1 : 0;
-    *std = matrix > 0 ? matrix / sqrtf((float)owner->whole->cols) : 0.03f;
+    *std = matrix > 0 ? matrix / sqrtf((float)owner->tensor->cols) : 0.03f;
 }
 
 /* A dummy's element, counted through all of its tensors: four share one random number. */
@@ -597,10 +579,10 @@ static uint64_t dummy_bits(uint64_t key, size_t element) { return splitmix64(key
 /* Elements of a dummy: each is the sum of two bytes, which is a little like a bell, looked up as F16. That is over 1 GB/s
  * on a core, where a real generator and a conversion would hold up every benchmark. */
 static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size_t first, size_t count) {
-    Owner owner = find_owner(c, tensor);
+    Part owner = find_owner(c, tensor);
     float center, std;
     f16 value[511];
-    CHECK(owner.whole);
+    CHECK(owner.tensor);
     dummy_spread(&center, &std, &owner);
     for (int i = 0; i < 511; i++) value[i] = f32_to_f16(center + (i - 255) * std / 104.5f); /* 104.5: deviation of i */
     uint64_t key = splitmix64(c->seed, 1);

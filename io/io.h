@@ -70,6 +70,15 @@ int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, con
 /* -1 and err, which names the tensor, if one of x[count], its elements from `first` on, is not finite. */
 int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *tensor, size_t first, size_t count,
                       Error *err);
+/* One of a checkpoint's tensors. */
+typedef struct {
+    Tensor *tensor;      /* rows 0: it is absent */
+    int layer, role;     /* layer -1: it is outside of the layers, and role is a Global */
+    bool vector, matrix; /* it has one dimension; it is a layer's matrix, which may be packed */
+} Part;
+/* How many there are, with the absent ones, and number t of them: those outside of the layers come first. */
+static inline int part_count(const OptConfig *config) { return NGLOBALS + config->l * NROLES; }
+Part checkpoint_part(const Checkpoint *checkpoint, int t);
 /* The name of the tensor that a view belongs to, "model.decoder.layers.3.fc1.weight". */
 const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view);
 void checkpoint_close(Checkpoint *checkpoint);
