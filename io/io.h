@@ -245,17 +245,21 @@ bool device_is(const Options *options, const char *name);
 // report.c: what the commands say
 // ---------------------------------------------------------------------------------------------------------------
 
-/* One task: what it needs, where it runs, how it went. */
+/* One run of a command: what it was asked, what it opened, where it runs, how it went. */
 typedef struct {
-    Gpu *gpu;             /* NULL on the other devices */
-    bool sim;             /* nothing is computed, and --hardware says which machine it is */
-    Hardware *hardware;   /* that machine, or the one that the policy is searched for; NULL if not needed */
-    Found *found;         /* what is expected of the policy; NULL: nothing */
-    Error no_gpu;         /* text: why there is no GPU; empty with --device host */
-    size_t in_use_before; /* bytes of the GPU before there is a tier, by its own account */
-    size_t in_use;        /* at the end of the run */
+    Options *options;
+    Checkpoint *checkpoint; /* NULL: no model was named */
+    Tokenizer *tokenizer;   /* for texts */
+    Gpu *gpu;               /* NULL on the other devices */
+    bool sim;               /* nothing is computed, and --hardware says which machine it is */
+    Hardware *hardware;     /* that machine, or the one that the policy is searched for; NULL if not needed */
+    Found *found;           /* what is expected of the policy; NULL: nothing */
+    Error no_gpu;           /* text: why there is no GPU; empty with --device host */
+    size_t in_use_before;   /* bytes of the GPU before there is a tier, by its own account */
+    size_t in_use;          /* at the end of the run */
     Plan *plan;
     Device *device;
+    bool bench;
     bool traced;        /* the device notes what it does, for --trace or for bench's breakdown */
     size_t trace_limit; /* slices that it notes at most; 0: all */
     RunStats stats;
@@ -264,35 +268,33 @@ typedef struct {
 /* Results go as text to standard output, and with --json as one JSON object to a file. If that file is standard output, the
  * text is left out. The object is the list of all figures; the text is a form that is filled in from it. */
 typedef struct {
-    const Options *options;
+    const TaskRun *run;
     cJSON *json;
     FILE *file, *text; /* NULL: not wanted */
 } Report;
 
 /* Opens --json, before the work, so that an hour of it is not lost to a wrong path. -1 and err. */
-int report_open(Report *report, const Options *options, Error *err);
+int report_open(Report *report, const TaskRun *run, Error *err);
 /* Writes the object, if all went well, and closes it; as output_close. */
 int report_close(Report *report, int status, Error *err);
 
 /* The results of a run: times, bytes and seconds of the lanes and channels, Table 4. */
-void report_bench(Report *report, const TaskRun *run);
+void report_bench(Report *report);
 /* Perplexity or last words, the times, the policy. */
-void report_eval(Report *report, const Eval *eval, const TaskRun *run);
+void report_eval(Report *report, const Eval *eval);
 /* Policies that were found. The first is the answer; `key` lists all of them. */
-void report_found(Report *report, const OptConfig *config, const Hardware *hardware, const char *key, const Found *found,
-                  int n);
+void report_found(Report *report, const char *key, const Found *found, int n);
 /* A placement by Appendix A.3. */
-void report_paper(Report *report, const OptConfig *config, const Hardware *hardware, const Cost *cost, const Block *block);
+void report_paper(Report *report, const Cost *cost, const Block *block);
 /* One machine, a pipeline, a chain without offloading; NULL if it does not fit. The chain needs `least` machines. */
-void report_clusters(Report *report, const OptConfig *config, const Hardware *hardware, const ClusterCost *const cost[3],
-                     int least);
+void report_clusters(Report *report, const ClusterCost *const cost[3], int least);
 
 /* The following go to standard error. The plan's totals and what was used; then what was predicted, if anything was, beside
  * what was measured. */
-void print_peaks(const TaskRun *run, const Options *options);
+void print_peaks(const TaskRun *run);
 void print_prediction(const TaskRun *run);
 /* Prompts, tokens, seconds, and under which policy. */
-void print_summary(const Options *options, const TaskRun *run, int prompts);
+void print_summary(const TaskRun *run, int prompts);
 
 #ifdef __cplusplus
 }
