@@ -75,12 +75,6 @@ static int set_whole(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-static int set_group(Options *o, const Flag *flag, char **v, Error *err) {
-    if (set_whole(o, flag, v, err)) return -1;
-    if (o->quant.group % LEAST_GROUP == 0) return 0;
-    return fail(err, EXIT_USAGE, "%s %d: expected a multiple of %d", flag->name, o->quant.group, LEAST_GROUP);
-}
-
 /* "512", or "16-512" for lengths between the two. */
 static int set_range(Options *o, const Flag *flag, char **v, Error *err) {
     int *range = field(o, flag), len = 0;
@@ -98,9 +92,8 @@ static int parse_number(double *value, const Flag *flag, const char *text, Error
     char *end;
     errno = 0;
     *value = strtod(text, &end);
-    if (errno || end == text || *end || !(*value >= flag->low && *value <= flag->high)) /* NaN is refused as well */
-        return fail(err, EXIT_USAGE, "%s %.60s: expected a number from %g to %g", flag->name, text, flag->low, flag->high);
-    return 0;
+    if (!errno && end > text && !*end && *value >= flag->low && *value <= flag->high) return 0; /* so NaN is refused */
+    return fail(err, EXIT_USAGE, "%s %.60s: expected a number from %g to %g", flag->name, text, flag->low, flag->high);
 }
 
 /* Into a float or a double. */
@@ -221,7 +214,7 @@ static const Flag flags[] = {
     {"--compress-cache", "gbpe", 0, set_bool, AT(compress_cache), 0, 1, "4-bit groups for the KV cache, on every tier"},
     {"--bits", "gbpqe", 1, set_whole, AT(quant.bits), LEAST_BITS, MOST_BITS,
      "B: of a compressed number (4; others, for study, are slow)"},
-    {"--group", "gbpqe", 1, set_group, AT(quant.group), LEAST_GROUP, MOST_GROUP,
+    {"--group", "gbpqe", 1, set_whole, AT(quant.group), LEAST_GROUP, MOST_GROUP,
      "G: numbers that share a minimum and a scale (64)"},
     {"--allow-compression", "gbp", 0, set_bool, AT(allow_compression), 0, 1,
      "the search may compress weights and cache where that is faster"},
@@ -361,74 +354,56 @@ int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
 
 bool device_is(const Options *o, const char *name) { return o->device && !strcmp(o->device, name); }
 
-static int check_device(const Options *o, Command command, Error *err) {
-    if (o->device && !device_is(o, "host") && !device_is(o, "cuda") && !device_is(o, "sim"))
-        return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
-    if (device_is(o, "sim") && command != BENCH)
-        return fail(err, EXIT_USAGE, "--device sim: it computes nothing, so only bench knows it; leave it out");
-    if (device_is(o, "sim") && !o->hardware)
-        return fail(err, EXIT_USAGE,
-                    "--device sim: --hardware is missing; name the machine's file, such as hardware/t4.json");
-    if (o->links && o->device && !device_is(o, "host"))
-        return fail(err, EXIT_USAGE, "--link: only links of the host device can be slowed; use --device host");
-    return 0;
-}
-
-/* The flag that gives two lengths instead of one, or NULL. */
-static const char *two_lengths(const Options *o) {
-    return o->prompt_len[0] < o->prompt_len[1] ? "--prompt-len" : o->gen_len[0] < o->gen_len[1] ? "--gen-len" : NULL;
-}
-
-/* Appendix A.3 knows one block of equal prompts on one machine. */
-static int check_paper(const Options *o, Error *err) {
-    const char *beyond = o->frontier ? "--frontier" : o->nodes ? "--nodes" : o->max_latency > 0 ? "--max-latency" : NULL;
-    const char *approximate = o->compress_weight || o->compress_cache || o->allow_compression ? "compression" : NULL;
-    if (is_sparse(&o->policy)) approximate = "--attn-sparsity";
-    if (!o->hardware)
-        return fail(err, EXIT_USAGE, "--hardware is missing; name the machine's file, such as hardware/t4.json");
-    if (!o->policy.gbs || !o->policy.num_gpu_batches)
-        return fail(err, EXIT_USAGE, "%s is missing; give the block as --gpu-batch-size N --num-gpu-batches N",
-                    o->policy.gbs ? "--num-gpu-batches" : "--gpu-batch-size");
-    if (two_lengths(o))
-        return fail(err, EXIT_USAGE, "%s: the cost model paper knows one length; give one number", two_lengths(o));
-    for (int i = 0; i < 6; i++)
-        if (o->fixed[i]) return fail(err, EXIT_USAGE, "--percent: the cost model paper finds all of them; leave it out");
-    if (approximate) return fail(err, EXIT_USAGE, "%s: the cost model paper knows none; leave it out", approximate);
-    if (!beyond) return 0;
-    return fail(err, EXIT_USAGE, "%s: the cost model paper looks at one block on one machine; leave it out", beyond);
-}
-
-/* Clusters are for one block of equal prompts. */
-static int check_cluster(const Options *o, Error *err) {
-    if (o->frontier || o->num_prompts)
-        return fail(err, EXIT_USAGE, "--nodes: looks at one block; leave %s out",
-                    o->frontier ? "--frontier" : "--num-prompts");
-    if (!two_lengths(o)) return 0;
-    return fail(err, EXIT_USAGE, "--nodes: knows one length; give one number for %s", two_lengths(o));
-}
-
-/* What each command cannot do without, or with two of. */
-static int check_inputs(const Options *o, Command command, Error *err) {
-    if (!o->model)
-        return fail(err, EXIT_USAGE, "--model is missing; name a checkpoint directory%s",
-                    command == BENCH || command == POLICY ? " or a size such as opt-125m" : "");
-    if (command == QUANTIZE && (!o->output || !o->output[0]))
-        return fail(err, EXIT_USAGE, "--output is missing; name the directory that the copy is to be");
-    if (command == GENERATE && !o->prompt.n == !o->prompts)
-        return fail(err, EXIT_USAGE, "give either --prompt TEXT or --prompts FILE");
-    if (command == EVAL && !o->perplexity == !o->last_word)
-        return fail(err, EXIT_USAGE, "give either --perplexity FILE or --last-word FILE");
-    return 0;
-}
-
 int flags_check(const Options *o, Command command, Error *err) {
-    if (check_device(o, command, err)) return -1;
-    if (command == PROFILE) return 0;
-    if (check_inputs(o, command, err) || (o->paper_model && check_paper(o, err)) || (o->nodes && check_cluster(o, err)))
-        return -1;
-    if (o->window && !o->perplexity) return fail(err, EXIT_USAGE, "--window: a line is one by itself; leave it out");
-    for (int i = 0; i < o->stop.n; i++)
-        if (!o->stop.text[i][0]) return fail(err, EXIT_USAGE, "--stop: an empty text would end everything; give one");
+    static const char beyond[] = ": the cost model paper looks at one block on one machine; leave it out",
+                      length[] = ": the cost model paper knows one length; give one number",
+                      exact[] = ": the cost model paper knows none; leave it out",
+                      block[] = " is missing; give the block as --gpu-batch-size N --num-gpu-batches N",
+                      machine[] = "--hardware is missing; name the machine's file, such as hardware/t4.json";
+    const bool sim = device_is(o, "sim"), host = device_is(o, "host"), named = command == BENCH || command == POLICY;
+    const bool needs_model = command != PROFILE && !o->model, needs_output = !o->output || !o->output[0];
+    const bool prompt_range = o->prompt_len[0] < o->prompt_len[1], gen_range = o->gen_len[0] < o->gen_len[1];
+    const bool packs = o->compress_weight || o->compress_cache || o->allow_compression;
+    const bool paper = o->paper_model; /* Appendix A.3 knows one block of equal prompts on one machine */
+    bool some_fixed = false, empty_stop = false;
+    for (int i = 0; i < 6; i++) some_fixed |= o->fixed[i];
+    for (int i = 0; i < o->stop.n; i++) empty_stop |= !o->stop.text[i][0];
+    const struct {
+        bool wrong;
+        const char *flag, *why;
+    } rules[] = {
+        {sim && command != BENCH, "--device sim", ": it computes nothing, so only bench knows it; leave it out"},
+        {sim && !o->hardware, "--device sim: ", machine},
+        {o->links && o->device && !host, "--link", ": only links of the host device can be slowed; use --device host"},
+        {needs_model && named, "--model", " is missing; name a checkpoint directory or a size such as opt-125m"},
+        {needs_model, "--model", " is missing; name a checkpoint directory"},
+        {command == QUANTIZE && needs_output, "--output", " is missing; name the directory that the copy is to be"},
+        {command == GENERATE && !o->prompt.n == !o->prompts, "", "give either --prompt TEXT or --prompts FILE"},
+        {command == EVAL && !o->perplexity == !o->last_word, "", "give either --perplexity FILE or --last-word FILE"},
+        {paper && !o->hardware, "", machine},
+        {paper && !o->policy.gbs, "--gpu-batch-size", block},
+        {paper && !o->policy.num_gpu_batches, "--num-gpu-batches", block},
+        {paper && prompt_range, "--prompt-len", length},
+        {paper && gen_range, "--gen-len", length},
+        {paper && some_fixed, "--percent", ": the cost model paper finds all of them; leave it out"},
+        {paper && is_sparse(&o->policy), "--attn-sparsity", exact},
+        {paper && packs, "compression", exact},
+        {paper && o->frontier, "--frontier", beyond},
+        {paper && o->nodes, "--nodes", beyond},
+        {paper && o->max_latency > 0, "--max-latency", beyond},
+        {o->nodes && o->frontier, "--nodes", ": looks at one block; leave --frontier out"},
+        {o->nodes && o->num_prompts, "--nodes", ": looks at one block; leave --num-prompts out"},
+        {o->nodes && prompt_range, "--nodes", ": knows one length; give one number for --prompt-len"},
+        {o->nodes && gen_range, "--nodes", ": knows one length; give one number for --gen-len"},
+        {o->window && !o->perplexity, "--window", ": a line is one by itself; leave it out"},
+        {empty_stop, "--stop", ": an empty text would end everything; give one"},
+    };
+    if (o->device && !sim && !host && !device_is(o, "cuda"))
+        return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
+    for (size_t r = 0; r < sizeof rules / sizeof *rules; r++)
+        if (rules[r].wrong) return fail(err, EXIT_USAGE, "%s%s", rules[r].flag, rules[r].why);
+    if (o->quant.group % LEAST_GROUP)
+        return fail(err, EXIT_USAGE, "--group %d: expected a multiple of %d", o->quant.group, LEAST_GROUP);
     if ((long)o->policy.gbs * o->policy.num_gpu_batches > MAX_GBS)
         return fail(err, EXIT_USAGE, "--gpu-batch-size %d x --num-gpu-batches %d: expected a block of at most %d sequences",
                     o->policy.gbs, o->policy.num_gpu_batches, MAX_GBS);
