@@ -110,7 +110,7 @@ static int entry_place(Entry *e, size_t count, const cJSON *offsets, const Tenso
 
 /* Reads one member of a header, whose data begins at byte `data` of the file. */
 static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, size_t data, Error *err) {
-    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(member, "dtype");
+    const cJSON *dtype = json_get(member, "dtype");
     size_t count = 0;
     char found[100];
     e->name = member->string;
@@ -118,8 +118,8 @@ static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, siz
         return bad_tensor(err, file->path, e->name, "dtype is %s; expected a string such as \"F16\"",
                           json_describe(found, dtype));
     e->dtype = dtype->valuestring;
-    if (entry_shape(e, &count, cJSON_GetObjectItemCaseSensitive(member, "shape"), file->path, err) != 0) return -1;
-    return entry_place(e, count, cJSON_GetObjectItemCaseSensitive(member, "data_offsets"), file, data, err);
+    if (entry_shape(e, &count, json_get(member, "shape"), file->path, err) != 0) return -1;
+    return entry_place(e, count, json_get(member, "data_offsets"), file, data, err);
 }
 
 static int compare_places(const void *a, const void *b) {
@@ -159,32 +159,32 @@ static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
     return header;
 }
 
-/* A field of a packed file's __metadata__: a number in a string, as all values there. */
-static int metadata_number(uint16_t *number, const cJSON *metadata, const char *path, const char *key, int lo, int hi,
-                           Error *err) {
-    const cJSON *value = cJSON_GetObjectItemCaseSensitive(metadata, key);
-    const char *text = cJSON_IsString(value) ? value->valuestring : "";
-    char found[100];
-    size_t len = strlen(text);
-    int n = len && len < 6 && strspn(text, "0123456789") == len ? atoi(text) : -1;
-    *number = (uint16_t)n;
-    if (n >= lo && n <= hi) return 0;
-    return fail(err, EXIT_FAILED, "%s: __metadata__: %s is %s; expected a number from \"%d\" to \"%d\", as a string", path,
-                key, json_describe(found, value), lo, hi);
-}
-
-/* *quant becomes how the file is packed, if its format says that it is. */
+/* *quant becomes how the file is packed, if its format says that it is. Numbers are in strings, as all values there. */
 static int metadata_read(Quant *quant, const cJSON *metadata, const char *path, Error *err) {
-    const cJSON *format = cJSON_IsObject(metadata) ? cJSON_GetObjectItemCaseSensitive(metadata, "format") : NULL;
+    const struct {
+        const char *key;
+        int low, high;
+        uint16_t *number;
+    } fields[] = {{"flexgen.bits", LEAST_BITS, MOST_BITS, &quant->bits},
+                  {"flexgen.group", LEAST_GROUP, MOST_GROUP, &quant->group}};
+    const cJSON *format = cJSON_IsObject(metadata) ? json_get(metadata, "format") : NULL;
     char found[100];
     if (!cJSON_IsString(format) || strncmp(format->valuestring, "flexgen-packed", 14) != 0) return 0;
     if (strcmp(format->valuestring, PACKED_FORMAT) != 0)
         return fail(err, EXIT_FAILED,
                     "%s: __metadata__: format is %s; expected \"" PACKED_FORMAT "\": pack the model again", path,
                     json_describe(found, format));
-    if (metadata_number(&quant->bits, metadata, path, "flexgen.bits", LEAST_BITS, MOST_BITS, err) != 0 ||
-        metadata_number(&quant->group, metadata, path, "flexgen.group", LEAST_GROUP, MOST_GROUP, err) != 0)
-        return -1;
+    for (int f = 0; f < 2; f++) {
+        const cJSON *value = json_get(metadata, fields[f].key);
+        const char *text = cJSON_IsString(value) ? value->valuestring : "";
+        const size_t len = strlen(text);
+        const int n = len && len < 6 && strspn(text, "0123456789") == len ? atoi(text) : -1;
+        if (n < fields[f].low || n > fields[f].high)
+            return fail(err, EXIT_FAILED,
+                        "%s: __metadata__: %s is %s; expected a number from \"%d\" to \"%d\", as a string", path,
+                        fields[f].key, json_describe(found, value), fields[f].low, fields[f].high);
+        *fields[f].number = (uint16_t)n;
+    }
     if (quant->group % LEAST_GROUP == 0) return 0;
     return fail(err, EXIT_FAILED, "%s: __metadata__: flexgen.group is %d; expected a multiple of %d", path, quant->group,
                 LEAST_GROUP);
@@ -236,12 +236,18 @@ static int file_entries(Opening *o, int f, Error *err) {
 // Files and shards
 // ---------------------------------------------------------------------------------------------------------------
 
-static int tensor_file_open(TensorFile *file, const char *dir, const char *name, Error *err) {
+/* Opens one more file of the checkpoint and reads its header. */
+static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
+    Checkpoint *c = o->checkpoint;
+    const int f = c->nfiles;
     char path[MAX_PATH];
     struct stat st;
     if (file_path(path, dir, name, err) != 0) return -1;
-    file->path = xstrdup(path);
-    file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    c->files = xrealloc(c->files, f + 1, sizeof *c->files);
+    o->headers = xrealloc(o->headers, f + 1, sizeof *o->headers);
+    TensorFile *file = &c->files[c->nfiles++];
+    *file = (TensorFile){.path = xstrdup(path), .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    o->headers[f] = NULL;
     if (file->fd < 0)
         return fail(err, EXIT_FAILED, "%s: cannot open: %s; expected a safetensors file of the model", path,
                     strerror(errno));
@@ -250,20 +256,8 @@ static int tensor_file_open(TensorFile *file, const char *dir, const char *name,
     file->size = (size_t)st.st_size;
     if (file->size == 0)
         return fail(err, EXIT_FAILED, "%s: is empty; expected a safetensors file: is the download complete?", path);
-    return 0;
+    return file_entries(o, f, err);
 }
-
-/* Opens one more file of the checkpoint and reads its header. */
-static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
-    Checkpoint *c = o->checkpoint;
-    c->files = xrealloc(c->files, c->nfiles + 1, sizeof *c->files);
-    o->headers = xrealloc(o->headers, c->nfiles + 1, sizeof *o->headers);
-    c->files[c->nfiles] = (TensorFile){.fd = -1};
-    o->headers[c->nfiles++] = NULL;
-    return tensor_file_open(&c->files[c->nfiles - 1], dir, name, err) == 0 ? file_entries(o, c->nfiles - 1, err) : -1;
-}
-
-static int compare_strings(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 /* The distinct file names of an index's weight_map into names[]; returns their number, or -1. */
 static int shard_names(const char **names, const cJSON *map, const char *path, Error *err) {
@@ -272,15 +266,13 @@ static int shard_names(const char **names, const cJSON *map, const char *path, E
     if (!cJSON_IsObject(map))
         return fail(err, EXIT_FAILED, "%s: has no weight_map; expected an object of tensor names and file names", path);
     for (const cJSON *entry = map->child; entry; entry = entry->next) {
-        const char *name = entry->valuestring;
-        if (!cJSON_IsString(entry) || !name[0] || strchr(name, '/') || strchr(name, '\\') || strcmp(name, ".") == 0 ||
-            strcmp(name, "..") == 0)
+        const char *name = names[n++] = entry->valuestring;
+        if (!cJSON_IsString(entry) || !name[0] || strpbrk(name, "/\\") || !strcmp(name, ".") || !strcmp(name, ".."))
             return fail(err, EXIT_FAILED,
                         "%s: weight_map: %.200s is in %s; expected the name of a file in the same directory", path,
                         entry->string, json_describe(found, entry));
-        names[n++] = name;
     }
-    qsort(names, n, sizeof *names, compare_strings);
+    sort_strings(names, n);
     for (int i = 0; i < n; i++)
         if (i == 0 || strcmp(names[i], names[distinct - 1]) != 0) names[distinct++] = names[i];
     if (distinct == 0 || distinct > MAX_SHARDS)
@@ -292,7 +284,7 @@ static int add_shards(Opening *o, const char *dir, Error *err) {
     char path[MAX_PATH];
     cJSON *index = config_object(path, dir, "model.safetensors.index.json", err);
     if (!index) return -1;
-    const cJSON *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map");
+    const cJSON *map = json_get(index, "weight_map");
     const char **names = xcalloc(cJSON_GetArraySize(map), sizeof *names);
     int n = shard_names(names, map, path, err), rc = n < 0 ? -1 : 0;
     for (int i = 0; i < n && rc == 0; i++) rc = add_file(o, dir, names[i], err);

@@ -74,12 +74,12 @@ typedef struct {
 static int refuse(const Fields *f, const char *key, const char *expected) {
     char found[100];
     return fail(f->err, EXIT_FAILED, "%s: %s is %s; expected %s", f->path, key,
-                json_describe(found, cJSON_GetObjectItemCaseSensitive(f->json, key)), expected);
+                json_describe(found, json_get(f->json, key)), expected);
 }
 
 /* A field that is absent or null, and need not be there. */
 static bool is_left_out(const Fields *f, const char *key) {
-    const cJSON *value = cJSON_GetObjectItemCaseSensitive(f->json, key);
+    const cJSON *value = json_get(f->json, key);
     return !value || cJSON_IsNull(value);
 }
 
@@ -88,15 +88,14 @@ static int whole_field(int *number, const Fields *f, const char *key, int lo, in
     size_t n = 0;
     char expected[140];
     if (missing >= 0 && is_left_out(f, key)) return *number = missing, 0;
-    if (json_whole(cJSON_GetObjectItemCaseSensitive(f->json, key), &n) && n >= (size_t)lo && n <= (size_t)hi)
-        return *number = (int)n, 0;
+    if (json_whole(json_get(f->json, key), &n) && n >= (size_t)lo && n <= (size_t)hi) return *number = (int)n, 0;
     snprintf(expected, sizeof expected, "a whole number from %d to %d; take the config.json that came with the model", lo,
              hi);
     return refuse(f, key, expected);
 }
 
 static int bool_field(bool *flag, const Fields *f, const char *key, bool missing) {
-    const cJSON *value = cJSON_GetObjectItemCaseSensitive(f->json, key);
+    const cJSON *value = json_get(f->json, key);
     if (!is_left_out(f, key) && !cJSON_IsBool(value)) return refuse(f, key, "true or false");
     *flag = cJSON_IsBool(value) ? cJSON_IsTrue(value) : missing;
     return 0;
@@ -105,8 +104,7 @@ static int bool_field(bool *flag, const Fields *f, const char *key, bool missing
 /* What every published OPT has, and this program knows no other way. */
 static int check_kind(const Fields *f) {
     static const char *const must_be_true[] = {"enable_bias", "layer_norm_elementwise_affine"};
-    const cJSON *type = cJSON_GetObjectItemCaseSensitive(f->json, "model_type"),
-                *activation = cJSON_GetObjectItemCaseSensitive(f->json, "activation_function");
+    const cJSON *type = json_get(f->json, "model_type"), *activation = json_get(f->json, "activation_function");
     if (!cJSON_IsString(type) || strcmp(type->valuestring, "opt") != 0)
         return refuse(f, "model_type", "\"opt\": only OPT models are supported");
     if (activation && (!cJSON_IsString(activation) || strcmp(activation->valuestring, "relu") != 0))

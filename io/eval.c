@@ -18,12 +18,9 @@
  * decoding step where there are two tokens before it. */
 static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from, const Tokenizer *tokenizer) {
     Task *t = &e->task;
-    if (t->count == e->capacity) {
-        e->capacity = e->capacity ? 2 * e->capacity : 64;
-        t->prompts = xrealloc(t->prompts, e->capacity, sizeof *t->prompts);
-        e->nll = xrealloc(e->nll, e->capacity, sizeof *e->nll);
-        e->missed = xrealloc(e->missed, e->capacity, sizeof *e->missed);
-    }
+    t->prompts = xrealloc(t->prompts, t->count + 1, sizeof *t->prompts);
+    e->nll = xrealloc(e->nll, t->count + 1, sizeof *e->nll);
+    e->missed = xrealloc(e->missed, t->count + 1, sizeof *e->missed);
     int s = e->stepwise ? imax(from - 1, 1) : tokens - 1;
     Prompt p = {.ids = xcalloc(tokens, sizeof *ids), .s = s, .n = tokens - s, .from = from};
     memcpy(p.ids, ids, tokens * sizeof *ids);
@@ -105,7 +102,7 @@ static int take_line(void *ctx, const char *line, size_t len, int number, const 
     if (l->limit && l->eval->task.count == l->limit) return 0;
     cJSON *value = json_parse(line, len, where, err);
     if (!value) return -1;
-    const cJSON *text = cJSON_GetObjectItemCaseSensitive(value, "text");
+    const cJSON *text = json_get(value, "text");
     int status = 0;
     if (!cJSON_IsObject(value))
         status = fail(err, EXIT_FAILED, "%s: expected a JSON object {\"text\": ...}", where);

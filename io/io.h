@@ -110,7 +110,6 @@ int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Q
 typedef struct {
     char **text, **id; /* [task.count] the prompt as given; its id as JSON text ("7" with or without quotes) */
     Task task;
-    int capacity;
 } Job;
 
 /* Adds one prompt, given as a text. n tokens are to be generated, or fewer if the model's positions end before. where names
@@ -164,11 +163,11 @@ typedef struct {
      * Otherwise a prompt is one prefill. To be set before reading */
     bool stepwise;
     Task task;
-    int capacity, window; /* window: tokens of each */
-    long tokens, told;    /* to be scored; scored so far */
-    size_t bytes;         /* of text that they stand for */
-    double *nll;          /* [task.count] -log of the probability of all scored tokens of a prompt */
-    bool *missed;         /* [task.count] one of them was not the greedy choice */
+    int window;        /* tokens of each */
+    long tokens, told; /* to be scored; scored so far */
+    size_t bytes;      /* of text that they stand for */
+    double *nll;       /* [task.count] -log of the probability of all scored tokens of a prompt */
+    bool *missed;      /* [task.count] one of them was not the greedy choice */
     Progress progress;
 } Eval;
 

@@ -27,9 +27,9 @@ static void add_figures(cJSON *to, const Figure *figures, size_t n) {
 static const cJSON *find_figure(const cJSON *figures, const char *name) {
     const char *dot = strchr(name, '.');
     char outer[48];
-    if (!dot) return cJSON_GetObjectItemCaseSensitive(figures, name);
+    if (!dot) return json_get(figures, name);
     snprintf(outer, sizeof outer, "%.*s", (int)(dot - name), name);
-    return find_figure(cJSON_GetObjectItemCaseSensitive(figures, outer), dot + 1);
+    return find_figure(json_get(figures, outer), dot + 1);
 }
 
 /* Prints a form: {%.3f name} stands for a number or {%s name} for a text of the figures, {%.1f 100*name} for a number times
