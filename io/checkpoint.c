@@ -73,53 +73,42 @@ static size_t dtype_bytes(const char *dtype) {
     return 0;
 }
 
-/* Reads a header's shape into *e; the number of elements into *count. */
-static int entry_shape(Entry *e, size_t *count, const cJSON *shape, const char *path, Error *err) {
-    char found[100];
-    if (!cJSON_IsArray(shape))
-        return bad_tensor(err, path, e->name, "shape is %s; expected a list of whole numbers", json_describe(found, shape));
-    *count = 1;
-    for (const cJSON *dim = shape->child; dim; dim = dim->next, e->ndim++) {
-        size_t size;
-        if (!json_whole(dim, &size) || __builtin_mul_overflow(*count, size, count))
-            return bad_tensor(err, path, e->name, "shape has %s; expected whole numbers whose product is a size",
-                              json_describe(found, dim));
-        if (e->ndim < 2) e->shape[e->ndim] = size;
-    }
-    return 0;
-}
-
-/* Reads a header's [begin, end], which count from byte `data` of the file, for `count` elements. */
-static int entry_place(Entry *e, size_t count, const cJSON *offsets, const TensorFile *file, size_t data, Error *err) {
-    const size_t size = dtype_bytes(e->dtype);
-    size_t bytes;
-    if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets) || !json_whole(offsets->child, &e->begin) ||
-        !json_whole(offsets->child->next, &e->end) || e->begin > e->end)
-        return bad_tensor(err, file->path, e->name, "data_offsets are not [begin, end], two whole numbers in this order");
-    if (e->end > file->size - data)
-        return bad_tensor(err, file->path, e->name, "ends at byte %zu, but the file at %zu; is the download complete?",
-                          data + e->end, file->size);
-    if (size > 0 && (__builtin_mul_overflow(count, size, &bytes) || bytes != e->end - e->begin))
-        return bad_tensor(err, file->path, e->name,
-                          "data_offsets span %zu bytes; expected %zu elements of %s (%zu bytes each)", e->end - e->begin,
-                          count, e->dtype, size);
-    e->begin += data;
-    e->end += data;
-    return 0;
-}
-
-/* Reads one member of a header, whose data begins at byte `data` of the file. */
+/* Reads one member of a header, whose data begins at byte `data` of the file: *e becomes its dtype, its shape, and its
+ * place, of so many bytes as these two ask for, within the file. */
 static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, size_t data, Error *err) {
-    const cJSON *dtype = json_get(member, "dtype");
-    size_t count = 0;
+    const cJSON *dtype = json_get(member, "dtype"), *shape = json_get(member, "shape"),
+                *offsets = json_get(member, "data_offsets");
+    size_t count = 1, bytes;
     char found[100];
     e->name = member->string;
     if (!cJSON_IsObject(member) || !cJSON_IsString(dtype))
         return bad_tensor(err, file->path, e->name, "dtype is %s; expected a string such as \"F16\"",
                           json_describe(found, dtype));
     e->dtype = dtype->valuestring;
-    if (entry_shape(e, &count, json_get(member, "shape"), file->path, err) != 0) return -1;
-    return entry_place(e, count, json_get(member, "data_offsets"), file, data, err);
+    if (!cJSON_IsArray(shape))
+        return bad_tensor(err, file->path, e->name, "shape is %s; expected a list of whole numbers",
+                          json_describe(found, shape));
+    for (const cJSON *dim = shape->child; dim; dim = dim->next, e->ndim++) {
+        size_t size;
+        if (!json_whole(dim, &size) || __builtin_mul_overflow(count, size, &count))
+            return bad_tensor(err, file->path, e->name, "shape has %s; expected whole numbers whose product is a size",
+                              json_describe(found, dim));
+        if (e->ndim < 2) e->shape[e->ndim] = size;
+    }
+    if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets) || !json_whole(offsets->child, &e->begin) ||
+        !json_whole(offsets->child->next, &e->end) || e->begin > e->end)
+        return bad_tensor(err, file->path, e->name, "data_offsets are not [begin, end], two whole numbers in this order");
+    if (e->end > file->size - data)
+        return bad_tensor(err, file->path, e->name, "ends at byte %zu, but the file at %zu; is the download complete?",
+                          data + e->end, file->size);
+    const size_t size = dtype_bytes(e->dtype), span = e->end - e->begin;
+    if (size > 0 && (__builtin_mul_overflow(count, size, &bytes) || bytes != span))
+        return bad_tensor(err, file->path, e->name,
+                          "data_offsets span %zu bytes; expected %zu elements of %s (%zu bytes each)", span, count,
+                          e->dtype, size);
+    e->begin += data;
+    e->end += data;
+    return 0;
 }
 
 static int compare_places(const void *a, const void *b) {
@@ -190,15 +179,6 @@ static int metadata_read(Quant *quant, const cJSON *metadata, const char *path, 
                 LEAST_GROUP);
 }
 
-/* All files of a checkpoint are packed in one way. */
-static int files_agree(Checkpoint *c, int f, Quant quant, Error *err) {
-    char here[60], there[60];
-    if (f == 0) c->quant = quant;
-    if (quant.bits == c->quant.bits && quant.group == c->quant.group) return 0;
-    return fail(err, EXIT_FAILED, "%s: has %s, %s has %s; expected shards of one model", c->files[f].path,
-                quant_text(here, quant), c->files[0].path, quant_text(there, c->quant));
-}
-
 /* The entries of file f, from `first` on, each have bytes of their own. Leaves them in the order of their places. */
 static int check_overlap(Opening *o, size_t first, const char *path, Error *err) {
     qsort(o->entries + first, o->nentries - first, sizeof *o->entries, compare_places);
@@ -212,24 +192,27 @@ static int check_overlap(Opening *o, size_t first, const char *path, Error *err)
     return 0;
 }
 
-/* Adds all tensors of file f to the entries. */
+/* Adds all tensors of file f to the entries. All files of a checkpoint are packed in one way. */
 static int file_entries(Opening *o, int f, Error *err) {
-    const TensorFile *file = &o->checkpoint->files[f];
+    Checkpoint *c = o->checkpoint;
+    const TensorFile *file = &c->files[f];
     Quant quant = {0, 0};
     size_t data, first = o->nentries;
+    char here[60], there[60];
     cJSON *header = o->headers[f] = header_read(file, &data, err);
     if (!header) return -1;
     o->entries = xrealloc(o->entries, first + cJSON_GetArraySize(header), sizeof *o->entries);
     for (const cJSON *member = header->child; member; member = member->next) {
-        if (strcmp(member->string, "__metadata__") == 0) {
-            if (metadata_read(&quant, member, file->path, err) != 0) return -1;
-            continue;
-        }
-        Entry *e = &o->entries[o->nentries++];
-        *e = (Entry){.file = f};
-        if (entry_read(e, member, file, data, err) != 0) return -1;
+        const bool metadata = strcmp(member->string, "__metadata__") == 0;
+        Entry *e = &o->entries[o->nentries];
+        if (!metadata) *e = (Entry){.file = f}, o->nentries++;
+        if (metadata ? metadata_read(&quant, member, file->path, err) : entry_read(e, member, file, data, err)) return -1;
     }
-    return check_overlap(o, first, file->path, err) ? -1 : files_agree(o->checkpoint, f, quant, err);
+    if (f == 0) c->quant = quant;
+    if (check_overlap(o, first, file->path, err)) return -1;
+    if (quant.bits == c->quant.bits && quant.group == c->quant.group) return 0;
+    return fail(err, EXIT_FAILED, "%s: has %s, %s has %s; expected shards of one model", file->path,
+                quant_text(here, quant), c->files[0].path, quant_text(there, c->quant));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -297,8 +280,7 @@ static int add_shards(Opening *o, const char *dir, Error *err) {
 static bool exists(const char *dir, const char *name) {
     char path[MAX_PATH];
     struct stat st;
-    Error too_long;
-    return file_path(path, dir, name, &too_long) == 0 && lstat(path, &st) == 0;
+    return snprintf(path, sizeof path, "%s/%s", dir, name) < MAX_PATH && lstat(path, &st) == 0;
 }
 
 static int add_files(Opening *o, const char *dir, Error *err) {
@@ -591,28 +573,20 @@ static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size
     }
 }
 
-/* Element i of raw, BF16 or F32 values at any alignment. */
-static float raw_float(const uint8_t *raw, Type type, size_t i) {
-    uint16_t high;
-    uint32_t bits;
-    float value;
-    if (type == F32)
-        memcpy(&bits, raw + 4 * i, 4);
-    else {
-        memcpy(&high, raw + 2 * i, 2);
-        bits = (uint32_t)high << 16;
-    }
-    memcpy(&value, &bits, 4);
+/* Element i of raw, BF16 or F32 values at any alignment: the high bytes of a float. */
+static float raw_float(const uint8_t *raw, size_t size, size_t i) {
+    float value = 0;
+    memcpy((uint8_t *)&value + sizeof value - size, raw + i * size, size);
     return value;
 }
 
-/* Converts n values to F16; returns the index of the first that is not finite there, or n. */
-static size_t convert(f16 *dst, const uint8_t *raw, Type type, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        dst[i] = f32_to_f16(raw_float(raw, type, i));
-        if ((dst[i] & 0x7C00) == 0x7C00) return i;
-    }
-    return n;
+static bool is_finite(f16 x) { return (x & 0x7C00) != 0x7C00; }
+
+static int bad_element(const Checkpoint *c, const Tensor *tensor, size_t e, double value, const char *expected,
+                       Error *err) {
+    char name[100];
+    return bad_tensor(err, c->dummy ? c->config.name : c->files[tensor->file - 1].path, checkpoint_name(name, c, tensor),
+                      "element %zu is %g; expected %s", e, value, expected);
 }
 
 /* Reads bytes of a tensor, from byte `from` of it on. */
@@ -626,34 +600,33 @@ static int read_tensor(const Checkpoint *c, void *to, const Tensor *tensor, size
 int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first, size_t count, Error *err) {
     enum { CHUNK = 16384 };
     uint8_t raw[CHUNK];
-    char name[100];
-    size_t size = type_bytes(tensor->type), total = (size_t)tensor->rows * tensor->cols;
+    const size_t size = type_bytes(tensor->type), total = (size_t)tensor->rows * tensor->cols;
+    f16 *to = dst;
     CHECK(tensor->tier == TIER_DISK && tensor->ld == (size_t)tensor->cols && first <= total && count <= total - first);
     if (checkpoint->dummy) return dummy_fill(checkpoint, dst, tensor, first, count), 0;
     CHECK(tensor->file >= 1 && tensor->file <= checkpoint->nfiles);
     if (tensor->type == F16 || tensor->type == U8)
         return read_tensor(checkpoint, dst, tensor, first * size, count * size, err);
-    for (size_t done = 0, n; done < count; done += n) {
-        n = count - done < CHUNK / size ? count - done : CHUNK / size;
-        if (read_tensor(checkpoint, raw, tensor, (first + done) * size, n * size, err) != 0) return -1;
-        size_t bad = convert((f16 *)dst + done, raw, tensor->type, n);
-        if (bad < n)
-            return bad_tensor(err, checkpoint->files[tensor->file - 1].path, checkpoint_name(name, checkpoint, tensor),
-                              "element %zu is %g; expected values from -65504 to 65504, since weights are F16 here",
-                              first + done + bad, raw_float(raw, tensor->type, bad));
+    for (size_t end = first + count, n; first < end; first += n) {
+        n = end - first < CHUNK / size ? end - first : CHUNK / size;
+        if (read_tensor(checkpoint, raw, tensor, first * size, n * size, err) != 0) return -1;
+        for (size_t i = 0; i < n; i++) {
+            *to = f32_to_f16(raw_float(raw, size, i));
+            if (!is_finite(*to++))
+                return bad_element(checkpoint, tensor, first + i, raw_float(raw, size, i),
+                                   "values from -65504 to 65504, since weights are F16 here", err);
+        }
     }
     return 0;
 }
 
 int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *tensor, size_t first, size_t count,
                       Error *err) {
-    char name[100];
-    size_t e = 0;
-    while (e < count && (x[e] & 0x7C00) != 0x7C00) e++;
-    if (e == count) return 0;
-    return bad_tensor(err, checkpoint->dummy ? checkpoint->config.name : checkpoint->files[tensor->file - 1].path,
-                      checkpoint_name(name, checkpoint, tensor),
-                      "element %zu is %g; expected finite numbers: is the download complete?", first + e, f16_to_f32(x[e]));
+    size_t i = 0;
+    while (i < count && is_finite(x[i])) i++;
+    return i == count ? 0
+                      : bad_element(checkpoint, tensor, first + i, f16_to_f32(x[i]),
+                                    "finite numbers: is the download complete?", err);
 }
 
 int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Quant quant,
