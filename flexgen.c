@@ -158,16 +158,12 @@ static bool all_given(const Search *s) {
     return all && !s->allowed.bits;
 }
 
-/* Puts the token table of a policy that the flags give in full where there is room. */
-static int complete_given(Search *s, Error *err) {
-    return table_home(&s->given, s->checkpoint, s->task, s->act_type, s->capacity, err);
-}
-
-/* The best policies, at most `most`, or the one that the flags give in full; with what is expected of them. Returns their
- * number, or -1 and err. */
-static int find_policies(Found *found, int most, Search *search, Error *err) {
-    if (!all_given(search)) return policy_search(found, most, search, err);
-    return complete_given(search, err) || policy_predict(found, search, err) ? -1 : 1;
+/* The best policies, at most `most`, or the one that the flags give in full, its token table where there is room; with what
+ * is expected of them, if the machine is known (found not NULL). Returns their number, or -1 and err. */
+static int find_policies(Found *found, int most, Search *s, Error *err) {
+    if (!all_given(s)) return policy_search(found, most, s, err);
+    if (table_home(&s->given, s->checkpoint, s->task, s->act_type, s->capacity, err)) return -1;
+    return found && policy_predict(found, s, err) ? -1 : 1;
 }
 
 /* The policy becomes what the flags give, or the best that is found. Something is expected of it where it was searched for
@@ -175,14 +171,12 @@ static int find_policies(Found *found, int most, Search *search, Error *err) {
 static int choose_policy(TaskRun *run, const Task *task, bool one_block, Error *err) {
     Options *o = run->options;
     Search search = search_for(run, task, one_block);
-    if (all_given(&search) && !run->sim && !o->hardware) {
-        if (complete_given(&search, err)) return -1;
-        o->policy = search.given;
-        return 0;
+    if (!all_given(&search) || run->sim || o->hardware) {
+        run->found = xcalloc(1, sizeof *run->found);
+        if (know_machine(run, err)) return -1;
     }
-    run->found = xcalloc(1, sizeof *run->found);
-    if (know_machine(run, err) || find_policies(run->found, 1, &search, err) < 0) return -1;
-    o->policy = run->found->policy;
+    if (find_policies(run->found, 1, &search, err) < 0) return -1;
+    o->policy = run->found ? run->found->policy : search.given;
     return 0;
 }
 

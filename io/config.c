@@ -135,21 +135,19 @@ static int read_sizes(OptConfig *c, const Fields *f) {
 }
 
 static int read_fields(OptConfig *c, bool *tied, const Fields *f) {
-    bool no_final_norm;
-    if (check_kind(f) != 0 || read_sizes(c, f) != 0 || bool_field(&c->pre_norm, f, "do_layer_norm_before", true) != 0 ||
-        bool_field(&no_final_norm, f, "_remove_final_layer_norm", false) != 0 ||
-        bool_field(tied, f, "tie_word_embeddings", true) != 0)
-        return -1;
+    bool no_final_norm = false;
+    int status = check_kind(f) || read_sizes(c, f) || bool_field(&c->pre_norm, f, "do_layer_norm_before", true) ||
+                 bool_field(&no_final_norm, f, "_remove_final_layer_norm", false) ||
+                 bool_field(tied, f, "tie_word_embeddings", true);
     c->final_norm = c->pre_norm && !no_final_norm;
-    return 0;
+    return -status;
 }
 
 cJSON *config_object(char path[MAX_PATH], const char *dir, const char *name, Error *err) {
     cJSON *tree = file_path(path, dir, name, err) == 0 ? json_read(path, MAX_JSON, err) : NULL;
     if (!tree || cJSON_IsObject(tree)) return tree;
-    fail(err, EXIT_FAILED, "%s: holds no JSON object; expected { ... }", path);
     cJSON_Delete(tree);
-    return NULL;
+    return fail(err, EXIT_FAILED, "%s: holds no JSON object; expected { ... }", path), NULL;
 }
 
 /* The last component of dir, as far as it is UTF-8 and fits. */

@@ -61,21 +61,16 @@ typedef struct {
     const OptConfig *config;
 } Lines;
 
-/* The bytes of a text without white space at its end. */
-static size_t trimmed(const char *text, size_t len) {
-    while (len && strchr(" \t\n\v\f\r", text[len - 1])) len--;
+/* The bytes of a text without the white space at its end, or without the last word. */
+static size_t without_last(const char *text, size_t len, bool blanks) {
+    while (len && (strchr(" \t\n\v\f\r", text[len - 1]) != NULL) == blanks) len--;
     return len;
-}
-
-/* The bytes before the white space that stands before the last word of a trimmed text. */
-static size_t context_of(const char *text, size_t len) {
-    while (len && !strchr(" \t\n\v\f\r", text[len - 1])) len--;
-    return trimmed(text, len);
 }
 
 static int add_line(const Lines *l, const char *text, const char *where, Error *err) {
     const int most = l->config->max_pos + 1; /* the last token takes no position */
-    size_t len = trimmed(text, strlen(text)), before = context_of(text, len);
+    const size_t len = without_last(text, strlen(text), true);
+    const size_t before = without_last(text, without_last(text, len, false), true);
     int32_t *context, *ids;
     if (!before)
         return fail(err, EXIT_FAILED, "%s: \"text\" has no two words; expected a last word and some before it", where);

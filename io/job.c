@@ -35,11 +35,9 @@ int job_add(Job *job, const char *text, size_t len, const char *id, int n, const
     int32_t *ids;
     int s = text_encode(&ids, text, len, where, tokenizer, config, err);
     if (s < 0) return -1;
-    if (s > config->max_pos) {
-        free(ids);
-        return fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where, s,
-                    config->max_pos);
-    }
+    if (s > config->max_pos)
+        return free(ids), fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where,
+                               s, config->max_pos);
     Task *t = &job->task;
     t->prompts = xrealloc(t->prompts, t->count + 1, sizeof *t->prompts);
     job->text = xrealloc(job->text, t->count + 1, sizeof *job->text);
