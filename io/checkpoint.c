@@ -400,21 +400,16 @@ static int take_tensor(const Opening *o, const Part *part, Error *err) {
     if (e->ndim != (part->vector ? 1 : 2) || (!part->vector && e->shape[0] != (size_t)rows) ||
         e->shape[e->ndim - 1] != (size_t)cols)
         return wrong_shape(e, part, rows, cols, quant, path, err);
-    *part->tensor = (Tensor){.tier = TIER_DISK,
-                             .type = type,
-                             .file = 1 + e->file,
-                             .quant = quant,
-                             .offset = e->begin,
-                             .rows = rows,
-                             .cols = cols,
-                             .ld = cols};
+    Tensor tensor = {.tier = TIER_DISK, .type = type, .file = 1 + e->file, .quant = quant, .offset = e->begin};
+    tensor.rows = rows, tensor.cols = cols, tensor.ld = cols;
+    *part->tensor = tensor;
     return 0;
 }
 
 /* Whether two tensors of one shape hold the same bytes: 1, 0, or -1 and err. */
 static int same_bytes(const Checkpoint *c, const Tensor *a, const Tensor *b, Error *err) {
     enum { CHUNK = 1 << 20 };
-    size_t size = (size_t)a->rows * a->cols * type_bytes(a->type);
+    const size_t size = tensor_bytes(*a);
     if (a->type != b->type) return 0;
     char *buffer = xcalloc(2, CHUNK);
     int same = 1;
@@ -468,27 +463,20 @@ Checkpoint *checkpoint_open(const char *dir, Error *err) {
     bool tied;
     if (config_read(&config, &tied, dir, err) != 0) return NULL;
     Opening o = {.checkpoint = checkpoint_new(&config)};
-    int rc = add_files(&o, dir, err);
-    if (rc == 0) rc = sort_by_name(&o, err);
-    if (rc == 0) rc = take_tensors(&o, tied, err);
+    const bool good = !add_files(&o, dir, err) && !sort_by_name(&o, err) && !take_tensors(&o, tied, err);
     for (int f = 0; f < o.checkpoint->nfiles; f++) cJSON_Delete(o.headers[f]);
-    free(o.headers);
-    free(o.entries);
-    if (rc == 0) return o.checkpoint;
-    checkpoint_close(o.checkpoint);
-    return NULL;
+    free(o.headers), free(o.entries);
+    if (!good) checkpoint_close(o.checkpoint);
+    return good ? o.checkpoint : NULL;
 }
 
 void checkpoint_close(Checkpoint *checkpoint) {
     if (!checkpoint) return;
     for (int f = 0; f < checkpoint->nfiles; f++) {
-        TensorFile *file = &checkpoint->files[f];
-        if (file->fd >= 0) close(file->fd);
-        free(file->path);
+        if (checkpoint->files[f].fd >= 0) close(checkpoint->files[f].fd);
+        free(checkpoint->files[f].path);
     }
-    free(checkpoint->files);
-    free(checkpoint->layer);
-    free(checkpoint);
+    free(checkpoint->files), free(checkpoint->layer), free(checkpoint);
 }
 
 /* The tensors lie one behind the other in one imagined file. */

@@ -98,13 +98,11 @@ static int take_line(void *ctx, const char *line, size_t len, int number, const 
     cJSON *value = json_parse(line, len, where, err);
     if (!value) return -1;
     const cJSON *text = json_get(value, "text");
-    int status = 0;
+    int status = cJSON_IsString(text) ? add_line(l, text->valuestring, where, err) : -1;
     if (!cJSON_IsObject(value))
-        status = fail(err, EXIT_FAILED, "%s: expected a JSON object {\"text\": ...}", where);
+        fail(err, EXIT_FAILED, "%s: expected a JSON object {\"text\": ...}", where);
     else if (!cJSON_IsString(text))
-        status = fail(err, EXIT_FAILED, "%s: \"text\" is %s; expected a string", where, text ? "not a string" : "missing");
-    else
-        status = add_line(l, text->valuestring, where, err);
+        fail(err, EXIT_FAILED, "%s: \"text\" is %s; expected a string", where, text ? "not a string" : "missing");
     cJSON_Delete(value);
     return status;
 }

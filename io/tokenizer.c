@@ -275,11 +275,8 @@ Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
 void tokenizer_close(Tokenizer *tokenizer) {
     if (!tokenizer) return;
     pcre2_code_free(tokenizer->split);
-    free(tokenizer->pieces);
     cJSON_Delete(tokenizer->tree);
-    free(tokenizer->merges);
-    free(tokenizer->ranks);
-    free(tokenizer);
+    free(tokenizer->pieces), free(tokenizer->merges), free(tokenizer->ranks), free(tokenizer);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -394,8 +391,7 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
         n = end < 0 ? -1 : n + encode_word(tokenizer, &word, text + start, (int)((size_t)end - start), out + n);
         start = (size_t)end;
     }
-    free(word.links);
-    free(word.heap);
+    free(word.links), free(word.heap);
     pcre2_match_data_free(match);
     if (n < 0) return free(out), -1;
     *ids = xrealloc(out, (size_t)n, sizeof *out);
