@@ -61,11 +61,16 @@ static const char *quant_text(char text[60], Quant quant) {
     return text;
 }
 
-/* Bytes of an element, 0 for a dtype that we do not know. Its name says its bits: F16, BF16, U8, F8_E4M3. */
+/* Bytes of an element, 0 for a dtype that we do not know. */
 static size_t dtype_bytes(const char *dtype) {
-    unsigned bits = strcmp(dtype, "BOOL") == 0 ? 8 : 0;
-    sscanf(dtype, "%*[A-Z]%3u", &bits);
-    return bits / 8;
+    static const struct {
+        const char *name;
+        size_t bytes;
+    } types[] = {{"F16", 2},     {"BF16", 2}, {"F32", 4}, {"F64", 8}, {"I8", 1},  {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1},
+                 {"F8_E5M2", 1}, {"I16", 2},  {"U16", 2}, {"I32", 4}, {"U32", 4}, {"I64", 8}, {"U64", 8}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(dtype, types[i].name) == 0) return types[i].bytes;
+    return 0;
 }
 
 /* Reads one member of a header, whose data begins at byte `data` of the file: *e becomes its dtype, its shape, and its
