@@ -39,7 +39,8 @@ enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90
 
 /* Capacities that were not given. The sim has what its file says. What the disk holds already of the checkpoint counts as
  * free. */
-static int fill_capacities(Options *o, const TaskRun *run, const Checkpoint *checkpoint, Error *err) {
+static int fill_capacities(const TaskRun *run, Error *err) {
+    Options *o = run->options;
     const Hardware *h = run->hardware;
     const size_t memory = memory_available() / 100;
     size_t usual[NTIERS] = {memory * HOST_GPU_SHARE, memory * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)};
@@ -50,7 +51,8 @@ static int fill_capacities(Options *o, const TaskRun *run, const Checkpoint *che
         if (statvfs(o->offload_dir, &disk))
             return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
         usual[TIER_DISK] = (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
-        for (int f = 0; checkpoint && f < checkpoint->nfiles; f++) usual[TIER_DISK] += checkpoint->files[f].size;
+        for (int f = 0; run->checkpoint && f < run->checkpoint->nfiles; f++)
+            usual[TIER_DISK] += run->checkpoint->files[f].size;
     }
     if (run->gpu) o->capacity[TIER_GPU] = gpu_room(run->gpu, o->capacity[TIER_GPU]);
     for (int t = 0; t < NTIERS; t++)
@@ -58,9 +60,10 @@ static int fill_capacities(Options *o, const TaskRun *run, const Checkpoint *che
     return 0;
 }
 
-/* Opens the GPU, where it is wanted or there, for heads of so many elements. Without one the host device runs, unless the
- * GPU was asked for. */
-static int choose_gpu(TaskRun *run, const Options *o, int head, Error *err) {
+/* Opens the GPU, where it is wanted or there, if the model's heads fit its attention. Without one the host device runs,
+ * unless the GPU was asked for. */
+static int choose_gpu(TaskRun *run, Error *err) {
+    const int head = run->checkpoint ? run->checkpoint->config.h1 / run->checkpoint->config.nh : 1;
     if (!cuda_open_gpu)
         fail(&run->no_gpu, EXIT_USAGE, "this flexgen was built without CUDA; build it where nvcc is installed");
     else if ((run->gpu = cuda_open_gpu(&run->no_gpu)) && head > run->gpu->max_head) {
@@ -71,28 +74,28 @@ static int choose_gpu(TaskRun *run, const Options *o, int head, Error *err) {
         run->gpu = NULL;
     }
     if (run->gpu) run->in_use_before = run->gpu->in_use(run->gpu);
-    if (run->gpu || !o->device) return 0;
+    if (run->gpu || !run->options->device) return 0;
     *err = run->no_gpu;
     return -1;
 }
 
 /* Where the task runs, with how many threads and how much memory. on_paper: nothing runs, and a machine of --hardware is
- * all numbers, as for the sim. checkpoint may be NULL. */
-static int choose_machine(TaskRun *run, Options *o, const Checkpoint *checkpoint, bool on_paper, Error *err) {
+ * all numbers, as for the sim. */
+static int choose_machine(TaskRun *run, bool on_paper, Error *err) {
+    Options *o = run->options;
     run->hardware = xcalloc(1, sizeof *run->hardware);
     run->sim = device_is(o, "sim") || (on_paper && o->hardware);
     o->threads = host_set_threads(o->threads);
     if (run->sim && hardware_read(run->hardware, o->hardware, err)) return -1;
-    if (!run->sim && !device_is(o, "host") && !o->links &&
-        choose_gpu(run, o, checkpoint ? checkpoint->config.h1 / checkpoint->config.nh : 1, err))
-        return -1;
-    return fill_capacities(o, run, checkpoint, err);
+    if (!run->sim && !device_is(o, "host") && !o->links && choose_gpu(run, err)) return -1;
+    return fill_capacities(run, err);
 }
 
 /* The machine that the search is for: a file's, or this one, measured; with its links as slow as they will be. */
-static int know_machine(TaskRun *run, const Options *o, const OptConfig *config, Error *err) {
+static int know_machine(const TaskRun *run, Error *err) {
+    const Options *o = run->options;
     Hardware *h = run->hardware;
-    const ProfileSize size = profile_size(run->gpu, config);
+    const ProfileSize size = profile_size(run->gpu, &run->checkpoint->config);
     FILE *progress = isatty(STDERR_FILENO) ? stderr : NULL;
     if (!run->sim &&
         (o->hardware ? hardware_read(h, o->hardware, err)
@@ -111,8 +114,9 @@ static Type act_type(const TaskRun *run) { return run->gpu || (run->sim && !run-
 // ---------------------------------------------------------------------------------------------------------------
 
 /* How the flags, or a packed checkpoint, say that weights and cache are packed; and who attends sparsely. */
-static int settle_compression(Options *o, const Checkpoint *checkpoint, Error *err) {
-    const Quant asked = o->quant, is = checkpoint->quant;
+static int settle_compression(const TaskRun *run, Error *err) {
+    Options *o = run->options;
+    const Quant asked = o->quant, is = run->checkpoint->quant;
     Policy *p = &o->policy;
     if (o->compress_weight) p->weight_quant = asked;
     if (o->compress_cache) p->cache_quant = asked;
@@ -127,10 +131,10 @@ static int settle_compression(Options *o, const Checkpoint *checkpoint, Error *e
 }
 
 /* one_block: the task is as long as a block may be, and ends behind the policy's. */
-static Search search_for(const Options *o, const TaskRun *run, const Checkpoint *checkpoint, const Task *task,
-                         bool one_block) {
+static Search search_for(const TaskRun *run, const Task *task, bool one_block) {
+    const Options *o = run->options;
     Search s = {.hardware = run->hardware,
-                .checkpoint = checkpoint,
+                .checkpoint = run->checkpoint,
                 .task = task,
                 .one_block = one_block,
                 .act_type = act_type(run),
@@ -154,31 +158,25 @@ static bool all_given(const Search *s) {
     return all && !s->allowed.bits;
 }
 
-/* Puts the token table of a policy that the flags give in full where there is room. */
-static int complete_given(Search *s, Error *err) {
-    return table_home(&s->given, s->checkpoint, s->task, s->act_type, s->capacity, err);
+/* The best policies, at most `most`, or the one that the flags give in full, its token table where there is room; with what
+ * is expected of them, if the machine is known (found not NULL). Returns their number, or -1 and err. */
+static int find_policies(Found *found, int most, Search *s, Error *err) {
+    if (!all_given(s)) return policy_search(found, most, s, err);
+    if (table_home(&s->given, s->checkpoint, s->task, s->act_type, s->capacity, err)) return -1;
+    return found && policy_predict(found, s, err) ? -1 : 1;
 }
 
-/* The best policies, at most `most`, or the one that the flags give in full; with what is expected of them. Returns their
- * number, or -1 and err. */
-static int find_policies(Found *found, int most, Search *search, Error *err) {
-    if (!all_given(search)) return policy_search(found, most, search, err);
-    return complete_given(search, err) || policy_predict(found, search, err) ? -1 : 1;
-}
-
-/* o->policy becomes what the flags give, or the best that is found. Something is expected of it where it was searched for
+/* The policy becomes what the flags give, or the best that is found. Something is expected of it where it was searched for
  * or the machine is known anyway. */
-static int choose_policy(TaskRun *run, Options *o, const Checkpoint *checkpoint, const Task *task, bool one_block,
-                         Error *err) {
-    Search search = search_for(o, run, checkpoint, task, one_block);
-    if (all_given(&search) && !run->sim && !o->hardware) {
-        if (complete_given(&search, err)) return -1;
-        o->policy = search.given;
-        return 0;
+static int choose_policy(TaskRun *run, const Task *task, bool one_block, Error *err) {
+    Options *o = run->options;
+    Search search = search_for(run, task, one_block);
+    if (!all_given(&search) || run->sim || o->hardware) {
+        run->found = xcalloc(1, sizeof *run->found);
+        if (know_machine(run, err)) return -1;
     }
-    run->found = xcalloc(1, sizeof *run->found);
-    if (know_machine(run, o, &checkpoint->config, err) || find_policies(run->found, 1, &search, err) < 0) return -1;
-    o->policy = run->found->policy;
+    if (find_policies(run->found, 1, &search, err) < 0) return -1;
+    o->policy = run->found ? run->found->policy : search.given;
     return 0;
 }
 
@@ -188,12 +186,12 @@ static int choose_policy(TaskRun *run, Options *o, const Checkpoint *checkpoint,
 
 /* Decides everything before anything is allocated or written: where the task runs, under which policy, and where every byte
  * of it lies. What does not fit is refused. one_block: as for search_for. */
-static int plan_task(TaskRun *run, Options *o, const Checkpoint *checkpoint, Task *task, bool one_block, Error *err) {
-    if (choose_machine(run, o, checkpoint, false, err)) return -1;
-    if (settle_compression(o, checkpoint, err)) return -1;
-    if (choose_policy(run, o, checkpoint, task, one_block, err)) return -1;
+static int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
+    const Options *o = run->options;
+    if (choose_machine(run, false, err) || settle_compression(run, err) || choose_policy(run, task, one_block, err))
+        return -1;
     if (one_block) task->count = imin(task->count, block_size(&o->policy));
-    run->plan = plan_make(checkpoint, &o->policy, task, act_type(run), err);
+    run->plan = plan_make(run->checkpoint, &o->policy, task, act_type(run), err);
     return run->plan ? plan_fits(run->plan, o->capacity, err) : -1;
 }
 
@@ -215,166 +213,102 @@ static void check_in_use(TaskRun *run) {
              (run->in_use - planned) / 1048576.0);
 }
 
-static Device *open_device(const TaskRun *run, const Options *o, const Checkpoint *checkpoint, Error *err) {
+static Device *open_device(const TaskRun *run, Error *err) {
+    const char *dir = run->options->offload_dir;
     if (run->sim) return sim_open(run->plan, run->hardware, err);
-    if (run->gpu) return cuda_open(run->gpu, run->plan, checkpoint, o->offload_dir, err);
-    return host_open(run->plan, checkpoint, o->offload_dir, err);
+    if (run->gpu) return cuda_open(run->gpu, run->plan, run->checkpoint, dir, err);
+    return host_open(run->plan, run->checkpoint, dir, err);
 }
 
 /* Loads the weights and sweeps. */
-static int run_on(TaskRun *run, const Options *o, const Checkpoint *checkpoint, const Task *task, const Listener *listener,
-                  Error *err) {
-    memcpy(run->device->link, o->link, sizeof o->link);
-    if (!run->sim && weights_load(run->plan, checkpoint, run->device, err)) return -1;
-    if (run->gpu && opt_warm_up(run->device, run->plan, err)) return -1;
+static int run_on_device(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
+    Device *device = run->device;
+    memcpy(device->link, run->options->link, sizeof device->link);
+    if (!run->sim && weights_load(run->plan, run->checkpoint, device, err)) return -1;
+    if (run->gpu && opt_warm_up(device, run->plan, err)) return -1;
     if (run->traced) {
-        run->device->trace = xcalloc(1, sizeof *run->device->trace);
-        run->device->trace->limit = run->trace_limit;
+        device->trace = xcalloc(1, sizeof *device->trace);
+        device->trace->limit = run->trace_limit;
     }
-    if (schedule_run(run->plan, task, run->device, listener, &run->stats, err)) return -1;
+    if (schedule_run(run->plan, task, device, listener, &run->stats, err)) return -1;
     if (run->gpu) check_in_use(run);
     return 0;
 }
 
-/* The whole of a run. The device stays open for its counters. The file for the trace is opened before anything else. */
-static int run_task(TaskRun *run, const Options *o, const Checkpoint *checkpoint, const Task *task,
-                    const Listener *listener, Error *err) {
-    FILE *file = o->trace ? output_open("--trace", o->trace, err) : NULL;
-    if (o->trace && !file) return -1;
+/* Opens the device, which stays open for its counters, and runs. The file for the trace is opened before anything else. */
+static int run_traced(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
+    const char *path = run->options->trace;
+    FILE *file = path ? output_open("--trace", path, err) : NULL;
+    if (path && !file) return -1;
     run->traced = run->traced || file;
-    run->device = open_device(run, o, checkpoint, err);
+    run->device = open_device(run, err);
     if (run->device) say_notices(run, true);
-    int status = run->device ? run_on(run, o, checkpoint, task, listener, err) : -1;
+    int status = run->device ? run_on_device(run, task, listener, err) : -1;
     if (file && !status) trace_write(run->device->trace, run->plan->config.name, file);
-    if (file) status = output_close(file, "--trace", o->trace, status, err);
+    if (file) status = output_close(file, "--trace", path, status, err);
     if (!status) say_notices(run, false);
     return status;
 }
 
-static void run_close(TaskRun *run) {
-    Trace *trace = run->device ? run->device->trace : NULL;
-    if (run->device) run->device->close(run->device);
-    plan_free(run->plan);
-    if (run->gpu) run->gpu->close(run->gpu);
-    if (trace) trace_free(trace);
-    free(trace), free(run->found), free(run->hardware);
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// What commands open
-// ---------------------------------------------------------------------------------------------------------------
-
-/* A directory's checkpoint, or a named size with random weights. */
-static Checkpoint *open_model(const Options *o, Error *err) {
-    OptConfig config;
-    struct stat st;
-    if (stat(o->model, &st) == 0 && S_ISDIR(st.st_mode)) return checkpoint_open(o->model, err);
-    if (opt_config_by_name(&config, o->model) == 0) return checkpoint_dummy(&config, o->sampling.seed);
-    fail(err, EXIT_USAGE, "--model %s: neither a directory nor one of %s", o->model, opt_known_names());
-    return NULL;
-}
-
-/* The model's </s> is a special piece of the vocabulary, or the two files do not belong together. */
-static int check_eos(const Tokenizer *tokenizer, const OptConfig *config, const char *dir, Error *err) {
-    size_t len;
-    int32_t eos = config->eos;
-    free(tokenizer_decode(tokenizer, &eos, 1, &len));
-    if (len)
-        return fail(err, EXIT_FAILED,
-                    "%.300s: eos_token_id %d of config.json is an ordinary piece of vocab.json; expected </s>", dir, eos);
+/* The whole of a run, and what people are told of it: what it takes, what was expected. progress may be NULL. */
+static int run_task(TaskRun *run, const Task *task, const Listener *listener, const Progress *progress, Error *err) {
+    const bool verbose = run->options->verbose || run->bench;
+    if (verbose) plan_print(stderr, run->plan, run->options->capacity, NULL);
+    int status = run_traced(run, task, listener, err);
+    if (progress) progress_clear(progress);
+    if (status) return -1;
+    if (verbose) print_peaks(run);
+    print_prediction(run);
     return 0;
-}
-
-/* What a command does with a run and a checkpoint of its own; both end with it. */
-typedef int Work(TaskRun *, Options *, Checkpoint *, Error *);
-
-static int with_checkpoint(Options *o, Work *work, Error *err) {
-    TaskRun run = {.gpu = NULL};
-    Checkpoint *checkpoint = o->model ? open_model(o, err) : NULL;
-    int status = o->model && !checkpoint ? -1 : work(&run, o, checkpoint, err);
-    run_close(&run);
-    checkpoint_close(checkpoint);
-    return status;
-}
-
-/* And with a tokenizer, which only a directory has. */
-static int with_texts(Options *o, int (*work)(TaskRun *, Options *, const Checkpoint *, const Tokenizer *, Error *),
-                      Error *err) {
-    OptConfig config;
-    struct stat st;
-    TaskRun run = {.gpu = NULL};
-    if (stat(o->model, &st) && opt_config_by_name(&config, o->model) == 0)
-        return fail(err, EXIT_USAGE, "--model %s: is no directory; only bench takes a name: download the model", o->model);
-    Checkpoint *checkpoint = checkpoint_open(o->model, err);
-    if (!checkpoint) return -1;
-    Tokenizer *tokenizer = tokenizer_open(o->model, checkpoint->config.vocab, err);
-    int status = tokenizer ? check_eos(tokenizer, &checkpoint->config, o->model, err) : -1;
-    if (!status) status = work(&run, o, checkpoint, tokenizer, err);
-    run_close(&run);
-    tokenizer_close(tokenizer);
-    checkpoint_close(checkpoint);
-    return status;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // flexgen generate
 // ---------------------------------------------------------------------------------------------------------------
 
-static int read_job(Job *job, const Options *o, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
+static int read_job(Job *job, const TaskRun *run, Error *err) {
+    const Options *o = run->options;
+    const OptConfig *config = &run->checkpoint->config;
     if (o->prompts) {
         if (!strcmp(o->prompts, "-") && isatty(STDIN_FILENO)) fprintf(stderr, "prompts, one a line; Ctrl-D ends them\n");
-        return job_read(job, o->prompts, o->max_tokens, tokenizer, config, err);
+        return job_read(job, o->prompts, o->max_tokens, run->tokenizer, config, err);
     }
     for (int i = 0; i < o->prompt.n; i++) {
+        const char *text = o->prompt.text[i];
         char id[16];
         snprintf(id, sizeof id, "%d", i);
-        if (job_add(job, o->prompt.text[i], strlen(o->prompt.text[i]), id, o->max_tokens, tokenizer, config, "--prompt",
-                    err))
-            return -1;
+        if (job_add(job, text, strlen(text), id, o->max_tokens, run->tokenizer, config, "--prompt", err)) return -1;
     }
     return 0;
 }
 
-static int generate_job(TaskRun *run, Options *o, const Checkpoint *checkpoint, const Tokenizer *tokenizer, Job *job,
-                        Error *err) {
+/* No prompts are no work and no error; the output is there, and empty. */
+static int complete_job(TaskRun *run, Job *job, Error *err) {
+    const Options *o = run->options;
     const char *path = o->output ? o->output : "-";
-    if (plan_task(run, o, checkpoint, &job->task, false, err)) return -1;
-    if (o->verbose) plan_print(stderr, run->plan, o->capacity, NULL);
+    if (job->task.count && plan_task(run, &job->task, false, err)) return -1;
     Completions c = {.job = job,
-                     .tokenizer = tokenizer,
+                     .tokenizer = run->tokenizer,
                      .out = output_open("--output", path, err),
                      .stop = o->stop.text,
                      .nstops = o->stop.n,
                      .out_name = strcmp(path, "-") ? path : "standard output",
                      .progress.on = isatty(STDERR_FILENO)};
     if (!c.out) return -1;
-    Listener listener = completions_listener(&c);
-    int status = run_task(run, o, checkpoint, &job->task, &listener, err);
-    progress_clear(&c.progress);
-    if (output_close(c.out, "--output", path, status, err)) return -1;
-    if (o->verbose) print_peaks(run, o);
-    print_prediction(run);
-    print_summary(o, run, job->task.count);
-    return 0;
-}
-
-/* No prompts are no work and no error; the output is there, and empty. */
-static int generate_nothing(const Options *o, Error *err) {
-    const char *path = o->output ? o->output : "-";
-    FILE *out = output_open("--output", path, err);
-    return out ? output_close(out, "--output", path, 0, err) : -1;
-}
-
-static int generate_with(TaskRun *run, Options *o, const Checkpoint *checkpoint, const Tokenizer *tokenizer, Error *err) {
-    Job job = {.task.sampling = o->sampling};
-    int status = read_job(&job, o, tokenizer, &checkpoint->config, err);
-    if (!status)
-        status = job.task.count ? generate_job(run, o, checkpoint, tokenizer, &job, err) : generate_nothing(o, err);
-    job_free(&job);
+    const Listener listener = completions_listener(&c);
+    int status = job->task.count ? run_task(run, &job->task, &listener, &c.progress, err) : 0;
+    status = output_close(c.out, "--output", path, status, err);
+    if (!status && job->task.count) print_summary(run, job->task.count);
     return status;
 }
 
-static int generate(Options *o, Error *err) { return with_texts(o, generate_with, err); }
+static int generate(TaskRun *run, Error *err) {
+    Job job = {.task.sampling = run->options->sampling};
+    int status = read_job(&job, run, err);
+    if (!status) status = complete_job(run, &job, err);
+    job_free(&job);
+    return status;
+}
 
 // ---------------------------------------------------------------------------------------------------------------
 // flexgen bench
@@ -441,59 +375,55 @@ static int bench_count(bool *one_block, const Options *o, const OptConfig *confi
                 s, count, MAX_BENCH);
 }
 
-/* The task is planned; --json is opened before the run, so that an hour of it is not lost to a wrong path. */
-static int bench_run(Options *o, const Checkpoint *checkpoint, const Task *task, TaskRun *run, Error *err) {
+static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     const Listener listener = {.done = completion_ignored};
     Report report;
-    if (report_open(&report, o, err)) return -1;
-    plan_print(stderr, run->plan, o->capacity, NULL);
-    int status = run_task(run, o, checkpoint, task, &listener, err);
-    if (!status) {
-        print_peaks(run, o);
-        print_prediction(run);
-        report_bench(&report, run);
-    }
+    if (report_open(&report, run, err)) return -1;
+    int status = run_task(run, task, &listener, NULL, err);
+    if (!status) report_bench(&report);
     return report_close(&report, status, err);
 }
 
-static int bench_with(TaskRun *run, Options *o, Checkpoint *checkpoint, Error *err) {
+static int bench(TaskRun *run, Error *err) {
+    OptConfig *config = &run->checkpoint->config;
     bool one_block;
-    int count = bench_count(&one_block, o, &checkpoint->config, err);
+    int count = bench_count(&one_block, run->options, config, err);
     if (count < 0) return -1;
-    checkpoint->config.eos = -1; /* every sequence runs to its full length */
-    run->traced = true;
-    run->trace_limit = o->trace ? 0 : MAX_SLICES;
-    Task task = bench_task(o, count);
-    int status = plan_task(run, o, checkpoint, &task, one_block, err);
+    config->eos = -1; /* every sequence runs to its full length */
+    run->bench = run->traced = true;
+    run->trace_limit = run->options->trace ? 0 : MAX_SLICES;
+    Task task = bench_task(run->options, count);
+    int status = plan_task(run, &task, one_block, err);
     if (!status) {
-        fill_prompts(&task, &checkpoint->config);
-        status = bench_run(o, checkpoint, &task, run, err);
+        fill_prompts(&task, config);
+        status = bench_planned(run, &task, err);
     }
     free_prompts(&task);
     return status;
 }
-
-static int bench(Options *o, Error *err) { return with_checkpoint(o, bench_with, err); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // flexgen policy
 // ---------------------------------------------------------------------------------------------------------------
 
 /* By Appendix A.3. */
-static int paper_policy(TaskRun *run, const Options *o, const OptConfig *config, Error *err) {
+static int paper_policy(TaskRun *run, Error *err) {
+    const Options *o = run->options;
+    const OptConfig *config = &run->checkpoint->config;
+    const Block block = {o->prompt_len[1], o->gen_len[1], o->policy.gbs, o->policy.num_gpu_batches};
     Cost cost;
     Report report;
-    const Block block = {o->prompt_len[1], o->gen_len[1], o->policy.gbs, o->policy.num_gpu_batches};
     run->hardware = xcalloc(1, sizeof *run->hardware);
     if (check_lengths(o, config, err) || hardware_read(run->hardware, o->hardware, err) ||
-        paper_cost(&cost, run->hardware, config, &block, err) || report_open(&report, o, err))
+        paper_cost(&cost, run->hardware, config, &block, err) || report_open(&report, run, err))
         return -1;
-    report_paper(&report, config, run->hardware, &cost, &block);
+    report_paper(&report, &cost, &block);
     return report_close(&report, 0, err);
 }
 
 /* One machine, the pipeline, the chain without offloading. */
-static int cluster_policy(const TaskRun *run, const Options *o, const OptConfig *config, const Search *search, Error *err) {
+static int cluster_policy(const TaskRun *run, const Search *search, Error *err) {
+    const Options *o = run->options;
     const Cluster alone = {.nodes = 1}, many = {o->nodes, o->net_gbps * 1e9 / 8, o->net_ms / 1000};
     ClusterCost one, pipeline, chain;
     Error too_small;
@@ -501,52 +431,46 @@ static int cluster_policy(const TaskRun *run, const Options *o, const OptConfig 
     if (cluster_search(&one, search, &alone, true, err) || cluster_search(&pipeline, search, &many, true, err)) return -1;
     bool chained = cluster_search(&chain, search, &many, false, &too_small) == 0;
     const ClusterCost *const cost[] = {&one, &pipeline, chained ? &chain : NULL};
-    if (report_open(&report, o, err)) return -1;
-    report_clusters(&report, config, run->hardware, cost, chained ? 0 : cluster_least(search));
+    if (report_open(&report, run, err)) return -1;
+    report_clusters(&report, cost, chained ? 0 : cluster_least(search));
     return report_close(&report, 0, err);
 }
 
 /* The best ten, or the frontier. */
-static int single_policy(const TaskRun *run, const Options *o, const OptConfig *config, Search *search, Error *err) {
+static int single_policy(const TaskRun *run, Search *search, Error *err) {
     enum { TEN = 10, MOST = 64 };
+    const bool frontier = run->options->frontier;
     Found found[MOST];
     Report report;
-    int n = o->frontier ? policy_frontier(found, MOST, search, err) : find_policies(found, TEN, search, err);
-    if (n < 0 || report_open(&report, o, err)) return -1;
-    report_found(&report, config, run->hardware, o->frontier ? "frontier" : "best", found, n);
+    int n = frontier ? policy_frontier(found, MOST, search, err) : find_policies(found, TEN, search, err);
+    if (n < 0 || report_open(&report, run, err)) return -1;
+    report_found(&report, frontier ? "frontier" : "best", found, n);
     return report_close(&report, 0, err);
 }
 
-/* By what this engine does. */
-static int runtime_policy(TaskRun *run, Options *o, const Checkpoint *checkpoint, Error *err) {
-    const OptConfig *config = &checkpoint->config;
+static int policy(TaskRun *run, Error *err) {
+    const Options *o = run->options;
     bool one_block;
-    int count = bench_count(&one_block, o, config, err);
-    if (count < 0 || choose_machine(run, o, checkpoint, true, err) || know_machine(run, o, config, err) ||
-        settle_compression(o, checkpoint, err))
-        return -1;
+    if (o->paper_model) return paper_policy(run, err);
+    int count = bench_count(&one_block, o, &run->checkpoint->config, err);
+    if (count < 0 || choose_machine(run, true, err) || know_machine(run, err) || settle_compression(run, err)) return -1;
     Task task = bench_task(o, count);
-    Search search = search_for(o, run, checkpoint, &task, one_block);
-    int status = o->nodes ? cluster_policy(run, o, config, &search, err) : single_policy(run, o, config, &search, err);
+    Search search = search_for(run, &task, one_block);
+    int status = o->nodes ? cluster_policy(run, &search, err) : single_policy(run, &search, err);
     free_prompts(&task);
     return status;
 }
 
-static int policy_with(TaskRun *run, Options *o, Checkpoint *checkpoint, Error *err) {
-    return o->paper_model ? paper_policy(run, o, &checkpoint->config, err) : runtime_policy(run, o, checkpoint, err);
-}
-
-static int policy(Options *o, Error *err) { return with_checkpoint(o, policy_with, err); }
-
 // ---------------------------------------------------------------------------------------------------------------
-// flexgen profile
+// flexgen profile, quantize and eval
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Measures the machine anew, at a model's shapes if one is named, keeps that for later runs, and writes it. */
-static int profile_with(TaskRun *run, Options *o, Checkpoint *checkpoint, Error *err) {
+static int profile(TaskRun *run, Error *err) {
+    const Options *o = run->options;
     const char *to = o->output ? o->output : "-";
-    if (choose_machine(run, o, checkpoint, false, err)) return -1;
-    const ProfileSize size = profile_size(run->gpu, checkpoint ? &checkpoint->config : NULL);
+    if (choose_machine(run, false, err)) return -1;
+    const ProfileSize size = profile_size(run->gpu, run->checkpoint ? &run->checkpoint->config : NULL);
     FILE *out = output_open("--output", to, err);
     if (!out) return -1;
     int status = profile_measure(run->hardware, &size, run->gpu, o->offload_dir, o->threads, o->capacity, stderr, err);
@@ -557,13 +481,8 @@ static int profile_with(TaskRun *run, Options *o, Checkpoint *checkpoint, Error 
     return output_close(out, "--output", to, status, err);
 }
 
-static int profile(Options *o, Error *err) { return with_checkpoint(o, profile_with, err); }
-
-// ---------------------------------------------------------------------------------------------------------------
-// flexgen quantize
-// ---------------------------------------------------------------------------------------------------------------
-
-static int quantize(Options *o, Error *err) {
+static int quantize(TaskRun *run, Error *err) {
+    const Options *o = run->options;
     const size_t shard_bytes = 5000000000; /* as others cut large checkpoints */
     CopyStats stats;
     if (checkpoint_quantize(&stats, o->model, o->output, o->quant, shard_bytes, host_set_threads(o->threads),
@@ -575,43 +494,71 @@ static int quantize(Options *o, Error *err) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// flexgen eval
-// ---------------------------------------------------------------------------------------------------------------
-
-/* The texts are read; --json is opened before the run. */
-static int eval_run(Options *o, const Checkpoint *checkpoint, Eval *eval, TaskRun *run, Error *err) {
+/* The texts are read. */
+static int eval_texts(TaskRun *run, Eval *eval, Error *err) {
     Report report;
-    if (plan_task(run, o, checkpoint, &eval->task, false, err)) return -1;
-    if (o->verbose) plan_print(stderr, run->plan, o->capacity, NULL);
-    if (report_open(&report, o, err)) return -1;
+    if (plan_task(run, &eval->task, false, err) || report_open(&report, run, err)) return -1;
     const Listener listener = eval_listener(eval);
-    int status = run_task(run, o, checkpoint, &eval->task, &listener, err);
-    progress_clear(&eval->progress);
-    if (!status) {
-        if (o->verbose) print_peaks(run, o);
-        print_prediction(run);
-        report_eval(&report, eval, run);
-    }
+    int status = run_task(run, &eval->task, &listener, &eval->progress, err);
+    if (!status) report_eval(&report, eval);
     return report_close(&report, status, err);
 }
 
-static int eval_with(TaskRun *run, Options *o, const Checkpoint *checkpoint, const Tokenizer *tokenizer, Error *err) {
+static int eval(TaskRun *run, Error *err) {
+    const Options *o = run->options;
+    const OptConfig *config = &run->checkpoint->config;
     Eval eval = {.stepwise = o->compress_cache || is_sparse(&o->policy), .progress.on = isatty(STDERR_FILENO)};
-    int status = o->perplexity ? eval_text(&eval, o->perplexity, o->window, o->limit, tokenizer, &checkpoint->config, err)
-                               : eval_lines(&eval, o->last_word, o->limit, tokenizer, &checkpoint->config, err);
-    if (!status) status = eval_run(o, checkpoint, &eval, run, err);
+    int status = o->perplexity ? eval_text(&eval, o->perplexity, o->window, o->limit, run->tokenizer, config, err)
+                               : eval_lines(&eval, o->last_word, o->limit, run->tokenizer, config, err);
+    if (!status) status = eval_texts(run, &eval, err);
     eval_free(&eval);
     return status;
 }
-
-static int eval(Options *o, Error *err) { return with_texts(o, eval_with, err); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // main
 // ---------------------------------------------------------------------------------------------------------------
 
-static int (*const commands[NCOMMANDS])(Options *, Error *) = {
+/* The model's </s> is a special piece of the vocabulary, or the two files do not belong together. */
+static int check_eos(const TaskRun *run, Error *err) {
+    size_t len;
+    int32_t eos = run->checkpoint->config.eos;
+    free(tokenizer_decode(run->tokenizer, &eos, 1, &len));
+    if (!len) return 0;
+    return fail(err, EXIT_FAILED,
+                "%.300s: eos_token_id %d of config.json is an ordinary piece of vocab.json; expected </s>",
+                run->options->model, eos);
+}
+
+/* A directory's checkpoint, or a named size with random weights; for texts a tokenizer, which only a directory has. */
+static int open_model(TaskRun *run, bool texts, Error *err) {
+    const char *model = run->options->model;
+    OptConfig config;
+    struct stat st;
+    const bool directory = stat(model, &st) == 0 && S_ISDIR(st.st_mode);
+    const bool named = !directory && opt_config_by_name(&config, model) == 0;
+    if (named && texts)
+        return fail(err, EXIT_USAGE, "--model %s: is no directory; only bench takes a name: download the model", model);
+    if (!directory && !named && !texts)
+        return fail(err, EXIT_USAGE, "--model %s: neither a directory nor one of %s", model, opt_known_names());
+    run->checkpoint = named ? checkpoint_dummy(&config, run->options->sampling.seed) : checkpoint_open(model, err);
+    if (!run->checkpoint || !texts) return run->checkpoint ? 0 : -1;
+    run->tokenizer = tokenizer_open(model, run->checkpoint->config.vocab, err);
+    return run->tokenizer ? check_eos(run, err) : -1;
+}
+
+static void run_close(TaskRun *run) {
+    Trace *trace = run->device ? run->device->trace : NULL;
+    if (run->device) run->device->close(run->device);
+    plan_free(run->plan);
+    if (run->gpu) run->gpu->close(run->gpu);
+    if (trace) trace_free(trace);
+    free(trace), free(run->found), free(run->hardware);
+    tokenizer_close(run->tokenizer);
+    checkpoint_close(run->checkpoint);
+}
+
+static int (*const commands[NCOMMANDS])(TaskRun *, Error *) = {
     [GENERATE] = generate, [BENCH] = bench, [POLICY] = policy, [PROFILE] = profile, [QUANTIZE] = quantize, [EVAL] = eval};
 
 /* A closed standard stream would lend its number to the next file opened, and our results would go there. */
@@ -622,10 +569,15 @@ static void open_standard_streams(void) {
 
 static int run_command(Options *o, char **args, int n, Error *err) {
     Command command;
+    TaskRun run = {.options = o};
     if (!strcmp(args[0], "help") || !strcmp(args[0], "--help") || !strcmp(args[0], "-h")) return flags_help(stdout), 0;
     if (command_parse(&command, args[0], err) || flags_parse(o, command, args + 1, n - 1, err)) return -1;
     if (o->help) return flags_help(stdout), 0;
-    return flags_check(o, command, err) ? -1 : commands[command](o, err);
+    if (flags_check(o, command, err)) return -1;
+    const bool opens = o->model && command != QUANTIZE, texts = command == GENERATE || command == EVAL;
+    int status = opens && open_model(&run, texts, err) ? -1 : commands[command](&run, err);
+    run_close(&run);
+    return status;
 }
 
 int main(int argc, char **argv) {

@@ -12,6 +12,7 @@
  * DIFFERS: the paper's dummy weights are all equal, which hides every mistake of order and place; ours are random.
  * Read next: quantize.c, which writes checkpoints. */
 #include <cjson/cJSON.h>
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -72,53 +73,42 @@ static size_t dtype_bytes(const char *dtype) {
     return 0;
 }
 
-/* Reads a header's shape into *e; the number of elements into *count. */
-static int entry_shape(Entry *e, size_t *count, const cJSON *shape, const char *path, Error *err) {
-    char found[100];
-    if (!cJSON_IsArray(shape))
-        return bad_tensor(err, path, e->name, "shape is %s; expected a list of whole numbers", json_describe(found, shape));
-    *count = 1;
-    for (const cJSON *dim = shape->child; dim; dim = dim->next, e->ndim++) {
-        size_t size;
-        if (!json_whole(dim, &size) || __builtin_mul_overflow(*count, size, count))
-            return bad_tensor(err, path, e->name, "shape has %s; expected whole numbers whose product is a size",
-                              json_describe(found, dim));
-        if (e->ndim < 2) e->shape[e->ndim] = size;
-    }
-    return 0;
-}
-
-/* Reads a header's [begin, end], which count from byte `data` of the file, for `count` elements. */
-static int entry_place(Entry *e, size_t count, const cJSON *offsets, const TensorFile *file, size_t data, Error *err) {
-    const size_t size = dtype_bytes(e->dtype);
-    size_t bytes;
-    if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets) || !json_whole(offsets->child, &e->begin) ||
-        !json_whole(offsets->child->next, &e->end) || e->begin > e->end)
-        return bad_tensor(err, file->path, e->name, "data_offsets are not [begin, end], two whole numbers in this order");
-    if (e->end > file->size - data)
-        return bad_tensor(err, file->path, e->name, "ends at byte %zu, but the file at %zu; is the download complete?",
-                          data + e->end, file->size);
-    if (size > 0 && (__builtin_mul_overflow(count, size, &bytes) || bytes != e->end - e->begin))
-        return bad_tensor(err, file->path, e->name,
-                          "data_offsets span %zu bytes; expected %zu elements of %s (%zu bytes each)", e->end - e->begin,
-                          count, e->dtype, size);
-    e->begin += data;
-    e->end += data;
-    return 0;
-}
-
-/* Reads one member of a header, whose data begins at byte `data` of the file. */
+/* Reads one member of a header, whose data begins at byte `data` of the file: *e becomes its dtype, its shape, and its
+ * place, of so many bytes as these two ask for, within the file. */
 static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, size_t data, Error *err) {
-    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(member, "dtype");
-    size_t count = 0;
+    const cJSON *dtype = json_get(member, "dtype"), *shape = json_get(member, "shape"),
+                *offsets = json_get(member, "data_offsets");
+    size_t count = 1, bytes;
     char found[100];
     e->name = member->string;
     if (!cJSON_IsObject(member) || !cJSON_IsString(dtype))
         return bad_tensor(err, file->path, e->name, "dtype is %s; expected a string such as \"F16\"",
                           json_describe(found, dtype));
     e->dtype = dtype->valuestring;
-    if (entry_shape(e, &count, cJSON_GetObjectItemCaseSensitive(member, "shape"), file->path, err) != 0) return -1;
-    return entry_place(e, count, cJSON_GetObjectItemCaseSensitive(member, "data_offsets"), file, data, err);
+    if (!cJSON_IsArray(shape))
+        return bad_tensor(err, file->path, e->name, "shape is %s; expected a list of whole numbers",
+                          json_describe(found, shape));
+    for (const cJSON *dim = shape->child; dim; dim = dim->next, e->ndim++) {
+        size_t size;
+        if (!json_whole(dim, &size) || __builtin_mul_overflow(count, size, &count))
+            return bad_tensor(err, file->path, e->name, "shape has %s; expected whole numbers whose product is a size",
+                              json_describe(found, dim));
+        if (e->ndim < 2) e->shape[e->ndim] = size;
+    }
+    if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets) || !json_whole(offsets->child, &e->begin) ||
+        !json_whole(offsets->child->next, &e->end) || e->begin > e->end)
+        return bad_tensor(err, file->path, e->name, "data_offsets are not [begin, end], two whole numbers in this order");
+    if (e->end > file->size - data)
+        return bad_tensor(err, file->path, e->name, "ends at byte %zu, but the file at %zu; is the download complete?",
+                          data + e->end, file->size);
+    const size_t size = dtype_bytes(e->dtype), span = e->end - e->begin;
+    if (size > 0 && (__builtin_mul_overflow(count, size, &bytes) || bytes != span))
+        return bad_tensor(err, file->path, e->name,
+                          "data_offsets span %zu bytes; expected %zu elements of %s (%zu bytes each)", span, count,
+                          e->dtype, size);
+    e->begin += data;
+    e->end += data;
+    return 0;
 }
 
 static int compare_places(const void *a, const void *b) {
@@ -127,82 +117,66 @@ static int compare_places(const void *a, const void *b) {
     return (x->end > y->end) - (x->end < y->end); /* empty ones first: they overlap nothing */
 }
 
-/* Parses a header of so many bytes. NULL and err where it is none. */
-static cJSON *header_parse(const TensorFile *file, size_t len, Error *err) {
-    char *text = xcalloc(len + 1, 1), what[MAX_PATH + 40];
-    const char *why = file_read_at(file->fd, text, len, 8);
-    cJSON *header = NULL;
+/* Reads the length and the JSON of a file's header; *data becomes where the tensors begin. NULL and err. */
+static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
+    char what[MAX_PATH + 40];
+    uint64_t len;
+    if (file->size < sizeof len || file_read_at(file->fd, &len, sizeof len, 0))
+        return fail(err, EXIT_FAILED, "%s: has %zu bytes; expected a safetensors file, which has at least 10", file->path,
+                    file->size),
+               NULL;
+    len = le64toh(len);
+    if (len > MAX_JSON || len > file->size - sizeof len)
+        return fail(err, EXIT_FAILED,
+                    "%s: the header claims %llu bytes; expected at most %d and at most the %zu that follow: "
+                    "not a safetensors file, or an incomplete download",
+                    file->path, (unsigned long long)len, MAX_JSON, file->size - sizeof len),
+               NULL;
+    *data = sizeof len + len;
     snprintf(what, sizeof what, "%s: header", file->path);
+    char *text = xcalloc(len + 1, 1);
+    const char *why = file_read_at(file->fd, text, len, sizeof len);
+    cJSON *header = why ? NULL : json_parse(text, len, what, err);
     if (why)
         fail(err, EXIT_FAILED, "%s: %s", what, why);
-    else
-        header = json_parse(text, len, what, err);
+    else if (header && !cJSON_IsObject(header)) {
+        fail(err, EXIT_FAILED, "%s: holds no JSON object; expected one member a tensor", what);
+        cJSON_Delete(header);
+        header = NULL;
+    }
     free(text);
-    if (!header || cJSON_IsObject(header)) return header;
-    fail(err, EXIT_FAILED, "%s: holds no JSON object; expected one member a tensor", what);
-    cJSON_Delete(header);
-    return NULL;
+    return header;
 }
 
-/* Reads the length and the JSON of a file's header; *data becomes where the tensors begin. */
-static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
-    uint8_t prefix[8];
-    uint64_t len = 0;
-    if (file->size < 8 || file_read_at(file->fd, prefix, 8, 0)) {
-        fail(err, EXIT_FAILED, "%s: has %zu bytes; expected a safetensors file, which has at least 10", file->path,
-             file->size);
-        return NULL;
-    }
-    for (int i = 7; i >= 0; i--) len = len << 8 | prefix[i];
-    if (len > MAX_JSON || len > file->size - 8) {
-        fail(err, EXIT_FAILED,
-             "%s: the header claims %llu bytes; expected at most %d and at most the %zu that follow: "
-             "not a safetensors file, or an incomplete download",
-             file->path, (unsigned long long)len, MAX_JSON, file->size - 8);
-        return NULL;
-    }
-    *data = 8 + len;
-    return header_parse(file, len, err);
-}
-
-/* A field of a packed file's __metadata__: a number in a string, as all values there. */
-static int metadata_number(uint16_t *number, const cJSON *metadata, const char *path, const char *key, int lo, int hi,
-                           Error *err) {
-    const cJSON *value = cJSON_GetObjectItemCaseSensitive(metadata, key);
-    const char *text = cJSON_IsString(value) ? value->valuestring : "";
-    char found[100];
-    size_t len = strlen(text);
-    int n = len && len < 6 && strspn(text, "0123456789") == len ? atoi(text) : -1;
-    *number = (uint16_t)n;
-    if (n >= lo && n <= hi) return 0;
-    return fail(err, EXIT_FAILED, "%s: __metadata__: %s is %s; expected a number from \"%d\" to \"%d\", as a string", path,
-                key, json_describe(found, value), lo, hi);
-}
-
-/* *quant becomes how the file is packed, if its format says that it is. */
+/* *quant becomes how the file is packed, if its format says that it is. Numbers are in strings, as all values there. */
 static int metadata_read(Quant *quant, const cJSON *metadata, const char *path, Error *err) {
-    const cJSON *format = cJSON_IsObject(metadata) ? cJSON_GetObjectItemCaseSensitive(metadata, "format") : NULL;
+    const struct {
+        const char *key;
+        int low, high;
+        uint16_t *number;
+    } fields[] = {{"flexgen.bits", LEAST_BITS, MOST_BITS, &quant->bits},
+                  {"flexgen.group", LEAST_GROUP, MOST_GROUP, &quant->group}};
+    const cJSON *format = cJSON_IsObject(metadata) ? json_get(metadata, "format") : NULL;
     char found[100];
     if (!cJSON_IsString(format) || strncmp(format->valuestring, "flexgen-packed", 14) != 0) return 0;
     if (strcmp(format->valuestring, PACKED_FORMAT) != 0)
         return fail(err, EXIT_FAILED,
                     "%s: __metadata__: format is %s; expected \"" PACKED_FORMAT "\": pack the model again", path,
                     json_describe(found, format));
-    if (metadata_number(&quant->bits, metadata, path, "flexgen.bits", LEAST_BITS, MOST_BITS, err) != 0 ||
-        metadata_number(&quant->group, metadata, path, "flexgen.group", LEAST_GROUP, MOST_GROUP, err) != 0)
-        return -1;
+    for (int f = 0; f < 2; f++) {
+        const cJSON *value = json_get(metadata, fields[f].key);
+        const char *text = cJSON_IsString(value) ? value->valuestring : "";
+        const size_t len = strlen(text);
+        const int n = len && len < 6 && strspn(text, "0123456789") == len ? atoi(text) : -1;
+        if (n < fields[f].low || n > fields[f].high)
+            return fail(err, EXIT_FAILED,
+                        "%s: __metadata__: %s is %s; expected a number from \"%d\" to \"%d\", as a string", path,
+                        fields[f].key, json_describe(found, value), fields[f].low, fields[f].high);
+        *fields[f].number = (uint16_t)n;
+    }
     if (quant->group % LEAST_GROUP == 0) return 0;
     return fail(err, EXIT_FAILED, "%s: __metadata__: flexgen.group is %d; expected a multiple of %d", path, quant->group,
                 LEAST_GROUP);
-}
-
-/* All files of a checkpoint are packed in one way. */
-static int files_agree(Checkpoint *c, int f, Quant quant, Error *err) {
-    char here[60], there[60];
-    if (f == 0) c->quant = quant;
-    if (quant.bits == c->quant.bits && quant.group == c->quant.group) return 0;
-    return fail(err, EXIT_FAILED, "%s: has %s, %s has %s; expected shards of one model", c->files[f].path,
-                quant_text(here, quant), c->files[0].path, quant_text(there, c->quant));
 }
 
 /* The entries of file f, from `first` on, each have bytes of their own. Leaves them in the order of their places. */
@@ -218,36 +192,45 @@ static int check_overlap(Opening *o, size_t first, const char *path, Error *err)
     return 0;
 }
 
-/* Adds all tensors of file f to the entries. */
+/* Adds all tensors of file f to the entries. All files of a checkpoint are packed in one way. */
 static int file_entries(Opening *o, int f, Error *err) {
-    const TensorFile *file = &o->checkpoint->files[f];
+    Checkpoint *c = o->checkpoint;
+    const TensorFile *file = &c->files[f];
     Quant quant = {0, 0};
     size_t data, first = o->nentries;
+    char here[60], there[60];
     cJSON *header = o->headers[f] = header_read(file, &data, err);
     if (!header) return -1;
     o->entries = xrealloc(o->entries, first + cJSON_GetArraySize(header), sizeof *o->entries);
     for (const cJSON *member = header->child; member; member = member->next) {
-        if (strcmp(member->string, "__metadata__") == 0) {
-            if (metadata_read(&quant, member, file->path, err) != 0) return -1;
-            continue;
-        }
-        Entry *e = &o->entries[o->nentries++];
-        *e = (Entry){.file = f};
-        if (entry_read(e, member, file, data, err) != 0) return -1;
+        const bool metadata = strcmp(member->string, "__metadata__") == 0;
+        Entry *e = &o->entries[o->nentries];
+        if (!metadata) *e = (Entry){.file = f}, o->nentries++;
+        if (metadata ? metadata_read(&quant, member, file->path, err) : entry_read(e, member, file, data, err)) return -1;
     }
-    return check_overlap(o, first, file->path, err) ? -1 : files_agree(o->checkpoint, f, quant, err);
+    if (f == 0) c->quant = quant;
+    if (check_overlap(o, first, file->path, err)) return -1;
+    if (quant.bits == c->quant.bits && quant.group == c->quant.group) return 0;
+    return fail(err, EXIT_FAILED, "%s: has %s, %s has %s; expected shards of one model", file->path,
+                quant_text(here, quant), c->files[0].path, quant_text(there, c->quant));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Files and shards
 // ---------------------------------------------------------------------------------------------------------------
 
-static int tensor_file_open(TensorFile *file, const char *dir, const char *name, Error *err) {
+/* Opens one more file of the checkpoint and reads its header. */
+static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
+    Checkpoint *c = o->checkpoint;
+    const int f = c->nfiles;
     char path[MAX_PATH];
     struct stat st;
     if (file_path(path, dir, name, err) != 0) return -1;
-    file->path = xstrdup(path);
-    file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    c->files = xrealloc(c->files, f + 1, sizeof *c->files);
+    o->headers = xrealloc(o->headers, f + 1, sizeof *o->headers);
+    TensorFile *file = &c->files[c->nfiles++];
+    *file = (TensorFile){.path = xstrdup(path), .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    o->headers[f] = NULL;
     if (file->fd < 0)
         return fail(err, EXIT_FAILED, "%s: cannot open: %s; expected a safetensors file of the model", path,
                     strerror(errno));
@@ -256,20 +239,8 @@ static int tensor_file_open(TensorFile *file, const char *dir, const char *name,
     file->size = (size_t)st.st_size;
     if (file->size == 0)
         return fail(err, EXIT_FAILED, "%s: is empty; expected a safetensors file: is the download complete?", path);
-    return 0;
+    return file_entries(o, f, err);
 }
-
-/* Opens one more file of the checkpoint and reads its header. */
-static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
-    Checkpoint *c = o->checkpoint;
-    c->files = xrealloc(c->files, c->nfiles + 1, sizeof *c->files);
-    o->headers = xrealloc(o->headers, c->nfiles + 1, sizeof *o->headers);
-    c->files[c->nfiles] = (TensorFile){.fd = -1};
-    o->headers[c->nfiles++] = NULL;
-    return tensor_file_open(&c->files[c->nfiles - 1], dir, name, err) == 0 ? file_entries(o, c->nfiles - 1, err) : -1;
-}
-
-static int compare_strings(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 /* The distinct file names of an index's weight_map into names[]; returns their number, or -1. */
 static int shard_names(const char **names, const cJSON *map, const char *path, Error *err) {
@@ -278,15 +249,13 @@ static int shard_names(const char **names, const cJSON *map, const char *path, E
     if (!cJSON_IsObject(map))
         return fail(err, EXIT_FAILED, "%s: has no weight_map; expected an object of tensor names and file names", path);
     for (const cJSON *entry = map->child; entry; entry = entry->next) {
-        const char *name = entry->valuestring;
-        if (!cJSON_IsString(entry) || !name[0] || strchr(name, '/') || strchr(name, '\\') || strcmp(name, ".") == 0 ||
-            strcmp(name, "..") == 0)
+        const char *name = names[n++] = entry->valuestring;
+        if (!cJSON_IsString(entry) || !name[0] || strpbrk(name, "/\\") || !strcmp(name, ".") || !strcmp(name, ".."))
             return fail(err, EXIT_FAILED,
                         "%s: weight_map: %.200s is in %s; expected the name of a file in the same directory", path,
                         entry->string, json_describe(found, entry));
-        names[n++] = name;
     }
-    qsort(names, n, sizeof *names, compare_strings);
+    sort_strings(names, n);
     for (int i = 0; i < n; i++)
         if (i == 0 || strcmp(names[i], names[distinct - 1]) != 0) names[distinct++] = names[i];
     if (distinct == 0 || distinct > MAX_SHARDS)
@@ -298,7 +267,7 @@ static int add_shards(Opening *o, const char *dir, Error *err) {
     char path[MAX_PATH];
     cJSON *index = config_object(path, dir, "model.safetensors.index.json", err);
     if (!index) return -1;
-    const cJSON *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map");
+    const cJSON *map = json_get(index, "weight_map");
     const char **names = xcalloc(cJSON_GetArraySize(map), sizeof *names);
     int n = shard_names(names, map, path, err), rc = n < 0 ? -1 : 0;
     for (int i = 0; i < n && rc == 0; i++) rc = add_file(o, dir, names[i], err);
@@ -311,8 +280,7 @@ static int add_shards(Opening *o, const char *dir, Error *err) {
 static bool exists(const char *dir, const char *name) {
     char path[MAX_PATH];
     struct stat st;
-    Error too_long;
-    return file_path(path, dir, name, &too_long) == 0 && lstat(path, &st) == 0;
+    return snprintf(path, sizeof path, "%s/%s", dir, name) < MAX_PATH && lstat(path, &st) == 0;
 }
 
 static int add_files(Opening *o, const char *dir, Error *err) {
@@ -347,8 +315,25 @@ static const char *const global_names[NGLOBALS] = {"model.decoder.embed_tokens.w
                                                    "model.decoder.final_layer_norm.bias",
                                                    "lm_head.weight"};
 
-static const char *role_name(char name[100], int layer, int role) {
-    snprintf(name, 100, "model.decoder.layers.%d.%s.%s", layer, part_names[role / 2], role % 2 ? "bias" : "weight");
+Part checkpoint_part(const Checkpoint *c, int t) {
+    if (t < NGLOBALS) return (Part){(Tensor *)&c->global[t], -1, t, t == FINAL_LN_W || t == FINAL_LN_B, false};
+    const int layer = (t - NGLOBALS) / NROLES, role = (t - NGLOBALS) % NROLES;
+    const bool matrix = role_is_matrix((Role)role);
+    return (Part){&c->layer[layer][role], layer, role, !matrix, matrix};
+}
+
+/* As config.json asks for it; rows 0: it does not. */
+static void part_shape(int *rows, int *cols, const OptConfig *config, const Part *part) {
+    if (part->layer < 0)
+        opt_global_shape(config, (Global)part->role, rows, cols);
+    else
+        opt_role_shape(config, (Role)part->role, rows, cols);
+}
+
+static const char *part_name(char name[100], const Part *part) {
+    if (part->layer < 0) return global_names[part->role];
+    snprintf(name, 100, "model.decoder.layers.%d.%s.%s", part->layer, part_names[part->role / 2],
+             part->role % 2 ? "bias" : "weight");
     return name;
 }
 
@@ -391,46 +376,45 @@ static int entry_type(Type *type, const Entry *e, Quant quant, const char *path,
                          : "save the model in one of these");
 }
 
-/* A tensor that must be [rows, cols], or [cols] when it is a vector, has another shape. */
-static int wrong_shape(const Entry *e, int rows, int cols, bool vector, Quant quant, const char *path, Error *err) {
+/* The entry of a part that should be [rows, cols], or [cols] if it is a vector, has another shape. */
+static int wrong_shape(const Entry *e, const Part *part, int rows, int cols, Quant quant, const char *path, Error *err) {
     char found[60] = "", leading[20] = "", how[60];
     for (int d = 0; d < e->ndim && d < 2; d++) snprintf(found + strlen(found), 30, "%s%zu", d ? ", " : "", e->shape[d]);
-    if (!vector) snprintf(leading, sizeof leading, "%d, ", rows);
+    if (!part->vector) snprintf(leading, sizeof leading, "%d, ", rows);
     return bad_tensor(err, path, e->name, "shape is [%s%s]; config.json asks for [%s%d]%s%s", found,
                       e->ndim > 2 ? ", ..." : "", leading, cols, quant.bits ? " at " : "",
                       quant.bits ? quant_text(how, quant) : "");
 }
 
-/* *tensor becomes the view of tensor `name`, which must be there as (rows, cols), or (cols) when it is a vector. With
- * quant.bits it is a packed matrix. */
-static int take_tensor(Tensor *tensor, const Opening *o, const char *name, int rows, int cols, bool vector, Quant quant,
-                       Error *err) {
-    const Entry *e = find_entry(o, name);
-    const TensorFile *files = o->checkpoint->files;
+/* The part's tensor becomes a view of its entry, if config.json asks for it. */
+static int take_tensor(const Opening *o, const Part *part, Error *err) {
+    const Checkpoint *c = o->checkpoint;
+    const Quant quant = part->matrix ? c->quant : (Quant){0, 0};
+    char name[100];
+    int rows, cols;
     Type type;
+    part_shape(&rows, &cols, &c->config, part);
+    if (!rows) return 0;
+    const Entry *e = find_entry(o, part_name(name, part));
     if (!e)
         return fail(err, EXIT_FAILED, "%s: tensor %s is missing%s; config.json asks for it: is the download complete?",
-                    files[0].path, name, o->checkpoint->nfiles > 1 ? ", as in the other shards" : "");
-    if (entry_type(&type, e, quant, files[e->file].path, err) != 0) return -1;
+                    c->files[0].path, part_name(name, part), c->nfiles > 1 ? ", as in the other shards" : "");
+    const char *path = c->files[e->file].path;
+    if (entry_type(&type, e, quant, path, err) != 0) return -1;
     if (quant.bits) rows = (rows + quant.group - 1) / quant.group, cols *= (int)quant_bytes(quant, quant.group);
-    bool same = vector ? e->ndim == 1 && e->shape[0] == (size_t)cols
-                       : e->ndim == 2 && e->shape[0] == (size_t)rows && e->shape[1] == (size_t)cols;
-    if (!same) return wrong_shape(e, rows, cols, vector, quant, files[e->file].path, err);
-    *tensor = (Tensor){.tier = TIER_DISK,
-                       .type = type,
-                       .file = 1 + e->file,
-                       .quant = quant,
-                       .offset = e->begin,
-                       .rows = rows,
-                       .cols = cols,
-                       .ld = cols};
+    if (e->ndim != (part->vector ? 1 : 2) || (!part->vector && e->shape[0] != (size_t)rows) ||
+        e->shape[e->ndim - 1] != (size_t)cols)
+        return wrong_shape(e, part, rows, cols, quant, path, err);
+    Tensor tensor = {.tier = TIER_DISK, .type = type, .file = 1 + e->file, .quant = quant, .offset = e->begin};
+    tensor.rows = rows, tensor.cols = cols, tensor.ld = cols;
+    *part->tensor = tensor;
     return 0;
 }
 
 /* Whether two tensors of one shape hold the same bytes: 1, 0, or -1 and err. */
 static int same_bytes(const Checkpoint *c, const Tensor *a, const Tensor *b, Error *err) {
     enum { CHUNK = 1 << 20 };
-    size_t size = (size_t)a->rows * a->cols * type_bytes(a->type);
+    const size_t size = tensor_bytes(*a);
     if (a->type != b->type) return 0;
     char *buffer = xcalloc(2, CHUNK);
     int same = 1;
@@ -450,33 +434,19 @@ static int same_bytes(const Checkpoint *c, const Tensor *a, const Tensor *b, Err
  * table. A copy of the table, which old checkpoints carry, would only cost memory. */
 static int take_head(const Opening *o, bool tied, Error *err) {
     Checkpoint *c = o->checkpoint;
-    Tensor *head = &c->global[LM_HEAD];
+    const Part head = checkpoint_part(c, LM_HEAD);
     if (tied && !find_entry(o, global_names[LM_HEAD])) return 0;
-    if (take_tensor(head, o, global_names[LM_HEAD], c->config.vocab, c->config.embed, false, (Quant){0, 0}, err) != 0)
-        return -1;
-    int same = tied ? same_bytes(c, &c->global[TOK_EMBED], head, err) : 0;
-    if (same == 1) *head = (Tensor){.tier = NTIERS};
+    if (take_tensor(o, &head, err) != 0) return -1;
+    int same = tied ? same_bytes(c, &c->global[TOK_EMBED], head.tensor, err) : 0;
+    if (same == 1) *head.tensor = (Tensor){.tier = NTIERS};
     return same < 0 ? -1 : 0;
 }
 
 static int take_tensors(const Opening *o, bool tied, Error *err) {
-    Checkpoint *c = o->checkpoint;
-    const Quant none = {0, 0};
-    char name[100];
-    int rows, cols;
-    for (int g = 0; g < LM_HEAD; g++) {
-        opt_global_shape(&c->config, (Global)g, &rows, &cols);
-        if (rows > 0 && take_tensor(&c->global[g], o, global_names[g], rows, cols, g >= FINAL_LN_W, none, err) != 0)
-            return -1;
+    for (int t = 0; t < part_count(&o->checkpoint->config); t++) {
+        const Part part = checkpoint_part(o->checkpoint, t);
+        if (t != LM_HEAD && take_tensor(o, &part, err) != 0) return -1;
     }
-    for (int j = 0; j < c->config.l; j++)
-        for (int r = 0; r < NROLES; r++) {
-            opt_role_shape(&c->config, (Role)r, &rows, &cols);
-            bool matrix = role_is_matrix((Role)r);
-            if (take_tensor(&c->layer[j][r], o, role_name(name, j, r), rows, cols, !matrix, matrix ? c->quant : none,
-                            err) != 0)
-                return -1;
-        }
     return take_head(o, tied, err);
 }
 
@@ -498,52 +468,36 @@ Checkpoint *checkpoint_open(const char *dir, Error *err) {
     bool tied;
     if (config_read(&config, &tied, dir, err) != 0) return NULL;
     Opening o = {.checkpoint = checkpoint_new(&config)};
-    int rc = add_files(&o, dir, err);
-    if (rc == 0) rc = sort_by_name(&o, err);
-    if (rc == 0) rc = take_tensors(&o, tied, err);
+    const bool good = !add_files(&o, dir, err) && !sort_by_name(&o, err) && !take_tensors(&o, tied, err);
     for (int f = 0; f < o.checkpoint->nfiles; f++) cJSON_Delete(o.headers[f]);
-    free(o.headers);
-    free(o.entries);
-    if (rc == 0) return o.checkpoint;
-    checkpoint_close(o.checkpoint);
-    return NULL;
+    free(o.headers), free(o.entries);
+    if (!good) checkpoint_close(o.checkpoint);
+    return good ? o.checkpoint : NULL;
 }
 
 void checkpoint_close(Checkpoint *checkpoint) {
     if (!checkpoint) return;
     for (int f = 0; f < checkpoint->nfiles; f++) {
-        TensorFile *file = &checkpoint->files[f];
-        if (file->fd >= 0) close(file->fd);
-        free(file->path);
+        if (checkpoint->files[f].fd >= 0) close(checkpoint->files[f].fd);
+        free(checkpoint->files[f].path);
     }
-    free(checkpoint->files);
-    free(checkpoint->layer);
-    free(checkpoint);
+    free(checkpoint->files), free(checkpoint->layer), free(checkpoint);
 }
 
-/* The next tensor of a dummy; *end is where its elements begin in one imagined file of all of them. */
-static Tensor dummy_tensor(size_t *end, int rows, int cols) {
-    Tensor tensor = {
-        .tier = rows ? TIER_DISK : NTIERS, .type = F16, .offset = *end, .rows = rows, .cols = cols, .ld = cols};
-    *end += (size_t)rows * cols * sizeof(f16);
-    return tensor;
-}
-
+/* The tensors lie one behind the other in one imagined file. */
 Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
     Checkpoint *c = checkpoint_new(config);
     size_t end = 0;
     int rows, cols;
     c->dummy = true;
     c->seed = seed;
-    for (int g = 0; g < LM_HEAD; g++) {
-        opt_global_shape(config, (Global)g, &rows, &cols);
-        c->global[g] = dummy_tensor(&end, rows, cols);
+    for (int t = 0; t < part_count(config); t++) {
+        const Part part = checkpoint_part(c, t);
+        part_shape(&rows, &cols, config, &part);
+        if (!rows || t == LM_HEAD) continue;
+        *part.tensor = (Tensor){.tier = TIER_DISK, .type = F16, .offset = end, .rows = rows, .cols = cols, .ld = cols};
+        end += tensor_bytes(*part.tensor);
     }
-    for (int j = 0; j < config->l; j++)
-        for (int r = 0; r < NROLES; r++) {
-            opt_role_shape(config, (Role)r, &rows, &cols);
-            c->layer[j][r] = dummy_tensor(&end, rows, cols);
-        }
     return c;
 }
 
@@ -551,44 +505,34 @@ Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
 // Filling
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Which tensor of the checkpoint a view belongs to. */
-typedef struct {
-    const Tensor *whole; /* NULL: none */
-    int layer;           /* -1: outside the layers */
-    int part;            /* Role, or Global */
-} Owner;
-
-static bool owns(const Tensor *whole, const Tensor *view) {
-    size_t bytes = (size_t)whole->rows * whole->cols * type_bytes(whole->type);
-    return whole->file == view->file && view->offset >= whole->offset && view->offset - whole->offset < bytes;
-}
-
-static Owner find_owner(const Checkpoint *c, const Tensor *view) {
-    for (int g = 0; g < NGLOBALS; g++)
-        if (owns(&c->global[g], view)) return (Owner){&c->global[g], -1, g};
-    for (int j = 0; j < c->config.l; j++)
-        for (int r = 0; r < NROLES; r++)
-            if (owns(&c->layer[j][r], view)) return (Owner){&c->layer[j][r], j, r};
-    return (Owner){NULL, -1, 0};
+/* The part that a view belongs to; its tensor is NULL if there is none. */
+static Part find_owner(const Checkpoint *c, const Tensor *view) {
+    for (int t = 0; t < part_count(&c->config); t++) {
+        const Part part = checkpoint_part(c, t);
+        const Tensor *whole = part.tensor;
+        if (whole->file == view->file && view->offset >= whole->offset &&
+            view->offset - whole->offset < tensor_bytes(*whole))
+            return part;
+    }
+    return (Part){.tensor = NULL};
 }
 
 const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view) {
-    Owner owner = find_owner(checkpoint, view);
-    if (!owner.whole) return "(unknown)";
-    return owner.layer < 0 ? global_names[owner.part] : role_name(name, owner.layer, owner.part);
+    const Part owner = find_owner(checkpoint, view);
+    return owner.tensor ? part_name(name, &owner) : "(unknown)";
 }
 
 /* Center and standard deviation of a dummy's elements. Around 1/sqrt(k) every product stays near the size of its input, so
  * that activations are finite through 96 layers. Sharper scores and smaller residual branches than that keep tokens apart:
  * with all at 1 the attention averages everything, every position soon looks alike, and a mix-up of two sequences would not
  * show. */
-static void dummy_spread(float *center, float *std, const Owner *owner) {
+static void dummy_spread(float *center, float *std, const Part *owner) {
     static const float gain[NROLES] = {[Q_W] = 2, [K_W] = 2, [V_W] = 1, [O_W] = 0.5f, [FC1_W] = 1, [FC2_W] = 0.25f};
     bool outside = owner->layer < 0,
-         norm_w = outside ? owner->part == FINAL_LN_W : owner->part == LN1_W || owner->part == LN2_W;
-    float matrix = outside ? owner->part < FINAL_LN_W : gain[owner->part];
+         norm_w = outside ? owner->role == FINAL_LN_W : owner->role == LN1_W || owner->role == LN2_W;
+    float matrix = outside ? owner->role < FINAL_LN_W : gain[owner->role];
     *center = norm_w ? 1 : 0;
-    *std = matrix > 0 ? matrix / sqrtf((float)owner->whole->cols) : 0.03f;
+    *std = matrix > 0 ? matrix / sqrtf((float)owner->tensor->cols) : 0.03f;
 }
 
 /* A dummy's element, counted through all of its tensors: four share one random number. */
@@ -597,10 +541,10 @@ static uint64_t dummy_bits(uint64_t key, size_t element) { return splitmix64(key
 /* Elements of a dummy: each is the sum of two bytes, which is a little like a bell, looked up as F16. That is over 1 GB/s
  * on a core, where a real generator and a conversion would hold up every benchmark. */
 static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size_t first, size_t count) {
-    Owner owner = find_owner(c, tensor);
+    Part owner = find_owner(c, tensor);
     float center, std;
     f16 value[511];
-    CHECK(owner.whole);
+    CHECK(owner.tensor);
     dummy_spread(&center, &std, &owner);
     for (int i = 0; i < 511; i++) value[i] = f32_to_f16(center + (i - 255) * std / 104.5f); /* 104.5: deviation of i */
     uint64_t key = splitmix64(c->seed, 1);
@@ -617,28 +561,20 @@ static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size
     }
 }
 
-/* Element i of raw, BF16 or F32 values at any alignment. */
-static float raw_float(const uint8_t *raw, Type type, size_t i) {
-    uint16_t high;
-    uint32_t bits;
-    float value;
-    if (type == F32)
-        memcpy(&bits, raw + 4 * i, 4);
-    else {
-        memcpy(&high, raw + 2 * i, 2);
-        bits = (uint32_t)high << 16;
-    }
-    memcpy(&value, &bits, 4);
+/* Element i of raw, BF16 or F32 values at any alignment: the high bytes of a float. */
+static float raw_float(const uint8_t *raw, size_t size, size_t i) {
+    float value = 0;
+    memcpy((uint8_t *)&value + sizeof value - size, raw + i * size, size);
     return value;
 }
 
-/* Converts n values to F16; returns the index of the first that is not finite there, or n. */
-static size_t convert(f16 *dst, const uint8_t *raw, Type type, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        dst[i] = f32_to_f16(raw_float(raw, type, i));
-        if ((dst[i] & 0x7C00) == 0x7C00) return i;
-    }
-    return n;
+static bool is_finite(f16 x) { return (x & 0x7C00) != 0x7C00; }
+
+static int bad_element(const Checkpoint *c, const Tensor *tensor, size_t e, double value, const char *expected,
+                       Error *err) {
+    char name[100];
+    return bad_tensor(err, c->dummy ? c->config.name : c->files[tensor->file - 1].path, checkpoint_name(name, c, tensor),
+                      "element %zu is %g; expected %s", e, value, expected);
 }
 
 /* Reads bytes of a tensor, from byte `from` of it on. */
@@ -652,34 +588,33 @@ static int read_tensor(const Checkpoint *c, void *to, const Tensor *tensor, size
 int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first, size_t count, Error *err) {
     enum { CHUNK = 16384 };
     uint8_t raw[CHUNK];
-    char name[100];
-    size_t size = type_bytes(tensor->type), total = (size_t)tensor->rows * tensor->cols;
+    const size_t size = type_bytes(tensor->type), total = (size_t)tensor->rows * tensor->cols;
+    f16 *to = dst;
     CHECK(tensor->tier == TIER_DISK && tensor->ld == (size_t)tensor->cols && first <= total && count <= total - first);
     if (checkpoint->dummy) return dummy_fill(checkpoint, dst, tensor, first, count), 0;
     CHECK(tensor->file >= 1 && tensor->file <= checkpoint->nfiles);
     if (tensor->type == F16 || tensor->type == U8)
         return read_tensor(checkpoint, dst, tensor, first * size, count * size, err);
-    for (size_t done = 0, n; done < count; done += n) {
-        n = count - done < CHUNK / size ? count - done : CHUNK / size;
-        if (read_tensor(checkpoint, raw, tensor, (first + done) * size, n * size, err) != 0) return -1;
-        size_t bad = convert((f16 *)dst + done, raw, tensor->type, n);
-        if (bad < n)
-            return bad_tensor(err, checkpoint->files[tensor->file - 1].path, checkpoint_name(name, checkpoint, tensor),
-                              "element %zu is %g; expected values from -65504 to 65504, since weights are F16 here",
-                              first + done + bad, raw_float(raw, tensor->type, bad));
+    for (size_t end = first + count, n; first < end; first += n) {
+        n = end - first < CHUNK / size ? end - first : CHUNK / size;
+        if (read_tensor(checkpoint, raw, tensor, first * size, n * size, err) != 0) return -1;
+        for (size_t i = 0; i < n; i++) {
+            *to = f32_to_f16(raw_float(raw, size, i));
+            if (!is_finite(*to++))
+                return bad_element(checkpoint, tensor, first + i, raw_float(raw, size, i),
+                                   "values from -65504 to 65504, since weights are F16 here", err);
+        }
     }
     return 0;
 }
 
 int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *tensor, size_t first, size_t count,
                       Error *err) {
-    char name[100];
-    size_t e = 0;
-    while (e < count && (x[e] & 0x7C00) != 0x7C00) e++;
-    if (e == count) return 0;
-    return bad_tensor(err, checkpoint->dummy ? checkpoint->config.name : checkpoint->files[tensor->file - 1].path,
-                      checkpoint_name(name, checkpoint, tensor),
-                      "element %zu is %g; expected finite numbers: is the download complete?", first + e, f16_to_f32(x[e]));
+    size_t i = 0;
+    while (i < count && is_finite(x[i])) i++;
+    return i == count ? 0
+                      : bad_element(checkpoint, tensor, first + i, f16_to_f32(x[i]),
+                                    "finite numbers: is the download complete?", err);
 }
 
 int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Quant quant,

@@ -74,12 +74,12 @@ typedef struct {
 static int refuse(const Fields *f, const char *key, const char *expected) {
     char found[100];
     return fail(f->err, EXIT_FAILED, "%s: %s is %s; expected %s", f->path, key,
-                json_describe(found, cJSON_GetObjectItemCaseSensitive(f->json, key)), expected);
+                json_describe(found, json_get(f->json, key)), expected);
 }
 
 /* A field that is absent or null, and need not be there. */
 static bool is_left_out(const Fields *f, const char *key) {
-    const cJSON *value = cJSON_GetObjectItemCaseSensitive(f->json, key);
+    const cJSON *value = json_get(f->json, key);
     return !value || cJSON_IsNull(value);
 }
 
@@ -88,15 +88,14 @@ static int whole_field(int *number, const Fields *f, const char *key, int lo, in
     size_t n = 0;
     char expected[140];
     if (missing >= 0 && is_left_out(f, key)) return *number = missing, 0;
-    if (json_whole(cJSON_GetObjectItemCaseSensitive(f->json, key), &n) && n >= (size_t)lo && n <= (size_t)hi)
-        return *number = (int)n, 0;
+    if (json_whole(json_get(f->json, key), &n) && n >= (size_t)lo && n <= (size_t)hi) return *number = (int)n, 0;
     snprintf(expected, sizeof expected, "a whole number from %d to %d; take the config.json that came with the model", lo,
              hi);
     return refuse(f, key, expected);
 }
 
 static int bool_field(bool *flag, const Fields *f, const char *key, bool missing) {
-    const cJSON *value = cJSON_GetObjectItemCaseSensitive(f->json, key);
+    const cJSON *value = json_get(f->json, key);
     if (!is_left_out(f, key) && !cJSON_IsBool(value)) return refuse(f, key, "true or false");
     *flag = cJSON_IsBool(value) ? cJSON_IsTrue(value) : missing;
     return 0;
@@ -105,8 +104,7 @@ static int bool_field(bool *flag, const Fields *f, const char *key, bool missing
 /* What every published OPT has, and this program knows no other way. */
 static int check_kind(const Fields *f) {
     static const char *const must_be_true[] = {"enable_bias", "layer_norm_elementwise_affine"};
-    const cJSON *type = cJSON_GetObjectItemCaseSensitive(f->json, "model_type"),
-                *activation = cJSON_GetObjectItemCaseSensitive(f->json, "activation_function");
+    const cJSON *type = json_get(f->json, "model_type"), *activation = json_get(f->json, "activation_function");
     if (!cJSON_IsString(type) || strcmp(type->valuestring, "opt") != 0)
         return refuse(f, "model_type", "\"opt\": only OPT models are supported");
     if (activation && (!cJSON_IsString(activation) || strcmp(activation->valuestring, "relu") != 0))
@@ -137,21 +135,19 @@ static int read_sizes(OptConfig *c, const Fields *f) {
 }
 
 static int read_fields(OptConfig *c, bool *tied, const Fields *f) {
-    bool no_final_norm;
-    if (check_kind(f) != 0 || read_sizes(c, f) != 0 || bool_field(&c->pre_norm, f, "do_layer_norm_before", true) != 0 ||
-        bool_field(&no_final_norm, f, "_remove_final_layer_norm", false) != 0 ||
-        bool_field(tied, f, "tie_word_embeddings", true) != 0)
-        return -1;
+    bool no_final_norm = false;
+    int status = check_kind(f) || read_sizes(c, f) || bool_field(&c->pre_norm, f, "do_layer_norm_before", true) ||
+                 bool_field(&no_final_norm, f, "_remove_final_layer_norm", false) ||
+                 bool_field(tied, f, "tie_word_embeddings", true);
     c->final_norm = c->pre_norm && !no_final_norm;
-    return 0;
+    return -status;
 }
 
 cJSON *config_object(char path[MAX_PATH], const char *dir, const char *name, Error *err) {
     cJSON *tree = file_path(path, dir, name, err) == 0 ? json_read(path, MAX_JSON, err) : NULL;
     if (!tree || cJSON_IsObject(tree)) return tree;
-    fail(err, EXIT_FAILED, "%s: holds no JSON object; expected { ... }", path);
     cJSON_Delete(tree);
-    return NULL;
+    return fail(err, EXIT_FAILED, "%s: holds no JSON object; expected { ... }", path), NULL;
 }
 
 /* The last component of dir, as far as it is UTF-8 and fits. */

@@ -18,12 +18,9 @@
  * decoding step where there are two tokens before it. */
 static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from, const Tokenizer *tokenizer) {
     Task *t = &e->task;
-    if (t->count == e->capacity) {
-        e->capacity = e->capacity ? 2 * e->capacity : 64;
-        t->prompts = xrealloc(t->prompts, e->capacity, sizeof *t->prompts);
-        e->nll = xrealloc(e->nll, e->capacity, sizeof *e->nll);
-        e->missed = xrealloc(e->missed, e->capacity, sizeof *e->missed);
-    }
+    t->prompts = xrealloc(t->prompts, t->count + 1, sizeof *t->prompts);
+    e->nll = xrealloc(e->nll, t->count + 1, sizeof *e->nll);
+    e->missed = xrealloc(e->missed, t->count + 1, sizeof *e->missed);
     int s = e->stepwise ? imax(from - 1, 1) : tokens - 1;
     Prompt p = {.ids = xcalloc(tokens, sizeof *ids), .s = s, .n = tokens - s, .from = from};
     memcpy(p.ids, ids, tokens * sizeof *ids);
@@ -64,21 +61,16 @@ typedef struct {
     const OptConfig *config;
 } Lines;
 
-/* The bytes of a text without white space at its end. */
-static size_t trimmed(const char *text, size_t len) {
-    while (len && strchr(" \t\n\v\f\r", text[len - 1])) len--;
+/* The bytes of a text without the white space at its end, or without the last word. */
+static size_t without_last(const char *text, size_t len, bool blanks) {
+    while (len && (strchr(" \t\n\v\f\r", text[len - 1]) != NULL) == blanks) len--;
     return len;
-}
-
-/* The bytes before the white space that stands before the last word of a trimmed text. */
-static size_t context_of(const char *text, size_t len) {
-    while (len && !strchr(" \t\n\v\f\r", text[len - 1])) len--;
-    return trimmed(text, len);
 }
 
 static int add_line(const Lines *l, const char *text, const char *where, Error *err) {
     const int most = l->config->max_pos + 1; /* the last token takes no position */
-    size_t len = trimmed(text, strlen(text)), before = context_of(text, len);
+    const size_t len = without_last(text, strlen(text), true);
+    const size_t before = without_last(text, without_last(text, len, false), true);
     int32_t *context, *ids;
     if (!before)
         return fail(err, EXIT_FAILED, "%s: \"text\" has no two words; expected a last word and some before it", where);
@@ -105,14 +97,12 @@ static int take_line(void *ctx, const char *line, size_t len, int number, const 
     if (l->limit && l->eval->task.count == l->limit) return 0;
     cJSON *value = json_parse(line, len, where, err);
     if (!value) return -1;
-    const cJSON *text = cJSON_GetObjectItemCaseSensitive(value, "text");
-    int status = 0;
+    const cJSON *text = json_get(value, "text");
+    int status = cJSON_IsString(text) ? add_line(l, text->valuestring, where, err) : -1;
     if (!cJSON_IsObject(value))
-        status = fail(err, EXIT_FAILED, "%s: expected a JSON object {\"text\": ...}", where);
+        fail(err, EXIT_FAILED, "%s: expected a JSON object {\"text\": ...}", where);
     else if (!cJSON_IsString(text))
-        status = fail(err, EXIT_FAILED, "%s: \"text\" is %s; expected a string", where, text ? "not a string" : "missing");
-    else
-        status = add_line(l, text->valuestring, where, err);
+        fail(err, EXIT_FAILED, "%s: \"text\" is %s; expected a string", where, text ? "not a string" : "missing");
     cJSON_Delete(value);
     return status;
 }

@@ -44,21 +44,15 @@ static int check_whole(int fd, const char *path, size_t max_bytes, size_t *len, 
 char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err) {
     char *text = NULL;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: a pipe without a writer must not hang us */
-    if (fd < 0) {
-        fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
-        return NULL;
-    }
-    if (check_whole(fd, path, max_bytes, len, err) == 0) {
+    if (fd < 0) return fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno)), NULL;
+    int status = check_whole(fd, path, max_bytes, len, err);
+    if (status == 0) {
         text = xcalloc(*len + 1, 1);
         const char *why = file_read_at(fd, text, *len, 0);
-        if (why) {
-            fail(err, EXIT_FAILED, "%s: read error: %s", path, why);
-            free(text);
-            text = NULL;
-        }
+        if (why) status = fail(err, EXIT_FAILED, "%s: read error: %s", path, why);
     }
     close(fd);
-    return text;
+    return status == 0 ? text : (free(text), NULL);
 }
 
 /* All of standard input, with a 0 after it. */

@@ -75,12 +75,6 @@ static int set_whole(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-static int set_group(Options *o, const Flag *flag, char **v, Error *err) {
-    if (set_whole(o, flag, v, err)) return -1;
-    if (o->quant.group % LEAST_GROUP == 0) return 0;
-    return fail(err, EXIT_USAGE, "%s %d: expected a multiple of %d", flag->name, o->quant.group, LEAST_GROUP);
-}
-
 /* "512", or "16-512" for lengths between the two. */
 static int set_range(Options *o, const Flag *flag, char **v, Error *err) {
     int *range = field(o, flag), len = 0;
@@ -98,9 +92,8 @@ static int parse_number(double *value, const Flag *flag, const char *text, Error
     char *end;
     errno = 0;
     *value = strtod(text, &end);
-    if (errno || end == text || *end || !(*value >= flag->low && *value <= flag->high)) /* NaN is refused as well */
-        return fail(err, EXIT_USAGE, "%s %.60s: expected a number from %g to %g", flag->name, text, flag->low, flag->high);
-    return 0;
+    if (!errno && end > text && !*end && *value >= flag->low && *value <= flag->high) return 0; /* so NaN is refused */
+    return fail(err, EXIT_USAGE, "%s %.60s: expected a number from %g to %g", flag->name, text, flag->low, flag->high);
 }
 
 /* Into a float or a double. */
@@ -186,79 +179,78 @@ static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
 // ---------------------------------------------------------------------------------------------------------------
 
 #define AT(name) offsetof(Options, name), sizeof(((Options *)0)->name)
+#define TEXT(field) 1, set_text, AT(field), 0, 0
+#define WHOLE(field, low, high) 1, set_whole, AT(field), low, high
+#define NUMBER(field, low, high) 1, set_number, AT(field), low, high
+#define SIZE(field) 1, set_size, AT(field), 0, 0
+#define SWITCH(field, to) 0, set_bool, AT(field), 0, to
 #define NONE 0, 0
 enum { MAX_GBS = 1 << 20, MAX_LEN = 1 << 24 };
 static const Flag flags[] = {
     /* in the order of the help text */
-    {"--model", "gbpmqe", 1, set_text, AT(model), 0, 0,
+    {"--model", "gbpmqe", TEXT(model),
      "DIR: a Hugging Face directory; bench, policy and profile also take a name, opt-125m to opt-175b"},
     {"--prompt", "g", 1, add_text, AT(prompt), 0, 0, "TEXT: a prompt; may be repeated"},
-    {"--prompts", "g", 1, set_text, AT(prompts), 0, 0,
+    {"--prompts", "g", TEXT(prompts),
      "FILE: JSON lines {\"id\", \"prompt\", \"max_tokens\"} or plain lines; - is standard input"},
-    {"--output", "gmq", 1, set_text, AT(output), 0, 0,
+    {"--output", "gmq", TEXT(output),
      "FILE: completions as JSON lines, or the machine (-, standard output); DIR: the copy that quantize makes"},
-    {"--max-tokens", "g", 1, set_whole, AT(max_tokens), 1, MAX_LEN,
-     "N: tokens to generate where the prompt does not say (64)"},
+    {"--max-tokens", "g", WHOLE(max_tokens, 1, MAX_LEN), "N: tokens to generate where the prompt does not say (64)"},
     {"--prompt-len", "bp", 1, set_range, AT(prompt_len), 1, MAX_LEN,
      "S: tokens of every prompt (512); bench also S1-S2: drawn between the two"},
     {"--gen-len", "bp", 1, set_range, AT(gen_len), 1, MAX_LEN, "N: tokens to generate (32); bench also N1-N2"},
-    {"--num-prompts", "bp", 1, set_whole, AT(num_prompts), 1, MAX_GBS, "N: prompts (one block of them)"},
-    {"--perplexity", "e", 1, set_text, AT(perplexity), 0, 0, "FILE: a text, scored in windows; - is standard input"},
-    {"--last-word", "e", 1, set_text, AT(last_word), 0, 0, "FILE: JSON lines {\"text\"} whose last word is scored"},
-    {"--window", "e", 1, set_whole, AT(window), 2, MAX_LEN, "N: tokens of a window (the model's positions)"},
-    {"--limit", "e", 1, set_whole, AT(limit), 1, MAX_LEN, "N: the first N windows or lines only (all)"},
-    {"--json", "bpe", 1, set_text, AT(json), 0, 0, "FILE: the figures as one JSON object; - is standard output"},
+    {"--num-prompts", "bp", WHOLE(num_prompts, 1, MAX_GBS), "N: prompts (one block of them)"},
+    {"--perplexity", "e", TEXT(perplexity), "FILE: a text, scored in windows; - is standard input"},
+    {"--last-word", "e", TEXT(last_word), "FILE: JSON lines {\"text\"} whose last word is scored"},
+    {"--window", "e", WHOLE(window, 2, MAX_LEN), "N: tokens of a window (the model's positions)"},
+    {"--limit", "e", WHOLE(limit, 1, MAX_LEN), "N: the first N windows or lines only (all)"},
+    {"--json", "bpe", TEXT(json), "FILE: the figures as one JSON object; - is standard output"},
     {"--percent", "gbpe", 6, set_percent, NONE, 0, 100,
      "WG WC CG CC HG HC: weights, KV cache, activations on GPU and on CPU; the disk has the rest; - is left to the search"},
-    {"--gpu-batch-size", "gbpe", 1, set_whole, AT(policy.gbs), 1, MAX_GBS, "N: sequences of a GPU batch"},
-    {"--num-gpu-batches", "gbpe", 1, set_whole, AT(policy.num_gpu_batches), 1, 1 << 16, "N: GPU batches of a block"},
+    {"--gpu-batch-size", "gbpe", WHOLE(policy.gbs, 1, MAX_GBS), "N: sequences of a GPU batch"},
+    {"--num-gpu-batches", "gbpe", WHOLE(policy.num_gpu_batches, 1, 1 << 16), "N: GPU batches of a block"},
     {"--schedule", "gbpe", 1, set_schedule, NONE, 0, 0,
      "zigzag (Figure 3b), row (Figure 3a) or diagonal (Figure 6); the best, or with a given policy zigzag"},
-    {"--cpu-cache-compute", "gbpe", 0, set_bool, AT(policy.cpu_attention), 0, 1,
+    {"--cpu-cache-compute", "gbpe", SWITCH(policy.cpu_attention, true),
      "the CPU attends to the KV cache on CPU and disk, in place"},
-    {"--compress-weight", "gbpe", 0, set_bool, AT(compress_weight), 0, 1,
-     "4-bit groups for the layers' matrices, on every tier"},
-    {"--compress-cache", "gbpe", 0, set_bool, AT(compress_cache), 0, 1, "4-bit groups for the KV cache, on every tier"},
-    {"--bits", "gbpqe", 1, set_whole, AT(quant.bits), LEAST_BITS, MOST_BITS,
+    {"--compress-weight", "gbpe", SWITCH(compress_weight, true), "4-bit groups for the layers' matrices, on every tier"},
+    {"--compress-cache", "gbpe", SWITCH(compress_cache, true), "4-bit groups for the KV cache, on every tier"},
+    {"--bits", "gbpqe", WHOLE(quant.bits, LEAST_BITS, MOST_BITS),
      "B: of a compressed number (4; others, for study, are slow)"},
-    {"--group", "gbpqe", 1, set_group, AT(quant.group), LEAST_GROUP, MOST_GROUP,
-     "G: numbers that share a minimum and a scale (64)"},
-    {"--allow-compression", "gbp", 0, set_bool, AT(allow_compression), 0, 1,
+    {"--group", "gbpqe", WHOLE(quant.group, LEAST_GROUP, MOST_GROUP), "G: numbers that share a minimum and a scale (64)"},
+    {"--allow-compression", "gbp", SWITCH(allow_compression, true),
      "the search may compress weights and cache where that is faster"},
-    {"--attn-sparsity", "gbpe", 1, set_number, AT(policy.sparsity), 1e-6, 1,
+    {"--attn-sparsity", "gbpe", NUMBER(policy.sparsity, 1e-6, 1),
      "F: read V of this share of the tokens, those with the largest scores (1); the CPU attends to what is off the GPU"},
-    {"--no-overlap", "gbpe", 0, set_bool, AT(policy.overlap), 0, 0, "wait for every operation at once"},
-    {"--page-tokens", "gbpe", 1, set_whole, AT(policy.page_tokens), 1, 4096, "N: tokens of a KV page (16)"},
-    {"--device", "gbpme", 1, set_text, AT(device), 0, 0,
+    {"--no-overlap", "gbpe", SWITCH(policy.overlap, false), "wait for every operation at once"},
+    {"--page-tokens", "gbpe", WHOLE(policy.page_tokens, 1, 4096), "N: tokens of a KV page (16)"},
+    {"--device", "gbpme", TEXT(device),
      "host, cuda (the GPU, if there is one), or for bench sim, a machine made of numbers"},
-    {"--hardware", "gbpe", 1, set_text, AT(hardware), 0, 0,
+    {"--hardware", "gbpe", TEXT(hardware),
      "FILE: the machine that the policy is for or the sim plays, such as hardware/t4.json (this one, measured)"},
     {"--cost-model", "p", 1, set_cost_model, NONE, 0, 0,
      "runtime: what this program does (the default); paper: Appendix A.3 as printed"},
-    {"--max-latency", "gbp", 1, set_number, AT(max_latency), 1e-6, 1e12, "SECONDS: that one block may take"},
-    {"--frontier", "p", 0, set_bool, AT(frontier), 0, 1, "the best throughput for every latency (Figure 1)"},
-    {"--nodes", "p", 1, set_whole, AT(nodes), 1, 10000, "M: machines, as a pipeline (4.4) and without offloading (6.4)"},
-    {"--net-gbps", "p", 1, set_number, AT(net_gbps), 1e-6, 1e6, "G: Gbit/s between two of them (10)"},
-    {"--net-ms", "p", 1, set_number, AT(net_ms), 0, 1e6, "L: milliseconds that a message takes besides (0.1)"},
+    {"--max-latency", "gbp", NUMBER(max_latency, 1e-6, 1e12), "SECONDS: that one block may take"},
+    {"--frontier", "p", SWITCH(frontier, true), "the best throughput for every latency (Figure 1)"},
+    {"--nodes", "p", WHOLE(nodes, 1, 10000), "M: machines, as a pipeline (4.4) and without offloading (6.4)"},
+    {"--net-gbps", "p", NUMBER(net_gbps, 1e-6, 1e6), "G: Gbit/s between two of them (10)"},
+    {"--net-ms", "p", NUMBER(net_ms, 0, 1e6), "L: milliseconds that a message takes besides (0.1)"},
     {"--link", "gbpe", 1, set_links, NONE, 0, 0,
      "LIST: slow links of the host device: ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G (bytes/s)"},
-    {"--trace", "gbe", 1, set_text, AT(trace), 0, 0, "FILE: what each lane did when, for chrome://tracing or Perfetto"},
-    {"--gpu-mem", "gbpme", 1, set_size, AT(capacity[TIER_GPU]), 0, 0, "SIZE: capacity of the GPU tier, such as 16G"},
-    {"--cpu-mem", "gbpme", 1, set_size, AT(capacity[TIER_CPU]), 0, 0, "SIZE: of the CPU tier"},
-    {"--disk-mem", "gbpme", 1, set_size, AT(capacity[TIER_DISK]), 0, 0, "SIZE: of the disk tier"},
-    {"--offload-dir", "gbpme", 1, set_text, AT(offload_dir), 0, 0,
-     "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
-    {"--threads", "gbpmqe", 1, set_whole, AT(threads), 1, 1024, "N: threads that compute (all cores)"},
-    {"--temperature", "g", 1, set_number, AT(sampling.temperature), 0, 1e6, "T: of sampling; 0 is greedy (the default)"},
-    {"--top-p", "g", 1, set_number, AT(sampling.top_p), 1e-6, 1,
+    {"--trace", "gbe", TEXT(trace), "FILE: what each lane did when, for chrome://tracing or Perfetto"},
+    {"--gpu-mem", "gbpme", SIZE(capacity[TIER_GPU]), "SIZE: capacity of the GPU tier, such as 16G"},
+    {"--cpu-mem", "gbpme", SIZE(capacity[TIER_CPU]), "SIZE: of the CPU tier"},
+    {"--disk-mem", "gbpme", SIZE(capacity[TIER_DISK]), "SIZE: of the disk tier"},
+    {"--offload-dir", "gbpme", TEXT(offload_dir), "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
+    {"--threads", "gbpmqe", WHOLE(threads, 1, 1024), "N: threads that compute (all cores)"},
+    {"--temperature", "g", NUMBER(sampling.temperature, 0, 1e6), "T: of sampling; 0 is greedy (the default)"},
+    {"--top-p", "g", NUMBER(sampling.top_p, 1e-6, 1),
      "P: with a temperature, sample from the likeliest tokens with together this mass (1)"},
-    {"--top-k", "g", 1, set_whole, AT(sampling.top_k), 0, MAX_LEN,
-     "K: with a temperature, from the K likeliest tokens (0: all)"},
-    {"--seed", "gb", 1, set_whole, AT(sampling.seed), 0, 0x1p62, "N: of sampling, and of bench's prompts and weights (0)"},
+    {"--top-k", "g", WHOLE(sampling.top_k, 0, MAX_LEN), "K: with a temperature, from the K likeliest tokens (0: all)"},
+    {"--seed", "gb", WHOLE(sampling.seed, 0, 0x1p62), "N: of sampling, and of bench's prompts and weights (0)"},
     {"--stop", "g", 1, add_text, AT(stop), 0, 0, "TEXT: end a completion before it; may be repeated"},
-    {"--verbose", "ge", 0, set_bool, AT(verbose), 0, 1,
-     "print the plan, and the measured peaks beside it (bench always does)"},
-    {"--help", "gbpmqe", 0, set_bool, AT(help), 0, 1, "this text"},
+    {"--verbose", "ge", SWITCH(verbose, true), "print the plan, and the measured peaks beside it (bench always does)"},
+    {"--help", "gbpmqe", SWITCH(help, true), "this text"},
 };
 enum { NFLAGS = sizeof flags / sizeof flags[0] };
 
@@ -361,74 +353,56 @@ int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
 
 bool device_is(const Options *o, const char *name) { return o->device && !strcmp(o->device, name); }
 
-static int check_device(const Options *o, Command command, Error *err) {
-    if (o->device && !device_is(o, "host") && !device_is(o, "cuda") && !device_is(o, "sim"))
-        return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
-    if (device_is(o, "sim") && command != BENCH)
-        return fail(err, EXIT_USAGE, "--device sim: it computes nothing, so only bench knows it; leave it out");
-    if (device_is(o, "sim") && !o->hardware)
-        return fail(err, EXIT_USAGE,
-                    "--device sim: --hardware is missing; name the machine's file, such as hardware/t4.json");
-    if (o->links && o->device && !device_is(o, "host"))
-        return fail(err, EXIT_USAGE, "--link: only links of the host device can be slowed; use --device host");
-    return 0;
-}
-
-/* The flag that gives two lengths instead of one, or NULL. */
-static const char *two_lengths(const Options *o) {
-    return o->prompt_len[0] < o->prompt_len[1] ? "--prompt-len" : o->gen_len[0] < o->gen_len[1] ? "--gen-len" : NULL;
-}
-
-/* Appendix A.3 knows one block of equal prompts on one machine. */
-static int check_paper(const Options *o, Error *err) {
-    const char *beyond = o->frontier ? "--frontier" : o->nodes ? "--nodes" : o->max_latency > 0 ? "--max-latency" : NULL;
-    const char *approximate = o->compress_weight || o->compress_cache || o->allow_compression ? "compression" : NULL;
-    if (is_sparse(&o->policy)) approximate = "--attn-sparsity";
-    if (!o->hardware)
-        return fail(err, EXIT_USAGE, "--hardware is missing; name the machine's file, such as hardware/t4.json");
-    if (!o->policy.gbs || !o->policy.num_gpu_batches)
-        return fail(err, EXIT_USAGE, "%s is missing; give the block as --gpu-batch-size N --num-gpu-batches N",
-                    o->policy.gbs ? "--num-gpu-batches" : "--gpu-batch-size");
-    if (two_lengths(o))
-        return fail(err, EXIT_USAGE, "%s: the cost model paper knows one length; give one number", two_lengths(o));
-    for (int i = 0; i < 6; i++)
-        if (o->fixed[i]) return fail(err, EXIT_USAGE, "--percent: the cost model paper finds all of them; leave it out");
-    if (approximate) return fail(err, EXIT_USAGE, "%s: the cost model paper knows none; leave it out", approximate);
-    if (!beyond) return 0;
-    return fail(err, EXIT_USAGE, "%s: the cost model paper looks at one block on one machine; leave it out", beyond);
-}
-
-/* Clusters are for one block of equal prompts. */
-static int check_cluster(const Options *o, Error *err) {
-    if (o->frontier || o->num_prompts)
-        return fail(err, EXIT_USAGE, "--nodes: looks at one block; leave %s out",
-                    o->frontier ? "--frontier" : "--num-prompts");
-    if (!two_lengths(o)) return 0;
-    return fail(err, EXIT_USAGE, "--nodes: knows one length; give one number for %s", two_lengths(o));
-}
-
-/* What each command cannot do without, or with two of. */
-static int check_inputs(const Options *o, Command command, Error *err) {
-    if (!o->model)
-        return fail(err, EXIT_USAGE, "--model is missing; name a checkpoint directory%s",
-                    command == BENCH || command == POLICY ? " or a size such as opt-125m" : "");
-    if (command == QUANTIZE && (!o->output || !o->output[0]))
-        return fail(err, EXIT_USAGE, "--output is missing; name the directory that the copy is to be");
-    if (command == GENERATE && !o->prompt.n == !o->prompts)
-        return fail(err, EXIT_USAGE, "give either --prompt TEXT or --prompts FILE");
-    if (command == EVAL && !o->perplexity == !o->last_word)
-        return fail(err, EXIT_USAGE, "give either --perplexity FILE or --last-word FILE");
-    return 0;
-}
-
 int flags_check(const Options *o, Command command, Error *err) {
-    if (check_device(o, command, err)) return -1;
-    if (command == PROFILE) return 0;
-    if (check_inputs(o, command, err) || (o->paper_model && check_paper(o, err)) || (o->nodes && check_cluster(o, err)))
-        return -1;
-    if (o->window && !o->perplexity) return fail(err, EXIT_USAGE, "--window: a line is one by itself; leave it out");
-    for (int i = 0; i < o->stop.n; i++)
-        if (!o->stop.text[i][0]) return fail(err, EXIT_USAGE, "--stop: an empty text would end everything; give one");
+    static const char beyond[] = ": the cost model paper looks at one block on one machine; leave it out",
+                      length[] = ": the cost model paper knows one length; give one number",
+                      exact[] = ": the cost model paper knows none; leave it out",
+                      block[] = " is missing; give the block as --gpu-batch-size N --num-gpu-batches N",
+                      machine[] = "--hardware is missing; name the machine's file, such as hardware/t4.json";
+    const bool sim = device_is(o, "sim"), host = device_is(o, "host"), named = command == BENCH || command == POLICY;
+    const bool needs_model = command != PROFILE && !o->model, needs_output = !o->output || !o->output[0];
+    const bool prompt_range = o->prompt_len[0] < o->prompt_len[1], gen_range = o->gen_len[0] < o->gen_len[1];
+    const bool packs = o->compress_weight || o->compress_cache || o->allow_compression;
+    const bool paper = o->paper_model; /* Appendix A.3 knows one block of equal prompts on one machine */
+    bool some_fixed = false, empty_stop = false;
+    for (int i = 0; i < 6; i++) some_fixed |= o->fixed[i];
+    for (int i = 0; i < o->stop.n; i++) empty_stop |= !o->stop.text[i][0];
+    const struct {
+        bool wrong;
+        const char *flag, *why;
+    } rules[] = {
+        {sim && command != BENCH, "--device sim", ": it computes nothing, so only bench knows it; leave it out"},
+        {sim && !o->hardware, "--device sim: ", machine},
+        {o->links && o->device && !host, "--link", ": only links of the host device can be slowed; use --device host"},
+        {needs_model && named, "--model", " is missing; name a checkpoint directory or a size such as opt-125m"},
+        {needs_model, "--model", " is missing; name a checkpoint directory"},
+        {command == QUANTIZE && needs_output, "--output", " is missing; name the directory that the copy is to be"},
+        {command == GENERATE && !o->prompt.n == !o->prompts, "", "give either --prompt TEXT or --prompts FILE"},
+        {command == EVAL && !o->perplexity == !o->last_word, "", "give either --perplexity FILE or --last-word FILE"},
+        {paper && !o->hardware, "", machine},
+        {paper && !o->policy.gbs, "--gpu-batch-size", block},
+        {paper && !o->policy.num_gpu_batches, "--num-gpu-batches", block},
+        {paper && prompt_range, "--prompt-len", length},
+        {paper && gen_range, "--gen-len", length},
+        {paper && some_fixed, "--percent", ": the cost model paper finds all of them; leave it out"},
+        {paper && is_sparse(&o->policy), "--attn-sparsity", exact},
+        {paper && packs, "compression", exact},
+        {paper && o->frontier, "--frontier", beyond},
+        {paper && o->nodes, "--nodes", beyond},
+        {paper && o->max_latency > 0, "--max-latency", beyond},
+        {o->nodes && o->frontier, "--nodes", ": looks at one block; leave --frontier out"},
+        {o->nodes && o->num_prompts, "--nodes", ": looks at one block; leave --num-prompts out"},
+        {o->nodes && prompt_range, "--nodes", ": knows one length; give one number for --prompt-len"},
+        {o->nodes && gen_range, "--nodes", ": knows one length; give one number for --gen-len"},
+        {o->window && !o->perplexity, "--window", ": a line is one by itself; leave it out"},
+        {empty_stop, "--stop", ": an empty text would end everything; give one"},
+    };
+    if (o->device && !sim && !host && !device_is(o, "cuda"))
+        return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
+    for (size_t r = 0; r < sizeof rules / sizeof *rules; r++)
+        if (rules[r].wrong) return fail(err, EXIT_USAGE, "%s%s", rules[r].flag, rules[r].why);
+    if (o->quant.group % LEAST_GROUP)
+        return fail(err, EXIT_USAGE, "--group %d: expected a multiple of %d", o->quant.group, LEAST_GROUP);
     if ((long)o->policy.gbs * o->policy.num_gpu_batches > MAX_GBS)
         return fail(err, EXIT_USAGE, "--gpu-batch-size %d x --num-gpu-batches %d: expected a block of at most %d sequences",
                     o->policy.gbs, o->policy.num_gpu_batches, MAX_GBS);

@@ -70,6 +70,15 @@ int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, con
 /* -1 and err, which names the tensor, if one of x[count], its elements from `first` on, is not finite. */
 int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *tensor, size_t first, size_t count,
                       Error *err);
+/* One of a checkpoint's tensors. */
+typedef struct {
+    Tensor *tensor;      /* rows 0: it is absent */
+    int layer, role;     /* layer -1: it is outside of the layers, and role is a Global */
+    bool vector, matrix; /* it has one dimension; it is a layer's matrix, which may be packed */
+} Part;
+/* How many there are, with the absent ones, and number t of them: those outside of the layers come first. */
+static inline int part_count(const OptConfig *config) { return NGLOBALS + config->l * NROLES; }
+Part checkpoint_part(const Checkpoint *checkpoint, int t);
 /* The name of the tensor that a view belongs to, "model.decoder.layers.3.fc1.weight". */
 const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view);
 void checkpoint_close(Checkpoint *checkpoint);
@@ -101,7 +110,6 @@ int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Q
 typedef struct {
     char **text, **id; /* [task.count] the prompt as given; its id as JSON text ("7" with or without quotes) */
     Task task;
-    int capacity;
 } Job;
 
 /* Adds one prompt, given as a text. n tokens are to be generated, or fewer if the model's positions end before. where names
@@ -155,11 +163,11 @@ typedef struct {
      * Otherwise a prompt is one prefill. To be set before reading */
     bool stepwise;
     Task task;
-    int capacity, window; /* window: tokens of each */
-    long tokens, told;    /* to be scored; scored so far */
-    size_t bytes;         /* of text that they stand for */
-    double *nll;          /* [task.count] -log of the probability of all scored tokens of a prompt */
-    bool *missed;         /* [task.count] one of them was not the greedy choice */
+    int window;        /* tokens of each */
+    long tokens, told; /* to be scored; scored so far */
+    size_t bytes;      /* of text that they stand for */
+    double *nll;       /* [task.count] -log of the probability of all scored tokens of a prompt */
+    bool *missed;      /* [task.count] one of them was not the greedy choice */
     Progress progress;
 } Eval;
 
@@ -236,17 +244,21 @@ bool device_is(const Options *options, const char *name);
 // report.c: what the commands say
 // ---------------------------------------------------------------------------------------------------------------
 
-/* One task: what it needs, where it runs, how it went. */
+/* One run of a command: what it was asked, what it opened, where it runs, how it went. */
 typedef struct {
-    Gpu *gpu;             /* NULL on the other devices */
-    bool sim;             /* nothing is computed, and --hardware says which machine it is */
-    Hardware *hardware;   /* that machine, or the one that the policy is searched for; NULL if not needed */
-    Found *found;         /* what is expected of the policy; NULL: nothing */
-    Error no_gpu;         /* text: why there is no GPU; empty with --device host */
-    size_t in_use_before; /* bytes of the GPU before there is a tier, by its own account */
-    size_t in_use;        /* at the end of the run */
+    Options *options;
+    Checkpoint *checkpoint; /* NULL: no model was named */
+    Tokenizer *tokenizer;   /* for texts */
+    Gpu *gpu;               /* NULL on the other devices */
+    bool sim;               /* nothing is computed, and --hardware says which machine it is */
+    Hardware *hardware;     /* that machine, or the one that the policy is searched for; NULL if not needed */
+    Found *found;           /* what is expected of the policy; NULL: nothing */
+    Error no_gpu;           /* text: why there is no GPU; empty with --device host */
+    size_t in_use_before;   /* bytes of the GPU before there is a tier, by its own account */
+    size_t in_use;          /* at the end of the run */
     Plan *plan;
     Device *device;
+    bool bench;
     bool traced;        /* the device notes what it does, for --trace or for bench's breakdown */
     size_t trace_limit; /* slices that it notes at most; 0: all */
     RunStats stats;
@@ -255,35 +267,33 @@ typedef struct {
 /* Results go as text to standard output, and with --json as one JSON object to a file. If that file is standard output, the
  * text is left out. The object is the list of all figures; the text is a form that is filled in from it. */
 typedef struct {
-    const Options *options;
+    const TaskRun *run;
     cJSON *json;
     FILE *file, *text; /* NULL: not wanted */
 } Report;
 
 /* Opens --json, before the work, so that an hour of it is not lost to a wrong path. -1 and err. */
-int report_open(Report *report, const Options *options, Error *err);
+int report_open(Report *report, const TaskRun *run, Error *err);
 /* Writes the object, if all went well, and closes it; as output_close. */
 int report_close(Report *report, int status, Error *err);
 
 /* The results of a run: times, bytes and seconds of the lanes and channels, Table 4. */
-void report_bench(Report *report, const TaskRun *run);
+void report_bench(Report *report);
 /* Perplexity or last words, the times, the policy. */
-void report_eval(Report *report, const Eval *eval, const TaskRun *run);
+void report_eval(Report *report, const Eval *eval);
 /* Policies that were found. The first is the answer; `key` lists all of them. */
-void report_found(Report *report, const OptConfig *config, const Hardware *hardware, const char *key, const Found *found,
-                  int n);
+void report_found(Report *report, const char *key, const Found *found, int n);
 /* A placement by Appendix A.3. */
-void report_paper(Report *report, const OptConfig *config, const Hardware *hardware, const Cost *cost, const Block *block);
+void report_paper(Report *report, const Cost *cost, const Block *block);
 /* One machine, a pipeline, a chain without offloading; NULL if it does not fit. The chain needs `least` machines. */
-void report_clusters(Report *report, const OptConfig *config, const Hardware *hardware, const ClusterCost *const cost[3],
-                     int least);
+void report_clusters(Report *report, const ClusterCost *const cost[3], int least);
 
 /* The following go to standard error. The plan's totals and what was used; then what was predicted, if anything was, beside
  * what was measured. */
-void print_peaks(const TaskRun *run, const Options *options);
+void print_peaks(const TaskRun *run);
 void print_prediction(const TaskRun *run);
 /* Prompts, tokens, seconds, and under which policy. */
-void print_summary(const Options *options, const TaskRun *run, int prompts);
+void print_summary(const TaskRun *run, int prompts);
 
 #ifdef __cplusplus
 }

@@ -35,18 +35,13 @@ int job_add(Job *job, const char *text, size_t len, const char *id, int n, const
     int32_t *ids;
     int s = text_encode(&ids, text, len, where, tokenizer, config, err);
     if (s < 0) return -1;
-    if (s > config->max_pos) {
-        free(ids);
-        return fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where, s,
-                    config->max_pos);
-    }
+    if (s > config->max_pos)
+        return free(ids), fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where,
+                               s, config->max_pos);
     Task *t = &job->task;
-    if (t->count == job->capacity) {
-        job->capacity = job->capacity ? 2 * job->capacity : 64;
-        t->prompts = xrealloc(t->prompts, job->capacity, sizeof *t->prompts);
-        job->text = xrealloc(job->text, job->capacity, sizeof *job->text);
-        job->id = xrealloc(job->id, job->capacity, sizeof *job->id);
-    }
+    t->prompts = xrealloc(t->prompts, t->count + 1, sizeof *t->prompts);
+    job->text = xrealloc(job->text, t->count + 1, sizeof *job->text);
+    job->id = xrealloc(job->id, t->count + 1, sizeof *job->id);
     t->prompts[t->count] = (Prompt){.ids = ids, .s = s, .n = imin(n, config->max_pos - s + 1)};
     job->text[t->count] = memcpy(xcalloc(len + 1, 1), text, len);
     job->id[t->count++] = xstrdup(id);
@@ -77,15 +72,14 @@ typedef struct {
 /* {"id"?, "prompt", "max_tokens"?}; other fields are none of our business. */
 static int add_json(const Reader *r, const cJSON *line, int number, const char *where, Error *err) {
     if (!cJSON_IsObject(line)) return fail(err, EXIT_FAILED, "%s: expected a JSON object {\"prompt\": ...}", where);
-    const cJSON *prompt = cJSON_GetObjectItemCaseSensitive(line, "prompt"),
-                *max_tokens = cJSON_GetObjectItemCaseSensitive(line, "max_tokens");
+    const cJSON *prompt = json_get(line, "prompt"), *max_tokens = json_get(line, "max_tokens");
     size_t n = (size_t)r->n;
     if (!cJSON_IsString(prompt))
         return fail(err, EXIT_FAILED, "%s: \"prompt\" is %s; expected a string", where,
                     prompt ? "not a string" : "missing");
     if (max_tokens && (!json_whole(max_tokens, &n) || n < 1 || n > 1000000000))
         return fail(err, EXIT_FAILED, "%s: \"max_tokens\" must be a whole number from 1 to 1e9", where);
-    char *id = id_text(cJSON_GetObjectItemCaseSensitive(line, "id"), number, where, err);
+    char *id = id_text(json_get(line, "id"), number, where, err);
     if (!id) return -1;
     const char *text = prompt->valuestring;
     int status = job_add(r->job, text, strlen(text), id, (int)n, r->tokenizer, r->config, where, err);
@@ -93,19 +87,14 @@ static int add_json(const Reader *r, const cJSON *line, int number, const char *
     return status;
 }
 
-static int by_id(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
 /* Two prompts with one id could not be told apart in the output. */
 static int check_ids(const Job *job, const char *path, Error *err) {
-    int count = job->task.count, status = 0;
-    char **sorted = xcalloc(count, sizeof *sorted);
-    if (count) memcpy(sorted, job->id, count * sizeof *sorted);
-    qsort(sorted, count, sizeof *sorted, by_id);
-    for (int i = 1; i < count && !status; i++)
-        if (!strcmp(sorted[i], sorted[i - 1]))
-            status = fail(err, EXIT_FAILED, "%s: two prompts have the id %.100s; make ids unique", path, sorted[i]);
-    free(sorted);
-    return status;
+    const size_t count = (size_t)job->task.count;
+    const char **ids = xcalloc(count, sizeof *ids);
+    for (size_t i = 0; i < count; i++) ids[i] = job->id[i];
+    const char *twice = sort_strings(ids, count);
+    free(ids);
+    return twice ? fail(err, EXIT_FAILED, "%s: two prompts have the id %.100s; make ids unique", path, twice) : 0;
 }
 
 static int read_line(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {

@@ -8,6 +8,7 @@
  * are whole, whose numbers are finite and whose keys are unique.
  * Read next: tokenizer.c. */
 #include <cjson/cJSON.h>
+#include <ctype.h>
 #include <math.h>
 
 #include "io/text.h"
@@ -121,41 +122,36 @@ static int scan_string(Scan *s) {
     return 0;
 }
 
+/* Steps over one of these characters, if it is next. */
+static bool step_over(Scan *s, const char *characters) {
+    bool found = peek(s) > 0 && strchr(characters, peek(s));
+    s->at += found;
+    return found;
+}
+
 /* Steps over digits; false if there is none. */
 static bool digits(Scan *s) {
     size_t from = s->at;
-    while (peek(s) >= '0' && peek(s) <= '9') s->at++;
+    while (step_over(s, "0123456789")) continue;
     return s->at > from;
 }
 
 static int scan_number(Scan *s) {
-    size_t from = s->at;
-    if (peek(s) == '-') s->at++;
-    if (peek(s) == '0')
-        s->at++;
-    else if (!digits(s))
-        return refuse(s, "a digit");
-    if (peek(s) >= '0' && peek(s) <= '9') return refuse(s, "no digit after a leading zero");
-    if (peek(s) == '.') {
-        s->at++;
-        if (!digits(s)) return refuse(s, "a digit after the decimal point");
-    }
-    if (peek(s) == 'e' || peek(s) == 'E') {
-        s->at++;
-        if (peek(s) == '+' || peek(s) == '-') s->at++;
+    const size_t from = s->at;
+    step_over(s, "-");
+    const bool zero = step_over(s, "0");
+    if (!zero && !digits(s)) return refuse(s, "a digit");
+    if (zero && isdigit(peek(s))) return refuse(s, "no digit after a leading zero");
+    if (step_over(s, ".") && !digits(s)) return refuse(s, "a digit after the decimal point");
+    if (step_over(s, "eE")) {
+        step_over(s, "+-");
         if (!digits(s)) return refuse(s, "a digit in the exponent");
     }
     char number[MAX_NUMBER + 1];
-    size_t n = s->at - from;
-    if (n <= MAX_NUMBER) {
-        memcpy(number, s->text + from, n);
-        number[n] = 0;
-    }
-    if (n > MAX_NUMBER || !isfinite(strtod(number, NULL))) {
-        s->at = from;
-        return refuse(s, "a number of at most 60 characters and 1.7e308");
-    }
-    return 0;
+    int n = snprintf(number, sizeof number, "%.*s", (int)(s->at - from), s->text + from);
+    if (n <= MAX_NUMBER && isfinite(strtod(number, NULL))) return 0;
+    s->at = from;
+    return refuse(s, "a number of at most 60 characters and 1.7e308");
 }
 
 static int scan_value(Scan *s, int depth);
@@ -196,10 +192,17 @@ static int scan_value(Scan *s, int depth) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// The tree
+// The tree and its values
 // ---------------------------------------------------------------------------------------------------------------
 
-static int compare_keys(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int compare_strings(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+const char *sort_strings(const char **strings, size_t n) {
+    qsort(strings, n, sizeof *strings, compare_strings);
+    for (size_t i = 1; i < n; i++)
+        if (strcmp(strings[i - 1], strings[i]) == 0) return strings[i];
+    return NULL;
+}
 
 /* Refuses two equal keys in one object, here and below. Sorted, because a vocabulary is one object of 50,000 keys. */
 static int check_keys(const cJSON *node, const char *what, Error *err) {
@@ -210,14 +213,11 @@ static int check_keys(const cJSON *node, const char *what, Error *err) {
     const char **keys = (const char **)xcalloc(n, sizeof *keys);
     n = 0;
     for (const cJSON *child = node->child; child; child = child->next) keys[n++] = child->string;
-    qsort(keys, n, sizeof *keys, compare_keys);
-    int rc = 0;
-    for (size_t i = 1; i < n && rc == 0; i++)
-        if (strcmp(keys[i - 1], keys[i]) == 0)
-            rc = fail(err, EXIT_FAILED, "%s: the key \"%.200s\" occurs twice in one object; expected each key once", what,
-                      keys[i]);
+    const char *twice = sort_strings(keys, n);
     free(keys);
-    return rc;
+    return !twice ? 0
+                  : fail(err, EXIT_FAILED, "%s: the key \"%.200s\" occurs twice in one object; expected each key once",
+                         what, twice);
 }
 
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
@@ -228,10 +228,7 @@ cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
     if (scan_value(&s, 0) != 0) return NULL;
     if (skip_space(&s) != -1) return refuse(&s, "nothing after the value"), NULL;
     cJSON *tree = cJSON_ParseWithLength(text, len);
-    if (!tree) {
-        fail(err, EXIT_FAILED, "%s: cJSON cannot parse this text (out of memory?)", what);
-        return NULL;
-    }
+    if (!tree) return fail(err, EXIT_FAILED, "%s: cJSON cannot parse this text (out of memory?)", what), NULL;
     if (check_keys(tree, what, err) == 0) return tree;
     cJSON_Delete(tree);
     return NULL;
@@ -245,9 +242,7 @@ cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
     return tree;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Values
-// ---------------------------------------------------------------------------------------------------------------
+const cJSON *json_get(const cJSON *object, const char *key) { return cJSON_GetObjectItemCaseSensitive(object, key); }
 
 const char *json_number(char text[100], double number) {
     for (int digits = 15; digits <= 17; digits++) {
@@ -269,10 +264,8 @@ const char *json_describe(char text[100], const cJSON *value) {
 }
 
 bool json_whole(const cJSON *value, size_t *number) {
-    const double most = 9007199254740992.0; /* 2^53, beyond which a double skips some */
-    if (!cJSON_IsNumber(value)) return false;
-    double d = value->valuedouble;
-    if (!(d >= 0 && d <= most) || d != floor(d)) return false;
+    const double d = cJSON_IsNumber(value) ? value->valuedouble : -1;
+    if (!(d >= 0 && d <= 0x1p53) || d != floor(d)) return false; /* beyond 2^53 a double skips some */
     *number = (size_t)d;
     return true;
 }

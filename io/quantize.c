@@ -16,8 +16,10 @@
  * completions. */
 #include <cjson/cJSON.h>
 #include <dirent.h>
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -29,8 +31,8 @@ enum { ALIGN = 64, CHUNK = 1 << 20, MOST_THREADS = 8, SMALL_FILE = 100 << 20, PA
 typedef struct {
     const Tensor *from;
     bool vector, packed;
-    int order, shard;
-    size_t bytes, begin; /* in the data of its shard */
+    int order, shard, rows;    /* rows: of groups, if it is packed */
+    size_t cols, bytes, begin; /* in the data of its shard */
 } Item;
 
 /* A copy in the making. */
@@ -50,9 +52,14 @@ typedef struct {
 // What goes where
 // ---------------------------------------------------------------------------------------------------------------
 
-static void add_item(Copy *copy, const Tensor *from, bool vector, bool packed) {
-    Item item = {.from = from, .vector = vector, .packed = packed, .order = copy->nitems};
-    item.bytes = packed ? quant_matrix_bytes(copy->quant, from->rows, from->cols) : (size_t)from->rows * from->cols * 2;
+static void add_item(Copy *copy, const Part *part) {
+    const Tensor *t = part->tensor;
+    Item item = {t, part->vector, part->matrix, .order = copy->nitems, .rows = t->rows, .cols = (size_t)t->cols};
+    if (item.packed) {
+        item.rows = (t->rows + copy->quant.group - 1) / copy->quant.group;
+        item.cols *= quant_bytes(copy->quant, copy->quant.group);
+    }
+    item.bytes = item.rows * item.cols * (item.packed ? 1 : sizeof(f16));
     copy->items[copy->nitems++] = item;
     copy->total += item.bytes;
 }
@@ -81,18 +88,15 @@ static int compare_items(const void *a, const void *b) {
 
 static void lay_out(Copy *copy, size_t shard_bytes) {
     const Checkpoint *c = copy->checkpoint;
+    const int count = part_count(&c->config);
     size_t size = 0, begin = 0;
-    copy->items = xcalloc((size_t)c->config.l * NROLES + NGLOBALS, sizeof *copy->items);
-    for (int g = 0; g < NGLOBALS; g++)
-        if (c->global[g].rows) add_item(copy, &c->global[g], g == FINAL_LN_W || g == FINAL_LN_B, false);
-    add_to_shard(copy, &size, 0, shard_bytes);
-    for (int j = 0; j < c->config.l; j++) {
-        int first = copy->nitems;
-        for (int r = 0; r < NROLES; r++) {
-            bool matrix = role_is_matrix((Role)r);
-            add_item(copy, &c->layer[j][r], !matrix, matrix);
-        }
+    copy->items = xcalloc(count, sizeof *copy->items);
+    for (int t = 0, first = 0; t < count; t++) {
+        const Part part = checkpoint_part(c, t);
+        if (part.tensor->rows) add_item(copy, &part);
+        if (t + 1 < count && checkpoint_part(c, t + 1).layer == part.layer) continue;
         add_to_shard(copy, &size, first, shard_bytes);
+        first = copy->nitems;
     }
     qsort(copy->items, copy->nitems, sizeof *copy->items, compare_items);
     for (int i = 0; i < copy->nitems; i++) {
@@ -115,7 +119,7 @@ static void shard_name(char name[48], const Copy *copy, int shard) {
 
 /* A file of the copy, open for writing. */
 typedef struct {
-    int fd;
+    FILE *file;
     char path[PATH_SIZE + 256];
 } Out;
 
@@ -125,23 +129,18 @@ static int cannot_write(const char *path, Error *err) {
 
 static int out_open(Out *out, const Copy *copy, const char *name, Error *err) {
     snprintf(out->path, sizeof out->path, "%s/%s", copy->dir, name);
-    out->fd = open(out->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    return out->fd < 0 ? cannot_write(out->path, err) : 0;
+    out->file = fopen(out->path, "wxe");
+    return out->file ? 0 : cannot_write(out->path, err);
 }
 
 static int out_write(const Out *out, const void *bytes, size_t size, Error *err) {
-    for (size_t done = 0; done < size;) {
-        ssize_t n = write(out->fd, (const char *)bytes + done, size - done);
-        if (n < 0 && errno != EINTR) return cannot_write(out->path, err);
-        if (n > 0) done += (size_t)n;
-    }
-    return 0;
+    return fwrite(bytes, 1, size, out->file) == size ? 0 : cannot_write(out->path, err);
 }
 
 /* Closes it, and if all went well until here sees that it is on the disk. */
 static int out_close(const Out *out, int status, Error *err) {
-    if (!status && fsync(out->fd)) status = cannot_write(out->path, err);
-    if (close(out->fd) && !status) status = cannot_write(out->path, err);
+    if (!status && (fflush(out->file) || fsync(fileno(out->file)))) status = cannot_write(out->path, err);
+    if (fclose(out->file) && !status) status = cannot_write(out->path, err);
     return status;
 }
 
@@ -159,11 +158,6 @@ static int sync_directory(const char *path, Error *err) {
     return -bad;
 }
 
-static bool ends_with(const char *name, const char *end) {
-    size_t n = strlen(name), m = strlen(end);
-    return n >= m && strcmp(name + n - m, end) == 0;
-}
-
 /* Copies what else a model's directory has: its configuration, its tokenizer's files. An index is of the source's shards.
  */
 static int copy_small_files(const Copy *copy, const char *from, Error *err) {
@@ -173,8 +167,8 @@ static int copy_small_files(const Copy *copy, const char *from, Error *err) {
     DIR *d = opendir(from);
     if (!d) return fail(err, EXIT_FAILED, "%s: %s", from, strerror(errno));
     for (const struct dirent *e; !status && (e = readdir(d));) {
-        if ((!ends_with(e->d_name, ".json") && !ends_with(e->d_name, ".txt")) || ends_with(e->d_name, ".index.json"))
-            continue;
+        bool other = fnmatch("*.json", e->d_name, 0) && fnmatch("*.txt", e->d_name, 0);
+        if (other || !fnmatch("*.index.json", e->d_name, 0)) continue;
         snprintf(path, sizeof path, "%s/%s", from, e->d_name);
         if (stat(path, &st) || !S_ISREG(st.st_mode) || st.st_size > SMALL_FILE) continue;
         size_t len;
@@ -190,45 +184,33 @@ static int copy_small_files(const Copy *copy, const char *from, Error *err) {
 // Shards
 // ---------------------------------------------------------------------------------------------------------------
 
-static cJSON *metadata_json(Quant quant) {
-    char number[16];
-    cJSON *json = cJSON_CreateObject();
-    cJSON_AddStringToObject(json, "format", PACKED_FORMAT);
-    snprintf(number, sizeof number, "%d", quant.bits);
-    cJSON_AddStringToObject(json, "flexgen.bits", number);
-    snprintf(number, sizeof number, "%d", quant.group);
-    cJSON_AddStringToObject(json, "flexgen.group", number);
-    return json;
-}
-
 static void add_item_json(cJSON *header, const Copy *copy, const Item *item) {
-    const Tensor *t = item->from;
     char name[100];
-    cJSON *json = cJSON_AddObjectToObject(header, checkpoint_name(name, copy->checkpoint, t));
+    cJSON *json = cJSON_AddObjectToObject(header, checkpoint_name(name, copy->checkpoint, item->from));
     cJSON_AddStringToObject(json, "dtype", item->packed ? "U8" : "F16");
     cJSON *shape = cJSON_AddArrayToObject(json, "shape"), *offsets = cJSON_AddArrayToObject(json, "data_offsets");
-    int rows = item->packed ? (t->rows + copy->quant.group - 1) / copy->quant.group : t->rows;
-    if (!item->vector) cJSON_AddItemToArray(shape, cJSON_CreateNumber(rows));
-    cJSON_AddItemToArray(shape, cJSON_CreateNumber(item->packed ? (double)item->bytes / rows : t->cols));
+    if (!item->vector) cJSON_AddItemToArray(shape, cJSON_CreateNumber(item->rows));
+    cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)item->cols));
     cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)item->begin));
     cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)(item->begin + item->bytes)));
 }
 
 /* The length, the header, and spaces up to where the data may begin. */
 static int write_header(const Copy *copy, int shard, const Out *out, Error *err) {
-    cJSON *header = cJSON_CreateObject();
-    cJSON_AddItemToObject(header, "__metadata__", metadata_json(copy->quant));
+    char bits[16], group[16];
+    cJSON *header = cJSON_CreateObject(), *metadata = cJSON_AddObjectToObject(header, "__metadata__");
+    snprintf(bits, sizeof bits, "%d", copy->quant.bits);
+    snprintf(group, sizeof group, "%d", copy->quant.group);
+    cJSON_AddStringToObject(metadata, "format", PACKED_FORMAT);
+    cJSON_AddStringToObject(metadata, "flexgen.bits", bits);
+    cJSON_AddStringToObject(metadata, "flexgen.group", group);
     for (int i = 0; i < copy->nitems; i++)
         if (copy->items[i].shard == shard) add_item_json(header, copy, &copy->items[i]);
     char *json = cJSON_PrintUnformatted(header);
     CHECK(json);
-    size_t len = strlen(json), size = (8 + len + ALIGN - 1) / ALIGN * ALIGN;
-    uint8_t *bytes = xcalloc(size, 1);
-    for (int i = 0; i < 8; i++) bytes[i] = (uint8_t)((size - 8) >> 8 * i);
-    memset(bytes + 8, ' ', size - 8);
-    memcpy(bytes + 8, json, len);
-    int status = out_write(out, bytes, size, err);
-    free(bytes);
+    const uint64_t size = (8 + strlen(json) + ALIGN - 1) / ALIGN * ALIGN - 8, length = htole64(size);
+    int status = out_write(out, &length, sizeof length, err);
+    if (!status && fprintf(out->file, "%-*s", (int)size, json) < 0) status = cannot_write(out->path, err);
     cJSON_free(json);
     cJSON_Delete(header);
     return status;
@@ -236,18 +218,16 @@ static int write_header(const Copy *copy, int shard, const Out *out, Error *err)
 
 /* A row of groups for each thread, then they are written, and so on. */
 static int write_packed(const Copy *copy, const Item *item, const Out *out, Error *err) {
-    const Tensor *t = item->from;
-    const int rows = (t->rows + copy->quant.group - 1) / copy->quant.group;
-    const size_t numbers = (size_t)copy->quant.group * t->cols, bytes = item->bytes / rows;
-    for (int first = 0; first < rows; first += copy->threads) {
-        const int n = imin(copy->threads, rows - first);
+    const size_t numbers = (size_t)copy->quant.group * item->from->cols, bytes = item->cols;
+    for (int first = 0; first < item->rows; first += copy->threads) {
+        const int n = imin(copy->threads, item->rows - first);
         int failed[MOST_THREADS];
         Error why[MOST_THREADS];
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(n) schedule(static, 1)
 #endif
         for (int i = 0; i < n; i++)
-            failed[i] = checkpoint_pack(copy->checkpoint, copy->packed + i * bytes, copy->scratch + i * numbers, t,
+            failed[i] = checkpoint_pack(copy->checkpoint, copy->packed + i * bytes, copy->scratch + i * numbers, item->from,
                                         first + i, copy->quant, &why[i]);
         for (int i = 0; i < n; i++)
             if (failed[i]) return *err = why[i], -1;
@@ -258,7 +238,7 @@ static int write_packed(const Copy *copy, const Item *item, const Out *out, Erro
 
 static int write_f16(const Copy *copy, const Item *item, const Out *out, Error *err) {
     const Tensor *t = item->from;
-    const size_t count = (size_t)t->rows * t->cols;
+    const size_t count = item->bytes / sizeof(f16);
     for (size_t first = 0, n; first < count; first += n) {
         n = count - first < CHUNK ? count - first : CHUNK;
         if (checkpoint_fill(copy->checkpoint, copy->scratch, t, first, n, err) ||

@@ -27,9 +27,9 @@ static void add_figures(cJSON *to, const Figure *figures, size_t n) {
 static const cJSON *find_figure(const cJSON *figures, const char *name) {
     const char *dot = strchr(name, '.');
     char outer[48];
-    if (!dot) return cJSON_GetObjectItemCaseSensitive(figures, name);
+    if (!dot) return json_get(figures, name);
     snprintf(outer, sizeof outer, "%.*s", (int)(dot - name), name);
-    return find_figure(cJSON_GetObjectItemCaseSensitive(figures, outer), dot + 1);
+    return find_figure(json_get(figures, outer), dot + 1);
 }
 
 /* Prints a form: {%.3f name} stands for a number or {%s name} for a text of the figures, {%.1f 100*name} for a number times
@@ -52,9 +52,10 @@ static void fill_in(FILE *out, const char *form, const cJSON *figures) {
     fputs(form, out);
 }
 
-int report_open(Report *report, const Options *o, Error *err) {
-    *report = (Report){.options = o};
-    if (o->json && !(report->file = output_open("--json", o->json, err))) return -1;
+int report_open(Report *report, const TaskRun *run, Error *err) {
+    const char *path = run->options->json;
+    *report = (Report){.run = run};
+    if (path && !(report->file = output_open("--json", path, err))) return -1;
     if (report->file != stdout) report->text = stdout;
     report->json = cJSON_CreateObject();
     return 0;
@@ -66,7 +67,7 @@ int report_close(Report *report, int status, Error *err) {
     if (text) fprintf(report->file, "%s\n", text);
     free(text);
     cJSON_Delete(report->json);
-    return report->file ? output_close(report->file, "--json", report->options->json, status, err) : status;
+    return report->file ? output_close(report->file, "--json", report->run->options->json, status, err) : status;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -107,10 +108,11 @@ static void add_found(cJSON *json, const Found *found) {
 }
 
 /* What was asked: the last figures of the object, and the first line of the text. */
-static void report_question(Report *r, const OptConfig *config, const Hardware *hardware) {
-    cJSON_AddStringToObject(r->json, "model", config->name);
-    cJSON_AddStringToObject(r->json, "hardware", hardware->name);
-    ADD(r->json, {"s", r->options->prompt_len[1]}, {"n", r->options->gen_len[1]});
+static void report_question(Report *r) {
+    const Options *o = r->run->options;
+    cJSON_AddStringToObject(r->json, "model", r->run->checkpoint->config.name);
+    cJSON_AddStringToObject(r->json, "hardware", r->run->hardware->name);
+    ADD(r->json, {"s", o->prompt_len[1]}, {"n", o->gen_len[1]});
     if (r->text) fill_in(r->text, "{%s model}, s {%.0f s}, n {%.0f n}, on: {%s hardware}\n", r->json);
 }
 
@@ -127,11 +129,10 @@ static void print_found(FILE *out, const cJSON *figures, const Found *found) {
     fprintf(out, "\n");
 }
 
-void report_found(Report *r, const OptConfig *config, const Hardware *hardware, const char *key, const Found *found,
-                  int n) {
+void report_found(Report *r, const char *key, const Found *found, int n) {
     add_found(r->json, found);
     cJSON *list = cJSON_AddArrayToObject(r->json, key);
-    report_question(r, config, hardware);
+    report_question(r);
     if (r->text)
         fprintf(r->text, "%10s %-8s %-3s %-5s %-36s %11s %10s %10s %10s  %s\n", "block", "schedule", "att", "bits",
                 "  wg    wc    cg    cc    hg    hc", "token/s", "T_pre (s)", "T_gen (s)", "block (s)", "bound by");
@@ -143,13 +144,14 @@ void report_found(Report *r, const OptConfig *config, const Hardware *hardware, 
     }
 }
 
-void report_paper(Report *r, const OptConfig *config, const Hardware *hardware, const Cost *cost, const Block *block) {
+void report_paper(Report *r, const Cost *cost, const Block *block) {
+    const Hardware *hardware = r->run->hardware;
     const double capacity[NTIERS] = {hardware->gmem, hardware->cmem, hardware->nmem};
     for (int f = 0; f < NFRACTIONS; f++) cJSON_AddNumberToObject(r->json, fraction_name[f], cost->fraction[f]);
     ADD(r->json, {"gbs", block->gbs}, {"num_gpu_batches", block->num_gpu_batches},
         {"bls", (double)block->gbs * block->num_gpu_batches});
     add_cost(r->json, cost);
-    report_question(r, config, hardware);
+    report_question(r);
     if (!r->text) return;
     fill_in(r->text,
             "block of {%.0f gbs} x {%.0f num_gpu_batches}, by Appendix A.3\n"
@@ -172,15 +174,14 @@ static void add_cluster(cJSON *json, const char *name, const ClusterCost *c) {
         {"decode_throughput", c->decode_throughput});
 }
 
-void report_clusters(Report *r, const OptConfig *config, const Hardware *hardware, const ClusterCost *const cost[3],
-                     int least) {
+void report_clusters(Report *r, const ClusterCost *const cost[3], int least) {
     static const char *const name[] = {"one", "pipeline", "chain"};
     char title[3][64] = {"1 machine"};
-    snprintf(title[1], sizeof title[1], "%d machines, pipeline", r->options->nodes);
-    snprintf(title[2], sizeof title[2], "%d machines, without offloading", r->options->nodes);
+    snprintf(title[1], sizeof title[1], "%d machines, pipeline", r->run->options->nodes);
+    snprintf(title[2], sizeof title[2], "%d machines, without offloading", r->run->options->nodes);
     for (int i = 0; i < 3; i++)
         if (cost[i]) add_cluster(r->json, name[i], cost[i]);
-    report_question(r, config, hardware);
+    report_question(r);
     if (!r->text) return;
     fprintf(r->text, "%-34s %-10s %-37s %9s %11s %11s %11s %11s\n", "", "block", "    wg    wc    cg    cc    hg    hc",
             "prefill (s)", "a token (s)", "block (s)", "token/s", "decoding");
@@ -230,40 +231,42 @@ void print_prediction(const TaskRun *run) {
                 was.peak[t] / MIB);
 }
 
-void print_peaks(const TaskRun *run, const Options *o) {
-    plan_print(stderr, run->plan, o->capacity, run->device->peak);
+void print_peaks(const TaskRun *run) {
+    plan_print(stderr, run->plan, run->options->capacity, run->device->peak);
     if (run->gpu)
         fprintf(stderr, "in use on the GPU, by its own account %12.2f = tier, context, workspaces and other programs\n",
                 run->in_use / MIB);
 }
 
 /* Under which policy, on what. */
-static void print_policy(FILE *out, const Options *o, const TaskRun *run) {
-    const Policy *p = &o->policy;
+static void print_policy(FILE *out, const TaskRun *run) {
+    const Policy *p = &run->options->policy;
     fprintf(out, "weights %g/%g%s, cache %g/%g%s, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d threads, %s\n",
             100 * p->wg, 100 * p->wc, p->weight_quant.bits ? " packed" : "", 100 * p->cg, 100 * p->cc,
             p->cache_quant.bits ? " packed" : "", 100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches,
-            schedule_name[p->schedule], run->gpu ? run->gpu->name : "", run->gpu ? ", " : "", o->threads, host_isa());
+            schedule_name[p->schedule], run->gpu ? run->gpu->name : "", run->gpu ? ", " : "", run->options->threads,
+            host_isa());
 }
 
-void print_summary(const Options *o, const TaskRun *run, int prompts) {
+void print_summary(const TaskRun *run, int prompts) {
     const RunStats *r = &run->stats;
     fprintf(stderr, "%d prompts, %ld tokens in %.2f s (prefill %.2f, decode %.2f): %.1f tokens/s generated; ", prompts,
             r->generated, r->total_s, r->prefill_s, r->decode_s, measured(run).throughput);
-    print_policy(stderr, o, run);
+    print_policy(stderr, run);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// flexgen bench
+// flexgen bench and eval
 // ---------------------------------------------------------------------------------------------------------------
 
-static void report_times(Report *r, const TaskRun *run) {
-    const RunStats *t = &run->stats;
-    const Cost was = measured(run);
-    ADD(r->json, {"sweeps", (double)t->sweeps}, {"s", r->options->prompt_len[1]}, {"n", r->options->gen_len[1]},
-        {"T", was.T}, {"T_pre", was.T_pre}, {"T_gen", was.T_gen}, {"throughput", was.throughput},
-        {"prefill_s", t->prefill_s}, {"decode_s", t->decode_s}, {"total_s", t->total_s},
-        {"generation_throughput", was.throughput}, {"decode_throughput", t->decode_s > 0 ? t->decoded / t->decode_s : 0});
+static void report_times(Report *r) {
+    const RunStats *t = &r->run->stats;
+    const Options *o = r->run->options;
+    const Cost was = measured(r->run);
+    ADD(r->json, {"sweeps", (double)t->sweeps}, {"s", o->prompt_len[1]}, {"n", o->gen_len[1]}, {"T", was.T},
+        {"T_pre", was.T_pre}, {"T_gen", was.T_gen}, {"throughput", was.throughput}, {"prefill_s", t->prefill_s},
+        {"decode_s", t->decode_s}, {"total_s", t->total_s}, {"generation_throughput", was.throughput},
+        {"decode_throughput", t->decode_s > 0 ? t->decoded / t->decode_s : 0});
     if (r->text)
         fill_in(r->text,
                 "prefill {%.3f prefill_s} s, decode {%.3f decode_s} s, total {%.3f total_s} s\n"
@@ -272,7 +275,8 @@ static void report_times(Report *r, const TaskRun *run) {
                 r->json);
 }
 
-static void report_tiers(Report *r, const TaskRun *run) {
+static void report_tiers(Report *r) {
+    const TaskRun *run = r->run;
     cJSON *tiers = cJSON_AddObjectToObject(r->json, "tiers");
     for (int t = 0; t < NTIERS; t++) {
         cJSON *tier = cJSON_AddObjectToObject(tiers, tier_name[t]);
@@ -331,44 +335,39 @@ static void report_breakdown(Report *r, const Trace *trace, long sweeps) {
 }
 
 /* On which model and device, under which policy. */
-static void add_setting(cJSON *json, const Options *o, const TaskRun *run) {
-    cJSON_AddStringToObject(json, "model", run->plan->config.name);
-    cJSON_AddStringToObject(json, "device", run->device->name);
-    add_policy(json, &o->policy);
+static void add_setting(Report *r) {
+    cJSON_AddStringToObject(r->json, "model", r->run->plan->config.name);
+    cJSON_AddStringToObject(r->json, "device", r->run->device->name);
+    add_policy(r->json, &r->run->options->policy);
 }
 
-void report_bench(Report *r, const TaskRun *run) {
-    add_setting(r->json, r->options, run);
-    report_times(r, run);
-    report_tiers(r, run);
+void report_bench(Report *r) {
+    const TaskRun *run = r->run;
+    add_setting(r);
+    report_times(r);
+    report_tiers(r);
     report_lanes(r, run->device);
     report_breakdown(r, run->device->trace, run->stats.sweeps);
     if (run->found) add_cost(cJSON_AddObjectToObject(r->json, "predicted"), &run->found->cost);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// flexgen eval
-// ---------------------------------------------------------------------------------------------------------------
-
-void report_eval(Report *r, const Eval *eval, const TaskRun *run) {
+void report_eval(Report *r, const Eval *eval) {
     const EvalResult e = eval_result(eval);
-    const RunStats *t = &run->stats;
-    if (r->options->perplexity)
+    const RunStats *t = &r->run->stats;
+    const char *form = "last word: accuracy {%.4f last_word_accuracy}, perplexity {%.4f perplexity}: {%.0f lines} lines\n";
+    if (r->run->options->perplexity) {
+        form =
+            "perplexity {%.4f perplexity}, {%.4f bits_per_byte} bits per byte: {%.0f tokens} tokens in "
+            "{%.0f windows} windows of {%.0f window}\n";
         ADD(r->json, {"perplexity", e.perplexity}, {"nll", e.nll}, {"bits_per_byte", e.bits_per_byte},
             {"tokens", (double)eval->tokens}, {"windows", eval->task.count}, {"window", eval->window});
-    else
+    } else
         ADD(r->json, {"last_word_accuracy", e.accuracy}, {"perplexity", e.word_perplexity}, {"lines", eval->task.count});
-    add_setting(r->json, r->options, run);
+    add_setting(r);
     ADD(r->json, {"sweeps", (double)t->sweeps}, {"T", t->total_s}, {"prefill_s", t->prefill_s}, {"decode_s", t->decode_s},
         {"total_s", t->total_s});
     if (!r->text) return;
-    fill_in(
-        r->text,
-        r->options->perplexity
-            ? "perplexity {%.4f perplexity}, {%.4f bits_per_byte} bits per byte: {%.0f tokens} tokens in {%.0f windows} "
-              "windows of {%.0f window}\n"
-            : "last word: accuracy {%.4f last_word_accuracy}, perplexity {%.4f perplexity}: {%.0f lines} lines\n",
-        r->json);
+    fill_in(r->text, form, r->json);
     fill_in(r->text, "{%.2f total_s} s; ", r->json);
-    print_policy(r->text, r->options, run);
+    print_policy(r->text, r->run);
 }

@@ -68,10 +68,13 @@ cJSON *json_parse(const char *text, size_t len, const char *what, Error *err);
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 /* The shortest text that is read back to the same bits; cJSON's own printing is content with nearly the same. */
 const char *json_number(char text[100], double number);
+const cJSON *json_get(const cJSON *object, const char *key); /* or NULL */
 /* What a value is, as a message shows it: "an object", 7, "a text"; NULL is "nothing". */
 const char *json_describe(char text[100], const cJSON *value);
 /* Whether a value is a whole number from 0 to 2^53, and which. */
 bool json_whole(const cJSON *value, size_t *number);
+/* Sorts them and returns one that is there twice, or NULL. */
+const char *sort_strings(const char **strings, size_t n);
 /* Writes s[0..len) as a JSON string; bytes that are not UTF-8 become question marks. */
 void json_write_string(FILE *out, const char *s, size_t len);
 

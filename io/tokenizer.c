@@ -16,13 +16,14 @@
 #include <limits.h>
 #include <math.h>
 #include <pcre2.h>
+#include <search.h>
 
 #include "io/text.h"
 
 enum { MAX_FILE = 1 << 28, LAST_SYMBOL = 323, SHOWN = 60 };
 
 typedef struct {
-    char *bytes; /* NULL: no piece has this id */
+    char *bytes; /* NULL: no piece has this id. While the files are read, its text in vocab.json */
     int len;
     bool special; /* gives nothing when decoded */
 } Piece;
@@ -34,7 +35,7 @@ typedef struct {
 struct Tokenizer {
     int vocab;
     Piece *pieces;        // (vocab)
-    char *pool;           /* owns the bytes of all pieces */
+    cJSON *tree;          /* vocab.json, which owns the bytes of all pieces */
     int32_t byte_id[256]; /* the piece of one byte */
     Merge *merges;        // (nmerges), the rank is the index
     int nmerges;
@@ -43,163 +44,113 @@ struct Tokenizer {
     pcre2_code *split;
 };
 
-static size_t table_size(size_t entries) {
-    size_t size = 16;
-    while (size < 2 * entries) size *= 2;
-    return size;
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Byte symbols
-// ---------------------------------------------------------------------------------------------------------------
-
-/* How many bytes of s a message shows. */
-static int shown(const char *s, size_t len) {
-    if (len <= SHOWN) return (int)len;
-    len = SHOWN;
-    while (len > 0 && ((unsigned char)s[len] & 0xC0) == 0x80) len--;
-    return (int)len;
-}
-
-/* GPT-2's bytes_to_unicode: printable Latin-1 stands for itself, the others are numbered from 256 on. */
-static void byte_symbols(uint16_t symbol[256]) {
-    uint16_t next = 256;
-    for (int b = 0; b < 256; b++) {
-        bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-        symbol[b] = printable ? (uint16_t)b : next++;
-    }
-    CHECK(next == LAST_SYMBOL + 1);
-}
-
-/* The bytes that a piece of vocab.json stands for. As in Hugging Face, a piece with a character that is no byte symbol
- * stands for its own text. out has room for strlen(text); text is valid UTF-8. */
-static int piece_bytes(char *out, const char *text, const int16_t byte_of[LAST_SYMBOL + 1]) {
-    int n = 0;
-    for (const unsigned char *c = (const unsigned char *)text; *c; n++) {
-        int symbol = *c < 0x80 ? c[0] : *c < 0xE0 ? (c[0] & 0x1F) << 6 | (c[1] & 0x3F) : LAST_SYMBOL + 1;
-        if (symbol > LAST_SYMBOL || byte_of[symbol] < 0) {
-            memcpy(out, text, strlen(text));
-            return (int)strlen(text);
-        }
-        out[n] = (char)byte_of[symbol];
-        c += *c < 0x80 ? 1 : 2;
-    }
-    return n;
-}
+/* What is known while the files are read. */
+typedef struct {
+    char path[MAX_PATH];              /* of the file */
+    struct hsearch_data names;        /* finds pieces by their text */
+    char symbol[256][3];              /* how both files write a byte */
+    int16_t byte_of[LAST_SYMBOL + 1]; /* which byte a character stands for, or -1 */
+} Reading;
 
 // ---------------------------------------------------------------------------------------------------------------
 // vocab.json
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Finds ids by the text of pieces while the files are read. */
-typedef struct {
-    const char **text;  // (vocab), owned by the JSON tree, NULL in gaps
-    int32_t *ids;       /* hash table, id or -1 */
-    size_t mask;
-    char vocab_path[MAX_PATH], merges_path[MAX_PATH];
-} Names;
+/* How many bytes of s a message shows. */
+static int shown(const char *s) {
+    size_t len = strnlen(s, SHOWN + 1);
+    if (len > SHOWN)
+        while (--len > 0 && ((unsigned char)s[len] & 0xC0) == 0x80) continue;
+    return (int)len;
+}
 
-static size_t text_slot(const Names *names, const char *text, size_t len) {
-    uint64_t hash = 0xCBF29CE484222325u; /* FNV-1a */
-    for (size_t i = 0; i < len; i++) hash = (hash ^ (unsigned char)text[i]) * 0x100000001B3u;
-    size_t slot = (hash ^ hash >> 32) & names->mask;
-    for (; names->ids[slot] >= 0; slot = (slot + 1) & names->mask) {
-        const char *other = names->text[names->ids[slot]];
-        if (strlen(other) == len && memcmp(other, text, len) == 0) break;
+/* GPT-2's bytes_to_unicode: printable Latin-1 stands for itself, the others are numbered from 256 on. */
+static void byte_symbols(Reading *r) {
+    int next = 256;
+    memset(r->byte_of, 0xFF, sizeof r->byte_of);
+    for (int b = 0; b < 256; b++) {
+        bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+        int code = printable ? b : next++;
+        char *symbol = r->symbol[b];
+        if (code >= 0x80) *symbol++ = (char)(0xC0 | code >> 6);
+        *symbol = (char)(code < 0x80 ? code : 0x80 | (code & 0x3F));
+        r->byte_of[code] = (int16_t)b;
     }
-    return slot;
+    CHECK(next == LAST_SYMBOL + 1);
 }
 
-static int32_t find_piece(const Names *names, const char *text, size_t len) {
-    return names->ids[text_slot(names, text, len)];
+static int32_t find_piece(const Tokenizer *tokenizer, Reading *r, const char *text) {
+    ENTRY *found;
+    if (!hsearch_r((ENTRY){.key = (char *)text}, FIND, &found, &r->names)) return -1;
+    return (int32_t)((Piece *)found->data - tokenizer->pieces);
 }
 
-static int add_piece(const Tokenizer *tokenizer, Names *names, const cJSON *item, Error *err) {
-    const char *path = names->vocab_path, *text = item->string;
+static int add_piece(Tokenizer *tokenizer, Reading *r, const cJSON *item, Error *err) {
+    static const char *const specials[] = {"<s>", "<pad>", "</s>", "<unk>"};
+    char *text = item->string;
     double id = item->valuedouble;
-    int n = shown(text, strlen(text));
+    int n = shown(text);
     if (!cJSON_IsNumber(item))
         return fail(err, EXIT_FAILED,
-                    "%s: the id of \"%.*s\" is not a number; take vocab.json from the model's download again", path, n,
+                    "%s: the id of \"%.*s\" is not a number; take vocab.json from the model's download again", r->path, n,
                     text);
     if (!(id >= 0 && id < tokenizer->vocab && id == floor(id)))
-        return fail(
-            err, EXIT_FAILED,
-            "%s: the id of \"%.*s\" is %g, expected a whole number from 0 to %d (the model's vocabulary); take vocab.json "
-            "and config.json from the same model",
-            path, n, text, id, tokenizer->vocab - 1);
-    const char *other = names->text[(int)id];
-    if (other)
-        return fail(
-            err, EXIT_FAILED,
-            "%s: \"%.*s\" and \"%.*s\" both have id %d, expected one piece for an id; take vocab.json from the model's "
-            "download again",
-            path, shown(other, strlen(other)), other, n, text, (int)id);
-    names->text[(int)id] = text;
-    names->ids[text_slot(names, text, strlen(text))] = (int32_t)id;
-    return 0;
-}
-
-static int need_pieces(Tokenizer *tokenizer, const Names *names, const uint16_t symbol[256], Error *err) {
-    if (find_piece(names, "</s>", 4) < 0)
         return fail(err, EXIT_FAILED,
-                    "%s: no piece \"</s>\", expected it among the pieces because every OPT prompt begins with it; is this "
-                    "an OPT model?",
-                    names->vocab_path);
-    for (int b = 0; b < 256; b++) {
-        char text[2] = {(char)symbol[b], 0};
-        size_t len = 1;
-        if (symbol[b] >= 0x80) {
-            text[0] = (char)(0xC0 | symbol[b] >> 6);
-            text[1] = (char)(0x80 | (symbol[b] & 0x3F));
-            len = 2;
-        }
-        tokenizer->byte_id[b] = find_piece(names, text, len);
-        if (tokenizer->byte_id[b] < 0)
-            return fail(err, EXIT_FAILED,
-                        "%s: no piece \"%.*s\" for byte 0x%02X, expected a piece for each of the 256 bytes; is this a "
-                        "byte-level BPE?",
-                        names->vocab_path, (int)len, text, b);
-    }
+                    "%s: the id of \"%.*s\" is %g, expected a whole number from 0 to %d (the model's vocabulary); take "
+                    "vocab.json and config.json from the same model",
+                    r->path, n, text, id, tokenizer->vocab - 1);
+    Piece *piece = &tokenizer->pieces[(int)id];
+    if (piece->bytes)
+        return fail(err, EXIT_FAILED,
+                    "%s: \"%.*s\" and \"%.*s\" both have id %d, expected one piece for an id; take vocab.json from the "
+                    "model's download again",
+                    r->path, shown(piece->bytes), piece->bytes, n, text, (int)id);
+    piece->bytes = text;
+    for (size_t i = 0; i < sizeof specials / sizeof *specials; i++) piece->special |= strcmp(text, specials[i]) == 0;
+    ENTRY *entry;
+    CHECK(hsearch_r((ENTRY){text, piece}, ENTER, &entry, &r->names));
     return 0;
 }
 
-static void keep_bytes(Tokenizer *tokenizer, const Names *names, const uint16_t symbol[256]) {
-    static const char *specials[] = {"<s>", "<pad>", "</s>", "<unk>"};
-    int16_t byte_of[LAST_SYMBOL + 1];
-    for (int i = 0; i <= LAST_SYMBOL; i++) byte_of[i] = -1;
-    for (int b = 0; b < 256; b++) byte_of[symbol[b]] = (int16_t)b;
-    size_t size = 0;
-    for (int id = 0; id < tokenizer->vocab; id++) size += names->text[id] ? strlen(names->text[id]) : 0;
-    char *next = tokenizer->pool = xcalloc(size, 1); /* a piece's bytes are never more than its text */
-    for (int id = 0; id < tokenizer->vocab; id++) {
-        const char *text = names->text[id];
-        if (!text) continue;
-        Piece *piece = &tokenizer->pieces[id];
-        piece->bytes = next;
-        piece->len = piece_bytes(next, text, byte_of);
-        for (size_t i = 0; i < sizeof specials / sizeof *specials; i++) piece->special |= strcmp(text, specials[i]) == 0;
-        next += piece->len;
-    }
-}
-
-static int read_vocab(Tokenizer *tokenizer, Names *names, const cJSON *root, Error *err) {
+static int read_vocab(Tokenizer *tokenizer, Reading *r, Error *err) {
+    const cJSON *root = tokenizer->tree = json_read(r->path, MAX_FILE, err);
+    if (!root) return -1;
     if (!cJSON_IsObject(root))
         return fail(err, EXIT_FAILED,
                     "%s: not a JSON object, expected {\"piece\": id, ...}; take it from the model's download again",
-                    names->vocab_path);
-    names->mask = table_size((size_t)cJSON_GetArraySize(root)) - 1;
-    names->ids = xcalloc(names->mask + 1, sizeof *names->ids);
-    memset(names->ids, 0xFF, (names->mask + 1) * sizeof *names->ids);
-    const cJSON *item;
-    cJSON_ArrayForEach(item, root) {
-        if (add_piece(tokenizer, names, item, err) != 0) return -1;
-    }
-    uint16_t symbol[256];
-    byte_symbols(symbol);
-    if (need_pieces(tokenizer, names, symbol, err) != 0) return -1;
-    keep_bytes(tokenizer, names, symbol);
+                    r->path);
+    CHECK(hcreate_r(2 * (size_t)cJSON_GetArraySize(root), &r->names));
+    for (const cJSON *item = root->child; item; item = item->next)
+        if (add_piece(tokenizer, r, item, err) != 0) return -1;
+    if (find_piece(tokenizer, r, "</s>") < 0)
+        return fail(err, EXIT_FAILED,
+                    "%s: no piece \"</s>\", expected it among the pieces because every OPT prompt begins with it; is this "
+                    "an OPT model?",
+                    r->path);
+    byte_symbols(r);
+    for (int b = 0; b < 256; b++)
+        if ((tokenizer->byte_id[b] = find_piece(tokenizer, r, r->symbol[b])) < 0)
+            return fail(err, EXIT_FAILED,
+                        "%s: no piece \"%s\" for byte 0x%02X, expected a piece for each of the 256 bytes; is this a "
+                        "byte-level BPE?",
+                        r->path, r->symbol[b], b);
     return 0;
+}
+
+/* A piece's text becomes the bytes that it stands for, which are not more. As in Hugging Face, a piece with a character
+ * that is no byte symbol stands for its own text. */
+static void decode_piece(Piece *piece, const int16_t byte_of[LAST_SYMBOL + 1]) {
+    char *text = xstrdup(piece->bytes), *to = piece->bytes;
+    for (const unsigned char *c = (const unsigned char *)text; *c; c += *c < 0x80 ? 1 : 2) {
+        int code = *c < 0x80 ? c[0] : *c < 0xE0 ? (c[0] & 0x1F) << 6 | (c[1] & 0x3F) : LAST_SYMBOL + 1;
+        if (code > LAST_SYMBOL || byte_of[code] < 0) {
+            to = stpcpy(piece->bytes, text);
+            break;
+        }
+        *to++ = (char)byte_of[code];
+    }
+    piece->len = (int)(to - piece->bytes);
+    free(text);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -218,53 +169,51 @@ static size_t pair_slot(const Tokenizer *tokenizer, int32_t left, int32_t right)
     return slot;
 }
 
-/* Reads "left right". The line is writable: the blank is closed up to look for the joined piece. */
-static int add_merge(Tokenizer *tokenizer, const Names *names, char *line, size_t len, int number, Error *err) {
-    const char *path = names->merges_path, *advice = "take merges.txt and vocab.json from the same model";
-    if (!utf8_valid(line, len))
-        return fail(err, EXIT_FAILED, "%s line %d: invalid UTF-8 at byte %zu of the line, expected two pieces; %s", path,
-                    number, utf8_invalid_at(line, len), advice);
-    char *blank = memchr(line, ' ', len);
-    size_t left_len = blank ? (size_t)(blank - line) : 0, right_len = blank ? len - left_len - 1 : 0;
-    if (left_len == 0 || right_len == 0 || memchr(blank + 1, ' ', right_len))
-        return fail(err, EXIT_FAILED, "%s line %d: found \"%.*s\", expected two pieces with one blank between them; %s",
-                    path, number, shown(line, len), line, advice);
-    Merge merge = {find_piece(names, line, left_len), find_piece(names, blank + 1, right_len), -1};
-    if (merge.left < 0 || merge.right < 0) {
-        const char *unknown = merge.left < 0 ? line : blank + 1;
-        return fail(err, EXIT_FAILED, "%s line %d: \"%.*s\" is no piece of vocab.json, expected two that are; %s", path,
-                    number, shown(unknown, merge.left < 0 ? left_len : right_len), unknown, advice);
-    }
-    memmove(blank, blank + 1, right_len);
-    merge.joined = find_piece(names, line, len - 1);
+/* Reads "left right", of len bytes and a 0, and closes up the blank to look for the joined piece. */
+static int add_merge(Tokenizer *tokenizer, Reading *r, char *line, size_t len, Error *err) {
+    size_t invalid = utf8_invalid_at(line, len);
+    if (invalid < len) return fail(err, EXIT_FAILED, "invalid UTF-8 at byte %zu of the line, expected two pieces", invalid);
+    char *blank = strchr(line, ' '), *right = blank ? blank + 1 : line;
+    if (right == line || blank == line || !*right || strchr(right, ' ') || strlen(line) < len)
+        return fail(err, EXIT_FAILED, "found \"%.*s\", expected two pieces with one blank between them", shown(line), line);
+    *blank = 0;
+    Merge merge = {find_piece(tokenizer, r, line), find_piece(tokenizer, r, right), -1};
+    const char *unknown = merge.left < 0 ? line : merge.right < 0 ? right : NULL;
+    if (unknown)
+        return fail(err, EXIT_FAILED, "\"%.*s\" is no piece of vocab.json, expected two that are", shown(unknown), unknown);
+    memmove(blank, right, strlen(right) + 1);
+    merge.joined = find_piece(tokenizer, r, line);
     if (merge.joined < 0 || tokenizer->pieces[merge.joined].special)
-        return fail(err, EXIT_FAILED, "%s line %d: makes \"%.*s\", which is %s, expected an ordinary piece; %s", path,
-                    number, shown(line, len - 1), line, merge.joined < 0 ? "no piece of vocab.json" : "a special piece",
-                    advice);
-    size_t slot = pair_slot(tokenizer, merge.left, merge.right);
-    if (tokenizer->ranks[slot] >= 0)
-        return fail(err, EXIT_FAILED, "%s line %d: the pair that makes \"%.*s\" stood before, expected each pair once; %s",
-                    path, number, shown(line, len - 1), line, advice);
+        return fail(err, EXIT_FAILED, "makes \"%.*s\", which is %s, expected an ordinary piece", shown(line), line,
+                    merge.joined < 0 ? "no piece of vocab.json" : "a special piece");
+    int32_t *rank = &tokenizer->ranks[pair_slot(tokenizer, merge.left, merge.right)];
+    if (*rank >= 0)
+        return fail(err, EXIT_FAILED, "the pair that makes \"%.*s\" stood before, expected each pair once", shown(line),
+                    line);
     tokenizer->merges[tokenizer->nmerges] = merge;
-    tokenizer->ranks[slot] = tokenizer->nmerges++;
+    *rank = tokenizer->nmerges++;
     return 0;
 }
 
-static int read_merges(Tokenizer *tokenizer, const Names *names, char *text, size_t len, Error *err) {
-    size_t lines = 1;
+static int read_merges(Tokenizer *tokenizer, Reading *r, char *text, size_t len, Error *err) {
+    size_t lines = 1, size = 16;
     for (size_t i = 0; i < len; i++) lines += text[i] == '\n';
+    while (size < 2 * lines) size *= 2;
     tokenizer->merges = xcalloc(lines, sizeof *tokenizer->merges);
-    tokenizer->mask = table_size(lines) - 1;
-    tokenizer->ranks = xcalloc(tokenizer->mask + 1, sizeof *tokenizer->ranks);
-    memset(tokenizer->ranks, 0xFF, (tokenizer->mask + 1) * sizeof *tokenizer->ranks);
-    char *end = text + len;
-    for (int number = 1; text < end; number++) {
+    tokenizer->mask = size - 1;
+    tokenizer->ranks = xcalloc(size, sizeof *tokenizer->ranks);
+    memset(tokenizer->ranks, 0xFF, size * sizeof *tokenizer->ranks);
+    char *end = text + len, *next;
+    for (int number = 1; text < end; number++, text = next) {
         char *newline = memchr(text, '\n', (size_t)(end - text)), *stop = newline ? newline : end;
-        size_t n = (size_t)(stop - text);
-        if (newline && n > 0 && text[n - 1] == '\r') n--; /* git on Windows writes these */
-        bool version = number == 1 && n >= 8 && memcmp(text, "#version", 8) == 0;
-        if (!version && add_merge(tokenizer, names, text, n, number, err) != 0) return -1;
-        text = newline ? newline + 1 : end;
+        next = stop + 1;
+        if (newline && stop > text && stop[-1] == '\r') stop--; /* git on Windows writes these */
+        *stop = 0;
+        Error inner;
+        if (number == 1 && strncmp(text, "#version", 8) == 0) continue;
+        if (add_merge(tokenizer, r, text, (size_t)(stop - text), &inner) != 0)
+            return fail(err, EXIT_FAILED, "%s line %d: %s; take merges.txt and vocab.json from the same model", r->path,
+                        number, inner.text);
     }
     return 0;
 }
@@ -280,37 +229,34 @@ static int read_merges(Tokenizer *tokenizer, const Names *names, char *text, siz
 #define BLANKS "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 #define PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}++| ?\\p{N}++| ?[^" BLANKS "\\p{L}\\p{N}]++|([" BLANKS "]++)"
 
+static int pcre_failed(int code, const char *what, const char *remedy, Error *err) {
+    PCRE2_UCHAR message[200] = "";
+    pcre2_get_error_message(code, message, sizeof message);
+    return fail(err, EXIT_FAILED, "%s: %s; %s", what, (const char *)message, remedy);
+}
+
 static int compile_split(Tokenizer *tokenizer, Error *err) {
+    const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED;
     int code;
     size_t at;
-    tokenizer->split =
-        pcre2_compile((PCRE2_SPTR)PATTERN, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED, &code, &at, NULL);
-    if (!tokenizer->split) {
-        PCRE2_UCHAR message[200] = "";
-        pcre2_get_error_message(code, message, sizeof message);
-        return fail(err, EXIT_FAILED, "PCRE2: GPT-2's split pattern: %s; install a PCRE2 built with Unicode",
-                    (const char *)message);
-    }
+    tokenizer->split = pcre2_compile((PCRE2_SPTR)PATTERN, PCRE2_ZERO_TERMINATED, options, &code, &at, NULL);
+    if (!tokenizer->split)
+        return pcre_failed(code, "PCRE2: GPT-2's split pattern", "install a PCRE2 built with Unicode", err);
     pcre2_jit_compile(tokenizer->split, PCRE2_JIT_COMPLETE); /* without a JIT the interpreter gives the same words */
     return 0;
 }
 
-static int open_files(Tokenizer *tokenizer, const char *dir, Error *err) {
-    Names names = {.text = xcalloc((size_t)tokenizer->vocab, sizeof *names.text)};
-    size_t len = 0;
-    cJSON *root = NULL;
-    char *merges = NULL;
-    int result =
-        file_path(names.vocab_path, dir, "vocab.json", err) || file_path(names.merges_path, dir, "merges.txt", err);
-    if (result == 0) result = (root = json_read(names.vocab_path, MAX_FILE, err)) == NULL;
-    if (result == 0) result = read_vocab(tokenizer, &names, root, err);
-    if (result == 0) result = (merges = file_read(names.merges_path, MAX_FILE, &len, err)) == NULL;
-    if (result == 0) result = read_merges(tokenizer, &names, merges, len, err);
+static int open_files(Tokenizer *tokenizer, const char *dir, Reading *r, Error *err) {
+    size_t len;
+    if (file_path(r->path, dir, "vocab.json", err) || read_vocab(tokenizer, r, err) ||
+        file_path(r->path, dir, "merges.txt", err))
+        return -1;
+    char *merges = file_read(r->path, MAX_FILE, &len, err);
+    int status = merges ? read_merges(tokenizer, r, merges, len, err) : -1;
     free(merges);
-    cJSON_Delete(root);
-    free(names.text);
-    free(names.ids);
-    return result ? -1 : 0;
+    for (int id = 0; id < tokenizer->vocab; id++)
+        if (tokenizer->pieces[id].bytes) decode_piece(&tokenizer->pieces[id], r->byte_of);
+    return status;
 }
 
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
@@ -318,9 +264,10 @@ Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
     Tokenizer *tokenizer = xcalloc(1, sizeof *tokenizer);
     tokenizer->vocab = vocab;
     tokenizer->pieces = xcalloc((size_t)vocab, sizeof *tokenizer->pieces);
-    int result = open_files(tokenizer, dir, err);
-    if (result == 0) result = compile_split(tokenizer, err);
-    if (result == 0) return tokenizer;
+    Reading reading = {.path = ""};
+    int status = open_files(tokenizer, dir, &reading, err);
+    hdestroy_r(&reading.names);
+    if (status == 0 && compile_split(tokenizer, err) == 0) return tokenizer;
     tokenizer_close(tokenizer);
     return NULL;
 }
@@ -328,11 +275,8 @@ Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
 void tokenizer_close(Tokenizer *tokenizer) {
     if (!tokenizer) return;
     pcre2_code_free(tokenizer->split);
-    free(tokenizer->pieces);
-    free(tokenizer->pool);
-    free(tokenizer->merges);
-    free(tokenizer->ranks);
-    free(tokenizer);
+    cJSON_Delete(tokenizer->tree);
+    free(tokenizer->pieces), free(tokenizer->merges), free(tokenizer->ranks), free(tokenizer);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -415,10 +359,9 @@ static long next_word(const Tokenizer *tokenizer, pcre2_match_data *match, const
                       Error *err) {
     int groups = pcre2_match(tokenizer->split, (PCRE2_SPTR)text, len, start, PCRE2_NO_UTF_CHECK, match, NULL);
     if (groups < 0) {
-        PCRE2_UCHAR message[200] = "";
-        pcre2_get_error_message(groups, message, sizeof message);
-        return fail(err, EXIT_FAILED, "text: PCRE2 cannot split it at byte %zu: %s; split the text there", start,
-                    (const char *)message);
+        char what[80];
+        snprintf(what, sizeof what, "text: PCRE2 cannot split it at byte %zu", start);
+        return pcre_failed(groups, what, "split the text there", err);
     }
     size_t end = pcre2_get_ovector_pointer(match)[1];
     CHECK(end > start);
@@ -433,10 +376,11 @@ static long next_word(const Tokenizer *tokenizer, pcre2_match_data *match, const
 int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, int32_t **ids, Error *err) {
     *ids = NULL;
     if (len >= INT_MAX) return fail(err, EXIT_FAILED, "text: %zu bytes, expected less than %d; split it", len, INT_MAX);
-    if (!utf8_valid(text, len))
+    size_t invalid = utf8_invalid_at(text, len);
+    if (invalid < len)
         return fail(err, EXIT_FAILED,
-                    "text: invalid UTF-8 at byte %zu (0x%02X), expected UTF-8; convert it (iconv -t UTF-8)",
-                    utf8_invalid_at(text, len), (unsigned char)text[utf8_invalid_at(text, len)]);
+                    "text: invalid UTF-8 at byte %zu (0x%02X), expected UTF-8; convert it (iconv -t UTF-8)", invalid,
+                    (unsigned char)text[invalid]);
     pcre2_match_data *match = pcre2_match_data_create_from_pattern(tokenizer->split, NULL);
     CHECK(match);
     Word word = {0};
@@ -447,13 +391,9 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
         n = end < 0 ? -1 : n + encode_word(tokenizer, &word, text + start, (int)((size_t)end - start), out + n);
         start = (size_t)end;
     }
-    free(word.links);
-    free(word.heap);
+    free(word.links), free(word.heap);
     pcre2_match_data_free(match);
-    if (n < 0) {
-        free(out);
-        return -1;
-    }
+    if (n < 0) return free(out), -1;
     *ids = xrealloc(out, (size_t)n, sizeof *out);
     return n;
 }
@@ -462,30 +402,27 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
 // Decoding
 // ---------------------------------------------------------------------------------------------------------------
 
-/* The piece of an id that stands for text, or NULL. */
-static const Piece *text_piece(const Tokenizer *tokenizer, int32_t id) {
-    const Piece *piece = id >= 0 && id < tokenizer->vocab ? &tokenizer->pieces[id] : NULL;
-    return piece && piece->bytes && !piece->special ? piece : NULL;
-}
-
-size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n) {
+/* The bytes of ids[0..n), one behind the other, to `to` unless it is NULL. Returns their number. */
+static size_t join_pieces(char *to, const Tokenizer *tokenizer, const int32_t *ids, int n) {
     size_t bytes = 0;
     for (int i = 0; i < n; i++) {
-        const Piece *piece = text_piece(tokenizer, ids[i]);
-        if (piece) bytes += (size_t)piece->len;
+        if (ids[i] < 0 || ids[i] >= tokenizer->vocab) continue;
+        const Piece *piece = &tokenizer->pieces[ids[i]];
+        if (!piece->bytes || piece->special) continue;
+        if (to) memcpy(to + bytes, piece->bytes, (size_t)piece->len);
+        bytes += (size_t)piece->len;
     }
     return bytes;
 }
 
+size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n) {
+    return join_pieces(NULL, tokenizer, ids, n);
+}
+
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len) {
     const size_t total = tokenizer_bytes(tokenizer, ids, n);
-    char *bytes = xcalloc(total, 1), *next = bytes, *out = xcalloc(total + 1, 3); /* a byte may become a U+FFFD of three */
-    for (int i = 0; i < n; i++) {
-        const Piece *piece = text_piece(tokenizer, ids[i]);
-        if (!piece) continue;
-        memcpy(next, piece->bytes, (size_t)piece->len);
-        next += piece->len;
-    }
+    char *bytes = xcalloc(total, 1), *out = xcalloc(total + 1, 3); /* a byte may become a U+FFFD of three */
+    join_pieces(bytes, tokenizer, ids, n);
     *len = 0;
     for (size_t at = 0, step; at < total; at += step) {
         bool valid;
