@@ -15,24 +15,24 @@
 // ---------------------------------------------------------------------------------------------------------------
 
 Tensor batch_activations(const Flight *f, const Batch *b, Tier tier) {
-    const int first = f->plan->act_first[tier][b->slot];
-    return tensor_cells(plan_view(f->plan, ACTIVATIONS, tier, 0, first, b->act_rows[tier]), b->slot, 1);
+    const int first = f->plan->act_first[tier][b->index];
+    return tensor_cells(plan_view(f->plan, ACTIVATIONS, tier, 0, first, b->act_rows[tier]), b->index, 1);
 }
 
 Tensor batch_tokens(const Flight *f, const Batch *b, Tier side) {
-    return tensor_cols(plan_view(f->plan, NEW_TOKENS, side, b->slot, 0, 1), 0, b->nseq);
+    return tensor_cols(plan_view(f->plan, NEW_TOKENS, side, b->index, 0, 1), 0, b->nseq);
 }
 
 Tensor batch_scores(const Flight *f, const Batch *b, RegionId id, Tier side) {
-    return tensor_cols(plan_view(f->plan, id, side, b->slot, 0, 1), 0, b->heads);
+    return tensor_cols(plan_view(f->plan, id, side, b->index, 0, 1), 0, b->heads);
 }
 
 Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
-    return plan_view(f->plan, LOGITS, TIER_CPU, b->slot, first, n);
+    return plan_view(f->plan, LOGITS, TIER_CPU, b->index, first, n);
 }
 
 PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j, const Tables *tables) {
-    return pool_pages(f->plan, tier, j, b->slot, f->pool[tier].peak, tables->pages, tables->len);
+    return pool_pages(f->plan, tier, j, b->index, f->pool[tier].peak, tables->pages, tables->len);
 }
 
 static void *host(const Flight *f, Tensor t) { return f->to->device->host(f->to->device, t); }
@@ -41,7 +41,7 @@ static void *host(const Flight *f, Tensor t) { return f->to->device->host(f->to-
 // KV pages
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Slot `to` has pages of a tier that were used as pages of slot `from`. */
+/* Batch `to` has pages of a tier from now on that were those of batch `from`. */
 static void pages_move(Flight *f, Tier tier, int to, int from) {
     for (int j = 0; j < f->plan->config.l; j++)
         depend_join(f->to->depend, cache_cell(f->plan, tier, to, j), cache_cell(f->plan, tier, from, j));
@@ -61,7 +61,7 @@ static void grow_pages(Flight *f, Batch *b) {
         }
     }
     for (int t = 0; t < NTIERS; t++)
-        if (took[t]) pages_move(f, (Tier)t, b->slot, f->plan->slots);
+        if (took[t]) pages_move(f, (Tier)t, b->index, f->plan->batches);
 }
 
 static void give_pages(Flight *f, Sequence *q) {
@@ -157,7 +157,7 @@ static void collect(Flight *f, Batch *b) {
     }
     b->nseq = going;
     for (int t = 0; t < NTIERS; t++)
-        if (f->pool[t].used < used[t]) pages_move(f, (Tier)t, f->plan->slots, b->slot);
+        if (f->pool[t].used < used[t]) pages_move(f, (Tier)t, f->plan->batches, b->index);
     if (--f->uncollected == 0) end_sweep(f);
 }
 
@@ -214,7 +214,7 @@ static void lay_out(const Flight *f, Batch *b, Tables *t, Tier side) {
     const Plan *p = f->plan;
     const size_t rows = p->max_rows, seqs = p->max_seqs;
     size_t at = 0;
-    t->all = plan_view(p, INDEX_TABLES, side, 2 * b->slot + b->sweeps % 2, 0, 1);
+    t->all = plan_view(p, INDEX_TABLES, side, 2 * b->index + b->sweeps % 2, 0, 1);
     t->ids = ints(&t->all, &at, b->rows, rows);
     t->positions = ints(&t->all, &at, b->rows, rows);
     t->row_seq = ints(&t->all, &at, b->rows, rows);
@@ -302,7 +302,7 @@ bool batch_begin(Flight *f, Batch *b) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* The batch through which topups enter: they prefill together, and are in the batches of their seats from then on. */
-static Batch *entrance(Flight *f) { return &f->batch[f->plan->slots - 1]; }
+static Batch *entrance(Flight *f) { return &f->batch[f->plan->batches - 1]; }
 
 static void fly(Flight *f, Batch *b) {
     b->in_flight = true;
@@ -318,7 +318,7 @@ static void leave_entrance(Flight *f) {
         q->act = f->admission.seat[q - f->seqs].act;
         home->joining[home->njoining++] = q;
         const Sequence *before = r ? from->seq[r - 1] : NULL; /* neighbours mostly go the same way */
-        if (!before || before->kv != q->kv || before->home != q->home) pages_move(f, q->kv, home->slot, from->slot);
+        if (!before || before->kv != q->kv || before->home != q->home) pages_move(f, q->kv, home->index, from->index);
         CHECK(home->in_flight); /* it was topped up because it had members */
     }
     from->nseq = 0;
@@ -416,8 +416,8 @@ void flight_open(Flight *f) {
     const Plan *p = f->plan;
     int block = imin(block_size(&p->policy), f->task->count);
     size_t pages = (size_t)p->max_seqs * p->max_pages;
-    f->batch = xcalloc(p->slots, sizeof *f->batch);
-    f->flight = xcalloc(p->slots, sizeof *f->flight);
+    f->batch = xcalloc(p->batches, sizeof *f->batch);
+    f->flight = xcalloc(p->batches, sizeof *f->flight);
     f->seqs = xcalloc(block, sizeof *f->seqs);
     f->entered = xcalloc(block, sizeof *f->entered);
     admission_open(&f->admission, &p->policy, f->task, p->npages);
@@ -426,9 +426,9 @@ void flight_open(Flight *f) {
         f->seqs[i].tokens = xcalloc(f->admission.horizon, sizeof(int32_t));
     }
     f->nseqs = block;
-    for (int k = 0; k < p->slots; k++) {
+    for (int k = 0; k < p->batches; k++) {
         Batch *b = &f->batch[k];
-        b->slot = k;
+        b->index = k;
         b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
         for (int t = TIER_CPU; t <= TIER_DISK; t++) b->staged[t] = xcalloc(pages, sizeof(Staged));
@@ -439,7 +439,7 @@ void flight_open(Flight *f) {
 
 void flight_close(Flight *f) {
     for (int i = 0; i < f->nseqs; i++) free(f->seqs[i].pages), free(f->seqs[i].tokens);
-    for (int k = 0; k < f->plan->slots; k++) {
+    for (int k = 0; k < f->plan->batches; k++) {
         free(f->batch[k].seq), free(f->batch[k].joining);
         for (int t = 0; t < NTIERS; t++) free(f->batch[k].staged[t]);
     }

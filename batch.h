@@ -40,7 +40,7 @@ typedef struct {
     Sequence **seq;
     int nseq, rows, heads;
     Sequence **joining;           /* have prefilled in the entrance; members from its next begin on */
-    int slot;                     /* its index in Flight.batch */
+    int index;                    /* in Flight.batch */
     int number, njoining, sweeps; /* number: of its latest admission, over the whole run; sweeps: those that it has begun */
     bool in_flight;
     bool prefill, waiting; /* waiting: its newest tokens are posted, not yet known */
@@ -58,7 +58,7 @@ typedef struct {
     RunStats *stats;
     Poster *to;
     int i, K;               /* this sweep; batches in flight in it */
-    Batch *batch, **flight; /* [plan->slots]; the K that this sweep computes */
+    Batch *batch, **flight; /* [plan->batches]; the K that this sweep computes */
     bool prefill;           /* some batch of this sweep is in prefill */
     Admission admission;
     Sequence *seqs; /* [seats of a block] */

@@ -70,7 +70,6 @@ typedef struct Device Device;
 typedef struct Op Op;
 typedef struct Poster Poster;
 typedef struct Hardware Hardware;
-typedef struct Gpu Gpu;
 
 // ---------------------------------------------------------------------------------------------------------------
 // io/config.c: OPT sizes and shapes; opt_model.c: the forward pass (section 3)
@@ -290,7 +289,7 @@ typedef struct Plan {
     size_t slot_bytes[2];          /* of the two staging slots on the GPU, which streaming layers take in turn */
     size_t disk_slot_bytes[2];     /* of the disk's two staging slots on the CPU tier */
 
-    int slots;        /* GPU batches in flight; with the diagonal schedule one more, through which topups enter */
+    int batches;      /* GPU batches in flight; with the diagonal schedule one more, through which topups enter */
     long sweeps;      /* that the task takes if no sequence stops early */
     Workload work[2]; /* in sweeps without a prefill; in those with one */
     double a21_kv;    /* A.2.1's estimate of the peak bytes of KV for the schedule, with the task's mean lengths */
@@ -302,8 +301,8 @@ typedef struct Plan {
     int npages[NTIERS];        /* KV pages of each tier's pool */
     int staged_pages[2];       /* pages of one staging slot: on the GPU; on the CPU, for the disk */
     int nws;                   /* rotating workspaces */
-    int *act_rows[NTIERS];     /* [slots] rows of activation home of each batch */
-    int *act_first[NTIERS];    /* [slots] its first row in the tier's ACTIVATIONS */
+    int *act_rows[NTIERS];     /* [batches] rows of activation home of each batch */
+    int *act_first[NTIERS];    /* [batches] its first row in the tier's ACTIVATIONS */
     int max_act_rows[NTIERS];
     bool need_x;                /* some batch has activations off the GPU: workspaces hold x */
     size_t unpacked_bytes;      /* of UNPACKED_WEIGHTS; 0: none */
@@ -329,7 +328,7 @@ Tensor plan_bytes(const Plan *plan, RegionId id, Tier tier, long slot, size_t at
  * one layer. pages, len: the batch's index tables. */
 PageTable pool_pages(const Plan *plan, Tier tier, int j, int batch, int npages, Tensor pages, Tensor len);
 PageTable staged_pages(const Plan *plan, Tier tier, long slot, int npages, Tensor pages, Tensor len);
-/* The cell of a batch's pages of layer j; batch == plan->slots stands for the pages that nobody has. */
+/* The cell of a batch's pages of layer j; batch == plan->batches stands for the pages that nobody has. */
 int cache_cell(const Plan *plan, Tier tier, int batch, int j);
 
 /* Plans the task under the policy. Never fails for want of memory: see plan_fits. Fails where a prompt is impossible. */
@@ -342,8 +341,6 @@ bool copied_to_disk(const Plan *plan, const Checkpoint *checkpoint);
 /* -1 and err (EXIT_USAGE) when a tier's total exceeds its capacity; err names the tier, what it needs and has, its largest
  * region, and the flag that shrinks it. */
 int plan_fits(const Plan *plan, const size_t capacity[NTIERS], Error *err);
-/* Prints the plan; with peak, after a run, only the totals with the measured peaks beside them. */
-void plan_print(FILE *out, const Plan *plan, const size_t capacity[NTIERS], const size_t *peak);
 /* Puts policy->table_home on the highest tier where the plan fits; -1 and err (of the GPU) when none does. */
 int table_home(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
                Error *err);

@@ -499,7 +499,7 @@ static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
     const double x = p->nws * rows * state, new_kv = p->nws * (double)p->off_rows * a->kv;
     const double q_and_o = 2 * p->nws * (double)p->off_seqs * state;
     double states = 0;
-    for (int k = 0; k < p->slots; k++) states += p->act_rows[TIER_CPU][k] * state;
+    for (int k = 0; k < p->batches; k++) states += p->act_rows[TIER_CPU][k] * state;
     Linear tier[NTIERS] = {{.wg = weights, .cg = cache, .hg = states},
                            {.wc = weights, .cc = cache, .hc = states},
                            {.wd = weights, .cd = cache, .hd = states}};

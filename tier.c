@@ -76,17 +76,19 @@ static void add_resting(Plan *p, RegionId id, Tier tier, size_t bytes, bool in_c
     p->region[id][tier] = r;
 }
 
-/* Gives the cells their numbers, when everything is declared. Of the cache each batch slot has one for every layer, and one
- * slot more stands for the pages that nobody has; of a staging slot on the CPU every part of a layer has one. */
+/* Gives the cells their numbers, when everything is declared. Of the cache each batch has one for every layer, and one
+ * more batch stands for the pages that nobody has; of a staging slot on the CPU every part of a layer has one. */
 static void number_cells(Plan *p) {
     for (int t = 0; t < NTIERS; t++) {
-        for (int slot = 0; slot < 2; slot++) p->region[WEIGHT_SLOT + slot][t].cells = t == TIER_CPU ? p->slots : 1;
+        for (int slot = 0; slot < 2; slot++) p->region[WEIGHT_SLOT + slot][t].cells = t == TIER_CPU ? p->batches : 1;
         p->region[ATTENDED][t].cells = 2; /* of the sequences with KV on the GPU, and of the others */
         p->region[UNPACKED_WEIGHTS][t].cells = 2;
         for (int id = 0; id < NREGIONS; id++) {
             Region *r = &p->region[id][t];
             r->cell = p->ncells;
-            p->ncells += id == KV_CACHE ? (p->slots + 1) * p->config.l : id == ACTIVATIONS ? p->slots : r->slots * r->cells;
+            p->ncells += id == KV_CACHE      ? (p->batches + 1) * p->config.l
+                         : id == ACTIVATIONS ? p->batches
+                                             : r->slots * r->cells;
         }
     }
 }
@@ -301,7 +303,7 @@ typedef struct {
 } BatchNeed;
 
 static void note_batch(Plan *p, int k, const BatchNeed *b) {
-    p->slots = imax(p->slots, k + 1);
+    p->batches = imax(p->batches, k + 1);
     p->max_rows = imax(p->max_rows, b->rows);
     p->max_seqs = imax(p->max_seqs, b->seqs);
     p->head_rows = imax(p->head_rows, b->heads); /* at least one of each prompt */
@@ -461,11 +463,11 @@ static void plan_batches(Plan *p, const Task *task) {
         p->max_pages = imax(p->max_pages, pages_for(task->prompts[i].s + task->prompts[i].n - 1, p->policy.page_tokens));
     walk_task(p, task, dealt);
     for (int t = 0; t < NTIERS; t++) {
-        for (int k = 1; k < p->slots; k++) p->act_first[t][k] = p->act_first[t][k - 1] + p->act_rows[t][k - 1];
+        for (int k = 1; k < p->batches; k++) p->act_first[t][k] = p->act_first[t][k - 1] + p->act_rows[t][k - 1];
         for (int what = 0; what < 2; what++)
             p->achieved[1 + what][t] = task->count ? (double)dealt[what][t] / task->count : 0;
     }
-    p->nws = imin(3, imax(p->slots, 1));
+    p->nws = imin(3, imax(p->batches, 1));
     p->chunk = imin(CHUNK_ROWS, p->max_rows);
     p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->head_rows);
 }
@@ -509,9 +511,9 @@ static void measure_cache(Plan *p, const Task *task) {
 static void plan_activations(Plan *p) {
     static const char *const percent_h =
         "change the fifth and sixth number of --percent (activations on GPU, on CPU), or lower --gpu-batch-size";
-    const int h1 = p->config.h1, last = p->slots - 1, staged = p->max_act_rows[TIER_DISK];
+    const int h1 = p->config.h1, last = p->batches - 1, staged = p->max_act_rows[TIER_DISK];
     for (int t = 0; t < NTIERS; t++) {
-        int rows = p->slots ? p->act_first[t][last] + p->act_rows[t][last] : 0;
+        int rows = p->batches ? p->act_first[t][last] + p->act_rows[t][last] : 0;
         add_region(p, (Line){ACTIVATIONS, (Tier)t, "activations", percent_h, p->act_type, rows, h1, 1});
     }
     add_region(p, (Line){ACT_READING, TIER_CPU, "activation staging, reading", percent_h, p->act_type, staged, h1, 2});
@@ -529,7 +531,7 @@ static size_t table_ints(const Plan *p, const Task *task) {
 static void plan_workspace(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
     const Type act = p->act_type, kv = p->policy.cache_quant.bits ? U8 : F16;
-    const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, heads = p->head_rows, nws = p->nws, slots = p->slots;
+    const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, heads = p->head_rows, nws = p->nws, batches = p->batches;
     const int kv_cols = 2 * (int)(kv == U8 ? p->kv_row : p->kv_row / sizeof(f16)), choice = c->nh * p->most_chosen;
     const int norm = c->pre_norm ? p->chunk : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
     const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU, scored = task->scored;
@@ -550,7 +552,7 @@ static void plan_workspace(Plan *p, const Task *task) {
         {LAST_ROWS, TIER_GPU, "workspace: last rows", lower_gbs, act, heads, h1, nws},
         {HEAD_OUT, TIER_GPU, "workspace: head", lower_gbs, act, projected ? p->head_chunk : 0, c->embed, 1},
         {LOGITS, TIER_GPU, "logits", lower_gbs, F32, p->head_chunk, c->vocab, 1},
-        {LOGITS, TIER_CPU, "logits", lower_gbs, F32, task->keep_logits ? seqs : 0, c->vocab, slots},
+        {LOGITS, TIER_CPU, "logits", lower_gbs, F32, task->keep_logits ? seqs : 0, c->vocab, batches},
         {CHOSEN, TIER_GPU, "attention: chosen tokens", lower_gbs, I32, seqs, choice, 1},
         {CHOSEN, TIER_CPU, "attention: chosen tokens", lower_gbs, I32, p->off_seqs, choice, 1},
         {WEIGHING, TIER_GPU, "attention: chosen tokens", lower_gbs, F32, seqs, choice, 1},
@@ -559,10 +561,10 @@ static void plan_workspace(Plan *p, const Task *task) {
     for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++) add_region(p, workspace[i]);
     p->table_ints = (int)(whole_lines(4 * table_ints(p, task)) / 4);
     for (int t = TIER_GPU; t <= TIER_CPU; t++) { /* one's mirror is the other */
-        add_region(p, (Line){INDEX_TABLES, (Tier)t, "index tables", lower_gbs, I32, 1, p->table_ints, 2 * slots});
-        add_region(p, (Line){NEW_TOKENS, (Tier)t, "new tokens", lower_gbs, I32, 1, scored ? 0 : seqs, slots});
-        add_region(p, (Line){LOG_PROBS, (Tier)t, "scores", lower_gbs, F32, 1, scored ? heads : 0, slots});
-        add_region(p, (Line){GREEDY, (Tier)t, "scores", lower_gbs, I32, 1, scored ? heads : 0, slots});
+        add_region(p, (Line){INDEX_TABLES, (Tier)t, "index tables", lower_gbs, I32, 1, p->table_ints, 2 * batches});
+        add_region(p, (Line){NEW_TOKENS, (Tier)t, "new tokens", lower_gbs, I32, 1, scored ? 0 : seqs, batches});
+        add_region(p, (Line){LOG_PROBS, (Tier)t, "scores", lower_gbs, F32, 1, scored ? heads : 0, batches});
+        add_region(p, (Line){GREEDY, (Tier)t, "scores", lower_gbs, I32, 1, scored ? heads : 0, batches});
     }
 }
 
@@ -613,7 +615,7 @@ void plan_free(Plan *p) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Does it fit, and what does it look like
+// Does it fit
 // ---------------------------------------------------------------------------------------------------------------
 
 int plan_fits(const Plan *p, const size_t capacity[NTIERS], Error *err) {
@@ -629,46 +631,6 @@ int plan_fits(const Plan *p, const size_t capacity[NTIERS], Error *err) {
                     worst->remedy, flag[t]);
     }
     return 0;
-}
-
-/* A line a name, a column a tier; regions of one name are added up. */
-static void print_regions(FILE *out, const Plan *p) {
-    const Region *all = &p->region[0][0];
-    for (int i = 0; i < NREGIONS * NTIERS; i++) {
-        size_t bytes[NTIERS] = {0};
-        bool first = all[i].bytes > 0;
-        for (int e = 0; e < NREGIONS * NTIERS && first; e++) {
-            if (!all[e].bytes || strcmp(all[e].name, all[i].name) != 0) continue;
-            first = e >= i;
-            bytes[e % NTIERS] += all[e].bytes;
-        }
-        if (!first) continue;
-        fprintf(out, "  %-32s", all[i].name);
-        for (int t = 0; t < NTIERS; t++)
-            bytes[t] ? fprintf(out, " %12.2f", bytes[t] / 1048576.0) : fprintf(out, " %12s", "");
-        fprintf(out, "\n");
-    }
-}
-
-void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const size_t *peak) {
-    static const char *const what[] = {"weights", "KV cache", "activations"};
-    fprintf(out, "%-34s %12s %12s %12s\n", peak ? "plan and peak (MiB)" : "plan (MiB)", "GPU", "CPU", "disk");
-    if (!peak) print_regions(out, p);
-    const size_t *rows[] = {p->total, capacity, peak};
-    static const char *const row_name[] = {"planned", "capacity", "measured peak"};
-    for (int r = 0; r < 3; r++)
-        if (rows[r])
-            fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0, rows[r][1] / 1048576.0,
-                    rows[r][2] / 1048576.0);
-    size_t kv = 0;
-    for (int t = 0; t < NTIERS; t++) kv += (size_t)p->npages[t] * p->policy.page_tokens * p->kv_row * 2 * p->config.l;
-    if (!peak)
-        fprintf(out, "  %s, %d batches in flight, %ld sweeps; KV cache %.2f MiB, by A.2.1's estimate %.2f\n",
-                schedule_name[p->policy.schedule], p->slots - (p->policy.schedule == SCHEDULE_DIAGONAL), p->sweeps,
-                kv / 1048576.0, p->a21_kv / 1048576.0);
-    for (int w = 0; w < 3 && !peak; w++)
-        fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", what[w], 100 * p->achieved[w][0], 100 * p->achieved[w][1],
-                100 * p->achieved[w][2]);
 }
 
 int table_home(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],

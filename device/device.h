@@ -224,6 +224,8 @@ static inline Lane gpu_turn(const bool ready[2], uint64_t project_order, uint64_
     return ready[0] ? PROJECT : ready[1] ? FINISH : NLANES;
 }
 
+typedef struct Gpu Gpu;
+
 /* A device: in-order lanes that carry out ops and meet at events. */
 struct Device {
     const char *name;

@@ -5,6 +5,7 @@
 #include "io/text.h"
 
 typedef struct Found Found;
+typedef struct Gpu Gpu;
 typedef struct ClusterCost ClusterCost;
 
 #ifdef __cplusplus
@@ -244,6 +245,8 @@ bool device_is(const Options *options, const char *name);
 // report.c: what the commands say
 // ---------------------------------------------------------------------------------------------------------------
 
+/* Prints the plan; with peak, after a run, only the totals with the measured peaks beside them. */
+void plan_print(FILE *out, const Plan *plan, const size_t capacity[NTIERS], const size_t *peak);
 /* One run of a command: what it was asked, what it opened, where it runs, how it went. */
 typedef struct {
     Options *options;

@@ -10,6 +10,50 @@
 static const double MIB = 1048576, GIB = 1073741824;
 
 // ---------------------------------------------------------------------------------------------------------------
+// The plan
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A line a name, a column a tier; regions of one name are added up. */
+static void print_regions(FILE *out, const Plan *p) {
+    const Region *all = &p->region[0][0];
+    for (int i = 0; i < NREGIONS * NTIERS; i++) {
+        size_t bytes[NTIERS] = {0};
+        bool first = all[i].bytes > 0;
+        for (int e = 0; e < NREGIONS * NTIERS && first; e++) {
+            if (!all[e].bytes || strcmp(all[e].name, all[i].name) != 0) continue;
+            first = e >= i;
+            bytes[e % NTIERS] += all[e].bytes;
+        }
+        if (!first) continue;
+        fprintf(out, "  %-32s", all[i].name);
+        for (int t = 0; t < NTIERS; t++)
+            bytes[t] ? fprintf(out, " %12.2f", bytes[t] / 1048576.0) : fprintf(out, " %12s", "");
+        fprintf(out, "\n");
+    }
+}
+
+void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const size_t *peak) {
+    static const char *const what[] = {"weights", "KV cache", "activations"};
+    fprintf(out, "%-34s %12s %12s %12s\n", peak ? "plan and peak (MiB)" : "plan (MiB)", "GPU", "CPU", "disk");
+    if (!peak) print_regions(out, p);
+    const size_t *rows[] = {p->total, capacity, peak};
+    static const char *const row_name[] = {"planned", "capacity", "measured peak"};
+    for (int r = 0; r < 3; r++)
+        if (rows[r])
+            fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0, rows[r][1] / 1048576.0,
+                    rows[r][2] / 1048576.0);
+    size_t kv = 0;
+    for (int t = 0; t < NTIERS; t++) kv += (size_t)p->npages[t] * p->policy.page_tokens * p->kv_row * 2 * p->config.l;
+    if (!peak)
+        fprintf(out, "  %s, %d batches in flight, %ld sweeps; KV cache %.2f MiB, by A.2.1's estimate %.2f\n",
+                schedule_name[p->policy.schedule], p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL), p->sweeps,
+                kv / 1048576.0, p->a21_kv / 1048576.0);
+    for (int w = 0; w < 3 && !peak; w++)
+        fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", what[w], 100 * p->achieved[w][0], 100 * p->achieved[w][1],
+                100 * p->achieved[w][2]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
 // Figures and forms
 // ---------------------------------------------------------------------------------------------------------------
 

@@ -110,7 +110,7 @@ static void nothing_old_is_lost(void) {
     depend_close(depend);
 }
 
-CU_TestInfo tests_depend[] = {
+CU_TestInfo tests[] = {
     {"a reader comes after the writer, and a writer after both", a_reader_comes_after_the_writer_and_a_writer_after_both},
     {"what is known is not waited for again", what_is_known_is_not_waited_for_again},
     {"of two events one that implies the other is enough", of_two_events_one_that_implies_the_other_is_enough},

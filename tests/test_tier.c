@@ -165,7 +165,7 @@ static void a_diagonal_of_very_large_batches_is_planned(void) {
     p.schedule = SCHEDULE_DIAGONAL;
     Plan *plan = plan_make(checkpoint, &p, &t, F32, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
-    CU_ASSERT_EQUAL(plan->slots, 3);
+    CU_ASSERT_EQUAL(plan->batches, 3);
     CU_ASSERT_EQUAL(plan->act_rows[TIER_CPU][2], GBS / 4 * 4); /* a quarter of the topups, four rows each */
     plan_free(plan);
     free(t.prompts);
