@@ -397,12 +397,12 @@ int flags_check(const Options *o, Command command, Error *err) {
         {o->window && !o->perplexity, "--window", ": a line is one by itself; leave it out"},
         {empty_stop, "--stop", ": an empty text would end everything; give one"},
     };
+    if (o->quant.group % LEAST_GROUP)
+        return fail(err, EXIT_USAGE, "--group %d: expected a multiple of %d", o->quant.group, LEAST_GROUP);
     if (o->device && !sim && !host && !device_is(o, "cuda"))
         return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
     for (size_t r = 0; r < sizeof rules / sizeof *rules; r++)
         if (rules[r].wrong) return fail(err, EXIT_USAGE, "%s%s", rules[r].flag, rules[r].why);
-    if (o->quant.group % LEAST_GROUP)
-        return fail(err, EXIT_USAGE, "--group %d: expected a multiple of %d", o->quant.group, LEAST_GROUP);
     if ((long)o->policy.gbs * o->policy.num_gpu_batches > MAX_GBS)
         return fail(err, EXIT_USAGE, "--gpu-batch-size %d x --num-gpu-batches %d: expected a block of at most %d sequences",
                     o->policy.gbs, o->policy.num_gpu_batches, MAX_GBS);
