@@ -165,7 +165,6 @@ INLINE V v_exp(V x) {
     for (int i = 0; i < 7; i++) e = v_fma(e, r, v_set(series[i]));
     return v_select(tiny, v_set(0), (V)((VI)e + ((VI)shifted << 23)));
 }
-INLINE float exp1(float x) { return v_exp(v_set(x))[0]; }
 
 /* The numbers of a group: F16(min + scale code). The product is exact. */
 INLINE Table t_make(V min, V scale) {
