@@ -82,11 +82,16 @@ INLINE void dot_tile(float *sum, size_t sum_ld, const float *x, size_t x_ld, con
     V acc[6][NR] = {{{0}}}, a[6];
     for (int p = 0; p < k; p += VL) {
         int n = k - p;
-        UNROLL
-        for (int i = 0; i < mr; i++) a[i] = v_load_part(x + i * x_ld + p, n);
+        if (n >= VL) {
+            UNROLL
+            for (int i = 0; i < mr; i++) a[i] = v_load(x + i * x_ld + p);
+        } else {
+            UNROLL
+            for (int i = 0; i < mr; i++) a[i] = v_load_part(x + i * x_ld + p, n);
+        }
         UNROLL
         for (int j = 0; j < NR; j++) {
-            V b = v_load_f16_part(w[j] + p, n);
+            V b = n >= VL ? v_load_f16(w[j] + p) : v_load_f16_part(w[j] + p, n);
             UNROLL
             for (int i = 0; i < mr; i++) acc[i][j] = v_fma(a[i], b, acc[i][j]);
         }
@@ -385,14 +390,14 @@ typedef struct {
     float m, l;
 } Seen;
 
-/* score[n], with room for whole vectors, becomes e^(score - *m), where *m is first raised to the largest. Returns the sum.
- */
-static float exponentiate(float *score, int n, float *m) {
+/* score[n] becomes e^(score - *m), where *m is first raised to the largest, and is 0 from there up to `room`, whole
+ * vectors. Returns the sum. */
+INLINE float exponentiate(float *score, int n, const int room, float *m) {
     V top = v_set(*m), sum = {0};
-    for (int t = n; t < round_up(n, VL); t++) score[t] = -INFINITY;
-    for (int t = 0; t < n; t += VL) top = v_max(top, v_load(score + t));
+    for (int t = n; t < room; t++) score[t] = -INFINITY;
+    for (int t = 0; t < room; t += VL) top = v_max(top, v_load(score + t));
     *m = v_largest(top);
-    for (int t = 0; t < n; t += VL) {
+    for (int t = 0; t < room; t += VL) {
         V p = v_exp(v_load(score + t) - *m);
         v_store(score + t, p);
         sum += p;
@@ -402,7 +407,7 @@ static float exponentiate(float *score, int n, float *m) {
 
 /* Turns n scores of a block into weights, and rescales what was seen before. */
 static void softmax_block(float *score, int n, Seen *seen, float *o, int hd) {
-    float before = seen->m, sum = exponentiate(score, n, &seen->m), scale = v_exp(v_set(before - seen->m))[0];
+    float before = seen->m, sum = exponentiate(score, n, BLOCK, &seen->m), scale = v_exp(v_set(before - seen->m))[0];
     if (scale != 1)
         for (int d = 0; d < hd; d += VL) v_store(o + d, v_load(o + d) * scale);
     seen->l = seen->l * scale + sum;
@@ -721,6 +726,10 @@ INLINE void weigh_heads(float *o, int ld, const Heads *c, const float *p, const 
     }
 }
 
+static void weigh_block(float *o, int ld, const Heads *c, const float *p, const Rows *v, const Rows *ahead) {
+    FOR_HEAD_SIZE(c, weigh_heads, o, ld, c, p, v, ahead);
+}
+
 static void attend_task(Heads c) {
     const Attention *a = c.a;
     const int hdp = round_up(c.hd, VL);
@@ -738,7 +747,7 @@ static void attend_task(Heads c) {
         score_block(score, BLOCK, &c, q, &k, &v);
         find_rows(&k, &c, a->k, t0 + BLOCK);
         for (int h = 0; h < c.nh; h++) softmax_block(score + h * BLOCK, v.n, &seen[h], o + h * hdp, c.hd);
-        FOR_HEAD_SIZE(&c, weigh_heads, o, hdp, &c, score, &v, &k);
+        weigh_block(o, hdp, &c, score, &v, &k);
     }
     for (int h = 0; h < c.nh; h++) attend_finish(a->o, a->act_type, c.at + h * c.hd, o + h * hdp, seen[h], c.hd);
 }
@@ -821,7 +830,8 @@ static void select_task(Heads c) {
         size_t row = ((size_t)c.r * a->nh + c.h + h) * a->most;
         select_tokens(a->tokens + row, key, score + h * ld, c.len - 1, chosen - 1);
         a->tokens[row + chosen - 1] = c.len - 1;
-        float largest = -INFINITY, sum = exponentiate(score + h * ld, c.len, &largest); /* over all tokens */
+        float largest = -INFINITY,
+              sum = exponentiate(score + h * ld, c.len, round_up(c.len, VL), &largest); /* over all tokens */
         for (int i = 0; i < chosen; i++) a->weights[row + i] = score[h * ld + a->tokens[row + i]] / sum;
     }
 }
