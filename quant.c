@@ -27,32 +27,23 @@ static size_t group_bytes(Quant quant, int n) {
     return HEADER + (codes + 3) / 4 * 4;
 }
 
-/* Where number i's code begins. */
-typedef struct {
-    size_t byte;
-    int shift;
-} Place;
-
-static Place code_place(Quant quant, int i) {
-    if (quant.bits == 4) return (Place){(size_t)i / 32 * 16 + i % 16, i % 32 < 16 ? 0 : 4};
-    return (Place){(size_t)i * quant.bits / 8, i * quant.bits % 8};
+/* Where number i's code begins, in bits. */
+static size_t code_at(Quant quant, int i) {
+    return quant.bits == 4 ? (size_t)(i / 32 * 16 + i % 16) * 8 + i % 32 / 16 * 4 : (size_t)i * quant.bits;
 }
 
 static void put_code(uint8_t *codes, Quant quant, int i, unsigned code) {
-    Place at = code_place(quant, i);
-    codes[at.byte] |= (uint8_t)(code << at.shift);
-    if (at.shift + quant.bits > 8) codes[at.byte + 1] |= (uint8_t)(code >> (8 - at.shift));
+    size_t at = code_at(quant, i);
+    codes[at / 8] |= (uint8_t)(code << at % 8);
+    if (at % 8 + quant.bits > 8) codes[at / 8 + 1] |= (uint8_t)(code >> (8 - at % 8));
 }
 
 static unsigned get_code(const uint8_t *codes, Quant quant, int i) {
-    Place at = code_place(quant, i);
-    unsigned bits = codes[at.byte];
-    if (at.shift + quant.bits > 8) bits |= (unsigned)codes[at.byte + 1] << 8;
-    return bits >> at.shift & ((1u << quant.bits) - 1);
+    size_t at = code_at(quant, i);
+    unsigned bits = codes[at / 8];
+    if (at % 8 + quant.bits > 8) bits |= (unsigned)codes[at / 8 + 1] << 8;
+    return bits >> at % 8 & ((1u << quant.bits) - 1);
 }
-
-static void put_f16(uint8_t *to, f16 x) { to[0] = x & 0xff, to[1] = x >> 8; }
-static f16 get_f16(const uint8_t *from) { return (f16)(from[0] | from[1] << 8); }
 
 /* (max - min) / (2^bits - 1) as F16, rounded up, so that the largest code reaches max however coarse F16 is there; down
  * where the largest code would pass F16's range. */
@@ -67,10 +58,9 @@ static f16 group_scale(float min, float max, Quant quant) {
 /* Writes a group's min and scale; 1 / scale, or 0 where all are equal or one is not finite. */
 static float put_header(uint8_t *to, float min, float max, bool finite, Quant quant) {
     min += 0, max += 0; /* -0, which is equal to 0, becomes it: which of them comes first must not matter */
-    f16 scale = finite ? group_scale(min, max, quant) : 0;
-    put_f16(to, finite ? f32_to_f16(min) : 0x7e00);
-    put_f16(to + 2, scale);
-    return scale ? 1 / f16_to_f32(scale) : 0;
+    const f16 poison = 0x7e00, header[2] = {finite ? f32_to_f16(min) : poison, finite ? group_scale(min, max, quant) : 0};
+    memcpy(to, header, HEADER);
+    return header[1] ? 1 / f16_to_f32(header[1]) : 0;
 }
 
 static bool pack_group(uint8_t *to, const f16 *x, size_t stride, int n, Quant quant) {
@@ -87,8 +77,15 @@ static bool pack_group(uint8_t *to, const f16 *x, size_t stride, int n, Quant qu
     return zero == 0;
 }
 
+static void get_header(float *min, float *scale, const uint8_t *from) {
+    f16 header[2];
+    memcpy(header, from, HEADER);
+    *min = f16_to_f32(header[0]), *scale = f16_to_f32(header[1]);
+}
+
 static void unpack_group(f16 *x, size_t stride, const uint8_t *from, int n, Quant quant) {
-    float min = f16_to_f32(get_f16(from)), scale = f16_to_f32(get_f16(from + 2));
+    float min, scale;
+    get_header(&min, &scale, from);
     for (int i = 0; i < n; i++) x[i * stride] = f32_to_f16(min + scale * (float)get_code(from + HEADER, quant, i));
 }
 
@@ -105,7 +102,7 @@ bool quant_pack(uint8_t *to, const f16 *x, size_t stride, int n, Quant quant) {
     bool finite = true;
     for (int i = 0; i < n; i += quant.group) {
         int count = imin(quant.group, n - i);
-        finite = pack_group(to, x + i * stride, stride, count, quant) && finite;
+        finite &= pack_group(to, x + i * stride, stride, count, quant);
         to += group_bytes(quant, count);
     }
     return finite;
@@ -151,7 +148,7 @@ static bool pack_columns(uint8_t *to, const f16 *w, int rows, int k, int cols, Q
     }
     for (int l = 0; l < cols; l++) {
         inverse[l] = put_header(to + l * size, min[l], max[l], zero[l] == 0, quant);
-        finite = finite && zero[l] == 0;
+        finite &= zero[l] == 0;
     }
     for (size_t at = 0; at < end; at += 4) {
         VI word = {0};
@@ -170,25 +167,21 @@ static bool pack_columns(uint8_t *to, const f16 *w, int rows, int k, int cols, Q
 
 static void unpack_columns(f16 *w, const uint8_t *from, int rows, int k, int cols, Quant quant) {
     const size_t size = group_bytes(quant, quant.group), end = group_bytes(quant, rows) - HEADER;
-    V min = {0}, scale = {0};
-    for (int l = 0; l < cols; l++) {
-        min[l] = f16_to_f32(get_f16(from + l * size));
-        scale[l] = f16_to_f32(get_f16(from + l * size + 2));
-    }
+    float min[VL] = {0}, scale[VL] = {0};
+    for (int l = 0; l < cols; l++) get_header(&min[l], &scale[l], from + l * size);
     for (size_t at = 0; at < end; at += 4) {
         VI word = {0};
         for (int l = 0; l < cols; l++) memcpy((char *)&word + 4 * l, from + l * size + HEADER + at, 4);
         for (int u = 0; u < 8; u++) {
             if (nibble_row(at, u) >= rows) continue;
             V code = __builtin_convertvector(word >> 4 * u & 15, V);
-            v_store_f16_part(w + (size_t)nibble_row(at, u) * k, min + scale * code, cols);
+            v_store_f16_part(w + (size_t)nibble_row(at, u) * k, v_load(min) + v_load(scale) * code, cols);
         }
     }
 }
 
 /* The codes of n <= 32 numbers. */
 static void pack_block(uint8_t *codes, const f16 *x, int n, float min, float inverse) {
-    typedef uint8_t VB __attribute__((vector_size(VL)));
     uint8_t code[32] = {0};
     for (int i = 0; i < n; i += VL) {
         VB some = __builtin_convertvector(nearest((v_load_f16_part(x + i, n - i) - min) * inverse), VB);
@@ -227,23 +220,20 @@ bool quant_pack_rows(uint8_t *to, const f16 *w, int rows, int k, Quant quant) {
     const int step = quant.bits == 4 ? VL : 1;
     bool finite = true;
     memset(to, 0, k * size);
-    for (int c = 0; c < k; c += step) {
-        bool part = quant.bits == 4 ? pack_columns(to + c * size, w + c, rows, k, imin(VL, k - c), quant)
-                                    : pack_group(to + c * size, w + c, k, rows, quant);
-        finite = finite && part;
-    }
+    for (int c = 0; c < k; c += step)
+        finite &= quant.bits == 4 ? pack_columns(to + c * size, w + c, rows, k, imin(VL, k - c), quant)
+                                  : pack_group(to + c * size, w + c, k, rows, quant);
     return finite;
 }
 
 void quant_unpack_rows(f16 *w, const uint8_t *from, int rows, int k, Quant quant) {
     const size_t size = quant_bytes(quant, quant.group);
     const int step = quant.bits == 4 ? VL : 1;
-    for (int c = 0; c < k; c += step) {
+    for (int c = 0; c < k; c += step)
         if (quant.bits == 4)
             unpack_columns(w + c, from + c * size, rows, k, imin(VL, k - c), quant);
         else
             unpack_group(w + c, k, from + c * size, rows, quant);
-    }
 }
 
 bool quant_pack_heads(uint8_t *to, const f16 *x, int nh, int hd, Quant quant) {
@@ -251,8 +241,7 @@ bool quant_pack_heads(uint8_t *to, const f16 *x, int nh, int hd, Quant quant) {
     for (int h = 0; h < nh; h++, x += hd) {
         for (int i = 0; i < hd; i += quant.group) {
             int n = imin(quant.group, hd - i);
-            bool part = quant.bits == 4 ? pack_run(to, x + i, n, quant) : pack_group(to, x + i, 1, n, quant);
-            finite = finite && part;
+            finite &= quant.bits == 4 ? pack_run(to, x + i, n, quant) : pack_group(to, x + i, 1, n, quant);
             to += group_bytes(quant, n);
         }
     }

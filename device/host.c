@@ -27,23 +27,19 @@
 
 const char *host_isa(void) { return ISA; }
 
-#ifdef _OPENMP
 static int threads_asked;
+#ifdef _OPENMP
 static int host_threads(void) { return threads_asked ? threads_asked : omp_get_num_procs(); }
-int host_set_threads(int threads) {
-    threads_asked = threads < 0 ? 0 : threads > 1024 ? 1024 : threads;
-    return host_threads();
-}
 /* The loop below, its iterations dealt to the threads, if there is enough work. Which thread runs which never matters. */
 #define PARALLEL_FOR(when, how) PRAGMA(omp parallel for num_threads(host_threads()) schedule(how) if (when))
 #else
 static int host_threads(void) { return 1; }
-int host_set_threads(int threads) {
-    (void)threads;
-    return 1;
-}
 #define PARALLEL_FOR(when, how) (void)(when);
 #endif
+int host_set_threads(int threads) {
+    threads_asked = imax(0, imin(threads, 1024));
+    return host_threads();
+}
 
 enum { ENOUGH = 1 << 17 }; /* multiplications (or as much other work) that pay for waking the threads */
 
@@ -65,12 +61,21 @@ static float *scratch(size_t floats) {
     return buffer;
 }
 
-static int round_up(int a, int b) { return (a + b - 1) / b * b; }
+static int ceil_div(int a, int b) { return (a + b - 1) / b; }
+static int round_up(int a, int b) { return ceil_div(a, b) * b; }
 
 // ---------------------------------------------------------------------------------------------------------------
 // The two tiles that everything below is made of. They are inlined for each constant mr and unrolled, so that the
 // sums stay in registers.
 // ---------------------------------------------------------------------------------------------------------------
+
+/* sum[j] += the lanes of acc[j]. */
+INLINE void add_sums(float sum[NR], const V acc[NR]) {
+    V4 s = v_sum4(acc[0], acc[1], acc[2], acc[3]), old;
+    memcpy(&old, sum, sizeof old);
+    s += old;
+    memcpy(sum, &s, sizeof s);
+}
 
 /* sum[i][j] += x[i] . w[j] for mr rows of x and NR rows of w, over k. */
 INLINE void dot_tile(float *sum, size_t sum_ld, const float *x, size_t x_ld, const f16 *const w[NR], int k, const int mr) {
@@ -92,12 +97,7 @@ INLINE void dot_tile(float *sum, size_t sum_ld, const float *x, size_t x_ld, con
         }
     }
     UNROLL
-    for (int i = 0; i < mr; i++) {
-        V4 s = v_sum4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]), old;
-        memcpy(&old, sum + i * sum_ld, sizeof old);
-        s += old;
-        memcpy(sum + i * sum_ld, &s, sizeof s);
-    }
+    for (int i = 0; i < mr; i++) add_sums(sum + i * sum_ld, acc[i]);
 }
 
 /* Calls tile(..., mr) with each possible number of rows as a constant. */
@@ -164,14 +164,9 @@ static void weigh_rows(float *o, size_t o_ld, const float *p, size_t p_ld, const
 INLINE V load_any(const void *p, Type type, size_t at, int n) {
     if (type == F16) return v_load_f16_part((const f16 *)p + at, n);
     if (type == F32) return v_load_part((const float *)p + at, n);
-    V v = {0}; /* BF16 is the upper half of a float */
-    for (int i = 0; i < VL && i < n; i++) {
-        uint32_t bits = (uint32_t)((const uint16_t *)p)[at + i] << 16;
-        float f;
-        memcpy(&f, &bits, sizeof f);
-        v[i] = f;
-    }
-    return v;
+    VH upper = {0}; /* BF16 is the upper half of a float */
+    memcpy(&upper, (const f16 *)p + at, (size_t)imin(n, VL) * sizeof(f16));
+    return (V)(__builtin_convertvector(upper, VI) << 16);
 }
 
 INLINE void store_any(void *p, Type type, size_t at, V v, int n) {
@@ -254,18 +249,6 @@ static void linear_task(const Product *p, int row, int mc, int col, int nc) {
         }
     }
     for (int i = 0; i < mc; i++) linear_finish(p, sum + i * ld, row + i, col, nc);
-}
-
-static void linear_plain(const Product *p) {
-    int nc = p->m <= MC / 2 ? NC_FEW : NC, row_tasks = (p->m + MC - 1) / MC;
-    while (nc > NC_FEW && row_tasks * (p->n / nc) < 4 * host_threads()) nc /= 2; /* enough tasks to deal out evenly */
-    int col_tasks = (p->n + nc - 1) / nc;
-    /* whoever is free takes the next: a copy beside may keep one of the threads from its core */
-    PARALLEL_FOR((double)p->m * p->n * p->k > ENOUGH, dynamic)
-    for (int task = 0; task < row_tasks * col_tasks; task++) {
-        int row = task / col_tasks * MC, col = task % col_tasks * nc;
-        linear_task(p, row, imin(MC, p->m - row), col, imin(nc, p->n - col));
-    }
 }
 
 /* Of packed weights a task has the PART outputs that lie side by side in a column's group, or what is left of it, and some
@@ -356,9 +339,9 @@ INLINE void part_tile(float *sum, const float *x, size_t x_ld, const Columns *w,
     }
 }
 
-/* Part `part` of the columns' groups, which are cut into `parts` each, and mc rows. */
-static void packed_task(const Product *p, int row, int mc, int part, int parts) {
-    const int k = p->k, group = part / parts, first = part % parts * PART;
+/* Part `part` of the columns' groups, and mc rows. */
+static void packed_task(const Product *p, int row, int mc, int part) {
+    const int k = p->k, parts = ceil_div(p->quant.group, PART), group = part / parts, first = part % parts * PART;
     const int col = group * p->quant.group + first, nc = imin(imin(PART, p->quant.group - first), p->n - col);
     float sum[MCP * PART];
     Columns w = {.size = quant_bytes(p->quant, p->quant.group)};
@@ -377,23 +360,23 @@ static void packed_task(const Product *p, int row, int mc, int part, int parts) 
     for (int i = 0; i < mc; i++) linear_finish(p, sum + i * PART, row + i, col, nc);
 }
 
-static void linear_packed(const Product *p) {
-    const int group = p->quant.group, parts = (group + PART - 1) / PART, all = (p->n + group - 1) / group * parts;
-    int mc = MCP;
-    while (mc > MCP / 8 && (p->m + mc - 1) / mc * all < 4 * host_threads()) mc /= 2; /* enough tasks to deal out evenly */
-    PARALLEL_FOR((double)p->m * p->n * p->k > ENOUGH, dynamic)
-    for (int task = 0; task < (p->m + mc - 1) / mc * all; task++) {
-        int row = task / all * mc;
-        packed_task(p, row, imin(mc, p->m - row), task % all, parts);
-    }
-}
-
 void host_linear(const Product *p) {
-    CHECK((p->y_type == F32 || p->y_type == F16) && (!p->quant.bits || (p->quant.bits <= 8 && p->quant.group)));
-    if (p->quant.bits)
-        linear_packed(p);
-    else
-        linear_plain(p);
+    const int group = p->quant.bits ? p->quant.group : 0, enough = 4 * host_threads(); /* tasks, to deal them out evenly */
+    int mc = group ? MCP : MC, nc = p->m <= MC / 2 ? NC_FEW : NC;
+    int row_tasks = ceil_div(p->m, mc),
+        col_tasks = group ? ceil_div(p->n, group) * ceil_div(group, PART) : ceil_div(p->n, nc);
+    CHECK((p->y_type == F32 || p->y_type == F16) && p->quant.bits <= 8 && !p->quant.bits == !group);
+    for (; group && mc > MCP / 8 && row_tasks * col_tasks < enough; row_tasks = ceil_div(p->m, mc)) mc /= 2;
+    for (; !group && nc > NC_FEW && row_tasks * col_tasks < enough; col_tasks = ceil_div(p->n, nc)) nc /= 2;
+    /* whoever is free takes the next: a copy beside may keep one of the threads from its core */
+    PARALLEL_FOR((double)p->m * p->n * p->k > ENOUGH, dynamic)
+    for (int task = 0; task < row_tasks * col_tasks; task++) {
+        int row = task / col_tasks * mc, col = task % col_tasks, rows = imin(mc, p->m - row);
+        if (group)
+            packed_task(p, row, rows, col);
+        else
+            linear_task(p, row, rows, col * nc, imin(nc, p->n - col * nc));
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -407,23 +390,27 @@ typedef struct {
     float m, l;
 } Seen;
 
-/* Turns n scores of a block into weights, zeros after them, and rescales what was seen before. */
-static void softmax_block(float score[BLOCK], int n, Seen *seen, float *o, int hd) {
-    V top = v_set(seen->m);
-    for (int t = n; t < BLOCK; t++) score[t] = -INFINITY;
-    for (int t = 0; t < BLOCK; t += VL) top = v_max(top, v_load(score + t));
-    float m = v_largest(top);
-    V sum = {0};
-    for (int t = 0; t < BLOCK; t += VL) {
-        V p = v_exp(v_load(score + t) - m);
+/* score[n] becomes e^(score - *m), where *m is first raised to the largest, and is 0 from there up to `room`, whole
+ * vectors. Returns the sum. */
+INLINE float exponentiate(float *score, int n, const int room, float *m) {
+    V top = v_set(*m), sum = {0};
+    for (int t = n; t < room; t++) score[t] = -INFINITY;
+    for (int t = 0; t < room; t += VL) top = v_max(top, v_load(score + t));
+    *m = v_largest(top);
+    for (int t = 0; t < room; t += VL) {
+        V p = v_exp(v_load(score + t) - *m);
         v_store(score + t, p);
         sum += p;
     }
-    float scale = exp1(seen->m - m);
+    return v_sum(sum);
+}
+
+/* Turns n scores of a block into weights, and rescales what was seen before. */
+static void softmax_block(float *score, int n, Seen *seen, float *o, int hd) {
+    float before = seen->m, sum = exponentiate(score, n, BLOCK, &seen->m), scale = v_exp(v_set(before - seen->m))[0];
     if (scale != 1)
         for (int d = 0; d < hd; d += VL) v_store(o + d, v_load(o + d) * scale);
-    seen->l = seen->l * scale + v_sum(sum);
-    seen->m = m;
+    seen->l = seen->l * scale + sum;
 }
 
 /* Element `at` of out and the hd-1 after it. */
@@ -499,7 +486,7 @@ void host_attend_prefill(const Prefill *p) {
     const int h1 = p->h1, hd = h1 / p->nh;
     int longest = 0;
     for (int r = 0; r < p->nseq; r++) longest = imax(longest, p->start[r + 1] - p->start[r]);
-    int blocks = (longest + QUERIES - 1) / QUERIES;
+    int blocks = ceil_div(longest, QUERIES);
     PARALLEL_FOR((double)longest * longest * h1 * p->nseq > ENOUGH, dynamic)
     for (int task = 0; task < p->nseq * p->nh * blocks; task++) {
         int r = task / (p->nh * blocks), h = task / blocks % p->nh, q0 = task % blocks * QUERIES;
@@ -527,7 +514,7 @@ void host_attend_prefill(const Prefill *p) {
 //     attend_task, for each block:   find_rows       where its tokens lie
 //                                    score_block     score[h][t] = q[h] . k[t]
 //                                    softmax_block   scores become weights
-//                                    weigh_block     o[h] += weight[h][t] v[t]
+//                                    weigh_heads     o[h] += weight[h][t] v[t]
 //     Sparse attention (section 5):
 //     select_task                    the scores of all tokens; each head's largest, and what they weigh
 //     weigh_task                     o[h], the weighted sum of each head's own tokens
@@ -555,7 +542,7 @@ typedef struct {
 /* Calls `run` for every task, on all threads if `tokens` of a sequence are enough work for that. */
 static void for_tasks(const Attention *a, int tokens, void (*run)(Heads)) {
     const int most = imax(1, imin(imin(a->nh, HEADS), a->nseq * a->nh / host_threads())); /* heads: for enough tasks */
-    const int parts = (a->nh + most - 1) / most, hd = a->h1 / a->nh;
+    const int parts = ceil_div(a->nh, most), hd = a->h1 / a->nh;
     const Quant quant = a->quant;
     CHECK(a->act_type == F32 || a->act_type == F16);
     PARALLEL_FOR((double)tokens * a->nseq * a->h1 > ENOUGH, dynamic)
@@ -642,10 +629,7 @@ INLINE void dot_head(float *score, const Heads *c, const float *q, const uint8_t
         for (; at + 32 <= n; at += 32) dot_packed(acc, q + d, k, group, at, 32);
         if (at < n) dot_packed(acc, q + d, k, group, at, 16);
     }
-    V4 sum = v_sum4(acc[0], acc[1], acc[2], acc[3]), old;
-    memcpy(&old, score, sizeof old);
-    sum += old;
-    memcpy(score, &sum, sizeof sum);
+    add_sums(score, acc);
 }
 
 /* o += sum over t < nt of p[t] v[t], in the order of t, for `width` columns of a group. */
@@ -696,14 +680,12 @@ INLINE void weigh_head(float *o, const Heads *c, const float *p, const uint8_t *
             name(__VA_ARGS__, 64, 64);                                           \
         else if (group_ == 64 && hd_ == 128)                                     \
             name(__VA_ARGS__, 128, 64);                                          \
-        else if (group_)                                                         \
-            name(__VA_ARGS__, hd_, group_);                                      \
-        else if (hd_ == 64)                                                      \
+        else if (!group_ && hd_ == 64)                                           \
             name(__VA_ARGS__, 64, 0);                                            \
-        else if (hd_ == 128)                                                     \
+        else if (!group_ && hd_ == 128)                                          \
             name(__VA_ARGS__, 128, 0);                                           \
         else                                                                     \
-            name(__VA_ARGS__, hd_, 0);                                           \
+            name(__VA_ARGS__, hd_, group_);                                      \
     } while (0)
 
 /* score[h * ld + t] = q[h] . k[t] of a block's rows k, while the rows `ahead` are on their way. */
@@ -788,67 +770,46 @@ static void order_scores(int32_t *key, const float *score, int n) {
     for (int t = n; t < round_up(n, VL); t++) key[t] = INT32_MIN;
 }
 
-INLINE VI keys_at(const int32_t *key) {
+/* Bit i: whether key[i], i < VL, is at least `least`, which is above INT32_MIN. */
+INLINE unsigned keys_from(const int32_t *key, int32_t least) {
     VI v;
     memcpy(&v, key, sizeof v);
-    return v;
+    return v_bits(v >= least);
 }
 
-/* How many of n keys are at least `least`, which is above INT32_MIN. */
+/* How many of n keys are at least that. */
 static int count_keys(const int32_t *key, int n, int32_t least) {
     int count = 0;
-    for (int t = 0; t < n; t += VL) count += __builtin_popcount(v_bits(keys_at(key + t) >= least));
+    for (int t = 0; t < n; t += VL) count += __builtin_popcount(keys_from(key + t, least));
     return count;
 }
 
-/* A key that k of n reach, and in *equal how many of those that equal it are among the k. 1 <= k <= n. */
-static int32_t kth_key(int *equal, const int32_t *key, int n, int k) {
-    int64_t low = INT32_MIN, high = (int64_t)INT32_MAX + 1; /* at least k reach low, less than k high */
-    int reach_high = 0;
-    while (high - low > 1) {
+/* The largest key that at least k of n reach, 1 <= k <= n; or another that just k reach. */
+static int32_t kth_key(const int32_t *key, int n, int k) {
+    int64_t low = INT32_MIN, high = (int64_t)INT32_MAX + 1; /* at least k reach low, fewer reach high */
+    for (int reach = n; reach != k && high - low > 1;) {
         int64_t middle = low + (high - low) / 2;
-        int reach = count_keys(key, n, (int32_t)middle);
-        if (reach == k) {
-            *equal = n;
-            return (int32_t)middle;
-        }
-        if (reach > k)
-            low = middle;
+        int m = count_keys(key, n, (int32_t)middle);
+        if (m >= k)
+            low = middle, reach = m;
         else
-            high = middle, reach_high = reach;
+            high = middle;
     }
-    *equal = k - reach_high;
     return (int32_t)low;
 }
 
 /* The k largest of n scores, the earlier of equal ones, ascending. key: room for n, rounded up to VL. */
 static void select_tokens(int32_t *tokens, int32_t *key, const float *score, int n, int k) {
-    int equal, found = 0;
     if (k == 0) return;
     order_scores(key, score, n);
-    int32_t least = kth_key(&equal, key, n, k);
+    int32_t least = kth_key(key, n, k);
+    int found = 0, equal = k - count_keys(key, n, least + 1); /* so many of those that equal it */
     for (int t = 0; t < n && found < k; t += VL) {
-        for (unsigned bits = v_bits(keys_at(key + t) >= least); bits && found < k; bits &= bits - 1) {
+        for (unsigned bits = keys_from(key + t, least); bits && found < k; bits &= bits - 1) {
             int at = t + __builtin_ctz(bits);
             if (key[at] > least || equal-- > 0) tokens[found++] = at;
         }
     }
-}
-
-/* weights[n] = what softmax over all len scores gives the chosen tokens; score, with room for a whole vector, is used up.
- */
-static void softmax_chosen(float *weights, float *score, int len, const int32_t *tokens, int n) {
-    V top = v_set(-INFINITY), sum = {0};
-    for (int t = len; t < round_up(len, VL); t++) score[t] = -INFINITY;
-    for (int t = 0; t < len; t += VL) top = v_max(top, v_load(score + t));
-    float m = v_largest(top);
-    for (int t = 0; t < len; t += VL) {
-        V p = v_exp(v_load(score + t) - m);
-        v_store(score + t, p);
-        sum += p;
-    }
-    float l = v_sum(sum);
-    for (int i = 0; i < n; i++) weights[i] = score[tokens[i]] / l;
 }
 
 static void select_task(Heads c) {
@@ -869,7 +830,9 @@ static void select_task(Heads c) {
         size_t row = ((size_t)c.r * a->nh + c.h + h) * a->most;
         select_tokens(a->tokens + row, key, score + h * ld, c.len - 1, chosen - 1);
         a->tokens[row + chosen - 1] = c.len - 1;
-        softmax_chosen(a->weights + row, score + h * ld, c.len, a->tokens + row, chosen);
+        float largest = -INFINITY,
+              sum = exponentiate(score + h * ld, c.len, round_up(c.len, VL), &largest); /* over all tokens */
+        for (int i = 0; i < chosen; i++) a->weights[row + i] = score[h * ld + a->tokens[row + i]] / sum;
     }
 }
 
@@ -1015,8 +978,7 @@ static double sum_exp(const float *x, float top, int n) {
         V part = {0};
         for (int at = i; at < imin(n, i + SHORT); at += VL) {
             V e = v_exp(v_load_part(x + at, n - at) - top);
-            if (n - at < VL)
-                for (int lane = n - at; lane < VL; lane++) e[lane] = 0;
+            for (int lane = n - at; lane < VL; lane++) e[lane] = 0;
             part += e;
         }
         sum += v_sum(part);

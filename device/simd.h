@@ -1,6 +1,6 @@
 /* simd.h: a vector of VL floats for AVX-512, AVX2 and portable C, and the 16 numbers that 4-bit codes stand for. For host.c
  * and quant.c alone; everything is inlined. Operators work on vectors as they are; what C cannot say is in these few
- * functions. Read next: flexgen.cu, the same functions on a GPU. */
+ * functions. Read next: host.c. */
 #ifndef SIMD_H
 #define SIMD_H
 #include "util.h"
@@ -13,30 +13,94 @@
 #define UNROLL PRAGMA(GCC unroll 8)
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------
-// A vector of VL floats. Operators work on it as they are; what C cannot say is in these few functions.
-// MR is how many rows a tile has, chosen so that MR * NR sums and what feeds them fit the vector registers.
-// ---------------------------------------------------------------------------------------------------------------
-
 #if defined __AVX512F__ && defined __F16C__
-enum { VL = 16, MR = 6, NR = 4 };
 #define ISA "AVX-512"
+#define VL 16
 #elif defined __AVX2__ && defined __FMA__ && defined __F16C__
-enum { VL = 8, MR = 3, NR = 4 };
 #define ISA "AVX2"
+#define VL 8
 #else
-enum { VL = 4, MR = 3, NR = 4 };
 #define ISA "portable"
+#define VL 4
 #endif
+/* The rows of a tile, of x and of w: their MR * NR sums and what feeds these fit the vector registers. */
+enum { MR = VL == 16 ? 6 : 3, NR = 4 };
 
 typedef float V __attribute__((vector_size(VL * 4)));
 typedef int32_t VI __attribute__((vector_size(VL * 4)));
+typedef f16 VH __attribute__((vector_size(VL * 2)));
+typedef uint8_t VB __attribute__((vector_size(VL)));
 typedef float V4 __attribute__((vector_size(16)));
+
+/* The 16 numbers of a group of 4-bit codes (quant.c): a table that stays in registers. */
+typedef struct {
+    V part[16 / VL];
+} Table;
 
 INLINE V v_set(float x) { return x - (V){0}; }
 INLINE V v_select(VI mask, V yes, V no) { return (V)(((VI)yes & mask) | ((VI)no & ~mask)); }
 INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
 INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
+
+// ---------------------------------------------------------------------------------------------------------------
+// What each instruction set has its own words for. v_fold adds the quarters of a vector, as a tree. Bit i of v_bits:
+// whether lane i of a mask is set. t_look gives the numbers whose codes are the low four bits.
+// ---------------------------------------------------------------------------------------------------------------
+
+#if VL == 16
+INLINE V v_fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+INLINE V v_widen(VH h) { return (V)_mm512_cvtph_ps((__m256i)h); }
+INLINE VH v_narrow(V v) { return (VH)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
+INLINE V4 v_fold(V v) {
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)v),
+                                _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1)));
+    return (V4)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+INLINE unsigned v_bits(VI mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask); }
+INLINE V t_look(const Table *t, VI codes) { return (V)_mm512_permutexvar_ps((__m512i)codes, (__m512)t->part[0]); }
+INLINE VI v_load_bytes(const uint8_t *p) { return (VI)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p)); }
+#elif VL == 8
+INLINE V v_fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+INLINE V v_widen(VH h) { return (V)_mm256_cvtph_ps((__m128i)h); }
+INLINE VH v_narrow(V v) { return (VH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
+INLINE V4 v_fold(V v) { return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1)); }
+INLINE unsigned v_bits(VI mask) { return (unsigned)_mm256_movemask_ps((__m256)mask); }
+INLINE V t_look(const Table *t, VI codes) {
+    __m256 low = _mm256_permutevar8x32_ps((__m256)t->part[0], (__m256i)codes);
+    __m256 high = _mm256_permutevar8x32_ps((__m256)t->part[1], (__m256i)codes);
+    return (V)_mm256_blendv_ps(low, high, (__m256)(codes << 28)); /* by bit 3 */
+}
+INLINE VI v_load_bytes(const uint8_t *p) { return (VI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)); }
+#else
+INLINE V v_fma(V a, V b, V c) { return a * b + c; }
+/* The bits of a half, moved to a float's place, mean 2^-112 of its value, subnormals too; only inf and NaN need help. */
+INLINE V v_widen(VH h) {
+    VI bits = __builtin_convertvector(h, VI);
+    V v = (V)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (V)((VI)v | ((bits & 0x8000) << 16) | ((VI)(v >= 65536.0f) & 0x7f800000));
+}
+INLINE VH v_narrow(V v) {
+    VH h;
+    for (int i = 0; i < VL; i++) h[i] = f32_to_f16(v[i]);
+    return h;
+}
+INLINE V4 v_fold(V v) { return v; }
+INLINE unsigned v_bits(VI mask) {
+    unsigned bits = 0;
+    for (int i = 0; i < VL; i++) bits |= (unsigned)(mask[i] & 1) << i;
+    return bits;
+}
+INLINE V t_look(const Table *t, VI codes) {
+    V v;
+    for (int i = 0; i < VL; i++) v[i] = t->part[(codes[i] & 15) / VL][(codes[i] & 15) % VL];
+    return v;
+}
+INLINE VI v_load_bytes(const uint8_t *p) { return (VI){p[0], p[1], p[2], p[3]}; }
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------
+// What follows from it. ..._part: the first n of VL numbers, zeros after them
+// ---------------------------------------------------------------------------------------------------------------
 
 INLINE V v_load(const float *p) {
     V v;
@@ -44,8 +108,6 @@ INLINE V v_load(const float *p) {
     return v;
 }
 INLINE void v_store(float *p, V v) { memcpy(p, &v, sizeof v); }
-
-/* The first n of VL floats, zeros after them. */
 INLINE V v_load_part(const float *p, int n) {
     if (n >= VL) return v_load(p);
     V v = {0};
@@ -53,54 +115,23 @@ INLINE V v_load_part(const float *p, int n) {
     return v;
 }
 INLINE void v_store_part(float *p, V v, int n) { memcpy(p, &v, n >= VL ? sizeof v : (size_t)n * sizeof *p); }
-
-#if defined __AVX512F__ && defined __F16C__
-INLINE V v_fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-INLINE V v_load_f16(const f16 *p) { return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
-INLINE void v_store_f16(f16 *p, V v) {
-    _mm256_storeu_si256((void *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
-}
-INLINE V4 v_fold(V v) {
-    __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)v),
-                                _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1)));
-    return (V4)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
-#elif defined __AVX2__ && defined __FMA__ && defined __F16C__
-INLINE V v_fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
-INLINE V v_load_f16(const f16 *p) { return (V)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p)); }
-INLINE void v_store_f16(f16 *p, V v) { _mm_storeu_si128((void *)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT)); }
-INLINE V4 v_fold(V v) { return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1)); }
-#else
-INLINE V v_fma(V a, V b, V c) { return a * b + c; }
-/* The bits of a half, moved to a float's place, mean 2^-112 of its value, subnormals too; only inf and NaN need help. */
 INLINE V v_load_f16(const f16 *p) {
-    typedef f16 VH __attribute__((vector_size(VL * 2)));
-    VH half;
-    memcpy(&half, p, sizeof half);
-    VI bits = __builtin_convertvector(half, VI);
-    V v = (V)((bits & 0x7fff) << 13) * 0x1p112f;
-    return (V)((VI)v | ((bits & 0x8000) << 16) | ((VI)(v >= 65536.0f) & 0x7f800000));
+    VH h;
+    memcpy(&h, p, sizeof h);
+    return v_widen(h);
 }
-INLINE void v_store_f16(f16 *p, V v) {
-    for (int i = 0; i < VL; i++) p[i] = f32_to_f16(v[i]);
-}
-INLINE V4 v_fold(V v) { return v; }
-#endif
-
 INLINE V v_load_f16_part(const f16 *p, int n) {
     if (n >= VL) return v_load_f16(p);
-    f16 padded[VL] = {0};
-    memcpy(padded, p, (size_t)n * sizeof *p);
-    return v_load_f16(padded);
+    VH h = {0};
+    memcpy(&h, p, (size_t)n * sizeof *p);
+    return v_widen(h);
 }
 INLINE void v_store_f16_part(f16 *p, V v, int n) {
-    f16 all[VL];
-    if (n >= VL) {
-        v_store_f16(p, v);
-        return;
-    }
-    v_store_f16(all, v);
-    memcpy(p, all, (size_t)n * sizeof *p);
+    VH h = v_narrow(v);
+    if (n >= VL)
+        memcpy(p, &h, sizeof h);
+    else
+        memcpy(p, &h, (size_t)n * sizeof *p);
 }
 
 /* The sums of the lanes of a, b, c and d. */
@@ -121,19 +152,6 @@ INLINE float v_largest(V v) {
     return top;
 }
 
-/* Bit i: whether lane i of a mask is set. */
-INLINE unsigned v_bits(VI mask) {
-#if defined __AVX512F__ && defined __F16C__
-    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
-#elif defined __AVX2__ && defined __FMA__ && defined __F16C__
-    return (unsigned)_mm256_movemask_ps((__m256)mask);
-#else
-    unsigned bits = 0;
-    for (int i = 0; i < VL; i++) bits |= (unsigned)(mask[i] & 1) << i;
-    return bits;
-#endif
-}
-
 /* e^x within 2 ulp for x <= 88, 0 below -87, NaN of NaN. x = n ln2 + r, e^r as its series, 2^n into the exponent bits. */
 INLINE V v_exp(V x) {
     const float round = 0x1.8p23f; /* x + round leaves the nearest integer in the low bits */
@@ -147,87 +165,28 @@ INLINE V v_exp(V x) {
     for (int i = 0; i < 7; i++) e = v_fma(e, r, v_set(series[i]));
     return v_select(tiny, v_set(0), (V)((VI)e + ((VI)shifted << 23)));
 }
-INLINE float exp1(float x) { return v_exp(v_set(x))[0]; }
-
-// ---------------------------------------------------------------------------------------------------------------
-// 4-bit codes (quant.c): a group's 16 possible numbers are a lookup table that stays in registers
-// ---------------------------------------------------------------------------------------------------------------
-
-typedef struct {
-    V part[16 / VL];
-} Table;
-
-#if defined __AVX512F__ && defined __F16C__
-/* A group's min and scale, in every lane. */
-INLINE void t_header(V *min, V *scale, const uint8_t *group) {
-    int32_t pair;
-    memcpy(&pair, group, sizeof pair);
-    __m512 both = _mm512_cvtph_ps(_mm256_set1_epi32(pair));
-    *min = (V)_mm512_moveldup_ps(both), *scale = (V)_mm512_movehdup_ps(both);
-}
-INLINE Table t_round(Table t) {
-    return (Table){{(V)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)t.part[0], _MM_FROUND_TO_NEAREST_INT))}};
-}
-INLINE V t_look(const Table *t, VI codes) { return (V)_mm512_permutexvar_ps((__m512i)codes, (__m512)t->part[0]); }
-INLINE VI v_load_codes(const uint8_t *p) { return (VI)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p)); }
-#elif defined __AVX2__ && defined __FMA__ && defined __F16C__
-INLINE void t_header(V *min, V *scale, const uint8_t *group) {
-    int32_t pair;
-    memcpy(&pair, group, sizeof pair);
-    __m256 both = _mm256_cvtph_ps(_mm_set1_epi32(pair));
-    *min = (V)_mm256_moveldup_ps(both), *scale = (V)_mm256_movehdup_ps(both);
-}
-INLINE Table t_round(Table t) {
-    for (int i = 0; i < 2; i++)
-        t.part[i] = (V)_mm256_cvtph_ps(_mm256_cvtps_ph((__m256)t.part[i], _MM_FROUND_TO_NEAREST_INT));
-    return t;
-}
-INLINE V t_look(const Table *t, VI codes) {
-    __m256 low = _mm256_permutevar8x32_ps((__m256)t->part[0], (__m256i)codes);
-    __m256 high = _mm256_permutevar8x32_ps((__m256)t->part[1], (__m256i)codes);
-    return (V)_mm256_blendv_ps(low, high, (__m256)(codes << 28)); /* by bit 3 */
-}
-INLINE VI v_load_codes(const uint8_t *p) { return (VI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)); }
-#else
-INLINE void t_header(V *min, V *scale, const uint8_t *group) {
-    f16 pair[2];
-    memcpy(pair, group, sizeof pair);
-    *min = v_set(f16_to_f32(pair[0])), *scale = v_set(f16_to_f32(pair[1]));
-}
-INLINE Table t_round(Table t) {
-    for (int i = 0; i < 16; i++) t.part[i / VL][i % VL] = f16_to_f32(f32_to_f16(t.part[i / VL][i % VL]));
-    return t;
-}
-INLINE V t_look(const Table *t, VI codes) {
-    V v;
-    for (int i = 0; i < VL; i++) v[i] = t->part[(codes[i] & 15) / VL][(codes[i] & 15) % VL];
-    return v;
-}
-INLINE VI v_load_codes(const uint8_t *p) {
-    VI v = {0};
-    for (int i = 0; i < VL; i++) v[i] = p[i];
-    return v;
-}
-#endif
 
 /* The numbers of a group: F16(min + scale code). The product is exact. */
 INLINE Table t_make(V min, V scale) {
     Table t;
     for (int i = 0; i < 16; i++) t.part[i / VL][i % VL] = (float)i;
-    for (int i = 0; i < 16 / VL; i++) t.part[i] = v_fma(t.part[i], scale, min);
-    return t_round(t);
+    for (int i = 0; i < 16 / VL; i++) t.part[i] = v_widen(v_narrow(v_fma(t.part[i], scale, min)));
+    return t;
 }
+/* group: its min and scale, F16, come first. */
 INLINE Table t_load(const uint8_t *group) {
-    V min, scale;
-    t_header(&min, &scale, group);
-    return t_make(min, scale);
+    typedef int32_t Pairs __attribute__((vector_size(VL * 2)));
+    int32_t pair;
+    memcpy(&pair, group, sizeof pair);
+    V both = v_widen((VH)(pair - (Pairs){0}));
+    return t_make(v_set(both[0]), v_set(both[1]));
 }
 
 /* 32 numbers from their 16 bytes of codes, in order. */
 INLINE void t_block(V out[32 / VL], const Table *t, const uint8_t *codes) {
     UNROLL
     for (int i = 0; i < 16 / VL; i++) {
-        VI pair = v_load_codes(codes + i * VL);
+        VI pair = v_load_bytes(codes + i * VL);
         out[i] = t_look(t, pair);
         out[16 / VL + i] = t_look(t, pair >> 4);
     }
