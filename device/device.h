@@ -62,48 +62,24 @@ struct Op {
     Kind kind;
     bool prefill;
     int i, j, k, batch;
+    // clang-format off
     union { /* its views, by number, or by name for each code */
         Tensor view[MAX_VIEWS];
-        struct {
-            Tensor y, table, idx;
-        } embed;
-        struct {
-            Tensor y, x, w, b;
-        } layernorm;
-        struct {
-            Tensor y, x, w, b, residual;
-        } linear;
-        struct {
-            Tensor w, packed;
-        } unpack;
-        struct {
-            Tensor packed, kv;
-        } pack;
-        struct {
-            Tensor o, q, kv, start;
-        } prefilled;
-        struct {
-            Tensor o, q, k, v, pages, len;
-        } attend;
-        struct {
-            Tensor tokens, weights, q, k, pages, len;
-        } select;
-        struct {
-            Tensor v, pages, len, home_v, home_pages, tokens;
-        } fetch;
-        struct {
-            Tensor o, tokens, weights, v, pages, len;
-        } weigh;
-        struct {
-            Tensor k, v, kv, seq, pos, pages;
-        } append;
-        struct {
-            Tensor ids, logits, prompt, pos;
-        } pick;
-        struct {
-            Tensor logp, best, logits, target;
-        } score;
+        struct { Tensor y, table, idx; } embed;
+        struct { Tensor y, x, w, b; } layernorm;
+        struct { Tensor y, x, w, b, residual; } linear;
+        struct { Tensor w, packed; } unpack;
+        struct { Tensor packed, kv; } pack;
+        struct { Tensor o, q, kv, start; } prefilled;
+        struct { Tensor o, q, k, v, pages, len; } attend;
+        struct { Tensor tokens, weights, q, k, pages, len; } select;
+        struct { Tensor v, pages, len, home_v, home_pages, tokens; } fetch;
+        struct { Tensor o, tokens, weights, v, pages, len; } weigh;
+        struct { Tensor k, v, kv, seq, pos, pages; } append;
+        struct { Tensor ids, logits, prompt, pos; } pick;
+        struct { Tensor logp, best, logits, target; } score;
     };
+    // clang-format on
     const Move *moves; /* of a copy; they may be changed once it has been posted */
     int nmoves;
     int nh, page_tokens;

@@ -14,6 +14,7 @@ const char *const channel_name[NCHANNELS] = {"ctog", "gtoc", "dtoc", "ctod", "gp
 /* Views in the order of the op's struct. A product that adds its residual reads it; that it may be y itself changes
  * nothing, since who writes also comes after everyone who wrote before. An embedding that adds reads y for the same reason.
  */
+// clang-format off
 const OpInfo op_info[NCODES] = {
     [OP_COPY] = {"copy", {{"", UNUSED}}},
     [OP_EMBED] = {"embed", {{"y", WRITES}, {"table", READS}, {"idx", READS}}},
@@ -23,18 +24,14 @@ const OpInfo op_info[NCODES] = {
     [OP_PACK] = {"pack", {{"packed", WRITES}, {"kv", READS}}},
     [OP_ATTEND_PREFILL] = {"attend_prefill", {{"o", WRITES}, {"q", READS}, {"kv", READS}, {"start", READS}}},
     [OP_ATTEND] = {"attend", {{"o", WRITES}, {"q", READS}, {"k", READS}, {"v", READS}, {"pages", READS}, {"len", READS}}},
-    [OP_SELECT] = {"select",
-                   {{"tokens", WRITES}, {"weights", WRITES}, {"q", READS}, {"k", READS}, {"pages", READS}, {"len", READS}}},
-    [OP_FETCH] =
-        {"fetch",
-         {{"v", WRITES}, {"pages", READS}, {"len", READS}, {"home_v", READS}, {"home_pages", READS}, {"tokens", READS}}},
-    [OP_WEIGH] = {"weigh",
-                  {{"o", WRITES}, {"tokens", READS}, {"weights", READS}, {"v", READS}, {"pages", READS}, {"len", READS}}},
-    [OP_APPEND] = {"append",
-                   {{"k", WRITES}, {"v", WRITES}, {"kv", READS}, {"seq", READS}, {"pos", READS}, {"pages", READS}}},
+    [OP_SELECT] = {"select", {{"tokens", WRITES}, {"weights", WRITES}, {"q", READS}, {"k", READS}, {"pages", READS}, {"len", READS}}},
+    [OP_FETCH] = {"fetch", {{"v", WRITES}, {"pages", READS}, {"len", READS}, {"home_v", READS}, {"home_pages", READS}, {"tokens", READS}}},
+    [OP_WEIGH] = {"weigh", {{"o", WRITES}, {"tokens", READS}, {"weights", READS}, {"v", READS}, {"pages", READS}, {"len", READS}}},
+    [OP_APPEND] = {"append", {{"k", WRITES}, {"v", WRITES}, {"kv", READS}, {"seq", READS}, {"pos", READS}, {"pages", READS}}},
     [OP_PICK] = {"pick", {{"ids", WRITES}, {"logits", READS}, {"prompt", READS}, {"pos", READS}}},
     [OP_SCORE] = {"score", {{"logp", WRITES}, {"best", WRITES}, {"logits", READS}, {"target", READS}}},
 };
+// clang-format on
 
 // ---------------------------------------------------------------------------------------------------------------
 // Constructors
