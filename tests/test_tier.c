@@ -1,5 +1,9 @@
 /* test_tier.c: placements achieved, sequences dealt, plans that fit and plans that do not, what the sweeps of a plan do,
  * page pools. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "tests.h"
 
 /* Bytes of the decoder layers that each tier gets, and the largest tensor with its bias. */
@@ -376,6 +380,23 @@ static void pools_hand_out_the_lowest_page_and_remember_their_peak(void) {
     pool_close(&pool);
 }
 
+/* A sequence that gave its pages back twice would share them with another one, and nothing else would tell. */
+static void a_page_that_is_free_is_not_taken_back(void) {
+    int status;
+    fflush(NULL);
+    pid_t child = fork();
+    if (!child) {
+        PagePool pool;
+        pool_open(&pool, 2);
+        fclose(stderr);
+        pool_give(&pool, pool_take(&pool));
+        pool_give(&pool, 0); /* aborts */
+        _exit(0);
+    }
+    CU_ASSERT_FATAL(child > 0 && waitpid(child, &status, 0) == child);
+    CU_ASSERT(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+}
+
 CU_TestInfo tests[] = {
     {"weight fractions are met to the share of one tensor", weight_fractions_are_met_to_the_share_of_one_tensor},
     {"sequences are dealt to within one", sequences_are_dealt_to_within_one},
@@ -388,5 +409,6 @@ CU_TestInfo tests[] = {
     {"the work of two blocks by hand", the_work_of_two_blocks_by_hand},
     {"the table rests on the highest tier that has room", the_table_rests_on_the_highest_tier_that_has_room},
     {"pools hand out the lowest page and remember their peak", pools_hand_out_the_lowest_page_and_remember_their_peak},
+    {"a page that is free is not taken back", a_page_that_is_free_is_not_taken_back},
     CU_TEST_INFO_NULL,
 };
