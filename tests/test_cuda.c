@@ -4,6 +4,8 @@
  * A test lays out a piece of GPU memory (put, room) in a copy on the host, which is uploaded when the work begins; when it
  * has ended everything comes back, and but for the rooms no byte may have changed: neither an input nor what lies between.
  * What nobody filled is 0xff: NaN as a half or a float, -1 as an index. */
+#include <time.h>
+
 #include "tests.h"
 
 enum { MIB = 1 << 20, GUARD = 192, MAX_ROOMS = 4 };
@@ -179,7 +181,7 @@ static void embed_copies_rows_exactly_and_adds_with_one_rounding(void) {
 static void layernorm_matches_the_host_in_place_too(void) {
     static const int all_cols[] = {28, 60, 64, 96, 768, 5120, 12288};
     arena_open(8 * MIB);
-    for (int i = 0; i < COUNT(all_cols) * COUNT(some_rows); i++) {
+    for (int i = 0; i < COUNT(all_cols) * COUNT(some_rows); i += every_fifth()) {
         int cols = all_cols[i % COUNT(all_cols)], rows = some_rows[i / COUNT(all_cols)];
         size_t n = (size_t)rows * cols;
         f16 *x = random_halves(n, 3), *w = random_halves(cols, 2), *b = random_halves(cols, 1);
@@ -1022,6 +1024,8 @@ static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
     void *first = room(NULL, sizeof row), *second = room(NULL, sizeof row);
     uint8_t *bulk = (uint8_t *)room(NULL, 2 * (size_t)BULK);
     ASSERT_OK(gpu->upload(gpu, arena.gpu, arena.before, arena.used, &err));
+    struct timespec from, to;
+    clock_gettime(CLOCK_MONOTONIC, &from);
     POST(PROJECT, begin, 7);
     for (int i = 0; i < TIMES; i++) POST(PROJECT, copy, bulk + BULK, BULK, bulk, BULK, BULK, 1);
     POST(PROJECT, end, 7);
@@ -1035,10 +1039,12 @@ static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
     POST(FINISH, embed, &l);
     POST(FINISH, end, 7);
     POST(FINISH, sync, 7);
+    clock_gettime(CLOCK_MONOTONIC, &to);
+    double all = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec) + 1e-4; /* two clocks */
     ASSERT_OK(gpu->download(gpu, arena.after, arena.gpu, arena.used, &err));
     CU_ASSERT(memcmp(result(second), row, sizeof row) == 0);
     double one = gpu->took(gpu, PROJECT, 7, 7), both = gpu->took(gpu, PROJECT, 7, 8), other = gpu->took(gpu, FINISH, 7, 7);
-    CU_ASSERT(one > 0 && one < 60 && both >= one && both < 60 && other > 0 && other < 60);
+    CU_ASSERT(one > 0 && both >= one && both <= all && other > 0 && other <= all);
     arena_close();
 }
 

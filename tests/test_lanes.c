@@ -132,40 +132,42 @@ static const Slice *newest_slice(Lane lane) {
     return &trace.slice[trace.last[lane] - 1];
 }
 
-/* Both begin when a third one has ended; the large one takes 0.4 s. */
+/* Both begin when a third one has ended. */
 static void a_small_copy_does_not_wait_behind_a_slab(void) {
     if (test_gpu) return;
     open_rows();
-    device->link[CTOG] = 1e5;
+    device->link[CTOG] = 1e3; /* the slab takes 40 s, and is not waited for */
     Event gate = move_rows(STORE, TIER_CPU, TIER_GPU, 0, MOST, 0, nothing);
-    Event slab = move_rows(W_LOAD, TIER_GPU, TIER_CPU, 100, MOST - 100, 0, gate);
-    Event small = move_rows(A_UP, TIER_GPU, TIER_CPU, 0, 100, 0, gate);
-    ASSERT_OK(device->wait(device, slab, &err));
+    move_rows(W_LOAD, TIER_GPU, TIER_CPU, 100, MOST - 100, 0, gate);
+    Event small = move_rows(A_UP, TIER_GPU, TIER_CPU, 0, 1, 0, gate);
     ASSERT_OK(device->wait(device, small, &err));
-    CU_ASSERT(newest_slice(A_UP)->end < newest_slice(W_LOAD)->end);
+    device->close(device), device = NULL; /* the slab ends here without having been copied */
+    CU_ASSERT(trace.last[A_UP] > 0 && trace.last[W_LOAD] == 0);
     close_device();
 }
 
 /* What is written to the source while the copy waits for its link arrives: a missing event shows. Where the machine kept us
- * from writing in time, once more with a slower link. */
+ * from writing in time nothing is known, and the link is slowed further. */
 static void the_wait_comes_before_the_copy(void) {
 #ifndef __SANITIZE_THREAD__ /* it is a race, on purpose */
-    bool seen = false;
+    enum { ELEMENTS = 5000 };
+    bool in_time = false;
     if (test_gpu) return;
-    for (double rate = 1e6; rate >= 1e4 && !seen; rate /= 10) {
+    for (double rate = 1e6; rate >= 1e4 && !in_time; rate /= 10) {
         open_rows();
         volatile f16 *from = device->host(device, on[TIER_CPU]);
         device->link[CTOG] = rate;
-        Event up = move_rows(W_LOAD, TIER_GPU, TIER_CPU, 0, 5000, 0, nothing);
-        usleep(1000);
+        double begin = device->now(device);
+        Event up = move_rows(W_LOAD, TIER_GPU, TIER_CPU, 0, ELEMENTS, 0, nothing);
+        usleep(1000); /* for a lane that copied first to do so, and be found out */
         from[0] = 7;
+        in_time = device->now(device) - begin < .9 * ELEMENTS * sizeof(f16) / rate;
         ASSERT_OK(device->wait(device, up, &err));
         from[0] = 8;
-        ASSERT_OK(device->wait(device, move_rows(STORE, TIER_CPU, TIER_GPU, 0, 5000, 0, nothing), &err));
-        seen = from[0] == 7;
+        ASSERT_OK(device->wait(device, move_rows(STORE, TIER_CPU, TIER_GPU, 0, ELEMENTS, 0, nothing), &err));
+        CU_ASSERT(from[0] == 7 || !in_time);
         close_device();
     }
-    CU_ASSERT(seen);
 #endif
 }
 
