@@ -130,14 +130,6 @@ void trace_write(const Trace *trace, const char *process, FILE *out) {
 
 const char *const part_name[NPARTS] = {"compute", "weight (R)", "cache (R)", "cache (W)", "activation"};
 
-/* Half-open, seconds. */
-typedef struct {
-    double begin, end;
-    unsigned set; /* of a slice: the one bit of its stage and part */
-} Interval;
-
-static unsigned set_of(bool prefill, int part) { return 1u << (prefill * NPARTS + part); }
-
 /* Delegated attention's queries go down together with the new k and v: "cache (W)". What comes up is no cache. */
 static int slice_part(const Slice *slice) {
     Channel channel = lane_channel[slice->lane];
@@ -148,78 +140,57 @@ static int slice_part(const Slice *slice) {
     return ACTIVATION_MOVES;
 }
 
-static int by_begin(const void *a, const void *b) {
-    double x = ((const Interval *)a)->begin, y = ((const Interval *)b)->begin;
+/* Where a slice begins (step 1) or ends (-1). */
+typedef struct {
+    double at;
+    int prefill, part, step;
+} Edge;
+
+static int by_time(const void *a, const void *b) {
+    double x = ((const Edge *)a)->at, y = ((const Edge *)b)->at;
     return (x > y) - (x < y);
 }
 
-/* The union of those of all[0..n), ordered by begin, that are in one of the sets: disjoint, ordered. Returns how many. */
-static size_t unite(Interval *out, const Interval *all, size_t n, unsigned sets) {
-    size_t count = 0;
-    for (size_t a = 0; a < n; a++) {
-        if (!(all[a].set & sets)) continue;
-        if (count && all[a].begin <= out[count - 1].end)
-            out[count - 1].end = fmax(out[count - 1].end, all[a].end);
-        else
-            out[count++] = all[a];
-    }
-    return count;
-}
-
-static double total(const Interval *x, size_t n) {
-    double sum = 0;
-    for (size_t a = 0; a < n; a++) sum += x[a].end - x[a].begin;
-    return sum;
-}
-
-/* Seconds that two unions have in common. */
-static double overlap(const Interval *x, size_t nx, const Interval *y, size_t ny) {
-    double sum = 0;
-    for (size_t a = 0, b = 0; a < nx && b < ny;) {
-        double common = fmin(x[a].end, y[b].end) - fmax(x[a].begin, y[b].begin);
-        if (common > 0) sum += common;
-        if (x[a].end < y[b].end)
-            a++;
-        else
-            b++;
-    }
-    return sum;
-}
-
-/* The trace's slices as intervals, ordered by begin; all has room for them. A sweep belongs to prefill as a whole when some
- * batch prefills in it. */
-static size_t sorted_intervals(Interval *all, const Trace *trace, int *known) {
-    size_t n = 0;
-    int sweeps = 0;
-    for (size_t a = 0; a < trace->n; a++)
-        if (trace->slice[a].i >= sweeps) sweeps = trace->slice[a].i + 1;
-    bool *prefill = xcalloc(sweeps, sizeof *prefill);
-    for (size_t a = 0; a < trace->n; a++) prefill[trace->slice[a].i] |= trace->slice[a].prefill;
-    for (size_t a = 0; a < trace->n; a++) {
-        const Slice *s = &trace->slice[a];
-        if (s->end > s->begin) all[n++] = (Interval){s->begin, s->end, set_of(prefill[s->i], slice_part(s))};
+/* The edges of the trace's slices in order. A sweep belongs to prefill as a whole when some batch prefills in it. */
+static Edge *sorted_edges(const Trace *trace, int *sweeps) {
+    Edge *edge = xcalloc(2 * trace->n, sizeof *edge), *to = edge;
+    *sweeps = 0;
+    for (size_t n = 0; n < trace->n; n++) *sweeps = imax(*sweeps, trace->slice[n].i + 1);
+    bool *prefill = xcalloc(*sweeps, sizeof *prefill);
+    for (size_t n = 0; n < trace->n; n++) prefill[trace->slice[n].i] |= trace->slice[n].prefill;
+    for (size_t n = 0; n < trace->n; n++) {
+        const Slice *s = &trace->slice[n];
+        *to++ = (Edge){s->begin, prefill[s->i], slice_part(s), 1};
+        *to++ = (Edge){s->end, prefill[s->i], slice_part(s), -1};
     }
     free(prefill);
-    *known = sweeps;
-    qsort(all, n, sizeof *all, by_begin);
-    return n;
+    qsort(edge, 2 * trace->n, sizeof *edge, by_time);
+    return edge;
+}
+
+/* Seconds in which so many slices of each stage and part ran. */
+static void add_span(Breakdown *breakdown, int running[2][NPARTS], double seconds) {
+    int computing = running[0][COMPUTE] + running[1][COMPUTE], all = 0;
+    for (int part = 0; part < NPARTS; part++) all += running[0][part] + running[1][part];
+    for (int prefill = 0; prefill < 2; prefill++) {
+        bool busy = false;
+        for (int part = 0; part < NPARTS; part++) {
+            if (!running[prefill][part]) continue;
+            Share *share = &breakdown->part[prefill][part];
+            bool hidden = part == COMPUTE ? all > computing : computing > 0;
+            share->busy_s += seconds, share->hidden_s += hidden ? seconds : 0, busy = true;
+        }
+        if (busy) breakdown->total_s[prefill] += seconds;
+    }
 }
 
 void trace_breakdown(const Trace *trace, Breakdown *breakdown) {
-    Interval *all = xcalloc(trace->n, sizeof *all), *computing = xcalloc(trace->n, sizeof *all);
-    Interval *copying = xcalloc(trace->n, sizeof *all), *mine = xcalloc(trace->n, sizeof *all);
-    size_t n = sorted_intervals(all, trace, &breakdown->sweeps);
-    unsigned compute = set_of(false, COMPUTE) | set_of(true, COMPUTE);
-    size_t ncomputing = unite(computing, all, n, compute), ncopying = unite(copying, all, n, ~compute);
-    for (int prefill = 0; prefill < 2; prefill++) {
-        unsigned stage = ((1u << NPARTS) - 1) << (prefill * NPARTS);
-        breakdown->total_s[prefill] = total(mine, unite(mine, all, n, stage));
-        for (int part = 0; part < NPARTS; part++) {
-            size_t nmine = unite(mine, all, n, set_of(prefill, part));
-            double hidden =
-                part == COMPUTE ? overlap(mine, nmine, copying, ncopying) : overlap(mine, nmine, computing, ncomputing);
-            breakdown->part[prefill][part] = (Share){total(mine, nmine), hidden};
-        }
+    int running[2][NPARTS] = {{0}};
+    *breakdown = (Breakdown){0};
+    Edge *edge = sorted_edges(trace, &breakdown->sweeps);
+    for (size_t n = 0; n < 2 * trace->n; n++) {
+        if (n) add_span(breakdown, running, edge[n].at - edge[n - 1].at);
+        running[edge[n].prefill][edge[n].part] += edge[n].step;
     }
-    free(all), free(computing), free(copying), free(mine);
+    free(edge);
 }
