@@ -12,7 +12,6 @@
 #include <cublasLt.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-#include <limits.h>
 #include <mma.h>
 #include <time.h>
 
@@ -89,6 +88,16 @@ static __device__ T warp_reduce(T x, int from) {
     return x;
 }
 
+/* The last number of low, low + 1 .. high - 1 up to which `holds`; it does for low. */
+template <class N, class Holds>
+static __device__ N last_where(N low, N high, Holds holds) {
+    while (high - low > 1) {
+        N middle = low + (high - low) / 2;
+        (holds(middle) ? low : high) = middle;
+    }
+    return low;
+}
+
 /* Over a block of whole warps; all get it. */
 template <class Join, class T>
 static __device__ T block_reduce(T x) {
@@ -109,18 +118,17 @@ static __device__ T block_reduce(T x) {
 /* What cuBLAS has been told of a product, and what it answered. All zero: an empty place. */
 typedef struct {
     Product shape; /* of its pointers only whether b is there */
-    cublasLtMatmulDesc_t product;
-    cublasLtMatrixLayout_t w, x, y;
+    cublasLtMatmulDescOpaque_t product;
+    cublasLtMatrixLayoutOpaque_t w, x, y;
     cublasLtMatmulAlgo_t algorithm;
     bool fused; /* bias and ReLU happen in it */
 } Known;
 
 enum { KNOWN = 128, SPARE = 128 << 20, SCRATCH = 32 << 20, WORKSPACE = 32 << 20 };
 
-typedef struct {
-    Gpu base;
+struct CudaGpu : Gpu {
     cudaStream_t stream[NLANES]; /* of the lanes that touch the GPU */
-    cudaEvent_t begin[NLANES][MARKS], end[NLANES][MARKS];
+    cudaEvent_t begins[NLANES][MARKS], ends[NLANES][MARKS];
     cudaEvent_t known[NLANES]; /* a past event, at first of the opening, then the begin that was last asked for */
     double known_s[NLANES];    /* when it was */
     cublasLtHandle_t blas;
@@ -128,14 +136,11 @@ typedef struct {
     int next_product[NLANES];
     char *scratch; /* SCRATCH bytes for partial results and scores of attention, which runs on FINISH alone; two WORKSPACEs
                       of cuBLAS */
-    int *bad;      /* pinned: kernels write it, the host reads it */
-} CudaGpu;
+    int *not_finite; /* `bad`, pinned: kernels write it, the host reads it */
+};
 
-static cudaStream_t stream_of(Gpu *gpu, Lane lane) { return ((CudaGpu *)gpu)->stream[lane]; }
-static float *scratch_of(Gpu *gpu, Lane lane) {
-    CHECK(lane == FINISH);
-    return (float *)((CudaGpu *)gpu)->scratch;
-}
+static CudaGpu *cuda(Gpu *gpu) { return static_cast<CudaGpu *>(gpu); }
+static cudaStream_t stream_of(Gpu *gpu, Lane lane) { return cuda(gpu)->stream[lane]; }
 
 static bool on_gpu(int lane) {
     return lane_channel[lane] == GPU || lane_channel[lane] == CTOG || lane_channel[lane] == GTOC;
@@ -437,37 +442,27 @@ static uint32_t alignment(const Product *s) {
 
 /* Asks for an algorithm; false when there is none. b: the bias of this call, whose address tells how biases are aligned. */
 static bool ask(CudaGpu *g, Known *p, const void *b, bool fused) {
-    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    if (fused && p->shape.b) epilogue = p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
-    cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    if (fused && p->shape.b) cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &b, sizeof b);
-    cublasLtMatmulPreference_t preference;
+    const cublasLtEpilogue_t with_bias = p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
+    const cublasLtEpilogue_t epilogue = fused && b ? with_bias : CUBLASLT_EPILOGUE_DEFAULT;
+    const size_t workspace = WORKSPACE;
+    const uint32_t align = alignment(&p->shape);
+    cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t result;
-    size_t workspace = WORKSPACE;
-    uint32_t align = alignment(&p->shape);
     int found = 0;
-    if (cublasLtMatmulPreferenceCreate(&preference)) return false;
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+    cublasLtMatmulDescSetAttribute(&p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    cublasLtMatmulDescSetAttribute(&p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &b, sizeof b);
+    if (cublasLtMatmulPreferenceInit(&preference)) return false;
+    cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                          sizeof workspace);
     static const cublasLtMatmulPreferenceAttributes_t which[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    for (int i = 0; i < 4; i++) cublasLtMatmulPreferenceSetAttribute(preference, which[i], &align, sizeof align);
-    cublasStatus_t s =
-        cublasLtMatmulAlgoGetHeuristic(g->blas, p->product, p->w, p->x, p->y, p->y, preference, 1, &result, &found);
-    cublasLtMatmulPreferenceDestroy(preference);
-    if (s || !found || result.state) return false;
-    p->algorithm = result.algo;
-    p->fused = fused;
+    for (int i = 0; i < 4; i++) cublasLtMatmulPreferenceSetAttribute(&preference, which[i], &align, sizeof align);
+    if (cublasLtMatmulAlgoGetHeuristic(g->blas, &p->product, &p->w, &p->x, &p->y, &p->y, &preference, 1, &result, &found) ||
+        !found || result.state)
+        return false;
+    p->algorithm = result.algo, p->fused = fused;
     return true;
-}
-
-static void forget(Known *p) {
-    if (p->product) cublasLtMatmulDescDestroy(p->product);
-    if (p->w) cublasLtMatrixLayoutDestroy(p->w);
-    if (p->x) cublasLtMatrixLayoutDestroy(p->x);
-    if (p->y) cublasLtMatrixLayoutDestroy(p->y);
-    *p = Known{};
 }
 
 static bool same_shape(const Product *a, const Product *b) {
@@ -480,20 +475,19 @@ static Known *find_product(CudaGpu *g, Lane lane, const Product *s, Error *err) 
     for (int i = 0; i < KNOWN; i++)
         if (same_shape(&g->products[lane][i].shape, s)) return &g->products[lane][i];
     Known *p = &g->products[lane][g->next_product[lane]++ % KNOWN];
-    cudaDataType y_type = s->y_type == F32 ? CUDA_R_32F : CUDA_R_16F;
-    cublasOperation_t transposed = CUBLAS_OP_T;
-    forget(p);
-    cublasStatus_t status = cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    if (!status) status = cublasLtMatrixLayoutCreate(&p->w, CUDA_R_16F, s->k, s->n, s->k);
-    if (!status) status = cublasLtMatrixLayoutCreate(&p->x, CUDA_R_16F, s->k, s->m, s->k);
-    if (!status) status = cublasLtMatrixLayoutCreate(&p->y, y_type, s->n, s->m, (int64_t)s->y_ld);
+    const cudaDataType y_type = s->y_type == F32 ? CUDA_R_32F : CUDA_R_16F;
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    *p = Known{};
+    cublasStatus_t status = cublasLtMatmulDescInit(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (!status) status = cublasLtMatrixLayoutInit(&p->w, CUDA_R_16F, s->k, s->n, s->k);
+    if (!status) status = cublasLtMatrixLayoutInit(&p->x, CUDA_R_16F, s->k, s->m, s->k);
+    if (!status) status = cublasLtMatrixLayoutInit(&p->y, y_type, s->n, s->m, (int64_t)s->y_ld);
     if (!status)
-        status = cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
-    if (blas_checked(status, s, err)) return NULL;
+        status = cublasLtMatmulDescSetAttribute(&p->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
     p->shape = *s;
-    if (ask(g, p, s->b, true) || (s->b && ask(g, p, s->b, false))) return p;
-    forget(p);
-    blas_checked(CUBLAS_STATUS_NOT_SUPPORTED, s, err);
+    if (!status && (ask(g, p, s->b, true) || (s->b && ask(g, p, s->b, false)))) return p;
+    *p = Known{};
+    blas_checked(status ? status : CUBLAS_STATUS_NOT_SUPPORTED, s, err);
     return NULL;
 }
 
@@ -507,19 +501,17 @@ static __global__ void bias_kernel(half *y, size_t y_ld, const half *b, bool rel
 }
 
 static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
-    CudaGpu *g = (CudaGpu *)gpu;
+    CudaGpu *g = cuda(gpu);
     CHECK(lane_channel[lane] == GPU && !p->quant.bits && (!p->residual || (p->residual == p->y && !p->relu)));
     CHECK((!p->relu || p->b) && (p->y_type == F16 || !p->b));
     if (!p->m) return 0;
     Known *known = find_product(g, lane, p, err);
     if (!known) return -1;
-    float one = 1, zero = 0;
+    const float one = 1, keep = p->residual ? 1 : 0;
     char *workspace = g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0);
-    if (p->b && known->fused)
-        cublasLtMatmulDescSetAttribute(known->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->b, sizeof p->b);
-    cublasStatus_t s =
-        cublasLtMatmul(g->blas, known->product, &one, p->w, known->w, p->x, known->x, p->residual ? &one : &zero, p->y,
-                       known->y, p->y, known->y, &known->algorithm, workspace, WORKSPACE, g->stream[lane]);
+    cublasLtMatmulDescSetAttribute(&known->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->b, sizeof p->b);
+    cublasStatus_t s = cublasLtMatmul(g->blas, &known->product, &one, p->w, &known->w, p->x, &known->x, &keep, p->y,
+                                      &known->y, p->y, &known->y, &known->algorithm, workspace, WORKSPACE, g->stream[lane]);
     if (blas_checked(s, p, err)) return -1;
     if (!p->b || known->fused) return 0;
     bias_kernel<<<p->m, row_threads(p->n), 0, g->stream[lane]>>>((half *)p->y, p->y_ld, (const half *)p->b, p->relu, p->n);
@@ -582,14 +574,7 @@ static __device__ void score_tile(float *score, const half *q, const half *k) {
 /* The sequence that a block's tile of queries belongs to, and which of its tiles it is. Sequence r has the numbers from
  * start[r] / QUERIES + r on: at least as many as it needs. */
 static __device__ int find_tile(int *tile, const int *start, int nseq, int number) {
-    int r = 0, end = nseq;
-    while (end - r > 1) {
-        int middle = (r + end) / 2;
-        if (start[middle] / QUERIES + middle <= number)
-            r = middle;
-        else
-            end = middle;
-    }
+    int r = last_where(0, nseq, [&](int r) { return start[r] / QUERIES + r <= number; });
     *tile = number - (start[r] / QUERIES + r);
     return r;
 }
@@ -811,19 +796,22 @@ static __device__ float exponentiate(float *score, int n, float *largest) {
     return warp_reduce<Add>(sum, 1);
 }
 
-template <int LANES, bool PACKED>
-static __global__ void __launch_bounds__(HEADS *WARP) attend_kernel(Attention a, Packing packing, float *partial) {
+/* Dense attention; or, for sparse attention, the scores (nseq, nh, gridDim.z * SPLIT) alone. */
+template <int LANES, bool PACKED, bool SCORES>
+static __global__ void __launch_bounds__(HEADS *WARP) attend_kernel(Attention a, Packing packing, float *scratch) {
     __shared__ int rows[SPLIT];
-    __shared__ float scores[HEADS][SPLIT];
+    __shared__ float scores[SCORES ? 1 : HEADS][SPLIT];
     int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(a.len[r] - t0, (int)SPLIT), hd = a.h1 / a.nh;
     if (n <= 0) return;
     load_rows(rows, a, r, t0, n);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp, c = lane % LANES * 8;
     if (h >= a.nh) return;
     size_t column = (size_t)r * a.h1 + h * hd + c;
-    float *score = scores[warp], mine[8], out[8] = {0}, largest;
+    float *score = SCORES ? scratch + ((size_t)r * a.nh + h) * gridDim.z * SPLIT + t0 : scores[warp];
+    float mine[8], out[8] = {0}, largest;
     to_floats(mine, load8((const half *)a.q + column, hd - c, packing.wide));
     score_tokens<LANES, PACKED>(score, mine, find_column<PACKED>(a.k, h, a.nh, hd, c, packing), rows, n, rsqrtf((float)hd));
+    if (SCORES) return;
     __syncwarp();
     float sum = exponentiate(score, n, &largest);
     __syncwarp();
@@ -835,7 +823,7 @@ static __global__ void __launch_bounds__(HEADS *WARP) attend_kernel(Attention a,
         store8((half *)a.o + column, to_halfs(out), hd - c, packing.wide);
         return;
     }
-    float *to = partial + (((size_t)r * gridDim.z + blockIdx.z) * a.nh + h) * partial_floats(hd);
+    float *to = scratch + (((size_t)r * gridDim.z + blockIdx.z) * a.nh + h) * partial_floats(hd);
     if (c == 0) to[0] = largest, to[1] = sum;
     for (int i = 0; i < 8 && c + i < hd; i++) to[2 + c + i] = out[i];
 }
@@ -860,8 +848,11 @@ static __global__ void combine_kernel(Attention a, const float *partial, int spl
 /* A kernel for each number of lanes that share a token (4 for heads of up to 32 elements, 8, 16), for halfs and for packed
  * numbers. */
 typedef void (*DecodeKernel)(Attention, Packing, float *scratch);
-#define DECODE_KERNELS(f) \
-    { f<4, false>, f<4, true>, f<8, false>, f<8, true>, f<16, false>, f<16, true> }
+#define DECODE_KERNELS(f, ...)                                                                                        \
+    {                                                                                                                 \
+        f<4, false, ##__VA_ARGS__>, f<4, true, ##__VA_ARGS__>, f<8, false, ##__VA_ARGS__>, f<8, true, ##__VA_ARGS__>, \
+            f<16, false, ##__VA_ARGS__>, f<16, true, ##__VA_ARGS__>                                                   \
+    }
 enum { LANES_MAX = 16 };
 
 static DecodeKernel decode_kernel(const DecodeKernel *kernels, const Attention *a) {
@@ -876,13 +867,6 @@ static int count_splits(const Attention *a) { return (int)(((long)a->max_pages *
 
 static dim3 decode_grid(const Attention *a, int splits) { return dim3(a->nseq, (a->nh + HEADS - 1) / HEADS, splits); }
 
-/* How many sequences can be done at once that need so many floats of scratch each. */
-static int sequences_at_once(size_t floats) {
-    size_t n = SCRATCH / (floats * sizeof(float));
-    CHECK(n);
-    return n < INT_MAX ? (int)n : INT_MAX;
-}
-
 /* Sequences from `first` on, n at most. */
 static Attention some_sequences(Attention a, int first, int n) {
     size_t rows = (size_t)first * a.h1, chosen = (size_t)first * a.nh * a.most;
@@ -891,19 +875,30 @@ static Attention some_sequences(Attention a, int first, int n) {
     return a;
 }
 
-static int gpu_attend(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
-    static const DecodeKernel kernels[] = DECODE_KERNELS(attend_kernel);
+/* Posts one of the kernels, and then what goes on from what it left in scratch, for as many sequences at once as scratch
+ * has so many floats each for. */
+template <class Then>
+static void post_decode(Gpu *gpu, Lane lane, const Attention *all, const DecodeKernel *kernels, size_t floats, Then then) {
     DecodeKernel kernel = decode_kernel(kernels, all);
-    cudaStream_t stream = stream_of(gpu, lane);
-    float *scratch = scratch_of(gpu, lane);
-    int hd = all->h1 / all->nh, splits = count_splits(all);
-    int at_once = sequences_at_once(splits > 1 ? splits * all->nh * partial_floats(hd) : 1);
+    float *scratch = (float *)cuda(gpu)->scratch;
+    const int at_once = (int)(SCRATCH / (floats * sizeof(float))), splits = count_splits(all);
+    CHECK(lane == FINISH && at_once);
     for (int r = 0; r < all->nseq; r += at_once) {
         Attention a = some_sequences(*all, r, at_once);
-        kernel<<<decode_grid(&a, splits), HEADS * WARP, 0, stream>>>(a, make_packing(a.quant, hd), scratch);
-        dim3 elements(a.nseq, (a.h1 + THREADS - 1) / THREADS);
-        if (splits > 1) combine_kernel<<<elements, THREADS, 0, stream>>>(a, scratch, splits);
+        Packing packing = make_packing(a.quant, a.h1 / a.nh);
+        kernel<<<decode_grid(&a, splits), HEADS * WARP, 0, stream_of(gpu, lane)>>>(a, packing, scratch);
+        then(a, scratch, stream_of(gpu, lane));
     }
+}
+
+static int gpu_attend(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
+    static const DecodeKernel kernels[] = DECODE_KERNELS(attend_kernel, false);
+    const int splits = count_splits(all);
+    const size_t floats = splits > 1 ? splits * all->nh * partial_floats(all->h1 / all->nh) : 1;
+    post_decode(gpu, lane, all, kernels, floats, [&](const Attention &a, float *partial, cudaStream_t stream) {
+        dim3 elements(a.nseq, (a.h1 + THREADS - 1) / THREADS);
+        if (splits > 1) combine_kernel<<<elements, THREADS, 0, stream>>>(a, partial, splits);
+    });
     return launched("attention", err);
 }
 
@@ -930,20 +925,6 @@ static int gpu_append(Gpu *gpu, Lane lane, const Append *a, Error *err) {
 // The scores of all tokens go to memory, from where a warp selects those of one head of one sequence. Where the chosen ones
 // end is found by halving, as for the next token below: how many scores are larger takes a look at each of them.
 // ---------------------------------------------------------------------------------------------------------------
-
-/* scores (nseq, nh, gridDim.z * SPLIT). */
-template <int LANES, bool PACKED>
-static __global__ void __launch_bounds__(HEADS *WARP) scores_kernel(Attention a, Packing packing, float *scores) {
-    __shared__ int rows[SPLIT];
-    int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(a.len[r] - t0, (int)SPLIT), hd = a.h1 / a.nh;
-    if (n <= 0) return;
-    load_rows(rows, a, r, t0, n);
-    int h = blockIdx.y * HEADS + threadIdx.x / WARP, c = threadIdx.x % LANES * 8;
-    if (h >= a.nh) return;
-    float mine[8], *to = scores + ((size_t)r * a.nh + h) * gridDim.z * SPLIT + t0;
-    to_floats(mine, load8((const half *)a.q + (size_t)r * a.h1 + h * hd + c, hd - c, packing.wide));
-    score_tokens<LANES, PACKED>(to, mine, find_column<PACKED>(a.k, h, a.nh, hd, c, packing), rows, n, rsqrtf((float)hd));
-}
 
 /* A score among integers in the order of the scores, NaN below all. No score is -0: their sums begin at 0. */
 static __device__ unsigned rank(float score) {
@@ -973,8 +954,8 @@ static __device__ unsigned least_rank(const float *score, int n, int k) {
     return least;
 }
 
-/* The chosen of n tokens to tokens, their scores to weights, in order; returns their number k. By one warp. */
-static __device__ int choose(int *tokens, float *weights, const float *score, int n, int k) {
+/* The chosen k of n tokens, in order. By one warp. */
+static __device__ void choose(int *tokens, const float *score, int n, int k) {
     unsigned least = least_rank(score, n, k), lane = threadIdx.x % WARP, before = (1u << lane) - 1;
     int equals = k - count_from(score, n, least + 1), kept = 0; /* how many of those of the least rank are chosen */
     for (int t0 = 0; t0 < n; t0 += WARP) {
@@ -983,43 +964,32 @@ static __device__ int choose(int *tokens, float *weights, const float *score, in
         unsigned same = __ballot_sync(0xffffffff, equal);
         bool chosen = larger || (equal && __popc(same & before) < equals);
         unsigned all = __ballot_sync(0xffffffff, chosen);
-        int at = kept + __popc(all & before);
-        if (chosen) tokens[at] = t, weights[at] = score[t];
+        if (chosen) tokens[kept + __popc(all & before)] = t;
         kept += __popc(all), equals -= __popc(same);
     }
-    return kept;
 }
 
-static __global__ void __launch_bounds__(HEADS *WARP) select_kernel(Attention a, const float *scores, int splits) {
+static __global__ void __launch_bounds__(HEADS *WARP) select_kernel(Attention a, float *scores, int splits) {
     int r = blockIdx.x, h = blockIdx.y * HEADS + threadIdx.x / WARP, lane = threadIdx.x % WARP, past = a.len[r] - 1;
     if (h >= a.nh) return;
     size_t row = (size_t)r * a.nh + h;
-    const float *score = scores + row * splits * SPLIT;
-    int *tokens = a.tokens + row * a.most;
-    float *weights = a.weights + row * a.most;
-    int kept = choose(tokens, weights, score, past, sparse_tokens(a.sparsity, a.len[r]) - 1);
-    if (lane == 0) tokens[kept] = past, weights[kept] = score[past];
+    float *score = scores + row * splits * SPLIT, largest;
+    int *tokens = a.tokens + row * a.most, chosen = sparse_tokens(a.sparsity, a.len[r]);
+    choose(tokens, score, past, chosen - 1);
+    if (lane == 0) tokens[chosen - 1] = past;
+    __syncwarp();                                        /* all scores have been compared, all tokens are there */
+    float sum = exponentiate(score, past + 1, &largest); /* over all tokens: what the others weigh is lost */
     __syncwarp();
-    float largest = -INFINITY, sum = 0; /* softmax is over all tokens: what the others weigh is lost */
-    for (int t = lane; t <= past; t += WARP) largest = fmaxf(largest, score[t]);
-    largest = warp_reduce<Most>(largest, 1);
-    for (int t = lane; t <= past; t += WARP) sum += expf(score[t] - largest);
-    sum = warp_reduce<Add>(sum, 1);
-    for (int i = lane; i <= kept; i += WARP) weights[i] = expf(weights[i] - largest) / sum;
+    for (int i = lane; i < chosen; i += WARP) a.weights[row * a.most + i] = score[tokens[i]] / sum;
 }
 
 static int gpu_select(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
-    static const DecodeKernel kernels[] = DECODE_KERNELS(scores_kernel);
-    DecodeKernel kernel = decode_kernel(kernels, all);
-    cudaStream_t stream = stream_of(gpu, lane);
-    float *scratch = scratch_of(gpu, lane);
-    int splits = count_splits(all);
-    int at_once = sequences_at_once((size_t)splits * SPLIT * all->nh);
-    for (int r = 0; r < all->nseq; r += at_once) {
-        Attention a = some_sequences(*all, r, at_once);
-        kernel<<<decode_grid(&a, splits), HEADS * WARP, 0, stream>>>(a, make_packing(a.quant, a.h1 / a.nh), scratch);
-        select_kernel<<<decode_grid(&a, 1), HEADS * WARP, 0, stream>>>(a, scratch, splits);
-    }
+    static const DecodeKernel kernels[] = DECODE_KERNELS(attend_kernel, true);
+    const int splits = count_splits(all);
+    const size_t floats = (size_t)splits * SPLIT * all->nh;
+    post_decode(gpu, lane, all, kernels, floats, [&](const Attention &a, float *scores, cudaStream_t stream) {
+        select_kernel<<<decode_grid(&a, 1), HEADS * WARP, 0, stream>>>(a, scores, splits);
+    });
     return launched("selection of tokens", err);
 }
 
@@ -1098,17 +1068,11 @@ static __device__ Prefix shortest(const Row *row, double target, bool mass, bool
         double m = measure(row, p, mass);
         return beyond ? m > target : m >= target;
     };
-    Prefix end = {0, row->vocab - 1};
-    unsigned above = row->by_id ? 1 : 0x3f800001; /* the bits of 1, and one more: nothing is as probable */
-    while (end.bits + 1 < above) {
-        unsigned middle = end.bits + (above - end.bits) / 2;
-        (reaches(Prefix{middle, row->vocab - 1}) ? end.bits : above) = middle;
-    }
-    for (int low = -1; low + 1 < end.id;) {
-        int middle = low + (end.id - low) / 2;
-        (reaches(Prefix{end.bits, middle}) ? end.id : low) = middle;
-    }
-    return end;
+    const unsigned above = row->by_id ? 1 : 0x3f800001; /* the bits of 1, and one more: nothing is as probable */
+    const int all = row->vocab - 1;
+    unsigned bits = last_where(0u, above, [&](unsigned bits) { return reaches(Prefix{bits, all}); });
+    int before = last_where(-1, all, [&](int id) { return !reaches(Prefix{bits, id}); });
+    return Prefix{bits, before + 1};
 }
 
 static __device__ bool within(Prefix a, Prefix b) { return a.bits > b.bits || (a.bits == b.bits && a.id <= b.id); }
@@ -1164,10 +1128,10 @@ static __global__ void __launch_bounds__(MOST_THREADS)
 
 static int gpu_pick(Gpu *gpu, Lane lane, int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos,
                     const Sampling *sampling, int rows, int vocab, Error *err) {
-    CudaGpu *g = (CudaGpu *)gpu;
+    CudaGpu *g = cuda(gpu);
     if (!rows) return 0;
-    pick_kernel<<<rows, row_threads(vocab, MOST_THREADS), 0, g->stream[lane]>>>(ids, g->bad, logits, prompt, pos, *sampling,
-                                                                                vocab);
+    pick_kernel<<<rows, row_threads(vocab, MOST_THREADS), 0, g->stream[lane]>>>(ids, g->not_finite, logits, prompt, pos,
+                                                                                *sampling, vocab);
     return launched("pick", err);
 }
 
@@ -1199,47 +1163,43 @@ static int gpu_copy(Gpu *gpu, Lane lane, void *dst, size_t dst_pitch, const void
 }
 
 static int gpu_begin(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    CudaGpu *g = (CudaGpu *)gpu;
-    return checked(cudaEventRecord(g->begin[lane][mark % MARKS], g->stream[lane]), "event", err);
+    return checked(cudaEventRecord(cuda(gpu)->begins[lane][mark % MARKS], stream_of(gpu, lane)), "event", err);
 }
 
 static int gpu_end(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    CudaGpu *g = (CudaGpu *)gpu;
-    return checked(cudaEventRecord(g->end[lane][mark % MARKS], g->stream[lane]), "event", err);
+    return checked(cudaEventRecord(cuda(gpu)->ends[lane][mark % MARKS], stream_of(gpu, lane)), "event", err);
 }
 
 static int gpu_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *err) {
-    CudaGpu *g = (CudaGpu *)gpu;
-    return checked(cudaStreamWaitEvent(g->stream[lane], g->end[other][mark % MARKS], 0), "wait", err);
+    return checked(cudaStreamWaitEvent(stream_of(gpu, lane), cuda(gpu)->ends[other][mark % MARKS], 0), "wait", err);
 }
 
 static int gpu_sync(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    CudaGpu *g = (CudaGpu *)gpu;
-    return checked(cudaEventSynchronize(g->end[lane][mark % MARKS]), lane_name[lane], err);
+    return checked(cudaEventSynchronize(cuda(gpu)->ends[lane][mark % MARKS]), lane_name[lane], err);
+}
+
+/* Seconds between two events, or -1. */
+static double elapsed(cudaEvent_t from, cudaEvent_t to) {
+    float ms = 0;
+    if (!cudaEventElapsedTime(&ms, from, to)) return ms * 1e-3;
+    cudaGetLastError(); /* or the next launch would be blamed for it */
+    return -1;
 }
 
 static double gpu_took(Gpu *gpu, Lane lane, uint64_t first, uint64_t last) {
-    CudaGpu *g = (CudaGpu *)gpu;
-    float ms = 0;
-    if (cudaEventElapsedTime(&ms, g->begin[lane][first % MARKS], g->end[lane][last % MARKS])) {
-        cudaGetLastError(); /* or the next launch would be blamed for it */
-        return 0;
-    }
-    return ms * 1e-3;
+    double s = elapsed(cuda(gpu)->begins[lane][first % MARKS], cuda(gpu)->ends[lane][last % MARKS]);
+    return s < 0 ? 0 : s;
 }
 
 /* Counts on from the begin before: CUDA tells times as floats of milliseconds, which are exact while they are short. The
  * mark gets an event of no use any more for the one that is kept. */
 static double gpu_began(Gpu *gpu, Lane lane, uint64_t mark) {
-    CudaGpu *g = (CudaGpu *)gpu;
-    cudaEvent_t last = g->known[lane], *next = &g->begin[lane][mark % MARKS];
-    float ms = 0;
-    if (cudaEventElapsedTime(&ms, last, *next)) {
-        cudaGetLastError();
-        return g->known_s[lane];
-    }
+    CudaGpu *g = cuda(gpu);
+    cudaEvent_t last = g->known[lane], *next = &g->begins[lane][mark % MARKS];
+    double s = elapsed(last, *next);
+    if (s < 0) return g->known_s[lane];
     g->known[lane] = *next, *next = last;
-    return g->known_s[lane] += ms * 1e-3;
+    return g->known_s[lane] += s;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -1249,7 +1209,7 @@ static double gpu_began(Gpu *gpu, Lane lane, uint64_t mark) {
 static void *gpu_alloc(Gpu *gpu, size_t bytes, Error *err) {
     void *p;
     size_t available = 0, total;
-    *((CudaGpu *)gpu)->bad = 0;
+    *cuda(gpu)->not_finite = 0;
     if (cudaMalloc(&p, bytes) == cudaSuccess) return p;
     cudaGetLastError();
     cudaMemGetInfo(&available, &total);
@@ -1260,7 +1220,7 @@ static void *gpu_alloc(Gpu *gpu, size_t bytes, Error *err) {
 }
 
 static void gpu_release(Gpu *gpu, void *p) {
-    CudaGpu *g = (CudaGpu *)gpu;
+    CudaGpu *g = cuda(gpu);
     for (int lane = 0; lane < NLANES; lane++)
         if (on_gpu(lane)) cudaStreamSynchronize(g->stream[lane]);
     cudaFree(p);
@@ -1300,19 +1260,18 @@ static size_t gpu_in_use(Gpu *) {
 // ---------------------------------------------------------------------------------------------------------------
 
 static void gpu_close(Gpu *gpu) {
-    CudaGpu *g = (CudaGpu *)gpu;
+    CudaGpu *g = cuda(gpu);
     for (int lane = 0; lane < NLANES; lane++) {
-        for (int i = 0; i < KNOWN; i++) forget(&g->products[lane][i]);
         for (int i = 0; i < MARKS; i++) {
-            if (g->begin[lane][i]) cudaEventDestroy(g->begin[lane][i]);
-            if (g->end[lane][i]) cudaEventDestroy(g->end[lane][i]);
+            if (g->begins[lane][i]) cudaEventDestroy(g->begins[lane][i]);
+            if (g->ends[lane][i]) cudaEventDestroy(g->ends[lane][i]);
         }
         if (g->known[lane]) cudaEventDestroy(g->known[lane]);
         if (g->stream[lane]) cudaStreamDestroy(g->stream[lane]);
     }
     if (g->blas) cublasLtDestroy(g->blas);
     if (g->scratch) cudaFree(g->scratch);
-    if (g->bad) cudaFreeHost(g->bad);
+    if (g->not_finite) cudaFreeHost(g->not_finite);
     free(g);
 }
 
@@ -1329,11 +1288,11 @@ static int find_gpu(CudaGpu *g, Error *err) {
     if (checked(e, "looking for it", err) || checked(cudaSetDevice(0), "choosing it", err) ||
         checked(cudaGetDeviceProperties(&card, 0), "asking what it is", err))
         return -1;
-    snprintf(g->base.name, sizeof g->base.name, "%.80s, sm_%d%d", card.name, card.major, card.minor);
-    g->base.total = card.totalGlobalMem;
+    snprintf(g->name, sizeof g->name, "%.80s, sm_%d%d", card.name, card.major, card.minor);
+    g->total = card.totalGlobalMem;
     if (card.major * 10 + card.minor < 75)
         return fail(err, EXIT_USAGE, "the GPU, %s, is too old: sm_75 (Turing) or later is needed; use --device host",
-                    g->base.name);
+                    g->name);
     cudaFuncAttributes attributes;
     return checked(cudaFuncGetAttributes(&attributes, (const void *)embed_kernel), "looking for its code", err);
 }
@@ -1343,8 +1302,8 @@ static int open_streams(CudaGpu *g, Error *err) {
         if (!on_gpu(lane)) continue;
         if (checked(cudaStreamCreateWithFlags(&g->stream[lane], cudaStreamNonBlocking), "streams", err)) return -1;
         for (int i = 0; i < MARKS; i++) /* threads that wait sleep */
-            if (checked(cudaEventCreateWithFlags(&g->begin[lane][i], cudaEventDefault), "events", err) ||
-                checked(cudaEventCreateWithFlags(&g->end[lane][i], cudaEventBlockingSync), "events", err))
+            if (checked(cudaEventCreateWithFlags(&g->begins[lane][i], cudaEventDefault), "events", err) ||
+                checked(cudaEventCreateWithFlags(&g->ends[lane][i], cudaEventBlockingSync), "events", err))
                 return -1;
     }
     return 0;
@@ -1367,28 +1326,28 @@ static int open_memory(CudaGpu *g, Error *err) {
     const size_t most = 1u << 30;
     if (cublasLtCreate(&g->blas))
         return fail(err, EXIT_FAILED, "cannot open cuBLAS; check that driver and CUDA toolkit fit together");
-    if (checked(cudaHostAlloc((void **)&g->bad, sizeof *g->bad, cudaHostAllocDefault), "pinned memory", err)) return -1;
-    g->base.bad = g->bad;
-    if (!(g->scratch = (char *)gpu_alloc(&g->base, SCRATCH + 2 * WORKSPACE, err))) return -1;
-    g->base.max_head = TILES_MAX * TILE;
+    if (checked(cudaHostAlloc((void **)&g->not_finite, sizeof *g->not_finite, cudaHostAllocDefault), "pinned memory", err))
+        return -1;
+    g->bad = g->not_finite;
+    if (!(g->scratch = (char *)gpu_alloc(g, SCRATCH + 2 * WORKSPACE, err))) return -1;
+    g->max_head = TILES_MAX * TILE;
     /* the context, which nobody tells the size of, is what is in use; where others use the GPU too, at most `most` of it */
-    size_t in_use = gpu_in_use(&g->base);
-    g->base.overhead = in_use < most ? in_use : most;
-    g->base.spare = SPARE;
+    size_t in_use = gpu_in_use(g);
+    g->overhead = in_use < most ? in_use : most;
+    g->spare = SPARE;
     return 0;
 }
 
 Gpu *cuda_open_gpu(Error *err) {
     CudaGpu *g = (CudaGpu *)xcalloc(1, sizeof *g);
-    Gpu *b = &g->base;
-    b->embed = gpu_embed, b->layernorm = gpu_layernorm, b->linear = gpu_linear, b->attend_prefill = gpu_attend_prefill;
-    b->attend = gpu_attend, b->select = gpu_select, b->weigh = gpu_weigh, b->append = gpu_append;
-    b->pack = gpu_pack;
-    b->unpack = gpu_unpack, b->pick = gpu_pick, b->score = gpu_score, b->copy = gpu_copy, b->begin = gpu_begin;
-    b->end = gpu_end, b->after = gpu_after, b->sync = gpu_sync, b->took = gpu_took, b->began = gpu_began;
-    b->alloc = gpu_alloc, b->release = gpu_release, b->pin = gpu_pin, b->unpin = gpu_unpin, b->upload = gpu_upload;
-    b->download = gpu_download, b->in_use = gpu_in_use, b->close = gpu_close;
-    if (!find_gpu(g, err) && !open_streams(g, err) && !open_clock(g, err) && !open_memory(g, err)) return b;
-    gpu_close(b);
+    g->embed = gpu_embed, g->layernorm = gpu_layernorm, g->linear = gpu_linear, g->attend_prefill = gpu_attend_prefill;
+    g->attend = gpu_attend, g->select = gpu_select, g->weigh = gpu_weigh, g->append = gpu_append;
+    g->pack = gpu_pack;
+    g->unpack = gpu_unpack, g->pick = gpu_pick, g->score = gpu_score, g->copy = gpu_copy, g->begin = gpu_begin;
+    g->end = gpu_end, g->after = gpu_after, g->sync = gpu_sync, g->took = gpu_took, g->began = gpu_began;
+    g->alloc = gpu_alloc, g->release = gpu_release, g->pin = gpu_pin, g->unpin = gpu_unpin, g->upload = gpu_upload;
+    g->download = gpu_download, g->in_use = gpu_in_use, g->close = gpu_close;
+    if (!find_gpu(g, err) && !open_streams(g, err) && !open_clock(g, err) && !open_memory(g, err)) return g;
+    gpu_close(g);
     return NULL;
 }

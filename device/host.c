@@ -267,30 +267,16 @@ typedef struct {
     float w[KB][PART]; /* zeros past the end of a group */
 } Columns;
 
-/* Apart from their use, because a table takes long to be ready; headers that are converted together cost next to nothing.
- * Also asks for the next columns: the few lines that each use reads at once come from memory otherwise. */
-static void load_tables(Columns *a, const uint8_t *from) {
-    f16 header[2][KB] = {{0}};
-    float min[KB], scale[KB];
-    for (int c = 0; c < a->nc; c++, from += a->size) {
-        __builtin_prefetch(from + KB * a->size, 0, 2);
-        memcpy(&header[0][c], from, sizeof(f16));
-        memcpy(&header[1][c], from + 2, sizeof(f16));
-    }
-    for (int c = 0; c < KB; c += VL) {
-        v_store(min + c, v_load_f16(header[0] + c));
-        v_store(scale + c, v_load_f16(header[1] + c));
-    }
-    for (int c = 0; c < a->nc; c++) a->table[c] = t_make(v_set(min[c]), v_set(scale[c]));
-}
-
 /* The columns' numbers from `first` on, where they begin at byte `from`. */
 static void load_columns(Columns *a, Quant quant, const uint8_t *from, int first, bool unpacked) {
     const int group = quant.group, n = imin(PART, group - first);
     const bool quick = quant.bits == 4 && group % 32 == 0;
     a->codes = from + 4 + first / 2;
     a->unpacked = unpacked || !quick || n < PART;
-    if (quick) load_tables(a, from);
+    for (int c = 0; quick && c < a->nc; c++) { /* apart from their use, because a table takes long to be ready */
+        __builtin_prefetch(from + (KB + c) * a->size, 0, 2); /* the few lines that each use reads lie far apart */
+        a->table[c] = t_load(from + c * a->size);
+    }
     if (!a->unpacked) return;
     f16 *all = quick ? NULL : (f16 *)scratch(group);
     for (int c = 0; c < a->nc; c++) {

@@ -50,25 +50,18 @@ void trace_free(Trace *trace) {
  * their way down. */
 const char *trace_call(const Slice *slice) {
     static const char *const load[NKINDS] = {"load_weight", "load_cache", "load_activation", "load_inputs"};
-    static const char *const store[NKINDS] = {"store_weight", "store_cache", "store_activation", "tokens"};
-    static const char *const project[NKINDS] = {"unpack_weight", "store_cache", "load_activation", "project"};
-    static const char *const finish[NKINDS] = {"unpack_weight", "attend", "store_activation", "finish"};
-    switch (slice->lane) {
-        case STORE:
-        case D_WRITE:
-            return store[slice->kind];
-        case A_DOWN:
-        case A_UP:
-            return slice->kind == OTHER ? "tokens" : "attend";
-        case PROJECT:
-            return project[slice->kind];
-        case FINISH:
-            return finish[slice->kind];
-        case ATTEND: /* in prefill the CPU only puts new k and v into their pages */
-            return slice->kind == OTHER ? "gather_tokens" : slice->prefill ? "store_cache" : "attend";
-        default:
-            return load[slice->kind];
-    }
+    static const char *const other[NLANES][NKINDS] = {
+        [STORE] = {"store_weight", "store_cache", "store_activation", "tokens"},
+        [D_WRITE] = {"store_weight", "store_cache", "store_activation", "tokens"},
+        [A_DOWN] = {"attend", "attend", "attend", "tokens"},
+        [A_UP] = {"attend", "attend", "attend", "tokens"},
+        [PROJECT] = {"unpack_weight", "store_cache", "load_activation", "project"},
+        [FINISH] = {"unpack_weight", "attend", "store_activation", "finish"},
+        [ATTEND] = {"attend", "attend", "attend", "gather_tokens"},
+    };
+    const char *name = other[slice->lane][slice->kind];
+    if (slice->lane == ATTEND && slice->kind != OTHER && slice->prefill) name = "store_cache"; /* into its pages */
+    return name ? name : load[slice->kind];
 }
 
 // ---------------------------------------------------------------------------------------------------------------

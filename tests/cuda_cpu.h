@@ -1002,14 +1002,15 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t first, cudaEvent_t last)
 // cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column by column; halfs in, halfs or floats out, sums of floats
 // ---------------------------------------------------------------------------------------------------------------
 
-struct Product : cublasLtMatmulDescOpaque_t {
+/* These three lie in what the toolkit reserves for them. */
+struct Product {
     cublasComputeType_t compute;
     cudaDataType scale;
     cublasOperation_t op_a, op_b;
     cublasLtEpilogue_t epilogue;
     const void *bias;
 };
-struct Layout : cublasLtMatrixLayoutOpaque_t {
+struct Layout {
     cudaDataType type;
     uint64_t rows, cols;
     int64_t ld;
@@ -1018,10 +1019,13 @@ struct Layout : cublasLtMatrixLayoutOpaque_t {
     size_t bytes() const { return ((cols - 1) * ld + rows) * element(); }
     bool valid() const { return element() && rows && cols && ld >= int64_t(rows); }
 };
-struct Preference : cublasLtMatmulPreferenceOpaque_t {
+struct Preference {
     uint64_t workspace;
     uint32_t align[4]; /* of A, B, C, D */
 };
+static_assert(sizeof(Product) <= sizeof(cublasLtMatmulDescOpaque_t) &&
+              sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t) &&
+              sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t));
 /* What a cublasLtMatmulAlgo_t holds: the problem that it was found for, and what that may rely on. */
 struct Algorithm {
     uint32_t m, n, k, ld[4], workspace;
@@ -1145,11 +1149,11 @@ extern "C" {
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) { return *h = (cublasLtHandle_t) new int, CUBLAS_STATUS_SUCCESS; }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) { return delete (int *)h, CUBLAS_STATUS_SUCCESS; }
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *p, cublasComputeType_t compute, cudaDataType scale) {
-    *p = new Product{{}, compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr};
+cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t p, size_t, cublasComputeType_t compute,
+                                               cudaDataType scale) {
+    new (p) Product{compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr};
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t p) { return delete (Product *)p, CUBLAS_STATUS_SUCCESS; }
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t which,
                                               const void *value, size_t size) {
     Product *p = (Product *)desc;
@@ -1160,19 +1164,15 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
     return refuse(CUBLAS_STATUS_INVALID_VALUE, "cublasLtMatmulDescSetAttribute", "not emulated");
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type, uint64_t rows, uint64_t cols,
-                                          int64_t ld) {
-    *l = new Layout{{}, type, rows, cols, ld};
+cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t l, size_t, cudaDataType type, uint64_t rows,
+                                                 uint64_t cols, int64_t ld) {
+    new (l) Layout{type, rows, cols, ld};
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return delete (Layout *)l, CUBLAS_STATUS_SUCCESS; }
 
-cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p) {
-    *p = new Preference{{}, 0, {256, 256, 256, 256}};
+cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t p, size_t) {
+    new (p) Preference{0, {256, 256, 256, 256}};
     return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
-    return delete (Preference *)p, CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                     cublasLtMatmulPreferenceAttributes_t which, const void *value,
