@@ -6,12 +6,15 @@ cat "$@" | awk '
     in_summary && / suites / { for (f = 2; f <= 6; f++) suites[f] += $f }
     in_summary && / tests / { for (f = 2; f <= 6; f++) tests[f] += $f; bad = $5 }
     in_summary && / asserts / { for (f = 2; f <= 6; f++) asserts[f] += $f; in_summary = 0; next }
+    /^  Test: / { test = $0; sub(/ \.\.\..*/, "", test) }
+    /FAILED$/ { names = names "\n  " test }
     /^Elapsed time =/ && ran { next }
     $1 == "suite" && NF == 5 {
         printf "%s took %.1f s, and %.1f s of the processors\n", $2, $4, $5
-        if ($3 != 0 && !bad) { tests[2]++; tests[5]++; suites[5]++ } # it ended before it could say which test
-        if ($3 != 0) failed = failed "\nFAILED: " $2 (ran ? "" : " (exit status " $3 ": it crashed)")
+        if ($3 && !bad) { tests[2]++; tests[5]++; suites[2] += !ran; suites[5]++ } # not by a test that says so
+        if ($3) failed = failed "\nFAILED: " $2 (bad ? "" : ran ? ", at its end" : ", which crashed") ", exit status " $3 names
         ran = bad = 0
+        names = ""
         next
     }
     !in_summary { print }
