@@ -384,7 +384,7 @@ static Event device_post(Device *base, const Op *op) {
     while (lane->posted - lane->done == RING || lane->moves_posted - lane->moves_done + take > d->move_capacity)
         pthread_cond_wait(&lane->done_cond, &d->lock);
     Posted *job = &lane->ring[lane->posted % RING];
-    *job = (Posted){*op, d->nposted++, bytes, take};
+    job->op = *op, job->order = d->nposted++, job->bytes = bytes, job->nmoves = take;
     if (moves) job->op.moves = memcpy(lane->moves + at, op->moves, moves * sizeof(Move));
     lane->moves_posted += take;
     Event event = {op->lane, ++lane->posted};
