@@ -288,10 +288,10 @@ void tokenizer_close(Tokenizer *tokenizer) {
 typedef struct {
     int32_t id; /* -1: joined to the piece before it */
     int32_t prev, next;
-} Link;
+} Symbol;
 
 typedef struct {
-    Link *links;     // (room)
+    Symbol *links;   // (room)
     uint64_t *heap;  // (2 * room), rank << 32 | position of the left piece; a join takes one out and puts at most two in
     size_t room, nheap;
 } Word;
@@ -329,14 +329,14 @@ static void word_begin(const Tokenizer *tokenizer, Word *word, const char *text,
         word->heap = xrealloc(word->heap, word->room, 2 * sizeof *word->heap);
     }
     for (int i = 0; i < len; i++)
-        word->links[i] = (Link){tokenizer->byte_id[(unsigned char)text[i]], i - 1, i + 1 < len ? i + 1 : -1};
+        word->links[i] = (Symbol){tokenizer->byte_id[(unsigned char)text[i]], i - 1, i + 1 < len ? i + 1 : -1};
     for (int i = 0; i < len; i++) push_pair(tokenizer, word, i);
 }
 
 /* Writes the ids of one word, at most len, and returns their number. */
 static int encode_word(const Tokenizer *tokenizer, Word *word, const char *text, int len, int32_t *ids) {
     word_begin(tokenizer, word, text, len);
-    Link *links = word->links;
+    Symbol *links = word->links;
     while (word->nheap > 0) {
         uint64_t key = heap_pop(word);
         const Merge *merge = &tokenizer->merges[key >> 32];
