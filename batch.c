@@ -99,27 +99,27 @@ static void stage_pages(Flight *f, Batch *b, Tier tier, int base, int32_t *table
 static void end_sweep(Flight *f) {
     double t = f->to->device->now(f->to->device), took = t - f->swept_at;
     f->swept_at = t;
-    *(f->prefill_sweep ? &f->stats->prefill_s : &f->stats->decode_s) += took;
-    f->stats->total_s += took;
-    f->stats->sweeps++, f->stats->prefill_sweeps += f->prefill_sweep;
-    if (f->listener->sweep) f->listener->sweep(f->listener->ctx, f->stats->sweeps, f->stats->generated);
+    f->stats->total_s += took, f->stats->sweeps++;
+    if (f->prefill_sweep) f->stats->prefill_sweeps_s += took, f->stats->prefill_sweeps++;
+    if (f->listener->sweep && f->listener->sweep(f->listener->ctx, f->stats, f->to->err)) f->to->failed = true;
 }
 
 /* One new token of a sequence, or in a scored task (id -1) the given one, which never ends it. Returns whether the sequence
  * goes on; if not, its pages are free again. */
 static bool take_token(Flight *f, Sequence *q, int32_t id) {
     const Listener *to = f->listener;
-    bool eos = id >= 0 && id == f->plan->config.eos;
+    const bool eos = id >= 0 && id == f->plan->config.eos, decoded = q->generated > 0;
     if (f->task->scored) id = f->task->prompts[q->prompt].ids[q->s + q->generated];
     q->tokens[q->generated++] = id;
-    f->stats->generated++;
-    if (!f->prefill_sweep) f->stats->decoded++;
-    int n = q->generated - eos;
-    bool stop = eos || (to->token && to->token(to->ctx, q->prompt, q->tokens, n));
+    if (!decoded) f->stats->prefill_tokens += q->s;
+    f->stats->generated++, f->stats->decoded += decoded, f->stats->beside += decoded && f->prefill_sweep;
+    bool stop = to->token && to->token(to->ctx, q->prompt, q->tokens, q->generated);
+    stop = stop || eos;
     if (!stop && q->generated < q->n) return true;
     give_pages(f, q);
     admission_leave(&f->admission, (int)(q - f->seqs), q->generated);
-    if (to->done(to->ctx, q->prompt, q->tokens, n, stop ? FINISH_STOP : FINISH_LENGTH, f->to->err)) f->to->failed = true;
+    if (to->done(to->ctx, q->prompt, q->tokens, q->generated - eos, stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
+        f->to->failed = true;
     return false;
 }
 
@@ -191,7 +191,6 @@ static void count_rows(Flight *f, Batch *b) {
         b->act_seqs[q->act]++, b->act_rows[q->act] += rows, b->act_heads[q->act] += q->heads;
         q->posted = q->generated + 1;
     }
-    if (b->prefill) f->stats->prefill_tokens += b->rows;
 }
 
 /* The next n integers of a block of tables, with room for `room`. */
@@ -268,7 +267,7 @@ static void fill_tables(Flight *f, Batch *b) {
         start[r] = row;
         row = fill_rows(f, b, r, row);
         len[r] = at[r] = q->s + q->generated;
-        prompt[r] = q->prompt;
+        prompt[r] = f->task->prompts[q->prompt].place;
         for (int e = 0; e < q->npages; e++) pages[(size_t)r * f->plan->max_pages + e] = q->pages[e];
     }
     start[b->nseq] = row;

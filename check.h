@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_SIGNAL = 128 /* and the signal's number */ };
 
 typedef struct {
     int code; /* exit status this fault asks for: EXIT_FAILED, or EXIT_USAGE for wrong use and "does not fit" */

@@ -11,7 +11,9 @@
  * weights and sweeps. Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to standard output, everything
  * else to standard error. */
 #include <errno.h>
+#include <cjson/cJSON.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <math.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -184,15 +186,33 @@ static int choose_policy(TaskRun *run, const Task *task, bool one_block, Error *
 // Running a task
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Decides everything before anything is allocated or written: where the task runs, under which policy, and where every byte
- * of it lies. What does not fit is refused. one_block: as for search_for. */
-static int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
+/* Under which policy, and where every byte lies. */
+static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
     const Options *o = run->options;
-    if (choose_machine(run, false, err) || settle_compression(run, err) || choose_policy(run, task, one_block, err))
-        return -1;
+    if (choose_policy(run, task, one_block, err)) return -1;
     if (one_block) task->count = imin(task->count, block_size(&o->policy));
     run->plan = plan_make(run->checkpoint, &o->policy, task, act_type(run), err);
     return run->plan ? plan_fits(run->plan, o->capacity, err) : -1;
+}
+
+/* Decides everything before anything is allocated or written: where the task runs, under which policy, and where every byte
+ * of it lies. What does not fit is refused; but prompts of a job that goes on are longer by what had been generated, and
+ * where they do not fit any more, the batches become smaller. one_block: as for search_for. */
+static int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
+    Options *o = run->options;
+    if (choose_machine(run, false, err) || settle_compression(run, err)) return -1;
+    Policy given = o->policy;
+    const bool shrinks = run->completions && completions_head(run->completions);
+    while (make_plan(run, task, one_block, err)) {
+        if (!shrinks || given.gbs < 2) return -1;
+        o->policy = given, o->policy.gbs = given.gbs /= 2;
+        plan_free(run->plan);
+        run->plan = NULL;
+        free(run->found), free(run->hardware);
+        run->found = NULL, run->hardware = xcalloc(1, sizeof *run->hardware);
+        fprintf(stderr, "the longer prompts do not fit: going on with --gpu-batch-size %d\n", given.gbs);
+    }
+    return 0;
 }
 
 /* What a user should know who expected the GPU, or full speed of it. A person hears it at once; in a log an error stays the
@@ -230,24 +250,35 @@ static int run_on_device(TaskRun *run, const Task *task, const Listener *listene
         device->trace = xcalloc(1, sizeof *device->trace);
         device->trace->limit = run->trace_limit;
     }
-    if (schedule_run(run->plan, task, device, listener, &run->stats, err)) return -1;
+    if (run->completions) {
+        if (completions_begin(run->completions, run->head, err)) return -1;
+        stop_catch();
+        device->stop = stop_signal();
+    }
+    if (schedule_run(run->plan, task, device, listener, &run->stats, err))
+        return *stop_signal() ? stop_fail(err, run->options->output ? "; go on with --resume" : "") : -1;
     if (run->gpu) check_in_use(run);
     return 0;
 }
 
-/* Opens the device, which stays open for its counters, and runs. The file for the trace is opened before anything else. */
+static int write_trace(const TaskRun *run, const char *path, Error *err) {
+    FILE *file = output_open("--trace", path, err);
+    if (!file) return -1;
+    trace_write(run->device->trace, run->plan->config.name, file);
+    return output_close(file, "--trace", path, err);
+}
+
+/* Opens the device, which stays open for its counters, and runs. */
 static int run_traced(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     const char *path = run->options->trace;
-    FILE *file = path ? output_open("--trace", path, err) : NULL;
-    if (path && !file) return -1;
-    run->traced = run->traced || file;
+    if (path && output_check("--trace", path, err)) return -1;
+    run->traced = run->traced || path;
     run->device = open_device(run, err);
-    if (run->device) say_notices(run, true);
-    int status = run->device ? run_on_device(run, task, listener, err) : -1;
-    if (file && !status) trace_write(run->device->trace, run->plan->config.name, file);
-    if (file) status = output_close(file, "--trace", path, status, err);
-    if (!status) say_notices(run, false);
-    return status;
+    if (!run->device) return -1;
+    say_notices(run, true);
+    if (run_on_device(run, task, listener, err) || (path && write_trace(run, path, err))) return -1;
+    say_notices(run, false);
+    return 0;
 }
 
 /* The whole of a run, and what people are told of it: what it takes, what was expected. progress may be NULL. */
@@ -266,46 +297,127 @@ static int run_task(TaskRun *run, const Task *task, const Listener *listener, co
 // flexgen generate
 // ---------------------------------------------------------------------------------------------------------------
 
-static int read_job(Job *job, const TaskRun *run, Error *err) {
-    const Options *o = run->options;
-    const OptConfig *config = &run->checkpoint->config;
+/* The prompts of the command line, or of a file. */
+static int read_job(Job *job, const Options *o, Error *err) {
     if (o->prompts) {
         if (!strcmp(o->prompts, "-") && isatty(STDIN_FILENO)) fprintf(stderr, "prompts, one a line; Ctrl-D ends them\n");
-        return job_read(job, o->prompts, o->max_tokens, run->tokenizer, config, err);
+        return job_read(job, o->prompts, err);
     }
-    for (int i = 0; i < o->prompt.n; i++) {
-        const char *text = o->prompt.text[i];
-        char id[16];
-        snprintf(id, sizeof id, "%d", i);
-        if (job_add(job, text, strlen(text), id, o->max_tokens, run->tokenizer, config, "--prompt", err)) return -1;
-    }
-    return 0;
+    job->strict = true; /* whoever typed it is there to hear */
+    for (int i = 0; i < o->prompt.n; i++)
+        if (job_add(job, o->prompt.text[i], strlen(o->prompt.text[i]), i, "--prompt", err)) return -1;
+    return job_settle(job, "--prompt", err);
 }
 
-/* No prompts are no work and no error; the output is there, and empty. */
-static int complete_job(TaskRun *run, Job *job, Error *err) {
+/* Which job it is, so far as that decides about its tokens: what must not change when it goes on. */
+static cJSON *job_head(const TaskRun *run, const Job *job) {
     const Options *o = run->options;
-    const char *path = o->output ? o->output : "-";
+    const Sampling *s = &o->sampling;
+    const Policy *p = &o->policy;
+    const bool greedy = s->temperature <= 0;
+    char text[64];
+    cJSON *head = cJSON_CreateObject(), *stop;
+    cJSON_AddTrueToObject(head, JOURNAL_VERSION);
+    snprintf(text, sizeof text, "%016" PRIx64, checkpoint_digest(run->checkpoint));
+    cJSON_AddStringToObject(head, "model", text);
+    snprintf(text, sizeof text, "%d, %016" PRIx64, job->count, job->digest);
+    cJSON_AddStringToObject(head, "prompts", text);
+    cJSON_AddNumberToObject(head, "--temperature", s->temperature);
+    cJSON_AddNumberToObject(head, "--top-p", greedy ? 1 : s->top_p);
+    cJSON_AddNumberToObject(head, "--top-k", greedy ? 0 : s->top_k);
+    snprintf(text, sizeof text, "%" PRIu64, greedy ? 0 : s->seed);
+    cJSON_AddStringToObject(head, "--seed", text);
+    stop = cJSON_AddArrayToObject(head, "--stop");
+    for (int i = 0; i < o->stop.n; i++) cJSON_AddItemToArray(stop, cJSON_CreateString(o->stop.text[i]));
+    cJSON_AddNumberToObject(head, "bits of weights", p->weight_quant.bits);
+    cJSON_AddNumberToObject(head, "group of weights", p->weight_quant.group);
+    cJSON_AddNumberToObject(head, "bits of the cache", p->cache_quant.bits);
+    cJSON_AddNumberToObject(head, "group of the cache", p->cache_quant.group);
+    cJSON_AddNumberToObject(head, "--attn-sparsity", is_sparse(p) ? p->sparsity : 1);
+    return head;
+}
+
+/* What the search was allowed to compress for the run before stays so. */
+static void keep_compression(Options *o, const cJSON *head) {
+    size_t bits, group;
+    Policy *p = &o->policy;
+    if (!head || !o->allow_compression) return;
+    o->allow_compression = false;
+    if (json_whole(json_get(head, "bits of weights"), &bits) && json_whole(json_get(head, "group of weights"), &group))
+        p->weight_quant = (Quant){(uint16_t)bits, (uint16_t)group};
+    if (json_whole(json_get(head, "bits of the cache"), &bits) && json_whole(json_get(head, "group of the cache"), &group))
+        p->cache_quant = (Quant){(uint16_t)bits, (uint16_t)group};
+}
+
+/* What else the tokens depend on. A job may go on elsewhere; then it is said that its tokens may be others than they would
+ * have been. */
+static void add_machine(const TaskRun *run, cJSON *head, const cJSON *before) {
+    const Policy *p = &run->options->policy;
+    cJSON_AddStringToObject(head, "device", run->gpu ? run->gpu->name : "host");
+    cJSON_AddStringToObject(head, "instructions", host_isa());
+    if (!before) return;
+    const bool same = cJSON_Compare(json_get(head, "device"), json_get(before, "device"), true) &&
+                      cJSON_Compare(json_get(head, "instructions"), json_get(before, "instructions"), true);
+    if (!same || run->gpu || p->cache_quant.bits || is_sparse(p))
+        fprintf(stderr, "going on %s: the tokens to come may differ from those of a run without a break\n",
+                !same      ? "on another machine"
+                : run->gpu ? "on a GPU"
+                           : "with an approximate cache");
+}
+
+/* Runs what is left of a job; without anything left, its lines are written. */
+static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *err) {
+    const Listener listener = completions_listener(c);
+    Progress *progress = completions_progress(c);
+    progress->on = isatty(STDERR_FILENO);
+    run->completions = c, run->head = head;
     if (job->task.count && plan_task(run, &job->task, false, err)) return -1;
-    Completions c = {.job = job,
-                     .tokenizer = run->tokenizer,
-                     .out = output_open("--output", path, err),
-                     .stop = o->stop.text,
-                     .nstops = o->stop.n,
-                     .out_name = strcmp(path, "-") ? path : "standard output",
-                     .progress.on = isatty(STDERR_FILENO)};
-    if (!c.out) return -1;
-    const Listener listener = completions_listener(&c);
-    int status = job->task.count ? run_task(run, &job->task, &listener, &c.progress, err) : 0;
-    status = output_close(c.out, "--output", path, status, err);
-    if (!status && job->task.count) print_summary(run, job->task.count);
+    if (job->task.count) add_machine(run, head, completions_head(c));
+    int status = job->task.count ? run_task(run, &job->task, &listener, progress, err) : completions_begin(c, head, err);
+    return completions_end(c, status, err);
+}
+
+/* Says what has become of the job. -1 and err (EXIT_FAILED) if prompts were impossible. */
+static int sum_up(const TaskRun *run, const Job *job, const Completions *c, Error *err) {
+    long tokens, errors;
+    completions_count(c, &tokens, &errors);
+    if (job->task.count) print_summary(run, job->count, tokens);
+    if (!errors) return 0;
+    return fail(err, EXIT_FAILED, "%ld of %d prompts could not be completed; their lines have an \"error\"", errors,
+                job->count);
+}
+
+static int complete_job(TaskRun *run, Job *job, Completions *c, Error *err) {
+    bool finished;
+    keep_compression(run->options, completions_head(c));
+    if (settle_compression(run, err)) return -1;
+    cJSON *head = job_head(run, job);
+    int status = completions_resume(c, head, &finished, err);
+    if (!status && finished) fprintf(stderr, "%s: the job has ended; nothing is left to do\n", run->options->output);
+    if (!status && !finished) {
+        job_rest(job);
+        status = run_rest(run, job, c, head, err) ? -1 : sum_up(run, job, c, err);
+    }
+    cJSON_Delete(head);
     return status;
 }
 
 static int generate(TaskRun *run, Error *err) {
-    Job job = {.task.sampling = run->options->sampling};
-    int status = read_job(&job, run, err);
-    if (!status) status = complete_job(run, &job, err);
+    const Options *o = run->options;
+    Job job = {.tokenizer = run->tokenizer,
+               .config = &run->checkpoint->config,
+               .max_tokens = o->max_tokens,
+               .strict = o->strict,
+               .format = o->format,
+               .task.sampling = o->sampling};
+    int status = read_job(&job, o, err);
+    if (!status && !job.count) fprintf(stderr, "%s: no prompts; nothing to do\n", input_name(o->prompts));
+    Completions *c = status || !job.count ? NULL : completions_open(&job, run->tokenizer, o, err);
+    if (c)
+        status = complete_job(run, &job, c, err);
+    else if (job.count)
+        status = -1;
+    completions_free(c);
     job_free(&job);
     return status;
 }
@@ -471,20 +583,21 @@ static int profile(TaskRun *run, Error *err) {
     const char *to = o->output ? o->output : "-";
     if (choose_machine(run, false, err)) return -1;
     const ProfileSize size = profile_size(run->gpu, run->checkpoint ? &run->checkpoint->config : NULL);
+    if (output_check("--output", to, err) ||
+        profile_measure(run->hardware, &size, run->gpu, o->offload_dir, o->threads, o->capacity, stderr, err))
+        return -1;
+    profile_keep(run->hardware, &size, run->gpu, o->offload_dir, o->threads);
     FILE *out = output_open("--output", to, err);
     if (!out) return -1;
-    int status = profile_measure(run->hardware, &size, run->gpu, o->offload_dir, o->threads, o->capacity, stderr, err);
-    if (!status) {
-        profile_keep(run->hardware, &size, run->gpu, o->offload_dir, o->threads);
-        profile_write(run->hardware, out);
-    }
-    return output_close(out, "--output", to, status, err);
+    profile_write(run->hardware, out);
+    return output_close(out, "--output", to, err);
 }
 
 static int quantize(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const size_t shard_bytes = 5000000000; /* as others cut large checkpoints */
     CopyStats stats;
+    stop_catch();
     if (checkpoint_quantize(&stats, o->model, o->output, o->quant, shard_bytes, host_set_threads(o->threads),
                             isatty(STDERR_FILENO) ? stderr : NULL, err))
         return -1;
@@ -588,7 +701,7 @@ int main(int argc, char **argv) {
     open_standard_streams();
     if (argc < 2) return flags_help(stderr), EXIT_USAGE;
     int status = run_command(&o, argv + 1, argc - 1, &err);
-    status = output_close(stdout, "standard", "output", status, &err);
+    if (!status) status = output_close(stdout, "standard", "output", &err);
     free(o.prompt.text), free(o.stop.text);
     if (status) fprintf(stderr, "flexgen: %s\n", err.text);
     return status ? err.code : EXIT_OK;

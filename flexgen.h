@@ -167,9 +167,10 @@ typedef struct {
     int32_t *ids; /* s tokens, </s> first; in a scored task s + n */
     int s, n;     /* prompt length; tokens to generate at most, s + n - 1 <= max_pos */
     int from;     /* in a scored task, the first token that is scored, 1 <= from <= s + n - 1 */
+    int place;    /* in the input: with the seed and the position, all that sampling depends on */
 } Prompt;
 
-/* What is to be generated. Prompt indices are places in the input. */
+/* What is to be generated. */
 typedef struct {
     Prompt *prompts;
     int count;
@@ -416,10 +417,21 @@ void opt_logits(Poster *to, Op op, const OptConfig *config, const Tensor global[
 
 typedef enum { FINISH_STOP, FINISH_LENGTH } FinishReason;
 
+/* How a run went. A sweep in which one batch prefills while others decode counts as a prefill sweep; its seconds count as
+ * prefill and as decode by the time that the processors worked for either. */
+typedef struct {
+    double total_s, prefill_s, decode_s;     /* of all sweeps; what of it was spent on prompts, on new tokens */
+    double prefill_sweeps_s;                 /* of the sweeps in which some batch prefilled */
+    long prefill_tokens, generated, decoded; /* prompt tokens; new tokens; those of them that are no prompt's first */
+    long beside;                             /* of the decoded: those of prefill sweeps */
+    long sweeps, prefill_sweeps;
+} RunStats;
+
 /* Calls back on the thread that runs the schedule. */
 typedef struct {
     void *ctx;
-    /* A token of a prompt has become known; true ends the sequence there (a stop text). May be NULL. */
+    /* A token of a prompt, its n-th, has become known; true ends the sequence there (a stop text), as </s> does anyway.
+     * May be NULL. */
     bool (*token)(void *ctx, int prompt, const int32_t *tokens, int n);
     /* A sequence has ended; tokens are without the final </s>. -1 and err stops the run. */
     int (*done)(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err);
@@ -428,15 +440,9 @@ typedef struct {
     /* In a scored task: token `at` of the prompt had log-probability logp, and `best` would have been chosen. Each prompt's
      * tokens come in order. May be NULL. */
     void (*scored)(void *ctx, int prompt, int at, float logp, int32_t best);
-    /* After every sweep. May be NULL. */
-    void (*sweep)(void *ctx, long sweeps, long tokens);
+    /* After every sweep. -1 and err stops the run. May be NULL. */
+    int (*sweep)(void *ctx, const RunStats *stats, Error *err);
 } Listener;
-
-typedef struct {
-    double prefill_s, decode_s, total_s;     /* sweeps in which some batch was in prefill; the others; their sum */
-    long prefill_tokens, generated, decoded; /* prompt tokens; new tokens; those of them made by the decode sweeps */
-    long sweeps, prefill_sweeps;
-} RunStats;
 
 /* Generates for the whole task, block after block, as the plan's policy says. 0, or -1 and err. */
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener, RunStats *stats, Error *err);

@@ -629,6 +629,20 @@ static void sweep(Run *run) {
     flight_swept(&run->flight);
 }
 
+/* The seconds of sweeps with a prefill are divided by what the processors did in them. How much of their decoding that was,
+ * the tokens say. */
+static void divide_seconds(RunStats *s, const Device *device) {
+    static const Lane processors[] = {PROJECT, FINISH, ATTEND};
+    double prefill = 0, decode = 0;
+    for (int p = 0; p < 3; p++) {
+        const LaneCount *count = &device->count[processors[p]];
+        prefill += count->prefill_s, decode += count->busy_s - count->prefill_s;
+    }
+    const double beside = s->decoded ? decode * s->beside / s->decoded : 0;
+    s->prefill_s = s->prefill_sweeps_s * (beside > 0 ? prefill / (prefill + beside) : 1);
+    s->decode_s = s->total_s - s->prefill_s;
+}
+
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener, RunStats *stats,
                  Error *err) {
     Run run = {.plan = plan, .task = task, .l = plan->config.l};
@@ -640,6 +654,7 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
     flight_open(&run.flight);
     while (task->count && flight_admit(&run.flight)) sweep(&run);
     if (!run.to.failed) post_drain(&run.to); /* the last stores, and weights that were loaded for nobody */
+    if (!run.to.failed) divide_seconds(stats, device);
     flight_close(&run.flight);
     depend_close(run.to.depend);
     free(run.moves);

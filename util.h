@@ -67,7 +67,7 @@ static inline f16 f32_to_f16(float x) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Random numbers: each is a hash of what it is drawn for, so that nothing else can change it
+// Hashes. Random numbers are hashes of what they are drawn for, so that nothing else can change them
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Number n of the splitmix64 generator that began with this seed. */
@@ -77,6 +77,13 @@ HOST_AND_GPU static inline uint64_t splitmix64(uint64_t seed, uint64_t n) {
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
     return z ^ (z >> 31);
 }
+
+/* FNV-1a of bytes, behind what `hash` stands for already. */
+static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n) {
+    for (const uint8_t *b = (const uint8_t *)bytes, *end = b + n; b < end; b++) hash = (hash ^ *b) * 0x100000001B3ull;
+    return hash;
+}
+enum { HASH_START = 0x2545F491 };
 
 /* Uniform in [0, 1): what decides about the token at `pos` of a prompt. */
 HOST_AND_GPU static inline double random_draw(uint64_t seed, int32_t prompt, int32_t pos) {

@@ -140,6 +140,7 @@ typedef struct {
     size_t moved[NKINDS]; /* bytes, by what they were */
     size_t read[2];       /* bytes of K, of V that attention to the cache has read */
     double busy_s;        /* seconds of work; waiting for a slowed link counts, waiting for events does not */
+    double prefill_s;     /* of these, for batches in prefill */
 } LaneCount;
 
 /* The n-th of an op's views, and what it does with it. A copy has two for each move, the others up to MAX_VIEWS. */
@@ -212,6 +213,7 @@ struct Device {
     Trace *trace;           /* where finished ops are noted; NULL: nowhere. Set before the first op */
     double link[NCHANNELS]; /* host device: bytes/s that a link is slowed to; 0: not slowed. Set before the first op */
     int delay_us[NLANES];   /* each op of a lane begins so much later; tests find missing events with it */
+    const int *stop;        /* once this is not 0 no further op begins, as if one had failed; NULL: never. Host, cuda */
 
     /* Queues the op and returns the event of its end. The op and its moves are copied, the index arrays that it points to
      * are not. */

@@ -111,6 +111,13 @@ static void note_failure(LaneDevice *d, const Error *err) {
     give_up(d);
 }
 
+/* Somebody outside wants the run to end. */
+static void note_stop(LaneDevice *d) {
+    Error err;
+    fail(&err, EXIT_FAILED, "stopped");
+    note_failure(d, &err);
+}
+
 /* A slice for a group that has happened. The GPU's clock does not run quite as ours does, but what has begun was posted
  * before, and what has ended has ended by now. */
 static void note_group(LaneDevice *d, LaneState *lane, uint64_t first, double took) {
@@ -130,6 +137,7 @@ static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
         uint64_t first = lane->retired + 1, end = lane->mark[first % RING];
         double took = d->gpu->took(d->gpu, lane->index, first, end);
         d->base.count[lane->index].busy_s += took;
+        if (lane->group[first % RING].slice.prefill) d->base.count[lane->index].prefill_s += took;
         if (d->base.trace) note_group(d, lane, first, took);
         lane->retired = end;
     }
@@ -283,6 +291,7 @@ static void run_job(LaneDevice *d, LaneState *lane, const Posted *job) {
     if (is_stream(d, lane->index)) return; /* its marks tell */
     lane->noted = end;
     d->base.count[lane->index].busy_s += end - begin;
+    if (job->op.prefill) d->base.count[lane->index].prefill_s += end - begin;
     const Slice slice = slice_of(&job->op, job->bytes, begin, end);
     if (d->base.trace && !d->failed) trace_add(d->base.trace, &slice);
 }
@@ -298,6 +307,7 @@ static void run_first(LaneDevice *d, LaneState *lane) {
         usleep(delay);
         pthread_mutex_lock(&d->lock);
     }
+    if (d->base.stop && __atomic_load_n(d->base.stop, __ATOMIC_RELAXED)) note_stop(d);
     if (stream) begin_on_stream(d, lane, job);
     if (!d->failed) run_job(d, lane, job);
     lane->moves_done += job->nmoves;

@@ -124,6 +124,7 @@ static bool advance(Sim *d) {
         SimOp *job = first_op(&d->lane[i]);
         job->left -= dt * speed(d, lane_channel[i], active);
         d->base.count[i].busy_s += dt;
+        if (job->slice.prefill) d->base.count[i].prefill_s += dt;
         if (job->left <= ROUNDING * job->work) end(d, i);
     }
     return true;

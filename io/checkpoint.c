@@ -631,3 +631,21 @@ int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, con
     if (quant_pack_rows(to, scratch, rows, tensor->cols, quant)) return 0;
     return checkpoint_finite(checkpoint, scratch, tensor, first, rows * cols, err);
 }
+
+uint64_t checkpoint_digest(const Checkpoint *c) {
+    enum { SAMPLE = 4096 }; /* what tells two models of one size apart is everywhere in their tensors */
+    const OptConfig *o = &c->config;
+    const int sizes[] = {o->l, o->h1, o->h2, o->nh, o->vocab, o->max_pos, o->embed, o->pre_norm, o->final_norm, o->eos};
+    uint64_t hash = hash_bytes(HASH_START, sizes, sizeof sizes);
+    uint8_t bytes[SAMPLE];
+    Error ignored; /* what cannot be read now will be missed soon enough */
+    hash = hash_bytes(hash, &c->seed, sizeof c->seed);
+    for (int t = 0; t < part_count(&c->config); t++) {
+        const Tensor *tensor = checkpoint_part(c, t).tensor;
+        const int shape[] = {tensor->type, tensor->rows, tensor->cols, tensor->quant.bits, tensor->quant.group};
+        const size_t size = tensor_bytes(*tensor), n = size < SAMPLE ? size : SAMPLE;
+        hash = hash_bytes(hash, shape, sizeof shape);
+        if (n && !c->dummy && !read_tensor(c, bytes, tensor, size - n, n, &ignored)) hash = hash_bytes(hash, bytes, n);
+    }
+    return hash;
+}

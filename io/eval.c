@@ -126,14 +126,15 @@ static void on_scored(void *ctx, int prompt, int at, float logp, int32_t best) {
     e->told++;
 }
 
-static void on_sweep(void *ctx, long sweeps, long tokens) {
+static int on_sweep(void *ctx, const RunStats *stats, Error *err) {
     Eval *e = ctx;
-    (void)tokens; /* given ones too */
-    progress_show(&e->progress, sweeps, e->told);
+    (void)err;
+    progress_show(&e->progress, stats, e->told);
+    return 0;
 }
 
 Listener eval_listener(Eval *e) {
-    progress_open(&e->progress, e->progress.on, e->tokens);
+    e->progress.tokens = e->tokens;
     return (Listener){.ctx = e, .done = completion_ignored, .scored = on_scored, .sweep = on_sweep};
 }
 

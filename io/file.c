@@ -1,9 +1,11 @@
 /* file.c: whole files in, and results out.
  *
  * What a user names may be missing, a directory, a pipe without a writer, cut while it is read, or on a full disk; each of
- * these is one line that names the file. "-" is standard input or standard output. Read next: memory.c. */
+ * these is one line that names the file. "-" is standard input or standard output. A file of results is replaced only when
+ * the new one is complete. Read next: memory.c. */
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,6 +27,16 @@ const char *file_read_at(int fd, void *to, size_t size, size_t offset) {
         if (n < 0) return strerror(errno);
         if (n == 0) return "the file became shorter since it was opened; do not change a file in use";
         got += (size_t)n;
+    }
+    return NULL;
+}
+
+const char *file_write_at(int fd, const void *from, size_t size, size_t offset) {
+    for (size_t put = 0; put < size;) {
+        ssize_t n = pwrite(fd, (const char *)from + put, size - put, (off_t)(offset + put));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return strerror(n ? errno : ENOSPC);
+        put += (size_t)n;
     }
     return NULL;
 }
@@ -55,34 +67,33 @@ char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err) {
     return status == 0 ? text : (free(text), NULL);
 }
 
-/* All of standard input, with a 0 after it. */
-static char *read_standard_input(size_t *len, Error *err) {
-    size_t capacity = 1 << 16, n;
+/* All that comes from a descriptor, a pipe's too, with a 0 after it; NULL, and errno says why. */
+static char *read_all(int fd, size_t *len) {
+    size_t capacity = 1 << 16;
     char *text = xcalloc(capacity, 1);
-    errno = 0;
-    for (*len = 0; (n = fread(text + *len, 1, capacity - *len - 1, stdin)) > 0;) {
-        *len += n;
+    ssize_t n = 1;
+    for (*len = 0; n > 0 || (n < 0 && errno == EINTR);) {
         if (capacity - *len < 2) text = xrealloc(text, capacity *= 2, 1);
+        n = read(fd, text + *len, capacity - *len - 1);
+        if (n > 0) *len += (size_t)n;
     }
     text[*len] = 0;
-    if (!ferror(stdin)) return text;
-    fail(err, EXIT_FAILED, "standard input: cannot read: %s; give the prompts as a file or through a pipe",
-         strerror(errno));
-    free(text);
-    return NULL;
+    return n < 0 ? free(text), NULL : text;
 }
 
 const char *input_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
 
 char *input_read(const char *path, size_t *len, Error *err) {
-    return strcmp(path, "-") ? file_read(path, (size_t)1 << 40, len, err) : read_standard_input(len, err);
+    const int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
+    if (fd < 0) return fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno)), NULL;
+    char *text = read_all(fd, len);
+    if (!text) fail(err, EXIT_FAILED, "%s: cannot read: %s", input_name(path), strerror(errno));
+    if (fd != STDIN_FILENO) close(fd);
+    return text;
 }
 
-int input_lines(const char *path, int (*take)(void *, const char *, size_t, int, const char *, Error *), void *ctx,
-                Error *err) {
-    size_t len;
-    char *text = input_read(path, &len, err), where[600];
-    if (!text) return -1;
+int text_lines(const char *text, size_t len, const char *name, TakeLine *take, void *ctx, Error *err) {
+    char where[600];
     int number = 0, status = 0;
     size_t at = len >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3) ? 3 : 0; /* a byte order mark */
     for (; at < len && !status; number++) {
@@ -92,9 +103,17 @@ int input_lines(const char *path, int (*take)(void *, const char *, size_t, int,
         if (size && line[size - 1] == '\r') size--;
         size_t blank = 0;
         while (blank < size && (line[blank] == ' ' || line[blank] == '\t')) blank++;
-        snprintf(where, sizeof where, "%.500s line %d", input_name(path), number + 1);
+        snprintf(where, sizeof where, "%.500s line %d", name, number + 1);
         if (blank < size) status = take(ctx, line, size, number, where, err);
     }
+    return status;
+}
+
+int input_lines(const char *path, TakeLine *take, void *ctx, Error *err) {
+    size_t len;
+    char *text = input_read(path, &len, err);
+    if (!text) return -1;
+    int status = text_lines(text, len, input_name(path), take, ctx, err);
     free(text);
     return status;
 }
@@ -103,15 +122,50 @@ int input_lines(const char *path, int (*take)(void *, const char *, size_t, int,
 // Results out
 // ---------------------------------------------------------------------------------------------------------------
 
+bool output_is_special(const char *path) {
+    struct stat st;
+    return !strcmp(path, "-") || (stat(path, &st) == 0 && !S_ISREG(st.st_mode));
+}
+
+bool same_file(const char *a, const char *b) {
+    struct stat x, y;
+    return a && b && stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+int output_check(const char *flag, const char *path, Error *err) {
+    char dir[MAX_PATH];
+    struct stat st;
+    const bool there = stat(path, &st) == 0;
+    if (there && S_ISDIR(st.st_mode)) return fail(err, EXIT_FAILED, "%s %s: Is a directory; name a file", flag, path);
+    if (!strcmp(path, "-") || (there && access(path, W_OK) == 0)) return 0;
+    if (!there && errno == ENOENT && snprintf(dir, sizeof dir, "%s", path) < MAX_PATH && access(dirname(dir), W_OK) == 0)
+        return 0;
+    return fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path, strerror(errno));
+}
+
+/* Where a file is written before it takes its name; a link's own place stays a link. */
+static void unfinished_name(char name[MAX_PATH], const char *path) {
+    char *real = realpath(path, NULL);
+    snprintf(name, MAX_PATH, "%.4000s.tmp-%d", real ? real : path, (int)getpid());
+    free(real);
+}
+
 FILE *output_open(const char *flag, const char *path, Error *err) {
-    FILE *f = strcmp(path, "-") ? fopen(path, "w") : stdout;
+    char name[MAX_PATH];
+    unfinished_name(name, path);
+    FILE *f = !strcmp(path, "-") ? stdout : fopen(output_is_special(path) ? path : name, "w");
     if (!f) fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path, strerror(errno));
     return f;
 }
 
-int output_close(FILE *f, const char *flag, const char *path, int status, Error *err) {
-    int bad = fflush(f) || ferror(f);
-    if (f != stdout && fclose(f)) bad = 1;
-    if (status || !bad) return status;
-    return fail(err, EXIT_FAILED, "%s %s: %s; make room or write elsewhere", flag, path, strerror(errno));
+int output_close(FILE *f, const char *flag, const char *path, Error *err) {
+    char name[MAX_PATH];
+    const bool replaces = f != stdout && !output_is_special(path);
+    int why = fflush(f) || ferror(f) || (replaces && fsync(fileno(f))) ? errno : 0;
+    unfinished_name(name, path);
+    if (f != stdout && fclose(f) && !why) why = errno;
+    if (replaces && !why && rename(name, path)) why = errno;
+    if (!why) return 0;
+    if (replaces) unlink(name);
+    return fail(err, EXIT_FAILED, "%s %s: %s; make room or write elsewhere", flag, path, strerror(why));
 }

@@ -51,6 +51,13 @@ static int add_text(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
+static int set_format(Options *o, const Flag *flag, char **v, Error *err) {
+    o->format = v[0];
+    return !strcmp(v[0], "jsonl") || !strcmp(v[0], "text")
+               ? 0
+               : fail(err, EXIT_USAGE, "%s %.60s: expected jsonl or text", flag->name, v[0]);
+}
+
 /* What the flag stands for is its upper bound. */
 static int set_bool(Options *o, const Flag *flag, char **v, Error *err) {
     (void)v, (void)err;
@@ -195,6 +202,11 @@ static const Flag flags[] = {
      "FILE: JSON lines {\"id\", \"prompt\", \"max_tokens\"} or plain lines; - is standard input"},
     {"--output", "gmq", TEXT(output),
      "FILE: completions as JSON lines, or the machine (-, standard output); DIR: the copy that quantize makes"},
+    {"--resume", "g", SWITCH(resume, true), "go on with the job whose output FILE is, if it has not ended"},
+    {"--overwrite", "g", SWITCH(overwrite, true), "lose what is in FILE"},
+    {"--format", "g", 1, set_format, NONE, 0, 0,
+     "jsonl or text: what the lines of --prompts are (as the name or the first line says)"},
+    {"--strict", "g", SWITCH(strict, true), "refuse the whole job if one of its prompts cannot be completed"},
     {"--max-tokens", "g", WHOLE(max_tokens, 1, MAX_LEN), "N: tokens to generate where the prompt does not say (64)"},
     {"--prompt-len", "bp", 1, set_range, AT(prompt_len), 1, MAX_LEN,
      "S: tokens of every prompt (512); bench also S1-S2: drawn between the two"},
@@ -395,6 +407,14 @@ int flags_check(const Options *o, Command command, Error *err) {
         {o->nodes && prompt_range, "--nodes", ": knows one length; give one number for --prompt-len"},
         {o->nodes && gen_range, "--nodes", ": knows one length; give one number for --gen-len"},
         {o->window && !o->perplexity, "--window", ": a line is one by itself; leave it out"},
+        {o->resume && o->overwrite, "--resume", ": keeps what --overwrite loses; give one of them"},
+        {same_file(o->prompts, o->output), "--output", ": is the file of the prompts; name another"},
+        {same_file(o->prompts, o->trace), "--trace", ": is the file of the prompts; name another"},
+        {same_file(o->hardware, o->json) || same_file(o->hardware, o->trace), "--hardware",
+         ": results would be written over it; name another file for them"},
+        {same_file(o->perplexity, o->json) || same_file(o->perplexity, o->trace) || same_file(o->last_word, o->json) ||
+             same_file(o->last_word, o->trace),
+         "", "results would be written over the text that is scored; name another file for them"},
         {empty_stop, "--stop", ": an empty text would end everything; give one"},
     };
     if (o->quant.group % LEAST_GROUP)

@@ -82,6 +82,9 @@ static inline int part_count(const OptConfig *config) { return NGLOBALS + config
 Part checkpoint_part(const Checkpoint *checkpoint, int t);
 /* The name of the tensor that a view belongs to, "model.decoder.layers.3.fc1.weight". */
 const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view);
+/* A number that two models share only if they are copies of each other, wherever they lie: made of the sizes and of the
+ * last bytes of every tensor. */
+uint64_t checkpoint_digest(const Checkpoint *checkpoint);
 void checkpoint_close(Checkpoint *checkpoint);
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -104,23 +107,46 @@ int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Q
                         FILE *progress, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
-// job.c: prompts in, completions out
+// job.c: prompts in
 // ---------------------------------------------------------------------------------------------------------------
 
-/* What a user asked for: a task, and what came with each prompt. */
+/* A prompt, and what has come of it. */
 typedef struct {
-    char **text, **id; /* [task.count] the prompt as given; its id as JSON text ("7" with or without quotes) */
-    Task task;
+    int line;        /* of the input, from 0 */
+    char *id, *text; /* the id as JSON text ("7" with or without quotes); the prompt as given, if it can be completed */
+    char *error;     /* why it cannot be completed; NULL: it can */
+    int32_t *ids;    /* s tokens, and behind them those that an earlier run had chosen */
+    int s, n;        /* prompt length; tokens to generate at most */
+    int32_t *tokens; /* those known so far, </s> included */
+    int known;
+    bool ended, stopped; /* no more will come; because of </s> or a stop text */
+} Request;
+
+/* What a user asked for. The first line is to be set before reading. */
+typedef struct {
+    const Tokenizer *tokenizer;
+    const OptConfig *config;
+    int max_tokens;     /* where a prompt does not say */
+    bool strict;        /* a prompt that is impossible refuses the job */
+    const char *format; /* "jsonl", "text"; NULL: to be found out */
+    Request *request;   /* [count], in the order of the input */
+    int count;
+    uint64_t digest; /* two jobs share it only if their prompts are the same */
+    Task task;       /* what is left to do */
 } Job;
 
-/* Adds one prompt, given as a text. n tokens are to be generated, or fewer if the model's positions end before. where names
- * the prompt in messages. */
-int job_add(Job *job, const char *text, size_t len, const char *id, int n, const Tokenizer *tokenizer,
-            const OptConfig *config, const char *where, Error *err);
-/* Prompts from a file ("-": standard input): JSON lines {"id"?, "prompt", "max_tokens"?} if the first line begins with {,
- * else plain lines. Blank lines are skipped; an id is a string or a whole number below 2^53 and defaults to the line's
- * number from 0. */
-int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err);
+/* Adds one prompt, given as a text. If it is impossible, it becomes a request with an error, or with `strict` -1 and err.
+ * where names the prompt in messages. */
+int job_add(Job *job, const char *text, size_t len, int line, const char *where, Error *err);
+/* All prompts have been added: those without an id get one that nobody has, by default the number of their line. -1 and err
+ * if two were given one id. name: of the input, for messages. */
+int job_settle(Job *job, const char *name, Error *err);
+/* Prompts from a file or pipe ("-": standard input): JSON lines {"id"?, "prompt", "max_tokens"?} or plain lines, by
+ * `format`, the file's name (.jsonl, .txt) or its first line. Blank lines are skipped. An id is a string or a whole number
+ * below 2^53. Without `format`, plain lines that are JSON objects and a file that is one JSON value are refused. */
+int job_read(Job *job, const char *path, Error *err);
+/* Makes the task of what has not ended yet: tokens that are known are part of a longer prompt. */
+void job_rest(Job *job);
 void job_free(Job *job);
 
 /* The tokens of a text after </s>, with which OPT begins every text; the caller frees *ids. where names the text in
@@ -128,30 +154,83 @@ void job_free(Job *job);
 int text_encode(int32_t **ids, const char *text, size_t len, const char *where, const Tokenizer *tokenizer,
                 const OptConfig *config, Error *err);
 
-/* A line on standard error that says how far a run is. */
+// ---------------------------------------------------------------------------------------------------------------
+// progress.c: how far a run is
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A line on standard error. The seconds of a sweep are taken to be a + b rows, fitted to the sweeps so far. */
 typedef struct {
     bool on;
-    long wanted; /* tokens of the whole run */
-    double started, shown;
+    double sweeps, rows;                /* of the whole run, if no sequence stops early */
+    long tokens;                        /* that are wanted; progress_open counts them where it finds 0 */
+    double shown;                       /* when */
+    double n, r, rr, t, rt;             /* sums over sweeps: of 1, rows, their square, seconds, rows x seconds */
+    double rows_before, seconds_before; /* of all sweeps before the newest */
 } Progress;
-void progress_open(Progress *progress, bool on, long wanted);
-void progress_show(Progress *progress, long sweeps, long tokens);
+void progress_open(Progress *progress, const Plan *plan, const Task *task);
+/* After a sweep; `tokens` of those wanted have come. */
+void progress_show(Progress *progress, const RunStats *stats, long tokens);
 void progress_clear(const Progress *progress);
+/* Seconds that are left; below 0: not known yet. */
+double progress_left(const Progress *progress, const RunStats *stats);
+double seconds_now(void); /* of a clock that only goes on */
 
-/* Writes a completion when its sequence ends, and syncs it: {"id", "prompt", "completion", "tokens", "finish_reason"}. */
+// ---------------------------------------------------------------------------------------------------------------
+// journal.c: what a job has chosen so far, on disk
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct Journal Journal;
 typedef struct {
-    const Job *job;
-    const Tokenizer *tokenizer;
-    FILE *out;
-    const char *out_name;
-    char **stop; /* texts that end a completion, which is cut before them */
-    int nstops, max_stop;
-    Progress progress;
-} Completions;
+    uint32_t place; /* of the prompt */
+    int32_t token;
+} Pair;
+#define JOURNAL_VERSION "flexgen journal 1" /* a name in its first line */
 
-/* The listener that writes them; ctx is the Completions. */
+/* Opens OUTPUT.journal, makes it if need be, and locks it until it is closed. -1 and err if another process has it
+ * (EXIT_USAGE), or if it is something else. */
+Journal *journal_open(const char *output, Error *err);
+/* The object in its first line; NULL: the journal is new. */
+const cJSON *journal_head(const Journal *journal);
+const char *journal_path(const Journal *journal);
+/* Calls take for every token in the order in which they were written. -1 and err if it returns -1. Records that do not hold
+ * end the journal. */
+typedef int TakeToken(void *ctx, uint32_t place, int32_t token);
+int journal_read(Journal *journal, TakeToken *take, void *ctx, Error *err);
+/* Begins it anew for a job; with head NULL it goes on behind what has been read. */
+int journal_begin(Journal *journal, const cJSON *head, Error *err);
+int journal_append(Journal *journal, const Pair *pairs, size_t n, Error *err); /* one record, n > 0 */
+int journal_sync(const Journal *journal, Error *err);
+/* done: its job has ended, and the file goes. */
+void journal_close(Journal *journal, bool done);
+
+// ---------------------------------------------------------------------------------------------------------------
+// completions.c: what becomes of a job
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct Completions Completions;
+typedef struct Options Options;
+
+/* Looks at --output and locks it; nothing is changed yet. -1 and err if it is there and neither --resume nor --overwrite is
+ * given. job and options must outlive it. */
+Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Options *options, Error *err);
+/* With --resume: the head of the journal that is there, or NULL. */
+const cJSON *completions_head(const Completions *completions);
+/* With --resume: the requests of the job get the tokens that the journal has. head: what must be the same in both.
+ * *finished: the job had ended. -1 and err if the output or the journal is of another job. */
+int completions_resume(Completions *completions, const cJSON *head, bool *finished, Error *err);
+/* Opens the output, begins the journal (which then says `head`), starts the thread that writes. */
+int completions_begin(Completions *completions, const cJSON *head, Error *err);
+/* The listener that takes tokens. */
 Listener completions_listener(Completions *completions);
-/* Listener.done for runs whose completions nobody wants. */
+Progress *completions_progress(Completions *completions);
+/* Writes what is left and syncs it. Returns status, the success of the run; or if that is 0 and something could not be
+ * written, -1 and err. */
+int completions_end(Completions *completions, int status, Error *err);
+/* Tokens and errors in all lines of the output. */
+void completions_count(const Completions *completions, long *tokens, long *errors);
+/* The journal goes if the job has ended. */
+void completions_free(Completions *completions);
+/* Listener.done for runs that need no word of it. */
 int completion_ignored(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -205,9 +284,9 @@ typedef struct {
 } Texts; /* the values of a flag that may be repeated */
 
 /* What the command line says. */
-typedef struct {
+struct Options {
     const char *model, *prompts, *output, *json, *offload_dir, *device, *hardware, *trace;
-    const char *perplexity, *last_word;
+    const char *perplexity, *last_word, *format;
     Texts prompt, stop;
     int max_tokens, num_prompts, threads, window, limit;
     int prompt_len[2], gen_len[2]; /* least, most */
@@ -220,12 +299,13 @@ typedef struct {
     bool paper_model;   /* --cost-model paper */
     int nodes;
     double net_gbps, net_ms;
+    bool resume, overwrite, strict;
     bool verbose, help;
     Sampling sampling;
     size_t capacity[NTIERS]; /* FROM_MACHINE: not given */
     double link[NCHANNELS];  /* bytes/s; 0: not slowed */
     bool links;              /* some link is */
-} Options;
+};
 #define FROM_MACHINE SIZE_MAX
 
 Options options_default(void);
@@ -261,6 +341,8 @@ typedef struct {
     size_t in_use;          /* at the end of the run */
     Plan *plan;
     Device *device;
+    Completions *completions; /* of generate, and which job they are of; else NULL */
+    const cJSON *head;
     bool bench;
     bool traced;        /* the device notes what it does, for --trace or for bench's breakdown */
     size_t trace_limit; /* slices that it notes at most; 0: all */
@@ -272,12 +354,12 @@ typedef struct {
 typedef struct {
     const TaskRun *run;
     cJSON *json;
-    FILE *file, *text; /* NULL: not wanted */
+    FILE *text; /* NULL: not wanted */
 } Report;
 
-/* Opens --json, before the work, so that an hour of it is not lost to a wrong path. -1 and err. */
+/* Before the work, so that an hour of it is not lost to a wrong --json. -1 and err. */
 int report_open(Report *report, const TaskRun *run, Error *err);
-/* Writes the object, if all went well, and closes it; as output_close. */
+/* Writes the object, if all went well. Returns status, or -1 and err. */
 int report_close(Report *report, int status, Error *err);
 
 /* The results of a run: times, bytes and seconds of the lanes and channels, Table 4. */
@@ -295,8 +377,8 @@ void report_clusters(Report *report, const ClusterCost *const cost[3], int least
  * what was measured. */
 void print_peaks(const TaskRun *run);
 void print_prediction(const TaskRun *run);
-/* Prompts, tokens, seconds, and under which policy. */
-void print_summary(const TaskRun *run, int prompts);
+/* Prompts and tokens of the whole job; the seconds of this run, and under which policy. */
+void print_summary(const TaskRun *run, int prompts, long tokens);
 
 #ifdef __cplusplus
 }

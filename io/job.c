@@ -1,13 +1,11 @@
-/* job.c: prompts in, completions out.
+/* job.c: prompts in.
  *
- * Prompts are JSON lines or plain lines; completions are JSON lines, written and synced as each sequence ends, so that
- * nothing that was reported as done is lost. A prompt's place in the input is its number in the task, which is all that
- * sampling knows of it. Read next: eval.c, the other use of prompts. */
+ * A file has JSON lines or plain lines, as a whole. A prompt that cannot be completed does not stop the others: it is an
+ * request with an error, and its line says so; with `strict` it refuses the job. A prompt's place in the input is all that
+ * sampling knows of it, so that it stays when a job goes on with what is left. Read next: completions.c, what becomes of
+ * them. */
 #include <cjson/cJSON.h>
-#include <errno.h>
 #include <math.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "io/io.h"
 
@@ -28,182 +26,194 @@ int text_encode(int32_t **ids, const char *text, size_t len, const char *where, 
     return n + 1;
 }
 
-int job_add(Job *job, const char *text, size_t len, const char *id, int n, const Tokenizer *tokenizer,
-            const OptConfig *config, const char *where, Error *err) {
-    if (memchr(text, 0, len)) return fail(err, EXIT_FAILED, "%s: a NUL byte in the prompt; remove it", where);
-    if (!utf8_valid(text, len)) return fail(err, EXIT_FAILED, "%s: the prompt is not valid UTF-8; convert it", where);
-    int32_t *ids;
-    int s = text_encode(&ids, text, len, where, tokenizer, config, err);
-    if (s < 0) return -1;
-    if (s > config->max_pos)
-        return free(ids), fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where,
-                               s, config->max_pos);
-    Task *t = &job->task;
-    t->prompts = xrealloc(t->prompts, t->count + 1, sizeof *t->prompts);
-    job->text = xrealloc(job->text, t->count + 1, sizeof *job->text);
-    job->id = xrealloc(job->id, t->count + 1, sizeof *job->id);
-    t->prompts[t->count] = (Prompt){.ids = ids, .s = s, .n = imin(n, config->max_pos - s + 1)};
-    job->text[t->count] = memcpy(xcalloc(len + 1, 1), text, len);
-    job->id[t->count++] = xstrdup(id);
+/* A new request, without anything yet. */
+static Request *new_request(Job *job, int line) {
+    job->request = xrealloc(job->request, (size_t)job->count + 1, sizeof *job->request);
+    Request *e = &job->request[job->count++];
+    *e = (Request){.line = line};
+    return e;
+}
+
+/* The prompt of the newest request cannot be completed. */
+static int impossible(Job *job, const Error *why, Error *err) {
+    if (job->strict) return *err = *why, -1;
+    job->request[job->count - 1].error = xstrdup(why->text);
     return 0;
 }
 
-/* An id as JSON text. Beyond 2^53 a double skips whole numbers, and two ids could become one. */
-static char *id_text(const cJSON *id, int number, const char *where, Error *err) {
-    char text[32];
-    if (cJSON_IsString(id)) return cJSON_PrintUnformatted(id);
-    if (id &&
-        (!cJSON_IsNumber(id) || fabs(id->valuedouble) >= 9007199254740992.0 || floor(id->valuedouble) != id->valuedouble)) {
-        fail(err, EXIT_FAILED, "%s: \"id\" is %s; expected a string or a whole number below 2^53: put it in quotes", where,
-             cJSON_IsNumber(id) ? "another number" : "neither");
-        return NULL;
-    }
-    snprintf(text, sizeof text, "%.0f", id ? id->valuedouble : number);
-    return xstrdup(text);
+/* Fills in the newest request. */
+static int take_text(Job *job, const char *text, size_t len, int n, const char *where, Error *err) {
+    Request *e = &job->request[job->count - 1];
+    if (memchr(text, 0, len)) return fail(err, EXIT_FAILED, "%s: a NUL byte in the prompt; remove it", where);
+    if (!utf8_valid(text, len)) return fail(err, EXIT_FAILED, "%s: the prompt is not valid UTF-8; convert it", where);
+    const int s = text_encode(&e->ids, text, len, where, job->tokenizer, job->config, err), most = job->config->max_pos;
+    if (s < 0) return -1;
+    if (s > most)
+        return fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where, s, most);
+    e->s = s, e->n = imin(n, most - s + 1);
+    e->text = memcpy(xcalloc(len + 1, 1), text, len);
+    return 0;
 }
 
-typedef struct {
-    Job *job;
-    int n, json; /* json: whether the lines are; -1: not known yet */
-    const Tokenizer *tokenizer;
-    const OptConfig *config;
-} Reader;
+int job_add(Job *job, const char *text, size_t len, int line, const char *where, Error *err) {
+    Error why;
+    new_request(job, line);
+    return take_text(job, text, len, job->max_tokens, where, &why) ? impossible(job, &why, err) : 0;
+}
 
-/* {"id"?, "prompt", "max_tokens"?}; other fields are none of our business. */
-static int add_json(const Reader *r, const cJSON *line, int number, const char *where, Error *err) {
-    if (!cJSON_IsObject(line)) return fail(err, EXIT_FAILED, "%s: expected a JSON object {\"prompt\": ...}", where);
+/* An id as JSON text, NULL if none is given. Beyond 2^53 a double skips whole numbers, and two ids could become one. */
+static int id_text(char **text, const cJSON *id, const char *where, Error *err) {
+    char number[32];
+    if (cJSON_IsString(id))
+        *text = cJSON_PrintUnformatted(id);
+    else if (id && !cJSON_IsNull(id)) {
+        const double value = cJSON_IsNumber(id) ? id->valuedouble : NAN;
+        if (!(fabs(value) < 9007199254740992.0 && floor(value) == value))
+            return fail(err, EXIT_FAILED,
+                        "%s: \"id\" is %s; expected a string or a whole number below 2^53: put it in quotes", where,
+                        cJSON_IsNumber(id) ? "another number" : "neither");
+        snprintf(number, sizeof number, "%.0f", value);
+        *text = xstrdup(number);
+    }
+    return 0;
+}
+
+/* {"id"?, "prompt", "max_tokens"?}; null is as good as nothing, and other fields are none of our business. */
+static int take_object(Job *job, const cJSON *line, const char *where, Error *err) {
     const cJSON *prompt = json_get(line, "prompt"), *max_tokens = json_get(line, "max_tokens");
-    size_t n = (size_t)r->n;
+    size_t n = (size_t)job->max_tokens;
+    if (!cJSON_IsObject(line)) return fail(err, EXIT_FAILED, "%s: expected a JSON object {\"prompt\": ...}", where);
+    if (id_text(&job->request[job->count - 1].id, json_get(line, "id"), where, err)) return -1;
     if (!cJSON_IsString(prompt))
         return fail(err, EXIT_FAILED, "%s: \"prompt\" is %s; expected a string", where,
                     prompt ? "not a string" : "missing");
-    if (max_tokens && (!json_whole(max_tokens, &n) || n < 1 || n > 1000000000))
+    if (max_tokens && !cJSON_IsNull(max_tokens) && (!json_whole(max_tokens, &n) || n < 1 || n > 1000000000))
         return fail(err, EXIT_FAILED, "%s: \"max_tokens\" must be a whole number from 1 to 1e9", where);
-    char *id = id_text(json_get(line, "id"), number, where, err);
-    if (!id) return -1;
-    const char *text = prompt->valuestring;
-    int status = job_add(r->job, text, strlen(text), id, (int)n, r->tokenizer, r->config, where, err);
-    free(id);
-    return status;
+    return take_text(job, prompt->valuestring, strlen(prompt->valuestring), (int)n, where, err);
 }
 
-/* Two prompts with one id could not be told apart in the output. */
-static int check_ids(const Job *job, const char *path, Error *err) {
-    const size_t count = (size_t)job->task.count;
-    const char **ids = xcalloc(count, sizeof *ids);
-    for (size_t i = 0; i < count; i++) ids[i] = job->id[i];
-    const char *twice = sort_strings(ids, count);
-    free(ids);
-    return twice ? fail(err, EXIT_FAILED, "%s: two prompts have the id %.100s; make ids unique", path, twice) : 0;
-}
-
-static int read_line(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
-    Reader *r = ctx;
-    char id[16];
-    snprintf(id, sizeof id, "%d", number);
-    if (r->json < 0) r->json = line[strspn(line, " \t")] == '{';
-    if (!r->json) return job_add(r->job, line, len, id, r->n, r->tokenizer, r->config, where, err);
-    cJSON *value = json_parse(line, len, where, err);
-    if (!value) return -1;
-    int status = add_json(r, value, number, where, err);
+static int read_json(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
+    Job *job = ctx;
+    Error why;
+    new_request(job, number);
+    cJSON *value = json_parse(line, len, where, &why);
+    const int status = value ? take_object(job, value, where, &why) : -1;
     cJSON_Delete(value);
+    return status ? impossible(job, &why, err) : 0;
+}
+
+static int read_plain(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
+    return job_add(ctx, line, len, number, where, err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// JSON lines or plain lines
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Whether text[0..len) is one whole JSON object, or one JSON array. */
+static bool is_json(const char *text, size_t len, bool array) {
+    Error ignored;
+    cJSON *value = json_parse(text, len, "", &ignored);
+    const bool is = array ? cJSON_IsArray(value) : cJSON_IsObject(value);
+    cJSON_Delete(value);
+    return is;
+}
+
+static int refuse_object(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
+    (void)ctx, (void)number;
+    if (line[strspn(line, " \t")] != '{' || !is_json(line, len, false)) return 0;
+    return fail(
+        err, EXIT_USAGE,
+        "%s: is a JSON object in a file of plain lines; say --format jsonl, or --format text if it is meant as text",
+        where);
+}
+
+/* Reads the lines as what they are: by --format, or by the file's name, or by its first line. A file that is neither as a
+ * whole is refused, instead of being completed as text. */
+static int read_lines(Job *job, const char *path, const char *text, size_t len, Error *err) {
+    const char *name = input_name(path), *end = path + strlen(path), *first = text + strspn(text, "\xEF\xBB\xBF \t\r\n");
+    const bool named_json = end - path > 6 && !strcmp(end - 6, ".jsonl"),
+               named_text = end - path > 4 && !strcmp(end - 4, ".txt");
+    const char *eol = memchr(first, '\n', len - (size_t)(first - text));
+    const size_t line = eol ? (size_t)(eol - first) : strlen(first), rest = len - (size_t)(first - text);
+    bool json = job->format ? !strcmp(job->format, "jsonl") : named_json || (!named_text && *first == '{');
+    if (!job->format && (is_json(first, rest, true) || (!is_json(first, line, false) && is_json(first, rest, false))))
+        return fail(err, EXIT_USAGE, "%s: is one JSON value; expected a JSON object {\"prompt\": ...} on each line", name);
+    if (!job->format && !json && text_lines(text, len, name, refuse_object, NULL, err)) return -1;
+    return text_lines(text, len, name, json ? read_json : read_plain, job, err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The whole job
+// ---------------------------------------------------------------------------------------------------------------
+
+static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+/* Gives an id to those that came without: the number of the line, or, where somebody else was given that, the first free
+ * one behind the last line. Two prompts with one id could not be told apart in the output. */
+static int settle_ids(Job *job, const char *name, Error *err) {
+    const char **given = xcalloc((size_t)job->count, sizeof *given);
+    int n = 0, status = 0, next = job->count ? job->request[job->count - 1].line + 1 : 0;
+    for (int i = 0; i < job->count; i++)
+        if (job->request[i].id) given[n++] = job->request[i].id;
+    const char *twice = sort_strings(given, (size_t)n);
+    if (twice) status = fail(err, EXIT_FAILED, "%s: two prompts have the id %.100s; make ids unique", name, twice);
+    for (int i = 0; i < job->count && !status; i++) {
+        Request *e = &job->request[i];
+        char text[16];
+        const char *key = text;
+        if (e->id) continue;
+        for (int number = e->line;; number = next++) {
+            snprintf(text, sizeof text, "%d", number);
+            if (!bsearch(&key, given, (size_t)n, sizeof *given, by_text)) break;
+        }
+        e->id = xstrdup(text);
+    }
+    free(given);
     return status;
 }
 
-int job_read(Job *job, const char *path, int n, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
-    Reader reader = {.job = job, .n = n, .json = -1, .tokenizer = tokenizer, .config = config};
-    return input_lines(path, read_line, &reader, err) || check_ids(job, input_name(path), err) ? -1 : 0;
+int job_settle(Job *job, const char *name, Error *err) {
+    if (settle_ids(job, name, err)) return -1;
+    job->digest = HASH_START;
+    for (int i = 0; i < job->count; i++) {
+        const Request *e = &job->request[i];
+        job->digest = hash_bytes(job->digest, e->id, strlen(e->id) + 1);
+        job->digest = hash_bytes(job->digest, &e->n, sizeof e->n);
+        if (e->text) job->digest = hash_bytes(job->digest, e->text, strlen(e->text) + 1);
+        job->digest = hash_bytes(job->digest, e->ids, (size_t)e->s * sizeof *e->ids);
+    }
+    return 0;
+}
+
+int job_read(Job *job, const char *path, Error *err) {
+    size_t len;
+    char *text = input_read(path, &len, err);
+    if (!text) return -1;
+    const int status = read_lines(job, path, text, len, err);
+    free(text);
+    return status ? -1 : job_settle(job, input_name(path), err);
+}
+
+void job_rest(Job *job) {
+    Task *t = &job->task;
+    t->prompts = xcalloc((size_t)job->count, sizeof *t->prompts);
+    for (int i = 0; i < job->count; i++) {
+        Request *e = &job->request[i];
+        if (e->error || e->ended) continue;
+        if (e->known) {
+            e->ids = xrealloc(e->ids, (size_t)(e->s + e->known), sizeof *e->ids);
+            memcpy(e->ids + e->s, e->tokens, (size_t)e->known * sizeof *e->tokens);
+        }
+        t->prompts[t->count++] = (Prompt){.ids = e->ids, .s = e->s + e->known, .n = e->n - e->known, .place = i};
+    }
 }
 
 void job_free(Job *job) {
-    for (int i = 0; i < job->task.count; i++) free(job->task.prompts[i].ids), free(job->text[i]), free(job->id[i]);
-    free(job->task.prompts), free(job->text), free(job->id);
-    *job = (Job){0};
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Completions
-// ---------------------------------------------------------------------------------------------------------------
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
-
-/* Where the first of the stop texts begins, or NULL. A completion may hold NUL bytes. */
-static char *find_stop(const Completions *c, char *text, size_t len) {
-    char *first = NULL;
-    for (int i = 0; i < c->nstops; i++) {
-        char *found = memmem(text, len, c->stop[i], strlen(c->stop[i]));
-        if (found && (!first || found < first)) first = found;
+    for (int i = 0; i < job->count; i++) {
+        const Request *e = &job->request[i];
+        free(e->id), free(e->text), free(e->error), free(e->ids), free(e->tokens);
     }
-    return first;
-}
-
-/* A stop text ends in the newest token, so only the last few, a byte each or more, are looked at. A text with special
- * tokens inside, which are no bytes, may be seen only by on_done. */
-static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
-    const Completions *c = ctx;
-    (void)prompt;
-    if (!c->nstops) return false;
-    int window = c->max_stop + 8 < n ? c->max_stop + 8 : n;
-    size_t len;
-    char *text = tokenizer_decode(c->tokenizer, tokens + n - window, window, &len);
-    bool stop = find_stop(c, text, len) != NULL;
-    free(text);
-    return stop;
-}
-
-void progress_open(Progress *p, bool on, long wanted) { *p = (Progress){.on = on, .wanted = wanted, .started = seconds()}; }
-
-void progress_clear(const Progress *p) {
-    if (p->on) fprintf(stderr, "\r\033[K");
-}
-
-void progress_show(Progress *p, long sweeps, long tokens) {
-    double t = seconds();
-    if (!p->on || t - p->shown < 0.2 || !tokens) return;
-    double rate = tokens / (t - p->started);
-    p->shown = t;
-    fprintf(stderr, "\r%ld sweeps, %ld of at most %ld tokens, %.1f tokens/s, at most %.0f s left\033[K", sweeps, tokens,
-            p->wanted, rate, (p->wanted - tokens) / rate);
-}
-
-static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
-    Completions *c = ctx;
-    size_t len;
-    char *text = tokenizer_decode(c->tokenizer, tokens, n, &len), *stop = find_stop(c, text, len);
-    if (stop) len = (size_t)(stop - text);
-    progress_clear(&c->progress);
-    fprintf(c->out, "{\"id\": %s, \"prompt\": ", c->job->id[prompt]);
-    json_write_string(c->out, c->job->text[prompt], strlen(c->job->text[prompt]));
-    fprintf(c->out, ", \"completion\": ");
-    json_write_string(c->out, text, len);
-    fprintf(c->out, ", \"tokens\": [");
-    for (int i = 0; i < n; i++) fprintf(c->out, i ? ", %d" : "%d", tokens[i]);
-    fprintf(c->out, "], \"finish_reason\": \"%s\"}\n", reason == FINISH_STOP || stop ? "stop" : "length");
-    free(text);
-    if (fflush(c->out) || ferror(c->out) ||
-        (fdatasync(fileno(c->out)) && errno != EINVAL && errno != EROFS && errno != ENOTSUP))
-        return fail(err, EXIT_FAILED, "cannot write %s: %s; make room or write elsewhere", c->out_name, strerror(errno));
-    return 0;
-}
-
-int completion_ignored(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
-    (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason, (void)err;
-    return 0;
-}
-
-static void on_sweep(void *ctx, long sweeps, long tokens) {
-    progress_show(&((Completions *)ctx)->progress, sweeps, tokens);
-}
-
-Listener completions_listener(Completions *c) {
-    long wanted = 0;
-    for (int i = 0; i < c->job->task.count; i++) wanted += c->job->task.prompts[i].n;
-    progress_open(&c->progress, c->progress.on, wanted);
-    for (int i = 0; i < c->nstops; i++)
-        if ((int)strlen(c->stop[i]) > c->max_stop) c->max_stop = (int)strlen(c->stop[i]);
-    return (Listener){.ctx = c, .token = on_token, .done = on_done, .sweep = on_sweep};
+    free(job->task.prompts), free(job->request);
+    *job = (Job){0};
 }

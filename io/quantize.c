@@ -134,6 +134,7 @@ static int out_open(Out *out, const Copy *copy, const char *name, Error *err) {
 }
 
 static int out_write(const Out *out, const void *bytes, size_t size, Error *err) {
+    if (__atomic_load_n(stop_signal(), __ATOMIC_RELAXED)) return stop_fail(err, "; there is no copy");
     return fwrite(bytes, 1, size, out->file) == size ? 0 : cannot_write(out->path, err);
 }
 

@@ -98,20 +98,24 @@ static void fill_in(FILE *out, const char *form, const cJSON *figures) {
 
 int report_open(Report *report, const TaskRun *run, Error *err) {
     const char *path = run->options->json;
-    *report = (Report){.run = run};
-    if (path && !(report->file = output_open("--json", path, err))) return -1;
-    if (report->file != stdout) report->text = stdout;
-    report->json = cJSON_CreateObject();
+    if (path && output_check("--json", path, err)) return -1;
+    *report = (Report){.run = run, .text = path && !strcmp(path, "-") ? NULL : stdout, .json = cJSON_CreateObject()};
     return 0;
 }
 
 int report_close(Report *report, int status, Error *err) {
-    char *text = report->file && !status ? cJSON_Print(report->json) : NULL;
-    CHECK(text || !report->file || status);
-    if (text) fprintf(report->file, "%s\n", text);
-    free(text);
+    const char *path = report->run->options->json;
+    FILE *file = path && !status ? output_open("--json", path, err) : NULL;
+    if (path && !file) status = -1;
+    if (file) {
+        char *text = cJSON_Print(report->json);
+        CHECK(text);
+        fprintf(file, "%s\n", text);
+        free(text);
+        status = output_close(file, "--json", path, err);
+    }
     cJSON_Delete(report->json);
-    return report->file ? output_close(report->file, "--json", report->run->options->json, status, err) : status;
+    return status;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -250,8 +254,8 @@ void report_clusters(Report *r, const ClusterCost *const cost[3], int least) {
 static Cost measured(const TaskRun *run) {
     const RunStats *r = &run->stats;
     const double l = run->plan->config.l, prefills = (double)r->prefill_sweeps, others = (double)r->sweeps - prefills;
-    Cost cost = {.T_pre = prefills > 0 ? r->prefill_s / prefills / l : 0,
-                 .T_gen = others > 0 ? r->decode_s / others / l : 0,
+    Cost cost = {.T_pre = prefills > 0 ? r->prefill_sweeps_s / prefills / l : 0,
+                 .T_gen = others > 0 ? (r->total_s - r->prefill_sweeps_s) / others / l : 0,
                  .T = r->total_s,
                  .throughput = r->total_s > 0 ? r->generated / r->total_s : 0};
     for (int t = 0; t < NTIERS; t++) cost.peak[t] = run->device->peak[t];
@@ -292,10 +296,11 @@ static void print_policy(FILE *out, const TaskRun *run) {
             host_isa());
 }
 
-void print_summary(const TaskRun *run, int prompts) {
+void print_summary(const TaskRun *run, int prompts, long tokens) {
     const RunStats *r = &run->stats;
-    fprintf(stderr, "%d prompts, %ld tokens in %.2f s (prefill %.2f, decode %.2f): %.1f tokens/s generated; ", prompts,
-            r->generated, r->total_s, r->prefill_s, r->decode_s, measured(run).throughput);
+    fprintf(stderr, "%d prompt%s, %ld tokens%s in %.2f s (prefill %.2f, decode %.2f): %.1f tokens/s generated; ", prompts,
+            prompts == 1 ? "" : "s", tokens, completions_head(run->completions) ? ", the rest of them" : "", r->total_s,
+            r->prefill_s, r->decode_s, measured(run).throughput);
     print_policy(stderr, run);
 }
 

@@ -22,24 +22,42 @@ enum { MAX_PATH = 4096 };
 int file_path(char path[MAX_PATH], const char *dir, const char *name, Error *err);
 /* Reads bytes [offset, offset + size) of an open file. Returns NULL, or for a message what went wrong. Thread safe. */
 const char *file_read_at(int fd, void *to, size_t size, size_t offset);
+/* Writes them, in the same way. */
+const char *file_write_at(int fd, const void *from, size_t size, size_t offset);
 /* Reads a whole regular file of at most max_bytes into a malloc'ed buffer with a 0 after it; NULL and err when it is
  * missing, a directory, too large or unreadable. */
 char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
 
-/* The whole of a file ("-": standard input), with a 0 after it. NULL and err. */
+/* The whole of a file or pipe ("-": standard input), with a 0 after it. NULL and err. */
 char *input_read(const char *path, size_t *len, Error *err);
 const char *input_name(const char *path); /* for messages */
-/* Calls take for each line of a file that is not blank, until it returns -1. number counts lines from 0; where is for
- * messages ("prompts.jsonl line 7"). Ends of lines, CR LF too, and a byte order mark are not part of a line. */
-int input_lines(const char *path,
-                int (*take)(void *ctx, const char *line, size_t len, int number, const char *where, Error *), void *ctx,
-                Error *err);
+/* Called for each line that is not blank, until it returns -1. number counts lines from 0; where is for messages
+ * ("prompts.jsonl line 7"). Ends of lines, CR LF too, and a byte order mark are not part of a line. */
+typedef int TakeLine(void *ctx, const char *line, size_t len, int number, const char *where, Error *err);
+int text_lines(const char *text, size_t len, const char *name, TakeLine *take, void *ctx, Error *err);
+int input_lines(const char *path, TakeLine *take, void *ctx, Error *err);
 
-/* Opens a file for results ("-": standard output) and empties it. flag names it in messages. NULL and err. */
+/* Whether a path is standard output ("-"), a device or a pipe: no file that could be replaced. */
+bool output_is_special(const char *path);
+/* Whether two paths lead to one file that is there. NULL is no file. */
+bool same_file(const char *a, const char *b);
+/* Before an hour of work: whether results could be written there. flag names the path in messages. -1 and err. */
+int output_check(const char *flag, const char *path, Error *err);
+/* Opens a file for results. What is there stays until output_close puts the new file in its place. NULL and err. */
 FILE *output_open(const char *flag, const char *path, Error *err);
-/* Closes it. Returns status, the success of the work so far; but if that is 0 and not everything could be written, -1 and
- * err. */
-int output_close(FILE *out, const char *flag, const char *path, int status, Error *err);
+/* Closes it. -1 and err if not everything could be written; then what was there is still there. */
+int output_close(FILE *out, const char *flag, const char *path, Error *err);
+
+// ---------------------------------------------------------------------------------------------------------------
+// stop.c: SIGINT and SIGTERM
+// ---------------------------------------------------------------------------------------------------------------
+
+/* From now on the first of them is noted, and a second one ends the program at once. */
+void stop_catch(void);
+/* Where the number of the noted one is, or 0. To be read atomically. */
+const int *stop_signal(void);
+/* -1 and err (EXIT_SIGNAL and more): "stopped by SIGINT", and what there is to say about it. */
+int stop_fail(Error *err, const char *what);
 
 // ---------------------------------------------------------------------------------------------------------------
 // memory.c: how much memory this process may have
