@@ -584,7 +584,8 @@ static void clear_task(void) {
 static void add_prompt(int s, int n) {
     int i = trial.task.count++;
     for (int t = 0; t < s + n; t++) trial.ids[i][t] = roll(0, trial.model->config.vocab - 1);
-    trial.prompts[i] = (Prompt){.ids = trial.ids[i], .s = s, .n = n, .from = one_in(3) ? 1 : roll(1, s + n - 1)};
+    trial.prompts[i] =
+        (Prompt){.ids = trial.ids[i], .s = s, .n = n, .from = one_in(3) ? 1 : roll(1, s + n - 1), .place = i};
 }
 
 /* Lengths of many kinds: all the same, all of one token (batches then follow each other without a cache to load), any. */
