@@ -240,6 +240,16 @@ static Device *open_device(const TaskRun *run, Error *err) {
     return host_open(run->plan, run->checkpoint, dir, err);
 }
 
+/* Sweeps for a job, which may be stopped and go on later. */
+static int complete(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
+    if (completions_begin(run->completions, run->head, err)) return -1;
+    stop_catch();
+    run->device->stop = stop_signal();
+    const int status = schedule_run(run->plan, task, run->device, listener, &run->stats, err);
+    if (!completions_end(run->completions, status, err)) return 0;
+    return status && *stop_signal() ? stop_fail(err, run->options->output ? "; go on with --resume" : "") : -1;
+}
+
 /* Loads the weights and sweeps. */
 static int run_on_device(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     Device *device = run->device;
@@ -250,15 +260,10 @@ static int run_on_device(TaskRun *run, const Task *task, const Listener *listene
         device->trace = xcalloc(1, sizeof *device->trace);
         device->trace->limit = run->trace_limit;
     }
-    if (run->completions) {
-        if (completions_begin(run->completions, run->head, err)) return -1;
-        stop_catch();
-        device->stop = stop_signal();
-    }
-    if (schedule_run(run->plan, task, device, listener, &run->stats, err))
-        return *stop_signal() ? stop_fail(err, run->options->output ? "; go on with --resume" : "") : -1;
-    if (run->gpu) check_in_use(run);
-    return 0;
+    int status = run->completions ? complete(run, task, listener, err)
+                                  : schedule_run(run->plan, task, device, listener, &run->stats, err);
+    if (run->gpu && !status) check_in_use(run);
+    return status;
 }
 
 static int write_trace(const TaskRun *run, const char *path, Error *err) {
@@ -373,8 +378,8 @@ static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *
     run->completions = c, run->head = head;
     if (job->task.count && plan_task(run, &job->task, false, err)) return -1;
     if (job->task.count) add_machine(run, head, completions_head(c));
-    int status = job->task.count ? run_task(run, &job->task, &listener, progress, err) : completions_begin(c, head, err);
-    return completions_end(c, status, err);
+    if (job->task.count) return run_task(run, &job->task, &listener, progress, err);
+    return completions_begin(c, head, err) || completions_end(c, 0, err) ? -1 : 0;
 }
 
 /* Says what has become of the job. -1 and err (EXIT_FAILED) if prompts were impossible. */

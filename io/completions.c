@@ -384,11 +384,11 @@ Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Option
     for (int i = 0; i < o->stop.n; i++)
         if (strlen(o->stop.text[i]) > c->longest_stop) c->longest_stop = strlen(o->stop.text[i]);
     if (o->output && strcmp(o->output, "-")) c->path = o->output;
-    if (c->path && !output_is_special(c->path)) {
-        status = output_check("--output", c->path, err);
-        c->journal = status ? NULL : journal_open(c->path, err);
+    if (c->path) status = output_check("--output", c->path, err);
+    if (!status && c->path && !output_is_special(c->path)) {
+        c->journal = journal_open(c->path, err);
         if (!c->journal) status = -1;
-    } else if (o->resume)
+    } else if (!status && o->resume)
         status = fail(err, EXIT_USAGE, "--resume: %s has no journal; name a file with --output", output_name(c));
     const bool there = c->journal && (journal_head(c->journal) || (stat(c->path, &st) == 0 && st.st_size));
     if (there && !o->resume && !o->overwrite)

@@ -599,7 +599,8 @@ static void a_wrong_prompt_is_refused_with_its_line(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_file(capture, "prompts", cases[i].text, cases[i].len);
         const char *words[] = {"prompts", cases[i].words[0], cases[i].words[1], NULL};
-        assert_refused(RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts")), EXIT_FAILED, words);
+        assert_refused(RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--strict"), EXIT_FAILED,
+                       words);
     }
     char *text = xcalloc(2000, 1);
     for (int i = 0; i < 600; i++) memcpy(text + 3 * i, "we ", 3);
@@ -611,6 +612,21 @@ static void a_wrong_prompt_is_refused_with_its_line(void) {
                    WORDS("no/such", "check the path"));
     with.input = offload;
     assert_refused(RUN("generate", "--model", MODEL, "--prompts", "-"), EXIT_FAILED, WORDS("standard input", "directory"));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Outputs, signals
+// ---------------------------------------------------------------------------------------------------------------
+
+static const char ten_prompts[] =
+    "Once upon a time\nThe dog\n\nTom and Lily went to the park.\nShe said: \"Look!\"\nA big red\n"
+    "One day\r\nHe was\nThe little bird could not\nMom\nI am caf\xC3\xA9 \xF0\x9F\x98\x80\n";
+
+#define TEN_PROMPTS "generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "12", LAPTOP
+
+static void write_ten_prompts(void) {
+    open_directories();
+    write_file(capture, "prompts", ten_prompts, strlen(ten_prompts));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -654,13 +670,83 @@ static void an_output_that_cannot_be_written_is_an_error(void) {
     }
 }
 
-static void a_task_that_does_not_fit_leaves_an_older_output_alone(void) {
+/* Nothing is touched before everything that can be refused has been, and nothing that is there without being told. */
+static void an_older_output_is_left_alone(void) {
     write_file(capture, "old", "precious\n", 9);
-    assert_refused(RUN(GENERATE, "--output", path_in(capture, "old"), "--gpu-mem", "1K"), EXIT_USAGE, WORDS("--gpu-mem"));
+    char old[700];
+    snprintf(old, sizeof old, "%s", path_in(capture, "old"));
+    assert_refused(RUN(GENERATE, "--output", old), EXIT_USAGE, WORDS("old", "--resume", "--overwrite"));
+    assert_refused(RUN(GENERATE, "--output", old, "--overwrite", "--gpu-mem", "1K"), EXIT_USAGE, WORDS("--gpu-mem"));
+    assert_refused(RUN(GENERATE, "--output", old, "--resume"), EXIT_USAGE, WORDS("old", "no journal"));
+    assert_refused(RUN(GENERATE, "--output", old, "--resume", "--overwrite"), EXIT_USAGE, WORDS("--resume", "--overwrite"));
+    assert_refused(RUN("generate", "--model", MODEL, "--prompts", old, "--output", old, LAPTOP), EXIT_USAGE,
+                   WORDS("--output", "prompts"));
+    assert_refused(RUN("profile", "--output", old, "--gpu-mem", "1K", "--offload-dir", "no/such"), EXIT_USAGE,
+                   WORDS("no/such"));
     size_t len;
-    char *text = contents(path_in(capture, "old"), &len);
+    char *text = contents(old, &len);
     CU_ASSERT_STRING_EQUAL(text, "precious\n");
     free(text);
+    CU_ASSERT(access(path_in(capture, "old.journal"), F_OK) != 0);
+    Result r = RUN(GENERATE, "--max-tokens", "2", "--output", old, "--overwrite");
+    assert_done(&r);
+    text = contents(old, &len);
+    cJSON_Delete(completion(text, 0));
+    free(text);
+    result_free(&r);
+    assert_refused(RUN(GENERATE, "--resume"), EXIT_USAGE, WORDS("--resume", "--output"));
+}
+
+/* The first and the last prompt are good. */
+static void a_job_goes_on_beside_prompts_that_are_impossible(void) {
+    static const char *const prompts[] = {"One\n\xFF\nTwo\n",
+                                          "{\"prompt\": \"One\"}\n{\"prompt\": 1}\n{\"prompt\": \"Two\"}\n"};
+    for (int i = 0; i < 2; i++) {
+        write_file(capture, "prompts", prompts[i], strlen(prompts[i]));
+        Result r = RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "3", LAPTOP);
+        Error err;
+        CU_ASSERT_EQUAL(r.status, EXIT_FAILED);
+        CU_ASSERT(contains_all(r.err, WORDS("flexgen: 1 of 3 prompts could not be completed")));
+        CU_ASSERT_EQUAL_FATAL(count_lines(r.out), 3);
+        cJSON_Delete(completion(r.out, 0)), cJSON_Delete(completion(r.out, 2));
+        const char *line = strchr(r.out, '\n') + 1;
+        cJSON *error = json_parse(line, (size_t)(strchr(line, '\n') - line), "an error", &err);
+        if (!error) CU_FAIL_FATAL(err.text);
+        CU_ASSERT_EQUAL(cJSON_GetArraySize(error), 2);
+        CU_ASSERT_EQUAL(cJSON_GetObjectItem(error, "id")->valueint, 1);
+        CU_ASSERT(contains_all(cJSON_GetObjectItem(error, "error")->valuestring, WORDS("prompts line 2")));
+        cJSON_Delete(error);
+        result_free(&r);
+    }
+}
+
+/* Stopped by a signal between two tokens, the run says how to go on; and does. */
+static void a_signal_stops_a_job_that_then_goes_on(void) {
+    static const int signals[] = {SIGINT, SIGTERM};
+    size_t len;
+    write_ten_prompts();
+    Result plain = RUN(TEN_PROMPTS, "--percent", "0", "100", "0", "100", "0", "100", "--gpu-batch-size", "3",
+                       "--num-gpu-batches", "1");
+    assert_done(&plain);
+    for (int i = 0; i < 2; i++) {
+        char output[700], path[720];
+        struct stat st = {0};
+        snprintf(output, sizeof output, "%s", path_in(capture, i ? "stopped" : "interrupted"));
+        snprintf(path, sizeof path, "%s.journal", output);
+        pid_t pid = START(TEN_PROMPTS, "--percent", "0", "100", "0", "100", "0", "100", "--gpu-batch-size", "3",
+                          "--num-gpu-batches", "1", "--output", output, "--link", "ctog=50M");
+        while (stat(path, &st) || st.st_size < 500) usleep(1000); /* behind its head are some tokens */
+        kill(pid, signals[i]);
+        assert_refused(finish(pid), 128 + signals[i], WORDS(i ? "SIGTERM" : "SIGINT", "go on with --resume"));
+        Result rest = RUN(TEN_PROMPTS, "--output", output, "--resume");
+        assert_done(&rest);
+        char *text = contents(output, &len);
+        CU_ASSERT_STRING_EQUAL(text, plain.out);
+        CU_ASSERT(access(path, F_OK) != 0);
+        free(text);
+        result_free(&rest);
+    }
+    result_free(&plain);
 }
 
 static void a_disk_that_fills_up_keeps_what_was_reported_as_done(void) {
@@ -680,8 +766,7 @@ static void a_disk_that_fills_up_keeps_what_was_reported_as_done(void) {
     free(text);
 }
 
-/* Its output is a pipe with room for a few of the hundred lines. When the first has come, the run is under way, and waits
- * for room before it is done. */
+/* When the first of the hundred lines has come, the run is under way. */
 static void a_killed_run_leaves_no_offload_file_and_whole_lines(void) {
     static const int signals[] = {SIGKILL, SIGINT, SIGTERM};
     char prompts[4000] = "";
@@ -692,7 +777,7 @@ static void a_killed_run_leaves_no_offload_file_and_whole_lines(void) {
         static char out[1 << 16];
         int ends[2];
         size_t len = 0;
-        CHECK(pipe2(ends, O_CLOEXEC) == 0 && fcntl(ends[0], F_SETPIPE_SZ, 4096) > 0);
+        CHECK(pipe2(ends, O_CLOEXEC) == 0);
         with.pipe = ends[1];
         pid_t pid = START("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), ON_DISK, "--max-tokens",
                           "50", "--gpu-batch-size", "2", "--num-gpu-batches", "1", "--threads", "1");
@@ -703,8 +788,9 @@ static void a_killed_run_leaves_no_offload_file_and_whole_lines(void) {
         close(ends[0]);
         out[len] = 0;
         Result r = finish(pid);
-        if (r.status != 1000 + signals[i]) fprintf(stderr, "\n    status %d, %zu bytes out: %s\n", r.status, len, r.err);
-        CU_ASSERT_EQUAL(r.status, 1000 + signals[i]);
+        const int expected = signals[i] == SIGKILL ? 1000 + SIGKILL : 128 + signals[i];
+        if (r.status != expected) fprintf(stderr, "\n    status %d, %zu bytes out: %s\n", r.status, len, r.err);
+        CU_ASSERT_EQUAL(r.status, expected);
         int lines = count_lines(out);
         CU_ASSERT(lines > 0 && lines < 100 && out[len - 1] == '\n');
         for (int line = 0; line < lines; line++) cJSON_Delete(completion(out, line));
@@ -715,17 +801,6 @@ static void a_killed_run_leaves_no_offload_file_and_whole_lines(void) {
 // ---------------------------------------------------------------------------------------------------------------
 // Good runs
 // ---------------------------------------------------------------------------------------------------------------
-
-static const char ten_prompts[] =
-    "Once upon a time\nThe dog\n\nTom and Lily went to the park.\nShe said: \"Look!\"\nA big red\n"
-    "One day\r\nHe was\nThe little bird could not\nMom\nI am caf\xC3\xA9 \xF0\x9F\x98\x80\n";
-
-#define TEN_PROMPTS "generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "12", LAPTOP
-
-static void write_ten_prompts(void) {
-    open_directories();
-    write_file(capture, "prompts", ten_prompts, strlen(ten_prompts));
-}
 
 static void prompts_come_from_flags_a_file_or_standard_input(void) {
     write_ten_prompts();
@@ -1514,7 +1589,9 @@ CU_TestInfo tests[] = {
     {"a full or unwritable offload directory is refused by name",
      a_full_or_unwritable_offload_directory_is_refused_by_name},
     {"an output that cannot be written is an error", an_output_that_cannot_be_written_is_an_error},
-    {"a task that does not fit leaves an older output alone", a_task_that_does_not_fit_leaves_an_older_output_alone},
+    {"an older output is left alone", an_older_output_is_left_alone},
+    {"a job goes on beside prompts that are impossible", a_job_goes_on_beside_prompts_that_are_impossible},
+    {"a signal stops a job that then goes on", a_signal_stops_a_job_that_then_goes_on},
     {"a disk that fills up keeps what was reported as done", a_disk_that_fills_up_keeps_what_was_reported_as_done},
     {"a killed run leaves no offload file, and whole lines", a_killed_run_leaves_no_offload_file_and_whole_lines},
     {"prompts come from flags, a file or standard input", prompts_come_from_flags_a_file_or_standard_input},
