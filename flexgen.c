@@ -168,6 +168,18 @@ static int find_policies(Found *found, int most, Search *s, Error *err) {
     return found && policy_predict(found, s, err) ? -1 : 1;
 }
 
+/* The policy of a job whose lines somebody waits for: a shorter block, where that costs little. */
+static int find_sooner(Found *found, const Search *s, Error *err) {
+    Found best;
+    if (policy_sooner(&best, found, s, err) < 0) return -1;
+    if (found->latency < best.latency)
+        fprintf(
+            stderr,
+            "the first completions are expected after %.3g s; %.3g s would bring %.0f%% more throughput (--max-latency)\n",
+            found->latency, best.latency, 100 * (best.cost.throughput / found->cost.throughput - 1));
+    return 1;
+}
+
 /* The policy becomes what the flags give, or the best that is found. Something is expected of it where it was searched for
  * or the machine is known anyway. */
 static int choose_policy(TaskRun *run, const Task *task, bool one_block, Error *err) {
@@ -177,7 +189,8 @@ static int choose_policy(TaskRun *run, const Task *task, bool one_block, Error *
         run->found = xcalloc(1, sizeof *run->found);
         if (know_machine(run, err)) return -1;
     }
-    if (find_policies(run->found, 1, &search, err) < 0) return -1;
+    const bool waits = run->completions && !all_given(&search) && search.max_latency <= 0;
+    if ((waits ? find_sooner(run->found, &search, err) : find_policies(run->found, 1, &search, err)) < 0) return -1;
     o->policy = run->found ? run->found->policy : search.given;
     return 0;
 }

@@ -68,6 +68,9 @@ struct Found {
 /* The best policies, at most `most`, by falling throughput (on shared cores, twice the batches in flight must bring two
  * percent more). Returns their number, or -1 and one line (EXIT_USAGE) that says why there is none. */
 int policy_search(Found *found, int most, const Search *search, Error *err);
+/* The best policy, and of those whose throughput comes close to it the one whose block takes the shortest time: for somebody
+ * who waits for the first results. Returns 1 or more, or -1 and err as above. */
+int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err);
 /* The best throughput for every latency that a block may have (Figure 1), quickest first, at most `most`; as above. */
 int policy_frontier(Found *found, int most, const Search *search, Error *err);
 /* What the cost model expects of search->given, unchanged. -1 and err when its plan does not fit. */

@@ -27,6 +27,7 @@ enum {
     ENOUGH_PROMPTS = 2048, /* a longer task is looked at through so many of its prompts */
 };
 static const double HELPS = 1.005;         /* twice the batches must bring so much for more to be tried */
+static const double COSTS_LITTLE = .95;    /* the share of the best throughput that is good enough for a shorter block */
 static const double LATENCY_SLACK = 1.05;  /* the LP's latency may be a little more than that of the best plan */
 static const double PRICE_OF_CORES = .02;  /* see score() */
 static const double PRICE_OF_BLOCKS = .01; /* see score() */
@@ -392,6 +393,18 @@ int policy_search(Found *found, int most, const Search *search, Error *err) {
     free(c.list);
     if (!n && last_resort(found, search, err) == 0) n = 1;
     return n ? n : -1;
+}
+
+int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err) {
+    enum { LOOKED_AT = MAX_REALIZED };
+    Found *found = xcalloc(LOOKED_AT, sizeof *found);
+    const int n = policy_search(found, LOOKED_AT, search, err);
+    if (n > 0) *best = *sooner = found[0];
+    for (int i = 1; i < n; i++)
+        if (found[i].cost.throughput >= COSTS_LITTLE * best->cost.throughput && found[i].latency < sooner->latency)
+            *sooner = found[i];
+    free(found);
+    return n;
 }
 
 static int by_latency(const void *a, const void *b) {
