@@ -22,14 +22,15 @@ HEAD = """/* unicode.c: which characters are letters, numbers and blanks.
  * These are \\p{{L}}, \\p{{N}} and \\s of Unicode {unicode}, as Hugging Face `tokenizers` {version} knows them. Do not edit:
  *     python3 scripts/make_unicode.py
  * Read next: config.c, which model it is. */
-#include <ctype.h>
-
 #include "io/text.h"
 
 #define L(first, last) {{0x##first, 0x##last, 'L'}},
 #define N(first, last) {{0x##first, 0x##last, 'N'}},
 #define S(first, last) {{0x##first, 0x##last, 'S'}},
 
+static const char ascii[] =
+    "{ascii[0]}"
+    "{ascii[1]}";
 // clang-format off
 static const struct {{
     uint32_t first, last;
@@ -40,9 +41,10 @@ TAIL = """};
 // clang-format on
 
 char char_kind(uint32_t c) {
-    /* most characters of most texts; the table has them too */
-    if (c < 0x80) return isalpha((int)c) ? 'L' : isdigit((int)c) ? 'N' : isspace((int)c) ? 'S' : 'O';
-    size_t low = 0, high = sizeof ranges / sizeof *ranges; /* c is in none before low, and in none from high on */
+    if (c < 0x80) return ascii[c];
+    static _Thread_local size_t found; /* the range of the character before this one is often this one's too */
+    if (ranges[found].first <= c && c <= ranges[found].last) return ranges[found].kind;
+    size_t low = 0, high = sizeof ranges / sizeof *ranges;
     while (low < high) {
         size_t middle = (low + high) / 2;
         if (c < ranges[middle].first)
@@ -50,7 +52,7 @@ char char_kind(uint32_t c) {
         else if (c > ranges[middle].last)
             low = middle + 1;
         else
-            return ranges[middle].kind;
+            return ranges[found = middle].kind;
     }
     return 'O';
 }
@@ -74,10 +76,11 @@ def main():
             ranges.append([name, c, c])
         elif name != "O":
             ranges[-1][2] = c
-    ranges = [f"{name}({first:X}, {last:X})" for name, first, last in ranges if name != "O"]
+    ranges = [f"{name}({first:X}, {last:X})" for name, first, last in ranges if name != "O" and first >= 0x80]
+    ascii = "".join(kinds[c] for c in range(0x80))
     path = os.path.join(os.path.dirname(__file__), "../io/unicode.c")
     with open(path, "w", encoding="utf-8") as f:
-        f.write(HEAD.format(unicode=UNICODE, version=tokenizers.__version__))
+        f.write(HEAD.format(unicode=UNICODE, version=tokenizers.__version__, ascii=(ascii[:64], ascii[64:])))
         line = "   "
         for entry in ranges:
             if len(line) + 1 + len(entry) > 124:
