@@ -15,7 +15,7 @@ BUILD ?= build
 OPENMP ?= $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
 ISA := $(shell echo | $(CC) $(CFLAGS) -dM -E - 2>/dev/null | awk '/__AVX512F__/{a=1}/__AVX2__/{b=1}/__F16C__/{c=1}END{print a?"AVX-512":b&&c?"AVX2":"portable C"}')
 ALL = $(CFLAGS) $(WARN) $(OPENMP) $(SANITIZE) -I. -MMD -MP
-LIBS := -lcjson -lpcre2-8 -lm -lpthread
+LIBS := -lcjson -lm -lpthread
 
 # The CUDA toolkit: nvcc and cuBLAS build the device for GPUs, the headers alone its emulation on the CPU for the tests.
 NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
@@ -37,7 +37,7 @@ SRC := $(filter-out flexgen.c,$(wildcard *.c) $(filter-out tests/%,$(wildcard */
 OBJ := $(SRC:%.c=$(BUILD)/%.o)
 LIB := $(BUILD)/libflexgen.a
 # what a fresh Debian lacks: a header to look for, the package that has it
-NEED := cjson/cJSON.h:libcjson-dev pcre2.h:libpcre2-dev CUnit/CUnit.h:libcunit1-dev
+NEED := cjson/cJSON.h:libcjson-dev CUnit/CUnit.h:libcunit1-dev
 MODEL := models/opt-tiny
 
 all: flexgen

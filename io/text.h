@@ -97,6 +97,13 @@ const char *sort_strings(const char **strings, size_t n);
 void json_write_string(FILE *out, const char *s, size_t len);
 
 // ---------------------------------------------------------------------------------------------------------------
+// unicode.c: what kind of character a code point is
+// ---------------------------------------------------------------------------------------------------------------
+
+/* 'L' a letter, 'N' a number, 'S' a blank, 'O' any other: \p{L}, \p{N} and \s as Hugging Face `tokenizers` knows them. */
+char char_kind(uint32_t c);
+
+// ---------------------------------------------------------------------------------------------------------------
 // tokenizer.c: byte-level BPE
 // ---------------------------------------------------------------------------------------------------------------
 
@@ -105,6 +112,8 @@ typedef struct Tokenizer Tokenizer;
 /* Opens dir/vocab.json and dir/merges.txt. vocab is the model's: every id must be below it; gaps are allowed. Refuses two
  * pieces with one id, merges of unknown pieces, a missing byte symbol, a missing </s>. */
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err);
+/* The end of the word that begins at text[start], start < len; words are encoded one by one. The text is valid UTF-8. */
+size_t tokenizer_word_end(const char *text, size_t len, size_t start);
 /* Ids of text[0..len) (valid UTF-8), without </s>; the caller frees *ids. Returns their number, or -1 and err. */
 int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, int32_t **ids, Error *err);
 /* The bytes of ids[0..n), 0-terminated, malloc'ed; *len their number. Special pieces (<s> <pad> </s> <unk>) and ids without

@@ -8,15 +8,11 @@
  * between pieces comes out whole.
  *
  * DIFFERS from Hugging Face's OPT tokenizer: `</s>` written in a text is four ordinary characters, never the special
- * piece, so that a prompt cannot forge an end; the caller puts </s> in front. And PCRE2 says what a letter is: a character
- * younger than the Unicode version it was built with (14 in Debian 12) may be split otherwise.
- * Read next: config.c, which model it is. */
-#define PCRE2_CODE_UNIT_WIDTH 8
+ * piece, so that a prompt cannot forge an end; the caller puts </s> in front.
+ * Read next: unicode.c, what a letter is. */
 #include <cjson/cJSON.h>
 #include <limits.h>
 #include <math.h>
-#include <pcre2.h>
-#include <search.h>
 
 #include "io/text.h"
 
@@ -41,13 +37,13 @@ struct Tokenizer {
     int nmerges;
     int32_t *ranks; /* hash table of pairs, rank or -1 */
     size_t mask;    /* its size - 1, a power of two - 1 */
-    pcre2_code *split;
 };
 
 /* What is known while the files are read. */
 typedef struct {
     char path[MAX_PATH];              /* of the file */
-    struct hsearch_data names;        /* finds pieces by their text */
+    int32_t *names;                   /* hash table of the pieces' texts, id or -1 */
+    size_t mask;                      /* its size - 1 */
     char symbol[256][3];              /* how both files write a byte */
     int16_t byte_of[LAST_SYMBOL + 1]; /* which byte a character stands for, or -1 */
 } Reading;
@@ -79,13 +75,25 @@ static void byte_symbols(Reading *r) {
     CHECK(next == LAST_SYMBOL + 1);
 }
 
-static int32_t find_piece(const Tokenizer *tokenizer, Reading *r, const char *text) {
-    ENTRY *found;
-    if (!hsearch_r((ENTRY){.key = (char *)text}, FIND, &found, &r->names)) return -1;
-    return (int32_t)((Piece *)found->data - tokenizer->pieces);
+/* A hash table with room for n numbers and as many empty places, -1. Its size is a power of two. */
+static int32_t *new_table(size_t n, size_t *mask) {
+    size_t size = 16;
+    while (size < 2 * n) size *= 2;
+    *mask = size - 1;
+    return memset(xcalloc(size, sizeof(int32_t)), 0xFF, size * sizeof(int32_t));
 }
 
-static int add_piece(Tokenizer *tokenizer, Reading *r, const cJSON *item, Error *err) {
+/* Where the id of the piece with this text is, or would go, in r->names. */
+static int32_t *find_piece(const Tokenizer *tokenizer, const Reading *r, const char *text) {
+    uint64_t hash = 0;
+    for (const char *c = text; *c; c++) hash = (hash ^ (unsigned char)*c) * 0x9E3779B97F4A7C15u;
+    size_t slot = (hash ^ hash >> 32) & r->mask;
+    for (; r->names[slot] >= 0; slot = (slot + 1) & r->mask)
+        if (strcmp(tokenizer->pieces[r->names[slot]].bytes, text) == 0) break;
+    return &r->names[slot];
+}
+
+static int add_piece(Tokenizer *tokenizer, const Reading *r, const cJSON *item, Error *err) {
     static const char *const specials[] = {"<s>", "<pad>", "</s>", "<unk>"};
     char *text = item->string;
     double id = item->valuedouble;
@@ -107,8 +115,7 @@ static int add_piece(Tokenizer *tokenizer, Reading *r, const cJSON *item, Error 
                     r->path, shown(piece->bytes), piece->bytes, n, text, (int)id);
     piece->bytes = text;
     for (size_t i = 0; i < sizeof specials / sizeof *specials; i++) piece->special |= strcmp(text, specials[i]) == 0;
-    ENTRY *entry;
-    CHECK(hsearch_r((ENTRY){text, piece}, ENTER, &entry, &r->names));
+    *find_piece(tokenizer, r, text) = (int32_t)id;
     return 0;
 }
 
@@ -119,17 +126,17 @@ static int read_vocab(Tokenizer *tokenizer, Reading *r, Error *err) {
         return fail(err, EXIT_FAILED,
                     "%s: not a JSON object, expected {\"piece\": id, ...}; take it from the model's download again",
                     r->path);
-    CHECK(hcreate_r(2 * (size_t)cJSON_GetArraySize(root), &r->names));
+    r->names = new_table((size_t)cJSON_GetArraySize(root), &r->mask);
     for (const cJSON *item = root->child; item; item = item->next)
         if (add_piece(tokenizer, r, item, err) != 0) return -1;
-    if (find_piece(tokenizer, r, "</s>") < 0)
+    if (*find_piece(tokenizer, r, "</s>") < 0)
         return fail(err, EXIT_FAILED,
                     "%s: no piece \"</s>\", expected it among the pieces because every OPT prompt begins with it; is this "
                     "an OPT model?",
                     r->path);
     byte_symbols(r);
     for (int b = 0; b < 256; b++)
-        if ((tokenizer->byte_id[b] = find_piece(tokenizer, r, r->symbol[b])) < 0)
+        if ((tokenizer->byte_id[b] = *find_piece(tokenizer, r, r->symbol[b])) < 0)
             return fail(err, EXIT_FAILED,
                         "%s: no piece \"%s\" for byte 0x%02X, expected a piece for each of the 256 bytes; is this a "
                         "byte-level BPE?",
@@ -170,19 +177,19 @@ static size_t pair_slot(const Tokenizer *tokenizer, int32_t left, int32_t right)
 }
 
 /* Reads "left right", of len bytes and a 0, and closes up the blank to look for the joined piece. */
-static int add_merge(Tokenizer *tokenizer, Reading *r, char *line, size_t len, Error *err) {
+static int add_merge(Tokenizer *tokenizer, const Reading *r, char *line, size_t len, Error *err) {
     size_t invalid = utf8_invalid_at(line, len);
     if (invalid < len) return fail(err, EXIT_FAILED, "invalid UTF-8 at byte %zu of the line, expected two pieces", invalid);
     char *blank = strchr(line, ' '), *right = blank ? blank + 1 : line;
     if (right == line || blank == line || !*right || strchr(right, ' ') || strlen(line) < len)
         return fail(err, EXIT_FAILED, "found \"%.*s\", expected two pieces with one blank between them", shown(line), line);
     *blank = 0;
-    Merge merge = {find_piece(tokenizer, r, line), find_piece(tokenizer, r, right), -1};
+    Merge merge = {*find_piece(tokenizer, r, line), *find_piece(tokenizer, r, right), -1};
     const char *unknown = merge.left < 0 ? line : merge.right < 0 ? right : NULL;
     if (unknown)
         return fail(err, EXIT_FAILED, "\"%.*s\" is no piece of vocab.json, expected two that are", shown(unknown), unknown);
     memmove(blank, right, strlen(right) + 1);
-    merge.joined = find_piece(tokenizer, r, line);
+    merge.joined = *find_piece(tokenizer, r, line);
     if (merge.joined < 0 || tokenizer->pieces[merge.joined].special)
         return fail(err, EXIT_FAILED, "makes \"%.*s\", which is %s, expected an ordinary piece", shown(line), line,
                     merge.joined < 0 ? "no piece of vocab.json" : "a special piece");
@@ -195,14 +202,11 @@ static int add_merge(Tokenizer *tokenizer, Reading *r, char *line, size_t len, E
     return 0;
 }
 
-static int read_merges(Tokenizer *tokenizer, Reading *r, char *text, size_t len, Error *err) {
-    size_t lines = 1, size = 16;
+static int read_merges(Tokenizer *tokenizer, const Reading *r, char *text, size_t len, Error *err) {
+    size_t lines = 1;
     for (size_t i = 0; i < len; i++) lines += text[i] == '\n';
-    while (size < 2 * lines) size *= 2;
     tokenizer->merges = xcalloc(lines, sizeof *tokenizer->merges);
-    tokenizer->mask = size - 1;
-    tokenizer->ranks = xcalloc(size, sizeof *tokenizer->ranks);
-    memset(tokenizer->ranks, 0xFF, size * sizeof *tokenizer->ranks);
+    tokenizer->ranks = new_table(lines, &tokenizer->mask);
     char *end = text + len, *next;
     for (int number = 1; text < end; number++, text = next) {
         char *newline = memchr(text, '\n', (size_t)(end - text)), *stop = newline ? newline : end;
@@ -221,30 +225,6 @@ static int read_merges(Tokenizer *tokenizer, Reading *r, char *text, size_t len,
 // ---------------------------------------------------------------------------------------------------------------
 // Opening
 // ---------------------------------------------------------------------------------------------------------------
-
-/* GPT-2's pattern is 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ . It is rewritten so that
- * nothing backtracks, and a run of any length meets no limit of PCRE2: the repeats are possessive, and the last two
- * alternatives are one group whose last blank next_word gives back. BLANKS is Unicode's White_Space; PCRE2's \s would add
- * U+180E. */
-#define BLANKS "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-#define PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}++| ?\\p{N}++| ?[^" BLANKS "\\p{L}\\p{N}]++|([" BLANKS "]++)"
-
-static int pcre_failed(int code, const char *what, const char *remedy, Error *err) {
-    PCRE2_UCHAR message[200] = "";
-    pcre2_get_error_message(code, message, sizeof message);
-    return fail(err, EXIT_FAILED, "%s: %s; %s", what, (const char *)message, remedy);
-}
-
-static int compile_split(Tokenizer *tokenizer, Error *err) {
-    const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED;
-    int code;
-    size_t at;
-    tokenizer->split = pcre2_compile((PCRE2_SPTR)PATTERN, PCRE2_ZERO_TERMINATED, options, &code, &at, NULL);
-    if (!tokenizer->split)
-        return pcre_failed(code, "PCRE2: GPT-2's split pattern", "install a PCRE2 built with Unicode", err);
-    pcre2_jit_compile(tokenizer->split, PCRE2_JIT_COMPLETE); /* without a JIT the interpreter gives the same words */
-    return 0;
-}
 
 static int open_files(Tokenizer *tokenizer, const char *dir, Reading *r, Error *err) {
     size_t len;
@@ -266,17 +246,46 @@ Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
     tokenizer->pieces = xcalloc((size_t)vocab, sizeof *tokenizer->pieces);
     Reading reading = {.path = ""};
     int status = open_files(tokenizer, dir, &reading, err);
-    hdestroy_r(&reading.names);
-    if (status == 0 && compile_split(tokenizer, err) == 0) return tokenizer;
+    free(reading.names);
+    if (status == 0) return tokenizer;
     tokenizer_close(tokenizer);
     return NULL;
 }
 
 void tokenizer_close(Tokenizer *tokenizer) {
     if (!tokenizer) return;
-    pcre2_code_free(tokenizer->split);
     cJSON_Delete(tokenizer->tree);
     free(tokenizer->pieces), free(tokenizer->merges), free(tokenizer->ranks), free(tokenizer);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Splitting
+// ---------------------------------------------------------------------------------------------------------------
+
+/* The kind of the character at text[*at], and *at goes to the next one. The text is valid UTF-8. */
+static char next_kind(const char *text, size_t *at) {
+    uint32_t c = (unsigned char)text[(*at)++];
+    int more = (c >= 0xC0) + (c >= 0xE0) + (c >= 0xF0);
+    if (more) c &= 0x3Fu >> more;
+    for (; more > 0; more--) c = c << 6 | (text[(*at)++] & 0x3F);
+    return char_kind(c);
+}
+
+/* GPT-2's pattern is 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ . So a word is a
+ * contraction; or characters of one kind, with or without a space (U+0020) in front; or blanks, of which the last is left
+ * to the word that follows, unless none follows or it is the only one. */
+size_t tokenizer_word_end(const char *text, size_t len, size_t start) {
+    static const char *const contractions[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
+    for (size_t i = 0; text[start] == '\'' && i < sizeof contractions / sizeof *contractions; i++) {
+        size_t n = strlen(contractions[i]);
+        if (len - start >= n && memcmp(text + start, contractions[i], n) == 0) return start + n;
+    }
+    size_t last = start + (text[start] == ' '), end = last; /* last: where the word's last character begins */
+    if (last == len) return len;
+    const char kind = next_kind(text, &end);
+    for (size_t next = end; next < len; last = end, end = next)
+        if (next_kind(text, &next) != kind) return kind == 'S' && last > start ? last : end;
+    return end;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -354,25 +363,6 @@ static int encode_word(const Tokenizer *tokenizer, Word *word, const char *text,
     return n;
 }
 
-/* The end of the word that begins at start, or -1 and err. */
-static long next_word(const Tokenizer *tokenizer, pcre2_match_data *match, const char *text, size_t len, size_t start,
-                      Error *err) {
-    int groups = pcre2_match(tokenizer->split, (PCRE2_SPTR)text, len, start, PCRE2_NO_UTF_CHECK, match, NULL);
-    if (groups < 0) {
-        char what[80];
-        snprintf(what, sizeof what, "text: PCRE2 cannot split it at byte %zu", start);
-        return pcre_failed(groups, what, "split the text there", err);
-    }
-    size_t end = pcre2_get_ovector_pointer(match)[1];
-    CHECK(end > start);
-    if (groups == 2 && end < len) { /* a run of blanks: what follows takes the last one, unless it is the only one */
-        size_t last = end - 1;
-        while (((unsigned char)text[last] & 0xC0) == 0x80) last--;
-        if (last > start) end = last;
-    }
-    return (long)end;
-}
-
 int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, int32_t **ids, Error *err) {
     *ids = NULL;
     if (len >= INT_MAX) return fail(err, EXIT_FAILED, "text: %zu bytes, expected less than %d; split it", len, INT_MAX);
@@ -381,19 +371,14 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
         return fail(err, EXIT_FAILED,
                     "text: invalid UTF-8 at byte %zu (0x%02X), expected UTF-8; convert it (iconv -t UTF-8)", invalid,
                     (unsigned char)text[invalid]);
-    pcre2_match_data *match = pcre2_match_data_create_from_pattern(tokenizer->split, NULL);
-    CHECK(match);
     Word word = {0};
     int32_t *out = xcalloc(len, sizeof *out); /* an id is at least one byte */
     int n = 0;
-    for (size_t start = 0; start < len && n >= 0;) {
-        long end = next_word(tokenizer, match, text, len, start, err);
-        n = end < 0 ? -1 : n + encode_word(tokenizer, &word, text + start, (int)((size_t)end - start), out + n);
-        start = (size_t)end;
+    for (size_t start = 0, end; start < len; start = end) {
+        end = tokenizer_word_end(text, len, start);
+        n += encode_word(tokenizer, &word, text + start, (int)(end - start), out + n);
     }
     free(word.links), free(word.heap);
-    pcre2_match_data_free(match);
-    if (n < 0) return free(out), -1;
     *ids = xrealloc(out, (size_t)n, sizeof *out);
     return n;
 }

@@ -5,9 +5,7 @@ cc=$1
 shift
 missing=
 for need in "$@"; do
-    echo "#include <${need%%:*}>" | $cc -fsyntax-only -x c -include stdio.h - 2>/dev/null ||
-        { [ "${need%%:*}" = pcre2.h ] && echo "#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>" | $cc -fsyntax-only -x c - 2>/dev/null; } || missing="$missing ${need##*:}"
+    echo "#include <${need%%:*}>" | $cc -fsyntax-only -x c -include stdio.h - 2>/dev/null || missing="$missing ${need##*:}"
 done
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Makes io/unicode.c: which characters Hugging Face `tokenizers` takes for letters, numbers and blanks.
+
+    python3 scripts/make_unicode.py
+
+takes half a minute, because it asks the library itself for every code point; tables of another source, such as Python's
+unicodedata, are those of another version of Unicode. At the end it prints the digest that tests/test_tokenizer.c compares:
+FNV-1a (64 bits) over the letters L, N, S, O of all code points from U+0000 to U+10FFFF but the surrogates.
+
+Needs: tokenizers (0.23.3 made the committed file. It knows Unicode 16.0: Python's `regex` 2024.11.6, which says that it
+knows this version, agrees on all 1,112,064 characters).
+"""
+import os
+
+import tokenizers
+from tokenizers.pre_tokenizers import ByteLevel
+
+UNICODE, LETTERS = "16.0", 141028  # this many letters are in this version
+EXAMPLES = {"L": "a", "N": "1", "S": "\n", "O": "!"}
+HEAD = """/* unicode.c: which characters are letters, numbers and blanks.
+ *
+ * These are \\p{{L}}, \\p{{N}} and \\s of Unicode {unicode}, as Hugging Face `tokenizers` {version} knows them. Do not edit:
+ *     python3 scripts/make_unicode.py
+ * Read next: config.c, which model it is. */
+#include "io/text.h"
+
+#define L(first, last) {{0x##first, 0x##last, 'L'}},
+#define N(first, last) {{0x##first, 0x##last, 'N'}},
+#define S(first, last) {{0x##first, 0x##last, 'S'}},
+
+static const char ascii[] =
+    "{ascii[0]}"
+    "{ascii[1]}";
+// clang-format off
+static const struct {{
+    uint32_t first, last;
+    char kind;
+}} ranges[] = {{
+"""
+TAIL = """};
+// clang-format on
+
+char char_kind(uint32_t c) {
+    if (c < 0x80) return ascii[c];
+    static _Thread_local size_t found; /* the range of the character before this one is often this one's too */
+    if (ranges[found].first <= c && c <= ranges[found].last) return ranges[found].kind;
+    size_t low = 0, high = sizeof ranges / sizeof *ranges;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (c < ranges[middle].first)
+            high = middle;
+        else if (c > ranges[middle].last)
+            low = middle + 1;
+        else
+            return ranges[found = middle].kind;
+    }
+    return 'O';
+}
+"""
+
+
+def kind(split, c):
+    """A character makes one word with the example of its own kind, and two with the others."""
+    [name] = [name for name, example in EXAMPLES.items() if len(split.pre_tokenize_str(example + c)) == 1]
+    return name
+
+
+def main():
+    split = ByteLevel(add_prefix_space=False, use_regex=True)
+    kinds = {c: kind(split, chr(c)) for c in range(0x110000) if not 0xD800 <= c < 0xE000}
+    assert list(kinds.values()).count("L") == LETTERS, f"tokenizers {tokenizers.__version__} is not of Unicode {UNICODE}"
+    ranges, digest = [], 0xCBF29CE484222325
+    for c, name in kinds.items():
+        digest = (digest ^ ord(name)) * 0x100000001B3 % 2**64
+        if name != kinds.get(c - 1, "O"):
+            ranges.append([name, c, c])
+        elif name != "O":
+            ranges[-1][2] = c
+    ranges = [f"{name}({first:X}, {last:X})" for name, first, last in ranges if name != "O" and first >= 0x80]
+    ascii = "".join(kinds[c] for c in range(0x80))
+    path = os.path.join(os.path.dirname(__file__), "../io/unicode.c")
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(HEAD.format(unicode=UNICODE, version=tokenizers.__version__, ascii=(ascii[:64], ascii[64:])))
+        line = "   "
+        for entry in ranges:
+            if len(line) + 1 + len(entry) > 124:
+                f.write(line + "\n")
+                line = "   "
+            line += " " + entry
+        f.write(line + "\n" + TAIL)
+    print(f"{len(ranges)} ranges, digest 0x{digest:016X}")
+
+
+if __name__ == "__main__":
+    main()
