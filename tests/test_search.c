@@ -571,6 +571,27 @@ static void shares_that_are_found_have_three_digits(void) {
     case_close(&c);
 }
 
+/* The frontier's shortest block with enough throughput is not much shorter than what is found for somebody who waits. */
+static void who_waits_gets_a_shorter_block_where_that_costs_little(void) {
+    static const char *const machine[] = {"hardware/t4.json", "hardware/laptop.json"};
+    bool shorter = false;
+    for (int i = 0; i < 4; i++) {
+        Case c;
+        Found best, sooner, all[FRONTIER];
+        const OptConfig config = opt(i < 2 ? "opt-6.7b" : "opt-125m");
+        case_open(&c, &config, machine[i % 2], 400, 128, 32);
+        CU_ASSERT_FATAL(policy_sooner(&best, &sooner, &c.search, &err) > 0);
+        CU_ASSERT(sooner.cost.throughput >= .95 * best.cost.throughput && sooner.latency <= best.latency);
+        const int n = policy_frontier(all, FRONTIER, &c.search, &err);
+        int first = 0;
+        while (first < n - 1 && all[first].cost.throughput < .95 * best.cost.throughput) first++;
+        CU_ASSERT(sooner.latency <= 1.25 * all[first].latency);
+        shorter = shorter || sooner.latency < .7 * best.latency;
+        case_close(&c);
+    }
+    CU_ASSERT(shorter); /* or the test would say nothing */
+}
+
 static void a_tier_that_is_too_small_is_named(void) {
     static const char *const flag[] = {"--gpu-mem", "--cpu-mem"};
     for (int t = 0; t < 2; t++) {
@@ -601,6 +622,7 @@ CU_TestInfo tests[] = {
     {"a given policy is found as it is", a_given_policy_is_found_as_it_is},
     {"a step of the percentages does not lose the best", a_step_of_the_percentages_does_not_lose_the_best},
     {"shares that are found have three digits", shares_that_are_found_have_three_digits},
+    {"who waits gets a shorter block where that costs little", who_waits_gets_a_shorter_block_where_that_costs_little},
     {"a tier that is too small is named", a_tier_that_is_too_small_is_named},
     CU_TEST_INFO_NULL,
 };
