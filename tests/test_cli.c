@@ -720,6 +720,40 @@ static void a_job_goes_on_beside_prompts_that_are_impossible(void) {
     }
 }
 
+/* Waits until a job's journal has so many bytes. */
+static void wait_for_journal(const char *output, off_t bytes) {
+    char path[720];
+    struct stat st = {0};
+    snprintf(path, sizeof path, "%s.journal", output);
+    while (stat(path, &st) || st.st_size < bytes) usleep(1000);
+}
+
+/* The prompts fit; with what has been generated behind them they do not any more. */
+static void a_job_goes_on_in_smaller_batches_where_longer_prompts_do_not_fit(void) {
+#define EIGHT                                                                                                          \
+    "generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "200", "--gpu-batch-size", \
+        "8", "--num-gpu-batches", "1", "--percent", "100", "0", "100", "0", "100", "0", "--gpu-mem", "22200K"
+    static const char prompts[] = "a\nb\nc\nd\ne\nf\ng\nh\n";
+    char output[700];
+    size_t len;
+    open_directories();
+    write_file(capture, "prompts", prompts, strlen(prompts));
+    snprintf(output, sizeof output, "%s", path_in(capture, "eight"));
+    Result plain = RUN(EIGHT);
+    assert_done(&plain);
+    pid_t pid = START(EIGHT, "--output", output);
+    wait_for_journal(output, 400 + 100 * 76); /* a hundred sweeps */
+    kill(pid, SIGKILL);
+    Result killed = finish(pid), rest = RUN(EIGHT, "--output", output, "--resume");
+    CU_ASSERT_EQUAL(killed.status, 1000 + SIGKILL);
+    assert_done(&rest);
+    CU_ASSERT(contains_all(rest.err, WORDS("do not fit: going on with --gpu-batch-size 4", "8 prompts, ")));
+    char *text = contents(output, &len);
+    CU_ASSERT_STRING_EQUAL(text, plain.out);
+    free(text);
+    result_free(&plain), result_free(&killed), result_free(&rest);
+}
+
 /* Stopped by a signal between two tokens, the run says how to go on; and does. */
 static void a_signal_stops_a_job_that_then_goes_on(void) {
     static const int signals[] = {SIGINT, SIGTERM};
@@ -729,20 +763,17 @@ static void a_signal_stops_a_job_that_then_goes_on(void) {
                        "--num-gpu-batches", "1");
     assert_done(&plain);
     for (int i = 0; i < 2; i++) {
-        char output[700], path[720];
-        struct stat st = {0};
+        char output[700];
         snprintf(output, sizeof output, "%s", path_in(capture, i ? "stopped" : "interrupted"));
-        snprintf(path, sizeof path, "%s.journal", output);
         pid_t pid = START(TEN_PROMPTS, "--percent", "0", "100", "0", "100", "0", "100", "--gpu-batch-size", "3",
                           "--num-gpu-batches", "1", "--output", output, "--link", "ctog=50M");
-        while (stat(path, &st) || st.st_size < 500) usleep(1000); /* behind its head are some tokens */
+        wait_for_journal(output, 500); /* behind its head are some tokens */
         kill(pid, signals[i]);
         assert_refused(finish(pid), 128 + signals[i], WORDS(i ? "SIGTERM" : "SIGINT", "go on with --resume"));
         Result rest = RUN(TEN_PROMPTS, "--output", output, "--resume");
         assert_done(&rest);
         char *text = contents(output, &len);
         CU_ASSERT_STRING_EQUAL(text, plain.out);
-        CU_ASSERT(access(path, F_OK) != 0);
         free(text);
         result_free(&rest);
     }
@@ -1566,6 +1597,22 @@ static void policy_compresses_where_it_is_allowed_to(void) {
     result_free(&plain), result_free(&r);
 }
 
+/* Killed while it is made, wherever that is. */
+static void a_copy_that_is_stopped_leaves_nothing(void) {
+    for (int i = 0; i < 6; i++) {
+        char dir[700];
+        snprintf(dir, sizeof dir, "%s", temp_dir());
+        pid_t pid = START("quantize", "--model", MODEL, "--output", path_in(dir, "copy"));
+        for (int ms = 0; ms < 1000 && !count_files(dir); ms++) usleep(1000); /* it has begun */
+        usleep(3000 * i);
+        kill(pid, i % 2 ? SIGINT : SIGTERM);
+        Result r = finish(pid);
+        if (r.status) assert_refused(r, 128 + (i % 2 ? SIGINT : SIGTERM), WORDS("stopped by", "no copy"));
+        CU_ASSERT_EQUAL(count_files(dir), !r.status); /* or it was too late */
+        if (!r.status) result_free(&r);
+    }
+}
+
 static void a_copy_that_does_not_fit_the_disk_leaves_nothing(void) {
     char dir[300], to[400];
     snprintf(dir, sizeof dir, "%s", temp_dir());
@@ -1591,6 +1638,8 @@ CU_TestInfo tests[] = {
     {"an output that cannot be written is an error", an_output_that_cannot_be_written_is_an_error},
     {"an older output is left alone", an_older_output_is_left_alone},
     {"a job goes on beside prompts that are impossible", a_job_goes_on_beside_prompts_that_are_impossible},
+    {"a job goes on in smaller batches where longer prompts do not fit",
+     a_job_goes_on_in_smaller_batches_where_longer_prompts_do_not_fit},
     {"a signal stops a job that then goes on", a_signal_stops_a_job_that_then_goes_on},
     {"a disk that fills up keeps what was reported as done", a_disk_that_fills_up_keeps_what_was_reported_as_done},
     {"a killed run leaves no offload file, and whole lines", a_killed_run_leaves_no_offload_file_and_whole_lines},
@@ -1628,6 +1677,7 @@ CU_TestInfo tests[] = {
     {"a packed copy writes what --compress-weight does", a_packed_copy_writes_what_compress_weight_does},
     {"bench counts packed bytes and the V that is read", bench_counts_packed_bytes_and_the_v_that_is_read},
     {"policy compresses where it is allowed to", policy_compresses_where_it_is_allowed_to},
+    {"a copy that is stopped leaves nothing", a_copy_that_is_stopped_leaves_nothing},
     {"a copy that does not fit the disk leaves nothing", a_copy_that_does_not_fit_the_disk_leaves_nothing},
     CU_TEST_INFO_NULL,
 };
