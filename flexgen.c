@@ -300,8 +300,9 @@ static int run_traced(TaskRun *run, const Task *task, const Listener *listener, 
 }
 
 /* The whole of a run, and what people are told of it: what it takes, what was expected. progress may be NULL. */
-static int run_task(TaskRun *run, const Task *task, const Listener *listener, const Progress *progress, Error *err) {
+static int run_task(TaskRun *run, const Task *task, const Listener *listener, Progress *progress, Error *err) {
     const bool verbose = run->options->verbose || run->bench;
+    if (progress) progress_open(progress, run->plan, task);
     if (verbose) plan_print(stderr, run->plan, run->options->capacity, NULL);
     int status = run_traced(run, task, listener, err);
     if (progress) progress_clear(progress);

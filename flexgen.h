@@ -424,6 +424,7 @@ typedef struct {
     double prefill_sweeps_s;                 /* of the sweeps in which some batch prefilled */
     long prefill_tokens, generated, decoded; /* prompt tokens; new tokens; those of them that are no prompt's first */
     long beside;                             /* of the decoded: those of prefill sweeps */
+    double attended;                         /* pairs of a token and one that it attends to */
     long sweeps, prefill_sweeps;
 } RunStats;
 

@@ -158,14 +158,15 @@ int text_encode(int32_t **ids, const char *text, size_t len, const char *where, 
 // progress.c: how far a run is
 // ---------------------------------------------------------------------------------------------------------------
 
-/* A line on standard error. The seconds of a sweep are taken to be a + b rows, fitted to the sweeps so far. */
+/* A line on standard error. The seconds of a sweep are taken to be a + b work, fitted to the sweeps so far. */
 typedef struct {
     bool on;
-    double sweeps, rows;                /* of the whole run, if no sequence stops early */
-    long tokens;                        /* that are wanted; progress_open counts them where it finds 0 */
-    double shown;                       /* when */
-    double n, r, rr, t, rt;             /* sums over sweeps: of 1, rows, their square, seconds, rows x seconds */
-    double rows_before, seconds_before; /* of all sweeps before the newest */
+    double sweeps, work;              /* of the whole run, if no sequence stops early */
+    double pair;                      /* the work of attending to one token; that of a row of the products is 1 */
+    long tokens;                      /* that are wanted; progress_open counts them where it finds 0 */
+    double shown;                     /* when */
+    double n, w, ww, t, wt;           /* sums over sweeps: of 1, work, its square, seconds, work x seconds */
+    double work_before, total_before; /* work and seconds of all sweeps before the newest */
 } Progress;
 void progress_open(Progress *progress, const Plan *plan, const Task *task);
 /* After a sweep; `tokens` of those wanted have come. */

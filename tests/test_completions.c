@@ -440,7 +440,7 @@ static void a_full_disk_cuts_no_line(void) {
 }
 
 static void the_remaining_time_is_known_early(void) {
-    Progress p = {.sweeps = 100, .rows = 50 * 20 + 99 * 50}; /* a prefill of 50 prompts of 20 tokens, then 99 tokens each */
+    Progress p = {.sweeps = 100, .work = 50 * 20 + 99 * 50}; /* a prefill of 50 prompts of 20 tokens, then 99 tokens each */
     RunStats stats = {0};
     const double a = .3, b = .01;
     for (int i = 0; i < 10; i++) {
