@@ -50,7 +50,7 @@ static int fill_capacities(const TaskRun *run, Error *err) {
     } else if (o->capacity[TIER_DISK] == FROM_MACHINE) {
         if (statvfs(o->offload_dir, &disk))
             return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
-        usual[TIER_DISK] = (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
+        if (!access(o->offload_dir, W_OK)) usual[TIER_DISK] = (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
         for (int f = 0; run->checkpoint && f < run->checkpoint->nfiles; f++)
             usual[TIER_DISK] += run->checkpoint->files[f].size;
     }
