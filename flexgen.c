@@ -224,13 +224,15 @@ static Device *open_device(const TaskRun *run, Error *err) {
 static int run_on_device(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     Device *device = run->device;
     memcpy(device->link, run->options->link, sizeof device->link);
-    if (!run->sim && weights_load(run->plan, run->checkpoint, device, err)) return -1;
+    if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) || checkpoint_unchanged(run->checkpoint, err)))
+        return -1;
     if (run->gpu && opt_warm_up(device, run->plan, err)) return -1;
     if (run->traced) {
         device->trace = xcalloc(1, sizeof *device->trace);
         device->trace->limit = run->trace_limit;
     }
-    if (schedule_run(run->plan, task, device, listener, &run->stats, err)) return -1;
+    if (schedule_run(run->plan, task, device, listener, &run->stats, err) || checkpoint_unchanged(run->checkpoint, err))
+        return -1;
     if (run->gpu) check_in_use(run);
     return 0;
 }

@@ -1,6 +1,8 @@
 /* io.h: what comes in and goes out, from the ground up: checkpoints, prompts, flags, reports. */
 #ifndef IO_H
 #define IO_H
+#include <time.h>
+
 #include "flexgen.h"
 #include "io/text.h"
 
@@ -33,6 +35,7 @@ typedef struct {
     char *path;
     int fd;
     size_t size;
+    struct timespec changed; /* the last time, when it was opened */
 } TensorFile;
 
 struct Checkpoint {
@@ -82,6 +85,9 @@ static inline int part_count(const OptConfig *config) { return NGLOBALS + config
 Part checkpoint_part(const Checkpoint *checkpoint, int t);
 /* The name of the tensor that a view belongs to, "model.decoder.layers.3.fc1.weight". */
 const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view);
+/* -1 and err, which names the file, if one has another size or another time of change than when it was opened. A new file
+ * that was put in its place is no change: the old one stays open. Thread safe. */
+int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 
 // ---------------------------------------------------------------------------------------------------------------

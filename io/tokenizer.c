@@ -119,7 +119,8 @@ static int read_vocab(Tokenizer *tokenizer, Reading *r, Error *err) {
         return fail(err, EXIT_FAILED,
                     "%s: not a JSON object, expected {\"piece\": id, ...}; take it from the model's download again",
                     r->path);
-    CHECK(hcreate_r(2 * (size_t)cJSON_GetArraySize(root), &r->names));
+    if (!hcreate_r(2 * (size_t)cJSON_GetArraySize(root), &r->names))
+        return fail(err, EXIT_FAILED, "%s: out of memory; close other programs", r->path);
     for (const cJSON *item = root->child; item; item = item->next)
         if (add_piece(tokenizer, r, item, err) != 0) return -1;
     if (find_piece(tokenizer, r, "</s>") < 0)
