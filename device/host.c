@@ -13,6 +13,7 @@
  *              numbers pass through the same steps as F16.
  * Nothing is static but the number of threads and a scratch buffer per thread, so any lanes may call at once.
  * Read next: simd.h, the vectors that it is written with. */
+#include <execinfo.h>
 #include <math.h>
 #include <pthread.h>
 #include <sys/stat.h>
@@ -41,8 +42,12 @@ static void *pass(void *gate) {
 }
 
 /* How many of n threads can be started beside each other; none of them is left. A joined thread counts against the limits
- * of the system for a moment longer, until /proc (whose directory has a link for each) has forgotten it. */
+ * of the system for a moment longer, until /proc (whose directory has a link for each) has forgotten it. OpenMP's threads
+ * end with pthread_exit, for which the C library loads a part of itself, or aborts: better now, with backtrace, which needs
+ * it too and can do without. */
 static int startable(int n) {
+    void *frame;
+    if (!backtrace(&frame, 1)) return 0;
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
     pthread_t *thread = xcalloc(n, sizeof *thread);
     struct stat before, tasks;
