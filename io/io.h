@@ -172,6 +172,7 @@ typedef struct {
     Task task;
     int window;        /* tokens of each */
     long tokens, told; /* to be scored; scored so far */
+    long unscored;     /* tokens of the text in no window, or first in one */
     size_t bytes;      /* of text that they stand for */
     double *nll;       /* [task.count] -log of the probability of all scored tokens of a prompt */
     bool *missed;      /* [task.count] one of them was not the greedy choice */

@@ -288,7 +288,7 @@ static const char generate_flags[] =
                       "--group\n32\n--schedule\nrow\n--device\nsim\n--hardware\nt4.json\n--attn-sparsity\n.1",
                   policy_flags[] =
                       "policy\n--model\nopt-30b\n--cost-model\npaper\n--gpu-batch-size\n4\n--num-gpu-batches\n2\n"
-                      "--nodes\n4\n--net-gbps\n10\n--max-latency\n9.5\n--hardware\nt4.json";
+                      "--net-gbps\n10\n--hardware\nt4.json";
 static const char prompt_lines[] =
     "{\"id\": \"a\", \"prompt\": \"The cat \\u00e9\", \"max_tokens\": 4}\r\n{\"prompt\": \"x\"}\n\n"
     "{\"id\": 7, \"prompt\": \"\"}\n",
@@ -446,7 +446,7 @@ static void check_refusal(void) {
 static void try(Target *t) {
     static Input in;
     in = t->pool[below((size_t)t->npool)];
-    for (size_t changes = below(4); changes + 1 > 0; changes--) change(&in, t);
+    for (size_t changes = 1 + below(4); changes > 0; changes--) change(&in, t);
     err = (Error){.code = -1};
     current = &in;
     alarm(TIMEOUT);

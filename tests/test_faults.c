@@ -4,7 +4,8 @@
  * Each command does a small job with faults.so loaded before it, first undisturbed, which counts its calls, and then once
  * for each case: the N-th call of a class fails, is short or is interrupted; or that one and all after it. `make test`
  * takes some cases of each job; scripts/fault_test.sh takes them all (FAULT_CASES: at most so many N for each way to fail).
- * What the C and OpenMP libraries say themselves when memory or threads are short is counted, and let pass. */
+ * What OpenMP's library says itself when it has no memory, or a thread can be started at first and not later, is let pass.
+ */
 #include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -18,7 +19,7 @@
 enum { TIMEOUT = 60 /* seconds, of a run that hangs */, MOST_LINES = 100, MAX_BYTES = 1 << 28 };
 
 static char dir[300], offload[300]; /* where results go; where runs may leave nothing */
-static long cases, refused, others; /* so far; of them that ended with our line, with another's */
+static long cases, refused, others; /* so far; of them that ended with our line, with libgomp's */
 
 // ---------------------------------------------------------------------------------------------------------------
 // Jobs
@@ -246,11 +247,12 @@ static const char *judge(int status, Verdict result, const char *err, bool libra
                theirs = library && lines_with(err, "libgomp: ") == 1 && !lines_with(err, "flexgen: ");
     if (status >= 1000) return status == 1000 + SIGALRM ? "hangs" : "crashes";
     if (result == WRONG) return "leaves a wrong result";
+    if (count_files(offload)) return "leaves an offload file";
     if (status == 0) return result == RIGHT && !lines_with(err, "flexgen: ") ? NULL : "calls it done";
     if (status != EXIT_FAILED && status != EXIT_USAGE) return "ends with another status";
     if (!ours && !theirs) return "does not say why in one line";
     refused += ours, others += theirs;
-    return count_files(offload) ? "leaves an offload file" : NULL;
+    return NULL;
 }
 
 static bool try(const Errand *job, const char *fault, bool library) {
@@ -295,7 +297,7 @@ static void try_job(const Errand *job) {
     CU_ASSERT_EQUAL_FATAL(rename(path_of("result"), path_of("reference")), 0);
     if (!count_of("malloc")) return; /* a sanitizer's, say: nothing is counted */
     for (int w = 0; w < NWAYS; w++) try_way(job, w, job->slow ? 1 : most);
-    printf("\n    %s: %ld cases ", job->name, cases - before);
+    printf("\n    %s: %ld cases; so far %ld refused, %ld by libgomp ", job->name, cases - before, refused, others);
 }
 
 static void whatever_fails_generate_says_so(void) { try_job(&jobs[0]), try_job(&jobs[1]); }
