@@ -34,6 +34,8 @@ $(BUILD)/cli.log: export FLEXGEN_EMULATED := $(if $(EMULATION),$(BUILD)/flexgen_
 $(BUILD)/faults.so: tests/faults.c
 	$(CC) -O1 $(WARN) -shared -fPIC $< -o $@ -ldl
 $(BUILD)/faults.log: $(BUILD)/flexgen_host $(BUILD)/faults.so
+$(BUILD)/faults.log: export FLEXGEN_BIN := $(BUILD)/flexgen_host
+$(BUILD)/faults.log: export FAULTS_LIBRARY := $(BUILD)/faults.so
 
 $(BUILD)/gpu/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
@@ -90,7 +92,7 @@ sanitize:
 	@$(MAKE) $(TSAN) EMULATION= SUITE="$(or $(SUITE),schedule lanes)" test
 	$(if $(EMULATED),@$(MAKE) $(ASAN) EVERY=11 emulated)
 	$(if $(EMULATED),@$(MAKE) $(TSAN) EVERY=95 emulated)
-	@$(MAKE) fuzz N=300000
+	@$(MAKE) fuzz N=500000
 
 # Damaged inputs for everything that is read: N of them, which SEED decides.
 $(BUILD)/fuzz: $(BUILD)/tests/fuzz.o $(LIB)
