@@ -472,8 +472,9 @@ static void on_death(void) {
             (unsigned long long)seed);
     remove_root();
 }
-static void on_exit_early(void) { /* out of memory, of which inputs so small need none */
-    if (current) on_death();
+static void at_exit(void) {
+    if (current) on_death(); /* out of memory, of which inputs so small need none */
+    remove_root();
 }
 static void on_alarm(int signal) {
     (void)signal;
@@ -536,7 +537,7 @@ int main(int argc, char **argv) {
     snprintf(root, sizeof root, "%s/flexgen-fuzz-XXXXXX", access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm");
     HOLDS(mkdtemp(root));
     signal(SIGALRM, on_alarm);
-    atexit(on_exit_early);
+    atexit(at_exit);
     __sanitizer_set_death_callback(on_death);
     make_seeds();
     make_files();
@@ -553,7 +554,6 @@ int main(int argc, char **argv) {
         free(t->pool);
     }
     tokenizer_close(tokenizer);
-    remove_root();
     printf("%ld inputs with SEED=%llu, no fault found\n", inputs, (unsigned long long)seed);
     return 0;
 }
