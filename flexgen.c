@@ -52,7 +52,7 @@ static int fill_capacities(const TaskRun *run, Error *err) {
     } else if (o->capacity[TIER_DISK] == FROM_MACHINE) {
         if (statvfs(o->offload_dir, &disk))
             return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
-        usual[TIER_DISK] = (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
+        if (!access(o->offload_dir, W_OK)) usual[TIER_DISK] = (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
         for (int f = 0; run->checkpoint && f < run->checkpoint->nfiles; f++)
             usual[TIER_DISK] += run->checkpoint->files[f].size;
     }
@@ -253,12 +253,18 @@ static Device *open_device(const TaskRun *run, Error *err) {
     return host_open(run->plan, run->checkpoint, dir, err);
 }
 
+/* What was read of a checkpoint that has changed meanwhile is nobody's. */
+static int sweep(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
+    if (schedule_run(run->plan, task, run->device, listener, &run->stats, err)) return -1;
+    return checkpoint_unchanged(run->checkpoint, err);
+}
+
 /* Sweeps for a job, which may be stopped and go on later. */
 static int complete(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     if (completions_begin(run->completions, run->head, err)) return -1;
     stop_catch();
     run->device->stop = stop_signal();
-    const int status = schedule_run(run->plan, task, run->device, listener, &run->stats, err);
+    const int status = sweep(run, task, listener, err);
     if (!completions_end(run->completions, status, err)) return 0;
     return status && *stop_signal() ? stop_fail(err, run->options->output ? "; go on with --resume" : "") : -1;
 }
@@ -267,14 +273,14 @@ static int complete(TaskRun *run, const Task *task, const Listener *listener, Er
 static int run_on_device(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     Device *device = run->device;
     memcpy(device->link, run->options->link, sizeof device->link);
-    if (!run->sim && weights_load(run->plan, run->checkpoint, device, err)) return -1;
+    if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) || checkpoint_unchanged(run->checkpoint, err)))
+        return -1;
     if (run->gpu && opt_warm_up(device, run->plan, err)) return -1;
     if (run->traced) {
         device->trace = xcalloc(1, sizeof *device->trace);
         device->trace->limit = run->trace_limit;
     }
-    int status = run->completions ? complete(run, task, listener, err)
-                                  : schedule_run(run->plan, task, device, listener, &run->stats, err);
+    int status = run->completions ? complete(run, task, listener, err) : sweep(run, task, listener, err);
     if (run->gpu && !status) check_in_use(run);
     return status;
 }

@@ -24,7 +24,8 @@ ProfileSize profile_size(const Gpu *gpu, const OptConfig *config);
 
 /* Measures this machine through the device that will run: the host device with so many threads or, if there is a gpu, the
  * cuda device. The disk is that of offload_dir, past the page cache. capacity: bytes of the tiers. Takes less than a
- * minute, and writes to progress (may be NULL) what it is measuring. */
+ * minute, and writes to progress (may be NULL) what it is measuring. If that disk cannot be written to, the rest is
+ * measured, with a line that says so on progress or standard error; then the disk has room for nothing and is very slow. */
 int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
                     const size_t capacity[NTIERS], FILE *progress, Error *err);
 /* The same, but read from the file that an earlier call has kept; without such a file, measured and kept. */

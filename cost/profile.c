@@ -41,6 +41,9 @@ enum {
     DISK_TIMES = 25,      /* and a pass over the file; with less, a slow disk would show little but its cache */
 };
 
+/* Bytes/s that stand for a disk which cannot be written: so few that the search leaves it alone. */
+static const double NO_DISK = 1e6;
+
 /* How packed numbers are measured. */
 static const Quant usual = {4, 64};
 
@@ -317,6 +320,8 @@ static int measure_pass(double *rate, Profile *p, const Work *w, int *pieces) {
 
 static int measure_disk(Hardware *h, Profile *p) {
     double read, write;
+    set_both(h->ctod_bdw, NO_DISK), set_both(h->dtoc_bdw, NO_DISK);
+    if (!p->plan.offload_bytes) return 0;
     int pieces = (int)(p->plan.offload_bytes / piece(p));
     if (measure_pass(&write, p, &ctod, &pieces) || measure_pass(&read, p, &dtoc, &pieces)) return -1;
     set_both(h->ctod_bdw, write), set_both(h->dtoc_bdw, read);
@@ -416,9 +421,8 @@ static int measure_lost(double *core_s, Profile *p, const Curve *rows, const Wor
 static int measure_shared_cores(Hardware *h, Profile *p) {
     h->shared_cores = true;
     p->span = p->size.cold / 2, p->at = 0;
-    if (measure_lost(&h->copy_core_s, p, &h->mm_rows, &ctog, h->ctog_bdw[0]) ||
-        measure_lost(&h->disk_core_s, p, &h->mm_rows, &dtoc, h->dtoc_bdw[0]))
-        return -1;
+    if (measure_lost(&h->copy_core_s, p, &h->mm_rows, &ctog, h->ctog_bdw[0])) return -1;
+    if (p->plan.offload_bytes && measure_lost(&h->disk_core_s, p, &h->mm_rows, &dtoc, h->dtoc_bdw[0])) return -1;
     p->span = p->size.cold;
     say(p, "  lost for a GB copied %.3f s, read from disk %.3f s", 1e9 * h->copy_core_s, 1e9 * h->disk_core_s);
     return 0;
@@ -574,8 +578,9 @@ static int measure_all(Hardware *h, Profile *p) {
     return measure(&h->gpu_bdw, p, &layernorm); /* the last: it overwrites weights */
 }
 
-int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
-                    const size_t capacity[NTIERS], FILE *progress, Error *err) {
+/* As profile_measure, at this size; size->disk 0: without a disk. */
+static int measure_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
+                           const size_t capacity[NTIERS], FILE *progress, Error *err) {
     Profile *p = xcalloc(1, sizeof *p);
     Hardware measured = {.name = ""};
     threads = host_set_threads(threads);
@@ -584,6 +589,7 @@ int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const
     plan_profile(p, capacity);
     name_machine(measured.name, sizeof measured.name, gpu, threads);
     set_capacities(&measured, capacity);
+    if (!p->plan.offload_bytes) measured.nmem = 1;
     p->device =
         gpu ? cuda_open(gpu, &p->plan, &p->none, offload_dir, err) : host_open(&p->plan, &p->none, offload_dir, err);
     if (p->device) fill_memory(p);
@@ -594,9 +600,23 @@ int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const
     return status;
 }
 
+int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
+                    const size_t capacity[NTIERS], FILE *progress, Error *err) {
+    ProfileSize without = *size;
+    Error fault;
+    without.disk = 0;
+    if (!measure_machine(hardware, size, gpu, offload_dir, threads, capacity, progress, &fault)) return 0;
+    if (measure_machine(hardware, &without, gpu, offload_dir, threads, capacity, progress, err)) return -1;
+    fprintf(progress ? progress : stderr, "measured without a disk: %s\n", fault.text);
+    return 0;
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // As a file
 // ---------------------------------------------------------------------------------------------------------------
+
+/* Whether there was no disk to measure. */
+static bool is_unmeasured(const Hardware *hardware) { return hardware->dtoc_bdw[0] == NO_DISK; }
 
 void profile_write(const Hardware *hardware, FILE *out) {
     static const char *const how[][2] = {
@@ -630,7 +650,10 @@ void profile_write(const Hardware *hardware, FILE *out) {
     cJSON *sources = cJSON_CreateObject();
     strftime(date, sizeof date, "measured by flexgen profile on %Y-%m-%d", localtime_r(&now, &day));
     cJSON_AddStringToObject(sources, "name", date);
-    for (size_t i = 0; i < sizeof how / sizeof *how; i++) cJSON_AddStringToObject(sources, how[i][0], how[i][1]);
+    for (size_t i = 0; i < sizeof how / sizeof *how; i++) {
+        const bool missing = is_unmeasured(hardware) && (!strcmp(how[i][0], "dtoc_bdw") || !strcmp(how[i][0], "ctod_bdw"));
+        cJSON_AddStringToObject(sources, how[i][0], missing ? "not measured: there was no disk to write to" : how[i][1]);
+    }
     hardware_write(hardware, sources, out);
     cJSON_Delete(sources);
 }
@@ -670,7 +693,7 @@ void profile_path(char *path, size_t size, const ProfileSize *shapes, const Gpu 
 void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu, const char *offload_dir, int threads) {
     char path[4100], part[4200];
     profile_path(path, sizeof path, size, gpu, offload_dir, threads);
-    if (!path[0] || !cache_dir(part, sizeof part - 10)) return;
+    if (is_unmeasured(hardware) || !path[0] || !cache_dir(part, sizeof part - 10)) return;
     mkdir(part, 0700); /* there already, mostly */
     mkdir(strcat(part, "/flexgen"), 0700);
     snprintf(part, sizeof part, "%s.XXXXXX", path);

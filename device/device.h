@@ -296,8 +296,11 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err);
 
 /* "AVX-512", "AVX2", "portable": what the kernels were compiled for. */
 const char *host_isa(void);
-/* Threads the kernels may use from now on (OpenMP); 0 asks for all cores. Returns the number. */
+/* Threads the kernels may use from now on (OpenMP); 0 asks for all cores. Returns the number, which is less where the
+ * system does not let so many be started. */
 int host_set_threads(int threads);
+int host_threads(void);         /* that number; all cores, if it was never set */
+int host_threads_missing(void); /* by how much it is less */
 
 /* y[r] = table[idx[r]], or y[r] += table[idx[r]]. */
 typedef struct {

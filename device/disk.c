@@ -15,6 +15,7 @@
 
 /* Direct reads are of whole blocks, through a buffer of BOUNCE bytes; smaller ones than DIRECT_MIN are quicker without. */
 enum { BLOCK = 4096, BOUNCE = 4 << 20, DIRECT_MIN = 1 << 18 };
+enum { LOOK_EVERY = 64 /* reads of weights: some layers, which take far longer than a look at the files */ };
 
 struct Disk {
     const Checkpoint *checkpoint;
@@ -23,6 +24,7 @@ struct Disk {
     size_t bytes;
     int *direct; /* [1 + files of the checkpoint] descriptors that pass the page cache by; -1: there is none */
     uint8_t *bounce[2];
+    unsigned weights_read; /* how often; atomic */
 };
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -68,6 +70,9 @@ static int read_direct(Disk *d, int buffer, int file, uint8_t *memory, size_t of
 int disk_read(Disk *d, void *memory, Tensor from, Type type, int buffer, Error *err) {
     CHECK(from.ld == (size_t)from.cols || from.rows == 1);
     size_t count = (size_t)from.rows * from.cols, bytes = tensor_bytes(from);
+    if (from.file && __atomic_add_fetch(&d->weights_read, 1, __ATOMIC_RELAXED) % LOOK_EVERY == 0 &&
+        checkpoint_unchanged(d->checkpoint, err))
+        return -1;
     if (from.type == type && bytes >= DIRECT_MIN && d->direct[from.file] >= 0)
         return read_direct(d, buffer, from.file, memory, from.offset, bytes, err);
     if (from.file) { /* weights, which become F16 on the way */

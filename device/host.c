@@ -13,8 +13,11 @@
  *              numbers pass through the same steps as F16.
  * Nothing is static but the number of threads and a scratch buffer per thread, so any lanes may call at once.
  * Read next: simd.h, the vectors that it is written with. */
+#include <execinfo.h>
 #include <math.h>
 #include <pthread.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -27,19 +30,75 @@
 
 const char *host_isa(void) { return ISA; }
 
-static int threads_asked;
+static int threads_now, threads_missing;
 #ifdef _OPENMP
-static int host_threads(void) { return threads_asked ? threads_asked : omp_get_num_procs(); }
 /* The loop below, its iterations dealt to the threads, if there is enough work. Which thread runs which never matters. */
 #define PARALLEL_FOR(when, how) PRAGMA(omp parallel for num_threads(host_threads()) schedule(how) if (when))
+
+static void *pass(void *gate) {
+    pthread_mutex_lock(gate);
+    pthread_mutex_unlock(gate);
+    return NULL;
+}
+
+/* How many of n threads can be started beside each other; none of them is left. A joined thread counts against the limits
+ * of the system for a moment longer, until /proc (whose directory has a link for each) has forgotten it. OpenMP's threads
+ * end with pthread_exit, for which the C library loads a part of itself, or aborts: better now, with backtrace, which needs
+ * it too and can do without. */
+static int startable(int n) {
+    void *frame;
+    if (!backtrace(&frame, 1)) return 0;
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    pthread_t *thread = xcalloc(n, sizeof *thread);
+    struct stat before, tasks;
+    const bool counted = stat("/proc/self/task", &before) == 0;
+    int started = 0;
+    pthread_mutex_lock(&gate);
+    while (started < n && !pthread_create(&thread[started], NULL, pass, &gate)) started++;
+    pthread_mutex_unlock(&gate);
+    for (int t = 0; t < started; t++) pthread_join(thread[t], NULL);
+    for (int ms = 0; ms < 100 && counted && !stat("/proc/self/task", &tasks) && tasks.st_nlink > before.st_nlink; ms++)
+        usleep(1000);
+    free(thread);
+    return started;
+}
+
+/* OpenMP ends the program if it cannot start a thread, so it is tried before: those who load the weights, the lanes of the
+ * GPU and ATTEND each have a team beside the lanes. Once there were too few, there are no more later. */
+static int threads_there_are(int wanted) {
+    enum { TEAMS = 3 };
+    static int proven = 1;
+    static bool limited;
+    if (wanted > proven && !limited) {
+        const int all = NLANES + TEAMS * (wanted - 1), started = startable(all);
+        limited = started < all;
+        proven = limited ? imax(proven, 1 + (started - NLANES) / TEAMS) : wanted;
+    }
+    return imin(wanted, proven);
+}
 #else
-static int host_threads(void) { return 1; }
 #define PARALLEL_FOR(when, how) (void)(when);
 #endif
+
 int host_set_threads(int threads) {
-    threads_asked = imax(0, imin(threads, 1024));
-    return host_threads();
+#ifdef _OPENMP
+    const int wanted = threads > 0 ? imin(threads, 1024) : omp_get_num_procs();
+    threads_now = threads_there_are(wanted);
+    threads_missing = wanted - threads_now;
+#else
+    (void)threads;
+    threads_now = 1;
+#endif
+    return threads_now;
 }
+
+int host_threads(void) {
+#ifdef _OPENMP
+    if (!threads_now) return omp_get_num_procs();
+#endif
+    return imax(threads_now, 1);
+}
+int host_threads_missing(void) { return threads_missing; }
 
 enum { ENOUGH = 1 << 17 }; /* multiplications (or as much other work) that pay for waking the threads */
 

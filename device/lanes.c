@@ -55,6 +55,7 @@ typedef struct {
     LaneDevice *device;
     int index;
     pthread_t thread;
+    bool started; /* there is a thread, to be joined */
     pthread_cond_t posted_cond, done_cond;
     uint64_t posted, begun, done; /* ops so far; on a stream done means posted there, with a mark behind */
     uint64_t retired;             /* of a stream: ops known to have happened */
@@ -454,7 +455,7 @@ static void device_close(Device *base) {
     pthread_cond_broadcast(&d->gpu_cond);
     pthread_mutex_unlock(&d->lock);
     for (int i = 0; i < NLANES; i++)
-        if (d->lane[i].thread) pthread_join(d->lane[i].thread, NULL);
+        if (d->lane[i].started) pthread_join(d->lane[i].thread, NULL);
     for (int i = 0; i < NLANES; i++) { /* not before: lanes signal each other */
         pthread_cond_destroy(&d->lane[i].posted_cond);
         pthread_cond_destroy(&d->lane[i].done_cond);
@@ -488,7 +489,12 @@ static int open_lanes(LaneDevice *d, Error *err) {
         if (i == FINISH) continue; /* PROJECT's thread serves it */
         int status = i == PROJECT ? pthread_create(&lane->thread, NULL, gpu_main, d)
                                   : pthread_create(&lane->thread, NULL, lane_main, lane);
-        if (status) return fail(err, EXIT_FAILED, "cannot start a thread: %s", strerror(status));
+        lane->started = !status;
+        if (status)
+            return fail(err, EXIT_FAILED,
+                        "cannot start a thread: %s; raise ulimit -u or the control group's pids limit, or give fewer "
+                        "--threads",
+                        strerror(status));
     }
     return 0;
 }
@@ -505,6 +511,10 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
     d->move_capacity = 2 * (256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES));
     for (int i = 0; i < NLANES; i++) d->lane[i].device = d, d->lane[i].index = i;
     init_locks(d);
+    if (host_threads_missing())
+        fail(&d->base.notice, EXIT_OK,
+             "%d of %d threads compute: no more can be started (see ulimit -u and the control group's pids limit)",
+             host_threads(), host_threads() + host_threads_missing());
     if (!arenas_open(&d->arenas, gpu, plan, checkpoint, offload_dir, &d->base.notice, err) && !open_lanes(d, err))
         return &d->base;
     device_close(&d->base);

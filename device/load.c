@@ -36,7 +36,7 @@ static int load_packed(const WeightPlace *place, const Tensor *source, const Che
 int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err) {
     int l = plan->config.l, total = l * NROLES + NGLOBALS, status = 0;
 #ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for num_threads(host_threads()) schedule(dynamic)
 #endif
     for (int i = 0; i < total; i++) {
         int j = i / NROLES, r = i % NROLES;

@@ -121,10 +121,13 @@ static int compare_places(const void *a, const void *b) {
 static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
     char what[MAX_PATH + 40];
     uint64_t len;
-    if (file->size < sizeof len || file_read_at(file->fd, &len, sizeof len, 0))
+    snprintf(what, sizeof what, "%s: header", file->path);
+    if (file->size < sizeof len)
         return fail(err, EXIT_FAILED, "%s: has %zu bytes; expected a safetensors file, which has at least 10", file->path,
                     file->size),
                NULL;
+    const char *why = file_read_at(file->fd, &len, sizeof len, 0);
+    if (why) return fail(err, EXIT_FAILED, "%s: read error: %s", what, why), NULL;
     len = le64toh(len);
     if (len > MAX_JSON || len > file->size - sizeof len)
         return fail(err, EXIT_FAILED,
@@ -133,12 +136,11 @@ static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
                     file->path, (unsigned long long)len, MAX_JSON, file->size - sizeof len),
                NULL;
     *data = sizeof len + len;
-    snprintf(what, sizeof what, "%s: header", file->path);
     char *text = xcalloc(len + 1, 1);
-    const char *why = file_read_at(file->fd, text, len, sizeof len);
+    why = file_read_at(file->fd, text, len, sizeof len);
     cJSON *header = why ? NULL : json_parse(text, len, what, err);
     if (why)
-        fail(err, EXIT_FAILED, "%s: %s", what, why);
+        fail(err, EXIT_FAILED, "%s: read error: %s", what, why);
     else if (header && !cJSON_IsObject(header)) {
         fail(err, EXIT_FAILED, "%s: holds no JSON object; expected one member a tensor", what);
         cJSON_Delete(header);
@@ -234,9 +236,9 @@ static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
     if (file->fd < 0)
         return fail(err, EXIT_FAILED, "%s: cannot open: %s; expected a safetensors file of the model", path,
                     strerror(errno));
-    if (fstat(file->fd, &st) != 0 || !S_ISREG(st.st_mode))
-        return fail(err, EXIT_FAILED, "%s: is not a regular file; expected a safetensors file", path);
-    file->size = (size_t)st.st_size;
+    if (fstat(file->fd, &st) != 0) return fail(err, EXIT_FAILED, "%s: read error: %s", path, strerror(errno));
+    if (!S_ISREG(st.st_mode)) return fail(err, EXIT_FAILED, "%s: is not a regular file; expected a safetensors file", path);
+    file->size = (size_t)st.st_size, file->changed = st.st_mtim;
     if (file->size == 0)
         return fail(err, EXIT_FAILED, "%s: is empty; expected a safetensors file: is the download complete?", path);
     return file_entries(o, f, err);
@@ -276,11 +278,11 @@ static int add_shards(Opening *o, const char *dir, Error *err) {
     return rc;
 }
 
-/* Whether dir/name exists, as anything. */
+/* Whether dir/name exists, as anything. If that cannot be told, opening it will say why. */
 static bool exists(const char *dir, const char *name) {
     char path[MAX_PATH];
     struct stat st;
-    return snprintf(path, sizeof path, "%s/%s", dir, name) < MAX_PATH && lstat(path, &st) == 0;
+    return snprintf(path, sizeof path, "%s/%s", dir, name) < MAX_PATH && (lstat(path, &st) == 0 || errno != ENOENT);
 }
 
 static int add_files(Opening *o, const char *dir, Error *err) {
@@ -420,11 +422,10 @@ static int same_bytes(const Checkpoint *c, const Tensor *a, const Tensor *b, Err
     int same = 1;
     for (size_t at = 0; at < size && same == 1; at += CHUNK) {
         size_t n = size - at < CHUNK ? size - at : CHUNK;
-        if (file_read_at(c->files[a->file - 1].fd, buffer, n, a->offset + at) ||
-            file_read_at(c->files[b->file - 1].fd, buffer + CHUNK, n, b->offset + at))
-            same = fail(err, EXIT_FAILED, "%s: cannot read; expected lm_head.weight there", c->files[b->file - 1].path);
-        else
-            same = memcmp(buffer, buffer + CHUNK, n) == 0;
+        const char *why = file_read_at(c->files[a->file - 1].fd, buffer, n, a->offset + at);
+        if (!why) why = file_read_at(c->files[b->file - 1].fd, buffer + CHUNK, n, b->offset + at);
+        same = why ? fail(err, EXIT_FAILED, "%s: tensor lm_head.weight: read error: %s", c->files[b->file - 1].path, why)
+                   : memcmp(buffer, buffer + CHUNK, n) == 0;
     }
     free(buffer);
     return same;
@@ -473,6 +474,20 @@ Checkpoint *checkpoint_open(const char *dir, Error *err) {
     free(o.headers), free(o.entries);
     if (!good) checkpoint_close(o.checkpoint);
     return good ? o.checkpoint : NULL;
+}
+
+int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err) {
+    struct stat st;
+    for (int f = 0; f < checkpoint->nfiles; f++) {
+        const TensorFile *file = &checkpoint->files[f];
+        if (fstat(file->fd, &st) != 0) return fail(err, EXIT_FAILED, "%s: read error: %s", file->path, strerror(errno));
+        if ((size_t)st.st_size != file->size || st.st_mtim.tv_sec != file->changed.tv_sec ||
+            st.st_mtim.tv_nsec != file->changed.tv_nsec)
+            return fail(err, EXIT_FAILED,
+                        "%s: was changed while it was in use, so that its tensors may be of two models; run again",
+                        file->path);
+    }
+    return 0;
 }
 
 void checkpoint_close(Checkpoint *checkpoint) {

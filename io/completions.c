@@ -378,8 +378,14 @@ static int keep_lines(Completions *c, int upto, Error *err) {
 
 Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Options *o, Error *err) {
     Completions *c = xcalloc(1, sizeof *c);
+    pthread_condattr_t monotonic; /* the clock of seconds_now */
     struct stat st;
     int status = 0;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&c->wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     c->job = job, c->tokenizer = tokenizer, c->options = o, c->fd = STDOUT_FILENO;
     for (int i = 0; i < o->stop.n; i++)
         if (strlen(o->stop.text[i]) > c->longest_stop) c->longest_stop = strlen(o->stop.text[i]);
@@ -413,20 +419,16 @@ static int open_file(Completions *c, Error *err) {
 }
 
 int completions_begin(Completions *c, const cJSON *head, Error *err) {
-    pthread_condattr_t monotonic;
     while (c->complete < c->job->count && (c->job->request[c->complete].ended || c->job->request[c->complete].error))
         c->complete++;
     if (c->path && open_file(c, err)) return -1;
     if (c->journal && journal_begin(c->journal, c->resumed ? NULL : head, err)) return -1;
-    pthread_mutex_init(&c->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->wake, &monotonic);
-    pthread_condattr_destroy(&monotonic);
     c->synced = seconds_now();
     const int status = pthread_create(&c->thread, NULL, writer_main, c);
     c->running = !status;
-    return status ? fail(err, EXIT_FAILED, "cannot start a thread: %s", strerror(status)) : 0;
+    return status ? fail(err, EXIT_FAILED, "cannot start a thread: %s; raise ulimit -u or the limit of the group",
+                         strerror(status))
+                  : 0;
 }
 
 int completions_end(Completions *c, int status, Error *err) {
@@ -439,7 +441,6 @@ int completions_end(Completions *c, int status, Error *err) {
     pthread_mutex_unlock(&c->lock);
     pthread_join(c->thread, NULL);
     c->running = false;
-    pthread_mutex_destroy(&c->lock), pthread_cond_destroy(&c->wake);
     if (c->failed) written = -1, mine = c->error;
     if (!status && written) *err = mine;
     c->done = !status && !written;
@@ -453,6 +454,7 @@ void completions_free(Completions *c) {
     if (!c) return;
     journal_close(c->journal, c->done && c->written == c->job->count);
     if (c->fd != STDOUT_FILENO) close(c->fd); /* synced, if it was written */
+    pthread_mutex_destroy(&c->lock), pthread_cond_destroy(&c->wake);
     free(c->fresh.pair), free(c->queue.pair);
     free(c);
 }

@@ -5,6 +5,7 @@
  * another model than OPT is refused in one line with the file, the field, what was found and what was expected.
  * Read next: checkpoint.c, where tensors of these shapes come from. */
 #include <cjson/cJSON.h>
+#include <errno.h>
 #include <sys/stat.h>
 
 #include "io/io.h"
@@ -117,6 +118,15 @@ static int check_kind(const Fields *f) {
     return 0;
 }
 
+/* Hugging Face allows a list of tokens that end a text; here there is one. */
+static int read_eos(OptConfig *c, const Fields *f) {
+    const cJSON *eos = json_get(f->json, "eos_token_id");
+    size_t id;
+    if (!cJSON_IsArray(eos)) return whole_field(&c->eos, f, "eos_token_id", 0, c->vocab - 1, c->vocab > 2 ? 2 : 0);
+    if (cJSON_GetArraySize(eos) == 1 && json_whole(eos->child, &id) && id < (size_t)c->vocab) return c->eos = (int)id, 0;
+    return refuse(f, "eos_token_id", "one token, or a list of one, since one alone ends a text here: leave </s> in it");
+}
+
 static int read_sizes(OptConfig *c, const Fields *f) {
     const struct {
         const char *key;
@@ -131,7 +141,7 @@ static int read_sizes(OptConfig *c, const Fields *f) {
         return fail(f->err, EXIT_FAILED,
                     "%s: hidden_size %d is not a multiple of num_attention_heads %d; expected heads of one size", f->path,
                     c->h1, c->nh);
-    return whole_field(&c->eos, f, "eos_token_id", 0, c->vocab - 1, c->vocab > 2 ? 2 : 0);
+    return read_eos(c, f);
 }
 
 static int read_fields(OptConfig *c, bool *tied, const Fields *f) {
@@ -163,9 +173,10 @@ static void model_name(char name[64], const char *dir) {
 int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
     char path[MAX_PATH];
     struct stat st;
-    if (stat(dir, &st) != 0 || !S_ISDIR(st.st_mode))
-        return fail(err, EXIT_FAILED, "%.300s: is no directory; expected a model's, with config.json and *.safetensors",
-                    dir);
+    const bool unread = stat(dir, &st) != 0;
+    if (unread || !S_ISDIR(st.st_mode))
+        return fail(err, EXIT_FAILED, "%.300s: %s; expected a model's, with config.json and *.safetensors", dir,
+                    unread && errno != ENOENT ? strerror(errno) : "is no directory");
     cJSON *json = config_object(path, dir, "config.json", err);
     if (!json) return -1;
     *config = (OptConfig){.l = 0};

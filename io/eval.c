@@ -47,6 +47,7 @@ int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer 
     for (int at = 0; tokens > 1 && at + window <= tokens && (!limit || e->task.count < limit); at += window)
         add_prompt(e, ids + at, window, 1, tokenizer);
     free(ids);
+    e->unscored = tokens - 1 - e->tokens; /* without </s> */
     return e->task.count ? 0 : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some", input_name(path));
 }
 

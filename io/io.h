@@ -1,6 +1,8 @@
 /* io.h: what comes in and goes out, from the ground up: checkpoints, prompts, flags, reports. */
 #ifndef IO_H
 #define IO_H
+#include <time.h>
+
 #include "flexgen.h"
 #include "io/text.h"
 
@@ -33,6 +35,7 @@ typedef struct {
     char *path;
     int fd;
     size_t size;
+    struct timespec changed; /* the last time, when it was opened */
 } TensorFile;
 
 struct Checkpoint {
@@ -85,6 +88,9 @@ const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const 
 /* A number that two models share only if they are copies of each other, wherever they lie: made of the sizes and of the
  * last bytes of every tensor. */
 uint64_t checkpoint_digest(const Checkpoint *checkpoint);
+/* -1 and err, which names the file, if one has another size or another time of change than when it was opened. A new file
+ * that was put in its place is no change: the old one stays open. Thread safe. */
+int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -246,6 +252,7 @@ typedef struct {
     Task task;
     int window;        /* tokens of each */
     long tokens, told; /* to be scored; scored so far */
+    long unscored;     /* tokens of the text in no window, or first in one */
     size_t bytes;      /* of text that they stand for */
     double *nll;       /* [task.count] -log of the probability of all scored tokens of a prompt */
     bool *missed;      /* [task.count] one of them was not the greedy choice */

@@ -54,12 +54,13 @@ static int open_locked(Journal *j, Error *err) {
 
 /* The first line. A file that ends before its end is that of a job which was killed at its beginning. */
 static int read_head(Journal *j, const char *text, size_t size, Error *err) {
+    static const char start[] = "{\"" JOURNAL_VERSION "\"";
     const char *newline = memchr(text, '\n', size);
+    if (strncmp(text, start, size < strlen(start) ? size : strlen(start)) != 0)
+        return fail(err, EXIT_USAGE, "%s: is no journal of this version; move it away", j->path);
     if (!newline) return 0;
     j->head = json_parse(text, (size_t)(newline - text), j->path, err);
     if (!j->head) return -1;
-    if (!json_get(j->head, JOURNAL_VERSION))
-        return fail(err, EXIT_FAILED, "%s: is no journal of this version; move it away", j->path);
     j->end = (size_t)(newline - text) + 1;
     j->check = hash_bytes(HASH_START, text, j->end);
     return 0;

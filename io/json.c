@@ -220,6 +220,12 @@ static int check_keys(const cJSON *node, const char *what, Error *err) {
                          what, twice);
 }
 
+/* cJSON gives NULL for a tree, or leaves out a member, when there is no memory; here that is the end, as everywhere. */
+static void *json_memory(size_t size) { return xcalloc(size, 1); }
+__attribute__((constructor)) static void json_open(void) {
+    cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = json_memory, .free_fn = free});
+}
+
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
     Scan s = {text, len, 0, what, err};
     if ((s.at = utf8_invalid_at(text, len)) < len) return refuse(&s, "UTF-8"), NULL;
@@ -228,7 +234,7 @@ cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
     if (scan_value(&s, 0) != 0) return NULL;
     if (skip_space(&s) != -1) return refuse(&s, "nothing after the value"), NULL;
     cJSON *tree = cJSON_ParseWithLength(text, len);
-    if (!tree) return fail(err, EXIT_FAILED, "%s: cJSON cannot parse this text (out of memory?)", what), NULL;
+    if (!tree) return fail(err, EXIT_FAILED, "%s: cJSON cannot parse this text", what), NULL;
     if (check_keys(tree, what, err) == 0) return tree;
     cJSON_Delete(tree);
     return NULL;

@@ -167,7 +167,7 @@ static int copy_small_files(const Copy *copy, const char *from, Error *err) {
     int status = 0;
     DIR *d = opendir(from);
     if (!d) return fail(err, EXIT_FAILED, "%s: %s", from, strerror(errno));
-    for (const struct dirent *e; !status && (e = readdir(d));) {
+    for (const struct dirent *e; !status && (errno = 0, e = readdir(d));) {
         bool other = fnmatch("*.json", e->d_name, 0) && fnmatch("*.txt", e->d_name, 0);
         if (other || !fnmatch("*.index.json", e->d_name, 0)) continue;
         snprintf(path, sizeof path, "%s/%s", from, e->d_name);
@@ -177,6 +177,7 @@ static int copy_small_files(const Copy *copy, const char *from, Error *err) {
         status = text ? write_whole(copy, e->d_name, text, len, err) : -1;
         free(text);
     }
+    if (!status && errno) status = fail(err, EXIT_FAILED, "%s: read error: %s", from, strerror(errno));
     closedir(d);
     return status;
 }
@@ -296,6 +297,7 @@ static int write_files(Copy *copy, const char *from, Error *err) {
     copy->packed = xcalloc(copy->threads, k * quant_bytes(copy->quant, group));
     int status = copy_small_files(copy, from, err);
     for (int s = 0; s < copy->nshards && !status; s++) status = write_shard(copy, s, err);
+    if (!status) status = checkpoint_unchanged(copy->checkpoint, err);
     if (!status && copy->nshards > 1) status = write_index(copy, err);
     if (copy->progress) fprintf(copy->progress, "\r\033[K");
     free(copy->scratch);

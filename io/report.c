@@ -407,9 +407,10 @@ void report_eval(Report *r, const Eval *eval) {
     if (r->run->options->perplexity) {
         form =
             "perplexity {%.4f perplexity}, {%.4f bits_per_byte} bits per byte: {%.0f tokens} tokens in "
-            "{%.0f windows} windows of {%.0f window}\n";
+            "{%.0f windows} windows of {%.0f window}, {%.0f unscored} left unscored\n";
         ADD(r->json, {"perplexity", e.perplexity}, {"nll", e.nll}, {"bits_per_byte", e.bits_per_byte},
-            {"tokens", (double)eval->tokens}, {"windows", eval->task.count}, {"window", eval->window});
+            {"tokens", (double)eval->tokens}, {"unscored", (double)eval->unscored}, {"windows", eval->task.count},
+            {"window", eval->window});
     } else
         ADD(r->json, {"last_word_accuracy", e.accuracy}, {"perplexity", e.word_perplexity}, {"lines", eval->task.count});
     add_setting(r);

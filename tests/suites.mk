@@ -6,6 +6,7 @@
 #   all suites on the host device under AddressSanitizer and UBSan, the engine's under ThreadSanitizer;
 #   the emulated cuda device under both with more combinations, and with everything instrumented, not the device alone.
 SUITES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
+SUITES := $(if $(SANITIZE),$(filter-out faults,$(SUITES)),$(SUITES))
 SUITES := $(filter schedule cli,$(SUITES)) $(filter-out schedule cli,$(SUITES)) # the longest begin first
 $(if $(filter-out $(SUITES),$(SUITE)),$(error no such suite: $(SUITE); the suites are: $(SUITES)))
 # The emulation of a GPU needs the CUDA toolkit's headers; where they are not, the suite `cuda` is counted as skipped.
@@ -29,6 +30,12 @@ $(BUILD)/flexgen_host: $(BUILD)/flexgen.o $(LIB)
 $(BUILD)/cli.log: $(BUILD)/flexgen_host $(if $(EMULATION),$(BUILD)/flexgen_emulated)
 $(BUILD)/cli.log: export FLEXGEN_BIN := $(BUILD)/flexgen_host
 $(BUILD)/cli.log: export FLEXGEN_EMULATED := $(if $(EMULATION),$(BUILD)/flexgen_emulated)
+# The suite `faults` loads a library before the program, which a sanitizer's own runtime does not allow.
+$(BUILD)/faults.so: tests/faults.c
+	$(CC) -O1 $(WARN) -shared -fPIC $< -o $@ -ldl
+$(BUILD)/faults.log: $(BUILD)/flexgen_host $(BUILD)/faults.so
+$(BUILD)/faults.log: export FLEXGEN_BIN := $(BUILD)/flexgen_host
+$(BUILD)/faults.log: export FAULTS_LIBRARY := $(BUILD)/faults.so
 
 $(BUILD)/gpu/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
@@ -85,5 +92,13 @@ sanitize:
 	@$(MAKE) $(TSAN) EMULATION= SUITE="$(or $(SUITE),schedule lanes)" test
 	$(if $(EMULATED),@$(MAKE) $(ASAN) EVERY=11 emulated)
 	$(if $(EMULATED),@$(MAKE) $(TSAN) EVERY=95 emulated)
+	@$(MAKE) fuzz N=500000
 
-.PHONY: test gpu-tests asan tsan emulated sanitize
+# Damaged inputs for everything that is read: N of them, which SEED decides.
+$(BUILD)/fuzz: $(BUILD)/tests/fuzz.o $(LIB)
+	$(CC) $(ALL) $^ -o $@ $(LIBS)
+fuzz:
+	@$(MAKE) $(ASAN) build/asan/fuzz
+	@build/asan/fuzz $(or $(N),1000000) $(or $(SEED),1)
+
+.PHONY: test gpu-tests asan tsan emulated sanitize fuzz

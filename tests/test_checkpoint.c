@@ -1,4 +1,5 @@
 /* test_checkpoint.c: what is opened and how it is read; what is refused, and in which words; dummies. */
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -319,7 +320,9 @@ static void bad_configurations_are_refused(void) {
         {"\"vocab_size\": 6", "\"vocab_size\": 2147483648", "vocab_size is 2147483648"},
         {"\"max_position_embeddings\": 3", "\"max_position_embeddings\": 0", "max_position_embeddings is 0"},
         {"\"eos_token_id\": 2", "\"eos_token_id\": 6", "eos_token_id is 6; expected a whole number from 0 to 5"},
-        {"\"eos_token_id\": 2", "\"eos_token_id\": [2, 3]", "eos_token_id is a list"},
+        {"\"eos_token_id\": 2", "\"eos_token_id\": [2, 3]", "eos_token_id is a list; expected one token, or a list of one"},
+        {"\"eos_token_id\": 2", "\"eos_token_id\": [6]", "eos_token_id is a list; expected one token"},
+        {"\"eos_token_id\": 2", "\"eos_token_id\": []", "eos_token_id is a list; expected one token"},
         {"\"eos_token_id\": 2", "\"word_embed_proj_dim\": 0", "word_embed_proj_dim is 0"},
         {"\"eos_token_id\": 2", "\"enable_bias\": false", "enable_bias is false"},
         {"\"eos_token_id\": 2", "\"enable_bias\": 1", "enable_bias is 1; expected true or false"},
@@ -601,6 +604,42 @@ static void a_dummy_s_weights_look_like_weights(void) {
     checkpoint_close(c);
 }
 
+static void one_end_of_a_text_may_be_a_list(void) {
+    OptConfig config;
+    bool tied;
+    Error err = {0, ""};
+    ASSERT_OK(config_read(&config, &tied, model_dir(edited(config_json, "_id\": 2", "_id\": [5]"), NULL), &err));
+    CU_ASSERT_EQUAL(config.eos, 5);
+}
+
+/* Another file under its name does no harm, since the first stays open. Of what streams from disk, reads look now and then.
+ */
+static void a_file_that_changes_while_it_is_open_is_named(void) {
+    Draft d;
+    Error err = {0, ""};
+    f16 row[H1 * H1];
+    int failed = 0;
+    draft_model(&d, F16, "model.");
+    const char *dir = model_dir(config_json, &d);
+    char path[400], moved[400];
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    snprintf(moved, sizeof moved, "%s/moved", dir);
+    Checkpoint *c = checkpoint_open(dir, &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(c);
+    CU_ASSERT_EQUAL(rename(path, moved), 0);
+    write_text(dir, "model.safetensors", "another");
+    CU_ASSERT_EQUAL(checkpoint_unchanged(c, &err), 0);
+    Disk *disk = disk_open(dir, 0, c, &err);
+    for (int i = 0; i < 200; i++) CU_ASSERT_EQUAL(disk_read(disk, row, c->layer[1][Q_W], F16, 0, &err), 0);
+    CU_ASSERT_EQUAL(utimensat(AT_FDCWD, moved, (struct timespec[]){{1, 0}, {1, 1}}, 0), 0);
+    for (int i = 0; i < 200; i++) failed += disk_read(disk, row, c->layer[1][Q_W], F16, 0, &err) != 0;
+    CU_ASSERT(failed > 0 && strstr(err.text, "model.safetensors: was changed while it was in use"));
+    err.text[0] = 0;
+    CU_ASSERT(checkpoint_unchanged(c, &err) == -1 && strstr(err.text, "was changed"));
+    disk_close(disk);
+    checkpoint_close(c);
+}
+
 CU_TestInfo tests[] = {
     {"all float types, names and alignments are read", all_float_types_names_and_alignments_are_read},
     {"shards of different types make one model", shards_of_different_types_make_one_model},
@@ -615,6 +654,8 @@ CU_TestInfo tests[] = {
     {"shards must agree", shards_must_agree},
     {"hostile names cannot forge a second line", hostile_names_cannot_forge_a_second_line},
     {"a file that shrinks is an error and not a signal", a_file_that_shrinks_is_an_error_and_not_a_signal},
+    {"a file that changes while it is open is named", a_file_that_changes_while_it_is_open_is_named},
+    {"one end of a text may be a list", one_end_of_a_text_may_be_a_list},
     {"values beyond f16 are refused by name", values_beyond_f16_are_refused_by_name},
     {"random damage never crashes", random_damage_never_crashes},
     {"a dummy depends on seed, tensor and element only", a_dummy_depends_on_seed_tensor_and_element_only},

@@ -328,6 +328,8 @@ static void an_output_that_is_there_is_never_lost_by_accident(void) {
     assert_refused("p\nq\n", "{\"id\": 0, \"prompt\": \"p\", \"completion\": \"\"}\n", NULL, &resume, "has no journal");
     assert_refused("p\n", NULL, other, &resume, "its --temperature is 1, and here it is 0");
     assert_refused("p\n", NULL, "{\"" JOURNAL_VERSION "\":true}\n", &resume, "its --temperature is missing");
+    assert_refused("p\n", NULL, "dear diary", &plain, "is no journal");
+    assert_refused("p\n", NULL, "{}\n", &resume, "is no journal");
 }
 
 static void lines_that_are_not_the_journals_are_refused(void) {

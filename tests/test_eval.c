@@ -262,6 +262,7 @@ static void a_text_is_cut_into_windows_and_the_tail_is_left_out(void) {
             ASSERT_OK(eval_text(&e, written(letters), cases[c].window, cases[c].limit, tokenizer, &config, &err));
             CU_ASSERT_EQUAL(e.task.count, cases[c].windows);
             CU_ASSERT(e.window == of && e.task.scored && e.tokens == (of - 1) * e.task.count);
+            CU_ASSERT_EQUAL(e.tokens + e.unscored, LETTERS);
             for (int i = 0, at = 0; i < e.task.count; i++) {
                 const Prompt *p = &e.task.prompts[i];
                 CU_ASSERT(p->s == (stepwise ? 1 : of - 1) && p->n == of - p->s && p->from == 1);
@@ -282,7 +283,7 @@ static void a_text_shorter_than_a_window_is_one(void) {
     Eval e = {.stepwise = false};
     open_pieces();
     ASSERT_OK(eval_text(&e, written("qzqzq"), 0, 0, tokenizer, &config, &err));
-    CU_ASSERT(e.task.count == 1 && e.window == 6 && e.tokens == 5 && e.bytes == 5);
+    CU_ASSERT(e.task.count == 1 && e.window == 6 && e.tokens == 5 && e.unscored == 0 && e.bytes == 5);
     eval_free(&e);
 }
 

@@ -1,0 +1,145 @@
+/* faults.c: calls that fail, for test_faults.c: a library that is loaded before a program with LD_PRELOAD.
+ *
+ *     FAULT=pread:7:5    the 7th read with pread fails with errno 5; pread:7+:5: and all after it
+ *     FAULT=write:3:0    the 3rd write is short: half of what was asked for
+ *     FAULT_COUNTS=FILE  at its end the program writes how many calls of each class there were, a number a line
+ *
+ * Memory and threads are asked for through functions of the same names here. The other classes are system calls: a filter
+ * (seccomp) turns each into a signal, whose handler counts it and either makes the call itself, from the one place that the
+ * filter lets pass, or answers for the kernel. So calls from inside of the C library, such as those of fwrite, count too.
+ * Standard error is left alone, since faults are told there. Without a filter, which some systems forbid and only x86-64
+ * has here, memory and threads remain. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+enum { OPEN, READ, PREAD, WRITE, PWRITE, SYNC, ALLOCATE, MMAP, MALLOC, THREAD, NCLASSES };
+static const char *const class_name[NCLASSES] = {"open", "read",     "pread", "write",  "pwrite",
+                                                 "sync", "allocate", "mmap",  "malloc", "thread"};
+static const struct {
+    int number, class;
+} calls[] = {{SYS_openat, OPEN},     {SYS_read, READ},      {SYS_pread64, PREAD},  {SYS_write, WRITE},
+             {SYS_pwrite64, PWRITE}, {SYS_fsync, SYNC},     {SYS_fdatasync, SYNC}, {SYS_ftruncate, ALLOCATE},
+             {SYS_mmap, MMAP},       {SYS_readv, READ},     {SYS_writev, WRITE},   {SYS_fallocate, ALLOCATE},
+             {SYS_rename, SYNC},     {SYS_getdents64, READ}};
+enum { NCALLS = sizeof calls / sizeof *calls };
+
+static long count[NCLASSES], wanted; /* calls so far; the one that fails */
+static int wanted_class = -1, wanted_errno;
+static bool and_after, active;
+
+/* Whether the next call of this class is to fail. */
+static bool strikes(int class) {
+    if (!active) return false;
+    const long n = __atomic_add_fetch(&count[class], 1, __ATOMIC_RELAXED);
+    return class == wanted_class && (n == wanted || (and_after && n > wanted));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Memory and threads
+// ---------------------------------------------------------------------------------------------------------------
+
+void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+static int (*real_create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+
+void *malloc(size_t n) { return strikes(MALLOC) ? errno = ENOMEM, NULL : __libc_malloc(n); }
+void *calloc(size_t n, size_t size) { return strikes(MALLOC) ? errno = ENOMEM, NULL : __libc_calloc(n, size); }
+void *realloc(void *p, size_t n) { return strikes(MALLOC) ? errno = ENOMEM, NULL : __libc_realloc(p, n); }
+int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*f)(void *), void *arg) {
+    memset(thread, 0x5a, sizeof *thread); /* a failed call leaves anything there */
+    return strikes(THREAD) ? EAGAIN : real_create(thread, attr, f, arg);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// System calls
+// ---------------------------------------------------------------------------------------------------------------
+
+#ifdef __x86_64__
+long raw_call(long number, long a, long b, long c, long d, long e, long f);
+extern char raw_call_end[]; /* where the filter sees that call */
+__asm__(
+    "raw_call:\n mov %rdi, %rax\n mov %rsi, %rdi\n mov %rdx, %rsi\n mov %rcx, %rdx\n mov %r8, %r10\n mov %r9, %r8\n"
+    " mov 8(%rsp), %r9\n syscall\nraw_call_end:\n ret\n");
+
+static void on_call(int signal, siginfo_t *info, void *context) {
+    greg_t *r = ((ucontext_t *)context)->uc_mcontext.gregs;
+    const int saved = errno, number = info->si_syscall;
+    int class = 0;
+    (void)signal;
+    for (int i = 0; i < NCALLS; i++)
+        if (calls[i].number == number) class = calls[i].class;
+    const bool told = (class == WRITE && r[REG_RDI] == STDERR_FILENO), strike = !told && strikes(class);
+    if (strike && wanted_errno)
+        r[REG_RAX] = -wanted_errno;
+    else {
+        const bool sized = number == SYS_read || number == SYS_write || number == SYS_pread64 || number == SYS_pwrite64;
+        const long size = strike && sized ? (r[REG_RDX] + 1) / 2 : r[REG_RDX];
+        r[REG_RAX] = raw_call(number, r[REG_RDI], r[REG_RSI], size, r[REG_R10], r[REG_R8], r[REG_R9]);
+    }
+    errno = saved;
+}
+
+static void install(void) {
+    struct sock_filter code[NCALLS + 8];
+    const uint64_t pass = (uint64_t)(uintptr_t)raw_call_end;
+    int n = 0;
+#define LOAD(at) code[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at)
+#define EQUAL(k, yes, no) code[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, k, yes, no)
+#define RETURN(what) code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, what)
+    LOAD(offsetof(struct seccomp_data, instruction_pointer));
+    EQUAL((uint32_t)pass, 0, 2);
+    LOAD(offsetof(struct seccomp_data, instruction_pointer) + 4);
+    EQUAL((uint32_t)(pass >> 32), NCALLS + 1, 0);
+    LOAD(offsetof(struct seccomp_data, nr));
+    for (int i = 0; i < NCALLS; i++) EQUAL((uint32_t)calls[i].number, NCALLS - i, 0);
+    RETURN(SECCOMP_RET_ALLOW);
+    RETURN(SECCOMP_RET_TRAP);
+    struct sock_fprog program = {(unsigned short)n, code};
+    struct sigaction action = {.sa_sigaction = on_call, .sa_flags = SA_SIGINFO | SA_RESTART};
+    sigaction(SIGSYS, &action, NULL);
+    if (!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+#else
+static void install(void) {}
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------
+// Beginning and end
+// ---------------------------------------------------------------------------------------------------------------
+
+__attribute__((constructor)) static void begin(void) {
+    char name[20];
+    const char *fault = getenv("FAULT");
+    real_create =
+        (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT, "pthread_create");
+    if (fault && sscanf(fault, "%19[^:]:%ld", name, &wanted) == 2) {
+        for (int c = 0; c < NCLASSES; c++)
+            if (!strcmp(name, class_name[c])) wanted_class = c;
+        and_after = strchr(fault, '+') != NULL;
+        wanted_errno = atoi(strrchr(fault, ':') + 1);
+    }
+    install();
+    active = true;
+}
+
+__attribute__((destructor)) static void end(void) {
+    const char *path = getenv("FAULT_COUNTS");
+    active = false;
+    FILE *f = path ? fopen(path, "w") : NULL;
+    for (int c = 0; f && c < NCLASSES; c++) fprintf(f, "%s %ld\n", class_name[c], count[c]);
+    if (f) fclose(f);
+}

@@ -1,0 +1,593 @@
+/* fuzz.c: everything that is read from outside, given a great many damaged inputs in one process, under ASan and UBSan.
+ *
+ *     make fuzz N=1000000 SEED=1
+ *
+ * A target is one way in: a function that reads an input, and good inputs to begin with. An input is made from a good one
+ * by a few changes: bits, bytes, numbers, words of the format, pieces moved or left out or taken from another. What a
+ * target accepts joins its good inputs, so that later ones lie farther from the first. An input must be accepted, or
+ * refused in one line; and what is accepted must hold what it promises (see the targets). The same N and SEED give the same
+ * inputs; one that ends the process is left in build/fuzz-input. To add a way in, add a row to the table of targets. */
+#include <cjson/cJSON.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <sanitizer/asan_interface.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cost/cost.h"
+
+enum { MOST = 1 << 14, POOL = 64, WORDS = 40, TIMEOUT = 60 /* seconds, for an input */ };
+
+typedef struct {
+    size_t len;
+    char bytes[MOST + 1]; /* with a 0 behind them */
+} Input;
+
+static uint64_t seed, drawn;
+static char root[300]; /* where files lie: in memory, if there is such a place */
+static const char *target_name = "";
+static long number;
+static const Input *current;
+static Error err;
+
+static uint64_t draw(void) { return splitmix64(seed, ++drawn); }
+static size_t below(size_t n) { return n ? draw() % n : 0; }
+
+/* What must hold whatever is read. */
+#define HOLDS(condition)                                              \
+    do {                                                              \
+        if (!(condition)) {                                           \
+            fprintf(stderr, "fuzz: this is false: %s\n", #condition); \
+            abort();                                                  \
+        }                                                             \
+    } while (0)
+
+// ---------------------------------------------------------------------------------------------------------------
+// Files
+// ---------------------------------------------------------------------------------------------------------------
+
+static const char *path_of(const char *name) {
+    static char path[4][400];
+    static int next;
+    next = (next + 1) % 4;
+    snprintf(path[next], sizeof path[next], "%s/%s", root, name);
+    return path[next];
+}
+
+static void put(const char *name, const void *bytes, size_t len) {
+    int fd = open(path_of(name), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    HOLDS(fd >= 0 && write(fd, bytes, len) == (ssize_t)len);
+    close(fd);
+}
+
+static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw) {
+    (void)st, (void)type, (void)ftw;
+    return remove(path);
+}
+static void remove_root(void) { nftw(root, remove_entry, 16, FTW_DEPTH | FTW_PHYS); }
+
+// ---------------------------------------------------------------------------------------------------------------
+// A small model
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { VOCAB = 280, MERGES = 20, H1 = 4, H2 = 8 };
+
+static const char config_text[] =
+    "{\"model_type\": \"opt\", \"num_hidden_layers\": 1, \"hidden_size\": 4, \"ffn_dim\": 8, \"num_attention_heads\": 2, "
+    "\"vocab_size\": 6, \"max_position_embeddings\": 3, \"word_embed_proj_dim\": 4, \"eos_token_id\": [2], "
+    "\"do_layer_norm_before\": true, \"activation_function\": \"relu\", \"enable_bias\": true, "
+    "\"tie_word_embeddings\": null}";
+static OptConfig config; /* of texts: the tokens of the vocabulary */
+static Tokenizer *tokenizer;
+static uint8_t data[2000]; /* of the small model's tensors, and more */
+
+static void add_tensor(Input *header, size_t *end, const char *name, int rows, int cols) {
+    const size_t bytes = (size_t)(rows ? rows : 1) * cols * 2;
+    char shape[40];
+    snprintf(shape, sizeof shape, rows ? "%d, %d" : "%.0d%d", rows, cols);
+    header->len += (size_t)snprintf(header->bytes + header->len, sizeof header->bytes - header->len,
+                                    "%s\"decoder.%s\": {\"dtype\": \"F16\", \"shape\": [%s], \"data_offsets\": [%zu, %zu]}",
+                                    header->len ? ", " : "{", name, shape, *end, *end + bytes);
+    *end += bytes;
+}
+
+/* The header of the small model: all of it, or what one of two shards has (0, 1). */
+static Input header_of(int shard) {
+    static const char *const parts[] = {"self_attn_layer_norm",
+                                        "self_attn.q_proj",
+                                        "self_attn.k_proj",
+                                        "self_attn.v_proj",
+                                        "self_attn.out_proj",
+                                        "final_layer_norm",
+                                        "fc1",
+                                        "fc2"};
+    Input header = {0};
+    size_t end = 0;
+    char name[100];
+    if (shard != 1) {
+        add_tensor(&header, &end, "embed_tokens.weight", 6, H1);
+        add_tensor(&header, &end, "embed_positions.weight", 5, H1);
+        add_tensor(&header, &end, "final_layer_norm.weight", 0, H1);
+        add_tensor(&header, &end, "final_layer_norm.bias", 0, H1);
+    }
+    for (int p = 0; p < 8 && shard != 0; p++) {
+        const int out = p == 6 ? H2 : H1, in = p == 7 ? H2 : H1;
+        snprintf(name, sizeof name, "layers.0.%s.weight", parts[p]);
+        add_tensor(&header, &end, name, p == 0 || p == 5 ? 0 : out, p == 0 || p == 5 ? H1 : in);
+        snprintf(name, sizeof name, "layers.0.%s.bias", parts[p]);
+        add_tensor(&header, &end, name, 0, out);
+    }
+    header.bytes[header.len++] = '}';
+    return header;
+}
+
+/* A safetensors file of that header. */
+static Input framed(const char *header, size_t len) {
+    Input file = {.len = 8};
+    for (int i = 0; i < 8; i++) file.bytes[i] = (char)((uint64_t)len >> 8 * i);
+    size_t n = len < MOST - 8 ? len : MOST - 8, rest = MOST - 8 - n;
+    memcpy(file.bytes + 8, header, n);
+    memcpy(file.bytes + 8 + n, data, rest < sizeof data ? rest : sizeof data);
+    file.len += n + (rest < sizeof data ? rest : sizeof data);
+    return file;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The ways in: each says whether it accepted the input
+// ---------------------------------------------------------------------------------------------------------------
+
+static bool read_utf8(const char *text, size_t len) {
+    const size_t invalid = utf8_invalid_at(text, len);
+    HOLDS(invalid <= len && utf8_valid(text, invalid));
+    for (size_t at = 0, step; at < len; at += step) {
+        bool valid;
+        step = utf8_step(text + at, len - at, &valid);
+        HOLDS(step >= 1 && step <= 4 && at + step <= len && (at >= invalid || valid));
+    }
+    return invalid == len;
+}
+
+/* What is accepted is written and read again, and is the same. */
+static bool read_json(const char *text, size_t len) {
+    cJSON *tree = json_parse(text, len, "input", &err);
+    if (!tree) return false;
+    char *printed = cJSON_Print(tree);
+    cJSON *again = cJSON_Parse(printed);
+    HOLDS(again && cJSON_Compare(tree, again, true));
+    cJSON_Delete(tree), cJSON_Delete(again), free(printed);
+    return true;
+}
+
+static bool read_config(const char *text, size_t len) {
+    OptConfig c;
+    bool tied;
+    put("config/config.json", text, len);
+    if (config_read(&c, &tied, path_of("config"), &err)) return false;
+    HOLDS(c.l > 0 && c.h1 > 0 && c.h1 % c.nh == 0 && c.eos >= 0 && c.eos < c.vocab && utf8_valid(c.name, strlen(c.name)));
+    return true;
+}
+
+/* Every tensor of what is accepted can be read. */
+static bool read_checkpoint(const char *dir) {
+    Checkpoint *c = checkpoint_open(dir, &err);
+    if (!c) return false;
+    f16 numbers[64];
+    for (int t = 0; t < part_count(&c->config); t++) {
+        const Tensor *tensor = checkpoint_part(c, t).tensor;
+        const size_t count = (size_t)tensor->rows * tensor->cols;
+        if (tensor->rows) checkpoint_fill(c, numbers, tensor, 0, count < 64 ? count : 64, &err);
+    }
+    checkpoint_close(c);
+    return true;
+}
+
+static bool read_header(const char *text, size_t len) {
+    const Input file = framed(text, len);
+    put("model/model.safetensors", file.bytes, file.len);
+    return read_checkpoint(path_of("model"));
+}
+static bool read_safetensors(const char *text, size_t len) {
+    put("model/model.safetensors", text, len);
+    return read_checkpoint(path_of("model"));
+}
+static bool read_index(const char *text, size_t len) {
+    put("shards/model.safetensors.index.json", text, len);
+    return read_checkpoint(path_of("shards"));
+}
+
+/* The ids of any text are ids, and ids of any kind are a text. */
+static bool open_tokenizer(const char *dir) {
+    static const char text[] = "The the  hello\n\xC3\xA9 \xE4\xB8\xAD 12 isn't </s>";
+    int32_t *ids, any[] = {-1, 0, 7, VOCAB - 1, VOCAB, INT32_MAX};
+    size_t len;
+    Tokenizer *t = tokenizer_open(dir, VOCAB, &err);
+    if (!t) return false;
+    int n = tokenizer_encode(t, text, sizeof text - 1, &ids, &err);
+    HOLDS(n > 0);
+    for (int i = 0; i < n; i++) HOLDS(ids[i] >= 0 && ids[i] < VOCAB);
+    char *back = tokenizer_decode(t, ids, n, &len);
+    HOLDS(utf8_valid(back, len));
+    free(back), free(tokenizer_decode(t, any, 6, &len)), free(ids);
+    tokenizer_close(t);
+    return true;
+}
+
+static bool read_vocab(const char *text, size_t len) {
+    put("vocab/vocab.json", text, len);
+    return open_tokenizer(path_of("vocab"));
+}
+static bool read_merges(const char *text, size_t len) {
+    put("merges/merges.txt", text, len);
+    return open_tokenizer(path_of("merges"));
+}
+
+/* A text comes back as it was. */
+static bool read_text(const char *text, size_t len) {
+    int32_t *ids;
+    size_t same;
+    int n = tokenizer_encode(tokenizer, text, len, &ids, &err);
+    if (n < 0) return false;
+    char *back = tokenizer_decode(tokenizer, ids, n, &same);
+    HOLDS(same == len && !memcmp(back, text, len) && tokenizer_bytes(tokenizer, ids, n) == len);
+    free(back), free(ids);
+    return true;
+}
+
+static bool read_prompts(const char *text, size_t len) {
+    Job job = {.tokenizer = tokenizer, .config = &config, .max_tokens = 8, .strict = len % 2};
+    put("prompts", text, len);
+    const bool good = !job_read(&job, path_of("prompts"), &err);
+    for (int i = 0; good && i < job.count; i++) {
+        const Request *r = &job.request[i];
+        HOLDS(r->error ||
+              (r->s > 0 && r->n > 0 && r->s + r->n <= config.max_pos + 1 && utf8_valid(r->text, strlen(r->text))));
+    }
+    if (good) job_rest(&job);
+    job_free(&job);
+    return good;
+}
+
+/* A journal: its head, and records that hold, which is a matter of their hash; then it can be gone on with. */
+static int take_token(void *ctx, uint32_t place, int32_t token) {
+    *(long *)ctx += place + token != 0;
+    return 0;
+}
+static bool read_journal(const char *text, size_t len) {
+    long taken = 0;
+    const Pair pair = {1, 2};
+    put("out.journal", text, len);
+    Journal *j = journal_open(path_of("out"), &err);
+    const bool good = j && journal_head(j) && !journal_read(j, take_token, &taken, &err);
+    if (good) HOLDS(!journal_begin(j, NULL, &err) && !journal_append(j, &pair, 1, &err));
+    if (j && !journal_head(j)) fail(&err, EXIT_FAILED, "new");
+    journal_close(j, true);
+    return good;
+}
+
+static bool read_last_words(const char *text, size_t len) {
+    Eval eval = {0};
+    put("lines", text, len);
+    const bool good = !eval_lines(&eval, path_of("lines"), 0, tokenizer, &config, &err);
+    eval_free(&eval);
+    return good;
+}
+
+/* What is accepted is written and read again, and is the same. */
+static bool read_machine(const char *text, size_t len) {
+    Hardware h, again;
+    put("machine.json", text, len);
+    if (hardware_read(&h, path_of("machine.json"), &err)) return false;
+    FILE *f = fopen(path_of("again.json"), "w");
+    hardware_write(&h, NULL, f);
+    HOLDS(fclose(f) == 0 && hardware_read(&again, path_of("again.json"), &err) == 0);
+    HOLDS(h.gmem == again.gmem && h.mm_rows.n == again.mm_rows.n && h.dtoc_bdw[1] == again.dtoc_bdw[1]);
+    return true;
+}
+
+/* A line is an argument. */
+static bool read_flags(const char *text, size_t len) {
+    char *copy = memcpy(xcalloc(len + 1, 1), text, len), *args[100], *rest = copy;
+    Options o = options_default();
+    Command command;
+    int n = 0;
+    while (rest && n < 100) args[n++] = strsep(&rest, "\n");
+    const bool good = !command_parse(&command, args[0], &err) && !flags_parse(&o, command, args + 1, n - 1, &err) &&
+                      !flags_check(&o, command, &err);
+    free(o.prompt.text), free(o.stop.text), free(copy);
+    return good;
+}
+
+static const char generate_flags[] =
+    "generate\n--model\nx\n--prompt\na\n--percent\n0\n50\n-\n0\n100\n0\n--gpu-batch-size\n4\n--stop\n.\n"
+    "--temperature\n0.7\n--top-p\n0.9\n--seed\n3\n--gpu-mem\n16G\n--link\nctog=1G,dtoc=0.5G",
+                  bench_flags[] =
+                      "bench\n--model\nopt-125m\n--prompt-len\n8-16\n--gen-len\n4\n--compress-cache\n--bits\n3\n"
+                      "--group\n32\n--schedule\nrow\n--device\nsim\n--hardware\nt4.json\n--attn-sparsity\n.1",
+                  policy_flags[] =
+                      "policy\n--model\nopt-30b\n--cost-model\npaper\n--gpu-batch-size\n4\n--num-gpu-batches\n2\n"
+                      "--net-gbps\n10\n--hardware\nt4.json";
+static const char prompt_lines[] =
+    "{\"id\": \"a\", \"prompt\": \"The cat \\u00e9\", \"max_tokens\": 4}\r\n{\"prompt\": \"x\"}\n\n"
+    "{\"id\": 7, \"prompt\": \"\"}\n",
+                  plain_lines[] = "\xEF\xBB\xBFOnce upon a time\n  the\xE4\xB8\xAD\n",
+                  word_lines[] = "{\"text\": \"the cat sat on the mat\"}\n{\"text\": \"is it \\n so  \"}";
+static const char index_text[] =
+    "{\"metadata\": {\"total_size\": 500}, \"weight_map\": {\"model.decoder.embed_tokens.weight\": "
+    "\"a.safetensors\", \"x\": \"b.safetensors\"}}";
+
+/* The table. words: what changes put in besides numbers. */
+enum { FILES = 3 };
+static Input seeds[4]; /* of the shipped model, cut small: vocab.json, merges.txt; the header of the small model */
+typedef struct {
+    const char *name;
+    bool (*read)(const char *, size_t);
+    const char *texts[3]; /* good inputs, or "@FILE", or NULL */
+    const Input *made;    /* one more, or NULL */
+    const char *words;    /* each ends with a newline */
+    Input *pool;          /* good inputs so far */
+    int npool;
+    long tried, accepted;
+} Target;
+#define JSON_WORDS "{\n}\n[\n]\n,\n:\n\"\n\\u0041\n\\ud83d\\ude00\n\\udc00\n\\u0000\ntrue\nfalse\nnull\n"
+static Target targets[] = {
+    {"utf8", read_utf8, {"ab\xC3\xA9\xE4\xB8\xAD\xF0\x9F\x98\x80z"}, .words = "\xED\xA0\x80\n\xC0\x80\n\xF4\x90\x80\x80\n"},
+    {"json", read_json, {config_text, "@hardware/t4.json", index_text}, .words = JSON_WORDS},
+    {"config.json", read_config, {config_text, "@models/opt-tiny/config.json"}, .words = JSON_WORDS "eos_token_id\nopt\n"},
+    {"header", read_header, .made = &seeds[2],
+     .words = JSON_WORDS "U8\nF32\n__metadata__\nformat\nflexgen-packed-1\nmodel.\n"},
+    {"safetensors", read_safetensors, .made = &seeds[2], .words = JSON_WORDS},
+    {"index", read_index, {index_text}, .words = JSON_WORDS "a.safetensors\nb.safetensors\n../\n"},
+    {"vocab.json", read_vocab, .made = &seeds[0], .words = JSON_WORDS "</s>\n\xC4\xA0\n"},
+    {"merges.txt", read_merges, .made = &seeds[1], .words = "\r\n \n\xC4\xA0\nt\nhe\n#version\n"},
+    {"text",
+     read_text,
+     {plain_lines, "It isn't   2nd\t\n!!", "a\xC2\xA0\xE3\x80\x80 b"},
+     .words = "'ll\n \n  \n\xC2\xA0\n"},
+    {"prompts", read_prompts, {prompt_lines, plain_lines, NULL}, .words = JSON_WORDS "prompt\nid\n\r\n"},
+    {"journal", read_journal, .made = &seeds[3], .words = JSON_WORDS JOURNAL_VERSION "\n"},
+    {"last words", read_last_words, {word_lines}, .words = JSON_WORDS "text\n \n"},
+    {"machine", read_machine, {"@hardware/t4.json", "@hardware/laptop.json"}, .words = JSON_WORDS "_p\n_g\nmm_rows\n"},
+    {"flags",
+     read_flags,
+     {generate_flags, bench_flags, policy_flags},
+     .words = "--\n-\ninf\nnan\n1e9\n5T\n9-3\neval\nquantize\n"},
+};
+enum { NTARGETS = sizeof targets / sizeof *targets };
+
+// ---------------------------------------------------------------------------------------------------------------
+// Changes
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Bytes [at, at + out) give way to n others, as far as there is room. */
+static void replace(Input *in, size_t at, size_t out, const char *by, size_t n) {
+    if (in->len - out + n > MOST) return;
+    memmove(in->bytes + at + n, in->bytes + at + out, in->len - at - out);
+    memcpy(in->bytes + at, by, n);
+    in->len += n - out;
+}
+
+/* A number of the text becomes another. */
+static void change_number(Input *in) {
+    static const char *const numbers[] = {"0",          "-1",
+                                          "1",          "2",
+                                          "3",          "64",
+                                          "65536",      "1e9",
+                                          "2147483648", "0.5",
+                                          "1e308",      "1e309",
+                                          "-0",         "9007199254740993",
+                                          "1e-9",       "18446744073709551615",
+                                          "00",         "1.",
+                                          "1e",         "[]",
+                                          "\"4\""};
+    size_t at = below(in->len), out = 0;
+    while (at < in->len && (in->bytes[at] < '0' || in->bytes[at] > '9')) at++;
+    while (at + out < in->len && in->bytes[at + out] >= '0' && in->bytes[at + out] <= '9') out++;
+    const char *by = numbers[below(sizeof numbers / sizeof *numbers)];
+    replace(in, at, out, by, strlen(by));
+}
+
+static void insert_word(Input *in, const char *words) {
+    int n = 0;
+    for (const char *c = words; *c; c++) n += *c == '\n';
+    for (size_t w = below((size_t)n); w > 0; w--) words = strchr(words, '\n') + 1;
+    const size_t len = (size_t)(strchr(words, '\n') - words), at = below(in->len + 1), rest = in->len - at;
+    replace(in, at, draw() % 2 && len <= rest ? len : 0, words, len);
+}
+
+static void change(Input *in, const Target *target) {
+    const Input *other = &target->pool[below((size_t)target->npool)];
+    const size_t at = below(in->len), left = in->len - at, from = below(other->len);
+    const size_t piece = below(below(8) ? 20 : 2000), most = other->len - from;
+    char byte = (char)draw();
+    if (in->len) switch (below(8)) {
+            case 0:
+                in->bytes[at] ^= (char)(1 << below(8));
+                break;
+            case 1:
+                in->bytes[at] = byte;
+                break;
+            case 2:
+                replace(in, at, 0, &byte, 1);
+                break;
+            case 3:
+                replace(in, at, piece < left ? piece : left, "", 0);
+                break;
+            case 4:
+                change_number(in);
+                break;
+            case 5:
+                insert_word(in, target->words);
+                break;
+            case 6: { /* a piece of this or another input */
+                char copy[2000];
+                const size_t n = piece < most ? piece : most;
+                memcpy(copy, other->bytes + from, n);
+                replace(in, at, draw() % 2 && n <= left ? n : 0, copy, n);
+                break;
+            }
+            case 7:
+                if (!below(4)) in->len = at;
+                break;
+        }
+    else
+        insert_word(in, target->words);
+    in->bytes[in->len] = 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Running
+// ---------------------------------------------------------------------------------------------------------------
+
+static void add_good(Target *t, const Input *in) {
+    const int at = t->npool < POOL ? t->npool++ : (int)below(POOL);
+    t->pool[at] = *in;
+}
+
+static void add_text(Target *t, const char *text) {
+    Input in = {0};
+    if (*text == '@') {
+        char *whole = file_read(text + 1, MOST, &in.len, &err);
+        HOLDS(whole);
+        memcpy(in.bytes, whole, in.len);
+        free(whole);
+    } else
+        memcpy(in.bytes, text, in.len = strlen(text));
+    add_good(t, &in);
+}
+
+/* On a copy without a byte behind it, so that reading further is seen. */
+static bool accepts(const Target *t, const Input *in) {
+    char *exact = memcpy(xcalloc(in->len, 1), in->bytes, in->len);
+    const bool good = t->read(exact, in->len);
+    free(exact);
+    return good;
+}
+
+/* One line, of which a person can make something. */
+static void check_refusal(void) {
+    HOLDS((err.code == EXIT_FAILED || err.code == EXIT_USAGE) && err.text[0]);
+    for (const char *c = err.text; *c; c++) HOLDS((unsigned char)*c >= ' ' && *c != 127);
+}
+
+static void try(Target *t) {
+    static Input in;
+    in = t->pool[below((size_t)t->npool)];
+    for (size_t changes = 1 + below(4); changes > 0; changes--) change(&in, t);
+    err = (Error){.code = -1};
+    current = &in;
+    alarm(TIMEOUT);
+    const bool good = accepts(t, &in);
+    alarm(0);
+    if (!good && t->read != read_utf8) check_refusal();
+    t->tried++, t->accepted += good;
+    if (good && !below(4)) add_good(t, &in);
+}
+
+/* The input goes where it can be looked at. */
+static void on_death(void) {
+    FILE *f = current ? fopen("build/fuzz-input", "w") : NULL;
+    if (f) fwrite(current->bytes, 1, current->len, f), fclose(f);
+    fprintf(stderr, "fuzz: input %ld, of %s, SEED=%llu: see build/fuzz-input\n", number, target_name,
+            (unsigned long long)seed);
+    remove_root();
+}
+static void at_exit(void) {
+    if (current) on_death(); /* out of memory, of which inputs so small need none */
+    remove_root();
+}
+static void on_alarm(int signal) {
+    (void)signal;
+    abort();
+}
+
+const char *__asan_default_options(void) { return "handle_abort=1:max_allocation_size_mb=512"; }
+
+/* One with two records. */
+static void make_journal(void) {
+    const Pair pairs[] = {{0, 7}, {1, 8}, {0, 9}};
+    Journal *j = journal_open(path_of("made"), &err);
+    cJSON *head = cJSON_Parse("{\"" JOURNAL_VERSION "\": 1, \"model\": \"x\"}");
+    HOLDS(j && !journal_begin(j, head, &err) && !journal_append(j, pairs, 2, &err) &&
+          !journal_append(j, pairs + 2, 1, &err));
+    char *text = file_read(path_of("made.journal"), MOST, &seeds[3].len, &err);
+    memcpy(seeds[3].bytes, text, seeds[3].len);
+    journal_close(j, true);
+    cJSON_Delete(head), free(text);
+}
+
+/* The first VOCAB entries of the vocabulary, the first MERGES merges, which make the last of these; a header. */
+static void make_seeds(void) {
+    size_t len;
+    char *vocab = file_read("models/opt-tiny/vocab.json", 1 << 20, &len, &err), *end;
+    char *merges = file_read("models/opt-tiny/merges.txt", 1 << 20, &len, &err);
+    HOLDS(vocab && merges && (end = strstr(vocab, ": 280")) && end < vocab + MOST);
+    while (*end != ',') end--;
+    seeds[0].len = (size_t)(end - vocab);
+    memcpy(seeds[0].bytes, vocab, seeds[0].len);
+    seeds[0].bytes[seeds[0].len++] = '}';
+    end = merges;
+    for (int line = 0; line <= MERGES; line++) end = strchr(end, '\n') + 1;
+    memcpy(seeds[1].bytes, merges, seeds[1].len = (size_t)(end - merges));
+    seeds[2] = header_of(-1);
+    make_journal();
+    free(vocab), free(merges);
+}
+
+static void make_files(void) {
+    static const char *const dirs[] = {"config", "model", "shards", "vocab", "merges"};
+    for (size_t d = 0; d < sizeof dirs / sizeof *dirs; d++) HOLDS(!mkdir(path_of(dirs[d]), 0700));
+    for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)(i % 2 ? 0x30 : i);
+    put("model/config.json", config_text, strlen(config_text));
+    put("shards/config.json", config_text, strlen(config_text));
+    for (int s = 0; s < 2; s++) {
+        const Input header = header_of(s), file = framed(header.bytes, header.len);
+        put(s ? "shards/b.safetensors" : "shards/a.safetensors", file.bytes, file.len);
+    }
+    put("vocab/merges.txt", seeds[1].bytes, seeds[1].len);
+    put("merges/vocab.json", seeds[0].bytes, seeds[0].len);
+    put("vocab/vocab.json", seeds[0].bytes, seeds[0].len);
+    tokenizer = tokenizer_open(path_of("vocab"), VOCAB, &err);
+    config = (OptConfig){.l = 1, .h1 = H1, .h2 = H2, .nh = 2, .vocab = VOCAB, .max_pos = 60, .embed = H1, .eos = 2};
+    HOLDS(tokenizer);
+}
+
+static void open_targets(void) {
+    for (Target *t = targets; t < targets + NTARGETS; t++) {
+        t->pool = xcalloc(POOL, sizeof *t->pool);
+        for (int i = 0; i < 3 && t->texts[i]; i++) add_text(t, t->texts[i]);
+        if (t->made) add_good(t, t->made);
+        if (t->read == read_safetensors) t->pool[0] = framed(t->made->bytes, t->made->len);
+        for (int i = 0; i < t->npool; i++) {
+            if (!accepts(t, &t->pool[i]))
+                fprintf(stderr, "fuzz: %s: a good input is refused: %s\n", t->name, err.text), exit(1);
+        }
+    }
+}
+
+int main(int argc, char **argv) {
+    const long inputs = argc > 1 ? atol(argv[1]) : 100000;
+    seed = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
+    snprintf(root, sizeof root, "%s/flexgen-fuzz-XXXXXX", access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm");
+    HOLDS(mkdtemp(root));
+    signal(SIGALRM, on_alarm);
+    atexit(at_exit);
+    __sanitizer_set_death_callback(on_death);
+    make_seeds();
+    make_files();
+    open_targets();
+    for (number = 0; number < inputs; number++) {
+        Target *t = &targets[number % NTARGETS];
+        target_name = t->name;
+        try(t);
+    }
+    current = NULL;
+    printf("%-12s %10s %10s\n", "fuzz", "inputs", "accepted");
+    for (Target *t = targets; t < targets + NTARGETS; t++) {
+        printf("%-12s %10ld %10ld\n", t->name, t->tried, t->accepted);
+        free(t->pool);
+    }
+    tokenizer_close(tokenizer);
+    printf("%ld inputs with SEED=%llu, no fault found\n", inputs, (unsigned long long)seed);
+    return 0;
+}
