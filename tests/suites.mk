@@ -30,6 +30,8 @@ $(BUILD)/flexgen_host: $(BUILD)/flexgen.o $(LIB)
 $(BUILD)/cli.log: $(BUILD)/flexgen_host $(if $(EMULATION),$(BUILD)/flexgen_emulated)
 $(BUILD)/cli.log: export FLEXGEN_BIN := $(BUILD)/flexgen_host
 $(BUILD)/cli.log: export FLEXGEN_EMULATED := $(if $(EMULATION),$(BUILD)/flexgen_emulated)
+$(BUILD)/kill.log: $(BUILD)/flexgen_host
+$(BUILD)/kill.log: export FLEXGEN_BIN := $(BUILD)/flexgen_host
 # The suite `faults` loads a library before the program, which a sanitizer's own runtime does not allow.
 $(BUILD)/faults.so: tests/faults.c
 	$(CC) -O1 $(WARN) -shared -fPIC $< -o $@ -ldl
