@@ -5,7 +5,7 @@
  * both about once a second; the sweep never waits for a disk. A job that goes on reads its journal, looks again at what
  * ends a completion (a token may be there and its line not), and takes up every sequence behind its last token.
  *
- * Standard output, pipes and devices have no journal. Read next: eval.c, the other use of prompts. */
+ * Standard output, pipes and devices have no journal. Read next: progress.c. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
