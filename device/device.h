@@ -451,9 +451,16 @@ struct Gpu {
 };
 
 /* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses) with streams, cuBLAS and workspaces. NULL and err, one line that says
- * what to do, without a driver, without a GPU, with one that is too old or too full. In a build without CUDA there is no
- * such function: its address is NULL. */
+ * what to do, without a driver, without a GPU, with one that is too old or too full. Where flexgen.cu is not linked to the
+ * program but a library beside it, or was not built, there is no such function: its address is NULL. */
 Gpu *cuda_open_gpu(Error *err) __attribute__((weak));
+
+// ---------------------------------------------------------------------------------------------------------------
+// gpu.c: the GPU on demand
+// ---------------------------------------------------------------------------------------------------------------
+
+/* cuda_open_gpu, from the library beside the program if it is not linked. Loads nothing large where there is no GPU. */
+Gpu *gpu_open(Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
 // disk.c: the offload file and the checkpoint's
