@@ -155,7 +155,7 @@ static void in_a_container_the_tree_may_begin_at_its_group(void) {
         {"/", "/", "", GB},                           /* a name space: the container's group is / */
         {"/", "/../..", "", GB},                      /* the top is above it */
         {"/../other", "/", "", GB},                   /* ours cannot be seen */
-        {"/../other", "/", "/other", 8 * GB},
+        {"/../other", "/", "/../other", 8 * GB},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char groups[100], mounts[200], dir[100];
@@ -267,7 +267,7 @@ static void the_peak_can_be_measured_from_now_on(void) {
     free(p);
     CU_ASSERT(before > 0 && high >= before + BYTES / 2);
     memory_restart();
-    CU_ASSERT(memory_peak() <= high);
+    if (access("/proc/self/clear_refs", W_OK) == 0) CU_ASSERT(memory_peak() < high - BYTES / 2);
 }
 
 CU_TestInfo tests[] = {
