@@ -42,7 +42,7 @@ enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90
 static int fill_capacities(const TaskRun *run, Error *err) {
     Options *o = run->options;
     const Hardware *h = run->hardware;
-    const size_t memory = memory_available(0) / 100;
+    const size_t memory = memory_available(host_all_threads()) / 100;
     size_t usual[NTIERS] = {memory * HOST_GPU_SHARE, memory * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)};
     struct statvfs disk;
     if (run->sim) {

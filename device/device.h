@@ -296,6 +296,8 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err);
 const char *host_isa(void);
 /* Threads the kernels may use from now on (OpenMP); 0 asks for all cores. Returns the number. */
 int host_set_threads(int threads);
+/* Threads that a run has at most: the lanes', and beside each thread that calls the kernels those that help it. */
+int host_all_threads(void);
 
 /* y[r] = table[idx[r]], or y[r] += table[idx[r]]. */
 typedef struct {

@@ -41,6 +41,11 @@ int host_set_threads(int threads) {
     return host_threads();
 }
 
+int host_all_threads(void) {
+    enum { CALLERS = 4 }; /* the thread that loads weights, and the lanes PROJECT with FINISH, ATTEND and C_READ */
+    return NLANES + CALLERS * (host_threads() - 1);
+}
+
 enum { ENOUGH = 1 << 17 }; /* multiplications (or as much other work) that pay for waking the threads */
 
 static pthread_key_t scratch_key;
