@@ -12,12 +12,14 @@
  * else to standard error. */
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <math.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "batch.h"
 #include "cost/cost.h"
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -33,8 +35,31 @@ static size_t gpu_room(Gpu *gpu, size_t limit) {
     return room < left ? room : left;
 }
 
-/* Percent of what is free that a tier takes: room is left for the rest of the machine, and on the host device both upper
- * tiers are one memory. */
+/* What the process takes besides the tiers when a task runs, apart from what it has by then: program, libraries, tokenizer,
+ * prompts. Measured with models from opt-125m to opt-1.3b and 1 to 32 threads, and rounded up:
+ *   threads   a stack and the kernels' working memory; where weights are loaded, a piece of them too
+ *   queues    of the lanes, and the buffers of the disk
+ *   slices    of a trace, with their two edges each when bench adds them up. */
+static size_t process_room(const TaskRun *run) {
+    enum { THREAD = 256 << 10, PIECE = 1 << 20, QUEUES = 12 << 20, EDGES = 2 * 24 };
+    const OptConfig *config = run->checkpoint ? &run->checkpoint->config : NULL;
+    const size_t packed = config ? (size_t)run->options->quant.group * config->h2 * sizeof(f16) : 0;
+    return QUEUES + (size_t)host_all_threads() * THREAD + run->options->threads * (packed > PIECE ? packed : PIECE) +
+           run->trace_limit * (sizeof(Slice) + EDGES);
+}
+
+/* All that the process is expected to have besides the tiers, now that the plan is known: four moves for each page of a
+ * batch in the schedule and in every lane's queue, and two notes for each page in each batch that passes through staging.
+ */
+static size_t process_planned(const TaskRun *run) {
+    const Plan *p = run->plan;
+    const size_t pages = (size_t)p->max_seqs * p->max_pages;
+    return memory_peak() + process_room(run) + pages * (4 * (NLANES + 1) * sizeof(Move) + p->batches * 2 * sizeof(Staged));
+}
+
+/* Percent of what is free that a tier takes: room is left for the rest of the machine, for the page tables of the tiers
+ * (0.2%) and for notes about their pages (a few percent of them at most), and on the host device both upper tiers are one
+ * memory. */
 enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90 };
 
 /* Capacities that were not given. The sim has what its file says. What the disk holds already of the checkpoint counts as
@@ -42,7 +67,8 @@ enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90
 static int fill_capacities(const TaskRun *run, Error *err) {
     Options *o = run->options;
     const Hardware *h = run->hardware;
-    const size_t memory = memory_available(host_all_threads()) / 100;
+    const size_t available = memory_available(host_all_threads()), taken = process_room(run);
+    const size_t memory = available > taken ? (available - taken) / 100 : 0;
     size_t usual[NTIERS] = {memory * HOST_GPU_SHARE, memory * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)};
     struct statvfs disk;
     if (run->sim) {
@@ -239,6 +265,8 @@ static int run_traced(TaskRun *run, const Task *task, const Listener *listener, 
     FILE *file = path ? output_open("--trace", path, err) : NULL;
     if (path && !file) return -1;
     run->traced = run->traced || file;
+    memory_restart(); /* measuring the machine took another device's tiers */
+    run->overhead = process_planned(run);
     run->device = open_device(run, err);
     if (run->device) say_notices(run, true);
     int status = run->device ? run_on_device(run, task, listener, err) : -1;
@@ -312,7 +340,7 @@ static int generate(TaskRun *run, Error *err) {
 // flexgen bench
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { MAX_BENCH = 1 << 28, MAX_SLICES = 1 << 20 }; /* prompt tokens of a task; slices of a trace that only adds up */
+enum { MAX_BENCH = 1 << 28, MAX_SLICES = 1 << 18 }; /* prompt tokens of a task; slices of a trace that only adds up */
 
 /* xorshift64 */
 static uint64_t draw(uint64_t *x) {
@@ -583,6 +611,9 @@ int main(int argc, char **argv) {
     Error err = {0};
     signal(SIGPIPE, SIG_IGN); /* a closed pipe or a limit on file sizes is a failed write, said in one line */
     signal(SIGXFSZ, SIG_IGN);
+#ifdef M_ARENA_MAX /* glibc: a heap for each thread would take 64 MiB of its address space, and keep what threads free */
+    mallopt(M_ARENA_MAX, 1);
+#endif
     open_standard_streams();
     if (argc < 2) return flags_help(stderr), EXIT_USAGE;
     int status = run_command(&o, argv + 1, argc - 1, &err);
