@@ -62,27 +62,36 @@ static size_t process_planned(const TaskRun *run) {
  * memory. */
 enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90 };
 
-/* Capacities that were not given. The sim has what its file says. What the disk holds already of the checkpoint counts as
- * free. */
+/* What the disk has room for, and the address space too beside the other tiers, since the offload file is mapped. What the
+ * disk holds already of the checkpoint, which is not mapped, counts as free. */
+static int disk_room(size_t *room, const TaskRun *run, Error *err) {
+    const Options *o = run->options;
+    const size_t others[] = {process_room(run), run->gpu ? 0 : o->capacity[TIER_GPU], o->capacity[TIER_CPU]};
+    size_t mapped = address_available(host_all_threads());
+    struct statvfs disk;
+    if (statvfs(o->offload_dir, &disk))
+        return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
+    for (int i = 0; i < 3; i++) mapped = mapped > others[i] ? mapped - others[i] : 0;
+    *room = (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
+    if (mapped < *room) *room = mapped;
+    for (int f = 0; run->checkpoint && f < run->checkpoint->nfiles; f++) *room += run->checkpoint->files[f].size;
+    return 0;
+}
+
+/* Capacities that were not given. The sim has what its file says. */
 static int fill_capacities(const TaskRun *run, Error *err) {
     Options *o = run->options;
     const Hardware *h = run->hardware;
     const size_t available = memory_available(host_all_threads()), taken = process_room(run);
     const size_t memory = available > taken ? (available - taken) / 100 : 0;
     size_t usual[NTIERS] = {memory * HOST_GPU_SHARE, memory * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)};
-    struct statvfs disk;
-    if (run->sim) {
-        usual[TIER_GPU] = (size_t)h->gmem, usual[TIER_CPU] = (size_t)h->cmem, usual[TIER_DISK] = (size_t)h->nmem;
-    } else if (o->capacity[TIER_DISK] == FROM_MACHINE) {
-        if (statvfs(o->offload_dir, &disk))
-            return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
-        usual[TIER_DISK] = (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
-        for (int f = 0; run->checkpoint && f < run->checkpoint->nfiles; f++)
-            usual[TIER_DISK] += run->checkpoint->files[f].size;
-    }
+    if (run->sim) usual[TIER_GPU] = (size_t)h->gmem, usual[TIER_CPU] = (size_t)h->cmem, usual[TIER_DISK] = (size_t)h->nmem;
     if (run->gpu) o->capacity[TIER_GPU] = gpu_room(run->gpu, o->capacity[TIER_GPU]);
-    for (int t = 0; t < NTIERS; t++)
-        if (o->capacity[t] == FROM_MACHINE) o->capacity[t] = usual[t];
+    for (int t = 0; t < NTIERS; t++) {
+        if (o->capacity[t] != FROM_MACHINE) continue;
+        if (t == TIER_DISK && !run->sim && disk_room(&usual[t], run, err)) return -1;
+        o->capacity[t] = usual[t];
+    }
     return 0;
 }
 

@@ -481,7 +481,8 @@ int disk_read(Disk *disk, void *memory, Tensor from, Type type, int buffer, Erro
 int disk_write(Disk *disk, Tensor to, const void *memory, Error *err);
 /* Announces that these moves are about to be read. */
 void disk_expect(const Disk *disk, const Move *moves, int n);
-/* `written` bytes of a range were written through the mapping: sends them to disk, and out of memory. */
+/* `written` bytes of a range were written through the mapping: sends them to disk, and out of memory. 0: only begins to
+ * send what was written, but the mapping no longer counts as this process's memory. */
 void disk_settle(const Disk *disk, size_t offset, size_t bytes, size_t written);
 /* host_embed from a table that rests in the checkpoint. */
 int disk_embed(const Disk *disk, const Lookup *rows, Tensor table, Error *err);

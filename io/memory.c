@@ -123,9 +123,15 @@ static size_t groups_available(const Version *v, const char *root) {
 // This process
 // ---------------------------------------------------------------------------------------------------------------
 
-/* What a limit of the process (ulimit) leaves, of which so many bytes are used, when as many threads as are to come have
- * their stacks: a stack counts as a whole, touched or not. */
-static size_t limit_available(int resource, size_t used, int threads) {
+/* Bytes that /proc/self/status has under a key; 0: none. */
+static size_t status_bytes(const char *key) {
+    const size_t kib = file_number("/proc/self", "status", key);
+    return kib > SIZE_MAX / 1024 ? 0 : kib * 1024;
+}
+
+/* What a limit of the process (ulimit) leaves beside its use, when as many threads as are to come have their stacks: a
+ * stack counts as a whole, touched or not. */
+static size_t limit_available(int resource, const char *used, int threads) {
     struct rlimit limit;
     pthread_attr_t attributes;
     size_t stack = 0;
@@ -134,32 +140,24 @@ static size_t limit_available(int resource, size_t used, int threads) {
         pthread_attr_getstacksize(&attributes, &stack);
         pthread_attr_destroy(&attributes);
     }
-    return less(limit.rlim_cur, used + threads * stack);
+    return less(limit.rlim_cur, status_bytes(used) + threads * stack);
 }
+
+size_t address_available(int threads) { return limit_available(RLIMIT_AS, "VmSize:", threads); }
 
 size_t memory_available_under(const char *root, int threads) {
     char proc[MAX_PATH];
-    size_t pages[7] = {0}, page = (size_t)sysconf(_SC_PAGESIZE); /* of statm: address space [0] ... data and stack [5] */
     snprintf(proc, sizeof proc, "%s/proc", root);
-    size_t available = file_number(proc, "meminfo", "MemAvailable:"), group = SIZE_MAX;
-    available = available <= SIZE_MAX / 1024 ? available * 1024 : (size_t)sysconf(_SC_PHYS_PAGES) * page;
+    const size_t kib = file_number(proc, "meminfo", "MemAvailable:");
+    size_t available = kib > SIZE_MAX / 1024 ? (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE) : kib * 1024;
     for (size_t v = 0; v < sizeof versions / sizeof *versions; v++)
-        group = least(group, groups_available(&versions[v], root));
-    FILE *f = fopen("/proc/self/statm", "re");
-    for (int i = 0; f && i < 7; i++)
-        if (fscanf(f, "%zu", &pages[i]) != 1) break;
-    if (f) fclose(f);
-    size_t limit =
-        least(limit_available(RLIMIT_AS, pages[0] * page, threads), limit_available(RLIMIT_DATA, pages[5] * page, threads));
-    return least(available, least(group, limit));
+        available = least(available, groups_available(&versions[v], root));
+    return least(available, least(address_available(threads), limit_available(RLIMIT_DATA, "VmData:", threads)));
 }
 
 size_t memory_available(int threads) { return memory_available_under("", threads); }
 
-size_t memory_peak(void) {
-    const size_t kib = file_number("/proc/self", "status", "VmHWM:");
-    return kib == SIZE_MAX ? 0 : kib * 1024;
-}
+size_t memory_peak(void) { return status_bytes("VmHWM:"); }
 
 void memory_restart(void) {
     FILE *f = fopen("/proc/self/clear_refs", "we");

@@ -48,7 +48,9 @@ int output_close(FILE *out, const char *flag, const char *path, int status, Erro
 /* Bytes that this process may still take: what the machine, its control groups and its own limits have left, whichever is
  * least, when so many threads have been started. */
 size_t memory_available(int threads);
-/* The same where the files of /proc and /sys lie under another root, for tests. */
+/* What the limit of its address space alone leaves, to which mapped files count too; SIZE_MAX: there is none. */
+size_t address_available(int threads);
+/* memory_available where the files of /proc and /sys lie under another root, for tests. */
 size_t memory_available_under(const char *root, int threads);
 /* The most bytes of memory that this process has had at once, since memory_restart if that is possible. */
 size_t memory_peak(void);

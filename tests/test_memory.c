@@ -1,5 +1,6 @@
 /* test_memory.c: how much memory a process may have, from trees of files as machines and containers have them, and from
- * limits of its own. */
+ * limits of its own; that the program keeps to it, and to what it promises. */
+#include <cjson/cJSON.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -220,22 +221,26 @@ static void long_names_do_not_overflow(void) {
 /* In a child whose address space, or data, may grow by so much: what is available, in bytes. */
 static size_t available_in_child(int resource, size_t more, int threads) {
     const char *const root = machine("", "");
-    size_t available = 0, pages[7] = {0};
+    size_t available = 0;
     int ends[2];
     CHECK(pipe(ends) == 0);
     const pid_t pid = fork();
     if (!pid) {
-        FILE *f = fopen("/proc/self/statm", "r");
-        for (int i = 0; i < 7; i++) CHECK(fscanf(f, "%zu", &pages[i]) == 1);
+        const char *key = resource == RLIMIT_AS ? "VmSize:" : "VmData:";
+        size_t used = 0;
+        char line[200];
+        FILE *f = fopen("/proc/self/status", "r");
+        while (fgets(line, sizeof line, f))
+            if (!strncmp(line, key, strlen(key))) used = strtoull(line + strlen(key), NULL, 10) * 1024;
         fclose(f);
-        const size_t used = pages[resource == RLIMIT_AS ? 0 : 5] * (size_t)sysconf(_SC_PAGESIZE);
         CHECK(setrlimit(resource, &(struct rlimit){used + more, used + more}) == 0);
         available = memory_available_under(root, threads);
         _exit(write(ends[1], &available, sizeof available) != sizeof available);
     }
     int status;
+    close(ends[1]);
     CHECK(waitpid(pid, &status, 0) == pid && read(ends[0], &available, sizeof available) == sizeof available);
-    close(ends[0]), close(ends[1]);
+    close(ends[0]);
     return available;
 }
 
@@ -273,6 +278,84 @@ static void the_peak_can_be_measured_from_now_on(void) {
     if (access("/proc/self/clear_refs", W_OK) == 0) CU_ASSERT(memory_peak() < high - BYTES / 2);
 }
 
+// ---------------------------------------------------------------------------------------------------------------
+// The program
+// ---------------------------------------------------------------------------------------------------------------
+
+#ifdef __SANITIZE_ADDRESS__
+static const bool plain = false; /* AddressSanitizer takes far more memory */
+#else
+static const bool plain = true;
+#endif
+
+/* What a shell command says that starts the program, "%s", and its status. */
+static char *program_says(int *status, const char *command) {
+    static char line[2048], said[1 << 16];
+    const char *program = getenv("FLEXGEN_BIN");
+    snprintf(line, sizeof line, command, program ? program : "./flexgen");
+    FILE *f = popen(line, "r");
+    CHECK(f);
+    said[fread(said, 1, sizeof said - 1, f)] = 0;
+    *status = pclose(f);
+    *status = WIFEXITED(*status) ? WEXITSTATUS(*status) : -1;
+    return said;
+}
+
+static void a_run_takes_no_more_than_the_plan_and_the_overhead(void) {
+    static const char *const runs[] = {
+        "--model models/opt-tiny --percent 100 0 100 0 100 0",
+        "--model models/opt-tiny --percent 0 30 20 30 0 0 --cpu-cache-compute --threads 8",
+        "--model models/opt-tiny --percent 0 0 0 0 0 0 --compress-cache --attn-sparsity 0.3 --cpu-cache-compute",
+        "--model opt-125m --percent 100 0 100 0 100 0",
+        "--model opt-125m --percent 20 30 0 50 50 50 --compress-weight --threads 8",
+    };
+    Error err;
+    for (size_t i = 0; i < sizeof runs / sizeof *runs && plain; i++) {
+        char command[600];
+        int status;
+        snprintf(command, sizeof command,
+                 "%%s bench --device host %s --prompt-len 40 --gen-len 6 --gpu-batch-size 8 --num-gpu-batches 2 "
+                 "--num-prompts 24 --json - 2>&-",
+                 runs[i]);
+        const char *said = program_says(&status, command);
+        CU_ASSERT_EQUAL_FATAL(status, 0);
+        cJSON *json = json_parse(said, strlen(said), "bench", &err);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(json);
+        const cJSON *tiers = json_get(json, "tiers");
+        const double overhead = cJSON_GetNumberValue(json_get(json, "overhead_bytes"));
+        const double peak = cJSON_GetNumberValue(json_get(json, "peak_rss_bytes"));
+        double planned = 0;
+        for (int t = TIER_GPU; t <= TIER_CPU; t++)
+            planned += cJSON_GetNumberValue(json_get(json_get(tiers, tier_name[t]), "planned_bytes"));
+        CU_ASSERT(peak > planned / 2 && peak <= planned + overhead);
+        CU_ASSERT(overhead < 100 * MB); /* or it would promise nothing */
+        cJSON_Delete(json);
+    }
+}
+
+#define ONE_BATCH "--gpu-batch-size 1 --num-gpu-batches 1"
+
+/* What it says in so many KiB of address space about a model of 690 MB, of which one batch is all. */
+#define IN_SPACE(kib, flags)                                                                      \
+    program_says(&status, "ulimit -v " #kib                                                       \
+                          "; %s bench --device host --model opt-350m --prompt-len 8 --gen-len 2 " \
+                          "--gpu-batch-size 1 --num-gpu-batches 1 " flags " 2>&1")
+
+static void the_program_keeps_to_its_address_space(void) {
+    int status;
+    if (!plain) return;
+    const char *said = program_says(&status,
+                                    "ulimit -v 500000; %s generate --model models/opt-tiny --prompt x --max-tokens 4 "
+                                    "--gpu-batch-size 1 --num-gpu-batches 1 --percent 100 0 100 0 100 0 2>&-");
+    CU_ASSERT(status == 0 && strstr(said, "completion"));
+    said = IN_SPACE(500000, "--percent 100 0 100 0 100 0");
+    CU_ASSERT(status == 2 && strstr(said, "flexgen: the GPU tier needs"));
+    said = IN_SPACE(500000, "--percent 0 0 100 0 100 0"); /* the offload file is mapped */
+    CU_ASSERT(status == 2 && strstr(said, "flexgen: the disk tier needs"));
+    said = IN_SPACE(1100000, "--percent 0 0 100 0 100 0 --gpu-mem 150M --cpu-mem 100M");
+    CU_ASSERT(status == 0 && strstr(said, "generation throughput"));
+}
+
 CU_TestInfo tests[] = {
     {"a group of version 1 has its limit less its use", a_group_of_version_1_has_its_limit_less_its_use},
     {"the groups above limit as well", the_groups_above_limit_as_well},
@@ -286,5 +369,7 @@ CU_TestInfo tests[] = {
     {"stacks of threads to come are taken off", stacks_of_threads_to_come_are_taken_off},
     {"this process may have something", this_process_may_have_something},
     {"the peak can be measured from now on", the_peak_can_be_measured_from_now_on},
+    {"a run takes no more than the plan and the overhead", a_run_takes_no_more_than_the_plan_and_the_overhead},
+    {"the program keeps to its address space", the_program_keeps_to_its_address_space},
     CU_TEST_INFO_NULL,
 };
