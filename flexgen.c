@@ -40,21 +40,24 @@ static size_t gpu_room(Gpu *gpu, size_t limit) {
  *   threads   a stack and the kernels' working memory; where weights are loaded, a piece of them too
  *   queues    of the lanes, and the buffers of the disk
  *   slices    of a trace, with their two edges each when bench adds them up. */
-static size_t process_room(const TaskRun *run) {
+static size_t process_room(const TaskRun *run, size_t slices) {
     enum { THREAD = 256 << 10, PIECE = 1 << 20, QUEUES = 12 << 20, EDGES = 2 * 24 };
     const OptConfig *config = run->checkpoint ? &run->checkpoint->config : NULL;
     const size_t packed = config ? (size_t)run->options->quant.group * config->h2 * sizeof(f16) : 0;
     return QUEUES + (size_t)host_all_threads() * THREAD + run->options->threads * (packed > PIECE ? packed : PIECE) +
-           run->trace_limit * (sizeof(Slice) + EDGES);
+           slices * (sizeof(Slice) + EDGES);
 }
 
 /* All that the process is expected to have besides the tiers, now that the plan is known: four moves for each page of a
  * batch in the schedule and in every lane's queue, and two notes for each page in each batch that passes through staging.
- */
+ * In a trace a lane has two slices at most for a layer and a batch. */
 static size_t process_planned(const TaskRun *run) {
     const Plan *p = run->plan;
     const size_t pages = (size_t)p->max_seqs * p->max_pages;
-    return memory_peak() + process_room(run) + pages * (4 * (NLANES + 1) * sizeof(Move) + p->batches * 2 * sizeof(Staged));
+    size_t slices = run->traced ? (size_t)p->sweeps * p->batches * (p->config.l + 2) * 2 * NLANES : 0;
+    if (run->trace_limit && run->trace_limit < slices) slices = run->trace_limit;
+    return memory_peak() + process_room(run, slices) +
+           pages * (4 * (NLANES + 1) * sizeof(Move) + p->batches * 2 * sizeof(Staged));
 }
 
 /* Percent of what is free that a tier takes: room is left for the rest of the machine, for the page tables of the tiers
@@ -66,7 +69,8 @@ enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90
  * disk holds already of the checkpoint, which is not mapped, counts as free. */
 static int disk_room(size_t *room, const TaskRun *run, Error *err) {
     const Options *o = run->options;
-    const size_t others[] = {process_room(run), run->gpu ? 0 : o->capacity[TIER_GPU], o->capacity[TIER_CPU]};
+    const size_t others[] = {process_room(run, run->trace_limit), run->gpu ? 0 : o->capacity[TIER_GPU],
+                             o->capacity[TIER_CPU]};
     size_t mapped = address_available(host_all_threads());
     struct statvfs disk;
     if (statvfs(o->offload_dir, &disk))
@@ -82,7 +86,7 @@ static int disk_room(size_t *room, const TaskRun *run, Error *err) {
 static int fill_capacities(const TaskRun *run, Error *err) {
     Options *o = run->options;
     const Hardware *h = run->hardware;
-    const size_t available = memory_available(host_all_threads()), taken = process_room(run);
+    const size_t available = memory_available(host_all_threads()), taken = process_room(run, run->trace_limit);
     const size_t memory = available > taken ? (available - taken) / 100 : 0;
     size_t usual[NTIERS] = {memory * HOST_GPU_SHARE, memory * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)};
     if (run->sim) usual[TIER_GPU] = (size_t)h->gmem, usual[TIER_CPU] = (size_t)h->cmem, usual[TIER_DISK] = (size_t)h->nmem;
