@@ -16,7 +16,7 @@ BUILD ?= build
 OPENMP ?= $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
 ISA := $(shell echo | $(CC) $(CFLAGS) -dM -E - 2>/dev/null | awk '/__AVX512F__/{a=1}/__AVX2__/{b=1}/__F16C__/{c=1}END{print a?"AVX-512":b&&c?"AVX2":"portable C"}')
 ALL = $(CFLAGS) $(WARN) $(OPENMP) $(SANITIZE) -I. -MMD -MP
-LIBS := -lcjson -lm -lpthread
+LIBS := -lcjson -lm -lpthread -ldl
 
 # The CUDA toolkit: nvcc and cuBLAS build the device for GPUs, the headers alone its emulation on the CPU for the tests.
 NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
@@ -31,6 +31,7 @@ ifneq ($(CUDA),)
 ARCHS := $(filter $(GPU),$(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code)))
 GENCODE := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
 CUDA_OBJ := $(BUILD)/flexgen.cu.o
+CUDA_SO := $(BUILD)/flexgen_cuda.so
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ldl -lrt
 endif
 
@@ -44,16 +45,20 @@ MODEL := models/opt-tiny
 all: flexgen
 	@echo "flexgen: host device, $(ISA), $(if $(OPENMP),OpenMP,no OpenMP: one thread), $(if $(CUDA),cuda device for $(ARCHS:%=sm_%),no cuda device: $(if $(NVCC),$(if $(CUDA_LIB),no C++ compiler,no cuBLAS),no nvcc))"
 
-flexgen: $(BUILD)/flexgen
-	@cp $< $@
+# The program and, where there is CUDA, the library for GPUs, which the program loads from beside it.
+flexgen: $(BUILD)/flexgen $(CUDA_SO)
+	@rm -f flexgen_cuda.so; cp --remove-destination $^ .
 
-$(BUILD)/flexgen: $(BUILD)/flexgen.o $(CUDA_OBJ) $(LIB)
-	$(if $(CUDA),$(CXX) $(OPENMP) $(SANITIZE),$(CC) $(ALL)) $^ -o $@ $(CUDA_LIBS) $(LIBS)
+# the library uses functions of the program: -rdynamic
+$(BUILD)/flexgen: $(BUILD)/flexgen.o $(LIB) | $(CUDA_SO)
+	$(CC) $(ALL) -rdynamic $^ -o $@ $(LIBS)
+$(BUILD)/flexgen_cuda.so: $(CUDA_OBJ)
+	$(CXX) -shared $^ -o $@ $(CUDA_LIBS) -lpthread
 
 # the architectures are part of what it depends on
 $(BUILD)/flexgen.cu.o: flexgen.cu flexgen.h device/device.h check.h lp.h quant.h util.h $(BUILD)/archs
 	@echo "nvcc -O3 $< for $(ARCHS:%=sm_%)"
-	@$(NVCC) -std=c++17 -O3 -I. --threads 0 $(GENCODE) -Xcompiler -Wall,-Wextra,-Werror -Werror all-warnings -c $< -o $@
+	@$(NVCC) -std=c++17 -O3 -I. --threads 0 $(GENCODE) -Xcompiler -Wall,-Wextra,-Werror,-fPIC -Werror all-warnings -c $< -o $@
 $(BUILD)/archs: always
 	@mkdir -p $(@D); echo '$(NVCC) $(ARCHS)' | cmp -s - $@ || echo '$(NVCC) $(ARCHS)' >$@
 
@@ -88,7 +93,7 @@ accuracy: flexgen
 	@scripts/accuracy.sh $(BUILD)
 
 clean:
-	rm -rf build flexgen
+	rm -rf build flexgen flexgen_cuda.so
 
 format:
 	clang-format -i *.c *.h *.cu */*.c */*.h tests/*.cu

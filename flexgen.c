@@ -14,12 +14,14 @@
 #include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <malloc.h>
 #include <math.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "batch.h"
 #include "cost/cost.h"
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -35,30 +37,67 @@ static size_t gpu_room(Gpu *gpu, size_t limit) {
     return room < left ? room : left;
 }
 
-/* Percent of what is free that a tier takes: room is left for the rest of the machine, and on the host device both upper
- * tiers are one memory. */
+/* What the process takes besides the tiers when a task runs, apart from what it has by then: program, libraries, tokenizer,
+ * prompts. Measured with models from opt-125m to opt-1.3b and 1 to 32 threads, and rounded up:
+ *   threads   a stack and the kernels' working memory; where weights are loaded, a piece of them too
+ *   queues    of the lanes, and the buffers of the disk
+ *   slices    of a trace, with their two edges each when bench adds them up. */
+static size_t process_room(const TaskRun *run, size_t slices) {
+    enum { THREAD = 256 << 10, PIECE = 1 << 20, QUEUES = 12 << 20, EDGES = 2 * 24 };
+    const OptConfig *config = run->checkpoint ? &run->checkpoint->config : NULL;
+    const size_t packed = config ? (size_t)run->options->quant.group * config->h2 * sizeof(f16) : 0;
+    return QUEUES + (size_t)host_all_threads() * THREAD + run->options->threads * (packed > PIECE ? packed : PIECE) +
+           slices * (sizeof(Slice) + EDGES);
+}
+
+/* All that the process is expected to have besides the tiers, now that the plan is known: four moves for each page of a
+ * batch in the schedule and in every lane's queue, and two notes for each page in each batch that passes through staging.
+ * In a trace a lane has two slices at most for a layer and a batch. */
+static size_t process_planned(const TaskRun *run) {
+    const Plan *p = run->plan;
+    const size_t pages = (size_t)p->max_seqs * p->max_pages;
+    size_t slices = run->traced ? (size_t)p->sweeps * p->batches * (p->config.l + 2) * 2 * NLANES : 0;
+    if (run->trace_limit && run->trace_limit < slices) slices = run->trace_limit;
+    return memory_peak() + process_room(run, slices) +
+           pages * (4 * (NLANES + 1) * sizeof(Move) + p->batches * 2 * sizeof(Staged));
+}
+
+/* Percent of what is free that a tier takes: room is left for the rest of the machine, for the page tables of the tiers
+ * (0.2%) and for notes about their pages (a few percent of them at most), and on the host device both upper tiers are one
+ * memory. */
 enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90 };
 
-/* Capacities that were not given. The sim has what its file says. What the disk holds already of the checkpoint counts as
- * free. */
+/* What the disk has room for, and the address space too beside the other tiers, since the offload file is mapped. What the
+ * disk holds already of the checkpoint, which is not mapped, counts as free. */
+static int disk_room(size_t *room, const TaskRun *run, Error *err) {
+    const Options *o = run->options;
+    const size_t others[] = {process_room(run, run->trace_limit), run->gpu ? 0 : o->capacity[TIER_GPU],
+                             o->capacity[TIER_CPU]};
+    size_t mapped = address_available(host_all_threads());
+    struct statvfs disk;
+    if (statvfs(o->offload_dir, &disk))
+        return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
+    for (int i = 0; i < 3; i++) mapped = mapped > others[i] ? mapped - others[i] : 0;
+    *room = access(o->offload_dir, W_OK) ? 0 : (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
+    if (mapped < *room) *room = mapped;
+    for (int f = 0; run->checkpoint && f < run->checkpoint->nfiles; f++) *room += run->checkpoint->files[f].size;
+    return 0;
+}
+
+/* Capacities that were not given. The sim has what its file says. */
 static int fill_capacities(const TaskRun *run, Error *err) {
     Options *o = run->options;
     const Hardware *h = run->hardware;
-    const size_t memory = memory_available() / 100;
+    const size_t available = memory_available(host_all_threads()), taken = process_room(run, run->trace_limit);
+    const size_t memory = available > taken ? (available - taken) / 100 : 0;
     size_t usual[NTIERS] = {memory * HOST_GPU_SHARE, memory * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)};
-    struct statvfs disk;
-    if (run->sim) {
-        usual[TIER_GPU] = (size_t)h->gmem, usual[TIER_CPU] = (size_t)h->cmem, usual[TIER_DISK] = (size_t)h->nmem;
-    } else if (o->capacity[TIER_DISK] == FROM_MACHINE) {
-        if (statvfs(o->offload_dir, &disk))
-            return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
-        if (!access(o->offload_dir, W_OK)) usual[TIER_DISK] = (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
-        for (int f = 0; run->checkpoint && f < run->checkpoint->nfiles; f++)
-            usual[TIER_DISK] += run->checkpoint->files[f].size;
-    }
+    if (run->sim) usual[TIER_GPU] = (size_t)h->gmem, usual[TIER_CPU] = (size_t)h->cmem, usual[TIER_DISK] = (size_t)h->nmem;
     if (run->gpu) o->capacity[TIER_GPU] = gpu_room(run->gpu, o->capacity[TIER_GPU]);
-    for (int t = 0; t < NTIERS; t++)
-        if (o->capacity[t] == FROM_MACHINE) o->capacity[t] = usual[t];
+    for (int t = 0; t < NTIERS; t++) {
+        if (o->capacity[t] != FROM_MACHINE) continue;
+        if (t == TIER_DISK && !run->sim && disk_room(&usual[t], run, err)) return -1;
+        o->capacity[t] = usual[t];
+    }
     return 0;
 }
 
@@ -66,9 +105,7 @@ static int fill_capacities(const TaskRun *run, Error *err) {
  * unless the GPU was asked for. */
 static int choose_gpu(TaskRun *run, Error *err) {
     const int head = run->checkpoint ? run->checkpoint->config.h1 / run->checkpoint->config.nh : 1;
-    if (!cuda_open_gpu)
-        fail(&run->no_gpu, EXIT_USAGE, "this flexgen was built without CUDA; build it where nvcc is installed");
-    else if ((run->gpu = cuda_open_gpu(&run->no_gpu)) && head > run->gpu->max_head) {
+    if ((run->gpu = gpu_open(&run->no_gpu)) && head > run->gpu->max_head) {
         fail(&run->no_gpu, EXIT_USAGE,
              "the model's heads have %d elements, the GPU's attention has room for %d; use --device host", head,
              run->gpu->max_head);
@@ -297,6 +334,8 @@ static int run_traced(TaskRun *run, const Task *task, const Listener *listener, 
     const char *path = run->options->trace;
     if (path && output_check("--trace", path, err)) return -1;
     run->traced = run->traced || path;
+    memory_restart(); /* measuring the machine took another device's tiers */
+    run->overhead = process_planned(run);
     run->device = open_device(run, err);
     if (!run->device) return -1;
     say_notices(run, true);
@@ -451,7 +490,7 @@ static int generate(TaskRun *run, Error *err) {
 // flexgen bench
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { MAX_BENCH = 1 << 28, MAX_SLICES = 1 << 20 }; /* prompt tokens of a task; slices of a trace that only adds up */
+enum { MAX_BENCH = 1 << 28, MAX_SLICES = 1 << 18 }; /* prompt tokens of a task; slices of a trace that only adds up */
 
 /* xorshift64 */
 static uint64_t draw(uint64_t *x) {
@@ -723,6 +762,9 @@ int main(int argc, char **argv) {
     Error err = {0};
     signal(SIGPIPE, SIG_IGN); /* a closed pipe or a limit on file sizes is a failed write, said in one line */
     signal(SIGXFSZ, SIG_IGN);
+#ifdef M_ARENA_MAX /* glibc: a heap for each thread would take 64 MiB of its address space, and keep what threads free */
+    mallopt(M_ARENA_MAX, 1);
+#endif
     open_standard_streams();
     if (argc < 2) return flags_help(stderr), EXIT_USAGE;
     int status = run_command(&o, argv + 1, argc - 1, &err);

@@ -19,7 +19,8 @@ typedef struct {
     size_t cold, disk;    /* bytes of the upper tiers' memory, and of the file */
     double seconds;       /* for one value, about */
 } ProfileSize;
-/* The usual sizes: the model's shapes, unless they would take too long to measure (config NULL: the largest allowed). */
+/* The usual sizes: the model's shapes, unless they would take too long or too much memory to measure (config NULL: the
+ * largest allowed). */
 ProfileSize profile_size(const Gpu *gpu, const OptConfig *config);
 
 /* Measures this machine through the device that will run: the host device with so many threads or, if there is a gpu, the
@@ -32,7 +33,8 @@ int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const
 int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
                     const size_t capacity[NTIERS], FILE *progress, Error *err);
 /* That file: hardware-KEY.json in flexgen/ of XDG_CACHE_HOME or ~/.cache. KEY stands for all that the rates depend on: the
- * model's shapes, processor, threads and kernels, GPU, the disk of offload_dir, the profile's version; not the capacities.
+ * model's shapes, cold memory, processor, threads and kernels, GPU, the disk of offload_dir, the profile's version; not the
+ * capacities.
  * "" where there is no such directory. */
 void profile_path(char *path, size_t size, const ProfileSize *shapes, const Gpu *gpu, const char *offload_dir, int threads);
 /* Writes that file, if it can be written. */

@@ -432,6 +432,16 @@ static int measure_shared_cores(Hardware *h, Profile *p) {
 // The device to measure on
 // ---------------------------------------------------------------------------------------------------------------
 
+/* On the host device both upper tiers are one memory. Where it is short, what should be cold is less, down to what one
+ * product's weights need, and then the products are smaller; a quarter is left for everything else. */
+static void fit_host(ProfileSize *s) {
+    const size_t least = 2 * PIECE, room = memory_available(host_all_threads()) / 4 * 3;
+    while (s->cold > least && 2 * (s->cold + 2 * sizeof(float) * imax(s->rows * s->h2, s->tokens * s->h1)) > room) {
+        s->cold /= 2;
+        while (2 * sizeof(f16) * s->h1 * s->h2 > s->cold && s->nh % 2 == 0) s->h1 /= 2, s->h2 /= 2, s->nh /= 2;
+    }
+}
+
 /* The largest layer that is measured within a minute, or the model's own where that is smaller. Each half of the cold
  * memory is more than the last cache holds, so that going round in it finds nothing there. */
 ProfileSize profile_size(const Gpu *gpu, const OptConfig *config) {
@@ -447,6 +457,7 @@ ProfileSize profile_size(const Gpu *gpu, const OptConfig *config) {
 #endif
     if (cache > 0 && 4 * (size_t)cache > size.cold)
         size.cold = 4 * (size_t)cache < most ? 4 * (size_t)cache / 4096 * 4096 : most;
+    if (!gpu) fit_host(&size);
     return size;
 }
 
@@ -682,9 +693,9 @@ void profile_path(char *path, size_t size, const ProfileSize *shapes, const Gpu 
     path[0] = 0;
     if (!cache_dir(dir, sizeof dir) || stat(offload_dir, &disk) || statfs(offload_dir, &fs)) return;
     processor(cpu, sizeof cpu);
-    snprintf(key, sizeof key, "%d|%d|%d|%d|%s|%d|%s|%s|%llx|%llx", PROFILE_VERSION, shapes->h1, shapes->h2, shapes->nh, cpu,
-             host_set_threads(threads), host_isa(), gpu ? gpu->name : "", (unsigned long long)disk.st_dev,
-             (unsigned long long)fs.f_type);
+    snprintf(key, sizeof key, "%d|%d|%d|%d|%zu|%s|%d|%s|%s|%llx|%llx", PROFILE_VERSION, shapes->h1, shapes->h2, shapes->nh,
+             shapes->cold, cpu, host_set_threads(threads), host_isa(), gpu ? gpu->name : "",
+             (unsigned long long)disk.st_dev, (unsigned long long)fs.f_type);
     if (snprintf(path, size, "%s/flexgen/hardware-%016llx.json", dir, (unsigned long long)hash_text(key)) >= (int)size)
         path[0] = 0;
 }

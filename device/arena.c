@@ -240,6 +240,7 @@ int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, si
     CHECK(first + count <= all);
     if (a->gpu && dst.tier == TIER_GPU) return a->gpu->upload(a->gpu, to, src, count * size, err);
     memcpy(to, src, count * size);
+    if (dst.tier == TIER_DISK) disk_settle(a->disk, dst.offset + first * size, count * size, 0); /* piece by piece */
     if (dst.tier == TIER_DISK && first + count == all) disk_settle(a->disk, dst.offset, tensor_span(dst), tensor_span(dst));
     return 0;
 }

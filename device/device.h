@@ -301,6 +301,8 @@ const char *host_isa(void);
 int host_set_threads(int threads);
 int host_threads(void);         /* that number; all cores, if it was never set */
 int host_threads_missing(void); /* by how much it is less */
+/* Threads that a run has at most: the lanes', and beside each thread that calls the kernels those that help it. */
+int host_all_threads(void);
 
 /* y[r] = table[idx[r]], or y[r] += table[idx[r]]. */
 typedef struct {
@@ -456,9 +458,16 @@ struct Gpu {
 };
 
 /* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses) with streams, cuBLAS and workspaces. NULL and err, one line that says
- * what to do, without a driver, without a GPU, with one that is too old or too full. In a build without CUDA there is no
- * such function: its address is NULL. */
+ * what to do, without a driver, without a GPU, with one that is too old or too full. Where flexgen.cu is not linked to the
+ * program but a library beside it, or was not built, there is no such function: its address is NULL. */
 Gpu *cuda_open_gpu(Error *err) __attribute__((weak));
+
+// ---------------------------------------------------------------------------------------------------------------
+// gpu.c: the GPU on demand
+// ---------------------------------------------------------------------------------------------------------------
+
+/* cuda_open_gpu, from the library beside the program if it is not linked. Loads nothing large where there is no GPU. */
+Gpu *gpu_open(Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
 // disk.c: the offload file and the checkpoint's
@@ -477,7 +486,8 @@ int disk_read(Disk *disk, void *memory, Tensor from, Type type, int buffer, Erro
 int disk_write(Disk *disk, Tensor to, const void *memory, Error *err);
 /* Announces that these moves are about to be read. */
 void disk_expect(const Disk *disk, const Move *moves, int n);
-/* `written` bytes of a range were written through the mapping: sends them to disk, and out of memory. */
+/* `written` bytes of a range were written through the mapping: sends them to disk, and out of memory. 0: only begins to
+ * send what was written, but the mapping no longer counts as this process's memory. */
 void disk_settle(const Disk *disk, size_t offset, size_t bytes, size_t written);
 /* host_embed from a table that rests in the checkpoint. */
 int disk_embed(const Disk *disk, const Lookup *rows, Tensor table, Error *err);

@@ -218,7 +218,10 @@ static int open_file(Disk *d, const char *dir, size_t bytes, Error *err) {
                     "less to the disk",
                     bytes / 1048576.0, dir, strerror(status));
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, d->file, 0);
-    if (p == MAP_FAILED) return fail(err, EXIT_FAILED, "cannot map the offload file in %s: %s", dir, strerror(errno));
+    if (p == MAP_FAILED)
+        return fail(err, EXIT_FAILED,
+                    "cannot map the offload file, %.1f MiB, in %s: %s; raise ulimit -v, or move less to the disk",
+                    bytes / 1048576.0, dir, strerror(errno));
     madvise(p, bytes, MADV_RANDOM); /* a token's place is all that is touched; nothing around it is wanted */
     d->map = p;
     d->bytes = bytes;

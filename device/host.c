@@ -99,6 +99,10 @@ int host_threads(void) {
     return imax(threads_now, 1);
 }
 int host_threads_missing(void) { return threads_missing; }
+int host_all_threads(void) {
+    enum { CALLERS = 4 }; /* the thread that loads weights, and the lanes PROJECT with FINISH, ATTEND and C_READ */
+    return NLANES + CALLERS * (host_threads() - 1);
+}
 
 enum { ENOUGH = 1 << 17 }; /* multiplications (or as much other work) that pay for waking the threads */
 

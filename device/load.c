@@ -5,7 +5,7 @@
 /* Brings one tensor home in pieces; a real checkpoint's disk share already is. */
 static int load_tensor(const WeightPlace *place, const Tensor *source, const Checkpoint *checkpoint, Device *device,
                        Error *err) {
-    enum { PIECE = 1 << 21 };
+    enum { PIECE = 1 << 19 }; /* each thread has one */
     size_t count = (size_t)source->rows * source->cols;
     f16 *piece = xcalloc(count < PIECE ? count : PIECE, sizeof *piece);
     int status = 0;

@@ -4,8 +4,8 @@
  * norms of half a layer) are one slice. Because lanes are in order, it is enough to look at a lane's newest slice: what
  * differs from it, or comes after a pause, begins a new one. trace_write shows slices as they are. trace_breakdown adds
  * them up as Table 4 does, but for a run that overlaps: the time of a part is that of the union of its slices, and what of
- * it some processor was busy beside is hidden. A trace that is all zeros is empty and ready. Read next: host.c, the
- * arithmetic. scripts/plot_trace.py draws the file. */
+ * it some processor was busy beside is hidden. A trace that is all zeros is empty and ready. Read next: gpu.c, how
+ * a GPU is found. scripts/plot_trace.py draws the file. */
 #include <limits.h>
 #include <math.h>
 

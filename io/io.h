@@ -347,6 +347,7 @@ typedef struct {
     Error no_gpu;           /* text: why there is no GPU; empty with --device host */
     size_t in_use_before;   /* bytes of the GPU before there is a tier, by its own account */
     size_t in_use;          /* at the end of the run */
+    size_t overhead;        /* bytes that the process should have at most besides the tiers */
     Plan *plan;
     Device *device;
     Completions *completions; /* of generate, and which job they are of; else NULL */

@@ -279,8 +279,17 @@ void print_prediction(const TaskRun *run) {
                 was.peak[t] / MIB);
 }
 
+/* The tiers that are this process's memory. */
+static size_t tiers_in_process(const TaskRun *run, const size_t bytes[NTIERS]) {
+    return (run->gpu ? 0 : bytes[TIER_GPU]) + bytes[TIER_CPU];
+}
+
 void print_peaks(const TaskRun *run) {
+    const double peak = memory_peak() / MIB, tiers = tiers_in_process(run, run->device->peak) / MIB;
     plan_print(stderr, run->plan, run->options->capacity, run->device->peak);
+    if (!run->sim)
+        fprintf(stderr, "process (MiB): planned overhead %.2f, measured peak RSS %.2f, which is %.2f without the tiers\n",
+                run->overhead / MIB, peak, peak - tiers);
     if (run->gpu)
         fprintf(stderr, "in use on the GPU, by its own account %12.2f = tier, context, workspaces and other programs\n",
                 run->in_use / MIB);
@@ -395,6 +404,7 @@ void report_bench(Report *r) {
     add_setting(r);
     report_times(r);
     report_tiers(r);
+    if (!run->sim) ADD(r->json, {"overhead_bytes", (double)run->overhead}, {"peak_rss_bytes", (double)memory_peak()});
     report_lanes(r, run->device);
     report_breakdown(r, run->device->trace, run->stats.sweeps);
     if (run->found) add_cost(cJSON_AddObjectToObject(r->json, "predicted"), &run->found->cost);

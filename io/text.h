@@ -63,8 +63,16 @@ int stop_fail(Error *err, const char *what);
 // memory.c: how much memory this process may have
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Bytes that are available, by the kernel or by the control group, whichever is less. */
-size_t memory_available(void);
+/* Bytes that this process may still take: what the machine, its control groups and its own limits have left, whichever is
+ * least, when so many threads have been started. */
+size_t memory_available(int threads);
+/* What the limit of its address space alone leaves, to which mapped files count too; SIZE_MAX: there is none. */
+size_t address_available(int threads);
+/* memory_available where the files of /proc and /sys lie under another root, for tests. */
+size_t memory_available_under(const char *root, int threads);
+/* The most bytes of memory that this process has had at once, since memory_restart if that is possible. */
+size_t memory_peak(void);
+void memory_restart(void);
 
 // ---------------------------------------------------------------------------------------------------------------
 // json.c: strict JSON on top of cJSON, and UTF-8

@@ -40,7 +40,7 @@ step_card() {
 }
 
 step_build() {
-    local programs="$BUILD/flexgen $BUILD/gpu/test_cuda $BUILD/gpu/test_schedule $BUILD/gpu/test_lanes $BUILD/bench_gpu $BUILD/bench_machine $BUILD/bench_host"
+    local programs="$BUILD/flexgen $BUILD/flexgen_cuda.so $BUILD/gpu/test_cuda $BUILD/gpu/test_schedule $BUILD/gpu/test_lanes $BUILD/bench_gpu $BUILD/bench_machine $BUILD/bench_host"
     rm -f $programs # what does not build is not run in an older state
     make -k -j"$(nproc)" BUILD="$BUILD" GPU="$(cat "$DIR/compute_capability")" $programs
 }

@@ -24,19 +24,27 @@ $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
 	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
 $(BUILD)/%.log: $(BUILD)/test_% always
 	@scripts/suite.sh $@ $(RUNNER) $<
-# The command line's suite starts the program some two hundred times: without CUDA's libraries, which take a tenth of a second to load.
-$(BUILD)/flexgen_host: $(BUILD)/flexgen.o $(LIB)
-	$(CC) $(ALL) $^ -o $@ $(LIBS)
-$(BUILD)/cli.log: $(BUILD)/flexgen_host $(if $(EMULATION),$(BUILD)/flexgen_emulated)
-$(BUILD)/cli.log: export FLEXGEN_BIN := $(BUILD)/flexgen_host
-$(BUILD)/cli.log: export FLEXGEN_EMULATED := $(if $(EMULATION),$(BUILD)/flexgen_emulated)
-$(BUILD)/kill.log: $(BUILD)/flexgen_host
-$(BUILD)/kill.log: export FLEXGEN_BIN := $(BUILD)/flexgen_host
+# The program for the suites that start it. flexgen_host has no library for GPUs beside it. That of flexgen_emulated is the emulation; a
+# stub stands for NVIDIA's driver.
+PROGRAMS := $(BUILD)/flexgen_host $(if $(EMULATION),$(BUILD)/flexgen_emulated)
+STARTING := $(BUILD)/cli.log $(BUILD)/gpu.log $(BUILD)/memory.log $(BUILD)/kill.log $(BUILD)/faults.log
+$(BUILD)/flexgen_host $(BUILD)/flexgen_emulated: $(BUILD)/flexgen.o $(LIB)
+	$(CC) $(ALL) -rdynamic $^ -o $@ $(LIBS)
+$(BUILD)/flexgen_emulated_cuda.so: $(BUILD)/flexgen_cpu.o
+	$(CXX) $(OPENMP) $(SANITIZE) -shared $^ -o $@
+$(BUILD)/flexgen_emulated: | $(BUILD)/flexgen_emulated_cuda.so
+$(BUILD)/driver/libcuda.so.1: tests/driver.c
+	@mkdir -p $(@D)
+	$(CC) -shared -fPIC $< -o $@
+$(STARTING): $(PROGRAMS) $(BUILD)/driver/libcuda.so.1
+$(STARTING): export FLEXGEN_BIN := $(BUILD)/flexgen_host
+$(STARTING): export FLEXGEN_EMULATED := $(if $(EMULATION),$(BUILD)/flexgen_emulated)
+$(STARTING): export FLEXGEN_DRIVER := $(abspath $(BUILD)/driver)
+$(BUILD)/cli.log: export LD_LIBRARY_PATH := $(abspath $(BUILD)/driver)
 # The suite `faults` loads a library before the program, which a sanitizer's own runtime does not allow.
 $(BUILD)/faults.so: tests/faults.c
 	$(CC) -O1 $(WARN) -shared -fPIC $< -o $@ -ldl
-$(BUILD)/faults.log: $(BUILD)/flexgen_host $(BUILD)/faults.so
-$(BUILD)/faults.log: export FLEXGEN_BIN := $(BUILD)/flexgen_host
+$(BUILD)/faults.log: $(BUILD)/faults.so
 $(BUILD)/faults.log: export FAULTS_LIBRARY := $(BUILD)/faults.so
 
 $(BUILD)/gpu/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(CUDA_OBJ) $(LIB)
@@ -52,10 +60,8 @@ $(BUILD)/flexgen_cpu.cpp: flexgen.cu tests/cuda2cpp.sed
 	@mkdir -p $(@D)
 	(echo '#line 1 "flexgen.cu"'; sed -E -f tests/cuda2cpp.sed $<) >$@
 $(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
-	$(CXX) -std=c++17 $(CFLAGS) -O1 $(SANITIZE) -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
+	$(CXX) -std=c++17 $(CFLAGS) -O1 -fPIC $(SANITIZE) -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
 	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
-$(BUILD)/flexgen_emulated: $(BUILD)/flexgen.o $(BUILD)/flexgen_cpu.o $(LIB)
-	$(CXX) $(OPENMP) $(SANITIZE) $^ -o $@ $(LIBS)
 # With PLAIN=build only the device is instrumented, and of the rest there is one copy.
 DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out device/host.c device/sim.c,$(wildcard device/*.c)))
 $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(PLAIN)/libflexgen.a

@@ -1,6 +1,8 @@
 /* test_profile.c: that a measured machine is one, and where it is kept. No time is compared with any other: only that
  * everything has been measured. On a profile of small sizes; the suite runs on the host device. */
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests.h"
@@ -202,6 +204,30 @@ static void without_a_disk_the_rest_is_measured(void) {
     host_set_threads(0); /* for the suites behind this one */
 }
 
+/* In a child with so much address space besides what it has, sizes fit it twice, for both upper tiers. */
+static bool sizes_fit(size_t bytes) {
+    const pid_t pid = fork();
+    int status;
+    if (!pid) {
+        unsigned long pages = 0;
+        FILE *f = fopen("/proc/self/statm", "r");
+        const size_t used = fscanf(f, "%lu", &pages) == 1 ? pages * (size_t)sysconf(_SC_PAGESIZE) : 0;
+        fclose(f);
+        host_set_threads(1);
+        CHECK(setrlimit(RLIMIT_AS, &(struct rlimit){used + bytes, used + bytes}) == 0);
+        const ProfileSize s = profile_size(NULL, NULL);
+        const size_t product = sizeof(f16) * s.h1 * s.h2, row = sizeof(float) * imax(s.rows * s.h2, s.tokens * s.h1);
+        _exit(2 * (s.cold + 2 * row) > bytes || product > s.cold || s.h1 % s.nh || s.cold < (size_t)16 << 20);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static void where_memory_is_short_less_is_measured_with(void) {
+    static const size_t mib[] = {300, 400, 700, 1500, 4000};
+    for (size_t i = 0; i < sizeof mib / sizeof *mib; i++) CU_ASSERT(sizes_fit(mib[i] << 20));
+}
+
 CU_TestInfo tests[] = {
     {"everything is measured", everything_is_measured},
     {"a measured machine is a hardware file with sources", a_measured_machine_is_a_hardware_file_with_sources},
@@ -210,5 +236,6 @@ CU_TestInfo tests[] = {
     {"a cache that cannot be written is passed over", a_cache_that_cannot_be_written_is_passed_over},
     {"the key stands for threads, GPU and disk", the_key_stands_for_threads_gpu_and_disk},
     {"without a disk the rest is measured", without_a_disk_the_rest_is_measured},
+    {"where memory is short less is measured with", where_memory_is_short_less_is_measured_with},
     CU_TEST_INFO_NULL,
 };
