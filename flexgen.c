@@ -105,7 +105,7 @@ static int fill_capacities(const TaskRun *run, Error *err) {
  * unless the GPU was asked for. */
 static int choose_gpu(TaskRun *run, Error *err) {
     const int head = run->checkpoint ? run->checkpoint->config.h1 / run->checkpoint->config.nh : 1;
-    if ((run->gpu = gpu_open(&run->no_gpu)) && head > run->gpu->max_head) {
+    if ((run->gpu = gpu_find(&run->no_gpu)) && head > run->gpu->max_head) {
         fail(&run->no_gpu, EXIT_USAGE,
              "the model's heads have %d elements, the GPU's attention has room for %d; use --device host", head,
              run->gpu->max_head);

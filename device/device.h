@@ -467,7 +467,7 @@ Gpu *cuda_open_gpu(Error *err) __attribute__((weak));
 // ---------------------------------------------------------------------------------------------------------------
 
 /* cuda_open_gpu, from the library beside the program if it is not linked. Loads nothing large where there is no GPU. */
-Gpu *gpu_open(Error *err);
+Gpu *gpu_find(Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
 // disk.c: the offload file and the checkpoint's

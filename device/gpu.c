@@ -30,7 +30,7 @@ static bool driver_may_have_gpu(Error *err) {
     return false;
 }
 
-Gpu *gpu_open(Error *err) {
+Gpu *gpu_find(Error *err) {
     char path[4096];
     Gpu *(*open)(Error *) = cuda_open_gpu;
     if (open) return open(err);
