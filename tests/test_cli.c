@@ -701,8 +701,9 @@ static void an_older_output_is_left_alone(void) {
 }
 
 static void results_are_not_written_over_the_model(void) {
-    const char *dir = small_copy();
+    char dir[300];
     static const char *const names[] = {"config.json", "vocab.json", "merges.txt", "model.safetensors"};
+    snprintf(dir, sizeof dir, "%s", small_copy());
     for (int i = 0; i < 4; i++) {
         char path[700];
         snprintf(path, sizeof path, "%s", path_in(dir, names[i]));
