@@ -32,7 +32,8 @@ Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
 }
 
 PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j, const Tables *tables) {
-    return pool_pages(f->plan, tier, j, b->index, f->pool[tier].peak, tables->pages, tables->len);
+    const PagePool *pool = &f->pool[tier];
+    return pool_pages(f->plan, tier, j, b->index, pool->first + pool->peak, tables->pages, tables->len);
 }
 
 static void *host(const Flight *f, Tensor t) { return f->to->device->host(f->to->device, t); }
@@ -40,6 +41,9 @@ static void *host(const Flight *f, Tensor t) { return f->to->device->host(f->to-
 // ---------------------------------------------------------------------------------------------------------------
 // KV pages
 // ---------------------------------------------------------------------------------------------------------------
+
+/* Whom the cache's cells know as the owner of pages of this group that nobody has. */
+static int nobody(const Flight *f) { return f->plan->batches + f->group; }
 
 /* Batch `to` has pages of a tier from now on that were those of batch `from`. */
 static void pages_move(Flight *f, Tier tier, int to, int from) {
@@ -61,7 +65,7 @@ static void grow_pages(Flight *f, Batch *b) {
         }
     }
     for (int t = 0; t < NTIERS; t++)
-        if (took[t]) pages_move(f, (Tier)t, b->index, f->plan->batches);
+        if (took[t]) pages_move(f, (Tier)t, b->index, nobody(f));
 }
 
 static void give_pages(Flight *f, Sequence *q) {
@@ -97,8 +101,8 @@ static void stage_pages(Flight *f, Batch *b, Tier tier, int base, int32_t *table
 // ---------------------------------------------------------------------------------------------------------------
 
 static void end_sweep(Flight *f) {
-    double t = f->to->device->now(f->to->device), took = t - f->swept_at;
-    f->swept_at = t;
+    double t = f->to->device->now(f->to->device), took = t - f->line->swept_at;
+    f->line->swept_at = t;
     f->stats->total_s += took, f->stats->sweeps++;
     if (f->prefill_sweep) f->stats->prefill_sweeps_s += took, f->stats->prefill_sweeps++;
     if (f->listener->sweep && f->listener->sweep(f->listener->ctx, f->stats, f->to->err)) f->to->failed = true;
@@ -158,7 +162,7 @@ static void collect(Flight *f, Batch *b) {
     }
     b->nseq = going;
     for (int t = 0; t < NTIERS; t++)
-        if (f->pool[t].used < used[t]) pages_move(f, (Tier)t, f->plan->batches, b->index);
+        if (f->pool[t].used < used[t]) pages_move(f, (Tier)t, nobody(f), b->index);
     if (--f->uncollected == 0) end_sweep(f);
 }
 
@@ -302,7 +306,7 @@ bool batch_begin(Flight *f, Batch *b) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* The batch through which topups enter: they prefill together, and are in the batches of their seats from then on. */
-static Batch *entrance(Flight *f) { return &f->batch[f->plan->batches - 1]; }
+static Batch *entrance(Flight *f) { return &f->batch[f->batches - 1]; }
 
 static void fly(Flight *f, Batch *b) {
     b->in_flight = true;
@@ -355,7 +359,7 @@ static void enter(Flight *f, int seat, Batch *b) {
     q->generated = q->posted = q->npages = 0;
     if (!b->in_flight) {
         fly(f, b);
-        b->number = (int)f->admitted++;
+        b->number = (int)f->line->admitted++;
         b->prefill = f->prefill = true;
     }
     b->seq[b->nseq++] = q;
@@ -399,7 +403,7 @@ void flight_swept(Flight *f) {
 }
 
 bool flight_goes_on(const Flight *f) {
-    if (f->admission.next_prompt < f->task->count) return true;
+    if (f->line->next_prompt < f->task->count) return true;
     for (int k = 0; k < f->K; k++)
         for (int r = 0; r < f->flight[k]->nseq; r++)
             if (f->flight[k]->seq[r]->posted < f->flight[k]->seq[r]->n) return true;
@@ -416,30 +420,30 @@ void flight_open(Flight *f) {
     const Plan *p = f->plan;
     int block = imin(block_size(&p->policy), f->task->count);
     size_t pages = (size_t)p->max_seqs * p->max_pages;
-    f->batch = xcalloc(p->batches, sizeof *f->batch);
-    f->flight = xcalloc(p->batches, sizeof *f->flight);
+    f->batches = p->batches / group_count(&p->policy);
+    f->batch = xcalloc(f->batches, sizeof *f->batch);
+    f->flight = xcalloc(f->batches, sizeof *f->flight);
     f->seqs = xcalloc(block, sizeof *f->seqs);
     f->entered = xcalloc(block, sizeof *f->entered);
-    admission_open(&f->admission, &p->policy, f->task, p->npages);
+    admission_open(&f->admission, &p->policy, f->task, &f->line->next_prompt, p->npages);
     for (int i = 0; i < block; i++) {
         f->seqs[i].pages = xcalloc(p->max_pages, sizeof(int));
         f->seqs[i].tokens = xcalloc(f->admission.horizon, sizeof(int32_t));
     }
     f->nseqs = block;
-    for (int k = 0; k < p->batches; k++) {
+    for (int k = 0; k < f->batches; k++) {
         Batch *b = &f->batch[k];
-        b->index = k;
+        b->index = f->group * f->batches + k;
         b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
         for (int t = TIER_CPU; t <= TIER_DISK; t++) b->staged[t] = xcalloc(pages, sizeof(Staged));
     }
-    for (int t = 0; t < NTIERS; t++) pool_open(&f->pool[t], p->npages[t]);
-    f->swept_at = f->to->device->now(f->to->device);
+    for (int t = 0; t < NTIERS; t++) pool_open(&f->pool[t], f->group * p->npages[t], p->npages[t]);
 }
 
 void flight_close(Flight *f) {
     for (int i = 0; i < f->nseqs; i++) free(f->seqs[i].pages), free(f->seqs[i].tokens);
-    for (int k = 0; k < f->plan->batches; k++) {
+    for (int k = 0; k < f->batches; k++) {
         free(f->batch[k].seq), free(f->batch[k].joining);
         for (int t = 0; t < NTIERS; t++) free(f->batch[k].staged[t]);
     }

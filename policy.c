@@ -494,7 +494,8 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
 static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
     const Plan *p = a->plan;
     const double l = a->config->l, state = a->config->h1 * a->act, page = p->policy.page_tokens * a->kv;
-    const double weights = a->weights * l, cache = p->npages[TIER_CPU] * page * l, rows = p->max_rows;
+    const double weights = a->weights * l, cache = group_count(&p->policy) * p->npages[TIER_CPU] * page * l,
+                 rows = p->max_rows;
     const double two_layers = 2 * a->weights, two_pages = 2 * p->staged_pages[0] * page, four_states = 4 * rows * state;
     const double x = p->nws * rows * state, new_kv = p->nws * (double)p->off_rows * a->kv;
     const double q_and_o = 2 * p->nws * (double)p->off_seqs * state;

@@ -43,11 +43,13 @@ void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const s
             fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0, rows[r][1] / 1048576.0,
                     rows[r][2] / 1048576.0);
     size_t kv = 0;
-    for (int t = 0; t < NTIERS; t++) kv += (size_t)p->npages[t] * p->policy.page_tokens * p->kv_row * 2 * p->config.l;
+    for (int t = 0; t < NTIERS; t++)
+        kv += (size_t)group_count(&p->policy) * p->npages[t] * p->policy.page_tokens * p->kv_row * 2 * p->config.l;
     if (!peak)
         fprintf(out, "  %s, %d batches in flight, %ld sweeps; KV cache %.2f MiB, by A.2.1's estimate %.2f\n",
-                schedule_name[p->policy.schedule], p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL), p->sweeps,
-                kv / 1048576.0, p->a21_kv / 1048576.0);
+                schedule_name[p->policy.schedule],
+                p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * group_count(&p->policy), p->sweeps, kv / 1048576.0,
+                p->a21_kv / 1048576.0);
     for (int w = 0; w < 3 && !peak; w++)
         fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", what[w], 100 * p->achieved[w][0], 100 * p->achieved[w][1],
                 100 * p->achieved[w][2]);

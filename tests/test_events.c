@@ -344,6 +344,7 @@ static const struct {
     {D_WRITE, C_READ, "the same of the disk's pages at home"},
     {C_READ, D_WRITE, "the same the other way round"},
     {C_READ, C_LOAD, "staging of fewer rows than the slot had before"},
+    {C_READ, ATTEND, "the same, where the CPU attends to what is staged"},
     {STORE, D_WRITE, "new k, v, and activations on their way to disk: fewer rows than the slot had before"},
     {A_DOWN, D_WRITE, "the same of new k, v that come down with the queries"},
     {PROJECT, STORE, "new k, v and x of a batch of fewer rows than the one that had the slot"},
@@ -631,7 +632,7 @@ static void draw_policy(void) {
     static const int page_tokens[] = {1, 2, 3, 5, 16, 64};
     Policy *p = &trial.policy;
     draw_shares(&p->wg, &p->wc), draw_shares(&p->cg, &p->cc), draw_shares(&p->hg, &p->hc);
-    p->gbs = roll(1, 4), p->num_gpu_batches = roll(1, 5);
+    p->gbs = roll(1, 4), p->num_gpu_batches = roll(1, 5), p->groups = one_in(2) ? roll(1, 3) : 1;
     p->schedule = one_in(2) ? SCHEDULE_DIAGONAL : (Schedule)roll(0, 1); /* the diagonal has most to get wrong */
     p->cpu_attention = one_in(2), p->overlap = !one_in(8);
     p->page_tokens = page_tokens[roll(0, 5)], p->table_home = (Tier)roll(0, 2);
