@@ -351,6 +351,7 @@ static const struct {
     {PROJECT, A_DOWN, "the same of queries"},
     {A_UP, FINISH, "the same of the result of attention"},
     {W_LOAD, FINISH, "a part of a layer that is smaller than the one that had the slot"},
+    {W_LOAD, PROJECT, "the same of the head, which had the slot"},
 };
 
 static bool is_explained(const Op *op, Event e) {
@@ -652,13 +653,14 @@ static bool passes(uint64_t seed) {
     const Policy *p = &trial.policy;
     CU_ASSERT_PTR_NULL(trial.wrong);
     if (!trial.wrong) return true;
-    fprintf(stderr,
-            "\n    seed %d: %s: %g %g %g %g %g %g, %d x %d, %s, table %d, page %d%s%s; bits %d %d, sparsity %g; l %d, %d "
-            "prompts, eos %d\n",
-            (int)seed, trial.wrong, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches,
-            schedule_name[p->schedule], p->table_home, p->page_tokens, p->cpu_attention ? ", CPU attention" : "",
-            p->overlap ? "" : ", no overlap", p->weight_quant.bits, p->cache_quant.bits, p->sparsity, trial.model->config.l,
-            trial.task.count, trial.model->config.eos);
+    fprintf(
+        stderr,
+        "\n    seed %d: %s: %g %g %g %g %g %g, %d x %d x %d, %s, table %d, page %d%s%s; bits %d %d, sparsity %g; l %d, %d "
+        "prompts, eos %d\n",
+        (int)seed, trial.wrong, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, group_count(p),
+        schedule_name[p->schedule], p->table_home, p->page_tokens, p->cpu_attention ? ", CPU attention" : "",
+        p->overlap ? "" : ", no overlap", p->weight_quant.bits, p->cache_quant.bits, p->sparsity, trial.model->config.l,
+        trial.task.count, trial.model->config.eos);
     return false;
 }
 
