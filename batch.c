@@ -10,6 +10,8 @@
  * Read next: tier.c, where the regions come from. */
 #include "batch.h"
 
+#include "device/net.h"
+
 // ---------------------------------------------------------------------------------------------------------------
 // Views
 // ---------------------------------------------------------------------------------------------------------------
@@ -131,9 +133,9 @@ static bool take_token(Flight *f, Sequence *q, int32_t id) {
 /* Tells the scores of the newest step, sequence by sequence; of those that the head gave besides, nothing. */
 static void tell_scores(Flight *f, const Batch *b) {
     const Listener *to = f->listener;
+    const float *logp = f->logp;
+    const int32_t *best = f->ids;
     if (!to->scored) return;
-    const float *logp = host(f, batch_scores(f, b, LOG_PROBS, TIER_CPU));
-    const int32_t *best = host(f, batch_scores(f, b, GREEDY, TIER_CPU));
     for (int r = 0, row = 0; r < b->nseq && logp; r++) {
         const Sequence *q = b->seq[r];
         for (int e = 1; e <= q->heads; e++, row++) {
@@ -143,20 +145,51 @@ static void tell_scores(Flight *f, const Batch *b) {
     }
 }
 
+/* What the last stage alone knows goes round to all (section 4.4), which then know as well who has ended. */
+static bool go_round(Flight *f, const Batch *b) {
+    Net *net = f->to->device->net;
+    const int last = net->stages - 1, n = f->task->scored ? b->heads : b->nseq;
+    int status = 0;
+    void *const what[] = {f->ids, f->task->scored ? f->logp : NULL};
+    for (int w = 0; w < 2; w++) {
+        const size_t size = n * sizeof(int32_t);
+        if (!what[w] || status) continue;
+        if (net->stage < last) status = net->receive(net, last, NET_TOKENS, what[w], size, f->to->err);
+        for (int to = 0; net->stage == last && to < last && !status; to++)
+            status = net->post(net, to, NET_TOKENS, what[w], size, f->to->err);
+    }
+    if (status) f->to->failed = true;
+    return !status;
+}
+
+/* Waits for a batch's newest tokens; in a scored task, for the scores of its newest step. On the sim there are none. */
+static bool newest_come(Flight *f, const Batch *b) {
+    const bool scored = f->task->scored;
+    f->logp = NULL;
+    if (is_last(&f->plan->config)) {
+        Tensor newest = scored ? batch_scores(f, b, LOG_PROBS, TIER_CPU) : batch_tokens(f, b, TIER_CPU);
+        if (!post_host(f->to, newest, READS)) return false; /* one copy brings all of it down */
+        f->ids = host(f, scored ? batch_scores(f, b, GREEDY, TIER_CPU) : newest);
+        if (scored) f->logp = host(f, newest);
+    } else {
+        f->ids = f->came, f->logp = scored ? (float *)f->came + f->plan->head_rows : NULL;
+    }
+    return !f->to->device->net || go_round(f, b);
+}
+
 /* Waits for the batch's newest tokens, hands them out, and lets the sequences that have ended go. */
 static void collect(Flight *f, Batch *b) {
     if (!b->waiting || f->to->failed) return;
     b->waiting = false;
     const bool scored = f->task->scored, logits = f->task->keep_logits && f->listener->logits;
-    Tensor newest = scored ? batch_scores(f, b, LOG_PROBS, TIER_CPU) : batch_tokens(f, b, TIER_CPU);
-    if (!post_host(f->to, newest, READS)) return; /* one copy brings all of it down */
     int going = 0, used[NTIERS];
     for (int t = 0; t < NTIERS; t++) used[t] = f->pool[t].used;
-    const int32_t *ids = scored ? NULL : host(f, newest);
+    if (!newest_come(f, b)) return;
+    const int32_t *ids = scored ? NULL : f->ids;
     if (scored) tell_scores(f, b);
     for (int r = 0; r < b->nseq && !f->to->failed; r++) {
         Sequence *q = b->seq[r];
-        const float *row = logits ? host(f, batch_logits(f, b, r, 1)) : NULL;
+        const float *row = logits && is_last(&f->plan->config) ? host(f, batch_logits(f, b, r, 1)) : NULL;
         if (row) f->listener->logits(f->listener->ctx, q->prompt, q->generated + 1, row);
         if (take_token(f, q, ids ? ids[r] : -1)) b->seq[going++] = q;
     }
@@ -438,6 +471,7 @@ void flight_open(Flight *f) {
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
         for (int t = TIER_CPU; t <= TIER_DISK; t++) b->staged[t] = xcalloc(pages, sizeof(Staged));
     }
+    f->came = is_last(&p->config) ? NULL : xcalloc(2 * (size_t)imax(p->head_rows, p->max_seqs), sizeof *f->came);
     for (int t = 0; t < NTIERS; t++) pool_open(&f->pool[t], f->group * p->npages[t], p->npages[t]);
 }
 
@@ -449,5 +483,5 @@ void flight_close(Flight *f) {
     }
     for (int t = 0; t < NTIERS; t++) pool_close(&f->pool[t]);
     admission_close(&f->admission);
-    free(f->batch), free(f->flight), free(f->seqs), free(f->entered);
+    free(f->batch), free(f->flight), free(f->seqs), free(f->entered), free(f->came);
 }

@@ -77,6 +77,9 @@ typedef struct {
     int began;          /* batches that take part in this sweep */
     bool prefill_sweep; /* the sweep whose tokens are being collected had a batch in prefill */
     int uncollected;    /* its batches whose tokens are not known yet */
+    int32_t *ids;       /* of the batch that is collected: the chosen tokens, or in a scored task the greedy ones ... */
+    float *logp;        /* ... and the log-probabilities of the given ones */
+    int32_t *came;      /* room for both on a stage that is not the last */
 } Flight;
 
 /* Opens it with nobody in flight. The caller has set group, plan, task, listener, stats, to and line, which must outlive

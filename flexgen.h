@@ -23,7 +23,7 @@ static inline size_t type_bytes(Type t) { return t == F32 || t == I32 ? 4 : t ==
 typedef enum { TIER_GPU, TIER_CPU, TIER_DISK, NTIERS } Tier;
 
 /* What a lane occupies: a link, a processor. */
-typedef enum { CTOG, GTOC, DTOC, CTOD, GPU, CPU, NCHANNELS } Channel;
+typedef enum { CTOG, GTOC, DTOC, CTOD, GPU, CPU, NET, NCHANNELS } Channel;
 extern const char *const tier_name[NTIERS], *const channel_name[NCHANNELS];
 
 /* A view of a matrix; it owns nothing. On GPU and CPU, offset counts from the start of the tier's arena; on disk, from the
@@ -70,6 +70,7 @@ typedef struct Device Device;
 typedef struct Op Op;
 typedef struct Poster Poster;
 typedef struct Hardware Hardware;
+typedef struct Net Net;
 
 // ---------------------------------------------------------------------------------------------------------------
 // io/config.c: OPT sizes and shapes; opt_model.c: the forward pass (section 3)
@@ -83,7 +84,11 @@ typedef struct {
     bool pre_norm;      /* do_layer_norm_before; false only in opt-350m */
     bool final_norm;    /* a layernorm after the last layer: pre_norm and not _remove_final_layer_norm */
     int eos;            /* </s>, also the first token of every prompt (2) */
+    int stage, stages;  /* which part of a pipeline the layers are (section 4.4); stages 0 or 1: the whole model */
 } OptConfig;
+/* The first stage has the embedding, the last one the head. */
+static inline bool is_first(const OptConfig *config) { return config->stage == 0; }
+static inline bool is_last(const OptConfig *config) { return config->stage + 1 >= config->stages; }
 
 /* The tensors of one decoder layer. A weight is followed by its bias; matrices are (out, in) as in the checkpoint. */
 typedef enum {
@@ -238,6 +243,8 @@ typedef enum {
     LAST_ROWS,    /* the rows that the head needs */
     HEAD_OUT,     /* the same rows after project_out */
     LOGITS,       /* of some of these rows; on the CPU of all, if the task keeps them */
+    RECEIVED,     /* hidden states from the stage before: one slot for each batch */
+    SENDING,      /* hidden states for the stage behind */
     CHOSEN,       /* sparse attention: the chosen tokens */
     WEIGHING,     /* sparse attention: their weights */
     INDEX_TABLES, /* two for each batch: for its even and its odd sweeps */
@@ -449,7 +456,8 @@ typedef struct {
     int (*sweep)(void *ctx, const RunStats *stats, Error *err);
 } Listener;
 
-/* Generates for the whole task, block after block, as the plan's policy says. 0, or -1 and err. */
+/* Generates for the whole task, block after block, as the plan's policy says. 0, or -1 and err. In a pipeline (device->net)
+ * every stage calls it with a plan for its own layers, the same policy and the same task. */
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener, RunStats *stats, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -250,7 +250,8 @@ static Tensor head_weights(const Run *run) {
 /* The rows of the hidden state that rest on one tier, as moves between `state` on the GPU and their home. Behind the last
  * layer of a prefill only the rows that the head wants go down; only those come up again, to where they are alone. */
 static int act_moves(Run *run, const Batch *b, int j, Tier tier, Tensor state, bool store) {
-    const bool head_only = b->prefill && tier != TIER_GPU && j + store == run->l, alone = j == run->l;
+    const bool for_head = is_last(&run->plan->config) && j + store == run->l; /* all rows go to another stage */
+    const bool head_only = b->prefill && tier != TIER_GPU && for_head, alone = j == run->l;
     Tensor home = batch_activations(run->flight, b, tier);
     int row = 0, seq = 0, head = 0, n = 0;
     for (int t = 0; t < (int)tier; t++) row += b->act_rows[t], seq += b->act_seqs[t], head += b->act_heads[t];
@@ -274,10 +275,13 @@ static Tensor act_staging(const Run *run, const Batch *b, RegionId id, long sq) 
     return plan_view(run->plan, id, TIER_CPU, sq, 0, b->act_rows[TIER_DISK]);
 }
 
+/* Whether the hidden state does not rest behind layer j: the head has taken it, or another stage will. */
+static bool leaves(const Run *run, int j) { return j + !is_last(&run->plan->config) >= run->l; }
+
 /* Figure 4: the hidden state goes to rest, but where it was computed in place. */
 static void store_activation(Run *run, int j, int k) {
     Batch *b = at_square(run, &j, &k);
-    if (!b || j == run->l || all_on_gpu(b)) return;
+    if (!b || leaves(run, j) || all_on_gpu(b)) return;
     long sq = square_number(run, j, k);
     Tensor x = hidden(run, b, sq);
     const Lane lane[NTIERS] = {FINISH, STORE, STORE};
@@ -292,7 +296,7 @@ static void store_activation(Run *run, int j, int k) {
 /* Figure 4: what does not rest on the GPU comes up. Layer 0 has nothing to load, its rows come from the embedding. */
 static void load_activation(Run *run, int j, int k) {
     Batch *b = at_square(run, &j, &k);
-    if (!b || !j || all_on_gpu(b)) return;
+    if (!b || !j || all_on_gpu(b) || (j == run->l && leaves(run, j - 1))) return;
     long sq = square_number(run, j, k);
     const bool head = j == run->l;
     Tensor x = head ? workspace(run, LAST_ROWS, sq, b->heads) : hidden(run, b, sq);
@@ -410,6 +414,20 @@ static Tensor gather_tokens(Run *run, Batch *b, long sq, int k, Tensor x) {
     return arrive;
 }
 
+/* Section 4.4: layer 0 of this stage begins where the last layer of the stage before has ended. */
+static void receive(Run *run, Batch *b, long sq, int k) {
+    Move up = {hidden(run, b, sq), plan_view(run->plan, RECEIVED, TIER_CPU, b->index, 0, b->rows)};
+    post(&run->to, op_receive(new_op(run, RECEIVE, ACTIVATION, 0, k), up.src));
+    post(&run->to, op_copy(new_op(run, C_LOAD, ACTIVATION, 0, k), &up, 1));
+}
+
+/* What the stage behind waits for. */
+static void send(Run *run, Batch *b, int j, int k) {
+    Move down = {plan_view(run->plan, SENDING, TIER_CPU, b->index, 0, b->rows), hidden(run, b, square_number(run, j, k))};
+    post(&run->to, op_copy(new_op(run, STORE, ACTIVATION, j, k), &down, 1));
+    post(&run->to, op_send(new_op(run, SEND, ACTIVATION, j, k), down.dst));
+}
+
 static void embed(Run *run, Batch *b, long sq, int k, Tensor x) {
     Tensor global[NGLOBALS], tokens = gather_tokens(run, b, sq, k, x);
     for (int g = 0; g < NGLOBALS; g++) global[g] = run->plan->global[g].home;
@@ -422,7 +440,7 @@ static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES]) {
     long sq = square_number(run, j, k);
     Tensor x = hidden(run, b, sq), q = workspace(run, QUERY, sq, b->rows), kv = workspace(run, NEW_KV, sq, b->rows);
     const int on_gpu = b->kv_rows[TIER_GPU];
-    if (!j) embed(run, b, sq, k, x);
+    if (!j && is_first(c)) embed(run, b, sq, k, x);
     if (j && !all_on_gpu(b) && b->act_rows[TIER_GPU]) {
         int n = act_moves(run, b, j, TIER_GPU, x, false);
         post(&run->to, op_copy(new_op(run, PROJECT, ACTIVATION, j, k), run->moves, n));
@@ -575,7 +593,7 @@ static void compute(Run *run, int j, int k) {
     Batch *b = run->flight->flight[k];
     if (!b->nseq) return;
     if (j == run->l) {
-        compute_head(run, b, k);
+        if (is_last(&run->plan->config)) compute_head(run, b, k);
         return;
     }
     Tensor w[NROLES];
@@ -584,6 +602,7 @@ static void compute(Run *run, int j, int k) {
     project(run, b, j, k, w);
     attend(run, b, j, k);
     finish(run, b, j, k, w);
+    if (j + 1 == run->l && leaves(run, j)) send(run, b, j, k);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -600,6 +619,7 @@ static bool begin(Run *run, int k) {
     if (!batch_begin(run->flight, b)) return synchronize(run);
     Move up = {b->gpu.all, b->cpu.all};
     post(&run->to, op_copy(new_op(run, C_LOAD, OTHER, 0, k), &up, 1));
+    if (!is_first(&run->plan->config)) receive(run, b, square_number(run, 0, k), k);
     bring_cache(run, b, 0, k); /* of the other layers it is asked for one square ahead */
     return synchronize(run);
 }

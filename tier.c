@@ -218,7 +218,7 @@ static void plan_globals(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
         if (!t.rows) continue;
         size_t size = whole_lines((size_t)t.rows * t.cols * 2);
         p->global[g].home = tier == TIER_DISK && !c->dummy ? t : as_f16(t, EMBEDDINGS, tier, bytes[tier]);
-        if (table && (Global)g == p->head && tier != TIER_GPU) {
+        if (table && (Global)g == p->head && tier != TIER_GPU && is_last(&p->config)) {
             p->cpu_slab_offset[l] = bytes[tier];
             (tier == TIER_CPU ? p->cpu_slab : p->disk_slab)[l] = size;
         }
@@ -558,6 +558,7 @@ static void plan_workspace(Plan *p, const Task *task) {
     const int kv_cols = 2 * (int)(kv == U8 ? p->kv_row : p->kv_row / sizeof(f16)), choice = c->nh * p->most_chosen;
     const int norm = c->pre_norm ? p->chunk : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
     const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU, scored = task->scored;
+    const bool first = is_first(c), last = is_last(c);
     const Line workspace[] = {
         {HIDDEN, TIER_GPU, "workspace: x", lower_gbs, act, p->need_x ? rows : 0, h1, nws},
         {QUERY, TIER_GPU, "workspace: q", lower_gbs, act, rows, h1, nws},
@@ -570,12 +571,14 @@ static void plan_workspace(Plan *p, const Task *task) {
         {NORM_1, TIER_GPU, "workspace: norm 1", lower_gbs, act, norm, h1, 1},
         {NORM_2, TIER_GPU, "workspace: norm 2", lower_gbs, act, norm, h1, 1},
         {MLP, TIER_GPU, "workspace: mlp", lower_gbs, act, p->chunk, c->h2, 1},
-        {EMBEDDED, TIER_GPU, "workspace: embedding", lower_gbs, act, projected ? rows : 0, c->embed, nws},
-        {EMBEDDED, TIER_CPU, "embedding rows", lower_gbs, act, gathered ? rows : 0, c->embed, nws},
-        {LAST_ROWS, TIER_GPU, "workspace: last rows", lower_gbs, act, heads, h1, nws},
-        {HEAD_OUT, TIER_GPU, "workspace: head", lower_gbs, act, projected ? p->head_chunk : 0, c->embed, 1},
-        {LOGITS, TIER_GPU, "logits", lower_gbs, F32, p->head_chunk, c->vocab, 1},
-        {LOGITS, TIER_CPU, "logits", lower_gbs, F32, task->keep_logits ? seqs : 0, c->vocab, batches},
+        {EMBEDDED, TIER_GPU, "workspace: embedding", lower_gbs, act, first && projected ? rows : 0, c->embed, nws},
+        {EMBEDDED, TIER_CPU, "embedding rows", lower_gbs, act, first && gathered ? rows : 0, c->embed, nws},
+        {LAST_ROWS, TIER_GPU, "workspace: last rows", lower_gbs, act, last ? heads : 0, h1, nws},
+        {HEAD_OUT, TIER_GPU, "workspace: head", lower_gbs, act, last && projected ? p->head_chunk : 0, c->embed, 1},
+        {LOGITS, TIER_GPU, "logits", lower_gbs, F32, last ? p->head_chunk : 0, c->vocab, 1},
+        {LOGITS, TIER_CPU, "logits", lower_gbs, F32, last && task->keep_logits ? seqs : 0, c->vocab, batches},
+        {RECEIVED, TIER_CPU, "states received", lower_gbs, act, first ? 0 : rows, h1, batches},
+        {SENDING, TIER_CPU, "states to send", lower_gbs, act, last ? 0 : rows, h1, batches},
         {CHOSEN, TIER_GPU, "attention: chosen tokens", lower_gbs, I32, seqs, choice, 1},
         {CHOSEN, TIER_CPU, "attention: chosen tokens", lower_gbs, I32, p->off_seqs, choice, 1},
         {WEIGHING, TIER_GPU, "attention: chosen tokens", lower_gbs, F32, seqs, choice, 1},
@@ -585,9 +588,9 @@ static void plan_workspace(Plan *p, const Task *task) {
     p->table_ints = (int)(whole_lines(4 * table_ints(p, task)) / 4);
     for (int t = TIER_GPU; t <= TIER_CPU; t++) { /* one's mirror is the other */
         add_region(p, (Line){INDEX_TABLES, (Tier)t, "index tables", lower_gbs, I32, 1, p->table_ints, 2 * batches});
-        add_region(p, (Line){NEW_TOKENS, (Tier)t, "new tokens", lower_gbs, I32, 1, scored ? 0 : seqs, batches});
-        add_region(p, (Line){LOG_PROBS, (Tier)t, "scores", lower_gbs, F32, 1, scored ? heads : 0, batches});
-        add_region(p, (Line){GREEDY, (Tier)t, "scores", lower_gbs, I32, 1, scored ? heads : 0, batches});
+        add_region(p, (Line){NEW_TOKENS, (Tier)t, "new tokens", lower_gbs, I32, 1, scored || !last ? 0 : seqs, batches});
+        add_region(p, (Line){LOG_PROBS, (Tier)t, "scores", lower_gbs, F32, 1, scored && last ? heads : 0, batches});
+        add_region(p, (Line){GREEDY, (Tier)t, "scores", lower_gbs, I32, 1, scored && last ? heads : 0, batches});
     }
 }
 

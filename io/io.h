@@ -85,6 +85,9 @@ static inline int part_count(const OptConfig *config) { return NGLOBALS + config
 Part checkpoint_part(const Checkpoint *checkpoint, int t);
 /* The name of the tensor that a view belongs to, "model.decoder.layers.3.fc1.weight". */
 const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view);
+/* The part of an open checkpoint that is a stage of a pipeline: layers first .. first+layers-1, with the embedding if it is
+ * the first and the head if it is the last. It owns nothing. */
+Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int first, int layers);
 /* A number that two models share only if they are copies of each other, wherever they lie: made of the sizes and of the
  * last bytes of every tensor. */
 uint64_t checkpoint_digest(const Checkpoint *checkpoint);

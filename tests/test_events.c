@@ -709,9 +709,9 @@ static void nor_where_packed_weights_are_unpacked_first(void) {
     trial.blind = false;
 }
 
-/* Of all that has run above. A residual has never been anything but y. */
+/* Of all that has run above, on one machine. A residual has never been anything but y. */
 static void the_table_of_ops_says_what_ops_do(void) {
-    for (int code = OP_COPY + 1; code < NCODES; code++)
+    for (int code = OP_COPY + 1; code < OP_RECEIVE; code++)
         for (int v = 0; v < MAX_VIEWS && op_info[code].view[v].name; v++) {
             const Use use = op_info[code].view[v].use;
             const bool same = use == WRITES ? seen[code][v] & 2 : use == READS && seen[code][v] == 1;
