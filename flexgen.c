@@ -303,7 +303,7 @@ static int complete(TaskRun *run, const Task *task, const Listener *listener, Er
     run->device->stop = stop_signal();
     const int status = sweep(run, task, listener, err);
     if (!completions_end(run->completions, status, err)) return 0;
-    return status && *stop_signal() ? stop_fail(err, run->options->output ? "; go on with --resume" : "") : -1;
+    return *stop_signal() ? stop_fail(err, completions_last(run->completions) ? "; go on with --resume" : "") : -1;
 }
 
 /* Loads the weights and sweeps. */
@@ -401,16 +401,18 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     return head;
 }
 
+static bool is_packed(const cJSON *head, const char *bits, const char *group, Quant quant) {
+    size_t b, g;
+    return json_whole(json_get(head, bits), &b) && json_whole(json_get(head, group), &g) && b == quant.bits &&
+           g == quant.group;
+}
+
 /* What the search was allowed to compress for the run before stays so. */
 static void keep_compression(Options *o, const cJSON *head) {
-    size_t bits, group;
-    Policy *p = &o->policy;
     if (!head || !o->allow_compression) return;
     o->allow_compression = false;
-    if (json_whole(json_get(head, "bits of weights"), &bits) && json_whole(json_get(head, "group of weights"), &group))
-        p->weight_quant = (Quant){(uint16_t)bits, (uint16_t)group};
-    if (json_whole(json_get(head, "bits of the cache"), &bits) && json_whole(json_get(head, "group of the cache"), &group))
-        p->cache_quant = (Quant){(uint16_t)bits, (uint16_t)group};
+    o->compress_weight |= is_packed(head, "bits of weights", "group of weights", o->quant);
+    o->compress_cache |= is_packed(head, "bits of the cache", "group of the cache", o->quant);
 }
 
 /* What else the tokens depend on. A job may go on elsewhere; then it is said that its tokens may be others than they would
@@ -443,11 +445,11 @@ static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *
 
 /* Says what has become of the job. -1 and err (EXIT_FAILED) if prompts were impossible. */
 static int sum_up(const TaskRun *run, const Job *job, const Completions *c, Error *err) {
-    long tokens, errors;
-    completions_count(c, &tokens, &errors);
-    if (job->task.count) print_summary(run, job->count, tokens);
+    int errors = 0;
+    for (int i = 0; i < job->count; i++) errors += job->request[i].error != NULL;
+    if (job->task.count) print_summary(run, job->count, completions_tokens(c));
     if (!errors) return 0;
-    return fail(err, EXIT_FAILED, "%ld of %d prompts could not be completed; their lines have an \"error\"", errors,
+    return fail(err, EXIT_FAILED, "%d of %d prompts could not be completed; their lines have an \"error\"", errors,
                 job->count);
 }
 
@@ -457,11 +459,13 @@ static int complete_job(TaskRun *run, Job *job, Completions *c, Error *err) {
     if (settle_compression(run, err)) return -1;
     cJSON *head = job_head(run, job);
     int status = completions_resume(c, head, &finished, err);
-    if (!status && finished) fprintf(stderr, "%s: the job has ended; nothing is left to do\n", run->options->output);
+    if (!status && finished)
+        fprintf(stderr, "%s: has a line for every prompt; nothing is left to do\n", run->options->output);
     if (!status && !finished) {
         job_rest(job);
-        status = run_rest(run, job, c, head, err) ? -1 : sum_up(run, job, c, err);
+        status = run_rest(run, job, c, head, err);
     }
+    if (!status) status = sum_up(run, job, c, err);
     cJSON_Delete(head);
     return status;
 }

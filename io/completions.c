@@ -9,7 +9,10 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
 #include <pthread.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -49,7 +52,7 @@ struct Completions {
     size_t end;  /* bytes of whole lines */
     bool unsynced;
     double synced;
-    long tokens, errors; /* of the lines */
+    long tokens; /* of the lines */
 };
 
 static const char *output_name(const Completions *c) { return c->path ? c->path : "standard output"; }
@@ -140,13 +143,35 @@ static char *next_line(Completions *c, size_t *len) {
         if (e->error) {
             json_write_string(out, e->error, strlen(e->error));
             fprintf(out, "}\n");
-            c->errors++;
         } else
             c->tokens += write_completion(c, out, e);
     }
     if (!out || fclose(out))
         fprintf(stderr, "flexgen: out of memory for a line of %s\n", output_name(c)), exit(EXIT_FAILED);
     return line;
+}
+
+/* What somebody has done to the file while the job wrote it, or NULL. */
+static const char *disturbed(const Completions *c) {
+    struct stat mine, there;
+    if (!c->journal) return NULL;
+    if (stat(c->path, &there) || fstat(c->fd, &mine)) return strerror(errno);
+    if (mine.st_dev != there.st_dev || mine.st_ino != there.st_ino) return "another file is in its place";
+    return (size_t)mine.st_size == c->end ? NULL : "somebody else has written there";
+}
+
+/* Down a pipe. A signal ends the job although nobody has read for a second. What a pipe has room for at all, PIPE_BUF, it
+ * takes at once. */
+static const char *put_in_pipe(const Completions *c, const char *line, size_t len) {
+    for (ssize_t n; len; line += n, len -= (size_t)n) {
+        struct pollfd room = {.fd = c->fd, .events = POLLOUT};
+        const int ready = poll(&room, 1, 1000);
+        if (!ready && __atomic_load_n(stop_signal(), __ATOMIC_RELAXED)) return "nobody reads it";
+        n = ready > 0 ? write(c->fd, line, len < PIPE_BUF ? len : PIPE_BUF) : ready;
+        if (n < 0 && errno != EINTR && errno != EAGAIN) return strerror(errno);
+        if (n < 0) n = 0;
+    }
+    return NULL;
 }
 
 /* Into a file at its end, and as a whole or not at all; or down a pipe. */
@@ -157,17 +182,19 @@ static const char *put(const Completions *c, const char *line, size_t len) {
         (void)unused; /* nobody takes a line that is cut for whole */
         return why;
     }
-    for (ssize_t n; len; line += n, len -= (size_t)n) {
-        n = write(c->fd, line, len);
-        if (n < 0 && errno != EINTR) return strerror(errno);
-        if (n < 0) n = 0;
-    }
-    return NULL;
+    return put_in_pipe(c, line, len);
+}
+
+static int check_undisturbed(const Completions *c, Error *err) {
+    const char *why = disturbed(c);
+    return why ? fail(err, EXIT_FAILED, "%s: was changed while the job wrote it: %s; go on with --resume", c->path, why)
+               : 0;
 }
 
 static int write_lines(Completions *c, int upto, Error *err) {
     while (c->written < upto) {
         size_t len;
+        if (check_undisturbed(c, err)) return -1;
         char *line = next_line(c, &len);
         const char *why = put(c, line, len);
         free(line);
@@ -190,7 +217,7 @@ static int sync_all(Completions *c, Error *err) {
         return fail(err, EXIT_FAILED, "cannot write %s: %s; make room or write elsewhere", output_name(c), strerror(errno));
     c->synced = seconds_now();
     c->unsynced = false;
-    return 0;
+    return check_undisturbed(c, err);
 }
 
 /* Tokens before the lines that they complete. */
@@ -352,7 +379,7 @@ static int keep_lines(Completions *c, int upto, Error *err) {
     if (fstat(c->fd, &st)) return fail(err, EXIT_FAILED, "%s: cannot read: %s", c->path, strerror(errno));
     bool whole = true;
     while (whole && c->written < upto) {
-        const long tokens = c->tokens, errors = c->errors;
+        const long tokens = c->tokens;
         size_t len;
         char *line = next_line(c, &len), *there = xcalloc(len, 1);
         const size_t left = (size_t)st.st_size - c->end, n = left < len ? left : len;
@@ -367,7 +394,7 @@ static int keep_lines(Completions *c, int upto, Error *err) {
         if (whole)
             c->end += len, c->written++;
         else
-            c->tokens = tokens, c->errors = errors;
+            c->tokens = tokens;
     }
     return 0;
 }
@@ -406,12 +433,15 @@ Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Option
     return NULL;
 }
 
+bool completions_last(const Completions *c) { return c->journal != NULL; }
 const cJSON *completions_head(const Completions *c) { return c->resumed ? journal_head(c->journal) : NULL; }
 
 static int open_file(Completions *c, Error *err) {
     c->fd = open(c->path, (c->journal ? O_RDWR | O_CREAT : O_WRONLY) | O_CLOEXEC, 0666);
     if (c->fd < 0)
         return fail(err, EXIT_FAILED, "--output %s: %s; name a file that can be written", c->path, strerror(errno));
+    if (c->journal && flock(c->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) /* under another name */
+        return fail(err, EXIT_USAGE, "--output %s: another job is writing there; wait for its end", c->path);
     if (c->resumed && keep_lines(c, c->complete, err)) return -1;
     if (c->journal && ftruncate(c->fd, (off_t)c->end))
         return fail(err, EXIT_FAILED, "--output %s: %s", c->path, strerror(errno));
@@ -448,7 +478,7 @@ int completions_end(Completions *c, int status, Error *err) {
 }
 
 Progress *completions_progress(Completions *c) { return &c->progress; }
-void completions_count(const Completions *c, long *tokens, long *errors) { *tokens = c->tokens, *errors = c->errors; }
+long completions_tokens(const Completions *c) { return c->tokens; }
 
 void completions_free(Completions *c) {
     if (!c) return;

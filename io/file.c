@@ -103,7 +103,7 @@ int text_lines(const char *text, size_t len, const char *name, TakeLine *take, v
         if (size && line[size - 1] == '\r') size--;
         size_t blank = 0;
         while (blank < size && (line[blank] == ' ' || line[blank] == '\t')) blank++;
-        snprintf(where, sizeof where, "%.500s line %d", name, number + 1);
+        snprintf(where, sizeof where, "%.500s%sline %d", name, *name ? " " : "", number + 1);
         if (blank < size) status = take(ctx, line, size, number, where, err);
     }
     return status;
@@ -127,15 +127,31 @@ bool output_is_special(const char *path) {
     return !strcmp(path, "-") || (stat(path, &st) == 0 && !S_ISREG(st.st_mode));
 }
 
+bool output_is_standard(const char *path) {
+    struct stat x, y;
+    return !strcmp(path, "-") ||
+           (stat(path, &x) == 0 && fstat(STDOUT_FILENO, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino);
+}
+
 bool same_file(const char *a, const char *b) {
     struct stat x, y;
-    return a && b && stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+    char in_a[MAX_PATH], in_b[MAX_PATH], of_a[MAX_PATH], of_b[MAX_PATH];
+    if (!a || !b || !strcmp(a, "-") || !strcmp(b, "-")) return false;
+    const bool there = stat(a, &x) == 0;
+    if (there != (stat(b, &y) == 0)) return false;
+    if (there) return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+    if (!*a || !*b || strlen(a) >= MAX_PATH || strlen(b) >= MAX_PATH) return false;
+    if (strcmp(basename(strcpy(of_a, a)), basename(strcpy(of_b, b))) != 0) return false;
+    const char *dir_a = dirname(strcpy(in_a, a)), *dir_b = dirname(strcpy(in_b, b));
+    return access(dir_a, F_OK) == 0 && same_file(dir_a, dir_b);
 }
 
 int output_check(const char *flag, const char *path, Error *err) {
     char dir[MAX_PATH];
     struct stat st;
     const bool there = stat(path, &st) == 0;
+    if (!there && lstat(path, &st) == 0)
+        return fail(err, EXIT_FAILED, "%s %s: is a link to nothing; name a file", flag, path);
     if (there && S_ISDIR(st.st_mode)) return fail(err, EXIT_FAILED, "%s %s: Is a directory; name a file", flag, path);
     if (!strcmp(path, "-") || (there && access(path, W_OK) == 0)) return 0;
     if (!there && errno == ENOENT && snprintf(dir, sizeof dir, "%s", path) < MAX_PATH && access(dirname(dir), W_OK) == 0)
@@ -143,11 +159,17 @@ int output_check(const char *flag, const char *path, Error *err) {
     return fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path, strerror(errno));
 }
 
-/* Where a file is written before it takes its name; a link's own place stays a link. */
-static void unfinished_name(char name[MAX_PATH], const char *path) {
+void file_beside(char name[MAX_PATH], const char *path, const char *suffix) {
     char *real = realpath(path, NULL);
-    snprintf(name, MAX_PATH, "%.4000s.tmp-%d", real ? real : path, (int)getpid());
+    snprintf(name, MAX_PATH, "%.4000s%s", real ? real : path, suffix);
     free(real);
+}
+
+/* Where a file is written before it takes its name. */
+static void unfinished_name(char name[MAX_PATH], const char *path) {
+    char suffix[32];
+    snprintf(suffix, sizeof suffix, ".tmp-%d", (int)getpid());
+    file_beside(name, path, suffix);
 }
 
 FILE *output_open(const char *flag, const char *path, Error *err) {
@@ -159,12 +181,12 @@ FILE *output_open(const char *flag, const char *path, Error *err) {
 }
 
 int output_close(FILE *f, const char *flag, const char *path, Error *err) {
-    char name[MAX_PATH];
+    char name[MAX_PATH], real[MAX_PATH];
     const bool replaces = f != stdout && !output_is_special(path);
     int why = fflush(f) || ferror(f) || (replaces && fsync(fileno(f))) ? errno : 0;
-    unfinished_name(name, path);
+    unfinished_name(name, path), file_beside(real, path, "");
     if (f != stdout && fclose(f) && !why) why = errno;
-    if (replaces && !why && rename(name, path)) why = errno;
+    if (replaces && !why && rename(name, real)) why = errno;
     if (!why) return 0;
     if (replaces) unlink(name);
     return fail(err, EXIT_FAILED, "%s %s: %s; make room or write elsewhere", flag, path, strerror(why));

@@ -4,7 +4,9 @@
  * Options, and the line of the help text. What no flag alone can get wrong is looked at when all of them are read. A wrong
  * use is one line that says what was expected, with status 2. Read next: report.c, what the commands print. */
 #include <errno.h>
+#include <libgen.h>
 #include <math.h>
+#include <unistd.h>
 
 #include "io/io.h"
 
@@ -40,6 +42,13 @@ static void *field(Options *o, const Flag *flag) { return (char *)o + flag->at; 
 static int set_text(Options *o, const Flag *flag, char **v, Error *err) {
     (void)err;
     *(const char **)field(o, flag) = v[0];
+    return 0;
+}
+
+/* Standard output has many names, /dev/stdout for one. Opened anew it would be written from its beginning. */
+static int set_output(Options *o, const Flag *flag, char **v, Error *err) {
+    (void)err;
+    *(const char **)field(o, flag) = output_is_standard(v[0]) ? "-" : v[0];
     return 0;
 }
 
@@ -187,6 +196,7 @@ static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
 
 #define AT(name) offsetof(Options, name), sizeof(((Options *)0)->name)
 #define TEXT(field) 1, set_text, AT(field), 0, 0
+#define OUTPUT(field) 1, set_output, AT(field), 0, 0
 #define WHOLE(field, low, high) 1, set_whole, AT(field), low, high
 #define NUMBER(field, low, high) 1, set_number, AT(field), low, high
 #define SIZE(field) 1, set_size, AT(field), 0, 0
@@ -200,7 +210,7 @@ static const Flag flags[] = {
     {"--prompt", "g", 1, add_text, AT(prompt), 0, 0, "TEXT: a prompt; may be repeated"},
     {"--prompts", "g", TEXT(prompts),
      "FILE: JSON lines {\"id\", \"prompt\", \"max_tokens\"} or plain lines; - is standard input"},
-    {"--output", "gmq", TEXT(output),
+    {"--output", "gmq", OUTPUT(output),
      "FILE: completions as JSON lines, or the machine (-, standard output); DIR: the copy that quantize makes"},
     {"--resume", "g", SWITCH(resume, true), "go on with the job whose output FILE is, if it has not ended"},
     {"--overwrite", "g", SWITCH(overwrite, true), "lose what is in FILE"},
@@ -216,7 +226,7 @@ static const Flag flags[] = {
     {"--last-word", "e", TEXT(last_word), "FILE: JSON lines {\"text\"} whose last word is scored"},
     {"--window", "e", WHOLE(window, 2, MAX_LEN), "N: tokens of a window (the model's positions)"},
     {"--limit", "e", WHOLE(limit, 1, MAX_LEN), "N: the first N windows or lines only (all)"},
-    {"--json", "bpe", TEXT(json), "FILE: the figures as one JSON object; - is standard output"},
+    {"--json", "bpe", OUTPUT(json), "FILE: the figures as one JSON object; - is standard output"},
     {"--percent", "gbpe", 6, set_percent, NONE, 0, 100,
      "WG WC CG CC HG HC: weights, KV cache, activations on GPU and on CPU; the disk has the rest; - is left to the search"},
     {"--gpu-batch-size", "gbpe", WHOLE(policy.gbs, 1, MAX_GBS), "N: sequences of a GPU batch"},
@@ -249,7 +259,7 @@ static const Flag flags[] = {
     {"--net-ms", "p", NUMBER(net_ms, 0, 1e6), "L: milliseconds that a message takes besides (0.1)"},
     {"--link", "gbpe", 1, set_links, NONE, 0, 0,
      "LIST: slow links of the host device: ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G (bytes/s)"},
-    {"--trace", "gbe", TEXT(trace), "FILE: what each lane did when, for chrome://tracing or Perfetto"},
+    {"--trace", "gbe", OUTPUT(trace), "FILE: what each lane did when, for chrome://tracing or Perfetto"},
     {"--gpu-mem", "gbpme", SIZE(capacity[TIER_GPU]), "SIZE: capacity of the GPU tier, such as 16G"},
     {"--cpu-mem", "gbpme", SIZE(capacity[TIER_CPU]), "SIZE: of the CPU tier"},
     {"--disk-mem", "gbpme", SIZE(capacity[TIER_DISK]), "SIZE: of the disk tier"},
@@ -365,11 +375,26 @@ int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
 
 bool device_is(const Options *o, const char *name) { return o->device && !strcmp(o->device, name); }
 
+/* Whether results at this path would be written over a file of the model. */
+static bool is_of_model(const Options *o, const char *path) {
+    static const char *const names[] = {"config.json", "vocab.json", "merges.txt", "model.safetensors.index.json"};
+    char copy[MAX_PATH];
+    if (!o->model || !path || access(path, F_OK) || snprintf(copy, MAX_PATH, "%s", path) >= MAX_PATH) return false;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *type = strrchr(name, '.');
+    bool known = type && !strcmp(type, ".safetensors");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) known = known || !strcmp(name, names[i]);
+    return known && same_file(o->model, dirname(copy));
+}
+
+/* Whether two results would be written over each other. */
+static bool same_result(const char *a, const char *b) { return same_file(a, b) && !output_is_special(a); }
+
 int flags_check(const Options *o, Command command, Error *err) {
     static const char beyond[] = ": the cost model paper looks at one block on one machine; leave it out",
                       length[] = ": the cost model paper knows one length; give one number",
                       exact[] = ": the cost model paper knows none; leave it out",
                       block[] = " is missing; give the block as --gpu-batch-size N --num-gpu-batches N",
+                      is_model[] = ": is a file of the model; name another",
                       machine[] = "--hardware is missing; name the machine's file, such as hardware/t4.json";
     const bool sim = device_is(o, "sim"), host = device_is(o, "host"), named = command == BENCH || command == POLICY;
     const bool needs_model = command != PROFILE && !o->model, needs_output = !o->output || !o->output[0];
@@ -409,6 +434,11 @@ int flags_check(const Options *o, Command command, Error *err) {
         {o->window && !o->perplexity, "--window", ": a line is one by itself; leave it out"},
         {o->resume && o->overwrite, "--resume", ": keeps what --overwrite loses; give one of them"},
         {same_file(o->prompts, o->output), "--output", ": is the file of the prompts; name another"},
+        {same_result(o->output, o->trace) || same_result(o->json, o->trace), "--trace",
+         ": is the file of other results; name another"},
+        {is_of_model(o, o->output), "--output", is_model},
+        {is_of_model(o, o->trace), "--trace", is_model},
+        {is_of_model(o, o->json), "--json", is_model},
         {same_file(o->prompts, o->trace), "--trace", ": is the file of the prompts; name another"},
         {same_file(o->hardware, o->json) || same_file(o->hardware, o->trace), "--hardware",
          ": results would be written over it; name another file for them"},

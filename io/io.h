@@ -223,6 +223,8 @@ typedef struct Options Options;
 /* Looks at --output and locks it; nothing is changed yet. -1 and err if it is there and neither --resume nor --overwrite is
  * given. job and options must outlive it. */
 Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Options *options, Error *err);
+/* Whether there is a journal, so that the job can go on later. */
+bool completions_last(const Completions *completions);
 /* With --resume: the head of the journal that is there, or NULL. */
 const cJSON *completions_head(const Completions *completions);
 /* With --resume: the requests of the job get the tokens that the journal has. head: what must be the same in both.
@@ -236,8 +238,7 @@ Progress *completions_progress(Completions *completions);
 /* Writes what is left and syncs it. Returns status, the success of the run; or if that is 0 and something could not be
  * written, -1 and err. */
 int completions_end(Completions *completions, int status, Error *err);
-/* Tokens and errors in all lines of the output. */
-void completions_count(const Completions *completions, long *tokens, long *errors);
+long completions_tokens(const Completions *completions); /* in all lines of the output */
 /* The journal goes if the job has ended. */
 void completions_free(Completions *completions);
 /* Listener.done for runs that need no word of it. */

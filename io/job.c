@@ -140,7 +140,8 @@ static int read_lines(Job *job, const char *path, const char *text, size_t len, 
     if (!job->format && (is_json(first, rest, true) || (!is_json(first, line, false) && is_json(first, rest, false))))
         return fail(err, EXIT_USAGE, "%s: is one JSON value; expected a JSON object {\"prompt\": ...} on each line", name);
     if (!job->format && !json && text_lines(text, len, name, refuse_object, NULL, err)) return -1;
-    return text_lines(text, len, name, json ? read_json : read_plain, job, err);
+    /* an error that becomes a line of the output is the same wherever the prompts come from */
+    return text_lines(text, len, job->strict ? name : "", json ? read_json : read_plain, job, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -41,7 +41,9 @@ static int open_locked(Journal *j, Error *err) {
         if (j->fd >= 0) close(j->fd);
         j->locked = false;
         j->fd = open(j->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-        if (j->fd < 0) return journal_fault(j, "open", errno, err);
+        if (j->fd < 0)
+            return fail(err, EXIT_FAILED, "%s: cannot open: %s; a job keeps its tokens there: write where that can be",
+                        j->path, strerror(errno));
         if (flock(j->fd, LOCK_EX | LOCK_NB))
             return errno == EWOULDBLOCK
                        ? fail(err, EXIT_USAGE, "%s: another job is writing there; wait for its end", j->path)
@@ -56,11 +58,10 @@ static int open_locked(Journal *j, Error *err) {
 static int read_head(Journal *j, const char *text, size_t size, Error *err) {
     static const char start[] = "{\"" JOURNAL_VERSION "\"";
     const char *newline = memchr(text, '\n', size);
-    if (strncmp(text, start, size < strlen(start) ? size : strlen(start)) != 0)
-        return fail(err, EXIT_USAGE, "%s: is no journal of this version; move it away", j->path);
-    if (!newline) return 0;
-    j->head = json_parse(text, (size_t)(newline - text), j->path, err);
-    if (!j->head) return -1;
+    const bool begins = !strncmp(text, start, size < strlen(start) ? size : strlen(start));
+    if (begins && !newline) return 0;
+    j->head = begins ? json_parse(text, (size_t)(newline - text), j->path, err) : NULL;
+    if (!j->head) return fail(err, EXIT_USAGE, "%s: is no journal of this version; move it away", j->path);
     j->end = (size_t)(newline - text) + 1;
     j->check = hash_bytes(HASH_START, text, j->end);
     return 0;
@@ -106,8 +107,8 @@ Journal *journal_open(const char *output, Error *err) {
     j->fd = -1;
     size_t size;
     char *text = NULL;
-    if (snprintf(j->path, MAX_PATH, "%.4000s.journal", output) > 0 && !open_locked(j, err))
-        text = read_whole(j, &size, err);
+    file_beside(j->path, output, ".journal");
+    if (!open_locked(j, err)) text = read_whole(j, &size, err);
     const int status = text ? read_head(j, text, size, err) : -1;
     free(text);
     if (!status) return j;
@@ -174,10 +175,11 @@ int journal_append(Journal *j, const Pair *pairs, size_t n, Error *err) {
 int journal_sync(const Journal *j, Error *err) { return fdatasync(j->fd) ? journal_fault(j, "write", errno, err) : 0; }
 
 void journal_close(Journal *j, bool done) {
-    struct stat st;
+    struct stat st, there;
     if (!j) return;
-    const bool empty = !j->head && j->locked && fstat(j->fd, &st) == 0 && !st.st_size; /* it was never begun */
-    if (done || empty) unlink(j->path);
+    const bool known = j->locked && fstat(j->fd, &st) == 0, empty = known && !j->head && !st.st_size; /* never begun */
+    if ((done || empty) && known && stat(j->path, &there) == 0 && st.st_dev == there.st_dev && st.st_ino == there.st_ino)
+        unlink(j->path); /* and not what somebody put in its place */
     if (j->fd >= 0) close(j->fd);
     cJSON_Delete(j->head);
     free(j);

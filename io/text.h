@@ -32,15 +32,21 @@ char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
 char *input_read(const char *path, size_t *len, Error *err);
 const char *input_name(const char *path); /* for messages */
 /* Called for each line that is not blank, until it returns -1. number counts lines from 0; where is for messages
- * ("prompts.jsonl line 7"). Ends of lines, CR LF too, and a byte order mark are not part of a line. */
+ * ("prompts.jsonl line 7", without a name "line 7"). Ends of lines, CR LF too, and a byte order mark are not part of a
+ * line. */
 typedef int TakeLine(void *ctx, const char *line, size_t len, int number, const char *where, Error *err);
 int text_lines(const char *text, size_t len, const char *name, TakeLine *take, void *ctx, Error *err);
 int input_lines(const char *path, TakeLine *take, void *ctx, Error *err);
 
 /* Whether a path is standard output ("-"), a device or a pipe: no file that could be replaced. */
 bool output_is_special(const char *path);
-/* Whether two paths lead to one file that is there. NULL is no file. */
+/* Whether it is standard output by any name, such as /dev/stdout. */
+bool output_is_standard(const char *path);
+/* Whether two paths lead to one file, there or still to be made. NULL is no file, and neither is "-". */
 bool same_file(const char *a, const char *b);
+/* The name of a file beside the one that a path leads to: a link stays a link, and all links to a file have one beside it.
+ */
+void file_beside(char name[MAX_PATH], const char *path, const char *suffix);
 /* Before an hour of work: whether results could be written there. flag names the path in messages. -1 and err. */
 int output_check(const char *flag, const char *path, Error *err);
 /* Opens a file for results. What is there stays until output_close puts the new file in its place. NULL and err. */

@@ -330,6 +330,7 @@ static void an_output_that_is_there_is_never_lost_by_accident(void) {
     assert_refused("p\n", NULL, "{\"" JOURNAL_VERSION "\":true}\n", &resume, "its --temperature is missing");
     assert_refused("p\n", NULL, "dear diary", &plain, "is no journal");
     assert_refused("p\n", NULL, "{}\n", &resume, "is no journal");
+    assert_refused("p\n", NULL, "{\"" JOURNAL_VERSION "\": [\n", &resume, "is no journal");
 }
 
 static void lines_that_are_not_the_journals_are_refused(void) {
@@ -380,6 +381,76 @@ static void two_jobs_never_share_an_output(void) {
     CU_ASSERT_PTR_NOT_NULL(next);
     completions_free(next);
     job_free(&job);
+}
+
+/* A job whose output somebody disturbs between two sweeps stops, and its journal stays: nothing is lost. */
+static void an_output_that_is_disturbed_is_an_error_and_loses_nothing(void) {
+    char *out, *record, aside[420];
+    size_t out_len, record_len;
+    whole_job(&out, &out_len, &record, &record_len);
+    free(record);
+    snprintf(aside, sizeof aside, "%s/aside", dir);
+    for (int way = 0; way < 4; way++) {
+        Job job = new_job(three);
+        const Options o = {.output = output, .stop = stop_at_5};
+        bool finished;
+        Completions *c = begin(&job, &o, &finished);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(c);
+        sweep(&job, c, says, 3);
+        if (way == 1) write_file(dir, "aside", "", 0);
+        if (way == 2) write_file(dir, "out", "somebody else's\n", 16);
+        CHECK((way == 0 ? unlink(output) : way == 1 ? rename(aside, output) : way == 3 ? truncate(output, 1) : 0) == 0);
+        const Listener listener = completions_listener(c);
+        while (give_tokens(&job, &listener, says)) continue;
+        CU_ASSERT_EQUAL(completions_end(c, 0, &err), -1);
+        CU_ASSERT(strstr(err.text, "was changed while the job wrote it: ") && strstr(err.text, "--resume"));
+        completions_free(c);
+        job_free(&job);
+        char *left = contents(journal, &record_len);
+        assert_goes_on(left, record_len, "", 0, out, out_len);
+        free(left);
+    }
+    free(out);
+}
+
+/* Whatever lies at the journal's name when a job ends is removed only if it is the journal. */
+static void what_replaced_a_journal_is_not_removed_with_it(void) {
+    Job job = new_job("p\n");
+    const Options o = {.output = output};
+    bool finished;
+    size_t len;
+    Completions *c = begin(&job, &o, &finished);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(c);
+    CHECK(unlink(journal) == 0);
+    write_file(dir, "out.journal", "mine", 4);
+    sweep(&job, c, says, N);
+    ASSERT_OK(completions_end(c, 0, &err));
+    completions_free(c);
+    char *text = contents(journal, &len);
+    CU_ASSERT_STRING_EQUAL(text, "mine");
+    free(text);
+    job_free(&job);
+}
+
+/* By a link of either kind, and beside a journal that is not there any more. */
+static void an_output_with_two_names_is_one_output(void) {
+    for (int way = 0; way < 3; way++) {
+        char other[420];
+        snprintf(other, sizeof other, "%s/name%d", dir, way);
+        Job job = new_job("p\n"), second = new_job("p\n");
+        const Options o = {.output = output}, by_other = {.output = way < 2 ? other : output, .overwrite = true};
+        bool finished;
+        write_file(dir, "out", "", 0);
+        Completions *c = begin(&job, &o, &finished);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(c);
+        CHECK((way == 0 ? symlink("out", other) : way == 1 ? link(output, other) : unlink(journal)) == 0);
+        CU_ASSERT_PTR_NULL(begin(&second, &by_other, &finished));
+        CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "another job is writing there"));
+        ASSERT_OK(completions_end(c, 0, &err));
+        completions_free(c);
+        if (way < 2) CHECK(unlink(other) == 0);
+        job_free(&job), job_free(&second);
+    }
 }
 
 /* In this program instead of libc's: counts, and fails where it is told to. */
@@ -470,6 +541,10 @@ CU_TestInfo tests[] = {
     {"a job that has ended has nothing left to do", a_job_that_has_ended_has_nothing_left_to_do},
     {"two jobs never share an output", two_jobs_never_share_an_output},
     {"what cannot be synced is an error of the job", what_cannot_be_synced_is_an_error_of_the_job},
+    {"an output that is disturbed is an error and loses nothing",
+     an_output_that_is_disturbed_is_an_error_and_loses_nothing},
+    {"what replaced a journal is not removed with it", what_replaced_a_journal_is_not_removed_with_it},
+    {"an output with two names is one output", an_output_with_two_names_is_one_output},
     {"a full disk cuts no line", a_full_disk_cuts_no_line},
     {"the remaining time is known early", the_remaining_time_is_known_early},
     CU_TEST_INFO_NULL,

@@ -57,7 +57,7 @@ static void assert_prompts(const char *file, const char *const *texts, const cha
 
 static bool says(const char *text, const char *part) {
     if (!strstr(text, part)) fprintf(stderr, "\n    no \"%s\" in: %s\n", part, text);
-    return strstr(text, part) && strstr(text, "prompts") && !strchr(text, '\n');
+    return strstr(text, part) && !strchr(text, '\n');
 }
 
 /* The file is refused in one line that has the part, and the job can still be freed. */
@@ -66,11 +66,12 @@ static void assert_refused(const char *bytes, size_t len, int code, bool strict,
     memset(&err, 0, sizeof err);
     CU_ASSERT_EQUAL(job_read(&job, prompt_file(bytes, len), &err), -1);
     CU_ASSERT_EQUAL(err.code, code);
-    CU_ASSERT(says(err.text, part));
+    CU_ASSERT(says(err.text, part) && strstr(err.text, "prompts"));
     job_free(&job);
 }
 
-/* One prompt of the file is impossible: with `strict` the job is refused, without the prompt alone, in the same words. */
+/* One prompt of the file is impossible: with `strict` the job is refused, without the prompt alone, in the same words but
+ * for the file's name: a job may go on with a copy of the file elsewhere. */
 static void assert_impossible(const char *bytes, size_t len, const char *part) {
     Job job = empty_job(false, NULL);
     int errors = 0;
@@ -82,7 +83,7 @@ static void assert_impossible(const char *bytes, size_t len, const char *part) {
         CU_ASSERT_PTR_NOT_NULL(r->id);
         if (!r->error) continue;
         errors++;
-        CU_ASSERT(says(r->error, part));
+        CU_ASSERT(says(r->error, part) && !strstr(r->error, prompt_file(bytes, len)));
     }
     CU_ASSERT_EQUAL(errors, 1);
     job_rest(&job);
