@@ -23,6 +23,7 @@
 
 #include "batch.h"
 #include "cost/cost.h"
+#include "device/net.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // The machine
@@ -245,11 +246,42 @@ static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
     return run->plan ? plan_fits(run->plan, o->capacity, err) : -1;
 }
 
+/* The policy of a pipeline is the first stage's, for its own layers, with batches small enough for all; each stage places
+ * the token table, if it has it, where there is room. */
+static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err) {
+    Options *o = run->options;
+    Policy *p = &o->policy;
+    Net *net = run->net;
+    const bool given = p->gbs > 0;
+    int status = net->stage ? 0 : choose_policy(run, task, one_block, err);
+    if (net->agree(net, status, err) || net->share(net, p, sizeof *p, err)) return -1;
+    for (;; p->gbs /= 2) {
+        Task block = *task;
+        if (one_block) block.count = imin(block.count, block_size(p) * group_count(p));
+        status = table_home(p, run->checkpoint, &block, act_type(run), o->capacity, err);
+        status = net->agree(net, status, err);
+        if (!status) task->count = block.count;
+        if (!status || given || p->gbs < 2) return status;
+    }
+}
+
+/* Each stage's own plan for the same task. */
+static int plan_stage(TaskRun *run, Task *task, bool one_block, Error *err) {
+    Net *net = run->net;
+    int status = choose_machine(run, false, err);
+    if (!status) status = settle_compression(run, err);
+    if (net->agree(net, status, err) || agree_on_policy(run, task, one_block, err)) return -1;
+    run->plan = plan_make(run->checkpoint, &run->options->policy, task, act_type(run), err);
+    if (!run->plan || plan_fits(run->plan, run->options->capacity, err)) return -1;
+    return stage_print_plans(net, run->plan, run->first_layer, err);
+}
+
 /* Decides everything before anything is allocated or written: where the task runs, under which policy, and where every byte
  * of it lies. What does not fit is refused; but prompts of a job that goes on are longer by what had been generated, and
  * where they do not fit any more, the batches become smaller. one_block: as for search_for. */
 static int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
     Options *o = run->options;
+    if (run->net) return plan_stage(run, task, one_block, err);
     if (choose_machine(run, false, err) || settle_compression(run, err)) return -1;
     Policy given = o->policy;
     const bool shrinks = run->completions && completions_head(run->completions);
@@ -265,9 +297,13 @@ static int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
     return 0;
 }
 
+/* A stage behind the first, which has nothing to say. */
+static bool follows(const TaskRun *run) { return run->net && run->net->stage; }
+
 /* What a user should know who expected the GPU, or full speed of it. A person hears it at once; in a log an error stays the
  * only line. */
 static void say_notices(const TaskRun *run, bool now) {
+    if (follows(run)) return;
     if (now != (isatty(STDERR_FILENO) != 0)) return;
     if (run->no_gpu.text[0]) fprintf(stderr, "running on the host device: %s\n", run->no_gpu.text);
     if (run->device->notice.text[0]) fprintf(stderr, "%s\n", run->device->notice.text);
@@ -310,9 +346,11 @@ static int complete(TaskRun *run, const Task *task, const Listener *listener, Er
 static int run_on_device(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     Device *device = run->device;
     memcpy(device->link, run->options->link, sizeof device->link);
+    device->net = run->net;
     if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) || checkpoint_unchanged(run->checkpoint, err)))
         return -1;
     if (run->gpu && opt_warm_up(device, run->plan, err)) return -1;
+    if (run->net && run->net->agree(run->net, 0, err)) return -1; /* all are ready */
     if (run->traced) {
         device->trace = xcalloc(1, sizeof *device->trace);
         device->trace->limit = run->trace_limit;
@@ -332,6 +370,8 @@ static int write_trace(const TaskRun *run, const char *path, Error *err) {
 /* Opens the device, which stays open for its counters, and runs. */
 static int run_traced(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     const char *path = run->options->trace;
+    char of_stage[MAX_PATH];
+    if (path && follows(run)) snprintf(of_stage, sizeof of_stage, "%.4000s.%d", path, run->net->stage), path = of_stage;
     if (path && output_check("--trace", path, err)) return -1;
     run->traced = run->traced || path;
     memory_restart(); /* measuring the machine took another device's tiers */
@@ -346,14 +386,14 @@ static int run_traced(TaskRun *run, const Task *task, const Listener *listener, 
 
 /* The whole of a run, and what people are told of it: what it takes, what was expected. progress may be NULL. */
 static int run_task(TaskRun *run, const Task *task, const Listener *listener, Progress *progress, Error *err) {
-    const bool verbose = run->options->verbose || run->bench;
+    const bool verbose = (run->options->verbose || run->bench) && !follows(run);
     if (progress) progress_open(progress, run->plan, task);
     if (verbose) plan_print(stderr, run->plan, run->options->capacity, NULL);
     int status = run_traced(run, task, listener, err);
     if (progress) progress_clear(progress);
     if (status) return -1;
     if (verbose) print_peaks(run);
-    print_prediction(run);
+    if (!follows(run)) print_prediction(run);
     return 0;
 }
 
@@ -437,6 +477,7 @@ static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *
     Progress *progress = completions_progress(c);
     progress->on = isatty(STDERR_FILENO);
     run->completions = c, run->head = head;
+    if (run->net && stage_share_job(run->net, job, err)) return -1;
     if (job->task.count && plan_task(run, &job->task, false, err)) return -1;
     if (job->task.count) add_machine(run, head, completions_head(c));
     if (job->task.count) return run_task(run, &job->task, &listener, progress, err);
@@ -470,6 +511,18 @@ static int complete_job(TaskRun *run, Job *job, Completions *c, Error *err) {
     return status;
 }
 
+/* A stage behind the first does its part of the job that it is told. */
+static int follow_job(TaskRun *run, Job *job, Error *err) {
+    if (stage_share_job(run->net, job, err)) return -1;
+    Completions *c = completions_follow(job, run->tokenizer, run->options);
+    const Listener listener = completions_listener(c);
+    int status = 0;
+    if (job->task.count)
+        status = plan_task(run, &job->task, false, err) || run_task(run, &job->task, &listener, NULL, err) ? -1 : 0;
+    completions_free(c);
+    return status;
+}
+
 static int generate(TaskRun *run, Error *err) {
     const Options *o = run->options;
     Job job = {.tokenizer = run->tokenizer,
@@ -478,6 +531,11 @@ static int generate(TaskRun *run, Error *err) {
                .strict = o->strict,
                .format = o->format,
                .task.sampling = o->sampling};
+    if (follows(run)) {
+        int status = follow_job(run, &job, err);
+        job_free(&job);
+        return status;
+    }
     int status = read_job(&job, o, err);
     if (!status && !job.count) fprintf(stderr, "%s: no prompts; nothing to do\n", input_name(o->prompts));
     Completions *c = status || !job.count ? NULL : completions_open(&job, run->tokenizer, o, err);
@@ -545,7 +603,7 @@ static int check_lengths(const Options *o, const OptConfig *config, Error *err) 
 /* How many prompts: as many as are asked for, or one block, which the search may make as large as this (*one_block). */
 static int bench_count(bool *one_block, const Options *o, const OptConfig *config, Error *err) {
     enum { LARGEST_BLOCK = 4096 };
-    int s = o->prompt_len[1], block = o->policy.gbs * o->policy.num_gpu_batches;
+    int s = o->prompt_len[1], block = o->policy.gbs * o->policy.num_gpu_batches * group_count(&o->policy);
     *one_block = !o->num_prompts && !block;
     int count = o->num_prompts ? o->num_prompts : block ? block : imin(LARGEST_BLOCK, MAX_BENCH / s);
     if (check_lengths(o, config, err)) return -1;
@@ -558,6 +616,7 @@ static int bench_count(bool *one_block, const Options *o, const OptConfig *confi
 static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     const Listener listener = {.done = completion_ignored};
     Report report;
+    if (follows(run)) return run_task(run, task, &listener, NULL, err);
     if (report_open(&report, run, err)) return -1;
     int status = run_task(run, task, &listener, NULL, err);
     if (!status) report_bench(&report);
@@ -678,7 +737,10 @@ static int quantize(TaskRun *run, Error *err) {
 /* The texts are read. */
 static int eval_texts(TaskRun *run, Eval *eval, Error *err) {
     Report report;
-    if (plan_task(run, &eval->task, false, err) || report_open(&report, run, err)) return -1;
+    if (run->net && stage_share_task(run->net, &eval->task, err)) return -1;
+    if (plan_task(run, &eval->task, false, err)) return -1;
+    if (follows(run)) return run_task(run, &eval->task, &(Listener){.done = completion_ignored}, NULL, err);
+    if (report_open(&report, run, err)) return -1;
     const Listener listener = eval_listener(eval);
     int status = run_task(run, &eval->task, &listener, &eval->progress, err);
     if (!status) report_eval(&report, eval);
@@ -689,8 +751,9 @@ static int eval(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const OptConfig *config = &run->checkpoint->config;
     Eval eval = {.stepwise = o->compress_cache || is_sparse(&o->policy), .progress.on = isatty(STDERR_FILENO)};
-    int status = o->perplexity ? eval_text(&eval, o->perplexity, o->window, o->limit, run->tokenizer, config, err)
-                               : eval_lines(&eval, o->last_word, o->limit, run->tokenizer, config, err);
+    int status = follows(run)    ? 0
+                 : o->perplexity ? eval_text(&eval, o->perplexity, o->window, o->limit, run->tokenizer, config, err)
+                                 : eval_lines(&eval, o->last_word, o->limit, run->tokenizer, config, err);
     if (!status) status = eval_texts(run, &eval, err);
     eval_free(&eval);
     return status;
@@ -728,6 +791,36 @@ static int open_model(TaskRun *run, bool texts, Error *err) {
     return run->tokenizer ? check_eos(run, err) : -1;
 }
 
+/* Under mpirun this process is a stage, and has only some of the layers. */
+static int join_pipeline(TaskRun *run, Command command, Error *err) {
+    const Options *o = run->options;
+    Net *net = run->net = net_open(o->wire_bytes_s, o->wire_delay_s, err);
+    if (!net) return err->text[0] ? -1 : 0;
+    if ((command != GENERATE && command != BENCH && command != EVAL) || device_is(o, "sim"))
+        return fail(err, EXIT_USAGE, "only generate, bench and eval run as a pipeline; start this without mpirun");
+    return 0;
+}
+
+static int take_stage(TaskRun *run, Error *err) {
+    Net *net = run->net;
+    Policy *p = &run->options->policy;
+    if (!net) return 0;
+    if (!p->groups) p->groups = net->stages + 1; /* one for each stage, and one on the wire */
+    if (stage_join(net, run->checkpoint, run->flags, err)) return -1;
+    const int layers = stage_layers(&run->first_layer, run->checkpoint->config.l, net, &run->options->stages, err);
+    if (layers < 0) return -1;
+    run->part = checkpoint_stage(run->checkpoint, net->stage, net->stages, run->first_layer, layers);
+    run->whole = run->checkpoint, run->checkpoint = &run->part;
+    return 0;
+}
+
+/* Tells the others if this stage has failed. */
+static void leave_pipeline(TaskRun *run, int status, const Error *err) {
+    if (!run->net) return;
+    if (status) run->net->fail(run->net, err);
+    run->net->close(run->net);
+}
+
 static void run_close(TaskRun *run) {
     Trace *trace = run->device ? run->device->trace : NULL;
     if (run->device) run->device->close(run->device);
@@ -736,7 +829,7 @@ static void run_close(TaskRun *run) {
     if (trace) trace_free(trace);
     free(trace), free(run->found), free(run->hardware);
     tokenizer_close(run->tokenizer);
-    checkpoint_close(run->checkpoint);
+    checkpoint_close(run->whole ? run->whole : run->checkpoint);
 }
 
 static int (*const commands[NCOMMANDS])(TaskRun *, Error *) = {
@@ -756,8 +849,15 @@ static int run_command(Options *o, char **args, int n, Error *err) {
     if (o->help) return flags_help(stdout), 0;
     if (flags_check(o, command, err)) return -1;
     const bool opens = o->model && command != QUANTIZE, texts = command == GENERATE || command == EVAL;
-    int status = opens && open_model(&run, texts, err) ? -1 : commands[command](&run, err);
+    run.flags = flags_digest(args, n);
+    int status = join_pipeline(&run, command, err);
+    const int stage = run.net ? run.net->stage : 0;
+    if (!status && opens) status = open_model(&run, texts, err) || take_stage(&run, err) ? -1 : 0;
+    if (!status) status = commands[command](&run, err);
+    leave_pipeline(&run, status, err);
+    const bool quiet = run.net && status && stage;
     run_close(&run);
+    if (quiet) exit(err->code); /* the first stage says it */
     return status;
 }
 
@@ -773,7 +873,7 @@ int main(int argc, char **argv) {
     if (argc < 2) return flags_help(stderr), EXIT_USAGE;
     int status = run_command(&o, argv + 1, argc - 1, &err);
     if (!status) status = output_close(stdout, "standard", "output", &err);
-    free(o.prompt.text), free(o.stop.text);
+    free(o.prompt.text), free(o.stop.text), free(o.stages.text);
     if (status) fprintf(stderr, "flexgen: %s\n", err.text);
     return status ? err.code : EXIT_OK;
 }

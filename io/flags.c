@@ -174,6 +174,28 @@ static int set_size(Options *o, const Flag *flag, char **v, Error *err) {
 }
 
 /* "ctog=1G,dtoc=0.5G": bytes/s, powers of 1000. */
+/* "1G,0.5ms" */
+static int set_wire(Options *o, const Flag *flag, char **v, Error *err) {
+    char *at = v[0];
+    const double rate = with_unit(at, &at, 1000);
+    double delay = 0;
+    int len = 0;
+    const bool delayed = *at == ',' && sscanf(at + 1, "%lfms%n", &delay, &len) == 1 && len && !at[1 + len];
+    if (!(rate >= 1 && rate < 1e15) || (*at && !delayed) || !(delay >= 0 && delay < 1e6))
+        return fail(err, EXIT_USAGE, "%s %.60s: expected bytes a second and a delay such as 1G,0.5ms", flag->name, v[0]);
+    o->wire_bytes_s = rate, o->wire_delay_s = delay / 1000;
+    return 0;
+}
+
+static int set_stages(Options *o, const Flag *flag, char **v, Error *err) {
+    (void)flag, (void)err;
+    for (char *at = v[0]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        o->stages.text = xrealloc(o->stages.text, (size_t)o->stages.n + 1, sizeof *o->stages.text);
+        o->stages.text[o->stages.n++] = at;
+    }
+    return 0;
+}
+
 static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
     for (char *at = v[0];; at++) {
         int c = CTOG;
@@ -257,6 +279,9 @@ static const Flag flags[] = {
     {"--nodes", "p", WHOLE(nodes, 1, 10000), "M: machines, as a pipeline (4.4) and without offloading (6.4)"},
     {"--net-gbps", "p", NUMBER(net_gbps, 1e-6, 1e6), "G: Gbit/s between two of them (10)"},
     {"--net-ms", "p", NUMBER(net_ms, 0, 1e6), "L: milliseconds that a message takes besides (0.1)"},
+    {"--net", "gbe", 1, set_wire, NONE, 0, 0, "RATE[,DELAY]: slow the wire of a pipeline (mpirun): 1G,0.5ms (bytes/s)"},
+    {"--stages", "gbe", 1, set_stages, NONE, 0, 0, "L,L,...: layers of each stage of a pipeline (equally many)"},
+    {"--groups", "gbe", WHOLE(policy.groups, 1, 256), "G: blocks in flight in turn (a pipeline of m stages: m + 1)"},
     {"--link", "gbpe", 1, set_links, NONE, 0, 0,
      "LIST: slow links of the host device: ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G (bytes/s)"},
     {"--trace", "gbe", OUTPUT(trace), "FILE: what each lane did when, for chrome://tracing or Perfetto"},

@@ -225,6 +225,8 @@ typedef struct Options Options;
 Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Options *options, Error *err);
 /* Whether there is a journal, so that the job can go on later. */
 bool completions_last(const Completions *completions);
+/* For a stage that only follows: the same tokens end its sequences, and nothing is written. */
+Completions *completions_follow(Job *job, const Tokenizer *tokenizer, const Options *options);
 /* With --resume: the head of the journal that is there, or NULL. */
 const cJSON *completions_head(const Completions *completions);
 /* With --resume: the requests of the job get the tokens that the journal has. head: what must be the same in both.
@@ -285,21 +287,39 @@ EvalResult eval_result(const Eval *eval);
 void eval_free(Eval *eval);
 
 // ---------------------------------------------------------------------------------------------------------------
-// flags.c: the command line
+// stage.c: what the stages of a pipeline agree on before a run (section 4.4)
 // ---------------------------------------------------------------------------------------------------------------
 
-typedef enum { GENERATE, BENCH, POLICY, PROFILE, QUANTIZE, EVAL, NCOMMANDS } Command;
+#define PIPELINE_VERSION "1" /* of what stages tell each other */
 
 typedef struct {
     char **text;
     int n;
 } Texts; /* the values of a flag that may be repeated */
 
+/* A number that two command lines share if what must be the same on all stages is. */
+uint64_t flags_digest(char **args, int n);
+/* -1 and err, on all stages, if one has another model, other flags or another version than the first. */
+int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err);
+/* How many of l layers this stage has, *first being the first of them: equally many, or as given. -1 and err. */
+int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *err);
+/* The first stage's task comes to all others, who then own it; of a job, with the tokens that are known already. */
+int stage_share_task(Net *net, Task *task, Error *err);
+int stage_share_job(Net *net, Job *job, Error *err);
+/* A line for each stage on the first one's standard error. */
+int stage_print_plans(Net *net, const Plan *plan, int first, Error *err);
+
+// ---------------------------------------------------------------------------------------------------------------
+// flags.c: the command line
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef enum { GENERATE, BENCH, POLICY, PROFILE, QUANTIZE, EVAL, NCOMMANDS } Command;
+
 /* What the command line says. */
 struct Options {
     const char *model, *prompts, *output, *json, *offload_dir, *device, *hardware, *trace;
     const char *perplexity, *last_word, *format;
-    Texts prompt, stop;
+    Texts prompt, stop, stages;
     int max_tokens, num_prompts, threads, window, limit;
     int prompt_len[2], gen_len[2]; /* least, most */
     Policy policy;                 /* gbs, num_gpu_batches 0: not given */
@@ -311,6 +331,7 @@ struct Options {
     bool paper_model;   /* --cost-model paper */
     int nodes;
     double net_gbps, net_ms;
+    double wire_bytes_s, wire_delay_s; /* of --net; 0: as it is */
     bool resume, overwrite, strict;
     bool verbose, help;
     Sampling sampling;
@@ -342,16 +363,20 @@ void plan_print(FILE *out, const Plan *plan, const size_t capacity[NTIERS], cons
 /* One run of a command: what it was asked, what it opened, where it runs, how it went. */
 typedef struct {
     Options *options;
-    Checkpoint *checkpoint; /* NULL: no model was named */
-    Tokenizer *tokenizer;   /* for texts */
-    Gpu *gpu;               /* NULL on the other devices */
-    bool sim;               /* nothing is computed, and --hardware says which machine it is */
-    Hardware *hardware;     /* that machine, or the one that the policy is searched for; NULL if not needed */
-    Found *found;           /* what is expected of the policy; NULL: nothing */
-    Error no_gpu;           /* text: why there is no GPU; empty with --device host */
-    size_t in_use_before;   /* bytes of the GPU before there is a tier, by its own account */
-    size_t in_use;          /* at the end of the run */
-    size_t overhead;        /* bytes that the process should have at most besides the tiers */
+    Checkpoint *checkpoint; /* NULL: no model was named; of a stage its part of it */
+    Checkpoint *whole, part;
+    Net *net; /* the pipeline; NULL: one machine */
+    int first_layer;
+    uint64_t flags;       /* flags_digest */
+    Tokenizer *tokenizer; /* for texts */
+    Gpu *gpu;             /* NULL on the other devices */
+    bool sim;             /* nothing is computed, and --hardware says which machine it is */
+    Hardware *hardware;   /* that machine, or the one that the policy is searched for; NULL if not needed */
+    Found *found;         /* what is expected of the policy; NULL: nothing */
+    Error no_gpu;         /* text: why there is no GPU; empty with --device host */
+    size_t in_use_before; /* bytes of the GPU before there is a tier, by its own account */
+    size_t in_use;        /* at the end of the run */
+    size_t overhead;      /* bytes that the process should have at most besides the tiers */
     Plan *plan;
     Device *device;
     Completions *completions; /* of generate, and which job they are of; else NULL */
