@@ -22,7 +22,6 @@ static const OptConfig models[] = {
     {.name = "post", .l = 5, .h1 = 60, .h2 = 100, .nh = 3, .vocab = 131, .max_pos = 64, .embed = 28, .eos = 7}};
 
 static Task task;
-static Error err;
 
 /* What a stage has heard. */
 typedef struct {
