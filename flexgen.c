@@ -423,7 +423,7 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     char text[64];
     cJSON *head = cJSON_CreateObject(), *stop;
     cJSON_AddTrueToObject(head, JOURNAL_VERSION);
-    snprintf(text, sizeof text, "%016" PRIx64, checkpoint_digest(run->checkpoint));
+    snprintf(text, sizeof text, "%016" PRIx64, checkpoint_digest(run->whole ? run->whole : run->checkpoint));
     cJSON_AddStringToObject(head, "model", text);
     snprintf(text, sizeof text, "%d, %016" PRIx64, job->count, job->digest);
     cJSON_AddStringToObject(head, "prompts", text);
