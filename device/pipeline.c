@@ -8,7 +8,7 @@
  * thread then has its MPI_Isend or MPI_Irecv posted, and never waits for anything but the next look, so that MPI gets as
  * far as it can. Messages of a kind from one stage to another arrive in order, as MPI does for a communicator, and each
  * kind has one of its own, so that none waits for another kind's. So whoever waits waits for a stage that has not yet
- * asked.
+ * asked. That stages do not wait for each other in a circle is up to those who ask: schedule.c.
  *
  * How it ends. Each stage takes leave of each other exactly once, when it is closed or when it has failed or learned of a
  * failure; with that it says why, and that it will receive nothing more. Only then may the others forget what they still
@@ -264,7 +264,7 @@ static void forget_gone(Pipeline *n) {
 /* Lets MPI work, and ends what is done. */
 static void look(Pipeline *n) {
     int ndone = 0, kept = 0, status = MPI_SUCCESS;
-    pthread_mutex_unlock(&n->lock); /* MPI copies large messages here */
+    pthread_mutex_unlock(&n->lock);                                  /* MPI copies large messages here */
     for (int i = 0; i < 2 && !ndone && status == MPI_SUCCESS; i++) { /* Open MPI looks first, and works then */
         status = MPI_Testsome(n->npieces, n->request, &ndone, n->index, n->status);
         if (ndone == MPI_UNDEFINED) ndone = 0; /* nothing is under way */
