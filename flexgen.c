@@ -261,7 +261,7 @@ static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err)
     const bool given = p->gbs > 0;
     int status = net && net->stage ? 0 : choose_policy(run, task, one_block, err);
     if (net ? net->agree(net, status, err) || net->share(net, p, sizeof *p, err) : status) return -1;
-    for (;; p->gbs /= 2) {
+    for (;; p->gbs -= imax(1, p->gbs / 8)) { /* by steps of the search */
         Task block = *task;
         if (one_block) block.count = imin(block.count, block_size(p) * group_count(p));
         status = fits_all(run, &block, err);
@@ -270,11 +270,32 @@ static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err)
     }
 }
 
+/* The machines of --nodes, and what is between them. */
+static Cluster cluster_of(const Options *o) {
+    const bool given = o->wire_bytes_s > 0;
+    return (Cluster){o->nodes, given ? o->wire_bytes_s : o->net_gbps * 1e9 / 8, given ? o->wire_delay_s : o->net_ms / 1000};
+}
+
+/* What is expected of the simulated pipeline: the formulas know one block of equal prompts in every group. */
+static int expect_cluster(TaskRun *run, const Task *task, Error *err) {
+    const Options *o = run->options;
+    const Cluster cluster = cluster_of(o);
+    Search part = search_for(run, task, true);
+    ClusterCost cost;
+    const bool equal = o->prompt_len[0] == o->prompt_len[1] && o->gen_len[0] == o->gen_len[1];
+    const bool known = equal && task->count == block_size(&o->policy) * group_count(&o->policy);
+    part.given.table_home = run->plan->policy.table_home;
+    if (known && cluster_predict(&cost, &part, &cluster, err)) return -1;
+    if (known) cost.found.cost.T = cost.T, cost.found.cost.throughput = cost.throughput, *run->found = cost.found;
+    if (!known) free(run->found), run->found = NULL;
+    return 0;
+}
+
 /* The same in this process, for simulated machines; the first one's plan is the run's. */
 static int plan_stages(TaskRun *run, Task *task, bool one_block, Error *err) {
     if (agree_on_policy(run, task, one_block, err)) return -1;
     run->plan = run->stages.stage[0].plan;
-    return 0;
+    return expect_cluster(run, task, err);
 }
 
 /* Each stage's own plan for the same task. */
@@ -330,12 +351,6 @@ static void check_in_use(TaskRun *run) {
         fail(&run->device->notice, EXIT_OK,
              "the GPU counts %.1f MiB more in use than planned, by this program or by others",
              (run->in_use - planned) / 1048576.0);
-}
-
-/* The machines of --nodes, and what is between them. */
-static Cluster cluster_of(const Options *o) {
-    const bool given = o->wire_bytes_s > 0;
-    return (Cluster){o->nodes, given ? o->wire_bytes_s : o->net_gbps * 1e9 / 8, given ? o->wire_delay_s : o->net_ms / 1000};
 }
 
 static Device *open_device(TaskRun *run, Error *err) {
