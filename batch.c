@@ -150,10 +150,9 @@ static bool go_round(Flight *f, const Batch *b) {
     Net *net = f->to->device->net;
     const int last = net->stages - 1, n = f->task->scored ? b->heads : b->nseq;
     int status = 0;
-    void *const what[] = {f->ids, f->task->scored ? f->logp : NULL};
-    for (int w = 0; w < 2; w++) {
+    void *const what[] = {f->ids, f->logp};
+    for (int w = 0; w < 1 + f->task->scored && !status; w++) {
         const size_t size = n * sizeof(int32_t);
-        if (!what[w] || status) continue;
         if (net->stage < last) status = net->receive(net, last, NET_TOKENS, what[w], size, f->to->err);
         for (int to = 0; net->stage == last && to < last && !status; to++)
             status = net->post(net, to, NET_TOKENS, what[w], size, f->to->err);

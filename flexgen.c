@@ -247,23 +247,56 @@ static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
     return run->plan ? plan_fits(run->plan, o->capacity, err) : -1;
 }
 
-/* The policy of a pipeline is the first stage's, for its own layers, with batches small enough for all; each stage places
- * the token table, if it has it, where there is room. */
-static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err) {
+/* Whether all stages of a pipeline have room for the task: each places the token table, if it has it. */
+static int fits_all(TaskRun *run, const Task *task, Error *err) {
     Options *o = run->options;
-    Policy *p = &o->policy;
+    if (run->stages.n) return stages_plan(&run->stages, &o->policy, task, act_type(run), o->capacity, err);
+    const int status = table_home(&o->policy, run->checkpoint, task, act_type(run), o->capacity, err);
+    return run->net->agree(run->net, status, err);
+}
+
+/* The policy of a pipeline is the first stage's, for its own layers, with batches small enough for all. */
+static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err) {
+    Policy *p = &run->options->policy;
     Net *net = run->net;
     const bool given = p->gbs > 0;
-    int status = net->stage ? 0 : choose_policy(run, task, one_block, err);
-    if (net->agree(net, status, err) || net->share(net, p, sizeof *p, err)) return -1;
-    for (;; p->gbs /= 2) {
+    int status = net && net->stage ? 0 : choose_policy(run, task, one_block, err);
+    if (net ? net->agree(net, status, err) || net->share(net, p, sizeof *p, err) : status) return -1;
+    for (;; p->gbs -= imax(1, p->gbs / 8)) { /* by steps of the search */
         Task block = *task;
         if (one_block) block.count = imin(block.count, block_size(p) * group_count(p));
-        status = table_home(p, run->checkpoint, &block, act_type(run), o->capacity, err);
-        status = net->agree(net, status, err);
+        status = fits_all(run, &block, err);
         if (!status) task->count = block.count;
         if (!status || given || p->gbs < 2) return status;
     }
+}
+
+/* The machines of --nodes, and what is between them. */
+static Cluster cluster_of(const Options *o) {
+    const bool given = o->wire_bytes_s > 0;
+    return (Cluster){o->nodes, given ? o->wire_bytes_s : o->net_gbps * 1e9 / 8, given ? o->wire_delay_s : o->net_ms / 1000};
+}
+
+/* What is expected of the simulated pipeline: the formulas know one block of equal prompts in every group. */
+static int expect_cluster(TaskRun *run, const Task *task, Error *err) {
+    const Options *o = run->options;
+    const Cluster cluster = cluster_of(o);
+    Search part = search_for(run, task, true);
+    ClusterCost cost;
+    const bool equal = o->prompt_len[0] == o->prompt_len[1] && o->gen_len[0] == o->gen_len[1];
+    const bool known = equal && task->count == block_size(&o->policy) * group_count(&o->policy);
+    part.given.table_home = run->plan->policy.table_home;
+    if (known && cluster_predict(&cost, &part, &cluster, err)) return -1;
+    if (known) cost.found.cost.T = cost.T, cost.found.cost.throughput = cost.throughput, *run->found = cost.found;
+    if (!known) free(run->found), run->found = NULL;
+    return 0;
+}
+
+/* The same in this process, for simulated machines; the first one's plan is the run's. */
+static int plan_stages(TaskRun *run, Task *task, bool one_block, Error *err) {
+    if (agree_on_policy(run, task, one_block, err)) return -1;
+    run->plan = run->stages.stage[0].plan;
+    return expect_cluster(run, task, err);
 }
 
 /* Each stage's own plan for the same task. */
@@ -284,6 +317,7 @@ static int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
     Options *o = run->options;
     if (run->net) return plan_stage(run, task, one_block, err);
     if (choose_machine(run, false, err) || settle_compression(run, err)) return -1;
+    if (run->stages.n) return plan_stages(run, task, one_block, err);
     Policy given = o->policy;
     const bool shrinks = run->completions && completions_head(run->completions);
     while (make_plan(run, task, one_block, err)) {
@@ -320,8 +354,13 @@ static void check_in_use(TaskRun *run) {
              (run->in_use - planned) / 1048576.0);
 }
 
-static Device *open_device(const TaskRun *run, Error *err) {
+static Device *open_device(TaskRun *run, Error *err) {
     const char *dir = run->options->offload_dir;
+    const Cluster wire = cluster_of(run->options);
+    if (run->stages.n) {
+        stages_open(&run->stages, run->hardware, wire.net_bdw, wire.delay_s);
+        return run->stages.stage[0].device;
+    }
     if (run->sim) return sim_open(run->plan, run->hardware, err);
     if (run->gpu) return cuda_open(run->gpu, run->plan, run->checkpoint, dir, err);
     return host_open(run->plan, run->checkpoint, dir, err);
@@ -329,6 +368,7 @@ static Device *open_device(const TaskRun *run, Error *err) {
 
 /* What was read of a checkpoint that has changed meanwhile is nobody's. */
 static int sweep(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
+    if (run->stages.n) return stages_run(&run->stages, task, listener, &run->stats, err);
     if (schedule_run(run->plan, task, run->device, listener, &run->stats, err)) return -1;
     return checkpoint_unchanged(run->checkpoint, err);
 }
@@ -347,7 +387,7 @@ static int complete(TaskRun *run, const Task *task, const Listener *listener, Er
 static int run_on_device(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     Device *device = run->device;
     memcpy(device->link, run->options->link, sizeof device->link);
-    device->net = run->net;
+    if (run->net) device->net = run->net;
     if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) || checkpoint_unchanged(run->checkpoint, err)))
         return -1;
     if (run->gpu && opt_warm_up(device, run->plan, err)) return -1;
@@ -664,7 +704,7 @@ static int paper_policy(TaskRun *run, Error *err) {
 /* One machine, the pipeline, the chain without offloading. */
 static int cluster_policy(const TaskRun *run, const Search *search, Error *err) {
     const Options *o = run->options;
-    const Cluster alone = {.nodes = 1}, many = {o->nodes, o->net_gbps * 1e9 / 8, o->net_ms / 1000};
+    const Cluster alone = {.nodes = 1}, many = cluster_of(o);
     ClusterCost one, pipeline, chain;
     Error too_small;
     Report report;
@@ -802,11 +842,18 @@ static int join_pipeline(TaskRun *run, Command command, Error *err) {
     return 0;
 }
 
+/* A stage has some of the layers; of simulated machines the first is the one that all is told of. */
 static int take_stage(TaskRun *run, Error *err) {
+    const Options *o = run->options;
     Net *net = run->net;
     Policy *p = &run->options->policy;
+    const int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
+    if (!p->groups && m > 1) p->groups = m + 1; /* one for each stage, and one on the wire */
+    if (m && !net) {
+        if (stages_split(&run->stages, run->checkpoint, m, &o->stages, err)) return -1;
+        run->whole = run->checkpoint, run->checkpoint = &run->stages.stage[0].part;
+    }
     if (!net) return 0;
-    if (!p->groups) p->groups = net->stages + 1; /* one for each stage, and one on the wire */
     if (stage_join(net, run->checkpoint, run->flags, err)) return -1;
     const int layers = stage_layers(&run->first_layer, run->checkpoint->config.l, net, &run->options->stages, err);
     if (layers < 0) return -1;
@@ -824,8 +871,9 @@ static void leave_pipeline(TaskRun *run, int status, const Error *err) {
 
 static void run_close(TaskRun *run) {
     Trace *trace = run->device ? run->device->trace : NULL;
-    if (run->device) run->device->close(run->device);
-    plan_free(run->plan);
+    if (run->device && !run->stages.n) run->device->close(run->device);
+    if (!run->stages.n) plan_free(run->plan);
+    stages_close(&run->stages);
     if (run->gpu) run->gpu->close(run->gpu);
     if (trace) trace_free(trace);
     free(trace), free(run->found), free(run->hardware);

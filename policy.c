@@ -216,13 +216,13 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
 //     seconds that its work takes <= seconds of the layer.
 // ---------------------------------------------------------------------------------------------------------------
 
-/* What bounds a layer: the six channels (flexgen.h), and six more rows. */
+/* What bounds a layer: the six channels of a machine (flexgen.h), and six more rows. */
 enum {
-    CORES = NCHANNELS, /* the cores on which a host device computes and copies */
-    IN_FLIGHT,         /* a batch's whole way through the layer, since only a few are under way at once */
-    STORING,           /* the same for the way of its new k and v */
-    QUEUED,            /* caches that cannot load while another batch is in prefill */
-    COMP_WITH_CTOG,    /* a link and the processor, when both are busy */
+    CORES = CPU + 1, /* the cores on which a host device computes and copies; NET is no machine's own */
+    IN_FLIGHT,       /* a batch's whole way through the layer, since only a few are under way at once */
+    STORING,         /* the same for the way of its new k and v */
+    QUEUED,          /* caches that cannot load while another batch is in prefill */
+    COMP_WITH_CTOG,  /* a link and the processor, when both are busy */
     COMP_WITH_DTOC,
     NBOUNDS
 };

@@ -234,7 +234,7 @@ struct Device {
     Trace *trace;           /* where finished ops are noted; NULL: nowhere. Set before the first op */
     double link[NCHANNELS]; /* host device: bytes/s that a link is slowed to; 0: not slowed. Set before the first op */
     int delay_us[NLANES];   /* each op of a lane begins so much later; tests find missing events with it */
-    Net *net;               /* the pipeline that it is a stage of; NULL: none. Set before the first op; host, cuda */
+    Net *net;               /* the pipeline that it is a stage of; NULL: none. Set before the first op */
     const int *stop;        /* once this is not 0 no further op begins, as if one had failed; NULL: never. Host, cuda */
 
     /* Queues the op and returns the event of its end. The op and its moves are copied, the index arrays that it points to
@@ -567,6 +567,17 @@ void arenas_close(Arenas *a);
  * bandwidth). Lanes of one link share its bandwidth equally; the GPU does one op at a time, in the order of posting. No
  * data, no tiers: memory does not grow with the model. now is the simulated clock. */
 Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err);
+
+/* Joins sims that have not been used yet, in one time, as the stages of a pipeline (section 4.4). Each posts and waits on a
+ * thread of its own, and time passes when all of them wait; so the schedule of every stage must run. The wire out of a
+ * stage takes bytes_s bytes/s, one message after the other, and each arrives delay_s seconds after it has left. Of
+ * device->net, which they have then, post, receive (of tokens) and fail are there: what stages agree on, their one process
+ * knows. */
+typedef struct World World;
+World *world_open(Device *const sim[], int stages, double bytes_s, double delay_s);
+/* The stage's thread has done. */
+void world_leave(Device *sim);
+void world_close(World *world); /* and the sims */
 
 // ---------------------------------------------------------------------------------------------------------------
 // trace.c: what happened on the lanes, as a file and as the paper's Table 4

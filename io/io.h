@@ -1,6 +1,7 @@
 /* io.h: what comes in and goes out, from the ground up: checkpoints, prompts, flags, reports. */
 #ifndef IO_H
 #define IO_H
+#include <pthread.h>
 #include <time.h>
 
 #include "flexgen.h"
@@ -9,6 +10,7 @@
 typedef struct Found Found;
 typedef struct Gpu Gpu;
 typedef struct ClusterCost ClusterCost;
+typedef struct World World;
 
 #ifdef __cplusplus
 extern "C" {
@@ -309,6 +311,37 @@ int stage_share_job(Net *net, Job *job, Error *err);
 /* A line for each stage on the first one's standard error. */
 int stage_print_plans(Net *net, const Plan *plan, int first, Error *err);
 
+/* A simulated machine of a pipeline: its part of the model, from layer `first` on. */
+typedef struct {
+    Checkpoint part;
+    int first;
+    Plan *plan;
+    Device *device;
+    pthread_t thread;
+    const Task *task;
+    Listener listener;
+    RunStats stats;
+    Error err;
+} Stage;
+/* All of them; n 0: there is none. */
+typedef struct {
+    int n;
+    Stage *stage;
+    World *world;
+} Stages;
+
+/* The parts of m stages, as stage_layers has them; `whole` must outlive them. */
+int stages_split(Stages *stages, const Checkpoint *whole, int m, const Texts *given, Error *err);
+/* Their plans, each with the token table where there is room. -1 and err, which names the first stage that has too little.
+ */
+int stages_plan(Stages *stages, const Policy *policy, const Task *task, Type act_type, const size_t capacity[NTIERS],
+                Error *err);
+/* Their devices, with wires of so many bytes/s and a delay between them (device.h). */
+void stages_open(Stages *stages, const Hardware *hardware, double bytes_s, double delay_s);
+/* Runs the task on all. listener and stats are the first stage's. */
+int stages_run(Stages *stages, const Task *task, const Listener *listener, RunStats *stats, Error *err);
+void stages_close(Stages *stages);
+
 // ---------------------------------------------------------------------------------------------------------------
 // flags.c: the command line
 // ---------------------------------------------------------------------------------------------------------------
@@ -330,7 +363,7 @@ struct Options {
     double max_latency; /* seconds of a block; 0: any number */
     bool paper_model;   /* --cost-model paper */
     int nodes;
-    double net_gbps, net_ms;
+    double net_gbps, net_ms;           /* of the machines on paper */
     double wire_bytes_s, wire_delay_s; /* of --net; 0: as it is */
     bool resume, overwrite, strict;
     bool verbose, help;
@@ -365,7 +398,8 @@ typedef struct {
     Options *options;
     Checkpoint *checkpoint; /* NULL: no model was named; of a stage its part of it */
     Checkpoint *whole, part;
-    Net *net; /* the pipeline; NULL: one machine */
+    Net *net;      /* the pipeline; NULL: one machine ... */
+    Stages stages; /* ... or simulated ones, whose first has this plan and this device */
     int first_layer;
     uint64_t flags;       /* flags_digest */
     Tokenizer *tokenizer; /* for texts */

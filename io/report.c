@@ -394,6 +394,32 @@ static void report_breakdown(Report *r, const Trace *trace, long sweeps) {
     if (r->text) fprintf(r->text, "\n");
 }
 
+/* The machines of a simulated pipeline. The GPU's two lanes take turns; what is left of its time is the bubble. */
+static void report_stages(Report *r, const Stages *all) {
+    const double T = r->run->stats.total_s;
+    cJSON *list = cJSON_AddArrayToObject(r->json, "stages");
+    for (int s = 0; s < all->n; s++) {
+        const Stage *stage = &all->stage[s];
+        const LaneCount *count = stage->device->count;
+        const size_t *total = stage->plan->total;
+        int most = 0;
+        for (int l = 0; l < NLANES; l++)
+            if (count[l].busy_s > count[most].busy_s) most = l;
+        cJSON *one = cJSON_CreateObject();
+        cJSON_AddItemToArray(list, one);
+        ADD(one, {"first_layer", stage->first}, {"layers", stage->part.config.l});
+        ADD(cJSON_AddObjectToObject(one, "planned_bytes"), {"GPU", (double)total[TIER_GPU]},
+            {"CPU", (double)total[TIER_CPU]}, {"disk", (double)total[TIER_DISK]});
+        cJSON_AddStringToObject(one, "busiest", lane_name[most]);
+        ADD(one, {"busy_share", count[most].busy_s / T},
+            {"gpu_waits", 1 - (count[PROJECT].busy_s + count[FINISH].busy_s) / T});
+        if (!r->text) continue;
+        fprintf(r->text, "stage %d: layers %d to %d; planned (MiB) GPU %.2f, CPU %.2f, disk %.2f; ", s, stage->first,
+                stage->first + stage->part.config.l - 1, total[0] / MIB, total[1] / MIB, total[2] / MIB);
+        fill_in(r->text, "{%s busiest} busy {%.1f 100*busy_share}%, GPU waits {%.1f 100*gpu_waits}%\n", one);
+    }
+}
+
 /* On which model and device, under which policy. */
 static void add_setting(Report *r) {
     cJSON_AddStringToObject(r->json, "model", r->run->plan->config.name);
@@ -409,6 +435,7 @@ void report_bench(Report *r) {
     if (!run->sim) ADD(r->json, {"overhead_bytes", (double)run->overhead}, {"peak_rss_bytes", (double)memory_peak()});
     report_lanes(r, run->device);
     report_breakdown(r, run->device->trace, run->stats.sweeps);
+    if (run->stages.n) report_stages(r, &run->stages);
     if (run->found) add_cost(cJSON_AddObjectToObject(r->json, "predicted"), &run->found->cost);
 }
 

@@ -1,7 +1,11 @@
 /* stage.c: what the stages of a pipeline agree on before a run (section 4.4).
  *
  * The first stage reads the input, searches for the policy and writes the output; the others learn from it what is to be
- * done. All of them then walk the same admission and know at any time who is in flight. Read next: flags.c. */
+ * done. All of them then walk the same admission and know at any time who is in flight. Of simulated machines all stages
+ * are in this process, each a thread. Read next: flags.c. */
+#include <pthread.h>
+
+#include "device/device.h"
 #include "device/net.h"
 #include "io/io.h"
 
@@ -137,4 +141,76 @@ int stage_print_plans(Net *net, const Plan *plan, int first, Error *err) {
                 line.total[2] / 1048576.0);
     }
     return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// A pipeline of simulated machines, all in this process
+// ---------------------------------------------------------------------------------------------------------------
+
+int stages_split(Stages *all, const Checkpoint *whole, int m, const Texts *given, Error *err) {
+    *all = (Stages){.n = m, .stage = xcalloc(m, sizeof *all->stage)};
+    for (int s = 0; s < m; s++) {
+        Stage *stage = &all->stage[s];
+        const int layers = stage_layers(&stage->first, whole->config.l, &(Net){.stage = s, .stages = m}, given, err);
+        if (layers < 0) return -1;
+        stage->part = checkpoint_stage(whole, s, m, stage->first, layers);
+    }
+    return 0;
+}
+
+int stages_plan(Stages *all, const Policy *policy, const Task *task, Type act_type, const size_t capacity[NTIERS],
+                Error *err) {
+    Error why;
+    for (int s = 0; s < all->n; s++) {
+        Stage *stage = &all->stage[s];
+        Policy p = *policy;
+        plan_free(stage->plan), stage->plan = NULL;
+        if (table_home(&p, &stage->part, task, act_type, capacity, &why))
+            return fail(err, why.code, "stage %d: %.*s", s, (int)sizeof why.text - 20, why.text);
+        stage->plan = plan_make(&stage->part, &p, task, act_type, err);
+    }
+    return 0;
+}
+
+void stages_open(Stages *all, const Hardware *hardware, double bytes_s, double delay_s) {
+    Device **sim = xcalloc(all->n, sizeof(Device *));
+    Error none; /* a sim opens */
+    for (int s = 0; s < all->n; s++) sim[s] = all->stage[s].device = sim_open(all->stage[s].plan, hardware, &none);
+    all->world = world_open(sim, all->n, bytes_s, delay_s);
+    free(sim);
+}
+
+static void *run_stage(void *arg) {
+    Stage *s = arg;
+    if (schedule_run(s->plan, s->task, s->device, &s->listener, &s->stats, &s->err) && s->device->net)
+        s->device->net->fail(s->device->net, &s->err);
+    world_leave(s->device);
+    return NULL;
+}
+
+int stages_run(Stages *all, const Task *task, const Listener *listener, RunStats *stats, Error *err) {
+    Stage *first = &all->stage[0];
+    int started = 1;
+    for (int s = 0; s < all->n; s++) {
+        Stage *stage = &all->stage[s];
+        stage->task = task, stage->listener = s ? (Listener){.done = completion_ignored} : *listener;
+        const int status = s ? pthread_create(&stage->thread, NULL, run_stage, stage) : 0;
+        if (status) {
+            fail(err, EXIT_FAILED, "cannot start a thread: %s; raise ulimit -u", strerror(status));
+            first->device->net->fail(first->device->net, err);
+            break;
+        }
+        started = s + 1;
+    }
+    run_stage(first);
+    for (int s = 1; s < started; s++) pthread_join(all->stage[s].thread, NULL);
+    *stats = first->stats;
+    if (first->err.text[0]) *err = first->err;
+    return first->err.text[0] ? -1 : 0;
+}
+
+void stages_close(Stages *all) {
+    if (all->world) world_close(all->world);
+    for (int s = 0; s < all->n; s++) plan_free(all->stage[s].plan);
+    free(all->stage);
 }
