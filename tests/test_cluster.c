@@ -46,18 +46,25 @@ static void one_machine_takes_what_the_search_says(void) {
 /* Four machines with 12 of OPT-30B's 48 layers each: section 4.4 by hand. */
 static void check_formulas(double bdw, double delay) {
     Search s = question("opt-30b");
+    s.given.groups = 5;
     ClusterCost c = ask(&s, 4, bdw, delay);
     const double K = c.found.policy.num_gpu_batches, gbs = c.found.policy.gbs;
     const double t_pre = c.found.cost.T_pre * 12, t_gen = c.found.cost.T_gen * 12;
     const double x_gen = 2 * 7168 * gbs / bdw, x_pre = 512 * x_gen;
-    double each = t_pre / K > x_pre ? t_pre / K : x_pre, token = t_gen;
-    if (K * x_gen > token) token = K * x_gen;
-    if (4 * (t_gen / K + x_gen + delay) > token) token = 4 * (t_gen / K + x_gen + delay);
-    CU_ASSERT_DOUBLE_EQUAL(c.prefill_s, (K + 3) * each + 3 * (x_pre + delay), 1e-9 * c.prefill_s);
+    /* 11 layers, and the first batch's square of the last: then it is on its way */
+    const double leave_pre = t_pre / 12 * (11 + 1 / K), leave_gen = t_gen / 12 * (11 + 1 / K);
+    double fill = leave_pre + x_pre + delay, hop = leave_gen + x_gen + delay, each = t_pre, token = 5 * t_gen;
+    if (x_pre > t_pre / 12 / K) fill += (K - 1) * (x_pre - t_pre / 12 / K);
+    if (x_gen > t_gen / 12 / K) hop += (K - 1) * (x_gen - t_gen / 12 / K);
+    if (K * x_pre > each) each = K * x_pre;
+    if (5 * K * x_gen > token) token = 5 * K * x_gen;
+    if (3 * hop + t_gen + delay > token) token = 3 * hop + t_gen + delay;
+    CU_ASSERT_EQUAL(c.found.policy.groups, 5);
+    CU_ASSERT_DOUBLE_EQUAL(c.prefill_s, 3 * fill + 5 * each, 1e-9 * c.prefill_s);
     CU_ASSERT_DOUBLE_EQUAL(c.token_s, token, 1e-9 * token);
     CU_ASSERT_DOUBLE_EQUAL(c.T, c.prefill_s + 31 * token, 1e-9 * c.T);
-    CU_ASSERT_DOUBLE_EQUAL(c.throughput, 32 * gbs * K / c.T, 1e-9 * c.throughput);
-    CU_ASSERT_DOUBLE_EQUAL(c.decode_throughput, gbs * K / token, 1e-9 * c.decode_throughput);
+    CU_ASSERT_DOUBLE_EQUAL(c.throughput, 32 * 5 * gbs * K / c.T, 1e-9 * c.throughput);
+    CU_ASSERT_DOUBLE_EQUAL(c.decode_throughput, 5 * gbs * K / token, 1e-9 * c.decode_throughput);
     checkpoint_close(model);
 }
 
