@@ -7,11 +7,12 @@
  * batches leave one by one, and the next machine begins with the first: 2 h1 bytes a token travel, x seconds a batch on the
  * wire, and d more until they arrive. With t the seconds of a machine's sweep (t_pre, t_gen):
  *
- *   leave   (1 - 1/l) t + t / (l K)                      from a sweep's beginning until its first batch has left the last
- * row hop     leave + d + x + (K - 1) max(0, x - t / (l K))    until the next machine is as far; slow wires hold up its
- * first row round   max(G t, G K x, (M - 1) hop + leave + d)     one sweep of all groups: no machine and no wire does more,
- * and tokens must be round before a group goes on prefill (M - 1) hop_pre + G max(t_pre, K x_pre)      the pipeline fills;
- * from then on the last machine sets the pace all     T = prefill + (n - 1) round_gen,   throughput = G bls n / T
+ *   leave    (1 - 1/l) t + t / (l K)                     until a sweep's first batch is through the last layer's row
+ *   hop      leave + d + x + (K - 1) max(0, x - t / (l K))   until the next machine is as far; slow wires delay its row 0
+ *   round    max(G t, G K x, (M - 1) hop + t + d)            a sweep of every group: no machine and no wire does more, and
+ *                                                            a group's tokens, which its head's row gives, must be round
+ *   prefill  (M - 1) hop_pre + G max(t_pre, K x_pre)         the pipeline fills; then the last machine sets the pace
+ *   all      T = prefill + (n - 1) round_gen,   throughput = G bls n / T
  *
  * The bubble, the share of T in which a machine has nothing to do, is 1 - G (t_pre + (n - 1) t_gen) / T: with G > M and a
  * fast wire hardly more than the filling, (M - 1) / (M - 1 + G) of the prefill. More groups make it smaller, and cost: each
