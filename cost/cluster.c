@@ -7,11 +7,12 @@
  * batches leave one by one, and the next machine begins with the first: 2 h1 bytes a token travel, x seconds a batch on the
  * wire, and d more until they arrive. With t the seconds of a machine's sweep (t_pre, t_gen):
  *
- *   leave   (1 - 1/l) t + t / (l K)                      from a sweep's beginning until its first batch has left the last
- * row hop     leave + d + x + (K - 1) max(0, x - t / (l K))    until the next machine is as far; slow wires hold up its
- * first row round   max(G t, G K x, (M - 1) hop + leave + d)     one sweep of all groups: no machine and no wire does more,
- * and tokens must be round before a group goes on prefill (M - 1) hop_pre + G max(t_pre, K x_pre)      the pipeline fills;
- * from then on the last machine sets the pace all     T = prefill + (n - 1) round_gen,   throughput = G bls n / T
+ *   leave    (1 - 1/l) t + t / (l K)                     until a sweep's first batch is through the last layer's row
+ *   hop      leave + d + x + (K - 1) max(0, x - t / (l K))   until the next machine is as far; slow wires delay its row 0
+ *   round    max(G t, G K x, (M - 1) hop + t + d)            a sweep of every group: no machine and no wire does more, and
+ *                                                            a group's tokens, which its head's row gives, must be round
+ *   prefill  (M - 1) hop_pre + G max(t_pre, K x_pre)         the pipeline fills; then the last machine sets the pace
+ *   all      T = prefill + (n - 1) round_gen,   throughput = G bls n / T
  *
  * The bubble, the share of T in which a machine has nothing to do, is 1 - G (t_pre + (n - 1) t_gen) / T: with G > M and a
  * fast wire hardly more than the filling, (M - 1) / (M - 1 + G) of the prefill. More groups make it smaller, and cost: each
@@ -38,14 +39,14 @@ static ClusterCost run_through(const Found *found, const Cluster *cluster, const
     const double t[] = {found->cost.T_gen * l, found->cost.T_pre * l}; /* [1]: in prefill */
     const double x_gen = M > 1 ? 2.0 * part->h1 * p->gbs / cluster->net_bdw : 0, x[] = {x_gen, x_gen * s};
     const double d = M > 1 ? cluster->delay_s : 0;
-    double leave[2], hop[2];
+    double hop[2];
     for (int pre = 0; pre < 2; pre++) {
-        leave[pre] = (1 - 1 / l) * t[pre] + t[pre] / (l * K);
-        hop[pre] = leave[pre] + d + x[pre] + (K - 1) * fmax(0, x[pre] - t[pre] / (l * K));
+        const double square = t[pre] / (l * K), leave = (1 - 1 / l) * t[pre] + square;
+        hop[pre] = leave + d + x[pre] + (K - 1) * fmax(0, x[pre] - square);
     }
     ClusterCost c = {.found = *found};
     c.prefill_s = (M - 1) * hop[1] + G * fmax(t[1], K * x[1]);
-    c.token_s = fmax(G * fmax(t[0], K * x[0]), (M - 1) * hop[0] + leave[0] + d);
+    c.token_s = fmax(G * fmax(t[0], K * x[0]), (M - 1) * hop[0] + t[0] + d);
     c.T = c.prefill_s + (n - 1) * c.token_s;
     c.throughput = in_flight * n / c.T;
     c.decode_throughput = n > 1 ? in_flight / c.token_s : 0;
@@ -69,8 +70,8 @@ static void hold_on_gpu(Search *s) {
 }
 
 int cluster_search(ClusterCost *best, const Search *search, const Cluster *cluster, bool offloading, Error *err) {
-    enum { MOST = 64, TRIES = 3 };
-    const int M = cluster->nodes, given = search->given.groups, groups[TRIES] = {M + 1, 2 * M, 4 * M};
+    enum { MOST = 64, TRIES = 4 };
+    const int M = cluster->nodes, given = search->given.groups, groups[TRIES] = {1, M + 1, 2 * M, 4 * M};
     Found found[MOST];
     Search one = *search;
     const Prompt *prompt = &search->task->prompts[0];

@@ -134,7 +134,7 @@ static void add_policy(cJSON *json, const Policy *p) {
     cJSON_AddBoolToObject(json, "compress_cache", p->cache_quant.bits > 0);
     ADD(json, {"attn_sparsity", is_sparse(p) ? p->sparsity : 1}, {"wg", p->wg}, {"wc", p->wc}, {"wd", rest(p->wg, p->wc)},
         {"cg", p->cg}, {"cc", p->cc}, {"cd", rest(p->cg, p->cc)}, {"hg", p->hg}, {"hc", p->hc}, {"hd", rest(p->hg, p->hc)},
-        {"gbs", p->gbs}, {"num_gpu_batches", p->num_gpu_batches}, {"bls", block_size(p)});
+        {"groups", group_count(p)}, {"gbs", p->gbs}, {"num_gpu_batches", p->num_gpu_batches}, {"bls", block_size(p)});
 }
 #define SHARES "{%5.1f 100*wg} {%5.1f 100*wc} {%5.1f 100*cg} {%5.1f 100*cc} {%5.1f 100*hg} {%5.1f 100*hc}"
 
@@ -233,13 +233,13 @@ void report_clusters(Report *r, const ClusterCost *const cost[3], int least) {
         if (cost[i]) add_cluster(r->json, name[i], cost[i]);
     report_question(r);
     if (!r->text) return;
-    fprintf(r->text, "%-34s %-10s %-37s %9s %11s %11s %11s %11s\n", "", "block", "    wg    wc    cg    cc    hg    hc",
-            "prefill (s)", "a token (s)", "block (s)", "token/s", "decoding");
+    fprintf(r->text, "%-34s %-16s %-37s %9s %11s %11s %11s %11s\n", "", "groups x block",
+            "    wg    wc    cg    cc    hg    hc", "prefill (s)", "a token (s)", "block (s)", "token/s", "decoding");
     for (int i = 0; i < 3; i++) {
         fprintf(r->text, cost[i] ? "%-34s " : "%s: ", title[i]);
         if (cost[i])
             fill_in(r->text,
-                    "{%4.0f gbs} x {%-3.0f num_gpu_batches} " SHARES
+                    "{%3.0f groups} x {%4.0f gbs} x {%-3.0f num_gpu_batches} " SHARES
                     " {%11.4g prefill_s} {%11.4g token_s} {%11.4g T} {%11.4g throughput} {%11.4g decode_throughput}\n",
                     cJSON_GetObjectItem(r->json, name[i]));
         else

@@ -102,7 +102,7 @@ emulated: $(EMULATED:%=$(BUILD)/emulated/%.log)
 	@scripts/summary.sh $^
 sanitize:
 	@$(MAKE) $(ASAN) EMULATION= test
-	@$(MAKE) $(TSAN) EMULATION= SUITE="$(or $(SUITE),schedule lanes pipeline)" test
+	@$(MAKE) $(TSAN) EMULATION= SUITE="$(or $(SUITE),schedule lanes pipeline stages world completions)" test
 	$(if $(EMULATED),@$(MAKE) $(ASAN) EVERY=11 emulated)
 	$(if $(EMULATED),@$(MAKE) $(TSAN) EVERY=95 emulated)
 	@$(MAKE) fuzz N=500000
