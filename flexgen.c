@@ -90,7 +90,8 @@ static int fill_capacities(const TaskRun *run, Error *err) {
     Options *o = run->options;
     const Hardware *h = run->hardware;
     const size_t available = memory_available(host_all_threads()), taken = process_room(run, run->trace_limit);
-    const size_t memory = available > taken ? (available - taken) / 100 : 0;
+    const int neighbours = run->net ? imax(run->net->neighbours, 1) : 1; /* stages share the machine equally */
+    const size_t share = available / neighbours, memory = share > taken ? (share - taken) / 100 : 0;
     size_t usual[NTIERS] = {memory * HOST_GPU_SHARE, memory * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)};
     if (run->sim) usual[TIER_GPU] = (size_t)h->gmem, usual[TIER_CPU] = (size_t)h->cmem, usual[TIER_DISK] = (size_t)h->nmem;
     if (run->gpu) o->capacity[TIER_GPU] = gpu_room(run->gpu, o->capacity[TIER_GPU]);
@@ -462,7 +463,7 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     char text[64];
     cJSON *head = cJSON_CreateObject(), *stop;
     cJSON_AddTrueToObject(head, JOURNAL_VERSION);
-    snprintf(text, sizeof text, "%016" PRIx64, checkpoint_digest(run->checkpoint));
+    snprintf(text, sizeof text, "%016" PRIx64, checkpoint_digest(run->whole ? run->whole : run->checkpoint));
     cJSON_AddStringToObject(head, "model", text);
     snprintf(text, sizeof text, "%d, %016" PRIx64, job->count, job->digest);
     cJSON_AddStringToObject(head, "prompts", text);

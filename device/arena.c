@@ -19,7 +19,7 @@ void *arenas_address(const Arenas *a, Tensor t) {
 }
 
 const int32_t *arenas_indices(const Arenas *a, Tensor t) {
-    if (a->gpu && t.tier == TIER_GPU) t.offset = t.offset - a->tables[TIER_GPU] + a->tables[TIER_CPU], t.tier = TIER_CPU;
+    if (t.tier == TIER_GPU) t.offset = t.offset - a->tables[TIER_GPU] + a->tables[TIER_CPU], t.tier = TIER_CPU;
     return arenas_address(a, t);
 }
 

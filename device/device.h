@@ -545,7 +545,8 @@ int arenas_open(Arenas *a, Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
                 Error *err);
 /* The address of a view; NULL for an absent tensor. */
 void *arenas_address(const Arenas *a, Tensor t);
-/* Index tables where the CPU can read them: those on a GPU have a mirror on the CPU tier. */
+/* Index tables where the thread that posts can read them: those on the GPU tier, which may still be on their way, have a
+ * mirror on the CPU tier. */
 const int32_t *arenas_indices(const Arenas *a, Tensor t);
 /* Whether the ops of a lane go to a stream of the GPU. */
 bool arenas_is_stream(const Arenas *a, int lane);

@@ -390,7 +390,7 @@ static Event device_post(Device *base, const Op *op) {
     const size_t moves = op->code == OP_COPY ? op->nmoves : 0;
     size_t at, take = place_moves(d, lane, moves, &at);
     CHECK(2 * moves <= d->move_capacity);
-    d->arenas.net = base->net;
+    if (!d->nposted) d->arenas.net = base->net; /* no lane has begun */
     reach_op(&d->reach, base->peak, op);
     size_t bytes = op_count(&base->count[op->lane], op, lengths ? arenas_indices(&d->arenas, *lengths) : NULL);
     pthread_mutex_lock(&d->lock);

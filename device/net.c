@@ -16,6 +16,7 @@ static bool started_by_mpirun(void) {
 }
 
 Net *net_open(double bytes_s, double delay_s, Error *err) {
+    const char *neighbours = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
     char path[MAX_PATH];
     Net *(*open)(double, double, Error *) = NULL, *net = NULL;
     err->text[0] = 0;
@@ -31,7 +32,7 @@ Net *net_open(double bytes_s, double delay_s, Error *err) {
     if (!open)
         fail(err, EXIT_FAILED, "cannot use MPI: %s; install Open MPI, or name its folder in LD_LIBRARY_PATH", dlerror());
     else if ((net = open(bytes_s, delay_s, err)))
-        net->share = net_share, net->agree = net_agree;
+        net->share = net_share, net->agree = net_agree, net->neighbours = neighbours ? atoi(neighbours) : 0;
     return net;
 }
 

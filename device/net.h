@@ -20,6 +20,7 @@ typedef enum { NET_STATES, NET_TOKENS, NET_SETUP, NKINDS_OF_MESSAGES } NetKind;
  * What a function was given is not touched any more once it has returned, however it ends. */
 struct Net {
     int stage, stages; /* stages are counted from 0 */
+    int neighbours;    /* stages on this machine, with this one; 0: not known */
     /* Returns when the bytes may be changed again; that may be before or after they have arrived. */
     int (*send)(Net *, int to, NetKind kind, const void *bytes, size_t size, Error *);
     /* Returns when they are here. A message of another size is an error, and as if this stage had failed. */

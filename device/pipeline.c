@@ -8,7 +8,7 @@
  * thread then has its MPI_Isend or MPI_Irecv posted, and never waits for anything but the next look, so that MPI gets as
  * far as it can. Messages of a kind from one stage to another arrive in order, as MPI does for a communicator, and each
  * kind has one of its own, so that none waits for another kind's. So whoever waits waits for a stage that has not yet
- * asked.
+ * asked. That stages do not wait for each other in a circle is up to those who ask: schedule.c.
  *
  * How it ends. Each stage takes leave of each other exactly once, when it is closed or when it has failed or learned of a
  * failure; with that it says why, and that it will receive nothing more. Only then may the others forget what they still
@@ -29,8 +29,9 @@
 enum { PIECE = 4 << 20 };
 enum { LEAVE = NKINDS_OF_MESSAGES, NKINDS }; /* a kind more */
 
-/* Seconds between two looks: what has moved lately will soon move again, so it is a share of the time since then. */
-static const double SHORTEST = 20e-6, LONGEST = 1e-3, SHARE = 1.0 / 16;
+/* Seconds between two looks: a share of the time since something last moved, since what has waited for long can wait a
+ * little longer. On average a message is found late by half of that. */
+static const double SHORTEST = 20e-6, LONGEST = 1e-3, SHARE = 1.0 / 8;
 
 /* What is asked of the thread. One that nobody waits for has its bytes behind it, and the thread frees it. */
 typedef struct Message {
@@ -262,11 +263,13 @@ static void forget_gone(Pipeline *n) {
 
 /* Lets MPI work, and ends what is done. */
 static void look(Pipeline *n) {
-    int ndone = 0, kept = 0;
-    pthread_mutex_unlock(&n->lock); /* MPI copies large messages here */
-    int status = MPI_Testsome(n->npieces, n->request, &ndone, n->index, n->status);
+    int ndone = 0, kept = 0, status = MPI_SUCCESS;
+    pthread_mutex_unlock(&n->lock);                                  /* MPI copies large messages here */
+    for (int i = 0; i < 2 && !ndone && status == MPI_SUCCESS; i++) { /* Open MPI looks first, and works then */
+        status = MPI_Testsome(n->npieces, n->request, &ndone, n->index, n->status);
+        if (ndone == MPI_UNDEFINED) ndone = 0; /* nothing is under way */
+    }
     pthread_mutex_lock(&n->lock);
-    if (ndone == MPI_UNDEFINED) ndone = 0;
     for (int i = 0; i < ndone; i++)
         end_piece(n, &n->piece[n->index[i]], status == MPI_ERR_IN_STATUS ? n->status[i].MPI_ERROR : MPI_SUCCESS,
                   &n->status[i]);

@@ -429,9 +429,10 @@ int flags_check(const Options *o, Command command, Error *err) {
     const bool packs = o->compress_weight || o->compress_cache || o->allow_compression;
     const bool paper = o->paper_model; /* Appendix A.3 knows one block of equal prompts on one machine */
     const bool on_paper = o->nodes && command == POLICY;
-    bool some_fixed = false, empty_stop = false;
+    bool some_fixed = false, empty_stop = false, odd_stop = false;
     for (int i = 0; i < 6; i++) some_fixed |= o->fixed[i];
-    for (int i = 0; i < o->stop.n; i++) empty_stop |= !o->stop.text[i][0];
+    for (int i = 0; i < o->stop.n; i++)
+        empty_stop |= !o->stop.text[i][0], odd_stop |= !utf8_valid(o->stop.text[i], strlen(o->stop.text[i]));
     const struct {
         bool wrong;
         const char *flag, *why;
@@ -474,6 +475,7 @@ int flags_check(const Options *o, Command command, Error *err) {
         {same_file(o->perplexity, o->json) || same_file(o->perplexity, o->trace) || same_file(o->last_word, o->json) ||
              same_file(o->last_word, o->trace),
          "", "results would be written over the text that is scored; name another file for them"},
+        {odd_stop, "--stop", ": is not valid UTF-8, so no completion could have it; convert it"},
         {empty_stop, "--stop", ": an empty text would end everything; give one"},
     };
     if (o->quant.group % LEAST_GROUP)

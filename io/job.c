@@ -72,7 +72,7 @@ static int id_text(char **text, const cJSON *id, const char *where, Error *err) 
             return fail(err, EXIT_FAILED,
                         "%s: \"id\" is %s; expected a string or a whole number below 2^53: put it in quotes", where,
                         cJSON_IsNumber(id) ? "another number" : "neither");
-        snprintf(number, sizeof number, "%.0f", value);
+        snprintf(number, sizeof number, "%.0f", value + 0); /* -0 is 0 */
         *text = xstrdup(number);
     }
     return 0;

@@ -358,7 +358,7 @@ static void report_lanes(Report *r, const Device *device) {
         ADD(lane, {"moved_bytes", bytes}, {"busy_s", count->busy_s});
         if (count->read[0]) ADD(lane, {"k_bytes", (double)count->read[0]}, {"v_bytes", (double)count->read[1]});
         moved[channel] += bytes, busy[channel] += count->busy_s;
-        if (!r->text) continue;
+        if (!r->text || (channel == NET && !device->net)) continue;
         fprintf(r->text, "  %-16s %-5s busy %8.3f s", lane_name[l], channel_name[channel], count->busy_s);
         if (bytes > 0)
             fprintf(r->text, "  moved %10.2f MB  %6.2f GB/s", bytes / 1e6, bytes / 1e9 / (count->busy_s + 1e-12));

@@ -3,7 +3,7 @@
 # A suite, tests/test_NAME.c, becomes a program of its own, $(BUILD)/test_NAME, and running it a log, $(BUILD)/NAME.log. So suites run
 # while others are still being compiled, and a crash is one suite's. `make test` makes all logs and puts them together; it takes less
 # than five minutes on two processors. What takes longer is in `make sanitize`:
-#   all suites on the host device under AddressSanitizer and UBSan, the engine's under ThreadSanitizer;
+#   all suites on the host device under AddressSanitizer and UBSan, the engine's and the network's under ThreadSanitizer;
 #   the emulated cuda device under both with more combinations, and with everything instrumented, not the device alone.
 SUITES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 SUITES := $(if $(SANITIZE),$(filter-out faults,$(SUITES)),$(SUITES))
@@ -102,7 +102,7 @@ emulated: $(EMULATED:%=$(BUILD)/emulated/%.log)
 	@scripts/summary.sh $^
 sanitize:
 	@$(MAKE) $(ASAN) EMULATION= test
-	@$(MAKE) $(TSAN) EMULATION= SUITE="$(or $(SUITE),schedule lanes world)" test
+	@$(MAKE) $(TSAN) EMULATION= SUITE="$(or $(SUITE),schedule lanes pipeline stages world completions)" test
 	$(if $(EMULATED),@$(MAKE) $(ASAN) EVERY=11 emulated)
 	$(if $(EMULATED),@$(MAKE) $(TSAN) EVERY=95 emulated)
 	@$(MAKE) fuzz N=500000

@@ -5,6 +5,7 @@
  * is made here: a text of one of its files is replaced by another, and a table says what the message must name. */
 #include <cjson/cJSON.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -314,6 +315,8 @@ static void a_wrong_flag_is_refused_in_one_line_with_status_2(void) {
     static const struct {
         const char *args[10], *words[3];
     } cases[] = {
+        {{"--stop", "\xFF"}, {"--stop", "not valid UTF-8"}},
+        {{"--output", "build/none", "--trace", "build/tests/../none"}, {"--trace", "other results"}},
         {{"--percent", "101", "0", "100", "0", "100", "0"}, {"--percent 101", "from 0 to 100"}},
         {{"--percent", "60", "50", "100", "0", "100", "0"}, {"--percent", "weights", "110"}},
         {{"--percent", "0", "0", "60", "40.1", "100", "0"}, {"--percent", "KV cache"}},
@@ -697,6 +700,45 @@ static void an_older_output_is_left_alone(void) {
     assert_refused(RUN(GENERATE, "--resume"), EXIT_USAGE, WORDS("--resume", "--output"));
 }
 
+static void results_are_not_written_over_the_model(void) {
+    char dir[300];
+    static const char *const names[] = {"config.json", "vocab.json", "merges.txt", "model.safetensors"};
+    snprintf(dir, sizeof dir, "%s", small_copy());
+    for (int i = 0; i < 4; i++) {
+        char path[700];
+        snprintf(path, sizeof path, "%s", path_in(dir, names[i]));
+        assert_refused(RUN("generate", "--model", dir, "--prompt", "a", LAPTOP, "--overwrite", "--output", path),
+                       EXIT_USAGE, WORDS("--output: is a file of the model"));
+        assert_refused(RUN("generate", "--model", dir, "--prompt", "a", LAPTOP, "--trace", path), EXIT_USAGE,
+                       WORDS("--trace: is a file of the model"));
+        assert_refused(RUN("bench", "--model", dir, LAPTOP, "--json", path), EXIT_USAGE,
+                       WORDS("--json: is a file of the model"));
+    }
+}
+
+/* The file that a link leads to is replaced, and standard output is written where it stands, whatever it is called. */
+static void a_link_stays_a_link_and_standard_output_may_have_any_name(void) {
+    struct stat st;
+    size_t len;
+    char file[700], name[700];
+    open_directories();
+    snprintf(file, sizeof file, "%s", path_in(capture, "file")),
+        snprintf(name, sizeof name, "%s", path_in(capture, "link"));
+    write_file(capture, "file", "old", 3);
+    CHECK(symlink("file", name) == 0);
+    Result plain = RUN(GENERATE, "--max-tokens", "2", "--trace", name);
+    assert_done(&plain);
+    CU_ASSERT(lstat(name, &st) == 0 && S_ISLNK(st.st_mode));
+    char *trace = contents(file, &len);
+    CU_ASSERT(!strncmp(trace, "{\"displayTimeUnit\"", 18));
+    CHECK(unlink(file) == 0);
+    assert_refused(RUN(GENERATE, "--output", name), EXIT_FAILED, WORDS("--output", "link to nothing"));
+    Result named = RUN(GENERATE, "--max-tokens", "2", "--output", "/dev/stdout");
+    assert_done(&named);
+    CU_ASSERT_STRING_EQUAL(named.out, plain.out);
+    free(trace), result_free(&plain), result_free(&named);
+}
+
 /* The first and the last prompt are good. */
 static void a_job_goes_on_beside_prompts_that_are_impossible(void) {
     static const char *const prompts[] = {"One\n\xFF\nTwo\n",
@@ -716,7 +758,14 @@ static void a_job_goes_on_beside_prompts_that_are_impossible(void) {
         CU_ASSERT_EQUAL(cJSON_GetObjectItem(error, "id")->valueint, 1);
         CU_ASSERT(!strncmp(cJSON_GetObjectItem(error, "error")->valuestring, "line 2: ", 8));
         cJSON_Delete(error);
-        result_free(&r);
+        char output[700];
+        snprintf(output, sizeof output, "%s", path_in(capture, i ? "two" : "one"));
+        write_file(capture, i ? "two" : "one", r.out, r.out_len);
+        Result again = RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "3",
+                           LAPTOP, "--output", output, "--resume");
+        CU_ASSERT_EQUAL(again.status, EXIT_FAILED); /* of a job that has ended, too */
+        CU_ASSERT(contains_all(again.err, WORDS("nothing is left to do", "flexgen: 1 of 3 prompts")));
+        result_free(&r), result_free(&again);
     }
 }
 
@@ -778,6 +827,51 @@ static void a_signal_stops_a_job_that_then_goes_on(void) {
         result_free(&rest);
     }
     result_free(&plain);
+}
+
+/* Whose output nobody reads: it has no journal, and does not wait for a reader. */
+static void a_signal_stops_a_job_whose_pipe_is_full(void) {
+    char prompts[4000] = "";
+    int ends[2];
+    open_directories();
+    for (int i = 0; i < 100; i++) strcat(prompts, "There was a girl who had a red ball.\n");
+    write_file(capture, "prompts", prompts, strlen(prompts));
+    CHECK(pipe2(ends, O_CLOEXEC) == 0 && fcntl(ends[1], F_SETPIPE_SZ, 4096) >= 4096);
+    with.pipe = ends[1];
+    pid_t pid = START("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), LAPTOP, "--max-tokens", "9");
+    close(ends[1]);
+    CHECK(poll(&(struct pollfd){.fd = ends[0], .events = POLLIN}, 1, -1) == 1);
+    usleep(500000); /* or longer than the whole job takes */
+    kill(pid, SIGTERM);
+    Result r = finish(pid);
+    CU_ASSERT_EQUAL(r.status, 128 + SIGTERM);
+    CU_ASSERT_STRING_EQUAL(r.err, "flexgen: stopped by SIGTERM\n");
+    close(ends[0]);
+    result_free(&r);
+}
+
+/* What somebody has written into a journal's head is no policy. */
+static void a_head_that_was_edited_is_refused(void) {
+    static const char *const edits[][2] = {{"\"bits of weights\":0", "\"bits of weights\":9"},
+                                           {"\"bits of the cache\":0", "\"bits of the cache\":4"}};
+    char output[700];
+    size_t len;
+    write_ten_prompts();
+    for (int i = 0; i < 2; i++) {
+        snprintf(output, sizeof output, "%s", path_in(capture, i ? "edited" : "edited too"));
+        pid_t pid = START(TEN_PROMPTS, "--output", output, "--percent", "0", "100", "0", "100", "0", "100",
+                          "--gpu-batch-size", "3", "--num-gpu-batches", "1", "--link", "ctog=50M");
+        wait_for_journal(output, 500);
+        kill(pid, SIGKILL);
+        Result killed = finish(pid);
+        char *journal = strcat(output, ".journal"), *text = contents(journal, &len);
+        char *edited = replaced(text, &len, edits[i][0], edits[i][1], strlen(edits[i][1]));
+        write_file(capture, strrchr(journal, '/') + 1, edited, len);
+        *strrchr(output, '.') = 0;
+        assert_refused(RUN(TEN_PROMPTS, "--output", output, "--resume", "--allow-compression"), EXIT_USAGE,
+                       WORDS("is of another job", i ? "bits of the cache is 4" : "bits of weights is 9"));
+        free(text), free(edited), result_free(&killed);
+    }
 }
 
 static void a_disk_that_fills_up_keeps_what_was_reported_as_done(void) {
@@ -1637,10 +1731,15 @@ CU_TestInfo tests[] = {
      a_full_or_unwritable_offload_directory_is_refused_by_name},
     {"an output that cannot be written is an error", an_output_that_cannot_be_written_is_an_error},
     {"an older output is left alone", an_older_output_is_left_alone},
+    {"results are not written over the model", results_are_not_written_over_the_model},
+    {"a link stays a link, and standard output may have any name",
+     a_link_stays_a_link_and_standard_output_may_have_any_name},
     {"a job goes on beside prompts that are impossible", a_job_goes_on_beside_prompts_that_are_impossible},
     {"a job goes on in smaller batches where longer prompts do not fit",
      a_job_goes_on_in_smaller_batches_where_longer_prompts_do_not_fit},
     {"a signal stops a job that then goes on", a_signal_stops_a_job_that_then_goes_on},
+    {"a signal stops a job whose pipe is full", a_signal_stops_a_job_whose_pipe_is_full},
+    {"a head that was edited is refused", a_head_that_was_edited_is_refused},
     {"a disk that fills up keeps what was reported as done", a_disk_that_fills_up_keeps_what_was_reported_as_done},
     {"a killed run leaves no offload file, and whole lines", a_killed_run_leaves_no_offload_file_and_whole_lines},
     {"prompts come from flags, a file or standard input", prompts_come_from_flags_a_file_or_standard_input},

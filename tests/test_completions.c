@@ -446,6 +446,7 @@ static void an_output_with_two_names_is_one_output(void) {
         CHECK((way == 0 ? symlink("out", other) : way == 1 ? link(output, other) : unlink(journal)) == 0);
         CU_ASSERT_PTR_NULL(begin(&second, &by_other, &finished));
         CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "another job is writing there"));
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.text, way == 0 ? "out.journal" : "--output")); /* a link leads to the one */
         ASSERT_OK(completions_end(c, 0, &err));
         completions_free(c);
         if (way < 2) CHECK(unlink(other) == 0);

@@ -128,6 +128,7 @@ static void number_ids_come_back_as_given(void) {
 
 static void two_prompts_with_one_id_are_refused(void) {
     REFUSED("{\"id\": 7, \"prompt\": \"a\"}\n{\"id\": 7.0, \"prompt\": \"b\"}", EXIT_FAILED, "two prompts have the id 7;");
+    REFUSED("{\"id\": 0, \"prompt\": \"a\"}\n{\"id\": -0, \"prompt\": \"b\"}", EXIT_FAILED, "two prompts have the id 0;");
     REFUSED("{\"id\": \"\\u0061\", \"prompt\": \"a\"}\n\n{\"id\": \"a\", \"prompt\": \"b\"}", EXIT_FAILED,
             "two prompts have the id \"a\";");
 }

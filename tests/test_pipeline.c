@@ -18,7 +18,7 @@ typedef int StagePart(Net *net);
 
 // ---- messages among all pairs, of all kinds, at once ---------------------------------------------------------------
 
-enum { MESSAGES = 12 }; /* from one stage to another, of a kind */
+enum { MESSAGES = 8, LARGEST = 40 * MIB }; /* from one stage to another, of a kind */
 
 /* The messages of a kind between this stage and another, one way; a thread of its own. */
 typedef struct {
@@ -30,14 +30,11 @@ typedef struct {
     pthread_t thread;
 } Stream;
 
-/* Both sides know what the i-th message is. Most are small; some lie at the edges of the pieces that large ones cross in.
- */
-static size_t message_size(uint64_t *state, int stages) {
+/* Both sides know what each message is. Most are small; some lie at the edges of the pieces that large ones cross in. */
+static size_t message_size(uint64_t *state) {
     static const size_t edges[] = {0, 1, 4 * MIB - 1, 4 * MIB, 4 * MIB + 1, 8 * MIB};
     double u = (test_random(state) + 1) / 2, v = (test_random(state) + 1) / 2;
-    if (u < 0.1) return edges[(int)(v * COUNT(edges))];
-    if (u < 0.1 + 0.04 / stages) return (size_t)((20 + 20 * v) * MIB);
-    return (size_t)exp(v * log(256 * KIB));
+    return u < 0.1 ? edges[(int)(v * COUNT(edges))] : (size_t)exp(v * log(256 * KIB));
 }
 
 static uint64_t next_word(uint64_t x, size_t at) { return (x + at) * 0x9E3779B97F4A7C15ull; }
@@ -60,10 +57,11 @@ static bool is_filled(const uint8_t *bytes, size_t size, uint64_t x) {
 static void *stream_main(void *arg) {
     Stream *s = arg;
     Net *net = s->net;
-    uint64_t state = 100 * (s->sends ? net->stage : s->peer) + 10 * (s->sends ? s->peer : net->stage) + s->kind;
+    const int from = s->sends ? net->stage : s->peer, to = s->sends ? s->peer : net->stage;
+    uint64_t state = 100 * from + 10 * to + s->kind;
     Error err;
     for (int i = 0; i < MESSAGES; i++) {
-        size_t size = message_size(&state, net->stages);
+        size_t size = from == 0 && to == 1 && s->kind == NET_STATES && i == 1 ? LARGEST : message_size(&state);
         uint8_t *bytes = xcalloc(size, 1);
         if (s->sends) {
             fill(bytes, size, state);
@@ -192,20 +190,23 @@ static int shorter(Net *net) {
 static int longer(Net *net) {
     return other_size(net, 16, 12, "stage 1: stage 0 has sent a message of 16 bytes instead of 12");
 }
-static int much_longer(Net *net) { return other_size(net, 9 * MIB, 5 * MIB, "bytes or more instead of 5242880"); }
+static int much_longer(Net *net) {
+    return other_size(net, 8 * MIB, 4 * MIB, "of 8388608 bytes or more instead of 4194304");
+}
 static int much_shorter(Net *net) {
     return other_size(net, 5 * MIB, 9 * MIB, "a message of 5242880 bytes instead of 9437184");
 }
 
-/* The last stage ends too early, and another still waits for it. */
+/* Stage 2 ends too early: stage 0 still gets what it has sent, and learns that no more will come; stage 1 waits for stage
+ * 0. */
 static int early(Net *net) {
+    char byte;
+    int wrong = 0;
     Error err;
-    int last = net->stages - 1;
-    if (net->stage == last) return net->post(net, 0, NET_TOKENS, "x", 1, &err) != 0;
-    char bytes[2];
-    return (!net->stage && net->receive(net, last, NET_TOKENS, bytes, 1, &err)) +
-           !net->receive(net, last, NET_TOKENS, bytes, 1, &err) +
-           !strstr(err.text, "stage 2 has ended, and more was to come from it");
+    if (net->stage == 2) return net->post(net, 0, NET_TOKENS, "x", 1, &err) != 0;
+    if (net->stage == 0) wrong += net->receive(net, 2, NET_TOKENS, &byte, 1, &err) != 0;
+    wrong += net->receive(net, 2 - 2 * net->stage, NET_TOKENS, &byte, 1, &err) != -1;
+    return wrong + !is_said(&err, "stage 0: stage 2 has ended, and more was to come from it");
 }
 
 /* Stage 1 is killed, or kills mpirun, while the others wait. */
@@ -380,6 +381,9 @@ int test_stage(const char *what) {
     return wrong ? EXIT_FAILED : 0;
 }
 
+/* For ThreadSanitizer: the order of Open MPI's own locks is not meant. */
+const char *__tsan_default_suppressions(void) { return "deadlock:openmpi\n"; }
+
 const char *test_missing(const char *name) {
     char path[MAX_PATH];
     program_file(path, "_mpi.so");
@@ -416,15 +420,18 @@ static int left_running(const char *dir) {
  */
 static const char MPIRUN[] =
     "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
-    "OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none";
+    "OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none ASAN_OPTIONS=detect_leaks=0";
 
 /* Runs a part as so many processes with settings of MPI's; what they say is in said. */
 static int mpi_says(const char *part, int stages, const char *settings, char said[8192]) {
-    char program[MAX_PATH], command[2 * MAX_PATH], pids[300];
+    char program[MAX_PATH], command[2 * MAX_PATH + 1000], pids[300], dir[300];
     snprintf(pids, sizeof pids, "%s", temp_dir());
+    snprintf(dir, sizeof dir, "%s", temp_dir()); /* what killed processes leave behind is removed with it */
     program_file(program, "");
-    snprintf(command, sizeof command, "exec env %s PIDS='%s' %s timeout -k 5 200 mpirun -n %d '%s' --stage %s 2>&1", MPIRUN,
-             pids, settings, stages, program, part);
+    snprintf(command, sizeof command,
+             "exec env %s %s PIDS='%s' TMPDIR='%s' OMPI_MCA_btl_vader_backing_directory='%s' timeout -k 5 200 mpirun -n %d "
+             "'%s' --stage %s 2>&1",
+             MPIRUN, settings, pids, dir, dir, stages, program, part);
     FILE *f = popen(command, "r");
     CHECK(f);
     said[fread(said, 1, 8191, f)] = 0;
@@ -487,10 +494,12 @@ static void a_process_that_mpirun_has_not_started_has_no_network(void) {
         CU_ASSERT_EQUAL(err.text[0], 0);
     }
     unsetenv("OMPI_COMM_WORLD_SIZE");
+    bool loaded = false;
     FILE *maps = fopen("/proc/self/maps", "r");
     CHECK(maps);
-    while (fgets(line, sizeof line, maps)) CU_ASSERT_PTR_NULL(strstr(line, "mpi.so"));
+    while (fgets(line, sizeof line, maps)) loaded |= strstr(line, "mpi.so") != NULL;
     fclose(maps);
+    CU_ASSERT(!loaded);
 }
 
 CU_TestInfo tests[] = {

@@ -22,7 +22,6 @@ static const OptConfig models[] = {
     {.name = "post", .l = 5, .h1 = 60, .h2 = 100, .nh = 3, .vocab = 131, .max_pos = 64, .embed = 28, .eos = 7}};
 
 static Task task;
-static Error err;
 
 /* What a stage has heard. */
 typedef struct {
@@ -58,10 +57,10 @@ typedef struct {
     Heard heard;
     int status;
     Error err;
-} Stage;
+} Machine;
 
 static void *run_stage(void *arg) {
-    Stage *s = arg;
+    Machine *s = arg;
     RunStats stats;
     const Listener listener = {.ctx = &s->heard, .done = on_done, .scored = on_scored, .token = on_token};
     Plan *plan = plan_make(&s->part, s->policy, &task, F32, &s->err);
@@ -98,7 +97,7 @@ static int layers_of(int l, int p, int stages, bool uneven) {
 /* Runs all stages; each hears what one machine heard. */
 static void assert_same(const Checkpoint *model, const Policy *p, int stages, bool uneven, bool rendezvous, int delay_us,
                         const Heard *alone) {
-    Stage stage[MOST_STAGES] = {0};
+    Machine stage[MOST_STAGES] = {0};
     Net *net[MOST_STAGES];
     local_net_open(net, stages, rendezvous, delay_us);
     for (int s = 0, first = 0; s < stages; s++) {
@@ -122,9 +121,9 @@ static void assert_same(const Checkpoint *model, const Policy *p, int stages, bo
 
 /* One machine, everything on its GPU. */
 static void run_alone(Heard *heard, const Checkpoint *model) {
-    static Stage one;
+    static Machine one;
     const Policy p = all_gpu(PROMPTS, 1);
-    one = (Stage){.part = *model, .policy = &p};
+    one = (Machine){.part = *model, .policy = &p};
     run_stage(&one);
     if (one.status) CU_FAIL_FATAL(one.err.text);
     *heard = one.heard;
