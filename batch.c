@@ -361,13 +361,14 @@ static void leave_entrance(Flight *f) {
 }
 
 /* The newest tokens of batches in which someone has all of them now, and of the entrance, are waited for; batches without
- * members are out. */
+ * members are out. Without overlap a stage waits for the first batch's states, which may be behind the stage before's wait
+ * for all tokens: so all go round first. */
 static void leave(Flight *f) {
     int K = 0, flew = f->K;
     Batch *in = f->plan->policy.schedule == SCHEDULE_DIAGONAL ? entrance(f) : NULL;
     for (int k = 0; k < flew; k++) {
         Batch *b = f->flight[k];
-        bool ends = b == in;
+        bool ends = b == in || (f->to->device->net && !f->to->overlap);
         for (int r = 0; r < b->nseq; r++) ends = ends || b->seq[r]->posted == b->seq[r]->n;
         if (ends) collect(f, b);
     }

@@ -164,7 +164,7 @@ static Policy mixed(int way) {
                     .num_gpu_batches = 2,
                     .groups = 1 + way,
                     .schedule = (Schedule)(way % 3),
-                    .overlap = way != 4,
+                    .overlap = way != 3,
                     .cpu_attention = way / 2 % 2,
                     .page_tokens = 16};
 }
