@@ -2,7 +2,7 @@
 # make run        completes a few prompts with the shipped model
 # make test       builds and runs every CUnit suite; make test SUITE=lp runs one
 # make gpu-tests  the engine's and the kernels' suites on a real GPU
-# make sanitize   all suites under ASan and UBSan, the engine's under ThreadSanitizer
+# make sanitize   all suites under ASan and UBSan, the engine's and the network's under ThreadSanitizer
 # make fuzz       damaged inputs for everything that is read, under ASan and UBSan; make fuzz N=1000000 SEED=1
 # make bench      measured figures beside their bounds
 # make accuracy   what compression and sparse attention cost, in perplexity
@@ -35,7 +35,11 @@ CUDA_SO := $(BUILD)/flexgen_cuda.so
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ldl -lrt
 endif
 
-SRC := $(filter-out flexgen.c,$(wildcard *.c) $(filter-out tests/%,$(wildcard */*.c)))
+# MPI, for pipelines of machines, is a library beside the program too. MPICC= leaves it out.
+MPICC ?= $(shell command -v mpicc 2>/dev/null)
+MPI_SO := $(if $(MPICC),$(BUILD)/flexgen_mpi.so)
+
+SRC := $(filter-out flexgen.c device/pipeline.c,$(wildcard *.c) $(filter-out tests/%,$(wildcard */*.c)))
 OBJ := $(SRC:%.c=$(BUILD)/%.o)
 LIB := $(BUILD)/libflexgen.a
 # what a fresh Debian lacks: a header to look for, the package that has it
@@ -43,17 +47,20 @@ NEED := cjson/cJSON.h:libcjson-dev CUnit/CUnit.h:libcunit1-dev
 MODEL := models/opt-tiny
 
 all: flexgen
-	@echo "flexgen: host device, $(ISA), $(if $(OPENMP),OpenMP,no OpenMP: one thread), $(if $(CUDA),cuda device for $(ARCHS:%=sm_%),no cuda device: $(if $(NVCC),$(if $(CUDA_LIB),no C++ compiler,no cuBLAS),no nvcc))"
+	@echo "flexgen: host device, $(ISA), $(if $(OPENMP),OpenMP,no OpenMP: one thread), $(if $(CUDA),cuda device for $(ARCHS:%=sm_%),no cuda device: $(if $(NVCC),$(if $(CUDA_LIB),no C++ compiler,no cuBLAS),no nvcc)), $(if $(MPICC),MPI,no MPI: no mpicc)"
 
-# The program and, where there is CUDA, the library for GPUs, which the program loads from beside it.
-flexgen: $(BUILD)/flexgen $(CUDA_SO)
-	@rm -f flexgen_cuda.so; cp --remove-destination $^ .
+# The program and, where there are CUDA and MPI, the libraries for them, which the program loads from beside it.
+flexgen: $(BUILD)/flexgen $(CUDA_SO) $(MPI_SO)
+	@rm -f flexgen_cuda.so flexgen_mpi.so; cp --remove-destination $^ .
 
 # the library uses functions of the program: -rdynamic
 $(BUILD)/flexgen: $(BUILD)/flexgen.o $(LIB) | $(CUDA_SO)
 	$(CC) $(ALL) -rdynamic $^ -o $@ $(LIBS)
 $(BUILD)/flexgen_cuda.so: $(CUDA_OBJ)
 	$(CXX) -shared $^ -o $@ $(CUDA_LIBS) -lpthread
+$(BUILD)/flexgen_mpi.so: device/pipeline.c
+	@mkdir -p $(@D)
+	OMPI_CC="$(CC)" $(MPICC) $(ALL) -fPIC -shared $< -o $@ -lm -lpthread
 
 # the architectures are part of what it depends on
 $(BUILD)/flexgen.cu.o: flexgen.cu flexgen.h device/device.h check.h lp.h quant.h util.h $(BUILD)/archs
@@ -93,7 +100,7 @@ accuracy: flexgen
 	@scripts/accuracy.sh $(BUILD)
 
 clean:
-	rm -rf build flexgen flexgen_cuda.so
+	rm -rf build flexgen flexgen_cuda.so flexgen_mpi.so
 
 format:
 	clang-format -i *.c *.h *.cu */*.c */*.h tests/*.cu

@@ -125,13 +125,13 @@ static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
 /* The next prompt takes the seat, if it may. */
 static bool take_seat(Admission *a, int seat) {
     Seat *to = &a->seat[seat];
-    const Prompt *q = &a->task->prompts[a->next_prompt];
+    const Prompt *q = &a->task->prompts[*a->next_prompt];
     if (!pages_fit(a, q, to->kv)) return false;
     for (int x = 0, at = (int)(a->sweep % a->horizon); x < q->n; x++, at = at + 1 < a->horizon ? at + 1 : 0) {
         int need = a->need[to->kv][at] += pages_for(q->s + x, a->policy->page_tokens);
         if (need > a->peak[to->kv]) a->peak[to->kv] = need;
     }
-    to->prompt = a->next_prompt++;
+    to->prompt = (*a->next_prompt)++;
     to->since = a->sweep;
     a->seated++, a->in_batch[to->k]++;
     return true;
@@ -152,7 +152,7 @@ void admission_leave(Admission *a, int seat, int generated) {
 
 /* The seats of a block. With the diagonal schedule there is one block, and it never ends. */
 static void deal_seats(Admission *a) {
-    int left = a->task->count - (a->policy->schedule == SCHEDULE_DIAGONAL ? 0 : a->next_prompt);
+    int left = a->task->count - (a->policy->schedule == SCHEDULE_DIAGONAL ? 0 : *a->next_prompt);
     a->nseats = imin(block_size(a->policy), left);
     deal_block(a->seat, a->policy, a->nseats);
 }
@@ -160,7 +160,7 @@ static void deal_seats(Admission *a) {
 /* Prompts take vacant seats, at most `most`, in batches that have members (or have none), in the order of the input. */
 static int fill_seats(Admission *a, int *entered, int most, const bool *with_members, bool members) {
     int n = 0;
-    for (int seat = 0; seat < a->nseats && n < most && a->next_prompt < a->task->count; seat++) {
+    for (int seat = 0; seat < a->nseats && n < most && *a->next_prompt < a->task->count; seat++) {
         if (a->seat[seat].prompt >= 0 || with_members[a->seat[seat].k] != members) continue;
         if (!take_seat(a, seat)) break;
         entered[n++] = seat;
@@ -172,7 +172,7 @@ int admission_next(Admission *a, long sweep, int *entered, int *topups) {
     for (; a->sweep < sweep; a->sweep++)
         for (int t = 0; t < NTIERS; t++) *need_in(a, (Tier)t, a->sweep) = 0;
     *topups = 0;
-    if (a->next_prompt == a->task->count) return 0;
+    if (*a->next_prompt == a->task->count) return 0;
     if (!a->seated) deal_seats(a);
     int most = seats_for[a->policy->schedule](a), batches = a->policy->num_gpu_batches;
     if (most <= 0) return 0;
@@ -181,10 +181,10 @@ int admission_next(Admission *a, long sweep, int *entered, int *topups) {
     return *topups + fill_seats(a, entered + *topups, most - *topups, a->with_members, false);
 }
 
-void admission_open(Admission *a, const Policy *policy, const Task *task, const int *limit) {
+void admission_open(Admission *a, const Policy *policy, const Task *task, int *next_prompt, const int *limit) {
     int seats = imin(block_size(policy), task->count);
     long tokens = 0;
-    *a = (Admission){.policy = policy, .task = task, .limit = limit, .horizon = 1};
+    *a = (Admission){.policy = policy, .task = task, .next_prompt = next_prompt, .limit = limit, .horizon = 1};
     for (int i = 0; i < task->count; i++) {
         tokens += task->prompts[i].n;
         if (task->prompts[i].n > a->horizon) a->horizon = task->prompts[i].n;

@@ -10,6 +10,8 @@
  * Read next: tier.c, where the regions come from. */
 #include "batch.h"
 
+#include "device/net.h"
+
 // ---------------------------------------------------------------------------------------------------------------
 // Views
 // ---------------------------------------------------------------------------------------------------------------
@@ -32,7 +34,8 @@ Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
 }
 
 PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j, const Tables *tables) {
-    return pool_pages(f->plan, tier, j, b->index, f->pool[tier].peak, tables->pages, tables->len);
+    const PagePool *pool = &f->pool[tier];
+    return pool_pages(f->plan, tier, j, b->index, pool->first + pool->peak, tables->pages, tables->len);
 }
 
 static void *host(const Flight *f, Tensor t) { return f->to->device->host(f->to->device, t); }
@@ -40,6 +43,9 @@ static void *host(const Flight *f, Tensor t) { return f->to->device->host(f->to-
 // ---------------------------------------------------------------------------------------------------------------
 // KV pages
 // ---------------------------------------------------------------------------------------------------------------
+
+/* Whom the cache's cells know as the owner of pages of this group that nobody has. */
+static int nobody(const Flight *f) { return f->plan->batches + f->group; }
 
 /* Batch `to` has pages of a tier from now on that were those of batch `from`. */
 static void pages_move(Flight *f, Tier tier, int to, int from) {
@@ -61,7 +67,7 @@ static void grow_pages(Flight *f, Batch *b) {
         }
     }
     for (int t = 0; t < NTIERS; t++)
-        if (took[t]) pages_move(f, (Tier)t, b->index, f->plan->batches);
+        if (took[t]) pages_move(f, (Tier)t, b->index, nobody(f));
 }
 
 static void give_pages(Flight *f, Sequence *q) {
@@ -97,8 +103,8 @@ static void stage_pages(Flight *f, Batch *b, Tier tier, int base, int32_t *table
 // ---------------------------------------------------------------------------------------------------------------
 
 static void end_sweep(Flight *f) {
-    double t = f->to->device->now(f->to->device), took = t - f->swept_at;
-    f->swept_at = t;
+    double t = f->to->device->now(f->to->device), took = t - f->line->swept_at;
+    f->line->swept_at = t;
     f->stats->total_s += took, f->stats->sweeps++;
     if (f->prefill_sweep) f->stats->prefill_sweeps_s += took, f->stats->prefill_sweeps++;
     if (f->listener->sweep && f->listener->sweep(f->listener->ctx, f->stats, f->to->err)) f->to->failed = true;
@@ -127,9 +133,9 @@ static bool take_token(Flight *f, Sequence *q, int32_t id) {
 /* Tells the scores of the newest step, sequence by sequence; of those that the head gave besides, nothing. */
 static void tell_scores(Flight *f, const Batch *b) {
     const Listener *to = f->listener;
+    const float *logp = f->logp;
+    const int32_t *best = f->ids;
     if (!to->scored) return;
-    const float *logp = host(f, batch_scores(f, b, LOG_PROBS, TIER_CPU));
-    const int32_t *best = host(f, batch_scores(f, b, GREEDY, TIER_CPU));
     for (int r = 0, row = 0; r < b->nseq && logp; r++) {
         const Sequence *q = b->seq[r];
         for (int e = 1; e <= q->heads; e++, row++) {
@@ -139,26 +145,56 @@ static void tell_scores(Flight *f, const Batch *b) {
     }
 }
 
+/* What the last stage alone knows goes round to all (section 4.4), which then know as well who has ended. */
+static bool go_round(Flight *f, const Batch *b) {
+    Net *net = f->to->device->net;
+    const int last = net->stages - 1, n = f->task->scored ? b->heads : b->nseq;
+    int status = 0;
+    void *const what[] = {f->ids, f->logp};
+    for (int w = 0; w < 1 + f->task->scored && !status; w++) {
+        const size_t size = n * sizeof(int32_t);
+        if (net->stage < last) status = net->receive(net, last, NET_TOKENS, what[w], size, f->to->err);
+        for (int to = 0; net->stage == last && to < last && !status; to++)
+            status = net->post(net, to, NET_TOKENS, what[w], size, f->to->err);
+    }
+    if (status) f->to->failed = true;
+    return !status;
+}
+
+/* Waits for a batch's newest tokens; in a scored task, for the scores of its newest step. On the sim there are none. */
+static bool newest_come(Flight *f, const Batch *b) {
+    const bool scored = f->task->scored;
+    f->logp = NULL;
+    if (is_last(&f->plan->config)) {
+        Tensor newest = scored ? batch_scores(f, b, LOG_PROBS, TIER_CPU) : batch_tokens(f, b, TIER_CPU);
+        if (!post_host(f->to, newest, READS)) return false; /* one copy brings all of it down */
+        f->ids = host(f, scored ? batch_scores(f, b, GREEDY, TIER_CPU) : newest);
+        if (scored) f->logp = host(f, newest);
+    } else {
+        f->ids = f->came, f->logp = scored ? (float *)f->came + f->plan->head_rows : NULL;
+    }
+    return !f->to->device->net || go_round(f, b);
+}
+
 /* Waits for the batch's newest tokens, hands them out, and lets the sequences that have ended go. */
 static void collect(Flight *f, Batch *b) {
     if (!b->waiting || f->to->failed) return;
     b->waiting = false;
     const bool scored = f->task->scored, logits = f->task->keep_logits && f->listener->logits;
-    Tensor newest = scored ? batch_scores(f, b, LOG_PROBS, TIER_CPU) : batch_tokens(f, b, TIER_CPU);
-    if (!post_host(f->to, newest, READS)) return; /* one copy brings all of it down */
     int going = 0, used[NTIERS];
     for (int t = 0; t < NTIERS; t++) used[t] = f->pool[t].used;
-    const int32_t *ids = scored ? NULL : host(f, newest);
+    if (!newest_come(f, b)) return;
+    const int32_t *ids = scored ? NULL : f->ids;
     if (scored) tell_scores(f, b);
     for (int r = 0; r < b->nseq && !f->to->failed; r++) {
         Sequence *q = b->seq[r];
-        const float *row = logits ? host(f, batch_logits(f, b, r, 1)) : NULL;
+        const float *row = logits && is_last(&f->plan->config) ? host(f, batch_logits(f, b, r, 1)) : NULL;
         if (row) f->listener->logits(f->listener->ctx, q->prompt, q->generated + 1, row);
         if (take_token(f, q, ids ? ids[r] : -1)) b->seq[going++] = q;
     }
     b->nseq = going;
     for (int t = 0; t < NTIERS; t++)
-        if (f->pool[t].used < used[t]) pages_move(f, (Tier)t, f->plan->batches, b->index);
+        if (f->pool[t].used < used[t]) pages_move(f, (Tier)t, nobody(f), b->index);
     if (--f->uncollected == 0) end_sweep(f);
 }
 
@@ -302,7 +338,7 @@ bool batch_begin(Flight *f, Batch *b) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* The batch through which topups enter: they prefill together, and are in the batches of their seats from then on. */
-static Batch *entrance(Flight *f) { return &f->batch[f->plan->batches - 1]; }
+static Batch *entrance(Flight *f) { return &f->batch[f->batches - 1]; }
 
 static void fly(Flight *f, Batch *b) {
     b->in_flight = true;
@@ -325,13 +361,14 @@ static void leave_entrance(Flight *f) {
 }
 
 /* The newest tokens of batches in which someone has all of them now, and of the entrance, are waited for; batches without
- * members are out. */
+ * members are out. Without overlap a stage waits for the first batch's states, which may be behind the stage before's wait
+ * for all tokens: so all go round first. */
 static void leave(Flight *f) {
     int K = 0, flew = f->K;
     Batch *in = f->plan->policy.schedule == SCHEDULE_DIAGONAL ? entrance(f) : NULL;
     for (int k = 0; k < flew; k++) {
         Batch *b = f->flight[k];
-        bool ends = b == in;
+        bool ends = b == in || (f->to->device->net && !f->to->overlap);
         for (int r = 0; r < b->nseq; r++) ends = ends || b->seq[r]->posted == b->seq[r]->n;
         if (ends) collect(f, b);
     }
@@ -355,7 +392,7 @@ static void enter(Flight *f, int seat, Batch *b) {
     q->generated = q->posted = q->npages = 0;
     if (!b->in_flight) {
         fly(f, b);
-        b->number = (int)f->admitted++;
+        b->number = (int)f->line->admitted++;
         b->prefill = f->prefill = true;
     }
     b->seq[b->nseq++] = q;
@@ -399,7 +436,7 @@ void flight_swept(Flight *f) {
 }
 
 bool flight_goes_on(const Flight *f) {
-    if (f->admission.next_prompt < f->task->count) return true;
+    if (f->line->next_prompt < f->task->count) return true;
     for (int k = 0; k < f->K; k++)
         for (int r = 0; r < f->flight[k]->nseq; r++)
             if (f->flight[k]->seq[r]->posted < f->flight[k]->seq[r]->n) return true;
@@ -416,34 +453,35 @@ void flight_open(Flight *f) {
     const Plan *p = f->plan;
     int block = imin(block_size(&p->policy), f->task->count);
     size_t pages = (size_t)p->max_seqs * p->max_pages;
-    f->batch = xcalloc(p->batches, sizeof *f->batch);
-    f->flight = xcalloc(p->batches, sizeof *f->flight);
+    f->batches = p->batches / group_count(&p->policy);
+    f->batch = xcalloc(f->batches, sizeof *f->batch);
+    f->flight = xcalloc(f->batches, sizeof *f->flight);
     f->seqs = xcalloc(block, sizeof *f->seqs);
     f->entered = xcalloc(block, sizeof *f->entered);
-    admission_open(&f->admission, &p->policy, f->task, p->npages);
+    admission_open(&f->admission, &p->policy, f->task, &f->line->next_prompt, p->npages);
     for (int i = 0; i < block; i++) {
         f->seqs[i].pages = xcalloc(p->max_pages, sizeof(int));
         f->seqs[i].tokens = xcalloc(f->admission.horizon, sizeof(int32_t));
     }
     f->nseqs = block;
-    for (int k = 0; k < p->batches; k++) {
+    for (int k = 0; k < f->batches; k++) {
         Batch *b = &f->batch[k];
-        b->index = k;
+        b->index = f->group * f->batches + k;
         b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
         for (int t = TIER_CPU; t <= TIER_DISK; t++) b->staged[t] = xcalloc(pages, sizeof(Staged));
     }
-    for (int t = 0; t < NTIERS; t++) pool_open(&f->pool[t], p->npages[t]);
-    f->swept_at = f->to->device->now(f->to->device);
+    f->came = is_last(&p->config) ? NULL : xcalloc(2 * (size_t)imax(p->head_rows, p->max_seqs), sizeof *f->came);
+    for (int t = 0; t < NTIERS; t++) pool_open(&f->pool[t], f->group * p->npages[t], p->npages[t]);
 }
 
 void flight_close(Flight *f) {
     for (int i = 0; i < f->nseqs; i++) free(f->seqs[i].pages), free(f->seqs[i].tokens);
-    for (int k = 0; k < f->plan->batches; k++) {
+    for (int k = 0; k < f->batches; k++) {
         free(f->batch[k].seq), free(f->batch[k].joining);
         for (int t = 0; t < NTIERS; t++) free(f->batch[k].staged[t]);
     }
     for (int t = 0; t < NTIERS; t++) pool_close(&f->pool[t]);
     admission_close(&f->admission);
-    free(f->batch), free(f->flight), free(f->seqs), free(f->entered);
+    free(f->batch), free(f->flight), free(f->seqs), free(f->entered), free(f->came);
 }

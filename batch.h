@@ -40,7 +40,7 @@ typedef struct {
     Sequence **seq;
     int nseq, rows, heads;
     Sequence **joining;           /* have prefilled in the entrance; members from its next begin on */
-    int index;                    /* in Flight.batch */
+    int index;                    /* in the plan, which has the batches of all groups */
     int number, njoining, sweeps; /* number: of its latest admission, over the whole run; sweeps: those that it has begun */
     bool in_flight;
     bool prefill, waiting; /* waiting: its newest tokens are posted, not yet known */
@@ -50,29 +50,41 @@ typedef struct {
     Tables cpu, gpu;
 } Batch;
 
-/* Everyone in flight. */
+/* What the groups of a run share: the line of waiting prompts, the batches admitted so far, the end of the newest sweep. */
+typedef struct {
+    int next_prompt;
+    long admitted;
+    double swept_at;
+} Line;
+
+/* Everyone in flight, of one group (section 4.4); on one machine there is only one. */
 typedef struct {
     const Plan *plan;
     const Task *task;
     const Listener *listener;
     RunStats *stats;
     Poster *to;
-    int i, K;               /* this sweep; batches in flight in it */
-    Batch *batch, **flight; /* [plan->batches]; the K that this sweep computes */
+    Line *line;
+    int group, batches;     /* which group it is; its batches */
+    int i, K;               /* this sweep of the group; batches in flight in it */
+    Batch *batch, **flight; /* [batches]; the K that this sweep computes */
     bool prefill;           /* some batch of this sweep is in prefill */
     Admission admission;
     Sequence *seqs; /* [seats of a block] */
     int nseqs;
-    int *entered;  /* seats that admission has filled */
-    long admitted; /* batches so far */
+    int *entered; /* seats that admission has filled */
     PagePool pool[NTIERS];
     int began;          /* batches that take part in this sweep */
     bool prefill_sweep; /* the sweep whose tokens are being collected had a batch in prefill */
     int uncollected;    /* its batches whose tokens are not known yet */
-    double swept_at;
+    int32_t *ids;       /* of the batch that is collected: the chosen tokens, or in a scored task the greedy ones ... */
+    float *logp;        /* ... and the log-probabilities of the given ones */
+    int32_t *came;      /* room for both on a stage that is not the last */
 } Flight;
 
-/* Opens it with nobody in flight. The caller has set plan, task, listener, stats and to, which must outlive it. */
+/* Opens it with nobody in flight. The caller has set group, plan, task, listener, stats, to and line, which must outlive
+ * it.
+ */
 void flight_open(Flight *f);
 /* Between sweeps: sequences that have ended leave, and waiting prompts may enter. f->flight then lists the entrance, whose
  * tokens are needed first, and after it the batches by age. False when everything is done, or the run has failed. */

@@ -23,6 +23,7 @@
 
 #include "batch.h"
 #include "cost/cost.h"
+#include "device/net.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // The machine
@@ -89,7 +90,8 @@ static int fill_capacities(const TaskRun *run, Error *err) {
     Options *o = run->options;
     const Hardware *h = run->hardware;
     const size_t available = memory_available(host_all_threads()), taken = process_room(run, run->trace_limit);
-    const size_t memory = available > taken ? (available - taken) / 100 : 0;
+    const int neighbours = run->net ? imax(run->net->neighbours, 1) : 1; /* stages share the machine equally */
+    const size_t share = available / neighbours, memory = share > taken ? (share - taken) / 100 : 0;
     size_t usual[NTIERS] = {memory * HOST_GPU_SHARE, memory * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)};
     if (run->sim) usual[TIER_GPU] = (size_t)h->gmem, usual[TIER_CPU] = (size_t)h->cmem, usual[TIER_DISK] = (size_t)h->nmem;
     if (run->gpu) o->capacity[TIER_GPU] = gpu_room(run->gpu, o->capacity[TIER_GPU]);
@@ -245,12 +247,77 @@ static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
     return run->plan ? plan_fits(run->plan, o->capacity, err) : -1;
 }
 
+/* Whether all stages of a pipeline have room for the task: each places the token table, if it has it. */
+static int fits_all(TaskRun *run, const Task *task, Error *err) {
+    Options *o = run->options;
+    if (run->stages.n) return stages_plan(&run->stages, &o->policy, task, act_type(run), o->capacity, err);
+    const int status = table_home(&o->policy, run->checkpoint, task, act_type(run), o->capacity, err);
+    return run->net->agree(run->net, status, err);
+}
+
+/* The policy of a pipeline is the first stage's, for its own layers, with batches small enough for all. */
+static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err) {
+    Policy *p = &run->options->policy;
+    Net *net = run->net;
+    const bool given = p->gbs > 0;
+    int status = net && net->stage ? 0 : choose_policy(run, task, one_block, err);
+    if (net ? net->agree(net, status, err) || net->share(net, p, sizeof *p, err) : status) return -1;
+    for (;; p->gbs -= imax(1, p->gbs / 8)) { /* by steps of the search */
+        Task block = *task;
+        if (one_block) block.count = imin(block.count, block_size(p) * group_count(p));
+        status = fits_all(run, &block, err);
+        if (!status) task->count = block.count;
+        if (!status || given || p->gbs < 2) return status;
+    }
+}
+
+/* The machines of --nodes, and what is between them. */
+static Cluster cluster_of(const Options *o) {
+    const bool given = o->wire_bytes_s > 0;
+    return (Cluster){o->nodes, given ? o->wire_bytes_s : o->net_gbps * 1e9 / 8, given ? o->wire_delay_s : o->net_ms / 1000};
+}
+
+/* What is expected of the simulated pipeline: the formulas know one block of equal prompts in every group. */
+static int expect_cluster(TaskRun *run, const Task *task, Error *err) {
+    const Options *o = run->options;
+    const Cluster cluster = cluster_of(o);
+    Search part = search_for(run, task, true);
+    ClusterCost cost;
+    const bool equal = o->prompt_len[0] == o->prompt_len[1] && o->gen_len[0] == o->gen_len[1];
+    const bool known = equal && task->count == block_size(&o->policy) * group_count(&o->policy);
+    part.given.table_home = run->plan->policy.table_home;
+    if (known && cluster_predict(&cost, &part, &cluster, err)) return -1;
+    if (known) cost.found.cost.T = cost.T, cost.found.cost.throughput = cost.throughput, *run->found = cost.found;
+    if (!known) free(run->found), run->found = NULL;
+    return 0;
+}
+
+/* The same in this process, for simulated machines; the first one's plan is the run's. */
+static int plan_stages(TaskRun *run, Task *task, bool one_block, Error *err) {
+    if (agree_on_policy(run, task, one_block, err)) return -1;
+    run->plan = run->stages.stage[0].plan;
+    return expect_cluster(run, task, err);
+}
+
+/* Each stage's own plan for the same task. */
+static int plan_stage(TaskRun *run, Task *task, bool one_block, Error *err) {
+    Net *net = run->net;
+    int status = choose_machine(run, false, err);
+    if (!status) status = settle_compression(run, err);
+    if (net->agree(net, status, err) || agree_on_policy(run, task, one_block, err)) return -1;
+    run->plan = plan_make(run->checkpoint, &run->options->policy, task, act_type(run), err);
+    if (!run->plan || plan_fits(run->plan, run->options->capacity, err)) return -1;
+    return stage_print_plans(net, run->plan, run->first_layer, err);
+}
+
 /* Decides everything before anything is allocated or written: where the task runs, under which policy, and where every byte
  * of it lies. What does not fit is refused; but prompts of a job that goes on are longer by what had been generated, and
  * where they do not fit any more, the batches become smaller. one_block: as for search_for. */
 static int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
     Options *o = run->options;
+    if (run->net) return plan_stage(run, task, one_block, err);
     if (choose_machine(run, false, err) || settle_compression(run, err)) return -1;
+    if (run->stages.n) return plan_stages(run, task, one_block, err);
     Policy given = o->policy;
     const bool shrinks = run->completions && completions_head(run->completions);
     while (make_plan(run, task, one_block, err)) {
@@ -265,9 +332,13 @@ static int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
     return 0;
 }
 
+/* A stage behind the first, which has nothing to say. */
+static bool follows(const TaskRun *run) { return run->net && run->net->stage; }
+
 /* What a user should know who expected the GPU, or full speed of it. A person hears it at once; in a log an error stays the
  * only line. */
 static void say_notices(const TaskRun *run, bool now) {
+    if (follows(run)) return;
     if (now != (isatty(STDERR_FILENO) != 0)) return;
     if (run->no_gpu.text[0]) fprintf(stderr, "running on the host device: %s\n", run->no_gpu.text);
     if (run->device->notice.text[0]) fprintf(stderr, "%s\n", run->device->notice.text);
@@ -283,8 +354,13 @@ static void check_in_use(TaskRun *run) {
              (run->in_use - planned) / 1048576.0);
 }
 
-static Device *open_device(const TaskRun *run, Error *err) {
+static Device *open_device(TaskRun *run, Error *err) {
     const char *dir = run->options->offload_dir;
+    const Cluster wire = cluster_of(run->options);
+    if (run->stages.n) {
+        stages_open(&run->stages, run->hardware, wire.net_bdw, wire.delay_s);
+        return run->stages.stage[0].device;
+    }
     if (run->sim) return sim_open(run->plan, run->hardware, err);
     if (run->gpu) return cuda_open(run->gpu, run->plan, run->checkpoint, dir, err);
     return host_open(run->plan, run->checkpoint, dir, err);
@@ -292,6 +368,7 @@ static Device *open_device(const TaskRun *run, Error *err) {
 
 /* What was read of a checkpoint that has changed meanwhile is nobody's. */
 static int sweep(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
+    if (run->stages.n) return stages_run(&run->stages, task, listener, &run->stats, err);
     if (schedule_run(run->plan, task, run->device, listener, &run->stats, err)) return -1;
     return checkpoint_unchanged(run->checkpoint, err);
 }
@@ -310,9 +387,11 @@ static int complete(TaskRun *run, const Task *task, const Listener *listener, Er
 static int run_on_device(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     Device *device = run->device;
     memcpy(device->link, run->options->link, sizeof device->link);
+    if (run->net) device->net = run->net;
     if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) || checkpoint_unchanged(run->checkpoint, err)))
         return -1;
     if (run->gpu && opt_warm_up(device, run->plan, err)) return -1;
+    if (run->net && run->net->agree(run->net, 0, err)) return -1; /* all are ready */
     if (run->traced) {
         device->trace = xcalloc(1, sizeof *device->trace);
         device->trace->limit = run->trace_limit;
@@ -332,6 +411,8 @@ static int write_trace(const TaskRun *run, const char *path, Error *err) {
 /* Opens the device, which stays open for its counters, and runs. */
 static int run_traced(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     const char *path = run->options->trace;
+    char of_stage[MAX_PATH];
+    if (path && follows(run)) snprintf(of_stage, sizeof of_stage, "%.4000s.%d", path, run->net->stage), path = of_stage;
     if (path && output_check("--trace", path, err)) return -1;
     run->traced = run->traced || path;
     memory_restart(); /* measuring the machine took another device's tiers */
@@ -346,14 +427,14 @@ static int run_traced(TaskRun *run, const Task *task, const Listener *listener, 
 
 /* The whole of a run, and what people are told of it: what it takes, what was expected. progress may be NULL. */
 static int run_task(TaskRun *run, const Task *task, const Listener *listener, Progress *progress, Error *err) {
-    const bool verbose = run->options->verbose || run->bench;
+    const bool verbose = (run->options->verbose || run->bench) && !follows(run);
     if (progress) progress_open(progress, run->plan, task);
     if (verbose) plan_print(stderr, run->plan, run->options->capacity, NULL);
     int status = run_traced(run, task, listener, err);
     if (progress) progress_clear(progress);
     if (status) return -1;
     if (verbose) print_peaks(run);
-    print_prediction(run);
+    if (!follows(run)) print_prediction(run);
     return 0;
 }
 
@@ -382,7 +463,7 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     char text[64];
     cJSON *head = cJSON_CreateObject(), *stop;
     cJSON_AddTrueToObject(head, JOURNAL_VERSION);
-    snprintf(text, sizeof text, "%016" PRIx64, checkpoint_digest(run->checkpoint));
+    snprintf(text, sizeof text, "%016" PRIx64, checkpoint_digest(run->whole ? run->whole : run->checkpoint));
     cJSON_AddStringToObject(head, "model", text);
     snprintf(text, sizeof text, "%d, %016" PRIx64, job->count, job->digest);
     cJSON_AddStringToObject(head, "prompts", text);
@@ -437,6 +518,7 @@ static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *
     Progress *progress = completions_progress(c);
     progress->on = isatty(STDERR_FILENO);
     run->completions = c, run->head = head;
+    if (run->net && stage_share_job(run->net, job, err)) return -1;
     if (job->task.count && plan_task(run, &job->task, false, err)) return -1;
     if (job->task.count) add_machine(run, head, completions_head(c));
     if (job->task.count) return run_task(run, &job->task, &listener, progress, err);
@@ -470,6 +552,18 @@ static int complete_job(TaskRun *run, Job *job, Completions *c, Error *err) {
     return status;
 }
 
+/* A stage behind the first does its part of the job that it is told. */
+static int follow_job(TaskRun *run, Job *job, Error *err) {
+    if (stage_share_job(run->net, job, err)) return -1;
+    Completions *c = completions_follow(job, run->tokenizer, run->options);
+    const Listener listener = completions_listener(c);
+    int status = 0;
+    if (job->task.count)
+        status = plan_task(run, &job->task, false, err) || run_task(run, &job->task, &listener, NULL, err) ? -1 : 0;
+    completions_free(c);
+    return status;
+}
+
 static int generate(TaskRun *run, Error *err) {
     const Options *o = run->options;
     Job job = {.tokenizer = run->tokenizer,
@@ -478,6 +572,11 @@ static int generate(TaskRun *run, Error *err) {
                .strict = o->strict,
                .format = o->format,
                .task.sampling = o->sampling};
+    if (follows(run)) {
+        int status = follow_job(run, &job, err);
+        job_free(&job);
+        return status;
+    }
     int status = read_job(&job, o, err);
     if (!status && !job.count) fprintf(stderr, "%s: no prompts; nothing to do\n", input_name(o->prompts));
     Completions *c = status || !job.count ? NULL : completions_open(&job, run->tokenizer, o, err);
@@ -545,7 +644,7 @@ static int check_lengths(const Options *o, const OptConfig *config, Error *err) 
 /* How many prompts: as many as are asked for, or one block, which the search may make as large as this (*one_block). */
 static int bench_count(bool *one_block, const Options *o, const OptConfig *config, Error *err) {
     enum { LARGEST_BLOCK = 4096 };
-    int s = o->prompt_len[1], block = o->policy.gbs * o->policy.num_gpu_batches;
+    int s = o->prompt_len[1], block = o->policy.gbs * o->policy.num_gpu_batches * group_count(&o->policy);
     *one_block = !o->num_prompts && !block;
     int count = o->num_prompts ? o->num_prompts : block ? block : imin(LARGEST_BLOCK, MAX_BENCH / s);
     if (check_lengths(o, config, err)) return -1;
@@ -558,6 +657,7 @@ static int bench_count(bool *one_block, const Options *o, const OptConfig *confi
 static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     const Listener listener = {.done = completion_ignored};
     Report report;
+    if (follows(run)) return run_task(run, task, &listener, NULL, err);
     if (report_open(&report, run, err)) return -1;
     int status = run_task(run, task, &listener, NULL, err);
     if (!status) report_bench(&report);
@@ -604,7 +704,7 @@ static int paper_policy(TaskRun *run, Error *err) {
 /* One machine, the pipeline, the chain without offloading. */
 static int cluster_policy(const TaskRun *run, const Search *search, Error *err) {
     const Options *o = run->options;
-    const Cluster alone = {.nodes = 1}, many = {o->nodes, o->net_gbps * 1e9 / 8, o->net_ms / 1000};
+    const Cluster alone = {.nodes = 1}, many = cluster_of(o);
     ClusterCost one, pipeline, chain;
     Error too_small;
     Report report;
@@ -678,7 +778,10 @@ static int quantize(TaskRun *run, Error *err) {
 /* The texts are read. */
 static int eval_texts(TaskRun *run, Eval *eval, Error *err) {
     Report report;
-    if (plan_task(run, &eval->task, false, err) || report_open(&report, run, err)) return -1;
+    if (run->net && stage_share_task(run->net, &eval->task, err)) return -1;
+    if (plan_task(run, &eval->task, false, err)) return -1;
+    if (follows(run)) return run_task(run, &eval->task, &(Listener){.done = completion_ignored}, NULL, err);
+    if (report_open(&report, run, err)) return -1;
     const Listener listener = eval_listener(eval);
     int status = run_task(run, &eval->task, &listener, &eval->progress, err);
     if (!status) report_eval(&report, eval);
@@ -689,8 +792,9 @@ static int eval(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const OptConfig *config = &run->checkpoint->config;
     Eval eval = {.stepwise = o->compress_cache || is_sparse(&o->policy), .progress.on = isatty(STDERR_FILENO)};
-    int status = o->perplexity ? eval_text(&eval, o->perplexity, o->window, o->limit, run->tokenizer, config, err)
-                               : eval_lines(&eval, o->last_word, o->limit, run->tokenizer, config, err);
+    int status = follows(run)    ? 0
+                 : o->perplexity ? eval_text(&eval, o->perplexity, o->window, o->limit, run->tokenizer, config, err)
+                                 : eval_lines(&eval, o->last_word, o->limit, run->tokenizer, config, err);
     if (!status) status = eval_texts(run, &eval, err);
     eval_free(&eval);
     return status;
@@ -728,15 +832,53 @@ static int open_model(TaskRun *run, bool texts, Error *err) {
     return run->tokenizer ? check_eos(run, err) : -1;
 }
 
+/* Under mpirun this process is a stage, and has only some of the layers. */
+static int join_pipeline(TaskRun *run, Command command, Error *err) {
+    const Options *o = run->options;
+    Net *net = run->net = net_open(o->wire_bytes_s, o->wire_delay_s, err);
+    if (!net) return err->text[0] ? -1 : 0;
+    if ((command != GENERATE && command != BENCH && command != EVAL) || device_is(o, "sim"))
+        return fail(err, EXIT_USAGE, "only generate, bench and eval run as a pipeline; start this without mpirun");
+    return 0;
+}
+
+/* A stage has some of the layers; of simulated machines the first is the one that all is told of. */
+static int take_stage(TaskRun *run, Error *err) {
+    const Options *o = run->options;
+    Net *net = run->net;
+    Policy *p = &run->options->policy;
+    const int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
+    if (!p->groups && m > 1) p->groups = m + 1; /* one for each stage, and one on the wire */
+    if (m && !net) {
+        if (stages_split(&run->stages, run->checkpoint, m, &o->stages, err)) return -1;
+        run->whole = run->checkpoint, run->checkpoint = &run->stages.stage[0].part;
+    }
+    if (!net) return 0;
+    if (stage_join(net, run->checkpoint, run->flags, err)) return -1;
+    const int layers = stage_layers(&run->first_layer, run->checkpoint->config.l, net, &run->options->stages, err);
+    if (layers < 0) return -1;
+    run->part = checkpoint_stage(run->checkpoint, net->stage, net->stages, run->first_layer, layers);
+    run->whole = run->checkpoint, run->checkpoint = &run->part;
+    return 0;
+}
+
+/* Tells the others if this stage has failed. */
+static void leave_pipeline(TaskRun *run, int status, const Error *err) {
+    if (!run->net) return;
+    if (status) run->net->fail(run->net, err);
+    run->net->close(run->net);
+}
+
 static void run_close(TaskRun *run) {
     Trace *trace = run->device ? run->device->trace : NULL;
-    if (run->device) run->device->close(run->device);
-    plan_free(run->plan);
+    if (run->device && !run->stages.n) run->device->close(run->device);
+    if (!run->stages.n) plan_free(run->plan);
+    stages_close(&run->stages);
     if (run->gpu) run->gpu->close(run->gpu);
     if (trace) trace_free(trace);
     free(trace), free(run->found), free(run->hardware);
     tokenizer_close(run->tokenizer);
-    checkpoint_close(run->checkpoint);
+    checkpoint_close(run->whole ? run->whole : run->checkpoint);
 }
 
 static int (*const commands[NCOMMANDS])(TaskRun *, Error *) = {
@@ -756,8 +898,15 @@ static int run_command(Options *o, char **args, int n, Error *err) {
     if (o->help) return flags_help(stdout), 0;
     if (flags_check(o, command, err)) return -1;
     const bool opens = o->model && command != QUANTIZE, texts = command == GENERATE || command == EVAL;
-    int status = opens && open_model(&run, texts, err) ? -1 : commands[command](&run, err);
+    run.flags = flags_digest(args, n);
+    int status = join_pipeline(&run, command, err);
+    const int stage = run.net ? run.net->stage : 0;
+    if (!status && opens) status = open_model(&run, texts, err) || take_stage(&run, err) ? -1 : 0;
+    if (!status) status = commands[command](&run, err);
+    leave_pipeline(&run, status, err);
+    const bool quiet = run.net && status && stage;
     run_close(&run);
+    if (quiet) exit(err->code); /* the first stage says it */
     return status;
 }
 
@@ -773,7 +922,7 @@ int main(int argc, char **argv) {
     if (argc < 2) return flags_help(stderr), EXIT_USAGE;
     int status = run_command(&o, argv + 1, argc - 1, &err);
     if (!status) status = output_close(stdout, "standard", "output", &err);
-    free(o.prompt.text), free(o.stop.text);
+    free(o.prompt.text), free(o.stop.text), free(o.stages.text);
     if (status) fprintf(stderr, "flexgen: %s\n", err.text);
     return status ? err.code : EXIT_OK;
 }

@@ -23,7 +23,7 @@ static inline size_t type_bytes(Type t) { return t == F32 || t == I32 ? 4 : t ==
 typedef enum { TIER_GPU, TIER_CPU, TIER_DISK, NTIERS } Tier;
 
 /* What a lane occupies: a link, a processor. */
-typedef enum { CTOG, GTOC, DTOC, CTOD, GPU, CPU, NCHANNELS } Channel;
+typedef enum { CTOG, GTOC, DTOC, CTOD, GPU, CPU, NET, NCHANNELS } Channel;
 extern const char *const tier_name[NTIERS], *const channel_name[NCHANNELS];
 
 /* A view of a matrix; it owns nothing. On GPU and CPU, offset counts from the start of the tier's arena; on disk, from the
@@ -70,6 +70,7 @@ typedef struct Device Device;
 typedef struct Op Op;
 typedef struct Poster Poster;
 typedef struct Hardware Hardware;
+typedef struct Net Net;
 
 // ---------------------------------------------------------------------------------------------------------------
 // io/config.c: OPT sizes and shapes; opt_model.c: the forward pass (section 3)
@@ -83,7 +84,11 @@ typedef struct {
     bool pre_norm;      /* do_layer_norm_before; false only in opt-350m */
     bool final_norm;    /* a layernorm after the last layer: pre_norm and not _remove_final_layer_norm */
     int eos;            /* </s>, also the first token of every prompt (2) */
+    int stage, stages;  /* which part of a pipeline the layers are (section 4.4); stages 0 or 1: the whole model */
 } OptConfig;
+/* The first stage has the embedding, the last one the head. */
+static inline bool is_first(const OptConfig *config) { return config->stage == 0; }
+static inline bool is_last(const OptConfig *config) { return config->stage + 1 >= config->stages; }
 
 /* The tensors of one decoder layer. A weight is followed by its bias; matrices are (out, in) as in the checkpoint. */
 typedef enum {
@@ -136,6 +141,7 @@ extern const char *const schedule_name[];
 typedef struct {
     double wg, wc, cg, cc, hg, hc;
     int gbs, num_gpu_batches;
+    int groups; /* blocks in flight, which sweep in turn (section 4.4); 0 or 1: one, as on one machine */
     Schedule schedule;
     bool cpu_attention; /* attention over CPU and disk pages runs on the CPU (computation delegation) */
     bool overlap;       /* false: every post is waited for */
@@ -146,6 +152,7 @@ typedef struct {
     double sparsity;    /* the share of past tokens whose V attention reads, if between 0 and 1; only with cpu_attention,
                            since V can be skipped only where the pages are */
 } Policy;
+static inline int group_count(const Policy *policy) { return imax(policy->groups, 1); }
 static inline bool is_sparse(const Policy *policy) { return policy->sparsity > 0 && policy->sparsity < 1; }
 /* For a new token, sparse attention (section 5) reads all of K, but V only of the token itself and of ceil(sparsity * past)
  * of the `past` tokens before it: for each query and head, those with the largest scores; of equal scores, the earlier
@@ -236,6 +243,8 @@ typedef enum {
     LAST_ROWS,    /* the rows that the head needs */
     HEAD_OUT,     /* the same rows after project_out */
     LOGITS,       /* of some of these rows; on the CPU of all, if the task keeps them */
+    RECEIVED,     /* hidden states from the stage before: one slot for each batch */
+    SENDING,      /* hidden states for the stage behind */
     CHOSEN,       /* sparse attention: the chosen tokens */
     WEIGHING,     /* sparse attention: their weights */
     INDEX_TABLES, /* two for each batch: for its even and its odd sweeps */
@@ -290,7 +299,8 @@ typedef struct Plan {
     size_t slot_bytes[2];          /* of the two staging slots on the GPU, which streaming layers take in turn */
     size_t disk_slot_bytes[2];     /* of the disk's two staging slots on the CPU tier */
 
-    int batches;      /* GPU batches in flight; with the diagonal schedule one more, through which topups enter */
+    int batches;      /* GPU batches in flight, of all groups; with the diagonal schedule each has one more, through which
+                         topups enter */
     long sweeps;      /* that the task takes if no sequence stops early */
     Workload work[2]; /* in sweeps without a prefill; in those with one */
     double a21_kv;    /* A.2.1's estimate of the peak bytes of KV for the schedule, with the task's mean lengths */
@@ -299,7 +309,7 @@ typedef struct Plan {
     int head_rows, head_chunk; /* rows of a batch that the head needs; rows that become logits at a time */
     int off_rows, off_seqs;    /* largest share of a batch whose KV is not on the GPU: rows, sequences */
     size_t kv_row;             /* bytes of a token's K (or V) in a page */
-    int npages[NTIERS];        /* KV pages of each tier's pool */
+    int npages[NTIERS];        /* KV pages of each tier's pool, for each group */
     int staged_pages[2];       /* pages of one staging slot: on the GPU; on the CPU, for the disk */
     int nws;                   /* rotating workspaces */
     int *act_rows[NTIERS];     /* [batches] rows of activation home of each batch */
@@ -329,7 +339,7 @@ Tensor plan_bytes(const Plan *plan, RegionId id, Tier tier, long slot, size_t at
  * one layer. pages, len: the batch's index tables. */
 PageTable pool_pages(const Plan *plan, Tier tier, int j, int batch, int npages, Tensor pages, Tensor len);
 PageTable staged_pages(const Plan *plan, Tier tier, long slot, int npages, Tensor pages, Tensor len);
-/* The cell of a batch's pages of layer j; batch == plan->batches stands for the pages that nobody has. */
+/* The cell of a batch's pages of layer j; batch == plan->batches + g stands for the pages of group g that nobody has. */
 int cache_cell(const Plan *plan, Tier tier, int batch, int j);
 
 /* Plans the task under the policy. Never fails for want of memory: see plan_fits. Fails where a prompt is impossible. */
@@ -348,9 +358,10 @@ int table_home(Policy *policy, const Checkpoint *checkpoint, const Task *task, T
 /* Page indices of one tier's pool: the lowest free one first, so that pages taken together lie together. */
 typedef struct {
     uint64_t *free; /* one bit for each page */
+    int first;      /* index of the pool's first page */
     int npages, used, peak, hint;
 } PagePool;
-void pool_open(PagePool *pool, int npages);
+void pool_open(PagePool *pool, int first, int npages);
 int pool_take(PagePool *pool); /* the plan guarantees that there is one */
 void pool_give(PagePool *pool, int page);
 void pool_close(PagePool *pool);
@@ -361,7 +372,7 @@ static inline int pages_for(int tokens, int page_tokens) { return (tokens + page
 // admission.c: row, zig-zag, diagonal (sections 4.1 and A.2)
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Who is in flight, and which KV pages they will hold. */
+/* Who is in flight of one group, and which KV pages they will hold. */
 typedef struct {
     const Policy *policy;
     const Task *task;
@@ -370,16 +381,16 @@ typedef struct {
     int nseats;            /* of the present block */
     int seated, *in_batch; /* how many are seated: in all, in batch k */
     bool *with_members;    /* whether batch k had members before the last admission */
-    int next_prompt;
-    long sweep;        /* the next one */
-    long n;            /* the mean of the prompts' n, rounded up */
-    int horizon;       /* the largest n of a prompt: the sweeps that it takes */
-    int *need[NTIERS]; /* at [i % horizon]: pages in sweep i of all who are seated, if none stops early */
-    int peak[NTIERS];  /* the largest need so far */
+    int *next_prompt;      /* the line of waiting prompts, which groups share */
+    long sweep;            /* the next one, of this group's */
+    long n;                /* the mean of the prompts' n, rounded up */
+    int horizon;           /* the largest n of a prompt: the sweeps that it takes */
+    int *need[NTIERS];     /* at [i % horizon]: pages in sweep i of all who are seated, if none stops early */
+    int peak[NTIERS];      /* the largest need so far */
 } Admission;
 
-/* limit must outlive it. */
-void admission_open(Admission *a, const Policy *policy, const Task *task, const int *limit);
+/* limit and next_prompt must outlive it. */
+void admission_open(Admission *a, const Policy *policy, const Task *task, int *next_prompt, const int *limit);
 /* Before a sweep: the waiting prompts that enter it take their seats. Fills entered[] with seats and returns their number;
  * the first *topups of them (at most gbs) sit in batches that have members, the others have their batch for themselves.
  * Prompts of one batch, and the topups together, are neighbours in the input. If nobody is seated and prompts wait,
@@ -445,7 +456,8 @@ typedef struct {
     int (*sweep)(void *ctx, const RunStats *stats, Error *err);
 } Listener;
 
-/* Generates for the whole task, block after block, as the plan's policy says. 0, or -1 and err. */
+/* Generates for the whole task, block after block, as the plan's policy says. 0, or -1 and err. In a pipeline (device->net)
+ * every stage calls it with a plan for its own layers, the same policy and the same task. */
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener, RunStats *stats, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -216,13 +216,13 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
 //     seconds that its work takes <= seconds of the layer.
 // ---------------------------------------------------------------------------------------------------------------
 
-/* What bounds a layer: the six channels (flexgen.h), and six more rows. */
+/* What bounds a layer: the six channels of a machine (flexgen.h), and six more rows. */
 enum {
-    CORES = NCHANNELS, /* the cores on which a host device computes and copies */
-    IN_FLIGHT,         /* a batch's whole way through the layer, since only a few are under way at once */
-    STORING,           /* the same for the way of its new k and v */
-    QUEUED,            /* caches that cannot load while another batch is in prefill */
-    COMP_WITH_CTOG,    /* a link and the processor, when both are busy */
+    CORES = CPU + 1, /* the cores on which a host device computes and copies; NET is no machine's own */
+    IN_FLIGHT,       /* a batch's whole way through the layer, since only a few are under way at once */
+    STORING,         /* the same for the way of its new k and v */
+    QUEUED,          /* caches that cannot load while another batch is in prefill */
+    COMP_WITH_CTOG,  /* a link and the processor, when both are busy */
     COMP_WITH_DTOC,
     NBOUNDS
 };
@@ -494,7 +494,8 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
 static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
     const Plan *p = a->plan;
     const double l = a->config->l, state = a->config->h1 * a->act, page = p->policy.page_tokens * a->kv;
-    const double weights = a->weights * l, cache = p->npages[TIER_CPU] * page * l, rows = p->max_rows;
+    const double weights = a->weights * l, cache = group_count(&p->policy) * p->npages[TIER_CPU] * page * l,
+                 rows = p->max_rows;
     const double two_layers = 2 * a->weights, two_pages = 2 * p->staged_pages[0] * page, four_states = 4 * rows * state;
     const double x = p->nws * rows * state, new_kv = p->nws * (double)p->off_rows * a->kv;
     const double q_and_o = 2 * p->nws * (double)p->off_seqs * state;

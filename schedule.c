@@ -20,8 +20,9 @@ typedef struct {
     const Plan *plan;
     const Task *task;
     Poster to;
-    Flight flight;
-    int l, K;               /* decoder layers; batches in flight in this sweep */
+    Flight *flight, *flights; /* the group that sweeps; [groups] */
+    Line line;
+    int l, i, K;            /* decoder layers; this sweep, of all groups; batches in flight in it */
     long base;              /* squares of the sweeps before this one */
     long streamed;          /* layers that have streamed so far: they take the two slots in turn */
     LayerWeights now, next; /* the layer that computes, the one that loads beside it */
@@ -42,7 +43,7 @@ static Batch *at_square(const Run *run, int *j, int *k) {
     if (*k < 0) *k += run->K, *j -= 1;
     if (*k >= run->K) *k -= run->K, *j += 1;
     if (*j < 0 || *j > run->l) return NULL;
-    Batch *b = run->flight.flight[*k];
+    Batch *b = run->flight->flight[*k];
     return b->nseq ? b : NULL;
 }
 
@@ -51,10 +52,10 @@ static long square_number(const Run *run, int j, int k) { return run->base + (lo
 
 /* What the next op is for; the constructors add what it does. */
 static Op *new_op(Run *run, Lane lane, Kind kind, int j, int k) {
-    const Batch *b = run->flight.flight[k];
+    const Batch *b = run->flight->flight[k];
     run->op.lane = lane, run->op.kind = kind;
-    run->op.prefill = kind == WEIGHT ? run->flight.prefill : b->prefill;
-    run->op.i = run->flight.i, run->op.j = j, run->op.k = k, run->op.batch = b->number;
+    run->op.prefill = kind == WEIGHT ? run->flight->prefill : b->prefill;
+    run->op.i = run->i, run->op.j = j, run->op.k = k, run->op.batch = b->number;
     return &run->op;
 }
 
@@ -67,7 +68,7 @@ static bool all_on_gpu(const Batch *b) { return b->act_rows[TIER_GPU] == b->rows
 
 /* The hidden state while it is computed: in place where all of it rests on the GPU, else in the workspace. */
 static Tensor hidden(const Run *run, const Batch *b, long sq) {
-    return all_on_gpu(b) ? batch_activations(&run->flight, b, TIER_GPU) : workspace(run, HIDDEN, sq, b->rows);
+    return all_on_gpu(b) ? batch_activations(run->flight, b, TIER_GPU) : workspace(run, HIDDEN, sq, b->rows);
 }
 
 /* New k, v as pages take them: where the cache is packed, they are packed before they go anywhere. */
@@ -90,7 +91,7 @@ static Tensor attended_elsewhere(const Run *run, const Batch *b, long sq) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Whether a dense view begins where another ends, and its users are the same. */
-static bool goes_on(Tensor before, Tensor t) {
+static bool continues(Tensor before, Tensor t) {
     return before.tier == t.tier && before.file == t.file && before.region == t.region && before.cell == t.cell &&
            before.type == t.type && before.offset + tensor_bytes(before) == t.offset;
 }
@@ -104,7 +105,7 @@ static Tensor as_row(Tensor t) {
  * it. */
 static int add_move(Move *moves, int n, Tensor dst, Tensor src) {
     Move *last = n ? &moves[n - 1] : NULL;
-    if (!last || !goes_on(last->dst, dst) || !goes_on(last->src, src)) {
+    if (!last || !continues(last->dst, dst) || !continues(last->src, src)) {
         moves[n] = (Move){as_row(dst), as_row(src)};
         return n + 1;
     }
@@ -190,10 +191,17 @@ static void load_part(Run *run, int j, int k, int K) {
     carry(run, new_op(run, W_LOAD, WEIGHT, j, k), W_READ, n, &(Stop){slab, tensor_cells(via, k, 1)}, 1);
 }
 
+/* Whether any group will sweep once more. */
+static bool goes_on(const Run *run) {
+    for (int g = 0; g < group_count(&run->plan->policy); g++)
+        if (flight_goes_on(&run->flights[g])) return true;
+    return false;
+}
+
 /* Figure 4: part k of the next layer's weights. Behind the head comes layer 0 of the next sweep, if there is one. */
 static void load_weight(Run *run, int j, int k) {
     bool wraps = j > run->l;
-    if (wraps && !flight_goes_on(&run->flight)) return;
+    if (wraps && !goes_on(run)) return;
     if (wraps) run->next_is_layer0 = true;
     load_part(run, wraps ? 0 : j, k, run->K);
 }
@@ -242,8 +250,9 @@ static Tensor head_weights(const Run *run) {
 /* The rows of the hidden state that rest on one tier, as moves between `state` on the GPU and their home. Behind the last
  * layer of a prefill only the rows that the head wants go down; only those come up again, to where they are alone. */
 static int act_moves(Run *run, const Batch *b, int j, Tier tier, Tensor state, bool store) {
-    const bool head_only = b->prefill && tier != TIER_GPU && j + store == run->l, alone = j == run->l;
-    Tensor home = batch_activations(&run->flight, b, tier);
+    const bool for_head = is_last(&run->plan->config) && j + store == run->l; /* all rows go to another stage */
+    const bool head_only = b->prefill && tier != TIER_GPU && for_head, alone = j == run->l;
+    Tensor home = batch_activations(run->flight, b, tier);
     int row = 0, seq = 0, head = 0, n = 0;
     for (int t = 0; t < (int)tier; t++) row += b->act_rows[t], seq += b->act_seqs[t], head += b->act_heads[t];
     if (!head_only) {
@@ -266,10 +275,13 @@ static Tensor act_staging(const Run *run, const Batch *b, RegionId id, long sq) 
     return plan_view(run->plan, id, TIER_CPU, sq, 0, b->act_rows[TIER_DISK]);
 }
 
+/* Whether the hidden state does not rest behind layer j: the head has taken it, or another stage will. */
+static bool leaves(const Run *run, int j) { return j + !is_last(&run->plan->config) >= run->l; }
+
 /* Figure 4: the hidden state goes to rest, but where it was computed in place. */
 static void store_activation(Run *run, int j, int k) {
     Batch *b = at_square(run, &j, &k);
-    if (!b || j == run->l || all_on_gpu(b)) return;
+    if (!b || leaves(run, j) || all_on_gpu(b)) return;
     long sq = square_number(run, j, k);
     Tensor x = hidden(run, b, sq);
     const Lane lane[NTIERS] = {FINISH, STORE, STORE};
@@ -284,7 +296,7 @@ static void store_activation(Run *run, int j, int k) {
 /* Figure 4: what does not rest on the GPU comes up. Layer 0 has nothing to load, its rows come from the embedding. */
 static void load_activation(Run *run, int j, int k) {
     Batch *b = at_square(run, &j, &k);
-    if (!b || !j || all_on_gpu(b)) return;
+    if (!b || !j || all_on_gpu(b) || (j == run->l && leaves(run, j - 1))) return;
     long sq = square_number(run, j, k);
     const bool head = j == run->l;
     Tensor x = head ? workspace(run, LAST_ROWS, sq, b->heads) : hidden(run, b, sq);
@@ -330,11 +342,11 @@ static void store_cache(Run *run, int j, int k) {
         post(&run->to, op_copy(new_op(run, STORE, CACHE, j, k), &down, 1));
     }
     if (cpu && !delegated(run, b)) {
-        PageTable home = batch_pages(&run->flight, b, TIER_CPU, j, &b->cpu);
+        PageTable home = batch_pages(run->flight, b, TIER_CPU, j, &b->cpu);
         append(run, new_op(run, ATTEND, CACHE, j, k), &b->cpu, &home, tensor_rows(below, 0, cpu), gpu, cpu);
     }
     if (disk) {
-        PageTable home = batch_pages(&run->flight, b, TIER_DISK, j, &b->cpu);
+        PageTable home = batch_pages(run->flight, b, TIER_DISK, j, &b->cpu);
         append(run, new_op(run, D_WRITE, CACHE, j, k), &b->cpu, &home, tensor_rows(below, cpu, disk), gpu + cpu, disk);
     }
 }
@@ -366,7 +378,7 @@ static void bring_cache(Run *run, const Batch *b, int j, int k) {
     const PageTable via = staged_pages(run->plan, TIER_CPU, sq, disk, none, none);
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         if (!b->nstaged[t]) continue;
-        const PageTable home = batch_pages(&run->flight, b, (Tier)t, j, &b->cpu);
+        const PageTable home = batch_pages(run->flight, b, (Tier)t, j, &b->cpu);
         const int base = t == TIER_DISK ? cpu : 0;
         int n = page_moves(run, 0, to.k, home.k, base, b->staged[t], b->nstaged[t]);
         if (!is_sparse(&run->plan->policy)) n = page_moves(run, n, to.v, home.v, base, b->staged[t], b->nstaged[t]);
@@ -402,6 +414,20 @@ static Tensor gather_tokens(Run *run, Batch *b, long sq, int k, Tensor x) {
     return arrive;
 }
 
+/* Section 4.4: layer 0 of this stage begins where the last layer of the stage before has ended. */
+static void receive(Run *run, Batch *b, long sq, int k) {
+    Move up = {hidden(run, b, sq), plan_view(run->plan, RECEIVED, TIER_CPU, b->index, 0, b->rows)};
+    post(&run->to, op_receive(new_op(run, RECEIVE, ACTIVATION, 0, k), up.src));
+    post(&run->to, op_copy(new_op(run, C_LOAD, ACTIVATION, 0, k), &up, 1));
+}
+
+/* What the stage behind waits for. */
+static void send(Run *run, Batch *b, int j, int k) {
+    Move down = {plan_view(run->plan, SENDING, TIER_CPU, b->index, 0, b->rows), hidden(run, b, square_number(run, j, k))};
+    post(&run->to, op_copy(new_op(run, STORE, ACTIVATION, j, k), &down, 1));
+    post(&run->to, op_send(new_op(run, SEND, ACTIVATION, j, k), down.dst));
+}
+
 static void embed(Run *run, Batch *b, long sq, int k, Tensor x) {
     Tensor global[NGLOBALS], tokens = gather_tokens(run, b, sq, k, x);
     for (int g = 0; g < NGLOBALS; g++) global[g] = run->plan->global[g].home;
@@ -414,7 +440,7 @@ static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES]) {
     long sq = square_number(run, j, k);
     Tensor x = hidden(run, b, sq), q = workspace(run, QUERY, sq, b->rows), kv = workspace(run, NEW_KV, sq, b->rows);
     const int on_gpu = b->kv_rows[TIER_GPU];
-    if (!j) embed(run, b, sq, k, x);
+    if (!j && is_first(c)) embed(run, b, sq, k, x);
     if (j && !all_on_gpu(b) && b->act_rows[TIER_GPU]) {
         int n = act_moves(run, b, j, TIER_GPU, x, false);
         post(&run->to, op_copy(new_op(run, PROJECT, ACTIVATION, j, k), run->moves, n));
@@ -424,7 +450,7 @@ static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES]) {
     if (run->plan->policy.cache_quant.bits)
         post(&run->to, op_pack(new_op(run, PROJECT, CACHE, j, k), new_kv(run, sq, b->rows), kv, c->nh));
     if (on_gpu) {
-        PageTable home = batch_pages(&run->flight, b, TIER_GPU, j, &b->gpu);
+        PageTable home = batch_pages(run->flight, b, TIER_GPU, j, &b->gpu);
         append(run, new_op(run, PROJECT, CACHE, j, k), &b->gpu, &home, new_kv(run, sq, on_gpu), 0, on_gpu);
     }
 }
@@ -468,13 +494,13 @@ static void attend_on_cpu(Run *run, Batch *b, int j, int k, Tensor q) {
     post(&run->to, op_copy(new_op(run, A_DOWN, CACHE, j, k), down, 2));
     Op *op = new_op(run, ATTEND, CACHE, j, k);
     if (cpu) {
-        PageTable home = batch_pages(&run->flight, b, TIER_CPU, j, &b->cpu);
+        PageTable home = batch_pages(run->flight, b, TIER_CPU, j, &b->cpu);
         append(run, op, &b->cpu, &home, tensor_rows(kv, 0, cpu), gpu, cpu);
         attend_group(run, op, home, NULL, tensor_rows(result, 0, cpu), tensor_rows(query, 0, cpu), gpu, cpu);
     }
     if (disk) {
         PageTable near = staged_pages(run->plan, TIER_CPU, sq, b->nstaged[TIER_DISK], b->cpu.staged, b->cpu.len);
-        PageTable home = batch_pages(&run->flight, b, TIER_DISK, j, &b->cpu);
+        PageTable home = batch_pages(run->flight, b, TIER_DISK, j, &b->cpu);
         home.pages = tensor_rows(home.pages, gpu + cpu, disk);
         append(run, op, &b->cpu, &near, tensor_rows(kv, cpu, disk), gpu + cpu, disk);
         attend_group(run, op, near, &home, tensor_rows(result, cpu, disk), tensor_rows(query, cpu, disk), gpu + cpu, disk);
@@ -494,7 +520,7 @@ static void attend(Run *run, Batch *b, int j, int k) {
     if (off && delegated(run, b)) attend_on_cpu(run, b, j, k, q);
     Op *op = new_op(run, FINISH, CACHE, j, k);
     if (gpu) {
-        PageTable home = batch_pages(&run->flight, b, TIER_GPU, j, &b->gpu);
+        PageTable home = batch_pages(run->flight, b, TIER_GPU, j, &b->gpu);
         attend_group(run, op, home, NULL, attended_on_gpu(run, b, sq), tensor_rows(q, 0, gpu), 0, gpu);
     }
     if (off && !delegated(run, b)) {
@@ -520,16 +546,16 @@ static void choose(Run *run, Batch *b, int k, Tensor logits, int first) {
     const int n = logits.rows;
     if (!run->task->scored)
         post(&run->to,
-             op_pick(op, batch_tokens(&run->flight, b, TIER_GPU), logits, b->gpu.prompt, b->gpu.at, &run->task->sampling));
+             op_pick(op, batch_tokens(run->flight, b, TIER_GPU), logits, b->gpu.prompt, b->gpu.at, &run->task->sampling));
     else
-        post(&run->to, op_score(op, tensor_cols(batch_scores(&run->flight, b, LOG_PROBS, TIER_GPU), first, n),
-                                tensor_cols(batch_scores(&run->flight, b, GREEDY, TIER_GPU), first, n), logits,
+        post(&run->to, op_score(op, tensor_cols(batch_scores(run->flight, b, LOG_PROBS, TIER_GPU), first, n),
+                                tensor_cols(batch_scores(run->flight, b, GREEDY, TIER_GPU), first, n), logits,
                                 tensor_cols(b->gpu.target, first, n)));
 }
 
 /* What has been chosen goes down, and the logits where they are wanted. */
 static void bring_down(Run *run, Batch *b, int k, Tensor logits) {
-    const Flight *f = &run->flight;
+    const Flight *f = run->flight;
     Move moves[2];
     int n = 0;
     if (run->task->scored) {
@@ -551,7 +577,7 @@ static void compute_head(Run *run, Batch *b, int k) {
     Tensor x = workspace(run, LAST_ROWS, square_number(run, run->l, k), b->heads), logits = none, global[NGLOBALS];
     for (int g = 0; g < NGLOBALS; g++) global[g] = p->global[g].home;
     if (resting)
-        post(&run->to, op_embed(op, tensor_rows(x, 0, resting), batch_activations(&run->flight, b, TIER_GPU),
+        post(&run->to, op_embed(op, tensor_rows(x, 0, resting), batch_activations(run->flight, b, TIER_GPU),
                                 tensor_cols(b->gpu.head, 0, resting), false));
     for (int first = 0; first < b->heads; first += p->head_chunk) {
         const int n = imin(p->head_chunk, b->heads - first);
@@ -564,10 +590,10 @@ static void compute_head(Run *run, Batch *b, int k) {
 }
 
 static void compute(Run *run, int j, int k) {
-    Batch *b = run->flight.flight[k];
+    Batch *b = run->flight->flight[k];
     if (!b->nseq) return;
     if (j == run->l) {
-        compute_head(run, b, k);
+        if (is_last(&run->plan->config)) compute_head(run, b, k);
         return;
     }
     Tensor w[NROLES];
@@ -576,6 +602,7 @@ static void compute(Run *run, int j, int k) {
     project(run, b, j, k, w);
     attend(run, b, j, k);
     finish(run, b, j, k, w);
+    if (j + 1 == run->l && leaves(run, j)) send(run, b, j, k);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -588,10 +615,11 @@ static bool synchronize(const Run *run) { return !run->to.failed; }
 
 /* Batch k's part in this sweep begins: here its newest tokens are waited for, and its tables go up. */
 static bool begin(Run *run, int k) {
-    Batch *b = run->flight.flight[k];
-    if (!batch_begin(&run->flight, b)) return synchronize(run);
+    Batch *b = run->flight->flight[k];
+    if (!batch_begin(run->flight, b)) return synchronize(run);
     Move up = {b->gpu.all, b->cpu.all};
     post(&run->to, op_copy(new_op(run, C_LOAD, OTHER, 0, k), &up, 1));
+    if (!is_first(&run->plan->config)) receive(run, b, square_number(run, 0, k), k);
     bring_cache(run, b, 0, k); /* of the other layers it is asked for one square ahead */
     return synchronize(run);
 }
@@ -604,12 +632,13 @@ static void advance_weights(Run *run) {
 
 /* One token for every batch in flight: Figure 4 from its second line on. */
 static void sweep(Run *run) {
-    run->K = run->flight.K;
+    run->K = run->flight->K;
     if (!run->next_is_layer0) {
         run->streamed += run->streamed % 2; /* as the plan counts: a sweep begins with the first slot (where it matters) */
         load_part(run, 0, 0, 1);
     }
     run->next_is_layer0 = false;
+    const long streamed = run->streamed;
     for (int j = 0; j <= run->l; j++) {
         advance_weights(run);
         for (int k = 0; k < run->K; k++) {
@@ -623,10 +652,27 @@ static void sweep(Run *run) {
             compute(run, j, k);
             if (!synchronize(run)) return;
         }
-        if (flight_is_empty(&run->flight)) return; /* all have ended by themselves: known only now */
+        if (flight_is_empty(
+                run->flight)) { /* all have ended by themselves, known only now: layer 0 is for the next sweep */
+            run->next = run->now, run->next_is_layer0 = true, run->streamed = streamed;
+            return;
+        }
     }
     run->base += (long)(run->l + 1) * run->K;
-    flight_swept(&run->flight);
+    run->i++;
+    flight_swept(run->flight);
+}
+
+/* Groups sweep in turn, until none has anybody left: sweep i is of group i mod G, as long as all have. */
+static void sweep_all(Run *run) {
+    const int groups = group_count(&run->plan->policy);
+    for (int g = 0, idle = 0; idle < groups && !run->to.failed; g = (g + 1) % groups) {
+        run->flight = &run->flights[g];
+        idle++;
+        if (!flight_admit(run->flight)) continue;
+        sweep(run);
+        idle = 0;
+    }
 }
 
 /* The seconds of sweeps with a prefill are divided by what the processors did in them. How much of their decoding that was,
@@ -645,18 +691,24 @@ static void divide_seconds(RunStats *s, const Device *device) {
 
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener, RunStats *stats,
                  Error *err) {
+    const int groups = group_count(&plan->policy);
     Run run = {.plan = plan, .task = task, .l = plan->config.l};
     CHECK(!is_sparse(&plan->policy) || plan->policy.cpu_attention);
     *stats = (RunStats){0};
     run.to = (Poster){.device = device, .depend = depend_open(plan->ncells), .overlap = plan->policy.overlap, .err = err};
-    run.flight = (Flight){.plan = plan, .task = task, .listener = listener, .stats = stats, .to = &run.to};
     run.moves = xcalloc(4 * ((size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES + 2), sizeof *run.moves);
-    flight_open(&run.flight);
-    while (task->count && flight_admit(&run.flight)) sweep(&run);
+    run.line.swept_at = device->now(device);
+    run.flights = xcalloc(groups, sizeof *run.flights);
+    for (int g = 0; g < groups; g++) {
+        run.flights[g] = (Flight){.plan = plan, .task = task, .listener = listener, .stats = stats, .to = &run.to};
+        run.flights[g].line = &run.line, run.flights[g].group = g;
+        flight_open(&run.flights[g]);
+    }
+    if (task->count) sweep_all(&run);
     if (!run.to.failed) post_drain(&run.to); /* the last stores, and weights that were loaded for nobody */
     if (!run.to.failed) divide_seconds(stats, device);
-    flight_close(&run.flight);
+    for (int g = 0; g < groups; g++) flight_close(&run.flights[g]);
     depend_close(run.to.depend);
-    free(run.moves);
+    free(run.moves), free(run.flights);
     return run.to.failed ? -1 : 0;
 }

@@ -76,8 +76,8 @@ static void add_resting(Plan *p, RegionId id, Tier tier, size_t bytes, bool in_c
     p->region[id][tier] = r;
 }
 
-/* Gives the cells their numbers, when everything is declared. Of the cache each batch has one for every layer, and one
- * more batch stands for the pages that nobody has; of a staging slot on the CPU every part of a layer has one. */
+/* Gives the cells their numbers, when everything is declared. Of the cache each batch has one for every layer, and for
+ * each group one more stands for the pages that nobody has; of a staging slot on the CPU every part of a layer has one. */
 static void number_cells(Plan *p) {
     for (int t = 0; t < NTIERS; t++) {
         for (int slot = 0; slot < 2; slot++) p->region[WEIGHT_SLOT + slot][t].cells = t == TIER_CPU ? p->batches : 1;
@@ -86,7 +86,7 @@ static void number_cells(Plan *p) {
         for (int id = 0; id < NREGIONS; id++) {
             Region *r = &p->region[id][t];
             r->cell = p->ncells;
-            p->ncells += id == KV_CACHE      ? (p->batches + 1) * p->config.l
+            p->ncells += id == KV_CACHE      ? (p->batches + group_count(&p->policy)) * p->config.l
                          : id == ACTIVATIONS ? p->batches
                                              : r->slots * r->cells;
         }
@@ -218,7 +218,7 @@ static void plan_globals(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
         if (!t.rows) continue;
         size_t size = whole_lines((size_t)t.rows * t.cols * 2);
         p->global[g].home = tier == TIER_DISK && !c->dummy ? t : as_f16(t, EMBEDDINGS, tier, bytes[tier]);
-        if (table && (Global)g == p->head && tier != TIER_GPU) {
+        if (table && (Global)g == p->head && tier != TIER_GPU && is_last(&p->config)) {
             p->cpu_slab_offset[l] = bytes[tier];
             (tier == TIER_CPU ? p->cpu_slab : p->disk_slab)[l] = size;
         }
@@ -427,42 +427,64 @@ static void note_work(Plan *p, const Admission *a, bool entering, long until) {
     }
 }
 
-/* Walks the whole task through admission: pools as large as the largest need, batches as large as the largest. */
+/* Before a group's sweep: who enters, and what that takes. Returns its next sweep in which someone may enter, or -1: it has
+ * ended. */
+static long walk_group(Plan *p, Admission *a, long sweep, int *entered, long dealt[2][NTIERS]) {
+    const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
+    const Task *task = a->task;
+    int topups, n = admission_next(a, sweep, entered, &topups);
+    if (n && !diagonal) measure_block(p, task, a->seat, n);
+    if (n && diagonal && !sweep) bound_batches(p, task, a->seat, a->nseats);
+    for (int e = 0; e < n; e++) dealt[0][a->seat[entered[e]].kv]++, dealt[1][a->seat[entered[e]].act]++;
+    if (!a->seated) return -1;
+    bool opening = *a->next_prompt < task->count && a->seated < a->nseats; /* someone may enter before anybody leaves */
+    const long next = diagonal && opening ? sweep + 1 : next_end(a);
+    note_work(p, a, n > 0, next);
+    p->sweeps += next - sweep;
+    for (int e = 0; e < a->nseats; e++)
+        if (a->seat[e].prompt >= 0 && a->seat[e].since + task->prompts[a->seat[e].prompt].n <= next)
+            admission_leave(a, e, task->prompts[a->seat[e].prompt].n);
+    return next;
+}
+
+/* Walks the whole task through admission: pools as large as the largest need of a group, batches as large as the largest.
+ * Groups sweep in turn, so that of those who may let someone enter the first is the one with the fewest sweeps. */
 static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
-    Admission a;
-    bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
-    int topups, n, *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
-    admission_open(&a, &p->policy, task, NULL);
-    for (;;) {
-        n = admission_next(&a, p->sweeps, entered, &topups);
-        if (n && !diagonal) measure_block(p, task, a.seat, n);
-        if (n && diagonal && !a.sweep) bound_batches(p, task, a.seat, a.nseats);
-        for (int e = 0; e < n; e++) dealt[0][a.seat[entered[e]].kv]++, dealt[1][a.seat[entered[e]].act]++;
-        if (!a.seated) break;
-        bool opening = a.next_prompt < task->count && a.seated < a.nseats; /* someone may enter before anybody leaves */
-        p->sweeps = diagonal && opening ? p->sweeps + 1 : next_end(&a);
-        note_work(p, &a, n > 0, p->sweeps);
-        for (int e = 0; e < a.nseats; e++)
-            if (a.seat[e].prompt >= 0 && a.seat[e].since + task->prompts[a.seat[e].prompt].n <= p->sweeps)
-                admission_leave(&a, e, task->prompts[a.seat[e].prompt].n);
+    const int groups = group_count(&p->policy);
+    Admission *a = xcalloc(groups, sizeof *a);
+    long *next = xcalloc(groups, sizeof *next);
+    int line = 0, *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
+    for (int g = 0; g < groups; g++) admission_open(&a[g], &p->policy, task, &line, NULL);
+    for (int g = 0; g >= 0;) {
+        next[g] = walk_group(p, &a[g], next[g], entered, dealt);
+        g = -1;
+        for (int e = 0; e < groups; e++)
+            if (next[e] >= 0 && (g < 0 || next[e] < next[g])) g = e;
     }
-    for (int e = 0; diagonal && e < a.nseats; e++) /* whoever sits alone somewhere must have room there */
-        a.peak[a.seat[e].kv] = imax(a.peak[a.seat[e].kv], p->max_pages);
-    memcpy(p->npages, a.peak, sizeof p->npages);
-    admission_close(&a);
-    free(entered);
+    for (int g = 0; g < groups; g++) {
+        for (int e = 0; p->policy.schedule == SCHEDULE_DIAGONAL && e < a[g].nseats; e++)
+            a[g].peak[a[g].seat[e].kv] =
+                imax(a[g].peak[a[g].seat[e].kv], p->max_pages); /* alone there, it must have room */
+        for (int t = 0; t < NTIERS; t++) p->npages[t] = imax(p->npages[t], a[g].peak[t]);
+        admission_close(&a[g]);
+    }
+    free(entered), free(next), free(a);
 }
 
 static void plan_batches(Plan *p, const Task *task) {
     long dealt[2][NTIERS] = {{0}};
+    const int groups = group_count(&p->policy);
     for (int t = 0; t < NTIERS; t++) {
-        p->act_rows[t] = xcalloc(p->policy.num_gpu_batches + 1, sizeof(int));
-        p->act_first[t] = xcalloc(p->policy.num_gpu_batches + 1, sizeof(int));
+        p->act_rows[t] = xcalloc(groups * (p->policy.num_gpu_batches + 1), sizeof(int));
+        p->act_first[t] = xcalloc(groups * (p->policy.num_gpu_batches + 1), sizeof(int));
     }
     for (int i = 0; i < task->count; i++)
         p->max_pages = imax(p->max_pages, pages_for(task->prompts[i].s + task->prompts[i].n - 1, p->policy.page_tokens));
     walk_task(p, task, dealt);
+    const int batches = p->batches; /* of a group, and any group's may be like any other's */
+    p->batches *= groups;
     for (int t = 0; t < NTIERS; t++) {
+        for (int k = batches; k < p->batches; k++) p->act_rows[t][k] = p->act_rows[t][k - batches];
         for (int k = 1; k < p->batches; k++) p->act_first[t][k] = p->act_first[t][k - 1] + p->act_rows[t][k - 1];
         for (int what = 0; what < 2; what++)
             p->achieved[1 + what][t] = task->count ? (double)dealt[what][t] / task->count : 0;
@@ -490,7 +512,8 @@ static void plan_cache(Plan *p, const Task *task) {
     const Type type = packed ? U8 : F16;
     static const char *const staging_remedy[] = {"use --cpu-cache-compute, or lower --gpu-batch-size", lower_gbs};
     for (int t = 0; t < NTIERS; t++) /* K and V of a layer in turn */
-        add_region(p, (Line){KV_CACHE, (Tier)t, "KV cache", percent_c, type, p->npages[t] * page, wide, 2 * p->config.l});
+        add_region(p, (Line){KV_CACHE, (Tier)t, "KV cache", percent_c, type, group_count(&p->policy) * p->npages[t] * page,
+                             wide, 2 * p->config.l});
     for (int t = TIER_GPU; t <= TIER_CPU; t++)
         add_region(p,
                    (Line){KV_STAGING, (Tier)t, "KV staging", staging_remedy[t], type, p->staged_pages[t] * page, wide, 4});
@@ -535,6 +558,7 @@ static void plan_workspace(Plan *p, const Task *task) {
     const int kv_cols = 2 * (int)(kv == U8 ? p->kv_row : p->kv_row / sizeof(f16)), choice = c->nh * p->most_chosen;
     const int norm = c->pre_norm ? p->chunk : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
     const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU, scored = task->scored;
+    const bool first = is_first(c), last = is_last(c);
     const Line workspace[] = {
         {HIDDEN, TIER_GPU, "workspace: x", lower_gbs, act, p->need_x ? rows : 0, h1, nws},
         {QUERY, TIER_GPU, "workspace: q", lower_gbs, act, rows, h1, nws},
@@ -547,12 +571,14 @@ static void plan_workspace(Plan *p, const Task *task) {
         {NORM_1, TIER_GPU, "workspace: norm 1", lower_gbs, act, norm, h1, 1},
         {NORM_2, TIER_GPU, "workspace: norm 2", lower_gbs, act, norm, h1, 1},
         {MLP, TIER_GPU, "workspace: mlp", lower_gbs, act, p->chunk, c->h2, 1},
-        {EMBEDDED, TIER_GPU, "workspace: embedding", lower_gbs, act, projected ? rows : 0, c->embed, nws},
-        {EMBEDDED, TIER_CPU, "embedding rows", lower_gbs, act, gathered ? rows : 0, c->embed, nws},
-        {LAST_ROWS, TIER_GPU, "workspace: last rows", lower_gbs, act, heads, h1, nws},
-        {HEAD_OUT, TIER_GPU, "workspace: head", lower_gbs, act, projected ? p->head_chunk : 0, c->embed, 1},
-        {LOGITS, TIER_GPU, "logits", lower_gbs, F32, p->head_chunk, c->vocab, 1},
-        {LOGITS, TIER_CPU, "logits", lower_gbs, F32, task->keep_logits ? seqs : 0, c->vocab, batches},
+        {EMBEDDED, TIER_GPU, "workspace: embedding", lower_gbs, act, first && projected ? rows : 0, c->embed, nws},
+        {EMBEDDED, TIER_CPU, "embedding rows", lower_gbs, act, first && gathered ? rows : 0, c->embed, nws},
+        {LAST_ROWS, TIER_GPU, "workspace: last rows", lower_gbs, act, last ? heads : 0, h1, nws},
+        {HEAD_OUT, TIER_GPU, "workspace: head", lower_gbs, act, last && projected ? p->head_chunk : 0, c->embed, 1},
+        {LOGITS, TIER_GPU, "logits", lower_gbs, F32, last ? p->head_chunk : 0, c->vocab, 1},
+        {LOGITS, TIER_CPU, "logits", lower_gbs, F32, last && task->keep_logits ? seqs : 0, c->vocab, batches},
+        {RECEIVED, TIER_CPU, "states received", lower_gbs, act, first ? 0 : rows, h1, batches},
+        {SENDING, TIER_CPU, "states to send", lower_gbs, act, last ? 0 : rows, h1, batches},
         {CHOSEN, TIER_GPU, "attention: chosen tokens", lower_gbs, I32, seqs, choice, 1},
         {CHOSEN, TIER_CPU, "attention: chosen tokens", lower_gbs, I32, p->off_seqs, choice, 1},
         {WEIGHING, TIER_GPU, "attention: chosen tokens", lower_gbs, F32, seqs, choice, 1},
@@ -562,9 +588,9 @@ static void plan_workspace(Plan *p, const Task *task) {
     p->table_ints = (int)(whole_lines(4 * table_ints(p, task)) / 4);
     for (int t = TIER_GPU; t <= TIER_CPU; t++) { /* one's mirror is the other */
         add_region(p, (Line){INDEX_TABLES, (Tier)t, "index tables", lower_gbs, I32, 1, p->table_ints, 2 * batches});
-        add_region(p, (Line){NEW_TOKENS, (Tier)t, "new tokens", lower_gbs, I32, 1, scored ? 0 : seqs, batches});
-        add_region(p, (Line){LOG_PROBS, (Tier)t, "scores", lower_gbs, F32, 1, scored ? heads : 0, batches});
-        add_region(p, (Line){GREEDY, (Tier)t, "scores", lower_gbs, I32, 1, scored ? heads : 0, batches});
+        add_region(p, (Line){NEW_TOKENS, (Tier)t, "new tokens", lower_gbs, I32, 1, scored || !last ? 0 : seqs, batches});
+        add_region(p, (Line){LOG_PROBS, (Tier)t, "scores", lower_gbs, F32, 1, scored && last ? heads : 0, batches});
+        add_region(p, (Line){GREEDY, (Tier)t, "scores", lower_gbs, I32, 1, scored && last ? heads : 0, batches});
     }
 }
 
@@ -650,8 +676,8 @@ int table_home(Policy *policy, const Checkpoint *checkpoint, const Task *task, T
 // KV pages
 // ---------------------------------------------------------------------------------------------------------------
 
-void pool_open(PagePool *pool, int npages) {
-    *pool = (PagePool){.npages = npages, .free = xcalloc(npages / 64 + 1, 8)};
+void pool_open(PagePool *pool, int first, int npages) {
+    *pool = (PagePool){.first = first, .npages = npages, .free = xcalloc(npages / 64 + 1, 8)};
     for (int i = 0; i < npages; i++) pool->free[i / 64] |= 1ull << i % 64;
 }
 
@@ -662,10 +688,11 @@ int pool_take(PagePool *pool) {
     int page = pool->hint * 64 + __builtin_ctzll(pool->free[pool->hint]);
     pool->free[pool->hint] &= pool->free[pool->hint] - 1;
     if (++pool->used > pool->peak) pool->peak = pool->used;
-    return page;
+    return pool->first + page;
 }
 
 void pool_give(PagePool *pool, int page) {
+    page -= pool->first;
     CHECK(page >= 0 && page < pool->npages && !(pool->free[page / 64] >> page % 64 & 1));
     pool->free[page / 64] |= 1ull << page % 64;
     pool->used--;

@@ -1,21 +1,26 @@
 /* cluster.c: many machines on paper: pipeline parallelism (section 4.4), and the chain without offloading that section 6.4
  * compares with.
  *
- * The l layers are split equally over M machines, l/M each (rounded up). Each machine runs the block's K GPU batches
- * through its layers as if the model had only those; so the policy search for one machine is used as it is. Between
- * neighbours the hidden states of one batch travel: 2 h1 bytes a token. With t_pre and t_gen the seconds that one machine
- * takes for all K batches of a sweep, x the seconds that a batch's hidden states take on the wire, and d the delay of a
- * hop:
+ * The layers are split equally over M machines, l each (rounded up). G groups of K GPU batches are in flight and sweep in
+ * turn (schedule.c), each machine running a group's K batches through its layers as if the model had only those; so the
+ * policy search for one machine is used as it is, with room for the caches of G groups. In its last layer's row a sweep's
+ * batches leave one by one, and the next machine begins with the first: 2 h1 bytes a token travel, x seconds a batch on the
+ * wire, and d more until they arrive. With t the seconds of a machine's sweep (t_pre, t_gen):
  *
- *   prefill      (K + M - 1) max(t_pre / K, x_pre) + (M - 1) (x_pre + d)      the pipeline fills, runs and empties
- *   one token    max(t_gen, K x_gen, M (t_gen / K + x_gen + d))               no machine and no wire does more than that;
- *                                                                             and a batch must be round before it can go on
- *   a block      T = prefill + (n - 1) one token,   throughput = bls n / T
+ *   leave    (1 - 1/l) t + t / (l K)                     until a sweep's first batch is through the last layer's row
+ *   hop      leave + d + x + (K - 1) max(0, x - t / (l K))   until the next machine is as far; slow wires delay its row 0
+ *   round    max(G t, G K x, (M - 1) hop + t + d)            a sweep of every group: no machine and no wire does more, and
+ *                                                            a group's tokens, which its head's row gives, must be round
+ *   prefill  (M - 1) hop_pre + G max(t_pre, K x_pre)         the pipeline fills; then the last machine sets the pace
+ *   all      T = prefill + (n - 1) round_gen,   throughput = G bls n / T
  *
- * Less memory pressure on each machine allows larger blocks and faster tiers, which is why decoding may scale better than
- * linearly, while the bubbles of a short prefill hold generation back. Without offloading (Petals and the like) everything
- * rests on the GPUs: the same formulas with 100 0 100 0 100 0, and M must be large enough. The head is counted on every
- * machine, as the slowest sets the pace. Read next: io/file.c, the lowest file of the last floor. */
+ * The bubble, the share of T in which a machine has nothing to do, is 1 - G (t_pre + (n - 1) t_gen) / T: with G > M and a
+ * fast wire hardly more than the filling, (M - 1) / (M - 1 + G) of the prefill. More groups make it smaller, and cost: each
+ * streams the weights anew and has a cache of its own. Less memory pressure on each machine allows larger blocks and faster
+ * tiers, which is why decoding may scale better than linearly, while the bubble of a short prefill holds generation back.
+ * Without offloading (Petals and the like) everything rests on the GPUs: the same formulas with 100 0 100 0 100 0, and M
+ * must be large enough. The head is counted on every machine, as the slowest sets the pace. Read next: io/file.c, the
+ * lowest file of the last floor. */
 #include <math.h>
 
 #include "cost/cost.h"
@@ -29,17 +34,31 @@ static Checkpoint *part_of(const Checkpoint *whole, int nodes) {
 
 /* The formulas above, for a policy of one machine. */
 static ClusterCost run_through(const Found *found, const Cluster *cluster, const OptConfig *part, int s, int n) {
-    const double M = cluster->nodes, K = found->policy.num_gpu_batches, gbs = found->policy.gbs;
-    const double t_pre = found->cost.T_pre * part->l, t_gen = found->cost.T_gen * part->l;
-    const double x_gen = M > 1 ? 2.0 * part->h1 * gbs / cluster->net_bdw : 0, x_pre = x_gen * s;
+    const Policy *p = &found->policy;
+    const double M = cluster->nodes, G = group_count(p), K = p->num_gpu_batches, l = part->l, in_flight = G * K * p->gbs;
+    const double t[] = {found->cost.T_gen * l, found->cost.T_pre * l}; /* [1]: in prefill */
+    const double x_gen = M > 1 ? 2.0 * part->h1 * p->gbs / cluster->net_bdw : 0, x[] = {x_gen, x_gen * s};
     const double d = M > 1 ? cluster->delay_s : 0;
+    double hop[2];
+    for (int pre = 0; pre < 2; pre++) {
+        const double square = t[pre] / (l * K), leave = (1 - 1 / l) * t[pre] + square;
+        hop[pre] = leave + d + x[pre] + (K - 1) * fmax(0, x[pre] - square);
+    }
     ClusterCost c = {.found = *found};
-    c.prefill_s = (K + M - 1) * fmax(t_pre / K, x_pre) + (M - 1) * (x_pre + d);
-    c.token_s = fmax(fmax(t_gen, K * x_gen), M * (t_gen / K + x_gen + d));
+    c.prefill_s = (M - 1) * hop[1] + G * fmax(t[1], K * x[1]);
+    c.token_s = fmax(G * fmax(t[0], K * x[0]), (M - 1) * hop[0] + t[0] + d);
     c.T = c.prefill_s + (n - 1) * c.token_s;
-    c.throughput = gbs * K * n / c.T;
-    c.decode_throughput = n > 1 ? gbs * K / c.token_s : 0;
+    c.throughput = in_flight * n / c.T;
+    c.decode_throughput = n > 1 ? in_flight / c.token_s : 0;
     return c;
+}
+
+int cluster_predict(ClusterCost *cost, const Search *part, const Cluster *cluster, Error *err) {
+    const Prompt *prompt = &part->task->prompts[0];
+    Found found;
+    if (policy_predict(&found, part, err)) return -1;
+    *cost = run_through(&found, cluster, &part->checkpoint->config, prompt->s, prompt->n);
+    return 0;
 }
 
 /* Everything on the GPU. */
@@ -51,8 +70,8 @@ static void hold_on_gpu(Search *s) {
 }
 
 int cluster_search(ClusterCost *best, const Search *search, const Cluster *cluster, bool offloading, Error *err) {
-    enum { MOST = 64, FILLS = 4 };
-    static const int fills[FILLS] = {0, 1, 2, 4}; /* batches for each machine, to keep all of them busy; 0: any number */
+    enum { MOST = 64, TRIES = 4 };
+    const int M = cluster->nodes, given = search->given.groups, groups[TRIES] = {1, M + 1, 2 * M, 4 * M};
     Found found[MOST];
     Search one = *search;
     const Prompt *prompt = &search->task->prompts[0];
@@ -60,11 +79,10 @@ int cluster_search(ClusterCost *best, const Search *search, const Cluster *clust
     bool any = false;
     one.checkpoint = part;
     if (!offloading) hold_on_gpu(&one);
-    for (int f = 0; f < (search->fixed_batches ? 1 : FILLS); f++) {
+    for (int g = 0; g < (M == 1 || given ? 1 : TRIES); g++) {
         Error ignored;
-        one.fixed_batches = f || search->fixed_batches;
-        if (f) one.given.num_gpu_batches = fills[f] * cluster->nodes;
-        int n = policy_search(found, MOST, &one, f ? &ignored : err);
+        one.given.groups = M == 1 ? 1 : given ? given : groups[g];
+        int n = policy_search(found, MOST, &one, g ? &ignored : err);
         for (int i = 0; i < n; i++, any = true) {
             ClusterCost c = run_through(&found[i], cluster, &part->config, prompt->s, prompt->n);
             if (!any || c.throughput > best->throughput) *best = c;

@@ -71,8 +71,8 @@ struct Found {
 /* The best policies, at most `most`, by falling throughput (on shared cores, twice the batches in flight must bring two
  * percent more). Returns their number, or -1 and one line (EXIT_USAGE) that says why there is none. */
 int policy_search(Found *found, int most, const Search *search, Error *err);
-/* The best policy, and of those whose throughput comes close to it the one whose block takes the shortest time: for somebody
- * who waits for the first results. Returns 1 or more, or -1 and err as above. */
+/* The best policy, and of those whose throughput comes close to it the one whose block takes the shortest time: for
+ * somebody who waits for the first results. Returns 1 or more, or -1 and err as above. */
 int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err);
 /* The best throughput for every latency that a block may have (Figure 1), quickest first, at most `most`; as above. */
 int policy_frontier(Found *found, int most, const Search *search, Error *err);
@@ -92,13 +92,16 @@ typedef struct {
 /* A policy of one machine, and what a pipeline of such machines makes of it. */
 struct ClusterCost {
     Found found;
-    double prefill_s, token_s, T; /* seconds: of a block's prefill, of one token for the whole block, of the block */
+    double prefill_s, token_s, T; /* seconds for a block of every group: of the prefill, of one token of all, of it all */
     double throughput, decode_throughput;
 };
 
 /* The best policy of the search's task (one block of equal prompts) for the cluster; without offloading, one that keeps
  * everything on the GPUs. -1 and one line (EXIT_USAGE) if a machine's part does not fit. */
 int cluster_search(ClusterCost *best, const Search *search, const Cluster *cluster, bool offloading, Error *err);
+/* What is expected of part->given, unchanged: the policy of a machine whose part of the model is part->checkpoint. -1 and
+ * err as above. */
+int cluster_predict(ClusterCost *cost, const Search *part, const Cluster *cluster, Error *err);
 /* How many machines it takes to keep one sequence on the GPUs; 0: even one layer is too much for one. */
 int cluster_least(const Search *search);
 

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "device/device.h"
+#include "device/net.h"
 
 void *arenas_address(const Arenas *a, Tensor t) {
     if (!t.rows) return NULL;
@@ -221,6 +222,18 @@ static int run_score(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     return 0;
 }
 
+static int run_receive(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
+    (void)gpu;
+    const Tensor x = op->state.x;
+    return a->net->receive(a->net, a->net->stage - 1, NET_STATES, arenas_address(a, x), tensor_bytes(x), err);
+}
+
+static int run_send(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
+    (void)gpu;
+    const Tensor x = op->state.x;
+    return a->net->send(a->net, a->net->stage + 1, NET_STATES, arenas_address(a, x), tensor_bytes(x), err);
+}
+
 int arenas_run(const Arenas *a, const Op *op, Error *err) {
     static int (*const run[NCODES])(const Arenas *, const Op *, Gpu *, Error *) = {
         [OP_COPY] = run_copy,           [OP_EMBED] = run_embed,
@@ -230,6 +243,7 @@ int arenas_run(const Arenas *a, const Op *op, Error *err) {
         [OP_FETCH] = run_fetch,         [OP_WEIGH] = run_weigh,
         [OP_APPEND] = run_append,       [OP_PICK] = run_pick,
         [OP_SCORE] = run_score,         [OP_ATTEND_PREFILL] = run_attend_prefill,
+        [OP_RECEIVE] = run_receive,     [OP_SEND] = run_send,
     };
     return run[op->code](a, op, arenas_is_stream(a, op->lane) ? a->gpu : NULL, err);
 }

@@ -13,8 +13,23 @@ extern "C" {
 /* In-order queues. W_: weights, C_: cache and activations; READ: disk to CPU, LOAD: CPU to GPU. A_DOWN and A_UP carry the
  * queries of delegated attention down and its results up, so that they never wait behind a slab or a store. PROJECT and
  * FINISH are the two halves of a layer on either side of its attention; they share the GPU, so that batch k+1 can be
- * projected while the CPU still attends for batch k. */
-typedef enum { W_READ, W_LOAD, C_READ, C_LOAD, STORE, D_WRITE, A_DOWN, A_UP, PROJECT, FINISH, ATTEND, NLANES } Lane;
+ * projected while the CPU still attends for batch k. RECEIVE and SEND are there in a pipeline only. */
+typedef enum {
+    W_READ,
+    W_LOAD,
+    C_READ,
+    C_LOAD,
+    STORE,
+    D_WRITE,
+    A_DOWN,
+    A_UP,
+    PROJECT,
+    FINISH,
+    ATTEND,
+    RECEIVE,
+    SEND,
+    NLANES
+} Lane;
 extern const Channel lane_channel[NLANES];
 extern const char *const lane_name[NLANES];
 
@@ -48,6 +63,8 @@ typedef enum {
     OP_APPEND,         /* new k, v into pages */
     OP_PICK,           /* the next tokens from logits */
     OP_SCORE,          /* log-probabilities of given tokens from logits */
+    OP_RECEIVE,        /* hidden states from the stage before */
+    OP_SEND,           /* hidden states to the stage behind */
     NCODES
 } OpCode;
 
@@ -78,6 +95,7 @@ struct Op {
         struct { Tensor k, v, kv, seq, pos, pages; } append;
         struct { Tensor ids, logits, prompt, pos; } pick;
         struct { Tensor logp, best, logits, target; } score;
+        struct { Tensor x; } state; /* that travels */
     };
     // clang-format on
     const Move *moves; /* of a copy; they may be changed once it has been posted */
@@ -131,6 +149,9 @@ Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos)
 Op *op_pick(Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling);
 /* logp (1, rows) F32, best and target (1, rows) I32 */
 Op *op_score(Op *op, Tensor logp, Tensor best, Tensor logits, Tensor target);
+/* x (rows, h1) on the CPU, dense */
+Op *op_receive(Op *op, Tensor x);
+Op *op_send(Op *op, Tensor x);
 
 // ---------------------------------------------------------------------------------------------------------------
 // lanes.c: what every device offers; the host and the cuda device
@@ -213,6 +234,7 @@ struct Device {
     Trace *trace;           /* where finished ops are noted; NULL: nowhere. Set before the first op */
     double link[NCHANNELS]; /* host device: bytes/s that a link is slowed to; 0: not slowed. Set before the first op */
     int delay_us[NLANES];   /* each op of a lane begins so much later; tests find missing events with it */
+    Net *net;               /* the pipeline that it is a stage of; NULL: none. Set before the first op */
     const int *stop;        /* once this is not 0 no further op begins, as if one had failed; NULL: never. Host, cuda */
 
     /* Queues the op and returns the event of its end. The op and its moves are copied, the index arrays that it points to
@@ -515,6 +537,7 @@ typedef struct {
     uint8_t *arena[NTIERS]; /* TIER_DISK: the mapping of the offload file; TIER_GPU with a GPU: an address there */
     size_t bytes[NTIERS];
     size_t tables[2]; /* where the index tables lie on GPU and CPU: mirrors of each other */
+    Net *net;         /* for RECEIVE and SEND */
 } Arenas;
 
 /* Makes the tiers as large as the plan says. notice: what the user should know, if anything. To be closed even after -1. */
@@ -544,6 +567,17 @@ void arenas_close(Arenas *a);
  * bandwidth). Lanes of one link share its bandwidth equally; the GPU does one op at a time, in the order of posting. No
  * data, no tiers: memory does not grow with the model. now is the simulated clock. */
 Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err);
+
+/* Joins sims that have not been used yet, in one time, as the stages of a pipeline (section 4.4). Each posts and waits on a
+ * thread of its own, and time passes when all of them wait; so the schedule of every stage must run. The wire out of a
+ * stage takes bytes_s bytes/s, one message after the other, and each arrives delay_s seconds after it has left. Of
+ * device->net, which they have then, post, receive (of tokens) and fail are there: what stages agree on, their one process
+ * knows. */
+typedef struct World World;
+World *world_open(Device *const sim[], int stages, double bytes_s, double delay_s);
+/* The stage's thread has done. */
+void world_leave(Device *sim);
+void world_close(World *world); /* and the sims */
 
 // ---------------------------------------------------------------------------------------------------------------
 // trace.c: what happened on the lanes, as a file and as the paper's Table 4

@@ -7,13 +7,7 @@
 #include <unistd.h>
 
 #include "device/device.h"
-
-/* The program's own path with _cuda.so behind it. */
-static void library_path(char *path, size_t size) {
-    static const char suffix[] = "_cuda.so";
-    ssize_t n = readlink("/proc/self/exe", path, size - sizeof suffix);
-    strcpy(path + (n > 0 ? n : 0), suffix);
-}
+#include "io/text.h"
 
 /* Whether it pays to load the library, which can say more about any other trouble. */
 static bool driver_may_have_gpu(Error *err) {
@@ -31,10 +25,10 @@ static bool driver_may_have_gpu(Error *err) {
 }
 
 Gpu *gpu_find(Error *err) {
-    char path[4096];
+    char path[MAX_PATH];
     Gpu *(*open)(Error *) = cuda_open_gpu;
     if (open) return open(err);
-    library_path(path, sizeof path);
+    program_file(path, "_cuda.so");
     if (access(path, F_OK)) {
         fail(err, EXIT_USAGE, "this flexgen was built without CUDA: no %s; build it where nvcc is installed", path);
         return NULL;

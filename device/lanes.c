@@ -79,6 +79,7 @@ struct LaneDevice {
     pthread_cond_t gpu_cond; /* something happened that PROJECT or FINISH may wait for */
     uint64_t nposted;
     bool stop, failed;
+    bool alone; /* no pipeline: nothing will be sent */
     Error error;
     LaneState lane[NLANES];
     Link link[NCHANNELS];
@@ -389,6 +390,7 @@ static Event device_post(Device *base, const Op *op) {
     const size_t moves = op->code == OP_COPY ? op->nmoves : 0;
     size_t at, take = place_moves(d, lane, moves, &at);
     CHECK(2 * moves <= d->move_capacity);
+    if (!d->nposted) d->arenas.net = base->net; /* no lane has begun */
     reach_op(&d->reach, base->peak, op);
     size_t bytes = op_count(&base->count[op->lane], op, lengths ? arenas_indices(&d->arenas, *lengths) : NULL);
     pthread_mutex_lock(&d->lock);
@@ -486,7 +488,7 @@ static int open_lanes(LaneDevice *d, Error *err) {
     for (int i = 0; i < NLANES; i++) {
         LaneState *lane = &d->lane[i];
         lane->moves = xcalloc(d->move_capacity, sizeof(Move));
-        if (i == FINISH) continue; /* PROJECT's thread serves it */
+        if (i == FINISH || (lane_channel[i] == NET && d->alone)) continue; /* PROJECT's thread serves FINISH */
         int status = i == PROJECT ? pthread_create(&lane->thread, NULL, gpu_main, d)
                                   : pthread_create(&lane->thread, NULL, lane_main, lane);
         lane->started = !status;
@@ -506,6 +508,7 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
     d->base.upload = device_upload, d->base.wait = device_wait, d->base.host = device_host;
     d->base.now = device_now, d->base.close = device_close;
     CHECK(plan->act_type == d->base.act_type);
+    d->alone = plan->config.stages < 2;
     d->gpu = gpu;
     reach_open(&d->reach, d->base.peak, plan);
     d->move_capacity = 2 * (256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES));

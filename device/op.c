@@ -6,10 +6,11 @@
  * come from here; a device only carries out. Read next: lanes.c, the devices that carry ops out. */
 #include "device/device.h"
 
-const Channel lane_channel[NLANES] = {DTOC, CTOG, DTOC, CTOG, GTOC, CTOD, GTOC, CTOG, GPU, GPU, CPU};
-const char *const lane_name[NLANES] = {"read weights",   "load weights", "read cache", "load cache", "store", "write",
-                                       "attention down", "attention up", "project",    "finish",     "attend"};
-const char *const channel_name[NCHANNELS] = {"ctog", "gtoc", "dtoc", "ctod", "gpu", "cpu"};
+const Channel lane_channel[NLANES] = {DTOC, CTOG, DTOC, CTOG, GTOC, CTOD, GTOC, CTOG, GPU, GPU, CPU, NET, NET};
+const char *const lane_name[NLANES] = {"read weights", "load weights",   "read cache",   "load cache", "store",
+                                       "write",        "attention down", "attention up", "project",    "finish",
+                                       "attend",       "receive",        "send"};
+const char *const channel_name[NCHANNELS] = {"ctog", "gtoc", "dtoc", "ctod", "gpu", "cpu", "net"};
 
 /* Views in the order of the op's struct. A product that adds its residual reads it; that it may be y itself changes
  * nothing, since who writes also comes after everyone who wrote before. An embedding that adds reads y for the same reason.
@@ -29,6 +30,8 @@ const OpInfo op_info[NCODES] = {
     [OP_WEIGH] = {"weigh", {{"o", WRITES}, {"tokens", READS}, {"weights", READS}, {"v", READS}, {"pages", READS}, {"len", READS}}},
     [OP_APPEND] = {"append", {{"k", WRITES}, {"v", WRITES}, {"kv", READS}, {"seq", READS}, {"pos", READS}, {"pages", READS}}},
     [OP_PICK] = {"pick", {{"ids", WRITES}, {"logits", READS}, {"prompt", READS}, {"pos", READS}}},
+    [OP_RECEIVE] = {"receive", {{"x", WRITES}}},
+    [OP_SEND] = {"send", {{"x", READS}}},
     [OP_SCORE] = {"score", {{"logp", WRITES}, {"best", WRITES}, {"logits", READS}, {"target", READS}}},
 };
 // clang-format on
@@ -154,6 +157,14 @@ Op *op_score(Op *op, Tensor logp, Tensor best, Tensor logits, Tensor target) {
     return op;
 }
 
+static Op *op_state(Op *op, OpCode code, Tensor x) {
+    CHECK(x.tier == TIER_CPU && x.ld == (size_t)x.cols);
+    op->code = code, op->state.x = x;
+    return op;
+}
+Op *op_receive(Op *op, Tensor x) { return op_state(op, OP_RECEIVE, x); }
+Op *op_send(Op *op, Tensor x) { return op_state(op, OP_SEND, x); }
+
 // ---------------------------------------------------------------------------------------------------------------
 // What an op counts for
 // ---------------------------------------------------------------------------------------------------------------
@@ -196,6 +207,10 @@ size_t op_count(LaneCount *count, const Op *op, const int32_t *len) {
             break;
         case OP_APPEND:
             if (channel == CTOD) moved = tensor_span(op->append.kv);
+            break;
+        case OP_RECEIVE:
+        case OP_SEND:
+            moved = tensor_bytes(op->state.x);
             break;
         case OP_FETCH:
             moved = op_tokens(op, len) * row_bytes(op->fetch.v);

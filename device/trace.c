@@ -58,6 +58,8 @@ const char *trace_call(const Slice *slice) {
         [PROJECT] = {"unpack_weight", "store_cache", "load_activation", "project"},
         [FINISH] = {"unpack_weight", "attend", "store_activation", "finish"},
         [ATTEND] = {"attend", "attend", "attend", "gather_tokens"},
+        [RECEIVE] = {"receive", "receive", "receive", "receive"},
+        [SEND] = {"send", "send", "send", "send"},
     };
     const char *name = other[slice->lane][slice->kind];
     if (slice->lane == ATTEND && slice->kind != OTHER && slice->prefill) name = "store_cache"; /* into its pages */

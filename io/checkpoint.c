@@ -664,3 +664,17 @@ uint64_t checkpoint_digest(const Checkpoint *c) {
     }
     return hash;
 }
+
+Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int first, int layers) {
+    Checkpoint c = *whole;
+    const bool tied = !whole->global[LM_HEAD].rows;
+    c.config.stage = stage, c.config.stages = stages, c.config.l = layers;
+    c.layer += first;
+    for (int g = 0; g < NGLOBALS; g++) {
+        int rows, cols;
+        opt_global_shape(&c.config, (Global)g, &rows, &cols);
+        if (g == TOK_EMBED && tied && is_last(&c.config)) continue; /* it makes the logits */
+        if (!rows) c.global[g] = (Tensor){.tier = NTIERS};
+    }
+    return c;
+}

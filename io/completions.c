@@ -403,11 +403,9 @@ static int keep_lines(Completions *c, int upto, Error *err) {
 // Opening, beginning, closing
 // ---------------------------------------------------------------------------------------------------------------
 
-Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Options *o, Error *err) {
+Completions *completions_follow(Job *job, const Tokenizer *tokenizer, const Options *o) {
     Completions *c = xcalloc(1, sizeof *c);
     pthread_condattr_t monotonic; /* the clock of seconds_now */
-    struct stat st;
-    int status = 0;
     pthread_mutex_init(&c->lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -416,6 +414,13 @@ Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Option
     c->job = job, c->tokenizer = tokenizer, c->options = o, c->fd = STDOUT_FILENO;
     for (int i = 0; i < o->stop.n; i++)
         if (strlen(o->stop.text[i]) > c->longest_stop) c->longest_stop = strlen(o->stop.text[i]);
+    return c;
+}
+
+Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Options *o, Error *err) {
+    Completions *c = completions_follow(job, tokenizer, o);
+    struct stat st;
+    int status = 0;
     if (o->output && strcmp(o->output, "-")) c->path = o->output;
     if (c->path) status = output_check("--output", c->path, err);
     if (!status && c->path && !output_is_special(c->path)) {

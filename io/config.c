@@ -16,15 +16,15 @@
 
 static const OptConfig sizes[] = {
     /* name      l   h1     h2         nh  vocab  max_pos embed pre_norm final_norm eos */
-    {"opt-125m", 12, 768, 4 * 768, 12, 50272, 2048, 768, true, true, 2},
-    {"opt-350m", 24, 1024, 4 * 1024, 16, 50272, 2048, 512, false, false, 2},
-    {"opt-1.3b", 24, 2048, 4 * 2048, 32, 50272, 2048, 2048, true, true, 2},
-    {"opt-2.7b", 32, 2560, 4 * 2560, 32, 50272, 2048, 2560, true, true, 2},
-    {"opt-6.7b", 32, 4096, 4 * 4096, 32, 50272, 2048, 4096, true, true, 2},
-    {"opt-13b", 40, 5120, 4 * 5120, 40, 50272, 2048, 5120, true, true, 2},
-    {"opt-30b", 48, 7168, 4 * 7168, 56, 50272, 2048, 7168, true, true, 2},
-    {"opt-66b", 64, 9216, 4 * 9216, 72, 50272, 2048, 9216, true, true, 2},
-    {"opt-175b", 96, 12288, 4 * 12288, 96, 50272, 2048, 12288, true, true, 2},
+    {"opt-125m", 12, 768, 4 * 768, 12, 50272, 2048, 768, true, true, 2, 0, 1},
+    {"opt-350m", 24, 1024, 4 * 1024, 16, 50272, 2048, 512, false, false, 2, 0, 1},
+    {"opt-1.3b", 24, 2048, 4 * 2048, 32, 50272, 2048, 2048, true, true, 2, 0, 1},
+    {"opt-2.7b", 32, 2560, 4 * 2560, 32, 50272, 2048, 2560, true, true, 2, 0, 1},
+    {"opt-6.7b", 32, 4096, 4 * 4096, 32, 50272, 2048, 4096, true, true, 2, 0, 1},
+    {"opt-13b", 40, 5120, 4 * 5120, 40, 50272, 2048, 5120, true, true, 2, 0, 1},
+    {"opt-30b", 48, 7168, 4 * 7168, 56, 50272, 2048, 7168, true, true, 2, 0, 1},
+    {"opt-66b", 64, 9216, 4 * 9216, 72, 50272, 2048, 9216, true, true, 2, 0, 1},
+    {"opt-175b", 96, 12288, 4 * 12288, 96, 50272, 2048, 12288, true, true, 2, 0, 1},
 };
 
 int opt_config_by_name(OptConfig *config, const char *name) {
@@ -56,7 +56,8 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
         [FINAL_LN_B] = {config->final_norm, config->h1},
         [LM_HEAD] = {config->vocab, config->embed},
     };
-    *rows = shape[global][0];
+    const bool of_first = global == TOK_EMBED || global == POS_EMBED || global == PROJECT_IN;
+    *rows = (of_first ? is_first(config) : is_last(config)) ? shape[global][0] : 0;
     *cols = shape[global][1];
 }
 

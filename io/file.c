@@ -20,6 +20,11 @@ int file_path(char path[MAX_PATH], const char *dir, const char *name, Error *err
     return fail(err, EXIT_FAILED, "%.200s...: the path is too long; expected less than %d bytes", dir, MAX_PATH);
 }
 
+void program_file(char path[MAX_PATH], const char *suffix) {
+    ssize_t n = readlink("/proc/self/exe", path, MAX_PATH - strlen(suffix) - 1);
+    strcpy(path + (n > 0 ? n : 0), suffix);
+}
+
 const char *file_read_at(int fd, void *to, size_t size, size_t offset) {
     for (size_t got = 0; got < size;) {
         ssize_t n = pread(fd, (char *)to + got, size - got, (off_t)(offset + got));

@@ -173,7 +173,29 @@ static int set_size(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-/* "ctog=1G,dtoc=0.5G": bytes/s, powers of 1000. */
+/* "1G,0.5ms": bytes/s, powers of 1000. */
+static int set_wire(Options *o, const Flag *flag, char **v, Error *err) {
+    char *at = v[0];
+    const double rate = with_unit(at, &at, 1000);
+    double delay = 0;
+    int len = 0;
+    const bool delayed = *at == ',' && sscanf(at + 1, "%lfms%n", &delay, &len) == 1 && len && !at[1 + len];
+    if (!(rate >= 1 && rate < 1e15) || (*at && !delayed) || !(delay >= 0 && delay < 1e6))
+        return fail(err, EXIT_USAGE, "%s %.60s: expected bytes a second and a delay such as 1G,0.5ms", flag->name, v[0]);
+    o->wire_bytes_s = rate, o->wire_delay_s = delay / 1000;
+    return 0;
+}
+
+static int set_stages(Options *o, const Flag *flag, char **v, Error *err) {
+    (void)flag, (void)err;
+    for (char *at = v[0]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        o->stages.text = xrealloc(o->stages.text, (size_t)o->stages.n + 1, sizeof *o->stages.text);
+        o->stages.text[o->stages.n++] = at;
+    }
+    return 0;
+}
+
+/* "ctog=1G,dtoc=0.5G" */
 static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
     for (char *at = v[0];; at++) {
         int c = CTOG;
@@ -254,9 +276,14 @@ static const Flag flags[] = {
      "runtime: what this program does (the default); paper: Appendix A.3 as printed"},
     {"--max-latency", "gbp", NUMBER(max_latency, 1e-6, 1e12), "SECONDS: that one block may take"},
     {"--frontier", "p", SWITCH(frontier, true), "the best throughput for every latency (Figure 1)"},
-    {"--nodes", "p", WHOLE(nodes, 1, 10000), "M: machines, as a pipeline (4.4) and without offloading (6.4)"},
+    {"--nodes", "bp", WHOLE(nodes, 1, 10000),
+     "M: machines, as a pipeline (4.4) and without offloading (6.4); bench: a pipeline of M sims"},
     {"--net-gbps", "p", NUMBER(net_gbps, 1e-6, 1e6), "G: Gbit/s between two of them (10)"},
     {"--net-ms", "p", NUMBER(net_ms, 0, 1e6), "L: milliseconds that a message takes besides (0.1)"},
+    {"--net", "gbe", 1, set_wire, NONE, 0, 0,
+     "RATE[,DELAY]: slow the wire of a pipeline (mpirun), or the sims' (1.25G,0.1ms): 1G,0.5ms (bytes/s)"},
+    {"--stages", "gbe", 1, set_stages, NONE, 0, 0, "L,L,...: layers of each stage of a pipeline (equally many)"},
+    {"--groups", "gbpe", WHOLE(policy.groups, 1, 256), "G: blocks in flight in turn (a pipeline of m stages: m + 1)"},
     {"--link", "gbpe", 1, set_links, NONE, 0, 0,
      "LIST: slow links of the host device: ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G (bytes/s)"},
     {"--trace", "gbe", OUTPUT(trace), "FILE: what each lane did when, for chrome://tracing or Perfetto"},
@@ -401,6 +428,7 @@ int flags_check(const Options *o, Command command, Error *err) {
     const bool prompt_range = o->prompt_len[0] < o->prompt_len[1], gen_range = o->gen_len[0] < o->gen_len[1];
     const bool packs = o->compress_weight || o->compress_cache || o->allow_compression;
     const bool paper = o->paper_model; /* Appendix A.3 knows one block of equal prompts on one machine */
+    const bool on_paper = o->nodes && command == POLICY;
     bool some_fixed = false, empty_stop = false, odd_stop = false;
     for (int i = 0; i < 6; i++) some_fixed |= o->fixed[i];
     for (int i = 0; i < o->stop.n; i++)
@@ -428,10 +456,11 @@ int flags_check(const Options *o, Command command, Error *err) {
         {paper && o->frontier, "--frontier", beyond},
         {paper && o->nodes, "--nodes", beyond},
         {paper && o->max_latency > 0, "--max-latency", beyond},
+        {o->nodes && !sim && command == BENCH, "--nodes", ": machines made of numbers; give --device sim"},
         {o->nodes && o->frontier, "--nodes", ": looks at one block; leave --frontier out"},
-        {o->nodes && o->num_prompts, "--nodes", ": looks at one block; leave --num-prompts out"},
-        {o->nodes && prompt_range, "--nodes", ": knows one length; give one number for --prompt-len"},
-        {o->nodes && gen_range, "--nodes", ": knows one length; give one number for --gen-len"},
+        {on_paper && o->num_prompts, "--nodes", ": looks at one block; leave --num-prompts out"},
+        {on_paper && prompt_range, "--nodes", ": knows one length; give one number for --prompt-len"},
+        {on_paper && gen_range, "--nodes", ": knows one length; give one number for --gen-len"},
         {o->window && !o->perplexity, "--window", ": a line is one by itself; leave it out"},
         {o->resume && o->overwrite, "--resume", ": keeps what --overwrite loses; give one of them"},
         {same_file(o->prompts, o->output), "--output", ": is the file of the prompts; name another"},

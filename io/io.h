@@ -1,6 +1,7 @@
 /* io.h: what comes in and goes out, from the ground up: checkpoints, prompts, flags, reports. */
 #ifndef IO_H
 #define IO_H
+#include <pthread.h>
 #include <time.h>
 
 #include "flexgen.h"
@@ -9,6 +10,7 @@
 typedef struct Found Found;
 typedef struct Gpu Gpu;
 typedef struct ClusterCost ClusterCost;
+typedef struct World World;
 
 #ifdef __cplusplus
 extern "C" {
@@ -85,6 +87,9 @@ static inline int part_count(const OptConfig *config) { return NGLOBALS + config
 Part checkpoint_part(const Checkpoint *checkpoint, int t);
 /* The name of the tensor that a view belongs to, "model.decoder.layers.3.fc1.weight". */
 const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view);
+/* The part of an open checkpoint that is a stage of a pipeline: layers first .. first+layers-1, with the embedding if it is
+ * the first and the head if it is the last. It owns nothing. */
+Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int first, int layers);
 /* A number that two models share only if they are copies of each other, wherever they lie: made of the sizes and of the
  * last bytes of every tensor. */
 uint64_t checkpoint_digest(const Checkpoint *checkpoint);
@@ -222,6 +227,8 @@ typedef struct Options Options;
 Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Options *options, Error *err);
 /* Whether there is a journal, so that the job can go on later. */
 bool completions_last(const Completions *completions);
+/* For a stage that only follows: the same tokens end its sequences, and nothing is written. */
+Completions *completions_follow(Job *job, const Tokenizer *tokenizer, const Options *options);
 /* With --resume: the head of the journal that is there, or NULL. */
 const cJSON *completions_head(const Completions *completions);
 /* With --resume: the requests of the job get the tokens that the journal has. head: what must be the same in both.
@@ -282,21 +289,70 @@ EvalResult eval_result(const Eval *eval);
 void eval_free(Eval *eval);
 
 // ---------------------------------------------------------------------------------------------------------------
-// flags.c: the command line
+// stage.c: what the stages of a pipeline agree on before a run (section 4.4)
 // ---------------------------------------------------------------------------------------------------------------
 
-typedef enum { GENERATE, BENCH, POLICY, PROFILE, QUANTIZE, EVAL, NCOMMANDS } Command;
+#define PIPELINE_VERSION "1" /* of what stages tell each other */
 
 typedef struct {
     char **text;
     int n;
 } Texts; /* the values of a flag that may be repeated */
 
+/* A number that two command lines share if what must be the same on all stages is. */
+uint64_t flags_digest(char **args, int n);
+/* -1 and err, on all stages, if one has another model, other flags or another version than the first. */
+int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err);
+/* How many of l layers this stage has, *first being the first of them: equally many, or as given. -1 and err. */
+int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *err);
+/* The first stage's task comes to all others, who then own it; of a job, with the tokens that are known already. */
+int stage_share_task(Net *net, Task *task, Error *err);
+int stage_share_job(Net *net, Job *job, Error *err);
+/* A line for each stage on the first one's standard error. */
+int stage_print_plans(Net *net, const Plan *plan, int first, Error *err);
+
+/* A simulated machine of a pipeline: its part of the model, from layer `first` on. */
+typedef struct {
+    Checkpoint part;
+    int first;
+    Plan *plan;
+    Device *device;
+    pthread_t thread;
+    const Task *task;
+    Listener listener;
+    RunStats stats;
+    Error err;
+} Stage;
+/* All of them; n 0: there is none. */
+typedef struct {
+    int n;
+    Stage *stage;
+    World *world;
+} Stages;
+
+/* The parts of m stages, as stage_layers has them; `whole` must outlive them. */
+int stages_split(Stages *stages, const Checkpoint *whole, int m, const Texts *given, Error *err);
+/* Their plans, each with the token table where there is room. -1 and err, which names the first stage that has too little.
+ */
+int stages_plan(Stages *stages, const Policy *policy, const Task *task, Type act_type, const size_t capacity[NTIERS],
+                Error *err);
+/* Their devices, with wires of so many bytes/s and a delay between them (device.h). */
+void stages_open(Stages *stages, const Hardware *hardware, double bytes_s, double delay_s);
+/* Runs the task on all. listener and stats are the first stage's. */
+int stages_run(Stages *stages, const Task *task, const Listener *listener, RunStats *stats, Error *err);
+void stages_close(Stages *stages);
+
+// ---------------------------------------------------------------------------------------------------------------
+// flags.c: the command line
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef enum { GENERATE, BENCH, POLICY, PROFILE, QUANTIZE, EVAL, NCOMMANDS } Command;
+
 /* What the command line says. */
 struct Options {
     const char *model, *prompts, *output, *json, *offload_dir, *device, *hardware, *trace;
     const char *perplexity, *last_word, *format;
-    Texts prompt, stop;
+    Texts prompt, stop, stages;
     int max_tokens, num_prompts, threads, window, limit;
     int prompt_len[2], gen_len[2]; /* least, most */
     Policy policy;                 /* gbs, num_gpu_batches 0: not given */
@@ -307,7 +363,8 @@ struct Options {
     double max_latency; /* seconds of a block; 0: any number */
     bool paper_model;   /* --cost-model paper */
     int nodes;
-    double net_gbps, net_ms;
+    double net_gbps, net_ms;           /* of the machines on paper */
+    double wire_bytes_s, wire_delay_s; /* of --net; 0: as it is */
     bool resume, overwrite, strict;
     bool verbose, help;
     Sampling sampling;
@@ -339,16 +396,21 @@ void plan_print(FILE *out, const Plan *plan, const size_t capacity[NTIERS], cons
 /* One run of a command: what it was asked, what it opened, where it runs, how it went. */
 typedef struct {
     Options *options;
-    Checkpoint *checkpoint; /* NULL: no model was named */
-    Tokenizer *tokenizer;   /* for texts */
-    Gpu *gpu;               /* NULL on the other devices */
-    bool sim;               /* nothing is computed, and --hardware says which machine it is */
-    Hardware *hardware;     /* that machine, or the one that the policy is searched for; NULL if not needed */
-    Found *found;           /* what is expected of the policy; NULL: nothing */
-    Error no_gpu;           /* text: why there is no GPU; empty with --device host */
-    size_t in_use_before;   /* bytes of the GPU before there is a tier, by its own account */
-    size_t in_use;          /* at the end of the run */
-    size_t overhead;        /* bytes that the process should have at most besides the tiers */
+    Checkpoint *checkpoint; /* NULL: no model was named; of a stage its part of it */
+    Checkpoint *whole, part;
+    Net *net;      /* the pipeline; NULL: one machine ... */
+    Stages stages; /* ... or simulated ones, whose first has this plan and this device */
+    int first_layer;
+    uint64_t flags;       /* flags_digest */
+    Tokenizer *tokenizer; /* for texts */
+    Gpu *gpu;             /* NULL on the other devices */
+    bool sim;             /* nothing is computed, and --hardware says which machine it is */
+    Hardware *hardware;   /* that machine, or the one that the policy is searched for; NULL if not needed */
+    Found *found;         /* what is expected of the policy; NULL: nothing */
+    Error no_gpu;         /* text: why there is no GPU; empty with --device host */
+    size_t in_use_before; /* bytes of the GPU before there is a tier, by its own account */
+    size_t in_use;        /* at the end of the run */
+    size_t overhead;      /* bytes that the process should have at most besides the tiers */
     Plan *plan;
     Device *device;
     Completions *completions; /* of generate, and which job they are of; else NULL */

@@ -43,11 +43,13 @@ void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const s
             fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0, rows[r][1] / 1048576.0,
                     rows[r][2] / 1048576.0);
     size_t kv = 0;
-    for (int t = 0; t < NTIERS; t++) kv += (size_t)p->npages[t] * p->policy.page_tokens * p->kv_row * 2 * p->config.l;
+    for (int t = 0; t < NTIERS; t++)
+        kv += (size_t)group_count(&p->policy) * p->npages[t] * p->policy.page_tokens * p->kv_row * 2 * p->config.l;
     if (!peak)
         fprintf(out, "  %s, %d batches in flight, %ld sweeps; KV cache %.2f MiB, by A.2.1's estimate %.2f\n",
-                schedule_name[p->policy.schedule], p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL), p->sweeps,
-                kv / 1048576.0, p->a21_kv / 1048576.0);
+                schedule_name[p->policy.schedule],
+                p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * group_count(&p->policy), p->sweeps, kv / 1048576.0,
+                p->a21_kv / 1048576.0);
     for (int w = 0; w < 3 && !peak; w++)
         fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", what[w], 100 * p->achieved[w][0], 100 * p->achieved[w][1],
                 100 * p->achieved[w][2]);
@@ -132,7 +134,7 @@ static void add_policy(cJSON *json, const Policy *p) {
     cJSON_AddBoolToObject(json, "compress_cache", p->cache_quant.bits > 0);
     ADD(json, {"attn_sparsity", is_sparse(p) ? p->sparsity : 1}, {"wg", p->wg}, {"wc", p->wc}, {"wd", rest(p->wg, p->wc)},
         {"cg", p->cg}, {"cc", p->cc}, {"cd", rest(p->cg, p->cc)}, {"hg", p->hg}, {"hc", p->hc}, {"hd", rest(p->hg, p->hc)},
-        {"gbs", p->gbs}, {"num_gpu_batches", p->num_gpu_batches}, {"bls", block_size(p)});
+        {"groups", group_count(p)}, {"gbs", p->gbs}, {"num_gpu_batches", p->num_gpu_batches}, {"bls", block_size(p)});
 }
 #define SHARES "{%5.1f 100*wg} {%5.1f 100*wc} {%5.1f 100*cg} {%5.1f 100*cc} {%5.1f 100*hg} {%5.1f 100*hc}"
 
@@ -231,13 +233,13 @@ void report_clusters(Report *r, const ClusterCost *const cost[3], int least) {
         if (cost[i]) add_cluster(r->json, name[i], cost[i]);
     report_question(r);
     if (!r->text) return;
-    fprintf(r->text, "%-34s %-10s %-37s %9s %11s %11s %11s %11s\n", "", "block", "    wg    wc    cg    cc    hg    hc",
-            "prefill (s)", "a token (s)", "block (s)", "token/s", "decoding");
+    fprintf(r->text, "%-34s %-16s %-37s %9s %11s %11s %11s %11s\n", "", "groups x block",
+            "    wg    wc    cg    cc    hg    hc", "prefill (s)", "a token (s)", "block (s)", "token/s", "decoding");
     for (int i = 0; i < 3; i++) {
         fprintf(r->text, cost[i] ? "%-34s " : "%s: ", title[i]);
         if (cost[i])
             fill_in(r->text,
-                    "{%4.0f gbs} x {%-3.0f num_gpu_batches} " SHARES
+                    "{%3.0f groups} x {%4.0f gbs} x {%-3.0f num_gpu_batches} " SHARES
                     " {%11.4g prefill_s} {%11.4g token_s} {%11.4g T} {%11.4g throughput} {%11.4g decode_throughput}\n",
                     cJSON_GetObjectItem(r->json, name[i]));
         else
@@ -356,7 +358,7 @@ static void report_lanes(Report *r, const Device *device) {
         ADD(lane, {"moved_bytes", bytes}, {"busy_s", count->busy_s});
         if (count->read[0]) ADD(lane, {"k_bytes", (double)count->read[0]}, {"v_bytes", (double)count->read[1]});
         moved[channel] += bytes, busy[channel] += count->busy_s;
-        if (!r->text) continue;
+        if (!r->text || (channel == NET && !device->net)) continue;
         fprintf(r->text, "  %-16s %-5s busy %8.3f s", lane_name[l], channel_name[channel], count->busy_s);
         if (bytes > 0)
             fprintf(r->text, "  moved %10.2f MB  %6.2f GB/s", bytes / 1e6, bytes / 1e9 / (count->busy_s + 1e-12));
@@ -392,6 +394,32 @@ static void report_breakdown(Report *r, const Trace *trace, long sweeps) {
     if (r->text) fprintf(r->text, "\n");
 }
 
+/* The machines of a simulated pipeline. The GPU's two lanes take turns; what is left of its time is the bubble. */
+static void report_stages(Report *r, const Stages *all) {
+    const double T = r->run->stats.total_s;
+    cJSON *list = cJSON_AddArrayToObject(r->json, "stages");
+    for (int s = 0; s < all->n; s++) {
+        const Stage *stage = &all->stage[s];
+        const LaneCount *count = stage->device->count;
+        const size_t *total = stage->plan->total;
+        int most = 0;
+        for (int l = 0; l < NLANES; l++)
+            if (count[l].busy_s > count[most].busy_s) most = l;
+        cJSON *one = cJSON_CreateObject();
+        cJSON_AddItemToArray(list, one);
+        ADD(one, {"first_layer", stage->first}, {"layers", stage->part.config.l});
+        ADD(cJSON_AddObjectToObject(one, "planned_bytes"), {"GPU", (double)total[TIER_GPU]},
+            {"CPU", (double)total[TIER_CPU]}, {"disk", (double)total[TIER_DISK]});
+        cJSON_AddStringToObject(one, "busiest", lane_name[most]);
+        ADD(one, {"busy_share", count[most].busy_s / T},
+            {"gpu_waits", 1 - (count[PROJECT].busy_s + count[FINISH].busy_s) / T});
+        if (!r->text) continue;
+        fprintf(r->text, "stage %d: layers %d to %d; planned (MiB) GPU %.2f, CPU %.2f, disk %.2f; ", s, stage->first,
+                stage->first + stage->part.config.l - 1, total[0] / MIB, total[1] / MIB, total[2] / MIB);
+        fill_in(r->text, "{%s busiest} busy {%.1f 100*busy_share}%, GPU waits {%.1f 100*gpu_waits}%\n", one);
+    }
+}
+
 /* On which model and device, under which policy. */
 static void add_setting(Report *r) {
     cJSON_AddStringToObject(r->json, "model", r->run->plan->config.name);
@@ -407,6 +435,7 @@ void report_bench(Report *r) {
     if (!run->sim) ADD(r->json, {"overhead_bytes", (double)run->overhead}, {"peak_rss_bytes", (double)memory_peak()});
     report_lanes(r, run->device);
     report_breakdown(r, run->device->trace, run->stats.sweeps);
+    if (run->stages.n) report_stages(r, &run->stages);
     if (run->found) add_cost(cJSON_AddObjectToObject(r->json, "predicted"), &run->found->cost);
 }
 

@@ -20,6 +20,8 @@ enum { MAX_PATH = 4096 };
 
 /* Puts dir/name into path. -1 and err if that is too long. */
 int file_path(char path[MAX_PATH], const char *dir, const char *name, Error *err);
+/* The path of this program with a suffix behind it, where its libraries lie. */
+void program_file(char path[MAX_PATH], const char *suffix);
 /* Reads bytes [offset, offset + size) of an open file. Returns NULL, or for a message what went wrong. Thread safe. */
 const char *file_read_at(int fd, void *to, size_t size, size_t offset);
 /* Writes them, in the same way. */

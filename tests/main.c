@@ -1,6 +1,7 @@
 /* main.c: runs the one suite that this program is linked with; the exit status is 1 when a test failed.
  *
  *     test_NAME [--every N]
+ *     test_NAME --stage WHAT   a stage of a pipeline, which a test starts
  *
  * A program that is linked with flexgen.cu, for a GPU or for the emulation, tests the cuda device. Without it the suite
  * `cuda` has nothing to test: its tests are counted as inactive. --every N: the suite takes every N-th combination of its
@@ -29,14 +30,19 @@ static void open_gpu(void) {
     exit(EXIT_FAILED);
 }
 
-/* Without flexgen.cu nothing of the suite `cuda` can run. */
+/* Without flexgen.cu nothing of the suite `cuda` can run. Others know themselves what they miss. */
 static void deactivate_where_impossible(CU_pSuite suite) {
-    if (cuda_open_gpu || strcmp(suite->pName, "cuda") != 0) return;
-    for (CU_pTest test = suite->pTest; test; test = test->pNext) CU_set_test_active(test, CU_FALSE);
+    const char *said = NULL;
+    for (CU_pTest test = suite->pTest; test; test = test->pNext) {
+        const char *missing = test_missing ? test_missing(test->pName) : NULL;
+        if (missing && missing != said) printf("SKIP: %s\n", said = missing);
+        if (missing || (!cuda_open_gpu && !strcmp(suite->pName, "cuda"))) CU_set_test_active(test, CU_FALSE);
+    }
 }
 
 int main(int argc, char **argv) {
     const char *program = strrchr(argv[0], '/'), *name = strstr(program ? program : argv[0], "test_");
+    if (argc == 3 && !strcmp(argv[1], "--stage") && test_stage) return test_stage(argv[2]);
     parse_flags(argc, argv);
     setvbuf(stdout, NULL, _IONBF, 0); /* a crash must not take the name of its test with it */
     open_gpu();

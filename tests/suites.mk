@@ -3,7 +3,7 @@
 # A suite, tests/test_NAME.c, becomes a program of its own, $(BUILD)/test_NAME, and running it a log, $(BUILD)/NAME.log. So suites run
 # while others are still being compiled, and a crash is one suite's. `make test` makes all logs and puts them together; it takes less
 # than five minutes on two processors. What takes longer is in `make sanitize`:
-#   all suites on the host device under AddressSanitizer and UBSan, the engine's under ThreadSanitizer;
+#   all suites on the host device under AddressSanitizer and UBSan, the engine's and the network's under ThreadSanitizer;
 #   the emulated cuda device under both with more combinations, and with everything instrumented, not the device alone.
 SUITES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 SUITES := $(if $(SANITIZE),$(filter-out faults,$(SUITES)),$(SUITES))
@@ -16,10 +16,10 @@ CUDA_SUITES := cuda schedule lanes
 EMULATED := $(if $(EMULATION),$(if $(SUITE),$(filter cuda,$(SUITE)),$(CUDA_SUITES)))
 LOGS := $(patsubst %,$(BUILD)/%.log,$(filter-out $(if $(EMULATION),cuda),$(or $(SUITE),$(SUITES))))
 PLAIN := $(BUILD)
-HARNESS = $(PLAIN)/tests/main.o $(PLAIN)/tests/fixture.o
+HARNESS = $(PLAIN)/tests/main.o $(PLAIN)/tests/fixture.o $(PLAIN)/tests/local_net.o
 
 # The tests wait for the product more than for themselves, so that -O1 will do for them.
-$(SUITES:%=$(BUILD)/tests/test_%.o) $(BUILD)/tests/main.o $(BUILD)/tests/fixture.o: CFLAGS += -O1
+$(SUITES:%=$(BUILD)/tests/test_%.o) $(BUILD)/tests/main.o $(BUILD)/tests/fixture.o $(BUILD)/tests/local_net.o: CFLAGS += -O1
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
 	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
 $(BUILD)/%.log: $(BUILD)/test_% always
@@ -41,6 +41,11 @@ $(STARTING): export FLEXGEN_BIN := $(BUILD)/flexgen_host
 $(STARTING): export FLEXGEN_EMULATED := $(if $(EMULATION),$(BUILD)/flexgen_emulated)
 $(STARTING): export FLEXGEN_DRIVER := $(abspath $(BUILD)/driver)
 $(BUILD)/cli.log: export LD_LIBRARY_PATH := $(abspath $(BUILD)/driver)
+# The library for MPI, beside the programs that a test starts as stages of a pipeline.
+STAGES := $(BUILD)/flexgen_host $(BUILD)/test_pipeline
+$(STAGES): | $(if $(MPI_SO),$(STAGES:%=%_mpi.so))
+$(STAGES:%=%_mpi.so): $(MPI_SO)
+	cp $< $@
 # The suite `faults` loads a library before the program, which a sanitizer's own runtime does not allow.
 $(BUILD)/faults.so: tests/faults.c
 	$(CC) -O1 $(WARN) -shared -fPIC $< -o $@ -ldl
@@ -63,7 +68,7 @@ $(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
 	$(CXX) -std=c++17 $(CFLAGS) -O1 -fPIC $(SANITIZE) -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
 	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
 # With PLAIN=build only the device is instrumented, and of the rest there is one copy.
-DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out device/host.c device/sim.c,$(wildcard device/*.c)))
+DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out device/host.c device/sim.c device/pipeline.c,$(wildcard device/*.c)))
 $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(PLAIN)/libflexgen.a
 	@mkdir -p $(@D)
 	$(CXX) $(OPENMP) $(SANITIZE) $^ -o $@ $(LIBS) -lcunit
@@ -97,7 +102,7 @@ emulated: $(EMULATED:%=$(BUILD)/emulated/%.log)
 	@scripts/summary.sh $^
 sanitize:
 	@$(MAKE) $(ASAN) EMULATION= test
-	@$(MAKE) $(TSAN) EMULATION= SUITE="$(or $(SUITE),schedule lanes)" test
+	@$(MAKE) $(TSAN) EMULATION= SUITE="$(or $(SUITE),schedule lanes pipeline stages world completions)" test
 	$(if $(EMULATED),@$(MAKE) $(ASAN) EVERY=11 emulated)
 	$(if $(EMULATED),@$(MAKE) $(TSAN) EVERY=95 emulated)
 	@$(MAKE) fuzz N=500000

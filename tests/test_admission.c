@@ -41,7 +41,8 @@ static void walk(Walk *w) {
     Admission a;
     bool rules = true;
     int count = w->task->count, seen = 0, topups, entered[512];
-    admission_open(&a, &w->policy, w->task, w->limit);
+    int line = 0;
+    admission_open(&a, &w->policy, w->task, &line, w->limit);
     for (w->sweeps = 0;; w->sweeps++) {
         bool empty = !a.seated;
         int n = admission_next(&a, w->sweeps, entered, &topups), k = -1;

@@ -554,7 +554,7 @@ static void random_damage_never_crashes(void) {
 // Dummies
 // ---------------------------------------------------------------------------------------------------------------
 
-static const OptConfig small = {"small", 3, 64, 256, 4, 101, 30, 64, true, true, 2};
+static const OptConfig small = {"small", 3, 64, 256, 4, 101, 30, 64, true, true, 2, 0, 1};
 
 static void a_dummy_depends_on_seed_tensor_and_element_only(void) {
     Checkpoint *c = checkpoint_dummy(&small, 7), *same = checkpoint_dummy(&small, 7), *other = checkpoint_dummy(&small, 8);

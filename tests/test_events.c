@@ -344,12 +344,14 @@ static const struct {
     {D_WRITE, C_READ, "the same of the disk's pages at home"},
     {C_READ, D_WRITE, "the same the other way round"},
     {C_READ, C_LOAD, "staging of fewer rows than the slot had before"},
+    {C_READ, ATTEND, "the same, where the CPU attends to what is staged"},
     {STORE, D_WRITE, "new k, v, and activations on their way to disk: fewer rows than the slot had before"},
     {A_DOWN, D_WRITE, "the same of new k, v that come down with the queries"},
     {PROJECT, STORE, "new k, v and x of a batch of fewer rows than the one that had the slot"},
     {PROJECT, A_DOWN, "the same of queries"},
     {A_UP, FINISH, "the same of the result of attention"},
     {W_LOAD, FINISH, "a part of a layer that is smaller than the one that had the slot"},
+    {W_LOAD, PROJECT, "the same of the head, which had the slot"},
 };
 
 static bool is_explained(const Op *op, Event e) {
@@ -631,7 +633,7 @@ static void draw_policy(void) {
     static const int page_tokens[] = {1, 2, 3, 5, 16, 64};
     Policy *p = &trial.policy;
     draw_shares(&p->wg, &p->wc), draw_shares(&p->cg, &p->cc), draw_shares(&p->hg, &p->hc);
-    p->gbs = roll(1, 4), p->num_gpu_batches = roll(1, 5);
+    p->gbs = roll(1, 4), p->num_gpu_batches = roll(1, 5), p->groups = one_in(2) ? roll(1, 3) : 1;
     p->schedule = one_in(2) ? SCHEDULE_DIAGONAL : (Schedule)roll(0, 1); /* the diagonal has most to get wrong */
     p->cpu_attention = one_in(2), p->overlap = !one_in(8);
     p->page_tokens = page_tokens[roll(0, 5)], p->table_home = (Tier)roll(0, 2);
@@ -651,13 +653,14 @@ static bool passes(uint64_t seed) {
     const Policy *p = &trial.policy;
     CU_ASSERT_PTR_NULL(trial.wrong);
     if (!trial.wrong) return true;
-    fprintf(stderr,
-            "\n    seed %d: %s: %g %g %g %g %g %g, %d x %d, %s, table %d, page %d%s%s; bits %d %d, sparsity %g; l %d, %d "
-            "prompts, eos %d\n",
-            (int)seed, trial.wrong, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches,
-            schedule_name[p->schedule], p->table_home, p->page_tokens, p->cpu_attention ? ", CPU attention" : "",
-            p->overlap ? "" : ", no overlap", p->weight_quant.bits, p->cache_quant.bits, p->sparsity, trial.model->config.l,
-            trial.task.count, trial.model->config.eos);
+    fprintf(
+        stderr,
+        "\n    seed %d: %s: %g %g %g %g %g %g, %d x %d x %d, %s, table %d, page %d%s%s; bits %d %d, sparsity %g; l %d, %d "
+        "prompts, eos %d\n",
+        (int)seed, trial.wrong, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, group_count(p),
+        schedule_name[p->schedule], p->table_home, p->page_tokens, p->cpu_attention ? ", CPU attention" : "",
+        p->overlap ? "" : ", no overlap", p->weight_quant.bits, p->cache_quant.bits, p->sparsity, trial.model->config.l,
+        trial.task.count, trial.model->config.eos);
     return false;
 }
 
@@ -706,9 +709,9 @@ static void nor_where_packed_weights_are_unpacked_first(void) {
     trial.blind = false;
 }
 
-/* Of all that has run above. A residual has never been anything but y. */
+/* Of all that has run above, on one machine. A residual has never been anything but y. */
 static void the_table_of_ops_says_what_ops_do(void) {
-    for (int code = OP_COPY + 1; code < NCODES; code++)
+    for (int code = OP_COPY + 1; code < OP_RECEIVE; code++)
         for (int v = 0; v < MAX_VIEWS && op_info[code].view[v].name; v++) {
             const Use use = op_info[code].view[v].use;
             const bool same = use == WRITES ? seen[code][v] & 2 : use == READS && seen[code][v] == 1;

@@ -133,7 +133,7 @@ static void greedy_decoding_finds_hugging_face_s_tokens(void) {
 
 static void later_tokens_change_nothing_before_them(void) {
     enum { N = 20, PREFIX = 7 };
-    OptConfig config = {"t", 2, 32, 64, 4, 50, 40, 32, true, true, 2};
+    OptConfig config = {"t", 2, 32, 64, 4, 50, 40, 32, true, true, 2, 0, 1};
     Checkpoint *checkpoint = checkpoint_dummy(&config, 3);
     Error err = {0, ""};
     int32_t ids[N];
@@ -148,7 +148,7 @@ static void later_tokens_change_nothing_before_them(void) {
 static void a_dummy_tells_tokens_apart_in_the_deepest_models(void) {
     enum { N = 12, VOCAB = 150 };
     for (int post = 0; post < 2; post++) {
-        OptConfig config = {"t", post ? 24 : 96, 64, 256, 4, VOCAB, 40, post ? 32 : 64, !post, !post, 2};
+        OptConfig config = {"t", post ? 24 : 96, 64, 256, 4, VOCAB, 40, post ? 32 : 64, !post, !post, 2, 0, 1};
         Checkpoint *checkpoint = checkpoint_dummy(&config, 1);
         Error err = {0, ""};
         int32_t ids[N];

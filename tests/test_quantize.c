@@ -18,7 +18,7 @@ enum { MAX_NUMBERS = 1 << 18, WHOLE = 1 << 30 };
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Of sizes that are no multiples of a group, with projections and a head of its own. */
-static const OptConfig small = {"small", 2, 48, 80, 4, 70, 20, 24, true, true, 2};
+static const OptConfig small = {"small", 2, 48, 80, 4, 70, 20, 24, true, true, 2, 0, 1};
 static const char small_json[] =
     "{\"model_type\": \"opt\", \"num_hidden_layers\": 2, \"hidden_size\": 48, \"ffn_dim\": 80, \"num_attention_heads\": 4,"
     " \"vocab_size\": 70, \"max_position_embeddings\": 20, \"word_embed_proj_dim\": 24, \"tie_word_embeddings\": false}";

@@ -162,8 +162,9 @@ static int diagonal_pages(int K, int s, int n) {
     Task task = {.prompts = xcalloc(2 * K, sizeof(Prompt)), .count = 2 * K};
     Policy p = {.cg = 1, .gbs = 1, .num_gpu_batches = K, .schedule = SCHEDULE_DIAGONAL, .page_tokens = 1};
     for (int i = 0; i < 2 * K; i++) task.prompts[i] = (Prompt){.s = s, .n = n};
-    admission_open(&a, &p, &task, NULL);
-    for (long i = 0; a.next_prompt < task.count; i++) {
+    int line = 0;
+    admission_open(&a, &p, &task, &line, NULL);
+    for (long i = 0; line < task.count; i++) {
         for (int e = 0; e < a.nseats; e++)
             if (a.seat[e].prompt >= 0 && a.seat[e].since + n == i) admission_leave(&a, e, n);
         admission_next(&a, i, entered, &topups);

@@ -296,8 +296,8 @@ static void the_planned_work_is_what_runs(void) {
         const double *c = share[trial / 3 % 4], *h = share[trial / 12 % 4];
         int count = 1 + trial * 7 % 30, mixed = trial / 2 % 2;
         Policy p = {.wg = .5, .wc = .5, .cg = c[0], .cc = c[1], .hg = h[0], .hc = h[1], .overlap = true, .page_tokens = 4};
-        p.gbs = 1 + trial % 5, p.num_gpu_batches = 1 + trial % 4, p.schedule = (Schedule)(trial % 3),
-        p.cpu_attention = trial & 1;
+        p.gbs = 1 + trial % 5, p.num_gpu_batches = 1 + trial % 4, p.groups = trial / 2 % 4,
+        p.schedule = (Schedule)(trial % 3), p.cpu_attention = trial & 1;
         Task t = {.prompts = xcalloc(count, sizeof(Prompt)), .count = count, .sampling = {.top_p = 1}};
         for (int i = 0; i < count; i++) {
             int s = mixed ? 1 + (int)(20 * (test_random(&seed) + 1)) : 17,
@@ -370,7 +370,7 @@ static void the_table_rests_on_the_highest_tier_that_has_room(void) {
 
 static void pools_hand_out_the_lowest_page_and_remember_their_peak(void) {
     PagePool pool;
-    pool_open(&pool, 130);
+    pool_open(&pool, 0, 130);
     for (int i = 0; i < 130; i++) CU_ASSERT_EQUAL(pool_take(&pool), i);
     pool_give(&pool, 100), pool_give(&pool, 3), pool_give(&pool, 64);
     CU_ASSERT_EQUAL(pool_take(&pool), 3);
@@ -387,7 +387,7 @@ static void a_page_that_is_free_is_not_taken_back(void) {
     pid_t child = fork();
     if (!child) {
         PagePool pool;
-        pool_open(&pool, 2);
+        pool_open(&pool, 0, 2);
         fclose(stderr);
         pool_give(&pool, pool_take(&pool));
         pool_give(&pool, 0); /* aborts */

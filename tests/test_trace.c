@@ -300,6 +300,8 @@ static const int part_of[NLANES][NKINDS] = {
     [PROJECT] = {-1, COMPUTE, COMPUTE, COMPUTE},
     [FINISH] = {-1, COMPUTE, COMPUTE, COMPUTE},
     [ATTEND] = {-1, COMPUTE, -1, COMPUTE},
+    [RECEIVE] = {-1, -1, ACTIVATION_MOVES, -1},
+    [SEND] = {-1, -1, ACTIVATION_MOVES, -1},
 };
 
 static void every_lane_and_kind_has_its_part(void) {

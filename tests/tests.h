@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "cost/cost.h"
+#include "device/net.h"
 
 extern CU_TestInfo tests[]; /* the suite's */
 
@@ -26,6 +27,25 @@ float test_random(uint64_t *state);
 Hardware test_fast_machine(void);
 /* Everything rests on the GPU; one block of num_gpu_batches batches of gbs prompts, with overlap and pages of 16 tokens. */
 Policy all_gpu(int gbs, int num_gpu_batches);
+
+// ---- local_net.c: a network between threads of one process ------------------------------------------------------
+
+/* The ends of the stages of a pipeline; each is to be closed. With rendezvous a send returns only when its message has been
+ * received; otherwise it is copied, as what is posted always is. Each message becomes visible up to delay_us later. When
+ * all are closed and none has failed, no message may be left. */
+void local_net_open(Net *net[], int stages, bool rendezvous, int delay_us);
+/* What this end has sent. To be read when no function is running. */
+typedef struct {
+    uint64_t messages, bytes;
+} LocalCount;
+const LocalCount *local_net_count(const Net *net, NetKind kind);
+
+// ---- main.c -----------------------------------------------------------------------------------------------------
+
+/* A suite whose tests cannot all run everywhere defines it: NULL, or why the test of that name cannot run here. */
+const char *test_missing(const char *name) __attribute__((weak));
+/* One that starts its own program as a stage of a pipeline defines it: what `test_NAME --stage WHAT` does. */
+int test_stage(const char *what) __attribute__((weak));
 
 /* What main.c found and was told. The engine's suites run on test_gpu, or where it is NULL on the host device; of long
  * lists of combinations they take every test_every-th. */

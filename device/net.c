@@ -1,0 +1,62 @@
+/* net.c: the network on demand, as gpu.c finds the GPU.
+ *
+ * MPI takes a tenth of a second and tens of megabytes. Therefore pipeline.c is a library of its own beside the program, and
+ * it is loaded only where mpirun has started this process as one of several. Read next: pipeline.c. */
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include "device/net.h"
+#include "io/text.h"
+
+/* By what mpirun of Open MPI, that of MPICH and Slurm's srun put into the environment. The last does not say how many. */
+static bool started_by_mpirun(void) {
+    const char *size = getenv("OMPI_COMM_WORLD_SIZE");
+    if (!size) size = getenv("PMI_SIZE");
+    return size ? atoi(size) > 1 : getenv("PMIX_RANK") != NULL;
+}
+
+Net *net_open(double bytes_s, double delay_s, Error *err) {
+    const char *neighbours = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    char path[MAX_PATH];
+    Net *(*open)(double, double, Error *) = NULL, *net = NULL;
+    err->text[0] = 0;
+    if (!started_by_mpirun()) return NULL;
+    program_file(path, "_mpi.so");
+    if (access(path, F_OK)) {
+        fail(err, EXIT_USAGE, "mpirun needs a flexgen that was built with MPI: no %s; build it where mpicc is installed",
+             path);
+        return NULL;
+    }
+    void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL); /* it stays; MPI's own plugins look for its functions */
+    if (library) *(void **)&open = dlsym(library, "net_open_mpi");
+    if (!open)
+        fail(err, EXIT_FAILED, "cannot use MPI: %s; install Open MPI, or name its folder in LD_LIBRARY_PATH", dlerror());
+    else if ((net = open(bytes_s, delay_s, err)))
+        net->share = net_share, net->agree = net_agree, net->neighbours = neighbours ? atoi(neighbours) : 0;
+    return net;
+}
+
+int net_share(Net *net, void *bytes, size_t size, Error *err) {
+    if (net->stage) return net->receive(net, 0, NET_SETUP, bytes, size, err);
+    for (int to = 1; to < net->stages; to++)
+        if (net->send(net, to, NET_SETUP, bytes, size, err)) return -1;
+    return 0;
+}
+
+/* Stage 0 asks all in turn, and tells all whom it heard of first. */
+int net_agree(Net *net, int status, Error *err) {
+    struct {
+        int status;
+        Error err;
+    } mine = {.status = status}, first = {0}, other;
+    if (status) fail(&mine.err, err->code, "stage %d: %.*s", net->stage, (int)sizeof err->text - 20, err->text);
+    if (net->stage && net->send(net, 0, NET_SETUP, &mine, sizeof mine, err)) return -1;
+    if (!net->stage) first = mine;
+    for (int from = 1; from < net->stages && !net->stage; from++) {
+        if (net->receive(net, from, NET_SETUP, &other, sizeof other, err)) return -1;
+        if (!first.status) first = other;
+    }
+    if (net_share(net, &first, sizeof first, err)) return -1;
+    if (first.status) *err = first.err;
+    return first.status ? -1 : 0;
+}

@@ -1,0 +1,521 @@
+/* test_pipeline.c: the network of a pipeline alone, between the threads of this process and, over MPI, between processes:
+ * mpirun then starts this program as stages (--stage WHAT). Both do the same parts, each a function of a stage's Net that
+ * returns the number of things that were wrong. */
+#include <dirent.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "io/text.h"
+#include "tests.h"
+
+#define COUNT(a) (int)(sizeof(a) / sizeof *(a))
+enum { KIB = 1 << 10, MIB = 1 << 20, MAX_STAGES = 5 };
+
+typedef int StagePart(Net *net);
+
+// ---- messages among all pairs, of all kinds, at once ---------------------------------------------------------------
+
+enum { MESSAGES = 8, LARGEST = 40 * MIB }; /* from one stage to another, of a kind */
+
+/* The messages of a kind between this stage and another, one way; a thread of its own. */
+typedef struct {
+    Net *net;
+    int peer;
+    bool sends;
+    NetKind kind;
+    int wrong;
+    pthread_t thread;
+} Stream;
+
+/* Both sides know what each message is. Most are small; some lie at the edges of the pieces that large ones cross in. */
+static size_t message_size(uint64_t *state) {
+    static const size_t edges[] = {0, 1, 4 * MIB - 1, 4 * MIB, 4 * MIB + 1, 8 * MIB};
+    double u = (test_random(state) + 1) / 2, v = (test_random(state) + 1) / 2;
+    return u < 0.1 ? edges[(int)(v * COUNT(edges))] : (size_t)exp(v * log(256 * KIB));
+}
+
+static uint64_t next_word(uint64_t x, size_t at) { return (x + at) * 0x9E3779B97F4A7C15ull; }
+
+static void fill(uint8_t *bytes, size_t size, uint64_t x) {
+    for (size_t i = 0; i < size; i += 8) {
+        x = next_word(x, i);
+        memcpy(bytes + i, &x, size - i < 8 ? size - i : 8);
+    }
+}
+
+static bool is_filled(const uint8_t *bytes, size_t size, uint64_t x) {
+    for (size_t i = 0; i < size; i += 8) {
+        x = next_word(x, i);
+        if (memcmp(bytes + i, &x, size - i < 8 ? size - i : 8) != 0) return false;
+    }
+    return true;
+}
+
+static void *stream_main(void *arg) {
+    Stream *s = arg;
+    Net *net = s->net;
+    const int from = s->sends ? net->stage : s->peer, to = s->sends ? s->peer : net->stage;
+    uint64_t state = 100 * from + 10 * to + s->kind;
+    Error err;
+    for (int i = 0; i < MESSAGES; i++) {
+        size_t size = from == 0 && to == 1 && s->kind == NET_STATES && i == 1 ? LARGEST : message_size(&state);
+        uint8_t *bytes = xcalloc(size, 1);
+        if (s->sends) {
+            fill(bytes, size, state);
+            s->wrong += (i % 3 ? net->send : net->post)(net, s->peer, s->kind, bytes, size, &err) != 0;
+            memset(bytes, 0xff, size); /* from now on it may change */
+        } else {
+            s->wrong += net->receive(net, s->peer, s->kind, bytes, size, &err) || !is_filled(bytes, size, state);
+        }
+        free(bytes);
+    }
+    return NULL;
+}
+
+static int messages(Net *net) {
+    Stream stream[MAX_STAGES * 2 * NKINDS_OF_MESSAGES];
+    int n = 0, wrong = 0;
+    for (int i = 0; i < net->stages * 2 * NKINDS_OF_MESSAGES; i++) {
+        Stream s = {.net = net, .peer = i / 2 / NKINDS_OF_MESSAGES, .sends = i % 2, .kind = i / 2 % NKINDS_OF_MESSAGES};
+        if (s.peer != net->stage) stream[n++] = s;
+    }
+    for (int i = 0; i < n; i++) CHECK(!pthread_create(&stream[i].thread, NULL, stream_main, &stream[i]));
+    for (int i = 0; i < n; i++) {
+        pthread_join(stream[i].thread, NULL);
+        wrong += stream[i].wrong;
+    }
+    return wrong;
+}
+
+// ---- sharing and agreeing ------------------------------------------------------------------------------------------
+
+static bool is_said(const Error *err, const char *text) {
+    if (!strcmp(err->text, text)) return true;
+    fprintf(stderr, "\n    expected: %s\n    but it is: %s\n", text, err->text);
+    return false;
+}
+
+static int agreement(Net *net) {
+    enum { BYTES = 3 * MIB };
+    uint8_t *want = xcalloc(BYTES, 1), *bytes = xcalloc(BYTES, 1);
+    int wrong = 0;
+    Error err;
+    fill(want, BYTES, 7);
+    if (!net->stage) memcpy(bytes, want, BYTES);
+    wrong += net->share(net, bytes, BYTES, &err) || memcmp(bytes, want, BYTES) != 0;
+    wrong += net->agree(net, 0, &err) != 0;
+    for (int failing = 0; failing < net->stages; failing++) { /* it and the last one fail */
+        char text[64];
+        int status = net->stage == failing || net->stage == net->stages - 1 ? fail(&err, EXIT_USAGE, "disk full") : 0;
+        snprintf(text, sizeof text, "stage %d: disk full", failing);
+        wrong += net->agree(net, status, &err) != -1 || err.code != EXIT_USAGE || !is_said(&err, text);
+    }
+    wrong += net->agree(net, 0, &err) != 0; /* it goes on */
+    free(want), free(bytes);
+    return wrong;
+}
+
+// ---- failing -------------------------------------------------------------------------------------------------------
+
+static const char DISK_FULL[] = "stage 1: disk full";
+
+/* In a thread of its own, a call that nothing but a failure ends; or, where a message is copied, one that ends. */
+typedef struct {
+    Net *net;
+    bool sends;
+    int peer, wrong;
+    NetKind kind;
+    pthread_t thread;
+} Waiting;
+
+static void *wait_for_nothing(void *arg) {
+    enum { BYTES = 40 * MIB };
+    Waiting *w = arg;
+    void *bytes = xcalloc(BYTES, 1);
+    Error err;
+    int status = w->sends ? w->net->send(w->net, w->peer, w->kind, bytes, BYTES, &err)
+                          : w->net->receive(w->net, w->peer, w->kind, bytes, BYTES, &err);
+    w->wrong = status ? !is_said(&err, DISK_FULL) : !w->sends;
+    free(bytes);
+    return NULL;
+}
+
+/* Stage 1 fails while messages to it are under way and the others wait for each other. */
+static int failure(Net *net) {
+    enum { BYTES = 10 * MIB };
+    char *bytes = xcalloc(BYTES, 1);
+    int wrong = 0, sent = 0, other = 2 - net->stage;
+    Error err;
+    if (net->stage == 1) {
+        for (int i = 0; i < 3; i++) wrong += net->receive(net, 0, NET_TOKENS, bytes, BYTES, &err) != 0;
+        fail(&err, EXIT_FAILED, "disk full");
+        net->fail(net, &err);
+    } else {
+        Waiting waiting[] = {
+            {net, true, other, 0, NET_STATES, 0}, {net, false, other, 0, NET_SETUP, 0}, {net, false, 1, 0, NET_STATES, 0}};
+        for (int i = 0; i < COUNT(waiting); i++)
+            CHECK(!pthread_create(&waiting[i].thread, NULL, wait_for_nothing, &waiting[i]));
+        /* the third may be received by a stage that then fails before this one learns of it */
+        while (!net->stage && !net->send(net, 1, NET_TOKENS, bytes, BYTES, &err)) sent++;
+        wrong += !net->stage && (sent < 2 || !is_said(&err, DISK_FULL));
+        for (int i = 0; i < COUNT(waiting); i++) {
+            pthread_join(waiting[i].thread, NULL);
+            wrong += waiting[i].wrong;
+        }
+    }
+    wrong += net->post(net, (net->stage + 1) % 3, NET_TOKENS, bytes, 1, &err) != -1 || !is_said(&err, DISK_FULL);
+    wrong += net->agree(net, 0, &err) != -1 || !is_said(&err, DISK_FULL);
+    free(bytes);
+    return wrong;
+}
+
+static int other_size(Net *net, size_t sent, size_t expected, const char *text) {
+    char *bytes = xcalloc(sent + expected, 1);
+    Error err;
+    int wrong = 0;
+    if (net->stage == 0) net->send(net, 1, NET_STATES, bytes, sent, &err);
+    if (net->stage == 1) wrong += net->receive(net, 0, NET_STATES, bytes, expected, &err) != -1 || !strstr(err.text, text);
+    wrong += net->receive(net, !net->stage, NET_TOKENS, bytes, 1, &err) != -1 || !strstr(err.text, text);
+    if (wrong) fprintf(stderr, "\n    expected: %s\n    but it is: %s\n", text, err.text);
+    free(bytes);
+    return wrong;
+}
+
+static int shorter(Net *net) {
+    return other_size(net, 12, 16, "stage 1: stage 0 has sent a message of 12 bytes instead of 16");
+}
+static int longer(Net *net) {
+    return other_size(net, 16, 12, "stage 1: stage 0 has sent a message of 16 bytes instead of 12");
+}
+static int much_longer(Net *net) {
+    return other_size(net, 8 * MIB, 4 * MIB, "of 8388608 bytes or more instead of 4194304");
+}
+static int much_shorter(Net *net) {
+    return other_size(net, 5 * MIB, 9 * MIB, "a message of 5242880 bytes instead of 9437184");
+}
+
+/* Stage 2 ends too early: stage 0 still gets what it has sent, and learns that no more will come; stage 1 waits for stage
+ * 0. */
+static int early(Net *net) {
+    char byte;
+    int wrong = 0;
+    Error err;
+    if (net->stage == 2) return net->post(net, 0, NET_TOKENS, "x", 1, &err) != 0;
+    if (net->stage == 0) wrong += net->receive(net, 2, NET_TOKENS, &byte, 1, &err) != 0;
+    wrong += net->receive(net, 2 - 2 * net->stage, NET_TOKENS, &byte, 1, &err) != -1;
+    return wrong + !is_said(&err, "stage 0: stage 2 has ended, and more was to come from it");
+}
+
+/* Stage 1 is killed, or kills mpirun, while the others wait. */
+static int is_killed(Net *net, pid_t victim) {
+    char bytes[64] = "";
+    Error err;
+    int wrong = net->share(net, bytes, sizeof bytes, &err) + net->agree(net, 0, &err);
+    if (net->stage == 1) kill(victim, SIGKILL);
+    return wrong + net->receive(net, (net->stage + 1) % net->stages, NET_STATES, bytes, sizeof bytes, &err) + 1;
+}
+
+static int killed(Net *net) { return is_killed(net, getpid()); }
+static int orphaned(Net *net) { return is_killed(net, getppid()); }
+
+// ---- the slowed wire -----------------------------------------------------------------------------------------------
+
+static const double BYTES_S = 2e6, DELAY_S = 0.04;
+
+/* Messages of 20 kB take 10 ms each on the wire and 40 more to arrive; all processes read the same clock. */
+static int wire(Net *net) {
+    enum { BYTES = 20000, N = 6 };
+    struct timespec t[N + 1];
+    char bytes[BYTES] = "";
+    int wrong = 0;
+    Error err;
+    clock_gettime(CLOCK_MONOTONIC, &t[0]);
+    wrong += net->share(net, &t[0], sizeof t[0], &err); /* not slowed */
+    for (int i = 1; i <= N; i++) {
+        NetKind kind = i % 2 ? NET_STATES : NET_TOKENS;
+        if (net->stage == 0) wrong += (i % 3 ? net->send : net->post)(net, 1, kind, bytes, BYTES, &err) != 0;
+        if (net->stage == 1) wrong += net->receive(net, 0, kind, bytes, BYTES, &err) != 0;
+        clock_gettime(CLOCK_MONOTONIC, &t[i]);
+        double took = (double)(t[i].tv_sec - t[0].tv_sec) + 1e-9 * (double)(t[i].tv_nsec - t[0].tv_nsec);
+        wrong += net->stage == 1 && took < i * BYTES / BYTES_S + DELAY_S;
+        wrong += net->stage == 0 && i % 3 && took < i * BYTES / BYTES_S;
+    }
+    return wrong;
+}
+
+// ---- between threads -----------------------------------------------------------------------------------------------
+
+typedef struct {
+    StagePart *part;
+    Net *net;
+    int wrong;
+    pthread_t thread;
+} LocalStage;
+
+static void *local_main(void *arg) {
+    LocalStage *s = arg;
+    s->wrong = s->part(s->net);
+    s->net->close(s->net);
+    return NULL;
+}
+
+static int local(StagePart *part, int stages, bool rendezvous, int delay_us) {
+    LocalStage stage[MAX_STAGES];
+    Net *net[MAX_STAGES];
+    int wrong = 0;
+    local_net_open(net, stages, rendezvous, delay_us);
+    for (int i = 0; i < stages; i++) {
+        stage[i] = (LocalStage){part, net[i], 0, 0};
+        CHECK(!pthread_create(&stage[i].thread, NULL, local_main, &stage[i]));
+    }
+    for (int i = 0; i < stages; i++) {
+        pthread_join(stage[i].thread, NULL);
+        wrong += stage[i].wrong;
+    }
+    return wrong;
+}
+
+/* Copied and not, at once and later. */
+static int local_all_ways(StagePart *part, int stages) {
+    return local(part, stages, false, 0) + local(part, stages, false, 1000) + local(part, stages, true, 0) +
+           local(part, stages, true, 1000);
+}
+
+static void between_threads_messages_arrive_as_they_were_sent(void) {
+    CU_ASSERT_EQUAL(local_all_ways(messages, 2), 0);
+    CU_ASSERT_EQUAL(local(messages, 3, false, 1000), 0);
+    CU_ASSERT_EQUAL(local(messages, 5, true, 1000), 0);
+}
+
+static void between_threads_stages_share_and_agree(void) {
+    for (int stages = 2; stages <= MAX_STAGES; stages++) CU_ASSERT_EQUAL(local_all_ways(agreement, stages), 0);
+}
+
+static void between_threads_a_failure_ends_all_calls(void) {
+    CU_ASSERT_EQUAL(local_all_ways(failure, 3), 0);
+    CU_ASSERT_EQUAL(local_all_ways(shorter, 2), 0);
+    CU_ASSERT_EQUAL(local_all_ways(longer, 2), 0);
+}
+
+/* Each is a bug of whoever uses the network, and aborts; in a process of its own. */
+static int left_over(Net *net) {
+    Error err;
+    return net->stage == 0 && net->post(net, 1, NET_TOKENS, "x", 1, &err);
+}
+
+static int not_sent(Net *net) {
+    Error err;
+    return net->stage == 1 && net->receive(net, 0, NET_STATES, &err, 1, &err);
+}
+
+static int nothing_wrong(Net *net) { return !net; }
+
+static bool aborts(StagePart *part) {
+    int status;
+    fflush(NULL);
+    pid_t child = fork();
+    if (!child) {
+        CHECK(freopen("/dev/null", "w", stderr));
+        signal(SIGABRT, SIG_DFL);
+        _exit(local(part, 2, false, 0) != 0);
+    }
+    waitpid(child, &status, 0);
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+}
+
+static void between_threads_a_message_too_many_or_too_few_is_found(void) {
+    CU_ASSERT(aborts(left_over));
+    CU_ASSERT(aborts(not_sent));
+    CU_ASSERT(!aborts(nothing_wrong));
+}
+
+static void between_threads_messages_are_counted(void) {
+    Net *net[2];
+    Error err;
+    char bytes[100] = "";
+    local_net_open(net, 2, false, 0);
+    for (int i = 0; i < 3; i++) {
+        ASSERT_OK(net[1]->send(net[1], 0, NET_STATES, bytes, sizeof bytes, &err));
+        ASSERT_OK(net[0]->receive(net[0], 1, NET_STATES, bytes, sizeof bytes, &err));
+    }
+    CU_ASSERT_EQUAL(local_net_count(net[1], NET_STATES)->messages, 3);
+    CU_ASSERT_EQUAL(local_net_count(net[1], NET_STATES)->bytes, 300);
+    CU_ASSERT_EQUAL(local_net_count(net[0], NET_STATES)->messages, 0);
+    net[0]->close(net[0]), net[1]->close(net[1]);
+}
+
+// ---- over MPI ------------------------------------------------------------------------------------------------------
+
+static const struct {
+    const char *name;
+    StagePart *part;
+} parts[] = {{"messages", messages},
+             {"agreement", agreement},
+             {"failure", failure},
+             {"shorter", shorter},
+             {"longer", longer},
+             {"much-longer", much_longer},
+             {"much-shorter", much_shorter},
+             {"early", early},
+             {"killed", killed},
+             {"orphaned", orphaned},
+             {"wire", wire}};
+
+/* This process is one stage of several. It leaves a file with its number, so that the test can look whether it is gone. */
+int test_stage(const char *what) {
+    const bool slowed = !strcmp(what, "wire");
+    char pid[16];
+    Error err;
+    snprintf(pid, sizeof pid, "%d", (int)getpid());
+    if (getenv("PIDS")) write_file(getenv("PIDS"), pid, "", 0);
+    Net *net = net_open(slowed ? BYTES_S : 0, slowed ? DELAY_S : 0, &err);
+    if (!net) return printf("no network: %s\n", err.text), EXIT_FAILED;
+    int stage = net->stage, wrong = 1;
+    for (int i = 0; i < COUNT(parts); i++)
+        if (!strcmp(parts[i].name, what)) wrong = parts[i].part(net);
+    net->close(net);
+    printf("stage %d: %d wrong\n", stage, wrong);
+    return wrong ? EXIT_FAILED : 0;
+}
+
+/* For ThreadSanitizer: the order of Open MPI's own locks is not meant. */
+const char *__tsan_default_suppressions(void) { return "deadlock:openmpi\n"; }
+
+const char *test_missing(const char *name) {
+    char path[MAX_PATH];
+    program_file(path, "_mpi.so");
+    if (strncmp(name, "over MPI", strlen("over MPI")) != 0) return NULL;
+    if (access(path, F_OK)) return "the network over MPI, since there was no mpicc";
+    return system("command -v mpirun >/dev/null") ? "the network over MPI, since there is no mpirun" : NULL;
+}
+
+/* Whether a process runs; of one that has ended and is not yet waited for, the command line is empty. */
+static bool runs(const char *pid) {
+    char path[300], byte;
+    snprintf(path, sizeof path, "/proc/%s/cmdline", pid);
+    FILE *f = fopen(path, "r");
+    bool found = f && fread(&byte, 1, 1, f) == 1;
+    if (f) fclose(f);
+    return found;
+}
+
+/* How many of the processes whose numbers are in dir still run, 20 seconds later at the latest. */
+static int left_running(const char *dir) {
+    int left = 1;
+    for (int i = 0; i < 2000 && left; i++) {
+        DIR *d = opendir(dir);
+        CHECK(d);
+        left = 0;
+        for (struct dirent *entry; (entry = readdir(d));) left += entry->d_name[0] != '.' && runs(entry->d_name);
+        closedir(d);
+        if (left) usleep(10000);
+    }
+    return left;
+}
+
+/* Containers, root and fewer processors than stages are no hindrance; memory is shared without rights to other processes'.
+ */
+static const char MPIRUN[] =
+    "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
+    "OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none ASAN_OPTIONS=detect_leaks=0";
+
+/* Runs a part as so many processes with settings of MPI's; what they say is in said. */
+static int mpi_says(const char *part, int stages, const char *settings, char said[8192]) {
+    char program[MAX_PATH], command[2 * MAX_PATH + 1000], pids[300], dir[300];
+    snprintf(pids, sizeof pids, "%s", temp_dir());
+    snprintf(dir, sizeof dir, "%s", temp_dir()); /* what killed processes leave behind is removed with it */
+    program_file(program, "");
+    snprintf(command, sizeof command,
+             "exec env %s %s PIDS='%s' TMPDIR='%s' OMPI_MCA_btl_vader_backing_directory='%s' timeout -k 5 200 mpirun -n %d "
+             "'%s' --stage %s 2>&1",
+             MPIRUN, settings, pids, dir, dir, stages, program, part);
+    FILE *f = popen(command, "r");
+    CHECK(f);
+    said[fread(said, 1, 8191, f)] = 0;
+    while (fgetc(f) != EOF) continue;
+    int status = pclose(f);
+    CU_ASSERT_EQUAL(count_files(pids), stages);
+    CU_ASSERT_EQUAL(left_running(pids), 0);
+    return status;
+}
+
+static void mpi(const char *part, int stages, const char *settings) {
+    char said[8192];
+    int status = mpi_says(part, stages, settings, said), well = 0;
+    for (const char *s = said; (s = strstr(s, ": 0 wrong")); s++) well++;
+    CU_ASSERT_EQUAL(status, 0);
+    CU_ASSERT_EQUAL(well, stages);
+    if (status || well != stages) fprintf(stderr, "\n    %s %s\n%s\n", settings, part, said);
+}
+
+/* Through memory and through sockets; copied as far as MPI copies (32 KiB, more than most messages), and nothing copied. */
+static void over_mpi_messages_arrive_as_they_were_sent(void) {
+    mpi("messages", 2, "OMPI_MCA_btl_vader_eager_limit=32768 OMPI_MCA_btl=vader,self");
+    mpi("messages", 3, "OMPI_MCA_btl_tcp_eager_limit=128 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo");
+    mpi("messages", 5, "OMPI_MCA_btl_vader_eager_limit=128 OMPI_MCA_btl=vader,self");
+}
+
+static void over_mpi_stages_share_and_agree(void) {
+    mpi("agreement", 2, "");
+    mpi("agreement", 5, "");
+}
+
+static void over_mpi_a_failure_ends_all_calls(void) { mpi("failure", 3, ""); }
+
+static void over_mpi_a_message_of_another_size_is_an_error(void) {
+    mpi("shorter", 2, "");
+    mpi("longer", 2, "");
+    mpi("much-longer", 2, "");
+    mpi("much-shorter", 2, "");
+}
+
+static void over_mpi_a_stage_that_ends_early_is_noticed(void) { mpi("early", 3, ""); }
+
+static void over_mpi_a_killed_stage_ends_all(void) {
+    char said[8192];
+    CU_ASSERT(mpi_says("killed", 3, "", said) != 0);
+    CU_ASSERT_PTR_NOT_NULL(strstr(said, "rank 1"));
+    CU_ASSERT(mpi_says("orphaned", 3, "", said) != 0);
+}
+
+static void over_mpi_nothing_arrives_before_the_slowed_wire_allows_it(void) { mpi("wire", 2, ""); }
+
+/* Without mpirun, or alone under it, there is no network; and no MPI was loaded. */
+static void a_process_that_mpirun_has_not_started_has_no_network(void) {
+    char line[MAX_PATH];
+    Error err;
+    for (int alone = 0; alone < 2; alone++) {
+        if (alone) setenv("OMPI_COMM_WORLD_SIZE", "1", 1);
+        strcpy(err.text, "?");
+        CU_ASSERT_PTR_NULL(net_open(0, 0, &err));
+        CU_ASSERT_EQUAL(err.text[0], 0);
+    }
+    unsetenv("OMPI_COMM_WORLD_SIZE");
+    bool loaded = false;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    CHECK(maps);
+    while (fgets(line, sizeof line, maps)) loaded |= strstr(line, "mpi.so") != NULL;
+    fclose(maps);
+    CU_ASSERT(!loaded);
+}
+
+CU_TestInfo tests[] = {
+    {"between threads, messages arrive as they were sent", between_threads_messages_arrive_as_they_were_sent},
+    {"between threads, stages share and agree", between_threads_stages_share_and_agree},
+    {"between threads, a failure ends all calls", between_threads_a_failure_ends_all_calls},
+    {"between threads, a message too many or too few is found", between_threads_a_message_too_many_or_too_few_is_found},
+    {"between threads, messages are counted", between_threads_messages_are_counted},
+    {"a process that mpirun has not started has no network", a_process_that_mpirun_has_not_started_has_no_network},
+    {"over MPI, messages arrive as they were sent", over_mpi_messages_arrive_as_they_were_sent},
+    {"over MPI, stages share and agree", over_mpi_stages_share_and_agree},
+    {"over MPI, a failure ends all calls", over_mpi_a_failure_ends_all_calls},
+    {"over MPI, a message of another size is an error", over_mpi_a_message_of_another_size_is_an_error},
+    {"over MPI, a stage that ends early is noticed", over_mpi_a_stage_that_ends_early_is_noticed},
+    {"over MPI, a killed stage ends all", over_mpi_a_killed_stage_ends_all},
+    {"over MPI, nothing arrives before the slowed wire allows it",
+     over_mpi_nothing_arrives_before_the_slowed_wire_allows_it},
+    CU_TEST_INFO_NULL,
+};

@@ -1,0 +1,296 @@
+/* test_world.c: sims as the stages of a pipeline, in one time (section 4.4): cases solved by hand, one stage beside the
+ * plain sim, and what must not depend on how fast threads are. All times are simulated. */
+#include <time.h>
+
+#include "tests.h"
+
+static Error err;
+static Hardware fast, t4;
+static Checkpoint *model;
+static Task task;
+static Stages stages;
+static const size_t roomy[NTIERS] = {(size_t)1 << 50, (size_t)1 << 50, (size_t)1 << 50};
+
+/* Where only products take time. A row of a layer takes 2 (4 h1^2 + 2 h1 h2) flops, which are a second; so are those of a
+ * row of the head, 2 h1 vocab. */
+enum { H1 = 60, H2 = 100, VOCAB = 440, FLOPS = 2 * (4 * H1 * H1 + 2 * H1 * H2) };
+static OptConfig seconds_config(int l) {
+    return (OptConfig){.name = "seconds",
+                       .l = l,
+                       .h1 = H1,
+                       .h2 = H2,
+                       .nh = 3,
+                       .vocab = VOCAB,
+                       .max_pos = 128,
+                       .embed = H1,
+                       .pre_norm = true,
+                       .final_norm = true,
+                       .eos = 2};
+}
+
+static void make_task(int count, int s, int n) {
+    task = (Task){.prompts = xcalloc(count, sizeof(Prompt)), .count = count, .sampling = {.top_p = 1}};
+    for (int i = 0; i < count; i++) task.prompts[i] = (Prompt){.ids = xcalloc(s, sizeof(int32_t)), .s = s, .n = n};
+}
+
+static void free_task(void) {
+    for (int i = 0; i < task.count; i++) free(task.prompts[i].ids);
+    free(task.prompts);
+}
+
+/* A pipeline with a trace on every stage. */
+static void open_stages(const OptConfig *config, int m, const Policy *policy, const Hardware *hardware, double bytes_s,
+                        double delay_s) {
+    model = checkpoint_dummy(config, 3);
+    ASSERT_OK(stages_split(&stages, model, m, &(Texts){.n = 0}, &err));
+    ASSERT_OK(stages_plan(&stages, policy, &task, F16, roomy, &err));
+    stages_open(&stages, hardware, bytes_s, delay_s);
+    for (int s = 0; s < m; s++) stages.stage[s].device->trace = xcalloc(1, sizeof(Trace));
+}
+
+static void close_stages(void) {
+    Trace *trace[16];
+    for (int s = 0; s < stages.n; s++) trace[s] = stages.stage[s].device->trace;
+    const int n = stages.n;
+    stages_close(&stages);
+    for (int s = 0; s < n; s++) trace_free(trace[s]), free(trace[s]);
+    checkpoint_close(model);
+}
+
+static int run_all(Listener listener, RunStats *stats) {
+    listener.done = listener.done ? listener.done : completion_ignored;
+    return stages_run(&stages, &task, &listener, stats, &err);
+}
+
+/* When the slices of a lane end on a stage. */
+static void expect_ends(int stage, Lane lane, int n, const double *end) {
+    const Trace *trace = stages.stage[stage].device->trace;
+    int found = 0;
+    for (size_t i = 0; i < trace->n; i++) {
+        if (trace->slice[i].lane != lane) continue;
+        if (found < n && fabs(trace->slice[i].end - end[found]) > 1e-8 * end[found])
+            fprintf(stderr, "\n    stage %d, %s %d: ends at %.12g, expected %.12g\n", stage, lane_name[lane], found,
+                    trace->slice[i].end, end[found]);
+        CU_ASSERT(found < n && fabs(trace->slice[i].end - end[found]) <= 1e-8 * end[found]);
+        found++;
+    }
+    CU_ASSERT_EQUAL(found, n);
+}
+
+static Hardware only_products(void) {
+    Hardware h = fast = test_fast_machine();
+    for (int p = 0; p < 2; p++) h.mm_flops[p] = FLOPS;
+    return h;
+}
+
+// clang-format off
+/* Two stages of one layer, two groups A and B of one prompt of 2 tokens, 3 new ones; a message takes half a second.
+ *
+ *     stage 0                     stage 1: a layer, and a second more for the head's row
+ *     A prefill  0 ..  2          2.5 ..  5.5     tokens of A are with stage 0 at 6
+ *     B prefill  2 ..  4          5.5 ..  8.5     (B is there at 4.5)     of B at 9
+ *     A          6 ..  7          8.5 .. 10.5     (A is there at 7.5)             11
+ *     B          9 .. 10         10.5 .. 12.5                                     13
+ *     A         11 .. 12         12.5 .. 14.5                                     15
+ *     B         13 .. 14         14.5 .. 16.5                                     17 */
+// clang-format on
+static void two_stages_and_two_groups_end_when_they_must(void) {
+    static const double sent[] = {2, 4, 7, 10, 12, 14}, received[] = {2.5, 4.5, 7.5, 10.5, 12.5, 14.5},
+                        chosen[] = {5.5, 8.5, 10.5, 12.5, 14.5, 16.5};
+    const OptConfig config = seconds_config(2);
+    const Hardware h = only_products();
+    Policy p = all_gpu(1, 1);
+    RunStats stats;
+    p.groups = 2;
+    make_task(2, 2, 3);
+    open_stages(&config, 2, &p, &h, 1e30, .5);
+    ASSERT_OK(run_all((Listener){0}, &stats));
+    expect_ends(0, SEND, 6, sent);
+    expect_ends(1, RECEIVE, 6, received);
+    expect_ends(1, A_DOWN, 6, chosen);
+    CU_ASSERT_DOUBLE_EQUAL(stats.total_s, 17, 1e-6);
+    CU_ASSERT_DOUBLE_EQUAL(stages.stage[1].stats.total_s, 16.5, 1e-6);
+    CU_ASSERT(stats.generated == 6 && stages.stage[1].stats.generated == 6);
+    close_stages(), free_task();
+}
+
+/* Two stages of four layers, prefill alone, 16 groups of two batches of one row. Stage 1 begins when the first batch is
+ * through stage 0's last row, after 3 x 2 + 1 s, and is busy from then on with its layers and the head: 16 x 2 x 5 s. One
+ * machine takes 16 x 2 x 9 s. */
+static void two_machines_take_about_half_the_time_of_one(void) {
+    const OptConfig config = seconds_config(8);
+    const Hardware h = only_products();
+    double total[2];
+    for (int m = 1; m <= 2; m++) {
+        Policy p = all_gpu(1, 2);
+        RunStats stats;
+        p.groups = 16;
+        make_task(32, 1, 1);
+        open_stages(&config, m, &p, &h, 1e30, 0);
+        ASSERT_OK(run_all((Listener){0}, &stats));
+        total[m - 1] = stats.total_s;
+        close_stages(), free_task();
+    }
+    CU_ASSERT_DOUBLE_EQUAL(total[0], 16 * 2 * 9, 1e-6);
+    CU_ASSERT_DOUBLE_EQUAL(total[1], 3 * 2 + 1 + 16 * 2 * 5, 1e-6);
+}
+
+/* Only the wire takes time: eight batches of three prompts of five tokens, one message after the other. The head's row
+ * begins behind the last of them; then all tokens go the other way, of four bytes each. */
+static void a_slow_wire_takes_the_bytes_over_its_rate(void) {
+    const OptConfig config = seconds_config(2);
+    const Policy p = all_gpu(3, 8);
+    const double rate = 1000, delay = .25;
+    RunStats stats;
+    fast = test_fast_machine();
+    make_task(24, 5, 1);
+    open_stages(&config, 2, &p, &fast, rate, delay);
+    ASSERT_OK(run_all((Listener){0}, &stats));
+    const double states = 24 * 5 * 2 * H1, tokens = 24 * 4;
+    CU_ASSERT_DOUBLE_EQUAL(stats.total_s, states / rate + delay + tokens / rate + delay, 1e-6);
+    CU_ASSERT_DOUBLE_EQUAL(stages.stage[0].device->count[SEND].busy_s, states / rate, 1e-6);
+    CU_ASSERT_EQUAL(stages.stage[1].device->count[RECEIVE].moved[ACTIVATION], (size_t)states);
+    close_stages(), free_task();
+}
+
+static Policy mixed(int way) {
+    return (Policy){.wg = .4,
+                    .wc = .3,
+                    .cg = .34,
+                    .cc = .33,
+                    .hg = way % 2 ? 1 : .34,
+                    .hc = way % 2 ? 0 : .33,
+                    .gbs = 3,
+                    .num_gpu_batches = 2,
+                    .groups = 1 + way,
+                    .schedule = (Schedule)(way % 3),
+                    .overlap = way != 3,
+                    .cpu_attention = way / 2 % 2,
+                    .page_tokens = 16};
+}
+
+static void open_t4(void) {
+    if (hardware_read(&t4, "hardware/t4.json", &err)) CU_FAIL_FATAL(err.text);
+}
+
+static void one_stage_is_the_plain_sim_bit_for_bit(void) {
+    const OptConfig config = seconds_config(7);
+    open_t4();
+    for (int way = 0; way < 6; way++) {
+        const Policy p = mixed(way);
+        RunStats stats, plain;
+        make_task(20, 9, 5);
+        open_stages(&config, 1, &p, &t4, 1, 1);
+        ASSERT_OK(run_all((Listener){0}, &stats));
+        Device *sim = sim_open(stages.stage[0].plan, &t4, &err);
+        ASSERT_OK(schedule_run(stages.stage[0].plan, &task, sim, &(Listener){.done = completion_ignored}, &plain, &err));
+        CU_ASSERT(!memcmp(&stats, &plain, sizeof stats));
+        CU_ASSERT(!memcmp(sim->count, stages.stage[0].device->count, sizeof sim->count));
+        sim->close(sim);
+        close_stages(), free_task();
+    }
+}
+
+/* All that three stages have done, as a number. */
+static uint64_t digest(void) {
+    uint64_t hash = HASH_START;
+    for (int s = 0; s < stages.n; s++) {
+        const Device *d = stages.stage[s].device;
+        hash = hash_bytes(hash, d->count, sizeof d->count);
+        hash = hash_bytes(hash, &stages.stage[s].stats, sizeof(RunStats));
+        for (size_t i = 0; i < d->trace->n; i++) hash = hash_bytes(hash, &d->trace->slice[i].end, sizeof(double));
+    }
+    return hash;
+}
+
+/* A stage's thread that sleeps for as long as chance has it: up to a tenth of a millisecond. */
+static int dawdle(void *ctx, const RunStats *stats, Error *e) {
+    (void)stats, (void)e;
+    nanosleep(&(struct timespec){.tv_nsec = (long)(1e5 * fabs(test_random(ctx)))}, NULL);
+    return 0;
+}
+
+static void results_do_not_depend_on_the_speed_of_threads(void) {
+    const OptConfig config = seconds_config(7);
+    uint64_t chance = 1;
+    open_t4();
+    for (int way = 0; way < 6; way++) {
+        const Policy p = mixed(way);
+        uint64_t first = 0;
+        for (int time = 0; time < 5; time++) {
+            RunStats stats;
+            make_task(20, 9, 5);
+            open_stages(&config, 3, &p, &t4, 1e8, 1e-5);
+            ASSERT_OK(run_all((Listener){.ctx = &chance, .sweep = time ? dawdle : NULL}, &stats));
+            if (!time) first = digest();
+            CU_ASSERT_EQUAL(digest(), first);
+            close_stages(), free_task();
+        }
+    }
+}
+
+/* Of eight layers on one to four machines: as many tokens, bytes and products as one machine has. */
+static void stages_do_the_work_of_one_machine(void) {
+    const OptConfig config = seconds_config(8);
+    const Hardware h = only_products();
+    double work[4] = {0};
+    for (int m = 1; m <= 4; m++) {
+        Policy p = mixed(3);
+        RunStats stats;
+        make_task(20, 9, 5);
+        open_stages(&config, m, &p, &h, 1e6, .01);
+        ASSERT_OK(run_all((Listener){0}, &stats));
+        CU_ASSERT_EQUAL(stats.generated, 20 * 5);
+        for (int s = 0; s < m; s++)
+            for (int lane = PROJECT; lane <= FINISH; lane++) work[m - 1] += stages.stage[s].device->count[lane].busy_s;
+        CU_ASSERT_DOUBLE_EQUAL(work[m - 1], work[0], 1e-6 * work[0]);
+        close_stages(), free_task();
+    }
+}
+
+static int refuse(void *ctx, const RunStats *stats, Error *e) {
+    (void)ctx;
+    return stats->sweeps < 3 ? 0 : fail(e, EXIT_FAILED, "enough");
+}
+
+static void a_stage_that_fails_ends_all(void) {
+    const OptConfig config = seconds_config(8);
+    const Policy p = mixed(1);
+    RunStats stats;
+    open_t4();
+    make_task(20, 9, 5);
+    open_stages(&config, 4, &p, &t4, 1e8, 1e-5);
+    CU_ASSERT_EQUAL(run_all((Listener){.sweep = refuse}, &stats), -1);
+    CU_ASSERT_STRING_EQUAL(err.text, "enough");
+    for (int s = 1; s < 4; s++) CU_ASSERT_STRING_EQUAL(stages.stage[s].err.text, "stage 0: enough");
+    close_stages(), free_task();
+}
+
+static void what_does_not_fit_names_the_stage(void) {
+    const OptConfig config = seconds_config(4);
+    char *layers[] = {"1", "3"};
+    const Policy p = all_gpu(1, 1);
+    size_t capacity[NTIERS];
+    make_task(1, 2, 3);
+    model = checkpoint_dummy(&config, 3);
+    ASSERT_OK(stages_split(&stages, model, 2, &(Texts){layers, 2}, &err));
+    ASSERT_OK(stages_plan(&stages, &p, &task, F16, roomy, &err));
+    memcpy(capacity, stages.stage[0].plan->total, sizeof capacity); /* the second has more layers */
+    capacity[TIER_CPU] = roomy[0];
+    CU_ASSERT_EQUAL(stages_plan(&stages, &p, &task, F16, capacity, &err), -1);
+    CU_ASSERT(err.code == EXIT_USAGE && !strncmp(err.text, "stage 1: the GPU tier needs", 27));
+    stages_close(&stages), free_task();
+    checkpoint_close(model);
+}
+
+CU_TestInfo tests[] = {
+    {"two stages and two groups end when they must", two_stages_and_two_groups_end_when_they_must},
+    {"two machines take about half the time of one", two_machines_take_about_half_the_time_of_one},
+    {"a slow wire takes the bytes over its rate", a_slow_wire_takes_the_bytes_over_its_rate},
+    {"one stage is the plain sim bit for bit", one_stage_is_the_plain_sim_bit_for_bit},
+    {"results do not depend on the speed of threads", results_do_not_depend_on_the_speed_of_threads},
+    {"stages do the work of one machine", stages_do_the_work_of_one_machine},
+    {"a stage that fails ends all", a_stage_that_fails_ends_all},
+    {"what does not fit names the stage", what_does_not_fit_names_the_stage},
+    CU_TEST_INFO_NULL,
+};
