@@ -277,14 +277,15 @@ static Cluster cluster_of(const Options *o) {
     return (Cluster){o->nodes, given ? o->wire_bytes_s : o->net_gbps * 1e9 / 8, given ? o->wire_delay_s : o->net_ms / 1000};
 }
 
-/* What is expected of the simulated pipeline: the formulas know one block of equal prompts in every group. */
+/* What is expected of the simulated pipeline: the formulas know equal stages, and one block of equal prompts in every
+ * group. */
 static int expect_cluster(TaskRun *run, const Task *task, Error *err) {
     const Options *o = run->options;
     const Cluster cluster = cluster_of(o);
     Search part = search_for(run, task, true);
     ClusterCost cost;
     const bool equal = o->prompt_len[0] == o->prompt_len[1] && o->gen_len[0] == o->gen_len[1];
-    const bool known = equal && task->count == block_size(&o->policy) * group_count(&o->policy);
+    const bool known = equal && !o->stages.n && task->count == block_size(&o->policy) * group_count(&o->policy);
     part.given.table_home = run->plan->policy.table_home;
     if (known && cluster_predict(&cost, &part, &cluster, err)) return -1;
     if (known) cost.found.cost.T = cost.T, cost.found.cost.throughput = cost.throughput, *run->found = cost.found;

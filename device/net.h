@@ -1,5 +1,5 @@
-/* net.h: what a pipeline of machines needs of a network (section 4.4). pipeline.c provides it over MPI, and for the tests
- * tests/local_net.c does between the threads of one process. */
+/* net.h: what a pipeline of machines needs of a network (section 4.4). pipeline.c provides it over MPI, sim.c between
+ * simulated machines (where only tokens use it), and for the tests tests/local_net.c between the threads of one process. */
 #ifndef NET_H
 #define NET_H
 #include "check.h"

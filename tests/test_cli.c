@@ -405,6 +405,10 @@ static void a_wrong_command_is_refused_in_one_line_with_status_2(void) {
     assert_refused(RUN("bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "2-510"), EXIT_USAGE,
                    WORDS("510", "512"));
     assert_refused(RUN("bench", "--model", MODEL, "--device", "sim"), EXIT_USAGE, WORDS("--device sim", "--hardware"));
+    assert_refused(RUN("bench", "--model", MODEL, "--nodes", "2"), EXIT_USAGE, WORDS("--nodes", "--device sim"));
+    assert_refused(
+        RUN("bench", "--model", "opt-125m", "--device", "sim", "--hardware", "hardware/t4.json", "--nodes", "13"),
+        EXIT_USAGE, WORDS("13 stages", "12 layers"));
     assert_refused(RUN("bench", "--model", "opt-125m", "--hardware", "x"), EXIT_USAGE, WORDS("x: cannot open"));
     assert_refused(RUN("bench", "--model", MODEL, "--bits", "9"), EXIT_USAGE, WORDS("--bits 9", "from 2 to 8"));
     assert_refused(RUN("bench", "--model", MODEL, "--group", "24"), EXIT_USAGE, WORDS("--group 24", "multiple of 16"));
@@ -1143,6 +1147,28 @@ static void the_sim_runs_opt_175b_on_a_t4(void) {
     result_free(&r);
 }
 
+/* Four machines: a line for each, and in --json the same figures. */
+static void the_sim_runs_a_pipeline_of_machines(void) {
+    static const int layers[] = {8, 8, 10, 6};
+    Result r = RUN("bench", "--model", "opt-6.7b", "--device", "sim", "--hardware", "hardware/t4.json", "--nodes", "4",
+                   "--stages", "8,8,10,6", "--net", "1.25G,0.1ms", "--json", path_in(capture, "stages.json"));
+    assert_done(&r);
+    CU_ASSERT(contains_all(r.out, WORDS("stage 0: layers 0 to 7;", "stage 3: layers 26 to 31;", "GPU waits")));
+    cJSON *json = read_json(path_in(capture, "stages.json"));
+    const cJSON *stages = cJSON_GetObjectItem(json, "stages");
+    CU_ASSERT(cJSON_GetArraySize(stages) == 4 && number(json, "groups") == 5);
+    for (int s = 0; s < 4; s++) {
+        const cJSON *stage = cJSON_GetArrayItem(stages, s);
+        const double busy = number(stage, "busy_share"), waits = number(stage, "gpu_waits");
+        CU_ASSERT_EQUAL((int)number(stage, "layers"), layers[s]);
+        CU_ASSERT(busy > 0 && busy < 1 && waits > 0 && waits < 1);
+        CU_ASSERT(number(cJSON_GetObjectItem(stage, "planned_bytes"), "GPU") > 1e9);
+    }
+    CU_ASSERT(!cJSON_HasObjectItem(json, "predicted")); /* the formulas are for equal stages */
+    cJSON_Delete(json);
+    result_free(&r);
+}
+
 /* Left to itself the diagonal schedule takes as many batches as are worth it, and is faster than the others where the CPU
  * has room for few sequences. The JSON of --json has what was expected beside what the clock says. */
 static void the_diagonal_schedule_finds_its_number_of_batches(void) {
@@ -1752,6 +1778,7 @@ CU_TestInfo tests[] = {
      bench_reports_one_json_object_with_the_names_of_the_paper},
     {"bench reports a disk share in a file", bench_reports_a_disk_share_in_a_file},
     {"the sim runs OPT-175B on a T4", the_sim_runs_opt_175b_on_a_t4},
+    {"the sim runs a pipeline of machines", the_sim_runs_a_pipeline_of_machines},
     {"the diagonal schedule finds its number of batches", the_diagonal_schedule_finds_its_number_of_batches},
     {"a slowed link and mixed lengths show in the figures", a_slowed_link_and_mixed_lengths_show_in_the_figures},
     {"a trace is JSON with a slice for every call", a_trace_is_json_with_a_slice_for_every_call},
