@@ -11,8 +11,8 @@ SUITES := $(filter schedule cli,$(SUITES)) $(filter-out schedule cli,$(SUITES)) 
 $(if $(filter-out $(SUITES),$(SUITE)),$(error no such suite: $(SUITE); the suites are: $(SUITES)))
 # The emulation of a GPU needs the CUDA toolkit's headers; where they are not, the suite `cuda` is counted as skipped.
 EMULATION := $(and $(CUDA_INCLUDE),$(HAVE_CXX),$(filter x86_64,$(shell uname -m)))
-CUDA_SUITES := cuda schedule lanes
-# SUITE names those that run; the emulation's three count as one, `cuda`
+CUDA_SUITES := cuda schedule lanes stages
+# SUITE names those that run; the emulation's count as one, `cuda`
 EMULATED := $(if $(EMULATION),$(if $(SUITE),$(filter cuda,$(SUITE)),$(CUDA_SUITES)))
 LOGS := $(patsubst %,$(BUILD)/%.log,$(filter-out $(if $(EMULATION),cuda),$(or $(SUITE),$(SUITES))))
 PLAIN := $(BUILD)

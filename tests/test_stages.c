@@ -53,6 +53,7 @@ typedef struct {
     pthread_t thread;
     Checkpoint part;
     const Policy *policy;
+    Gpu *gpu; /* NULL: the host device */
     Net *net;
     Heard heard;
     int status;
@@ -63,8 +64,11 @@ static void *run_stage(void *arg) {
     Machine *s = arg;
     RunStats stats;
     const Listener listener = {.ctx = &s->heard, .done = on_done, .scored = on_scored, .token = on_token};
-    Plan *plan = plan_make(&s->part, s->policy, &task, F32, &s->err);
-    Device *device = plan ? host_open(plan, &s->part, "/var/tmp", &s->err) : NULL;
+    Plan *plan = plan_make(&s->part, s->policy, &task, test_act_type(), &s->err);
+    Device *device = NULL;
+    if (plan)
+        device = s->gpu ? cuda_open(s->gpu, plan, &s->part, "/var/tmp", &s->err)
+                        : host_open(plan, &s->part, "/var/tmp", &s->err);
     s->status = device ? weights_load(plan, &s->part, device, &s->err) : -1;
     if (device) device->net = s->net;
     if (!s->status) s->status = schedule_run(plan, &task, device, &listener, &stats, &s->err);
@@ -94,6 +98,16 @@ static int layers_of(int l, int p, int stages, bool uneven) {
     return l * (p + 1) / stages - l * p / stages;
 }
 
+/* A GPU for each stage, where there are GPUs (the emulation has as many as are opened). */
+static Gpu *gpu[MOST_STAGES];
+static Gpu *gpu_of(int stage) {
+    Error err;
+    if (!test_gpu) return NULL;
+    if (!gpu[stage]) gpu[stage] = stage ? cuda_open_gpu(&err) : test_gpu;
+    if (!gpu[stage]) CU_FAIL_FATAL(err.text);
+    return gpu[stage];
+}
+
 /* Runs all stages; each hears what one machine heard. */
 static void assert_same(const Checkpoint *model, const Policy *p, int stages, bool uneven, bool rendezvous, int delay_us,
                         const Heard *alone) {
@@ -103,7 +117,7 @@ static void assert_same(const Checkpoint *model, const Policy *p, int stages, bo
     for (int s = 0, first = 0; s < stages; s++) {
         const int layers = layers_of(model->config.l, s, stages, uneven);
         stage[s].part = checkpoint_stage(model, s, stages, first, layers);
-        stage[s].policy = p, stage[s].net = net[s];
+        stage[s].policy = p, stage[s].net = net[s], stage[s].gpu = gpu_of(s);
         first += layers;
     }
     for (int s = 0; s < stages; s++) CHECK(!pthread_create(&stage[s].thread, NULL, run_stage, &stage[s]));
@@ -119,11 +133,12 @@ static void assert_same(const Checkpoint *model, const Policy *p, int stages, bo
     }
 }
 
-/* One machine, everything on its GPU. */
-static void run_alone(Heard *heard, const Checkpoint *model) {
+/* One machine, everything on its GPU; a GPU's batches have as many rows as those of the stages, since its products round by
+ * that. */
+static void run_alone(Heard *heard, const Checkpoint *model, const Policy *same) {
     static Machine one;
     const Policy p = all_gpu(PROMPTS, 1);
-    one = (Machine){.part = *model, .policy = &p};
+    one = (Machine){.part = *model, .policy = test_gpu ? same : &p, .gpu = gpu_of(0)};
     run_stage(&one);
     if (one.status) CU_FAIL_FATAL(one.err.text);
     *heard = one.heard;
@@ -132,19 +147,22 @@ static void run_alone(Heard *heard, const Checkpoint *model) {
 static void stages_give_the_bits_of_one_machine(void) {
     static const double share[][2] = {{1, 0}, {0, 1}, {0, 0}, {.4, .3}};
     for (int way = 0; way < 48; way++) {
+        if (test_gpu && way % (test_every > 96 ? 48 : 11) != 5) continue; /* the emulation takes its time */
         static Heard alone;
         Checkpoint *model = checkpoint_dummy(&models[way / 2 % 2], 5);
         const double *w = share[way % 4], *c = share[way / 4 % 4], *h = share[(way + way / 4) % 4];
         Policy p = all_gpu(1 + way % 4, 1 + way / 3 % 3);
         make_task(way % 5 == 4);
-        run_alone(&alone, model);
         p.wg = w[0], p.wc = w[1], p.cg = c[0], p.cc = c[1], p.hg = h[0], p.hc = h[1];
         p.schedule = (Schedule)(way % 3), p.groups = 1 + way % 5, p.cpu_attention = way / 2 % 2,
         p.table_home = (Tier)(way % 3);
         p.overlap = way % 7 != 6, p.page_tokens = way % 2 ? 16 : 3;
-        assert_same(model, &p, 2 + way % 4, way / 8 % 2, way / 4 % 2, way % 3 == 2 ? 2000 : 0, &alone);
+        run_alone(&alone, model, &p);
+        assert_same(model, &p, test_gpu ? 2 : 2 + way % 4, way / 8 % 2, way / 4 % 2, way % 3 == 2 ? 2000 : 0, &alone);
         checkpoint_close(model);
     }
+    for (int g = 1; g < MOST_STAGES; g++)
+        if (gpu[g]) gpu[g]->close(gpu[g]), gpu[g] = NULL;
 }
 
 CU_TestInfo tests[] = {
