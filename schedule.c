@@ -414,7 +414,13 @@ static Tensor gather_tokens(Run *run, Batch *b, long sq, int k, Tensor x) {
     return arrive;
 }
 
-/* Section 4.4: layer 0 of this stage begins where the last layer of the stage before has ended. */
+/* Section 4.4: layer 0 of this stage begins where the last layer of the stage before has ended.
+ *
+ * Why stages never wait for each other in a circle: order messages by sweep, stage and batch. A state (i, p, k) is sent
+ * when (i, p - 1, k) has come and smaller ones of its lane are gone; the tokens of a batch follow the last stage's states;
+ * and a group's sweep begins with the tokens of its sweep before. So whatever is waited for is smaller, and the smallest
+ * that has not come can be sent. Whether a message exists depends on who is in flight, which the tokens tell all stages
+ * alike. */
 static void receive(Run *run, Batch *b, long sq, int k) {
     Move up = {hidden(run, b, sq), plan_view(run->plan, RECEIVED, TIER_CPU, b->index, 0, b->rows)};
     post(&run->to, op_receive(new_op(run, RECEIVE, ACTIVATION, 0, k), up.src));
