@@ -123,13 +123,14 @@ static void calls_have_the_names_of_figure_4(void) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* The file as JSON; its events. cJSON_Delete(*tree). */
-static cJSON *written(const Trace *trace, const char *process, cJSON **tree) {
+static cJSON *written(Trace *trace, const char *process, cJSON **tree) {
     char *text = NULL;
     size_t len = 0;
     Error err = {0, ""};
     FILE *out = open_memstream(&text, &len);
     CHECK(out);
-    trace_write(trace, process, out);
+    snprintf(trace->name, sizeof trace->name, "%s", process);
+    trace_write(trace, 1, out);
     CHECK(fclose(out) == 0);
     *tree = json_parse(text, len, "trace", &err);
     free(text);
@@ -197,7 +198,7 @@ static void times_are_microseconds_with_three_decimals_and_touch(void) {
     size_t len = 0;
     FILE *out = open_memstream(&text, &len);
     CHECK(out);
-    trace_write(&trace, "p", out);
+    trace_write(&trace, 1, out);
     CHECK(fclose(out) == 0);
     CU_ASSERT_PTR_NOT_NULL(strstr(text, "\"ts\":0.000,\"dur\":0.334,"));
     CU_ASSERT_PTR_NOT_NULL(strstr(text, "\"ts\":0.334,\"dur\":0.333,"));
@@ -399,7 +400,7 @@ static void a_million_slices_take_a_moment(void) {
     trace_breakdown(&trace, &b);
     FILE *out = fopen("/dev/null", "w");
     CHECK(out);
-    trace_write(&trace, "p", out);
+    trace_write(&trace, 1, out);
     CHECK(fclose(out) == 0);
     CU_ASSERT(trace.n == N && share_is(&b, false, COMPUTE, N / 2, 0) && share_is(&b, false, WEIGHT_READ, N / 2, 0));
     trace_free(&trace);
