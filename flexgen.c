@@ -51,6 +51,9 @@ static size_t process_room(const TaskRun *run, size_t slices) {
            slices * (sizeof(Slice) + EDGES);
 }
 
+/* How many traces the file that this process writes has: one for each stage. */
+static int trace_count(const TaskRun *run) { return run->stages.n ? run->stages.n : run->net ? run->net->stages : 1; }
+
 /* All that the process is expected to have besides the tiers, now that the plan is known: four moves for each page of a
  * batch in the schedule and in every lane's queue, and two notes for each page in each batch that passes through staging.
  * In a trace a lane has two slices at most for a layer and a batch. */
@@ -58,6 +61,7 @@ static size_t process_planned(const TaskRun *run) {
     const Plan *p = run->plan;
     const size_t pages = (size_t)p->max_seqs * p->max_pages;
     size_t slices = run->traced ? (size_t)p->sweeps * p->batches * (p->config.l + 2) * 2 * NLANES : 0;
+    if (run->options->trace && !(run->net && run->net->stage)) slices *= trace_count(run);
     if (run->trace_limit && run->trace_limit < slices) slices = run->trace_limit;
     return memory_peak() + process_room(run, slices) +
            pages * (4 * (NLANES + 1) * sizeof(Move) + p->batches * 2 * sizeof(Staged));
@@ -384,6 +388,20 @@ static int complete(TaskRun *run, const Task *task, const Listener *listener, Er
     return *stop_signal() ? stop_fail(err, completions_last(run->completions) ? "; go on with --resume" : "") : -1;
 }
 
+/* Stages on one computer have one clock. All simulated machines note what they do for a file, the first one for bench. */
+static void begin_traces(TaskRun *run) {
+    const Net *net = run->net;
+    Device *device = run->device;
+    Trace *trace = device->trace =
+        stage_trace(net ? net->stage : 0, run->first_layer, run->plan->config.l, run->trace_limit);
+    if (net && net->neighbours != net->stages) trace->ready_at = device->now(device);
+    if (!net && !run->stages.n) snprintf(trace->name, sizeof trace->name, "%s", run->plan->config.name);
+    for (int s = 1; s < run->stages.n && run->options->trace; s++) {
+        const Stage *stage = &run->stages.stage[s];
+        stage->device->trace = stage_trace(s, stage->first, stage->part.config.l, run->trace_limit);
+    }
+}
+
 /* Loads the weights and sweeps. */
 static int run_on_device(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     Device *device = run->device;
@@ -393,28 +411,32 @@ static int run_on_device(TaskRun *run, const Task *task, const Listener *listene
         return -1;
     if (run->gpu && opt_warm_up(device, run->plan, err)) return -1;
     if (run->net && run->net->agree(run->net, 0, err)) return -1; /* all are ready */
-    if (run->traced) {
-        device->trace = xcalloc(1, sizeof *device->trace);
-        device->trace->limit = run->trace_limit;
-    }
+    if (run->traced) begin_traces(run);
     int status = run->completions ? complete(run, task, listener, err) : sweep(run, task, listener, err);
     if (run->gpu && !status) check_in_use(run);
     return status;
 }
 
 static int write_trace(const TaskRun *run, const char *path, Error *err) {
-    FILE *file = output_open("--trace", path, err);
-    if (!file) return -1;
-    trace_write(run->device->trace, run->plan->config.name, file);
-    return output_close(file, "--trace", path, err);
+    const int n = trace_count(run);
+    Trace *all = xcalloc(n, sizeof *all);
+    all[0] = *run->device->trace;
+    for (int s = 1; s < run->stages.n; s++) all[s] = *run->stages.stage[s].device->trace;
+    int status = run->net ? stage_gather_traces(run->net, all, err) : 0;
+    if (!status && !follows(run)) {
+        FILE *file = output_open("--trace", path, err);
+        if (file) trace_write(all, n, file);
+        status = file ? output_close(file, "--trace", path, err) : -1;
+    }
+    for (int s = 1; s < n && run->net; s++) free(all[s].slice);
+    free(all);
+    return status;
 }
 
 /* Opens the device, which stays open for its counters, and runs. */
 static int run_traced(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     const char *path = run->options->trace;
-    char of_stage[MAX_PATH];
-    if (path && follows(run)) snprintf(of_stage, sizeof of_stage, "%.4000s.%d", path, run->net->stage), path = of_stage;
-    if (path && output_check("--trace", path, err)) return -1;
+    if (path && !follows(run) && output_check("--trace", path, err)) return -1;
     run->traced = run->traced || path;
     memory_restart(); /* measuring the machine took another device's tiers */
     run->overhead = process_planned(run);
@@ -872,7 +894,7 @@ static void leave_pipeline(TaskRun *run, int status, const Error *err) {
 }
 
 static void run_close(TaskRun *run) {
-    Trace *trace = run->device ? run->device->trace : NULL;
+    Trace *trace = run->device && !run->stages.n ? run->device->trace : NULL;
     if (run->device && !run->stages.n) run->device->close(run->device);
     if (!run->stages.n) plan_free(run->plan);
     stages_close(&run->stages);

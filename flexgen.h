@@ -71,6 +71,7 @@ typedef struct Op Op;
 typedef struct Poster Poster;
 typedef struct Hardware Hardware;
 typedef struct Net Net;
+typedef struct Trace Trace;
 
 // ---------------------------------------------------------------------------------------------------------------
 // io/config.c: OPT sizes and shapes; opt_model.c: the forward pass (section 3)

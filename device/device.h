@@ -208,12 +208,14 @@ typedef struct {
 } Slice;
 
 /* What a device did, in the order in which calls ended on each lane. */
-typedef struct {
+struct Trace {
+    char name[64];   /* of its group of rows: the model, or the stage of a pipeline */
+    double ready_at; /* Device.now when all stages were ready, where their clocks differ; else 0 */
     Slice *slice;
     size_t n, capacity;
     size_t limit;      /* after so many slices nothing more is noted; 0: no limit */
     long last[NLANES]; /* 1 + index of each lane's newest slice */
-} Trace;
+};
 
 /* PROJECT and FINISH share the GPU: of their first ops, the one that can begin has its turn, and of two that can, the one
  * that was posted earlier. NLANES: neither can. */
@@ -595,10 +597,10 @@ bool same_call(const Slice *a, const Slice *b);
 void trace_add(Trace *trace, const Slice *slice);
 /* Figure 4's name of the call that a slice is part of: "load_weight", "store_cache", "project", ... */
 const char *trace_call(const Slice *slice);
-/* Chrome trace JSON (chrome://tracing, Perfetto): one row a lane, one slice a call with its i, j, k, its batch and
- * that batch's token, bytes and stage, times in microseconds from the first slice. What could not be written shows in
- * ferror(out). */
-void trace_write(const Trace *trace, const char *process, FILE *out);
+/* Chrome trace JSON (chrome://tracing, Perfetto) of n traces: a group of rows a trace, one row a lane, one slice a call
+ * with its i, j, k, its batch and that batch's token, bytes and stage, times in microseconds from the first slice of all.
+ * What could not be written shows in ferror(out). */
+void trace_write(const Trace *traces, int n, FILE *out);
 void trace_free(Trace *trace);
 
 /* A part of Table 4 in one stage: the seconds in which its lanes were busy, and in how many of them a processor was too. */

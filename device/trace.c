@@ -70,25 +70,26 @@ const char *trace_call(const Slice *slice) {
 // The file
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Names the rows. tid is the lane, pid is 1. */
-static void write_rows(const Trace *trace, const char *process, FILE *out) {
-    fprintf(out, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":1,\"tid\":0,\"args\":{\"name\":");
-    json_write_string(out, process, strlen(process));
+/* Names the rows. tid is the lane, pid counts the traces from 1. */
+static void write_rows(const Trace *trace, int pid, FILE *out) {
+    fprintf(out, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":", pid);
+    json_write_string(out, trace->name, strlen(trace->name));
     fprintf(out, "}}");
     for (int lane = 0; lane < NLANES; lane++) {
         if (!trace->last[lane]) continue;
-        fprintf(out, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":1,\"tid\":%d,\"args\":{\"name\":", lane);
+        fprintf(out, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":", pid, lane);
         json_write_string(out, lane_name[lane], strlen(lane_name[lane]));
-        fprintf(out, "}},\n{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":1,\"tid\":%d,\"args\":{\"sort_index\":%d}}",
-                lane, lane);
+        fprintf(out,
+                "}},\n{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":%d,\"tid\":%d,\"args\":{\"sort_index\":%d}}",
+                pid, lane, lane);
     }
 }
 
 /* Begin and end are rounded to nanoseconds one by one, so that neighbours that touch still do and none overlap. */
-static void write_slice(const Slice *s, double first, int entered, FILE *out) {
+static void write_slice(const Slice *s, int pid, double first, int entered, FILE *out) {
     long long begin = llround((s->begin - first) * 1e9), took = llround((s->end - first) * 1e9) - begin;
-    fprintf(out, ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":1,\"tid\":%d,", trace_call(s),
-            channel_name[lane_channel[s->lane]], s->lane);
+    fprintf(out, ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,", trace_call(s),
+            channel_name[lane_channel[s->lane]], pid, s->lane);
     fprintf(out, "\"ts\":%lld.%03lld,\"dur\":%lld.%03lld,", begin / 1000, begin % 1000, took / 1000, took % 1000);
     fprintf(out, "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"batch\":%d,\"token\":%d,\"bytes\":%zu,\"stage\":\"%s\"}}", s->i,
             s->j, s->k, s->batch, s->i - entered, s->bytes, s->prefill ? "prefill" : "decode");
@@ -108,14 +109,19 @@ static int *first_sweeps(const Trace *trace) {
     return first;
 }
 
-void trace_write(const Trace *trace, const char *process, FILE *out) {
+void trace_write(const Trace *traces, int n, FILE *out) {
     double first = INFINITY;
-    for (size_t n = 0; n < trace->n; n++) first = fmin(first, trace->slice[n].begin);
+    for (const Trace *t = traces; t < traces + n; t++)
+        for (size_t i = 0; i < t->n; i++) first = fmin(first, t->slice[i].begin);
     fprintf(out, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
-    write_rows(trace, process, out);
-    int *entered = first_sweeps(trace);
-    for (size_t n = 0; n < trace->n; n++) write_slice(&trace->slice[n], first, entered[trace->slice[n].batch], out);
-    free(entered);
+    for (const Trace *t = traces; t < traces + n; t++) {
+        const int pid = 1 + (int)(t - traces);
+        int *entered = first_sweeps(t);
+        if (pid > 1) fprintf(out, ",\n");
+        write_rows(t, pid, out);
+        for (size_t i = 0; i < t->n; i++) write_slice(&t->slice[i], pid, first, entered[t->slice[i].batch], out);
+        free(entered);
+    }
     fprintf(out, "\n]}\n");
 }
 

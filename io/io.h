@@ -311,6 +311,12 @@ int stage_share_job(Net *net, Job *job, Error *err);
 /* A line for each stage on the first one's standard error. */
 int stage_print_plans(Net *net, const Plan *plan, int first, Error *err);
 
+/* What the stage's device has noted and will note, under the stage's name. */
+Trace *stage_trace(int stage, int first, int layers, size_t limit);
+/* all[0] is what this stage has noted. The first stage gets the others' as all[1] and so on, with its own clock; it frees
+ * their slices, even after a failure. */
+int stage_gather_traces(Net *net, Trace *all, Error *err);
+
 /* A simulated machine of a pipeline: its part of the model, from layer `first` on. */
 typedef struct {
     Checkpoint part;
@@ -340,6 +346,7 @@ int stages_plan(Stages *stages, const Policy *policy, const Task *task, Type act
 void stages_open(Stages *stages, const Hardware *hardware, double bytes_s, double delay_s);
 /* Runs the task on all. listener and stats are the first stage's. */
 int stages_run(Stages *stages, const Task *task, const Listener *listener, RunStats *stats, Error *err);
+/* With the traces of its devices. */
 void stages_close(Stages *stages);
 
 // ---------------------------------------------------------------------------------------------------------------

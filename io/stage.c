@@ -1,4 +1,4 @@
-/* stage.c: what the stages of a pipeline agree on before a run (section 4.4).
+/* stage.c: what the stages of a pipeline agree on before a run (section 4.4), and whose traces come together after it.
  *
  * The first stage reads the input, searches for the policy and writes the output; the others learn from it what is to be
  * done. All of them then walk the same admission and know at any time who is in flight. Of simulated machines all stages
@@ -144,6 +144,41 @@ int stage_print_plans(Net *net, const Plan *plan, int first, Error *err) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
+// Traces
+// ---------------------------------------------------------------------------------------------------------------
+
+Trace *stage_trace(int stage, int first, int layers, size_t limit) {
+    Trace *trace = xcalloc(1, sizeof *trace);
+    trace->limit = limit;
+    snprintf(trace->name, sizeof trace->name, "stage %d: layers %d to %d", stage, first, first + layers - 1);
+    return trace;
+}
+
+static int receive_trace(Net *net, int from, Trace *trace, double ready_at, Error *err) {
+    Trace sent;
+    if (net->receive(net, from, NET_SETUP, &sent, sizeof sent, err)) return -1;
+    *trace = sent;
+    trace->slice = xcalloc(sent.n, sizeof *sent.slice);
+    if (net->receive(net, from, NET_SETUP, trace->slice, sent.n * sizeof *sent.slice, err)) return -1;
+    for (size_t i = 0; i < sent.n; i++) {
+        trace->slice[i].begin += ready_at - sent.ready_at;
+        trace->slice[i].end += ready_at - sent.ready_at;
+    }
+    return 0;
+}
+
+int stage_gather_traces(Net *net, Trace *all, Error *err) {
+    if (net->stage)
+        return net->send(net, 0, NET_SETUP, all, sizeof *all, err) ||
+                       net->send(net, 0, NET_SETUP, all->slice, all->n * sizeof *all->slice, err)
+                   ? -1
+                   : 0;
+    for (int s = 1; s < net->stages; s++)
+        if (receive_trace(net, s, &all[s], all->ready_at, err)) return -1;
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
 // A pipeline of simulated machines, all in this process
 // ---------------------------------------------------------------------------------------------------------------
 
@@ -210,6 +245,11 @@ int stages_run(Stages *all, const Task *task, const Listener *listener, RunStats
 }
 
 void stages_close(Stages *all) {
+    for (int s = 0; all->world && s < all->n; s++) {
+        Trace *trace = all->stage[s].device->trace;
+        if (trace) trace_free(trace);
+        free(trace);
+    }
     if (all->world) world_close(all->world);
     for (int s = 0; s < all->n; s++) plan_free(all->stage[s].plan);
     free(all->stage);

@@ -5,7 +5,8 @@
     python3 scripts/plot_trace.py --squares TRACE.json OUT.svg [--title TEXT] [--sweeps A:B] [--time A:B]
 
 --lanes: a row a lane, time to the right, a box a call of Figure 4, labelled with its layer j and GPU batch k where there is
-room. Where a run has more calls than pixels, a column is as high as the share of its time in which the lane was busy.
+room. Where a run has more calls than pixels, a column is as high as the share of its time in which the lane was busy. The
+stages of a pipeline are groups of rows, one below the other, each with its name; a layer j is counted in its stage.
 --squares: Figures 3 and 6 from a real run: a square for each compute(i, j, k), a row for each GPU batch, layers and tokens
 to the right. The red path is the order in which the squares were computed, by the beginnings of their `project`. Slices
 that say which "batch" they are of and which "token" of it they compute are drawn there, others at place k and sweep i.
@@ -31,7 +32,7 @@ FONT = "font-family='Helvetica,Arial,sans-serif'"
 COLORS = {
     "load_weight": "#4e79a7", "load_cache": "#59a9a3", "load_activation": "#9c755f", "load_inputs": "#a39a96",
     "gather_tokens": "#8a8a5c", "project": "#f28e2b", "attend": "#e15759", "finish": "#d4ae2c", "store_cache": "#a070a0",
-    "store_activation": "#e88f9b", "tokens": "#5f9e52",
+    "store_activation": "#e88f9b", "tokens": "#5f9e52", "receive": "#2aa5d8", "send": "#c2409a",
 }
 OTHER_COLORS = ["#6b6ecf", "#8c6d31", "#d6616b", "#637939"]
 
@@ -42,12 +43,17 @@ class Fault(Exception):
 
 # ------------------------------------------------------------------ the trace
 
+def lane_of(event):
+    """(which stage's, which of its lanes)"""
+    return int(event["pid"]), int(event["tid"])
+
+
 class Slice:
     """One call on one lane; times in milliseconds."""
 
     def __init__(self, event):
         args = event.get("args", {})
-        self.lane, self.name = int(event["tid"]), event["name"]
+        self.lane, self.name = lane_of(event), event["name"]
         self.begin, self.end = float(event["ts"]) / 1000, (float(event["ts"]) + float(event["dur"])) / 1000
         self.i, self.j, self.k = int(args["i"]), int(args["j"]), int(args["k"])
         self.channel, self.prefill = str(event.get("cat", "")), args.get("stage") == "prefill"
@@ -58,21 +64,22 @@ class Slice:
 
 
 def read_trace(path):
-    """(slices by begin, {lane: name} in the order of the rows)"""
+    """(slices by begin, {lane: name} in the order of the rows, {pid: name of the stage})"""
     expected = "expected a trace that flexgen wrote with --trace; is it complete?"
     try:
         with open(path, encoding="utf-8") as f:
             events = json.load(f)["traceEvents"]
         slices = sorted((Slice(e) for e in events if e["ph"] == "X"), key=lambda s: s.begin)
         meta = [e for e in events if e["ph"] == "M"]
-        names = {e["tid"]: str(e["args"]["name"]) for e in meta if e["name"] == "thread_name"}
-        place = {e["tid"]: float(e["args"]["sort_index"]) for e in meta if e["name"] == "thread_sort_index"}
-        lanes = sorted({s.lane for s in slices}, key=lambda lane: (place.get(lane, math.inf), lane))
+        stages = {int(e["pid"]): str(e["args"]["name"]) for e in meta if e["name"] == "process_name"}
+        names = {lane_of(e): str(e["args"]["name"]) for e in meta if e["name"] == "thread_name"}
+        place = {lane_of(e): float(e["args"]["sort_index"]) for e in meta if e["name"] == "thread_sort_index"}
+        lanes = sorted({s.lane for s in slices}, key=lambda lane: (lane[0], place.get(lane, math.inf), lane))
     except json.JSONDecodeError as e:
         raise Fault(f"{path}: line {e.lineno}: is not JSON; {expected}") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise Fault(f"{path}: holds no list of slices with their i, j and k; {expected}") from None
-    return slices, {lane: names.get(lane, f"lane {lane}") for lane in lanes}
+    return slices, {lane: names.get(lane, f"lane {lane[1]}") for lane in lanes}, stages
 
 
 def parse_range(text, option, kind):
@@ -240,16 +247,25 @@ def draw_boxes(slices, x_of, tops, begin, end, height, left):
     return paths, labels
 
 
-def plot_lanes(slices, lanes, begin, end, title):
+def plot_lanes(slices, lanes, stages, begin, end, title):
     if not end > begin:
         raise Fault("the slices that are left take no time; choose a longer window")
     left, top, pitch, height = 132, 62, 30, 22
     x_of = lambda t: left + (t - begin) / (end - begin) * WIDTH
     lanes = {lane: name for lane, name in lanes.items() if any(s.lane == lane for s in slices)}
     channel = {s.lane: s.channel for s in slices}
-    tops = {lane: top + n * pitch + (pitch - height) / 2 for n, lane in enumerate(lanes)}
-    bottom, colors = top + pitch * len(lanes), colors_of(slices)
-    parts = time_axis(begin, end, x_of, top, bottom) + sweep_marks(slices, begin, end, x_of, top, bottom)
+    groups = sorted({pid for pid, _ in lanes})
+    above = 40 if len(groups) > 1 else 0  # a stage's name, and below it the names of its sweeps
+    tops, marks, bottom, colors = {}, [], top - above / 2, colors_of(slices)
+    for pid in groups:
+        first = bottom = bottom + above
+        for lane in (lane for lane in lanes if lane[0] == pid):
+            tops[lane] = bottom + (pitch - height) / 2
+            bottom += pitch
+        marks += sweep_marks([s for s in slices if s.lane[0] == pid], begin, end, x_of, first, bottom)
+        if above:
+            marks.append(label(12, first - 21, stages.get(pid, f"process {pid}"), 12, extra=" font-weight='bold'"))
+    parts = time_axis(begin, end, x_of, top, bottom) + marks
     for lane, name in lanes.items():
         parts.append(label(left - 10, tops[lane] + 10, name, 12, "end"))
         parts.append(label(left - 10, tops[lane] + 21, channel[lane], 9, "end", " fill-opacity='.8'"))
@@ -258,7 +274,7 @@ def plot_lanes(slices, lanes, begin, end, title):
     if labels:
         parts.append(f"<g font-size='9.5' text-anchor='middle' fill='#fff'>{''.join(labels)}</g>")
     entries, more = legend(colors, left, bottom + 32, WIDTH)
-    note = "In a box: layer j, GPU batch k." if labels else ""
+    note = f"In a box: layer j{' of the stage' if above else ''}, GPU batch k." if labels else ""
     if len(slices) > MAX_SLICES:
         note = "A column is as high as the share of its time in which the lane was busy."
     parts += entries + ([label(left, bottom + 32 + more + 12, note)] if note else [])
@@ -491,12 +507,14 @@ def draw(out, svg):
 
 
 def plot(args):
-    slices, lanes = read_trace(args.trace)
+    slices, lanes, stages = read_trace(args.trace)
     if not slices:
         raise Fault(f"{args.trace}: holds no slices; expected the trace of a run that computed something")
+    if args.squares and len({s.lane[0] for s in slices}) > 1:
+        raise Fault(f"{args.trace}: is the trace of a pipeline; --squares draws one machine's, --lanes all stages")
     slices, begin, end = cut(slices, args.sweeps, args.time, args.squares)
     title = args.trace if args.title is None else args.title
-    return plot_lanes(slices, lanes, begin, end, title) if args.lanes else plot_squares(slices, title)
+    return plot_lanes(slices, lanes, stages, begin, end, title) if args.lanes else plot_squares(slices, title)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 /* test_trace.c: slices, the file they make, and Table 4 out of them. Times in these tests are small whole numbers of
  * seconds, so that sums are exact. */
 #include <cjson/cJSON.h>
+#include <pthread.h>
 
+#include "device/net.h"
 #include "tests.h"
 
 static void note(Trace *trace, const Op *op, size_t bytes, double begin, double end) {
@@ -123,13 +125,14 @@ static void calls_have_the_names_of_figure_4(void) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* The file as JSON; its events. cJSON_Delete(*tree). */
-static cJSON *written(const Trace *trace, const char *process, cJSON **tree) {
+static cJSON *written(Trace *trace, const char *process, cJSON **tree) {
     char *text = NULL;
     size_t len = 0;
     Error err = {0, ""};
     FILE *out = open_memstream(&text, &len);
     CHECK(out);
-    trace_write(trace, process, out);
+    snprintf(trace->name, sizeof trace->name, "%s", process);
+    trace_write(trace, 1, out);
     CHECK(fclose(out) == 0);
     *tree = json_parse(text, len, "trace", &err);
     free(text);
@@ -197,7 +200,7 @@ static void times_are_microseconds_with_three_decimals_and_touch(void) {
     size_t len = 0;
     FILE *out = open_memstream(&text, &len);
     CHECK(out);
-    trace_write(&trace, "p", out);
+    trace_write(&trace, 1, out);
     CHECK(fclose(out) == 0);
     CU_ASSERT_PTR_NOT_NULL(strstr(text, "\"ts\":0.000,\"dur\":0.334,"));
     CU_ASSERT_PTR_NOT_NULL(strstr(text, "\"ts\":0.334,\"dur\":0.333,"));
@@ -218,6 +221,38 @@ static void an_empty_trace_is_a_file_without_rows_and_a_table_of_zeros(void) {
     for (int part = 0; part < 2 * NPARTS; part++)
         CU_ASSERT(b.part[part / NPARTS][part % NPARTS].busy_s == 0 && b.part[part / NPARTS][part % NPARTS].hidden_s == 0);
     trace_free(&trace);
+}
+
+static void *send_trace(void *arg) {
+    Net *net = arg;
+    Trace *trace = stage_trace(net->stage, 4 * net->stage, 4, 0);
+    Error err;
+    trace->ready_at = 1000 * net->stage; /* the clocks of stages 1 and 2 */
+    for (int n = 0; n < net->stage; n++)
+        add(trace, RECEIVE, ACTIVATION, true, n, trace->ready_at + n, trace->ready_at + n + 1);
+    CHECK(stage_gather_traces(net, trace, &err) == 0);
+    trace_free(trace), free(trace);
+    net->close(net);
+    return NULL;
+}
+
+static void traces_of_all_stages_come_together_with_the_clock_of_the_first(void) {
+    enum { M = 3 };
+    Net *net[M];
+    pthread_t thread[M];
+    Trace all[M] = {{.ready_at = 50}};
+    Error err;
+    local_net_open(net, M, true, 0);
+    for (int s = 1; s < M; s++) CHECK(pthread_create(&thread[s], NULL, send_trace, net[s]) == 0);
+    add(&all[0], SEND, ACTIVATION, true, 0, 51, 52);
+    CU_ASSERT_EQUAL(stage_gather_traces(net[0], all, &err), 0);
+    net[0]->close(net[0]);
+    for (int s = 1; s < M; s++) pthread_join(thread[s], NULL);
+    CU_ASSERT(slice_is(&all[0], 0, 51, 52, 1) && all[0].n == 1);
+    CU_ASSERT(slice_is(&all[1], 0, 50, 51, 1) && all[1].n == 1);
+    CU_ASSERT(slice_is(&all[2], 0, 50, 51, 1) && slice_is(&all[2], 1, 51, 52, 1) && all[2].n == 2);
+    CU_ASSERT_STRING_EQUAL(all[2].name, "stage 2: layers 8 to 11");
+    for (int s = 0; s < M; s++) trace_free(&all[s]);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -399,7 +434,7 @@ static void a_million_slices_take_a_moment(void) {
     trace_breakdown(&trace, &b);
     FILE *out = fopen("/dev/null", "w");
     CHECK(out);
-    trace_write(&trace, "p", out);
+    trace_write(&trace, 1, out);
     CHECK(fclose(out) == 0);
     CU_ASSERT(trace.n == N && share_is(&b, false, COMPUTE, N / 2, 0) && share_is(&b, false, WEIGHT_READ, N / 2, 0));
     trace_free(&trace);
@@ -414,6 +449,8 @@ CU_TestInfo tests[] = {
     {"times are microseconds with three decimals and touch", times_are_microseconds_with_three_decimals_and_touch},
     {"an empty trace is a file without rows and a table of zeros",
      an_empty_trace_is_a_file_without_rows_and_a_table_of_zeros},
+    {"traces of all stages come together with the clock of the first",
+     traces_of_all_stages_come_together_with_the_clock_of_the_first},
     {"unions and what hides them add up by hand", unions_and_what_hides_them_add_up_by_hand},
     {"one after the other hides nothing", one_after_the_other_hides_nothing},
     {"every lane and kind has its part", every_lane_and_kind_has_its_part},

@@ -1,5 +1,6 @@
 /* test_world.c: sims as the stages of a pipeline, in one time (section 4.4): cases solved by hand, one stage beside the
  * plain sim, and what must not depend on how fast threads are. All times are simulated. */
+#include <cjson/cJSON.h>
 #include <time.h>
 
 #include "tests.h"
@@ -45,15 +46,12 @@ static void open_stages(const OptConfig *config, int m, const Policy *policy, co
     ASSERT_OK(stages_split(&stages, model, m, &(Texts){.n = 0}, &err));
     ASSERT_OK(stages_plan(&stages, policy, &task, F16, roomy, &err));
     stages_open(&stages, hardware, bytes_s, delay_s);
-    for (int s = 0; s < m; s++) stages.stage[s].device->trace = xcalloc(1, sizeof(Trace));
+    for (int s = 0; s < m; s++)
+        stages.stage[s].device->trace = stage_trace(s, stages.stage[s].first, stages.stage[s].part.config.l, 0);
 }
 
 static void close_stages(void) {
-    Trace *trace[16];
-    for (int s = 0; s < stages.n; s++) trace[s] = stages.stage[s].device->trace;
-    const int n = stages.n;
     stages_close(&stages);
-    for (int s = 0; s < n; s++) trace_free(trace[s]), free(trace[s]);
     checkpoint_close(model);
 }
 
@@ -283,6 +281,78 @@ static void what_does_not_fit_names_the_stage(void) {
     checkpoint_close(model);
 }
 
+// ---------------------------------------------------------------------------------------------------------------
+// The file
+// ---------------------------------------------------------------------------------------------------------------
+
+static double number(const cJSON *object, const char *key) {
+    return cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(object, key));
+}
+
+/* In microseconds; where does the slice of stage `pid`, lane and batch in sweep i end? NAN: there is none. */
+static double ends_at(const cJSON *events, int pid, Lane lane, double i, double k) {
+    const cJSON *e;
+    cJSON_ArrayForEach(e, events) {
+        const cJSON *args = cJSON_GetObjectItemCaseSensitive(e, "args");
+        if (number(e, "pid") == pid && number(e, "tid") == lane && number(args, "i") == i && number(args, "k") == k)
+            return number(e, "ts") + number(e, "dur");
+    }
+    return NAN;
+}
+
+static void check_slices(const cJSON *events, int m) {
+    int slices[8] = {0}, sent = 0;
+    const cJSON *e;
+    cJSON_ArrayForEach(e, events) {
+        const int pid = (int)number(e, "pid");
+        if (!cJSON_HasObjectItem(e, "dur")) continue;
+        CU_ASSERT_FATAL(pid >= 1 && pid <= m);
+        slices[pid]++;
+        if (number(e, "tid") != SEND || pid == m) continue;
+        const cJSON *args = cJSON_GetObjectItemCaseSensitive(e, "args");
+        CU_ASSERT(number(e, "ts") + number(e, "dur") <
+                  ends_at(events, pid + 1, RECEIVE, number(args, "i"), number(args, "k")));
+        sent++;
+    }
+    for (int s = 0; s < m; s++) CU_ASSERT_EQUAL(slices[s + 1], stages.stage[s].device->trace->n);
+    CU_ASSERT(sent > 0);
+}
+
+static void the_file_has_all_stages_and_what_is_sent_arrives_later(void) {
+    enum { M = 3 };
+    static const char *const name[M] = {"stage 0: layers 0 to 1", "stage 1: layers 2 to 3", "stage 2: layers 4 to 6"};
+    const OptConfig config = seconds_config(7);
+    const Policy p = mixed(1);
+    Trace all[M];
+    RunStats stats;
+    char *text = NULL;
+    size_t len = 0;
+    int names = 0;
+    open_t4();
+    make_task(20, 9, 5);
+    open_stages(&config, M, &p, &t4, 1e8, 1e-5);
+    ASSERT_OK(run_all((Listener){0}, &stats));
+    for (int s = 0; s < M; s++) all[s] = *stages.stage[s].device->trace;
+    FILE *out = open_memstream(&text, &len);
+    CHECK(out);
+    trace_write(all, M, out);
+    CHECK(fclose(out) == 0);
+    cJSON *tree = json_parse(text, len, "trace", &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(tree);
+    const cJSON *events = cJSON_GetObjectItemCaseSensitive(tree, "traceEvents"), *e;
+    cJSON_ArrayForEach(e, events) {
+        if (strcmp(cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "name")), "process_name")) continue;
+        const cJSON *args = cJSON_GetObjectItemCaseSensitive(e, "args");
+        CU_ASSERT_FATAL(names < M && number(e, "pid") == names + 1);
+        CU_ASSERT_STRING_EQUAL(cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(args, "name")), name[names]);
+        names++;
+    }
+    CU_ASSERT_EQUAL(names, M);
+    check_slices(events, M);
+    cJSON_Delete(tree), free(text);
+    close_stages(), free_task();
+}
+
 CU_TestInfo tests[] = {
     {"two stages and two groups end when they must", two_stages_and_two_groups_end_when_they_must},
     {"two machines take about half the time of one", two_machines_take_about_half_the_time_of_one},
@@ -292,5 +362,6 @@ CU_TestInfo tests[] = {
     {"stages do the work of one machine", stages_do_the_work_of_one_machine},
     {"a stage that fails ends all", a_stage_that_fails_ends_all},
     {"what does not fit names the stage", what_does_not_fit_names_the_stage},
+    {"the file has all stages, and what is sent arrives later", the_file_has_all_stages_and_what_is_sent_arrives_later},
     CU_TEST_INFO_NULL,
 };
