@@ -374,8 +374,10 @@ static Device *open_device(TaskRun *run, Error *err) {
 /* What was read of a checkpoint that has changed meanwhile is nobody's. */
 static int sweep(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     if (run->stages.n) return stages_run(&run->stages, task, listener, &run->stats, err);
-    if (schedule_run(run->plan, task, run->device, listener, &run->stats, err)) return -1;
-    return checkpoint_unchanged(run->checkpoint, err);
+    if (schedule_run(run->plan, task, run->device, listener, &run->stats, err) ||
+        checkpoint_unchanged(run->checkpoint, err))
+        return -1;
+    return run->net ? run->net->agree(run->net, 0, err) : 0; /* a stage that fails tells the others instead */
 }
 
 /* Sweeps for a job, which may be stopped and go on later. */

@@ -416,12 +416,42 @@ static bool is_of_model(const Options *o, const char *path) {
 /* Whether two results would be written over each other. */
 static bool same_result(const char *a, const char *b) { return same_file(a, b) && !output_is_special(a); }
 
+typedef struct {
+    bool wrong;
+    const char *flag, *why;
+} Rule;
+
+static int check_rules(const Rule *rules, size_t n, Error *err) {
+    for (size_t r = 0; r < n; r++)
+        if (rules[r].wrong) return fail(err, EXIT_USAGE, "%s%s", rules[r].flag, rules[r].why);
+    return 0;
+}
+
+/* No result may be written over what is read, or over another one. */
+static int check_files(const Options *o, Error *err) {
+    static const char is_model[] = ": is a file of the model; name another";
+    const Rule rules[] = {
+        {same_file(o->prompts, o->output), "--output", ": is the file of the prompts; name another"},
+        {same_result(o->output, o->trace) || same_result(o->json, o->trace), "--trace",
+         ": is the file of other results; name another"},
+        {is_of_model(o, o->output), "--output", is_model},
+        {is_of_model(o, o->trace), "--trace", is_model},
+        {is_of_model(o, o->json), "--json", is_model},
+        {same_file(o->prompts, o->trace), "--trace", ": is the file of the prompts; name another"},
+        {same_file(o->hardware, o->json) || same_file(o->hardware, o->trace), "--hardware",
+         ": results would be written over it; name another file for them"},
+        {same_file(o->perplexity, o->json) || same_file(o->perplexity, o->trace) || same_file(o->last_word, o->json) ||
+             same_file(o->last_word, o->trace),
+         "", "results would be written over the text that is scored; name another file for them"},
+    };
+    return check_rules(rules, sizeof rules / sizeof *rules, err);
+}
+
 int flags_check(const Options *o, Command command, Error *err) {
     static const char beyond[] = ": the cost model paper looks at one block on one machine; leave it out",
                       length[] = ": the cost model paper knows one length; give one number",
                       exact[] = ": the cost model paper knows none; leave it out",
                       block[] = " is missing; give the block as --gpu-batch-size N --num-gpu-batches N",
-                      is_model[] = ": is a file of the model; name another",
                       machine[] = "--hardware is missing; name the machine's file, such as hardware/t4.json";
     const bool sim = device_is(o, "sim"), host = device_is(o, "host"), named = command == BENCH || command == POLICY;
     const bool needs_model = command != PROFILE && !o->model, needs_output = !o->output || !o->output[0];
@@ -433,10 +463,7 @@ int flags_check(const Options *o, Command command, Error *err) {
     for (int i = 0; i < 6; i++) some_fixed |= o->fixed[i];
     for (int i = 0; i < o->stop.n; i++)
         empty_stop |= !o->stop.text[i][0], odd_stop |= !utf8_valid(o->stop.text[i], strlen(o->stop.text[i]));
-    const struct {
-        bool wrong;
-        const char *flag, *why;
-    } rules[] = {
+    const Rule rules[] = {
         {sim && command != BENCH, "--device sim", ": it computes nothing, so only bench knows it; leave it out"},
         {sim && !o->hardware, "--device sim: ", machine},
         {o->links && o->device && !host, "--link", ": only links of the host device can be slowed; use --device host"},
@@ -463,18 +490,6 @@ int flags_check(const Options *o, Command command, Error *err) {
         {on_paper && gen_range, "--nodes", ": knows one length; give one number for --gen-len"},
         {o->window && !o->perplexity, "--window", ": a line is one by itself; leave it out"},
         {o->resume && o->overwrite, "--resume", ": keeps what --overwrite loses; give one of them"},
-        {same_file(o->prompts, o->output), "--output", ": is the file of the prompts; name another"},
-        {same_result(o->output, o->trace) || same_result(o->json, o->trace), "--trace",
-         ": is the file of other results; name another"},
-        {is_of_model(o, o->output), "--output", is_model},
-        {is_of_model(o, o->trace), "--trace", is_model},
-        {is_of_model(o, o->json), "--json", is_model},
-        {same_file(o->prompts, o->trace), "--trace", ": is the file of the prompts; name another"},
-        {same_file(o->hardware, o->json) || same_file(o->hardware, o->trace), "--hardware",
-         ": results would be written over it; name another file for them"},
-        {same_file(o->perplexity, o->json) || same_file(o->perplexity, o->trace) || same_file(o->last_word, o->json) ||
-             same_file(o->last_word, o->trace),
-         "", "results would be written over the text that is scored; name another file for them"},
         {odd_stop, "--stop", ": is not valid UTF-8, so no completion could have it; convert it"},
         {empty_stop, "--stop", ": an empty text would end everything; give one"},
     };
@@ -482,8 +497,7 @@ int flags_check(const Options *o, Command command, Error *err) {
         return fail(err, EXIT_USAGE, "--group %d: expected a multiple of %d", o->quant.group, LEAST_GROUP);
     if (o->device && !sim && !host && !device_is(o, "cuda"))
         return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
-    for (size_t r = 0; r < sizeof rules / sizeof *rules; r++)
-        if (rules[r].wrong) return fail(err, EXIT_USAGE, "%s%s", rules[r].flag, rules[r].why);
+    if (check_rules(rules, sizeof rules / sizeof *rules, err) || check_files(o, err)) return -1;
     if ((long)o->policy.gbs * o->policy.num_gpu_batches > MAX_GBS)
         return fail(err, EXIT_USAGE, "--gpu-batch-size %d x --num-gpu-batches %d: expected a block of at most %d sequences",
                     o->policy.gbs, o->policy.num_gpu_batches, MAX_GBS);

@@ -1,6 +1,6 @@
 /* unicode.c: which characters are letters, numbers and blanks.
  *
- * These are \p{L}, \p{N} and \s of Unicode 16.0, as Hugging Face `tokenizers` 0.23.3 knows them. Do not edit:
+ * These are \p{L}, \p{N} and \s of Unicode 16.0, as Hugging Face `tokenizers` 0.23.3 knows them. The tables are made by
  *     python3 scripts/make_unicode.py
  * Read next: config.c, which model it is. */
 #include "io/text.h"

@@ -19,7 +19,7 @@ UNICODE, LETTERS = "16.0", 141028  # this many letters are in this version
 EXAMPLES = {"L": "a", "N": "1", "S": "\n", "O": "!"}
 HEAD = """/* unicode.c: which characters are letters, numbers and blanks.
  *
- * These are \\p{{L}}, \\p{{N}} and \\s of Unicode {unicode}, as Hugging Face `tokenizers` {version} knows them. Do not edit:
+ * These are \\p{{L}}, \\p{{N}} and \\s of Unicode {unicode}, as Hugging Face `tokenizers` {version} knows them. The tables are made by
  *     python3 scripts/make_unicode.py
  * Read next: config.c, which model it is. */
 #include "io/text.h"
@@ -37,26 +37,7 @@ static const struct {{
     char kind;
 }} ranges[] = {{
 """
-TAIL = """};
-// clang-format on
-
-char char_kind(uint32_t c) {
-    if (c < 0x80) return ascii[c];
-    static _Thread_local size_t found; /* the range of the character before this one is often this one's too */
-    if (ranges[found].first <= c && c <= ranges[found].last) return ranges[found].kind;
-    size_t low = 0, high = sizeof ranges / sizeof *ranges;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (c < ranges[middle].first)
-            high = middle;
-        else if (c > ranges[middle].last)
-            low = middle + 1;
-        else
-            return ranges[found = middle].kind;
-    }
-    return 'O';
-}
-"""
+TABLE_ENDS = "};\n// clang-format on\n"  # what stands behind it is written by hand, and stays
 
 
 def kind(split, c):
@@ -79,6 +60,8 @@ def main():
     ranges = [f"{name}({first:X}, {last:X})" for name, first, last in ranges if name != "O" and first >= 0x80]
     ascii = "".join(kinds[c] for c in range(0x80))
     path = os.path.join(os.path.dirname(__file__), "../io/unicode.c")
+    with open(path, encoding="utf-8") as f:
+        tail = f.read().partition(TABLE_ENDS)[2]
     with open(path, "w", encoding="utf-8") as f:
         f.write(HEAD.format(unicode=UNICODE, version=tokenizers.__version__, ascii=(ascii[:64], ascii[64:])))
         line = "   "
@@ -87,7 +70,7 @@ def main():
                 f.write(line + "\n")
                 line = "   "
             line += " " + entry
-        f.write(line + "\n" + TAIL)
+        f.write(line + "\n" + TABLE_ENDS + tail)
     print(f"{len(ranges)} ranges, digest 0x{digest:016X}")
 
 
