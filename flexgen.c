@@ -175,15 +175,25 @@ static int settle_compression(const TaskRun *run, Error *err) {
     return 0;
 }
 
+/* The machines of a pipeline, which are processes or made of numbers, and what is between them. */
+static Cluster cluster_of(const TaskRun *run) {
+    const Options *o = run->options;
+    const bool given = o->wire_bytes_s > 0;
+    return (Cluster){run->net ? run->net->stages : o->nodes, given ? o->wire_bytes_s : o->net_gbps * 1e9 / 8,
+                     given ? o->wire_delay_s : o->net_ms / 1000};
+}
+
 /* one_block: the task is as long as a block may be, and ends behind the policy's. */
 static Search search_for(const TaskRun *run, const Task *task, bool one_block) {
     const Options *o = run->options;
     Search s = {.hardware = run->hardware,
                 .checkpoint = run->checkpoint,
                 .task = task,
+                .cluster = cluster_of(run),
                 .one_block = one_block,
                 .act_type = act_type(run),
                 .given = o->policy,
+                .fixed_groups = o->policy.groups > 0,
                 .fixed_gbs = o->policy.gbs > 0,
                 .fixed_batches = o->policy.num_gpu_batches > 0 || o->policy.schedule == SCHEDULE_ROW,
                 .fixed_schedule = o->fixed_schedule,
@@ -246,10 +256,13 @@ static int choose_policy(TaskRun *run, const Task *task, bool one_block, Error *
 static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
     const Options *o = run->options;
     if (choose_policy(run, task, one_block, err)) return -1;
-    if (one_block) task->count = imin(task->count, block_size(&o->policy));
+    if (one_block) task->count = imin(task->count, block_size(&o->policy) * group_count(&o->policy));
     run->plan = plan_make(run->checkpoint, &o->policy, task, act_type(run), err);
     return run->plan ? plan_fits(run->plan, o->capacity, err) : -1;
 }
+
+/* A stage behind the first, which has nothing to say. */
+static bool follows(const TaskRun *run) { return run->net && run->net->stage; }
 
 /* Whether all stages of a pipeline have room for the task: each places the token table, if it has it. */
 static int fits_all(TaskRun *run, const Task *task, Error *err) {
@@ -259,41 +272,59 @@ static int fits_all(TaskRun *run, const Task *task, Error *err) {
     return run->net->agree(run->net, status, err);
 }
 
-/* The policy of a pipeline is the first stage's, for its own layers, with batches small enough for all. */
+/* Prompts of a job that goes on are longer by what had been generated: where they do not fit any more, its batches become
+ * smaller than what was given. */
+static bool shrink_batches(const TaskRun *run, Policy *given) {
+    if (!run->completions || !completions_head(run->completions) || given->gbs < 2) return false;
+    given->gbs /= 2;
+    fprintf(stderr, "the longer prompts do not fit: going on with --gpu-batch-size %d\n", given->gbs);
+    return true;
+}
+
+/* The policy becomes what is given or found, by a search which believes that its machine has `less` less memory. */
+static int choose_smaller(TaskRun *run, const Policy *given, const Task *task, bool one_block, double less, Error *err) {
+    Options *o = run->options;
+    size_t capacity[NTIERS];
+    memcpy(capacity, o->capacity, sizeof capacity);
+    for (int t = 0; t < NTIERS; t++) o->capacity[t] = (size_t)(capacity[t] * (1 - less));
+    o->policy = *given;
+    free(run->found), run->found = NULL;
+    const int status = choose_policy(run, task, one_block, err);
+    memcpy(o->capacity, capacity, sizeof capacity);
+    return status;
+}
+
+/* The policy of a pipeline is the first stage's, for its own layers. Where another stage has less room, the search has to
+ * do with less memory, each time by twice as much. */
 static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err) {
-    Policy *p = &run->options->policy;
+    enum { TRIES = 6 };
+    static const double least = .01;
+    Error why = {0};
+    Policy *p = &run->options->policy, given = *p;
     Net *net = run->net;
-    const bool given = p->gbs > 0;
-    int status = net && net->stage ? 0 : choose_policy(run, task, one_block, err);
-    if (net ? net->agree(net, status, err) || net->share(net, p, sizeof *p, err) : status) return -1;
-    for (;; p->gbs -= imax(1, p->gbs / 8)) { /* by steps of the search */
+    const Search asked = search_for(run, task, one_block);
+    const bool leads = !follows(run), searches = !all_given(&asked);
+    for (int i = 0;; i++) {
+        int status = leads ? choose_smaller(run, &given, task, one_block, i ? least * (1 << i) : 0, err) : 0, again;
         Task block = *task;
+        if (net) status = net->agree(net, status, err) || net->share(net, p, sizeof *p, err);
         if (one_block) block.count = imin(block.count, block_size(p) * group_count(p));
-        status = fits_all(run, &block, err);
+        if (!status) status = fits_all(run, &block, err);
         if (!status) task->count = block.count;
-        if (!status || given || p->gbs < 2) return status;
+        if (!status) return 0;
+        if (!i) why = *err; /* with all its memory */
+        again = leads && (searches ? i < TRIES : shrink_batches(run, &given));
+        if (net && net->share(net, &again, sizeof again, err)) return -1;
+        if (!again) return *err = why, -1;
     }
 }
 
-/* The machines of --nodes, and what is between them. */
-static Cluster cluster_of(const Options *o) {
-    const bool given = o->wire_bytes_s > 0;
-    return (Cluster){o->nodes, given ? o->wire_bytes_s : o->net_gbps * 1e9 / 8, given ? o->wire_delay_s : o->net_ms / 1000};
-}
-
-/* What is expected of the simulated pipeline: the formulas know equal stages, and one block of equal prompts in every
- * group. */
-static int expect_cluster(TaskRun *run, const Task *task, Error *err) {
-    const Options *o = run->options;
-    const Cluster cluster = cluster_of(o);
-    Search part = search_for(run, task, true);
-    ClusterCost cost;
-    const bool equal = o->prompt_len[0] == o->prompt_len[1] && o->gen_len[0] == o->gen_len[1];
-    const bool known = equal && !o->stages.n && task->count == block_size(&o->policy) * group_count(&o->policy);
-    part.given.table_home = run->plan->policy.table_home;
-    if (known && cluster_predict(&cost, &part, &cluster, err)) return -1;
-    if (known) cost.found.cost.T = cost.T, cost.found.cost.throughput = cost.throughput, *run->found = cost.found;
-    if (!known) free(run->found), run->found = NULL;
+/* What is expected of the policy that all stages have room for, if they have equal shares: the formulas know no others. */
+static int expect_pipeline(TaskRun *run, const Task *task, Error *err) {
+    Search part = search_for(run, task, false);
+    if (!run->found) return 0;
+    if (!run->options->stages.n) return policy_predict(run->found, &part, err);
+    free(run->found), run->found = NULL;
     return 0;
 }
 
@@ -301,7 +332,8 @@ static int expect_cluster(TaskRun *run, const Task *task, Error *err) {
 static int plan_stages(TaskRun *run, Task *task, bool one_block, Error *err) {
     if (agree_on_policy(run, task, one_block, err)) return -1;
     run->plan = run->stages.stage[0].plan;
-    return expect_cluster(run, task, err);
+    run->options->policy.table_home = run->plan->policy.table_home;
+    return expect_pipeline(run, task, err);
 }
 
 /* Each stage's own plan for the same task. */
@@ -311,34 +343,24 @@ static int plan_stage(TaskRun *run, Task *task, bool one_block, Error *err) {
     if (!status) status = settle_compression(run, err);
     if (net->agree(net, status, err) || agree_on_policy(run, task, one_block, err)) return -1;
     run->plan = plan_make(run->checkpoint, &run->options->policy, task, act_type(run), err);
-    if (!run->plan || plan_fits(run->plan, run->options->capacity, err)) return -1;
+    if (!run->plan || plan_fits(run->plan, run->options->capacity, err) || expect_pipeline(run, task, err)) return -1;
     return stage_print_plans(net, run->plan, run->first_layer, err);
 }
 
 /* Decides everything before anything is allocated or written: where the task runs, under which policy, and where every byte
- * of it lies. What does not fit is refused; but prompts of a job that goes on are longer by what had been generated, and
- * where they do not fit any more, the batches become smaller. one_block: as for search_for. */
+ * of it lies. What does not fit is refused. one_block: as for search_for. */
 static int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
     Options *o = run->options;
     if (run->net) return plan_stage(run, task, one_block, err);
     if (choose_machine(run, false, err) || settle_compression(run, err)) return -1;
     if (run->stages.n) return plan_stages(run, task, one_block, err);
-    Policy given = o->policy;
-    const bool shrinks = run->completions && completions_head(run->completions);
-    while (make_plan(run, task, one_block, err)) {
-        if (!shrinks || given.gbs < 2) return -1;
-        o->policy = given, o->policy.gbs = given.gbs /= 2;
-        plan_free(run->plan);
-        run->plan = NULL;
-        free(run->found), free(run->hardware);
-        run->found = NULL, run->hardware = xcalloc(1, sizeof *run->hardware);
-        fprintf(stderr, "the longer prompts do not fit: going on with --gpu-batch-size %d\n", given.gbs);
+    for (Policy given = o->policy;; o->policy = given) {
+        if (make_plan(run, task, one_block, err) == 0) return 0;
+        if (!shrink_batches(run, &given)) return -1;
+        plan_free(run->plan), free(run->found);
+        run->plan = NULL, run->found = NULL;
     }
-    return 0;
 }
-
-/* A stage behind the first, which has nothing to say. */
-static bool follows(const TaskRun *run) { return run->net && run->net->stage; }
 
 /* What a user should know who expected the GPU, or full speed of it. A person hears it at once; in a log an error stays the
  * only line. */
@@ -361,7 +383,7 @@ static void check_in_use(TaskRun *run) {
 
 static Device *open_device(TaskRun *run, Error *err) {
     const char *dir = run->options->offload_dir;
-    const Cluster wire = cluster_of(run->options);
+    const Cluster wire = cluster_of(run);
     if (run->stages.n) {
         stages_open(&run->stages, run->hardware, wire.net_bdw, wire.delay_s);
         return run->stages.stage[0].device;
@@ -537,6 +559,12 @@ static void add_machine(const TaskRun *run, cJSON *head, const cJSON *before) {
                            : "with an approximate cache");
 }
 
+/* The stages of a pipeline are told that there is nothing to do. */
+static int dismiss(const TaskRun *run, Job *job, Error *err) {
+    job->task.count = 0;
+    return run->net ? stage_share_job(run->net, job, err) : 0;
+}
+
 /* Runs what is left of a job; without anything left, its lines are written. */
 static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *err) {
     const Listener listener = completions_listener(c);
@@ -566,9 +594,10 @@ static int complete_job(TaskRun *run, Job *job, Completions *c, Error *err) {
     if (settle_compression(run, err)) return -1;
     cJSON *head = job_head(run, job);
     int status = completions_resume(c, head, &finished, err);
-    if (!status && finished)
+    if (!status && finished) {
         fprintf(stderr, "%s: has a line for every prompt; nothing is left to do\n", run->options->output);
-    if (!status && !finished) {
+        status = dismiss(run, job, err);
+    } else if (!status) {
         job_rest(job);
         status = run_rest(run, job, c, head, err);
     }
@@ -603,7 +632,10 @@ static int generate(TaskRun *run, Error *err) {
         return status;
     }
     int status = read_job(&job, o, err);
-    if (!status && !job.count) fprintf(stderr, "%s: no prompts; nothing to do\n", input_name(o->prompts));
+    if (!status && !job.count) {
+        fprintf(stderr, "%s: no prompts; nothing to do\n", input_name(o->prompts));
+        status = dismiss(run, &job, err);
+    }
     Completions *c = status || !job.count ? NULL : completions_open(&job, run->tokenizer, o, err);
     if (c)
         status = complete_job(run, &job, c, err);
@@ -728,16 +760,16 @@ static int paper_policy(TaskRun *run, Error *err) {
 
 /* One machine, the pipeline, the chain without offloading. */
 static int cluster_policy(const TaskRun *run, const Search *search, Error *err) {
-    const Options *o = run->options;
-    const Cluster alone = {.nodes = 1}, many = cluster_of(o);
-    ClusterCost one, pipeline, chain;
+    Search alone = *search;
+    Found one, pipeline, chain;
     Error too_small;
     Report report;
-    if (cluster_search(&one, search, &alone, true, err) || cluster_search(&pipeline, search, &many, true, err)) return -1;
-    bool chained = cluster_search(&chain, search, &many, false, &too_small) == 0;
-    const ClusterCost *const cost[] = {&one, &pipeline, chained ? &chain : NULL};
+    alone.cluster.nodes = 1;
+    if (cluster_search(&one, &alone, true, err) || cluster_search(&pipeline, search, true, err)) return -1;
+    bool chained = cluster_search(&chain, search, false, &too_small) == 0;
+    const Found *const found[] = {&one, &pipeline, chained ? &chain : NULL};
     if (report_open(&report, run, err)) return -1;
-    report_clusters(&report, cost, chained ? 0 : cluster_least(search));
+    report_clusters(&report, found, chained ? 0 : cluster_least(search));
     return report_close(&report, 0, err);
 }
 
@@ -873,7 +905,8 @@ static int take_stage(TaskRun *run, Error *err) {
     Net *net = run->net;
     Policy *p = &run->options->policy;
     const int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
-    if (!p->groups && m > 1) p->groups = m + 1; /* one for each stage, and one on the wire */
+    if (!p->groups && m > 1 && p->gbs && p->num_gpu_batches)
+        p->groups = m + 1; /* one for each stage, and one on the wire; where blocks are searched for, groups are too */
     if (m && !net) {
         if (stages_split(&run->stages, run->checkpoint, m, &o->stages, err)) return -1;
         run->whole = run->checkpoint, run->checkpoint = &run->stages.stage[0].part;

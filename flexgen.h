@@ -507,8 +507,8 @@ extern const char *const memory_row[NTIERS]; /* the names of its rows for the ti
  * what the tiers hold under any placement. delegated: whether the policy has cpu_attention. capacity: bytes. */
 void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan, bool delegated,
                 const double capacity[NTIERS]);
-/* The seconds of all sweeps at a point of the LP. (Its objective adds a small price for work that other lanes hide.) */
-double runtime_seconds(const Lp *lp, const double *x);
+/* Seconds of a sweep of l layers without a prefill [0] and with one [1], at a point of the LP. */
+void runtime_sweeps(double sweep_s[2], const double *x, int l);
 /* What a plan costs by the rows of that LP, layer by layer with the weights where the plan has put them. */
 void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan);
 

@@ -528,10 +528,8 @@ void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, 
     sum_rows(lp);
 }
 
-double runtime_seconds(const Lp *lp, const double *x) {
-    double seconds = 0;
-    for (int v = LAYER_S; v < RUNTIME_VARS; v++) seconds += lp->c[v] * x[v];
-    return seconds;
+void runtime_sweeps(double sweep_s[2], const double *x, int l) {
+    for (int stage = 0; stage < 2; stage++) sweep_s[stage] = (l - 1) * x[LAYER_S + stage] + x[LAST_S + stage];
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
  *
  * The layers are split equally over M machines, l each (rounded up). G groups of K GPU batches are in flight and sweep in
  * turn (schedule.c), each machine running a group's K batches through its layers as if the model had only those; so the
- * policy search for one machine is used as it is, with room for the caches of G groups. In its last layer's row a sweep's
+ * policy search for one machine is used as it is, with room for the caches of G groups, and G is one more number that it
+ * looks for. In its last layer's row a sweep's
  * batches leave one by one, and the next machine begins with the first: 2 h1 bytes a token travel, x seconds a batch on the
  * wire, and d more until they arrive. With t the seconds of a machine's sweep (t_pre, t_gen):
  *
@@ -12,7 +13,7 @@
  *   round    max(G t, G K x, (M - 1) hop + t + d)            a sweep of every group: no machine and no wire does more, and
  *                                                            a group's tokens, which its head's row gives, must be round
  *   prefill  (M - 1) hop_pre + G max(t_pre, K x_pre)         the pipeline fills; then the last machine sets the pace
- *   all      T = prefill + (n - 1) round_gen,   throughput = G bls n / T
+ *   all      T = prefill + (n - 1) round_gen,   throughput = G bls n / T; a later block's prefill is one more round
  *
  * The bubble, the share of T in which a machine has nothing to do, is 1 - G (t_pre + (n - 1) t_gen) / T: with G > M and a
  * fast wire hardly more than the filling, (M - 1) / (M - 1 + G) of the prefill. More groups make it smaller, and cost: each
@@ -32,33 +33,26 @@ static Checkpoint *part_of(const Checkpoint *whole, int nodes) {
     return checkpoint_dummy(&config, whole->seed);
 }
 
-/* The formulas above, for a policy of one machine. */
-static ClusterCost run_through(const Found *found, const Cluster *cluster, const OptConfig *part, int s, int n) {
-    const Policy *p = &found->policy;
-    const double M = cluster->nodes, G = group_count(p), K = p->num_gpu_batches, l = part->l, in_flight = G * K * p->gbs;
-    const double t[] = {found->cost.T_gen * l, found->cost.T_pre * l}; /* [1]: in prefill */
-    const double x_gen = M > 1 ? 2.0 * part->h1 * p->gbs / cluster->net_bdw : 0, x[] = {x_gen, x_gen * s};
+Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s[2]) {
+    const Workload *work = plan->work;
+    const double M = imax(cluster->nodes, 1), G = fmax(1, fmin(group_count(&plan->policy), work[1].sweeps)),
+                 l = plan->config.l;
     const double d = M > 1 ? cluster->delay_s : 0;
-    double hop[2];
+    double hop[2], pace[2];
     for (int pre = 0; pre < 2; pre++) {
-        const double square = t[pre] / (l * K), leave = (1 - 1 / l) * t[pre] + square;
-        hop[pre] = leave + d + x[pre] + (K - 1) * fmax(0, x[pre] - square);
+        const Workload *w = &work[pre];
+        const double t = sweep_s[pre], batches = fmax(1, w->prefills + w->decodes), K = batches / fmax(1, w->sweeps);
+        const double rows = (w->prompt_rows + w->steps) / batches,
+                     state = (double)type_bytes(plan->act_type) * plan->config.h1;
+        const double x = M > 1 ? state * rows / cluster->net_bdw : 0, square = t / (l * K);
+        hop[pre] = (1 - 1 / l) * t + square + d + x + (K - 1) * fmax(0, x - square);
+        pace[pre] = G * fmax(t, K * x);
     }
-    ClusterCost c = {.found = *found};
-    c.prefill_s = (M - 1) * hop[1] + G * fmax(t[1], K * x[1]);
-    c.token_s = fmax(G * fmax(t[0], K * x[0]), (M - 1) * hop[0] + t[0] + d);
-    c.T = c.prefill_s + (n - 1) * c.token_s;
-    c.throughput = in_flight * n / c.T;
-    c.decode_throughput = n > 1 ? in_flight / c.token_s : 0;
-    return c;
-}
-
-int cluster_predict(ClusterCost *cost, const Search *part, const Cluster *cluster, Error *err) {
-    const Prompt *prompt = &part->task->prompts[0];
-    Found found;
-    if (policy_predict(&found, part, err)) return -1;
-    *cost = run_through(&found, cluster, &part->checkpoint->config, prompt->s, prompt->n);
-    return 0;
+    Pace p = {.prefill_s = (M - 1) * hop[1] + pace[1]};
+    p.token_s = fmax(pace[0], (M - 1) * hop[0] + sweep_s[0] + d);
+    const double again = fmax(pace[1], (M - 1) * hop[1] + sweep_s[1] + d);
+    p.T = p.prefill_s + (work[1].sweeps / G - 1) * again + work[0].sweeps / G * p.token_s;
+    return p;
 }
 
 /* Everything on the GPU. */
@@ -69,27 +63,14 @@ static void hold_on_gpu(Search *s) {
     s->fixed_attention = true;
 }
 
-int cluster_search(ClusterCost *best, const Search *search, const Cluster *cluster, bool offloading, Error *err) {
-    enum { MOST = 64, TRIES = 4 };
-    const int M = cluster->nodes, given = search->given.groups, groups[TRIES] = {1, M + 1, 2 * M, 4 * M};
-    Found found[MOST];
+int cluster_search(Found *best, const Search *search, bool offloading, Error *err) {
     Search one = *search;
-    const Prompt *prompt = &search->task->prompts[0];
-    Checkpoint *part = part_of(search->checkpoint, cluster->nodes);
-    bool any = false;
+    Checkpoint *part = part_of(search->checkpoint, search->cluster.nodes);
     one.checkpoint = part;
     if (!offloading) hold_on_gpu(&one);
-    for (int g = 0; g < (M == 1 || given ? 1 : TRIES); g++) {
-        Error ignored;
-        one.given.groups = M == 1 ? 1 : given ? given : groups[g];
-        int n = policy_search(found, MOST, &one, g ? &ignored : err);
-        for (int i = 0; i < n; i++, any = true) {
-            ClusterCost c = run_through(&found[i], cluster, &part->config, prompt->s, prompt->n);
-            if (!any || c.throughput > best->throughput) *best = c;
-        }
-    }
+    const int n = policy_search(best, 1, &one, err);
     checkpoint_close(part);
-    return any ? 0 : -1;
+    return n > 0 ? 0 : -1;
 }
 
 int cluster_least(const Search *search) {
@@ -97,7 +78,7 @@ int cluster_least(const Search *search) {
     Found ignored;
     Error err;
     hold_on_gpu(&one);
-    one.given.gbs = one.given.num_gpu_batches = 1;
+    one.given.gbs = one.given.num_gpu_batches = one.given.groups = 1;
     one.given.table_home = TIER_GPU;
     for (int nodes = 1; nodes <= search->checkpoint->config.l; nodes++) {
         Checkpoint *part = part_of(search->checkpoint, nodes);

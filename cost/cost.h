@@ -46,26 +46,41 @@ void profile_write(const Hardware *hardware, FILE *out);
 // search.c: the policy search (section 4.3)
 // ---------------------------------------------------------------------------------------------------------------
 
+/* Equal machines in a pipeline (nodes 0 or 1: one alone), and the network between neighbours: bytes/s, and the seconds of
+ * delay for each message. */
+typedef struct {
+    int nodes;
+    double net_bdw, delay_s;
+} Cluster;
+
+/* How long the sweeps of all groups take: seconds of the first prefill of all, of one new token for all, of everything. */
+typedef struct {
+    double prefill_s, token_s, T;
+} Pace;
+
 /* What to search for, and for which machine. */
 typedef struct {
     const Hardware *hardware;
     const Checkpoint *checkpoint;
     const Task *task;
-    bool one_block; /* the task has as many prompts as a block may have; a policy is judged by one block of them */
-    Type act_type;  /* of the device */
+    Cluster cluster; /* checkpoint is the part of one of its machines */
+    bool one_block;  /* the task has as many prompts as may be in flight; a policy is judged by one block for each group */
+    Type act_type;   /* of the device */
     size_t capacity[NTIERS];
     Policy given;  /* overlap and page_tokens are used as they are; the rest only where it is fixed */
     bool fixed[6]; /* which of wg wc cg cc hg hc are given */
-    bool fixed_gbs, fixed_batches, fixed_schedule, fixed_attention;
+    bool fixed_groups, fixed_gbs, fixed_batches, fixed_schedule, fixed_attention;
     Quant allowed;      /* compression that may be chosen where given.weight_quant or cache_quant is none; bits 0: none */
     double max_latency; /* seconds that one block may take; 0: any number */
 } Search;
 
-/* A policy whose plan fits, and what the cost model `runtime` expects of it. */
+/* A policy whose plan fits, and what the cost model `runtime` expects of it. In a pipeline cost.T_pre and T_gen are what a
+ * machine does for a layer, and cost.T and the throughput those of the whole. */
 struct Found {
     Policy policy;
     Cost cost;
-    double latency; /* seconds of one block */
+    Pace pace;
+    double latency; /* seconds of one block; in a pipeline, of one for each group */
 };
 
 /* The best policies, at most `most`, by falling throughput (on shared cores, twice the batches in flight must bring two
@@ -83,25 +98,11 @@ int policy_predict(Found *found, const Search *search, Error *err);
 // cluster.c: many machines on paper (sections 4.4 and 6.4)
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Equal machines, and the network between neighbours: bytes/s, and the seconds of delay for each message. */
-typedef struct {
-    int nodes;
-    double net_bdw, delay_s;
-} Cluster;
-
-/* A policy of one machine, and what a pipeline of such machines makes of it. */
-struct ClusterCost {
-    Found found;
-    double prefill_s, token_s, T; /* seconds for a block of every group: of the prefill, of one token of all, of it all */
-    double throughput, decode_throughput;
-};
-
-/* The best policy of the search's task (one block of equal prompts) for the cluster; without offloading, one that keeps
+/* What a pipeline makes of sweep_s, the seconds of a machine's sweep without a prefill and with one; plan: a machine's. */
+Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s[2]);
+/* The best policy for search->cluster, of which search->checkpoint is the whole model; without offloading, one that keeps
  * everything on the GPUs. -1 and one line (EXIT_USAGE) if a machine's part does not fit. */
-int cluster_search(ClusterCost *best, const Search *search, const Cluster *cluster, bool offloading, Error *err);
-/* What is expected of part->given, unchanged: the policy of a machine whose part of the model is part->checkpoint. -1 and
- * err as above. */
-int cluster_predict(ClusterCost *cost, const Search *part, const Cluster *cluster, Error *err);
+int cluster_search(Found *best, const Search *search, bool offloading, Error *err);
 /* How many machines it takes to keep one sequence on the GPUs; 0: even one layer is too much for one. */
 int cluster_least(const Search *search);
 

@@ -1,8 +1,9 @@
 /* search.c: the policy search (section 4.3): of all block sizes, schedules and placements the one with the best throughput.
  *
  * As in the paper there are two levels: a loop over block sizes (gbs, num_gpu_batches), here also over schedules, over who
- * attends to the cache off the GPU, and over compression; and inside it a linear program over the nine fractions. The LP
- * takes memory and time to be linear in the fractions, so its optimum is a bound that plans come close to:
+ * attends to the cache off the GPU, over compression, and in a pipeline over groups; and inside it a linear program over
+ * the nine fractions. The LP takes memory and time to be linear in the fractions, so its optimum is a bound that plans come
+ * close to:
  *
  *   1. Enumerate. For every schedule, attention and compression, gbs = 1, 2, 4, ... while one batch fits, and for each
  *      num_gpu_batches = 1, 2, 4, ... while more batches help. Each such candidate is an LP; its optimum is the bound.
@@ -19,7 +20,7 @@
 #include "cost/cost.h"
 
 enum {
-    MAX_CANDIDATES = 1024, /* some hundred are enumerated; there is no room for more */
+    MAX_CANDIDATES = 4096, /* some hundred are enumerated for each number of groups; there is no room for more */
     MAX_BATCHES = 64,      /* of a block: with so many a layer's weights are a small part of what moves */
     MAX_REALIZED = 64,     /* mostly the first few are the best */
     ROUNDS = 3,            /* of smaller steps ... */
@@ -49,10 +50,10 @@ typedef struct {
 // The linear program of one candidate
 // ---------------------------------------------------------------------------------------------------------------
 
-/* The task as a policy sees it: all of it, or one block. */
+/* The task as a policy sees it: all of it, or one block for each group. */
 static Task task_for(const Search *s, const Policy *policy) {
     Task task = *s->task;
-    if (s->one_block) task.count = imin(block_size(policy), task.count);
+    if (s->one_block) task.count = imin(block_size(policy) * group_count(policy), task.count);
     return task;
 }
 
@@ -82,12 +83,22 @@ static bool solve(LpAnswer *answer, Lp *lp, const Search *s, const Policy *polic
     return answer->verdict == LP_OPTIMAL;
 }
 
-/* Seconds of one block: of as many sweeps as its longest prompt has tokens. */
+/* What all sweeps take at a point of the LP. */
+static Pace lp_pace(const Search *s, const Plan *plan, const double *x) {
+    double sweep_s[2];
+    runtime_sweeps(sweep_s, x, plan->config.l);
+    return cluster_pace(&s->cluster, plan, sweep_s);
+}
+
+/* The prompts of one group, if all have equally many. */
+static int prompts_each(const Search *s, const Policy *p) { return (s->task->count + group_count(p) - 1) / group_count(p); }
+
+/* Seconds of one block: of as many of its group's sweeps as its longest prompt has tokens. */
 static double latency_of(const Search *s, const Plan *plan, double T) {
     const Task task = task_for(s, &plan->policy);
     int n = 0;
     for (int i = 0; i < task.count; i++) n = imax(n, task.prompts[i].n);
-    return T * n / (double)plan->sweeps;
+    return T * n * group_count(&plan->policy) / (double)plan->sweeps;
 }
 
 /* What counts: token/s, less two prices. On shared cores twice the batches must bring two percent more: arithmetic beside
@@ -105,8 +116,9 @@ static double found_score(const Search *s, const Found *f) { return score(s, f->
 // ---------------------------------------------------------------------------------------------------------------
 
 static bool same_block(const Policy *a, const Policy *b) {
-    return a->gbs == b->gbs && a->num_gpu_batches == b->num_gpu_batches && a->schedule == b->schedule &&
-           a->weight_quant.bits == b->weight_quant.bits && a->cache_quant.bits == b->cache_quant.bits;
+    return a->groups == b->groups && a->gbs == b->gbs && a->num_gpu_batches == b->num_gpu_batches &&
+           a->schedule == b->schedule && a->weight_quant.bits == b->weight_quant.bits &&
+           a->cache_quant.bits == b->cache_quant.bits;
 }
 
 /* Fills the candidate's bound and score, with its table of tokens where it says. */
@@ -117,7 +129,7 @@ static void set_bound(Candidate *c, const Search *s) {
     Lp lp;
     if (corner && solve(&answer, &lp, s, &c->policy, corner, capacity)) {
         const Workload *work = corner->work;
-        const double seconds = runtime_seconds(&lp, answer.x);
+        const double seconds = lp_pace(s, corner, answer.x).T;
         bool late = s->max_latency > 0 && latency_of(s, corner, seconds) > LATENCY_SLACK * s->max_latency;
         c->bound = (work[0].prompts + work[0].steps + work[1].prompts + work[1].steps) / seconds;
         c->score = late ? 0 : score(s, c->bound, &c->policy);
@@ -144,7 +156,7 @@ static double consider(Candidates *all, Policy policy) {
 /* num_gpu_batches = 1, 2, 4, ... while more batches help. Returns the bound of the first. */
 static double double_batches(Candidates *c, Policy policy) {
     const Search *s = c->s;
-    const int enough = imin(MAX_BATCHES, (s->task->count + policy.gbs - 1) / policy.gbs);
+    const int enough = imin(MAX_BATCHES, (prompts_each(s, &policy) + policy.gbs - 1) / policy.gbs);
     const int most = s->fixed_batches ? s->given.num_gpu_batches : enough;
     double first = 0, best = 0;
     for (int K = s->fixed_batches ? most : 1;; K = imin(2 * K, most)) {
@@ -159,7 +171,7 @@ static double double_batches(Candidates *c, Policy policy) {
 /* gbs = 1, 2, 4, ... Where one batch does not fit, no larger one does. */
 static void double_gbs(Candidates *c, Policy policy) {
     const Search *s = c->s;
-    const int most = s->fixed_gbs ? s->given.gbs : s->task->count;
+    const int most = s->fixed_gbs ? s->given.gbs : prompts_each(s, &policy);
     for (policy.gbs = s->fixed_gbs ? most : 1; double_batches(c, policy) && policy.gbs < most;)
         policy.gbs = imin(2 * policy.gbs, most);
 }
@@ -179,13 +191,14 @@ static void allow(Quant *quant, const Search *s) {
 
 /* Where the compression, the schedule and who attends are given, or come to the same, consider() knows them already. Sparse
  * attention is the CPU's. */
-static void enumerate(Candidates *c) {
+static void enumerate_group(Candidates *c, int groups) {
     const Search *s = c->s;
     const bool sparse = is_sparse(&s->given);
     for (int packed = 0; packed < 4; packed++)
         for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++)
             for (int on_cpu = sparse; on_cpu < 2; on_cpu++) {
                 Policy policy = s->given;
+                policy.groups = groups;
                 if (packed & 1) allow(&policy.weight_quant, s);
                 if (packed & 2) allow(&policy.cache_quant, s);
                 if (!may_be(s, (Schedule)schedule)) continue;
@@ -195,6 +208,17 @@ static void enumerate(Candidates *c) {
             }
 }
 
+/* A pipeline of M machines needs M groups to have work for all, and one more to hide the wire; more of them wait less, and
+ * cost memory or weights that stream once for each. */
+static void enumerate(Candidates *c) {
+    const int M = c->s->cluster.nodes, groups[] = {1, M, M + 1, 2 * M, 4 * M};
+    if (c->s->fixed_groups || M <= 1)
+        enumerate_group(c, group_count(&c->s->given));
+    else
+        for (int g = 0; g < 5; g++)
+            if (groups[g] <= c->s->task->count) enumerate_group(c, groups[g]);
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // 2. Refine
 // ---------------------------------------------------------------------------------------------------------------
@@ -202,8 +226,9 @@ static void enumerate(Candidates *c) {
 /* Considers the policy with another block, no larger than the task. */
 static void try_block(Candidates *c, Policy p, int gbs, int num_gpu_batches) {
     const Search *s = c->s;
-    if (!s->fixed_gbs) p.gbs = imin(imax(gbs, 1), s->task->count);
-    p.num_gpu_batches = imax(1, imin(num_gpu_batches, (s->task->count + p.gbs - 1) / p.gbs));
+    const int count = prompts_each(s, &p);
+    if (!s->fixed_gbs) p.gbs = imin(imax(gbs, 1), count);
+    p.num_gpu_batches = imax(1, imin(num_gpu_batches, (count + p.gbs - 1) / p.gbs));
     if (s->fixed_batches) p.num_gpu_batches = s->given.num_gpu_batches;
     consider(c, p);
 }
@@ -212,7 +237,7 @@ static void try_block(Candidates *c, Policy p, int gbs, int num_gpu_batches) {
  * equally. */
 static void step_from(Candidates *c, const Policy *from) {
     static const double step[] = {.75, .875, 1.125, 1.25, 1.5};
-    const int gbs = from->gbs, K = from->num_gpu_batches, count = c->s->task->count;
+    const int gbs = from->gbs, K = from->num_gpu_batches, count = prompts_each(c->s, from);
     for (size_t i = 0; i < sizeof step / sizeof *step; i++) {
         try_block(c, *from, (int)(gbs * step[i]), K);
         try_block(c, *from, gbs, (int)lround(K * step[i]));
@@ -273,7 +298,7 @@ static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const
 /* Weights to percentages with one digit behind the point, cache and activations to sequences of the block; as long as one
  * digit can tell them apart. What is given stays. */
 static void set_fractions(Policy *p, const Search *s, const double *x) {
-    const int weights = 1000, sequences = imin(weights, imin(block_size(p), s->task->count));
+    const int weights = 1000, sequences = imin(weights, imin(block_size(p), prompts_each(s, p)));
     round_shares(&p->wg, &p->wc, x + WG, s->fixed, weights);
     round_shares(&p->cg, &p->cc, x + CG, s->fixed + 2, sequences);
     round_shares(&p->hg, &p->hc, x + HG, s->fixed + 4, sequences);
@@ -283,6 +308,9 @@ static void set_fractions(Policy *p, const Search *s, const double *x) {
 static Found found_by(const Search *s, const Plan *plan, const Lp *lp) {
     Found found = {.policy = plan->policy};
     runtime_cost(&found.cost, lp, plan);
+    const double l = plan->config.l, tokens = found.cost.throughput * found.cost.T;
+    found.pace = cluster_pace(&s->cluster, plan, (const double[]){found.cost.T_gen * l, found.cost.T_pre * l});
+    found.cost.T = found.pace.T, found.cost.throughput = tokens / found.cost.T;
     found.latency = latency_of(s, plan, found.cost.T);
     return found;
 }

@@ -9,7 +9,6 @@
 
 typedef struct Found Found;
 typedef struct Gpu Gpu;
-typedef struct ClusterCost ClusterCost;
 typedef struct World World;
 
 #ifdef __cplusplus
@@ -450,7 +449,7 @@ void report_found(Report *report, const char *key, const Found *found, int n);
 /* A placement by Appendix A.3. */
 void report_paper(Report *report, const Cost *cost, const Block *block);
 /* One machine, a pipeline, a chain without offloading; NULL if it does not fit. The chain needs `least` machines. */
-void report_clusters(Report *report, const ClusterCost *const cost[3], int least);
+void report_clusters(Report *report, const Found *const found[3], int least);
 
 /* The following go to standard error. The plan's totals and what was used; then what was predicted, if anything was, beside
  * what was measured. */

@@ -217,27 +217,28 @@ void report_paper(Report *r, const Cost *cost, const Block *block) {
                 cost->full[t][0] ? ", full: " : "", cost->full[t]);
 }
 
-static void add_cluster(cJSON *json, const char *name, const ClusterCost *c) {
+static void add_cluster(cJSON *json, const char *name, const Found *f) {
     cJSON *to = cJSON_AddObjectToObject(json, name);
-    add_policy(to, &c->found.policy);
-    ADD(to, {"prefill_s", c->prefill_s}, {"token_s", c->token_s}, {"T", c->T}, {"throughput", c->throughput},
-        {"decode_throughput", c->decode_throughput});
+    const double in_flight = block_size(&f->policy) * group_count(&f->policy);
+    add_policy(to, &f->policy);
+    ADD(to, {"prefill_s", f->pace.prefill_s}, {"token_s", f->pace.token_s}, {"T", f->cost.T},
+        {"throughput", f->cost.throughput}, {"decode_throughput", f->pace.token_s > 0 ? in_flight / f->pace.token_s : 0});
 }
 
-void report_clusters(Report *r, const ClusterCost *const cost[3], int least) {
+void report_clusters(Report *r, const Found *const found[3], int least) {
     static const char *const name[] = {"one", "pipeline", "chain"};
     char title[3][64] = {"1 machine"};
     snprintf(title[1], sizeof title[1], "%d machines, pipeline", r->run->options->nodes);
     snprintf(title[2], sizeof title[2], "%d machines, without offloading", r->run->options->nodes);
     for (int i = 0; i < 3; i++)
-        if (cost[i]) add_cluster(r->json, name[i], cost[i]);
+        if (found[i]) add_cluster(r->json, name[i], found[i]);
     report_question(r);
     if (!r->text) return;
     fprintf(r->text, "%-34s %-16s %-37s %9s %11s %11s %11s %11s\n", "", "groups x block",
             "    wg    wc    cg    cc    hg    hc", "prefill (s)", "a token (s)", "block (s)", "token/s", "decoding");
     for (int i = 0; i < 3; i++) {
-        fprintf(r->text, cost[i] ? "%-34s " : "%s: ", title[i]);
-        if (cost[i])
+        fprintf(r->text, found[i] ? "%-34s " : "%s: ", title[i]);
+        if (found[i])
             fill_in(r->text,
                     "{%3.0f groups} x {%4.0f gbs} x {%-3.0f num_gpu_batches} " SHARES
                     " {%11.4g prefill_s} {%11.4g token_s} {%11.4g T} {%11.4g throughput} {%11.4g decode_throughput}\n",
@@ -271,9 +272,10 @@ static void print_pair(const char *name, double before, double after) {
 void print_prediction(const TaskRun *run) {
     if (!run->found) return;
     const Cost *expected = &run->found->cost, was = measured(run);
+    const double rows = run->plan->config.l * group_count(&run->found->policy); /* of squares, of all groups */
     fprintf(stderr, "%-34s %12s %12s\n", "", "predicted", "measured");
-    print_pair("T_pre (s)", expected->T_pre, was.T_pre);
-    print_pair("T_gen (s)", expected->T_gen, was.T_gen);
+    print_pair("T_pre (s)", run->found->pace.prefill_s / rows, was.T_pre); /* with what a pipeline waits */
+    print_pair("T_gen (s)", run->found->pace.token_s / rows, was.T_gen);
     print_pair("T (s)", expected->T, was.T);
     print_pair("throughput (token/s)", expected->throughput, was.throughput);
     for (int t = 0; t < NTIERS; t++)

@@ -1150,8 +1150,9 @@ static void the_sim_runs_opt_175b_on_a_t4(void) {
 /* Four machines: a line for each, and in --json the same figures. */
 static void the_sim_runs_a_pipeline_of_machines(void) {
     static const int layers[] = {8, 8, 10, 6};
-    Result r = RUN("bench", "--model", "opt-6.7b", "--device", "sim", "--hardware", "hardware/t4.json", "--nodes", "4",
-                   "--stages", "8,8,10,6", "--net", "1.25G,0.1ms", "--json", path_in(capture, "stages.json"));
+    Result r =
+        RUN("bench", "--model", "opt-6.7b", "--device", "sim", "--hardware", "hardware/t4.json", "--nodes", "4", "--stages",
+            "8,8,10,6", "--groups", "5", "--net", "1.25G,0.1ms", "--json", path_in(capture, "stages.json"));
     assert_done(&r);
     CU_ASSERT(contains_all(r.out, WORDS("stage 0: layers 0 to 7;", "stage 3: layers 26 to 31;", "GPU waits")));
     cJSON *json = read_json(path_in(capture, "stages.json"));

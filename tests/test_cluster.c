@@ -24,32 +24,35 @@ static Search question(const char *name) {
                     .given = {.overlap = true, .page_tokens = 16}};
 }
 
-static ClusterCost ask(const Search *s, int nodes, double net_bdw, double delay_s) {
-    ClusterCost cost = {.T = 0};
-    const Cluster cluster = {nodes, net_bdw, delay_s};
-    if (cluster_search(&cost, s, &cluster, true, &err)) CU_FAIL_FATAL(err.text);
-    return cost;
+static Found ask(Search s, int nodes, double net_bdw, double delay_s) {
+    Found found;
+    s.cluster = (Cluster){nodes, net_bdw, delay_s};
+    if (cluster_search(&found, &s, true, &err)) CU_FAIL_FATAL(err.text);
+    return found;
 }
+
+/* token/s when only new tokens are made. */
+static double decoding(const Found *f) { return block_size(&f->policy) * group_count(&f->policy) / f->pace.token_s; }
 
 /* A cluster of one is the machine itself. */
 static void one_machine_takes_what_the_search_says(void) {
     Search s = question("opt-30b");
-    ClusterCost c = ask(&s, 1, 1, 1e6); /* its network does not count */
-    const Cost *cost = &c.found.cost;
-    CU_ASSERT_DOUBLE_EQUAL(c.prefill_s, cost->T_pre * 48, 1e-9 * c.prefill_s);
-    CU_ASSERT_DOUBLE_EQUAL(c.token_s, cost->T_gen * 48, 1e-9 * c.token_s);
-    CU_ASSERT_DOUBLE_EQUAL(c.T, cost->T, 1e-6 * c.T);
-    CU_ASSERT_DOUBLE_EQUAL(c.throughput, cost->throughput, 1e-6 * c.throughput);
+    const Found c = ask(s, 1, 1, 1e6); /* its network does not count */
+    const Cost *cost = &c.cost;
+    CU_ASSERT_DOUBLE_EQUAL(c.pace.prefill_s, cost->T_pre * 48, 1e-9 * c.pace.prefill_s);
+    CU_ASSERT_DOUBLE_EQUAL(c.pace.token_s, cost->T_gen * 48, 1e-9 * c.pace.token_s);
+    CU_ASSERT_DOUBLE_EQUAL(cost->T, 48 * (cost->T_pre + 31 * cost->T_gen), 1e-6 * cost->T);
+    CU_ASSERT_DOUBLE_EQUAL(cost->throughput, 32 * block_size(&c.policy) / cost->T, 1e-6 * cost->throughput);
     checkpoint_close(model);
 }
 
 /* Four machines with 12 of OPT-30B's 48 layers each: section 4.4 by hand. */
 static void check_formulas(double bdw, double delay) {
     Search s = question("opt-30b");
-    s.given.groups = 5;
-    ClusterCost c = ask(&s, 4, bdw, delay);
-    const double K = c.found.policy.num_gpu_batches, gbs = c.found.policy.gbs;
-    const double t_pre = c.found.cost.T_pre * 12, t_gen = c.found.cost.T_gen * 12;
+    s.given.groups = 5, s.fixed_groups = true;
+    const Found c = ask(s, 4, bdw, delay);
+    const double K = c.policy.num_gpu_batches, gbs = c.policy.gbs;
+    const double t_pre = c.cost.T_pre * 12, t_gen = c.cost.T_gen * 12;
     const double x_gen = 2 * 7168 * gbs / bdw, x_pre = 512 * x_gen;
     /* 11 layers, and the first batch's square of the last: then it is on its way */
     const double leave_pre = t_pre / 12 * (11 + 1 / K), leave_gen = t_gen / 12 * (11 + 1 / K);
@@ -59,12 +62,11 @@ static void check_formulas(double bdw, double delay) {
     if (K * x_pre > each) each = K * x_pre;
     if (5 * K * x_gen > token) token = 5 * K * x_gen;
     if (3 * hop + t_gen + delay > token) token = 3 * hop + t_gen + delay;
-    CU_ASSERT_EQUAL(c.found.policy.groups, 5);
-    CU_ASSERT_DOUBLE_EQUAL(c.prefill_s, 3 * fill + 5 * each, 1e-9 * c.prefill_s);
-    CU_ASSERT_DOUBLE_EQUAL(c.token_s, token, 1e-9 * token);
-    CU_ASSERT_DOUBLE_EQUAL(c.T, c.prefill_s + 31 * token, 1e-9 * c.T);
-    CU_ASSERT_DOUBLE_EQUAL(c.throughput, 32 * 5 * gbs * K / c.T, 1e-9 * c.throughput);
-    CU_ASSERT_DOUBLE_EQUAL(c.decode_throughput, 5 * gbs * K / token, 1e-9 * c.decode_throughput);
+    CU_ASSERT_EQUAL(c.policy.groups, 5);
+    CU_ASSERT_DOUBLE_EQUAL(c.pace.prefill_s, 3 * fill + 5 * each, 1e-9 * c.pace.prefill_s);
+    CU_ASSERT_DOUBLE_EQUAL(c.pace.token_s, token, 1e-9 * token);
+    CU_ASSERT_DOUBLE_EQUAL(c.cost.T, c.pace.prefill_s + 31 * token, 1e-9 * c.cost.T);
+    CU_ASSERT_DOUBLE_EQUAL(c.cost.throughput, 32 * fmin(5 * gbs * K, task.count) / c.cost.T, 1e-9 * c.cost.throughput);
     checkpoint_close(model);
 }
 
@@ -80,20 +82,40 @@ static void decoding_scales_better_than_linearly(void) {
     static const char *const models[] = {"opt-30b", "opt-175b"};
     for (int m = 0; m < 2; m++) {
         Search s = question(models[m]);
-        ClusterCost one = ask(&s, 1, 1e9, 1e-4), four = ask(&s, 4, 1.25e9, 1e-4);
-        CU_ASSERT(four.decode_throughput > 4 * one.decode_throughput);
-        if (!m) CU_ASSERT(four.throughput < 4 * one.throughput);
+        const Found one = ask(s, 1, 1e9, 1e-4), four = ask(s, 4, 1.25e9, 1e-4);
+        CU_ASSERT(decoding(&four) > 4 * decoding(&one));
+        if (!m) CU_ASSERT(four.cost.throughput < 4 * one.cost.throughput);
         checkpoint_close(model);
     }
+}
+
+/* The number of groups is the search's: as good as the best that could be given. A block that must come sooner is smaller.
+ */
+static void the_search_finds_how_many_groups_sweep_in_turn(void) {
+    static const int groups[] = {1, 4, 5, 8, 16};
+    Search s = question("opt-30b");
+    const Found best = ask(s, 4, 1.25e9, 1e-4);
+    double most = 0;
+    s.fixed_groups = true;
+    for (int g = 0; g < 5; g++) {
+        s.given.groups = groups[g];
+        most = fmax(most, ask(s, 4, 1.25e9, 1e-4).cost.throughput);
+    }
+    CU_ASSERT(best.cost.throughput >= .99 * most); /* as far as steps from the best candidates go */
+    s.fixed_groups = false, s.max_latency = best.latency / 2;
+    const Found sooner = ask(s, 4, 1.25e9, 1e-4);
+    CU_ASSERT_DOUBLE_EQUAL(best.latency, best.cost.T, 1e-9 * best.cost.T);
+    CU_ASSERT(sooner.latency <= best.latency / 2 && sooner.cost.throughput > .8 * most);
+    checkpoint_close(model);
 }
 
 static void a_worse_network_is_never_better(void) {
     Search s = question("opt-30b");
     double before = INFINITY;
     for (double slow = 1; slow < 1e5; slow *= 10) {
-        ClusterCost c = ask(&s, 12, 1.25e9 / slow, 1e-4 * slow);
-        CU_ASSERT(c.throughput <= before * (1 + 1e-9));
-        before = c.throughput;
+        const Found c = ask(s, 12, 1.25e9 / slow, 1e-4 * slow);
+        CU_ASSERT(c.cost.throughput <= before * (1 + 1e-9));
+        before = c.cost.throughput;
     }
     checkpoint_close(model);
 }
@@ -103,12 +125,12 @@ static void without_offloading_the_gpus_hold_everything(void) {
     Search s = question("opt-175b");
     int least = cluster_least(&s);
     for (int nodes = least - 1; nodes <= least; nodes++) {
-        const Cluster cluster = {nodes, 1.25e9, 1e-4};
-        ClusterCost c;
-        int status = cluster_search(&c, &s, &cluster, false, &err);
+        Found c;
+        s.cluster = (Cluster){nodes, 1.25e9, 1e-4};
+        int status = cluster_search(&c, &s, false, &err);
         CU_ASSERT_EQUAL(status, nodes < least ? -1 : 0);
         if (status) continue;
-        const Policy *p = &c.found.policy;
+        const Policy *p = &c.policy;
         CU_ASSERT(p->wg == 1 && p->cg == 1 && p->hg == 1 && p->table_home == TIER_GPU);
     }
     CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
@@ -139,19 +161,20 @@ static void the_formulas_are_near_what_simulated_machines_take(void) {
         const Cluster cluster = {m, 1.25e9, 1e-4};
         const Listener nobody = {.done = completion_ignored};
         Search part = question(models[way % 3]);
-        ClusterCost expected;
+        Found expected;
         Stages stages;
         RunStats was;
         static int32_t ids[512];
         for (int i = 0; i < 2048; i++) prompts[i].n = n, prompts[i].ids = ids;
         ASSERT_OK(stages_split(&stages, model, m, &(Texts){.n = 0}, &err));
-        part.checkpoint = &stages.stage[0].part, part.given.groups = m > 1 ? m + 1 : 1;
+        part.checkpoint = &stages.stage[0].part, part.cluster = cluster;
+        part.given.groups = m > 1 ? m + 1 : 1, part.fixed_groups = true;
         choose(&part, &stages);
-        ASSERT_OK(cluster_predict(&expected, &part, &cluster, &err));
+        ASSERT_OK(policy_predict(&expected, &part, &err));
         stages_open(&stages, &t4, cluster.net_bdw, cluster.delay_s);
         ASSERT_OK(stages_run(&stages, &task, &nobody, &was, &err));
-        CU_ASSERT(fabs(expected.T - was.total_s) < .03 * was.total_s);
-        CU_ASSERT(fabs(expected.decode_throughput - was.decoded / was.decode_s) < .1 * expected.decode_throughput);
+        CU_ASSERT(fabs(expected.cost.T - was.total_s) < .03 * was.total_s);
+        CU_ASSERT(fabs(decoding(&expected) - was.decoded / was.decode_s) < .1 * decoding(&expected));
         stages_close(&stages), checkpoint_close(model);
     }
 }
@@ -160,6 +183,7 @@ CU_TestInfo tests[] = {
     {"one machine takes what the search says", one_machine_takes_what_the_search_says},
     {"four machines fill, run and empty", four_machines_fill_run_and_empty},
     {"decoding scales better than linearly", decoding_scales_better_than_linearly},
+    {"the search finds how many groups sweep in turn", the_search_finds_how_many_groups_sweep_in_turn},
     {"a worse network is never better", a_worse_network_is_never_better},
     {"without offloading the GPUs hold everything", without_offloading_the_gpus_hold_everything},
     {"the formulas are near what simulated machines take", the_formulas_are_near_what_simulated_machines_take},
