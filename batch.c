@@ -18,7 +18,8 @@
 
 Tensor batch_activations(const Flight *f, const Batch *b, Tier tier) {
     const int first = f->plan->act_first[tier][b->index];
-    return tensor_cells(plan_view(f->plan, ACTIVATIONS, tier, 0, first, b->act_rows[tier]), b->index, 1);
+    Tensor t = plan_view(f->plan, ACTIVATIONS, tier, 0, first, b->act_rows[tier]);
+    return tensor_cells(t, b->index * t.ncells, t.ncells);
 }
 
 Tensor batch_tokens(const Flight *f, const Batch *b, Tier side) {
@@ -258,7 +259,7 @@ static void lay_out(const Flight *f, Batch *b, Tables *t, Tier side) {
     t->len = ints(&t->all, &at, b->nseq, seqs);
     t->prompt = ints(&t->all, &at, b->nseq, seqs);
     t->at = ints(&t->all, &at, b->nseq, seqs);
-    t->start = ints(&t->all, &at, b->nseq + 1, seqs + 1);
+    t->start = ints(&t->all, &at, 2 * b->nseq, 2 * seqs);
     t->pages = page_ints(p, &t->all, &at, b->nseq);
     t->staged = page_ints(p, &t->all, &at, b->nseq);
     t->head = ints(&t->all, &at, b->heads, p->head_rows);
@@ -293,21 +294,37 @@ static int fill_rows(const Flight *f, Batch *b, int r, int row) {
     return row;
 }
 
+bool batch_piece(const Flight *f, const Batch *b, Piece *p) {
+    const int first = p->first + p->nseq, row = p->row + p->rows, number = p->number + (p->nseq > 0);
+    *p = (Piece){.number = number, .first = first, .row = row};
+    if (!b->prefill && !first) p->nseq = b->nseq, p->rows = b->rows;
+    for (int r = first; b->prefill && r < b->nseq && p->rows + b->seq[r]->s <= f->plan->piece_rows; r++)
+        p->nseq++, p->rows += b->seq[r]->s;
+    return p->nseq > 0;
+}
+
+/* Where the sequences of every piece begin in it, and where the last one ends. */
+static void fill_starts(const Flight *f, const Batch *b) {
+    int32_t *start = host(f, b->cpu.start);
+    for (Piece p = {.number = 0}; b->prefill && batch_piece(f, b, &p);) {
+        *start++ = 0;
+        for (int r = p.first; r < p.first + p.nseq; r++, start++) *start = start[-1] + b->seq[r]->s;
+    }
+}
+
 /* Writes the tables of this sweep, row by row and sequence by sequence. */
 static void fill_tables(Flight *f, Batch *b) {
-    int32_t *start = host(f, b->cpu.start), *len = host(f, b->cpu.len);
+    int32_t *len = host(f, b->cpu.len);
     int32_t *prompt = host(f, b->cpu.prompt), *at = host(f, b->cpu.at), *pages = host(f, b->cpu.pages);
     int32_t *staged = host(f, b->cpu.staged);
-    int row = 0;
-    for (int r = 0; r < b->nseq; r++) {
+    for (int r = 0, row = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
-        start[r] = row;
         row = fill_rows(f, b, r, row);
         len[r] = at[r] = q->s + q->generated;
         prompt[r] = f->task->prompts[q->prompt].place;
         for (int e = 0; e < q->npages; e++) pages[(size_t)r * f->plan->max_pages + e] = q->pages[e];
     }
-    start[b->nseq] = row;
+    fill_starts(f, b);
     fill_head(f, b);
     b->nstaged[TIER_CPU] = b->nstaged[TIER_DISK] = 0;
     if (b->prefill) return; /* prefill attends to what it has just computed */

@@ -22,9 +22,10 @@ typedef struct {
 typedef struct {
     Tensor all;                                /* all of them as one view */
     Tensor ids, positions, row_seq, row_token; /* (1, rows): token, position + 2; sequence, place in it */
-    Tensor start, len, prompt, at; /* (1, nseq): first row (and the end); tokens with the new one; for sampling */
-    Tensor pages, staged;          /* (nseq, max_pages): in the home pool, in staging */
-    Tensor head, target;           /* (1, heads): rows that the head needs; in a scored task, the tokens after them */
+    Tensor len, prompt, at;                    /* (1, nseq): tokens with the new one; for sampling */
+    Tensor start;         /* of each piece of a prefill: its sequences' first rows in it, and the end */
+    Tensor pages, staged; /* (nseq, max_pages): in the home pool, in staging */
+    Tensor head, target;  /* (1, heads): rows that the head needs; in a scored task, the tokens after them */
 } Tables;
 
 /* A page that passes through staging this sweep: its place there is its rank in the list. past: it holds tokens of earlier
@@ -33,6 +34,12 @@ typedef struct {
     int page;
     bool past;
 } Staged;
+
+/* Sequences of a batch which pass a layer together, so that q, new k and v, and the result of attention need room for them
+ * alone: of a batch in prefill, as many as have plan->piece_rows rows together; of one that decodes, all. */
+typedef struct {
+    int number, first, nseq, row, rows; /* in the batch: which piece, its sequences, its rows */
+} Piece;
 
 /* One GPU batch in flight. Rows are the tokens of this sweep, sequence after sequence; sequences are ordered by the tier of
  * their KV, and the tiers of their activations never decrease, so each tier's rows are one range. */
@@ -48,6 +55,7 @@ typedef struct {
     Staged *staged[NTIERS]; /* the CPU's and the disk's pages, in page order */
     int nstaged[NTIERS];
     Tables cpu, gpu;
+    long turn; /* of its newest piece: pieces take the workspaces in turn */
 } Batch;
 
 /* What the groups of a run share: the line of waiting prompts, the batches admitted so far, the end of the newest sweep. */
@@ -101,6 +109,8 @@ void flight_close(Flight *f);
  * have ended, and makes rows, pages and index tables for the new tokens. False when nobody is left, or the run failed. */
 bool batch_begin(Flight *f, Batch *b);
 
+/* Makes *piece, which is zero before the first, the next one of the batch in this sweep. False: there is none. */
+bool batch_piece(const Flight *f, const Batch *b, Piece *piece);
 /* Where its activations of one tier rest: row 0 is its first row of that tier. */
 Tensor batch_activations(const Flight *f, const Batch *b, Tier tier);
 /* What its newest step gave, on GPU or CPU: the chosen tokens (1, nseq); in a scored task, LOG_PROBS and GREEDY (1, heads);

@@ -217,7 +217,7 @@ static bool all_given(const Search *s) {
  * is expected of them, if the machine is known (found not NULL). Returns their number, or -1 and err. */
 static int find_policies(Found *found, int most, Search *s, Error *err) {
     if (!all_given(s)) return policy_search(found, most, s, err);
-    if (table_home(&s->given, s->checkpoint, s->task, s->act_type, s->capacity, err)) return -1;
+    if (fit_policy(&s->given, s->checkpoint, s->task, s->act_type, s->capacity, err)) return -1;
     return found && policy_predict(found, s, err) ? -1 : 1;
 }
 
@@ -268,7 +268,7 @@ static bool follows(const TaskRun *run) { return run->net && run->net->stage; }
 static int fits_all(TaskRun *run, const Task *task, Error *err) {
     Options *o = run->options;
     if (run->stages.n) return stages_plan(&run->stages, &o->policy, task, act_type(run), o->capacity, err);
-    const int status = table_home(&o->policy, run->checkpoint, task, act_type(run), o->capacity, err);
+    const int status = fit_policy(&o->policy, run->checkpoint, task, act_type(run), o->capacity, err);
     return run->net->agree(run->net, status, err);
 }
 

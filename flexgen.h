@@ -148,11 +148,16 @@ typedef struct {
     bool overlap;       /* false: every post is waited for */
     int page_tokens;    /* tokens of a KV page */
     Tier table_home;    /* where the token table (and lm_head) rests */
+    int piece_rows;     /* of prompts that pass a layer together, or of the longest prompt; 0 is PIECE_ROWS */
+    int workspaces;     /* rotating ones for hidden states that rest off the GPU: 2 or 3; 0 is 3 */
     Quant weight_quant; /* how the matrices of the layers are packed, on every tier; bits 0: they are F16 */
     Quant cache_quant;  /* how the KV pages are packed */
     double sparsity;    /* the share of past tokens whose V attention reads, if between 0 and 1; only with cpu_attention,
                            since V can be skipped only where the pages are */
 } Policy;
+/* One batch's hidden state is computed, the next one's comes, and the last one's goes: into three workspaces, or into two
+ * if the next may wait for the last. */
+enum { PIECE_ROWS = 1024, LEAST_WORKSPACES = 2, WORKSPACES = 3 };
 static inline int group_count(const Policy *policy) { return imax(policy->groups, 1); }
 static inline bool is_sparse(const Policy *policy) { return policy->sparsity > 0 && policy->sparsity < 1; }
 /* For a new token, sparse attention (section 5) reads all of K, but V only of the token itself and of ceil(sparsity * past)
@@ -305,16 +310,18 @@ typedef struct Plan {
     long sweeps;      /* that the task takes if no sequence stops early */
     Workload work[2]; /* in sweeps without a prefill; in those with one */
     double a21_kv;    /* A.2.1's estimate of the peak bytes of KV for the schedule, with the task's mean lengths */
-    int max_rows, max_seqs, max_pages,
-        chunk; /* of a batch: token rows, sequences; pages of a sequence; rows that a layer takes at a time */
+    int max_rows, max_seqs, max_pages, piece_rows,
+        chunk;                 /* of a batch: token rows, sequences; pages of a sequence; rows of the sequences that pass a
+                                  layer together; of them, rows that are normalized at a time */
+    int pieces;                /* of a batch, at most */
     int head_rows, head_chunk; /* rows of a batch that the head needs; rows that become logits at a time */
     int off_rows, off_seqs;    /* largest share of a batch whose KV is not on the GPU: rows, sequences */
     size_t kv_row;             /* bytes of a token's K (or V) in a page */
     int npages[NTIERS];        /* KV pages of each tier's pool, for each group */
     int staged_pages[2];       /* pages of one staging slot: on the GPU; on the CPU, for the disk */
-    int nws;                   /* rotating workspaces */
-    int *act_rows[NTIERS];     /* [batches] rows of activation home of each batch */
-    int *act_first[NTIERS];    /* [batches] its first row in the tier's ACTIVATIONS */
+    int nws, turns;         /* rotating workspaces: of batches (x), of pieces (q, new k and v, the result of attention) */
+    int *act_rows[NTIERS];  /* [batches] rows of activation home of each batch */
+    int *act_first[NTIERS]; /* [batches] its first row in the tier's ACTIVATIONS */
     int max_act_rows[NTIERS];
     bool need_x;                /* some batch has activations off the GPU: workspaces hold x */
     size_t unpacked_bytes;      /* of UNPACKED_WEIGHTS; 0: none */
@@ -353,8 +360,9 @@ bool copied_to_disk(const Plan *plan, const Checkpoint *checkpoint);
 /* -1 and err (EXIT_USAGE) when a tier's total exceeds its capacity; err names the tier, what it needs and has, its largest
  * region, and the flag that shrinks it. */
 int plan_fits(const Plan *plan, const size_t capacity[NTIERS], Error *err);
-/* Puts policy->table_home on the highest tier where the plan fits; -1 and err (of the GPU) when none does. */
-int table_home(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
+/* Sets policy->workspaces as large and policy->table_home as high as the plan has room for, the former first; -1 and err
+ * (of the smallest plan with the table on the GPU) where none fits. */
+int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
                Error *err);
 /* Page indices of one tier's pool: the lowest free one first, so that pages taken together lie together. */
 typedef struct {

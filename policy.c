@@ -222,15 +222,16 @@ enum {
     IN_FLIGHT,       /* a batch's whole way through the layer, since only a few are under way at once */
     STORING,         /* the same for the way of its new k and v */
     QUEUED,          /* caches that cannot load while another batch is in prefill */
-    COMP_WITH_CTOG,  /* a link and the processor, when both are busy */
+    COMP_WITH_CTOG,  /* two of a link, the disk and the processor, when both are busy */
     COMP_WITH_DTOC,
+    CTOG_WITH_DTOC,
     NBOUNDS
 };
 static const char *const bound_name[2][NBOUNDS] = {
     {"ctog^g", "gtoc^g", "dtoc^g", "ctod^g", "gpu^g", "cpu^g", "cores^g", "chain^g", "store^g", "queue^g",
-     "comp^g with ctog^g", "comp^g with dtoc^g"},
+     "comp^g with ctog^g", "comp^g with dtoc^g", "ctog^g with dtoc^g"},
     {"ctog^p", "gtoc^p", "dtoc^p", "ctod^p", "gpu^p", "cpu^p", "cores^p", "chain^p", "store^p", "queue^p",
-     "comp^p with ctog^p", "comp^p with dtoc^p"}};
+     "comp^p with ctog^p", "comp^p with dtoc^p", "ctog^p with dtoc^p"}};
 const char *const memory_row[NTIERS] = {"GPU memory", "CPU memory", "disk space"};
 
 /* Seconds of each in one sweep: in a layer; in the last layer and the head, what they take more than a layer. */
@@ -429,18 +430,17 @@ static void queue_row(Seconds *t, const Sweep *a) {
  * would prefer placements whose two slowest lanes are equal to the last percent. */
 static const double HELD_UP = 1.06;
 
-/* Rows that are made of others: cores = gpu + cpu + copies; comp with a link = HELD_UP (link + comp) / 2. Without overlap
- * everything adds up. */
+/* Rows that are made of others: cores = gpu + cpu + copies; one lane with another = HELD_UP (one + other) / 2. Without
+ * overlap everything adds up. */
 static void joint_rows(Linear *of, const Sweep *a) {
     Linear all = {.one = 0};
     for (int c = CTOG; c <= CPU; c++) add(&all, 1, of[c]);
     for (int c = CPU; c >= CTOG && a->hw->shared_cores; c--)
         add(&of[CORES], c <= CTOD ? link_cores(a->hw, (Channel)c, a->stage) : 1, of[c]);
     if (!a->plan->policy.overlap) of[IN_FLIGHT] = all;
-    for (int r = COMP_WITH_CTOG; r <= COMP_WITH_DTOC; r++) {
-        add(&of[r], HELD_UP / 2, of[r == COMP_WITH_CTOG ? CTOG : DTOC]);
-        add(&of[r], HELD_UP / 2, of[a->hw->shared_cores ? CORES : GPU]);
-    }
+    const int comp = a->hw->shared_cores ? CORES : GPU, pair[][2] = {{CTOG, comp}, {DTOC, comp}, {CTOG, DTOC}};
+    for (int r = COMP_WITH_CTOG; r <= CTOG_WITH_DTOC; r++)
+        for (int one = 0; one < 2; one++) add(&of[r], HELD_UP / 2, of[pair[r - COMP_WITH_CTOG][one]]);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -497,8 +497,8 @@ static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
     const double weights = a->weights * l, cache = group_count(&p->policy) * p->npages[TIER_CPU] * page * l,
                  rows = p->max_rows;
     const double two_layers = 2 * a->weights, two_pages = 2 * p->staged_pages[0] * page, four_states = 4 * rows * state;
-    const double x = p->nws * rows * state, new_kv = p->nws * (double)p->off_rows * a->kv;
-    const double q_and_o = 2 * p->nws * (double)p->off_seqs * state;
+    const double x = p->nws * rows * state, new_kv = p->turns * (double)imin(p->off_rows, p->piece_rows) * a->kv;
+    const double q_and_o = 2 * p->turns * (double)p->off_seqs * state;
     double states = 0;
     for (int k = 0; k < p->batches; k++) states += p->act_rows[TIER_CPU][k] * state;
     Linear tier[NTIERS] = {{.wg = weights, .cg = cache, .hg = states},

@@ -25,6 +25,7 @@ typedef struct {
     int l, i, K;            /* decoder layers; this sweep, of all groups; batches in flight in it */
     long base;              /* squares of the sweeps before this one */
     long streamed;          /* layers that have streamed so far: they take the two slots in turn */
+    long turn;              /* pieces so far */
     LayerWeights now, next; /* the layer that computes, the one that loads beside it */
     bool next_is_layer0;    /* next is layer 0 of the coming sweep */
     Op op;                  /* the one that is being made */
@@ -71,19 +72,24 @@ static Tensor hidden(const Run *run, const Batch *b, long sq) {
     return all_on_gpu(b) ? batch_activations(run->flight, b, TIER_GPU) : workspace(run, HIDDEN, sq, b->rows);
 }
 
-/* New k, v as pages take them: where the cache is packed, they are packed before they go anywhere. */
-static Tensor new_kv(const Run *run, long sq, int rows) {
-    return workspace(run, run->plan->policy.cache_quant.bits ? NEW_KV_PACKED : NEW_KV, sq, rows);
+/* Of that, what a piece computes. */
+static Tensor hidden_piece(const Run *run, const Batch *b, long sq, const Piece *piece) {
+    return tensor_cells(tensor_rows(hidden(run, b, sq), piece->row, piece->rows), piece->number, 1);
+}
+
+/* New k, v of a piece as pages take them: where the cache is packed, they are packed before they go anywhere. */
+static Tensor new_kv(const Run *run, const Batch *b, int rows) {
+    return workspace(run, run->plan->policy.cache_quant.bits ? NEW_KV_PACKED : NEW_KV, b->turn, rows);
 }
 
 /* The result of attention: rows of the sequences whose KV is on the GPU, and rows of the others, which other lanes write.
  */
-static Tensor attended_on_gpu(const Run *run, const Batch *b, long sq) {
-    return tensor_cells(workspace(run, ATTENDED, sq, b->kv_seqs[TIER_GPU]), 0, 1);
+static Tensor attended_on_gpu(const Run *run, const Batch *b) {
+    return tensor_cells(workspace(run, ATTENDED, b->turn, b->kv_seqs[TIER_GPU]), 0, 1);
 }
-static Tensor attended_elsewhere(const Run *run, const Batch *b, long sq) {
-    Tensor o = tensor_rows(workspace(run, ATTENDED, sq, b->nseq), b->kv_seqs[TIER_GPU], b->nseq - b->kv_seqs[TIER_GPU]);
-    return tensor_cells(o, 1, 1);
+static Tensor attended_elsewhere(const Run *run, const Batch *b) {
+    const int gpu = b->kv_seqs[TIER_GPU];
+    return tensor_cells(tensor_rows(workspace(run, ATTENDED, b->turn, b->nseq), gpu, b->nseq - gpu), 1, 1);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -314,15 +320,14 @@ static void load_activation(Run *run, int j, int k) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Off the GPU: the sequences whose KV is on the CPU or on disk; they come last. */
-static int off_rows(const Batch *b) { return b->rows - b->kv_rows[TIER_GPU]; }
 static int off_seqs(const Batch *b) { return b->nseq - b->kv_seqs[TIER_GPU]; }
 
 /* Whether the CPU attends in this batch's square (computation delegation, section 4.2). */
 static bool delegated(const Run *run, const Batch *b) { return run->plan->policy.cpu_attention && !b->prefill; }
 
-/* New k and v that have come down, of the sequences off the GPU. */
-static Tensor new_kv_below(const Run *run, const Batch *b, long sq) {
-    return plan_view(run->plan, NEW_KV, TIER_CPU, sq, 0, off_rows(b));
+/* New k and v of a piece that have come down, of the sequences off the GPU. */
+static Tensor new_kv_below(const Run *run, const Batch *b, int rows) {
+    return plan_view(run->plan, NEW_KV, TIER_CPU, b->turn, 0, rows);
 }
 
 /* Puts new tokens' k and v, rows first .. first+n-1 of the batch, into the pages of a table. */
@@ -330,25 +335,41 @@ static void append(Run *run, Op *op, const Tables *t, const PageTable *table, Te
     post(&run->to, op_append(op, table, kv, tensor_cols(t->row_seq, first, n), tensor_cols(t->row_token, first, n)));
 }
 
-/* Figure 4: the new k and v of sequences whose pages are on the CPU or on disk go home. */
-static void store_cache(Run *run, int j, int k) {
-    Batch *b = at_square(run, &j, &k);
-    if (!b || j == run->l || !off_rows(b)) return;
-    long sq = square_number(run, j, k);
-    int gpu = b->kv_rows[TIER_GPU], cpu = b->kv_rows[TIER_CPU], disk = b->kv_rows[TIER_DISK];
-    Tensor below = new_kv_below(run, b, sq);
+/* How many of a piece's rows have their KV on each tier: they lie in this order. */
+static void rows_by_tier(int rows[NTIERS], const Batch *b, const Piece *piece) {
+    for (int t = 0, end = 0; t < NTIERS; t++) {
+        const int begin = imax(end, piece->row);
+        end += b->kv_rows[t];
+        rows[t] = imax(0, imin(end, piece->row + piece->rows) - begin);
+    }
+}
+
+/* A piece's new k and v go home, if that is on the CPU or on disk. */
+static void store_piece(Run *run, Batch *b, int j, int k, const Piece *piece) {
+    int rows[NTIERS];
+    rows_by_tier(rows, b, piece);
+    const int gpu = rows[TIER_GPU], cpu = rows[TIER_CPU], disk = rows[TIER_DISK], first = piece->row + gpu;
+    if (!(cpu + disk)) return;
+    Tensor below = new_kv_below(run, b, cpu + disk);
     if (!delegated(run, b)) { /* if not, they came down with the queries */
-        Move down = {below, tensor_rows(new_kv(run, sq, b->rows), gpu, off_rows(b))};
+        Move down = {below, tensor_rows(new_kv(run, b, piece->rows), gpu, cpu + disk)};
         post(&run->to, op_copy(new_op(run, STORE, CACHE, j, k), &down, 1));
     }
     if (cpu && !delegated(run, b)) {
         PageTable home = batch_pages(run->flight, b, TIER_CPU, j, &b->cpu);
-        append(run, new_op(run, ATTEND, CACHE, j, k), &b->cpu, &home, tensor_rows(below, 0, cpu), gpu, cpu);
+        append(run, new_op(run, ATTEND, CACHE, j, k), &b->cpu, &home, tensor_rows(below, 0, cpu), first, cpu);
     }
     if (disk) {
         PageTable home = batch_pages(run->flight, b, TIER_DISK, j, &b->cpu);
-        append(run, new_op(run, D_WRITE, CACHE, j, k), &b->cpu, &home, tensor_rows(below, cpu, disk), gpu + cpu, disk);
+        append(run, new_op(run, D_WRITE, CACHE, j, k), &b->cpu, &home, tensor_rows(below, cpu, disk), first + cpu, disk);
     }
+}
+
+/* Figure 4: the new k and v go home; those of a prefill have gone, piece by piece. */
+static void store_cache(Run *run, int j, int k) {
+    Batch *b = at_square(run, &j, &k);
+    Piece all = {.number = 0};
+    if (b && j < run->l && !b->prefill && batch_piece(run->flight, b, &all)) store_piece(run, b, j, k, &all);
 }
 
 /* Moves the listed pages that hold past tokens from their home into staging, by place from base on: of K, or of V. Runs of
@@ -441,23 +462,32 @@ static void embed(Run *run, Batch *b, long sq, int k, Tensor x) {
               b->gpu.positions, workspace(run, EMBEDDED, sq, b->rows));
 }
 
-static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES]) {
-    const OptConfig *c = &run->plan->config;
-    long sq = square_number(run, j, k);
-    Tensor x = hidden(run, b, sq), q = workspace(run, QUERY, sq, b->rows), kv = workspace(run, NEW_KV, sq, b->rows);
-    const int on_gpu = b->kv_rows[TIER_GPU];
-    if (!j && is_first(c)) embed(run, b, sq, k, x);
+/* The hidden state is where layer j computes it. */
+static void enter(Run *run, Batch *b, int j, int k) {
+    const long sq = square_number(run, j, k);
+    Tensor x = hidden(run, b, sq);
+    if (!j && is_first(&run->plan->config)) embed(run, b, sq, k, x);
     if (j && !all_on_gpu(b) && b->act_rows[TIER_GPU]) {
         int n = act_moves(run, b, j, TIER_GPU, x, false);
         post(&run->to, op_copy(new_op(run, PROJECT, ACTIVATION, j, k), run->moves, n));
     }
-    opt_project(&run->to, *new_op(run, PROJECT, OTHER, j, k), c, w, q, kv, x,
+}
+
+static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], const Piece *piece) {
+    const OptConfig *c = &run->plan->config;
+    const int n = piece->rows;
+    int rows[NTIERS];
+    Tensor q = workspace(run, QUERY, b->turn, n), kv = workspace(run, NEW_KV, b->turn, n);
+    opt_project(&run->to, *new_op(run, PROJECT, OTHER, j, k), c, w, q, kv,
+                hidden_piece(run, b, square_number(run, j, k), piece),
                 plan_view(run->plan, NORM_1, TIER_GPU, 0, 0, run->plan->chunk));
     if (run->plan->policy.cache_quant.bits)
-        post(&run->to, op_pack(new_op(run, PROJECT, CACHE, j, k), new_kv(run, sq, b->rows), kv, c->nh));
-    if (on_gpu) {
+        post(&run->to, op_pack(new_op(run, PROJECT, CACHE, j, k), new_kv(run, b, n), kv, c->nh));
+    rows_by_tier(rows, b, piece);
+    if (rows[TIER_GPU]) {
         PageTable home = batch_pages(run->flight, b, TIER_GPU, j, &b->gpu);
-        append(run, new_op(run, PROJECT, CACHE, j, k), &b->gpu, &home, new_kv(run, sq, on_gpu), 0, on_gpu);
+        append(run, new_op(run, PROJECT, CACHE, j, k), &b->gpu, &home, new_kv(run, b, rows[TIER_GPU]), piece->row,
+               rows[TIER_GPU]);
     }
 }
 
@@ -493,10 +523,10 @@ static void attend_group(Run *run, Op *op, PageTable table, const PageTable *hom
 static void attend_on_cpu(Run *run, Batch *b, int j, int k, Tensor q) {
     long sq = square_number(run, j, k);
     const int gpu = b->kv_seqs[TIER_GPU], cpu = b->kv_seqs[TIER_CPU], disk = b->kv_seqs[TIER_DISK];
-    Tensor query = plan_view(run->plan, QUERY, TIER_CPU, sq, 0, cpu + disk), kv = new_kv_below(run, b, sq);
-    Tensor result = plan_view(run->plan, ATTENDED, TIER_CPU, sq, 0, cpu + disk);
-    Move down[] = {{query, tensor_rows(q, gpu, cpu + disk)}, {kv, tensor_rows(new_kv(run, sq, b->rows), gpu, cpu + disk)}},
-         up = {attended_elsewhere(run, b, sq), result};
+    Tensor query = plan_view(run->plan, QUERY, TIER_CPU, b->turn, 0, cpu + disk);
+    Tensor result = plan_view(run->plan, ATTENDED, TIER_CPU, b->turn, 0, cpu + disk), kv = new_kv_below(run, b, cpu + disk);
+    Move down[] = {{query, tensor_rows(q, gpu, cpu + disk)}, {kv, tensor_rows(new_kv(run, b, b->rows), gpu, cpu + disk)}},
+         up = {attended_elsewhere(run, b), result};
     post(&run->to, op_copy(new_op(run, A_DOWN, CACHE, j, k), down, 2));
     Op *op = new_op(run, ATTEND, CACHE, j, k);
     if (cpu) {
@@ -514,35 +544,35 @@ static void attend_on_cpu(Run *run, Batch *b, int j, int k, Tensor q) {
     post(&run->to, op_copy(new_op(run, A_UP, CACHE, j, k), &up, 1));
 }
 
-static void attend(Run *run, Batch *b, int j, int k) {
-    long sq = square_number(run, j, k);
-    Tensor q = workspace(run, QUERY, sq, b->rows);
-    const int gpu = b->kv_seqs[TIER_GPU], off = off_seqs(b);
+static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
+    const long sq = square_number(run, j, k);
+    const int n = piece->rows, gpu = b->kv_seqs[TIER_GPU], off = off_seqs(b);
+    Tensor q = workspace(run, QUERY, b->turn, n);
     if (b->prefill) { /* to what has just been computed */
-        post(&run->to, op_attend_prefill(new_op(run, FINISH, CACHE, j, k), workspace(run, ATTENDED, sq, b->rows), q,
-                                         workspace(run, NEW_KV, sq, b->rows), b->gpu.start, run->plan->config.nh));
+        Tensor start = tensor_cols(b->gpu.start, piece->first + piece->number, piece->nseq + 1);
+        post(&run->to, op_attend_prefill(new_op(run, FINISH, CACHE, j, k), workspace(run, ATTENDED, b->turn, n), q,
+                                         workspace(run, NEW_KV, b->turn, n), start, run->plan->config.nh));
         return;
     }
     if (off && delegated(run, b)) attend_on_cpu(run, b, j, k, q);
     Op *op = new_op(run, FINISH, CACHE, j, k);
     if (gpu) {
         PageTable home = batch_pages(run->flight, b, TIER_GPU, j, &b->gpu);
-        attend_group(run, op, home, NULL, attended_on_gpu(run, b, sq), tensor_rows(q, 0, gpu), 0, gpu);
+        attend_group(run, op, home, NULL, attended_on_gpu(run, b), tensor_rows(q, 0, gpu), 0, gpu);
     }
     if (off && !delegated(run, b)) {
         PageTable near =
             staged_pages(run->plan, TIER_GPU, sq, b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK], b->gpu.staged, b->gpu.len);
-        append(run, op, &b->gpu, &near, tensor_rows(new_kv(run, sq, b->rows), gpu, off), gpu, off);
-        attend_group(run, op, near, NULL, attended_elsewhere(run, b, sq), tensor_rows(q, gpu, off), gpu, off);
+        append(run, op, &b->gpu, &near, tensor_rows(new_kv(run, b, n), gpu, off), gpu, off);
+        attend_group(run, op, near, NULL, attended_elsewhere(run, b), tensor_rows(q, gpu, off), gpu, off);
     }
 }
 
-static void finish(Run *run, Batch *b, int j, int k, const Tensor w[NROLES]) {
-    long sq = square_number(run, j, k);
+static void finish(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], const Piece *piece) {
     const int chunk = run->plan->chunk;
-    opt_finish(&run->to, *new_op(run, FINISH, OTHER, j, k), &run->plan->config, w, hidden(run, b, sq),
-               workspace(run, ATTENDED, sq, b->rows), plan_view(run->plan, NORM_2, TIER_GPU, 0, 0, chunk),
-               plan_view(run->plan, MLP, TIER_GPU, 0, 0, chunk));
+    opt_finish(&run->to, *new_op(run, FINISH, OTHER, j, k), &run->plan->config, w,
+               hidden_piece(run, b, square_number(run, j, k), piece), workspace(run, ATTENDED, b->turn, piece->rows),
+               plan_view(run->plan, NORM_2, TIER_GPU, 0, 0, chunk), plan_view(run->plan, MLP, TIER_GPU, 0, 0, chunk));
 }
 
 /* Logits become the next token of each sequence; in a scored task, those of head rows from `first` on, the probability of
@@ -605,9 +635,14 @@ static void compute(Run *run, int j, int k) {
     Tensor w[NROLES];
     layer_weights(run, j, w);
     unpack_weights(run, j, k, w);
-    project(run, b, j, k, w);
-    attend(run, b, j, k);
-    finish(run, b, j, k, w);
+    enter(run, b, j, k);
+    for (Piece piece = {.number = 0}; batch_piece(run->flight, b, &piece);) {
+        b->turn = run->turn++;
+        project(run, b, j, k, w, &piece);
+        if (b->prefill) store_piece(run, b, j, k, &piece);
+        attend(run, b, j, k, &piece);
+        finish(run, b, j, k, w, &piece);
+    }
     if (j + 1 == run->l && leaves(run, j)) send(run, b, j, k);
 }
 

@@ -14,7 +14,7 @@
 #include "flexgen.h"
 #include "io/io.h"
 
-enum { CHUNK_ROWS = 1024, HEAD_ROWS = 64 };
+enum { HEAD_ROWS = 64 };
 
 const char *const tier_name[NTIERS] = {"GPU", "CPU", "disk"};
 
@@ -76,18 +76,20 @@ static void add_resting(Plan *p, RegionId id, Tier tier, size_t bytes, bool in_c
     p->region[id][tier] = r;
 }
 
-/* Gives the cells their numbers, when everything is declared. Of the cache each batch has one for every layer, and for
+/* Gives the cells their numbers, when everything is declared. Of a hidden state on the GPU each piece has one: where pieces
+ * begin changes only when a whole batch has come anew. Of the cache each batch has one for every layer, and for
  * each group one more stands for the pages that nobody has; of a staging slot on the CPU every part of a layer has one. */
 static void number_cells(Plan *p) {
     for (int t = 0; t < NTIERS; t++) {
         for (int slot = 0; slot < 2; slot++) p->region[WEIGHT_SLOT + slot][t].cells = t == TIER_CPU ? p->batches : 1;
         p->region[ATTENDED][t].cells = 2; /* of the sequences with KV on the GPU, and of the others */
         p->region[UNPACKED_WEIGHTS][t].cells = 2;
+        p->region[HIDDEN][t].cells = p->region[ACTIVATIONS][t].cells = t == TIER_GPU ? p->pieces : 1;
         for (int id = 0; id < NREGIONS; id++) {
             Region *r = &p->region[id][t];
             r->cell = p->ncells;
             p->ncells += id == KV_CACHE      ? (p->batches + group_count(&p->policy)) * p->config.l
-                         : id == ACTIVATIONS ? p->batches
+                         : id == ACTIVATIONS ? p->batches * r->cells
                                              : r->slots * r->cells;
         }
     }
@@ -489,8 +491,16 @@ static void plan_batches(Plan *p, const Task *task) {
         for (int what = 0; what < 2; what++)
             p->achieved[1 + what][t] = task->count ? (double)dealt[what][t] / task->count : 0;
     }
-    p->nws = imin(3, imax(p->batches, 1));
-    p->chunk = imin(CHUNK_ROWS, p->max_rows);
+    p->piece_rows = p->policy.piece_rows ? p->policy.piece_rows : PIECE_ROWS;
+    for (int i = 0; i < task->count; i++) p->piece_rows = imax(p->piece_rows, task->prompts[i].s);
+    p->piece_rows = imax(imin(p->piece_rows, p->max_rows), p->max_seqs);
+    const int batches_under_way = imin(WORKSPACES, imax(p->batches, 1));
+    p->nws = imin(p->policy.workspaces ? p->policy.workspaces : WORKSPACES, batches_under_way);
+    p->turns = p->max_rows > p->piece_rows ? WORKSPACES : batches_under_way;
+    /* two neighbouring pieces together have more rows than one may have */
+    p->pieces = imax(1, imin(p->max_seqs, p->piece_rows ? 2 * p->max_rows / p->piece_rows + 1 : 1));
+    const int chunks = (p->piece_rows + PIECE_ROWS - 1) / PIECE_ROWS;
+    p->chunk = chunks ? (p->piece_rows + chunks - 1) / chunks : 0; /* equal ones */
     p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->head_rows);
 }
 
@@ -543,11 +553,11 @@ static void plan_activations(Plan *p) {
     add_region(p, (Line){ACT_WRITING, TIER_CPU, "activation staging, writing", percent_h, p->act_type, staged, h1, 2});
 }
 
-/* Integers of a batch's index tables: four a row, four a sequence and the end of the last, two page tables, and of the rows
- * that the head wants which they are and in a scored task the tokens behind them (batch.c lays them out). */
+/* Integers of a batch's index tables: four a row, five a sequence, two page tables, and of the rows that the head wants
+ * which they are and in a scored task the tokens behind them (batch.c lays them out). */
 static size_t table_ints(const Plan *p, const Task *task) {
     size_t rows = p->max_rows, seqs = p->max_seqs;
-    return 4 * rows + 4 * seqs + 1 + 2 * seqs * p->max_pages + (size_t)p->head_rows * (task->scored ? 2 : 1);
+    return 4 * rows + 5 * seqs + 2 * seqs * p->max_pages + (size_t)p->head_rows * (task->scored ? 2 : 1);
 }
 
 /* The workspaces: one line each, with what it is for (RegionId), and when it is there at all (rows 0: not). */
@@ -555,19 +565,20 @@ static void plan_workspace(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
     const Type act = p->act_type, kv = p->policy.cache_quant.bits ? U8 : F16;
     const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, heads = p->head_rows, nws = p->nws, batches = p->batches;
+    const int piece = p->piece_rows, turns = p->turns;
     const int kv_cols = 2 * (int)(kv == U8 ? p->kv_row : p->kv_row / sizeof(f16)), choice = c->nh * p->most_chosen;
     const int norm = c->pre_norm ? p->chunk : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
     const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU, scored = task->scored;
     const bool first = is_first(c), last = is_last(c);
     const Line workspace[] = {
         {HIDDEN, TIER_GPU, "workspace: x", lower_gbs, act, p->need_x ? rows : 0, h1, nws},
-        {QUERY, TIER_GPU, "workspace: q", lower_gbs, act, rows, h1, nws},
-        {QUERY, TIER_CPU, "attention: q", lower_gbs, act, off_seqs, h1, nws},
-        {NEW_KV, TIER_GPU, "workspace: new k, v", lower_gbs, F16, rows, 2 * h1, nws},
-        {NEW_KV, TIER_CPU, "new k, v", lower_gbs, kv, p->off_rows, kv_cols, nws},
-        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", lower_gbs, U8, kv == U8 ? rows : 0, kv_cols, nws},
-        {ATTENDED, TIER_GPU, "workspace: attention", lower_gbs, act, rows, h1, nws},
-        {ATTENDED, TIER_CPU, "attention: result", lower_gbs, act, off_seqs, h1, nws},
+        {QUERY, TIER_GPU, "workspace: q", lower_gbs, act, piece, h1, turns},
+        {QUERY, TIER_CPU, "attention: q", lower_gbs, act, off_seqs, h1, turns},
+        {NEW_KV, TIER_GPU, "workspace: new k, v", lower_gbs, F16, piece, 2 * h1, turns},
+        {NEW_KV, TIER_CPU, "new k, v", lower_gbs, kv, imin(p->off_rows, piece), kv_cols, turns},
+        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", lower_gbs, U8, kv == U8 ? piece : 0, kv_cols, turns},
+        {ATTENDED, TIER_GPU, "workspace: attention", lower_gbs, act, piece, h1, turns},
+        {ATTENDED, TIER_CPU, "attention: result", lower_gbs, act, off_seqs, h1, turns},
         {NORM_1, TIER_GPU, "workspace: norm 1", lower_gbs, act, norm, h1, 1},
         {NORM_2, TIER_GPU, "workspace: norm 2", lower_gbs, act, norm, h1, 1},
         {MLP, TIER_GPU, "workspace: mlp", lower_gbs, act, p->chunk, c->h2, 1},
@@ -659,16 +670,17 @@ int plan_fits(const Plan *p, const size_t capacity[NTIERS], Error *err) {
     return 0;
 }
 
-int table_home(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
+int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
                Error *err) {
-    for (int t = TIER_GPU; t < NTIERS; t++) {
-        Error ignored, *e = t == TIER_GPU ? err : &ignored;
-        policy->table_home = (Tier)t;
-        Plan *p = plan_make(checkpoint, policy, task, act_type, e);
-        bool fits = p && plan_fits(p, capacity, e) == 0;
-        plan_free(p);
-        if (fits) return 0;
-    }
+    for (policy->workspaces = WORKSPACES; policy->workspaces >= LEAST_WORKSPACES; policy->workspaces--)
+        for (int home = TIER_GPU; home < NTIERS; home++) {
+            Error ignored, *e = home == TIER_GPU ? err : &ignored;
+            policy->table_home = (Tier)home;
+            Plan *p = plan_make(checkpoint, policy, task, act_type, e);
+            bool fits = p && plan_fits(p, capacity, e) == 0;
+            plan_free(p);
+            if (fits) return 0;
+        }
     return -1;
 }
 

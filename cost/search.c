@@ -121,7 +121,7 @@ static bool same_block(const Policy *a, const Policy *b) {
            a->cache_quant.bits == b->cache_quant.bits;
 }
 
-/* Fills the candidate's bound and score, with its table of tokens where it says. */
+/* Fills the candidate's bound and score, with its workspaces, and its table of tokens where it says. */
 static void set_bound(Candidate *c, const Search *s) {
     const double capacity[NTIERS] = {(double)s->capacity[0], (double)s->capacity[1], (double)s->capacity[2]};
     Plan *corner = corner_plan(s, &c->policy);
@@ -137,18 +137,21 @@ static void set_bound(Candidate *c, const Search *s) {
     plan_free(corner);
 }
 
-/* Adds the candidate if it is new, its table of tokens on the highest tier that leaves room for the rest. Returns its
- * bound. */
+/* Adds the candidate if it is new, its table of tokens on the highest tier that leaves room for the rest, with the best
+ * number of workspaces there. Returns its bound. */
 static double consider(Candidates *all, Policy policy) {
     Candidate c = {.bound = 0};
     for (int i = 0; i < all->n; i++) {
         const Candidate *old = &all->list[i];
         if (same_block(&old->policy, &policy) && old->policy.cpu_attention == policy.cpu_attention) return old->bound;
     }
-    for (int home = TIER_GPU; home < NTIERS && !c.bound; home++) {
-        policy.table_home = (Tier)home, c.policy = policy;
-        set_bound(&c, all->s);
-    }
+    for (int home = TIER_GPU; home < NTIERS && !c.bound; home++)
+        for (int n = WORKSPACES; n >= LEAST_WORKSPACES; n--) {
+            Candidate one = {.policy = policy};
+            one.policy.table_home = (Tier)home, one.policy.workspaces = n;
+            set_bound(&one, all->s);
+            if (!c.bound || one.score > c.score) c = one;
+        }
     if (all->n < MAX_CANDIDATES) all->list[all->n++] = c;
     return c.bound;
 }

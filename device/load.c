@@ -85,7 +85,7 @@ static Tensor warm_weight(const Plan *plan, const WeightPlace *place, int role) 
 
 int opt_warm_up(Device *device, const Plan *plan, Error *err) {
     const OptConfig *c = &plan->config;
-    const int sizes[] = {imin(plan->max_rows, 2 * plan->chunk), plan->max_seqs};
+    const int sizes[] = {plan->piece_rows, plan->max_seqs};
     Poster to = {.device = device, .overlap = true, .err = err};
     Tensor w[NROLES], global[NGLOBALS];
     for (int r = 0; r < NROLES; r++) w[r] = warm_weight(plan, &plan->weight[0][r], r);

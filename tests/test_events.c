@@ -637,6 +637,7 @@ static void draw_policy(void) {
     p->schedule = one_in(2) ? SCHEDULE_DIAGONAL : (Schedule)roll(0, 1); /* the diagonal has most to get wrong */
     p->cpu_attention = one_in(2), p->overlap = !one_in(8);
     p->page_tokens = page_tokens[roll(0, 5)], p->table_home = (Tier)roll(0, 2);
+    p->piece_rows = one_in(2) ? roll(1, 30) : 0, p->workspaces = roll(2, 3);
     set_numbers(p);
     trial.task.keep_logits = !trial.task.scored && !one_in(4);
 }

@@ -330,6 +330,7 @@ static void every_batching_gives_the_same_bits(void) {
                 p.gbs = shapes[b][0], p.num_gpu_batches = shapes[b][1], p.groups = 1 + (int)(b + i + way) % 3;
                 p.cpu_attention = way & 1, p.schedule = (Schedule)((way / 2 + i + b) % 3);
                 p.table_home = (Tier)((i + b) % 3);
+                p.piece_rows = (i + way) % 2 ? 0 : 1 + (int)b, p.workspaces = 2 + way % 2; /* a sequence or two a piece */
                 expect_same(&reference, model, &p, &task);
             }
     close_reference();

@@ -358,11 +358,11 @@ static void the_table_rests_on_the_highest_tier_that_has_room(void) {
     }
     for (int home = 0; home < NTIERS; home++) { /* as much as it takes there, and nothing more */
         p.table_home = (Tier)((home + 1) % NTIERS);
-        ASSERT_OK(table_home(&p, checkpoint, &t, F16, need[home], &err));
+        ASSERT_OK(fit_policy(&p, checkpoint, &t, F16, need[home], &err));
         CU_ASSERT_EQUAL(p.table_home, home);
     }
     need[TIER_DISK][TIER_DISK]--;
-    CU_ASSERT_EQUAL(table_home(&p, checkpoint, &t, F16, need[TIER_DISK], &err), -1);
+    CU_ASSERT_EQUAL(fit_policy(&p, checkpoint, &t, F16, need[TIER_DISK], &err), -1);
     CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "the GPU tier needs") && strstr(err.text, "--gpu-mem"));
     free_task(&t);
     checkpoint_close(checkpoint);
