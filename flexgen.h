@@ -146,6 +146,7 @@ typedef struct {
     Schedule schedule;
     bool cpu_attention; /* attention over CPU and disk pages runs on the CPU (computation delegation) */
     bool overlap;       /* false: every post is waited for */
+    bool synchronize;   /* all lanes are waited for behind every square, as Figure 4 is printed */
     int page_tokens;    /* tokens of a KV page */
     Tier table_home;    /* where the token table (and lm_head) rests */
     int piece_rows;     /* of prompts that pass a layer together, or of the longest prompt; 0 is PIECE_ROWS */
@@ -360,8 +361,8 @@ bool copied_to_disk(const Plan *plan, const Checkpoint *checkpoint);
 /* -1 and err (EXIT_USAGE) when a tier's total exceeds its capacity; err names the tier, what it needs and has, its largest
  * region, and the flag that shrinks it. */
 int plan_fits(const Plan *plan, const size_t capacity[NTIERS], Error *err);
-/* Sets policy->workspaces as large and policy->table_home as high as the plan has room for, the former first; -1 and err
- * (of the smallest plan with the table on the GPU) where none fits. */
+/* Sets policy->workspaces as large (no larger than it is, if it is set) and policy->table_home as high as the plan has room
+ * for, the former first; -1 and err (of the smallest plan with the table on the GPU) where none fits. */
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
                Error *err);
 /* Page indices of one tier's pool: the lowest free one first, so that pages taken together lie together. */

@@ -216,22 +216,24 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
 //     seconds that its work takes <= seconds of the layer.
 // ---------------------------------------------------------------------------------------------------------------
 
-/* What bounds a layer: the six channels of a machine (flexgen.h), and six more rows. */
+/* What bounds a layer: the six channels of a machine (flexgen.h), and nine more rows. */
 enum {
     CORES = CPU + 1, /* the cores on which a host device computes and copies; NET is no machine's own */
     IN_FLIGHT,       /* a batch's whole way through the layer, since only a few are under way at once */
     STORING,         /* the same for the way of its new k and v */
     QUEUED,          /* caches that cannot load while another batch is in prefill */
-    COMP_WITH_CTOG,  /* two of a link, the disk and the processor, when both are busy */
+    COMP_WITH_CTOG,  /* a link, the disk, a processor: two of them, when both are busy */
     COMP_WITH_DTOC,
+    CPU_WITH_CTOG,
+    CPU_WITH_DTOC,
     CTOG_WITH_DTOC,
     NBOUNDS
 };
 static const char *const bound_name[2][NBOUNDS] = {
     {"ctog^g", "gtoc^g", "dtoc^g", "ctod^g", "gpu^g", "cpu^g", "cores^g", "chain^g", "store^g", "queue^g",
-     "comp^g with ctog^g", "comp^g with dtoc^g", "ctog^g with dtoc^g"},
+     "comp^g with ctog^g", "comp^g with dtoc^g", "cpu^g with ctog^g", "cpu^g with dtoc^g", "ctog^g with dtoc^g"},
     {"ctog^p", "gtoc^p", "dtoc^p", "ctod^p", "gpu^p", "cpu^p", "cores^p", "chain^p", "store^p", "queue^p",
-     "comp^p with ctog^p", "comp^p with dtoc^p", "ctog^p with dtoc^p"}};
+     "comp^p with ctog^p", "comp^p with dtoc^p", "cpu^p with ctog^p", "cpu^p with dtoc^p", "ctog^p with dtoc^p"}};
 const char *const memory_row[NTIERS] = {"GPU memory", "CPU memory", "disk space"};
 
 /* Seconds of each in one sweep: in a layer; in the last layer and the head, what they take more than a layer. */
@@ -401,7 +403,8 @@ static void head_seconds(Seconds *t, const Sweep *a) {
 static void flight_rows(Seconds *t, const Sweep *a) {
     const bool prefill = a->batches[1] > 0;
     const double K = a->batches[prefill], rows = a->rows[prefill], hidden = a->act * a->config->h1 * rows;
-    const double fresh = a->kv * rows, under_way = fmax(1, fmin(K, a->plan->nws)), gpu = gpu_seconds(a, prefill);
+    const double most = a->plan->policy.synchronize ? 1 : a->plan->nws, under_way = fmax(1, fmin(K, most));
+    const double fresh = a->kv * rows, gpu = gpu_seconds(a, prefill);
     const double trip = (hidden + fresh) / a->gtoc + hidden / a->ctog + 4 * K * a->hw->op_s;
     const double attend = prefill ? 0 : attend_cache(a, a->delegated);
     Linear chain = off_gpu(0, attend + (a->delegated && !prefill ? trip : 0), hidden / a->ctog + hidden / a->gtoc);
@@ -438,7 +441,8 @@ static void joint_rows(Linear *of, const Sweep *a) {
     for (int c = CPU; c >= CTOG && a->hw->shared_cores; c--)
         add(&of[CORES], c <= CTOD ? link_cores(a->hw, (Channel)c, a->stage) : 1, of[c]);
     if (!a->plan->policy.overlap) of[IN_FLIGHT] = all;
-    const int comp = a->hw->shared_cores ? CORES : GPU, pair[][2] = {{CTOG, comp}, {DTOC, comp}, {CTOG, DTOC}};
+    const int comp = a->hw->shared_cores ? CORES : GPU,
+              pair[][2] = {{CTOG, comp}, {DTOC, comp}, {CTOG, CPU}, {DTOC, CPU}, {CTOG, DTOC}};
     for (int r = COMP_WITH_CTOG; r <= CTOG_WITH_DTOC; r++)
         for (int one = 0; one < 2; one++) add(&of[r], HELD_UP / 2, of[pair[r - COMP_WITH_CTOG][one]]);
 }

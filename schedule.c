@@ -6,8 +6,9 @@
  *
  * Everything here is written as if each call happened at once, in the order in which it is made. Calls only post ops on
  * lanes; what an op must come after follows from the views that it reads and writes (device/depend.c), and overlap is what
- * is left when nothing forbids it. compute(j, k) is project, attend, finish; three workspaces rotate, so that while the CPU
- * attends for batch k, the GPU finishes batch k-1 and projects batch k+1. Read next: batch.c, who is in a batch. */
+ * is left when nothing forbids it. compute(j, k) is project, attend, finish, for a prefill piece by piece; three workspaces
+ * rotate, so that while the CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1. Read next: batch.c,
+ * who is in a batch. */
 #include "batch.h"
 
 /* A layer's weights on their way to the GPU or there. */
@@ -650,19 +651,19 @@ static void compute(Run *run, int j, int k) {
 // The sweep
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Figure 4 waits for all devices here. DIFFERS: every op knows what it must come after, so there is nothing left to wait
- * for; only an error ends the sweep. Without overlap each op has been waited for already. */
-static bool synchronize(const Run *run) { return !run->to.failed; }
+/* Figure 4 waits for all devices here. DIFFERS: every op knows what it must come after, so nothing is left to wait for, but
+ * with --synchronize; only an error ends the sweep. */
+static bool synchronize(Run *run) { return run->plan->policy.synchronize ? post_drain(&run->to) : !run->to.failed; }
 
 /* Batch k's part in this sweep begins: here its newest tokens are waited for, and its tables go up. */
 static bool begin(Run *run, int k) {
     Batch *b = run->flight->flight[k];
-    if (!batch_begin(run->flight, b)) return synchronize(run);
+    if (!batch_begin(run->flight, b)) return !run->to.failed;
     Move up = {b->gpu.all, b->cpu.all};
     post(&run->to, op_copy(new_op(run, C_LOAD, OTHER, 0, k), &up, 1));
     if (!is_first(&run->plan->config)) receive(run, b, square_number(run, 0, k), k);
     bring_cache(run, b, 0, k); /* of the other layers it is asked for one square ahead */
-    return synchronize(run);
+    return !run->to.failed;
 }
 
 /* The layer that has loaded beside the last one is the one to compute now. */

@@ -672,7 +672,8 @@ int plan_fits(const Plan *p, const size_t capacity[NTIERS], Error *err) {
 
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
                Error *err) {
-    for (policy->workspaces = WORKSPACES; policy->workspaces >= LEAST_WORKSPACES; policy->workspaces--)
+    const int most = policy->workspaces ? policy->workspaces : WORKSPACES;
+    for (policy->workspaces = most; policy->workspaces >= LEAST_WORKSPACES; policy->workspaces--)
         for (int home = TIER_GPU; home < NTIERS; home++) {
             Error ignored, *e = home == TIER_GPU ? err : &ignored;
             policy->table_home = (Tier)home;
@@ -681,6 +682,7 @@ int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, T
             plan_free(p);
             if (fits) return 0;
         }
+    policy->workspaces = most;
     return -1;
 }
 

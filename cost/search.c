@@ -28,6 +28,8 @@ enum {
     ENOUGH_PROMPTS = 2048, /* a longer task is looked at through so many of its prompts */
 };
 static const double HELPS = 1.005;         /* twice the batches must bring so much for more to be tried */
+static const double WAITS_MORE = 1.01;     /* fewer workspaces must bring so much: batches wait for each other in more ways
+                                              than the cost model knows */
 static const double COSTS_LITTLE = .95;    /* the share of the best throughput that is good enough for a shorter block */
 static const double LATENCY_SLACK = 1.05;  /* the LP's latency may be a little more than that of the best plan */
 static const double PRICE_OF_CORES = .02;  /* see score() */
@@ -150,7 +152,7 @@ static double consider(Candidates *all, Policy policy) {
             Candidate one = {.policy = policy};
             one.policy.table_home = (Tier)home, one.policy.workspaces = n;
             set_bound(&one, all->s);
-            if (!c.bound || one.score > c.score) c = one;
+            if (!c.bound || one.score > WAITS_MORE * c.score) c = one;
         }
     if (all->n < MAX_CANDIDATES) all->list[all->n++] = c;
     return c.bound;

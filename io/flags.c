@@ -267,6 +267,7 @@ static const Flag flags[] = {
     {"--attn-sparsity", "gbpe", NUMBER(policy.sparsity, 1e-6, 1),
      "F: read V of this share of the tokens, those with the largest scores (1); the CPU attends to what is off the GPU"},
     {"--no-overlap", "gbpe", SWITCH(policy.overlap, false), "wait for every operation at once"},
+    {"--synchronize", "gbpe", SWITCH(policy.synchronize, true), "wait for all lanes behind every square, as Figure 4 does"},
     {"--page-tokens", "gbpe", WHOLE(policy.page_tokens, 1, 4096), "N: tokens of a KV page (16)"},
     {"--device", "gbpme", TEXT(device),
      "host, cuda (the GPU, if there is one), or for bench sim, a machine made of numbers"},

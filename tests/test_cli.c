@@ -960,6 +960,7 @@ static void every_policy_writes_the_same_completions(void) {
         {"--gpu-batch-size", "3", "--num-gpu-batches", "2", ON_DISK},
         {"--percent", "30", "30", "30", "30", "30", "30", "--cpu-cache-compute"},
         {"--no-overlap", "--page-tokens", "5", "--threads", "1"},
+        {"--synchronize", "--percent", "30", "30", "30", "30", "30", "30"},
         {"--gpu-mem", "5M"},
         {"--schedule", "diagonal", "--gpu-batch-size", "2", "--num-gpu-batches", "2"}, /* some stop early: topups */
         {"--schedule", "diagonal", "--gpu-batch-size", "1", "--num-gpu-batches", "3", ON_DISK},

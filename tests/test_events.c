@@ -635,7 +635,7 @@ static void draw_policy(void) {
     draw_shares(&p->wg, &p->wc), draw_shares(&p->cg, &p->cc), draw_shares(&p->hg, &p->hc);
     p->gbs = roll(1, 4), p->num_gpu_batches = roll(1, 5), p->groups = one_in(2) ? roll(1, 3) : 1;
     p->schedule = one_in(2) ? SCHEDULE_DIAGONAL : (Schedule)roll(0, 1); /* the diagonal has most to get wrong */
-    p->cpu_attention = one_in(2), p->overlap = !one_in(8);
+    p->cpu_attention = one_in(2), p->overlap = !one_in(8), p->synchronize = one_in(16);
     p->page_tokens = page_tokens[roll(0, 5)], p->table_home = (Tier)roll(0, 2);
     p->piece_rows = one_in(2) ? roll(1, 30) : 0, p->workspaces = roll(2, 3);
     set_numbers(p);

@@ -584,6 +584,22 @@ static Hardware balanced(void) {
                       .cpu_flops = {2e6, 2e6}};
 }
 
+/* What Figure 4 waits for behind every square costs something, but less than to wait for every op. */
+static void to_synchronize_is_between_overlap_and_none(void) {
+    const Hardware h = balanced();
+    Outcome waits, overlaps, alone;
+    Policy p = mixed();
+    for (int cpu = 0; cpu < 2; cpu++) {
+        p.gbs = 2, p.num_gpu_batches = 3, p.cpu_attention = cpu, p.overlap = true, p.synchronize = false;
+        simulate(&overlaps, &small, &p, &h, SEQS, S, N);
+        p.synchronize = true;
+        simulate(&waits, &small, &p, &h, SEQS, S, N);
+        p.synchronize = p.overlap = false;
+        simulate(&alone, &small, &p, &h, SEQS, S, N);
+        CU_ASSERT(waits.total > 1.02 * overlaps.total && alone.total > 1.1 * waits.total);
+    }
+}
+
 static void with_overlap_the_total_lies_between_its_bounds(void) {
     Hardware h = balanced();
     Outcome apart, o;
@@ -700,6 +716,7 @@ CU_TestInfo tests[] = {
     {"attention alone takes the tokens of the cache", attention_alone_takes_the_tokens_of_the_cache},
     {"streaming alone takes the bytes of the weights", streaming_alone_takes_the_bytes_of_the_weights},
     {"without overlap the times of all ops add up", without_overlap_the_times_of_all_ops_add_up},
+    {"to synchronize is between overlap and none", to_synchronize_is_between_overlap_and_none},
     {"with overlap the total lies between its bounds", with_overlap_the_total_lies_between_its_bounds},
     {"bytes and peaks do not depend on the rates", bytes_and_peaks_do_not_depend_on_the_rates},
     {"the cache crosses as the formula says", the_cache_crosses_as_the_formula_says},
