@@ -6,6 +6,7 @@
 # make fuzz       damaged inputs for everything that is read, under ASan and UBSan; make fuzz N=1000000 SEED=1
 # make bench      measured figures beside their bounds
 # make accuracy   what compression and sparse attention cost, in perplexity
+# make paper      the paper's evaluation again, into results/paper; make paper GPU=1 also measures on the GPU that is here
 # make format, make clean
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell echo $$((1 + $$(nproc 2>/dev/null || echo 2)))) # one more than processors, since suites also wait for disks and slow links
@@ -26,9 +27,10 @@ CUDA_LIB := $(patsubst %/libcublasLt.so,%,$(firstword $(wildcard $(CUDA_ROOT)/li
 HAVE_CXX := $(shell command -v $(CXX) 2>/dev/null)
 CUDA := $(and $(NVCC),$(CUDA_INCLUDE),$(CUDA_LIB),$(HAVE_CXX))
 # the GPU that is here; else the oldest that serves, whose PTX the driver compiles for any later one when it is first run
-GPU ?= $(or $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u)),75)
+HERE = $(or $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u)),75)
+GPU ?= $(HERE)
 ifneq ($(CUDA),)
-ARCHS := $(filter $(GPU),$(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code)))
+ARCHS := $(filter $(if $(filter 1,$(GPU)),$(HERE),$(GPU)),$(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code)))
 GENCODE := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
 CUDA_OBJ := $(BUILD)/flexgen.cu.o
 CUDA_SO := $(BUILD)/flexgen_cuda.so
@@ -99,6 +101,9 @@ $(BENCH): $(BUILD)/%: $(BUILD)/tests/%.o $(BUILD)/device/host.o $(BUILD)/quant.o
 accuracy: flexgen
 	@scripts/accuracy.sh $(BUILD)
 
+paper: flexgen
+	@GPU=$(filter 1,$(GPU)) python3 -B scripts/paper.py
+
 clean:
 	rm -rf build flexgen flexgen_cuda.so flexgen_mpi.so
 
@@ -107,5 +112,5 @@ format:
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
 .SECONDARY: # what a pattern rule made on the way stays
-.PHONY: all setup run bench accuracy format clean always
+.PHONY: all setup run bench accuracy paper format clean always
 .DELETE_ON_ERROR:

@@ -19,7 +19,7 @@ WIDTH, HEIGHT = 900, 470                  # of the drawing, pixels
 LEFT, RIGHT, BOTTOM = 66, 20, 78          # around the axes
 LABELS = 6                                # of a line, at most
 SMALL = 10                                # their size
-COLORS = ["#4e79a7", "#e15759", "#59a14f", "#b07aa1", "#f28e2b", "#9c755f"]  # stand out on white and on black
+COLORS = ["#4e79a7", "#e15759", "#59a14f", "#b07aa1", "#f28e2b", "#9c755f", "#2aa5d8", "#8c8d46"]  # stand out on white and on black
 
 
 class Line:

@@ -3,7 +3,7 @@
 
   predict   unlike policies on this machine, on its own links and on slow ones: what the cost model says and what they take
   best      three emulated machines: the policy that the search finds beside 60 random and hand-made ones
-  search    how long a search takes; what it finds for every OPT size and hardware file; the paper's policies beside it
+  search    how long a search takes; what it finds for every OPT size and hardware file
 
 All by default, in about an hour on two cores; predict and best want an idle machine. Run it in the repository after `make`.
 --repeat N: predict takes N rounds (1). --flexgen FILE, or FLEXGEN in the environment, names another program."""
@@ -277,17 +277,6 @@ def best():
 # ---------------------------------------------------------------------------------------------------------------
 
 MODELS = "opt-125m opt-350m opt-1.3b opt-2.7b opt-6.7b opt-13b opt-30b opt-66b opt-175b".split()
-PUBLISHED = [  # model, prompt length, the policy, published token/s
-    ("opt-6.7b", 256, Tried("", 4, 1, "zigzag", (100, 0, 100, 0, 100, 0), False), 53.29),
-    ("opt-6.7b", 512, Tried("", 2, 1, "zigzag", (100, 0, 100, 0, 100, 0), False), 25.26),
-    ("opt-6.7b", 1024, Tried("", 1, 1, "zigzag", (100, 0, 100, 0, 100, 0), False), 13.72),
-    ("opt-30b", 256, Tried("", 160, 2, "zigzag", (10, 90, 0, 100, 0, 100), True), 16.01),
-    ("opt-30b", 512, Tried("", 48, 3, "zigzag", (20, 80, 0, 100, 0, 100), True), 7.32),
-    ("opt-30b", 1024, Tried("", 20, 4, "zigzag", (4, 96, 0, 100, 0, 100), True), 3.50),
-    ("opt-175b", 256, Tried("", 64, 8, "zigzag", (0, 50, 0, 0, 0, 100), True), 1.36),
-    ("opt-175b", 512, Tried("", 32, 8, "zigzag", (0, 50, 0, 0, 0, 100), True), 0.69),
-    ("opt-175b", 1024, Tried("", 12, 12, "zigzag", (0, 50, 0, 0, 0, 100), True), 0.35),
-]
 
 
 def processor_seconds(flags):
@@ -303,16 +292,6 @@ def search():
     times = sorted(processor_seconds(flags) for _ in range(7))
     print(f"\n`flexgen policy {flags}` on one core: {times[3]:.3f} s of processor time, user and system (median of 7, {times[0]:.3f} to "
           f"{times[6]:.3f}; bar: 0.2)")
-    print("\nThe paper's policies on hardware/t4.json, as the cost model runs them here, and what is found instead:")
-    head("model", "s", "published policy", "published token/s", "predicted of it", "found", "predicted", "found / published policy")
-    for model, s, policy, rate in PUBLISHED:
-        flags = f"--model {model} --prompt-len {s} --gen-len 32 --hardware hardware/t4.json"
-        found, note = flexgen("policy", flags), ""
-        if not fits(policy, flags):
-            note = " (needs more memory)"
-            fits(policy, flags + " --gpu-mem 64G --cpu-mem 250G")
-        row(model, s, policy, rate, f"{policy.predicted:.3g}{note}", policy_of(found, ""), found["throughput"],
-            f"{found['throughput'] / policy.predicted:.2f}")
     print("\nAll sizes on all machines of hardware/, 512 + 32 tokens:")
     head("machine", "model", "found", "token/s", "a block takes (s)", "T_pre by", "T_gen by", "full")
     for path in sorted(glob.glob("hardware/*.json")):

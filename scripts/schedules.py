@@ -7,7 +7,6 @@
   lengths     prompts and outputs of all lengths: diagonal, zig-zag, zig-zag padded to the longest
   overlap     overlap on and off, copies as long as computing; the whole beside the slowest lane
   sim         the host device with slowed links beside the sim that is told the same numbers
-  published   the paper's policies on the sim of its machine
 
 All by default, in about half an hour on two cores. Run it on an idle machine, in the repository, after `make` and
 `make build/bench_host`. --flexgen FILE names another program."""
@@ -206,27 +205,7 @@ def sim():
         row(name, host["total_s"], simulated["total_s"], simulated["total_s"] / host["total_s"], busiest)
 
 
-PUBLISHED = [  # model, prompt length: batch size, batches, percent, flags, published token/s
-    ("opt-6.7b", "100 0 100 0 100 0", "--no-overlap", {256: (4, 1, 53.29), 512: (2, 1, 25.26), 1024: (1, 1, 13.72)}),
-    ("opt-30b", None, "--cpu-cache-compute", {256: (160, 2, 16.01), 512: (48, 3, 7.32), 1024: (20, 4, 3.50)}),
-    ("opt-175b", "0 50 0 0 0 100", "--cpu-cache-compute", {256: (64, 8, 1.36), 512: (32, 8, 0.69), 1024: (12, 12, 0.35)}),
-]
-PERCENT_30B = {256: "10 90 0 100 0 100", 512: "20 80 0 100 0 100", 1024: "4 96 0 100 0 100"}
-
-
-def published():
-    head("The published fp16 policies on the sim, 32 new tokens (gpu-mem raised where our plan needs more than 15 GiB)", "model", "s", "gbs x batches",
-         "published token/s", "t4.json", "t4-fitted.json", "GPU GiB planned", "busiest channel (t4.json)")
-    for model, percent, extra, cases in PUBLISHED:
-        for s, (gbs, K, rate) in cases.items():
-            flags = f"--model {model} --prompt-len {s} --gen-len 32 --gpu-batch-size {gbs} --num-gpu-batches {K} {extra} --gpu-mem 64G --cpu-mem 250G --percent {percent or PERCENT_30B[s]} "
-            a, b = (bench(flags + f"--hardware hardware/{x}.json", "sim") for x in ("t4", "t4-fitted"))
-            busiest = max(a["channels"].items(), key=lambda x: x[1]["busy_s"])
-            row(model, s, f"{gbs} x {K}", rate, a["throughput"], b["throughput"], a["tiers"]["GPU"]["planned_bytes"] / 2**30,
-                f"{busiest[0]} {busiest[1]['busy_s'] / a['total_s']:.0%}")
-
-
-PARTS = {f.__name__: f for f in (diagonal, trend, prefill, lengths, overlap, sim, published)}
+PARTS = {f.__name__: f for f in (diagonal, trend, prefill, lengths, overlap, sim)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

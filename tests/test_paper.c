@@ -1,0 +1,128 @@
+/* test_paper.c: results/paper says what the program does. `make paper` wrote README.md there and, for every run, a line of
+ * runs.json: its flags, its figures to six digits, and the lines of README.md that show it. Those that are quick to
+ * simulate run again here. If one fails because the engine has become another, `make paper` writes the folder anew. */
+#include <cjson/cJSON.h>
+#include <sys/wait.h>
+
+#include "tests.h"
+
+#define FOLDER "results/paper/"
+enum { MAX_BYTES = 1 << 24, FEWEST = 40 /* runs; fewer means that the choice below no longer finds them */ };
+
+static char *contents(const char *path) {
+    Error err;
+    size_t len;
+    char *text = file_read(path, MAX_BYTES, &len, &err);
+    if (!text) CU_FAIL_FATAL(err.text);
+    return text;
+}
+
+static const char *text_of(const cJSON *object, const char *name) {
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(object, name));
+    CU_ASSERT_PTR_NOT_NULL_FATAL(text);
+    return text;
+}
+
+/* On a hardware file as it is, of one machine, and of OPT-6.7B, or of OPT-30B with few batches and nothing to search for.
+ */
+static bool is_quick(const cJSON *run) {
+    const char *flags = text_of(run, "flags");
+    bool small = strstr(flags, "opt-6.7b") ||
+                 (strstr(flags, "opt-30b") && strstr(flags, "--gpu-batch-size") && !strstr(flags, "--compress-cache"));
+    return !strcmp(text_of(run, "command"), "bench") && strstr(flags, "--device sim") && small &&
+           !strstr(flags, "--nodes") && !cJSON_GetArraySize(cJSON_GetObjectItem(run, "changed"));
+}
+
+/* Runs it; its JSON, or NULL with what it said. */
+static cJSON *repeat(const char *flags, char **said) {
+    const char *bin = getenv("FLEXGEN_BIN"), *dir = temp_dir();
+    char command[2000], json[600], err[600];
+    snprintf(json, sizeof json, "%s/json", dir), snprintf(err, sizeof err, "%s/err", dir);
+    snprintf(command, sizeof command, "%s bench %s --json %s >/dev/null 2>%s", bin ? bin : "./flexgen", flags, json, err);
+    int status = system(command);
+    *said = contents(err);
+    if (!WIFEXITED(status) || WEXITSTATUS(status)) return NULL;
+    char *text = contents(json);
+    cJSON *found = cJSON_Parse(text);
+    free(text);
+    return found;
+}
+
+/* Numbers as paper.py writes them: %.6g in runs.json, %.3g in README.md. */
+static bool same(const cJSON *stated, const cJSON *found) {
+    char a[32], b[32];
+    if (!cJSON_IsNumber(stated)) return found && cJSON_Compare(stated, found, true);
+    if (!cJSON_IsNumber(found)) return false;
+    snprintf(a, sizeof a, "%.6g", stated->valuedouble), snprintf(b, sizeof b, "%.6g", found->valuedouble);
+    return stated->valuedouble == found->valuedouble || !strcmp(a, b);
+}
+
+static const cJSON *figure_of(const cJSON *found, const char *name) {
+    if (strncmp(name, "planned_", 8)) return cJSON_GetObjectItem(found, name);
+    const cJSON *tier = cJSON_GetObjectItem(cJSON_GetObjectItem(found, "tiers"), name + 8);
+    return cJSON_GetObjectItem(tier, "planned_bytes");
+}
+
+static void compare(const cJSON *run, const cJSON *found) {
+    const cJSON *stated;
+    cJSON_ArrayForEach(stated, cJSON_GetObjectItem(run, "figures")) {
+        bool equal = same(stated, figure_of(found, stated->string));
+        if (!equal) fprintf(stderr, "\n    %s of: bench %s\n", stated->string, text_of(run, "flags"));
+        CU_ASSERT(equal);
+    }
+}
+
+/* README.md has the lines, and they have the text as a cell or, for a policy that needs a larger GPU, behind it. */
+static void compare_lines(const cJSON *run, const char *readme, const char *text) {
+    char cell[100], behind[100];
+    const cJSON *line;
+    snprintf(cell, sizeof cell, "| %s ", text), snprintf(behind, sizeof behind, "(with them %s)", text);
+    cJSON_ArrayForEach(line, cJSON_GetObjectItem(run, "shown")) {
+        bool there = strstr(readme, line->valuestring),
+             right = strstr(line->valuestring, cell) || strstr(line->valuestring, behind);
+        if (!there || !right) fprintf(stderr, "\n    README.md, %s: %s\n", text, line->valuestring);
+        CU_ASSERT(there && right);
+    }
+}
+
+/* Refused for the size of a tier, which must be what the program says. */
+static void check_refusal(const char *refused, const char *said, char text[64]) {
+    double mib = 0;
+    const char *needs = strstr(said, "needs ");
+    CU_ASSERT(needs && sscanf(needs, "needs %lf MiB", &mib) == 1);
+    snprintf(text, 64, "needs %.3g GiB", mib / 1024);
+    CU_ASSERT(!strncmp(refused, text, strlen(text)));
+}
+
+static void check_run(const cJSON *run, const char *readme) {
+    char *said, text[64];
+    const cJSON *refused = cJSON_GetObjectItem(run, "refused"), *figures = cJSON_GetObjectItem(run, "figures");
+    cJSON *found = repeat(text_of(run, "flags"), &said);
+    if (!found && !refused) fprintf(stderr, "\n    %s: %s\n", text_of(run, "flags"), said);
+    CU_ASSERT_EQUAL_FATAL(!found, refused != NULL);
+    if (refused)
+        check_refusal(refused->valuestring, said, text);
+    else {
+        compare(run, found);
+        snprintf(text, sizeof text, "%.3g", cJSON_GetObjectItem(figures, "throughput")->valuedouble);
+    }
+    compare_lines(run, readme, text);
+    cJSON_Delete(found);
+    free(said);
+}
+
+static void what_results_paper_says_is_what_the_program_does(void) {
+    char *json = contents(FOLDER "runs.json"), *readme = contents(FOLDER "README.md");
+    cJSON *runs = cJSON_Parse(json), *run;
+    int count = 0;
+    CU_ASSERT_FATAL(cJSON_IsArray(runs));
+    cJSON_ArrayForEach(run, runs) if (is_quick(run)) count++, check_run(run, readme);
+    CU_ASSERT(count >= FEWEST);
+    cJSON_Delete(runs);
+    free(json), free(readme);
+}
+
+CU_TestInfo tests[] = {
+    {"what results/paper says is what the program does", what_results_paper_says_is_what_the_program_does},
+    CU_TEST_INFO_NULL,
+};
