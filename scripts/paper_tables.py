@@ -227,20 +227,13 @@ def pipeline(model, m, gbit=10, groups=""):
     return sim(model, f"--nodes {m} --net {gbit / 8:g}G,0.1ms {groups}")
 
 
-def best_pipeline(model, m):
-    """Of the number of groups that the program takes by itself and of twice as many as there are machines."""
-    return max((pipeline(model, m), pipeline(model, m, groups=f"--groups {2 * m}")), key=lambda r: r["throughput"])
-
-
 def waits(r):
     """The bubble: mean over the stages."""
     return percent(sum(s["gpu_waits"] for s in r["stages"]) / len(r["stages"]))
 
 
 def table3():
-    for m in reversed(MODELS):  # the longest first
-        pipeline(m, 4, groups="--groups 8"), pipeline(m, 4)
-    one, four = {m: sim(m) for m in MODELS}, {m: best_pipeline(m, 4) for m in MODELS}
+    one, four = {m: sim(m) for m in MODELS}, {m: pipeline(m, 4) for m in MODELS}
     rows, scaling = [], []
     for m, ((gen1, dec1), (gen4, dec4), deepspeed) in FOUR_GPUS.items():
         a, b, d = one[m], four[m], baseline("DeepSpeed", m, 512)
