@@ -887,11 +887,17 @@ static int take_stage(TaskRun *run, Error *err) {
     return 0;
 }
 
-/* Tells the others if this stage has failed. */
+/* Whether a stage has failed, and not this process alone: its number is in the text. */
+static bool names_stage(const Error *err) { return !strncmp(err->text, "stage ", strlen("stage ")); }
+
+static void say(const Error *err) { fprintf(stderr, "%s: %s\n", names_stage(err) ? "flexgen" : speaker, err->text); }
+
+/* Tells the others if this stage has failed. The first one says what went wrong before it lets the others go: when one is
+ * gone, mpirun ends all. */
 static void leave_pipeline(TaskRun *run, int status, const Error *err) {
     if (!run->net) return;
-    const bool told = !strncmp(err->text, "stage ", strlen("stage ")); /* this stage has heard of it from another one */
-    if (status && !told) run->net->fail(run->net, err);
+    if (status && !run->net->stage) say(err);
+    if (status && !names_stage(err)) run->net->fail(run->net, err); /* else the others know */
     run->net->close(run->net);
 }
 
@@ -926,13 +932,11 @@ static int run_command(Options *o, char **args, int n, Error *err) {
     const bool opens = o->model && command != QUANTIZE, texts = command == GENERATE || command == EVAL;
     run.flags = flags_digest(args, n);
     int status = join_pipeline(&run, command, err);
-    const int stage = run.net ? run.net->stage : 0;
     if (!status && opens) status = open_model(&run, texts, err) || take_stage(&run, err) ? -1 : 0;
     if (!status) status = commands[command](&run, err);
     leave_pipeline(&run, status, err);
-    const bool quiet = run.net && status && stage;
     run_close(&run);
-    if (quiet) exit(err->code); /* the first stage says it */
+    if (run.net && status) exit(err->code); /* it has been said */
     return status;
 }
 
@@ -949,6 +953,6 @@ int main(int argc, char **argv) {
     int status = run_command(&o, argv + 1, argc - 1, &err);
     if (!status) status = output_close(stdout, "standard", "output", &err);
     free(o.prompt.text), free(o.stop.text), free(o.stages.text);
-    if (status) fprintf(stderr, "flexgen: %s\n", err.text);
+    if (status) say(&err);
     return status ? err.code : EXIT_OK;
 }
