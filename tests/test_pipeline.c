@@ -509,7 +509,7 @@ static FILE *start_program(const char *flags, const char *const model[2], const 
         snprintf(stage[s], sizeof stage[s], "-n 1 sh -c ': >\"$PIDS/$$\"; %s; exec \"$0\" \"$@\"' %s %s --model '%s'",
                  s ? begins : ":", bin ? bin : "./flexgen", flags, model[s]);
     snprintf(arguments, sizeof arguments, "%s : %s", stage[0], stage[1]);
-    return start("", arguments);
+    return start("TSAN_OPTIONS=halt_on_error=1:detect_deadlocks=0", arguments); /* Open MPI's own are not meant */
 }
 
 static void expect_said(const char *said, const char *text) {
