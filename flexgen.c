@@ -390,7 +390,7 @@ static int complete(TaskRun *run, const Task *task, const Listener *listener, Er
     return *stop_signal() ? stop_fail(err, completions_last(run->completions) ? "; go on with --resume" : "") : -1;
 }
 
-/* Stages on one computer have one clock. All simulated machines note what they do for a file, the first one for bench. */
+/* Stages on one computer have one clock. */
 static void begin_traces(TaskRun *run) {
     const Net *net = run->net;
     Device *device = run->device;
@@ -398,7 +398,7 @@ static void begin_traces(TaskRun *run) {
         stage_trace(net ? net->stage : 0, run->first_layer, run->plan->config.l, run->trace_limit);
     if (net && net->neighbours != net->stages) trace->ready_at = device->now(device);
     if (!net && !run->stages.n) snprintf(trace->name, sizeof trace->name, "%s", run->plan->config.name);
-    for (int s = 1; s < run->stages.n && run->options->trace; s++) {
+    for (int s = 1; s < run->stages.n; s++) {
         const Stage *stage = &run->stages.stage[s];
         stage->device->trace = stage_trace(s, stage->first, stage->part.config.l, run->trace_limit);
     }
@@ -435,6 +435,14 @@ static int write_trace(const TaskRun *run, const char *path, Error *err) {
     return status;
 }
 
+/* How long each stage was busy. */
+static int gather_busy(TaskRun *run, Error *err) {
+    run->busy = xcalloc(trace_count(run), sizeof *run->busy);
+    run->busy[0] = trace_busy(run->device->trace);
+    for (int s = 1; s < run->stages.n; s++) run->busy[s] = trace_busy(run->stages.stage[s].device->trace);
+    return run->net ? stage_gather_busy(run->net, run->busy, err) : 0;
+}
+
 /* Opens the device, which stays open for its counters, and runs. */
 static int run_traced(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     const char *path = run->options->trace;
@@ -446,6 +454,7 @@ static int run_traced(TaskRun *run, const Task *task, const Listener *listener, 
     if (!run->device) return -1;
     say_notices(run, true);
     if (run_on_device(run, task, listener, err) || (path && write_trace(run, path, err))) return -1;
+    if (run->bench && gather_busy(run, err)) return -1;
     say_notices(run, false);
     return 0;
 }
@@ -908,7 +917,7 @@ static void run_close(TaskRun *run) {
     stages_close(&run->stages);
     if (run->gpu) run->gpu->close(run->gpu);
     if (trace) trace_free(trace);
-    free(trace), free(run->found), free(run->hardware);
+    free(trace), free(run->busy), free(run->found), free(run->hardware);
     tokenizer_close(run->tokenizer);
     checkpoint_close(run->whole ? run->whole : run->checkpoint);
 }
