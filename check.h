@@ -32,34 +32,33 @@ __attribute__((format(printf, 3, 4))) static inline int fail(Error *err, int cod
     return -1;
 }
 
+/* Who speaks to the user; in a pipeline it is "flexgen: stage 1". */
+__attribute__((weak)) const char *speaker = "flexgen";
+
 /* A condition that only a bug of ours can break. */
-#define CHECK(cond)                                                                  \
-    do {                                                                             \
-        if (!(cond)) {                                                               \
-            fprintf(stderr, "flexgen: bug: %s:%d: %s\n", __FILE__, __LINE__, #cond); \
-            abort();                                                                 \
-        }                                                                            \
+#define CHECK(cond)                                                                      \
+    do {                                                                                 \
+        if (!(cond)) {                                                                   \
+            fprintf(stderr, "%s: bug: %s:%d: %s\n", speaker, __FILE__, __LINE__, #cond); \
+            abort();                                                                     \
+        }                                                                                \
     } while (0)
+
+static inline void *out_of_memory(size_t count, size_t size) {
+    fprintf(stderr, "%s: out of memory (%zu x %zu bytes); close other programs or use a smaller task\n", speaker, count,
+            size);
+    exit(EXIT_FAILED);
+}
 
 /* Small allocations (never the tiers): out of memory here is the end. Zeroed. */
 static inline void *xcalloc(size_t count, size_t size) {
     void *p = calloc(count ? count : 1, size ? size : 1);
-    if (!p) {
-        fprintf(stderr, "flexgen: out of memory (%zu x %zu bytes); close other programs or use a smaller task\n", count,
-                size);
-        exit(EXIT_FAILED);
-    }
-    return p;
+    return p ? p : out_of_memory(count, size);
 }
 
 static inline void *xrealloc(void *old, size_t count, size_t size) {
     void *p = size > 0 && count > (size_t)-1 / size ? NULL : realloc(old, count && size ? count * size : 1);
-    if (!p) {
-        fprintf(stderr, "flexgen: out of memory (%zu x %zu bytes); close other programs or use a smaller task\n", count,
-                size);
-        exit(EXIT_FAILED);
-    }
-    return p;
+    return p ? p : out_of_memory(count, size);
 }
 
 static inline char *xstrdup(const char *s) {

@@ -412,7 +412,7 @@ static int complete(TaskRun *run, const Task *task, const Listener *listener, Er
     return *stop_signal() ? stop_fail(err, completions_last(run->completions) ? "; go on with --resume" : "") : -1;
 }
 
-/* Stages on one computer have one clock. All simulated machines note what they do for a file, the first one for bench. */
+/* Stages on one computer have one clock. */
 static void begin_traces(TaskRun *run) {
     const Net *net = run->net;
     Device *device = run->device;
@@ -420,7 +420,7 @@ static void begin_traces(TaskRun *run) {
         stage_trace(net ? net->stage : 0, run->first_layer, run->plan->config.l, run->trace_limit);
     if (net && net->neighbours != net->stages) trace->ready_at = device->now(device);
     if (!net && !run->stages.n) snprintf(trace->name, sizeof trace->name, "%s", run->plan->config.name);
-    for (int s = 1; s < run->stages.n && run->options->trace; s++) {
+    for (int s = 1; s < run->stages.n; s++) {
         const Stage *stage = &run->stages.stage[s];
         stage->device->trace = stage_trace(s, stage->first, stage->part.config.l, run->trace_limit);
     }
@@ -457,6 +457,14 @@ static int write_trace(const TaskRun *run, const char *path, Error *err) {
     return status;
 }
 
+/* How long each stage was busy. */
+static int gather_busy(TaskRun *run, Error *err) {
+    run->busy = xcalloc(trace_count(run), sizeof *run->busy);
+    run->busy[0] = trace_busy(run->device->trace);
+    for (int s = 1; s < run->stages.n; s++) run->busy[s] = trace_busy(run->stages.stage[s].device->trace);
+    return run->net ? stage_gather_busy(run->net, run->busy, err) : 0;
+}
+
 /* Opens the device, which stays open for its counters, and runs. */
 static int run_traced(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     const char *path = run->options->trace;
@@ -468,6 +476,7 @@ static int run_traced(TaskRun *run, const Task *task, const Listener *listener, 
     if (!run->device) return -1;
     say_notices(run, true);
     if (run_on_device(run, task, listener, err) || (path && write_trace(run, path, err))) return -1;
+    if (run->bench && gather_busy(run, err)) return -1;
     say_notices(run, false);
     return 0;
 }
@@ -920,11 +929,17 @@ static int take_stage(TaskRun *run, Error *err) {
     return 0;
 }
 
-/* Tells the others if this stage has failed. */
+/* Whether a stage has failed, and not this process alone: its number is in the text. */
+static bool names_stage(const Error *err) { return !strncmp(err->text, "stage ", strlen("stage ")); }
+
+static void say(const Error *err) { fprintf(stderr, "%s: %s\n", names_stage(err) ? "flexgen" : speaker, err->text); }
+
+/* Tells the others if this stage has failed. The first one says what went wrong before it lets the others go: when one is
+ * gone, mpirun ends all. */
 static void leave_pipeline(TaskRun *run, int status, const Error *err) {
     if (!run->net) return;
-    const bool told = !strncmp(err->text, "stage ", strlen("stage ")); /* this stage has heard of it from another one */
-    if (status && !told) run->net->fail(run->net, err);
+    if (status && !run->net->stage) say(err);
+    if (status && !names_stage(err)) run->net->fail(run->net, err); /* else the others know */
     run->net->close(run->net);
 }
 
@@ -935,7 +950,7 @@ static void run_close(TaskRun *run) {
     stages_close(&run->stages);
     if (run->gpu) run->gpu->close(run->gpu);
     if (trace) trace_free(trace);
-    free(trace), free(run->found), free(run->hardware);
+    free(trace), free(run->busy), free(run->found), free(run->hardware);
     tokenizer_close(run->tokenizer);
     checkpoint_close(run->whole ? run->whole : run->checkpoint);
 }
@@ -959,13 +974,11 @@ static int run_command(Options *o, char **args, int n, Error *err) {
     const bool opens = o->model && command != QUANTIZE, texts = command == GENERATE || command == EVAL;
     run.flags = flags_digest(args, n);
     int status = join_pipeline(&run, command, err);
-    const int stage = run.net ? run.net->stage : 0;
     if (!status && opens) status = open_model(&run, texts, err) || take_stage(&run, err) ? -1 : 0;
     if (!status) status = commands[command](&run, err);
     leave_pipeline(&run, status, err);
-    const bool quiet = run.net && status && stage;
     run_close(&run);
-    if (quiet) exit(err->code); /* the first stage says it */
+    if (run.net && status) exit(err->code); /* it has been said */
     return status;
 }
 
@@ -982,6 +995,6 @@ int main(int argc, char **argv) {
     int status = run_command(&o, argv + 1, argc - 1, &err);
     if (!status) status = output_close(stdout, "standard", "output", &err);
     free(o.prompt.text), free(o.stop.text), free(o.stages.text);
-    if (status) fprintf(stderr, "flexgen: %s\n", err.text);
+    if (status) say(&err);
     return status ? err.code : EXIT_OK;
 }

@@ -618,6 +618,8 @@ extern const char *const part_name[NPARTS];
  * its hidden_s is the time in which some copy ran beside them. A sweep in which some batch prefills counts as prefill,
  * as in RunStats. */
 void trace_breakdown(const Trace *trace, Breakdown *breakdown);
+/* Seconds in which some lane was busy, those of channel NET aside. NAN: the trace has reached its limit. */
+double trace_busy(const Trace *trace);
 
 #ifdef __cplusplus
 }

@@ -493,10 +493,11 @@ static int open_lanes(LaneDevice *d, Error *err) {
                                   : pthread_create(&lane->thread, NULL, lane_main, lane);
         lane->started = !status;
         if (status)
-            return fail(err, EXIT_FAILED,
-                        "cannot start a thread: %s; raise ulimit -u or the control group's pids limit, or give fewer "
-                        "--threads",
-                        strerror(status));
+            return fail(
+                err, EXIT_FAILED,
+                "cannot start a thread: %s; raise ulimit -u or -v, or the control group's pids limit, or give fewer "
+                "--threads",
+                strerror(status));
     }
     return 0;
 }

@@ -15,12 +15,29 @@ static bool started_by_mpirun(void) {
     return size ? atoi(size) > 1 : getenv("PMIX_RANK") != NULL;
 }
 
+/* From now on every line that this process says names the stage. */
+static void name_speaker(void) {
+    static char name[32];
+    const char *rank = getenv("PMIX_RANK"); /* of Open MPI and srun; MPICH has the other */
+    if (!rank) rank = getenv("PMI_RANK");
+    snprintf(name, sizeof name, "flexgen: stage %s", rank ? rank : "?");
+    speaker = name;
+}
+
 Net *net_open(double bytes_s, double delay_s, Error *err) {
+    const size_t mpi_space = (size_t)128 << 20; /* it takes 80 MiB; with 50 Open MPI 4.1 may wait forever */
     const char *neighbours = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
     char path[MAX_PATH];
     Net *(*open)(double, double, Error *) = NULL, *net = NULL;
     err->text[0] = 0;
     if (!started_by_mpirun()) return NULL;
+    name_speaker();
+    if (address_available(0) < mpi_space) {
+        fail(err, EXIT_FAILED,
+             "too little address space is left for MPI; raise ulimit -v to more than the tiers and %zu MiB",
+             mpi_space >> 20);
+        return NULL;
+    }
     program_file(path, "_mpi.so");
     if (access(path, F_OK)) {
         fail(err, EXIT_USAGE, "mpirun needs a flexgen that was built with MPI: no %s; build it where mpicc is installed",

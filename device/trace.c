@@ -4,8 +4,9 @@
  * norms of half a layer) are one slice. Because lanes are in order, it is enough to look at a lane's newest slice: what
  * differs from it, or comes after a pause, begins a new one. trace_write shows slices as they are. trace_breakdown adds
  * them up as Table 4 does, but for a run that overlaps: the time of a part is that of the union of its slices, and what of
- * it some processor was busy beside is hidden. A trace that is all zeros is empty and ready. Read next: gpu.c, how
- * a GPU is found. scripts/plot_trace.py draws the file. */
+ * it some processor was busy beside is hidden. trace_busy is the union of all but those of the network: in the rest of the
+ * time a stage of a pipeline has nothing to do but wait. A trace that is all zeros is empty and ready. Read next: gpu.c,
+ * how a GPU is found. scripts/plot_trace.py draws the file. */
 #include <limits.h>
 #include <math.h>
 
@@ -126,7 +127,7 @@ void trace_write(const Trace *traces, int n, FILE *out) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Table 4
+// Table 4, and what a stage waits
 // ---------------------------------------------------------------------------------------------------------------
 
 const char *const part_name[NPARTS] = {"compute", "weight (R)", "cache (R)", "cache (W)", "activation"};
@@ -194,4 +195,24 @@ void trace_breakdown(const Trace *trace, Breakdown *breakdown) {
         running[edge[n].prefill][edge[n].part] += edge[n].step;
     }
     free(edge);
+}
+
+static int by_begin(const void *a, const void *b) {
+    double x = ((const Slice *)a)->begin, y = ((const Slice *)b)->begin;
+    return (x > y) - (x < y);
+}
+
+double trace_busy(const Trace *trace) {
+    if (trace->limit && trace->n == trace->limit) return NAN;
+    Slice *all = xcalloc(trace->n, sizeof *all);
+    double busy = 0, until = 0;
+    if (trace->n) memcpy(all, trace->slice, trace->n * sizeof *all);
+    qsort(all, trace->n, sizeof *all, by_begin);
+    for (const Slice *s = all; s < all + trace->n; s++) {
+        if (lane_channel[s->lane] == NET) continue;
+        busy += fmax(0, s->end - fmax(s->begin, until));
+        until = fmax(until, s->end);
+    }
+    free(all);
+    return busy;
 }

@@ -147,7 +147,7 @@ static char *next_line(Completions *c, size_t *len) {
             c->tokens += write_completion(c, out, e);
     }
     if (!out || fclose(out))
-        fprintf(stderr, "flexgen: out of memory for a line of %s\n", output_name(c)), exit(EXIT_FAILED);
+        fprintf(stderr, "%s: out of memory for a line of %s\n", speaker, output_name(c)), exit(EXIT_FAILED);
     return line;
 }
 

@@ -4,8 +4,10 @@
  * the object, so that no figure is computed or named twice; what is said to people alone (a rate beside bytes and seconds)
  * is made from the figures on the way. Read next: flexgen.c, the commands themselves. */
 #include <cjson/cJSON.h>
+#include <math.h>
 
 #include "cost/cost.h"
+#include "device/net.h"
 
 static const double MIB = 1048576, GIB = 1073741824;
 
@@ -422,6 +424,17 @@ static void report_stages(Report *r, const Stages *all) {
     }
 }
 
+/* The share of the time in which a stage of a pipeline has nothing to do but wait for others: the bubble. */
+static void report_waiting(Report *r, int stages) {
+    cJSON *list = cJSON_AddArrayToObject(r->json, "waiting");
+    for (int s = 0; s < stages; s++) {
+        const double share = 1 - r->run->busy[s] / r->run->stats.total_s;
+        if (isnan(share)) continue; /* the trace is not of the whole run */
+        cJSON_AddItemToArray(list, cJSON_CreateNumber(share));
+        if (r->text) fprintf(r->text, "stage %d waits %.1f%% of the time\n", s, 100 * share);
+    }
+}
+
 /* On which model and device, under which policy. */
 static void add_setting(Report *r) {
     cJSON_AddStringToObject(r->json, "model", r->run->plan->config.name);
@@ -438,6 +451,7 @@ void report_bench(Report *r) {
     report_lanes(r, run->device);
     report_breakdown(r, run->device->trace, run->stats.sweeps);
     if (run->stages.n) report_stages(r, &run->stages);
+    if (run->stages.n || run->net) report_waiting(r, run->net ? run->net->stages : run->stages.n);
     if (run->found) add_cost(cJSON_AddObjectToObject(r->json, "predicted"), &run->found->cost);
 }
 

@@ -41,6 +41,8 @@ $(STARTING): export FLEXGEN_BIN := $(BUILD)/flexgen_host
 $(STARTING): export FLEXGEN_EMULATED := $(if $(EMULATION),$(BUILD)/flexgen_emulated)
 $(STARTING): export FLEXGEN_DRIVER := $(abspath $(BUILD)/driver)
 $(BUILD)/cli.log: export LD_LIBRARY_PATH := $(abspath $(BUILD)/driver)
+$(BUILD)/pipeline.log: $(BUILD)/flexgen_host
+$(BUILD)/pipeline.log: export FLEXGEN_BIN := $(BUILD)/flexgen_host
 # The library for MPI, beside the programs that a test starts as stages of a pipeline.
 STAGES := $(BUILD)/flexgen_host $(BUILD)/test_pipeline
 $(STAGES): | $(if $(MPI_SO),$(STAGES:%=%_mpi.so))

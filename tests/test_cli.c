@@ -1155,7 +1155,8 @@ static void the_sim_runs_a_pipeline_of_machines(void) {
         RUN("bench", "--model", "opt-6.7b", "--device", "sim", "--hardware", "hardware/t4.json", "--nodes", "4", "--stages",
             "8,8,10,6", "--groups", "5", "--net", "1.25G,0.1ms", "--json", path_in(capture, "stages.json"));
     assert_done(&r);
-    CU_ASSERT(contains_all(r.out, WORDS("stage 0: layers 0 to 7;", "stage 3: layers 26 to 31;", "GPU waits")));
+    CU_ASSERT(
+        contains_all(r.out, WORDS("stage 0: layers 0 to 7;", "stage 3: layers 26 to 31;", "GPU waits", "stage 3 waits")));
     cJSON *json = read_json(path_in(capture, "stages.json"));
     const cJSON *stages = cJSON_GetObjectItem(json, "stages");
     CU_ASSERT(cJSON_GetArraySize(stages) == 4 && number(json, "groups") == 5);
@@ -1163,7 +1164,9 @@ static void the_sim_runs_a_pipeline_of_machines(void) {
         const cJSON *stage = cJSON_GetArrayItem(stages, s);
         const double busy = number(stage, "busy_share"), waits = number(stage, "gpu_waits");
         CU_ASSERT_EQUAL((int)number(stage, "layers"), layers[s]);
+        const double idle = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "waiting"), s)->valuedouble;
         CU_ASSERT(busy > 0 && busy < 1 && waits > 0 && waits < 1);
+        CU_ASSERT(idle > 0 && idle < waits + 1e-9 && idle < 1 - busy + 1e-9);
         CU_ASSERT(number(cJSON_GetObjectItem(stage, "planned_bytes"), "GPU") > 1e9);
     }
     CU_ASSERT(!cJSON_HasObjectItem(json, "predicted")); /* the formulas are for equal stages */

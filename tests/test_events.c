@@ -328,6 +328,9 @@ static void check_score(Checker *c, const Op *op) {
     if (!c->blind) host_score(logp, best, from, given, logits.rows, logits.cols);
 }
 
+static void check_receive(Checker *c, const Op *op) { writes(c, op->state.x); }
+static void check_send(Checker *c, const Op *op) { reads(c, op->state.x); }
+
 /* Waits that no two bytes ask for: cells are coarser than bytes. Which lanes wait for which, and why that stays. */
 static const struct {
     Lane lane, other;
@@ -340,6 +343,7 @@ static const struct {
     {C_LOAD, ATTEND, "a batch's pages of a layer are one cell: those that are read, and one that only got a new token"},
     {FINISH, C_LOAD, "a new token goes into a staged page that no other page's past is copied to"},
     {ATTEND, C_LOAD, "pages of a layer again: a new token in a page of its own, beside those that are read"},
+    {PROJECT, FINISH, "the same, where x comes from another stage: on one machine x has waited for more"},
     {ATTEND, C_READ, "the same of the disk's pages, staged on the CPU"},
     {D_WRITE, C_READ, "the same of the disk's pages at home"},
     {C_READ, D_WRITE, "the same the other way round"},
@@ -395,7 +399,8 @@ static Event check_post(Device *device, const Op *op) {
         [OP_ATTEND] = check_attend,       [OP_SELECT] = check_select,
         [OP_FETCH] = check_fetch,         [OP_WEIGH] = check_weigh,
         [OP_APPEND] = check_append,       [OP_PICK] = check_pick,
-        [OP_SCORE] = check_score,         [OP_ATTEND_PREFILL] = check_attend_prefill};
+        [OP_SCORE] = check_score,         [OP_ATTEND_PREFILL] = check_attend_prefill,
+        [OP_RECEIVE] = check_receive,     [OP_SEND] = check_send};
     Checker *c = begin(device, op);
     c->op = op;
     check[op->code](c, op);
@@ -471,6 +476,7 @@ static struct {
     double sparsity;
     bool recording; /* the reference */
     bool blind;     /* nothing is computed, so nothing is compared but who waits for whom */
+    Net *net;       /* of a stage of a pipeline */
     int32_t tokens[PROMPTS][MAX_N];
     float logits[PROMPTS][MAX_N][VOCAB];
     float logp[PROMPTS][MAX_S + MAX_N]; /* of a scored task */
@@ -545,7 +551,7 @@ static void run(void) {
     Plan *plan = plan_make(trial.model, &trial.policy, &trial.task, trial.blind ? F16 : F32, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
     Checker *c = checker_open(plan);
-    c->shown = 2, c->blind = trial.blind;
+    c->shown = 2, c->blind = trial.blind, c->base.net = trial.net;
     trial.wrong = NULL;
     ASSERT_OK(weights_load(plan, trial.model, &c->base, &err));
     expect(!schedule_run(plan, &trial.task, &c->base, &listener, &stats, &err), "the run failed");
@@ -710,9 +716,50 @@ static void nor_where_packed_weights_are_unpacked_first(void) {
     trial.blind = false;
 }
 
-/* Of all that has run above, on one machine. A residual has never been anything but y. */
+/* Of a pipeline one stage is here: the tokens that come round to it are any, and nobody is where it sends its own. */
+static int receive_any(Net *net, int from, NetKind kind, void *bytes, size_t size, Error *err) {
+    int32_t *ids = bytes;
+    (void)err;
+    CHECK(from == net->stages - 1 && kind == NET_TOKENS);
+    for (size_t i = 0; i < size / sizeof *ids; i++) ids[i] = roll(0, trial.model->config.vocab - 1);
+    return 0;
+}
+
+static int send_nowhere(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
+    (void)bytes, (void)size, (void)err;
+    CHECK(to < net->stage && kind == NET_TOKENS);
+    return 0;
+}
+
+/* States are written before they are sent, and read before the next ones come to their place. */
+static void nor_in_a_stage_of_a_pipeline(void) {
+    enum { SEEDS = 80 };
+    bool ok = true;
+    trial.blind = true;
+    for (uint64_t seed = 0; seed < SEEDS && ok; seed++) {
+        dice = (seed << 32) + 11;
+        open_model(roll(2, 4));
+        draw_task();
+        draw_numbers();
+        draw_policy();
+        memset(trial.stop, 0, sizeof trial.stop);
+        const int l = trial.model->config.l, stages = roll(2, l), stage = (int)seed % stages, first = l * stage / stages;
+        Checkpoint *whole = trial.model,
+                   part = checkpoint_stage(whole, stage, stages, first, l * (stage + 1) / stages - first);
+        part.config.eos = one_in(3) ? roll(0, part.config.vocab - 1) : -1;
+        trial.model = &part;
+        trial.net = &(Net){.stage = stage, .stages = stages, .receive = receive_any, .post = send_nowhere};
+        run();
+        ok = passes(seed);
+        trial.net = NULL;
+        checkpoint_close(whole);
+    }
+    trial.blind = false;
+}
+
+/* Of all that has run above. A residual has never been anything but y. */
 static void the_table_of_ops_says_what_ops_do(void) {
-    for (int code = OP_COPY + 1; code < OP_RECEIVE; code++)
+    for (int code = OP_COPY + 1; code < NCODES; code++)
         for (int v = 0; v < MAX_VIEWS && op_info[code].view[v].name; v++) {
             const Use use = op_info[code].view[v].use;
             const bool same = use == WRITES ? seen[code][v] & 2 : use == READS && seen[code][v] == 1;
@@ -822,6 +869,7 @@ CU_TestInfo tests[] = {
     {"no two ops touch the same bytes without an event between them",
      no_two_ops_touch_the_same_bytes_without_an_event_between_them},
     {"nor where packed weights are unpacked first", nor_where_packed_weights_are_unpacked_first},
+    {"nor in a stage of a pipeline", nor_in_a_stage_of_a_pipeline},
     {"the table of ops says what ops do", the_table_of_ops_says_what_ops_do},
     CU_TEST_INFO_NULL,
 };

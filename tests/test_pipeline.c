@@ -1,9 +1,10 @@
 /* test_pipeline.c: the network of a pipeline alone, between the threads of this process and, over MPI, between processes:
  * mpirun then starts this program as stages (--stage WHAT). Both do the same parts, each a function of a stage's Net that
- * returns the number of things that were wrong. */
+ * returns the number of things that were wrong. At the end flexgen itself runs under mpirun, and a stage of it fails. */
 #include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -422,24 +423,39 @@ static const char MPIRUN[] =
     "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
     "OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none ASAN_OPTIONS=detect_leaks=0";
 
-/* Runs a part as so many processes with settings of MPI's; what they say is in said. */
-static int mpi_says(const char *part, int stages, const char *settings, char said[8192]) {
-    char program[MAX_PATH], command[2 * MAX_PATH + 1000], pids[300], dir[300];
+/* Where the processes of the newest mpirun leave their numbers. */
+static char pids[300];
+
+/* Starts mpirun with settings of MPI's. */
+static FILE *start(const char *settings, const char *arguments) {
+    char command[2 * MAX_PATH + 2000], dir[300];
     snprintf(pids, sizeof pids, "%s", temp_dir());
     snprintf(dir, sizeof dir, "%s", temp_dir()); /* what killed processes leave behind is removed with it */
-    program_file(program, "");
-    snprintf(command, sizeof command,
-             "exec env %s %s PIDS='%s' TMPDIR='%s' OMPI_MCA_btl_vader_backing_directory='%s' timeout -k 5 200 mpirun -n %d "
-             "'%s' --stage %s 2>&1",
-             MPIRUN, settings, pids, dir, dir, stages, program, part);
+    snprintf(
+        command, sizeof command,
+        "exec env %s %s PIDS='%s' TMPDIR='%s' OMPI_MCA_btl_vader_backing_directory='%s' timeout -k 5 200 mpirun %s 2>&1",
+        MPIRUN, settings, pids, dir, dir, arguments);
     FILE *f = popen(command, "r");
     CHECK(f);
+    return f;
+}
+
+/* Waits for its end; what was said is in said. */
+static int hear(FILE *f, int stages, char said[8192]) {
     said[fread(said, 1, 8191, f)] = 0;
     while (fgetc(f) != EOF) continue;
     int status = pclose(f);
     CU_ASSERT_EQUAL(count_files(pids), stages);
     CU_ASSERT_EQUAL(left_running(pids), 0);
     return status;
+}
+
+/* Runs a part as so many processes. */
+static int mpi_says(const char *part, int stages, const char *settings, char said[8192]) {
+    char program[MAX_PATH], arguments[MAX_PATH + 100];
+    program_file(program, "");
+    snprintf(arguments, sizeof arguments, "-n %d '%s' --stage %s", stages, program, part);
+    return hear(start(settings, arguments), stages, said);
 }
 
 static void mpi(const char *part, int stages, const char *settings) {
@@ -483,6 +499,80 @@ static void over_mpi_a_killed_stage_ends_all(void) {
 
 static void over_mpi_nothing_arrives_before_the_slowed_wire_allows_it(void) { mpi("wire", 2, ""); }
 
+// ---- the program ---------------------------------------------------------------------------------------------------
+
+/* Starts the program as two stages, each with its model; the second begins with a command of the shell. */
+static FILE *start_program(const char *flags, const char *const model[2], const char *begins) {
+    char stage[2][700], arguments[sizeof stage + 3];
+    const char *bin = getenv("FLEXGEN_BIN");
+    for (int s = 0; s < 2; s++)
+        snprintf(stage[s], sizeof stage[s], "-n 1 sh -c ': >\"$PIDS/$$\"; %s; exec \"$0\" \"$@\"' %s %s --model '%s'",
+                 s ? begins : ":", bin ? bin : "./flexgen", flags, model[s]);
+    snprintf(arguments, sizeof arguments, "%s : %s", stage[0], stage[1]);
+    return start("TSAN_OPTIONS=halt_on_error=1:detect_deadlocks=0", arguments); /* Open MPI's own are not meant */
+}
+
+static void expect_said(const char *said, const char *text) {
+    CU_ASSERT_PTR_NOT_NULL(strstr(said, text));
+    if (!strstr(said, text)) fprintf(stderr, "\n    expected: %s\n    but it is: %s\n", text, said);
+}
+
+/* Whether a file that may not be there yet has become longer than nothing, 100 seconds later at the latest. */
+static bool is_written(const char *path) {
+    struct stat st;
+    for (int i = 0; i < 100000; i++, usleep(1000))
+        if (!stat(path, &st) && st.st_size) return true;
+    return false;
+}
+
+/* The second stage reads a copy of the model, which changes when the job has begun: then its part is worth nothing. It
+ * finds that when it has stored its new k and v, 50 ms a layer, while the first has all tokens; but that one keeps the
+ * journal. */
+static void over_mpi_a_job_has_ended_when_all_stages_have(void) {
+    char dir[300], flags[600], path[400], said[8192];
+    snprintf(dir, sizeof dir, "%s", temp_dir());
+    snprintf(path, sizeof path, "cp models/opt-tiny/* '%s'", dir);
+    CHECK(!system(path));
+    snprintf(flags, sizeof flags,
+             "generate --prompt Once --max-tokens 4 --output %s/output --link gtoc=20K --threads 1 "
+             "--percent 100 0 0 100 100 0 --gpu-batch-size 1 --num-gpu-batches 1",
+             dir);
+    FILE *f = start_program(flags, (const char *const[]){"models/opt-tiny", dir}, ":");
+    snprintf(path, sizeof path, "%s/output.journal", dir);
+    CU_ASSERT(is_written(path));
+    write_file(dir, "model.safetensors", "", 0);
+    CU_ASSERT_NOT_EQUAL(hear(f, 2, said), 0);
+    expect_said(said, "flexgen: stage 1: ");
+    expect_said(said, "was changed while it was in use");
+    CU_ASSERT(!access(path, F_OK));
+}
+
+/* One line says which stage is short of something, and everything ends; no file of it is left. */
+static void over_mpi_a_stage_without_room_names_itself(void) {
+    static const struct {
+        const char *begins, *percent, *says;
+    } cases[] = {{"ulimit -f 50000", "0 0 0 0 0 0", "flexgen: stage 1: cannot reserve"},
+                 {"ulimit -v 150000", "100 0 100 0 100 0", "flexgen: stage 1: cannot allocate"},
+                 {"ulimit -v 60000", "100 0 100 0 100 0", "flexgen: stage 1: too little address space"}};
+    static const char *const model[] = {"opt-125m", "opt-125m"}; /* of some size, so that the first is slow to end */
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__  /* they take terabytes of it */
+    enum { CASES = 1 };
+#else
+    enum { CASES = COUNT(cases) };
+#endif
+    for (int i = 0; i < CASES; i++) {
+        char flags[600], said[8192], dir[300];
+        snprintf(dir, sizeof dir, "%s", temp_dir());
+        snprintf(flags, sizeof flags,
+                 "bench --threads 1 --prompt-len 8 --gen-len 2 --gpu-batch-size 1 --num-gpu-batches 1 --percent %s "
+                 "--gpu-mem 1G --cpu-mem 1G --disk-mem 1G --offload-dir %s",
+                 cases[i].percent, dir);
+        CU_ASSERT_NOT_EQUAL(hear(start_program(flags, model, cases[i].begins), 2, said), 0);
+        expect_said(said, cases[i].says);
+        CU_ASSERT_EQUAL(count_files(dir), 0);
+    }
+}
+
 /* Without mpirun, or alone under it, there is no network; and no MPI was loaded. */
 static void a_process_that_mpirun_has_not_started_has_no_network(void) {
     char line[MAX_PATH];
@@ -517,5 +607,7 @@ CU_TestInfo tests[] = {
     {"over MPI, a killed stage ends all", over_mpi_a_killed_stage_ends_all},
     {"over MPI, nothing arrives before the slowed wire allows it",
      over_mpi_nothing_arrives_before_the_slowed_wire_allows_it},
+    {"over MPI, a job has ended when all stages have", over_mpi_a_job_has_ended_when_all_stages_have},
+    {"over MPI, a stage without room names itself", over_mpi_a_stage_without_room_names_itself},
     CU_TEST_INFO_NULL,
 };

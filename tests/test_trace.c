@@ -440,6 +440,22 @@ static void a_million_slices_take_a_moment(void) {
     trace_free(&trace);
 }
 
+/* The union of what lanes do, without those of the network; a trace that is cut off does not know. */
+static void a_stage_is_busy_when_a_lane_other_than_of_the_network_is(void) {
+    Trace trace = {0}, empty = {0}, cut = {.limit = 1};
+    add(&trace, RECEIVE, ACTIVATION, false, 0, 0, 10);
+    add(&trace, PROJECT, OTHER, false, 0, 12, 14);
+    add(&trace, W_LOAD, WEIGHT, false, 0, 11, 13);
+    add(&trace, STORE, CACHE, false, 0, 11.5, 12.5);
+    add(&trace, FINISH, OTHER, false, 0, 20, 21);
+    add(&trace, SEND, ACTIVATION, false, 0, 21, 30);
+    CU_ASSERT_EQUAL(trace_busy(&trace), 3 + 1);
+    CU_ASSERT_EQUAL(trace_busy(&empty), 0);
+    add(&cut, PROJECT, OTHER, false, 0, 1, 2);
+    CU_ASSERT(isnan(trace_busy(&cut)));
+    trace_free(&trace), trace_free(&cut);
+}
+
 CU_TestInfo tests[] = {
     {"ops of one call are one slice", ops_of_one_call_are_one_slice},
     {"whatever differs begins a new slice", whatever_differs_begins_a_new_slice},
@@ -457,5 +473,6 @@ CU_TestInfo tests[] = {
     {"random intervals agree with a count of every tick", random_intervals_agree_with_a_count_of_every_tick},
     {"behind its limit a trace notes nothing", behind_its_limit_a_trace_notes_nothing},
     {"a million slices take a moment", a_million_slices_take_a_moment},
+    {"a stage is busy when a lane other than of the network is", a_stage_is_busy_when_a_lane_other_than_of_the_network_is},
     CU_TEST_INFO_NULL,
 };

@@ -39,15 +39,20 @@ static void free_task(void) {
     free(task.prompts);
 }
 
-/* A pipeline with a trace on every stage. */
-static void open_stages(const OptConfig *config, int m, const Policy *policy, const Hardware *hardware, double bytes_s,
-                        double delay_s) {
+/* A pipeline with a trace on every stage, of so many layers each. */
+static void open_uneven(const OptConfig *config, const Texts *layers, int m, const Policy *policy, const Hardware *hardware,
+                        double bytes_s, double delay_s) {
     model = checkpoint_dummy(config, 3);
-    ASSERT_OK(stages_split(&stages, model, m, &(Texts){.n = 0}, &err));
+    ASSERT_OK(stages_split(&stages, model, m, layers, &err));
     ASSERT_OK(stages_plan(&stages, policy, &task, F16, roomy, &err));
     stages_open(&stages, hardware, bytes_s, delay_s);
     for (int s = 0; s < m; s++)
         stages.stage[s].device->trace = stage_trace(s, stages.stage[s].first, stages.stage[s].part.config.l, 0);
+}
+
+static void open_stages(const OptConfig *config, int m, const Policy *policy, const Hardware *hardware, double bytes_s,
+                        double delay_s) {
+    open_uneven(config, &(Texts){.n = 0}, m, policy, hardware, bytes_s, delay_s);
 }
 
 static void close_stages(void) {
@@ -151,6 +156,81 @@ static void a_slow_wire_takes_the_bytes_over_its_rate(void) {
     close_stages(), free_task();
 }
 
+/* Two stages of five seconds each, of which the second has four layers and the head; a wire that takes 5/4 s for a state,
+ * and 1/24 s for a token. With three groups the wire is hidden: once it is filled, the pipeline computes 15 s a round. With
+ * two, a round is 5 + 5/4 + 5 + 1/24 s, and the second group is 5 s behind. A stage that waited for its wire would take
+ * 3 x (5 + 5/4) s for three groups. */
+static void a_third_group_hides_the_wire(void) {
+    enum { N = 9 };
+    const double t = 5, state = 2 * H1, x = t / 4, token = 4 * x / state;
+    const OptConfig config = seconds_config(9);
+    const Hardware h = only_products();
+    char *layers[] = {"5", "4"};
+    for (int groups = 2; groups <= 3; groups++) {
+        Policy p = all_gpu(1, 1);
+        RunStats stats;
+        p.groups = groups;
+        make_task(groups, 1, N);
+        open_uneven(&config, &(Texts){layers, 2}, 2, &p, &h, state / x, 0);
+        ASSERT_OK(run_all((Listener){0}, &stats));
+        const double expected = groups == 2 ? N * (t + x + t + token) + t : t + x + N * 3 * t + token;
+        CU_ASSERT_DOUBLE_EQUAL(stats.total_s, expected, 1e-6);
+        close_stages(), free_task();
+    }
+}
+
+static void open_t4(void) {
+    if (hardware_read(&t4, "hardware/t4.json", &err)) CU_FAIL_FATAL(err.text);
+}
+
+/* By the formulas of cluster.c: the share of the time that a machine's sweeps of one block in each group leave. */
+static double bubble(const Policy *p, int m, double bytes_s, double delay_s) {
+    const Search part = {.hardware = &t4,
+                         .checkpoint = &stages.stage[0].part,
+                         .task = &task,
+                         .one_block = true,
+                         .act_type = F16,
+                         .given = *p,
+                         .fixed = {true, true, true, true, true, true},
+                         .fixed_gbs = true,
+                         .fixed_batches = true,
+                         .fixed_schedule = true,
+                         .capacity = {roomy[0], roomy[1], roomy[2]}};
+    const Cluster cluster = {m, bytes_s, delay_s};
+    ClusterCost c;
+    ASSERT_OK(cluster_predict(&c, &part, &cluster, &err));
+    const double l = part.checkpoint->config.l, n = task.prompts[0].n;
+    return 1 - p->groups * l * (c.found.cost.T_pre + (n - 1) * c.found.cost.T_gen) / c.T;
+}
+
+/* OPT-30B, weights and cache on the CPU. A block of few tokens is mostly filling and draining; with a group, or with the
+ * wire slowed, stages wait in every sweep. */
+static void stages_wait_as_long_as_the_formula_says(void) {
+    static const struct {
+        int m, groups, n;
+        double bytes_s, delay_s;
+    } cases[] = {{2, 1, 4, 1e9, 1e-4}, {2, 2, 2, 1e9, 1e-4}, {2, 3, 8, 1e9, 1e-4},
+                 {4, 4, 2, 1e9, 1e-4}, {4, 4, 8, 1e7, .005}, {4, 5, 8, 1e9, 1e-4}};
+    OptConfig config;
+    open_t4();
+    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&config, "opt-30b"), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int m = cases[i].m;
+        Policy p = all_gpu(16, 2);
+        RunStats stats;
+        p.wg = p.cg = p.hg = 0, p.wc = p.cc = p.hc = 1, p.groups = cases[i].groups;
+        make_task(16 * 2 * p.groups, 256, cases[i].n);
+        open_stages(&config, m, &p, &t4, cases[i].bytes_s, cases[i].delay_s);
+        ASSERT_OK(run_all((Listener){0}, &stats));
+        const double expected = bubble(&p, m, cases[i].bytes_s, cases[i].delay_s);
+        for (int s = 0; s < m; s++) {
+            const double waits = 1 - trace_busy(stages.stage[s].device->trace) / stats.total_s;
+            CU_ASSERT_DOUBLE_EQUAL(waits, expected, .05); /* of the time */
+        }
+        close_stages(), free_task();
+    }
+}
+
 static Policy mixed(int way) {
     return (Policy){.wg = .4,
                     .wc = .3,
@@ -165,10 +245,6 @@ static Policy mixed(int way) {
                     .overlap = way != 3,
                     .cpu_attention = way / 2 % 2,
                     .page_tokens = 16};
-}
-
-static void open_t4(void) {
-    if (hardware_read(&t4, "hardware/t4.json", &err)) CU_FAIL_FATAL(err.text);
 }
 
 static void one_stage_is_the_plain_sim_bit_for_bit(void) {
@@ -357,6 +433,8 @@ CU_TestInfo tests[] = {
     {"two stages and two groups end when they must", two_stages_and_two_groups_end_when_they_must},
     {"two machines take about half the time of one", two_machines_take_about_half_the_time_of_one},
     {"a slow wire takes the bytes over its rate", a_slow_wire_takes_the_bytes_over_its_rate},
+    {"a third group hides the wire", a_third_group_hides_the_wire},
+    {"stages wait as long as the formula says", stages_wait_as_long_as_the_formula_says},
     {"one stage is the plain sim bit for bit", one_stage_is_the_plain_sim_bit_for_bit},
     {"results do not depend on the speed of threads", results_do_not_depend_on_the_speed_of_threads},
     {"stages do the work of one machine", stages_do_the_work_of_one_machine},
