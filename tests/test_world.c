@@ -188,19 +188,20 @@ static double bubble(const Policy *p, int m, double bytes_s, double delay_s) {
     const Search part = {.hardware = &t4,
                          .checkpoint = &stages.stage[0].part,
                          .task = &task,
+                         .cluster = {m, bytes_s, delay_s},
                          .one_block = true,
                          .act_type = F16,
                          .given = *p,
                          .fixed = {true, true, true, true, true, true},
+                         .fixed_groups = true,
                          .fixed_gbs = true,
                          .fixed_batches = true,
                          .fixed_schedule = true,
                          .capacity = {roomy[0], roomy[1], roomy[2]}};
-    const Cluster cluster = {m, bytes_s, delay_s};
-    ClusterCost c;
-    ASSERT_OK(cluster_predict(&c, &part, &cluster, &err));
+    Found c;
+    ASSERT_OK(policy_predict(&c, &part, &err));
     const double l = part.checkpoint->config.l, n = task.prompts[0].n;
-    return 1 - p->groups * l * (c.found.cost.T_pre + (n - 1) * c.found.cost.T_gen) / c.T;
+    return 1 - p->groups * l * (c.cost.T_pre + (n - 1) * c.cost.T_gen) / c.cost.T;
 }
 
 /* OPT-30B, weights and cache on the CPU. A block of few tokens is mostly filling and draining; with a group, or with the
