@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Time flexgen beside Hugging Face transformers, on the same model, prompts and cores, and compare their tokens.
+"""Time flexgen beside Hugging Face transformers and CTranslate2, on the same model, prompts and cores, and compare tokens.
 
     python3 scripts/compare_transformers.py [--flexgen ./flexgen] [--threads N] [--runs 3] [--max-ratio 1.3]
 
 A random checkpoint of OPT-125M's size is written as fp16 safetensors to a temporary directory (--keep DIR keeps it and uses it
 again). Both sides generate GEN tokens greedily for BATCH prompts of PROMPT random tokens, all in memory: transformers in
 float32 (the same, fp16-rounded weights), flexgen with its fp16 weights and cache. The runs alternate, the model is loaded and
-warmed up beforehand, and no sequence stops early. Printed: the medians of prefill (the prompt and the first
-token), decode (the other tokens) and total, and flexgen's time over transformers'. With --max-ratio the exit status is 1
-where the ratio of the totals is larger.
+warmed up beforehand, and no sequence stops early. Where CTranslate2 is installed it takes part in float32 and in int8, and flexgen
+with 4-bit weights too. Printed: the medians of prefill (the prompt and the first token), decode (the other tokens) and total,
+and the totals of flexgen over those of its peers. With --max-ratio the exit status is 1 where that over transformers' is larger.
 
 Tokens: a vocabulary of one piece a byte turns any text into known ids, so that `flexgen generate` and transformers can complete the
 same prompts. fp16 rounding of the cache may flip a near tie; a sequence is compared up to the first token that differs, and
 the lead that the reference's token had there is shown, which must be small.
 
-Needs torch and transformers (made with 2.9.1 and 4.57.1).
+Needs torch and transformers (made with 2.9.1 and 4.57.1), and takes ctranslate2 (4.8.5) where it is there.
 """
 import argparse
 import json
@@ -28,6 +28,11 @@ import time
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, OPTConfig, OPTForCausalLM
+
+try:
+    import ctranslate2
+except ImportError:
+    ctranslate2 = None
 
 EOS = 2
 TIE = 5e-3  # a lead of this share of the largest |logit| may be lost to fp16 rounding
@@ -54,6 +59,7 @@ def make_checkpoint(path, config):
     model.half().save_pretrained(path, safe_serialization=True)
     ids = random.Random(2).sample(range(4, config.vocab_size), 256)
     vocab = {"<s>": 0, "<pad>": 1, "</s>": EOS, "<unk>": 3, **{s: ids[b] for b, s in byte_symbols().items()}}
+    vocab.update({f"<{i}>": i for i in set(range(config.vocab_size)) - set(vocab.values())})  # peers want all of it
     with open(os.path.join(path, "vocab.json"), "w", encoding="utf-8") as f:
         json.dump(vocab, f)
     with open(os.path.join(path, "merges.txt"), "w", encoding="utf-8") as f:
@@ -81,10 +87,29 @@ def transformers_run(model, ids, gen_len):
     return (clock.first - begin, end - clock.first, end - begin), out
 
 
-def flexgen_bench(args, path):
+def open_ctranslate2(path, kind, threads):
+    """The same model, converted once; kind is "float32" or "int8"."""
+    to = os.path.join(path, f"ctranslate2-{kind}")
+    if not os.path.exists(to):
+        ctranslate2.converters.TransformersConverter(path).convert(to, quantization=kind)
+    return ctranslate2.Generator(to, compute_type=kind, inter_threads=1, intra_threads=threads)
+
+
+def ctranslate2_run(generator, tokens, gen_len):
+    """(prefill, decode, total) seconds; the prefill's are those of a run that makes one token."""
+    def seconds(n):
+        begin = time.perf_counter()
+        results = generator.generate_batch(tokens, max_length=n, min_length=n, beam_size=1, include_prompt_in_result=False)
+        assert all(len(r.sequences_ids[0]) == n for r in results)
+        return time.perf_counter() - begin
+    prefill, total = seconds(1), seconds(gen_len)
+    return prefill, total - prefill, total
+
+
+def flexgen_bench(args, path, *more):
     command = [args.flexgen, "bench", "--model", path, "--prompt-len", str(args.prompt_len), "--gen-len", str(args.gen_len),
                "--gpu-batch-size", str(args.batch), "--num-gpu-batches", "1", "--threads", str(args.threads),
-               "--percent", "100", "0", "100", "0", "100", "0", "--json", "-"]
+               "--percent", "100", "0", "100", "0", "100", "0", "--json", "-", *more]
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if run.returncode:
         sys.exit(f"{' '.join(command)}: exit {run.returncode}\n{run.stderr}")
@@ -154,18 +179,31 @@ def main():
 
         _, out = transformers_run(model, ids, args.gen_len)  # warms up, and is the reference
         wrong = compare_tokens(model, ids, flexgen_tokens(args, path, texts), out)
-        theirs, ours = [], []
+        systems = {"transformers": lambda: transformers_run(model, ids, args.gen_len)[0], "flexgen": lambda: flexgen_bench(args, path)}
+        if ctranslate2:
+            by_id = {i: t for t, i in vocab.items()}
+            words = [[by_id[i] for i in row] for row in ids.tolist()]
+            for kind in ("float32", "int8"):
+                peer = open_ctranslate2(path, kind, args.threads)
+                ctranslate2_run(peer, words, args.gen_len)  # warms up
+                systems[f"CTranslate2 {kind}"] = lambda peer=peer: ctranslate2_run(peer, words, args.gen_len)
+            systems["flexgen 4-bit"] = lambda: flexgen_bench(args, path, "--compress-weight")
+        runs = {name: [] for name in systems}
         for run in range(args.runs):
-            theirs.append(transformers_run(model, ids, args.gen_len)[0])
-            ours.append(flexgen_bench(args, path))
-            print(f"run {run + 1}: transformers {theirs[-1][2]:.2f} s, flexgen {ours[-1][2]:.2f} s", file=sys.stderr)
+            for name, take in systems.items():
+                runs[name].append(take())
+            print(f"run {run + 1}: " + ", ".join(f"{name} {t[-1][2]:.2f} s" for name, t in runs.items()), file=sys.stderr)
     print(f"{args.batch} prompts of {args.prompt_len} tokens, {args.gen_len} new, {args.threads} threads; medians of {args.runs}")
-    print(f"{'':12}{'prefill s':>12}{'decode s':>12}{'total s':>12}{'new tokens/s':>14}")
-    a, b = [[statistics.median(column) for column in zip(*runs)] for runs in (theirs, ours)]
-    for name, t in (("transformers", a), ("flexgen", b)):
-        print(f"{name:12}{t[0]:12.3f}{t[1]:12.3f}{t[2]:12.3f}{args.batch * args.gen_len / t[2]:14.1f}")
-    print(f"{'ratio':12}{b[0] / a[0]:12.2f}{b[1] / a[1]:12.2f}{b[2] / a[2]:12.2f}")
-    if wrong or (args.max_ratio and not b[2] / a[2] <= args.max_ratio):
+    print(f"{'':20}{'prefill s':>12}{'decode s':>12}{'total s':>12}{'new tokens/s':>14}")
+    took = {name: [statistics.median(column) for column in zip(*t)] for name, t in runs.items()}
+    for name, t in took.items():
+        print(f"{name:20}{t[0]:12.3f}{t[1]:12.3f}{t[2]:12.3f}{args.batch * args.gen_len / t[2]:14.1f}")
+    for name, peer in (("flexgen", "transformers"), ("flexgen", "CTranslate2 float32"), ("flexgen 4-bit", "CTranslate2 int8")):
+        if peer in took:
+            ratios = [took[name][i] / took[peer][i] for i in range(3)]
+            print(f"{f'{name} / {peer}':44}" + "".join(f"{r:8.2f}" for r in ratios))
+    ratio = took["flexgen"][2] / took["transformers"][2]
+    if wrong or (args.max_ratio and not ratio <= args.max_ratio):
         sys.exit(1)
 
 
