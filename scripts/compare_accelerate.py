@@ -9,20 +9,27 @@ the GPU. How much of the limit the weights should take is therefore a choice; th
 with the batch size doubled until the GPU is full. A try that would last beyond --seconds is given up. The best try counts:
 tokens generated a second, the prefill included.
 
+With --disk DIR the weights are bfloat16 in a file of DIR, from where each layer is read whenever it is its turn (on a CPU with --device
+cpu; float32 would be twice as much to read). Behind every token the file leaves the page cache, as it would where memory is short;
+the process's peak is printed. For flexgen beside it: bench --gpu-mem and --cpu-mem with half of that each, which reads around
+the page cache.
+
 The limit is PyTorch's own for what it allocates; the CUDA context (about 0.5 GB) comes on top, to the peer's advantage. GB are 2^30
-bytes. --device cpu runs the same code without a GPU, where nothing is ever full, to try the script.
+bytes. --device cpu without --disk runs the same code without a GPU, where nothing is ever full, to try the script.
 
 Needs torch, transformers and accelerate (made with 2.9.1, 4.57.1 and 1.15.0).
 """
 import argparse
 import gc
 import json
+import os
+import resource
 import sys
 import time
 
 import torch
-from accelerate import cpu_offload, dispatch_model, infer_auto_device_map, init_empty_weights
-from transformers import OPTConfig, OPTForCausalLM
+from accelerate import cpu_offload, dispatch_model, infer_auto_device_map, init_empty_weights, load_checkpoint_and_dispatch
+from transformers import LogitsProcessor, LogitsProcessorList, OPTConfig, OPTForCausalLM
 
 SHAPES = {  # layers, hidden size, heads; post-norm opt-350m is left out
     "opt-125m": (12, 768, 12), "opt-1.3b": (24, 2048, 32), "opt-2.7b": (32, 2560, 32), "opt-6.7b": (32, 4096, 32),
@@ -31,12 +38,49 @@ GB = 2**30
 SHARES = (0.85, 0.5, 0.0)  # of the limit, for weights
 
 
-def make_model(name, device):
-    """Random weights on the CPU, made on `device` tensor by tensor, since a CPU takes minutes over billions of them."""
+class Forget(LogitsProcessor):
+    """Behind every token the files leave the page cache."""
+
+    def __init__(self, folder):
+        self.files = [os.path.join(path, f) for path, _, files in os.walk(folder) for f in files] if folder else []
+
+    def __call__(self, input_ids, scores):
+        for name in self.files:
+            fd = os.open(name, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+        return scores
+
+
+def empty_model(name, dtype):
     l, h1, nh = SHAPES[name]
     config = OPTConfig(num_hidden_layers=l, hidden_size=h1, num_attention_heads=nh, ffn_dim=4 * h1, word_embed_proj_dim=h1)
     with init_empty_weights():
-        model = OPTForCausalLM(config).half().eval()
+        return OPTForCausalLM(config).to(dtype).eval()
+
+
+def model_on_disk(name, folder, device):
+    """Its layers are in files of the folder, the rest in memory."""
+    path = os.path.join(folder, "checkpoint")
+    if not os.path.exists(path):
+        child = os.fork()  # so that what it takes to make the weights is not counted
+        if not child:
+            make_model(name, device, torch.bfloat16).save_pretrained(path, max_shard_size="200MB")
+            os._exit(0)
+        os.waitpid(child, 0)
+    model = empty_model(name, torch.bfloat16)
+    layers = {f"model.decoder.layers.{j}": "disk" for j in range(SHAPES[name][0])}
+    rest = {f"model.decoder.{part}": device for part in ("embed_tokens", "embed_positions", "final_layer_norm")}
+    model.tie_weights()
+    load_checkpoint_and_dispatch(model, path, device_map={**rest, **layers, "lm_head": device}, dtype=torch.bfloat16,
+                                 offload_folder=os.path.join(folder, "offload"))
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def make_model(name, device, dtype=torch.float16):
+    """Random weights on the CPU, made on `device` tensor by tensor, since a CPU takes minutes over billions of them."""
+    model = empty_model(name, dtype)
     model.to_empty(device="cpu")
     model.tie_weights()  # by to_empty the head lost its table
     with torch.no_grad():
@@ -77,7 +121,8 @@ def generate(model, args, batch, deadline):
     begin = time.perf_counter()
     with torch.inference_mode():
         out = model.generate(ids, attention_mask=torch.ones_like(ids), min_new_tokens=args.gen_len, max_new_tokens=args.gen_len,
-                             do_sample=False, use_cache=True, max_time=max(deadline - time.monotonic(), 0.1))
+                             do_sample=False, use_cache=True, max_time=max(deadline - time.monotonic(), 0.1),
+                             logits_processor=LogitsProcessorList([Forget(args.disk)]))
     tokens = out[:, args.prompt_len:].cpu()  # waits
     took = time.perf_counter() - begin
     return took if tokens.shape[1] == args.gen_len else None
@@ -100,7 +145,7 @@ def one_try(model, args, batch, deadline):
 
 
 def try_batches(model, args, share, resident, deadline, tries):
-    batch, tried = min(first_batch(model, args, resident), args.max_batch), set()
+    batch, tried = args.batch or min(first_batch(model, args, resident), args.max_batch), set()
     while 1 <= batch <= args.max_batch and batch not in tried and time.monotonic() < deadline:
         took = one_try(model, args, batch, deadline)
         rate = batch * args.gen_len / took if isinstance(took, float) else None
@@ -109,7 +154,7 @@ def try_batches(model, args, share, resident, deadline, tries):
                       "seconds": round(took, 3) if rate else None, "note": "" if rate else took})
         print(f"weights {resident / GB:5.1f} GB on the GPU, batch {batch:4d}: "
               f"{f'{took:7.2f} s, {rate:8.2f} token/s' if rate else took}", file=sys.stderr, flush=True)
-        if took == "late":
+        if took == "late" or args.batch:
             return
         batch = batch * 2 if rate else batch // 2
 
@@ -123,6 +168,8 @@ def main():
     p.add_argument("--seconds", type=float, default=120, help="for everything, the weights' making included")
     p.add_argument("--max-batch", type=int, default=1024)
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    p.add_argument("--disk", metavar="DIR", help="the layers are read from files in it")
+    p.add_argument("--batch", type=int, help="no other is tried")
     p.add_argument("--json", default="-")
     args = p.parse_args()
     begin = time.monotonic()
@@ -131,13 +178,16 @@ def main():
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(args.gpu_mem_gb * GB / total, 1.0))
     tries = []
-    shares = SHARES if args.device == "cuda" else (0.0,)
+    shares = SHARES if args.device == "cuda" and not args.disk else (0.0,)
     for i, share in enumerate(shares):
         left = begin + args.seconds - time.monotonic()
         deadline = time.monotonic() + left / (len(shares) - i)  # what one placement leaves over, the next ones have
         if left <= 0:
             break
-        model, resident = dispatch(make_model(args.model, args.device), args.device, share * args.gpu_mem_gb * GB)
+        if args.disk:
+            model, resident = model_on_disk(args.model, args.disk, args.device), 0
+        else:
+            model, resident = dispatch(make_model(args.model, args.device), args.device, share * args.gpu_mem_gb * GB)
         try_batches(model, args, share, resident, deadline, tries)
         del model
         collect()
@@ -145,7 +195,7 @@ def main():
     result = {"throughput": best["throughput"] if best else None, "batch": best["batch"] if best else None,
               "seconds": best["seconds"] if best else None, "weights_gpu_gb": best["weights_gpu_gb"] if best else None,
               "model": args.model, "gpu_mem_gb": args.gpu_mem_gb, "prompt_len": args.prompt_len, "gen_len": args.gen_len,
-              "tries": tries}
+              "peak_rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB, "tries": tries}
     text = json.dumps(result, indent=1) + "\n"
     if args.json == "-":
         sys.stdout.write(text)
