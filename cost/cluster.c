@@ -4,9 +4,9 @@
  * The layers are split equally over M machines, l each (rounded up). G groups of K GPU batches are in flight and sweep in
  * turn (schedule.c), each machine running a group's K batches through its layers as if the model had only those; so the
  * policy search for one machine is used as it is, with room for the caches of G groups, and G is one more number that it
- * looks for. In its last layer's row a sweep's
- * batches leave one by one, and the next machine begins with the first: 2 h1 bytes a token travel, x seconds a batch on the
- * wire, and d more until they arrive. With t the seconds of a machine's sweep (t_pre, t_gen):
+ * looks for. In its last layer's row a sweep's batches leave one by one, and the next machine begins with the first: 2 h1
+ * bytes a token travel, x seconds a batch on the wire, and d more until they arrive. With t the seconds of a machine's
+ * sweep (t_pre, t_gen):
  *
  *   leave    (1 - 1/l) t + t / (l K)                     until a sweep's first batch is through the last layer's row
  *   hop      leave + d + x + (K - 1) max(0, x - t / (l K))   until the next machine is as far; slow wires delay its row 0
@@ -35,16 +35,15 @@ static Checkpoint *part_of(const Checkpoint *whole, int nodes) {
 
 Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s[2]) {
     const Workload *work = plan->work;
-    const double M = imax(cluster->nodes, 1), G = fmax(1, fmin(group_count(&plan->policy), work[1].sweeps)),
-                 l = plan->config.l;
-    const double d = M > 1 ? cluster->delay_s : 0;
+    const double M = imax(cluster->nodes, 1), l = plan->config.l, d = M > 1 ? cluster->delay_s : 0;
+    const double G =
+        fmax(1, fmin(group_count(&plan->policy), work[1].sweeps)); /* with fewer blocks, of those that have one */
     double hop[2], pace[2];
     for (int pre = 0; pre < 2; pre++) {
         const Workload *w = &work[pre];
         const double t = sweep_s[pre], batches = fmax(1, w->prefills + w->decodes), K = batches / fmax(1, w->sweeps);
-        const double rows = (w->prompt_rows + w->steps) / batches,
-                     state = (double)type_bytes(plan->act_type) * plan->config.h1;
-        const double x = M > 1 ? state * rows / cluster->net_bdw : 0, square = t / (l * K);
+        const double state = (double)type_bytes(plan->act_type) * plan->config.h1, square = t / (l * K);
+        const double x = M > 1 ? state * (w->prompt_rows + w->steps) / batches / cluster->net_bdw : 0;
         hop[pre] = (1 - 1 / l) * t + square + d + x + (K - 1) * fmax(0, x - square);
         pace[pre] = G * fmax(t, K * x);
     }
