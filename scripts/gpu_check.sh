@@ -11,7 +11,7 @@
 #
 #   NN-STEP.log     what a step printed; of one that failed the last lines are printed too
 #   summary.json    how each step went
-#   NAME.json .txt  of the runs of flexgen bench; offload.trace and limited.trace: what each lane did when
+#   NAME.json .txt  of the runs of flexgen bench; offload, gpu, limited.trace: what each lane did when, in a second run
 #   figures.json    values, bounds, ratios: the table that comes last
 #
 # The exit status is 1 if a step failed or was not run. A step for which this machine has no tool or package is skipped, which its
@@ -186,7 +186,7 @@ first_that_fits() {
 }
 
 # Everything on the GPU. Weights are made first: 13 GB.
-step_gpu() { printf -- '--gpu-batch-size %s\n' 64 32 16 4 | first_that_fits gpu --model opt-6.7b --prompt-len 512 --gen-len 32 --percent 100 0 100 0 100 0 --num-gpu-batches 1; }
+step_gpu() { printf -- '--gpu-batch-size %s\n' 64 32 16 4 | first_that_fits gpu --model opt-6.7b --trace "$DIR/gpu.trace" --prompt-len 512 --gen-len 32 --percent 100 0 100 0 100 0 --num-gpu-batches 1; }
 
 # With GPU_MEM_GB of the GPU; fewer batches, in the end a smaller model, until it fits.
 step_offload() {
