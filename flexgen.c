@@ -125,14 +125,18 @@ static int choose_gpu(TaskRun *run, Error *err) {
 }
 
 /* Where the task runs, with how many threads and how much memory. on_paper: nothing runs, and a machine of --hardware is
- * all numbers, as for the sim. */
+ * all numbers, as for the sim. Beside the CPU's attention the lanes of a GPU post, copy and wait: they get cores as well.
+ */
 static int choose_machine(TaskRun *run, bool on_paper, Error *err) {
+    enum { FOR_LANES = 2 };
     Options *o = run->options;
     run->hardware = xcalloc(1, sizeof *run->hardware);
     run->sim = device_is(o, "sim") || (on_paper && o->hardware);
+    const bool all_cores = !o->threads;
     o->threads = host_set_threads(o->threads);
     if (run->sim && hardware_read(run->hardware, o->hardware, err)) return -1;
     if (!run->sim && !device_is(o, "host") && !o->links && choose_gpu(run, err)) return -1;
+    if (run->gpu && all_cores) o->threads = host_set_threads(imax(o->threads - FOR_LANES, (o->threads + 1) / 2));
     return fill_capacities(run, err);
 }
 

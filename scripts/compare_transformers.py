@@ -81,15 +81,10 @@ def transformers_run(model, ids, gen_len):
     return (clock.first - begin, end - clock.first, end - begin), out
 
 
-def where(args):
-    """Flags: all in the memory of the device, in one batch."""
-    return ["--gpu-batch-size", str(args.batch), "--num-gpu-batches", "1", "--percent", "100", "0", "100", "0", "100", "0",
-            "--threads", str(args.threads), *(["--device", args.device] if args.device else [])]
-
-
 def flexgen_bench(args, path):
     command = [args.flexgen, "bench", "--model", path, "--prompt-len", str(args.prompt_len), "--gen-len", str(args.gen_len),
-               *where(args), "--json", "-"]
+               "--gpu-batch-size", str(args.batch), "--num-gpu-batches", "1", "--threads", str(args.threads),
+               "--percent", "100", "0", "100", "0", "100", "0", "--json", "-"]
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if run.returncode:
         sys.exit(f"{' '.join(command)}: exit {run.returncode}\n{run.stderr}")
@@ -101,7 +96,8 @@ def flexgen_tokens(args, path, texts):
     prompts = os.path.join(path, "prompts.jsonl")
     with open(prompts, "w") as f:
         f.writelines(json.dumps({"prompt": t}) + "\n" for t in texts)
-    command = [args.flexgen, "generate", "--model", path, "--prompts", prompts, "--max-tokens", str(args.gen_len), *where(args)]
+    command = [args.flexgen, "generate", "--model", path, "--prompts", prompts, "--max-tokens", str(args.gen_len),
+               "--threads", str(args.threads)]
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if run.returncode:
         sys.exit(f"{' '.join(command)}: exit {run.returncode}\n{run.stderr}")
@@ -136,7 +132,6 @@ def compare_tokens(model, ids, ours, out):
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--flexgen", default="./flexgen")
-    p.add_argument("--device", help="flexgen's: host or cuda; transformers run on the CPU")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--runs", type=int, default=3)
     p.add_argument("--batch", type=int, default=16)

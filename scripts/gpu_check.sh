@@ -133,10 +133,16 @@ step_eval() {
         END { print "perplexity: host " value[0] ", cuda " value[1]; exit !(n == 2 && value[1] / value[0] > .99 && value[1] / value[0] < 1.01) }' "$DIR"/eval-{host,cuda}.json
 }
 
-# Greedy tokens beside those of Hugging Face on the CPU.
+# Greedy tokens beside those of Hugging Face on the CPU; without a search, which would measure the machine first.
 step_transformers() {
     python3 -c 'import torch, transformers' || { echo "no torch and transformers here"; return $SKIP; }
-    python3 scripts/compare_transformers.py --flexgen "$BUILD/flexgen" --device cuda --runs 1
+    cat >"$scratch/flexgen" <<EOS
+#!/bin/sh
+[ "\$1" != generate ] || set -- "\$@" --percent 100 0 100 0 100 0 --gpu-batch-size 16 --num-gpu-batches 1
+exec "$BUILD/flexgen" "\$@" --device cuda
+EOS
+    chmod +x "$scratch/flexgen"
+    python3 scripts/compare_transformers.py --flexgen "$scratch/flexgen" --runs 1
 }
 
 # sanitize TOOL OPTIONS... PROGRAM FLAGS...
