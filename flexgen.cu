@@ -229,11 +229,16 @@ static __device__ Half8 unpack_fours(uint3 raw, int i) {
  * the slow way, and it shall not take registers from the fast one. */
 static __device__ __noinline__ Half8 unpack_any(const uint8_t *group, int i, int n, int bits, int whole, int group_bytes) {
     Half8 eight = make_uint4(0, 0, 0, 0);
-    half *h = (half *)&eight;
+#pragma unroll 1 /* eight at a time take more registers than a function has without saving its caller's */
+    for (int k = 0; k < 8; k += 4) {
+        uint2 four = make_uint2(0, 0);
+        half *h = (half *)&four;
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        if (j < n) h[j] = unpack_number(group, i, bits);
-        if (++i == whole) i = 0, group += group_bytes;
+        for (int j = 0; j < 4; j++) {
+            if (k + j < n) h[j] = unpack_number(group, i, bits);
+            if (++i == whole) i = 0, group += group_bytes;
+        }
+        eight.x = eight.z, eight.y = eight.w, eight.z = four.x, eight.w = four.y;
     }
     return eight;
 }
