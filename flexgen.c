@@ -433,12 +433,13 @@ static void begin_traces(TaskRun *run) {
 /* bench on a GPU measures first: a trace's marks take the GPU's time. */
 static bool traced_later(const TaskRun *run) { return run->bench && run->gpu && !run->net; }
 
-/* The task once more, with a trace; what was measured stays. */
+/* The task once more, if a trace is wanted, which else stays empty; what was measured stays. */
 static int trace_again(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     const RunStats stats = run->stats;
     LaneCount count[NLANES];
-    memcpy(count, run->device->count, sizeof count);
     begin_traces(run);
+    if (!run->options->trace) return 0;
+    memcpy(count, run->device->count, sizeof count);
     const int status = sweep(run, task, listener, err);
     run->stats = stats;
     memcpy(run->device->count, count, sizeof count);
@@ -457,7 +458,7 @@ static int run_on_device(TaskRun *run, const Task *task, const Listener *listene
     if (run->traced && !traced_later(run)) begin_traces(run);
     int status = run->completions ? complete(run, task, listener, err) : sweep(run, task, listener, err);
     if (run->gpu && !status) check_in_use(run);
-    if (run->traced && traced_later(run) && !status) status = trace_again(run, task, listener, err);
+    if (traced_later(run) && !status) status = trace_again(run, task, listener, err);
     return status;
 }
 
@@ -751,7 +752,7 @@ static int bench(TaskRun *run, Error *err) {
     run->trace_limit = run->options->trace ? 0 : MAX_SLICES;
     Task task = bench_task(run->options, count);
     int status = plan_task(run, &task, one_block, err);
-    run->traced = !traced_later(run); /* there a file must be asked for, which a second run fills */
+    run->traced = !traced_later(run); /* there only where --trace asks for it */
     if (!status) {
         fill_prompts(&task, config);
         status = bench_planned(run, &task, err);
