@@ -199,10 +199,10 @@ step_offload() {
     first_that_fits offload --gpu-mem "${GPU_MEM_GB}G" --prompt-len 512 --gen-len 8 --cpu-cache-compute --trace "$DIR/offload.trace" <<'LIST'
 --model opt-30b --gpu-batch-size 48 --num-gpu-batches 3 --percent 20 80 0 100 0 100
 --model opt-30b --gpu-batch-size 48 --num-gpu-batches 2 --percent 10 90 0 100 0 100
---model opt-30b --gpu-batch-size 48 --num-gpu-batches 1 --percent 10 90 0 100 0 100
---model opt-30b --gpu-batch-size 24 --num-gpu-batches 1 --percent 10 90 0 100 0 100
+--model opt-30b --gpu-batch-size 28 --num-gpu-batches 2 --percent 10 90 0 100 0 100
+--model opt-30b --gpu-batch-size 14 --num-gpu-batches 2 --percent 10 90 0 100 0 100
 --model opt-13b --gpu-batch-size 48 --num-gpu-batches 3 --percent 20 80 0 100 0 100
---model opt-13b --gpu-batch-size 48 --num-gpu-batches 1 --percent 20 80 0 100 0 100
+--model opt-13b --gpu-batch-size 24 --num-gpu-batches 2 --percent 20 80 0 100 0 100
 LIST
 }
 
