@@ -12,7 +12,10 @@ ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell echo $$((1 + $$(nproc 2>/dev/null || echo 2)))) # one more than processors, since suites also wait for disks and slow links
 endif
 CFLAGS ?= -O3 -march=native
-WARN := -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE
+# WERROR= is for other compilers, which warn of other things; SETUP= for machines where nothing can be installed
+WERROR ?= -Werror
+SETUP ?= setup
+WARN := -std=c11 -Wall -Wextra $(WERROR) -D_GNU_SOURCE
 BUILD ?= build
 OPENMP ?= $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
 ISA := $(shell echo | $(CC) $(CFLAGS) -dM -E - 2>/dev/null | awk '/__AVX512F__/{a=1}/__AVX2__/{b=1}/__F16C__/{c=1}END{print a?"AVX-512":b&&c?"AVX2":"portable C"}')
@@ -30,8 +33,12 @@ CUDA := $(and $(NVCC),$(CUDA_INCLUDE),$(CUDA_LIB),$(HAVE_CXX))
 HERE = $(or $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u)),75)
 GPU ?= $(HERE)
 ifneq ($(CUDA),)
-ARCHS := $(filter $(if $(filter 1,$(GPU)),$(HERE),$(GPU)),$(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code)))
+WANTED := $(if $(filter 1,$(GPU)),$(HERE),$(GPU))
+SERVED := $(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code))
+# a GPU that is newer than nvcc is served by the PTX of the newest that nvcc knows
+ARCHS := $(filter $(WANTED) $(if $(filter-out $(SERVED),$(WANTED)),$(lastword $(SERVED))),$(SERVED))
 GENCODE := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
+NVWARN := -Xcompiler -Wall,-Wextra $(if $(WERROR),-Xcompiler -Werror -Werror all-warnings)
 CUDA_OBJ := $(BUILD)/flexgen.cu.o
 CUDA_SO := $(BUILD)/flexgen_cuda.so
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ldl -lrt
@@ -67,11 +74,11 @@ $(BUILD)/flexgen_mpi.so: device/pipeline.c
 # the architectures are part of what it depends on
 $(BUILD)/flexgen.cu.o: flexgen.cu flexgen.h device/device.h check.h lp.h quant.h util.h $(BUILD)/archs
 	@echo "nvcc -O3 $< for $(ARCHS:%=sm_%)"
-	@$(NVCC) -std=c++17 -O3 -I. --threads 0 $(GENCODE) -Xcompiler -Wall,-Wextra,-Werror,-fPIC -Werror all-warnings -c $< -o $@
+	@$(NVCC) -std=c++17 -O3 -I. --threads 0 $(GENCODE) $(NVWARN) -Xcompiler -fPIC -c $< -o $@
 $(BUILD)/archs: always
 	@mkdir -p $(@D); echo '$(NVCC) $(ARCHS)' | cmp -s - $@ || echo '$(NVCC) $(ARCHS)' >$@
 
-$(BUILD)/%.o: %.c | setup
+$(BUILD)/%.o: %.c | $(SETUP)
 	@mkdir -p $(@D)
 	$(CC) $(ALL) -c $< -o $@
 
@@ -89,7 +96,7 @@ include tests/suites.mk # make test, gpu-tests and sanitize
 
 # Programs of their own, with their own main.
 $(BUILD)/bench_gpu: tests/bench_gpu.cu $(BUILD)/archs
-	$(NVCC) -std=c++17 -O2 $(GENCODE) -Xcompiler -Wall,-Wextra,-Werror -Werror all-warnings -c $< -o $@.o
+	$(NVCC) -std=c++17 -O2 $(GENCODE) $(NVWARN) -c $< -o $@.o
 	$(CXX) $@.o -o $@ $(CUDA_LIBS)
 BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/bench_*.c))
 bench: flexgen $(BENCH)

@@ -125,14 +125,18 @@ static int choose_gpu(TaskRun *run, Error *err) {
 }
 
 /* Where the task runs, with how many threads and how much memory. on_paper: nothing runs, and a machine of --hardware is
- * all numbers, as for the sim. */
+ * all numbers, as for the sim. Beside the CPU's attention the lanes of a GPU post, copy and wait: they get cores as well.
+ */
 static int choose_machine(TaskRun *run, bool on_paper, Error *err) {
+    enum { FOR_LANES = 2 };
     Options *o = run->options;
     run->hardware = xcalloc(1, sizeof *run->hardware);
     run->sim = device_is(o, "sim") || (on_paper && o->hardware);
+    const bool all_cores = !o->threads;
     o->threads = host_set_threads(o->threads);
     if (run->sim && hardware_read(run->hardware, o->hardware, err)) return -1;
     if (!run->sim && !device_is(o, "host") && !o->links && choose_gpu(run, err)) return -1;
+    if (run->gpu && all_cores) o->threads = host_set_threads(imax(o->threads - FOR_LANES, (o->threads + 1) / 2));
     return fill_capacities(run, err);
 }
 
@@ -426,6 +430,22 @@ static void begin_traces(TaskRun *run) {
     }
 }
 
+/* bench on a GPU measures first: a trace's marks take the GPU's time. */
+static bool traced_later(const TaskRun *run) { return run->bench && run->gpu && !run->net; }
+
+/* The task once more, if a trace is wanted, which else stays empty; what was measured stays. */
+static int trace_again(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
+    const RunStats stats = run->stats;
+    LaneCount count[NLANES];
+    begin_traces(run);
+    if (!run->options->trace) return 0;
+    memcpy(count, run->device->count, sizeof count);
+    const int status = sweep(run, task, listener, err);
+    run->stats = stats;
+    memcpy(run->device->count, count, sizeof count);
+    return status;
+}
+
 /* Loads the weights and sweeps. */
 static int run_on_device(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     Device *device = run->device;
@@ -435,9 +455,10 @@ static int run_on_device(TaskRun *run, const Task *task, const Listener *listene
         return -1;
     if (run->gpu && opt_warm_up(device, run->plan, err)) return -1;
     if (run->net && run->net->agree(run->net, 0, err)) return -1; /* all are ready */
-    if (run->traced) begin_traces(run);
+    if (run->traced && !traced_later(run)) begin_traces(run);
     int status = run->completions ? complete(run, task, listener, err) : sweep(run, task, listener, err);
     if (run->gpu && !status) check_in_use(run);
+    if (traced_later(run) && !status) status = trace_again(run, task, listener, err);
     return status;
 }
 
@@ -736,10 +757,11 @@ static int bench(TaskRun *run, Error *err) {
     int count = bench_count(&one_block, run->options, config, err);
     if (count < 0) return -1;
     config->eos = -1; /* every sequence runs to its full length */
-    run->bench = run->traced = true;
+    run->bench = true;
     run->trace_limit = run->options->trace ? 0 : MAX_SLICES;
     Task task = bench_task(run->options, count);
     int status = plan_task(run, &task, one_block, err);
+    run->traced = !traced_later(run); /* there only where --trace asks for it */
     if (!status) {
         fill_prompts(&task, config);
         status = bench_planned(run, &task, err);

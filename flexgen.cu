@@ -229,11 +229,16 @@ static __device__ Half8 unpack_fours(uint3 raw, int i) {
  * the slow way, and it shall not take registers from the fast one. */
 static __device__ __noinline__ Half8 unpack_any(const uint8_t *group, int i, int n, int bits, int whole, int group_bytes) {
     Half8 eight = make_uint4(0, 0, 0, 0);
-    half *h = (half *)&eight;
+#pragma unroll 1 /* eight at a time take more registers than a function has without saving its caller's */
+    for (int k = 0; k < 8; k += 4) {
+        uint2 four = make_uint2(0, 0);
+        half *h = (half *)&four;
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        if (j < n) h[j] = unpack_number(group, i, bits);
-        if (++i == whole) i = 0, group += group_bytes;
+        for (int j = 0; j < 4; j++) {
+            if (k + j < n) h[j] = unpack_number(group, i, bits);
+            if (++i == whole) i = 0, group += group_bytes;
+        }
+        eight.x = eight.z, eight.y = eight.w, eight.z = four.x, eight.w = four.y;
     }
     return eight;
 }
@@ -674,16 +679,17 @@ static __global__ void __launch_bounds__(QUERIES / TILE * WARP) attend_prefill_k
     }
 }
 
+typedef void (*PrefillKernel)(Prefill, bool);
+static const PrefillKernel prefill_kernels[TILES_MAX] = {
+    attend_prefill_kernel<1>, attend_prefill_kernel<2>, attend_prefill_kernel<3>, attend_prefill_kernel<4>,
+    attend_prefill_kernel<5>, attend_prefill_kernel<6>, attend_prefill_kernel<7>, attend_prefill_kernel<8>};
+
 static int gpu_attend_prefill(Gpu *gpu, Lane lane, const Prefill *p, Error *err) {
-    typedef void (*Kernel)(Prefill, bool);
-    static const Kernel kernels[TILES_MAX] = {attend_prefill_kernel<1>, attend_prefill_kernel<2>, attend_prefill_kernel<3>,
-                                              attend_prefill_kernel<4>, attend_prefill_kernel<5>, attend_prefill_kernel<6>,
-                                              attend_prefill_kernel<7>, attend_prefill_kernel<8>};
     if (!p->rows) return 0;
     int hd = p->h1 / p->nh, tiles = (hd + TILE - 1) / TILE;
     CHECK(tiles <= TILES_MAX);
     dim3 grid(p->rows / QUERIES + p->nseq, p->nh); /* at least as many as the sequences' tiles */
-    Kernel kernel = kernels[tiles - 1];
+    PrefillKernel kernel = prefill_kernels[tiles - 1];
     kernel<<<grid, QUERIES / TILE * WARP, 0, stream_of(gpu, lane)>>>(*p, eights(hd));
     return launched("prefill attention", err);
 }
@@ -891,11 +897,13 @@ static void post_decode(Gpu *gpu, Lane lane, const Attention *all, const DecodeK
     }
 }
 
+static const DecodeKernel attend_kernels[] = DECODE_KERNELS(attend_kernel, false),
+                          score_kernels[] = DECODE_KERNELS(attend_kernel, true);
+
 static int gpu_attend(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
-    static const DecodeKernel kernels[] = DECODE_KERNELS(attend_kernel, false);
     const int splits = count_splits(all);
     const size_t floats = splits > 1 ? splits * all->nh * partial_floats(all->h1 / all->nh) : 1;
-    post_decode(gpu, lane, all, kernels, floats, [&](const Attention &a, float *partial, cudaStream_t stream) {
+    post_decode(gpu, lane, all, attend_kernels, floats, [&](const Attention &a, float *partial, cudaStream_t stream) {
         dim3 elements(a.nseq, (a.h1 + THREADS - 1) / THREADS);
         if (splits > 1) combine_kernel<<<elements, THREADS, 0, stream>>>(a, partial, splits);
     });
@@ -984,10 +992,9 @@ static __global__ void __launch_bounds__(HEADS *WARP) select_kernel(Attention a,
 }
 
 static int gpu_select(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
-    static const DecodeKernel kernels[] = DECODE_KERNELS(attend_kernel, true);
     const int splits = count_splits(all);
     const size_t floats = (size_t)splits * SPLIT * all->nh;
-    post_decode(gpu, lane, all, kernels, floats, [&](const Attention &a, float *scores, cudaStream_t stream) {
+    post_decode(gpu, lane, all, score_kernels, floats, [&](const Attention &a, float *scores, cudaStream_t stream) {
         select_kernel<<<decode_grid(&a, 1), HEADS * WARP, 0, stream>>>(a, scores, splits);
     });
     return launched("selection of tokens", err);
@@ -1017,9 +1024,10 @@ static __global__ void __launch_bounds__(HEADS *WARP) weigh_kernel(Attention a, 
     store8((half *)a.o + (size_t)r * a.h1 + h * hd + c, to_halfs(out), hd - c, packing.wide);
 }
 
+static const DecodeKernel weigh_kernels[] = DECODE_KERNELS(weigh_kernel);
+
 static int gpu_weigh(Gpu *gpu, Lane lane, const Attention *a, Error *err) {
-    static const DecodeKernel kernels[] = DECODE_KERNELS(weigh_kernel);
-    DecodeKernel kernel = decode_kernel(kernels, a);
+    DecodeKernel kernel = decode_kernel(weigh_kernels, a);
     if (!a->nseq) return 0;
     kernel<<<decode_grid(a, 1), HEADS * WARP, 0, stream_of(gpu, lane)>>>(*a, make_packing(a->quant, a->h1 / a->nh), NULL);
     return launched("sparse attention", err);
@@ -1051,23 +1059,28 @@ static __device__ float probability(const Row *row, int i) {
     return d == d ? expf(d) : 0; /* NaN weighs nothing */
 }
 
+/* A probability of at most 1 in units of 2^-44, rounded down. Integers of 64 bits add up exactly, in whatever order, and
+ * faster than doubles do on most GPUs. */
+typedef unsigned long long Mass;
+static __device__ Mass mass_of(float p) {
+    unsigned bits = __float_as_uint(p), exponent = bits >> 23, below_one = 127 - exponent;
+    return exponent && below_one < 64 ? (Mass)((bits & 0x7fffff) + 0x800000) << 21 >> below_one : 0;
+}
+
 /* The count or the mass of a prefix. */
-static __device__ double measure(const Row *row, Prefix end, bool mass) {
-    double sum = 0;
+static __device__ Mass measure(const Row *row, Prefix end, bool mass) {
+    Mass sum = 0;
     for (int i = threadIdx.x; i < row->vocab; i += blockDim.x) {
         float p = probability(row, i);
         unsigned bits = row->by_id ? 0 : __float_as_uint(p);
-        if (bits > end.bits || (bits == end.bits && i <= end.id)) sum += mass ? p : 1;
+        if (bits > end.bits || (bits == end.bits && i <= end.id)) sum += mass ? mass_of(p) : 1;
     }
     return block_reduce<Add>(sum);
 }
 
-/* The shortest prefix whose count or mass reaches the target, or with beyond is above it; of all tokens where none does. */
-static __device__ Prefix shortest(const Row *row, double target, bool mass, bool beyond) {
-    auto reaches = [&](Prefix p) {
-        double m = measure(row, p, mass);
-        return beyond ? m > target : m >= target;
-    };
+/* The shortest prefix whose count or mass is enough; of all tokens where none is. */
+static __device__ Prefix shortest(const Row *row, Mass enough, bool mass) {
+    auto reaches = [&](Prefix p) { return measure(row, p, mass) >= enough; };
     const unsigned above = row->by_id ? 1 : 0x3f800001; /* the bits of 1, and one more: nothing is as probable */
     const int all = row->vocab - 1;
     unsigned bits = last_where(0u, above, [&](unsigned bits) { return reaches(Prefix{bits, all}); });
@@ -1096,15 +1109,15 @@ static __global__ void __launch_bounds__(MOST_THREADS)
     int best = largest_logit(row.logits, vocab, &row.largest), id = best;
     if (s.temperature > 0 && isfinite(row.largest)) {
         Prefix kept = {0, vocab - 1};
-        if (cut_k) kept = shortest(&row, s.top_k, false, false);
-        double mass = measure(&row, kept, true);
+        if (cut_k) kept = shortest(&row, s.top_k, false);
+        Mass mass = measure(&row, kept, true);
         if (s.top_p < 1) {
-            Prefix p = shortest(&row, s.top_p * mass, true, s.top_p <= 0); /* at least one */
-            if (within(p, kept)) kept = p;                                 /* rounding must not bring back what top_k cut */
+            Prefix p = shortest(&row, max((Mass)ceil(s.top_p * (double)mass), (Mass)1), true); /* at least one */
+            if (within(p, kept)) kept = p; /* rounding must not bring back what top_k cut */
             mass = measure(&row, kept, true);
         }
         double draw = random_draw(s.seed, prompt[blockIdx.x], pos[blockIdx.x]);
-        Prefix drawn = shortest(&row, draw * mass, true, true);
+        Prefix drawn = shortest(&row, (Mass)(draw * (double)mass) + 1, true); /* beyond what is drawn */
         id = within(drawn, kept) ? drawn.id : kept.id;
     }
     if (threadIdx.x) return;
@@ -1275,6 +1288,24 @@ static void gpu_close(Gpu *gpu) {
     free(g);
 }
 
+/* Asks about all kernels. CUDA loads one when it is first launched or asked about, and no prompt shall wait for that. */
+static int load_kernels(Error *err) {
+    const void *const others[] = {
+        (const void *)unpack_kernel,  (const void *)unpack_any_kernel, (const void *)pack_kernel,
+        (const void *)embed_kernel,   (const void *)layernorm_kernel,  (const void *)bias_kernel,
+        (const void *)combine_kernel, (const void *)append_kernel,     (const void *)select_kernel,
+        (const void *)pick_kernel,    (const void *)score_kernel};
+    cudaFuncAttributes attributes;
+    int status = 0;
+    auto load = [&](const auto &kernels) {
+        for (auto kernel : kernels)
+            if (!status)
+                status = checked(cudaFuncGetAttributes(&attributes, (const void *)kernel), "looking for its code", err);
+    };
+    load(others), load(prefill_kernels), load(attend_kernels), load(score_kernels), load(weigh_kernels);
+    return status;
+}
+
 /* Finds the GPU and what it is. */
 static int find_gpu(CudaGpu *g, Error *err) {
     int n = 0;
@@ -1293,8 +1324,7 @@ static int find_gpu(CudaGpu *g, Error *err) {
     if (card.major * 10 + card.minor < 75)
         return fail(err, EXIT_USAGE, "the GPU, %s, is too old: sm_75 (Turing) or later is needed; use --device host",
                     g->name);
-    cudaFuncAttributes attributes;
-    return checked(cudaFuncGetAttributes(&attributes, (const void *)embed_kernel), "looking for its code", err);
+    return load_kernels(err);
 }
 
 static int open_streams(CudaGpu *g, Error *err) {

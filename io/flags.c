@@ -293,7 +293,7 @@ static const Flag flags[] = {
     {"--cpu-mem", "gbpme", SIZE(capacity[TIER_CPU]), "SIZE: of the CPU tier"},
     {"--disk-mem", "gbpme", SIZE(capacity[TIER_DISK]), "SIZE: of the disk tier"},
     {"--offload-dir", "gbpme", TEXT(offload_dir), "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
-    {"--threads", "gbpmqe", WHOLE(threads, 1, 1024), "N: threads that compute (all cores)"},
+    {"--threads", "gbpmqe", WHOLE(threads, 1, 1024), "N: threads that compute (all cores; with a GPU two fewer)"},
     {"--temperature", "g", NUMBER(sampling.temperature, 0, 1e6), "T: of sampling; 0 is greedy (the default)"},
     {"--top-p", "g", NUMBER(sampling.top_p, 1e-6, 1),
      "P: with a temperature, sample from the likeliest tokens with together this mass (1)"},

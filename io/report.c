@@ -449,7 +449,7 @@ void report_bench(Report *r) {
     report_tiers(r);
     if (!run->sim) ADD(r->json, {"overhead_bytes", (double)run->overhead}, {"peak_rss_bytes", (double)memory_peak()});
     report_lanes(r, run->device);
-    report_breakdown(r, run->device->trace, run->stats.sweeps);
+    if (run->device->trace->n) report_breakdown(r, run->device->trace, run->stats.sweeps);
     if (run->stages.n) report_stages(r, &run->stages);
     if (run->stages.n || run->net) report_waiting(r, run->net ? run->net->stages : run->stages.n);
     if (run->found) add_cost(cJSON_AddObjectToObject(r->json, "predicted"), &run->found->cost);

@@ -2,7 +2,7 @@
 # bounds-* ("name value" a line, in 1e9 a second), and of the runs gpu, offload and limited of flexgen bench the JSON (one "key":
 # value a line) and the text (a lane a line). What is not there is left out. Prints a table and writes figures.json.
 #
-#     awk -v card="..." -f gpu_figures.awk FILES
+#     awk -v card="..." -v memory="16 GiB" -f gpu_figures.awk FILES
 #
 # Bytes and FLOPs are counted from the model's shape, not taken from the program: what it moves or computes needlessly counts
 # against it.
@@ -52,7 +52,7 @@ END {
         figure("  prefill", "TFLOP/s", over(prefill / 1e12, run["gpu", "prefill_s"]), "largest fp16 product", gemm / 1e3)
     }
     if (shape("offload")) {
-        what = m ", 16 GiB, " run["offload", "gbs"] " x " run["offload", "num_gpu_batches"] ", " s " + " n
+        what = m ", " memory ", " run["offload", "gbs"] " x " run["offload", "num_gpu_batches"] ", " s " + " n
         off = 1 - run["offload", "cg"]
         load = over(weights * run["offload", "wc"], bound["h2d"] * 1e9)
         # each stage lasts as long as its slowest lane: the prefill loads weights, computes, stores KV;
@@ -65,7 +65,7 @@ END {
         figure("  time", "s", run["offload", "total_s"], "busiest lane", busy["offload"])
     }
     if (shape("limited")) {
-        what = m ", 16 GiB, " s " + " n
+        what = m ", " memory ", " s " + " n
         figure(what, "token/s", run["limited", "throughput"], "Accelerate", accelerate)
         if (flexllmgen) figure(what, "token/s", run["limited", "throughput"], "the original program (no limit)", flexllmgen)
     }

@@ -11,7 +11,8 @@
  * missing it finds a race. AddressSanitizer checks all bounds, of shared arrays too; kernels then run one at a time.
  *
  * Environment, read at the start:
- *   CUDA_CPU_STRICT=1              abort on a refused call, an asynchronous copy of pageable memory, anything left at exit
+ *   CUDA_CPU_STRICT=1              abort on a refused call, a kernel that nobody asked about before its first launch,
+ *                                  an asynchronous copy of pageable memory, anything left at exit
  *   CUDA_CPU_ORDER=reverse|random  in which blocks and threads take turns
  *   CUDA_CPU_GBPS=12               the speed of copies between host and device, each way
  *   cuda_cpu_hold                  (a variable, for tests) while it is not 0, no copy on a stream begins, for 10 s at most
@@ -568,11 +569,12 @@ struct Allocation {
     size_t size;
     Kind kind;
 };
-inline std::shared_mutex host; /* guards these five, which exist until the very end */
+inline std::shared_mutex host; /* guards these six, which exist until the very end */
 inline std::set<cudaStream_t> &streams = *new std::set<cudaStream_t>;
 inline std::map<uintptr_t, Allocation> &allocations = *new std::map<uintptr_t, Allocation>;
 inline std::vector<Thread *> &idle = *new std::vector<Thread *>; /* left by streams: fibers are dear in TSan */
 inline std::pair<size_t, void *> spare; /* the largest device memory that was freed: fresh pages are dear */
+inline std::set<const void *> &loaded = *new std::set<const void *>; /* kernels that were asked about */
 inline size_t memory_used = 0;
 inline std::atomic<long> launches, events;
 inline std::atomic<bool> pin_failed;
@@ -830,6 +832,11 @@ std::enable_if_t<!std::is_pointer_v<T>, T> argument(const char *name, T v) {
     return v;
 }
 
+inline bool is_loaded(const void *kernel) {
+    std::shared_lock<std::shared_mutex> guard(host);
+    return loaded.count(kernel);
+}
+
 template <class... P>
 struct Launch {
     const char *name;
@@ -843,6 +850,7 @@ struct Launch {
         bool fits = threads && threads <= 1024 && block.z <= 64 && grid.x && grid.y && grid.z;
         if (!fits || grid.x > INT_MAX || grid.y > 65535 || grid.z > 65535)
             return (void)refuse(cudaErrorInvalidConfiguration, name, "bad grid or block size");
+        if (!is_loaded((const void *)kernel)) complain(false, "%s: loaded only by its first launch", name);
         if (shared > 48 << 10) return (void)refuse(cudaErrorInvalidValue, name, "too much dynamic shared memory");
         if (launches.fetch_add(1, std::memory_order_relaxed) + 1 == env_number("CUDA_CPU_LAUNCH_FAILS", 0))
             return (void)error(cudaErrorLaunchOutOfResources);
@@ -913,7 +921,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     p->major = env_number("CUDA_CPU_ARCH", 80) / 10, p->minor = env_number("CUDA_CPU_ARCH", 80) % 10;
     return cudaSuccess;
 }
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *) { return memset(a, 0, sizeof *a), cudaSuccess; }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *kernel) {
+    std::lock_guard<std::shared_mutex> guard(host);
+    loaded.insert(kernel);
+    return memset(a, 0, sizeof *a), cudaSuccess;
+}
 
 /* Memory */
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {

@@ -3,6 +3,7 @@
  *
  * Runs the built ./flexgen, or the one that FLEXGEN_BIN names. Hostile checkpoints are mutations of a small good one that
  * is made here: a text of one of its files is replaced by another, and a table says what the message must name. */
+#include <ctype.h>
 #include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -1559,6 +1560,22 @@ static Result run_emulated(const char *name, const char *value, const char *cons
 #define RUN_EMULATED(name, value, ...) run_emulated(name, value, (const char *const[]){__VA_ARGS__, NULL})
 #define ON_GPU "generate", "--model", MODEL, "--prompt", "The dog", "--max-tokens", "6", LAPTOP
 
+/* How many threads computed, as the summary says. */
+static int threads_of(const Result *r) {
+    const char *at = strstr(r->err, " threads,");
+    while (at && at > r->err && isdigit((unsigned char)at[-1])) at--;
+    return at ? atoi(at) : 0;
+}
+
+static void beside_a_gpu_two_cores_are_left_to_its_lanes(void) {
+    if (!getenv("FLEXGEN_EMULATED")) return;
+    Result host = RUN(ON_GPU), gpu = RUN_EMULATED(NULL, NULL, ON_GPU);
+    Result given = RUN_EMULATED(NULL, NULL, ON_GPU, "--threads", "2");
+    const int all = threads_of(&host), half = (all + 1) / 2;
+    CU_ASSERT(all > 0 && threads_of(&gpu) == (all - 2 > half ? all - 2 : half) && threads_of(&given) == 2);
+    result_free(&host), result_free(&gpu), result_free(&given);
+}
+
 static void the_gpu_writes_what_the_host_writes(void) {
     if (!getenv("FLEXGEN_EMULATED")) return;
     Result host = RUN(ON_GPU), gpu = RUN_EMULATED(NULL, NULL, ON_GPU);
@@ -1617,6 +1634,31 @@ static void the_gpu_keeps_to_its_limit(void) {
         cJSON_Delete(json);
         result_free(&r);
     }
+}
+
+/* A trace takes the GPU's time, so what is measured has none: the task runs a second time for it. */
+static void bench_on_the_gpu_measures_before_it_traces(void) {
+    char trace[4096];
+    double moved[2], decoded[2];
+    if (!getenv("FLEXGEN_EMULATED")) return;
+    snprintf(trace, sizeof trace, "%s", path_in(capture, "gpu-trace.json"));
+    for (int traced = 0; traced < 2; traced++) {
+        Result r = RUN_EMULATED(NULL, NULL, "bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "2", "--percent",
+                                "0", "100", "0", "100", "0", "100", "--gpu-batch-size", "2", "--num-gpu-batches", "2",
+                                "--json", path_in(capture, "gpu.json"), traced ? "--trace" : NULL, trace);
+        assert_done(&r);
+        CU_ASSERT_EQUAL(strstr(r.out, "breakdown") != NULL, traced);
+        cJSON *json = read_json(path_in(capture, "gpu.json"));
+        CU_ASSERT_EQUAL(cJSON_GetObjectItem(json, "breakdown") != NULL, traced);
+        moved[traced] = number(cJSON_GetObjectItem(cJSON_GetObjectItem(json, "channels"), "ctog"), "moved_bytes");
+        decoded[traced] = number(json, "decode_throughput") * number(json, "decode_s");
+        cJSON_Delete(json), result_free(&r);
+    }
+    CU_ASSERT(moved[0] > 0 && moved[0] == moved[1]); /* the second run counts for nothing */
+    CU_ASSERT_DOUBLE_EQUAL(decoded[0], decoded[1], 1e-6);
+    cJSON *slices = read_json(trace);
+    CU_ASSERT(cJSON_GetArraySize(cJSON_GetObjectItem(slices, "traceEvents")) > 2 * 2 * 4); /* sweeps, batches, layers */
+    cJSON_Delete(slices);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -1800,9 +1842,11 @@ CU_TestInfo tests[] = {
     {"a wrong evaluation is refused in one line", a_wrong_evaluation_is_refused_in_one_line},
     {"the machine that was measured before is used", the_machine_that_was_measured_before_is_used},
     {"without a GPU the default is the host device, and says so", without_a_gpu_the_default_is_the_host_device_and_says_so},
+    {"beside a GPU two cores are left to its lanes", beside_a_gpu_two_cores_are_left_to_its_lanes},
     {"the GPU writes what the host writes", the_gpu_writes_what_the_host_writes},
     {"trouble with the GPU is one line that says what to do", trouble_with_the_gpu_is_one_line_that_says_what_to_do},
     {"the GPU keeps to its limit", the_gpu_keeps_to_its_limit},
+    {"bench on the GPU measures before it traces", bench_on_the_gpu_measures_before_it_traces},
     {"a wrong copy is refused in one line", a_wrong_copy_is_refused_in_one_line},
     {"quantize makes a copy and says how large it is", quantize_makes_a_copy_and_says_how_large_it_is},
     {"a packed copy writes what --compress-weight does", a_packed_copy_writes_what_compress_weight_does},
