@@ -174,7 +174,8 @@ INLINE void packed_tile(float *sum, const float *x, const Panel *w, const bool u
 
 /* sum (rows, PACKED_N) += x (rows, PACKED_K) times columns c .. c+nc of the part. all: room for a group. */
 static void multiply_packed(float *sum, const float *x, int rows, const Product *p, Part part, int c, int nc, f16 *all) {
-    Panel w = {.nc = nc, .size = quant_bytes(p->quant, p->quant.group)};
+    Panel w; /* set field by field: to fill all of it with zeros would take longer than its use */
+    w.nc = nc, w.size = quant_bytes(p->quant, p->quant.group);
     const uint8_t *from = (const uint8_t *)p->w + ((size_t)part.group * p->k + c) * w.size;
     load_columns(&w, p->quant, from, part.first, rows > MR, all);
     if (w.unpacked)
