@@ -13,17 +13,9 @@
 // sums stay in registers.
 // ---------------------------------------------------------------------------------------------------------------
 
-/* sum[j] += the lanes of acc[j]. */
-INLINE void add_sums(float sum[NR], const V acc[NR]) {
-    V4 s = v_sum4(acc[0], acc[1], acc[2], acc[3]), old;
-    memcpy(&old, sum, sizeof old);
-    s += old;
-    memcpy(sum, &s, sizeof s);
-}
-
-/* sum[i][j] += x[i] . w[j] for mr rows of x and NR rows of w, over k. */
-INLINE void dot_tile(float *sum, size_t sum_ld, const float *x, size_t x_ld, const f16 *const w[NR], int k, const int mr) {
-    V acc[6][NR] = {{{0}}}, a[6];
+/* acc[i * NR + j] += x[i] . w[j], lane by lane, for mr rows of x and NR rows of w, over k. */
+INLINE void dot_lanes(V *acc, const float *x, size_t x_ld, const f16 *const w[NR], int k, const int mr) {
+    V a[6];
     for (int p = 0; p < k; p += VL) {
         int n = k - p;
         if (n >= VL) {
@@ -37,15 +29,24 @@ INLINE void dot_tile(float *sum, size_t sum_ld, const float *x, size_t x_ld, con
         for (int j = 0; j < NR; j++) {
             V b = n >= VL ? v_load_f16(w[j] + p) : v_load_f16_part(w[j] + p, n);
             UNROLL
-            for (int i = 0; i < mr; i++) acc[i][j] = v_fma(a[i], b, acc[i][j]);
+            for (int i = 0; i < mr; i++) acc[i * NR + j] = v_fma(a[i], b, acc[i * NR + j]);
         }
     }
-    UNROLL
-    for (int i = 0; i < mr; i++) add_sums(sum + i * sum_ld, acc[i]);
 }
 
-static void dot_rows(float *sum, size_t sum_ld, const float *x, size_t x_ld, const f16 *const w[NR], int k, int mr) {
-    FOR_ROWS(mr, dot_tile, sum, sum_ld, x, x_ld, w, k);
+/* dot[i][j] = x[i] . w[j], never -0. */
+INLINE void dot_tile(float *dot, size_t dot_ld, const float *x, size_t x_ld, const f16 *const w[NR], int k, const int mr) {
+    V acc[6 * NR] = {{0}}, *row = acc;
+    dot_lanes(acc, x, x_ld, w, k, mr);
+    UNROLL
+    for (int i = 0; i < mr; i++, row += NR) {
+        V4 s = v_sum4(row[0], row[1], row[2], row[3]) + (V4){0};
+        memcpy(dot + i * dot_ld, &s, sizeof s);
+    }
+}
+
+static void dot_rows(float *dot, size_t dot_ld, const float *x, size_t x_ld, const f16 *const w[NR], int k, int mr) {
+    FOR_ROWS(mr, dot_tile, dot, dot_ld, x, x_ld, w, k);
 }
 
 /* o[i] += sum over t < nt of p[i][t] v[t], in the order of t, for mr rows and nv vectors' worth of columns. The last
@@ -154,7 +155,6 @@ static void prefill_tile(PrefillTask *a, int i, int mr, int pos, int t0, int nt)
     nt = imin(nt, pos + mr - t0);
     if (nt <= 0) return;
     float *o = a->o + (size_t)i * a->hdp;
-    memset(a->score, 0, sizeof a->score);
     for (int t = 0; t < nt; t += NR) dot_rows(a->score + t, BLOCK, a->q + (size_t)i * a->hd, a->hd, a->krow + t, a->hd, mr);
     int common = imax(0, imin(nt, pos + 1 - t0)); /* tokens that all of the rows may see */
     for (int r = 0; r < mr; r++) {
@@ -235,8 +235,10 @@ void host_attend_prefill(const Prefill *p) {
 // ---------------------------------------------------------------------------------------------------------------
 
 enum {
-    HEADS = 16, /* that a task takes at most: more than one, so that a token's k is read in long runs */
-    WEIGH = 8,  /* tokens whose v meet in registers */
+    HEADS = 32,         /* that a task takes at most ... */
+    RUN = 6144,         /* ... and their bytes of a token's k: long runs, of which a few blocks stay in the second cache */
+    WEIGH = 8,          /* tokens whose v meet in registers */
+    TOGETHER = VL / NR, /* heads whose scores for NR tokens are the lanes of a vector */
 };
 
 /* A task: heads h .. h+nh-1 of sequence r, which has len tokens. */
@@ -252,15 +254,17 @@ typedef struct {
 
 /* Calls `run` for every task, on all threads if `tokens` of a sequence are enough work for that. */
 static void for_tasks(const Attention *a, int tokens, void (*run)(Heads)) {
-    const int most = imax(1, imin(imin(a->nh, HEADS), a->nseq * a->nh / host_threads())); /* heads: for enough tasks */
-    const int parts = ceil_div(a->nh, most), hd = a->h1 / a->nh;
+    const int hd = a->h1 / a->nh;
     const Quant quant = a->quant;
+    const size_t head_bytes = quant.bits ? quant_bytes(quant, hd) : hd * sizeof(f16);
+    const int fit = imin(imin(a->nh, HEADS), (int)(RUN / head_bytes)), for_all = a->nseq * a->nh / host_threads();
+    const int parts = ceil_div(a->nh, imax(1, imin(fit, for_all))), most = ceil_div(a->nh, parts); /* heads of a task */
     CHECK(a->act_type == F32 || a->act_type == F16);
     PARALLEL_FOR((double)tokens * a->nseq * a->h1 > ENOUGH, dynamic)
     for (int i = 0; i < a->nseq * parts; i++) {
         Heads c = {.a = a, .r = i / parts, .h = i % parts * most, .hd = hd};
         c.nh = imin(most, a->nh - c.h), c.len = a->len[c.r], c.pages = a->pages + (size_t)c.r * a->max_pages;
-        c.head_bytes = quant.bits ? quant_bytes(quant, hd) : hd * sizeof(f16);
+        c.head_bytes = head_bytes;
         c.group_bytes = quant.bits ? quant_bytes(quant, quant.group) : 0;
         c.tables = quant.bits == 4 && quant.group % 32 == 0 && hd % 16 == 0;
         c.at = (size_t)c.r * a->h1 + c.h * hd;
@@ -323,16 +327,15 @@ INLINE void dot_packed(V acc[NR], const float *q, const uint8_t *const k[NR], si
     }
 }
 
-/* score[j] += q . k[j] for NR heads of k. */
-INLINE void dot_head(float *score, const Heads *c, const float *q, const uint8_t *const k[NR], const int hd,
+/* acc[j] += q . k[j], lane by lane, for NR heads of k. */
+INLINE void dot_head(V acc[NR], const Heads *c, const float *q, const uint8_t *const k[NR], const int hd,
                      const int packed) {
     if (!packed) {
         const f16 *plain[NR];
         read_heads(plain, c, k, NR);
-        dot_tile(score, 0, q, 0, plain, hd, 1);
+        dot_lanes(acc, q, 0, plain, hd, 1);
         return;
     }
-    V acc[NR] = {{0}};
     size_t group = 0;
     for (int d = 0; d < hd; d += packed, group += c->group_bytes) {
         int n = imin(packed, hd - d), at = 0;
@@ -340,7 +343,21 @@ INLINE void dot_head(float *score, const Heads *c, const float *q, const uint8_t
         for (; at + 32 <= n; at += 32) dot_packed(acc, q + d, k, group, at, 32);
         if (at < n) dot_packed(acc, q + d, k, group, at, 16);
     }
-    add_sums(score, acc);
+}
+
+/* score[h * ld + t] = q[h] . k[t], never -0, for nh <= TOGETHER heads, which begin at byte `at` of NR tokens' rows. Their
+ * sums are added together, which takes as long as one head's. */
+INLINE void score_tile(float *score, size_t ld, const Heads *c, const float *q, const uint8_t *const row[NR], size_t at,
+                       const int nh, const int hd, const int packed) {
+    V acc[TOGETHER * NR] = {{0}};
+    UNROLL
+    for (int h = 0; h < nh; h++) {
+        const uint8_t *head[NR];
+        for (int u = 0; u < NR; u++) head[u] = row[u] + at + h * c->head_bytes;
+        dot_head(acc + h * NR, c, q + h * hd, head, hd, packed);
+    }
+    V sums = v_sums(acc) + v_set(0);
+    for (int h = 0; h < nh; h++) memcpy(score + h * ld, (const float *)&sums + h * NR, NR * sizeof *score);
 }
 
 /* o += sum over t < nt of p[t] v[t], in the order of t, for `width` columns of a group. */
@@ -391,6 +408,10 @@ INLINE void weigh_head(float *o, const Heads *c, const float *p, const uint8_t *
             name(__VA_ARGS__, 64, 64);                                           \
         else if (group_ == 64 && hd_ == 128)                                     \
             name(__VA_ARGS__, 128, 64);                                          \
+        else if (group_ == 64 && hd_ == 80)                                      \
+            name(__VA_ARGS__, 80, 64);                                           \
+        else if (!group_ && hd_ == 80)                                           \
+            name(__VA_ARGS__, 80, 0);                                            \
         else if (!group_ && hd_ == 64)                                           \
             name(__VA_ARGS__, 64, 0);                                            \
         else if (!group_ && hd_ == 128)                                          \
@@ -403,14 +424,15 @@ INLINE void weigh_head(float *o, const Heads *c, const float *p, const uint8_t *
 INLINE void score_heads(float *score, size_t ld, const Heads *c, const float *q, Rows *k, const Rows *ahead, const int hd,
                         const int packed) {
     for (int t = k->n; t < k->n + NR; t++) k->at[t] = k->at[k->n - 1]; /* fills the last tile; its scores are not used */
-    for (int h = 0; h < c->nh; h++) memset(score + h * ld, 0, (size_t)round_up(k->n, NR) * sizeof *score);
     for (int t = 0; t < k->n; t += NR) {
-        size_t at = 0;
-        for (int h = 0; h < c->nh; h++, at += c->head_bytes) {
-            const uint8_t *head[NR];
-            for (int u = 0; u < NR; u++) head[u] = k->at[t + u] + at;
-            prefetch_rows(ahead->at + t, imin(NR, ahead->n - t), at, c->head_bytes);
-            dot_head(score + h * ld + t, c, q + (size_t)h * hd, head, hd, packed);
+        for (int h = 0; h < c->nh; h += TOGETHER) {
+            const int n = imin(TOGETHER, c->nh - h);
+            const size_t at = h * c->head_bytes;
+            prefetch_rows(ahead->at + t, imin(NR, ahead->n - t), at, n * c->head_bytes);
+            if (n == TOGETHER) /* a constant */
+                score_tile(score + h * ld + t, ld, c, q + (size_t)h * hd, k->at + t, at, TOGETHER, hd, packed);
+            else
+                score_tile(score + h * ld + t, ld, c, q + (size_t)h * hd, k->at + t, at, n, hd, packed);
         }
     }
 }

@@ -190,6 +190,23 @@ INLINE void v_transpose(V v[VL]) {
     }
 }
 
+/* Lane i: the sum of the lanes of v[i], added as v_sum adds them: those VL / 2 apart, then VL / 4 ... */
+#define ADD_HALVES(v, n)           \
+    UNROLL                         \
+    for (int i_ = 0; i_ < n; i_++) \
+    v[i_] = V_SHUFFLE(v[i_], v[i_ + n], ZIPPED, n, 2 * n, 0) + V_SHUFFLE(v[i_], v[i_ + n], ZIPPED, n, 2 * n, 1)
+INLINE V v_sums(V v[VL]) {
+#if VL == 16
+    ADD_HALVES(v, 8);
+#endif
+#if VL >= 8
+    ADD_HALVES(v, 4);
+#endif
+    ADD_HALVES(v, 2);
+    ADD_HALVES(v, 1);
+    return v[0];
+}
+
 /* The sums of the lanes of a, b, c and d. */
 INLINE V4 v_sum4(V a, V b, V c, V d) {
     V4 e = v_fold(a), f = v_fold(b), g = v_fold(c), h = v_fold(d);
@@ -202,10 +219,17 @@ INLINE float v_sum(V v) {
     return (e[0] + e[2]) + (e[1] + e[3]);
 }
 
+/* Of lanes that are no NaN. */
+#define ROTATED(i, n) (((i) + (n)) % VL)
 INLINE float v_largest(V v) {
-    float top = v[0];
-    for (int i = 1; i < VL; i++) top = top < v[i] ? v[i] : top;
-    return top;
+#if VL == 16
+    v = v_max(v, V_SHUFFLE(v, v, ROTATED, 8));
+#endif
+#if VL >= 8
+    v = v_max(v, V_SHUFFLE(v, v, ROTATED, 4));
+#endif
+    v = v_max(v, V_SHUFFLE(v, v, ROTATED, 2));
+    return v_max(v, V_SHUFFLE(v, v, ROTATED, 1))[0];
 }
 
 /* e^x within 2 ulp for x <= 88, 0 below -87, NaN of NaN. x = n ln2 + r, e^r as its series, 2^n into the exponent bits. */
@@ -230,12 +254,13 @@ INLINE Table t_make(V min, V scale) {
     return t;
 }
 /* group: its min and scale, F16, come first. */
+#define OF_PAIR(i, which) ((i) / 2 * 2 + (which))
 INLINE Table t_load(const uint8_t *group) {
     typedef int32_t Pairs __attribute__((vector_size(VL * 2)));
     int32_t pair;
     memcpy(&pair, group, sizeof pair);
     V both = v_widen((VH)(pair - (Pairs){0}));
-    return t_make(v_set(both[0]), v_set(both[1]));
+    return t_make(V_SHUFFLE(both, both, OF_PAIR, 0), V_SHUFFLE(both, both, OF_PAIR, 1));
 }
 
 /* 32 numbers from their 16 bytes of codes, in order. */
