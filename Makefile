@@ -98,11 +98,12 @@ include tests/suites.mk # make test, gpu-tests and sanitize
 $(BUILD)/bench_gpu: tests/bench_gpu.cu $(BUILD)/archs
 	$(NVCC) -std=c++17 -O2 $(GENCODE) $(NVWARN) -c $< -o $@.o
 	$(CXX) $@.o -o $@ $(CUDA_LIBS)
+HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c))
 BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/bench_*.c))
 bench: flexgen $(BENCH)
 	@scripts/bench.sh $(BUILD)
 
-$(BENCH): $(BUILD)/%: $(BUILD)/tests/%.o $(BUILD)/device/host.o $(BUILD)/quant.o
+$(BENCH): $(BUILD)/%: $(BUILD)/tests/%.o $(HOST) $(BUILD)/quant.o
 	$(CC) $(ALL) $^ -o $@ -lm -lpthread -ldl
 
 accuracy: flexgen

@@ -311,8 +311,8 @@ int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device,
 int opt_warm_up(Device *device, const Plan *plan, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
-// host.c: the arithmetic of the device that is this CPU. Plain functions on plain pointers, the specification of
-// the CUDA launchers of the same names.
+// host.c, host_linear.c, host_attend.c: the arithmetic of the device that is this CPU. Plain functions on plain pointers,
+// the specification of the CUDA launchers of the same names.
 //
 // Batch invariance: a row of a result depends on that row's inputs only, bit for bit, whatever the other rows, the
 // number of threads, the page size or the number of sequences. Activations are float, weights and KV f16.

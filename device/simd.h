@@ -1,6 +1,6 @@
-/* simd.h: a vector of VL floats for AVX-512, AVX2 and portable C, and the 16 numbers that 4-bit codes stand for. For host.c
- * and quant.c alone; everything is inlined. Operators work on vectors as they are; what C cannot say is in these few
- * functions. Read next: host.c. */
+/* simd.h: a vector of VL floats for AVX-512, AVX2 and portable C, and the 16 numbers that 4-bit codes stand for. For
+ * host*.c and quant.c alone; everything is inlined. Operators work on vectors as they are; what C cannot say is in these
+ * few functions. Read next: host_linear.c. */
 #ifndef SIMD_H
 #define SIMD_H
 #include "util.h"
@@ -10,7 +10,7 @@
 #ifdef __clang__
 #define UNROLL PRAGMA(unroll)
 #else
-#define UNROLL PRAGMA(GCC unroll 8)
+#define UNROLL PRAGMA(GCC unroll 16)
 #endif
 
 #if defined __AVX512F__ && defined __F16C__
@@ -134,6 +134,79 @@ INLINE void v_store_f16_part(f16 *p, V v, int n) {
         memcpy(p, &h, (size_t)n * sizeof *p);
 }
 
+/* Vectors of lanes of a and of b, whose lanes count from VL on: lane i is lane f(i, ...) of both. */
+#if VL == 16
+#define V_SHUFFLE(a, b, f, ...)                                                                                            \
+    __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), f(3, __VA_ARGS__),              \
+                            f(4, __VA_ARGS__), f(5, __VA_ARGS__), f(6, __VA_ARGS__), f(7, __VA_ARGS__), f(8, __VA_ARGS__), \
+                            f(9, __VA_ARGS__), f(10, __VA_ARGS__), f(11, __VA_ARGS__), f(12, __VA_ARGS__),                 \
+                            f(13, __VA_ARGS__), f(14, __VA_ARGS__), f(15, __VA_ARGS__))
+#elif VL == 8
+#define V_SHUFFLE(a, b, f, ...)                                                                               \
+    __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), f(3, __VA_ARGS__), \
+                            f(4, __VA_ARGS__), f(5, __VA_ARGS__), f(6, __VA_ARGS__), f(7, __VA_ARGS__))
+#else
+#define V_SHUFFLE(a, b, f, ...) \
+    __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), f(3, __VA_ARGS__))
+#endif
+#define EACH_SECOND(i, odd) (2 * (i) + (odd))
+/* n lanes of a, n of b, the next n of a ... of the lower (or upper) half of each `all` lanes. */
+#define ZIPPED(i, n, all, upper) \
+    ((i) / (all) * (all) + (upper) * (all) / 2 + (i) % (all) / (2 * (n)) * (n) + (i) % (n) + (i) / (n) % 2 * VL)
+#define ZIP(a, b, n, all)                                   \
+    do {                                                    \
+        V lower_ = V_SHUFFLE(a, b, ZIPPED, n, all, 0);      \
+        b = V_SHUFFLE(a, b, ZIPPED, n, all, 1), a = lower_; \
+    } while (0)
+
+/* The sums of each two neighbours of a, then those of b. */
+INLINE V v_add_pairs(V a, V b) { return V_SHUFFLE(a, b, EACH_SECOND, 0) + V_SHUFFLE(a, b, EACH_SECOND, 1); }
+
+/* p[0], p[1], p[0], p[1] ... */
+INLINE V v_set_pair(const float *p) {
+    typedef int64_t Pairs __attribute__((vector_size(VL * 4)));
+    int64_t pair;
+    memcpy(&pair, p, sizeof pair);
+    return (V)(pair - (Pairs){0});
+}
+
+/* v[i][j] becomes v[j][i]: squares of 4 are turned, for which instructions are cheap, then they change places. */
+INLINE void v_transpose(V v[VL]) {
+    UNROLL
+    for (int i = 0; i < VL; i += 4) {
+        ZIP(v[i], v[i + 1], 1, 4);
+        ZIP(v[i + 2], v[i + 3], 1, 4);
+        ZIP(v[i], v[i + 2], 2, 4);
+        ZIP(v[i + 1], v[i + 3], 2, 4);
+        V third = v[i + 1];
+        v[i + 1] = v[i + 2], v[i + 2] = third;
+    }
+    for (int half = VL / 2; half >= 4; half /= 2) {
+        UNROLL
+        for (int i = 0; i < VL / 2; i++) {
+            const int at = i / half * half + i;
+            ZIP(v[at], v[at + half], 4, VL);
+        }
+    }
+}
+
+/* Lane i: the sum of the lanes of v[i], added as v_sum adds them: those VL / 2 apart, then VL / 4 ... */
+#define ADD_HALVES(v, n)           \
+    UNROLL                         \
+    for (int i_ = 0; i_ < n; i_++) \
+    v[i_] = V_SHUFFLE(v[i_], v[i_ + n], ZIPPED, n, 2 * n, 0) + V_SHUFFLE(v[i_], v[i_ + n], ZIPPED, n, 2 * n, 1)
+INLINE V v_sums(V v[VL]) {
+#if VL == 16
+    ADD_HALVES(v, 8);
+#endif
+#if VL >= 8
+    ADD_HALVES(v, 4);
+#endif
+    ADD_HALVES(v, 2);
+    ADD_HALVES(v, 1);
+    return v[0];
+}
+
 /* The sums of the lanes of a, b, c and d. */
 INLINE V4 v_sum4(V a, V b, V c, V d) {
     V4 e = v_fold(a), f = v_fold(b), g = v_fold(c), h = v_fold(d);
@@ -146,10 +219,17 @@ INLINE float v_sum(V v) {
     return (e[0] + e[2]) + (e[1] + e[3]);
 }
 
+/* Of lanes that are no NaN. */
+#define ROTATED(i, n) (((i) + (n)) % VL)
 INLINE float v_largest(V v) {
-    float top = v[0];
-    for (int i = 1; i < VL; i++) top = top < v[i] ? v[i] : top;
-    return top;
+#if VL == 16
+    v = v_max(v, V_SHUFFLE(v, v, ROTATED, 8));
+#endif
+#if VL >= 8
+    v = v_max(v, V_SHUFFLE(v, v, ROTATED, 4));
+#endif
+    v = v_max(v, V_SHUFFLE(v, v, ROTATED, 2));
+    return v_max(v, V_SHUFFLE(v, v, ROTATED, 1))[0];
 }
 
 /* e^x within 2 ulp for x <= 88, 0 below -87, NaN of NaN. x = n ln2 + r, e^r as its series, 2^n into the exponent bits. */
@@ -174,12 +254,13 @@ INLINE Table t_make(V min, V scale) {
     return t;
 }
 /* group: its min and scale, F16, come first. */
+#define OF_PAIR(i, which) ((i) / 2 * 2 + (which))
 INLINE Table t_load(const uint8_t *group) {
     typedef int32_t Pairs __attribute__((vector_size(VL * 2)));
     int32_t pair;
     memcpy(&pair, group, sizeof pair);
     V both = v_widen((VH)(pair - (Pairs){0}));
-    return t_make(v_set(both[0]), v_set(both[1]));
+    return t_make(V_SHUFFLE(both, both, OF_PAIR, 0), V_SHUFFLE(both, both, OF_PAIR, 1));
 }
 
 /* 32 numbers from their 16 bytes of codes, in order. */

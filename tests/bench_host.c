@@ -13,6 +13,12 @@ static double now(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
+/* Zeros that begin at a page, as the tiers do. */
+static void *room(size_t n, size_t size) {
+    const size_t page = 4096;
+    return memset(aligned_alloc(page, (n * size + page - 1) / page * page), 0, n * size);
+}
+
 static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
 
 /* The median time of `call`, in seconds, over about half a second. */
@@ -41,9 +47,9 @@ typedef void Sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, 
                    int ldb, float beta, float *c, int ldc);
 
 static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
-    float *x = (float *)xcalloc((size_t)m * k, 4), *y = (float *)xcalloc((size_t)m * n, 4),
-          *wide = (float *)xcalloc((size_t)n * k, 4);
-    f16 *w = (f16 *)xcalloc((size_t)n * k, 2);
+    float *x = (float *)room((size_t)m * k, 4), *y = (float *)room((size_t)m * n, 4),
+          *wide = (float *)room((size_t)n * k, 4);
+    f16 *w = (f16 *)room((size_t)n * k, 2);
     double t, blas = 0, flops = 2.0 * m * n * k;
     fill(x, NULL, (size_t)m * k);
     fill(wide, w, (size_t)n * k);
@@ -74,9 +80,9 @@ static void unpack_all(f16 *w, const uint8_t *packed, int n, int k) {
 /* The same product of weights in 4 bits, beside F16's. */
 static void packed_rate(int m, int n, int k) {
     size_t bytes = quant_matrix_bytes(quant[1], n, k);
-    float *x = (float *)xcalloc((size_t)m * k, 4), *y = (float *)xcalloc((size_t)m * n, 4);
-    f16 *w = (f16 *)xcalloc((size_t)n * k, 2);
-    uint8_t *packed = (uint8_t *)xcalloc(bytes, 1);
+    float *x = (float *)room((size_t)m * k, 4), *y = (float *)room((size_t)m * n, 4);
+    f16 *w = (f16 *)room((size_t)n * k, 2);
+    uint8_t *packed = (uint8_t *)room(bytes, 1);
     double plain, t, flops = 2.0 * m * n * k;
     fill(x, NULL, (size_t)m * k);
     fill(NULL, w, (size_t)n * k);
@@ -93,8 +99,8 @@ static void packed_rate(int m, int n, int k) {
 /* Bytes of F16 in memory that quant.c packs and unpacks in a second, on one thread. */
 static void quant_rates(void) {
     enum { N = 2048, K = 4096, HD = 128 };
-    f16 *w = (f16 *)xcalloc((size_t)N * K, 2);
-    uint8_t *packed = (uint8_t *)xcalloc(quant_matrix_bytes(quant[1], N, K), 1);
+    f16 *w = (f16 *)room((size_t)N * K, 2);
+    uint8_t *packed = (uint8_t *)room(quant_matrix_bytes(quant[1], N, K), 1);
     double pack, unpack, heads;
     fill(NULL, w, (size_t)N * K);
     SECONDS(pack, pack_all(packed, w, N, K));
@@ -118,7 +124,7 @@ static uint64_t sum_all(const uint64_t *a, size_t n) {
 static void attention_new(Attention a[2], int nseq, int context, int page_tokens, int h1, int nh) {
     const int max_pages = (context + page_tokens - 1) / page_tokens;
     const size_t rows = (size_t)nseq * max_pages * page_tokens, packed = nh * quant_bytes(quant[1], h1 / nh);
-    float *q = (float *)xcalloc((size_t)nseq * h1, 4);
+    float *q = (float *)room((size_t)nseq * h1, 4);
     int32_t *pages = (int32_t *)xcalloc((size_t)nseq * max_pages, 4), *len = (int32_t *)xcalloc(nseq, 4);
     fill(q, NULL, (size_t)nseq * h1);
     for (int r = 0; r < nseq; r++) len[r] = context;
@@ -138,8 +144,8 @@ static void attention_new(Attention a[2], int nseq, int context, int page_tokens
                        .quant = quant[0]};
     a[1] = a[0], a[1].quant = quant[1];
     for (int part = 0; part < 2; part++) {
-        f16 *x = (f16 *)xcalloc(rows * h1, 2);
-        uint8_t *bytes = (uint8_t *)xcalloc(rows, packed);
+        f16 *x = (f16 *)room(rows * h1, 2);
+        uint8_t *bytes = (uint8_t *)room(rows, packed);
         fill(NULL, x, rows * h1);
         for (size_t r = 0; r < rows; r++) quant_pack_heads(bytes + r * packed, x + r * h1, nh, h1 / nh, quant[1]);
         *(part ? &a[0].v : &a[0].k) = x, *(part ? &a[1].v : &a[1].k) = bytes;
@@ -156,7 +162,7 @@ static void sparse_rate(Attention a, double dense) {
     const double sparsity = 0.1;
     a.most = sparse_tokens(sparsity, a.len[0]);
     a.tokens = (int32_t *)xcalloc((size_t)a.nseq * a.nh * a.most, 4);
-    a.weights = (float *)xcalloc((size_t)a.nseq * a.nh * a.most, 4);
+    a.weights = (float *)room((size_t)a.nseq * a.nh * a.most, 4);
     double scores, select, weigh;
     SECONDS(scores, host_select(&a));
     a.sparsity = sparsity;
@@ -179,7 +185,7 @@ static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, 
     enum { TURNS = 15, WORDS = 32 << 20 };
     Attention a[2];
     attention_new(a, nseq, context, page_tokens, h1, nh);
-    uint64_t *words = (uint64_t *)xcalloc(WORDS, 8), sum = 0;
+    uint64_t *words = (uint64_t *)room(WORDS, 8), sum = 0;
     memset(words, 1, (size_t)WORDS * 8);
     for (int i = 0; i < 2; i++) {
         double rate[TURNS], read[TURNS], ratio[TURNS];
@@ -204,8 +210,8 @@ static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, 
 
 static void prefill_rate(int nseq, int s, int h1, int nh, double linear) {
     size_t n = (size_t)nseq * s * h1;
-    f16 *kv = (f16 *)xcalloc(n, 4);
-    float *q = (float *)xcalloc(n, 4), *o = (float *)xcalloc(n, 4);
+    f16 *kv = (f16 *)room(n, 4);
+    float *q = (float *)room(n, 4), *o = (float *)room(n, 4);
     int32_t *start = (int32_t *)xcalloc(nseq + 1, 4);
     double t;
     fill(q, NULL, n), fill(NULL, kv, 2 * n);
@@ -220,8 +226,8 @@ static void prefill_rate(int nseq, int s, int h1, int nh, double linear) {
 
 static void row_rates(void) {
     enum { ROWS = 64, VOCAB = 50272, H1 = 4096 };
-    float *x = (float *)xcalloc((size_t)ROWS * VOCAB, 4);
-    f16 *w = (f16 *)xcalloc(H1, 2);
+    float *x = (float *)room((size_t)ROWS * VOCAB, 4);
+    f16 *w = (f16 *)room(H1, 2);
     int32_t ids[ROWS], zero[ROWS] = {0};
     Sampling s[] = {{0, 1, 0, 1}, {1, 1, 0, 1}, {1, 1, 50, 1}, {1, 0.9f, 0, 1}};
     const char *names[] = {"greedy", "softmax", "top-k 50", "top-p 0.9 (flat)"};

@@ -70,7 +70,7 @@ $(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
 	$(CXX) -std=c++17 $(CFLAGS) -O1 -fPIC $(SANITIZE) -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
 	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
 # With PLAIN=build only the device is instrumented, and of the rest there is one copy.
-DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out device/host.c device/sim.c device/pipeline.c,$(wildcard device/*.c)))
+DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(wildcard device/host*.c) device/sim.c device/pipeline.c,$(wildcard device/*.c)))
 $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(PLAIN)/libflexgen.a
 	@mkdir -p $(@D)
 	$(CXX) $(OPENMP) $(SANITIZE) $^ -o $@ $(LIBS) -lcunit

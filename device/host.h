@@ -1,0 +1,50 @@
+/* host.h: what the three files of the device that is this CPU share: how loops are dealt to threads, working memory,
+ * vectors of every type of number. Read next: simd.h, the vectors. */
+#ifndef HOST_H
+#define HOST_H
+#include "device/device.h"
+#include "device/simd.h"
+
+/* The loop below, its iterations dealt to the threads, if there is enough work. Which thread runs which never matters. */
+#ifdef _OPENMP
+#define PARALLEL_FOR(when, how) PRAGMA(omp parallel for num_threads(host_threads()) schedule(how) if (when))
+#else
+#define PARALLEL_FOR(when, how) (void)(when);
+#endif
+enum { ENOUGH = 1 << 17 }; /* multiplications (or as much other work) that pay for waking the threads */
+
+/* This thread's working memory, at least that many floats with anything in them, the first at the
+ * beginning of a cache line. It grows to the largest need, so a
+ * steady loop allocates nothing; it is freed when the thread ends. Valid until the thread asks again. */
+float *scratch(size_t floats);
+
+static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+static inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
+
+/* Calls tile(..., mr) with each possible number of rows as a constant. */
+#define FOR_ROWS(mr, tile, ...)            \
+    do {                                   \
+        if (mr == 1) tile(__VA_ARGS__, 1); \
+        if (mr == 2) tile(__VA_ARGS__, 2); \
+        if (mr == 3) tile(__VA_ARGS__, 3); \
+        if (mr == 4) tile(__VA_ARGS__, 4); \
+        if (mr == 5) tile(__VA_ARGS__, 5); \
+        if (mr == 6) tile(__VA_ARGS__, 6); \
+    } while (0)
+
+INLINE V load_any(const void *p, Type type, size_t at, int n) {
+    if (type == F16) return v_load_f16_part((const f16 *)p + at, n);
+    if (type == F32) return v_load_part((const float *)p + at, n);
+    VH upper = {0}; /* BF16 is the upper half of a float */
+    memcpy(&upper, (const f16 *)p + at, (size_t)imin(n, VL) * sizeof(f16));
+    return (V)(__builtin_convertvector(upper, VI) << 16);
+}
+
+INLINE void store_any(void *p, Type type, size_t at, V v, int n) {
+    if (type == F32)
+        v_store_part((float *)p + at, v, n);
+    else
+        v_store_f16_part((f16 *)p + at, v, n);
+}
+
+#endif

@@ -1,0 +1,597 @@
+/* host_attend.c: attention on this CPU: softmax(q k^T / sqrt(hd)) v of whole prompts, and of one new token to the cache
+ * where it lives (section 3; section 4.2, computation delegation), packed and sparse too (section 5).
+ *
+ * Contract: tokens go in blocks of BLOCK by their index in the sequence, with a running maximum (an online softmax).
+ * Prefill and decode share every step, so decode of token t equals row t of prefill, bit for bit. Packed numbers pass
+ * through the same steps as F16. Read next: simd.h, the vectors that it is written with. */
+#include <math.h>
+
+#include "device/host.h"
+
+// ---------------------------------------------------------------------------------------------------------------
+// The two tiles that attention is made of. They are inlined for each constant mr and unrolled, so that the
+// sums stay in registers.
+// ---------------------------------------------------------------------------------------------------------------
+
+/* acc[i * NR + j] += x[i] . w[j], lane by lane, for mr rows of x and NR rows of w, over k. */
+INLINE void dot_lanes(V *acc, const float *x, size_t x_ld, const f16 *const w[NR], int k, const int mr) {
+    V a[6];
+    for (int p = 0; p < k; p += VL) {
+        int n = k - p;
+        if (n >= VL) {
+            UNROLL
+            for (int i = 0; i < mr; i++) a[i] = v_load(x + i * x_ld + p);
+        } else {
+            UNROLL
+            for (int i = 0; i < mr; i++) a[i] = v_load_part(x + i * x_ld + p, n);
+        }
+        UNROLL
+        for (int j = 0; j < NR; j++) {
+            V b = n >= VL ? v_load_f16(w[j] + p) : v_load_f16_part(w[j] + p, n);
+            UNROLL
+            for (int i = 0; i < mr; i++) acc[i * NR + j] = v_fma(a[i], b, acc[i * NR + j]);
+        }
+    }
+}
+
+/* dot[i][j] = x[i] . w[j], never -0. */
+INLINE void dot_tile(float *dot, size_t dot_ld, const float *x, size_t x_ld, const f16 *const w[NR], int k, const int mr) {
+    V acc[6 * NR] = {{0}}, *row = acc;
+    dot_lanes(acc, x, x_ld, w, k, mr);
+    UNROLL
+    for (int i = 0; i < mr; i++, row += NR) {
+        V4 s = v_sum4(row[0], row[1], row[2], row[3]) + (V4){0};
+        memcpy(dot + i * dot_ld, &s, sizeof s);
+    }
+}
+
+static void dot_rows(float *dot, size_t dot_ld, const float *x, size_t x_ld, const f16 *const w[NR], int k, int mr) {
+    FOR_ROWS(mr, dot_tile, dot, dot_ld, x, x_ld, w, k);
+}
+
+/* o[i] += sum over t < nt of p[i][t] v[t], in the order of t, for mr rows and nv vectors' worth of columns. The last
+ * vector may be cut to `last` columns of v; o is padded. */
+INLINE void weigh_tile(float *o, size_t o_ld, const float *p, size_t p_ld, const f16 *const *v, int d, int nt,
+                       const int last, const int nv, const int mr) {
+    V acc[6][4], a[6];
+    UNROLL
+    for (int i = 0; i < mr; i++) {
+        UNROLL
+        for (int u = 0; u < nv; u++) acc[i][u] = v_load(o + i * o_ld + d + u * VL);
+    }
+    for (int t = 0; t < nt; t++) {
+        UNROLL
+        for (int i = 0; i < mr; i++) a[i] = v_set(p[i * p_ld + t]);
+        UNROLL
+        for (int u = 0; u < nv; u++) {
+            V b = v_load_f16_part(v[t] + d + u * VL, last);
+            UNROLL
+            for (int i = 0; i < mr; i++) acc[i][u] = v_fma(a[i], b, acc[i][u]);
+        }
+    }
+    UNROLL
+    for (int i = 0; i < mr; i++) {
+        UNROLL
+        for (int u = 0; u < nv; u++) v_store(o + i * o_ld + d + u * VL, acc[i][u]);
+    }
+}
+
+INLINE void weigh_columns(float *o, size_t o_ld, const float *p, size_t p_ld, const f16 *const *v, int hd, int nt,
+                          const int mr) {
+    int d = 0;
+    for (; d + 4 * VL <= hd; d += 4 * VL) weigh_tile(o, o_ld, p, p_ld, v, d, nt, VL, 4, mr);
+    for (; d + VL <= hd; d += VL) weigh_tile(o, o_ld, p, p_ld, v, d, nt, VL, 1, mr);
+    if (d < hd) weigh_tile(o, o_ld, p, p_ld, v, d, nt, hd - d, 1, mr);
+}
+
+static void weigh_rows(float *o, size_t o_ld, const float *p, size_t p_ld, const f16 *const *v, int hd, int nt, int mr) {
+    if (mr == MR)
+        weigh_columns(o, o_ld, p, p_ld, v, hd, nt, MR);
+    else
+        for (int i = 0; i < mr; i++) weigh_columns(o + i * o_ld, o_ld, p + i * p_ld, p_ld, v, hd, nt, 1);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Attention: softmax(q k^T / sqrt(hd)) v, one block of tokens after another (section 3); prefill
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { BLOCK = 64 }; /* tokens */
+
+/* What a query has seen: m the largest score, l the sum of e^(score - m), o the sum of e^(score - m) v. */
+typedef struct {
+    float m, l;
+} Seen;
+
+/* score[n] becomes e^(score - *m), where *m is first raised to the largest, and is 0 from there up to `room`, whole
+ * vectors. Returns the sum. */
+INLINE float exponentiate(float *score, int n, const int room, float *m) {
+    V top = v_set(*m), sum = {0};
+    for (int t = n; t < room; t++) score[t] = -INFINITY;
+    for (int t = 0; t < room; t += VL) top = v_max(top, v_load(score + t));
+    *m = v_largest(top);
+    for (int t = 0; t < room; t += VL) {
+        V p = v_exp(v_load(score + t) - *m);
+        v_store(score + t, p);
+        sum += p;
+    }
+    return v_sum(sum);
+}
+
+/* Turns n scores of a block into weights, and rescales what was seen before. */
+static void softmax_block(float *score, int n, Seen *seen, float *o, int hd) {
+    float before = seen->m, sum = exponentiate(score, n, BLOCK, &seen->m), scale = v_exp(v_set(before - seen->m))[0];
+    if (scale != 1)
+        for (int d = 0; d < hd; d += VL) v_store(o + d, v_load(o + d) * scale);
+    seen->l = seen->l * scale + sum;
+}
+
+/* Element `at` of out and the hd-1 after it. */
+static void attend_finish(void *out, Type type, size_t at, const float *o, Seen seen, int hd) {
+    for (int d = 0; d < hd; d += VL) store_any(out, type, at + d, v_load(o + d) / seen.l, hd - d);
+}
+
+/* q[rows][hd] = in * hd^-1/2, as OPT scales it; row i of in begins at element at + i * in_ld. */
+static void scale_q(float *q, const void *in, Type type, size_t at, size_t in_ld, int rows, int hd) {
+    V scale = v_set(1 / sqrtf((float)hd));
+    for (int i = 0; i < rows; i++)
+        for (int d = 0; d < hd; d += VL)
+            v_store_part(q + (size_t)i * hd + d, load_any(in, type, at + i * in_ld + d, hd - d) * scale, hd - d);
+}
+
+/* Queries of one head that attend_prefill takes together: each block of k and v is gathered once for all of them. */
+enum { QUERIES = 96 };
+
+typedef struct {
+    float *q, *o; /* (QUERIES, hd) scaled; (QUERIES, hd padded) */
+    f16 *k, *v;   /* (BLOCK, hd): the head's part of a block, row by row */
+    float score[6 * BLOCK];
+    const f16 *krow[BLOCK + NR], *vrow[BLOCK];
+    Seen seen[QUERIES];
+    int hd, hdp;
+} PrefillTask;
+
+/* Rows i .. i+mr of the queries, the first at position pos, meet tokens t0 .. t0+nt. */
+static void prefill_tile(PrefillTask *a, int i, int mr, int pos, int t0, int nt) {
+    nt = imin(nt, pos + mr - t0);
+    if (nt <= 0) return;
+    float *o = a->o + (size_t)i * a->hdp;
+    for (int t = 0; t < nt; t += NR) dot_rows(a->score + t, BLOCK, a->q + (size_t)i * a->hd, a->hd, a->krow + t, a->hd, mr);
+    int common = imax(0, imin(nt, pos + 1 - t0)); /* tokens that all of the rows may see */
+    for (int r = 0; r < mr; r++) {
+        int n = imin(nt, pos + r + 1 - t0);
+        if (n > 0) softmax_block(a->score + r * BLOCK, n, &a->seen[i + r], o + r * a->hdp, a->hd);
+    }
+    weigh_rows(o, a->hdp, a->score, BLOCK, a->vrow, a->hd, common, mr);
+    for (int r = 0; r < mr; r++) {
+        int n = imin(nt, pos + r + 1 - t0);
+        if (n > common)
+            weigh_rows(o + r * a->hdp, a->hdp, a->score + r * BLOCK + common, BLOCK, a->vrow + common, a->hd, n - common,
+                       1);
+    }
+}
+
+/* Queries q0 .. q0+nq of one head of one sequence of s tokens; o, q, k, v point at its token 0. */
+static void prefill_task(float *o, const float *q, const f16 *k, const f16 *v, int q0, int nq, int h1, int hd) {
+    PrefillTask a = {.hd = hd, .hdp = round_up(hd, VL)};
+    a.q = scratch((size_t)QUERIES * (hd + a.hdp) + BLOCK * hd);
+    a.o = a.q + (size_t)QUERIES * hd;
+    a.k = (f16 *)(a.o + (size_t)QUERIES * a.hdp);
+    a.v = a.k + (size_t)BLOCK * hd;
+    scale_q(a.q, q, F32, (size_t)q0 * h1, h1, nq, hd);
+    memset(a.o, 0, (size_t)nq * a.hdp * sizeof *a.o);
+    for (int i = 0; i < nq; i++) a.seen[i] = (Seen){-INFINITY, 0};
+    for (int t0 = 0; t0 < q0 + nq; t0 += BLOCK) {
+        int nt = imin(BLOCK, q0 + nq - t0);
+        for (int t = 0; t < nt; t++) {
+            size_t at = (size_t)(t0 + t) * 2 * h1;
+            a.krow[t] = memcpy(a.k + (size_t)t * hd, k + at, (size_t)hd * sizeof *k);
+            a.vrow[t] = memcpy(a.v + (size_t)t * hd, v + at, (size_t)hd * sizeof *v);
+        }
+        for (int t = nt; t < nt + NR; t++) a.krow[t] = a.krow[nt - 1]; /* fills the last tile; its scores are not used */
+        for (int i = 0; i < nq; i += MR) prefill_tile(&a, i, imin(MR, nq - i), q0 + i, t0, nt);
+    }
+    for (int i = 0; i < nq; i++) attend_finish(o, F32, (size_t)(q0 + i) * h1, a.o + (size_t)i * a.hdp, a.seen[i], hd);
+}
+
+void host_attend_prefill(const Prefill *p) {
+    const int h1 = p->h1, hd = h1 / p->nh;
+    int longest = 0;
+    for (int r = 0; r < p->nseq; r++) longest = imax(longest, p->start[r + 1] - p->start[r]);
+    int blocks = ceil_div(longest, QUERIES);
+    PARALLEL_FOR((double)longest * longest * h1 * p->nseq > ENOUGH, dynamic)
+    for (int task = 0; task < p->nseq * p->nh * blocks; task++) {
+        int r = task / (p->nh * blocks), h = task / blocks % p->nh, q0 = task % blocks * QUERIES;
+        int s = p->start[r + 1] - p->start[r];
+        size_t row = p->start[r], at = row * h1 + (size_t)h * hd;
+        const f16 *k = (const f16 *)p->kv + row * 2 * h1 + (size_t)h * hd;
+        if (q0 < s)
+            prefill_task((float *)p->o + at, (const float *)p->q + at, k, k + h1, q0, imin(QUERIES, s - q0), h1, hd);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Decode attention to pages (section 4.2)
+//
+// A thread takes a task: some heads of one sequence. It goes through the sequence's tokens a block at a time. The page
+// table says where a token's row of K and of V lies; of each row the task has the part of its heads, which lie side by
+// side:
+//
+//     page table          rows of K                   of a task with 2 of 4 heads
+//     t0 .. t3   ----->   t0 | h0 h1 [h2 h3] |                              t0   t1   t2   t3  ...
+//     t4 .. t7   ---.     t1 | h0 h1 [h2 h3] |    q[h] . k[t] = score   h2   .    .    .    .
+//                   |     ..                                            h3   .    .    .    .
+//                   '->   t4 | h0 h1 [h2 h3] |
+//
+//     attend_task, for each block:   find_rows       where its tokens lie
+//                                    score_block     score[h][t] = q[h] . k[t]
+//                                    softmax_block   scores become weights
+//                                    weigh_heads     o[h] += weight[h][t] v[t]
+//     Sparse attention (section 5):
+//     select_task                    the scores of all tokens; each head's largest, and what they weigh
+//     weigh_task                     o[h], the weighted sum of each head's own tokens
+//
+// A head of K or V is F16, or packed. Packed numbers become vectors by a table in registers wherever runs of 16 lie in one
+// group (`tables`); otherwise a head is unpacked to memory first. Both ways end in the sums that F16 passes through.
+// ---------------------------------------------------------------------------------------------------------------
+
+enum {
+    HEADS = 32,         /* that a task takes at most ... */
+    RUN = 6144,         /* ... and their bytes of a token's k: long runs, of which a few blocks stay in the second cache */
+    WEIGH = 8,          /* tokens whose v meet in registers */
+    TOGETHER = VL / NR, /* heads whose scores for NR tokens are the lanes of a vector */
+};
+
+/* A task: heads h .. h+nh-1 of sequence r, which has len tokens. */
+typedef struct {
+    const Attention *a;
+    int r, h, nh, hd, len;
+    const int32_t *pages;
+    size_t head_bytes, group_bytes; /* of a head in a page, of a whole group in it */
+    bool tables;
+    size_t at;  /* the first head's first element in q and o */
+    f16 *plain; /* (WEIGH, hd): heads that are unpacked */
+} Heads;
+
+/* Calls `run` for every task, on all threads if `tokens` of a sequence are enough work for that. */
+static void for_tasks(const Attention *a, int tokens, void (*run)(Heads)) {
+    const int hd = a->h1 / a->nh;
+    const Quant quant = a->quant;
+    const size_t head_bytes = quant.bits ? quant_bytes(quant, hd) : hd * sizeof(f16);
+    const int fit = imin(imin(a->nh, HEADS), (int)(RUN / head_bytes)), for_all = a->nseq * a->nh / host_threads();
+    const int parts = ceil_div(a->nh, imax(1, imin(fit, for_all))), most = ceil_div(a->nh, parts); /* heads of a task */
+    CHECK(a->act_type == F32 || a->act_type == F16);
+    PARALLEL_FOR((double)tokens * a->nseq * a->h1 > ENOUGH, dynamic)
+    for (int i = 0; i < a->nseq * parts; i++) {
+        Heads c = {.a = a, .r = i / parts, .h = i % parts * most, .hd = hd};
+        c.nh = imin(most, a->nh - c.h), c.len = a->len[c.r], c.pages = a->pages + (size_t)c.r * a->max_pages;
+        c.head_bytes = head_bytes;
+        c.group_bytes = quant.bits ? quant_bytes(quant, quant.group) : 0;
+        c.tables = quant.bits == 4 && quant.group % 32 == 0 && hd % 16 == 0;
+        c.at = (size_t)c.r * a->h1 + c.h * hd;
+        run(c);
+    }
+}
+
+static int longest(const Attention *a) {
+    int most = 0;
+    for (int r = 0; r < a->nseq; r++) most = imax(most, a->len[r]);
+    return most;
+}
+
+/* The k (base a->k) or v (base a->v) of token t: its part that the task has. */
+static const uint8_t *find_row(const Heads *c, const void *base, int t) {
+    const int page_tokens = c->a->page_tokens;
+    size_t row = (size_t)c->pages[t / page_tokens] * page_tokens + t % page_tokens;
+    return (const uint8_t *)base + (row * c->a->nh + c->h) * c->head_bytes;
+}
+
+/* A block's rows of K or V; room for NR more. */
+typedef struct {
+    int n;
+    const uint8_t *at[BLOCK + NR];
+} Rows;
+
+/* Tokens t0 .. t0+BLOCK-1, or those that there are. */
+static void find_rows(Rows *rows, const Heads *c, const void *base, int t0) {
+    rows->n = imax(0, imin(BLOCK, c->len - t0));
+    for (int t = 0; t < rows->n; t++) rows->at[t] = find_row(c, base, t0 + t);
+}
+
+/* Asks for a head of n rows, which begins at byte `at`. Pages lie anywhere, so the processor cannot foresee them; we know
+ * them a block ahead: reading k asks for the same tokens' v, reading v asks for the next block's k. */
+INLINE void prefetch_rows(const uint8_t *const *row, int n, size_t at, size_t bytes) {
+    for (int t = 0; t < n; t++)
+        for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row[t] + at + i, 0, 2);
+}
+
+/* n <= WEIGH heads as F16. */
+static void read_heads(const f16 **plain, const Heads *c, const uint8_t *const *head, int n) {
+    for (int u = 0; u < n; u++) {
+        plain[u] = c->a->quant.bits ? c->plain + (size_t)u * c->hd : (const f16 *)(const void *)head[u];
+        if (c->a->quant.bits) quant_unpack(c->plain + (size_t)u * c->hd, 1, head[u], c->hd, c->a->quant);
+    }
+}
+
+/* acc[j] += q . k[j], lane by lane, for `width` numbers of a group that begins at byte `group` of each k. */
+INLINE void dot_packed(V acc[NR], const float *q, const uint8_t *const k[NR], size_t group, int first, const int width) {
+    UNROLL
+    for (int j = 0; j < NR; j++) {
+        Table table = t_load(k[j] + group);
+        UNROLL
+        for (int d = 0; d < width; d += 32) {
+            V b[32 / VL];
+            t_block(b, &table, k[j] + group + 4 + (first + d) / 2);
+            UNROLL
+            for (int i = 0; i < imin(width, 32) / VL; i++) acc[j] = v_fma(v_load(q + first + d + i * VL), b[i], acc[j]);
+        }
+    }
+}
+
+/* acc[j] += q . k[j], lane by lane, for NR heads of k. */
+INLINE void dot_head(V acc[NR], const Heads *c, const float *q, const uint8_t *const k[NR], const int hd,
+                     const int packed) {
+    if (!packed) {
+        const f16 *plain[NR];
+        read_heads(plain, c, k, NR);
+        dot_lanes(acc, q, 0, plain, hd, 1);
+        return;
+    }
+    size_t group = 0;
+    for (int d = 0; d < hd; d += packed, group += c->group_bytes) {
+        int n = imin(packed, hd - d), at = 0;
+        for (; at + 64 <= n; at += 64) dot_packed(acc, q + d, k, group, at, 64);
+        for (; at + 32 <= n; at += 32) dot_packed(acc, q + d, k, group, at, 32);
+        if (at < n) dot_packed(acc, q + d, k, group, at, 16);
+    }
+}
+
+/* score[h * ld + t] = q[h] . k[t], never -0, for nh <= TOGETHER heads, which begin at byte `at` of NR tokens' rows. Their
+ * sums are added together, which takes as long as one head's. */
+INLINE void score_tile(float *score, size_t ld, const Heads *c, const float *q, const uint8_t *const row[NR], size_t at,
+                       const int nh, const int hd, const int packed) {
+    V acc[TOGETHER * NR] = {{0}};
+    UNROLL
+    for (int h = 0; h < nh; h++) {
+        const uint8_t *head[NR];
+        for (int u = 0; u < NR; u++) head[u] = row[u] + at + h * c->head_bytes;
+        dot_head(acc + h * NR, c, q + h * hd, head, hd, packed);
+    }
+    V sums = v_sums(acc) + v_set(0);
+    for (int h = 0; h < nh; h++) memcpy(score + h * ld, (const float *)&sums + h * NR, NR * sizeof *score);
+}
+
+/* o += sum over t < nt of p[t] v[t], in the order of t, for `width` columns of a group. */
+INLINE void weigh_packed(float *o, const float *p, const uint8_t *const *v, size_t group, int first, int nt,
+                         const int width) {
+    V acc[64 / VL];
+    UNROLL
+    for (int i = 0; i < width / VL; i++) acc[i] = v_load(o + first + i * VL);
+    for (int t = 0; t < nt; t++) {
+        Table table = t_load(v[t] + group);
+        V a = v_set(p[t]);
+        UNROLL
+        for (int d = 0; d < width; d += 32) {
+            V b[32 / VL];
+            t_block(b, &table, v[t] + group + 4 + (first + d) / 2);
+            UNROLL
+            for (int i = 0; i < imin(width, 32) / VL; i++) acc[d / VL + i] = v_fma(a, b[i], acc[d / VL + i]);
+        }
+    }
+    UNROLL
+    for (int i = 0; i < width / VL; i++) v_store(o + first + i * VL, acc[i]);
+}
+
+/* o[hd padded] += sum over t < nt <= WEIGH of p[t] v[t], in the order of t, for heads v[t]. */
+INLINE void weigh_head(float *o, const Heads *c, const float *p, const uint8_t *const *v, int nt, const int hd,
+                       const int packed) {
+    if (!packed) {
+        const f16 *plain[WEIGH];
+        read_heads(plain, c, v, nt);
+        weigh_columns(o, 0, p, 0, plain, hd, nt, 1);
+        return;
+    }
+    size_t group = 0;
+    for (int d = 0; d < hd; d += packed, group += c->group_bytes) {
+        int n = imin(packed, hd - d), at = 0;
+        for (; at + 64 <= n; at += 64) weigh_packed(o + d, p, v, group, at, nt, 64);
+        for (; at + 32 <= n; at += 32) weigh_packed(o + d, p, v, group, at, nt, 32);
+        if (at < n) weigh_packed(o + d, p, v, group, at, nt, 16);
+    }
+}
+
+/* Calls name(..., hd, group) with the head size, and the numbers of a group where tables serve (else 0), as constants for
+ * the usual ones, so that its loops are unrolled. */
+#define FOR_HEAD_SIZE(c, name, ...)                                              \
+    do {                                                                         \
+        const int hd_ = (c)->hd, group_ = (c)->tables ? (c)->a->quant.group : 0; \
+        if (group_ == 64 && hd_ == 64)                                           \
+            name(__VA_ARGS__, 64, 64);                                           \
+        else if (group_ == 64 && hd_ == 128)                                     \
+            name(__VA_ARGS__, 128, 64);                                          \
+        else if (group_ == 64 && hd_ == 80)                                      \
+            name(__VA_ARGS__, 80, 64);                                           \
+        else if (!group_ && hd_ == 80)                                           \
+            name(__VA_ARGS__, 80, 0);                                            \
+        else if (!group_ && hd_ == 64)                                           \
+            name(__VA_ARGS__, 64, 0);                                            \
+        else if (!group_ && hd_ == 128)                                          \
+            name(__VA_ARGS__, 128, 0);                                           \
+        else                                                                     \
+            name(__VA_ARGS__, hd_, group_);                                      \
+    } while (0)
+
+/* score[h * ld + t] = q[h] . k[t] of a block's rows k, while the rows `ahead` are on their way. */
+INLINE void score_heads(float *score, size_t ld, const Heads *c, const float *q, Rows *k, const Rows *ahead, const int hd,
+                        const int packed) {
+    for (int t = k->n; t < k->n + NR; t++) k->at[t] = k->at[k->n - 1]; /* fills the last tile; its scores are not used */
+    for (int t = 0; t < k->n; t += NR) {
+        for (int h = 0; h < c->nh; h += TOGETHER) {
+            const int n = imin(TOGETHER, c->nh - h);
+            const size_t at = h * c->head_bytes;
+            prefetch_rows(ahead->at + t, imin(NR, ahead->n - t), at, n * c->head_bytes);
+            if (n == TOGETHER) /* a constant */
+                score_tile(score + h * ld + t, ld, c, q + (size_t)h * hd, k->at + t, at, TOGETHER, hd, packed);
+            else
+                score_tile(score + h * ld + t, ld, c, q + (size_t)h * hd, k->at + t, at, n, hd, packed);
+        }
+    }
+}
+
+static void score_block(float *score, size_t ld, const Heads *c, const float *q, Rows *k, const Rows *ahead) {
+    FOR_HEAD_SIZE(c, score_heads, score, ld, c, q, k, ahead);
+}
+
+/* o[h * ld] += the weighted sum of a block's rows v, weights p (nh, BLOCK). */
+INLINE void weigh_heads(float *o, int ld, const Heads *c, const float *p, const Rows *v, const Rows *ahead, const int hd,
+                        const int packed) {
+    for (int t = 0; t < v->n; t += WEIGH) {
+        size_t at = 0;
+        for (int h = 0; h < c->nh; h++, at += c->head_bytes) {
+            const uint8_t *head[WEIGH];
+            int n = imin(WEIGH, v->n - t);
+            for (int u = 0; u < n; u++) head[u] = v->at[t + u] + at;
+            prefetch_rows(ahead->at + t, imin(WEIGH, ahead->n - t), at, c->head_bytes);
+            if (n == WEIGH) /* a constant */
+                weigh_head(o + h * ld, c, p + h * BLOCK + t, head, WEIGH, hd, packed);
+            else
+                weigh_head(o + h * ld, c, p + h * BLOCK + t, head, n, hd, packed);
+        }
+    }
+}
+
+static void weigh_block(float *o, int ld, const Heads *c, const float *p, const Rows *v, const Rows *ahead) {
+    FOR_HEAD_SIZE(c, weigh_heads, o, ld, c, p, v, ahead);
+}
+
+static void attend_task(Heads c) {
+    const Attention *a = c.a;
+    const int hdp = round_up(c.hd, VL);
+    float *q = scratch((size_t)c.nh * (c.hd + hdp + BLOCK) + WEIGH * c.hd); /* (nh, hd) */
+    float *o = q + (size_t)c.nh * c.hd, *score = o + (size_t)c.nh * hdp;    /* (nh, hdp), (nh, BLOCK) */
+    Rows k, v;
+    Seen seen[HEADS];
+    c.plain = (f16 *)(score + (size_t)c.nh * BLOCK);
+    scale_q(q, a->q, a->act_type, c.at, c.hd, c.nh, c.hd);
+    memset(o, 0, (size_t)c.nh * hdp * sizeof *o);
+    for (int h = 0; h < c.nh; h++) seen[h] = (Seen){-INFINITY, 0};
+    find_rows(&k, &c, a->k, 0);
+    for (int t0 = 0; t0 < c.len; t0 += BLOCK) {
+        find_rows(&v, &c, a->v, t0);
+        score_block(score, BLOCK, &c, q, &k, &v);
+        find_rows(&k, &c, a->k, t0 + BLOCK);
+        for (int h = 0; h < c.nh; h++) softmax_block(score + h * BLOCK, v.n, &seen[h], o + h * hdp, c.hd);
+        weigh_block(o, hdp, &c, score, &v, &k);
+    }
+    for (int h = 0; h < c.nh; h++) attend_finish(a->o, a->act_type, c.at + h * c.hd, o + h * hdp, seen[h], c.hd);
+}
+
+void host_attend(const Attention *a) { for_tasks(a, longest(a), attend_task); }
+
+// ---------------------------------------------------------------------------------------------------------------
+// Sparse attention (section 5): the tokens with the largest scores, and their v alone
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Whole numbers in the order of the scores, so that halving their range finds any of them; NaN is the smallest, and so is
+ * what follows the last up to a whole vector. */
+static void order_scores(int32_t *key, const float *score, int n) {
+    for (int t = 0; t < n; t += VL) {
+        V s = v_load_part(score + t, n - t); /* never -0: its sum began at 0 */
+        VI bits = (VI)s, ordered = bits ^ (bits >> 31 & INT32_MAX);
+        ordered = (VI)v_select(s == s, (V)ordered, (V)(bits * 0 + INT32_MIN));
+        memcpy(key + t, &ordered, sizeof ordered);
+    }
+    for (int t = n; t < round_up(n, VL); t++) key[t] = INT32_MIN;
+}
+
+/* Bit i: whether key[i], i < VL, is at least `least`, which is above INT32_MIN. */
+INLINE unsigned keys_from(const int32_t *key, int32_t least) {
+    VI v;
+    memcpy(&v, key, sizeof v);
+    return v_bits(v >= least);
+}
+
+/* How many of n keys are at least that. */
+static int count_keys(const int32_t *key, int n, int32_t least) {
+    int count = 0;
+    for (int t = 0; t < n; t += VL) count += __builtin_popcount(keys_from(key + t, least));
+    return count;
+}
+
+/* The largest key that at least k of n reach, 1 <= k <= n; or another that just k reach. */
+static int32_t kth_key(const int32_t *key, int n, int k) {
+    int64_t low = INT32_MIN, high = (int64_t)INT32_MAX + 1; /* at least k reach low, fewer reach high */
+    for (int reach = n; reach != k && high - low > 1;) {
+        int64_t middle = low + (high - low) / 2;
+        int m = count_keys(key, n, (int32_t)middle);
+        if (m >= k)
+            low = middle, reach = m;
+        else
+            high = middle;
+    }
+    return (int32_t)low;
+}
+
+/* The k largest of n scores, the earlier of equal ones, ascending. key: room for n, rounded up to VL. */
+static void select_tokens(int32_t *tokens, int32_t *key, const float *score, int n, int k) {
+    if (k == 0) return;
+    order_scores(key, score, n);
+    int32_t least = kth_key(key, n, k);
+    int found = 0, equal = k - count_keys(key, n, least + 1); /* so many of those that equal it */
+    for (int t = 0; t < n && found < k; t += VL) {
+        for (unsigned bits = keys_from(key + t, least); bits && found < k; bits &= bits - 1) {
+            int at = t + __builtin_ctz(bits);
+            if (key[at] > least || equal-- > 0) tokens[found++] = at;
+        }
+    }
+}
+
+static void select_task(Heads c) {
+    const Attention *a = c.a;
+    const int chosen = sparse_tokens(a->sparsity, c.len);
+    const size_t ld = round_up(c.len, BLOCK);
+    float *q = scratch((size_t)c.nh * (c.hd + ld) + ld + NR * c.hd), *score = q + (size_t)c.nh * c.hd; /* (nh, ld) */
+    int32_t *key = (int32_t *)(score + c.nh * ld);
+    Rows k[2];
+    c.plain = (f16 *)(key + ld);
+    scale_q(q, a->q, a->act_type, c.at, c.hd, c.nh, c.hd);
+    find_rows(&k[0], &c, a->k, 0);
+    for (int t0 = 0, b = 0; t0 < c.len; t0 += BLOCK, b ^= 1) {
+        find_rows(&k[b ^ 1], &c, a->k, t0 + BLOCK);
+        score_block(score + t0, ld, &c, q, &k[b], &k[b ^ 1]);
+    }
+    for (int h = 0; h < c.nh; h++) {
+        size_t row = ((size_t)c.r * a->nh + c.h + h) * a->most;
+        select_tokens(a->tokens + row, key, score + h * ld, c.len - 1, chosen - 1);
+        a->tokens[row + chosen - 1] = c.len - 1;
+        float largest = -INFINITY,
+              sum = exponentiate(score + h * ld, c.len, round_up(c.len, VL), &largest); /* over all tokens */
+        for (int i = 0; i < chosen; i++) a->weights[row + i] = score[h * ld + a->tokens[row + i]] / sum;
+    }
+}
+
+void host_select(const Attention *a) { for_tasks(a, longest(a), select_task); }
+
+static void weigh_task(Heads c) {
+    enum { AHEAD = 2 * WEIGH };
+    const Attention *a = c.a;
+    const size_t first = ((size_t)c.r * a->nh + c.h) * a->most;
+    const int hdp = round_up(c.hd, VL), n = sparse_tokens(a->sparsity, c.len), all = c.nh * n;
+    const uint8_t **head = (void *)scratch(all * (sizeof *head / sizeof(float)) + hdp + WEIGH * c.hd); /* (nh, n) */
+    float *o = (float *)(head + all);
+    c.plain = (f16 *)(o + hdp);
+    for (int h = 0; h < c.nh; h++)
+        for (int i = 0; i < n; i++)
+            head[h * n + i] = find_row(&c, a->v, a->tokens[first + (size_t)h * a->most + i]) + h * c.head_bytes;
+    prefetch_rows(head, imin(AHEAD, all), 0, c.head_bytes);
+    for (int h = 0; h < c.nh; h++) {
+        memset(o, 0, hdp * sizeof *o);
+        for (int i = 0; i < n; i += WEIGH) {
+            int now = h * n + i, count = imin(WEIGH, n - i);
+            if (now + AHEAD < all) prefetch_rows(head + now + AHEAD, imin(count, all - now - AHEAD), 0, c.head_bytes);
+            FOR_HEAD_SIZE(&c, weigh_head, o, &c, a->weights + first + (size_t)h * a->most + i, head + now, count);
+        }
+        attend_finish(a->o, a->act_type, c.at + h * c.hd, o, (Seen){0, 1}, c.hd); /* the weights are shares already */
+    }
+}
+
+void host_weigh(const Attention *a) { for_tasks(a, sparse_tokens(a->sparsity, longest(a)), weigh_task); }
