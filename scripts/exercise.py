@@ -65,6 +65,7 @@ def nothing(type):
 
 UNUSED = "".join('#pragma GCC diagnostic ignored "-Wunused-%s" // what an exercise leaves out used it\n' % w
                  for w in ("parameter", "function", "variable", "const-variable"))
+UNUSED_CUDA = "#pragma nv_diag_suppress 177, 550 // nvcc's numbers for the same\n"
 
 
 def replace_bodies(files, entry, comment):
@@ -79,7 +80,7 @@ def replace_bodies(files, entry, comment):
                 left -= set(hits)
                 source = source[:begin] + "{\n    /* %s */\n%s}" % (comment, entry["text"] or nothing(type)) + source[end:]
         if source != files[path]:
-            files[path] = UNUSED + source
+            files[path] = UNUSED + UNUSED_CUDA * path.endswith(".cu") + source
     if left:
         sys.exit("%s: no function %s in %s; the table must follow the source" % (TABLE, " ".join(left), paths))
 
