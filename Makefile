@@ -1,6 +1,7 @@
 # make            builds ./flexgen with what this machine has, and says what that is; make GPU="75 80 90" for other GPUs than the one here
 # make run        completes a few prompts with the shipped model
 # make test       builds and runs every CUnit suite; make test SUITE=lp runs one
+# make grade EX=1 the points of an exercise of docs/EXERCISES.md; make exercises checks all of them
 # make gpu-tests  the engine's and the kernels' suites on a real GPU
 # make sanitize   all suites under ASan and UBSan, the engine's and the network's under ThreadSanitizer
 # make fuzz       damaged inputs for everything that is read, under ASan and UBSan; make fuzz N=1000000 SEED=1

@@ -1,24 +1,27 @@
 /* main.c: runs the one suite that this program is linked with; the exit status is 1 when a test failed.
  *
- *     test_NAME [--every N]
+ *     test_NAME [--every N] [--only TEST]
  *     test_NAME --stage WHAT   a stage of a pipeline, which a test starts
  *
  * A program that is linked with flexgen.cu, for a GPU or for the emulation, tests the cuda device. Without it the suite
  * `cuda` has nothing to test: its tests are counted as inactive. --every N: the suite takes every N-th combination of its
- * long lists. */
+ * long lists. --only: of the tests only the one of that name runs (make grade). */
 #include <CUnit/Basic.h>
 
 #include "tests.h"
 
 Gpu *test_gpu;
 int test_every = 1;
+static const char *only; /* the test to run; NULL: all */
 
 static void parse_flags(int argc, char **argv) {
     for (int a = 1; a < argc; a++)
         if (!strcmp(argv[a], "--every") && a + 1 < argc && atoi(argv[a + 1]) > 0) {
             test_every = atoi(argv[++a]);
+        } else if (!strcmp(argv[a], "--only") && a + 1 < argc) {
+            only = argv[++a];
         } else {
-            fprintf(stderr, "%s: unknown flag %s; it takes --every N\n", argv[0], argv[a]);
+            fprintf(stderr, "%s: unknown flag %s; it takes --every N and --only TEST\n", argv[0], argv[a]);
             exit(EXIT_USAGE);
         }
 }
@@ -40,6 +43,16 @@ static void deactivate_where_impossible(CU_pSuite suite) {
     }
 }
 
+static void leave_only(CU_pSuite suite) {
+    if (!only) return;
+    if (!CU_get_test(suite, only)) {
+        fprintf(stderr, "no such test: %s\n", only);
+        exit(EXIT_USAGE);
+    }
+    for (CU_pTest test = suite->pTest; test; test = test->pNext)
+        if (strcmp(test->pName, only)) CU_set_test_active(test, CU_FALSE);
+}
+
 int main(int argc, char **argv) {
     const char *program = strrchr(argv[0], '/'), *name = strstr(program ? program : argv[0], "test_");
     if (argc == 3 && !strcmp(argv[1], "--stage") && test_stage) return test_stage(argv[2]);
@@ -50,6 +63,7 @@ int main(int argc, char **argv) {
     CU_SuiteInfo info[] = {{name ? name + strlen("test_") : argv[0], NULL, NULL, NULL, NULL, tests}, CU_SUITE_INFO_NULL};
     if (CU_register_suites(info) != CUE_SUCCESS) return EXIT_FAILED;
     deactivate_where_impossible(CU_get_suite_at_pos(1));
+    leave_only(CU_get_suite_at_pos(1));
     CU_set_fail_on_inactive(CU_FALSE);
     CU_basic_set_mode(CU_BRM_VERBOSE);
     CU_basic_run_tests();
