@@ -452,7 +452,7 @@ static int write_trace(const TaskRun *run, const char *path, Error *err) {
         if (file) trace_write(all, n, file);
         status = file ? output_close(file, "--trace", path, err) : -1;
     }
-    for (int s = 1; s < n && run->net; s++) free(all[s].slice);
+    for (int s = 1; s < n && run->net; s++) trace_free(&all[s]);
     free(all);
     return status;
 }
