@@ -473,7 +473,7 @@ static int write_trace(const TaskRun *run, const char *path, Error *err) {
         if (file) trace_write(all, n, file);
         status = file ? output_close(file, "--trace", path, err) : -1;
     }
-    for (int s = 1; s < n && run->net; s++) free(all[s].slice);
+    for (int s = 1; s < n && run->net; s++) trace_free(&all[s]);
     free(all);
     return status;
 }
@@ -786,7 +786,11 @@ static int paper_policy(TaskRun *run, Error *err) {
         paper_cost(&cost, run->hardware, config, &block, err) || report_open(&report, run, err))
         return -1;
     report_paper(&report, &cost, &block);
-    return report_close(&report, 0, err);
+    const Hardware *h = run->hardware;
+    const Search machine = {
+        .hardware = h, .checkpoint = run->checkpoint, .capacity = {(size_t)h->gmem, (size_t)h->cmem, (size_t)h->nmem}};
+    int status = o->explain ? report_explained(&report, &machine, NULL, &block, err) : 0;
+    return report_close(&report, status, err);
 }
 
 /* One machine, the pipeline, the chain without offloading. */
@@ -813,7 +817,8 @@ static int single_policy(const TaskRun *run, Search *search, Error *err) {
     int n = frontier ? policy_frontier(found, MOST, search, err) : find_policies(found, TEN, search, err);
     if (n < 0 || report_open(&report, run, err)) return -1;
     report_found(&report, frontier ? "frontier" : "best", found, n);
-    return report_close(&report, 0, err);
+    int status = run->options->explain ? report_explained(&report, search, &found->policy, NULL, err) : 0;
+    return report_close(&report, status, err);
 }
 
 static int policy(TaskRun *run, Error *err) {

@@ -705,6 +705,17 @@ static void sweep(Run *run) {
     flight_swept(run->flight);
 }
 
+/* For a trace: what this sweep holds. All groups' pages are in use at once. */
+static void note_held(const Run *run) {
+    Held held = {.at = run->line.swept_at};
+    for (int g = 0; g < group_count(&run->plan->policy); g++) {
+        const Flight *f = &run->flights[g];
+        for (int t = 0; t < NTIERS; t++) held.pages[t] += f->pool[t].used;
+        for (int k = 0; k < f->K; k++) held.sequences += f->flight[k]->nseq + f->flight[k]->njoining;
+    }
+    if (run->to.device->trace) trace_hold(run->to.device->trace, &held);
+}
+
 /* Groups sweep in turn, until none has anybody left: sweep i is of group i mod G, as long as all have. */
 static void sweep_all(Run *run) {
     const int groups = group_count(&run->plan->policy);
@@ -713,8 +724,10 @@ static void sweep_all(Run *run) {
         idle++;
         if (!flight_admit(run->flight)) continue;
         sweep(run);
+        note_held(run);
         idle = 0;
     }
+    note_held(run);
 }
 
 /* The seconds of sweeps with a prefill are divided by what the processors did in them. How much of their decoding that was,

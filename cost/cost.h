@@ -59,7 +59,7 @@ typedef struct {
 } Pace;
 
 /* What to search for, and for which machine. */
-typedef struct {
+struct Search {
     const Hardware *hardware;
     const Checkpoint *checkpoint;
     const Task *task;
@@ -72,7 +72,7 @@ typedef struct {
     bool fixed_groups, fixed_gbs, fixed_batches, fixed_schedule, fixed_attention;
     Quant allowed;      /* compression that may be chosen where given.weight_quant or cache_quant is none; bits 0: none */
     double max_latency; /* seconds that one block may take; 0: any number */
-} Search;
+};
 
 /* A policy whose plan fits, and what the cost model `runtime` expects of it. In a pipeline cost.T_pre and T_gen are what a
  * machine does for a layer, and cost.T and the throughput those of the whole. */
@@ -93,6 +93,9 @@ int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err);
 int policy_frontier(Found *found, int most, const Search *search, Error *err);
 /* What the cost model expects of search->given, unchanged. -1 and err when its plan does not fit. */
 int policy_predict(Found *found, const Search *search, Error *err);
+/* The linear program of a policy that was found: its fractions are open again, but for those that are given. *tokens: those
+ * that its sweeps make. */
+void policy_lp(Lp *lp, double *tokens, const Search *search, const Policy *policy);
 
 // ---------------------------------------------------------------------------------------------------------------
 // cluster.c: many machines on paper (sections 4.4 and 6.4)

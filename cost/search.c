@@ -73,16 +73,35 @@ static Plan *corner_plan(const Search *s, const Policy *policy) {
     return plan_for(s, &corner, &ignored);
 }
 
-/* The best fractions, with those that are given fixed. False: none fit. */
-static bool solve(LpAnswer *answer, Lp *lp, const Search *s, const Policy *policy, const Plan *corner,
-                  const double capacity[NTIERS]) {
+/* The best fractions, with those that are given fixed, are this program's. */
+static void fill_lp(Lp *lp, const Search *s, const Policy *policy, const Plan *corner, const double capacity[NTIERS]) {
     static const char *const name[6] = {"wg given", "wc given", "cg given", "cc given", "hg given", "hc given"};
     const double share[6] = {s->given.wg, s->given.wc, s->given.cg, s->given.cc, s->given.hg, s->given.hc};
     runtime_lp(lp, s->hardware, s->checkpoint, corner, policy->cpu_attention, capacity);
     for (int i = 0; i < 6; i++)
         if (s->fixed[i]) lp_row(lp, name[i], true, share[i])->a[i / 2 * NTIERS + i % 2] = 1;
+}
+
+/* False: no fractions fit. */
+static bool solve(LpAnswer *answer, Lp *lp, const Search *s, const Policy *policy, const Plan *corner,
+                  const double capacity[NTIERS]) {
+    fill_lp(lp, s, policy, corner, capacity);
     lp_solve(answer, lp);
     return answer->verdict == LP_OPTIMAL;
+}
+
+/* Tokens that the plan's sweeps make. */
+static double tokens_of(const Plan *plan) {
+    return plan->work[0].prompts + plan->work[0].steps + plan->work[1].prompts + plan->work[1].steps;
+}
+
+void policy_lp(Lp *lp, double *tokens, const Search *search, const Policy *policy) {
+    const double capacity[NTIERS] = {(double)search->capacity[0], (double)search->capacity[1], (double)search->capacity[2]};
+    Plan *corner = corner_plan(search, policy);
+    CHECK(corner); /* as for the search, which has found the policy */
+    fill_lp(lp, search, policy, corner, capacity);
+    *tokens = tokens_of(corner);
+    plan_free(corner);
 }
 
 /* What all sweeps take at a point of the LP. */
@@ -130,10 +149,9 @@ static void set_bound(Candidate *c, const Search *s) {
     LpAnswer answer;
     Lp lp;
     if (corner && solve(&answer, &lp, s, &c->policy, corner, capacity)) {
-        const Workload *work = corner->work;
         const double seconds = lp_pace(s, corner, answer.x).T;
         bool late = s->max_latency > 0 && latency_of(s, corner, seconds) > LATENCY_SLACK * s->max_latency;
-        c->bound = (work[0].prompts + work[0].steps + work[1].prompts + work[1].steps) / seconds;
+        c->bound = tokens_of(corner) / seconds;
         c->score = late ? 0 : score(s, c->bound, &c->policy);
     }
     plan_free(corner);

@@ -207,6 +207,12 @@ typedef struct {
     size_t bytes; /* moved; 0 for arithmetic */
 } Slice;
 
+/* What a sweep holds, from the end of the sweep before it on: KV pages of each tier, sequences in flight. */
+typedef struct {
+    double at;
+    int pages[NTIERS], sequences;
+} Held;
+
 /* What a device did, in the order in which calls ended on each lane. */
 struct Trace {
     char name[64];   /* of its group of rows: the model, or the stage of a pipeline */
@@ -215,6 +221,8 @@ struct Trace {
     size_t n, capacity;
     size_t limit;      /* after so many slices nothing more is noted; 0: no limit */
     long last[NLANES]; /* 1 + index of each lane's newest slice */
+    Held *held;        /* [sweeps], and one when all is over; noted by the thread that posts */
+    size_t sweeps;
 };
 
 /* PROJECT and FINISH share the GPU: of their first ops, the one that can begin has its turn, and of two that can, the one
@@ -595,6 +603,8 @@ bool same_call(const Slice *a, const Slice *b);
 /* Notes a slice. It extends the lane's newest one if that is of the same call (kind, i, j, k, batch, stage) and ended less
  * than 0.1 ms before. A Trace of zeros is empty. Not thread safe: devices call it under their lock. */
 void trace_add(Trace *trace, const Slice *slice);
+/* Notes what a sweep holds, if the trace is for a file (without a limit). */
+void trace_hold(Trace *trace, const Held *held);
 /* Figure 4's name of the call that a slice is part of: "load_weight", "store_cache", "project", ... */
 const char *trace_call(const Slice *slice);
 /* Chrome trace JSON (chrome://tracing, Perfetto) of n traces: a group of rows a trace, one row a lane, one slice a call

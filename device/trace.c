@@ -5,7 +5,8 @@
  * differs from it, or comes after a pause, begins a new one. trace_write shows slices as they are. trace_breakdown adds
  * them up as Table 4 does, but for a run that overlaps: the time of a part is that of the union of its slices, and what of
  * it some processor was busy beside is hidden. trace_busy is the union of all but those of the network: in the rest of the
- * time a stage of a pipeline has nothing to do but wait. A trace that is all zeros is empty and ready. Read next: gpu.c,
+ * time a stage of a pipeline has nothing to do but wait. Beside the slices it has what each sweep holds, KV pages and
+ * sequences, as counters of the file. A trace that is all zeros is empty and ready. Read next: gpu.c,
  * how a GPU is found. scripts/plot_trace.py draws the file. */
 #include <limits.h>
 #include <math.h>
@@ -41,8 +42,15 @@ void trace_add(Trace *trace, const Slice *slice) {
     trace->last[slice->lane] = (long)trace->n;
 }
 
+void trace_hold(Trace *trace, const Held *held) {
+    if (trace->limit) return; /* only a file shows it */
+    if (!(trace->sweeps & (trace->sweeps - 1)))
+        trace->held = xrealloc(trace->held, trace->sweeps ? 2 * trace->sweeps : 1, sizeof *trace->held);
+    trace->held[trace->sweeps++] = *held;
+}
+
 void trace_free(Trace *trace) {
-    free(trace->slice);
+    free(trace->slice), free(trace->held);
     *trace = (Trace){0};
 }
 
@@ -96,6 +104,17 @@ static void write_slice(const Slice *s, int pid, double first, int entered, FILE
             s->j, s->k, s->batch, s->i - entered, s->bytes, s->prefill ? "prefill" : "decode");
 }
 
+/* Two counters: a viewer shows each value until the next one. */
+static void write_held(const Held *h, int pid, double first, FILE *out) {
+    const long long at = llround(fmax(h->at - first, 0) * 1e9);
+    fprintf(out, ",\n{\"ph\":\"C\",\"name\":\"KV pages\",\"pid\":%d,\"tid\":0,\"ts\":%lld.%03lld,\"args\":{", pid,
+            at / 1000, at % 1000);
+    for (int t = 0; t < NTIERS; t++) fprintf(out, "%s\"%s\":%d", t ? "," : "", tier_name[t], h->pages[t]);
+    fprintf(out, "}},\n{\"ph\":\"C\",\"name\":\"sequences\",\"pid\":%d,\"tid\":0,\"ts\":%lld.%03lld,", pid, at / 1000,
+            at % 1000);
+    fprintf(out, "\"args\":{\"in flight\":%d}}", h->sequences);
+}
+
 /* [number of batches] the sweep in which each one entered. */
 static int *first_sweeps(const Trace *trace) {
     int batches = 0;
@@ -121,6 +140,7 @@ void trace_write(const Trace *traces, int n, FILE *out) {
         if (pid > 1) fprintf(out, ",\n");
         write_rows(t, pid, out);
         for (size_t i = 0; i < t->n; i++) write_slice(&t->slice[i], pid, first, entered[t->slice[i].batch], out);
+        for (size_t i = 0; i < t->sweeps; i++) write_held(&t->held[i], pid, first, out);
         free(entered);
     }
     fprintf(out, "\n]}\n");

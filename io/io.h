@@ -8,6 +8,7 @@
 #include "io/text.h"
 
 typedef struct Found Found;
+typedef struct Search Search;
 typedef struct Gpu Gpu;
 typedef struct World World;
 
@@ -365,7 +366,7 @@ struct Options {
     int prompt_len[2], gen_len[2]; /* least, most */
     Policy policy;                 /* gbs, num_gpu_batches 0: not given */
     bool fixed[6];                 /* which of wg wc cg cc hg hc are given */
-    bool fixed_schedule, frontier;
+    bool fixed_schedule, frontier, explain;
     bool compress_weight, compress_cache, allow_compression;
     Quant quant;        /* of compression */
     double max_latency; /* seconds of a block; 0: any number */
@@ -453,6 +454,10 @@ void report_found(Report *report, const char *key, const Found *found, int n);
 void report_paper(Report *report, const Cost *cost, const Block *block);
 /* One machine, a pipeline, a chain without offloading; NULL if it does not fit. The chain needs `least` machines. */
 void report_clusters(Report *report, const Found *const found[3], int least);
+/* explain.c: the linear program of a policy that was found, or without one (NULL) that of a block by Appendix A.3: its rows
+ * and their dual prices, what more memory or faster links would bring, a picture. search: the machine with its capacities
+ * and the model. -1 and err if it has no optimum. */
+int report_explained(Report *report, const Search *search, const Policy *policy, const Block *block, Error *err);
 
 /* The following go to standard error. The plan's totals and what was used; then what was predicted, if anything was, beside
  * what was measured. */

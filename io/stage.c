@@ -159,18 +159,23 @@ static int receive_trace(Net *net, int from, Trace *trace, double ready_at, Erro
     if (net->receive(net, from, NET_SETUP, &sent, sizeof sent, err)) return -1;
     *trace = sent;
     trace->slice = xcalloc(sent.n, sizeof *sent.slice);
-    if (net->receive(net, from, NET_SETUP, trace->slice, sent.n * sizeof *sent.slice, err)) return -1;
+    trace->held = xcalloc(sent.sweeps, sizeof *sent.held);
+    if (net->receive(net, from, NET_SETUP, trace->slice, sent.n * sizeof *sent.slice, err) ||
+        net->receive(net, from, NET_SETUP, trace->held, sent.sweeps * sizeof *sent.held, err))
+        return -1;
     for (size_t i = 0; i < sent.n; i++) {
         trace->slice[i].begin += ready_at - sent.ready_at;
         trace->slice[i].end += ready_at - sent.ready_at;
     }
+    for (size_t i = 0; i < sent.sweeps; i++) trace->held[i].at += ready_at - sent.ready_at;
     return 0;
 }
 
 int stage_gather_traces(Net *net, Trace *all, Error *err) {
     if (net->stage)
         return net->send(net, 0, NET_SETUP, all, sizeof *all, err) ||
-                       net->send(net, 0, NET_SETUP, all->slice, all->n * sizeof *all->slice, err)
+                       net->send(net, 0, NET_SETUP, all->slice, all->n * sizeof *all->slice, err) ||
+                       net->send(net, 0, NET_SETUP, all->held, all->sweeps * sizeof *all->held, err)
                    ? -1
                    : 0;
     for (int s = 1; s < net->stages; s++)

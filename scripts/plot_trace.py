@@ -3,6 +3,7 @@
 
     python3 scripts/plot_trace.py --lanes   TRACE.json OUT.svg [--title TEXT] [--sweeps A:B] [--time A:B]
     python3 scripts/plot_trace.py --squares TRACE.json OUT.svg [--title TEXT] [--sweeps A:B] [--time A:B]
+    python3 scripts/plot_trace.py --memory  TRACE.json ... OUT.svg [--title TEXT]
 
 --lanes: a row a lane, time to the right, a box a call of Figure 4, labelled with its layer j and GPU batch k where there is
 room. Where a run has more calls than pixels, a column is as high as the share of its time in which the lane was busy. The
@@ -10,6 +11,8 @@ stages of a pipeline are groups of rows, one below the other, each with its name
 --squares: Figures 3 and 6 from a real run: a square for each compute(i, j, k), a row for each GPU batch, layers and tokens
 to the right. The red path is the order in which the squares were computed, by the beginnings of their `project`. Slices
 that say which "batch" they are of and which "token" of it they compute are drawn there, others at place k and sweep i.
+--memory: the KV pages in use over time, by tier, with the sequences in flight as a line; one drawing below the other for
+several traces, all with the same scales and each with the name of its file, so that schedules can be compared.
 --sweeps A:B cuts out sweeps A to B, both included, --time A:B a window in milliseconds; either end may be left out.
 
 Needs only Python's standard library, 3.8 or later.
@@ -472,6 +475,73 @@ def plot_squares(slices, title):
     return document(width, bottom, title, parts + entries)
 
 
+# ------------------------------------------------------------------ pages over time
+
+TIER_COLORS = {"GPU": "#f28e2b", "CPU": "#4e79a7", "disk": "#9c755f"}
+
+
+def read_held(path):
+    """[(milliseconds, {tier: pages}, sequences in flight)] of a machine's trace; the last is its end."""
+    expected = "expected a trace that flexgen wrote with --trace"
+    try:
+        with open(path, encoding="utf-8") as f:
+            counters = [e for e in json.load(f)["traceEvents"] if e["ph"] == "C" and e["pid"] == 1]
+        pages, sequences = ([e for e in counters if e["name"] == name] for name in ("KV pages", "sequences"))
+        held = [(float(p["ts"]) / 1000, {t: int(p["args"][t]) for t in TIER_COLORS}, int(s["args"]["in flight"]))
+                for p, s in zip(pages, sequences)]
+    except (ValueError, KeyError, TypeError):
+        raise Fault(f"{path}: holds no counters of pages; {expected}") from None
+    if not held or not held[-1][0] > 0:
+        raise Fault(f"{path}: holds no counters of pages; {expected}")
+    return held
+
+
+def steps(points, base):
+    """A staircase through points (x, y), closed along the points of `base`, which has the same x."""
+    def walk(line):
+        return [p for (x, y), (after, _) in zip(line, line[1:]) for p in ((x, y), (after, y))]
+    return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in walk(points) + walk(base)[::-1]) + "z"
+
+
+def memory_panel(held, x_of, y_of, most, top, bottom, pixels):
+    """The tiers on top of each other, and the line of the sequences up to `most` of them."""
+    parts, below = [], [(x_of(at), bottom) for at, _, _ in held]
+    total = [0] * len(held)
+    for tier, color in TIER_COLORS.items():
+        total = [n + pages[tier] for n, (_, pages, _) in zip(total, held)]
+        if any(pages[tier] for _, pages, _ in held):
+            above = [(x_of(at), y_of(n, top)) for n, (at, _, _) in zip(total, held)]
+            parts.append(f"<path d='{steps(above, below)}' fill='{color}'/>")
+            below = above
+    line = [(x_of(at), bottom - n / most * pixels) for at, _, n in held]
+    walk = "L".join(f"{number(x)} {number(y)}L{number(after)} {number(y)}" for (x, y), (after, _) in zip(line, line[1:]))
+    return parts + [f"<path d='M{walk}' fill='none' stroke='{RED}' stroke-width='1.4'/>"]
+
+
+def plot_memory(traces, title):
+    all_held = [(os.path.splitext(os.path.basename(path))[0], read_held(path)) for path in traces]
+    end = max(held[-1][0] for _, held in all_held)
+    pages = max(sum(p.values()) for _, held in all_held for _, p, _ in held) or 1
+    most = max(s for _, held in all_held for _, _, s in held) or 1
+    left, top, pixels, pitch = 76, 64, 110, 152
+    x_of, y_of = (lambda t: left + t / end * WIDTH), (lambda n, top: top + pixels * (1 - n / pages))
+    parts, colors = [], {t: c for t, c in TIER_COLORS.items() if any(p[t] for _, held in all_held for _, p, _ in held)}
+    for n, (name, held) in enumerate(all_held):
+        here = top + n * pitch
+        parts += time_axis(0, end, x_of, here, here + pixels)
+        step = tick_step(pages, 4)
+        for k in range(int(pages / step + 1e-9) + 1):
+            parts.append(label(left - 8, y_of(k * step, here) + 4, f"{k * step:g}", 10, "end"))
+        parts += memory_panel(held, x_of, y_of, most, here, here + pixels, pixels)
+        peak = max(sum(p.values()) for _, p, _ in held)
+        words = f"{name}: at most {peak} pages, {max(s for _, _, s in held)} sequences; {held[-1][0] / 1000:.4g} s"
+        parts.append(label(left, here - 7, words, 12, extra=" font-weight='bold'"))
+    bottom = top + len(all_held) * pitch
+    entries, more = legend({**{f"pages on {t}": c for t, c in colors.items()}, f"sequences in flight (up to {most})": RED},
+                           left, bottom, WIDTH)
+    return document(left + WIDTH + 34, bottom + more + 4, title, parts + entries)
+
+
 # ------------------------------------------------------------------ main
 
 class Parser(argparse.ArgumentParser):
@@ -484,12 +554,19 @@ def parse_args():
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--lanes", action="store_true", help="a row a lane, time to the right")
     what.add_argument("--squares", action="store_true", help="Figures 3 and 6: a row a GPU batch, tokens to the right")
+    what.add_argument("--memory", action="store_true", help="KV pages and sequences over time, of one trace or several")
     parser.add_argument("--title", help="over the drawing; the file's name if it is not given")
     parser.add_argument("--sweeps", metavar="A:B", help="only sweeps A to B, both included")
     parser.add_argument("--time", metavar="A:B", help="only milliseconds A to B from the beginning of the trace")
-    parser.add_argument("trace", metavar="TRACE.json", help="what flexgen --trace wrote")
+    parser.add_argument("traces", metavar="TRACE.json", nargs="+", help="what flexgen --trace wrote")
     parser.add_argument("out", metavar="OUT.svg", help="the drawing")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.trace = args.traces[0]
+    if len(args.traces) > 1 and not args.memory:
+        parser.error("only --memory draws several traces")
+    if args.memory and (args.sweeps or args.time):
+        parser.error("--memory draws all of a run; leave --sweeps and --time out")
+    return args
 
 
 def draw(out, svg):
@@ -507,6 +584,8 @@ def draw(out, svg):
 
 
 def plot(args):
+    if args.memory:
+        return plot_memory(args.traces, "KV pages in use" if args.title is None else args.title)
     slices, lanes, stages = read_trace(args.trace)
     if not slices:
         raise Fault(f"{args.trace}: holds no slices; expected the trace of a run that computed something")

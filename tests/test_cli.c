@@ -1252,6 +1252,8 @@ static void a_wrong_policy_question_is_refused_in_one_line(void) {
         {{P, B, H, "--nodes", "4"}, {"--nodes", "paper", "leave it out"}},
         {{P, B, H, "--compress-cache"}, {"compression", "paper", "leave it out"}},
         {{P, B, H, "--attn-sparsity", "0.1"}, {"--attn-sparsity", "paper", "leave it out"}},
+        {{P, "--explain", "--frontier"}, {"--explain", "one machine", "--frontier"}},
+        {{P, B, "--explain", "--nodes", "4"}, {"--explain", "one machine", "--nodes"}},
         {{P, "--nodes", "4", "--frontier"}, {"--nodes", "one block", "--frontier"}},
         {{P, "--nodes", "4", "--num-prompts", "9"}, {"--nodes", "one block", "--num-prompts"}},
         {{P, "--nodes", "4", "--gen-len", "4-8"}, {"--nodes", "one length", "--gen-len"}},

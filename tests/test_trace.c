@@ -223,6 +223,52 @@ static void an_empty_trace_is_a_file_without_rows_and_a_table_of_zeros(void) {
     trace_free(&trace);
 }
 
+/* Eight prompts of 5 tokens that get 5 more, two batches of two, pages of 4 tokens; sweep i of a sequence holds 5 + i
+ * tokens. With zig-zag the 2 x 2 sequences of a block hold 4 ceil((5 + i) / 4) pages: 8 in sweeps 0 to 3, 12 in the last.
+ */
+static void the_pages_of_every_sweep_are_those_of_its_sequences(void) {
+    enum { PROMPTS = 8, S = 5, N = 5, PAGE = 4, BLOCK = 4 };
+    static const OptConfig config = SMALL_CONFIG(2);
+    const Hardware hardware = test_fast_machine();
+    Checkpoint *checkpoint = checkpoint_dummy(&config, 3);
+    int32_t ids[S] = {0};
+    Prompt prompts[PROMPTS];
+    const Task task = {.prompts = prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
+    const Listener listener = {.done = completion_ignored};
+    Policy policy = all_gpu(2, 2);
+    RunStats stats;
+    Trace trace = {0};
+    Error err;
+    for (int p = 0; p < PROMPTS; p++) prompts[p] = (Prompt){.ids = ids, .s = S, .n = N};
+    policy.cg = .5, policy.cc = .5, policy.page_tokens = PAGE;
+    Plan *plan = plan_make(checkpoint, &policy, &task, F16, &err);
+    Device *device = sim_open(plan, &hardware, &err);
+    device->trace = &trace;
+    ASSERT_OK(schedule_run(plan, &task, device, &listener, &stats, &err));
+    CU_ASSERT_EQUAL_FATAL(trace.sweeps, PROMPTS / BLOCK * N + 1);
+    for (int i = 0; i < (int)trace.sweeps - 1; i++) {
+        const Held *held = &trace.held[i];
+        const int pages = BLOCK / 2 * pages_for(S + i % N, PAGE);
+        CU_ASSERT(held->pages[TIER_GPU] == pages && held->pages[TIER_CPU] == pages && held->pages[TIER_DISK] == 0);
+        CU_ASSERT_EQUAL(held->sequences, BLOCK);
+        CU_ASSERT(held->at <= held[1].at);
+    }
+    const Held *end = &trace.held[trace.sweeps - 1];
+    CU_ASSERT(end->at > 0 && !end->sequences && !end->pages[TIER_GPU] && !end->pages[TIER_CPU]);
+    cJSON *tree, *events = written(&trace, "pages", &tree), *event;
+    int counters = 0;
+    cJSON_ArrayForEach(event, events) if (!strcmp(text_of(event, "ph"), "C")) counters++;
+    CU_ASSERT_EQUAL(counters, 2 * (int)trace.sweeps);
+    event = cJSON_GetArrayItem(events, cJSON_GetArraySize(events) - 2);
+    CU_ASSERT_STRING_EQUAL(text_of(event, "name"), "KV pages");
+    CU_ASSERT(number(cJSON_GetObjectItem(event, "args"), "GPU") == 0);
+    event = cJSON_GetArrayItem(events, cJSON_GetArraySize(events) - 4);
+    CU_ASSERT(number(cJSON_GetObjectItem(event, "args"), "CPU") == 2 * 3);
+    cJSON_Delete(tree);
+    device->close(device), plan_free(plan), checkpoint_close(checkpoint);
+    trace_free(&trace);
+}
+
 static void *send_trace(void *arg) {
     Net *net = arg;
     Trace *trace = stage_trace(net->stage, 4 * net->stage, 4, 0);
@@ -230,6 +276,7 @@ static void *send_trace(void *arg) {
     trace->ready_at = 1000 * net->stage; /* the clocks of stages 1 and 2 */
     for (int n = 0; n < net->stage; n++)
         add(trace, RECEIVE, ACTIVATION, true, n, trace->ready_at + n, trace->ready_at + n + 1);
+    for (int n = 0; n < net->stage; n++) trace_hold(trace, &(Held){.at = trace->ready_at + n, .sequences = n});
     CHECK(stage_gather_traces(net, trace, &err) == 0);
     trace_free(trace), free(trace);
     net->close(net);
@@ -252,6 +299,7 @@ static void traces_of_all_stages_come_together_with_the_clock_of_the_first(void)
     CU_ASSERT(slice_is(&all[1], 0, 50, 51, 1) && all[1].n == 1);
     CU_ASSERT(slice_is(&all[2], 0, 50, 51, 1) && slice_is(&all[2], 1, 51, 52, 1) && all[2].n == 2);
     CU_ASSERT_STRING_EQUAL(all[2].name, "stage 2: layers 8 to 11");
+    CU_ASSERT(all[0].sweeps == 0 && all[2].sweeps == 2 && all[2].held[1].at == 51 && all[2].held[1].sequences == 1);
     for (int s = 0; s < M; s++) trace_free(&all[s]);
 }
 
@@ -465,6 +513,7 @@ CU_TestInfo tests[] = {
     {"times are microseconds with three decimals and touch", times_are_microseconds_with_three_decimals_and_touch},
     {"an empty trace is a file without rows and a table of zeros",
      an_empty_trace_is_a_file_without_rows_and_a_table_of_zeros},
+    {"the pages of every sweep are those of its sequences", the_pages_of_every_sweep_are_those_of_its_sequences},
     {"traces of all stages come together with the clock of the first",
      traces_of_all_stages_come_together_with_the_clock_of_the_first},
     {"unions and what hides them add up by hand", unions_and_what_hides_them_add_up_by_hand},

@@ -1,0 +1,505 @@
+/* test_tour.c: docs/TOUR.md and the program say the same.
+ *
+ * Every listing of the tour stands behind a line <!-- listing NAME --> and is made here, from a model of two layers whose
+ * sizes are so small that one can add up its bytes by hand. TOUR=write make test SUITE=tour writes them into the document;
+ * without it the suite compares. */
+#include <cjson/cJSON.h>
+
+#include "tests.h"
+
+#define TOUR "docs/TOUR.md"
+#define PICTURE "docs/tour-lanes.svg"
+
+static Error err;
+
+// ---------------------------------------------------------------------------------------------------------------
+// The example: two layers, two GPU batches of one prompt, three tiers
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { SWEEP = 1, PROMPTS = 2, S = 3, N = 3 };
+
+static const OptConfig two_layers = {.name = "two-layers",
+                                     .l = 2,
+                                     .h1 = 32,
+                                     .h2 = 128,
+                                     .nh = 2,
+                                     .vocab = 64,
+                                     .max_pos = 14,
+                                     .embed = 32,
+                                     .pre_norm = true,
+                                     .final_norm = true,
+                                     .eos = -1};
+
+/* A quarter of the weights on the GPU and half on the CPU; one sequence's KV cache on the CPU, the other's on disk; one
+ * sequence's activations on the GPU, the other's on the CPU. */
+static const Policy policy = {.wg = .25,
+                              .wc = .5,
+                              .cg = 0,
+                              .cc = .5,
+                              .hg = .5,
+                              .hc = .5,
+                              .gbs = 1,
+                              .num_gpu_batches = 2,
+                              .overlap = true,
+                              .page_tokens = 4,
+                              .table_home = TIER_GPU};
+
+/* So slow that a layer takes a millisecond: links of 10 and 5 MB/s, 40 million flops a second; memory is too fast to
+ * notice. */
+static Hardware slow_machine(void) {
+    Hardware h = test_fast_machine();
+    for (int stage = 0; stage < 2; stage++) {
+        h.ctog_bdw[stage] = h.gtoc_bdw[stage] = 10e6;
+        h.dtoc_bdw[stage] = h.ctod_bdw[stage] = 5e6;
+        h.mm_flops[stage] = 40e6, h.bmm_flops[stage] = 10e6;
+    }
+    return h;
+}
+
+typedef struct {
+    Checkpoint *checkpoint;
+    int32_t ids[PROMPTS][S];
+    Prompt prompts[PROMPTS];
+    Task task;
+    Plan *plan;
+} Example;
+
+static void example_open(Example *e, const Policy *with, Type act_type) {
+    *e = (Example){.checkpoint = checkpoint_dummy(&two_layers, 1), .ids = {{2, 5, 6}, {2, 9, 40}}};
+    for (int p = 0; p < PROMPTS; p++) e->prompts[p] = (Prompt){.ids = e->ids[p], .s = S, .n = N, .place = p};
+    e->task = (Task){.prompts = e->prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
+    e->plan = plan_make(e->checkpoint, with, &e->task, act_type, &err);
+    if (!e->plan) CU_FAIL_FATAL(err.text);
+}
+
+static void example_close(Example *e) { plan_free(e->plan), checkpoint_close(e->checkpoint); }
+
+/* Sweeps on the sim. */
+static void simulate(Example *e, const Hardware *hardware, Trace *trace, LaneCount count[NLANES], RunStats *stats,
+                     void (*prepare)(Device *)) {
+    const Listener listener = {.done = completion_ignored};
+    Device *device = sim_open(e->plan, hardware, &err);
+    device->trace = trace;
+    if (prepare) prepare(device);
+    ASSERT_OK(schedule_run(e->plan, &e->task, device, &listener, stats, &err));
+    if (count) memcpy(count, device->count, sizeof device->count);
+    device->close(device);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The listings
+// ---------------------------------------------------------------------------------------------------------------
+
+static void list_plan(FILE *out) {
+    static const char *const type[] = {"F32", "F16", "BF16", "I32", "U8"};
+    Example e;
+    example_open(&e, &policy, F16);
+    for (int t = 0; t < NTIERS; t++) {
+        fprintf(out, "%s\n", tier_name[t]);
+        for (int id = 0; id < NREGIONS; id++) {
+            const Region *r = &e.plan->region[id][t];
+            if (!r->bytes) continue;
+            fprintf(out, "  %-34s %8zu", r->name, r->bytes);
+            if (r->cols) fprintf(out, " = %d x (%d, %d) %s", r->slots, r->rows, r->cols, type[r->type]);
+            fprintf(out, "\n");
+        }
+        fprintf(out, "  %-34s %8zu\n", "together", e.plan->total[t]);
+    }
+    example_close(&e);
+}
+
+static void list_weights(FILE *out) {
+    static const char *const role[NROLES] = {"ln1", "", "q",   "", "k",   "", "v",   "",
+                                             "o",   "", "ln2", "", "fc1", "", "fc2", ""};
+    Example e;
+    example_open(&e, &policy, F16);
+    fprintf(out, "%-8s", "");
+    for (int r = 0; r < NROLES; r += 2) fprintf(out, "%7s", role[r]);
+    fprintf(out, "%9s\n", "layer");
+    for (int j = -1; j < two_layers.l; j++) {
+        size_t sum = 0;
+        j < 0 ? fprintf(out, "%-8s", "bytes") : fprintf(out, "layer %-2d", j);
+        for (int r = 0; r < NROLES; r += 2) {
+            int rows[2], cols[2];
+            for (int i = 0; i < 2; i++) opt_role_shape(&two_layers, (Role)(r + i), &rows[i], &cols[i]);
+            const size_t bytes = 2 * ((size_t)rows[0] * cols[0] + (size_t)rows[1] * cols[1]);
+            sum += bytes;
+            j < 0 ? fprintf(out, "%7zu", bytes) : fprintf(out, "%7s", tier_name[e.plan->weight[j][r].home.tier]);
+        }
+        j < 0 ? fprintf(out, "%9zu\n", sum) : fprintf(out, "\n");
+    }
+    example_close(&e);
+}
+
+/* Ops as they are posted. What an op waits for is known by its lane and its number there; here ops have the number of their
+ * sweep and their number in it. */
+static struct {
+    Event (*post)(Device *, const Op *);
+    FILE *out;
+    const Plan *plan;
+    int number[4]; /* of each sweep's newest op */
+    struct {
+        int sweep, number;
+    } op[NLANES][400]; /* [lane][seq] */
+    Slice last;        /* the newest line's call */
+} tape;
+
+/* "GPU KV cache 7": a view by its tier, its region and its first cell. */
+static void print_views(const Op *op, Use wanted) {
+    const char *printed[64];
+    int n = 0;
+    char text[64][80];
+    for (int v = 0; v < op_nviews(op); v++) {
+        Use use;
+        const Tensor *t = op_view(op, v, &use);
+        if (use != wanted || !t->rows || n == 64) continue;
+        int used =
+            snprintf(text[n], sizeof text[n], "%s %s", tier_name[t->tier], tape.plan->region[t->region][t->tier].name);
+        if (t->ncells) used += snprintf(text[n] + used, sizeof text[n] - used, " #%d", t->cell);
+        if (t->ncells > 1) snprintf(text[n] + used, sizeof text[n] - used, "-%d", t->cell + t->ncells - 1);
+        int same = 0;
+        while (same < n && strcmp(printed[same], text[n]) != 0) same++;
+        if (same == n) printed[n] = text[n], n++;
+    }
+    for (int i = 0; i < n; i++) fprintf(tape.out, "%s%s", i ? ", " : "", printed[i]);
+}
+
+static Event record(Device *device, const Op *op) {
+    const Slice slice = slice_of(op, 0, 0, 0);
+    const int number = ++tape.number[op->i];
+    if (op->i == SWEEP) {
+        const char *call = trace_call(&slice);
+        if (number == 1 || strcmp(call, trace_call(&tape.last)) != 0 || op->j != tape.last.j || op->k != tape.last.k)
+            fprintf(tape.out, "%s(i=%d, j=%d, k=%d)\n", call, op->i, op->j, op->k);
+        tape.last = slice;
+        fprintf(tape.out, "  %d.%-3d %-14s %-9s ", op->i, number, lane_name[op->lane], op_info[op->code].name);
+        print_views(op, WRITES), fprintf(tape.out, " <- "), print_views(op, READS);
+        for (int e = 0; e < op->nafter; e++) {
+            const Event a = op->after[e];
+            const int sweep = tape.op[a.lane][a.seq].sweep;
+            fprintf(tape.out, "%s%d.%d", e ? ", " : "; after ", sweep, tape.op[a.lane][a.seq].number);
+            if (sweep != SWEEP) fprintf(tape.out, " (%s)", lane_name[a.lane]);
+        }
+        fprintf(tape.out, "\n");
+    }
+    const Event event = tape.post(device, op);
+    CHECK(event.seq < 400);
+    tape.op[event.lane][event.seq].sweep = op->i, tape.op[event.lane][event.seq].number = number;
+    return event;
+}
+
+static void start_tape(Device *device) { tape.post = device->post, device->post = record; }
+
+static void list_ops(FILE *out) {
+    const Hardware hardware = slow_machine();
+    Example e;
+    RunStats stats;
+    example_open(&e, &policy, F16);
+    memset(&tape, 0, sizeof tape);
+    tape.out = out, tape.plan = e.plan;
+    simulate(&e, &hardware, NULL, NULL, &stats, start_tape);
+    example_close(&e);
+}
+
+/* The lanes of the sim during the sweep: a letter for each quarter of a millisecond. */
+static void list_lanes(FILE *out) {
+    enum { WIDTH = 110 };
+    const Hardware hardware = slow_machine();
+    Example e;
+    RunStats stats;
+    Trace trace = {0};
+    example_open(&e, &policy, F16);
+    simulate(&e, &hardware, &trace, NULL, &stats, NULL);
+    const double from = trace.held[SWEEP].at, to = trace.held[SWEEP + 1].at, step = (to - from) / WIDTH;
+    for (int lane = 0; lane < NLANES; lane++) {
+        char row[WIDTH + 1];
+        bool any = false;
+        memset(row, '.', WIDTH), row[WIDTH] = 0;
+        for (size_t n = 0; n < trace.n; n++) {
+            const Slice *s = &trace.slice[n];
+            for (int c = 0; c < WIDTH && (int)s->lane == lane; c++) /* by what is done in the middle of a column */
+                if (s->begin <= from + (c + .5) * step && s->end > from + (c + .5) * step)
+                    row[c] = "012h"[imin(s->j, 2) + (s->j == two_layers.l)], any = true;
+        }
+        if (any) fprintf(out, "%-14s |%s|\n", lane_name[lane], row);
+    }
+    fprintf(out, "a column is %.4g ms; 0, 1: of that layer, h: of the head\n", 1e3 * step);
+    trace_free(&trace), example_close(&e);
+}
+
+static bool keep_token(void *ctx, int prompt, const int32_t *tokens, int n) {
+    ((int32_t(*)[N])ctx)[prompt][n - 1] = tokens[n - 1];
+    return false;
+}
+
+/* The engine on the host device, and the plain forward pass. */
+static void list_tokens(FILE *out) {
+    Example e;
+    RunStats stats;
+    int32_t chosen[PROMPTS][N];
+    float logits[(S + N) * 64];
+    const Listener listener = {.ctx = chosen, .token = keep_token, .done = completion_ignored};
+    example_open(&e, &policy, F32);
+    Device *device = host_open(e.plan, e.checkpoint, temp_dir(), &err);
+    ASSERT_OK(weights_load(e.plan, e.checkpoint, device, &err));
+    ASSERT_OK(schedule_run(e.plan, &e.task, device, &listener, &stats, &err));
+    device->close(device);
+    for (int p = 0; p < PROMPTS; p++) {
+        int32_t ids[S + N];
+        fprintf(out, "prompt %d:", p);
+        for (int i = 0; i < S; i++) fprintf(out, " %d", ids[i] = e.ids[p][i]);
+        fprintf(out, ", the engine:");
+        for (int i = 0; i < N; i++) fprintf(out, " %d", chosen[p][i]);
+        fprintf(out, ", reference_forward:");
+        for (int i = S; i < S + N; i++) {
+            ASSERT_OK(reference_forward(logits, e.checkpoint, ids, i, &err));
+            const float *row = logits + (size_t)(i - 1) * two_layers.vocab;
+            ids[i] = 0;
+            for (int v = 1; v < two_layers.vocab; v++)
+                if (row[v] > row[ids[i]]) ids[i] = v;
+            fprintf(out, " %d", ids[i]);
+        }
+        fprintf(out, "\n");
+    }
+    example_close(&e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The pages behind it
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Bytes of weights over the two links, row by row and zig-zag. */
+static void list_bytes(FILE *out) {
+    const Hardware hardware = slow_machine();
+    fprintf(out, "%-8s %7s %14s %14s %12s\n", "", "sweeps", "disk to CPU", "CPU to GPU", "seconds");
+    for (int row = 0; row < 2; row++) {
+        Policy p = policy;
+        Example e;
+        RunStats stats;
+        LaneCount count[NLANES];
+        p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG, p.num_gpu_batches = row ? 1 : 2;
+        example_open(&e, &p, F16);
+        simulate(&e, &hardware, NULL, count, &stats, NULL);
+        fprintf(out, "%-8s %7ld %14zu %14zu %12.4g\n", schedule_name[p.schedule], stats.sweeps, count[W_READ].moved[WEIGHT],
+                count[W_LOAD].moved[WEIGHT], stats.total_s);
+        example_close(&e);
+    }
+}
+
+/* A model of a known size on the T4, with as many prompts as given. */
+typedef struct {
+    Hardware hardware;
+    Checkpoint *checkpoint;
+    Task task;
+} Large;
+
+static void large_open(Large *a, const char *name, int prompts, int s, int n) {
+    OptConfig config;
+    CHECK(opt_config_by_name(&config, name) == 0);
+    config.eos = -1;
+    ASSERT_OK(hardware_read(&a->hardware, "hardware/t4.json", &err));
+    a->checkpoint = checkpoint_dummy(&config, 0);
+    a->task = (Task){.prompts = xcalloc(prompts, sizeof(Prompt)), .count = prompts, .sampling = {.top_p = 1}};
+    for (int p = 0; p < prompts; p++) a->task.prompts[p] = (Prompt){.ids = xcalloc(s, sizeof(int32_t)), .s = s, .n = n};
+}
+
+static void large_close(Large *a) {
+    for (int p = 0; p < a->task.count; p++) free(a->task.prompts[p].ids);
+    free(a->task.prompts), checkpoint_close(a->checkpoint);
+}
+
+/* The most pages of all sweeps. */
+static int run_large(const Large *a, const Policy *p, RunStats *stats) {
+    int most = 0;
+    Trace trace = {0};
+    Plan *plan = plan_make(a->checkpoint, p, &a->task, F16, &err);
+    CHECK(plan);
+    Example e = {.checkpoint = a->checkpoint, .task = a->task, .plan = plan};
+    simulate(&e, &a->hardware, &trace, NULL, stats, NULL);
+    for (size_t i = 0; i < trace.sweeps; i++)
+        most = imax(most, trace.held[i].pages[0] + trace.held[i].pages[1] + trace.held[i].pages[2]);
+    plan_free(plan), trace_free(&trace);
+    return most;
+}
+
+/* OPT-30B, 16 x 14 prompts of 512 tokens, 32 more each: what the weights take on the link, and what the sim makes of it. */
+static void list_link(FILE *out) {
+    enum { GBS = 16, BATCHES = 14, LONG = 512, MORE = 32 };
+    const Policy p = {.wg = .207,
+                      .wc = .793,
+                      .cc = 1,
+                      .hc = 1,
+                      .gbs = GBS,
+                      .num_gpu_batches = BATCHES,
+                      .overlap = true,
+                      .cpu_attention = true,
+                      .page_tokens = 16,
+                      .table_home = TIER_GPU};
+    Large a;
+    RunStats stats;
+    Found found;
+    large_open(&a, "opt-30b", GBS * BATCHES, LONG, MORE);
+    const OptConfig *c = &a.checkpoint->config;
+    const double layer = 24. * c->h1 * c->h1, moves = layer * p.wc, T = moves / a.hardware.ctog_bdw[0];
+    const Search search = {.hardware = &a.hardware,
+                           .checkpoint = a.checkpoint,
+                           .task = &a.task,
+                           .act_type = F16,
+                           .given = p,
+                           .capacity = {1ul << 40, 1ul << 40, 1ul << 40}};
+    ASSERT_OK(policy_predict(&found, &search, &err));
+    run_large(&a, &p, &stats);
+    fprintf(out, "weights of a layer        24 h1^2 = 24 x %d^2 = %.4g GB\n", c->h1, layer / 1e9);
+    fprintf(out, "of them from the CPU      wc = %.3f: %.4g GB\n", p.wc, moves / 1e9);
+    fprintf(out, "over the link             %.4g GB / %.4g GB/s = %.4g ms a layer\n", moves / 1e9,
+            a.hardware.ctog_bdw[0] / 1e9, 1e3 * T);
+    fprintf(out, "%d layers, %d sweeps      %.4g s\n", c->l, MORE - 1, T * c->l * (MORE - 1));
+    fprintf(out, "the cost model            T_gen = %.4g ms, bound by %s; decoding %.4g s\n", 1e3 * found.cost.T_gen,
+            found.cost.slowest[0], found.cost.T_gen * c->l * (MORE - 1));
+    fprintf(out, "the sim                   decoding %.4g s, all %.4g s, %.4g token/s\n",
+            stats.total_s - stats.prefill_sweeps_s, stats.total_s, stats.generated / stats.total_s);
+    large_close(&a);
+}
+
+/* OPT-1.3B, 192 prompts, the cache on the GPU and the weights on the CPU: how many batches fit one peak of pages. */
+static void list_pages(FILE *out) {
+    static const struct {
+        Schedule schedule;
+        int batches;
+    } runs[] = {{SCHEDULE_ZIGZAG, 6}, {SCHEDULE_DIAGONAL, 6}, {SCHEDULE_DIAGONAL, 8}};
+    Large a;
+    large_open(&a, "opt-1.3b", 192, 32, 48);
+    fprintf(out, "%-9s %8s %10s %9s %9s\n", "", "batches", "most pages", "seconds", "token/s");
+    for (int i = 0; i < 3; i++) {
+        RunStats stats;
+        Policy p = {.wc = 1, .cg = 1, .hg = 1, .gbs = 4, .overlap = true, .page_tokens = 4, .table_home = TIER_GPU};
+        p.schedule = runs[i].schedule, p.num_gpu_batches = runs[i].batches;
+        const int pages = run_large(&a, &p, &stats);
+        fprintf(out, "%-9s %8d %10d %9.4g %9.4g\n", schedule_name[p.schedule], p.num_gpu_batches, pages, stats.total_s,
+                stats.generated / stats.total_s);
+    }
+    large_close(&a);
+}
+
+/* Of what `policy --explain` says the part from one text to another, or with "" to the end. */
+static void list_between(FILE *out, const char *from, const char *to) {
+    const Block block = {512, 32, 16, 14};
+    Large a;
+    char *text;
+    size_t len;
+    large_open(&a, "opt-30b", 1, block.s, block.n);
+    const Hardware *h = &a.hardware;
+    const Search machine = {
+        .hardware = h, .checkpoint = a.checkpoint, .capacity = {(size_t)h->gmem, (size_t)h->cmem, (size_t)h->nmem}};
+    Report report = {.json = cJSON_CreateObject(), .text = open_memstream(&text, &len)};
+    ASSERT_OK(report_explained(&report, &machine, NULL, &block, &err));
+    fclose(report.text), cJSON_Delete(report.json);
+    const char *begin = strstr(text, from), *end = begin ? strstr(begin, to) : NULL;
+    if (begin && !*to) end = text + len;
+    CU_ASSERT_PTR_NOT_NULL_FATAL(end);
+    fprintf(out, "%.*s", (int)(end - begin), begin);
+    free(text), large_close(&a);
+}
+
+static void list_program(FILE *out) { list_between(out, "minimize", "\nwith one more"); }
+static void list_prices(FILE *out) { list_between(out, "with one more", "\ntoken/s by"); }
+static void list_objective(FILE *out) { list_between(out, "token/s by", ""); }
+
+// ---------------------------------------------------------------------------------------------------------------
+// The document
+// ---------------------------------------------------------------------------------------------------------------
+
+static const struct {
+    const char *name;
+    void (*write)(FILE *out);
+} listings[] = {{"weights", list_weights}, {"plan", list_plan},          {"ops", list_ops},
+                {"lanes", list_lanes},     {"tokens", list_tokens},      {"link", list_link},
+                {"bytes", list_bytes},     {"pages", list_pages},        {"program", list_program},
+                {"prices", list_prices},   {"objective", list_objective}};
+enum { NLISTINGS = sizeof listings / sizeof *listings };
+
+static char *made(int i) {
+    char *text;
+    size_t len;
+    FILE *out = open_memstream(&text, &len);
+    CHECK(out);
+    listings[i].write(out);
+    fclose(out);
+    return text;
+}
+
+/* Where the text of a listing begins and ends. */
+static char *find_listing(char *document, const char *name, char **end) {
+    char mark[80];
+    snprintf(mark, sizeof mark, "<!-- listing %s -->\n```text\n", name);
+    char *at = strstr(document, mark);
+    if (!at) fprintf(stderr, "\n    %s: no %s", TOUR, mark);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(at);
+    at += strlen(mark);
+    *end = strstr(at, "```\n");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(*end);
+    return at;
+}
+
+static char *with_listing(char *document, int i, const char *text) {
+    char *end, *begin = find_listing(document, listings[i].name, &end), *all;
+    size_t len;
+    FILE *out = open_memstream(&all, &len);
+    CHECK(out);
+    fprintf(out, "%.*s%s%s", (int)(begin - document), document, text, end);
+    fclose(out);
+    free(document);
+    return all;
+}
+
+static void every_listing_of_the_tour_is_what_the_program_says(void) {
+    const bool write = getenv("TOUR") && !strcmp(getenv("TOUR"), "write");
+    size_t len;
+    char *document = file_read(TOUR, 1 << 20, &len, &err);
+    if (!document) CU_FAIL_FATAL(err.text);
+    for (int i = 0; i < NLISTINGS; i++) {
+        char *text = made(i), *end;
+        if (write) document = with_listing(document, i, text);
+        const char *at = find_listing(document, listings[i].name, &end);
+        const bool same = strlen(text) == (size_t)(end - at) && !strncmp(at, text, strlen(text));
+        if (!same) fprintf(stderr, "\n    listing %s is now:\n%s", listings[i].name, text);
+        CU_ASSERT(same);
+        free(text);
+    }
+    if (write) write_file("docs", "TOUR.md", document, strlen(document));
+    free(document);
+}
+
+/* The picture is drawn by Python, where there is one, from the same trace. */
+static void the_picture_of_the_tour_is_drawn_from_its_trace(void) {
+    const Hardware hardware = slow_machine();
+    const char *dir = temp_dir();
+    char trace_path[400], svg_path[400], command[1400];
+    size_t len;
+    Example e;
+    RunStats stats;
+    Trace trace = {.name = "two-layers"};
+    if (system("python3 -c '' 2>/dev/null")) return; /* there is none */
+    snprintf(trace_path, sizeof trace_path, "%s/tour.json", dir), snprintf(svg_path, sizeof svg_path, "%s/tour.svg", dir);
+    example_open(&e, &policy, F16);
+    simulate(&e, &hardware, &trace, NULL, &stats, NULL);
+    FILE *file = fopen(trace_path, "w");
+    CHECK(file);
+    trace_write(&trace, 1, file);
+    fclose(file);
+    snprintf(command, sizeof command,
+             "python3 -B scripts/plot_trace.py --lanes %s %s --sweeps %d --title 'Two layers, K = 2: sweep %d'", trace_path,
+             getenv("TOUR") ? PICTURE : svg_path, SWEEP, SWEEP);
+    CU_ASSERT_EQUAL_FATAL(system(command), 0);
+    char *drawn = file_read(getenv("TOUR") ? PICTURE : svg_path, 1 << 20, &len, &err);
+    char *kept = file_read(PICTURE, 1 << 20, &len, &err);
+    CU_ASSERT(drawn && kept && !strcmp(drawn, kept));
+    free(drawn), free(kept);
+    trace_free(&trace), example_close(&e);
+}
+
+CU_TestInfo tests[] = {
+    {"every listing of the tour is what the program says", every_listing_of_the_tour_is_what_the_program_says},
+    {"the picture of the tour is drawn from its trace", the_picture_of_the_tour_is_drawn_from_its_trace},
+    CU_TEST_INFO_NULL,
+};
