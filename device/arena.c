@@ -190,6 +190,7 @@ static int run_append(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     p.pages = arenas_address(a, op->append.pages), p.max_pages = (int)op->append.pages.ld;
     p.page_tokens = op->page_tokens, p.width = (int)(k.cols * type_bytes(k.type) / sizeof(f16));
     if (gpu) return gpu->append(gpu, op->lane, &p, err);
+    p.alone = op->lane == D_WRITE;
     host_append(&p);
     if (k.tier == TIER_DISK) { /* K and V of a layer lie one after the other */
         disk_settle(a->disk, k.offset, v.offset + tensor_span(v) - k.offset, tensor_span(kv));

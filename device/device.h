@@ -408,13 +408,14 @@ void host_weigh(const Attention *a);
 /* Rows of k then v, kv (rows, 2 h1) F16, packed head by head for pages of the cache. */
 void host_pack(uint8_t *packed, const f16 *kv, int rows, int h1, int nh, Quant quant);
 
-/* Puts row r of kv at token pos[r] of sequence seq[r]; seq may skip and repeat. */
+/* Puts row r of kv at token pos[r] of sequence seq[r]; seq may skip and repeat, but no token comes twice. */
 typedef struct {
     void *k, *v;              /* (npages, page_tokens, width) F16, or packed bytes two at a time */
     const void *kv;           /* (rows, 2 width), likewise: a row is its k, then its v */
     const int32_t *seq, *pos; /* (rows) */
     const int32_t *pages;     /* (any, max_pages), as in Attention */
     int rows, max_pages, page_tokens, width;
+    bool alone; /* on this thread: its lane has no others */
 } Append;
 void host_append(const Append *a);
 

@@ -164,8 +164,10 @@ void host_pack(uint8_t *packed, const f16 *kv, int rows, int h1, int nh, Quant q
         quant_pack_heads(packed + r * row, kv + (size_t)2 * r * h1, 2 * nh, h1 / nh, quant);
 }
 
+/* Row after row: a token's k goes to one place and its v to another, and both are written in order. */
 void host_append(const Append *a) {
     const size_t bytes = (size_t)a->width * sizeof(f16);
+    PARALLEL_FOR(!a->alone && a->rows * bytes > ENOUGH, static)
     for (int r = 0; r < a->rows; r++) {
         int page = a->pages[(size_t)a->seq[r] * a->max_pages + a->pos[r] / a->page_tokens];
         size_t at = ((size_t)page * a->page_tokens + a->pos[r] % a->page_tokens) * bytes;

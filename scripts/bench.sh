@@ -37,7 +37,7 @@ echo "kernels"
 awk -v fma="$fma" '
     /^linear/ { for (f = 2; f <= NF; f++) if ($f == "GFLOP/s") { rate = $(f - 1); break }
                 printf "  %s   multiply-adds %.0f%%\n", $0, 100 * rate / fma; next }
-    /^attend|^prefill|threads/ { print "  " $0 }' "$tmp/host" # the others have no bound
+    /^attend|^prefill|^append|threads/ { print "  " $0 }' "$tmp/host" # the others have no bound
 
 # run NAME FLAGS...: one run of opt-125m with random weights, as NAME.json
 run() {

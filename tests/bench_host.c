@@ -224,6 +224,43 @@ static void prefill_rate(int nseq, int s, int h1, int nh, double linear) {
     free(kv), free(q), free(o), free(start);
 }
 
+/* dst = src on all threads. */
+static void copy_all(uint8_t *dst, const uint8_t *src, size_t bytes) {
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads)
+#endif
+    for (int t = 0; t < threads; t++) {
+        size_t first = bytes / threads * t, end = t + 1 < threads ? bytes / threads * (t + 1) : bytes;
+        memcpy(dst + first, src + first, end - first);
+    }
+}
+
+/* The KV of a prefill, nseq prompts of s tokens, into pages dealt in turns, beside as many bytes in one piece; in turns. */
+static void append_rate(int nseq, int s, int page_tokens, int h1) {
+    enum { TURNS = 15 };
+    const int rows = nseq * s, max_pages = (s + page_tokens - 1) / page_tokens;
+    const size_t bytes = (size_t)rows * h1 * sizeof(f16), pages_bytes = (size_t)nseq * max_pages * page_tokens * h1 * 2;
+    uint8_t *kv = (uint8_t *)room(2 * bytes, 1), *k = (uint8_t *)room(pages_bytes, 1), *v = (uint8_t *)room(pages_bytes, 1);
+    uint8_t *copy = (uint8_t *)room(2 * bytes, 1);
+    int32_t *seq = (int32_t *)xcalloc(rows, 4), *pos = (int32_t *)xcalloc(rows, 4);
+    int32_t *pages = (int32_t *)xcalloc((size_t)nseq * max_pages, 4);
+    for (int r = 0; r < rows; r++) seq[r] = r / s, pos[r] = r % s;
+    for (int i = 0; i < nseq * max_pages; i++) pages[i] = i % max_pages * nseq + i / max_pages;
+    Append a = {k, v, kv, seq, pos, pages, rows, max_pages, page_tokens, h1, false};
+    double rate[TURNS], plain[TURNS], ratio[TURNS];
+    for (int turn = 0; turn < TURNS; turn++) {
+        double begin = now(), middle;
+        copy_all(copy, kv, 2 * bytes);
+        middle = now();
+        host_append(&a);
+        rate[turn] = 2e-9 * bytes / (now() - middle);
+        plain[turn] = 2e-9 * bytes / (middle - begin), ratio[turn] = rate[turn] / plain[turn];
+    }
+    printf("append %2d x %4d tokens, pages of %2d, h1 %4d   %5.1f GB/s   memcpy %5.1f (%.0f%%)\n", nseq, s, page_tokens, h1,
+           median(rate, TURNS), median(plain, TURNS), 100 * median(ratio, TURNS));
+    free(kv), free(k), free(v), free(copy), free(seq), free(pos), free(pages);
+}
+
 static void row_rates(void) {
     enum { ROWS = 64, VOCAB = 50272, H1 = 4096 };
     float *x = (float *)room((size_t)ROWS * VOCAB, 4);
@@ -268,6 +305,8 @@ int main(int argc, char **argv) {
     attend_rate(8, 2048, 16, 7168, 56, false);
     prefill_rate(2, 512, 768, 12, linear);
     prefill_rate(1, 2048, 4096, 32, linear);
+    append_rate(16, 512, 16, 768);
+    append_rate(4, 2048, 16, 4096);
     row_rates();
     return 0;
 }

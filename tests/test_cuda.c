@@ -368,8 +368,8 @@ static Paged paged_new(const Batch *b, int first, int n, int page_tokens, int ma
         }
         memcpy(p.q + (size_t)r * b->h1, b->q + (size_t)(b->first[first + r] + p.len[r] - 1) * b->h1, row);
     }
-    host_append(
-        &(Append){p.k, p.v, b->kv + (size_t)from * 2 * b->h1, seq, pos, p.pages, rows, max_pages, page_tokens, b->h1});
+    host_append(&(Append){p.k, p.v, b->kv + (size_t)from * 2 * b->h1, seq, pos, p.pages, rows, max_pages, page_tokens,
+                          b->h1, false});
     return p;
 }
 
@@ -509,9 +509,9 @@ static void append_fills_its_slots_and_nothing_else(void) {
         const void *from = put(kv, (size_t)ROWS * h1 * 4), *gseq = put(seq, sizeof seq), *gpos = put(pos, sizeof pos);
         const void *gpages = put(pages, (size_t)npages * 4);
         void *gk = room(k, n * 2), *gv = room(v, n * 2);
-        Append a = {gk, gv, from, gseq, gpos, gpages, ROWS, max_pages, page_tokens, h1};
+        Append a = {gk, gv, from, gseq, gpos, gpages, ROWS, max_pages, page_tokens, h1, false};
         RUN(FINISH, append, &a);
-        host_append(&(Append){k, v, kv, seq, pos, pages, ROWS, max_pages, page_tokens, h1});
+        host_append(&(Append){k, v, kv, seq, pos, pages, ROWS, max_pages, page_tokens, h1, false});
         CU_ASSERT(memcmp(result(gk), k, n * 2) == 0);
         CU_ASSERT(memcmp(result(gv), v, n * 2) == 0);
     }
@@ -1066,7 +1066,7 @@ static void nothing_to_do_is_nothing_done(void) {
     RUN(FINISH, weigh, &a);
     a.quant = quants[0];
     RUN(FINISH, attend, &a);
-    RUN(FINISH, append, (&(Append){y, y, x, i, i, i, 0, 1, 16, 64}));
+    RUN(FINISH, append, (&(Append){y, y, x, i, i, i, 0, 1, 16, 64, false}));
     RUN(PROJECT, pack, y, x, 0, 64, 1, quants[0]);
     RUN(PROJECT, unpack, y, x, 0, 64, quants[0]);
     RUN(FINISH, pick, (int32_t *)y, (const float *)x, i, i, &greedy, 0, 64);

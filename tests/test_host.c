@@ -463,7 +463,7 @@ static void decode_paged(float *o, const Prompts *p, int page_tokens, int nseq) 
         for (int t = 0; t < len[r]; t++) seq[p->start[r] + t] = r, pos[p->start[r] + t] = t;
         memcpy(q + (size_t)r * p->h1, p->q + (size_t)(p->start[r + 1] - 1) * p->h1, (size_t)p->h1 * 4);
     }
-    host_append(&(Append){k, v, p->kv, seq, pos, pages, p->start[nseq], max_pages, page_tokens, p->h1});
+    host_append(&(Append){k, v, p->kv, seq, pos, pages, p->start[nseq], max_pages, page_tokens, p->h1, false});
     host_attend(&(Attention){o, q, F32, k, v, pages, len, nseq, max_pages, page_tokens, p->h1, p->nh, .quant = {0}});
     free(k), free(v), free(pages), free(len), free(seq), free(pos), free(q);
 }
@@ -479,7 +479,7 @@ static void append_puts_rows_where_the_page_table_says(void) {
     const int at[] = {1 * PT + 1, 2 * PT + 2, 3 * PT};
     for (int i = 0; i < 3 * 2 * H1; i++) kv[i] = (f16)(100 + i);
     memset(k, 0, sizeof k), memset(v, 0, sizeof v);
-    host_append(&(Append){k, v, kv, seq, pos, pages, 3, 2, PT, H1});
+    host_append(&(Append){k, v, kv, seq, pos, pages, 3, 2, PT, H1, false});
     int wrong = 0, filled = 0;
     for (int r = 0; r < 3; r++)
         for (int c = 0; c < H1; c++)
@@ -708,7 +708,7 @@ static Paged paged_new(const f16 *kv, const int32_t *len, int nseq, int hd, int 
     uint8_t *packed = (uint8_t *)xcalloc(rows, 2 * row);
     if (quant.bits) host_pack(packed, kv, rows, p.h1, nh, quant);
     host_append(&(Append){p.k, p.v, quant.bits ? (const void *)packed : kv, seq, pos, p.pages, rows, p.max_pages,
-                          page_tokens, (int)(row / sizeof(f16))});
+                          page_tokens, (int)(row / sizeof(f16)), false});
     free(seq), free(pos), free(packed);
     return p;
 }
