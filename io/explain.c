@@ -11,6 +11,7 @@
 #include "cost/cost.h"
 
 static const double GB = 1e9;
+static const double DUST = 1e-12; /* what rounding leaves of 0, as a share */
 
 /* What the program is of: a policy that was found (the cost model runtime), or without one a block, by Appendix A.3. */
 typedef struct {
@@ -165,8 +166,9 @@ static void explain_more(Report *r, const Question *q, const Solved *s) {
         if (!solve_with_more(&then, q, what)) continue;
         for (int i = 0; i < s->lp.m && tier; i++)
             if ((int)row_tier(q, &s->lp, i) == what) price += s->answer.y[i] * GB;
-        const double falls = s->answer.value - then.answer.value,
-                     rises = then.tokens / then.seconds - s->tokens / s->seconds;
+        const double before = s->tokens / s->seconds, falls = s->answer.value - then.answer.value;
+        double rises = then.tokens / then.seconds - before;
+        if (fabs(rises) < DUST * before) rises = 0;
         cJSON *one = cJSON_AddObjectToObject(more, name[what]);
         if (tier) cJSON_AddNumberToObject(one, "price", price);
         cJSON_AddNumberToObject(one, "seconds", falls), cJSON_AddNumberToObject(one, "throughput", rises);
@@ -222,6 +224,10 @@ static void print_optimum(FILE *out, const Question *q, const Solved *s) {
         if (s->answer.x[v] > 0 || v >= NFRACTIONS)
             fprintf(out, v < NFRACTIONS ? " %s %.4f" : " %s %.4g s", variable_name(q, v), s->answer.x[v]);
     fprintf(out, "\n  %g tokens in %.6g s: %.6g token/s\n", s->tokens, s->seconds, s->tokens / s->seconds);
+    if (q->policy)
+        fprintf(out,
+                "  (the terms without T are a small price of work that hides behind other work, so that nothing moves in "
+                "vain)\n");
     fprintf(out, "\n  %-13s %-13s %10s  subject to (*: the row binds)\n", "left side", "right side", "price (s)");
 }
 
@@ -241,6 +247,6 @@ int report_explained(Report *r, const Search *search, const Policy *policy, cons
         if (r->text) print_row(r->text, &q, &s.lp, i, &row);
     }
     explain_more(r, &q, &s);
-    if (r->text) draw_objective(r->text, &s);
+    if (r->text && !search->fixed[0] && !search->fixed[2]) draw_objective(r->text, &s);
     return 0;
 }

@@ -2,8 +2,7 @@
  *
  * The list is a cJSON object under the paper's names, which --json writes as it is. A text is a form that is filled in from
  * the object, so that no figure is computed or named twice; what is said to people alone (a rate beside bytes and seconds)
- * is made from the figures on the way. Read next: explain.c, a linear
- * program for people. */
+ * is made from the figures on the way. Read next: explain.c, a linear program in print. */
 #include <cjson/cJSON.h>
 #include <math.h>
 

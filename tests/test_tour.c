@@ -495,6 +495,12 @@ static void the_picture_of_the_tour_is_drawn_from_its_trace(void) {
     char *kept = file_read(PICTURE, 1 << 20, &len, &err);
     CU_ASSERT(drawn && kept && !strcmp(drawn, kept));
     free(drawn), free(kept);
+    snprintf(command, sizeof command, "python3 -B scripts/plot_trace.py --memory %s %s %s", trace_path, trace_path,
+             svg_path);
+    CU_ASSERT_EQUAL_FATAL(system(command), 0);
+    drawn = file_read(svg_path, 1 << 20, &len, &err);
+    CU_ASSERT(drawn && strstr(drawn, "tour: at most 4 pages, 2 sequences") && strstr(drawn, "pages on disk"));
+    free(drawn);
     trace_free(&trace), example_close(&e);
 }
 
