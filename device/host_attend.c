@@ -351,8 +351,9 @@ INLINE void score_tile(float *score, size_t ld, const Heads *c, const float *q, 
                        const int nh, const int hd, const int packed) {
     V acc[TOGETHER * NR] = {{0}};
     UNROLL
-    for (int h = 0; h < nh; h++) {
+    for (int h = 0; h < TOGETHER; h++) {
         const uint8_t *head[NR];
+        if (h >= nh) continue;
         for (int u = 0; u < NR; u++) head[u] = row[u] + at + h * c->head_bytes;
         dot_head(acc + h * NR, c, q + h * hd, head, hd, packed);
     }
@@ -429,10 +430,7 @@ INLINE void score_heads(float *score, size_t ld, const Heads *c, const float *q,
             const int n = imin(TOGETHER, c->nh - h);
             const size_t at = h * c->head_bytes;
             prefetch_rows(ahead->at + t, imin(NR, ahead->n - t), at, n * c->head_bytes);
-            if (n == TOGETHER) /* a constant */
-                score_tile(score + h * ld + t, ld, c, q + (size_t)h * hd, k->at + t, at, TOGETHER, hd, packed);
-            else
-                score_tile(score + h * ld + t, ld, c, q + (size_t)h * hd, k->at + t, at, n, hd, packed);
+            score_tile(score + h * ld + t, ld, c, q + (size_t)h * hd, k->at + t, at, n, hd, packed);
         }
     }
 }

@@ -1,7 +1,7 @@
 /* host_linear.c: y = x w^T + b on this CPU, with weights in F16 or packed (the products of section 3; section 5).
  *
- * The lanes of a vector are outputs of one row of x, so few sums are spread over lanes. A task has some rows of x and some
- * parts of the outputs, and goes through the columns of x and w in blocks:
+ * The lanes of a vector are outputs of one row of x, so that a sum stays in its lane (with F16 in its two lanes). A task
+ * has some rows of x and some parts of the outputs, and goes through the columns of x and w in blocks:
  *
  *     for each block of columns
  *         copy the rows' part of x, so that it lies together       (rows, block)    in the second cache
