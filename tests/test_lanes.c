@@ -49,8 +49,7 @@ static void close_device(void) {
     for (int i = 0; i < PROMPTS; i++) free(task.prompts[i].ids);
     free(task.prompts);
     checkpoint_close(model);
-    free(trace.slice);
-    trace = (Trace){0};
+    trace_free(&trace);
 }
 
 /* A device with weights on every tier, to copy to and fro. */
