@@ -86,10 +86,10 @@ def run(schedule, batches, directory):
 
 def summary(runs):
     """The table above the animation."""
-    rows = ["| key | schedule | batches in flight | sweeps | most pages | seconds | token/s |", "|---|---|---|---|---|---|---|"]
-    for n, r in enumerate(runs):
+    rows = ["| schedule | batches in flight | sweeps | most pages | seconds | token/s |", "|---|---|---|---|---|---|"]
+    for r in runs:
         most, seconds = max(sum(h[1:4]) for h in r["held"]), r["end"] / 1e6
-        rows.append(f"| {n + 1} | {r['name']} | {r['batches']} | {r['sweeps']} | {most} | {seconds:.3f} | "
+        rows.append(f"| {r['name']} | {r['batches']} | {r['sweeps']} | {most} | {seconds:.3f} | "
                     f"{PROMPTS * GEN_LEN / seconds:.0f} |")
     return render("\n".join(rows))
 
@@ -201,7 +201,9 @@ button, select { font: inherit; font-size: .9rem; min-height: 36px; padding: 4px
 button[aria-pressed=true] { background: var(--link); border-color: var(--link); color: var(--bg); }
 :focus-visible { outline: 2px solid var(--now); outline-offset: 2px; }
 input[type=range] { width: 100%; margin: 12px 0 4px; accent-color: var(--link); }
-#status { font-variant-numeric: tabular-nums; min-height: 3.1em; } canvas { display: block; width: 100%; }
+#status { font-variant-numeric: tabular-nums; min-height: 1.6em; }
+@media (max-width: 640px) { #status { min-height: 4.7em; } th, td { padding-right: 8px; } }
+canvas { display: block; width: 100%; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 14px; font-size: .8rem; color: var(--soft); margin: 4px 0; }
 .legend i { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 5px; vertical-align: -1px; }
 """
@@ -226,7 +228,7 @@ PLAYER = """
 <canvas id="squares" role="img" aria-label="Grid of squares, a row for each batch, tokens and layers to the right"></canvas>
 <div class="legend"><span><i style="background:var(--now)"></i>now</span><span><i style="background:var(--sweep)"></i>this sweep</span>
 <span><i style="background:var(--done)"></i>done</span><span><i style="background:var(--empty)"></i>to come</span></div>
-<h3>Lanes: 24 ms around now; a number is the layer that the lane works for</h3>
+<h3>Lanes: the milliseconds around now; a number is the layer that the lane works for, h the head</h3>
 <canvas id="lanes" role="img" aria-label="Lanes as rows, with a bar for the work on each layer"></canvas>
 <div class="legend" id="calls"></div>
 <h3>Memory: KV pages in use by tier over the whole run; the line is the sequences in flight</h3>
@@ -239,7 +241,7 @@ SCRIPT = """
 "use strict";
 const data = JSON.parse(document.getElementById("traces").textContent);
 const at = id => document.getElementById(id);
-const WINDOW = 24e3, PAST = 0.6; // the lanes' microseconds, and the share of them before now
+const PER_PIXEL = 30, PAST = 0.6; // the lanes' microseconds, and the share of them before now
 const TIERS = Object.entries(data.tiers), CALLS = Object.entries(data.calls);
 let run, now = 0, playing = false, last = 0, ink = {}, asked = false;
 
@@ -322,7 +324,7 @@ function drawSquares() {
 
 function drawLanes() {
   const left = 96, tall = 20, [c, wide] = sheet("lanes", run.lanes.length * tall + 18);
-  const begin = now - WINDOW * PAST, pixel = (wide - left) / WINDOW, bottom = run.lanes.length * tall;
+  const begin = now - (wide - left) * PER_PIXEL * PAST, pixel = 1 / PER_PIXEL, bottom = run.lanes.length * tall;
   run.lanes.forEach((lane, n) => {
     const y = n * tall;
     write(c, lane.name, left - 8, y + tall / 2, "right");
@@ -341,7 +343,7 @@ function drawLanes() {
       if (right - x > 8 * text.length + 2) write(c, text, (x + right) / 2, y + tall / 2 + 1, "center", "#fff");
     }
   });
-  const x = left + WINDOW * PAST * pixel;
+  const x = left + (wide - left) * PAST;
   c.fillStyle = ink.now;
   c.fillRect(x - 1, 0, 2, bottom);
   write(c, "now", x, bottom + 9, "center", ink.now);
