@@ -3,8 +3,8 @@
 
     python3 scripts/make_page.py        in the repository, after `make`; or `make docs`
 
-The program runs the same prompts with each schedule on a machine made of numbers, so that the same bytes come out on every
-machine. The page is one file: pictures, style, script and traces are in it, and a browser opens it without a network.
+The program runs the same prompts with each schedule on a machine made of numbers, so that the same bytes come out each
+time. The page is one file: pictures, style, script and traces are in it, and a browser opens it without a network.
 The three parts below are the traces (what is kept of them), the tour (as much of Markdown as it uses), and the page itself.
 
 Needs only Python's standard library, 3.8 or later.
@@ -20,7 +20,7 @@ import tempfile
 import plot_trace
 
 TOUR, PAGE = "docs/TOUR.md", "docs/index.html"
-SCHEDULES = [("row", 1), ("zigzag", 3), ("diagonal", 4)]  # and the batches in flight; the last two need the same memory
+SCHEDULES = [("row", 1), ("zigzag", 3), ("diagonal", 4)]  # and the batches in flight; the last two have the same peak of pages
 PROMPTS, GEN_LEN, GBS = 72, 8, 4
 RUN = ["./flexgen", "bench", "--device", "sim", "--hardware", "hardware/t4.json", "--model", "opt-125m",
        "--num-prompts", str(PROMPTS), "--prompt-len", "4", "--gen-len", str(GEN_LEN), "--gpu-batch-size", str(GBS),
@@ -340,7 +340,7 @@ function drawLanes() {
       c.fillRect(x, y + 3, Math.max(right - x - 0.5, 0.7), tall - 5);
       c.globalAlpha = 1;
       const text = bar.layer === LAYERS - 1 ? "h" : String(bar.layer);
-      if (right - x > 8 * text.length + 2) write(c, text, (x + right) / 2, y + tall / 2 + 1, "center", "#fff");
+      if (right - x > 8 * text.length + 2) write(c, text, (x + right) / 2, y + tall / 2 + 1, "center", bar.begin > now ? ink.ink : "#14171b");
     }
   });
   const x = left + (wide - left) * PAST;
@@ -494,9 +494,9 @@ go(Number(new URLSearchParams(location.search).get("ms") || 0) * 1000); // index
 INTRO = f"""
 <p>The same {PROMPTS} prompts in {PROMPTS // GBS} GPU batches of {GBS}, each with {GEN_LEN} new tokens, by OPT-125M on the T4
 of <code>hardware/t4.json</code>: a machine made of numbers, on which the program plays its schedules operation by operation.
-A tenth of the weights is on the GPU, four fifths are on the CPU, and the rest is on disk; the KV cache is on all three.
-Zig-zag and the diagonal need the same memory, but the diagonal has one batch more in flight, so that fewer sweeps load the
-weights.</p>
+About a tenth of the weights is on the GPU, four fifths are on the CPU, and the rest is on disk; the KV cache is on all three.
+Zig-zag and the diagonal have the same peak of pages, but the diagonal has one batch more in flight, so that fewer sweeps load
+the weights.</p>
 """
 
 KEYS = """
