@@ -120,7 +120,7 @@ def picture(alt, path):
     with open(os.path.join(os.path.dirname(TOUR), path), encoding="utf-8") as f:
         svg = f.read().strip()
     svg = re.sub(r" width='\d+' height='\d+'", f" role='img' aria-label='{html.escape(alt)}'", svg, count=1)
-    return f'<figure class="wide">{svg}</figure>'
+    return f'<figure class="wide" tabindex="0">{svg}</figure>'
 
 
 def table(lines):
@@ -187,7 +187,7 @@ body { margin: 0 auto; max-width: 1032px; padding: 0 16px 48px; background: var(
 h1, h2, h3, h4 { line-height: 1.25; margin: 1.6em 0 .5em; } h1 { font-size: 1.7rem; } h2 { font-size: 1.4rem; } h3 { font-size: 1.15rem; }
 a { color: var(--link); } hr { border: 0; border-top: 1px solid var(--line); margin: 2em 0; }
 code, pre { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .84em; }
-code { background: var(--panel); padding: .1em .25em; border-radius: 3px; }
+code, kbd { background: var(--panel); padding: .1em .25em; border-radius: 3px; }
 pre { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; padding: 10px 12px; overflow-x: auto;
   line-height: 1.4; font-size: 12.5px; max-height: 34em; }
 .wide { overflow-x: auto; margin: 1em 0; } .wide svg { display: block; width: 100%; min-width: 720px; height: auto; }
@@ -274,11 +274,11 @@ const PAGES = Math.max(...data.runs.flatMap(r => r.held.map(h => h[1] + h[2] + h
 const SEQUENCES = Math.max(...data.runs.flatMap(r => r.held.map(h => h[4])));
 
 /* The first place in a list in order of time that begins after t. */
-function after(list, t, key = "begin") {
+function after(list, t) {
   let low = 0, high = list.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (list[middle][key] > t) high = middle; else low = middle + 1;
+    if (list[middle].begin > t) high = middle; else low = middle + 1;
   }
   return low;
 }
@@ -451,7 +451,8 @@ function step(by) {
 /* Keys serve the animation only while it is seen, so that they scroll the page elsewhere. */
 function key(e) {
   const box = at("player").getBoundingClientRect();
-  if (box.bottom < 0 || box.top > innerHeight || e.ctrlKey || e.metaKey || e.altKey || e.target.tagName === "SELECT") return;
+  if (box.bottom < 0 || box.top > innerHeight || e.ctrlKey || e.metaKey || e.altKey) return;
+  if (e.target.closest("select, pre, .wide")) return;
   if (e.key === " " && e.target.tagName !== "BUTTON" && e.target.tagName !== "A") play(!playing);
   else if (e.key === "ArrowRight") step(1);
   else if (e.key === "ArrowLeft") step(-1);
