@@ -202,7 +202,7 @@ button[aria-pressed=true] { background: var(--link); border-color: var(--link); 
 :focus-visible { outline: 2px solid var(--now); outline-offset: 2px; }
 input[type=range] { width: 100%; margin: 12px 0 4px; accent-color: var(--link); }
 #status { font-variant-numeric: tabular-nums; min-height: 1.6em; }
-@media (max-width: 640px) { #status { min-height: 4.7em; } th, td { padding-right: 8px; } }
+@media (max-width: 640px) { #status { min-height: 4.7em; } th, td { padding-right: 6px; font-size: .76rem; } }
 canvas { display: block; width: 100%; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 14px; font-size: .8rem; color: var(--soft); margin: 4px 0; }
 .legend i { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 5px; vertical-align: -1px; }
