@@ -8,6 +8,7 @@
 # make bench      measured figures beside their bounds
 # make accuracy   what compression and sparse attention cost, in perplexity
 # make paper      the paper's evaluation again, into results/paper; make paper GPU=1 also measures on the GPU that is here
+# make docs       the tour as a page with the three schedules as an animation: docs/index.html
 # make format, make clean
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell echo $$((1 + $$(nproc 2>/dev/null || echo 2)))) # one more than processors, since suites also wait for disks and slow links
@@ -113,6 +114,9 @@ accuracy: flexgen
 paper: flexgen
 	@GPU=$(filter 1,$(GPU)) python3 -B scripts/paper.py
 
+docs: flexgen
+	@python3 -B scripts/make_page.py
+
 clean:
 	rm -rf build flexgen flexgen_cuda.so flexgen_mpi.so
 
@@ -121,5 +125,5 @@ format:
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
 .SECONDARY: # what a pattern rule made on the way stays
-.PHONY: all setup run bench accuracy paper format clean always
+.PHONY: all setup run bench accuracy paper docs format clean always
 .DELETE_ON_ERROR:
