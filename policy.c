@@ -67,11 +67,10 @@ static void time_rows(Lp *lp, const Letters *a, bool prefill) {
         comp.one += att / bmm_flops[1];
     else /* gpu_comp^g + cpu_comp^g */
         comp.cg = att / bmm_flops[0], comp.cc = comp.cd = att / a->hw->cpu_flops[0];
-    const Linear sum[5] = {{.wc = weights, .wd = weights, .hc = hidden, .hd = hidden},
-                           {.cc = to_cpu, .cd = to_cpu, .hc = hidden, .hd = hidden},
-                           {.wd = weights, .cd = loaded, .hd = hidden},
-                           {.cd = stored, .hd = hidden},
-                           comp};
+    const Linear ctog = {.wc = weights, .wd = weights, .hc = hidden, .hd = hidden};
+    const Linear gtoc = {.cc = to_cpu, .cd = to_cpu, .hc = hidden, .hd = hidden};
+    const Linear dtoc = {.wd = weights, .cd = loaded, .hd = hidden}, ctod = {.cd = stored, .hd = hidden};
+    const Linear sum[] = {ctog, gtoc, dtoc, ctod, comp};
     for (int c = 0; c < 5; c++)
         latency(lp, name[prefill][c], prefill ? T_PRE : T_GEN, sum[c],
                 c <= CTOD ? link_bdw(a->hw, (Channel)c)[prefill] : 1);

@@ -681,7 +681,7 @@ static void sweep(Run *run) {
     }
     run->next_is_layer0 = false;
     const long streamed = run->streamed;
-    for (int j = 0; j <= run->l; j++) {
+    for (int j = 0; j <= run->l; j++) { /* l: the head */
         advance_weights(run);
         for (int k = 0; k < run->K; k++) {
             const int next = run->K > 1 ? k + 1 : k; /* alone in flight, a batch loads what it has just stored */
@@ -716,7 +716,8 @@ static void note_held(const Run *run) {
     if (run->to.device->trace) trace_hold(run->to.device->trace, &held);
 }
 
-/* Groups sweep in turn, until none has anybody left: sweep i is of group i mod G, as long as all have. */
+/* Section 4.4's new loop, and Figure 4's loop over i: groups sweep in turn, until none has anybody left. Sweep i is of
+ * group i mod G, as long as all have. */
 static void sweep_all(Run *run) {
     const int groups = group_count(&run->plan->policy);
     for (int g = 0, idle = 0; idle < groups && !run->to.failed; g = (g + 1) % groups) {

@@ -559,6 +559,7 @@ static void select_task(Heads c) {
     }
     for (int h = 0; h < c.nh; h++) {
         size_t row = ((size_t)c.r * a->nh + c.h + h) * a->most;
+        /* DIFFERS from the paper's top-K: the newest token is always one of them */
         select_tokens(a->tokens + row, key, score + h * ld, c.len - 1, chosen - 1);
         a->tokens[row + chosen - 1] = c.len - 1;
         float largest = -INFINITY,
