@@ -311,13 +311,14 @@ static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err)
     for (int i = 0;; i++) {
         int status = leads ? choose_smaller(run, &given, task, one_block, i ? least * (1 << i) : 0, err) : 0, again;
         Task block = *task;
+        const bool chosen = !status;
         if (net) status = net->agree(net, status, err) || net->share(net, p, sizeof *p, err);
         if (one_block) block.count = imin(block.count, block_size(p) * group_count(p));
         if (!status) status = fits_all(run, &block, err);
         if (!status) task->count = block.count;
         if (!status) return 0;
         if (!i) why = *err; /* with all its memory */
-        again = leads && (searches ? i < TRIES : shrink_batches(run, &given));
+        again = leads && (searches ? chosen && i < TRIES : shrink_batches(run, &given));
         if (net && net->share(net, &again, sizeof again, err)) return -1;
         if (!again) return *err = why, -1;
     }
@@ -336,7 +337,7 @@ static int expect_pipeline(TaskRun *run, const Task *task, Error *err) {
 static int plan_stages(TaskRun *run, Task *task, bool one_block, Error *err) {
     if (agree_on_policy(run, task, one_block, err)) return -1;
     run->plan = run->stages.stage[0].plan;
-    run->options->policy.table_home = run->plan->policy.table_home;
+    run->options->policy = run->plan->policy; /* as it fits */
     return expect_pipeline(run, task, err);
 }
 
