@@ -19,9 +19,8 @@ WERROR ?= -Werror
 SETUP ?= setup
 WARN := -std=c11 -Wall -Wextra $(WERROR) -D_GNU_SOURCE
 BUILD ?= build
-OPENMP ?= $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
 ISA := $(shell echo | $(CC) $(CFLAGS) -dM -E - 2>/dev/null | awk '/__AVX512F__/{a=1}/__AVX2__/{b=1}/__F16C__/{c=1}END{print a?"AVX-512":b&&c?"AVX2":"portable C"}')
-ALL = $(CFLAGS) $(WARN) $(OPENMP) $(SANITIZE) -I. -MMD -MP
+ALL = $(CFLAGS) $(WARN) $(SANITIZE) -I. -MMD -MP
 LIBS := -lcjson -lm -lpthread -ldl
 
 # The CUDA toolkit: nvcc and cuBLAS build the device for GPUs, the headers alone its emulation on the CPU for the tests.
@@ -58,7 +57,7 @@ NEED := cjson/cJSON.h:libcjson-dev CUnit/CUnit.h:libcunit1-dev
 MODEL := models/opt-tiny
 
 all: flexgen
-	@echo "flexgen: host device, $(ISA), $(if $(OPENMP),OpenMP,no OpenMP: one thread), $(if $(CUDA),cuda device for $(ARCHS:%=sm_%),no cuda device: $(if $(NVCC),$(if $(CUDA_LIB),no C++ compiler,no cuBLAS),no nvcc)), $(if $(MPICC),MPI,no MPI: no mpicc)"
+	@echo "flexgen: host device, $(ISA), $(if $(CUDA),cuda device for $(ARCHS:%=sm_%),no cuda device: $(if $(NVCC),$(if $(CUDA_LIB),no C++ compiler,no cuBLAS),no nvcc)), $(if $(MPICC),MPI,no MPI: no mpicc)"
 
 # The program and, where there are CUDA and MPI, the libraries for them, which the program loads from beside it.
 flexgen: $(BUILD)/flexgen $(CUDA_SO) $(MPI_SO)
@@ -100,7 +99,7 @@ include tests/suites.mk # make test, gpu-tests and sanitize
 $(BUILD)/bench_gpu: tests/bench_gpu.cu $(BUILD)/archs
 	$(NVCC) -std=c++17 -O2 $(GENCODE) $(NVWARN) -c $< -o $@.o
 	$(CXX) $@.o -o $@ $(CUDA_LIBS)
-HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c))
+HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c) device/team.c)
 BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/bench_*.c))
 bench: flexgen $(BENCH)
 	@scripts/bench.sh $(BUILD)

@@ -47,7 +47,7 @@ static size_t process_room(const TaskRun *run, size_t slices) {
     enum { THREAD = 256 << 10, PIECE = 1 << 20, QUEUES = 12 << 20, EDGES = 2 * 24 };
     const OptConfig *config = run->checkpoint ? &run->checkpoint->config : NULL;
     const size_t packed = config ? (size_t)run->options->quant.group * config->h2 * sizeof(f16) : 0;
-    return QUEUES + (size_t)host_all_threads() * THREAD + run->options->threads * (packed > PIECE ? packed : PIECE) +
+    return QUEUES + (size_t)(NLANES + run->options->threads) * THREAD + run->options->threads * (packed > PIECE ? packed : PIECE) +
            slices * (sizeof(Slice) + EDGES);
 }
 
@@ -78,7 +78,7 @@ static int disk_room(size_t *room, const TaskRun *run, Error *err) {
     const Options *o = run->options;
     const size_t others[] = {process_room(run, run->trace_limit), run->gpu ? 0 : o->capacity[TIER_GPU],
                              o->capacity[TIER_CPU]};
-    size_t mapped = address_available(host_all_threads());
+    size_t mapped = address_available(NLANES);
     struct statvfs disk;
     if (statvfs(o->offload_dir, &disk))
         return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
@@ -93,7 +93,7 @@ static int disk_room(size_t *room, const TaskRun *run, Error *err) {
 static int fill_capacities(const TaskRun *run, Error *err) {
     Options *o = run->options;
     const Hardware *h = run->hardware;
-    const size_t available = memory_available(host_all_threads()), taken = process_room(run, run->trace_limit);
+    const size_t available = memory_available(NLANES), taken = process_room(run, run->trace_limit);
     const int neighbours = run->net ? imax(run->net->neighbours, 1) : 1; /* stages share the machine equally */
     const size_t share = available / neighbours, memory = share > taken ? (share - taken) / 100 : 0;
     size_t usual[NTIERS] = {memory * HOST_GPU_SHARE, memory * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)};

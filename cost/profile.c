@@ -435,7 +435,7 @@ static int measure_shared_cores(Hardware *h, Profile *p) {
 /* On the host device both upper tiers are one memory. Where it is short, what should be cold is less, down to what one
  * product's weights need, and then the products are smaller; a quarter is left for everything else. */
 static void fit_host(ProfileSize *s) {
-    const size_t least = 2 * PIECE, room = memory_available(host_all_threads()) / 4 * 3;
+    const size_t least = 2 * PIECE, room = memory_available(NLANES) / 4 * 3;
     while (s->cold > least && 2 * (s->cold + 2 * sizeof(float) * imax(s->rows * s->h2, s->tokens * s->h1)) > room) {
         s->cold /= 2;
         while (2 * sizeof(f16) * s->h1 * s->h2 > s->cold && s->nh % 2 == 0) s->h1 /= 2, s->h2 /= 2, s->nh /= 2;

@@ -268,19 +268,23 @@ int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, si
 #define MADV_POPULATE_WRITE 23
 #endif
 
+typedef struct {
+    uint8_t *at;
+    size_t bytes;
+} Memory;
+
+enum { SLICE = 64 << 20 };
+
+static void populate_slices(const void *memory, int first, int n) {
+    const Memory *m = memory;
+    const size_t at = (size_t)first * SLICE, end = at + (size_t)n * SLICE;
+    madvise(m->at + at, (end < m->bytes ? end : m->bytes) - at, MADV_POPULATE_WRITE);
+}
+
 /* Gives a tier its pages before the first sweep, by all threads: a page that is met later holds up the lane that meets it,
- * and to pin memory would touch it by one thread. Where Linux does
- * not know the call they are met. */
+ * and to pin memory would touch it by one thread. Where Linux does not know the call they are met. */
 static void populate(uint8_t *memory, size_t bytes) {
-    enum { SLICE = 64 << 20 };
-    const size_t slices = (bytes + SLICE - 1) / SLICE;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(host_threads()) schedule(dynamic)
-#endif
-    for (size_t i = 0; i < slices; i++) {
-        const size_t left = bytes - i * SLICE;
-        madvise(memory + i * SLICE, left < SLICE ? left : SLICE, MADV_POPULATE_WRITE);
-    }
+    host_share((double)bytes, (int)((bytes + SLICE - 1) / SLICE), populate_slices, &(Memory){memory, bytes});
 }
 
 static int open_memory(Arenas *a, Tier tier, size_t bytes, Error *err) {

@@ -1,6 +1,7 @@
 /* device.h: the devices that carry out ops: host, cuda, sim. */
 #ifndef DEVICE_H
 #define DEVICE_H
+#include "device/team.h"
 #include "flexgen.h"
 #ifdef __cplusplus
 extern "C" {
@@ -328,13 +329,6 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err);
 
 /* "AVX-512", "AVX2", "portable": what the kernels were compiled for. */
 const char *host_isa(void);
-/* Threads the kernels may use from now on (OpenMP); 0 asks for all cores. Returns the number, which is less where the
- * system does not let so many be started. */
-int host_set_threads(int threads);
-int host_threads(void);         /* that number; all cores, if it was never set */
-int host_threads_missing(void); /* by how much it is less */
-/* Threads that a run has at most: the lanes', and beside each thread that calls the kernels those that help it. */
-int host_all_threads(void);
 
 /* y[r] = table[idx[r]], or y[r] += table[idx[r]]. */
 typedef struct {

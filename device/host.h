@@ -1,22 +1,9 @@
-/* host.h: what the three files of the device that is this CPU share: how loops are dealt to threads, working memory,
- * vectors of every type of number. Read next: simd.h, the vectors. */
+/* host.h: what the three files of the device that is this CPU share: tiles of few rows, vectors of every type of number.
+ * Read next: simd.h, the vectors. */
 #ifndef HOST_H
 #define HOST_H
 #include "device/device.h"
 #include "device/simd.h"
-
-/* The loop below, its iterations dealt to the threads, if there is enough work. Which thread runs which never matters. */
-#ifdef _OPENMP
-#define PARALLEL_FOR(when, how) PRAGMA(omp parallel for num_threads(host_threads()) schedule(how) if (when))
-#else
-#define PARALLEL_FOR(when, how) (void)(when);
-#endif
-enum { ENOUGH = 1 << 17 }; /* multiplications (or as much other work) that pay for waking the threads */
-
-/* This thread's working memory, at least that many floats with anything in them, the first at the
- * beginning of a cache line. It grows to the largest need, so a
- * steady loop allocates nothing; it is freed when the thread ends. Valid until the thread asks again. */
-float *scratch(size_t floats);
 
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 static inline int round_up(int a, int b) { return ceil_div(a, b) * b; }

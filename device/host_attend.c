@@ -3,7 +3,7 @@
  *
  * Contract: tokens go in blocks of BLOCK by their index in the sequence, with a running maximum (an online softmax).
  * Prefill and decode share every step, so decode of token t equals row t of prefill, bit for bit. Packed numbers pass
- * through the same steps as F16. Read next: simd.h, the vectors that it is written with. */
+ * through the same steps as F16. Read next: flexgen.cu, the same on a GPU. */
 #include <math.h>
 
 #include "device/host.h"
@@ -193,13 +193,17 @@ static void prefill_task(float *o, const float *q, const f16 *k, const f16 *v, i
     for (int i = 0; i < nq; i++) attend_finish(o, F32, (size_t)(q0 + i) * h1, a.o + (size_t)i * a.hdp, a.seen[i], hd);
 }
 
-void host_attend_prefill(const Prefill *p) {
-    const int h1 = p->h1, hd = h1 / p->nh;
-    int longest = 0;
-    for (int r = 0; r < p->nseq; r++) longest = imax(longest, p->start[r + 1] - p->start[r]);
-    int blocks = ceil_div(longest, QUERIES);
-    PARALLEL_FOR((double)longest * longest * h1 * p->nseq > ENOUGH, dynamic)
-    for (int task = 0; task < p->nseq * p->nh * blocks; task++) {
+static int longest_prompt(const Prefill *p) {
+    int most = 0;
+    for (int r = 0; r < p->nseq; r++) most = imax(most, p->start[r + 1] - p->start[r]);
+    return most;
+}
+
+/* A task: QUERIES queries of one head of one sequence, if it has so many. */
+static void prefill_tasks(const void *prefill, int first, int n) {
+    const Prefill *p = prefill;
+    const int h1 = p->h1, hd = h1 / p->nh, blocks = ceil_div(longest_prompt(p), QUERIES);
+    for (int task = first; task < first + n; task++) {
         int r = task / (p->nh * blocks), h = task / blocks % p->nh, q0 = task % blocks * QUERIES;
         int s = p->start[r + 1] - p->start[r];
         size_t row = p->start[r], at = row * h1 + (size_t)h * hd;
@@ -207,6 +211,11 @@ void host_attend_prefill(const Prefill *p) {
         if (q0 < s)
             prefill_task((float *)p->o + at, (const float *)p->q + at, k, k + h1, q0, imin(QUERIES, s - q0), h1, hd);
     }
+}
+
+void host_attend_prefill(const Prefill *p) {
+    const int longest = longest_prompt(p);
+    host_share((double)longest * longest * p->h1 * p->nseq, p->nseq * p->nh * ceil_div(longest, QUERIES), prefill_tasks, p);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -252,7 +261,30 @@ typedef struct {
     f16 *plain; /* (WEIGH, hd): heads that are unpacked */
 } Heads;
 
-/* Calls `run` for every task, on all threads if `tokens` of a sequence are enough work for that. */
+/* Calls of `run`, one a task. */
+typedef struct {
+    const Attention *a;
+    void (*run)(Heads);
+    int parts, most; /* tasks of a sequence, heads of a task */
+    size_t head_bytes;
+} Tasks;
+
+static void run_tasks(const void *all, int first, int n) {
+    const Tasks *tasks = all;
+    const Attention *a = tasks->a;
+    const int hd = a->h1 / a->nh, group = a->quant.group;
+    for (int i = first; i < first + n; i++) {
+        Heads c = {.a = a, .r = i / tasks->parts, .h = i % tasks->parts * tasks->most, .hd = hd};
+        c.nh = imin(tasks->most, a->nh - c.h), c.len = a->len[c.r], c.pages = a->pages + (size_t)c.r * a->max_pages;
+        c.head_bytes = tasks->head_bytes;
+        c.group_bytes = a->quant.bits ? quant_bytes(a->quant, group) : 0;
+        c.tables = a->quant.bits == 4 && group % 32 == 0 && hd % 16 == 0;
+        c.at = (size_t)c.r * a->h1 + c.h * hd;
+        tasks->run(c);
+    }
+}
+
+/* Calls `run` for every task; `tokens` of a sequence are the work. */
 static void for_tasks(const Attention *a, int tokens, void (*run)(Heads)) {
     const int hd = a->h1 / a->nh;
     const Quant quant = a->quant;
@@ -260,16 +292,7 @@ static void for_tasks(const Attention *a, int tokens, void (*run)(Heads)) {
     const int fit = imin(imin(a->nh, HEADS), (int)(RUN / head_bytes)), for_all = a->nseq * a->nh / host_threads();
     const int parts = ceil_div(a->nh, imax(1, imin(fit, for_all))), most = ceil_div(a->nh, parts); /* heads of a task */
     CHECK(a->act_type == F32 || a->act_type == F16);
-    PARALLEL_FOR((double)tokens * a->nseq * a->h1 > ENOUGH, dynamic)
-    for (int i = 0; i < a->nseq * parts; i++) {
-        Heads c = {.a = a, .r = i / parts, .h = i % parts * most, .hd = hd};
-        c.nh = imin(most, a->nh - c.h), c.len = a->len[c.r], c.pages = a->pages + (size_t)c.r * a->max_pages;
-        c.head_bytes = head_bytes;
-        c.group_bytes = quant.bits ? quant_bytes(quant, quant.group) : 0;
-        c.tables = quant.bits == 4 && quant.group % 32 == 0 && hd % 16 == 0;
-        c.at = (size_t)c.r * a->h1 + c.h * hd;
-        run(c);
-    }
+    host_share((double)tokens * a->nseq * a->h1, a->nseq * parts, run_tasks, &(Tasks){a, run, parts, most, head_bytes});
 }
 
 static int longest(const Attention *a) {

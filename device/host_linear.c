@@ -240,6 +240,20 @@ static void linear_task(const Product *p, int row, int rows, int part, int parts
     }
 }
 
+/* A product in tasks of so many rows and parts; `across` tasks have all parts of the same rows. */
+typedef struct {
+    const Product *p;
+    int rows, parts, all, across;
+} Tasks;
+
+static void run_tasks(const void *all, int first, int n) {
+    const Tasks *t = all;
+    for (int task = first; task < first + n; task++) {
+        const int row = task / t->across * t->rows, part = task % t->across * t->parts;
+        linear_task(t->p, row, imin(t->rows, t->p->m - row), part, imin(t->parts, t->all - part));
+    }
+}
+
 void host_linear(const Product *p) {
     const int group = p->quant.bits ? p->quant.group : HALF_N, width = p->quant.bits ? PACKED_N : HALF_N;
     const int all = ceil_div(p->n, group) * ceil_div(group, width),
@@ -249,10 +263,5 @@ void host_linear(const Product *p) {
     while (parts > 1 && ceil_div(p->m, rows) * ceil_div(all, parts) < enough) parts /= 2;
     while (rows > 4 * FEW && ceil_div(p->m, rows) * all < enough) rows = round_up(rows / 2, FEW);
     const int across = ceil_div(all, parts), tasks = ceil_div(p->m, rows) * across;
-    /* whoever is free takes the next: a copy beside may keep one of the threads from its core */
-    PARALLEL_FOR((double)p->m * p->n * p->k > ENOUGH, dynamic)
-    for (int task = 0; task < tasks; task++) {
-        const int row = task / across * rows, part = task % across * parts;
-        linear_task(p, row, imin(rows, p->m - row), part, imin(parts, all - part));
-    }
+    host_share((double)p->m * p->n * p->k, tasks, run_tasks, &(Tasks){p, rows, parts, all, across});
 }

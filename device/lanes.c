@@ -349,7 +349,7 @@ static void *lane_main(void *arg) {
     return NULL;
 }
 
-/* One thread, so one team of OpenMP's, serves both lanes of the GPU: of the two first ops it takes the one that can begin,
+/* One thread serves both lanes of the GPU: of the two first ops it takes the one that can begin,
  * and of two that can the one that was posted earlier. */
 static void *gpu_main(void *arg) {
     LaneDevice *d = arg;

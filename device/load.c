@@ -1,4 +1,7 @@
 /* load.c: before a run. The weights come to where they rest, and a GPU's kernels are met once. Read next: trace.c. */
+#include <math.h>
+#include <stdatomic.h>
+
 #include "device/device.h"
 #include "io/io.h"
 
@@ -33,36 +36,35 @@ static int load_packed(const WeightPlace *place, const Tensor *source, const Che
     return status;
 }
 
-int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err) {
-    int l = plan->config.l, total = l * NROLES + NGLOBALS, status = 0;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(host_threads()) schedule(dynamic)
-#endif
-    for (int i = 0; i < total; i++) {
-        int j = i / NROLES, r = i % NROLES;
-        Error mine;
-        const WeightPlace *place = j < l ? &plan->weight[j][r] : &plan->global[i - l * NROLES];
-        const Tensor *source = j < l ? &checkpoint->layer[j][r] : &checkpoint->global[i - l * NROLES];
-        int stop;
-#ifdef _OPENMP
-#pragma omp atomic read
-#endif
-        stop = status;
-        if (stop || !source->rows || place->home.file) continue;
-        if ((place->home.type == U8 ? load_packed : load_tensor)(place, source, checkpoint, device, &mine) != 0) {
-#ifdef _OPENMP
-#pragma omp critical
-#endif
-            {
-                *err = mine;
-#ifdef _OPENMP
-#pragma omp atomic write
-#endif
-                status = -1;
-            }
-        }
+/* All weights, by several threads; the first that fails stops the others, and says why. */
+typedef struct {
+    const Plan *plan;
+    const Checkpoint *checkpoint;
+    Device *device;
+    atomic_int *failures;
+    Error *err;
+} Loading;
+
+static void load_tensors(const void *loading, int first, int n) {
+    const Loading *a = loading;
+    const int l = a->plan->config.l;
+    for (int i = first; i < first + n && !atomic_load(a->failures); i++) {
+        const int j = i / NROLES, r = i % NROLES;
+        Error err;
+        const WeightPlace *place = j < l ? &a->plan->weight[j][r] : &a->plan->global[i - l * NROLES];
+        const Tensor *source = j < l ? &a->checkpoint->layer[j][r] : &a->checkpoint->global[i - l * NROLES];
+        if (!source->rows || place->home.file) continue;
+        if ((place->home.type == U8 ? load_packed : load_tensor)(place, source, a->checkpoint, a->device, &err) &&
+            !atomic_fetch_add(a->failures, 1))
+            *a->err = err;
     }
-    return status;
+}
+
+int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err) {
+    atomic_int failures = 0;
+    host_share(INFINITY, plan->config.l * NROLES + NGLOBALS, load_tensors,
+               &(Loading){plan, checkpoint, device, &failures, err});
+    return failures ? -1 : 0;
 }
 
 /* A tensor of layer 0, or a matrix that streams like one, where it lies or will lie while it computes; what is packed will

@@ -23,6 +23,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "device/team.h"
 #include "io/io.h"
 
 enum { ALIGN = 64, CHUNK = 1 << 20, MOST_THREADS = 8, SMALL_FILE = 100 << 20, PATH_SIZE = 4096 };
@@ -218,6 +219,24 @@ static int write_header(const Copy *copy, int shard, const Out *out, Error *err)
     return status;
 }
 
+/* Rows of groups that are packed together. */
+typedef struct {
+    const Copy *copy;
+    const Item *item;
+    int first;
+    int *failed;
+    Error *why;
+} Rows;
+
+static void pack_rows(const void *rows, int first, int n) {
+    const Rows *r = rows;
+    const Copy *copy = r->copy;
+    const size_t numbers = (size_t)copy->quant.group * r->item->from->cols, bytes = r->item->cols;
+    for (int i = first; i < first + n; i++)
+        r->failed[i] = checkpoint_pack(copy->checkpoint, copy->packed + i * bytes, copy->scratch + i * numbers,
+                                       r->item->from, r->first + i, copy->quant, &r->why[i]);
+}
+
 /* A row of groups for each thread, then they are written, and so on. */
 static int write_packed(const Copy *copy, const Item *item, const Out *out, Error *err) {
     const size_t numbers = (size_t)copy->quant.group * item->from->cols, bytes = item->cols;
@@ -225,12 +244,7 @@ static int write_packed(const Copy *copy, const Item *item, const Out *out, Erro
         const int n = imin(copy->threads, item->rows - first);
         int failed[MOST_THREADS];
         Error why[MOST_THREADS];
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(n) schedule(static, 1)
-#endif
-        for (int i = 0; i < n; i++)
-            failed[i] = checkpoint_pack(copy->checkpoint, copy->packed + i * bytes, copy->scratch + i * numbers, item->from,
-                                        first + i, copy->quant, &why[i]);
+        host_share((double)n * numbers, n, pack_rows, &(Rows){copy, item, first, failed, why});
         for (int i = 0; i < n; i++)
             if (failed[i]) return *err = why[i], -1;
         if (out_write(out, copy->packed, n * bytes, err)) return -1;

@@ -8,7 +8,6 @@ set -u
 rounds=${1:-200} model=models/opt-tiny flexgen=${FLEXGEN_BIN:-./flexgen}
 RANDOM=${2:-1}
 dir=$(mktemp -d) && trap 'rm -rf "$dir"' EXIT
-export OMP_WAIT_POLICY=passive
 
 one_of() { shift $((RANDOM % $#)); echo "$1"; }
 

@@ -1,6 +1,7 @@
 /* bench_host.c: the host kernels beside their bounds, from one run: linear beside OpenBLAS's sgemm if that library is
  * there, decode attention beside a plain read of memory, prefill attention beside linear. Medians. */
 #include <dlfcn.h>
+#include <stdatomic.h>
 #include <time.h>
 
 #include "cost/cost.h"
@@ -111,12 +112,24 @@ static void quant_rates(void) {
     free(w), free(packed);
 }
 
-static uint64_t sum_all(const uint64_t *a, size_t n) {
+typedef struct {
+    const uint64_t *a;
+    atomic_ullong *sum;
+} Sum;
+
+enum { SLICE = 1 << 17 };
+
+static void sum_slices(const void *what, int first, int n) {
+    const Sum *s = what;
     uint64_t sum = 0;
-#ifdef _OPENMP
-#pragma omp parallel for reduction(+ : sum) num_threads(threads)
-#endif
-    for (size_t i = 0; i < n; i++) sum += a[i];
+    for (size_t i = (size_t)first * SLICE; i < (size_t)(first + n) * SLICE; i++) sum += s->a[i];
+    atomic_fetch_add(s->sum, sum);
+}
+
+/* Of whole slices. */
+static uint64_t sum_all(const uint64_t *a, size_t n) {
+    atomic_ullong sum = 0;
+    host_share((double)n, (int)(n / SLICE), sum_slices, &(Sum){a, &sum});
     return sum;
 }
 
@@ -224,15 +237,20 @@ static void prefill_rate(int nseq, int s, int h1, int nh, double linear) {
     free(kv), free(q), free(o), free(start);
 }
 
-/* dst = src on all threads. */
-static void copy_all(uint8_t *dst, const uint8_t *src, size_t bytes) {
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads)
-#endif
-    for (int t = 0; t < threads; t++) {
-        size_t first = bytes / threads * t, end = t + 1 < threads ? bytes / threads * (t + 1) : bytes;
-        memcpy(dst + first, src + first, end - first);
-    }
+typedef struct {
+    uint8_t *dst;
+    const uint8_t *src;
+    size_t bytes; /* of a piece */
+} Bytes;
+
+static void copy_pieces(const void *what, int first, int n) {
+    const Bytes *b = what;
+    memcpy(b->dst + first * b->bytes, b->src + first * b->bytes, n * b->bytes);
+}
+
+/* dst = src on all threads, of `pieces` pieces. */
+static void copy_all(uint8_t *dst, const uint8_t *src, size_t bytes, int pieces) {
+    host_share((double)bytes, pieces, copy_pieces, &(Bytes){dst, src, bytes / pieces});
 }
 
 /* The KV of a prefill, nseq prompts of s tokens, into pages dealt in turns, beside as many bytes in one piece; in turns. */
@@ -250,7 +268,7 @@ static void append_rate(int nseq, int s, int page_tokens, int h1) {
     double rate[TURNS], plain[TURNS], ratio[TURNS];
     for (int turn = 0; turn < TURNS; turn++) {
         double begin = now(), middle;
-        copy_all(copy, kv, 2 * bytes);
+        copy_all(copy, kv, 2 * bytes, rows);
         middle = now();
         host_append(&a);
         rate[turn] = 2e-9 * bytes / (now() - middle);

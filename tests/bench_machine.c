@@ -5,6 +5,8 @@
  *     bench_machine DIR [MEGABYTES]     the size of the file that is written and read (512), removed at the end */
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
+#include <stdatomic.h>
 #include <time.h>
 #include <unistd.h>
 #if defined __FMA__
@@ -12,6 +14,7 @@
 #endif
 
 #include "cost/cost.h"
+#include "device/team.h"
 
 enum { RUNS = 5, PIECE = 16 << 20, READERS = 4 };
 
@@ -52,19 +55,22 @@ static float multiply_adds(long times) {
     return sum;
 }
 
+enum { TIMES = 10 << 20 };
+
+static void multiply_parts(const void *sums, int first, int n) {
+    for (int i = first; i < first + n; i++) ((float *const *)sums)[0][i] = multiply_adds(TIMES);
+}
+
 static double flop_rate(int threads) {
-    const long times = 10 << 20;
     double rates[RUNS];
-    float sum = 0;
+    float *sums = xcalloc(threads, sizeof *sums); /* keeps the loop */
     for (int r = 0; r < RUNS; r++) {
         double begin = now();
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) reduction(+ : sum) schedule(static, 1)
-#endif
-        for (int t = 0; t < threads; t++) sum += multiply_adds(times);
-        rates[r] = 2.0 * 12 * VL * times * threads / (now() - begin);
+        host_share(INFINITY, threads, multiply_parts, &sums);
+        rates[r] = 2.0 * 12 * VL * TIMES * threads / (now() - begin);
     }
-    if (sum == 1) printf(" "); /* keeps the loop */
+    if (sums[0] == 1) printf(" ");
+    free(sums);
     return median(rates);
 }
 
@@ -83,19 +89,28 @@ static double copy_rate(void) {
     return median(rates);
 }
 
+typedef struct {
+    int fd;
+    uint8_t *memory; /* READERS pieces */
+    bool write;
+    atomic_int *bad;
+} Transfer;
+
+static void transfer_pieces(const void *transfer, int first, int n) {
+    const Transfer *t = transfer;
+    for (int p = first; p < first + n; p++) {
+        uint8_t *at = t->memory + (size_t)(p % READERS) * PIECE;
+        const off_t offset = (off_t)p * PIECE;
+        if ((t->write ? pwrite(t->fd, at, PIECE, offset) : pread(t->fd, at, PIECE, offset)) != PIECE) (*t->bad)++;
+    }
+}
+
 /* The whole file once, in pieces, with `readers` of them under way at a time; negative when it failed. */
 static double transfer_rate(int fd, uint8_t *memory, int pieces, bool write, int readers) {
-    int bad = 0;
+    atomic_int bad = 0;
+    host_set_threads(readers);
     double begin = now();
-    (void)readers;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(readers) reduction(+ : bad) schedule(static, 1)
-#endif
-    for (int p = 0; p < pieces; p++) {
-        uint8_t *at = memory + (size_t)(p % READERS) * PIECE;
-        ssize_t n = write ? pwrite(fd, at, PIECE, (off_t)p * PIECE) : pread(fd, at, PIECE, (off_t)p * PIECE);
-        bad += n != PIECE;
-    }
+    host_share(INFINITY, pieces, transfer_pieces, &(Transfer){fd, memory, write, &bad});
     if (write) bad += fdatasync(fd) != 0;
     return bad ? -1 : (double)pieces * PIECE / (now() - begin);
 }

@@ -55,6 +55,7 @@ static void leave_only(CU_pSuite suite) {
 
 int main(int argc, char **argv) {
     const char *program = strrchr(argv[0], '/'), *name = strstr(program ? program : argv[0], "test_");
+    host_set_threads(0);
     if (argc == 3 && !strcmp(argv[1], "--stage") && test_stage) return test_stage(argv[2]);
     parse_flags(argc, argv);
     setvbuf(stdout, NULL, _IONBF, 0); /* a crash must not take the name of its test with it */

@@ -31,7 +31,7 @@ STARTING := $(BUILD)/cli.log $(BUILD)/paper.log $(BUILD)/gpu.log $(BUILD)/memory
 $(BUILD)/flexgen_host $(BUILD)/flexgen_emulated: $(BUILD)/flexgen.o $(LIB)
 	$(CC) $(ALL) -rdynamic $^ -o $@ $(LIBS)
 $(BUILD)/flexgen_emulated_cuda.so: $(BUILD)/flexgen_cpu.o
-	$(CXX) $(OPENMP) $(SANITIZE) -shared $^ -o $@
+	$(CXX) $(SANITIZE) -shared $^ -o $@
 $(BUILD)/flexgen_emulated: | $(BUILD)/flexgen_emulated_cuda.so
 $(BUILD)/driver/libcuda.so.1: tests/driver.c
 	@mkdir -p $(@D)
@@ -56,7 +56,7 @@ $(BUILD)/faults.log: export FAULTS_LIBRARY := $(BUILD)/faults.so
 
 $(BUILD)/gpu/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
-	$(CXX) $(OPENMP) $^ -o $@ $(CUDA_LIBS) $(LIBS) -lcunit
+	$(CXX) $^ -o $@ $(CUDA_LIBS) $(LIBS) -lcunit
 $(BUILD)/gpu/%.log: $(BUILD)/gpu/test_% always
 	@scripts/suite.sh $@ $<
 gpu-tests: $(patsubst %,$(BUILD)/gpu/%.log,$(CUDA_SUITES))
@@ -82,7 +82,7 @@ $(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
 DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(wildcard device/host*.c) device/sim.c device/pipeline.c,$(wildcard device/*.c)))
 $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(PLAIN)/libflexgen.a
 	@mkdir -p $(@D)
-	$(CXX) $(OPENMP) $(SANITIZE) $^ -o $@ $(LIBS) -lcunit
+	$(CXX) $(SANITIZE) $^ -o $@ $(LIBS) -lcunit
 
 # Four ways, since no single one sees everything. The slower a way, the fewer of the engine's combinations it takes: every so many-th,
 # which is an odd number, or the lists' inner loops would never turn.
@@ -97,10 +97,10 @@ $(BUILD)/random/%.log: $(BUILD)/emulated/test_% always
 $(BUILD)/emulated/%.log: $(BUILD)/emulated/test_% always
 	@scripts/suite.sh $@ $(RUNNER) $< --every $(EVERY)
 
-# Frames and checks instead of speed. OpenMP's runtime is not instrumented, so TSan has none; address layout randomization confuses it.
+# Frames and checks instead of speed. Address layout randomization confuses TSan.
 CHECKED := --no-print-directory CFLAGS="-O1 -g -fno-omit-frame-pointer -march=native"
 ASAN := $(CHECKED) BUILD=build/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
-TSAN := $(CHECKED) BUILD=build/tsan SANITIZE=-fsanitize=thread OPENMP= RUNNER="TSAN_OPTIONS=halt_on_error=1 setarch -R"
+TSAN := $(CHECKED) BUILD=build/tsan SANITIZE=-fsanitize=thread RUNNER="TSAN_OPTIONS=halt_on_error=1 setarch -R"
 asan: $(LIB) $(HARNESS) $(EMULATED:%=$(BUILD)/tests/test_%.o)
 	@$(MAKE) $(ASAN) EVERY=49 PLAIN=$(BUILD) $(EMULATED:%=build/asan/emulated/%.log)
 tsan:

@@ -61,7 +61,6 @@ static void open_directories(void) {
     snprintf(capture, sizeof capture, "%s", temp_dir());
     setenv("TMPDIR", offload, 1); /* the default --offload-dir */
     setenv("XDG_CACHE_HOME", temp_dir(), 1);
-    setenv("OMP_WAIT_POLICY", "passive", 1);
     setenv("CUDA_VISIBLE_DEVICES", "", 1); /* the host device, also where there is a GPU */
 }
 

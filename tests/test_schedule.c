@@ -909,8 +909,7 @@ static void nothing_is_left_behind_after_success_or_failure(void) {
     model = checkpoint_dummy(&small, 3);
     make_task(&task, &small);
     Policy p = placed(placements[13]);
-    host_set_threads(1);     /* OpenMP's threads end when they like */
-    mallopt(M_ARENA_MAX, 1); /* nor does malloc map memory for threads that happen to meet */
+    mallopt(M_ARENA_MAX, 1); /* malloc maps no memory for threads that happen to meet */
     for (int round = 0; round < (hurried() ? 2 : 9); round++) {
         const char *dir = temp_dir();
         int files = count_files("/proc/self/fd"), before = threads();
@@ -935,7 +934,6 @@ static void nothing_is_left_behind_after_success_or_failure(void) {
         CU_ASSERT_EQUAL(threads(), before);
         if (round >= 3) CU_ASSERT(mappings() <= maps + 2); /* one a device would be more by now */
     }
-    host_set_threads(0);
     free_task(&task);
     checkpoint_close(model);
 }
