@@ -47,8 +47,8 @@ static size_t process_room(const TaskRun *run, size_t slices) {
     enum { THREAD = 256 << 10, PIECE = 1 << 20, QUEUES = 12 << 20, EDGES = 2 * 24 };
     const OptConfig *config = run->checkpoint ? &run->checkpoint->config : NULL;
     const size_t packed = config ? (size_t)run->options->quant.group * config->h2 * sizeof(f16) : 0;
-    return QUEUES + (size_t)(NLANES + run->options->threads) * THREAD + run->options->threads * (packed > PIECE ? packed : PIECE) +
-           slices * (sizeof(Slice) + EDGES);
+    return QUEUES + (size_t)(NLANES + run->options->threads) * THREAD +
+           run->options->threads * (packed > PIECE ? packed : PIECE) + slices * (sizeof(Slice) + EDGES);
 }
 
 /* How many traces the file that this process writes has: one for each stage. */

@@ -87,7 +87,7 @@ typedef struct {
 static void pack_rows(const void *packs, int first, int n) {
     const Packs *p = packs;
     const size_t row = 2 * p->nh * quant_bytes(p->quant, p->h1 / p->nh); /* k's heads, then v's */
-    for (int r = first; r < first + n; r++) /* what is not finite poisons its group alone */
+    for (int r = first; r < first + n; r++)                              /* what is not finite poisons its group alone */
         quant_pack_heads(p->packed + r * row, p->kv + (size_t)2 * r * p->h1, 2 * p->nh, p->h1 / p->nh, p->quant);
 }
 

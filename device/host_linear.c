@@ -23,12 +23,13 @@
 enum {
     ROWS = 192,             /* of a task at most */
     OUTPUTS = 256,          /* likewise; x is copied once for them */
-    HALF_N = 32,            /* weights in F16: the outputs of a part */
-    HALF_K = 256,           /* and the columns of a block: a panel is 16 KB, of a nearest cache of 32 or 48 */
+    NV = VL == 16 ? NR : 2, /* weights in F16: vectors of a tile's row, for FEW rows; their sums fill the registers */
+    FEW = 6,                /* rows of such a tile */
+    HALF_N = NV * VL / 2,   /* the outputs of a part */
+    HALF_K = 256,           /* and the columns of a block */
+    DIRECT = 2,             /* rows that are multiplied without a panel */
     PACKED_N = 64,          /* packed weights: so many outputs lie side by side in a column's group */
-    PACKED_K = 64,          /* a panel is 16 KB here too, once it is unpacked */
-    NV = VL == 16 ? NR : 2, /* F16: vectors of a tile's row, for 6 rows; their sums fill the registers */
-    FEW = 6                 /* rows of such a tile */
+    PACKED_K = 64           /* a panel is 16 KB, of a nearest cache of 32 or 48, once it is unpacked */
 };
 
 /* The outputs col .. col+n: those from `first` on of group `group`, which has no more than a part's. */
@@ -45,58 +46,94 @@ typedef struct {
 //     x           x[2t]    x[2t+1]    x[2t]    x[2t+1]    ...
 // ---------------------------------------------------------------------------------------------------------------
 
-/* The pairs of n columns of VL rows of w, which are k apart; past row `last` that row again, whose sums are not used. */
-INLINE void turn_square(f16 *panel, const f16 *w, size_t k, int last, const int n) {
-    V v[VL];
+/* v[t]: the t-th pair of n columns of VL rows of w, which are k apart; past row `last` that row again, whose sums are not
+ * used. ahead: how far what is wanted later lies behind this, if the processor does not foresee it. */
+INLINE void turn_square(V v[VL], const f16 *w, size_t k, int last, const int n, const int ahead) {
     UNROLL
     for (int i = 0; i < VL; i++) {
         const f16 *from = w + imin(i, last) * k;
-        __builtin_prefetch(from + HALF_K, 0, 2); /* the next panel's: of so many rows the processor foresees none */
+        if (ahead) __builtin_prefetch(from + ahead, 0, 2);
         v[i] = (V){0};
         memcpy(&v[i], from, n * sizeof *from);
     }
     v_transpose(v);
+}
+
+INLINE void panel_square(f16 *panel, const f16 *w, size_t k, int last, const int n) {
+    V v[VL];
+    turn_square(v, w, k, last, n, HALF_K);
     UNROLL
     for (int i = 0; i < VL; i++) memcpy(panel + i * 2 * HALF_N, &v[i], sizeof v[i]);
 }
 
 /* sum[i][o] += x[i] . w[o] over so many pairs of columns, for mr rows of x. */
 INLINE void pair_tile(float *sum, const float *x, const f16 *panel, int pairs, const int mr) {
-    for (int o = 0; o < HALF_N; o += NV * VL / 2) {
-        V acc[FEW][NV] = {{{0}}}, b[NV];
-        for (int t = 0; t < pairs; t++) {
-            UNROLL
-            for (int u = 0; u < NV; u++) b[u] = v_load_f16(panel + (t * HALF_N + o) * 2 + u * VL);
-            UNROLL
-            for (int i = 0; i < mr; i++) {
-                V a = v_set_pair(x + i * HALF_K + 2 * t);
-                UNROLL
-                for (int u = 0; u < NV; u++) acc[i][u] = v_fma(a, b[u], acc[i][u]);
-            }
-        }
+    V acc[FEW][NV] = {{{0}}}, b[NV];
+    for (int t = 0; t < pairs; t++) {
+        UNROLL
+        for (int u = 0; u < NV; u++) b[u] = v_load_f16(panel + t * HALF_N * 2 + u * VL);
         UNROLL
         for (int i = 0; i < mr; i++) {
+            V a = v_set_pair(x + i * HALF_K + 2 * t);
             UNROLL
-            for (int u = 0; u < NV; u += 2) {
-                float *to = sum + i * HALF_N + o + u * VL / 2;
-                v_store(to, v_load(to) + v_add_pairs(acc[i][u], acc[i][u + 1]));
-            }
+            for (int u = 0; u < NV; u++) acc[i][u] = v_fma(a, b[u], acc[i][u]);
+        }
+    }
+    UNROLL
+    for (int i = 0; i < mr; i++) {
+        UNROLL
+        for (int u = 0; u < NV; u += 2) {
+            float *to = sum + i * HALF_N + u * VL / 2;
+            v_store(to, v_load(to) + v_add_pairs(acc[i][u], acc[i][u + 1]));
         }
     }
 }
 
-/* sum (rows, HALF_N) += x (rows, HALF_K) times columns c .. c+nc of the part; if nc is odd, one more of x is 0. */
+/* The same of VL outputs, straight from w, for so few rows of x that a panel would not pay. */
+INLINE void direct_tile(float *sum, const float *x, const f16 *w, size_t k, int last, int nc, const int mr) {
+    V acc[DIRECT][2] = {{{0}}};
+    for (int c = 0; c < nc; c += 2 * VL) {
+        V v[VL];
+        if (c + 2 * VL <= nc)
+            turn_square(v, w + c, k, last, 2 * VL, 0);
+        else
+            turn_square(v, w + c, k, last, nc - c, 0);
+        UNROLL
+        for (int t = 0; t < VL; t++) {
+            VH half[2];
+            memcpy(half, &v[t], sizeof half);
+            V b[2] = {v_widen(half[0]), v_widen(half[1])};
+            UNROLL
+            for (int i = 0; i < mr; i++) {
+                V a = v_set_pair(x + i * HALF_K + c + 2 * t);
+                acc[i][0] = v_fma(a, b[0], acc[i][0]), acc[i][1] = v_fma(a, b[1], acc[i][1]);
+            }
+        }
+    }
+    UNROLL
+    for (int i = 0; i < mr; i++) {
+        float *to = sum + i * HALF_N;
+        v_store(to, v_load(to) + v_add_pairs(acc[i][0], acc[i][1]));
+    }
+}
+
+/* sum (rows, HALF_N) += x (rows, HALF_K) times columns c .. c+nc of the part; behind them x is 0 up to a whole square. */
 static void multiply_halves(float *sum, const float *x, int rows, const Product *p, Part part, int c, int nc) {
     _Alignas(64) f16 panel[HALF_K * HALF_N]; /* (HALF_K / 2, HALF_N) pairs */
     for (int o = 0; o < HALF_N; o += VL) {
         const int first = imin(o, part.n - 1), last = part.n - 1 - first;
         const f16 *w = (const f16 *)p->w + (size_t)(part.col + first) * p->k + c;
+        if (rows <= DIRECT) {
+            if (rows == 1) direct_tile(sum + o, x, w, p->k, last, nc, 1);
+            if (rows == 2) direct_tile(sum + o, x, w, p->k, last, nc, 2);
+            continue;
+        }
         int done = 0;
         for (; done + 2 * VL <= nc; done += 2 * VL)
-            turn_square(panel + done * HALF_N + 2 * o, w + done, p->k, last, 2 * VL);
-        if (done < nc) turn_square(panel + done * HALF_N + 2 * o, w + done, p->k, last, nc - done);
+            panel_square(panel + done * HALF_N + 2 * o, w + done, p->k, last, 2 * VL);
+        if (done < nc) panel_square(panel + done * HALF_N + 2 * o, w + done, p->k, last, nc - done);
     }
-    for (int i = 0; i < rows; i += FEW)
+    for (int i = 0; rows > DIRECT && i < rows; i += FEW)
         FOR_ROWS(imin(FEW, rows - i), pair_tile, sum + i * HALF_N, x + i * HALF_K, panel, (nc + 1) / 2);
 }
 
@@ -223,7 +260,7 @@ static void linear_task(const Product *p, int row, int rows, int part, int parts
         const int nc = imin(depth, p->k - c);
         for (int i = 0; i < rows; i++) {
             memcpy(x + i * depth, (const float *)p->x + (size_t)(row + i) * p->k + c, nc * sizeof *x);
-            if (nc < depth) x[i * depth + nc] = 0;
+            memset(x + i * depth + nc, 0, (depth - nc) * sizeof *x);
         }
         for (int u = 0; u < parts; u++) {
             const Part at = find_part(p, part + u);

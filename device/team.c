@@ -1,8 +1,8 @@
 /* team.c: the threads that compute.
  *
- * One team for the whole process: whoever has a loop (the lanes of the GPU, the lane of the CPU's attention, the thread that
- * loads weights) opens it, takes parts of it himself, and those of the team that have nothing to do take the others. So
- * there are never more threads that compute than one a processor and those who call, and all of them find work.
+ * One team for the whole process: whoever has a loop (the lanes of the GPU, the lane of the CPU's attention, the thread
+ * that loads weights) opens it, takes parts of it himself, and those of the team that have nothing to do take the others.
+ * So there are never more threads that compute than one a processor and those who call, and all of them find work.
  *
  * A layer of a small model is a dozen loops of a tenth of a millisecond, and to wake a thread that sleeps takes as long. So
  * who has nothing to do looks for new loops for a while before he sleeps, and leaves his processor to anyone else who
@@ -43,7 +43,8 @@ static struct {
     atomic_uint opened; /* loops so far */
     atomic_bool end;
     int asleep;
-} team = {.threads = 1, .lock = PTHREAD_MUTEX_INITIALIZER, .open = PTHREAD_COND_INITIALIZER, .left = PTHREAD_COND_INITIALIZER};
+} team = {
+    .threads = 1, .lock = PTHREAD_MUTEX_INITIALIZER, .open = PTHREAD_COND_INITIALIZER, .left = PTHREAD_COND_INITIALIZER};
 
 static double now(void) {
     struct timespec t;

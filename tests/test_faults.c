@@ -3,7 +3,8 @@
  *
  * Each command does a small job with faults.so loaded before it, first undisturbed, which counts its calls, and then once
  * for each case: the N-th call of a class fails, is short or is interrupted; or that one and all after it. `make test`
- * takes some cases of each job; scripts/fault_test.sh takes them all (FAULT_CASES: at most so many N for each way to fail). */
+ * takes some cases of each job; scripts/fault_test.sh takes them all (FAULT_CASES: at most so many N for each way to fail).
+ */
 #include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -17,7 +18,7 @@
 enum { TIMEOUT = 60 /* seconds, of a run that hangs */, MOST_LINES = 100, MAX_BYTES = 1 << 28 };
 
 static char dir[300], offload[300]; /* where results go; where runs may leave nothing */
-static long cases, refused; /* so far; of them that ended with our line */
+static long cases, refused;         /* so far; of them that ended with our line */
 
 // ---------------------------------------------------------------------------------------------------------------
 // Jobs
@@ -210,13 +211,12 @@ static void remove_result(const char *path) {
 /* Ways to fail. short: errno 0. + : and all calls after it */
 static const struct {
     const char *class, *how;
-} ways[] = {{"open", ":5"},     {"open", "+:24"},    {"read", ":5"},    {"read", ":0"},
-            {"read", ":4"},     {"pread", ":5"},     {"pread", "+:5"},  {"pread", ":0"},
-            {"pread", ":4"},    {"write", ":28"},    {"write", "+:28"}, {"write", ":0"},
-            {"write", ":4"},    {"pwrite", ":28"},   {"pwrite", ":5"},  {"pwrite", ":0"},
-            {"pwrite", ":4"},   {"sync", ":5"},      {"sync", "+:5"},   {"sync", ":4"},
-            {"allocate", ":4"}, {"allocate", ":28"}, {"mmap", ":12"},    {"mmap", "+:12"},
-            {"malloc", ":12"},   {"malloc", "+:12"},   {"thread", ":11"},  {"thread", "+:11"}};
+} ways[] = {{"open", ":5"},     {"open", "+:24"},    {"read", ":5"},    {"read", ":0"},    {"read", ":4"},
+            {"pread", ":5"},    {"pread", "+:5"},    {"pread", ":0"},   {"pread", ":4"},   {"write", ":28"},
+            {"write", "+:28"},  {"write", ":0"},     {"write", ":4"},   {"pwrite", ":28"}, {"pwrite", ":5"},
+            {"pwrite", ":0"},   {"pwrite", ":4"},    {"sync", ":5"},    {"sync", "+:5"},   {"sync", ":4"},
+            {"allocate", ":4"}, {"allocate", ":28"}, {"mmap", ":12"},   {"mmap", "+:12"},  {"malloc", ":12"},
+            {"malloc", "+:12"}, {"thread", ":11"},   {"thread", "+:11"}};
 enum { NWAYS = sizeof ways / sizeof *ways };
 
 /* Calls of a class in the undisturbed run. */
