@@ -1,0 +1,169 @@
+/* test_team.c: loops that are shared by threads. */
+#include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "device/team.h"
+#include "tests.h"
+
+enum { MOST = 3000 };
+
+typedef struct {
+    atomic_int times[MOST]; /* that each number was done */
+    atomic_int outside;     /* numbers that there are not */
+    int count;
+    atomic_int others; /* parts that another thread did than the one that called */
+    pthread_t caller;
+} Numbers;
+
+static void note(const void *what, int first, int n) {
+    Numbers *a = *(Numbers *const *)what;
+    a->others += !pthread_equal(a->caller, pthread_self());
+    for (int i = first; i < first + n; i++)
+        if (i < 0 || i >= a->count)
+            a->outside++;
+        else
+            a->times[i]++;
+}
+
+/* Numbers of a loop that were not done once. */
+static int missed(Numbers *a, double work, int count) {
+    int wrong = 0;
+    memset(a, 0, sizeof *a);
+    a->count = count, a->caller = pthread_self();
+    host_share(work, count, note, &a);
+    for (int i = 0; i < count; i++) wrong += a->times[i] != 1;
+    return wrong + a->outside;
+}
+
+static void every_number_is_done_once_by_any_team(void) {
+    static const int counts[] = {0, 1, 2, 3, 31, 32, 33, 100, 1023, MOST};
+    Numbers a;
+    for (int threads = 1; threads <= 9; threads++) {
+        CU_ASSERT_EQUAL(host_set_threads(threads), threads);
+        CU_ASSERT_EQUAL(host_threads(), threads);
+        CU_ASSERT_EQUAL(host_threads_missing(), 0);
+        for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+            CU_ASSERT_EQUAL(missed(&a, INFINITY, counts[c]), 0);
+            CU_ASSERT(threads > 1 || a.others == 0);
+        }
+    }
+    host_set_threads(0);
+}
+
+static void little_is_done_by_the_caller_alone(void) {
+    Numbers a;
+    host_set_threads(4);
+    for (int i = 0; i < 100; i++) {
+        CU_ASSERT_EQUAL(missed(&a, 100, MOST), 0);
+        CU_ASSERT_EQUAL(a.others, 0);
+    }
+    host_set_threads(0);
+}
+
+/* A part that ends only when all of the team are in the loop. */
+static void meet(const void *what, int first, int n) {
+    atomic_int *here = *(atomic_int *const *)what;
+    (void)first;
+    *here += n;
+    while (*here < 4) sched_yield();
+}
+
+static void all_of_the_team_take_part_asleep_or_not(void) {
+    host_set_threads(4);
+    for (int turn = 0; turn < 5; turn++) {
+        atomic_int here = 0, *what = &here;
+        if (turn % 2) usleep(20000); /* by now they sleep */
+        host_share(INFINITY, 4, meet, &what);
+        CU_ASSERT_EQUAL(here, 4);
+    }
+    host_set_threads(0);
+}
+
+static void nest(const void *what, int first, int n) {
+    atomic_int *wrong = *(atomic_int *const *)what;
+    Numbers *a = xcalloc(1, sizeof *a);
+    for (int i = first; i < first + n; i++) *wrong += missed(a, INFINITY, 1 + i % 50);
+    free(a);
+}
+
+static void *call(void *what) {
+    atomic_int *wrong = what;
+    Numbers *a = xcalloc(1, sizeof *a);
+    for (int turn = 0; turn < 200; turn++) {
+        *wrong += missed(a, INFINITY, 1 + turn * 7 % MOST);
+        if (turn % 10 == 0) host_share(INFINITY, 20, nest, &wrong);
+        if (turn % 100 == 0) usleep(1000);
+    }
+    free(a);
+    return NULL;
+}
+
+static void several_threads_call_at_once_and_loops_hold_loops(void) {
+    enum { CALLERS = 5 };
+    atomic_int wrong = 0;
+    pthread_t caller[CALLERS];
+    host_set_threads(3);
+    for (int t = 0; t < CALLERS; t++) CHECK(pthread_create(&caller[t], NULL, call, &wrong) == 0);
+    for (int t = 0; t < CALLERS; t++) pthread_join(caller[t], NULL);
+    CU_ASSERT_EQUAL(wrong, 0);
+    host_set_threads(0);
+}
+
+static void use_scratch(const void *what, int first, int n) {
+    atomic_int *wrong = *(atomic_int *const *)what;
+    for (int i = first; i < first + n; i++) {
+        float *mine = scratch(100 + i);
+        *wrong += (uintptr_t)mine % 64 != 0;
+        for (int at = 0; at < 100 + i; at++) mine[at] = i;
+        sched_yield();
+        for (int at = 0; at < 100 + i; at++) *wrong += mine[at] != i;
+    }
+}
+
+static void each_thread_has_working_memory_of_its_own(void) {
+    atomic_int wrong = 0, *what = &wrong;
+    host_set_threads(4);
+    host_share(INFINITY, 400, use_scratch, &what);
+    CU_ASSERT_EQUAL(wrong, 0);
+    host_set_threads(0);
+}
+
+const char *test_missing(const char *name) {
+#ifdef __SANITIZE_THREAD__
+    if (strstr(name, "child")) return "ThreadSanitizer lets no child start threads";
+#endif
+    (void)name;
+    return NULL;
+}
+
+/* It has none of its parent's threads. */
+static void a_child_computes_alone_and_can_have_a_team_of_its_own(void) {
+    Numbers a;
+    host_set_threads(3);
+    CHECK(missed(&a, INFINITY, MOST) == 0);
+    usleep(20000); /* nobody holds the lock */
+    const pid_t pid = fork();
+    if (!pid) {
+        int wrong = missed(&a, INFINITY, MOST) || a.others;
+        wrong |= host_set_threads(2) != 2 || missed(&a, INFINITY, MOST);
+        _exit(wrong);
+    }
+    int status;
+    CU_ASSERT_EQUAL(waitpid(pid, &status, 0), pid);
+    CU_ASSERT_EQUAL(status, 0);
+    host_set_threads(0);
+}
+
+CU_TestInfo tests[] = {
+    {"every number is done once by any team", every_number_is_done_once_by_any_team},
+    {"little is done by the caller alone", little_is_done_by_the_caller_alone},
+    {"all of the team take part asleep or not", all_of_the_team_take_part_asleep_or_not},
+    {"several threads call at once and loops hold loops", several_threads_call_at_once_and_loops_hold_loops},
+    {"each thread has working memory of its own", each_thread_has_working_memory_of_its_own},
+    {"a child computes alone and can have a team of its own", a_child_computes_alone_and_can_have_a_team_of_its_own},
+    CU_TEST_INFO_NULL,
+};
