@@ -1,0 +1,336 @@
+/* choose.c: what is decided before a task runs: on which machine, under which policy (section 4.3), and where every byte of
+ * it lies. What the flags leave open is searched for; a pipeline's stages agree. Read next: flexgen.c, the commands. */
+#include <errno.h>
+#include <math.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "batch.h"
+#include "choose.h"
+#include "device/net.h"
+
+// ---------------------------------------------------------------------------------------------------------------
+// The machine
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Of --gpu-mem, or of the whole GPU, what is left for the tier: the context and the workspaces take their part of it, and
+ * other programs may have taken theirs. */
+static size_t gpu_room(Gpu *gpu, size_t limit) {
+    size_t room = limit < gpu->total ? limit : gpu->total, taken = gpu->overhead + gpu->spare;
+    size_t used = gpu->in_use(gpu) + gpu->spare, left = used < gpu->total ? gpu->total - used : 0;
+    room = taken < room ? room - taken : 0;
+    return room < left ? room : left;
+}
+
+/* What the process takes besides the tiers when a task runs, apart from what it has by then: program, libraries, tokenizer,
+ * prompts. Measured with models from opt-125m to opt-1.3b and 1 to 32 threads, and rounded up:
+ *   threads   a stack and the kernels' working memory; where weights are loaded, a piece of them too
+ *   queues    of the lanes, and the buffers of the disk
+ *   slices    of a trace, with their two edges each when bench adds them up. */
+static size_t process_room(const TaskRun *run, size_t slices) {
+    enum { THREAD = 256 << 10, PIECE = 1 << 20, QUEUES = 12 << 20, EDGES = 2 * 24 };
+    const OptConfig *config = run->checkpoint ? &run->checkpoint->config : NULL;
+    const size_t packed = config ? (size_t)run->options->quant.group * config->h2 * sizeof(f16) : 0;
+    return QUEUES + (size_t)(NLANES + run->options->threads) * THREAD +
+           run->options->threads * (packed > PIECE ? packed : PIECE) + slices * (sizeof(Slice) + EDGES);
+}
+
+int trace_count(const TaskRun *run) { return run->stages.n ? run->stages.n : run->net ? run->net->stages : 1; }
+
+size_t process_planned(const TaskRun *run) {
+    const Plan *p = run->plan;
+    const size_t pages = (size_t)p->max_seqs * p->max_pages;
+    size_t slices = run->traced ? (size_t)p->sweeps * p->batches * (p->config.l + 2) * 2 * NLANES : 0;
+    if (run->options->trace && !(run->net && run->net->stage)) slices *= trace_count(run);
+    if (run->trace_limit && run->trace_limit < slices) slices = run->trace_limit;
+    return memory_peak() + process_room(run, slices) +
+           pages * (4 * (NLANES + 1) * sizeof(Move) + p->batches * 2 * sizeof(Staged));
+}
+
+/* Percent of what is free that a tier takes: room is left for the rest of the machine, for the page tables of the tiers
+ * (0.2%) and for notes about their pages (a few percent of them at most), and on the host device both upper tiers are one
+ * memory. */
+enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90 };
+
+/* What the disk has room for, and the address space too beside the other tiers, since the offload file is mapped. What the
+ * disk holds already of the checkpoint, which is not mapped, counts as free. */
+static int disk_room(size_t *room, const TaskRun *run, Error *err) {
+    const Options *o = run->options;
+    const size_t others[] = {process_room(run, run->trace_limit), run->gpu ? 0 : o->capacity[TIER_GPU],
+                             o->capacity[TIER_CPU]};
+    size_t mapped = address_available(NLANES);
+    struct statvfs disk;
+    if (statvfs(o->offload_dir, &disk))
+        return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
+    for (int i = 0; i < 3; i++) mapped = mapped > others[i] ? mapped - others[i] : 0;
+    *room = access(o->offload_dir, W_OK) ? 0 : (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
+    if (mapped < *room) *room = mapped;
+    for (int f = 0; run->checkpoint && f < run->checkpoint->nfiles; f++) *room += run->checkpoint->files[f].size;
+    return 0;
+}
+
+/* Capacities that were not given. The sim has what its file says. */
+static int fill_capacities(const TaskRun *run, Error *err) {
+    Options *o = run->options;
+    const Hardware *h = run->hardware;
+    const size_t available = memory_available(NLANES), taken = process_room(run, run->trace_limit);
+    const int neighbours = run->net ? imax(run->net->neighbours, 1) : 1; /* stages share the machine equally */
+    const size_t share = available / neighbours, memory = share > taken ? (share - taken) / 100 : 0;
+    size_t usual[NTIERS] = {memory * HOST_GPU_SHARE, memory * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)};
+    if (run->sim) usual[TIER_GPU] = (size_t)h->gmem, usual[TIER_CPU] = (size_t)h->cmem, usual[TIER_DISK] = (size_t)h->nmem;
+    if (run->gpu) o->capacity[TIER_GPU] = gpu_room(run->gpu, o->capacity[TIER_GPU]);
+    for (int t = 0; t < NTIERS; t++) {
+        if (o->capacity[t] != FROM_MACHINE) continue;
+        if (t == TIER_DISK && !run->sim && disk_room(&usual[t], run, err)) return -1;
+        o->capacity[t] = usual[t];
+    }
+    return 0;
+}
+
+/* Opens the GPU, where it is wanted or there, if the model's heads fit its attention. Without one the host device runs,
+ * unless the GPU was asked for. */
+static int choose_gpu(TaskRun *run, Error *err) {
+    const int head = run->checkpoint ? run->checkpoint->config.h1 / run->checkpoint->config.nh : 1;
+    if ((run->gpu = gpu_find(&run->no_gpu)) && head > run->gpu->max_head) {
+        fail(&run->no_gpu, EXIT_USAGE,
+             "the model's heads have %d elements, the GPU's attention has room for %d; use --device host", head,
+             run->gpu->max_head);
+        run->gpu->close(run->gpu);
+        run->gpu = NULL;
+    }
+    if (run->gpu) run->in_use_before = run->gpu->in_use(run->gpu);
+    if (run->gpu || !run->options->device) return 0;
+    *err = run->no_gpu;
+    return -1;
+}
+
+int choose_machine(TaskRun *run, bool on_paper, Error *err) {
+    enum { FOR_LANES = 2 };
+    Options *o = run->options;
+    run->hardware = xcalloc(1, sizeof *run->hardware);
+    run->sim = device_is(o, "sim") || (on_paper && o->hardware);
+    const bool all_cores = !o->threads;
+    o->threads = host_set_threads(o->threads);
+    if (run->sim && hardware_read(run->hardware, o->hardware, err)) return -1;
+    if (!run->sim && !device_is(o, "host") && !o->links && choose_gpu(run, err)) return -1;
+    if (run->gpu && all_cores) o->threads = host_set_threads(imax(o->threads - FOR_LANES, (o->threads + 1) / 2));
+    return fill_capacities(run, err);
+}
+
+int know_machine(const TaskRun *run, Error *err) {
+    const Options *o = run->options;
+    Hardware *h = run->hardware;
+    const ProfileSize size = profile_size(run->gpu, &run->checkpoint->config);
+    FILE *progress = isatty(STDERR_FILENO) ? stderr : NULL;
+    if (!run->sim &&
+        (o->hardware ? hardware_read(h, o->hardware, err)
+                     : profile_machine(h, &size, run->gpu, o->offload_dir, o->threads, o->capacity, progress, err)))
+        return -1;
+    double *const bdw[] = {h->ctog_bdw, h->gtoc_bdw, h->dtoc_bdw, h->ctod_bdw};
+    for (int c = CTOG; c <= CTOD; c++)
+        for (int stage = 0; o->link[c] > 0 && stage < 2; stage++) bdw[c][stage] = fmin(bdw[c][stage], o->link[c]);
+    return 0;
+}
+
+static Type act_type(const TaskRun *run) { return run->gpu || (run->sim && !run->hardware->shared_cores) ? F16 : F32; }
+
+// ---------------------------------------------------------------------------------------------------------------
+// The policy
+// ---------------------------------------------------------------------------------------------------------------
+
+int settle_compression(const TaskRun *run, Error *err) {
+    Options *o = run->options;
+    const Quant asked = o->quant, is = run->checkpoint->quant;
+    Policy *p = &o->policy;
+    if (o->compress_weight) p->weight_quant = asked;
+    if (o->compress_cache) p->cache_quant = asked;
+    if (is_sparse(p)) p->cpu_attention = true;
+    if (!is.bits) return 0;
+    if (o->compress_weight && (is.bits != asked.bits || is.group != asked.group))
+        return fail(err, EXIT_USAGE,
+                    "--compress-weight: the checkpoint's weights have %d bits in groups of %d; leave it out", is.bits,
+                    is.group);
+    p->weight_quant = is;
+    return 0;
+}
+
+Cluster cluster_of(const TaskRun *run) {
+    const Options *o = run->options;
+    const bool given = o->wire_bytes_s > 0;
+    return (Cluster){run->net ? run->net->stages : o->nodes, given ? o->wire_bytes_s : o->net_gbps * 1e9 / 8,
+                     given ? o->wire_delay_s : o->net_ms / 1000};
+}
+
+Search search_for(const TaskRun *run, const Task *task, bool one_block) {
+    const Options *o = run->options;
+    Search s = {.hardware = run->hardware,
+                .checkpoint = run->checkpoint,
+                .task = task,
+                .cluster = cluster_of(run),
+                .one_block = one_block,
+                .act_type = act_type(run),
+                .given = o->policy,
+                .fixed_groups = o->policy.groups > 0,
+                .fixed_gbs = o->policy.gbs > 0,
+                .fixed_batches = o->policy.num_gpu_batches > 0 || o->policy.schedule == SCHEDULE_ROW,
+                .fixed_schedule = o->fixed_schedule,
+                .fixed_attention = o->policy.cpu_attention,
+                .max_latency = o->max_latency};
+    if (o->allow_compression) s.allowed = o->quant;
+    memcpy(s.capacity, o->capacity, sizeof s.capacity);
+    memcpy(s.fixed, o->fixed, sizeof s.fixed);
+    if (!s.given.num_gpu_batches && s.fixed_batches) s.given.num_gpu_batches = 1;
+    return s;
+}
+
+/* Whether the flags say everything that the search would look for. */
+static bool all_given(const Search *s) {
+    bool all = s->fixed_gbs && s->fixed_batches && s->max_latency <= 0; /* a limit must be looked at */
+    for (int i = 0; i < 6; i++) all = all && s->fixed[i];
+    return all && !s->allowed.bits;
+}
+
+int find_policies(Found *found, int most, Search *s, Error *err) {
+    if (!all_given(s)) return policy_search(found, most, s, err);
+    if (fit_policy(&s->given, s->checkpoint, s->task, s->act_type, s->capacity, err)) return -1;
+    return found && policy_predict(found, s, err) ? -1 : 1;
+}
+
+/* The policy of a job whose lines somebody waits for: a shorter block, where that costs little. */
+static int find_sooner(Found *found, const Search *s, Error *err) {
+    Found best;
+    if (policy_sooner(&best, found, s, err) < 0) return -1;
+    if (found->latency < best.latency)
+        fprintf(
+            stderr,
+            "the first completions are expected after %.3g s; %.3g s would bring %.0f%% more throughput (--max-latency)\n",
+            found->latency, best.latency, 100 * (best.cost.throughput / found->cost.throughput - 1));
+    return 1;
+}
+
+/* The policy becomes what the flags give, or the best that is found. Something is expected of it where it was searched for
+ * or the machine is known anyway. */
+static int choose_policy(TaskRun *run, const Task *task, bool one_block, Error *err) {
+    Options *o = run->options;
+    Search search = search_for(run, task, one_block);
+    if (!all_given(&search) || run->sim || o->hardware) {
+        run->found = xcalloc(1, sizeof *run->found);
+        if (know_machine(run, err)) return -1;
+    }
+    const bool waits = run->completions && !all_given(&search) && search.max_latency <= 0;
+    if ((waits ? find_sooner(run->found, &search, err) : find_policies(run->found, 1, &search, err)) < 0) return -1;
+    o->policy = run->found ? run->found->policy : search.given;
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The plan
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Under which policy, and where every byte lies. */
+static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
+    const Options *o = run->options;
+    if (choose_policy(run, task, one_block, err)) return -1;
+    if (one_block) task->count = imin(task->count, block_size(&o->policy) * group_count(&o->policy));
+    run->plan = plan_make(run->checkpoint, &o->policy, task, act_type(run), err);
+    return run->plan ? plan_fits(run->plan, o->capacity, err) : -1;
+}
+
+bool follows(const TaskRun *run) { return run->net && run->net->stage; }
+
+/* Whether all stages of a pipeline have room for the task: each places the token table, if it has it. */
+static int fits_all(TaskRun *run, const Task *task, Error *err) {
+    Options *o = run->options;
+    if (run->stages.n) return stages_plan(&run->stages, &o->policy, task, act_type(run), o->capacity, err);
+    const int status = fit_policy(&o->policy, run->checkpoint, task, act_type(run), o->capacity, err);
+    return run->net->agree(run->net, status, err);
+}
+
+/* Prompts of a job that goes on are longer by what had been generated: where they do not fit any more, its batches become
+ * smaller than what was given. */
+static bool shrink_batches(const TaskRun *run, Policy *given) {
+    if (!run->completions || !completions_head(run->completions) || given->gbs < 2) return false;
+    given->gbs /= 2;
+    fprintf(stderr, "the longer prompts do not fit: going on with --gpu-batch-size %d\n", given->gbs);
+    return true;
+}
+
+/* The policy becomes what is given or found, by a search which believes that its machine has `less` less memory. */
+static int choose_smaller(TaskRun *run, const Policy *given, const Task *task, bool one_block, double less, Error *err) {
+    Options *o = run->options;
+    size_t capacity[NTIERS];
+    memcpy(capacity, o->capacity, sizeof capacity);
+    for (int t = 0; t < NTIERS; t++) o->capacity[t] = (size_t)(capacity[t] * (1 - less));
+    o->policy = *given;
+    free(run->found), run->found = NULL;
+    const int status = choose_policy(run, task, one_block, err);
+    memcpy(o->capacity, capacity, sizeof capacity);
+    return status;
+}
+
+/* The policy of a pipeline is the first stage's, for its own layers. Where another stage has less room, the search has to
+ * do with less memory, each time by twice as much. */
+static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err) {
+    enum { TRIES = 6 };
+    static const double least = .01;
+    Error why = {0};
+    Policy *p = &run->options->policy, given = *p;
+    Net *net = run->net;
+    const Search asked = search_for(run, task, one_block);
+    const bool leads = !follows(run), searches = !all_given(&asked);
+    for (int i = 0;; i++) {
+        int status = leads ? choose_smaller(run, &given, task, one_block, i ? least * (1 << i) : 0, err) : 0, again;
+        Task block = *task;
+        const bool chosen = !status;
+        if (net) status = net->agree(net, status, err) || net->share(net, p, sizeof *p, err);
+        if (one_block) block.count = imin(block.count, block_size(p) * group_count(p));
+        if (!status) status = fits_all(run, &block, err);
+        if (!status) task->count = block.count;
+        if (!status) return 0;
+        if (!i) why = *err; /* with all its memory */
+        again = leads && (searches ? chosen && i < TRIES : shrink_batches(run, &given));
+        if (net && net->share(net, &again, sizeof again, err)) return -1;
+        if (!again) return *err = why, -1;
+    }
+}
+
+/* What is expected of the policy that all stages have room for, if they have equal shares: the formulas know no others. */
+static int expect_pipeline(TaskRun *run, const Task *task, Error *err) {
+    Search part = search_for(run, task, false);
+    if (!run->found) return 0;
+    if (!run->options->stages.n) return policy_predict(run->found, &part, err);
+    free(run->found), run->found = NULL;
+    return 0;
+}
+
+/* The same in this process, for simulated machines; the first one's plan is the run's. */
+static int plan_stages(TaskRun *run, Task *task, bool one_block, Error *err) {
+    if (agree_on_policy(run, task, one_block, err)) return -1;
+    run->plan = run->stages.stage[0].plan;
+    run->options->policy = run->plan->policy; /* as it fits */
+    return expect_pipeline(run, task, err);
+}
+
+/* Each stage's own plan for the same task. */
+static int plan_stage(TaskRun *run, Task *task, bool one_block, Error *err) {
+    Net *net = run->net;
+    int status = choose_machine(run, false, err);
+    if (!status) status = settle_compression(run, err);
+    if (net->agree(net, status, err) || agree_on_policy(run, task, one_block, err)) return -1;
+    run->plan = plan_make(run->checkpoint, &run->options->policy, task, act_type(run), err);
+    if (!run->plan || plan_fits(run->plan, run->options->capacity, err) || expect_pipeline(run, task, err)) return -1;
+    return stage_print_plans(net, run->plan, run->first_layer, err);
+}
+
+int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
+    Options *o = run->options;
+    if (run->net) return plan_stage(run, task, one_block, err);
+    if (choose_machine(run, false, err) || settle_compression(run, err)) return -1;
+    if (run->stages.n) return plan_stages(run, task, one_block, err);
+    for (Policy given = o->policy;; o->policy = given) {
+        if (make_plan(run, task, one_block, err) == 0) return 0;
+        if (!shrink_batches(run, &given)) return -1;
+        plan_free(run->plan), free(run->found);
+        run->plan = NULL, run->found = NULL;
+    }
+}
