@@ -28,6 +28,7 @@ enum {
     HALF_N = NV * VL / 2,   /* the outputs of a part */
     HALF_K = 256,           /* and the columns of a block */
     DIRECT = 2,             /* rows that are multiplied without a panel */
+    SHORT = 2048,           /* columns: a row of w that ends before the processor foresees what follows */
     PACKED_N = 64,          /* packed weights: so many outputs lie side by side in a column's group */
     PACKED_K = 64           /* a panel is 16 KB, of a nearest cache of 32 or 48, once it is unpacked */
 };
@@ -48,7 +49,7 @@ typedef struct {
 
 /* v[t]: the t-th pair of n columns of VL rows of w, which are k apart; past row `last` that row again, whose sums are not
  * used. ahead: how far what is wanted later lies behind this, if the processor does not foresee it. */
-INLINE void turn_square(V v[VL], const f16 *w, size_t k, int last, const int n, const int ahead) {
+INLINE void turn_square(V v[VL], const f16 *w, size_t k, int last, const int n, const size_t ahead) {
     UNROLL
     for (int i = 0; i < VL; i++) {
         const f16 *from = w + imin(i, last) * k;
@@ -91,13 +92,14 @@ INLINE void pair_tile(float *sum, const float *x, const f16 *panel, int pairs, c
 
 /* The same of VL outputs, straight from w, for so few rows of x that a panel would not pay. */
 INLINE void direct_tile(float *sum, const float *x, const f16 *w, size_t k, int last, int nc, const int mr) {
+    const size_t ahead = k <= SHORT ? VL * k : 0; /* the next rows */
     V acc[DIRECT][2] = {{{0}}};
     for (int c = 0; c < nc; c += 2 * VL) {
         V v[VL];
         if (c + 2 * VL <= nc)
-            turn_square(v, w + c, k, last, 2 * VL, 0);
+            turn_square(v, w + c, k, last, 2 * VL, ahead);
         else
-            turn_square(v, w + c, k, last, nc - c, 0);
+            turn_square(v, w + c, k, last, nc - c, ahead);
         UNROLL
         for (int t = 0; t < VL; t++) {
             VH half[2];
