@@ -537,13 +537,13 @@ static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
 
 enum { QUERIES = 64, TILE = 16, TILES_MAX = 8, PREFILL_THREADS = QUERIES / TILE * WARP };
 
-/* For heads of up to 16 TILES elements: the keys of a tile, such that two blocks find room on a T4, and the elements from
- * one row to the next in shared memory. Eight rows that load_matrices reads at once are in different banks, since rows are
- * an odd number of 16 bytes apart. */
+/* For heads of up to TILES times 16 elements. KEYS: such that an SM has registers for three blocks, and a T4's has shared
+ * memory for two. LD: from one row to the next in shared memory; an odd number of 16 bytes, so that the eight rows that
+ * load_matrices reads at once lie in different banks. */
 template <int TILES>
 constexpr int KEYS = TILES <= 6 ? 64 : 32;
 template <int TILES>
-constexpr int LD = TILES *TILE + 8;
+constexpr int LD = 8 + TILES *TILE;
 
 /* The sequence that a block's tile of queries belongs to, and which of its tiles it is. Sequence r has the numbers from
  * start[r] / QUERIES + r on: at least as many as it needs. */
@@ -553,8 +553,8 @@ static __device__ int find_tile(int *tile, const int *start, int nseq, int numbe
     return r;
 }
 
-/* to[r][c] = from[r][c] for ROWS rows, zeros from row n and column hd on; there once the block has waited. LANES threads
- * share a row, as many as its length allows. */
+/* to[r][c] = from[r][c] for ROWS rows, zeros from row n and column hd on. It is there after wait_for_tile. LANES threads
+ * share a row, as many as its pieces of 16 bytes can be dealt to. wide: hd is TILES TILE. */
 template <int TILES, int ROWS>
 static __device__ void load_tile(half *to, const half *from, int from_ld, int n, int hd, bool wide) {
     const int LANES = TILES * 2 & -(TILES * 2), STEP = PREFILL_THREADS / LANES;
@@ -573,7 +573,7 @@ static __device__ void load_tile(half *to, const half *from, int from_ld, int n,
                 *(Half8 *)(to + r * LD<TILES> + c) = load8(from + c, r < n ? hd - c : 0, false);
 }
 
-/* What all threads of the block have loaded is there for all, and what they have read may be overwritten. */
+/* Afterwards what any thread of the block has loaded is there for all, and what any has read before may be overwritten. */
 static __device__ void wait_for_tile(void) {
     wait_for_copies();
     __syncthreads();
@@ -589,7 +589,7 @@ static __device__ void score_keys(float score[][4], const unsigned query[][4], c
         for (int i = 0; i < 4; i++) score[n][i] = score[n + 1][i] = 0;
 #pragma unroll
         for (int d = 0; d < TILES; d++) {
-            unsigned key[4]; /* of 8 keys the elements d TILE .. + 7 and .. + 15, then of the next 8 */
+            unsigned key[4]; /* of 8 keys the first and the second 8 of the elements from d TILE on; of the next 8 keys */
             load_matrices(key, row + n * 8 * LD<TILES> + d * TILE);
             multiply_add(score[n], query[d], key);
             multiply_add(score[n + 1], query[d], key + 2);
@@ -597,8 +597,8 @@ static __device__ void score_keys(float score[][4], const unsigned query[][4], c
     }
 }
 
-/* A step of the online softmax for a lane's share of two queries. Scores become weights e^(score - largest); scale has a
- * factor log2(e) in it, as powers of 2 are what the GPU computes. */
+/* A step of the online softmax for the two queries of which a lane has a share. Scores become weights; scale has the factor
+ * log2(e), since a GPU computes powers of 2. */
 template <int TILES>
 static __device__ void weigh_keys(float score[][4], float out[][4], float sum[2], float largest[2], float scale) {
 #pragma unroll
@@ -636,7 +636,7 @@ static __device__ void add_values(float out[][4], const float weight[][4], const
         for (int i = 0; i < 4; i++) a[i] = pack_halfs(weight[n + i / 2][i % 2 * 2], weight[n + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
         for (int d = 0; d < TILES; d++) {
-            unsigned value[4]; /* of 8 tokens and the next 8 the elements d TILE .. + 7, then of both the next 8 elements */
+            unsigned value[4]; /* of the first and the second 8 tokens 8 elements from d TILE on; the next 8 elements */
             load_transposed(value, row + n * 8 * LD<TILES> + d * TILE);
             multiply_add(out[2 * d], a, value);
             multiply_add(out[2 * d + 1], a, value + 2);
@@ -644,56 +644,73 @@ static __device__ void add_values(float out[][4], const float weight[][4], const
     }
 }
 
-/* TILES: head size over TILE, rounded up. The block's number counts the query tiles of all the sequences. */
+/* The warp's 16 queries, of the block's n, come through shared memory, which has room for QUERIES rows. */
 template <int TILES>
-static __global__ void __launch_bounds__(PREFILL_THREADS) attend_prefill_kernel(Prefill p, bool wide) {
-    const int h1 = p.h1, hd = p.h1 / p.nh, *start = p.start;
-    const float scale = rsqrtf((float)hd) * 1.44269504f; /* log2(e) */
-    __shared__ __align__(16) half keys[2 * KEYS<TILES> * LD<TILES>];
-    half *values = keys + KEYS<TILES> * LD<TILES>;
-    int tile, r = find_tile(&tile, start, p.nseq, blockIdx.x), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    int first = tile * QUERIES, seen = min(start[r + 1] - start[r], first + QUERIES), head = blockIdx.y * hd;
-    if (first >= seen) return;
-
-    unsigned query[TILES][4];
-    half *mine = keys + warp * TILE * LD<TILES>; /* the warp's queries on their way in, its results on their way out */
-    load_tile<TILES, QUERIES>(keys, (const half *)p.q + (size_t)(start[r] + first) * h1 + head, h1, seen - first, hd, wide);
+static __device__ void load_queries(unsigned query[][4], half *shared, const half *from, int h1, int n, int hd, bool wide) {
+    int lane = threadIdx.x % WARP, first = threadIdx.x / WARP * TILE;
+    load_tile<TILES, QUERIES>(shared, from, h1, n, hd, wide);
     wait_for_tile();
-    for (int d = 0; d < TILES; d++) load_matrices(query[d], mine + lane % 16 * LD<TILES> + d * TILE + lane / 16 * 8);
+#pragma unroll
+    for (int d = 0; d < TILES; d++)
+        load_matrices(query[d], shared + (first + lane % 16) * LD<TILES> + d * TILE + lane / 16 * 8);
     __syncthreads();
+}
 
-    const half *k = (const half *)p.kv + (size_t)start[r] * 2 * h1 + head;
-    int pos = first + warp * TILE + lane / 4, column = lane % 4 * 2; /* a lane has queries pos and pos + 8 */
-    float out[2 * TILES][4] = {}, sum[2] = {}, largest[2] = {-INFINITY, -INFINITY};
-    load_tile<TILES, KEYS<TILES>>(keys, k, 2 * h1, seen, hd, wide);
-    for (int t0 = 0; t0 < seen; t0 += KEYS<TILES>) {
-        float score[KEYS<TILES> / 8][4];
-        wait_for_tile(); /* for the keys */
-        load_tile<TILES, KEYS<TILES>>(values, k + h1, 2 * h1, seen - t0, hd, wide);
-        score_keys<TILES>(score, query, keys);
-        if (t0 + KEYS < TILES >>
-            pos + 1) /* the tile reaches beyond the query itself; all see token 0, so `largest` is finite */
-            for (int i = 0; i < KEYS<TILES> / 2; i++)
-                if (t0 + i / 4 * 8 + column + i % 2 > pos + i % 4 / 2 * 8) score[i / 4][i % 4] = -INFINITY;
-        weigh_keys<TILES>(score, out, sum, largest, scale);
-        wait_for_tile(); /* for the values */
-        k += KEYS<TILES> * 2 * h1;
-        if (t0 + KEYS<TILES> < seen) load_tile<TILES, KEYS<TILES>>(keys, k, 2 * h1, seen - t0 - KEYS<TILES>, hd, wide);
-        add_values<TILES>(out, score, values);
-    }
-
-    __syncthreads();
+/* Their results go back the same way. */
+template <int TILES>
+static __device__ void store_results(half *to, half *shared, const float out[][4], const float sum[2], int h1, int n,
+                                     int hd, bool wide) {
+    int lane = threadIdx.x % WARP, first = threadIdx.x / WARP * TILE;
+    __syncthreads(); /* nobody needs the values any more */
+#pragma unroll
     for (int q = 0; q < 2; q++) {
         float share = 1 / warp_reduce<Add>(sum[q], 1, 4);
-        unsigned *to = (unsigned *)(mine + (lane / 4 + q * 8) * LD<TILES> + column);
-        for (int d = 0; d < 2 * TILES; d++) to[d * 4] = pack_halfs(out[d][2 * q] * share, out[d][2 * q + 1] * share);
+        half *row = shared + (first + lane / 4 + q * 8) * LD<TILES> + lane % 4 * 2;
+#pragma unroll
+        for (int d = 0; d < 2 * TILES; d++)
+            *(unsigned *)(row + d * 8) = pack_halfs(out[d][2 * q] * share, out[d][2 * q + 1] * share);
     }
     __syncwarp();
     for (int i = lane; i < TILE * TILES * 2; i += WARP) {
-        int row = warp * TILE + i / (TILES * 2), c = i % (TILES * 2) * 8;
-        store8((half *)p.o + (size_t)(start[r] + first + row) * h1 + head + c, *(Half8 *)(keys + row * LD<TILES> + c),
-               first + row < seen ? hd - c : 0, wide);
+        int r = first + i / (TILES * 2), c = i % (TILES * 2) * 8;
+        store8(to + (size_t)r * h1 + c, *(Half8 *)(shared + r * LD<TILES> + c), r < n ? hd - c : 0, wide);
     }
+}
+
+/* TILES: head size over TILE, rounded up. The block's number counts the query tiles of all the sequences. */
+template <int TILES>
+static __global__ void __launch_bounds__(PREFILL_THREADS) attend_prefill_kernel(Prefill p, bool wide) {
+    const int STEP = KEYS<TILES>, h1 = p.h1, hd = p.h1 / p.nh, *start = p.start;
+    const float scale = rsqrtf((float)hd) * 1.44269504f; /* log2(e) */
+    __shared__ __align__(16) half keys[2 * STEP * LD<TILES>];
+    half *values = keys + STEP * LD<TILES>;
+    int tile, r = find_tile(&tile, start, p.nseq, blockIdx.x), head = blockIdx.y * hd;
+    int first = tile * QUERIES, seen = min(start[r + 1] - start[r], first + QUERIES); /* keys, by the last query */
+    if (first >= seen) return;
+    size_t at = (size_t)(start[r] + first) * h1 + head;
+    const half *k = (const half *)p.kv + (size_t)start[r] * 2 * h1 + head;
+    /* a lane has the queries pos and pos + 8, and of each 8 keys column and column + 1 */
+    int pos = first + threadIdx.x / WARP * TILE + threadIdx.x % WARP / 4, column = threadIdx.x % 4 * 2;
+
+    unsigned query[TILES][4];
+    float out[2 * TILES][4] = {}, sum[2] = {}, largest[2] = {-INFINITY, -INFINITY};
+    load_queries<TILES>(query, keys, (const half *)p.q + at, h1, seen - first, hd, wide);
+    load_tile<TILES, STEP>(keys, k, 2 * h1, seen, hd, wide);
+    for (int t0 = 0; t0 < seen; t0 += STEP, k += STEP * 2 * h1) {
+        float score[STEP / 8][4];
+        wait_for_tile(); /* the keys */
+        load_tile<TILES, STEP>(values, k + h1, 2 * h1, seen - t0, hd, wide);
+        score_keys<TILES>(score, query, keys);
+        if (pos < t0 + STEP - 1) /* some come later than the query; token 0 never does, so `largest` will be finite */
+#pragma unroll
+            for (int i = 0; i < STEP / 2; i++)
+                if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 > pos - t0 - column) score[i / 4][i % 4] = -INFINITY;
+        weigh_keys<TILES>(score, out, sum, largest, scale);
+        wait_for_tile(); /* the values */
+        if (t0 + STEP < seen) load_tile<TILES, STEP>(keys, k + STEP * 2 * h1, 2 * h1, seen - t0 - STEP, hd, wide);
+        add_values<TILES>(out, score, values);
+    }
+    store_results<TILES>((half *)p.o + at, keys, out, sum, h1, seen - first, hd, wide);
 }
 
 typedef void (*PrefillKernel)(Prefill, bool);
