@@ -537,13 +537,13 @@ static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
 
 enum { QUERIES = 64, TILE = 16, TILES_MAX = 8, PREFILL_THREADS = QUERIES / TILE * WARP };
 
-/* For heads of up to TILES times 16 elements. KEYS: such that an SM has registers for three blocks, and a T4's has shared
- * memory for two. LD: from one row to the next in shared memory; an odd number of 16 bytes, so that the eight rows that
+/* For heads of up to TILES times 16 elements. KEYS: such that registers suffice, and the shared memory of an SM of a T4 for
+ * two blocks. LD: from one row to the next in shared memory, an odd number of 16 bytes, so that the eight rows that
  * load_matrices reads at once lie in different banks. */
 template <int TILES>
 constexpr int KEYS = TILES <= 6 ? 64 : 32;
 template <int TILES>
-constexpr int LD = 8 + TILES *TILE;
+constexpr int LD = (2 * TILES + 1) * 8;
 
 /* The sequence that a block's tile of queries belongs to, and which of its tiles it is. Sequence r has the numbers from
  * start[r] / QUERIES + r on: at least as many as it needs. */

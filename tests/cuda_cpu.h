@@ -9,6 +9,7 @@
  * are tagged, so that the host cannot follow them, and kernels get them untagged as arguments, inside a struct too.
  *   ThreadSanitizer takes a CUDA thread for a thread, and only barriers, events and syncs order anything: where one is
  * missing it finds a race. AddressSanitizer checks all bounds, of shared arrays too; kernels then run one at a time.
+ *   An asynchronous copy into shared memory leaves NaN there until it is waited for.
  *
  * Environment, read at the start:
  *   CUDA_CPU_STRICT=1              abort on a refused call, a kernel that nobody asked about before its first launch,
