@@ -5,7 +5,8 @@
  * tiers, plans or schedules, and after opening nothing is allocated but what cuBLAS notes of a product's shape. The whole
  * device is never synchronized: a stream waits for events of others, a thread for one event.
  *   One order of sums   A row's result may not depend on its place in a batch. Attention therefore cuts a sequence at fixed
- * tokens, whoever else is there, and cuBLAS is asked by shape alone, so that one shape always meets one algorithm.
+ * tokens, whoever else is there, products with packed weights cut the columns by the matrix, and cuBLAS is asked by shape
+ * alone, so that one shape always meets one algorithm.
  *   Memory   Everything but weights is small beside K and V and the matrices. Kernels read those once, and in 16-byte
  * pieces where the length of a row allows it (`wide`).
  * Read next: cost/hardware.c, a machine as numbers. */
@@ -16,6 +17,7 @@
 #include <time.h>
 
 #include "device/device.h"
+#include "device/tensor_core.h"
 
 enum { WARP = 32, THREADS = 256, MOST_THREADS = 1024 };
 
@@ -505,11 +507,8 @@ static __global__ void bias_kernel(half *y, size_t y_ld, const half *b, bool rel
     }
 }
 
-static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
-    CudaGpu *g = cuda(gpu);
-    CHECK(lane_channel[lane] == GPU && !p->quant.bits && (!p->residual || (p->residual == p->y && !p->relu)));
+static int blas_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
     CHECK((!p->relu || p->b) && (p->y_type == F16 || !p->b));
-    if (!p->m) return 0;
     Known *known = find_product(g, lane, p, err);
     if (!known) return -1;
     const float one = 1, keep = p->residual ? 1 : 0;
@@ -521,6 +520,222 @@ static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
     if (!p->b || known->fused) return 0;
     bias_kernel<<<p->m, row_threads(p->n), 0, g->stream[lane]>>>((half *)p->y, p->y_ld, (const half *)p->b, p->relu, p->n);
     return launched("bias", err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// linear with packed weights, of a few rows
+//
+// Such a product is as fast as its weights are read, and packed they are a quarter as many bytes as F16. So nothing but the
+// packed bytes moves: they are unpacked into the registers from which tensor cores take them. These give, for 16 outputs
+// and 8 rows of x at a time,
+//
+//     sum (16 outputs, 8 rows) += w (16 outputs, 16 columns) x^T (16 columns, 8 rows)
+//
+// A lane's share of w is, in four columns, outputs g and g + 8 of the 16, where g = lane / 4. Word g of a group's codes has
+// 8 outputs of one column: it is a lane's share of four such w at once, which together are all outputs of a group. Which
+// columns a lane has does not matter, if x is dealt like w; it has eight neighbours, so that x is read 16 bytes at a time.
+//     A block has two rows of groups and four warps for each, which read the same x. The columns are dealt to its four
+//     warps
+// and, where there are few outputs, to several blocks, 64 at a time; by n and k alone, and sums of parts are added in one
+// order: so the bits of a row depend on no other row.
+// ---------------------------------------------------------------------------------------------------------------
+
+enum {
+    FEW = 8,     /* rows of x in an instruction */
+    SIDES = 2,   /* rows of groups of a block */
+    SLICES = 4,  /* warps that share one */
+    TILES_X = 4, /* times FEW rows of x in a block at most */
+    BLOCKS =
+        256, /* two on each multiprocessor of a large GPU; where outputs alone would give fewer, columns are dealt too */
+    WORDS = COLUMNS * GROUP_WORDS,         /* of COLUMNS columns of a row of groups */
+    AHEAD = (WORDS / 4 + WARP - 1) / WARP, /* 16-byte pieces of them that a lane reads */
+    SUMS = 16                              /* of a lane for FEW rows of x: 4 (16, FEW) matrices' */
+};
+enum { HEIGHT = (PACKED_ROWS + TILES_X * FEW - 1) / (TILES_X * FEW) }; /* blocks that share weights and have other rows */
+static_assert(HEIGHT * BLOCKS * SIDES * TILES_X * SUMS * WARP * sizeof(float) <= WORKSPACE, "room for partial sums");
+
+/* How many of the blocks that share outputs have come; 0 between kernels. Of PROJECT and FINISH, which run side by side. */
+static __device__ unsigned arrived[2][HEIGHT * BLOCKS];
+
+/* The next columns' words, `left` of which there are, and zeros behind them: groups of zeros, which stand for zeros. */
+static __device__ void load_ahead(uint4 ahead[AHEAD], const unsigned *from, int left, bool wide) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        int at = (i * WARP + (int)threadIdx.x % WARP) * 4, n = min(left, (int)WORDS) - at;
+        unsigned *word = (unsigned *)&ahead[i];
+        ahead[i] = make_uint4(0, 0, 0, 0);
+        if (wide && n > 0) ahead[i] = *(const uint4 *)(from + at);
+        for (int j = 0; j < 4 && !wide; j++)
+            if (j < n) word[j] = from[at + j];
+    }
+}
+
+/* As bits, min + scale * code for two columns. DIFFERS: quant.c rounds the sum to a float first, so that where min is more
+ * than 2^12 scales a number may be the other neighbour of one that lies in the middle of two halfs. */
+static __device__ unsigned unpack_two(half2 codes, half2 scale, half2 min) {
+    half2 x = __hfma2(codes, scale, min);
+    return *(unsigned *)&x;
+}
+
+/* Words 2 pair, 2 pair + 1 of what a lane has of four w: from two neighbours, of which `group` is the first. Half of a word
+ * is put into the low bits of 1024, whose last place is 1: code or 16 code above it. */
+static __device__ void unpack_pair(unsigned w[4][4], int pair, const unsigned *group, int word) {
+    const unsigned first = group[1 + word], second = group[GROUP_WORDS + 1 + word];
+    const unsigned min_bits = __byte_perm(group[0], group[GROUP_WORDS], 0x5410),
+                   scale_bits = __byte_perm(group[0], group[GROUP_WORDS], 0x7632);
+    const half2 min = *(const half2 *)&min_bits, scale = *(const half2 *)&scale_bits;
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+        unsigned both = __byte_perm(first, second, 0x0400 + 0x0101 * u); /* byte u of each */
+        unsigned low = (both & 0x000f000f) | 0x64006400, high = (both & 0x00f000f0) | 0x64006400;
+        half2 code = __hsub2(*(half2 *)&low, __float2half2_rn(1024)),
+              code_below = __hfma2(*(half2 *)&high, __float2half2_rn(1.f / 16), __float2half2_rn(-64));
+        w[u][2 * pair] = unpack_two(code, scale, min), w[u][2 * pair + 1] = unpack_two(code_below, scale, min);
+    }
+}
+
+/* sum += COLUMNS columns of w, whose words are at `groups` in shared memory, times x, of which the first `left` are there;
+ * by one warp. x: row 0 of `rows`. */
+template <int TILES>
+static __device__ void multiply_columns(float sum[TILES * SUMS], const unsigned *groups, const half *x, size_t x_ld,
+                                        int rows, int left, bool wide) {
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+#pragma unroll 1
+    for (int c = t * 8; c < COLUMNS; c += 32) {
+        Half8 mine[TILES];
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            int row = i * FEW + g;
+            mine[i] = load8(x + row * x_ld + c, row < rows ? left - c : 0, wide);
+        }
+#pragma unroll
+        for (int half_of_8 = 0; half_of_8 < 2; half_of_8++) {
+            const unsigned *group = groups + (c + half_of_8 * 4) * GROUP_WORDS;
+            unsigned w[4][4];
+            unpack_pair(w, 0, group, g), unpack_pair(w, 1, group + 2 * GROUP_WORDS, g);
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+#pragma unroll
+                for (int u = 0; u < 4; u++)
+                    multiply_add(sum + i * SUMS + u * 4, w[u], (const unsigned *)&mine[i] + 2 * half_of_8);
+        }
+    }
+}
+
+/* Adds up what the block's warps have of each row of groups: half of them leave it to the other half, until slice 0 has all
+ * of it. By the whole block, which has used `shared` before. */
+template <int N>
+static __device__ void add_slices(float (&sum)[N], float *shared, int side, int slice) {
+#pragma unroll
+    for (int left = SLICES / 2; left; left /= 2) {
+        float *at = shared + (slice % left * SIDES + side) * N * WARP + threadIdx.x % WARP;
+        __syncthreads();
+        if (slice >= left && slice < 2 * left)
+#pragma unroll
+            for (int i = 0; i < N; i++) at[i * WARP] = sum[i];
+        __syncthreads();
+        if (slice < left)
+#pragma unroll
+            for (int i = 0; i < N; i++) sum[i] += at[i * WARP];
+    }
+}
+
+/* The same for blocks that share a row of groups. The warp that comes last has the sum of all, in their order; for the
+ * others it is false. */
+template <int N>
+static __device__ bool add_blocks(float (&sum)[N], float *partial, unsigned *count) {
+    volatile float *at = partial + threadIdx.x % WARP;
+    unsigned blocks = gridDim.z, before = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) at[(blockIdx.z * N + i) * WARP] = sum[i];
+    __threadfence();
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) before = atomicInc(count, blocks - 1); /* which makes 0 of the last */
+    if (__shfl_sync(0xffffffff, before, 0) != blocks - 1) return false;
+    __threadfence();
+#pragma unroll
+    for (int i = 0; i < N; i++) sum[i] = at[i * WARP];
+    for (unsigned b = 1; b < blocks; b++)
+#pragma unroll
+        for (int i = 0; i < N; i++) sum[i] += at[(b * N + i) * WARP];
+    return true;
+}
+
+/* The outputs of a row of groups for rows `first` and on. */
+template <int TILES>
+static __device__ void store_outputs(const Product &p, const float sum[TILES * SUMS], int group, int first) {
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, top = group * GROUP + g / 4 * 32 + g % 4 * 4;
+#pragma unroll
+    for (int i = 0; i < TILES * SUMS; i++) {
+        int tile = i / SUMS, u = i / 4 % 4, row = first + tile * FEW + 2 * t + i % 2, col = top + u + i % 4 / 2 * 16;
+        if (row >= p.m || col >= p.n) continue;
+        half *y = (half *)p.y + row * p.y_ld + col;
+        float v = sum[i];
+        if (p.b) v += __half2float(((const half *)p.b)[col]);
+        if (p.relu && v < 0) v = 0;
+        if (p.residual) v += __half2float(*y);
+        *y = __float2half(v);
+    }
+}
+
+/* TILES FEW rows of x in a block. Block (which rows, which rows of groups, which of the blocks that share these). */
+template <int TILES>
+static __global__ void __launch_bounds__(SIDES *SLICES *WARP, 2)
+    packed_linear_kernel(Product p, float *partial, int lane_of_two, bool wide) {
+    const int SHARED = SIDES * SLICES * WORDS,
+              ROOM = SHARED > 2 * SIDES * TILES * SUMS * WARP ? SHARED : 2 * SIDES * TILES * SUMS * WARP;
+    __shared__ __align__(16) unsigned room[ROOM]; /* a warp's columns; then sums */
+    const int warp = threadIdx.x / WARP, side = warp % SIDES, slice = warp / SIDES, first = blockIdx.x * TILES * FEW;
+    const int group = blockIdx.y * SIDES + side, step = gridDim.z * SLICES * COLUMNS;
+    const int k = group * GROUP < p.n ? p.k : 0; /* of an odd number of rows of groups the last has no other beside it */
+    const unsigned *w = (const unsigned *)p.w + (size_t)group * p.k * GROUP_WORDS;
+    const half *x = (const half *)p.x + (size_t)first * p.k;
+    unsigned *mine = room + warp * WORDS;
+    float sum[TILES * SUMS] = {};
+    uint4 ahead[AHEAD];
+    int c = (blockIdx.z * SLICES + slice) * COLUMNS;
+    load_ahead(ahead, w + c * GROUP_WORDS, (k - c) * GROUP_WORDS, wide);
+    for (; c < k; c += step) {
+        __syncwarp(); /* the columns before have been used */
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int at = (i * WARP + (int)threadIdx.x % WARP) * 4;
+            if (at < WORDS) *(uint4 *)(mine + at) = ahead[i];
+        }
+        __syncwarp();
+        load_ahead(ahead, w + (c + step) * GROUP_WORDS, (k - c - step) * GROUP_WORDS, wide);
+        multiply_columns<TILES>(sum, mine, x + c, p.k, p.m - first, k - c, wide);
+    }
+    add_slices(sum, (float *)room, side, slice);
+    if (slice || group * GROUP >= p.n) return;
+    int place = (blockIdx.x * gridDim.y + blockIdx.y) * SIDES + side;
+    partial += (size_t)place * gridDim.z * TILES * SUMS * WARP;
+    if (gridDim.z > 1 && !add_blocks(sum, partial, &arrived[lane_of_two][place])) return;
+    store_outputs<TILES>(p, sum, group, first);
+}
+
+typedef void (*PackedKernel)(Product, float *, int, bool);
+static const PackedKernel packed_kernels[] = {packed_linear_kernel<1>, packed_linear_kernel<2>,
+                                              packed_linear_kernel<TILES_X>};
+
+static int packed_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
+    CHECK(p->m <= PACKED_ROWS && takes_packed(p->quant) && p->y_type == F16);
+    const int tiles = p->m <= FEW       ? 1
+                      : p->m <= 2 * FEW ? 2
+                                        : TILES_X,
+              across = (p->n + SIDES * GROUP - 1) / (SIDES * GROUP);
+    const int columns = (p->k + COLUMNS - 1) / COLUMNS, blocks = imax(1, imin(BLOCKS / across, columns / SLICES));
+    const dim3 grid((p->m + tiles * FEW - 1) / (tiles * FEW), across, blocks);
+    float *partial = (float *)(g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0));
+    const PackedKernel kernel = packed_kernels[tiles / 2];
+    kernel<<<grid, SIDES * SLICES * WARP, 0, g->stream[lane]>>>(*p, partial, lane == FINISH, eights(p->k));
+    return launched("linear with packed weights", err);
+}
+
+static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
+    CHECK(lane_channel[lane] == GPU && (!p->residual || (p->residual == p->y && !p->relu)));
+    if (!p->m) return 0;
+    return (p->quant.bits ? packed_linear : blas_linear)(cuda(gpu), lane, p, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -1302,7 +1517,8 @@ static int load_kernels(Error *err) {
             if (!status)
                 status = checked(cudaFuncGetAttributes(&attributes, (const void *)kernel), "looking for its code", err);
     };
-    load(others), load(prefill_kernels), load(attend_kernels), load(score_kernels), load(weigh_kernels);
+    load(others), load(packed_kernels), load(prefill_kernels), load(attend_kernels), load(score_kernels),
+        load(weigh_kernels);
     return status;
 }
 

@@ -401,8 +401,22 @@ inline half to_half(float f) {
     return ::__float2half(f);
 #endif
 }
+/* Rounded once: a float takes what a half has no place for, and of what that loses the last bit keeps a trace. */
+inline half rounded_once(double d) {
+    float f = (float)d;
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    if (f != d && fabs(f) > fabs(d)) bits--; /* towards 0 */
+    if (f != d && d == d) bits |= 1;
+    return memcpy(&f, &bits, 4), to_half(f);
+}
 inline float2 to_floats(half2 h) { return {to_float(h.x), to_float(h.y)}; }
 inline half2 to_halfs(float a, float b) { return half2(to_half(a), to_half(b)); }
+/* a b + c; the product is exact. */
+inline half2 multiply_add2(half2 a, half2 b, half2 c) {
+    float2 x = to_floats(a), y = to_floats(b), z = to_floats(c);
+    return half2(rounded_once((double)x.x * y.x + z.x), rounded_once((double)x.y * y.y + z.y));
+}
 template <class To, class From>
 To bit_cast(From from) {
     To to;
@@ -422,8 +436,19 @@ To bit_cast(From from) {
 #define __float2half(f) cuda_cpu::to_half(f)
 #define __half22float2(h) cuda_cpu::to_floats(h)
 #define __floats2half2_rn(a, b) cuda_cpu::to_halfs(a, b)
+#define __hfma2(a, b, c) cuda_cpu::multiply_add2(a, b, c)
+#define __hsub2(a, b) cuda_cpu::multiply_add2(b, half2(cuda_cpu::to_half(-1.f), cuda_cpu::to_half(-1.f)), a)
+#define __float2half2_rn(f) cuda_cpu::to_halfs(f, f)
+#define __threadfence() (void)0 /* the blocks of a kernel run one after another */
 using std::max;
 using std::min;
+inline unsigned atomicInc(unsigned *p, unsigned most) { return *p == most ? std::exchange(*p, 0) : (*p)++; }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
+    uint64_t both = a | (uint64_t)b << 32;
+    unsigned bytes = 0;
+    for (int i = 0; i < 4; i++) bytes |= unsigned(both >> (select >> 4 * i & 7) * 8 & 255) << 8 * i;
+    return bytes;
+}
 inline int atomicExch(int *p, int v) { return __atomic_exchange_n(p, v, __ATOMIC_RELAXED); }
 inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 inline unsigned __float_as_uint(float f) { return cuda_cpu::bit_cast<unsigned>(f); }
@@ -500,7 +525,34 @@ CUDA_CPU_UNSEEN void multiply(float *d, const half *a, const half *b, const floa
     me->tile[0] = a, me->tile[1] = b, me->tile[2] = c, me->product = d;
     if (last_of_warp(~0u, MULTIPLY, line)) multiply_tiles(me - me->lane), let_go(~0u);
 }
+
+/* d (16, 8) += a (16, 16) b (16, 8), dealt to lanes as the PTX ISA says. Element (i, j) of an 8 x 8 part is in lane i * 4 +
+ * j / 2; of b, with i and j in each other's place. */
+CUDA_CPU_UNSEEN void multiply_fragments(const Thread *warp) {
+    float a[16][16], b[16][8];
+    for (int l = 0; l < 32; l++)
+        for (int i = 0; i < 8; i++) { /* half i of a lane: two neighbours in each of four words */
+            int row = l / 4 + i / 2 % 2 * 8, col = l % 4 * 2 + i % 2 + i / 4 * 8;
+            a[row][col] = bits_to_float(((const uint16_t *)warp[l].tile[0])[i]);
+            if (i < 4) b[l % 4 * 2 + i % 2 + i / 2 * 8][l / 4] = bits_to_float(((const uint16_t *)warp[l].tile[1])[i]);
+        }
+    for (int l = 0; l < 32; l++)
+        for (int i = 0; i < 4; i++) {
+            float sum = warp[l].product[i];
+            for (int k = 0; k < 16; k++) sum += a[l / 4 + i / 2 * 8][k] * b[k][l % 4 * 2 + i % 2];
+            warp[l].product[i] = sum;
+        }
+}
+CUDA_CPU_UNSEEN void multiply_add(float *d, const unsigned *a, const unsigned *b, int line) {
+    Thread *me = blk.cur;
+    me->tile[0] = a, me->tile[1] = b, me->product = d;
+    if (last_of_warp(~0u, MULTIPLY, line)) multiply_fragments(me - me->lane), let_go(~0u);
+}
 }  // namespace cuda_cpu
+
+inline void multiply_add(float d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
+    cuda_cpu::multiply_add(d, a, b, line);
+}
 
 namespace nvcuda::wmma {
 template <class Use, int M, int N, int K, class T, class Layout>
