@@ -542,193 +542,219 @@ static int blas_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
 
 enum {
     FEW = 8,     /* rows of x in an instruction */
+    TILES_X = 4, /* times FEW rows of x in a block at most */
     SIDES = 2,   /* rows of groups of a block */
     SLICES = 4,  /* warps that share one */
-    TILES_X = 4, /* times FEW rows of x in a block at most */
-    BLOCKS =
-        256, /* two on each multiprocessor of a large GPU; where outputs alone would give fewer, columns are dealt too */
+    OUTPUTS = SIDES * GROUP,
+    BLOCKS = 256, /* two on each multiprocessor of a large GPU; where outputs give fewer, blocks share columns */
     WORDS = COLUMNS * GROUP_WORDS,         /* of COLUMNS columns of a row of groups */
     AHEAD = (WORDS / 4 + WARP - 1) / WARP, /* 16-byte pieces of them that a lane reads */
-    SUMS = 16                              /* of a lane for FEW rows of x: 4 (16, FEW) matrices' */
+    SUMS = 16,                             /* of a lane for FEW rows of x: of four (16, FEW) */
+    SUMS_LD = GROUP + 4,                   /* floats from a row of sums to the next: four rows lie in different banks */
+    HEIGHT = (PACKED_ROWS + TILES_X * FEW - 1) / (TILES_X * FEW) /* blocks that share weights and have other rows of x */
 };
-enum { HEIGHT = (PACKED_ROWS + TILES_X * FEW - 1) / (TILES_X * FEW) }; /* blocks that share weights and have other rows */
-static_assert(HEIGHT * BLOCKS * SIDES * TILES_X * SUMS * WARP * sizeof(float) <= WORKSPACE, "room for partial sums");
+static_assert((size_t)PACKED_ROWS * BLOCKS * OUTPUTS * sizeof(float) <= WORKSPACE, "partial sums have room");
 
 /* How many of the blocks that share outputs have come; 0 between kernels. Of PROJECT and FINISH, which run side by side. */
 static __device__ unsigned arrived[2][HEIGHT * BLOCKS];
 
-/* The next columns' words, `left` of which there are, and zeros behind them: groups of zeros, which stand for zeros. */
-static __device__ void load_ahead(uint4 ahead[AHEAD], const unsigned *from, int left, bool wide) {
+/* What a block has in shared memory: its warps' columns, and afterwards the sums of half of them. */
+template <int TILES>
+union Room {
+    unsigned columns[SIDES * SLICES][WORDS];
+    float sums[SLICES / 2][SIDES][TILES * FEW][SUMS_LD];
+};
+
+/* The next columns' words, `left` of which there are, and zeros behind them: groups of zeros, which stand for zeros. They
+ * are on their way while the columns before are multiplied; but where rows of groups do not begin at multiples of 16 bytes
+ * (wide is false) they are read when they are wanted. */
+template <bool WIDE>
+static __device__ void load_ahead(uint4 ahead[AHEAD], const unsigned *from, int left) {
+    const int first = threadIdx.x % WARP * 4, n = min(left, (int)WORDS) - first;
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        int at = (i * WARP + (int)threadIdx.x % WARP) * 4, n = min(left, (int)WORDS) - at;
-        unsigned *word = (unsigned *)&ahead[i];
+    for (int i = 0; i < AHEAD && WIDE; i++) {
         ahead[i] = make_uint4(0, 0, 0, 0);
-        if (wide && n > 0) ahead[i] = *(const uint4 *)(from + at);
-        for (int j = 0; j < 4 && !wide; j++)
-            if (j < n) word[j] = from[at + j];
+        if (i * 4 * WARP < n) ahead[i] = *(const uint4 *)(from + first + i * 4 * WARP);
     }
 }
 
-/* As bits, min + scale * code for two columns. DIFFERS: quant.c rounds the sum to a float first, so that where min is more
- * than 2^12 scales a number may be the other neighbour of one that lies in the middle of two halfs. */
-static __device__ unsigned unpack_two(half2 codes, half2 scale, half2 min) {
-    half2 x = __hfma2(codes, scale, min);
+template <bool WIDE>
+static __device__ void store_ahead(unsigned *to, const uint4 ahead[AHEAD], const unsigned *from, int left) {
+    const int lane = threadIdx.x % WARP, first = lane * 4;
+#pragma unroll
+    for (int i = 0; i < AHEAD && WIDE; i++)
+        if (i * 4 * WARP < WORDS - first) *(uint4 *)(to + first + i * 4 * WARP) = ahead[i];
+    for (int at = lane; at < WORDS && !WIDE; at += WARP) to[at] = at < left ? from[at] : 0;
+}
+
+/* What a lane has of two neighbouring columns: a word of codes of each; their mins, their scales. */
+typedef struct {
+    unsigned codes[2];
+    half2 min, scale;
+} Columns;
+
+/* group: the first one's. */
+static __device__ Columns load_columns(const unsigned *group, int word) {
+    const unsigned mins = __byte_perm(group[0], group[GROUP_WORDS], 0x5410),
+                   scales = __byte_perm(group[0], group[GROUP_WORDS], 0x7632);
+    return Columns{{group[1 + word], group[GROUP_WORDS + 1 + word]}, *(const half2 *)&mins, *(const half2 *)&scales};
+}
+
+/* min + scale * code, as bits. DIFFERS: quant.c rounds the sum to a float first, so that where min is thousands of scales a
+ * number may be the other neighbour of one that lies in the middle of two halfs. */
+static __device__ unsigned unpack_two(half2 codes, const Columns &c) {
+    half2 x = __hfma2(codes, c.scale, c.min);
     return *(unsigned *)&x;
 }
 
-/* Words 2 pair, 2 pair + 1 of what a lane has of four w: from two neighbours, of which `group` is the first. Half of a word
- * is put into the low bits of 1024, whose last place is 1: code or 16 code above it. */
-static __device__ void unpack_pair(unsigned w[4][4], int pair, const unsigned *group, int word) {
-    const unsigned first = group[1 + word], second = group[GROUP_WORDS + 1 + word];
-    const unsigned min_bits = __byte_perm(group[0], group[GROUP_WORDS], 0x5410),
-                   scale_bits = __byte_perm(group[0], group[GROUP_WORDS], 0x7632);
-    const half2 min = *(const half2 *)&min_bits, scale = *(const half2 *)&scale_bits;
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
-        unsigned both = __byte_perm(first, second, 0x0400 + 0x0101 * u); /* byte u of each */
-        unsigned low = (both & 0x000f000f) | 0x64006400, high = (both & 0x00f000f0) | 0x64006400;
-        half2 code = __hsub2(*(half2 *)&low, __float2half2_rn(1024)),
-              code_below = __hfma2(*(half2 *)&high, __float2half2_rn(1.f / 16), __float2half2_rn(-64));
-        w[u][2 * pair] = unpack_two(code, scale, min), w[u][2 * pair + 1] = unpack_two(code_below, scale, min);
-    }
+/* The numbers of byte u: w[0] of the low halves, w[1] of the high ones. Half of a byte is put into the low bits of 1024,
+ * whose last place is 1: then it is code, or 16 code, above 1024. */
+static __device__ void unpack_byte(unsigned w[2], const Columns &c, int u) {
+    unsigned both = __byte_perm(c.codes[0], c.codes[1], 0x0400 + 0x0101 * u);
+    unsigned low = and_or(both, 0x000f000f, 0x64006400), high = and_or(both, 0x00f000f0, 0x64006400);
+    w[0] = unpack_two(__hsub2(*(half2 *)&low, __float2half2_rn(1024)), c);
+    w[1] = unpack_two(__hfma2(*(half2 *)&high, __float2half2_rn(1.f / 16), __float2half2_rn(-64)), c);
 }
 
-/* sum += COLUMNS columns of w, whose words are at `groups` in shared memory, times x, of which the first `left` are there;
- * by one warp. x: row 0 of `rows`. */
-template <int TILES>
-static __device__ void multiply_columns(float sum[TILES * SUMS], const unsigned *groups, const half *x, size_t x_ld,
-                                        int rows, int left, bool wide) {
+/* sum += COLUMNS columns of w, whose words are at `groups`, times x, of which the first `left` are there; by one warp. x:
+ * row 0 of `rows`, which are x_ld apart. */
+template <int TILES, bool WIDE>
+static __device__ void multiply_columns(float sum[TILES * SUMS], const unsigned *groups, const half *x, int x_ld, int rows,
+                                        int left) {
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-#pragma unroll 1
+    x += g * x_ld, rows -= g;
+#pragma unroll 1 /* more at a time take more registers than two blocks on a multiprocessor have */
     for (int c = t * 8; c < COLUMNS; c += 32) {
         Half8 mine[TILES];
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            int row = i * FEW + g;
-            mine[i] = load8(x + row * x_ld + c, row < rows ? left - c : 0, wide);
+            mine[i] = load8(x + (i * FEW * x_ld + c), i * FEW < rows ? left - c : 0, WIDE);
         }
 #pragma unroll
-        for (int half_of_8 = 0; half_of_8 < 2; half_of_8++) {
-            const unsigned *group = groups + (c + half_of_8 * 4) * GROUP_WORDS;
-            unsigned w[4][4];
-            unpack_pair(w, 0, group, g), unpack_pair(w, 1, group + 2 * GROUP_WORDS, g);
+        for (int four = 0; four < 2; four++) { /* of the lane's eight columns */
+            const unsigned *group = groups + (c + four * 4) * GROUP_WORDS;
+            const Columns two = load_columns(group, g), next = load_columns(group + 2 * GROUP_WORDS, g);
 #pragma unroll
-            for (int i = 0; i < TILES; i++)
+            for (int u = 0; u < 4; u++) {
+                unsigned w[4];
+                unpack_byte(w, two, u), unpack_byte(w + 2, next, u);
 #pragma unroll
-                for (int u = 0; u < 4; u++)
-                    multiply_add(sum + i * SUMS + u * 4, w[u], (const unsigned *)&mine[i] + 2 * half_of_8);
+                for (int i = 0; i < TILES; i++)
+                    multiply_add(sum + i * SUMS + u * 4, w, (const unsigned *)&mine[i] + 2 * four);
+            }
         }
     }
 }
 
-/* Adds up what the block's warps have of each row of groups: half of them leave it to the other half, until slice 0 has all
- * of it. By the whole block, which has used `shared` before. */
-template <int N>
-static __device__ void add_slices(float (&sum)[N], float *shared, int side, int slice) {
+/* Where four neighbouring outputs, sum[0], sum[4], sum[8] and sum[12], of a row of x lie among a warp's sums (rows, GROUP).
+ */
+static __device__ float4 *sums_at(float (*sums)[SUMS_LD], int tile, int d) {
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    return (float4 *)&sums[tile * FEW + 2 * t + d % 2][g / 4 * 32 + d / 2 * 16 + g % 4 * 4];
+}
+
+template <int TILES>
+static __device__ void store_sums(float (*to)[SUMS_LD], const float sum[TILES * SUMS]) {
 #pragma unroll
-    for (int left = SLICES / 2; left; left /= 2) {
-        float *at = shared + (slice % left * SIDES + side) * N * WARP + threadIdx.x % WARP;
-        __syncthreads();
-        if (slice >= left && slice < 2 * left)
-#pragma unroll
-            for (int i = 0; i < N; i++) at[i * WARP] = sum[i];
-        __syncthreads();
-        if (slice < left)
-#pragma unroll
-            for (int i = 0; i < N; i++) sum[i] += at[i * WARP];
+    for (int i = 0; i < TILES * 4; i++) {
+        const float *s = sum + i / 4 * SUMS + i % 4;
+        *sums_at(to, i / 4, i % 4) = make_float4(s[0], s[4], s[8], s[12]);
     }
 }
 
-/* The same for blocks that share a row of groups. The warp that comes last has the sum of all, in their order; for the
- * others it is false. */
-template <int N>
-static __device__ bool add_blocks(float (&sum)[N], float *partial, unsigned *count) {
-    volatile float *at = partial + threadIdx.x % WARP;
-    unsigned blocks = gridDim.z, before = 0;
-#pragma unroll
-    for (int i = 0; i < N; i++) at[(blockIdx.z * N + i) * WARP] = sum[i];
-    __threadfence();
-    __syncwarp();
-    if (threadIdx.x % WARP == 0) before = atomicInc(count, blocks - 1); /* which makes 0 of the last */
-    if (__shfl_sync(0xffffffff, before, 0) != blocks - 1) return false;
-    __threadfence();
-#pragma unroll
-    for (int i = 0; i < N; i++) sum[i] = at[i * WARP];
-    for (unsigned b = 1; b < blocks; b++)
-#pragma unroll
-        for (int i = 0; i < N; i++) sum[i] += at[(b * N + i) * WARP];
-    return true;
-}
-
-/* The outputs of a row of groups for rows `first` and on. */
 template <int TILES>
-static __device__ void store_outputs(const Product &p, const float sum[TILES * SUMS], int group, int first) {
-    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, top = group * GROUP + g / 4 * 32 + g % 4 * 4;
+static __device__ void add_sums(float sum[TILES * SUMS], float (*from)[SUMS_LD]) {
 #pragma unroll
-    for (int i = 0; i < TILES * SUMS; i++) {
-        int tile = i / SUMS, u = i / 4 % 4, row = first + tile * FEW + 2 * t + i % 2, col = top + u + i % 4 / 2 * 16;
-        if (row >= p.m || col >= p.n) continue;
-        half *y = (half *)p.y + row * p.y_ld + col;
-        float v = sum[i];
-        if (p.b) v += __half2float(((const half *)p.b)[col]);
-        if (p.relu && v < 0) v = 0;
-        if (p.residual) v += __half2float(*y);
-        *y = __float2half(v);
+    for (int i = 0; i < TILES * 4; i++) {
+        float *s = sum + i / 4 * SUMS + i % 4;
+        float4 more = *sums_at(from, i / 4, i % 4);
+        s[0] += more.x, s[4] += more.y, s[8] += more.z, s[12] += more.w;
     }
 }
 
-/* TILES FEW rows of x in a block. Block (which rows, which rows of groups, which of the blocks that share these). */
-template <int TILES>
+static __device__ void store_output(const Product &p, int row, int col, float v) {
+    half *y = (half *)p.y + row * p.y_ld + col;
+    if (col >= p.n) return;
+    if (p.b) v += __half2float(((const half *)p.b)[col]);
+    if (p.relu && v < 0) v = 0;
+    if (p.residual) v += __half2float(*y);
+    *y = __float2half(v);
+}
+
+/* Whether this block is the last of `blocks`, which then sees what the others have written. Leaves 0. */
+static __device__ bool comes_last(unsigned *count, unsigned blocks) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(count, blocks - 1) == blocks - 1;
+    __syncthreads();
+    __threadfence();
+    return last;
+}
+
+/* TILES FEW rows of x in a block. Block (which rows, which rows of groups, which of those that share these). */
+template <int TILES, bool WIDE>
 static __global__ void __launch_bounds__(SIDES *SLICES *WARP, 2)
-    packed_linear_kernel(Product p, float *partial, int lane_of_two, bool wide) {
-    const int SHARED = SIDES * SLICES * WORDS,
-              ROOM = SHARED > 2 * SIDES * TILES * SUMS * WARP ? SHARED : 2 * SIDES * TILES * SUMS * WARP;
-    __shared__ __align__(16) unsigned room[ROOM]; /* a warp's columns; then sums */
+    packed_linear_kernel(Product p, float *partial, int on_finish) {
+    __shared__ __align__(16) Room<TILES> room;
     const int warp = threadIdx.x / WARP, side = warp % SIDES, slice = warp / SIDES, first = blockIdx.x * TILES * FEW;
-    const int group = blockIdx.y * SIDES + side, step = gridDim.z * SLICES * COLUMNS;
-    const int k = group * GROUP < p.n ? p.k : 0; /* of an odd number of rows of groups the last has no other beside it */
-    const unsigned *w = (const unsigned *)p.w + (size_t)group * p.k * GROUP_WORDS;
-    const half *x = (const half *)p.x + (size_t)first * p.k;
-    unsigned *mine = room + warp * WORDS;
+    const int group = blockIdx.y * SIDES + side, step = gridDim.z * SLICES * COLUMNS, rows = min(p.m - first, TILES * FEW);
+    const int before = (blockIdx.z * SLICES + slice) * COLUMNS;
+    const unsigned *w = (const unsigned *)p.w + ((size_t)group * p.k + before) * GROUP_WORDS;
+    const half *x = (const half *)p.x + (size_t)first * p.k + before;
+    int left = (group * GROUP < p.n ? p.k : 0) - before; /* the last row of groups may have no other beside it */
+    const bool EARLY = TILES < TILES_X; /* no registers are left for it; but then tensor cores are what is waited for */
     float sum[TILES * SUMS] = {};
     uint4 ahead[AHEAD];
-    int c = (blockIdx.z * SLICES + slice) * COLUMNS;
-    load_ahead(ahead, w + c * GROUP_WORDS, (k - c) * GROUP_WORDS, wide);
-    for (; c < k; c += step) {
+    if (EARLY) load_ahead<WIDE>(ahead, w, left * GROUP_WORDS);
+    for (; left > 0; left -= step, w += step * GROUP_WORDS, x += step) {
+        if (!EARLY) load_ahead<WIDE>(ahead, w, left * GROUP_WORDS);
         __syncwarp(); /* the columns before have been used */
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            int at = (i * WARP + (int)threadIdx.x % WARP) * 4;
-            if (at < WORDS) *(uint4 *)(mine + at) = ahead[i];
-        }
+        store_ahead<WIDE>(room.columns[warp], ahead, w, left * GROUP_WORDS);
         __syncwarp();
-        load_ahead(ahead, w + (c + step) * GROUP_WORDS, (k - c - step) * GROUP_WORDS, wide);
-        multiply_columns<TILES>(sum, mine, x + c, p.k, p.m - first, k - c, wide);
+        if (EARLY) load_ahead<WIDE>(ahead, w + step * GROUP_WORDS, (left - step) * GROUP_WORDS);
+        multiply_columns<TILES, WIDE>(sum, room.columns[warp], x, p.k, rows, left);
     }
-    add_slices(sum, (float *)room, side, slice);
-    if (slice || group * GROUP >= p.n) return;
-    int place = (blockIdx.x * gridDim.y + blockIdx.y) * SIDES + side;
-    partial += (size_t)place * gridDim.z * TILES * SUMS * WARP;
-    if (gridDim.z > 1 && !add_blocks(sum, partial, &arrived[lane_of_two][place])) return;
-    store_outputs<TILES>(p, sum, group, first);
+    __syncthreads();
+    if (slice >= 2) store_sums<TILES>(room.sums[slice - 2][side], sum);
+    __syncthreads();
+    if (slice < 2) add_sums<TILES>(sum, room.sums[slice][side]), store_sums<TILES>(room.sums[slice][side], sum);
+    __syncthreads();
+    const int place = blockIdx.x * gridDim.y + blockIdx.y, blocks = gridDim.z, size = rows * OUTPUTS;
+    partial += ((size_t)first * gridDim.y + (size_t)rows * blockIdx.y) * blocks * OUTPUTS;
+    for (int e = threadIdx.x; e < size; e += blockDim.x) {
+        int row = e / OUTPUTS, col = e % OUTPUTS;
+        float v = room.sums[0][col / GROUP][row][col % GROUP] + room.sums[1][col / GROUP][row][col % GROUP];
+        if (blocks == 1)
+            store_output(p, first + row, blockIdx.y * OUTPUTS + col, v);
+        else
+            partial[blockIdx.z * size + e] = v;
+    }
+    if (blocks == 1 || !comes_last(&arrived[on_finish][place], blocks)) return;
+#pragma unroll 4
+    for (int e = threadIdx.x; e < size; e += blockDim.x) {
+        float v = __ldcg(partial + e);
+        for (int b = 1; b < blocks; b++) v += __ldcg(partial + b * size + e);
+        store_output(p, first + e / OUTPUTS, blockIdx.y * OUTPUTS + e % OUTPUTS, v);
+    }
 }
 
-typedef void (*PackedKernel)(Product, float *, int, bool);
-static const PackedKernel packed_kernels[] = {packed_linear_kernel<1>, packed_linear_kernel<2>,
-                                              packed_linear_kernel<TILES_X>};
+typedef void (*PackedKernel)(Product, float *, int);
+static const PackedKernel packed_kernels[] = {packed_linear_kernel<1, false>,       packed_linear_kernel<1, true>,
+                                              packed_linear_kernel<2, false>,       packed_linear_kernel<2, true>,
+                                              packed_linear_kernel<TILES_X, false>, packed_linear_kernel<TILES_X, true>};
 
 static int packed_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
     CHECK(p->m <= PACKED_ROWS && takes_packed(p->quant) && p->y_type == F16);
-    const int tiles = p->m <= FEW       ? 1
-                      : p->m <= 2 * FEW ? 2
-                                        : TILES_X,
-              across = (p->n + SIDES * GROUP - 1) / (SIDES * GROUP);
+    const int which = p->m <= FEW       ? 0
+                      : p->m <= 2 * FEW ? 1
+                                        : 2,
+              rows = FEW << which, across = (p->n + OUTPUTS - 1) / OUTPUTS;
     const int columns = (p->k + COLUMNS - 1) / COLUMNS, blocks = imax(1, imin(BLOCKS / across, columns / SLICES));
-    const dim3 grid((p->m + tiles * FEW - 1) / (tiles * FEW), across, blocks);
+    const PackedKernel kernel = packed_kernels[2 * which + eights(p->k)];
     float *partial = (float *)(g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0));
-    const PackedKernel kernel = packed_kernels[tiles / 2];
-    kernel<<<grid, SIDES * SLICES * WARP, 0, g->stream[lane]>>>(*p, partial, lane == FINISH, eights(p->k));
+    dim3 grid((p->m + rows - 1) / rows, across, blocks);
+    kernel<<<grid, SIDES * SLICES * WARP, 0, g->stream[lane]>>>(*p, partial, lane == FINISH);
     return launched("linear with packed weights", err);
 }
 

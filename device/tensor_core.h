@@ -22,4 +22,11 @@ static __device__ void multiply_add(float d[4], const unsigned a[4], const unsig
             : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(b[k]));
 #endif
 }
+
+/* (x & mask) | bits, of which the compiler makes two instructions when both are constants. */
+static __device__ unsigned and_or(unsigned x, unsigned mask, unsigned bits) {
+    unsigned y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+    return y;
+}
 #endif

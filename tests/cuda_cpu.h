@@ -442,6 +442,10 @@ To bit_cast(From from) {
 #define __threadfence() (void)0 /* the blocks of a kernel run one after another */
 using std::max;
 using std::min;
+template <class T>
+T __ldcg(const T *p) {
+    return *p;
+}
 inline unsigned atomicInc(unsigned *p, unsigned most) { return *p == most ? std::exchange(*p, 0) : (*p)++; }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
     uint64_t both = a | (uint64_t)b << 32;
@@ -550,6 +554,7 @@ CUDA_CPU_UNSEEN void multiply_add(float *d, const unsigned *a, const unsigned *b
 }
 }  // namespace cuda_cpu
 
+inline unsigned and_or(unsigned x, unsigned mask, unsigned bits) { return (x & mask) | bits; }
 inline void multiply_add(float d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
     cuda_cpu::multiply_add(d, a, b, line);
 }
