@@ -74,7 +74,7 @@ $(BUILD)/flexgen_mpi.so: device/pipeline.c
 	OMPI_CC="$(CC)" $(MPICC) $(ALL) -fPIC -shared $< -o $@ -lm -lpthread
 
 # the architectures are part of what it depends on
-$(BUILD)/flexgen.cu.o: flexgen.cu flexgen.h device/device.h device/tensor_core.h check.h lp.h quant.h util.h $(BUILD)/archs
+$(BUILD)/flexgen.cu.o: flexgen.cu device/tensor_core.h flexgen.h device/device.h check.h lp.h quant.h util.h $(BUILD)/archs
 	@echo "nvcc -O3 $< for $(ARCHS:%=sm_%)"
 	@$(NVCC) -std=c++17 -O3 -I. --threads 0 $(GENCODE) $(NVWARN) -Xcompiler -fPIC -c $< -o $@
 $(BUILD)/archs: always

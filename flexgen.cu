@@ -13,7 +13,6 @@
 #include <cublasLt.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-#include <mma.h>
 #include <time.h>
 
 #include "device/device.h"
@@ -83,10 +82,11 @@ struct Least {
     __device__ int operator()(int a, int b) const { return a < b ? a : b; }
 };
 
-/* Joins what those lanes of a warp have whose numbers differ in the bits of `from`, 2 `from`, ... below 32; all get it. */
+/* Joins what those lanes of a warp have whose numbers differ in the bits of `from`, 2 `from`, ... below `to`; all get it.
+ */
 template <class Join, class T>
-static __device__ T warp_reduce(T x, int from) {
-    for (int d = from; d < WARP; d *= 2) x = Join()(x, __shfl_xor_sync(0xffffffff, x, d));
+static __device__ T warp_reduce(T x, int from, int to = WARP) {
+    for (int d = from; d < to; d *= 2) x = Join()(x, __shfl_xor_sync(0xffffffff, x, d));
     return x;
 }
 
@@ -525,7 +525,7 @@ static int blas_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
 // ---------------------------------------------------------------------------------------------------------------
 // linear with packed weights, of a few rows
 //
-// Such a product is as fast as its weights are read, and packed they are a quarter as many bytes as F16. So nothing but the
+// Such a product is as fast as its weights are read, and packed they are 28% of the bytes of F16. So nothing but the
 // packed bytes moves: they are unpacked into the registers from which tensor cores take them. These give, for 16 outputs
 // and 8 rows of x at a time,
 //
@@ -534,10 +534,10 @@ static int blas_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
 // A lane's share of w is, in four columns, outputs g and g + 8 of the 16, where g = lane / 4. Word g of a group's codes has
 // 8 outputs of one column: it is a lane's share of four such w at once, which together are all outputs of a group. Which
 // columns a lane has does not matter, if x is dealt like w; it has eight neighbours, so that x is read 16 bytes at a time.
-//     A block has two rows of groups and four warps for each, which read the same x. The columns are dealt to its four
-//     warps
-// and, where there are few outputs, to several blocks, 64 at a time; by n and k alone, and sums of parts are added in one
-// order: so the bits of a row depend on no other row.
+//
+// A block has two rows of groups and four warps for each, which read the same x. The columns are dealt, 64 at a time, to
+// the four warps and, where there are few outputs, to several blocks. That is decided by n and k alone, and sums are added
+// in one order: so the bits of a row depend on no other row.
 // ---------------------------------------------------------------------------------------------------------------
 
 enum {
@@ -765,57 +765,25 @@ static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Prefill attention: tiles of queries against tiles of keys, on tensor cores
+// Prefill attention: FlashAttention-2 (arXiv 2307.08691) on tensor cores
 //
-// A block has QUERIES consecutive queries of one sequence and one head, a warp 16 of them. Scores exist for one tile of
-// KEYS keys at a time. The keys are gone through twice, first for each query's largest score, then for the weights e^(score
-// - largest) and what they weigh: so the sums stay where the tensor cores leave them and never need to be rescaled.
+// A block has QUERIES consecutive queries of one sequence and one head, a warp 16 of them. It goes once through the keys
+// that they see, a tile of KEYS at a time, with an online softmax. With m the largest score so far, a query has
+//     sum = the sum of e^(score - m)    and    out = the sum of e^(score - m) value,
+// and when a tile raises m to m', both are multiplied by e^(m - m') before the tile's terms, made with m', are added. At
+// the end the result is out / sum. Scores and weights never leave the registers: multiply_add leaves them where the next
+// product wants its first factor. The next tile of keys comes in while the values are used, and these while the keys are.
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { QUERIES = 64, KEYS = 32, TILE = 16, TILES_MAX = 8 };
+enum { QUERIES = 64, TILE = 16, TILES_MAX = 8, PREFILL_THREADS = QUERIES / TILE * WARP };
 
-typedef nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, TILE, TILE, TILE, half, nvcuda::wmma::row_major> FragmentA;
-typedef nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, TILE, TILE, TILE, half, nvcuda::wmma::row_major> FragmentB;
-typedef nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, TILE, TILE, TILE, half, nvcuda::wmma::col_major> FragmentBt;
-typedef nvcuda::wmma::fragment<nvcuda::wmma::accumulator, TILE, TILE, TILE, float> Accumulator;
-
-/* to[r][c] = from[r][c] for r < rows, c < hd; zeros behind them up to `all` rows and ld - 8 columns. By the whole block. */
-static __device__ void load_tile(half *to, int ld, const half *from, size_t from_ld, int rows, int all, int hd, bool wide) {
-    const int pieces = (ld - 8) / 8, AHEAD = 4;
-    for (int at = threadIdx.x; at < all * pieces; at += AHEAD * blockDim.x) {
-        Half8 piece[AHEAD];
-#pragma unroll
-        for (int u = 0; u < AHEAD; u++) {
-            int i = at + u * (int)blockDim.x, r = i / pieces, c = i % pieces * 8;
-            piece[u] = load8(from + r * from_ld + c, i < all * pieces && r < rows ? hd - c : 0, wide);
-        }
-#pragma unroll
-        for (int u = 0; u < AHEAD; u++) {
-            int i = at + u * (int)blockDim.x, r = i / pieces, c = i % pieces * 8;
-            if (i < all * pieces) *(Half8 *)(to + r * ld + c) = piece[u];
-        }
-    }
-}
-
-/* score (TILE, KEYS) = 16 queries times KEYS keys, by one warp. */
+/* For heads of up to TILES times 16 elements. KEYS: such that registers suffice, and the shared memory of an SM of a T4 for
+ * two blocks. LD: from one row to the next in shared memory, an odd number of 16 bytes, so that the eight rows that
+ * load_matrices reads at once lie in different banks. */
 template <int TILES>
-static __device__ void score_tile(float *score, const half *q, const half *k) {
-    const int LD = TILES * TILE + 8;
-    for (int n = 0; n < KEYS / TILE; n++) {
-        Accumulator sum;
-        nvcuda::wmma::fill_fragment(sum, 0.f);
-#pragma unroll
-        for (int d = 0; d < TILES; d++) {
-            FragmentA a;
-            FragmentBt b;
-            nvcuda::wmma::load_matrix_sync(a, q + d * TILE, LD);
-            nvcuda::wmma::load_matrix_sync(b, k + n * TILE * LD + d * TILE, LD);
-            nvcuda::wmma::mma_sync(sum, a, b, sum);
-        }
-        nvcuda::wmma::store_matrix_sync(score + n * TILE, sum, KEYS + 4, nvcuda::wmma::mem_row_major);
-    }
-    __syncwarp();
-}
+constexpr int KEYS = TILES <= 6 ? 64 : 32;
+template <int TILES>
+constexpr int LD = (2 * TILES + 1) * 8;
 
 /* The sequence that a block's tile of queries belongs to, and which of its tiles it is. Sequence r has the numbers from
  * start[r] / QUERIES + r on: at least as many as it needs. */
@@ -825,99 +793,164 @@ static __device__ int find_tile(int *tile, const int *start, int nseq, int numbe
     return r;
 }
 
-/* weight = e^((score - largest) scale / log2(e)) for half a row of a tile, 0 from the visible-th key on; returns their sum.
- */
-static __device__ float weigh_scores(half *weight, const float *score, int visible, float largest, float scale) {
-    float sum = 0;
-    for (int c = 0; c < KEYS / 2; c += 8) {
-        float p[8];
-        for (int i = 0; i < 8; i++) p[i] = exp2f((score[c + i] - largest) * scale);
-        for (int i = 0; i < 8; i++) p[i] = c + i < visible ? p[i] : 0;
-        Half8 bits = to_halfs(p);
-        to_floats(p, bits); /* as the product will see them */
-        for (int i = 0; i < 8; i++) sum += p[i];
-        *(Half8 *)(weight + c) = bits;
-    }
-    return sum;
+/* to[r][c] = from[r][c] for ROWS rows, zeros from row n and column hd on. It is there after wait_for_tile. LANES threads
+ * share a row, as many as its pieces of 16 bytes can be dealt to. wide: hd is TILES TILE. */
+template <int TILES, int ROWS>
+static __device__ void load_tile(half *to, const half *from, int from_ld, int n, int hd, bool wide) {
+    const int LANES = TILES * 2 & -(TILES * 2), STEP = PREFILL_THREADS / LANES;
+    int row = threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
+    to += row * LD<TILES> + column, from += row * from_ld + column, n -= row, hd -= column;
+    if (wide)
+#pragma unroll
+        for (int r = 0; r < ROWS; r += STEP, from += STEP * from_ld)
+#pragma unroll
+            for (int c = 0; c < TILES * TILE; c += LANES * 8) copy_async(to + r * LD<TILES> + c, from + c, r < n);
+    else
+#pragma unroll 1
+        for (int r = 0; r < ROWS; r += STEP, from += STEP * from_ld)
+#pragma unroll 1
+            for (int c = 0; c < TILES * TILE; c += LANES * 8)
+                *(Half8 *)(to + r * LD<TILES> + c) = load8(from + c, r < n ? hd - c : 0, false);
 }
 
-/* out (TILE, TILES TILE) += weights (TILE, KEYS) times values (KEYS, TILES TILE), by one warp. */
+/* Afterwards what any thread of the block has loaded is there for all, and what any has read before may be overwritten. */
+static __device__ void wait_for_tile(void) {
+    wait_for_copies();
+    __syncthreads();
+}
+
+/* score (16, KEYS) = queries times keys, by one warp. */
 template <int TILES>
-static __device__ void add_values(Accumulator out[TILES], const half *weights, const half *values) {
-    const int LD = TILES * TILE + 8;
+static __device__ void score_keys(float score[][4], const unsigned query[][4], const half *keys) {
+    int lane = threadIdx.x % WARP;
+    const half *row = keys + (lane / 16 * 8 + lane % 8) * LD<TILES> + lane / 8 % 2 * 8;
 #pragma unroll
-    for (int t = 0; t < KEYS; t += TILE) {
-        FragmentA a;
-        nvcuda::wmma::load_matrix_sync(a, weights + t, KEYS + 8);
+    for (int n = 0; n < KEYS<TILES> / 8; n += 2) {
+        for (int i = 0; i < 4; i++) score[n][i] = score[n + 1][i] = 0;
 #pragma unroll
         for (int d = 0; d < TILES; d++) {
-            FragmentB b;
-            nvcuda::wmma::load_matrix_sync(b, values + t * LD + d * TILE, LD);
-            nvcuda::wmma::mma_sync(out[d], a, b, out[d]);
+            unsigned key[4]; /* of 8 keys the first and the second 8 of the elements from d TILE on; of the next 8 keys */
+            load_matrices(key, row + n * 8 * LD<TILES> + d * TILE);
+            multiply_add(score[n], query[d], key);
+            multiply_add(score[n + 1], query[d], key + 2);
         }
+    }
+}
+
+/* A step of the online softmax for the two queries of which a lane has a share. Scores become weights; scale has the factor
+ * log2(e), since a GPU computes powers of 2. */
+template <int TILES>
+static __device__ void weigh_keys(float score[][4], float out[][4], float sum[2], float largest[2], float scale) {
+#pragma unroll
+    for (int q = 0; q < 2; q++) {
+        float before = largest[q];
+#pragma unroll
+        for (int n = 0; n < KEYS<TILES> / 8; n++)
+            largest[q] = fmaxf(largest[q], fmaxf(score[n][2 * q], score[n][2 * q + 1]));
+        largest[q] = warp_reduce<Most>(largest[q], 1, 4); /* four lanes share a row */
+        float shrink = power_of_2((before - largest[q]) * scale);
+        sum[q] *= shrink;
+#pragma unroll
+        for (int d = 0; d < 2 * TILES; d++) out[d][2 * q] *= shrink, out[d][2 * q + 1] *= shrink;
+#pragma unroll
+        for (int i = 0; i < KEYS<TILES> / 4; i++) {
+            float *s = &score[i / 2][2 * q + i % 2];
+            sum[q] += *s = power_of_2((*s - largest[q]) * scale);
+        }
+    }
+}
+
+static __device__ unsigned pack_halfs(float low, float high) {
+    half2 pair = __floats2half2_rn(low, high);
+    return *(unsigned *)&pair;
+}
+
+/* out (16, TILES TILE) += weights (16, KEYS) times values, by one warp. */
+template <int TILES>
+static __device__ void add_values(float out[][4], const float weight[][4], const half *values) {
+    int lane = threadIdx.x % WARP;
+    const half *row = values + lane % 16 * LD<TILES> + lane / 16 * 8;
+#pragma unroll
+    for (int n = 0; n < KEYS<TILES> / 8; n += 2) {
+        unsigned a[4];
+        for (int i = 0; i < 4; i++) a[i] = pack_halfs(weight[n + i / 2][i % 2 * 2], weight[n + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+        for (int d = 0; d < TILES; d++) {
+            unsigned value[4]; /* of the first and the second 8 tokens 8 elements from d TILE on; the next 8 elements */
+            load_transposed(value, row + n * 8 * LD<TILES> + d * TILE);
+            multiply_add(out[2 * d], a, value);
+            multiply_add(out[2 * d + 1], a, value + 2);
+        }
+    }
+}
+
+/* The warp's 16 queries, of the block's n, come through shared memory, which has room for QUERIES rows. */
+template <int TILES>
+static __device__ void load_queries(unsigned query[][4], half *shared, const half *from, int h1, int n, int hd, bool wide) {
+    int lane = threadIdx.x % WARP, first = threadIdx.x / WARP * TILE;
+    load_tile<TILES, QUERIES>(shared, from, h1, n, hd, wide);
+    wait_for_tile();
+#pragma unroll
+    for (int d = 0; d < TILES; d++)
+        load_matrices(query[d], shared + (first + lane % 16) * LD<TILES> + d * TILE + lane / 16 * 8);
+    __syncthreads();
+}
+
+/* Their results go back the same way. */
+template <int TILES>
+static __device__ void store_results(half *to, half *shared, const float out[][4], const float sum[2], int h1, int n,
+                                     int hd, bool wide) {
+    int lane = threadIdx.x % WARP, first = threadIdx.x / WARP * TILE;
+    __syncthreads(); /* nobody needs the values any more */
+#pragma unroll
+    for (int q = 0; q < 2; q++) {
+        float share = 1 / warp_reduce<Add>(sum[q], 1, 4);
+        half *row = shared + (first + lane / 4 + q * 8) * LD<TILES> + lane % 4 * 2;
+#pragma unroll
+        for (int d = 0; d < 2 * TILES; d++)
+            *(unsigned *)(row + d * 8) = pack_halfs(out[d][2 * q] * share, out[d][2 * q + 1] * share);
+    }
+    __syncwarp();
+    for (int i = lane; i < TILE * TILES * 2; i += WARP) {
+        int r = first + i / (TILES * 2), c = i % (TILES * 2) * 8;
+        store8(to + (size_t)r * h1 + c, *(Half8 *)(shared + r * LD<TILES> + c), r < n ? hd - c : 0, wide);
     }
 }
 
 /* TILES: head size over TILE, rounded up. The block's number counts the query tiles of all the sequences. */
 template <int TILES>
-static __global__ void __launch_bounds__(QUERIES / TILE * WARP) attend_prefill_kernel(Prefill p, bool wide) {
-    const int h1 = p.h1, hd = p.h1 / p.nh, *start = p.start;
-    const int LD = TILES * TILE + 8, SLD = KEYS + 4, PLD = KEYS + 8, HALF = KEYS / 2;
-    __shared__ __align__(32) half queries[QUERIES * LD], keys[KEYS * LD], weights[QUERIES * PLD];
-    __shared__ __align__(32) float scores[QUERIES * SLD];
-    int tile, r = find_tile(&tile, start, p.nseq, blockIdx.x);
-    if (tile * QUERIES >= start[r + 1] - start[r]) return;
-    int first = tile * QUERIES, rows = min(start[r + 1] - start[r] - first, (int)QUERIES), head = blockIdx.y * hd;
-    const half *k = (const half *)p.kv + (size_t)start[r] * 2 * h1 + head, *v = k + h1;
+static __global__ void __launch_bounds__(PREFILL_THREADS) attend_prefill_kernel(Prefill p, bool wide) {
+    const int STEP = KEYS<TILES>, h1 = p.h1, hd = p.h1 / p.nh, *start = p.start;
+    const float scale = rsqrtf((float)hd) * 1.44269504f; /* log2(e) */
+    __shared__ __align__(16) half keys[2 * STEP * LD<TILES>];
+    half *values = keys + STEP * LD<TILES>;
+    int tile, r = find_tile(&tile, start, p.nseq, blockIdx.x), head = blockIdx.y * hd;
+    int first = tile * QUERIES, seen = min(start[r + 1] - start[r], first + QUERIES); /* keys, by the last query */
+    if (first >= seen) return;
     size_t at = (size_t)(start[r] + first) * h1 + head;
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = lane / 2, side = lane % 2 * HALF;
-    int pos = first + warp * TILE + row; /* two lanes share a query, each has half of a tile's keys */
-    int last = first + warp * TILE + TILE - 1;
-    half *my_queries = queries + warp * TILE * LD, *my_weights = weights + warp * TILE * PLD;
-    float *my_scores = scores + warp * TILE * SLD, largest = -INFINITY, sum = 0;
-    float scale = rsqrtf((float)hd) * 1.44269504f; /* log2(e): e^x as 2^(x log2(e)) */
+    const half *k = (const half *)p.kv + (size_t)start[r] * 2 * h1 + head;
+    /* a lane has the queries pos and pos + 8, and of each 8 keys column and column + 1 */
+    int pos = first + threadIdx.x / WARP * TILE + threadIdx.x % WARP / 4, column = threadIdx.x % 4 * 2;
 
-    load_tile(queries, LD, (const half *)p.q + at, h1, rows, QUERIES, hd, wide);
-    for (int t0 = 0; t0 < first + rows; t0 += KEYS) {
-        __syncthreads();
-        load_tile(keys, LD, k + (size_t)t0 * 2 * h1, 2 * h1, first + rows - t0, KEYS, hd, wide);
-        __syncthreads();
-        if (t0 > last) continue;
-        score_tile<TILES>(my_scores, my_queries, keys);
-        for (int c = side; c < side + HALF; c++)
-            if (t0 + c <= pos) largest = fmaxf(largest, my_scores[row * SLD + c]);
-    }
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-
-    Accumulator out[TILES];
+    unsigned query[TILES][4];
+    float out[2 * TILES][4] = {}, sum[2] = {}, largest[2] = {-INFINITY, -INFINITY};
+    load_queries<TILES>(query, keys, (const half *)p.q + at, h1, seen - first, hd, wide);
+    load_tile<TILES, STEP>(keys, k, 2 * h1, seen, hd, wide);
+    for (int t0 = 0; t0 < seen; t0 += STEP, k += STEP * 2 * h1) {
+        float score[STEP / 8][4];
+        wait_for_tile(); /* the keys */
+        load_tile<TILES, STEP>(values, k + h1, 2 * h1, seen - t0, hd, wide);
+        score_keys<TILES>(score, query, keys);
+        if (pos < t0 + STEP - 1) /* some come later than the query; token 0 never does, so `largest` will be finite */
 #pragma unroll
-    for (int d = 0; d < TILES; d++) nvcuda::wmma::fill_fragment(out[d], 0.f);
-    for (int t0 = 0; t0 < first + rows; t0 += KEYS) {
-        __syncthreads();
-        load_tile(keys, LD, k + (size_t)t0 * 2 * h1, 2 * h1, first + rows - t0, KEYS, hd, wide);
-        __syncthreads();
-        if (t0 <= last) {
-            score_tile<TILES>(my_scores, my_queries, keys);
-            sum += weigh_scores(my_weights + row * PLD + side, my_scores + row * SLD + side, pos + 1 - t0 - side, largest,
-                                scale);
-        }
-        __syncthreads(); /* the keys have been used; their values take their place */
-        load_tile(keys, LD, v + (size_t)t0 * 2 * h1, 2 * h1, first + rows - t0, KEYS, hd, wide);
-        __syncthreads();
-        if (t0 <= last) add_values<TILES>(out, my_weights, keys);
+            for (int i = 0; i < STEP / 2; i++)
+                if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 > pos - t0 - column) score[i / 4][i % 4] = -INFINITY;
+        weigh_keys<TILES>(score, out, sum, largest, scale);
+        wait_for_tile(); /* the values */
+        if (t0 + STEP < seen) load_tile<TILES, STEP>(keys, k + STEP * 2 * h1, 2 * h1, seen - t0 - STEP, hd, wide);
+        add_values<TILES>(out, score, values);
     }
-    float share = 1 / (sum + __shfl_xor_sync(0xffffffff, sum, 1));
-#pragma unroll
-    for (int d = 0; d < TILES; d++) { /* through the warp's scores, 16 columns at a time */
-        __syncwarp();
-        nvcuda::wmma::store_matrix_sync(my_scores, out[d], SLD, nvcuda::wmma::mem_row_major);
-        __syncwarp();
-        int c = d * TILE + lane % 2 * 8;
-        if (warp * TILE + row >= rows || c >= hd) continue;
-        float part[8];
-        for (int i = 0; i < 8; i++) part[i] = my_scores[row * SLD + lane % 2 * 8 + i] * share;
-        store8((half *)p.o + at + (size_t)(warp * TILE + row) * h1 + c, to_halfs(part), hd - c, wide);
-    }
+    store_results<TILES>((half *)p.o + at, keys, out, sum, h1, seen - first, hd, wide);
 }
 
 typedef void (*PrefillKernel)(Prefill, bool);
@@ -931,7 +964,7 @@ static int gpu_attend_prefill(Gpu *gpu, Lane lane, const Prefill *p, Error *err)
     CHECK(tiles <= TILES_MAX);
     dim3 grid(p->rows / QUERIES + p->nseq, p->nh); /* at least as many as the sequences' tiles */
     PrefillKernel kernel = prefill_kernels[tiles - 1];
-    kernel<<<grid, QUERIES / TILE * WARP, 0, stream_of(gpu, lane)>>>(*p, eights(hd));
+    kernel<<<grid, PREFILL_THREADS, 0, stream_of(gpu, lane)>>>(*p, hd % TILE == 0);
     return launched("prefill attention", err);
 }
 

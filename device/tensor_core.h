@@ -1,12 +1,16 @@
-/* tensor_core.h: the instructions for matrices that CUDA C++ has no names for. flexgen.cu's products with packed weights
- * are written with them.
+/* tensor_core.h: the instructions for matrices and for copies into shared memory that CUDA C++ has no names for.
+ * flexgen.cu's products with packed weights and prefill attention are written with them.
  *
  * A warp multiplies small matrices that are dealt to its 32 lanes: lane l has row r = l / 4 and columns c = l % 4 * 2 and c
  * + 1 of each 8 x 8 part. Two halfs that are neighbours share a word, the first in its low half. The layouts are those of
- * the PTX ISA, under "Matrix Fragments for mma.m16n8k16". All lanes of a warp must come together. tests/cuda_cpu.h has the
- * same functions for a CPU. Read next: flexgen.cu. */
+ * the PTX ISA, under "Matrix Fragments for mma.m16n8k16", "ldmatrix" and "cp.async". All lanes of a warp must come
+ * together. tests/cuda_cpu.h has the same functions for a CPU. Read next: flexgen.cu. */
 #pragma once
 #ifdef __CUDACC__
+#include <cuda_fp16.h>
+
+static __device__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
 /* d (16, 8) += a (16, 16) b (16, 8). a[0..3] are a's rows r, r + 8, r, r + 8, columns c, c, c + 8, c + 8 and one more;
  * b[0..1] b's rows c, c + 8 and one more, column r; d[0..3] are d's row r, columns c, c + 1, and row r + 8, columns c, c
  * + 1. */
@@ -21,6 +25,47 @@ static __device__ void multiply_add(float d[4], const unsigned a[4], const unsig
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
             : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(b[k]));
 #endif
+}
+
+/* Four 8 x 8 matrices of halfs from shared memory: `row`, 16-byte aligned, is of lane l row l % 8 of matrix l / 8. m[i]
+ * becomes row r, columns c and c + 1 of matrix i. */
+static __device__ void load_matrices(unsigned m[4], const half *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+/* The same, transposed on the way: m[i] becomes rows c and c + 1, column r of matrix i. */
+static __device__ void load_transposed(unsigned m[4], const half *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+/* 16 bytes from memory into shared memory, both 16-byte aligned; zeros where there is nothing to read. They are there once
+ * this thread has waited for its copies; for others, behind a barrier after that. */
+static __device__ void copy_async(half *to, const half *from, bool there) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+#else
+    *(uint4 *)to = there ? *(const uint4 *)from : make_uint4(0, 0, 0, 0); /* sm_75 has no such copies */
+#endif
+}
+
+static __device__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+/* 2^x to two units in the last place; 0 instead of numbers below 2^-126. */
+static __device__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 /* (x & mask) | bits, of which the compiler makes two instructions when both are constants. */

@@ -9,6 +9,7 @@
  * are tagged, so that the host cannot follow them, and kernels get them untagged as arguments, inside a struct too.
  *   ThreadSanitizer takes a CUDA thread for a thread, and only barriers, events and syncs order anything: where one is
  * missing it finds a race. AddressSanitizer checks all bounds, of shared arrays too; kernels then run one at a time.
+ *   An asynchronous copy into shared memory leaves NaN there until it is waited for.
  *
  * Environment, read at the start:
  *   CUDA_CPU_STRICT=1              abort on a refused call, a kernel that nobody asked about before its first launch,
@@ -31,7 +32,6 @@
 #include <cublasLt.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-#include <mma.h>
 #include <immintrin.h>
 #include <linux/futex.h>
 #include <math.h>
@@ -140,7 +140,8 @@ CUDA_CPU_UNSEEN void switch_context(Context *from, Context *to) {
 // ---------------------------------------------------------------------------------------------------------------
 
 enum State { READY, AT_BARRIER, AT_WARP_OP, DONE };
-enum WarpOp { SHUFFLE, BALLOT, SYNC, LOAD, STORE, MULTIPLY };
+enum WarpOp { SHUFFLE, BALLOT, SYNC, LOAD, MULTIPLY };
+enum { MOST_COPIES = 32 };
 
 struct Thread { /* a CUDA thread */
     Context context;
@@ -152,11 +153,18 @@ struct Thread { /* a CUDA thread */
     WarpOp op;
     int src;
     uint64_t in, out;
-    const void *tile[3]; /* this lane's part of a, b, c in d = a b + c */
-    float *product;      /* and of d */
-    unsigned arrived;    /* in the first thread of a warp: its lanes that are at a warp operation */
-    int phase;           /* in the first thread of a mask: its syncs so far */
-    char sync[2];        /* their addresses stand for these, of which one ends while the next begins */
+    const uint16_t *row; /* of matrices in shared memory: the one that this lane has read */
+    unsigned *m;         /* and its part of them */
+    const unsigned *a, *b;
+    float *d; /* its part of d += a b */
+    struct {
+        void *to;
+        const void *from; /* null: zeros */
+    } copy[MOST_COPIES];  /* asynchronous ones that it has not waited for */
+    int copies;
+    unsigned arrived; /* in the first thread of a warp: its lanes that are at a warp operation */
+    int phase;        /* in the first thread of a mask: its syncs so far */
+    char sync[2];     /* their addresses stand for these, of which one ends while the next begins */
 };
 struct Block { /* what this OS thread is running */
     Thread *threads, *cur;
@@ -195,6 +203,7 @@ __attribute__((noinline)) CUDA_CPU_UNSEEN void run_thread() {
     CUDA_CPU_TSAN(__tsan_acquire(&blk.start));
     (*blk.kernel)();
     CUDA_CPU_TSAN(__tsan_release(&blk.end));
+    if (blk.cur->copies) complain(true, "%s: a thread has ended and not waited for its copies", blk.name);
     blk.done++;
     suspend(DONE);
 }
@@ -459,130 +468,99 @@ inline unsigned __float_as_uint(float f) { return cuda_cpu::bit_cast<unsigned>(f
 inline float __uint_as_float(unsigned u) { return cuda_cpu::bit_cast<float>(u); }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Tensor cores
+// Tensor cores and asynchronous copies: what device/tensor_core.h declares, from the tables of the PTX ISA
 //
-// A tile's 256 elements, row by row, are dealt to the lanes in eights. Each lane reads and writes its own in memory, for
-// the sanitizers to see; like on a GPU that orders nothing between lanes, __syncwarp does.
+// Each lane reads and writes memory for itself, for the sanitizers to see; that orders nothing between lanes.
 // ---------------------------------------------------------------------------------------------------------------
 
-namespace nvcuda::wmma {
-struct matrix_a;
-struct matrix_b;
-struct accumulator;
-struct row_major {
-    static size_t at(int row, int col, unsigned ld) { return size_t(row) * ld + col; }
-};
-struct col_major {
-    static size_t at(int row, int col, unsigned ld) { return size_t(col) * ld + row; }
-};
-enum layout_t { mem_row_major };
-
-/* A lane has every 32nd element of a tile: no program may count on which, and where it reads what others have stored, TSan
- * must see that. */
-template <class Use, int M, int N, int K, class T, class Layout = void>
-struct fragment {
-    static_assert(M == 16 && N == 16 && K == 16);
-    enum { num_elements = 8 };
-    T x[num_elements];
-};
-}  // namespace nvcuda::wmma
-
 namespace cuda_cpu {
-CUDA_CPU_UNSEEN void meet_at_tile(WarpOp op, const void *p, unsigned ld, int line) {
-    Thread *me = blk.cur, *warp = me - me->lane;
-    me->in = (uintptr_t)p, me->src = ld;
-    if (!last_of_warp(~0u, op, line)) return;
-    for (int l = 0; l < 32; l++)
-        if (warp[l].in != me->in || warp[l].src != me->src)
-            complain(true, "%s, line %d: lanes %d and %d name different tiles", blk.name, line, l, me->lane);
-    let_go(~0u);
+/* Row and column of element i of a lane's fragment, "Matrix Fragments for mma.m16n8k16 with floating point type". */
+struct Place {
+    int row, col;
+};
+inline Place place_a(int lane, int i) {
+    return {lane / 4 + (i < 2 || (4 <= i && i < 6) ? 0 : 8), lane % 4 * 2 + (i & 1) + (i < 4 ? 0 : 8)};
 }
+inline Place place_b(int lane, int i) { return {lane % 4 * 2 + (i & 1) + (i < 2 ? 0 : 8), lane / 4}; }
+inline Place place_d(int lane, int i) { return {lane / 4 + (i < 2 ? 0 : 8), lane % 4 * 2 + (i & 1)}; }
 
-/* All lanes must come, with the same tile. In which order a lane meets and accesses decides whether a sync missing before
- * or after it shows in the results, so it depends on the order of threads that was asked for. */
-template <class Access>
-void warp_access(WarpOp op, const void *p, unsigned ld, size_t size, int line, Access access) {
-    if ((uintptr_t)p % 32 || ld * size % 16)
-        complain(true, "%s, line %d: a tile's address %% 32 is %d, its leading dimension %u", blk.name, line,
-                 int((uintptr_t)p % 32), ld);
-    bool meet_first = settings.random ? rand() & 1 : settings.reverse;
-    if (!meet_first) access();
-    meet_at_tile(op, p, ld, line);
-    if (meet_first) access();
-}
+/* Element i of words that have two halfs each. */
+CUDA_CPU_UNSEEN float element(const unsigned *words, int i) { return bits_to_float(words[i / 2] >> i % 2 * 16 & 0xffff); }
 
-/* d = a b + c, of which every lane of the warp has eight elements each. */
-CUDA_CPU_UNSEEN void multiply_tiles(const Thread *warp) {
-    float a[256], b[256], d[256];
-    for (int e = 0; e < 256; e++) {
-        a[e] = bits_to_float(((const uint16_t *)warp[e % 32].tile[0])[e / 32]);
-        b[e] = bits_to_float(((const uint16_t *)warp[e % 32].tile[1])[e / 32]);
-        d[e] = ((const float *)warp[e % 32].tile[2])[e / 32];
-    }
-    for (int r = 0; r < 256; r += 16)
-        for (int i = 0; i < 16; i++)
-            for (int c = 0; c < 16; c++) d[r + c] += a[r + i] * b[i * 16 + c];
-    for (int e = 0; e < 256; e++) warp[e % 32].product[e / 32] = d[e];
-}
-CUDA_CPU_UNSEEN void multiply(float *d, const half *a, const half *b, const float *c, int line) {
-    Thread *me = blk.cur;
-    me->tile[0] = a, me->tile[1] = b, me->tile[2] = c, me->product = d;
-    if (last_of_warp(~0u, MULTIPLY, line)) multiply_tiles(me - me->lane), let_go(~0u);
-}
-
-/* d (16, 8) += a (16, 16) b (16, 8), dealt to lanes as the PTX ISA says. Element (i, j) of an 8 x 8 part is in lane i * 4 +
- * j / 2; of b, with i and j in each other's place. */
 CUDA_CPU_UNSEEN void multiply_fragments(const Thread *warp) {
-    float a[16][16], b[16][8];
+    float a[16][16], b[16][8], d[16][8];
+    for (int l = 0; l < 32; l++) {
+        for (int i = 0; i < 8; i++) a[place_a(l, i).row][place_a(l, i).col] = element(warp[l].a, i);
+        for (int i = 0; i < 4; i++) b[place_b(l, i).row][place_b(l, i).col] = element(warp[l].b, i);
+        for (int i = 0; i < 4; i++) d[place_d(l, i).row][place_d(l, i).col] = warp[l].d[i];
+    }
+    for (int r = 0; r < 16; r++)
+        for (int k = 0; k < 16; k++)
+            for (int c = 0; c < 8; c++) d[r][c] += a[r][k] * b[k][c];
     for (int l = 0; l < 32; l++)
-        for (int i = 0; i < 8; i++) { /* half i of a lane: two neighbours in each of four words */
-            int row = l / 4 + i / 2 % 2 * 8, col = l % 4 * 2 + i % 2 + i / 4 * 8;
-            a[row][col] = bits_to_float(((const uint16_t *)warp[l].tile[0])[i]);
-            if (i < 4) b[l % 4 * 2 + i % 2 + i / 2 * 8][l / 4] = bits_to_float(((const uint16_t *)warp[l].tile[1])[i]);
-        }
+        for (int i = 0; i < 4; i++) warp[l].d[i] = d[place_d(l, i).row][place_d(l, i).col];
+}
+
+/* "ldmatrix": lane l has brought row l % 8 of matrix l / 8 and gets from each matrix two elements of row l / 4, or of the
+ * transposed one. */
+CUDA_CPU_UNSEEN void deal_rows(unsigned *m, const uint64_t *row, bool transposed, int line) {
+    Thread *me = blk.cur, *warp = me - me->lane;
+    me->row = (const uint16_t *)row, me->m = m;
+    if (!last_of_warp(~0u, LOAD, line)) return;
     for (int l = 0; l < 32; l++)
         for (int i = 0; i < 4; i++) {
-            float sum = warp[l].product[i];
-            for (int k = 0; k < 16; k++) sum += a[l / 4 + i / 2 * 8][k] * b[k][l % 4 * 2 + i % 2];
-            warp[l].product[i] = sum;
+            int at = l / 4, pair = l % 4 * 2;
+            const Thread *matrix = &warp[8 * i];
+            unsigned low = transposed ? matrix[pair].row[at] : matrix[at].row[pair];
+            unsigned high = transposed ? matrix[pair + 1].row[at] : matrix[at].row[pair + 1];
+            warp[l].m[i] = high << 16 | low;
         }
+    let_go(~0u);
 }
-CUDA_CPU_UNSEEN void multiply_add(float *d, const unsigned *a, const unsigned *b, int line) {
-    Thread *me = blk.cur;
-    me->tile[0] = a, me->tile[1] = b, me->product = d;
-    if (last_of_warp(~0u, MULTIPLY, line)) multiply_fragments(me - me->lane), let_go(~0u);
+inline void write16(void *to, uint64_t low, uint64_t high) { ((uint64_t *)to)[0] = low, ((uint64_t *)to)[1] = high; }
+inline void check_aligned(const void *p, int line) {
+    if ((uintptr_t)p % 16) complain(true, "%s, line %d: an address is not a multiple of 16", blk.name, line);
+}
+inline void load_rows(unsigned *m, const half *p, bool transposed, int line) {
+    check_aligned(p, line);
+    uint64_t row[2] = {((const uint64_t *)p)[0], ((const uint64_t *)p)[1]}; /* TSan does not see a short memcpy */
+    deal_rows(m, row, transposed, line);
 }
 }  // namespace cuda_cpu
 
 inline unsigned and_or(unsigned x, unsigned mask, unsigned bits) { return (x & mask) | bits; }
-inline void multiply_add(float d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
-    cuda_cpu::multiply_add(d, a, b, line);
+CUDA_CPU_UNSEEN void multiply_add(float d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
+    cuda_cpu::Thread *me = cuda_cpu::blk.cur;
+    me->d = d, me->a = a, me->b = b;
+    if (cuda_cpu::last_of_warp(~0u, cuda_cpu::MULTIPLY, line))
+        cuda_cpu::multiply_fragments(me - me->lane), cuda_cpu::let_go(~0u);
 }
-
-namespace nvcuda::wmma {
-template <class Use, int M, int N, int K, class T, class Layout>
-void fill_fragment(fragment<Use, M, N, K, T, Layout> &f, T v) {
-    for (T &x : f.x) x = v;
+inline void load_matrices(unsigned m[4], const half *row, int line = __builtin_LINE()) {
+    cuda_cpu::load_rows(m, row, false, line);
 }
-template <class Use, class Layout>
-void load_matrix_sync(fragment<Use, 16, 16, 16, half, Layout> &f, const half *p, unsigned ld, int line = __builtin_LINE()) {
-    cuda_cpu::warp_access(cuda_cpu::LOAD, p, ld, sizeof *p, line, [&] {
-        for (int i = 0, e = cuda_cpu::lane_id(); i < 8; i++, e += 32) f.x[i] = p[Layout::at(e / 16, e % 16, ld)];
-    });
+inline void load_transposed(unsigned m[4], const half *row, int line = __builtin_LINE()) {
+    cuda_cpu::load_rows(m, row, true, line);
 }
-inline void store_matrix_sync(float *p, const fragment<accumulator, 16, 16, 16, float> &f, unsigned ld, layout_t,
-                              int line = __builtin_LINE()) {
-    cuda_cpu::warp_access(cuda_cpu::STORE, p, ld, sizeof *p, line, [&] {
-        for (int i = 0, e = cuda_cpu::lane_id(); i < 8; i++, e += 32) p[row_major::at(e / 16, e % 16, ld)] = f.x[i];
-    });
+/* Nothing certain is there until the wait: NaN, and only then what was asked for. */
+inline void copy_async(half *to, const half *from, bool there, int line = __builtin_LINE()) {
+    cuda_cpu::Thread *me = cuda_cpu::blk.cur;
+    cuda_cpu::check_aligned(to, line), cuda_cpu::check_aligned(from, line);
+    if (me->copies == cuda_cpu::MOST_COPIES) cuda_cpu::complain(true, "line %d: raise MOST_COPIES", line);
+    cuda_cpu::write16(to, ~0ull, ~0ull);
+    me->copy[me->copies++] = {to, there ? from : nullptr};
 }
-template <class LayoutA, class LayoutB>
-void mma_sync(fragment<accumulator, 16, 16, 16, float> &d, const fragment<matrix_a, 16, 16, 16, half, LayoutA> &a,
-              const fragment<matrix_b, 16, 16, 16, half, LayoutB> &b, const fragment<accumulator, 16, 16, 16, float> &c,
-              int line = __builtin_LINE()) {
-    cuda_cpu::multiply(d.x, a.x, b.x, c.x, line);
+inline void wait_for_copies() {
+    cuda_cpu::Thread *me = cuda_cpu::blk.cur;
+    for (int i = 0; i < me->copies; i++) {
+        const uint64_t *from = (const uint64_t *)me->copy[i].from;
+        cuda_cpu::write16(me->copy[i].to, from ? from[0] : 0, from ? from[1] : 0);
+    }
+    me->copies = 0;
 }
-}  // namespace nvcuda::wmma
+inline float power_of_2(float x) {
+    float y = exp2f(x);
+    return y < 0x1p-126f ? 0 : y;
+}
 
 // ---------------------------------------------------------------------------------------------------------------
 // Streams and events

@@ -390,6 +390,42 @@ static void prefill_matches_the_host_and_company_changes_no_bit(void) {
     arena_close();
 }
 
+/* Lengths beside the edges of tiles of 16, 32 and 64 tokens. */
+static void a_token_sees_itself_and_those_before_it_at_the_edges_of_tiles_too(void) {
+    static const int lengths[][5] = {{1, 63, 15, 17, 16}, {65, 128, 64, 129, 127}}, in_order[] = {0, 1, 2, 3, 4};
+    static const int some_heads[][2] = {{64, 1}, {80, 1}, {96, 1}, {128, 1}, {7, 2}};
+    arena_open(2 * MIB);
+    for (int i = 0; i < COUNT(lengths) * COUNT(some_heads); i++) {
+        Batch b = batch_new(lengths[i % COUNT(lengths)], 5, some_heads[i / COUNT(lengths)], 3, 2);
+        size_t n = (size_t)b.rows * b.h1;
+        float *ref = (float *)temp(n, 4);
+        prefill(&b, in_order, 5, 1, ref);
+        CU_ASSERT_EQUAL(far_off(b.o, F16, ref, n, 2 * HALF, HALF), 0);
+    }
+    arena_close();
+}
+
+/* Queries are about 1 and keys about first + t * step, so that token t's score is about sqrt(hd) times that. */
+static void the_largest_score_may_come_late_or_early_or_be_far_below_zero(void) {
+    static const float first[] = {0, 16, -40}, step[] = {1.f / 8, -1.f / 8, 0};
+    static const int length[] = {130}, only[] = {0}, some_heads[][2] = {{64, 1}, {128, 1}, {7, 2}};
+    arena_open(2 * MIB);
+    for (int i = 0; i < COUNT(first) * COUNT(some_heads); i++) {
+        Batch b = batch_new(length, 1, some_heads[i / COUNT(first)], 0.125f, 0.125f);
+        size_t n = (size_t)b.rows * b.h1;
+        float *ref = (float *)temp(n, 4);
+        for (size_t e = 0; e < n; e++) {
+            size_t t = e / b.h1;
+            f16 *k = &b.kv[e + t * b.h1];
+            b.q[e] = f32_to_f16(1 + f16_to_f32(b.q[e]));
+            *k = f32_to_f16(first[i % COUNT(first)] + (float)t * step[i % COUNT(first)] + f16_to_f32(*k));
+        }
+        prefill(&b, only, 1, 1, ref);
+        CU_ASSERT_EQUAL(far_off(b.o, F16, ref, n, 2 * HALF, HALF), 0);
+    }
+    arena_close();
+}
+
 /* Sequences in shuffled pages, and the queries of their last tokens. */
 typedef struct {
     int n, page_tokens, max_pages, h1, nh;
@@ -1212,6 +1248,10 @@ CU_TestInfo tests[] = {
     {"a few rows times packed weights match the host", a_few_rows_times_packed_weights_match_the_host},
     {"how many rows there are changes no bit of one", how_many_rows_there_are_changes_no_bit_of_one},
     {"prefill matches the host, and company changes no bit", prefill_matches_the_host_and_company_changes_no_bit},
+    {"a token sees itself and those before it, at the edges of tiles too",
+     a_token_sees_itself_and_those_before_it_at_the_edges_of_tiles_too},
+    {"the largest score may come late or early, or be far below zero",
+     the_largest_score_may_come_late_or_early_or_be_far_below_zero},
     {"decode matches the host; pages and company change no bit",
      decode_matches_the_host_and_pages_and_company_change_no_bit},
     {"a batch in pieces gives the same bits", a_batch_in_pieces_gives_the_same_bits},
