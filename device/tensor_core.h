@@ -1,19 +1,20 @@
 /* tensor_core.h: the instructions for matrices and for copies into shared memory that CUDA C++ has no names for.
  * flexgen.cu's products with packed weights and prefill attention are written with them.
  *
- * A warp multiplies small matrices that are dealt to its 32 lanes: lane l has row r = l / 4 and columns c = l % 4 * 2 and c
- * + 1 of each 8 x 8 part. Two halfs that are neighbours share a word, the first in its low half. The layouts are those of
- * the PTX ISA, under "Matrix Fragments for mma.m16n8k16", "ldmatrix" and "cp.async". All lanes of a warp must come
- * together. tests/cuda_cpu.h has the same functions for a CPU. Read next: flexgen.cu. */
+ * A warp multiplies small matrices, of which each of its 32 lanes holds a part. Below, l is the lane, r is l / 4 and c is
+ * l % 4 * 2. A word holds two halfs, the first in its low bits. The layouts are those of the PTX ISA, under "Matrix
+ * Fragments for mma.m16n8k16" and "ldmatrix". All lanes of a warp must call multiply_add and load_... together.
+ * tests/cuda_cpu.h has the same functions for a CPU. Read next: flexgen.cu. */
 #pragma once
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 
 static __device__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
-/* d (16, 8) += a (16, 16) b (16, 8). a[0..3] are a's rows r, r + 8, r, r + 8, columns c, c, c + 8, c + 8 and one more;
- * b[0..1] b's rows c, c + 8 and one more, column r; d[0..3] are d's row r, columns c, c + 1, and row r + 8, columns c, c
- * + 1. */
+/* d (16, 8) += a (16, 16) b (16, 8). The lane holds
+ *   a[0..3]   rows r, r + 8, r, r + 8 at columns c, c, c + 8, c + 8 and their neighbours to the right;
+ *   b[0..1]   rows c, c + 8 and the rows below them, at column r;
+ *   d[0..3]   rows r, r, r + 8, r + 8 at columns c, c + 1, c, c + 1. */
 static __device__ void multiply_add(float d[4], const unsigned a[4], const unsigned b[2]) {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -27,8 +28,8 @@ static __device__ void multiply_add(float d[4], const unsigned a[4], const unsig
 #endif
 }
 
-/* Four 8 x 8 matrices of halfs from shared memory: `row`, 16-byte aligned, is of lane l row l % 8 of matrix l / 8. m[i]
- * becomes row r, columns c and c + 1 of matrix i. */
+/* Four 8 x 8 matrices of halfs from shared memory: `row`, 16-byte aligned, is in lane l where row l % 8 of matrix l / 8
+ * begins. m[i] becomes row r of matrix i at columns c and c + 1. */
 static __device__ void load_matrices(unsigned m[4], const half *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -36,7 +37,7 @@ static __device__ void load_matrices(unsigned m[4], const half *row) {
                  : "memory");
 }
 
-/* The same, transposed on the way: m[i] becomes rows c and c + 1, column r of matrix i. */
+/* The same, but each matrix is transposed: m[i] becomes rows c and c + 1 of matrix i at column r. */
 static __device__ void load_transposed(unsigned m[4], const half *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
