@@ -96,9 +96,9 @@ run: all
 include tests/suites.mk # make test, gpu-tests and sanitize
 
 # Programs of their own, with their own main.
-$(BUILD)/bench_gpu: tests/bench_gpu.cu $(BUILD)/archs
-	$(NVCC) -std=c++17 -O2 $(GENCODE) $(NVWARN) -c $< -o $@.o
-	$(CXX) $@.o -o $@ $(CUDA_LIBS)
+$(BUILD)/bench_gpu: tests/bench_gpu.cu device/device.h flexgen.h $(CUDA_OBJ) $(LIB)
+	$(NVCC) -std=c++17 -O2 -I. $(GENCODE) $(NVWARN) -c $< -o $@.o
+	$(CXX) $@.o $(CUDA_OBJ) $(LIB) -o $@ $(CUDA_LIBS) $(LIBS)
 HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c) device/team.c)
 BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/bench_*.c))
 bench: flexgen $(BENCH)

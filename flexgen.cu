@@ -5,7 +5,8 @@
  * tiers, plans or schedules, and after opening nothing is allocated but what cuBLAS notes of a product's shape. The whole
  * device is never synchronized: a stream waits for events of others, a thread for one event.
  *   One order of sums   A row's result may not depend on its place in a batch. Attention therefore cuts a sequence at fixed
- * tokens, whoever else is there, and cuBLAS is asked by shape alone, so that one shape always meets one algorithm.
+ * tokens, whoever else is there, products with packed weights cut the columns by the matrix, and cuBLAS is asked by shape
+ * alone, so that one shape always meets one algorithm.
  *   Memory   Everything but weights is small beside K and V and the matrices. Kernels read those once, and in 16-byte
  * pieces where the length of a row allows it (`wide`).
  * Read next: cost/hardware.c, a machine as numbers. */
@@ -506,11 +507,8 @@ static __global__ void bias_kernel(half *y, size_t y_ld, const half *b, bool rel
     }
 }
 
-static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
-    CudaGpu *g = cuda(gpu);
-    CHECK(lane_channel[lane] == GPU && !p->quant.bits && (!p->residual || (p->residual == p->y && !p->relu)));
+static int blas_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
     CHECK((!p->relu || p->b) && (p->y_type == F16 || !p->b));
-    if (!p->m) return 0;
     Known *known = find_product(g, lane, p, err);
     if (!known) return -1;
     const float one = 1, keep = p->residual ? 1 : 0;
@@ -522,6 +520,248 @@ static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
     if (!p->b || known->fused) return 0;
     bias_kernel<<<p->m, row_threads(p->n), 0, g->stream[lane]>>>((half *)p->y, p->y_ld, (const half *)p->b, p->relu, p->n);
     return launched("bias", err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// linear with packed weights, of a few rows
+//
+// Such a product is as fast as its weights are read, and packed they are 28% of the bytes of F16. So nothing but the
+// packed bytes moves: they are unpacked into the registers from which tensor cores take them. These give, for 16 outputs
+// and 8 rows of x at a time,
+//
+//     sum (16 outputs, 8 rows) += w (16 outputs, 16 columns) x^T (16 columns, 8 rows)
+//
+// A lane's share of w is, in four columns, outputs g and g + 8 of the 16, where g = lane / 4. Word g of a group's codes has
+// 8 outputs of one column: it is a lane's share of four such w at once, which together are all outputs of a group. Which
+// columns a lane has does not matter, if x is dealt like w; it has eight neighbours, so that x is read 16 bytes at a time.
+//
+// A block has two rows of groups and four warps for each, which read the same x. The columns are dealt, 64 at a time, to
+// the four warps and, where there are few outputs, to several blocks. That is decided by n and k alone, and sums are added
+// in one order: so the bits of a row depend on no other row.
+// ---------------------------------------------------------------------------------------------------------------
+
+enum {
+    FEW = 8,     /* rows of x in an instruction */
+    TILES_X = 4, /* times FEW rows of x in a block at most */
+    SIDES = 2,   /* rows of groups of a block */
+    SLICES = 4,  /* warps that share one */
+    OUTPUTS = SIDES * GROUP,
+    BLOCKS = 256, /* two on each multiprocessor of a large GPU; where outputs give fewer, blocks share columns */
+    WORDS = COLUMNS * GROUP_WORDS,         /* of COLUMNS columns of a row of groups */
+    AHEAD = (WORDS / 4 + WARP - 1) / WARP, /* 16-byte pieces of them that a lane reads */
+    SUMS = 16,                             /* of a lane for FEW rows of x: of four (16, FEW) */
+    SUMS_LD = GROUP + 4,                   /* floats from a row of sums to the next: four rows lie in different banks */
+    HEIGHT = (PACKED_ROWS + TILES_X * FEW - 1) / (TILES_X * FEW) /* blocks that share weights and have other rows of x */
+};
+static_assert((size_t)PACKED_ROWS * BLOCKS * OUTPUTS * sizeof(float) <= WORKSPACE, "partial sums have room");
+
+/* How many of the blocks that share outputs have come; 0 between kernels. Of PROJECT and FINISH, which run side by side. */
+static __device__ unsigned arrived[2][HEIGHT * BLOCKS];
+
+/* What a block has in shared memory: its warps' columns, and afterwards the sums of half of them. */
+template <int TILES>
+union Room {
+    unsigned columns[SIDES * SLICES][WORDS];
+    float sums[SLICES / 2][SIDES][TILES * FEW][SUMS_LD];
+};
+
+/* The next columns' words, `left` of which there are, and zeros behind them: groups of zeros, which stand for zeros. They
+ * are on their way while the columns before are multiplied; but where rows of groups do not begin at multiples of 16 bytes
+ * (wide is false) they are read when they are wanted. */
+template <bool WIDE>
+static __device__ void load_ahead(uint4 ahead[AHEAD], const unsigned *from, int left) {
+    const int first = threadIdx.x % WARP * 4, n = min(left, (int)WORDS) - first;
+#pragma unroll
+    for (int i = 0; i < AHEAD && WIDE; i++) {
+        ahead[i] = make_uint4(0, 0, 0, 0);
+        if (i * 4 * WARP < n) ahead[i] = *(const uint4 *)(from + first + i * 4 * WARP);
+    }
+}
+
+template <bool WIDE>
+static __device__ void store_ahead(unsigned *to, const uint4 ahead[AHEAD], const unsigned *from, int left) {
+    const int lane = threadIdx.x % WARP, first = lane * 4;
+#pragma unroll
+    for (int i = 0; i < AHEAD && WIDE; i++)
+        if (i * 4 * WARP < WORDS - first) *(uint4 *)(to + first + i * 4 * WARP) = ahead[i];
+    for (int at = lane; at < WORDS && !WIDE; at += WARP) to[at] = at < left ? from[at] : 0;
+}
+
+/* What a lane has of two neighbouring columns: a word of codes of each; their mins, their scales. */
+typedef struct {
+    unsigned codes[2];
+    half2 min, scale;
+} Columns;
+
+/* group: the first one's. */
+static __device__ Columns load_columns(const unsigned *group, int word) {
+    const unsigned mins = __byte_perm(group[0], group[GROUP_WORDS], 0x5410),
+                   scales = __byte_perm(group[0], group[GROUP_WORDS], 0x7632);
+    return Columns{{group[1 + word], group[GROUP_WORDS + 1 + word]}, *(const half2 *)&mins, *(const half2 *)&scales};
+}
+
+/* min + scale * code, as bits. DIFFERS: quant.c rounds the sum to a float first, so that where min is thousands of scales a
+ * number may be the other neighbour of one that lies in the middle of two halfs. */
+static __device__ unsigned unpack_two(half2 codes, const Columns &c) {
+    half2 x = __hfma2(codes, c.scale, c.min);
+    return *(unsigned *)&x;
+}
+
+/* The numbers of byte u: w[0] of the low halves, w[1] of the high ones. Half of a byte is put into the low bits of 1024,
+ * whose last place is 1: then it is code, or 16 code, above 1024. */
+static __device__ void unpack_byte(unsigned w[2], const Columns &c, int u) {
+    unsigned both = __byte_perm(c.codes[0], c.codes[1], 0x0400 + 0x0101 * u);
+    unsigned low = and_or(both, 0x000f000f, 0x64006400), high = and_or(both, 0x00f000f0, 0x64006400);
+    w[0] = unpack_two(__hsub2(*(half2 *)&low, __float2half2_rn(1024)), c);
+    w[1] = unpack_two(__hfma2(*(half2 *)&high, __float2half2_rn(1.f / 16), __float2half2_rn(-64)), c);
+}
+
+/* sum += COLUMNS columns of w, whose words are at `groups`, times x, of which the first `left` are there; by one warp. x:
+ * row 0 of `rows`, which are x_ld apart. */
+template <int TILES, bool WIDE>
+static __device__ void multiply_columns(float sum[TILES * SUMS], const unsigned *groups, const half *x, int x_ld, int rows,
+                                        int left) {
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    x += g * x_ld, rows -= g;
+#pragma unroll 1 /* more at a time take more registers than two blocks on a multiprocessor have */
+    for (int c = t * 8; c < COLUMNS; c += 32) {
+        Half8 mine[TILES];
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            mine[i] = load8(x + (i * FEW * x_ld + c), i * FEW < rows ? left - c : 0, WIDE);
+        }
+#pragma unroll
+        for (int four = 0; four < 2; four++) { /* of the lane's eight columns */
+            const unsigned *group = groups + (c + four * 4) * GROUP_WORDS;
+            const Columns two = load_columns(group, g), next = load_columns(group + 2 * GROUP_WORDS, g);
+#pragma unroll
+            for (int u = 0; u < 4; u++) {
+                unsigned w[4];
+                unpack_byte(w, two, u), unpack_byte(w + 2, next, u);
+#pragma unroll
+                for (int i = 0; i < TILES; i++)
+                    multiply_add(sum + i * SUMS + u * 4, w, (const unsigned *)&mine[i] + 2 * four);
+            }
+        }
+    }
+}
+
+/* Where four neighbouring outputs, sum[0], sum[4], sum[8] and sum[12], of a row of x lie among a warp's sums (rows, GROUP).
+ */
+static __device__ float4 *sums_at(float (*sums)[SUMS_LD], int tile, int d) {
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    return (float4 *)&sums[tile * FEW + 2 * t + d % 2][g / 4 * 32 + d / 2 * 16 + g % 4 * 4];
+}
+
+template <int TILES>
+static __device__ void store_sums(float (*to)[SUMS_LD], const float sum[TILES * SUMS]) {
+#pragma unroll
+    for (int i = 0; i < TILES * 4; i++) {
+        const float *s = sum + i / 4 * SUMS + i % 4;
+        *sums_at(to, i / 4, i % 4) = make_float4(s[0], s[4], s[8], s[12]);
+    }
+}
+
+template <int TILES>
+static __device__ void add_sums(float sum[TILES * SUMS], float (*from)[SUMS_LD]) {
+#pragma unroll
+    for (int i = 0; i < TILES * 4; i++) {
+        float *s = sum + i / 4 * SUMS + i % 4;
+        float4 more = *sums_at(from, i / 4, i % 4);
+        s[0] += more.x, s[4] += more.y, s[8] += more.z, s[12] += more.w;
+    }
+}
+
+static __device__ void store_output(const Product &p, int row, int col, float v) {
+    half *y = (half *)p.y + row * p.y_ld + col;
+    if (col >= p.n) return;
+    if (p.b) v += __half2float(((const half *)p.b)[col]);
+    if (p.relu && v < 0) v = 0;
+    if (p.residual) v += __half2float(*y);
+    *y = __float2half(v);
+}
+
+/* Whether this block is the last of `blocks`, which then sees what the others have written. Leaves 0. */
+static __device__ bool comes_last(unsigned *count, unsigned blocks) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(count, blocks - 1) == blocks - 1;
+    __syncthreads();
+    __threadfence();
+    return last;
+}
+
+/* TILES FEW rows of x in a block. Block (which rows, which rows of groups, which of those that share these). */
+template <int TILES, bool WIDE>
+static __global__ void __launch_bounds__(SIDES *SLICES *WARP, 2)
+    packed_linear_kernel(Product p, float *partial, int on_finish) {
+    __shared__ __align__(16) Room<TILES> room;
+    const int warp = threadIdx.x / WARP, side = warp % SIDES, slice = warp / SIDES, first = blockIdx.x * TILES * FEW;
+    const int group = blockIdx.y * SIDES + side, step = gridDim.z * SLICES * COLUMNS, rows = min(p.m - first, TILES * FEW);
+    const int before = (blockIdx.z * SLICES + slice) * COLUMNS;
+    const unsigned *w = (const unsigned *)p.w + ((size_t)group * p.k + before) * GROUP_WORDS;
+    const half *x = (const half *)p.x + (size_t)first * p.k + before;
+    int left = (group * GROUP < p.n ? p.k : 0) - before; /* the last row of groups may have no other beside it */
+    const bool EARLY = TILES < TILES_X; /* no registers are left for it; but then tensor cores are what is waited for */
+    float sum[TILES * SUMS] = {};
+    uint4 ahead[AHEAD];
+    if (EARLY) load_ahead<WIDE>(ahead, w, left * GROUP_WORDS);
+    for (; left > 0; left -= step, w += step * GROUP_WORDS, x += step) {
+        if (!EARLY) load_ahead<WIDE>(ahead, w, left * GROUP_WORDS);
+        __syncwarp(); /* the columns before have been used */
+        store_ahead<WIDE>(room.columns[warp], ahead, w, left * GROUP_WORDS);
+        __syncwarp();
+        if (EARLY) load_ahead<WIDE>(ahead, w + step * GROUP_WORDS, (left - step) * GROUP_WORDS);
+        multiply_columns<TILES, WIDE>(sum, room.columns[warp], x, p.k, rows, left);
+    }
+    __syncthreads();
+    if (slice >= 2) store_sums<TILES>(room.sums[slice - 2][side], sum);
+    __syncthreads();
+    if (slice < 2) add_sums<TILES>(sum, room.sums[slice][side]), store_sums<TILES>(room.sums[slice][side], sum);
+    __syncthreads();
+    const int place = blockIdx.x * gridDim.y + blockIdx.y, blocks = gridDim.z, size = rows * OUTPUTS;
+    partial += ((size_t)first * gridDim.y + (size_t)rows * blockIdx.y) * blocks * OUTPUTS;
+    for (int e = threadIdx.x; e < size; e += blockDim.x) {
+        int row = e / OUTPUTS, col = e % OUTPUTS;
+        float v = room.sums[0][col / GROUP][row][col % GROUP] + room.sums[1][col / GROUP][row][col % GROUP];
+        if (blocks == 1)
+            store_output(p, first + row, blockIdx.y * OUTPUTS + col, v);
+        else
+            partial[blockIdx.z * size + e] = v;
+    }
+    if (blocks == 1 || !comes_last(&arrived[on_finish][place], blocks)) return;
+#pragma unroll 4
+    for (int e = threadIdx.x; e < size; e += blockDim.x) {
+        float v = __ldcg(partial + e);
+        for (int b = 1; b < blocks; b++) v += __ldcg(partial + b * size + e);
+        store_output(p, first + e / OUTPUTS, blockIdx.y * OUTPUTS + e % OUTPUTS, v);
+    }
+}
+
+typedef void (*PackedKernel)(Product, float *, int);
+static const PackedKernel packed_kernels[] = {packed_linear_kernel<1, false>,       packed_linear_kernel<1, true>,
+                                              packed_linear_kernel<2, false>,       packed_linear_kernel<2, true>,
+                                              packed_linear_kernel<TILES_X, false>, packed_linear_kernel<TILES_X, true>};
+
+static int packed_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
+    CHECK(p->m <= PACKED_ROWS && takes_packed(p->quant) && p->y_type == F16);
+    const int which = p->m <= FEW       ? 0
+                      : p->m <= 2 * FEW ? 1
+                                        : 2,
+              rows = FEW << which, across = (p->n + OUTPUTS - 1) / OUTPUTS;
+    const int columns = (p->k + COLUMNS - 1) / COLUMNS, blocks = imax(1, imin(BLOCKS / across, columns / SLICES));
+    const PackedKernel kernel = packed_kernels[2 * which + eights(p->k)];
+    float *partial = (float *)(g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0));
+    dim3 grid((p->m + rows - 1) / rows, across, blocks);
+    kernel<<<grid, SIDES * SLICES * WARP, 0, g->stream[lane]>>>(*p, partial, lane == FINISH);
+    return launched("linear with packed weights", err);
+}
+
+static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
+    CHECK(lane_channel[lane] == GPU && (!p->residual || (p->residual == p->y && !p->relu)));
+    if (!p->m) return 0;
+    return (p->quant.bits ? packed_linear : blas_linear)(cuda(gpu), lane, p, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -1336,7 +1576,8 @@ static int load_kernels(Error *err) {
             if (!status)
                 status = checked(cudaFuncGetAttributes(&attributes, (const void *)kernel), "looking for its code", err);
     };
-    load(others), load(prefill_kernels), load(attend_kernels), load(score_kernels), load(weigh_kernels);
+    load(others), load(packed_kernels), load(prefill_kernels), load(attend_kernels), load(score_kernels),
+        load(weigh_kernels);
     return status;
 }
 

@@ -159,6 +159,10 @@ typedef struct {
 /* One batch's hidden state is computed, the next one's comes, and the last one's goes: into three workspaces, or into two
  * if the next may wait for the last. */
 enum { PIECE_ROWS = 1024, LEAST_WORKSPACES = 2, WORKSPACES = 3 };
+/* A GPU multiplies so many rows at most with packed weights as they lie, and then only with those that are packed so. For
+ * more it unpacks them first. */
+enum { PACKED_ROWS = 64 };
+static inline bool takes_packed(Quant quant) { return quant.bits == 4 && quant.group == 64; }
 static inline int group_count(const Policy *policy) { return imax(policy->groups, 1); }
 static inline bool is_sparse(const Policy *policy) { return policy->sparsity > 0 && policy->sparsity < 1; }
 /* For a new token, sparse attention (section 5) reads all of K, but V only of the token itself and of ceil(sparsity * past)
@@ -232,7 +236,7 @@ typedef enum {
     EMBEDDINGS,       /* the tensors outside of the layers */
     WEIGHT_SLOT,      /* layers that stream use this slot and the next in turn; on the CPU, what comes from disk */
     WEIGHT_SLOT_1,    /* the other one */
-    UNPACKED_WEIGHTS, /* a layer's matrices in F16, for a device that cannot multiply packed ones */
+    UNPACKED_WEIGHTS, /* a layer's matrices in F16, for batches of too many rows for packed ones */
     KV_CACHE,         /* pages: (layer, K|V, page, token, h1) */
     KV_STAGING,       /* pages of one layer on their way: on the GPU to its attention, on the CPU from disk */
     ACTIVATIONS,      /* at rest between two layers */
@@ -325,6 +329,7 @@ typedef struct Plan {
     int *act_first[NTIERS]; /* [batches] its first row in the tier's ACTIVATIONS */
     int max_act_rows[NTIERS];
     bool need_x;                /* some batch has activations off the GPU: workspaces hold x */
+    int packed_rows;            /* batches of at most so many rows take packed weights as they lie */
     size_t unpacked_bytes;      /* of UNPACKED_WEIGHTS; 0: none */
     size_t unpacked_at[NROLES]; /* where each matrix begins there */
     int table_ints;             /* of one batch's index tables */

@@ -312,6 +312,11 @@ static void link_rows(Seconds *t, const Sweep *a) {
 // The processors
 // ---------------------------------------------------------------------------------------------------------------
 
+/* Whether the batches in prefill, or those that decode, multiply with packed weights as they lie. */
+static bool multiply_packed(const Sweep *a, bool prefill) {
+    return a->plan->policy.weight_quant.bits && a->rows[prefill] <= a->batches[prefill] * a->plan->packed_rows;
+}
+
 /* The six products of a layer, for the batches in prefill or those that decode. The rows of a batch go through in pieces of
  * at most `chunk` rows; beside the products of a piece its k and v are put away. */
 static double products(const Sweep *a, bool prefill) {
@@ -319,7 +324,7 @@ static double products(const Sweep *a, bool prefill) {
     const Hardware *h = a->hw;
     if (batches <= 0) return 0;
     const double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->chunk), m = each / pieces;
-    const bool packed = a->plan->policy.weight_quant.bits && !a->plan->unpacked_bytes;
+    const bool packed = multiply_packed(a, prefill);
     const double qkvo = 4 * linear_seconds(h, a->stage, m, h1, h1, a->act, packed);
     const double mlp_1 = linear_seconds(h, a->stage, m, h2, h1, a->act, packed);
     const double mlp_2 = linear_seconds(h, a->stage, m, h1, h2, a->act, packed);
@@ -335,11 +340,12 @@ static double gpu_seconds(const Sweep *a, bool prefill) {
     return products(a, prefill) + norms + attention;
 }
 
-/* Compression: the layer's six matrices are unpacked where products want F16; new k and v are packed. */
+/* Compression: the layer's six matrices are unpacked where some batch's products want F16; new k and v are packed. */
 static double packing_seconds(const Sweep *a) {
     const double f16_kv = 4 * a->config->h1, bdw = a->hw->gpu_bdw;
     double seconds = 0;
-    if (a->plan->unpacked_bytes) seconds += memory_seconds(a->weights + a->plan->unpacked_bytes, bdw) + 6 * a->hw->op_s;
+    if (a->plan->policy.weight_quant.bits && !(multiply_packed(a, false) && multiply_packed(a, true)))
+        seconds += memory_seconds(a->weights + a->plan->unpacked_bytes, bdw) + 6 * a->hw->op_s;
     if (a->plan->policy.cache_quant.bits) seconds += memory_seconds((f16_kv + a->kv) * a->all_rows, bdw) + a->hw->op_s;
     return seconds;
 }

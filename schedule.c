@@ -225,11 +225,12 @@ static void layer_weights(const Run *run, int j, Tensor w[NROLES]) {
     }
 }
 
-/* Packed matrices become F16 where the device wants them so: once a layer and sweep, before its first batch. Those of each
- * half on the lane of that half, so that it has done with the layer before. */
+/* Packed matrices become F16 for a batch of more rows than the device multiplies with packed ones: once a layer and sweep,
+ * before the first such batch. Those of each half on the lane of that half, so that it has done with the layer before. */
 static void unpack_weights(Run *run, int j, int k, Tensor w[NROLES]) {
     const Plan *p = run->plan;
-    for (int r = 0; r < NROLES && p->unpacked_bytes; r++) {
+    if (run->flight->flight[k]->rows <= p->packed_rows) return;
+    for (int r = 0; r < NROLES; r++) {
         Tensor packed = w[r];
         if (packed.type != U8) continue;
         opt_role_shape(&p->config, (Role)r, &w[r].rows, &w[r].cols);

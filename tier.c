@@ -259,10 +259,11 @@ static void plan_slots(Plan *p) {
     }
 }
 
-/* Room for a layer's matrices in F16, where the device multiplies no packed ones: a GPU, whose activations are F16. */
+/* Room for a layer's matrices in F16, where not every batch takes packed ones: on a GPU, whose activations are F16. */
 static void plan_unpacked(Plan *p) {
     size_t bytes = 0;
-    if (!p->policy.weight_quant.bits || p->act_type != F16) return;
+    p->packed_rows = p->act_type != F16 ? INT_MAX : takes_packed(p->policy.weight_quant) ? PACKED_ROWS : 0;
+    if (!p->policy.weight_quant.bits || p->packed_rows == INT_MAX) return;
     for (int r = 0; r < NROLES; r++) {
         int rows, cols;
         opt_role_shape(&p->config, (Role)r, &rows, &cols);

@@ -25,7 +25,7 @@
 #include "cost/cost.h"
 
 enum {
-    PROFILE_VERSION = 2, /* counts the changes of what is measured, or of kernels and lanes, that make older files wrong */
+    PROFILE_VERSION = 3, /* counts the changes of what is measured, or of kernels and lanes, that make older files wrong */
     PAGE_TOKENS = 16,    /* of a KV page, as in a run */
     PIECE = 8 << 20,     /* bytes of a copy, about a matrix of a layer */
     GROUP = 4,           /* pieces that are on their way to or from the disk at once */
@@ -376,10 +376,13 @@ static int measure_attention(Hardware *h, Profile *p) {
     return 0;
 }
 
-/* The same with packed numbers. A GPU multiplies F16 alone, and unpacks first. */
+/* The same with packed numbers; of products on a GPU, as far as it takes packed weights as they lie. */
 static int measure_packed(Hardware *h, Profile *p) {
+    const int rows = p->size.rows;
     p->quant = usual;
-    if (p->act == F32 && measure_curve(&h->mm_packed, p, &linear)) return -1;
+    if (p->act == F16) p->size.rows = imin(rows, PACKED_ROWS);
+    if (measure_curve(&h->mm_packed, p, &linear)) return -1;
+    p->size.rows = rows;
     if (measure_curve(&h->bmm_packed, p, &on_gpu) || measure_curve(&h->cpu_packed, p, &on_cpu)) return -1;
     p->quant = (Quant){0};
     return 0;

@@ -131,9 +131,9 @@ extern const OpInfo op_info[NCODES];
 Op *op_copy(Op *op, const Move *moves, int n);
 Op *op_embed(Op *op, Tensor y, Tensor table, Tensor idx, bool add);
 Op *op_layernorm(Op *op, Tensor y, Tensor x, Tensor w, Tensor b);
-/* w F16, or packed, U8, where the device multiplies packed weights (the host; activations are F32) */
+/* w F16, or packed, U8, where the device takes packed weights for so many rows (Plan.packed_rows) */
 Op *op_linear(Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu);
-/* w (n, k) F16 of packed weights, for a device that multiplies F16 alone */
+/* w (n, k) F16 of packed weights, for products of more rows than those that take packed ones */
 Op *op_unpack(Op *op, Tensor w, Tensor packed);
 /* New k, v, rows of (2 h1) F16, as rows of U8 for packed pages: k's heads, then v's */
 Op *op_pack(Op *op, Tensor packed, Tensor kv, int nh);
@@ -355,7 +355,7 @@ typedef struct {
     const void *w;        /* (n, k) dense, F16, or packed by quant_pack_rows */
     const void *b;        /* (n) F16, or NULL */
     const void *residual; /* (m, n) with y's type and y_ld, or NULL. It may be y itself; on a GPU it must be */
-    Quant quant;          /* of packed w; bits 0: F16. A GPU multiplies F16 alone */
+    Quant quant;          /* of packed w; bits 0: F16. A GPU takes what takes_packed says, and at most PACKED_ROWS rows */
     bool relu;
     int m, n, k;
 } Product;
@@ -427,7 +427,7 @@ void host_score(float *logp, int32_t *best, const float *logits, const int32_t *
 // Each lane has a stream. The launchers are the twins of the host_ functions of the same names. They take the same
 // arguments, but pointers are addresses on the GPU and activations are F16; sums are F32. They post kernels on the stream
 // of `lane` and return at once, with -1 and err if that fails. A row of a result depends only on that row's inputs and, in
-// linear, on the number of rows: attention splits at fixed tokens of a sequence.
+// cuBLAS, on the number of rows: attention splits at fixed tokens of a sequence.
 // ---------------------------------------------------------------------------------------------------------------
 
 enum { MARKS = 256 }; /* so many points of a stream can be waited for at a time */
@@ -442,7 +442,8 @@ struct Gpu {
 
     int (*embed)(Gpu *, Lane lane, const Lookup *, Error *);
     int (*layernorm)(Gpu *, Lane lane, void *y, const void *x, const void *w, const void *b, int rows, int cols, Error *);
-    /* cuBLAS. There is no ReLU before a residual. The lane is PROJECT or FINISH, which have a workspace each. */
+    /* cuBLAS; for packed w, whose y is F16, a kernel of ours. There is no ReLU before a residual. The lane is PROJECT or
+     * FINISH, which have a workspace each. */
     int (*linear)(Gpu *, Lane lane, const Product *, Error *);
     int (*attend_prefill)(Gpu *, Lane lane, const Prefill *, Error *);
     int (*attend)(Gpu *, Lane lane, const Attention *, Error *);

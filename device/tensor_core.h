@@ -1,5 +1,5 @@
 /* tensor_core.h: the instructions for matrices and for copies into shared memory that CUDA C++ has no names for.
- * flexgen.cu's prefill attention is written with them.
+ * flexgen.cu's products with packed weights and prefill attention are written with them.
  *
  * A warp multiplies small matrices, of which each of its 32 lanes holds a part. Below, l is the lane, r is l / 4 and c is
  * l % 4 * 2. A word holds two halfs, the first in its low bits. The layouts are those of the PTX ISA, under "Matrix
@@ -66,6 +66,13 @@ static __device__ void wait_for_copies() {
 static __device__ float power_of_2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* (x & mask) | bits, of which the compiler makes two instructions when both are constants. */
+static __device__ unsigned and_or(unsigned x, unsigned mask, unsigned bits) {
+    unsigned y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
     return y;
 }
 #endif

@@ -225,7 +225,7 @@ step_ncu() {
     command -v ncu || { echo "no ncu here"; return $SKIP; }
     local run="$BUILD/flexgen bench --device cuda --model opt-1.3b --prompt-len 512 --gen-len 2 --percent 100 0 100 0 100 0
         --gpu-batch-size 32 --num-gpu-batches 1 --gpu-mem ${GPU_MEM_GB}G --cpu-mem 4G --offload-dir $scratch"
-    ncu --clock-control none -k 'regex:attend_prefill|unpack|layernorm' -c 20 $run --compress-weight &&
+    ncu --clock-control none -k 'regex:attend_prefill|unpack|packed_linear|layernorm' -c 20 $run --compress-weight &&
         ncu --clock-control none -k 'regex:attend_kernel|combine|pick' -c 8 $run &&
         ncu --clock-control none -k 'regex:attend_kernel|pack_kernel' -c 8 $run --compress-cache
 }

@@ -43,6 +43,8 @@ END {
     for (i = 1; i <= count; i++) if (names[i] in bound) figure(names[i], "GB/s", bound[names[i]])
     gemm = most(bound["gemm_large"], bound["gemm_prefill"])
     figure("largest fp16 product", "TFLOP/s", gemm / 1e3)
+    count = split("1_8192_8192 16_8192_8192 64_8192_8192 1_7168_28672 16_7168_28672 64_7168_28672", names, " ")
+    for (i = 1; i <= count; i++) figure("packed weights, " names[i], "GB/s", bound["packed_" names[i]], "copy within the GPU", bound["d2d"])
     if (shape("gpu")) {
         what = m ", all on the GPU, " seqs " x " s " + " n
         # a step reads all weights, the table of the head, and the KV of s + 1, s + 2, ... tokens

@@ -51,7 +51,8 @@ c++filt <"$report" | awk -v archs="$*" -v version="$version" '
         print "Made by `scripts/gpu_kernels.sh`, from what ptxas of CUDA " version " reports. For each GPU: registers of a thread, and the"
         print "largest share of the threads of an SM that can be there at once with the block that the launcher asks for (the largest, where"
         print "it depends on a row). The flags behind `attend_kernel` and `weigh_kernel` are the lanes that share a token, whether K and V are"
-        print "packed, and whether only scores are wanted; behind `attend_prefill_kernel` the tiles of 16 that a head has.\n"
+        print "packed, and whether only scores are wanted; behind `attend_prefill_kernel` the tiles of 16 that a head has; behind"
+        print "`packed_linear_kernel` the eights of rows of a block, and whether columns come in multiples of 8.\n"
         line = "| kernel | block | shared (bytes) |"; rule = "|---|---|---|"
         for (i = 1; i <= count; i++) { line = line " sm_" a[i] " |"; rule = rule "---|" }
         print line " spilled (bytes) |\n" rule "---|"

@@ -1,6 +1,7 @@
 /* bench_gpu.cu: what this machine's GPU can do at best, for scripts/gpu_check.sh to put beside what flexgen does: copies
  * over the link from and to pinned memory, one way and both ways at once, copies within the GPU's memory, and fp16 matrix
- * products with fp32 sums through cublasLt. One "name value" a line, in units of 1e9 a second; medians.
+ * products with fp32 sums through cublasLt. Beside them flexgen's own products with packed weights, whose bound is d2d. One
+ * "name value" a line, in units of 1e9 a second; medians.
  *
  *   h2d d2h             bytes from host to device, and back
  *   h2d_both d2h_both   the same while the other direction is busy
@@ -9,6 +10,7 @@
  *   gemm_large          FLOP of 8192 x 8192 x 8192
  *   gemm_prefill        FLOP of the first matrix of OPT-6.7B's mlp on 4096 tokens
  *   gemm_decode         the same on 64 tokens, and gemm_decode_weights: bytes of weights read by it
+ *   packed_M_N_K        bytes of packed weights read by M rows times (N, K)
  *
  * Random data throughout: on zeros a GPU draws less power and is faster than it will ever be. */
 #include <cublasLt.h>
@@ -20,6 +22,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
+
+#include "device/device.h"
 
 enum { RUNS = 9, COPIES = 4, ALGORITHMS = 8, WEIGHTS = 4 };
 static const size_t LINK = (size_t)256 << 20, MEMORY = (size_t)1 << 30, WORKSPACE = (size_t)32 << 20;
@@ -207,6 +211,43 @@ static double product_rate(cublasLtHandle_t handle, int m, int n, int k, int lau
     return best;
 }
 
+/* Bytes of packed weights that flexgen.cu's product of m rows with w (n, k) reads in a second, each time of another copy.
+ */
+static double packed_rate(Gpu *gpu, int m, int n, int k) {
+    enum { LAUNCHES = 32 };
+    const Quant quant = {4, 64};
+    const size_t each = quant_matrix_bytes(quant, n, k);
+    char *w = (char *)device_memory(WEIGHTS * each, 7, 0.05f);
+    Product p = {};
+    p.x = device_memory((size_t)m * k * sizeof(half), 8, 1), p.y = device_memory((size_t)m * n * sizeof(half), 9, 1);
+    p.y_type = F16, p.y_ld = n, p.quant = quant, p.m = m, p.n = n, p.k = k;
+    std::vector<double> rates;
+    Error err;
+    for (int r = -1; r < RUNS; r++) {
+        int status = gpu->begin(gpu, PROJECT, 0, &err);
+        for (int i = 0; i < LAUNCHES && !status; i++) {
+            p.w = w + (size_t)i % WEIGHTS * each;
+            status = gpu->linear(gpu, PROJECT, &p, &err);
+        }
+        if (status || gpu->end(gpu, PROJECT, 0, &err) || gpu->sync(gpu, PROJECT, 0, &err))
+            fprintf(stderr, "bench_gpu: %s\n", err.text), exit(1);
+        if (r >= 0) rates.push_back(LAUNCHES * (double)each / gpu->took(gpu, PROJECT, 0, 0));
+    }
+    for (void *of : {(void *)w, (void *)p.x, p.y}) CUDA(cudaFree(of));
+    return median(rates);
+}
+
+static void print_packed(void) {
+    static const int rows[] = {1, 16, 64}, shapes[][2] = {{8192, 8192}, {7168, 28672}};
+    Error err;
+    Gpu *gpu = cuda_open_gpu(&err);
+    if (!gpu) fprintf(stderr, "bench_gpu: %s\n", err.text), exit(1);
+    for (const int *shape : shapes)
+        for (int m : rows)
+            printf("packed_%d_%d_%d %.1f\n", m, shape[0], shape[1], packed_rate(gpu, m, shape[0], shape[1]) / 1e9);
+    gpu->close(gpu);
+}
+
 int main(void) {
     const struct {
         const char *name;
@@ -223,5 +264,6 @@ int main(void) {
         if (p.m == 64) printf("%s_weights %.1f\n", p.name, 2.0 * p.n * p.k * rate / 1e9);
     }
     LT(cublasLtDestroy(handle));
+    print_packed();
     return 0;
 }

@@ -410,8 +410,22 @@ inline half to_half(float f) {
     return ::__float2half(f);
 #endif
 }
+/* Rounded once: a float takes what a half has no place for, and of what that loses the last bit keeps a trace. */
+inline half rounded_once(double d) {
+    float f = (float)d;
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    if (f != d && fabs(f) > fabs(d)) bits--; /* towards 0 */
+    if (f != d && d == d) bits |= 1;
+    return memcpy(&f, &bits, 4), to_half(f);
+}
 inline float2 to_floats(half2 h) { return {to_float(h.x), to_float(h.y)}; }
 inline half2 to_halfs(float a, float b) { return half2(to_half(a), to_half(b)); }
+/* a b + c; the product is exact. */
+inline half2 multiply_add2(half2 a, half2 b, half2 c) {
+    float2 x = to_floats(a), y = to_floats(b), z = to_floats(c);
+    return half2(rounded_once((double)x.x * y.x + z.x), rounded_once((double)x.y * y.y + z.y));
+}
 template <class To, class From>
 To bit_cast(From from) {
     To to;
@@ -431,8 +445,23 @@ To bit_cast(From from) {
 #define __float2half(f) cuda_cpu::to_half(f)
 #define __half22float2(h) cuda_cpu::to_floats(h)
 #define __floats2half2_rn(a, b) cuda_cpu::to_halfs(a, b)
+#define __hfma2(a, b, c) cuda_cpu::multiply_add2(a, b, c)
+#define __hsub2(a, b) cuda_cpu::multiply_add2(b, half2(cuda_cpu::to_half(-1.f), cuda_cpu::to_half(-1.f)), a)
+#define __float2half2_rn(f) cuda_cpu::to_halfs(f, f)
+#define __threadfence() (void)0 /* the blocks of a kernel run one after another */
 using std::max;
 using std::min;
+template <class T>
+T __ldcg(const T *p) {
+    return *p;
+}
+inline unsigned atomicInc(unsigned *p, unsigned most) { return *p == most ? std::exchange(*p, 0) : (*p)++; }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
+    uint64_t both = a | (uint64_t)b << 32;
+    unsigned bytes = 0;
+    for (int i = 0; i < 4; i++) bytes |= unsigned(both >> (select >> 4 * i & 7) * 8 & 255) << 8 * i;
+    return bytes;
+}
 inline int atomicExch(int *p, int v) { return __atomic_exchange_n(p, v, __ATOMIC_RELAXED); }
 inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 inline unsigned __float_as_uint(float f) { return cuda_cpu::bit_cast<unsigned>(f); }
@@ -499,6 +528,7 @@ inline void load_rows(unsigned *m, const half *p, bool transposed, int line) {
 }
 }  // namespace cuda_cpu
 
+inline unsigned and_or(unsigned x, unsigned mask, unsigned bits) { return (x & mask) | bits; }
 CUDA_CPU_UNSEEN void multiply_add(float d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
     cuda_cpu::Thread *me = cuda_cpu::blk.cur;
     me->d = d, me->a = a, me->b = b;

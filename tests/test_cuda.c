@@ -220,23 +220,36 @@ static f16 *turned(const f16 *x, int rows, int cols) {
     return y;
 }
 
-static void linear_case(const Epilogue *e, int m, int n, int k, Lane lane) {
+/* w (n, k). */
+static void *packed_weights(const f16 *w, Quant quant, int n, int k) {
+    const size_t row = k * quant_bytes(quant, quant.group);
+    uint8_t *packed = (uint8_t *)temp(quant_matrix_bytes(quant, n, k), 1);
+    for (int g = 0, first = 0; first < n; g++, first += quant.group)
+        quant_pack_rows(packed + g * row, w + (size_t)first * k, n - first < quant.group ? n - first : quant.group, k,
+                        quant);
+    return packed;
+}
+
+static void linear_case(const Epilogue *e, Quant quant, int m, int n, int k, Lane lane) {
     size_t size = type_bytes(e->y_type), row = e->parts * n * size, before = row - n * size;
-    f16 *x = random_halves((size_t)m * k, 1), *w = random_halves((size_t)n * k, 2 / sqrtf((float)k));
+    size_t w_bytes = quant.bits ? quant_matrix_bytes(quant, n, k) : (size_t)n * k * 2;
+    f16 *x = random_halves((size_t)m * k, 1);
+    f16 *plain = random_halves((size_t)n * k, 2 / sqrtf((float)k));
+    const void *w = quant.bits ? packed_weights(plain, quant, n, k) : plain;
     f16 *b = random_halves(n, 1), *old = random_halves((size_t)m * n, 1);
     float *ref = floats(old, (size_t)m * n);
-    host_linear(&(Product){
-        ref, F32, n, floats(x, (size_t)m * k), w, e->bias ? b : NULL, e->residual ? ref : NULL, {0}, e->relu, m, n, k});
+    host_linear(&(Product){ref, F32, n, floats(x, (size_t)m * k), w, e->bias ? b : NULL, e->residual ? ref : NULL, quant,
+                           e->relu, m, n, k});
     uint8_t *first = (uint8_t *)temp(m, row);
     /* Terms' sizes add up to about 8, in float. Where there is a bias, a number below 4 may have been cut to a half before
      * it is added. */
     double atol = e->bias ? 4 * HALF : 2e-5, rtol = e->y_type == F32 ? 0 : HALF;
     for (int turn = 0; turn < 2; turn++) {
         clear();
-        const void *gw = put(w, (size_t)n * k * 2), *gb = e->bias ? put(b, (size_t)n * 2) : NULL;
+        const void *gw = put(w, w_bytes), *gb = e->bias ? put(b, (size_t)n * 2) : NULL;
         const void *from = put(turn ? turned(x, m, k) : x, (size_t)m * k * 2);
         uint8_t *all = (uint8_t *)room(!e->residual ? NULL : turn ? turned(old, m, n) : old, m * row), *y = all + before;
-        Product p = {y, e->y_type, row / size, from, gw, gb, e->residual ? y : NULL, {0}, e->relu, m, n, k};
+        Product p = {y, e->y_type, row / size, from, gw, gb, e->residual ? y : NULL, quant, e->relu, m, n, k};
         RUN(lane, linear, &p);
         int wrong = 0;
         for (int r = 0; r < m; r++) {
@@ -256,8 +269,54 @@ static void linear_matches_the_host_and_the_place_of_a_row_changes_no_bit(void) 
     arena_open(MIB);
     for (int s = 0; s < COUNT(shapes); s++)
         for (int i = 0; i < COUNT(some_rows) * COUNT(epilogues); i++)
-            linear_case(&epilogues[i % COUNT(epilogues)], some_rows[i / COUNT(epilogues)], shapes[s][0], shapes[s][1],
-                        lanes[s % 2]); /* what differs in one thing alone meets on one lane */
+            linear_case(&epilogues[i % COUNT(epilogues)], (Quant){0}, some_rows[i / COUNT(epilogues)], shapes[s][0],
+                        shapes[s][1], lanes[s % 2]); /* what differs in one thing alone meets on one lane */
+    arena_close();
+}
+
+/* Shapes: one group and a part of one, an odd number of rows of groups and more than a block has; columns that are no
+ * multiple of what is read at once, few and so many that several blocks share them. */
+static const Quant fours = {4, 64};
+static const int few_shapes[][2] = {{64, 64}, {5, 8}, {165, 131}, {200, 72}, {290, 584}, {63, 650}};
+
+static void a_few_rows_times_packed_weights_match_the_host(void) {
+    static const int rows[] = {1, 8, 9, 16, 17, 33, 64};
+    arena_open(2 * MIB);
+    for (int i = 0; i < COUNT(few_shapes) * COUNT(epilogues) * COUNT(rows); i += every_fifth()) {
+        const Epilogue *e = &epilogues[i / COUNT(rows) % COUNT(epilogues)];
+        const int *shape = few_shapes[i / COUNT(rows) / COUNT(epilogues)];
+        if (e->y_type == F16) linear_case(e, fours, rows[i % COUNT(rows)], shape[0], shape[1], lanes[i % 2]);
+    }
+    arena_close();
+}
+
+/* The last m of 64 rows, alone. The second half of the columns all but takes back what the first half adds, so that another
+ * order of sums would show. */
+static void how_many_rows_there_are_changes_no_bit_of_one(void) {
+    enum { N = 101, K = 1096 };
+    const size_t row = N * 2;
+    arena_open(2 * MIB);
+    f16 *x = random_halves((size_t)PACKED_ROWS * K, 100), *plain = random_halves((size_t)N * K, 2 / sqrtf(K));
+    const f16 *b = random_halves(N, 1);
+    for (int r = 0; r < PACKED_ROWS; r++)
+        for (int c = 0; c < K / 2; c++) {
+            f16 *of = x + (size_t)r * K;
+            of[K - 1 - c] = f32_to_f16(test_random(&state) / 10 - f16_to_f32(of[c]));
+        }
+    for (int o = 0; o < N; o++)
+        for (int c = 0; c < K / 2; c++) plain[o * K + K - 1 - c] = plain[o * K + c];
+    const void *w = packed_weights(plain, fours, N, K);
+    uint8_t *all = (uint8_t *)temp(PACKED_ROWS, row);
+    for (int m = PACKED_ROWS; m > 0; m -= every_fifth()) {
+        clear();
+        const void *gw = put(w, quant_matrix_bytes(fours, N, K)), *gb = put(b, row);
+        const void *from = put(x + (size_t)(PACKED_ROWS - m) * K, (size_t)m * K * 2);
+        void *y = room(NULL, m * row);
+        Product p = {y, F16, N, from, gw, gb, NULL, fours, false, m, N, K};
+        RUN(lanes[m % 2], linear, &p);
+        if (m == PACKED_ROWS) memcpy(all, result(y), m * row);
+        CU_ASSERT(memcmp(result(y), all + (PACKED_ROWS - m) * row, m * row) == 0);
+    }
     arena_close();
 }
 
@@ -618,6 +677,44 @@ static void an_unpacked_matrix_is_what_quant_unpack_gives(void) {
         RUN(lanes[i % 2], unpack, to, from, n, k, quant);
         CU_ASSERT(memcmp(result(to), w, (size_t)n * k * 2) == 0);
     }
+    arena_close();
+}
+
+/* A row of x that is 1 in one column and 0 elsewhere gets that column of w. It is what quant_unpack gives, or where the min
+ * is thousands of scales, which quant_unpack rounds twice, may be its neighbour. */
+static void each_packed_number_is_multiplied_as_what_quant_unpack_gives(void) {
+    const size_t size = quant_bytes(fours, fours.group);
+    int others = 0, all = 0;
+    arena_open(2 * MIB);
+    for (int i = 0; i < COUNT(few_shapes); i++) {
+        const int n = few_shapes[i][0], k = few_shapes[i][1], groups = (n + fours.group - 1) / fours.group;
+        uint8_t *packed = random_groups((size_t)groups * k, size);
+        f16 *w = (f16 *)temp((size_t)groups * fours.group * k, 2);
+        for (int g = 0; g < groups; g++)
+            quant_unpack_rows(w + (size_t)g * fours.group * k, packed + (size_t)g * k * size, fours.group, k, fours);
+        for (int first = 0; first < k; first += PACKED_ROWS * every_fifth()) {
+            const int m = imin(k - first, PACKED_ROWS);
+            f16 *x = (f16 *)temp((size_t)m * k, 2);
+            for (int r = 0; r < m; r++) x[(size_t)r * k + first + r] = f32_to_f16(1);
+            clear();
+            const void *gw = put(packed, groups * k * size), *from = put(x, (size_t)m * k * 2);
+            void *y = room(NULL, (size_t)m * n * 2);
+            Product p = {y, F16, n, from, gw, NULL, NULL, fours, false, m, n, k};
+            RUN(PROJECT, linear, &p);
+            int wrong = 0;
+            for (int e = 0; e < m * n; e++) {
+                const int o = e % n, c = first + e / n;
+                const f16 *header = (const f16 *)(packed + ((size_t)(o / fours.group) * k + c) * size);
+                const f16 got = ((const f16 *)result(y))[e], is = w[(size_t)o * k + c];
+                if (f16_to_f32(got) == f16_to_f32(is)) continue; /* 0 may be -0 */
+                others++;
+                wrong += abs(got - is) != 1 || !(fabsf(f16_to_f32(header[0])) >= 4096 * fabsf(f16_to_f32(header[1])));
+            }
+            all += m * n;
+            CU_ASSERT_EQUAL(wrong, 0);
+        }
+    }
+    CU_ASSERT(others < all / 1000);
     arena_close();
 }
 
@@ -1096,6 +1193,7 @@ static void nothing_to_do_is_nothing_done(void) {
     RUN(PROJECT, embed, (&(Lookup){y, F16, x, F16, 64, i, 0, 64, false}));
     RUN(PROJECT, layernorm, y, x, x, x, 0, 64);
     RUN(PROJECT, linear, (&(Product){y, F16, 64, x, x, x, NULL, {0}, true, 0, 64, 64}));
+    RUN(FINISH, linear, (&(Product){y, F16, 64, x, x, x, NULL, fours, true, 0, 64, 64}));
     RUN(FINISH, attend_prefill, (&(Prefill){y, x, x, i, 0, 0, 64, 1}));
     RUN(FINISH, attend, &a);
     RUN(FINISH, select, &a);
@@ -1147,6 +1245,8 @@ CU_TestInfo tests[] = {
     {"layernorm matches the host, in place too", layernorm_matches_the_host_in_place_too},
     {"linear matches the host, and the place of a row changes no bit",
      linear_matches_the_host_and_the_place_of_a_row_changes_no_bit},
+    {"a few rows times packed weights match the host", a_few_rows_times_packed_weights_match_the_host},
+    {"how many rows there are changes no bit of one", how_many_rows_there_are_changes_no_bit_of_one},
     {"prefill matches the host, and company changes no bit", prefill_matches_the_host_and_company_changes_no_bit},
     {"a token sees itself and those before it, at the edges of tiles too",
      a_token_sees_itself_and_those_before_it_at_the_edges_of_tiles_too},
@@ -1161,6 +1261,8 @@ CU_TestInfo tests[] = {
     {"append fills its slots and nothing else", append_fills_its_slots_and_nothing_else},
     {"pack packs what quant_pack packs", pack_packs_what_quant_pack_packs},
     {"an unpacked matrix is what quant_unpack gives", an_unpacked_matrix_is_what_quant_unpack_gives},
+    {"each packed number is multiplied as what quant_unpack gives",
+     each_packed_number_is_multiplied_as_what_quant_unpack_gives},
     {"the largest scores are chosen, and of equals the earlier", the_largest_scores_are_chosen_and_of_equals_the_earlier},
     {"all scores equal choose the first tokens", all_scores_equal_choose_the_first_tokens},
     {"weighing takes the values of the chosen tokens alone", weighing_takes_the_values_of_the_chosen_tokens_alone},

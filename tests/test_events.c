@@ -42,13 +42,14 @@ typedef struct {
     Clock now;    /* for who touches memory now: an op, or with seq 0 the posting thread */
     Clock need;   /* what its bytes say must be over */
     Event self;
-    const Op *op;     /* it; NULL: the posting thread */
-    bool blind;       /* only notes who touches what, with activations of any type; nothing is computed */
-    int races;        /* cells, each time */
-    int shown;        /* that many of them, and of waits that no byte asks for, are printed */
-    long ops, waits;  /* ops, and events that they waited for */
-    long surplus;     /* of these, those without which the rest would have been enough */
-    long unexplained; /* of these, those that surplus_kinds does not name */
+    const Op *op;                   /* it; NULL: the posting thread */
+    bool blind;                     /* only notes who touches what, with activations of any type; nothing is computed */
+    int races;                      /* cells, each time */
+    int shown;                      /* that many of them, and of waits that no byte asks for, are printed */
+    long ops, waits;                /* ops, and events that they waited for */
+    long surplus;                   /* of these, those without which the rest would have been enough */
+    long unexplained;               /* of these, those that surplus_kinds does not name */
+    long unpacked, packed_products; /* matrices; products with packed weights */
 } Checker;
 
 static void merge(Clock *clock, const Clock *other) {
@@ -188,6 +189,7 @@ static void check_linear(Checker *c, const Op *op) {
     Product p = {.y_type = y.type, .y_ld = y.ld, .quant = w.quant, .relu = op->relu, .m = y.rows, .n = y.cols, .k = x.cols};
     p.x = reads(c, x), p.w = reads(c, w), p.b = reads(c, op->linear.b), p.residual = reads(c, op->linear.residual);
     p.y = writes(c, y);
+    c->packed_products += w.type == U8;
     if (!c->blind) host_linear(&p);
 }
 
@@ -196,6 +198,7 @@ static void check_unpack(Checker *c, const Op *op) {
     const int group = packed.quant.group;
     const uint8_t *from = reads(c, packed);
     f16 *to = writes(c, w);
+    c->unpacked++;
     for (int g = 0, r = 0; r < w.rows && !c->blind; g++, r += group)
         quant_unpack_rows(to + (size_t)r * w.cols, from + (size_t)g * packed.cols, imin(group, w.rows - r), w.cols,
                           packed.quant);
@@ -474,9 +477,11 @@ static struct {
     Policy policy;
     Quant weights, cache; /* packed so; for all of a trial's policies */
     double sparsity;
-    bool recording; /* the reference */
-    bool blind;     /* nothing is computed, so nothing is compared but who waits for whom */
-    Net *net;       /* of a stage of a pipeline */
+    bool recording;                 /* the reference */
+    bool blind;                     /* nothing is computed, so nothing is compared but who waits for whom */
+    int packed_rows;                /* of a blind device: as Plan.packed_rows */
+    long unpacked, packed_products; /* of the latest run, as in Checker */
+    Net *net;                       /* of a stage of a pipeline */
     int32_t tokens[PROMPTS][MAX_N];
     float logits[PROMPTS][MAX_N][VOCAB];
     float logp[PROMPTS][MAX_S + MAX_N]; /* of a scored task */
@@ -551,6 +556,7 @@ static void run(void) {
     Plan *plan = plan_make(trial.model, &trial.policy, &trial.task, trial.blind ? F16 : F32, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
     Checker *c = checker_open(plan);
+    if (trial.blind) plan->packed_rows = trial.packed_rows;
     c->shown = 2, c->blind = trial.blind, c->base.net = trial.net;
     trial.wrong = NULL;
     ASSERT_OK(weights_load(plan, trial.model, &c->base, &err));
@@ -565,6 +571,7 @@ static void run(void) {
     expect(!c->races, "races");
     expect(!c->unexplained, "an event that no byte asks for");
     trial.ops += c->ops, trial.waits += c->waits, trial.surplus += c->surplus;
+    trial.unpacked = c->unpacked, trial.packed_products = c->packed_products;
     check_close(&c->base);
     plan_free(plan);
 }
@@ -696,7 +703,7 @@ static void no_two_ops_touch_the_same_bytes_without_an_event_between_them(void) 
     CU_ASSERT(trial.surplus < trial.waits / 20); /* coarse cells cost overlap, silently */
 }
 
-/* A device whose activations are halfs multiplies no packed weights: they are unpacked, once a layer and sweep. */
+/* A device whose activations are halfs multiplies few rows with packed weights, or none, and unpacks them for more. */
 static void nor_where_packed_weights_are_unpacked_first(void) {
     enum { SEEDS = 40 };
     bool ok = true;
@@ -706,14 +713,38 @@ static void nor_where_packed_weights_are_unpacked_first(void) {
         open_model(roll(1, 4));
         draw_task();
         draw_numbers();
-        trial.weights = (Quant){4, 16};
+        trial.weights = (Quant){4, 16}, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
         memset(trial.stop, 0, sizeof trial.stop);
         draw_policy();
         run();
         ok = passes(seed);
         checkpoint_close(trial.model);
     }
-    trial.blind = false;
+    trial.blind = false, trial.packed_rows = 0;
+}
+
+/* Two batches of two prompts of 5 tokens, in pieces of a prompt: in prefill their 10 rows are too many for packed weights,
+ * though no piece's are, and the first batch has them unpacked for both. The two rows that decode take them as they lie. */
+static void weights_are_unpacked_once_and_only_for_batches_of_many_rows(void) {
+    enum { L = 3, MATRICES = 6, SWEEPS = 4, BATCHES = 2 };
+    dice = 3;
+    open_model(L);
+    clear_task();
+    for (int i = 0; i < 4; i++) add_prompt(5, SWEEPS);
+    trial.weights = (Quant){4, 16}, trial.blind = true;
+    memset(trial.stop, 0, sizeof trial.stop);
+    for (int rows = 9; rows <= 10; rows++) {
+        trial.packed_rows = rows;
+        trial.policy = (Policy){.wg = .5, .cg = 1, .hg = 1, .gbs = 2, .num_gpu_batches = BATCHES, .page_tokens = 16};
+        trial.policy.piece_rows = 5, trial.policy.overlap = true;
+        set_numbers(&trial.policy);
+        run();
+        passes(rows);
+        CU_ASSERT_EQUAL(trial.unpacked, rows < 10 ? L * MATRICES : 0);
+        CU_ASSERT_EQUAL(trial.packed_products, L * MATRICES * BATCHES * (SWEEPS - 1 + (rows < 10 ? 0 : 2)));
+    }
+    trial.blind = false, trial.packed_rows = 0;
+    checkpoint_close(trial.model);
 }
 
 /* Of a pipeline one stage is here: the tokens that come round to it are any, and nobody is where it sends its own. */
@@ -869,6 +900,8 @@ CU_TestInfo tests[] = {
     {"no two ops touch the same bytes without an event between them",
      no_two_ops_touch_the_same_bytes_without_an_event_between_them},
     {"nor where packed weights are unpacked first", nor_where_packed_weights_are_unpacked_first},
+    {"weights are unpacked once, and only for batches of many rows",
+     weights_are_unpacked_once_and_only_for_batches_of_many_rows},
     {"nor in a stage of a pipeline", nor_in_a_stage_of_a_pipeline},
     {"the table of ops says what ops do", the_table_of_ops_says_what_ops_do},
     CU_TEST_INFO_NULL,
