@@ -248,6 +248,7 @@ enum {
     RUN = 6144,         /* ... and their bytes of a token's k: long runs, of which a few blocks stay in the second cache */
     WEIGH = 8,          /* tokens whose v meet in registers */
     TOGETHER = VL / NR, /* heads whose scores for NR tokens are the lanes of a vector */
+    READY = VL == 8 ? 8 : 1, /* tables made before the first is used, since a table takes long to be ready */
 };
 
 /* A task: heads h .. h+nh-1 of sequence r, which has len tokens. */
@@ -335,15 +336,22 @@ static void read_heads(const f16 **plain, const Heads *c, const uint8_t *const *
     }
 }
 
+/* Tables of the group that begins at byte `group` of n rows. */
+INLINE void load_tables(Table *table, const uint8_t *const *row, size_t group, int n) {
+    UNROLL
+    for (int i = 0; i < n; i++) table[i] = t_load(row[i] + group);
+}
+
 /* acc[j] += q . k[j], lane by lane, for `width` numbers of a group that begins at byte `group` of each k. */
 INLINE void dot_packed(V acc[NR], const float *q, const uint8_t *const k[NR], size_t group, int first, const int width) {
+    Table table[READY];
     UNROLL
     for (int j = 0; j < NR; j++) {
-        Table table = t_load(k[j] + group);
+        if (j % READY == 0) load_tables(table, k + j, group, imin(READY, NR));
         UNROLL
         for (int d = 0; d < width; d += 32) {
             V b[32 / VL];
-            t_block(b, &table, k[j] + group + 4 + (first + d) / 2);
+            t_block(b, &table[j % READY], k[j] + group + 4 + (first + d) / 2);
             UNROLL
             for (int i = 0; i < imin(width, 32) / VL; i++) acc[j] = v_fma(v_load(q + first + d + i * VL), b[i], acc[j]);
         }
@@ -390,13 +398,14 @@ INLINE void weigh_packed(float *o, const float *p, const uint8_t *const *v, size
     V acc[64 / VL];
     UNROLL
     for (int i = 0; i < width / VL; i++) acc[i] = v_load(o + first + i * VL);
+    Table table[READY];
     for (int t = 0; t < nt; t++) {
-        Table table = t_load(v[t] + group);
+        if (t % READY == 0) load_tables(table, v + t, group, imin(READY, nt - t));
         V a = v_set(p[t]);
         UNROLL
         for (int d = 0; d < width; d += 32) {
             V b[32 / VL];
-            t_block(b, &table, v[t] + group + 4 + (first + d) / 2);
+            t_block(b, &table[t % READY], v[t] + group + 4 + (first + d) / 2);
             UNROLL
             for (int i = 0; i < imin(width, 32) / VL; i++) acc[d / VL + i] = v_fma(a, b[i], acc[d / VL + i]);
         }

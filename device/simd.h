@@ -32,9 +32,14 @@ typedef f16 VH __attribute__((vector_size(VL * 2)));
 typedef uint8_t VB __attribute__((vector_size(VL)));
 typedef float V4 __attribute__((vector_size(16)));
 
-/* The 16 numbers of a group of 4-bit codes (quant.c): a table that stays in registers. */
+/* The 16 numbers of a group of 4-bit codes (quant.c): a table that stays in registers. AVX2 looks up 16 bytes as fast as 8
+ * floats among 8, so it keeps the lower and the upper bytes of the numbers as halves. */
 typedef struct {
+#if VL == 8
+    __m128i lower, upper;
+#else
     V part[16 / VL];
+#endif
 } Table;
 
 INLINE V v_set(float x) { return x - (V){0}; }
@@ -44,7 +49,8 @@ INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // What each instruction set has its own words for. v_fold adds the quarters of a vector, as a tree. Bit i of v_bits:
-// whether lane i of a mask is set. t_look gives the numbers whose codes are the low four bits.
+// whether lane i of a mask is set. t_keep makes a table of its numbers. t_block gives 32 numbers, in order, from their 16
+// bytes of codes; t_look gives those whose codes are the low four bits.
 // ---------------------------------------------------------------------------------------------------------------
 
 #if VL == 16
@@ -65,12 +71,21 @@ INLINE V v_widen(VH h) { return (V)_mm256_cvtph_ps((__m128i)h); }
 INLINE VH v_narrow(V v) { return (VH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
 INLINE V4 v_fold(V v) { return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1)); }
 INLINE unsigned v_bits(VI mask) { return (unsigned)_mm256_movemask_ps((__m256)mask); }
-INLINE V t_look(const Table *t, VI codes) {
-    __m256 low = _mm256_permutevar8x32_ps((__m256)t->part[0], (__m256i)codes);
-    __m256 high = _mm256_permutevar8x32_ps((__m256)t->part[1], (__m256i)codes);
-    return (V)_mm256_blendv_ps(low, high, (__m256)(codes << 28)); /* by bit 3 */
+INLINE Table t_keep(const VH number[2]) {
+    const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    __m128i a = _mm_shuffle_epi8((__m128i)number[0], apart), b = _mm_shuffle_epi8((__m128i)number[1], apart);
+    return (Table){_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b)};
 }
-INLINE VI v_load_bytes(const uint8_t *p) { return (VI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)); }
+INLINE void t_block(V out[4], const Table *t, const uint8_t *codes) {
+    const __m128i pair = _mm_loadu_si128((const void *)codes), four = _mm_set1_epi8(15);
+    const __m128i code[2] = {_mm_and_si128(pair, four), _mm_and_si128(_mm_srli_epi16(pair, 4), four)};
+    UNROLL
+    for (int i = 0; i < 2; i++) {
+        __m128i lower = _mm_shuffle_epi8(t->lower, code[i]), upper = _mm_shuffle_epi8(t->upper, code[i]);
+        out[2 * i] = v_widen((VH)_mm_unpacklo_epi8(lower, upper));
+        out[2 * i + 1] = v_widen((VH)_mm_unpackhi_epi8(lower, upper));
+    }
+}
 #else
 INLINE V v_fma(V a, V b, V c) { return a * b + c; }
 /* The bits of a half, moved to a float's place, mean 2^-112 of its value, subnormals too; only inf and NaN need help. */
@@ -96,6 +111,22 @@ INLINE V t_look(const Table *t, VI codes) {
     return v;
 }
 INLINE VI v_load_bytes(const uint8_t *p) { return (VI){p[0], p[1], p[2], p[3]}; }
+#endif
+
+#if VL != 8
+INLINE Table t_keep(const VH number[16 / VL]) {
+    Table t;
+    for (int i = 0; i < 16 / VL; i++) t.part[i] = v_widen(number[i]);
+    return t;
+}
+INLINE void t_block(V out[32 / VL], const Table *t, const uint8_t *codes) {
+    UNROLL
+    for (int i = 0; i < 16 / VL; i++) {
+        VI pair = v_load_bytes(codes + i * VL);
+        out[i] = t_look(t, pair);
+        out[16 / VL + i] = t_look(t, pair >> 4);
+    }
+}
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -248,10 +279,12 @@ INLINE V v_exp(V x) {
 
 /* The numbers of a group: F16(min + scale code). The product is exact. */
 INLINE Table t_make(V min, V scale) {
-    Table t;
-    for (int i = 0; i < 16; i++) t.part[i / VL][i % VL] = (float)i;
-    for (int i = 0; i < 16 / VL; i++) t.part[i] = v_widen(v_narrow(v_fma(t.part[i], scale, min)));
-    return t;
+    V code[16 / VL];
+    VH number[16 / VL];
+    for (int i = 0; i < 16; i++) code[i / VL][i % VL] = (float)i;
+    UNROLL
+    for (int i = 0; i < 16 / VL; i++) number[i] = v_narrow(v_fma(code[i], scale, min));
+    return t_keep(number);
 }
 /* group: its min and scale, F16, come first. */
 #define OF_PAIR(i, which) ((i) / 2 * 2 + (which))
@@ -261,16 +294,6 @@ INLINE Table t_load(const uint8_t *group) {
     memcpy(&pair, group, sizeof pair);
     V both = v_widen((VH)(pair - (Pairs){0}));
     return t_make(V_SHUFFLE(both, both, OF_PAIR, 0), V_SHUFFLE(both, both, OF_PAIR, 1));
-}
-
-/* 32 numbers from their 16 bytes of codes, in order. */
-INLINE void t_block(V out[32 / VL], const Table *t, const uint8_t *codes) {
-    UNROLL
-    for (int i = 0; i < 16 / VL; i++) {
-        VI pair = v_load_bytes(codes + i * VL);
-        out[i] = t_look(t, pair);
-        out[16 / VL + i] = t_look(t, pair >> 4);
-    }
 }
 
 #endif
