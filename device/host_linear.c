@@ -13,7 +13,7 @@
  *                 add them to the task's sums                      (rows, part)     in the second cache
  *
  * Making a panel costs as much as a few rows' products, so a task has many rows where there are many; each number of w is
- * read from memory once for all of them, and x once for several parts.
+ * read from memory once for all of them, and x once for several parts. One or two rows do without a panel (F16).
  *
  * Contract: every output has one order of sums, whatever the rows, the task and the threads are. In a block of columns each
  * output adds its products in order, from 0: the even columns, the odd columns, and then these two (F16), or all columns
