@@ -136,8 +136,8 @@ struct CudaGpu : Gpu {
     cublasLtHandle_t blas;
     Known products[NLANES][KNOWN]; /* of PROJECT and FINISH; looked up by one thread */
     int next_product[NLANES];
-    char *scratch; /* SCRATCH bytes for partial results and scores of attention, which runs on FINISH alone; two WORKSPACEs
-                      of cuBLAS */
+    char *scratch;   /* SCRATCH bytes for partial results and scores of attention, which runs on one lane; two WORKSPACEs of
+                        cuBLAS */
     int *not_finite; /* `bad`, pinned: kernels write it, the host reads it */
 };
 
@@ -1147,7 +1147,7 @@ enum { LANES_MAX = 16 };
 
 static DecodeKernel decode_kernel(const DecodeKernel *kernels, const Attention *a) {
     int which = a->quant.bits > 0;
-    CHECK(a->o_type == F16 && a->h1 / a->nh <= LANES_MAX * 8);
+    CHECK((!a->o || a->o_type == F16) && a->h1 / a->nh <= LANES_MAX * 8);
     for (int elements = 4 * 8; elements < a->h1 / a->nh; elements *= 2) which += 2;
     return kernels[which];
 }
@@ -1172,7 +1172,7 @@ static void post_decode(Gpu *gpu, Lane lane, const Attention *all, const DecodeK
     DecodeKernel kernel = decode_kernel(kernels, all);
     float *scratch = (float *)cuda(gpu)->scratch;
     const int at_once = (int)(SCRATCH / (floats * sizeof(float))), splits = count_splits(all);
-    CHECK(lane == FINISH && at_once);
+    CHECK(lane_channel[lane] == GPU && at_once);
     for (int r = 0; r < all->nseq; r += at_once) {
         Attention a = some_sequences(*all, r, at_once);
         Packing packing = make_packing(a.quant, a.h1 / a.nh);
