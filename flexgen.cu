@@ -228,7 +228,7 @@ static __device__ Half8 unpack_fours(uint3 raw, int i) {
 }
 
 /* The first n of eight numbers from the i-th on in any packing, over a group's end; zeros behind them. Not inlined: this is
- * the slow way, and it shall not take registers from the fast one. */
+ * the slow way, which would take more registers than its caller has left. */
 static __device__ __noinline__ Half8 unpack_any(const uint8_t *group, int i, int n, int bits, int whole, int group_bytes) {
     Half8 eight = make_uint4(0, 0, 0, 0);
 #pragma unroll 1 /* eight at a time take more registers than a function has without saving its caller's */
@@ -946,7 +946,7 @@ static __global__ void __launch_bounds__(PREFILL_THREADS) attend_prefill_kernel(
     float out[2 * TILES][4] = {}, sum[2] = {}, largest[2] = {-INFINITY, -INFINITY};
     load_queries<TILES>(query, keys, q, p.ld, seen - first, hd, wide);
     load_tile<TILES, STEP>(keys, k, p.ld, seen, hd, wide);
-    for (int t0 = 0; t0 < seen; t0 += STEP, k += STEP * p.ld) {
+    for (int t0 = 0; t0 < seen; t0 += STEP) {
         float score[STEP / 8][4];
         wait_for_tile(); /* the keys */
         load_tile<TILES, STEP>(values, k + h1, p.ld, seen - t0, hd, wide);
@@ -957,7 +957,7 @@ static __global__ void __launch_bounds__(PREFILL_THREADS) attend_prefill_kernel(
                 if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 > pos - t0 - column) score[i / 4][i % 4] = -INFINITY;
         weigh_keys<TILES>(score, out, sum, largest, scale);
         wait_for_tile(); /* the values */
-        if (t0 + STEP < seen) load_tile<TILES, STEP>(keys, k + STEP * p.ld, p.ld, seen - t0 - STEP, hd, wide);
+        if (t0 + STEP < seen) load_tile<TILES, STEP>(keys, k += STEP * p.ld, p.ld, seen - t0 - STEP, hd, wide);
         add_values<TILES>(out, score, values);
     }
     store_results<TILES>((half *)p.o + (size_t)(start[r] + first) * h1 + head, keys, out, sum, h1, seen - first, hd, wide);
@@ -989,6 +989,9 @@ static int gpu_attend_prefill(Gpu *gpu, Lane lane, const Prefill *p, Error *err)
 
 enum { SPLIT = 128, HEADS = 4, UNROLL = 4 };
 
+/* How pages hold numbers. FOURS are packed, and `wide`; CODES are packed otherwise. */
+enum Pages { HALFS, FOURS, CODES };
+
 /* A partial result: the largest score, the sum of e^(score - largest), that sum's hd weighted values. */
 static __host__ __device__ size_t partial_floats(int hd) { return hd + 2; }
 
@@ -1012,23 +1015,23 @@ typedef struct {
     Packing packing;
 } Column;
 
-template <bool PACKED>
+template <Pages PAGES>
 static __device__ Column find_column(const void *kv, int h, int nh, int hd, int c, const Packing &p) {
-    size_t before = PACKED ? (size_t)(c / p.group) * p.group_bytes : c * sizeof(half);
+    size_t before = PAGES == HALFS ? c * sizeof(half) : (size_t)(c / p.group) * p.group_bytes;
     return Column{(const uint8_t *)kv + (size_t)h * p.head_bytes + before, (size_t)nh * p.head_bytes,
-                  PACKED ? c % p.group : 0, hd - c, p};
+                  PAGES == HALFS ? 0 : c % p.group, hd - c, p};
 }
 
 /* A lane's eight elements of UNROLL tokens, `apart` apart from t on; zeros for tokens from n on. */
-template <bool PACKED>
+template <Pages PAGES>
 static __device__ void load_tokens(Half8 piece[UNROLL], const Column &column, const int *rows, int t, int apart, int n) {
     const Packing &p = column.packing;
     auto from = [&](int token) { return column.first + (token < n ? rows[token] : 0) * column.row; };
     auto left = [&](int token) { return token < n ? column.left : 0; };
-    if (!PACKED) {
+    if (PAGES == HALFS) {
 #pragma unroll
         for (int u = 0; u < UNROLL; u++, t += apart) piece[u] = load8((const half *)from(t), left(t), p.wide);
-    } else if (p.wide) { /* all are under way before the first is unpacked */
+    } else if (PAGES == FOURS) { /* all are under way before the first is unpacked */
         uint3 raw[UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; u++, t += apart) raw[u] = load_fours(from(t), column.at, left(t));
@@ -1041,14 +1044,14 @@ static __device__ void load_tokens(Half8 piece[UNROLL], const Column &column, co
 }
 
 /* score[t] = q.k * scale of a warp's n tokens. mine: the lane's elements of q. */
-template <int LANES, bool PACKED>
+template <int LANES, Pages PAGES>
 static __device__ void score_tokens(float *score, const float mine[8], const Column &k, const int *rows, int n,
                                     float scale) {
     const int AT_ONCE = WARP / LANES;
     int which = threadIdx.x % WARP / LANES;
     for (int t = which; t - which < n; t += UNROLL * AT_ONCE) {
         Half8 piece[UNROLL];
-        load_tokens<PACKED>(piece, k, rows, t, AT_ONCE, n);
+        load_tokens<PAGES>(piece, k, rows, t, AT_ONCE, n);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             float x[8], dot = 0;
@@ -1061,12 +1064,12 @@ static __device__ void score_tokens(float *score, const float mine[8], const Col
 }
 
 /* out += weight[t] * v of those of a warp's n tokens that the lane reads. */
-template <int LANES, bool PACKED>
+template <int LANES, Pages PAGES>
 static __device__ void weigh_tokens(float out[8], const float *weight, const Column &v, const int *rows, int n) {
     const int AT_ONCE = WARP / LANES;
     for (int t = threadIdx.x % WARP / LANES; t < n; t += UNROLL * AT_ONCE) {
         Half8 piece[UNROLL];
-        load_tokens<PACKED>(piece, v, rows, t, AT_ONCE, n);
+        load_tokens<PAGES>(piece, v, rows, t, AT_ONCE, n);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             float x[8], w = t + u * AT_ONCE < n ? weight[t + u * AT_ONCE] : 0;
@@ -1087,7 +1090,7 @@ static __device__ float exponentiate(float *score, int n, float *largest) {
 }
 
 /* Dense attention; or, for sparse attention, the scores (nseq, nh, gridDim.z * SPLIT) alone. */
-template <int LANES, bool PACKED, bool SCORES>
+template <int LANES, Pages PAGES, bool SCORES>
 static __global__ void __launch_bounds__(HEADS *WARP) attend_kernel(Attention a, Packing packing, float *scratch) {
     __shared__ int rows[SPLIT];
     __shared__ float scores[SCORES ? 1 : HEADS][SPLIT];
@@ -1100,12 +1103,12 @@ static __global__ void __launch_bounds__(HEADS *WARP) attend_kernel(Attention a,
     float *score = SCORES ? scratch + ((size_t)r * a.nh + h) * gridDim.z * SPLIT + t0 : scores[warp];
     float mine[8], out[8] = {0}, largest;
     to_floats(mine, load8(q, hd - c, packing.wide));
-    score_tokens<LANES, PACKED>(score, mine, find_column<PACKED>(a.k, h, a.nh, hd, c, packing), rows, n, rsqrtf((float)hd));
+    score_tokens<LANES, PAGES>(score, mine, find_column<PAGES>(a.k, h, a.nh, hd, c, packing), rows, n, rsqrtf((float)hd));
     if (SCORES) return;
     __syncwarp();
     float sum = exponentiate(score, n, &largest);
     __syncwarp();
-    weigh_tokens<LANES, PACKED>(out, score, find_column<PACKED>(a.v, h, a.nh, hd, c, packing), rows, n);
+    weigh_tokens<LANES, PAGES>(out, score, find_column<PAGES>(a.v, h, a.nh, hd, c, packing), rows, n);
     for (int i = 0; i < 8; i++) out[i] = warp_reduce<Add>(out[i], LANES);
     if (lane >= LANES || c >= hd) return;
     if (a.len[r] <= SPLIT) {
@@ -1135,20 +1138,19 @@ static __global__ void combine_kernel(Attention a, const float *partial, int spl
     ((half *)a.o)[(size_t)r * a.h1 + c] = __float2half(out / sum);
 }
 
-/* A kernel for each number of lanes that share a token (4 for heads of up to 32 elements, 8, 16), for halfs and for packed
- * numbers. */
+/* A kernel for each number of lanes that share a token (4 for heads of up to 32 elements, 8, 16), of each one for each kind
+ * of pages. */
 typedef void (*DecodeKernel)(Attention, Packing, float *scratch);
-#define DECODE_KERNELS(f, ...)                                                                                        \
-    {                                                                                                                 \
-        f<4, false, ##__VA_ARGS__>, f<4, true, ##__VA_ARGS__>, f<8, false, ##__VA_ARGS__>, f<8, true, ##__VA_ARGS__>, \
-            f<16, false, ##__VA_ARGS__>, f<16, true, ##__VA_ARGS__>                                                   \
-    }
+#define FOR_PAGES(f, LANES, ...) \
+    f<LANES, HALFS, ##__VA_ARGS__>, f<LANES, FOURS, ##__VA_ARGS__>, f<LANES, CODES, ##__VA_ARGS__>
+#define DECODE_KERNELS(f, ...) \
+    { FOR_PAGES(f, 4, ##__VA_ARGS__), FOR_PAGES(f, 8, ##__VA_ARGS__), FOR_PAGES(f, 16, ##__VA_ARGS__) }
 enum { LANES_MAX = 16 };
 
 static DecodeKernel decode_kernel(const DecodeKernel *kernels, const Attention *a) {
-    int which = a->quant.bits > 0;
+    int which = !a->quant.bits ? HALFS : make_packing(a->quant, a->h1 / a->nh).wide ? FOURS : CODES;
     CHECK((!a->o || a->o_type == F16) && a->h1 / a->nh <= LANES_MAX * 8);
-    for (int elements = 4 * 8; elements < a->h1 / a->nh; elements *= 2) which += 2;
+    for (int elements = 4 * 8; elements < a->h1 / a->nh; elements *= 2) which += 3;
     return kernels[which];
 }
 
@@ -1287,14 +1289,14 @@ static int gpu_select(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
     return launched("selection of tokens", err);
 }
 
-template <int LANES, bool PACKED>
+template <int LANES, Pages PAGES>
 static __global__ void __launch_bounds__(HEADS *WARP) weigh_kernel(Attention a, Packing packing, float *) {
     __shared__ int rows[HEADS][SPLIT];
     __shared__ float part[HEADS][SPLIT];
     int r = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp;
     if (h >= a.nh) return;
     int hd = a.h1 / a.nh, c = lane % LANES * 8, count = sparse_tokens(a.sparsity, a.len[r]);
-    Column column = find_column<PACKED>(a.v, h, a.nh, hd, c, packing);
+    Column column = find_column<PAGES>(a.v, h, a.nh, hd, c, packing);
     float out[8] = {0};
     const int *pages = a.pages + (size_t)r * a.max_pages, *tokens = a.tokens + ((size_t)r * a.nh + h) * a.most;
     const float *weights = a.weights + ((size_t)r * a.nh + h) * a.most;
@@ -1304,7 +1306,7 @@ static __global__ void __launch_bounds__(HEADS *WARP) weigh_kernel(Attention a, 
         for (int i = lane; i < n; i += WARP)
             rows[warp][i] = token_row(pages, tokens[first + i], a.page_tokens), part[warp][i] = weights[first + i];
         __syncwarp();
-        weigh_tokens<LANES, PACKED>(out, part[warp], column, rows[warp], n);
+        weigh_tokens<LANES, PAGES>(out, part[warp], column, rows[warp], n);
     }
     for (int i = 0; i < 8; i++) out[i] = warp_reduce<Add>(out[i], LANES);
     if (lane >= LANES || c >= hd) return;
