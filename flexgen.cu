@@ -136,8 +136,8 @@ struct CudaGpu : Gpu {
     cublasLtHandle_t blas;
     Known products[NLANES][KNOWN]; /* of PROJECT and FINISH; looked up by one thread */
     int next_product[NLANES];
-    char *scratch; /* SCRATCH bytes for partial results and scores of attention, which runs on FINISH alone; two WORKSPACEs
-                      of cuBLAS */
+    char *scratch;   /* SCRATCH bytes for partial results and scores of attention, which runs on one lane; two WORKSPACEs of
+                        cuBLAS */
     int *not_finite; /* `bad`, pinned: kernels write it, the host reads it */
 };
 
@@ -228,7 +228,7 @@ static __device__ Half8 unpack_fours(uint3 raw, int i) {
 }
 
 /* The first n of eight numbers from the i-th on in any packing, over a group's end; zeros behind them. Not inlined: this is
- * the slow way, and it shall not take registers from the fast one. */
+ * the slow way, which would take more registers than its caller has left. */
 static __device__ __noinline__ Half8 unpack_any(const uint8_t *group, int i, int n, int bits, int whole, int group_bytes) {
     Half8 eight = make_uint4(0, 0, 0, 0);
 #pragma unroll 1 /* eight at a time take more registers than a function has without saving its caller's */
@@ -328,24 +328,34 @@ static Packing make_packing(Quant quant, int hd) {
                    quant.bits == 4 && eights(quant.group) && eights(hd)};
 }
 
-/* A warp a group of a row's k or v; packed (rows, 2 nh) heads. */
-static __global__ void pack_kernel(uint8_t *packed, const half *kv, int hd, int nh, Packing packing) {
+/* Row blockIdx.x of kv, whose nh heads of k go to k and of v to v, a group a warp. */
+static __device__ void pack_row(uint8_t *k, uint8_t *v, const half *kv, int nh, int hd, Packing packing) {
     int groups = (hd + packing.group - 1) / packing.group, number = (blockIdx.y * blockDim.x + threadIdx.x) / WARP;
     int head = number / groups, g = number % groups;
     if (head >= 2 * nh) return;
-    size_t at = (size_t)blockIdx.x * 2 * nh + head;
-    pack_group(packed + at * packing.head_bytes + (size_t)g * packing.group_bytes,
-               min(packing.group_bytes, packing.head_bytes - g * packing.group_bytes),
-               kv + at * hd + (size_t)g * packing.group, min(packing.group, hd - g * packing.group), packing.bits);
+    uint8_t *to = head < nh ? k + (size_t)head * packing.head_bytes : v + (size_t)(head - nh) * packing.head_bytes;
+    pack_group(to + (size_t)g * packing.group_bytes, min(packing.group_bytes, packing.head_bytes - g * packing.group_bytes),
+               kv + (size_t)head * hd + (size_t)g * packing.group, min(packing.group, hd - g * packing.group),
+               packing.bits);
 }
 
-static int gpu_pack(Gpu *gpu, Lane lane, void *packed, const void *kv, int rows, int h1, int nh, Quant quant, Error *err) {
-    cudaStream_t stream = stream_of(gpu, lane);
-    const int WARPS = THREADS / WARP;
+static __global__ void pack_kernel(uint8_t *packed, const half *kv, int ld, int nh, int hd, Packing packing) {
+    const size_t bytes = (size_t)nh * packing.head_bytes;
+    uint8_t *row = packed + blockIdx.x * 2 * bytes;
+    pack_row(row, row + bytes, kv + (size_t)blockIdx.x * ld, nh, hd, packing);
+}
+
+/* A block THREADS of a row's threads. */
+static dim3 pack_grid(int rows, int nh, int hd, Quant quant) {
+    const int WARPS = THREADS / WARP, groups = 2 * nh * ((hd + quant.group - 1) / quant.group);
+    return dim3(rows, (groups + WARPS - 1) / WARPS);
+}
+
+static int gpu_pack(Gpu *gpu, Lane lane, void *packed, const f16 *kv, int ld, int rows, int nh, int hd, Quant quant,
+                    Error *err) {
     if (!rows) return 0;
-    int hd = h1 / nh, groups = 2 * nh * ((hd + quant.group - 1) / quant.group);
-    pack_kernel<<<dim3(rows, (groups + WARPS - 1) / WARPS), THREADS, 0, stream>>>((uint8_t *)packed, (const half *)kv, hd,
-                                                                                  nh, make_packing(quant, hd));
+    pack_kernel<<<pack_grid(rows, nh, hd, quant), THREADS, 0, stream_of(gpu, lane)>>>((uint8_t *)packed, (const half *)kv,
+                                                                                      ld, nh, hd, make_packing(quant, hd));
     return launched("pack", err);
 }
 
@@ -886,9 +896,9 @@ static __device__ void add_values(float out[][4], const float weight[][4], const
 
 /* The warp's 16 queries, of the block's n, come through shared memory, which has room for QUERIES rows. */
 template <int TILES>
-static __device__ void load_queries(unsigned query[][4], half *shared, const half *from, int h1, int n, int hd, bool wide) {
+static __device__ void load_queries(unsigned query[][4], half *shared, const half *from, int ld, int n, int hd, bool wide) {
     int lane = threadIdx.x % WARP, first = threadIdx.x / WARP * TILE;
-    load_tile<TILES, QUERIES>(shared, from, h1, n, hd, wide);
+    load_tile<TILES, QUERIES>(shared, from, ld, n, hd, wide);
     wait_for_tile();
 #pragma unroll
     for (int d = 0; d < TILES; d++)
@@ -927,19 +937,19 @@ static __global__ void __launch_bounds__(PREFILL_THREADS) attend_prefill_kernel(
     int tile, r = find_tile(&tile, start, p.nseq, blockIdx.x), head = blockIdx.y * hd;
     int first = tile * QUERIES, seen = min(start[r + 1] - start[r], first + QUERIES); /* keys, by the last query */
     if (first >= seen) return;
-    size_t at = (size_t)(start[r] + first) * h1 + head;
-    const half *k = (const half *)p.kv + (size_t)start[r] * 2 * h1 + head;
+    const half *q = (const half *)p.q + (size_t)(start[r] + first) * p.ld + head;
+    const half *k = (const half *)p.kv + (size_t)start[r] * p.ld + head;
     /* a lane has the queries pos and pos + 8, and of each 8 keys column and column + 1 */
     int pos = first + threadIdx.x / WARP * TILE + threadIdx.x % WARP / 4, column = threadIdx.x % 4 * 2;
 
     unsigned query[TILES][4];
     float out[2 * TILES][4] = {}, sum[2] = {}, largest[2] = {-INFINITY, -INFINITY};
-    load_queries<TILES>(query, keys, (const half *)p.q + at, h1, seen - first, hd, wide);
-    load_tile<TILES, STEP>(keys, k, 2 * h1, seen, hd, wide);
-    for (int t0 = 0; t0 < seen; t0 += STEP, k += STEP * 2 * h1) {
+    load_queries<TILES>(query, keys, q, p.ld, seen - first, hd, wide);
+    load_tile<TILES, STEP>(keys, k, p.ld, seen, hd, wide);
+    for (int t0 = 0; t0 < seen; t0 += STEP) {
         float score[STEP / 8][4];
         wait_for_tile(); /* the keys */
-        load_tile<TILES, STEP>(values, k + h1, 2 * h1, seen - t0, hd, wide);
+        load_tile<TILES, STEP>(values, k + h1, p.ld, seen - t0, hd, wide);
         score_keys<TILES>(score, query, keys);
         if (pos < t0 + STEP - 1) /* some come later than the query; token 0 never does, so `largest` will be finite */
 #pragma unroll
@@ -947,10 +957,10 @@ static __global__ void __launch_bounds__(PREFILL_THREADS) attend_prefill_kernel(
                 if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 > pos - t0 - column) score[i / 4][i % 4] = -INFINITY;
         weigh_keys<TILES>(score, out, sum, largest, scale);
         wait_for_tile(); /* the values */
-        if (t0 + STEP < seen) load_tile<TILES, STEP>(keys, k + STEP * 2 * h1, 2 * h1, seen - t0 - STEP, hd, wide);
+        if (t0 + STEP < seen) load_tile<TILES, STEP>(keys, k += STEP * p.ld, p.ld, seen - t0 - STEP, hd, wide);
         add_values<TILES>(out, score, values);
     }
-    store_results<TILES>((half *)p.o + at, keys, out, sum, h1, seen - first, hd, wide);
+    store_results<TILES>((half *)p.o + (size_t)(start[r] + first) * h1 + head, keys, out, sum, h1, seen - first, hd, wide);
 }
 
 typedef void (*PrefillKernel)(Prefill, bool);
@@ -979,6 +989,9 @@ static int gpu_attend_prefill(Gpu *gpu, Lane lane, const Prefill *p, Error *err)
 
 enum { SPLIT = 128, HEADS = 4, UNROLL = 4 };
 
+/* How pages hold numbers. FOURS are packed, and `wide`; CODES are packed otherwise. */
+enum Pages { HALFS, FOURS, CODES };
+
 /* A partial result: the largest score, the sum of e^(score - largest), that sum's hd weighted values. */
 static __host__ __device__ size_t partial_floats(int hd) { return hd + 2; }
 
@@ -1002,23 +1015,23 @@ typedef struct {
     Packing packing;
 } Column;
 
-template <bool PACKED>
+template <Pages PAGES>
 static __device__ Column find_column(const void *kv, int h, int nh, int hd, int c, const Packing &p) {
-    size_t before = PACKED ? (size_t)(c / p.group) * p.group_bytes : c * sizeof(half);
+    size_t before = PAGES == HALFS ? c * sizeof(half) : (size_t)(c / p.group) * p.group_bytes;
     return Column{(const uint8_t *)kv + (size_t)h * p.head_bytes + before, (size_t)nh * p.head_bytes,
-                  PACKED ? c % p.group : 0, hd - c, p};
+                  PAGES == HALFS ? 0 : c % p.group, hd - c, p};
 }
 
 /* A lane's eight elements of UNROLL tokens, `apart` apart from t on; zeros for tokens from n on. */
-template <bool PACKED>
+template <Pages PAGES>
 static __device__ void load_tokens(Half8 piece[UNROLL], const Column &column, const int *rows, int t, int apart, int n) {
     const Packing &p = column.packing;
     auto from = [&](int token) { return column.first + (token < n ? rows[token] : 0) * column.row; };
     auto left = [&](int token) { return token < n ? column.left : 0; };
-    if (!PACKED) {
+    if (PAGES == HALFS) {
 #pragma unroll
         for (int u = 0; u < UNROLL; u++, t += apart) piece[u] = load8((const half *)from(t), left(t), p.wide);
-    } else if (p.wide) { /* all are under way before the first is unpacked */
+    } else if (PAGES == FOURS) { /* all are under way before the first is unpacked */
         uint3 raw[UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; u++, t += apart) raw[u] = load_fours(from(t), column.at, left(t));
@@ -1031,14 +1044,14 @@ static __device__ void load_tokens(Half8 piece[UNROLL], const Column &column, co
 }
 
 /* score[t] = q.k * scale of a warp's n tokens. mine: the lane's elements of q. */
-template <int LANES, bool PACKED>
+template <int LANES, Pages PAGES>
 static __device__ void score_tokens(float *score, const float mine[8], const Column &k, const int *rows, int n,
                                     float scale) {
     const int AT_ONCE = WARP / LANES;
     int which = threadIdx.x % WARP / LANES;
     for (int t = which; t - which < n; t += UNROLL * AT_ONCE) {
         Half8 piece[UNROLL];
-        load_tokens<PACKED>(piece, k, rows, t, AT_ONCE, n);
+        load_tokens<PAGES>(piece, k, rows, t, AT_ONCE, n);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             float x[8], dot = 0;
@@ -1051,12 +1064,12 @@ static __device__ void score_tokens(float *score, const float mine[8], const Col
 }
 
 /* out += weight[t] * v of those of a warp's n tokens that the lane reads. */
-template <int LANES, bool PACKED>
+template <int LANES, Pages PAGES>
 static __device__ void weigh_tokens(float out[8], const float *weight, const Column &v, const int *rows, int n) {
     const int AT_ONCE = WARP / LANES;
     for (int t = threadIdx.x % WARP / LANES; t < n; t += UNROLL * AT_ONCE) {
         Half8 piece[UNROLL];
-        load_tokens<PACKED>(piece, v, rows, t, AT_ONCE, n);
+        load_tokens<PAGES>(piece, v, rows, t, AT_ONCE, n);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             float x[8], w = t + u * AT_ONCE < n ? weight[t + u * AT_ONCE] : 0;
@@ -1077,7 +1090,7 @@ static __device__ float exponentiate(float *score, int n, float *largest) {
 }
 
 /* Dense attention; or, for sparse attention, the scores (nseq, nh, gridDim.z * SPLIT) alone. */
-template <int LANES, bool PACKED, bool SCORES>
+template <int LANES, Pages PAGES, bool SCORES>
 static __global__ void __launch_bounds__(HEADS *WARP) attend_kernel(Attention a, Packing packing, float *scratch) {
     __shared__ int rows[SPLIT];
     __shared__ float scores[SCORES ? 1 : HEADS][SPLIT];
@@ -1086,21 +1099,21 @@ static __global__ void __launch_bounds__(HEADS *WARP) attend_kernel(Attention a,
     load_rows(rows, a, r, t0, n);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp, c = lane % LANES * 8;
     if (h >= a.nh) return;
-    size_t column = (size_t)r * a.h1 + h * hd + c;
+    const half *q = (const half *)a.q + (size_t)r * a.q_ld + h * hd + c;
     float *score = SCORES ? scratch + ((size_t)r * a.nh + h) * gridDim.z * SPLIT + t0 : scores[warp];
     float mine[8], out[8] = {0}, largest;
-    to_floats(mine, load8((const half *)a.q + column, hd - c, packing.wide));
-    score_tokens<LANES, PACKED>(score, mine, find_column<PACKED>(a.k, h, a.nh, hd, c, packing), rows, n, rsqrtf((float)hd));
+    to_floats(mine, load8(q, hd - c, packing.wide));
+    score_tokens<LANES, PAGES>(score, mine, find_column<PAGES>(a.k, h, a.nh, hd, c, packing), rows, n, rsqrtf((float)hd));
     if (SCORES) return;
     __syncwarp();
     float sum = exponentiate(score, n, &largest);
     __syncwarp();
-    weigh_tokens<LANES, PACKED>(out, score, find_column<PACKED>(a.v, h, a.nh, hd, c, packing), rows, n);
+    weigh_tokens<LANES, PAGES>(out, score, find_column<PAGES>(a.v, h, a.nh, hd, c, packing), rows, n);
     for (int i = 0; i < 8; i++) out[i] = warp_reduce<Add>(out[i], LANES);
     if (lane >= LANES || c >= hd) return;
     if (a.len[r] <= SPLIT) {
         for (int i = 0; i < 8; i++) out[i] /= sum;
-        store8((half *)a.o + column, to_halfs(out), hd - c, packing.wide);
+        store8((half *)a.o + (size_t)r * a.h1 + h * hd + c, to_halfs(out), hd - c, packing.wide);
         return;
     }
     float *to = scratch + (((size_t)r * gridDim.z + blockIdx.z) * a.nh + h) * partial_floats(hd);
@@ -1125,20 +1138,19 @@ static __global__ void combine_kernel(Attention a, const float *partial, int spl
     ((half *)a.o)[(size_t)r * a.h1 + c] = __float2half(out / sum);
 }
 
-/* A kernel for each number of lanes that share a token (4 for heads of up to 32 elements, 8, 16), for halfs and for packed
- * numbers. */
+/* A kernel for each number of lanes that share a token (4 for heads of up to 32 elements, 8, 16), of each one for each kind
+ * of pages. */
 typedef void (*DecodeKernel)(Attention, Packing, float *scratch);
-#define DECODE_KERNELS(f, ...)                                                                                        \
-    {                                                                                                                 \
-        f<4, false, ##__VA_ARGS__>, f<4, true, ##__VA_ARGS__>, f<8, false, ##__VA_ARGS__>, f<8, true, ##__VA_ARGS__>, \
-            f<16, false, ##__VA_ARGS__>, f<16, true, ##__VA_ARGS__>                                                   \
-    }
+#define FOR_PAGES(f, LANES, ...) \
+    f<LANES, HALFS, ##__VA_ARGS__>, f<LANES, FOURS, ##__VA_ARGS__>, f<LANES, CODES, ##__VA_ARGS__>
+#define DECODE_KERNELS(f, ...) \
+    { FOR_PAGES(f, 4, ##__VA_ARGS__), FOR_PAGES(f, 8, ##__VA_ARGS__), FOR_PAGES(f, 16, ##__VA_ARGS__) }
 enum { LANES_MAX = 16 };
 
 static DecodeKernel decode_kernel(const DecodeKernel *kernels, const Attention *a) {
-    int which = a->quant.bits > 0;
-    CHECK(a->act_type == F16 && a->h1 / a->nh <= LANES_MAX * 8);
-    for (int elements = 4 * 8; elements < a->h1 / a->nh; elements *= 2) which += 2;
+    int which = !a->quant.bits ? HALFS : make_packing(a->quant, a->h1 / a->nh).wide ? FOURS : CODES;
+    CHECK((!a->o || a->o_type == F16) && a->h1 / a->nh <= LANES_MAX * 8);
+    for (int elements = 4 * 8; elements < a->h1 / a->nh; elements *= 2) which += 3;
     return kernels[which];
 }
 
@@ -1149,8 +1161,8 @@ static dim3 decode_grid(const Attention *a, int splits) { return dim3(a->nseq, (
 
 /* Sequences from `first` on, n at most. */
 static Attention some_sequences(Attention a, int first, int n) {
-    size_t rows = (size_t)first * a.h1, chosen = (size_t)first * a.nh * a.most;
-    a.o = (half *)a.o + rows, a.q = (const half *)a.q + rows, a.tokens += chosen, a.weights += chosen;
+    size_t chosen = (size_t)first * a.nh * a.most;
+    a.o = (half *)a.o + (size_t)first * a.h1, a.q += (size_t)first * a.q_ld, a.tokens += chosen, a.weights += chosen;
     a.pages += (size_t)first * a.max_pages, a.len += first, a.nseq = imin(a.nseq - first, n);
     return a;
 }
@@ -1162,7 +1174,7 @@ static void post_decode(Gpu *gpu, Lane lane, const Attention *all, const DecodeK
     DecodeKernel kernel = decode_kernel(kernels, all);
     float *scratch = (float *)cuda(gpu)->scratch;
     const int at_once = (int)(SCRATCH / (floats * sizeof(float))), splits = count_splits(all);
-    CHECK(lane == FINISH && at_once);
+    CHECK(lane_channel[lane] == GPU && at_once);
     for (int r = 0; r < all->nseq; r += at_once) {
         Attention a = some_sequences(*all, r, at_once);
         Packing packing = make_packing(a.quant, a.h1 / a.nh);
@@ -1184,11 +1196,12 @@ static int gpu_attend(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
     return launched("attention", err);
 }
 
-/* One block a row of kv. */
-static __global__ void append_kernel(Append a, bool wide) {
-    const half *from = (const half *)a.kv + (size_t)blockIdx.x * 2 * a.width;
+/* One block a row of kv, or if it is packed on the way several. */
+static __global__ void append_kernel(Append a, Packing packing, bool wide) {
+    const half *from = (const half *)a.kv + (size_t)blockIdx.x * a.ld;
     int row = token_row(a.pages + (size_t)a.seq[blockIdx.x] * a.max_pages, a.pos[blockIdx.x], a.page_tokens);
     half *k = (half *)a.k + (size_t)row * a.width, *v = (half *)a.v + (size_t)row * a.width;
+    if (packing.bits) return pack_row((uint8_t *)k, (uint8_t *)v, from, a.nh, a.hd, packing);
     for (int c = threadIdx.x * 8; c < a.width; c += blockDim.x * 8) {
         store8(k + c, load8(from + c, a.width - c, wide), a.width - c, wide);
         store8(v + c, load8(from + a.width + c, a.width - c, wide), a.width - c, wide);
@@ -1197,7 +1210,9 @@ static __global__ void append_kernel(Append a, bool wide) {
 
 static int gpu_append(Gpu *gpu, Lane lane, const Append *a, Error *err) {
     if (!a->rows) return 0;
-    append_kernel<<<a->rows, row_threads(a->width), 0, stream_of(gpu, lane)>>>(*a, eights(a->width));
+    const dim3 grid = a->quant.bits ? pack_grid(a->rows, a->nh, a->hd, a->quant) : dim3(a->rows);
+    const int threads = a->quant.bits ? THREADS : row_threads(a->width);
+    append_kernel<<<grid, threads, 0, stream_of(gpu, lane)>>>(*a, make_packing(a->quant, a->hd), eights(a->width));
     return launched("append", err);
 }
 
@@ -1274,14 +1289,14 @@ static int gpu_select(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
     return launched("selection of tokens", err);
 }
 
-template <int LANES, bool PACKED>
+template <int LANES, Pages PAGES>
 static __global__ void __launch_bounds__(HEADS *WARP) weigh_kernel(Attention a, Packing packing, float *) {
     __shared__ int rows[HEADS][SPLIT];
     __shared__ float part[HEADS][SPLIT];
     int r = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp;
     if (h >= a.nh) return;
     int hd = a.h1 / a.nh, c = lane % LANES * 8, count = sparse_tokens(a.sparsity, a.len[r]);
-    Column column = find_column<PACKED>(a.v, h, a.nh, hd, c, packing);
+    Column column = find_column<PAGES>(a.v, h, a.nh, hd, c, packing);
     float out[8] = {0};
     const int *pages = a.pages + (size_t)r * a.max_pages, *tokens = a.tokens + ((size_t)r * a.nh + h) * a.most;
     const float *weights = a.weights + ((size_t)r * a.nh + h) * a.most;
@@ -1291,7 +1306,7 @@ static __global__ void __launch_bounds__(HEADS *WARP) weigh_kernel(Attention a, 
         for (int i = lane; i < n; i += WARP)
             rows[warp][i] = token_row(pages, tokens[first + i], a.page_tokens), part[warp][i] = weights[first + i];
         __syncwarp();
-        weigh_tokens<LANES, PACKED>(out, part[warp], column, rows[warp], n);
+        weigh_tokens<LANES, PAGES>(out, part[warp], column, rows[warp], n);
     }
     for (int i = 0; i < 8; i++) out[i] = warp_reduce<Add>(out[i], LANES);
     if (lane >= LANES || c >= hd) return;

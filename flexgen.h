@@ -52,6 +52,17 @@ static inline Tensor tensor_rows(Tensor t, int first, int n) {
     t.rows = n;
     return t;
 }
+/* The elements of a dense view as one row. */
+static inline Tensor tensor_row(Tensor t) {
+    t.cols *= t.rows, t.rows = 1, t.ld = (size_t)t.cols;
+    return t;
+}
+/* Two dense views that lie one behind the other, as one. */
+static inline Tensor tensor_joined(Tensor a, Tensor b) {
+    CHECK(a.offset + a.rows * a.ld * type_bytes(a.type) == b.offset && a.cols == b.cols);
+    a.rows += b.rows;
+    return a;
+}
 /* The same view, of which only cells first .. first+n-1 are used. */
 static inline Tensor tensor_cells(Tensor t, int first, int n) {
     t.cell += first;
@@ -113,6 +124,9 @@ typedef enum {
 } Role;
 /* Compression packs the matrices; the rest are biases and layernorms. */
 static inline bool role_is_matrix(Role role) { return role % 2 == 0 && role != LN1_W && role != LN2_W; }
+/* q, k and v are one product: their matrices lie together wherever they rest, one behind the other, and so do their biases.
+ * Whether another one follows: */
+static inline bool role_goes_on(Role role) { return role >= Q_W && role <= K_B; }
 
 /* The tensors outside the layers. Absent ones have rows 0: project_in/out when embed == h1, final norm when
  * !final_norm, lm_head when it is tied to the token table. */
@@ -127,7 +141,7 @@ void opt_role_shape(const OptConfig *config, Role role, int *rows, int *cols);
 void opt_global_shape(const OptConfig *config, Global global, int *rows, int *cols);
 
 /* The plain forward pass of one whole sequence, to be read beside section 3: no tiers, no pages, no lanes. Everything is
- * float, but weights, K and V are rounded to F16, as the engine stores them. logits is (n, vocab), for all positions.
+ * float, but weights, Q, K and V are rounded to F16, as the engine stores them. logits is (n, vocab), for all positions.
  * ids[n], n <= max_pos. Slow on purpose. Fails on a read error. */
 int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t *ids, int n, Error *err);
 
@@ -225,8 +239,8 @@ void deal_block(Seat *seats, const Policy *policy, int count);
 /* Seats in a block: gbs * num_gpu_batches, or gbs where the schedule keeps one batch in flight. */
 int block_size(const Policy *policy);
 
-/* Chooses a home for every tensor of every decoder layer (a weight and its bias stay together), by error diffusion across
- * layers: each tier gets its fraction of the bytes to within one tensor. home is [l][NROLES]. */
+/* Chooses a home for every tensor of every decoder layer (a weight and its bias stay together, and so do q, k and v), by
+ * error diffusion across layers: each tier gets its fraction of the bytes to within one tensor. home is [l][NROLES]. */
 void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc);
 
 /* What a tier is used for, in the order in which the plan lays it out. A purpose may exist on several tiers: the cache on
@@ -243,9 +257,10 @@ typedef enum {
     ACT_READING,      /* staging of the disk's activations on the CPU */
     ACT_WRITING,
     HIDDEN,        /* workspaces: x, the hidden state while it is computed */
-    QUERY,         /* q */
-    NEW_KV,        /* new k, v; on the CPU as pages store them, packed or not */
-    NEW_KV_PACKED, /* new k, v as packed pages store them */
+    QKV,           /* q, k, v: what PROJECT makes, side by side */
+    NEW_KV_PACKED, /* new k, v as packed pages store them, on their way down */
+    QUERY,         /* q that has come down */
+    NEW_KV,        /* new k, v that have come down, as pages store them, packed or not */
     ATTENDED,      /* o, the result of attention */
     NORM_1,        /* what PROJECT has normalized, some rows at a time */
     NORM_2,        /* what FINISH has normalized */
@@ -302,13 +317,14 @@ typedef struct Plan {
     double achieved[3][NTIERS]; /* weights, cache, activations: the fractions that result */
 
     WeightPlace (*weight)[NROLES]; /* [l] */
-    Role (*slab_order)[NROLES];    /* [l] the order of a layer's tensors in its slab: as in the checkpoint */
-    WeightPlace global[NGLOBALS];  /* the head streams as layer l when it is not on the GPU */
-    Global head;                   /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
-    size_t *cpu_slab, *disk_slab;  /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
-    size_t *cpu_slab_offset;       /* [l + 1] in the CPU's RESTING_WEIGHTS; the head's in its EMBEDDINGS */
-    size_t slot_bytes[2];          /* of the two staging slots on the GPU, which streaming layers take in turn */
-    size_t disk_slot_bytes[2];     /* of the disk's two staging slots on the CPU tier */
+    Role (*slab_order)[NROLES]; /* [l] the order of a layer's tensors in its slab: q, k and v, the rest as in the checkpoint
+                                 */
+    WeightPlace global[NGLOBALS]; /* the head streams as layer l when it is not on the GPU */
+    Global head;                  /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
+    size_t *cpu_slab, *disk_slab; /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
+    size_t *cpu_slab_offset;      /* [l + 1] in the CPU's RESTING_WEIGHTS; the head's in its EMBEDDINGS */
+    size_t slot_bytes[2];         /* of the two staging slots on the GPU, which streaming layers take in turn */
+    size_t disk_slot_bytes[2];    /* of the disk's two staging slots on the CPU tier */
 
     int batches;      /* GPU batches in flight, of all groups; with the diagonal schedule each has one more, through which
                          topups enter */
@@ -324,9 +340,9 @@ typedef struct Plan {
     size_t kv_row;             /* bytes of a token's K (or V) in a page */
     int npages[NTIERS];        /* KV pages of each tier's pool, for each group */
     int staged_pages[2];       /* pages of one staging slot: on the GPU; on the CPU, for the disk */
-    int nws, turns;         /* rotating workspaces: of batches (x), of pieces (q, new k and v, the result of attention) */
-    int *act_rows[NTIERS];  /* [batches] rows of activation home of each batch */
-    int *act_first[NTIERS]; /* [batches] its first row in the tier's ACTIVATIONS */
+    int nws, turns;            /* rotating workspaces: of batches (x), of pieces (q, k and v, the result of attention) */
+    int *act_rows[NTIERS];     /* [batches] rows of activation home of each batch */
+    int *act_first[NTIERS];    /* [batches] its first row in the tier's ACTIVATIONS */
     int max_act_rows[NTIERS];
     bool need_x;                /* some batch has activations off the GPU: workspaces hold x */
     int packed_rows;            /* batches of at most so many rows take packed weights as they lie */
@@ -427,9 +443,8 @@ void admission_close(Admission *a);
  * scratch for project_in. */
 void opt_embed(Poster *to, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor x, Tensor tokens,
                Tensor ids, Tensor positions, Tensor embedded);
-/* The half of a layer before attention: q (rows, h1) and kv (rows, 2 h1) F16, a row's k then its v. */
-void opt_project(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor q, Tensor kv, Tensor x,
-                 Tensor norm);
+/* The half of a layer before attention: qkv (rows, 3 h1) F16, a row's q, k and v side by side. */
+void opt_project(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor qkv, Tensor x, Tensor norm);
 /* The half after it: x += o w_O, then the MLP; o (rows, h1). */
 void opt_finish(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm,
                 Tensor ffn);

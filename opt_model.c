@@ -75,7 +75,7 @@ static void plain_add(float *x, const float *y, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] += y[i];
 }
 
-/* To what the KV cache would give back. */
+/* To what the engine would keep. */
 static void plain_round_to_f16(float *x, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = f16_to_f32(f32_to_f16(x[i]));
 }
@@ -121,6 +121,7 @@ static void plain_attention_block(Buffers *s, float *w[NROLES], const OptConfig 
     plain_linear(s->q, in, w[Q_W], w[Q_B], n, c->h1, c->h1);
     plain_linear(s->k, in, w[K_W], w[K_B], n, c->h1, c->h1);
     plain_linear(s->v, in, w[V_W], w[V_B], n, c->h1, c->h1);
+    plain_round_to_f16(s->q, (size_t)n * c->h1);
     plain_round_to_f16(s->k, (size_t)n * c->h1);
     plain_round_to_f16(s->v, (size_t)n * c->h1);
     plain_attention(s->a, s->q, s->k, s->v, s->score, n, c->nh, c->h1 / c->nh);
@@ -222,19 +223,27 @@ void opt_embed(Poster *to, Op op, const OptConfig *config, const Tensor global[N
     if (projected) post(to, op_linear(&op, x, tokens, global[PROJECT_IN], none, x, false));
 }
 
-void opt_project(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor q, Tensor kv, Tensor x,
-                 Tensor norm) {
-    int h1 = config->h1, piece = config->pre_norm ? norm.rows : x.rows;
+/* q, k and v in one product; where a packed matrix ends within a group of rows, in three. */
+static void project(Poster *to, Op *op, const Tensor w[NROLES], Tensor qkv, Tensor x) {
+    const Tensor matrix = tensor_joined(tensor_joined(w[Q_W], w[K_W]), w[V_W]),
+                 bias = tensor_row(tensor_joined(tensor_joined(w[Q_B], w[K_B]), w[V_B]));
+    const int parts = matrix.type == U8 && x.cols % matrix.quant.group ? 3 : 1;
+    const int n = qkv.cols / parts, rows = matrix.rows / parts;
+    for (int i = 0; i < parts; i++)
+        post(to, op_linear(op, tensor_cols(qkv, i * n, n), x, tensor_rows(matrix, i * rows, rows),
+                           tensor_cols(bias, i * n, n), none, false));
+}
+
+void opt_project(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor qkv, Tensor x, Tensor norm) {
+    int piece = config->pre_norm ? norm.rows : x.rows;
     for (int first = 0; first < x.rows; first += piece) {
         int n = imin(piece, x.rows - first);
-        Tensor in = tensor_rows(x, first, n), out = tensor_rows(kv, first, n);
+        Tensor in = tensor_rows(x, first, n);
         if (config->pre_norm) {
             post(to, op_layernorm(&op, tensor_rows(norm, 0, n), in, w[LN1_W], w[LN1_B]));
             in = tensor_rows(norm, 0, n);
         }
-        post(to, op_linear(&op, tensor_rows(q, first, n), in, w[Q_W], w[Q_B], none, false));
-        post(to, op_linear(&op, tensor_cols(out, 0, h1), in, w[K_W], w[K_B], none, false));
-        post(to, op_linear(&op, tensor_cols(out, h1, h1), in, w[V_W], w[V_B], none, false));
+        project(to, &op, w, tensor_rows(qkv, first, n), in);
     }
 }
 

@@ -317,18 +317,19 @@ static bool multiply_packed(const Sweep *a, bool prefill) {
     return a->plan->policy.weight_quant.bits && a->rows[prefill] <= a->batches[prefill] * a->plan->packed_rows;
 }
 
-/* The six products of a layer, for the batches in prefill or those that decode. The rows of a batch go through in pieces of
- * at most `chunk` rows; beside the products of a piece its k and v are put away. */
+/* The four products of a layer, for the batches in prefill or those that decode. The rows of a batch go through in pieces
+ * of at most `chunk` rows; beside the products of a piece its k and v are put away. */
 static double products(const Sweep *a, bool prefill) {
     const double h1 = a->config->h1, h2 = a->config->h2, batches = a->batches[prefill];
     const Hardware *h = a->hw;
     if (batches <= 0) return 0;
     const double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->chunk), m = each / pieces;
     const bool packed = multiply_packed(a, prefill);
-    const double qkvo = 4 * linear_seconds(h, a->stage, m, h1, h1, a->act, packed);
+    const double qkv = linear_seconds(h, a->stage, m, 3 * h1, h1, a->act, packed);
+    const double out = linear_seconds(h, a->stage, m, h1, h1, a->act, packed);
     const double mlp_1 = linear_seconds(h, a->stage, m, h2, h1, a->act, packed);
     const double mlp_2 = linear_seconds(h, a->stage, m, h1, h2, a->act, packed);
-    return batches * pieces * (qkvo + (mlp_1 + mlp_2) + (6 + 1) * h->op_s);
+    return batches * pieces * (qkv + out + (mlp_1 + mlp_2) + (4 + 1) * h->op_s);
 }
 
 /* What the GPU does for these batches wherever the cache is: products, two layernorms, which each read and write the hidden
@@ -340,14 +341,10 @@ static double gpu_seconds(const Sweep *a, bool prefill) {
     return products(a, prefill) + norms + attention;
 }
 
-/* Compression: the layer's six matrices are unpacked where some batch's products want F16; new k and v are packed. */
-static double packing_seconds(const Sweep *a) {
-    const double f16_kv = 4 * a->config->h1, bdw = a->hw->gpu_bdw;
-    double seconds = 0;
-    if (a->plan->policy.weight_quant.bits && !(multiply_packed(a, false) && multiply_packed(a, true)))
-        seconds += memory_seconds(a->weights + a->plan->unpacked_bytes, bdw) + 6 * a->hw->op_s;
-    if (a->plan->policy.cache_quant.bits) seconds += memory_seconds((f16_kv + a->kv) * a->all_rows, bdw) + a->hw->op_s;
-    return seconds;
+/* The layer's six matrices are unpacked where some batch's products want F16. */
+static double unpacking_seconds(const Sweep *a) {
+    if (!a->plan->policy.weight_quant.bits || (multiply_packed(a, false) && multiply_packed(a, true))) return 0;
+    return memory_seconds(a->weights + a->plan->unpacked_bytes, a->hw->gpu_bdw) + 6 * a->hw->op_s;
 }
 
 /* Attention of new tokens to the whole cache, on either side. It reads K, and of V the share that it wants. */
@@ -360,12 +357,15 @@ static double attend_cache(const Sweep *a, bool on_cpu) {
 static void processor_rows(Seconds *t, const Sweep *a) {
     const double ops = a->batches[0] * a->hw->op_s, gpu_bdw = a->hw->gpu_bdw;
     const double on_gpu = attend_cache(a, false) + ops, on_cpu = attend_cache(a, true) + ops;
+    const double made = 4 * a->config->h1 * a->all_rows; /* bytes of new k and v, which pages on the GPU take as F16 */
+    const double packing = a->plan->policy.cache_quant.bits ? memory_seconds(made + a->fresh, gpu_bdw) + a->hw->op_s : 0;
     Linear *gpu = &t->layer[GPU], *cpu = &t->layer[CPU];
-    /* gpu = what is done for all batches + cg (attention + new k and v to their pages), and where the CPU does not attend
-     * (cc + cd) (attention + new k and v of decoding batches to the pages that have been loaded) */
-    gpu->one = gpu_seconds(a, true) + gpu_seconds(a, false) + packing_seconds(a);
-    gpu->cg = on_gpu + memory_seconds(a->fresh, gpu_bdw);
-    gpu->cc = gpu->cd = a->delegated ? 0 : on_gpu + memory_seconds(a->kv * a->rows[0], gpu_bdw);
+    /* gpu = what is done for all batches + cg (attention + new k and v to their pages) + (cc + cd) new k and v packed, and
+     * where the CPU does not attend (cc + cd) (attention + new k and v of decoding batches to the pages that have been
+     * loaded) */
+    gpu->one = gpu_seconds(a, true) + gpu_seconds(a, false) + unpacking_seconds(a);
+    gpu->cg = on_gpu + memory_seconds(made, gpu_bdw);
+    gpu->cc = gpu->cd = packing + (a->delegated ? 0 : on_gpu + memory_seconds(a->kv * a->rows[0], gpu_bdw));
     /* cpu = (cc + cd) attention where it attends, + cc (new k and v to their pages) */
     cpu->cc = cpu->cd = a->delegated ? on_cpu : 0;
     cpu->cc += memory_seconds(a->fresh, a->hw->cpu_bdw) + a->K * a->hw->op_s;

@@ -78,9 +78,19 @@ static Tensor hidden_piece(const Run *run, const Batch *b, long sq, const Piece 
     return tensor_cells(tensor_rows(hidden(run, b, sq), piece->row, piece->rows), piece->number, 1);
 }
 
-/* New k, v of a piece as pages take them: where the cache is packed, they are packed before they go anywhere. */
+/* q of a piece's first rows, and their new k, v. */
+static Tensor new_q(const Run *run, const Batch *b, int rows) {
+    return tensor_cols(workspace(run, QKV, b->turn, rows), 0, run->plan->config.h1);
+}
 static Tensor new_kv(const Run *run, const Batch *b, int rows) {
-    return workspace(run, run->plan->policy.cache_quant.bits ? NEW_KV_PACKED : NEW_KV, b->turn, rows);
+    return tensor_cols(workspace(run, QKV, b->turn, rows), run->plan->config.h1, 2 * run->plan->config.h1);
+}
+
+/* The new k, v of its rows from `first` on, whose cache is not on the GPU, as pages take them: where these are packed,
+ * PROJECT has packed them. */
+static Tensor new_kv_off(const Run *run, const Batch *b, int first, int rows) {
+    if (run->plan->policy.cache_quant.bits) return workspace(run, NEW_KV_PACKED, b->turn, rows);
+    return tensor_rows(new_kv(run, b, first + rows), first, rows);
 }
 
 /* The result of attention: rows of the sequences whose KV is on the GPU, and rows of the others, which other lanes write.
@@ -103,17 +113,12 @@ static bool continues(Tensor before, Tensor t) {
            before.type == t.type && before.offset + tensor_bytes(before) == t.offset;
 }
 
-static Tensor as_row(Tensor t) {
-    t.cols *= t.rows, t.rows = 1, t.ld = (size_t)t.cols;
-    return t;
-}
-
 /* Appends a move between dense views, as one row; one that goes on where the last one ends, on both sides, becomes part of
  * it. */
 static int add_move(Move *moves, int n, Tensor dst, Tensor src) {
     Move *last = n ? &moves[n - 1] : NULL;
     if (!last || !continues(last->dst, dst) || !continues(last->src, src)) {
-        moves[n] = (Move){as_row(dst), as_row(src)};
+        moves[n] = (Move){tensor_row(dst), tensor_row(src)};
         return n + 1;
     }
     last->dst.cols += dst.rows * dst.cols, last->dst.ld = (size_t)last->dst.cols;
@@ -354,7 +359,7 @@ static void store_piece(Run *run, Batch *b, int j, int k, const Piece *piece) {
     if (!(cpu + disk)) return;
     Tensor below = new_kv_below(run, b, cpu + disk);
     if (!delegated(run, b)) { /* if not, they came down with the queries */
-        Move down = {below, tensor_rows(new_kv(run, b, piece->rows), gpu, cpu + disk)};
+        Move down = {below, new_kv_off(run, b, gpu, cpu + disk)};
         post(&run->to, op_copy(new_op(run, STORE, CACHE, j, k), &down, 1));
     }
     if (cpu && !delegated(run, b)) {
@@ -477,19 +482,18 @@ static void enter(Run *run, Batch *b, int j, int k) {
 
 static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], const Piece *piece) {
     const OptConfig *c = &run->plan->config;
-    const int n = piece->rows;
     int rows[NTIERS];
-    Tensor q = workspace(run, QUERY, b->turn, n), kv = workspace(run, NEW_KV, b->turn, n);
-    opt_project(&run->to, *new_op(run, PROJECT, OTHER, j, k), c, w, q, kv,
+    opt_project(&run->to, *new_op(run, PROJECT, OTHER, j, k), c, w, workspace(run, QKV, b->turn, piece->rows),
                 hidden_piece(run, b, square_number(run, j, k), piece),
                 plan_view(run->plan, NORM_1, TIER_GPU, 0, 0, run->plan->chunk));
-    if (run->plan->policy.cache_quant.bits)
-        post(&run->to, op_pack(new_op(run, PROJECT, CACHE, j, k), new_kv(run, b, n), kv, c->nh));
     rows_by_tier(rows, b, piece);
-    if (rows[TIER_GPU]) {
+    const int gpu = rows[TIER_GPU], off = piece->rows - gpu;
+    if (off && run->plan->policy.cache_quant.bits)
+        post(&run->to, op_pack(new_op(run, PROJECT, CACHE, j, k), new_kv_off(run, b, gpu, off),
+                               tensor_rows(new_kv(run, b, piece->rows), gpu, off), c->nh));
+    if (gpu) {
         PageTable home = batch_pages(run->flight, b, TIER_GPU, j, &b->gpu);
-        append(run, new_op(run, PROJECT, CACHE, j, k), &b->gpu, &home, new_kv(run, b, rows[TIER_GPU]), piece->row,
-               rows[TIER_GPU]);
+        append(run, new_op(run, PROJECT, CACHE, j, k), &b->gpu, &home, new_kv(run, b, gpu), piece->row, gpu);
     }
 }
 
@@ -527,7 +531,7 @@ static void attend_on_cpu(Run *run, Batch *b, int j, int k, Tensor q) {
     const int gpu = b->kv_seqs[TIER_GPU], cpu = b->kv_seqs[TIER_CPU], disk = b->kv_seqs[TIER_DISK];
     Tensor query = plan_view(run->plan, QUERY, TIER_CPU, b->turn, 0, cpu + disk);
     Tensor result = plan_view(run->plan, ATTENDED, TIER_CPU, b->turn, 0, cpu + disk), kv = new_kv_below(run, b, cpu + disk);
-    Move down[] = {{query, tensor_rows(q, gpu, cpu + disk)}, {kv, tensor_rows(new_kv(run, b, b->rows), gpu, cpu + disk)}},
+    Move down[] = {{query, tensor_rows(q, gpu, cpu + disk)}, {kv, new_kv_off(run, b, gpu, cpu + disk)}},
          up = {attended_elsewhere(run, b), result};
     post(&run->to, op_copy(new_op(run, A_DOWN, CACHE, j, k), down, 2));
     Op *op = new_op(run, ATTEND, CACHE, j, k);
@@ -549,11 +553,11 @@ static void attend_on_cpu(Run *run, Batch *b, int j, int k, Tensor q) {
 static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
     const long sq = square_number(run, j, k);
     const int n = piece->rows, gpu = b->kv_seqs[TIER_GPU], off = off_seqs(b);
-    Tensor q = workspace(run, QUERY, b->turn, n);
+    Tensor q = new_q(run, b, n);
     if (b->prefill) { /* to what has just been computed */
         Tensor start = tensor_cols(b->gpu.start, piece->first + piece->number, piece->nseq + 1);
         post(&run->to, op_attend_prefill(new_op(run, FINISH, CACHE, j, k), workspace(run, ATTENDED, b->turn, n), q,
-                                         workspace(run, NEW_KV, b->turn, n), start, run->plan->config.nh));
+                                         new_kv(run, b, n), start, run->plan->config.nh));
         return;
     }
     if (off && delegated(run, b)) attend_on_cpu(run, b, j, k, q);
@@ -565,7 +569,7 @@ static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
     if (off && !delegated(run, b)) {
         PageTable near =
             staged_pages(run->plan, TIER_GPU, sq, b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK], b->gpu.staged, b->gpu.len);
-        append(run, op, &b->gpu, &near, tensor_rows(new_kv(run, b, n), gpu, off), gpu, off);
+        append(run, op, &b->gpu, &near, new_kv_off(run, b, gpu, off), gpu, off);
         attend_group(run, op, near, NULL, attended_elsewhere(run, b), tensor_rows(q, gpu, off), gpu, off);
     }
 }

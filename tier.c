@@ -24,15 +24,17 @@ const char *const tier_name[NTIERS] = {"GPU", "CPU", "disk"};
 
 void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc) {
     /* large tensors first: the small ones then even out what is left */
-    static const Role order[] = {FC1_W, FC2_W, Q_W, K_W, V_W, O_W, LN1_W, LN2_W};
+    static const Role order[] = {FC1_W, FC2_W, Q_W, O_W, LN1_W, LN2_W};
     Diffusion d = {{wg, wc, fmax(0, 1 - wg - wc)}, {0}};
     if (d.share[TIER_DISK] < 1e-9) d.share[TIER_DISK] = 0;
     for (int j = 0; j < config->l; j++) {
         for (size_t u = 0; u < sizeof order / sizeof order[0]; u++) {
             int rows, cols;
-            opt_role_shape(config, order[u], &rows, &cols);
-            Tier t = diffuse(&d, (double)rows * cols + (rows == 1 ? cols : rows));
-            home[j][order[u]] = home[j][order[u] + 1] = t; /* a weight and its bias */
+            Role r = order[u];
+            opt_role_shape(config, r, &rows, &cols);
+            Tier t = diffuse(&d, ((double)rows * cols + (rows == 1 ? cols : rows)) * (r == Q_W ? 3 : 1));
+            home[j][r] = home[j][r + 1] = t; /* a weight and its bias */
+            if (r == Q_W) home[j][K_W] = home[j][K_B] = home[j][V_W] = home[j][V_B] = t;
         }
     }
 }
@@ -160,18 +162,26 @@ bool copied_to_disk(const Plan *p, const Checkpoint *c) {
     return c->dummy || (p->policy.weight_quant.bits && !c->quant.bits);
 }
 
-/* A layer's tensors as they lie in the checkpoint, so that neighbours on disk are neighbours in the slab and are read as
- * one. */
-static void file_order(Role order[NROLES], const Tensor *t) {
+/* A layer's tensors in its slab: first those of q, k and v, then the others as they lie in the checkpoint, so that
+ * neighbours on disk are neighbours in the slab and are read as one. */
+static void slab_order(Role order[NROLES], const Tensor *t) {
+    static const Role qkv[] = {Q_W, K_W, V_W, Q_B, K_B, V_B};
+    const int first = sizeof qkv / sizeof *qkv;
+    int n = first;
+    memcpy(order, qkv, sizeof qkv);
     for (int r = 0; r < NROLES; r++) {
-        int at = r;
-        for (; at > 0 && (t[order[at - 1]].file > t[r].file ||
-                          (t[order[at - 1]].file == t[r].file && t[order[at - 1]].offset > t[r].offset));
+        int at = n;
+        if (r >= Q_W && r <= V_B) continue;
+        for (; at > first && (t[order[at - 1]].file > t[r].file ||
+                              (t[order[at - 1]].file == t[r].file && t[order[at - 1]].offset > t[r].offset));
              at--)
             order[at] = order[at - 1];
-        order[at] = (Role)r;
+        order[at] = (Role)r, n++;
     }
 }
+
+/* Where role r ends that begins at `at`: at a whole line, if the next one need not lie just behind it. */
+static size_t role_end(Role r, size_t at, size_t bytes) { return role_goes_on(r) ? at + bytes : whole_lines(at + bytes); }
 
 size_t plan_layer_bytes(const Plan *p) {
     size_t sum = 0;
@@ -189,7 +199,7 @@ static void plan_layers(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
     place_weights(home, &p->config, p->policy.wg, p->policy.wc);
     for (int j = 0; j < l; j++) {
         p->cpu_slab_offset[j] = bytes[TIER_CPU];
-        file_order(p->slab_order[j], c->layer[j]);
+        slab_order(p->slab_order[j], c->layer[j]);
         for (int pass = TIER_GPU; pass <= TIER_DISK; pass++) { /* a slab: what the CPU holds, then what the disk holds */
             for (int i = 0; i < NROLES; i++) {
                 Role r = p->slab_order[j][i];
@@ -197,12 +207,12 @@ static void plan_layers(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
                 Tensor t = c->layer[j][r];
                 WeightPlace *w = &p->weight[j][r];
                 w->home = as_stored(t, role_is_matrix(r), p->policy.weight_quant, (Tier)pass, bytes[pass]);
-                size_t size = whole_lines(tensor_bytes(w->home));
+                const size_t at = bytes[pass];
+                bytes[pass] = role_end(r, at, tensor_bytes(w->home));
                 if (pass == TIER_DISK && !copied_to_disk(p, c)) w->home = t;
                 w->slab_offset = p->cpu_slab[j] + p->disk_slab[j];
-                if (pass == TIER_CPU) p->cpu_slab[j] += size;
-                if (pass == TIER_DISK) p->disk_slab[j] += size;
-                bytes[pass] += size;
+                if (pass == TIER_CPU) p->cpu_slab[j] += bytes[pass] - at;
+                if (pass == TIER_DISK) p->disk_slab[j] += bytes[pass] - at;
             }
         }
     }
@@ -269,7 +279,7 @@ static void plan_unpacked(Plan *p) {
         opt_role_shape(&p->config, (Role)r, &rows, &cols);
         if (!role_is_matrix((Role)r)) continue;
         p->unpacked_at[r] = bytes;
-        bytes += whole_lines((size_t)rows * cols * sizeof(f16));
+        bytes = role_end((Role)r, bytes, (size_t)rows * cols * sizeof(f16));
     }
     p->unpacked_bytes = bytes;
     add_region(p, (Line){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", "leave --compress-weight out", F16, 1,
@@ -566,18 +576,17 @@ static void plan_workspace(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
     const Type act = p->act_type, kv = p->policy.cache_quant.bits ? U8 : F16;
     const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, heads = p->head_rows, nws = p->nws, batches = p->batches;
-    const int piece = p->piece_rows, turns = p->turns;
+    const int piece = p->piece_rows, turns = p->turns, off_rows = imin(p->off_rows, piece);
     const int kv_cols = 2 * (int)(kv == U8 ? p->kv_row : p->kv_row / sizeof(f16)), choice = c->nh * p->most_chosen;
     const int norm = c->pre_norm ? p->chunk : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
     const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU, scored = task->scored;
     const bool first = is_first(c), last = is_last(c);
     const Line workspace[] = {
         {HIDDEN, TIER_GPU, "workspace: x", lower_gbs, act, p->need_x ? rows : 0, h1, nws},
-        {QUERY, TIER_GPU, "workspace: q", lower_gbs, act, piece, h1, turns},
-        {QUERY, TIER_CPU, "attention: q", lower_gbs, act, off_seqs, h1, turns},
-        {NEW_KV, TIER_GPU, "workspace: new k, v", lower_gbs, F16, piece, 2 * h1, turns},
-        {NEW_KV, TIER_CPU, "new k, v", lower_gbs, kv, imin(p->off_rows, piece), kv_cols, turns},
-        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", lower_gbs, U8, kv == U8 ? piece : 0, kv_cols, turns},
+        {QKV, TIER_GPU, "workspace: q, k, v", lower_gbs, F16, piece, 3 * h1, turns},
+        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", lower_gbs, U8, kv == U8 ? off_rows : 0, kv_cols, turns},
+        {QUERY, TIER_CPU, "attention: q", lower_gbs, F16, off_seqs, h1, turns},
+        {NEW_KV, TIER_CPU, "new k, v", lower_gbs, kv, off_rows, kv_cols, turns},
         {ATTENDED, TIER_GPU, "workspace: attention", lower_gbs, act, piece, h1, turns},
         {ATTENDED, TIER_CPU, "attention: result", lower_gbs, act, off_seqs, h1, turns},
         {NORM_1, TIER_GPU, "workspace: norm 1", lower_gbs, act, norm, h1, 1},

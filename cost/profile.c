@@ -25,7 +25,7 @@
 #include "cost/cost.h"
 
 enum {
-    PROFILE_VERSION = 3, /* counts the changes of what is measured, or of kernels and lanes, that make older files wrong */
+    PROFILE_VERSION = 4, /* counts the changes of what is measured, or of kernels and lanes, that make older files wrong */
     PAGE_TOKENS = 16,    /* of a KV page, as in a run */
     PIECE = 8 << 20,     /* bytes of a copy, about a matrix of a layer */
     GROUP = 4,           /* pieces that are on their way to or from the disk at once */
@@ -122,10 +122,11 @@ static Event post_product(Profile *p, Lane lane, int m, int n, int k) {
     return p->product = post_op(p, &op, 2.0 * m * n * k);
 }
 
-/* The three shapes of a layer's products, from lane to lane as in a layer. */
+/* A layer's products, from lane to lane as in a layer. */
 static Event post_linear(Profile *p, const Work *w, int i) {
     (void)w;
-    post_product(p, PROJECT, row_sizes[i], p->size.h1, p->size.h1);
+    post_product(p, PROJECT, row_sizes[i], 3 * p->size.h1, p->size.h1);
+    post_product(p, FINISH, row_sizes[i], p->size.h1, p->size.h1);
     post_product(p, FINISH, row_sizes[i], p->size.h2, p->size.h1);
     return post_product(p, FINISH, row_sizes[i], p->size.h1, p->size.h2);
 }
@@ -136,10 +137,11 @@ static int index_row(const Profile *p) { return p->size.tokens + 1 + p->size.nse
 /* As many prompts as make up the longest. */
 static Event post_attend_prefill(Profile *p, const Work *w, int i) {
     const int s = token_sizes[i], nseq = p->size.tokens / s, rows = nseq * s, h1 = p->size.h1;
-    const size_t at = next_cold(p, p->span, (size_t)rows * 2 * h1 * sizeof(f16));
+    const size_t at = next_cold(p, p->span, (size_t)rows * 3 * h1 * sizeof(f16));
+    const Tensor qkv = matrix(w->to, F16, at, rows, 3 * h1);
     const Tensor start = matrix(w->to, I32, p->starts + (size_t)i * index_row(p) * 4, 1, nseq + 1);
     Op op = {.lane = w->lane, .kind = OTHER, .prefill = true};
-    op_attend_prefill(&op, y_of(p, w->to, rows, h1), x_of(p, w->to, rows, h1), matrix(w->to, F16, at, rows, 2 * h1), start,
+    op_attend_prefill(&op, y_of(p, w->to, rows, h1), tensor_cols(qkv, 0, h1), tensor_cols(qkv, h1, 2 * h1), start,
                       p->size.nh);
     return post_op(p, &op, 4.0 * h1 * nseq * s * (s + 1) / 2);
 }
@@ -165,7 +167,7 @@ static Event post_attend(Profile *p, const Work *w, int i) {
                          .len = matrix(w->to, I32, p->starts + lengths * 4, 1, nseq),
                          .page_tokens = PAGE_TOKENS,
                          .nh = p->size.nh};
-    op_attend(&op, y_of(p, w->to, nseq, h1), x_of(p, w->to, nseq, h1), &t);
+    op_attend(&op, y_of(p, w->to, nseq, h1), matrix(w->to, F16, 0, nseq, h1), &t);
     return post_op(p, &op, 4.0 * h1 * nseq * len);
 }
 
@@ -650,7 +652,7 @@ void profile_write(const Hardware *hardware, FILE *out) {
         {"copy_core_s", "linear of 16 rows beside copies to the GPU tier: seconds lost over bytes copied"},
         {"disk_core_s", "linear of 16 rows beside reads of the offload file: seconds lost over bytes read"},
         {"shared_cores", "the host device computes and copies on the same cores"},
-        {"mm_rows", "linear of a layer's three shapes with cold weights"},
+        {"mm_rows", "linear of a layer's four shapes with cold weights"},
         {"bmm_tokens_p", "attend_prefill of prompts of so many tokens"},
         {"bmm_tokens_g", "attend over cold pages on the GPU tier"},
         {"cpu_tokens", "attend over cold pages on the CPU tier"},

@@ -346,31 +346,48 @@ static void note_full(Cost *cost, const Lp *lp, const LpAnswer *answer) {
                 snprintf(cost->full[t], sizeof cost->full[t], "%s", memory_row[t]);
 }
 
+/* Of a candidate, the placement that is best for so much memory. 1: its plan fits into what there is, and *found is that;
+ * 0: it does not, by excess bytes on each tier; -1: there is none. */
+static int place(Found *found, double excess[NTIERS], const Search *s, Policy policy, const Plan *corner,
+                 const double capacity[NTIERS]) {
+    Error ignored;
+    Lp lp;
+    LpAnswer answer;
+    if (!solve(&answer, &lp, s, &policy, corner, capacity)) return -1;
+    set_fractions(&policy, s, answer.x);
+    Plan *plan = plan_for(s, &policy, &ignored);
+    if (!plan) return -1;
+    const bool fits = plan_fits(plan, s->capacity, &ignored) == 0;
+    if (fits) *found = found_by(s, plan, &lp), note_full(&found->cost, &lp, &answer);
+    for (int t = 0; t < NTIERS; t++) excess[t] = fmax(0, (double)plan->total[t] - (double)s->capacity[t]);
+    plan_free(plan);
+    return fits;
+}
+
 /* The candidate's best placement whose plan fits. A tier that is exceeded becomes smaller by a little more than the excess,
  * and each time by twice as much: a rounded share falls in steps (a step of OPT-175B's weights is 350 MB), and the excess
- * may be a small part of one. After TRIES times that is thousands of times the excess. */
+ * may be a small part of one. After TRIES times that is thousands of times the excess; so then halving looks for what was
+ * jumped over. */
 static bool realize(Found *found, const Search *s, const Candidate *c) {
-    enum { TRIES = 12 };
-    double capacity[NTIERS], times = 1.05;
-    Policy policy = c->policy;
-    Plan *corner = corner_plan(s, &policy);
-    bool fits = false;
-    for (int t = 0; t < NTIERS; t++) capacity[t] = (double)s->capacity[t];
-    for (int i = 0; i < TRIES && corner && !fits; i++, times *= 2) {
-        Error ignored;
-        Lp lp;
-        LpAnswer answer;
-        if (!solve(&answer, &lp, s, &policy, corner, capacity)) break;
-        set_fractions(&policy, s, answer.x);
-        Plan *plan = plan_for(s, &policy, &ignored);
-        fits = plan && plan_fits(plan, s->capacity, &ignored) == 0;
-        if (fits) *found = found_by(s, plan, &lp), note_full(&found->cost, &lp, &answer);
-        for (int t = 0; t < NTIERS && plan; t++)
-            capacity[t] -= fmax(0, (double)plan->total[t] - (double)s->capacity[t]) * times;
-        plan_free(plan);
+    enum { TRIES = 12, HALVINGS = 3 };
+    double capacity[NTIERS], before[NTIERS], excess[NTIERS], times = 1.05;
+    Plan *corner = corner_plan(s, &c->policy);
+    int fits = 0, tries = 0;
+    for (int t = 0; t < NTIERS; t++) capacity[t] = before[t] = (double)s->capacity[t];
+    for (; tries < TRIES && corner && !fits; tries++, times *= 2) {
+        fits = place(found, excess, s, c->policy, corner, capacity);
+        for (int t = 0; t < NTIERS && !fits; t++) before[t] = capacity[t], capacity[t] -= excess[t] * times;
+    }
+    for (int i = 0; i < HALVINGS && tries > 1 && fits > 0; i++) {
+        double middle[NTIERS];
+        Found other;
+        for (int t = 0; t < NTIERS; t++) middle[t] = (before[t] + capacity[t]) / 2;
+        const bool good = place(&other, excess, s, c->policy, corner, middle) > 0;
+        memcpy(good ? capacity : before, middle, sizeof middle);
+        if (good && found_score(s, &other) > found_score(s, found)) *found = other;
     }
     plan_free(corner);
-    return fits && !(s->max_latency > 0 && found->latency > s->max_latency);
+    return fits > 0 && !(s->max_latency > 0 && found->latency > s->max_latency);
 }
 
 int policy_predict(Found *found, const Search *search, Error *err) {

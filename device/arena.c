@@ -109,17 +109,19 @@ static int run_unpack(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
 
 static int run_pack(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     const Tensor packed = op->pack.packed, kv = op->pack.kv;
-    void *to = arenas_address(a, packed), *from = arenas_address(a, kv);
-    if (gpu) return gpu->pack(gpu, op->lane, to, from, kv.rows, kv.cols / 2, op->nh, packed.quant, err);
-    host_pack(to, from, kv.rows, kv.cols / 2, op->nh, packed.quant);
+    const int ld = (int)kv.ld, hd = kv.cols / 2 / op->nh;
+    void *to = arenas_address(a, packed);
+    const f16 *from = arenas_address(a, kv);
+    if (gpu) return gpu->pack(gpu, op->lane, to, from, ld, kv.rows, op->nh, hd, packed.quant, err);
+    host_pack(to, from, ld, kv.rows, op->nh, hd, packed.quant);
     return 0;
 }
 
 static int run_attend_prefill(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    const Tensor o = op->prefilled.o, start = op->prefilled.start;
-    Prefill p = {
-        .o = arenas_address(a, o), .q = arenas_address(a, op->prefilled.q), .kv = arenas_address(a, op->prefilled.kv)};
+    const Tensor o = op->prefilled.o, q = op->prefilled.q, start = op->prefilled.start;
+    Prefill p = {.o = arenas_address(a, o), .q = arenas_address(a, q), .kv = arenas_address(a, op->prefilled.kv)};
     p.start = arenas_address(a, start), p.nseq = start.cols - 1, p.rows = o.rows, p.h1 = o.cols, p.nh = op->nh;
+    p.ld = (int)q.ld;
     if (gpu) return gpu->attend_prefill(gpu, op->lane, &p, err);
     host_attend_prefill(&p);
     return 0;
@@ -139,9 +141,9 @@ static Attention on_pages(const Arenas *a, const Op *op, Tensor pages, Tensor le
 }
 
 static int run_attend(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    const Tensor o = op->attend.o, k = op->attend.k;
+    const Tensor o = op->attend.o, q = op->attend.q, k = op->attend.k;
     Attention t = on_pages(a, op, op->attend.pages, op->attend.len, k.quant, o.cols);
-    t.o = arenas_address(a, o), t.q = arenas_address(a, op->attend.q), t.act_type = o.type;
+    t.o = arenas_address(a, o), t.o_type = o.type, t.q = arenas_address(a, q), t.q_ld = (int)q.ld;
     t.k = arenas_address(a, k), t.v = arenas_address(a, op->attend.v);
     if (gpu) return gpu->attend(gpu, op->lane, &t, err);
     host_attend(&t);
@@ -153,7 +155,7 @@ static int run_select(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     Attention t = on_pages(a, op, op->select.pages, op->select.len, k.quant, q.cols);
     t.tokens = arenas_address(a, op->select.tokens), t.weights = arenas_address(a, op->select.weights);
     t.most = op->select.tokens.cols / op->nh;
-    t.q = arenas_address(a, q), t.act_type = q.type, t.k = arenas_address(a, k);
+    t.q = arenas_address(a, q), t.q_ld = (int)q.ld, t.k = arenas_address(a, k);
     if (gpu) return gpu->select(gpu, op->lane, &t, err);
     host_select(&t);
     return 0;
@@ -164,7 +166,7 @@ static int run_weigh(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     Attention t = on_pages(a, op, op->weigh.pages, op->weigh.len, v.quant, o.cols);
     t.tokens = arenas_address(a, op->weigh.tokens), t.weights = arenas_address(a, op->weigh.weights);
     t.most = op->weigh.tokens.cols / op->nh;
-    t.o = arenas_address(a, o), t.act_type = o.type, t.v = arenas_address(a, v);
+    t.o = arenas_address(a, o), t.o_type = o.type, t.v = arenas_address(a, v);
     if (gpu) return gpu->weigh(gpu, op->lane, &t, err);
     host_weigh(&t);
     return 0;
@@ -188,11 +190,13 @@ static int run_append(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     p.seq = arenas_address(a, op->append.seq), p.pos = arenas_address(a, op->append.pos);
     p.pages = arenas_address(a, op->append.pages), p.max_pages = (int)op->append.pages.ld;
     p.page_tokens = op->page_tokens, p.width = (int)(k.cols * type_bytes(k.type) / sizeof(f16));
+    p.ld = (int)(kv.ld * type_bytes(kv.type) / sizeof(f16));
+    if (kv.type != k.type) p.quant = k.quant, p.nh = op->nh, p.hd = kv.cols / 2 / op->nh;
     if (gpu) return gpu->append(gpu, op->lane, &p, err);
     p.alone = op->lane == D_WRITE;
     host_append(&p);
     if (k.tier == TIER_DISK) { /* K and V of a layer lie one after the other */
-        disk_settle(a->disk, k.offset, v.offset + tensor_span(v) - k.offset, tensor_span(kv));
+        disk_settle(a->disk, k.offset, v.offset + tensor_span(v) - k.offset, tensor_bytes(kv));
     }
     return 0;
 }

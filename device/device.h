@@ -365,10 +365,11 @@ void host_linear(const Product *p);
 /* Prefill attention: causal softmax(q k^T / sqrt(hd)) v of nseq whole prompts that lie one after another. */
 typedef struct {
     void *o;              /* (rows, h1) F32; on a GPU F16 */
-    const void *q;        /* like o, not yet scaled */
-    const void *kv;       /* (rows, 2 h1) F16: a row is its k, then its v */
+    const f16 *q;         /* (rows, h1), not yet scaled */
+    const f16 *kv;        /* (rows, 2 h1): a row is its k, then its v */
     const int32_t *start; /* (nseq + 1): sequence r owns rows start[r] .. start[r+1] - 1 */
     int nseq, rows, h1, nh;
+    int ld; /* elements from one row of q to the next, and of kv */
 } Prefill;
 /* Working memory per thread does not grow with nseq or with the length of a prompt. */
 void host_attend_prefill(const Prefill *p);
@@ -376,9 +377,10 @@ void host_attend_prefill(const Prefill *p);
 /* Attention of one new token per sequence to paged KV, on the GPU tier or the CPU (section 4.2, computation delegation).
  * attend, select and weigh each use a part of this. */
 typedef struct {
-    void *o;              /* (nseq, h1) of act_type, out of attend and weigh */
-    const void *q;        /* (nseq, h1) of act_type, not yet scaled; into attend and select */
-    Type act_type;        /* F32 or F16 (what a GPU sends down); on a GPU F16 */
+    void *o;              /* (nseq, h1) of o_type, out of attend and weigh */
+    Type o_type;          /* F32, or F16 for a GPU and on it */
+    const f16 *q;         /* (nseq, h1), not yet scaled; into attend and select */
+    int q_ld;             /* elements from one row of q to the next */
     const void *k, *v;    /* (npages, page_tokens, h1) F16, or packed by quant_pack_heads */
     const int32_t *pages; /* (nseq, max_pages): token t of sequence r lies in page pages[r * max_pages + t / page_tokens],
                              row t % page_tokens */
@@ -399,17 +401,21 @@ void host_select(const Attention *a);
 /* The second half: o = the weighted sum of the chosen tokens' v. Does not touch any other v. */
 void host_weigh(const Attention *a);
 
-/* Rows of k then v, kv (rows, 2 h1) F16, packed head by head for pages of the cache. */
-void host_pack(uint8_t *packed, const f16 *kv, int rows, int h1, int nh, Quant quant);
+/* Rows of k then v, kv (rows, 2 nh hd), ld elements apart, packed head by head as the cache's pages store them. */
+void host_pack(uint8_t *packed, const f16 *kv, int ld, int rows, int nh, int hd, Quant quant);
 
-/* Puts row r of kv at token pos[r] of sequence seq[r]; seq may skip and repeat, but no token comes twice. */
+/* Puts row r of kv at token pos[r] of sequence seq[r]; seq may skip and repeat, but no token comes twice. What pages store
+ * packed is packed on the way, or before: then it moves as bytes, two at a time, like F16. */
 typedef struct {
-    void *k, *v;              /* (npages, page_tokens, width) F16, or packed bytes two at a time */
-    const void *kv;           /* (rows, 2 width), likewise: a row is its k, then its v */
+    void *k, *v;              /* (npages, page_tokens, width) F16 */
+    const f16 *kv;            /* (rows, 2 width): a row is its k, then its v; if it is to be packed, (rows, 2 nh hd) */
     const int32_t *seq, *pos; /* (rows) */
     const int32_t *pages;     /* (any, max_pages), as in Attention */
     int rows, max_pages, page_tokens, width;
-    bool alone; /* on this thread: its lane has no others */
+    int ld;      /* elements from one row of kv to the next */
+    Quant quant; /* how to pack; bits 0: it moves as it is, and nh and hd are not used */
+    int nh, hd;  /* heads of a row's k, and their elements */
+    bool alone;  /* on this thread: its lane has no others */
 } Append;
 void host_append(const Append *a);
 
@@ -449,7 +455,7 @@ struct Gpu {
     int (*attend)(Gpu *, Lane lane, const Attention *, Error *);
     int (*select)(Gpu *, Lane lane, const Attention *, Error *);
     int (*weigh)(Gpu *, Lane lane, const Attention *, Error *);
-    int (*pack)(Gpu *, Lane lane, void *packed, const void *kv, int rows, int h1, int nh, Quant quant, Error *);
+    int (*pack)(Gpu *, Lane lane, void *packed, const f16 *kv, int ld, int rows, int nh, int hd, Quant quant, Error *);
     int (*append)(Gpu *, Lane lane, const Append *, Error *);
     /* w (n, k) F16 = what quant_unpack_rows gives, for all rows of groups */
     int (*unpack)(Gpu *, Lane lane, void *w, const void *packed, int n, int k, Quant quant, Error *);

@@ -80,19 +80,19 @@ void host_layernorm(float *y, const float *x, const f16 *w, const f16 *b, int ro
 typedef struct {
     uint8_t *packed;
     const f16 *kv;
-    int h1, nh;
+    int ld, nh, hd;
     Quant quant;
 } Packs;
 
 static void pack_rows(const void *packs, int first, int n) {
     const Packs *p = packs;
-    const size_t row = 2 * p->nh * quant_bytes(p->quant, p->h1 / p->nh); /* k's heads, then v's */
-    for (int r = first; r < first + n; r++)                              /* what is not finite poisons its group alone */
-        quant_pack_heads(p->packed + r * row, p->kv + (size_t)2 * r * p->h1, 2 * p->nh, p->h1 / p->nh, p->quant);
+    const size_t row = 2 * p->nh * quant_bytes(p->quant, p->hd); /* k's heads, then v's */
+    for (int r = first; r < first + n; r++)                      /* what is not finite poisons its group alone */
+        quant_pack_heads(p->packed + r * row, p->kv + (size_t)r * p->ld, 2 * p->nh, p->hd, p->quant);
 }
 
-void host_pack(uint8_t *packed, const f16 *kv, int rows, int h1, int nh, Quant quant) {
-    host_share(8.0 * rows * h1, rows, pack_rows, &(Packs){packed, kv, h1, nh, quant});
+void host_pack(uint8_t *packed, const f16 *kv, int ld, int rows, int nh, int hd, Quant quant) {
+    host_share(8.0 * rows * nh * hd, rows, pack_rows, &(Packs){packed, kv, ld, nh, hd, quant});
 }
 
 /* Row after row: a token's k goes to one place and its v to another, and both are written in order. */
@@ -102,13 +102,21 @@ static void append_rows(const void *append, int first, int n) {
     for (int r = first; r < first + n; r++) {
         int page = a->pages[(size_t)a->seq[r] * a->max_pages + a->pos[r] / a->page_tokens];
         size_t at = ((size_t)page * a->page_tokens + a->pos[r] % a->page_tokens) * bytes;
-        memcpy((uint8_t *)a->k + at, (const uint8_t *)a->kv + 2 * r * bytes, bytes);
-        memcpy((uint8_t *)a->v + at, (const uint8_t *)a->kv + (2 * r + 1) * bytes, bytes);
+        uint8_t *k = (uint8_t *)a->k + at, *v = (uint8_t *)a->v + at;
+        const f16 *from = a->kv + (size_t)r * a->ld;
+        if (a->quant.bits) {
+            quant_pack_heads(k, from, a->nh, a->hd, a->quant);
+            quant_pack_heads(v, from + a->nh * a->hd, a->nh, a->hd, a->quant);
+        } else {
+            memcpy(k, from, bytes);
+            memcpy(v, from + a->width, bytes);
+        }
     }
 }
 
 void host_append(const Append *a) {
-    host_share(a->alone ? 0 : (double)a->rows * a->width * sizeof(f16), a->rows, append_rows, a);
+    const double work = a->quant.bits ? 8.0 * a->rows * a->nh * a->hd : (double)a->rows * a->width * sizeof(f16);
+    host_share(a->alone ? 0 : work, a->rows, append_rows, a);
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -130,12 +130,12 @@ static void attend_finish(void *out, Type type, size_t at, const float *o, Seen 
     for (int d = 0; d < hd; d += VL) store_any(out, type, at + d, v_load(o + d) / seen.l, hd - d);
 }
 
-/* q[rows][hd] = in * hd^-1/2, as OPT scales it; row i of in begins at element at + i * in_ld. */
-static void scale_q(float *q, const void *in, Type type, size_t at, size_t in_ld, int rows, int hd) {
+/* q[rows][hd] = in * hd^-1/2, as OPT scales it; rows of in are in_ld apart. */
+static void scale_q(float *q, const f16 *in, size_t in_ld, int rows, int hd) {
     V scale = v_set(1 / sqrtf((float)hd));
     for (int i = 0; i < rows; i++)
         for (int d = 0; d < hd; d += VL)
-            v_store_part(q + (size_t)i * hd + d, load_any(in, type, at + i * in_ld + d, hd - d) * scale, hd - d);
+            v_store_part(q + (size_t)i * hd + d, v_load_f16_part(in + i * in_ld + d, hd - d) * scale, hd - d);
 }
 
 /* Queries of one head that attend_prefill takes together: each block of k and v is gathered once for all of them. */
@@ -170,20 +170,20 @@ static void prefill_tile(PrefillTask *a, int i, int mr, int pos, int t0, int nt)
     }
 }
 
-/* Queries q0 .. q0+nq of one head of one sequence of s tokens; o, q, k, v point at its token 0. */
-static void prefill_task(float *o, const float *q, const f16 *k, const f16 *v, int q0, int nq, int h1, int hd) {
+/* Queries q0 .. q0+nq of one head of one sequence of s tokens; o, q, k, v point at its token 0. ld: of q, k and v. */
+static void prefill_task(float *o, const f16 *q, const f16 *k, const f16 *v, int q0, int nq, size_t ld, int h1, int hd) {
     PrefillTask a = {.hd = hd, .hdp = round_up(hd, VL)};
     a.q = scratch((size_t)QUERIES * (hd + a.hdp) + BLOCK * hd);
     a.o = a.q + (size_t)QUERIES * hd;
     a.k = (f16 *)(a.o + (size_t)QUERIES * a.hdp);
     a.v = a.k + (size_t)BLOCK * hd;
-    scale_q(a.q, q, F32, (size_t)q0 * h1, h1, nq, hd);
+    scale_q(a.q, q + q0 * ld, ld, nq, hd);
     memset(a.o, 0, (size_t)nq * a.hdp * sizeof *a.o);
     for (int i = 0; i < nq; i++) a.seen[i] = (Seen){-INFINITY, 0};
     for (int t0 = 0; t0 < q0 + nq; t0 += BLOCK) {
         int nt = imin(BLOCK, q0 + nq - t0);
         for (int t = 0; t < nt; t++) {
-            size_t at = (size_t)(t0 + t) * 2 * h1;
+            size_t at = (t0 + t) * ld;
             a.krow[t] = memcpy(a.k + (size_t)t * hd, k + at, (size_t)hd * sizeof *k);
             a.vrow[t] = memcpy(a.v + (size_t)t * hd, v + at, (size_t)hd * sizeof *v);
         }
@@ -206,10 +206,10 @@ static void prefill_tasks(const void *prefill, int first, int n) {
     for (int task = first; task < first + n; task++) {
         int r = task / (p->nh * blocks), h = task / blocks % p->nh, q0 = task % blocks * QUERIES;
         int s = p->start[r + 1] - p->start[r];
-        size_t row = p->start[r], at = row * h1 + (size_t)h * hd;
-        const f16 *k = (const f16 *)p->kv + row * 2 * h1 + (size_t)h * hd;
-        if (q0 < s)
-            prefill_task((float *)p->o + at, (const float *)p->q + at, k, k + h1, q0, imin(QUERIES, s - q0), h1, hd);
+        size_t row = p->start[r], at = row * p->ld + (size_t)h * hd;
+        float *o = (float *)p->o + row * h1 + (size_t)h * hd;
+        const f16 *k = p->kv + at;
+        if (q0 < s) prefill_task(o, p->q + at, k, k + h1, q0, imin(QUERIES, s - q0), p->ld, h1, hd);
     }
 }
 
@@ -292,7 +292,7 @@ static void for_tasks(const Attention *a, int tokens, void (*run)(Heads)) {
     const size_t head_bytes = quant.bits ? quant_bytes(quant, hd) : hd * sizeof(f16);
     const int fit = imin(imin(a->nh, HEADS), (int)(RUN / head_bytes)), for_all = a->nseq * a->nh / host_threads();
     const int parts = ceil_div(a->nh, imax(1, imin(fit, for_all))), most = ceil_div(a->nh, parts); /* heads of a task */
-    CHECK(a->act_type == F32 || a->act_type == F16);
+    CHECK(a->o_type == F32 || a->o_type == F16);
     host_share((double)tokens * a->nseq * a->h1, a->nseq * parts, run_tasks, &(Tasks){a, run, parts, most, head_bytes});
 }
 
@@ -501,7 +501,7 @@ static void attend_task(Heads c) {
     Rows k, v;
     Seen seen[HEADS];
     c.plain = (f16 *)(score + (size_t)c.nh * BLOCK);
-    scale_q(q, a->q, a->act_type, c.at, c.hd, c.nh, c.hd);
+    scale_q(q, a->q + (size_t)c.r * a->q_ld + (size_t)c.h * c.hd, c.hd, c.nh, c.hd);
     memset(o, 0, (size_t)c.nh * hdp * sizeof *o);
     for (int h = 0; h < c.nh; h++) seen[h] = (Seen){-INFINITY, 0};
     find_rows(&k, &c, a->k, 0);
@@ -512,7 +512,7 @@ static void attend_task(Heads c) {
         for (int h = 0; h < c.nh; h++) softmax_block(score + h * BLOCK, v.n, &seen[h], o + h * hdp, c.hd);
         weigh_block(o, hdp, &c, score, &v, &k);
     }
-    for (int h = 0; h < c.nh; h++) attend_finish(a->o, a->act_type, c.at + h * c.hd, o + h * hdp, seen[h], c.hd);
+    for (int h = 0; h < c.nh; h++) attend_finish(a->o, a->o_type, c.at + h * c.hd, o + h * hdp, seen[h], c.hd);
 }
 
 void host_attend(const Attention *a) { for_tasks(a, longest(a), attend_task); }
@@ -583,7 +583,7 @@ static void select_task(Heads c) {
     int32_t *key = (int32_t *)(score + c.nh * ld);
     Rows k[2];
     c.plain = (f16 *)(key + ld);
-    scale_q(q, a->q, a->act_type, c.at, c.hd, c.nh, c.hd);
+    scale_q(q, a->q + (size_t)c.r * a->q_ld + (size_t)c.h * c.hd, c.hd, c.nh, c.hd);
     find_rows(&k[0], &c, a->k, 0);
     for (int t0 = 0, b = 0; t0 < c.len; t0 += BLOCK, b ^= 1) {
         find_rows(&k[b ^ 1], &c, a->k, t0 + BLOCK);
@@ -621,7 +621,7 @@ static void weigh_task(Heads c) {
             if (now + AHEAD < all) prefetch_rows(head + now + AHEAD, imin(count, all - now - AHEAD), 0, c.head_bytes);
             FOR_HEAD_SIZE(&c, weigh_head, o, &c, a->weights + first + (size_t)h * a->most + i, head + now, count);
         }
-        attend_finish(a->o, a->act_type, c.at + h * c.hd, o, (Seen){0, 1}, c.hd); /* the weights are shares already */
+        attend_finish(a->o, a->o_type, c.at + h * c.hd, o, (Seen){0, 1}, c.hd); /* the weights are shares already */
     }
 }
 

@@ -4,7 +4,8 @@
  * lane is done; its own event is its place in the lane. PROJECT and FINISH share the GPU, and so a thread. On the host
  * device every thread does the work itself. On the cuda device a lane that touches the GPU is a stream, and its thread only
  * posts there: it waits until what an op needs is done or, on other streams, posted, tells its stream to wait for those,
- * and goes on ahead of the GPU.
+ * and goes on ahead of the GPU. Where one batch is in flight alone, the halves of its layers follow each other anyway: then
+ * ops of FINISH join the queue and the stream of PROJECT, and no marks are needed between them.
  *
  * The host device's links can be slowed (Device.link), to show on a laptop what a PCIe link or a disk does to a schedule.
  * The lanes that are busy on a link share it equally, as in the sim. An op first waits until its bytes would have crossed
@@ -31,7 +32,8 @@ typedef struct LaneDevice LaneDevice;
 
 /* A posted op. */
 typedef struct {
-    Op op;          /* its moves are in the lane's ring */
+    Op op;          /* its lane is the one whose queue it is in, its moves are in that one's ring */
+    Lane lane;      /* for which it was posted */
     uint64_t order; /* how many ops of all lanes were posted before it */
     size_t bytes;   /* that it moves */
     size_t nmoves;  /* of the ring that are free again behind it */
@@ -79,7 +81,8 @@ struct LaneDevice {
     pthread_cond_t gpu_cond; /* something happened that PROJECT or FINISH may wait for */
     uint64_t nposted;
     bool stop, failed;
-    bool alone; /* no pipeline: nothing will be sent */
+    bool alone;      /* no pipeline: nothing will be sent */
+    bool one_stream; /* of FINISH and PROJECT */
     Error error;
     LaneState lane[NLANES];
     Link link[NCHANNELS];
@@ -138,8 +141,9 @@ static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
     while (lane->retired < last) {
         uint64_t first = lane->retired + 1, end = lane->mark[first % RING];
         double took = d->gpu->took(d->gpu, lane->index, first, end);
-        d->base.count[lane->index].busy_s += took;
-        if (lane->group[first % RING].slice.prefill) d->base.count[lane->index].prefill_s += took;
+        const Slice *slice = &lane->group[first % RING].slice;
+        d->base.count[slice->lane].busy_s += took;
+        if (slice->prefill) d->base.count[slice->lane].prefill_s += took;
         if (d->base.trace) note_group(d, lane, first, took);
         lane->retired = end;
     }
@@ -189,9 +193,15 @@ static void end_group(LaneDevice *d, LaneState *lane) {
     pthread_cond_signal(&d->gpu_cond);
 }
 
+static Slice slice_of_job(const Posted *job, double begin, double end) {
+    Slice slice = slice_of(&job->op, job->bytes, begin, end);
+    slice.lane = job->lane;
+    return slice;
+}
+
 /* Whether the op belongs to another call than the group that it could join: a trace tells them apart. */
-static bool is_other_call(const LaneDevice *d, const LaneState *lane, const Op *op) {
-    const Slice slice = slice_of(op, 0, 0, 0);
+static bool is_other_call(const LaneDevice *d, const LaneState *lane, const Posted *job) {
+    const Slice slice = slice_of_job(job, 0, 0);
     return d->base.trace && lane->begun != lane->done && !same_call(&lane->group[(lane->done + 1) % RING].slice, &slice);
 }
 
@@ -200,14 +210,14 @@ static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
     const Op *op = &job->op;
     uint64_t seq = lane->begun + 1;
     Error err;
-    if (op->nafter || lane->begun - lane->done >= RING / 2 || is_other_call(d, lane, op)) end_group(d, lane);
+    if (op->nafter || lane->begun - lane->done >= RING / 2 || is_other_call(d, lane, job)) end_group(d, lane);
     if (seq > RING) sleep_until(d, lane, seq - RING); /* its mark is needed again; no stream is farther ahead of the GPU */
     if (lane->begun != lane->done) {
         lane->group[(lane->done + 1) % RING].slice.bytes += job->bytes;
         return;
     }
     for (int i = 0; i < op->nafter; i++) await(d, lane, op->after[i]);
-    lane->group[seq % RING] = (Group){slice_of(op, job->bytes, 0, 0), now()};
+    lane->group[seq % RING] = (Group){slice_of_job(job, 0, 0), now()};
     if (!d->failed && d->gpu->begin(d->gpu, lane->index, seq, &err)) note_failure(d, &err);
 }
 
@@ -294,7 +304,7 @@ static void run_job(LaneDevice *d, LaneState *lane, const Posted *job) {
     lane->noted = end;
     d->base.count[lane->index].busy_s += end - begin;
     if (job->op.prefill) d->base.count[lane->index].prefill_s += end - begin;
-    const Slice slice = slice_of(&job->op, job->bytes, begin, end);
+    const Slice slice = slice_of_job(job, begin, end);
     if (d->base.trace && !d->failed) trace_add(d->base.trace, &slice);
 }
 
@@ -382,10 +392,18 @@ static size_t place_moves(const LaneDevice *d, const LaneState *lane, size_t n, 
     return n <= rest ? n : rest + n;
 }
 
+/* The op as its queue has it: what comes before it there has happened when it begins. */
+static void enqueue(Posted *job, const Op *op, Lane queue) {
+    job->op = *op, job->op.lane = queue, job->lane = op->lane, job->op.nafter = 0;
+    for (int i = 0; i < op->nafter; i++)
+        if (op->after[i].lane != (int)queue) job->op.after[job->op.nafter++] = op->after[i];
+}
+
 /* Queues an op; waits only where the lane's ring is full. */
 static Event device_post(Device *base, const Op *op) {
     LaneDevice *d = (LaneDevice *)base;
-    LaneState *lane = &d->lane[op->lane];
+    const Lane queue = d->one_stream && op->lane == FINISH ? PROJECT : op->lane;
+    LaneState *lane = &d->lane[queue];
     const Tensor *lengths = op_lengths(op);
     const size_t moves = op->code == OP_COPY ? op->nmoves : 0;
     size_t at, take = place_moves(d, lane, moves, &at);
@@ -397,10 +415,11 @@ static Event device_post(Device *base, const Op *op) {
     while (lane->posted - lane->done == RING || lane->moves_posted - lane->moves_done + take > d->move_capacity)
         pthread_cond_wait(&lane->done_cond, &d->lock);
     Posted *job = &lane->ring[lane->posted % RING];
-    job->op = *op, job->order = d->nposted++, job->bytes = bytes, job->nmoves = take;
+    enqueue(job, op, queue);
+    job->order = d->nposted++, job->bytes = bytes, job->nmoves = take;
     if (moves) job->op.moves = memcpy(lane->moves + at, op->moves, moves * sizeof(Move));
     lane->moves_posted += take;
-    Event event = {op->lane, ++lane->posted};
+    Event event = {queue, ++lane->posted};
     pthread_cond_signal(lane_channel[op->lane] == GPU ? &d->gpu_cond : &lane->posted_cond);
     pthread_mutex_unlock(&d->lock);
     return event;
@@ -511,6 +530,7 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
     CHECK(plan->act_type == d->base.act_type);
     d->alone = plan->config.stages < 2;
     d->gpu = gpu;
+    d->one_stream = gpu && plan->batches == 1;
     reach_open(&d->reach, d->base.peak, plan);
     d->move_capacity = 2 * (256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES));
     for (int i = 0; i < NLANES; i++) d->lane[i].device = d, d->lane[i].index = i;

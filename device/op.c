@@ -85,13 +85,14 @@ Op *op_unpack(Op *op, Tensor w, Tensor packed) {
 }
 
 Op *op_pack(Op *op, Tensor packed, Tensor kv, int nh) {
-    CHECK(packed.type == U8 && packed.rows == kv.rows && kv.type == F16);
+    CHECK(packed.type == U8 && packed.rows == kv.rows && kv.type == F16 && nh);
     op->code = OP_PACK, op->nh = nh, op->pack.packed = packed, op->pack.kv = kv;
     return op;
 }
 
 Op *op_attend_prefill(Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
-    CHECK(o.rows == q.rows && o.cols == q.cols && kv.rows == q.rows && kv.cols == 2 * q.cols && start.type == I32);
+    CHECK(o.rows == q.rows && o.cols == q.cols && kv.rows == q.rows && kv.cols == 2 * q.cols && kv.ld == q.ld);
+    CHECK(q.type == F16 && kv.type == F16 && start.type == I32);
     op->code = OP_ATTEND_PREFILL, op->nh = nh;
     op->prefilled.o = o, op->prefilled.q = q, op->prefilled.kv = kv, op->prefilled.start = start;
     return op;
@@ -105,7 +106,7 @@ static void on_pages(Op *op, OpCode code, const PageTable *table, double sparsit
 
 Op *op_attend(Op *op, Tensor o, Tensor q, const PageTable *table) {
     on_pages(op, OP_ATTEND, table, 1);
-    CHECK(o.rows == table->len.cols && q.rows == o.rows && q.cols == o.cols);
+    CHECK(o.rows == table->len.cols && q.rows == o.rows && q.cols == o.cols && q.type == F16);
     op->attend.o = o, op->attend.q = q, op->attend.k = table->k, op->attend.v = table->v;
     op->attend.pages = table->pages, op->attend.len = table->len;
     return op;
@@ -113,7 +114,7 @@ Op *op_attend(Op *op, Tensor o, Tensor q, const PageTable *table) {
 
 Op *op_select(Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table, double sparsity) {
     on_pages(op, OP_SELECT, table, sparsity);
-    CHECK(tokens.rows == q.rows && tokens.cols == weights.cols && tokens.cols % table->nh == 0);
+    CHECK(tokens.rows == q.rows && tokens.cols == weights.cols && tokens.cols % table->nh == 0 && q.type == F16);
     op->select.tokens = tokens, op->select.weights = weights, op->select.q = q, op->select.k = table->k;
     op->select.pages = table->pages, op->select.len = table->len;
     return op;
@@ -137,7 +138,8 @@ Op *op_weigh(Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *t
 
 Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos) {
     on_pages(op, OP_APPEND, table, 1);
-    CHECK(kv.cols * type_bytes(kv.type) == 2 * row_bytes(table->k) && seq.cols == kv.rows && pos.cols == kv.rows);
+    CHECK(kv.type != table->k.type || kv.cols == 2 * table->k.cols);
+    CHECK((kv.type == F16 || kv.type == table->k.type) && seq.cols == kv.rows && pos.cols == kv.rows);
     op->append.k = table->k, op->append.v = table->v, op->append.kv = kv;
     op->append.seq = seq, op->append.pos = pos, op->append.pages = table->pages;
     return op;
@@ -206,7 +208,7 @@ size_t op_count(LaneCount *count, const Op *op, const int32_t *len) {
             if (channel == DTOC) moved = (size_t)op->embed.y.rows * op->embed.y.cols * type_bytes(op->embed.table.type);
             break;
         case OP_APPEND:
-            if (channel == CTOD) moved = tensor_span(op->append.kv);
+            if (channel == CTOD) moved = tensor_bytes(op->append.kv);
             break;
         case OP_RECEIVE:
         case OP_SEND:

@@ -405,7 +405,7 @@ static double op_seconds(Sim *d, const Op *op, size_t moved, const int32_t *len)
         case OP_WEIGH:
             return attending(d, op, len, op->weigh.o.cols, op->weigh.v.type == U8) / 2;
         case OP_APPEND:
-            return moving(d, op, tensor_span(op->append.kv));
+            return moving(d, op, tensor_bytes(op->append.kv));
         case OP_PICK:
             return moving(d, op, tensor_bytes(op->pick.logits));
         case OP_SCORE:

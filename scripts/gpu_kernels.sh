@@ -34,8 +34,8 @@ c++filt <"$report" | awk -v archs="$*" -v version="$version" '
     /Function properties for/ {
         name = $0
         sub(/.*Function properties for (void )?/, "", name)
+        gsub(/\(int\)|\(bool\)|\(Pages\)/, "", name); gsub(/true/, "1", name); gsub(/false/, "0", name)
         sub(/\(.*/, "", name)
-        gsub(/\(int\)|\(bool\)/, "", name); gsub(/true/, "1", name); gsub(/false/, "0", name)
     }
     /spill stores/ { spilled[arch, name] = $(NF - 7) + $(NF - 3); all += spilled[arch, name] }
     / Used [0-9]+ registers/ {
@@ -50,9 +50,10 @@ c++filt <"$report" | awk -v archs="$*" -v version="$version" '
         print "# Kernels: registers, occupancy, shared memory, spills\n"
         print "Made by `scripts/gpu_kernels.sh`, from what ptxas of CUDA " version " reports. For each GPU: registers of a thread, and the"
         print "largest share of the threads of an SM that can be there at once with the block that the launcher asks for (the largest, where"
-        print "it depends on a row). The flags behind `attend_kernel` and `weigh_kernel` are the lanes that share a token, whether K and V are"
-        print "packed, and whether only scores are wanted; behind `attend_prefill_kernel` the tiles of 16 that a head has; behind"
-        print "`packed_linear_kernel` the eights of rows of a block, and whether columns come in multiples of 8.\n"
+        print "it depends on a row). The flags behind `attend_kernel` and `weigh_kernel` are the lanes that share a token, how pages hold"
+        print "numbers (0: as halfs, 1: in 4 bits, in groups and heads of whole eights, 2: packed otherwise), and whether only scores are wanted;"
+        print "behind `attend_prefill_kernel` the tiles of 16 that a head has; behind `packed_linear_kernel` the eights of rows of a block, and"
+        print "whether columns come in multiples of 8.\n"
         line = "| kernel | block | shared (bytes) |"; rule = "|---|---|---|"
         for (i = 1; i <= count; i++) { line = line " sm_" a[i] " |"; rule = rule "---|" }
         print line " spilled (bytes) |\n" rule "---|"

@@ -137,14 +137,15 @@ static uint64_t sum_all(const uint64_t *a, size_t n) {
 static void attention_new(Attention a[2], int nseq, int context, int page_tokens, int h1, int nh) {
     const int max_pages = (context + page_tokens - 1) / page_tokens;
     const size_t rows = (size_t)nseq * max_pages * page_tokens, packed = nh * quant_bytes(quant[1], h1 / nh);
-    float *q = (float *)room((size_t)nseq * h1, 4);
+    f16 *q = (f16 *)room((size_t)nseq * h1, 2);
     int32_t *pages = (int32_t *)xcalloc((size_t)nseq * max_pages, 4), *len = (int32_t *)xcalloc(nseq, 4);
-    fill(q, NULL, (size_t)nseq * h1);
+    fill(NULL, q, (size_t)nseq * h1);
     for (int r = 0; r < nseq; r++) len[r] = context;
     for (int i = 0; i < nseq * max_pages; i++) pages[i] = i % nseq * max_pages + i / nseq;
     a[0] = (Attention){xcalloc((size_t)nseq * h1, 4),
-                       q,
                        F32,
+                       q,
+                       h1,
                        NULL,
                        NULL,
                        pages,
@@ -223,18 +224,18 @@ static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, 
 
 static void prefill_rate(int nseq, int s, int h1, int nh, double linear) {
     size_t n = (size_t)nseq * s * h1;
-    f16 *kv = (f16 *)room(n, 4);
-    float *q = (float *)room(n, 4), *o = (float *)room(n, 4);
+    f16 *qkv = (f16 *)room(3 * n, 2);
+    float *o = (float *)room(n, 4);
     int32_t *start = (int32_t *)xcalloc(nseq + 1, 4);
     double t;
-    fill(q, NULL, n), fill(NULL, kv, 2 * n);
+    fill(NULL, qkv, 3 * n);
     for (int r = 0; r <= nseq; r++) start[r] = r * s;
-    Prefill p = {o, q, kv, start, nseq, nseq * s, h1, nh};
+    Prefill p = {o, qkv, qkv + h1, start, nseq, nseq * s, h1, nh, 3 * h1};
     SECONDS(t, host_attend_prefill(&p));
     double rate = 2.0 * nseq * s * (s + 1.0) * h1 / t; /* q k^T and p v, the causal half */
     printf("prefill attention %2d x %4d tokens, h1 %4d hd %3d   %6.1f GFLOP/s (%.0f%% of linear)\n", nseq, s, h1, h1 / nh,
            rate / 1e9, 100 * rate / linear);
-    free(kv), free(q), free(o), free(start);
+    free(qkv), free(o), free(start);
 }
 
 typedef struct {
@@ -264,7 +265,8 @@ static void append_rate(int nseq, int s, int page_tokens, int h1) {
     int32_t *pages = (int32_t *)xcalloc((size_t)nseq * max_pages, 4);
     for (int r = 0; r < rows; r++) seq[r] = r / s, pos[r] = r % s;
     for (int i = 0; i < nseq * max_pages; i++) pages[i] = i % max_pages * nseq + i / max_pages;
-    Append a = {k, v, kv, seq, pos, pages, rows, max_pages, page_tokens, h1, false};
+    Append a = {
+        k, v, (const f16 *)(const void *)kv, seq, pos, pages, rows, max_pages, page_tokens, h1, 2 * h1, .alone = false};
     double rate[TURNS], plain[TURNS], ratio[TURNS];
     for (int turn = 0; turn < TURNS; turn++) {
         double begin = now(), middle;

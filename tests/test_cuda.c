@@ -329,19 +329,19 @@ static const int prompts[] = {1, 31, 33, 65, 130}, contexts[MOST] = {1, 31, 33, 
 
 /* Whole sequences one after another; o is what the GPU made of them, each row in its place. */
 typedef struct {
-    int nseq, h1, nh, rows;
+    int nseq, h1, nh, rows, ld;
     const int *len;
     int first[MOST]; /* row */
-    f16 *q, *kv, *o; /* (rows, h1), (rows, 2 h1), (rows, h1) */
+    f16 *q, *kv, *o; /* (rows, h1) and (rows, 2 h1) side by side, ld apart; (rows, h1) */
 } Batch;
 
 static Batch batch_new(const int *len, int nseq, const int head[2], float q_scale, float k_scale) {
-    Batch b = {.nseq = nseq, .h1 = head[0] * head[1], .nh = head[1], .len = len};
+    Batch b = {.nseq = nseq, .h1 = head[0] * head[1], .nh = head[1], .len = len, .ld = 3 * head[0] * head[1]};
+    const float scale[] = {q_scale, k_scale, 2};
     for (int r = 0; r < nseq; r++) b.first[r] = b.rows, b.rows += len[r];
     size_t n = (size_t)b.rows * b.h1;
-    b.q = random_halves(n, q_scale), b.kv = random_halves(2 * n, 2), b.o = (f16 *)temp(n, 2);
-    for (size_t i = 0; i < 2 * n; i++)
-        if (i / b.h1 % 2 == 0) b.kv[i] = f32_to_f16(f16_to_f32(b.kv[i]) / 2 * k_scale);
+    b.q = random_halves(3 * n, 1), b.kv = b.q + b.h1, b.o = (f16 *)temp(n, 2);
+    for (size_t i = 0; i < 3 * n; i++) b.q[i] = f32_to_f16(f16_to_f32(b.q[i]) * scale[i / b.h1 % 3]);
     memset(b.o, 0xff, n * 2);
     return b;
 }
@@ -350,19 +350,19 @@ static Batch batch_new(const int *len, int nseq, const int head[2], float q_scal
 static void prefill(Batch *b, const int *seq, int n, int cut, float *ref) {
     int32_t at[MOST + 1] = {0};
     size_t row = (size_t)b->h1 * 2; /* bytes */
-    f16 *q = (f16 *)temp(b->rows, row), *kv = (f16 *)temp(b->rows, 2 * row);
+    f16 *q = (f16 *)temp(b->rows, 3 * row);
     for (int i = 0; i < n; i++) {
         int rows = (b->len[seq[i]] + cut - 1) / cut, first = b->first[seq[i]];
-        memcpy(q + (size_t)at[i] * b->h1, b->q + (size_t)first * b->h1, rows * row);
-        memcpy(kv + (size_t)at[i] * 2 * b->h1, b->kv + (size_t)first * 2 * b->h1, rows * 2 * row);
+        memcpy(q + (size_t)at[i] * b->ld, b->q + (size_t)first * b->ld, rows * 3 * row);
         at[i + 1] = at[i] + rows;
     }
     clear();
-    const void *gq = put(q, at[n] * row), *gkv = put(kv, at[n] * 2 * row), *gstart = put(at, ((size_t)n + 1) * 4);
+    const f16 *gq = (const f16 *)put(q, at[n] * 3 * row);
+    const int32_t *gstart = (const int32_t *)put(at, ((size_t)n + 1) * 4);
     f16 *o = (f16 *)room(NULL, at[n] * row), *got = (f16 *)result(o);
-    Prefill p = {o, gq, gkv, gstart, n, at[n], b->h1, b->nh};
+    Prefill p = {o, gq, gq + b->h1, gstart, n, at[n], b->h1, b->nh, b->ld};
     RUN(FINISH, attend_prefill, &p);
-    if (ref) host_attend_prefill(&(Prefill){ref, floats(q, (size_t)at[n] * b->h1), kv, at, n, at[n], b->h1, b->nh});
+    if (ref) host_attend_prefill(&(Prefill){ref, q, q + b->h1, at, n, at[n], b->h1, b->nh, b->ld});
     for (int i = 0; i < n; i++)
         memcpy(b->o + (size_t)b->first[seq[i]] * b->h1, got + (size_t)at[i] * b->h1, (at[i + 1] - at[i]) * row);
 }
@@ -416,8 +416,8 @@ static void the_largest_score_may_come_late_or_early_or_be_far_below_zero(void) 
         float *ref = (float *)temp(n, 4);
         for (size_t e = 0; e < n; e++) {
             size_t t = e / b.h1;
-            f16 *k = &b.kv[e + t * b.h1];
-            b.q[e] = f32_to_f16(1 + f16_to_f32(b.q[e]));
+            f16 *q = &b.q[e + 2 * t * b.h1], *k = q + b.h1;
+            *q = f32_to_f16(1 + f16_to_f32(*q));
             *k = f32_to_f16(first[i % COUNT(first)] + (float)t * step[i % COUNT(first)] + f16_to_f32(*k));
         }
         prefill(&b, only, 1, 1, ref);
@@ -448,7 +448,7 @@ static Paged paged_new(const Batch *b, int first, int n, int page_tokens, int ma
     p.rows = (size_t)npages * page_tokens;
     size_t row = (size_t)b->h1 * 2, table = (size_t)n * max_pages * 4;
     p.k = (f16 *)memset(temp(p.rows, row), 0xff, p.rows * row), p.v = (f16 *)memset(temp(p.rows, row), 0xff, p.rows * row);
-    p.q = (f16 *)temp(n, row), p.pages = (int32_t *)memset(temp(table, 1), 0xff, table), p.len = (int32_t *)temp(n, 4);
+    p.q = (f16 *)temp(n, 3 * row), p.pages = (int32_t *)memset(temp(table, 1), 0xff, table), p.len = (int32_t *)temp(n, 4);
     int32_t *seq = (int32_t *)temp(rows, 4), *pos = (int32_t *)temp(rows, 4), *page = (int32_t *)temp(npages, 4);
     for (int i = 0; i < npages; i++) { /* shuffled */
         int at = random_below(i + 1);
@@ -461,10 +461,10 @@ static Paged paged_new(const Batch *b, int first, int n, int page_tokens, int ma
             seq[i] = r, pos[i] = t;
             if (t % page_tokens == 0) p.pages[r * max_pages + t / page_tokens] = page[next++];
         }
-        memcpy(p.q + (size_t)r * b->h1, b->q + (size_t)(b->first[first + r] + p.len[r] - 1) * b->h1, row);
+        memcpy(p.q + (size_t)r * b->ld, b->q + (size_t)(b->first[first + r] + p.len[r] - 1) * b->ld, row);
     }
-    host_append(&(Append){p.k, p.v, b->kv + (size_t)from * 2 * b->h1, seq, pos, p.pages, rows, max_pages, page_tokens,
-                          b->h1, false});
+    host_append(&(Append){p.k, p.v, b->kv + (size_t)from * b->ld, seq, pos, p.pages, rows, max_pages, page_tokens, b->h1,
+                          b->ld, .alone = false});
     return p;
 }
 
@@ -493,8 +493,9 @@ static void paged_pack(Paged *p, Quant quant) {
 static Attention put_pages(const Paged *p, Quant quant) {
     size_t halfs = p->rows * p->h1 * 2, codes = quant.bits ? p->rows * p->nh * quant_bytes(quant, p->h1 / p->nh) : 0;
     clear();
-    return (Attention){.q = put(p->q, (size_t)p->n * p->h1 * 2),
-                       .act_type = F16,
+    return (Attention){.q = (const f16 *)put(p->q, (size_t)p->n * 3 * p->h1 * 2),
+                       .q_ld = 3 * p->h1,
+                       .o_type = F16,
                        .k = quant.bits ? put(p->packed_k, codes) : put(p->k, halfs),
                        .v = quant.bits ? put(p->packed_v, codes) : put(p->v, halfs),
                        .pages = put(p->pages, (size_t)p->n * p->max_pages * 4),
@@ -520,8 +521,8 @@ static f16 *attend(const Paged *p, Quant quant) {
 static f16 *decode(const Batch *b, int first, int n, int page_tokens, int max_pages, float *ref) {
     Paged p = paged_new(b, first, n, page_tokens, max_pages);
     if (ref)
-        host_attend(&(Attention){ref, floats(p.q, (size_t)n * b->h1), F32, p.k, p.v, p.pages, p.len, n, p.max_pages,
-                                 page_tokens, b->h1, b->nh, .quant = {0}});
+        host_attend(&(Attention){ref, F32, p.q, b->ld, p.k, p.v, p.pages, p.len, n, p.max_pages, page_tokens, b->h1, b->nh,
+                                 .quant = {0}});
     return attend(&p, (Quant){0});
 }
 
@@ -601,12 +602,13 @@ static void append_fills_its_slots_and_nothing_else(void) {
         for (int p = 0; p < npages; p++) pages[p] = (p * 37 + 5) % npages;
         for (int r = 0; r < ROWS; r++) seq[r] = r % 4 * 2 + 1, pos[r] = r / 4 * 2 + 1;
         clear();
-        const void *from = put(kv, (size_t)ROWS * h1 * 4), *gseq = put(seq, sizeof seq), *gpos = put(pos, sizeof pos);
-        const void *gpages = put(pages, (size_t)npages * 4);
+        Append a = {k, v, kv, seq, pos, pages, ROWS, max_pages, page_tokens, h1, 2 * h1, .alone = false}, on_gpu = a;
         void *gk = room(k, n * 2), *gv = room(v, n * 2);
-        Append a = {gk, gv, from, gseq, gpos, gpages, ROWS, max_pages, page_tokens, h1, false};
-        RUN(FINISH, append, &a);
-        host_append(&(Append){k, v, kv, seq, pos, pages, ROWS, max_pages, page_tokens, h1, false});
+        on_gpu.k = gk, on_gpu.v = gv, on_gpu.kv = (const f16 *)put(kv, (size_t)ROWS * h1 * 4);
+        on_gpu.seq = (const int32_t *)put(seq, sizeof seq), on_gpu.pos = (const int32_t *)put(pos, sizeof pos);
+        on_gpu.pages = (const int32_t *)put(pages, (size_t)npages * 4);
+        RUN(FINISH, append, &on_gpu);
+        host_append(&a);
         CU_ASSERT(memcmp(result(gk), k, n * 2) == 0);
         CU_ASSERT(memcmp(result(gv), v, n * 2) == 0);
     }
@@ -638,10 +640,39 @@ static void pack_packs_what_quant_pack_packs(void) {
         uint8_t *ref = (uint8_t *)temp(bytes, 1);
         for (int r = 0; r < ROWS * 2 * nh; r++) quant_pack(ref + r * head, kv + (size_t)r * hd, 1, hd, quant);
         clear();
-        const void *from = put(kv, (size_t)ROWS * 2 * nh * hd * 2);
+        const f16 *from = (const f16 *)put(kv, (size_t)ROWS * 2 * nh * hd * 2);
         void *to = room(NULL, bytes);
-        RUN(PROJECT, pack, to, from, ROWS, hd * nh, nh, quant);
+        RUN(PROJECT, pack, to, from, 2 * nh * hd, ROWS, nh, hd, quant);
         CU_ASSERT(memcmp(result(to), ref, bytes) == 0);
+        /* every other row into pages of 3 tokens, backwards */
+        int32_t none[ROWS] = {0}, pos[ROWS], pages[ROWS / 3];
+        for (int r = 0; r < ROWS / 2; r++) pos[r] = ROWS - 1 - r;
+        for (int p = 0; p < ROWS / 3; p++) pages[p] = (p + 3) % (ROWS / 3);
+        uint8_t *k = (uint8_t *)temp(bytes / 2, 1), *v = (uint8_t *)temp(bytes / 2, 1);
+        memset(k, 0x7f, bytes / 2), memset(v, 0x7f, bytes / 2);
+        Append a = {room(k, bytes / 2),
+                    room(v, bytes / 2),
+                    from,
+                    (const int32_t *)put(none, sizeof none),
+                    (const int32_t *)put(pos, sizeof pos),
+                    (const int32_t *)put(pages, sizeof pages),
+                    ROWS / 2,
+                    ROWS / 3,
+                    3,
+                    (int)(nh * head / 2),
+                    4 * nh * hd,
+                    quant,
+                    nh,
+                    hd,
+                    .alone = false};
+        RUN(PROJECT, append, &a);
+        for (int r = 0; r < ROWS / 2; r++) {
+            size_t at = ((size_t)pages[pos[r] / 3] * 3 + pos[r] % 3) * nh * head;
+            memcpy(k + at, ref + 4 * r * nh * head, nh * head);
+            memcpy(v + at, ref + (4 * r + 1) * nh * head, nh * head);
+        }
+        CU_ASSERT(memcmp(result(a.k), k, bytes / 2) == 0);
+        CU_ASSERT(memcmp(result(a.v), v, bytes / 2) == 0);
     }
     arena_close();
 }
@@ -757,7 +788,7 @@ static bool plain_scores(double *score, const Paged *p, int r, int h) {
     int hd = p->h1 / p->nh;
     bool nan = false;
     for (int t = 0; t < p->len[r]; t++) {
-        const f16 *q = p->q + (size_t)r * p->h1 + h * hd, *k = p->k + paged_row(p, r, t) * p->h1 + h * hd;
+        const f16 *q = p->q + (size_t)r * 3 * p->h1 + h * hd, *k = p->k + paged_row(p, r, t) * p->h1 + h * hd;
         double dot = 0;
         for (int i = 0; i < hd; i++) dot += (double)f16_to_f32(q[i]) * f16_to_f32(k[i]);
         score[t] = dot == dot ? dot / sqrt(hd) : -INFINITY;
@@ -800,7 +831,7 @@ static void the_largest_scores_are_chosen_and_of_equals_the_earlier(void) {
     arena_open(4 * MIB);
     for (int i = 0; i < COUNT(packed_heads) * COUNT(sparsities); i += every_fifth()) {
         Batch b = batch_new(contexts, MOST, packed_heads[i % COUNT(packed_heads)], 1, 1);
-        make_whole(b.q, (size_t)b.rows * b.h1, 1.4f), make_whole(b.kv, (size_t)b.rows * 2 * b.h1, 2.4f);
+        make_whole(b.q, (size_t)b.rows * b.ld, 1.4f);
         Paged p = paged_new(&b, 0, MOST, page_sizes[i % COUNT(page_sizes)], 1);
         double sparsity = sparsities[i / COUNT(packed_heads)];
         for (int r = 0; r < MOST && sparsity < 1; r++) /* what is no number is chosen last */
@@ -818,7 +849,7 @@ static void all_scores_equal_choose_the_first_tokens(void) {
     static const int head[] = {16, 2};
     arena_open(4 * MIB);
     Batch b = batch_new(contexts, MOST, head, 1, 1);
-    memset(b.q, 0, (size_t)b.rows * b.h1 * 2);
+    for (int r = 0; r < b.rows; r++) memset(b.q + (size_t)r * b.ld, 0, (size_t)b.h1 * 2);
     Paged p = paged_new(&b, 0, MOST, 16, 1);
     for (int i = 0; i < COUNT(sparsities); i++) {
         Chosen c = choose(&p, (Quant){0}, sparsities[i]);
@@ -1187,21 +1218,22 @@ static void nothing_to_do_is_nothing_done(void) {
     arena_open(MIB);
     void *x = put(random_halves(4096, 1), 8192), *y = put(NULL, 8192); /* no rooms: nothing may change */
     const int32_t *i = (const int32_t *)put(none, sizeof none);
-    Attention a = {.o = y, .q = x, .act_type = F16, .k = x, .v = x, .pages = i, .len = i};
+    const f16 *q = (const f16 *)x;
+    Attention a = {.o = y, .q = q, .q_ld = 64, .o_type = F16, .k = x, .v = x, .pages = i, .len = i};
     a.max_pages = 1, a.page_tokens = 16, a.h1 = 64, a.nh = 1;
     a.tokens = (int32_t *)y, a.weights = (float *)y, a.sparsity = 0.1, a.most = 8;
     RUN(PROJECT, embed, (&(Lookup){y, F16, x, F16, 64, i, 0, 64, false}));
     RUN(PROJECT, layernorm, y, x, x, x, 0, 64);
     RUN(PROJECT, linear, (&(Product){y, F16, 64, x, x, x, NULL, {0}, true, 0, 64, 64}));
     RUN(FINISH, linear, (&(Product){y, F16, 64, x, x, x, NULL, fours, true, 0, 64, 64}));
-    RUN(FINISH, attend_prefill, (&(Prefill){y, x, x, i, 0, 0, 64, 1}));
+    RUN(FINISH, attend_prefill, (&(Prefill){y, q, q, i, 0, 0, 64, 1, 192}));
     RUN(FINISH, attend, &a);
     RUN(FINISH, select, &a);
     RUN(FINISH, weigh, &a);
     a.quant = quants[0];
     RUN(FINISH, attend, &a);
-    RUN(FINISH, append, (&(Append){y, y, x, i, i, i, 0, 1, 16, 64, false}));
-    RUN(PROJECT, pack, y, x, 0, 64, 1, quants[0]);
+    RUN(FINISH, append, (&(Append){y, y, q, i, i, i, 0, 1, 16, 64, 128, .alone = false}));
+    RUN(PROJECT, pack, y, q, 128, 0, 1, 64, quants[0]);
     RUN(PROJECT, unpack, y, x, 0, 64, quants[0]);
     RUN(FINISH, pick, (int32_t *)y, (const float *)x, i, i, &greedy, 0, 64);
     RUN(PROJECT, score, (float *)y, (int32_t *)y, (const float *)x, i, 0, 64);

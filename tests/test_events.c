@@ -102,7 +102,9 @@ static void touch_bytes(Checker *c, Tier tier, size_t begin, size_t bytes, bool 
 static uint8_t seen[NCODES][MAX_VIEWS];
 
 static bool lies_in(Tensor t, Tensor view) {
-    return view.rows && t.tier == view.tier && t.offset >= view.offset && t.offset < view.offset + tensor_span(view);
+    const size_t size = type_bytes(view.type), at = t.offset - view.offset;
+    return view.rows && t.tier == view.tier && t.offset >= view.offset && at < tensor_span(view) &&
+           at % (view.ld * size) < view.cols * size;
 }
 
 /* Bytes of two views at once, such as of a residual that is y, tell nothing. */
@@ -207,6 +209,7 @@ static void check_unpack(Checker *c, const Op *op) {
 static void check_attend_prefill(Checker *c, const Op *op) {
     Tensor o = op->prefilled.o;
     Prefill p = {.nseq = op->prefilled.start.cols - 1, .rows = o.rows, .h1 = o.cols, .nh = op->nh};
+    p.ld = (int)op->prefilled.q.ld;
     p.q = reads(c, op->prefilled.q), p.kv = reads(c, op->prefilled.kv), p.start = reads(c, op->prefilled.start);
     p.o = writes(c, o);
     if (!c->blind) host_attend_prefill(&p);
@@ -214,9 +217,9 @@ static void check_attend_prefill(Checker *c, const Op *op) {
 
 static void check_pack(Checker *c, const Op *op) {
     Tensor kv = op->pack.kv;
-    const void *from = reads(c, kv);
+    const f16 *from = reads(c, kv);
     void *to = writes(c, op->pack.packed);
-    if (!c->blind) host_pack(to, from, kv.rows, kv.cols / 2, op->nh, op->pack.packed.quant);
+    if (!c->blind) host_pack(to, from, (int)kv.ld, kv.rows, op->nh, kv.cols / 2 / op->nh, op->pack.packed.quant);
 }
 
 /* One token of a sequence: its entry of the page table is read. Which row it has in a tier's pages. */
@@ -242,13 +245,13 @@ static Attention on_pages(Checker *c, const Op *op, Tensor pages, Tensor len, Qu
                        .nh = op->nh,
                        .quant = quant,
                        .sparsity = op->sparsity,
-                       .act_type = F32};
+                       .o_type = F32};
 }
 
 static void check_attend(Checker *c, const Op *op) {
     Tensor o = op->attend.o, k = op->attend.k, v = op->attend.v, pages = op->attend.pages;
     Attention a = on_pages(c, op, pages, op->attend.len, k.quant, o.cols);
-    a.q = reads(c, op->attend.q);
+    a.q = reads(c, op->attend.q), a.q_ld = (int)op->attend.q.ld;
     for (int r = 0; r < o.rows; r++)
         for (int t = 0; t < a.len[r]; t++)
             touch_token(c, op, pages, k, r, t, false), touch_token(c, op, pages, v, r, t, false);
@@ -259,7 +262,7 @@ static void check_attend(Checker *c, const Op *op) {
 static void check_select(Checker *c, const Op *op) {
     Tensor q = op->select.q, k = op->select.k, pages = op->select.pages;
     Attention a = on_pages(c, op, pages, op->select.len, k.quant, q.cols);
-    a.q = reads(c, q);
+    a.q = reads(c, q), a.q_ld = (int)q.ld;
     for (int r = 0; r < q.rows; r++)
         for (int t = 0; t < a.len[r]; t++) touch_token(c, op, pages, k, r, t, false);
     a.k = address(c, k), a.most = op->select.tokens.cols / op->nh;
@@ -312,7 +315,8 @@ static void check_append(Checker *c, const Op *op) {
     for (int r = 0; r < kv.rows; r++)
         touch_token(c, op, pages, k, p.seq[r], p.pos[r], true), touch_token(c, op, pages, v, p.seq[r], p.pos[r], true);
     p.k = address(c, k), p.v = address(c, v), p.pages = (int32_t *)address(c, pages);
-    p.width = (int)(k.cols * type_bytes(k.type) / sizeof(f16));
+    p.width = (int)(k.cols * type_bytes(k.type) / sizeof(f16)), p.ld = (int)(kv.ld * type_bytes(kv.type) / sizeof(f16));
+    if (kv.type != k.type) p.quant = k.quant, p.nh = op->nh, p.hd = kv.cols / 2 / op->nh;
     if (!c->blind) host_append(&p);
 }
 

@@ -492,12 +492,12 @@ static float weights[SEQS][NH][MOST];
 /* Selects for sequences of len tokens whose score for token t and head h of sequence r is score[r][h][t]: q is (2, 0, 0, 0)
  * and k (score, 9, -9, 9). Pages are given backwards, and lie in turn. */
 static void select_by(const float score[SEQS][NH][LEN], int len, double sparsity) {
-    float q[SEQS][H1] = {0};
+    f16 q[SEQS][H1] = {0};
     f16 k[SEQS * PAGES * PAGE][H1];
     int32_t pages[SEQS][PAGES], lens[SEQS] = {len, len};
     for (int r = 0; r < SEQS; r++)
         for (int h = 0; h < NH; h++) {
-            q[r][h * HEAD] = 2; /* over sqrt(HEAD), which is 2 */
+            q[r][h * HEAD] = f32_to_f16(2); /* over sqrt(HEAD), which is 2 */
             for (int p = 0; p < PAGES; p++) pages[r][p] = (PAGES - 1 - p) * SEQS + r;
             for (int t = 0; t < LEN; t++) {
                 f16 *to = k[pages[r][t / PAGE] * PAGE + t % PAGE] + h * HEAD;
@@ -505,8 +505,9 @@ static void select_by(const float score[SEQS][NH][LEN], int len, double sparsity
             }
         }
     memset(chosen, 0xff, sizeof chosen), memset(weights, 0xff, sizeof weights);
-    host_select(&(Attention){.q = q,
-                             .act_type = F32,
+    host_select(&(Attention){.q = q[0],
+                             .q_ld = H1,
+                             .o_type = F32,
                              .k = k,
                              .pages = pages[0],
                              .len = lens,

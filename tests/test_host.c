@@ -400,21 +400,28 @@ static void packed_linear_finishes_like_linear_and_writes_nothing_outside(void) 
 
 // ---- attention ---------------------------------------------------------------------------------------------------
 
-/* Whole sequences, one after another: q (rows, h1) F32, kv (rows, 2 h1) F16. */
+/* Whole sequences, one after another: q (rows, h1) and kv (rows, 2 h1), side by side as the engine has them. */
 typedef struct {
-    int nseq, h1, nh, rows;
+    int nseq, h1, nh, rows, ld;
     const int32_t *start; /* [nseq + 1] */
-    float *q;
-    f16 *kv;
+    f16 *q, *kv;
 } Prompts;
 
 static Prompts prompts_new(const int32_t *start, int nseq, int hd, int nh) {
     int h1 = hd * nh, rows = start[nseq];
-    return (Prompts){
-        nseq, h1, nh, rows, start, random_floats((size_t)rows * h1, 3), random_halves((size_t)rows * 2 * h1, 2)};
+    f16 *qkv = random_halves((size_t)rows * 3 * h1, 2);
+    for (size_t i = 0; i < (size_t)rows * 3 * h1; i++)
+        if (i % (3 * h1) < (size_t)h1) qkv[i] = f32_to_f16(1.5f * f16_to_f32(qkv[i]));
+    return (Prompts){nseq, h1, nh, rows, 3 * h1, start, qkv, qkv + h1};
 }
 
-static void prompts_free(Prompts *p) { free(p->q), free(p->kv); }
+static void prompts_free(Prompts *p) { free(p->q); }
+
+/* Prefill attention of sequences start of p, from row `first` on. */
+static void prefill(float *o, const Prompts *p, int first, const int32_t *start, int nseq) {
+    const size_t at = (size_t)first * p->ld;
+    host_attend_prefill(&(Prefill){o, p->q + at, p->kv + at, start, nseq, start[nseq], p->h1, p->nh, p->ld});
+}
 
 /* Section 3's attention of one row over tokens first .. row, in double. */
 static void attention_reference(double *o, const Prompts *p, int first, int row) {
@@ -424,8 +431,8 @@ static void attention_reference(double *o, const Prompts *p, int first, int row)
         double top = -INFINITY, sum = 0;
         for (int t = 0; t < n; t++) {
             for (int d = 0; d < hd; d++)
-                s[t] += (double)p->q[(size_t)row * p->h1 + h * hd + d] *
-                        f16_to_f32(p->kv[(size_t)(first + t) * 2 * p->h1 + h * hd + d]);
+                s[t] += (double)f16_to_f32(p->q[(size_t)row * p->ld + h * hd + d]) *
+                        f16_to_f32(p->kv[(size_t)(first + t) * p->ld + h * hd + d]);
             s[t] /= sqrt(hd);
             top = s[t] > top ? s[t] : top;
         }
@@ -434,7 +441,7 @@ static void attention_reference(double *o, const Prompts *p, int first, int row)
             double *out = &o[h * hd + d];
             *out = 0;
             for (int t = 0; t < n; t++)
-                *out += s[t] / sum * f16_to_f32(p->kv[(size_t)(first + t) * 2 * p->h1 + p->h1 + h * hd + d]);
+                *out += s[t] / sum * f16_to_f32(p->kv[(size_t)(first + t) * p->ld + p->h1 + h * hd + d]);
         }
         memset(s, 0, (size_t)n * sizeof *s);
     }
@@ -452,7 +459,8 @@ static void decode_paged(float *o, const Prompts *p, int page_tokens, int nseq) 
     f16 *k = random_halves(npages * page, 60000), *v = random_halves(npages * page, 60000); /* what must not be read */
     int32_t *pages = (int32_t *)xcalloc((size_t)nseq * max_pages, 4), *len = (int32_t *)xcalloc(nseq, 4);
     int32_t *seq = (int32_t *)xcalloc(p->rows, 4), *pos = (int32_t *)xcalloc(p->rows, 4);
-    float *q = random_floats((size_t)nseq * p->h1, 1);
+    const int ld = p->h1 + 5;
+    f16 *q = random_halves((size_t)nseq * ld, 1);
     memset(o, 0xff, (size_t)nseq * p->h1 * sizeof *o);
     for (int i = 0; i < nseq * max_pages; i++) pages[i] = -1;
     for (int c = 0; c < max_pages; c++) /* dealt in turns and backwards: a sequence's pages never lie together */
@@ -461,10 +469,11 @@ static void decode_paged(float *o, const Prompts *p, int page_tokens, int nseq) 
     for (int r = 0; r < nseq; r++) {
         len[r] = p->start[r + 1] - p->start[r];
         for (int t = 0; t < len[r]; t++) seq[p->start[r] + t] = r, pos[p->start[r] + t] = t;
-        memcpy(q + (size_t)r * p->h1, p->q + (size_t)(p->start[r + 1] - 1) * p->h1, (size_t)p->h1 * 4);
+        memcpy(q + (size_t)r * ld, p->q + (size_t)(p->start[r + 1] - 1) * p->ld, (size_t)p->h1 * sizeof *q);
     }
-    host_append(&(Append){k, v, p->kv, seq, pos, pages, p->start[nseq], max_pages, page_tokens, p->h1, false});
-    host_attend(&(Attention){o, q, F32, k, v, pages, len, nseq, max_pages, page_tokens, p->h1, p->nh, .quant = {0}});
+    host_append(
+        &(Append){k, v, p->kv, seq, pos, pages, p->start[nseq], max_pages, page_tokens, p->h1, p->ld, .alone = false});
+    host_attend(&(Attention){o, F32, q, ld, k, v, pages, len, nseq, max_pages, page_tokens, p->h1, p->nh, .quant = {0}});
     free(k), free(v), free(pages), free(len), free(seq), free(pos), free(q);
 }
 
@@ -479,7 +488,7 @@ static void append_puts_rows_where_the_page_table_says(void) {
     const int at[] = {1 * PT + 1, 2 * PT + 2, 3 * PT};
     for (int i = 0; i < 3 * 2 * H1; i++) kv[i] = (f16)(100 + i);
     memset(k, 0, sizeof k), memset(v, 0, sizeof v);
-    host_append(&(Append){k, v, kv, seq, pos, pages, 3, 2, PT, H1, false});
+    host_append(&(Append){k, v, kv, seq, pos, pages, 3, 2, PT, H1, 2 * H1, .alone = false});
     int wrong = 0, filled = 0;
     for (int r = 0; r < 3; r++)
         for (int c = 0; c < H1; c++)
@@ -494,7 +503,7 @@ static void prefill_attention_matches_double_precision(void) {
         Prompts p = prompts_new(starts, 5, head_dims[c], 3);
         float *o = random_floats((size_t)p.rows * p.h1, 1);
         double *ref = (double *)xcalloc(p.h1, sizeof *ref), worst = 0;
-        host_attend_prefill(&(Prefill){o, p.q, p.kv, p.start, p.nseq, p.start[p.nseq], p.h1, p.nh});
+        prefill(o, &p, 0, p.start, p.nseq);
         for (int r = 0; r < p.nseq; r++)
             for (int row = p.start[r]; row < p.start[r + 1]; row++) {
                 attention_reference(ref, &p, p.start[r], row);
@@ -510,12 +519,12 @@ static void prefill_rows_do_not_depend_on_the_other_sequences(void) {
     for (int c = 0; c < NDIMS; c++) {
         Prompts p = prompts_new(starts, 5, head_dims[c], 5);
         float *o = random_floats((size_t)p.rows * p.h1, 1), *one = random_floats((size_t)p.rows * p.h1, 1);
-        host_attend_prefill(&(Prefill){o, p.q, p.kv, p.start, p.nseq, p.start[p.nseq], p.h1, p.nh});
+        prefill(o, &p, 0, p.start, p.nseq);
         for (int r = 0; r < p.nseq; r++) {
             int32_t s = p.start[r + 1] - p.start[r], alone[] = {0, s};
             size_t at = (size_t)p.start[r] * p.h1;
             for (int cut = 0; cut < 2; cut++) { /* nor on the tokens after them */
-                host_attend_prefill(&(Prefill){one, p.q + at, p.kv + 2 * at, alone, 1, alone[1], p.h1, p.nh});
+                prefill(one, &p, p.start[r], alone, 1);
                 CU_ASSERT(same_bits(one, o + at, (size_t)alone[1] * p.h1 * 4));
                 alone[1] = (s + 1) / 2;
             }
@@ -530,12 +539,12 @@ static void a_token_never_sees_the_ones_after_it(void) {
     int32_t start[] = {0, 120};
     p.start = start;
     float *o = random_floats((size_t)120 * p.h1, 1), *again = random_floats((size_t)120 * p.h1, 1);
-    host_attend_prefill(&(Prefill){o, p.q, p.kv, start, 1, start[1], p.h1, p.nh});
+    prefill(o, &p, 0, start, 1);
     for (int t = 0; t < 119; t++) {
-        f16 *next = p.kv + (size_t)(t + 1) * 2 * p.h1, saved[4 * 64];
+        f16 *next = p.kv + (size_t)(t + 1) * p.ld, saved[4 * 64];
         memcpy(saved, next, sizeof saved);
         for (int i = 0; i < 2 * p.h1; i++) next[i] = i % 2 ? 0x7e00 : 0x7c00; /* NaN, inf */
-        host_attend_prefill(&(Prefill){again, p.q, p.kv, start, 1, start[1], p.h1, p.nh});
+        prefill(again, &p, 0, start, 1);
         CU_ASSERT(same_bits(again, o, (size_t)(t + 1) * p.h1 * 4));
         memcpy(next, saved, sizeof saved);
     }
@@ -549,7 +558,7 @@ static void decode_attention_matches_double_precision_and_prefill_bit_for_bit(vo
         float *o = random_floats((size_t)p.nseq * p.h1, 1), *all = random_floats((size_t)p.rows * p.h1, 1);
         double *ref = (double *)xcalloc(p.h1, sizeof *ref), worst = 0;
         decode_paged(o, &p, 16, p.nseq);
-        host_attend_prefill(&(Prefill){all, p.q, p.kv, p.start, p.nseq, p.start[p.nseq], p.h1, p.nh});
+        prefill(all, &p, 0, p.start, p.nseq);
         for (int r = 0; r < p.nseq; r++) {
             int row = p.start[r + 1] - 1;
             attention_reference(ref, &p, p.start[r], row);
@@ -577,7 +586,7 @@ static void page_size_placement_and_company_never_change_a_bit(void) {
             Prompts one = p;
             one.start = p.start + r;
             int32_t start[] = {0, p.start[r + 1] - p.start[r]};
-            one.q = p.q + (size_t)p.start[r] * p.h1, one.kv = p.kv + (size_t)p.start[r] * 2 * p.h1, one.start = start;
+            one.q = p.q + (size_t)p.start[r] * p.ld, one.kv = p.kv + (size_t)p.start[r] * p.ld, one.start = start;
             for (int threads = 1; threads <= 7; threads += 2) {
                 host_set_threads(threads);
                 decode_paged(again, &one, 16, 1);
@@ -590,7 +599,7 @@ static void page_size_placement_and_company_never_change_a_bit(void) {
     }
 }
 
-static void decode_of_halves_is_the_float_result_rounded_once(void) {
+static void decode_to_halves_is_the_float_result_rounded_once(void) {
     enum { NSEQ = 3, PT = 4, MAX_PAGES = 40, NH = 5 };
     const int32_t len[NSEQ] = {1, 70, 157};
     int32_t pages[NSEQ * MAX_PAGES];
@@ -598,15 +607,14 @@ static void decode_of_halves_is_the_float_result_rounded_once(void) {
     for (int c = 0; c < NDIMS; c++) {
         int h1 = head_dims[c] * NH, n = NSEQ * h1, wrong = 0;
         f16 *k = random_halves((size_t)MAX_PAGES * PT * n, 2), *v = random_halves((size_t)MAX_PAGES * PT * n, 2);
-        f16 *qh = random_halves(n, 3), *oh = random_halves(n + 1, 1), guard = oh[n];
-        float *q = random_floats(n, 1), *o = random_floats(n, 1);
-        for (int i = 0; i < n; i++) q[i] = f16_to_f32(qh[i]);
-        host_attend(&(Attention){o, q, F32, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH, .quant = {0}});
-        host_attend(&(Attention){oh, qh, F16, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH, .quant = {0}});
+        f16 *q = random_halves(n, 3), *oh = random_halves(n + 1, 1), guard = oh[n];
+        float *o = random_floats(n, 1);
+        host_attend(&(Attention){o, F32, q, h1, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH, .quant = {0}});
+        host_attend(&(Attention){oh, F16, q, h1, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH, .quant = {0}});
         for (int i = 0; i < n; i++) wrong += oh[i] != f32_to_f16(o[i]);
         CU_ASSERT_EQUAL(wrong, 0);
         CU_ASSERT_EQUAL(oh[n], guard);
-        free(k), free(v), free(qh), free(oh), free(q), free(o);
+        free(k), free(v), free(oh), free(q), free(o);
     }
 }
 
@@ -615,11 +623,12 @@ static void softmax_weights_are_right_to_a_few_roundings(void) {
     enum { N = 8700 };
     const f16 k[2] = {0, 0x3c00}, v[2] = {0, 0x3c00};
     int32_t *pages = (int32_t *)xcalloc(N, 4), *len = (int32_t *)xcalloc(N, 4);
-    float *q = random_floats(N, 1), *o = random_floats(N, 1);
+    f16 *q = random_halves(N, 1);
+    float *o = random_floats(N, 1);
     double worst = 0;
-    for (int i = 0; i < N; i++) q[i] = -0.00999f * (float)i, len[i] = 2;
-    host_attend(&(Attention){o, q, F32, k, v, pages, len, N, 1, 2, 1, 1, .quant = {0}});
-    for (int i = 0; i < N; i++) worst = worse(worst, fabs(o[i] * (1 + exp(-q[i])) - 1));
+    for (int i = 0; i < N; i++) q[i] = f32_to_f16(-0.00999f * (float)i), len[i] = 2;
+    host_attend(&(Attention){o, F32, q, 1, k, v, pages, len, N, 1, 2, 1, 1, .quant = {0}});
+    for (int i = 0; i < N; i++) worst = worse(worst, fabs(o[i] * (1 + exp(-f16_to_f32(q[i]))) - 1));
     CU_ASSERT(worst <= 4e-7); /* e^-x within 2 ulp (2.4e-7), a sum and a quotient */
     free(pages), free(len), free(q), free(o);
 }
@@ -627,10 +636,11 @@ static void softmax_weights_are_right_to_a_few_roundings(void) {
 static void large_scores_do_not_overflow(void) {
     const int32_t start[] = {0, 130};
     Prompts p = prompts_new(start, 1, 64, 2);
-    for (int i = 0; i < p.rows * p.h1; i++) p.q[i] *= 1000; /* the first block may weigh e^-1000 of the second */
+    for (int i = 0; i < p.rows * p.ld; i++) /* the first block may weigh e^-1000 of the second */
+        if (i % p.ld < p.h1) p.q[i] = f32_to_f16(1000 * f16_to_f32(p.q[i]));
     float *o = random_floats((size_t)p.rows * p.h1, 1), last[128];
     double ref[128], worst = 0;
-    host_attend_prefill(&(Prefill){o, p.q, p.kv, start, 1, start[1], p.h1, p.nh});
+    prefill(o, &p, 0, start, 1);
     attention_reference(ref, &p, 0, 129);
     for (int d = 0; d < 128; d++) last[d] = (float)ref[d];
     worst = max_norm_error(o + 129 * 128, last, 128);
@@ -652,9 +662,9 @@ static void *lane(void *arg) {
     size_t n = (size_t)p->rows * p->h1;
     float *o = (float *)xcalloc(n, 4);
     for (int i = 0; i < 20; i++) {
-        host_attend_prefill(&(Prefill){o, p->q, p->kv, p->start, p->nseq, p->start[p->nseq], p->h1, p->nh});
+        prefill(o, p, 0, p->start, p->nseq);
         work->differs |= !same_bits(o, work->o, n * 4);
-        host_linear(&(Product){o, F32, p->nh, p->q, p->kv, NULL, NULL, {0}, false, p->rows, p->nh, p->h1});
+        host_linear(&(Product){o, F32, p->nh, work->o, p->kv, NULL, NULL, {0}, false, p->rows, p->nh, p->h1});
     }
     free(o);
     return NULL;
@@ -667,7 +677,7 @@ static void lanes_may_call_at_the_same_time(void) {
     for (int i = 0; i < 3; i++) { /* of different sizes, so that a shared buffer would show */
         p[i] = prompts_new(starts, 5 - i, head_dims[i], 2 + i);
         float *o = random_floats((size_t)p[i].rows * p[i].h1, 1);
-        host_attend_prefill(&(Prefill){o, p[i].q, p[i].kv, p[i].start, p[i].nseq, p[i].start[p[i].nseq], p[i].h1, p[i].nh});
+        prefill(o, &p[i], 0, p[i].start, p[i].nseq);
         work[i] = (Work){&p[i], o, false};
     }
     for (int i = 0; i < 3; i++) CU_ASSERT_EQUAL_FATAL(pthread_create(&threads[i], NULL, lane, &work[i]), 0);
@@ -690,8 +700,9 @@ typedef struct {
     uint8_t *k, *v;
 } Paged;
 
-/* kv (rows, 2 h1) holds the sequences one after another. */
-static Paged paged_new(const f16 *kv, const int32_t *len, int nseq, int hd, int nh, int page_tokens, Quant quant) {
+/* kv (rows, 2 h1), ld apart, holds the sequences one after another. They are packed before they go to their pages, or for
+ * pages of an odd number of tokens on the way. */
+static Paged paged_new(const f16 *kv, int ld, const int32_t *len, int nseq, int hd, int nh, int page_tokens, Quant quant) {
     Paged p = {.nseq = nseq, .h1 = hd * nh, .nh = nh, .page_tokens = page_tokens, .quant = quant, .len = len};
     int rows = 0;
     for (int r = 0; r < nseq; r++) rows += len[r], p.max_pages = imax(p.max_pages, pages_for(len[r], page_tokens));
@@ -706,9 +717,11 @@ static Paged paged_new(const f16 *kv, const int32_t *len, int nseq, int hd, int 
         for (int t = 0; t < len[r]; t++, row++) seq[row] = r, pos[row] = t;
     const size_t row = p.bytes / ((size_t)npages * page_tokens);
     uint8_t *packed = (uint8_t *)xcalloc(rows, 2 * row);
-    if (quant.bits) host_pack(packed, kv, rows, p.h1, nh, quant);
-    host_append(&(Append){p.k, p.v, quant.bits ? (const void *)packed : kv, seq, pos, p.pages, rows, p.max_pages,
-                          page_tokens, (int)(row / sizeof(f16)), false});
+    const bool before = quant.bits && page_tokens % 2 == 0;
+    if (before) host_pack(packed, kv, ld, rows, nh, hd, quant);
+    host_append(&(Append){p.k, p.v, before ? (const f16 *)(const void *)packed : kv, seq, pos, p.pages, rows, p.max_pages,
+                          page_tokens, (int)(row / sizeof(f16)), before ? (int)row : ld, before ? (Quant){0} : quant, nh,
+                          hd, .alone = false});
     free(seq), free(pos), free(packed);
     return p;
 }
@@ -716,9 +729,10 @@ static Paged paged_new(const f16 *kv, const int32_t *len, int nseq, int hd, int 
 static void paged_free(Paged *p) { free(p->pages), free(p->k), free(p->v); }
 
 /* Attention to all of it. */
-static Attention paged_attention(const Paged *p, const void *q, Type type) {
+static Attention paged_attention(const Paged *p, const f16 *q, Type type) {
     return (Attention){.q = q,
-                       .act_type = type,
+                       .q_ld = p->h1,
+                       .o_type = type,
                        .k = p->k,
                        .v = p->v,
                        .pages = p->pages,
@@ -731,7 +745,7 @@ static Attention paged_attention(const Paged *p, const void *q, Type type) {
                        .quant = p->quant};
 }
 
-static void paged_attend(void *o, const void *q, Type type, const Paged *p) {
+static void paged_attend(void *o, const f16 *q, Type type, const Paged *p) {
     Attention a = paged_attention(p, q, type);
     a.o = o;
     host_attend(&a);
@@ -762,38 +776,39 @@ static void attention_to_packed_pages_is_that_to_halves_of_the_same_numbers(void
         const int hd = dims[c / NPACKINGS], h1 = hd * NH, n = NSEQ * h1;
         const Quant quant = packings[c % NPACKINGS];
         f16 *kv = random_halves((size_t)TOKENS * 2 * h1, 2), *back = round_trip(kv, TOKENS * 2 * NH, hd, quant);
-        f16 *qh = random_halves(n, 3), *oh = random_halves(n, 1), *againh = random_halves(n, 1);
-        float *q = random_floats(n, 3), *o = random_floats(n, 1), *again = random_floats(n, 1);
-        Paged plain = paged_new(back, lengths, NSEQ, hd, NH, 16, (Quant){0});
+        f16 *q = random_halves(n, 3), *oh = random_halves(n, 1), *againh = random_halves(n, 1);
+        float *o = random_floats(n, 1), *again = random_floats(n, 1);
+        Paged plain = paged_new(back, 2 * h1, lengths, NSEQ, hd, NH, 16, (Quant){0});
         paged_attend(o, q, F32, &plain);
-        paged_attend(oh, qh, F16, &plain);
+        paged_attend(oh, q, F16, &plain);
         for (int i = 0; i < 3; i++) {
-            Paged packed = paged_new(kv, lengths, NSEQ, hd, NH, page_sizes[i], quant);
+            Paged packed = paged_new(kv, 2 * h1, lengths, NSEQ, hd, NH, page_sizes[i], quant);
             paged_attend(again, q, F32, &packed);
-            paged_attend(againh, qh, F16, &packed);
+            paged_attend(againh, q, F16, &packed);
             wrong += !same_bits(again, o, (size_t)n * 4) || !same_bits(againh, oh, (size_t)n * 2);
             paged_free(&packed);
         }
         paged_free(&plain);
-        free(kv), free(back), free(qh), free(oh), free(againh), free(q), free(o), free(again);
+        free(kv), free(back), free(oh), free(againh), free(q), free(o), free(again);
     }
     CU_ASSERT_EQUAL(wrong, 0);
 }
 
 static void append_packs_every_head_as_quant_pack_does(void) {
-    enum { HD = 80, NH = 5, PT = 3 }; /* enough of it for several threads */
-    for (int c = 0; c < NPACKINGS; c++) {
-        f16 *kv = random_halves((size_t)TOKENS * 2 * HD * NH, 2);
-        Paged p = paged_new(kv, lengths, NSEQ, HD, NH, PT, packings[c]);
+    enum { HD = 80, NH = 5, LD = 2 * HD * NH + 3 }; /* enough of it for several threads */
+    for (int c = 0; c < 2 * NPACKINGS; c++) {
+        const int PT = 2 + c % 2;
+        f16 *kv = random_halves((size_t)TOKENS * LD, 2);
+        Paged p = paged_new(kv, LD, lengths, NSEQ, HD, NH, PT, packings[c / 2]);
         size_t head = quant_bytes(p.quant, HD);
         uint8_t *k = (uint8_t *)memset(xcalloc(p.bytes, 1), 0x7f, p.bytes);
         uint8_t *v = (uint8_t *)memset(xcalloc(p.bytes, 1), 0x7f, p.bytes);
         const f16 *x = kv;
         for (int r = 0; r < NSEQ; r++)
-            for (int t = 0; t < lengths[r]; t++)
-                for (int h = 0; h < 2 * NH; h++, x += HD) {
+            for (int t = 0; t < lengths[r]; t++, x += LD)
+                for (int h = 0; h < 2 * NH; h++) {
                     size_t row = (size_t)p.pages[r * p.max_pages + t / PT] * PT + t % PT;
-                    quant_pack((h < NH ? k : v) + (row * NH + h % NH) * head, x, 1, HD, p.quant);
+                    quant_pack((h < NH ? k : v) + (row * NH + h % NH) * head, x + h * HD, 1, HD, p.quant);
                 }
         CU_ASSERT(same_bits(k, p.k, p.bytes)); /* nothing else was touched */
         CU_ASSERT(same_bits(v, p.v, p.bytes));
@@ -808,14 +823,17 @@ static void decode_from_packed_pages_matches_double_precision(void) {
     for (int r = 0; r < NSEQ; r++) start[r + 1] = start[r] + lengths[r];
     for (int c = 0; c < NPACKINGS; c++) {
         Prompts p = prompts_new(start, NSEQ, HD, NH);
-        float *q = random_floats((size_t)NSEQ * H1, 1), o[NSEQ * H1];
+        f16 *q = random_halves((size_t)NSEQ * H1, 1);
+        float o[NSEQ * H1];
         double ref[H1], worst = 0;
-        for (int r = 0; r < NSEQ; r++) memcpy(q + r * H1, p.q + (size_t)(start[r + 1] - 1) * H1, sizeof(float[H1]));
-        Paged packed = paged_new(p.kv, lengths, NSEQ, HD, NH, 16, packings[c]);
+        for (int r = 0; r < NSEQ; r++) memcpy(q + r * H1, p.q + (size_t)(start[r + 1] - 1) * p.ld, sizeof(f16[H1]));
+        Paged packed = paged_new(p.kv, p.ld, lengths, NSEQ, HD, NH, 16, packings[c]);
         paged_attend(o, q, F32, &packed);
-        f16 *back = round_trip(p.kv, TOKENS * 2 * NH, HD, packings[c]);
-        free(p.kv);
-        p.kv = back;
+        for (int row = 0; row < p.rows; row++) {
+            f16 *at = p.kv + (size_t)row * p.ld, *back = round_trip(at, 2 * NH, HD, packings[c]);
+            memcpy(at, back, sizeof(f16[2 * H1]));
+            free(back);
+        }
         for (int r = 0; r < NSEQ; r++) {
             attention_reference(ref, &p, start[r], start[r + 1] - 1);
             for (int d = 0; d < H1; d++) worst = worse(worst, fabs(ref[d] - o[r * H1 + d]));
@@ -836,7 +854,7 @@ typedef struct {
     float *weights, *o;
 } Sparse;
 
-static Sparse sparse_attend(const void *q, const Paged *p, double sparsity, int spare) {
+static Sparse sparse_attend(const f16 *q, const Paged *p, double sparsity, int spare) {
     Sparse s = {.most = spare};
     for (int r = 0; r < p->nseq; r++) s.most = imax(s.most, sparse_tokens(sparsity, p->len[r]) + spare);
     size_t n = (size_t)p->nseq * p->nh * s.most;
@@ -878,9 +896,9 @@ static int sparse_faults(const int32_t *tokens, const float *weights, int most, 
     return wrong;
 }
 
-static double dot_reference(const float *q, const f16 *k, int hd) {
+static double dot_reference(const f16 *q, const f16 *k, int hd) {
     double sum = 0;
-    for (int d = 0; d < hd; d++) sum += (double)q[d] * f16_to_f32(k[d]);
+    for (int d = 0; d < hd; d++) sum += (double)f16_to_f32(q[d]) * f16_to_f32(k[d]);
     return sum / sqrt(hd);
 }
 
@@ -898,13 +916,13 @@ static void the_largest_scores_are_chosen_and_of_equal_ones_the_earlier(void) {
     static const double sparsities[] = {1e-9, 0.004, 0.1, 0.5, 0.9999, 1};
     enum { HD = 16, NH = 3, H1 = HD * NH };
     f16 *kv = whole_numbers(TOKENS * 2 * NH, HD);
-    float *q = random_floats(NSEQ * H1, 1);
+    f16 *q = random_halves(NSEQ * H1, 1);
     int wrong = 0;
-    for (int i = 0; i < NSEQ * H1; i++)
-        q[i] = (float)(i % HD % 5 == 2) - (float)(i % HD == 6); /* few scores are possible */
+    for (int i = 0; i < NSEQ * H1; i++) /* few scores are possible */
+        q[i] = f32_to_f16((float)(i % HD % 5 == 2) - (float)(i % HD == 6));
     for (int c = 0; c < 12; c++) {
         double sparsity = sparsities[c / 2], score[200];
-        Paged p = paged_new(kv, lengths, NSEQ, HD, NH, 7, c % 2 ? packings[0] : (Quant){0});
+        Paged p = paged_new(kv, 2 * H1, lengths, NSEQ, HD, NH, 7, c % 2 ? packings[0] : (Quant){0});
         Sparse s = sparse_attend(q, &p, sparsity, 2);
         for (int r = 0, row = 0; r < NSEQ; row += lengths[r++])
             for (int h = 0; h < NH; h++) {
@@ -922,12 +940,12 @@ static void the_largest_scores_are_chosen_and_of_equal_ones_the_earlier(void) {
 
 /* One head of one number: the scores are what is in k. */
 static int chosen_faults(const float *scores, int len, double sparsity) {
-    const float one = 1;
+    const f16 one = 0x3c00;
     double score[64];
     int32_t length = len;
     f16 kv[64 * 2] = {0};
     for (int t = 0; t < len; t++) kv[2 * t] = f32_to_f16(scores[t]), score[t] = scores[t];
-    Paged p = paged_new(kv, &length, 1, 1, 1, 5, (Quant){0});
+    Paged p = paged_new(kv, 2, &length, 1, 1, 1, 5, (Quant){0});
     Sparse s = sparse_attend(&one, &p, sparsity, 1);
     int wrong = sparse_faults(s.tokens, s.weights, s.most, score, len, sparsity);
     sparse_free(&s);
@@ -948,10 +966,10 @@ static void signs_zeros_infinities_and_nan_have_their_place_among_the_scores(voi
     for (int k = 0; k <= 6; k++) CU_ASSERT_EQUAL(chosen_faults(ends, 7, k / 6.0), 0);
     for (int i = 0; i < 9; i++) all[i] = NAN; /* weights are NaN, tokens the earliest */
     const int32_t len = 9;
-    const float one = 1;
+    const f16 one = 0x3c00;
     f16 kv[18];
     for (int i = 0; i < 18; i++) kv[i] = f32_to_f16(all[i / 2]);
-    Paged p = paged_new(kv, &len, 1, 1, 1, 4, (Quant){0});
+    Paged p = paged_new(kv, 2, &len, 1, 1, 1, 4, (Quant){0});
     Sparse s = sparse_attend(&one, &p, 0.5, 0);
     const int32_t earliest[] = {0, 1, 2, 3, 8};
     CU_ASSERT(same_bits(s.tokens, earliest, sizeof earliest));
@@ -969,10 +987,10 @@ static void sparse_attention_is_softmax_over_all_and_v_of_the_largest(void) {
         f16 *kv = random_halves((size_t)TOKENS * 2 * h1, 2);
         f16 *back = quant.bits ? round_trip(kv, TOKENS * 2 * NH, hd, quant) : NULL;
         const f16 *x = back ? back : kv;
-        float *q = random_floats((size_t)NSEQ * h1, 3);
+        f16 *q = random_halves((size_t)NSEQ * h1, 3);
         double score[200], worst = 0;
         int wrong = 0;
-        Paged p = paged_new(kv, lengths, NSEQ, hd, NH, 16, quant);
+        Paged p = paged_new(kv, 2 * h1, lengths, NSEQ, hd, NH, 16, quant);
         Sparse s = sparse_attend(q, &p, 0.2, 0);
         for (int r = 0; r < NSEQ; x += (size_t)lengths[r++] * 2 * h1) {
             int n = sparse_tokens(0.2, lengths[r]);
@@ -1006,9 +1024,10 @@ static void choosing_every_token_is_dense_attention(void) {
     enum { HD = 64, NH = 4, N = NSEQ * HD * NH };
     for (int c = 0; c <= NPACKINGS; c++) {
         f16 *kv = random_halves((size_t)TOKENS * 2 * HD * NH, 2);
-        float *q = random_floats(N, 3), *o = random_floats(N, 1);
+        f16 *q = random_halves(N, 3);
+        float *o = random_floats(N, 1);
         double worst = 0;
-        Paged p = paged_new(kv, lengths, NSEQ, HD, NH, 16, packings[c]);
+        Paged p = paged_new(kv, 2 * HD * NH, lengths, NSEQ, HD, NH, 16, packings[c]);
         Sparse s = sparse_attend(q, &p, 1, 0);
         paged_attend(o, q, F32, &p);
         for (int i = 0; i < N; i++) worst = worse(worst, fabs(o[i] - s.o[i]));
@@ -1026,12 +1045,12 @@ static void page_size_company_and_threads_never_change_a_bit_of_sparse_attention
     int wrong = 0;
     for (int c = 0; c <= NPACKINGS; c++) {
         f16 *kv = random_halves((size_t)TOKENS * 2 * H1, 2);
-        float *q = random_floats(NSEQ * H1, 3);
-        Paged p = paged_new(kv, lengths, NSEQ, HD, NH, 16, packings[c]);
+        f16 *q = random_halves(NSEQ * H1, 3);
+        Paged p = paged_new(kv, 2 * H1, lengths, NSEQ, HD, NH, 16, packings[c]);
         Sparse s = sparse_attend(q, &p, 0.1, 0);
         for (int r = 0, row = 0; r < NSEQ; row += lengths[r++]) {
             host_set_threads(1 + r * 2);
-            Paged alone = paged_new(kv + (size_t)row * 2 * H1, lengths + r, 1, HD, NH, 1 + r, packings[c]);
+            Paged alone = paged_new(kv + (size_t)row * 2 * H1, 2 * H1, lengths + r, 1, HD, NH, 1 + r, packings[c]);
             Sparse one = sparse_attend(q + r * H1, &alone, 0.1, 0);
             wrong += !same_bits(one.o, s.o + r * H1, sizeof(float[H1]));
             for (int h = 0; h < NH; h++) {
@@ -1057,11 +1076,12 @@ static void v_of_tokens_that_were_not_chosen_is_never_touched(void) {
     if (row % page) return;
     const int32_t len = LEN;
     f16 *kv = random_halves((size_t)LEN * 2 * H1, 1);
-    float *q = random_floats(H1, 1), *o = random_floats(H1, 1), *again = random_floats(H1, 1);
+    f16 *q = random_halves(H1, 1);
+    float *o = random_floats(H1, 1), *again = random_floats(H1, 1);
     for (int i = HD; i < H1; i++) q[i] = q[i - HD];
     for (int t = 0; t < LEN; t++)
         for (int i = HD; i < H1; i++) kv[(size_t)t * 2 * H1 + i] = kv[(size_t)t * 2 * H1 + i - HD];
-    Paged p = paged_new(kv, &len, 1, HD, NH, PT, (Quant){0});
+    Paged p = paged_new(kv, 2 * H1, &len, 1, HD, NH, PT, (Quant){0});
     Sparse s = sparse_attend(q, &p, 0.1, 0);
     uint8_t *v = (uint8_t *)mmap(NULL, p.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CU_ASSERT_FATAL(v != MAP_FAILED);
@@ -1272,7 +1292,7 @@ CU_TestInfo tests[] = {
     {"decode attention matches double precision, and prefill bit for bit",
      decode_attention_matches_double_precision_and_prefill_bit_for_bit},
     {"page size, placement and company never change a bit", page_size_placement_and_company_never_change_a_bit},
-    {"decode of halves is the float result, rounded once", decode_of_halves_is_the_float_result_rounded_once},
+    {"decode to halves is the float result, rounded once", decode_to_halves_is_the_float_result_rounded_once},
     {"softmax weights are right to a few roundings", softmax_weights_are_right_to_a_few_roundings},
     {"large scores do not overflow", large_scores_do_not_overflow},
     {"lanes may call at the same time", lanes_may_call_at_the_same_time},

@@ -23,6 +23,7 @@ static Task task;
 static Plan *plan;
 static Device *device;
 static Trace trace;
+static bool untraced;
 static double opened;     /* when */
 static Tensor on[NTIERS]; /* a weight of each tier, as a row of MOST elements */
 static Error err;
@@ -38,7 +39,7 @@ static int open_device(Policy p) {
     plan = plan_make(model, &p, &task, test_act_type(), &err);
     device = plan ? test_open(plan, model, temp_dir(), &err) : NULL;
     if (!device) return -1;
-    device->trace = &trace;
+    device->trace = untraced ? NULL : &trace;
     opened = device->now(device);
     return 0;
 }
@@ -296,6 +297,41 @@ static void check_trace(double begin, double end) {
     }
 }
 
+/* What the GPU is asked for: marks at the ends of groups of ops, and waits of its lanes for others. */
+static int marks, waits;
+static int (*plain_end)(Gpu *, Lane, uint64_t, Error *), (*plain_after)(Gpu *, Lane, Lane, uint64_t, Error *);
+
+static int count_end(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
+    marks += lane_channel[lane] == GPU;
+    return plain_end(gpu, lane, mark, e);
+}
+
+static int count_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *e) {
+    waits += lane_channel[lane] == GPU && lane_channel[other] == GPU;
+    return plain_after(gpu, lane, other, mark, e);
+}
+
+/* A sweep of one batch whose all is on the GPU: a mark behind the chosen tokens, which the CPU waits for, and another where
+ * the index tables are waited for. Of two batches each layer has several. */
+static void one_batch_in_flight_needs_no_marks_between_its_layers(void) {
+    if (!test_gpu) return;
+    untraced = true; /* a trace parts calls */
+    plain_end = test_gpu->end, plain_after = test_gpu->after;
+    test_gpu->end = count_end, test_gpu->after = count_after;
+    Result one, two;
+    for (int K = 1; K <= 2; K++) {
+        Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = PROMPTS / K, .num_gpu_batches = K, .overlap = true, .page_tokens = 4};
+        marks = waits = 0;
+        run(K == 1 ? &one : &two, p, 0);
+        CU_ASSERT(K == 1 ? marks <= 3 * N : marks >= 2 * config.l * N);
+        CU_ASSERT(K == 1 ? waits == 0 : waits > 0);
+        CU_ASSERT(device->count[PROJECT].busy_s > 0);
+        close_device();
+    }
+    test_gpu->end = plain_end, test_gpu->after = plain_after, untraced = false;
+    CU_ASSERT(!memcmp(one.tokens, two.tokens, sizeof one.tokens));
+}
+
 static void the_trace_of_a_run_adds_up_to_its_counters(void) {
     for (int way = test_gpu && test_every > 96 ? 3 : 0; way < SPREADS; way += test_gpu ? 3 : 1) {
         Result r;
@@ -361,6 +397,7 @@ CU_TestInfo tests[] = {
     {"the wait comes before the copy", the_wait_comes_before_the_copy},
     {"trouble ends every wait", trouble_ends_every_wait},
     {"slowed links change no bit", slowed_links_change_no_bit},
+    {"one batch in flight needs no marks between its layers", one_batch_in_flight_needs_no_marks_between_its_layers},
     {"the trace of a run adds up to its counters", the_trace_of_a_run_adds_up_to_its_counters},
     {"a slice is of one call", a_slice_is_of_one_call},
     {"a lane may have more calls than marks", a_lane_may_have_more_calls_than_marks},

@@ -261,7 +261,8 @@ static Event linear(int rows, bool prefill) {
     while (rig.plan->weight[j][FC1_W].home.tier != TIER_GPU) j++;
     const WeightPlace *w = rig.plan->weight[j];
     Op op = op_on(PROJECT, prefill);
-    return post_op(op_linear(&op, ws(MLP, rows), ws(QUERY, rows), w[FC1_W].home, w[FC1_B].home, (Tensor){.rows = 0}, true));
+    return post_op(
+        op_linear(&op, ws(MLP, rows), ws(ATTENDED, rows), w[FC1_W].home, w[FC1_B].home, (Tensor){.rows = 0}, true));
 }
 
 static void a_product_takes_its_flops_or_its_bytes(void) {
@@ -297,7 +298,8 @@ static PageTable pool(Tier tier, int seqs) {
 static Event attend(Lane lane) {
     Tier side = lane == ATTEND ? TIER_CPU : TIER_GPU;
     PageTable table = pool(side, 2);
-    Tensor q = plan_view(rig.plan, QUERY, side, 0, 0, 2), o = plan_view(rig.plan, ATTENDED, side, 0, 0, 2);
+    Tensor q = side == TIER_CPU ? plan_view(rig.plan, QUERY, side, 0, 0, 2) : tensor_cols(ws(QKV, 2), 0, small.h1);
+    Tensor o = plan_view(rig.plan, ATTENDED, side, 0, 0, 2);
     Op op = op_on(lane, false);
     return post_op(op_attend(&op, o, q, &table));
 }
@@ -330,8 +332,9 @@ static void prefill_attention_takes_half_the_square(void) {
     open_mixed(&round_rates);
     put(0, start, 4);
     Op op = op_on(FINISH, true);
-    Event e = post_op(
-        op_attend_prefill(&op, ws(ATTENDED, 11), ws(QUERY, 11), ws(NEW_KV, 11), table_view(TIER_GPU, 0, 1, 4), small.nh));
+    Tensor qkv = ws(QKV, 11);
+    Event e = post_op(op_attend_prefill(&op, ws(ATTENDED, 11), tensor_cols(qkv, 0, small.h1),
+                                        tensor_cols(qkv, small.h1, 2 * small.h1), table_view(TIER_GPU, 0, 1, 4), small.nh));
     EXPECT_SECONDS(wait_for(e), 4. * 60 * (6 + 1 + 28) / 4e5);
     close_rig();
 }
@@ -366,7 +369,7 @@ static void other_ops_take_their_bytes(void) {
     Device *d = rig.device;
     const Plan *p = rig.plan;
     Op op = op_on(PROJECT, false), gather = op_on(ATTEND, false);
-    Tensor x = ws(QUERY, 5), none = {.rows = 0}, norm = p->global[FINAL_LN_W].home;
+    Tensor x = ws(ATTENDED, 5), none = {.rows = 0}, norm = p->global[FINAL_LN_W].home;
     double t = 0;
     EXPECT_SECONDS(wait_for(post_op(op_layernorm(&op, x, x, norm, norm))), t += 2 * 5 * 120 / 1000.);
     EXPECT_SECONDS(wait_for(post_op(op_embed(&op, x, p->global[POS_EMBED].home, none, true))), t += 5 * 120 / 1000.);
@@ -534,7 +537,8 @@ static size_t streamed_bytes(void) { /* all layers and the head, each tensor on 
     for (int r = 0; r < NROLES; r++) {
         int rows, cols;
         opt_role_shape(&small, (Role)r, &rows, &cols);
-        bytes += small.l * (((size_t)rows * cols * 2 + 63) / 64 * 64);
+        if (role_goes_on((Role)r)) continue; /* q, k and v begin at one together */
+        bytes += small.l * whole_lines((size_t)rows * cols * (r == V_W || r == V_B ? 6 : 2));
     }
     return bytes + ((size_t)small.vocab * small.h1 * 2 + 63) / 64 * 64;
 }
