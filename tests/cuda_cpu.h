@@ -617,8 +617,9 @@ struct Allocation {
     size_t size;
     Kind kind;
 };
-inline std::shared_mutex host; /* guards these six, which exist until the very end */
+inline std::shared_mutex host; /* guards these seven, which exist until the very end */
 inline std::set<cudaStream_t> &streams = *new std::set<cudaStream_t>;
+inline std::vector<cudaEvent_t> &destroyed = *new std::vector<cudaEvent_t>; /* but not yet deleted */
 inline std::map<uintptr_t, Allocation> &allocations = *new std::map<uintptr_t, Allocation>;
 inline std::vector<Thread *> &idle = *new std::vector<Thread *>; /* left by streams: fibers are dear in TSan */
 inline std::pair<size_t, void *> spare; /* the largest device memory that was freed: fresh pages are dear */
@@ -1027,9 +1028,16 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
     return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t e) {
-    wait_for_streams(true);
+    enum { MANY = 1000 };
+    std::vector<cudaEvent_t> unused;
+    {
+        std::lock_guard<std::shared_mutex> guard(host);
+        destroyed.push_back(e);
+        if (destroyed.size() >= MANY) unused.swap(destroyed);
+    }
+    if (!unused.empty()) wait_for_streams(true); /* which may yet set them; to wait for each is dear */
+    for (cudaEvent_t u : unused) delete u;
     events--;
-    delete e;
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
