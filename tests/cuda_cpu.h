@@ -222,7 +222,7 @@ inline void create_fiber(Context *c) {
     if (!c->stack) complain(true, "no memory for fibers");
     /* Not all at the same place of their pages, which would share a few lines of the caches. */
     static std::atomic<unsigned> fibers;
-    void **top = (void **)(c->stack + c->size - fibers++ % 16 * 1088);
+    void **top = (void **)(c->stack + c->size - fibers.fetch_add(1, std::memory_order_relaxed) % 16 * 1088);
     std::fill(top - 8, top, nullptr);
     top[-2] = (void *)fiber_main; /* cuda_cpu_switch pops six registers and returns there */
     c->sp = top - 8;

@@ -103,7 +103,7 @@ $(BUILD)/emulated/%.log: $(BUILD)/emulated/test_% always
 CHECKED := --no-print-directory CFLAGS="-O1 -g1 -fno-omit-frame-pointer -march=native"
 ASAN := $(CHECKED) BUILD=build/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 TSAN := $(CHECKED) BUILD=build/tsan SANITIZE=-fsanitize=thread RUNNER="TSAN_OPTIONS=halt_on_error=1 setarch -R"
-asan: $(LIB) $(HARNESS) $(EMULATED:%=$(BUILD)/tests/test_%.o)
+asan: $(ENGINE) $(HARNESS) $(EMULATED:%=$(BUILD)/tests/test_%.o)
 	@$(MAKE) $(ASAN) EVERY=49 PLAIN=$(BUILD) $(EMULATED:%=build/asan/emulated/%.log)
 tsan:
 	@$(MAKE) $(TSAN) EVERY=383 $(EMULATED:%=build/tsan/emulated/%.log)
