@@ -73,8 +73,10 @@
 #else
 #define CUDA_CPU_TSAN(...)
 #endif
-/* The machinery, which TSan must not judge: it runs on all fibers. */
+/* The machinery, which TSan must not judge: it runs on all fibers. What touches no memory of a kernel needs no check at
+ * all. */
 #define CUDA_CPU_UNSEEN __attribute__((no_sanitize("thread"))) inline
+#define CUDA_CPU_UNCHECKED __attribute__((no_sanitize("thread", "address", "undefined"))) inline
 
 #define __launch_bounds__(...)
 #define __noinline__
@@ -155,8 +157,8 @@ struct Thread { /* a CUDA thread */
     uint64_t in, out;
     const uint16_t *row; /* of matrices in shared memory: the one that this lane has read */
     unsigned *m;         /* and its part of them */
-    const unsigned *a, *b;
-    float *d; /* its part of d += a b */
+    unsigned a[4], b[2]; /* its parts of d += a b */
+    float d[4];
     struct {
         void *to;
         const void *from; /* null: zeros */
@@ -179,7 +181,7 @@ struct Block { /* what this OS thread is running */
 static thread_local Block blk;
 
 /* In this pass; null when it is over. */
-CUDA_CPU_UNSEEN Thread *next_ready() {
+CUDA_CPU_UNCHECKED Thread *next_ready() {
     while (++blk.position < blk.n) {
         Thread *t = &blk.threads[blk.index];
         if ((blk.index += blk.stride) >= blk.n) blk.index -= blk.n;
@@ -218,7 +220,9 @@ inline void create_fiber(Context *c) {
     CUDA_CPU_TSAN(c->size *= 4);
     c->stack = (char *)aligned_alloc(64, c->size);
     if (!c->stack) complain(true, "no memory for fibers");
-    void **top = (void **)(c->stack + c->size);
+    /* Not all at the same place of their pages, which would share a few lines of the caches. */
+    static std::atomic<unsigned> fibers;
+    void **top = (void **)(c->stack + c->size - fibers.fetch_add(1, std::memory_order_relaxed) % 16 * 1088);
     std::fill(top - 8, top, nullptr);
     top[-2] = (void *)fiber_main; /* cuda_cpu_switch pops six registers and returns there */
     c->sp = top - 8;
@@ -313,7 +317,7 @@ CUDA_CPU_UNSEEN void sync_threads(int line) {
 
 /* All lanes of the mask must come here. The last to come gets true, does what there is to do for all of them, and lets them
  * go. This orders nothing: where TSan shall see an order, it must be told. */
-CUDA_CPU_UNSEEN bool last_of_warp(unsigned mask, WarpOp op, int line) {
+CUDA_CPU_UNCHECKED bool last_of_warp(unsigned mask, WarpOp op, int line) {
     Thread *me = blk.cur, *warp = me - me->lane;
     me->mask = mask, me->op = op, me->line = line;
     warp->arrived |= 1u << me->lane;
@@ -329,14 +333,14 @@ CUDA_CPU_UNSEEN bool last_of_warp(unsigned mask, WarpOp op, int line) {
     }
     return true;
 }
-CUDA_CPU_UNSEEN void let_go(unsigned mask) {
+CUDA_CPU_UNCHECKED void let_go(unsigned mask) {
     Thread *warp = blk.cur - blk.cur->lane;
     for (int l = 0; l < 32; l++)
         if (mask >> l & 1) warp[l].state = READY;
     warp->arrived &= ~mask;
 }
 
-CUDA_CPU_UNSEEN uint64_t exchange(unsigned mask, uint64_t in, int src, int line) {
+CUDA_CPU_UNCHECKED uint64_t exchange(unsigned mask, uint64_t in, int src, int line) {
     Thread *me = blk.cur, *warp = me - me->lane;
     me->in = in, me->src = src;
     if (!last_of_warp(mask, SHUFFLE, line)) return me->out;
@@ -350,7 +354,7 @@ CUDA_CPU_UNSEEN uint64_t exchange(unsigned mask, uint64_t in, int src, int line)
     return me->out;
 }
 /* Bit l is set where lane l of the mask says yes. */
-CUDA_CPU_UNSEEN unsigned ballot(int line, unsigned mask, bool yes) {
+CUDA_CPU_UNCHECKED unsigned ballot(int line, unsigned mask, bool yes) {
     Thread *me = blk.cur, *warp = me - me->lane;
     me->in = yes;
     if (!last_of_warp(mask, BALLOT, line)) return unsigned(me->out);
@@ -478,27 +482,35 @@ namespace cuda_cpu {
 struct Place {
     int row, col;
 };
-inline Place place_a(int lane, int i) {
+CUDA_CPU_UNCHECKED Place place_a(int lane, int i) {
     return {lane / 4 + (i < 2 || (4 <= i && i < 6) ? 0 : 8), lane % 4 * 2 + (i & 1) + (i < 4 ? 0 : 8)};
 }
-inline Place place_b(int lane, int i) { return {lane % 4 * 2 + (i & 1) + (i < 2 ? 0 : 8), lane / 4}; }
-inline Place place_d(int lane, int i) { return {lane / 4 + (i < 2 ? 0 : 8), lane % 4 * 2 + (i & 1)}; }
+CUDA_CPU_UNCHECKED Place place_b(int lane, int i) { return {lane % 4 * 2 + (i & 1) + (i < 2 ? 0 : 8), lane / 4}; }
+CUDA_CPU_UNCHECKED Place place_d(int lane, int i) { return {lane / 4 + (i < 2 ? 0 : 8), lane % 4 * 2 + (i & 1)}; }
 
 /* Element i of words that have two halfs each. */
-CUDA_CPU_UNSEEN float element(const unsigned *words, int i) { return bits_to_float(words[i / 2] >> i % 2 * 16 & 0xffff); }
+CUDA_CPU_UNCHECKED float element(const unsigned *words, int i) {
+    return bits_to_float(words[i / 2] >> i % 2 * 16 & 0xffff);
+}
 
-CUDA_CPU_UNSEEN void multiply_fragments(const Thread *warp) {
-    float a[16][16], b[16][8], d[16][8];
+typedef float Floats __attribute__((vector_size(32)));
+
+/* Every sum in the order of k. */
+CUDA_CPU_UNCHECKED void multiply_fragments(Thread *warp) {
+    float a[16][16];
+    union {
+        float at[16][8];
+        Floats row[16];
+    } b, d;
     for (int l = 0; l < 32; l++) {
         for (int i = 0; i < 8; i++) a[place_a(l, i).row][place_a(l, i).col] = element(warp[l].a, i);
-        for (int i = 0; i < 4; i++) b[place_b(l, i).row][place_b(l, i).col] = element(warp[l].b, i);
-        for (int i = 0; i < 4; i++) d[place_d(l, i).row][place_d(l, i).col] = warp[l].d[i];
+        for (int i = 0; i < 4; i++) b.at[place_b(l, i).row][place_b(l, i).col] = element(warp[l].b, i);
+        for (int i = 0; i < 4; i++) d.at[place_d(l, i).row][place_d(l, i).col] = warp[l].d[i];
     }
     for (int r = 0; r < 16; r++)
-        for (int k = 0; k < 16; k++)
-            for (int c = 0; c < 8; c++) d[r][c] += a[r][k] * b[k][c];
+        for (int k = 0; k < 16; k++) d.row[r] += a[r][k] * b.row[k];
     for (int l = 0; l < 32; l++)
-        for (int i = 0; i < 4; i++) warp[l].d[i] = d[place_d(l, i).row][place_d(l, i).col];
+        for (int i = 0; i < 4; i++) warp[l].d[i] = d.at[place_d(l, i).row][place_d(l, i).col];
 }
 
 /* "ldmatrix": lane l has brought row l % 8 of matrix l / 8 and gets from each matrix two elements of row l / 4, or of the
@@ -531,9 +543,10 @@ inline void load_rows(unsigned *m, const half *p, bool transposed, int line) {
 inline unsigned and_or(unsigned x, unsigned mask, unsigned bits) { return (x & mask) | bits; }
 CUDA_CPU_UNSEEN void multiply_add(float d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
     cuda_cpu::Thread *me = cuda_cpu::blk.cur;
-    me->d = d, me->a = a, me->b = b;
+    for (int i = 0; i < 4; i++) me->a[i] = a[i], me->b[i / 2] = b[i / 2], me->d[i] = d[i];
     if (cuda_cpu::last_of_warp(~0u, cuda_cpu::MULTIPLY, line))
         cuda_cpu::multiply_fragments(me - me->lane), cuda_cpu::let_go(~0u);
+    for (int i = 0; i < 4; i++) d[i] = me->d[i];
 }
 inline void load_matrices(unsigned m[4], const half *row, int line = __builtin_LINE()) {
     cuda_cpu::load_rows(m, row, false, line);
@@ -604,8 +617,9 @@ struct Allocation {
     size_t size;
     Kind kind;
 };
-inline std::shared_mutex host; /* guards these six, which exist until the very end */
+inline std::shared_mutex host; /* guards these seven, which exist until the very end */
 inline std::set<cudaStream_t> &streams = *new std::set<cudaStream_t>;
+inline std::vector<cudaEvent_t> &destroyed = *new std::vector<cudaEvent_t>; /* but not yet deleted */
 inline std::map<uintptr_t, Allocation> &allocations = *new std::map<uintptr_t, Allocation>;
 inline std::vector<Thread *> &idle = *new std::vector<Thread *>; /* left by streams: fibers are dear in TSan */
 inline std::pair<size_t, void *> spare; /* the largest device memory that was freed: fresh pages are dear */
@@ -1014,9 +1028,16 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
     return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t e) {
-    wait_for_streams(true);
+    enum { MANY = 1000 };
+    std::vector<cudaEvent_t> unused;
+    {
+        std::lock_guard<std::shared_mutex> guard(host);
+        destroyed.push_back(e);
+        if (destroyed.size() >= MANY) unused.swap(destroyed);
+    }
+    if (!unused.empty()) wait_for_streams(true); /* which may yet set them; to wait for each is dear */
+    for (cudaEvent_t u : unused) delete u;
     events--;
-    delete e;
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
@@ -1101,12 +1122,10 @@ inline Algorithm problem(const Product *p, const Layout *a, const Layout *b, con
     return r;
 }
 
-typedef float Floats __attribute__((vector_size(32)));
 enum { ROWS = 16, COLS = 4 }; /* of a tile of D; ROWS are two Floats */
 
 /* d[col][row] = a[k][row] b[k][col] summed over k in its order, each element for itself. */
-__attribute__((no_sanitize("thread", "address", "undefined"))) inline void multiply_panels(float *d, const float *a,
-                                                                                           const float *b, size_t k) {
+CUDA_CPU_UNCHECKED void multiply_panels(float *d, const float *a, const float *b, size_t k) {
     Floats sum[COLS][2] = {};
     for (size_t i = 0; i < k; i++)
         for (int c = 0; c < COLS; c++) {

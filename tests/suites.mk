@@ -18,8 +18,8 @@ LOGS := $(patsubst %,$(BUILD)/%.log,$(filter-out $(if $(EMULATION),cuda),$(or $(
 PLAIN := $(BUILD)
 HARNESS = $(PLAIN)/tests/main.o $(PLAIN)/tests/fixture.o $(PLAIN)/tests/local_net.o
 
-# The tests wait for the product more than for themselves, so that -O1 will do for them.
-$(SUITES:%=$(BUILD)/tests/test_%.o) $(BUILD)/tests/main.o $(BUILD)/tests/fixture.o $(BUILD)/tests/local_net.o: CFLAGS += -O1
+# The tests wait for the product more than for themselves, so that -O0 will do for them.
+$(SUITES:%=$(BUILD)/tests/test_%.o) $(BUILD)/tests/main.o $(BUILD)/tests/fixture.o $(BUILD)/tests/local_net.o: CFLAGS += -O0
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
 	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
 $(BUILD)/%.log: $(BUILD)/test_% always
@@ -76,11 +76,13 @@ $(BUILD)/flexgen_cpu.cpp: flexgen.cu tests/cuda2cpp.sed
 	@mkdir -p $(@D)
 	(echo '#line 1 "flexgen.cu"'; sed -E -f tests/cuda2cpp.sed $<) >$@
 $(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
-	$(CXX) -std=c++17 $(CFLAGS) -O1 -fPIC $(SANITIZE) -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
+	$(CXX) -std=c++17 $(CFLAGS) $(if $(SANITIZE),-O1,-O2) -fPIC $(SANITIZE) -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
 	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
-# With PLAIN=build only the device is instrumented, and of the rest there is one copy.
+# With PLAIN=build only the device is instrumented, and of the rest there is one copy. Its suites need the engine alone.
 DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(wildcard device/host*.c) device/sim.c device/pipeline.c,$(wildcard device/*.c)))
-$(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(PLAIN)/libflexgen.a
+ENGINE := $(patsubst %.c,$(PLAIN)/%.o,$(wildcard device/host*.c) admission.c batch.c opt_model.c quant.c schedule.c tier.c \
+    io/checkpoint.c io/config.c io/file.c io/json.c io/memory.c)
+$(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(ENGINE)
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) $^ -o $@ $(LIBS) -lcunit
 
@@ -98,10 +100,10 @@ $(BUILD)/emulated/%.log: $(BUILD)/emulated/test_% always
 	@scripts/suite.sh $@ $(RUNNER) $< --every $(EVERY)
 
 # Frames and checks instead of speed. Address layout randomization confuses TSan.
-CHECKED := --no-print-directory CFLAGS="-O1 -g -fno-omit-frame-pointer -march=native"
+CHECKED := --no-print-directory CFLAGS="-O1 -g1 -fno-omit-frame-pointer -march=native"
 ASAN := $(CHECKED) BUILD=build/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 TSAN := $(CHECKED) BUILD=build/tsan SANITIZE=-fsanitize=thread RUNNER="TSAN_OPTIONS=halt_on_error=1 setarch -R"
-asan: $(LIB) $(HARNESS) $(EMULATED:%=$(BUILD)/tests/test_%.o)
+asan: $(ENGINE) $(HARNESS) $(EMULATED:%=$(BUILD)/tests/test_%.o)
 	@$(MAKE) $(ASAN) EVERY=49 PLAIN=$(BUILD) $(EMULATED:%=build/asan/emulated/%.log)
 tsan:
 	@$(MAKE) $(TSAN) EVERY=383 $(EMULATED:%=build/tsan/emulated/%.log)

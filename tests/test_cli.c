@@ -423,8 +423,8 @@ static void a_wrong_command_is_refused_in_one_line_with_status_2(void) {
     assert_refused(RUN("generate", "--model", MODEL), EXIT_USAGE, WORDS("--prompt TEXT", "--prompts FILE"));
     assert_refused(RUN("generate", "--model", "opt-125m", "--prompt", "a"), EXIT_USAGE,
                    WORDS("--model opt-125m", "only bench"));
-    assert_refused(RUN("bench", "--model", "opt-125m", "--gpu-batch-size", "1048576"), EXIT_USAGE,
-                   WORDS("--gpu-batch-size"));
+    assert_refused(RUN("bench", "--model", "opt-125m", "--hardware", "hardware/t4.json", "--gpu-batch-size", "1048576"),
+                   EXIT_USAGE, WORDS("--gpu-batch-size"));
 }
 
 static void help_goes_to_standard_output_and_names_every_flag(void) {
