@@ -756,10 +756,9 @@ static const PackedKernel packed_kernels[] = {packed_linear_kernel<1, false>,   
 
 static int packed_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
     CHECK(p->m <= PACKED_ROWS && takes_packed(p->quant) && p->y_type == F16);
-    const int which = p->m <= FEW       ? 0
-                      : p->m <= 2 * FEW ? 1
-                                        : 2,
-              rows = FEW << which, across = (p->n + OUTPUTS - 1) / OUTPUTS;
+    int rows = FEW, which = 0; /* of the block */
+    for (; rows < p->m && rows < TILES_X * FEW; rows *= 2) which++;
+    const int across = (p->n + OUTPUTS - 1) / OUTPUTS;
     const int columns = (p->k + COLUMNS - 1) / COLUMNS, blocks = imax(1, imin(BLOCKS / across, columns / SLICES));
     const PackedKernel kernel = packed_kernels[2 * which + eights(p->k)];
     float *partial = (float *)(g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0));

@@ -12,6 +12,7 @@
  * device/sim.c, which plays a schedule on the same numbers. */
 #include <math.h>
 
+#include "policy.h"
 #include "cost/hardware.h"
 #include "io/io.h"
 

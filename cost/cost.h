@@ -4,6 +4,7 @@
 #include "cost/hardware.h"
 #include "device/device.h"
 #include "io/io.h"
+#include "policy.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -6,6 +6,7 @@
 
 #include "flexgen.h"
 #include "io/text.h"
+#include "policy.h"
 
 typedef struct Found Found;
 typedef struct Search Search;
