@@ -13,7 +13,6 @@
 #include <cublasLt.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-#include <time.h>
 
 #include "device/device.h"
 #include "device/tensor_core.h"
@@ -1630,14 +1629,12 @@ static int open_streams(CudaGpu *g, Error *err) {
 
 /* The GPU's clock and ours at one moment. */
 static int open_clock(CudaGpu *g, Error *err) {
-    struct timespec t;
     for (int lane = 0; lane < NLANES; lane++)
         if (on_gpu(lane) && (checked(cudaEventCreateWithFlags(&g->known[lane], cudaEventDefault), "events", err) ||
                              checked(cudaEventRecord(g->known[lane], g->stream[PROJECT]), "event", err)))
             return -1;
     if (checked(cudaStreamSynchronize(g->stream[PROJECT]), "clock", err)) return -1;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    for (int lane = 0; lane < NLANES; lane++) g->known_s[lane] = t.tv_sec + 1e-9 * t.tv_nsec;
+    for (int lane = 0; lane < NLANES; lane++) g->known_s[lane] = seconds_now();
     return 0;
 }
 

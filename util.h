@@ -1,11 +1,12 @@
-/* util.h: halfs, the smaller and the larger of two numbers, random numbers. For C, C++ and CUDA; it knows nothing of the
- * program. */
+/* util.h: the smaller and the larger of two numbers, the clock, halfs, random numbers. For C, C++ and CUDA; it knows
+ * nothing of the program. */
 #ifndef UTIL_H
 #define UTIL_H
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
@@ -19,6 +20,13 @@
 
 HOST_AND_GPU static inline int imin(int a, int b) { return a < b ? a : b; }
 HOST_AND_GPU static inline int imax(int a, int b) { return a > b ? a : b; }
+
+/* Seconds of CLOCK_MONOTONIC. */
+static inline double seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 // ---------------------------------------------------------------------------------------------------------------
 // Halfs

@@ -91,12 +91,6 @@ struct LaneDevice {
     Reach reach;
 };
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // Lanes
 // ---------------------------------------------------------------------------------------------------------------
@@ -128,7 +122,7 @@ static void note_stop(LaneDevice *d) {
 static void note_group(LaneDevice *d, LaneState *lane, uint64_t first, double took) {
     Group *group = &lane->group[first % RING];
     double begin = d->gpu->began(d->gpu, lane->index, first), end = begin + took;
-    d->gpu_ahead = fmax(d->gpu_ahead, end - now());
+    d->gpu_ahead = fmax(d->gpu_ahead, end - seconds_now());
     d->gpu_ahead = fmin(d->gpu_ahead, begin - group->posted);
     begin = fmax(begin - d->gpu_ahead, lane->noted);
     lane->noted = fmax(end - d->gpu_ahead, lane->noted);
@@ -217,7 +211,7 @@ static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
         return;
     }
     for (int i = 0; i < op->nafter; i++) await(d, lane, op->after[i]);
-    lane->group[seq % RING] = (Group){slice_of_job(job, 0, 0), now()};
+    lane->group[seq % RING] = (Group){slice_of_job(job, 0, 0), seconds_now()};
     if (!d->failed && d->gpu->begin(d->gpu, lane->index, seq, &err)) note_failure(d, &err);
 }
 
@@ -233,7 +227,7 @@ static double link_rate(const LaneDevice *d, const Posted *job) {
 
 /* Reckons up to now. */
 static void link_advance(Link *link, double rate) {
-    double t = now();
+    double t = seconds_now();
     if (link->busy) link->served += (t - link->at) * rate / link->busy;
     link->at = t;
 }
@@ -261,9 +255,9 @@ static int run_on_link(LaneDevice *d, LaneState *lane, const Posted *job, double
     link_wait(d, lane, link, rate, lane->copied ? job->bytes * lane->took / lane->copied : 0);
     if (!d->failed) {
         pthread_mutex_unlock(&d->lock);
-        double begin = now();
+        double begin = seconds_now();
         status = arenas_run(&d->arenas, &job->op, err);
-        lane->took = MEMORY * lane->took + now() - begin;
+        lane->took = MEMORY * lane->took + seconds_now() - begin;
         lane->copied = MEMORY * lane->copied + job->bytes;
         pthread_mutex_lock(&d->lock);
         if (!status) link_wait(d, lane, link, rate, 0); /* the copy was faster than expected */
@@ -287,16 +281,16 @@ static void link_leave(LaneDevice *d, LaneState *lane) {
 
 /* Runs a job and notes it. The lock is free while it runs. */
 static void run_job(LaneDevice *d, LaneState *lane, const Posted *job) {
-    double rate = link_rate(d, job), begin = lane->on_link ? lane->noted : now(), end;
+    double rate = link_rate(d, job), begin = lane->on_link ? lane->noted : seconds_now(), end;
     int status;
     Error err;
     if (rate > 0) {
         status = run_on_link(d, lane, job, rate, &err);
-        end = now();
+        end = seconds_now();
     } else {
         pthread_mutex_unlock(&d->lock);
         status = arenas_run(&d->arenas, &job->op, &err);
-        end = now();
+        end = seconds_now();
         pthread_mutex_lock(&d->lock);
     }
     if (status) note_failure(d, &err);
@@ -460,7 +454,7 @@ static void *device_host(Device *base, Tensor t) {
 
 static double device_now(Device *base) {
     (void)base;
-    return now();
+    return seconds_now();
 }
 
 // ---------------------------------------------------------------------------------------------------------------

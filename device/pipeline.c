@@ -23,6 +23,7 @@
 #include <time.h>
 
 #include "device/net.h"
+#include "util.h"
 
 /* A message crosses in pieces of this size and a last one that is smaller, which may be empty; so one of another size than
  * expected shows, and none is too large for MPI's int. */
@@ -87,12 +88,6 @@ typedef struct {
     bool cancelled, left; /* has given up receiving; has taken its leave */
     double moved;         /* when something last began or ended */
 } Pipeline;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
 
 static void sleep_until(Pipeline *n, pthread_cond_t *cond, double until) {
     struct timespec t = {(time_t)until, (long)(1e9 * (until - floor(until)))};
@@ -175,7 +170,7 @@ static void begin(Pipeline *n, Message *m) {
 
 /* Begins what is due. When this stage has failed, everything that is not yet begun has ended instead. */
 static void begin_due(Pipeline *n) {
-    double t = now();
+    double t = seconds_now();
     for (Message *m, **at = &n->first; (m = *at);) {
         if (!n->failed && m->due > t) {
             at = &m->next;
@@ -280,7 +275,7 @@ static void look(Pipeline *n) {
         n->request[kept] = n->request[i];
         n->piece[kept++] = n->piece[i];
     }
-    if (kept < n->npieces) n->moved = now();
+    if (kept < n->npieces) n->moved = seconds_now();
     n->npieces = kept;
 }
 
@@ -298,7 +293,7 @@ static bool is_over(const Pipeline *n) {
 }
 
 static void pause_a_while(Pipeline *n) {
-    double t = now(), until = t + fmin(fmax(SHARE * (t - n->moved), SHORTEST), LONGEST);
+    double t = seconds_now(), until = t + fmin(fmax(SHARE * (t - n->moved), SHORTEST), LONGEST);
     for (const Message *m = n->first; m; m = m->next) until = fmin(until, m->due);
     if (until > t) sleep_until(n, &n->asked, until);
 }
@@ -329,7 +324,7 @@ static void *thread_main(void *arg) {
     for (int k = 0; k < NKINDS; k++) MPI_Comm_dup(MPI_COMM_WORLD, &n->comm[k]);
     n->peer = xcalloc(n->base.stages, sizeof *n->peer);
     pthread_mutex_lock(&n->lock);
-    n->moved = now();
+    n->moved = seconds_now();
     n->opened = true;
     pthread_cond_broadcast(&n->news);
     serve(n);
@@ -346,7 +341,7 @@ static bool is_slowed(const Pipeline *n, NetKind kind) { return kind != NET_SETU
 
 /* Hands it to the thread. Returns when it leaves: on the slowed wire one message leaves after the other. */
 static double ask(Pipeline *n, Message *m) {
-    double leaves = now();
+    double leaves = seconds_now();
     CHECK(m->peer >= 0 && m->peer < n->base.stages && m->peer != n->base.stage && !n->closing);
     if (!m->receives) n->peer[m->peer].sent[m->kind]++;
     if (!m->receives && is_slowed(n, m->kind)) {
@@ -384,7 +379,7 @@ static int send_copy(Pipeline *n, int to, NetKind kind, const void *bytes, size_
     if (n->failed)
         free(m);
     else
-        for (double leaves = ask(n, m); wait && !n->failed && now() < leaves;) sleep_until(n, &n->news, leaves);
+        for (double leaves = ask(n, m); wait && !n->failed && seconds_now() < leaves;) sleep_until(n, &n->news, leaves);
     int status = report(n, err);
     pthread_mutex_unlock(&n->lock);
     return status;

@@ -13,7 +13,6 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -46,12 +45,6 @@ static struct {
 } team = {
     .threads = 1, .lock = PTHREAD_MUTEX_INITIALIZER, .open = PTHREAD_COND_INITIALIZER, .left = PTHREAD_COND_INITIALIZER};
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // Loops
 // ---------------------------------------------------------------------------------------------------------------
@@ -73,7 +66,8 @@ static Loop *find_loop(void) {
 static void await_loop(void) {
     const unsigned known = atomic_load(&team.opened);
     pthread_mutex_unlock(&team.lock);
-    for (double until = now() + PATIENCE; atomic_load(&team.opened) == known && !atomic_load(&team.end) && now() < until;)
+    for (double until = seconds_now() + PATIENCE;
+         atomic_load(&team.opened) == known && !atomic_load(&team.end) && seconds_now() < until;)
         sched_yield();
     pthread_mutex_lock(&team.lock);
     if (atomic_load(&team.opened) != known || atomic_load(&team.end)) return;
@@ -107,7 +101,7 @@ static void close_loop(Loop *loop) {
     while (*at != loop) at = &(*at)->other;
     *at = loop->other;
     pthread_mutex_unlock(&team.lock);
-    for (double until = now() + PATIENCE; atomic_load(&loop->helpers) && now() < until;) sched_yield();
+    for (double until = seconds_now() + PATIENCE; atomic_load(&loop->helpers) && seconds_now() < until;) sched_yield();
     pthread_mutex_lock(&team.lock);
     while (atomic_load(&loop->helpers)) pthread_cond_wait(&team.left, &team.lock);
     pthread_mutex_unlock(&team.lock);

@@ -186,7 +186,6 @@ void progress_show(Progress *progress, const RunStats *stats, long tokens);
 void progress_clear(const Progress *progress);
 /* Seconds that are left; below 0: not known yet. */
 double progress_left(const Progress *progress, const RunStats *stats);
-double seconds_now(void); /* of a clock that only goes on */
 
 // ---------------------------------------------------------------------------------------------------------------
 // journal.c: what a job has chosen so far, on disk

@@ -1,14 +1,7 @@
 /* progress.c: how far a run is, in a line on standard error. Read next: eval.c. */
 #include <math.h>
-#include <time.h>
 
 #include "io/io.h"
-
-double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
 
 /* A row takes 24 h1^2 operations a layer; attending to a token 4 h1, and 4 h1 bytes, which take about ten times as long. */
 void progress_open(Progress *p, const Plan *plan, const Task *task) {

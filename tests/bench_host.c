@@ -2,17 +2,10 @@
  * there, decode attention beside a plain read of memory, prefill attention beside linear. Medians. */
 #include <dlfcn.h>
 #include <stdatomic.h>
-#include <time.h>
 
 #include "cost/cost.h"
 
 static int threads;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
 
 /* Zeros that begin at a page, as the tiers do. */
 static void *room(size_t n, size_t size) {
@@ -23,17 +16,17 @@ static void *room(size_t n, size_t size) {
 static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
 
 /* The median time of `call`, in seconds, over about half a second. */
-#define SECONDS(out, call)                                                \
-    do {                                                                  \
-        double times_[200], end_ = now() + 0.5;                           \
-        int runs_ = 0;                                                    \
-        for (call; runs_ < 200 && (runs_ < 5 || now() < end_); runs_++) { \
-            double begin_ = now();                                        \
-            call;                                                         \
-            times_[runs_] = now() - begin_;                               \
-        }                                                                 \
-        qsort(times_, runs_, sizeof *times_, compare);                    \
-        out = times_[runs_ / 2];                                          \
+#define SECONDS(out, call)                                                        \
+    do {                                                                          \
+        double times_[200], end_ = seconds_now() + 0.5;                           \
+        int runs_ = 0;                                                            \
+        for (call; runs_ < 200 && (runs_ < 5 || seconds_now() < end_); runs_++) { \
+            double begin_ = seconds_now();                                        \
+            call;                                                                 \
+            times_[runs_] = seconds_now() - begin_;                               \
+        }                                                                         \
+        qsort(times_, runs_, sizeof *times_, compare);                            \
+        out = times_[runs_ / 2];                                                  \
     } while (0)
 
 static void fill(float *f, f16 *h, size_t n) {
@@ -204,11 +197,11 @@ static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, 
     for (int i = 0; i < 2; i++) {
         double rate[TURNS], read[TURNS], ratio[TURNS];
         for (int turn = 0; turn < TURNS; turn++) {
-            double begin = now(), middle;
+            double begin = seconds_now(), middle;
             sum += sum_all(words, WORDS);
-            middle = now();
+            middle = seconds_now();
             host_attend(&a[i]);
-            rate[turn] = 4e-9 * nseq * context * h1 / (now() - middle);
+            rate[turn] = 4e-9 * nseq * context * h1 / (seconds_now() - middle);
             read[turn] = 8e-9 * WORDS / (middle - begin), ratio[turn] = rate[turn] / read[turn];
         }
         double gbs = median(rate, TURNS);
@@ -269,11 +262,11 @@ static void append_rate(int nseq, int s, int page_tokens, int h1) {
         k, v, (const f16 *)(const void *)kv, seq, pos, pages, rows, max_pages, page_tokens, h1, 2 * h1, .alone = false};
     double rate[TURNS], plain[TURNS], ratio[TURNS];
     for (int turn = 0; turn < TURNS; turn++) {
-        double begin = now(), middle;
+        double begin = seconds_now(), middle;
         copy_all(copy, kv, 2 * bytes, rows);
-        middle = now();
+        middle = seconds_now();
         host_append(&a);
-        rate[turn] = 2e-9 * bytes / (now() - middle);
+        rate[turn] = 2e-9 * bytes / (seconds_now() - middle);
         plain[turn] = 2e-9 * bytes / (middle - begin), ratio[turn] = rate[turn] / plain[turn];
     }
     printf("append %2d x %4d tokens, pages of %2d, h1 %4d   %5.1f GB/s   memcpy %5.1f (%.0f%%)\n", nseq, s, page_tokens, h1,

@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <math.h>
 #include <stdatomic.h>
-#include <time.h>
 #include <unistd.h>
 #if defined __FMA__
 #include <immintrin.h>
@@ -17,12 +16,6 @@
 #include "device/team.h"
 
 enum { RUNS = 5, PIECE = 16 << 20, READERS = 4 };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
 
 static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
 
@@ -65,9 +58,9 @@ static double flop_rate(int threads) {
     double rates[RUNS];
     float *sums = xcalloc(threads, sizeof *sums); /* keeps the loop */
     for (int r = 0; r < RUNS; r++) {
-        double begin = now();
+        double begin = seconds_now();
         host_share(INFINITY, threads, multiply_parts, &sums);
-        rates[r] = 2.0 * 12 * VL * TIMES * threads / (now() - begin);
+        rates[r] = 2.0 * 12 * VL * TIMES * threads / (seconds_now() - begin);
     }
     if (sums[0] == 1) printf(" ");
     free(sums);
@@ -81,9 +74,9 @@ static double copy_rate(void) {
     double rates[RUNS];
     memset(a, 1, n), memset(b, 1, n);
     for (int r = 0; r < RUNS; r++) {
-        double begin = now();
+        double begin = seconds_now();
         memcpy(r & 1 ? a : b, r & 1 ? b : a, n);
-        rates[r] = n / (now() - begin);
+        rates[r] = n / (seconds_now() - begin);
     }
     free(a), free(b);
     return median(rates);
@@ -109,10 +102,10 @@ static void transfer_pieces(const void *transfer, int first, int n) {
 static double transfer_rate(int fd, uint8_t *memory, int pieces, bool write, int readers) {
     atomic_int bad = 0;
     host_set_threads(readers);
-    double begin = now();
+    double begin = seconds_now();
     host_share(INFINITY, pieces, transfer_pieces, &(Transfer){fd, memory, write, &bad});
     if (write) bad += fdatasync(fd) != 0;
-    return bad ? -1 : (double)pieces * PIECE / (now() - begin);
+    return bad ? -1 : (double)pieces * PIECE / (seconds_now() - begin);
 }
 
 static int disk_rates(const char *dir, int megabytes) {

@@ -40,12 +40,6 @@ typedef struct {
     LocalCount count[NKINDS_OF_MESSAGES];
 } End;
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
-
 /* With the lock held, as everywhere up to the functions of Net. */
 static void sleep_until(Hub *h, double until) {
     struct timespec t = {(time_t)until, (long)(1e9 * (until - (double)(time_t)until))};
@@ -72,7 +66,7 @@ static int report(const Hub *h, Error *err) {
 
 /* Puts a letter behind the others; later ones do not overtake it. */
 static void put(Hub *h, Queue *q, Letter *letter) {
-    letter->visible = now() + (test_random(&h->random) + 1) / 2 * h->delay_us * 1e-6;
+    letter->visible = seconds_now() + (test_random(&h->random) + 1) / 2 * h->delay_us * 1e-6;
     if (letter->visible < q->visible) letter->visible = q->visible;
     q->visible = letter->visible;
     *(q->first ? &q->last->next : &q->first) = letter;
@@ -95,8 +89,8 @@ static int send_one(Net *net, int to, NetKind kind, const void *bytes, size_t si
         put(h, q, letter);
         end->count[kind].messages++, end->count[kind].bytes += size;
         q->sending = true;
-        for (double stuck = now() + STUCK_S; !copied && !letter->taken && !h->failed; sleep_until(h, stuck))
-            if (now() > stuck || h->closed[to]) bug("nobody receives the message", net->stage, to, kind);
+        for (double stuck = seconds_now() + STUCK_S; !copied && !letter->taken && !h->failed; sleep_until(h, stuck))
+            if (seconds_now() > stuck || h->closed[to]) bug("nobody receives the message", net->stage, to, kind);
         q->sending = false;
         if (letter->taken) free(letter);
     }
@@ -131,9 +125,9 @@ static int local_receive(Net *net, int from, NetKind kind, void *bytes, size_t s
     pthread_mutex_lock(&h->lock);
     if (q->receiving) bug("two threads receive at once", from, net->stage, kind);
     q->receiving = true;
-    double stuck = now() + STUCK_S;
-    while (!h->failed && !(q->first && q->first->visible <= now())) {
-        if (now() > stuck || (!q->first && h->closed[from])) bug("there is no message", from, net->stage, kind);
+    double stuck = seconds_now() + STUCK_S;
+    while (!h->failed && !(q->first && q->first->visible <= seconds_now())) {
+        if (seconds_now() > stuck || (!q->first && h->closed[from])) bug("there is no message", from, net->stage, kind);
         sleep_until(h, q->first ? q->first->visible : stuck);
     }
     q->receiving = false;
