@@ -49,7 +49,7 @@ typedef struct {
 
 /* v[t]: the t-th pair of n columns of VL rows of w, which are k apart; past row `last` that row again, whose sums are not
  * used. ahead: how far what is wanted later lies behind this, if the processor does not foresee it. */
-INLINE void turn_square(V v[VL], const f16 *w, size_t k, int last, const int n, const size_t ahead) {
+INLINE void turn_square(V v[VL], const f16 *w, size_t k, int last, const int n, const ptrdiff_t ahead) {
     UNROLL
     for (int i = 0; i < VL; i++) {
         const f16 *from = w + imin(i, last) * k;
@@ -60,9 +60,9 @@ INLINE void turn_square(V v[VL], const f16 *w, size_t k, int last, const int n, 
     v_transpose(v);
 }
 
-INLINE void panel_square(f16 *panel, const f16 *w, size_t k, int last, const int n) {
+INLINE void panel_square(f16 *panel, const f16 *w, size_t k, int last, const int n, ptrdiff_t ahead) {
     V v[VL];
-    turn_square(v, w, k, last, n, HALF_K);
+    turn_square(v, w, k, last, n, ahead);
     UNROLL
     for (int i = 0; i < VL; i++) memcpy(panel + i * 2 * HALF_N, &v[i], sizeof v[i]);
 }
@@ -92,7 +92,7 @@ INLINE void pair_tile(float *sum, const float *x, const f16 *panel, int pairs, c
 
 /* The same of VL outputs, straight from w, for so few rows of x that a panel would not pay. */
 INLINE void direct_tile(float *sum, const float *x, const f16 *w, size_t k, int last, int nc, const int mr) {
-    const size_t ahead = k <= SHORT ? VL * k : 0; /* the next rows */
+    const ptrdiff_t ahead = k <= SHORT ? VL * k : 0; /* the next rows */
     V acc[DIRECT][2] = {{{0}}};
     for (int c = 0; c < nc; c += 2 * VL) {
         V v[VL];
@@ -119,8 +119,10 @@ INLINE void direct_tile(float *sum, const float *x, const f16 *w, size_t k, int 
     }
 }
 
-/* sum (rows, HALF_N) += x (rows, HALF_K) times columns c .. c+nc of the part; behind them x is 0 up to a whole square. */
-static void multiply_halves(float *sum, const float *x, int rows, const Product *p, Part part, int c, int nc) {
+/* sum (rows, HALF_N) += x (rows, HALF_K) times columns c .. c+nc of the part; behind them x is 0 up to a whole square.
+ * ahead: how far what is multiplied next lies behind this. */
+static void multiply_halves(float *sum, const float *x, int rows, const Product *p, Part part, int c, int nc,
+                            ptrdiff_t ahead) {
     _Alignas(64) f16 panel[HALF_K * HALF_N]; /* (HALF_K / 2, HALF_N) pairs */
     for (int o = 0; o < HALF_N; o += VL) {
         const int first = imin(o, part.n - 1), last = part.n - 1 - first;
@@ -132,8 +134,8 @@ static void multiply_halves(float *sum, const float *x, int rows, const Product 
         }
         int done = 0;
         for (; done + 2 * VL <= nc; done += 2 * VL)
-            panel_square(panel + done * HALF_N + 2 * o, w + done, p->k, last, 2 * VL);
-        if (done < nc) panel_square(panel + done * HALF_N + 2 * o, w + done, p->k, last, nc - done);
+            panel_square(panel + done * HALF_N + 2 * o, w + done, p->k, last, 2 * VL, ahead);
+        if (done < nc) panel_square(panel + done * HALF_N + 2 * o, w + done, p->k, last, nc - done, ahead);
     }
     for (int i = 0; rows > DIRECT && i < rows; i += FEW)
         FOR_ROWS(imin(FEW, rows - i), pair_tile, sum + i * HALF_N, x + i * HALF_K, panel, (nc + 1) / 2);
@@ -267,10 +269,12 @@ static void linear_task(const Product *p, int row, int rows, int part, int parts
         for (int u = 0; u < parts; u++) {
             const Part at = find_part(p, part + u);
             if (at.n <= 0) continue;
+            /* the same columns of the next part, or of the first part the next columns */
+            const ptrdiff_t part_k = (ptrdiff_t)HALF_N * p->k, ahead = u + 1 < parts ? part_k : HALF_K - u * part_k;
             if (p->quant.bits)
                 multiply_packed(sums + u * rows * width, x, rows, p, at, c, nc, (f16 *)all);
             else
-                multiply_halves(sums + u * rows * width, x, rows, p, at, c, nc);
+                multiply_halves(sums + u * rows * width, x, rows, p, at, c, nc, ahead);
         }
     }
     for (int u = 0; u < parts; u++) {
