@@ -126,6 +126,12 @@ static inline bool role_is_matrix(Role role) { return role % 2 == 0 && role != L
 /* q, k and v are one product: their matrices lie together wherever they rest, one behind the other, and so do their biases.
  * Whether another one follows: */
 static inline bool role_goes_on(Role role) { return role >= Q_W && role <= K_B; }
+/* Where a layer's tensors come in what we lay out: the matrices of q, k and v, their biases, the others as they are here.
+ */
+static inline int role_place(Role role) {
+    const int from_q = (int)role - Q_W;
+    return role >= Q_W && role <= V_B ? from_q % 2 * 3 + from_q / 2 : V_B + (int)role;
+}
 
 /* The tensors outside the layers. Absent ones have rows 0: project_in/out when embed == h1, final norm when
  * !final_norm, lm_head when it is tied to the token table. */

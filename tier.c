@@ -165,13 +165,12 @@ bool copied_to_disk(const Plan *p, const Checkpoint *c) {
 /* A layer's tensors in its slab: first those of q, k and v, then the others as they lie in the checkpoint, so that
  * neighbours on disk are neighbours in the slab and are read as one. */
 static void slab_order(Role order[NROLES], const Tensor *t) {
-    static const Role qkv[] = {Q_W, K_W, V_W, Q_B, K_B, V_B};
-    const int first = sizeof qkv / sizeof *qkv;
+    const int first = role_place(V_B) + 1;
     int n = first;
-    memcpy(order, qkv, sizeof qkv);
+    for (int r = Q_W; r <= V_B; r++) order[role_place((Role)r)] = (Role)r;
     for (int r = 0; r < NROLES; r++) {
         int at = n;
-        if (r >= Q_W && r <= V_B) continue;
+        if (role_place((Role)r) < first) continue;
         for (; at > first && (t[order[at - 1]].file > t[r].file ||
                               (t[order[at - 1]].file == t[r].file && t[order[at - 1]].offset > t[r].offset));
              at--)

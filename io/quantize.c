@@ -55,7 +55,8 @@ typedef struct {
 
 static void add_item(Copy *copy, const Part *part) {
     const Tensor *t = part->tensor;
-    Item item = {t, part->vector, part->matrix, .order = copy->nitems, .rows = t->rows, .cols = (size_t)t->cols};
+    Item item = {t, part->vector, part->matrix, .rows = t->rows, .cols = (size_t)t->cols};
+    item.order = part->layer < 0 ? copy->nitems : (part->layer + 1) * 2 * NROLES + role_place((Role)part->role);
     if (item.packed) {
         item.rows = (t->rows + copy->quant.group - 1) / copy->quant.group;
         item.cols *= quant_bytes(copy->quant, copy->quant.group);

@@ -280,6 +280,27 @@ static void files_follow_the_format(void) {
     follows_the_format(path_in(copy_of("tests/golden/opt-pre", four, WHOLE, &stats), "model.safetensors"));
 }
 
+/* A layer of a copy lies in the file as it will lie in memory: from there one read brings it. */
+static void a_layer_of_a_copy_is_read_as_one(void) {
+    const Policy policy = {.gbs = 1, .num_gpu_batches = 1, .page_tokens = 16, .weight_quant = four};
+    const Task nothing = {.count = 0};
+    CopyStats stats;
+    Error err;
+    Checkpoint *copy = opens(copy_of("models/opt-tiny", four, WHOLE, &stats));
+    Plan *plan = plan_make(copy, &policy, &nothing, F32, &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
+    for (int j = 0; j < copy->config.l; j++)
+        for (int i = 1; i < NROLES; i++) {
+            const Role *order = plan->slab_order[j];
+            const WeightPlace *before = &plan->weight[j][order[i - 1]], *w = &plan->weight[j][order[i]];
+            const size_t bytes = tensor_bytes(before->home);
+            CU_ASSERT_EQUAL(w->slab_offset - before->slab_offset, bytes);
+            CU_ASSERT_EQUAL(w->home.offset - before->home.offset, bytes);
+        }
+    plan_free(plan);
+    checkpoint_close(copy);
+}
+
 static void large_models_are_cut_between_layers(void) {
     static const char from[] = "tests/golden/opt-pre"; /* three layers; embeddings and final norm are a part of their own */
     static const size_t limit[] = {1, 90000, 120000};
@@ -575,6 +596,7 @@ CU_TestInfo tests[] = {
     {"a dummy is packed like a checkpoint", a_dummy_is_packed_like_a_checkpoint},
     {"the plain forward reads a copy", the_plain_forward_reads_a_copy},
     {"files follow the format", files_follow_the_format},
+    {"a layer of a copy is read as one", a_layer_of_a_copy_is_read_as_one},
     {"large models are cut between layers", large_models_are_cut_between_layers},
     {"the small files come along", the_small_files_come_along},
     {"numbers that are not finite are named and leave nothing", numbers_that_are_not_finite_are_named_and_leave_nothing},
