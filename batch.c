@@ -502,3 +502,17 @@ void flight_close(Flight *f) {
     admission_close(&f->admission);
     free(f->batch), free(f->flight), free(f->seqs), free(f->entered), free(f->came);
 }
+
+int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from, int page_tokens) {
+    const Staged *list = b->staged[tier];
+    for (int i = 0, together; i < b->nstaged[tier]; i += imax(together, 1)) {
+        for (together = 0; i + together < b->nstaged[tier] && list[i + together].past &&
+                           list[i + together].page == list[i].page + together;
+             together++)
+            continue;
+        if (together)
+            n = add_move(moves, n, tensor_rows(to, i * page_tokens, together * page_tokens),
+                         tensor_rows(from, list[i].page * page_tokens, together * page_tokens));
+    }
+    return n;
+}

@@ -120,4 +120,7 @@ Tensor batch_scores(const Flight *f, const Batch *b, RegionId id, Tier side);
 Tensor batch_logits(const Flight *f, const Batch *b, int first, int n);
 /* Layer j of its page pool on a tier, with the index tables of the processor that uses it. */
 PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j, const Tables *tables);
+/* Adds to moves[0..n) those of the batch's staged pages of a tier that hold past tokens, K or V, from their home `from` to
+ * `to`, where they follow each other. Runs of neighbours are one move. Returns how many moves there are. */
+int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from, int page_tokens);
 #endif

@@ -126,8 +126,7 @@ static inline bool role_is_matrix(Role role) { return role % 2 == 0 && role != L
 /* q, k and v are one product: their matrices lie together wherever they rest, one behind the other, and so do their biases.
  * Whether another one follows: */
 static inline bool role_goes_on(Role role) { return role >= Q_W && role <= K_B; }
-/* Where a layer's tensors come in what we lay out: the matrices of q, k and v, their biases, the others as they are here.
- */
+/* Where a layer's tensors come in what we lay out: the matrices of q, k and v, their biases, the others as here. */
 static inline int role_place(Role role) {
     const int from_q = (int)role - Q_W;
     return role >= Q_W && role <= V_B ? from_q % 2 * 3 + from_q / 2 : V_B + (int)role;
@@ -322,14 +321,13 @@ typedef struct Plan {
     double achieved[3][NTIERS]; /* weights, cache, activations: the fractions that result */
 
     WeightPlace (*weight)[NROLES]; /* [l] */
-    Role (*slab_order)[NROLES]; /* [l] the order of a layer's tensors in its slab: q, k and v, the rest as in the checkpoint
-                                 */
-    WeightPlace global[NGLOBALS]; /* the head streams as layer l when it is not on the GPU */
-    Global head;                  /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
-    size_t *cpu_slab, *disk_slab; /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
-    size_t *cpu_slab_offset;      /* [l + 1] in the CPU's RESTING_WEIGHTS; the head's in its EMBEDDINGS */
-    size_t slot_bytes[2];         /* of the two staging slots on the GPU, which streaming layers take in turn */
-    size_t disk_slot_bytes[2];    /* of the disk's two staging slots on the CPU tier */
+    Role (*slab_order)[NROLES];    /* [l] how a layer's tensors lie in its slab: q, k, v, then as in the checkpoint */
+    WeightPlace global[NGLOBALS];  /* the head streams as layer l when it is not on the GPU */
+    Global head;                   /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
+    size_t *cpu_slab, *disk_slab;  /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
+    size_t *cpu_slab_offset;       /* [l + 1] in the CPU's RESTING_WEIGHTS; the head's in its EMBEDDINGS */
+    size_t slot_bytes[2];          /* of the two staging slots on the GPU, which streaming layers take in turn */
+    size_t disk_slot_bytes[2];     /* of the disk's two staging slots on the CPU tier */
 
     int batches;      /* GPU batches in flight, of all groups; with the diagonal schedule each has one more, through which
                          topups enter */

@@ -93,71 +93,13 @@ static Tensor new_kv_off(const Run *run, const Batch *b, int first, int rows) {
     return tensor_rows(new_kv(run, b, first + rows), first, rows);
 }
 
-/* The result of attention: rows of the sequences whose KV is on the GPU, and rows of the others, which other lanes write.
- */
+/* The result of attention: of the sequences whose KV is on the GPU, and of the others, which other lanes write. */
 static Tensor attended_on_gpu(const Run *run, const Batch *b) {
     return tensor_cells(workspace(run, ATTENDED, b->turn, b->kv_seqs[TIER_GPU]), 0, 1);
 }
 static Tensor attended_elsewhere(const Run *run, const Batch *b) {
     const int gpu = b->kv_seqs[TIER_GPU];
     return tensor_cells(tensor_rows(workspace(run, ATTENDED, b->turn, b->nseq), gpu, b->nseq - gpu), 1, 1);
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Copies: one hop, or two
-// ---------------------------------------------------------------------------------------------------------------
-
-/* Whether a dense view begins where another ends, and its users are the same. */
-static bool continues(Tensor before, Tensor t) {
-    return before.tier == t.tier && before.file == t.file && before.region == t.region && before.cell == t.cell &&
-           before.type == t.type && before.offset + tensor_bytes(before) == t.offset;
-}
-
-/* Appends a move between dense views, as one row; one that goes on where the last one ends, on both sides, becomes part of
- * it. */
-static int add_move(Move *moves, int n, Tensor dst, Tensor src) {
-    Move *last = n ? &moves[n - 1] : NULL;
-    if (!last || !continues(last->dst, dst) || !continues(last->src, src)) {
-        moves[n] = (Move){tensor_row(dst), tensor_row(src)};
-        return n + 1;
-    }
-    last->dst.cols += dst.rows * dst.cols, last->dst.ld = (size_t)last->dst.cols;
-    last->src.cols += src.rows * src.cols, last->src.ld = (size_t)last->src.cols;
-    return n;
-}
-
-/* Where what is on its way between GPU and disk stops on the CPU. */
-typedef struct {
-    Tensor here, via;
-} Stop;
-
-/* Posts run->moves[0..n), which are between the GPU and the tiers below it, on op.lane. What rests on the CPU crosses at
- * once; what rests on disk makes a second hop, on disk_lane, and between them stops on the CPU, where `via` mirrors `here`
- * on the GPU byte for byte (of several pairs, by ascending address, the last that begins before it). */
-static void carry(Run *run, Op *op, Lane disk_lane, int n, const Stop *stops, int nstops) {
-    const Lane gpu_lane = op->lane;
-    const bool up = lane_channel[gpu_lane] == CTOG;
-    Move *far = run->moves + n;
-    int hops = 0, crossing = 0;
-    for (int i = 0; i < n; i++) {
-        Tensor gpu = up ? run->moves[i].dst : run->moves[i].src, low = up ? run->moves[i].src : run->moves[i].dst;
-        if (low.tier == TIER_DISK) {
-            const Stop *stop = stops + nstops - 1;
-            while (stop > stops && stop->here.offset > gpu.offset) stop--;
-            Tensor there = gpu;
-            there.tier = TIER_CPU, there.region = stop->via.region;
-            there.cell = stop->via.cell, there.ncells = stop->via.ncells;
-            there.offset = stop->via.offset + (gpu.offset - stop->here.offset);
-            far[hops++] = up ? (Move){there, low} : (Move){low, there};
-            low = there;
-        }
-        crossing = up ? add_move(run->moves, crossing, gpu, low) : add_move(run->moves, crossing, low, gpu);
-    }
-    for (int hop = 0; hop < 2; hop++) {
-        const bool disk = hop == !up;
-        op->lane = disk ? disk_lane : gpu_lane;
-        if (disk ? hops : crossing) post(&run->to, op_copy(op, disk ? far : run->moves, disk ? hops : crossing));
-    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -200,7 +142,7 @@ static void load_part(Run *run, int j, int k, int K) {
                      plan_bytes(p, j < run->l ? RESTING_WEIGHTS : EMBEDDINGS, TIER_CPU, 0, p->cpu_slab_offset[j] + c0, F16,
                                 (int)((c1 - c0) / 2)));
     if (d1 > d0) n = disk_part(run, j, slab, d0, d1 - d0, n);
-    carry(run, new_op(run, W_LOAD, WEIGHT, j, k), W_READ, n, &(Stop){slab, tensor_cells(via, k, 1)}, 1);
+    carry(&run->to, new_op(run, W_LOAD, WEIGHT, j, k), W_READ, run->moves, n, &(Stop){slab, tensor_cells(via, k, 1)}, 1);
 }
 
 /* Whether any group will sweep once more. */
@@ -302,7 +244,7 @@ static void store_activation(Run *run, int j, int k) {
         if (!b->act_rows[t]) continue;
         int n = act_moves(run, b, j, (Tier)t, x, true), above = t == TIER_DISK ? b->act_rows[0] + b->act_rows[1] : 0;
         Stop stop = {tensor_rows(x, above, 0), act_staging(run, b, ACT_WRITING, sq)};
-        carry(run, new_op(run, lane[t], ACTIVATION, j, k), D_WRITE, n, &stop, 1);
+        carry(&run->to, new_op(run, lane[t], ACTIVATION, j, k), D_WRITE, run->moves, n, &stop, 1);
     }
 }
 
@@ -318,7 +260,7 @@ static void load_activation(Run *run, int j, int k) {
         if (!b->act_rows[t]) continue;
         int n = act_moves(run, b, j, (Tier)t, x, false);
         Stop stop = {tensor_rows(x, t == TIER_DISK ? above[0] + above[1] : 0, 0), act_staging(run, b, ACT_READING, sq)};
-        carry(run, new_op(run, C_LOAD, ACTIVATION, j, k), C_READ, n, &stop, 1);
+        carry(&run->to, new_op(run, C_LOAD, ACTIVATION, j, k), C_READ, run->moves, n, &stop, 1);
     }
 }
 
@@ -379,24 +321,6 @@ static void store_cache(Run *run, int j, int k) {
     if (b && j < run->l && !b->prefill && batch_piece(run->flight, b, &all)) store_piece(run, b, j, k, &all);
 }
 
-/* Moves the listed pages that hold past tokens from their home into staging, by place from base on: of K, or of V. Runs of
- * neighbours are one move. */
-static int page_moves(Run *run, int n, Tensor to, Tensor from, int base, const Staged *list, int pages) {
-    const int page = run->plan->policy.page_tokens;
-    for (int i = 0, together; i < pages; i += together) {
-        for (together = 0;
-             i + together < pages && list[i + together].past && list[i + together].page == list[i].page + together;
-             together++)
-            continue;
-        if (together)
-            n = add_move(run->moves, n, tensor_rows(to, (base + i) * page, together * page),
-                         tensor_rows(from, list[i].page * page, together * page));
-        else
-            together = 1;
-    }
-    return n;
-}
-
 /* The past of sequences whose pages must come nearer: where the CPU attends, the disk's to the CPU; else all to the GPU. */
 static void bring_cache(Run *run, const Batch *b, int j, int k) {
     const long sq = square_number(run, j, k);
@@ -407,15 +331,15 @@ static void bring_cache(Run *run, const Batch *b, int j, int k) {
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         if (!b->nstaged[t]) continue;
         const PageTable home = batch_pages(run->flight, b, (Tier)t, j, &b->cpu);
-        const int base = t == TIER_DISK ? cpu : 0;
-        int n = page_moves(run, 0, to.k, home.k, base, b->staged[t], b->nstaged[t]);
-        if (!is_sparse(&run->plan->policy)) n = page_moves(run, n, to.v, home.v, base, b->staged[t], b->nstaged[t]);
+        const int first = t == TIER_DISK ? cpu * page : 0;
+        const Stop stops[] = {{tensor_rows(to.k, first, 0), via.k}, {tensor_rows(to.v, first, 0), via.v}};
+        int n = batch_moves(run->moves, 0, b, (Tier)t, stops[0].here, home.k, page);
+        if (!is_sparse(&run->plan->policy)) n = batch_moves(run->moves, n, b, (Tier)t, stops[1].here, home.v, page);
         if (side == TIER_CPU) {
             post(&run->to, op_copy(new_op(run, C_READ, CACHE, j, k), run->moves, n));
-            continue;
+        } else {
+            carry(&run->to, new_op(run, C_LOAD, CACHE, j, k), C_READ, run->moves, n, stops, 2);
         }
-        const Stop stops[] = {{tensor_rows(to.k, base * page, 0), via.k}, {tensor_rows(to.v, base * page, 0), via.v}};
-        carry(run, new_op(run, C_LOAD, CACHE, j, k), C_READ, n, stops, 2);
     }
 }
 

@@ -308,6 +308,24 @@ bool post_host(Poster *to, Tensor view, Use use);
 bool post_drain(Poster *to);
 
 // ---------------------------------------------------------------------------------------------------------------
+// moves.c: copies between tiers, in one hop or in two (section 4.2)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Appends a move between dense views to moves[0..n), as one row; one that goes on where the last one ends, on both sides,
+ * becomes part of it. Returns how many there are. */
+int add_move(Move *moves, int n, Tensor dst, Tensor src);
+
+/* Where what is on its way between GPU and disk stops on the CPU. */
+typedef struct {
+    Tensor here, via;
+} Stop;
+/* Posts moves[0..n), which are between the GPU and the tiers below it, on op->lane. What rests on the CPU crosses at once;
+ * what rests on disk makes a second hop, on disk_lane, and between them stops on the CPU, where `via` mirrors `here` on the
+ * GPU byte for byte (of several pairs, by ascending address, the last that begins before it). moves has room for 2 n, and
+ * is changed. */
+void carry(Poster *to, Op *op, Lane disk_lane, Move *moves, int n, const Stop *stops, int nstops);
+
+// ---------------------------------------------------------------------------------------------------------------
 // load.c: before a run
 // ---------------------------------------------------------------------------------------------------------------
 
