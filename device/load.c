@@ -102,9 +102,9 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
         Tensor x = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, sizes[i]),
                qkv = plan_view(plan, QKV, TIER_GPU, 0, 0, sizes[i]);
         warm_layer(plan, sizes[i], w);
-        opt_project(&to, project, c, w, qkv, x, plan_view(plan, NORM_1, TIER_GPU, 0, 0, plan->chunk));
+        opt_project(&to, project, c, w, qkv, o, plan_view(plan, NORM_1, TIER_GPU, 0, 0, plan->chunk));
         if (!post_drain(&to)) return -1;
-        opt_finish(&to, finish, c, w, x, x, plan_view(plan, NORM_2, TIER_GPU, 0, 0, plan->chunk),
+        opt_finish(&to, finish, c, w, x, o, plan_view(plan, NORM_2, TIER_GPU, 0, 0, plan->chunk),
                    plan_view(plan, MLP, TIER_GPU, 0, 0, plan->chunk));
         if (!post_drain(&to)) return -1;
     }
