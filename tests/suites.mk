@@ -94,9 +94,9 @@ $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%
 #   asan     reads and writes outside of what was allocated, shared memory included; undefined behaviour
 #   tsan     missing barriers, missing waits between streams and with the host
 $(BUILD)/reverse/%.log: $(BUILD)/emulated/test_% always
-	@scripts/suite.sh $@ CUDA_CPU_ORDER=reverse CUDA_CPU_STRICT=1 $< --every 23
+	@scripts/suite.sh $@ CUDA_CPU_ORDER=reverse CUDA_CPU_STRICT=1 $< --every 31
 $(BUILD)/random/%.log: $(BUILD)/emulated/test_% always
-	@scripts/suite.sh $@ CUDA_CPU_ORDER=random CUDA_CPU_GBPS=0.05 $< --every 27
+	@scripts/suite.sh $@ CUDA_CPU_ORDER=random CUDA_CPU_GBPS=0.05 $< --every 29
 $(BUILD)/emulated/%.log: $(BUILD)/emulated/test_% always
 	@scripts/suite.sh $@ $(RUNNER) $< --every $(EVERY)
 
@@ -105,7 +105,7 @@ CHECKED := --no-print-directory CFLAGS="-O1 -g1 -fno-omit-frame-pointer -march=n
 ASAN := $(CHECKED) BUILD=build/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 TSAN := $(CHECKED) BUILD=build/tsan SANITIZE=-fsanitize=thread RUNNER="TSAN_OPTIONS=halt_on_error=1 setarch -R"
 asan: $(ENGINE) $(HARNESS) $(EMULATED:%=$(BUILD)/tests/test_%.o)
-	@$(MAKE) $(ASAN) EVERY=49 PLAIN=$(BUILD) $(EMULATED:%=build/asan/emulated/%.log)
+	@$(MAKE) $(ASAN) EVERY=59 PLAIN=$(BUILD) $(EMULATED:%=build/asan/emulated/%.log)
 tsan:
 	@$(MAKE) $(TSAN) EVERY=383 $(EMULATED:%=build/tsan/emulated/%.log)
 
