@@ -89,6 +89,8 @@ $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%
 
 # Four ways, since no single one sees everything. The slower a way, the fewer of the engine's combinations it takes: every so many-th,
 # which is an odd number, or the lists' inner loops would never turn.
+# What is about numbers or queues, not about threads, runs whole in one or two of the ways, and in all of them in `make sanitize`:
+# see hurried and a model deeper than the queues in test_schedule.c, every_third in test_cuda.c.
 #   reverse  blocks and threads that rely on running before others; calls that CUDA refuses, leaks
 #   random   the same in another order; copies that arrive later than what needs them
 #   asan     reads and writes outside of what was allocated, shared memory included; undefined behaviour
