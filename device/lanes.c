@@ -60,6 +60,7 @@ typedef struct {
     bool started; /* there is a thread, to be joined */
     pthread_cond_t posted_cond, done_cond;
     uint64_t posted, begun, done; /* ops so far; on a stream done means posted there, with a mark behind */
+    uint64_t awaited;             /* the first op for which someone sleeps on done_cond */
     uint64_t retired;             /* of a stream: ops known to have happened */
     uint64_t mark[RING];          /* of a stream: the op behind which the mark is that ends this one's group */
     int sleepers[RING];           /* threads that sleep until a mark, which may not be set anew meanwhile */
@@ -143,6 +144,34 @@ static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
     }
 }
 
+/* Sleeps until the lane has begun op seq, perhaps longer than that takes. */
+static void sleep_on(LaneDevice *d, LaneState *lane, uint64_t seq) {
+    if (seq < lane->awaited) lane->awaited = seq;
+    pthread_cond_wait(&lane->done_cond, &d->lock);
+}
+
+/* Whether the lane's first op could begin now. */
+static bool first_is_ready(LaneDevice *d, const LaneState *lane) {
+    if (lane->begun == lane->posted) return false;
+    const Op *op = &lane->ring[lane->begun % RING].op;
+    for (int i = 0; i < op->nafter; i++)
+        if (op->after[i].lane != lane->index && d->lane[op->after[i].lane].done < op->after[i].seq) return false;
+    return true;
+}
+
+static void wake_gpu(LaneDevice *d) {
+    if (first_is_ready(d, &d->lane[PROJECT]) || first_is_ready(d, &d->lane[FINISH])) pthread_cond_signal(&d->gpu_cond);
+}
+
+/* The lane has come farther. Nobody is woken in vain: that takes longer than most ops of a small model do. */
+static void wake_waiting(LaneDevice *d, LaneState *lane) {
+    if (lane->begun >= lane->awaited) {
+        lane->awaited = UINT64_MAX;
+        pthread_cond_broadcast(&lane->done_cond);
+    }
+    wake_gpu(d);
+}
+
 /* Sleeps until a stream, which has been given op seq and a mark behind it, has done it. The lock is free meanwhile. */
 static void sleep_until(LaneDevice *d, LaneState *lane, uint64_t seq) {
     if (d->failed || lane->retired >= seq) return;
@@ -164,7 +193,7 @@ static void sleep_until(LaneDevice *d, LaneState *lane, uint64_t seq) {
 static void await(LaneDevice *d, LaneState *waiter, Event e) {
     LaneState *lane = &d->lane[e.lane];
     Error err;
-    while (lane->done < e.seq) pthread_cond_wait(&lane->done_cond, &d->lock);
+    while (lane->done < e.seq) sleep_on(d, lane, e.seq);
     if (!is_stream(d, e.lane) || waiter == lane) return;
     if (!waiter || !is_stream(d, waiter->index))
         sleep_until(d, lane, e.seq);
@@ -183,8 +212,7 @@ static void end_group(LaneDevice *d, LaneState *lane) {
     for (uint64_t seq = lane->done + 1; seq <= last; seq++) lane->mark[seq % RING] = last;
     if (!d->failed && d->gpu->end(d->gpu, lane->index, last, &err)) note_failure(d, &err);
     lane->done = last;
-    pthread_cond_broadcast(&lane->done_cond);
-    pthread_cond_signal(&d->gpu_cond);
+    wake_waiting(d, lane);
 }
 
 static Slice slice_of_job(const Posted *job, double begin, double end) {
@@ -319,17 +347,7 @@ static void run_first(LaneDevice *d, LaneState *lane) {
     lane->moves_done += job->nmoves;
     lane->begun++;
     if (!stream) lane->done = lane->begun;
-    pthread_cond_broadcast(&lane->done_cond);
-    pthread_cond_signal(&d->gpu_cond);
-}
-
-/* Whether the lane's first op could begin now. */
-static bool first_is_ready(LaneDevice *d, const LaneState *lane) {
-    if (lane->begun == lane->posted) return false;
-    const Op *op = &lane->ring[lane->begun % RING].op;
-    for (int i = 0; i < op->nafter; i++)
-        if (op->after[i].lane != lane->index && d->lane[op->after[i].lane].done < op->after[i].seq) return false;
-    return true;
+    wake_waiting(d, lane);
 }
 
 static void *lane_main(void *arg) {
@@ -407,14 +425,17 @@ static Event device_post(Device *base, const Op *op) {
     size_t bytes = op_count(&base->count[op->lane], op, lengths ? arenas_indices(&d->arenas, *lengths) : NULL);
     pthread_mutex_lock(&d->lock);
     while (lane->posted - lane->done == RING || lane->moves_posted - lane->moves_done + take > d->move_capacity)
-        pthread_cond_wait(&lane->done_cond, &d->lock);
+        sleep_on(d, lane, lane->begun + 1);
     Posted *job = &lane->ring[lane->posted % RING];
     enqueue(job, op, queue);
     job->order = d->nposted++, job->bytes = bytes, job->nmoves = take;
     if (moves) job->op.moves = memcpy(lane->moves + at, op->moves, moves * sizeof(Move));
     lane->moves_posted += take;
     Event event = {queue, ++lane->posted};
-    pthread_cond_signal(lane_channel[op->lane] == GPU ? &d->gpu_cond : &lane->posted_cond);
+    if (lane_channel[queue] == GPU)
+        wake_gpu(d);
+    else
+        pthread_cond_signal(&lane->posted_cond);
     pthread_mutex_unlock(&d->lock);
     return event;
 }
@@ -527,7 +548,7 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
     d->one_stream = gpu && plan->batches == 1;
     reach_open(&d->reach, d->base.peak, plan);
     d->move_capacity = 2 * (256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES));
-    for (int i = 0; i < NLANES; i++) d->lane[i].device = d, d->lane[i].index = i;
+    for (int i = 0; i < NLANES; i++) d->lane[i].device = d, d->lane[i].index = i, d->lane[i].awaited = UINT64_MAX;
     init_locks(d);
     if (host_threads_missing())
         fail(&d->base.notice, EXIT_OK,

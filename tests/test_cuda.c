@@ -145,6 +145,8 @@ static void finish(Lane lane) {
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 /* Where ThreadSanitizer watches, every fifth of many combinations: 5 is prime to the lengths of their lists. */
 static int every_fifth(void) { return test_every > 100 ? 5 : 1; }
+/* The same, and every third where AddressSanitizer is in a hurry. */
+static int every_third(void) { return test_every > 40 && test_every <= 80 ? 3 : every_fifth(); }
 static const int some_rows[] = {1, 31, 33, 65};
 static const Lane lanes[] = {PROJECT, FINISH};
 
@@ -282,7 +284,7 @@ static const int few_shapes[][2] = {{64, 64}, {5, 8}, {165, 131}, {200, 72}, {29
 static void a_few_rows_times_packed_weights_match_the_host(void) {
     static const int rows[] = {1, 8, 9, 16, 17, 33, 64};
     arena_open(2 * MIB);
-    for (int i = 0; i < COUNT(few_shapes) * COUNT(epilogues) * COUNT(rows); i += every_fifth()) {
+    for (int i = 0; i < COUNT(few_shapes) * COUNT(epilogues) * COUNT(rows); i += every_third()) {
         const Epilogue *e = &epilogues[i / COUNT(rows) % COUNT(epilogues)];
         const int *shape = few_shapes[i / COUNT(rows) / COUNT(epilogues)];
         if (e->y_type == F16) linear_case(e, fours, rows[i % COUNT(rows)], shape[0], shape[1], lanes[i % 2]);
@@ -307,7 +309,7 @@ static void how_many_rows_there_are_changes_no_bit_of_one(void) {
         for (int c = 0; c < K / 2; c++) plain[o * K + K - 1 - c] = plain[o * K + c];
     const void *w = packed_weights(plain, fours, N, K);
     uint8_t *all = (uint8_t *)temp(PACKED_ROWS, row);
-    for (int m = PACKED_ROWS; m > 0; m -= every_fifth()) {
+    for (int m = PACKED_ROWS; m > 0; m -= every_third()) {
         clear();
         const void *gw = put(w, quant_matrix_bytes(fours, N, K)), *gb = put(b, row);
         const void *from = put(x + (size_t)(PACKED_ROWS - m) * K, (size_t)m * K * 2);
@@ -538,7 +540,7 @@ static void decode_matches_the_host_and_pages_and_company_change_no_bit(void) {
         CU_ASSERT_EQUAL(far_off(o, F16, ref, n, 5e-5, HALF), 0);
         for (int s = 0; s < COUNT(page_sizes); s++)
             CU_ASSERT(memcmp(decode(&b, 0, MOST, page_sizes[s], 1, NULL), o, n * 2) == 0);
-        for (int r = 0; r < MOST; r++) /* alone */
+        for (int r = 0; r < MOST; r += every_fifth()) /* alone */
             CU_ASSERT(memcmp(decode(&b, r, 1, 16, 1, NULL), o + (size_t)r * b.h1, (size_t)b.h1 * 2) == 0);
     }
     arena_close();
@@ -920,7 +922,7 @@ static void company_and_pieces_change_no_choice(void) {
     f16 *o = weigh(&all, (Quant){0}, &c);
     CU_ASSERT(memcmp(c.tokens, in_pieces.tokens, c.bytes) == 0 && memcmp(c.weights, in_pieces.weights, c.bytes) == 0);
     CU_ASSERT(memcmp(weigh(&pieces, (Quant){0}, &c), o, (size_t)MOST * b.h1 * 2) == 0);
-    for (int r = 0; r < MOST; r++) {
+    for (int r = 0; r < MOST; r += every_fifth()) {
         Paged p = paged_new(&b, r, 1, 16, 1);
         Chosen alone = choose(&p, (Quant){0}, 0.3);
         for (int h = 0; h < b.nh; h++) {
@@ -1032,14 +1034,15 @@ static void sampling_draws_what_the_host_draws(void) {
 /* Two equal tokens have half of the mass each, exactly: the first reaches top_p = 0.5, so the second is never drawn. */
 static void what_reaches_top_p_exactly_ends_the_choice(void) {
     enum { ROWS = 48, VOCAB = 300 };
+    const int rows = ROWS / every_fifth();
     int32_t ref[ROWS];
     int wrong = 0;
     arena_open(MIB);
     float *logits = (float *)temp(ROWS * VOCAB, sizeof *logits);
     for (int i = 0; i < ROWS * VOCAB; i++) logits[i] = i % VOCAB == 70 || i % VOCAB == 290 ? 3 : -INFINITY;
     for (int top_k = 0; top_k <= 4; top_k += 2) { /* cut by top_p alone, by both, by both with room for more */
-        int32_t *ids = pick(ref, logits, &(Sampling){1, 0.5f, top_k, 3}, ROWS, VOCAB);
-        for (int r = 0; r < ROWS; r++) wrong += ids[r] != 70 || ref[r] != 70;
+        int32_t *ids = pick(ref, logits, &(Sampling){1, 0.5f, top_k, 3}, rows, VOCAB);
+        for (int r = 0; r < rows; r++) wrong += ids[r] != 70 || ref[r] != 70;
     }
     CU_ASSERT_EQUAL(wrong, 0);
     arena_close();
@@ -1179,14 +1182,15 @@ static void a_copy_is_only_posted(void) {
 }
 
 static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
-    enum { N = 64, BULK = 16 * MIB, TIMES = 16 };
+    enum { N = 64, TIMES = 16 };
+    const size_t BULK = (size_t)(20 / every_fifth()) * MIB;
     const int32_t zero = 0;
     f16 row[N];
     arena_open(BULK * 2 + MIB);
     for (int i = 0; i < N; i++) row[i] = (f16)(0x3c00 + i);
     const void *table = put(row, sizeof row), *idx = put(&zero, 4);
     void *first = room(NULL, sizeof row), *second = room(NULL, sizeof row);
-    uint8_t *bulk = (uint8_t *)room(NULL, 2 * (size_t)BULK);
+    uint8_t *bulk = (uint8_t *)room(NULL, 2 * BULK);
     ASSERT_OK(gpu->upload(gpu, arena.gpu, arena.before, arena.used, &err));
     struct timespec from, to;
     clock_gettime(CLOCK_MONOTONIC, &from);
