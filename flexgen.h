@@ -244,7 +244,7 @@ void deal_block(Seat *seats, const Policy *policy, int count);
 int block_size(const Policy *policy);
 
 /* Chooses a home for every tensor of every decoder layer (a weight and its bias stay together, and so do q, k and v), by
- * error diffusion across layers: each tier gets its fraction of the bytes to within one tensor. home is [l][NROLES]. */
+ * error diffusion across layers: each tier gets its fraction of the bytes to within one of these. home is [l][NROLES]. */
 void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc);
 
 /* What a tier is used for, in the order in which the plan lays it out. A purpose may exist on several tiers: the cache on

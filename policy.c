@@ -292,11 +292,12 @@ static Linear off_gpu(double w, double c, double h) {
 // ---------------------------------------------------------------------------------------------------------------
 
 static void link_rows(Seconds *t, const Sweep *a) {
-    const double queries = a->delegated ? a->act * a->config->h1 * a->rows[0] : 0, op = a->hw->op_s, each = a->K * op;
+    const double numbers = a->delegated ? a->config->h1 * a->rows[0] : 0, queries = sizeof(f16) * numbers;
+    const double results = a->act * numbers, op = a->hw->op_s, each = a->K * op;
     /* ctog = load_weight (wc + wd) weights + load_cache (cc + cd) cache + load_activation (hc + hd) hidden. The CPU's
-     * attention sends its results up in place of the cache; they are as large as the queries. */
+     * attention sends its results up in place of the cache. */
     t->layer[CTOG] =
-        off_gpu(a->weights / a->ctog + each, (a->delegated ? queries : a->cache) / a->ctog + a->batches[0] * op,
+        off_gpu(a->weights / a->ctog + each, (a->delegated ? results : a->cache) / a->ctog + a->batches[0] * op,
                 a->hidden / a->ctog + each);
     /* gtoc = store_cache (cc + cd) fresh + store_activation (hc + hd) hidden, and the queries of the CPU's attention. */
     t->layer[GTOC] = off_gpu(0, a->fresh / a->gtoc + each + queries / a->gtoc, a->hidden / a->gtoc + each);
@@ -358,7 +359,7 @@ static double attend_cache(const Sweep *a, bool on_cpu) {
 static void processor_rows(Seconds *t, const Sweep *a) {
     const double ops = a->batches[0] * a->hw->op_s, gpu_bdw = a->hw->gpu_bdw;
     const double on_gpu = attend_cache(a, false) + ops, on_cpu = attend_cache(a, true) + ops;
-    const double made = 4 * a->config->h1 * a->all_rows; /* bytes of new k and v, which pages on the GPU take as F16 */
+    const double made = 4 * a->config->h1 * a->all_rows; /* bytes of new k and v, which are F16 */
     const double packing = a->plan->policy.cache_quant.bits ? memory_seconds(made + a->fresh, gpu_bdw) + a->hw->op_s : 0;
     Linear *gpu = &t->layer[GPU], *cpu = &t->layer[CPU];
     /* gpu = what is done for all batches + cg (attention + new k and v to their pages) + (cc + cd) new k and v packed, and
@@ -411,7 +412,7 @@ static void flight_rows(Seconds *t, const Sweep *a) {
     const double K = a->batches[prefill], rows = a->rows[prefill], hidden = a->act * a->config->h1 * rows;
     const double most = a->plan->policy.synchronize ? 1 : a->plan->nws, under_way = fmax(1, fmin(K, most));
     const double fresh = a->kv * rows, gpu = gpu_seconds(a, prefill);
-    const double trip = (hidden + fresh) / a->gtoc + hidden / a->ctog + 4 * K * a->hw->op_s;
+    const double trip = (sizeof(f16) * a->config->h1 * rows + fresh) / a->gtoc + hidden / a->ctog + 4 * K * a->hw->op_s;
     const double attend = prefill ? 0 : attend_cache(a, a->delegated);
     Linear chain = off_gpu(0, attend + (a->delegated && !prefill ? trip : 0), hidden / a->ctog + hidden / a->gtoc);
     chain.one = gpu, chain.cg = a->delegated ? 0 : attend;
@@ -495,6 +496,7 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
 /* What the plan holds on each tier, in bytes. It is linear between the corners of placement, but for the padding of
  * regions; so the rows start from the plan that has everything on the CPU tier, and say what a share takes elsewhere:
  *     GPU    wg weights + cg cache + hg states + (wc + wd) 2 layers + (cc + cd) 2 batches' pages + (hc + hd) x
+ *            + (cc + cd) new k and v, packed
  *     CPU    wc weights + cc cache + hc states + (cc + cd) new k and v + wd 2 layers + cd 2 batches' pages
  *            + hd 4 batches' states
  *     disk   wd weights + cd cache + hd states
@@ -508,7 +510,7 @@ static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
                  rows = p->max_rows;
     const double two_layers = 2 * a->weights, two_pages = 2 * p->staged_pages[0] * page, four_states = 4 * rows * state;
     const double x = p->nws * rows * state, new_kv = p->turns * (double)imin(p->off_rows, p->piece_rows) * a->kv;
-    const double q_and_o = 2 * p->turns * (double)p->off_seqs * state;
+    const double q_and_o = p->turns * (double)p->off_seqs * (sizeof(f16) * a->config->h1 + state);
     double states = 0;
     for (int k = 0; k < p->batches; k++) states += p->act_rows[TIER_CPU][k] * state;
     Linear tier[NTIERS] = {{.wg = weights, .cg = cache, .hg = states},
@@ -516,6 +518,7 @@ static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
                            {.wd = weights, .cd = cache, .hd = states}};
     add(&tier[TIER_GPU], 1, off_gpu(two_layers, two_pages, x));
     add(&tier[TIER_CPU], 1, off_gpu(0, new_kv, 0));
+    if (p->policy.cache_quant.bits) add(&tier[TIER_GPU], 1, off_gpu(0, new_kv, 0)); /* from where they come down, packed */
     add(&tier[TIER_CPU], 1, (Linear){.wd = two_layers, .cd = two_pages, .hd = four_states});
     for (int t = 0; t < NTIERS; t++) tier[t].one = (double)p->total[t] - tier[t].wc - tier[t].cc - tier[t].hc;
     if (a->delegated) {

@@ -163,7 +163,8 @@ bool copied_to_disk(const Plan *p, const Checkpoint *c) {
 }
 
 /* A layer's tensors in its slab: first those of q, k and v, then the others as they lie in the checkpoint, so that
- * neighbours on disk are neighbours in the slab and are read as one. */
+ * neighbours on disk are neighbours in the slab and are read as one. In our packed copies q, k and v are neighbours too; in
+ * other checkpoints they are some reads more. */
 static void slab_order(Role order[NROLES], const Tensor *t) {
     const int first = role_place(V_B) + 1;
     int n = first;

@@ -437,13 +437,16 @@ static int measure_shared_cores(Hardware *h, Profile *p) {
 // The device to measure on
 // ---------------------------------------------------------------------------------------------------------------
 
+/* Of the products' results: that of q, k and v, or of the MLP. */
+static int widest(const ProfileSize *s) { return imax(3 * s->h1, s->h2); }
+
 /* On the host device both upper tiers are one memory. Where it is short, what should be cold is less, down to what one
  * product's weights need, and then the products are smaller; a quarter is left for everything else. */
 static void fit_host(ProfileSize *s) {
     const size_t least = 2 * PIECE, room = memory_available(NLANES) / 4 * 3;
-    while (s->cold > least && 2 * (s->cold + 2 * sizeof(float) * imax(s->rows * s->h2, s->tokens * s->h1)) > room) {
+    while (s->cold > least && 2 * (s->cold + 2 * sizeof(float) * imax(s->rows * widest(s), s->tokens * s->h1)) > room) {
         s->cold /= 2;
-        while (2 * sizeof(f16) * s->h1 * s->h2 > s->cold && s->nh % 2 == 0) s->h1 /= 2, s->h2 /= 2, s->nh /= 2;
+        while (2 * sizeof(f16) * s->h1 * widest(s) > s->cold && s->nh % 2 == 0) s->h1 /= 2, s->h2 /= 2, s->nh /= 2;
     }
 }
 
@@ -481,7 +484,7 @@ static void add_region(Plan *plan, Tier tier, size_t bytes) {
 /* The same on both upper tiers. */
 static void plan_profile(Profile *p, const size_t capacity[NTIERS]) {
     const ProfileSize *s = &p->size;
-    size_t each = (size_t)imax(s->rows * s->h2, s->tokens * s->h1) * type_bytes(p->act);
+    size_t each = (size_t)imax(s->rows * widest(s), s->tokens * s->h1) * type_bytes(p->act);
     size_t row = row_bytes(s, usual) < row_bytes(s, (Quant){0}) ? row_bytes(s, usual) : row_bytes(s, (Quant){0});
     size_t npages = s->cold / 2 / (PAGE_TOKENS * row) + 1, starts = (size_t)NTOKEN_SIZES * index_row(p);
     p->x = s->cold;
@@ -501,7 +504,7 @@ static void plan_profile(Profile *p, const size_t capacity[NTIERS]) {
 /* The smaller where the GPU has less room. */
 static void fit_gpu(ProfileSize *s, Gpu *gpu) {
     size_t used = gpu->in_use(gpu) + gpu->spare, room = used < gpu->total ? gpu->total - used : 0;
-    while (s->h1 > 512 && s->cold + (size_t)4 * s->rows * s->h2 + ((size_t)32 << 20) > room)
+    while (s->h1 > 512 && s->cold + (size_t)4 * s->rows * widest(s) + ((size_t)32 << 20) > room)
         s->h1 /= 2, s->h2 /= 2, s->nh /= 2, s->cold /= 2;
 }
 

@@ -55,13 +55,13 @@ typedef enum {
     OP_LAYERNORM,      /* y = layernorm(x) w + b */
     OP_LINEAR,         /* y = x w^T + b, ReLU, + residual */
     OP_UNPACK,         /* packed weights to F16 */
-    OP_PACK,           /* new k, v to rows of packed pages */
+    OP_PACK,           /* new k, v that go down to rows of packed pages */
     OP_ATTEND_PREFILL, /* causal attention of whole prompts */
     OP_ATTEND,         /* attention of new tokens to pages */
     OP_SELECT,         /* sparse attention: the chosen tokens, and their weights */
     OP_FETCH,          /* the V of the chosen tokens from disk */
     OP_WEIGH,          /* the weighted sum of the V of the chosen tokens */
-    OP_APPEND,         /* new k, v into pages */
+    OP_APPEND,         /* new k, v into pages, which may pack them */
     OP_PICK,           /* the next tokens from logits */
     OP_SCORE,          /* log-probabilities of given tokens from logits */
     OP_RECEIVE,        /* hidden states from the stage before */
@@ -145,7 +145,7 @@ Op *op_attend(Op *op, Tensor o, Tensor q, const PageTable *table);
 Op *op_select(Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table, double sparsity);
 Op *op_fetch(Op *op, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity);
 Op *op_weigh(Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table, double sparsity);
-/* kv row r becomes token pos[r] of sequence seq[r] of the page table */
+/* kv row r becomes token pos[r] of sequence seq[r] of the page table. kv is as its pages are, or F16 to be packed */
 Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos);
 Op *op_pick(Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling);
 /* logp (1, rows) F32, best and target (1, rows) I32 */
@@ -161,8 +161,9 @@ Op *op_send(Op *op, Tensor x);
 typedef struct {
     size_t moved[NKINDS]; /* bytes, by what they were */
     size_t read[2];       /* bytes of K, of V that attention to the cache has read */
-    double busy_s;        /* seconds of work; waiting for a slowed link counts, waiting for events does not */
-    double prefill_s;     /* of these, for batches in prefill */
+    double busy_s;    /* seconds of work; waiting for a slowed link counts, waiting for events does not. Of a GPU with one
+                         batch in flight, untraced, PROJECT's are FINISH's too */
+    double prefill_s; /* of these, for batches in prefill */
 } LaneCount;
 
 /* The n-th of an op's views, and what it does with it. A copy has two for each move, the others up to MAX_VIEWS. */

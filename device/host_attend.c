@@ -258,7 +258,7 @@ typedef struct {
     const int32_t *pages;
     size_t head_bytes, group_bytes; /* of a head in a page, of a whole group in it */
     bool tables;
-    size_t at;  /* the first head's first element in q and o */
+    size_t at;  /* the first head's first element in o */
     f16 *plain; /* (WEIGH, hd): heads that are unpacked */
 } Heads;
 

@@ -269,7 +269,7 @@ static void linear_task(const Product *p, int row, int rows, int part, int parts
         for (int u = 0; u < parts; u++) {
             const Part at = find_part(p, part + u);
             if (at.n <= 0) continue;
-            /* the same columns of the next part, or of the first part the next columns */
+            /* the same columns of the next part; behind the last part, the first part's next columns */
             const ptrdiff_t part_k = (ptrdiff_t)HALF_N * p->k, ahead = u + 1 < parts ? part_k : HALF_K - u * part_k;
             if (p->quant.bits)
                 multiply_packed(sums + u * rows * width, x, rows, p, at, c, nc, (f16 *)all);

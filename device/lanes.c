@@ -215,16 +215,17 @@ static void end_group(LaneDevice *d, LaneState *lane) {
     wake_waiting(d, lane);
 }
 
-static Slice slice_of_job(const Posted *job, double begin, double end) {
+/* What no trace tells apart counts for the lane whose queue it was in. */
+static Slice slice_of_job(const LaneDevice *d, const Posted *job, double begin, double end) {
     Slice slice = slice_of(&job->op, job->bytes, begin, end);
-    slice.lane = job->lane;
+    if (d->base.trace) slice.lane = job->lane;
     return slice;
 }
 
 /* Whether the op belongs to another call than the group that it could join: a trace tells them apart. */
 static bool is_other_call(const LaneDevice *d, const LaneState *lane, const Posted *job) {
-    const Slice slice = slice_of_job(job, 0, 0);
-    return d->base.trace && lane->begun != lane->done && !same_call(&lane->group[(lane->done + 1) % RING].slice, &slice);
+    const Slice slice = slice_of_job(d, job, 0, 0), *group = &lane->group[(lane->done + 1) % RING].slice;
+    return d->base.trace && lane->begun != lane->done && (group->lane != slice.lane || !same_call(group, &slice));
 }
 
 /* Makes the stream wait for what its next op needs. Ops without events of their own belong to the group before them. */
@@ -239,7 +240,7 @@ static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
         return;
     }
     for (int i = 0; i < op->nafter; i++) await(d, lane, op->after[i]);
-    lane->group[seq % RING] = (Group){slice_of_job(job, 0, 0), seconds_now()};
+    lane->group[seq % RING] = (Group){slice_of_job(d, job, 0, 0), seconds_now()};
     if (!d->failed && d->gpu->begin(d->gpu, lane->index, seq, &err)) note_failure(d, &err);
 }
 
@@ -326,7 +327,7 @@ static void run_job(LaneDevice *d, LaneState *lane, const Posted *job) {
     lane->noted = end;
     d->base.count[lane->index].busy_s += end - begin;
     if (job->op.prefill) d->base.count[lane->index].prefill_s += end - begin;
-    const Slice slice = slice_of_job(job, begin, end);
+    const Slice slice = slice_of_job(d, job, begin, end);
     if (d->base.trace && !d->failed) trace_add(d->base.trace, &slice);
 }
 

@@ -99,8 +99,10 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
     for (int g = 0; g < NGLOBALS; g++) global[g] = warm_weight(plan, &plan->global[g]);
     Op project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
     for (int i = 0; i < 2; i++) {
-        Tensor x = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, sizes[i]),
+        Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, sizes[i]),
                qkv = plan_view(plan, QKV, TIER_GPU, 0, 0, sizes[i]);
+        Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, 0, plan->act_type, c->h1); /* q, k and v are not wanted any more */
+        x.rows = sizes[i];
         warm_layer(plan, sizes[i], w);
         opt_project(&to, project, c, w, qkv, o, plan_view(plan, NORM_1, TIER_GPU, 0, 0, plan->chunk));
         if (!post_drain(&to)) return -1;

@@ -138,8 +138,11 @@ Op *op_weigh(Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *t
 
 Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos) {
     on_pages(op, OP_APPEND, table, 1);
-    CHECK(kv.type != table->k.type || kv.cols == 2 * table->k.cols);
-    CHECK((kv.type == F16 || kv.type == table->k.type) && seq.cols == kv.rows && pos.cols == kv.rows);
+    if (kv.type == table->k.type)
+        CHECK(kv.cols == 2 * table->k.cols);
+    else
+        CHECK(kv.type == F16 && (size_t)table->k.cols == table->nh * quant_bytes(table->k.quant, kv.cols / 2 / table->nh));
+    CHECK(seq.cols == kv.rows && pos.cols == kv.rows);
     op->append.k = table->k, op->append.v = table->v, op->append.kv = kv;
     op->append.seq = seq, op->append.pos = pos, op->append.pages = table->pages;
     return op;

@@ -332,6 +332,21 @@ static void one_batch_in_flight_needs_no_marks_between_its_layers(void) {
     CU_ASSERT(!memcmp(one.tokens, two.tokens, sizeof one.tokens));
 }
 
+/* The halves of its layers share a queue of a GPU, and are told apart. */
+static void the_trace_of_one_batch_has_every_call(void) {
+    static const char *const calls[] = {"project", "store_cache", "attend", "finish"};
+    Result r;
+    run(&r, (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = PROMPTS, .num_gpu_batches = 1, .overlap = true, .page_tokens = 4},
+        0);
+    for (int c = 0; c < 4; c++) {
+        int n = 0; /* a pause may part a call */
+        for (size_t s = 0; s < trace.n; s++)
+            n += trace.slice[s].j < config.l && !strcmp(trace_call(&trace.slice[s]), calls[c]);
+        CU_ASSERT(n >= config.l * N);
+    }
+    close_device();
+}
+
 static void the_trace_of_a_run_adds_up_to_its_counters(void) {
     for (int way = test_gpu && test_every > 96 ? 3 : 0; way < SPREADS; way += test_gpu ? 3 : 1) {
         Result r;
@@ -398,6 +413,7 @@ CU_TestInfo tests[] = {
     {"trouble ends every wait", trouble_ends_every_wait},
     {"slowed links change no bit", slowed_links_change_no_bit},
     {"one batch in flight needs no marks between its layers", one_batch_in_flight_needs_no_marks_between_its_layers},
+    {"the trace of one batch has every call", the_trace_of_one_batch_has_every_call},
     {"the trace of a run adds up to its counters", the_trace_of_a_run_adds_up_to_its_counters},
     {"a slice is of one call", a_slice_is_of_one_call},
     {"a lane may have more calls than marks", a_lane_may_have_more_calls_than_marks},

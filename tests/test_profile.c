@@ -49,6 +49,15 @@ static void check_machine(const Hardware *h) {
     CU_ASSERT(h->name[0] && strstr(h->name, "host device"));
 }
 
+/* q, k and v together are its widest product. */
+static void a_layer_with_a_narrow_mlp_is_measured(void) {
+    Hardware h;
+    ProfileSize narrow = tiny;
+    narrow.h2 = narrow.h1;
+    ASSERT_OK(profile_measure(&h, &narrow, NULL, temp_dir(), 2, capacity, NULL, &err));
+    check_machine(&h);
+}
+
 static void everything_is_measured(void) {
     char offload[300], said[4000] = "";
     Hardware h;
@@ -230,6 +239,7 @@ static void where_memory_is_short_less_is_measured_with(void) {
 
 CU_TestInfo tests[] = {
     {"everything is measured", everything_is_measured},
+    {"a layer with a narrow MLP is measured", a_layer_with_a_narrow_mlp_is_measured},
     {"a measured machine is a hardware file with sources", a_measured_machine_is_a_hardware_file_with_sources},
     {"the second time it is read", the_second_time_it_is_read},
     {"a damaged file is measured anew", a_damaged_file_is_measured_anew},
