@@ -53,7 +53,7 @@ static void check_machine(const Hardware *h) {
 static void a_layer_with_a_narrow_mlp_is_measured(void) {
     Hardware h;
     ProfileSize narrow = tiny;
-    narrow.h2 = narrow.h1;
+    narrow.h2 = narrow.h1, narrow.tokens = narrow.rows;
     ASSERT_OK(profile_measure(&h, &narrow, NULL, temp_dir(), 2, capacity, NULL, &err));
     check_machine(&h);
 }
