@@ -3,7 +3,7 @@
  *
  * A test lays out a piece of GPU memory (put, room) in a copy on the host, which is uploaded when the work begins; when it
  * has ended everything comes back, and but for the rooms no byte may have changed: neither an input nor what lies between.
- * What nobody filled is 0xff: NaN as a half or a float, -1 as an index. */
+ * What nobody filled is NOBODYS. */
 #include <time.h>
 
 #include "tests.h"
@@ -78,9 +78,12 @@ static void arena_close(void) {
     temps = NULL;
 }
 
-/* Begins a layout: everything 0xff, nothing taken. */
+/* What nobody filled: as halves NaN, but none that arithmetic gives; as indices far below 0. */
+enum { NOBODYS = 0xfd };
+
+/* Begins a layout: nothing filled, nothing taken. */
 static void clear(void) {
-    memset(arena.before, 0xff, arena.bytes);
+    memset(arena.before, NOBODYS, arena.bytes);
     arena.used = GUARD, arena.nrooms = 0;
 }
 
@@ -103,7 +106,7 @@ static void *put(const void *src, size_t bytes) {
     return at;
 }
 
-/* The same for a place that will be written to; src NULL: it is 0xff before. */
+/* The same for a place that will be written to; src NULL: it is NOBODYS before. */
 static void *room(const void *src, size_t bytes) {
     uint8_t *at = (uint8_t *)put(src, bytes);
     CHECK(arena.nrooms < MAX_ROOMS);
@@ -259,7 +262,7 @@ static void linear_case(const Epilogue *e, Quant quant, int m, int n, int k, Lan
             int at = turn ? m - 1 - r : r;
             wrong += far_off(got + before, e->y_type, ref + (size_t)at * n, n, atol, rtol);
             wrong += turn && memcmp(got, first + at * row, row) != 0;
-            for (size_t i = 0; i < before; i++) wrong += got[i] != 0xff;
+            for (size_t i = 0; i < before; i++) wrong += got[i] != NOBODYS;
         }
         CU_ASSERT_EQUAL(wrong, 0);
         memcpy(first, result(all), m * row);
@@ -817,7 +820,7 @@ static int wrongly_chosen(const Paged *p, const Chosen *c, int r, int h) {
         wrong += nan ? !isnan(found) : !(fabs(found - weight) <= 1e-5 * weight);
         at++;
     }
-    for (; at < c->most; at++) wrong += c->tokens[row + at] != -1;
+    for (; at < c->most; at++) wrong += c->tokens[row + at] != (int32_t)(NOBODYS * 0x01010101u);
     return wrong;
 }
 
@@ -1122,13 +1125,13 @@ static void copy_case(Lane lane, int way, uint8_t *host, size_t dst_pitch, size_
     size_t dst_bytes = dst_pitch * rows, src_bytes = src_pitch * rows;
     uint8_t *src = host, *dst = host + 32768, *want = (uint8_t *)temp(dst_bytes + 1, 1);
     for (size_t i = 0; i < src_bytes; i++) src[i] = (uint8_t)random_below(256);
-    memset(dst, 0xff, dst_bytes + 1), memset(want, 0xff, dst_bytes + 1);
+    memset(dst, NOBODYS, dst_bytes + 1), memset(want, NOBODYS, dst_bytes + 1);
     for (int r = 0; r < rows; r++) memcpy(want + r * dst_pitch, src + r * src_pitch, row_bytes);
     clear();
     void *from = way ? put(src, src_bytes) : src, *to = way < 2 ? room(NULL, dst_bytes) : dst;
     RUN(lane, copy, to, dst_pitch, from, src_pitch, row_bytes, rows);
     CU_ASSERT(memcmp(way < 2 ? result(to) : dst, want, dst_bytes) == 0);
-    CU_ASSERT_EQUAL(dst[dst_bytes], 0xff);
+    CU_ASSERT_EQUAL(dst[dst_bytes], NOBODYS);
 }
 
 static void copies_go_up_down_and_across_whole_and_by_rows(void) {
