@@ -155,7 +155,7 @@ static int run_select(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     Attention t = on_pages(a, op, op->select.pages, op->select.len, k.quant, q.cols);
     t.tokens = arenas_address(a, op->select.tokens), t.weights = arenas_address(a, op->select.weights);
     t.most = op->select.tokens.cols / op->nh;
-    t.q = arenas_address(a, q), t.q_ld = (int)q.ld, t.k = arenas_address(a, k), t.o_type = F16; /* there is no o */
+    t.q = arenas_address(a, q), t.q_ld = (int)q.ld, t.k = arenas_address(a, k);
     if (gpu) return gpu->select(gpu, op->lane, &t, err);
     host_select(&t);
     return 0;
