@@ -344,7 +344,7 @@ static __global__ void pack_kernel(uint8_t *packed, const half *kv, int ld, int 
     pack_row(row, row + bytes, kv + (size_t)blockIdx.x * ld, nh, hd, packing);
 }
 
-/* A block THREADS of a row's threads. */
+/* For each row as many blocks as its groups take, a warp a group. */
 static dim3 pack_grid(int rows, int nh, int hd, Quant quant) {
     const int WARPS = THREADS / WARP, groups = 2 * nh * ((hd + quant.group - 1) / quant.group);
     return dim3(rows, (groups + WARPS - 1) / WARPS);

@@ -144,7 +144,7 @@ static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
     }
 }
 
-/* Sleeps until the lane has begun op seq, perhaps longer than that takes. */
+/* Sleeps until the lane has come to op seq, or not quite so far: whoever calls asks again. */
 static void sleep_on(LaneDevice *d, LaneState *lane, uint64_t seq) {
     if (seq < lane->awaited) lane->awaited = seq;
     pthread_cond_wait(&lane->done_cond, &d->lock);
@@ -163,7 +163,8 @@ static void wake_gpu(LaneDevice *d) {
     if (first_is_ready(d, &d->lane[PROJECT]) || first_is_ready(d, &d->lane[FINISH])) pthread_cond_signal(&d->gpu_cond);
 }
 
-/* The lane has come farther. Nobody is woken in vain: that takes longer than most ops of a small model do. */
+/* The lane has come farther. It wakes only where someone may go on: to wake a thread takes longer than most ops of a small
+ * model do. */
 static void wake_waiting(LaneDevice *d, LaneState *lane) {
     if (lane->begun >= lane->awaited) {
         lane->awaited = UINT64_MAX;
