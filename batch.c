@@ -377,9 +377,8 @@ static void leave_entrance(Flight *f) {
     from->nseq = 0;
 }
 
-/* The newest tokens of batches in which someone has all of them now, and of the entrance, are waited for; batches without
- * members are out. Without overlap a stage waits for the first batch's states, which may be behind the stage before's wait
- * for all tokens: so all go round first. */
+/* Waits for the tokens of every batch in which a sequence ends, and of the entrance; drops empty batches. In a pipeline
+ * without overlap it waits for all, or two stages would wait for each other. */
 static void leave(Flight *f) {
     int K = 0, flew = f->K;
     Batch *in = f->plan->policy.schedule == SCHEDULE_DIAGONAL ? entrance(f) : NULL;

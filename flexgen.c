@@ -148,8 +148,8 @@ static int write_trace(const TaskRun *run, const char *path, Error *err) {
 /* How long each stage was busy. */
 static int gather_busy(TaskRun *run, Error *err) {
     run->busy = xcalloc(trace_count(run), sizeof *run->busy);
-    run->busy[0] = trace_busy(run->device->trace);
-    for (int s = 1; s < run->stages.n; s++) run->busy[s] = trace_busy(run->stages.stage[s].device->trace);
+    run->busy[0] = trace_breakdown(run->device->trace).busy_s;
+    for (int s = 1; s < run->stages.n; s++) run->busy[s] = trace_breakdown(run->stages.stage[s].device->trace).busy_s;
     return run->net ? stage_gather_busy(run->net, run->busy, err) : 0;
 }
 
@@ -353,7 +353,7 @@ static int generate(TaskRun *run, Error *err) {
 // flexgen bench
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { MAX_BENCH = 1 << 28, MAX_SLICES = 1 << 18 }; /* prompt tokens of a task; slices of a trace that only adds up */
+enum { MAX_BENCH = 1 << 28, MAX_SLICES = 1 << 14 }; /* prompt tokens of a task; slices of a trace that only adds up */
 
 /* xorshift64 */
 static uint64_t draw(uint64_t *x) {

@@ -18,7 +18,7 @@ extern "C" {
 typedef enum { F32, F16, BF16, I32, U8 } Type;
 static inline size_t type_bytes(Type t) { return t == F32 || t == I32 ? 4 : t == U8 ? 1 : 2; }
 
-/* The paper's three-level memory hierarchy (section 3). NTIERS also means "nowhere". */
+/* The paper's three-level memory hierarchy (section 4.1). NTIERS also means "nowhere". */
 typedef enum { TIER_GPU, TIER_CPU, TIER_DISK, NTIERS } Tier;
 
 /* What a lane occupies: a link, a processor. */
@@ -177,8 +177,7 @@ typedef struct {
 /* One batch's hidden state is computed, the next one's comes, and the last one's goes: into three workspaces, or into two
  * if the next may wait for the last. */
 enum { PIECE_ROWS = 1024, LEAST_WORKSPACES = 2, WORKSPACES = 3 };
-/* A GPU multiplies so many rows at most with packed weights as they lie, and then only with those that are packed so. For
- * more it unpacks them first. */
+/* Up to so many rows a GPU uses packed weights directly (4 bits, groups of 64); otherwise it unpacks them first. */
 enum { PACKED_ROWS = 64 };
 static inline bool takes_packed(Quant quant) { return quant.bits == 4 && quant.group == 64; }
 static inline int group_count(const Policy *policy) { return imax(policy->groups, 1); }
@@ -334,9 +333,10 @@ typedef struct Plan {
     long sweeps;      /* that the task takes if no sequence stops early */
     Workload work[2]; /* in sweeps without a prefill; in those with one */
     double a21_kv;    /* A.2.1's estimate of the peak bytes of KV for the schedule, with the task's mean lengths */
-    int max_rows, max_seqs, max_pages, piece_rows,
-        chunk;                 /* of a batch: token rows, sequences; pages of a sequence; rows of the sequences that pass a
-                                  layer together; of them, rows that are normalized at a time */
+    int max_rows, max_seqs;    /* of a batch: token rows, sequences */
+    int max_pages;             /* of a sequence */
+    int piece_rows;            /* of a batch in prefill: rows of the sequences that pass a layer together */
+    int chunk;                 /* of a piece: rows that are normalized at a time */
     int pieces;                /* of a batch, at most */
     int head_rows, head_chunk; /* rows of a batch that the head needs; rows that become logits at a time */
     int off_rows, off_seqs;    /* largest share of a batch whose KV is not on the GPU: rows, sequences */

@@ -25,9 +25,10 @@ static const double NOISE = 1e-13; /* what is left of a number where equal ones 
 static const double TIE = 1e-12;   /* two quotients that differ by less are equal, as a share of them */
 
 /* Every row i with a slack variable s_i, which is 0 in a row with =: a_i x + s_i = b_i, where b_i >= 0. (A row with b_i < 0
- * is turned round first.) Where s_i cannot be what is left of b_i, an artificial variable is. One variable of each row is
- * basic, the others are 0. The cells are the rows, multiplied by the inverse of the basis so that each is solved for its
- * basic variable; below them the costs of both phases, reduced to the variables that are not basic. */
+ * is turned round first.) Rows with =, and rows turned round, start with an artificial variable instead of their slack. One
+ * variable of each row is basic, the others are 0. The cells are the rows, multiplied by the inverse of the basis so that
+ * each is solved for its basic variable; below them the costs of both phases, reduced to the variables that are not basic.
+ */
 typedef struct {
     const Lp *lp;
     int n, m, width;                            /* columns: n variables, m slacks, artificials, the right-hand side */

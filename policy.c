@@ -435,9 +435,8 @@ static void queue_row(Seconds *t, const Sweep *a) {
     t->layer[QUEUED].one = gpu_seconds(a, true);
 }
 
-/* Squares differ, so that of two lanes which are equally busy now one waits for the other and now the other way round, and
- * both together take longer than either. The 6% follow from nothing here: they are an allowance, without which the model
- * would prefer placements whose two slowest lanes are equal to the last percent. */
+/* When two lanes are equally busy, each sometimes waits for the other. 6% is an allowance, not derived; without it the
+ * model would prefer placements whose two slowest lanes are equal to the last percent. */
 static const double HELD_UP = 1.06;
 
 /* Rows that are made of others: cores = gpu + cpu + copies; one lane with another = HELD_UP (one + other) / 2. Without

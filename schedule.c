@@ -39,8 +39,8 @@ typedef struct {
 
 static const Tensor none = {.rows = 0};
 
-/* The batch that computes square (j, k), where k may be one before or behind this layer's row: then it is the last square
- * of layer j - 1, or the first of layer j + 1. NULL outside the sweep, and where the batch has no members any more. */
+/* The batch that computes square (j, k). k may be -1 (the last batch of layer j-1) or K (the first of layer j+1). NULL
+ * outside the sweep, and where the batch has no members any more. */
 static Batch *at_square(const Run *run, int *j, int *k) {
     if (*k < 0) *k += run->K, *j -= 1;
     if (*k >= run->K) *k -= run->K, *j += 1;
@@ -52,10 +52,14 @@ static Batch *at_square(const Run *run, int *j, int *k) {
 /* Squares are counted over the run; workspaces and staging take turns by it. */
 static long square_number(const Run *run, int j, int k) { return run->base + (long)j * run->K + k; }
 
+/* Whether the CPU attends in this batch's square (computation delegation, section 4.2). */
+static bool delegated(const Run *run, const Batch *b) { return run->plan->policy.cpu_attention && !b->prefill; }
+
 /* What the next op is for; the constructors add what it does. */
 static Op *new_op(Run *run, Lane lane, Kind kind, int j, int k) {
     const Batch *b = run->flight->flight[k];
     run->op.lane = lane, run->op.kind = kind;
+    run->op.prefill_sweep = run->flight->prefill, run->op.delegated = delegated(run, b);
     run->op.prefill = kind == WEIGHT ? run->flight->prefill : b->prefill;
     run->op.i = run->i, run->op.j = j, run->op.k = k, run->op.batch = b->number;
     return &run->op;
@@ -173,7 +177,8 @@ static void layer_weights(const Run *run, int j, Tensor w[NROLES]) {
 }
 
 /* Packed matrices become F16 for a batch of more rows than the device multiplies with packed ones: once a layer and sweep,
- * before the first such batch. Those of each half on the lane of that half, so that it has done with the layer before. */
+ * before the first such batch. q, k and v unpack on PROJECT, the rest on FINISH: each lane has then finished with the layer
+ * before. */
 static void unpack_weights(Run *run, int j, int k, Tensor w[NROLES]) {
     const Plan *p = run->plan;
     if (run->flight->flight[k]->rows <= p->packed_rows) return;
@@ -270,9 +275,6 @@ static void load_activation(Run *run, int j, int k) {
 
 /* Off the GPU: the sequences whose KV is on the CPU or on disk; they come last. */
 static int off_seqs(const Batch *b) { return b->nseq - b->kv_seqs[TIER_GPU]; }
-
-/* Whether the CPU attends in this batch's square (computation delegation, section 4.2). */
-static bool delegated(const Run *run, const Batch *b) { return run->plan->policy.cpu_attention && !b->prefill; }
 
 /* New k and v of a piece that have come down, of the sequences off the GPU. */
 static Tensor new_kv_below(const Run *run, const Batch *b, int rows) {

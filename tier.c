@@ -78,14 +78,15 @@ static void add_resting(Plan *p, RegionId id, Tier tier, size_t bytes, bool in_c
     p->region[id][tier] = r;
 }
 
-/* Gives the cells their numbers, when everything is declared. Of a hidden state on the GPU each piece has one: where pieces
- * begin changes only when a whole batch has come anew. Of the cache each batch has one for every layer, and for
- * each group one more stands for the pages that nobody has; of a staging slot on the CPU every part of a layer has one. */
+/* Gives the cells their numbers, when everything is declared. Each slot is one, but
+ *   of a weight staging slot on the CPU, every part of a layer is one;
+ *   of a hidden state on the GPU, every piece: where pieces begin changes only when a whole batch has come anew;
+ *   of the KV cache, every batch in every layer; in each group and layer one more stands for the pages that nobody has. */
 static void number_cells(Plan *p) {
     for (int t = 0; t < NTIERS; t++) {
         for (int slot = 0; slot < 2; slot++) p->region[WEIGHT_SLOT + slot][t].cells = t == TIER_CPU ? p->batches : 1;
-        p->region[ATTENDED][t].cells = 2; /* of the sequences with KV on the GPU, and of the others */
-        p->region[UNPACKED_WEIGHTS][t].cells = 2;
+        p->region[ATTENDED][t].cells = 2;         /* of the sequences with KV on the GPU, and of the others */
+        p->region[UNPACKED_WEIGHTS][t].cells = 2; /* each half of a layer */
         p->region[HIDDEN][t].cells = p->region[ACTIVATIONS][t].cells = t == TIER_GPU ? p->pieces : 1;
         for (int id = 0; id < NREGIONS; id++) {
             Region *r = &p->region[id][t];

@@ -13,7 +13,7 @@
  * Most of what an op must come after is known to be over anyway when it begins: from the ops before it on its lane and from
  * all that those have waited for, or because the posting thread has waited for it. Only the rest become its events, and of
  * those only the ones that no other implies. The posting thread is a user like any other: before it reads a batch's tokens
- * or fills its index tables it asks with depend_host. Read next: moves.c, copies in one hop or two. */
+ * or fills its index tables it asks with depend_host. Read next: quant.c, how weights and cache are packed. */
 #include "device/device.h"
 
 /* Of each lane so many ops. Padded to whole vectors. */

@@ -76,9 +76,10 @@ struct Op {
     OpCode code;
     Lane lane;
     /* what it is for, which traces, counters and the sim's rates need: i is the sweep, j the layer, k the GPU batch by its
-     * place in the sweep, batch the same by its number in the order of entering; prefill: whether it is in prefill */
+     * place in the sweep, batch the same by its number in the order of entering; prefill: whether it is in prefill,
+     * prefill_sweep: whether some batch of the sweep is; delegated: whether the CPU attends for it */
     Kind kind;
-    bool prefill;
+    bool prefill, prefill_sweep, delegated;
     int i, j, k, batch;
     // clang-format off
     union { /* its views, by number, or by name for each code */
@@ -203,11 +204,22 @@ void reach_op(Reach *reach, size_t peak[NTIERS], const Op *op);
 typedef struct {
     Lane lane;
     Kind kind;
-    bool prefill;
+    bool prefill, prefill_sweep, delegated;
     int i, j, k, batch;
     double begin, end;
     size_t bytes; /* moved; 0 for arithmetic */
 } Slice;
+
+/* A part of Table 4 in one stage: the seconds in which its lanes were busy, and in how many of them a processor was too. */
+typedef struct {
+    double busy_s, hidden_s;
+} Share;
+enum { COMPUTE, WEIGHT_READ, CACHE_READ, CACHE_WRITE, ACTIVATION_MOVES, NPARTS };
+typedef struct {
+    Share part[2][NPARTS]; /* [prefill] */
+    double total_s[2];     /* in which anything was busy */
+    double busy_s;         /* in which some lane was busy, those of channel NET aside */
+} Breakdown;
 
 /* What a sweep holds, from the end of the sweep before it on: KV pages of each tier, sequences in flight. */
 typedef struct {
@@ -221,7 +233,8 @@ struct Trace {
     double ready_at; /* Device.now when all stages were ready, where their clocks differ; else 0 */
     Slice *slice;
     size_t n, capacity;
-    size_t limit;      /* after so many slices nothing more is noted; 0: no limit */
+    size_t limit;      /* when there are so many slices, those that are over are added up and dropped; 0: all are kept */
+    Breakdown dropped; /* what they add up to */
     long last[NLANES]; /* 1 + index of each lane's newest slice */
     Held *held;        /* [sweeps], and one when all is over; noted by the thread that posts */
     size_t sweeps;
@@ -616,14 +629,16 @@ void world_close(World *world); /* and the sims */
 
 /* The slice of an op that has run from begin to end. */
 static inline Slice slice_of(const Op *op, size_t bytes, double begin, double end) {
-    Slice s = {op->lane, op->kind, op->prefill, op->i, op->j, op->k, op->batch, begin, end, bytes};
+    Slice s = {op->lane, op->kind, op->prefill, op->prefill_sweep, op->delegated, op->i, op->j, op->k, op->batch,
+               begin,    end,      bytes};
     return s;
 }
 /* Whether two slices are of the same call. */
 bool same_call(const Slice *a, const Slice *b);
 /* Notes a slice. It extends the lane's newest one if that is of the same call (kind, i, j, k, batch, stage) and ended less
- * than 0.1 ms before. A Trace of zeros is empty. Not thread safe: devices call it under their lock. */
-void trace_add(Trace *trace, const Slice *slice);
+ * than 0.1 ms before. settled: neither it nor a later one begins before. A Trace of zeros is empty. Not thread safe:
+ * devices call it under their lock. */
+void trace_add(Trace *trace, const Slice *slice, double settled);
 /* Notes what a sweep holds, if the trace is for a file (without a limit). */
 void trace_hold(Trace *trace, const Held *held);
 /* Figure 4's name of the call that a slice is part of: "load_weight", "store_cache", "project", ... */
@@ -634,23 +649,11 @@ const char *trace_call(const Slice *slice);
 void trace_write(const Trace *traces, int n, FILE *out);
 void trace_free(Trace *trace);
 
-/* A part of Table 4 in one stage: the seconds in which its lanes were busy, and in how many of them a processor was too. */
-typedef struct {
-    double busy_s, hidden_s;
-} Share;
-enum { COMPUTE, WEIGHT_READ, CACHE_READ, CACHE_WRITE, ACTIVATION_MOVES, NPARTS };
-typedef struct {
-    Share part[2][NPARTS]; /* [prefill] */
-    double total_s[2];     /* in which anything was busy */
-    int sweeps;            /* that the trace knows of */
-} Breakdown;
 extern const char *const part_name[NPARTS];
 /* Two lanes that are busy with the same part at the same time count once. COMPUTE is the lanes of the GPU and of the CPU;
  * its hidden_s is the time in which some copy ran beside them. A sweep in which some batch prefills counts as prefill,
  * as in RunStats. */
-void trace_breakdown(const Trace *trace, Breakdown *breakdown);
-/* Seconds in which some lane was busy, those of channel NET aside. NAN: the trace has reached its limit. */
-double trace_busy(const Trace *trace);
+Breakdown trace_breakdown(const Trace *trace);
 
 #ifdef __cplusplus
 }

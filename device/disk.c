@@ -1,4 +1,4 @@
-/* disk.c: the disk tier (section 3): an offload file, and the files of the checkpoint.
+/* disk.c: the disk tier (section 4.1): an offload file, and the files of the checkpoint.
  *
  * The offload file is mapped, has all its blocks before the first byte is written, and no name from the start, so that no
  * way of ending leaves it behind. Appends of single tokens go through the mapping; bulk traffic reads and writes the file.

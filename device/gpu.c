@@ -2,7 +2,7 @@
  *
  * cuBLAS alone takes 200 MB of memory and half a gigabyte of address space. Therefore flexgen.cu is a library of its own
  * beside the program, and it is loaded only where NVIDIA's driver is installed and does not say that there is no GPU. A
- * program that is linked with flexgen.cu, as the tests are, needs no library. Read next: host.c, the arithmetic. */
+ * program that is linked with flexgen.cu, as the tests are, needs no library. Read next: net.c, which finds a network. */
 #include <dlfcn.h>
 #include <unistd.h>
 

@@ -66,6 +66,7 @@ typedef struct {
     int sleepers[RING];           /* threads that sleep until a mark, which may not be set anew meanwhile */
     Posted ring[RING];
     Group group[RING];   /* of a stream: by its first op */
+    double began;        /* when the op that runs or is being posted began; INFINITY: none is */
     double noted;        /* when the newest op, of a stream the newest slice, ended */
     bool on_link;        /* on its slowed link: from an op that had to wait to one behind which no other is ready */
     double served;       /* Link.served at which its op is done */
@@ -118,6 +119,18 @@ static void note_stop(LaneDevice *d) {
     note_failure(d, &err);
 }
 
+/* What will still be noted did not begin before. */
+static double settled(const LaneDevice *d) {
+    double first = seconds_now();
+    for (int l = 0; l < NLANES; l++) {
+        const LaneState *lane = &d->lane[l];
+        first = fmin(first, lane->on_link ? fmin(lane->began, lane->noted) : lane->began);
+        if (is_stream(d, l) && lane->begun > lane->retired)
+            first = fmin(first, lane->group[(lane->retired + 1) % RING].posted);
+    }
+    return first;
+}
+
 /* A slice for a group that has happened. The GPU's clock does not run quite as ours does, but what has begun was posted
  * before, and what has ended has ended by now. */
 static void note_group(LaneDevice *d, LaneState *lane, uint64_t first, double took) {
@@ -128,7 +141,7 @@ static void note_group(LaneDevice *d, LaneState *lane, uint64_t first, double to
     begin = fmax(begin - d->gpu_ahead, lane->noted);
     lane->noted = fmax(end - d->gpu_ahead, lane->noted);
     group->slice.begin = begin, group->slice.end = lane->noted;
-    trace_add(d->base.trace, &group->slice);
+    trace_add(d->base.trace, &group->slice, settled(d));
 }
 
 /* A stream's ops up to the mark behind op `last` have happened. */
@@ -241,7 +254,7 @@ static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
         return;
     }
     for (int i = 0; i < op->nafter; i++) await(d, lane, op->after[i]);
-    lane->group[seq % RING] = (Group){slice_of_job(d, job, 0, 0), seconds_now()};
+    lane->group[seq % RING] = (Group){slice_of_job(d, job, 0, 0), lane->began = seconds_now()};
     if (!d->failed && d->gpu->begin(d->gpu, lane->index, seq, &err)) note_failure(d, &err);
 }
 
@@ -314,6 +327,7 @@ static void run_job(LaneDevice *d, LaneState *lane, const Posted *job) {
     double rate = link_rate(d, job), begin = lane->on_link ? lane->noted : seconds_now(), end;
     int status;
     Error err;
+    lane->began = fmin(lane->began, begin);
     if (rate > 0) {
         status = run_on_link(d, lane, job, rate, &err);
         end = seconds_now();
@@ -329,7 +343,7 @@ static void run_job(LaneDevice *d, LaneState *lane, const Posted *job) {
     d->base.count[lane->index].busy_s += end - begin;
     if (job->op.prefill) d->base.count[lane->index].prefill_s += end - begin;
     const Slice slice = slice_of_job(d, job, begin, end);
-    if (d->base.trace && !d->failed) trace_add(d->base.trace, &slice);
+    if (d->base.trace && !d->failed) trace_add(d->base.trace, &slice, settled(d));
 }
 
 /* Runs the lane's first op, whose events on lanes that are no streams have all happened. */
@@ -346,6 +360,7 @@ static void run_first(LaneDevice *d, LaneState *lane) {
     if (d->base.stop && __atomic_load_n(d->base.stop, __ATOMIC_RELAXED)) note_stop(d);
     if (stream) begin_on_stream(d, lane, job);
     if (!d->failed) run_job(d, lane, job);
+    lane->began = INFINITY;
     lane->moves_done += job->nmoves;
     lane->begun++;
     if (!stream) lane->done = lane->begun;
@@ -550,7 +565,10 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
     d->one_stream = gpu && plan->batches == 1;
     reach_open(&d->reach, d->base.peak, plan);
     d->move_capacity = 2 * (256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES));
-    for (int i = 0; i < NLANES; i++) d->lane[i].device = d, d->lane[i].index = i, d->lane[i].awaited = UINT64_MAX;
+    for (int i = 0; i < NLANES; i++) {
+        d->lane[i].device = d, d->lane[i].index = i;
+        d->lane[i].awaited = UINT64_MAX, d->lane[i].began = INFINITY;
+    }
     init_locks(d);
     if (host_threads_missing())
         fail(&d->base.notice, EXIT_OK,

@@ -1,7 +1,7 @@
 /* moves.c: copies between tiers, in one hop or in two (section 4.2).
  *
  * What rests on disk comes to the GPU by way of the CPU, and goes back the same way: two ops on two lanes, so that the disk
- * can read the next part while the link carries this one. Read next: quant.c, how weights and cache are packed. */
+ * can read the next part while the link carries this one. Read next: lanes.c, the devices that carry ops out. */
 #include "device/device.h"
 
 /* Whether a dense view begins where another ends, and its users are the same. */

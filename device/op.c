@@ -3,7 +3,7 @@
  * An op says what is to be done, on which lane, with which views, and which square (i, j, k) it is for. Here is what is the
  * same for all devices: the names of lanes and channels, a table of what each code reads and writes, the constructors with
  * the checks of shapes, and what an op counts for. Peaks, byte counters, traces, the sim's seconds and the order of ops all
- * come from here; a device only carries out. Read next: lanes.c, the devices that carry ops out. */
+ * come from here; a device only carries out. Read next: moves.c, copies in one hop or two. */
 #include "device/device.h"
 
 const Channel lane_channel[NLANES] = {DTOC, CTOG, DTOC, CTOG, GTOC, CTOD, GTOC, CTOG, GPU, GPU, CPU, NET, NET};

@@ -13,7 +13,7 @@
  * How it ends. Each stage takes leave of each other exactly once, when it is closed or when it has failed or learned of a
  * failure; with that it says why, and that it will receive nothing more. Only then may the others forget what they still
  * had to send it, and give the bytes back to their owner. So a failure reaches all, one leave-taking behind the other, and
- * when a stage has everybody's leave and has given its own, it is done. Read next: schedule.c. */
+ * when a stage has everybody's leave and has given its own, it is done. Read next: host.c, the arithmetic. */
 #include <math.h>
 #include <mpi.h>
 #include <pthread.h>

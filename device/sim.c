@@ -140,11 +140,19 @@ static void begin_ready(Sim *d) {
     if (turn != NLANES) begin(d, turn);
 }
 
+/* When the oldest of the ops began that have not ended. */
+static double settled(const Sim *d) {
+    double first = d->clock;
+    for (int i = 0; i < NLANES; i++)
+        if (d->lane[i].active) first = fmin(first, d->lane[i].began);
+    return first;
+}
+
 static void end(Sim *d, int i) {
     SimLane *lane = &d->lane[i];
     Slice *slice = &first_op(lane)->slice;
     slice->begin = lane->began, slice->end = d->clock;
-    if (d->base.trace) trace_add(d->base.trace, slice);
+    if (d->base.trace) trace_add(d->base.trace, slice, settled(d));
     if (i == SEND) deliver(d, d->net.stage + 1, NET_STATES, slice->bytes, d->clock);
     lane->active = false;
     lane->done++;

@@ -4,10 +4,11 @@
  * norms of half a layer) are one slice. Because lanes are in order, it is enough to look at a lane's newest slice: what
  * differs from it, or comes after a pause, begins a new one. trace_write shows slices as they are. trace_breakdown adds
  * them up as Table 4 does, but for a run that overlaps: the time of a part is that of the union of its slices, and what of
- * it some processor was busy beside is hidden. trace_busy is the union of all but those of the network: in the rest of the
- * time a stage of a pipeline has nothing to do but wait. Beside the slices it has what each sweep holds, KV pages and
- * sequences, as counters of the file. A trace that is all zeros is empty and ready. Read next: gpu.c,
- * how a GPU is found. scripts/plot_trace.py draws the file. */
+ * it some processor was busy beside is hidden. Beside them stands the union of all slices but those of the network: in the
+ * rest of the time a stage of a pipeline has nothing to do but wait. A trace for this table alone drops slices when they
+ * are over and keeps their sums, so that a run of any length is added up whole. For the file it has also what each sweep
+ * holds, KV pages and sequences, as counters. A trace that is all zeros is empty and ready. Read next: gpu.c, how a GPU is
+ * found. scripts/plot_trace.py draws the file. */
 #include <limits.h>
 #include <math.h>
 
@@ -26,14 +27,31 @@ bool same_call(const Slice *a, const Slice *b) {
 /* Seconds between two ops of one call that still count as none. */
 static const double PAUSE = 1e-4;
 
-void trace_add(Trace *trace, const Slice *slice) {
+static void add_slices(Breakdown *sum, const Trace *trace, double until);
+
+/* Adds up what is over by then, and keeps of the slices what comes behind. */
+static void drop(Trace *trace, double until) {
+    size_t kept = 0;
+    add_slices(&trace->dropped, trace, until);
+    memset(trace->last, 0, sizeof trace->last);
+    for (size_t n = 0; n < trace->n; n++) {
+        Slice s = trace->slice[n];
+        if (s.end <= until) continue;
+        s.begin = fmax(s.begin, until);
+        trace->slice[kept++] = s, trace->last[s.lane] = (long)kept;
+    }
+    trace->n = kept;
+    if (kept > trace->limit / 2) trace->limit *= 2; /* a lane has been at one op all the time */
+}
+
+void trace_add(Trace *trace, const Slice *slice, double settled) {
     Slice *newest = trace->last[slice->lane] ? &trace->slice[trace->last[slice->lane] - 1] : NULL;
     if (newest && same_call(newest, slice) && slice->begin - newest->end <= PAUSE) {
         if (slice->end > newest->end) newest->end = slice->end;
         newest->bytes += slice->bytes;
         return;
     }
-    if (trace->limit && trace->n == trace->limit) return;
+    if (trace->limit && trace->n == trace->limit) drop(trace, settled - PAUSE); /* what may still grow is younger */
     if (trace->n == trace->capacity) {
         trace->capacity = trace->capacity ? 2 * trace->capacity : 1024;
         trace->slice = xrealloc(trace->slice, trace->capacity, sizeof *trace->slice);
@@ -71,7 +89,7 @@ const char *trace_call(const Slice *slice) {
         [SEND] = {"send", "send", "send", "send"},
     };
     const char *name = other[slice->lane][slice->kind];
-    if (slice->lane == ATTEND && slice->kind != OTHER && slice->prefill) name = "store_cache"; /* into its pages */
+    if (slice->lane == ATTEND && slice->kind != OTHER && !slice->delegated) name = "store_cache"; /* into its pages */
     return name ? name : load[slice->kind];
 }
 
@@ -147,7 +165,7 @@ void trace_write(const Trace *traces, int n, FILE *out) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Table 4, and what a stage waits
+// Table 4, and how long a stage was busy
 // ---------------------------------------------------------------------------------------------------------------
 
 const char *const part_name[NPARTS] = {"compute", "weight (R)", "cache (R)", "cache (W)", "activation"};
@@ -166,6 +184,7 @@ static int slice_part(const Slice *slice) {
 typedef struct {
     double at;
     int prefill, part, step;
+    bool net;
 } Edge;
 
 static int by_time(const void *a, const void *b) {
@@ -173,66 +192,49 @@ static int by_time(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The edges of the trace's slices in order. A sweep belongs to prefill as a whole when some batch prefills in it. */
-static Edge *sorted_edges(const Trace *trace, int *sweeps) {
-    Edge *edge = xcalloc(2 * trace->n, sizeof *edge), *to = edge;
-    *sweeps = 0;
-    for (size_t n = 0; n < trace->n; n++) *sweeps = imax(*sweeps, trace->slice[n].i + 1);
-    bool *prefill = xcalloc(*sweeps, sizeof *prefill);
-    for (size_t n = 0; n < trace->n; n++) prefill[trace->slice[n].i] |= trace->slice[n].prefill;
-    for (size_t n = 0; n < trace->n; n++) {
-        const Slice *s = &trace->slice[n];
-        *to++ = (Edge){s->begin, prefill[s->i], slice_part(s), 1};
-        *to++ = (Edge){s->end, prefill[s->i], slice_part(s), -1};
-    }
-    free(prefill);
-    qsort(edge, 2 * trace->n, sizeof *edge, by_time);
-    return edge;
-}
+/* How many slices run: of each stage and part, and those of them that are not of the network. */
+typedef struct {
+    int part[2][NPARTS], local;
+} Running;
 
-/* Seconds in which so many slices of each stage and part ran. */
-static void add_span(Breakdown *breakdown, int running[2][NPARTS], double seconds) {
-    int computing = running[0][COMPUTE] + running[1][COMPUTE], all = 0;
-    for (int part = 0; part < NPARTS; part++) all += running[0][part] + running[1][part];
+/* Seconds in which these run. A sweep belongs to prefill as a whole when some batch prefills in it. */
+static void add_span(Breakdown *sum, const Running *running, double seconds) {
+    int computing = running->part[0][COMPUTE] + running->part[1][COMPUTE], all = 0;
+    for (int part = 0; part < NPARTS; part++) all += running->part[0][part] + running->part[1][part];
     for (int prefill = 0; prefill < 2; prefill++) {
         bool busy = false;
         for (int part = 0; part < NPARTS; part++) {
-            if (!running[prefill][part]) continue;
-            Share *share = &breakdown->part[prefill][part];
+            if (!running->part[prefill][part]) continue;
+            Share *share = &sum->part[prefill][part];
             bool hidden = part == COMPUTE ? all > computing : computing > 0;
             share->busy_s += seconds, share->hidden_s += hidden ? seconds : 0, busy = true;
         }
-        if (busy) breakdown->total_s[prefill] += seconds;
+        if (busy) sum->total_s[prefill] += seconds;
     }
+    if (running->local) sum->busy_s += seconds;
 }
 
-void trace_breakdown(const Trace *trace, Breakdown *breakdown) {
-    int running[2][NPARTS] = {{0}};
-    *breakdown = (Breakdown){0};
-    Edge *edge = sorted_edges(trace, &breakdown->sweeps);
-    for (size_t n = 0; n < 2 * trace->n; n++) {
-        if (n) add_span(breakdown, running, edge[n].at - edge[n - 1].at);
-        running[edge[n].prefill][edge[n].part] += edge[n].step;
+/* What the slices do until then. */
+static void add_slices(Breakdown *sum, const Trace *trace, double until) {
+    Edge *edge = xcalloc(2 * trace->n, sizeof *edge), *to = edge;
+    Running running = {{{0}}, 0};
+    for (const Slice *s = trace->slice; s < trace->slice + trace->n; s++) {
+        const bool net = lane_channel[s->lane] == NET;
+        if (s->begin >= until) continue;
+        *to++ = (Edge){s->begin, s->prefill_sweep, slice_part(s), 1, net};
+        *to++ = (Edge){fmin(s->end, until), s->prefill_sweep, slice_part(s), -1, net};
+    }
+    qsort(edge, to - edge, sizeof *edge, by_time);
+    for (const Edge *e = edge; e < to; e++) {
+        if (e > edge) add_span(sum, &running, e->at - e[-1].at);
+        running.part[e->prefill][e->part] += e->step;
+        running.local += e->net ? 0 : e->step;
     }
     free(edge);
 }
 
-static int by_begin(const void *a, const void *b) {
-    double x = ((const Slice *)a)->begin, y = ((const Slice *)b)->begin;
-    return (x > y) - (x < y);
-}
-
-double trace_busy(const Trace *trace) {
-    if (trace->limit && trace->n == trace->limit) return NAN;
-    Slice *all = xcalloc(trace->n, sizeof *all);
-    double busy = 0, until = 0;
-    if (trace->n) memcpy(all, trace->slice, trace->n * sizeof *all);
-    qsort(all, trace->n, sizeof *all, by_begin);
-    for (const Slice *s = all; s < all + trace->n; s++) {
-        if (lane_channel[s->lane] == NET) continue;
-        busy += fmax(0, s->end - fmax(s->begin, until));
-        until = fmax(until, s->end);
-    }
-    free(all);
-    return busy;
+Breakdown trace_breakdown(const Trace *trace) {
+    Breakdown sum = trace->dropped;
+    add_slices(&sum, trace, INFINITY);
+    return sum;
 }

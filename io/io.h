@@ -429,8 +429,8 @@ typedef struct {
     const cJSON *head;
     bool bench;
     bool traced;        /* the device notes what it does, for --trace or for bench's breakdown */
-    size_t trace_limit; /* slices that it notes at most; 0: all */
-    double *busy;       /* of bench: seconds in which each stage did something, as far as traces know */
+    size_t trace_limit; /* slices that it keeps at a time, if it only adds up; 0: all */
+    double *busy;       /* of bench: seconds in which each stage did something */
     RunStats stats;
 } TaskRun;
 

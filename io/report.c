@@ -388,12 +388,9 @@ static void report_stage(Report *r, cJSON *breakdown, const char *name, double t
 }
 
 /* Table 4. */
-static void report_breakdown(Report *r, const Trace *trace, long sweeps) {
-    Breakdown b;
-    trace_breakdown(trace, &b);
+static void report_breakdown(Report *r, const Trace *trace) {
+    const Breakdown b = trace_breakdown(trace);
     cJSON *to = cJSON_AddObjectToObject(r->json, "breakdown");
-    ADD(to, {"sweeps", b.sweeps});
-    if (r->text && trace->n == trace->limit) fprintf(r->text, "of the first %d of %ld sweeps:\n", b.sweeps, sweeps);
     if (r->text) fprintf(r->text, "%-24s %10s", "breakdown (s, hidden)", "total");
     for (int part = 0; r->text && part < NPARTS; part++) fprintf(r->text, "  %19s", part_name[part]);
     report_stage(r, to, "prefill", b.total_s[1], b.part[1]);
@@ -432,7 +429,6 @@ static void report_waiting(Report *r, int stages) {
     cJSON *list = cJSON_AddArrayToObject(r->json, "waiting");
     for (int s = 0; s < stages; s++) {
         const double share = 1 - r->run->busy[s] / r->run->stats.total_s;
-        if (isnan(share)) continue; /* the trace is not of the whole run */
         cJSON_AddItemToArray(list, cJSON_CreateNumber(share));
         if (r->text) fprintf(r->text, "stage %d waits %.1f%% of the time\n", s, 100 * share);
     }
@@ -452,7 +448,7 @@ void report_bench(Report *r) {
     report_tiers(r);
     if (!run->sim) ADD(r->json, {"overhead_bytes", (double)run->overhead}, {"peak_rss_bytes", (double)memory_peak()});
     report_lanes(r, run->device);
-    if (run->device->trace->n) report_breakdown(r, run->device->trace, run->stats.sweeps);
+    if (run->device->trace->n) report_breakdown(r, run->device->trace);
     if (run->stages.n) report_stages(r, &run->stages);
     if (run->stages.n || run->net) report_waiting(r, run->net ? run->net->stages : run->stages.n);
     if (run->found) add_cost(cJSON_AddObjectToObject(r->json, "predicted"), &run->found->cost);
@@ -475,6 +471,7 @@ void report_eval(Report *r, const Eval *eval) {
     add_setting(r);
     ADD(r->json, {"sweeps", (double)t->sweeps}, {"T", t->total_s}, {"prefill_s", t->prefill_s}, {"decode_s", t->decode_s},
         {"total_s", t->total_s});
+    cJSON_AddStringToObject(r->json, "isa", host_isa());
     if (!r->text) return;
     fill_in(r->text, form, r->json);
     fill_in(r->text, "{%.2f total_s} s; ", r->json);

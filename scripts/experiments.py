@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Run the small studies of docs/EXPERIMENTS.md and draw them into docs/experiments/.
+"""Run the small studies of docs/EXPERIMENTS.md and draw them into build/experiments/.
 
     python3 scripts/experiments.py [NAME ...]      all of them, or those named: about a minute in all
     python3 scripts/experiments.py prediction --here      this one also on this machine, which is measured first: two minutes
+    python3 scripts/experiments.py [NAME ...] --docs      into docs/experiments/, and the points into docs/EXPERIMENTS.md
 
 Each study is one function: it runs ./flexgen with other flags each time, and gives its points to draw(), which also prints
 them. Change a number and run it again. Needs only Python's standard library, 3.8 or later.
@@ -17,7 +18,9 @@ import tempfile
 
 from plot_trace import INK, box, document, label, legend, number, tick_step
 
-FOLDER, T4 = "docs/experiments", "hardware/t4.json"
+DOCS, TEXT, T4 = "--docs" in sys.argv, "docs/EXPERIMENTS.md", "hardware/t4.json"
+FLEXGEN = os.environ.get("FLEXGEN", "./flexgen")
+FOLDER = "docs/experiments" if DOCS else "build/experiments"
 TMP = tempfile.TemporaryDirectory()
 COLORS = ["#4e79a7", "#e15759", "#59a14f", "#b07aa1", "#f28e2b", "#9c755f"]
 STORIES = "eval --model models/opt-tiny --perplexity models/opt-tiny/stories.txt --window 256 --limit 16"
@@ -37,7 +40,7 @@ def machine(**changed):
 
 def flexgen(flags):
     """(the figures of one run, what it said on standard error); None if the machine is too small."""
-    r = subprocess.run(["./flexgen", *flags.split(), "--json", "-"], capture_output=True, text=True)
+    r = subprocess.run([FLEXGEN, *flags.split(), "--json", "-"], capture_output=True, text=True)
     if r.returncode == 2 and re.search("no policy|needs|does not fit|lacks", r.stderr):
         return None
     if r.returncode:
@@ -66,7 +69,7 @@ class Axis:
 
 
 def draw(name, title, across, up, lines, log=False, points=False):
-    """lines: {name: [(x, y)]}. Prints them and writes docs/experiments/NAME.svg."""
+    """lines: {name: [(x, y)]}. Prints them and draws NAME.svg."""
     left, top, width, height = 70, 44, 620, 300
     x = Axis([p[0] for l in lines.values() for p in l], left, left + width, log)
     y = Axis([p[1] for l in lines.values() for p in l], top + height, top, False)
@@ -92,9 +95,21 @@ def draw(name, title, across, up, lines, log=False, points=False):
     os.makedirs(FOLDER, exist_ok=True)
     with open(f"{FOLDER}/{name}.svg", "w", encoding="utf-8") as f:
         f.write(document(left + width + 24, top + height + 48 + more, title, parts + entries))
-    print(f"{title}: {up} by {across}")
+    said = f"{title}: {up} by {across}\n"
     for line, at in lines.items():
-        print(f"  {line}: " + ", ".join(f"{a:g}: {b:.4g}" for a, b in at))
+        said += f"  {line}: " + ", ".join(f"{a:g}: {b:.4g}" for a, b in at) + "\n"
+    print(said, end="")
+    if DOCS:
+        write_points(name, said)
+
+
+def write_points(name, said):
+    """Into the listing of that name, if there is one."""
+    with open(TEXT, encoding="utf-8") as f:
+        text = f.read()
+    listing = re.compile(rf"(<!-- points {name} -->\n```text\n).*?(```\n)", re.S)
+    with open(TEXT, "w", encoding="utf-8") as f:
+        f.write(listing.sub(lambda m: m[1] + said + m[2], text))
 
 
 # ------------------------------------------------------------------ the studies
@@ -165,7 +180,7 @@ def prediction():
     if "--here" not in sys.argv:
         return
     here = f"{TMP.name}/here.json"
-    subprocess.run(["./flexgen", "profile", "--model", "opt-125m", "--output", here], check=True,
+    subprocess.run([FLEXGEN, "profile", "--model", "opt-125m", "--output", here], check=True,
                    env={**os.environ, "XDG_CACHE_HOME": TMP.name})
     runs = [flexgen(f"bench --device host --hardware {here} --model opt-125m --prompt-len 64 --gen-len 16 {f}")[0] for f in flags]
     draw("prediction-here", "Prediction beside measurement", "predicted token/s", "token/s", {"opt-125m, this machine": pairs(runs)},
@@ -183,7 +198,7 @@ def stages():
 STUDIES = {f.__name__: f for f in (overlap, block, bits, sparsity, pages, machines, prediction, stages)}
 
 if __name__ == "__main__":
-    names = [a for a in sys.argv[1:] if a != "--here"] or list(STUDIES)
+    names = [a for a in sys.argv[1:] if a not in ("--here", "--docs")] or list(STUDIES)
     for n in names:
         if n not in STUDIES:
             sys.exit(f"experiments.py: {n}: expected some of {', '.join(STUDIES)}")

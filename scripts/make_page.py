@@ -78,7 +78,7 @@ def run(schedule, batches, directory):
         raise plot_trace.Fault(f"{' '.join(command)}: exit status {ran.returncode}: {ran.stderr.strip()}")
     slices, lanes, _ = plot_trace.read_trace(trace)
     held = plot_trace.read_held(trace)
-    return {"name": schedule, "batches": batches, "sweeps": max(s.i for s in slices) + 1, "end": microseconds(held[-1][0]),
+    return {"name": schedule.replace("zigzag", "zig-zag"), "batches": batches, "sweeps": max(s.i for s in slices) + 1, "end": microseconds(held[-1][0]),
             "lanes": [{"name": name, "bars": bars_of([s for s in slices if s.lane == lane])} for lane, name in lanes.items()],
             "squares": squares_of(slices),
             "held": [[microseconds(at), *pages.values(), n] for at, pages, n in held]}
@@ -209,6 +209,7 @@ canvas { display: block; width: 100%; }
 """
 
 PLAYER = """
+<noscript><p>The animation needs JavaScript; the rest of the page does not.</p></noscript>
 <section id="player" aria-label="Animation of the three schedules">
 <div class="controls" role="group" aria-label="Schedule">
 <button type="button" data-schedule="0" aria-pressed="false">1 row</button>
@@ -492,6 +493,12 @@ colors();
 go(Number(new URLSearchParams(location.search).get("ms") || 0) * 1000); // index.html?ms=100 opens there
 """
 
+WHAT = """
+<p>FlexGen (<a href="https://arxiv.org/abs/2303.06865">arXiv 2303.06865</a>) lets one GPU generate text with a language model
+that is larger than its memory: weights, KV cache and activations are spread over GPU, CPU and disk, and while one batch is
+computed what the next ones need is on its way. This page shows how, with a small implementation in C and CUDA.</p>
+"""
+
 INTRO = f"""
 <p>The same {PROMPTS} prompts in {PROMPTS // GBS} GPU batches of {GBS}, each with {GEN_LEN} new tokens, by OPT-125M on the T4
 of <code>hardware/t4.json</code>: a machine made of numbers, on which the program plays its schedules operation by operation.
@@ -511,7 +518,7 @@ def page(runs, tour):
     traces = json.dumps({"calls": plot_trace.COLORS, "tiers": plot_trace.TIER_COLORS, "runs": runs}, separators=(",", ":"))
     return (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>FlexGen: a tour</title>\n'
-            f'<style>{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>FlexGen, drawn from its own runs</h1>\n'
+            f'<style>{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>FlexGen, drawn from its own runs</h1>{WHAT}\n'
             f'<h2 id="schedules">Three schedules</h2>{INTRO}{summary(runs)}{PLAYER}{KEYS}<hr>\n{tour}\n</main>\n'
             f'<script type="application/json" id="traces">{traces}</script>\n<script>{SCRIPT}</script>\n</body>\n</html>\n')
 

@@ -22,7 +22,8 @@ class Run:
     all = {}
 
     def __init__(self, command, flags, changed):
-        self.command, self.flags, self.changed, self.shown = command, " ".join(flags.split()), changed, []
+        self.command, self.flags, self.changed = command, " ".join(flags.split()), changed
+        self.shown, self.parts = [], []  # lines of README.md; figures besides FIGURES that runs.json keeps
         self.future = POOL.submit(self.execute)
 
     def execute(self):
@@ -89,6 +90,7 @@ class Run:
             return {**entry, "refused": self.refused()}
         found, keep = self.future.result(), FIGURES if "--device host" not in self.flags else ACCURACIES
         figures = {name: found[name] for name in keep if name in found}
+        figures.update({name: self[name] for name in self.parts})
         figures.update({f"planned_{t}": tier["planned_bytes"] for t, tier in found.get("tiers", {}).items() if figures})
         for part in ("pipeline", "chain") if "--nodes" in self.flags and self.command == "policy" else ():
             figures.update({f"{part}_{name}": found[part][name] for name in FIGURES if name in found.get(part, {})})

@@ -28,7 +28,7 @@ $(BUILD)/%.log: $(BUILD)/test_% always
 # The program for the suites that start it. flexgen_host has no library for GPUs beside it. That of flexgen_emulated is the emulation; a
 # stub stands for NVIDIA's driver.
 PROGRAMS := $(BUILD)/flexgen_host $(if $(EMULATION),$(BUILD)/flexgen_emulated)
-STARTING := $(BUILD)/cli.log $(BUILD)/paper.log $(BUILD)/gpu.log $(BUILD)/memory.log $(BUILD)/kill.log $(BUILD)/faults.log
+STARTING := $(BUILD)/cli.log $(BUILD)/paper.log $(BUILD)/gpu.log $(BUILD)/memory.log $(BUILD)/kill.log $(BUILD)/faults.log $(BUILD)/tour.log
 $(BUILD)/flexgen_host $(BUILD)/flexgen_emulated: $(BUILD)/flexgen.o $(LIB)
 	$(CC) $(ALL) -rdynamic $^ -o $@ $(LIBS)
 $(BUILD)/flexgen_emulated_cuda.so: $(BUILD)/flexgen_cpu.o

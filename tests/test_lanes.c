@@ -356,6 +356,20 @@ static void the_trace_of_a_run_adds_up_to_its_counters(void) {
     }
 }
 
+/* Copies that take long beside many short ops: what has been added up when they end must not have been a part of them. The
+ * union of what lanes do is never longer than the clock, and never shorter than what one of them does. */
+static void a_trace_that_drops_slices_counts_nothing_twice(void) {
+    for (int way = 0; way < SPREADS; way += test_gpu ? 3 : 1) {
+        Result r;
+        trace.limit = 1;
+        run(&r, spread(way), 5e6);
+        const double busy = trace_breakdown(&trace).busy_s;
+        CU_ASSERT(busy > 0 && busy <= device->now(device) - opened);
+        if (!test_gpu) CU_ASSERT(busy >= (1 - 1e-9) * device->count[W_LOAD].busy_s && trace.dropped.busy_s > 0);
+        close_device();
+    }
+}
+
 /* No slice is of two calls, whether ops share marks of a stream or not (a pause may part a call); a stream that runs ahead
  * of its events does not begin before they have happened. */
 static void a_slice_is_of_one_call(void) {
@@ -415,6 +429,7 @@ CU_TestInfo tests[] = {
     {"one batch in flight needs no marks between its layers", one_batch_in_flight_needs_no_marks_between_its_layers},
     {"the trace of one batch has every call", the_trace_of_one_batch_has_every_call},
     {"the trace of a run adds up to its counters", the_trace_of_a_run_adds_up_to_its_counters},
+    {"a trace that drops slices counts nothing twice", a_trace_that_drops_slices_counts_nothing_twice},
     {"a slice is of one call", a_slice_is_of_one_call},
     {"a lane may have more calls than marks", a_lane_may_have_more_calls_than_marks},
     CU_TEST_INFO_NULL,

@@ -2,6 +2,7 @@
  * runs.json: its flags, its figures to six digits, and the lines of README.md that show it. Those that are quick to
  * simulate run again here. If one fails because the engine has become another, `make paper` writes the folder anew. */
 #include <cjson/cJSON.h>
+#include <math.h>
 #include <sys/wait.h>
 
 #include "tests.h"
@@ -23,14 +24,22 @@ static const char *text_of(const cJSON *object, const char *name) {
     return text;
 }
 
-/* On a hardware file as it is, of one machine, and of OPT-6.7B, or of OPT-30B with few batches and nothing to search for.
- */
+static double figure(const cJSON *run, const char *name) {
+    const cJSON *number = cJSON_GetObjectItem(cJSON_GetObjectItem(run, "figures"), name);
+    return cJSON_IsNumber(number) ? number->valuedouble : NAN;
+}
+
+/* One of those that Table 4 shows. */
+static bool is_broken_down(const cJSON *run) { return !isnan(figure(run, "breakdown.decode.total_s")); }
+
+/* On a hardware file as it is, of one machine, and of OPT-6.7B, or of OPT-30B with few batches and nothing to search for;
+ * or in Table 4. */
 static bool is_quick(const cJSON *run) {
     const char *flags = text_of(run, "flags");
     bool small = strstr(flags, "opt-6.7b") ||
                  (strstr(flags, "opt-30b") && strstr(flags, "--gpu-batch-size") && !strstr(flags, "--compress-cache"));
-    return !strcmp(text_of(run, "command"), "bench") && strstr(flags, "--device sim") && small &&
-           !strstr(flags, "--nodes") && !cJSON_GetArraySize(cJSON_GetObjectItem(run, "changed"));
+    return is_broken_down(run) || (!strcmp(text_of(run, "command"), "bench") && strstr(flags, "--device sim") && small &&
+                                   !strstr(flags, "--nodes") && !cJSON_GetArraySize(cJSON_GetObjectItem(run, "changed")));
 }
 
 /* Runs it; its JSON, or NULL with what it said. */
@@ -57,7 +66,14 @@ static bool same(const cJSON *stated, const cJSON *found) {
     return stated->valuedouble == found->valuedouble || !strcmp(a, b);
 }
 
+/* "planned_GPU" is in `tiers`; "breakdown.decode.total_s" in objects inside each other. */
 static const cJSON *figure_of(const cJSON *found, const char *name) {
+    const char *dot = strchr(name, '.');
+    char outer[40];
+    if (dot) {
+        snprintf(outer, sizeof outer, "%.*s", (int)(dot - name), name);
+        return figure_of(cJSON_GetObjectItem(found, outer), dot + 1);
+    }
     if (strncmp(name, "planned_", 8)) return cJSON_GetObjectItem(found, name);
     const cJSON *tier = cJSON_GetObjectItem(cJSON_GetObjectItem(found, "tiers"), name + 8);
     return cJSON_GetObjectItem(tier, "planned_bytes");
@@ -122,7 +138,58 @@ static void what_results_paper_says_is_what_the_program_does(void) {
     free(json), free(readme);
 }
 
+static const char *const parts[] = {"compute", "weight (R)", "cache (R)", "cache (W)", "activation"};
+enum { NPARTS_SHOWN = 4 }; /* of these in a row of Table 4 */
+
+static double part_of(const cJSON *run, const char *stage, const char *part) {
+    char name[60];
+    snprintf(name, sizeof name, "breakdown.%s.%s%s", stage, part, strcmp(part, "total_s") ? ".busy_s" : "");
+    return figure(run, name);
+}
+
+/* With overlap off one part follows the other, so that they add up to the stage; both stages are the whole run, whose
+ * seconds are known by themselves. Sweeps end a little before the last stores of prefill, which belong to it. */
+static void check_sums(const cJSON *run) {
+    static const char *const stages[] = {"prefill", "decode"}, *const seconds[] = {"prefill_s", "decode_s"};
+    double all = 0;
+    for (int s = 0; s < 2; s++) {
+        const double total = part_of(run, stages[s], "total_s");
+        double sum = 0;
+        for (int p = 0; p <= NPARTS_SHOWN; p++) sum += part_of(run, stages[s], parts[p]);
+        CU_ASSERT_DOUBLE_EQUAL(sum, total, 1e-3 * total);
+        CU_ASSERT_DOUBLE_EQUAL(total, figure(run, seconds[s]), .01 * total);
+        all += total;
+    }
+    CU_ASSERT_DOUBLE_EQUAL(all, figure(run, "T"), 1e-3 * all);
+}
+
+/* README.md has its rows. */
+static void check_rows(const cJSON *run, const char *readme) {
+    static const char *const stages[] = {"prefill", "decode"};
+    for (int s = 0; s < 2; s++) {
+        char row[200];
+        int len =
+            snprintf(row, sizeof row, "| %s | sim, %s | %.0f", stages[s],
+                     strstr(text_of(run, "flags"), "fitted") ? "fitted" : "nominal", part_of(run, stages[s], "total_s"));
+        for (int p = 0; p < NPARTS_SHOWN; p++)
+            len += snprintf(row + len, sizeof row - len, " | %.0f", part_of(run, stages[s], parts[p]));
+        if (!strstr(readme, row)) fprintf(stderr, "\n    README.md lacks: %s\n", row);
+        CU_ASSERT(strstr(readme, row) != NULL);
+    }
+}
+
+static void table_4_is_of_whole_runs(void) {
+    char *json = contents(FOLDER "runs.json"), *readme = contents(FOLDER "README.md");
+    cJSON *runs = cJSON_Parse(json), *run;
+    int count = 0;
+    cJSON_ArrayForEach(run, runs) if (is_broken_down(run)) count++, check_sums(run), check_rows(run, readme);
+    CU_ASSERT_EQUAL(count, 2);
+    cJSON_Delete(runs);
+    free(json), free(readme);
+}
+
 CU_TestInfo tests[] = {
     {"what results/paper says is what the program does", what_results_paper_says_is_what_the_program_does},
+    {"table 4 is of whole runs", table_4_is_of_whole_runs},
     CU_TEST_INFO_NULL,
 };

@@ -1,9 +1,12 @@
-/* test_tour.c: docs/TOUR.md and the program say the same.
+/* test_tour.c: docs/TOUR.md and the program say the same; so do README.md where it quotes the program, the page that is
+ * made of the tour, and the source files about what to read next.
  *
  * Every listing of the tour stands behind a line <!-- listing NAME --> and is made here, from a model of two layers whose
  * sizes are so small that one can add up its bytes by hand. TOUR=write make test SUITE=tour writes them into the document;
  * without it the suite compares. */
 #include <cjson/cJSON.h>
+#include <glob.h>
+#include <unistd.h>
 
 #include "tests.h"
 
@@ -169,10 +172,12 @@ static Event record(Device *device, const Op *op) {
     const int number = ++tape.number[op->i];
     if (op->i == SWEEP) {
         const char *call = trace_call(&slice);
+        const bool next = op->kind == WEIGHT && op->j == 0; /* layer 0 of the next sweep */
         if (number == 1 || strcmp(call, trace_call(&tape.last)) != 0 || op->j != tape.last.j || op->k != tape.last.k)
-            fprintf(tape.out, "%s(i=%d, j=%d, k=%d)\n", call, op->i, op->j, op->k);
+            fprintf(tape.out, "%s(i=%d, j=%d, k=%d)\n", call, op->i + next, op->j, op->k);
         tape.last = slice;
-        fprintf(tape.out, "  %d.%-3d %-14s %-9s ", op->i, number, lane_name[op->lane], op_info[op->code].name);
+        const char *name = op->code == OP_EMBED && op->add ? "embed +" : op_info[op->code].name;
+        fprintf(tape.out, "  %d.%-3d %-14s %-9s ", op->i, number, lane_name[op->lane], name);
         print_views(op, WRITES), fprintf(tape.out, " <- "), print_views(op, READS);
         for (int e = 0; e < op->nafter; e++) {
             const Event a = op->after[e];
@@ -325,8 +330,8 @@ static int run_large(const Large *a, const Policy *p, RunStats *stats) {
 /* OPT-30B, 16 x 14 prompts of 512 tokens, 32 more each: what the weights take on the link, and what the sim makes of it. */
 static void list_link(FILE *out) {
     enum { GBS = 16, BATCHES = 14, LONG = 512, MORE = 32 };
-    const Policy p = {.wg = .207,
-                      .wc = .793,
+    const Policy p = {.wg = .211,
+                      .wc = .789,
                       .cc = 1,
                       .hc = 1,
                       .gbs = GBS,
@@ -504,8 +509,195 @@ static void the_picture_of_the_tour_is_drawn_from_its_trace(void) {
     trace_free(&trace), example_close(&e);
 }
 
+// ---------------------------------------------------------------------------------------------------------------
+// README.md, the page, and the order of reading
+// ---------------------------------------------------------------------------------------------------------------
+
+static char *contents(const char *path) {
+    size_t len;
+    char *text = file_read(path, 4 << 20, &len, &err);
+    if (!text) CU_FAIL_FATAL(err.text);
+    return text;
+}
+
+/* What a command prints whose "./flexgen" is the program under test. */
+static char *printed_by(const char *command) {
+    const char *bin = getenv("FLEXGEN_BIN");
+    char line[1000], path[400], *text;
+    CHECK(!strncmp(command, "./flexgen", 9));
+    snprintf(path, sizeof path, "%s/printed", temp_dir());
+    snprintf(line, sizeof line, "(%s%s) >%s 2>/dev/null", bin ? bin : "./flexgen", command + 9, path);
+    CU_ASSERT_EQUAL(system(line), 0);
+    text = contents(path);
+    return text;
+}
+
+/* The indented lines from there on, without their indent. */
+static char *quoted(const char *from) {
+    char *text;
+    size_t len;
+    FILE *out = open_memstream(&text, &len);
+    CHECK(out);
+    for (const char *line = from, *end; !strncmp(line, "    ", 4); line = end + 1) {
+        end = strchr(line, '\n');
+        fprintf(out, "%.*s", (int)(end + 1 - line - 4), line + 4);
+    }
+    fclose(out);
+    return text;
+}
+
+/* README.md shows "$ command" and below it all that the command prints. */
+static void what_README_quotes_is_what_the_program_prints(void) {
+    char *readme = contents("README.md");
+    int count = 0;
+    for (char *at = readme; (at = strstr(at, "\n    $ ./flexgen")); count++) {
+        char command[300];
+        at = strchr(at, '$') + 2;
+        snprintf(command, sizeof command, "%.*s", (int)strcspn(at, "\n"), at);
+        char *expected = quoted(strchr(at, '\n') + 1), *found = printed_by(command);
+        if (strcmp(expected, found) != 0) fprintf(stderr, "\n    %s\n%s", command, found);
+        CU_ASSERT_STRING_EQUAL(expected, found);
+        free(expected), free(found);
+    }
+    CU_ASSERT(count >= 1);
+    free(readme);
+}
+
+/* README.md has the beginning of the first line of `make run`, up to dots. Where the policy is given, nothing is measured;
+ * the text is the same. */
+static void make_run_prints_what_README_says(void) {
+    char *readme = contents("README.md");
+    char *found = printed_by(
+        "./flexgen generate --model models/opt-tiny --prompts models/prompts.txt --max-tokens 12 --temperature 0.7 "
+        "--top-p 0.9 --seed 3 --percent 100 0 100 0 100 0 --gpu-batch-size 5 --num-gpu-batches 1");
+    const char *line = strstr(readme, "    {\"id\": 0"), *dots = line ? strstr(line, "...") : NULL;
+    CU_ASSERT_PTR_NOT_NULL_FATAL(dots);
+    CU_ASSERT(!strncmp(found, line + 4, dots - line - 4));
+    free(readme), free(found);
+}
+
+/* The command that the tour names prints the three listings of its linear program. */
+static void the_program_of_the_tour_is_that_of_its_command(void) {
+    char *tour = contents(TOUR), *words = contents(TOUR), *text, *end;
+    char *found = printed_by(
+        "./flexgen policy --model opt-30b --prompt-len 512 --gen-len 32 --hardware hardware/t4.json "
+        "--cost-model paper --gpu-batch-size 16 --num-gpu-batches 14 --explain");
+    for (char *c = words; *c; c++) /* lines are filled */
+        if (*c == '\n') *c = ' ';
+    CU_ASSERT_PTR_NOT_NULL(strstr(words, "`policy --cost-model paper --gpu-batch-size 16 --num-gpu-batches 14 --explain`"));
+    static const char *const names[] = {"program", "prices", "objective"};
+    for (int i = 0; i < 3; i++) {
+        text = find_listing(tour, names[i], &end), *end = 0;
+        CU_ASSERT_PTR_NOT_NULL(strstr(found, text));
+        *end = '`';
+    }
+    free(tour), free(words), free(found);
+}
+
+/* docs/EXPERIMENTS.md has what its script prints: here of two studies, which only simulate. Python is not everywhere. */
+static void the_experiments_have_the_points_that_their_script_prints(void) {
+    static const char *const studies[] = {"overlap", "pages"};
+    const char *bin = getenv("FLEXGEN_BIN");
+    char *text = contents("docs/EXPERIMENTS.md"), command[900], path[400], listing[2000];
+    if (system("python3 -c '' 2>/dev/null")) return;
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/points", temp_dir());
+        snprintf(command, sizeof command, "FLEXGEN=%s python3 -B scripts/experiments.py %s >%s", bin ? bin : "./flexgen",
+                 studies[i], path);
+        CU_ASSERT_EQUAL_FATAL(system(command), 0);
+        char *points = contents(path);
+        snprintf(listing, sizeof listing, "<!-- points %s -->\n```text\n%s```\n", studies[i], points);
+        if (!strstr(text, listing)) fprintf(stderr, "\n    now:\n%s", points);
+        CU_ASSERT_PTR_NOT_NULL(strstr(text, listing));
+        free(points);
+    }
+    free(text);
+}
+
+static char *escaped(const char *text) {
+    char *out;
+    size_t len;
+    FILE *file = open_memstream(&out, &len);
+    CHECK(file);
+    for (; *text; text++) {
+        if (*text == '<' || *text == '>' || *text == '&')
+            fputs(*text == '<' ? "&lt;" : *text == '>' ? "&gt;" : "&amp;", file);
+        else
+            putc(*text, file);
+    }
+    fclose(file);
+    return out;
+}
+
+/* docs/index.html is made from the tour by `make docs`, and is whole without the folders beside docs. */
+static void the_page_has_the_listings_and_no_link_leads_out_of_docs(void) {
+    char *page = contents("docs/index.html"), *tour = contents(TOUR), *end;
+    for (int i = 0; i < NLISTINGS; i++) {
+        char *text = find_listing(tour, listings[i].name, &end);
+        *end = 0;
+        char *listing = escaped(text);
+        listing[strlen(listing) - 1] = 0; /* the last line's end is outside */
+        if (!strstr(page, listing)) fprintf(stderr, "\n    listing %s: make docs writes the page anew", listings[i].name);
+        CU_ASSERT_PTR_NOT_NULL(strstr(page, listing));
+        *end = '`';
+        free(listing);
+    }
+    for (char *at = page; (at = strstr(at, "href=\""));) {
+        char path[300];
+        at += strlen("href=\"");
+        if (*at == '#' || !strncmp(at, "https:", 6)) continue;
+        snprintf(path, sizeof path, "docs/%.*s", (int)strcspn(at, "\"#"), at);
+        CU_ASSERT(!strstr(path, "..") && !access(path, R_OK));
+    }
+    free(page), free(tour);
+}
+
+/* The file that a first comment names behind "Read next:", as it is or beside the one that names it. */
+static bool next_of(char path[100], const char *from) {
+    const char *slash = strrchr(from, '/');
+    char *text = contents(from), *at = text, name[60];
+    for (char *c = text; (c = strstr(c, "\n * "));)
+        memmove(c + 1, c + 4, strlen(c + 4) + 1), *c = ' '; /* lines are filled */
+    at = strstr(text, "Read next: ");
+    if (!at) fprintf(stderr, "\n    %s names none", from);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(at);
+    at += strlen("Read next: ");
+    if (*at == '`') at = strstr(at, " of ") + 4; /* a function of the file */
+    int len = (int)strcspn(at, ",; ");
+    snprintf(name, sizeof name, "%.*s", len - (at[len - 1] == '.'), at);
+    snprintf(path, 100, "%.*s%s", slash ? (int)(slash + 1 - from) : 0, from, name);
+    if (access(path, R_OK)) snprintf(path, 100, "%s", name);
+    free(text);
+    return !access(path, R_OK);
+}
+
+/* From flexgen.h to flexgen.c, which has main. */
+static void what_to_read_next_leads_through_every_source_file(void) {
+    enum { MOST = 200 };
+    char read[MOST][100] = {"flexgen.h"};
+    int n = 1;
+    while (n < MOST && strcmp(read[n - 1], "flexgen.c") != 0 && next_of(read[n], read[n - 1])) n++;
+    CU_ASSERT_STRING_EQUAL(read[n - 1], "flexgen.c");
+    glob_t found = {0};
+    static const char *const patterns[] = {"*.c", "*.cu", "device/*.c", "cost/*.c", "io/*.c"};
+    for (int p = 0; p < 5; p++) CU_ASSERT_EQUAL(glob(patterns[p], p ? GLOB_APPEND : 0, NULL, &found), 0);
+    for (size_t f = 0; f < found.gl_pathc; f++) {
+        int times = 0;
+        for (int i = 0; i < n; i++) times += !strcmp(read[i], found.gl_pathv[f]);
+        if (times != 1) fprintf(stderr, "\n    %s is reached %d times", found.gl_pathv[f], times);
+        CU_ASSERT_EQUAL(times, 1);
+    }
+    globfree(&found);
+}
+
 CU_TestInfo tests[] = {
     {"every listing of the tour is what the program says", every_listing_of_the_tour_is_what_the_program_says},
     {"the picture of the tour is drawn from its trace", the_picture_of_the_tour_is_drawn_from_its_trace},
+    {"what README quotes is what the program prints", what_README_quotes_is_what_the_program_prints},
+    {"make run prints what README says", make_run_prints_what_README_says},
+    {"the program of the tour is that of its command", the_program_of_the_tour_is_that_of_its_command},
+    {"the experiments have the points that their script prints", the_experiments_have_the_points_that_their_script_prints},
+    {"the page has the listings and no link leads out of docs", the_page_has_the_listings_and_no_link_leads_out_of_docs},
+    {"what to read next leads through every source file", what_to_read_next_leads_through_every_source_file},
     CU_TEST_INFO_NULL,
 };

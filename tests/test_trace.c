@@ -8,11 +8,11 @@
 
 static void note(Trace *trace, const Op *op, size_t bytes, double begin, double end) {
     const Slice slice = slice_of(op, bytes, begin, end);
-    trace_add(trace, &slice);
+    trace_add(trace, &slice, 0);
 }
 
 static Op call(Lane lane, Kind kind, bool prefill, int i, int j, int k) {
-    return (Op){.lane = lane, .kind = kind, .prefill = prefill, .i = i, .j = j, .k = k};
+    return (Op){.lane = lane, .kind = kind, .prefill = prefill, .prefill_sweep = prefill, .i = i, .j = j, .k = k};
 }
 
 static void add(Trace *trace, Lane lane, Kind kind, bool prefill, int i, double begin, double end) {
@@ -113,6 +113,7 @@ static void calls_have_the_names_of_figure_4(void) {
     };
     for (size_t n = 0; n < sizeof expected / sizeof *expected; n++) {
         Slice s = {.lane = expected[n].lane, .kind = expected[n].kind, .prefill = expected[n].prefill};
+        s.delegated = !s.prefill; /* the CPU attends for all that decode */
         CU_ASSERT_STRING_EQUAL(trace_call(&s), expected[n].name);
     }
     for (int lane = 0; lane < NLANES; lane++) /* and what the schedule never posts has one, too */
@@ -215,9 +216,7 @@ static void an_empty_trace_is_a_file_without_rows_and_a_table_of_zeros(void) {
     CU_ASSERT(cJSON_GetArraySize(events) == 1);
     is_metadata(cJSON_GetArrayItem(events, 0), "process_name", 0, "? nothing");
     cJSON_Delete(tree);
-    Breakdown b;
-    memset(&b, 0x55, sizeof b);
-    trace_breakdown(&trace, &b);
+    const Breakdown b = trace_breakdown(&trace);
     for (int part = 0; part < 2 * NPARTS; part++)
         CU_ASSERT(b.part[part / NPARTS][part % NPARTS].busy_s == 0 && b.part[part / NPARTS][part % NPARTS].hidden_s == 0);
     trace_free(&trace);
@@ -341,7 +340,7 @@ static void unions_and_what_hides_them_add_up_by_hand(void) {
     add(&trace, PROJECT, OTHER, true, 2, 13, 17);
     add(&trace, W_LOAD, WEIGHT, true, 2, 16, 20);
     add(&trace, STORE, CACHE, true, 2, 11, 20);
-    trace_breakdown(&trace, &b);
+    b = trace_breakdown(&trace);
     CU_ASSERT(share_is(&b, false, COMPUTE, 7, 7));          /* 1-5, 7-10; copies run 0-6, 7-20 */
     CU_ASSERT(share_is(&b, false, WEIGHT_READ, 8, 5));      /* 0-6, 9-11 with 1-5, 7-10, 13-17 */
     CU_ASSERT(share_is(&b, false, CACHE_READ, 5, 3));       /* 7-12 */
@@ -363,7 +362,7 @@ static void one_after_the_other_hides_nothing(void) {
         add(&trace, PROJECT, OTHER, false, n, 3 * n + 1, 3 * n + 2);
         add(&trace, STORE, CACHE, false, n, 3 * n + 2, 3 * n + 3);
     }
-    trace_breakdown(&trace, &b);
+    b = trace_breakdown(&trace);
     CU_ASSERT(share_is(&b, false, COMPUTE, 50, 0));
     CU_ASSERT(share_is(&b, false, WEIGHT_READ, 50, 0));
     CU_ASSERT(share_is(&b, false, CACHE_WRITE, 50, 0));
@@ -394,7 +393,7 @@ static void every_lane_and_kind_has_its_part(void) {
             Trace trace = {0};
             Breakdown b;
             add(&trace, (Lane)lane, (Kind)kind, true, 0, 1, 3);
-            trace_breakdown(&trace, &b);
+            b = trace_breakdown(&trace);
             for (int part = 0; part < NPARTS; part++) {
                 CU_ASSERT(share_is(&b, true, part, part == part_of[lane][kind] ? 2 : 0, 0));
                 CU_ASSERT(share_is(&b, false, part, 0, 0));
@@ -410,19 +409,16 @@ static int below(uint64_t *state, int n) {
     return x < n ? x : n - 1;
 }
 
-/* Counts, tick by tick, in which a part is busy and in which what hides it is busy as well. A sweep i is of one stage. */
+/* Counts, tick by tick, in which a part is busy and in which what hides it is busy as well. */
 static void count_ticks(const Trace *trace, Breakdown *b) {
     *b = (Breakdown){0};
-    bool prefill[4] = {false};
-    for (size_t n = 0; n < trace->n; n++)
-        if (trace->slice[n].prefill) prefill[trace->slice[n].i] = true;
     for (int tick = 0; tick < TICKS; tick++) {
         bool busy[2][NPARTS] = {{false}}, computing = false, copying = false;
         for (size_t n = 0; n < trace->n; n++) {
             const Slice *s = &trace->slice[n];
             if (s->begin > tick || s->end < tick + 1) continue;
             int part = part_of[s->lane][s->kind];
-            busy[prefill[s->i]][part] = true;
+            busy[s->prefill_sweep][part] = true;
             *(part == COMPUTE ? &computing : &copying) = true;
         }
         for (int p = 0; p < 2 * NPARTS; p++) {
@@ -446,7 +442,7 @@ static void random_intervals_agree_with_a_count_of_every_tick(void) {
             int begin = below(&state, TICKS), end = begin + below(&state, longest); /* some are empty */
             add(&trace, (Lane)lane, (Kind)kind, !below(&state, 6), below(&state, 4), begin, end < TICKS ? end : TICKS);
         }
-        trace_breakdown(&trace, &fast);
+        fast = trace_breakdown(&trace);
         count_ticks(&trace, &slow);
         bool equal = true;
         for (int p = 0; p < 2 * NPARTS; p++) {
@@ -462,14 +458,110 @@ static void random_intervals_agree_with_a_count_of_every_tick(void) {
     CU_PASS("shares");
 }
 
-static void behind_its_limit_a_trace_notes_nothing(void) {
-    Trace trace = {.limit = 3};
-    Breakdown b;
-    for (int n = 0; n < 9; n++) add(&trace, PROJECT, OTHER, false, n / 2, n, n + 1);
-    trace_breakdown(&trace, &b);
-    CU_ASSERT(trace.n == 3 && b.sweeps == 3);
-    CU_ASSERT(b.total_s[0] == 6 && b.total_s[1] == 0);
+/* A run of eight prompts with everything on every tier, the batches at equal distances or all at once. */
+static Breakdown run_on_sim(Trace *trace, Schedule schedule, bool cpu_attention, RunStats *stats, LaneCount *count) {
+    enum { PROMPTS = 8, S = 5, N = 40 };
+    static const OptConfig config = SMALL_CONFIG(2);
+    Hardware hardware = test_fast_machine();
+    Checkpoint *checkpoint = checkpoint_dummy(&config, 3);
+    int32_t ids[S] = {0};
+    Prompt prompts[PROMPTS];
+    const Task task = {.prompts = prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
+    const Listener listener = {.done = completion_ignored};
+    Policy policy = all_gpu(2, 2);
+    Error err;
+    for (int stage = 0; stage < 2; stage++) { /* so slow that pauses between ops do not count */
+        hardware.ctog_bdw[stage] = hardware.gtoc_bdw[stage] = 1e5;
+        hardware.dtoc_bdw[stage] = hardware.ctod_bdw[stage] = 5e4, hardware.mm_flops[stage] = 1e6;
+    }
+    for (int p = 0; p < PROMPTS; p++) prompts[p] = (Prompt){.ids = ids, .s = S, .n = N - 3 * p};
+    policy.wg = policy.cg = policy.hg = .3, policy.wc = policy.cc = policy.hc = .3, policy.schedule = schedule;
+    policy.cpu_attention = cpu_attention;
+    Plan *plan = plan_make(checkpoint, &policy, &task, F16, &err);
+    Device *device = sim_open(plan, &hardware, &err);
+    device->trace = trace;
+    ASSERT_OK(schedule_run(plan, &task, device, &listener, stats, &err));
+    memcpy(count, device->count, sizeof device->count);
+    device->close(device), plan_free(plan), checkpoint_close(checkpoint);
+    return trace_breakdown(trace);
+}
+
+static void a_sweep_in_which_some_batch_prefills_counts_as_prefill(void) {
+    Trace trace = {0};
+    RunStats stats;
+    LaneCount count[NLANES];
+    bool prefill[400] = {false};
+    int mixed = 0;
+    run_on_sim(&trace, SCHEDULE_DIAGONAL, false, &stats, count);
+    for (size_t n = 0; n < trace.n; n++) prefill[trace.slice[n].i] |= trace.slice[n].prefill;
+    for (size_t n = 0; n < trace.n; n++) {
+        CU_ASSERT_EQUAL(trace.slice[n].prefill_sweep, prefill[trace.slice[n].i]);
+        mixed += trace.slice[n].prefill != prefill[trace.slice[n].i];
+    }
+    CU_ASSERT(mixed > 0);
     trace_free(&trace);
+}
+
+static bool near(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
+
+/* Where the CPU does not attend it only puts new k and v into their pages. */
+static void the_cpu_attends_where_attention_is_delegated(void) {
+    for (int cpu = 0; cpu < 2; cpu++) {
+        Trace trace = {0};
+        RunStats stats;
+        LaneCount count[NLANES];
+        int attends = 0, stores = 0;
+        run_on_sim(&trace, SCHEDULE_ZIGZAG, cpu, &stats, count);
+        for (const Slice *s = trace.slice; s < trace.slice + trace.n; s++) {
+            if (s->lane != ATTEND) continue;
+            attends += !strcmp(trace_call(s), "attend"), stores += !strcmp(trace_call(s), "store_cache");
+            CU_ASSERT_EQUAL(!strcmp(trace_call(s), "attend"), cpu && !s->prefill);
+        }
+        CU_ASSERT(stores > 0 && (attends > 0) == cpu);
+        trace_free(&trace);
+    }
+}
+
+/* However few slices a trace keeps at a time, its table is that of one that keeps all of them. */
+static void a_trace_that_drops_slices_adds_up_the_whole_run(void) {
+    static const size_t limits[] = {1, 16, 100};
+    for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
+        Trace all = {0};
+        RunStats stats;
+        LaneCount count[NLANES];
+        const Breakdown whole = run_on_sim(&all, (Schedule)schedule, true, &stats, count);
+        for (int l = 0; l < 3; l++) {
+            Trace some = {.limit = limits[l]};
+            const Breakdown b = run_on_sim(&some, (Schedule)schedule, true, &stats, count);
+            CU_ASSERT(some.n < all.n / 10 && some.capacity <= 1024);
+            CU_ASSERT(near(b.busy_s, whole.busy_s));
+            for (int p = 0; p < 2 * NPARTS; p++) {
+                const Share *share = &whole.part[p / NPARTS][p % NPARTS], *its = &b.part[p / NPARTS][p % NPARTS];
+                CU_ASSERT(near(its->busy_s, share->busy_s) && near(its->hidden_s, share->hidden_s));
+                CU_ASSERT(near(b.total_s[p / NPARTS], whole.total_s[p / NPARTS]));
+            }
+            trace_free(&some);
+        }
+        trace_free(&all);
+    }
+}
+
+/* The parts of both stages beside what the lanes counted, and their totals beside the clock. */
+static void the_table_of_a_run_agrees_with_its_lanes_and_its_clock(void) {
+    for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
+        Trace trace = {.limit = 64};
+        RunStats stats;
+        LaneCount c[NLANES];
+        const Breakdown b = run_on_sim(&trace, (Schedule)schedule, true, &stats, c);
+        const double compute = b.part[0][COMPUTE].busy_s + b.part[1][COMPUTE].busy_s;
+        const double weights = b.part[0][WEIGHT_READ].busy_s + b.part[1][WEIGHT_READ].busy_s;
+        const double gpu = c[PROJECT].busy_s + c[FINISH].busy_s;
+        CU_ASSERT(compute >= (1 - 1e-9) * gpu && compute <= gpu + c[ATTEND].busy_s + .01 * stats.total_s);
+        CU_ASSERT(weights >= (1 - 1e-9) * c[W_LOAD].busy_s && weights <= c[W_READ].busy_s + c[W_LOAD].busy_s);
+        CU_ASSERT(b.busy_s <= stats.total_s && b.busy_s >= .9 * stats.total_s);
+        CU_ASSERT(b.total_s[0] + b.total_s[1] >= (1 - 1e-9) * b.busy_s);
+        trace_free(&trace);
+    }
 }
 
 /* All of it is far below a second; with a quadratic one nobody would wait for the end of this. */
@@ -479,7 +571,7 @@ static void a_million_slices_take_a_moment(void) {
     Breakdown b;
     for (int n = 0; n < N; n++)
         add(&trace, n % 2 ? W_LOAD : PROJECT, n % 2 ? WEIGHT : OTHER, false, n, (long)n * 7919 % N, (long)n * 7919 % N + 1);
-    trace_breakdown(&trace, &b);
+    b = trace_breakdown(&trace);
     FILE *out = fopen("/dev/null", "w");
     CHECK(out);
     trace_write(&trace, 1, out);
@@ -488,20 +580,18 @@ static void a_million_slices_take_a_moment(void) {
     trace_free(&trace);
 }
 
-/* The union of what lanes do, without those of the network; a trace that is cut off does not know. */
+/* The union of what lanes do, without those of the network. */
 static void a_stage_is_busy_when_a_lane_other_than_of_the_network_is(void) {
-    Trace trace = {0}, empty = {0}, cut = {.limit = 1};
+    Trace trace = {0}, empty = {0};
     add(&trace, RECEIVE, ACTIVATION, false, 0, 0, 10);
     add(&trace, PROJECT, OTHER, false, 0, 12, 14);
     add(&trace, W_LOAD, WEIGHT, false, 0, 11, 13);
     add(&trace, STORE, CACHE, false, 0, 11.5, 12.5);
     add(&trace, FINISH, OTHER, false, 0, 20, 21);
     add(&trace, SEND, ACTIVATION, false, 0, 21, 30);
-    CU_ASSERT_EQUAL(trace_busy(&trace), 3 + 1);
-    CU_ASSERT_EQUAL(trace_busy(&empty), 0);
-    add(&cut, PROJECT, OTHER, false, 0, 1, 2);
-    CU_ASSERT(isnan(trace_busy(&cut)));
-    trace_free(&trace), trace_free(&cut);
+    CU_ASSERT_EQUAL(trace_breakdown(&trace).busy_s, 3 + 1);
+    CU_ASSERT_EQUAL(trace_breakdown(&empty).busy_s, 0);
+    trace_free(&trace);
 }
 
 CU_TestInfo tests[] = {
@@ -520,7 +610,10 @@ CU_TestInfo tests[] = {
     {"one after the other hides nothing", one_after_the_other_hides_nothing},
     {"every lane and kind has its part", every_lane_and_kind_has_its_part},
     {"random intervals agree with a count of every tick", random_intervals_agree_with_a_count_of_every_tick},
-    {"behind its limit a trace notes nothing", behind_its_limit_a_trace_notes_nothing},
+    {"a sweep in which some batch prefills counts as prefill", a_sweep_in_which_some_batch_prefills_counts_as_prefill},
+    {"the CPU attends where attention is delegated", the_cpu_attends_where_attention_is_delegated},
+    {"a trace that drops slices adds up the whole run", a_trace_that_drops_slices_adds_up_the_whole_run},
+    {"the table of a run agrees with its lanes and its clock", the_table_of_a_run_agrees_with_its_lanes_and_its_clock},
     {"a million slices take a moment", a_million_slices_take_a_moment},
     {"a stage is busy when a lane other than of the network is", a_stage_is_busy_when_a_lane_other_than_of_the_network_is},
     CU_TEST_INFO_NULL,

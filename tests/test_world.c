@@ -225,7 +225,7 @@ static void stages_wait_as_long_as_the_formula_says(void) {
         ASSERT_OK(run_all((Listener){0}, &stats));
         const double expected = bubble(&p, m, cases[i].bytes_s, cases[i].delay_s);
         for (int s = 0; s < m; s++) {
-            const double waits = 1 - trace_busy(stages.stage[s].device->trace) / stats.total_s;
+            const double waits = 1 - trace_breakdown(stages.stage[s].device->trace).busy_s / stats.total_s;
             CU_ASSERT_DOUBLE_EQUAL(waits, expected, .05); /* of the time */
         }
         close_stages(), free_task();
