@@ -50,6 +50,7 @@ typedef struct {
     long surplus;                   /* of these, those without which the rest would have been enough */
     long unexplained;               /* of these, those that surplus_kinds does not name */
     long unpacked, packed_products; /* matrices; products with packed weights */
+    int most_moves;                 /* of a copy */
 } Checker;
 
 static void merge(Clock *clock, const Clock *other) {
@@ -160,6 +161,7 @@ static Checker *begin(Device *device, const Op *op) {
 static uint8_t *address(const Checker *c, Tensor t) { return c->arena[t.tier] + t.offset; }
 
 static void check_copy(Checker *c, const Op *op) {
+    c->most_moves = imax(c->most_moves, op->nmoves);
     for (int i = 0; i < op->nmoves; i++) {
         Tensor to = op->moves[i].dst, from = op->moves[i].src;
         size_t bytes = type_bytes(to.type), row = to.cols * bytes;
@@ -485,6 +487,7 @@ static struct {
     bool blind;                     /* nothing is computed, so nothing is compared but who waits for whom */
     int packed_rows;                /* of a blind device: as Plan.packed_rows */
     long unpacked, packed_products; /* of the latest run, as in Checker */
+    int most_moves;                 /* the same */
     Net *net;                       /* of a stage of a pipeline */
     int32_t tokens[PROMPTS][MAX_N];
     float logits[PROMPTS][MAX_N][VOCAB];
@@ -575,7 +578,7 @@ static void run(void) {
     expect(!c->races, "races");
     expect(!c->unexplained, "an event that no byte asks for");
     trial.ops += c->ops, trial.waits += c->waits, trial.surplus += c->surplus;
-    trial.unpacked = c->unpacked, trial.packed_products = c->packed_products;
+    trial.unpacked = c->unpacked, trial.packed_products = c->packed_products, trial.most_moves = c->most_moves;
     check_close(&c->base);
     plan_free(plan);
 }
@@ -839,6 +842,23 @@ static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) 
     checkpoint_close(trial.model);
 }
 
+/* Two prompts of one token, each a batch, that grow by a page a sweep in turn: no page of one has a neighbour, so each page
+ * of the past is a move, its K and its V, from the disk to the CPU and on to the GPU. */
+static void there_is_room_for_the_moves_of_pages_that_all_lie_apart(void) {
+    enum { N = 40 };
+    dice = 5;
+    open_model(1);
+    clear_task();
+    for (int i = 0; i < 2; i++) add_prompt(1, N);
+    trial.blind = true;
+    trial.policy = (Policy){.wg = 1, .hg = 1, .gbs = 1, .num_gpu_batches = 2, .overlap = true, .page_tokens = 1};
+    run();
+    passes(0);
+    CU_ASSERT_EQUAL(trial.most_moves, 2 * (N - 1));
+    trial.blind = false;
+    checkpoint_close(trial.model);
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // The checker itself
 // ---------------------------------------------------------------------------------------------------------------
@@ -901,6 +921,7 @@ CU_TestInfo tests[] = {
      ops_without_an_event_are_races_and_with_one_they_are_none},
     {"what a batch has left open is waited for when others are gone",
      what_a_batch_has_left_open_is_waited_for_when_others_are_gone},
+    {"there is room for the moves of pages that all lie apart", there_is_room_for_the_moves_of_pages_that_all_lie_apart},
     {"no two ops touch the same bytes without an event between them",
      no_two_ops_touch_the_same_bytes_without_an_event_between_them},
     {"nor where packed weights are unpacked first", nor_where_packed_weights_are_unpacked_first},
