@@ -1,6 +1,7 @@
 /* test_lanes.c: lanes by themselves. Slowed links take the time that their bytes take and change no bit; the trace says
  * what the counters say. Times are only bounded from below, where a slow machine cannot matter. The suite runs on the host
  * device, and what it says of traces on the cuda device too where main.c was told so. */
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "tests.h"
@@ -405,6 +406,43 @@ static void a_lane_may_have_more_calls_than_marks(void) {
     close_device();
 }
 
+/* Of the lane STORE: who waits for its first mark is held in CUDA until all other marks have been set, and a little longer,
+ * or until the first one is set anew. */
+static atomic_bool sleeps, all_set, set_anew;
+static int (*plain_sync)(Gpu *, Lane, uint64_t, Error *);
+
+static int sync_and_sleep(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
+    if (lane == STORE && mark == 1 && !atomic_exchange(&sleeps, true)) {
+        while (!all_set) usleep(100);
+        for (int ms = 0; ms < 50 && !set_anew; ms++) usleep(1000);
+        sleeps = false;
+    }
+    return plain_sync(gpu, lane, mark, e);
+}
+
+static int end_while_one_sleeps(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
+    if (lane == STORE && mark == MARKS) all_set = true;
+    if (lane == STORE && mark == MARKS + 1) set_anew = sleeps;
+    return plain_end(gpu, lane, mark, e);
+}
+
+static void a_mark_is_not_set_anew_while_someone_waits_for_it(void) {
+    if (!test_gpu) return;
+    plain_end = test_gpu->end, plain_sync = test_gpu->sync;
+    test_gpu->end = end_while_one_sleeps, test_gpu->sync = sync_and_sleep;
+    sleeps = all_set = set_anew = false;
+    open_rows();
+    Event first = move_rows(STORE, TIER_CPU, TIER_GPU, 0, 100, 0, nothing);
+    Event waits = move_rows(D_WRITE, TIER_DISK, TIER_CPU, 0, 100, 0, first), last = first;
+    while (!sleeps) usleep(100);
+    for (int k = 1; k <= MARKS + 1; k++) last = move_rows(STORE, TIER_CPU, TIER_GPU, 200, 100, k, nothing);
+    ASSERT_OK(device->wait(device, waits, &err));
+    ASSERT_OK(device->wait(device, last, &err));
+    CU_ASSERT(all_set && !set_anew);
+    close_device();
+    test_gpu->end = plain_end, test_gpu->sync = plain_sync;
+}
+
 CU_TestInfo tests[] = {
     {"an op takes as long as its bytes on a slowed link", an_op_takes_as_long_as_its_bytes},
     {"many ops take as long as their bytes, on all lanes of a link", many_ops_take_as_long_as_their_bytes},
@@ -417,5 +455,6 @@ CU_TestInfo tests[] = {
     {"the trace of a run adds up to its counters", the_trace_of_a_run_adds_up_to_its_counters},
     {"a slice is of one call", a_slice_is_of_one_call},
     {"a lane may have more calls than marks", a_lane_may_have_more_calls_than_marks},
+    {"a mark is not set anew while someone waits for it", a_mark_is_not_set_anew_while_someone_waits_for_it},
     CU_TEST_INFO_NULL,
 };
