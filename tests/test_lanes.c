@@ -1,6 +1,7 @@
 /* test_lanes.c: lanes by themselves. Slowed links take the time that their bytes take and change no bit; the trace says
  * what the counters say. Times are only bounded from below, where a slow machine cannot matter. The suite runs on the host
  * device, and what it says of traces on the cuda device too where main.c was told so. */
+#include <math.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
@@ -200,6 +201,25 @@ static void trouble_ends_every_wait(void) {
     for (int c = CTOG; c <= CTOD; c++) device->link[c] = .1;
     for (int w = 0; w < WAYS; w++) move_rows(ways[w].lane, ways[w].to, ways[w].from, 0, MOST, 0, nothing);
     close_device();
+}
+
+/* Of a row that is not the first, and of a token that is not chosen. */
+static void one_logit_that_is_no_number_ends_the_run(void) {
+    enum { ROWS = 3, VOCAB = 131 };
+    const float bad[] = {1, NAN, INFINITY, -INFINITY};
+    const Sampling greedy = {0, 1, 0, 0};
+    if (test_gpu) return; /* its kernels: in test_cuda.c */
+    for (int i = 0; i < 4; i++) {
+        float numbers[ROWS * VOCAB] = {[VOCAB + 7] = bad[i], [VOCAB + 9] = 2};
+        open_rows();
+        Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, ROWS);
+        Tensor ids = tensor_cols(plan_view(plan, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, ROWS);
+        device->upload(device, logits, 0, numbers, ROWS * VOCAB);
+        Op pick = (Op){.lane = PROJECT, .kind = OTHER};
+        op_pick(&pick, ids, logits, ids, ids, &greedy);
+        CU_ASSERT_EQUAL(device->wait(device, device->post(device, &pick), &err), i ? -1 : 0);
+        close_device();
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -449,6 +469,7 @@ CU_TestInfo tests[] = {
     {"a small copy does not wait behind a slab", a_small_copy_does_not_wait_behind_a_slab},
     {"the wait comes before the copy", the_wait_comes_before_the_copy},
     {"trouble ends every wait", trouble_ends_every_wait},
+    {"one logit that is no number ends the run", one_logit_that_is_no_number_ends_the_run},
     {"slowed links change no bit", slowed_links_change_no_bit},
     {"one batch in flight needs no marks between its layers", one_batch_in_flight_needs_no_marks_between_its_layers},
     {"the trace of one batch has every call", the_trace_of_one_batch_has_every_call},

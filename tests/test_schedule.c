@@ -87,6 +87,7 @@ static void result_close(Result *r) {
 
 static int slow_lane = -1; /* every op of it waits for a millisecond first */
 static bool spoil;         /* the final layernorm's bias is NaN */
+static int spoilt_row;     /* of the token table, if it is not 0: has a NaN */
 
 /* Runs the task under the policy on a fresh device. */
 static int run(Result *r, const Checkpoint *checkpoint, const Policy *policy, const Task *task, Error *err) {
@@ -99,6 +100,8 @@ static int run(Result *r, const Checkpoint *checkpoint, const Policy *policy, co
     if (device && !weights_load(plan, checkpoint, device, err)) {
         const f16 nan = 0x7e00;
         if (spoil) device->upload(device, plan->global[FINAL_LN_B].home, 1, &nan, 1);
+        const Tensor table = plan->global[TOK_EMBED].home;
+        if (spoilt_row) device->upload(device, table, (size_t)spoilt_row * table.cols + 2, &nan, 1);
         status = schedule_run(plan, task, device, &listener, &r->stats, err);
         CU_ASSERT(status || device->count[PROJECT].busy_s > 0);
     }
@@ -485,16 +488,29 @@ static void a_model_deeper_than_the_queues_gives_the_same_bits(void) {
     close_reference();
 }
 
-static void logits_that_are_no_numbers_end_the_run(void) {
+static void ends_the_run(void) {
     Error err;
     Result r;
-    open_reference(&small);
     Policy p = all_gpu(4, 3);
-    spoil = true;
     CU_ASSERT_EQUAL(run(&r, model, &p, &task, &err), -1);
-    spoil = false;
     CU_ASSERT(strstr(err.text, "not finite") != NULL);
     result_close(&r);
+}
+
+static void logits_that_are_no_numbers_end_the_run(void) {
+    open_reference(&small);
+    spoil = true;
+    ends_the_run();
+    spoil = false;
+    close_reference();
+}
+
+/* The last token is in no prompt, and its logit, which is NaN, is never the largest. */
+static void a_token_that_has_no_numbers_ends_the_run_though_nobody_says_it(void) {
+    open_reference(&small);
+    spoilt_row = small.vocab - 1;
+    ends_the_run();
+    spoilt_row = 0;
     close_reference();
 }
 
@@ -1037,6 +1053,8 @@ CU_TestInfo tests[] = {
     {"large reads from disk bring the same bits", large_reads_from_disk_bring_the_same_bits},
     {"a model deeper than the queues gives the same bits", a_model_deeper_than_the_queues_gives_the_same_bits},
     {"logits that are no numbers end the run", logits_that_are_no_numbers_end_the_run},
+    {"a token that has no numbers ends the run though nobody says it",
+     a_token_that_has_no_numbers_ends_the_run_though_nobody_says_it},
     {"sequences that stop early change nothing for the others", sequences_that_stop_early_change_nothing_for_the_others},
     {"seconds are of what they were spent on", seconds_are_of_what_they_were_spent_on},
     {"a sequence goes on behind tokens that are known", a_sequence_goes_on_behind_tokens_that_are_known},
