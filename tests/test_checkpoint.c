@@ -501,6 +501,34 @@ static void a_file_that_shrinks_is_an_error_and_not_a_signal(void) {
     }
 }
 
+static void nor_is_one_that_ends_within_a_bias_or_the_token_table(void) {
+    static const Type types[] = {F16, F32};
+    Draft d;
+    for (int t = 0; t < 2; t++) {
+        draft_model(&d, types[t], "model.");
+        const char *dir = model_dir(config_json, &d);
+        char path[600];
+        snprintf(path, sizeof path, "%s/model.safetensors", dir);
+        Checkpoint *c = opens(dir);
+        Error err = {0, ""};
+        Disk *disk = disk_open(dir, 0, c, &err);
+        const Tensor table = c->global[TOK_EMBED], bias = c->layer[1][FC2_B];
+        const int32_t ids[] = {2, VOCAB - 1};
+        float logits[VOCAB], y[2 * H1];
+        Lookup l = {.y = y, .y_type = F32, .idx = ids, .rows = 2, .cols = H1};
+        ASSERT_OK(reference_forward(logits, c, ids, 1, &err));
+        ASSERT_OK(disk_embed(disk, &l, table, &err));
+        CHECK(truncate(path, (off_t)(bias.offset + tensor_bytes(bias) - 1)) == 0);
+        CU_ASSERT_EQUAL(reference_forward(logits, c, ids, 1, &err), -1);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "layers.1.fc2.bias: read error"));
+        CHECK(truncate(path, (off_t)(table.offset + tensor_bytes(table) - 1)) == 0);
+        CU_ASSERT_EQUAL(disk_embed(disk, &l, table, &err), -1);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "embed_tokens.weight: read error"));
+        disk_close(disk);
+        checkpoint_close(c);
+    }
+}
+
 static void values_beyond_f16_are_refused_by_name(void) {
     static const float bad[] = {65536, -1e30f, INFINITY, NAN};
     Draft d;
@@ -654,6 +682,7 @@ CU_TestInfo tests[] = {
     {"shards must agree", shards_must_agree},
     {"hostile names cannot forge a second line", hostile_names_cannot_forge_a_second_line},
     {"a file that shrinks is an error and not a signal", a_file_that_shrinks_is_an_error_and_not_a_signal},
+    {"nor is one that ends within a bias or the token table", nor_is_one_that_ends_within_a_bias_or_the_token_table},
     {"a file that changes while it is open is named", a_file_that_changes_while_it_is_open_is_named},
     {"one end of a text may be a list", one_end_of_a_text_may_be_a_list},
     {"values beyond f16 are refused by name", values_beyond_f16_are_refused_by_name},

@@ -203,6 +203,28 @@ static void trouble_ends_every_wait(void) {
     close_device();
 }
 
+/* Large reads are of whole blocks, 4 MiB at most at a time: what is wanted may begin and end anywhere. */
+static void a_large_read_brings_its_bytes_wherever_they_begin_and_end(void) {
+    enum { MIB = 1 << 20, BLOCK = 4096, FILE_SIZE = 9 * MIB, PIECE = 4 * MIB };
+    static const size_t sizes[] = {PIECE - BLOCK, PIECE - 100, PIECE, PIECE + 6}, offsets[] = {0, 2, 300, BLOCK - 2};
+    Checkpoint *c = checkpoint_dummy(&config, 3);
+    Disk *disk = disk_open(temp_dir(), FILE_SIZE, c, &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(disk);
+    uint16_t *written = xcalloc(FILE_SIZE, 1), *read = xcalloc(FILE_SIZE, 1);
+    for (int i = 0; i < FILE_SIZE / 2; i++) written[i] = (uint16_t)(i * 40503u >> 4);
+    Tensor t = {.tier = TIER_DISK, .type = F16, .rows = 1, .cols = FILE_SIZE / 2, .ld = FILE_SIZE / 2};
+    ASSERT_OK(disk_write(disk, t, written, &err));
+    for (int i = 0; i < 16; i++) {
+        t.offset = offsets[i / 4], t.cols = (int)(sizes[i % 4] / 2), t.ld = (size_t)t.cols;
+        memset(read, 0xff, FILE_SIZE);
+        ASSERT_OK(disk_read(disk, read, t, F16, i % 2, &err));
+        CU_ASSERT(!memcmp(read, written + t.offset / 2, sizes[i % 4]) && read[t.cols] == 0xffff);
+    }
+    disk_close(disk);
+    checkpoint_close(c);
+    free(written), free(read);
+}
+
 /* Of a row that is not the first, and of a token that is not chosen. */
 static void one_logit_that_is_no_number_ends_the_run(void) {
     enum { ROWS = 3, VOCAB = 131 };
@@ -469,6 +491,8 @@ CU_TestInfo tests[] = {
     {"a small copy does not wait behind a slab", a_small_copy_does_not_wait_behind_a_slab},
     {"the wait comes before the copy", the_wait_comes_before_the_copy},
     {"trouble ends every wait", trouble_ends_every_wait},
+    {"a large read brings its bytes wherever they begin and end",
+     a_large_read_brings_its_bytes_wherever_they_begin_and_end},
     {"one logit that is no number ends the run", one_logit_that_is_no_number_ends_the_run},
     {"slowed links change no bit", slowed_links_change_no_bit},
     {"one batch in flight needs no marks between its layers", one_batch_in_flight_needs_no_marks_between_its_layers},
