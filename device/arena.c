@@ -108,13 +108,12 @@ static int run_linear(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
 
 static int run_unpack(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     const Tensor w = op->unpack.w, packed = op->unpack.packed;
-    const int group = packed.quant.group;
+    const size_t group = packed.quant.group;
     f16 *to = arenas_address(a, w);
     const uint8_t *from = arenas_address(a, packed);
     if (gpu) return gpu->unpack(gpu, op->lane, to, from, w.rows, w.cols, packed.quant, err);
-    for (int g = 0, r = 0; r < w.rows; g++, r += group)
-        quant_unpack_rows(to + (size_t)r * w.cols, from + (size_t)g * packed.cols, imin(group, w.rows - r), w.cols,
-                          packed.quant);
+    for (int g = 0; g < packed.rows; g++)
+        quant_unpack_rows(to + g * group * w.cols, from + (size_t)g * packed.cols, (int)group, w.cols, packed.quant);
     return 0;
 }
 

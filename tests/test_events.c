@@ -199,13 +199,12 @@ static void check_linear(Checker *c, const Op *op) {
 
 static void check_unpack(Checker *c, const Op *op) {
     Tensor w = op->unpack.w, packed = op->unpack.packed;
-    const int group = packed.quant.group;
+    const size_t group = packed.quant.group;
     const uint8_t *from = reads(c, packed);
     f16 *to = writes(c, w);
     c->unpacked++;
-    for (int g = 0, r = 0; r < w.rows && !c->blind; g++, r += group)
-        quant_unpack_rows(to + (size_t)r * w.cols, from + (size_t)g * packed.cols, imin(group, w.rows - r), w.cols,
-                          packed.quant);
+    for (int g = 0; g < packed.rows && !c->blind; g++)
+        quant_unpack_rows(to + g * group * w.cols, from + (size_t)g * packed.cols, (int)group, w.cols, packed.quant);
 }
 
 static void check_attend_prefill(Checker *c, const Op *op) {
@@ -628,8 +627,9 @@ static void set_numbers(Policy *p) {
 
 /* Packed or not, dense or sparse. */
 static void draw_numbers(void) {
-    static const Quant quants[] = {{0, 0}, {0, 0}, {4, 64}, {4, 16}, {3, 8}};
-    trial.weights = quants[roll(0, 4)], trial.cache = quants[roll(0, 4)];
+    static const Quant weights[] = {{0, 0}, {0, 0}, {4, 4}, {8, 2}, {3, 4}}, /* sizes are multiples of 4 */
+        caches[] = {{0, 0}, {0, 0}, {4, 64}, {4, 16}, {3, 8}};
+    trial.weights = weights[roll(0, 4)], trial.cache = caches[roll(0, 4)];
     trial.sparsity = one_in(3) ? .05 + .3 * roll(0, 3) : 1;
 }
 
@@ -720,7 +720,7 @@ static void nor_where_packed_weights_are_unpacked_first(void) {
         open_model(roll(1, 4));
         draw_task();
         draw_numbers();
-        trial.weights = (Quant){4, 16}, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
+        trial.weights = (Quant){4, 4}, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
         memset(trial.stop, 0, sizeof trial.stop);
         draw_policy();
         run();
@@ -733,12 +733,12 @@ static void nor_where_packed_weights_are_unpacked_first(void) {
 /* Two batches of two prompts of 5 tokens, in pieces of a prompt: in prefill their 10 rows are too many for packed weights,
  * though no piece's are, and the first batch has them unpacked for both. The two rows that decode take them as they lie. */
 static void weights_are_unpacked_once_and_only_for_batches_of_many_rows(void) {
-    enum { L = 3, MATRICES = 6, SWEEPS = 4, BATCHES = 2 };
+    enum { L = 3, MATRICES = 6, PRODUCTS = 4, SWEEPS = 4, BATCHES = 2 }; /* q, k and v are one product */
     dice = 3;
     open_model(L);
     clear_task();
     for (int i = 0; i < 4; i++) add_prompt(5, SWEEPS);
-    trial.weights = (Quant){4, 16}, trial.blind = true;
+    trial.weights = (Quant){4, 4}, trial.blind = true;
     memset(trial.stop, 0, sizeof trial.stop);
     for (int rows = 9; rows <= 10; rows++) {
         trial.packed_rows = rows;
@@ -748,7 +748,7 @@ static void weights_are_unpacked_once_and_only_for_batches_of_many_rows(void) {
         run();
         passes(rows);
         CU_ASSERT_EQUAL(trial.unpacked, rows < 10 ? L * MATRICES : 0);
-        CU_ASSERT_EQUAL(trial.packed_products, L * MATRICES * BATCHES * (SWEEPS - 1 + (rows < 10 ? 0 : 2)));
+        CU_ASSERT_EQUAL(trial.packed_products, L * PRODUCTS * BATCHES * (SWEEPS - 1 + (rows < 10 ? 0 : 2)));
     }
     trial.blind = false, trial.packed_rows = 0;
     checkpoint_close(trial.model);
