@@ -640,6 +640,32 @@ static void one_end_of_a_text_may_be_a_list(void) {
     CU_ASSERT_EQUAL(config.eos, 5);
 }
 
+/* Read around the page cache: a tensor behind the end of the file, and one that it ends within. */
+static void nor_is_one_that_ends_before_a_large_matrix_does(void) {
+    Error err = {0, ""};
+    size_t len, config_len;
+    char dir[400], path[500];
+    snprintf(dir, sizeof dir, "%s", temp_dir());
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    char *all = file_read("models/opt-tiny/model.safetensors", 1 << 28, &len, &err);
+    char *text = file_read("models/opt-tiny/config.json", 1 << 20, &config_len, &err);
+    write_file(dir, "model.safetensors", all, len), write_file(dir, "config.json", text, config_len);
+    Checkpoint *c = opens(dir);
+    Disk *disk = disk_open(dir, 0, c, &err);
+    const Tensor a = c->layer[1][FC1_W], b = c->layer[1][FC2_W], first = a.offset < b.offset ? a : b,
+                 second = a.offset < b.offset ? b : a;
+    f16 *numbers = xcalloc(tensor_bytes(a), 1);
+    ASSERT_OK(disk_read(disk, numbers, second, F16, 0, &err));
+    CU_ASSERT(!memcmp(numbers, all + second.offset, tensor_bytes(second)));
+    CHECK(truncate(path, (off_t)(first.offset + tensor_bytes(first) - 100)) == 0);
+    CU_ASSERT_EQUAL_FATAL(disk_read(disk, numbers, second, F16, 0, &err), -1);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "model.safetensors: reading"));
+    CU_ASSERT_EQUAL(disk_read(disk, numbers, first, F16, 0, &err), -1);
+    disk_close(disk);
+    checkpoint_close(c);
+    free(all), free(text), free(numbers);
+}
+
 /* Another file under its name does no harm, since the first stays open. Of what streams from disk, reads look now and then.
  */
 static void a_file_that_changes_while_it_is_open_is_named(void) {
@@ -683,6 +709,7 @@ CU_TestInfo tests[] = {
     {"hostile names cannot forge a second line", hostile_names_cannot_forge_a_second_line},
     {"a file that shrinks is an error and not a signal", a_file_that_shrinks_is_an_error_and_not_a_signal},
     {"nor is one that ends within a bias or the token table", nor_is_one_that_ends_within_a_bias_or_the_token_table},
+    {"nor is one that ends before a large matrix does", nor_is_one_that_ends_before_a_large_matrix_does},
     {"a file that changes while it is open is named", a_file_that_changes_while_it_is_open_is_named},
     {"one end of a text may be a list", one_end_of_a_text_may_be_a_list},
     {"values beyond f16 are refused by name", values_beyond_f16_are_refused_by_name},

@@ -203,6 +203,30 @@ static void trouble_ends_every_wait(void) {
     close_device();
 }
 
+/* Ops of so many moves that a lane has room for those of two at a time: who posts more waits until they are done. */
+static void moves_stay_until_their_op_is_done(void) {
+    enum { MOVES = 256, OPS = 20 };
+    Move moves[MOVES];
+    int wrong = 0;
+    if (test_gpu) return; /* whose streams take them at once */
+    open_rows();
+    device->delay_us[W_LOAD] = 1000;
+    for (int i = 0; i < OPS; i++) {
+        Op op = {.lane = W_LOAD, .kind = OTHER};
+        for (int m = 0, c = i * MOVES; m < MOVES; m++, c++)
+            moves[m] = (Move){tensor_cols(on[TIER_GPU], c, 1), tensor_cols(on[TIER_CPU], c, 1)};
+        op_copy(&op, moves, MOVES);
+        ASSERT_OK(i + 1 < OPS ? (device->post(device, &op), 0) : device->wait(device, device->post(device, &op), &err));
+    }
+    const f16 *low = device->host(device, on[TIER_CPU]);
+    f16 *was = memcpy(xcalloc(MOST, sizeof *was), low, MOST * sizeof *was);
+    ASSERT_OK(device->wait(device, move_rows(STORE, TIER_CPU, TIER_GPU, 0, OPS * MOVES, 0, nothing), &err));
+    for (int c = 0; c < OPS * MOVES; c++) wrong += low[c] != was[c];
+    CU_ASSERT_EQUAL(wrong, 0);
+    free(was);
+    close_device();
+}
+
 /* Large reads are of whole blocks, 4 MiB at most at a time: what is wanted may begin and end anywhere. */
 static void a_large_read_brings_its_bytes_wherever_they_begin_and_end(void) {
     enum { MIB = 1 << 20, BLOCK = 4096, FILE_SIZE = 9 * MIB, PIECE = 4 * MIB };
@@ -491,6 +515,7 @@ CU_TestInfo tests[] = {
     {"a small copy does not wait behind a slab", a_small_copy_does_not_wait_behind_a_slab},
     {"the wait comes before the copy", the_wait_comes_before_the_copy},
     {"trouble ends every wait", trouble_ends_every_wait},
+    {"moves stay until their op is done", moves_stay_until_their_op_is_done},
     {"a large read brings its bytes wherever they begin and end",
      a_large_read_brings_its_bytes_wherever_they_begin_and_end},
     {"one logit that is no number ends the run", one_logit_that_is_no_number_ends_the_run},
