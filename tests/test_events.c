@@ -842,6 +842,25 @@ static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) 
     checkpoint_close(trial.model);
 }
 
+/* If prompt 0 takes its four sweeps, the long one comes to a seat on the CPU; when it stops early, to one on the GPU, where
+ * nobody was to have as many pages. */
+static void a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early(void) {
+    dice = 9;
+    open_model(1);
+    clear_task();
+    add_prompt(1, 4), add_prompt(1, 1), add_prompt(20, 2);
+    run_reference();
+    passes(0);
+    for (int stop = 0; stop < 2; stop++) {
+        trial.policy = (Policy){.wg = 1, .cg = .5, .cc = .5, .hg = 1, .overlap = true, .page_tokens = 1};
+        trial.policy.schedule = SCHEDULE_DIAGONAL, trial.policy.gbs = 1, trial.policy.num_gpu_batches = 2;
+        trial.stop[0] = stop;
+        run();
+        passes(stop);
+    }
+    checkpoint_close(trial.model);
+}
+
 /* Two prompts of one token, each a batch, that grow by a page a sweep in turn: no page of one has a neighbour, so each page
  * of the past is a move, its K and its V, from the disk to the CPU and on to the GPU. */
 static void there_is_room_for_the_moves_of_pages_that_all_lie_apart(void) {
@@ -921,6 +940,8 @@ CU_TestInfo tests[] = {
      ops_without_an_event_are_races_and_with_one_they_are_none},
     {"what a batch has left open is waited for when others are gone",
      what_a_batch_has_left_open_is_waited_for_when_others_are_gone},
+    {"a seat has pages for whoever comes to it when others stop early",
+     a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early},
     {"there is room for the moves of pages that all lie apart", there_is_room_for_the_moves_of_pages_that_all_lie_apart},
     {"no two ops touch the same bytes without an event between them",
      no_two_ops_touch_the_same_bytes_without_an_event_between_them},
