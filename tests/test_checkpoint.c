@@ -640,6 +640,28 @@ static void one_end_of_a_text_may_be_a_list(void) {
     CU_ASSERT_EQUAL(config.eos, 5);
 }
 
+/* However large they are: those of other types do not go around the page cache. */
+static void what_is_read_from_disk_becomes_f16(void) {
+    Error err = {0, ""};
+    Checkpoint *c = opens("models/opt-tiny");
+    Disk *disk = disk_open(temp_dir(), 0, c, &err);
+    Tensor w = c->layer[1][FC1_W];
+    const size_t count = (size_t)w.rows * w.cols / 2;
+    int checked = 0;
+    f16 *expected = xcalloc(count, sizeof *expected), *numbers = xcalloc(2 * count, sizeof *numbers);
+    for (Type type = F32; type <= BF16; type++) { /* any bytes are numbers of each type */
+        w.type = type, w.rows = 1, w.cols = (int)count, w.ld = count;
+        if (checkpoint_fill(c, expected, &w, 0, count, &err)) continue; /* but some are no halfs */
+        ASSERT_OK(disk_read(disk, numbers, w, F16, 0, &err));
+        CU_ASSERT(!memcmp(numbers, expected, count * sizeof *numbers));
+        checked++;
+    }
+    CU_ASSERT(checked >= 2);
+    disk_close(disk);
+    checkpoint_close(c);
+    free(expected), free(numbers);
+}
+
 /* Read around the page cache: a tensor behind the end of the file, and one that it ends within. */
 static void nor_is_one_that_ends_before_a_large_matrix_does(void) {
     Error err = {0, ""};
@@ -710,6 +732,7 @@ CU_TestInfo tests[] = {
     {"a file that shrinks is an error and not a signal", a_file_that_shrinks_is_an_error_and_not_a_signal},
     {"nor is one that ends within a bias or the token table", nor_is_one_that_ends_within_a_bias_or_the_token_table},
     {"nor is one that ends before a large matrix does", nor_is_one_that_ends_before_a_large_matrix_does},
+    {"what is read from disk becomes F16", what_is_read_from_disk_becomes_f16},
     {"a file that changes while it is open is named", a_file_that_changes_while_it_is_open_is_named},
     {"one end of a text may be a list", one_end_of_a_text_may_be_a_list},
     {"values beyond f16 are refused by name", values_beyond_f16_are_refused_by_name},

@@ -195,6 +195,10 @@ static void trouble_ends_every_wait(void) {
         CU_ASSERT_EQUAL(device->wait(device, waiting[w], &err), -1);
         CU_ASSERT(strstr(err.text, "not finite") != NULL);
     }
+    const int stop = 1; /* a later reason to end does not replace the first */
+    device->stop = &stop;
+    CU_ASSERT_EQUAL(device->wait(device, move_rows(STORE, TIER_CPU, TIER_GPU, 0, 1, 0, nothing), &err), -1);
+    CU_ASSERT(strstr(err.text, "not finite") != NULL);
     CU_ASSERT_EQUAL(trace.n, 0);
     close_device();
     open_rows();
