@@ -145,7 +145,7 @@ int settle_compression(const TaskRun *run, Error *err) {
     if (o->compress_weight) p->weight_quant = asked;
     if (o->compress_cache) p->cache_quant = asked;
     if (is_sparse(p)) p->cpu_attention = true;
-    if (!is.bits) return 0;
+    if (!is.bits) return o->compress_weight || o->allow_compression ? checkpoint_packs(run->checkpoint, asked, err) : 0;
     if (o->compress_weight && (is.bits != asked.bits || is.group != asked.group))
         return fail(err, EXIT_USAGE,
                     "--compress-weight: the checkpoint's weights have %d bits in groups of %d; leave it out", is.bits,

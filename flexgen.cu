@@ -1377,23 +1377,28 @@ static __device__ Prefix shortest(const Row *row, Mass enough, bool mass) {
 
 static __device__ bool within(Prefix a, Prefix b) { return a.bits > b.bits || (a.bits == b.bits && a.id <= b.id); }
 
-/* The largest logit that is a number and the lowest id that has it, known to all. */
-static __device__ int largest_logit(const float *logits, int vocab, float *largest) {
+/* The largest logit that is a number and the lowest id that has it, known to all. bad becomes 1 where one of the logits,
+ * chosen or not, is no finite number. */
+static __device__ int largest_logit(const float *logits, int vocab, float *largest, int *bad) {
     float most = -INFINITY;
     int best = vocab;
-    for (int i = threadIdx.x; i < vocab; i += blockDim.x)
+    bool finite = true;
+    for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
         if (logits[i] > most || (logits[i] == most && i < best)) most = logits[i], best = i;
+        finite = finite && isfinite(logits[i]);
+    }
+    if (!finite) atomicExch(bad, 1); /* the host may be looking */
     *largest = block_reduce<Most>(most);
     best = block_reduce<Least>(most == *largest ? best : vocab);
     return best < vocab ? best : 0; /* nothing but NaN */
 }
 
-/* One block a row. bad becomes 1 where the chosen logit is no finite number. */
+/* One block a row. */
 static __global__ void __launch_bounds__(MOST_THREADS)
     pick_kernel(int *ids, int *bad, const float *logits, const int *prompt, const int *pos, Sampling s, int vocab) {
     bool cut_k = s.top_k > 0 && s.top_k < vocab;
     Row row = {logits + (size_t)blockIdx.x * vocab, 0, s.temperature, vocab, !cut_k && s.top_p >= 1};
-    int best = largest_logit(row.logits, vocab, &row.largest), id = best;
+    int best = largest_logit(row.logits, vocab, &row.largest, bad), id = best;
     if (s.temperature > 0 && isfinite(row.largest)) {
         Prefix kept = {0, vocab - 1};
         if (cut_k) kept = shortest(&row, s.top_k, false);
@@ -1407,18 +1412,16 @@ static __global__ void __launch_bounds__(MOST_THREADS)
         Prefix drawn = shortest(&row, (Mass)(draw * (double)mass) + 1, true); /* beyond what is drawn */
         id = within(drawn, kept) ? drawn.id : kept.id;
     }
-    if (threadIdx.x) return;
-    if (!isfinite(row.logits[id])) atomicExch(bad, 1); /* the host may be looking */
-    ids[blockIdx.x] = id;
+    if (threadIdx.x == 0) ids[blockIdx.x] = id;
 }
 
 /* One block a row. What is no number makes logp none. */
 static __global__ void __launch_bounds__(MOST_THREADS)
-    score_kernel(float *logp, int *best, const float *logits, const int *target, int vocab) {
+    score_kernel(float *logp, int *best, int *bad, const float *logits, const int *target, int vocab) {
     const float *row = logits + (size_t)blockIdx.x * vocab;
     float largest;
     double sum = 0;
-    int id = largest_logit(row, vocab, &largest);
+    int id = largest_logit(row, vocab, &largest, bad);
     for (int i = threadIdx.x; i < vocab; i += blockDim.x) sum += expf(row[i] - largest);
     sum = block_reduce<Add>(sum);
     if (threadIdx.x) return;
@@ -1437,8 +1440,10 @@ static int gpu_pick(Gpu *gpu, Lane lane, int32_t *ids, const float *logits, cons
 
 static int gpu_score(Gpu *gpu, Lane lane, float *logp, int32_t *best, const float *logits, const int32_t *target, int rows,
                      int vocab, Error *err) {
+    CudaGpu *g = cuda(gpu);
     if (!rows) return 0;
-    score_kernel<<<rows, row_threads(vocab, MOST_THREADS), 0, stream_of(gpu, lane)>>>(logp, best, logits, target, vocab);
+    score_kernel<<<rows, row_threads(vocab, MOST_THREADS), 0, g->stream[lane]>>>(logp, best, g->not_finite, logits, target,
+                                                                                 vocab);
     return launched("score", err);
 }
 

@@ -18,8 +18,7 @@
 // The plain forward
 // ---------------------------------------------------------------------------------------------------------------
 
-/* A whole tensor as F16, and how many numbers: of a packed one all that its groups have room for, (rows group, k). The
- * caller frees it. NULL if it cannot be read. */
+/* A whole tensor as F16, and how many numbers. The caller frees it. NULL if it cannot be read. */
 static f16 *tensor_numbers(size_t *count, const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
     const Quant quant = tensor->quant;
     const bool packed = tensor->type == U8;
@@ -223,18 +222,13 @@ void opt_embed(Poster *to, Op op, const OptConfig *config, const Tensor global[N
     if (projected) post(to, op_linear(&op, x, tokens, global[PROJECT_IN], none, x, false));
 }
 
-/* q, k and v in one product; where a packed matrix ends within a group of rows, in three. */
-static void project(Poster *to, Op *op, const Tensor w[NROLES], Tensor qkv, Tensor x) {
-    const Tensor matrix = tensor_joined(tensor_joined(w[Q_W], w[K_W]), w[V_W]),
-                 bias = tensor_row(tensor_joined(tensor_joined(w[Q_B], w[K_B]), w[V_B]));
-    const int parts = matrix.type == U8 && x.cols % matrix.quant.group ? 3 : 1;
-    const int n = qkv.cols / parts, rows = matrix.rows / parts;
-    for (int i = 0; i < parts; i++)
-        post(to, op_linear(op, tensor_cols(qkv, i * n, n), x, tensor_rows(matrix, i * rows, rows),
-                           tensor_cols(bias, i * n, n), none, false));
+/* The tensors of q, k and v as one. */
+static Tensor joined(const Tensor w[NROLES], Role q, Role k, Role v) {
+    return tensor_joined(tensor_joined(w[q], w[k]), w[v]);
 }
 
 void opt_project(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor qkv, Tensor x, Tensor norm) {
+    const Tensor matrix = joined(w, Q_W, K_W, V_W), bias = tensor_row(joined(w, Q_B, K_B, V_B));
     int piece = config->pre_norm ? norm.rows : x.rows;
     for (int first = 0; first < x.rows; first += piece) {
         int n = imin(piece, x.rows - first);
@@ -243,7 +237,7 @@ void opt_project(Poster *to, Op op, const OptConfig *config, const Tensor w[NROL
             post(to, op_layernorm(&op, tensor_rows(norm, 0, n), in, w[LN1_W], w[LN1_B]));
             in = tensor_rows(norm, 0, n);
         }
-        project(to, &op, w, tensor_rows(qkv, first, n), in);
+        post(to, op_linear(&op, tensor_rows(qkv, first, n), in, matrix, bias, none, false));
     }
 }
 

@@ -30,7 +30,8 @@ typedef struct {
     LayerWeights now, next; /* the layer that computes, the one that loads beside it */
     bool next_is_layer0;    /* next is layer 0 of the coming sweep */
     Op op;                  /* the one that is being made */
-    Move *moves;            /* scratch: of the op that is being made, and behind them of its second hop */
+    Move *moves;            /* [room] scratch: of the op that is being made, and behind them of its second hop */
+    size_t room;
 } Run;
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -337,6 +338,7 @@ static void bring_cache(Run *run, const Batch *b, int j, int k) {
         const Stop stops[] = {{tensor_rows(to.k, first, 0), via.k}, {tensor_rows(to.v, first, 0), via.v}};
         int n = batch_moves(run->moves, 0, b, (Tier)t, stops[0].here, home.k, page);
         if (!is_sparse(&run->plan->policy)) n = batch_moves(run->moves, n, b, (Tier)t, stops[1].here, home.v, page);
+        CHECK(2 * (size_t)n <= run->room);
         if (side == TIER_CPU) {
             post(&run->to, op_copy(new_op(run, C_READ, CACHE, j, k), run->moves, n));
         } else {
@@ -683,7 +685,8 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
     CHECK(!is_sparse(&plan->policy) || plan->policy.cpu_attention);
     *stats = (RunStats){0};
     run.to = (Poster){.device = device, .depend = depend_open(plan->ncells), .overlap = plan->policy.overlap, .err = err};
-    run.moves = xcalloc(4 * ((size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES + 2), sizeof *run.moves);
+    run.room = 4 * ((size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES + 2);
+    run.moves = xcalloc(run.room, sizeof *run.moves);
     run.line.swept_at = device->now(device);
     run.flights = xcalloc(groups, sizeof *run.flights);
     for (int g = 0; g < groups; g++) {

@@ -152,8 +152,8 @@ static Tensor as_stored(Tensor t, bool matrix, Quant quant, Tier tier, size_t of
     Tensor f16 = as_f16(t, RESTING_WEIGHTS, tier, offset);
     if (!quant.bits || !matrix) return f16;
     if (t.type != U8) {
-        f16.rows = (t.rows + quant.group - 1) / quant.group;
-        f16.cols = (int)(quant_matrix_bytes(quant, t.rows, t.cols) / f16.rows);
+        CHECK(t.rows % quant.group == 0); /* see checkpoint_packs */
+        f16.rows = t.rows / quant.group, f16.cols = t.cols * (int)quant_bytes(quant, quant.group);
     }
     f16.type = U8, f16.quant = quant, f16.ld = (size_t)f16.cols;
     return f16;

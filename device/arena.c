@@ -5,7 +5,6 @@
  * are as on the host. Either way views become addresses here, and each code calls the function of its name: host_linear, or
  * its twin Gpu.linear. Read next: disk.c, the tier below. */
 #include <errno.h>
-#include <math.h>
 #include <sys/mman.h>
 
 #include "device/device.h"
@@ -35,6 +34,18 @@ bool arenas_is_stream(const Arenas *a, int lane) {
 int logits_not_finite(Error *err) {
     return fail(err, EXIT_FAILED,
                 "the model's logits are not finite: its weights hold NaN, or values too large; check the checkpoint");
+}
+
+/* Of every logit, also of those that are not chosen: a row of the head that is not finite never would be. */
+static int check_logits(const float *logits, size_t n, Error *err) {
+    uint32_t most = 0, infinite = 0x7f800000;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &logits[i], sizeof bits);
+        bits &= INT32_MAX; /* without the sign numbers are ordered as their bits are, NaN last */
+        most = bits > most ? bits : most;
+    }
+    return most < infinite ? 0 : logits_not_finite(err);
 }
 
 static int run_copy(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
@@ -97,13 +108,12 @@ static int run_linear(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
 
 static int run_unpack(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     const Tensor w = op->unpack.w, packed = op->unpack.packed;
-    const int group = packed.quant.group;
+    const size_t group = packed.quant.group;
     f16 *to = arenas_address(a, w);
     const uint8_t *from = arenas_address(a, packed);
     if (gpu) return gpu->unpack(gpu, op->lane, to, from, w.rows, w.cols, packed.quant, err);
-    for (int g = 0, r = 0; r < w.rows; g++, r += group)
-        quant_unpack_rows(to + (size_t)r * w.cols, from + (size_t)g * packed.cols, imin(group, w.rows - r), w.cols,
-                          packed.quant);
+    for (int g = 0; g < packed.rows; g++)
+        quant_unpack_rows(to + g * group * w.cols, from + (size_t)g * packed.cols, (int)group, w.cols, packed.quant);
     return 0;
 }
 
@@ -208,9 +218,7 @@ static int run_pick(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     const float *rows = arenas_address(a, logits);
     if (gpu) return gpu->pick(gpu, op->lane, ids, rows, prompt, pos, &op->sampling, logits.rows, logits.cols, err);
     host_pick(ids, rows, prompt, pos, &op->sampling, logits.rows, logits.cols);
-    for (int r = 0; r < logits.rows; r++)
-        if (!isfinite(rows[(size_t)r * logits.cols + ids[r]])) return logits_not_finite(err);
-    return 0;
+    return check_logits(rows, (size_t)logits.rows * logits.cols, err);
 }
 
 static int run_score(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
@@ -221,9 +229,7 @@ static int run_score(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     const int32_t *target = arenas_address(a, op->score.target);
     if (gpu) return gpu->score(gpu, op->lane, logp, best, rows, target, logits.rows, logits.cols, err);
     host_score(logp, best, rows, target, logits.rows, logits.cols);
-    for (int r = 0; r < logits.rows; r++)
-        if (!isfinite(logp[r])) return logits_not_finite(err);
-    return 0;
+    return check_logits(rows, (size_t)logits.rows * logits.cols, err);
 }
 
 static int run_receive(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {

@@ -476,7 +476,7 @@ struct Gpu {
     size_t overhead;         /* of them in use before there is a GPU tier: context, workspaces of cuBLAS and of attention */
     size_t spare;            /* of them that kernels will take when they are loaded at their first use */
     int max_head;            /* elements of a head that attention has room for */
-    const volatile int *bad; /* not 0 once pick has met logits that are not finite; alloc resets it */
+    const volatile int *bad; /* not 0 once pick or score has met a logit that is not finite; alloc resets it */
 
     int (*embed)(Gpu *, Lane lane, const Lookup *, Error *);
     int (*layernorm)(Gpu *, Lane lane, void *y, const void *x, const void *w, const void *b, int rows, int cols, Error *);

@@ -406,7 +406,9 @@ static int take_tensor(const Opening *o, const Part *part, Error *err) {
                     c->files[0].path, part_name(name, part), c->nfiles > 1 ? ", as in the other shards" : "");
     const char *path = c->files[e->file].path;
     if (entry_type(&type, e, quant, path, err) != 0) return -1;
-    if (quant.bits) rows = (rows + quant.group - 1) / quant.group, cols *= (int)quant_bytes(quant, quant.group);
+    if (quant.bits && rows % quant.group)
+        return bad_tensor(err, path, e->name, "has %d rows, which groups of %d do not divide", rows, quant.group);
+    if (quant.bits) rows /= quant.group, cols *= (int)quant_bytes(quant, quant.group);
     if (e->ndim != (part->vector ? 1 : 2) || (!part->vector && e->shape[0] != (size_t)rows) ||
         e->shape[e->ndim - 1] != (size_t)cols)
         return wrong_shape(e, part, rows, cols, quant, path, err);
@@ -635,6 +637,14 @@ int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *
                                     "finite numbers: is the download complete?", err);
 }
 
+int checkpoint_packs(const Checkpoint *checkpoint, Quant quant, Error *err) {
+    const OptConfig *c = &checkpoint->config;
+    if (c->h1 % quant.group == 0 && c->h2 % quant.group == 0) return 0;
+    return fail(err, EXIT_USAGE,
+                "--group %d: the model's matrices have %d and %d rows; expected a number that divides both", quant.group,
+                c->h1, c->h2);
+}
+
 int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Quant quant,
                     Error *err) {
     const size_t cols = (size_t)tensor->cols;
@@ -642,12 +652,10 @@ int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, con
         CHECK(tensor->quant.bits == quant.bits && tensor->quant.group == quant.group);
         return checkpoint_fill(checkpoint, to, tensor, row * cols, cols, err);
     }
-    const size_t first = (size_t)row * quant.group * cols;
-    const int rows = imin(quant.group, tensor->rows - row * quant.group);
-    CHECK(row >= 0 && rows > 0);
-    if (checkpoint_fill(checkpoint, scratch, tensor, first, rows * cols, err) != 0) return -1;
-    if (quant_pack_rows(to, scratch, rows, tensor->cols, quant)) return 0;
-    return checkpoint_finite(checkpoint, scratch, tensor, first, rows * cols, err);
+    const size_t count = quant.group * cols, first = row * count;
+    if (checkpoint_fill(checkpoint, scratch, tensor, first, count, err) != 0) return -1;
+    if (quant_pack_rows(to, scratch, quant.group, tensor->cols, quant)) return 0;
+    return checkpoint_finite(checkpoint, scratch, tensor, first, count, err);
 }
 
 uint64_t checkpoint_digest(const Checkpoint *c) {

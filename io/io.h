@@ -47,7 +47,7 @@ struct Checkpoint {
     int nfiles;
     Quant quant;             /* how the matrices of the layers are packed; bits 0: they are not */
     Tensor (*layer)[NROLES]; /* [l], tier DISK, type F16, BF16 or F32, dense; a packed matrix (n, k) is U8, (rows of groups,
-                                bytes of one) = (ceil(n / group), k quant_bytes(group)), its quant set */
+                                bytes of one) = (n / group, k quant_bytes(group)), its quant set */
     Tensor global[NGLOBALS]; /* rows 0 when absent */
     bool untied;             /* there is a head that differs from the token table, though config.json says they are one */
     bool dummy;              /* a named size without files: tensors are F16 with file 0, see checkpoint_fill */
@@ -69,8 +69,10 @@ Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed);
  * a mapping, so that a file that shrank is an error and not a SIGBUS) and converted, or generated for a dummy. Fails on a
  * read error, and if a BF16 or F32 value is not finite in F16. Thread safe. */
 int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first, size_t count, Error *err);
+/* Whether the matrices of the layers can be packed so, in whole groups; -1 and err (EXIT_USAGE) if not. */
+int checkpoint_packs(const Checkpoint *checkpoint, Quant quant, Error *err);
 /* Writes one row of groups of a matrix, tensor->cols * quant_bytes(group) bytes, to `to`: what quant_pack_rows makes of
- * rows [row * group, (row + 1) * group), as far as there are so many. A U8 tensor must have the same quant, and its bytes
+ * rows [row * group, (row + 1) * group). A U8 tensor must have the same quant, and its bytes
  * are copied. scratch: group * cols numbers; not for U8. -1 and err, which names the tensor, if it cannot be read or a
  * number is not finite. Thread safe. */
 int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Quant quant,
@@ -114,9 +116,9 @@ typedef struct {
 
 /* Writes a copy of the checkpoint in dir to the directory output, with the matrices of the layers packed and the rest as
  * F16. checkpoint_open reads it, and quantize.c says how it is laid out. A shard has at most shard_bytes, or one layer.
- * output must be new or empty. progress may be NULL. -1 and err for what checkpoint_open or checkpoint_pack refuse, for a
- * checkpoint that is packed already or an output that exists (both EXIT_USAGE), and for a full disk; then nothing is left
- * behind. A killed program leaves OUTPUT.tmp-PID. */
+ * output must be new or empty. progress may be NULL. -1 and err for what checkpoint_open, checkpoint_packs or
+ * checkpoint_pack refuse, for a checkpoint that is packed already or an output that exists (both EXIT_USAGE), and for a
+ * full disk; then nothing is left behind. A killed program leaves OUTPUT.tmp-PID. */
 int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Quant quant, size_t shard_bytes, int threads,
                         FILE *progress, Error *err);
 

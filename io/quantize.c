@@ -6,7 +6,7 @@
  *     "__metadata__": {"format": "flexgen-packed-1", "flexgen.bits": "4", "flexgen.group": "64"}
  *
  * and each matrix of the decoder layers, (n, k) in the source, keeps its name but is dtype U8 and of shape
- * [ceil(n / group), k quant_bytes(group)]: row g is what quant_pack_rows makes of rows [g group, (g + 1) group), and
+ * [n / group, k quant_bytes(group)]: row g is what quant_pack_rows makes of rows [g group, (g + 1) group), and
  * quant.h says what a group looks like. All the rest is F16: biases, layernorms, embeddings, projections, a separate
  * head. A shard has whole layers. The data begins at a multiple of 64 bytes and has no holes, so tensors whose sizes are
  * multiples of 64 come first, then those of 32, and so on: each begins at as round a byte as its size is.
@@ -58,7 +58,7 @@ static void add_item(Copy *copy, const Part *part) {
     Item item = {t, part->vector, part->matrix, .rows = t->rows, .cols = (size_t)t->cols};
     item.order = part->layer < 0 ? copy->nitems : (part->layer + 1) * 2 * NROLES + role_place((Role)part->role);
     if (item.packed) {
-        item.rows = (t->rows + copy->quant.group - 1) / copy->quant.group;
+        item.rows /= copy->quant.group;
         item.cols *= quant_bytes(copy->quant, copy->quant.group);
     }
     item.bytes = item.rows * item.cols * (item.packed ? 1 : sizeof(f16));
@@ -375,7 +375,7 @@ int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Q
     if (checkpoint->quant.bits)
         fail(err, EXIT_USAGE, "%s: is packed already, %d bits in groups of %d; name the model that it was made from", dir,
              checkpoint->quant.bits, checkpoint->quant.group);
-    else {
+    else if (!checkpoint_packs(checkpoint, quant, err)) {
         lay_out(&copy, shard_bytes);
         status = write_beside(&copy, dir, output, err);
         sum_up(stats, &copy);

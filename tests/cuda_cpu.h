@@ -9,7 +9,8 @@
  * are tagged, so that the host cannot follow them, and kernels get them untagged as arguments, inside a struct too.
  *   ThreadSanitizer takes a CUDA thread for a thread, and only barriers, events and syncs order anything: where one is
  * missing it finds a race. AddressSanitizer checks all bounds, of shared arrays too; kernels then run one at a time.
- *   An asynchronous copy into shared memory leaves NaN there until it is waited for.
+ *   An asynchronous copy into shared memory leaves NaN there until it is waited for. What cudaMemcpy brings to the device
+ * from memory that is not pinned arrives only when somebody waits for the default stream or uses it.
  *
  * Environment, read at the start:
  *   CUDA_CPU_STRICT=1              abort on a refused call, a kernel that nobody asked about before its first launch,
@@ -719,10 +720,21 @@ inline void wait_for_streams(bool all) {
     for (cudaStream_t s : streams)
         if (all || s->blocking) s->wait();
 }
+/* Copies that cudaMemcpy has taken from pageable memory and that are not yet on the device. */
+inline struct {
+    std::mutex lock;
+    std::vector<std::function<void()>> copies;
+} late;
 inline void submit(cudaStream_t s, std::function<void()> f) {
     if (s) return s->submit(std::move(f));
     static CUstream_st default_stream; /* waits for all blocking streams, and they for it */
+    std::vector<std::function<void()>> before;
     wait_for_streams(false);
+    {
+        std::lock_guard<std::mutex> guard(late.lock);
+        before.swap(late.copies);
+    }
+    for (auto &copy : before) default_stream.submit(std::move(copy));
     default_stream.submit(std::move(f));
     default_stream.wait();
 }
@@ -760,6 +772,7 @@ inline cudaError_t allocate(void **p, size_t n, Kind kind) {
     return cudaSuccess;
 }
 inline cudaError_t release(void *p, Kind kind, cudaError_t otherwise, const char *where) {
+    submit(nullptr, [] {});
     wait_for_streams(true);
     std::lock_guard<std::shared_mutex> guard(host);
     auto it = allocations.find((uintptr_t)p);
@@ -816,6 +829,15 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
     bool pageable = !dst_known || !src_known;
     if (settings.strict && async && pageable && !pin_failed)
         complain(false, "%s: pageable host memory, so it is not asynchronous", where);
+    if (!s && to && pageable) { /* returns when it has read the bytes */
+        std::vector<char> bytes((const char *)src, (const char *)src + width);
+        std::lock_guard<std::mutex> guard(late.lock);
+        late.copies.push_back([=, bytes = std::move(bytes)] {
+            throttle(width, to);
+            memcpy(untag(dst), bytes.data(), width);
+        });
+        return cudaSuccess;
+    }
     submit(s, [=] {
         if (s) hold_copies();
         if (to != from) throttle(width * height, to); /* the data come last */
@@ -1017,7 +1039,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t s) {
     delete s;
     return cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t s) { return s ? s->wait() : wait_for_streams(false), cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+    return s ? s->wait() : submit(nullptr, [] {}), cudaSuccess;
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
     if (Record *r = e->use()) submit(s, [r] { r->wait(); }); /* not recorded: nothing to wait for */
     return cudaSuccess;

@@ -202,6 +202,21 @@ static void whoever_stops_early_is_replaced_at_once(void) {
     free(t.prompts);
 }
 
+/* Pages of 4 tokens, and 4 pages. Prompt 0 has 3 of them in its sweeps 8 to 11, and prompt 1, which is to end in sweep 7,
+ * stops in sweep 4. Prompt 2 has its second page only in its fifth and last sweep: in sweep 5 it may not take the vacant
+ * seat, though its pages would be there in all sweeps but that one. */
+static void who_enters_has_its_pages_up_to_its_last_sweep(void) {
+    Prompt prompts[] = {{.s = 1, .n = 12}, {.s = 1, .n = 4}, {.s = 1, .n = 5}};
+    const Task t = {.prompts = prompts, .count = 3};
+    const int limit[NTIERS] = {4}, stop[] = {12, 1, 5};
+    Walk plan = {.task = &t, .policy = policy_of(SCHEDULE_DIAGONAL, 1, 2, 4)}, early = plan;
+    walk(&plan);
+    CU_ASSERT_EQUAL(plan.peak[TIER_GPU], limit[TIER_GPU]);
+    early.limit = limit, early.stop = stop;
+    walk(&early);
+    CU_ASSERT(early.last[1] == 4 && early.first[2] == 8);
+}
+
 CU_TestInfo tests[] = {
     {"row keeps one batch and zig-zag one block in flight", row_keeps_one_batch_and_zigzag_one_block_in_flight},
     {"the diagonal of Figure 6 is a batch a sweep", the_diagonal_of_figure_6_is_a_batch_a_sweep},
@@ -209,5 +224,6 @@ CU_TestInfo tests[] = {
     {"finer batches bring the block to the paper's ratio", finer_batches_bring_the_block_to_the_papers_ratio},
     {"no early stop and no length breaks the limits", no_early_stop_and_no_length_breaks_the_limits},
     {"whoever stops early is replaced at once", whoever_stops_early_is_replaced_at_once},
+    {"who enters has its pages up to its last sweep", who_enters_has_its_pages_up_to_its_last_sweep},
     CU_TEST_INFO_NULL,
 };

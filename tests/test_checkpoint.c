@@ -548,6 +548,34 @@ static void a_file_that_shrinks_is_an_error_and_not_a_signal(void) {
     }
 }
 
+static void nor_is_one_that_ends_within_a_bias_or_the_token_table(void) {
+    static const Type types[] = {F16, F32};
+    Draft d;
+    for (int t = 0; t < 2; t++) {
+        draft_model(&d, types[t], "model.");
+        const char *dir = model_dir(config_json, &d);
+        char path[600];
+        snprintf(path, sizeof path, "%s/model.safetensors", dir);
+        Checkpoint *c = opens(dir);
+        Error err = {0, ""};
+        Disk *disk = disk_open(dir, 0, c, &err);
+        const Tensor table = c->global[TOK_EMBED], bias = c->layer[1][FC2_B];
+        const int32_t ids[] = {2, VOCAB - 1};
+        float logits[VOCAB], y[2 * H1];
+        Lookup l = {.y = y, .y_type = F32, .idx = ids, .rows = 2, .cols = H1};
+        ASSERT_OK(reference_forward(logits, c, ids, 1, &err));
+        ASSERT_OK(disk_embed(disk, &l, table, &err));
+        CHECK(truncate(path, (off_t)(bias.offset + tensor_bytes(bias) - 1)) == 0);
+        CU_ASSERT_EQUAL(reference_forward(logits, c, ids, 1, &err), -1);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "layers.1.fc2.bias: read error"));
+        CHECK(truncate(path, (off_t)(table.offset + tensor_bytes(table) - 1)) == 0);
+        CU_ASSERT_EQUAL(disk_embed(disk, &l, table, &err), -1);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "embed_tokens.weight: read error"));
+        disk_close(disk);
+        checkpoint_close(c);
+    }
+}
+
 static void values_beyond_f16_are_refused_by_name(void) {
     static const float bad[] = {65536, -1e30f, INFINITY, NAN};
     Draft d;
@@ -680,6 +708,54 @@ static void one_end_of_a_text_may_be_a_list(void) {
     CU_ASSERT_EQUAL(config.eos, 5);
 }
 
+/* However large they are: those of other types do not go around the page cache. */
+static void what_is_read_from_disk_becomes_f16(void) {
+    Error err = {0, ""};
+    Checkpoint *c = opens("models/opt-tiny");
+    Disk *disk = disk_open(temp_dir(), 0, c, &err);
+    Tensor w = c->layer[1][FC1_W];
+    const size_t count = (size_t)w.rows * w.cols / 2;
+    int checked = 0;
+    f16 *expected = xcalloc(count, sizeof *expected), *numbers = xcalloc(2 * count, sizeof *numbers);
+    for (Type type = F32; type <= BF16; type++) { /* any bytes are numbers of each type */
+        w.type = type, w.rows = 1, w.cols = (int)count, w.ld = count;
+        if (checkpoint_fill(c, expected, &w, 0, count, &err)) continue; /* but some are no halfs */
+        ASSERT_OK(disk_read(disk, numbers, w, F16, 0, &err));
+        CU_ASSERT(!memcmp(numbers, expected, count * sizeof *numbers));
+        checked++;
+    }
+    CU_ASSERT(checked >= 2);
+    disk_close(disk);
+    checkpoint_close(c);
+    free(expected), free(numbers);
+}
+
+/* Read around the page cache: a tensor behind the end of the file, and one that it ends within. */
+static void nor_is_one_that_ends_before_a_large_matrix_does(void) {
+    Error err = {0, ""};
+    size_t len, config_len;
+    char dir[400], path[500];
+    snprintf(dir, sizeof dir, "%s", temp_dir());
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    char *all = file_read("models/opt-tiny/model.safetensors", 1 << 28, &len, &err);
+    char *text = file_read("models/opt-tiny/config.json", 1 << 20, &config_len, &err);
+    write_file(dir, "model.safetensors", all, len), write_file(dir, "config.json", text, config_len);
+    Checkpoint *c = opens(dir);
+    Disk *disk = disk_open(dir, 0, c, &err);
+    const Tensor a = c->layer[1][FC1_W], b = c->layer[1][FC2_W], first = a.offset < b.offset ? a : b,
+                 second = a.offset < b.offset ? b : a;
+    f16 *numbers = xcalloc(tensor_bytes(a), 1);
+    ASSERT_OK(disk_read(disk, numbers, second, F16, 0, &err));
+    CU_ASSERT(!memcmp(numbers, all + second.offset, tensor_bytes(second)));
+    CHECK(truncate(path, (off_t)(first.offset + tensor_bytes(first) - 100)) == 0);
+    CU_ASSERT_EQUAL_FATAL(disk_read(disk, numbers, second, F16, 0, &err), -1);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "model.safetensors: reading"));
+    CU_ASSERT_EQUAL(disk_read(disk, numbers, first, F16, 0, &err), -1);
+    disk_close(disk);
+    checkpoint_close(c);
+    free(all), free(text), free(numbers);
+}
+
 /* Another file under its name does no harm, since the first stays open. Of what streams from disk, reads look now and then.
  */
 static void a_file_that_changes_while_it_is_open_is_named(void) {
@@ -724,6 +800,9 @@ CU_TestInfo tests[] = {
     {"shards must agree", shards_must_agree},
     {"hostile names cannot forge a second line", hostile_names_cannot_forge_a_second_line},
     {"a file that shrinks is an error and not a signal", a_file_that_shrinks_is_an_error_and_not_a_signal},
+    {"nor is one that ends within a bias or the token table", nor_is_one_that_ends_within_a_bias_or_the_token_table},
+    {"nor is one that ends before a large matrix does", nor_is_one_that_ends_before_a_large_matrix_does},
+    {"what is read from disk becomes F16", what_is_read_from_disk_becomes_f16},
     {"a file that changes while it is open is named", a_file_that_changes_while_it_is_open_is_named},
     {"one end of a text may be a list", one_end_of_a_text_may_be_a_list},
     {"values beyond f16 are refused by name", values_beyond_f16_are_refused_by_name},

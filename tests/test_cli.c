@@ -1765,6 +1765,24 @@ static void a_wrong_copy_is_refused_in_one_line(void) {
                    WORDS("opt-125m: is no directory"));
 }
 
+/* 96 numbers of 256 and 1024 rows. Those of the cache are in groups within a head, of which the last may be shorter. */
+static void a_group_that_does_not_divide_the_model_s_rows_is_refused(void) {
+    const char *const words[] = {"--group 96", "256 and 1024 rows", NULL};
+    char to[400];
+    snprintf(to, sizeof to, "%s/copy", temp_dir());
+    assert_refused(RUN("quantize", "--model", MODEL, "--output", to, "--group", "96"), EXIT_USAGE, words);
+    assert_refused(RUN(GENERATE, "--compress-weight", "--group", "96"), EXIT_USAGE, words);
+    assert_refused(RUN("bench", "--model", MODEL, "--prompt-len", "64", LAPTOP, "--compress-weight", "--group", "96"),
+                   EXIT_USAGE, words);
+    assert_refused(RUN("policy", "--model", MODEL, "--prompt-len", "64", LAPTOP, "--allow-compression", "--group", "96"),
+                   EXIT_USAGE, words);
+    assert_refused(RUN("eval", "--model", MODEL, "--perplexity", "README.md", LAPTOP, "--compress-weight", "--group", "96"),
+                   EXIT_USAGE, words);
+    Result r = RUN(GENERATE, "--compress-cache", "--group", "96");
+    assert_done(&r);
+    result_free(&r);
+}
+
 static void quantize_makes_a_copy_and_says_how_large_it_is(void) {
     Error err;
     size_t len;
@@ -1929,6 +1947,7 @@ CU_TestInfo tests[] = {
     {"bench on the GPU measures before it traces", bench_on_the_gpu_measures_before_it_traces},
     {"a wrong copy is refused in one line", a_wrong_copy_is_refused_in_one_line},
     {"quantize makes a copy and says how large it is", quantize_makes_a_copy_and_says_how_large_it_is},
+    {"a group that does not divide the model's rows is refused", a_group_that_does_not_divide_the_model_s_rows_is_refused},
     {"a packed copy writes what --compress-weight does", a_packed_copy_writes_what_compress_weight_does},
     {"bench counts packed bytes and the V that is read", bench_counts_packed_bytes_and_the_v_that_is_read},
     {"policy compresses where it is allowed to", policy_compresses_where_it_is_allowed_to},

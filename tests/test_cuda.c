@@ -325,6 +325,33 @@ static void how_many_rows_there_are_changes_no_bit_of_one(void) {
     arena_close();
 }
 
+/* Few outputs and many columns, so that blocks share outputs and leave partial sums: those of PROJECT and of FINISH, which
+ * run side by side, lie apart. Each of the two has another product to do, so that one's sums in the other's place show. */
+static void products_of_both_lanes_at_once_are_those_of_each_alone(void) {
+    enum { M = 8, N = 64, K = 512, TIMES = 3 };
+    const size_t y_bytes = (size_t)M * N * 2;
+    Product p[2];
+    const f16 *alone[2];
+    arena_open(MIB);
+    for (int l = 0; l < 2; l++) {
+        const void *x = put(random_halves((size_t)M * K, 1), (size_t)M * K * 2);
+        const void *w = put(packed_weights(random_halves((size_t)N * K, 1), fours, N, K), quant_matrix_bytes(fours, N, K));
+        p[l] = (Product){room(NULL, y_bytes), F16, N, x, w, NULL, NULL, fours, false, M, N, K};
+    }
+    for (int l = 0; l < 2; l++) {
+        RUN(lanes[l], linear, &p[l]);
+        alone[l] = (f16 *)memcpy(temp(y_bytes, 1), result(p[l].y), y_bytes);
+    }
+    start(PROJECT);
+    for (int i = 0; i < TIMES; i++)
+        for (int l = 0; l < 2; l++) POST(lanes[l], linear, &p[l]);
+    POST(FINISH, end, arena.mark);
+    POST(FINISH, sync, arena.mark);
+    finish(PROJECT);
+    for (int l = 0; l < 2; l++) CU_ASSERT(memcmp(result(p[l].y), alone[l], y_bytes) == 0);
+    arena_close();
+}
+
 // ---- attention -----------------------------------------------------------------------------------------------------
 
 /* MOST: sequences. Heads: their size and number. */
@@ -1061,17 +1088,15 @@ static void logits_that_are_no_numbers_never_win_and_are_reported(void) {
     logits[2 * VOCAB] = NAN, logits[3 * VOCAB + 200] = INFINITY;
     for (int i = 0; i < VOCAB; i++) logits[4 * VOCAB + i] = NAN;
     Sampling greedy = {0, 1, 0, 1}, cold = {1e-30f, 1, 0, 1}, cut = {1e-30f, 0.9f, 10, 1};
-    CU_ASSERT(memcmp(pick(ref, logits, &greedy, 2, VOCAB), ref, 2 * 4) == 0);
-    CU_ASSERT_EQUAL(*gpu->bad, 0); /* the chosen ones are finite */
     CU_ASSERT(memcmp(pick(ref, logits, &greedy, ROWS, VOCAB), ref, sizeof ref) == 0);
     CU_ASSERT(memcmp(pick(ref, logits, &cold, ROWS, VOCAB), ref, sizeof ref) == 0);
     CU_ASSERT(memcmp(pick(ref, logits, &cut, ROWS, VOCAB), ref, sizeof ref) == 0);
     arena_close();
-    for (int row = 2; row <= 4; row += 2) { /* only -inf, only NaN: each is reported where nothing was before */
+    for (int row = -1; row < ROWS; row++) { /* whether it is chosen or not, and where nothing was reported before */
         arena_open(MIB);
         CU_ASSERT_EQUAL(*gpu->bad, 0);
-        pick(ref, logits + row * VOCAB, &greedy, 1, VOCAB);
-        CU_ASSERT(*gpu->bad != 0);
+        pick(ref, row < 0 ? stepped_logits(VOCAB, 1) : logits + row * VOCAB, &greedy, 1, VOCAB);
+        CU_ASSERT((*gpu->bad != 0) == (row >= 0));
         arena_close();
     }
 }
@@ -1102,7 +1127,7 @@ static void scores_are_log_probabilities_of_the_targets(void) {
     arena_close();
 }
 
-static void a_score_beside_what_is_no_number_is_none(void) {
+static void a_score_beside_what_is_no_number_is_none_and_it_is_reported(void) {
     enum { VOCAB = 300 };
     float logits[3 * VOCAB]; /* an infinity that weighs nothing, a NaN, an infinity too large */
     int32_t target[] = {7, 7, 7};
@@ -1111,7 +1136,9 @@ static void a_score_beside_what_is_no_number_is_none(void) {
     logits[40] = -INFINITY, logits[VOCAB + 40] = NAN, logits[2 * VOCAB + 40] = INFINITY;
     const void *from = put(logits, sizeof logits), *gtarget = put(target, sizeof target);
     void *logp = room(NULL, sizeof target), *best = room(NULL, sizeof target);
+    CU_ASSERT_EQUAL(*gpu->bad, 0);
     RUN(PROJECT, score, (float *)logp, (int32_t *)best, (const float *)from, (const int32_t *)gtarget, 3, VOCAB);
+    CU_ASSERT(*gpu->bad != 0);
     const float *got = (const float *)result(logp);
     CU_ASSERT(isfinite(got[0]) && !isfinite(got[1]) && !isfinite(got[2]));
     CU_ASSERT(((int32_t *)result(best))[1] != 40 && ((int32_t *)result(best))[2] == 40);
@@ -1151,6 +1178,20 @@ static void copies_go_up_down_and_across_whole_and_by_rows(void) {
         if (pinned) gpu->unpin(gpu, host);
     }
     free(host);
+    arena_close();
+}
+
+/* From memory that is not pinned: such a copy may arrive when CUDA's call has long returned, and no stream waits for it. */
+static void what_is_uploaded_is_there_for_every_stream(void) {
+    enum { BYTES = 1 << 17 };
+    arena_open(MIB);
+    const f16 *numbers = random_halves(BYTES / 2, 1);
+    const void *from = put(numbers, BYTES);
+    void *to = room(NULL, BYTES);
+    for (int lane = 0; lane < COUNT(lanes); lane++) {
+        RUN(lanes[lane], copy, to, BYTES, from, BYTES, BYTES, 1);
+        CU_ASSERT(memcmp(result(to), numbers, BYTES) == 0);
+    }
     arena_close();
 }
 
@@ -1286,6 +1327,7 @@ CU_TestInfo tests[] = {
      linear_matches_the_host_and_the_place_of_a_row_changes_no_bit},
     {"a few rows times packed weights match the host", a_few_rows_times_packed_weights_match_the_host},
     {"how many rows there are changes no bit of one", how_many_rows_there_are_changes_no_bit_of_one},
+    {"products of both lanes at once are those of each alone", products_of_both_lanes_at_once_are_those_of_each_alone},
     {"prefill matches the host, and company changes no bit", prefill_matches_the_host_and_company_changes_no_bit},
     {"a token sees itself and those before it, at the edges of tiles too",
      a_token_sees_itself_and_those_before_it_at_the_edges_of_tiles_too},
@@ -1313,8 +1355,10 @@ CU_TestInfo tests[] = {
     {"greedy takes the largest, and the lowest id among equals", greedy_takes_the_largest_and_the_lowest_id_among_equals},
     {"sampling draws what the host draws", sampling_draws_what_the_host_draws},
     {"scores are log-probabilities of the targets", scores_are_log_probabilities_of_the_targets},
-    {"a score beside what is no number is none", a_score_beside_what_is_no_number_is_none},
+    {"a score beside what is no number is none, and it is reported",
+     a_score_beside_what_is_no_number_is_none_and_it_is_reported},
     {"copies go up, down and across, whole and by rows", copies_go_up_down_and_across_whole_and_by_rows},
+    {"what is uploaded is there for every stream", what_is_uploaded_is_there_for_every_stream},
     {"a copy is only posted", a_copy_is_only_posted},
     {"a lane waits for another's mark, and times are taken", a_lane_waits_for_another_s_mark_and_times_are_taken},
     {"nothing to do is nothing done", nothing_to_do_is_nothing_done},

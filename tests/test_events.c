@@ -50,6 +50,7 @@ typedef struct {
     long surplus;                   /* of these, those without which the rest would have been enough */
     long unexplained;               /* of these, those that surplus_kinds does not name */
     long unpacked, packed_products; /* matrices; products with packed weights */
+    int most_moves;                 /* of a copy */
 } Checker;
 
 static void merge(Clock *clock, const Clock *other) {
@@ -160,6 +161,7 @@ static Checker *begin(Device *device, const Op *op) {
 static uint8_t *address(const Checker *c, Tensor t) { return c->arena[t.tier] + t.offset; }
 
 static void check_copy(Checker *c, const Op *op) {
+    c->most_moves = imax(c->most_moves, op->nmoves);
     for (int i = 0; i < op->nmoves; i++) {
         Tensor to = op->moves[i].dst, from = op->moves[i].src;
         size_t bytes = type_bytes(to.type), row = to.cols * bytes;
@@ -197,13 +199,12 @@ static void check_linear(Checker *c, const Op *op) {
 
 static void check_unpack(Checker *c, const Op *op) {
     Tensor w = op->unpack.w, packed = op->unpack.packed;
-    const int group = packed.quant.group;
+    const size_t group = packed.quant.group;
     const uint8_t *from = reads(c, packed);
     f16 *to = writes(c, w);
     c->unpacked++;
-    for (int g = 0, r = 0; r < w.rows && !c->blind; g++, r += group)
-        quant_unpack_rows(to + (size_t)r * w.cols, from + (size_t)g * packed.cols, imin(group, w.rows - r), w.cols,
-                          packed.quant);
+    for (int g = 0; g < packed.rows && !c->blind; g++)
+        quant_unpack_rows(to + g * group * w.cols, from + (size_t)g * packed.cols, (int)group, w.cols, packed.quant);
 }
 
 static void check_attend_prefill(Checker *c, const Op *op) {
@@ -485,6 +486,7 @@ static struct {
     bool blind;                     /* nothing is computed, so nothing is compared but who waits for whom */
     int packed_rows;                /* of a blind device: as Plan.packed_rows */
     long unpacked, packed_products; /* of the latest run, as in Checker */
+    int most_moves;                 /* the same */
     Net *net;                       /* of a stage of a pipeline */
     int32_t tokens[PROMPTS][MAX_N];
     float logits[PROMPTS][MAX_N][VOCAB];
@@ -575,7 +577,7 @@ static void run(void) {
     expect(!c->races, "races");
     expect(!c->unexplained, "an event that no byte asks for");
     trial.ops += c->ops, trial.waits += c->waits, trial.surplus += c->surplus;
-    trial.unpacked = c->unpacked, trial.packed_products = c->packed_products;
+    trial.unpacked = c->unpacked, trial.packed_products = c->packed_products, trial.most_moves = c->most_moves;
     check_close(&c->base);
     plan_free(plan);
 }
@@ -625,8 +627,9 @@ static void set_numbers(Policy *p) {
 
 /* Packed or not, dense or sparse. */
 static void draw_numbers(void) {
-    static const Quant quants[] = {{0, 0}, {0, 0}, {4, 64}, {4, 16}, {3, 8}};
-    trial.weights = quants[roll(0, 4)], trial.cache = quants[roll(0, 4)];
+    static const Quant weights[] = {{0, 0}, {0, 0}, {4, 4}, {8, 2}, {3, 4}}, /* sizes are multiples of 4 */
+        caches[] = {{0, 0}, {0, 0}, {4, 64}, {4, 16}, {3, 8}};
+    trial.weights = weights[roll(0, 4)], trial.cache = caches[roll(0, 4)];
     trial.sparsity = one_in(3) ? .05 + .3 * roll(0, 3) : 1;
 }
 
@@ -717,7 +720,7 @@ static void nor_where_packed_weights_are_unpacked_first(void) {
         open_model(roll(1, 4));
         draw_task();
         draw_numbers();
-        trial.weights = (Quant){4, 16}, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
+        trial.weights = (Quant){4, 4}, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
         memset(trial.stop, 0, sizeof trial.stop);
         draw_policy();
         run();
@@ -730,12 +733,12 @@ static void nor_where_packed_weights_are_unpacked_first(void) {
 /* Two batches of two prompts of 5 tokens, in pieces of a prompt: in prefill their 10 rows are too many for packed weights,
  * though no piece's are, and the first batch has them unpacked for both. The two rows that decode take them as they lie. */
 static void weights_are_unpacked_once_and_only_for_batches_of_many_rows(void) {
-    enum { L = 3, MATRICES = 6, SWEEPS = 4, BATCHES = 2 };
+    enum { L = 3, MATRICES = 6, PRODUCTS = 4, SWEEPS = 4, BATCHES = 2 }; /* q, k and v are one product */
     dice = 3;
     open_model(L);
     clear_task();
     for (int i = 0; i < 4; i++) add_prompt(5, SWEEPS);
-    trial.weights = (Quant){4, 16}, trial.blind = true;
+    trial.weights = (Quant){4, 4}, trial.blind = true;
     memset(trial.stop, 0, sizeof trial.stop);
     for (int rows = 9; rows <= 10; rows++) {
         trial.packed_rows = rows;
@@ -745,7 +748,7 @@ static void weights_are_unpacked_once_and_only_for_batches_of_many_rows(void) {
         run();
         passes(rows);
         CU_ASSERT_EQUAL(trial.unpacked, rows < 10 ? L * MATRICES : 0);
-        CU_ASSERT_EQUAL(trial.packed_products, L * MATRICES * BATCHES * (SWEEPS - 1 + (rows < 10 ? 0 : 2)));
+        CU_ASSERT_EQUAL(trial.packed_products, L * PRODUCTS * BATCHES * (SWEEPS - 1 + (rows < 10 ? 0 : 2)));
     }
     trial.blind = false, trial.packed_rows = 0;
     checkpoint_close(trial.model);
@@ -839,6 +842,42 @@ static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) 
     checkpoint_close(trial.model);
 }
 
+/* If prompt 0 takes its four sweeps, the long one comes to a seat on the CPU; when it stops early, to one on the GPU, where
+ * nobody was to have as many pages. */
+static void a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early(void) {
+    dice = 9;
+    open_model(1);
+    clear_task();
+    add_prompt(1, 4), add_prompt(1, 1), add_prompt(20, 2);
+    run_reference();
+    passes(0);
+    for (int stop = 0; stop < 2; stop++) {
+        trial.policy = (Policy){.wg = 1, .cg = .5, .cc = .5, .hg = 1, .overlap = true, .page_tokens = 1};
+        trial.policy.schedule = SCHEDULE_DIAGONAL, trial.policy.gbs = 1, trial.policy.num_gpu_batches = 2;
+        trial.stop[0] = stop;
+        run();
+        passes(stop);
+    }
+    checkpoint_close(trial.model);
+}
+
+/* Two prompts of one token, each a batch, that grow by a page a sweep in turn: no page of one has a neighbour, so each page
+ * of the past is a move, its K and its V, from the disk to the CPU and on to the GPU. */
+static void there_is_room_for_the_moves_of_pages_that_all_lie_apart(void) {
+    enum { N = 40 };
+    dice = 5;
+    open_model(1);
+    clear_task();
+    for (int i = 0; i < 2; i++) add_prompt(1, N);
+    trial.blind = true;
+    trial.policy = (Policy){.wg = 1, .hg = 1, .gbs = 1, .num_gpu_batches = 2, .overlap = true, .page_tokens = 1};
+    run();
+    passes(0);
+    CU_ASSERT_EQUAL(trial.most_moves, 2 * (N - 1));
+    trial.blind = false;
+    checkpoint_close(trial.model);
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // The checker itself
 // ---------------------------------------------------------------------------------------------------------------
@@ -901,6 +940,9 @@ CU_TestInfo tests[] = {
      ops_without_an_event_are_races_and_with_one_they_are_none},
     {"what a batch has left open is waited for when others are gone",
      what_a_batch_has_left_open_is_waited_for_when_others_are_gone},
+    {"a seat has pages for whoever comes to it when others stop early",
+     a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early},
+    {"there is room for the moves of pages that all lie apart", there_is_room_for_the_moves_of_pages_that_all_lie_apart},
     {"no two ops touch the same bytes without an event between them",
      no_two_ops_touch_the_same_bytes_without_an_event_between_them},
     {"nor where packed weights are unpacked first", nor_where_packed_weights_are_unpacked_first},

@@ -1,6 +1,8 @@
 /* test_lanes.c: lanes by themselves. Slowed links take the time that their bytes take and change no bit; the trace says
  * what the counters say. Times are only bounded from below, where a slow machine cannot matter. The suite runs on the host
  * device, and what it says of traces on the cuda device too where main.c was told so. */
+#include <math.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "tests.h"
@@ -193,12 +195,81 @@ static void trouble_ends_every_wait(void) {
         CU_ASSERT_EQUAL(device->wait(device, waiting[w], &err), -1);
         CU_ASSERT(strstr(err.text, "not finite") != NULL);
     }
+    const int stop = 1; /* a later reason to end does not replace the first */
+    device->stop = &stop;
+    CU_ASSERT_EQUAL(device->wait(device, move_rows(STORE, TIER_CPU, TIER_GPU, 0, 1, 0, nothing), &err), -1);
+    CU_ASSERT(strstr(err.text, "not finite") != NULL);
     CU_ASSERT_EQUAL(trace.n, 0);
     close_device();
     open_rows();
     for (int c = CTOG; c <= CTOD; c++) device->link[c] = .1;
     for (int w = 0; w < WAYS; w++) move_rows(ways[w].lane, ways[w].to, ways[w].from, 0, MOST, 0, nothing);
     close_device();
+}
+
+/* Ops of so many moves that a lane has room for those of two at a time: who posts more waits until they are done. */
+static void moves_stay_until_their_op_is_done(void) {
+    enum { MOVES = 256, OPS = 20 };
+    Move moves[MOVES];
+    int wrong = 0;
+    if (test_gpu) return; /* whose streams take them at once */
+    open_rows();
+    device->delay_us[W_LOAD] = 1000;
+    for (int i = 0; i < OPS; i++) {
+        Op op = {.lane = W_LOAD, .kind = OTHER};
+        for (int m = 0, c = i * MOVES; m < MOVES; m++, c++)
+            moves[m] = (Move){tensor_cols(on[TIER_GPU], c, 1), tensor_cols(on[TIER_CPU], c, 1)};
+        op_copy(&op, moves, MOVES);
+        ASSERT_OK(i + 1 < OPS ? (device->post(device, &op), 0) : device->wait(device, device->post(device, &op), &err));
+    }
+    const f16 *low = device->host(device, on[TIER_CPU]);
+    f16 *was = memcpy(xcalloc(MOST, sizeof *was), low, MOST * sizeof *was);
+    ASSERT_OK(device->wait(device, move_rows(STORE, TIER_CPU, TIER_GPU, 0, OPS * MOVES, 0, nothing), &err));
+    for (int c = 0; c < OPS * MOVES; c++) wrong += low[c] != was[c];
+    CU_ASSERT_EQUAL(wrong, 0);
+    free(was);
+    close_device();
+}
+
+/* Large reads are of whole blocks, 4 MiB at most at a time: what is wanted may begin and end anywhere. */
+static void a_large_read_brings_its_bytes_wherever_they_begin_and_end(void) {
+    enum { MIB = 1 << 20, BLOCK = 4096, FILE_SIZE = 9 * MIB, PIECE = 4 * MIB };
+    static const size_t sizes[] = {PIECE - BLOCK, PIECE - 100, PIECE, PIECE + 6}, offsets[] = {0, 2, 300, BLOCK - 2};
+    Checkpoint *c = checkpoint_dummy(&config, 3);
+    Disk *disk = disk_open(temp_dir(), FILE_SIZE, c, &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(disk);
+    uint16_t *written = xcalloc(FILE_SIZE, 1), *read = xcalloc(FILE_SIZE, 1);
+    for (int i = 0; i < FILE_SIZE / 2; i++) written[i] = (uint16_t)(i * 40503u >> 4);
+    Tensor t = {.tier = TIER_DISK, .type = F16, .rows = 1, .cols = FILE_SIZE / 2, .ld = FILE_SIZE / 2};
+    ASSERT_OK(disk_write(disk, t, written, &err));
+    for (int i = 0; i < 16; i++) {
+        t.offset = offsets[i / 4], t.cols = (int)(sizes[i % 4] / 2), t.ld = (size_t)t.cols;
+        memset(read, 0xff, FILE_SIZE);
+        ASSERT_OK(disk_read(disk, read, t, F16, i % 2, &err));
+        CU_ASSERT(!memcmp(read, written + t.offset / 2, sizes[i % 4]) && read[t.cols] == 0xffff);
+    }
+    disk_close(disk);
+    checkpoint_close(c);
+    free(written), free(read);
+}
+
+/* Of a row that is not the first, and of a token that is not chosen. */
+static void one_logit_that_is_no_number_ends_the_run(void) {
+    enum { ROWS = 3, VOCAB = 131 };
+    const float bad[] = {1, NAN, INFINITY, -INFINITY};
+    const Sampling greedy = {0, 1, 0, 0};
+    if (test_gpu) return; /* its kernels: in test_cuda.c */
+    for (int i = 0; i < 4; i++) {
+        float numbers[ROWS * VOCAB] = {[VOCAB + 7] = bad[i], [VOCAB + 9] = 2};
+        open_rows();
+        Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, ROWS);
+        Tensor ids = tensor_cols(plan_view(plan, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, ROWS);
+        device->upload(device, logits, 0, numbers, ROWS * VOCAB);
+        Op pick = (Op){.lane = PROJECT, .kind = OTHER};
+        op_pick(&pick, ids, logits, ids, ids, &greedy);
+        CU_ASSERT_EQUAL(device->wait(device, device->post(device, &pick), &err), i ? -1 : 0);
+        close_device();
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -419,12 +490,53 @@ static void a_lane_may_have_more_calls_than_marks(void) {
     close_device();
 }
 
+/* Of the lane STORE: who waits for its first mark is held in CUDA until all other marks have been set, and a little longer,
+ * or until the first one is set anew. */
+static atomic_bool sleeps, all_set, set_anew;
+static int (*plain_sync)(Gpu *, Lane, uint64_t, Error *);
+
+static int sync_and_sleep(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
+    if (lane == STORE && mark == 1 && !atomic_exchange(&sleeps, true)) {
+        while (!all_set) usleep(100);
+        for (int ms = 0; ms < 50 && !set_anew; ms++) usleep(1000);
+        sleeps = false;
+    }
+    return plain_sync(gpu, lane, mark, e);
+}
+
+static int end_while_one_sleeps(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
+    if (lane == STORE && mark == MARKS) all_set = true;
+    if (lane == STORE && mark == MARKS + 1) set_anew = sleeps;
+    return plain_end(gpu, lane, mark, e);
+}
+
+static void a_mark_is_not_set_anew_while_someone_waits_for_it(void) {
+    if (!test_gpu) return;
+    plain_end = test_gpu->end, plain_sync = test_gpu->sync;
+    test_gpu->end = end_while_one_sleeps, test_gpu->sync = sync_and_sleep;
+    sleeps = all_set = set_anew = false;
+    open_rows();
+    Event first = move_rows(STORE, TIER_CPU, TIER_GPU, 0, 100, 0, nothing);
+    Event waits = move_rows(D_WRITE, TIER_DISK, TIER_CPU, 0, 100, 0, first), last = first;
+    while (!sleeps) usleep(100);
+    for (int k = 1; k <= MARKS + 1; k++) last = move_rows(STORE, TIER_CPU, TIER_GPU, 200, 100, k, nothing);
+    ASSERT_OK(device->wait(device, waits, &err));
+    ASSERT_OK(device->wait(device, last, &err));
+    CU_ASSERT(all_set && !set_anew);
+    close_device();
+    test_gpu->end = plain_end, test_gpu->sync = plain_sync;
+}
+
 CU_TestInfo tests[] = {
     {"an op takes as long as its bytes on a slowed link", an_op_takes_as_long_as_its_bytes},
     {"many ops take as long as their bytes, on all lanes of a link", many_ops_take_as_long_as_their_bytes},
     {"a small copy does not wait behind a slab", a_small_copy_does_not_wait_behind_a_slab},
     {"the wait comes before the copy", the_wait_comes_before_the_copy},
     {"trouble ends every wait", trouble_ends_every_wait},
+    {"moves stay until their op is done", moves_stay_until_their_op_is_done},
+    {"a large read brings its bytes wherever they begin and end",
+     a_large_read_brings_its_bytes_wherever_they_begin_and_end},
+    {"one logit that is no number ends the run", one_logit_that_is_no_number_ends_the_run},
     {"slowed links change no bit", slowed_links_change_no_bit},
     {"one batch in flight needs no marks between its layers", one_batch_in_flight_needs_no_marks_between_its_layers},
     {"the trace of one batch has every call", the_trace_of_one_batch_has_every_call},
@@ -432,5 +544,6 @@ CU_TestInfo tests[] = {
     {"a trace that drops slices counts nothing twice", a_trace_that_drops_slices_counts_nothing_twice},
     {"a slice is of one call", a_slice_is_of_one_call},
     {"a lane may have more calls than marks", a_lane_may_have_more_calls_than_marks},
+    {"a mark is not set anew while someone waits for it", a_mark_is_not_set_anew_while_someone_waits_for_it},
     CU_TEST_INFO_NULL,
 };

@@ -17,16 +17,16 @@ enum { MAX_NUMBERS = 1 << 18, WHOLE = 1 << 30 };
 // Sources and copies
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Of sizes that are no multiples of a group, with projections and a head of its own. */
-static const OptConfig small = {"small", 2, 48, 80, 4, 70, 20, 24, true, true, 2, 0, 1};
+/* With projections and a head of its own. */
+static const OptConfig small = {"small", 2, 64, 128, 4, 70, 20, 24, true, true, 2, 0, 1};
 static const char small_json[] =
-    "{\"model_type\": \"opt\", \"num_hidden_layers\": 2, \"hidden_size\": 48, \"ffn_dim\": 80, \"num_attention_heads\": 4,"
+    "{\"model_type\": \"opt\", \"num_hidden_layers\": 2, \"hidden_size\": 64, \"ffn_dim\": 128, \"num_attention_heads\": 4,"
     " \"vocab_size\": 70, \"max_position_embeddings\": 20, \"word_embed_proj_dim\": 24, \"tie_word_embeddings\": false}";
 
 /* A safetensors file in the making. Element 5 of the tensor that `spoilt` names becomes `bad`. */
 typedef struct {
     cJSON *header;
-    uint8_t data[1 << 18];
+    uint8_t data[1 << 19];
     size_t end;
     Type type;
     const char *spoilt;
@@ -46,7 +46,7 @@ static void add_tensor(Draft *d, const Checkpoint *c, const Tensor *t, const cha
     static const char *const types[] = {[F32] = "F32", [F16] = "F16", [BF16] = "BF16"};
     const int shape[] = {t->rows, t->cols}, count = t->rows * t->cols;
     double offsets[2] = {(double)d->end, 0};
-    f16 numbers[80 * 48];
+    f16 numbers[128 * 64];
     Error err;
     ASSERT_OK(checkpoint_fill(c, numbers, t, 0, count, &err));
     for (int e = 0; e < count; e++)
@@ -179,7 +179,7 @@ static void is_packed_copy(const char *to, const char *from, Quant quant) {
 }
 
 static void matrices_of_layers_are_packed_and_the_rest_is_kept(void) {
-    static const Quant quants[] = {{4, 64}, {3, 16}, {8, 1024}, {2, 48}};
+    static const Quant quants[] = {{4, 64}, {3, 16}, {8, 64}, {2, 32}};
     static const char *const dirs[] = {"tests/golden/opt-pre", "tests/golden/opt-post"};
     for (int d = 0; d < 2; d++)
         for (int q = 0; q < 4; q++) {
@@ -187,7 +187,7 @@ static void matrices_of_layers_are_packed_and_the_rest_is_kept(void) {
             is_packed_copy(copy_of(dirs[d], quants[q], WHOLE, &stats), dirs[d], quants[q]);
             CU_ASSERT_EQUAL(stats.files, 1);
             if (q > 0) continue;
-            CU_ASSERT_DOUBLE_EQUAL(stats.packed_bits, 4.5, 1e-9); /* 64 and 192 rows: groups are full */
+            CU_ASSERT_DOUBLE_EQUAL(stats.packed_bits, 4.5, 1e-9);
             CU_ASSERT(stats.bits > 4.5 && stats.bits < 16);
         }
 }
@@ -202,17 +202,43 @@ static void all_float_types_can_be_packed(void) {
 
 static void a_dummy_is_packed_like_a_checkpoint(void) {
     Checkpoint *c = checkpoint_dummy(&small, 5);
-    const Tensor *w = &c->layer[1][FC1_W]; /* (80, 48): one whole group, and 16 rows */
-    static f16 numbers[80 * 48], scratch[64 * 48];
-    static uint8_t expected[48 * 36], bytes[48 * 36];
+    const Tensor *w = &c->layer[1][FC1_W]; /* (128, 64): two groups */
+    static f16 numbers[128 * 64], scratch[64 * 64];
+    static uint8_t expected[64 * 36], bytes[64 * 36];
     Error err;
-    ASSERT_OK(checkpoint_fill(c, numbers, w, 0, 80 * 48, &err));
+    ASSERT_OK(checkpoint_fill(c, numbers, w, 0, 128 * 64, &err));
     for (int g = 0; g < 2; g++) {
-        quant_pack_rows(expected, numbers + g * 64 * 48, g ? 16 : 64, 48, four);
+        quant_pack_rows(expected, numbers + g * 64 * 64, 64, 64, four);
         ASSERT_OK(checkpoint_pack(c, bytes, scratch, w, g, four, &err));
         CU_ASSERT_EQUAL(memcmp(bytes, expected, sizeof bytes), 0);
     }
     checkpoint_close(c);
+}
+
+static void a_group_divides_the_rows_of_all_matrices(void) {
+    static const Quant uneven = {4, 48};
+    const OptConfig sizes[] = {{"h1", 1, 64, 96, 2, 9, 9, 64, true, true, 2, 0, 1},
+                               {"h2", 1, 96, 64, 2, 9, 9, 96, true, true, 2, 0, 1}};
+    char names[200], *save = NULL;
+    CopyStats stats;
+    Error err;
+    snprintf(names, sizeof names, "%s", opt_known_names());
+    for (char *name = strtok_r(names, ", ", &save); name; name = strtok_r(NULL, ", ", &save)) {
+        OptConfig config;
+        CHECK(opt_config_by_name(&config, name) == 0);
+        Checkpoint *c = checkpoint_dummy(&config, 0);
+        ASSERT_OK(checkpoint_packs(c, four, &err));
+        checkpoint_close(c);
+    }
+    for (int i = 0; i < 2; i++) {
+        Checkpoint *c = checkpoint_dummy(&sizes[i], 0);
+        CU_ASSERT(checkpoint_packs(c, uneven, &err) == -1 && err.code == EXIT_USAGE);
+        checkpoint_close(c);
+    }
+    const char *to = path_in(temp_dir(), "copy");
+    CU_ASSERT_EQUAL(checkpoint_quantize(&stats, "tests/golden/opt-pre", to, uneven, WHOLE, 1, NULL, &err), -1);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "--group 48: the model's matrices have 64 and 192 rows"));
+    CU_ASSERT_EQUAL(access(to, F_OK), -1);
 }
 
 /* At 8 bits a weight is within 1/510 of its group's range: the logits stay near those of the source, but are others. */
@@ -223,7 +249,7 @@ static void the_plain_forward_reads_a_copy(void) {
         Error err;
         Golden golden = golden_read(dirs[d]);
         const GoldenSequence *s = &golden.sequence[0];
-        Checkpoint *copy = opens(copy_of(dirs[d], (Quant){8, 48}, WHOLE, &stats)); /* 48 divides 192, but not 64 */
+        Checkpoint *copy = opens(copy_of(dirs[d], (Quant){8, 32}, WHOLE, &stats));
         float *logits = (float *)xcalloc((size_t)s->n * golden.vocab, sizeof *logits);
         ASSERT_OK(reference_forward(logits, copy, s->ids, s->n, &err));
         double error =
@@ -494,7 +520,7 @@ static void not_opened(const char *dir, const char *part) {
     }
 }
 
-/* small: q_proj is (48, 48): [1, 48 x 36]; fc1 (80, 48): [2, 1728] */
+/* small: q_proj is (64, 64): [1, 64 x 36]; fc1 (128, 64): [2, 2304] */
 static const char *const spoilt[][3] = {
     {"flexgen-packed-1", "flexgen-packed-2", "format is \"flexgen-packed-2\"; expected \"flexgen-packed-1\""},
     {"flexgen-packed-1", "pt", "q_proj.weight: dtype is U8; expected F16, BF16 or F32: only matrices of layers"},
@@ -507,21 +533,23 @@ static const char *const spoilt[][3] = {
     {"\"flexgen.bits\":\"4\"", "\"flexgen.bits\":\"-4\"", "flexgen.bits is \"-4\""},
     {"\"flexgen.bits\":\"4\"", "\"flexgen.bits\":\"4294967300\"", "flexgen.bits is \"4294967300\""},
     {"\"flexgen.bits\":\"4\",", "", "flexgen.bits is nothing"},
-    {"\"flexgen.bits\":\"4\"", "\"flexgen.bits\":\"3\"", "shape is [1, 1728]; config.json asks for [1, 1344] at 3 bits"},
+    {"\"flexgen.bits\":\"4\"", "\"flexgen.bits\":\"3\"", "shape is [1, 2304]; config.json asks for [1, 1792] at 3 bits"},
     {"\"flexgen.group\":\"64\"", "\"flexgen.group\":\"0\"", "flexgen.group is \"0\"; expected a number from \"16\""},
     {"\"flexgen.group\":\"64\"", "\"flexgen.group\":\"2048\"", "flexgen.group is \"2048\""},
     {"\"flexgen.group\":\"64\"", "\"flexgen.group\":\"65\"", "flexgen.group is 65; expected a multiple of 16"},
     {"\"flexgen.group\":\"64\"", "\"flexgen.group\":[64]", "flexgen.group is a list"},
-    {"\"flexgen.group\":\"64\"", "\"flexgen.group\":\"32\"", "asks for [2, 960] at 4 bits in groups of 32"},
+    {"\"flexgen.group\":\"64\"", "\"flexgen.group\":\"48\"",
+     "q_proj.weight: has 64 rows, which groups of 48 do not divide"},
+    {"\"flexgen.group\":\"64\"", "\"flexgen.group\":\"32\"", "asks for [2, 1280] at 4 bits in groups of 32"},
     {"{\"format\"", "[{\"format\"", "header: byte"},
     {"\"U8\"", "\"I8\"", "q_proj.weight: dtype is I8; expected U8, as __metadata__ says 4 bits in groups of 64"},
-    {"\"U8\",\"shape\":[1,1728]", "\"F16\",\"shape\":[18,48]", "q_proj.weight: dtype is F16; expected U8"},
-    {"\"U8\",\"shape\":[1,1728]", "\"U8\",\"shape\":[1728,1]", "shape is [1728, 1]; config.json asks for [1, 1728]"},
-    {"\"U8\",\"shape\":[1,1728]", "\"U8\",\"shape\":[1728]", "shape is [1728]; config.json asks for [1, 1728]"},
-    {"\"U8\",\"shape\":[2,1728]", "\"U8\",\"shape\":[1,3456]", "fc1.weight: shape is [1, 3456]; config.json asks for [2"},
-    {"\"U8\",\"shape\":[2,1728]", "\"U8\",\"shape\":[2,1729]", "expected 3458 elements of U8"},
+    {"\"U8\",\"shape\":[1,2304]", "\"F16\",\"shape\":[18,64]", "q_proj.weight: dtype is F16; expected U8"},
+    {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304,1]", "shape is [2304, 1]; config.json asks for [1, 2304]"},
+    {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304]", "shape is [2304]; config.json asks for [1, 2304]"},
+    {"\"U8\",\"shape\":[2,2304]", "\"U8\",\"shape\":[1,4608]", "fc1.weight: shape is [1, 4608]; config.json asks for [2"},
+    {"\"U8\",\"shape\":[2,2304]", "\"U8\",\"shape\":[2,2305]", "expected 4610 elements of U8"},
     {"\"F16\",\"shape\":[70,24]", "\"U8\",\"shape\":[70,48]", "embed_tokens.weight: dtype is U8; expected F16, BF16 or"},
-    {"\"F16\",\"shape\":[80]", "\"U8\",\"shape\":[160]", "fc1.bias: dtype is U8; expected F16"},
+    {"\"F16\",\"shape\":[128]", "\"U8\",\"shape\":[256]", "fc1.bias: dtype is U8; expected F16"},
 };
 
 static void spoilt_copies_are_refused(void) {
@@ -594,6 +622,7 @@ CU_TestInfo tests[] = {
     {"matrices of layers are packed and the rest is kept", matrices_of_layers_are_packed_and_the_rest_is_kept},
     {"all float types can be packed", all_float_types_can_be_packed},
     {"a dummy is packed like a checkpoint", a_dummy_is_packed_like_a_checkpoint},
+    {"a group divides the rows of all matrices", a_group_divides_the_rows_of_all_matrices},
     {"the plain forward reads a copy", the_plain_forward_reads_a_copy},
     {"files follow the format", files_follow_the_format},
     {"a layer of a copy is read as one", a_layer_of_a_copy_is_read_as_one},

@@ -98,10 +98,11 @@ static void vary_given(Search *s, uint64_t *seed) {
     if (s->fixed_schedule) p->schedule = (Schedule)below(seed, 3);
     if (p->schedule == SCHEDULE_ROW && !s->fixed_batches) s->fixed_batches = true, p->num_gpu_batches = 1;
     if (s->fixed_attention) p->cpu_attention = one_in(seed, 2);
-    if (one_in(seed, 4)) p->weight_quant = (Quant){4, 64};
+    const Quant packed = {4, s->checkpoint->config.h1 % 64 ? 20 : 64};
+    if (one_in(seed, 4)) p->weight_quant = packed;
     if (one_in(seed, 4)) p->cache_quant = (Quant){4, 64};
     if (one_in(seed, 4)) p->sparsity = .1, s->fixed_attention = p->cpu_attention = true;
-    if (one_in(seed, 4)) s->allowed = (Quant){4, 64};
+    if (one_in(seed, 4)) s->allowed = packed;
     p->overlap = !one_in(seed, 8);
     p->page_tokens = one_in(seed, 4) ? 1 + below(seed, 64) : 16;
 }

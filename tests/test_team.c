@@ -113,6 +113,57 @@ static void several_threads_call_at_once_and_loops_hold_loops(void) {
     host_set_threads(0);
 }
 
+/* The loop of one caller has a helper that is slow until another caller's loops have come and gone. */
+typedef struct {
+    pthread_t caller;
+    atomic_int helpers;
+    atomic_bool slow, others_gone, done;
+} Slow;
+
+static void be_slow(const void *what, int first, int n) {
+    Slow *a = *(Slow *const *)what;
+    (void)first, (void)n;
+    if (pthread_equal(a->caller, pthread_self())) {
+        while (!a->slow) sched_yield();
+    } else if (a->helpers++ == 0) {
+        a->slow = true;
+        while (!a->others_gone) usleep(100);
+        a->done = true;
+    }
+}
+
+/* With the team's other helper, who then leaves. */
+static void meet_one(const void *what, int first, int n) {
+    atomic_int *here = *(atomic_int *const *)what;
+    (void)first;
+    *here += n;
+    while (*here < 2) sched_yield();
+}
+
+static void *call_others(void *what) {
+    Slow *a = what;
+    while (!a->slow) usleep(100);
+    for (int turn = 0; turn < 5; turn++) {
+        atomic_int here = 0, *both = &here;
+        usleep(2000); /* by now the caller sleeps */
+        host_share(INFINITY, 2, meet_one, &both);
+    }
+    usleep(2000); /* for one who has gone on too soon to be found out */
+    a->others_gone = true;
+    return NULL;
+}
+
+static void who_leaves_another_loop_ends_nobody_s_wait(void) {
+    Slow slow = {.caller = pthread_self()}, *what = &slow;
+    pthread_t other;
+    host_set_threads(3);
+    CHECK(pthread_create(&other, NULL, call_others, &slow) == 0);
+    host_share(INFINITY, 2, be_slow, &what);
+    CU_ASSERT(slow.done);
+    pthread_join(other, NULL);
+    host_set_threads(0);
+}
+
 static void use_scratch(const void *what, int first, int n) {
     atomic_int *wrong = *(atomic_int *const *)what;
     for (int i = first; i < first + n; i++) {
@@ -163,6 +214,7 @@ CU_TestInfo tests[] = {
     {"little is done by the caller alone", little_is_done_by_the_caller_alone},
     {"all of the team take part asleep or not", all_of_the_team_take_part_asleep_or_not},
     {"several threads call at once and loops hold loops", several_threads_call_at_once_and_loops_hold_loops},
+    {"who leaves another loop ends nobody's wait", who_leaves_another_loop_ends_nobody_s_wait},
     {"each thread has working memory of its own", each_thread_has_working_memory_of_its_own},
     {"a child computes alone and can have a team of its own", a_child_computes_alone_and_can_have_a_team_of_its_own},
     CU_TEST_INFO_NULL,
