@@ -234,6 +234,7 @@ static void a_long_stop_text_far_into_a_completion_is_found(void) {
 static const char three[] = "one\ntwo\nno\xFFthree\nfour\n"; /* the third is impossible */
 static const char *const says[] = {" a b c d e f g h i j", " x", "", " 1 2 3 4 5 6"};
 static const Texts stop_at_5 = {(char *[]){"5"}, 1};
+static long whole_tokens; /* in the lines of the whole job */
 
 /* Makes the output of the whole job, and how its journal looks like before the end. */
 static void whole_job(char **out, size_t *out_len, char **record, size_t *record_len) {
@@ -245,6 +246,7 @@ static void whole_job(char **out, size_t *out_len, char **record, size_t *record
     sweep(&job, c, says, N);
     CU_ASSERT_EQUAL(completions_end(c, -1, &err),
                     -1); /* as if it had failed after its last sweep, so that the journal stays */
+    whole_tokens = completions_tokens(c);
     completions_free(c);
     *record = contents(journal, record_len), *out = contents(output, out_len);
     unlink(journal), unlink(output);
@@ -263,6 +265,7 @@ static void assert_goes_on(const char *record, size_t record_len, const char *pa
     if (!c) CU_FAIL_FATAL(err.text);
     sweep(&job, c, says, N);
     ASSERT_OK(completions_end(c, 0, &err));
+    CU_ASSERT_EQUAL(completions_tokens(c), whole_tokens); /* of lines that were there, were cut and are new */
     completions_free(c);
     char *text = contents(output, &len);
     CU_ASSERT(len == out_len && !memcmp(text, out, len));
@@ -278,6 +281,15 @@ static void a_job_goes_on_from_any_byte_of_its_journal_and_output(void) {
     for (size_t cut = (size_t)(strchr(record, '\n') - record) + 1; cut <= record_len; cut++)
         assert_goes_on(record, cut, out, cut * 31 % (out_len + 1), out, out_len);
     for (size_t cut = 0; cut <= out_len; cut += 3) assert_goes_on(record, record_len, out, cut, out, out_len);
+    free(out), free(record);
+}
+
+/* A job that was killed while it wrote its journal's first line had done nothing: it begins anew. */
+static void a_journal_that_ends_in_its_first_line_is_begun_anew(void) {
+    char *out, *record;
+    size_t out_len, record_len;
+    whole_job(&out, &out_len, &record, &record_len);
+    for (size_t cut = 0; record[cut] != '\n'; cut++) assert_goes_on(record, cut, "", 0, out, out_len);
     free(out), free(record);
 }
 
@@ -537,6 +549,7 @@ CU_TestInfo tests[] = {
      a_stop_text_between_or_of_split_characters_is_found_whole},
     {"a long stop text far into a completion is found", a_long_stop_text_far_into_a_completion_is_found},
     {"a job goes on from any byte of its journal and output", a_job_goes_on_from_any_byte_of_its_journal_and_output},
+    {"a journal that ends in its first line is begun anew", a_journal_that_ends_in_its_first_line_is_begun_anew},
     {"a damaged journal never makes a wrong output", a_damaged_journal_never_makes_a_wrong_output},
     {"an output that is there is never lost by accident", an_output_that_is_there_is_never_lost_by_accident},
     {"lines that are not the journal's are refused", lines_that_are_not_the_journals_are_refused},
