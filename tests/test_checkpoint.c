@@ -604,6 +604,29 @@ static void a_dummy_s_weights_look_like_weights(void) {
     checkpoint_close(c);
 }
 
+/* Whatever else is wrong with such a model, its number is taken from the lowest to the highest that a refusal names. */
+static void a_number_of_a_configuration_has_the_bounds_that_it_names(void) {
+    static const char *const fields[] = {"num_hidden_layers",   "hidden_size", "ffn_dim",
+                                         "num_attention_heads", "vocab_size",  "max_position_embeddings",
+                                         "eos_token_id"};
+    static const int beyond[] = {-1, 0, 0, 1}; /* of the lowest, twice, and of the highest */
+    for (int f = 0; f < 7; f++) {
+        int low = -1, high = -1;
+        for (int i = -1; i < 4; i++) { /* first for the bounds */
+            char from[60], to[60], is[80];
+            Error err = {0, ""};
+            snprintf(from, sizeof from, "\"%s\": ", fields[f]);
+            snprintf(to, sizeof to, "\"%s\": %d, \"was\": ", fields[f], i < 0 ? -1 : (i < 2 ? low : high) + beyond[i]);
+            snprintf(is, sizeof is, "%s is %d; expected a whole number from ", fields[f],
+                     i < 0 ? -1 : (i < 2 ? low : high) + beyond[i]);
+            checkpoint_close(checkpoint_open(model_dir(edited(config_json, from, to), NULL), &err));
+            const char *said = strstr(err.text, is);
+            CU_ASSERT_EQUAL(said != NULL, i < 0 || beyond[i] != 0);
+            if (i < 0) CU_ASSERT_FATAL(said && sscanf(said + strlen(is), "%d to %d", &low, &high) == 2);
+        }
+    }
+}
+
 /* Its size and the time of its last change, to the nanosecond: each of them alone tells. */
 static void a_change_shows_in_size_seconds_or_nanoseconds(void) {
     static const struct {
@@ -719,6 +742,7 @@ CU_TestInfo tests[] = {
     {"hostile names cannot forge a second line", hostile_names_cannot_forge_a_second_line},
     {"a file that shrinks is an error and not a signal", a_file_that_shrinks_is_an_error_and_not_a_signal},
     {"a file that changes while it is open is named", a_file_that_changes_while_it_is_open_is_named},
+    {"a number of a configuration has the bounds that it names", a_number_of_a_configuration_has_the_bounds_that_it_names},
     {"a change shows in size, seconds or nanoseconds", a_change_shows_in_size_seconds_or_nanoseconds},
     {"a digest tells two models apart", a_digest_tells_two_models_apart},
     {"a digest is of what the tensors hold", a_digest_is_of_what_the_tensors_hold},

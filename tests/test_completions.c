@@ -539,6 +539,40 @@ static void the_remaining_time_is_known_early(void) {
     CU_ASSERT_DOUBLE_EQUAL(progress_left(&p, &stats), 90 * (a + b * 50), 1e-6);
 }
 
+static int show_sweep(void *ctx, const RunStats *stats, Error *error) {
+    Progress *p = ctx;
+    (void)error;
+    progress_show(p, stats, 0);
+    return 0;
+}
+
+/* The work that is announced before a run is what its sweeps come to, and then nothing is left of it. */
+static void the_work_of_a_run_is_known_before_it(void) {
+    enum { PROMPTS = 7 };
+    OptConfig small = SMALL_CONFIG(-1);
+    const Policy policy = all_gpu(2, 2);
+    const Hardware fast = test_fast_machine();
+    Checkpoint *model = checkpoint_dummy(&small, 0);
+    Prompt prompts[PROMPTS];
+    int32_t ids[20] = {0};
+    long tokens = 0;
+    for (int i = 0; i < PROMPTS; i++)
+        prompts[i] = (Prompt){.ids = ids, .s = 5 + 2 * i, .n = 1 + i * 3 % 7}, tokens += prompts[i].n;
+    const Task task = {.prompts = prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
+    Plan *plan = plan_make(model, &policy, &task, F16, &err);
+    Device *sim = sim_open(plan, &fast, &err);
+    Progress p = {.on = false};
+    RunStats stats = {0};
+    progress_open(&p, plan, &task);
+    CU_ASSERT_EQUAL(p.tokens, tokens);
+    ASSERT_OK(schedule_run(plan, &task, sim, &(Listener){.ctx = &p, .done = completion_ignored, .sweep = show_sweep},
+                           &stats, &err));
+    CU_ASSERT(stats.sweeps > PROMPTS && p.sweeps == (double)stats.sweeps);
+    CU_ASSERT_DOUBLE_EQUAL(p.work_before, p.work, 1e-9 * p.work);
+    CU_ASSERT_DOUBLE_EQUAL(progress_left(&p, &stats), 0, 1e-9 * stats.total_s);
+    sim->close(sim), plan_free(plan), checkpoint_close(model);
+}
+
 CU_TestInfo tests[] = {
     {"a completion has exactly its five fields", a_completion_has_exactly_its_five_fields},
     {"every character of a completion survives", every_character_of_a_completion_survives},
@@ -562,5 +596,6 @@ CU_TestInfo tests[] = {
     {"an output with two names is one output", an_output_with_two_names_is_one_output},
     {"a full disk cuts no line", a_full_disk_cuts_no_line},
     {"the remaining time is known early", the_remaining_time_is_known_early},
+    {"the work of a run is known before it", the_work_of_a_run_is_known_before_it},
     CU_TEST_INFO_NULL,
 };

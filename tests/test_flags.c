@@ -302,6 +302,22 @@ static void nothing_is_written_over_the_model(void) {
     }
 }
 
+/* Stages of a pipeline may differ in what is each machine's own: where its files and its memory are, not what is done. */
+static void what_is_a_machines_own_is_no_part_of_the_digest(void) {
+    static const char *const own = " --model --offload-dir --threads --gpu-mem --cpu-mem --disk-mem --hardware --device ";
+    char letters[10], padded[50];
+    const char *name;
+    const uint64_t bare = flags_digest(ARGS("bench"), 1);
+    for (int i = 0; (name = flag_in_help(i, letters)); i++) {
+        const uint64_t one = flags_digest(ARGS("bench", (char *)name, "1"), 3);
+        const uint64_t two = flags_digest(ARGS("bench", (char *)name, "2"), 3);
+        snprintf(padded, sizeof padded, " %s ", name);
+        const bool is_own = strstr(own, padded);
+        CU_ASSERT((one == two) == is_own && (one == bare) == is_own);
+    }
+    CU_ASSERT(flags_digest(ARGS("--seed", "11"), 2) != flags_digest(ARGS("--seed", "1", "1"), 3));
+}
+
 /* The block as a whole is bounded, too. */
 static void a_block_has_at_most_a_million_sequences(void) {
     CU_ASSERT_EQUAL(check(BENCH, ARGS("--model", "m", "--gpu-batch-size", "16384", "--num-gpu-batches", "64")), 0);
@@ -325,6 +341,7 @@ CU_TestInfo tests[] = {
     {"percentages add up to 100", percentages_add_up_to_100},
     {"nothing is written over what is read or written as well", nothing_is_written_over_what_is_read_or_written_as_well},
     {"nothing is written over the model", nothing_is_written_over_the_model},
+    {"what is a machine's own is no part of the digest", what_is_a_machines_own_is_no_part_of_the_digest},
     {"a block has at most a million sequences", a_block_has_at_most_a_million_sequences},
     CU_TEST_INFO_NULL,
 };
