@@ -720,6 +720,47 @@ static void behind_a_prefill_the_caches_of_all_but_two_batches_queue(void) {
     rig_close(&r);
 }
 
+/* Beside a layer the next one's weights are loaded, and beside the last one, which has the head behind it, the first one's:
+ * where the head takes longer than any load, these are the bytes that it hides. */
+static void beside_the_last_layer_the_first_is_loaded(void) {
+    Rig r;
+    OptConfig config = opt("opt-125m");
+    Hardware h = test_fast_machine();
+    Policy p = all_gpu(4, 1);
+    p.wg = .45, p.wc = .55;
+    h.ctog_bdw[0] = 1e9, h.mm_flops[0] = 2e10;
+    rig_open(&r, &config, &p, &h, 4, S, N);
+    const double products = 4 * 2. * (4. * H1 * H1 + 2. * H1 * H2) / h.mm_flops[0],
+                 head = 4 * 2. * VOCAB * H1 / h.mm_flops[0];
+    double loads = 0;
+    for (int j = 1; j < L; j++) {
+        const double load = (double)r.plan->cpu_slab[j] / h.ctog_bdw[0];
+        CU_ASSERT_FATAL(load > 1.2 * products && load < head); /* longer by more than what the two hold each other up */
+        loads += load;
+    }
+    CU_ASSERT(r.plan->cpu_slab[0] != r.plan->cpu_slab[L - 1]); /* or the test would say nothing */
+    CU_ASSERT(close_to(L * expected(&r).T_gen, loads + products + head));
+    rig_close(&r);
+}
+
+/* What it minimizes are these seconds, and a price that is small beside them. */
+static void the_lp_minimizes_the_seconds_of_all_sweeps(void) {
+    OptConfig config = opt("opt-125m");
+    for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
+        Rig r;
+        double x[RUNTIME_VARS] = {0}, sum = 0;
+        Hardware h = round_machine;
+        Policy p = all_gpu(4, K);
+        p.schedule = (Schedule)schedule;
+        rig_open(&r, &config, &p, &h, COUNT, S, N);
+        const Lp *lp = rig_lp(&r, roomy);
+        for (int v = NFRACTIONS; v < RUNTIME_VARS; v++) x[v] = v, sum += lp->c[v] * v;
+        CU_ASSERT(close_to(sum, all_sweeps(&r, x)));
+        for (int v = 0; v < NFRACTIONS; v++) CU_ASSERT(lp->c[v] >= 0);
+        rig_close(&r);
+    }
+}
+
 /* GPU and CPU side by side take the longer of the two; on shared cores, and without overlap, their sum. */
 static void processors_work_side_by_side_unless_they_share_cores(void) {
     OptConfig c = opt("opt-125m");
@@ -944,6 +985,8 @@ CU_TestInfo tests[] = {
     {"where the CPU's memory counts, time is its bytes", where_the_cpus_memory_counts_time_is_its_bytes},
     {"a square alone takes its whole way", a_square_alone_takes_its_whole_way},
     {"behind a prefill the caches of all but two batches queue", behind_a_prefill_the_caches_of_all_but_two_batches_queue},
+    {"beside the last layer the first is loaded", beside_the_last_layer_the_first_is_loaded},
+    {"the LP minimizes the seconds of all sweeps", the_lp_minimizes_the_seconds_of_all_sweeps},
     {"processors work side by side unless they share cores", processors_work_side_by_side_unless_they_share_cores},
     {"the LP fills the GPU with weights", the_lp_fills_the_gpu_with_weights},
     {"the LP's memory is the plan's at every corner", the_lps_memory_is_the_plans_at_every_corner},
