@@ -527,8 +527,10 @@ static void every_group_has_its_own_cache_tokens_and_block(void) {
         double tokens;
         open_squeeze(&c, "opt-1.3b", 48, 200, 8);
         Search *s = &c.search;
+        s->capacity[TIER_GPU] *= 4, s->capacity[TIER_DISK] = s->capacity[TIER_CPU];
         s->given.gbs = 4, s->given.num_gpu_batches = 3, s->given.groups = groups, s->one_block = true;
         s->fixed_gbs = s->fixed_batches = s->fixed_groups = true;
+        s->given.cg = .5, s->fixed[2] = s->fixed[3] = true; /* half of all caches on the disk */
         CU_ASSERT_EQUAL_FATAL(policy_search(&found, 1, s, &err), 1);
         policy_lp(&lp, &tokens, s, &found.policy);
         for (int t = 0; t < NTIERS; t++)
