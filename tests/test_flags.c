@@ -188,7 +188,9 @@ static bool takes(const char *name, Command command, const char *format, double 
     char number[400];
     Options o = options_default();
     snprintf(number, sizeof number, format, value);
-    return !parse(&o, command, ARGS((char *)name, number)) && !err.text[0];
+    const bool taken = !parse(&o, command, ARGS((char *)name, number));
+    free(o.prompt.text), free(o.stop.text), free(o.stages.text);
+    return taken;
 }
 
 /* What a refusal says: it takes the first and the last value of these, and none beyond. */
