@@ -202,6 +202,22 @@ static void whoever_stops_early_is_replaced_at_once(void) {
     free(t.prompts);
 }
 
+/* The diagonal's batches enter by the mean length, rounded up: what ends earlier leaves room, and what ends later would
+ * not. */
+static void the_mean_length_is_rounded_up(void) {
+    for (int longer = 0; longer <= 4; longer++) {
+        Prompt prompts[4];
+        Admission a;
+        const Policy policy = all_gpu(2, 2);
+        int next = 0;
+        for (int i = 0; i < 4; i++) prompts[i] = (Prompt){.s = 3, .n = 5 + (i < longer)};
+        const Task task = {.prompts = prompts, .count = 4};
+        admission_open(&a, &policy, &task, &next, NULL);
+        CU_ASSERT_EQUAL(a.n, longer ? 6 : 5);
+        admission_close(&a);
+    }
+}
+
 /* Whole sequences, as near to the shares as they can be: none is off by one or more. One that several tiers have the same
  * claim to goes to the highest of them. */
 static void a_sequence_goes_to_the_tier_with_the_largest_claim(void) {
@@ -225,6 +241,7 @@ CU_TestInfo tests[] = {
     {"finer batches bring the block to the paper's ratio", finer_batches_bring_the_block_to_the_papers_ratio},
     {"no early stop and no length breaks the limits", no_early_stop_and_no_length_breaks_the_limits},
     {"whoever stops early is replaced at once", whoever_stops_early_is_replaced_at_once},
+    {"the mean length is rounded up", the_mean_length_is_rounded_up},
     {"a sequence goes to the tier with the largest claim", a_sequence_goes_to_the_tier_with_the_largest_claim},
     CU_TEST_INFO_NULL,
 };
