@@ -202,7 +202,7 @@ static void whoever_stops_early_is_replaced_at_once(void) {
     free(t.prompts);
 }
 
-/* The diagonal's batches enter by the mean length, rounded up: what ends earlier leaves room, and what ends later would
+/* The diagonal's batches enter by the mean length of the prompts, rounded up. */
  * not. */
 static void the_mean_length_is_rounded_up(void) {
     for (int longer = 0; longer <= 4; longer++) {
