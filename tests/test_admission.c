@@ -203,7 +203,6 @@ static void whoever_stops_early_is_replaced_at_once(void) {
 }
 
 /* The diagonal's batches enter by the mean length of the prompts, rounded up. */
- * not. */
 static void the_mean_length_is_rounded_up(void) {
     for (int longer = 0; longer <= 4; longer++) {
         Prompt prompts[4];

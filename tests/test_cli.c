@@ -1931,6 +1931,13 @@ static void t_pre_and_t_gen_make_up_t(void) {
     cJSON_Delete(json);
 }
 
+/* The last token takes no position: of 2048, a prompt of 2040 leaves room for nine. */
+static void a_prompt_and_its_output_may_fill_the_positions(void) {
+#define TWO_OF(n) "policy", "--model", "opt-125m", LAPTOP, "--prompt-len", "2040", "--gen-len", n, "--num-prompts", "2"
+    cJSON_Delete(FIGURES(TWO_OF("9")));
+    assert_refused(RUN(TWO_OF("10")), EXIT_USAGE, WORDS("--prompt-len 2040 --gen-len 10", "at most 2049 together"));
+}
+
 /* What one place says of a run is what another says: of the clock, and of the lane that loads weights. */
 static void the_figures_of_a_run_agree_with_each_other(void) {
     cJSON *json = FIGURES(ON_SIM, "--gen-len", "8", "--gpu-batch-size", "2", "--num-gpu-batches", "2", "--num-prompts", "8",
@@ -1997,6 +2004,7 @@ CU_TestInfo tests[] = {
     {"policy lists the ten best under the paper's names", policy_lists_the_ten_best_under_the_papers_names},
     {"wires and links are as fast as they are given", wires_and_links_are_as_fast_as_they_are_given},
     {"the search keeps to what is ordered", the_search_keeps_to_what_is_ordered},
+    {"a prompt and its output may fill the positions", a_prompt_and_its_output_may_fill_the_positions},
     {"T_pre and T_gen make up T", t_pre_and_t_gen_make_up_t},
     {"the figures of a run agree with each other", the_figures_of_a_run_agree_with_each_other},
     {"the frontier is a list that rises", the_frontier_is_a_list_that_rises},
