@@ -119,7 +119,7 @@ static bool take_token(Flight *f, Sequence *q, int32_t id) {
     if (f->task->scored) id = f->task->prompts[q->prompt].ids[q->s + q->generated];
     q->tokens[q->generated++] = id;
     if (!decoded) f->stats->prefill_tokens += q->s;
-    f->stats->attended += decoded ? q->s + q->generated : q->s * (q->s + 1.) / 2;
+    f->stats->attended += decoded ? q->s + q->generated - 1 : q->s * (q->s + 1.) / 2;
     f->stats->generated++, f->stats->decoded += decoded, f->stats->beside += decoded && f->prefill_sweep;
     bool stop = to->token && to->token(to->ctx, q->prompt, q->tokens, q->generated);
     stop = stop || eos;

@@ -217,6 +217,37 @@ static void who_enters_has_its_pages_up_to_its_last_sweep(void) {
     CU_ASSERT(early.last[1] == 4 && early.first[2] == 8);
 }
 
+/* The diagonal's batches enter by the mean length of the prompts, rounded up. */
+static void the_mean_length_is_rounded_up(void) {
+    for (int longer = 0; longer <= 4; longer++) {
+        Prompt prompts[4];
+        Admission a;
+        const Policy policy = all_gpu(2, 2);
+        int next = 0;
+        for (int i = 0; i < 4; i++) prompts[i] = (Prompt){.s = 3, .n = 5 + (i < longer)};
+        const Task task = {.prompts = prompts, .count = 4};
+        admission_open(&a, &policy, &task, &next, NULL);
+        CU_ASSERT_EQUAL(a.n, longer ? 6 : 5);
+        admission_close(&a);
+    }
+}
+
+/* Whole sequences, as near to the shares as they can be: none is off by one or more. One that several tiers have the same
+ * claim to goes to the highest of them. */
+static void a_sequence_goes_to_the_tier_with_the_largest_claim(void) {
+    static const struct {
+        double share[NTIERS];
+        int total, count[NTIERS];
+    } cases[] = {{{.5, .5, 0}, 1, {1, 0, 0}}, {{0, .5, .5}, 1, {0, 1, 0}},    {{.5, 0, .5}, 3, {2, 0, 1}},
+                 {{.4, .6, 0}, 1, {0, 1, 0}}, {{.25, .25, .5}, 2, {1, 0, 1}}, {{.3, .3, .4}, 7, {2, 2, 3}},
+                 {{0, 0, 1}, 5, {0, 0, 5}},   {{.1, .2, .7}, 10, {1, 2, 7}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int count[NTIERS];
+        apportion(count, cases[i].share, cases[i].total);
+        for (int t = 0; t < NTIERS; t++) CU_ASSERT_EQUAL(count[t], cases[i].count[t]);
+    }
+}
+
 CU_TestInfo tests[] = {
     {"row keeps one batch and zig-zag one block in flight", row_keeps_one_batch_and_zigzag_one_block_in_flight},
     {"the diagonal of Figure 6 is a batch a sweep", the_diagonal_of_figure_6_is_a_batch_a_sweep},
@@ -225,5 +256,7 @@ CU_TestInfo tests[] = {
     {"no early stop and no length breaks the limits", no_early_stop_and_no_length_breaks_the_limits},
     {"whoever stops early is replaced at once", whoever_stops_early_is_replaced_at_once},
     {"who enters has its pages up to its last sweep", who_enters_has_its_pages_up_to_its_last_sweep},
+    {"the mean length is rounded up", the_mean_length_is_rounded_up},
+    {"a sequence goes to the tier with the largest claim", a_sequence_goes_to_the_tier_with_the_largest_claim},
     CU_TEST_INFO_NULL,
 };

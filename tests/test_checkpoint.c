@@ -700,6 +700,93 @@ static void a_dummy_s_weights_look_like_weights(void) {
     checkpoint_close(c);
 }
 
+/* Whatever else is wrong with such a model, its number is taken from the lowest to the highest that a refusal names. */
+static void a_number_of_a_configuration_has_the_bounds_that_it_names(void) {
+    static const char *const fields[] = {"num_hidden_layers",   "hidden_size", "ffn_dim",
+                                         "num_attention_heads", "vocab_size",  "max_position_embeddings",
+                                         "eos_token_id"};
+    static const int beyond[] = {-1, 0, 0, 1}; /* of the lowest, twice, and of the highest */
+    for (int f = 0; f < 7; f++) {
+        int low = -1, high = -1;
+        for (int i = -1; i < 4; i++) { /* first for the bounds */
+            char from[60], to[60], is[80];
+            Error err = {0, ""};
+            snprintf(from, sizeof from, "\"%s\": ", fields[f]);
+            snprintf(to, sizeof to, "\"%s\": %d, \"was\": ", fields[f], i < 0 ? -1 : (i < 2 ? low : high) + beyond[i]);
+            snprintf(is, sizeof is, "%s is %d; expected a whole number from ", fields[f],
+                     i < 0 ? -1 : (i < 2 ? low : high) + beyond[i]);
+            checkpoint_close(checkpoint_open(model_dir(edited(config_json, from, to), NULL), &err));
+            const char *said = strstr(err.text, is);
+            CU_ASSERT_EQUAL(said != NULL, i < 0 || beyond[i] != 0);
+            if (i < 0) CU_ASSERT_FATAL(said && sscanf(said + strlen(is), "%d to %d", &low, &high) == 2);
+        }
+    }
+}
+
+/* Its size and the time of its last change, to the nanosecond: each of them alone tells. */
+static void a_change_shows_in_size_seconds_or_nanoseconds(void) {
+    static const struct {
+        int seconds, nanoseconds, bytes;
+    } cases[] = {{0, 0, 0}, {0, 1, 0}, {0, -1, 0}, {1, 0, 0}, {-1, 0, 0}, {0, 0, 1}, {0, 0, -1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Draft d;
+        Error err = {0, ""};
+        char path[400];
+        struct stat st;
+        draft_model(&d, F16, "model.");
+        const char *dir = model_dir(config_json, &d);
+        snprintf(path, sizeof path, "%s/model.safetensors", dir);
+        const struct timespec before[] = {{1000, 500}, {1000, 500}};
+        CU_ASSERT(utimensat(AT_FDCWD, path, before, 0) == 0 && stat(path, &st) == 0);
+        Checkpoint *c = opens(dir);
+        const struct timespec now = {1000 + cases[i].seconds, 500 + cases[i].nanoseconds};
+        CU_ASSERT_EQUAL(truncate(path, st.st_size + cases[i].bytes), 0);
+        CU_ASSERT_EQUAL(utimensat(AT_FDCWD, path, (struct timespec[]){now, now}, 0), 0);
+        CU_ASSERT_EQUAL(checkpoint_unchanged(c, &err), i ? -1 : 0);
+        CU_ASSERT(!i || strstr(err.text, "was changed"));
+        checkpoint_close(c);
+    }
+}
+
+/* A job goes on, and stages go together, only with the same model: sizes, what ends a text, what a dummy is made of. */
+static void a_digest_tells_two_models_apart(void) {
+    OptConfig config[12];
+    uint64_t digest[13];
+    for (int i = 0; i < 12; i++) config[i] = small;
+    config[1].l++, config[2].h1 *= 2, config[3].h2 += 64, config[4].nh *= 2, config[5].vocab++, config[6].max_pos++;
+    config[7].embed /= 2, config[8].pre_norm = !small.pre_norm, config[9].final_norm = !small.final_norm;
+    config[10].eos++;
+    for (int i = 0; i < 13; i++) {
+        const uint64_t seed = i == 12 ? 8 : 7;
+        Checkpoint *c = checkpoint_dummy(&config[i % 12], seed), *again = checkpoint_dummy(&config[i % 12], seed);
+        digest[i] = checkpoint_digest(c);
+        CU_ASSERT_EQUAL(checkpoint_digest(again), digest[i]);
+        for (int before = 0; before < i; before++)
+            CU_ASSERT(digest[before] != digest[i] || (before == 0 && i == 11)); /* which are the same */
+        checkpoint_close(c), checkpoint_close(again);
+    }
+}
+
+/* The same tensors elsewhere are the same model, also where other bytes lie in front of them; with one bit changed in any
+ * number of any of them they are not. */
+static void a_digest_is_of_what_the_tensors_hold(void) {
+    Draft d;
+    draft_model(&d, F16, "model.");
+    const char *dir = model_dir(config_json, NULL);
+    write_draft(dir, "model.safetensors", &d, 0);
+    Checkpoint *c = opens(dir);
+    const uint64_t first = checkpoint_digest(c);
+    checkpoint_close(c);
+    for (size_t at = 0; at <= d.len; at += 8) { /* the shortest tensors have as many bytes */
+        if (at < d.len) d.data[at] ^= 1;
+        write_draft(dir, "model.safetensors", &d, at % 3);
+        c = opens(dir);
+        CU_ASSERT_EQUAL(checkpoint_digest(c) == first, at == d.len);
+        checkpoint_close(c);
+        if (at < d.len) d.data[at] ^= 1;
+    }
+}
+
 static void one_end_of_a_text_may_be_a_list(void) {
     OptConfig config;
     bool tied;
@@ -804,6 +891,10 @@ CU_TestInfo tests[] = {
     {"nor is one that ends before a large matrix does", nor_is_one_that_ends_before_a_large_matrix_does},
     {"what is read from disk becomes F16", what_is_read_from_disk_becomes_f16},
     {"a file that changes while it is open is named", a_file_that_changes_while_it_is_open_is_named},
+    {"a number of a configuration has the bounds that it names", a_number_of_a_configuration_has_the_bounds_that_it_names},
+    {"a change shows in size, seconds or nanoseconds", a_change_shows_in_size_seconds_or_nanoseconds},
+    {"a digest tells two models apart", a_digest_tells_two_models_apart},
+    {"a digest is of what the tensors hold", a_digest_is_of_what_the_tensors_hold},
     {"one end of a text may be a list", one_end_of_a_text_may_be_a_list},
     {"values beyond f16 are refused by name", values_beyond_f16_are_refused_by_name},
     {"what torch saved is converted, doubles too", what_torch_saved_is_converted_doubles_too},

@@ -1822,6 +1822,8 @@ static void a_packed_copy_writes_what_compress_weight_does(void) {
     CU_ASSERT(contains_all(from.err, WORDS("packed")));
     assert_refused(RUN("generate", "--model", to, "--prompt", "a", "--compress-weight", "--bits", "3"), EXIT_USAGE,
                    WORDS("--compress-weight", "4 bits in groups of 64", "leave it out"));
+    assert_refused(RUN("generate", "--model", to, "--prompt", "a", "--compress-weight", "--group", "32"), EXIT_USAGE,
+                   WORDS("--compress-weight", "4 bits in groups of 64", "leave it out"));
     result_free(&copy), result_free(&plain), result_free(&packed), result_free(&from), result_free(&same);
 }
 
@@ -1885,6 +1887,172 @@ static void a_copy_that_does_not_fit_the_disk_leaves_nothing(void) {
     CU_ASSERT_EQUAL(count_files(dir), 0);
 }
 
+/* A full disk has stopped a job. It goes on with the flags that its tokens depend on, as they were, and with no others. */
+static void a_job_goes_on_only_as_it_began(void) {
+    static const struct {
+        const char *began[6], *goes_on[6], *other; /* what the refusal says; NULL: it goes on */
+    } cases[] = {
+        {{"--temperature", "0.7", "--seed", "3"}, {"--temperature", "0.7", "--seed", "4"}, "--seed is \"3\""},
+        {{"--temperature", "0.7", "--seed", "3"}, {"--temperature", "0.8", "--seed", "3"}, "--temperature is "},
+        {{"--temperature", "0.7"}, {"--temperature", "0.7", "--top-k", "5"}, "--top-k is 0, and here it is 5"},
+        {{"--temperature", "0.7"}, {"--temperature", "0.7", "--top-p", "0.5"}, "--top-p is 1, and here it is 0.5"},
+        {{"--stop", "x"}, {"--stop", "y"}, "--stop is [\"x\"], and here it is [\"y\"]"},
+        {{"--compress-weight"}, {NULL}, "bits of weights is 4, and here it is 0"},
+        {{"--compress-weight"}, {"--compress-weight", "--group", "32"}, "group of weights is 64, and here it is 32"},
+        {{"--compress-weight"}, {"--allow-compression"}, NULL},
+        {{"--compress-cache"}, {"--compress-cache", "--group", "32"}, "group of the cache is 64, and here it is 32"},
+        {{"--compress-cache"}, {"--allow-compression"}, NULL},
+        {{"--attn-sparsity", "0.5"}, {"--attn-sparsity", "0.25"}, "--attn-sparsity is 0.5, and here it is 0.25"},
+        {{NULL}, {"--attn-sparsity", "0.5"}, "--attn-sparsity is 1, and here it is 0.5"}};
+    char prompts[1000] = "", output[700], journal[720];
+    open_directories();
+    for (int i = 0; i < 40; i++) strcat(prompts, "A dog and a cat.\n");
+    write_file(capture, "prompts", prompts, strlen(prompts));
+    snprintf(output, sizeof output, "%s", path_in(capture, "began"));
+    snprintf(journal, sizeof journal, "%s.journal", output);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int again = 0; again < 2; again++) {
+            const char *args[40] = {"generate",
+                                    "--model",
+                                    MODEL,
+                                    "--prompts",
+                                    path_in(capture, "prompts"),
+                                    "--max-tokens",
+                                    "8",
+                                    "--gpu-batch-size",
+                                    "2",
+                                    "--num-gpu-batches",
+                                    "1",
+                                    "--percent",
+                                    "100",
+                                    "0",
+                                    "100",
+                                    "0",
+                                    "100",
+                                    "0",
+                                    "--output",
+                                    output,
+                                    again ? "--resume" : "--overwrite"};
+            const char *const *more = again ? cases[i].goes_on : cases[i].began;
+            for (int n = 21; *more; n++) args[n] = *more++;
+            if (!again) with.file_limit = 2000;
+            Result r = run(args);
+            if (!again)
+                assert_refused(r, EXIT_FAILED, WORDS("cannot write", "File too large"));
+            else if (cases[i].other)
+                assert_refused(r, EXIT_USAGE, WORDS("is of another job", cases[i].other));
+            else {
+                assert_done(&r), result_free(&r);
+                CU_ASSERT(access(journal, F_OK) != 0); /* and it has ended */
+            }
+        }
+}
+
+/* The figures of --json of a command. */
+static cJSON *figures(const char *const *args) {
+    const char *all[64] = {NULL};
+    int n = 0;
+    for (; args[n]; n++) all[n] = args[n];
+    all[n] = "--json", all[n + 1] = "-";
+    Result r = run(all);
+    assert_done(&r);
+    cJSON *json = parse_out(&r);
+    result_free(&r);
+    return json;
+}
+#define FIGURES(...) figures((const char *const[]){__VA_ARGS__, NULL})
+#define ON_T4 "--hardware", "hardware/t4.json", "--prompt-len", "64", "--gen-len", "8", "--num-prompts", "8"
+#define BEST "policy", "--model", "opt-1.3b", ON_T4
+
+static double throughput_and_free(cJSON *json) {
+    const double throughput = number(json, "throughput");
+    cJSON_Delete(json);
+    return throughput;
+}
+
+/* A wire that is given as what is meant where none is given; a link that is slowed, and one that could not be so fast. */
+static void wires_and_links_are_as_fast_as_they_are_given(void) {
+    const char *const pipeline[] = {"bench",   "--model", "opt-125m", "--device",    "sim", ON_T4,
+                                    "--nodes", "2",       "--net",    "1.25G,0.1ms", NULL};
+    const char *const as_usual[] = {"bench", "--model", "opt-125m", "--device", "sim", ON_T4, "--nodes", "2", NULL};
+    CU_ASSERT_EQUAL(throughput_and_free(figures(pipeline)), throughput_and_free(figures(as_usual)));
+    const double usual = throughput_and_free(FIGURES(BEST, "--percent", "0", "100", "0", "100", "100", "0"));
+    const double slow =
+        throughput_and_free(FIGURES(BEST, "--percent", "0", "100", "0", "100", "100", "0", "--link", "ctog=1G"));
+    const double fast =
+        throughput_and_free(FIGURES(BEST, "--percent", "0", "100", "0", "100", "100", "0", "--link", "ctog=900G"));
+    CU_ASSERT(fast == usual && slow < .5 * usual);
+}
+
+/* Who attends, and how much a number may be compressed to, are orders where they are given. */
+static void the_search_keeps_to_what_is_ordered(void) {
+    cJSON *json = FIGURES(BEST, "--cpu-cache-compute"), *one;
+    cJSON_ArrayForEach(one, cJSON_GetObjectItem(json, "best"))
+        CU_ASSERT(cJSON_IsTrue(cJSON_GetObjectItem(one, "cpu_cache_compute")));
+    CU_ASSERT(cJSON_GetArraySize(cJSON_GetObjectItem(json, "best")) > 1);
+    cJSON_Delete(json);
+    Result r = RUN(BEST, "--allow-compression", "--bits", "3");
+    assert_done(&r);
+    int packed = 0;
+    for (const char *line = strchr(r.out, '\n'); line && line[1]; line = strchr(line + 1, '\n')) {
+        int gbs, batches, weights, cache;
+        if (sscanf(line, "%d x %d%*s %*s %d %d", &gbs, &batches, &weights, &cache) != 4) continue;
+        CU_ASSERT((weights == 3 || weights == 16) && (cache == 3 || cache == 16));
+        packed += weights == 3 || cache == 3;
+    }
+    CU_ASSERT(packed > 0);
+    result_free(&r);
+}
+
+#define ON_SIM "bench", "--model", "opt-125m", "--device", "sim", "--hardware", "hardware/t4.json", "--prompt-len", "64"
+
+/* T_pre and T_gen are seconds of a layer, in sweeps with a prefill and in the others: so many of these make up T, and where
+ * batches enter one by one, some whole number. Without --num-prompts there is one block for each group. */
+static void t_pre_and_t_gen_make_up_t(void) {
+    static const char *const schedules[] = {"zigzag", "diagonal"};
+    for (int i = 0; i < 2; i++) {
+        cJSON *json = FIGURES(ON_SIM, "--gen-len", "16", "--gpu-batch-size", "2", "--num-gpu-batches", "4", "--num-prompts",
+                              "16", "--percent", "0", "100", "50", "50", "100", "0", "--schedule", schedules[i]);
+        const double l = 12, T = number(json, "T"), T_pre = number(json, "T_pre"), T_gen = number(json, "T_gen");
+        const double prefills = (T / l - number(json, "sweeps") * T_gen) / (T_pre - T_gen);
+        CU_ASSERT_DOUBLE_EQUAL(prefills, round(prefills), 1e-6);
+        CU_ASSERT(i ? prefills > 2 : round(prefills) == 2);
+        cJSON_Delete(json);
+    }
+    cJSON *json = FIGURES(ON_SIM, "--gen-len", "8", "--gpu-batch-size", "2", "--num-gpu-batches", "2", "--groups", "3",
+                          "--percent", "0", "100", "50", "50", "100", "0");
+    CU_ASSERT_DOUBLE_EQUAL(number(json, "throughput") * number(json, "T"), 2 * 2 * 3 * 8, 1e-6);
+    cJSON_Delete(json);
+}
+
+/* The last token takes no position: of 2048, a prompt of 2040 leaves room for nine. */
+static void a_prompt_and_its_output_may_fill_the_positions(void) {
+#define TWO_OF(n) "policy", "--model", "opt-125m", LAPTOP, "--prompt-len", "2040", "--gen-len", n, "--num-prompts", "2"
+    cJSON_Delete(FIGURES(TWO_OF("9")));
+    assert_refused(RUN(TWO_OF("10")), EXIT_USAGE, WORDS("--prompt-len 2040 --gen-len 10", "at most 2049 together"));
+}
+
+/* What one place says of a run is what another says: of the clock, and of the lane that loads weights. */
+static void the_figures_of_a_run_agree_with_each_other(void) {
+    cJSON *json = FIGURES(ON_SIM, "--gen-len", "8", "--gpu-batch-size", "2", "--num-gpu-batches", "2", "--num-prompts", "8",
+                          "--percent", "0", "100", "50", "50", "100", "0", "--no-overlap");
+    const double T = number(json, "T");
+    CU_ASSERT_DOUBLE_EQUAL(number(json, "prefill_s") + number(json, "decode_s"), T, 1e-9 * T);
+    static const char *const stage[] = {"prefill", "decode"};
+    double loads = 0, all = 0;
+    for (int s = 0; s < 2; s++) {
+        const cJSON *of = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "breakdown"), stage[s]), *part;
+        double parts = 0;
+        cJSON_ArrayForEach(part, of) if (cJSON_IsObject(part)) parts += number(part, "busy_s");
+        CU_ASSERT_DOUBLE_EQUAL(parts, number(of, "total_s"), 1e-6 * parts); /* nothing overlaps */
+        loads += number(cJSON_GetObjectItem(of, "weight (R)"), "busy_s"), all += parts;
+    }
+    const cJSON *lane = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "lanes"), "load weights");
+    CU_ASSERT_DOUBLE_EQUAL(loads, number(lane, "busy_s"), 1e-6 * loads);
+    CU_ASSERT_DOUBLE_EQUAL(all, T, 1e-6 * T);
+    cJSON_Delete(json);
+}
+
 CU_TestInfo tests[] = {
     {"a wrong command is refused in one line with status 2", a_wrong_command_is_refused_in_one_line_with_status_2},
     {"a wrong flag is refused in one line with status 2", a_wrong_flag_is_refused_in_one_line_with_status_2},
@@ -1912,6 +2080,7 @@ CU_TestInfo tests[] = {
     {"a signal stops a job whose pipe is full", a_signal_stops_a_job_whose_pipe_is_full},
     {"a head that was edited is refused", a_head_that_was_edited_is_refused},
     {"a disk that fills up keeps what was reported as done", a_disk_that_fills_up_keeps_what_was_reported_as_done},
+    {"a job goes on only as it began", a_job_goes_on_only_as_it_began},
     {"a killed run leaves no offload file, and whole lines", a_killed_run_leaves_no_offload_file_and_whole_lines},
     {"prompts come from flags, a file or standard input", prompts_come_from_flags_a_file_or_standard_input},
     {"every policy writes the same completions", every_policy_writes_the_same_completions},
@@ -1930,6 +2099,11 @@ CU_TestInfo tests[] = {
     {"a wrong policy question is refused in one line", a_wrong_policy_question_is_refused_in_one_line},
     {"the paper's cost model places OPT-30B", the_papers_cost_model_places_opt_30b},
     {"policy lists the ten best under the paper's names", policy_lists_the_ten_best_under_the_papers_names},
+    {"wires and links are as fast as they are given", wires_and_links_are_as_fast_as_they_are_given},
+    {"the search keeps to what is ordered", the_search_keeps_to_what_is_ordered},
+    {"a prompt and its output may fill the positions", a_prompt_and_its_output_may_fill_the_positions},
+    {"T_pre and T_gen make up T", t_pre_and_t_gen_make_up_t},
+    {"the figures of a run agree with each other", the_figures_of_a_run_agree_with_each_other},
     {"the frontier is a list that rises", the_frontier_is_a_list_that_rises},
     {"a latency bounds what is found", a_latency_bounds_what_is_found},
     {"a dash leaves a percentage to the search", a_dash_leaves_a_percentage_to_the_search},

@@ -234,6 +234,7 @@ static void a_long_stop_text_far_into_a_completion_is_found(void) {
 static const char three[] = "one\ntwo\nno\xFFthree\nfour\n"; /* the third is impossible */
 static const char *const says[] = {" a b c d e f g h i j", " x", "", " 1 2 3 4 5 6"};
 static const Texts stop_at_5 = {(char *[]){"5"}, 1};
+static long whole_tokens; /* in the lines of the whole job */
 
 /* Makes the output of the whole job, and how its journal looks like before the end. */
 static void whole_job(char **out, size_t *out_len, char **record, size_t *record_len) {
@@ -245,6 +246,7 @@ static void whole_job(char **out, size_t *out_len, char **record, size_t *record
     sweep(&job, c, says, N);
     CU_ASSERT_EQUAL(completions_end(c, -1, &err),
                     -1); /* as if it had failed after its last sweep, so that the journal stays */
+    whole_tokens = completions_tokens(c);
     completions_free(c);
     *record = contents(journal, record_len), *out = contents(output, out_len);
     unlink(journal), unlink(output);
@@ -263,6 +265,7 @@ static void assert_goes_on(const char *record, size_t record_len, const char *pa
     if (!c) CU_FAIL_FATAL(err.text);
     sweep(&job, c, says, N);
     ASSERT_OK(completions_end(c, 0, &err));
+    CU_ASSERT_EQUAL(completions_tokens(c), whole_tokens); /* of lines that were there, were cut and are new */
     completions_free(c);
     char *text = contents(output, &len);
     CU_ASSERT(len == out_len && !memcmp(text, out, len));
@@ -278,6 +281,15 @@ static void a_job_goes_on_from_any_byte_of_its_journal_and_output(void) {
     for (size_t cut = (size_t)(strchr(record, '\n') - record) + 1; cut <= record_len; cut++)
         assert_goes_on(record, cut, out, cut * 31 % (out_len + 1), out, out_len);
     for (size_t cut = 0; cut <= out_len; cut += 3) assert_goes_on(record, record_len, out, cut, out, out_len);
+    free(out), free(record);
+}
+
+/* A job that was killed while it wrote its journal's first line had done nothing: it begins anew. */
+static void a_journal_that_ends_in_its_first_line_is_begun_anew(void) {
+    char *out, *record;
+    size_t out_len, record_len;
+    whole_job(&out, &out_len, &record, &record_len);
+    for (size_t cut = 0; record[cut] != '\n'; cut++) assert_goes_on(record, cut, "", 0, out, out_len);
     free(out), free(record);
 }
 
@@ -527,6 +539,40 @@ static void the_remaining_time_is_known_early(void) {
     CU_ASSERT_DOUBLE_EQUAL(progress_left(&p, &stats), 90 * (a + b * 50), 1e-6);
 }
 
+static int show_sweep(void *ctx, const RunStats *stats, Error *error) {
+    Progress *p = ctx;
+    (void)error;
+    progress_show(p, stats, 0);
+    return 0;
+}
+
+/* The work that is announced before a run is what its sweeps come to, and then nothing is left of it. */
+static void the_work_of_a_run_is_known_before_it(void) {
+    enum { PROMPTS = 7 };
+    OptConfig small = SMALL_CONFIG(-1);
+    const Policy policy = all_gpu(2, 2);
+    const Hardware fast = test_fast_machine();
+    Checkpoint *model = checkpoint_dummy(&small, 0);
+    Prompt prompts[PROMPTS];
+    int32_t ids[20] = {0};
+    long tokens = 0;
+    for (int i = 0; i < PROMPTS; i++)
+        prompts[i] = (Prompt){.ids = ids, .s = 5 + 2 * i, .n = 1 + i * 3 % 7}, tokens += prompts[i].n;
+    const Task task = {.prompts = prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
+    Plan *plan = plan_make(model, &policy, &task, F16, &err);
+    Device *sim = sim_open(plan, &fast, &err);
+    Progress p = {.on = false};
+    RunStats stats = {0};
+    progress_open(&p, plan, &task);
+    CU_ASSERT_EQUAL(p.tokens, tokens);
+    ASSERT_OK(schedule_run(plan, &task, sim, &(Listener){.ctx = &p, .done = completion_ignored, .sweep = show_sweep},
+                           &stats, &err));
+    CU_ASSERT(stats.sweeps > PROMPTS && p.sweeps == (double)stats.sweeps);
+    CU_ASSERT_DOUBLE_EQUAL(p.work_before, p.work, 1e-9 * p.work);
+    CU_ASSERT_DOUBLE_EQUAL(progress_left(&p, &stats), 0, 1e-9 * stats.total_s);
+    sim->close(sim), plan_free(plan), checkpoint_close(model);
+}
+
 CU_TestInfo tests[] = {
     {"a completion has exactly its five fields", a_completion_has_exactly_its_five_fields},
     {"every character of a completion survives", every_character_of_a_completion_survives},
@@ -537,6 +583,7 @@ CU_TestInfo tests[] = {
      a_stop_text_between_or_of_split_characters_is_found_whole},
     {"a long stop text far into a completion is found", a_long_stop_text_far_into_a_completion_is_found},
     {"a job goes on from any byte of its journal and output", a_job_goes_on_from_any_byte_of_its_journal_and_output},
+    {"a journal that ends in its first line is begun anew", a_journal_that_ends_in_its_first_line_is_begun_anew},
     {"a damaged journal never makes a wrong output", a_damaged_journal_never_makes_a_wrong_output},
     {"an output that is there is never lost by accident", an_output_that_is_there_is_never_lost_by_accident},
     {"lines that are not the journal's are refused", lines_that_are_not_the_journals_are_refused},
@@ -549,5 +596,6 @@ CU_TestInfo tests[] = {
     {"an output with two names is one output", an_output_with_two_names_is_one_output},
     {"a full disk cuts no line", a_full_disk_cuts_no_line},
     {"the remaining time is known early", the_remaining_time_is_known_early},
+    {"the work of a run is known before it", the_work_of_a_run_is_known_before_it},
     CU_TEST_INFO_NULL,
 };

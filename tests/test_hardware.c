@@ -408,6 +408,13 @@ static void a_curve_goes_before_rates_and_is_linear_in_seconds(void) {
     CU_ASSERT(near(attend_seconds(&h, false, false, 3, 20, 100, false), 15));
     CU_ASSERT(near(attend_seconds(&h, true, false, 3, 20, 100, false), 30));
     CU_ASSERT(near(attend_seconds(&h, true, false, 6, 20, 100, false), 60));
+    for (int on_cpu = 0; on_cpu < 2; on_cpu++) /* packed pages: the curve for them, or the same */
+        CU_ASSERT(near(attend_seconds(&h, on_cpu, false, 3, 10, 100, true), on_cpu ? 24 : 12));
+    h.bmm_packed = (Curve){1, {1}, {4000}}, h.cpu_packed = (Curve){1, {1}, {250}};
+    for (int on_cpu = 0; on_cpu < 2; on_cpu++) {
+        CU_ASSERT(near(attend_seconds(&h, on_cpu, false, 3, 10, 100, true), on_cpu ? 48 : 3));
+        CU_ASSERT(near(attend_seconds(&h, on_cpu, false, 3, 10, 100, false), on_cpu ? 24 : 12));
+    }
 }
 
 /* Where a larger point takes no less time than a smaller one, so does everything between and outside. */

@@ -228,6 +228,26 @@ static void a_prompt_that_is_impossible_keeps_its_id_and_place(void) {
     job_free(&job);
 }
 
+/* What an earlier run has chosen of a prompt is behind its tokens now, and so much less is asked for. */
+static void a_job_that_goes_on_asks_for_what_is_left(void) {
+    Job job = read_text("one\ntwo\nthree\n", true);
+    static const int32_t chosen[] = {7, 8, 9};
+    for (int i = 0; i < 3; i++) {
+        Request *r = &job.request[i];
+        r->known = i == 2 ? 3 : i, r->ended = i == 0;
+        r->tokens = memcpy(xcalloc(3, sizeof *r->tokens), chosen, sizeof chosen);
+    }
+    job_rest(&job);
+    CU_ASSERT_EQUAL_FATAL(job.task.count, 2);
+    for (int i = 0; i < 2; i++) {
+        const Request *r = &job.request[i + 1];
+        const Prompt *q = &job.task.prompts[i];
+        CU_ASSERT(q->place == i + 1 && q->s == r->s + r->known && q->n == N - r->known && q->n < N);
+        CU_ASSERT(q->ids[0] == config.eos && !memcmp(q->ids + r->s, chosen, (size_t)r->known * sizeof *chosen));
+    }
+    job_free(&job);
+}
+
 static void a_file_is_json_lines_or_plain_as_a_whole(void) {
     REFUSED("plain\n{\"prompt\": \"not read\"}\n", EXIT_USAGE, "line 2: is a JSON object in a file of plain lines");
     REFUSED("[{\"prompt\": \"a\"}]", EXIT_USAGE, "is one JSON value");
@@ -327,6 +347,7 @@ CU_TestInfo tests[] = {
     {"JSON lines are prompts with their own ids", json_lines_are_prompts_with_their_own_ids},
     {"number ids come back as given", number_ids_come_back_as_given},
     {"of two prompts with one id the first alone is possible", of_two_prompts_with_one_id_the_first_alone_is_possible},
+    {"a job that goes on asks for what is left", a_job_that_goes_on_asks_for_what_is_left},
     {"an id that is not given is nobody else's", an_id_that_is_not_given_is_nobody_elses},
     {"max_tokens of a prompt is kept, and cut where positions end",
      max_tokens_of_a_prompt_is_kept_and_cut_where_positions_end},

@@ -1,5 +1,7 @@
 /* test_json.c: what json_parse and file_read accept, and what they refuse and say. */
 #include <cjson/cJSON.h>
+#include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -216,6 +218,143 @@ static void files_are_read_whole_or_refused(void) {
     free(text);
 }
 
+/* Digits before the point or behind it, or zeros of an exponent: each filled up to so many characters. */
+static void a_number_may_have_60_characters(void) {
+    static const char *const begins[] = {"1", "-1", "1.0", "-0.0", "1e-0", "12E+0"};
+    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
+        for (int n = 59; n <= 61; n++) {
+            char text[80] = "";
+            Error err = {0, ""};
+            snprintf(text, sizeof text, "%s", begins[i]);
+            memset(text + strlen(begins[i]), '0', (size_t)n - strlen(begins[i]));
+            cJSON *tree = parse(text, &err);
+            CU_ASSERT_EQUAL(tree != NULL, n <= 60);
+            CU_ASSERT(tree ? tree->valuedouble == strtod(text, NULL) : strstr(err.text, "at most 60 characters") != NULL);
+            cJSON_Delete(tree);
+        }
+}
+
+/* From U+10000 to U+10FFFF: the first and the last of every high surrogate. */
+static void every_pair_of_surrogates_is_a_character(void) {
+    for (unsigned high = 0xD800; high <= 0xDBFF; high++)
+        for (unsigned low = 0xDC00; low <= 0xDFFF; low += 0x3FF) {
+            char text[20];
+            Error err = {0, ""};
+            const unsigned c = 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00);
+            const char utf8[] = {(char)(0xF0 | c >> 18), (char)(0x80 | (c >> 12 & 0x3F)), (char)(0x80 | (c >> 6 & 0x3F)),
+                                 (char)(0x80 | (c & 0x3F)), 0};
+            snprintf(text, sizeof text, "\"\\u%04x\\u%04X\"", high, low);
+            cJSON *tree = parse(text, &err);
+            CU_ASSERT(tree && !strcmp(tree->valuestring, utf8));
+            cJSON_Delete(tree);
+        }
+}
+
+static void a_whole_number_is_one_from_0_to_2_to_the_53(void) {
+    static const struct {
+        const char *text;
+        bool whole;
+        size_t number;
+    } cases[] = {{"0", true, 0},
+                 {"-0", true, 0},
+                 {"1", true, 1},
+                 {"1e3", true, 1000},
+                 {"2.50e1", true, 25},
+                 {"9007199254740992", true, (size_t)1 << 53},
+                 {"9007199254740994", false, 0},
+                 {"-1", false, 0},
+                 {"0.5", false, 0},
+                 {"1e300", false, 0},
+                 {"\"1\"", false, 0},
+                 {"true", false, 0},
+                 {"null", false, 0},
+                 {"[1]", false, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Error err = {0, ""};
+        size_t number = 0;
+        cJSON *tree = parse(cases[i].text, &err);
+        CU_ASSERT_EQUAL(json_whole(tree, &number), cases[i].whole);
+        CU_ASSERT_EQUAL(number, cases[i].number);
+        cJSON_Delete(tree);
+    }
+    CU_ASSERT(!json_whole(NULL, &(size_t){0}));
+}
+
+/* Lines as they were taken: "number where|text" behind one another. */
+typedef struct {
+    char text[400];
+    int most; /* lines until one is refused */
+} Taken;
+
+static int take(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
+    Taken *taken = ctx;
+    const size_t used = strlen(taken->text);
+    if (!taken->most--) return fail(err, EXIT_FAILED, "enough");
+    snprintf(taken->text + used, sizeof taken->text - used, "%d %s|%.*s\n", number, where, (int)len, line);
+    return 0;
+}
+
+static void lines_are_counted_and_come_without_their_ends(void) {
+    static const struct {
+        const char *text, *name, *taken;
+    } cases[] = {{"", "f", ""},
+                 {"one", "f", "0 f line 1|one\n"},
+                 {"one\ntwo\n", "f", "0 f line 1|one\n1 f line 2|two\n"},
+                 {"one\r\ntwo\r\n\r\n", "", "0 line 1|one\n1 line 2|two\n"},
+                 {"\n \t\n one\r \n\r", "f", "2 f line 3| one\r \n"},
+                 {"\xEF\xBB\xBF"
+                  "one\n\xEF\xBB\xBF"
+                  "two",
+                  "f",
+                  "0 f line 1|one\n1 f line 2|\xEF\xBB\xBF"
+                  "two\n"}};
+    Error err = {0, ""};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Taken taken = {.most = 10};
+        ASSERT_OK(text_lines(cases[i].text, strlen(cases[i].text), cases[i].name, take, &taken, &err));
+        CU_ASSERT_STRING_EQUAL(taken.text, cases[i].taken);
+    }
+    Taken first = {.most = 1};
+    CU_ASSERT_EQUAL(text_lines("a\nb\nc\n", 6, "f", take, &first, &err), -1);
+    CU_ASSERT(!strcmp(first.text, "0 f line 1|a\n") && !strcmp(err.text, "enough"));
+}
+
+/* Writes a result over an older one, and disturbs that: 0, not at all; 1, the disk is full when it comes to writing; 2, the
+ * new file is gone when it is to take its place. */
+static void disturb(int way, const char *dir, FILE *file) {
+    if (way == 1) {
+        const int full = open("/dev/full", O_WRONLY);
+        CHECK(full >= 0 && dup2(full, fileno(file)) >= 0 && close(full) == 0);
+    } else if (way == 2) {
+        DIR *d = opendir(dir);
+        for (const struct dirent *e; (e = readdir(d));)
+            if (e->d_name[0] != '.' && strcmp(e->d_name, "result") != 0) CHECK(unlinkat(dirfd(d), e->d_name, 0) == 0);
+        closedir(d);
+    }
+}
+
+static void a_result_is_there_as_a_whole_or_not_at_all(void) {
+    static const char *const said[] = {"", "No space left on device", "No such file"};
+    for (int way = 0; way < 3; way++) {
+        const char *dir = temp_dir();
+        char path[600];
+        size_t len;
+        Error err = {0, ""};
+        write_file(dir, "result", "older", 5);
+        snprintf(path, sizeof path, "%s/result", dir);
+        FILE *file = output_open("--json", path, &err);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(file);
+        CU_ASSERT(fputs("newer, and longer", file) >= 0);
+        disturb(way, dir, file);
+        CU_ASSERT_EQUAL(output_close(file, "--json", path, &err), way ? -1 : 0);
+        CU_ASSERT(!way || (err.code == EXIT_FAILED && strstr(err.text, "--json") && strstr(err.text, said[way])));
+        CU_ASSERT_EQUAL(count_files(dir), 1); /* nothing half beside it */
+        char *text = file_read(path, 100, &len, &err);
+        CU_ASSERT_STRING_EQUAL(text, way ? "older" : "newer, and longer");
+        free(text);
+    }
+}
+
 CU_TestInfo tests[] = {
     {"json values come through", json_values_come_through},
     {"what is not json is refused with its place", what_is_not_json_is_refused_with_its_place},
@@ -225,6 +364,11 @@ CU_TestInfo tests[] = {
     {"a vocabulary is read in well under a second", a_vocabulary_is_read_in_well_under_a_second},
     {"utf8 is checked to the letter", utf8_is_checked_to_the_letter},
     {"a string is written so that it can be read again", a_string_is_written_so_that_it_can_be_read_again},
+    {"a number may have 60 characters", a_number_may_have_60_characters},
+    {"every pair of surrogates is a character", every_pair_of_surrogates_is_a_character},
+    {"a whole number is one from 0 to 2 to the 53", a_whole_number_is_one_from_0_to_2_to_the_53},
+    {"lines are counted and come without their ends", lines_are_counted_and_come_without_their_ends},
     {"files are read whole or refused", files_are_read_whole_or_refused},
+    {"a result is there as a whole or not at all", a_result_is_there_as_a_whole_or_not_at_all},
     CU_TEST_INFO_NULL,
 };

@@ -237,6 +237,42 @@ static void what_rounding_hides_is_lost_or_right(void) {
     CU_ASSERT(count[LP_OPTIMAL] > 500 && count[LP_INFEASIBLE] > 500 && count[LP_UNBOUNDED] > 500 && count[LP_LOST] < 300);
 }
 
+static double fraction(uint64_t *seed, int low, int high, int most) {
+    const double over = pick(seed, low, high);
+    return over / pick(seed, 1, most);
+}
+
+/* Many rows meet in one point, a corner with many bases, and all their numbers are fractions that no double has: so right
+ * sides that are 0 come out a little below it. */
+static Lp degenerate_lp(uint64_t seed) {
+    double point[LP_MAX_VARS];
+    Lp lp = {.n = pick(&seed, 4, 16)};
+    for (int j = 0; j < lp.n; j++) {
+        lp.c[j] = fraction(&seed, -5, 5, 9);
+        point[j] = pick(&seed, 0, 2) ? fraction(&seed, 0, 9, 7) : 0;
+    }
+    for (int i = pick(&seed, 10, 30); i > 0; i--) {
+        LpRow *row = lp_row(&lp, "through the point", pick(&seed, 0, 5) == 0, 0);
+        for (int j = 0; j < lp.n; j++) {
+            row->a[j] = pick(&seed, 0, 2) ? fraction(&seed, -7, 9, 9) : 0;
+            row->b += row->a[j] * point[j];
+        }
+    }
+    LpRow *sum = lp_row(&lp, "sum", false, 100);
+    for (int j = 0; j < lp.n; j++) sum->a[j] = 1;
+    return lp;
+}
+
+/* Without what lp.c does about it the search goes round in circles there, or believes what rounding has left: about once in
+ * ten thousand, so that the last few were found by trying at random. */
+static void a_corner_where_many_rows_meet_is_left_again(void) {
+    static const uint64_t found[] = {1552, 29171, 31399, 56172, 102812, 256061, 13407, 21346, 24760, 276617};
+    for (uint64_t seed = 1; seed <= 1000 + sizeof found / sizeof *found; seed++) {
+        const Lp lp = degenerate_lp(seed <= 1000 ? seed : found[seed - 1001]);
+        solved(&lp, LP_OPTIMAL);
+    }
+}
+
 /* As large as an LP may be, and dense. */
 static void large_ones_end_too(void) {
     uint64_t seed = 4;
@@ -431,6 +467,7 @@ CU_TestInfo tests[] = {
     {"every answer is that of trying all vertices", every_answer_is_that_of_trying_all_vertices},
     {"it stays so with coefficients from 1e-12 to 1e15", it_stays_so_with_coefficients_from_1e_12_to_1e15},
     {"what rounding hides is lost or right", what_rounding_hides_is_lost_or_right},
+    {"a corner where many rows meet is left again", a_corner_where_many_rows_meet_is_left_again},
     {"large ones end too", large_ones_end_too},
     {"the known cycles end", the_known_cycles_end},
     {"ties go to the first variable", ties_go_to_the_first_variable},

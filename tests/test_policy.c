@@ -508,6 +508,259 @@ static void where_attention_counts_time_is_the_tokens_it_sees(void) {
     }
 }
 
+/* Only one thing of a machine takes time, and a case says how much of it a task asks for: of all layers and sweeps
+ * together, as bytes or as ops. Two blocks of 4 x 3 prompts; every new token is attended by those behind it. */
+static const double NEW = COUNT * (N - 1.), IN_PREFILL = COUNT * (double)S, ROWS = COUNT * (S + N - 1.),
+                    SEEN = COUNT * ((N - 1.) * S + N * (N - 1) / 2.);
+enum { H1 = 768, H2 = 4 * H1, L = 12, VOCAB = 50272, K = 3 }; /* OPT-125M; K batches */
+static const double KV = 4 * H1, HIDDEN_ROW = 2 * H1;         /* bytes of a token's K and V, and of a hidden state */
+
+static void assert_takes(const Policy *p, const Hardware *h, double seconds, const char *what) {
+    const double T = expected_of("opt-125m", p, h).T;
+    if (!close_to(T, seconds)) fprintf(stderr, "\n    %s: %.9g s, by hand %.9g s\n", what, T, seconds);
+    CU_ASSERT(close_to(T, seconds));
+}
+
+/* Everything on the GPU but one thing, which is on a lower tier. */
+static Policy weights_away(Tier tier) {
+    Policy p = all_gpu(4, K);
+    p.wg = 0, p.wc = tier == TIER_CPU;
+    return p;
+}
+static Policy cache_away(Tier tier, bool delegated) {
+    Policy p = all_gpu(4, K);
+    p.cg = 0, p.cc = tier == TIER_CPU, p.cpu_attention = delegated;
+    return p;
+}
+static Policy states_away(Tier tier) {
+    Policy p = all_gpu(4, K);
+    p.hg = 0, p.hc = tier == TIER_CPU;
+    return p;
+}
+
+/* Pages move whole, half of the last one empty, and without the new token, which is not there yet. Where the CPU attends, q
+ * comes down and the result goes up in place of the pages. */
+static void a_link_carries_the_bytes_of_its_calls(void) {
+    const double pages = KV * (SEEN - NEW + NEW * 16 / 2), fresh = KV * ROWS, states = HIDDEN_ROW * ROWS;
+    const struct {
+        const char *what;
+        Channel link;
+        Policy policy;
+        double bytes; /* of a layer */
+    } cases[] = {{"pages up", CTOG, cache_away(TIER_CPU, false), pages},
+                 {"pages from disk go up", CTOG, cache_away(TIER_DISK, false), pages},
+                 {"results up", CTOG, cache_away(TIER_CPU, true), HIDDEN_ROW * NEW},
+                 {"states up", CTOG, states_away(TIER_CPU), states},
+                 {"states from disk go up", CTOG, states_away(TIER_DISK), states},
+                 {"new k and v down", GTOC, cache_away(TIER_CPU, false), fresh},
+                 {"q, and new k and v down", GTOC, cache_away(TIER_DISK, true), fresh + HIDDEN_ROW * NEW},
+                 {"states down", GTOC, states_away(TIER_CPU), states},
+                 {"pages from disk", DTOC, cache_away(TIER_DISK, false), pages},
+                 {"pages from disk to the CPU's attention", DTOC, cache_away(TIER_DISK, true), pages},
+                 {"states from disk", DTOC, states_away(TIER_DISK), states},
+                 {"new k and v to disk", CTOD, cache_away(TIER_DISK, false), fresh},
+                 {"states to disk", CTOD, states_away(TIER_DISK), states}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Hardware h = test_fast_machine();
+        double *const bdw[] = {h.ctog_bdw, h.gtoc_bdw, h.dtoc_bdw, h.ctod_bdw};
+        bdw[cases[i].link][0] = bdw[cases[i].link][1] = 1e9;
+        assert_takes(&cases[i].policy, &h, L * cases[i].bytes / 1e9, cases[i].what);
+    }
+    Hardware h = test_fast_machine();
+    Policy sparse = cache_away(TIER_DISK, true);
+    sparse.sparsity = .25, h.dtoc_bdw[0] = 1e9;
+    assert_takes(&sparse, &h, L * pages * (1 + .25) / 2 / 1e9, "all of K and a quarter of V from disk");
+}
+
+/* From the disk comes what lies there: a copy as it is packed, the checkpoint's own matrix in its own type. */
+static void what_is_read_from_disk_are_the_bytes_that_lie_there(void) {
+    OptConfig config = opt("opt-125m");
+    for (int table = 0; table < 2; table++) {
+        Rig r;
+        Hardware h = test_fast_machine();
+        Policy p = table ? all_gpu(4, K) : weights_away(TIER_DISK);
+        h.dtoc_bdw[0] = h.dtoc_bdw[1] = 1e9;
+        if (table)
+            p.table_home = TIER_DISK;
+        else
+            p.weight_quant = (Quant){4, 64};
+        rig_open(&r, &config, &p, &h, COUNT, S, N);
+        r.checkpoint->global[TOK_EMBED].type = table ? F32 : F16;
+        const double layers = L * (double)plan_layer_bytes(r.plan), head = 4. * VOCAB * H1;
+        CU_ASSERT(table || layers < .3 * L * layer_bytes(&config)); /* 4.5 bits of 16 */
+        const double bytes = table ? SWEEPS * head + 2. * H1 * ROWS : SWEEPS * layers;
+        CU_ASSERT(close_to(expected(&r).T, bytes / 1e9));
+        rig_close(&r);
+    }
+}
+
+/* Seconds of all ops, of which a layer of a sweep has so many in prefill and in generation, and the last one those of the
+ * head besides. */
+static double ops_seconds(double prefill, double generation, double head, double op_s) {
+    return op_s * (2 * (L * prefill + head) + (SWEEPS - 2) * (L * generation + head));
+}
+
+/* Of a batch: four products, one op that puts k and v away and two layernorms, attention to the cache in generation, and 6
+ * ops of the head; six that unpack a layer's matrices for all of its batches; 4 on the way to the CPU's attention. */
+static void where_ops_count_time_is_their_number(void) {
+    Hardware h = test_fast_machine();
+    Policy p = all_gpu(4, K);
+    h.op_s = 1e-3;
+    assert_takes(&p, &h, ops_seconds(7 * K, 8 * K, 6 * K, h.op_s), "all on the GPU");
+    p.weight_quant = (Quant){4, 64}; /* 400 rows want F16, and 4 rows do not */
+    assert_takes(&p, &h, ops_seconds(7 * K + 6, 8 * K, 6 * K, h.op_s), "packed weights");
+    p = all_gpu(12, 1); /* 1200 rows are two pieces, with products and a store of their own */
+    assert_takes(&p, &h, ops_seconds(2 * 5 + 2, 8, 6, h.op_s), "two pieces");
+    p = cache_away(TIER_CPU, true);
+    assert_takes(&p, &h, ops_seconds(7 * K, 7 * K, 6 * K, h.op_s), "the CPU attends beside the GPU");
+    p.synchronize = true; /* squares one after the other: the whole way there and back counts, but not beside the head */
+    const double last = 7 * K + 6 * K, way = 7 * K + 4 * K;
+    assert_takes(&p, &h, h.op_s * (2 * (11 * 7 * K + last) + (SWEEPS - 2) * (11 * way + last)), "one square at a time");
+    p = states_away(TIER_CPU), p.overlap = false; /* an op up and one down for every batch */
+    assert_takes(&p, &h, ops_seconds(9 * K, 10 * K, 6 * K, h.op_s), "without overlap");
+}
+
+/* Bytes of a product of m rows that the GPU reads and writes. */
+static double product_bytes(double m, double n, double k, bool packed) {
+    return 2 * n * k * (packed ? 4.5 / 16 : 1) + 2 * m * (n + k);
+}
+
+/* The four products of a layer, and two layernorms, which read and write a hidden state each. */
+static double layer_traffic(double rows, bool packed) {
+    return product_bytes(rows, 3 * H1, H1, packed) + product_bytes(rows, H1, H1, packed) +
+           product_bytes(rows, H2, H1, packed) + product_bytes(rows, H1, H2, packed) + 4 * HIDDEN_ROW * rows;
+}
+
+/* Embedding reads and writes a row of the table and a hidden state; the head normalizes, multiplies and chooses. */
+static double head_traffic(double rows, double heads) {
+    return 2 * (2. * H1 + HIDDEN_ROW) * rows + 2 * HIDDEN_ROW * heads + 4. * VOCAB * heads +
+           K * product_bytes(heads / K, VOCAB, H1, false);
+}
+
+/* By hand, every byte that goes through the GPU's memory: what a layer's batches read and write, new k and v to their
+ * pages, attention within prompts (q, o, k and v of each token) and to the pages. */
+static void where_the_gpus_memory_counts_time_is_its_bytes(void) {
+    const double sweep = 4 * K, heads = SWEEPS * head_traffic(0, sweep) + 2 * (2. * H1 + HIDDEN_ROW) * ROWS;
+    const double prefill = 2 * K * layer_traffic(4 * S, false) + 2 * HIDDEN_ROW * 2 * IN_PREFILL;
+    const double matrices = 2. * (4. * H1 * H1 + 2. * H1 * H2);
+    for (int packed = 0; packed < 2; packed++)
+        for (int what = 0; what < 3; what++) { /* the cache on the GPU, on the CPU, packed on the CPU */
+            OptConfig config = opt("opt-125m");
+            Rig r;
+            Hardware h = test_fast_machine();
+            Policy p = what ? cache_away(TIER_CPU, false) : all_gpu(4, K);
+            h.gpu_bdw = 1e9;
+            if (packed) p.weight_quant = (Quant){4, 64};
+            if (what == 2) p.cache_quant = (Quant){4, 64};
+            rig_open(&r, &config, &p, &h, COUNT, S, N);
+            const double generation = (SWEEPS - 2) * K * layer_traffic(4, packed), kv = what == 2 ? KV * 4.5 / 16 : KV;
+            const double unpacking = packed ? 2 * ((double)plan_layer_bytes(r.plan) + matrices) : 0;
+            const double attention = kv * SEEN, put = what ? kv * NEW : KV * ROWS, pack = what == 2 ? (KV + kv) * ROWS : 0;
+            const double bytes = L * (prefill + generation + unpacking + attention + put + pack) + heads;
+            const double T = expected(&r).T;
+            if (!close_to(T, bytes / 1e9))
+                fprintf(stderr, "\n    packed %d, what %d: %g, by hand %g\n", packed, what, T, bytes / 1e9);
+            CU_ASSERT(close_to(T, bytes / 1e9));
+            rig_close(&r);
+        }
+}
+
+/* New k and v to their pages, K and V that it attends to, and rows of the table that are gathered there. */
+static void where_the_cpus_memory_counts_time_is_its_bytes(void) {
+    Hardware h = test_fast_machine();
+    h.cpu_bdw = 1e9;
+    const Policy stores = cache_away(TIER_CPU, false), attends = cache_away(TIER_CPU, true);
+    Policy gathers = all_gpu(4, K);
+    gathers.table_home = TIER_CPU;
+    assert_takes(&stores, &h, L * KV * ROWS / 1e9, "new k and v");
+    assert_takes(&attends, &h, L * KV * (ROWS + SEEN) / 1e9, "new k and v, and attention");
+    assert_takes(&gathers, &h, 2. * H1 * ROWS / 1e9, "rows of the table");
+}
+
+/* One square at a time waits for its states from disk to GPU and back. Its k and v are ready after a quarter of the
+ * products: where they are slow to store, they are behind the rest. */
+static void a_square_alone_takes_its_whole_way(void) {
+    Hardware h = test_fast_machine();
+    Policy p = states_away(TIER_DISK);
+    p.synchronize = true;
+    for (int s = 0; s < 2; s++) h.ctog_bdw[s] = 1e9, h.gtoc_bdw[s] = 2e9, h.dtoc_bdw[s] = 4e9, h.ctod_bdw[s] = .5e9;
+    assert_takes(&p, &h, L * HIDDEN_ROW * ROWS * (1 + .5 + .25 + 2) / 1e9, "states there and back");
+    const double flops = 2. * S * COUNT * (4. * H1 * H1 + 2. * H1 * H2);
+    for (int tier = TIER_CPU; tier <= TIER_DISK; tier++) {
+        h = test_fast_machine(), p = cache_away(tier, false), p.synchronize = true;
+        h.mm_flops[1] = flops; /* a layer of both prefills takes a second */
+        *(tier == TIER_CPU ? &h.gtoc_bdw[1] : &h.ctod_bdw[1]) = KV * IN_PREFILL / .9;
+        assert_takes(&p, &h, L * (.25 + .9), "k and v to their tier");
+    }
+}
+
+/* With the diagonal schedule one batch is in prefill beside others that decode. The caches of two of these move beside it;
+ * those of the others wait for its products. */
+static void behind_a_prefill_the_caches_of_all_but_two_batches_queue(void) {
+    Rig r;
+    OptConfig config = opt("opt-125m");
+    Hardware h = test_fast_machine();
+    Policy p = all_gpu(2, 6);
+    p.cg = 0, p.cc = 1, p.schedule = SCHEDULE_DIAGONAL;
+    h.ctog_bdw[1] = 1e9, h.mm_flops[1] = 1e12;
+    rig_open(&r, &config, &p, &h, 60, S, 2 * N);
+    const Workload *w = &r.plan->work[1];
+    const double decoding = w->decodes / w->sweeps, caches = KV * w->past / w->sweeps / 1e9;
+    const double products = 2 * w->prompt_rows / w->sweeps * (4. * H1 * H1 + 2. * H1 * H2) / 1e12;
+    const double gpu = products + 2 * w->steps / w->sweeps * (4. * H1 * H1 + 2. * H1 * H2) / 1e12;
+    CU_ASSERT_FATAL(decoding > 3);                      /* or nothing would queue */
+    h.mm_flops[1] *= products / caches, r.hardware = h; /* now both take as long */
+    const double queue = caches + (decoding - 2) / decoding * caches;
+    const Cost cost = expected(&r);
+    CU_ASSERT(queue > gpu / products * caches); /* the longest by far */
+    CU_ASSERT_STRING_EQUAL(cost.slowest[1], "queue^p");
+    if (!close_to(cost.T_pre, queue))
+        fprintf(stderr, "\n    T_pre %g, by hand %g, decoding %g\n", cost.T_pre, queue, decoding);
+    CU_ASSERT(close_to(cost.T_pre, queue));
+    rig_close(&r);
+}
+
+/* Beside a layer the next one's weights are loaded, and beside the last one, which has the head behind it, the first one's:
+ * where the head takes longer than any load, these are the bytes that it hides. */
+static void beside_the_last_layer_the_first_is_loaded(void) {
+    Rig r;
+    OptConfig config = opt("opt-125m");
+    Hardware h = test_fast_machine();
+    Policy p = all_gpu(4, 1);
+    p.wg = .45, p.wc = .55;
+    h.ctog_bdw[0] = 1e9, h.mm_flops[0] = 2e10;
+    rig_open(&r, &config, &p, &h, 4, S, N);
+    const double products = 4 * 2. * (4. * H1 * H1 + 2. * H1 * H2) / h.mm_flops[0],
+                 head = 4 * 2. * VOCAB * H1 / h.mm_flops[0];
+    double loads = 0;
+    for (int j = 1; j < L; j++) {
+        const double load = (double)r.plan->cpu_slab[j] / h.ctog_bdw[0];
+        CU_ASSERT_FATAL(load > 1.2 * products && load < head); /* longer by more than what the two hold each other up */
+        loads += load;
+    }
+    CU_ASSERT(r.plan->cpu_slab[0] != r.plan->cpu_slab[L - 1]); /* or the test would say nothing */
+    CU_ASSERT(close_to(L * expected(&r).T_gen, loads + products + head));
+    rig_close(&r);
+}
+
+/* What it minimizes are these seconds, and a price that is small beside them. */
+static void the_lp_minimizes_the_seconds_of_all_sweeps(void) {
+    OptConfig config = opt("opt-125m");
+    for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
+        Rig r;
+        double x[RUNTIME_VARS] = {0}, sum = 0;
+        Hardware h = round_machine;
+        Policy p = all_gpu(4, K);
+        p.schedule = (Schedule)schedule;
+        rig_open(&r, &config, &p, &h, COUNT, S, N);
+        const Lp *lp = rig_lp(&r, roomy);
+        for (int v = NFRACTIONS; v < RUNTIME_VARS; v++) x[v] = v, sum += lp->c[v] * v;
+        CU_ASSERT(close_to(sum, all_sweeps(&r, x)));
+        for (int v = 0; v < NFRACTIONS; v++) CU_ASSERT(lp->c[v] >= 0);
+        rig_close(&r);
+    }
+}
+
 /* GPU and CPU side by side take the longer of the two; on shared cores, and without overlap, their sum. */
 static void processors_work_side_by_side_unless_they_share_cores(void) {
     OptConfig c = opt("opt-125m");
@@ -554,7 +807,7 @@ static void the_lp_fills_the_gpu_with_weights(void) {
 /* Weights, cache and activations each on one tier, under every schedule, with either side attending: the rows of memory
  * have the plan's totals. To the byte where everything is on the CPU, from where they start; elsewhere to the padding of
  * tensors and regions, which begin at whole multiples of 64 bytes. What a row could leave out is thousands of bytes. */
-static void the_lps_memory_is_the_plans_at_every_corner(void) {
+static void check_corners(int groups, Quant cache) {
     enum { CORNERS = NTIERS * NTIERS * NTIERS };
     OptConfig config = SMALL_CONFIG(2);
     for (int where = 0; where < 3 * 2 * CORNERS; where++) {
@@ -567,6 +820,7 @@ static void the_lps_memory_is_the_plans_at_every_corner(void) {
         p.schedule = (Schedule)(where / CORNERS / 2), p.cpu_attention = where / CORNERS % 2, p.gbs = 3 * p.gbs;
         p.wg = w == TIER_GPU, p.wc = w == TIER_CPU, p.cg = c == TIER_GPU, p.cc = c == TIER_CPU, p.hg = h == TIER_GPU,
         p.hc = h == TIER_CPU;
+        p.groups = groups, p.cache_quant = cache;
         rig_open(&r, &config, &p, &fast, 3 * COUNT, S, N);
         const Lp *lp = rig_lp(&r, none);
         bool start = w == TIER_CPU && c == TIER_CPU && h == TIER_CPU && !p.cpu_attention;
@@ -582,6 +836,10 @@ static void the_lps_memory_is_the_plans_at_every_corner(void) {
         rig_close(&r);
     }
 }
+
+static void the_lps_memory_is_the_plans_at_every_corner(void) { check_corners(1, (Quant){0}); }
+static void every_group_in_flight_has_a_cache_of_its_own(void) { check_corners(2, (Quant){0}); }
+static void packed_pages_take_the_room_that_the_plan_gives_them(void) { check_corners(1, (Quant){4, 64}); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Against the sim, and on any machine
@@ -720,9 +978,20 @@ CU_TestInfo tests[] = {
     {"what streams is what is not on the GPU", what_streams_is_what_is_not_on_the_gpu},
     {"where products count, time is the flops of the model", where_products_count_time_is_the_flops_of_the_model},
     {"where attention counts, time is the tokens it sees", where_attention_counts_time_is_the_tokens_it_sees},
+    {"a link carries the bytes of its calls", a_link_carries_the_bytes_of_its_calls},
+    {"what is read from disk are the bytes that lie there", what_is_read_from_disk_are_the_bytes_that_lie_there},
+    {"where ops count, time is their number", where_ops_count_time_is_their_number},
+    {"where the GPU's memory counts, time is its bytes", where_the_gpus_memory_counts_time_is_its_bytes},
+    {"where the CPU's memory counts, time is its bytes", where_the_cpus_memory_counts_time_is_its_bytes},
+    {"a square alone takes its whole way", a_square_alone_takes_its_whole_way},
+    {"behind a prefill the caches of all but two batches queue", behind_a_prefill_the_caches_of_all_but_two_batches_queue},
+    {"beside the last layer the first is loaded", beside_the_last_layer_the_first_is_loaded},
+    {"the LP minimizes the seconds of all sweeps", the_lp_minimizes_the_seconds_of_all_sweeps},
     {"processors work side by side unless they share cores", processors_work_side_by_side_unless_they_share_cores},
     {"the LP fills the GPU with weights", the_lp_fills_the_gpu_with_weights},
     {"the LP's memory is the plan's at every corner", the_lps_memory_is_the_plans_at_every_corner},
+    {"every group in flight has a cache of its own", every_group_in_flight_has_a_cache_of_its_own},
+    {"packed pages take the room that the plan gives them", packed_pages_take_the_room_that_the_plan_gives_them},
     {"the sim takes what the model expects", the_sim_takes_what_the_model_expects},
     {"more memory or bandwidth never costs time", more_memory_or_bandwidth_never_costs_time},
     CU_TEST_INFO_NULL,

@@ -509,6 +509,65 @@ static void two_blocks_take_twice_the_time_of_one(void) {
     case_close(&c);
 }
 
+/* What an LP says that a tier holds at the fractions of a plan, or NAN. */
+static double lp_memory(const Lp *lp, const Found *f, Tier tier, const Search *s) {
+    double x[LP_MAX_VARS] = {0};
+    memcpy(x, f->cost.fraction, sizeof f->cost.fraction);
+    for (int i = 0; i < lp->m; i++)
+        if (!strcmp(lp->row[i].name, memory_row[tier])) return (double)s->capacity[tier] + lp_excess(&lp->row[i], x, lp->n);
+    return NAN;
+}
+
+/* Several groups sweep in turn: each has a cache of its own, which the search's LP counts as the plan does (but for
+ * layers that stream more than the mean one), makes its own tokens, and the block that counts is one of each. */
+static void every_group_has_its_own_cache_tokens_and_block(void) {
+    static Lp lp;
+    for (int groups = 1; groups <= 4; groups++) {
+        Case c;
+        Found found;
+        double tokens;
+        open_squeeze(&c, "opt-1.3b", 48, 200, 8);
+        Search *s = &c.search;
+        s->capacity[TIER_GPU] *= 4, s->capacity[TIER_DISK] = s->capacity[TIER_CPU];
+        s->given.gbs = 4, s->given.num_gpu_batches = 3, s->given.groups = groups, s->one_block = true;
+        s->fixed_gbs = s->fixed_batches = s->fixed_groups = true;
+        s->given.cg = .5, s->fixed[2] = s->fixed[3] = true; /* half of all caches on the disk */
+        CU_ASSERT_EQUAL_FATAL(policy_search(&found, 1, s, &err), 1);
+        policy_lp(&lp, &tokens, s, &found.policy);
+        for (int t = 0; t < NTIERS; t++)
+            CU_ASSERT(fabs(lp_memory(&lp, &found, (Tier)t, s) - found.cost.peak[t]) <= .05 * (double)s->capacity[t]);
+        CU_ASSERT_EQUAL(tokens, groups * 12 * 8);
+        CU_ASSERT(near(found.latency, found.cost.T) && near(found.cost.throughput * found.cost.T, tokens));
+        s->one_block = false; /* 48 prompts are four blocks, of which each group has one or more */
+        s->given = found.policy;
+        ASSERT_OK(policy_predict(&found, s, &err));
+        if (groups != 3) CU_ASSERT(near(found.latency * 4 / groups, found.cost.T));
+        case_close(&c);
+    }
+}
+
+/* Of weights a tenth of a percent, of the rest a sequence: a tier has nothing at all, or that. */
+static void a_share_is_nothing_or_a_step_at_least(void) {
+    for (int step = 0; step < 24; step++) {
+        Case c;
+        Found found[TEN];
+        open_squeeze(&c, "opt-1.3b", 24, 200, 8);
+        c.search.capacity[TIER_GPU] = (size_t)((double)c.search.capacity[TIER_GPU] * (1 + .07 * step));
+        const int n = policy_search(found, TEN, &c.search, &err);
+        for (int i = 0; i < n; i++) {
+            const Policy *p = &found[i].policy;
+            const double share[3][2] = {{p->wg, p->wc}, {p->cg, p->cc}, {p->hg, p->hc}};
+            for (int w = 0; w < 3; w++) {
+                const double least = .5 / (w ? 24 : 1000), rest = 1 - share[w][0] - share[w][1];
+                CU_ASSERT(rest == 0 || rest > least);
+                for (int t = 0; t < 2; t++) CU_ASSERT(share[w][t] == 0 || share[w][t] > least);
+            }
+        }
+        CU_ASSERT(n > 0);
+        case_close(&c);
+    }
+}
+
 static void a_given_policy_is_found_as_it_is(void) {
     Case c;
     Found found[TEN], predicted;
@@ -620,6 +679,8 @@ CU_TestInfo tests[] = {
     {"a GPU with room for all gets all", a_gpu_with_room_for_all_gets_all},
     {"the row schedule keeps one batch in flight", the_row_schedule_keeps_one_batch_in_flight},
     {"two blocks take twice the time of one", two_blocks_take_twice_the_time_of_one},
+    {"every group has its own cache, tokens and block", every_group_has_its_own_cache_tokens_and_block},
+    {"a share is nothing or a step at least", a_share_is_nothing_or_a_step_at_least},
     {"a given policy is found as it is", a_given_policy_is_found_as_it_is},
     {"a step of the percentages does not lose the best", a_step_of_the_percentages_does_not_lose_the_best},
     {"shares that are found have three digits", shares_that_are_found_have_three_digits},

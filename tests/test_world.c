@@ -358,6 +358,42 @@ static void what_does_not_fit_names_the_stage(void) {
     checkpoint_close(model);
 }
 
+/* What a list of layers gives to stage p of m, from *first on; -1: it is refused. */
+static int layers_of(int *first, int p, int m, int l, char **list, int n) {
+    return stage_layers(first, l, &(Net){.stage = p, .stages = m}, &(Texts){list, n}, &err);
+}
+
+/* One behind the other, each at least one, and where no list says otherwise their numbers differ by one at most. */
+static void every_layer_is_of_one_stage(void) {
+    for (int l = 1; l <= 20; l++)
+        for (int m = 1; m <= l; m++)
+            for (int p = 0, end = 0, first; p < m; p++) {
+                const int layers = layers_of(&first, p, m, l, NULL, 0);
+                CU_ASSERT(first == end && (layers == l / m || layers == (l + m - 1) / m));
+                end = first + layers;
+                CU_ASSERT(p + 1 < m || end == l);
+            }
+    int first;
+    char *list[] = {"3", "1", "4", "2"};
+    static const int firsts[] = {0, 3, 4, 8}, layers[] = {3, 1, 4, 2};
+    for (int p = 0; p < 4; p++) CU_ASSERT(layers_of(&first, p, 4, 10, list, 4) == layers[p] && first == firsts[p]);
+}
+
+static void a_list_of_layers_is_of_all_stages_and_all_layers(void) {
+    static const struct {
+        char *list[4];
+        int n, m, l;
+    } wrong[] = {{{"3", "1", "4", "2"}, 4, 4, 11}, {{"3", "1", "4", "2"}, 4, 4, 9},
+                 {{"3", "1", "4", "2"}, 4, 3, 10}, {{"3", "1", "6"}, 3, 4, 10},
+                 {{"3", "0", "7"}, 3, 3, 10},      {{"3", "-1", "8"}, 3, 3, 10},
+                 {{"3", "x", "7"}, 3, 3, 10},      {{NULL}, 0, 3, 2}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        int first;
+        CU_ASSERT_EQUAL(layers_of(&first, 0, wrong[i].m, wrong[i].l, (char **)wrong[i].list, wrong[i].n), -1);
+        CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "stages"));
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // The file
 // ---------------------------------------------------------------------------------------------------------------
@@ -441,6 +477,8 @@ CU_TestInfo tests[] = {
     {"stages do the work of one machine", stages_do_the_work_of_one_machine},
     {"a stage that fails ends all", a_stage_that_fails_ends_all},
     {"what does not fit names the stage", what_does_not_fit_names_the_stage},
+    {"every layer is of one stage", every_layer_is_of_one_stage},
+    {"a list of layers is of all stages and all layers", a_list_of_layers_is_of_all_stages_and_all_layers},
     {"the file has all stages, and what is sent arrives later", the_file_has_all_stages_and_what_is_sent_arrives_later},
     CU_TEST_INFO_NULL,
 };

@@ -1,0 +1,127 @@
+/* test_measure.c: what is measured of a machine is that machine. The machine is the sim, whose clock is nobody's watch:
+ * each of its numbers is known, and has to come back out of the profile. */
+#include "tests.h"
+
+static Hardware machine; /* that the sim plays */
+static Error err;
+
+/* Only index tables have memory, of which the GPU's are the same bytes. */
+static void upload(Device *device, Tensor to, size_t first, const void *from, size_t count) {
+    int32_t *table = to.type == I32 && to.tier == TIER_CPU ? device->host(device, to) : NULL;
+    if (table) memcpy(table + first, from, count * sizeof *table);
+}
+
+/* In this program instead of the host device. */
+Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *error) {
+    static Plan with_tables;
+    (void)checkpoint, (void)offload_dir;
+    with_tables = *plan;
+    for (int t = TIER_GPU; t <= TIER_CPU; t++) {
+        Region *tables = &with_tables.region[INDEX_TABLES][t];
+        tables->bytes = plan->total[t] - tables->offset;
+    }
+    Device *device = sim_open(&with_tables, &machine, error);
+    device->upload = upload;
+    return device;
+}
+Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *error) {
+    (void)gpu;
+    return host_open(plan, checkpoint, offload_dir, error);
+}
+
+/* Every rate is another round number, so that a wrong one shows. */
+static void set_machine(void) {
+    machine = (Hardware){.name = "round", .gpu_bdw = 40e9, .op_s = 2e-6, .shared_cores = true};
+    machine.copy_core_s = 3e-11, machine.disk_core_s = 7e-11;
+    for (int p = 0; p < 2; p++) {
+        machine.ctog_bdw[p] = 12e9, machine.gtoc_bdw[p] = 9e9, machine.dtoc_bdw[p] = 3e9, machine.ctod_bdw[p] = 1e9;
+        machine.mm_flops[p] = 5e11, machine.bmm_flops[p] = p ? 2e11 : 8e9, machine.cpu_flops[p] = 6e9;
+    }
+}
+
+static Hardware measured(void) {
+    static const size_t capacity[NTIERS] = {(size_t)1 << 30, (size_t)2 << 30, (size_t)3 << 30};
+    const ProfileSize size = {.h1 = 256,
+                              .h2 = 1024,
+                              .nh = 4,
+                              .nseq = 3,
+                              .rows = 64,
+                              .tokens = 256,
+                              .cold = (size_t)8 << 20,
+                              .disk = (size_t)32 << 20,
+                              .seconds = .01};
+    Hardware h;
+    ASSERT_OK(profile_measure(&h, &size, NULL, temp_dir(), 1, capacity, NULL, &err));
+    return h;
+}
+
+static void assert_is(double found, double expected, const char *what) {
+    const bool same = fabs(found - expected) <= .02 * expected; /* ops take their op_s beside what they do */
+    if (!same) fprintf(stderr, "\n    %s: %g, expected %g\n", what, found, expected);
+    CU_ASSERT(same);
+}
+#define IS(field) assert_is(h.field, machine.field, #field)
+
+static void a_measured_machine_has_the_rates_that_it_has(void) {
+    set_machine();
+    const Hardware h = measured();
+    for (int p = 0; p < 2; p++) {
+        IS(ctog_bdw[p]), IS(gtoc_bdw[p]), IS(dtoc_bdw[p]), IS(ctod_bdw[p]);
+        IS(mm_flops[p]), IS(bmm_flops[p]), IS(cpu_flops[p]);
+    }
+    IS(gpu_bdw), IS(op_s), IS(copy_core_s), IS(disk_core_s);
+    assert_is(h.cpu_bdw, machine.cpu_flops[0], "cpu_bdw"); /* a flop a byte */
+}
+
+/* So that points of a measured curve are those of the machine's. */
+static void curve(Curve *c, const int *sizes, int n, const double *rates) {
+    *c = (Curve){.n = n};
+    for (int i = 0; i < n; i++) c->size[i] = sizes[i], c->rate[i] = rates[i];
+}
+
+static void assert_curve(const Curve *found, const Curve *expected, const char *what) {
+    CU_ASSERT_EQUAL(found->n, expected->n);
+    for (int i = 0; i < expected->n; i++) {
+        CU_ASSERT_EQUAL(found->size[i], expected->size[i]);
+        assert_is(found->rate[i], expected->rate[i], what);
+    }
+}
+
+static const int rows[] = {1, 2, 4, 8, 16, 32, 64}, tokens[] = {16, 64, 256};
+
+static void every_curve_is_measured_where_it_is(void) {
+    set_machine();
+    curve(&machine.mm_rows, rows, 7, (const double[]){2e10, 4e10, 7e10, 1e11, 1.8e11, 3e11, 5e11});
+    curve(&machine.mm_packed, rows, 7, (const double[]){3e10, 5e10, 8e10, 1.1e11, 1.9e11, 2.5e11, 4e11});
+    curve(&machine.bmm_tokens[0], tokens, 3, (const double[]){5e9, 7e9, 9e9});
+    curve(&machine.bmm_tokens[1], tokens, 3, (const double[]){5e10, 9e10, 1.7e11});
+    curve(&machine.cpu_tokens, tokens, 3, (const double[]){4e9, 6e9, 8e9});
+    curve(&machine.bmm_packed, tokens, 3, (const double[]){1e10, 2e10, 3e10});
+    curve(&machine.cpu_packed, tokens, 3, (const double[]){2e9, 3e9, 4e9});
+    const Hardware h = measured();
+    assert_curve(&h.mm_rows, &machine.mm_rows, "mm_rows");
+    assert_curve(&h.mm_packed, &machine.mm_packed, "mm_packed");
+    assert_curve(&h.bmm_tokens[0], &machine.bmm_tokens[0], "bmm_tokens_g");
+    assert_curve(&h.bmm_tokens[1], &machine.bmm_tokens[1], "bmm_tokens_p");
+    assert_curve(&h.cpu_tokens, &machine.cpu_tokens, "cpu_tokens");
+    assert_curve(&h.bmm_packed, &machine.bmm_packed, "bmm_packed");
+    assert_curve(&h.cpu_packed, &machine.cpu_packed, "cpu_packed");
+    assert_is(h.mm_flops[0], 1.8e11, "mm_flops at 16 rows"), assert_is(h.mm_flops[1], 5e11, "mm_flops at 1024 rows");
+    assert_is(h.cpu_bdw, 8e9, "the best of cpu_tokens");
+}
+
+/* Eight rows seem to take twice as long as sixteen: something else was at work. */
+static void a_smaller_product_never_takes_longer_than_a_larger_one(void) {
+    set_machine();
+    curve(&machine.mm_rows, rows, 7, (const double[]){2e10, 4e10, 7e10, 5e10, 2e11, 3e11, 5e11});
+    const Hardware h = measured();
+    assert_is(h.mm_rows.rate[3], 1e11, "the seconds of sixteen rows");
+    assert_is(h.mm_rows.rate[2], 7e10, "four rows"), assert_is(h.mm_rows.rate[4], 2e11, "sixteen rows");
+}
+
+CU_TestInfo tests[] = {
+    {"a measured machine has the rates that it has", a_measured_machine_has_the_rates_that_it_has},
+    {"every curve is measured where it is", every_curve_is_measured_where_it_is},
+    {"a smaller product never takes longer than a larger one", a_smaller_product_never_takes_longer_than_a_larger_one},
+    CU_TEST_INFO_NULL,
+};
