@@ -49,8 +49,8 @@ size_t process_planned(const TaskRun *run) {
 
 /* Percent of what is free that a tier takes: room is left for the rest of the machine, for the page tables of the tiers
  * (0.2%) and for notes about their pages (a few percent of them at most), and on the host device both upper tiers are one
- * memory. */
-enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90 };
+ * memory. However much is given, the tiers take no more than MOST together, and of two the other one keeps LEAST. */
+enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90, MOST_SHARE = 95, LEAST_SHARE = 5 };
 
 /* What the disk has room for, and the address space too beside the other tiers, since the offload file is mapped. What the
  * disk holds already of the checkpoint, which is not mapped, counts as free. */
@@ -69,8 +69,23 @@ static int disk_room(size_t *room, const TaskRun *run, Error *err) {
     return 0;
 }
 
-/* Capacities that were not given. The sim has what its file says. */
-static int fill_capacities(const TaskRun *run, Error *err) {
+/* Makes the tiers that are this process's memory as small as that; of two the one that was not given, or the larger. */
+static void share_memory(size_t capacity[NTIERS], const TaskRun *run, size_t least) {
+    const size_t *given = run->options->capacity, most = run->memory;
+    const bool both = given[TIER_GPU] != FROM_MACHINE && given[TIER_CPU] != FROM_MACHINE;
+    const bool cpu = given[TIER_GPU] != FROM_MACHINE && (!both || given[TIER_CPU] > given[TIER_GPU]);
+    size_t *yields = &capacity[cpu ? TIER_CPU : TIER_GPU], *keeps = &capacity[cpu ? TIER_GPU : TIER_CPU];
+    if (run->gpu) { /* whose tier is its own */
+        capacity[TIER_CPU] = size_min(capacity[TIER_CPU], most);
+        return;
+    }
+    *keeps = size_min(*keeps, both ? most / 2 : most - least);
+    *yields = size_min(*yields, most - *keeps);
+}
+
+/* Capacities that were not given; and those of memory, so that it is there. The sim, and a machine on paper, have what is
+ * given or what a file says. */
+static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     Options *o = run->options;
     const Hardware *h = run->hardware;
     const size_t available = memory_available(NLANES), taken = process_room(run, run->trace_limit);
@@ -79,11 +94,14 @@ static int fill_capacities(const TaskRun *run, Error *err) {
     size_t usual[NTIERS] = {memory * HOST_GPU_SHARE, memory * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)};
     if (run->sim) usual[TIER_GPU] = (size_t)h->gmem, usual[TIER_CPU] = (size_t)h->cmem, usual[TIER_DISK] = (size_t)h->nmem;
     if (run->gpu) o->capacity[TIER_GPU] = gpu_room(run->gpu, o->capacity[TIER_GPU]);
-    for (int t = 0; t < NTIERS; t++) {
-        if (o->capacity[t] != FROM_MACHINE) continue;
-        if (t == TIER_DISK && !run->sim && disk_room(&usual[t], run, err)) return -1;
-        o->capacity[t] = usual[t];
-    }
+    for (int t = 0; t < TIER_DISK; t++)
+        if (o->capacity[t] != FROM_MACHINE) usual[t] = o->capacity[t];
+    run->memory = memory * MOST_SHARE;
+    if (!run->sim && !on_paper) share_memory(usual, run, memory * LEAST_SHARE);
+    memcpy(o->capacity, usual, TIER_DISK * sizeof *usual);
+    if (o->capacity[TIER_DISK] != FROM_MACHINE) return 0;
+    if (!run->sim && disk_room(&usual[TIER_DISK], run, err)) return -1;
+    o->capacity[TIER_DISK] = usual[TIER_DISK];
     return 0;
 }
 
@@ -104,27 +122,31 @@ static int choose_gpu(TaskRun *run, Error *err) {
     return -1;
 }
 
+int threads_for(const Options *o) { return o->threads ? o->threads : imin(host_processors(), processors_allowed()); }
+
 int choose_machine(TaskRun *run, bool on_paper, Error *err) {
     enum { FOR_LANES = 2 };
     Options *o = run->options;
     run->hardware = xcalloc(1, sizeof *run->hardware);
     run->sim = device_is(o, "sim") || (on_paper && o->hardware);
     const bool all_cores = !o->threads;
-    o->threads = host_set_threads(o->threads);
+    if (all_cores && processors_allowed() < host_processors()) run->processors = host_processors();
+    o->threads = host_set_threads(threads_for(o));
     if (run->sim && hardware_read(run->hardware, o->hardware, err)) return -1;
     if (!run->sim && !device_is(o, "host") && !o->links && choose_gpu(run, err)) return -1;
     if (run->gpu && all_cores) o->threads = host_set_threads(imax(o->threads - FOR_LANES, (o->threads + 1) / 2));
-    return fill_capacities(run, err);
+    return fill_capacities(run, on_paper, err);
 }
 
 int know_machine(const TaskRun *run, Error *err) {
     const Options *o = run->options;
     Hardware *h = run->hardware;
-    const ProfileSize size = profile_size(run->gpu, &run->checkpoint->config);
     FILE *progress = isatty(STDERR_FILENO) ? stderr : NULL;
+    ProfileSize size;
     if (!run->sim &&
         (o->hardware ? hardware_read(h, o->hardware, err)
-                     : profile_machine(h, &size, run->gpu, o->offload_dir, o->threads, o->capacity, progress, err)))
+                     : profile_size(&size, run->gpu, &run->checkpoint->config, run->memory, err) ||
+                           profile_machine(h, &size, run->gpu, o->offload_dir, o->threads, o->capacity, progress, err)))
         return -1;
     double *const bdw[] = {h->ctog_bdw, h->gtoc_bdw, h->dtoc_bdw, h->ctod_bdw};
     for (int c = CTOG; c <= CTOD; c++)
