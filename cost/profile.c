@@ -759,7 +759,7 @@ void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *
     if (why)
         fprintf(progress ? progress : stderr,
                 "the next run will measure again: cannot write %s: %s; name a directory with XDG_CACHE_HOME\n",
-                path[0] ? path : "a file without HOME", strerror(why));
+                path[0] ? path : "$HOME/.cache/flexgen", strerror(why));
 }
 
 int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
