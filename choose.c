@@ -53,7 +53,8 @@ size_t process_planned(const TaskRun *run) {
 enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90, MOST_SHARE = 95, LEAST_SHARE = 5 };
 
 /* What the disk has room for, and the address space too beside the other tiers, since the offload file is mapped. What the
- * disk holds already of the checkpoint, which is not mapped, counts as free. */
+ * disk holds already of the checkpoint, which is not mapped, counts as free. Files that are memory have what the other
+ * tiers leave of it. */
 static int disk_room(size_t *room, const TaskRun *run, Error *err) {
     const Options *o = run->options;
     const size_t others[] = {process_room(run, run->trace_limit), run->gpu ? 0 : o->capacity[TIER_GPU],
@@ -62,9 +63,10 @@ static int disk_room(size_t *room, const TaskRun *run, Error *err) {
     struct statvfs disk;
     if (statvfs(o->offload_dir, &disk))
         return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
-    for (int i = 0; i < 3; i++) mapped = mapped > others[i] ? mapped - others[i] : 0;
+    for (int i = 0; i < 3; i++) mapped = size_less(mapped, others[i]);
     *room = access(o->offload_dir, W_OK) ? 0 : (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
-    if (mapped < *room) *room = mapped;
+    if (memory_holds(o->offload_dir)) mapped = size_min(mapped, size_less(run->memory, others[1] + others[2]));
+    *room = size_min(*room, mapped);
     for (int f = 0; run->checkpoint && f < run->checkpoint->nfiles; f++) *room += run->checkpoint->files[f].size;
     return 0;
 }
@@ -87,9 +89,9 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     for (int t = TIER_GPU; t < TIER_DISK && real && !run->gpu; t++)
         if (!given[t]) usual[t] = size_min(usual[t], run->memory - usual[1 - t]);
     memcpy(c, usual, TIER_DISK * sizeof *c);
-    if (c[TIER_DISK] != FROM_MACHINE) return 0;
+    if (c[TIER_DISK] != FROM_MACHINE && !(real && memory_holds(o->offload_dir))) return 0;
     if (!run->sim && disk_room(&usual[TIER_DISK], run, err)) return -1;
-    c[TIER_DISK] = usual[TIER_DISK];
+    c[TIER_DISK] = size_min(c[TIER_DISK], usual[TIER_DISK]);
     return 0;
 }
 

@@ -21,6 +21,7 @@
 HOST_AND_GPU static inline int imin(int a, int b) { return a < b ? a : b; }
 HOST_AND_GPU static inline int imax(int a, int b) { return a > b ? a : b; }
 static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t size_less(size_t a, size_t b) { return a > b ? a - b : 0; }
 
 /* Seconds of CLOCK_MONOTONIC. */
 static inline double seconds_now(void) {

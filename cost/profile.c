@@ -494,10 +494,10 @@ int profile_size(ProfileSize *to, const Gpu *gpu, const OptConfig *config, size_
     return fit_memory(to, gpu ? 1 : 2, memory, err);
 }
 
-/* The file: all that is asked for, or half of what the disk has room for. */
-static size_t disk_bytes(size_t asked, size_t capacity) {
+/* The file: all that is asked for, or half of what the disk has room for; at least something, unless it is memory. */
+static size_t disk_bytes(size_t asked, size_t capacity, bool memory) {
     size_t bytes = capacity / 2 < asked ? capacity / 2 : asked, least = asked < LEAST_DISK ? asked : LEAST_DISK;
-    return bytes < least ? least : bytes;
+    return bytes < least && !memory ? least : bytes;
 }
 
 /* All of a tier is one region. */
@@ -507,14 +507,14 @@ static void add_region(Plan *plan, Tier tier, size_t bytes) {
 }
 
 /* The same on both upper tiers. */
-static void plan_profile(Profile *p, const size_t capacity[NTIERS]) {
+static void plan_profile(Profile *p, const char *offload_dir, const size_t capacity[NTIERS]) {
     const size_t bytes = lay_out(p);
     for (int t = TIER_GPU; t <= TIER_CPU; t++) {
         add_region(&p->plan, t, bytes);
         p->plan.region[INDEX_TABLES][t].offset = p->tables;
     }
     p->plan.act_type = p->act;
-    p->plan.offload_bytes = disk_bytes(p->size.disk, capacity[TIER_DISK]) / piece(p) * piece(p);
+    p->plan.offload_bytes = disk_bytes(p->size.disk, capacity[TIER_DISK], memory_holds(offload_dir)) / piece(p) * piece(p);
     add_region(&p->plan, TIER_DISK, p->plan.offload_bytes);
     p->span = p->size.cold;
 }
@@ -623,7 +623,7 @@ static int measure_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu
     threads = host_set_threads(threads);
     *p = (Profile){.size = *size, .act = gpu ? F16 : F32, .progress = progress, .err = err};
     if (gpu) fit_gpu(&p->size, gpu);
-    plan_profile(p, capacity);
+    plan_profile(p, offload_dir, capacity);
     name_machine(measured.name, sizeof measured.name, gpu, threads);
     set_capacities(&measured, capacity);
     if (!p->plan.offload_bytes) measured.nmem = 1;

@@ -8,14 +8,14 @@
  * Read next: json.c. */
 #include <ctype.h>
 #include <limits.h>
+#include <linux/magic.h>
 #include <pthread.h>
 #include <sys/resource.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "io/text.h"
 #include "util.h"
-
-static size_t less(size_t a, size_t b) { return a > b ? a - b : 0; }
 
 /* The number behind key in the file dir/name of lines; SIZE_MAX: there is none, or it is larger. */
 static size_t file_number(const char *dir, const char *name, const char *key) {
@@ -49,7 +49,7 @@ static size_t memory_left(const char *dir, size_t limit, const char *use, const 
         size_t bytes = file_number(dir, "memory.stat", cached[c]);
         if (bytes <= used) used -= bytes;
     }
-    return less(limit, used);
+    return size_less(limit, used);
 }
 
 static size_t memory_left_1(const char *dir) {
@@ -167,7 +167,7 @@ static size_t limit_available(int resource, const char *used, int threads) {
         pthread_attr_getstacksize(&attributes, &stack);
         pthread_attr_destroy(&attributes);
     }
-    return less(limit.rlim_cur, status_bytes(used) + threads * stack);
+    return size_less(limit.rlim_cur, status_bytes(used) + threads * stack);
 }
 
 size_t address_available(int threads) { return limit_available(RLIMIT_AS, "VmSize:", threads); }
@@ -185,6 +185,11 @@ size_t memory_available(int threads) { return memory_available_under("", threads
 
 int processors_allowed_under(const char *root) { return (int)size_min(groups_allow(cpu_versions, root), INT_MAX); }
 int processors_allowed(void) { return processors_allowed_under(""); }
+
+bool memory_holds(const char *dir) {
+    struct statfs fs;
+    return !statfs(dir, &fs) && (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC);
+}
 
 size_t memory_peak(void) { return status_bytes("VmHWM:"); }
 

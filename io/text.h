@@ -81,6 +81,8 @@ size_t memory_available_under(const char *root, int threads);
 /* Whole processors that the quotas of CPU of its control groups come to, at least one; INT_MAX: there is no quota. */
 int processors_allowed(void);
 int processors_allowed_under(const char *root);
+/* Whether files in the directory are memory (tmpfs), which they take from their process's control groups. */
+bool memory_holds(const char *dir);
 /* The most bytes of memory that this process has had at once, since memory_restart if that is possible. */
 size_t memory_peak(void);
 void memory_restart(void);

@@ -82,11 +82,12 @@ head -c 3000 models/opt-tiny/stories.txt >"$dir/text"
 prompt=(generate --model "$dir/model" --device host --prompt "Once upon a time" --max-tokens 8)
 policy=(--percent 100 0 100 0 100 0 --gpu-batch-size 1 --num-gpu-batches 1)
 short=(--prompt-len 16 --gen-len 4 --device host)
-commands=("generate" "generate --percent" "generate --gpu-mem 2G" "bench opt-125m" "bench opt-125m --gpu-mem 2G" "policy opt-350m" "profile opt-1.3b" "eval" "quantize")
+commands=("generate" "generate --percent" "generate --gpu-mem 2G" "generate /dev/shm" "bench opt-125m" "bench opt-125m --gpu-mem 2G" "policy opt-350m" "profile opt-1.3b" "eval" "quantize")
 words() { # COMMAND: sets words
     local more=()
     [[ $1 == *--gpu-mem* ]] && more=(--gpu-mem 2G)
     [[ $1 == *--percent* ]] && more=("${policy[@]}")
+    [[ $1 == *shm* ]] && more=(--offload-dir /dev/shm) # where files are memory
     case $1 in
     generate*) words=("${prompt[@]}" "${more[@]}") ;;
     bench*) words=(bench --model opt-125m "${short[@]}" --num-prompts 4 "${more[@]}") ;;
