@@ -49,11 +49,12 @@ size_t process_planned(const TaskRun *run) {
 
 /* Percent of what is free that a tier takes: room is left for the rest of the machine, for the page tables of the tiers
  * (0.2%) and for notes about their pages (a few percent of them at most), and on the host device both upper tiers are one
- * memory. */
-enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90 };
+ * memory. However much is given, they take no more than MOST together, and one leaves LEAST to the other. */
+enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90, MOST_SHARE = 95, LEAST_SHARE = 5 };
 
 /* What the disk has room for, and the address space too beside the other tiers, since the offload file is mapped. What the
- * disk holds already of the checkpoint, which is not mapped, counts as free. */
+ * disk holds already of the checkpoint, which is not mapped, counts as free. Files that are memory have what the other
+ * tiers leave of it. */
 static int disk_room(size_t *room, const TaskRun *run, Error *err) {
     const Options *o = run->options;
     const size_t others[] = {process_room(run, run->trace_limit), run->gpu ? 0 : o->capacity[TIER_GPU],
@@ -62,29 +63,47 @@ static int disk_room(size_t *room, const TaskRun *run, Error *err) {
     struct statvfs disk;
     if (statvfs(o->offload_dir, &disk))
         return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
-    for (int i = 0; i < 3; i++) mapped = mapped > others[i] ? mapped - others[i] : 0;
+    for (int i = 0; i < 3; i++) mapped = size_less(mapped, others[i]);
     *room = access(o->offload_dir, W_OK) ? 0 : (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
-    if (mapped < *room) *room = mapped;
+    if (memory_holds(o->offload_dir)) mapped = size_min(mapped, size_less(run->memory, others[1] + others[2]));
+    *room = size_min(*room, mapped);
     for (int f = 0; run->checkpoint && f < run->checkpoint->nfiles; f++) *room += run->checkpoint->files[f].size;
     return 0;
 }
 
-/* Capacities that were not given. The sim has what its file says. */
-static int fill_capacities(const TaskRun *run, Error *err) {
+/* Capacities that were not given, and those of this process's memory no larger than that. The sim, and a machine on paper,
+ * have what is given or what a file says. */
+static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     Options *o = run->options;
     const Hardware *h = run->hardware;
     const size_t available = memory_available(NLANES), taken = process_room(run, run->trace_limit);
     const int neighbours = run->net ? imax(run->net->neighbours, 1) : 1; /* stages share the machine equally */
-    const size_t share = available / neighbours, memory = share > taken ? (share - taken) / 100 : 0;
-    size_t usual[NTIERS] = {memory * HOST_GPU_SHARE, memory * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)};
+    const size_t share = available / neighbours, percent = share > taken ? (share - taken) / 100 : 0;
+    size_t usual[NTIERS] = {percent * HOST_GPU_SHARE, percent * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)}, *c = o->capacity;
+    const bool given[] = {c[TIER_GPU] != FROM_MACHINE, c[TIER_CPU] != FROM_MACHINE}, real = !run->sim && !on_paper;
+    run->memory = percent * MOST_SHARE;
     if (run->sim) usual[TIER_GPU] = (size_t)h->gmem, usual[TIER_CPU] = (size_t)h->cmem, usual[TIER_DISK] = (size_t)h->nmem;
-    if (run->gpu) o->capacity[TIER_GPU] = gpu_room(run->gpu, o->capacity[TIER_GPU]);
-    for (int t = 0; t < NTIERS; t++) {
-        if (o->capacity[t] != FROM_MACHINE) continue;
-        if (t == TIER_DISK && !run->sim && disk_room(&usual[t], run, err)) return -1;
-        o->capacity[t] = usual[t];
-    }
+    if (run->gpu) usual[TIER_GPU] = gpu_room(run->gpu, c[TIER_GPU]);
+    for (int t = run->gpu ? TIER_CPU : TIER_GPU; t < TIER_DISK; t++)
+        if (given[t]) usual[t] = real ? size_min(c[t], run->memory - percent * LEAST_SHARE) : c[t];
+    for (int t = TIER_GPU; t < TIER_DISK && real && !run->gpu; t++)
+        if (!given[t]) usual[t] = size_min(usual[t], run->memory - usual[1 - t]);
+    memcpy(c, usual, TIER_DISK * sizeof *c);
+    if (c[TIER_DISK] != FROM_MACHINE && !(real && memory_holds(o->offload_dir))) return 0;
+    if (!run->sim && disk_room(&usual[TIER_DISK], run, err)) return -1;
+    c[TIER_DISK] = size_min(c[TIER_DISK], usual[TIER_DISK]);
     return 0;
+}
+
+/* Whether tiers that take so many bytes are more than this process may have, where flags have given each of them much of
+ * it. Then from now on they share it: the larger one yields. */
+static bool share_memory(const TaskRun *run, size_t bytes) {
+    size_t *c = run->options->capacity;
+    const int larger = c[TIER_CPU] > c[TIER_GPU] ? TIER_CPU : TIER_GPU;
+    if (run->gpu || run->sim || bytes <= run->memory) return false;
+    c[1 - larger] = size_min(c[1 - larger], run->memory / 2);
+    c[larger] = run->memory - c[1 - larger];
+    return true;
 }
 
 /* Opens the GPU, where it is wanted or there, if the model's heads fit its attention. Without one the host device runs,
@@ -104,27 +123,31 @@ static int choose_gpu(TaskRun *run, Error *err) {
     return -1;
 }
 
+int threads_for(const Options *o) { return o->threads ? o->threads : imin(host_processors(), processors_allowed()); }
+
 int choose_machine(TaskRun *run, bool on_paper, Error *err) {
     enum { FOR_LANES = 2 };
     Options *o = run->options;
     run->hardware = xcalloc(1, sizeof *run->hardware);
     run->sim = device_is(o, "sim") || (on_paper && o->hardware);
     const bool all_cores = !o->threads;
-    o->threads = host_set_threads(o->threads);
+    if (all_cores && processors_allowed() < host_processors()) run->processors = host_processors();
+    o->threads = host_set_threads(threads_for(o));
     if (run->sim && hardware_read(run->hardware, o->hardware, err)) return -1;
     if (!run->sim && !device_is(o, "host") && !o->links && choose_gpu(run, err)) return -1;
     if (run->gpu && all_cores) o->threads = host_set_threads(imax(o->threads - FOR_LANES, (o->threads + 1) / 2));
-    return fill_capacities(run, err);
+    return fill_capacities(run, on_paper, err);
 }
 
 int know_machine(const TaskRun *run, Error *err) {
     const Options *o = run->options;
     Hardware *h = run->hardware;
-    const ProfileSize size = profile_size(run->gpu, &run->checkpoint->config);
     FILE *progress = isatty(STDERR_FILENO) ? stderr : NULL;
+    ProfileSize size;
     if (!run->sim &&
         (o->hardware ? hardware_read(h, o->hardware, err)
-                     : profile_machine(h, &size, run->gpu, o->offload_dir, o->threads, o->capacity, progress, err)))
+                     : profile_size(&size, run->gpu, &run->checkpoint->config, run->memory, err) ||
+                           profile_machine(h, &size, run->gpu, o->offload_dir, o->threads, o->capacity, progress, err)))
         return -1;
     double *const bdw[] = {h->ctog_bdw, h->gtoc_bdw, h->dtoc_bdw, h->ctod_bdw};
     for (int c = CTOG; c <= CTOD; c++)
@@ -315,11 +338,21 @@ static int plan_stages(TaskRun *run, Task *task, bool one_block, Error *err) {
 static int plan_stage(TaskRun *run, Task *task, bool one_block, Error *err) {
     Net *net = run->net;
     int status = choose_machine(run, false, err);
+    share_memory(run, run->options->capacity[TIER_GPU] + run->options->capacity[TIER_CPU]);
     if (!status) status = settle_compression(run, err);
     if (net->agree(net, status, err) || agree_on_policy(run, task, one_block, err)) return -1;
     run->plan = plan_make(run->checkpoint, &run->options->policy, task, act_type(run), err);
     if (!run->plan || plan_fits(run->plan, run->options->capacity, err) || expect_pipeline(run, task, err)) return -1;
     return stage_print_plans(net, run->plan, run->first_layer, err);
+}
+
+/* A tier that is too small can be raised no further than there is memory. */
+static int refuse(const TaskRun *run, Error *err) {
+    const size_t n = strlen(err->text);
+    if (!run->sim && strstr(err->text, " tier needs "))
+        snprintf(err->text + n, sizeof err->text - n, "; this process may have tiers of %.1f MiB in memory",
+                 run->memory / 1048576.0);
+    return -1;
 }
 
 int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
@@ -328,8 +361,10 @@ int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
     if (choose_machine(run, false, err) || settle_compression(run, err)) return -1;
     if (run->stages.n) return plan_stages(run, task, one_block, err);
     for (Policy given = o->policy;; o->policy = given) {
-        if (make_plan(run, task, one_block, err) == 0) return 0;
-        if (!shrink_batches(run, &given)) return -1;
+        const bool planned = make_plan(run, task, one_block, err) == 0;
+        const bool shared = planned && share_memory(run, run->plan->total[TIER_GPU] + run->plan->total[TIER_CPU]);
+        if (planned && !shared) return 0;
+        if (!shared && !shrink_batches(run, &given)) return refuse(run, err);
         plan_free(run->plan), free(run->found);
         run->plan = NULL, run->found = NULL;
     }

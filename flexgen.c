@@ -32,11 +32,17 @@ static void say_untied(const char *model) {
             model);
 }
 
+static void say_processors(const TaskRun *run) {
+    if (run->processors)
+        fprintf(stderr, "computing on %d of %d processors (quota of CPU)\n", run->options->threads, run->processors);
+}
+
 /* What a user should know who expected another head, the GPU, or full speed of it. A person hears it at once; in a log an
  * error stays the only line. */
 static void say_notices(const TaskRun *run, bool now) {
     if (follows(run)) return;
     if (now != (isatty(STDERR_FILENO) != 0)) return;
+    say_processors(run);
     if (run->checkpoint->untied) say_untied(run->options->model);
     if (run->no_gpu.text[0]) fprintf(stderr, "running on the host device: %s\n", run->no_gpu.text);
     if (run->device->notice.text[0]) fprintf(stderr, "%s\n", run->device->notice.text);
@@ -515,12 +521,14 @@ static int policy(TaskRun *run, Error *err) {
 static int profile(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const char *to = o->output ? o->output : "-";
-    if (choose_machine(run, false, err)) return -1;
-    const ProfileSize size = profile_size(run->gpu, run->checkpoint ? &run->checkpoint->config : NULL);
-    if (output_check("--output", to, err) ||
-        profile_measure(run->hardware, &size, run->gpu, o->offload_dir, o->threads, o->capacity, stderr, err))
+    ProfileSize size;
+    if (choose_machine(run, false, err) ||
+        profile_size(&size, run->gpu, run->checkpoint ? &run->checkpoint->config : NULL, run->memory, err) ||
+        output_check("--output", to, err))
         return -1;
-    profile_keep(run->hardware, &size, run->gpu, o->offload_dir, o->threads);
+    say_processors(run);
+    if (profile_measure(run->hardware, &size, run->gpu, o->offload_dir, o->threads, o->capacity, stderr, err)) return -1;
+    profile_keep(run->hardware, &size, run->gpu, o->offload_dir, o->threads, stderr);
     FILE *out = output_open("--output", to, err);
     if (!out) return -1;
     profile_write(run->hardware, out);
@@ -532,7 +540,7 @@ static int quantize(TaskRun *run, Error *err) {
     const size_t shard_bytes = 5000000000; /* as others cut large checkpoints */
     CopyStats stats;
     stop_catch();
-    if (checkpoint_quantize(&stats, o->model, o->output, o->quant, shard_bytes, host_set_threads(o->threads),
+    if (checkpoint_quantize(&stats, o->model, o->output, o->quant, shard_bytes, host_set_threads(threads_for(o)),
                             isatty(STDERR_FILENO) ? stderr : NULL, err))
         return -1;
     if (stats.untied) say_untied(o->model);

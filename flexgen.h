@@ -385,8 +385,12 @@ bool copied_to_disk(const Plan *plan, const Checkpoint *checkpoint);
 /* -1 and err (EXIT_USAGE) when a tier's total exceeds its capacity; err names the tier, what it needs and has, its largest
  * region, and the flag that shrinks it. */
 int plan_fits(const Plan *plan, const size_t capacity[NTIERS], Error *err);
+/* The same; if not placed, nobody has given the shares, and changing them is no advice. */
+int plan_refuse(const Plan *plan, const size_t capacity[NTIERS], bool placed, Error *err);
+/* By how many bytes the tiers exceed their capacities; 0: the plan fits. */
+size_t plan_missing(const Plan *plan, const size_t capacity[NTIERS]);
 /* Sets policy->workspaces as large (no larger than it is, if it is set) and policy->table_home as high as the plan has room
- * for, the former first; -1 and err (of the smallest plan with the table on the GPU) where none fits. */
+ * for, the former first; -1 and err (of the plan that misses the least) where none fits. */
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
                Error *err);
 /* Page indices of one tier's pool: the lowest free one first, so that pages taken together lie together. */

@@ -43,7 +43,8 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
 // The plan
 // ---------------------------------------------------------------------------------------------------------------
 
-static const char *const lower_gbs = "lower --gpu-batch-size";
+/* A remedy of which %s stands for what makes the block smaller. */
+static const char *const smaller = "%s";
 
 /* A region to be: on which tier, for what, of what shape. */
 typedef struct {
@@ -296,7 +297,7 @@ static void plan_weights(Plan *p, const Checkpoint *c) {
         bool file = t == TIER_DISK && !copied_to_disk(p, c), globals_file = t == TIER_DISK && !c->dummy;
         add_resting(p, RESTING_WEIGHTS, (Tier)t, layers[t], file, file ? "weights (checkpoint)" : "weights", percent_w);
         add_resting(p, EMBEDDINGS, (Tier)t, globals[t], globals_file,
-                    globals_file ? "embeddings (checkpoint)" : "embeddings", "use a smaller model, or a larger tier");
+                    globals_file ? "embeddings (checkpoint)" : "embeddings", "use a smaller model");
     }
     shift_weights(p);
     plan_slots(p);
@@ -527,12 +528,11 @@ static double a21_cache(const Plan *p, const Task *task) {
 }
 
 static void plan_cache(Plan *p, const Task *task) {
-    static const char *const percent_c =
-        "change the third and fourth number of --percent (KV cache on GPU, on CPU), or lower --gpu-batch-size";
+    static const char *const percent_c = "change the third and fourth number of --percent (KV cache on GPU, on CPU), or %s";
     const bool packed = p->policy.cache_quant.bits;
     const int page = p->policy.page_tokens, wide = (int)(packed ? p->kv_row : p->kv_row / sizeof(f16));
     const Type type = packed ? U8 : F16;
-    static const char *const staging_remedy[] = {"use --cpu-cache-compute, or lower --gpu-batch-size", lower_gbs};
+    static const char *const staging_remedy[] = {"use --cpu-cache-compute, or %s", smaller};
     for (int t = 0; t < NTIERS; t++) /* K and V of a layer in turn */
         add_region(p, (Line){KV_CACHE, (Tier)t, "KV cache", percent_c, type, group_count(&p->policy) * p->npages[t] * page,
                              wide, 2 * p->config.l});
@@ -555,7 +555,7 @@ static void measure_cache(Plan *p, const Task *task) {
 
 static void plan_activations(Plan *p) {
     static const char *const percent_h =
-        "change the fifth and sixth number of --percent (activations on GPU, on CPU), or lower --gpu-batch-size";
+        "change the fifth and sixth number of --percent (activations on GPU, on CPU), or %s";
     const int h1 = p->config.h1, last = p->batches - 1, staged = p->max_act_rows[TIER_DISK];
     for (int t = 0; t < NTIERS; t++) {
         int rows = p->batches ? p->act_first[t][last] + p->act_rows[t][last] : 0;
@@ -583,36 +583,36 @@ static void plan_workspace(Plan *p, const Task *task) {
     const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU, scored = task->scored;
     const bool first = is_first(c), last = is_last(c);
     const Line workspace[] = {
-        {HIDDEN, TIER_GPU, "workspace: x", lower_gbs, act, p->need_x ? rows : 0, h1, nws},
-        {QKV, TIER_GPU, "workspace: q, k, v", lower_gbs, F16, piece, 3 * h1, turns},
-        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", lower_gbs, U8, kv == U8 ? off_rows : 0, kv_cols, turns},
-        {QUERY, TIER_CPU, "attention: q", lower_gbs, F16, off_seqs, h1, turns},
-        {NEW_KV, TIER_CPU, "new k, v", lower_gbs, kv, off_rows, kv_cols, turns},
-        {ATTENDED, TIER_GPU, "workspace: attention", lower_gbs, act, piece, h1, turns},
-        {ATTENDED, TIER_CPU, "attention: result", lower_gbs, act, off_seqs, h1, turns},
-        {NORM_1, TIER_GPU, "workspace: norm 1", lower_gbs, act, norm, h1, 1},
-        {NORM_2, TIER_GPU, "workspace: norm 2", lower_gbs, act, norm, h1, 1},
-        {MLP, TIER_GPU, "workspace: mlp", lower_gbs, act, p->chunk, c->h2, 1},
-        {EMBEDDED, TIER_GPU, "workspace: embedding", lower_gbs, act, first && projected ? rows : 0, c->embed, nws},
-        {EMBEDDED, TIER_CPU, "embedding rows", lower_gbs, act, first && gathered ? rows : 0, c->embed, nws},
-        {LAST_ROWS, TIER_GPU, "workspace: last rows", lower_gbs, act, last ? heads : 0, h1, nws},
-        {HEAD_OUT, TIER_GPU, "workspace: head", lower_gbs, act, last && projected ? p->head_chunk : 0, c->embed, 1},
-        {LOGITS, TIER_GPU, "logits", lower_gbs, F32, last ? p->head_chunk : 0, c->vocab, 1},
-        {LOGITS, TIER_CPU, "logits", lower_gbs, F32, last && task->keep_logits ? seqs : 0, c->vocab, batches},
-        {RECEIVED, TIER_CPU, "states received", lower_gbs, act, first ? 0 : rows, h1, batches},
-        {SENDING, TIER_CPU, "states to send", lower_gbs, act, last ? 0 : rows, h1, batches},
-        {CHOSEN, TIER_GPU, "attention: chosen tokens", lower_gbs, I32, seqs, choice, 1},
-        {CHOSEN, TIER_CPU, "attention: chosen tokens", lower_gbs, I32, p->off_seqs, choice, 1},
-        {WEIGHING, TIER_GPU, "attention: chosen tokens", lower_gbs, F32, seqs, choice, 1},
-        {WEIGHING, TIER_CPU, "attention: chosen tokens", lower_gbs, F32, p->off_seqs, choice, 1},
+        {HIDDEN, TIER_GPU, "workspace: x", smaller, act, p->need_x ? rows : 0, h1, nws},
+        {QKV, TIER_GPU, "workspace: q, k, v", smaller, F16, piece, 3 * h1, turns},
+        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", smaller, U8, kv == U8 ? off_rows : 0, kv_cols, turns},
+        {QUERY, TIER_CPU, "attention: q", smaller, F16, off_seqs, h1, turns},
+        {NEW_KV, TIER_CPU, "new k, v", smaller, kv, off_rows, kv_cols, turns},
+        {ATTENDED, TIER_GPU, "workspace: attention", smaller, act, piece, h1, turns},
+        {ATTENDED, TIER_CPU, "attention: result", smaller, act, off_seqs, h1, turns},
+        {NORM_1, TIER_GPU, "workspace: norm 1", smaller, act, norm, h1, 1},
+        {NORM_2, TIER_GPU, "workspace: norm 2", smaller, act, norm, h1, 1},
+        {MLP, TIER_GPU, "workspace: mlp", smaller, act, p->chunk, c->h2, 1},
+        {EMBEDDED, TIER_GPU, "workspace: embedding", smaller, act, first && projected ? rows : 0, c->embed, nws},
+        {EMBEDDED, TIER_CPU, "embedding rows", smaller, act, first && gathered ? rows : 0, c->embed, nws},
+        {LAST_ROWS, TIER_GPU, "workspace: last rows", smaller, act, last ? heads : 0, h1, nws},
+        {HEAD_OUT, TIER_GPU, "workspace: head", smaller, act, last && projected ? p->head_chunk : 0, c->embed, 1},
+        {LOGITS, TIER_GPU, "logits", smaller, F32, last ? p->head_chunk : 0, c->vocab, 1},
+        {LOGITS, TIER_CPU, "logits", smaller, F32, last && task->keep_logits ? seqs : 0, c->vocab, batches},
+        {RECEIVED, TIER_CPU, "states received", smaller, act, first ? 0 : rows, h1, batches},
+        {SENDING, TIER_CPU, "states to send", smaller, act, last ? 0 : rows, h1, batches},
+        {CHOSEN, TIER_GPU, "attention: chosen tokens", smaller, I32, seqs, choice, 1},
+        {CHOSEN, TIER_CPU, "attention: chosen tokens", smaller, I32, p->off_seqs, choice, 1},
+        {WEIGHING, TIER_GPU, "attention: chosen tokens", smaller, F32, seqs, choice, 1},
+        {WEIGHING, TIER_CPU, "attention: chosen tokens", smaller, F32, p->off_seqs, choice, 1},
     };
     for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++) add_region(p, workspace[i]);
     p->table_ints = (int)(whole_lines(4 * table_ints(p, task)) / 4);
     for (int t = TIER_GPU; t <= TIER_CPU; t++) { /* one's mirror is the other */
-        add_region(p, (Line){INDEX_TABLES, (Tier)t, "index tables", lower_gbs, I32, 1, p->table_ints, 2 * batches});
-        add_region(p, (Line){NEW_TOKENS, (Tier)t, "new tokens", lower_gbs, I32, 1, scored || !last ? 0 : seqs, batches});
-        add_region(p, (Line){LOG_PROBS, (Tier)t, "scores", lower_gbs, F32, 1, scored && last ? heads : 0, batches});
-        add_region(p, (Line){GREEDY, (Tier)t, "scores", lower_gbs, I32, 1, scored && last ? heads : 0, batches});
+        add_region(p, (Line){INDEX_TABLES, (Tier)t, "index tables", smaller, I32, 1, p->table_ints, 2 * batches});
+        add_region(p, (Line){NEW_TOKENS, (Tier)t, "new tokens", smaller, I32, 1, scored || !last ? 0 : seqs, batches});
+        add_region(p, (Line){LOG_PROBS, (Tier)t, "scores", smaller, F32, 1, scored && last ? heads : 0, batches});
+        add_region(p, (Line){GREEDY, (Tier)t, "scores", smaller, I32, 1, scored && last ? heads : 0, batches});
     }
 }
 
@@ -666,32 +666,57 @@ void plan_free(Plan *p) {
 // Does it fit
 // ---------------------------------------------------------------------------------------------------------------
 
-int plan_fits(const Plan *p, const size_t capacity[NTIERS], Error *err) {
+size_t plan_missing(const Plan *p, const size_t capacity[NTIERS]) {
+    size_t missing = 0;
+    for (int t = 0; t < NTIERS; t++) missing += p->total[t] > capacity[t] ? p->total[t] - capacity[t] : 0;
+    return missing;
+}
+
+static const char *smaller_block(const Policy *p) {
+    if (p->gbs > 1) return "lower --gpu-batch-size";
+    return p->num_gpu_batches > 1 ? "lower --num-gpu-batches" : "use a smaller model, or shorten prompts or outputs";
+}
+
+/* One digit behind the point, or as many as it takes to tell the two apart. */
+static void print_apart(char needs[32], char has[32], size_t need, size_t have) {
+    for (int digits = 1; digits == 1 || !strcmp(needs, has); digits++) {
+        snprintf(needs, 32, "%.*f", digits, need / 1048576.0);
+        snprintf(has, 32, "%.*f", digits, have / 1048576.0);
+    }
+}
+
+int plan_refuse(const Plan *p, const size_t capacity[NTIERS], bool placed, Error *err) {
     static const char *const flag[NTIERS] = {"--gpu-mem", "--cpu-mem", "--disk-mem"};
+    const char *block = smaller_block(&p->policy);
+    char needs[32], has[32], remedy[200];
     for (int t = 0; t < NTIERS; t++) {
         if (p->total[t] <= capacity[t]) continue;
         const Region *worst = &p->region[0][t];
         for (int id = 1; id < NREGIONS; id++)
             if (p->region[id][t].bytes > worst->bytes) worst = &p->region[id][t];
+        print_apart(needs, has, p->total[t], capacity[t]);
+        snprintf(remedy, sizeof remedy, placed ? worst->remedy : smaller, block);
         return fail(err, EXIT_USAGE,
-                    "the %s tier needs %.1f MiB and has %.1f MiB; its largest part is %s with %.1f MiB: %s, or raise %s",
-                    tier_name[t], p->total[t] / 1048576.0, capacity[t] / 1048576.0, worst->name, worst->bytes / 1048576.0,
-                    worst->remedy, flag[t]);
+                    "the %s tier needs %s MiB and has %s MiB; its largest part is %s with %.1f MiB: %s, or raise %s",
+                    tier_name[t], needs, has, worst->name, worst->bytes / 1048576.0, remedy, flag[t]);
     }
     return 0;
 }
 
+int plan_fits(const Plan *p, const size_t capacity[NTIERS], Error *err) { return plan_refuse(p, capacity, true, err); }
+
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
                Error *err) {
     const int most = policy->workspaces ? policy->workspaces : WORKSPACES;
+    size_t least = SIZE_MAX;
     for (policy->workspaces = most; policy->workspaces >= LEAST_WORKSPACES; policy->workspaces--)
         for (int home = TIER_GPU; home < NTIERS; home++) {
-            Error ignored, *e = home == TIER_GPU ? err : &ignored;
             policy->table_home = (Tier)home;
-            Plan *p = plan_make(checkpoint, policy, task, act_type, e);
-            bool fits = p && plan_fits(p, capacity, e) == 0;
+            Plan *p = plan_make(checkpoint, policy, task, act_type, err);
+            const size_t missing = p ? plan_missing(p, capacity) : least;
+            if (missing < least) least = missing, plan_fits(p, capacity, err);
             plan_free(p);
-            if (fits) return 0;
+            if (!missing) return 0;
         }
     policy->workspaces = most;
     return -1;

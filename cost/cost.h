@@ -20,9 +20,9 @@ typedef struct {
     size_t cold, disk;    /* bytes of the upper tiers' memory, and of the file */
     double seconds;       /* for one value, about */
 } ProfileSize;
-/* The usual sizes: the model's shapes, unless they would take too long or too much memory to measure (config NULL: the
- * largest allowed). */
-ProfileSize profile_size(const Gpu *gpu, const OptConfig *config);
+/* The usual sizes: the model's shapes, unless they would take too long to measure (config NULL: the largest allowed), or
+ * more than `memory` bytes of this process. -1 and err (EXIT_USAGE) if that is too little for any. */
+int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, size_t memory, Error *err);
 
 /* Measures this machine through the device that will run: the host device with so many threads or, if there is a gpu, the
  * cuda device. The disk is that of offload_dir, past the page cache. capacity: bytes of the tiers. Takes less than a
@@ -34,12 +34,13 @@ int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const
 int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
                     const size_t capacity[NTIERS], FILE *progress, Error *err);
 /* That file: hardware-KEY.json in flexgen/ of XDG_CACHE_HOME or ~/.cache. KEY stands for all that the rates depend on: the
- * model's shapes, cold memory, processor, threads and kernels, GPU, the disk of offload_dir, the profile's version; not the
- * capacities.
+ * model's shapes, rows, tokens, cold memory, processor, threads and kernels, GPU, the disk of offload_dir, the profile's
+ * version; not the capacities.
  * "" where there is no such directory. */
 void profile_path(char *path, size_t size, const ProfileSize *shapes, const Gpu *gpu, const char *offload_dir, int threads);
-/* Writes that file, if it can be written. */
-void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu, const char *offload_dir, int threads);
+/* Writes that file; where it cannot be written, a line on progress or standard error says why. */
+void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu, const char *offload_dir, int threads,
+                  FILE *progress);
 /* Writes a hardware file that says how each value was measured, with today's date. */
 void profile_write(const Hardware *hardware, FILE *out);
 

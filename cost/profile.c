@@ -440,19 +440,44 @@ static int measure_shared_cores(Hardware *h, Profile *p) {
 /* Of the products' results: that of q, k and v, or of the MLP. */
 static int widest(const ProfileSize *s) { return imax(3 * s->h1, s->h2); }
 
-/* On the host device both upper tiers are one memory. Where it is short, what should be cold is less, down to what one
- * product's weights need, and then the products are smaller; a quarter is left for everything else. */
-static void fit_host(ProfileSize *s) {
-    const size_t least = 2 * PIECE, room = memory_available(NLANES) / 4 * 3;
-    while (s->cold > least && 2 * (s->cold + 2 * sizeof(float) * imax(s->rows * widest(s), s->tokens * s->h1)) > room) {
-        s->cold /= 2;
+/* Where everything lies in a tier; returns the tier's bytes. */
+static size_t lay_out(Profile *p) {
+    const ProfileSize *s = &p->size;
+    size_t each = (size_t)imax(s->rows * widest(s), s->tokens * s->h1) * type_bytes(p->act);
+    size_t row = row_bytes(s, usual) < row_bytes(s, (Quant){0}) ? row_bytes(s, usual) : row_bytes(s, (Quant){0});
+    size_t npages = s->cold / 2 / (PAGE_TOKENS * row) + 1, starts = (size_t)NTOKEN_SIZES * index_row(p);
+    p->x = s->cold;
+    p->y = p->x + whole_lines(each);
+    p->tables = p->y + whole_lines(each);
+    p->starts = p->tables + whole_lines(npages * 4);
+    return p->starts + whole_lines(starts * 4);
+}
+
+/* Where memory is short, what should be cold is less, and with it the products, whose weights need half of it, and their
+ * rows, whose inputs and outputs need no more than all of it. */
+static int fit_memory(ProfileSize *size, int tiers, size_t room, Error *err) {
+    enum { LEAST = 1 << 20 };
+    Profile p = {.size = *size, .act = F32};
+    ProfileSize *s = &p.size;
+    for (size_t bytes; (bytes = tiers * lay_out(&p)) > room;) {
+        s->cold = s->cold / 2 / 4096 * 4096;
         while (2 * sizeof(f16) * s->h1 * widest(s) > s->cold && s->nh % 2 == 0) s->h1 /= 2, s->h2 /= 2, s->nh /= 2;
+        while (2 * sizeof(float) * s->rows * widest(s) > s->cold && s->tokens > *token_sizes) s->rows /= 2, s->tokens /= 2;
+        if (s->cold < LEAST || 2 * sizeof(f16) * s->h1 * widest(s) > s->cold)
+            return fail(
+                err, EXIT_USAGE,
+                "measuring this machine needs %.1f MiB of memory, and this process may have %.1f MiB; give it more, "
+                "or name a machine with --hardware",
+                bytes / 1048576.0, room / 1048576.0);
     }
+    *size = *s;
+    return 0;
 }
 
 /* The largest layer that is measured within a minute, or the model's own where that is smaller. Each half of the cold
- * memory is more than the last cache holds, so that going round in it finds nothing there. */
-ProfileSize profile_size(const Gpu *gpu, const OptConfig *config) {
+ * memory is more than the last cache holds, so that going round in it finds nothing there. On the host device both upper
+ * tiers are memory of this process. */
+int profile_size(ProfileSize *to, const Gpu *gpu, const OptConfig *config, size_t memory, Error *err) {
     ProfileSize size = {.h1 = 2048, .h2 = 8192, .nh = 32, .nseq = 16, .rows = 1024, .tokens = 2048, .seconds = .1};
     size.cold = size.disk = (size_t)256 << 20;
     if (gpu) size.h1 *= 2, size.h2 *= 2, size.nseq *= 2, size.cold *= 4;
@@ -465,14 +490,14 @@ ProfileSize profile_size(const Gpu *gpu, const OptConfig *config) {
 #endif
     if (cache > 0 && 4 * (size_t)cache > size.cold)
         size.cold = 4 * (size_t)cache < most ? 4 * (size_t)cache / 4096 * 4096 : most;
-    if (!gpu) fit_host(&size);
-    return size;
+    *to = size;
+    return fit_memory(to, gpu ? 1 : 2, memory, err);
 }
 
-/* The file: all that is asked for, or half of what the disk has room for. */
-static size_t disk_bytes(size_t asked, size_t capacity) {
+/* The file: all that is asked for, or half of what the disk has room for; at least something, unless it is memory. */
+static size_t disk_bytes(size_t asked, size_t capacity, bool memory) {
     size_t bytes = capacity / 2 < asked ? capacity / 2 : asked, least = asked < LEAST_DISK ? asked : LEAST_DISK;
-    return bytes < least ? least : bytes;
+    return bytes < least && !memory ? least : bytes;
 }
 
 /* All of a tier is one region. */
@@ -482,23 +507,16 @@ static void add_region(Plan *plan, Tier tier, size_t bytes) {
 }
 
 /* The same on both upper tiers. */
-static void plan_profile(Profile *p, const size_t capacity[NTIERS]) {
-    const ProfileSize *s = &p->size;
-    size_t each = (size_t)imax(s->rows * widest(s), s->tokens * s->h1) * type_bytes(p->act);
-    size_t row = row_bytes(s, usual) < row_bytes(s, (Quant){0}) ? row_bytes(s, usual) : row_bytes(s, (Quant){0});
-    size_t npages = s->cold / 2 / (PAGE_TOKENS * row) + 1, starts = (size_t)NTOKEN_SIZES * index_row(p);
-    p->x = s->cold;
-    p->y = p->x + whole_lines(each);
-    p->tables = p->y + whole_lines(each);
-    p->starts = p->tables + whole_lines(npages * 4);
+static void plan_profile(Profile *p, const char *offload_dir, const size_t capacity[NTIERS]) {
+    const size_t bytes = lay_out(p);
     for (int t = TIER_GPU; t <= TIER_CPU; t++) {
-        add_region(&p->plan, t, p->starts + whole_lines(starts * 4));
+        add_region(&p->plan, t, bytes);
         p->plan.region[INDEX_TABLES][t].offset = p->tables;
     }
     p->plan.act_type = p->act;
-    p->plan.offload_bytes = disk_bytes(s->disk, capacity[TIER_DISK]) / piece(p) * piece(p);
+    p->plan.offload_bytes = disk_bytes(p->size.disk, capacity[TIER_DISK], memory_holds(offload_dir)) / piece(p) * piece(p);
     add_region(&p->plan, TIER_DISK, p->plan.offload_bytes);
-    p->span = s->cold;
+    p->span = p->size.cold;
 }
 
 /* The smaller where the GPU has less room. */
@@ -529,7 +547,7 @@ static void fill_tables(Profile *p, Tier tier) {
 }
 
 static void fill_memory(Profile *p) {
-    enum { N = 1 << 20 };
+    enum { N = 1 << 16 };
     float *f = xcalloc(N, sizeof *f);
     f16 *h = xcalloc(N, sizeof *h);
     size_t elements = (p->tables - p->x) / type_bytes(p->act);
@@ -605,7 +623,7 @@ static int measure_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu
     threads = host_set_threads(threads);
     *p = (Profile){.size = *size, .act = gpu ? F16 : F32, .progress = progress, .err = err};
     if (gpu) fit_gpu(&p->size, gpu);
-    plan_profile(p, capacity);
+    plan_profile(p, offload_dir, capacity);
     name_machine(measured.name, sizeof measured.name, gpu, threads);
     set_capacities(&measured, capacity);
     if (!p->plan.offload_bytes) measured.nmem = 1;
@@ -701,27 +719,47 @@ void profile_path(char *path, size_t size, const ProfileSize *shapes, const Gpu 
     path[0] = 0;
     if (!cache_dir(dir, sizeof dir) || stat(offload_dir, &disk) || statfs(offload_dir, &fs)) return;
     processor(cpu, sizeof cpu);
-    snprintf(key, sizeof key, "%d|%d|%d|%d|%zu|%s|%d|%s|%s|%llx|%llx", PROFILE_VERSION, shapes->h1, shapes->h2, shapes->nh,
-             shapes->cold, cpu, host_set_threads(threads), host_isa(), gpu ? gpu->name : "",
-             (unsigned long long)disk.st_dev, (unsigned long long)fs.f_type);
+    snprintf(key, sizeof key, "%d|%d|%d|%d|%d|%d|%zu|%s|%d|%s|%s|%llx|%llx", PROFILE_VERSION, shapes->h1, shapes->h2,
+             shapes->nh, shapes->rows, shapes->tokens, shapes->cold, cpu, host_set_threads(threads), host_isa(),
+             gpu ? gpu->name : "", (unsigned long long)disk.st_dev, (unsigned long long)fs.f_type);
     if (snprintf(path, size, "%s/flexgen/hardware-%016llx.json", dir, (unsigned long long)hash_text(key)) >= (int)size)
         path[0] = 0;
 }
 
-/* Under another name first, then renamed: nobody sees a half. */
-void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu, const char *offload_dir, int threads) {
-    char path[4100], part[4200];
-    profile_path(path, sizeof path, size, gpu, offload_dir, threads);
-    if (is_unmeasured(hardware) || !path[0] || !cache_dir(part, sizeof part - 10)) return;
-    mkdir(part, 0700); /* there already, mostly */
-    mkdir(strcat(part, "/flexgen"), 0700);
+/* Makes the cache's directories, which are there already, mostly. 0, or why one is not. */
+static int make_cache_dir(void) {
+    char dir[4200];
+    if (!cache_dir(dir, sizeof dir - 10)) return ENOENT;
+    if (mkdir(dir, 0700) && errno != EEXIST) return errno;
+    return mkdir(strcat(dir, "/flexgen"), 0700) && errno != EEXIST ? errno : 0;
+}
+
+/* Under another name first, then renamed: nobody sees a half. 0, or why it failed. */
+static int write_profile(const Hardware *hardware, const char *path) {
+    char part[4200];
     snprintf(part, sizeof part, "%s.XXXXXX", path);
-    int fd = mkstemp(part);
+    int fd = mkstemp(part), why = errno;
     FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
-    if (!f) return;
+    if (!f) return why;
     profile_write(hardware, f);
-    bool bad = fflush(f) || ferror(f);
-    if (fclose(f) || bad || rename(part, path)) unlink(part);
+    why = fflush(f) || ferror(f) ? errno : 0;
+    if (fclose(f) && !why) why = errno;
+    if (!why && rename(part, path)) why = errno;
+    if (why) unlink(part);
+    return why;
+}
+
+void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu, const char *offload_dir, int threads,
+                  FILE *progress) {
+    char path[4100];
+    if (is_unmeasured(hardware)) return;
+    profile_path(path, sizeof path, size, gpu, offload_dir, threads);
+    int why = make_cache_dir();
+    if (!why) why = write_profile(hardware, path);
+    if (why)
+        fprintf(progress ? progress : stderr,
+                "the next run will measure again: cannot write %s: %s; name a directory with XDG_CACHE_HOME\n",
+                path[0] ? path : "$HOME/.cache/flexgen", strerror(why));
 }
 
 int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
@@ -734,6 +772,6 @@ int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const
         return 0;
     }
     if (profile_measure(hardware, size, gpu, offload_dir, threads, capacity, progress, err) != 0) return -1;
-    profile_keep(hardware, size, gpu, offload_dir, threads);
+    profile_keep(hardware, size, gpu, offload_dir, threads, progress);
     return 0;
 }

@@ -404,6 +404,18 @@ int policy_predict(Found *found, const Search *search, Error *err) {
     return fits ? 0 : -1;
 }
 
+/* Whether the plan of search->given fits. Of those that do not err has the one that misses least, so far `missing` bytes.
+ */
+static bool fits_at_all(const Search *s, size_t *missing, Error *err) {
+    Plan *plan = plan_for(s, &s->given, err);
+    bool placed = false;
+    for (int i = 0; i < 6; i++) placed = placed || s->fixed[i];
+    const size_t misses = plan ? plan_missing(plan, s->capacity) : *missing;
+    if (misses && misses < *missing) *missing = misses, plan_refuse(plan, s->capacity, placed, err);
+    plan_free(plan);
+    return !misses;
+}
+
 /* No candidate has a bound: the smallest block, with everything that is open on one tier, or the reason why not. Tries all
  * tiers for weights, cache, activations and the table of tokens. */
 static int last_resort(Found *found, const Search *s, Error *err) {
@@ -411,6 +423,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
     Search least = *s;
     Policy *p = &least.given;
     double *share[6] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc}, quickest = INFINITY;
+    size_t missing = SIZE_MAX;
     if (!s->fixed_gbs) p->gbs = 1;
     if (!s->fixed_batches) p->num_gpu_batches = 1;
     allow(&p->weight_quant, s), allow(&p->cache_quant, s);
@@ -420,7 +433,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
             if (!s->fixed[i]) *share[i] = tier[i / 2] == i % 2 ? 1 - (s->fixed[i ^ 1] ? *share[i ^ 1] : 0) : 0;
         p->table_home = (Tier)(where / 27 % NTIERS);
         if (!s->fixed_attention) p->cpu_attention = where >= CORNERS || is_sparse(p);
-        if (policy_predict(found, &least, err) != 0) continue;
+        if (!fits_at_all(&least, &missing, err) || policy_predict(found, &least, err) != 0) continue;
         if (s->max_latency <= 0 || found->latency <= s->max_latency) return 0;
         quickest = fmin(quickest, found->latency);
     }

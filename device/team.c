@@ -128,7 +128,7 @@ void host_share(double work, int count, LoopPart part, const void *what) {
 // Their number
 // ---------------------------------------------------------------------------------------------------------------
 
-static int processors(void) {
+int host_processors(void) {
     cpu_set_t set;
     return sched_getaffinity(0, sizeof set, &set) ? (int)sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&set);
 }
@@ -145,7 +145,7 @@ static void end_helpers(void) {
 
 int host_set_threads(int threads) {
     enum { MOST = 1024 };
-    const int wanted = threads > 0 ? imin(threads, MOST) : processors();
+    const int wanted = threads > 0 ? imin(threads, MOST) : host_processors();
     CHECK(!team.loops);
     end_helpers();
     team.helper = xcalloc(wanted, sizeof *team.helper);

@@ -8,6 +8,7 @@
  * processors that this process may use. Returns the number, which is less where the system does not let so many be
  * started. Before the first call it is 1. Not while anybody computes. */
 int host_set_threads(int threads);
+int host_processors(void);      /* those that this process may run on */
 int host_threads(void);         /* that number */
 int host_threads_missing(void); /* by how much it is less than what was asked for */
 

@@ -424,6 +424,8 @@ typedef struct {
     Error no_gpu;         /* text: why there is no GPU; empty with --device host */
     size_t in_use_before; /* bytes of the GPU before there is a tier, by its own account */
     size_t in_use;        /* at the end of the run */
+    int processors;       /* that a quota of CPU leaves only a part of; 0: there is none */
+    size_t memory;        /* bytes of this process that the tiers may have together */
     size_t overhead;      /* bytes that the process should have at most besides the tiers */
     Plan *plan;
     Device *device;

@@ -1,20 +1,21 @@
 /* memory.c: how much memory this process may have: what the machine has left, what each control group that it is in has
- * left, and what its own limits allow; the least counts.
+ * left, and what its own limits allow; the least counts. And how many processors its groups' quotas of CPU come to.
  *
- * A control group is a directory with the group's limit and use in files. Groups are nested, and each group above ours
+ * A control group is a directory with the group's limits and use in files. Groups are nested, and each group above ours
  * limits us as well. /proc/self/cgroup has our group's path, /proc/self/mountinfo where the tree of groups is mounted and
  * which group is at its top: in a container often not the first one. Version 1 has a tree for each kind of resource,
  * version 2 one tree; a machine may have both ("hybrid"). Whatever is missing or is no number sets no limit.
  * Read next: json.c. */
 #include <ctype.h>
+#include <limits.h>
+#include <linux/magic.h>
 #include <pthread.h>
 #include <sys/resource.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "io/text.h"
-
-static size_t least(size_t a, size_t b) { return a < b ? a : b; }
-static size_t less(size_t a, size_t b) { return a > b ? a - b : 0; }
+#include "util.h"
 
 /* The number behind key in the file dir/name of lines; SIZE_MAX: there is none, or it is larger. */
 static size_t file_number(const char *dir, const char *name, const char *key) {
@@ -36,32 +37,54 @@ static size_t file_number(const char *dir, const char *name, const char *key) {
 // ---------------------------------------------------------------------------------------------------------------
 
 typedef struct {
-    const char *type, *controller; /* of the mount; of its options and of our line in /proc/self/cgroup. "": any */
-    const char *limit, *slow;      /* files: use cannot grow beyond limit, and is made slow beyond slow */
-    const char *used, *cached[2];  /* use, and the parts of it in memory.stat that are cached files, which give way */
+    const char *type, *controller;   /* of the mount; of its options and of our line in /proc/self/cgroup. "": any */
+    size_t (*left)(const char *dir); /* what one group allows; SIZE_MAX: it sets no limit */
 } Version;
 
-static const Version versions[] = {
-    {"cgroup",
-     "memory",
-     "memory.limit_in_bytes",
-     "memory.limit_in_bytes",
-     "memory.usage_in_bytes",
-     {"total_inactive_file ", "total_active_file "}},
-    {"cgroup2", "", "memory.max", "memory.high", "memory.current", {"inactive_file ", "active_file "}},
-};
-
-/* What one group has left. If it does not say what it uses, its whole limit. */
-static size_t group_available(const Version *v, const char *dir) {
-    size_t limit = least(file_number(dir, v->limit, ""), file_number(dir, v->slow, ""));
-    size_t used = file_number(dir, v->used, "");
+/* Of a limit the part that is not in use; the files cached in memory give way. If the use is not told, the whole limit. */
+static size_t memory_left(const char *dir, size_t limit, const char *use, const char *const cached[2]) {
+    size_t used = file_number(dir, use, "");
     if (limit == SIZE_MAX || used == SIZE_MAX) return limit;
     for (int c = 0; c < 2; c++) {
-        size_t cached = file_number(dir, "memory.stat", v->cached[c]);
-        if (cached <= used) used -= cached;
+        size_t bytes = file_number(dir, "memory.stat", cached[c]);
+        if (bytes <= used) used -= bytes;
     }
-    return less(limit, used);
+    return size_less(limit, used);
 }
+
+static size_t memory_left_1(const char *dir) {
+    static const char *const cached[] = {"total_inactive_file ", "total_active_file "};
+    return memory_left(dir, file_number(dir, "memory.limit_in_bytes", ""), "memory.usage_in_bytes", cached);
+}
+
+/* Use cannot grow beyond max, and is made slow beyond high. */
+static size_t memory_left_2(const char *dir) {
+    static const char *const cached[] = {"inactive_file ", "active_file "};
+    const size_t limit = size_min(file_number(dir, "memory.max", ""), file_number(dir, "memory.high", ""));
+    return memory_left(dir, limit, "memory.current", cached);
+}
+
+/* Processors that a quota keeps busy all the time, at least one. With one more the team would be stopped at the end of
+ * every period, all of it as soon as one has no time left. */
+static size_t quota_processors(size_t quota, size_t period) {
+    if (quota == SIZE_MAX || period == SIZE_MAX || !period) return SIZE_MAX;
+    return quota < period ? 1 : quota / period;
+}
+
+static size_t processors_1(const char *dir) {
+    return quota_processors(file_number(dir, "cpu.cfs_quota_us", ""), file_number(dir, "cpu.cfs_period_us", ""));
+}
+
+/* A line "QUOTA PERIOD". */
+static size_t processors_2(const char *dir) {
+    const size_t quota = file_number(dir, "cpu.max", "");
+    char key[32];
+    snprintf(key, sizeof key, "%zu ", quota);
+    return quota_processors(quota, file_number(dir, "cpu.max", key));
+}
+
+static const Version memory_versions[] = {{"cgroup", "memory", memory_left_1}, {"cgroup2", "", memory_left_2}};
+static const Version cpu_versions[] = {{"cgroup", "cpu", processors_1}, {"cgroup2", "", processors_2}};
 
 /* Whether word is in a list with commas. */
 static bool listed(const char *list, const char *word) {
@@ -88,23 +111,23 @@ static bool find_group(char group[MAX_PATH], const char *root, const Version *v)
     return found;
 }
 
-/* The least that our group and those above it have left, in a tree that is mounted at `mount` with the group `top` at its
+/* The least that our group and those above it allow, in a tree that is mounted at `mount` with the group `top` at its
  * top. If ours is not below that one, only the top is looked at. */
-static size_t tree_available(const Version *v, const char *root, const char *mount, const char *top, const char *group) {
+static size_t tree_allows(const Version *v, const char *root, const char *mount, const char *top, const char *group) {
     const size_t n = strcmp(top, "/") ? strlen(top) : 0;
     const bool below = !strncmp(group, top, n) && (group[n] == '/' || !group[n]) && !strstr(group, "/..");
     char dir[3 * MAX_PATH];
     snprintf(dir, sizeof dir, "%s%s%s", root, mount, below ? group + n : "");
-    for (size_t available = SIZE_MAX;; *strrchr(dir, '/') = 0) {
-        available = least(available, group_available(v, dir));
-        if (strlen(dir) <= strlen(root) + strlen(mount)) return available;
+    for (size_t allowed = SIZE_MAX;; *strrchr(dir, '/') = 0) {
+        allowed = size_min(allowed, v->left(dir));
+        if (strlen(dir) <= strlen(root) + strlen(mount)) return allowed;
     }
 }
 
 /* All mounts of a version. A line is "35 31 0:32 TOP MOUNT options - TYPE source options". */
-static size_t groups_available(const Version *v, const char *root) {
+static size_t version_allows(const Version *v, const char *root) {
     char path[MAX_PATH], group[MAX_PATH], top[MAX_PATH], mount[MAX_PATH], type[32], options[MAX_PATH], *line = NULL;
-    size_t available = SIZE_MAX, room = 0;
+    size_t allowed = SIZE_MAX, room = 0;
     snprintf(path, sizeof path, "%s/proc/self/mountinfo", root);
     FILE *f = find_group(group, root, v) ? fopen(path, "re") : NULL;
     while (f && getline(&line, &room, f) > 0) {
@@ -112,11 +135,15 @@ static size_t groups_available(const Version *v, const char *root) {
         if (rest && sscanf(line, "%*s %*s %*s %4095s %4095s", top, mount) == 2 &&
             sscanf(rest, " - %31s %*s %4095s", type, options) == 2 && !strcmp(type, v->type) &&
             (!v->controller[0] || listed(options, v->controller)))
-            available = least(available, tree_available(v, root, mount, top, group));
+            allowed = size_min(allowed, tree_allows(v, root, mount, top, group));
     }
     if (f) fclose(f);
     free(line);
-    return available;
+    return allowed;
+}
+
+static size_t groups_allow(const Version versions[2], const char *root) {
+    return size_min(version_allows(&versions[0], root), version_allows(&versions[1], root));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -140,7 +167,7 @@ static size_t limit_available(int resource, const char *used, int threads) {
         pthread_attr_getstacksize(&attributes, &stack);
         pthread_attr_destroy(&attributes);
     }
-    return less(limit.rlim_cur, status_bytes(used) + threads * stack);
+    return size_less(limit.rlim_cur, status_bytes(used) + threads * stack);
 }
 
 size_t address_available(int threads) { return limit_available(RLIMIT_AS, "VmSize:", threads); }
@@ -150,12 +177,19 @@ size_t memory_available_under(const char *root, int threads) {
     snprintf(proc, sizeof proc, "%s/proc", root);
     const size_t kib = file_number(proc, "meminfo", "MemAvailable:");
     size_t available = kib > SIZE_MAX / 1024 ? (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE) : kib * 1024;
-    for (size_t v = 0; v < sizeof versions / sizeof *versions; v++)
-        available = least(available, groups_available(&versions[v], root));
-    return least(available, least(address_available(threads), limit_available(RLIMIT_DATA, "VmData:", threads)));
+    available = size_min(available, groups_allow(memory_versions, root));
+    return size_min(available, size_min(address_available(threads), limit_available(RLIMIT_DATA, "VmData:", threads)));
 }
 
 size_t memory_available(int threads) { return memory_available_under("", threads); }
+
+int processors_allowed_under(const char *root) { return (int)size_min(groups_allow(cpu_versions, root), INT_MAX); }
+int processors_allowed(void) { return processors_allowed_under(""); }
+
+bool memory_holds(const char *dir) {
+    struct statfs fs;
+    return !statfs(dir, &fs) && (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC);
+}
 
 size_t memory_peak(void) { return status_bytes("VmHWM:"); }
 

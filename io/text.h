@@ -68,7 +68,7 @@ const int *stop_signal(void);
 int stop_fail(Error *err, const char *what);
 
 // ---------------------------------------------------------------------------------------------------------------
-// memory.c: how much memory this process may have
+// memory.c: how much memory this process may have, and how many processors
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Bytes that this process may still take: what the machine, its control groups and its own limits have left, whichever is
@@ -78,6 +78,11 @@ size_t memory_available(int threads);
 size_t address_available(int threads);
 /* memory_available where the files of /proc and /sys lie under another root, for tests. */
 size_t memory_available_under(const char *root, int threads);
+/* Whole processors that the quotas of CPU of its control groups come to, at least one; INT_MAX: there is no quota. */
+int processors_allowed(void);
+int processors_allowed_under(const char *root);
+/* Whether files in the directory are memory (tmpfs), which they take from their process's control groups. */
+bool memory_holds(const char *dir);
 /* The most bytes of memory that this process has had at once, since memory_restart if that is possible. */
 size_t memory_peak(void);
 void memory_restart(void);

@@ -1346,7 +1346,7 @@ static void a_wrong_policy_question_is_refused_in_one_line(void) {
         {{P, "--hardware", "hardware/t4.json", "--prompt-len", "2048", "--gen-len", "2"}, {"2049", "2048"}},
         {{P, "--hardware", "hardware/t4.json", "--gpu-mem", "1M", "--cpu-mem", "1M", "--disk-mem", "1M"},
          {"GPU", "--gpu-mem"}},
-        {{P, "--hardware", "hardware/t4.json", "--disk-mem", "0", "--cpu-mem", "1G"}, {"--cpu-mem"}},
+        {{P, "--hardware", "hardware/t4.json", "--disk-mem", "0", "--cpu-mem", "1G"}, {"--gpu-mem"}},
         {{P, "--hardware", "hardware/t4.json", "--max-latency", "0.5"}, {"within 0.5 s", "--max-latency"}},
         {{P, "--hardware", "hardware/t4.json", "--max-latency", "0.5", "--frontier"}, {"within 0.5 s", "--max-latency"}},
         {{"generate", "--model", MODEL, "--cost-model", "paper"}, {"--cost-model is a flag of policy"}},
@@ -1593,11 +1593,12 @@ static void the_machine_that_was_measured_before_is_used(void) {
     Error err;
     Checkpoint *checkpoint = checkpoint_open(MODEL, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(checkpoint);
-    const ProfileSize size = profile_size(NULL, &checkpoint->config);
+    ProfileSize size;
+    ASSERT_OK(profile_size(&size, NULL, &checkpoint->config, (size_t)1 << 40, &err));
     open_directories();
     ASSERT_OK(hardware_read(&h, "hardware/laptop.json", &err));
     strcpy(h.name, "measured before");
-    profile_keep(&h, &size, NULL, offload, host_set_threads(0));
+    profile_keep(&h, &size, NULL, offload, host_set_threads(0), NULL);
     Result r = RUN("policy", "--model", MODEL, "--prompt-len", "8", "--gen-len", "4", "--json", "-");
     assert_done(&r);
     cJSON *json = parse_out(&r);

@@ -1,6 +1,7 @@
 /* test_memory.c: how much memory a process may have, from trees of files as machines and containers have them, and from
  * limits of its own; that the program keeps to it, and to what it promises. */
 #include <cjson/cJSON.h>
+#include <limits.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -215,6 +216,47 @@ static void long_names_do_not_overflow(void) {
     available_is(root, GB);
 }
 
+static void put_quota(const char *root, const char *dir, const char *quota, const char *period) {
+    char path[400];
+    snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", dir), put(root, path, quota);
+    snprintf(path, sizeof path, "%s/cpu.cfs_period_us", dir), put(root, path, period);
+}
+
+static void a_quota_of_cpu_is_so_many_whole_processors(void) {
+    static const struct {
+        const char *quota, *period, *both;
+        int expected;
+    } cases[] = {{"-1\n", "100000\n", "max 100000\n", INT_MAX}, {"200000\n", "100000\n", "200000 100000\n", 2},
+                 {"50000\n", "100000\n", "50000 100000\n", 1},  {"190000\n", "100000\n", "190000 100000\n", 1},
+                 {"30000\n", "10000\n", "30000 10000\n", 3},    {"1000\n", "1000000\n", "1000 1000000\n", 1},
+                 {"50000\n", "0\n", "50000 0\n", INT_MAX},      {"", "", "", INT_MAX}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *root = machine(V1_GROUPS, V1_MOUNTS);
+        put_quota(root, "/sys/fs/cgroup/cpu,cpuacct/elsewhere", cases[i].quota, cases[i].period);
+        put_quota(root, "/sys/fs/cgroup/cpu,cpuacct/other", "1000\n", "1000\n"); /* nobody of us is there */
+        put_quota(root, "/sys/fs/cgroup/memory/batch/job", "1000\n", "1000\n");  /* another controller's */
+        CU_ASSERT_EQUAL(processors_allowed_under(root), cases[i].expected);
+        root = machine("0::/user.slice/job\n", V2_MOUNTS);
+        put(root, "/sys/fs/cgroup/user.slice/job/cpu.max", cases[i].both);
+        CU_ASSERT_EQUAL(processors_allowed_under(root), cases[i].expected);
+    }
+    CU_ASSERT_EQUAL(processors_allowed_under(temp_dir()), INT_MAX);
+    CU_ASSERT(processors_allowed() >= 1 && host_processors() >= 1);
+}
+
+static void the_smallest_quota_on_the_way_up_counts(void) {
+    static const char *const max[][3] = {{"200000 100000\n", "300000 100000\n", "max 100000\n"},
+                                         {"max 100000\n", "200000 100000\n", "400000 100000\n"},
+                                         {"800000 100000\n", "max 100000\n", "200000 100000\n"}};
+    for (size_t i = 0; i < sizeof max / sizeof *max; i++) {
+        const char *root = machine("0::/user.slice/a.service/job\n", V2_MOUNTS);
+        put(root, "/sys/fs/cgroup/user.slice/a.service/job/cpu.max", max[i][0]);
+        put(root, "/sys/fs/cgroup/user.slice/a.service/cpu.max", max[i][1]);
+        put(root, "/sys/fs/cgroup/user.slice/cpu.max", max[i][2]);
+        CU_ASSERT_EQUAL(processors_allowed_under(root), 2);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // Limits of the process
 // ---------------------------------------------------------------------------------------------------------------
@@ -358,6 +400,29 @@ static void the_program_keeps_to_its_address_space(void) {
     CU_ASSERT(status == 0 && strstr(said, "generation throughput"));
 }
 
+/* Each flag alone and both; one leaves a little to the other, and where both are large, what is planned decides. */
+static void what_the_flags_give_together_is_no_more_than_there_is(void) {
+    int status;
+    if (!plain) return;
+    const char *said = IN_SPACE(500000, "--percent 100 0 100 0 100 0 --gpu-mem 4G");
+    CU_ASSERT(status == 2 && strstr(said, "flexgen: the GPU tier needs") && strstr(said, "may have tiers of"));
+    said = IN_SPACE(500000, "--percent 0 100 0 100 0 100 --cpu-mem 4G");
+    CU_ASSERT(status == 2 && strstr(said, "flexgen: the GPU tier needs") && strstr(said, "may have tiers of"));
+    said = IN_SPACE(800000, "--percent 50 50 100 0 100 0 --gpu-mem 500M --cpu-mem 400M");
+    CU_ASSERT(status == 2 && strstr(said, "tier needs") && strstr(said, "may have tiers of"));
+    said = IN_SPACE(1100000, "--percent 0 100 0 100 0 100 --gpu-mem 700M --cpu-mem 800M");
+    CU_ASSERT(status == 0 && strstr(said, "generation throughput"));
+    said = IN_SPACE(1100000, "--percent 100 0 100 0 100 0 --gpu-mem 4G");
+    CU_ASSERT(status == 0 && strstr(said, "generation throughput"));
+}
+
+/* Without a machine that was measured before, and with it. In 16 MB there is no room even for measuring. */
+static void every_command_ends_well_or_is_refused_in_a_small_group(void) {
+    if (!plain) return;
+    CU_ASSERT_EQUAL(system("scripts/limit_test.sh 16 max >&2"), 0);
+    CU_ASSERT_EQUAL(system("scripts/limit_test.sh 64 50 percent >&2"), 0);
+}
+
 CU_TestInfo tests[] = {
     {"a group of version 1 has its limit less its use", a_group_of_version_1_has_its_limit_less_its_use},
     {"the groups above limit as well", the_groups_above_limit_as_well},
@@ -367,11 +432,15 @@ CU_TestInfo tests[] = {
     {"what is no number sets no limit", what_is_no_number_sets_no_limit},
     {"what is missing sets no limit", what_is_missing_sets_no_limit},
     {"long names do not overflow", long_names_do_not_overflow},
+    {"a quota of CPU is so many whole processors", a_quota_of_cpu_is_so_many_whole_processors},
+    {"the smallest quota on the way up counts", the_smallest_quota_on_the_way_up_counts},
     {"the process has what its own limits leave", the_process_has_what_its_own_limits_leave},
     {"stacks of threads to come are taken off", stacks_of_threads_to_come_are_taken_off},
     {"this process may have something", this_process_may_have_something},
     {"the peak can be measured from now on", the_peak_can_be_measured_from_now_on},
     {"a run takes no more than the plan and the overhead", a_run_takes_no_more_than_the_plan_and_the_overhead},
     {"the program keeps to its address space", the_program_keeps_to_its_address_space},
+    {"what the flags give together is no more than there is", what_the_flags_give_together_is_no_more_than_there_is},
+    {"every command ends well or is refused in a small group", every_command_ends_well_or_is_refused_in_a_small_group},
     CU_TEST_INFO_NULL,
 };

@@ -1,8 +1,6 @@
 /* test_profile.c: that a measured machine is one, and where it is kept. No time is compared with any other: only that
  * everything has been measured. On a profile of small sizes; the suite runs on the host device. */
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests.h"
@@ -111,7 +109,7 @@ static void the_second_time_it_is_read(void) {
     CU_ASSERT_EQUAL(count_files(cache), 1); /* and nothing half */
     h.op_s = 77;
     strcpy(h.name, "planted");
-    profile_keep(&h, &tiny, NULL, offload, 1);
+    profile_keep(&h, &tiny, NULL, offload, 1, NULL);
     CU_ASSERT_EQUAL(count_files(cache), 1);
     ASSERT_OK(profile_machine(&again, &tiny, NULL, offload, 1, more, NULL, &err));
     CU_ASSERT(again.op_s == 77 && strcmp(again.name, "planted") == 0);
@@ -137,6 +135,18 @@ static void a_damaged_file_is_measured_anew(void) {
     }
 }
 
+/* One line says that the machine will be measured again, and why. */
+static void check_unkept(const char *offload, const char *why) {
+    char said[2000] = "";
+    Hardware h;
+    FILE *progress = fmemopen(said, sizeof said, "w");
+    ASSERT_OK(hardware_read(&h, "hardware/laptop.json", &err));
+    profile_keep(&h, &tiny, NULL, offload, 1, progress);
+    fclose(progress);
+    CU_ASSERT(strstr(said, "the next run will measure again") && strstr(said, why));
+    CU_ASSERT(said[0] && strchr(said, '\n') == said + strlen(said) - 1);
+}
+
 /* The file's name is taken by a directory, the directory's by a file; there is no home. */
 static void a_cache_that_cannot_be_written_is_passed_over(void) {
     char cache[300], path[600], offload[300];
@@ -146,6 +156,7 @@ static void a_cache_that_cannot_be_written_is_passed_over(void) {
     write_file(cache, "flexgen", "", 0);
     ASSERT_OK(machine(&h, offload, 1));
     check_machine(&h);
+    check_unkept(offload, "Not a directory");
     fresh_cache(cache, sizeof cache);
     profile_path(path, sizeof path, &tiny, NULL, offload, 1);
     snprintf(cache + strlen(cache), 20, "/flexgen");
@@ -153,14 +164,17 @@ static void a_cache_that_cannot_be_written_is_passed_over(void) {
     CU_ASSERT_EQUAL_FATAL(mkdir(path, 0700), 0);
     ASSERT_OK(machine(&h, offload, 1));
     check_machine(&h);
+    check_unkept(offload, "Is a directory");
     CU_ASSERT_EQUAL(count_files(cache), 1);
     setenv("XDG_CACHE_HOME", "/nonexistent/cache", 1);
     ASSERT_OK(machine(&h, offload, 1));
+    check_unkept(offload, "/nonexistent/cache/flexgen");
     char *home = getenv("HOME") ? xstrdup(getenv("HOME")) : NULL;
     unsetenv("XDG_CACHE_HOME"), unsetenv("HOME");
     profile_path(path, sizeof path, &tiny, NULL, offload, 1);
     CU_ASSERT_EQUAL(path[0], 0);
     ASSERT_OK(machine(&h, offload, 1));
+    check_unkept(offload, "HOME");
     setenv("HOME", "/a/home", 1);
     profile_path(path, sizeof path, &tiny, NULL, offload, 1);
     CU_ASSERT_EQUAL(strncmp(path, "/a/home/.cache/flexgen/hardware-", 32), 0);
@@ -213,28 +227,46 @@ static void without_a_disk_the_rest_is_measured(void) {
     host_set_threads(0); /* for the suites behind this one */
 }
 
-/* In a child with so much address space besides what it has, sizes fit it twice, for both upper tiers. */
-static bool sizes_fit(size_t bytes) {
-    const pid_t pid = fork();
-    int status;
-    if (!pid) {
-        unsigned long pages = 0;
-        FILE *f = fopen("/proc/self/statm", "r");
-        const size_t used = fscanf(f, "%lu", &pages) == 1 ? pages * (size_t)sysconf(_SC_PAGESIZE) : 0;
-        fclose(f);
-        host_set_threads(1);
-        CHECK(setrlimit(RLIMIT_AS, &(struct rlimit){used + bytes, used + bytes}) == 0);
-        const ProfileSize s = profile_size(NULL, NULL);
-        const size_t product = sizeof(f16) * s.h1 * s.h2, row = sizeof(float) * imax(s.rows * s.h2, s.tokens * s.h1);
-        _exit(2 * (s.cold + 2 * row) > bytes || product > s.cold || s.h1 % s.nh || s.cold < (size_t)16 << 20);
-    }
-    CHECK(waitpid(pid, &status, 0) == pid);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+/* Sizes fit both upper tiers, and what is measured fits them: a product reads half of the cold memory. */
+static void check_size(const ProfileSize *s, size_t memory) {
+    const size_t product = sizeof(f16) * s->h1 * imax(3 * s->h1, s->h2);
+    const size_t row = sizeof(float) * imax(s->rows * imax(3 * s->h1, s->h2), s->tokens * s->h1);
+    CU_ASSERT(2 * (s->cold + 2 * row) <= memory && 2 * product <= s->cold && s->cold % 4096 == 0);
+    CU_ASSERT(s->h1 % s->nh == 0 && s->rows >= 1 && s->tokens >= 16);
 }
 
 static void where_memory_is_short_less_is_measured_with(void) {
-    static const size_t mib[] = {300, 400, 700, 1500, 4000};
-    for (size_t i = 0; i < sizeof mib / sizeof *mib; i++) CU_ASSERT(sizes_fit(mib[i] << 20));
+    static const char *const models[] = {"opt-125m", "opt-350m", "opt-1.3b", "opt-175b"};
+    for (int m = 0; m < 4; m++) {
+        OptConfig config;
+        bool fits = true, all = false;
+        CU_ASSERT_EQUAL(opt_config_by_name(&config, models[m]), 0);
+        for (size_t memory = (size_t)8 << 30; memory; memory = memory * 3 / 4) {
+            ProfileSize size;
+            const bool fitted = fits;
+            fits = profile_size(&size, NULL, &config, memory, &err) == 0;
+            CU_ASSERT(fitted || !fits); /* with less memory not either */
+            if (fits) check_size(&size, memory), all = all || size.rows == 1024;
+            if (!fits) CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "measuring this machine needs"));
+            if (memory > (size_t)8 << 20) CU_ASSERT(fits);
+        }
+        CU_ASSERT(all && !fits);
+    }
+}
+
+/* Of heads that cannot be halved, too. */
+static void with_the_least_memory_everything_is_measured(void) {
+    static const char *const models[] = {"opt-125m", "opt-1.3b"};
+    for (int m = 0; m < 2; m++) {
+        OptConfig config;
+        ProfileSize size;
+        Hardware h;
+        CU_ASSERT_EQUAL(opt_config_by_name(&config, models[m]), 0);
+        ASSERT_OK(profile_size(&size, NULL, &config, (size_t)8 << 20, &err));
+        size.seconds = tiny.seconds, size.disk = tiny.disk;
+        ASSERT_OK(profile_measure(&h, &size, NULL, temp_dir(), 2, capacity, NULL, &err));
+        check_machine(&h);
+    }
 }
 
 CU_TestInfo tests[] = {
@@ -247,5 +279,6 @@ CU_TestInfo tests[] = {
     {"the key stands for threads, GPU and disk", the_key_stands_for_threads_gpu_and_disk},
     {"without a disk the rest is measured", without_a_disk_the_rest_is_measured},
     {"where memory is short less is measured with", where_memory_is_short_less_is_measured_with},
+    {"with the least memory everything is measured", with_the_least_memory_everything_is_measured},
     CU_TEST_INFO_NULL,
 };

@@ -664,8 +664,26 @@ static void a_tier_that_is_too_small_is_named(void) {
         CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, tier_name[t]) && strstr(err.text, flag[t]));
         CU_ASSERT_EQUAL(policy_frontier(&found, 1, &c.search, &err), -1);
         CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, flag[t]));
+        CU_ASSERT(!strstr(err.text, "--percent") && !strstr(err.text, "--gpu-batch-size")); /* which nobody has given */
         case_close(&c);
     }
+}
+
+/* With so many bytes more than it says that it needs beside what it has, there is a policy. */
+static void a_refusal_says_the_least_that_would_do(void) {
+    Case c;
+    Found found;
+    double needs, has;
+    open_squeeze(&c, "opt-125m", 8, 64, 8);
+    c.search.capacity[TIER_CPU] = c.search.capacity[TIER_DISK] = (size_t)1 << 40;
+    c.search.capacity[TIER_GPU] = 100;
+    CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err), -1);
+    CU_ASSERT_EQUAL(sscanf(strstr(err.text, "needs"), "needs %lf MiB and has %lf MiB", &needs, &has), 2);
+    for (int more = -1; more <= 1; more += 2) { /* a tenth of a MiB is what it leaves out */
+        c.search.capacity[TIER_GPU] = (size_t)((needs + .1 * more) * 1048576);
+        CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err) > 0, more > 0);
+    }
+    case_close(&c);
 }
 
 CU_TestInfo tests[] = {
@@ -686,5 +704,6 @@ CU_TestInfo tests[] = {
     {"shares that are found have three digits", shares_that_are_found_have_three_digits},
     {"who waits gets a shorter block where that costs little", who_waits_gets_a_shorter_block_where_that_costs_little},
     {"a tier that is too small is named", a_tier_that_is_too_small_is_named},
+    {"a refusal says the least that would do", a_refusal_says_the_least_that_would_do},
     CU_TEST_INFO_NULL,
 };

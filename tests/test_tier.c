@@ -127,6 +127,33 @@ static void the_plan_of_opt_30b_has_the_papers_sizes(void) {
     checkpoint_close(checkpoint);
 }
 
+/* With smaller batches, or fewer; where one batch of one prompt is all, with neither. */
+static void the_advice_is_about_what_can_be_smaller(void) {
+    static const struct {
+        int gbs, batches;
+        const char *advice;
+    } cases[] = {{4, 2, "lower --gpu-batch-size"}, {1, 8, "lower --num-gpu-batches"}, {1, 1, "shorten prompts"}};
+    OptConfig c;
+    Error err;
+    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-125m"), 0);
+    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
+    Task t = even_task(8, 64, 8);
+    for (int i = 0; i < 3; i++)
+        for (int placed = 0; placed < 2; placed++) {
+            const size_t capacity[NTIERS] = {SIZE_MAX, (size_t)placed << 12, SIZE_MAX};
+            Policy p = {.wg = 1, .cc = placed, .wc = !placed, .hg = 1, .page_tokens = 16};
+            p.wg = placed, p.cg = !placed, p.gbs = cases[i].gbs, p.num_gpu_batches = cases[i].batches;
+            Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
+            CU_ASSERT_EQUAL(plan_refuse(plan, capacity, placed, &err), -1);
+            CU_ASSERT(strstr(err.text, cases[i].advice) && strstr(err.text, ", or raise --cpu-mem"));
+            CU_ASSERT_EQUAL(strstr(err.text, "--percent") != NULL, placed);
+            CU_ASSERT_EQUAL(plan_missing(plan, capacity), plan->total[TIER_CPU] - capacity[TIER_CPU]);
+            plan_free(plan);
+        }
+    free_task(&t);
+    checkpoint_close(checkpoint);
+}
+
 static void a_plan_that_does_not_fit_names_term_and_flag(void) {
     OptConfig c;
     Error err;
@@ -363,7 +390,10 @@ static void the_table_rests_on_the_highest_tier_that_has_room(void) {
     }
     need[TIER_DISK][TIER_DISK]--;
     CU_ASSERT_EQUAL(fit_policy(&p, checkpoint, &t, F16, need[TIER_DISK], &err), -1);
-    CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "the GPU tier needs") && strstr(err.text, "--gpu-mem"));
+    CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "the disk tier needs") && strstr(err.text, "--disk-mem"));
+    double needs = 0, has = 0; /* by a byte, which shows */
+    CU_ASSERT_EQUAL(sscanf(strstr(err.text, "needs"), "needs %lf MiB and has %lf MiB", &needs, &has), 2);
+    CU_ASSERT(needs > has && needs < has + 1e-4);
     free_task(&t);
     checkpoint_close(checkpoint);
 }
@@ -402,6 +432,7 @@ CU_TestInfo tests[] = {
     {"sequences are dealt to within one", sequences_are_dealt_to_within_one},
     {"every GPU batch has its part of each tier", every_gpu_batch_has_its_part_of_each_tier},
     {"the plan of OPT-30B has the paper's sizes", the_plan_of_opt_30b_has_the_papers_sizes},
+    {"the advice is about what can be smaller", the_advice_is_about_what_can_be_smaller},
     {"a plan that does not fit names term and flag", a_plan_that_does_not_fit_names_term_and_flag},
     {"a diagonal of very large batches is planned", a_diagonal_of_very_large_batches_is_planned},
     {"prompts beyond the positions are refused", prompts_beyond_the_positions_are_refused},
