@@ -45,6 +45,7 @@ __attribute__((weak)) const char *speaker = "flexgen";
     } while (0)
 
 static inline void *out_of_memory(size_t count, size_t size) {
+    flockfile(stderr); /* for good: other threads that find no memory wait here for the end */
     fprintf(stderr, "%s: out of memory (%zu x %zu bytes); close other programs or use a smaller task\n", speaker, count,
             size);
     exit(EXIT_FAILED);

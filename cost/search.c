@@ -40,6 +40,8 @@ typedef struct {
     Policy policy;
     double bound; /* token/s that the LP promises; 0: nothing fits */
     double score; /* of the bound; 0 where a block takes too long */
+    int number;   /* in the order in which they were found; the last word between equals: qsort has none, or another one
+                     when memory is short */
 } Candidate;
 
 typedef struct {
@@ -172,6 +174,7 @@ static double consider(Candidates *all, Policy policy) {
             set_bound(&one, all->s);
             if (!c.bound || one.score > WAITS_MORE * c.score) c = one;
         }
+    c.number = all->n;
     if (all->n < MAX_CANDIDATES) all->list[all->n++] = c;
     return c.bound;
 }
@@ -273,8 +276,8 @@ static void step_from(Candidates *c, const Policy *from) {
 static int by_score(const void *a, const void *b) {
     const Candidate *x = a, *y = b;
     if (x->score != y->score) return x->score < y->score ? 1 : -1;
-    return x->policy.schedule != y->policy.schedule ? (int)x->policy.schedule - (int)y->policy.schedule
-                                                    : x->policy.gbs - y->policy.gbs;
+    if (x->policy.schedule != y->policy.schedule) return (int)x->policy.schedule - (int)y->policy.schedule;
+    return x->policy.gbs != y->policy.gbs ? x->policy.gbs - y->policy.gbs : x->number - y->number;
 }
 
 /* Leaves the candidates sorted, best first. */
@@ -489,20 +492,21 @@ int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err) 
 }
 
 static int by_latency(const void *a, const void *b) {
-    const Found *x = a, *y = b;
-    return x->latency > y->latency ? 1 : x->latency < y->latency ? -1 : 0;
+    const Found *x = *(Found *const *)a, *y = *(Found *const *)b; /* in one list: equals stay in its order */
+    return x->latency != y->latency ? (x->latency > y->latency ? 1 : -1) : (x > y) - (x < y);
 }
 
 int policy_frontier(Found *found, int most, const Search *search, Error *err) {
     Candidates c = gather(search);
     int n = 0, all = 0;
-    Found *every = xcalloc(c.n + 1, sizeof *every);
+    Found *every = xcalloc(c.n + 1, sizeof *every), **sorted = xcalloc(c.n + 1, sizeof *sorted);
     for (int i = 0; i < c.n; i++)
         if (c.list[i].bound > 0 && realize(&every[all], search, &c.list[i])) all++;
     if (!all && last_resort(every, search, err) == 0) all = 1;
-    qsort(every, all, sizeof *every, by_latency);
+    for (int i = 0; i < all; i++) sorted[i] = &every[i];
+    qsort(sorted, all, sizeof *sorted, by_latency);
     for (int i = 0; i < all && n < most; i++) /* one that is slower must be better */
-        if (!n || every[i].cost.throughput > found[n - 1].cost.throughput) found[n++] = every[i];
-    free(every), free(c.list);
+        if (!n || sorted[i]->cost.throughput > found[n - 1].cost.throughput) found[n++] = *sorted[i];
+    free(sorted), free(every), free(c.list);
     return n ? n : -1;
 }

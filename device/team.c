@@ -165,7 +165,9 @@ int host_threads_missing(void) { return team.missing; }
 
 static pthread_key_t scratch_key;
 static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
-static void scratch_init(void) { CHECK(pthread_key_create(&scratch_key, free) == 0); }
+static void scratch_init(void) {
+    if (pthread_key_create(&scratch_key, free)) out_of_memory(1, sizeof scratch_key);
+}
 
 float *scratch(size_t floats) {
     enum { LINE = 64 }; /* bytes that a cache moves together: a vector should lie in one */
@@ -174,7 +176,7 @@ float *scratch(size_t floats) {
     float *buffer = pthread_getspecific(scratch_key);
     if (have < floats) {
         buffer = xrealloc(buffer, floats + LINE / sizeof *buffer, sizeof *buffer);
-        CHECK(pthread_setspecific(scratch_key, buffer) == 0);
+        if (pthread_setspecific(scratch_key, buffer)) out_of_memory(1, sizeof buffer);
         have = floats;
     }
     return (float *)(((uintptr_t)buffer + LINE - 1) / LINE * LINE);

@@ -12,13 +12,13 @@
 #include <limits.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "io/io.h"
 
 static const double SYNC_EVERY = 1; /* seconds: what a machine that loses its power may cost */
+static const double PATIENCE = 3;   /* seconds: when a pipeline is killed, its processes end one by one */
 
 /* Tokens on their way to the journal. */
 typedef struct {
@@ -34,7 +34,7 @@ struct Completions {
     const char *path; /* NULL: standard output */
     int fd;
     Journal *journal; /* NULL: the output is no file */
-    bool resumed, done;
+    bool resumed;
     Progress progress;
     Pairs fresh;  /* of this sweep */
     int complete; /* prompts from the first on that have ended */
@@ -136,19 +136,17 @@ static int write_completion(const Completions *c, FILE *out, const Request *e) {
 /* The line of the next prompt, malloc'ed; counts what is in it. */
 static char *next_line(Completions *c, size_t *len) {
     const Request *e = &c->job->request[c->written];
-    char *line = NULL;
-    FILE *out = open_memstream(&line, len);
-    if (out) {
-        write_start(out, e);
-        if (e->error) {
-            json_write_string(out, e->error, strlen(e->error));
-            fprintf(out, "}\n");
-        } else
-            c->tokens += write_completion(c, out, e);
-    }
-    if (!out || fclose(out))
-        fprintf(stderr, "%s: out of memory for a line of %s\n", speaker, output_name(c)), exit(EXIT_FAILED);
-    return line;
+    Text line = {0};
+    FILE *out = text_stream(&line);
+    write_start(out, e);
+    if (e->error) {
+        json_write_string(out, e->error, strlen(e->error));
+        fprintf(out, "}\n");
+    } else
+        c->tokens += write_completion(c, out, e);
+    fclose(out);
+    *len = line.len;
+    return line.text;
 }
 
 /* What somebody has done to the file while the job wrote it, or NULL. */
@@ -343,14 +341,14 @@ typedef struct {
 
 static int take_line(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
     Finished *f = ctx;
-    char *start = NULL;
-    size_t size = 0;
+    Text start = {0};
     (void)number;
-    FILE *out = f->lines < f->job->count ? open_memstream(&start, &size) : NULL;
-    if (out) write_start(out, &f->job->request[f->lines]), fclose(out);
-    const bool same = out && size <= len && !memcmp(start, line, size);
-    free(start);
-    f->lines++;
+    FILE *out = text_stream(&start);
+    if (f->lines < f->job->count) write_start(out, &f->job->request[f->lines]);
+    fclose(out);
+    const bool same = start.len && start.len < len && !memcmp(start.text, line, start.len) && line[len] == '\n';
+    free(start.text);
+    f->lines += same;
     return same ? 0 : fail(err, EXIT_USAGE, "%s: is no line of this job", where);
 }
 
@@ -359,17 +357,23 @@ static int check_finished(const Completions *c, Error *err) {
     Finished f = {.job = c->job};
     Error other;
     if (!input_lines(c->path, take_line, &f, &other) && f.lines == c->job->count) return 0;
+    if (f.lines)
+        return fail(err, EXIT_USAGE,
+                    "--resume: %s has no journal and only %d of the %d lines of this job; bring back %s.journal, or begin "
+                    "anew with --overwrite",
+                    c->path, f.lines, c->job->count, c->path);
     return fail(err, EXIT_USAGE,
                 "--resume: %s has no journal and is not the output of this job; move it away, or --overwrite", c->path);
 }
 
 int completions_resume(Completions *c, const cJSON *head, bool *finished, Error *err) {
-    struct stat st;
+    size_t size;
     *finished = false;
     if (!c->options->resume) return 0;
     if (c->resumed) return compare_heads(c, head, err) || journal_read(c->journal, take_token, c, err) ? -1 : 0;
-    *finished = stat(c->path, &st) == 0 && st.st_size;
-    return *finished ? check_finished(c, err) : 0;
+    if (file_size(&size, c->path, err)) return -1;
+    *finished = size > 0;
+    return *finished && (check_finished(c, err) || journal_remove(c->journal, err)) ? -1 : 0;
 }
 
 /* Lines that an earlier run has written stay, as far as they are what the journal says. What is behind them was cut by a
@@ -382,13 +386,15 @@ static int keep_lines(Completions *c, int upto, Error *err) {
         const long tokens = c->tokens;
         size_t len;
         char *line = next_line(c, &len), *there = xcalloc(len, 1);
-        const size_t left = (size_t)st.st_size - c->end, n = left < len ? left : len;
-        const char *why = file_read_at(c->fd, there, n, c->end);
+        const size_t left = (size_t)st.st_size - c->end, most = left < len ? left : len;
+        const char *why = file_read_at(c->fd, there, most, c->end);
+        const size_t n = strnlen(there, most); /* zeros: what never reached the disk before the power was lost */
         const bool same = !why && !memcmp(line, there, n);
         free(line), free(there);
         if (why) return fail(err, EXIT_FAILED, "%s: read error: %s", c->path, why);
         if (!same)
-            return fail(err, EXIT_USAGE, "%s: line %d is not what %s says; move the output away, or --overwrite", c->path,
+            return fail(err, EXIT_USAGE,
+                        "%s: line %d is not what %s says; move the output away, and --resume writes it anew", c->path,
                         c->written + 1, journal_path(c->journal));
         whole = n == len;
         if (whole)
@@ -419,17 +425,18 @@ Completions *completions_follow(Job *job, const Tokenizer *tokenizer, const Opti
 
 Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Options *o, Error *err) {
     Completions *c = completions_follow(job, tokenizer, o);
-    struct stat st;
+    size_t size = 0;
     int status = 0;
     if (o->output && strcmp(o->output, "-")) c->path = o->output;
     if (c->path) status = output_check("--output", c->path, err);
     if (!status && c->path && !output_is_special(c->path)) {
-        c->journal = journal_open(c->path, err);
+        c->journal = journal_open(c->path, o->resume ? PATIENCE : 0, err);
         if (!c->journal) status = -1;
     } else if (!status && o->resume)
         status = fail(err, EXIT_USAGE, "--resume: %s has no journal; name a file with --output", output_name(c));
-    const bool there = c->journal && (journal_head(c->journal) || (stat(c->path, &st) == 0 && st.st_size));
-    if (there && !o->resume && !o->overwrite)
+    if (c->journal) status = file_size(&size, c->path, err);
+    const bool there = c->journal && (journal_head(c->journal) || size);
+    if (!status && there && !o->resume && !o->overwrite)
         status = fail(err, EXIT_USAGE, "--output %s: is there already; go on with --resume, or lose it with --overwrite",
                       c->path);
     c->resumed = o->resume && c->journal && journal_head(c->journal);
@@ -445,7 +452,7 @@ static int open_file(Completions *c, Error *err) {
     c->fd = open(c->path, (c->journal ? O_RDWR | O_CREAT : O_WRONLY) | O_CLOEXEC, 0666);
     if (c->fd < 0)
         return fail(err, EXIT_FAILED, "--output %s: %s; name a file that can be written", c->path, strerror(errno));
-    if (c->journal && flock(c->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) /* under another name */
+    if (c->journal && !file_lock(c->fd, c->resumed ? PATIENCE : 0) && errno == EWOULDBLOCK) /* under another name */
         return fail(err, EXIT_USAGE, "--output %s: another job is writing there; wait for its end", c->path);
     if (c->resumed && keep_lines(c, c->complete, err)) return -1;
     if (c->journal && ftruncate(c->fd, (off_t)c->end))
@@ -478,8 +485,8 @@ int completions_end(Completions *c, int status, Error *err) {
     c->running = false;
     if (c->failed) written = -1, mine = c->error;
     if (!status && written) *err = mine;
-    c->done = !status && !written;
-    return c->done ? 0 : -1;
+    if (status || written) return -1;
+    return c->journal && c->written == c->job->count ? journal_remove(c->journal, err) : 0;
 }
 
 Progress *completions_progress(Completions *c) { return &c->progress; }
@@ -487,7 +494,7 @@ long completions_tokens(const Completions *c) { return c->tokens; }
 
 void completions_free(Completions *c) {
     if (!c) return;
-    journal_close(c->journal, c->done && c->written == c->job->count);
+    journal_close(c->journal);
     if (c->fd != STDOUT_FILENO) close(c->fd); /* synced, if it was written */
     pthread_mutex_destroy(&c->lock), pthread_cond_destroy(&c->wake);
     free(c->fresh.pair), free(c->queue.pair);

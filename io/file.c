@@ -3,13 +3,17 @@
  * What a user names may be missing, a directory, a pipe without a writer, cut while it is read, or on a full disk; each of
  * these is one line that names the file. "-" is standard input or standard output. A file of results is replaced only when
  * the new one is complete. Read next: stop.c. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <limits.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "io/text.h"
+#include "util.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // Files in
@@ -124,7 +128,7 @@ int input_lines(const char *path, TakeLine *take, void *ctx, Error *err) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Results out
+// Names of files for results
 // ---------------------------------------------------------------------------------------------------------------
 
 bool output_is_special(const char *path) {
@@ -164,35 +168,140 @@ int output_check(const char *flag, const char *path, Error *err) {
     return fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path, strerror(errno));
 }
 
-void file_beside(char name[MAX_PATH], const char *path, const char *suffix) {
-    char *real = realpath(path, NULL);
-    snprintf(name, MAX_PATH, "%.4000s%s", real ? real : path, suffix);
-    free(real);
+int file_beside(char name[MAX_PATH], const char *path, const char *suffix, Error *err) {
+    char real[PATH_MAX];
+    const bool there = realpath(path, real) != NULL;
+    if (!there && errno != ENOENT) return fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
+    if (snprintf(name, MAX_PATH, "%s%s", there ? real : path, suffix) < MAX_PATH) return 0;
+    return fail(err, EXIT_FAILED, "%.200s...: the path is too long; expected less than %d bytes", path, MAX_PATH);
 }
 
-/* Where a file is written before it takes its name. */
-static void unfinished_name(char name[MAX_PATH], const char *path) {
-    char suffix[32];
-    snprintf(suffix, sizeof suffix, ".tmp-%d", (int)getpid());
-    file_beside(name, path, suffix);
+int file_size(size_t *size, const char *path, Error *err) {
+    struct stat st = {.st_size = 0};
+    if (stat(path, &st) && errno != ENOENT) return fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
+    *size = (size_t)st.st_size;
+    return 0;
 }
+
+bool file_lock(int fd, double patience) {
+    for (const double until = seconds_now() + patience; flock(fd, LOCK_EX | LOCK_NB);) {
+        if ((errno != EWOULDBLOCK && errno != EINTR) || seconds_now() > until) return false;
+        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Results that are not whole yet
+// ---------------------------------------------------------------------------------------------------------------
+
+static struct {
+    char name[MAX_PATH]; /* "": there is none */
+    DIR *dir;            /* open, so that it can be emptied without memory */
+} unfinished;
+
+static void empty_directory(DIR *dir) {
+    rewinddir(dir);
+    for (const struct dirent *e; (e = readdir(dir));) unlinkat(dirfd(dir), e->d_name, 0);
+}
+
+void unfinished_remove(void) {
+    if (unfinished.dir) empty_directory(unfinished.dir), closedir(unfinished.dir), unfinished.dir = NULL;
+    if (unfinished.name[0]) remove(unfinished.name);
+    unfinished.name[0] = 0;
+}
+
+/* Removes PATH.tmp-PID of processes that have ended, whose lock is gone with them. */
+static void clear_dead(const char *path) {
+    char copy[MAX_PATH];
+    const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    const size_t len = strlen(base);
+    DIR *beside = opendir(dirname(strcpy(copy, path)));
+    for (const struct dirent *e; beside && (e = readdir(beside));) {
+        if (strncmp(e->d_name, base, len) || strncmp(e->d_name + len, ".tmp-", 5)) continue;
+        if (e->d_name[len + 5 + strspn(e->d_name + len + 5, "0123456789")]) continue; /* somebody else's */
+        const int fd = openat(dirfd(beside), e->d_name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+        if (fd < 0) continue;
+        const bool dead = !flock(fd, LOCK_EX | LOCK_NB);
+        DIR *dir = dead ? fdopendir(fd) : NULL;
+        if (dir) empty_directory(dir);
+        if (dead) unlinkat(dirfd(beside), e->d_name, dir ? AT_REMOVEDIR : 0);
+        dir ? closedir(dir) : close(fd);
+    }
+    if (beside) closedir(beside);
+}
+
+int unfinished_begin(const char *path, bool directory, Error *err) {
+    static bool removed_at_end;
+    char suffix[32], name[MAX_PATH];
+    if (!removed_at_end) removed_at_end = !atexit(unfinished_remove);
+    snprintf(suffix, sizeof suffix, ".tmp-%d", (int)getpid());
+    if (file_beside(name, path, "", err)) return -1;
+    clear_dead(name);
+    if (file_beside(name, path, suffix, err)) return -1;
+    int fd = directory ? mkdir(name, 0777) : open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd >= 0) {
+        strcpy(unfinished.name, name);
+        if (directory) fd = (unfinished.dir = opendir(name)) ? dirfd(unfinished.dir) : -1;
+    }
+    if (fd < 0) {
+        fail(err, EXIT_FAILED, "%s: %s; name a file that can be written", name, strerror(errno));
+        unfinished_remove();
+    } else
+        flock(fd, LOCK_EX | LOCK_NB);
+    return fd;
+}
+
+const char *unfinished_name(void) { return unfinished.name; }
+
+int unfinished_end(const char *path, Error *err) {
+    char real[MAX_PATH];
+    if (file_beside(real, path, "", err)) return -1;
+    if (rename(unfinished.name, real)) return fail(err, EXIT_FAILED, "%s: %s", real, strerror(errno));
+    unfinished.name[0] = 0;
+    if (unfinished.dir) closedir(unfinished.dir), unfinished.dir = NULL;
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Results out
+// ---------------------------------------------------------------------------------------------------------------
 
 FILE *output_open(const char *flag, const char *path, Error *err) {
-    char name[MAX_PATH];
-    unfinished_name(name, path);
-    FILE *f = !strcmp(path, "-") ? stdout : fopen(output_is_special(path) ? path : name, "w");
+    const bool replaces = !output_is_special(path);
+    Error why;
+    FILE *f = stdout;
+    if (replaces) {
+        const int fd = unfinished_begin(path, false, &why);
+        f = fd < 0 ? NULL : fdopen(fd, "w");
+        if (fd < 0) return fail(err, why.code, "%s %.900s", flag, why.text), NULL;
+    } else if (strcmp(path, "-") != 0)
+        f = fopen(path, "we");
     if (!f) fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path, strerror(errno));
     return f;
 }
 
 int output_close(FILE *f, const char *flag, const char *path, Error *err) {
-    char name[MAX_PATH], real[MAX_PATH];
     const bool replaces = f != stdout && !output_is_special(path);
-    int why = fflush(f) || ferror(f) || (replaces && fsync(fileno(f))) ? errno : 0;
-    unfinished_name(name, path), file_beside(real, path, "");
-    if (f != stdout && fclose(f) && !why) why = errno;
-    if (replaces && !why && rename(name, real)) why = errno;
+    const char *why = fflush(f) || (replaces && fsync(fileno(f))) ? strerror(errno) : NULL;
+    Error inner;
+    if (!why && ferror(f)) why = "a write failed"; /* long ago: errno is another's */
+    if (!why && replaces && unfinished_end(path, &inner)) why = inner.text;
+    if (f != stdout && fclose(f) && !why) why = strerror(errno);
     if (!why) return 0;
-    if (replaces) unlink(name);
-    return fail(err, EXIT_FAILED, "%s %s: %s; make room or write elsewhere", flag, path, strerror(why));
+    if (replaces) unfinished_remove();
+    return fail(err, EXIT_FAILED, "%s %s: %.900s; make room or write elsewhere", flag, path, why);
+}
+
+static ssize_t append(void *to, const char *bytes, size_t n) {
+    Text *t = to;
+    if (t->len + n > t->room) t->text = xrealloc(t->text, t->room = 2 * (t->len + n), 1);
+    memcpy(t->text + t->len, bytes, n);
+    t->len += n;
+    return (ssize_t)n;
+}
+
+FILE *text_stream(Text *text) {
+    FILE *f = fopencookie(text, "w", (cookie_io_functions_t){.write = append});
+    return f ? f : out_of_memory(1, sizeof *f);
 }

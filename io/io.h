@@ -118,7 +118,7 @@ typedef struct {
  * F16. checkpoint_open reads it, and quantize.c says how it is laid out. A shard has at most shard_bytes, or one layer.
  * output must be new or empty. progress may be NULL. -1 and err for what checkpoint_open, checkpoint_packs or
  * checkpoint_pack refuse, for a checkpoint that is packed already or an output that exists (both EXIT_USAGE), and for a
- * full disk; then nothing is left behind. A killed program leaves OUTPUT.tmp-PID. */
+ * full disk; then nothing is left behind. A killed program leaves OUTPUT.tmp-PID, which the next one clears away. */
 int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Quant quant, size_t shard_bytes, int threads,
                         FILE *progress, Error *err);
 
@@ -204,8 +204,8 @@ typedef struct {
 #define JOURNAL_VERSION "flexgen journal 1" /* a name in its first line */
 
 /* Opens OUTPUT.journal, makes it if need be, and locks it until it is closed. -1 and err if another process has it
- * (EXIT_USAGE), or if it is something else. */
-Journal *journal_open(const char *output, Error *err);
+ * (EXIT_USAGE) for longer than patience, in seconds, or if it is something else. */
+Journal *journal_open(const char *output, double patience, Error *err);
 /* The object in its first line; NULL: the journal is new. */
 const cJSON *journal_head(const Journal *journal);
 const char *journal_path(const Journal *journal);
@@ -217,8 +217,9 @@ int journal_read(Journal *journal, TakeToken *take, void *ctx, Error *err);
 int journal_begin(Journal *journal, const cJSON *head, Error *err);
 int journal_append(Journal *journal, const Pair *pairs, size_t n, Error *err); /* one record, n > 0 */
 int journal_sync(const Journal *journal, Error *err);
-/* done: its job has ended, and the file goes. */
-void journal_close(Journal *journal, bool done);
+/* Its job has ended, and the file goes. */
+int journal_remove(const Journal *journal, Error *err);
+void journal_close(Journal *journal); /* which removes one that was never begun */
 
 // ---------------------------------------------------------------------------------------------------------------
 // completions.c: what becomes of a job
@@ -244,11 +245,10 @@ int completions_begin(Completions *completions, const cJSON *head, Error *err);
 /* The listener that takes tokens. */
 Listener completions_listener(Completions *completions);
 Progress *completions_progress(Completions *completions);
-/* Writes what is left and syncs it. Returns status, the success of the run; or if that is 0 and something could not be
- * written, -1 and err. */
+/* Writes what is left and syncs it; then the journal goes. Returns status, the success of the run; or if that is 0 and
+ * something could not be written, -1 and err. */
 int completions_end(Completions *completions, int status, Error *err);
 long completions_tokens(const Completions *completions); /* in all lines of the output */
-/* The journal goes if the job has ended. */
 void completions_free(Completions *completions);
 /* Listener.done for runs that need no word of it. */
 int completion_ignored(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err);

@@ -48,7 +48,12 @@ static int take_text(Job *job, const char *text, size_t len, int n, const char *
     Request *e = newest(job);
     if (memchr(text, 0, len)) return fail(err, EXIT_FAILED, "%s: a NUL byte in the prompt; remove it", where);
     if (!utf8_valid(text, len)) return fail(err, EXIT_FAILED, "%s: the prompt is not valid UTF-8; convert it", where);
-    const int s = text_encode(&e->ids, text, len, where, job->tokenizer, job->config, err), most = job->config->max_pos;
+    const int most = job->config->max_pos;
+    const size_t least = 1 + len / tokenizer_longest(job->tokenizer); /* a token for </s>; encoding takes memory */
+    if (least > (size_t)most)
+        return fail(err, EXIT_FAILED, "%s: the prompt has at least %zu tokens and the model takes %d; shorten it", where,
+                    least, most);
+    const int s = text_encode(&e->ids, text, len, where, job->tokenizer, job->config, err);
     if (s < 0) return -1;
     if (s > most)
         return fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where, s, most);
@@ -63,11 +68,20 @@ int job_add(Job *job, const char *text, size_t len, int line, const char *where,
     return take_text(job, text, len, job->max_tokens, where, &why) ? impossible(job, newest(job), &why, err) : 0;
 }
 
+static char *json_string(const char *s) {
+    Text text = {0};
+    FILE *out = text_stream(&text);
+    json_write_string(out, s, strlen(s));
+    putc(0, out);
+    fclose(out);
+    return text.text;
+}
+
 /* An id as JSON text, NULL if none is given. Beyond 2^53 a double skips whole numbers, and two ids could become one. */
 static int id_text(char **text, const cJSON *id, const char *where, Error *err) {
     char number[100];
     if (cJSON_IsString(id))
-        *text = cJSON_PrintUnformatted(id);
+        *text = json_string(id->valuestring);
     else if (id && !cJSON_IsNull(id)) {
         const double value = cJSON_IsNumber(id) ? id->valuedouble : NAN;
         if (!(fabs(value) < 9007199254740992.0 && floor(value) == value))

@@ -11,7 +11,6 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -35,7 +34,7 @@ static int journal_fault(const Journal *j, const char *what, int why, Error *err
 // ---------------------------------------------------------------------------------------------------------------
 
 /* The job that held the lock may have ended, and with it removed its file, while we were opening it. */
-static int open_locked(Journal *j, Error *err) {
+static int open_locked(Journal *j, double patience, Error *err) {
     struct stat st = {.st_nlink = 0};
     while (!st.st_nlink) {
         if (j->fd >= 0) close(j->fd);
@@ -44,7 +43,7 @@ static int open_locked(Journal *j, Error *err) {
         if (j->fd < 0)
             return fail(err, EXIT_FAILED, "%s: cannot open: %s; a job keeps its tokens there: write where that can be",
                         j->path, strerror(errno));
-        if (flock(j->fd, LOCK_EX | LOCK_NB))
+        if (!file_lock(j->fd, patience))
             return errno == EWOULDBLOCK
                        ? fail(err, EXIT_USAGE, "%s: another job is writing there; wait for its end", j->path)
                        : journal_fault(j, "lock", errno, err);
@@ -102,17 +101,16 @@ static char *read_whole(const Journal *j, size_t *size, Error *err) {
     return free(text), NULL;
 }
 
-Journal *journal_open(const char *output, Error *err) {
+Journal *journal_open(const char *output, double patience, Error *err) {
     Journal *j = xcalloc(1, sizeof *j);
     j->fd = -1;
     size_t size;
     char *text = NULL;
-    file_beside(j->path, output, ".journal");
-    if (!open_locked(j, err)) text = read_whole(j, &size, err);
+    if (!file_beside(j->path, output, ".journal", err) && !open_locked(j, patience, err)) text = read_whole(j, &size, err);
     const int status = text ? read_head(j, text, size, err) : -1;
     free(text);
     if (!status) return j;
-    journal_close(j, false);
+    journal_close(j);
     return NULL;
 }
 
@@ -174,12 +172,19 @@ int journal_append(Journal *j, const Pair *pairs, size_t n, Error *err) {
 
 int journal_sync(const Journal *j, Error *err) { return fdatasync(j->fd) ? journal_fault(j, "write", errno, err) : 0; }
 
-void journal_close(Journal *j, bool done) {
-    struct stat st, there;
+int journal_remove(const Journal *j, Error *err) {
+    struct stat mine, there;
+    if (stat(j->path, &there) && errno == ENOENT) return 0;
+    if (fstat(j->fd, &mine) || stat(j->path, &there)) return journal_fault(j, "read", errno, err);
+    const bool same = mine.st_dev == there.st_dev && mine.st_ino == there.st_ino; /* else somebody put it there */
+    return same && unlink(j->path) ? journal_fault(j, "remove", errno, err) : 0;
+}
+
+void journal_close(Journal *j) {
+    struct stat st;
+    Error left; /* an empty file is no harm */
     if (!j) return;
-    const bool known = j->locked && fstat(j->fd, &st) == 0, empty = known && !j->head && !st.st_size; /* never begun */
-    if ((done || empty) && known && stat(j->path, &there) == 0 && st.st_dev == there.st_dev && st.st_ino == there.st_ino)
-        unlink(j->path); /* and not what somebody put in its place */
+    if (j->locked && !j->head && !fstat(j->fd, &st) && !st.st_size) journal_remove(j, &left); /* never begun */
     if (j->fd >= 0) close(j->fd);
     cJSON_Delete(j->head);
     free(j);

@@ -276,19 +276,27 @@ bool json_whole(const cJSON *value, size_t *number) {
     return true;
 }
 
+/* What must be written as \uXXXX, or may: controls, and U+0085, U+2028, U+2029, where many readers of lines break them.
+ * 0: nothing. */
+static unsigned escaped(const char *s, size_t step) {
+    if (step == 1 && ((unsigned char)*s < ' ' || *s == 127)) return (unsigned char)*s;
+    if (step == 2 && !memcmp(s, "\xC2\x85", 2)) return 0x85;
+    return step == 3 && !memcmp(s, "\xE2\x80", 2) && (s[2] == '\xA8' || s[2] == '\xA9') ? 0x2000 | (s[2] & 0x3F) : 0;
+}
+
 void json_write_string(FILE *out, const char *s, size_t len) {
-    static const char escaped[] = "\"\\\n\t\r", letters[] = "\"\\ntr";
+    static const char special[] = "\"\\\n\t\r", letters[] = "\"\\ntr";
     putc('"', out);
     for (size_t at = 0, step; at < len; at += step) {
         bool valid;
         step = utf8_step(s + at, len - at, &valid);
-        const char *escape = s[at] ? strchr(escaped, s[at]) : NULL;
+        const char *escape = s[at] ? strchr(special, s[at]) : NULL;
         if (escape)
-            fprintf(out, "\\%c", letters[escape - escaped]);
+            fprintf(out, "\\%c", letters[escape - special]);
         else if (!valid)
             putc('?', out);
-        else if ((unsigned char)s[at] < ' ' || s[at] == 127)
-            fprintf(out, "\\u%04x", (unsigned char)s[at]);
+        else if (!s[at] || escaped(s + at, step))
+            fprintf(out, "\\u%04x", escaped(s + at, step));
         else
             fwrite(s + at, 1, step, out);
     }

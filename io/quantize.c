@@ -173,8 +173,8 @@ static int copy_small_files(const Copy *copy, const char *from, Error *err) {
         bool other = fnmatch("*.json", e->d_name, 0) && fnmatch("*.txt", e->d_name, 0);
         if (other || !fnmatch("*.index.json", e->d_name, 0)) continue;
         snprintf(path, sizeof path, "%s/%s", from, e->d_name);
-        if (stat(path, &st) || !S_ISREG(st.st_mode) || st.st_size > SMALL_FILE) continue;
-        size_t len;
+        if (!stat(path, &st) && S_ISDIR(st.st_mode)) continue;
+        size_t len; /* a link to nothing, or more than SMALL_FILE: the copy would be without it */
         char *text = file_read(path, SMALL_FILE, &len, err);
         status = text ? write_whole(copy, e->d_name, text, len, err) : -1;
         free(text);
@@ -320,30 +320,26 @@ static int write_files(Copy *copy, const char *from, Error *err) {
     return status ? -1 : sync_directory(copy->dir, err);
 }
 
-static void remove_directory(const char *path) {
-    DIR *d = opendir(path);
-    for (const struct dirent *e; d && (e = readdir(d));) unlinkat(dirfd(d), e->d_name, 0);
-    if (d) closedir(d);
-    rmdir(path);
-}
-
 /* Makes the copy beside output and puts it in its place. An empty directory gives way at once, so that what cannot give
  * way (a mount point) is known before the work; it comes back if the work fails. */
 static int write_beside(Copy *copy, const char *from, const char *output, Error *err) {
+    char place[PATH_SIZE];
     int len = (int)strlen(output);
     while (len > 1 && output[len - 1] == '/') len--;
     if (len > PATH_SIZE - 40) return fail(err, EXIT_USAGE, "--output: the path is too long; expected a shorter one");
-    snprintf(copy->dir, sizeof copy->dir, "%.*s.tmp-%d", len, output, (int)getpid());
-    if (mkdir(copy->dir, 0777)) return fail(err, EXIT_FAILED, "--output %s: %s: %s", output, copy->dir, strerror(errno));
+    snprintf(place, sizeof place, "%.*s", len, output);
+    Error inner;
+    if (unfinished_begin(place, true, &inner) < 0)
+        return fail(err, inner.code, "--output %.400s: %.500s", output, inner.text);
+    snprintf(copy->dir, sizeof copy->dir, "%s", unfinished_name());
     bool empty = rmdir(output) == 0;
-    if (!empty && errno != ENOENT) {
-        rmdir(copy->dir);
-        return fail(err, EXIT_USAGE, "--output %s: %s; name a new directory or an empty one", output, strerror(errno));
-    }
-    int status = write_files(copy, from, err);
-    if (!status && rename(copy->dir, output)) status = fail(err, EXIT_FAILED, "--output %s: %s", output, strerror(errno));
+    int status = 0;
+    if (!empty && errno != ENOENT)
+        status = fail(err, EXIT_USAGE, "--output %s: %s; name a new directory or an empty one", output, strerror(errno));
+    if (!status) status = write_files(copy, from, err);
+    if (!status) status = unfinished_end(place, err);
     if (status) {
-        remove_directory(copy->dir);
+        unfinished_remove();
         if (empty) mkdir(output, 0777);
         return -1;
     }

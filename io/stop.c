@@ -1,4 +1,4 @@
-/* stop.c: SIGINT and SIGTERM end a run in order. Read next: memory.c. */
+/* stop.c: SIGINT, SIGTERM and SIGHUP end a run in order. Read next: memory.c. */
 #include <signal.h>
 #include <unistd.h>
 
@@ -11,10 +11,10 @@ static void note(int signal) {
 }
 
 void stop_catch(void) {
-    static const int signals[] = {SIGINT, SIGTERM};
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     struct sigaction to = {.sa_handler = note}, before;
     sigemptyset(&to.sa_mask);
-    for (int s = 0; s < 2; s++) /* what was ignored, as in a shell's background, stays so */
+    for (int s = 0; s < 3; s++) /* what was ignored, as in a shell's background, stays so */
         if (sigaction(signals[s], NULL, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(signals[s], &to, NULL);
 }
 
@@ -22,5 +22,9 @@ const int *stop_signal(void) { return &caught; }
 
 int stop_fail(Error *err, const char *what) {
     const int signal = __atomic_load_n(&caught, __ATOMIC_RELAXED);
-    return fail(err, EXIT_SIGNAL + signal, "stopped by %s%s", signal == SIGINT ? "SIGINT" : "SIGTERM", what);
+    return fail(err, EXIT_SIGNAL + signal, "stopped by %s%s",
+                signal == SIGINT   ? "SIGINT"
+                : signal == SIGHUP ? "SIGHUP"
+                                   : "SIGTERM",
+                what);
 }

@@ -47,8 +47,21 @@ bool output_is_standard(const char *path);
 /* Whether two paths lead to one file, there or still to be made. NULL is no file, and neither is "-". */
 bool same_file(const char *a, const char *b);
 /* The name of a file beside the one that a path leads to: a link stays a link, and all links to a file have one beside it.
- */
-void file_beside(char name[MAX_PATH], const char *path, const char *suffix);
+ * -1 and err. */
+int file_beside(char name[MAX_PATH], const char *path, const char *suffix, Error *err);
+/* Bytes of a file; 0: there is none. -1 and err if that cannot be told. */
+int file_size(size_t *size, const char *path, Error *err);
+/* Locks an open file until it is closed. Whoever has the lock is waited for, so many seconds. If it cannot be had, errno
+ * says why (EWOULDBLOCK). */
+bool file_lock(int fd, double patience);
+/* What is to become the file or the directory PATH is made as PATH.tmp-PID, one at a time, and goes by unfinished_remove or
+ * at the end of the process; what a killed process has left goes now. Its descriptor, or -1 and err. A file's is the
+ * caller's. */
+int unfinished_begin(const char *path, bool directory, Error *err);
+const char *unfinished_name(void);
+/* It is whole, and takes the name of PATH. -1 and err. */
+int unfinished_end(const char *path, Error *err);
+void unfinished_remove(void);
 /* Before an hour of work: whether results could be written there. flag names the path in messages. -1 and err. */
 int output_check(const char *flag, const char *path, Error *err);
 /* Opens a file for results. What is there stays until output_close puts the new file in its place. NULL and err. */
@@ -56,8 +69,17 @@ FILE *output_open(const char *flag, const char *path, Error *err);
 /* Closes it. -1 and err if not everything could be written; then what was there is still there. */
 int output_close(FILE *out, const char *flag, const char *path, Error *err);
 
+/* A text that grows; it begins as {0}. */
+typedef struct {
+    char *text; /* malloc'ed */
+    size_t len, room;
+} Text;
+/* A stream that writes to its end. A memory stream of the C library would drop what it has no memory for, and its fclose
+ * would not say so; here that is the end, as everywhere. */
+FILE *text_stream(Text *text);
+
 // ---------------------------------------------------------------------------------------------------------------
-// stop.c: SIGINT and SIGTERM
+// stop.c: SIGINT, SIGTERM and SIGHUP
 // ---------------------------------------------------------------------------------------------------------------
 
 /* From now on the first of them is noted, and a second one ends the program at once. */
@@ -144,6 +166,7 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len);
 /* How many bytes of text the pieces of ids[0..n) stand for; special pieces stand for none. */
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n);
+size_t tokenizer_longest(const Tokenizer *tokenizer); /* bytes that a piece stands for at most */
 void tokenizer_close(Tokenizer *tokenizer);
 
 #ifdef __cplusplus

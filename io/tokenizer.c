@@ -15,6 +15,7 @@
 #include <math.h>
 
 #include "io/text.h"
+#include "util.h"
 
 enum { MAX_FILE = 1 << 28, LAST_SYMBOL = 323, SHOWN = 60 };
 
@@ -33,6 +34,7 @@ struct Tokenizer {
     Piece *pieces;        // (vocab)
     cJSON *tree;          /* vocab.json, which owns the bytes of all pieces */
     int32_t byte_id[256]; /* the piece of one byte */
+    int longest;          /* bytes of a piece */
     Merge *merges;        // (nmerges), the rank is the index
     int nmerges;
     int32_t *ranks; /* hash table of pairs, rank or -1 */
@@ -235,10 +237,10 @@ static int open_files(Tokenizer *tokenizer, const char *dir, Reading *r, Error *
     int status = merges ? read_merges(tokenizer, r, merges, len, err) : -1;
     free(merges);
     bool several = false;
-    for (int id = 0; id < tokenizer->vocab; id++) {
-        Piece *piece = &tokenizer->pieces[id];
+    for (Piece *piece = tokenizer->pieces; piece < tokenizer->pieces + tokenizer->vocab; piece++) {
         if (piece->bytes) decode_piece(piece, r->byte_of);
         several |= piece->len > 1 && !piece->special;
+        tokenizer->longest = imax(tokenizer->longest, piece->len);
     }
     if (status || tokenizer->nmerges || !several) return status; /* a vocabulary of bytes has nothing to merge */
     return fail(err, EXIT_FAILED,
@@ -407,6 +409,8 @@ static size_t join_pieces(char *to, const Tokenizer *tokenizer, const int32_t *i
     }
     return bytes;
 }
+
+size_t tokenizer_longest(const Tokenizer *tokenizer) { return (size_t)tokenizer->longest; }
 
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n) {
     return join_pieces(NULL, tokenizer, ids, n);

@@ -4,14 +4,16 @@
  *     FAULT=write:3:0    the 3rd write is short: half of what was asked for
  *     FAULT_COUNTS=FILE  at its end the program writes how many calls of each class there were, a number a line
  *
- * Memory and threads are asked for through functions of the same names here. The other classes are system calls: a filter
- * (seccomp) turns each into a signal, whose handler counts it and either makes the call itself, from the one place that the
- * filter lets pass, or answers for the kernel. So calls from inside of the C library, such as those of fwrite, count too.
- * Standard error is left alone, since faults are told there. Without a filter, which some systems forbid and only x86-64
- * has here, memory and threads remain. */
+ * Memory and threads are asked for through functions of the same names here, by the C library too: the buffers of its
+ * streams, what fopen, opendir, qsort and realpath allocate. The other classes are system calls: a filter (seccomp) turns
+ * each into a signal, whose handler counts it and either makes the call itself, from the one place that the filter lets
+ * pass, or answers for the kernel. So calls from inside of the C library, such as those of fwrite, count too. Standard
+ * error is left alone, since faults are told there. Without a filter, which some systems forbid and only x86-64 has here,
+ * memory and threads remain. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -27,15 +29,19 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-enum { OPEN, READ, PREAD, WRITE, PWRITE, SYNC, ALLOCATE, MMAP, MALLOC, THREAD, NCLASSES };
+enum { OPEN, READ, PREAD, WRITE, PWRITE, SYNC, ALLOCATE, MMAP, STAT, UNLINK, LOCK, MALLOC, INNER, THREAD, KEY, NCLASSES };
 static const char *const class_name[NCLASSES] = {"open", "read",     "pread", "write",  "pwrite",
-                                                 "sync", "allocate", "mmap",  "malloc", "thread"};
+                                                 "sync", "allocate", "mmap",  "stat",   "unlink",
+                                                 "lock", "malloc",   "inner", "thread", "key"};
 static const struct {
     int number, class;
-} calls[] = {{SYS_openat, OPEN},     {SYS_read, READ},      {SYS_pread64, PREAD},  {SYS_write, WRITE},
-             {SYS_pwrite64, PWRITE}, {SYS_fsync, SYNC},     {SYS_fdatasync, SYNC}, {SYS_ftruncate, ALLOCATE},
-             {SYS_mmap, MMAP},       {SYS_readv, READ},     {SYS_writev, WRITE},   {SYS_fallocate, ALLOCATE},
-             {SYS_rename, SYNC},     {SYS_getdents64, READ}};
+} calls[] = {{SYS_openat, OPEN},     {SYS_read, READ},       {SYS_pread64, PREAD},  {SYS_write, WRITE},
+             {SYS_pwrite64, PWRITE}, {SYS_fsync, SYNC},      {SYS_fdatasync, SYNC}, {SYS_ftruncate, ALLOCATE},
+             {SYS_mmap, MMAP},       {SYS_readv, READ},      {SYS_writev, WRITE},   {SYS_fallocate, ALLOCATE},
+             {SYS_rename, SYNC},     {SYS_getdents64, READ}, {SYS_stat, STAT},      {SYS_fstat, STAT},
+             {SYS_lstat, STAT},      {SYS_newfstatat, STAT}, {SYS_statx, STAT},     {SYS_statfs, STAT},
+             {SYS_access, STAT},     {SYS_faccessat, STAT},  {SYS_readlink, STAT},  {SYS_unlink, UNLINK},
+             {SYS_unlinkat, UNLINK}, {SYS_rmdir, UNLINK},    {SYS_mkdir, UNLINK},   {SYS_flock, LOCK}};
 enum { NCALLS = sizeof calls / sizeof *calls };
 
 static long count[NCLASSES], wanted; /* calls so far; the one that fails */
@@ -53,12 +59,39 @@ static bool strikes(int class) {
 // Memory and threads
 // ---------------------------------------------------------------------------------------------------------------
 
-void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t),
+    *__libc_memalign(size_t, size_t);
 static int (*real_create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+static int (*real_key)(pthread_key_t *, void (*)(void *));
 
-void *malloc(size_t n) { return strikes(MALLOC) ? errno = ENOMEM, NULL : __libc_malloc(n); }
-void *calloc(size_t n, size_t size) { return strikes(MALLOC) ? errno = ENOMEM, NULL : __libc_calloc(n, size); }
-void *realloc(void *p, size_t n) { return strikes(MALLOC) ? errno = ENOMEM, NULL : __libc_realloc(p, n); }
+static uintptr_t code_begin, code_end; /* of the program */
+
+static int find_program(struct dl_phdr_info *info, size_t size, void *unused) {
+    (void)size, (void)unused;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+        if (part->p_type != PT_LOAD || !(part->p_flags & PF_X)) continue;
+        code_begin = info->dlpi_addr + part->p_vaddr, code_end = code_begin + part->p_memsz;
+    }
+    return 1; /* the first is the program */
+}
+
+/* Whether an allocation that is asked for from there is to fail. Libraries' own are a class beside. */
+static bool denied(void *from) {
+    const bool inner = (uintptr_t)from < code_begin || (uintptr_t)from >= code_end, inner_strikes = inner && strikes(INNER);
+    return strikes(MALLOC) || inner_strikes;
+}
+#define DENIED denied(__builtin_return_address(0))
+
+void *malloc(size_t n) { return DENIED ? errno = ENOMEM, NULL : __libc_malloc(n); }
+void *calloc(size_t n, size_t size) { return DENIED ? errno = ENOMEM, NULL : __libc_calloc(n, size); }
+void *realloc(void *p, size_t n) { return DENIED ? errno = ENOMEM, NULL : __libc_realloc(p, n); }
+int posix_memalign(void **to, size_t align, size_t n) {
+    void *p = DENIED ? NULL : __libc_memalign(align, n);
+    if (p) *to = p;
+    return p ? 0 : ENOMEM;
+}
+int pthread_key_create(pthread_key_t *key, void (*end)(void *)) { return strikes(KEY) ? EAGAIN : real_key(key, end); }
 int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*f)(void *), void *arg) {
     memset(thread, 0x5a, sizeof *thread); /* a failed call leaves anything there */
     return strikes(THREAD) ? EAGAIN : real_create(thread, attr, f, arg);
@@ -126,12 +159,14 @@ __attribute__((constructor)) static void begin(void) {
     const char *fault = getenv("FAULT");
     real_create =
         (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT, "pthread_create");
+    real_key = (int (*)(pthread_key_t *, void (*)(void *)))dlsym(RTLD_NEXT, "pthread_key_create");
     if (fault && sscanf(fault, "%19[^:]:%ld", name, &wanted) == 2) {
         for (int c = 0; c < NCLASSES; c++)
             if (!strcmp(name, class_name[c])) wanted_class = c;
         and_after = strchr(fault, '+') != NULL;
         wanted_errno = atoi(strrchr(fault, ':') + 1);
     }
+    dl_iterate_phdr(find_program, NULL);
     install();
     active = true;
 }

@@ -257,11 +257,12 @@ static bool read_journal(const char *text, size_t len) {
     long taken = 0;
     const Pair pair = {1, 2};
     put("out.journal", text, len);
-    Journal *j = journal_open(path_of("out"), &err);
+    Journal *j = journal_open(path_of("out"), 0, &err);
     const bool good = j && journal_head(j) && !journal_read(j, take_token, &taken, &err);
     if (good) HOLDS(!journal_begin(j, NULL, &err) && !journal_append(j, &pair, 1, &err));
     if (j && !journal_head(j)) fail(&err, EXIT_FAILED, "new");
-    journal_close(j, true);
+    if (j) CHECK(journal_remove(j, &err) == 0);
+    journal_close(j);
     return good;
 }
 
@@ -506,13 +507,14 @@ const char *__asan_default_options(void) { return "handle_abort=1:max_allocation
 /* One with two records. */
 static void make_journal(void) {
     const Pair pairs[] = {{0, 7}, {1, 8}, {0, 9}};
-    Journal *j = journal_open(path_of("made"), &err);
+    Journal *j = journal_open(path_of("made"), 0, &err);
     cJSON *head = cJSON_Parse("{\"" JOURNAL_VERSION "\": 1, \"model\": \"x\"}");
     HOLDS(j && !journal_begin(j, head, &err) && !journal_append(j, pairs, 2, &err) &&
           !journal_append(j, pairs + 2, 1, &err));
     char *text = file_read(path_of("made.journal"), MOST, &seeds[3].len, &err);
     memcpy(seeds[3].bytes, text, seeds[3].len);
-    journal_close(j, true);
+    if (j) CHECK(journal_remove(j, &err) == 0);
+    journal_close(j);
     cJSON_Delete(head), free(text);
 }
 

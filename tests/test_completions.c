@@ -2,6 +2,9 @@
  * The pieces are those of tests/golden/tokenizer, where a character such as an emoji is several tokens. */
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <malloc.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -294,6 +297,20 @@ static void a_journal_that_ends_in_its_first_line_is_begun_anew(void) {
 }
 
 /* Whatever a journal has become, it is refused, or the job ends right. */
+/* After a loss of power a file may be as long as it was and end in zeros. */
+static void zeros_at_the_end_of_an_output_never_reached_the_disk(void) {
+    char *out, *record, *part;
+    size_t out_len, record_len;
+    whole_job(&out, &out_len, &record, &record_len);
+    part = xcalloc(out_len + 4096, 1);
+    for (size_t whole = 0; whole <= out_len; whole += 7) {
+        memcpy(part, out, whole);
+        assert_goes_on(record, record_len, part, out_len, out, out_len);
+        assert_goes_on(record, record_len, part, out_len + 4096, out, out_len);
+    }
+    free(out), free(record), free(part);
+}
+
 static void a_damaged_journal_never_makes_a_wrong_output(void) {
     char *out, *record;
     size_t out_len, record_len;
@@ -337,7 +354,9 @@ static void an_output_that_is_there_is_never_lost_by_accident(void) {
     assert_refused("p\n", NULL, mine, &plain, "--resume, or lose it with --overwrite");
     assert_refused("p\n", "something\n", NULL, &resume, "has no journal");
     assert_refused("p\n", "{\"id\": 0, \"prompt\": \"q\", \"completion", NULL, &resume, "has no journal");
-    assert_refused("p\nq\n", "{\"id\": 0, \"prompt\": \"p\", \"completion\": \"\"}\n", NULL, &resume, "has no journal");
+    assert_refused("p\nq\n", "{\"id\": 0, \"prompt\": \"p\", \"completion\": \"\"}\n", NULL, &resume,
+                   "has no journal and only 1 of the 2 lines of this job; bring back ");
+    assert_refused("p\n", "{\"id\": 0, \"prompt\": \"p\", \"completion\": \"\"", NULL, &resume, "has no journal");
     assert_refused("p\n", NULL, other, &resume, "its --temperature is 1, and here it is 0");
     assert_refused("p\n", NULL, "{\"" JOURNAL_VERSION "\":true}\n", &resume, "its --temperature is missing");
     assert_refused("p\n", NULL, "dear diary", &plain, "is no journal");
@@ -347,7 +366,7 @@ static void an_output_that_is_there_is_never_lost_by_accident(void) {
 
 static void lines_that_are_not_the_journals_are_refused(void) {
     char *out, *record;
-    size_t out_len, record_len;
+    size_t out_len, record_len, len;
     whole_job(&out, &out_len, &record, &record_len);
     Job job = new_job(three);
     const Options o = {.output = output, .stop = stop_at_5, .resume = true};
@@ -355,9 +374,12 @@ static void lines_that_are_not_the_journals_are_refused(void) {
     out[out_len / 2] ^= 1;
     write_file(dir, "out", out, out_len), write_file(dir, "out.journal", record, record_len);
     CU_ASSERT_PTR_NULL(begin(&job, &o, &finished));
-    CU_ASSERT(strstr(err.text, "is not what") && strstr(err.text, "--overwrite"));
-    char *text = contents(output, &record_len);
-    CU_ASSERT(record_len == out_len && !memcmp(text, out, out_len));
+    CU_ASSERT(strstr(err.text, "is not what") && !strstr(err.text, "--overwrite")); /* which would lose the journal */
+    char *text = contents(output, &len);
+    CU_ASSERT(len == out_len && !memcmp(text, out, out_len));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "move the output away, and --resume writes it anew"));
+    out[out_len / 2] ^= 1;
+    assert_goes_on(record, record_len, "", 0, out, out_len);
     free(text), free(out), free(record);
     job_free(&job);
 }
@@ -465,6 +487,103 @@ static void an_output_with_two_names_is_one_output(void) {
         job_free(&job), job_free(&second);
     }
 }
+
+/* Another process has the lock, and ends soon. */
+static void a_job_goes_on_as_soon_as_the_one_before_has_ended(void) {
+    Job job = new_job("p\n");
+    const Options o = {.output = output, .resume = true};
+    bool finished;
+    int ready[2], status;
+    char byte;
+    CHECK(pipe(ready) == 0);
+    const pid_t pid = fork();
+    if (!pid) {
+        const int fd = open(journal, O_RDWR | O_CREAT, 0600);
+        if (fd < 0 || flock(fd, LOCK_EX) || write(ready[1], "", 1) != 1) _exit(1);
+        usleep(200000);
+        _exit(0);
+    }
+    CHECK(read(ready[0], &byte, 1) == 1);
+    Completions *c = begin(&job, &o, &finished);
+    if (!c) CU_FAIL_FATAL(err.text);
+    CU_ASSERT(waitpid(pid, &status, WNOHANG) == pid && status == 0);
+    ASSERT_OK(completions_end(c, 0, &err));
+    completions_free(c);
+    close(ready[0]), close(ready[1]);
+    job_free(&job);
+}
+
+/* In this program instead of libc's. */
+static int unlink_error;
+int unlink(const char *path) { return unlink_error ? errno = unlink_error, -1 : unlinkat(AT_FDCWD, path, 0); }
+
+static void a_journal_that_cannot_be_removed_is_an_error(void) {
+    Job job = new_job("p\n");
+    const Options o = {.output = output};
+    bool finished;
+    Completions *c = begin(&job, &o, &finished);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(c);
+    sweep(&job, c, says, N);
+    unlink_error = EIO;
+    CU_ASSERT_EQUAL(completions_end(c, 0, &err), -1);
+    unlink_error = 0;
+    CU_ASSERT(err.code == EXIT_FAILED && strstr(err.text, "out.journal: cannot remove: Input/output error"));
+    completions_free(c);
+    CU_ASSERT(access(journal, F_OK) == 0);
+    job_free(&job);
+}
+
+#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__ /* they take terabytes of it */
+/* Bytes that this process can write to. */
+static size_t data_space(void) {
+    char line[200];
+    unsigned long kib = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    CHECK(f);
+    while (!kib && fgets(line, sizeof line, f)) (void)!sscanf(line, "VmData: %lu", &kib);
+    fclose(f);
+    return kib * 1024;
+}
+
+/* Two prompts whose ids have a million letters, and from hardly any memory to enough. */
+static void memory_that_runs_out_loses_no_line(void) {
+    enum { LONG = 1 << 20, ROOM = 3 * LONG };
+    char *prompts = xcalloc(ROOM, 1), *id = xcalloc(LONG, 1);
+    int done = 0, stopped = 0;
+    mallopt(M_MMAP_THRESHOLD, 1 << 17); /* what is freed is given back */
+    memset(id, 'i', LONG - 1);
+    snprintf(prompts, ROOM, "{\"id\": \"a%s\", \"prompt\": \"p\"}\n{\"id\": \"b%s\", \"prompt\": \"q\"}\n", id, id);
+    for (size_t room = 0; room < 8 * LONG && done < 3; room += LONG / 4) {
+        Job job = new_job(prompts);
+        const Options o = {.output = output};
+        bool finished;
+        int status;
+        size_t len;
+        fflush(NULL);
+        const pid_t pid = fork();
+        if (!pid) {
+            CHECK(freopen("/dev/null", "w", stderr));
+            Completions *c = begin(&job, &o, &finished);
+            setrlimit(RLIMIT_DATA, &(struct rlimit){data_space() + room, RLIM_INFINITY});
+            sweep(&job, c, (const char *const[]){"x", "y"}, N);
+            _exit(completions_end(c, 0, &err) ? EXIT_FAILED : EXIT_OK);
+        }
+        CU_ASSERT(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) <= EXIT_FAILED);
+        char *text = file_read(output, ROOM, &len, &err);
+        CU_ASSERT_FATAL(text != NULL);
+        CU_ASSERT(!len || (len > LONG && text[len - 1] == '\n')); /* whole lines */
+        CU_ASSERT_EQUAL(status == 0, len > 2 * LONG);
+        CU_ASSERT_EQUAL(status == 0, access(journal, F_OK) != 0);
+        status ? stopped++ : done++;
+        free(text);
+        job_free(&job);
+    }
+    CU_ASSERT(done && stopped);
+    free(prompts), free(id);
+}
+#else
+static void memory_that_runs_out_loses_no_line(void) {}
+#endif
 
 /* In this program instead of libc's: counts, and fails where it is told to. */
 static int syncs, sync_error;
@@ -589,6 +708,10 @@ CU_TestInfo tests[] = {
     {"lines that are not the journal's are refused", lines_that_are_not_the_journals_are_refused},
     {"a job that has ended has nothing left to do", a_job_that_has_ended_has_nothing_left_to_do},
     {"two jobs never share an output", two_jobs_never_share_an_output},
+    {"zeros at the end of an output never reached the disk", zeros_at_the_end_of_an_output_never_reached_the_disk},
+    {"a job goes on as soon as the one before has ended", a_job_goes_on_as_soon_as_the_one_before_has_ended},
+    {"a journal that cannot be removed is an error", a_journal_that_cannot_be_removed_is_an_error},
+    {"memory that runs out loses no line", memory_that_runs_out_loses_no_line},
     {"what cannot be synced is an error of the job", what_cannot_be_synced_is_an_error_of_the_job},
     {"an output that is disturbed is an error and loses nothing",
      an_output_that_is_disturbed_is_an_error_and_loses_nothing},

@@ -113,6 +113,19 @@ static void json_lines_are_prompts_with_their_own_ids(void) {
                    LIST("\"1\"", "1"));
 }
 
+static void ids_keep_to_their_lines(void) {
+    assert_prompts("{\"id\": \"\xE2\x80\xA8 \\u0085\", \"prompt\": \"a\"}\n", LIST("a"), LIST("\"\\u2028 \\u0085\""));
+}
+
+/* The word would be one of a million letters. */
+static void a_prompt_that_is_far_too_long_is_refused_before_it_is_encoded(void) {
+    enum { LONG = 1000000 };
+    char *text = xcalloc(LONG + 1, 1);
+    memset(text, 'q', LONG);
+    assert_refused(text, LONG, EXIT_FAILED, true, "the prompt has at least ");
+    free(text);
+}
+
 static void number_ids_come_back_as_given(void) {
     assert_prompts(
         "{\"id\": 1000000000000000, \"prompt\": \"\"}\n{\"id\": -3, \"prompt\": \"\"}\n{\"id\": 9007199254740991, "
@@ -345,6 +358,9 @@ static void prompts_come_through_a_pipe(void) {
 CU_TestInfo tests[] = {
     {"plain lines are prompts with the numbers of their lines", plain_lines_are_prompts_with_the_numbers_of_their_lines},
     {"JSON lines are prompts with their own ids", json_lines_are_prompts_with_their_own_ids},
+    {"ids keep to their lines", ids_keep_to_their_lines},
+    {"a prompt that is far too long is refused before it is encoded",
+     a_prompt_that_is_far_too_long_is_refused_before_it_is_encoded},
     {"number ids come back as given", number_ids_come_back_as_given},
     {"of two prompts with one id the first alone is possible", of_two_prompts_with_one_id_the_first_alone_is_possible},
     {"a job that goes on asks for what is left", a_job_that_goes_on_asks_for_what_is_left},

@@ -179,6 +179,8 @@ static void a_string_is_written_so_that_it_can_be_read_again(void) {
                  {"a\"\\/\n\t\r", 7, "\"a\\\"\\\\/\\n\\t\\r\""},
                  {"\0\x01\x1f\x7f", 4, "\"\\u0000\\u0001\\u001f\\u007f\""},
                  {"\xC3\xA9 \xF0\x9F\x98\x80", 7, "\"\xC3\xA9 \xF0\x9F\x98\x80\""},
+                 {"\xC2\x85 \xE2\x80\xA8 \xE2\x80\xA9", 10, "\"\\u0085 \\u2028 \\u2029\""}, /* ends of lines to many */
+                 {"\xC2\x86\xE2\x80\xA7\xE2\x80\xAA", 8, "\"\xC2\x86\xE2\x80\xA7\xE2\x80\xAA\""},
                  {"\xC3(\xED\xA0\x80", 5, "\"?(???\""}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *json;

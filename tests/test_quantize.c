@@ -2,10 +2,13 @@
  * nothing is left behind where there can be none. */
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "golden.h"
@@ -377,6 +380,25 @@ static void the_small_files_come_along(void) {
     CU_ASSERT(stat(to, &st) == 0 && (st.st_mode & 0777) == (0777 & ~mask));
 }
 
+/* Those of processes that have ended; another's lives. */
+static void what_a_killed_copy_has_left_is_cleared_away(void) {
+    CopyStats stats;
+    Error err;
+    const char *from = source(F16, NULL, 0);
+    char to[700], dead[720], living[720], mine[720];
+    snprintf(to, sizeof to, "%s", path_in(temp_dir(), "new"));
+    snprintf(dead, sizeof dead, "%s.tmp-12345", to), snprintf(living, sizeof living, "%s.tmp-23456", to);
+    snprintf(mine, sizeof mine, "%s.tmp-1x", to);
+    CHECK(!mkdir(dead, 0700) && !mkdir(living, 0700) && !mkdir(mine, 0700));
+    write_file(dead, "config.json", "{}", 2), write_file(living, "config.json", "{}", 2);
+    const int fd = open(living, O_RDONLY | O_DIRECTORY);
+    CHECK(fd >= 0 && !flock(fd, LOCK_EX));
+    ASSERT_OK(checkpoint_quantize(&stats, from, to, four, WHOLE, 2, NULL, &err));
+    is_packed_copy(to, from, four);
+    CU_ASSERT(access(dead, F_OK) && !access(mine, F_OK) && count_files(living) == 1);
+    close(fd);
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // What is refused
 // ---------------------------------------------------------------------------------------------------------------
@@ -413,6 +435,39 @@ static void numbers_that_are_not_finite_are_named_and_leave_nothing(void) {
         refused(from, path_in(to, "new"), EXIT_FAILED, cases[i].part);
         refused(from, to, EXIT_FAILED, cases[i].part); /* an empty directory is there again */
         CU_ASSERT_EQUAL(count_files(to), 0);
+    }
+}
+
+/* The link to vocab.json of a download that was broken off; a file that is too large. */
+static void a_small_file_that_cannot_come_along_is_an_error(void) {
+    const char *from = source(F16, NULL, 0), *to = path_in(temp_dir(), "new");
+    CHECK(symlink("no/such", path_in(from, "vocab.json")) == 0);
+    refused(from, to, EXIT_FAILED, "vocab.json: cannot open: No such file");
+    CHECK(unlink(path_in(from, "vocab.json")) == 0);
+    write_file(from, "vocab.json", "", 0);
+    CHECK(truncate(path_in(from, "vocab.json"), 200 << 20) == 0);
+    refused(from, to, EXIT_FAILED, "vocab.json: has 209715200 bytes; expected at most");
+}
+
+static void a_signal_leaves_nothing(void) {
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    const char *from = source(F16, NULL, 0), *parent = temp_dir();
+    char to[700];
+    snprintf(to, sizeof to, "%s", path_in(parent, "new"));
+    for (int s = 0; s < 3; s++) {
+        int status;
+        fflush(NULL);
+        const pid_t pid = fork();
+        if (!pid) {
+            CopyStats stats;
+            Error err;
+            stop_catch();
+            raise(signals[s]);
+            checkpoint_quantize(&stats, from, to, four, WHOLE, 1, NULL, &err);
+            _exit(err.code);
+        }
+        CU_ASSERT(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SIGNAL + signals[s]);
+        CU_ASSERT_EQUAL(count_files(parent), 0);
     }
 }
 
@@ -629,6 +684,9 @@ CU_TestInfo tests[] = {
     {"large models are cut between layers", large_models_are_cut_between_layers},
     {"the small files come along", the_small_files_come_along},
     {"numbers that are not finite are named and leave nothing", numbers_that_are_not_finite_are_named_and_leave_nothing},
+    {"what a killed copy has left is cleared away", what_a_killed_copy_has_left_is_cleared_away},
+    {"a small file that cannot come along is an error", a_small_file_that_cannot_come_along_is_an_error},
+    {"a signal leaves nothing", a_signal_leaves_nothing},
     {"a full disk leaves nothing", a_full_disk_leaves_nothing},
     {"a copy is on the disk before it has its name", a_copy_is_on_the_disk_before_it_has_its_name},
     {"an output that is there is refused", an_output_that_is_there_is_refused},
