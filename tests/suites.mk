@@ -24,7 +24,9 @@ $(BUILD)/tests/test_host.o: CFLAGS += -O1
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
 	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
 $(BUILD)/%.log: $(BUILD)/test_% always
-	@scripts/suite.sh $@ $(RUNNER) $<
+	@scripts/suite.sh $@ $(RUNNER) $< $(FLAGS)
+# of its long lists; all of them in `make sanitize`
+$(BUILD)/schedule.log: FLAGS := $(if $(SANITIZE),,--every 5)
 # A suite that fails fails its log, which stays. Where there is a summary, it fails in their place, when all have run.
 .PRECIOUS: $(foreach way,reverse/ random/ emulated/ gpu/,$(BUILD)/$(way)%.log) $(BUILD)/%.log
 test emulated gpu-tests: export GOING_ON := 1
@@ -109,7 +111,7 @@ $(BUILD)/emulated/test_grade: $(LIB) # whose exercises are about all of it
 $(BUILD)/reverse/%.log: $(BUILD)/emulated/test_% always
 	@scripts/suite.sh $@ CUDA_CPU_ORDER=reverse CUDA_CPU_STRICT=1 $< --every 31
 $(BUILD)/random/%.log: $(BUILD)/emulated/test_% always
-	@scripts/suite.sh $@ CUDA_CPU_ORDER=random CUDA_CPU_GBPS=0.05 $< --every 29
+	@scripts/suite.sh $@ CUDA_CPU_ORDER=random CUDA_CPU_GBPS=0.05 $< --every 97
 $(BUILD)/emulated/%.log: $(BUILD)/emulated/test_% always
 	@scripts/suite.sh $@ $(RUNNER) $< --every $(EVERY)
 
@@ -118,7 +120,7 @@ CHECKED := --no-print-directory SUITE_SECONDS=1800 CFLAGS="-O1 -g1 -fno-omit-fra
 ASAN := $(CHECKED) BUILD=build/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 TSAN := $(CHECKED) BUILD=build/tsan SANITIZE=-fsanitize=thread RUNNER="TSAN_OPTIONS=halt_on_error=1 setarch -R"
 asan: $(ENGINE) $(HARNESS) $(EMULATED:%=$(BUILD)/tests/test_%.o)
-	@$(MAKE) $(ASAN) EVERY=59 PLAIN=$(BUILD) $(EMULATED:%=build/asan/emulated/%.log)
+	@$(MAKE) $(ASAN) EVERY=97 PLAIN=$(BUILD) $(EMULATED:%=build/asan/emulated/%.log)
 tsan:
 	@$(MAKE) $(TSAN) EVERY=383 $(EMULATED:%=build/tsan/emulated/%.log)
 
@@ -128,7 +130,7 @@ test: $(if $(EMULATED),tsan asan) $(LOGS) $(ORDERED_LOGS)
 emulated: $(EMULATED:%=$(BUILD)/emulated/%.log)
 	@scripts/summary.sh $^
 # make sanitize takes all parts, one after the other; make sanitize PART="tsan fuzz" some of them. It ends with the result of each.
-PARTS := asan tsan $(if $(EMULATED),emulated-asan emulated-tsan) fuzz
+PARTS := asan tsan emulated-asan emulated-tsan fuzz
 sanitize:
 	@for part in $(or $(PART),$(PARTS)); do \
 	    if $(MAKE) --no-print-directory sanitize-$$part; then results="$$results sanitize-$$part:passed"; \
@@ -138,10 +140,11 @@ sanitize-asan:
 	@$(MAKE) $(ASAN) EMULATED= test
 sanitize-tsan:
 	@$(MAKE) $(TSAN) EMULATED= SUITE="$(or $(SUITE),schedule lanes pipeline stages world completions)" test
+NOT_EMULATED := echo "skipped: no suite here runs on the emulation of a GPU"
 sanitize-emulated-asan:
-	@$(MAKE) $(ASAN) EVERY=11 emulated
+	@$(if $(EMULATED),$(MAKE) $(ASAN) EVERY=11 emulated,$(NOT_EMULATED))
 sanitize-emulated-tsan:
-	@$(MAKE) $(TSAN) EVERY=95 emulated
+	@$(if $(EMULATED),$(MAKE) $(TSAN) EVERY=95 emulated,$(NOT_EMULATED))
 sanitize-fuzz:
 	@$(MAKE) fuzz N=500000
 
