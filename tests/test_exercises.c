@@ -10,7 +10,7 @@ const char *test_missing(const char *name) {
 }
 
 static void starters_have_no_points_and_mistakes_lose_theirs(void) {
-    CU_ASSERT_EQUAL(system("python3 -B scripts/exercise.py sample $GRADABLE"), 0);
+    CU_ASSERT_EQUAL(system("python3 -B scripts/exercise.py sample $SAMPLE"), 0);
 }
 
 CU_TestInfo tests[] = {
