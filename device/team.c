@@ -35,7 +35,6 @@ typedef struct Loop {
 static struct {
     int threads, missing;
     pthread_t *helper; /* threads - 1 */
-    pid_t process;     /* whose they are: a child has none */
     pthread_mutex_t lock;
     pthread_cond_t open, left; /* there is a new loop, or the end; a helper has left one */
     Loop *loops;
@@ -133,12 +132,22 @@ int host_processors(void) {
     return sched_getaffinity(0, sizeof set, &set) ? (int)sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&set);
 }
 
+/* A child has none of its parent's threads, but copies of the conditions on which they sleep and of the lock that one of
+ * them may hold: to wake them there, or to lock it, would wait for ever. */
+static void leave_to_parent(void) {
+    team.threads = 1, team.asleep = 0;
+    team.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    team.open = team.left = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+}
+
+static void watch_forks(void) { CHECK(pthread_atfork(NULL, NULL, leave_to_parent) == 0); }
+
 static void end_helpers(void) {
     pthread_mutex_lock(&team.lock);
     atomic_store(&team.end, true);
     pthread_cond_broadcast(&team.open);
     pthread_mutex_unlock(&team.lock);
-    for (int t = 0; t < team.threads - 1 && team.process == getpid(); t++) pthread_join(team.helper[t], NULL);
+    for (int t = 0; t < team.threads - 1; t++) pthread_join(team.helper[t], NULL);
     free(team.helper);
     atomic_store(&team.end, false);
 }
@@ -146,10 +155,11 @@ static void end_helpers(void) {
 int host_set_threads(int threads) {
     enum { MOST = 1024 };
     const int wanted = threads > 0 ? imin(threads, MOST) : host_processors();
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     CHECK(!team.loops);
+    pthread_once(&once, watch_forks);
     end_helpers();
     team.helper = xcalloc(wanted, sizeof *team.helper);
-    team.process = getpid();
     team.threads = 1;
     while (team.threads < wanted && !pthread_create(&team.helper[team.threads - 1], NULL, help, NULL)) team.threads++;
     team.missing = wanted - team.threads;

@@ -3,17 +3,22 @@
 
     exercise.py start N DIR       a starter tree: the tracked files, without the solution of exercise N
     exercise.py grade N PROGRAM   runs the steps of exercise N, which are tests of PROGRAM (make grade EX=N)
-    exercise.py check             of every exercise: the blank is red, the original green, wrong ones in between
+    exercise.py check [N...]      of every exercise, or of these: the original is green, the blank red, wrong ones in between
+    exercise.py sample [N...]     the same of one blank or wrong one of each, always the same
 """
 import fnmatch
 import os
+import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 TABLE = "scripts/exercises.txt"
 SECONDS = 30  # that a step may take; the slowest takes about one
+SEED = 1  # of the sample
 
 # ---- the table ------------------------------------------------------------------------------------------------------
 
@@ -80,7 +85,7 @@ def replace_bodies(files, entry, comment):
                 left -= set(hits)
                 source = source[:begin] + "{\n    /* %s */\n%s}" % (comment, entry["text"] or nothing(type)) + source[end:]
         if source != files[path]:
-            files[path] = UNUSED + UNUSED_CUDA * path.endswith(".cu") + source
+            files[path] = source if source.startswith(UNUSED) else UNUSED + UNUSED_CUDA * path.endswith(".cu") + source
     if left:
         sys.exit("%s: no function %s in %s; the table must follow the source" % (TABLE, " ".join(left), paths))
 
@@ -110,6 +115,7 @@ def starter(original, exercises, number):
         for path in e["rest"].split():
             del files[path]
     steps = "".join("step %s\n%s" % (e["rest"], e["text"]) for e in of(entries, "step"))
+    files.pop("tests/test_exercises.c", None)  # which is about all of them
     files[TABLE] = ("exercise %d %s\n" % (number, entries[0]["rest"]) + steps).encode()
     return files
 
@@ -197,32 +203,57 @@ def grade(number, program):
 
 def points_of(dir, number):
     """Of each step, as make grade prints them; what it said instead, if it did not get that far."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name not in ("BUILD", "SUITE")}
+    env.setdefault("CFLAGS", "-O1 -march=native")  # of what a case changes; it runs for a moment
     run = subprocess.run(["make", "-s", "-C", dir, "grade", "EX=%d" % number], capture_output=True, text=True, env=env)
     return [int(p) for p in re.findall(r"^  step \d: (\d+) of", run.stdout, re.M)] or run.stdout + run.stderr
 
 
-def check(only):
-    exercises, original, good = read_table(TABLE), tracked(), [0, 0, 0]
-    total = [0, 0, 0]
+def copy_objects(dir, files):
+    """Into a fresh tree what was built here of what grading needs; all newer than the sources, so that make leaves it alone."""
+    build, now = os.environ.get("BUILD", "build"), time.time()
+    sources = [p for p in files if p.endswith(".c") and p not in ("flexgen.c", "device/pipeline.c") and not p.startswith("tests/")]
+    sources += ["tests/%s.c" % name for name in ("main", "fixture", "local_net", "test_grade")]
+    names = [p[:-2] + end for p in sources for end in (".o", ".d")]
+    for name in names + ["libflexgen.a", "flexgen_cpu.cpp", "flexgen_cpu.o", "flexgen_cpu.d", "test_grade", "emulated/test_grade"]:
+        if os.path.exists(os.path.join(build, name)):
+            to = os.path.join(dir, "build", name)
+            os.makedirs(os.path.dirname(to), exist_ok=True)
+            shutil.copy(os.path.join(build, name), to)
+            os.utime(to, (now, now))
+
+
+KINDS = ("original", "blank", "wrong")
+
+
+def cases_of(exercises, original, number):
+    """(N, kind, what it is, its tree, the points that each step must give)."""
+    entries = exercises[number]
+    full = [int(e["rest"].split()[0]) for e in of(entries, "step")]
+    yield number, "original", "", original, full
+    yield number, "blank", "", starter(original, exercises, number), [0] * len(full)
+    for e in of(entries, "wrong"):
+        *points, what = e["rest"].split(" ", len(full))
+        yield number, "wrong", ": " + what, wrong_solution(original, entries, e), [int(p) for p in points]
+
+
+def check(numbers, sample=False):
+    """Whether all cases of these exercises get the points that they should; or of each a case (the originals are the suite `grade`)."""
+    exercises, original, draw = read_table(TABLE), tracked(), random.Random(SEED)
+    cases = [list(cases_of(exercises, original, number)) for number in numbers or exercises]
+    cases = [draw.choice(c[1:]) for c in cases] if sample else sum(cases, [])
+    good, total = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
     with tempfile.TemporaryDirectory() as dir:
-        there = {}
-        for number, entries in exercises.items():
-            if only and number not in only:
-                continue
-            full = [int(e["rest"].split()[0]) for e in of(entries, "step")]
-            cases = [(0, "original", original, full), (1, "blank", starter(original, exercises, number), [0] * len(full))]
-            for e in of(entries, "wrong"):
-                *points, what = e["rest"].split(" ", len(full))
-                cases.append((2, "wrong: " + what, wrong_solution(original, entries, e), [int(p) for p in points]))
-            for kind, what, files, expected in cases:
-                there = write_tree(dir, files, there)
-                points = points_of(dir, number)
-                total[kind], good[kind] = total[kind] + 1, good[kind] + (points == expected)
-                print("%2d %-60s %s%s" % (number, what, points, "" if points == expected else " INSTEAD OF %s" % expected),
-                      flush=True)
+        there = write_tree(dir, original, {})
+        copy_objects(dir, original)
+        for number, kind, what, files, expected in cases:
+            there = write_tree(dir, files, there)
+            points = points_of(dir, number)
+            total[kind], good[kind] = total[kind] + 1, good[kind] + (points == expected)
+            print("%2d %-60s %s%s" % (number, kind + what, points, "" if points == expected else " INSTEAD OF %s" % expected),
+                  flush=True)
     print("%d of %d originals have all points, %d of %d blanks none, %d of %d wrong solutions those that they should"
-          % (good[0], total[0], good[1], total[1], good[2], total[2]))
+          % tuple(n for kind in KINDS for n in (good[kind], total[kind])))
     return good == total
 
 
@@ -232,7 +263,7 @@ if __name__ == "__main__":
         start(int(arguments[0]), arguments[1])
     elif command == "grade" and len(arguments) == 2:
         sys.exit(not grade(int(arguments[0]) if arguments[0].isdigit() else 0, arguments[1]))
-    elif command == "check":
-        sys.exit(not check([int(a) for a in arguments]))
+    elif command in ("check", "sample"):
+        sys.exit(not check([int(a) for a in arguments], command == "sample"))
     else:
         sys.exit(__doc__)

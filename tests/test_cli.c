@@ -316,7 +316,7 @@ static void a_wrong_flag_is_refused_in_one_line_with_status_2(void) {
         const char *args[10], *words[3];
     } cases[] = {
         {{"--stop", "\xFF"}, {"--stop", "not valid UTF-8"}},
-        {{"--output", "build/none", "--trace", "build/tests/../none"}, {"--trace", "other results"}},
+        {{"--output", "docs/none", "--trace", "docs/experiments/../none"}, {"--trace", "other results"}},
         {{"--percent", "101", "0", "100", "0", "100", "0"}, {"--percent 101", "from 0 to 100"}},
         {{"--percent", "60", "50", "100", "0", "100", "0"}, {"--percent", "weights", "110"}},
         {{"--percent", "0", "0", "60", "40.1", "100", "0"}, {"--percent", "KV cache"}},
@@ -1627,6 +1627,11 @@ static void without_a_gpu_the_default_is_the_host_device_and_says_so(void) {
     result_free(&r), result_free(&quiet);
 }
 
+const char *test_missing(const char *name) {
+    const bool on_gpu = strstr(name, "GPU") && !strstr(name, "without a GPU");
+    return on_gpu && !getenv("FLEXGEN_EMULATED") ? "the emulated GPU, which needs the CUDA toolkit's headers" : NULL;
+}
+
 /* A run on the emulated GPU with one variable of its environment set. */
 static Result run_emulated(const char *name, const char *value, const char *const *args) {
     if (name) setenv(name, value, 1);
@@ -1646,7 +1651,6 @@ static int threads_of(const Result *r) {
 }
 
 static void beside_a_gpu_two_cores_are_left_to_its_lanes(void) {
-    if (!getenv("FLEXGEN_EMULATED")) return;
     Result host = RUN(ON_GPU), gpu = RUN_EMULATED(NULL, NULL, ON_GPU);
     Result given = RUN_EMULATED(NULL, NULL, ON_GPU, "--threads", "2");
     const int all = threads_of(&host), half = (all + 1) / 2;
@@ -1655,7 +1659,6 @@ static void beside_a_gpu_two_cores_are_left_to_its_lanes(void) {
 }
 
 static void the_gpu_writes_what_the_host_writes(void) {
-    if (!getenv("FLEXGEN_EMULATED")) return;
     Result host = RUN(ON_GPU), gpu = RUN_EMULATED(NULL, NULL, ON_GPU);
     Result spread = RUN_EMULATED(NULL, NULL, ON_GPU, "--percent", "30", "40", "0", "50", "20", "40", "--cpu-cache-compute");
     assert_done(&host), assert_done(&gpu), assert_done(&spread);
@@ -1679,7 +1682,6 @@ static void trouble_with_the_gpu_is_one_line_that_says_what_to_do(void) {
         {"CUDA_CPU_LAUNCH_FAILS", "1", 1, {"the GPU", "compute-sanitizer"}},
         {"CUDA_CPU_LAUNCH_FAILS", "30", 1, {"the GPU", "compute-sanitizer"}},
     };
-    if (!getenv("FLEXGEN_EMULATED")) return;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_refused(RUN_EMULATED(cases[i].name, cases[i].value, ON_GPU, "--device", "cuda"), cases[i].status,
                        WORDS(cases[i].words[0], cases[i].words[1]));
@@ -1697,7 +1699,6 @@ static void trouble_with_the_gpu_is_one_line_that_says_what_to_do(void) {
 static void the_gpu_keeps_to_its_limit(void) {
     static const char *const limits[] = {"245M", "300M"};
     Error err;
-    if (!getenv("FLEXGEN_EMULATED")) return;
     for (int i = 0; i < 2; i++) {
         Result r = RUN_EMULATED(NULL, NULL, "bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "2",
                                 "--num-prompts", "4", LAPTOP, "--gpu-mem", limits[i], "--json", "-");
@@ -1718,7 +1719,6 @@ static void the_gpu_keeps_to_its_limit(void) {
 static void bench_on_the_gpu_measures_before_it_traces(void) {
     char trace[4096];
     double moved[2], decoded[2];
-    if (!getenv("FLEXGEN_EMULATED")) return;
     snprintf(trace, sizeof trace, "%s", path_in(capture, "gpu-trace.json"));
     for (int traced = 0; traced < 2; traced++) {
         Result r = RUN_EMULATED(NULL, NULL, "bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "2", "--percent",

@@ -146,10 +146,10 @@ static void finish(Lane lane) {
     } while (0)
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
-/* Where ThreadSanitizer watches, every fifth of many combinations: 5 is prime to the lengths of their lists. */
-static int every_fifth(void) { return test_every > 100 ? 5 : 1; }
-/* The same, and every third where AddressSanitizer is in a hurry. */
-static int every_third(void) { return test_every > 40 && test_every <= 80 ? 3 : every_fifth(); }
+/* Where ThreadSanitizer watches, every eleventh of many combinations: 11 is prime to the lengths of their lists. */
+static int every_eleventh(void) { return test_every > 100 ? 11 : 1; }
+/* The same, and every third where another way is in a hurry. */
+static int every_third(void) { return test_every > 40 && test_every <= 100 ? 3 : every_eleventh(); }
 static const int some_rows[] = {1, 31, 33, 65};
 static const Lane lanes[] = {PROJECT, FINISH};
 
@@ -159,7 +159,7 @@ static void embed_copies_rows_exactly_and_adds_with_one_rounding(void) {
     static const int all_cols[] = {1, 31, 60, 64, 768};
     enum { TABLE = 9 };
     arena_open(2 * MIB);
-    for (int i = 0; i < COUNT(all_cols) * COUNT(some_rows); i++) {
+    for (int i = 0; i < COUNT(all_cols) * COUNT(some_rows); i += every_eleventh()) {
         int cols = all_cols[i % COUNT(all_cols)], rows = some_rows[i / COUNT(all_cols)], ld = cols + i % 2 * 8;
         size_t n = (size_t)rows * cols;
         f16 *table = random_halves((size_t)TABLE * ld, 1), *old = random_halves(n, 1);
@@ -186,7 +186,7 @@ static void embed_copies_rows_exactly_and_adds_with_one_rounding(void) {
 static void layernorm_matches_the_host_in_place_too(void) {
     static const int all_cols[] = {28, 60, 64, 96, 768, 5120, 12288};
     arena_open(8 * MIB);
-    for (int i = 0; i < COUNT(all_cols) * COUNT(some_rows); i += every_fifth()) {
+    for (int i = 0; i < COUNT(all_cols) * COUNT(some_rows); i += every_eleventh()) {
         int cols = all_cols[i % COUNT(all_cols)], rows = some_rows[i / COUNT(all_cols)];
         size_t n = (size_t)rows * cols;
         f16 *x = random_halves(n, 3), *w = random_halves(cols, 2), *b = random_halves(cols, 1);
@@ -273,7 +273,7 @@ static void linear_matches_the_host_and_the_place_of_a_row_changes_no_bit(void) 
     static const int shapes[][2] = {{60, 100}, {131, 28}, {28, 131}, {64, 256}, {256, 60}};
     arena_open(MIB);
     for (int s = 0; s < COUNT(shapes); s++)
-        for (int i = 0; i < COUNT(some_rows) * COUNT(epilogues); i++)
+        for (int i = 0; i < COUNT(some_rows) * COUNT(epilogues); i += every_eleventh())
             linear_case(&epilogues[i % COUNT(epilogues)], (Quant){0}, some_rows[i / COUNT(epilogues)], shapes[s][0],
                         shapes[s][1], lanes[s % 2]); /* what differs in one thing alone meets on one lane */
     arena_close();
@@ -442,7 +442,7 @@ static void the_largest_score_may_come_late_or_early_or_be_far_below_zero(void) 
     static const float first[] = {0, 16, -40}, step[] = {1.f / 8, -1.f / 8, 0};
     static const int length[] = {130}, only[] = {0}, some_heads[][2] = {{64, 1}, {128, 1}, {7, 2}};
     arena_open(2 * MIB);
-    for (int i = 0; i < COUNT(first) * COUNT(some_heads); i++) {
+    for (int i = 0; i < COUNT(first) * COUNT(some_heads); i += imin(4, every_eleventh())) {
         Batch b = batch_new(length, 1, some_heads[i / COUNT(first)], 0.125f, 0.125f);
         size_t n = (size_t)b.rows * b.h1;
         float *ref = (float *)temp(n, 4);
@@ -570,7 +570,7 @@ static void decode_matches_the_host_and_pages_and_company_change_no_bit(void) {
         CU_ASSERT_EQUAL(far_off(o, F16, ref, n, 5e-5, HALF), 0);
         for (int s = 0; s < COUNT(page_sizes); s++)
             CU_ASSERT(memcmp(decode(&b, 0, MOST, page_sizes[s], 1, NULL), o, n * 2) == 0);
-        for (int r = 0; r < MOST; r += every_fifth()) /* alone */
+        for (int r = 0; r < MOST; r += every_eleventh()) /* alone */
             CU_ASSERT(memcmp(decode(&b, r, 1, 16, 1, NULL), o + (size_t)r * b.h1, (size_t)b.h1 * 2) == 0);
     }
     arena_close();
@@ -610,7 +610,7 @@ static const int packed_heads[][2] = {{64, 2}, {16, 5}, {80, 1}, {128, 1}, {20, 
 static void attention_to_packed_pages_gives_the_bits_of_attention_to_what_they_hold(void) {
     static const int page_sizes[] = {16, 3, 200};
     arena_open(4 * MIB);
-    for (int i = 0; i < COUNT(packed_heads) * COUNT(quants); i += every_fifth()) {
+    for (int i = 0; i < COUNT(packed_heads) * COUNT(quants); i += every_eleventh()) {
         Batch b = batch_new(contexts, MOST, packed_heads[i % COUNT(packed_heads)], 3, 2);
         Paged p = paged_new(&b, 0, MOST, page_sizes[i % COUNT(page_sizes)], 1);
         Quant quant = quants[i / COUNT(packed_heads)];
@@ -664,7 +664,7 @@ static f16 *trying_halves(int rows, int n) {
 static void pack_packs_what_quant_pack_packs(void) {
     enum { ROWS = 24 };
     arena_open(MIB);
-    for (int i = 0; i < COUNT(packed_heads) * COUNT(quants); i += every_fifth()) {
+    for (int i = 0; i < COUNT(packed_heads) * COUNT(quants); i += every_eleventh()) {
         Quant quant = quants[i / COUNT(packed_heads)];
         int hd = packed_heads[i % COUNT(packed_heads)][0], nh = packed_heads[i % COUNT(packed_heads)][1];
         size_t head = quant_bytes(quant, hd), bytes = ROWS * 2 * nh * head;
@@ -722,7 +722,7 @@ static uint8_t *random_groups(size_t n, size_t group_bytes) {
 static void an_unpacked_matrix_is_what_quant_unpack_gives(void) {
     static const int shapes[][2] = {{64, 64}, {1, 8}, {165, 131}, {128, 200}, {63, 5}, {200, 72}, {2, 2050}};
     arena_open(MIB);
-    for (int i = 0; i < COUNT(shapes) * COUNT(quants); i += every_fifth()) {
+    for (int i = 0; i < COUNT(shapes) * COUNT(quants); i += every_eleventh()) {
         Quant quant = quants[i / COUNT(shapes)];
         int n = shapes[i % COUNT(shapes)][0], k = shapes[i % COUNT(shapes)][1];
         size_t groups = (size_t)(n + quant.group - 1) / quant.group, row = k * quant_bytes(quant, quant.group);
@@ -755,7 +755,7 @@ static void each_packed_number_is_multiplied_as_what_quant_unpack_gives(void) {
         f16 *w = (f16 *)temp((size_t)groups * fours.group * k, 2);
         for (int g = 0; g < groups; g++)
             quant_unpack_rows(w + (size_t)g * fours.group * k, packed + (size_t)g * k * size, fours.group, k, fours);
-        for (int first = 0; first < k; first += PACKED_ROWS * every_fifth()) {
+        for (int first = 0; first < k; first += PACKED_ROWS * every_eleventh()) {
             const int m = imin(k - first, PACKED_ROWS);
             f16 *x = (f16 *)temp((size_t)m * k, 2);
             for (int r = 0; r < m; r++) x[(size_t)r * k + first + r] = f32_to_f16(1);
@@ -861,7 +861,7 @@ static const double sparsities[] = {0.1, 1e-4, 0.5, 1}; /* the second: one token
 static void the_largest_scores_are_chosen_and_of_equals_the_earlier(void) {
     static const int page_sizes[] = {16, 1, 200};
     arena_open(4 * MIB);
-    for (int i = 0; i < COUNT(packed_heads) * COUNT(sparsities); i += every_fifth()) {
+    for (int i = 0; i < COUNT(packed_heads) * COUNT(sparsities); i += every_eleventh()) {
         Batch b = batch_new(contexts, MOST, packed_heads[i % COUNT(packed_heads)], 1, 1);
         make_whole(b.q, (size_t)b.rows * b.ld, 1.4f);
         Paged p = paged_new(&b, 0, MOST, page_sizes[i % COUNT(page_sizes)], 1);
@@ -913,7 +913,7 @@ static void plain_weigh(float *ref, Paged *p, const Chosen *c) {
 static void weighing_takes_the_values_of_the_chosen_tokens_alone(void) {
     static const int page_sizes[] = {3, 16, 200};
     arena_open(4 * MIB);
-    for (int i = 0; i < COUNT(packed_heads) * COUNT(sparsities); i += every_fifth()) {
+    for (int i = 0; i < COUNT(packed_heads) * COUNT(sparsities); i += every_eleventh()) {
         Batch b = batch_new(contexts, MOST, packed_heads[i % COUNT(packed_heads)], 3, 2);
         Paged p = paged_new(&b, 0, MOST, page_sizes[i % COUNT(page_sizes)], 1);
         size_t n = (size_t)MOST * b.h1;
@@ -930,7 +930,7 @@ static void weighing_takes_the_values_of_the_chosen_tokens_alone(void) {
 
 static void sparse_attention_to_packed_pages_gives_the_bits_of_what_they_hold(void) {
     arena_open(4 * MIB);
-    for (int i = 0; i < COUNT(packed_heads) * COUNT(quants); i += every_fifth()) {
+    for (int i = 0; i < COUNT(packed_heads) * COUNT(quants); i += every_eleventh()) {
         Batch b = batch_new(contexts, MOST, packed_heads[i % COUNT(packed_heads)], 3, 2);
         Paged p = paged_new(&b, 0, MOST, 16, 1);
         Quant quant = quants[i / COUNT(packed_heads)];
@@ -952,7 +952,7 @@ static void company_and_pieces_change_no_choice(void) {
     f16 *o = weigh(&all, (Quant){0}, &c);
     CU_ASSERT(memcmp(c.tokens, in_pieces.tokens, c.bytes) == 0 && memcmp(c.weights, in_pieces.weights, c.bytes) == 0);
     CU_ASSERT(memcmp(weigh(&pieces, (Quant){0}, &c), o, (size_t)MOST * b.h1 * 2) == 0);
-    for (int r = 0; r < MOST; r += every_fifth()) {
+    for (int r = 0; r < MOST; r += every_eleventh()) {
         Paged p = paged_new(&b, r, 1, 16, 1);
         Chosen alone = choose(&p, (Quant){0}, 0.3);
         for (int h = 0; h < b.nh; h++) {
@@ -1064,7 +1064,7 @@ static void sampling_draws_what_the_host_draws(void) {
 /* Two equal tokens have half of the mass each, exactly: the first reaches top_p = 0.5, so the second is never drawn. */
 static void what_reaches_top_p_exactly_ends_the_choice(void) {
     enum { ROWS = 48, VOCAB = 300 };
-    const int rows = ROWS / every_fifth();
+    const int rows = ROWS / every_eleventh();
     int32_t ref[ROWS];
     int wrong = 0;
     arena_open(MIB);
@@ -1227,7 +1227,7 @@ static void a_copy_is_only_posted(void) {
 
 static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
     enum { N = 64, TIMES = 16 };
-    const size_t BULK = (size_t)(20 / every_fifth()) * MIB;
+    const size_t BULK = (size_t)(20 / every_eleventh()) * MIB;
     const int32_t zero = 0;
     f16 row[N];
     arena_open(BULK * 2 + MIB);

@@ -196,11 +196,14 @@ static void a_child_computes_alone_and_can_have_a_team_of_its_own(void) {
     Numbers a;
     host_set_threads(3);
     CHECK(missed(&a, INFINITY, MOST) == 0);
-    usleep(20000); /* nobody holds the lock */
+    usleep(20000); /* all sleep */
     const pid_t pid = fork();
     if (!pid) {
+        alarm(20); /* ends a child that hangs */
         int wrong = missed(&a, INFINITY, MOST) || a.others;
-        wrong |= host_set_threads(2) != 2 || missed(&a, INFINITY, MOST);
+        wrong |= host_set_threads(2) != 2;
+        for (int turn = 0; turn < 6; turn++, usleep(20000))
+            wrong |= missed(&a, INFINITY, MOST); /* its helper awake or asleep */
         _exit(wrong);
     }
     int status;
