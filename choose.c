@@ -261,11 +261,21 @@ static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
 
 bool follows(const TaskRun *run) { return run->net && run->net->stage; }
 
+/* A tier that is too small can be raised no further than there is memory. */
+static int refuse(const TaskRun *run, Error *err) {
+    const size_t n = strlen(err->text);
+    if (!run->sim && strstr(err->text, " tier needs "))
+        snprintf(err->text + n, sizeof err->text - n, "; this process may have tiers of %.1f MiB in memory",
+                 run->memory / 1048576.0);
+    return -1;
+}
+
 /* Whether all stages of a pipeline have room for the task: each places the token table, if it has it. */
 static int fits_all(TaskRun *run, const Task *task, Error *err) {
     Options *o = run->options;
     if (run->stages.n) return stages_plan(&run->stages, &o->policy, task, act_type(run), o->capacity, err);
-    const int status = fit_policy(&o->policy, run->checkpoint, task, act_type(run), o->capacity, err);
+    int status = fit_policy(&o->policy, run->checkpoint, task, act_type(run), o->capacity, err);
+    if (status) status = refuse(run, err);
     return run->net->agree(run->net, status, err);
 }
 
@@ -344,15 +354,6 @@ static int plan_stage(TaskRun *run, Task *task, bool one_block, Error *err) {
     run->plan = plan_make(run->checkpoint, &run->options->policy, task, act_type(run), err);
     if (!run->plan || plan_fits(run->plan, run->options->capacity, err) || expect_pipeline(run, task, err)) return -1;
     return stage_print_plans(net, run->plan, run->first_layer, err);
-}
-
-/* A tier that is too small can be raised no further than there is memory. */
-static int refuse(const TaskRun *run, Error *err) {
-    const size_t n = strlen(err->text);
-    if (!run->sim && strstr(err->text, " tier needs "))
-        snprintf(err->text + n, sizeof err->text - n, "; this process may have tiers of %.1f MiB in memory",
-                 run->memory / 1048576.0);
-    return -1;
 }
 
 int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {

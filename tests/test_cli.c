@@ -803,7 +803,7 @@ static void a_head_that_differs_from_the_table_is_used_and_said(void) {
     FILE *f = fopen(path_in(dir, "model.safetensors"), "ab");
     for (size_t b = 0; b < bytes / 2; b++) fputc((int)b, f), fputc(0x20, f); /* around .01 */
     CHECK(!fclose(f));
-    Result r = generate_small(dir), packed = RUN("quantize", "--model", dir, "--output", copy),
+    Result r = generate_small(dir), packed = RUN("quantize", "--model", dir, "--output", copy, "--group", "16"),
            tied = generate_small(small_model());
     assert_done(&r), assert_done(&packed), assert_done(&tied);
     CU_ASSERT(contains_all(r.err, WORDS(dir, "lm_head.weight differs from the token table", "tie_word_embeddings")));

@@ -90,6 +90,9 @@ static void switches_set_their_field(void) {
     SETS(POLICY, o.explain = true, "--explain");
 }
 
+/* What sampling asks for. */
+static void warm(Options *o) { o->sampling.temperature = 1, o->fixed_temperature = true; }
+
 static void numbers_set_their_field(void) {
     SETS(GENERATE, o.max_tokens = 7, "--max-tokens", "7");
     SETS(BENCH, (o.prompt_len[0] = 16, o.prompt_len[1] = 512), "--prompt-len", "16-512");
@@ -110,10 +113,10 @@ static void numbers_set_their_field(void) {
     SETS(POLICY, o.net_gbps = 25, "--net-gbps", "25");
     SETS(POLICY, o.net_ms = .5, "--net-ms", "0.5");
     SETS(BENCH, o.threads = 6, "--threads", "6");
-    SETS(GENERATE, o.sampling.temperature = .75f, "--temperature", "0.75");
-    SETS(GENERATE, o.sampling.top_p = .5f, "--top-p", "0.5");
-    SETS(GENERATE, o.sampling.top_k = 17, "--top-k", "17");
-    SETS(GENERATE, o.sampling.seed = 18, "--seed", "18");
+    SETS(GENERATE, (warm(&o), o.sampling.temperature = .75f), "--temperature", "0.75");
+    SETS(GENERATE, (warm(&o), o.sampling.top_p = .5f), "--top-p", "0.5", "--temperature", "1");
+    SETS(GENERATE, (warm(&o), o.sampling.top_k = 17), "--top-k", "17", "--temperature", "1");
+    SETS(GENERATE, (warm(&o), o.sampling.seed = 18), "--seed", "18", "--temperature", "1");
 }
 
 /* Memory in powers of 1024, rates in powers of 1000, delays in milliseconds, shares in percent. */
