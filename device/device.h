@@ -233,8 +233,9 @@ struct Trace {
     double ready_at; /* Device.now when all stages were ready, where their clocks differ; else 0 */
     Slice *slice;
     size_t n, capacity;
-    size_t limit;      /* when there are so many slices, those that are over are added up and dropped; 0: all are kept */
-    Breakdown dropped; /* what they add up to */
+    size_t limit;      /* after so many more slices, those that are over are added up and dropped; 0: all are kept */
+    size_t kept;       /* that were not over then */
+    Breakdown dropped; /* what the others add up to */
     long last[NLANES]; /* 1 + index of each lane's newest slice */
     Held *held;        /* [sweeps], and one when all is over; noted by the thread that posts */
     size_t sweeps;

@@ -40,8 +40,7 @@ static void drop(Trace *trace, double until) {
         s.begin = fmax(s.begin, until);
         trace->slice[kept++] = s, trace->last[s.lane] = (long)kept;
     }
-    trace->n = kept;
-    if (kept > trace->limit / 2) trace->limit *= 2; /* a lane has been at one op all the time */
+    trace->n = trace->kept = kept;
 }
 
 void trace_add(Trace *trace, const Slice *slice, double settled) {
@@ -51,7 +50,8 @@ void trace_add(Trace *trace, const Slice *slice, double settled) {
         newest->bytes += slice->bytes;
         return;
     }
-    if (trace->limit && trace->n == trace->limit) drop(trace, settled - PAUSE); /* what may still grow is younger */
+    if (trace->limit && trace->n == trace->kept + trace->limit)
+        drop(trace, settled - PAUSE); /* what may still grow is younger */
     if (trace->n == trace->capacity) {
         trace->capacity = trace->capacity ? 2 * trace->capacity : 1024;
         trace->slice = xrealloc(trace->slice, trace->capacity, sizeof *trace->slice);

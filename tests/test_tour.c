@@ -665,7 +665,9 @@ static bool next_of(char path[100], const char *from) {
     if (*at == '`') at = strstr(at, " of ") + 4; /* a function of the file */
     int len = (int)strcspn(at, ",; ");
     snprintf(name, sizeof name, "%.*s", len - (at[len - 1] == '.'), at);
-    snprintf(path, 100, "%.*s%s", slash ? (int)(slash + 1 - from) : 0, from, name);
+    const size_t dir = slash ? (size_t)(slash + 1 - from) : 0;
+    memcpy(path, from, dir);
+    snprintf(path + dir, 100 - dir, "%s", name);
     if (access(path, R_OK)) snprintf(path, 100, "%s", name);
     free(text);
     return !access(path, R_OK);
