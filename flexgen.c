@@ -25,11 +25,19 @@
 // Running a task
 // ---------------------------------------------------------------------------------------------------------------
 
-/* What a user should know who expected the GPU, or full speed of it. A person hears it at once; in a log an error stays the
- * only line. */
+static void say_untied(const char *model) {
+    fprintf(stderr,
+            "%s: lm_head.weight differs from the token table and is used, as transformers does from version 5 on, though "
+            "tie_word_embeddings is true; set it to false\n",
+            model);
+}
+
+/* What a user should know who expected another head, the GPU, or full speed of it. A person hears it at once; in a log an
+ * error stays the only line. */
 static void say_notices(const TaskRun *run, bool now) {
     if (follows(run)) return;
     if (now != (isatty(STDERR_FILENO) != 0)) return;
+    if (run->checkpoint->untied) say_untied(run->options->model);
     if (run->no_gpu.text[0]) fprintf(stderr, "running on the host device: %s\n", run->no_gpu.text);
     if (run->device->notice.text[0]) fprintf(stderr, "%s\n", run->device->notice.text);
 }
@@ -269,12 +277,18 @@ static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *
 
 /* Says what has become of the job. -1 and err (EXIT_FAILED) if prompts were impossible. */
 static int sum_up(const TaskRun *run, const Job *job, const Completions *c, Error *err) {
-    int errors = 0;
-    for (int i = 0; i < job->count; i++) errors += job->request[i].error != NULL;
+    int errors = 0, cut = 0;
+    for (int i = 0; i < job->count; i++) {
+        const Request *e = &job->request[i];
+        errors += e->error != NULL, cut += e->cut && e->ended && !e->stopped;
+    }
     if (job->task.count) print_summary(run, job->count, completions_tokens(c));
+    if (cut)
+        fprintf(stderr, "%d of %d completion%s cut short: the model has %d positions, too few for all tokens asked for\n",
+                cut, job->count, plural(job->count), job->config->max_pos);
     if (!errors) return 0;
-    return fail(err, EXIT_FAILED, "%d of %d prompts could not be completed; their lines have an \"error\"", errors,
-                job->count);
+    return fail(err, EXIT_FAILED, "%d of %d prompt%s could not be completed; look for \"error\" in the output", errors,
+                job->count, plural(job->count));
 }
 
 static int complete_job(TaskRun *run, Job *job, Completions *c, Error *err) {
@@ -521,8 +535,9 @@ static int quantize(TaskRun *run, Error *err) {
     if (checkpoint_quantize(&stats, o->model, o->output, o->quant, shard_bytes, host_set_threads(o->threads),
                             isatty(STDERR_FILENO) ? stderr : NULL, err))
         return -1;
+    if (stats.untied) say_untied(o->model);
     fprintf(stderr, "%.2f MB packed to %.2f MB, %d file%s in %s: %.2f bits a weight, %.2f in the matrices of the layers\n",
-            stats.before / 1e6, stats.after / 1e6, stats.files, stats.files > 1 ? "s" : "", o->output, stats.bits,
+            stats.before / 1e6, stats.after / 1e6, stats.files, plural(stats.files), o->output, stats.bits,
             stats.packed_bits);
     return 0;
 }

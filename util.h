@@ -1,5 +1,5 @@
-/* util.h: the smaller and the larger of two numbers, the clock, halfs, random numbers. For C, C++ and CUDA; it knows
- * nothing of the program. */
+/* util.h: the smaller and the larger of two numbers, plurals, the clock, halfs, random numbers. For C, C++ and CUDA; it
+ * knows nothing of the program. */
 #ifndef UTIL_H
 #define UTIL_H
 #include <stdbool.h>
@@ -20,6 +20,9 @@
 
 HOST_AND_GPU static inline int imin(int a, int b) { return a < b ? a : b; }
 HOST_AND_GPU static inline int imax(int a, int b) { return a > b ? a : b; }
+
+/* The ending of a noun behind a count: "1 token", "2 tokens". */
+static inline const char *plural(double n) { return n == 1 ? "" : "s"; }
 
 /* Seconds of CLOCK_MONOTONIC. */
 static inline double seconds_now(void) {

@@ -569,9 +569,9 @@ static void name_machine(char *name, size_t size, const Gpu *gpu, int threads) {
     char cpu[60];
     processor(cpu, sizeof cpu);
     if (gpu)
-        snprintf(name, size, "%.40s; %.38s, %d threads", gpu->name, cpu, threads);
+        snprintf(name, size, "%.40s; %.38s, %d thread%s", gpu->name, cpu, threads, plural(threads));
     else
-        snprintf(name, size, "%s, %d thread%s, host device", cpu, threads, threads > 1 ? "s" : "");
+        snprintf(name, size, "%s, %d thread%s, host device", cpu, threads, plural(threads));
 }
 
 static void set_capacities(Hardware *h, const size_t capacity[NTIERS]) {

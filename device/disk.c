@@ -45,8 +45,8 @@ static void drop_cache(int fd, size_t offset, size_t bytes, size_t written) {
 }
 
 static int disk_fault(const Disk *d, int file, const char *what, size_t bytes, size_t offset, ssize_t n, Error *err) {
-    return fail(err, EXIT_FAILED, "%s: %s %zu bytes at %zu: %s; check the disk%s",
-                file ? d->checkpoint->files[file - 1].path : "the offload file", what, bytes, offset,
+    return fail(err, EXIT_FAILED, "%s: %s %zu byte%s at %zu: %s; check the disk%s",
+                file ? d->checkpoint->files[file - 1].path : "the offload file", what, bytes, plural((double)bytes), offset,
                 n < 0 ? strerror(errno) : "unexpected end", file ? "" : " under --offload-dir");
 }
 

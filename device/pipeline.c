@@ -126,10 +126,11 @@ static void note_mpi(Pipeline *n, int status) {
 
 static void note_size(Pipeline *n, const Piece *p, int count) {
     Error err;
-    fail(
-        &err, EXIT_FAILED,
-        "stage %d has sent a message of %zu bytes%s instead of %zu; run the same program with the same flags on all stages",
-        p->message->peer, p->offset + count, count >= PIECE ? " or more" : "", p->message->size);
+    fail(&err, EXIT_FAILED,
+         "stage %d has sent a message of %zu byte%s%s instead of %zu; run the same program with the same flags on all "
+         "stages",
+         p->message->peer, p->offset + count, plural((double)(p->offset + count)), count >= PIECE ? " or more" : "",
+         p->message->size);
     note_own(n, err.code, err.text);
 }
 

@@ -42,6 +42,7 @@ typedef struct {
     cJSON **headers; /* one a file */
     Entry *entries;
     size_t nentries;
+    bool tied; /* config.json says that the head is the token table */
 } Opening;
 
 /* What is wrong with a tensor of the file. */
@@ -104,8 +105,8 @@ static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, siz
     const size_t size = dtype_bytes(e->dtype), span = e->end - e->begin;
     if (size > 0 && (__builtin_mul_overflow(count, size, &bytes) || bytes != span))
         return bad_tensor(err, file->path, e->name,
-                          "data_offsets span %zu bytes; expected %zu elements of %s (%zu bytes each)", span, count,
-                          e->dtype, size);
+                          "data_offsets span %zu byte%s; expected %zu element%s of %s (%zu byte%s each)", span,
+                          plural((double)span), count, plural((double)count), e->dtype, size, plural((double)size));
     e->begin += data;
     e->end += data;
     return 0;
@@ -123,17 +124,17 @@ static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
     uint64_t len;
     snprintf(what, sizeof what, "%s: header", file->path);
     if (file->size < sizeof len)
-        return fail(err, EXIT_FAILED, "%s: has %zu bytes; expected a safetensors file, which has at least 10", file->path,
-                    file->size),
+        return fail(err, EXIT_FAILED, "%s: has %zu byte%s; expected a safetensors file, which has at least 10", file->path,
+                    file->size, plural((double)file->size)),
                NULL;
     const char *why = file_read_at(file->fd, &len, sizeof len, 0);
     if (why) return fail(err, EXIT_FAILED, "%s: read error: %s", what, why), NULL;
     len = le64toh(len);
     if (len > MAX_JSON || len > file->size - sizeof len)
         return fail(err, EXIT_FAILED,
-                    "%s: the header claims %llu bytes; expected at most %d and at most the %zu that follow: "
+                    "%s: the header claims %llu byte%s; expected at most %d and at most the %zu that follow: "
                     "not a safetensors file, or an incomplete download",
-                    file->path, (unsigned long long)len, MAX_JSON, file->size - sizeof len),
+                    file->path, (unsigned long long)len, plural((double)len), MAX_JSON, file->size - sizeof len),
                NULL;
     *data = sizeof len + len;
     char *text = xcalloc(len + 1, 1);
@@ -388,7 +389,8 @@ static int wrong_shape(const Entry *e, const Part *part, int rows, int cols, Qua
                       quant.bits ? quant_text(how, quant) : "");
 }
 
-/* The part's tensor becomes a view of its entry, if config.json asks for it. */
+/* The part's tensor becomes a view of its entry, if config.json asks for it. Of a table and a head that are one matrix a
+ * checkpoint may have either. */
 static int take_tensor(const Opening *o, const Part *part, Error *err) {
     const Checkpoint *c = o->checkpoint;
     const Quant quant = part->matrix ? c->quant : (Quant){0, 0};
@@ -398,6 +400,7 @@ static int take_tensor(const Opening *o, const Part *part, Error *err) {
     part_shape(&rows, &cols, &c->config, part);
     if (!rows) return 0;
     const Entry *e = find_entry(o, part_name(name, part));
+    if (!e && o->tied && part->tensor == &c->global[TOK_EMBED]) e = find_entry(o, global_names[LM_HEAD]);
     if (!e)
         return fail(err, EXIT_FAILED, "%s: tensor %s is missing%s; config.json asks for it: is the download complete?",
                     c->files[0].path, part_name(name, part), c->nfiles > 1 ? ", as in the other shards" : "");
@@ -413,42 +416,42 @@ static int take_tensor(const Opening *o, const Part *part, Error *err) {
     return 0;
 }
 
-/* Whether two tensors of one shape hold the same bytes: 1, 0, or -1 and err. */
-static int same_bytes(const Checkpoint *c, const Tensor *a, const Tensor *b, Error *err) {
+/* Whether two tensors of one shape hold the same numbers, as F16: 1, 0, or -1 and err. */
+static int same_numbers(const Checkpoint *c, const Tensor *a, const Tensor *b, Error *err) {
     enum { CHUNK = 1 << 20 };
-    const size_t size = tensor_bytes(*a);
-    if (a->type != b->type) return 0;
-    char *buffer = xcalloc(2, CHUNK);
+    const size_t count = (size_t)a->rows * a->cols;
+    f16 *numbers = xcalloc(2 * CHUNK, sizeof *numbers);
     int same = 1;
-    for (size_t at = 0; at < size && same == 1; at += CHUNK) {
-        size_t n = size - at < CHUNK ? size - at : CHUNK;
-        const char *why = file_read_at(c->files[a->file - 1].fd, buffer, n, a->offset + at);
-        if (!why) why = file_read_at(c->files[b->file - 1].fd, buffer + CHUNK, n, b->offset + at);
-        same = why ? fail(err, EXIT_FAILED, "%s: tensor lm_head.weight: read error: %s", c->files[b->file - 1].path, why)
-                   : memcmp(buffer, buffer + CHUNK, n) == 0;
+    for (size_t at = 0; at < count && same == 1; at += CHUNK) {
+        const size_t n = count - at < CHUNK ? count - at : CHUNK;
+        same = checkpoint_fill(c, numbers, a, at, n, err) || checkpoint_fill(c, numbers + CHUNK, b, at, n, err)
+                   ? -1
+                   : memcmp(numbers, numbers + CHUNK, n * sizeof *numbers) == 0;
     }
-    free(buffer);
+    free(numbers);
     return same;
 }
 
-/* The head is separate when the file says so: by tie_word_embeddings false, or by an lm_head that differs from the token
- * table. A copy of the table, which old checkpoints carry, would only cost memory. */
-static int take_head(const Opening *o, bool tied, Error *err) {
+/* A tied head is the token table, and a copy of it, which old checkpoints carry, would only cost memory. A head that
+ * differs is separate whatever config.json says, as in transformers from version 5 on; version 4 took the table. */
+static int take_head(const Opening *o, Error *err) {
     Checkpoint *c = o->checkpoint;
     const Part head = checkpoint_part(c, LM_HEAD);
-    if (tied && !find_entry(o, global_names[LM_HEAD])) return 0;
+    if (o->tied && !find_entry(o, global_names[LM_HEAD])) return 0;
     if (take_tensor(o, &head, err) != 0) return -1;
-    int same = tied ? same_bytes(c, &c->global[TOK_EMBED], head.tensor, err) : 0;
+    if (!o->tied) return 0;
+    const int same = same_numbers(c, &c->global[TOK_EMBED], head.tensor, err);
+    c->untied = same == 0;
     if (same == 1) *head.tensor = (Tensor){.tier = NTIERS};
     return same < 0 ? -1 : 0;
 }
 
-static int take_tensors(const Opening *o, bool tied, Error *err) {
+static int take_tensors(const Opening *o, Error *err) {
     for (int t = 0; t < part_count(&o->checkpoint->config); t++) {
         const Part part = checkpoint_part(o->checkpoint, t);
         if (t != LM_HEAD && take_tensor(o, &part, err) != 0) return -1;
     }
-    return take_head(o, tied, err);
+    return take_head(o, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -468,8 +471,8 @@ Checkpoint *checkpoint_open(const char *dir, Error *err) {
     OptConfig config;
     bool tied;
     if (config_read(&config, &tied, dir, err) != 0) return NULL;
-    Opening o = {.checkpoint = checkpoint_new(&config)};
-    const bool good = !add_files(&o, dir, err) && !sort_by_name(&o, err) && !take_tensors(&o, tied, err);
+    Opening o = {.checkpoint = checkpoint_new(&config), .tied = tied};
+    const bool good = !add_files(&o, dir, err) && !sort_by_name(&o, err) && !take_tensors(&o, err);
     for (int f = 0; f < o.checkpoint->nfiles; f++) cJSON_Delete(o.headers[f]);
     free(o.headers), free(o.entries);
     if (!good) checkpoint_close(o.checkpoint);

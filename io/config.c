@@ -105,16 +105,18 @@ static int bool_field(bool *flag, const Fields *f, const char *key, bool missing
 
 /* What every published OPT has, and this program knows no other way. */
 static int check_kind(const Fields *f) {
-    static const char *const must_be_true[] = {"enable_bias", "layer_norm_elementwise_affine"};
+    static const char *const needed[][2] = {
+        {"enable_bias", "true: layers without biases are not supported"},
+        {"layer_norm_elementwise_affine", "true: layernorms without weights of their own are not supported"}};
     const cJSON *type = json_get(f->json, "model_type"), *activation = json_get(f->json, "activation_function");
     if (!cJSON_IsString(type) || strcmp(type->valuestring, "opt") != 0)
         return refuse(f, "model_type", "\"opt\": only OPT models are supported");
     if (activation && (!cJSON_IsString(activation) || strcmp(activation->valuestring, "relu") != 0))
-        return refuse(f, "activation_function", "\"relu\": only OPT models are supported");
+        return refuse(f, "activation_function", "\"relu\": no other activation is supported");
     for (int i = 0; i < 2; i++) {
         bool flag;
-        if (bool_field(&flag, f, must_be_true[i], true) != 0) return -1;
-        if (!flag) return refuse(f, must_be_true[i], "true, as in every published OPT: other models are not supported");
+        if (bool_field(&flag, f, needed[i][0], true) != 0) return -1;
+        if (!flag) return refuse(f, needed[i][0], needed[i][1]);
     }
     return 0;
 }

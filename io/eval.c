@@ -84,8 +84,8 @@ static int add_line(const Lines *l, const char *text, const char *where, Error *
     CHECK(from < tokens);
     ids[drop] = ids[0];
     if (from - drop < 2)
-        status = fail(err, EXIT_FAILED, "%s: the last word has %d tokens and the model takes %d; shorten it", where,
-                      tokens - from, most - 2);
+        status = fail(err, EXIT_FAILED, "%s: the last word has %d token%s and the model takes %d; shorten it", where,
+                      tokens - from, plural(tokens - from), most - 2);
     else
         add_prompt(l->eval, ids + drop, tokens - drop, from - drop, l->tokenizer);
     free(ids);

@@ -123,6 +123,11 @@ static int set_number(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
+static int set_temperature(Options *o, const Flag *flag, char **v, Error *err) {
+    o->fixed_temperature = true;
+    return set_number(o, flag, v, err);
+}
+
 static int set_percent(Options *o, const Flag *flag, char **v, Error *err) {
     double *share[6] = {&o->policy.wg, &o->policy.wc, &o->policy.cg, &o->policy.cc, &o->policy.hg, &o->policy.hc};
     static const char *const what[] = {"weights", "KV cache", "activations"};
@@ -296,7 +301,8 @@ static const Flag flags[] = {
     {"--disk-mem", "gbpme", SIZE(capacity[TIER_DISK]), "SIZE: of the disk tier"},
     {"--offload-dir", "gbpme", TEXT(offload_dir), "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
     {"--threads", "gbpmqe", WHOLE(threads, 1, 1024), "N: threads that compute (all cores; with a GPU two fewer)"},
-    {"--temperature", "g", NUMBER(sampling.temperature, 0, 1e6), "T: of sampling; 0 is greedy (the default)"},
+    {"--temperature", "g", 1, set_temperature, AT(sampling.temperature), 0, 1e6,
+     "T: of sampling; 0 is greedy (the default)"},
     {"--top-p", "g", NUMBER(sampling.top_p, 1e-6, 1),
      "P: with a temperature, sample from the likeliest tokens with together this mass (1)"},
     {"--top-k", "g", WHOLE(sampling.top_k, 0, MAX_LEN), "K: with a temperature, from the K likeliest tokens (0: all)"},
@@ -393,7 +399,7 @@ int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
         while (f < flags + NFLAGS && (strcmp(args[a], f->name) != 0 || !strchr(f->commands, commands[command].letter))) f++;
         if (f == flags + NFLAGS) return unknown_flag(args[a], command, err);
         if (n - a - 1 < f->values)
-            return fail(err, EXIT_USAGE, "%s takes %d value%s: %s", f->name, f->values, f->values > 1 ? "s" : "", f->help);
+            return fail(err, EXIT_USAGE, "%s takes %d value%s: %s", f->name, f->values, plural(f->values), f->help);
         if (f->set(o, f, args + a + 1, err)) return -1;
         a += f->values;
     }
@@ -456,11 +462,14 @@ int flags_check(const Options *o, Command command, Error *err) {
                       length[] = ": the cost model paper knows one length; give one number",
                       exact[] = ": the cost model paper knows none; leave it out",
                       block[] = " is missing; give the block as --gpu-batch-size N --num-gpu-batches N",
-                      machine[] = "--hardware is missing; name the machine's file, such as hardware/t4.json";
+                      machine[] = "--hardware is missing; name the machine's file, such as hardware/t4.json",
+                      greedy[] =
+                          ": without --temperature the likeliest token is always taken; add --temperature, such as 0.7";
     const bool sim = device_is(o, "sim"), host = device_is(o, "host"), named = command == BENCH || command == POLICY;
     const bool needs_model = command != PROFILE && !o->model, needs_output = !o->output || !o->output[0];
     const bool prompt_range = o->prompt_len[0] < o->prompt_len[1], gen_range = o->gen_len[0] < o->gen_len[1];
     const bool packs = o->compress_weight || o->compress_cache || o->allow_compression;
+    const bool cold = command == GENERATE && !o->fixed_temperature;
     const bool paper = o->paper_model; /* Appendix A.3 knows one block of equal prompts on one machine */
     const bool on_paper = o->nodes && command == POLICY;
     bool some_fixed = false, empty_stop = false, odd_stop = false;
@@ -496,6 +505,9 @@ int flags_check(const Options *o, Command command, Error *err) {
         {on_paper && gen_range, "--nodes", ": knows one length; give one number for --gen-len"},
         {o->window && !o->perplexity, "--window", ": a line is one by itself; leave it out"},
         {o->resume && o->overwrite, "--resume", ": keeps what --overwrite loses; give one of them"},
+        {cold && o->sampling.top_p < 1, "--top-p", greedy},
+        {cold && o->sampling.top_k, "--top-k", greedy},
+        {cold && o->sampling.seed, "--seed", greedy},
         {odd_stop, "--stop", ": is not valid UTF-8, so no completion could have it; convert it"},
         {empty_stop, "--stop", ": an empty text would end everything; give one"},
     };

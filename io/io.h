@@ -49,6 +49,7 @@ struct Checkpoint {
     Tensor (*layer)[NROLES]; /* [l], tier DISK, type F16, BF16 or F32, dense; a packed matrix (n, k) is U8, (rows of groups,
                                 bytes of one) = (ceil(n / group), k quant_bytes(group)), its quant set */
     Tensor global[NGLOBALS]; /* rows 0 when absent */
+    bool untied;             /* there is a head that differs from the token table, though config.json says they are one */
     bool dummy;              /* a named size without files: tensors are F16 with file 0, see checkpoint_fill */
     uint64_t seed;           /* of a dummy */
 };
@@ -59,8 +60,8 @@ enum { LEAST_BITS = 2, MOST_BITS = 8, LEAST_GROUP = 16, MOST_GROUP = 1024 };
 
 /* Opens dir/config.json and dir/model.safetensors, or the shards of dir/model.safetensors.index.json. Every tensor that
  * OptConfig asks for is present with its shape and a float type (or packed, if __metadata__ says so), lies inside its file,
- * and overlaps no other. NULL and err otherwise. Names are accepted with and without "model." in front; without an
- * lm_head.weight the head is tied. */
+ * and overlaps no other. NULL and err otherwise. Names are accepted with and without "model." in front. The head
+ * is separate with tie_word_embeddings false, and where lm_head.weight differs from the token table. */
 Checkpoint *checkpoint_open(const char *dir, Error *err);
 /* A model of a known size with random weights that depend on seed, tensor and element only. */
 Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed);
@@ -106,6 +107,7 @@ void checkpoint_close(Checkpoint *checkpoint);
 /* What a copy came to. */
 typedef struct {
     int files;
+    bool untied;              /* as in the checkpoint */
     size_t before, after;     /* bytes of the source's files, of the copy's tensors */
     double bits, packed_bits; /* bits of a number: over the whole copy, over its packed matrices */
 } CopyStats;
@@ -131,6 +133,7 @@ typedef struct {
     int s, n;        /* prompt length; tokens to generate at most */
     int32_t *tokens; /* those known so far, </s> included */
     int known;
+    bool cut;            /* fewer than were asked for, since the model's positions end */
     bool ended, stopped; /* no more will come; because of </s> or a stop text */
 } Request;
 
@@ -150,8 +153,8 @@ typedef struct {
 /* Adds one prompt, given as a text. If it is impossible, it becomes a request with an error, or with `strict` -1 and err.
  * where names the prompt in messages. */
 int job_add(Job *job, const char *text, size_t len, int line, const char *where, Error *err);
-/* All prompts have been added: those without an id get one that nobody has, by default the number of their line. -1 and err
- * if two were given one id. name: of the input, for messages. */
+/* All prompts have been added: those without an id get one that nobody has, by default the number of their line. One whose
+ * id an earlier one was given is impossible. name: of the input, for messages. */
 int job_settle(Job *job, const char *name, Error *err);
 /* Prompts from a file or pipe ("-": standard input): JSON lines {"id"?, "prompt", "max_tokens"?} or plain lines, by
  * `format`, the file's name (.jsonl, .txt) or its first line. Blank lines are skipped. An id is a string or a whole number
@@ -366,7 +369,7 @@ struct Options {
     int prompt_len[2], gen_len[2]; /* least, most */
     Policy policy;                 /* gbs, num_gpu_batches 0: not given */
     bool fixed[6];                 /* which of wg wc cg cc hg hc are given */
-    bool fixed_schedule, frontier, explain;
+    bool fixed_schedule, fixed_temperature, frontier, explain;
     bool compress_weight, compress_cache, allow_compression;
     Quant quant;        /* of compression */
     double max_latency; /* seconds of a block; 0: any number */

@@ -1,6 +1,6 @@
 /* job.c: prompts in.
  *
- * A file has JSON lines or plain lines, as a whole. A prompt that cannot be completed does not stop the others: it is an
+ * A file has JSON lines or plain lines, as a whole. A prompt that cannot be completed does not stop the others: it is a
  * request with an error, and its line says so; with `strict` it refuses the job. A prompt's place in the input is all that
  * sampling knows of it, so that it stays when a job goes on with what is left. Read next: journal.c,
  * what is kept of it. */
@@ -34,23 +34,25 @@ static Request *new_request(Job *job, int line) {
     return e;
 }
 
-/* The prompt of the newest request cannot be completed. */
-static int impossible(Job *job, const Error *why, Error *err) {
+static Request *newest(const Job *job) { return &job->request[job->count - 1]; }
+
+/* The prompt cannot be completed. */
+static int impossible(const Job *job, Request *e, const Error *why, Error *err) {
     if (job->strict) return *err = *why, -1;
-    job->request[job->count - 1].error = xstrdup(why->text);
+    e->error = xstrdup(why->text);
     return 0;
 }
 
 /* Fills in the newest request. */
 static int take_text(Job *job, const char *text, size_t len, int n, const char *where, Error *err) {
-    Request *e = &job->request[job->count - 1];
+    Request *e = newest(job);
     if (memchr(text, 0, len)) return fail(err, EXIT_FAILED, "%s: a NUL byte in the prompt; remove it", where);
     if (!utf8_valid(text, len)) return fail(err, EXIT_FAILED, "%s: the prompt is not valid UTF-8; convert it", where);
     const int s = text_encode(&e->ids, text, len, where, job->tokenizer, job->config, err), most = job->config->max_pos;
     if (s < 0) return -1;
     if (s > most)
         return fail(err, EXIT_FAILED, "%s: the prompt has %d tokens and the model takes %d; shorten it", where, s, most);
-    e->s = s, e->n = imin(n, most - s + 1);
+    e->s = s, e->n = imin(n, most - s + 1), e->cut = e->n < n;
     e->text = memcpy(xcalloc(len + 1, 1), text, len);
     return 0;
 }
@@ -58,20 +60,19 @@ static int take_text(Job *job, const char *text, size_t len, int n, const char *
 int job_add(Job *job, const char *text, size_t len, int line, const char *where, Error *err) {
     Error why;
     new_request(job, line);
-    return take_text(job, text, len, job->max_tokens, where, &why) ? impossible(job, &why, err) : 0;
+    return take_text(job, text, len, job->max_tokens, where, &why) ? impossible(job, newest(job), &why, err) : 0;
 }
 
 /* An id as JSON text, NULL if none is given. Beyond 2^53 a double skips whole numbers, and two ids could become one. */
 static int id_text(char **text, const cJSON *id, const char *where, Error *err) {
-    char number[32];
+    char number[100];
     if (cJSON_IsString(id))
         *text = cJSON_PrintUnformatted(id);
     else if (id && !cJSON_IsNull(id)) {
         const double value = cJSON_IsNumber(id) ? id->valuedouble : NAN;
         if (!(fabs(value) < 9007199254740992.0 && floor(value) == value))
-            return fail(err, EXIT_FAILED,
-                        "%s: \"id\" is %s; expected a string or a whole number below 2^53: put it in quotes", where,
-                        cJSON_IsNumber(id) ? "another number" : "neither");
+            return fail(err, EXIT_FAILED, "%s: \"id\" is %s; expected a string, or a whole number below 2^53", where,
+                        json_describe(number, id));
         snprintf(number, sizeof number, "%.0f", value + 0); /* -0 is 0 */
         *text = xstrdup(number);
     }
@@ -83,7 +84,7 @@ static int take_object(Job *job, const cJSON *line, const char *where, Error *er
     const cJSON *prompt = json_get(line, "prompt"), *max_tokens = json_get(line, "max_tokens");
     size_t n = (size_t)job->max_tokens;
     if (!cJSON_IsObject(line)) return fail(err, EXIT_FAILED, "%s: expected a JSON object {\"prompt\": ...}", where);
-    if (id_text(&job->request[job->count - 1].id, json_get(line, "id"), where, err)) return -1;
+    if (id_text(&newest(job)->id, json_get(line, "id"), where, err)) return -1;
     if (!cJSON_IsString(prompt))
         return fail(err, EXIT_FAILED, "%s: \"prompt\" is %s; expected a string", where,
                     prompt ? "not a string" : "missing");
@@ -99,7 +100,7 @@ static int read_json(void *ctx, const char *line, size_t len, int number, const 
     cJSON *value = json_parse(line, len, where, &why);
     const int status = value ? take_object(job, value, where, &why) : -1;
     cJSON_Delete(value);
-    return status ? impossible(job, &why, err) : 0;
+    return status ? impossible(job, newest(job), &why, err) : 0;
 }
 
 static int read_plain(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
@@ -148,25 +149,48 @@ static int read_lines(Job *job, const char *path, const char *text, size_t len, 
 // The whole job
 // ---------------------------------------------------------------------------------------------------------------
 
-static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+/* By their ids, and with one id in the order of the input. */
+static int by_id(const void *a, const void *b) {
+    const Request *x = *(Request *const *)a, *y = *(Request *const *)b;
+    const int order = strcmp(x->id, y->id);
+    return order ? order : x->line - y->line;
+}
+
+static int has_id(const void *id, const void *request) { return strcmp(id, (*(Request *const *)request)->id); }
+
+/* Two completions with one id could not be told apart: of such prompts the first alone is possible. */
+static int refuse_twins(const Job *job, Request **given, int n, const char *name, Error *err) {
+    Error why;
+    int status = 0;
+    qsort(given, (size_t)n, sizeof *given, by_id);
+    for (int i = 1, first = 0; i < n && !status; i++) {
+        Request *e = given[i], *twin = given[first];
+        if (strcmp(e->id, twin->id)) first = i;
+        if (first == i || e->error) continue;
+        fail(&why, EXIT_FAILED, "%.500s%sline %d: the id %.100s is that of line %d, too; make ids unique",
+             job->strict ? name : "", job->strict ? " " : "", e->line + 1, e->id, twin->line + 1);
+        free(e->text), free(e->ids);
+        *e = (Request){.line = e->line, .id = e->id};
+        status = impossible(job, e, &why, err);
+    }
+    return status;
+}
 
 /* Gives an id to those that came without: the number of the line, or, where somebody else was given that, the first free
- * one behind the last line. Two prompts with one id could not be told apart in the output. */
+ * one behind the last line. */
 static int settle_ids(Job *job, const char *name, Error *err) {
-    const char **given = xcalloc((size_t)job->count, sizeof *given);
-    int n = 0, status = 0, next = job->count ? job->request[job->count - 1].line + 1 : 0;
+    Request **given = xcalloc((size_t)job->count, sizeof *given);
+    int n = 0, next = job->count ? newest(job)->line + 1 : 0;
     for (int i = 0; i < job->count; i++)
-        if (job->request[i].id) given[n++] = job->request[i].id;
-    const char *twice = sort_strings(given, (size_t)n);
-    if (twice) status = fail(err, EXIT_FAILED, "%s: two prompts have the id %.100s; make ids unique", name, twice);
+        if (job->request[i].id) given[n++] = &job->request[i];
+    const int status = refuse_twins(job, given, n, name, err);
     for (int i = 0; i < job->count && !status; i++) {
         Request *e = &job->request[i];
         char text[16];
-        const char *key = text;
         if (e->id) continue;
         for (int number = e->line;; number = next++) {
             snprintf(text, sizeof text, "%d", number);
-            if (!bsearch(&key, given, (size_t)n, sizeof *given, by_text)) break;
+            if (!bsearch(text, given, (size_t)n, sizeof *given, has_id)) break;
         }
         e->id = xstrdup(text);
     }

@@ -32,8 +32,8 @@ void progress_show(Progress *p, const RunStats *stats, long tokens) {
     if (!p->on || now - p->shown < 0.2) return;
     const double left = progress_left(p, stats);
     p->shown = now;
-    fprintf(stderr, "\r%ld sweeps, %ld of at most %ld tokens, %.1f tokens/s", stats->sweeps, tokens, p->tokens,
-            tokens / stats->total_s);
+    fprintf(stderr, "\r%ld sweep%s, %ld of at most %ld token%s, %.1f tokens/s", stats->sweeps, plural(stats->sweeps),
+            tokens, p->tokens, plural(p->tokens), tokens / stats->total_s);
     if (left >= 0) fprintf(stderr, ", at most %.0f s left", left);
     fprintf(stderr, "\033[K");
 }

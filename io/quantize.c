@@ -355,7 +355,7 @@ static int write_beside(Copy *copy, const char *from, const char *output, Error 
 
 static void sum_up(CopyStats *stats, const Copy *copy) {
     size_t numbers[2] = {0}, bytes[2] = {0}; /* of F16, packed */
-    *stats = (CopyStats){.files = copy->nshards, .after = copy->total};
+    *stats = (CopyStats){.files = copy->nshards, .untied = copy->checkpoint->untied, .after = copy->total};
     for (int f = 0; f < copy->checkpoint->nfiles; f++) stats->before += copy->checkpoint->files[f].size;
     for (int i = 0; i < copy->nitems; i++) {
         const Item *item = &copy->items[i];

@@ -44,14 +44,14 @@ void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const s
         if (rows[r])
             fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0, rows[r][1] / 1048576.0,
                     rows[r][2] / 1048576.0);
+    const int batches = p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * group_count(&p->policy);
     size_t kv = 0;
     for (int t = 0; t < NTIERS; t++)
         kv += (size_t)group_count(&p->policy) * p->npages[t] * p->policy.page_tokens * p->kv_row * 2 * p->config.l;
     if (!peak)
-        fprintf(out, "  %s, %d batches in flight, %ld sweeps; KV cache %.2f MiB, by A.2.1's estimate %.2f\n",
-                schedule_name[p->policy.schedule],
-                p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * group_count(&p->policy), p->sweeps, kv / 1048576.0,
-                p->a21_kv / 1048576.0);
+        fprintf(out, "  %s, %d batch%s in flight, %ld sweep%s; KV cache %.2f MiB, by A.2.1's estimate %.2f\n",
+                schedule_name[p->policy.schedule], batches, batches == 1 ? "" : "es", p->sweeps, plural(p->sweeps),
+                kv / 1048576.0, p->a21_kv / 1048576.0);
     for (int w = 0; w < 3 && !peak; w++)
         fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", what[w], 100 * p->achieved[w][0], 100 * p->achieved[w][1],
                 100 * p->achieved[w][2]);
@@ -81,7 +81,7 @@ static const cJSON *find_figure(const cJSON *figures, const char *name) {
 }
 
 /* Prints a form: {%.3f name} stands for a number or {%s name} for a text of the figures, {%.1f 100*name} for a number times
- * another. */
+ * another. {s name} is the ending of a noun behind that number. */
 static void fill_in(FILE *out, const char *form, const cJSON *figures) {
     for (const char *hole; (hole = strchr(form, '{'));) {
         char format[16], what[48];
@@ -91,7 +91,9 @@ static void fill_in(FILE *out, const char *form, const cJSON *figures) {
         const cJSON *figure = find_figure(figures, star ? star + 1 : what);
         CHECK(figure);
         fprintf(out, "%.*s", (int)(hole - form), form);
-        if (cJSON_IsString(figure))
+        if (!strcmp(format, "s"))
+            fputs(plural(figure->valuedouble), out);
+        else if (cJSON_IsString(figure))
             fprintf(out, format, figure->valuestring);
         else
             fprintf(out, format, star ? atof(what) * figure->valuedouble : figure->valuedouble);
@@ -230,8 +232,9 @@ static void add_cluster(cJSON *json, const char *name, const Found *f) {
 void report_clusters(Report *r, const Found *const found[3], int least) {
     static const char *const name[] = {"one", "pipeline", "chain"};
     char title[3][64] = {"1 machine"};
-    snprintf(title[1], sizeof title[1], "%d machines, pipeline", r->run->options->nodes);
-    snprintf(title[2], sizeof title[2], "%d machines, without offloading", r->run->options->nodes);
+    const int nodes = r->run->options->nodes;
+    snprintf(title[1], sizeof title[1], "%d machine%s, pipeline", nodes, plural(nodes));
+    snprintf(title[2], sizeof title[2], "%d machine%s, without offloading", nodes, plural(nodes));
     for (int i = 0; i < 3; i++)
         if (found[i]) add_cluster(r->json, name[i], found[i]);
     report_question(r);
@@ -304,18 +307,18 @@ void print_peaks(const TaskRun *run) {
 /* Under which policy, on what. */
 static void print_policy(FILE *out, const TaskRun *run) {
     const Policy *p = &run->options->policy;
-    fprintf(out, "weights %g/%g%s, cache %g/%g%s, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d threads, %s\n",
+    fprintf(out, "weights %g/%g%s, cache %g/%g%s, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d thread%s, %s\n",
             100 * p->wg, 100 * p->wc, p->weight_quant.bits ? " packed" : "", 100 * p->cg, 100 * p->cc,
             p->cache_quant.bits ? " packed" : "", 100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches,
             schedule_name[p->schedule], run->gpu ? run->gpu->name : "", run->gpu ? ", " : "", run->options->threads,
-            host_isa());
+            plural(run->options->threads), host_isa());
 }
 
 void print_summary(const TaskRun *run, int prompts, long tokens) {
     const RunStats *r = &run->stats;
-    fprintf(stderr, "%d prompt%s, %ld tokens%s in %.2f s (prefill %.2f, decode %.2f): %.1f tokens/s generated; ", prompts,
-            prompts == 1 ? "" : "s", tokens, completions_head(run->completions) ? ", the rest of them" : "", r->total_s,
-            r->prefill_s, r->decode_s, measured(run).throughput);
+    fprintf(stderr, "%d prompt%s, %ld token%s%s in %.2f s (prefill %.2f, decode %.2f): %.1f tokens/s generated; ", prompts,
+            plural(prompts), tokens, plural(tokens), completions_head(run->completions) ? ", the rest of them" : "",
+            r->total_s, r->prefill_s, r->decode_s, measured(run).throughput);
     print_policy(stderr, run);
 }
 
@@ -458,11 +461,12 @@ void report_bench(Report *r) {
 void report_eval(Report *r, const Eval *eval) {
     const EvalResult e = eval_result(eval);
     const RunStats *t = &r->run->stats;
-    const char *form = "last word: accuracy {%.4f last_word_accuracy}, perplexity {%.4f perplexity}: {%.0f lines} lines\n";
+    const char *form =
+        "last word: accuracy {%.4f last_word_accuracy}, perplexity {%.4f perplexity}: {%.0f lines} line{s lines}\n";
     if (r->run->options->perplexity) {
         form =
-            "perplexity {%.4f perplexity}, {%.4f bits_per_byte} bits per byte: {%.0f tokens} tokens in "
-            "{%.0f windows} windows of {%.0f window}, {%.0f unscored} left unscored\n";
+            "perplexity {%.4f perplexity}, {%.4f bits_per_byte} bits per byte: {%.0f tokens} token{s tokens} in "
+            "{%.0f windows} window{s windows} of {%.0f window}, {%.0f unscored} left unscored\n";
         ADD(r->json, {"perplexity", e.perplexity}, {"nll", e.nll}, {"bits_per_byte", e.bits_per_byte},
             {"tokens", (double)eval->tokens}, {"unscored", (double)eval->unscored}, {"windows", eval->task.count},
             {"window", eval->window});

@@ -43,7 +43,8 @@ int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *e
     const int m = net->stages, p = net->stage;
     int layers = 0, sum = 0;
     *first = l * p / m;
-    if (m > l) return fail(err, EXIT_USAGE, "a pipeline of %d stages: the model has %d layers; start fewer", m, l);
+    if (m > l)
+        return fail(err, EXIT_USAGE, "a pipeline of %d stages: the model has %d layer%s; start fewer", m, l, plural(l));
     if (!given->n) return l * (p + 1) / m - *first;
     for (int s = 0; s < given->n; s++) {
         const int n = atoi(given->text[s]);
@@ -52,8 +53,8 @@ int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *e
         sum += n;
     }
     if (given->n == m && sum == l) return layers;
-    return fail(err, EXIT_USAGE, "--stages: %d stages of together %d layers; expected %d, of together %d", given->n, sum, m,
-                l);
+    return fail(err, EXIT_USAGE, "--stages: %d stage%s of together %d layer%s; expected %d, of together %d", given->n,
+                plural(given->n), sum, plural(sum), m, l);
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -126,7 +126,8 @@ char char_kind(uint32_t c);
 typedef struct Tokenizer Tokenizer;
 
 /* Opens dir/vocab.json and dir/merges.txt. vocab is the model's: every id must be below it; gaps are allowed. Refuses two
- * pieces with one id, merges of unknown pieces, a missing byte symbol, a missing </s>. */
+ * pieces with one id, merges of unknown pieces, a missing byte symbol, a missing </s>, and no merges where there are pieces
+ * of several bytes. */
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err);
 /* The end of the word that begins at text[start], start < len; words are encoded one by one. The text is valid UTF-8. */
 size_t tokenizer_word_end(const char *text, size_t len, size_t start);

@@ -234,9 +234,17 @@ static int open_files(Tokenizer *tokenizer, const char *dir, Reading *r, Error *
     char *merges = file_read(r->path, MAX_FILE, &len, err);
     int status = merges ? read_merges(tokenizer, r, merges, len, err) : -1;
     free(merges);
-    for (int id = 0; id < tokenizer->vocab; id++)
-        if (tokenizer->pieces[id].bytes) decode_piece(&tokenizer->pieces[id], r->byte_of);
-    return status;
+    bool several = false;
+    for (int id = 0; id < tokenizer->vocab; id++) {
+        Piece *piece = &tokenizer->pieces[id];
+        if (piece->bytes) decode_piece(piece, r->byte_of);
+        several |= piece->len > 1 && !piece->special;
+    }
+    if (status || tokenizer->nmerges || !several) return status; /* a vocabulary of bytes has nothing to merge */
+    return fail(err, EXIT_FAILED,
+                "%s: has no merges, but vocab.json has pieces of several bytes, which merges make; take both from the same "
+                "model",
+                r->path);
 }
 
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {

@@ -5,7 +5,7 @@
 
 DIR holds pytorch_model.bin, or its shards and pytorch_model.bin.index.json. The result is written beside them:
 model.safetensors, or as many shards and model.safetensors.index.json. Nothing that exists is overwritten, and a file has its final
-name only when it is complete. Values and types stay as they are.
+name only when it is complete. Values and types stay as they are, but that F64, which flexgen does not read, is written as F32.
 
 A .bin file is what torch.save writes: a zip of a pickle, which describes the tensors, and one uncompressed file for each
 storage. A pickle is a program that may call anything, so the one here may only call what describing tensors takes;
@@ -36,6 +36,22 @@ STORAGES = {
     "DoubleStorage": ("F64", 8, "Q"), "LongStorage": ("I64", 8, "Q"), "IntStorage": ("I32", 4, "I"),
     "ShortStorage": ("I16", 2, "H"), "CharStorage": ("I8", 1, "B"), "ByteStorage": ("U8", 1, "B"), "BoolStorage": ("BOOL", 1, "B"),
 }
+
+
+def written(tensor):
+    """(safetensors dtype, bytes of an element) that a tensor is written as."""
+    dtype, width, _ = STORAGES[tensor.storage.kind]
+    return ("F32", 4) if dtype == "F64" else (dtype, width)
+
+
+def narrowed(name, pieces):
+    """F64 as F32."""
+    for piece in pieces:
+        count = len(piece) // 8
+        try:
+            yield struct.pack(f"<{count}f", *struct.unpack(f"<{count}d", piece))
+        except OverflowError:
+            raise Fault(f"tensor {name}: has a number beyond F32, as no model's weights do; is the file damaged?") from None
 
 
 class Fault(Exception):
@@ -252,10 +268,10 @@ def write_new(path, pieces):
 
 def safetensors(archive, tensors):
     """The bytes of a safetensors file."""
-    order = sorted(tensors, key=lambda name: -STORAGES[tensors[name].storage.kind][1])  # so that all are aligned
+    order = sorted(tensors, key=lambda name: -written(tensors[name])[1])  # so that all are aligned
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name in order:
-        dtype, width, _ = STORAGES[tensors[name].storage.kind]
+        dtype, width = written(tensors[name])
         archive.place(name)
         size = math.prod(tensors[name].size) * width
         header[name] = {"dtype": dtype, "shape": tensors[name].size, "data_offsets": [at, at + size]}
@@ -264,7 +280,8 @@ def safetensors(archive, tensors):
     text += b" " * (-len(text) % 8)
     yield struct.pack("<Q", len(text)) + text
     for name in order:
-        yield from archive.pieces(name)
+        double = tensors[name].storage.kind == "DoubleStorage"
+        yield from narrowed(name, archive.pieces(name)) if double else archive.pieces(name)
 
 
 def convert_file(source, target):
@@ -280,8 +297,10 @@ def convert_file(source, target):
         if isinstance(e, OSError) and e.errno != errno.EINVAL:
             raise
         raise Fault(f"{source}: is damaged ({e}); is the download complete?") from None
-    print(f"{target}: {len(tensors)} tensors, {os.path.getsize(target)} bytes", file=sys.stderr)
-    return tensors, sum(math.prod(t.size) * STORAGES[t.storage.kind][1] for t in tensors.values())
+    doubles = sum(t.storage.kind == "DoubleStorage" for t in tensors.values())
+    print(f"{target}: {len(tensors)} tensors, {os.path.getsize(target)} bytes" +
+          (f"; {doubles} of F64 written as F32" if doubles else ""), file=sys.stderr)
+    return tensors, sum(math.prod(t.size) * written(t)[1] for t in tensors.values())
 
 
 def shard_names(path):

@@ -212,12 +212,50 @@ static void the_head_is_separate_when_it_differs(void) {
         add_tensor(&d, "lm_head.weight", VOCAB, H1, t);
         Checkpoint *c = opens(model_dir(config_json, &d));
         CU_ASSERT_EQUAL(c->global[LM_HEAD].rows, t ? VOCAB : 0);
+        CU_ASSERT_EQUAL(c->untied, t == 1); /* though config.json, by default, ties it */
         if (t) holds(c, &c->global[LM_HEAD], 1);
         checkpoint_close(c);
         c = opens(model_dir(edited(config_json, "\"model_type\"", untied), &d));
         holds(c, &c->global[LM_HEAD], t);
+        CU_ASSERT_FALSE(c->untied);
         checkpoint_close(c);
     }
+}
+
+/* Element e of the head is the table's, and the last one may be a little more: by a bit of F16, or by too little for it. */
+static void a_tied_head_is_compared_as_numbers_whatever_its_type(void) {
+    static const Type types[] = {F16, BF16, F32};
+    static const float more[] = {0, .0625f, 1e-6f};
+    Draft d;
+    for (int i = 0; i < 27; i++) {
+        const float add = more[i / 9];
+        draft_model(&d, types[i % 3], "");
+        d.type = types[i / 3 % 3];
+        add_tensor(&d, "lm_head.weight", VOCAB, H1, 0);
+        d.len -= type_bytes(d.type);
+        put(&d, value(0, VOCAB * H1 - 1) + add);
+        Checkpoint *c = opens(model_dir(config_json, &d));
+        CU_ASSERT_EQUAL(c->global[LM_HEAD].rows, add > .01f ? VOCAB : 0);
+        CU_ASSERT_EQUAL(c->untied, add > .01f);
+        checkpoint_close(c);
+    }
+}
+
+/* Of tensors that are one, writers of safetensors leave out either. */
+static void a_tied_head_stands_for_a_token_table_that_is_left_out(void) {
+    Draft d;
+    memset(&d, 0, sizeof d);
+    d.type = F16, d.prefix = "model.";
+    add_tensor(&d, "decoder.embed_positions.weight", MAX_POS + 2, H1, 1);
+    add_tensor(&d, "decoder.final_layer_norm.weight", 0, H1, 2);
+    add_tensor(&d, "decoder.final_layer_norm.bias", 0, H1, 3);
+    for (int j = 0; j < LAYERS; j++) add_layer(&d, j, 4 + NROLES * j);
+    d.prefix = "";
+    add_tensor(&d, "lm_head.weight", VOCAB, H1, 0);
+    Checkpoint *c = opens(model_dir(config_json, &d));
+    holds_model(c);
+    CU_ASSERT(!c->global[LM_HEAD].rows && !c->untied);
+    checkpoint_close(c);
 }
 
 static void a_separate_head_makes_the_logits(void) {
@@ -299,7 +337,7 @@ static void bad_configurations_are_refused(void) {
     static const char *const cases[][3] = {
         {"\"opt\"", "\"llama\"", "model_type is \"llama\"; expected \"opt\""},
         {"\"model_type\": \"opt\",", "", "model_type is nothing; expected \"opt\""},
-        {"\"relu\"", "\"gelu\"", "activation_function is \"gelu\"; expected \"relu\""},
+        {"\"relu\"", "\"gelu\"", "activation_function is \"gelu\"; expected \"relu\": no other activation is supported"},
         {"\"relu\"", "7", "activation_function is 7"},
         {"\"hidden_size\": 4", "\"hidden_size\": 0", "hidden_size is 0; expected a whole number from 1"},
         {"\"hidden_size\": 4", "\"hidden_size\": -4", "hidden_size is -4"},
@@ -324,9 +362,10 @@ static void bad_configurations_are_refused(void) {
         {"\"eos_token_id\": 2", "\"eos_token_id\": [6]", "eos_token_id is a list; expected one token"},
         {"\"eos_token_id\": 2", "\"eos_token_id\": []", "eos_token_id is a list; expected one token"},
         {"\"eos_token_id\": 2", "\"word_embed_proj_dim\": 0", "word_embed_proj_dim is 0"},
-        {"\"eos_token_id\": 2", "\"enable_bias\": false", "enable_bias is false"},
+        {"\"eos_token_id\": 2", "\"enable_bias\": false", "enable_bias is false; expected true: layers without biases"},
         {"\"eos_token_id\": 2", "\"enable_bias\": 1", "enable_bias is 1; expected true or false"},
-        {"\"eos_token_id\": 2", "\"layer_norm_elementwise_affine\": false", "layer_norm_elementwise_affine is false"},
+        {"\"eos_token_id\": 2", "\"layer_norm_elementwise_affine\": false",
+         "layer_norm_elementwise_affine is false; expected true: layernorms without"},
         {"\"eos_token_id\": 2", "\"do_layer_norm_before\": \"no\"", "do_layer_norm_before is \"no\""},
         {"\"eos_token_id\": 2", "\"eos_token_id\": 2, \"eos_token_id\": 2", "occurs twice"},
         {"\"eos_token_id\": 2", "\"eos_token_id\": NaN", "config.json: byte"},
@@ -371,7 +410,8 @@ static void files_that_are_no_safetensors_are_refused(void) {
         const char *part;
     } cases[] = {
         {"", 0, "is empty"},
-        {"abc", 3, "has 3 bytes"},
+        {"a", 1, "has 1 byte;"},
+        {"abc", 3, "has 3 bytes;"},
         {"\x02\0\0\0\0\0\0\0", 8, "the header claims 2 bytes"},
         {"\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF{}", 10, "the header claims 18446744073709551615 bytes"},
         {"\xF8\xFF\xFF\xFF\xFF\xFF\xFF\xFF{}", 10, "the header claims"},
@@ -452,7 +492,14 @@ static void bad_headers_are_refused(void) {
     bad.prefix = "";
     add_tensor(&bad, "lm_head.weight", VOCAB - 1, H1, 0);
     refused(model_dir(config_json, &bad), "lm_head.weight: shape is [5, 4]");
-    refused(model_dir(edited(config_json, "{", "{\"tie_word_embeddings\": false,"), &d), "lm_head.weight is missing");
+    const char *untied = edited(config_json, "{", "{\"tie_word_embeddings\": false,");
+    refused(model_dir(untied, &d), "lm_head.weight is missing");
+    draft_model(&bad, F16, "model.");
+    bad.prefix = "";
+    add_tensor(&bad, "lm_head.weight", VOCAB, H1, 0);
+    strcpy(bad.header, edited(bad.header, "embed_tokens", "embed_tokenz"));
+    refused(model_dir(edited(config_json, "{", "{\"tie_word_embeddings\": false,"), &bad),
+            "embed_tokens.weight is missing");
 }
 
 static void shards_must_agree(void) {
@@ -550,6 +597,27 @@ static void random_damage_never_crashes(void) {
     CU_ASSERT(opened < 200);
 }
 
+/* Doubles become floats; floats and halfs stay as they are. */
+static void what_torch_saved_is_converted_doubles_too(void) {
+    static const Type types[] = {F32, F32, F16};
+    if (system("python3 -c '' 2>/dev/null")) return; /* there is none */
+    char command[1200];
+    Draft d;
+    draft_model(&d, F32, "model.");
+    const char *dir = model_dir(config_json, &d);
+    snprintf(command, sizeof command,
+             "python3 -B tests/make_bin.py %s && rm %s/model.safetensors && python3 -B scripts/convert_bin.py %s 2>%s/said",
+             dir, dir, dir, dir);
+    CU_ASSERT_EQUAL_FATAL(system(command), 0);
+    Checkpoint *c = opens(dir);
+    holds_model(c);
+    for (int g = 0; g < 2; g++) CU_ASSERT_EQUAL(c->global[g].type, types[g]);
+    for (int r = 0; r < NROLES; r++) CU_ASSERT_EQUAL(c->layer[0][r].type, types[(4 + r) % 3]);
+    checkpoint_close(c);
+    snprintf(command, sizeof command, "grep -q '36 tensors, .*; 12 of F64 written as F32' %s/said", dir);
+    CU_ASSERT_EQUAL(system(command), 0);
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // Dummies
 // ---------------------------------------------------------------------------------------------------------------
@@ -644,6 +712,8 @@ CU_TestInfo tests[] = {
     {"all float types, names and alignments are read", all_float_types_names_and_alignments_are_read},
     {"shards of different types make one model", shards_of_different_types_make_one_model},
     {"the head is separate when it differs", the_head_is_separate_when_it_differs},
+    {"a tied head is compared as numbers, whatever its type", a_tied_head_is_compared_as_numbers_whatever_its_type},
+    {"a tied head stands for a token table that is left out", a_tied_head_stands_for_a_token_table_that_is_left_out},
     {"a separate head makes the logits", a_separate_head_makes_the_logits},
     {"unknown tensors and keys do no harm", unknown_tensors_and_keys_do_no_harm},
     {"a configuration is read alone", a_configuration_is_read_alone},
@@ -657,6 +727,7 @@ CU_TestInfo tests[] = {
     {"a file that changes while it is open is named", a_file_that_changes_while_it_is_open_is_named},
     {"one end of a text may be a list", one_end_of_a_text_may_be_a_list},
     {"values beyond f16 are refused by name", values_beyond_f16_are_refused_by_name},
+    {"what torch saved is converted, doubles too", what_torch_saved_is_converted_doubles_too},
     {"random damage never crashes", random_damage_never_crashes},
     {"a dummy depends on seed, tensor and element only", a_dummy_depends_on_seed_tensor_and_element_only},
     {"a dummy's weights look like weights", a_dummy_s_weights_look_like_weights},

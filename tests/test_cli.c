@@ -377,6 +377,9 @@ static void a_wrong_flag_is_refused_in_one_line_with_status_2(void) {
         {{"--top-p", "1.01"}, {"--top-p 1.01"}},
         {{"--top-k", "-1"}, {"--top-k -1"}},
         {{"--seed", "-1"}, {"--seed -1"}},
+        {{"--top-p", "0.9"}, {"--top-p: without --temperature", "--temperature, such as 0.7"}},
+        {{"--top-k", "5"}, {"--top-k: without --temperature"}},
+        {{"--seed", "3"}, {"--seed: without --temperature"}},
         {{"--stop", ""}, {"--stop", "empty"}},
         {{"--prompts", "-"}, {"--prompt TEXT", "--prompts FILE"}},
         {{"--gpu-mem", "1K"}, {"GPU", "--gpu-mem", "its largest part is"}},
@@ -515,6 +518,7 @@ static void a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_fi
         {merges, "e r\n", "er\n", {"merges.txt line 4", "two pieces"}},
         {merges, "e r\n", "e \xFF\n", {"merges.txt line 4", "UTF-8"}},
         {merges, "", "e r\n", {"merges.txt", "stood before"}},
+        {config, "bias\": true", "bias\": false", {"enable_bias is false", "without biases"}},
     };
     const char *dir = small_copy();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -743,11 +747,79 @@ static void a_link_stays_a_link_and_standard_output_may_have_any_name(void) {
     free(trace), result_free(&plain), result_free(&named);
 }
 
+/* What few people have more than one of is counted as one; and a completion that ends where the model's positions do is
+ * told from one that ends by itself. */
+static void one_is_not_counted_as_many(void) {
+    static const char words[] = "{\"text\": \"Once upon a time\"}\n";
+    open_directories();
+    write_file(capture, "words", words, sizeof words - 1);
+    static const char *const texts[] = {"1 token in 1 window of 2, ", "4 tokens in 1 window of 5, ",
+                                        "6 tokens in 2 windows of 4, "};
+    static const char *const windows[] = {"2", "5", "4"}, *const limits[] = {"1", "1", "2"};
+    for (int i = 0; i < 3; i++) {
+        Result r = RUN("eval", "--model", MODEL, "--perplexity", MODEL "/stories.txt", "--window", windows[i], "--limit",
+                       limits[i], "--threads", "1", LAPTOP);
+        assert_done(&r);
+        CU_ASSERT(contains_all(r.out, WORDS(texts[i], ", 1 thread, ")));
+        result_free(&r);
+    }
+    Result r = RUN("eval", "--model", MODEL, "--last-word", path_in(capture, "words"), LAPTOP);
+    assert_done(&r);
+    CU_ASSERT(contains_all(r.out, WORDS(": 1 line\n")));
+    result_free(&r);
+    r = RUN("generate", "--model", MODEL, "--prompt", "a", "--max-tokens", "1", "--verbose", LAPTOP);
+    assert_done(&r);
+    CU_ASSERT(contains_all(r.err, WORDS("1 prompt, 1 token in ", "1 batch in flight, 1 sweep;")));
+    result_free(&r);
+}
+
+static void a_completion_that_the_positions_cut_short_is_counted(void) {
+    static const char prompts[] =
+        "{\"prompt\": \"a\", \"max_tokens\": 1000}\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\", \"max_tokens\": 65}\n";
+    open_directories();
+    write_file(capture, "prompts", prompts, sizeof prompts - 1);
+    Result r =
+        RUN("generate", "--model", small_model(), "--prompts", path_in(capture, "prompts"), "--max-tokens", "63", LAPTOP);
+    assert_done(&r);
+    CU_ASSERT(contains_all(r.err, WORDS("2 of 3 completions cut short: the model has 64 positions")));
+    result_free(&r);
+    r = RUN("generate", "--model", small_model(), "--prompt", "b", "--max-tokens", "63", LAPTOP);
+    assert_done(&r);
+    CU_ASSERT_PTR_NULL(strstr(r.err, "cut short"));
+    result_free(&r);
+}
+
+/* small_model with a head of its own behind it, which config.json, by default, ties. */
+static void a_head_that_differs_from_the_table_is_used_and_said(void) {
+    static const char head[] =
+        ", \"lm_head.weight\": {\"dtype\": \"F16\", \"shape\": [1024, 32], \"data_offsets\": [%zu, %zu]}}";
+    char dir[300], copy[700];
+    snprintf(dir, sizeof dir, "%s", small_copy());
+    snprintf(copy, sizeof copy, "%s/copy", temp_dir());
+    Safetensors s = small_header();
+    const size_t bytes = 1024 * 32 * 2;
+    s.len += (size_t)sprintf(s.header + s.len - 1, head, s.data, s.data + bytes) - 1;
+    write_safetensors(dir, s.header, s.len);
+    FILE *f = fopen(path_in(dir, "model.safetensors"), "ab");
+    for (size_t b = 0; b < bytes / 2; b++) fputc((int)b, f), fputc(0x20, f); /* around .01 */
+    CHECK(!fclose(f));
+    Result r = generate_small(dir), packed = RUN("quantize", "--model", dir, "--output", copy),
+           tied = generate_small(small_model());
+    assert_done(&r), assert_done(&packed), assert_done(&tied);
+    CU_ASSERT(contains_all(r.err, WORDS(dir, "lm_head.weight differs from the token table", "tie_word_embeddings")));
+    CU_ASSERT(contains_all(packed.err, WORDS("lm_head.weight differs from the token table")));
+    CU_ASSERT_PTR_NULL(strstr(tied.err, "lm_head"));
+    CU_ASSERT_STRING_NOT_EQUAL(r.out, tied.out);
+    result_free(&r), result_free(&packed), result_free(&tied);
+}
+
 /* The first and the last prompt are good. */
 static void a_job_goes_on_beside_prompts_that_are_impossible(void) {
-    static const char *const prompts[] = {"One\n\xFF\nTwo\n",
-                                          "{\"prompt\": \"One\"}\n{\"prompt\": 1}\n{\"prompt\": \"Two\"}\n"};
-    for (int i = 0; i < 2; i++) {
+    static const char *const names[] = {"one", "two", "three"};
+    static const char *const prompts[] = {
+        "One\n\xFF\nTwo\n", "{\"prompt\": \"One\"}\n{\"prompt\": 1}\n{\"prompt\": \"Two\"}\n",
+        "{\"id\": 1, \"prompt\": \"One\"}\n{\"id\": 1, \"prompt\": \"\"}\n{\"prompt\": \"Two\"}\n"};
+    for (int i = 0; i < 3; i++) {
         write_file(capture, "prompts", prompts[i], strlen(prompts[i]));
         Result r = RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "3", LAPTOP);
         Error err;
@@ -763,8 +835,8 @@ static void a_job_goes_on_beside_prompts_that_are_impossible(void) {
         CU_ASSERT(!strncmp(cJSON_GetObjectItem(error, "error")->valuestring, "line 2: ", 8));
         cJSON_Delete(error);
         char output[700];
-        snprintf(output, sizeof output, "%s", path_in(capture, i ? "two" : "one"));
-        write_file(capture, i ? "two" : "one", r.out, r.out_len);
+        snprintf(output, sizeof output, "%s", path_in(capture, names[i]));
+        write_file(capture, names[i], r.out, r.out_len);
         Result again = RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "3",
                            LAPTOP, "--output", output, "--resume");
         CU_ASSERT_EQUAL(again.status, EXIT_FAILED); /* of a job that has ended, too */
@@ -991,6 +1063,10 @@ static void one_seed_gives_one_output_and_another_gives_another(void) {
     Result a = RUN(SAMPLED, "5"), b = RUN(SAMPLED, "5", "--gpu-batch-size", "3"), c = RUN(SAMPLED, "6"),
            greedy = RUN(TEN_PROMPTS);
     Result narrow = RUN(TEN_PROMPTS, "--temperature", "1", "--top-k", "1", "--seed", "9");
+    Result cold = RUN(TEN_PROMPTS, "--temperature", "0", "--top-k", "50", "--seed", "9");
+    assert_done(&cold);
+    CU_ASSERT_STRING_EQUAL(greedy.out, cold.out); /* whoever says 0 means it */
+    result_free(&cold);
     assert_done(&a), assert_done(&b), assert_done(&c), assert_done(&greedy), assert_done(&narrow);
     char *of_a = sorted(a.out), *of_b = sorted(b.out), *of_c = sorted(c.out);
     CU_ASSERT_STRING_EQUAL(of_a, of_b);
@@ -1563,7 +1639,7 @@ static Result run_emulated(const char *name, const char *value, const char *cons
 
 /* How many threads computed, as the summary says. */
 static int threads_of(const Result *r) {
-    const char *at = strstr(r->err, " threads,");
+    const char *at = strstr(r->err, " thread"); /* one, or several */
     while (at && at > r->err && isdigit((unsigned char)at[-1])) at--;
     return at ? atoi(at) : 0;
 }
@@ -1808,6 +1884,9 @@ CU_TestInfo tests[] = {
     {"results are not written over the model", results_are_not_written_over_the_model},
     {"a link stays a link, and standard output may have any name",
      a_link_stays_a_link_and_standard_output_may_have_any_name},
+    {"one is not counted as many", one_is_not_counted_as_many},
+    {"a completion that the positions cut short is counted", a_completion_that_the_positions_cut_short_is_counted},
+    {"a head that differs from the table is used, and said", a_head_that_differs_from_the_table_is_used_and_said},
     {"a job goes on beside prompts that are impossible", a_job_goes_on_beside_prompts_that_are_impossible},
     {"a job goes on in smaller batches where longer prompts do not fit",
      a_job_goes_on_in_smaller_batches_where_longer_prompts_do_not_fit},

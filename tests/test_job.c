@@ -119,18 +119,35 @@ static void number_ids_come_back_as_given(void) {
         "\"prompt\": \"\"}",
         LIST("", "", ""), LIST("1000000000000000", "-3", "9007199254740991"));
     IMPOSSIBLE("{\"id\": 9007199254740993, \"prompt\": \"\"}", "below 2^53"); /* a double makes it ...992 */
-    IMPOSSIBLE("{\"id\": 12345678901234567890, \"prompt\": \"\"}", "line 1: \"id\" is another number");
+    IMPOSSIBLE("{\"id\": 12345678901234567890, \"prompt\": \"\"}",
+               "line 1: \"id\" is 1.2345678901234567e+19"); /* the nearest double */
     IMPOSSIBLE("{\"id\": 1e300, \"prompt\": \"\"}", "\"id\"");
     IMPOSSIBLE("{\"id\": 1e400, \"prompt\": \"\"}", "line 1");
-    IMPOSSIBLE("{\"id\": 1.5, \"prompt\": \"\"}", "put it in quotes");
-    IMPOSSIBLE("{\"id\": [1], \"prompt\": \"\"}", "\"id\" is neither");
+    IMPOSSIBLE("{\"id\": 1.5, \"prompt\": \"\"}", "\"id\" is 1.5; expected a string, or a whole number below 2^53");
+    IMPOSSIBLE("{\"id\": [1], \"prompt\": \"\"}", "\"id\" is a list; expected a string, or");
+    IMPOSSIBLE("{\"id\": true, \"prompt\": \"\"}", "\"id\" is true; expected a string, or");
 }
 
-static void two_prompts_with_one_id_are_refused(void) {
-    REFUSED("{\"id\": 7, \"prompt\": \"a\"}\n{\"id\": 7.0, \"prompt\": \"b\"}", EXIT_FAILED, "two prompts have the id 7;");
-    REFUSED("{\"id\": 0, \"prompt\": \"a\"}\n{\"id\": -0, \"prompt\": \"b\"}", EXIT_FAILED, "two prompts have the id 0;");
-    REFUSED("{\"id\": \"\\u0061\", \"prompt\": \"a\"}\n\n{\"id\": \"a\", \"prompt\": \"b\"}", EXIT_FAILED,
-            "two prompts have the id \"a\";");
+/* The second of them is as impossible as any other prompt that is wrong: the first one and the others go on. */
+static void of_two_prompts_with_one_id_the_first_alone_is_possible(void) {
+    IMPOSSIBLE("{\"id\": 7, \"prompt\": \"a\"}\n{\"id\": 7.0, \"prompt\": \"b\"}", "line 2: the id 7 is that of line 1");
+    IMPOSSIBLE("{\"id\": 0, \"prompt\": \"a\"}\n{\"id\": -0, \"prompt\": \"b\"}", "line 2: the id 0 is that of line 1");
+    IMPOSSIBLE("{\"id\": \"\\u0061\", \"prompt\": \"a\"}\n\n{\"id\": \"a\", \"prompt\": \"b\"}",
+               "line 3: the id \"a\" is that of line 1");
+    Job job = read_text(
+        "{\"id\": 1, \"prompt\": \"a\"}\n{\"id\": 5, \"prompt\": \"b\"}\n{\"id\": 1, \"prompt\": \"c\"}\n"
+        "{\"id\": 1, \"prompt\": 4}\n{\"id\": 1, \"prompt\": \"d\"}\n{\"prompt\": \"e\"}",
+        false);
+    static const char *const errors[] = {
+        NULL, NULL, "line 3: the id 1 is that of line 1", "line 4: \"prompt\" is not", "line 5: the id 1 is that of line 1",
+        NULL};
+    CU_ASSERT_EQUAL_FATAL(job.count, 6);
+    for (int i = 0; i < 6; i++) {
+        const Request *e = &job.request[i];
+        CU_ASSERT(errors[i] ? e->error && says(e->error, errors[i]) && !e->s && !e->text : !e->error && e->s);
+        CU_ASSERT_STRING_EQUAL(e->id, i == 1 ? "5" : i == 5 ? "6" : "1");
+    }
+    job_free(&job);
 }
 
 static void an_id_that_is_not_given_is_nobody_elses(void) {
@@ -152,6 +169,7 @@ static void max_tokens_of_a_prompt_is_kept_and_cut_where_positions_end(void) {
         const Request *p = &job.request[i];
         CU_ASSERT_EQUAL(p->ids[0], 2);
         CU_ASSERT_EQUAL(p->n, i % 3 == 0 ? N : i == 1 ? 3 : POSITIONS - p->s + 1);
+        CU_ASSERT_EQUAL(p->cut, i == 2);
     }
     job_free(&job);
     IMPOSSIBLE("{\"prompt\": \"\"}\n{\"prompt\": \"\", \"max_tokens\": 0}", "line 2: \"max_tokens\"");
@@ -308,7 +326,7 @@ CU_TestInfo tests[] = {
     {"plain lines are prompts with the numbers of their lines", plain_lines_are_prompts_with_the_numbers_of_their_lines},
     {"JSON lines are prompts with their own ids", json_lines_are_prompts_with_their_own_ids},
     {"number ids come back as given", number_ids_come_back_as_given},
-    {"two prompts with one id are refused", two_prompts_with_one_id_are_refused},
+    {"of two prompts with one id the first alone is possible", of_two_prompts_with_one_id_the_first_alone_is_possible},
     {"an id that is not given is nobody else's", an_id_that_is_not_given_is_nobody_elses},
     {"max_tokens of a prompt is kept, and cut where positions end",
      max_tokens_of_a_prompt_is_kept_and_cut_where_positions_end},

@@ -336,6 +336,14 @@ static char *small_vocab(const char *more, int without) {
     return json;
 }
 
+/* The same without "ab" and "abc". */
+static char *bytes_vocab(void) {
+    static const char several[] = ",\"ab\":300,\"abc\":301";
+    char *vocab = small_vocab("", -1);
+    memset(strstr(vocab, several), ' ', sizeof several - 1);
+    return vocab;
+}
+
 static Tokenizer *open_text(const char *vocab, const char *merges, size_t merges_len) {
     const char *dir = temp_dir();
     memset(&err, 0, sizeof err);
@@ -345,7 +353,7 @@ static Tokenizer *open_text(const char *vocab, const char *merges, size_t merges
 }
 
 static Tokenizer *open_bytes_only(void) {
-    char *vocab = small_vocab("", -1);
+    char *vocab = bytes_vocab();
     Tokenizer *tokenizer = open_text(vocab, "#version: 0.2\n", 14);
     if (!tokenizer) CU_FAIL_FATAL(err.text);
     free(vocab);
@@ -457,6 +465,20 @@ static void a_merge_that_makes_a_special_piece_is_refused(void) {
     free(vocab);
 }
 
+/* Without merges every text would fall into bytes. Where all pieces are bytes, that is right. */
+static void no_merges_are_refused_unless_all_pieces_are_bytes(void) {
+    static const char *const none[] = {"", "#version: 0.2\n", "#version: 0.2"};
+    char *several = small_vocab("", -1), *bytes = bytes_vocab();
+    for (int i = 0; i < 3; i++) {
+        CU_ASSERT_PTR_NULL(open_text(several, none[i], strlen(none[i])));
+        ASSERT_MESSAGE("merges.txt", "no merges", "vocab.json");
+        Tokenizer *tokenizer = open_text(bytes, none[i], strlen(none[i]));
+        CU_ASSERT_PTR_NOT_NULL(tokenizer);
+        tokenizer_close(tokenizer);
+    }
+    free(several), free(bytes);
+}
+
 static void merges_that_are_no_utf8_are_refused(void) {
     REFUSE_MERGES("a b\na \xE7\x8B\n");
     ASSERT_MESSAGE("merges.txt line 2", "byte 2", "UTF-8");
@@ -545,7 +567,7 @@ static void windows_line_ends_and_a_missing_last_one_are_accepted(void) {
 
 static void a_piece_that_is_no_byte_symbols_decodes_to_its_text(void) {
     char *vocab = small_vocab(",\"狐 \":302,\"\":303", -1);
-    Tokenizer *tokenizer = open_text(vocab, "", 0);
+    Tokenizer *tokenizer = open_text(vocab, "a b\n", 4);
     if (!tokenizer) CU_FAIL_FATAL(err.text);
     size_t len;
     char *text = tokenizer_decode(tokenizer, (int32_t[]){302, 303, 300}, 3, &len);
@@ -577,6 +599,7 @@ CU_TestInfo tests[] = {
     {"merges lines without two pieces are refused", merges_lines_without_two_pieces_are_refused},
     {"a merge that stands twice is refused", a_merge_that_stands_twice_is_refused},
     {"a merge that makes a special piece is refused", a_merge_that_makes_a_special_piece_is_refused},
+    {"no merges are refused, unless all pieces are bytes", no_merges_are_refused_unless_all_pieces_are_bytes},
     {"merges that are no UTF-8 are refused", merges_that_are_no_utf8_are_refused},
     {"a long name does not spoil the message", a_long_name_does_not_spoil_the_message},
     {"Windows line ends and a missing last one are accepted", windows_line_ends_and_a_missing_last_one_are_accepted},
