@@ -1,4 +1,5 @@
 # make            builds ./flexgen with what this machine has, and says what that is; make GPU="75 80 90" for other GPUs than the one here
+# make mini       builds ./mini, the whole paper in one file: mini.c
 # make run        completes a few prompts with the shipped model
 # make test       builds and runs every CUnit suite; make test SUITE=lp runs one
 # make grade EX=1 the points of an exercise of docs/EXERCISES.md; make exercises checks all of them
@@ -49,7 +50,7 @@ endif
 MPICC ?= $(shell command -v mpicc 2>/dev/null)
 MPI_SO := $(if $(MPICC),$(BUILD)/flexgen_mpi.so)
 
-SRC := $(filter-out flexgen.c device/pipeline.c,$(wildcard *.c) $(filter-out tests/%,$(wildcard */*.c)))
+SRC := $(filter-out flexgen.c mini.c device/pipeline.c,$(wildcard *.c) $(filter-out tests/%,$(wildcard */*.c)))
 OBJ := $(SRC:%.c=$(BUILD)/%.o)
 LIB := $(BUILD)/libflexgen.a
 # what a fresh Debian lacks: a header to look for, the package that has it
@@ -90,6 +91,10 @@ $(LIB): $(OBJ)
 setup:
 	@scripts/setup.sh "$(CC)" $(NEED)
 
+# The whole paper in one file, which shares nothing with the engine: cc -O3 -march=native mini.c -lm -lpthread -o mini
+mini: mini.c
+	$(CC) $(CFLAGS) -Wall -Wextra $(WERROR) $(SANITIZE) $< -o $@ -lm -lpthread
+
 run: all
 	./flexgen generate --model $(MODEL) --prompts models/prompts.txt --max-tokens 120 --temperature 0.7 --top-p 0.9 --seed 3
 
@@ -117,10 +122,11 @@ docs: flexgen
 	@python3 -B scripts/make_page.py
 
 clean:
-	rm -rf build flexgen flexgen_cuda.so flexgen_mpi.so
+	rm -rf build flexgen mini flexgen_cuda.so flexgen_mpi.so
 
 format:
-	clang-format -i *.c *.h *.cu */*.c */*.h tests/*.cu
+	clang-format -i $(filter-out mini.c,$(wildcard *.c)) *.h *.cu */*.c */*.h tests/*.cu
+	clang-format -i --style='{BasedOnStyle: InheritParentConfig, ColumnLimit: 110}' mini.c
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
 .SECONDARY: # what a pattern rule made on the way stays

@@ -33,7 +33,7 @@ test emulated gpu-tests: export GOING_ON := 1
 # The program for the suites that start it. flexgen_host has no library for GPUs beside it. That of flexgen_emulated is the emulation; a
 # stub stands for NVIDIA's driver.
 PROGRAMS := $(BUILD)/flexgen_host $(if $(EMULATION),$(BUILD)/flexgen_emulated)
-STARTING := $(BUILD)/cli.log $(BUILD)/paper.log $(BUILD)/gpu.log $(BUILD)/memory.log $(BUILD)/kill.log $(BUILD)/faults.log $(BUILD)/tour.log
+STARTING := $(patsubst %,$(BUILD)/%.log,cli paper gpu memory kill faults tour mini)
 $(BUILD)/flexgen_host $(BUILD)/flexgen_emulated: $(BUILD)/flexgen.o $(LIB)
 	$(CC) $(ALL) -rdynamic $^ -o $@ $(LIBS)
 $(BUILD)/flexgen_emulated_cuda.so: $(BUILD)/flexgen_cpu.o
@@ -61,6 +61,24 @@ $(BUILD)/faults.so: tests/faults.c
 	$(CC) -O1 $(WARN) -shared -fPIC $< -o $@ -ldl
 $(BUILD)/faults.log: $(BUILD)/faults.so
 $(BUILD)/faults.log: export FAULTS_LIBRARY := $(BUILD)/faults.so
+# mini.c beside the engine: as a reader builds it; and with sanitizers, unless all is built with one.
+$(BUILD)/mini: mini.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -Wall -Wextra $(WERROR) $(SANITIZE) $< -o $@ -lm -lpthread
+$(BUILD)/mini_asan: CHECKS := address,undefined -fno-sanitize-recover=undefined
+$(BUILD)/mini_tsan: CHECKS := thread
+$(BUILD)/mini_asan $(BUILD)/mini_tsan: mini.c
+	@mkdir -p $(@D)
+	$(CC) -O1 -g1 -fno-omit-frame-pointer -march=native -fsanitize=$(CHECKS) $< -o $@ -lm -lpthread
+MINI_CHECKED := $(if $(SANITIZE),,$(BUILD)/mini_asan $(BUILD)/mini_tsan)
+$(BUILD)/mini.log: $(BUILD)/mini $(MINI_CHECKED) $(if $(SANITIZE),,$(BUILD)/faults.so)
+$(BUILD)/mini.log: export MINI_BIN := $(BUILD)/mini
+$(BUILD)/mini.log: export MINI_ASAN := $(filter %_asan,$(MINI_CHECKED))
+$(BUILD)/mini.log: export MINI_TSAN := $(filter %_tsan,$(MINI_CHECKED))
+$(BUILD)/mini.log: export FAULTS_LIBRARY := $(if $(SANITIZE),,$(BUILD)/faults.so)
+# Every case of that suite, which takes a quarter of an hour.
+mini-all:
+	@MINI_ALL=1 $(MAKE) --no-print-directory SUITE=mini test EMULATION=
 
 $(BUILD)/gpu/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
@@ -155,4 +173,4 @@ fuzz:
 	@$(MAKE) $(ASAN) build/asan/fuzz
 	@build/asan/fuzz $(or $(N),1000000) $(or $(SEED),1)
 
-.PHONY: test grade exercises gpu-tests asan tsan emulated sanitize $(addprefix sanitize-,$(PARTS)) fuzz
+.PHONY: test mini-all grade exercises gpu-tests asan tsan emulated sanitize $(addprefix sanitize-,$(PARTS)) fuzz

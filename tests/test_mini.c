@@ -1,0 +1,1411 @@
+/* test_mini.c: mini.c, the whole paper in one file, beside the engine. Neither shares a line with the other, so that each
+ * is the other's oracle.
+ *
+ * Both programs are started: the engine (FLEXGEN_BIN) once for each model and each kind of compression, since every policy
+ * gives its tokens (test_schedule.c), and mini (MINI_BIN) under many policies. Sums come in another order there, so a token
+ * may differ where the engine's own choice was close: its lead over the next one is then shown, and bounded. MINI_ASAN and
+ * MINI_TSAN are mini with sanitizers. What runs long takes a sample of its cases; with MINI_ALL set (make mini-all) all. */
+#include <cjson/cJSON.h>
+#include <ctype.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests.h"
+
+#define TINY "models/opt-tiny"
+#define PIECES "tests/golden/tokenizer"
+enum {
+    LINKS = 4,
+    PROMPTS = 12,
+    MOST_TOKENS = 16,
+    POSITIONS = 384,
+    PLACEMENTS = 40,
+    MAX_BYTES = 1 << 28,
+    TIMEOUT = 300 /* seconds */
+};
+
+/* Every case with MINI_ALL, else every so many-th. */
+static int step(int stride) { return getenv("MINI_ALL") ? 1 : stride * test_every; }
+
+static int below(uint64_t *state, int n) { return imin(n - 1, (int)((test_random(state) + 1) / 2 * (float)n)); }
+static int between(uint64_t *state, int low, int high) { return low + below(state, high - low + 1); }
+static double spread(uint64_t *state, double low, double high) { /* over orders of magnitude */
+    return low * pow(high / low, (test_random(state) + 1) / 2);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Running the two programs
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef enum { ENGINE, MINI, ASAN, TSAN } Program;
+static const char *const variable[] = {"FLEXGEN_BIN", "MINI_BIN", "MINI_ASAN", "MINI_TSAN"};
+static bool has(Program program) {
+    const char *path = getenv(variable[program]);
+    return path && *path;
+}
+
+typedef struct {
+    int status;      /* exit status, or 1000 + the signal that ended it */
+    char *out, *err; /* what it wrote */
+    long resident;   /* bytes of memory, at most */
+} Result;
+
+/* What the next run gets; all zero again behind it. */
+static struct {
+    const char *output, *fault; /* a file for standard output; what faults.so disturbs */
+    rlim_t memory, file;        /* bytes of address space, of the largest file */
+} with;
+
+static char offload[300], capture[300]; /* directories: where runs may leave nothing; where their output goes */
+
+static const char *path_in(const char *dir, const char *name) {
+    static char path[4][700];
+    static int next;
+    next = (next + 1) % 4;
+    snprintf(path[next], sizeof path[next], "%s/%s", dir, name);
+    return path[next];
+}
+
+static char *contents(const char *path, size_t *len) {
+    Error err;
+    size_t ignored;
+    char *text = file_read(path, MAX_BYTES, len ? len : &ignored, &err);
+    if (!text) CU_FAIL_FATAL(err.text);
+    return text;
+}
+
+static void redirect(int fd, const char *path, int flags) {
+    int opened = open(path, flags, 0644);
+    CHECK(opened >= 0 && dup2(opened, fd) == fd);
+    close(opened);
+}
+
+/* In the child: limits, files, and off it goes. */
+__attribute__((noreturn)) static void become(char *const *argv) {
+    redirect(0, "/dev/null", O_RDONLY);
+    redirect(1, with.output ? with.output : path_in(capture, "out"), O_WRONLY | O_CREAT | O_TRUNC);
+    redirect(2, path_in(capture, "err"), O_WRONLY | O_CREAT | O_TRUNC);
+    if (with.memory) CHECK(!setrlimit(RLIMIT_AS, &(struct rlimit){with.memory, with.memory}));
+    if (with.file) CHECK(!setrlimit(RLIMIT_FSIZE, &(struct rlimit){with.file, with.file}));
+    if (with.fault) setenv("LD_PRELOAD", getenv("FAULTS_LIBRARY"), 1), setenv("FAULT", with.fault, 1);
+    /* mini leaves its memory to the system when it ends */
+    setenv("ASAN_OPTIONS", "detect_leaks=0:abort_on_error=1", 1);
+    setenv("TSAN_OPTIONS", "halt_on_error=1:abort_on_error=1", 1);
+    alarm(TIMEOUT);
+    execvp(argv[0], argv);
+    _exit(127);
+}
+
+/* Starts a program with the words of a text. TSan needs a fixed layout of the address space. */
+static pid_t start(Program program, const char *text) {
+    static char *argv[100], words[4000];
+    int n = 0;
+    if (!offload[0]) {
+        snprintf(offload, sizeof offload, "%s", temp_dir());
+        snprintf(capture, sizeof capture, "%s", temp_dir());
+        setenv("TMPDIR", offload, 1); /* the default --offload-dir of both */
+        setenv("XDG_CACHE_HOME", temp_dir(), 1);
+        setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    }
+    CHECK((size_t)snprintf(words, sizeof words, "%s%s %s", program == TSAN ? "setarch -R " : "", getenv(variable[program]),
+                           text) < sizeof words);
+    for (char *word = strtok(words, " "); word && n < 99; word = strtok(NULL, " ")) argv[n++] = word;
+    argv[n] = NULL;
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (!pid) become(argv);
+    return pid;
+}
+
+static Result finish(pid_t pid) {
+    struct rusage usage;
+    int status;
+    CHECK(wait4(pid, &status, 0, &usage) == pid);
+    Result r = {.status = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status)};
+    r.resident = usage.ru_maxrss * 1024;
+    r.out = with.output ? xstrdup("") : contents(path_in(capture, "out"), NULL);
+    r.err = contents(path_in(capture, "err"), NULL);
+    memset(&with, 0, sizeof with);
+    CU_ASSERT_EQUAL(count_files(offload), 0); /* however it ended, nothing stays behind */
+    return r;
+}
+
+static void result_free(Result *r) { free(r->out), free(r->err); }
+
+__attribute__((format(printf, 2, 3))) static Result run(Program program, const char *format, ...) {
+    char text[3500];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return finish(start(program, text));
+}
+
+static bool is_one_line(const char *text) {
+    const char *end = strchr(text, '\n');
+    return !strncmp(text, "mini: ", 6) && end && !end[1];
+}
+
+/* It failed with status 1 or 2, or with `status` alone if that is not 0, wrote nothing, and said why in one line. */
+static bool was_refused(const Result *r, int status) {
+    return (status ? r->status == status : r->status == 1 || r->status == 2) && !*r->out && is_one_line(r->err);
+}
+
+static void assert_refused(Result r, int status, const char *what) {
+    if (!was_refused(&r, status)) fprintf(stderr, "\n    %s: status %d: %s%s", what, r.status, r.out, r.err);
+    CU_ASSERT(was_refused(&r, status));
+    result_free(&r);
+}
+
+static bool succeeded(const Result *r, const char *what) {
+    if (r->status) fprintf(stderr, "\n    %s: status %d: %s\n", what, r->status, r->err);
+    return r->status == 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Models with random weights
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const char *name;
+    int l, h1, h2, nh, vocab, n; /* n: tokens to generate */
+    Type type;
+    bool untied, final_norm, sharded;
+    char dir[300];
+} Subject;
+
+/* The shipped model has heads of 64. */
+static Subject subjects[] = {
+    {"the shipped model", 6, 256, 1024, 4, 4096, 10, F16, false, true, false, TINY},
+    {"heads of 16", 3, 80, 200, 5, 1024, 12, F16, false, true, false, ""},
+    {"heads of 32, shards, a head of its own", 5, 96, 150, 3, 1024, 12, BF16, true, true, true, ""},
+    {"heads of 80, no last norm", 1, 160, 336, 2, 1024, 12, F32, false, false, false, ""},
+};
+enum { SUBJECTS = sizeof subjects / sizeof *subjects };
+
+/* A safetensors file in the making. */
+typedef struct {
+    char header[1 << 14];
+    size_t len, size; /* of the header, of the data */
+    uint8_t *data;
+} Draft;
+
+static void put_number(uint8_t *to, float x, Type type) {
+    const f16 half = f32_to_f16(x);
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    const uint16_t high = type == BF16 ? (uint16_t)(bits >> 16) : half;
+    memcpy(to, type == F32 ? (void *)&bits : (void *)&high, type_bytes(type));
+}
+
+/* rows 0: a vector. Numbers are middle +- size. */
+static void add_tensor(Draft *d, const Subject *m, const char *name, int rows, int cols, float middle, float size) {
+    static const char *const names[] = {[F16] = "F16", [BF16] = "BF16", [F32] = "F32"};
+    const size_t count = (size_t)imax(rows, 1) * cols, bytes = type_bytes(m->type);
+    uint64_t seed = 1;
+    char shape[40];
+    for (const char *c = name; *c; c++) seed = seed * 31 + (uint64_t)*c;
+    d->data = xrealloc(d->data, d->size + count * bytes, 1);
+    for (size_t e = 0; e < count; e++)
+        put_number(d->data + d->size + e * bytes, middle + size * test_random(&seed), m->type);
+    snprintf(shape, sizeof shape, rows ? "%d,%d" : "%.0d%d", rows, cols);
+    d->len += (size_t)snprintf(d->header + d->len, sizeof d->header - d->len,
+                               "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", d->len ? ',' : '{',
+                               name, names[m->type], shape, d->size, d->size + count * bytes);
+    d->size += count * bytes;
+}
+
+static void add_linear(Draft *d, const Subject *m, const char *name, int j, int out, int in, float gain) {
+    char path[100];
+    for (int bias = 0; bias < 2; bias++) {
+        snprintf(path, sizeof path, "model.decoder.layers.%d.%s.%s", j, name, bias ? "bias" : "weight");
+        add_tensor(d, m, path, bias ? 0 : out, bias ? out : in, 0, bias ? .1f : gain * sqrtf(3.f / (float)in));
+    }
+}
+
+static void add_norm(Draft *d, const Subject *m, const char *path) {
+    char name[100];
+    for (int bias = 0; bias < 2; bias++) {
+        snprintf(name, sizeof name, "model.decoder.%s.%s", path, bias ? "bias" : "weight");
+        add_tensor(d, m, name, 0, m->h1, bias ? 0 : 1, .2f);
+    }
+}
+
+/* The scales make attention look somewhere and each layer matter, so that texts do not repeat one token. */
+static void add_layer(Draft *d, const Subject *m, int j) {
+    static const char *const projection[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                                             "self_attn.out_proj"};
+    char path[60];
+    for (int p = 0; p < 4; p++) add_linear(d, m, projection[p], j, m->h1, m->h1, p < 2 ? 1.6f : 1.4f);
+    add_linear(d, m, "fc1", j, m->h2, m->h1, 1.4f);
+    add_linear(d, m, "fc2", j, m->h1, m->h2, 1.4f);
+    snprintf(path, sizeof path, "layers.%d.self_attn_layer_norm", j), add_norm(d, m, path);
+    snprintf(path, sizeof path, "layers.%d.final_layer_norm", j), add_norm(d, m, path);
+}
+
+static void add_globals(Draft *d, const Subject *m) {
+    add_tensor(d, m, "model.decoder.embed_tokens.weight", m->vocab, m->h1, 0, .4f);
+    add_tensor(d, m, "model.decoder.embed_positions.weight", POSITIONS + 2, m->h1, 0, .8f);
+    if (m->final_norm) add_norm(d, m, "final_layer_norm");
+    if (m->untied) add_tensor(d, m, "lm_head.weight", m->vocab, m->h1, 0, .4f);
+}
+
+/* A safetensors file whose header is of that text and says of itself that it is so long. */
+static void write_tensors(const char *dir, const char *name, const char *header, uint64_t len, const Draft *d) {
+    const size_t written = strlen(header);
+    uint8_t *file = xcalloc(8 + written + d->size, 1);
+    for (int i = 0; i < 8; i++) file[i] = (uint8_t)(len >> 8 * i);
+    memcpy(file + 8, header, written);
+    memcpy(file + 8 + written, d->data, d->size);
+    write_file(dir, name, file, 8 + written + d->size);
+    free(file);
+}
+
+static void write_draft(const char *dir, const char *name, Draft *d) {
+    d->header[d->len++] = '}';
+    write_tensors(dir, name, d->header, d->len, d);
+}
+
+static void write_text(const char *dir, const char *name, const char *text) { write_file(dir, name, text, strlen(text)); }
+
+static void copy_file(const char *from, const char *to, const char *name) {
+    size_t len;
+    char *text = contents(path_in(from, name), &len);
+    write_file(to, name, text, len);
+    free(text);
+}
+
+/* Odd layers are in one shard, all else is in the other. */
+static void write_weights(const Subject *m) {
+    Draft d[2] = {{.len = 0}, {.len = 0}};
+    char index[1000];
+    size_t used = 0;
+    add_globals(&d[0], m);
+    for (int j = 0; j < m->l; j++) add_layer(&d[m->sharded && j % 2], m, j);
+    write_draft(m->dir, m->sharded ? "model-2.safetensors" : "model.safetensors", &d[0]);
+    if (m->sharded) {
+        write_draft(m->dir, "model-1.safetensors", &d[1]);
+        for (int j = 0; j < m->l; j++)
+            used += (size_t)snprintf(index + used, sizeof index - used,
+                                     "%s\"model.decoder.layers.%d.fc1.bias\": \"model-%d.safetensors\"", j ? ", " : "", j,
+                                     j % 2 ? 1 : 2);
+        char text[1100];
+        snprintf(text, sizeof text, "{\"weight_map\": {%s}}", index);
+        write_text(m->dir, "model.safetensors.index.json", text);
+    }
+    free(d[0].data), free(d[1].data);
+}
+
+/* The directory of a model, which is written when it is first asked for. */
+static const char *dir_of(Subject *m) {
+    char config[700];
+    if (m->dir[0]) return m->dir;
+    snprintf(m->dir, sizeof m->dir, "%s", temp_dir());
+    snprintf(config, sizeof config,
+             "{\"model_type\": \"opt\", \"num_hidden_layers\": %d, \"hidden_size\": %d, \"ffn_dim\": %d, "
+             "\"num_attention_heads\": %d, \"vocab_size\": %d, \"max_position_embeddings\": %d, \"eos_token_id\": 2, "
+             "\"activation_function\": \"relu\", \"tie_word_embeddings\": %s, \"_remove_final_layer_norm\": %s}",
+             m->l, m->h1, m->h2, m->nh, m->vocab, POSITIONS, m->untied ? "false" : "true",
+             m->final_norm ? "false" : "true");
+    write_text(m->dir, "config.json", config);
+    copy_file(PIECES, m->dir, "vocab.json");
+    copy_file(PIECES, m->dir, "merges.txt");
+    write_weights(m);
+    return m->dir;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Prompts, and what the engine answers
+// ---------------------------------------------------------------------------------------------------------------
+
+static const char *const prompts[PROMPTS] = {
+    "Once upon a time, there was a little girl named Lily.",
+    "A",
+    "Tom and Sue went to the park to play. They saw a big dog, and the dog wasn't happy: it couldn't find its ball!",
+    "The cat",
+    "\"Don't,\" he said.  \"I'll do it;   we've 3 apples, 12 pears & 4567 nuts (or so)...\"",
+    "One rainy day, a small frog found a red boat. He climbed in and sailed over the pond to the other side.",
+    "Ben was not afraid of the dark. He had a lamp, a book, and a friend who told him long stories about the sea, the "
+    "stars "
+    "and the whales that sing at night. One night the lamp went out.",
+    "Le caf\303\251 d'\303\251t\303\251 \303\251tait ferm\303\251",
+    "tab\there, back\\slash, <b>bold</b>  ",
+    " leading blank and x_1 = y^2 + 0.5",
+    "Mum",
+    "The end of the story is that the old man gave the boy his hat, and the boy gave the old man his",
+};
+
+static const char *prompts_file(void) {
+    static char path[700];
+    if (path[0]) return path;
+    snprintf(path, sizeof path, "%s", path_in(temp_dir(), "prompts.txt"));
+    FILE *f = fopen(path, "w");
+    CHECK(f);
+    for (int i = 0; i < PROMPTS; i++) fprintf(f, "%s\n", prompts[i]);
+    CHECK(fclose(f) == 0);
+    return path;
+}
+
+/* What changes the tokens: compression and sparse attention. */
+typedef enum { PLAIN, PACKED_WEIGHT, PACKED_CACHE, BOTH, SPARSE_1, SPARSE_3, SPARSE_PACKED, VARIANTS } Variant;
+static const struct {
+    const char *flags;
+    bool weight, cache;
+    double sparsity, tie; /* tie: so small a lead may be lost, of the largest |logit| */
+} variant[] = {{"", false, false, 0, 1e-3},
+               {"--compress-weight", true, false, 0, 5e-3},
+               {"--compress-cache", false, true, 0, 5e-3},
+               {"--compress-weight --compress-cache", true, true, 0, 5e-3},
+               {"--attn-sparsity 0.1 --cpu-cache-compute", false, false, .1, 5e-3},
+               {"--attn-sparsity 0.3 --cpu-cache-compute", false, false, .3, 5e-3},
+               {"--attn-sparsity 0.3 --cpu-cache-compute --compress-weight --compress-cache", true, true, .3, 5e-3}};
+
+typedef struct {
+    int n[PROMPTS], token[PROMPTS][MOST_TOKENS];
+    char *completion[PROMPTS];
+} Answers;
+
+static void answers_free(Answers *a) {
+    for (int i = 0; i < PROMPTS; i++) free(a->completion[i]);
+}
+
+/* Both programs write a JSON object a line. False: something is missing, or there twice. */
+static bool read_answers(Answers *a, const char *text) {
+    int lines = 0;
+    *a = (Answers){.n = {0}};
+    for (const char *line = text, *end; (end = strchr(line, '\n')); line = end + 1, lines++) {
+        Error err;
+        cJSON *json = json_parse(line, (size_t)(end - line), "a completion", &err);
+        size_t id = PROMPTS;
+        if (json) json_whole(json_get(json, "id"), &id);
+        const cJSON *tokens = json ? json_get(json, "tokens") : NULL,
+                    *completion = json ? json_get(json, "completion") : NULL;
+        const char *prompt = json ? cJSON_GetStringValue(json_get(json, "prompt")) : NULL;
+        const bool good = id < PROMPTS && !a->completion[id] && cJSON_IsArray(tokens) && cJSON_IsString(completion) &&
+                          prompt && !strcmp(prompt, prompts[id]) && cJSON_GetArraySize(tokens) <= MOST_TOKENS;
+        if (good) {
+            a->n[id] = cJSON_GetArraySize(tokens), a->completion[id] = xstrdup(completion->valuestring);
+            for (int t = 0; t < a->n[id]; t++) a->token[id][t] = cJSON_GetArrayItem(tokens, t)->valueint;
+        }
+        if (!good) fprintf(stderr, "\n    no completion of ours: %.*s\n", (int)(end - line), line);
+        cJSON_Delete(json);
+        if (!good) return false;
+    }
+    return lines == PROMPTS;
+}
+
+/* The engine's answers, which it is asked for once. */
+static const Answers *engine_answers(int m, Variant v) {
+    static Answers known[SUBJECTS][VARIANTS];
+    Answers *a = &known[m][v];
+    if (a->completion[0]) return a;
+    Result r = run(ENGINE,
+                   "generate --model %s --prompts %s --format text --max-tokens %d %s --percent 100 0 %s 100 0 "
+                   "--gpu-batch-size %d --num-gpu-batches 1 --gpu-mem 256M --cpu-mem 256M --disk-mem 256M --threads 2",
+                   dir_of(&subjects[m]), prompts_file(), subjects[m].n, variant[v].flags,
+                   variant[v].sparsity > 0 ? "0 100" : "100 0", PROMPTS);
+    CU_ASSERT_FATAL(succeeded(&r, subjects[m].name) && read_answers(a, r.out));
+    result_free(&r);
+    return a;
+}
+
+/* Tokens of a prompt, </s> first; the caller frees *ids. */
+static int encode(int32_t **ids, Subject *m, int prompt) {
+    Error err;
+    int32_t *bare;
+    Tokenizer *t = tokenizer_open(dir_of(m), m->vocab, &err);
+    int n = t ? tokenizer_encode(t, prompts[prompt], strlen(prompts[prompt]), &bare, &err) : -1;
+    if (n < 0) CU_FAIL_FATAL(err.text);
+    *ids = xcalloc((size_t)n + 1, sizeof **ids);
+    (*ids)[0] = 2;
+    memcpy(*ids + 1, bare, (size_t)n * sizeof *bare);
+    free(bare);
+    tokenizer_close(t);
+    return n + 1;
+}
+
+/* How close a choice was: the lead of the first token over the second, of the largest |logit|. */
+typedef struct {
+    int vocab, step, chosen;
+    double lead;
+} Choice;
+
+static void on_logits(void *ctx, int prompt, int n, const float *logits) {
+    Choice *c = ctx;
+    float largest = 0, second = -INFINITY;
+    int best = 0;
+    (void)prompt;
+    if (n != c->step + 1) return;
+    for (int v = 0; v < c->vocab; v++) best = logits[v] > logits[best] ? v : best;
+    for (int v = 0; v < c->vocab; v++) {
+        largest = fmaxf(largest, fabsf(logits[v]));
+        if (v != best) second = fmaxf(second, logits[v]);
+    }
+    c->chosen = best, c->lead = (logits[best] - second) / largest;
+}
+
+static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
+    (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason, (void)err;
+    return 0;
+}
+
+/* The engine's choice of token `at` of a prompt, from its own logits. */
+static Choice engine_choice(int m, Variant v, int prompt, int at) {
+    Policy policy = all_gpu(1, 1);
+    Prompt one = {.n = at + 1};
+    Choice choice = {.vocab = subjects[m].vocab, .step = at, .chosen = -1, .lead = INFINITY};
+    Error err;
+    RunStats stats;
+    one.s = encode(&one.ids, &subjects[m], prompt);
+    if (variant[v].weight) policy.weight_quant = (Quant){4, 64};
+    if (variant[v].cache) policy.cache_quant = (Quant){4, 64};
+    if (variant[v].sparsity > 0)
+        policy.sparsity = variant[v].sparsity, policy.cpu_attention = true, policy.cg = 0, policy.cc = 1;
+    const Task task = {.prompts = &one, .count = 1, .keep_logits = true, .sampling = {.top_p = 1}};
+    const Listener listener = {.ctx = &choice, .done = on_done, .logits = on_logits};
+    Checkpoint *checkpoint = checkpoint_open(dir_of(&subjects[m]), &err);
+    Plan *plan = checkpoint ? plan_make(checkpoint, &policy, &task, F32, &err) : NULL;
+    Device *device = plan ? host_open(plan, checkpoint, temp_dir(), &err) : NULL;
+    if (!device || weights_load(plan, checkpoint, device, &err) ||
+        schedule_run(plan, &task, device, &listener, &stats, &err))
+        CU_FAIL_FATAL(err.text);
+    device->close(device);
+    plan_free(plan);
+    checkpoint_close(checkpoint);
+    free(one.ids);
+    return choice;
+}
+
+static int compared, differing; /* sequences of the present test */
+
+/* Answers are the engine's, but where the engine's own choice was so close that the order of sums decides it. */
+static void compare(int m, Variant v, const Answers *a, const char *flags) {
+    const Answers *b = engine_answers(m, v);
+    for (int i = 0; i < PROMPTS; i++, compared++) {
+        int at = 0;
+        while (at < a->n[i] && at < b->n[i] && a->token[i][at] == b->token[i][at]) at++;
+        if (at == a->n[i] && at == b->n[i]) {
+            CU_ASSERT_STRING_EQUAL(a->completion[i], b->completion[i]);
+            continue;
+        }
+        const Choice choice = engine_choice(m, v, i, at);
+        const int engines = at < b->n[i] ? b->token[i][at] : 2, minis = at < a->n[i] ? a->token[i][at] : 2;
+        fprintf(stderr, "\n    %s, prompt %d, token %d: the engine's is %d with a lead of %.1e, mini's %d: %s",
+                subjects[m].name, i, at, engines, choice.lead, minis, variant[v].flags, flags);
+        CU_ASSERT_EQUAL(choice.chosen, engines);
+        CU_ASSERT(choice.lead < variant[v].tie);
+        differing++;
+    }
+}
+
+static void at_most_one_of_fifty_differs(void) {
+    printf("%d sequences, %d differ ", compared, differing);
+    CU_ASSERT(compared > 0 && 50 * differing <= compared + 49);
+    compared = differing = 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Tokens
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A share of GPU and CPU: all on one tier, whole percents, or anything. */
+static size_t random_shares(char *to, uint64_t *seed) {
+    const int kind = below(seed, 6), gpu = below(seed, 101);
+    if (kind < 3) return (size_t)sprintf(to, " %d %d", kind == 0 ? 100 : 0, kind == 1 ? 100 : 0);
+    if (kind < 5) return (size_t)sprintf(to, " %d %d", gpu, below(seed, 101 - gpu));
+    const double above = 100 * (test_random(seed) + 1) / 2, share = (test_random(seed) + 1) / 2;
+    return (size_t)sprintf(to, " %.4f %.4f", above * share, above * (1 - share));
+}
+
+/* Links of a rate that slows some things down and takes little time; a block of 1 to 4 batches, often a short last one. */
+static const char *random_policy(int m, int number, Variant v) {
+    static char text[500];
+    uint64_t seed = 1000 * (uint64_t)m + (uint64_t)number + 7919 * v;
+    size_t used = (size_t)sprintf(text, "--percent");
+    const double rate = m ? 2e8 : 6e9;
+    for (int kind = 0; kind < 3; kind++) used += random_shares(text + used, &seed);
+    const int K = 1 + number % 4, gbs = between(&seed, K < 3 ? 2 : 1, 12 / K);
+    used +=
+        (size_t)sprintf(text + used, " --gpu-batch-size %d --num-gpu-batches %d --threads %d", gbs, K, 1 + below(&seed, 3));
+    if (below(&seed, 3) == 0)
+        used += (size_t)sprintf(text + used, " --link ctog=%.0f,gtoc=%.0f", spread(&seed, rate, 8 * rate), 8 * rate);
+    else if (below(&seed, 2) == 0)
+        used +=
+            (size_t)sprintf(text + used, " --link dtoc=%.0f,ctod=%.0f,gtoc=9G", spread(&seed, rate, 8 * rate), 8 * rate);
+    if (below(&seed, 3) == 0) used += (size_t)sprintf(text + used, " --no-overlap");
+    if (below(&seed, 2) == 0) used += (size_t)sprintf(text + used, " --cpu-cache-compute");
+    return text;
+}
+
+/* mini under a policy gives the engine's answers. */
+static void try_policy(Program program, int m, Variant v, const char *flags) {
+    Answers a;
+    Result r = run(program, "%s --prompts %s --json --max-tokens %d %s %s --gpu-mem 1G --cpu-mem 1G", dir_of(&subjects[m]),
+                   prompts_file(), subjects[m].n, variant[v].flags, flags);
+    const bool ok = succeeded(&r, flags) && read_answers(&a, r.out);
+    CU_ASSERT(ok);
+    if (ok) compare(m, v, &a, flags), answers_free(&a);
+    result_free(&r);
+}
+
+static void every_placement_gives_the_engines_tokens(void) {
+    for (int m = 0; m < SUBJECTS; m++)
+        for (int i = m; i < PLACEMENTS; i += step(m ? 7 : 9)) try_policy(MINI, m, PLAIN, random_policy(m, i, PLAIN));
+    at_most_one_of_fifty_differs();
+}
+
+static void compressed_weights_and_cache_give_the_engines_tokens(void) {
+    for (int m = 0; m < SUBJECTS; m++)
+        for (Variant v = PACKED_WEIGHT; v <= BOTH; v++)
+            for (int i = m + (int)v; i < PLACEMENTS / 4; i += step(m ? 5 : 10))
+                try_policy(MINI, m, v, random_policy(m, i, v));
+    at_most_one_of_fifty_differs();
+}
+
+static void sparse_attention_gives_the_engines_tokens(void) {
+    for (int m = 0; m < SUBJECTS; m++)
+        for (Variant v = SPARSE_1; v <= SPARSE_PACKED; v++)
+            for (int i = m + (int)v - SPARSE_1; i < PLACEMENTS / 4; i += step(m ? 5 : 10))
+                try_policy(MINI, m, v, random_policy(m, i, v));
+    at_most_one_of_fifty_differs();
+}
+
+static void sanitizers_find_nothing_in_any_of_these(void) {
+    for (Program p = ASAN; p <= TSAN; p++)
+        for (int c = 0; c < (SUBJECTS - 1) * VARIANTS * 10 && has(p); c += step(p == ASAN ? 19 : 37)) {
+            const int m = 1 + c % (SUBJECTS - 1);
+            const Variant v = c / (SUBJECTS - 1) % VARIANTS;
+            try_policy(p, m, v, random_policy(m, c / (SUBJECTS - 1) / VARIANTS + c, v));
+        }
+    if (has(ASAN) || has(TSAN)) at_most_one_of_fifty_differs();
+}
+
+/* Or a comparison would see little. */
+static void texts_of_random_weights_are_of_many_tokens(void) {
+    for (int m = 1; m < SUBJECTS; m++) {
+        const Answers *a = engine_answers(m, PLAIN);
+        int different = 0, whole = 0;
+        for (int i = 0; i < PROMPTS; i++) {
+            whole += a->n[i];
+            for (int t = 0; t < a->n[i]; t++) {
+                bool seen = false;
+                for (int u = 0; u < t; u++) seen |= a->token[i][u] == a->token[i][t];
+                different += !seen;
+            }
+        }
+        CU_ASSERT_EQUAL(whole, PROMPTS * subjects[m].n); /* none ends early: the formulas below count on it */
+        if (2 * different < whole) fprintf(stderr, "\n    %s: %d of %d\n", subjects[m].name, different, whole);
+        CU_ASSERT(2 * different >= whole);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Links and memory
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What mini reports on standard error: "mini: ctog: 115015680 bytes, 0.013 s", "mini: GPU tier: 10496320 bytes". */
+typedef struct {
+    double moved[LINKS], busy[LINKS]; /* bytes, seconds */
+    double peak[NTIERS], seconds;
+} Figures;
+
+static bool read_figures(Figures *f, const char *text) {
+    static const char *const tiers[] = {"GPU", "CPU", "disk"};
+    char key[40];
+    bool all = true;
+    for (int c = 0; c < LINKS; c++) {
+        snprintf(key, sizeof key, "mini: %s: ", channel_name[c]);
+        const char *at = strstr(text, key);
+        all &= at && sscanf(at + strlen(key), "%lf bytes%*[, in]%lf s", &f->moved[c], &f->busy[c]) == 2;
+    }
+    for (int t = 0; t < NTIERS; t++) {
+        snprintf(key, sizeof key, "mini: %s tier: ", tiers[t]);
+        const char *at = strstr(text, key);
+        all &= at && sscanf(at + strlen(key), "%lf bytes", &f->peak[t]) == 1;
+    }
+    const char *at = strstr(text, " tokens");
+    return all && at && sscanf(at, " tokens%*[, in]%lf s", &f->seconds) == 1;
+}
+
+static double group_bytes(int n) { return 4 + ceil((n / 32 * 16 + imin(n % 32, 16)) / 4.) * 4; }
+
+/* Bytes of a matrix of F16, or in groups of 64 along its rows; of a layer. */
+static double matrix_bytes(int rows, int cols, bool packed) {
+    return packed ? ceil(rows / 64.) * cols * group_bytes(64) : 2. * rows * cols;
+}
+static double layer_bytes(const Subject *m, bool packed) {
+    return 4 * matrix_bytes(m->h1, m->h1, packed) + matrix_bytes(m->h2, m->h1, packed) +
+           matrix_bytes(m->h1, m->h2, packed) + 2. * (9 * m->h1 + m->h2);
+}
+/* Of a token's k in one layer: heads in groups of 64 and what is left. */
+static double row_bytes(const Subject *m, bool packed) {
+    const int hd = m->h1 / m->nh;
+    return packed ? m->nh * (hd / 64 * group_bytes(64) + (hd % 64 ? group_bytes(hd % 64) : 0)) : 2. * m->h1;
+}
+
+/* Where all weights, all of the cache and all activations are. */
+typedef struct {
+    Tier weights, cache, activations;
+    bool delegated;
+    int gbs, num_gpu_batches;
+} Pure;
+
+/* Adds bytes that go from a tier to the GPU, or down from there: from disk over both links. */
+static void add_moved(double moved[LINKS], Tier tier, bool up, double bytes) {
+    if (tier >= TIER_CPU) moved[up ? CTOG : GTOC] += bytes;
+    if (tier == TIER_DISK) moved[up ? DTOC : CTOD] += bytes;
+}
+
+/* What a sequence of s tokens moves while n are generated, of which the last is not computed with: its k and v go down
+ * once; each new token brings the past up, to the GPU or, delegated, no further than the CPU. Then its query and the
+ * result, floats, cross ctog and gtoc instead. Of sparse attention K comes from disk whole, of V what is read. Hidden
+ * states, floats, go down and up around each layer, unless a block is of one batch. */
+static void add_sequence(double moved[LINKS], const Subject *m, Variant v, const Pure *p, int s, bool one_batch) {
+    const double row = row_bytes(m, variant[v].cache), l = m->l, h1 = m->h1;
+    add_moved(moved, p->cache, false, l * 2 * (s + m->n - 1) * row);
+    for (int len = s; len < s + m->n - 1; len++) {
+        const int read = variant[v].sparsity > 0 ? sparse_tokens(variant[v].sparsity, len + 1) - 1 : len;
+        if (!p->delegated)
+            add_moved(moved, p->cache, true, l * 2 * len * row);
+        else if (p->cache != TIER_GPU) {
+            moved[GTOC] += l * h1 * 4, moved[CTOG] += l * h1 * 4;
+            if (p->cache == TIER_DISK) moved[DTOC] += l * (len + read) * row;
+        }
+    }
+    for (int up = 0; up < 2 && !one_batch; up++) add_moved(moved, p->activations, up, l * (s + m->n - 1) * h1 * 4);
+}
+
+/* The formula: every sweep of a block streams the weights once, and adds what its sequences move. */
+static void expected_bytes(double moved[LINKS], Subject *m, Variant v, const Pure *p) {
+    const int bls = p->gbs * p->num_gpu_batches;
+    memset(moved, 0, LINKS * sizeof *moved);
+    for (int first = 0; first < PROMPTS; first += bls) {
+        const int count = imin(bls, PROMPTS - first);
+        add_moved(moved, p->weights, true, m->n * m->l * layer_bytes(m, variant[v].weight));
+        for (int i = first; i < first + count; i++) {
+            int32_t *ids;
+            add_sequence(moved, m, v, p, encode(&ids, m, i), count <= p->gbs);
+            free(ids);
+        }
+    }
+}
+
+static void try_bytes(Subject *m, Variant v, const Pure *p) {
+    static const char *const share[] = {"100 0", "0 100", "0 0"};
+    double expected[LINKS];
+    Figures f;
+    expected_bytes(expected, m, v, p);
+    Result r = run(
+        MINI, "%s --prompts %s --json --max-tokens %d %s %s --percent %s %s %s --gpu-batch-size %d --num-gpu-batches %d",
+        dir_of(m), prompts_file(), m->n, variant[v].flags, p->delegated ? "--cpu-cache-compute" : "", share[p->weights],
+        share[p->cache], share[p->activations], p->gbs, p->num_gpu_batches);
+    CU_ASSERT_FATAL(succeeded(&r, "bytes") && read_figures(&f, r.err));
+    for (int c = 0; c < LINKS; c++) {
+        if (f.moved[c] != expected[c])
+            fprintf(stderr, "\n    %s, %s, weights %s, cache %s, activations %s, %d x %d%s: %s %.0f bytes, expected %.0f",
+                    m->name, variant[v].flags, share[p->weights], share[p->cache], share[p->activations], p->gbs,
+                    p->num_gpu_batches, p->delegated ? ", delegated" : "", channel_name[c], f.moved[c], expected[c]);
+        CU_ASSERT_EQUAL(f.moved[c], expected[c]);
+    }
+    result_free(&r);
+}
+
+/* Blocks of 6 and 6; of 10 and 2, which are one batch; of 4 batches; all in one. */
+static void links_carry_the_bytes_of_a_formula(void) {
+    static const int blocks[][2] = {{2, 3}, {5, 2}, {1, 4}, {12, 1}};
+    for (int m = 1; m < SUBJECTS; m++)
+        for (int c = m; c < 27 * 2 * VARIANTS; c += step(59)) {
+            const Variant v = c % VARIANTS;
+            const int at = c / VARIANTS, *block = blocks[(c + m) % 4];
+            const Pure p = {(Tier)(at % 3),     (Tier)(at / 3 % 3),
+                            (Tier)(at / 9 % 3), at / 27 || variant[v].sparsity > 0,
+                            block[0],           block[1]};
+            try_bytes(&subjects[m], v, &p);
+        }
+}
+
+/* Whole tensors: the GPU and the CPU have their share of the weights but for one, which is streamed instead. */
+static void shares_of_weights_are_streamed_to_within_a_tensor(void) {
+    Subject *m = &subjects[0];
+    uint64_t seed = 5;
+    const double all = m->l * layer_bytes(m, false), largest = matrix_bytes(m->h2, m->h1, false) + 2 * m->h2;
+    for (int i = 0; i < 20; i += step(7)) {
+        const double wg = 100 * (test_random(&seed) + 1) / 2, wc = (100 - wg) * (test_random(&seed) + 1) / 2;
+        Figures f;
+        Result r = run(MINI, "%s Mum --max-tokens 3 --percent %.3f %.3f 100 0 100 0 --gpu-batch-size 1", dir_of(m), wg, wc);
+        CU_ASSERT_FATAL(succeeded(&r, "shares") && read_figures(&f, r.err));
+        const double off = f.moved[CTOG] / 3 - all * (100 - wg) / 100,
+                     disk = f.moved[DTOC] / 3 - all * (100 - wg - wc) / 100;
+        if (fabs(off) > largest || fabs(disk) > largest)
+            fprintf(stderr, "\n    --percent %.3f %.3f: %.0f and %.0f bytes more than the share, a tensor has %.0f", wg, wc,
+                    off, disk, largest);
+        CU_ASSERT(fabs(off) <= largest && fabs(disk) <= largest);
+        result_free(&r);
+    }
+}
+
+/* So many bytes at such a rate take so long at least, for the link and for the run. */
+static void a_slowed_link_takes_the_time_of_its_bytes(void) {
+    for (int overlap = 0; overlap < 2; overlap++) {
+        Figures f;
+        Result r =
+            run(MINI, "%s --prompts %s --max-tokens 4 --percent 0 0 100 0 100 0 --gpu-batch-size 12 --link dtoc=5M %s",
+                dir_of(&subjects[1]), prompts_file(), overlap ? "" : "--no-overlap");
+        CU_ASSERT_FATAL(succeeded(&r, "a slow link") && read_figures(&f, r.err));
+        CU_ASSERT(f.moved[DTOC] > 1e6 && f.busy[DTOC] >= f.moved[DTOC] / 5e6 - .001);
+        CU_ASSERT(f.seconds >=
+                  (f.moved[DTOC] - layer_bytes(&subjects[1], false)) / 5e6 - .01); /* the first is not timed with it */
+        result_free(&r);
+    }
+}
+
+/* A policy runs in the memory that it reports, is refused in a byte less, and takes no more of this machine than that. */
+static void a_policy_runs_in_its_memory_and_not_in_less(void) {
+    static const char *const tier[] = {"gpu", "cpu"};
+    for (int i = 0; i < PLACEMENTS; i += step(13)) {
+        const int m = i % SUBJECTS;
+        const Variant v = i / SUBJECTS % VARIANTS;
+        char base[1000], flags[500];
+        Figures f, again;
+        snprintf(flags, sizeof flags, "%s", random_policy(m, i, v));
+        snprintf(base, sizeof base, "%s --prompts %s --json --max-tokens %d %s %s", dir_of(&subjects[m]), prompts_file(),
+                 subjects[m].n, variant[v].flags, flags);
+        Result r = run(MINI, "%s --gpu-mem 1G --cpu-mem 1G", base);
+        CU_ASSERT_FATAL(succeeded(&r, base) && read_figures(&f, r.err));
+        if (has(ASAN)) /* else mini itself may be with a sanitizer: the tiers, the mapped files, 8 MB for all else */
+            CU_ASSERT(r.resident <= f.peak[0] + f.peak[1] + f.peak[2] + (m ? 2e6 : 12e6) + 8e6);
+        result_free(&r);
+        r = run(MINI, "%s --gpu-mem %.0f --cpu-mem %.0f", base, f.peak[TIER_GPU], fmax(f.peak[TIER_CPU], 1));
+        CU_ASSERT(succeeded(&r, base) && read_figures(&again, r.err) && !memcmp(f.peak, again.peak, sizeof f.peak));
+        result_free(&r);
+        for (int t = TIER_GPU; t <= TIER_CPU; t++)
+            if (f.peak[t] > 1) assert_refused(run(MINI, "%s --%s-mem %.0f", base, tier[t], f.peak[t] - 1), 2, base);
+    }
+}
+
+/* Without --percent: what is found runs within the memory that there is, and gives the same tokens; or nothing is found. */
+static void what_is_searched_for_keeps_to_the_memory(void) {
+    uint64_t seed = 3;
+    int found = 0;
+    for (int i = 0; i < 40; i += step(5)) {
+        const int m = i % SUBJECTS;
+        const double gpu = spread(&seed, m ? 1e5 : 2e6, 2e7), cpu = spread(&seed, 1e5, 2e7);
+        Figures f;
+        Answers a;
+        Result r = run(MINI, "%s --prompts %s --json --max-tokens %d --gpu-mem %.0f --cpu-mem %.0f --threads 1 %s",
+                       dir_of(&subjects[m]), prompts_file(), subjects[m].n, gpu, cpu, i % 3 ? "" : "--gpu-batch-size 3");
+        if (r.status) {
+            assert_refused(r, 2, "a search");
+            continue;
+        }
+        CU_ASSERT_FATAL(read_figures(&f, r.err) && read_answers(&a, r.out));
+        CU_ASSERT(f.peak[TIER_GPU] <= gpu && f.peak[TIER_CPU] <= cpu);
+        compare(m, PLAIN, &a, "searched"), answers_free(&a), found++;
+        result_free(&r);
+    }
+    CU_ASSERT(found > 0);
+    at_most_one_of_fifty_differs();
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// A.3
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A question to both: a machine, a model of the paper, lengths, a block. */
+typedef struct {
+    Hardware hardware;
+    OptConfig config;
+    Block block;
+} Question;
+
+static Question random_question(uint64_t *seed) {
+    static const char *const names[] = {"opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b",
+                                        "opt-13b",  "opt-30b",  "opt-66b",  "opt-175b"};
+    Question q = {
+        .block = {between(seed, 16, 1500), between(seed, 2, 200), 4 * between(seed, 1, 24), between(seed, 1, 12)}};
+    Hardware *h = &q.hardware;
+    snprintf(h->name, sizeof h->name, "a random machine");
+    h->gmem = spread(seed, 4e9, 1e11), h->cmem = spread(seed, 2e10, 6e11), h->nmem = spread(seed, 3e11, 8e12);
+    double *const rates[] = {h->ctog_bdw, h->gtoc_bdw, h->dtoc_bdw, h->ctod_bdw, h->mm_flops, h->bmm_flops, h->cpu_flops};
+    static const double low[] = {4e9, 4e9, 3e8, 3e8, 5e12, 1e11, 1e10};
+    for (int r = 0; r < 7; r++)
+        for (int prefill = 0; prefill < 2; prefill++) rates[r][prefill] = spread(seed, low[r], 16 * low[r]);
+    CHECK(opt_config_by_name(&q.config, names[below(seed, 8)]) == 0);
+    return q;
+}
+
+/* mini prints "wg 0.5", a line each. */
+static double printed(const char *text, const char *name) {
+    const size_t len = strlen(name);
+    for (const char *line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
+        if (!strncmp(line, name, len) && line[len] == ' ') return strtod(line + len, NULL);
+    return NAN;
+}
+
+/* The least and the largest value of a fraction among all placements that are as good as the best: its row is added. */
+static void range_of(double range[2], Lp *lp, int fraction) {
+    double c[LP_MAX_VARS];
+    memcpy(c, lp->c, sizeof c);
+    for (int most = 0; most < 2; most++) {
+        LpAnswer answer;
+        memset(lp->c, 0, sizeof lp->c);
+        lp->c[fraction] = most ? -1 : 1;
+        lp_solve(&answer, lp);
+        range[most] = answer.verdict == LP_OPTIMAL ? answer.x[fraction] : NAN;
+    }
+    memcpy(lp->c, c, sizeof c);
+}
+
+/* mini's placement satisfies the engine's rows; where the best is the only one, fractions are the same. */
+static int compare_fractions(const Question *q, const char *out, double T) {
+    Lp lp;
+    double x[NVARS];
+    int unique = 0;
+    paper_lp(&lp, &q->hardware, &q->config, &q->block);
+    for (int f = 0; f < NFRACTIONS; f++) x[f] = printed(out, fraction_name[f]);
+    x[T_PRE] = printed(out, "T_pre"), x[T_GEN] = printed(out, "T_gen");
+    for (int i = 0; i < lp.m; i++) {
+        double size = fabs(lp.row[i].b);
+        for (int v = 0; v < NVARS; v++) size = fmax(size, fabs(lp.row[i].a[v] * x[v]));
+        CU_ASSERT(fabs(fmin(0, -lp_excess(&lp.row[i], x, NVARS))) <= 1e-8 * size);
+    }
+    const double best = T / q->block.gbs / q->block.num_gpu_batches;
+    LpRow *row = lp_row(&lp, "as good as the best", false, best * (1 + 1e-9));
+    memcpy(row->a, lp.c, sizeof row->a);
+    for (int f = 0; f < NFRACTIONS; f++) {
+        double range[2];
+        range_of(range, &lp, f);
+        if (!(range[1] - range[0] < 1e-5)) continue;
+        if (!(fabs(x[f] - range[0]) < 1e-4))
+            fprintf(stderr, "\n    %s, %s is %g, mini's %g", q->config.name, fraction_name[f], range[0], x[f]);
+        CU_ASSERT(fabs(x[f] - range[0]) < 1e-4);
+        unique++;
+    }
+    return unique;
+}
+
+/* A directory with the config.json of a model of the paper, which is all that a search reads of it. */
+static const char *paper_model(const char *name) {
+    static char dir[300];
+    OptConfig c;
+    CHECK(opt_config_by_name(&c, name) == 0);
+    snprintf(dir, sizeof dir, "%s", temp_dir());
+    FILE *f = fopen(path_in(dir, "config.json"), "w");
+    CHECK(f);
+    fprintf(f,
+            "{\"model_type\": \"opt\", \"num_hidden_layers\": %d, \"hidden_size\": %d, \"ffn_dim\": %d, "
+            "\"num_attention_heads\": %d, \"vocab_size\": %d, \"max_position_embeddings\": %d, "
+            "\"activation_function\": \"relu\", \"do_layer_norm_before\": true, \"word_embed_proj_dim\": %d}",
+            c.l, c.h1, c.h2, c.nh, c.vocab, c.max_pos, c.h1);
+    CHECK(fclose(f) == 0);
+    return dir;
+}
+
+static int try_question(const Question *q, bool *fits) {
+    const char *path = path_in(temp_dir(), "hardware.json");
+    char question[900];
+    int unique = 0;
+    Error err;
+    FILE *f = fopen(path, "w");
+    CHECK(f);
+    hardware_write(&q->hardware, NULL, f);
+    CHECK(fclose(f) == 0);
+    snprintf(question, sizeof question, "--hardware %s --prompt-len %d --gpu-batch-size %d --num-gpu-batches %d", path,
+             q->block.s, q->block.gbs, q->block.num_gpu_batches);
+    Result a =
+        run(ENGINE, "policy --model %s --cost-model paper --gen-len %d --json - %s", q->config.name, q->block.n, question);
+    Result b = run(MINI, "%s --policy --max-tokens %d %s", paper_model(q->config.name), q->block.n, question);
+    *fits = a.status == 0;
+    if (a.status != b.status)
+        fprintf(stderr, "\n    %s %s: engine %d, mini %d: %s", q->config.name, question, a.status, b.status, b.err);
+    CU_ASSERT(a.status == b.status && (!b.status || was_refused(&b, 2)));
+    if (!a.status && !b.status) {
+        cJSON *json = json_parse(a.out, strlen(a.out), "policy", &err);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(json);
+        const double T = json_get(json, "T")->valuedouble, ours = printed(b.out, "T");
+        if (!(fabs(ours - T) <= 1e-6 * T))
+            fprintf(stderr, "\n    %s %s: T is %.9g, mini's %.9g", q->config.name, question, T, ours);
+        CU_ASSERT(fabs(ours - T) <= 1e-6 * T);
+        unique = compare_fractions(q, b.out, T);
+        cJSON_Delete(json);
+    }
+    result_free(&a), result_free(&b);
+    return unique;
+}
+
+/* A hundred machines on which some placement fits. */
+static void the_papers_cost_model_is_the_engines(void) {
+    uint64_t seed = 11;
+    int fit = 0, unique = 0, asked = 0;
+    for (; fit < 100; asked++) {
+        const Question q = random_question(&seed);
+        bool fits;
+        unique += try_question(&q, &fits);
+        fit += fits;
+    }
+    printf("%d machines, %d fit, %d of %d fractions are the only ones ", asked, fit, unique, 9 * fit);
+    CU_ASSERT(unique > fit && fit < asked);
+}
+
+/* Without a given block the one of most tokens a second is taken: no other is better. */
+static void the_search_finds_no_worse_block_than_those_tried_by_hand(void) {
+    static const int blocks[][2] = {{4, 1}, {8, 3}, {16, 5}, {32, 8}, {48, 3}, {64, 6}, {24, 12}};
+    const char *dir = paper_model("opt-30b");
+    Result r = run(MINI, "%s --policy --hardware hardware/t4.json --max-tokens 32", dir);
+    CU_ASSERT_FATAL(succeeded(&r, "a search"));
+    const double best = printed(r.out, "throughput");
+    result_free(&r);
+    for (size_t b = 0; b < sizeof blocks / sizeof *blocks; b++) {
+        r = run(MINI, "%s --policy --hardware hardware/t4.json --max-tokens 32 --gpu-batch-size %d --num-gpu-batches %d",
+                dir, blocks[b][0], blocks[b][1]);
+        CU_ASSERT(r.status == 2 || printed(r.out, "throughput") <= best * (1 + 1e-9));
+        result_free(&r);
+    }
+    CU_ASSERT(best > 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Wrong use, spoilt files, no room
+// ---------------------------------------------------------------------------------------------------------------
+
+/* The model that is spoilt, and a question to it. */
+static Subject *victim(void) { return &subjects[1]; }
+#define PERCENT "--percent 20 30 20 30 20 30 --gpu-batch-size 2 --num-gpu-batches 2 --threads 2"
+
+static void wrong_use_is_refused_in_one_line(void) {
+    static const char *const cases[] = {"--max-tokens 0",
+                                        "--max-tokens x",
+                                        "--max-tokens",
+                                        "--max-tokens 2.5",
+                                        "--max-tokens 99999999999",
+                                        "--max-tokens 400",
+                                        "--percent 101 0 0 0 0 0",
+                                        "--percent 60 50 0 0 0 0",
+                                        "--percent nan 0 0 0 0 0",
+                                        "--percent -1 0 0 0 0 0",
+                                        "--percent 1 2 3",
+                                        "--percent 0 0 0 0 0 5x",
+                                        "--gpu-batch-size 0",
+                                        "--gpu-batch-size 1e99",
+                                        "--num-gpu-batches 0",
+                                        "--attn-sparsity 0",
+                                        "--attn-sparsity 1.5",
+                                        "--attn-sparsity nan",
+                                        "--gpu-mem 0",
+                                        "--gpu-mem x",
+                                        "--gpu-mem 1Q",
+                                        "--gpu-mem -5",
+                                        "--cpu-mem nan",
+                                        "--cpu-mem",
+                                        "--link ctog",
+                                        "--link ctox=1G",
+                                        "--link ctog=0",
+                                        "--link ctog=nan",
+                                        "--link ctog=1G;",
+                                        "--link =",
+                                        "--threads 0",
+                                        "--threads 100000",
+                                        "--wrong",
+                                        "--prompts none.txt",
+                                        "--prompts models",
+                                        "--hardware none.json",
+                                        "--hardware models/prompts.txt",
+                                        "--gpu-mem 1K",
+                                        "--percent 0 0 0 0 0 0 --gpu-mem 1K",
+                                        "--percent 0 100 0 100 0 100 --cpu-mem 1K"};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+        for (int program = MINI; program <= ASAN && has(program); program++)
+            assert_refused(run(program, "%s Mum %s", dir_of(victim()), cases[c]),
+                           strstr(cases[c], ".txt") || strstr(cases[c], "models") ? 0 : 2, cases[c]);
+    assert_refused(run(MINI, " "), 2, "nothing");
+    assert_refused(run(MINI, "%s", dir_of(victim())), 2, "no prompt");
+    assert_refused(run(MINI, "nowhere Mum"), 0, "no model");
+    assert_refused(run(MINI, "nowhere --policy"), 0, "no model to search for");
+    assert_refused(run(MINI, "%s --policy --gpu-mem 1M", paper_model("opt-30b")), 2, "an impossible machine");
+    assert_refused(run(MINI, "%s --prompts /dev/null", dir_of(victim())), 0, "no prompts");
+    assert_refused(run(MINI, "%s Mum " PERCENT " --offload-dir nowhere", dir_of(victim())), 0, "no offload directory");
+    Result help = run(MINI, "--help");
+    CU_ASSERT(help.status == 0 && !*help.err && strstr(help.out, "--num-gpu-batches") &&
+              strstr(help.out, "--attn-sparsity"));
+    result_free(&help);
+}
+
+static void a_full_disk_is_one_line(void) {
+    with.file = 100000; /* the disk tier needs more, standard output less */
+    assert_refused(run(MINI, "%s --prompts %s " PERCENT, dir_of(victim()), prompts_file()), 1, "a full disk");
+    with.output = "/dev/full";
+    Result r = run(MINI, "%s Mum " PERCENT, dir_of(victim()));
+    CU_ASSERT(r.status == 1 && is_one_line(r.err));
+    result_free(&r);
+}
+
+/* From hardly enough for a program to what it takes. */
+static void no_memory_is_one_line(void) {
+    int done = 0, refused = 0;
+    for (double memory = 6e6; memory < 4e8; memory *= getenv("MINI_ALL") ? 1.01 : 1.2) {
+        with.memory = (rlim_t)memory;
+        Result help = run(MINI, "--help");
+        const bool loads = help.status == 0;
+        result_free(&help);
+        with.memory = (rlim_t)memory;
+        Result r = run(MINI, "%s --prompts %s --json " PERCENT, dir_of(victim()), prompts_file());
+        if (loads && r.status && !was_refused(&r, 0))
+            fprintf(stderr, "\n    %.0f bytes: status %d: %s%s", memory, r.status, r.out, r.err);
+        CU_ASSERT(!loads || r.status == 0 || was_refused(&r, 0));
+        done += r.status == 0, refused += loads && r.status;
+        result_free(&r);
+    }
+    CU_ASSERT(done > 0 && refused > 0);
+}
+
+/* A directory with the victim's other files; its weights are still to be written. */
+static const char *without_weights(void) {
+    const char *from = dir_of(victim()), *dir = temp_dir();
+    copy_file(from, dir, "config.json");
+    copy_file(from, dir, "vocab.json");
+    copy_file(from, dir, "merges.txt");
+    return dir;
+}
+
+static Program best_checked(void) { return has(ASAN) ? ASAN : MINI; }
+
+/* Whatever a file says, it is refused in one line, or taken with nothing that a sanitizer finds. */
+static void assert_survives(const char *dir, const char *what, bool may_be_taken) {
+    Result r = run(best_checked(), "%s Mum --max-tokens 2 " PERCENT, dir);
+    const bool good = was_refused(&r, 0) || (may_be_taken && r.status == 0);
+    if (!good) fprintf(stderr, "\n    %.200s: status %d: %.100s%.1000s", what, r.status, r.out, r.err);
+    CU_ASSERT(good);
+    result_free(&r);
+}
+
+static void a_truncated_checkpoint_is_refused(void) {
+    size_t len, header = 0;
+    char *whole = contents(path_in(dir_of(victim()), "model.safetensors"), &len), what[60];
+    const char *dir = without_weights(), *copy = xstrdup(dir);
+    uint64_t seed = 17;
+    memcpy(&header, whole, 8);
+    const size_t edges[] = {0,          1,          7,       8,       9,      8 + header / 2, 8 + header - 1,
+                            8 + header, 9 + header, len / 2, len - 2, len - 1};
+    for (int c = 0; c < 60; c += c < 12 ? 1 : step(8)) {
+        const size_t cut = c < 12 ? edges[c] : (size_t)below(&seed, (int)len);
+        write_file(copy, "model.safetensors", whole, cut);
+        snprintf(what, sizeof what, "%zu of %zu bytes", cut, len);
+        assert_survives(copy, what, false);
+    }
+    write_file(copy, "model.safetensors", whole, len);
+    assert_survives(copy, "whole", true);
+    free((char *)copy), free(whole);
+}
+
+/* text with the first `from` replaced by `to`; the caller frees it. */
+static char *replaced(const char *text, const char *from, const char *to) {
+    const char *at = strstr(text, from);
+    char *result = xcalloc(strlen(text) + strlen(to) + 1, 1);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(at);
+    sprintf(result, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    return result;
+}
+
+/* The text of a safetensors file of the victim, which is its header. */
+static Draft victims_draft(void) {
+    Draft d = {.len = 0};
+    add_globals(&d, victim());
+    for (int j = 0; j < victim()->l; j++) add_layer(&d, victim(), j);
+    d.header[d.len++] = '}';
+    return d;
+}
+
+/* "FILE: THIS -> THAT": in a copy of the victim's directory that text of a file, or all of it, is replaced. */
+static void try_edit(const Draft *d, const char *edit, bool may_be_taken) {
+    char *dir = xstrdup(without_weights()), *file = xstrdup(edit), *from = strstr(file, ": ") + 2,
+         *to = strstr(from, " -> ") + 4;
+    from[-2] = to[-4] = 0;
+    const bool tensors = !strcmp(file, "model.safetensors");
+    char *text = tensors ? xstrdup(d->header) : contents(path_in(dir, file), NULL);
+    char *edited = *from ? replaced(text, from, to) : xstrdup(to);
+    write_tensors(dir, "model.safetensors", tensors ? edited : d->header, tensors ? strlen(edited) : d->len, d);
+    if (!tensors) write_text(dir, file, edited);
+    assert_survives(dir, edit, may_be_taken);
+    free(dir), free(file), free(text), free(edited);
+}
+
+static void a_spoilt_file_is_refused(void) {
+    static const char *const edits[] = {"model.safetensors: \"F16\" -> \"I64\"",
+                                        "model.safetensors: \"F16\" -> 7",
+                                        "model.safetensors: \"F16\" -> \"F32\"",
+                                        "model.safetensors: \"F16\" -> null",
+                                        "model.safetensors: \"F16\" -> \"F16",
+                                        "model.safetensors: [1024,80] -> [1024,81]",
+                                        "model.safetensors: [1024,80] -> [-1024,-80]",
+                                        "model.safetensors: [1024,80] -> [81920]",
+                                        "model.safetensors: [1024,80] -> []",
+                                        "model.safetensors: [1024,80] -> [1024,80,1]",
+                                        "model.safetensors: [1024,80] -> 80",
+                                        "model.safetensors: [1024,80] -> [1e308,1e308]",
+                                        "model.safetensors: [1024,80] -> [\"a\",{}]",
+                                        "model.safetensors: [1024,80] -> [4294967296,4294967296]",
+                                        "model.safetensors: [1024,80] -> [2048,40]",
+                                        "model.safetensors: [0,163840] -> [163840,0]",
+                                        "model.safetensors: [0,163840] -> [-163840,0]",
+                                        "model.safetensors: [0,163840] -> [0,1e300]",
+                                        "model.safetensors: [0,163840] -> [1e18,1000000000000163840]",
+                                        "model.safetensors: [0,163840] -> [.5,163840.5]",
+                                        "model.safetensors: [0,163840] -> [0,nan]",
+                                        "model.safetensors: [0,163840] -> [0]",
+                                        "model.safetensors: [0,163840] -> \"0,163840\"",
+                                        "model.safetensors: [0,163840] -> [[0],163840]",
+                                        "model.safetensors: embed_tokens -> embed_token",
+                                        "model.safetensors: embed_tokens -> embed_tok\\u00",
+                                        "model.safetensors: embed_tokens -> \\ud800\\u0041",
+                                        "model.safetensors: embed_tokens -> \\q",
+                                        "model.safetensors: {\"dtype\" -> [\"dtype\"",
+                                        "model.safetensors: {\"dtype\" -> {dtype",
+                                        "model.safetensors: :{\"dtype\" -> :7,\"x\":{\"dtype\"",
+                                        "model.safetensors: } -> ",
+                                        "model.safetensors: layers.2.fc1.weight -> layers.0.fc1.weight",
+                                        "config.json:  -> ",
+                                        "config.json:  -> 7",
+                                        "config.json:  -> {",
+                                        "config.json: \"opt\" -> \"llama\"",
+                                        "config.json: \"relu\" -> \"gelu\"",
+                                        "config.json: _size\": 80 -> _size\": 0",
+                                        "config.json: _size\": 80 -> _size\": 81",
+                                        "config.json: _size\": 80 -> _size\": -80",
+                                        "config.json: _size\": 80 -> _size\": 8e300",
+                                        "config.json: _size\": 80 -> _size\": 160",
+                                        "config.json: heads\": 5 -> heads\": 0",
+                                        "config.json: heads\": 5 -> heads\": 7",
+                                        "config.json: layers\": 3 -> layers\": 4",
+                                        "config.json: layers\": 3 -> layers\": 0",
+                                        "config.json: layers\": 3 -> layers\": 99999999",
+                                        "config.json: layers\": 3 -> layers\": \"3\"",
+                                        "config.json: 1024 -> 1023",
+                                        "config.json: 1024 -> 1e9",
+                                        "config.json: 384 -> 1000000",
+                                        "config.json: 384 -> 2",
+                                        "config.json: \"activation -> \"do_layer_norm_before\": false, \"activation",
+                                        "vocab.json:  -> ",
+                                        "vocab.json:  -> {}",
+                                        "vocab.json:  -> [1]",
+                                        "vocab.json: :5, -> :1024,",
+                                        "vocab.json: :5, -> :-5,",
+                                        "vocab.json: \"a\" -> \"~~~\""};
+    static const char *const files[] = {"config.json", "vocab.json", "merges.txt", "model.safetensors"};
+    Draft d = victims_draft();
+    for (size_t e = 0; e < sizeof edits / sizeof *edits; e++) try_edit(&d, edits[e], false);
+    for (int f = 0; f < 4; f++) {
+        char *dir = xstrdup(without_weights());
+        write_tensors(dir, "model.safetensors", d.header, d.len, &d);
+        CHECK(unlink(path_in(dir, files[f])) == 0);
+        assert_survives(dir, files[f], false);
+        free(dir);
+    }
+    free(d.data);
+}
+
+/* What may be overlooked does no harm. */
+static void lesser_faults_do_no_harm(void) {
+    static const char *const edits[] = {"model.safetensors: , -> ,,",
+                                        "model.safetensors: { -> ",
+                                        "config.json: eos_token_id\": 2 -> eos_token_id\": 5000",
+                                        "vocab.json: :5, -> :6,",
+                                        "vocab.json: :5, -> :5.5,",
+                                        "vocab.json: :5, -> :{},",
+                                        "merges.txt: h e -> h \377",
+                                        "merges.txt: h e -> he",
+                                        "merges.txt: h e -> zq xq",
+                                        "merges.txt:  -> "};
+    Draft d = victims_draft();
+    for (size_t e = 0; e < sizeof edits / sizeof *edits; e++) try_edit(&d, edits[e], true);
+    free(d.data);
+}
+
+static void a_header_that_lies_about_its_length_is_refused(void) {
+    static const uint64_t lengths[] = {0, 1, 2, 100, 1ull << 32, 1ull << 62, 1ull << 63, UINT64_MAX, UINT64_MAX - 7};
+    char what[100], *dir = xstrdup(without_weights()), *deep = xcalloc(200001, 1);
+    Draft d = victims_draft();
+    for (size_t e = 0; e < sizeof lengths / sizeof *lengths; e++) {
+        write_tensors(dir, "model.safetensors", d.header, lengths[e], &d);
+        snprintf(what, sizeof what, "a header of %llu bytes", (unsigned long long)lengths[e]);
+        assert_survives(dir, what, false);
+    }
+    memset(deep, '[', 200000);
+    memcpy(deep, "{\"a\":", 5);
+    write_tensors(dir, "model.safetensors", deep, 200000, &d);
+    assert_survives(dir, "brackets without end", false);
+    free(deep), free(dir), free(d.data);
+}
+
+/* Bytes of what is read are changed at random; some changes do no harm. */
+static void random_damage_is_refused_or_harmless(void) {
+    static const char *const files[] = {"config.json", "vocab.json", "merges.txt", "model.safetensors"};
+    uint64_t seed = 23;
+    char *dir = xstrdup(without_weights());
+    copy_file(dir_of(victim()), dir, "model.safetensors");
+    for (int c = 0; c < 400; c += step(21)) {
+        const char *file = files[c % 4];
+        char what[100];
+        size_t len;
+        char *text = contents(path_in(dir_of(victim()), file), &len);
+        const int changes = between(&seed, 1, 3), range = (int)fmin((double)len, c % 4 == 3 ? 4500 : 1e9);
+        for (int i = 0; i < changes; i++)
+            text[below(&seed, range)] = below(&seed, 2) ? (char)below(&seed, 256) : "{}[]\",:0-9\\ue"[below(&seed, 14)];
+        write_file(dir, file, text, len);
+        snprintf(what, sizeof what, "%s, damage %d", file, c);
+        assert_survives(dir, what, true);
+        free(text);
+        copy_file(dir_of(victim()), dir, file);
+    }
+    free(dir);
+}
+
+/* Whether a process has a file of the offload directory mapped that has no name any more. */
+static bool maps_unnamed_file(pid_t pid) {
+    char path[60], line[1000];
+    bool found = false;
+    snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
+    FILE *f = fopen(path, "r");
+    while (f && fgets(line, sizeof line, f)) found |= strstr(line, offload) && strstr(line, "(deleted)");
+    if (f) fclose(f);
+    return found;
+}
+
+static void the_offload_file_has_no_name_while_it_is_used(void) {
+    static const int signals[] = {SIGKILL, SIGTERM, SIGINT, SIGSEGV};
+    char text[900];
+    for (int s = 0; s < 4; s++) {
+        bool seen = false;
+        snprintf(text, sizeof text,
+                 "%s --prompts %s --percent 0 0 0 0 0 0 --gpu-batch-size 4 --num-gpu-batches 3 --link ctod=20K",
+                 dir_of(victim()), prompts_file());
+        pid_t pid = start(MINI, text);
+        for (int ms = 0; ms < 20000 && !seen; ms += 2) usleep(2000), seen = maps_unnamed_file(pid);
+        CU_ASSERT(seen && count_files(offload) == 0);
+        kill(pid, signals[s]);
+        Result r = finish(pid);
+        CU_ASSERT_EQUAL(r.status, 1000 + signals[s]);
+        result_free(&r);
+    }
+}
+
+/* The N-th call of a kind fails, or all from then on (tests/faults.c). */
+static void whatever_call_fails_is_one_line_or_does_no_harm(void) {
+    static const char *const faults[] = {"open:%d:5",    "open:%d+:24",    "mmap:%d:12",   "mmap:%d+:12",
+                                         "malloc:%d:12", "malloc:%d+:12",  "thread:%d:11", "write:%d+:28",
+                                         "write:%d:4",   "allocate:%d:28", "allocate:%d:4"};
+    static const int most[] = {8, 8, 16, 16, 60, 60, 5, 2, 2, 2, 2};
+    if (!getenv("FAULTS_LIBRARY") || !*getenv("FAULTS_LIBRARY")) return;
+    Result good = run(MINI, "%s Mum --json --max-tokens 3 " PERCENT, dir_of(victim()));
+    CU_ASSERT_FATAL(good.status == 0);
+    for (int f = 0; f < 11; f++)
+        for (int n = 1 + f % 3; n <= most[f]; n += step(7)) {
+            char fault[40];
+            snprintf(fault, sizeof fault, faults[f], n);
+            with.fault = fault;
+            Result r = run(MINI, "%s Mum --json --max-tokens 3 " PERCENT, dir_of(victim()));
+            const bool right =
+                r.status == 0 ? !strcmp(r.out, good.out) : (r.status == 1 || r.status == 2) && is_one_line(r.err);
+            if (!right) fprintf(stderr, "\n    FAULT=%s: status %d: %s%s", fault, r.status, r.out, r.err);
+            CU_ASSERT(right);
+            result_free(&r);
+        }
+    result_free(&good);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The text of mini.c
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { LINES = 1300, COLUMNS = 110, FUNCTION = 50, NLINES = 4000 };
+
+/* Characters of a line, of which some have more than one byte. */
+static int width(const char *line) {
+    int n = 0;
+    for (; *line; line++) n += (*line & 0xc0) != 0x80;
+    return n;
+}
+
+/* Whether a line is of a comment, which may have begun before it. */
+static bool is_comment(const char *line, bool *inside) {
+    const bool before = *inside;
+    const char *begin = strstr(line, "/*");
+    if (begin) *inside = true;
+    if (*inside && strstr(begin ? begin : line, "*/")) *inside = false;
+    return before || begin || strstr(line, "//");
+}
+
+/* Lines of the longest function: from its name in the first column to its brace there. */
+static int longest_function(char *const line[], int n) {
+    int begun = -1, most = 0, at = 0;
+    for (int i = 0; i < n; i++) {
+        const size_t len = strlen(line[i]);
+        if (begun < 0 && (isalpha(line[i][0]) || line[i][0] == '_') && strchr(line[i], '(')) begun = i;
+        if (begun >= 0 && line[i][0] == '}' && i - begun >= most) most = i - begun + 1, at = begun + 1;
+        if (len && (line[i][0] == '}' || (line[i][len - 1] == ';' && !isblank(line[i][0]))))
+            begun = -1; /* or a prototype */
+    }
+    printf("the longest function, at line %d, has %d lines, ", at, most);
+    return most;
+}
+
+static void the_file_is_short_and_a_fifth_of_it_is_comments(void) {
+    char *text = contents("mini.c", NULL), *line[NLINES];
+    int n = 0, comments = 0, wide = 0;
+    bool inside = false;
+    for (char *at = text, *end; (end = strchr(at, '\n')) && n < NLINES; at = end + 1) *end = 0, line[n++] = at;
+    for (int i = 0; i < n; i++) {
+        wide += width(line[i]) > COLUMNS;
+        comments += is_comment(line[i], &inside);
+        CU_ASSERT(strncmp(line[i], "#include \"", 10) != 0);
+    }
+    printf("%d lines, %d with a comment, %d too wide, ", n, comments, wide);
+    CU_ASSERT(n <= LINES && wide == 0);
+    CU_ASSERT(5 * comments >= n);
+    CU_ASSERT(longest_function(line, n) <= FUNCTION);
+    free(text);
+}
+
+static void both_compilers_have_nothing_to_warn_of(void) {
+    static const char *const compilers[] = {"gcc", "clang"};
+    char command[300];
+    for (int c = 0; c < 2; c++) {
+        snprintf(command, sizeof command, "command -v %s >/dev/null", compilers[c]);
+        if (system(command)) continue;
+        snprintf(command, sizeof command, "%s %s -march=native -Wall -Wextra -Werror -c mini.c -o /dev/null", compilers[c],
+                 getenv("MINI_ALL") ? "-O3" : "-O1");
+        CU_ASSERT_EQUAL(system(command), 0);
+    }
+}
+
+CU_TestInfo tests[] = {
+    {"every placement gives the engine's tokens", every_placement_gives_the_engines_tokens},
+    {"texts of random weights are of many tokens", texts_of_random_weights_are_of_many_tokens},
+    {"compressed weights and cache give the engine's tokens", compressed_weights_and_cache_give_the_engines_tokens},
+    {"sparse attention gives the engine's tokens", sparse_attention_gives_the_engines_tokens},
+    {"links carry the bytes of a formula", links_carry_the_bytes_of_a_formula},
+    {"shares of weights are streamed to within a tensor", shares_of_weights_are_streamed_to_within_a_tensor},
+    {"a slowed link takes the time of its bytes", a_slowed_link_takes_the_time_of_its_bytes},
+    {"a policy runs in its memory and not in less", a_policy_runs_in_its_memory_and_not_in_less},
+    {"what is searched for keeps to the memory", what_is_searched_for_keeps_to_the_memory},
+    {"the paper's cost model is the engine's", the_papers_cost_model_is_the_engines},
+    {"the search finds no worse block than those tried by hand", the_search_finds_no_worse_block_than_those_tried_by_hand},
+    {"wrong use is refused in one line", wrong_use_is_refused_in_one_line},
+    {"a full disk is one line", a_full_disk_is_one_line},
+    {"no memory is one line", no_memory_is_one_line},
+    {"a truncated checkpoint is refused", a_truncated_checkpoint_is_refused},
+    {"a header that lies about its length is refused", a_header_that_lies_about_its_length_is_refused},
+    {"a spoilt file is refused", a_spoilt_file_is_refused},
+    {"lesser faults do no harm", lesser_faults_do_no_harm},
+    {"random damage is refused or harmless", random_damage_is_refused_or_harmless},
+    {"the offload file has no name while it is used", the_offload_file_has_no_name_while_it_is_used},
+    {"whatever call fails is one line or does no harm", whatever_call_fails_is_one_line_or_does_no_harm},
+    {"the file is short and a fifth of it is comments", the_file_is_short_and_a_fifth_of_it_is_comments},
+    {"both compilers have nothing to warn of", both_compilers_have_nothing_to_warn_of},
+    {"sanitizers find nothing in any of these", sanitizers_find_nothing_in_any_of_these},
+    CU_TEST_INFO_NULL,
+};
