@@ -47,9 +47,7 @@
 #include <immintrin.h>
 #endif
 
-// ------------------------------------------------------------------------------------------------------------
-// The words of the paper
-// ------------------------------------------------------------------------------------------------------------
+// ---- The words of the paper -------------------------------------------------------------------------------
 
 typedef uint16_t f16;
 typedef enum { GPU, CPU, DISK, NTIERS } Tier;              /* 4.1: three levels of memory */
@@ -59,11 +57,9 @@ enum { F16, BF16, F32, NTYPES };
 static const char *const tier_name[] = {"GPU", "CPU", "disk"};
 static const char *const link_name[] = {"ctog", "gtoc", "dtoc", "ctod"};
 
-/* Section 3: l layers, hidden sizes h1 and h2, nh heads of size hd. */
-static struct Model {
-    int l, h1, h2, nh, vocab, positions, eos, hd;
-    bool final_norm, tied;
-} model;
+/* Section 3: l layers, hidden sizes h1 and h2, nh heads of size hd; and what OPT has besides. */
+static int l, h1, h2, nh, hd, vocab, positions, eos;
+static bool final_norm = true, tied = true;
 
 /* 4.3: share[WEIGHTS] is wg, wc, wd; share[CACHE] cg, cc, cd; share[ACTIVATIONS] hg, hc, hd. */
 static struct Policy {
@@ -80,14 +76,15 @@ typedef struct {
     int type;
     uint8_t *at;
 } Place;
+static Place on(Tier tier, void *at) { return (Place){tier, F16, at}; }
 
 /* A tensor (rows, cols), where it is in the checkpoint and where it rests. Off the GPU it passes a slot
  * there. */
 typedef struct {
     Place file, rest;
     int rows, cols;
-    bool packed;
     size_t bytes, offset; /* on the GPU; in the slot */
+    bool packed;
 } Weight;
 
 /* Each with its bias behind it. W_Q to W_2 are section 3's matrices; the paper leaves out the norms. */
@@ -115,32 +112,29 @@ typedef struct {
 } Batch;
 
 static Sequence *prompts;
-static Batch *batch;                                         // (num_gpu_batches)
-static int nprompts, K, generation_length = 64, threads;     /* K: batches of this block */
-static size_t kv_row;                                        /* bytes of a token's k */
-static size_t *slab;                                         // (l) bytes of a layer that rest off the GPU
-static uint8_t *weight_slot[2], *stage[2][2];                /* where weights and cache pass; [tier][slot] */
-static float *x_slot[2];                                     /* and hidden states (rows, h1) */
-static float *norm, *x_Q, *x_K, *x_V, *x_Out, *ffn, *logits; /* the workspace of some rows, on the GPU */
-static float *scratch, *new_row, *query, *result; /* of threads; one k or v; the last two on the CPU */
+static Batch *batch;                                     // (K)
+static int nprompts, K, generation_length = 64, threads; /* K: batches of this block */
+static size_t kv_row, *slab;                             /* bytes of a token's k; of a layer off the GPU */
+static uint8_t *weight_slot[2], *stage[2][2];            /* where weights and cache pass; [tier][slot] */
+static float *x_slot[2];                                 /* and hidden states (rows, h1) */
+static float *norm, *x_Q, *x_K, *x_V, *x_Out, *ffn, *logits; /* the workspace of a batch, on the GPU */
+static float *scratch, *new_row, *query, *result; /* of threads; a k or v; the last two on the CPU */
 static size_t scratch_floats;                     /* of each thread */
 
 typedef void Move(int i, int j, int k, bool down);
 typedef void Task(const void *arg, int thread, int first, int n);
 __attribute__((noreturn, format(printf, 2, 3))) static void die(int status, const char *format, ...);
-static void post(int worker, Move *move, int i, int j, int k, bool down);
-static void synchronize(void);
+static void post(int worker, Move *move, int i, int j, int k, bool down), synchronize(void);
 static void parallel(Task *task, const void *arg, int n, double work);
 static void travel(Place to, Place from, size_t bytes);
 static void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
-static size_t group_bytes(int n);
 static void pack_group(uint8_t *to, const float *x, int n),
     unpack_group(float *x, const uint8_t *from, int n);
+static size_t group_bytes(int n);
 static long min(long a, long b) { return a < b ? a : b; }
 static long max(long a, long b) { return a > b ? a : b; }
 
-// ------------------------------------------------------------------------------------------------------------
-// Figure 4: the block schedule with overlapping
+// ---- Figure 4: the block schedule with overlapping --------------------------------------------------------
 //
 // Generation is a grid of squares (i, j, k). The squares of one token and layer share the layer's weights, so
 // they are computed together, down a column of K batches, then down the next (Figure 3b; one batch is row by
@@ -157,7 +151,6 @@ static long max(long a, long b) { return a > b ? a : b; }
 //
 // Above the first batch of a column is the last of the column before; below the last, the first of the next.
 // Column l, behind the layers, is the head, which makes the next token.
-// ------------------------------------------------------------------------------------------------------------
 
 static void load_weight(int i, int j, int k), compute(int i, int j, int k);
 static void store_activation(int i, int j, int k), load_activation(int i, int j, int k);
@@ -166,7 +159,7 @@ static bool begin_token(int i);
 
 /* A block: generates a token after the other for each of its sequences, until </s> ends it. */
 static void generate(void) {
-    const int num_layers = model.l + 1, num_gpu_batches = K;
+    const int num_layers = l + 1, num_gpu_batches = K;
     for (int k = 0; k < num_gpu_batches; k++) load_weight(0, 0, k); /* which no square before could load */
     synchronize();
     for (int i = 0; i < generation_length && begin_token(i); i++)
@@ -191,7 +184,7 @@ static bool begin_token(int i) {
     int row = 0, all = 0;
     for (int k = 0; k < K; k++, all += row, row = 0)
         for (Sequence *q = batch[k].seq; q < batch[k].end; q++) {
-            q->ended |= i && q->token[q->s + i - 1] == model.eos;
+            q->ended |= i && q->token[q->s + i - 1] == eos;
             q->row = row, row += rows_of(q, i);
         }
     return all > 0;
@@ -199,30 +192,28 @@ static bool begin_token(int i) {
 
 /* The square that k - 1 or k + 1 means beside the edges of its column. False: there is none. */
 static bool at_square(int *i, int *j, int *k) {
-    const int columns = model.l + 1, column = *i * columns + *j + (*k >= K) - (*k < 0);
+    const int columns = l + 1, column = *i * columns + *j + (*k >= K) - (*k < 0);
     *k = (*k + K) % K, *i = column / columns, *j = column % columns;
     return column >= 0 && *i < generation_length;
 }
 
 /* Of two buffers, one is for this square, the other for the squares behind and ahead of it. */
-static int buffer_of(int i, int j, int k) { return (int)(((i * (model.l + 1L) + j) * K + k) % 2); }
+static int buffer_of(int i, int j, int k) { return (int)(((i * (l + 1L) + j) * K + k) % 2); }
 
-// ------------------------------------------------------------------------------------------------------------
-// compute(i, j, k): OPT's layer (section 3)
+// ---- compute(i, j, k): OPT's layer (section 3) ------------------------------------------------------------
 //
 //   x_Q = ln(x) w_Q, x_K and x_V likewise      x_Out = softmax(x_Q x_K^T / sqrt(hd)) x_V w_O + x
 //                                              x = relu(ln(x_Out) w_1) w_2 + x_Out
 //
 // and every product adds a bias. Activations and sums are floats; weights and cache are F16 or packed, and
 // x_Q, x_K and x_V are rounded to F16, as the cache keeps them.
-// ------------------------------------------------------------------------------------------------------------
 
 #ifdef __AVX512F__
 enum { VL = 16 }; /* floats of a vector */
 #else
 enum { VL = 8 };
 #endif
-enum { MT = 4, NT = VL / 4, GROUP = 64, PIECE = 256, PAD = 32 }; /* MT x NT sums are held in registers */
+enum { MT = 4, NT = VL / 4, GROUP = 64, BLOCK = 256, PAD = 32 }; /* MT x NT sums are held in registers */
 typedef float V __attribute__((vector_size(4 * VL)));
 
 /* y[a][b] = x[a] . w[b] for m rows of x and NT of w, over n. Inlined, so that m is a constant. */
@@ -245,15 +236,14 @@ __attribute__((always_inline)) static inline void dot_tile(float *y, size_t y_ld
             y[q * y_ld + p] = lane[0] + rest;
         }
 }
-static void dot_rows(float *y, size_t y_ld, const float *x, size_t x_ld, int rows, const float *w,
-                     size_t w_ld, int n) {
+static void dot_rows(float *y, size_t ld, const float *x, size_t x_ld, int rows, const float *w, size_t w_ld,
+                     int n) {
     int q = 0;
-    for (; q + MT <= rows; q += MT) dot_tile(y + q * y_ld, y_ld, x + q * x_ld, x_ld, w, w_ld, n, MT);
-    for (; q < rows; q++) dot_tile(y + q * y_ld, y_ld, x + q * x_ld, x_ld, w, w_ld, n, 1);
+    for (; q + MT <= rows; q += MT) dot_tile(y + q * ld, ld, x + q * x_ld, x_ld, w, w_ld, n, MT);
+    for (; q < rows; q++) dot_tile(y + q * ld, ld, x + q * x_ld, x_ld, w, w_ld, n, 1);
 }
 
-/* y = x w^T + b: y (rows, out), x (rows, in), w (out, in), b (out) or NULL; or relu of that, or y is added
- * to. */
+/* y = x w^T + b of x (rows, in), w (out, in), b (out) or NULL; or relu of that, or y is added to. */
 typedef struct {
     float *y;
     const float *x;
@@ -262,42 +252,41 @@ typedef struct {
     bool packed, relu, add;
 } Linear;
 
-/* Outputs of groups first .. first + n - 1. A packed group becomes F16 first (5: "before doing computation").
- */
+/* Outputs of groups first .. first + n - 1. Packed ones become F16 first (5: "before doing computation"). */
 static void linear_task(const void *arg, int thread, int first, int n) {
     const Linear *a = arg;
-    const size_t in = a->in,
-                 ld = in + PAD; /* rows of a power of two would fall into the same places of a cache */
-    float *w = scratch + thread * scratch_floats, *y = w + NT * in, column[GROUP];
-    f16 *plain = (f16 *)(y + (size_t)a->rows * NT), rounded[GROUP];
-    for (int g = first; g < first + n; g++) {
-        const int outputs = (int)min(GROUP, a->out - g * GROUP);
+    const size_t in = a->in, ld = in + PAD; /* powers of two would fall into the same places of a cache */
+    float *w = scratch + thread * scratch_floats, *y = w + NT * in, column[GROUP], bias[GROUP] = {0};
+    f16 *plain = (f16 *)(y + BLOCK * NT), rounded[GROUP];
+    for (int at = first * GROUP, end = (int)min(at + n * GROUP, a->out); at < end; at += GROUP) {
+        const int outputs = (int)min(GROUP, end - at);
+        if (a->b) widen(bias, a->b + at * sizeof(f16), outputs);
         for (size_t c = 0; c < in && a->packed; c++) {
-            unpack_group(column, a->w + (g * in + c) * group_bytes(GROUP), outputs);
+            unpack_group(column, a->w + (at / GROUP * in + c) * group_bytes(GROUP), outputs);
             narrow(rounded, column, outputs);
             for (int o = 0; o < outputs; o++) plain[o * ld + c] = rounded[o];
         }
         for (int o = 0; o < outputs; o += NT) {
-            const int some = (int)min(NT, outputs - o), at = g * GROUP + o;
-            float bias[NT] = {0};
-            if (a->b) widen(bias, a->b + at * sizeof(f16), some);
-            for (int p = 0; p < some; p++)
-                widen(w + p * in, a->packed ? plain + (o + p) * ld : (const f16 *)a->w + (at + p) * in, in);
-            dot_rows(y, NT, a->x, in, a->rows, w, in, a->in);
-            for (int e = 0; e < a->rows * NT; e++) {
-                float *to = a->y + (size_t)(e / NT) * a->out + at + e % NT, sum = y[e] + bias[e % NT];
-                if (e % NT < some) *to = a->add ? *to + sum : a->relu && sum < 0 ? 0 : sum;
+            const int some = (int)min(NT, outputs - o);
+            const f16 *from = a->packed ? plain + o * ld : (const f16 *)a->w + (at + o) * in;
+            for (int p = 0; p < some; p++) widen(w + p * in, from + p * (a->packed ? ld : in), in);
+            for (int row = 0; row < a->rows; row++) {
+                float *to = a->y + (size_t)row * a->out + at + o, *sum = y + row % BLOCK * NT;
+                const int rows = (int)min(BLOCK, a->rows - row);
+                if (row % BLOCK == 0) dot_rows(y, NT, a->x + row * in, in, rows, w, in, a->in);
+                for (int p = 0; p < some; p++)
+                    to[p] = a->add ? to[p] + sum[p] + bias[o + p]
+                                   : fmaxf(sum[p] + bias[o + p], a->relu ? 0 : -INFINITY);
             }
         }
     }
 }
 static void linear(Linear a) {
-    parallel(linear_task, &a, (a.out + GROUP - 1) / GROUP, (double)a.rows * a.out * a.in);
+    parallel(linear_task, &a, (a.out + GROUP - 1) / GROUP, 1. * a.rows * a.out * a.in);
 }
 
 /* y = (x - mean) / sqrt(var + 1e-5) * w + b, row by row. */
 static void layernorm(float *y, const float *x, const uint8_t *w, const uint8_t *b, int rows) {
-    const int h1 = model.h1;
     float *gain = scratch, *bias = gain + h1;
     widen(gain, w, h1), widen(bias, b, h1);
     for (int row = 0; row < rows; row++, x += h1, y += h1) {
@@ -320,21 +309,16 @@ static void add_weighed(float *restrict o, float p, const float *restrict v, int
     for (int d = 0; d < n; d++) o[d] += p * v[d];
 }
 
-/* Some sequences of batch k, which are computed together. */
-typedef struct {
-    int i, j, k;
-    Sequence *seq, *end;
-} Piece;
+static struct { int i, j, k; } now_at; /* the square that computes */
 
 /* Prefill attends to what has just been computed: a task is a head of a sequence, token t sees tokens 0 .. t.
  */
 static void attend_prefill(const void *arg, int thread, int first, int n) {
-    const Piece *p = arg;
-    const int h1 = model.h1, hd = model.hd;
+    const Batch *b = arg;
     float *score = scratch + thread * scratch_floats;
     for (int task = first; task < first + n; task++) {
-        const Sequence *seq = p->seq + task / model.nh;
-        const size_t at = (size_t)(seq->row - p->seq->row) * h1 + task % model.nh * hd, ld = seq->s + NT;
+        const Sequence *seq = b->seq + task / nh;
+        const size_t at = (size_t)seq->row * h1 + task % nh * hd, ld = seq->s + NT;
         const float *q = x_Q + at, *k = x_K + at, *v = x_V + at;
         for (int t = 0, rows; t < seq->s; t += rows) {
             rows = (int)min(MT, seq->s - t);
@@ -357,7 +341,7 @@ static bool is_delegated(const Sequence *q, int i) { return i && policy.cpu_atte
 
 /* Where k (value 0) or v (1) of token t rests in layer j. */
 static Place kv_home(const Sequence *q, int j, int t, int value) {
-    return (Place){q->kv_tier, F16, q->kv + ((2 * (size_t)j + value) * q->room + t) * kv_row};
+    return on(q->kv_tier, q->kv + ((2 * (size_t)j + value) * q->room + t) * kv_row);
 }
 
 /* Where square (i, j, k) has it: at home if whoever attends can read it there, else in a staging slot. */
@@ -365,20 +349,23 @@ static Place kv_near(const Sequence *q, int i, int j, int k, int t, int value) {
     const Tier side = is_delegated(q, i) ? CPU : GPU;
     const size_t room = side == GPU && policy.cpu_attention ? q->s : q->room; /* then it only prefills here */
     if (q->kv_tier == side) return kv_home(q, j, t, value);
-    return (Place){side, F16,
-                   stage[side][buffer_of(i, j, k)] + q->staged[side] + (value * room + t) * kv_row};
+    return on(side, stage[side][buffer_of(i, j, k)] + q->staged[side] + (value * room + t) * kv_row);
+}
+
+static Place kv_now(const Sequence *q, int t, int value) {
+    return kv_near(q, now_at.i, now_at.j, now_at.k, t, value);
 }
 
 /* From and to the cache: a head, a row of heads. They are grouped along the hidden dimension (5). */
 static void read_head(float *x, const uint8_t *from) {
-    if (!policy.compress_cache) widen(x, from, model.hd);
-    for (int d = 0, n; d < model.hd && policy.compress_cache; d += n, from += group_bytes(n))
-        unpack_group(x + d, from, n = (int)min(GROUP, model.hd - d));
+    if (!policy.compress_cache) widen(x, from, hd);
+    for (int d = 0, n; d < hd && policy.compress_cache; d += n, from += group_bytes(n))
+        unpack_group(x + d, from, n = (int)min(GROUP, hd - d));
 }
 static void write_row(uint8_t *to, const float *x) {
-    if (!policy.compress_cache) narrow(to, x, model.h1);
-    for (int d = 0, n; d < model.h1 && policy.compress_cache; d += n, to += group_bytes(n))
-        pack_group(to, x + d, n = (int)min(GROUP, model.hd - d % model.hd));
+    if (!policy.compress_cache) narrow(to, x, h1);
+    for (int d = 0, n; d < h1 && policy.compress_cache; d += n, to += group_bytes(n))
+        pack_group(to, x + d, n = (int)min(GROUP, hd - d % hd));
 }
 
 static int descending(const void *a, const void *b) {
@@ -399,113 +386,104 @@ static void keep_top(float *weight, float *sorted, int n) {
 
 /* Decoding attends to the cache where it is near: a task is a head of a sequence. */
 static void attend_decode(const void *arg, int thread, int first, int n) {
-    const Piece *p = arg;
-    const size_t hd = model.hd, bytes = kv_row / model.nh;
+    const Batch *b = arg;
+    const size_t bytes = kv_row / nh;
     for (int task = first; task < first + n; task++) {
-        const Sequence *seq = p->seq + task / model.nh;
-        const size_t head = task % model.nh, at = (size_t)seq->row * model.h1 + head * hd;
-        const int len = seq->s + p->i, below = is_delegated(seq, p->i);
+        const Sequence *seq = b->seq + task / nh;
+        const size_t head = task % nh, at = (size_t)seq->row * h1 + head * hd;
+        const int len = seq->s + now_at.i, below = is_delegated(seq, now_at.i);
         float *some = scratch + thread * scratch_floats, *score = some + NT * hd;
         float *q = (below ? query : x_Q) + at, *o = (below ? result : x_Out) + at;
         if (seq->ended) continue;
         for (int t = 0; t < len; t += NT) {
             for (int u = t; u < min(t + NT, len); u++)
-                read_head(some + (u - t) * hd, kv_near(seq, p->i, p->j, p->k, u, 0).at + head * bytes);
-            dot_rows(score + t, 0, q, 0, 1, some, hd, model.hd);
+                read_head(some + (u - t) * hd, kv_now(seq, u, 0).at + head * bytes);
+            dot_rows(score + t, 0, q, 0, 1, some, hd, hd);
         }
         softmax(score, len), memset(o, 0, hd * sizeof *o);
         if (is_sparse()) keep_top(score, score + len, len);
         for (int t = 0; t < len; t++) {
-            Place near = kv_near(seq, p->i, p->j, p->k, t, 1), home = kv_home(seq, p->j, t, 1);
+            Place near = kv_now(seq, t, 1), home = kv_home(seq, now_at.j, t, 1);
             near.at += head * bytes, home.at += head * bytes;
             if (score[t] < 0) continue;
             if (is_sparse() && near.at != home.at && t < len - 1)
                 travel(near, home, bytes); /* of v only this */
-            read_head(some, near.at), add_weighed(o, score[t], some, model.hd);
+            read_head(some, near.at), add_weighed(o, score[t], some, hd);
         }
     }
 }
 
 /* The new k and v of a sequence go where the square has its cache; if the CPU will attend, by the link. */
-static void append(const Piece *p, const Sequence *seq) {
-    const size_t row = seq->row - p->seq->row, past = p->i ? seq->s + p->i - 1 : 0;
-    for (int e = 0; e < 2 * rows_of(seq, p->i); e++) {
-        const Place near = kv_near(seq, p->i, p->j, p->k, (int)past + e / 2, e % 2);
-        const Place here = {GPU, F16, near.tier == GPU ? near.at : (uint8_t *)new_row};
-        write_row(here.at, (e % 2 ? x_V : x_K) + (row + e / 2) * model.h1);
+static void append(const Sequence *q) {
+    for (int e = 0, past = now_at.i ? q->s + now_at.i - 1 : 0; e < 2 * rows_of(q, now_at.i); e++) {
+        const Place near = kv_now(q, past + e / 2, e % 2);
+        const Place here = on(GPU, near.tier == GPU ? near.at : (void *)new_row);
+        write_row(here.at, (e % 2 ? x_V : x_K) + (size_t)(q->row + e / 2) * h1);
         if (near.tier != GPU) travel(near, here, kv_row);
     }
 }
 
 /* Queries go down to the CPU, what it has attended to comes up: 4 b h1 bytes (4.2). */
-static void exchange(const Piece *p, bool down) {
-    for (const Sequence *q = p->seq; q < p->end; q++) {
-        const size_t at = (size_t)q->row * model.h1;
-        const Place above = {GPU, F16, (uint8_t *)((down ? x_Q : x_Out) + at)};
-        const Place below = {CPU, F16, (uint8_t *)((down ? query : result) + at)};
-        const size_t bytes = !q->ended && is_delegated(q, p->i) ? model.h1 * sizeof(float) : 0;
-        travel(down ? below : above, down ? above : below, bytes);
-    }
+static void exchange(const Sequence *q, bool down) {
+    const size_t at = (size_t)q->row * h1;
+    const Place above = on(GPU, (down ? x_Q : x_Out) + at), below = on(CPU, (down ? query : result) + at);
+    if (!q->ended && is_delegated(q, now_at.i))
+        travel(down ? below : above, down ? above : below, h1 * sizeof(float));
 }
 
 /* A tensor of the layer where it is while the layer computes. */
-static const uint8_t *weight_at(const Piece *p, int role) {
-    const Weight *w = &layer[p->j][role];
-    return w->rest.tier == GPU ? w->rest.at : weight_slot[((long)p->i * model.l + p->j) % 2] + w->offset;
+static const uint8_t *weight_at(int role) {
+    const Weight *w = &layer[now_at.j][role];
+    return w->rest.tier == GPU ? w->rest.at : weight_slot[((long)now_at.i * l + now_at.j) % 2] + w->offset;
 }
 
 /* y = x w + b of a matrix of the layer, and what else `how` says. */
-static void product(const Piece *p, int role, float *y, const float *x, int rows, Linear how) {
-    const Weight *w = &layer[p->j][role];
+static void product(int role, float *y, const float *x, int rows, Linear how) {
+    const Weight *w = &layer[now_at.j][role];
     how.y = y, how.x = x, how.rows = rows, how.out = w->rows, how.in = w->cols, how.packed = w->packed;
-    how.w = weight_at(p, role), how.b = weight_at(p, role + 1), linear(how);
+    how.w = weight_at(role), how.b = weight_at(role + 1), linear(how);
 }
 
-/* x_Out of rows of x, in place. */
-static void attention(const Piece *p, float *x, int rows) {
-    const int tasks = (int)(p->end - p->seq) * model.nh;
-    const size_t size = (size_t)rows * model.h1;
+/* x_Out, in the place of x. */
+static void attention(const Batch *b, float *x, int rows) {
+    const size_t size = (size_t)rows * h1;
     float *const qkv[] = {x_Q, x_K, x_V};
-    layernorm(norm, x, weight_at(p, NORM_1), weight_at(p, NORM_1 + 1), rows);
+    layernorm(norm, x, weight_at(NORM_1), weight_at(NORM_1 + 1), rows);
     for (int m = 0; m < 3; m++) {
-        product(p, W_Q + 2 * m, qkv[m], norm, rows, (Linear){0});
+        product(W_Q + 2 * m, qkv[m], norm, rows, (Linear){0});
         narrow(x_Out, qkv[m], size), widen(qkv[m], x_Out, size);
     }
-    for (size_t e = 0; e < size; e++) x_Q[e] /= sqrtf((float)model.hd);
-    for (const Sequence *q = p->seq; q < p->end; q++) append(p, q);
-    exchange(p, true);
-    parallel(p->i ? attend_decode : attend_prefill, p, tasks, 1. * rows * rows * model.h1);
-    exchange(p, false);
-    product(p, W_O, x, x_Out, rows, (Linear){.add = true});
+    for (size_t e = 0; e < size; e++) x_Q[e] /= sqrtf((float)hd);
+    for (const Sequence *q = b->seq; q < b->end; q++) append(q), exchange(q, true);
+    parallel(now_at.i ? attend_decode : attend_prefill, b, (int)(b->end - b->seq) * nh, 1. * rows * size);
+    for (const Sequence *q = b->seq; q < b->end; q++) exchange(q, false);
+    product(W_O, x, x_Out, rows, (Linear){.add = true});
 }
 
 /* x = relu(x_Out w_1) w_2 + x_Out, in place. */
-static void mlp(const Piece *p, float *x, int rows) {
-    layernorm(norm, x, weight_at(p, NORM_2), weight_at(p, NORM_2 + 1), rows);
-    product(p, W_1, ffn, norm, rows, (Linear){.relu = true});
-    product(p, W_2, x, ffn, rows, (Linear){.add = true});
+static void mlp(float *x, int rows) {
+    layernorm(norm, x, weight_at(NORM_2), weight_at(NORM_2 + 1), rows);
+    product(W_1, ffn, norm, rows, (Linear){.relu = true});
+    product(W_2, x, ffn, rows, (Linear){.add = true});
 }
 
 /* Before layer 0: x = token table[token] + position table[position + 2]. */
 static void embed(int i, const Batch *b, float *x) {
-    const size_t h1 = model.h1;
     for (const Sequence *q = b->seq; q < b->end; q++)
         for (int t = 0; t < rows_of(q, i); t++, x += h1) {
             const size_t at = i ? q->s + i - 1 : t;
             widen(x, outside[TOKENS].rest.at + q->token[at] * h1 * sizeof(f16), h1);
             widen(norm, outside[POSITIONS].rest.at + (at + 2) * h1 * sizeof(f16), h1);
-            add_weighed(x, 1, norm, model.h1);
+            add_weighed(x, 1, norm, h1);
         }
 }
 
 /* Behind the layers: the logits of each sequence's last row, and the token with the largest. */
 static void head(int i, const Batch *b, const float *x) {
-    const size_t h1 = model.h1, vocab = model.vocab;
     int rows = 0;
     for (const Sequence *q = b->seq; q < b->end; q++)
         if (!q->ended) memcpy(x_Out + rows++ * h1, x + (q->row + rows_of(q, i) - 1) * h1, h1 * sizeof *x);
-    if (model.final_norm)
-        layernorm(x_Out, x_Out, outside[LAST_NORM].rest.at, outside[LAST_BIAS].rest.at, rows);
+    if (final_norm) layernorm(x_Out, x_Out, outside[LAST_NORM].rest.at, outside[LAST_BIAS].rest.at, rows);
     linear(
         (Linear){logits, x_Out, outside[HEAD].rest.at, NULL, rows, (int)vocab, (int)h1, false, false, false});
     const float *logit = logits;
@@ -521,28 +499,22 @@ static float *hidden_state(int i, int j, int k) {
     return batch[k].act_rests ? batch[k].x : x_slot[buffer_of(i, j, k)];
 }
 
-/* Prompts are taken some together, up to PIECE rows, so that the workspace stays small. */
 static void compute(int i, int j, int k) {
     const Batch *b = &batch[k];
+    const int rows = b->end[-1].row + rows_of(&b->end[-1], i);
     float *x = hidden_state(i, j, k);
+    now_at.i = i, now_at.j = j, now_at.k = k;
     if (j == 0) embed(i, b, x);
-    if (j == model.l) head(i, b, x);
-    for (Piece p = {i, j, k, b->seq, b->seq}; j < model.l && p.seq < b->end; p.seq = p.end) {
-        float *part = x + (size_t)p.seq->row * model.h1;
-        int rows = 0;
-        while (p.end < b->end && (i || !rows || rows + p.end->s <= PIECE)) rows += rows_of(p.end++, i);
-        attention(&p, part, rows), mlp(&p, part, rows);
-    }
+    if (j < l) attention(b, x, rows), mlp(x, rows);
+    if (j == l) head(i, b, x);
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// Figure 4's five moves
+// ---- Figure 4's five moves --------------------------------------------------------------------------------
 //
 // Each kind of data has a thread, which does what it is asked in this order: what the square behind has made
 // leaves its buffer before what the square ahead needs enters it. So two buffers of a kind are enough. And no
 // move touches what is being computed: a load of the cache brings the past, whose length the square tells,
 // and which was stored.
-// ------------------------------------------------------------------------------------------------------------
 
 /* Part k of K of the layer's bytes that rest off the GPU. Slots alternate over the ends of tokens, so for odd
  * l. */
@@ -551,18 +523,17 @@ static void move_weight(int i, int j, int k, bool down) {
     for (const Weight *w = layer[j]; w < layer[j] + NROLES && !down; w++) {
         const size_t begin = max(w->offset, from), end = min(w->offset + w->bytes, to);
         if (w->rest.tier == GPU || begin >= end) continue;
-        Place rest = w->rest, slot = {GPU, F16, weight_slot[((long)i * model.l + j) % 2] + begin};
+        Place rest = w->rest, slot = on(GPU, weight_slot[((long)i * l + j) % 2] + begin);
         rest.at += (begin - w->offset) * (rest.type == F32 ? 2 : 1), travel(slot, rest, end - begin);
     }
 }
 
 /* The hidden state of a batch: down behind a layer, up before the next. */
 static void move_activation(int i, int j, int k, bool down) {
-    const size_t row = model.h1 * sizeof(float);
     for (const Sequence *q = batch[k].seq; q < batch[k].end; q++) {
-        const Place home = {q->act_tier, F16, q->act};
-        const Place here = {GPU, F16, (uint8_t *)hidden_state(i, j, k) + q->row * row};
-        travel(down ? home : here, down ? here : home, rows_of(q, i) * row);
+        const Place home = on(q->act_tier, q->act),
+                    here = on(GPU, hidden_state(i, j, k) + (size_t)q->row * h1);
+        travel(down ? home : here, down ? here : home, rows_of(q, i) * h1 * sizeof(float));
     }
 }
 
@@ -579,30 +550,22 @@ static void move_cache(int i, int j, int k, bool down) {
 
 /* Behind the head comes layer 0 of the next token. */
 static void load_weight(int i, int j, int k) {
-    i += j > model.l, j %= model.l + 1;
-    if (i < generation_length && j < model.l && slab[j]) post(WEIGHTS, move_weight, i, j, k, false);
+    i += j > l, j %= l + 1;
+    if (i < generation_length && j < l && slab[j]) post(WEIGHTS, move_weight, i, j, k, false);
 }
 
-/* Nothing rests behind the head, nor before layer 0; and a prefill has no past. */
-static void store_activation(int i, int j, int k) {
-    if (at_square(&i, &j, &k) && j < model.l && !batch[k].act_rests)
-        post(ACTIVATIONS, move_activation, i, j, k, true);
+/* Asks for a move of what does not rest on the GPU. Nothing rests behind the head, nor before layer 0 and a
+ * prefill. */
+static void ask(Kind kind, Move *move, int i, int j, int k, bool down) {
+    if (!at_square(&i, &j, &k) || (kind == CACHE ? batch[k].kv_rests : batch[k].act_rests)) return;
+    if (down || kind == CACHE ? j < l && (down || i) : j > 0) post(kind, move, i, j, k, down);
 }
-static void load_activation(int i, int j, int k) {
-    if (at_square(&i, &j, &k) && j > 0 && !batch[k].act_rests)
-        post(ACTIVATIONS, move_activation, i, j, k, false);
-}
-static void store_cache(int i, int j, int k) {
-    if (at_square(&i, &j, &k) && j < model.l && !batch[k].kv_rests) post(CACHE, move_cache, i, j, k, true);
-}
-static void load_cache(int i, int j, int k) {
-    if (at_square(&i, &j, &k) && i && j < model.l && !batch[k].kv_rests)
-        post(CACHE, move_cache, i, j, k, false);
-}
+static void store_activation(int i, int j, int k) { ask(ACTIVATIONS, move_activation, i, j, k, true); }
+static void store_cache(int i, int j, int k) { ask(CACHE, move_cache, i, j, k, true); }
+static void load_cache(int i, int j, int k) { ask(CACHE, move_cache, i, j, k, false); }
+static void load_activation(int i, int j, int k) { ask(ACTIVATIONS, move_activation, i, j, k, false); }
 
-// ------------------------------------------------------------------------------------------------------------
-// Threads: one for each kind of data that moves; the others help to compute
-// ------------------------------------------------------------------------------------------------------------
+// ---- Threads: one for each kind of data that moves; the others help to compute ----------------------------
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
@@ -666,14 +629,12 @@ static void parallel(Task *task, const void *arg, int n, double work) {
     do_share(0, each * helpers, n, false), wait_for(NKINDS, NKINDS + helpers);
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// Tensor placement (4.2): six percentages, and the bytes of each tier
+// ---- Tensor placement (4.2): six percentages, and the bytes of each tier ----------------------------------
 //
 // Things are placed whole, one after the other: the GPU takes one if its share of all that have come has
 // room; else the CPU, if the share of both has; else the disk. So a share is met to the size of one thing.
 // Weights are placed by tensors, over all layers in a row, so that each layer is spread alike; cache and
 // activations by sequences.
-// ------------------------------------------------------------------------------------------------------------
 
 static struct {
     uint8_t *base;
@@ -716,7 +677,7 @@ static void place_weights(void) {
     for (int g = 0; g < NGLOBALS; g++) settle(&outside[g], GPU); /* the percentages are about the layers */
     if (!outside[HEAD].rows) outside[HEAD].rest = outside[TOKENS].rest;
     arena[GPU].uncounted = arena[GPU].used;
-    for (int j = 0; j < model.l; slot = max(slot, slab[j++])) {
+    for (int j = 0; j < l; slot = max(slot, slab[j++])) {
         slab[j] = 0;
         for (int role = 0; role < NROLES; role++) {
             Weight *w = &layer[j][role];
@@ -728,16 +689,15 @@ static void place_weights(void) {
     for (int s = 0; s < 2; s++) weight_slot[s] = take(GPU, slot);
 }
 
-/* A batch's cache and activations. staged: what a slot of the cache has to hold. Returns rows that pass
- * x_slot. */
+/* A batch's cache and activations. staged: what a slot of the cache has to hold. Returns its rows. */
 static size_t place_batch(Batch *b, Dealt dealt[NKINDS], size_t staged[NTIERS]) {
-    size_t need[NTIERS] = {0}, rows = 0, h1 = model.h1;
+    size_t need[NTIERS] = {0}, rows = 0;
     b->kv_rests = b->act_rests = true;
     for (Sequence *q = b->seq; q < b->end; q++) {
         q->room = q->s + generation_length - 1, rows += q->s;
         q->kv_tier = place(&dealt[CACHE], policy.share[CACHE], q->room);
         q->act_tier = place(&dealt[ACTIVATIONS], policy.share[ACTIVATIONS], q->s);
-        q->kv = take(q->kv_tier, 2 * model.l * kv_row * q->room);
+        q->kv = take(q->kv_tier, 2 * l * kv_row * q->room);
         q->staged[GPU] = need[GPU], q->staged[CPU] = need[CPU];
         if (q->kv_tier != GPU) need[GPU] += 2 * kv_row * (policy.cpu_attention ? q->s : q->room);
         if (q->kv_tier == DISK && policy.cpu_attention) need[CPU] += 2 * kv_row * q->room;
@@ -748,18 +708,19 @@ static size_t place_batch(Batch *b, Dealt dealt[NKINDS], size_t staged[NTIERS]) 
         q->act = (void *)floats(q->act_tier, q->s * h1);
     if (b->act_rests) b->x = floats(GPU, rows * h1);
     for (int t = GPU; t <= CPU; t++) staged[t] = max(staged[t], need[t]);
-    return b->act_rests ? 0 : rows;
+    return rows;
 }
 
 /* Everything of one block: its sequences, the buffers, the workspace. */
 static void place_block(Sequence *seq, int count) {
     Dealt dealt[NKINDS] = {{0}};
-    const size_t gbs = min(policy.gbs, count), h1 = model.h1, before = arena[GPU].used;
-    size_t staged[NTIERS] = {0}, moving = 0, longest = 0;
+    const size_t gbs = min(policy.gbs, count), before = arena[GPU].used;
+    size_t staged[NTIERS] = {0}, moving = 0, longest = 0, rows = 0;
     K = (count + policy.gbs - 1) / policy.gbs;
     for (int k = 0; k < K; k++) {
         batch[k] = (Batch){.seq = seq + k * gbs, .end = seq + min((k + 1) * gbs, count)};
-        moving = max(moving, place_batch(&batch[k], dealt, staged));
+        rows = max(rows, place_batch(&batch[k], dealt, staged)),
+        moving = max(moving, batch[k].act_rests ? 0 : rows);
     }
     const size_t homes = arena[GPU].used - before;
     for (int q = 0; q < count; q++) longest = max(longest, seq[q].room);
@@ -767,11 +728,11 @@ static void place_block(Sequence *seq, int count) {
         stage[GPU][slot] = take(GPU, staged[GPU]), stage[CPU][slot] = take(CPU, staged[CPU]);
         x_slot[slot] = floats(GPU, moving * h1);
     }
-    const size_t rows = max(max(PIECE, gbs), longest), wide = max(h1, model.h2), part = (rows + PAD) * h1;
+    const size_t wide = max(h1, h2), part = (rows + PAD) * h1;
     norm = floats(GPU, part), x_Q = floats(GPU, part), x_K = floats(GPU, part), x_V = floats(GPU, part);
-    x_Out = floats(GPU, part), ffn = floats(GPU, rows * model.h2), logits = floats(GPU, gbs * model.vocab);
+    x_Out = floats(GPU, part), ffn = floats(GPU, rows * h2), logits = floats(GPU, gbs * vocab);
     scratch_floats =
-        NT * (wide + rows) + MT * (longest + NT) + (policy.compress_weight ? GROUP / 2 * (wide + PAD) : 0);
+        NT * (wide + BLOCK) + MT * (longest + NT) + (policy.compress_weight ? GROUP / 2 * (wide + PAD) : 0);
     scratch = floats(GPU, threads * scratch_floats), new_row = floats(GPU, h1);
     query = floats(CPU, policy.cpu_attention ? gbs * h1 : 0),
     result = floats(CPU, policy.cpu_attention ? gbs * h1 : 0);
@@ -783,14 +744,14 @@ static void fill_weight(Weight *w);
 /* Places all, block by block, each where the one before was, and does with each what is to be done; NULL:
  * counts. */
 static void place_all(void (*then)(void)) {
-    size_t mark[NTIERS], packed = model.hd / GROUP * group_bytes(GROUP);
-    if (model.hd % GROUP) packed += group_bytes(model.hd % GROUP);
-    kv_row = policy.compress_cache ? model.nh * packed : model.h1 * sizeof(f16);
+    size_t mark[NTIERS], packed = hd / GROUP * group_bytes(GROUP);
+    if (hd % GROUP) packed += group_bytes(hd % GROUP);
+    kv_row = policy.compress_cache ? nh * packed : h1 * sizeof(f16);
     for (int t = 0; t < NTIERS; t++) arena[t].used = arena[t].peak = 0;
     place_weights();
     for (int t = 0; t < NTIERS; t++) mark[t] = arena[t].used;
     for (int g = 0; g < NGLOBALS && then; g++) fill_weight(&outside[g]);
-    for (int e = 0; e < model.l * NROLES && then; e++) fill_weight(&layer[e / NROLES][e % NROLES]);
+    for (int e = 0; e < l * NROLES && then; e++) fill_weight(&layer[e / NROLES][e % NROLES]);
     for (int first = 0, bls = policy.gbs * policy.num_gpu_batches; first < nprompts; first += bls) {
         for (int t = 0; t < NTIERS; t++) arena[t].used = mark[t];
         place_block(prompts + first, (int)min(bls, nprompts - first));
@@ -798,9 +759,7 @@ static void place_all(void (*then)(void)) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// Links
-// ------------------------------------------------------------------------------------------------------------
+// ---- Links ------------------------------------------------------------------------------------------------
 
 static struct {
     double rate, free_at, seconds;
@@ -846,9 +805,7 @@ static void travel(Place to, Place from, size_t bytes) {
     if (arrival > now() + SHORT) clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// F16, and groups of 4 bits (5, group-wise quantization)
-// ------------------------------------------------------------------------------------------------------------
+// ---- F16, and groups of 4 bits (5, group-wise quantization) -----------------------------------------------
 
 /* F16 to float: 112 more in the exponent, by a product, which also makes numbers normal. */
 static void widen(float *to, const void *f16s, size_t n) {
@@ -929,20 +886,22 @@ static void fill_weight(Weight *w) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// A.3: the cost model, linear in nine fractions and in the seconds of a layer (4.3, Eq. 1)
+// ---- A.3: the cost model, linear in nine fractions and in the seconds of a layer (4.3, Eq. 1) -------------
 //
 // As printed, also where it is no machine's behaviour: the CPU attends to all cache off the GPU, comp^g adds
 // two processors that could work at once, gpu_w^g holds a whole prompt's activations. wn, cn, hn are wd, cd,
 // hd here.
-// ------------------------------------------------------------------------------------------------------------
 
 enum { WG, WC, WD, CG, CC, CD, HG, HC, HD, T_PRE, T_GEN, NVARS, NROWS = 31 };
 static const char *const var_name[] = {"wg", "wc", "wd", "cg",    "cc",   "cd",
                                        "hg", "hc", "hd", "T_pre", "T_gen"};
 
 /* Table 7: a machine of a few numbers. Rates are those of generation [0] and of prefill [1]. */
-static struct { double mem[NTIERS], link_bdw[NLINKS][2], mm_flops[2], bmm_flops[2], cpu_flops[2]; } hw;
+enum { MM = NLINKS, BMM, CPU_FLOPS, NRATES };
+static struct {
+    double mem[NTIERS], rate[NRATES][2];
+} hw = {
+    .rate = {{10e9, 10e9}, {10e9, 10e9}, {1e9, 1e9}, {1e9, 1e9}, {1e11, 1e11}, {2e10, 2e10}, {2e10, 2e10}}};
 
 /* Minimize c x, x >= 0, where of each of m rows a x <= b. */
 typedef struct {
@@ -959,15 +918,14 @@ static void row(Lp *lp, const char *name, double b, const double *a) {
 /* In prefill (p = 1) and generation (p = 0) T = max(ctog, gtoc, dtoc, ctod, comp), and gpu_peak = gpu_home +
  * gpu_w < gmem with the largest of six terms: a row for each. q new tokens of a sequence attend to u. */
 static void stage_rows(Lp *lp, const double *mem, double s, double n, double gbs, double bls, int p) {
-    const double l = model.l, h1 = model.h1, h2 = model.h2, nh = model.nh, q = p ? s : 1, u = p ? s : s + n;
-    const double weights = 8 * h1 * h1 + 4 * h1 * h2, hidden = 2 * q * h1 * bls,
-                 stored = 4 * (p ? s + 1 : 1) * h1 * bls;
+    const double q = p ? s : 1, u = p ? s : s + n, weights = 8. * h1 * h1 + 4. * h1 * h2;
+    const double hidden = 2 * q * h1 * bls, stored = 4 * (p ? s + 1 : 1) * h1 * bls;
     const double down = p ? stored : 0, loaded = p ? 0 : 4 * bls * (s + n / 2) * h1;
-    const double ctog = hw.link_bdw[CTOG][p], gtoc = hw.link_bdw[GTOC][p], dtoc = hw.link_bdw[DTOC][p];
-    const double ctod = hw.link_bdw[CTOD][p],
-                 linear_layer = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2) / hw.mm_flops[p];
-    const double att = 4 * bls * (p ? s * s : s + n / 2) * h1, gpu = att / hw.bmm_flops[p],
-                 cpu = att / hw.cpu_flops[p];
+    const double ctog = hw.rate[CTOG][p], gtoc = hw.rate[GTOC][p], dtoc = hw.rate[DTOC][p],
+                 ctod = hw.rate[CTOD][p];
+    const double linear_layer = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2) / hw.rate[MM][p];
+    const double att = 4 * bls * (p ? s * s : s + n / 2) * h1, gpu = att / hw.rate[BMM][p],
+                 cpu = att / hw.rate[CPU_FLOPS][p];
     ROW(p ? "ctog^p" : "ctog^g", 0, [WC] = weights / ctog, [WD] = weights / ctog, [HC] = hidden / ctog,
         [HD] = hidden / ctog, [T_PRE] = -p, [T_GEN] = p - 1);
     ROW(p ? "gtoc^p" : "gtoc^g", 0, [CC] = down / gtoc, [CD] = down / gtoc, [HC] = hidden / gtoc,
@@ -978,30 +936,28 @@ static void stage_rows(Lp *lp, const double *mem, double s, double n, double gbs
         0, [CD] = stored / ctod, [HD] = hidden / ctod, [T_PRE] = -p, [T_GEN] = p - 1);
     ROW(p ? "comp^p" : "comp^g", -linear_layer - p * gpu, [CG] = (1 - p) * gpu, [CC] = (1 - p) * cpu,
         [CD] = (1 - p) * cpu, [T_PRE] = -p, [T_GEN] = p - 1);
-    const double att_w = gbs * (2 * q * h1 + 2 * u * h1 + 2 * nh * q * u); /* att_1 and att_2 take as much */
-    const double mlp_w = 2 * gbs * q * (h1 + h2), qkv = gbs * 8 * q * h1, embed_w = gbs * 4 * q * h1;
-    const char *const name[2][6] = {{"gpu_peak^g, kv^g", "gpu_peak^g, att_1^g", "gpu_peak^g, att_2^g",
-                                     "gpu_peak^g, embed^g", "gpu_peak^g, mlp_1^g", "gpu_peak^g, mlp_2^g"},
-                                    {"gpu_peak^p, qkv^p", "gpu_peak^p, att_1^p", "gpu_peak^p, att_2^p",
-                                     "gpu_peak^p, embed^p", "gpu_peak^p, mlp_1^p", "gpu_peak^p, mlp_2^p"}};
-    const double fixed[] = {qkv, 0, 0, embed_w, mlp_w, mlp_w}, times_cg[] = {0, att_w, att_w, 0, 0, 0};
+    const double qkv = gbs * (2 * q * h1 + 3 * (2 * q * h1)),
+                 att_1 = gbs * (2 * q * h1 + 2 * u * h1 + 2 * nh * q * u);
+    const double att_2 = att_1, embed_w = gbs * (2 * q * h1 + 2 * q * h1), mlp_1 = 2 * gbs * q * (h1 + h2),
+                 mlp_2 = mlp_1;
+    const double term[6][2] = {{qkv, 0},     {0, att_1}, {0, att_2},
+                               {embed_w, 0}, {mlp_1, 0}, {mlp_2, 0}}; /* ... and of cg */
     for (int w = 0; w < 6; w++) /* of gpu_w: 2 (1 - wg) weights, (1 - hg) 2 s h1 gbs */
-        ROW(name[p][w],
-            mem[GPU] - 2 * weights - 2 * s * h1 * gbs - fixed[w], [WG] = weights * l - 2 * weights,
-            [HG] = 2 * q * h1 * bls - 2 * s * h1 * gbs, [CG] = 4 * (s + n) * h1 * bls * l + times_cg[w]);
+        ROW(p ? "gpu_peak^p" : "gpu_peak^g",
+            mem[GPU] - 2 * weights - 2 * s * h1 * gbs - term[w][0], [WG] = weights * l - 2 * weights,
+            [HG] = 2 * q * h1 * bls - 2 * s * h1 * gbs, [CG] = 4 * (s + n) * h1 * bls * l + term[w][1]);
 }
 
 /* Eq. 1: minimize T / bls, where T = T_pre l + T_gen (n - 1) l. Its sums of 1 are two rows each. */
 static void paper_lp(Lp *lp, const double *mem, double s, double n, double gbs, double num_gpu_batches) {
-    const double l = model.l, h1 = model.h1, bls = gbs * num_gpu_batches,
-                 weights = 8 * h1 * h1 + 4 * h1 * model.h2;
+    const double bls = gbs * num_gpu_batches, weights = 8. * h1 * h1 + 4. * h1 * h2;
     const double cache = 4 * (s + n) * h1 * bls * l, hidden = 2 * s * h1 * bls, hidden_w = 2 * s * h1 * gbs;
     *lp = (Lp){.c = {[T_PRE] = l / bls, [T_GEN] = (n - 1) * l / bls}};
     for (int p = 1; p >= 0; p--) stage_rows(lp, mem, s, n, gbs, bls, p);
     ROW("cpu_peak^p", mem[CPU] - weights - hidden_w, [WC] = weights * l, [HC] = hidden, [CC] = cache,
         [WG] = -weights, [HG] = -hidden_w);
     ROW("cpu_peak^g",
-        mem[CPU] - 2 * model.nh * (s + n) * gbs - 2 * h1 * gbs, [WC] = weights * l, [HC] = 2 * h1 * bls,
+        mem[CPU] - 2 * nh * (s + n) * gbs - 2 * h1 * gbs, [WC] = weights * l, [HC] = 2 * h1 * bls,
         [CC] = cache, [WD] = weights, [HD] = 2 * 2 * h1 * gbs, [CD] = 2 * 4 * (s + n) * h1 * gbs);
     ROW("nvme_peak", mem[DISK], [WD] = weights * l, [HD] = hidden, [CD] = cache);
     for (int sign = 1; sign >= -1; sign -= 2) {
@@ -1021,14 +977,12 @@ static void print_lp(const Lp *lp) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// Simplex (4.3: "can be solved very fast because there are only 9 variables")
+// ---- Simplex (4.3: "can be solved very fast because there are only 9 variables") --------------------------
 //
 // A row's slack is what it lacks to equality: a x + slack = b. One variable a row is basic; the tableau has
 // it by the others, which are 0. A pivot exchanges a basic variable and another. Phase 1 gives all rows one
 // more variable to lean on and drives it to 0, phase 2 minimizes the cost. Of several pivots the one with the
 // first variables is taken (Bland), so that they cannot go in circles.
-// ------------------------------------------------------------------------------------------------------------
 
 enum { LEAN = NVARS, RIGHT = NVARS + 1, COST = NROWS, PHASE_1 = NROWS + 1, FIRST_SLACK = NVARS + 1 };
 typedef struct {
@@ -1108,9 +1062,7 @@ static bool simplex(double x[NVARS], const Lp *lp) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// Policy search (4.3): the best placement for each of a few blocks, and the best of these
-// ------------------------------------------------------------------------------------------------------------
+// ---- Policy search (4.3): the best placement for each of a few blocks, and the best of these --------------
 
 /* The best placement of the policy's block, first from everything on disk, then with units of the answer's
  * size. To run, it also has to fit: what A.3 does not count comes off the machine's memory, and where whole
@@ -1149,7 +1101,7 @@ static double search(int s, int count, bool to_run, double x[NVARS], Lp *lp) {
             policy.gbs = given.gbs ? given.gbs : g,
             policy.num_gpu_batches = given.num_gpu_batches ? given.num_gpu_batches : b;
             if (!best_placement(at, &one, s, to_run)) continue;
-            const double T = (at[T_PRE] + at[T_GEN] * (generation_length - 1)) * model.l;
+            const double T = (at[T_PRE] + at[T_GEN] * (generation_length - 1)) * l;
             const double each = T / (double)min(count, (long)policy.gbs * policy.num_gpu_batches);
             if (each < least) least = each, best = policy, *lp = one, memcpy(x, at, sizeof at);
         }
@@ -1157,141 +1109,122 @@ static double search(int s, int count, bool to_run, double x[NVARS], Lp *lp) {
     return least;
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// What every such program needs. Files: config.json, and those of safetensors, whose headers are not trusted
-// ------------------------------------------------------------------------------------------------------------
+// ---- The checkpoint: config.json, and tensors in files of safetensors, whose headers are not trusted ------
 
 /* One line for a person. Status 2: wrong use, or it does not fit; 1: everything else. */
 static void die(int status, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    fflush(stdout), fputs("mini: ", stderr), vfprintf(stderr, format, args), fputc('\n', stderr);
-    _exit(status);
+    fflush(stdout), fputs("mini: ", stderr), vfprintf(stderr, format, args), fputc('\n', stderr),
+        _exit(status);
+}
+static void mapping_failed(int signal) { die(signal > 0, "a mapped file could not be read: was it cut?"); }
+
+static void *allocate(size_t n, size_t size) {
+    void *memory = calloc(n + 1, size);
+    return memory ? memory : (die(1, "no memory for %zu x %zu bytes", n, size), NULL);
 }
 
-/* A mapped file has no other way to say that it cannot be read. */
-static void mapping_failed(int signal) {
-    static const char text[] = "mini: a mapped file could not be read: was it cut, or is the disk bad?\n";
-    _exit(write(STDERR_FILENO, text, sizeof text - 1) < 0 ? signal : 1);
-}
-
-static void *grow(void *memory, size_t bytes) {
-    if (!(memory = realloc(memory, bytes + 1))) die(1, "no memory for %zu bytes", bytes);
-    return memory;
-}
-static void *allocate(size_t n, size_t size) { return memset(grow(NULL, n * size), 0, n * size + 1); }
-
-/* NULL: there is no such file. */
-static uint8_t *map_file(const char *dir, const char *name, size_t *size) {
-    char path[4200];
-    struct stat st;
-    snprintf(path, sizeof path, "%s%s%s", dir, *dir ? "/" : "", name);
-    const int fd = open(path, O_RDONLY | O_NONBLOCK);
-    if (fd < 0 && errno == ENOENT) return NULL;
-    if (fd < 0 || fstat(fd, &st) || !S_ISREG(st.st_mode) || !st.st_size)
-        die(1, "%s: is empty, or no file", path);
-    uint8_t *at = mmap(NULL, *size = (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
-    if (at == MAP_FAILED) die(1, "%s: %s", path, strerror(errno));
-    return close(fd), at;
-}
-
-/* A whole file, and a 0 behind it. */
+/* A whole text; NULL: there is no such file. */
 static char *read_text(const char *dir, const char *name) {
-    size_t size;
-    uint8_t *file = map_file(dir, name, &size);
-    char *text = file ? memcpy(allocate(size, 1), file, size) : NULL;
-    return file ? munmap(file, size), text : NULL;
+    char path[4200], *text = NULL;
+    size_t room = 0;
+    snprintf(path, sizeof path, "%s%s", dir, name);
+    FILE *file = fopen(path, "r");
+    if (!file && errno != ENOENT) die(1, "%s: %s", path, strerror(errno));
+    if (file && getdelim(&text, &room, 0, file) <= 0) die(1, "%s: is empty, or cannot be read", path);
+    return file ? fclose(file), text : NULL;
 }
 
 /* What is behind "key": in a JSON text, or "". No parser: whatever it finds is checked where it is used. */
 static const char *member(const char *text, const char *key) {
     const size_t len = strlen(key);
-    for (const char *at = strstr(text, key); at; at = strstr(at + 1, key)) {
-        const char *colon = at + len + (at[len] == '"');
-        colon += strspn(colon, " \n\r\t");
-        if (at > text && at[-1] == '"' && at[len] == '"' && *colon == ':')
-            return colon + 1 + strspn(colon + 1, " \n\r\t");
+    for (const char *at = strstr(text, key), *end; at; at = strstr(at + 1, key)) {
+        if (at == text || at[-1] != '"' || at[len] != '"') continue;
+        end = at + len + 1, end += strspn(end, " \n\r\t");
+        if (*end == ':') return end + 1 + strspn(end + 1, " \n\r\t");
     }
     return "";
 }
 
-/* A whole number from 1 to high; left_out: what it is if it is not there, unless that is negative. */
-static int whole(const char *dir, const char *text, const char *key, double high, int left_out) {
+/* A whole number of config.json; left_out: what it is if it is not there, unless that is negative. */
+static int whole(const char *text, const char *key, int low, int high, int left_out) {
     const char *at = member(text, key);
     char *end;
     const double value = strtod(at += *at == '[', &end);
     if (left_out >= 0 && (!*at || *at == 'n')) return left_out;
-    if (end == at || !(value >= 0 && value <= high) || value > floor(value) || (left_out < 0 && value < 1))
-        die(1, "%s: config.json: %s has to be a whole number up to %.0f", dir, key, high);
-    return (int)value;
+    if (end > at && value >= low && value <= high && value <= floor(value)) return (int)value;
+    die(1, "config.json: %s has to be a whole number from %d to %d", key, low, high);
+}
+static bool says(const char *text, const char *key, const char *value) {
+    return !strncmp(member(text, key), value, strlen(value));
 }
 
 static void read_config(const char *dir) {
-    const char *text = read_text(dir, "config.json");
+    const char *text = read_text(dir, "/config.json");
     if (!text) die(1, "%s: has no config.json; name the directory of an OPT model", dir);
-    model.l = whole(dir, text, "num_hidden_layers", 1 << 10, -1),
-    model.h1 = whole(dir, text, "hidden_size", 1 << 16, -1);
-    model.h2 = whole(dir, text, "ffn_dim", 1 << 19, -1),
-    model.nh = whole(dir, text, "num_attention_heads", model.h1, -1);
-    model.vocab = whole(dir, text, "vocab_size", 1 << 20, -1), model.hd = model.h1 / model.nh;
-    model.positions = whole(dir, text, "max_position_embeddings", 1 << 20, -1);
-    model.eos = whole(dir, text, "eos_token_id", model.vocab - 1, (int)min(2, model.vocab - 1));
-    model.final_norm = strncmp(member(text, "_remove_final_layer_norm"), "true", 4) != 0;
-    model.tied = strncmp(member(text, "tie_word_embeddings"), "false", 5) != 0;
-    if (strncmp(member(text, "model_type"), "\"opt\"", 5) || model.hd * model.nh != model.h1 ||
-        !strstr(text, "\"relu\"") || !strncmp(member(text, "do_layer_norm_before"), "false", 5) ||
-        whole(dir, text, "word_embed_proj_dim", 1 << 16, model.h1) != model.h1)
+    const struct {
+        const char *key;
+        int *to, high;
+    } size[] = {{"num_hidden_layers", &l, 1 << 10}, {"hidden_size", &h1, 1 << 16},
+                {"ffn_dim", &h2, 1 << 19},          {"num_attention_heads", &nh, 1 << 16},
+                {"vocab_size", &vocab, 1 << 20},    {"max_position_embeddings", &positions, 1 << 20}};
+    for (int s = 0; s < 6; s++) *size[s].to = whole(text, size[s].key, 1, size[s].high, -1);
+    hd = h1 / nh, eos = whole(text, "eos_token_id", 0, 1 << 20, 2),
+    tied = !says(text, "tie_word_embeddings", "false");
+    final_norm = !says(text, "_remove_final_layer_norm", "true");
+    if (!says(text, "model_type", "\"opt\"") || !says(text, "activation_function", "\"relu\"") ||
+        hd * nh != h1 || says(text, "do_layer_norm_before", "false") ||
+        whole(text, "word_embed_proj_dim", 1, 1 << 16, h1) != h1)
         die(1, "%s: is no OPT model, or one like opt-350m, which the engine runs (opt_model.c)", dir);
 }
 
-/* A file of tensors: the JSON of its header, and where they begin. */
-typedef struct {
-    char *name, *header;
+/* A file of tensors: the JSON of its header, and where the tensors begin. */
+static struct Shard {
+    char name[256], *header;
     uint8_t *data;
     double size;
-} Shard;
-static Shard *shard;
-static int nshards;
+} shard[1000];
 
 static void open_shard(const char *dir, const char *name) {
-    size_t size;
+    struct Shard *s = shard;
+    struct stat st = {0};
+    char path[4200];
     uint64_t len = UINT64_MAX;
-    uint8_t *file = map_file(dir, name, &size);
-    for (int s = 0; s < nshards; s++)
-        if (!strcmp(shard[s].name, name)) return (void)munmap(file, size);
-    if (!file)
-        die(1, "%s: has no %s: is the download complete? Weights have to be in safetensors", dir, name);
+    while (*s->name && strcmp(s->name, name)) s++;
+    if (*s->name || s == shard + 999) return;
+    snprintf(path, sizeof path, "%s/%s", dir, name), snprintf(s->name, sizeof s->name, "%s", name);
+    const int fd = open(path, O_RDONLY | O_NONBLOCK), bad = fd < 0 || fstat(fd, &st) || !S_ISREG(st.st_mode);
+    const size_t size = (size_t)st.st_size;
+    uint8_t *file = bad ? MAP_FAILED : mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    if (file == MAP_FAILED) die(1, "%s: cannot be opened; expected tensors in files of safetensors", path);
     if (size > 8) memcpy(&len, file, 8);
-    if (len > size - 8) die(1, "%s: has no header of safetensors: is the download complete?", name);
-    shard = grow(shard, (nshards + 1) * sizeof *shard);
-    shard[nshards++] = (Shard){strdup(name), memcpy(allocate(len, 1), file + 8, len), file + 8 + len,
-                               (double)(size - 8 - len)};
+    if (len > size - 8) die(1, "%s: has no header of safetensors: is the download complete?", path);
+    s->header = memcpy(allocate(len, 1), file + 8, len), s->data = file + 8 + len, s->size = size - 8. - len;
+    close(fd);
 }
 
-/* The tensor of that name, with or without "model." in front, of that shape. False: there is none. */
-static bool find_tensor(Weight *w, const char *name, int rows, int cols) {
+/* The tensor of that name, with or without "model." in front; it has to have this shape, and to be in its
+ * file. */
+static void find_tensor(Weight *w, const char *name, int rows, int cols) {
     static const char *const types[] = {"\"F16\"", "\"BF16\"", "\"F32\""};
-    const char *at = "";
-    int s = -1, type = F16;
-    while (!*at && ++s < nshards)
-        if (!*(at = member(shard[s].header, name)) && !strncmp(name, "model.", 6))
-            at = member(shard[s].header, name + 6);
-    if (!*at) return false;
-    double shape[3] = {1, 1}, begin = -1, end = -1;
-    const int dims = sscanf(member(at, "shape"), "[ %lf , %lf , %lf", &shape[0], &shape[1], &shape[2]);
-    while (type < NTYPES && strncmp(member(at, "dtype"), types[type], strlen(types[type]))) type++;
-    const bool found =
-        sscanf(member(at, "data_offsets"), "[ %lf , %lf", &begin, &end) == 2 && begin >= 0 && type < NTYPES;
-    if (!found || end > shard[s].size || end - begin != (double)rows * cols * (type == F32 ? 4 : 2) ||
-        begin > floor(begin) || dims > 2 ||
-        (dims == 2 ? shape[0] != rows || shape[1] != cols : rows != 1 || shape[0] != cols))
-        die(1, "%s: %s is not F16, BF16 or F32 of %d x %d in the file: is it complete?", shard[s].name, name,
-            rows, cols);
-    *w = (Weight){.file = {DISK, type, shard[s].data + (size_t)begin}, .rows = rows, .cols = cols};
-    return true;
+    const char *at = "", *plain = strncmp(name, "model.", 6) ? name : name + 6;
+    const struct Shard *s = shard;
+    double shape[3] = {1, 1, 1}, begin = -1, end = -1;
+    for (; s->header && !*at; s += !*at)
+        if (!*(at = member(s->header, name))) at = member(s->header, plain);
+    int type = F16, dims = sscanf(member(at, "shape"), "[ %lf , %lf , %lf", &shape[0], &shape[1], &shape[2]);
+    while (type < NTYPES && !says(at, "dtype", types[type])) type++;
+    sscanf(member(at, "data_offsets"), "[ %lf , %lf", &begin, &end);
+    if (dims < 2) shape[1] = shape[0], shape[0] = 1; /* a vector is a row */
+    if (dims < 1 || dims > 2 || shape[0] != rows || shape[1] != cols || type == NTYPES || !(begin >= 0) ||
+        begin > floor(begin) || end > s->size || end - begin != (double)rows * cols * (type == F32 ? 4 : 2))
+        die(1, "%s: is not there as F16, BF16 or F32 of %d x %d: is the download complete?", name, rows,
+            cols);
+    *w = (Weight){.file = {DISK, type, s->data + (size_t)begin}, .rows = rows, .cols = cols};
 }
 
-/* All that config.json asks for. A head that is a copy of the token table takes no room. */
+/* All that config.json asks for, in one file or in those that an index names. */
 static void open_checkpoint(const char *dir) {
     static const char *const part[] = {"self_attn_layer_norm",
                                        "self_attn.q_proj",
@@ -1301,42 +1234,27 @@ static void open_checkpoint(const char *dir) {
                                        "final_layer_norm",
                                        "fc1",
                                        "fc2"};
-    static const char *const other[] = {"embed_tokens.weight", "embed_positions.weight",
-                                        "final_layer_norm.weight", "final_layer_norm.bias", "lm_head.weight"};
-    const int h1 = model.h1, rows_of_outside[] = {model.vocab, model.positions + 2, 1, 1, model.vocab};
-    char *index = read_text(dir, "model.safetensors.index.json"), name[300];
-    for (char *at = index; at && (at = strstr(at, ".safetensors\""));
-         at += 12) { /* "tensor": "file.safetensors" */
-        char *begin = at;
+    char *index = read_text(dir, "/model.safetensors.index.json"), name[256];
+    for (char *at = index, *begin; at && (at = begin = strstr(at, ".safetensors\"")); at += 12) {
         while (begin > index && at - begin < 200 && !strchr("\"/", begin[-1])) begin--;
         snprintf(name, sizeof name, "%.*s.safetensors", (int)(at - begin), begin), open_shard(dir, name);
     }
-    if (!nshards) open_shard(dir, "model.safetensors");
-    layer = allocate(model.l, sizeof *layer), slab = allocate(model.l, sizeof *slab);
-    for (int e = 0; e < NGLOBALS + model.l * NROLES; e++) {
-        const int j = (e - NGLOBALS) / NROLES, role = (e - NGLOBALS) % NROLES,
-                  out = role / 2 == W_1 / 2 ? model.h2 : h1;
-        const int matrix = e < NGLOBALS || is_matrix(role), in = matrix && role == W_2 ? model.h2 : h1;
-        if (e >= NGLOBALS)
-            snprintf(name, sizeof name, "model.decoder.layers.%d.%s.%s", j, part[role / 2],
-                     role % 2 ? "bias" : "weight");
-        else
-            snprintf(name, sizeof name, e == HEAD ? "%s" : "model.decoder.%s", other[e]);
-        const bool found = e < NGLOBALS
-                               ? find_tensor(&outside[e], name, rows_of_outside[e], h1)
-                               : find_tensor(&layer[j][role], name, matrix ? out : 1, matrix ? in : out);
-        if (!found && !(e == HEAD && model.tied) && !(e / 2 == LAST_NORM / 2 && !model.final_norm))
-            die(1, "%s: has no tensor %s, which config.json asks for: is the download complete?", dir, name);
+    if (!index) open_shard(dir, "model.safetensors");
+    layer = allocate(l, sizeof *layer), slab = allocate(l, sizeof *slab);
+    find_tensor(&outside[TOKENS], "model.decoder.embed_tokens.weight", vocab, h1);
+    find_tensor(&outside[POSITIONS], "model.decoder.embed_positions.weight", positions + 2, h1);
+    if (final_norm) find_tensor(&outside[LAST_NORM], "model.decoder.final_layer_norm.weight", 1, h1);
+    if (final_norm) find_tensor(&outside[LAST_BIAS], "model.decoder.final_layer_norm.bias", 1, h1);
+    if (!tied) find_tensor(&outside[HEAD], "lm_head.weight", vocab, h1);
+    for (int e = 0; e < l * NROLES; e++) {
+        const int role = e % NROLES, out = role / 2 == W_1 / 2 ? h2 : h1, in = role == W_2 ? h2 : h1;
+        const char *kind = role % 2 ? "bias" : "weight";
+        snprintf(name, sizeof name, "model.decoder.layers.%d.%s.%s", e / NROLES, part[role / 2], kind);
+        find_tensor(&layer[e / NROLES][role], name, is_matrix(role) ? out : 1, is_matrix(role) ? in : out);
     }
-    Weight *t = &outside[TOKENS], *h = &outside[HEAD];
-    const size_t bytes = (size_t)t->rows * t->cols * (t->file.type == F32 ? 4 : 2);
-    if (model.tied && h->rows && h->file.type == t->file.type && !memcmp(h->file.at, t->file.at, bytes))
-        *h = (Weight){.rows = 0};
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// The tokenizer: GPT-2's byte-level BPE
-// ------------------------------------------------------------------------------------------------------------
+// ---- The tokenizer: GPT-2's byte-level BPE ----------------------------------------------------------------
 
 /* Texts in their order, each with a number: pieces with their ids, pairs "left right" with their ranks. */
 typedef struct {
@@ -1344,15 +1262,13 @@ typedef struct {
     int number;
 } Entry;
 static Entry *piece, *merge;
-static int npieces, nmerges, byte_id[256],
-    byte_of[324];                /* the byte that a character below 324 stands for, + 1 */
 static const char **piece_text;  // (vocab)
+static int npieces, nmerges, byte_id[256],
+    byte_of[324]; /* 1 + the byte that a character below 324 stands for */
 
-static int by_text(const void *a, const void *b) {
-    return strcmp(((const Entry *)a)->text, ((const Entry *)b)->text);
-}
+static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 static int find(const Entry *table, int n, const char *text) {
-    const Entry key = {text, 0}, *found = n ? bsearch(&key, table, n, sizeof key, by_text) : NULL;
+    const Entry *found = bsearch(&text, table, n, sizeof *table, by_text);
     return found ? found->number : -1;
 }
 
@@ -1364,34 +1280,33 @@ static char *put_utf8(char *to, unsigned c) {
 
 /* A JSON string behind its quotation mark is decoded in its place and gets a 0. Returns what is behind it. */
 static char *read_string(char *at) {
-    for (char *to = at;; at++) {
-        unsigned code = 0;
-        if (*at == '"' || !*at) return at += *at == '"', *to = 0, at;
-        const bool escaped = *at == '\\' && at[1];
-        if (escaped && at[1] == 'u' && sscanf(at + 2, "%4x", &code) == 1)
+    char *to = at;
+    for (unsigned code; *at && *at != '"'; at++) {
+        const bool escaped = *at == '\\' && at[1], is_code = escaped && at[1] == 'u' && strnlen(at, 6) == 6;
+        if (is_code && sscanf(at + 2, "%4x", &code) == 1)
             to = put_utf8(to, code), at += 5;
         else
             *to++ = escaped ? *++at : *at;
     }
+    return at += *at == '"', *to = 0, at;
 }
 
 static void read_tokenizer(const char *dir) {
-    char *vocab = read_text(dir, "vocab.json"), *lines = read_text(dir, "merges.txt"), symbol[5];
-    if (!vocab || !lines) die(1, "%s: has no vocab.json, or no merges.txt", dir);
-    piece_text = allocate(model.vocab, sizeof *piece_text), piece = allocate(model.vocab, sizeof *piece);
-    for (char *text; (text = strchr(vocab, '"')) && npieces < model.vocab;) { /* "piece": id */
-        vocab = read_string(++text);
-        const long id = strtol(vocab + strspn(vocab, ": "), &vocab, 10);
-        if (id < 0 || id >= model.vocab)
-            die(1, "%s: vocab.json: \"%.60s\" has an id beyond vocab_size", dir, text);
-        piece[npieces++] = (Entry){piece_text[id] = text, (int)id};
+    char *at = read_text(dir, "/vocab.json"), *lines = read_text(dir, "/merges.txt"), symbol[5];
+    if (!at || !lines) die(1, "%s: has no vocab.json, or no merges.txt", dir);
+    piece_text = allocate(vocab, sizeof *piece_text), piece = allocate(vocab, sizeof *piece);
+    merge = allocate(strlen(lines) / 2, sizeof *merge);
+    for (char *text; (text = strchr(at, '"')) && npieces < vocab; npieces++) { /* "piece": id */
+        at = read_string(++text);
+        const long id = strtol(at + strspn(at, ": "), &at, 10);
+        if (id < 0 || id >= vocab) die(1, "%s: vocab.json: \"%.60s\" has an id beyond vocab_size", dir, text);
+        piece[npieces] = (Entry){piece_text[id] = text, (int)id};
     }
-    merge = allocate(strlen(lines) / 2 + 1, sizeof *merge);
     for (char *line = strtok(lines, "\r\n"); line; line = strtok(NULL, "\r\n"))
         if (strncmp(line, "#version", 8)) merge[nmerges] = (Entry){line, nmerges}, nmerges++;
     qsort(piece, npieces, sizeof *piece, by_text), qsort(merge, nmerges, sizeof *merge, by_text);
     for (int b = 0, next = 256; b < 256;
-         b++) { /* bytes that cannot be printed are written as characters from 256 on */
+         b++) { /* what cannot be printed is written as characters from 256 on */
         const int code = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae ? b : next++;
         byte_of[code] = b + 1, *put_utf8(symbol, code) = 0, byte_id[b] = find(piece, npieces, symbol);
         if (byte_id[b] < 0) die(1, "%s: vocab.json has no piece for byte %d", dir, b);
@@ -1401,94 +1316,53 @@ static void read_tokenizer(const char *dir) {
 /* Letters, digits, blanks, others. Beyond ASCII all are letters here. */
 static int kind_of(char c) { return c & 0x80 || isalpha(c) ? 0 : isdigit(c) ? 1 : isspace(c) ? 2 : 3; }
 
-/* The end of a word of 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+, GPT-2's
- * pattern. */
+/* A word of GPT-2's pattern 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ ends
+ * there. */
 static const char *word_end(const char *at) {
     for (const char *c = "s t revem lld "; *at == '\'' && *c; c += 2)
         if (at[1] == c[0] && (c[1] == ' ' || at[2] == c[1])) return at + (c[1] == ' ' ? 2 : 3);
     const char *first = at + (at[0] == ' ' && at[1]), *end = first + 1;
     while (*end && kind_of(*end) == kind_of(*first)) end++;
-    return kind_of(*first) == 2 && *end && end > at + 1 ? end - 1
-                                                        : end; /* the last blank is the next word's */
+    return end - (kind_of(*first) == 2 && *end && end > at + 1); /* the last blank is the next word's */
 }
 
-/* A prompt begins with </s>. A word is its bytes; of its pairs that which is first in merges.txt is joined
- * first. */
-static void encode(Sequence *q) {
+/* Joins pairs of a word's ids, that which is first in merges.txt first; returns how many are left. */
+static int join_pairs(int *id, int n) {
     char pair[2048];
+    for (int best = -1, where = 0; best < nmerges;) {
+        best = nmerges;
+        for (int b = 0, rank; b + 1 < n; b++) {
+            snprintf(pair, sizeof pair, "%s %s", piece_text[id[b]], piece_text[id[b + 1]]);
+            if ((rank = find(merge, nmerges, pair)) >= 0 && rank < best) best = rank, where = b;
+        }
+        if (best == nmerges) return n;
+        snprintf(pair, sizeof pair, "%s%s", piece_text[id[where]], piece_text[id[where + 1]]);
+        if ((id[where] = find(piece, npieces, pair)) < 0) die(1, "merges.txt: \"%.60s\" is no piece", pair);
+        memmove(id + where + 1, id + where + 2, (--n - where - 1) * sizeof *id);
+    }
+    return n;
+}
+
+/* A prompt is </s> and its words, which begin as bytes. */
+static void encode(Sequence *q) {
     q->token = allocate(strlen(q->text) + 1 + generation_length, sizeof *q->token);
     if ((q->token[q->s++] = find(piece, npieces, "</s>")) < 0) die(1, "vocab.json has no piece </s>");
     for (const char *at = q->text, *end; *at; at = end) {
-        int *id = q->token + q->s, len = 0, where = 0;
+        int *id = q->token + q->s, n = 0;
         if ((end = word_end(at)) - at > 1000) die(2, "prompt %d has a word of more than 1000 bytes", q->id);
-        for (; at < end; at++) id[len++] = byte_id[(unsigned char)*at];
-        for (int best = 0; best <= nmerges;) {
-            best = nmerges + 1;
-            for (int b = 0; b + 1 < len; b++) {
-                snprintf(pair, sizeof pair, "%s %s", piece_text[id[b]], piece_text[id[b + 1]]);
-                const int rank = find(merge, nmerges, pair);
-                if (rank >= 0 && rank < best) best = rank, where = b;
-            }
-            if (best > nmerges) continue;
-            snprintf(pair, sizeof pair, "%s%s", piece_text[id[where]], piece_text[id[where + 1]]);
-            if ((id[where] = find(piece, npieces, pair)) < 0)
-                die(1, "merges.txt makes \"%.60s\", which is no piece", pair);
-            memmove(id + where + 1, id + where + 2, (--len - where - 1) * sizeof *id);
-        }
-        q->s += len;
+        for (; at < end; at++) id[n++] = byte_id[(unsigned char)*at];
+        q->s += join_pairs(id, n);
     }
-    if (q->s + generation_length - 1 > model.positions)
+    if (q->s + generation_length - 1 > positions)
         die(2, "prompt %d: %d tokens and those to generate are more than %d positions", q->id, q->s,
-            model.positions);
+            positions);
 }
 
-/* The bytes of n tokens, without those of <s>, <pad>, </s> and <unk>. The caller frees them. */
-static char *decode(const int *id, int n) {
-    size_t size = 1, end = 0;
-    for (int e = 0; e < n; e++) size += piece_text[id[e]] ? strlen(piece_text[id[e]]) : 0;
-    char *text = allocate(size, 1);
-    for (int e = 0; e < n; e++)
-        for (const char *c = piece_text[id[e]]; id[e] > 3 && c && *c; c += *c & 0x80 && c[1] ? 2 : 1) {
-            const int code = *c & 0x80 ? (c[0] & 31) << 6 | (c[1] & 63) : *c;
-            if (code < 324 && byte_of[code]) text[end++] = (char)(byte_of[code] - 1);
-        }
-    return text;
-}
+// ---- The command line -------------------------------------------------------------------------------------
 
-/* How many bytes of s are a character of UTF-8; -n: n bytes are none. */
-static int utf8_step(const unsigned char *s) {
-    const int more = *s < 0x80 ? 0 : *s < 0xc2 || *s > 0xf4 ? -1 : 1 + (*s >= 0xe0) + (*s >= 0xf0);
-    for (int b = 1; b <= more; b++) {
-        const int low = b == 1 && *s == 0xe0 ? 0xa0 : b == 1 && *s == 0xf0 ? 0x90 : 0x80;
-        const int high = b == 1 && *s == 0xed ? 0x9f : b == 1 && *s == 0xf4 ? 0x8f : 0xbf;
-        if (s[b] < low || s[b] > high) return -b;
-    }
-    return more < 0 ? -1 : more + 1;
-}
-
-/* A text, or a JSON string of it; what is no UTF-8 becomes U+FFFD. */
-static void print_text(const char *text, bool json) {
-    if (json) putchar('"');
-    for (const unsigned char *s = (const unsigned char *)text; *s; s += abs(utf8_step(s))) {
-        const char *escape = strchr("\"\"\\\\\nn\tt\rr", *s);
-        if (json && escape)
-            printf("\\%c", escape[1]);
-        else if (json && (*s < ' ' || *s == 127))
-            printf("\\u%04x", *s);
-        else if (utf8_step(s) < 0)
-            fputs("\xEF\xBF\xBD", stdout);
-        else
-            fwrite(s, 1, utf8_step(s), stdout);
-    }
-    if (json) putchar('"');
-}
-
-// ------------------------------------------------------------------------------------------------------------
-// The command line
-// ------------------------------------------------------------------------------------------------------------
-
-static const char *prompts_file, *hardware, *links, *offload_dir;
-static bool percent, json, only_policy, show_lp, help;
+static char *links;
+static const char *prompts_file, *hardware, *offload_dir = "/var/tmp";
+static bool percent, json, only_policy, show_lp;
 static double capacity[2], generation_s;
 static int prompt_len = 512;
 
@@ -1502,8 +1376,7 @@ static const struct Flag {
 } flags[] = {
     {"--prompts", 't', &prompts_file, 0, 0, "FILE: a prompt a line; - is standard input"},
     {"--max-tokens", 'w', &generation_length, 1, 1 << 20, "N: tokens to generate (64)"},
-    {"--percent", 'p', &percent, 0, 100,
-     "WG WC CG CC HG HC: weights, cache, activations on GPU and CPU (searched)"},
+    {"--percent", 'p', &percent, 0, 100, "WG WC CG CC HG HC: weights, cache, activations on GPU, CPU"},
     {"--gpu-batch-size", 'w', &policy.gbs, 1, 1 << 20, "N: sequences of a GPU batch"},
     {"--num-gpu-batches", 'w', &policy.num_gpu_batches, 1, 1 << 10, "N: GPU batches of a block"},
     {"--cpu-cache-compute", 's', &policy.cpu_attention, 0, 0, "the CPU attends to cache off the GPU"},
@@ -1516,20 +1389,18 @@ static const struct Flag {
     {"--link", 't', &links, 0, 0, "LIST: bytes a second, such as ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G"},
     {"--threads", 'w', &threads, 1, 1024, "N: that compute (all cores)"},
     {"--json", 's', &json, 0, 0, "completions as JSON lines"},
-    {"--policy", 's', &only_policy, 0, 0, "print what A.3 finds, and end; config.json is enough"},
-    {"--lp", 's', &show_lp, 0, 0, "print the linear program that was solved"},
-    {"--hardware", 't', &hardware, 0, 0, "FILE: the machine to search for, such as hardware/t4.json"},
+    {"--policy", 's', &only_policy, 0, 0, "print what A.3 finds for --max-tokens, and end"},
     {"--prompt-len", 'w', &prompt_len, 1, 1 << 20, "S: tokens of a prompt for --policy (512)"},
-    {"--gen-len", 'w', &generation_length, 1, 1 << 20, "N: --max-tokens"},
-    {"--help", 's', &help, 0, 0, "this text"}};
+    {"--hardware", 't', &hardware, 0, 0, "FILE: the machine to search for, such as hardware/t4.json"},
+    {"--lp", 's', &show_lp, 0, 0, "print the linear program that was solved"}};
 enum { NFLAGS = sizeof flags / sizeof *flags };
 
-/* "16G": a number and a power of `thousand`; *end: what is behind it. NaN: there is none. */
+/* "16G": a number and a power of `thousand`; *end: what is behind it. */
 static double with_unit(const char *text, char **end, double thousand) {
+    static const char units[] = "KMGT";
     const double value = strtod(text, end);
-    const char *unit = *end > text && isalpha(**end) ? strchr("KMGT", toupper(**end)) : NULL;
-    *end += unit != NULL;
-    return *end == text ? NAN : unit ? value * pow(thousand, strchr("KMGT", *unit) - "KMGT" + 1.) : value;
+    const char *unit = *end > text && **end ? strchr(units, toupper(**end)) : NULL;
+    return *end += unit != NULL, unit ? value * pow(thousand, (double)(unit - units + 1)) : value;
 }
 
 /* Reads a flag's n values: of six percentages on GPU and CPU the disk has the rest. */
@@ -1540,44 +1411,36 @@ static void read_flag(const struct Flag *f, char **text, int n) {
     for (int e = 0; e < n && f->kind != 't'; e++) {
         const double value = f->kind == 'b' ? with_unit(text[e], &end, 1024) : strtod(text[e], &end);
         double *share = policy.share[e / 2];
-        if (*end || end == text[e] || !(value >= f->low && value <= f->high) ||
-            (f->kind == 'w' && value > floor(value)))
-            die(2, "%s %.60s: expected a number from %g to %g: %s", f->name, text[e], f->low, f->high,
-                f->help);
-        if (f->kind == 'w')
-            *(int *)f->to = (int)value;
-        else if (f->kind != 'p')
-            *(double *)f->to = value;
-        else
-            share[e % 2] = value / 100, share[DISK] = fmax(0, 1 - share[GPU] - share[CPU]);
-        if (f->kind == 'p' && share[GPU] + share[CPU] > 1 + 1e-9)
-            die(2, "--percent: GPU and CPU have more than 100%%");
+        bool good = end > text[e] && !*end && value >= f->low && value <= f->high;
+        if (f->kind == 'p') share[e % 2] = value / 100, share[DISK] = fmax(0, 1 - share[GPU] - share[CPU]);
+        if (f->kind == 'p') good &= share[GPU] + share[CPU] <= 1 + 1e-9;
+        if (!good || (f->kind == 'w' && value > floor(value)))
+            die(2, "%s %.60s: expected from %g to %g: %s", f->name, text[e], f->low, f->high, f->help);
+        if (f->kind == 'w') *(int *)f->to = (int)value;
+        if (f->kind == 'n' || f->kind == 'b') *(double *)f->to = value;
     }
 }
 
 /* The model and prompts may stand among the flags; returns how many of these are left in args. */
 static int read_flags(char **args, int n) {
     int words = 0;
-    for (int a = 0; a < n; a++) {
-        const struct Flag *f = flags;
-        while (f < flags + NFLAGS && strcmp(args[a], f->name)) f++;
-        if (f == flags + NFLAGS && !strncmp(args[a], "--", 2))
-            die(2, "unknown flag %.60s; see --help", args[a]);
-        const int takes = f == flags + NFLAGS || f->kind == 's' ? 0 : f->kind == 'p' ? 6 : 1;
-        if (f == flags + NFLAGS)
-            args[words++] = args[a];
-        else if (n - a - 1 < takes)
-            die(2, "%s takes %d values: %s", f->name, takes, f->help);
-        else
+    for (int a = 0, takes = 0; a < n; a += 1 + takes) {
+        const struct Flag *f = flags, *const stop = flags + NFLAGS;
+        while (f < stop && strcmp(args[a], f->name)) f++;
+        takes = f == stop || f->kind == 's' ? 0 : f->kind == 'p' ? 6 : 1;
+        if (f == stop && !strncmp(args[a], "--", 2)) die(2, "there is no flag %.60s; see --help", args[a]);
+        if (n - a - 1 < takes) die(2, "%s takes %d values: %s", f->name, takes, f->help);
+        if (f < stop)
             read_flag(f, args + a + 1, takes);
-        a += takes;
+        else
+            args[words++] = args[a];
     }
     return words;
 }
 
 /* "ctog=1G,dtoc=0.5G" */
-static void read_links(const char *text) {
-    for (char *at = (char *)text, *end = at; *at; at = *end ? end + 1 : end) {
+static void read_links(char *at) {
+    for (char *end = at, *text = at; *at; at = *end ? end + 1 : end) {
         int c = 0;
         while (c < NLINKS && (strncmp(at, link_name[c], 4) || at[4] != '=')) c++;
         if (c < NLINKS) link_of[c].rate = with_unit(at + 5, &end, 1000);
@@ -1586,92 +1449,79 @@ static void read_links(const char *text) {
     }
 }
 
-/* The machine: this computer as far as it is known without measuring, or a file of Table 7's constants, where
- * a rate may differ between the stages (KEY_p, KEY_g); and what the flags say of it. */
+/* The machine to search for: this computer, as far as it is known without measuring; or a file of Table 7's
+ * constants, where a rate may differ between the stages (KEY_p and KEY_g); and what the flags say. */
 static void describe_machine(void) {
     static const char *const key[] = {"gmem",     "cmem",     "nmem",     "ctog_bdw",  "gtoc_bdw",
                                       "dtoc_bdw", "ctod_bdw", "mm_flops", "bmm_flops", "cpu_flops"};
-    static const double laptop[] = {10e9, 10e9, 1e9, 1e9, 100e9, 20e9, 20e9};
     const char *text = hardware ? read_text("", hardware) : NULL;
     struct statvfs disk;
-    double *rate = hw.link_bdw[0];
-    for (int v = 0; v < 14; v++) rate[v] = laptop[v / 2];
+    if (hardware && !text) die(2, "%s: there is no such file", hardware);
     hw.mem[GPU] = hw.mem[CPU] = .5 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     hw.mem[DISK] = statvfs(offload_dir, &disk) ? 1 : (double)disk.f_bavail * (double)disk.f_frsize;
-    if (hardware && !text) die(2, "%s: there is no such file", hardware);
-    for (int v = 0; v < 17 && text; v++) {
-        char name[40];
-        const char *of = key[v < 3 ? v : 3 + (v - 3) / 2], *at = member(text, of);
-        snprintf(name, sizeof name, "%s_%c", of, "gp"[(v - 3) & 1]);
-        const double value = atof(*at ? at : member(text, v < 3 ? of : name));
-        if (!(value >= 1e-9 && value <= 1e30))
-            die(2, "%s: %s has to be a number from 1e-9 to 1e30", hardware, of);
-        *(v < 3 ? &hw.mem[v] : &rate[v - 3]) = value;
+    for (int v = 0; v < 20 && text; v++) {
+        char stage[40];
+        snprintf(stage, sizeof stage, "%s_%c", key[v / 2], "gp"[v % 2]);
+        const char *both = member(text, key[v / 2]);
+        const double value = atof(*both ? both : member(text, stage));
+        if (!(value >= 1e-9 && value <= 1e30)) die(2, "%s: %s: expected 1e-9 to 1e30", hardware, key[v / 2]);
+        *(v < 6 ? &hw.mem[v / 2] : &hw.rate[v / 2 - 3][v % 2]) = value;
     }
     for (int v = 0; v < 2 * NLINKS; v++)
-        if (link_of[v / 2].rate > 0) rate[v] = link_of[v / 2].rate;
-    for (int t = GPU; t <= CPU; t++)
-        if (capacity[t] > 0) hw.mem[t] = capacity[t];
+        if (link_of[v / 2].rate > 0) hw.rate[v / 2][v % 2] = link_of[v / 2].rate;
+    for (int t = GPU; t <= CPU; t++) hw.mem[t] = capacity[t] > 0 ? capacity[t] : hw.mem[t];
 }
 
 /* The words behind the model, or the lines of a file but for empty ones. A line's number is the prompt's id.
  */
 static void read_prompts(char **words, int n) {
-    FILE *in = !prompts_file ? NULL : strcmp(prompts_file, "-") ? fopen(prompts_file, "r") : stdin;
-    char *line = NULL;
-    size_t room = 0;
-    if (prompts_file && !in) die(2, "%s: %s", prompts_file, strerror(errno));
-    for (int id = 0; in ? getline(&line, &room, in) >= 0 : id < n; id++, line = NULL) {
-        if (in) line[strcspn(line, "\r\n")] = 0;
-        prompts = grow(prompts, (nprompts + 1) * sizeof *prompts);
-        prompts[nprompts] = (Sequence){.text = in ? line : words[id], .id = id};
-        if (!in || *line) encode(&prompts[nprompts++]);
+    char *text =
+        !prompts_file ? NULL : read_text("", strcmp(prompts_file, "-") ? prompts_file : "/dev/stdin");
+    if (prompts_file && !text) die(2, "%s: there is no such file", prompts_file);
+    for (const char *c = text; c && *c; c++) n += *c == '\n';
+    prompts = allocate(n, sizeof *prompts);
+    for (int id = 0; text || (!prompts_file && id < n); id++) {
+        char *line = text ? strsep(&text, "\n") : words[id];
+        if (prompts_file) line[strcspn(line, "\r")] = 0;
+        prompts[nprompts] = (Sequence){.text = line, .id = id};
+        if (!prompts_file || *line) encode(&prompts[nprompts++]);
     }
     if (!nprompts) die(2, "there is no prompt: give some behind the model, or --prompts FILE");
 }
 
 /* Searches if no policy is given, places everything, and refuses what does not fit. */
 static void choose_policy(void) {
-    double x[NVARS];
+    double x[NVARS], longest = 0;
     Lp lp;
-    long longest = 0;
-    for (int q = 0; q < nprompts; q++) longest = max(longest, prompts[q].s);
-    if (percent) policy.gbs = policy.gbs ? policy.gbs : 32, policy.num_gpu_batches += !policy.num_gpu_batches;
-    policy.gbs = (int)min(policy.gbs, nprompts),
+    for (int q = 0; q < nprompts; q++) longest = fmax(longest, prompts[q].s);
+    if (percent) policy.gbs += policy.gbs ? 0 : 32, policy.num_gpu_batches += !policy.num_gpu_batches;
+    policy.gbs = (int)min(policy.gbs, nprompts);
     policy.num_gpu_batches = (int)min(policy.num_gpu_batches, nprompts);
+    policy.cpu_attention |= is_sparse() || !percent; /* as A.3 has it */
     batch = allocate(max(20, policy.num_gpu_batches), sizeof *batch);
-    if (!percent) {
-        policy.cpu_attention = true; /* as A.3 has it */
-        if (!(search((int)longest, nprompts, true, x, &lp) < INFINITY))
-            die(2,
-                "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or give --gpu-batch-size "
-                "1");
-        if (show_lp) print_lp(&lp);
-    }
+    if (!percent && !(search((int)longest, nprompts, true, x, &lp) < INFINITY))
+        die(2, "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or try --gpu-batch-size 1");
     place_all(NULL);
+    if (!percent && show_lp) print_lp(&lp);
     if (!percent)
-        fprintf(stderr,
-                "mini: searched by A.3; embeddings and workspace, %zu bytes, came off the GPU's memory\n",
+        fprintf(stderr, "mini: searched by A.3; %zu bytes of embeddings and workspace are not its\n",
                 arena[GPU].uncounted);
     for (int t = 0; t < NTIERS; t++)
         if ((double)arena[t].peak > hw.mem[t])
-            die(2,
-                "the %s tier needs %zu bytes and has %.0f; change --percent, lower --gpu-batch-size or raise "
-                "its size",
+            die(2, "the %s tier needs %zu bytes, but has %.0f: change --percent or lower --gpu-batch-size",
                 tier_name[t], arena[t].peak, hw.mem[t]);
 }
 
 /* The tiers' memory, and the threads. The disk's file has lost its name before it is used. */
 static void open_tiers(void) {
-    for (int t = 0; t < NTIERS; t++) {
+    for (int t = 0, fd = -1, why = 0; t < NTIERS; t++) {
         char path[4200];
-        int fd = -1, why = 0, flags = t == DISK ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-        const size_t size = max(arena[t].peak, 1);
+        const size_t size = max(arena[t].peak, 1), how = t == DISK ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
         snprintf(path, sizeof path, "%s/mini-XXXXXX", offload_dir);
         if (t == DISK && ((fd = mkstemp(path)) < 0 || unlink(path))) die(1, "%s: %s", path, strerror(errno));
-        if (t == DISK && (why = posix_fallocate(fd, 0, (off_t)size)))
-            die(1, "%s: %zu bytes: %s", path, size, strerror(why));
-        arena[t].base = mmap(NULL, size, PROT_READ | PROT_WRITE, flags, fd, 0);
+        if (t == DISK) why = posix_fallocate(fd, 0, (off_t)size);
+        if (why) die(1, "%s: no room for %zu bytes: %s", offload_dir, size, strerror(why));
+        arena[t].base = mmap(NULL, size, PROT_READ | PROT_WRITE, (int)how, fd, 0);
         if (arena[t].base == MAP_FAILED)
             die(1, "no memory for the %zu bytes of the %s tier", size, tier_name[t]);
     }
@@ -1684,65 +1534,99 @@ static void open_tiers(void) {
 }
 
 /* What is timed is generation alone. */
-static void generate_timed(void) {
-    const double start = now();
-    generate(), generation_s += now() - start;
+static void generate_timed(void) { generation_s -= now(), generate(), generation_s += now(); }
+
+/* How many bytes of s are a character of UTF-8; -n: n bytes are none. */
+static int utf8_step(const unsigned char *s) {
+    const int more = *s < 0x80 ? 0 : *s < 0xc2 || *s > 0xf4 ? -1 : 1 + (*s >= 0xe0) + (*s >= 0xf0);
+    if ((*s == 0xe0 && s[1] < 0xa0) || (*s == 0xf0 && s[1] < 0x90)) return -1; /* there are shorter forms */
+    if ((*s == 0xed && s[1] > 0x9f) || (*s == 0xf4 && s[1] > 0x8f))
+        return -1; /* surrogates; above U+10FFFF */
+    for (int b = 1; b <= more; b++)
+        if ((s[b] & 0xc0) != 0x80) return -b;
+    return more < 0 ? -1 : more + 1;
+}
+
+/* A text, or a JSON string of it; what is no UTF-8 becomes U+FFFD. */
+static void print_text(const char *text) {
+    static const char escaped[] = "\"\\\n\t\r", letters[] = "\"\\ntr";
+    if (json) putchar('"');
+    for (int step; *text; text += abs(step)) {
+        const char *escape = json ? strchr(escaped, *text) : NULL;
+        step = utf8_step((const unsigned char *)text);
+        if (escape)
+            printf("\\%c", letters[escape - escaped]);
+        else if (json && ((*text >= 0 && *text < ' ') || *text == 127))
+            printf("\\u%04x", *text);
+        else
+            printf("%.*s", step < 0 ? 3 : step, step < 0 ? "\xEF\xBF\xBD" : text);
+    }
+    if (json) putchar('"');
+}
+
+/* Tokens as text, without <s>, <pad>, </s> and <unk>. */
+static void print_tokens(const int *id, int n) {
+    size_t size = 0, end = 0;
+    for (int e = 0; e < n; e++) size += piece_text[id[e]] ? strlen(piece_text[id[e]]) : 0;
+    char *text = allocate(size, 1);
+    for (int e = 0; e < n; e++)
+        for (const char *c = piece_text[id[e]]; id[e] > 3 && c && *c; c += *c & 0x80 && c[1] ? 2 : 1) {
+            const int code = *c & 0x80 ? (c[0] & 31) << 6 | (c[1] & 63) : *c;
+            if (code < 324 && byte_of[code]) text[end++] = (char)(byte_of[code] - 1);
+        }
+    print_text(text), free(text);
 }
 
 static void print_results(void) {
     static const char *const kind[] = {"weights", "cache", "activations"};
     long tokens = 0;
-    for (const Sequence *q = prompts; q < prompts + nprompts; q++, tokens += q[-1].generated) {
-        const int *token = q->token + q->s, n = q->generated - (token[q->generated - 1] == model.eos);
-        char *text = decode(token, n);
+    for (const Sequence *q = prompts; q < prompts + nprompts; q++) {
+        const int *token = q->token + q->s, n = q->generated - (token[q->generated - 1] == eos);
         if (json) printf("{\"id\": %d, \"prompt\": ", q->id);
-        print_text(q->text, json);
+        print_text(q->text);
         if (json) printf(", \"completion\": ");
-        print_text(text, json), free(text);
+        print_tokens(token, n);
         for (int e = 0; e < n && json; e++) printf("%s%d", e ? ", " : ", \"tokens\": [", token[e]);
-        printf(json ? n ? "]}\n" : ", \"tokens\": []}\n" : "\n");
+        printf(!json ? "\n" : n ? "]}\n" : ", \"tokens\": []}\n"), tokens += q->generated;
     }
     if (fflush(stdout) || ferror(stdout)) die(1, "standard output: %s", strerror(errno));
     for (int k = 0; k < NKINDS; k++)
-        fprintf(stderr, "mini: %s %.2f/%.2f/%.2f%%\n", kind[k], 100 * policy.share[k][GPU],
-                100 * policy.share[k][CPU], 100 * policy.share[k][DISK]);
+        fprintf(stderr, "mini: %s: GPU %.2f%%, CPU %.2f%%, disk %.2f%%\n", kind[k],
+                100 * policy.share[k][GPU], 100 * policy.share[k][CPU], 100 * policy.share[k][DISK]);
     for (int t = 0; t < NTIERS; t++)
-        fprintf(stderr, "mini: %s tier %zu bytes\n", tier_name[t], arena[t].peak);
+        fprintf(stderr, "mini: %s tier: %zu bytes\n", tier_name[t], arena[t].peak);
     for (int c = 0; c < NLINKS; c++)
-        fprintf(stderr, "mini: %s %zu bytes, %.3f s, %.1f%% of the time\n", link_name[c], link_of[c].bytes,
+        fprintf(stderr, "mini: %s: %zu bytes, %.3f s, %.1f%% of the time\n", link_name[c], link_of[c].bytes,
                 link_of[c].seconds, 100 * link_of[c].seconds / generation_s);
-    fprintf(stderr, "mini: %d prompts in blocks of %d x %d, %ld tokens, %.3f s, %.1f tokens/s\n", nprompts,
-            policy.gbs, policy.num_gpu_batches, tokens, generation_s, tokens / generation_s);
+    fprintf(stderr, "mini: %d prompts, %d x %d, %ld tokens, %.3f s, %.1f tokens/s\n", nprompts, policy.gbs,
+            policy.num_gpu_batches, tokens, generation_s, (double)tokens / generation_s);
 }
 
 /* --policy: Eq. 1 as printed. */
 static void print_policy(void) {
     double x[NVARS];
     Lp lp;
-    const double each = search(prompt_len, 1024, false, x, &lp);
+    const double each = search(prompt_len, 1024, false, x, &lp), n = generation_length;
     if (!(each < INFINITY))
         die(2, "no placement fits; try smaller batches, fewer tokens or a larger machine");
     if (show_lp) print_lp(&lp);
     for (int v = 0; v < NVARS; v++) printf("%s %.12g\n", var_name[v], x[v]);
-    printf("T %.12g\ngbs %d\nnum_gpu_batches %d\nthroughput %.12g\n",
-           (x[T_PRE] + x[T_GEN] * (generation_length - 1)) * model.l, policy.gbs, policy.num_gpu_batches,
-           generation_length / each);
+    printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);
+    printf("T %.12g\nthroughput %.12g\n", (x[T_PRE] + x[T_GEN] * (n - 1)) * l, n / each);
 }
 
 int main(int argc, char **argv) {
+    const char *tmp = getenv("TMPDIR");
     signal(SIGXFSZ, SIG_IGN), signal(SIGBUS, mapping_failed);
-    threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    offload_dir = getenv("TMPDIR") && *getenv("TMPDIR") ? getenv("TMPDIR") : "/var/tmp";
+    threads = (int)sysconf(_SC_NPROCESSORS_ONLN), offload_dir = tmp && *tmp ? tmp : offload_dir;
+    for (int f = 0; f < NFLAGS && argc == 2 && !strcmp(argv[1], "--help"); f++)
+        if (printf("  %-20s %s\n", flags[f].name, flags[f].help), f == NFLAGS - 1) return 0;
     const int words = read_flags(argv + 1, argc - 1);
-    for (int f = 0; f < NFLAGS && help; f++) printf("  %-20s %s\n", flags[f].name, flags[f].help);
-    if (help) return 0;
     if (!words) die(2, "mini MODEL [PROMPT ...] [FLAGS]: name the directory of an OPT model; see --help");
-    policy.cpu_attention |= is_sparse();
     if (links) read_links(links);
     describe_machine(), read_config(argv[1]);
     if (only_policy) return print_policy(), 0;
     open_checkpoint(argv[1]), read_tokenizer(argv[1]), read_prompts(argv + 2, words - 1);
-    choose_policy(), open_tiers();
-    place_all(generate_timed);
+    choose_policy(), open_tiers(), place_all(generate_timed);
     return print_results(), 0;
 }
