@@ -8,23 +8,25 @@
  * three tiers, GPU, CPU and disk, in shares that a linear program finds, and while one batch computes, what
  * its neighbours need is on its way. There is no GPU here: the "GPU" is a piece of memory of a given size,
  * links are copies that can be slowed to a given rate, and the threads that compute stand for both
- * processors. All that the paper says about placement, order, overlap and approximation can be run and
- * watched on any computer.
+ * processors. All that the paper says of placement, order, overlap and approximation can be run and watched
+ * on any computer.
  *
  * Read it from top to bottom: the words of the paper; generate, which is Figure 4; compute, the model; the
  * moves between tiers; placement; links; 4-bit groups; cost model, simplex and search; and last what every
- * such program needs. "4.2", "A.3", "Eq. 1" are places in the paper. i, j and k are always token, layer and
- * GPU batch.
+ * such program needs. "4.2", "A.3", "Eq. 1" are places in the paper. i, j and k are token, layer and GPU
+ * batch.
  *
  * The engine beside this file is the same with everything. What is left out here, and where it is there:
- *   sampling, texts that stop   device/host.c, io/stop.c    opt-350m, all of Unicode   opt_model.c,
- * io/unicode.c jobs that survive           io/job.c, io/journal.c      pages of the KV cache      batch.c,
- * tier.c refilling, diagonal         admission.c                 CUDA, several machines     flexgen.cu,
- * device/pipeline.c a machine that is measured  cost/profile.c              a proof of the optimum     lp.c
+ *
+ *   sampling, stop texts    device/host.c, io/stop.c    opt-350m, Unicode    opt_model.c, io/unicode.c
+ *   jobs that survive       io/job.c, io/journal.c      pages of the cache   batch.c, tier.c
+ *   refilling, diagonal     admission.c                 CUDA; many machines  flexgen.cu; device/pipeline.c
+ *   measuring the machine   cost/profile.c              proof of an optimum  lp.c
+ *
  * Where the engine does better: an op waits only for what it needs (device/depend.c), where synchronize()
  * here waits for all; the CPU attends for batch k while the GPU projects k + 1 and finishes k - 1
- * (schedule.c); products and attention are written in vectors (device/simd.h); a second cost model knows what
- * really moves (policy.c). */
+ * (schedule.c); products and attention are written in vectors (device/simd.h); and a second cost model knows
+ * what really moves (policy.c). */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <errno.h>
@@ -48,7 +50,6 @@
 #endif
 
 // ---- The words of the paper -------------------------------------------------------------------------------
-
 typedef uint16_t f16;
 typedef enum { GPU, CPU, DISK, NTIERS } Tier;              /* 4.1: three levels of memory */
 typedef enum { WEIGHTS, CACHE, ACTIVATIONS, NKINDS } Kind; /* 4.2: what is placed and moved */
@@ -78,8 +79,7 @@ typedef struct {
 } Place;
 static Place on(Tier tier, void *at) { return (Place){tier, F16, at}; }
 
-/* A tensor (rows, cols), where it is in the checkpoint and where it rests. Off the GPU it passes a slot
- * there. */
+/* A tensor (rows, cols), in the checkpoint and where it rests. Off the GPU it passes through a slot there. */
 typedef struct {
     Place file, rest;
     int rows, cols;
@@ -100,7 +100,8 @@ typedef struct {
     bool ended;             /* by </s> */
     int row, room;          /* its first row in the hidden state; tokens of its cache */
     Tier kv_tier, act_tier; /* where its cache and its activations rest ... */
-    uint8_t *kv, *act;      /* ... as (l, k and v, room, kv_row) and (s, h1) */
+    uint8_t *kv;            /* ... as (l, k and v, room, kv_row) ... */
+    float *act;             /* ... and (s, h1) */
     size_t staged[NTIERS];  /* its cache's place in a staging slot */
 } Sequence;
 
@@ -128,8 +129,8 @@ static void post(int worker, Move *move, int i, int j, int k, bool down), synchr
 static void parallel(Task *task, const void *arg, int n, double work);
 static void travel(Place to, Place from, size_t bytes);
 static void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
-static void pack_group(uint8_t *to, const float *x, int n),
-    unpack_group(float *x, const uint8_t *from, int n);
+static void pack_group(uint8_t *to, const float *x, int n);
+static void unpack_group(float *x, const uint8_t *from, int n);
 static size_t group_bytes(int n);
 static long min(long a, long b) { return a < b ? a : b; }
 static long max(long a, long b) { return a > b ? a : b; }
@@ -174,12 +175,10 @@ static void generate(void) {
                 synchronize();
             }
 }
-
 /* Rows of a sequence in the squares of token i: in prefill its prompt, in decoding its newest token (3). */
 static int rows_of(const Sequence *q, int i) { return q->ended ? 0 : i ? 1 : q->s; }
 
-/* Between two tokens nothing moves: who has ended leaves its batch, the others close up. False: nobody is
- * left. */
+/* Between two tokens nothing moves: who has ended leaves, the others close up. False: nobody is left. */
 static bool begin_token(int i) {
     int row = 0, all = 0;
     for (int k = 0; k < K; k++, all += row, row = 0)
@@ -189,14 +188,12 @@ static bool begin_token(int i) {
         }
     return all > 0;
 }
-
 /* The square that k - 1 or k + 1 means beside the edges of its column. False: there is none. */
 static bool at_square(int *i, int *j, int *k) {
     const int columns = l + 1, column = *i * columns + *j + (*k >= K) - (*k < 0);
     *k = (*k + K) % K, *i = column / columns, *j = column % columns;
     return column >= 0 && *i < generation_length;
 }
-
 /* Of two buffers, one is for this square, the other for the squares behind and ahead of it. */
 static int buffer_of(int i, int j, int k) { return (int)(((i * (l + 1L) + j) * K + k) % 2); }
 
@@ -242,7 +239,6 @@ static void dot_rows(float *y, size_t ld, const float *x, size_t x_ld, int rows,
     for (; q + MT <= rows; q += MT) dot_tile(y + q * ld, ld, x + q * x_ld, x_ld, w, w_ld, n, MT);
     for (; q < rows; q++) dot_tile(y + q * ld, ld, x + q * x_ld, x_ld, w, w_ld, n, 1);
 }
-
 /* y = x w^T + b of x (rows, in), w (out, in), b (out) or NULL; or relu of that, or y is added to. */
 typedef struct {
     float *y;
@@ -275,8 +271,7 @@ static void linear_task(const void *arg, int thread, int first, int n) {
                 const int rows = (int)min(BLOCK, a->rows - row);
                 if (row % BLOCK == 0) dot_rows(y, NT, a->x + row * in, in, rows, w, in, a->in);
                 for (int p = 0; p < some; p++)
-                    to[p] = a->add ? to[p] + sum[p] + bias[o + p]
-                                   : fmaxf(sum[p] + bias[o + p], a->relu ? 0 : -INFINITY);
+                    to[p] = fmaxf(sum[p] + bias[o + p] + (a->add ? to[p] : 0), a->relu ? 0 : -INFINITY);
             }
         }
     }
@@ -296,23 +291,19 @@ static void layernorm(float *y, const float *x, const uint8_t *w, const uint8_t 
         for (int c = 0; c < h1; c++) y[c] = (x[c] - mean) / sqrtf(var + 1e-5f) * gain[c] + bias[c];
     }
 }
-
 static void softmax(float *score, int n) {
     float most = score[0], sum = 0;
     for (int t = 1; t < n; t++) most = fmaxf(most, score[t]);
     for (int t = 0; t < n; t++) sum += score[t] = expf(score[t] - most);
     for (int t = 0; t < n; t++) score[t] /= sum;
 }
-
 /* o += p v */
 static void add_weighed(float *restrict o, float p, const float *restrict v, int n) {
     for (int d = 0; d < n; d++) o[d] += p * v[d];
 }
-
 static struct { int i, j, k; } now_at; /* the square that computes */
 
-/* Prefill attends to what has just been computed: a task is a head of a sequence, token t sees tokens 0 .. t.
- */
+/* Prefill attends to what has just been computed: a task is a head of a sequence; t sees tokens 0 .. t. */
 static void attend_prefill(const void *arg, int thread, int first, int n) {
     const Batch *b = arg;
     float *score = scratch + thread * scratch_floats;
@@ -325,15 +316,13 @@ static void attend_prefill(const void *arg, int thread, int first, int n) {
             for (int u = 0; u < t + rows; u += NT)
                 dot_rows(score + u, ld, q + (size_t)t * h1, h1, rows, k + (size_t)u * h1, h1, hd);
             for (int e = t; e < t + rows; e++) {
-                float *o = memset(x_Out + at + (size_t)e * h1, 0, hd * sizeof *o),
-                      *weight = score + (e - t) * ld;
-                softmax(weight, e + 1);
+                float *o = x_Out + at + (size_t)e * h1, *weight = score + (e - t) * ld;
+                softmax(weight, e + 1), memset(o, 0, hd * sizeof *o);
                 for (int u = 0; u <= e; u++) add_weighed(o, weight[u], v + (size_t)u * h1, hd);
             }
         }
     }
 }
-
 static bool is_sparse(void) { return policy.sparsity < 1; }
 
 /* Computation delegation (4.2): in decoding the CPU attends to cache that is not on the GPU. */
@@ -343,7 +332,6 @@ static bool is_delegated(const Sequence *q, int i) { return i && policy.cpu_atte
 static Place kv_home(const Sequence *q, int j, int t, int value) {
     return on(q->kv_tier, q->kv + ((2 * (size_t)j + value) * q->room + t) * kv_row);
 }
-
 /* Where square (i, j, k) has it: at home if whoever attends can read it there, else in a staging slot. */
 static Place kv_near(const Sequence *q, int i, int j, int k, int t, int value) {
     const Tier side = is_delegated(q, i) ? CPU : GPU;
@@ -351,7 +339,6 @@ static Place kv_near(const Sequence *q, int i, int j, int k, int t, int value) {
     if (q->kv_tier == side) return kv_home(q, j, t, value);
     return on(side, stage[side][buffer_of(i, j, k)] + q->staged[side] + (value * room + t) * kv_row);
 }
-
 static Place kv_now(const Sequence *q, int t, int value) {
     return kv_near(q, now_at.i, now_at.j, now_at.k, t, value);
 }
@@ -367,11 +354,9 @@ static void write_row(uint8_t *to, const float *x) {
     for (int d = 0, n; d < h1 && policy.compress_cache; d += n, to += group_bytes(n))
         pack_group(to, x + d, n = (int)min(GROUP, hd - d % hd));
 }
-
 static int descending(const void *a, const void *b) {
     return (*(const float *)a < *(const float *)b) - (*(const float *)a > *(const float *)b);
 }
-
 /* Top-K sparse attention (5): the weights of the others become -1, the rest stay. K is 1 + the share of the
  * past, rounded up; the newest of the n tokens is always one of them, and of equal ones the earlier. */
 static void keep_top(float *weight, float *sorted, int n) {
@@ -383,7 +368,6 @@ static void keep_top(float *weight, float *sorted, int n) {
     for (int t = 0; t < n - 1; t++)
         if (!(weight[t] > least || (weight[t] == least && equal-- > 0))) weight[t] = -1;
 }
-
 /* Decoding attends to the cache where it is near: a task is a head of a sequence. */
 static void attend_decode(const void *arg, int thread, int first, int n) {
     const Batch *b = arg;
@@ -405,14 +389,12 @@ static void attend_decode(const void *arg, int thread, int first, int n) {
         for (int t = 0; t < len; t++) {
             Place near = kv_now(seq, t, 1), home = kv_home(seq, now_at.j, t, 1);
             near.at += head * bytes, home.at += head * bytes;
-            if (score[t] < 0) continue;
-            if (is_sparse() && near.at != home.at && t < len - 1)
-                travel(near, home, bytes); /* of v only this */
+            if (score[t] < 0) continue; /* of sparse attention's v only the chosen come near */
+            if (is_sparse() && near.at != home.at && t < len - 1) travel(near, home, bytes);
             read_head(some, near.at), add_weighed(o, score[t], some, hd);
         }
     }
 }
-
 /* The new k and v of a sequence go where the square has its cache; if the CPU will attend, by the link. */
 static void append(const Sequence *q) {
     for (int e = 0, past = now_at.i ? q->s + now_at.i - 1 : 0; e < 2 * rows_of(q, now_at.i); e++) {
@@ -422,28 +404,23 @@ static void append(const Sequence *q) {
         if (near.tier != GPU) travel(near, here, kv_row);
     }
 }
-
 /* Queries go down to the CPU, what it has attended to comes up: 4 b h1 bytes (4.2). */
 static void exchange(const Sequence *q, bool down) {
-    const size_t at = (size_t)q->row * h1;
+    const size_t at = (size_t)q->row * h1, bytes = h1 * sizeof(float);
     const Place above = on(GPU, (down ? x_Q : x_Out) + at), below = on(CPU, (down ? query : result) + at);
-    if (!q->ended && is_delegated(q, now_at.i))
-        travel(down ? below : above, down ? above : below, h1 * sizeof(float));
+    if (!q->ended && is_delegated(q, now_at.i)) travel(down ? below : above, down ? above : below, bytes);
 }
-
 /* A tensor of the layer where it is while the layer computes. */
 static const uint8_t *weight_at(int role) {
     const Weight *w = &layer[now_at.j][role];
     return w->rest.tier == GPU ? w->rest.at : weight_slot[((long)now_at.i * l + now_at.j) % 2] + w->offset;
 }
-
 /* y = x w + b of a matrix of the layer, and what else `how` says. */
 static void product(int role, float *y, const float *x, int rows, Linear how) {
     const Weight *w = &layer[now_at.j][role];
     how.y = y, how.x = x, how.rows = rows, how.out = w->rows, how.in = w->cols, how.packed = w->packed;
     how.w = weight_at(role), how.b = weight_at(role + 1), linear(how);
 }
-
 /* x_Out, in the place of x. */
 static void attention(const Batch *b, float *x, int rows) {
     const size_t size = (size_t)rows * h1;
@@ -459,14 +436,12 @@ static void attention(const Batch *b, float *x, int rows) {
     for (const Sequence *q = b->seq; q < b->end; q++) exchange(q, false);
     product(W_O, x, x_Out, rows, (Linear){.add = true});
 }
-
 /* x = relu(x_Out w_1) w_2 + x_Out, in place. */
 static void mlp(float *x, int rows) {
     layernorm(norm, x, weight_at(NORM_2), weight_at(NORM_2 + 1), rows);
     product(W_1, ffn, norm, rows, (Linear){.relu = true});
     product(W_2, x, ffn, rows, (Linear){.add = true});
 }
-
 /* Before layer 0: x = token table[token] + position table[position + 2]. */
 static void embed(int i, const Batch *b, float *x) {
     for (const Sequence *q = b->seq; q < b->end; q++)
@@ -477,24 +452,22 @@ static void embed(int i, const Batch *b, float *x) {
             add_weighed(x, 1, norm, h1);
         }
 }
-
 /* Behind the layers: the logits of each sequence's last row, and the token with the largest. */
 static void head(int i, const Batch *b, const float *x) {
-    int rows = 0;
+    int n = 0;
     for (const Sequence *q = b->seq; q < b->end; q++)
-        if (!q->ended) memcpy(x_Out + rows++ * h1, x + (q->row + rows_of(q, i) - 1) * h1, h1 * sizeof *x);
-    if (final_norm) layernorm(x_Out, x_Out, outside[LAST_NORM].rest.at, outside[LAST_BIAS].rest.at, rows);
-    linear(
-        (Linear){logits, x_Out, outside[HEAD].rest.at, NULL, rows, (int)vocab, (int)h1, false, false, false});
+        if (!q->ended)
+            memcpy(x_Out + (size_t)n++ * h1, x + (size_t)(q->row + rows_of(q, i) - 1) * h1, h1 * sizeof *x);
+    if (final_norm) layernorm(x_Out, x_Out, outside[LAST_NORM].rest.at, outside[LAST_BIAS].rest.at, n);
+    linear((Linear){.y = logits, .x = x_Out, .w = outside[HEAD].rest.at, .rows = n, .out = vocab, .in = h1});
     const float *logit = logits;
     for (Sequence *q = b->seq; q < b->end; q++) {
         if (q->ended) continue;
-        size_t best = 0;
-        for (size_t t = 1; t < vocab; t++) best = logit[t] > logit[best] ? t : best;
-        q->token[q->s + q->generated++] = (int)best, logit += vocab;
+        int best = 0;
+        for (int t = 1; t < vocab; t++) best = logit[t] > logit[best] ? t : best;
+        q->token[q->s + q->generated++] = best, logit += vocab;
     }
 }
-
 static float *hidden_state(int i, int j, int k) {
     return batch[k].act_rests ? batch[k].x : x_slot[buffer_of(i, j, k)];
 }
@@ -513,11 +486,9 @@ static void compute(int i, int j, int k) {
 //
 // Each kind of data has a thread, which does what it is asked in this order: what the square behind has made
 // leaves its buffer before what the square ahead needs enters it. So two buffers of a kind are enough. And no
-// move touches what is being computed: a load of the cache brings the past, whose length the square tells,
-// and which was stored.
+// move touches what is being computed: a load of the cache brings the past, which has been stored.
 
-/* Part k of K of the layer's bytes that rest off the GPU. Slots alternate over the ends of tokens, so for odd
- * l. */
+/* Part k of K of the layer's bytes off the GPU. Slots alternate over the ends of tokens, also for odd l. */
 static void move_weight(int i, int j, int k, bool down) {
     const size_t lines = slab[j] / 64, from = lines * k / K * 64, to = lines * (k + 1) / K * 64;
     for (const Weight *w = layer[j]; w < layer[j] + NROLES && !down; w++) {
@@ -527,18 +498,14 @@ static void move_weight(int i, int j, int k, bool down) {
         rest.at += (begin - w->offset) * (rest.type == F32 ? 2 : 1), travel(slot, rest, end - begin);
     }
 }
-
 /* The hidden state of a batch: down behind a layer, up before the next. */
 static void move_activation(int i, int j, int k, bool down) {
     for (const Sequence *q = batch[k].seq; q < batch[k].end; q++) {
-        const Place home = on(q->act_tier, q->act),
-                    here = on(GPU, hidden_state(i, j, k) + (size_t)q->row * h1);
+        const Place home = on(q->act_tier, q->act), here = on(GPU, hidden_state(i, j, k) + 1L * q->row * h1);
         travel(down ? home : here, down ? here : home, rows_of(q, i) * h1 * sizeof(float));
     }
 }
-
-/* New k and v go down, if they are not at home; the past comes up, of sparse attention (by the CPU) only k.
- */
+/* New k and v go down, if they are not at home; the past comes up, of sparse attention only k. */
 static void move_cache(int i, int j, int k, bool down) {
     for (const Sequence *q = batch[k].seq; q < batch[k].end; q++)
         for (int value = 0; value < (is_sparse() && !down ? 1 : 2) && !q->ended; value++) {
@@ -547,15 +514,12 @@ static void move_cache(int i, int j, int k, bool down) {
             travel(down ? home : near, down ? near : home, near.at == home.at ? 0 : n * kv_row);
         }
 }
-
 /* Behind the head comes layer 0 of the next token. */
 static void load_weight(int i, int j, int k) {
     i += j > l, j %= l + 1;
     if (i < generation_length && j < l && slab[j]) post(WEIGHTS, move_weight, i, j, k, false);
 }
-
-/* Asks for a move of what does not rest on the GPU. Nothing rests behind the head, nor before layer 0 and a
- * prefill. */
+/* Asks for what does not rest on the GPU. Nothing rests behind the head, nor before layer 0 and a prefill. */
 static void ask(Kind kind, Move *move, int i, int j, int k, bool down) {
     if (!at_square(&i, &j, &k) || (kind == CACHE ? batch[k].kv_rests : batch[k].act_rests)) return;
     if (down || kind == CACHE ? j < l && (down || i) : j > 0) post(kind, move, i, j, k, down);
@@ -566,7 +530,6 @@ static void load_cache(int i, int j, int k) { ask(CACHE, move_cache, i, j, k, fa
 static void load_activation(int i, int j, int k) { ask(ACTIVATIONS, move_activation, i, j, k, false); }
 
 // ---- Threads: one for each kind of data that moves; the others help to compute ----------------------------
-
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
 static struct Worker {
@@ -595,7 +558,6 @@ static void *work(void *arg) {
     }
     return NULL;
 }
-
 /* Asks a thread for a move. Without overlapping it is made at once, which is the only difference. */
 static void post(int to, Move *move, int i, int j, int k, bool down) {
     struct Worker *w = &worker[to];
@@ -605,23 +567,19 @@ static void post(int to, Move *move, int i, int j, int k, bool down) {
     w->job[e].move = move, w->job[e].i = i, w->job[e].j = j, w->job[e].k = k, w->job[e].down = down;
     pthread_cond_signal(&w->wake), pthread_mutex_unlock(&mutex);
 }
-
 static void wait_for(int first, int end) {
     pthread_mutex_lock(&mutex);
     for (int w = first; w < end; w++)
         while (worker[w].done < worker[w].posted) pthread_cond_wait(&finished, &mutex);
     pthread_mutex_unlock(&mutex);
 }
-
 /* Figure 4: synchronize all devices. */
 static void synchronize(void) { wait_for(0, NKINDS); }
 
 static void do_share(int thread, int first, int end, bool down) {
     if (first < end && !down) shared.task(shared.arg, thread, first, end - first);
 }
-
-/* Does tasks 0 .. n - 1, each thread its share. Little work, in multiplications, is not worth waking the
- * others. */
+/* Does tasks 0 .. n - 1, each thread its share. Little work (multiplications) is not worth waking others. */
 static void parallel(Task *task, const void *arg, int n, double work) {
     const int helpers = work < 3e5 ? 0 : threads - 1, each = n / (helpers + 1);
     shared.task = task, shared.arg = arg;
@@ -631,10 +589,10 @@ static void parallel(Task *task, const void *arg, int n, double work) {
 
 // ---- Tensor placement (4.2): six percentages, and the bytes of each tier ----------------------------------
 //
-// Things are placed whole, one after the other: the GPU takes one if its share of all that have come has
-// room; else the CPU, if the share of both has; else the disk. So a share is met to the size of one thing.
-// Weights are placed by tensors, over all layers in a row, so that each layer is spread alike; cache and
-// activations by sequences.
+// Things are placed whole, one after the other: the GPU takes one if its share of all so far has room; else
+// the CPU, if the share of both has; else the disk. So a share is met to the size of one thing. Weights are
+// placed by tensors, over all layers in a row, so that layers are spread alike; cache and activations by
+// sequences.
 
 static struct {
     uint8_t *base;
@@ -651,9 +609,7 @@ static Tier place(Dealt *d, const double share[NTIERS], double size) {
         if ((above += d->on[t]) <= (room += share[t] * d->all) * (1 + 1e-9)) break;
     return d->on[t] += size, (Tier)t;
 }
-
-/* The next bytes of a tier. Before there are tiers this counts, so that all is known before anything is done.
- */
+/* The next bytes of a tier. Before there are tiers this only counts: all is known before anything is done. */
 static void *take(Tier t, size_t bytes) {
     const uintptr_t at = (uintptr_t)arena[t].base + arena[t].used;
     arena[t].used += (bytes + 63) / 64 * 64, arena[t].peak = max(arena[t].peak, arena[t].used);
@@ -670,7 +626,6 @@ static Tier settle(Weight *w, Tier tier) {
     w->rest = tier == DISK && !w->packed ? w->file : (Place){tier, F16, take(tier, w->bytes)};
     return tier;
 }
-
 static void place_weights(void) {
     Dealt dealt = {0};
     size_t slot = 0;
@@ -688,7 +643,6 @@ static void place_weights(void) {
     }
     for (int s = 0; s < 2; s++) weight_slot[s] = take(GPU, slot);
 }
-
 /* A batch's cache and activations. staged: what a slot of the cache has to hold. Returns its rows. */
 static size_t place_batch(Batch *b, Dealt dealt[NKINDS], size_t staged[NTIERS]) {
     size_t need[NTIERS] = {0}, rows = 0;
@@ -704,13 +658,11 @@ static size_t place_batch(Batch *b, Dealt dealt[NKINDS], size_t staged[NTIERS]) 
         b->kv_rests &= q->kv_tier == GPU, b->act_rests &= q->act_tier == GPU;
     }
     b->act_rests |= K == 1; /* alone, it computes in one place */
-    for (Sequence *q = b->seq; q < b->end && !b->act_rests; q++)
-        q->act = (void *)floats(q->act_tier, q->s * h1);
+    for (Sequence *q = b->seq; q < b->end && !b->act_rests; q++) q->act = floats(q->act_tier, q->s * h1);
     if (b->act_rests) b->x = floats(GPU, rows * h1);
     for (int t = GPU; t <= CPU; t++) staged[t] = max(staged[t], need[t]);
     return rows;
 }
-
 /* Everything of one block: its sequences, the buffers, the workspace. */
 static void place_block(Sequence *seq, int count) {
     Dealt dealt[NKINDS] = {{0}};
@@ -719,8 +671,8 @@ static void place_block(Sequence *seq, int count) {
     K = (count + policy.gbs - 1) / policy.gbs;
     for (int k = 0; k < K; k++) {
         batch[k] = (Batch){.seq = seq + k * gbs, .end = seq + min((k + 1) * gbs, count)};
-        rows = max(rows, place_batch(&batch[k], dealt, staged)),
-        moving = max(moving, batch[k].act_rests ? 0 : rows);
+        rows = max(rows, place_batch(&batch[k], dealt, staged));
+        if (!batch[k].act_rests) moving = rows;
     }
     const size_t homes = arena[GPU].used - before;
     for (int q = 0; q < count; q++) longest = max(longest, seq[q].room);
@@ -731,18 +683,15 @@ static void place_block(Sequence *seq, int count) {
     const size_t wide = max(h1, h2), part = (rows + PAD) * h1;
     norm = floats(GPU, part), x_Q = floats(GPU, part), x_K = floats(GPU, part), x_V = floats(GPU, part);
     x_Out = floats(GPU, part), ffn = floats(GPU, rows * h2), logits = floats(GPU, gbs * vocab);
-    scratch_floats =
-        NT * (wide + BLOCK) + MT * (longest + NT) + (policy.compress_weight ? GROUP / 2 * (wide + PAD) : 0);
+    scratch_floats = NT * (wide + BLOCK) + MT * (longest + NT);
+    if (policy.compress_weight) scratch_floats += GROUP / 2 * (wide + PAD);
     scratch = floats(GPU, threads * scratch_floats), new_row = floats(GPU, h1);
-    query = floats(CPU, policy.cpu_attention ? gbs * h1 : 0),
-    result = floats(CPU, policy.cpu_attention ? gbs * h1 : 0);
+    if (policy.cpu_attention) query = floats(CPU, gbs * h1), result = floats(CPU, gbs * h1);
     arena[GPU].uncounted += arena[GPU].used - before - homes;
 }
-
 static void fill_weight(Weight *w);
 
-/* Places all, block by block, each where the one before was, and does with each what is to be done; NULL:
- * counts. */
+/* Places all, block by block, each where the one before was, and then does what is to be done; or counts. */
 static void place_all(void (*then)(void)) {
     size_t mark[NTIERS], packed = hd / GROUP * group_bytes(GROUP);
     if (hd % GROUP) packed += group_bytes(hd % GROUP);
@@ -760,7 +709,6 @@ static void place_all(void (*then)(void)) {
 }
 
 // ---- Links ------------------------------------------------------------------------------------------------
-
 static struct {
     double rate, free_at, seconds;
     size_t bytes;
@@ -770,7 +718,6 @@ static double now(void) {
     struct timespec t;
     return clock_gettime(CLOCK_MONOTONIC, &t), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-
 /* Numbers of a checkpoint, at any address, as F16; bytes of these. */
 static void copy_as_f16(uint8_t *to, const uint8_t *from, int type, size_t bytes) {
     const size_t size = type == F32 ? 4 : 2;
@@ -782,8 +729,7 @@ static void copy_as_f16(uint8_t *to, const uint8_t *from, int type, size_t bytes
         narrow(&y, &x, 1), memcpy(to + 2 * e, &y, sizeof y);
     }
 }
-
-/* Takes bytes from tier to tier, over one link or two: the disk's go by the CPU, and the slower link sets the
+/* Takes bytes from tier to tier, over one link or two: the disk's go by the CPU, and the slower sets the
  * pace. Each link is taken from when it is free for as long as its rate says; then this thread sleeps until
  * all has arrived. Less than a tenth of a millisecond is left to the next copy. */
 static void travel(Place to, Place from, size_t bytes) {
@@ -806,7 +752,6 @@ static void travel(Place to, Place from, size_t bytes) {
 }
 
 // ---- F16, and groups of 4 bits (5, group-wise quantization) -----------------------------------------------
-
 /* F16 to float: 112 more in the exponent, by a product, which also makes numbers normal. */
 static void widen(float *to, const void *f16s, size_t n) {
     const f16 *from = f16s;
@@ -820,9 +765,7 @@ static void widen(float *to, const void *f16s, size_t n) {
         memcpy(to + e, &bits, sizeof bits), to[e] *= from[e] >> 15 ? -0x1p112f : 0x1p112f;
     }
 }
-
-/* Float to F16, to the nearest, of two the even one: a whole number of the unit that F16 has there, at least
- * 2^-24. */
+/* Float to F16, to the nearest, of two the even one: a whole number of F16's unit there, at least 2^-24. */
 static void narrow(void *f16s, const float *from, size_t n) {
     f16 *to = f16s;
     size_t e = 0;
@@ -838,13 +781,11 @@ static void narrow(void *f16s, const float *from, size_t n) {
         to[e] = (f16)(min(bits, 0x7c00) | (signbit(from[e]) ? 0x8000 : 0));
     }
 }
-
 /* Bytes of a group: min and scale as F16, then codes. That of number e lies in byte e / 32 * 16 + e % 16, in
  * the low half where e % 32 < 16. Whole fours of bytes. */
 static size_t group_bytes(int n) { return 4 + (n / 32 * 16 + min(n % 32, 16) + 3) / 4 * 4; }
 
-/* x_quant = round((x - min) / (max - min) * (2^b - 1)), b = 4. The scale is rounded up, so that 15 reaches
- * max. */
+/* x_quant = round((x - min) / (max - min) * (2^b - 1)), b = 4. The scale is rounded up: 15 reaches max. */
 static void pack_group(uint8_t *to, const float *x, int n) {
     float most = x[0], head[2] = {x[0], 0};
     f16 rounded[2];
@@ -853,11 +794,11 @@ static void pack_group(uint8_t *to, const float *x, int n) {
     head[1] = exact, narrow(rounded, head, 2), widen(head, rounded, 2);
     if (head[1] < exact) rounded[1]++, widen(head, rounded, 2);
     memset(memcpy(to, rounded, 4) + 4, 0, group_bytes(n) - 4);
-    for (int e = 0; e < n && head[1] > 0; e++)
-        to[4 + e / 32 * 16 + e % 16] |= (uint8_t)fminf(15, rintf((x[e] - least) * (1 / head[1])))
-                                        << e % 32 / 16 * 4;
+    for (int e = 0; e < n && head[1] > 0; e++) {
+        const unsigned code = (unsigned)fminf(15, rintf((x[e] - least) * (1 / head[1])));
+        to[4 + e / 32 * 16 + e % 16] |= (uint8_t)(code << e % 32 / 16 * 4);
+    }
 }
-
 /* min + scale x_quant, as F16. */
 static void unpack_group(float *x, const uint8_t *from, int n) {
     float head[2];
@@ -867,7 +808,6 @@ static void unpack_group(float *x, const uint8_t *from, int n) {
         x[e] = head[0] + head[1] * (float)(from[4 + e / 32 * 16 + e % 16] >> e % 32 / 16 * 4 & 15);
     narrow(rounded, x, n), widen(x, rounded, n);
 }
-
 /* Brings a tensor from the checkpoint to where it rests. Weights are grouped along the output channel, their
  * rows: the group of column c that begins in row g GROUP is number g cols + c. */
 static void fill_weight(Weight *w) {
@@ -877,11 +817,9 @@ static void fill_weight(Weight *w) {
     for (size_t group = 0; group < w->bytes / group_bytes(GROUP); group++) {
         const size_t row = group / cols * GROUP;
         const int rows = (int)min(GROUP, w->rows - row);
-        f16 plain[GROUP];
+        uint8_t plain[GROUP * sizeof(f16)], *from = w->file.at + (row * cols + group % cols) * size;
         float column[GROUP];
-        for (int o = 0; o < rows; o++)
-            copy_as_f16((uint8_t *)(plain + o), w->file.at + ((row + o) * cols + group % cols) * size,
-                        w->file.type, 2);
+        for (int o = 0; o < rows; o++) copy_as_f16(plain + 2 * o, from + o * cols * size, w->file.type, 2);
         widen(column, plain, rows), pack_group(w->rest.at + group * group_bytes(GROUP), column, rows);
     }
 }
@@ -889,19 +827,16 @@ static void fill_weight(Weight *w) {
 // ---- A.3: the cost model, linear in nine fractions and in the seconds of a layer (4.3, Eq. 1) -------------
 //
 // As printed, also where it is no machine's behaviour: the CPU attends to all cache off the GPU, comp^g adds
-// two processors that could work at once, gpu_w^g holds a whole prompt's activations. wn, cn, hn are wd, cd,
-// hd here.
+// two processors that could work at once, gpu_w^g holds a prompt's activations. wn, cn, hn are wd, cd, hd.
 
 enum { WG, WC, WD, CG, CC, CD, HG, HC, HD, T_PRE, T_GEN, NVARS, NROWS = 31 };
-static const char *const var_name[] = {"wg", "wc", "wd", "cg",    "cc",   "cd",
-                                       "hg", "hc", "hd", "T_pre", "T_gen"};
+static const char var_name[][6] = {"wg", "wc", "wd", "cg", "cc", "cd", "hg", "hc", "hd", "T_pre", "T_gen"};
 
 /* Table 7: a machine of a few numbers. Rates are those of generation [0] and of prefill [1]. */
 enum { MM = NLINKS, BMM, CPU_FLOPS, NRATES };
 static struct {
     double mem[NTIERS], rate[NRATES][2];
-} hw = {
-    .rate = {{10e9, 10e9}, {10e9, 10e9}, {1e9, 1e9}, {1e9, 1e9}, {1e11, 1e11}, {2e10, 2e10}, {2e10, 2e10}}};
+} hw = {.rate = {{9e9, 9e9}, {9e9, 9e9}, {1e9, 1e9}, {1e9, 1e9}, {9e10, 9e10}, {2e10, 2e10}, {2e10, 2e10}}};
 
 /* Minimize c x, x >= 0, where of each of m rows a x <= b. */
 typedef struct {
@@ -921,11 +856,10 @@ static void stage_rows(Lp *lp, const double *mem, double s, double n, double gbs
     const double q = p ? s : 1, u = p ? s : s + n, weights = 8. * h1 * h1 + 4. * h1 * h2;
     const double hidden = 2 * q * h1 * bls, stored = 4 * (p ? s + 1 : 1) * h1 * bls;
     const double down = p ? stored : 0, loaded = p ? 0 : 4 * bls * (s + n / 2) * h1;
-    const double ctog = hw.rate[CTOG][p], gtoc = hw.rate[GTOC][p], dtoc = hw.rate[DTOC][p],
-                 ctod = hw.rate[CTOD][p];
+    const double ctog = hw.rate[CTOG][p], gtoc = hw.rate[GTOC][p], dtoc = hw.rate[DTOC][p];
+    const double ctod = hw.rate[CTOD][p], bmm_flops = hw.rate[BMM][p], cpu_flops = hw.rate[CPU_FLOPS][p];
     const double linear_layer = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2) / hw.rate[MM][p];
-    const double att = 4 * bls * (p ? s * s : s + n / 2) * h1, gpu = att / hw.rate[BMM][p],
-                 cpu = att / hw.rate[CPU_FLOPS][p];
+    const double att = 4 * bls * (p ? s * s : s + n / 2) * h1, gpu = att / bmm_flops, cpu = att / cpu_flops;
     ROW(p ? "ctog^p" : "ctog^g", 0, [WC] = weights / ctog, [WD] = weights / ctog, [HC] = hidden / ctog,
         [HD] = hidden / ctog, [T_PRE] = -p, [T_GEN] = p - 1);
     ROW(p ? "gtoc^p" : "gtoc^g", 0, [CC] = down / gtoc, [CD] = down / gtoc, [HC] = hidden / gtoc,
@@ -936,18 +870,14 @@ static void stage_rows(Lp *lp, const double *mem, double s, double n, double gbs
         0, [CD] = stored / ctod, [HD] = hidden / ctod, [T_PRE] = -p, [T_GEN] = p - 1);
     ROW(p ? "comp^p" : "comp^g", -linear_layer - p * gpu, [CG] = (1 - p) * gpu, [CC] = (1 - p) * cpu,
         [CD] = (1 - p) * cpu, [T_PRE] = -p, [T_GEN] = p - 1);
-    const double qkv = gbs * (2 * q * h1 + 3 * (2 * q * h1)),
-                 att_1 = gbs * (2 * q * h1 + 2 * u * h1 + 2 * nh * q * u);
-    const double att_2 = att_1, embed_w = gbs * (2 * q * h1 + 2 * q * h1), mlp_1 = 2 * gbs * q * (h1 + h2),
-                 mlp_2 = mlp_1;
-    const double term[6][2] = {{qkv, 0},     {0, att_1}, {0, att_2},
-                               {embed_w, 0}, {mlp_1, 0}, {mlp_2, 0}}; /* ... and of cg */
-    for (int w = 0; w < 6; w++) /* of gpu_w: 2 (1 - wg) weights, (1 - hg) 2 s h1 gbs */
-        ROW(p ? "gpu_peak^p" : "gpu_peak^g",
-            mem[GPU] - 2 * weights - 2 * s * h1 * gbs - term[w][0], [WG] = weights * l - 2 * weights,
-            [HG] = 2 * q * h1 * bls - 2 * s * h1 * gbs, [CG] = 4 * (s + n) * h1 * bls * l + term[w][1]);
+    const double qkv = gbs * (2 * q * h1 + 3 * (2 * q * h1)), embed_w = gbs * (2 * q * h1 + 2 * q * h1);
+    const double att_1 = gbs * (2 * q * h1 + 2 * u * h1 + 2 * nh * q * u), mlp_1 = 2 * gbs * q * (h1 + h2);
+    const double fixed[] = {qkv, 0, 0, embed_w, mlp_1, mlp_1}; /* att_2 is att_1, mlp_2 is mlp_1 */
+    for (int w = 0; w < 6; w++) /* of gpu_w: 2 (1 - wg) weights, (1 - hg) 2 s h1 gbs, and a term */
+        ROW(p ? "gpu_peak^p" : "gpu_peak^g", mem[GPU] - 2 * weights - 2 * s * h1 * gbs - fixed[w],
+            [WG] = weights * l - 2 * weights, [HG] = 2 * q * h1 * bls - 2 * s * h1 * gbs,
+            [CG] = 4 * (s + n) * h1 * bls * l + (fixed[w] > 0 ? 0 : att_1));
 }
-
 /* Eq. 1: minimize T / bls, where T = T_pre l + T_gen (n - 1) l. Its sums of 1 are two rows each. */
 static void paper_lp(Lp *lp, const double *mem, double s, double n, double gbs, double num_gpu_batches) {
     const double bls = gbs * num_gpu_batches, weights = 8. * h1 * h1 + 4. * h1 * h2;
@@ -966,7 +896,6 @@ static void paper_lp(Lp *lp, const double *mem, double s, double n, double gbs, 
         ROW("hg + hc + hd = 1", sign, [HG] = sign, [HC] = sign, [HD] = sign);
     }
 }
-
 static void print_lp(const Lp *lp) {
     printf("minimize %.6g T_pre + %.6g T_gen\n", lp->c[T_PRE], lp->c[T_GEN]);
     for (int i = 0; i < lp->m; i++) {
@@ -981,7 +910,7 @@ static void print_lp(const Lp *lp) {
 //
 // A row's slack is what it lacks to equality: a x + slack = b. One variable a row is basic; the tableau has
 // it by the others, which are 0. A pivot exchanges a basic variable and another. Phase 1 gives all rows one
-// more variable to lean on and drives it to 0, phase 2 minimizes the cost. Of several pivots the one with the
+// more variable to lean on and drives it to 0, phase 2 minimizes the cost. Of several pivots that with the
 // first variables is taken (Bland), so that they cannot go in circles.
 
 enum { LEAN = NVARS, RIGHT = NVARS + 1, COST = NROWS, PHASE_1 = NROWS + 1, FIRST_SLACK = NVARS + 1 };
@@ -1001,7 +930,6 @@ static void pivot(Tableau *t, int r, int c) {
     for (int v = 0; v <= RIGHT; v++) t->at[r][v] *= inverse;
     t->at[r][c] = inverse, t->basic[r] = t->other[c], t->other[c] = leaves;
 }
-
 /* Pivots until nothing lowers the cost any more. False: it has no end. */
 static bool minimize(Tableau *t, int cost) {
     const double EPS = 1e-11;
@@ -1014,14 +942,13 @@ static bool minimize(Tableau *t, int cost) {
         if (c < 0) return true;
         for (int i = 0; i < NROWS; i++) {
             const double reach = t->at[i][c] > EPS ? t->at[i][RIGHT] / t->at[i][c] : INFINITY;
-            if (reach < least || (r >= 0 && reach <= least && t->basic[i] < t->basic[r]))
-                r = i, least = reach;
+            const bool tie = r >= 0 && reach <= least && t->basic[i] < t->basic[r];
+            if (reach < least || tie) r = i, least = reach;
         }
         if (r >= 0) pivot(t, r, c);
     }
     return false;
 }
-
 /* The largest term of a layer's seconds at x. */
 static double layer_seconds(const Lp *lp, const double *x, int T) {
     double most = 0;
@@ -1032,7 +959,6 @@ static double layer_seconds(const Lp *lp, const double *x, int T) {
     }
     return most;
 }
-
 /* Improves x; false: nothing satisfies all rows. Numbers are scaled to be around 1, seconds by those at x. Of
  * several best answers that with less on slower tiers is taken, since these cost a little here. */
 static bool simplex(double x[NVARS], const Lp *lp) {
@@ -1063,7 +989,6 @@ static bool simplex(double x[NVARS], const Lp *lp) {
 }
 
 // ---- Policy search (4.3): the best placement for each of a few blocks, and the best of these --------------
-
 /* The best placement of the policy's block, first from everything on disk, then with units of the answer's
  * size. To run, it also has to fit: what A.3 does not count comes off the machine's memory, and where whole
  * tensors and sequences overfill a tier nevertheless, so does what it lacks. */
@@ -1085,21 +1010,17 @@ static bool best_placement(double x[NVARS], Lp *lp, int s, bool to_run) {
     }
     return false;
 }
-
-/* Tries the blocks that the flags leave open: gbs small or a multiple of 4, up to 20 batches. s: tokens of a
- * prompt (of the longest; the paper pads to it). Leaves the best policy, x and its program; returns T / bls,
- * or infinity. */
+/* Tries the blocks that the flags leave open: gbs small or a multiple of 4, up to 20 batches. s: tokens of
+ * the longest prompt (the paper pads to it). Leaves the best policy, x and LP; returns T / bls. */
 static double search(int s, int count, bool to_run, double x[NVARS], Lp *lp) {
     const struct Policy given = policy;
     struct Policy best = given;
     double least = INFINITY, at[NVARS];
     Lp one;
-    for (int g = 1; g == 1 || (!given.gbs && g < count + 4); g = g < 4    ? 2 * g
-                                                                 : g < 32 ? g + 4
-                                                                          : g * 5 / 16 * 4)
+    for (int g = 1; g == 1 || (!given.gbs && g < count + 4); g = g < 4 ? 2 * g : g + max(4, g / 16 * 4))
         for (int b = 1; b <= (given.num_gpu_batches ? 1 : 20) && (b == 1 || g * (b - 1) < count); b++) {
-            policy.gbs = given.gbs ? given.gbs : g,
-            policy.num_gpu_batches = given.num_gpu_batches ? given.num_gpu_batches : b;
+            if (!given.gbs) policy.gbs = g;
+            if (!given.num_gpu_batches) policy.num_gpu_batches = b;
             if (!best_placement(at, &one, s, to_run)) continue;
             const double T = (at[T_PRE] + at[T_GEN] * (generation_length - 1)) * l;
             const double each = T / (double)min(count, (long)policy.gbs * policy.num_gpu_batches);
@@ -1109,44 +1030,43 @@ static double search(int s, int count, bool to_run, double x[NVARS], Lp *lp) {
     return least;
 }
 
-// ---- The checkpoint: config.json, and tensors in files of safetensors, whose headers are not trusted ------
-
+// ---- The checkpoint: config.json, and files of safetensors, whose headers are not trusted
+// ------------------
 /* One line for a person. Status 2: wrong use, or it does not fit; 1: everything else. */
 static void die(int status, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    fflush(stdout), fputs("mini: ", stderr), vfprintf(stderr, format, args), fputc('\n', stderr),
-        _exit(status);
+    fflush(stdout), fputs("mini: ", stderr), vfprintf(stderr, format, args), fputc('\n', stderr);
+    _exit(status);
 }
 static void mapping_failed(int signal) { die(signal > 0, "a mapped file could not be read: was it cut?"); }
-
 static void *allocate(size_t n, size_t size) {
     void *memory = calloc(n + 1, size);
     return memory ? memory : (die(1, "no memory for %zu x %zu bytes", n, size), NULL);
 }
-
 /* A whole text; NULL: there is no such file. */
 static char *read_text(const char *dir, const char *name) {
     char path[4200], *text = NULL;
     size_t room = 0;
     snprintf(path, sizeof path, "%s%s", dir, name);
     FILE *file = fopen(path, "r");
-    if (!file && errno != ENOENT) die(1, "%s: %s", path, strerror(errno));
-    if (file && getdelim(&text, &room, 0, file) <= 0) die(1, "%s: is empty, or cannot be read", path);
-    return file ? fclose(file), text : NULL;
+    if (!file && errno == ENOENT) return NULL;
+    if (!file || getdelim(&text, &room, 0, file) <= 0) die(1, "%s: is empty, or cannot be read", path);
+    return fclose(file), text;
 }
-
 /* What is behind "key": in a JSON text, or "". No parser: whatever it finds is checked where it is used. */
 static const char *member(const char *text, const char *key) {
     const size_t len = strlen(key);
-    for (const char *at = strstr(text, key), *end; at; at = strstr(at + 1, key)) {
+    for (const char *at = text; (at = strstr(at, key)); at++) {
         if (at == text || at[-1] != '"' || at[len] != '"') continue;
-        end = at + len + 1, end += strspn(end, " \n\r\t");
-        if (*end == ':') return end + 1 + strspn(end + 1, " \n\r\t");
+        const char *colon = at + len + 1 + strspn(at + len + 1, " \n\r\t");
+        if (*colon == ':') return colon + 1 + strspn(colon + 1, " \n\r\t");
     }
     return "";
 }
-
+static bool says(const char *text, const char *key, const char *value) {
+    return !strncmp(member(text, key), value, strlen(value));
+}
 /* A whole number of config.json; left_out: what it is if it is not there, unless that is negative. */
 static int whole(const char *text, const char *key, int low, int high, int left_out) {
     const char *at = member(text, key);
@@ -1156,84 +1076,70 @@ static int whole(const char *text, const char *key, int low, int high, int left_
     if (end > at && value >= low && value <= high && value <= floor(value)) return (int)value;
     die(1, "config.json: %s has to be a whole number from %d to %d", key, low, high);
 }
-static bool says(const char *text, const char *key, const char *value) {
-    return !strncmp(member(text, key), value, strlen(value));
-}
-
 static void read_config(const char *dir) {
-    const char *text = read_text(dir, "/config.json");
+    char *text = read_text(dir, "/config.json");
     if (!text) die(1, "%s: has no config.json; name the directory of an OPT model", dir);
-    const struct {
-        const char *key;
-        int *to, high;
-    } size[] = {{"num_hidden_layers", &l, 1 << 10}, {"hidden_size", &h1, 1 << 16},
-                {"ffn_dim", &h2, 1 << 19},          {"num_attention_heads", &nh, 1 << 16},
-                {"vocab_size", &vocab, 1 << 20},    {"max_position_embeddings", &positions, 1 << 20}};
-    for (int s = 0; s < 6; s++) *size[s].to = whole(text, size[s].key, 1, size[s].high, -1);
-    hd = h1 / nh, eos = whole(text, "eos_token_id", 0, 1 << 20, 2),
+    l = whole(text, "num_hidden_layers", 1, 1 << 10, -1), h1 = whole(text, "hidden_size", 1, 1 << 16, -1);
+    h2 = whole(text, "ffn_dim", 1, 1 << 19, -1), nh = whole(text, "num_attention_heads", 1, h1, -1);
+    vocab = whole(text, "vocab_size", 1, 1 << 20, -1), eos = whole(text, "eos_token_id", 0, 1 << 20, 2);
+    positions = whole(text, "max_position_embeddings", 1, 1 << 20, -1), hd = h1 / nh;
+    final_norm = !says(text, "_remove_final_layer_norm", "true"),
     tied = !says(text, "tie_word_embeddings", "false");
-    final_norm = !says(text, "_remove_final_layer_norm", "true");
-    if (!says(text, "model_type", "\"opt\"") || !says(text, "activation_function", "\"relu\"") ||
-        hd * nh != h1 || says(text, "do_layer_norm_before", "false") ||
+    const bool post_norm = says(text, "do_layer_norm_before", "false"),
+               relu = says(text, "activation_function", "\"relu\"");
+    if (!says(text, "model_type", "\"opt\"") || !relu || post_norm || hd * nh != h1 || eos >= vocab ||
         whole(text, "word_embed_proj_dim", 1, 1 << 16, h1) != h1)
         die(1, "%s: is no OPT model, or one like opt-350m, which the engine runs (opt_model.c)", dir);
+    free(text);
 }
-
 /* A file of tensors: the JSON of its header, and where the tensors begin. */
 static struct Shard {
     char name[256], *header;
     uint8_t *data;
     double size;
 } shard[1000];
-
 static void open_shard(const char *dir, const char *name) {
     struct Shard *s = shard;
-    struct stat st = {0};
     char path[4200];
     uint64_t len = UINT64_MAX;
-    while (*s->name && strcmp(s->name, name)) s++;
-    if (*s->name || s == shard + 999) return;
+    while (s < shard + 998 && *s->name && strcmp(s->name, name)) s++;
+    if (*s->name) return;
     snprintf(path, sizeof path, "%s/%s", dir, name), snprintf(s->name, sizeof s->name, "%s", name);
-    const int fd = open(path, O_RDONLY | O_NONBLOCK), bad = fd < 0 || fstat(fd, &st) || !S_ISREG(st.st_mode);
-    const size_t size = (size_t)st.st_size;
-    uint8_t *file = bad ? MAP_FAILED : mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
-    if (file == MAP_FAILED) die(1, "%s: cannot be opened; expected tensors in files of safetensors", path);
-    if (size > 8) memcpy(&len, file, 8);
-    if (len > size - 8) die(1, "%s: has no header of safetensors: is the download complete?", path);
+    const int fd = open(path, O_RDONLY | O_NONBLOCK);
+    const off_t size = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
+    uint8_t *file = size > 8 ? mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (file != MAP_FAILED) memcpy(&len, file, 8);
+    if (len > (uint64_t)size - 8) die(1, "%s: is no file of safetensors: is the download complete?", path);
     s->header = memcpy(allocate(len, 1), file + 8, len), s->data = file + 8 + len, s->size = size - 8. - len;
-    close(fd);
 }
-
-/* The tensor of that name, with or without "model." in front; it has to have this shape, and to be in its
- * file. */
+/* The tensor of that name, with or without "model." in front, of this shape; it has to be inside its file. */
 static void find_tensor(Weight *w, const char *name, int rows, int cols) {
     static const char *const types[] = {"\"F16\"", "\"BF16\"", "\"F32\""};
-    const char *at = "", *plain = strncmp(name, "model.", 6) ? name : name + 6;
+    const char *at = "";
     const struct Shard *s = shard;
     double shape[3] = {1, 1, 1}, begin = -1, end = -1;
     for (; s->header && !*at; s += !*at)
-        if (!*(at = member(s->header, name))) at = member(s->header, plain);
+        if (!*(at = member(s->header, name))) at = member(s->header, name + 6 * !strncmp(name, "model.", 6));
     int type = F16, dims = sscanf(member(at, "shape"), "[ %lf , %lf , %lf", &shape[0], &shape[1], &shape[2]);
     while (type < NTYPES && !says(at, "dtype", types[type])) type++;
     sscanf(member(at, "data_offsets"), "[ %lf , %lf", &begin, &end);
-    if (dims < 2) shape[1] = shape[0], shape[0] = 1; /* a vector is a row */
-    if (dims < 1 || dims > 2 || shape[0] != rows || shape[1] != cols || type == NTYPES || !(begin >= 0) ||
-        begin > floor(begin) || end > s->size || end - begin != (double)rows * cols * (type == F32 ? 4 : 2))
-        die(1, "%s: is not there as F16, BF16 or F32 of %d x %d: is the download complete?", name, rows,
-            cols);
+    if (dims == 1) shape[1] = shape[0], shape[0] = 1; /* a vector is a row */
+    const bool inside = begin >= 0 && begin <= floor(begin) && end <= s->size;
+    if (dims > 2 || shape[0] != rows || shape[1] != cols || type == NTYPES || !inside ||
+        end - begin != (double)rows * cols * (type == F32 ? 4 : 2))
+        die(1, "%s: is not there as F16, BF16 or F32 of %d x %d: is it all there?", name, rows, cols);
     *w = (Weight){.file = {DISK, type, s->data + (size_t)begin}, .rows = rows, .cols = cols};
 }
-
 /* All that config.json asks for, in one file or in those that an index names. */
 static void open_checkpoint(const char *dir) {
-    static const char *const part[] = {"self_attn_layer_norm",
-                                       "self_attn.q_proj",
-                                       "self_attn.k_proj",
-                                       "self_attn.v_proj",
-                                       "self_attn.out_proj",
-                                       "final_layer_norm",
-                                       "fc1",
-                                       "fc2"};
+    char part[][24] = {"self_attn_layer_norm",
+                       "self_attn.q_proj",
+                       "self_attn.k_proj",
+                       "self_attn.v_proj",
+                       "self_attn.out_proj",
+                       "final_layer_norm",
+                       "fc1",
+                       "fc2"};
     char *index = read_text(dir, "/model.safetensors.index.json"), name[256];
     for (char *at = index, *begin; at && (at = begin = strstr(at, ".safetensors\"")); at += 12) {
         while (begin > index && at - begin < 200 && !strchr("\"/", begin[-1])) begin--;
@@ -1246,16 +1152,17 @@ static void open_checkpoint(const char *dir) {
     if (final_norm) find_tensor(&outside[LAST_NORM], "model.decoder.final_layer_norm.weight", 1, h1);
     if (final_norm) find_tensor(&outside[LAST_BIAS], "model.decoder.final_layer_norm.bias", 1, h1);
     if (!tied) find_tensor(&outside[HEAD], "lm_head.weight", vocab, h1);
-    for (int e = 0; e < l * NROLES; e++) {
-        const int role = e % NROLES, out = role / 2 == W_1 / 2 ? h2 : h1, in = role == W_2 ? h2 : h1;
+    for (int e = 0, role = 0; e < l * NROLES; role = ++e % NROLES) {
+        const int out = role / 2 == W_1 / 2 ? h2 : h1, in = role == W_2 ? h2 : h1, j = e / NROLES;
         const char *kind = role % 2 ? "bias" : "weight";
-        snprintf(name, sizeof name, "model.decoder.layers.%d.%s.%s", e / NROLES, part[role / 2], kind);
-        find_tensor(&layer[e / NROLES][role], name, is_matrix(role) ? out : 1, is_matrix(role) ? in : out);
+        snprintf(name, sizeof name, "model.decoder.layers.%d.%s.%s", j, part[role / 2], kind);
+        find_tensor(&layer[j][role], name, is_matrix(role) ? out : 1, is_matrix(role) ? in : out);
     }
+    free(index);
 }
 
-// ---- The tokenizer: GPT-2's byte-level BPE ----------------------------------------------------------------
-
+// ---- The tokenizer: GPT-2's byte-level BPE
+// -----------------------------------------------------------------
 /* Texts in their order, each with a number: pieces with their ids, pairs "left right" with their ranks. */
 typedef struct {
     const char *text;
@@ -1263,34 +1170,28 @@ typedef struct {
 } Entry;
 static Entry *piece, *merge;
 static const char **piece_text;  // (vocab)
-static int npieces, nmerges, byte_id[256],
-    byte_of[324]; /* 1 + the byte that a character below 324 stands for */
-
+static int npieces, nmerges, byte_id[256];
+static int byte_of[324]; /* 1 + the byte that a character below 324 stands for */
 static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 static int find(const Entry *table, int n, const char *text) {
     const Entry *found = bsearch(&text, table, n, sizeof *table, by_text);
     return found ? found->number : -1;
 }
-
 /* A character below 2048 as UTF-8. */
 static char *put_utf8(char *to, unsigned c) {
     if (c > 0x7f) *to++ = (char)(0xc0 | (c >> 6 & 31));
     return *to = (char)(c > 0x7f ? 0x80 | (c & 63) : c), to + 1;
 }
-
 /* A JSON string behind its quotation mark is decoded in its place and gets a 0. Returns what is behind it. */
 static char *read_string(char *at) {
     char *to = at;
     for (unsigned code; *at && *at != '"'; at++) {
         const bool escaped = *at == '\\' && at[1], is_code = escaped && at[1] == 'u' && strnlen(at, 6) == 6;
-        if (is_code && sscanf(at + 2, "%4x", &code) == 1)
-            to = put_utf8(to, code), at += 5;
-        else
-            *to++ = escaped ? *++at : *at;
+        if (is_code && sscanf(at + 2, "%4x", &code) == 1) to = put_utf8(to, code), at += 5;
+        else *to++ = escaped ? *++at : *at;
     }
     return at += *at == '"', *to = 0, at;
 }
-
 static void read_tokenizer(const char *dir) {
     char *at = read_text(dir, "/vocab.json"), *lines = read_text(dir, "/merges.txt"), symbol[5];
     if (!at || !lines) die(1, "%s: has no vocab.json, or no merges.txt", dir);
@@ -1305,19 +1206,16 @@ static void read_tokenizer(const char *dir) {
     for (char *line = strtok(lines, "\r\n"); line; line = strtok(NULL, "\r\n"))
         if (strncmp(line, "#version", 8)) merge[nmerges] = (Entry){line, nmerges}, nmerges++;
     qsort(piece, npieces, sizeof *piece, by_text), qsort(merge, nmerges, sizeof *merge, by_text);
-    for (int b = 0, next = 256; b < 256;
-         b++) { /* what cannot be printed is written as characters from 256 on */
+    for (int b = 0, next = 256; b < 256; b++) { /* what cannot be printed is written as 256 and more */
         const int code = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae ? b : next++;
         byte_of[code] = b + 1, *put_utf8(symbol, code) = 0, byte_id[b] = find(piece, npieces, symbol);
         if (byte_id[b] < 0) die(1, "%s: vocab.json has no piece for byte %d", dir, b);
     }
 }
-
 /* Letters, digits, blanks, others. Beyond ASCII all are letters here. */
 static int kind_of(char c) { return c & 0x80 || isalpha(c) ? 0 : isdigit(c) ? 1 : isspace(c) ? 2 : 3; }
-
-/* A word of GPT-2's pattern 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ ends
- * there. */
+/* Ends a word of GPT-2's 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ pattern.
+ */
 static const char *word_end(const char *at) {
     for (const char *c = "s t revem lld "; *at == '\'' && *c; c += 2)
         if (at[1] == c[0] && (c[1] == ' ' || at[2] == c[1])) return at + (c[1] == ' ' ? 2 : 3);
@@ -1325,11 +1223,10 @@ static const char *word_end(const char *at) {
     while (*end && kind_of(*end) == kind_of(*first)) end++;
     return end - (kind_of(*first) == 2 && *end && end > at + 1); /* the last blank is the next word's */
 }
-
 /* Joins pairs of a word's ids, that which is first in merges.txt first; returns how many are left. */
 static int join_pairs(int *id, int n) {
     char pair[2048];
-    for (int best = -1, where = 0; best < nmerges;) {
+    for (int best, where = 0;; memmove(id + where + 1, id + where + 2, (--n - where - 1) * sizeof *id)) {
         best = nmerges;
         for (int b = 0, rank; b + 1 < n; b++) {
             snprintf(pair, sizeof pair, "%s %s", piece_text[id[b]], piece_text[id[b + 1]]);
@@ -1338,11 +1235,8 @@ static int join_pairs(int *id, int n) {
         if (best == nmerges) return n;
         snprintf(pair, sizeof pair, "%s%s", piece_text[id[where]], piece_text[id[where + 1]]);
         if ((id[where] = find(piece, npieces, pair)) < 0) die(1, "merges.txt: \"%.60s\" is no piece", pair);
-        memmove(id + where + 1, id + where + 2, (--n - where - 1) * sizeof *id);
     }
-    return n;
 }
-
 /* A prompt is </s> and its words, which begin as bytes. */
 static void encode(Sequence *q) {
     q->token = allocate(strlen(q->text) + 1 + generation_length, sizeof *q->token);
@@ -1354,19 +1248,52 @@ static void encode(Sequence *q) {
         q->s += join_pairs(id, n);
     }
     if (q->s + generation_length - 1 > positions)
-        die(2, "prompt %d: %d tokens and those to generate are more than %d positions", q->id, q->s,
-            positions);
+        die(2, "prompt %d: with --max-tokens it is longer than the model's %d positions", q->id, positions);
+}
+/* Tokens as bytes, without <s>, <pad>, </s> and <unk>. The caller frees them. */
+static char *decode(const int *id, int n) {
+    size_t size = 0, end = 0;
+    for (int e = 0; e < n; e++) size += piece_text[id[e]] ? strlen(piece_text[id[e]]) : 0;
+    char *text = allocate(size, 1);
+    for (int e = 0; e < n; e++)
+        for (const char *c = piece_text[id[e]]; id[e] > 3 && c && *c; c += *c & 0x80 && c[1] ? 2 : 1) {
+            const int code = *c & 0x80 ? (c[0] & 31) << 6 | (c[1] & 63) : *c;
+            if (code < 324 && byte_of[code]) text[end++] = (char)(byte_of[code] - 1);
+        }
+    return text;
+}
+/* How many bytes of s are a character of UTF-8; -n: n bytes are none. */
+static int utf8_step(const unsigned char *s) {
+    const int more = *s < 0x80 ? 0 : *s < 0xc2 || *s > 0xf4 ? -1 : 1 + (*s >= 0xe0) + (*s >= 0xf0);
+    if ((*s == 0xe0 && s[1] < 0xa0) || (*s == 0xf0 && s[1] < 0x90)) return -1; /* shorter forms */
+    if ((*s == 0xed && s[1] > 0x9f) || (*s == 0xf4 && s[1] > 0x8f)) return -1; /* not Unicode */
+    for (int b = 1; b <= more; b++)
+        if ((s[b] & 0xc0) != 0x80) return -b;
+    return more < 0 ? -1 : more + 1;
+}
+/* A text, or a JSON string of it; what is no UTF-8 becomes U+FFFD. */
+static void print_text(const char *text, bool json) {
+    static const char escaped[] = "\"\\\n\t\r", letters[] = "\"\\ntr";
+    if (json) putchar('"');
+    for (int step; *text; text += abs(step)) {
+        const char *escape = json ? strchr(escaped, *text) : NULL;
+        step = utf8_step((const unsigned char *)text);
+        if (escape) printf("\\%c", letters[escape - escaped]);
+        else if (json && ((*text >= 0 && *text < ' ') || *text == 127)) printf("\\u%04x", *text);
+        else printf("%.*s", step < 0 ? 3 : step, step < 0 ? "\xEF\xBF\xBD" : text);
+    }
+    if (json) putchar('"');
 }
 
-// ---- The command line -------------------------------------------------------------------------------------
-
+// ---- The command line
+// --------------------------------------------------------------------------------------
 static char *links;
 static const char *prompts_file, *hardware, *offload_dir = "/var/tmp";
 static bool percent, json, only_policy, show_lp;
-static double capacity[2], generation_s;
+static double gpu_mem, cpu_mem, generation_s;
 static int prompt_len = 512;
 
-/* s is a switch, w a whole number, n a number, b bytes, t a text, p percentages. */
+/* Flags: s is a switch, w a whole number, n a number, b bytes, t a text, p percentages. */
 static const struct Flag {
     const char *name;
     char kind;
@@ -1384,25 +1311,23 @@ static const struct Flag {
     {"--compress-cache", 's', &policy.compress_cache, 0, 0, "4-bit groups for the KV cache"},
     {"--attn-sparsity", 'n', &policy.sparsity, 1e-6, 1, "F: read V of this share of the tokens (1)"},
     {"--no-overlap", 's', &policy.no_overlap, 0, 0, "make every move at once"},
-    {"--gpu-mem", 'b', &capacity[GPU], 1, 1e18, "SIZE: of the GPU tier, such as 16G (half of the memory)"},
-    {"--cpu-mem", 'b', &capacity[CPU], 1, 1e18, "SIZE: of the CPU tier (half of the memory)"},
+    {"--gpu-mem", 'b', &gpu_mem, 1, 1e18, "SIZE: of the GPU tier, such as 16G (half of the memory)"},
+    {"--cpu-mem", 'b', &cpu_mem, 1, 1e18, "SIZE: of the CPU tier (half of the memory)"},
     {"--link", 't', &links, 0, 0, "LIST: bytes a second, such as ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G"},
     {"--threads", 'w', &threads, 1, 1024, "N: that compute (all cores)"},
     {"--json", 's', &json, 0, 0, "completions as JSON lines"},
     {"--policy", 's', &only_policy, 0, 0, "print what A.3 finds for --max-tokens, and end"},
     {"--prompt-len", 'w', &prompt_len, 1, 1 << 20, "S: tokens of a prompt for --policy (512)"},
     {"--hardware", 't', &hardware, 0, 0, "FILE: the machine to search for, such as hardware/t4.json"},
-    {"--lp", 's', &show_lp, 0, 0, "print the linear program that was solved"}};
-enum { NFLAGS = sizeof flags / sizeof *flags };
+    {"--lp", 's', &show_lp, 0, 0, "print the linear program that was solved"},
+    {NULL, 0, NULL, 0, 0, NULL}};
 
 /* "16G": a number and a power of `thousand`; *end: what is behind it. */
 static double with_unit(const char *text, char **end, double thousand) {
-    static const char units[] = "KMGT";
     const double value = strtod(text, end);
-    const char *unit = *end > text && **end ? strchr(units, toupper(**end)) : NULL;
+    const char *units = "KMGT", *unit = *end > text && **end ? strchr(units, toupper(**end)) : NULL;
     return *end += unit != NULL, unit ? value * pow(thousand, (double)(unit - units + 1)) : value;
 }
-
 /* Reads a flag's n values: of six percentages on GPU and CPU the disk has the rest. */
 static void read_flag(const struct Flag *f, char **text, int n) {
     char *end;
@@ -1411,33 +1336,29 @@ static void read_flag(const struct Flag *f, char **text, int n) {
     for (int e = 0; e < n && f->kind != 't'; e++) {
         const double value = f->kind == 'b' ? with_unit(text[e], &end, 1024) : strtod(text[e], &end);
         double *share = policy.share[e / 2];
-        bool good = end > text[e] && !*end && value >= f->low && value <= f->high;
         if (f->kind == 'p') share[e % 2] = value / 100, share[DISK] = fmax(0, 1 - share[GPU] - share[CPU]);
-        if (f->kind == 'p') good &= share[GPU] + share[CPU] <= 1 + 1e-9;
-        if (!good || (f->kind == 'w' && value > floor(value)))
+        const bool over =
+            f->kind == 'w' ? value > floor(value) : f->kind == 'p' && share[GPU] + share[CPU] > 1 + 1e-9;
+        if (end == text[e] || *end || !(value >= f->low && value <= f->high) || over)
             die(2, "%s %.60s: expected from %g to %g: %s", f->name, text[e], f->low, f->high, f->help);
         if (f->kind == 'w') *(int *)f->to = (int)value;
         if (f->kind == 'n' || f->kind == 'b') *(double *)f->to = value;
     }
 }
-
 /* The model and prompts may stand among the flags; returns how many of these are left in args. */
 static int read_flags(char **args, int n) {
     int words = 0;
-    for (int a = 0, takes = 0; a < n; a += 1 + takes) {
-        const struct Flag *f = flags, *const stop = flags + NFLAGS;
-        while (f < stop && strcmp(args[a], f->name)) f++;
-        takes = f == stop || f->kind == 's' ? 0 : f->kind == 'p' ? 6 : 1;
-        if (f == stop && !strncmp(args[a], "--", 2)) die(2, "there is no flag %.60s; see --help", args[a]);
-        if (n - a - 1 < takes) die(2, "%s takes %d values: %s", f->name, takes, f->help);
-        if (f < stop)
-            read_flag(f, args + a + 1, takes);
-        else
-            args[words++] = args[a];
+    for (int a = 0, takes; a < n; a += takes) {
+        const struct Flag *f = flags;
+        while (f->name && strcmp(args[a], f->name)) f++;
+        takes = 1 + (!f->name || f->kind == 's' ? 0 : f->kind == 'p' ? 6 : 1);
+        if (!f->name && !strncmp(args[a], "--", 2)) die(2, "there is no flag %.60s; see --help", args[a]);
+        if (n - a < takes) die(2, "%s takes %d values: %s", f->name, takes - 1, f->help);
+        if (f->name) read_flag(f, args + a + 1, takes - 1);
+        else args[words++] = args[a];
     }
     return words;
 }
-
 /* "ctog=1G,dtoc=0.5G" */
 static void read_links(char *at) {
     for (char *end = at, *text = at; *at; at = *end ? end + 1 : end) {
@@ -1448,13 +1369,12 @@ static void read_links(char *at) {
             die(2, "--link %.60s: expected links and bytes a second such as ctog=1G,dtoc=0.5G", text);
     }
 }
-
 /* The machine to search for: this computer, as far as it is known without measuring; or a file of Table 7's
  * constants, where a rate may differ between the stages (KEY_p and KEY_g); and what the flags say. */
 static void describe_machine(void) {
-    static const char *const key[] = {"gmem",     "cmem",     "nmem",     "ctog_bdw",  "gtoc_bdw",
-                                      "dtoc_bdw", "ctod_bdw", "mm_flops", "bmm_flops", "cpu_flops"};
-    const char *text = hardware ? read_text("", hardware) : NULL;
+    static const char key[][12] = {"gmem",     "cmem",     "nmem",     "ctog_bdw",  "gtoc_bdw",
+                                   "dtoc_bdw", "ctod_bdw", "mm_flops", "bmm_flops", "cpu_flops"};
+    char *text = hardware ? read_text("", hardware) : NULL;
     struct statvfs disk;
     if (hardware && !text) die(2, "%s: there is no such file", hardware);
     hw.mem[GPU] = hw.mem[CPU] = .5 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
@@ -1469,14 +1389,14 @@ static void describe_machine(void) {
     }
     for (int v = 0; v < 2 * NLINKS; v++)
         if (link_of[v / 2].rate > 0) hw.rate[v / 2][v % 2] = link_of[v / 2].rate;
-    for (int t = GPU; t <= CPU; t++) hw.mem[t] = capacity[t] > 0 ? capacity[t] : hw.mem[t];
+    if (gpu_mem > 0) hw.mem[GPU] = gpu_mem;
+    if (cpu_mem > 0) hw.mem[CPU] = cpu_mem;
+    free(text);
 }
-
-/* The words behind the model, or the lines of a file but for empty ones. A line's number is the prompt's id.
- */
+/* The words behind the model, or the lines of a file but for empty ones. A line's number is its id. */
 static void read_prompts(char **words, int n) {
-    char *text =
-        !prompts_file ? NULL : read_text("", strcmp(prompts_file, "-") ? prompts_file : "/dev/stdin");
+    if (prompts_file && !strcmp(prompts_file, "-")) prompts_file = "/dev/stdin";
+    char *text = prompts_file ? read_text("", prompts_file) : NULL;
     if (prompts_file && !text) die(2, "%s: there is no such file", prompts_file);
     for (const char *c = text; c && *c; c++) n += *c == '\n';
     prompts = allocate(n, sizeof *prompts);
@@ -1488,42 +1408,38 @@ static void read_prompts(char **words, int n) {
     }
     if (!nprompts) die(2, "there is no prompt: give some behind the model, or --prompts FILE");
 }
-
 /* Searches if no policy is given, places everything, and refuses what does not fit. */
 static void choose_policy(void) {
     double x[NVARS], longest = 0;
     Lp lp;
     for (int q = 0; q < nprompts; q++) longest = fmax(longest, prompts[q].s);
     if (percent) policy.gbs += policy.gbs ? 0 : 32, policy.num_gpu_batches += !policy.num_gpu_batches;
-    policy.gbs = (int)min(policy.gbs, nprompts);
-    policy.num_gpu_batches = (int)min(policy.num_gpu_batches, nprompts);
+    policy.gbs = min(policy.gbs, nprompts), policy.num_gpu_batches = min(policy.num_gpu_batches, nprompts);
     policy.cpu_attention |= is_sparse() || !percent; /* as A.3 has it */
     batch = allocate(max(20, policy.num_gpu_batches), sizeof *batch);
     if (!percent && !(search((int)longest, nprompts, true, x, &lp) < INFINITY))
         die(2, "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or try --gpu-batch-size 1");
-    place_all(NULL);
     if (!percent && show_lp) print_lp(&lp);
-    if (!percent)
-        fprintf(stderr, "mini: searched by A.3; %zu bytes of embeddings and workspace are not its\n",
-                arena[GPU].uncounted);
+    place_all(NULL);
+    const size_t own = percent ? 0 : arena[GPU].uncounted;
+    if (own) fprintf(stderr, "mini: A.3 was given the GPU less %zu bytes of embeddings and workspace\n", own);
     for (int t = 0; t < NTIERS; t++)
         if ((double)arena[t].peak > hw.mem[t])
             die(2, "the %s tier needs %zu bytes, but has %.0f: change --percent or lower --gpu-batch-size",
                 tier_name[t], arena[t].peak, hw.mem[t]);
 }
-
 /* The tiers' memory, and the threads. The disk's file has lost its name before it is used. */
 static void open_tiers(void) {
     for (int t = 0, fd = -1, why = 0; t < NTIERS; t++) {
         char path[4200];
-        const size_t size = max(arena[t].peak, 1), how = t == DISK ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+        const size_t size = max(arena[t].peak, 1);
         snprintf(path, sizeof path, "%s/mini-XXXXXX", offload_dir);
         if (t == DISK && ((fd = mkstemp(path)) < 0 || unlink(path))) die(1, "%s: %s", path, strerror(errno));
         if (t == DISK) why = posix_fallocate(fd, 0, (off_t)size);
         if (why) die(1, "%s: no room for %zu bytes: %s", offload_dir, size, strerror(why));
-        arena[t].base = mmap(NULL, size, PROT_READ | PROT_WRITE, (int)how, fd, 0);
-        if (arena[t].base == MAP_FAILED)
-            die(1, "no memory for the %zu bytes of the %s tier", size, tier_name[t]);
+        const int how = t == DISK ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+        arena[t].base = mmap(NULL, size, PROT_READ | PROT_WRITE, how, fd, 0);
+        if (arena[t].base == MAP_FAILED) die(1, "no memory for %zu bytes of the %s tier", size, tier_name[t]);
     }
     worker = allocate(NKINDS + threads, sizeof *worker);
     for (struct Worker *w = worker; w < worker + NKINDS + threads - 1; w++) {
@@ -1532,96 +1448,52 @@ static void open_tiers(void) {
         if (pthread_create(&id, NULL, work, w)) die(1, "a thread could not be started; lower --threads");
     }
 }
-
 /* What is timed is generation alone. */
 static void generate_timed(void) { generation_s -= now(), generate(), generation_s += now(); }
-
-/* How many bytes of s are a character of UTF-8; -n: n bytes are none. */
-static int utf8_step(const unsigned char *s) {
-    const int more = *s < 0x80 ? 0 : *s < 0xc2 || *s > 0xf4 ? -1 : 1 + (*s >= 0xe0) + (*s >= 0xf0);
-    if ((*s == 0xe0 && s[1] < 0xa0) || (*s == 0xf0 && s[1] < 0x90)) return -1; /* there are shorter forms */
-    if ((*s == 0xed && s[1] > 0x9f) || (*s == 0xf4 && s[1] > 0x8f))
-        return -1; /* surrogates; above U+10FFFF */
-    for (int b = 1; b <= more; b++)
-        if ((s[b] & 0xc0) != 0x80) return -b;
-    return more < 0 ? -1 : more + 1;
-}
-
-/* A text, or a JSON string of it; what is no UTF-8 becomes U+FFFD. */
-static void print_text(const char *text) {
-    static const char escaped[] = "\"\\\n\t\r", letters[] = "\"\\ntr";
-    if (json) putchar('"');
-    for (int step; *text; text += abs(step)) {
-        const char *escape = json ? strchr(escaped, *text) : NULL;
-        step = utf8_step((const unsigned char *)text);
-        if (escape)
-            printf("\\%c", letters[escape - escaped]);
-        else if (json && ((*text >= 0 && *text < ' ') || *text == 127))
-            printf("\\u%04x", *text);
-        else
-            printf("%.*s", step < 0 ? 3 : step, step < 0 ? "\xEF\xBF\xBD" : text);
-    }
-    if (json) putchar('"');
-}
-
-/* Tokens as text, without <s>, <pad>, </s> and <unk>. */
-static void print_tokens(const int *id, int n) {
-    size_t size = 0, end = 0;
-    for (int e = 0; e < n; e++) size += piece_text[id[e]] ? strlen(piece_text[id[e]]) : 0;
-    char *text = allocate(size, 1);
-    for (int e = 0; e < n; e++)
-        for (const char *c = piece_text[id[e]]; id[e] > 3 && c && *c; c += *c & 0x80 && c[1] ? 2 : 1) {
-            const int code = *c & 0x80 ? (c[0] & 31) << 6 | (c[1] & 63) : *c;
-            if (code < 324 && byte_of[code]) text[end++] = (char)(byte_of[code] - 1);
-        }
-    print_text(text), free(text);
-}
-
 static void print_results(void) {
     static const char *const kind[] = {"weights", "cache", "activations"};
     long tokens = 0;
     for (const Sequence *q = prompts; q < prompts + nprompts; q++) {
         const int *token = q->token + q->s, n = q->generated - (token[q->generated - 1] == eos);
+        char *text = decode(token, n);
         if (json) printf("{\"id\": %d, \"prompt\": ", q->id);
-        print_text(q->text);
+        print_text(q->text, json);
         if (json) printf(", \"completion\": ");
-        print_tokens(token, n);
+        print_text(text, json), free(text);
         for (int e = 0; e < n && json; e++) printf("%s%d", e ? ", " : ", \"tokens\": [", token[e]);
         printf(!json ? "\n" : n ? "]}\n" : ", \"tokens\": []}\n"), tokens += q->generated;
     }
     if (fflush(stdout) || ferror(stdout)) die(1, "standard output: %s", strerror(errno));
-    for (int k = 0; k < NKINDS; k++)
-        fprintf(stderr, "mini: %s: GPU %.2f%%, CPU %.2f%%, disk %.2f%%\n", kind[k],
-                100 * policy.share[k][GPU], 100 * policy.share[k][CPU], 100 * policy.share[k][DISK]);
-    for (int t = 0; t < NTIERS; t++)
-        fprintf(stderr, "mini: %s tier: %zu bytes\n", tier_name[t], arena[t].peak);
+    for (int k = 0; k < NKINDS; k++) {
+        const double *share = policy.share[k];
+        fprintf(stderr, "mini: %s %.4f %.4f %.4f on GPU, CPU, disk\n", kind[k], share[0], share[1], share[2]);
+    }
+    for (int t = 0; t < NTIERS; t++) fprintf(stderr, "mini: %s: %zu bytes\n", tier_name[t], arena[t].peak);
     for (int c = 0; c < NLINKS; c++)
         fprintf(stderr, "mini: %s: %zu bytes, %.3f s, %.1f%% of the time\n", link_name[c], link_of[c].bytes,
                 link_of[c].seconds, 100 * link_of[c].seconds / generation_s);
     fprintf(stderr, "mini: %d prompts, %d x %d, %ld tokens, %.3f s, %.1f tokens/s\n", nprompts, policy.gbs,
             policy.num_gpu_batches, tokens, generation_s, (double)tokens / generation_s);
 }
-
 /* --policy: Eq. 1 as printed. */
 static void print_policy(void) {
     double x[NVARS];
     Lp lp;
     const double each = search(prompt_len, 1024, false, x, &lp), n = generation_length;
-    if (!(each < INFINITY))
-        die(2, "no placement fits; try smaller batches, fewer tokens or a larger machine");
+    if (!(each < INFINITY)) die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
     if (show_lp) print_lp(&lp);
     for (int v = 0; v < NVARS; v++) printf("%s %.12g\n", var_name[v], x[v]);
     printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);
     printf("T %.12g\nthroughput %.12g\n", (x[T_PRE] + x[T_GEN] * (n - 1)) * l, n / each);
 }
-
 int main(int argc, char **argv) {
     const char *tmp = getenv("TMPDIR");
     signal(SIGXFSZ, SIG_IGN), signal(SIGBUS, mapping_failed);
     threads = (int)sysconf(_SC_NPROCESSORS_ONLN), offload_dir = tmp && *tmp ? tmp : offload_dir;
-    for (int f = 0; f < NFLAGS && argc == 2 && !strcmp(argv[1], "--help"); f++)
-        if (printf("  %-20s %s\n", flags[f].name, flags[f].help), f == NFLAGS - 1) return 0;
-    const int words = read_flags(argv + 1, argc - 1);
+    const bool help = argc == 2 && !strcmp(argv[1], "--help");
+    for (const struct Flag *f = flags; help && f->name; f++) printf("  %-20s %s\n", f->name, f->help);
+    const int words = help ? 0 : read_flags(argv + 1, argc - 1);
+    if (help) return 0;
     if (!words) die(2, "mini MODEL [PROMPT ...] [FLAGS]: name the directory of an OPT model; see --help");
     if (links) read_links(links);
     describe_machine(), read_config(argv[1]);
