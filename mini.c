@@ -127,7 +127,7 @@ typedef void Task(const void *arg, int thread, int first, int n);
 __attribute__((noreturn, format(printf, 2, 3))) static void die(int status, const char *format, ...);
 static void post(int worker, Move *move, int i, int j, int k, bool down), synchronize(void);
 static void parallel(Task *task, const void *arg, int n, double work);
-static void travel(Place to, Place from, size_t bytes);
+static void travel(Place to, Place from, size_t bytes), await(void);
 static void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
 static void pack_group(uint8_t *to, const float *x, int n);
 static void unpack_group(float *x, const uint8_t *from, int n);
@@ -393,6 +393,7 @@ static void attend_decode(const void *arg, int thread, int first, int n) {
             if (is_sparse() && near.at != home.at && t < len - 1) travel(near, home, bytes);
             read_head(some, near.at), add_weighed(o, score[t], some, hd);
         }
+        await();
     }
 }
 /* The new k and v of a sequence go where the square has its cache; if the CPU will attend, by the link. */
@@ -432,8 +433,10 @@ static void attention(const Batch *b, float *x, int rows) {
     }
     for (size_t e = 0; e < size; e++) x_Q[e] /= sqrtf((float)hd);
     for (const Sequence *q = b->seq; q < b->end; q++) append(q), exchange(q, true);
+    await();
     parallel(now_at.i ? attend_decode : attend_prefill, b, (int)(b->end - b->seq) * nh, 1. * rows * size);
     for (const Sequence *q = b->seq; q < b->end; q++) exchange(q, false);
+    await();
     product(W_O, x, x_Out, rows, (Linear){.add = true});
 }
 /* x = relu(x_Out w_1) w_2 + x_Out, in place. */
@@ -532,12 +535,13 @@ static void load_activation(int i, int j, int k) { ask(ACTIVATIONS, move_activat
 // ---- Threads: one for each kind of data that moves; the others help to compute ----------------------------
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
+typedef struct {
+    Move *move;
+    int i, j, k;
+    bool down;
+} Job;
 static struct Worker {
-    struct {
-        Move *move;
-        int i, j, k;
-        bool down;
-    } job[4]; /* in turn; a square asks for two at most */
+    Job job[4]; /* in turn; a square asks for two at most */
     long posted, done;
     pthread_cond_t wake;
 } * worker;  // (NKINDS + threads - 1)
@@ -551,9 +555,9 @@ static void *work(void *arg) {
     struct Worker *w = arg;
     for (pthread_mutex_lock(&mutex);; w->done++, pthread_cond_signal(&finished)) {
         while (w->done == w->posted) pthread_cond_wait(&w->wake, &mutex);
-        const long e = w->done % 4;
+        const Job job = w->job[w->done % 4];
         pthread_mutex_unlock(&mutex);
-        w->job[e].move(w->job[e].i, w->job[e].j, w->job[e].k, w->job[e].down);
+        job.move(job.i, job.j, job.k, job.down), await();
         pthread_mutex_lock(&mutex);
     }
     return NULL;
@@ -561,10 +565,9 @@ static void *work(void *arg) {
 /* Asks a thread for a move. Without overlapping it is made at once, which is the only difference. */
 static void post(int to, Move *move, int i, int j, int k, bool down) {
     struct Worker *w = &worker[to];
-    if (policy.no_overlap && to < NKINDS) return move(i, j, k, down);
+    if (policy.no_overlap && to < NKINDS) return move(i, j, k, down), await();
     pthread_mutex_lock(&mutex);
-    const long e = w->posted++ % 4;
-    w->job[e].move = move, w->job[e].i = i, w->job[e].j = j, w->job[e].k = k, w->job[e].down = down;
+    w->job[w->posted++ % 4] = (Job){move, i, j, k, down};
     pthread_cond_signal(&w->wake), pthread_mutex_unlock(&mutex);
 }
 static void wait_for(int first, int end) {
@@ -730,16 +733,14 @@ static void copy_as_f16(uint8_t *to, const uint8_t *from, int type, size_t bytes
     }
 }
 /* Takes bytes from tier to tier, over one link or two: the disk's go by the CPU, and the slower sets the
- * pace. Each link is taken from when it is free for as long as its rate says; then this thread sleeps until
- * all has arrived. Less than a tenth of a millisecond is left to the next copy. */
+ * pace. Each link is taken from when it is free for as long as its rate says. */
+static _Thread_local double arrival; /* when all that this thread has sent will have arrived */
 static void travel(Place to, Place from, size_t bytes) {
-    const double start = now(), SHORT = 1e-4;
-    double arrival = start;
-    if (!bytes) return;
-    copy_as_f16(to.at, from.at, from.type, bytes);
+    const double start = now();
+    if (bytes) copy_as_f16(to.at, from.at, from.type, bytes);
     const double copied = now() - start;
     pthread_mutex_lock(&mutex);
-    for (int t = (int)min(to.tier, from.tier); t < max(to.tier, from.tier); t++) {
+    for (int t = (int)min(to.tier, from.tier); t < max(to.tier, from.tier) && bytes; t++) {
         const int c = (t == GPU ? CTOG : DTOC) + (to.tier > from.tier);
         const double seconds = fmax(link_of[c].rate > 0 ? (double)bytes / link_of[c].rate : 0, copied);
         link_of[c].free_at = fmax(link_of[c].free_at, start) + seconds;
@@ -747,8 +748,11 @@ static void travel(Place to, Place from, size_t bytes) {
         arrival = fmax(arrival, link_of[c].free_at);
     }
     pthread_mutex_unlock(&mutex);
+}
+/* Waits until then. */
+static void await(void) {
     const struct timespec until = {(time_t)arrival, (long)((arrival - floor(arrival)) * 1e9)};
-    if (arrival > now() + SHORT) clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+    if (arrival > now()) clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
 }
 
 // ---- F16, and groups of 4 bits (5, group-wise quantization) -----------------------------------------------
@@ -849,7 +853,7 @@ static void row(Lp *lp, const char *name, double b, const double *a) {
     memcpy(lp->a[lp->m], a, sizeof lp->a[0]), lp->name[lp->m] = name, lp->b[lp->m++] = b;
 }
 #define ROW(name, b, ...) row(lp, name, b, (const double[NVARS]){__VA_ARGS__})
-
+#define STAGE(name) (p ? name "^p" : name "^g")
 /* In prefill (p = 1) and generation (p = 0) T = max(ctog, gtoc, dtoc, ctod, comp), and gpu_peak = gpu_home +
  * gpu_w < gmem with the largest of six terms: a row for each. q new tokens of a sequence attend to u. */
 static void stage_rows(Lp *lp, const double *mem, double s, double n, double gbs, double bls, int p) {
@@ -860,21 +864,20 @@ static void stage_rows(Lp *lp, const double *mem, double s, double n, double gbs
     const double ctod = hw.rate[CTOD][p], bmm_flops = hw.rate[BMM][p], cpu_flops = hw.rate[CPU_FLOPS][p];
     const double linear_layer = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2) / hw.rate[MM][p];
     const double att = 4 * bls * (p ? s * s : s + n / 2) * h1, gpu = att / bmm_flops, cpu = att / cpu_flops;
-    ROW(p ? "ctog^p" : "ctog^g", 0, [WC] = weights / ctog, [WD] = weights / ctog, [HC] = hidden / ctog,
-        [HD] = hidden / ctog, [T_PRE] = -p, [T_GEN] = p - 1);
-    ROW(p ? "gtoc^p" : "gtoc^g", 0, [CC] = down / gtoc, [CD] = down / gtoc, [HC] = hidden / gtoc,
-        [HD] = hidden / gtoc, [T_PRE] = -p, [T_GEN] = p - 1);
-    ROW(p ? "dtoc^p" : "dtoc^g",
-        0, [CD] = loaded / dtoc, [WD] = weights / dtoc, [HD] = hidden / dtoc, [T_PRE] = -p, [T_GEN] = p - 1);
-    ROW(p ? "ctod^p" : "ctod^g",
-        0, [CD] = stored / ctod, [HD] = hidden / ctod, [T_PRE] = -p, [T_GEN] = p - 1);
-    ROW(p ? "comp^p" : "comp^g", -linear_layer - p * gpu, [CG] = (1 - p) * gpu, [CC] = (1 - p) * cpu,
-        [CD] = (1 - p) * cpu, [T_PRE] = -p, [T_GEN] = p - 1);
+    const int first = lp->m;
+    ROW(STAGE("ctog"),
+        0, [WC] = weights / ctog, [WD] = weights / ctog, [HC] = hidden / ctog, [HD] = hidden / ctog);
+    ROW(STAGE("gtoc"), 0, [CC] = down / gtoc, [CD] = down / gtoc, [HC] = hidden / gtoc, [HD] = hidden / gtoc);
+    ROW(STAGE("dtoc"), 0, [CD] = loaded / dtoc, [WD] = weights / dtoc, [HD] = hidden / dtoc);
+    ROW(STAGE("ctod"), 0, [CD] = stored / ctod, [HD] = hidden / ctod);
+    ROW(STAGE("comp"), -linear_layer - p * gpu, [CG] = !p * gpu, [CC] = !p * cpu, [CD] = !p * cpu);
+    for (int i = first; i < lp->m; i++) lp->a[i][p ? T_PRE : T_GEN] = -1; /* sum <= T */
+    for (int i = first; i < lp->m; i++) lp->a[i][p ? T_PRE : T_GEN] = -1; /* sum <= T */
     const double qkv = gbs * (2 * q * h1 + 3 * (2 * q * h1)), embed_w = gbs * (2 * q * h1 + 2 * q * h1);
     const double att_1 = gbs * (2 * q * h1 + 2 * u * h1 + 2 * nh * q * u), mlp_1 = 2 * gbs * q * (h1 + h2);
     const double fixed[] = {qkv, 0, 0, embed_w, mlp_1, mlp_1}; /* att_2 is att_1, mlp_2 is mlp_1 */
     for (int w = 0; w < 6; w++) /* of gpu_w: 2 (1 - wg) weights, (1 - hg) 2 s h1 gbs, and a term */
-        ROW(p ? "gpu_peak^p" : "gpu_peak^g", mem[GPU] - 2 * weights - 2 * s * h1 * gbs - fixed[w],
+        ROW(STAGE("gpu_peak"), mem[GPU] - 2 * weights - 2 * s * h1 * gbs - fixed[w],
             [WG] = weights * l - 2 * weights, [HG] = 2 * q * h1 * bls - 2 * s * h1 * gbs,
             [CG] = 4 * (s + n) * h1 * bls * l + (fixed[w] > 0 ? 0 : att_1));
 }
