@@ -49,7 +49,7 @@
 #include <immintrin.h>
 #endif
 
-// ---- The words of the paper -------------------------------------------------------------------------------
+// ---- The words of the paper -----------------------------------------------------------------------------
 typedef uint16_t f16;
 typedef enum { GPU, CPU, DISK, NTIERS } Tier;              /* 4.1: three levels of memory */
 typedef enum { WEIGHTS, CACHE, ACTIVATIONS, NKINDS } Kind; /* 4.2: what is placed and moved */
@@ -132,10 +132,11 @@ static void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, con
 static void pack_group(uint8_t *to, const float *x, int n);
 static void unpack_group(float *x, const uint8_t *from, int n);
 static size_t group_bytes(int n);
+static void fill_weight(Weight *w);
 static long min(long a, long b) { return a < b ? a : b; }
 static long max(long a, long b) { return a > b ? a : b; }
 
-// ---- Figure 4: the block schedule with overlapping --------------------------------------------------------
+// ---- Figure 4: the block schedule with overlapping ------------------------------------------------------
 //
 // Generation is a grid of squares (i, j, k). The squares of one token and layer share the layer's weights, so
 // they are computed together, down a column of K batches, then down the next (Figure 3b; one batch is row by
@@ -197,7 +198,7 @@ static bool at_square(int *i, int *j, int *k) {
 /* Of two buffers, one is for this square, the other for the squares behind and ahead of it. */
 static int buffer_of(int i, int j, int k) { return (int)(((i * (l + 1L) + j) * K + k) % 2); }
 
-// ---- compute(i, j, k): OPT's layer (section 3) ------------------------------------------------------------
+// ---- compute(i, j, k): OPT's layer (section 3) ----------------------------------------------------------
 //
 //   x_Q = ln(x) w_Q, x_K and x_V likewise      x_Out = softmax(x_Q x_K^T / sqrt(hd)) x_V w_O + x
 //                                              x = relu(ln(x_Out) w_1) w_2 + x_Out
@@ -485,7 +486,7 @@ static void compute(int i, int j, int k) {
     if (j == l) head(i, b, x);
 }
 
-// ---- Figure 4's five moves --------------------------------------------------------------------------------
+// ---- Figure 4's five moves ------------------------------------------------------------------------------
 //
 // Each kind of data has a thread, which does what it is asked in this order: what the square behind has made
 // leaves its buffer before what the square ahead needs enters it. So two buffers of a kind are enough. And no
@@ -532,7 +533,7 @@ static void store_cache(int i, int j, int k) { ask(CACHE, move_cache, i, j, k, t
 static void load_cache(int i, int j, int k) { ask(CACHE, move_cache, i, j, k, false); }
 static void load_activation(int i, int j, int k) { ask(ACTIVATIONS, move_activation, i, j, k, false); }
 
-// ---- Threads: one for each kind of data that moves; the others help to compute ----------------------------
+// ---- Threads: one for each kind of data that moves; the others help to compute --------------------------
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
 typedef struct {
@@ -590,7 +591,7 @@ static void parallel(Task *task, const void *arg, int n, double work) {
     do_share(0, each * helpers, n, false), wait_for(NKINDS, NKINDS + helpers);
 }
 
-// ---- Tensor placement (4.2): six percentages, and the bytes of each tier ----------------------------------
+// ---- Tensor placement (4.2): six percentages, and the bytes of each tier --------------------------------
 //
 // Things are placed whole, one after the other: the GPU takes one if its share of all so far has room; else
 // the CPU, if the share of both has; else the disk. So a share is met to the size of one thing. Weights are
@@ -626,7 +627,7 @@ static bool is_matrix(int role) { return role % 2 == 0 && role != NORM_1 && role
 static Tier settle(Weight *w, Tier tier) {
     w->bytes = (size_t)w->rows * w->cols * sizeof(f16);
     if (w->packed) w->bytes = (w->rows + GROUP - 1UL) / GROUP * w->cols * group_bytes(GROUP);
-    w->rest = tier == DISK && !w->packed ? w->file : (Place){tier, F16, take(tier, w->bytes)};
+    w->rest = tier == DISK && !w->packed ? w->file : on(tier, take(tier, w->bytes));
     return tier;
 }
 static void place_weights(void) {
@@ -692,8 +693,6 @@ static void place_block(Sequence *seq, int count) {
     if (policy.cpu_attention) query = floats(CPU, gbs * h1), result = floats(CPU, gbs * h1);
     arena[GPU].uncounted += arena[GPU].used - before - homes;
 }
-static void fill_weight(Weight *w);
-
 /* Places all, block by block, each where the one before was, and then does what is to be done; or counts. */
 static void place_all(void (*then)(void)) {
     size_t mark[NTIERS], packed = hd / GROUP * group_bytes(GROUP);
@@ -711,7 +710,7 @@ static void place_all(void (*then)(void)) {
     }
 }
 
-// ---- Links ------------------------------------------------------------------------------------------------
+// ---- Links ----------------------------------------------------------------------------------------------
 static struct {
     double rate, free_at, seconds;
     size_t bytes;
@@ -732,9 +731,10 @@ static void copy_as_f16(uint8_t *to, const uint8_t *from, int type, size_t bytes
         narrow(&y, &x, 1), memcpy(to + 2 * e, &y, sizeof y);
     }
 }
+static _Thread_local double arrival; /* of all that this thread has sent */
+
 /* Takes bytes from tier to tier, over one link or two: the disk's go by the CPU, and the slower sets the
  * pace. Each link is taken from when it is free for as long as its rate says. */
-static _Thread_local double arrival; /* when all that this thread has sent will have arrived */
 static void travel(Place to, Place from, size_t bytes) {
     const double start = now();
     if (bytes) copy_as_f16(to.at, from.at, from.type, bytes);
@@ -749,13 +749,13 @@ static void travel(Place to, Place from, size_t bytes) {
     }
     pthread_mutex_unlock(&mutex);
 }
-/* Waits until then. */
+/* Waits until all that this thread has sent has arrived. */
 static void await(void) {
     const struct timespec until = {(time_t)arrival, (long)((arrival - floor(arrival)) * 1e9)};
     if (arrival > now()) clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
 }
 
-// ---- F16, and groups of 4 bits (5, group-wise quantization) -----------------------------------------------
+// ---- F16, and groups of 4 bits (5, group-wise quantization) ---------------------------------------------
 /* F16 to float: 112 more in the exponent, by a product, which also makes numbers normal. */
 static void widen(float *to, const void *f16s, size_t n) {
     const f16 *from = f16s;
@@ -828,7 +828,7 @@ static void fill_weight(Weight *w) {
     }
 }
 
-// ---- A.3: the cost model, linear in nine fractions and in the seconds of a layer (4.3, Eq. 1) -------------
+// ---- A.3: the cost model, linear in nine fractions and in the seconds of a layer (4.3, Eq. 1) -----------
 //
 // As printed, also where it is no machine's behaviour: the CPU attends to all cache off the GPU, comp^g adds
 // two processors that could work at once, gpu_w^g holds a prompt's activations. wn, cn, hn are wd, cd, hd.
@@ -909,7 +909,7 @@ static void print_lp(const Lp *lp) {
     }
 }
 
-// ---- Simplex (4.3: "can be solved very fast because there are only 9 variables") --------------------------
+// ---- Simplex (4.3: "can be solved very fast because there are only 9 variables") ------------------------
 //
 // A row's slack is what it lacks to equality: a x + slack = b. One variable a row is basic; the tableau has
 // it by the others, which are 0. A pivot exchanges a basic variable and another. Phase 1 gives all rows one
@@ -991,7 +991,7 @@ static bool simplex(double x[NVARS], const Lp *lp) {
     return true;
 }
 
-// ---- Policy search (4.3): the best placement for each of a few blocks, and the best of these --------------
+// ---- Policy search (4.3): the best placement for each of a few blocks, and the best of these ------------
 /* The best placement of the policy's block, first from everything on disk, then with units of the answer's
  * size. To run, it also has to fit: what A.3 does not count comes off the machine's memory, and where whole
  * tensors and sequences overfill a tier nevertheless, so does what it lacks. */
@@ -1033,8 +1033,7 @@ static double search(int s, int count, bool to_run, double x[NVARS], Lp *lp) {
     return least;
 }
 
-// ---- The checkpoint: config.json, and files of safetensors, whose headers are not trusted
-// ------------------
+// ---- The checkpoint: config.json, and files of safetensors, whose headers are not trusted ---------------
 /* One line for a person. Status 2: wrong use, or it does not fit; 1: everything else. */
 static void die(int status, const char *format, ...) {
     va_list args;
@@ -1164,8 +1163,7 @@ static void open_checkpoint(const char *dir) {
     free(index);
 }
 
-// ---- The tokenizer: GPT-2's byte-level BPE
-// -----------------------------------------------------------------
+// ---- The tokenizer: GPT-2's byte-level BPE --------------------------------------------------------------
 /* Texts in their order, each with a number: pieces with their ids, pairs "left right" with their ranks. */
 typedef struct {
     const char *text;
@@ -1288,8 +1286,7 @@ static void print_text(const char *text, bool json) {
     if (json) putchar('"');
 }
 
-// ---- The command line
-// --------------------------------------------------------------------------------------
+// ---- The command line -----------------------------------------------------------------------------------
 static char *links;
 static const char *prompts_file, *hardware, *offload_dir = "/var/tmp";
 static bool percent, json, only_policy, show_lp;
