@@ -1,31 +1,34 @@
-/* mini.c: the whole of FlexGen in one file, to be kept open beside the paper.
- *
- *   Sheng et al., High-throughput Generative Inference of Large Language Models with a Single GPU, 2023
- *
- * It runs Hugging Face's OPT checkpoints that do not fit the GPU: weights, KV cache and activations rest on
- * three tiers, GPU, CPU and disk, in shares that a linear program finds, and while one batch computes in a
- * layer, what its neighbours need is on its way. There is no GPU here: the "GPU" is a piece of memory of a
- * given size, links are copies that can be slowed to a given rate, and the threads that compute stand for
- * both processors. All that the paper says about placement, order, overlap and approximation can be run and
- * watched on any computer.
+/* mini.c: the whole of FlexGen in one file, to be kept open beside the paper:
+ * Sheng et al., High-throughput Generative Inference of Large Language Models with a Single GPU, 2023.
  *
  *   cc -O3 -march=native mini.c -lm -lpthread -o mini
  *   ./mini models/opt-tiny "Once upon a time" --percent 0 50 0 100 0 100 --link ctog=1G
  *
+ * It runs Hugging Face's OPT checkpoints that do not fit the GPU: weights, KV cache and activations rest on
+ * three tiers, GPU, CPU and disk, in shares that a linear program finds, and while one batch computes, what
+ * its neighbours need is on its way. There is no GPU here: the "GPU" is a piece of memory of a given size,
+ * links are copies that can be slowed to a given rate, and the threads that compute stand for both
+ * processors. All that the paper says of placement, order, overlap and approximation can be run and watched
+ * on any computer.
+ *
  * Read it from top to bottom: the words of the paper; generate, which is Figure 4; compute, the model; the
- * moves between tiers; placement; links; 4-bit groups; the cost model, the simplex and the search; and last
- * what every such program needs, tokenizer, checkpoint and command line. (Section 4.2), (Figure 4), (A.3)
- * name places of the paper. i, j and k are always token, layer and GPU batch.
+ * moves between tiers; placement; links; 4-bit groups; cost model, simplex and search; and last what every
+ * such program needs. "4.2", "A.3", "Eq. 1" are places in the paper. i, j and k are token, layer and GPU
+ * batch.
  *
  * The engine beside this file is the same with everything. What is left out here, and where it is there:
- *   sampling, --stop, journals and --resume  device/host.c, io/job.c      refilled slots, the diagonal
- * schedule  admission.c opt-350m, all of Unicode                 opt_model.c, io/unicode.c    CUDA, several
- * machines  flexgen.cu, device/pipeline.c pages of the KV cache                    batch.c, tier.c prices of
- * the LP, its proof  io/explain.c, lp.c Where the engine does better: it waits only for what an op needs
- * (device/depend.c), where synchronize() here waits for all; the CPU attends to batch k while the GPU
- * projects k + 1 and finishes k - 1 (schedule.c); its products, attention and packing are written in vectors
- * (device/simd.h); and its own cost model is fitted to what it does (policy.c). */
+ *
+ *   sampling, stop texts    device/host.c, io/stop.c    opt-350m, Unicode    opt_model.c, io/unicode.c
+ *   jobs that survive       io/job.c, io/journal.c      pages of the cache   batch.c, tier.c
+ *   refilling, diagonal     admission.c                 CUDA; many machines  flexgen.cu; device/pipeline.c
+ *   measuring the machine   cost/profile.c              proof of an optimum  lp.c
+ *
+ * Where the engine does better: an op waits only for what it needs (device/depend.c), where synchronize()
+ * here waits for all; the CPU attends for batch k while the GPU projects k + 1 and finishes k - 1
+ * (schedule.c); products and attention are written in vectors (device/simd.h); and a second cost model knows
+ * what really moves (policy.c). */
 #define _GNU_SOURCE
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -46,2322 +49,1456 @@
 #include <immintrin.h>
 #endif
 
-// ------------------------------------------------------------------------------------------------------------
-// The words of the paper
-// ------------------------------------------------------------------------------------------------------------
-
+// ---- The words of the paper -----------------------------------------------------------------------------
 typedef uint16_t f16;
-typedef enum { GPU, CPU, DISK, NTIERS } Tier;              /* section 4.1: three levels of memory */
-typedef enum { WEIGHTS, CACHE, ACTIVATIONS, NKINDS } Kind; /* section 4.2: what is placed and moved */
-typedef enum { CTOG, GTOC, DTOC, CTOD, NLINKS } Link;      /* A.3: between which two tiers, and which way */
-typedef enum { F16, BF16, F32 } Type;                      /* of numbers; packed ones are bytes as F16 are */
-static const char *const link_name[] = {"ctog", "gtoc", "dtoc", "ctod"}, *const tier_name[] = {"GPU", "CPU",
-                                                                                               "disk"};
+typedef enum { GPU, CPU, DISK, NTIERS } Tier;              /* 4.1: three levels of memory */
+typedef enum { WEIGHTS, CACHE, ACTIVATIONS, NKINDS } Kind; /* 4.2: what is placed and moved */
+enum { CTOG, GTOC, DTOC, CTOD, NLINKS };                   /* A.3: which two tiers, which way */
+enum { F16, BF16, F32, NTYPES };
+static const char *const tier_name[] = {"GPU", "CPU", "disk"};
+static const char *const link_name[] = {"ctog", "gtoc", "dtoc", "ctod"};
 
-/* Section 3: l layers, hidden sizes h1 and h2, nh heads. */
-typedef struct {
-    int l, h1, h2, nh, vocab, positions, eos;
-    bool final_norm;
-} Model;
+/* Section 3: l layers, hidden sizes h1 and h2, nh heads of size hd; and what OPT has besides. */
+static int l, h1, h2, nh, hd, vocab, positions, eos;
+static bool final_norm = true, tied = true;
 
-/* Section 4.3: a policy. share[WEIGHTS] is wg, wc, wd; share[CACHE] cg, cc, cd; share[ACTIVATIONS] hg, hc,
- * hd. */
-typedef struct {
+/* 4.3: share[WEIGHTS] is wg, wc, wd; share[CACHE] cg, cc, cd; share[ACTIVATIONS] hg, hc, hd. */
+static struct Policy {
     double share[NKINDS][NTIERS];
-    int gbs, num_gpu_batches;             /* bls = gbs num_gpu_batches */
-    bool overlap, cpu_attention;          /* section 4.2: computation delegation */
-    bool compress_weight, compress_cache; /* section 5: group-wise quantization */
-    double sparsity;                      /* section 5: the share of V that is read; 1: all */
-} Policy;
+    int gbs, num_gpu_batches;             /* bls is their product */
+    bool no_overlap, cpu_attention;       /* 4.2: overlapping, computation delegation */
+    bool compress_weight, compress_cache; /* 5: group-wise quantization */
+    double sparsity;                      /* 5: the share of V that is read; 1: all */
+} policy = {.sparsity = 1};
 
-/* Bytes on a tier. */
+/* Bytes on a tier: F16 or packed; those of the checkpoint may be of another type. */
 typedef struct {
     Tier tier;
-    Type type;
+    int type;
     uint8_t *at;
 } Place;
+static Place on(Tier tier, void *at) { return (Place){tier, F16, at}; }
 
-/* A tensor of the checkpoint (rows, cols), and where it rests. Off the GPU it passes through a slot there. */
+/* A tensor (rows, cols), in the checkpoint and where it rests. Off the GPU it passes through a slot there. */
 typedef struct {
     Place file, rest;
     int rows, cols;
-    bool packed;          /* groups of 4 bits */
     size_t bytes, offset; /* on the GPU; in the slot */
+    bool packed;
 } Weight;
 
-/* Each with its bias behind it. w_Q w_K w_V w_O w_1 w_2 are section 3's matrices, the norms are OPT's. */
-typedef enum {
-    NORM_1 = 0,
-    W_Q = 2,
-    W_K = 4,
-    W_V = 6,
-    W_O = 8,
-    NORM_2 = 10,
-    W_1 = 12,
-    W_2 = 14,
-    NROLES = 16
-} Role;
+/* Each with its bias behind it. W_Q to W_2 are section 3's matrices; the paper leaves out the norms. */
+enum { NORM_1 = 0, W_Q = 2, W_K = 4, W_V = 6, W_O = 8, NORM_2 = 10, W_1 = 12, W_2 = 14, NROLES = 16 };
+static Weight (*layer)[NROLES];  // (l)
 enum { TOKENS, POSITIONS, LAST_NORM, LAST_BIAS, HEAD, NGLOBALS };
+static Weight outside[NGLOBALS]; /* of the layers: always on the GPU */
 
-/* A prompt of s tokens, and the tokens that follow it. A sequence has no padding: it knows its length. */
+/* A prompt of s tokens and those that follow. There is no padding: a sequence knows its length. */
 typedef struct {
     const char *text;
     int id, *token, s, generated;
     bool ended;             /* by </s> */
-    int row;                /* the first of its rows in its batch's hidden state */
-    Tier kv_tier, act_tier; /* where its cache and its activations rest */
-    uint8_t *kv, *act;      /* there: (l, 2, room, kv_row) and (s, h1) */
-    size_t staged[NTIERS];  /* its place in a staging slot of the cache */
-    int room;               /* tokens of its cache */
+    int row, room;          /* its first row in the hidden state; tokens of its cache */
+    Tier kv_tier, act_tier; /* where its cache and its activations rest ... */
+    uint8_t *kv;            /* ... as (l, k and v, room, kv_row) ... */
+    float *act;             /* ... and (s, h1) */
+    size_t staged[NTIERS];  /* its cache's place in a staging slot */
 } Sequence;
 
-/* A GPU batch: the sequences first .. first + count - 1 of its block. */
+/* A GPU batch: of a block the sequences from seq up to end. */
 typedef struct {
-    int first, count, rows;
+    Sequence *seq, *end;
     bool kv_rests, act_rests; /* on the GPU, all of it: nothing has to move */
-    uint8_t *act;             /* then the hidden state is computed there */
+    float *x;                 /* its hidden state, if that rests there */
 } Batch;
 
-/* A tier is one piece of memory, given out from its beginning. The disk's is a file that has no name. */
-typedef struct {
-    uint8_t *base;
-    size_t used, peak, capacity;
-} Arena;
+static Sequence *prompts;
+static Batch *batch;                                     // (K)
+static int nprompts, K, generation_length = 64, threads; /* K: batches of this block */
+static size_t kv_row, *slab;                             /* bytes of a token's k; of a layer off the GPU */
+static uint8_t *weight_slot[2], *stage[2][2];            /* where weights and cache pass; [tier][slot] */
+static float *x_slot[2];                                 /* and hidden states (rows, h1) */
+static float *norm, *x_Q, *x_K, *x_V, *x_Out, *ffn, *logits; /* the workspace of a batch, on the GPU */
+static float *scratch, *new_row, *query, *result; /* of threads; a k or v; the last two on the CPU */
+static size_t scratch_floats;                     /* of each thread */
 
-/* A link is a timeline: a copy waits until its link is free. rate 0: as fast as memory is. */
-typedef struct {
-    double rate, free_at, seconds;
-    size_t bytes;
-} LinkState;
-
-typedef struct Run Run;
-typedef void Move(Run *, int i, int j, int k);
-typedef struct {
-    Move *move;
-    int i, j, k;
-} Job;
-
-/* Some of the tasks of a computation, for one thread of the team. */
-typedef void Task(Run *, const void *, int thread, int first, int n);
-typedef struct {
-    Task *task;
-    const void *arg;
-    int n, busy, members; /* tasks; threads that have not ended theirs; threads so far */
-    long round;
-    pthread_cond_t begin, end;
-} Team;
-
-/* A thread that moves one kind of data, one thing after the other. */
-typedef struct {
-    Run *run;
-    Job job[4]; /* a square asks for two at most */
-    long posted, done;
-} Channel;
-
-struct Run {
-    Model model;
-    Policy policy;
-    int n, K, nprompts, nseq, threads; /* tokens to generate; batches and sequences of this block */
-    Sequence *prompts, *seq;           /* all; those of this block */
-    Batch *batch;                      // (K)
-    Arena tier[NTIERS];
-    Weight (*layer)[NROLES], global[NGLOBALS];
-    size_t *slab, slot_bytes; /* of layer j, what is not on the GPU; the largest of these */
-    uint8_t *weight_slot[2], *stage[NTIERS][2];
-    float *x[2];   /* hidden states that do not rest on the GPU pass here */
-    size_t kv_row; /* bytes of a token's k */
-    float *norm, *q, *k, *v, *att, *ffn, *logits, *scratch; /* workspace of a piece of a batch */
-    size_t scratch_floats;                                  /* of each thread */
-    uint8_t *fresh;                                         /* one token's k and v as the cache has them */
-    float *query, *result; /* on the CPU: what delegation sends down and up */
-    LinkState link[NLINKS];
-    double seconds; /* of generation */
-    Channel channel[NKINDS];
-    Team team;
-    pthread_mutex_t mutex;
-    pthread_cond_t posted, finished;
-};
-
+typedef void Move(int i, int j, int k, bool down);
+typedef void Task(const void *arg, int thread, int first, int n);
 __attribute__((noreturn, format(printf, 2, 3))) static void die(int status, const char *format, ...);
-static void post(Run *r, Kind kind, Move *move, int i, int j, int k);
-static void synchronize(Run *r);
-static void travel(Run *r, Place to, Place from, size_t bytes);
-static void parallel(Run *r, Task *task, const void *arg, int n, double work);
-static void widen(float *to, const f16 *from, size_t n);
-static void narrow(f16 *to, const float *from, size_t n);
-static size_t group_bytes(int n);
+static void post(int worker, Move *move, int i, int j, int k, bool down), synchronize(void);
+static void parallel(Task *task, const void *arg, int n, double work);
+static void travel(Place to, Place from, size_t bytes), await(void);
+static void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
 static void pack_group(uint8_t *to, const float *x, int n);
 static void unpack_group(float *x, const uint8_t *from, int n);
-static double now(void);
+static size_t group_bytes(int n);
+static void fill_weight(Weight *w);
+static long min(long a, long b) { return a < b ? a : b; }
+static long max(long a, long b) { return a > b ? a : b; }
 
-static int imin(int a, int b) { return a < b ? a : b; }
-static int imax(int a, int b) { return a > b ? a : b; }
-
-// ------------------------------------------------------------------------------------------------------------
-// Figure 4: the block schedule with overlapping
+// ---- Figure 4: the block schedule with overlapping ------------------------------------------------------
 //
-// Generation is a grid of squares (i, j, k). Batches k lie behind one another, so that the squares of one
-// token and layer, which share the layer's weights, are computed together: down a column, then to the next
-// (Figure 3b). While square (i, j, k) computes, what its neighbours need or have made is on its way:
+// Generation is a grid of squares (i, j, k). The squares of one token and layer share the layer's weights, so
+// they are computed together, down a column of K batches, then down the next (Figure 3b; one batch is row by
+// row, Figure 3a). While square (i, j, k) computes, what its neighbours have made or will need is on its way:
 //
-//                 layer j                              layer j + 1
-//            +-----------------+                   +-----------------+
-//   k - 1    |    computed     |  store_activation |                 |
-//            |                 |  store_cache      |                 |
-//            +-----------------+                   +-----------------+
-//   k        |   COMPUTES NOW  |                   |   load_weight   |   part k of K of the layer's weights
-//            |                 |                   |                 |
-//            +-----------------+                   +-----------------+
-//   k + 1    |      next       |  load_cache       |                 |
-//            |                 |  load_activation  |                 |
-//            +-----------------+                   +-----------------+
+//               layer j                                        layer j + 1
+//          +---------------+
+//   k - 1  |   computed    |  store_activation, store_cache
+//          +---------------+                               +---------------+
+//     k    | COMPUTES NOW  |  compute          load_weight |  part k of K  |
+//          +---------------+                               +---------------+
+//   k + 1  |     next      |  load_activation, load_cache
+//          +---------------+
 //
-// Above the first batch of a column is the last of the column before, below the last the first of the next
-// column. Column l, behind the layers, is the head, which makes the next token.
-// ------------------------------------------------------------------------------------------------------------
+// Above the first batch of a column is the last of the column before; below the last, the first of the next.
+// Column l, behind the layers, is the head, which makes the next token.
 
-static void load_weight(Run *r, int i, int j, int k);
-static void store_activation(Run *r, int i, int j, int k);
-static void store_cache(Run *r, int i, int j, int k);
-static void load_cache(Run *r, int i, int j, int k);
-static void load_activation(Run *r, int i, int j, int k);
-static void compute(Run *r, int i, int j, int k);
-static bool begin_token(Run *r, int i);
+static void load_weight(int i, int j, int k), compute(int i, int j, int k);
+static void store_activation(int i, int j, int k), load_activation(int i, int j, int k);
+static void store_cache(int i, int j, int k), load_cache(int i, int j, int k);
+static bool begin_token(int i);
 
-/* One block: n tokens for each of its sequences, of which some may end before. */
-static void generate(Run *r) {
-    const int generation_length = r->n, num_layers = r->model.l, num_gpu_batches = r->K;
-    for (int k = 0; k < num_gpu_batches; k++)
-        load_weight(r, 0, 0, k); /* what no square before could have loaded */
-    synchronize(r);
-    for (int i = 0; i < generation_length && begin_token(r, i); i++)
-        for (int j = 0; j <= num_layers; j++)
+/* A block: generates a token after the other for each of its sequences, until </s> ends it. */
+static void generate(void) {
+    const int num_layers = l + 1, num_gpu_batches = K;
+    for (int k = 0; k < num_gpu_batches; k++) load_weight(0, 0, k); /* which no square before could load */
+    synchronize();
+    for (int i = 0; i < generation_length && begin_token(i); i++)
+        for (int j = 0; j < num_layers; j++)
             for (int k = 0; k < num_gpu_batches; k++) {
-                load_weight(r, i, j + 1, k);
-                store_activation(r, i, j, k - 1);
-                store_cache(r, i, j, k - 1);
-                load_cache(r, i, j, k + 1);
-                load_activation(r, i, j, k + 1);
-                compute(r, i, j, k);
-                synchronize(r);
+                load_weight(i, j + 1, k);
+                store_activation(i, j, k - 1);
+                store_cache(i, j, k - 1);
+                load_cache(i, j, k + 1);
+                load_activation(i, j, k + 1);
+                compute(i, j, k);
+                synchronize();
             }
 }
-
-/* How many rows sequence q has in square (i, ., .): its whole prompt in prefill, one token in decoding
- * (section 3). */
+/* Rows of a sequence in the squares of token i: in prefill its prompt, in decoding its newest token (3). */
 static int rows_of(const Sequence *q, int i) { return q->ended ? 0 : i ? 1 : q->s; }
 
-/* Between two tokens nothing moves: sequences that have ended leave their batches, the others close up.
- * False: none. */
-static bool begin_token(Run *r, int i) {
-    int rows = 0;
-    for (int k = 0; k < r->K; k++) {
-        Batch *b = &r->batch[k];
-        b->rows = 0;
-        for (Sequence *q = r->seq + b->first; q < r->seq + b->first + b->count; q++) {
-            q->ended |= i && q->token[q->s + i - 1] == r->model.eos;
-            q->row = b->rows, b->rows += rows_of(q, i);
+/* Between two tokens nothing moves: who has ended leaves, the others close up. False: nobody is left. */
+static bool begin_token(int i) {
+    int row = 0, all = 0;
+    for (int k = 0; k < K; k++, all += row, row = 0)
+        for (Sequence *q = batch[k].seq; q < batch[k].end; q++) {
+            q->ended |= i && q->token[q->s + i - 1] == eos;
+            q->row = row, row += rows_of(q, i);
         }
-        rows += b->rows;
-    }
-    return rows > 0;
+    return all > 0;
 }
-
 /* The square that k - 1 or k + 1 means beside the edges of its column. False: there is none. */
-static bool at_square(const Run *r, int *i, int *j, int *k) {
-    if (*k < 0) *k += r->K, --*j;
-    if (*k >= r->K) *k -= r->K, ++*j;
-    if (*j < 0) *j += r->model.l + 1, --*i;
-    if (*j > r->model.l) *j -= r->model.l + 1, ++*i;
-    return *i >= 0 && *i < r->n;
+static bool at_square(int *i, int *j, int *k) {
+    const int columns = l + 1, column = *i * columns + *j + (*k >= K) - (*k < 0);
+    *k = (*k + K) % K, *i = column / columns, *j = column % columns;
+    return column >= 0 && *i < generation_length;
 }
+/* Of two buffers, one is for this square, the other for the squares behind and ahead of it. */
+static int buffer_of(int i, int j, int k) { return (int)(((i * (l + 1L) + j) * K + k) % 2); }
 
-/* Two buffers take turns: the squares behind and ahead use one, while this square uses the other. */
-static int buffer_of(const Run *r, int i, int j, int k) {
-    return (int)(((long)i * (r->model.l + 1) + j) * r->K + k) % 2;
-}
-
-// ------------------------------------------------------------------------------------------------------------
-// compute(i, j, k): OPT's layer (section 3)
+// ---- compute(i, j, k): OPT's layer (section 3) ----------------------------------------------------------
 //
-//   x_Q = ln(x) w_Q + b_Q, x_K, x_V likewise      x_Out = softmax(x_Q x_K^T / sqrt(hd)) x_V w_O + b_O + x
-//                                                 x = relu(ln(x_Out) w_1 + b_1) w_2 + b_2 + x_Out
+//   x_Q = ln(x) w_Q, x_K and x_V likewise      x_Out = softmax(x_Q x_K^T / sqrt(hd)) x_V w_O + x
+//                                              x = relu(ln(x_Out) w_1) w_2 + x_Out
 //
-// The paper leaves out the biases and the layernorms that the checkpoints have. Activations and sums are
-// floats; weights and the cache are F16 or packed, and q, k and v are rounded to F16, as the cache keeps
-// them.
-// ------------------------------------------------------------------------------------------------------------
+// and every product adds a bias. Activations and sums are floats; weights and cache are F16 or packed, and
+// x_Q, x_K and x_V are rounded to F16, as the cache keeps them.
 
 #ifdef __AVX512F__
 enum { VL = 16 }; /* floats of a vector */
 #else
 enum { VL = 8 };
 #endif
-enum { MT = 4, NT = VL / 4, GROUP = 64, PIECE = 256, PAD = 32 }; /* MT x NT sums are held in registers */
+enum { MT = 4, NT = VL / 4, GROUP = 64, BLOCK = 256, PAD = 32 }; /* MT x NT sums are held in registers */
 typedef float V __attribute__((vector_size(4 * VL)));
 
-/* y[a][b] = x[a] . w[b] for m rows of x and NT of w, over k. Inlined, so that m is a constant. */
+/* y[a][b] = x[a] . w[b] for m rows of x and NT of w, over n. Inlined, so that m is a constant. */
 __attribute__((always_inline)) static inline void dot_tile(float *y, size_t y_ld, const float *x, size_t x_ld,
-                                                           const float *w, size_t w_ld, int k, const int m) {
+                                                           const float *w, size_t w_ld, int n, const int m) {
     V sum[MT][NT] = {{{0}}}, a, b;
     int c = 0;
-    for (; c + VL <= k; c += VL)
+    for (; c + VL <= n; c += VL)
         for (int p = 0; p < NT; p++) {
             memcpy(&b, w + p * w_ld + c, sizeof b);
-            for (int q = 0; q < m; q++) {
-                memcpy(&a, x + q * x_ld + c, sizeof a);
-                sum[q][p] += a * b;
-            }
+            for (int q = 0; q < m; q++) memcpy(&a, x + q * x_ld + c, sizeof a), sum[q][p] += a * b;
         }
     for (int q = 0; q < m; q++)
         for (int p = 0; p < NT; p++) {
-            float lane[VL], total = 0;
+            float lane[VL], rest = 0;
             memcpy(lane, &sum[q][p], sizeof lane);
             for (int half = VL / 2; half; half /= 2)
                 for (int e = 0; e < half; e++) lane[e] += lane[e + half];
-            for (int e = c; e < k; e++) total += x[q * x_ld + e] * w[p * w_ld + e];
-            y[q * y_ld + p] = lane[0] + total;
+            for (int e = c; e < n; e++) rest += x[q * x_ld + e] * w[p * w_ld + e];
+            y[q * y_ld + p] = lane[0] + rest;
         }
 }
-
-/* The same for any number of rows. */
-static void dot_rows(float *y, size_t y_ld, const float *x, size_t x_ld, int rows, const float *w,
-                     size_t w_ld, int k) {
+static void dot_rows(float *y, size_t ld, const float *x, size_t x_ld, int rows, const float *w, size_t w_ld,
+                     int n) {
     int q = 0;
-    for (; q + MT <= rows; q += MT) dot_tile(y + q * y_ld, y_ld, x + q * x_ld, x_ld, w, w_ld, k, MT);
-    for (; q < rows; q++) dot_tile(y + q * y_ld, y_ld, x + q * x_ld, x_ld, w, w_ld, k, 1);
+    for (; q + MT <= rows; q += MT) dot_tile(y + q * ld, ld, x + q * x_ld, x_ld, w, w_ld, n, MT);
+    for (; q < rows; q++) dot_tile(y + q * ld, ld, x + q * x_ld, x_ld, w, w_ld, n, 1);
 }
-
-/* y = x w^T + b: y (rows, n), x (rows, k), w (n, k). */
+/* y = x w^T + b of x (rows, in), w (out, in), b (out) or NULL; or relu of that, or y is added to. */
 typedef struct {
     float *y;
     const float *x;
-    const uint8_t *w, *b; /* b, F16, may be absent */
-    int rows, n, k;
-    bool packed, relu, add; /* add: y is added to */
+    const uint8_t *w, *b;
+    int rows, out, in;
+    bool packed, relu, add;
 } Linear;
 
-/* The outputs of groups first .. first + count - 1. Section 5: packed weights become F16 before they are
- * used. */
-static void linear_task(Run *r, const void *arg, int thread, int first, int count) {
+/* Outputs of groups first .. first + n - 1. Packed ones become F16 first (5: "before doing computation"). */
+static void linear_task(const void *arg, int thread, int first, int n) {
     const Linear *a = arg;
-    const size_t k = a->k,
-                 ld = k + PAD; /* lines of a power of two would all fall into the same places of the cache */
-    float *tile = r->scratch + thread * r->scratch_floats, *y = tile + NT * k, column[GROUP];
-    f16 *plain = (f16 *)(y + PIECE * NT), rounded[GROUP];
-    for (int g = first; g < first + count; g++) {
-        const int outputs = imin(GROUP, a->n - g * GROUP);
-        for (size_t c = 0; c < k && a->packed; c++) {
-            unpack_group(column, a->w + (g * k + c) * group_bytes(GROUP), outputs);
-            narrow(rounded, column, GROUP);
+    const size_t in = a->in, ld = in + PAD; /* powers of two would fall into the same places of a cache */
+    float *w = scratch + thread * scratch_floats, *y = w + NT * in, column[GROUP], bias[GROUP] = {0};
+    f16 *plain = (f16 *)(y + BLOCK * NT), rounded[GROUP];
+    for (int at = first * GROUP, end = (int)min(at + n * GROUP, a->out); at < end; at += GROUP) {
+        const int outputs = (int)min(GROUP, end - at);
+        if (a->b) widen(bias, a->b + at * sizeof(f16), outputs);
+        for (size_t c = 0; c < in && a->packed; c++) {
+            unpack_group(column, a->w + (at / GROUP * in + c) * group_bytes(GROUP), outputs);
+            narrow(rounded, column, outputs);
             for (int o = 0; o < outputs; o++) plain[o * ld + c] = rounded[o];
         }
-        for (int o = g * GROUP; o < g * GROUP + outputs; o += NT) {
-            const int some = imin(NT, g * GROUP + outputs - o);
-            for (int p = 0; p < some; p++)
-                widen(tile + p * k,
-                      a->packed ? plain + (o % GROUP + p) * ld : (const f16 *)a->w + (o + p) * k, k);
-            for (int row = 0; row < a->rows; row += PIECE) {
-                const int rows = imin(PIECE, a->rows - row);
-                dot_rows(y, NT, a->x + row * k, k, rows, tile, k, a->k);
-                for (int p = 0; p < some; p++) {
-                    float bias = 0;
-                    if (a->b) widen(&bias, (const f16 *)a->b + o + p, 1);
-                    for (int q = 0; q < rows; q++) {
-                        float *to = a->y + (size_t)(row + q) * a->n + o + p, sum = y[q * NT + p] + bias;
-                        *to = a->add ? *to + sum : a->relu && sum < 0 ? 0 : sum;
-                    }
-                }
+        for (int o = 0; o < outputs; o += NT) {
+            const int some = (int)min(NT, outputs - o);
+            const f16 *from = a->packed ? plain + o * ld : (const f16 *)a->w + (at + o) * in;
+            for (int p = 0; p < some; p++) widen(w + p * in, from + p * (a->packed ? ld : in), in);
+            for (int row = 0; row < a->rows; row++) {
+                float *to = a->y + (size_t)row * a->out + at + o, *sum = y + row % BLOCK * NT;
+                const int rows = (int)min(BLOCK, a->rows - row);
+                if (row % BLOCK == 0) dot_rows(y, NT, a->x + row * in, in, rows, w, in, a->in);
+                for (int p = 0; p < some; p++)
+                    to[p] = fmaxf(sum[p] + bias[o + p] + (a->add ? to[p] : 0), a->relu ? 0 : -INFINITY);
             }
         }
     }
 }
-
-static void linear(Run *r, Linear a) {
-    parallel(r, linear_task, &a, (a.n + GROUP - 1) / GROUP, (double)a.rows * a.n * a.k);
+static void linear(Linear a) {
+    parallel(linear_task, &a, (a.out + GROUP - 1) / GROUP, 1. * a.rows * a.out * a.in);
 }
 
 /* y = (x - mean) / sqrt(var + 1e-5) * w + b, row by row. */
-static void layernorm(Run *r, float *y, const float *x, const uint8_t *w, const uint8_t *b, int rows) {
-    const int h1 = r->model.h1;
-    float *gain = r->scratch, *bias = gain + h1;
-    widen(gain, (const f16 *)w, h1), widen(bias, (const f16 *)b, h1);
+static void layernorm(float *y, const float *x, const uint8_t *w, const uint8_t *b, int rows) {
+    float *gain = scratch, *bias = gain + h1;
+    widen(gain, w, h1), widen(bias, b, h1);
     for (int row = 0; row < rows; row++, x += h1, y += h1) {
         float mean = 0, var = 0;
-        for (int c = 0; c < h1; c++) mean += x[c];
-        mean /= h1;
-        for (int c = 0; c < h1; c++) var += (x[c] - mean) * (x[c] - mean);
-        const float scale = 1 / sqrtf(var / h1 + 1e-5f);
-        for (int c = 0; c < h1; c++) y[c] = (x[c] - mean) * scale * gain[c] + bias[c];
+        for (int c = 0; c < h1; c++) mean += x[c] / h1;
+        for (int c = 0; c < h1; c++) var += (x[c] - mean) * (x[c] - mean) / h1;
+        for (int c = 0; c < h1; c++) y[c] = (x[c] - mean) / sqrtf(var + 1e-5f) * gain[c] + bias[c];
     }
 }
-
-/* Softmax of n scores. */
 static void softmax(float *score, int n) {
     float most = score[0], sum = 0;
-    for (int t = 1; t < n; t++) most = score[t] > most ? score[t] : most;
+    for (int t = 1; t < n; t++) most = fmaxf(most, score[t]);
     for (int t = 0; t < n; t++) sum += score[t] = expf(score[t] - most);
     for (int t = 0; t < n; t++) score[t] /= sum;
 }
-
 /* o += p v */
-static void add_weighed(float *restrict o, float p, const float *restrict v, int hd) {
-    for (int d = 0; d < hd; d++) o[d] += p * v[d];
+static void add_weighed(float *restrict o, float p, const float *restrict v, int n) {
+    for (int d = 0; d < n; d++) o[d] += p * v[d];
 }
+static struct { int i, j, k; } now_at; /* the square that computes */
 
-/* What attention is about: sequences first .. last - 1 of batch k in layer j. */
-typedef struct {
-    int i, j, k, first, last;
-} Piece;
-
-/* Prefill attends to what has just been computed: tasks are heads of sequences, token t sees tokens 0 .. t.
- */
-static void attend_prefill(Run *r, const void *arg, int thread, int first, int n) {
-    const Piece *p = arg;
-    const int nh = r->model.nh, h1 = r->model.h1, hd = h1 / nh;
-    float *score = r->scratch + thread * r->scratch_floats;
+/* Prefill attends to what has just been computed: a task is a head of a sequence; t sees tokens 0 .. t. */
+static void attend_prefill(const void *arg, int thread, int first, int n) {
+    const Batch *b = arg;
+    float *score = scratch + thread * scratch_floats;
     for (int task = first; task < first + n; task++) {
-        const Sequence *seq = &r->seq[p->first + task / nh];
-        const size_t at = (size_t)(seq->row - r->seq[p->first].row) * h1 + task % nh * hd, ld = seq->s + NT;
-        for (int t = 0; t < rows_of(seq, 0); t += MT) {
-            const int rows = imin(MT, seq->s - t);
+        const Sequence *seq = b->seq + task / nh;
+        const size_t at = (size_t)seq->row * h1 + task % nh * hd, ld = seq->s + NT;
+        const float *q = x_Q + at, *k = x_K + at, *v = x_V + at;
+        for (int t = 0, rows; t < seq->s; t += rows) {
+            rows = (int)min(MT, seq->s - t);
             for (int u = 0; u < t + rows; u += NT)
-                dot_rows(score + u, ld, r->q + at + (size_t)t * h1, h1, rows, r->k + at + (size_t)u * h1, h1,
-                         hd);
-            for (int q = 0; q < rows; q++) {
-                float *o = r->att + at + (size_t)(t + q) * h1;
-                softmax(score + q * ld, t + q + 1);
-                memset(o, 0, hd * sizeof *o);
-                for (int u = 0; u <= t + q; u++)
-                    add_weighed(o, score[q * ld + u], r->v + at + (size_t)u * h1, hd);
+                dot_rows(score + u, ld, q + (size_t)t * h1, h1, rows, k + (size_t)u * h1, h1, hd);
+            for (int e = t; e < t + rows; e++) {
+                float *o = x_Out + at + (size_t)e * h1, *weight = score + (e - t) * ld;
+                softmax(weight, e + 1), memset(o, 0, hd * sizeof *o);
+                for (int u = 0; u <= e; u++) add_weighed(o, weight[u], v + (size_t)u * h1, hd);
             }
         }
     }
 }
+static bool is_sparse(void) { return policy.sparsity < 1; }
 
-static bool is_sparse(const Run *r) { return r->policy.sparsity < 1; }
+/* Computation delegation (4.2): in decoding the CPU attends to cache that is not on the GPU. */
+static bool is_delegated(const Sequence *q, int i) { return i && policy.cpu_attention && q->kv_tier != GPU; }
 
-/* Whether the CPU attends to a sequence's cache, which is not on the GPU (section 4.2, computation
- * delegation). */
-static bool is_delegated(const Run *r, const Sequence *q, int i) {
-    return i && r->policy.cpu_attention && q->kv_tier != GPU;
+/* Where k (value 0) or v (1) of token t rests in layer j. */
+static Place kv_home(const Sequence *q, int j, int t, int value) {
+    return on(q->kv_tier, q->kv + ((2 * (size_t)j + value) * q->room + t) * kv_row);
 }
-
-/* Where k (value 0) or v (value 1) of token t rests in layer j. */
-static Place kv_home(const Run *r, const Sequence *q, int j, int t, int value) {
-    return (Place){q->kv_tier, F16, q->kv + ((2 * (size_t)j + value) * q->room + t) * r->kv_row};
-}
-
 /* Where square (i, j, k) has it: at home if whoever attends can read it there, else in a staging slot. */
-static Place kv_near(const Run *r, const Sequence *q, int i, int j, int k, int t, int value) {
-    const Tier side = is_delegated(r, q, i) ? CPU : GPU;
-    const size_t room =
-        side == GPU && r->policy.cpu_attention ? q->s : q->room; /* then decoding is not for the GPU */
-    if (q->kv_tier == side) return kv_home(r, q, j, t, value);
-    return (Place){side, F16,
-                   r->stage[side][buffer_of(r, i, j, k)] + q->staged[side] + (value * room + t) * r->kv_row};
+static Place kv_near(const Sequence *q, int i, int j, int k, int t, int value) {
+    const Tier side = is_delegated(q, i) ? CPU : GPU;
+    const size_t room = side == GPU && policy.cpu_attention ? q->s : q->room; /* then it only prefills here */
+    if (q->kv_tier == side) return kv_home(q, j, t, value);
+    return on(side, stage[side][buffer_of(i, j, k)] + q->staged[side] + (value * room + t) * kv_row);
+}
+static Place kv_now(const Sequence *q, int t, int value) {
+    return kv_near(q, now_at.i, now_at.j, now_at.k, t, value);
 }
 
-/* One head as the cache has it, to and from floats. Section 5: the cache is grouped along the hidden
- * dimension. */
-static void read_head(const Run *r, float *x, const uint8_t *from, int hd) {
-    if (!r->policy.compress_cache) return widen(x, (const f16 *)from, hd);
-    for (int d = 0; d < hd; from += group_bytes(imin(GROUP, hd - d)), d += GROUP)
-        unpack_group(x + d, from, imin(GROUP, hd - d));
+/* From and to the cache: a head, a row of heads. They are grouped along the hidden dimension (5). */
+static void read_head(float *x, const uint8_t *from) {
+    if (!policy.compress_cache) widen(x, from, hd);
+    for (int d = 0, n; d < hd && policy.compress_cache; d += n, from += group_bytes(n))
+        unpack_group(x + d, from, n = (int)min(GROUP, hd - d));
 }
-static void write_row(const Run *r, uint8_t *to, const float *x) {
-    const int hd = r->model.h1 / r->model.nh;
-    if (!r->policy.compress_cache) return narrow((f16 *)to, x, r->model.h1);
-    for (int h = 0; h < r->model.nh; h++, x += hd)
-        for (int d = 0; d < hd; to += group_bytes(imin(GROUP, hd - d)), d += GROUP)
-            pack_group(to, x + d, imin(GROUP, hd - d));
+static void write_row(uint8_t *to, const float *x) {
+    if (!policy.compress_cache) narrow(to, x, h1);
+    for (int d = 0, n; d < h1 && policy.compress_cache; d += n, to += group_bytes(n))
+        pack_group(to, x + d, n = (int)min(GROUP, hd - d % hd));
 }
-
 static int descending(const void *a, const void *b) {
-    const float x = *(const float *)a, y = *(const float *)b;
-    return (x < y) - (x > y);
+    return (*(const float *)a < *(const float *)b) - (*(const float *)a > *(const float *)b);
 }
-
-/* Section 5, sparse attention: the weights of all but the Top-K of n tokens become 0, those of the others
- * stay what they are. K is 1 + the share of the past, rounded up; the newest token is always one of them, of
- * equal ones the earlier. */
-static void keep_top(float *weight, float *sorted, int n, double share) {
-    const int top = imin((int)ceil(share * (n - 1) * (1 - 1e-9)), n - 1);
-    memcpy(sorted, weight, n * sizeof *sorted);
-    qsort(sorted, n - 1, sizeof *sorted, descending);
+/* Top-K sparse attention (5): the weights of the others become -1, the rest stay. K is 1 + the share of the
+ * past, rounded up; the newest of the n tokens is always one of them, and of equal ones the earlier. */
+static void keep_top(float *weight, float *sorted, int n) {
+    const int top = (int)min((long)ceil(policy.sparsity * (n - 1) * (1 - 1e-9)), n - 1);
+    qsort(memcpy(sorted, weight, n * sizeof *sorted), n - 1, sizeof *sorted, descending);
     const float least = top ? sorted[top - 1] : INFINITY;
-    int equal = top; /* how many of those that equal the least */
+    int equal = top;
     for (int t = 0; t < top; t++) equal -= sorted[t] > least;
     for (int t = 0; t < n - 1; t++)
         if (!(weight[t] > least || (weight[t] == least && equal-- > 0))) weight[t] = -1;
 }
-
-/* Decoding attends to the cache where it is near: tasks are heads of sequences. */
-static void attend_decode(Run *r, const void *arg, int thread, int first, int n) {
-    const Piece *p = arg;
-    const int nh = r->model.nh, h1 = r->model.h1, hd = h1 / nh;
+/* Decoding attends to the cache where it is near: a task is a head of a sequence. */
+static void attend_decode(const void *arg, int thread, int first, int n) {
+    const Batch *b = arg;
+    const size_t bytes = kv_row / nh;
     for (int task = first; task < first + n; task++) {
-        const Sequence *seq = &r->seq[p->first + task / nh];
-        const int len = seq->s + p->i, past = len - 1;
-        const size_t head = task % nh * (r->kv_row / nh), at = (size_t)seq->row * h1 + task % nh * hd;
-        const bool below = is_delegated(r, seq, p->i), fetch = below && is_sparse(r) && seq->kv_tier == DISK;
-        const uint8_t *k = kv_near(r, seq, p->i, p->j, p->k, 0, 0).at + head;
-        Place v = kv_near(r, seq, p->i, p->j, p->k, 0, 1), home = kv_home(r, seq, p->j, 0, 1);
-        float *some = r->scratch + thread * r->scratch_floats, *score = some + NT * hd;
-        float *o = (below ? r->result : r->att) + at;
-        v.at += head, home.at += head;
-        if (!rows_of(seq, p->i)) continue;
+        const Sequence *seq = b->seq + task / nh;
+        const size_t head = task % nh, at = (size_t)seq->row * h1 + head * hd;
+        const int len = seq->s + now_at.i, below = is_delegated(seq, now_at.i);
+        float *some = scratch + thread * scratch_floats, *score = some + NT * hd;
+        float *q = (below ? query : x_Q) + at, *o = (below ? result : x_Out) + at;
+        if (seq->ended) continue;
         for (int t = 0; t < len; t += NT) {
-            for (int u = 0; u < imin(NT, len - t); u++)
-                read_head(r, some + u * hd, k + (t + u) * r->kv_row, hd);
-            dot_rows(score + t, 0, (below ? r->query : r->q) + at, 0, 1, some, hd, hd);
+            for (int u = t; u < min(t + NT, len); u++)
+                read_head(some + (u - t) * hd, kv_now(seq, u, 0).at + head * bytes);
+            dot_rows(score + t, 0, q, 0, 1, some, hd, hd);
         }
-        softmax(score, len);
-        if (is_sparse(r)) keep_top(score, score + len, len, r->policy.sparsity);
-        memset(o, 0, hd * sizeof *o);
-        for (int t = 0; t < len; t++, v.at += r->kv_row, home.at += r->kv_row) {
-            if (score[t] < 0) continue;
-            if (fetch && t < past)
-                travel(r, v, home, r->kv_row / nh); /* K was loaded whole, of V only this */
-            read_head(r, some, v.at, hd);
-            add_weighed(o, score[t], some, hd);
+        softmax(score, len), memset(o, 0, hd * sizeof *o);
+        if (is_sparse()) keep_top(score, score + len, len);
+        for (int t = 0; t < len; t++) {
+            Place near = kv_now(seq, t, 1), home = kv_home(seq, now_at.j, t, 1);
+            near.at += head * bytes, home.at += head * bytes;
+            if (score[t] < 0) continue; /* of sparse attention's v only the chosen come near */
+            if (is_sparse() && near.at != home.at && t < len - 1) travel(near, home, bytes);
+            read_head(some, near.at), add_weighed(o, score[t], some, hd);
         }
+        await();
     }
 }
-
-/* The new k and v of a sequence go where the square has its cache; below, packed as they are, by the link. */
-static void append(Run *r, const Sequence *seq, const Piece *p, size_t row) {
-    const int past = p->i ? seq->s + p->i - 1 : 0, h1 = r->model.h1;
-    for (int value = 0; value < 2; value++)
-        for (int t = 0; t < rows_of(seq, p->i); t++) {
-            const Place near = kv_near(r, seq, p->i, p->j, p->k, past + t, value);
-            const Place here = {GPU, F16, near.tier == GPU ? near.at : r->fresh};
-            write_row(r, here.at, (value ? r->v : r->k) + (row + t) * h1);
-            if (near.tier != GPU) travel(r, near, here, r->kv_row);
-        }
-}
-
-/* Computation delegation (section 4.2): queries go down, and what the CPU has attended to comes up. */
-static void exchange(Run *r, const Piece *p, bool down) {
-    const size_t h1 = r->model.h1;
-    for (const Sequence *seq = r->seq + p->first; seq < r->seq + p->last; seq++) {
-        if (!rows_of(seq, p->i) || !is_delegated(r, seq, p->i)) continue;
-        const Place q = {GPU, F16, (uint8_t *)(r->q + seq->row * h1)},
-                    o = {GPU, F16, (uint8_t *)(r->att + seq->row * h1)};
-        const Place query = {CPU, F16, (uint8_t *)(r->query + seq->row * h1)};
-        const Place result = {CPU, F16, (uint8_t *)(r->result + seq->row * h1)};
-        travel(r, down ? query : o, down ? q : result, h1 * sizeof(float));
+/* The new k and v of a sequence go where the square has its cache; if the CPU will attend, by the link. */
+static void append(const Sequence *q) {
+    for (int e = 0, past = now_at.i ? q->s + now_at.i - 1 : 0; e < 2 * rows_of(q, now_at.i); e++) {
+        const Place near = kv_now(q, past + e / 2, e % 2);
+        const Place here = on(GPU, near.tier == GPU ? near.at : (void *)new_row);
+        write_row(here.at, (e % 2 ? x_V : x_K) + (size_t)(q->row + e / 2) * h1);
+        if (near.tier != GPU) travel(near, here, kv_row);
     }
 }
-
-/* Layer j's tensor where it is while the layer computes. */
-static const uint8_t *weight_at(const Run *r, const Piece *p, int role) {
-    const Weight *w = &r->layer[p->j][role];
-    return w->rest.tier == GPU ? w->rest.at
-                               : r->weight_slot[((long)p->i * r->model.l + p->j) % 2] + w->offset;
+/* Queries go down to the CPU, what it has attended to comes up: 4 b h1 bytes (4.2). */
+static void exchange(const Sequence *q, bool down) {
+    const size_t at = (size_t)q->row * h1, bytes = h1 * sizeof(float);
+    const Place above = on(GPU, (down ? x_Q : x_Out) + at), below = on(CPU, (down ? query : result) + at);
+    if (!q->ended && is_delegated(q, now_at.i)) travel(down ? below : above, down ? above : below, bytes);
 }
-
+/* A tensor of the layer where it is while the layer computes. */
+static const uint8_t *weight_at(int role) {
+    const Weight *w = &layer[now_at.j][role];
+    return w->rest.tier == GPU ? w->rest.at : weight_slot[((long)now_at.i * l + now_at.j) % 2] + w->offset;
+}
 /* y = x w + b of a matrix of the layer, and what else `how` says. */
-static void product(Run *r, const Piece *p, int role, float *y, const float *x, int rows, Linear how) {
-    const Weight *w = &r->layer[p->j][role];
-    how.y = y, how.x = x, how.rows = rows, how.n = w->rows, how.k = w->cols, how.packed = w->packed;
-    how.w = weight_at(r, p, role), how.b = weight_at(r, p, role + 1);
-    linear(r, how);
+static void product(int role, float *y, const float *x, int rows, Linear how) {
+    const Weight *w = &layer[now_at.j][role];
+    how.y = y, how.x = x, how.rows = rows, how.out = w->rows, how.in = w->cols, how.packed = w->packed;
+    how.w = weight_at(role), how.b = weight_at(role + 1), linear(how);
 }
-
-/* x_Out = softmax(x_Q x_K^T / sqrt(hd)) x_V w_O + x, in place. */
-static void attention(Run *r, const Piece *p, float *x, int rows) {
-    const int h1 = r->model.h1, tasks = (p->last - p->first) * r->model.nh, row = r->seq[p->first].row;
+/* x_Out, in the place of x. */
+static void attention(const Batch *b, float *x, int rows) {
     const size_t size = (size_t)rows * h1;
-    float *const qkv[] = {r->q, r->k, r->v};
-    layernorm(r, r->norm, x, weight_at(r, p, NORM_1), weight_at(r, p, NORM_1 + 1), rows);
+    float *const qkv[] = {x_Q, x_K, x_V};
+    layernorm(norm, x, weight_at(NORM_1), weight_at(NORM_1 + 1), rows);
     for (int m = 0; m < 3; m++) {
-        product(r, p, W_Q + 2 * m, qkv[m], r->norm, rows, (Linear){0});
-        narrow((f16 *)r->att, qkv[m], size), widen(qkv[m], (f16 *)r->att, size);
+        product(W_Q + 2 * m, qkv[m], norm, rows, (Linear){0});
+        narrow(x_Out, qkv[m], size), widen(qkv[m], x_Out, size);
     }
-    for (size_t e = 0; e < size; e++) r->q[e] /= sqrtf((float)h1 / r->model.nh);
-    for (const Sequence *seq = r->seq + p->first; seq < r->seq + p->last; seq++)
-        append(r, seq, p, seq->row - row);
-    exchange(r, p, true);
-    parallel(r, p->i ? attend_decode : attend_prefill, p, tasks, (double)rows * tasks * h1);
-    exchange(r, p, false);
-    product(r, p, W_O, x, r->att, rows, (Linear){.add = true});
+    for (size_t e = 0; e < size; e++) x_Q[e] /= sqrtf((float)hd);
+    for (const Sequence *q = b->seq; q < b->end; q++) append(q), exchange(q, true);
+    await();
+    parallel(now_at.i ? attend_decode : attend_prefill, b, (int)(b->end - b->seq) * nh, 1. * rows * size);
+    for (const Sequence *q = b->seq; q < b->end; q++) exchange(q, false);
+    await();
+    product(W_O, x, x_Out, rows, (Linear){.add = true});
 }
-
 /* x = relu(x_Out w_1) w_2 + x_Out, in place. */
-static void mlp(Run *r, const Piece *p, float *x, int rows) {
-    layernorm(r, r->norm, x, weight_at(r, p, NORM_2), weight_at(r, p, NORM_2 + 1), rows);
-    product(r, p, W_1, r->ffn, r->norm, rows, (Linear){.relu = true});
-    product(r, p, W_2, x, r->ffn, rows, (Linear){.add = true});
+static void mlp(float *x, int rows) {
+    layernorm(norm, x, weight_at(NORM_2), weight_at(NORM_2 + 1), rows);
+    product(W_1, ffn, norm, rows, (Linear){.relu = true});
+    product(W_2, x, ffn, rows, (Linear){.add = true});
 }
-
-/* Before layer 0: x = token table[token] + position table[2 + position]. */
-static void embed(Run *r, int i, const Batch *b, float *x) {
-    const int h1 = r->model.h1;
-    for (const Sequence *q = r->seq + b->first; q < r->seq + b->first + b->count; q++)
-        for (int t = 0; t < rows_of(q, i); t++) {
+/* Before layer 0: x = token table[token] + position table[position + 2]. */
+static void embed(int i, const Batch *b, float *x) {
+    for (const Sequence *q = b->seq; q < b->end; q++)
+        for (int t = 0; t < rows_of(q, i); t++, x += h1) {
             const size_t at = i ? q->s + i - 1 : t;
-            float *row = x + (size_t)(q->row + t) * h1;
-            widen(row, (f16 *)r->global[TOKENS].rest.at + (size_t)q->token[at] * h1, h1);
-            widen(r->norm, (f16 *)r->global[POSITIONS].rest.at + (2 + at) * h1, h1);
-            for (int c = 0; c < h1; c++) row[c] += r->norm[c];
+            widen(x, outside[TOKENS].rest.at + q->token[at] * h1 * sizeof(f16), h1);
+            widen(norm, outside[POSITIONS].rest.at + (at + 2) * h1 * sizeof(f16), h1);
+            add_weighed(x, 1, norm, h1);
         }
 }
-
-/* Behind the last layer: the logits of each sequence's last row, and the token with the largest. */
-static void head(Run *r, int i, const Batch *b, float *x) {
-    const size_t h1 = r->model.h1, vocab = r->model.vocab;
-    int row = 0;
-    for (const Sequence *q = r->seq + b->first; q < r->seq + b->first + b->count; q++)
-        if (rows_of(q, i)) memcpy(r->att + row++ * h1, x + (q->row + rows_of(q, i) - 1) * h1, h1 * sizeof *x);
-    if (r->model.final_norm)
-        layernorm(r, r->att, r->att, r->global[LAST_NORM].rest.at, r->global[LAST_BIAS].rest.at, row);
-    linear(r,
-           (Linear){
-               .y = r->logits, .x = r->att, .w = r->global[HEAD].rest.at, .rows = row, .n = vocab, .k = h1});
-    row = 0;
-    for (Sequence *q = r->seq + b->first; q < r->seq + b->first + b->count; q++) {
-        const float *logit = r->logits + row * vocab;
-        if (!rows_of(q, i)) continue;
+/* Behind the layers: the logits of each sequence's last row, and the token with the largest. */
+static void head(int i, const Batch *b, const float *x) {
+    int n = 0;
+    for (const Sequence *q = b->seq; q < b->end; q++)
+        if (!q->ended)
+            memcpy(x_Out + (size_t)n++ * h1, x + (size_t)(q->row + rows_of(q, i) - 1) * h1, h1 * sizeof *x);
+    if (final_norm) layernorm(x_Out, x_Out, outside[LAST_NORM].rest.at, outside[LAST_BIAS].rest.at, n);
+    linear((Linear){.y = logits, .x = x_Out, .w = outside[HEAD].rest.at, .rows = n, .out = vocab, .in = h1});
+    const float *logit = logits;
+    for (Sequence *q = b->seq; q < b->end; q++) {
+        if (q->ended) continue;
         int best = 0;
-        for (int t = 1; t < (int)vocab; t++) best = logit[t] > logit[best] ? t : best;
-        q->token[q->s + q->generated++] = best;
-        row++;
+        for (int t = 1; t < vocab; t++) best = logit[t] > logit[best] ? t : best;
+        q->token[q->s + q->generated++] = best, logit += vocab;
     }
 }
-
-static float *hidden_state(const Run *r, int i, int j, int k);
-
-/* The sequences of a batch are taken some together, of PIECE rows where they are short, so that the workspace
- * stays small. */
-static void compute(Run *r, int i, int j, int k) {
-    const Batch *b = &r->batch[k];
-    float *x = hidden_state(r, i, j, k);
-    if (j == 0) embed(r, i, b, x);
-    if (j == r->model.l) return head(r, i, b, x);
-    for (Piece p = {i, j, k, b->first, b->first}; p.first < b->first + b->count; p.first = p.last) {
-        int rows = 0;
-        while (p.last < b->first + b->count && (!rows || rows + rows_of(&r->seq[p.last], i) <= PIECE || i))
-            rows += rows_of(&r->seq[p.last++], i);
-        float *part = x + (size_t)r->seq[p.first].row * r->model.h1;
-        if (rows) attention(r, &p, part, rows), mlp(r, &p, part, rows);
-    }
+static float *hidden_state(int i, int j, int k) {
+    return batch[k].act_rests ? batch[k].x : x_slot[buffer_of(i, j, k)];
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// Figure 4's five moves (section 4.2, overlapping)
+static void compute(int i, int j, int k) {
+    const Batch *b = &batch[k];
+    const int rows = b->end[-1].row + rows_of(&b->end[-1], i);
+    float *x = hidden_state(i, j, k);
+    now_at.i = i, now_at.j = j, now_at.k = k;
+    if (j == 0) embed(i, b, x);
+    if (j < l) attention(b, x, rows), mlp(x, rows);
+    if (j == l) head(i, b, x);
+}
+
+// ---- Figure 4's five moves ------------------------------------------------------------------------------
 //
-// Each says what must go where; a thread of its kind of data does it (post). Two things make two buffers of a
-// kind enough. A kind's moves are done in the order in which they are asked for, and stores are asked for
-// before loads: what the square behind has made leaves its buffer before what the square ahead needs enters
-// it. And no move reads what is being computed: a load of the cache wants the past, whose length the square's
-// token tells, and which has been stored squares ago.
-// ------------------------------------------------------------------------------------------------------------
+// Each kind of data has a thread, which does what it is asked in this order: what the square behind has made
+// leaves its buffer before what the square ahead needs enters it. So two buffers of a kind are enough. And no
+// move touches what is being computed: a load of the cache brings the past, which has been stored.
 
-/* Part k of K of the layer's bytes that rest off the GPU. Slots alternate from layer to layer, also over the
- * end of a token, where l is odd. */
-static void move_weight(Run *r, int i, int j, int k) {
-    const size_t lines = r->slab[j] / 64, from = lines * k / r->K * 64, to = lines * (k + 1) / r->K * 64;
-    uint8_t *slot = r->weight_slot[((long)i * r->model.l + j) % 2];
-    for (const Weight *w = r->layer[j]; w < r->layer[j] + NROLES; w++) {
-        const size_t begin = w->offset > from ? w->offset : from;
-        const size_t end = w->offset + w->bytes < to ? w->offset + w->bytes : to;
+/* Part k of K of the layer's bytes off the GPU. Slots alternate over the ends of tokens, also for odd l. */
+static void move_weight(int i, int j, int k, bool down) {
+    const size_t lines = slab[j] / 64, from = lines * k / K * 64, to = lines * (k + 1) / K * 64;
+    for (const Weight *w = layer[j]; w < layer[j] + NROLES && !down; w++) {
+        const size_t begin = max(w->offset, from), end = min(w->offset + w->bytes, to);
         if (w->rest.tier == GPU || begin >= end) continue;
-        Place source = w->rest;
-        source.at += (begin - w->offset) * (source.type == F32 ? 2 : 1);
-        travel(r, (Place){GPU, F16, slot + begin}, source, end - begin);
+        Place rest = w->rest, slot = on(GPU, weight_slot[((long)i * l + j) % 2] + begin);
+        rest.at += (begin - w->offset) * (rest.type == F32 ? 2 : 1), travel(slot, rest, end - begin);
     }
 }
-
-static void load_weight(Run *r, int i, int j, int k) {
-    if (j > r->model.l) j = 0, i++;
-    if (i < r->n && j < r->model.l && r->slab[j]) post(r, WEIGHTS, move_weight, i, j, k);
-}
-
-/* Where square (i, j, k) computes: at home, if that is the GPU; alone, a batch stays in one place; else the
- * squares' buffers take turns. */
-static float *hidden_state(const Run *r, int i, int j, int k) {
-    if (r->batch[k].act_rests) return (float *)r->batch[k].act;
-    return r->x[buffer_of(r, i, j, k)];
-}
-
-/* The hidden state between its home and the square that has computed it (down) or will. */
-static void move_activation(Run *r, int i, int j, int k, bool down) {
-    const Batch *b = &r->batch[k];
-    const size_t row = r->model.h1 * sizeof(float);
-    for (const Sequence *q = r->seq + b->first; q < r->seq + b->first + b->count; q++) {
-        const Place home = {q->act_tier, F16, q->act};
-        const Place here = {GPU, F16, (uint8_t *)hidden_state(r, i, j, k) + q->row * row};
-        travel(r, down ? home : here, down ? here : home, rows_of(q, i) * row);
+/* The hidden state of a batch: down behind a layer, up before the next. */
+static void move_activation(int i, int j, int k, bool down) {
+    for (const Sequence *q = batch[k].seq; q < batch[k].end; q++) {
+        const Place home = on(q->act_tier, q->act), here = on(GPU, hidden_state(i, j, k) + 1L * q->row * h1);
+        travel(down ? home : here, down ? here : home, rows_of(q, i) * h1 * sizeof(float));
     }
 }
-static void activation_down(Run *r, int i, int j, int k) { move_activation(r, i, j, k, true); }
-static void activation_up(Run *r, int i, int j, int k) { move_activation(r, i, j, k, false); }
-
-/* Nothing is left to store behind the head; before layer 0 nothing is there to load. */
-static void store_activation(Run *r, int i, int j, int k) {
-    if (at_square(r, &i, &j, &k) && j < r->model.l && !r->batch[k].act_rests)
-        post(r, ACTIVATIONS, activation_down, i, j, k);
-}
-static void load_activation(Run *r, int i, int j, int k) {
-    if (at_square(r, &i, &j, &k) && j > 0 && !r->batch[k].act_rests)
-        post(r, ACTIVATIONS, activation_up, i, j, k);
-}
-
-/* The new k and v go home: s tokens behind the prefill, then one. Where the CPU attended at home they are
- * there. */
-static void cache_down(Run *r, int i, int j, int k) {
-    const Batch *b = &r->batch[k];
-    for (const Sequence *q = r->seq + b->first; q < r->seq + b->first + b->count; q++)
-        for (int value = 0, t = i ? q->s + i - 1 : 0; value < 2; value++) {
-            const Place home = kv_home(r, q, j, t, value), near = kv_near(r, q, i, j, k, t, value);
-            if (near.at != home.at) travel(r, home, near, rows_of(q, i) * r->kv_row);
+/* New k and v go down, if they are not at home; the past comes up, of sparse attention only k. */
+static void move_cache(int i, int j, int k, bool down) {
+    for (const Sequence *q = batch[k].seq; q < batch[k].end; q++)
+        for (int value = 0; value < (is_sparse() && !down ? 1 : 2) && !q->ended; value++) {
+            const int past = i ? q->s + i - 1 : 0, first = down ? past : 0, n = down ? rows_of(q, i) : past;
+            const Place home = kv_home(q, j, first, value), near = kv_near(q, i, j, k, first, value);
+            travel(down ? home : near, down ? near : home, near.at == home.at ? 0 : n * kv_row);
         }
 }
-
-/* The past comes near; of sparse attention, which the CPU does, only k. */
-static void cache_up(Run *r, int i, int j, int k) {
-    const Batch *b = &r->batch[k];
-    for (const Sequence *q = r->seq + b->first; q < r->seq + b->first + b->count; q++)
-        for (int value = 0; value < (is_sparse(r) ? 1 : 2) && !q->ended; value++) {
-            const Place home = kv_home(r, q, j, 0, value), near = kv_near(r, q, i, j, k, 0, value);
-            if (near.at != home.at) travel(r, near, home, (q->s + i - 1) * r->kv_row);
-        }
+/* Behind the head comes layer 0 of the next token. */
+static void load_weight(int i, int j, int k) {
+    i += j > l, j %= l + 1;
+    if (i < generation_length && j < l && slab[j]) post(WEIGHTS, move_weight, i, j, k, false);
 }
-
-static void store_cache(Run *r, int i, int j, int k) {
-    if (at_square(r, &i, &j, &k) && j < r->model.l && !r->batch[k].kv_rests)
-        post(r, CACHE, cache_down, i, j, k);
+/* Asks for what does not rest on the GPU. Nothing rests behind the head, nor before layer 0 and a prefill. */
+static void ask(Kind kind, Move *move, int i, int j, int k, bool down) {
+    if (!at_square(&i, &j, &k) || (kind == CACHE ? batch[k].kv_rests : batch[k].act_rests)) return;
+    if (down || kind == CACHE ? j < l && (down || i) : j > 0) post(kind, move, i, j, k, down);
 }
-static void load_cache(Run *r, int i, int j, int k) {
-    if (at_square(r, &i, &j, &k) && i > 0 && j < r->model.l && !r->batch[k].kv_rests)
-        post(r, CACHE, cache_up, i, j, k);
-}
+static void store_activation(int i, int j, int k) { ask(ACTIVATIONS, move_activation, i, j, k, true); }
+static void store_cache(int i, int j, int k) { ask(CACHE, move_cache, i, j, k, true); }
+static void load_cache(int i, int j, int k) { ask(CACHE, move_cache, i, j, k, false); }
+static void load_activation(int i, int j, int k) { ask(ACTIVATIONS, move_activation, i, j, k, false); }
 
-// ------------------------------------------------------------------------------------------------------------
-// Threads: one a kind of data, and a team that computes
-// ------------------------------------------------------------------------------------------------------------
+// ---- Threads: one for each kind of data that moves; the others help to compute --------------------------
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
+typedef struct {
+    Move *move;
+    int i, j, k;
+    bool down;
+} Job;
+static struct Worker {
+    Job job[4]; /* in turn; a square asks for two at most */
+    long posted, done;
+    pthread_cond_t wake;
+} * worker;  // (NKINDS + threads - 1)
+static struct {
+    Task *task;
+    const void *arg;
+    int n;
+} shared; /* what the threads compute together */
 
-static void *channel_thread(void *arg) {
-    Channel *c = arg;
-    Run *r = c->run;
-    pthread_mutex_lock(&r->mutex);
-    for (;;) {
-        while (c->done == c->posted) pthread_cond_wait(&r->posted, &r->mutex);
-        const Job job = c->job[c->done % 4];
-        pthread_mutex_unlock(&r->mutex);
-        job.move(r, job.i, job.j, job.k);
-        pthread_mutex_lock(&r->mutex);
-        c->done++;
-        pthread_cond_signal(&r->finished);
+static void *work(void *arg) {
+    struct Worker *w = arg;
+    for (pthread_mutex_lock(&mutex);; w->done++, pthread_cond_signal(&finished)) {
+        while (w->done == w->posted) pthread_cond_wait(&w->wake, &mutex);
+        const Job job = w->job[w->done % 4];
+        pthread_mutex_unlock(&mutex);
+        job.move(job.i, job.j, job.k, job.down), await();
+        pthread_mutex_lock(&mutex);
     }
     return NULL;
 }
-
-/* Without overlapping the move is made at once. That is the only difference. */
-static void post(Run *r, Kind kind, Move *move, int i, int j, int k) {
-    Channel *c = &r->channel[kind];
-    if (!r->policy.overlap) return move(r, i, j, k);
-    pthread_mutex_lock(&r->mutex);
-    c->job[c->posted++ % 4] = (Job){move, i, j, k};
-    pthread_cond_broadcast(&r->posted);
-    pthread_mutex_unlock(&r->mutex);
+/* Asks a thread for a move. Without overlapping it is made at once, which is the only difference. */
+static void post(int to, Move *move, int i, int j, int k, bool down) {
+    struct Worker *w = &worker[to];
+    if (policy.no_overlap && to < NKINDS) return move(i, j, k, down), await();
+    pthread_mutex_lock(&mutex);
+    w->job[w->posted++ % 4] = (Job){move, i, j, k, down};
+    pthread_cond_signal(&w->wake), pthread_mutex_unlock(&mutex);
 }
-
+static void wait_for(int first, int end) {
+    pthread_mutex_lock(&mutex);
+    for (int w = first; w < end; w++)
+        while (worker[w].done < worker[w].posted) pthread_cond_wait(&finished, &mutex);
+    pthread_mutex_unlock(&mutex);
+}
 /* Figure 4: synchronize all devices. */
-static void synchronize(Run *r) {
-    pthread_mutex_lock(&r->mutex);
-    for (int c = 0; c < NKINDS; c++)
-        while (r->channel[c].done < r->channel[c].posted) pthread_cond_wait(&r->finished, &r->mutex);
-    pthread_mutex_unlock(&r->mutex);
+static void synchronize(void) { wait_for(0, NKINDS); }
+
+static void do_share(int thread, int first, int end, bool down) {
+    if (first < end && !down) shared.task(shared.arg, thread, first, end - first);
+}
+/* Does tasks 0 .. n - 1, each thread its share. Little work (multiplications) is not worth waking others. */
+static void parallel(Task *task, const void *arg, int n, double work) {
+    const int helpers = work < 3e5 ? 0 : threads - 1, each = n / (helpers + 1);
+    shared.task = task, shared.arg = arg;
+    for (int t = 0; t < helpers; t++) post(NKINDS + t, do_share, t + 1, each * t, each * (t + 1), false);
+    do_share(0, each * helpers, n, false), wait_for(NKINDS, NKINDS + helpers);
 }
 
-/* Thread 0 is the one that computes. */
-static void do_share(Run *r, int thread) {
-    const Team *t = &r->team;
-    const int first = (int)((long)t->n * thread / r->threads),
-              end = (int)((long)t->n * (thread + 1) / r->threads);
-    if (first < end) t->task(r, t->arg, thread, first, end - first);
-}
-
-static void *team_thread(void *arg) {
-    Run *r = arg;
-    pthread_mutex_lock(&r->mutex);
-    const int thread = ++r->team.members;
-    for (long round = 0;;) {
-        while (r->team.round == round) pthread_cond_wait(&r->team.begin, &r->mutex);
-        round = r->team.round;
-        pthread_mutex_unlock(&r->mutex);
-        do_share(r, thread);
-        pthread_mutex_lock(&r->mutex);
-        if (--r->team.busy == 0) pthread_cond_signal(&r->team.end);
-    }
-    return NULL;
-}
-
-/* Does tasks 0 .. n - 1, each thread its share. Little work, in multiplications, is not worth waking anyone.
- */
-static void parallel(Run *r, Task *task, const void *arg, int n, double work) {
-    if (work < 3e5 || r->threads == 1) return task(r, arg, 0, 0, n);
-    pthread_mutex_lock(&r->mutex);
-    r->team.task = task, r->team.arg = arg, r->team.n = n, r->team.busy = r->threads - 1, r->team.round++;
-    pthread_cond_broadcast(&r->team.begin);
-    pthread_mutex_unlock(&r->mutex);
-    do_share(r, 0);
-    pthread_mutex_lock(&r->mutex);
-    while (r->team.busy) pthread_cond_wait(&r->team.end, &r->mutex);
-    pthread_mutex_unlock(&r->mutex);
-}
-
-static void start_thread(void *(*thread)(void *), void *arg) {
-    pthread_t id;
-    if (pthread_create(&id, NULL, thread, arg)) die(1, "no thread could be started: %s", strerror(errno));
-    pthread_detach(id);
-}
-
-static void start_threads(Run *r) {
-    pthread_mutex_init(&r->mutex, NULL);
-    pthread_cond_init(&r->posted, NULL), pthread_cond_init(&r->finished, NULL);
-    pthread_cond_init(&r->team.begin, NULL), pthread_cond_init(&r->team.end, NULL);
-    for (int t = 1; t < r->threads; t++) start_thread(team_thread, r);
-    for (int c = 0; c < NKINDS; c++) r->channel[c].run = r, start_thread(channel_thread, &r->channel[c]);
-}
-
-// ------------------------------------------------------------------------------------------------------------
-// Tensor placement (section 4.2): six percentages, and the bytes of each tier
+// ---- Tensor placement (4.2): six percentages, and the bytes of each tier --------------------------------
 //
-// One rule places everything. Whole things come one after the other, and the GPU takes one if its share of
-// all that have come has room for it; else the CPU does, if the share of both has; else the disk. So a tier
-// above never has more than its share, and after many things each has what was asked, to the size of one.
-// Weights are placed by tensors, over all layers in a row, so that each layer has its part on every tier
-// (layer granularity); cache and activations by sequences.
-// ------------------------------------------------------------------------------------------------------------
+// Things are placed whole, one after the other: the GPU takes one if its share of all so far has room; else
+// the CPU, if the share of both has; else the disk. So a share is met to the size of one thing. Weights are
+// placed by tensors, over all layers in a row, so that layers are spread alike; cache and activations by
+// sequences.
 
-/* What has come so far, and how much of it each tier has. */
+static struct {
+    uint8_t *base;
+    size_t used, peak, uncounted; /* uncounted: embeddings and workspace, which A.3 does not count */
+} arena[NTIERS];                  /* a tier is one piece of memory, given out from its beginning */
 typedef struct {
     double all, on[NTIERS];
-} Dealt;
+} Dealt; /* what has come so far, and where it went */
 
 static Tier place(Dealt *d, const double share[NTIERS], double size) {
-    double above = 0, room = 0;
-    d->all += size;
-    for (int t = GPU; t < NTIERS; t++) {
-        above += d->on[t], room += share[t] * d->all;
-        if (t < DISK && above + size > room * (1 + 1e-9)) continue;
-        d->on[t] += size;
-        return (Tier)t;
-    }
-    return DISK;
+    double above = size, room = 0;
+    int t = GPU;
+    for (d->all += size; t < DISK; t++)
+        if ((above += d->on[t]) <= (room += share[t] * d->all) * (1 + 1e-9)) break;
+    return d->on[t] += size, (Tier)t;
 }
-
-/* The next bytes of a tier. Before the tiers are there this only counts, so that all is known before anything
- * is done. */
-static uint8_t *take(Run *r, Tier tier, size_t bytes) {
-    Arena *a = &r->tier[tier];
-    uint8_t *at = (uint8_t *)((uintptr_t)a->base + a->used);
-    a->used += (bytes + 63) / 64 * 64;
-    if (a->used > a->peak) a->peak = a->used;
-    return at;
+/* The next bytes of a tier. Before there are tiers this only counts: all is known before anything is done. */
+static void *take(Tier t, size_t bytes) {
+    const uintptr_t at = (uintptr_t)arena[t].base + arena[t].used;
+    arena[t].used += (bytes + 63) / 64 * 64, arena[t].peak = max(arena[t].peak, arena[t].used);
+    return (void *)at;
 }
-static float *take_floats(Run *r, Tier tier, size_t n) {
-    return (float *)(void *)take(r, tier, n * sizeof(float));
-}
+static float *floats(Tier t, size_t n) { return take(t, n * sizeof(float)); }
 
 static bool is_matrix(int role) { return role % 2 == 0 && role != NORM_1 && role != NORM_2; }
 
-/* Gives a tensor its home. The disk's share stays in the checkpoint, if it need not be packed. */
-static void settle(Run *r, Weight *w, Tier tier) {
-    const size_t groups = (size_t)(w->rows + GROUP - 1) / GROUP * w->cols;
-    w->bytes = w->packed ? groups * group_bytes(GROUP) : (size_t)w->rows * w->cols * sizeof(f16);
-    w->rest = w->file;
-    if (tier != DISK || w->packed) w->rest = (Place){tier, F16, take(r, tier, w->bytes)};
+/* Gives a tensor its home. The disk's is the checkpoint itself, if it need not be packed. */
+static Tier settle(Weight *w, Tier tier) {
+    w->bytes = (size_t)w->rows * w->cols * sizeof(f16);
+    if (w->packed) w->bytes = (w->rows + GROUP - 1UL) / GROUP * w->cols * group_bytes(GROUP);
+    w->rest = tier == DISK && !w->packed ? w->file : on(tier, take(tier, w->bytes));
+    return tier;
 }
-
-/* Embeddings, final norm and head are on the GPU: the percentages are about the layers. */
-static void place_weights(Run *r) {
+static void place_weights(void) {
     Dealt dealt = {0};
-    r->slot_bytes = 0;
-    for (int g = 0; g < NGLOBALS; g++)
-        if (g != HEAD || r->global[HEAD].file.at != r->global[TOKENS].file.at) settle(r, &r->global[g], GPU);
-    if (r->global[HEAD].file.at == r->global[TOKENS].file.at) r->global[HEAD].rest = r->global[TOKENS].rest;
-    for (int j = 0; j < r->model.l; j++) {
-        r->slab[j] = 0;
-        for (int role = 0; role < NROLES; role += 2) { /* a tensor and its bias */
-            Weight *w = &r->layer[j][role];
-            const Tier tier = place(&dealt, r->policy.share[WEIGHTS], ((double)w->rows + 1) * w->cols);
-            for (int part = 0; part < 2; part++, w++) {
-                w->packed = r->policy.compress_weight && is_matrix(role + part);
-                settle(r, w, tier);
-                if (tier == GPU) continue;
-                w->offset = r->slab[j], r->slab[j] += (w->bytes + 63) / 64 * 64;
-            }
+    size_t slot = 0;
+    for (int g = 0; g < NGLOBALS; g++) settle(&outside[g], GPU); /* the percentages are about the layers */
+    if (!outside[HEAD].rows) outside[HEAD].rest = outside[TOKENS].rest;
+    arena[GPU].uncounted = arena[GPU].used;
+    for (int j = 0; j < l; slot = max(slot, slab[j++])) {
+        slab[j] = 0;
+        for (int role = 0; role < NROLES; role++) {
+            Weight *w = &layer[j][role];
+            w->packed = policy.compress_weight && is_matrix(role);
+            if (settle(w, place(&dealt, policy.share[WEIGHTS], (double)w->rows * w->cols)) == GPU) continue;
+            w->offset = slab[j], slab[j] += (w->bytes + 63) / 64 * 64;
         }
-        if (r->slab[j] > r->slot_bytes) r->slot_bytes = r->slab[j];
     }
-    for (int slot = 0; slot < 2; slot++) r->weight_slot[slot] = take(r, GPU, r->slot_bytes);
+    for (int s = 0; s < 2; s++) weight_slot[s] = take(GPU, slot);
 }
-
-/* A batch's cache and activations, and how much of the staging slots it needs. */
-static void place_batch(Run *r, Batch *b, Dealt dealt[NKINDS], size_t staged[NTIERS]) {
-    const size_t row = r->model.h1 * sizeof(float);
-    const bool below = r->policy.cpu_attention;
-    size_t need[NTIERS] = {0};
-    b->kv_rests = true, b->rows = 0;
-    b->act_rests = true;
-    for (Sequence *q = r->seq + b->first; q < r->seq + b->first + b->count; q++) {
-        q->room = q->s + r->n - 1;
-        q->kv_tier = place(&dealt[CACHE], r->policy.share[CACHE], q->room);
-        q->act_tier = place(&dealt[ACTIVATIONS], r->policy.share[ACTIVATIONS], q->s);
-        q->kv = take(r, q->kv_tier, 2 * (size_t)r->model.l * q->room * r->kv_row);
-        b->kv_rests &= q->kv_tier == GPU,
-            b->act_rests &= q->act_tier == GPU || r->K == 1; /* alone, a batch computes in one place */
-        b->rows += q->s;
+/* A batch's cache and activations. staged: what a slot of the cache has to hold. Returns its rows. */
+static size_t place_batch(Batch *b, Dealt dealt[NKINDS], size_t staged[NTIERS]) {
+    size_t need[NTIERS] = {0}, rows = 0;
+    b->kv_rests = b->act_rests = true;
+    for (Sequence *q = b->seq; q < b->end; q++) {
+        q->room = q->s + generation_length - 1, rows += q->s;
+        q->kv_tier = place(&dealt[CACHE], policy.share[CACHE], q->room);
+        q->act_tier = place(&dealt[ACTIVATIONS], policy.share[ACTIVATIONS], q->s);
+        q->kv = take(q->kv_tier, 2 * l * kv_row * q->room);
         q->staged[GPU] = need[GPU], q->staged[CPU] = need[CPU];
-        if (q->kv_tier != GPU) need[GPU] += 2 * r->kv_row * (below ? q->s : q->room);
-        if (q->kv_tier == DISK && below) need[CPU] += 2 * r->kv_row * q->room;
+        if (q->kv_tier != GPU) need[GPU] += 2 * kv_row * (policy.cpu_attention ? q->s : q->room);
+        if (q->kv_tier == DISK && policy.cpu_attention) need[CPU] += 2 * kv_row * q->room;
+        b->kv_rests &= q->kv_tier == GPU, b->act_rests &= q->act_tier == GPU;
     }
-    if (b->act_rests) b->act = take(r, GPU, b->rows * row);
-    for (Sequence *q = r->seq + b->first; q < r->seq + b->first + b->count; q++)
-        if (!b->act_rests) q->act = take(r, q->act_tier, q->s * row);
-    for (int t = GPU; t <= CPU; t++) staged[t] = need[t] > staged[t] ? need[t] : staged[t];
+    b->act_rests |= K == 1; /* alone, it computes in one place */
+    for (Sequence *q = b->seq; q < b->end && !b->act_rests; q++) q->act = floats(q->act_tier, q->s * h1);
+    if (b->act_rests) b->x = floats(GPU, rows * h1);
+    for (int t = GPU; t <= CPU; t++) staged[t] = max(staged[t], need[t]);
+    return rows;
 }
-
-/* Everything of one block: its sequences, the buffers, the workspace of a piece. */
-static void place_block(Run *r, int first, int count) {
-    const Model *m = &r->model;
+/* Everything of one block: its sequences, the buffers, the workspace. */
+static void place_block(Sequence *seq, int count) {
     Dealt dealt[NKINDS] = {{0}};
-    size_t staged[NTIERS] = {0};
-    int longest = 0, rows = 0, piece = imax(PIECE, r->policy.gbs);
-    r->seq = r->prompts + first, r->nseq = count, r->K = (count + r->policy.gbs - 1) / r->policy.gbs;
-    for (int k = 0; k < r->K; k++) {
-        Batch *b = &r->batch[k];
-        *b = (Batch){.first = k * r->policy.gbs, .count = imin(r->policy.gbs, count - k * r->policy.gbs)};
-        place_batch(r, b, dealt, staged);
-        rows = imax(rows, b->act_rests ? 0 : b->rows);
+    const size_t gbs = min(policy.gbs, count), before = arena[GPU].used;
+    size_t staged[NTIERS] = {0}, moving = 0, longest = 0, rows = 0;
+    K = (count + policy.gbs - 1) / policy.gbs;
+    for (int k = 0; k < K; k++) {
+        batch[k] = (Batch){.seq = seq + k * gbs, .end = seq + min((k + 1) * gbs, count)};
+        rows = max(rows, place_batch(&batch[k], dealt, staged));
+        if (!batch[k].act_rests) moving = rows;
     }
-    for (int q = 0; q < count; q++) longest = imax(longest, r->seq[q].room);
-    piece = imax(piece, longest);
+    const size_t homes = arena[GPU].used - before;
+    for (int q = 0; q < count; q++) longest = max(longest, seq[q].room);
     for (int slot = 0; slot < 2; slot++) {
-        for (int t = GPU; t <= CPU; t++) r->stage[t][slot] = take(r, (Tier)t, staged[t]);
-        r->x[slot] = take_floats(r, GPU, (size_t)rows * m->h1);
+        stage[GPU][slot] = take(GPU, staged[GPU]), stage[CPU][slot] = take(CPU, staged[CPU]);
+        x_slot[slot] = floats(GPU, moving * h1);
     }
-    float **const work[] = {&r->norm, &r->q, &r->k, &r->v, &r->att};
-    for (int w = 0; w < 5; w++) *work[w] = take_floats(r, GPU, (size_t)(piece + PAD) * m->h1);
-    r->ffn = take_floats(r, GPU, (size_t)piece * m->h2);
-    r->logits = take_floats(r, GPU, (size_t)imin(r->policy.gbs, count) * m->vocab);
-    r->fresh = take(r, GPU, r->kv_row);
-    for (int to = 0; to < 2 && r->policy.cpu_attention; to++)
-        *(to ? &r->query : &r->result) = take_floats(r, CPU, (size_t)imin(r->policy.gbs, count) * m->h1);
-    const size_t widest = imax(imax(m->h1, m->h2), PIECE),
-                 unpacked = r->policy.compress_weight ? GROUP / 2 : 0;
-    r->scratch_floats =
-        NT * widest + PIECE * NT + unpacked * (widest + PAD) + (size_t)MT * (longest + NT) + 64;
-    r->scratch = take_floats(r, GPU, r->scratch_floats * r->threads);
+    const size_t wide = max(h1, h2), part = (rows + PAD) * h1;
+    norm = floats(GPU, part), x_Q = floats(GPU, part), x_K = floats(GPU, part), x_V = floats(GPU, part);
+    x_Out = floats(GPU, part), ffn = floats(GPU, rows * h2), logits = floats(GPU, gbs * vocab);
+    scratch_floats = NT * (wide + BLOCK) + MT * (longest + NT);
+    if (policy.compress_weight) scratch_floats += GROUP / 2 * (wide + PAD);
+    scratch = floats(GPU, threads * scratch_floats), new_row = floats(GPU, h1);
+    if (policy.cpu_attention) query = floats(CPU, gbs * h1), result = floats(CPU, gbs * h1);
+    arena[GPU].uncounted += arena[GPU].used - before - homes;
 }
-
-static void fill_weight(Weight *w);
-
-/* Places everything, block by block, each in the place of the one before, and with each does what is to be
- * done then. NULL: nothing, since only how much it takes is asked. */
-static void place_all(Run *r, void (*then)(Run *)) {
-    size_t mark[NTIERS];
-    for (int t = 0; t < NTIERS; t++) r->tier[t].used = r->tier[t].peak = 0;
-    r->kv_row = r->model.h1 * sizeof(f16);
-    if (r->policy.compress_cache) {
-        const int hd = r->model.h1 / r->model.nh, rest = hd % GROUP;
-        r->kv_row = r->model.nh * (hd / GROUP * group_bytes(GROUP) + (rest ? group_bytes(rest) : 0));
-    }
-    place_weights(r);
-    for (int g = 0; g < NGLOBALS && then; g++) fill_weight(&r->global[g]);
-    for (int e = 0; e < r->model.l * NROLES && then; e++) fill_weight(&r->layer[e / NROLES][e % NROLES]);
-    for (int t = 0; t < NTIERS; t++) mark[t] = r->tier[t].used;
-    const int bls = r->policy.gbs * r->policy.num_gpu_batches;
-    for (int first = 0; first < r->nprompts; first += bls) {
-        for (int t = 0; t < NTIERS; t++) r->tier[t].used = mark[t];
-        place_block(r, first, imin(bls, r->nprompts - first));
-        if (then) then(r);
+/* Places all, block by block, each where the one before was, and then does what is to be done; or counts. */
+static void place_all(void (*then)(void)) {
+    size_t mark[NTIERS], packed = hd / GROUP * group_bytes(GROUP);
+    if (hd % GROUP) packed += group_bytes(hd % GROUP);
+    kv_row = policy.compress_cache ? nh * packed : h1 * sizeof(f16);
+    for (int t = 0; t < NTIERS; t++) arena[t].used = arena[t].peak = 0;
+    place_weights();
+    for (int t = 0; t < NTIERS; t++) mark[t] = arena[t].used;
+    for (int g = 0; g < NGLOBALS && then; g++) fill_weight(&outside[g]);
+    for (int e = 0; e < l * NROLES && then; e++) fill_weight(&layer[e / NROLES][e % NROLES]);
+    for (int first = 0, bls = policy.gbs * policy.num_gpu_batches; first < nprompts; first += bls) {
+        for (int t = 0; t < NTIERS; t++) arena[t].used = mark[t];
+        place_block(prompts + first, (int)min(bls, nprompts - first));
+        if (then) then();
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// Links (A.3's ctog, gtoc, dtoc, ctod)
-// ------------------------------------------------------------------------------------------------------------
+// ---- Links ----------------------------------------------------------------------------------------------
+static struct {
+    double rate, free_at, seconds;
+    size_t bytes;
+} link_of[NLINKS]; /* a link is a timeline: a copy waits until it is free. rate 0: as fast as memory is */
 
 static double now(void) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return clock_gettime(CLOCK_MONOTONIC, &t), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-
-/* The numbers of a checkpoint as F16; bytes of these. They may lie at any address. */
-static void copy_as_f16(uint8_t *to, const uint8_t *from, Type type, size_t bytes) {
+/* Numbers of a checkpoint, at any address, as F16; bytes of these. */
+static void copy_as_f16(uint8_t *to, const uint8_t *from, int type, size_t bytes) {
+    const size_t size = type == F32 ? 4 : 2;
     if (type == F16) memcpy(to, from, bytes);
     for (size_t e = 0; e < bytes / 2 && type != F16; e++) {
-        uint8_t raw[4] = {0};
-        float x;
-        memcpy(raw + (type == BF16 ? 2 : 0), from + e * (type == BF16 ? 2 : 4), type == BF16 ? 2 : 4);
-        memcpy(&x, raw, sizeof x);
+        float x = 0;
         f16 y;
-        narrow(&y, &x, 1);
-        memcpy(to + 2 * e, &y, sizeof y);
+        memcpy((uint8_t *)&x + 4 - size, from + e * size, size); /* BF16 is the upper half of a float */
+        narrow(&y, &x, 1), memcpy(to + 2 * e, &y, sizeof y);
     }
 }
+static _Thread_local double arrival; /* of all that this thread has sent */
 
-/* Takes so many bytes from one place to another, over one link or two: from disk to GPU they pass the CPU,
- * and the slower link sets the pace. Each link is taken from when it is free for as long as its rate says,
- * then this thread sleeps until the bytes have arrived; debts below a tenth of a millisecond are left to the
- * next copy. */
-static void travel(Run *r, Place to, Place from, size_t bytes) {
-    const double start = now(), TOO_SHORT = 1e-4;
-    const bool up = to.tier < from.tier;
-    double arrival = start;
-    if (!bytes) return;
-    copy_as_f16(to.at, from.at, from.type, bytes);
-    const double copied = now();
-    pthread_mutex_lock(&r->mutex);
-    for (int t = imin(to.tier, from.tier); t < imax(to.tier, from.tier); t++) {
-        LinkState *link = &r->link[t == GPU ? (up ? CTOG : GTOC) : (up ? DTOC : CTOD)];
-        const double seconds = fmax(link->rate ? bytes / link->rate : 0, copied - start);
-        link->free_at = fmax(link->free_at, start) + seconds;
-        arrival = fmax(arrival, link->free_at);
-        link->bytes += bytes, link->seconds += seconds;
+/* Takes bytes from tier to tier, over one link or two: the disk's go by the CPU, and the slower sets the
+ * pace. Each link is taken from when it is free for as long as its rate says. */
+static void travel(Place to, Place from, size_t bytes) {
+    const double start = now();
+    if (bytes) copy_as_f16(to.at, from.at, from.type, bytes);
+    const double copied = now() - start;
+    pthread_mutex_lock(&mutex);
+    for (int t = (int)min(to.tier, from.tier); t < max(to.tier, from.tier) && bytes; t++) {
+        const int c = (t == GPU ? CTOG : DTOC) + (to.tier > from.tier);
+        const double seconds = fmax(link_of[c].rate > 0 ? (double)bytes / link_of[c].rate : 0, copied);
+        link_of[c].free_at = fmax(link_of[c].free_at, start) + seconds;
+        link_of[c].bytes += bytes, link_of[c].seconds += seconds;
+        arrival = fmax(arrival, link_of[c].free_at);
     }
-    pthread_mutex_unlock(&r->mutex);
-    if (arrival < now() + TOO_SHORT) return;
+    pthread_mutex_unlock(&mutex);
+}
+/* Waits until all that this thread has sent has arrived. */
+static void await(void) {
     const struct timespec until = {(time_t)arrival, (long)((arrival - floor(arrival)) * 1e9)};
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR) continue;
+    if (arrival > now()) clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// F16, and groups of 4 bits (section 5, group-wise quantization)
-// ------------------------------------------------------------------------------------------------------------
-
-/* F16 to float: the exponent's bias goes from 15 to 127; what is below F16's smallest normal number is 2^-14
- * and some mantissa, less 2^-14. */
-static void widen(float *to, const f16 *from, size_t n) {
+// ---- F16, and groups of 4 bits (5, group-wise quantization) ---------------------------------------------
+/* F16 to float: 112 more in the exponent, by a product, which also makes numbers normal. */
+static void widen(float *to, const void *f16s, size_t n) {
+    const f16 *from = f16s;
     size_t e = 0;
 #ifdef __F16C__
     for (; e + 8 <= n; e += 8)
         _mm256_storeu_ps(to + e, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(from + e))));
 #endif
     for (; e < n; e++) {
-        const uint32_t sign = (from[e] & 0x8000u) << 16, low = (from[e] & 0x7fffu) << 13;
-        const uint32_t bits = low < 1 << 23     ? low + (113 << 23)
-                              : low >= 31 << 23 ? low + (224u << 23)
-                                                : low + (112 << 23);
-        float x;
-        memcpy(&x, &bits, sizeof x);
-        x = low < 1 << 23 ? x - 0x1p-14f : x;
-        to[e] = sign ? -x : x;
+        const uint32_t bits = (from[e] & 0x7fffu) << 13;
+        memcpy(to + e, &bits, sizeof bits), to[e] *= from[e] >> 15 ? -0x1p112f : 0x1p112f;
     }
 }
-
-/* Float to F16, to the nearest, of two the even one: the sum with 2^13 ulps' half rounds in place. */
-static void narrow(f16 *to, const float *from, size_t n) {
+/* Float to F16, to the nearest, of two the even one: a whole number of F16's unit there, at least 2^-24. */
+static void narrow(void *f16s, const float *from, size_t n) {
+    f16 *to = f16s;
     size_t e = 0;
 #ifdef __F16C__
     for (; e + 8 <= n; e += 8)
         _mm_storeu_si128((void *)(to + e), _mm256_cvtps_ph(_mm256_loadu_ps(from + e), 0));
 #endif
     for (; e < n; e++) {
-        uint32_t bits, half = 0x7e00;                    /* NaN */
-        const float x = fabsf(from[e]), small = x + .5f; /* the last bit of .5 is F16's smallest number */
-        memcpy(&bits, x < 0x1p-14f ? &small : &x, sizeof bits);
-        if (x < 0x1p-14f)
-            half = bits - 0x3f000000;
-        else if (x >= 65520)
-            half = 0x7c00; /* infinity */
-        else if (x == x)
-            half = (bits + 0xfff + (bits >> 13 & 1) - (112u << 23)) >> 13;
-        to[e] = (f16)(half | (signbit(from[e]) ? 0x8000 : 0));
+        int exponent = 0;
+        const float x = fminf(fabsf(from[e]), 65536);
+        frexpf(x, &exponent), exponent = (int)max(exponent, -13);
+        const long bits = (exponent + 13) * 1024 + lrintf(ldexpf(x, 11 - exponent));
+        to[e] = (f16)(min(bits, 0x7c00) | (signbit(from[e]) ? 0x8000 : 0));
     }
 }
-
-static float f16_float(f16 h) {
-    float x;
-    return widen(&x, &h, 1), x;
-}
-static f16 float_f16(float x) {
-    f16 h;
-    return narrow(&h, &x, 1), h;
-}
-
-/* Bytes of a group: min and scale as F16, then the codes. Number e's lies in byte e / 32 * 16 + e % 16, in
+/* Bytes of a group: min and scale as F16, then codes. That of number e lies in byte e / 32 * 16 + e % 16, in
  * the low half where e % 32 < 16. Whole fours of bytes. */
-static size_t group_bytes(int n) { return 4 + (n / 32 * 16 + (size_t)imin(n % 32, 16) + 3) / 4 * 4; }
+static size_t group_bytes(int n) { return 4 + (n / 32 * 16 + min(n % 32, 16) + 3) / 4 * 4; }
 
-/* x_quant = round((x - min) / (max - min) * (2^b - 1)), b = 4. The scale is rounded up, so that 15 reaches
- * max, but not beyond F16's range; of equal numbers it is 0; a group with a number that is not finite is NaN
- * altogether. */
+/* x_quant = round((x - min) / (max - min) * (2^b - 1)), b = 4. The scale is rounded up: 15 reaches max. */
 static void pack_group(uint8_t *to, const float *x, int n) {
-    float min = INFINITY, max = -INFINITY, poison = 0;
-    for (int e = 0; e < n; e++) min = fminf(min, x[e]), max = fmaxf(max, x[e]), poison += x[e] - x[e];
-    min += 0, max += 0; /* -0 becomes 0 */
-    f16 head[2] = {float_f16(min), float_f16((max - min) / 15)};
-    if (f16_float(head[1]) < (max - min) / 15) head[1]++;
-    if (min + 15 * f16_float(head[1]) >= 65520) head[1]--;
-    if (poison != 0) head[0] = 0x7e00, head[1] = 0;
-    const float inverse = head[1] ? 1 / f16_float(head[1]) : 0;
-    memset(to, 0, group_bytes(n));
-    memcpy(to, head, sizeof head);
-    for (int e = 0; e < n && inverse; e++)
-        to[4 + e / 32 * 16 + e % 16] |=
-            (uint8_t)((unsigned)rintf((x[e] - min) * inverse) << (e % 32 / 16 * 4));
-}
-
-/* x = min + scale x_quant, as F16 (section 5: "converted back to FP16 before doing computation"). */
-static void unpack_group(float *x, const uint8_t *from, int n) {
-    f16 head[2], rounded[GROUP];
-    memcpy(head, from, sizeof head);
-    const float min = f16_float(head[0]), scale = f16_float(head[1]);
-    for (int e = 0; e < n; e += 16) {
-        const uint8_t *codes = from + 4 + e / 32 * 16;
-        for (int u = 0; u < imin(16, n - e); u++)
-            x[e + u] = min + scale * (float)(codes[u] >> (e % 32 / 4) & 15);
+    float most = x[0], head[2] = {x[0], 0};
+    f16 rounded[2];
+    for (int e = 1; e < n; e++) head[0] = fminf(head[0], x[e]), most = fmaxf(most, x[e]);
+    const float least = head[0] += 0, exact = (most - least) / 15; /* + 0: -0 becomes 0 */
+    head[1] = exact, narrow(rounded, head, 2), widen(head, rounded, 2);
+    if (head[1] < exact) rounded[1]++, widen(head, rounded, 2);
+    memset(memcpy(to, rounded, 4) + 4, 0, group_bytes(n) - 4);
+    for (int e = 0; e < n && head[1] > 0; e++) {
+        const unsigned code = (unsigned)fminf(15, rintf((x[e] - least) * (1 / head[1])));
+        to[4 + e / 32 * 16 + e % 16] |= (uint8_t)(code << e % 32 / 16 * 4);
     }
+}
+/* min + scale x_quant, as F16. */
+static void unpack_group(float *x, const uint8_t *from, int n) {
+    float head[2];
+    f16 rounded[GROUP];
+    widen(head, from, 2);
+    for (int e = 0; e < n; e++)
+        x[e] = head[0] + head[1] * (float)(from[4 + e / 32 * 16 + e % 16] >> e % 32 / 16 * 4 & 15);
     narrow(rounded, x, n), widen(x, rounded, n);
 }
-
-/* Brings a tensor of the checkpoint to where it rests. A matrix (rows, cols) is packed along its rows, the
- * output channels: the group of rows g GROUP .. of column c is number g cols + c. */
+/* Brings a tensor from the checkpoint to where it rests. Weights are grouped along the output channel, their
+ * rows: the group of column c that begins in row g GROUP is number g cols + c. */
 static void fill_weight(Weight *w) {
+    const size_t cols = w->cols, size = w->file.type == F32 ? 4 : 2;
     if (w->rest.at == w->file.at || !w->bytes) return;
     if (!w->packed) return copy_as_f16(w->rest.at, w->file.at, w->file.type, w->bytes);
-    const size_t cols = w->cols, size = w->file.type == F32 ? 4 : 2;
-    f16 *plain = calloc(GROUP * cols, sizeof *plain);
-    if (!plain) die(1, "no memory for %zu bytes", GROUP * cols * sizeof *plain);
-    float column[GROUP];
-    for (int g = 0; g * GROUP < w->rows; g++) {
-        const int rows = imin(GROUP, w->rows - g * GROUP);
-        copy_as_f16((uint8_t *)plain, w->file.at + g * GROUP * cols * size, w->file.type,
-                    rows * cols * sizeof *plain);
-        for (size_t c = 0; c < cols; c++) {
-            for (int o = 0; o < rows; o++) column[o] = f16_float(plain[o * cols + c]);
-            pack_group(w->rest.at + (g * cols + c) * group_bytes(GROUP), column, rows);
-        }
+    for (size_t group = 0; group < w->bytes / group_bytes(GROUP); group++) {
+        const size_t row = group / cols * GROUP;
+        const int rows = (int)min(GROUP, w->rows - row);
+        uint8_t plain[GROUP * sizeof(f16)], *from = w->file.at + (row * cols + group % cols) * size;
+        float column[GROUP];
+        for (int o = 0; o < rows; o++) copy_as_f16(plain + 2 * o, from + o * cols * size, w->file.type, 2);
+        widen(column, plain, rows), pack_group(w->rest.at + group * group_bytes(GROUP), column, rows);
     }
-    free(plain);
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// A.3: the cost model, a linear program in the nine fractions and the seconds of a layer (section 4.3, Eq. 1)
+// ---- A.3: the cost model, linear in nine fractions and in the seconds of a layer (4.3, Eq. 1) -----------
 //
-// It is written down as printed, also where it is no machine's behaviour: the CPU attends to all of the cache
-// that is not on the GPU, comp^g adds two processors that could work at once, a prompt's activations stay in
-// gpu_w^g, embeddings take no memory. The disk's fractions are wn, cn, hn there and wd, cd, hd here, as in
-// section 4.2.
-// ------------------------------------------------------------------------------------------------------------
+// As printed, also where it is no machine's behaviour: the CPU attends to all cache off the GPU, comp^g adds
+// two processors that could work at once, gpu_w^g holds a prompt's activations. wn, cn, hn are wd, cd, hd.
 
 enum { WG, WC, WD, CG, CC, CD, HG, HC, HD, T_PRE, T_GEN, NVARS, NROWS = 31 };
-static const char *const var_name[] = {"wg", "wc", "wd", "cg",    "cc",   "cd",
-                                       "hg", "hc", "hd", "T_pre", "T_gen"};
+static const char var_name[][6] = {"wg", "wc", "wd", "cg", "cc", "cd", "hg", "hc", "hd", "T_pre", "T_gen"};
 
-/* Tables 7 and 8: a machine of a few numbers. A rate has two values, for generation [0] and for prefill [1].
- */
+/* Table 7: a machine of a few numbers. Rates are those of generation [0] and of prefill [1]. */
 enum { MM = NLINKS, BMM, CPU_FLOPS, NRATES };
-typedef struct {
+static struct {
     double mem[NTIERS], rate[NRATES][2];
-} Machine;
+} hw = {.rate = {{9e9, 9e9}, {9e9, 9e9}, {1e9, 1e9}, {1e9, 1e9}, {9e10, 9e10}, {2e10, 2e10}, {2e10, 2e10}}};
 
-/* a x <= b */
-typedef struct {
-    const char *name;
-    double a[NVARS], b;
-} Row;
-
-/* Minimize c x, x >= 0. */
+/* Minimize c x, x >= 0, where of each of m rows a x <= b. */
 typedef struct {
     int m;
-    double c[NVARS];
-    Row row[NROWS];
+    double c[NVARS], a[NROWS][NVARS], b[NROWS];
+    const char *name[NROWS];
 } Lp;
 
-static double *row(Lp *lp, const char *name, double b) {
-    lp->row[lp->m] = (Row){.name = name, .b = b};
-    return lp->row[lp->m++].a;
+static void row(Lp *lp, const char *name, double b, const double *a) {
+    memcpy(lp->a[lp->m], a, sizeof lp->a[0]), lp->name[lp->m] = name, lp->b[lp->m++] = b;
 }
-
-/* T_pre = max(ctog^p, gtoc^p, dtoc^p, ctod^p, comp^p), and T_gen the same with ^g: a row for each, its
- * seconds <= T. */
-static void latency_rows(Lp *lp, const Machine *hw, const Model *m, double s, double n, double bls) {
-    const double h1 = m->h1, h2 = m->h2, weights = 8 * h1 * h1 + 4 * h1 * h2;
-    const double hidden_p = 2 * s * h1 * bls, cache_p = 4 * (s + 1) * h1 * bls;
-    const double hidden_g = 2 * h1 * bls, new_g = 4 * bls * h1, cache_g = 4 * bls * (s + n / 2) * h1;
-    const double linear_p = bls * (8 * s * h1 * h1 + 4 * s * h1 * h2), att_p = 4 * bls * s * s * h1;
-    const double linear_g = bls * (8 * h1 * h1 + 4 * h1 * h2), att_g = 4 * bls * (s + n / 2) * h1;
-    const struct {
-        const char *name;
-        int prefill, rate;
-        double a[NVARS], one; /* bytes; seconds of computing */
-    } term[] = {{"ctog^p", 1, CTOG, {[WC] = weights, [WD] = weights, [HC] = hidden_p, [HD] = hidden_p}, 0},
-                {"gtoc^p", 1, GTOC, {[CC] = cache_p, [CD] = cache_p, [HC] = hidden_p, [HD] = hidden_p}, 0},
-                {"dtoc^p", 1, DTOC, {[WD] = weights, [HD] = hidden_p}, 0},
-                {"ctod^p", 1, CTOD, {[CD] = cache_p, [HD] = hidden_p}, 0},
-                {"comp^p", 1, -1, {0}, linear_p / hw->rate[MM][1] + att_p / hw->rate[BMM][1]},
-                {"ctog^g", 0, CTOG, {[WC] = weights, [WD] = weights, [HC] = hidden_g, [HD] = hidden_g}, 0},
-                {"gtoc^g", 0, GTOC, {[HC] = hidden_g, [HD] = hidden_g}, 0},
-                {"dtoc^g", 0, DTOC, {[CD] = cache_g, [WD] = weights, [HD] = hidden_g}, 0},
-                {"ctod^g", 0, CTOD, {[CD] = new_g, [HD] = hidden_g}, 0},
-                {"comp^g",
-                 0,
-                 -1,
-                 {[CG] = att_g / hw->rate[BMM][0],
-                  [CC] = att_g / hw->rate[CPU_FLOPS][0],
-                  [CD] = att_g / hw->rate[CPU_FLOPS][0]},
-                 linear_g / hw->rate[MM][0]}};
-    for (size_t t = 0; t < sizeof term / sizeof *term; t++) {
-        double *a = row(lp, term[t].name, -term[t].one);
+#define ROW(name, b, ...) row(lp, name, b, (const double[NVARS]){__VA_ARGS__})
+#define STAGE(name) (p ? name "^p" : name "^g")
+/* In prefill (p = 1) and generation (p = 0) T = max(ctog, gtoc, dtoc, ctod, comp), and gpu_peak = gpu_home +
+ * gpu_w < gmem with the largest of six terms: a row for each. q new tokens of a sequence attend to u. */
+static void stage_rows(Lp *lp, const double *mem, double s, double n, double gbs, double bls, int p) {
+    const double q = p ? s : 1, u = p ? s : s + n, weights = 8. * h1 * h1 + 4. * h1 * h2;
+    const double hidden = 2 * q * h1 * bls, stored = 4 * (p ? s + 1 : 1) * h1 * bls;
+    const double down = p ? stored : 0, loaded = p ? 0 : 4 * bls * (s + n / 2) * h1;
+    const double ctog = hw.rate[CTOG][p], gtoc = hw.rate[GTOC][p], dtoc = hw.rate[DTOC][p];
+    const double ctod = hw.rate[CTOD][p], bmm_flops = hw.rate[BMM][p], cpu_flops = hw.rate[CPU_FLOPS][p];
+    const double linear_layer = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2) / hw.rate[MM][p];
+    const double att = 4 * bls * (p ? s * s : s + n / 2) * h1, gpu = att / bmm_flops, cpu = att / cpu_flops;
+    const int first = lp->m;
+    ROW(STAGE("ctog"),
+        0, [WC] = weights / ctog, [WD] = weights / ctog, [HC] = hidden / ctog, [HD] = hidden / ctog);
+    ROW(STAGE("gtoc"), 0, [CC] = down / gtoc, [CD] = down / gtoc, [HC] = hidden / gtoc, [HD] = hidden / gtoc);
+    ROW(STAGE("dtoc"), 0, [CD] = loaded / dtoc, [WD] = weights / dtoc, [HD] = hidden / dtoc);
+    ROW(STAGE("ctod"), 0, [CD] = stored / ctod, [HD] = hidden / ctod);
+    ROW(STAGE("comp"), -linear_layer - p * gpu, [CG] = !p * gpu, [CC] = !p * cpu, [CD] = !p * cpu);
+    for (int i = first; i < lp->m; i++) lp->a[i][p ? T_PRE : T_GEN] = -1; /* sum <= T */
+    for (int i = first; i < lp->m; i++) lp->a[i][p ? T_PRE : T_GEN] = -1; /* sum <= T */
+    const double qkv = gbs * (2 * q * h1 + 3 * (2 * q * h1)), embed_w = gbs * (2 * q * h1 + 2 * q * h1);
+    const double att_1 = gbs * (2 * q * h1 + 2 * u * h1 + 2 * nh * q * u), mlp_1 = 2 * gbs * q * (h1 + h2);
+    const double fixed[] = {qkv, 0, 0, embed_w, mlp_1, mlp_1}; /* att_2 is att_1, mlp_2 is mlp_1 */
+    for (int w = 0; w < 6; w++) /* of gpu_w: 2 (1 - wg) weights, (1 - hg) 2 s h1 gbs, and a term */
+        ROW(STAGE("gpu_peak"), mem[GPU] - 2 * weights - 2 * s * h1 * gbs - fixed[w],
+            [WG] = weights * l - 2 * weights, [HG] = 2 * q * h1 * bls - 2 * s * h1 * gbs,
+            [CG] = 4 * (s + n) * h1 * bls * l + (fixed[w] > 0 ? 0 : att_1));
+}
+/* Eq. 1: minimize T / bls, where T = T_pre l + T_gen (n - 1) l. Its sums of 1 are two rows each. */
+static void paper_lp(Lp *lp, const double *mem, double s, double n, double gbs, double num_gpu_batches) {
+    const double bls = gbs * num_gpu_batches, weights = 8. * h1 * h1 + 4. * h1 * h2;
+    const double cache = 4 * (s + n) * h1 * bls * l, hidden = 2 * s * h1 * bls, hidden_w = 2 * s * h1 * gbs;
+    *lp = (Lp){.c = {[T_PRE] = l / bls, [T_GEN] = (n - 1) * l / bls}};
+    for (int p = 1; p >= 0; p--) stage_rows(lp, mem, s, n, gbs, bls, p);
+    ROW("cpu_peak^p", mem[CPU] - weights - hidden_w, [WC] = weights * l, [HC] = hidden, [CC] = cache,
+        [WG] = -weights, [HG] = -hidden_w);
+    ROW("cpu_peak^g",
+        mem[CPU] - 2 * nh * (s + n) * gbs - 2 * h1 * gbs, [WC] = weights * l, [HC] = 2 * h1 * bls,
+        [CC] = cache, [WD] = weights, [HD] = 2 * 2 * h1 * gbs, [CD] = 2 * 4 * (s + n) * h1 * gbs);
+    ROW("nvme_peak", mem[DISK], [WD] = weights * l, [HD] = hidden, [CD] = cache);
+    for (int sign = 1; sign >= -1; sign -= 2) {
+        ROW("wg + wc + wd = 1", sign, [WG] = sign, [WC] = sign, [WD] = sign);
+        ROW("cg + cc + cd = 1", sign, [CG] = sign, [CC] = sign, [CD] = sign);
+        ROW("hg + hc + hd = 1", sign, [HG] = sign, [HC] = sign, [HD] = sign);
+    }
+}
+static void print_lp(const Lp *lp) {
+    printf("minimize %.6g T_pre + %.6g T_gen\n", lp->c[T_PRE], lp->c[T_GEN]);
+    for (int i = 0; i < lp->m; i++) {
+        printf("%-20s", lp->name[i]);
         for (int v = 0; v < NVARS; v++)
-            a[v] = term[t].a[v] / (term[t].rate < 0 ? 1 : hw->rate[term[t].rate][term[t].prefill]);
-        a[term[t].prefill ? T_PRE : T_GEN] = -1;
+            if (fabs(lp->a[i][v]) > 0) printf(" %+.6g %s", lp->a[i][v], var_name[v]);
+        printf(" <= %.6g\n", lp->b[i]);
     }
 }
 
-/* gpu_peak = gpu_home + gpu_w < gmem, where gpu_w has the largest of six terms: a row for each. In prefill q
- * = s new tokens of a sequence attend to u = s, in generation q = 1 to u = s + n. */
-static void gpu_rows(Lp *lp, const Machine *hw, const Model *m, double s, double n, double gbs, double bls,
-                     bool prefill) {
-    const double h1 = m->h1, h2 = m->h2, nh = m->nh, l = m->l, weights = 8 * h1 * h1 + 4 * h1 * h2;
-    const double q = prefill ? s : 1, u = prefill ? s : s + n;
-    const struct {
-        const char *name[2];
-        double work, times_cg;
-    } term[] = {{{"gpu_peak^g with kv^g", "gpu_peak^p with qkv^p"}, gbs * (2 * q * h1 + 3 * (2 * q * h1)), 0},
-                {{"gpu_peak^g with att_1^g", "gpu_peak^p with att_1^p"},
-                 0,
-                 gbs * (2 * q * h1 + 2 * u * h1 + 2 * nh * q * u)},
-                {{"gpu_peak^g with att_2^g", "gpu_peak^p with att_2^p"},
-                 0,
-                 gbs * (2 * nh * q * u + 2 * u * h1 + 2 * q * h1)},
-                {{"gpu_peak^g with embed^g", "gpu_peak^p with embed^p"}, gbs * (2 * q * h1 + 2 * q * h1), 0},
-                {{"gpu_peak^g with mlp_1^g", "gpu_peak^p with mlp_1^p"}, 2 * gbs * q * (h1 + h2), 0},
-                {{"gpu_peak^g with mlp_2^g", "gpu_peak^p with mlp_2^p"}, 2 * gbs * q * (h2 + h1), 0}};
-    for (size_t t = 0; t < sizeof term / sizeof *term; t++) {
-        const double fixed = 2 * weights + 2 * s * h1 * gbs + term[t].work; /* of gpu_w: 2 (1 - wg), 1 - hg */
-        double *a = row(lp, term[t].name[prefill], hw->mem[GPU] - fixed);
-        a[WG] = weights * l - 2 * weights;
-        a[HG] = 2 * q * h1 * bls - 2 * s * h1 * gbs;
-        a[CG] = 4 * (s + n) * h1 * bls * l + term[t].times_cg;
-    }
-}
-
-/* cpu_peak = cpu_home + cpu_w < cmem in both stages, nvme_peak < nmem, and Eq. 1's sums, each as two rows. */
-static void other_rows(Lp *lp, const Machine *hw, const Model *m, double s, double n, double gbs,
-                       double bls) {
-    static const char *const sum[] = {"wg + wc + wd", "cg + cc + cd", "hg + hc + hd"};
-    const double h1 = m->h1, weights = 8 * h1 * h1 + 4 * h1 * m->h2, all = weights * m->l,
-                 hidden_w = 2 * s * h1 * gbs;
-    const double cache = 4 * (s + n) * h1 * bls * m->l;
-    double *a = row(lp, "cpu_peak^p", hw->mem[CPU] - weights - hidden_w); /* cpu_w^p: 1 - wg, 1 - hg */
-    a[WC] = all, a[HC] = 2 * s * h1 * bls, a[CC] = cache, a[WG] = -weights, a[HG] = -hidden_w;
-    a = row(lp, "cpu_peak^g", hw->mem[CPU] - 2 * m->nh * (s + n) * gbs - 2 * h1 * gbs);
-    a[WC] = all, a[HC] = 2 * h1 * bls, a[CC] = cache;
-    a[WD] = weights, a[HD] = 2 * 2 * h1 * gbs, a[CD] = 2 * 4 * (s + n) * h1 * gbs;
-    a = row(lp, "nvme_peak", hw->mem[DISK]);
-    a[WD] = all, a[HD] = 2 * s * h1 * bls, a[CD] = cache;
-    for (int e = 0; e < 6; e++) {
-        const int sign = e % 2 ? -1 : 1;
-        a = row(lp, sum[e / 2], sign);
-        for (int v = 0; v < 3; v++) a[e / 2 * 3 + v] = sign;
-    }
-}
-
-/* Eq. 1: minimize T / bls, where T = T_pre l + T_gen (n - 1) l. */
-static void paper_lp(Lp *lp, const Machine *hw, const Model *m, int s, int n, int gbs, int num_gpu_batches) {
-    const double bls = (double)gbs * num_gpu_batches;
-    *lp = (Lp){.c = {[T_PRE] = m->l / bls, [T_GEN] = (n - 1.) * m->l / bls}};
-    latency_rows(lp, hw, m, s, n, bls);
-    for (int prefill = 1; prefill >= 0; prefill--) gpu_rows(lp, hw, m, s, n, gbs, bls, prefill);
-    other_rows(lp, hw, m, s, n, gbs, bls);
-}
-
-static void print_lp(const Lp *lp, const double *x) {
-    printf("minimize %.6g T_pre + %.6g T_gen, so that (*: with nothing to spare)\n", lp->c[T_PRE],
-           lp->c[T_GEN]);
-    for (const Row *p = lp->row; p < lp->row + lp->m; p++) {
-        double sum = 0, size = fabs(p->b);
-        for (int v = 0; v < NVARS; v++) sum += p->a[v] * x[v], size = fmax(size, fabs(p->a[v] * x[v]));
-        printf("%c %-24s", sum >= p->b - 1e-9 * size ? '*' : ' ', p->name);
-        for (int v = 0; v < NVARS; v++)
-            if (p->a[v] != 0) printf(" %+.6g %s", p->a[v], var_name[v]);
-        printf(" <= %.6g\n", p->b);
-    }
-}
-
-// ------------------------------------------------------------------------------------------------------------
-// The simplex method (section 4.3: "the linear programming problem can be solved very fast")
+// ---- Simplex (4.3: "can be solved very fast because there are only 9 variables") ------------------------
 //
-// Every row gets a slack variable, and the tableau says each basic variable by those that are not basic,
-// which are 0: basic + sum of cell x = last cell. A pivot lets one variable enter the basis and another leave
-// it. Phase 1 begins with one artificial variable that every row may lean on, and drives it to 0. Phase 2
-// does the same with the cost. Of several choices the first variable is taken (Bland's rule), so that it
-// cannot go in circles.
-// ------------------------------------------------------------------------------------------------------------
+// A row's slack is what it lacks to equality: a x + slack = b. One variable a row is basic; the tableau has
+// it by the others, which are 0. A pivot exchanges a basic variable and another. Phase 1 gives all rows one
+// more variable to lean on and drives it to 0, phase 2 minimizes the cost. Of several pivots that with the
+// first variables is taken (Bland), so that they cannot go in circles.
 
-enum { ARTIFICIAL = NVARS, RIGHT = NVARS + 1, COST = NROWS, LEAN = NROWS + 1 };
-static const double EPS = 1e-11;
+enum { LEAN = NVARS, RIGHT = NVARS + 1, COST = NROWS, PHASE_1 = NROWS + 1, FIRST_SLACK = NVARS + 1 };
 typedef struct {
-    int m, basic[NROWS],
-        other[NVARS + 1]; /* variables 0 .. NVARS - 1, then the slacks, last the artificial */
-    double cell[NROWS + 2][NVARS + 2];
+    int basic[NROWS], other[NVARS + 1]; /* variables; LEAN; slacks */
+    double at[NROWS + 2][NVARS + 2];    /* basic + sum of at x other = at[RIGHT]; and the two costs */
 } Tableau;
 
 static void pivot(Tableau *t, int r, int c) {
-    double *row = t->cell[r];
-    const double inverse = 1 / row[c];
-    for (int i = 0; i < NROWS + 2; i++) {
-        double *to = t->cell[i], factor = to[c] * inverse;
-        if (i == r || to[c] == 0) continue;
-        for (int v = 0; v <= RIGHT; v++) to[v] -= factor * row[v];
-        to[c] = -factor;
-    }
-    for (int v = 0; v <= RIGHT; v++) row[v] *= inverse;
-    row[c] = inverse;
+    const double inverse = 1 / t->at[r][c];
     const int leaves = t->basic[r];
-    t->basic[r] = t->other[c], t->other[c] = leaves;
+    for (int i = 0; i < NROWS + 2; i++) {
+        const double factor = i == r ? 0 : t->at[i][c] * inverse;
+        for (int v = 0; v <= RIGHT; v++) t->at[i][v] -= factor * t->at[r][v];
+        if (i != r) t->at[i][c] = -factor;
+    }
+    for (int v = 0; v <= RIGHT; v++) t->at[r][v] *= inverse;
+    t->at[r][c] = inverse, t->basic[r] = t->other[c], t->other[c] = leaves;
 }
-
-/* Pivots until nothing lowers the cost any more. False: it did not end. */
+/* Pivots until nothing lowers the cost any more. False: it has no end. */
 static bool minimize(Tableau *t, int cost) {
-    for (int pivots = 0; pivots < 5000; pivots++) {
-        int c = -1, r = -1;
-        for (int v = 0; v <= ARTIFICIAL; v++)
-            if (t->cell[cost][v] < -EPS && (cost == LEAN || t->other[v] != NVARS + NROWS) &&
-                (c < 0 || t->other[v] < t->other[c]))
-                c = v;
+    const double EPS = 1e-11;
+    for (int pivots = 0, c = 0, r = 0; pivots < 5000 && r >= 0; pivots++) {
+        double least = INFINITY;
+        c = r = -1;
+        for (int v = 0; v <= LEAN; v++)
+            if (t->at[cost][v] < -EPS && (cost == PHASE_1 || t->other[v] != LEAN))
+                c = c < 0 || t->other[v] < t->other[c] ? v : c;
         if (c < 0) return true;
-        for (int i = 0; i < t->m; i++) {
-            if (t->cell[i][c] <= EPS) continue;
-            const double reach = t->cell[i][RIGHT] / t->cell[i][c],
-                         best = r < 0 ? INFINITY : t->cell[r][RIGHT] / t->cell[r][c];
-            if (reach < best || (reach == best && t->basic[i] < t->basic[r])) r = i;
+        for (int i = 0; i < NROWS; i++) {
+            const double reach = t->at[i][c] > EPS ? t->at[i][RIGHT] / t->at[i][c] : INFINITY;
+            const bool tie = r >= 0 && reach <= least && t->basic[i] < t->basic[r];
+            if (reach < least || tie) r = i, least = reach;
         }
-        if (r < 0) return false;
-        pivot(t, r, c);
+        if (r >= 0) pivot(t, r, c);
     }
     return false;
 }
-
-/* x >= 0 with c x least; unit: by what each variable is measured, so that all numbers are around 1. False: no
- * x satisfies all rows. Where several x are best, the one with less on slower tiers is taken: they cost a
- * little. */
-static bool simplex(double x[NVARS], const Lp *lp, const double unit[NVARS]) {
-    static const double slower[] = {[WC] = 1, [WD] = 2, [CC] = 1, [CD] = 2, [HC] = 1, [HD] = 2, [T_GEN] = 0};
-    Tableau t = {.m = lp->m};
-    int least = 0;
-    double largest = 0;
-    for (int v = 0; v < NVARS; v++) largest = fmax(largest, lp->c[v] * unit[v]);
-    for (int v = 0; v <= ARTIFICIAL; v++) t.other[v] = v < NVARS ? v : NVARS + NROWS;
-    for (int v = 0; v < NVARS; v++) t.cell[COST][v] = lp->c[v] * unit[v] / largest + 1e-9 * slower[v];
-    for (int i = 0; i < lp->m; i++) {
-        double size = fabs(lp->row[i].b);
-        for (int v = 0; v < NVARS; v++) size = fmax(size, fabs(lp->row[i].a[v] * unit[v]));
-        for (int v = 0; v < NVARS; v++) t.cell[i][v] = lp->row[i].a[v] * unit[v] / size;
-        t.cell[i][ARTIFICIAL] = -1, t.cell[i][RIGHT] = lp->row[i].b / size, t.basic[i] = NVARS + i;
-        if (t.cell[i][RIGHT] < t.cell[least][RIGHT]) least = i;
+/* The largest term of a layer's seconds at x. */
+static double layer_seconds(const Lp *lp, const double *x, int T) {
+    double most = 0;
+    for (int i = 0; i < NROWS; i++) {
+        double sum = -lp->b[i];
+        for (int v = 0; v < T_PRE; v++) sum += lp->a[i][v] * x[v];
+        most = lp->a[i][T] < 0 ? fmax(most, sum) : most;
     }
-    t.cell[LEAN][ARTIFICIAL] = 1;
-    pivot(&t, least, ARTIFICIAL);
-    if (!minimize(&t, LEAN) || t.cell[LEAN][RIGHT] < -1e-9) return false;
-    for (int i = 0; i < t.m; i++) /* basic though 0: out with it, for any other */
-        for (int v = 0; v <= ARTIFICIAL && t.basic[i] == NVARS + NROWS; v++)
-            if (fabs(t.cell[i][v]) > EPS) pivot(&t, i, v);
+    return most;
+}
+/* Improves x; false: nothing satisfies all rows. Numbers are scaled to be around 1, seconds by those at x. Of
+ * several best answers that with less on slower tiers is taken, since these cost a little here. */
+static bool simplex(double x[NVARS], const Lp *lp) {
+    Tableau t = {.at[PHASE_1][LEAN] = 1, .other[LEAN] = LEAN};
+    double unit[NVARS], most = 0;
+    int least = 0;
+    for (int v = 0; v < NVARS; v++) unit[v] = v < T_PRE ? 1 : layer_seconds(lp, x, v), t.other[v] = v;
+    for (int v = 0; v < NVARS; v++) most = fmax(most, lp->c[v] * unit[v]);
+    for (int v = 0; v < NVARS; v++) t.at[COST][v] = v < T_PRE ? 1e-9 * (v % 3) : lp->c[v] * unit[v] / most;
+    for (int i = 0; i < NROWS; i++) {
+        double size = fabs(lp->b[i]);
+        for (int v = 0; v < NVARS; v++) size = fmax(size, fabs(lp->a[i][v] * unit[v]));
+        for (int v = 0; v < NVARS; v++) t.at[i][v] = lp->a[i][v] * unit[v] / size;
+        t.at[i][LEAN] = -1, t.at[i][RIGHT] = lp->b[i] / size, t.basic[i] = FIRST_SLACK + i;
+        if (t.at[i][RIGHT] < t.at[least][RIGHT]) least = i;
+    }
+    pivot(&t, least, LEAN);
+    if (!minimize(&t, PHASE_1) || t.at[PHASE_1][RIGHT] < -1e-9) return false;
+    for (int i = 0; i < NROWS; i++) /* basic, but 0: any other may take its place */
+        for (int v = 0; v <= LEAN && t.basic[i] == LEAN; v++)
+            if (fabs(t.at[i][v]) > 1e-6) pivot(&t, i, v);
     if (!minimize(&t, COST)) return false;
     memset(x, 0, NVARS * sizeof *x);
-    for (int i = 0; i < t.m; i++)
-        if (t.basic[i] < NVARS) x[t.basic[i]] = fmax(t.cell[i][RIGHT], 0) * unit[t.basic[i]];
+    for (int i = 0; i < NROWS; i++)
+        if (t.basic[i] < T_PRE) x[t.basic[i]] = fmax(t.at[i][RIGHT], 0);
+    for (int T = T_PRE; T <= T_GEN; T++) x[T] = layer_seconds(lp, x, T);
     return true;
 }
 
-/* The least seconds in which a layer can be computed at x: the largest of its terms. */
-static double longest_term(const Lp *lp, const double *x, int T) {
-    double most = 0;
-    for (const Row *p = lp->row; p < lp->row + lp->m; p++) {
-        double sum = -p->b;
-        for (int v = 0; v < T_PRE; v++) sum += p->a[v] * x[v];
-        if (p->a[T] != 0) most = fmax(most, sum);
-    }
-    return most;
-}
-
-/* Solves Eq. 1, once with units of time from everything on disk, then with those of the answer. */
-static bool solve(double x[NVARS], const Lp *lp) {
-    double unit[NVARS], disk[NVARS] = {[WD] = 1, [CD] = 1, [HD] = 1};
-    for (int pass = 0; pass < 2; pass++) {
-        const double *at = pass ? x : disk;
-        for (int v = 0; v < T_PRE; v++) unit[v] = 1;
-        for (int T = T_PRE; T <= T_GEN; T++) unit[T] = longest_term(lp, at, T);
-        if (!simplex(x, lp, unit)) return false;
-        for (int T = T_PRE; T <= T_GEN; T++) x[T] = longest_term(lp, x, T);
-    }
-    return true;
-}
-
-// ------------------------------------------------------------------------------------------------------------
-// Policy search (section 4.3): the best placement for each of a few blocks, and of these the best
-// ------------------------------------------------------------------------------------------------------------
-
-/* What A.3 says that everything on disk takes of a tier. */
-static double counted(const Lp *lp, const Machine *hw, Tier tier) {
-    const double disk[NVARS] = {[WD] = 1, [CD] = 1, [HD] = 1};
-    double most = 0;
-    for (const Row *p = lp->row; p < lp->row + lp->m; p++) {
-        double sum = hw->mem[tier] - p->b;
-        for (int v = 0; v < NVARS; v++) sum += p->a[v] * disk[v];
-        if (!strncmp(p->name, tier == GPU ? "gpu_peak" : "cpu_peak", 8)) most = fmax(most, sum);
-    }
-    return most;
-}
-
-static void take_fractions(Policy *policy, const double *x) {
-    for (int f = 0; f < 9; f++) policy->share[f / 3][f % 3] = x[f];
-}
-
-/* The best placement of one block that is also a placement here. A.3 counts no embeddings, F16 activations,
- * and other workspace than ours: what everything on disk takes beyond that comes off the machine's memory
- * first; and where whole tensors and sequences still overfill a tier, what it lacks does too, and again. */
-static bool best_placement(double x[NVARS], Lp *lp, Run *r, const Machine *hw, int s) {
-    const double disk[] = {0, 0, 1, 0, 0, 1, 0, 0, 1};
-    Machine left = *hw;
-    paper_lp(lp, hw, &r->model, s, r->n, r->policy.gbs, r->policy.num_gpu_batches);
-    take_fractions(&r->policy, disk);
-    place_all(r, NULL);
-    for (int t = GPU; t <= CPU; t++)
-        left.mem[t] -= fmax(0, (double)r->tier[t].peak - counted(lp, hw, (Tier)t));
+// ---- Policy search (4.3): the best placement for each of a few blocks, and the best of these ------------
+/* The best placement of the policy's block, first from everything on disk, then with units of the answer's
+ * size. To run, it also has to fit: what A.3 does not count comes off the machine's memory, and where whole
+ * tensors and sequences overfill a tier nevertheless, so does what it lacks. */
+static bool best_placement(double x[NVARS], Lp *lp, int s, bool to_run) {
+    double mem[] = {hw.mem[GPU], hw.mem[CPU], hw.mem[DISK]};
     for (int tries = 0; tries < 12; tries++) {
         bool fits = true;
-        paper_lp(lp, &left, &r->model, s, r->n, r->policy.gbs, r->policy.num_gpu_batches);
-        if (left.mem[GPU] <= 0 || left.mem[CPU] <= 0 || !solve(x, lp)) return false;
-        take_fractions(&r->policy, x);
-        place_all(r, NULL);
-        for (int t = GPU; t < NTIERS; t++)
-            if ((double)r->tier[t].peak > hw->mem[t])
-                fits = false, left.mem[t] -= r->tier[t].peak - hw->mem[t];
+        for (int v = 0; v < T_PRE; v++) x[v] = v % 3 == DISK;
+        paper_lp(lp, mem, s, generation_length, policy.gbs, policy.num_gpu_batches);
+        if (mem[GPU] <= 0 || mem[CPU] <= 0 || !simplex(x, lp) || !simplex(x, lp)) return false;
+        memcpy(policy.share, x, sizeof policy.share);
+        if (to_run) place_all(NULL);
+        for (int t = 0; t < NTIERS && to_run; t++) {
+            const double lacks = (double)arena[t].peak - hw.mem[t];
+            mem[t] -= tries ? fmax(lacks, 0) : (double)arena[t].uncounted;
+            fits &= tries && lacks <= 0;
+        }
         if (fits) return true;
     }
     return false;
 }
-
-/* Tries the blocks that the flags leave open, gbs a multiple of 4 but for the smallest and num_gpu_batches up
- * to 20, and leaves the best policy. s: tokens of the longest prompt, which stands for all (the paper pads to
- * it); sequences: how many there are. on_paper: A.3 alone decides what fits. Returns T of a block, or
- * infinity. */
-static double search(Run *r, const Machine *hw, int s, int sequences, bool on_paper, double x[NVARS],
-                     Lp *lp) {
-    const Policy given = r->policy;
-    Policy best = given;
-    double least = INFINITY, T = INFINITY;
-    for (int gbs = 1; gbs == 1 || (!given.gbs && gbs < sequences + 4); gbs = gbs < 4    ? 2 * gbs
-                                                                             : gbs < 32 ? gbs + 4
-                                                                                        : gbs * 5 / 16 * 4)
-        for (int K = given.num_gpu_batches ? given.num_gpu_batches : 1; K <= imax(20, given.num_gpu_batches);
-             K++) {
-            double at[NVARS];
-            Lp one;
-            if (K > 1 && (given.gbs ? given.gbs : gbs) * (K - 1) >= sequences) break;
-            if (given.num_gpu_batches && K != given.num_gpu_batches) continue;
-            r->policy.gbs = given.gbs ? given.gbs : gbs, r->policy.num_gpu_batches = K;
-            paper_lp(&one, hw, &r->model, s, r->n, r->policy.gbs, K);
-            if (!(on_paper ? solve(at, &one) : best_placement(at, &one, r, hw, s))) continue;
-            const double seconds = (at[T_PRE] + at[T_GEN] * (r->n - 1)) * r->model.l;
-            const double each =
-                seconds / imin(sequences, r->policy.gbs * K); /* T / bls of those that there are */
-            if (each >= least) continue;
-            least = each, T = seconds, best = r->policy, *lp = one;
-            memcpy(x, at, sizeof at);
+/* Tries the blocks that the flags leave open: gbs small or a multiple of 4, up to 20 batches. s: tokens of
+ * the longest prompt (the paper pads to it). Leaves the best policy, x and LP; returns T / bls. */
+static double search(int s, int count, bool to_run, double x[NVARS], Lp *lp) {
+    const struct Policy given = policy;
+    struct Policy best = given;
+    double least = INFINITY, at[NVARS];
+    Lp one;
+    for (int g = 1; g == 1 || (!given.gbs && g < count + 4); g = g < 4 ? 2 * g : g + max(4, g / 16 * 4))
+        for (int b = 1; b <= (given.num_gpu_batches ? 1 : 20) && (b == 1 || g * (b - 1) < count); b++) {
+            if (!given.gbs) policy.gbs = g;
+            if (!given.num_gpu_batches) policy.num_gpu_batches = b;
+            if (!best_placement(at, &one, s, to_run)) continue;
+            const double T = (at[T_PRE] + at[T_GEN] * (generation_length - 1)) * l;
+            const double each = T / (double)min(count, (long)policy.gbs * policy.num_gpu_batches);
+            if (each < least) least = each, best = policy, *lp = one, memcpy(x, at, sizeof at);
         }
-    r->policy = best;
-    return T;
+    policy = best;
+    return least;
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// What every such program needs: errors, files, JSON
-// ------------------------------------------------------------------------------------------------------------
-
+// ---- The checkpoint: config.json, and files of safetensors, whose headers are not trusted ---------------
 /* One line for a person. Status 2: wrong use, or it does not fit; 1: everything else. */
 static void die(int status, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    fflush(stdout);
-    fprintf(stderr, "mini: ");
-    vfprintf(stderr, format, args);
-    fprintf(stderr, "\n");
+    fflush(stdout), fputs("mini: ", stderr), vfprintf(stderr, format, args), fputc('\n', stderr);
     _exit(status);
 }
-
+static void mapping_failed(int signal) { die(signal > 0, "a mapped file could not be read: was it cut?"); }
 static void *allocate(size_t n, size_t size) {
-    void *memory = calloc(n ? n : 1, size);
-    if (!memory) die(1, "no memory for %zu x %zu bytes", n, size);
-    return memory;
+    void *memory = calloc(n + 1, size);
+    return memory ? memory : (die(1, "no memory for %zu x %zu bytes", n, size), NULL);
 }
-
-/* Mapped files have no other way to say that they cannot be read. */
-static void mapping_failed(int signal) {
-    static const char text[] =
-        "mini: a file could not be read where it is mapped: was it cut, or is the disk bad?\n";
-    (void)!write(STDERR_FILENO, text, sizeof text - 1);
-    _exit(signal ? 1 : 0);
+/* A whole text; NULL: there is no such file. */
+static char *read_text(const char *dir, const char *name) {
+    char path[4200], *text = NULL;
+    size_t room = 0;
+    snprintf(path, sizeof path, "%s%s", dir, name);
+    FILE *file = fopen(path, "r");
+    if (!file && errno == ENOENT) return NULL;
+    if (!file || getdelim(&text, &room, 0, file) <= 0) die(1, "%s: is empty, or cannot be read", path);
+    return fclose(file), text;
 }
-
-/* A file as memory that may be written to, which changes nothing in the file. NULL: there is none. */
-static char *map_file(const char *dir, const char *name, size_t *size) {
+/* What is behind "key": in a JSON text, or "". No parser: whatever it finds is checked where it is used. */
+static const char *member(const char *text, const char *key) {
+    const size_t len = strlen(key);
+    for (const char *at = text; (at = strstr(at, key)); at++) {
+        if (at == text || at[-1] != '"' || at[len] != '"') continue;
+        const char *colon = at + len + 1 + strspn(at + len + 1, " \n\r\t");
+        if (*colon == ':') return colon + 1 + strspn(colon + 1, " \n\r\t");
+    }
+    return "";
+}
+static bool says(const char *text, const char *key, const char *value) {
+    return !strncmp(member(text, key), value, strlen(value));
+}
+/* A whole number of config.json; left_out: what it is if it is not there, unless that is negative. */
+static int whole(const char *text, const char *key, int low, int high, int left_out) {
+    const char *at = member(text, key);
+    char *end;
+    const double value = strtod(at += *at == '[', &end);
+    if (left_out >= 0 && (!*at || *at == 'n')) return left_out;
+    if (end > at && value >= low && value <= high && value <= floor(value)) return (int)value;
+    die(1, "config.json: %s has to be a whole number from %d to %d", key, low, high);
+}
+static void read_config(const char *dir) {
+    char *text = read_text(dir, "/config.json");
+    if (!text) die(1, "%s: has no config.json; name the directory of an OPT model", dir);
+    l = whole(text, "num_hidden_layers", 1, 1 << 10, -1), h1 = whole(text, "hidden_size", 1, 1 << 16, -1);
+    h2 = whole(text, "ffn_dim", 1, 1 << 19, -1), nh = whole(text, "num_attention_heads", 1, h1, -1);
+    vocab = whole(text, "vocab_size", 1, 1 << 20, -1), eos = whole(text, "eos_token_id", 0, 1 << 20, 2);
+    positions = whole(text, "max_position_embeddings", 1, 1 << 20, -1), hd = h1 / nh;
+    final_norm = !says(text, "_remove_final_layer_norm", "true"),
+    tied = !says(text, "tie_word_embeddings", "false");
+    const bool post_norm = says(text, "do_layer_norm_before", "false"),
+               relu = says(text, "activation_function", "\"relu\"");
+    if (!says(text, "model_type", "\"opt\"") || !relu || post_norm || hd * nh != h1 || eos >= vocab ||
+        whole(text, "word_embed_proj_dim", 1, 1 << 16, h1) != h1)
+        die(1, "%s: is no OPT model, or one like opt-350m, which the engine runs (opt_model.c)", dir);
+    free(text);
+}
+/* A file of tensors: the JSON of its header, and where the tensors begin. */
+static struct Shard {
+    char name[256], *header;
+    uint8_t *data;
+    double size;
+} shard[1000];
+static void open_shard(const char *dir, const char *name) {
+    struct Shard *s = shard;
     char path[4200];
-    struct stat st;
-    snprintf(path, sizeof path, "%s%s%s", dir, *dir ? "/" : "", name);
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 && errno == ENOENT) return NULL;
-    if (fd < 0 || fstat(fd, &st)) die(1, "%s: %s", path, strerror(errno));
-    if (!S_ISREG(st.st_mode) || !st.st_size) die(1, "%s: is empty, or no file", path);
-    char *text = mmap(NULL, *size = st.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
-    if (text == MAP_FAILED) die(1, "%s: %s", path, strerror(errno));
-    close(fd);
-    return text;
+    uint64_t len = UINT64_MAX;
+    while (s < shard + 998 && *s->name && strcmp(s->name, name)) s++;
+    if (*s->name) return;
+    snprintf(path, sizeof path, "%s/%s", dir, name), snprintf(s->name, sizeof s->name, "%s", name);
+    const int fd = open(path, O_RDONLY | O_NONBLOCK);
+    const off_t size = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
+    uint8_t *file = size > 8 ? mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (file != MAP_FAILED) memcpy(&len, file, 8);
+    if (len > (uint64_t)size - 8) die(1, "%s: is no file of safetensors: is the download complete?", path);
+    s->header = memcpy(allocate(len, 1), file + 8, len), s->data = file + 8 + len, s->size = size - 8. - len;
 }
-
-/* A value of a JSON text, in an array in the order of the text: what an object or a list holds lies behind
- * it. size: with that, how many there are. */
-typedef struct {
-    char type; /* { [ " 0 t f n */
-    const char *key, *text;
-    double number;
-    int size;
-} Json;
-
-typedef struct {
-    const char *name; /* of the file */
-    char *at, *stop;
-    Json *value;
-    int n, room;
-} Reader;
-
-static void skip(Reader *p) {
-    while (p->at < p->stop && strchr(" \t\r\n", *p->at) && *p->at) p->at++;
+/* The tensor of that name, with or without "model." in front, of this shape; it has to be inside its file. */
+static void find_tensor(Weight *w, const char *name, int rows, int cols) {
+    static const char *const types[] = {"\"F16\"", "\"BF16\"", "\"F32\""};
+    const char *at = "";
+    const struct Shard *s = shard;
+    double shape[3] = {1, 1, 1}, begin = -1, end = -1;
+    for (; s->header && !*at; s += !*at)
+        if (!*(at = member(s->header, name))) at = member(s->header, name + 6 * !strncmp(name, "model.", 6));
+    int type = F16, dims = sscanf(member(at, "shape"), "[ %lf , %lf , %lf", &shape[0], &shape[1], &shape[2]);
+    while (type < NTYPES && !says(at, "dtype", types[type])) type++;
+    sscanf(member(at, "data_offsets"), "[ %lf , %lf", &begin, &end);
+    if (dims == 1) shape[1] = shape[0], shape[0] = 1; /* a vector is a row */
+    const bool inside = begin >= 0 && begin <= floor(begin) && end <= s->size;
+    if (dims > 2 || shape[0] != rows || shape[1] != cols || type == NTYPES || !inside ||
+        end - begin != (double)rows * cols * (type == F32 ? 4 : 2))
+        die(1, "%s: is not there as F16, BF16 or F32 of %d x %d: is it all there?", name, rows, cols);
+    *w = (Weight){.file = {DISK, type, s->data + (size_t)begin}, .rows = rows, .cols = cols};
 }
-
-static bool next_is(Reader *p, char c) {
-    skip(p);
-    if (p->at >= p->stop || *p->at != c) return false;
-    return p->at++, true;
-}
-
-static __attribute__((noreturn)) void bad_json(const Reader *p) {
-    die(1, "%s: no JSON %zd bytes before its end: is the download complete?", p->name, p->stop - p->at);
-}
-
-static unsigned read_hex(Reader *p) {
-    unsigned code = 0;
-    for (int digit = 0; digit < 4; digit++, p->at++) {
-        const char *hex = "0123456789abcdefABCDEF",
-                   *found = p->at < p->stop && *p->at ? strchr(hex, *p->at) : NULL;
-        if (!found) bad_json(p);
-        code = code * 16 + (unsigned)(found - hex > 15 ? found - hex - 6 : found - hex);
+/* All that config.json asks for, in one file or in those that an index names. */
+static void open_checkpoint(const char *dir) {
+    char part[][24] = {"self_attn_layer_norm",
+                       "self_attn.q_proj",
+                       "self_attn.k_proj",
+                       "self_attn.v_proj",
+                       "self_attn.out_proj",
+                       "final_layer_norm",
+                       "fc1",
+                       "fc2"};
+    char *index = read_text(dir, "/model.safetensors.index.json"), name[256];
+    for (char *at = index, *begin; at && (at = begin = strstr(at, ".safetensors\"")); at += 12) {
+        while (begin > index && at - begin < 200 && !strchr("\"/", begin[-1])) begin--;
+        snprintf(name, sizeof name, "%.*s.safetensors", (int)(at - begin), begin), open_shard(dir, name);
     }
-    return code;
-}
-
-static char *put_utf8(char *to, unsigned c) {
-    const int more = (c > 0x7f) + (c > 0x7ff) + (c > 0xffff);
-    static const unsigned char lead[] = {0, 0xc0, 0xe0, 0xf0};
-    *to++ = (char)(lead[more] | c >> 6 * more);
-    for (int m = more - 1; m >= 0; m--) *to++ = (char)(0x80 | (c >> 6 * m & 0x3f));
-    return to;
-}
-
-/* Behind the first quotation mark. The text is decoded in its place, which is long enough, and gets a 0. */
-static const char *read_string(Reader *p) {
-    char *begin = p->at, *to = begin;
-    while (p->at < p->stop && *p->at != '"') {
-        if (*p->at != '\\') {
-            *to++ = *p->at++;
-            continue;
-        }
-        static const char names[] = "\"\\/bfnrt", are[] = "\"\\/\b\f\n\r\t";
-        if (++p->at >= p->stop) bad_json(p);
-        const char c = *p->at++, *name = c ? strchr(names, c) : NULL;
-        if (!name && c != 'u') bad_json(p);
-        if (name) *to++ = are[name - names];
-        if (name) continue;
-        unsigned code = read_hex(p);
-        if (code >= 0xd800 && code < 0xdc00 && p->stop - p->at > 6 && p->at[0] == '\\' && p->at[1] == 'u')
-            p->at += 2, code = 0x10000 + ((code & 0x3ff) << 10) + (read_hex(p) & 0x3ff);
-        to = put_utf8(to, code);
+    if (!index) open_shard(dir, "model.safetensors");
+    layer = allocate(l, sizeof *layer), slab = allocate(l, sizeof *slab);
+    find_tensor(&outside[TOKENS], "model.decoder.embed_tokens.weight", vocab, h1);
+    find_tensor(&outside[POSITIONS], "model.decoder.embed_positions.weight", positions + 2, h1);
+    if (final_norm) find_tensor(&outside[LAST_NORM], "model.decoder.final_layer_norm.weight", 1, h1);
+    if (final_norm) find_tensor(&outside[LAST_BIAS], "model.decoder.final_layer_norm.bias", 1, h1);
+    if (!tied) find_tensor(&outside[HEAD], "lm_head.weight", vocab, h1);
+    for (int e = 0, role = 0; e < l * NROLES; role = ++e % NROLES) {
+        const int out = role / 2 == W_1 / 2 ? h2 : h1, in = role == W_2 ? h2 : h1, j = e / NROLES;
+        const char *kind = role % 2 ? "bias" : "weight";
+        snprintf(name, sizeof name, "model.decoder.layers.%d.%s.%s", j, part[role / 2], kind);
+        find_tensor(&layer[j][role], name, is_matrix(role) ? out : 1, is_matrix(role) ? in : out);
     }
-    if (p->at >= p->stop) bad_json(p);
-    p->at++, *to = 0;
-    return begin;
+    free(index);
 }
 
-static void read_value(Reader *p, const char *key, int depth) {
-    skip(p);
-    if (p->at >= p->stop || depth > 20) bad_json(p);
-    if (p->n == p->room) p->value = realloc(p->value, (p->room = 2 * p->room + 64) * sizeof *p->value);
-    if (!p->value) die(1, "%s: no memory", p->name);
-    const int self = p->n++;
-    const char c = *p->at;
-    Json v = {.type = c, .key = key};
-    if (c == '"') {
-        p->at++, v.text = read_string(p);
-    } else if (c == '{' || c == '[') {
-        const char close = c == '{' ? '}' : ']';
-        p->at++;
-        for (bool more = !next_is(p, close); more; more = !next_is(p, close)) {
-            if (p->n > self + 1 && !next_is(p, ',')) bad_json(p);
-            if (c == '{' && !next_is(p, '"')) bad_json(p);
-            const char *name = c == '{' ? read_string(p) : NULL;
-            if (c == '{' && !next_is(p, ':')) bad_json(p);
-            read_value(p, name, depth + 1);
-        }
-    } else { /* a number or a word; the text does not end here, since some brace is open */
-        char word[40] = "", *end;
-        for (int w = 0; w < 39 && p->at < p->stop && *p->at && !strchr(",]} \t\r\n", *p->at);)
-            word[w++] = *p->at++;
-        v.number = strtod(word, &end);
-        v.type = !strcmp(word, "true")    ? 't'
-                 : !strcmp(word, "false") ? 'f'
-                 : !strcmp(word, "null")  ? 'n'
-                                          : '0';
-        if (v.type == '0' && (end == word || *end)) bad_json(p);
-    }
-    v.size = p->n - self;
-    p->value[self] = v;
-}
-
-/* The values of a JSON object, the first of them itself. The caller frees them. */
-static Json *read_json(const char *name, char *text, size_t size) {
-    Reader p = {.name = name, .at = text, .stop = text + size};
-    skip(&p);
-    if (p.at >= p.stop || *p.at != '{') bad_json(&p);
-    read_value(&p, NULL, 0);
-    return p.value;
-}
-
-/* The member of that name; NULL: there is none. */
-static const Json *member(const Json *object, const char *key) {
-    for (const Json *v = object + 1; object && object->type == '{' && v < object + object->size; v += v->size)
-        if (!strcmp(v->key, key)) return v;
-    return NULL;
-}
-
-/* A whole number that has to be there, unless it may be left out. */
-static int whole(const char *name, const Json *object, const char *key, int low, int high, int left_out) {
-    const Json *v = member(object, key);
-    if ((!v || v->type == 'n') && left_out >= 0) return left_out;
-    if (!v || v->type != '0' || !(v->number >= low && v->number <= high) || v->number != floor(v->number))
-        die(1, "%s: %s has to be a whole number from %d to %d", name, key, low, high);
-    return (int)v->number;
-}
-
-/* A member that is true, if it is there at all. */
-static bool is_true(const Json *object, const char *key, bool left_out) {
-    const Json *v = member(object, key);
-    return !v || v->type == 'n' ? left_out : v->type == 't';
-}
-
-// ------------------------------------------------------------------------------------------------------------
-// The checkpoint: config.json, and tensors in safetensors files, whose headers are not trusted
-// ------------------------------------------------------------------------------------------------------------
-
-/* Section 6.1's models and their smaller sisters, for a search without a checkpoint: l, h1, nh; h2 = 4 h1. */
-static const struct {
-    const char *name;
-    int l, h1, nh;
-} known[] = {{"opt-125m", 12, 768, 12},  {"opt-1.3b", 24, 2048, 32}, {"opt-2.7b", 32, 2560, 32},
-             {"opt-6.7b", 32, 4096, 32}, {"opt-13b", 40, 5120, 40},  {"opt-30b", 48, 7168, 56},
-             {"opt-66b", 64, 9216, 72},  {"opt-175b", 96, 12288, 96}};
-
-/* Returns whether the head is the token table. */
-static bool read_config(Model *m, const char *dir) {
-    size_t size;
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (!strcmp(dir, known[i].name)) {
-            *m = (Model){known[i].l, known[i].h1, 4 * known[i].h1, known[i].nh, 50272, 2048, 2, true};
-            return true;
-        }
-    char *text = map_file(dir, "config.json", &size);
-    if (!text) die(1, "%s: has no config.json; give the directory of an OPT model", dir);
-    Json *json = read_json("config.json", text, size);
-    const Json *type = member(json, "model_type"), *act = member(json, "activation_function");
-    if (!type || type->type != '"' || strcmp(type->text, "opt") ||
-        (act && act->text && strcmp(act->text, "relu")))
-        die(1, "%s: model_type has to be \"opt\", activation_function \"relu\"", dir);
-    m->l = whole(dir, json, "num_hidden_layers", 1, 1024, -1),
-    m->h1 = whole(dir, json, "hidden_size", 1, 1 << 16, -1);
-    m->h2 = whole(dir, json, "ffn_dim", 1, 1 << 19, -1),
-    m->nh = whole(dir, json, "num_attention_heads", 1, 1 << 16, -1);
-    m->vocab = whole(dir, json, "vocab_size", 1, 1 << 20, -1);
-    m->positions = whole(dir, json, "max_position_embeddings", 1, 1 << 20, -1);
-    m->eos = whole(dir, json, "eos_token_id", 0, m->vocab - 1, imin(2, m->vocab - 1));
-    m->final_norm = !is_true(json, "_remove_final_layer_norm", false);
-    const bool tied = is_true(json, "tie_word_embeddings", true);
-    if (m->h1 % m->nh) die(1, "%s: hidden_size is no multiple of num_attention_heads", dir);
-    if (!is_true(json, "do_layer_norm_before", true) ||
-        whole(dir, json, "word_embed_proj_dim", 1, 1 << 16, m->h1) != m->h1)
-        die(1, "%s: a model such as opt-350m; the engine beside this file runs it (opt_model.c)", dir);
-    free(json), munmap(text, size);
-    return tied;
-}
-
-/* A tensor that a header names. */
-typedef struct {
-    const char *name;
-    Place at;
-    double rows, cols;
-} Entry;
-typedef struct {
-    const char *dir;
-    Entry *entry;
-    int n;
-} Checkpoint;
-
-/* Adds the tensors of one file. Others than F16, BF16 and F32 are none of OPT's. */
-static void read_header(Checkpoint *c, const char *name) {
-    static const char *const types[] = {"F16", "BF16", "F32"};
-    size_t size = 0;
-    uint64_t header;
-    char *file = map_file(c->dir, name, &size);
-    if (!file)
-        die(1,
-            "%s: has no %s; safetensors files are read, with model.safetensors.index.json if there are "
-            "several",
-            c->dir, name);
-    if (size > 8) memcpy(&header, file, 8);
-    if (size <= 8 || header > size - 8)
-        die(1, "%s: has no header of a safetensors file: is the download complete?", name);
-    Json *json = read_json(name, file + 8, header); /* its texts are kept */
-    c->entry = realloc(c->entry, (c->n + (size_t)json->size) * sizeof *c->entry);
-    if (!c->entry) die(1, "%s: no memory for its tensors", name);
-    for (const Json *v = json + 1; v < json + json->size; v += v->size) {
-        const Json *dtype = member(v, "dtype"), *shape = member(v, "shape"),
-                   *span = member(v, "data_offsets");
-        if (!strcmp(v->key, "__metadata__")) continue;
-        if (!dtype || !dtype->text || !shape || shape->type != '[' || !span || span->size != 3)
-            die(1, "%s: %.200s has no dtype, shape and data_offsets", name, v->key);
-        Entry e = {.name = v->key,
-                   .rows = shape->size > 2 ? shape[1].number : 1,
-                   .cols = shape[shape->size - 1].number};
-        int type = F16;
-        while (type <= F32 && strcmp(dtype->text, types[type])) type++;
-        const double begin = span[1].number, end = span[2].number;
-        if (type > F32 || shape->size > 3 || shape->size < 2) continue;
-        if (!(begin >= 0 && end >= begin && end <= (double)(size - 8 - header) && e.rows >= 1 &&
-              e.cols >= 1) ||
-            end - begin != e.rows * e.cols * (type == F32 ? 4 : 2) || begin != floor(begin))
-            die(1, "%s: %.200s is not where and of the size that the header says: is the download complete?",
-                name, v->key);
-        e.at = (Place){DISK, (Type)type, (uint8_t *)file + 8 + header + (size_t)begin};
-        c->entry[c->n++] = e;
-    }
-    free(json);
-}
-
-static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
-/* One file, or the shards that an index names. */
-static void read_headers(Checkpoint *c) {
-    size_t size;
-    int n = 0;
-    char *text = map_file(c->dir, "model.safetensors.index.json", &size);
-    if (!text) return read_header(c, "model.safetensors");
-    Json *json = read_json("model.safetensors.index.json", text, size);
-    const Json *map = member(json, "weight_map");
-    if (!map || map->type != '{') die(1, "%s: model.safetensors.index.json has no weight_map", c->dir);
-    const char **file = allocate(map->size, sizeof *file);
-    for (const Json *v = map + 1; v < map + map->size; v += v->size)
-        if (!v->text || strchr(v->text, '/'))
-            die(1, "%s: model.safetensors.index.json: bad name of a file", c->dir);
-        else
-            file[n++] = v->text;
-    qsort(file, n, sizeof *file, by_text);
-    for (int i = 0; i < n; i++)
-        if (!i || strcmp(file[i], file[i - 1])) read_header(c, file[i]);
-    free(file), free(json);
-}
-
-/* The tensor of that name, with or without "model." in front, of that shape. */
-static bool find_tensor(Weight *w, const Checkpoint *c, const char *name, int rows, int cols) {
-    for (const Entry *e = c->entry; e < c->entry + c->n; e++) {
-        if (strcmp(e->name, name) && strcmp(e->name, strncmp(name, "model.", 6) ? name : name + 6)) continue;
-        if (e->rows != rows || e->cols != cols)
-            die(1, "%s: %s has the shape %g x %g, config.json asks for %d x %d", c->dir, name, e->rows,
-                e->cols, rows, cols);
-        *w = (Weight){.file = e->at, .rows = rows, .cols = cols};
-        return true;
-    }
-    return false;
-}
-
-static void want_tensor(Weight *w, const Checkpoint *c, const char *name, int rows, int cols) {
-    if (!find_tensor(w, c, name, rows, cols))
-        die(1, "%s: has no tensor %s of F16, BF16 or F32; config.json asks for it: is the download complete?",
-            c->dir, name);
-}
-
-/* All that config.json asks for. A head that is a copy of the token table is the token table. */
-static void open_checkpoint(Run *r, const char *dir) {
-    static const char *const part[] = {"self_attn_layer_norm",
-                                       "self_attn.q_proj",
-                                       "self_attn.k_proj",
-                                       "self_attn.v_proj",
-                                       "self_attn.out_proj",
-                                       "final_layer_norm",
-                                       "fc1",
-                                       "fc2"};
-    Checkpoint c = {.dir = dir};
-    Model *m = &r->model;
-    const bool tied = read_config(m, dir);
-    Weight *g = r->global;
-    char name[120];
-    read_headers(&c);
-    r->layer = allocate(m->l, sizeof *r->layer), r->slab = allocate(m->l, sizeof *r->slab);
-    want_tensor(&g[TOKENS], &c, "model.decoder.embed_tokens.weight", m->vocab, m->h1);
-    want_tensor(&g[POSITIONS], &c, "model.decoder.embed_positions.weight", m->positions + 2, m->h1);
-    if (m->final_norm) want_tensor(&g[LAST_NORM], &c, "model.decoder.final_layer_norm.weight", 1, m->h1);
-    if (m->final_norm) want_tensor(&g[LAST_BIAS], &c, "model.decoder.final_layer_norm.bias", 1, m->h1);
-    if (!find_tensor(&g[HEAD], &c, "lm_head.weight", m->vocab, m->h1) && !tied)
-        die(1, "%s: has no tensor lm_head.weight, which config.json asks for", dir);
-    const size_t size = (size_t)m->vocab * m->h1 * (g[TOKENS].file.type == F32 ? 4 : 2);
-    if (tied && (!g[HEAD].rows || (g[HEAD].file.type == g[TOKENS].file.type &&
-                                   !memcmp(g[HEAD].file.at, g[TOKENS].file.at, size))))
-        g[HEAD] = g[TOKENS];
-    for (int j = 0; j < m->l; j++)
-        for (int role = 0; role < NROLES; role++) {
-            const int out = role / 2 == W_1 / 2 ? m->h2 : m->h1, in = role == W_2 ? m->h2 : m->h1;
-            snprintf(name, sizeof name, "model.decoder.layers.%d.%s.%s", j, part[role / 2],
-                     role % 2 ? "bias" : "weight");
-            want_tensor(&r->layer[j][role], &c, name, is_matrix(role) ? out : 1, is_matrix(role) ? in : out);
-        }
-    free(c.entry);
-}
-
-// ------------------------------------------------------------------------------------------------------------
-// The tokenizer: GPT-2's byte-level BPE
-// ------------------------------------------------------------------------------------------------------------
-
-/* A text and the id of its piece. */
+// ---- The tokenizer: GPT-2's byte-level BPE --------------------------------------------------------------
+/* Texts in their order, each with a number: pieces with their ids, pairs "left right" with their ranks. */
 typedef struct {
     const char *text;
-    int id;
-} Named;
-
-/* left and right become joined; of several pairs in a word the one of the lowest rank first. */
-typedef struct {
-    int left, right, rank, joined;
-} Merge;
-
-typedef struct {
-    int vocab, nnames, nmerges, byte_id[256],
-        byte_of[324];   /* both files write a byte as a character below 324 */
-    const char **text;  // (vocab), of vocab.json; NULL: no such id
-    Named *name;        /* in the order of the texts */
-    Merge *merge;       /* in the order of left and right */
-} Tokenizer;
-
-static int by_name(const void *a, const void *b) {
-    return strcmp(((const Named *)a)->text, ((const Named *)b)->text);
+    int number;
+} Entry;
+static Entry *piece, *merge;
+static const char **piece_text;  // (vocab)
+static int npieces, nmerges, byte_id[256];
+static int byte_of[324]; /* 1 + the byte that a character below 324 stands for */
+static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int find(const Entry *table, int n, const char *text) {
+    const Entry *found = bsearch(&text, table, n, sizeof *table, by_text);
+    return found ? found->number : -1;
 }
-static int by_pair(const void *a, const void *b) {
-    const Merge *x = a, *y = b;
-    return x->left != y->left ? (x->left > y->left) - (x->left < y->left)
-                              : (x->right > y->right) - (x->right < y->right);
+/* A character below 2048 as UTF-8. */
+static char *put_utf8(char *to, unsigned c) {
+    if (c > 0x7f) *to++ = (char)(0xc0 | (c >> 6 & 31));
+    return *to = (char)(c > 0x7f ? 0x80 | (c & 63) : c), to + 1;
 }
-
-static int id_of(const Tokenizer *t, const char *text) {
-    const Named key = {text, 0}, *found = bsearch(&key, t->name, t->nnames, sizeof key, by_name);
-    return found ? found->id : -1;
-}
-
-/* vocab.json: {"text": id, ...} */
-static void read_vocab(Tokenizer *t, const char *dir) {
-    size_t size;
-    char *text = map_file(dir, "vocab.json", &size);
-    if (!text) die(1, "%s: has no vocab.json", dir);
-    Json *json = read_json("vocab.json", text, size);
-    t->text = allocate(t->vocab, sizeof *t->text), t->name = allocate(json->size, sizeof *t->name);
-    for (const Json *v = json + 1; v < json + json->size; v += v->size) {
-        if (v->type != '0' || !(v->number >= 0 && v->number < t->vocab) || t->text[(int)v->number])
-            die(1, "%s: vocab.json: \"%.60s\" has no id of its own below vocab_size, which is %d", dir,
-                v->key, t->vocab);
-        t->text[(int)v->number] = v->key;
-        t->name[t->nnames++] = (Named){v->key, (int)v->number};
+/* A JSON string behind its quotation mark is decoded in its place and gets a 0. Returns what is behind it. */
+static char *read_string(char *at) {
+    char *to = at;
+    for (unsigned code; *at && *at != '"'; at++) {
+        const bool escaped = *at == '\\' && at[1], is_code = escaped && at[1] == 'u' && strnlen(at, 6) == 6;
+        if (is_code && sscanf(at + 2, "%4x", &code) == 1) to = put_utf8(to, code), at += 5;
+        else *to++ = escaped ? *++at : *at;
     }
-    free(json);
-    qsort(t->name, t->nnames, sizeof *t->name, by_name);
-    for (int b = 0, next = 256; b < 256; b++) {
-        const bool printable = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
-        const int code = printable ? b : next++;
-        char symbol[5];
-        *put_utf8(symbol, code) = 0;
-        t->byte_of[code] = b + 1, t->byte_id[b] = id_of(t, symbol);
-        if (t->byte_id[b] < 0) die(1, "%s: vocab.json has no piece \"%s\" for byte %d", dir, symbol, b);
+    return at += *at == '"', *to = 0, at;
+}
+static void read_tokenizer(const char *dir) {
+    char *at = read_text(dir, "/vocab.json"), *lines = read_text(dir, "/merges.txt"), symbol[5];
+    if (!at || !lines) die(1, "%s: has no vocab.json, or no merges.txt", dir);
+    piece_text = allocate(vocab, sizeof *piece_text), piece = allocate(vocab, sizeof *piece);
+    merge = allocate(strlen(lines) / 2, sizeof *merge);
+    for (char *text; (text = strchr(at, '"')) && npieces < vocab; npieces++) { /* "piece": id */
+        at = read_string(++text);
+        const long id = strtol(at + strspn(at, ": "), &at, 10);
+        if (id < 0 || id >= vocab) die(1, "%s: vocab.json: \"%.60s\" has an id beyond vocab_size", dir, text);
+        piece[npieces] = (Entry){piece_text[id] = text, (int)id};
+    }
+    for (char *line = strtok(lines, "\r\n"); line; line = strtok(NULL, "\r\n"))
+        if (strncmp(line, "#version", 8)) merge[nmerges] = (Entry){line, nmerges}, nmerges++;
+    qsort(piece, npieces, sizeof *piece, by_text), qsort(merge, nmerges, sizeof *merge, by_text);
+    for (int b = 0, next = 256; b < 256; b++) { /* what cannot be printed is written as 256 and more */
+        const int code = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae ? b : next++;
+        byte_of[code] = b + 1, *put_utf8(symbol, code) = 0, byte_id[b] = find(piece, npieces, symbol);
+        if (byte_id[b] < 0) die(1, "%s: vocab.json has no piece for byte %d", dir, b);
     }
 }
-
-/* merges.txt: a line for each, "left right" */
-static void read_merges(Tokenizer *t, const char *dir) {
-    size_t size;
-    char *text = map_file(dir, "merges.txt", &size), joined[1024];
-    if (!text) die(1, "%s: has no merges.txt", dir);
-    t->merge = allocate(size / 4 + 1, sizeof *t->merge); /* the shortest line has four bytes */
-    for (char *line = text, *stop = text + size, *end; line < stop; line = end + 1) {
-        end = memchr(line, '\n', stop - line);
-        if (!end) end = stop;
-        const int len = (int)(end - line - (end > line && end[-1] == '\r'));
-        const char *blank = memchr(line, ' ', len);
-        if (!strncmp(line, "#version", 8) && line == text) continue;
-        if (!blank || len >= (int)sizeof joined) die(1, "%s: merges.txt: a line is not of two pieces", dir);
-        Merge m = {.rank = t->nmerges};
-        snprintf(joined, sizeof joined, "%.*s", (int)(blank - line), line), m.left = id_of(t, joined);
-        snprintf(joined, sizeof joined, "%.*s", (int)(line + len - blank - 1), blank + 1),
-            m.right = id_of(t, joined);
-        snprintf(joined, sizeof joined, "%.*s%.*s", (int)(blank - line), line, (int)(line + len - blank - 1),
-                 blank + 1);
-        m.joined = id_of(t, joined);
-        if (m.left < 0 || m.right < 0 || m.joined < 0)
-            die(1, "%s: merges.txt: \"%.60s\" is no piece", dir, joined);
-        t->merge[t->nmerges++] = m;
-    }
-    munmap(text, size);
-    qsort(t->merge, t->nmerges, sizeof *t->merge, by_pair);
-}
-
-/* l letters, d digits, s blanks, o others. Beyond ASCII all are letters here. */
-static char char_kind(char c) {
-    const unsigned char u = (unsigned char)c, lower = u | 32;
-    return u >= 0x80 || (lower >= 'a' && lower <= 'z') ? 'l'
-           : u >= '0' && u <= '9'                      ? 'd'
-           : u == ' ' || (u > 8 && u < 14)             ? 's'
-                                                       : 'o';
-}
-
-/* Where GPT-2's pattern 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ ends: a
- * contraction, or characters of a kind with or without a blank before them; blanks leave the last of them to
- * the word behind. */
+/* Letters, digits, blanks, others. Beyond ASCII all are letters here. */
+static int kind_of(char c) { return c & 0x80 || isalpha(c) ? 0 : isdigit(c) ? 1 : isspace(c) ? 2 : 3; }
+/* Ends a word of GPT-2's 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ pattern.
+ */
 static const char *word_end(const char *at) {
-    static const char *const contraction[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
-    for (int c = 0; c < 7; c++)
-        if (!strncmp(at, contraction[c], strlen(contraction[c]))) return at + strlen(contraction[c]);
+    for (const char *c = "s t revem lld "; *at == '\'' && *c; c += 2)
+        if (at[1] == c[0] && (c[1] == ' ' || at[2] == c[1])) return at + (c[1] == ' ' ? 2 : 3);
     const char *first = at + (at[0] == ' ' && at[1]), *end = first + 1;
-    while (*end && char_kind(*end) == char_kind(*first)) end++;
-    return char_kind(*first) == 's' && *end && end > at + 1 ? end - 1 : end;
+    while (*end && kind_of(*end) == kind_of(*first)) end++;
+    return end - (kind_of(*first) == 2 && *end && end > at + 1); /* the last blank is the next word's */
 }
-
-/* Writes the ids of a word of n bytes and returns their number: bytes, of which pairs are joined, the one
- * that stands first in merges.txt first. */
-static int encode_word(const Tokenizer *t, int *id, const char *word, int n) {
-    for (int b = 0; b < n; b++) id[b] = t->byte_id[(unsigned char)word[b]];
-    for (;;) {
-        const Merge *best = NULL;
-        int at = 0;
-        for (int b = 0; b + 1 < n; b++) {
-            const Merge key = {.left = id[b], .right = id[b + 1]};
-            const Merge *m = bsearch(&key, t->merge, t->nmerges, sizeof key, by_pair);
-            if (m && (!best || m->rank < best->rank)) best = m, at = b;
+/* Joins pairs of a word's ids, that which is first in merges.txt first; returns how many are left. */
+static int join_pairs(int *id, int n) {
+    char pair[2048];
+    for (int best, where = 0;; memmove(id + where + 1, id + where + 2, (--n - where - 1) * sizeof *id)) {
+        best = nmerges;
+        for (int b = 0, rank; b + 1 < n; b++) {
+            snprintf(pair, sizeof pair, "%s %s", piece_text[id[b]], piece_text[id[b + 1]]);
+            if ((rank = find(merge, nmerges, pair)) >= 0 && rank < best) best = rank, where = b;
         }
-        if (!best) return n;
-        id[at] = best->joined;
-        memmove(id + at + 1, id + at + 2, (--n - at - 1) * sizeof *id);
+        if (best == nmerges) return n;
+        snprintf(pair, sizeof pair, "%s%s", piece_text[id[where]], piece_text[id[where + 1]]);
+        if ((id[where] = find(piece, npieces, pair)) < 0) die(1, "merges.txt: \"%.60s\" is no piece", pair);
     }
 }
-
-/* A prompt begins with </s>, as OPT's do. */
-static void encode(const Tokenizer *t, Sequence *q, int n) {
-    const size_t len = strlen(q->text);
-    q->token = allocate(len + 1 + n, sizeof *q->token);
-    q->token[q->s++] = id_of(t, "</s>");
+/* A prompt is </s> and its words, which begin as bytes. */
+static void encode(Sequence *q) {
+    q->token = allocate(strlen(q->text) + 1 + generation_length, sizeof *q->token);
+    if ((q->token[q->s++] = find(piece, npieces, "</s>")) < 0) die(1, "vocab.json has no piece </s>");
     for (const char *at = q->text, *end; *at; at = end) {
-        end = word_end(at);
-        if (end - at > 4096)
-            die(2, "a prompt has a word of %td bytes; at most 4096 can be joined to pieces", end - at);
-        q->s += encode_word(t, q->token + q->s, at, (int)(end - at));
+        int *id = q->token + q->s, n = 0;
+        if ((end = word_end(at)) - at > 1000) die(2, "prompt %d has a word of more than 1000 bytes", q->id);
+        for (; at < end; at++) id[n++] = byte_id[(unsigned char)*at];
+        q->s += join_pairs(id, n);
     }
+    if (q->s + generation_length - 1 > positions)
+        die(2, "prompt %d: with --max-tokens it is longer than the model's %d positions", q->id, positions);
 }
-
-/* The bytes of n tokens. The caller frees them. */
-static char *decode(const Tokenizer *t, const int *id, int n) {
-    char *text = NULL;
-    size_t size;
-    FILE *out = open_memstream(&text, &size);
-    if (!out) die(1, "no memory");
-    for (int e = 0; e < n; e++) {
-        const char *piece = t->text[id[e]];
-        const bool special = !piece || !strcmp(piece, "<s>") || !strcmp(piece, "<pad>") ||
-                             !strcmp(piece, "</s>") || !strcmp(piece, "<unk>");
-        for (const unsigned char *c = (const unsigned char *)piece; !special && *c; c += *c < 0x80 ? 1 : 2) {
-            const int code = *c < 0x80 ? *c : (c[0] & 31) << 6 | (c[1] & 63);
-            if (*c < 0xe0 && code < 324 && t->byte_of[code]) fputc(t->byte_of[code] - 1, out);
-            if (*c >= 0x80 && !c[1]) break;
+/* Tokens as bytes, without <s>, <pad>, </s> and <unk>. The caller frees them. */
+static char *decode(const int *id, int n) {
+    size_t size = 0, end = 0;
+    for (int e = 0; e < n; e++) size += piece_text[id[e]] ? strlen(piece_text[id[e]]) : 0;
+    char *text = allocate(size, 1);
+    for (int e = 0; e < n; e++)
+        for (const char *c = piece_text[id[e]]; id[e] > 3 && c && *c; c += *c & 0x80 && c[1] ? 2 : 1) {
+            const int code = *c & 0x80 ? (c[0] & 31) << 6 | (c[1] & 63) : *c;
+            if (code < 324 && byte_of[code]) text[end++] = (char)(byte_of[code] - 1);
         }
-    }
-    fclose(out);
     return text;
 }
-
-/* How many bytes of s are a character of UTF-8; less than 1: so many are not, but negative. */
+/* How many bytes of s are a character of UTF-8; -n: n bytes are none. */
 static int utf8_step(const unsigned char *s) {
-    const int more = *s < 0x80                 ? 0
-                     : *s >= 0xc2 && *s < 0xe0 ? 1
-                     : *s >= 0xe0 && *s < 0xf0 ? 2
-                     : *s >= 0xf0 && *s < 0xf5 ? 3
-                                               : -1;
-    for (int b = 1; b <= more; b++) {
-        const int low = b > 1 ? 0x80 : *s == 0xe0 ? 0xa0 : *s == 0xf0 ? 0x90 : 0x80;
-        const int high = b > 1 ? 0xbf : *s == 0xed ? 0x9f : *s == 0xf4 ? 0x8f : 0xbf;
-        if (s[b] < low || s[b] > high) return -b;
-    }
+    const int more = *s < 0x80 ? 0 : *s < 0xc2 || *s > 0xf4 ? -1 : 1 + (*s >= 0xe0) + (*s >= 0xf0);
+    if ((*s == 0xe0 && s[1] < 0xa0) || (*s == 0xf0 && s[1] < 0x90)) return -1; /* shorter forms */
+    if ((*s == 0xed && s[1] > 0x9f) || (*s == 0xf4 && s[1] > 0x8f)) return -1; /* not Unicode */
+    for (int b = 1; b <= more; b++)
+        if ((s[b] & 0xc0) != 0x80) return -b;
     return more < 0 ? -1 : more + 1;
 }
-
-/* Text as it is, or as a JSON string; what is no UTF-8 becomes U+FFFD. */
+/* A text, or a JSON string of it; what is no UTF-8 becomes U+FFFD. */
 static void print_text(const char *text, bool json) {
-    static const char escaped[] = "\"\\\n\t\r", letter[] = "\"\\ntr";
+    static const char escaped[] = "\"\\\n\t\r", letters[] = "\"\\ntr";
     if (json) putchar('"');
-    for (const unsigned char *s = (const unsigned char *)text; *s;) {
-        const int step = utf8_step(s);
-        const char *escape = json ? strchr(escaped, *s) : NULL;
-        if (escape)
-            printf("\\%c", letter[escape - escaped]);
-        else if (step < 0)
-            fputs("\xEF\xBF\xBD", stdout);
-        else if (json && (*s < ' ' || *s == 127))
-            printf("\\u%04x", *s);
-        else
-            fwrite(s, 1, step, stdout);
-        s += abs(step);
+    for (int step; *text; text += abs(step)) {
+        const char *escape = json ? strchr(escaped, *text) : NULL;
+        step = utf8_step((const unsigned char *)text);
+        if (escape) printf("\\%c", letters[escape - escaped]);
+        else if (json && ((*text >= 0 && *text < ' ') || *text == 127)) printf("\\u%04x", *text);
+        else printf("%.*s", step < 0 ? 3 : step, step < 0 ? "\xEF\xBF\xBD" : text);
     }
     if (json) putchar('"');
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// The command line
-// ------------------------------------------------------------------------------------------------------------
+// ---- The command line -----------------------------------------------------------------------------------
+static char *links;
+static const char *prompts_file, *hardware, *offload_dir = "/var/tmp";
+static bool percent, json, only_policy, show_lp;
+static double gpu_mem, cpu_mem, generation_s;
+static int prompt_len = 512;
 
-/* What a flag says besides the policy. */
-typedef struct {
-    const char *prompts, *hardware, *offload_dir, *link;
-    int prompt_len;
-    bool percent, json, policy, lp, help, no_overlap;
-    double gpu_mem, cpu_mem;
-} Options;
-
-typedef struct {
+/* Flags: s is a switch, w a whole number, n a number, b bytes, t a text, p percentages. */
+static const struct Flag {
     const char *name;
-    char kind; /* s switch, w whole number, n number, b bytes, t text, p percentages */
+    char kind;
     void *to;
     double low, high;
     const char *help;
-} Flag;
+} flags[] = {
+    {"--prompts", 't', &prompts_file, 0, 0, "FILE: a prompt a line; - is standard input"},
+    {"--max-tokens", 'w', &generation_length, 1, 1 << 20, "N: tokens to generate (64)"},
+    {"--percent", 'p', &percent, 0, 100, "WG WC CG CC HG HC: weights, cache, activations on GPU, CPU"},
+    {"--gpu-batch-size", 'w', &policy.gbs, 1, 1 << 20, "N: sequences of a GPU batch"},
+    {"--num-gpu-batches", 'w', &policy.num_gpu_batches, 1, 1 << 10, "N: GPU batches of a block"},
+    {"--cpu-cache-compute", 's', &policy.cpu_attention, 0, 0, "the CPU attends to cache off the GPU"},
+    {"--compress-weight", 's', &policy.compress_weight, 0, 0, "4-bit groups for the layers' matrices"},
+    {"--compress-cache", 's', &policy.compress_cache, 0, 0, "4-bit groups for the KV cache"},
+    {"--attn-sparsity", 'n', &policy.sparsity, 1e-6, 1, "F: read V of this share of the tokens (1)"},
+    {"--no-overlap", 's', &policy.no_overlap, 0, 0, "make every move at once"},
+    {"--gpu-mem", 'b', &gpu_mem, 1, 1e18, "SIZE: of the GPU tier, such as 16G (half of the memory)"},
+    {"--cpu-mem", 'b', &cpu_mem, 1, 1e18, "SIZE: of the CPU tier (half of the memory)"},
+    {"--link", 't', &links, 0, 0, "LIST: bytes a second, such as ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G"},
+    {"--threads", 'w', &threads, 1, 1024, "N: that compute (all cores)"},
+    {"--json", 's', &json, 0, 0, "completions as JSON lines"},
+    {"--policy", 's', &only_policy, 0, 0, "print what A.3 finds for --max-tokens, and end"},
+    {"--prompt-len", 'w', &prompt_len, 1, 1 << 20, "S: tokens of a prompt for --policy (512)"},
+    {"--hardware", 't', &hardware, 0, 0, "FILE: the machine to search for, such as hardware/t4.json"},
+    {"--lp", 's', &show_lp, 0, 0, "print the linear program that was solved"},
+    {NULL, 0, NULL, 0, 0, NULL}};
 
-/* "16G": a number and a power of `thousand`. NaN: it is none. *end: behind it. */
+/* "16G": a number and a power of `thousand`; *end: what is behind it. */
 static double with_unit(const char *text, char **end, double thousand) {
-    static const char units[] = "KMGT";
     const double value = strtod(text, end);
-    const char *unit = **end ? strchr(units, **end & ~32) : NULL;
-    if (*end == text) return NAN;
-    if (unit) ++*end;
-    return unit ? value * pow(thousand, (double)(unit - units + 1)) : value;
+    const char *units = "KMGT", *unit = *end > text && **end ? strchr(units, toupper(**end)) : NULL;
+    return *end += unit != NULL, unit ? value * pow(thousand, (double)(unit - units + 1)) : value;
 }
-
-/* Six percentages, on GPU and on CPU; the disk has the rest. */
-static void read_percent(Policy *policy, char **text) {
-    for (int f = 0; f < 6; f++) {
-        char *end;
-        const double value = strtod(text[f], &end) / 100;
-        if (*end || end == text[f] || !(value >= 0 && value <= 1))
-            die(2, "--percent %.60s: expected 0 to 100", text[f]);
-        policy->share[f / 2][f % 2] = value;
-    }
-    for (int kind = 0; kind < NKINDS; kind++) {
-        const double above = policy->share[kind][GPU] + policy->share[kind][CPU];
-        if (above > 1 + 1e-9)
-            die(2, "--percent: on GPU and CPU together %g%%; expected at most 100%%", 100 * above);
-        policy->share[kind][DISK] = fmax(0, 1 - above);
+/* Reads a flag's n values: of six percentages on GPU and CPU the disk has the rest. */
+static void read_flag(const struct Flag *f, char **text, int n) {
+    char *end;
+    if (f->kind == 's' || f->kind == 'p') *(bool *)f->to = true;
+    if (f->kind == 't') *(char **)f->to = *text;
+    for (int e = 0; e < n && f->kind != 't'; e++) {
+        const double value = f->kind == 'b' ? with_unit(text[e], &end, 1024) : strtod(text[e], &end);
+        double *share = policy.share[e / 2];
+        if (f->kind == 'p') share[e % 2] = value / 100, share[DISK] = fmax(0, 1 - share[GPU] - share[CPU]);
+        const bool over =
+            f->kind == 'w' ? value > floor(value) : f->kind == 'p' && share[GPU] + share[CPU] > 1 + 1e-9;
+        if (end == text[e] || *end || !(value >= f->low && value <= f->high) || over)
+            die(2, "%s %.60s: expected from %g to %g: %s", f->name, text[e], f->low, f->high, f->help);
+        if (f->kind == 'w') *(int *)f->to = (int)value;
+        if (f->kind == 'n' || f->kind == 'b') *(double *)f->to = value;
     }
 }
-
-/* Reads flag f, whose values follow; returns how many it has taken. */
-static int read_flag(const Flag *f, char **values, int n, Policy *policy) {
-    const int takes = f->kind == 's' ? 0 : f->kind == 'p' ? 6 : 1;
-    char *end = "";
-    if (n < takes) die(2, "%s takes %d value%s: %s", f->name, takes, takes > 1 ? "s" : "", f->help);
-    if (f->kind == 's') *(bool *)f->to = true;
-    if (f->kind == 't') *(const char **)f->to = values[0];
-    if (f->kind == 'p') read_percent(policy, values), *(bool *)f->to = true;
-    if (!strchr("wnb", f->kind)) return takes;
-    const double value = f->kind == 'b' ? with_unit(values[0], &end, 1024) : strtod(values[0], &end);
-    if (*end || end == values[0] || !(value >= f->low && value <= f->high) ||
-        (f->kind == 'w' && value != floor(value)))
-        die(2, "%s %.60s: expected a number from %g to %g: %s", f->name, values[0], f->low, f->high, f->help);
-    if (f->kind == 'w')
-        *(int *)f->to = (int)value;
-    else
-        *(double *)f->to = value;
-    return takes;
-}
-
-/* The model, then the prompts; flags anywhere. Returns how many words are left in args. */
-static int read_flags(Run *r, Options *o, char **args, int n) {
-    Policy *p = &r->policy;
-    const Flag flags[] = {
-        {"--prompts", 't', &o->prompts, 0, 0, "FILE: a prompt a line; - is standard input"},
-        {"--max-tokens", 'w', &r->n, 1, 1 << 20, "N: tokens to generate (64)"},
-        {"--percent", 'p', &o->percent, 0, 0,
-         "WG WC CG CC HG HC: weights, cache, activations on GPU and CPU (searched)"},
-        {"--gpu-batch-size", 'w', &p->gbs, 1, 1 << 20, "N: sequences of a GPU batch"},
-        {"--num-gpu-batches", 'w', &p->num_gpu_batches, 1, 1 << 16, "N: GPU batches of a block"},
-        {"--cpu-cache-compute", 's', &p->cpu_attention, 0, 0,
-         "the CPU attends to the cache that is not on the GPU"},
-        {"--compress-weight", 's', &p->compress_weight, 0, 0, "4-bit groups for the layers' matrices"},
-        {"--compress-cache", 's', &p->compress_cache, 0, 0, "4-bit groups for the KV cache"},
-        {"--attn-sparsity", 'n', &p->sparsity, 1e-6, 1,
-         "F: read V of this share of the tokens (1); the CPU attends"},
-        {"--no-overlap", 's', &o->no_overlap, 0, 0, "make every move at once"},
-        {"--gpu-mem", 'b', &o->gpu_mem, 1, 1e18, "SIZE: of the GPU tier, such as 16G (half of the memory)"},
-        {"--cpu-mem", 'b', &o->cpu_mem, 1, 1e18, "SIZE: of the CPU tier (half of the memory)"},
-        {"--link", 't', &o->link, 0, 0, "LIST: bytes a second of links: ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G"},
-        {"--offload-dir", 't', &o->offload_dir, 0, 0,
-         "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
-        {"--threads", 'w', &r->threads, 1, 1024, "N: threads that compute (all cores)"},
-        {"--json", 's', &o->json, 0, 0, "completions as JSON lines"},
-        {"--policy", 's', &o->policy, 0, 0,
-         "print what A.3 finds, and end; the model may be a name such as opt-30b"},
-        {"--lp", 's', &o->lp, 0, 0, "print the linear program of what was searched"},
-        {"--hardware", 't', &o->hardware, 0, 0,
-         "FILE: the machine that is searched for, such as hardware/t4.json"},
-        {"--prompt-len", 'w', &o->prompt_len, 1, 1 << 20, "S: tokens of a prompt, for --policy (512)"},
-        {"--help", 's', &o->help, 0, 0, "this text"}};
-    const int nflags = sizeof flags / sizeof *flags;
+/* The model and prompts may stand among the flags; returns how many of these are left in args. */
+static int read_flags(char **args, int n) {
     int words = 0;
-    for (int a = 0; a < n; a++) {
-        const Flag *f = flags;
-        while (f < flags + nflags && strcmp(args[a], f->name) != 0) f++;
-        if (f < flags + nflags)
-            a += read_flag(f, args + a + 1, n - a - 1, p);
-        else if (!strncmp(args[a], "--", 2))
-            die(2, "unknown flag %.60s; --help lists those that there are", args[a]);
-        else
-            args[words++] = args[a];
+    for (int a = 0, takes; a < n; a += takes) {
+        const struct Flag *f = flags;
+        while (f->name && strcmp(args[a], f->name)) f++;
+        takes = 1 + (!f->name || f->kind == 's' ? 0 : f->kind == 'p' ? 6 : 1);
+        if (!f->name && !strncmp(args[a], "--", 2)) die(2, "there is no flag %.60s; see --help", args[a]);
+        if (n - a < takes) die(2, "%s takes %d values: %s", f->name, takes - 1, f->help);
+        if (f->name) read_flag(f, args + a + 1, takes - 1);
+        else args[words++] = args[a];
     }
-    for (const Flag *f = flags; o->help && f < flags + nflags; f++) printf("  %-20s %s\n", f->name, f->help);
     return words;
 }
-
 /* "ctog=1G,dtoc=0.5G" */
-static void read_links(LinkState link[NLINKS], const char *text) {
-    for (const char *at = text; at; at = *at ? at + 1 : NULL) {
-        char *end = "?";
+static void read_links(char *at) {
+    for (char *end = at, *text = at; *at; at = *end ? end + 1 : end) {
         int c = 0;
-        while (c < NLINKS && (strncmp(at, link_name[c], 4) != 0 || at[4] != '=')) c++;
-        if (c < NLINKS) link[c].rate = with_unit(at + 5, &end, 1000);
-        if ((*end && *end != ',') || !(link[c].rate >= 1 && link[c].rate < 1e15))
-            die(2, "--link %.60s: expected links and bytes a second such as ctog=1G,gtoc=1G,dtoc=0.5G", text);
-        at = end;
-        if (!*at) break;
+        while (c < NLINKS && (strncmp(at, link_name[c], 4) || at[4] != '=')) c++;
+        if (c < NLINKS) link_of[c].rate = with_unit(at + 5, &end, 1000);
+        if (c == NLINKS || !(link_of[c].rate >= 1 && link_of[c].rate < 1e15) || (*end && *end != ','))
+            die(2, "--link %.60s: expected links and bytes a second such as ctog=1G,dtoc=0.5G", text);
     }
 }
-
-/* A file of numbers by their names in Tables 7 and 8; a rate may differ between the stages: KEY_p and KEY_g.
- */
-static void read_hardware(Machine *hw, const char *path) {
-    static const char *const mem[] = {"gmem", "cmem", "nmem"};
-    static const char *const rate[] = {"ctog_bdw", "gtoc_bdw",  "dtoc_bdw", "ctod_bdw",
-                                       "mm_flops", "bmm_flops", "cpu_flops"};
-    size_t size;
-    char *text = map_file("", path, &size), key[40];
-    if (!text) die(2, "%s: there is no such file", path);
-    Json *json = read_json(path, text, size);
-    for (int v = 0; v < NTIERS + 2 * NRATES; v++) {
-        const int which = (v - NTIERS) / 2, stage = (v - NTIERS) % 2;
-        const char *name = v < NTIERS ? mem[v] : rate[which];
-        const Json *number = member(json, name);
-        snprintf(key, sizeof key, "%s_%c", name, "gp"[stage & 1]);
-        if (!number && v >= NTIERS) number = member(json, key);
-        if (!number || number->type != '0' || !(number->number >= 1e-9 && number->number <= 1e30))
-            die(2, "%s: %s has to be a number from 1e-9 to 1e30", path, number ? name : key);
-        *(v < NTIERS ? &hw->mem[v] : &hw->rate[which][stage]) = number->number;
-    }
-    free(json);
-}
-
-/* This computer, as far as it can be known without measuring: half of its memory each, rates of the right
- * order. */
-static void this_machine(Machine *hw, const Run *r, const Options *o) {
-    static const double rate[NRATES] = {10e9, 10e9, 1e9, 1e9, 100e9, 20e9, 20e9};
+/* The machine to search for: this computer, as far as it is known without measuring; or a file of Table 7's
+ * constants, where a rate may differ between the stages (KEY_p and KEY_g); and what the flags say. */
+static void describe_machine(void) {
+    static const char key[][12] = {"gmem",     "cmem",     "nmem",     "ctog_bdw",  "gtoc_bdw",
+                                   "dtoc_bdw", "ctod_bdw", "mm_flops", "bmm_flops", "cpu_flops"};
+    char *text = hardware ? read_text("", hardware) : NULL;
     struct statvfs disk;
-    for (int v = 0; v < NRATES; v++) hw->rate[v][0] = hw->rate[v][1] = rate[v];
-    hw->mem[GPU] = hw->mem[CPU] = (double)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) / 2;
-    hw->mem[DISK] = statvfs(o->offload_dir, &disk) ? 0 : (double)disk.f_bavail * disk.f_frsize;
-    if (o->hardware) read_hardware(hw, o->hardware);
-    for (int c = 0; c < NLINKS; c++)
-        if (r->link[c].rate > 0) hw->rate[c][0] = hw->rate[c][1] = r->link[c].rate;
-    if (o->gpu_mem > 0) hw->mem[GPU] = o->gpu_mem;
-    if (o->cpu_mem > 0) hw->mem[CPU] = o->cpu_mem;
-}
-
-/* Lines of a file, without those that are empty, and what stands behind the model. A line's number is its
- * prompt's id. */
-static void read_prompts(Run *r, const Options *o, char **words, int n) {
-    FILE *in = !o->prompts ? NULL : strcmp(o->prompts, "-") ? fopen(o->prompts, "r") : stdin;
-    char *line = NULL;
-    size_t room = 0;
-    if (o->prompts && !in) die(2, "%s: %s", o->prompts, strerror(errno));
-    if (!n == !in) die(2, "give prompts behind the model, or --prompts FILE");
-    for (int id = 0; in ? getline(&line, &room, in) >= 0 : id < n; id++) {
-        if (in) line[strcspn(line, "\r\n")] = 0;
-        if (in && !*line) continue;
-        r->prompts = realloc(r->prompts, (r->nprompts + 1) * sizeof *r->prompts);
-        const char *text = in ? strdup(line) : words[id];
-        if (!r->prompts || !text) die(1, "no memory for prompt %d", id);
-        r->prompts[r->nprompts++] = (Sequence){.text = text, .id = id};
+    if (hardware && !text) die(2, "%s: there is no such file", hardware);
+    hw.mem[GPU] = hw.mem[CPU] = .5 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    hw.mem[DISK] = statvfs(offload_dir, &disk) ? 1 : (double)disk.f_bavail * (double)disk.f_frsize;
+    for (int v = 0; v < 20 && text; v++) {
+        char stage[40];
+        snprintf(stage, sizeof stage, "%s_%c", key[v / 2], "gp"[v % 2]);
+        const char *both = member(text, key[v / 2]);
+        const double value = atof(*both ? both : member(text, stage));
+        if (!(value >= 1e-9 && value <= 1e30)) die(2, "%s: %s: expected 1e-9 to 1e30", hardware, key[v / 2]);
+        *(v < 6 ? &hw.mem[v / 2] : &hw.rate[v / 2 - 3][v % 2]) = value;
     }
-    free(line);
-    if (!r->nprompts) die(2, "%s: has no prompts", o->prompts);
-    if (in && in != stdin) fclose(in);
-}
-
-static void print_policy(FILE *out, const Policy *p) {
-    static const char *const kind[] = {"weights", "cache", "activations"};
-    for (int k = 0; k < NKINDS; k++)
-        fprintf(out, "%s %.2f/%.2f/%.2f%%, ", kind[k], 100 * p->share[k][GPU], 100 * p->share[k][CPU],
-                100 * p->share[k][DISK]);
-    fprintf(out, "block of %d x %d\n", p->gbs, p->num_gpu_batches);
-}
-
-/* --policy: Eq. 1 as printed, for numbers to be compared. */
-static void print_search(Run *r, const Machine *hw, const Options *o) {
-    double x[NVARS];
-    Lp lp;
-    const double T = search(r, hw, o->prompt_len, 1024, true, x, &lp);
-    if (!(T < INFINITY)) die(2, "no placement fits; use smaller batches, fewer tokens or a larger machine");
-    if (o->lp) print_lp(&lp, x);
-    take_fractions(&r->policy, x);
-    for (int v = 0; v < NVARS; v++) printf("%s %.12g\n", var_name[v], x[v]);
-    printf("gbs %d\nnum_gpu_batches %d\nT %.12g\n", r->policy.gbs, r->policy.num_gpu_batches, T);
-    printf("throughput %.12g\n", (double)r->policy.gbs * r->policy.num_gpu_batches * r->n / T);
-}
-
-/* Searches where no policy is given, places everything, and refuses what does not fit. */
-static void choose_policy(Run *r, const Machine *hw, const Options *o) {
-    int longest = 0;
-    double x[NVARS];
-    Lp lp;
-    for (int q = 0; q < r->nprompts; q++) longest = imax(longest, r->prompts[q].s);
-    Policy *p = &r->policy;
-    if (p->gbs) p->gbs = imin(p->gbs, r->nprompts);
-    if (o->percent && !p->gbs)
-        p->gbs = imin(32, (r->nprompts + p->num_gpu_batches) / imax(1, p->num_gpu_batches));
-    if (o->percent && !p->num_gpu_batches) p->num_gpu_batches = 1;
-    p->num_gpu_batches = imin(p->num_gpu_batches, r->nprompts);
-    r->batch = allocate(imax(20, p->num_gpu_batches), sizeof *r->batch);
-    if (!o->percent) {
-        p->cpu_attention = true; /* as A.3 assumes */
-        if (!(search(r, hw, longest, r->nprompts, false, x, &lp) < INFINITY))
-            die(2,
-                "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or give --gpu-batch-size "
-                "1");
-        fprintf(stderr,
-                "mini: searched by A.3; embeddings and workspace, which it does not count, came off the "
-                "memory first\n");
-        if (o->lp) print_lp(&lp, x);
-    }
-    place_all(r, NULL);
-    for (int t = 0; t < NTIERS; t++)
-        if ((double)r->tier[t].peak > hw->mem[t])
-            die(2,
-                "the %s tier needs %zu bytes and has %.0f; change --percent, lower --gpu-batch-size or raise "
-                "its size",
-                tier_name[t], r->tier[t].peak, hw->mem[t]);
-}
-
-/* The tiers' bytes, as many as the placement has counted. The disk's file has no name any more when it is
- * used. */
-static void open_tiers(Run *r, const char *dir) {
-    for (int t = 0; t < NTIERS; t++) {
-        Arena *a = &r->tier[t];
-        char path[4200];
-        int fd = -1, why = 0;
-        if (!a->peak) continue;
-        snprintf(path, sizeof path, "%s/mini-XXXXXX", dir);
-        if (t == DISK && (fd = mkstemp(path)) < 0) die(1, "%s: %s", path, strerror(errno));
-        if (t == DISK) unlink(path), why = posix_fallocate(fd, 0, (off_t)a->peak);
-        if (why) die(1, "%s: no room for %zu bytes: %s", dir, a->peak, strerror(why));
-        a->base = mmap(NULL, a->peak, PROT_READ | PROT_WRITE,
-                       t == DISK ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
-        if (a->base == MAP_FAILED)
-            die(1, "no memory for the %zu bytes of the %s tier", a->peak, tier_name[t]);
-        if (fd >= 0) close(fd);
-    }
-}
-
-static void print_completion(const Tokenizer *t, const Sequence *q, int eos, bool json) {
-    const int *token = q->token + q->s, n = q->generated - (q->generated && token[q->generated - 1] == eos);
-    char *text = decode(t, token, n);
-    if (json) printf("{\"id\": %d, \"prompt\": ", q->id);
-    print_text(q->text, json);
-    if (json) printf(", \"completion\": ");
-    print_text(text, json);
-    for (int e = 0; e < n && json; e++) printf("%s%d", e ? ", " : ", \"tokens\": [", token[e]);
-    printf(json ? n ? "]}\n" : ", \"tokens\": []}\n" : "\n");
+    for (int v = 0; v < 2 * NLINKS; v++)
+        if (link_of[v / 2].rate > 0) hw.rate[v / 2][v % 2] = link_of[v / 2].rate;
+    if (gpu_mem > 0) hw.mem[GPU] = gpu_mem;
+    if (cpu_mem > 0) hw.mem[CPU] = cpu_mem;
     free(text);
 }
-
-static void print_report(const Run *r) {
-    const double seconds = r->seconds;
-    long tokens = 0;
-    for (int q = 0; q < r->nprompts; q++) tokens += r->prompts[q].generated;
-    fprintf(stderr, "mini: ");
-    print_policy(stderr, &r->policy);
-    for (int t = 0; t < NTIERS; t++)
-        fprintf(stderr, "mini: %s tier: %zu bytes\n", tier_name[t], r->tier[t].peak);
-    for (int c = 0; c < NLINKS; c++)
-        fprintf(stderr, "mini: %s: %zu bytes in %.3f s, %.1f%% of the time\n", link_name[c], r->link[c].bytes,
-                r->link[c].seconds, 100 * r->link[c].seconds / seconds);
-    fprintf(stderr, "mini: %d prompts, %ld tokens in %.3f s: %.1f tokens/s\n", r->nprompts, tokens, seconds,
-            tokens / seconds);
-}
-
-/* Generation alone is timed: what is on the tiers has been brought there. */
-static void generate_timed(Run *r) {
-    const double start = now();
-    generate(r);
-    r->seconds += now() - start;
-}
-
-static void run(Run *r, const Options *o, const Machine *hw, const char *dir, char **words, int n) {
-    Tokenizer t = {.vocab = r->model.vocab};
-    read_prompts(r, o, words, n);
-    read_vocab(&t, dir), read_merges(&t, dir);
-    for (Sequence *q = r->prompts; q < r->prompts + r->nprompts; q++) {
-        encode(&t, q, r->n);
-        if (q->s > r->model.positions - r->n + 1)
-            die(2, "prompt %d: %d tokens and %d to generate do not fit the model's %d positions", q->id, q->s,
-                r->n, r->model.positions);
+/* The words behind the model, or the lines of a file but for empty ones. A line's number is its id. */
+static void read_prompts(char **words, int n) {
+    if (prompts_file && !strcmp(prompts_file, "-")) prompts_file = "/dev/stdin";
+    char *text = prompts_file ? read_text("", prompts_file) : NULL;
+    if (prompts_file && !text) die(2, "%s: there is no such file", prompts_file);
+    for (const char *c = text; c && *c; c++) n += *c == '\n';
+    prompts = allocate(n, sizeof *prompts);
+    for (int id = 0; text || (!prompts_file && id < n); id++) {
+        char *line = text ? strsep(&text, "\n") : words[id];
+        if (prompts_file) line[strcspn(line, "\r")] = 0;
+        prompts[nprompts] = (Sequence){.text = line, .id = id};
+        if (!prompts_file || *line) encode(&prompts[nprompts++]);
     }
-    choose_policy(r, hw, o);
-    open_tiers(r, o->offload_dir);
-    start_threads(r);
-    place_all(r, generate_timed);
-    for (int q = 0; q < r->nprompts; q++) print_completion(&t, &r->prompts[q], r->model.eos, o->json);
-    if (fflush(stdout) || ferror(stdout)) die(1, "standard output: %s", strerror(errno));
-    print_report(r);
+    if (!nprompts) die(2, "there is no prompt: give some behind the model, or --prompts FILE");
 }
-
+/* Searches if no policy is given, places everything, and refuses what does not fit. */
+static void choose_policy(void) {
+    double x[NVARS], longest = 0;
+    Lp lp;
+    for (int q = 0; q < nprompts; q++) longest = fmax(longest, prompts[q].s);
+    if (percent) policy.gbs += policy.gbs ? 0 : 32, policy.num_gpu_batches += !policy.num_gpu_batches;
+    policy.gbs = min(policy.gbs, nprompts), policy.num_gpu_batches = min(policy.num_gpu_batches, nprompts);
+    policy.cpu_attention |= is_sparse() || !percent; /* as A.3 has it */
+    batch = allocate(max(20, policy.num_gpu_batches), sizeof *batch);
+    if (!percent && !(search((int)longest, nprompts, true, x, &lp) < INFINITY))
+        die(2, "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or try --gpu-batch-size 1");
+    if (!percent && show_lp) print_lp(&lp);
+    place_all(NULL);
+    const size_t own = percent ? 0 : arena[GPU].uncounted;
+    if (own) fprintf(stderr, "mini: A.3 was given the GPU less %zu bytes of embeddings and workspace\n", own);
+    for (int t = 0; t < NTIERS; t++)
+        if ((double)arena[t].peak > hw.mem[t])
+            die(2, "the %s tier needs %zu bytes, but has %.0f: change --percent or lower --gpu-batch-size",
+                tier_name[t], arena[t].peak, hw.mem[t]);
+}
+/* The tiers' memory, and the threads. The disk's file has lost its name before it is used. */
+static void open_tiers(void) {
+    for (int t = 0, fd = -1, why = 0; t < NTIERS; t++) {
+        char path[4200];
+        const size_t size = max(arena[t].peak, 1);
+        snprintf(path, sizeof path, "%s/mini-XXXXXX", offload_dir);
+        if (t == DISK && ((fd = mkstemp(path)) < 0 || unlink(path))) die(1, "%s: %s", path, strerror(errno));
+        if (t == DISK) why = posix_fallocate(fd, 0, (off_t)size);
+        if (why) die(1, "%s: no room for %zu bytes: %s", offload_dir, size, strerror(why));
+        const int how = t == DISK ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+        arena[t].base = mmap(NULL, size, PROT_READ | PROT_WRITE, how, fd, 0);
+        if (arena[t].base == MAP_FAILED) die(1, "no memory for %zu bytes of the %s tier", size, tier_name[t]);
+    }
+    worker = allocate(NKINDS + threads, sizeof *worker);
+    for (struct Worker *w = worker; w < worker + NKINDS + threads - 1; w++) {
+        pthread_t id;
+        pthread_cond_init(&w->wake, NULL);
+        if (pthread_create(&id, NULL, work, w)) die(1, "a thread could not be started; lower --threads");
+    }
+}
+/* What is timed is generation alone. */
+static void generate_timed(void) { generation_s -= now(), generate(), generation_s += now(); }
+static void print_results(void) {
+    static const char *const kind[] = {"weights", "cache", "activations"};
+    long tokens = 0;
+    for (const Sequence *q = prompts; q < prompts + nprompts; q++) {
+        const int *token = q->token + q->s, n = q->generated - (token[q->generated - 1] == eos);
+        char *text = decode(token, n);
+        if (json) printf("{\"id\": %d, \"prompt\": ", q->id);
+        print_text(q->text, json);
+        if (json) printf(", \"completion\": ");
+        print_text(text, json), free(text);
+        for (int e = 0; e < n && json; e++) printf("%s%d", e ? ", " : ", \"tokens\": [", token[e]);
+        printf(!json ? "\n" : n ? "]}\n" : ", \"tokens\": []}\n"), tokens += q->generated;
+    }
+    if (fflush(stdout) || ferror(stdout)) die(1, "standard output: %s", strerror(errno));
+    for (int k = 0; k < NKINDS; k++) {
+        const double *share = policy.share[k];
+        fprintf(stderr, "mini: %s %.4f %.4f %.4f on GPU, CPU, disk\n", kind[k], share[0], share[1], share[2]);
+    }
+    for (int t = 0; t < NTIERS; t++) fprintf(stderr, "mini: %s: %zu bytes\n", tier_name[t], arena[t].peak);
+    for (int c = 0; c < NLINKS; c++)
+        fprintf(stderr, "mini: %s: %zu bytes, %.3f s, %.1f%% of the time\n", link_name[c], link_of[c].bytes,
+                link_of[c].seconds, 100 * link_of[c].seconds / generation_s);
+    fprintf(stderr, "mini: %d prompts, %d x %d, %ld tokens, %.3f s, %.1f tokens/s\n", nprompts, policy.gbs,
+            policy.num_gpu_batches, tokens, generation_s, (double)tokens / generation_s);
+}
+/* --policy: Eq. 1 as printed. */
+static void print_policy(void) {
+    double x[NVARS];
+    Lp lp;
+    const double each = search(prompt_len, 1024, false, x, &lp), n = generation_length;
+    if (!(each < INFINITY)) die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
+    if (show_lp) print_lp(&lp);
+    for (int v = 0; v < NVARS; v++) printf("%s %.12g\n", var_name[v], x[v]);
+    printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);
+    printf("T %.12g\nthroughput %.12g\n", (x[T_PRE] + x[T_GEN] * (n - 1)) * l, n / each);
+}
 int main(int argc, char **argv) {
-    static Run r = {.n = 64, .policy.sparsity = 1};
     const char *tmp = getenv("TMPDIR");
-    Options o = {.prompt_len = 512, .offload_dir = tmp && *tmp ? tmp : "/var/tmp"};
-    Machine hw;
     signal(SIGXFSZ, SIG_IGN), signal(SIGBUS, mapping_failed);
-    r.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    const int words = read_flags(&r, &o, argv + 1, argc - 1);
-    if (o.help) return 0;
-    if (!words)
-        die(2, "mini MODEL [PROMPT ...] [FLAGS]: name the directory of an OPT model; --help lists the flags");
-    r.policy.overlap = !o.no_overlap, r.policy.cpu_attention |= r.policy.sparsity < 1;
-    if (o.link) read_links(r.link, o.link);
-    this_machine(&hw, &r, &o);
-    if (o.policy)
-        read_config(&r.model, argv[1]), print_search(&r, &hw, &o);
-    else
-        open_checkpoint(&r, argv[1]), run(&r, &o, &hw, argv[1], argv + 2, words - 1);
-    return 0;
+    threads = (int)sysconf(_SC_NPROCESSORS_ONLN), offload_dir = tmp && *tmp ? tmp : offload_dir;
+    const bool help = argc == 2 && !strcmp(argv[1], "--help");
+    for (const struct Flag *f = flags; help && f->name; f++) printf("  %-20s %s\n", f->name, f->help);
+    const int words = help ? 0 : read_flags(argv + 1, argc - 1);
+    if (help) return 0;
+    if (!words) die(2, "mini MODEL [PROMPT ...] [FLAGS]: name the directory of an OPT model; see --help");
+    if (links) read_links(links);
+    describe_machine(), read_config(argv[1]);
+    if (only_policy) return print_policy(), 0;
+    open_checkpoint(argv[1]), read_tokenizer(argv[1]), read_prompts(argv + 2, words - 1);
+    choose_policy(), open_tiers(), place_all(generate_timed);
+    return print_results(), 0;
 }
