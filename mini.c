@@ -26,7 +26,8 @@
  * Where the engine does better: an op waits only for what it needs (device/depend.c), where synchronize()
  * here waits for all; the CPU attends for batch k while the GPU projects k + 1 and finishes k - 1
  * (schedule.c); products and attention are written in vectors (device/simd.h); and a second cost model knows
- * what really moves (policy.c). */
+ * what really moves (policy.c).
+ * Read next: flexgen.h. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <errno.h>

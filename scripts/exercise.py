@@ -213,7 +213,7 @@ def copy_objects(dir, files):
     """Into a fresh tree what was built here of what grading needs; all newer than the sources, so that make leaves it alone."""
     build, now = os.environ.get("BUILD", "build"), time.time()
     sources = [p for p in files if p.endswith(".c") and p not in ("flexgen.c", "device/pipeline.c") and not p.startswith("tests/")]
-    sources += ["tests/%s.c" % name for name in ("main", "fixture", "local_net", "test_grade")]
+    sources += ["tests/%s.c" % name for name in ("main", "fixture", "local_net", "mini_parts", "test_grade")]
     names = [p[:-2] + end for p in sources for end in (".o", ".d")]
     for name in names + ["libflexgen.a", "flexgen_cpu.cpp", "flexgen_cpu.o", "flexgen_cpu.d", "test_grade", "emulated/test_grade"]:
         if os.path.exists(os.path.join(build, name)):

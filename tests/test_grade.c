@@ -1,7 +1,11 @@
 /* test_grade.c: the steps by which `make grade EX=N` grades the exercises of docs/EXERCISES.md, three of each. They give no
  * solution away: what they expect was found by hand, is a property, or is what Hugging Face computed. The points of each
  * step, and what it expects in words, are in scripts/exercises.txt. */
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "golden.h"
+#include "mini_parts.h"
 
 static Error err;
 
@@ -373,13 +377,23 @@ static void assert_solved(const Lp *lp, LpVerdict verdict, double value) {
     if (verdict == LP_OPTIMAL) CU_ASSERT_DOUBLE_EQUAL(answer.value, value, 1e-9);
 }
 
-static void simplex_1_textbook(void) {
+typedef void Check(const Lp *lp, LpVerdict verdict, double value);
+
+static void textbook(Check *check) {
     Lp lp = new_lp(2, C(-3, -5)); /* x = 2, 6 */
     add_row(&lp, false, 4, C(1, 0)), add_row(&lp, false, 12, C(0, 2)), add_row(&lp, false, 18, C(3, 2));
-    assert_solved(&lp, LP_OPTIMAL, -36);
+    check(&lp, LP_OPTIMAL, -36);
     lp = new_lp(3, C(-5, -4, -3)); /* x = 2, 0, 1 */
     add_row(&lp, false, 5, C(2, 3, 1)), add_row(&lp, false, 11, C(4, 1, 2)), add_row(&lp, false, 8, C(3, 4, 2));
-    assert_solved(&lp, LP_OPTIMAL, -13);
+    check(&lp, LP_OPTIMAL, -13);
+}
+
+static void simplex_1_textbook(void) { textbook(assert_solved); }
+
+static void unbounded(Check *check) {
+    Lp lp = new_lp(2, C(-1, 0));
+    add_row(&lp, false, 1, C(-1, 1));
+    check(&lp, LP_UNBOUNDED, 0);
 }
 
 static void simplex_2_two_phases(void) {
@@ -389,42 +403,47 @@ static void simplex_2_two_phases(void) {
     lp = new_lp(1, C(1));
     add_row(&lp, false, 1, C(1)), add_row(&lp, false, -2, C(-1));
     assert_solved(&lp, LP_INFEASIBLE, 0);
-    lp = new_lp(2, C(-1, 0));
-    add_row(&lp, false, 1, C(-1, 1));
-    assert_solved(&lp, LP_UNBOUNDED, 0);
+    unbounded(assert_solved);
     lp = new_lp(2, C(-1, 0)); /* phase 1 leaves the first row's artificial in the basis, at 0 */
     add_row(&lp, true, 0, C(-1, -1)), add_row(&lp, false, 5, C(1, 0));
     assert_solved(&lp, LP_OPTIMAL, 0);
 }
 
-/* The literature's cycles, and A.3 for OPT-30B on the paper's machine. */
-static void simplex_3_cycles(void) {
+/* The literature's, and more. */
+static void cycles(Check *check) {
     Lp beale = new_lp(4, C(-.75, 20, -.5, 6)), kuhn = new_lp(4, C(-2, -3, 1, 12)), chvatal = new_lp(4, C(-10, 57, 9, 24));
     add_row(&beale, false, 0, C(.25, -8, -1, 9)), add_row(&beale, false, 0, C(.5, -12, -.5, 3));
     add_row(&beale, false, 1, C(0, 0, 1, 0));
-    assert_solved(&beale, LP_OPTIMAL, -1.25);
+    check(&beale, LP_OPTIMAL, -1.25);
     add_row(&kuhn, false, 0, C(-2, -9, 1, 9)), add_row(&kuhn, false, 0, C(1 / 3., 1, -1 / 3., -2));
     add_row(&kuhn, false, 2, C(2, 3, -1, -12));
-    assert_solved(&kuhn, LP_OPTIMAL, -2);
+    check(&kuhn, LP_OPTIMAL, -2);
     add_row(&chvatal, false, 0, C(.5, -5.5, -2.5, 9)), add_row(&chvatal, false, 0, C(.5, -1.5, -.5, 1));
     add_row(&chvatal, false, 1, C(1, 0, 0, 0));
-    assert_solved(&chvatal, LP_OPTIMAL, -1);
+    check(&chvatal, LP_OPTIMAL, -1);
     /* as in test_lp.c: here the rule for columns is Bland's, and ties between rows matter */
     Lp one = new_lp(6, C(-1, 1, 3, -4, 1, -3)), two = new_lp(5, C(3, 1, -2, -4, 6));
     add_row(&one, false, 0, C(-1, -3, 2, 2, -3, -3)), add_row(&one, false, 0, C(-2, 0, -4, -3, 3, -1));
     add_row(&one, false, 0, C(3, 1, 2, 4, -3, -2)), add_row(&one, false, 1, C(1, 1, 1, 1, 1, 1));
-    assert_solved(&one, LP_OPTIMAL, -10 / 3.);
+    check(&one, LP_OPTIMAL, -10 / 3.);
     add_row(&two, false, 0, C(1, -2, -2, 4, 9)), add_row(&two, false, 0, C(3, 1, -8, -7, 3));
     add_row(&two, false, 0, C(1, -2, 5, 8, -2)), add_row(&two, false, 0, C(0, 7, 8, -8, 0));
     add_row(&two, false, 1, C(1, 1, 1, 1, 1));
-    assert_solved(&two, LP_OPTIMAL, 0);
+    check(&two, LP_OPTIMAL, 0);
+}
+
+/* A.3 for OPT-30B on the paper's machine: seconds for each of 144 sequences; 309.12 s a block. */
+#define OPT_30B_SECONDS 2.14667022904
+
+static void simplex_3_cycles(void) {
+    cycles(assert_solved);
     Hardware t4;
     OptConfig config;
     Lp paper;
     ASSERT_OK(hardware_read(&t4, "hardware/t4.json", &err));
     CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&config, "opt-30b"), 0);
     paper_lp(&paper, &t4, &config, &(Block){.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3});
-    assert_solved(&paper, LP_OPTIMAL, 2.14667022904); /* seconds for each of 144 sequences: 309.12 s a block */
+    assert_solved(&paper, LP_OPTIMAL, OPT_30B_SECONDS);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -686,6 +705,158 @@ static void kernel_3_large_mean(void) {
     assert_normalized(2, 60, -1001, -1000, true);
 }
 
+// ---------------------------------------------------------------------------------------------------------------
+// 13 and 14: in mini.c. What may end the process runs in one of its own.
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What `mini WORDS` prints; NULL if it fails, or takes too long. */
+static char *mini_says(const char *words) {
+    enum { MOST_SECONDS = 20 };
+    char text[1000], path[400], *argv[40] = {"mini"};
+    int argc = 1, status;
+    size_t len;
+    snprintf(text, sizeof text, "%s", words), snprintf(path, sizeof path, "%s/said", temp_dir());
+    for (char *word = strtok(text, "|"); word && argc < 39; word = strtok(NULL, "|")) argv[argc++] = word;
+    fflush(NULL);
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (!pid) {
+        alarm(MOST_SECONDS);
+        CHECK(freopen(path, "w", stdout) && freopen("/dev/null", "w", stderr));
+        const int said = mini_main(argc, argv);
+        fflush(stdout), _exit(said);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid);
+    return status ? NULL : file_read(path, 1 << 20, &len, &err);
+}
+
+/* As lp.c's, of rows that the slacks satisfy. */
+static void assert_minimized(const Lp *lp, LpVerdict verdict, double value) {
+    double a[40], b[8], found;
+    CHECK(lp->m * lp->n <= 40 && lp->m <= 8);
+    for (int i = 0; i < lp->m; i++) b[i] = lp->row[i].b, memcpy(a + i * lp->n, lp->row[i].a, lp->n * sizeof *a);
+    CU_ASSERT_EQUAL(mini_minimize(&found, lp->c, a, b, lp->m, lp->n), verdict == LP_OPTIMAL);
+    if (verdict == LP_OPTIMAL) CU_ASSERT_DOUBLE_EQUAL(found, value, 1e-9);
+}
+
+static double farthest(const double *a, const double *b, int n) {
+    double worst = 0;
+    for (int i = 0; i < n; i++) worst = fmax(worst, fabs(a[i] - b[i]));
+    return worst;
+}
+
+/* 2x + y + s = 8, x + 3y + u = 9, and twice the cost -3x - 2y. Variable 0 is x, 1 y, 12 s, 13 u. */
+static void mini_simplex_1_pivot(void) {
+    static const double begin[4][3] = {{2, 1, 8}, {1, 3, 9}, {-3, -2, 0}, {-3, -2, 0}},
+                        x_for_s[4][3] = {{.5, .5, 4}, {-.5, 2.5, 5}, {1.5, -.5, 12}, {1.5, -.5, 12}},
+                        y_for_u[4][3] = {{.6, -.2, 3}, {-.2, .4, 2}, {1.4, .2, 13}, {1.4, .2, 13}};
+    double at[4][3];
+    int basic[] = {12, 13}, other[] = {0, 1};
+    memcpy(at, begin, sizeof at);
+    mini_pivot(at, basic, other, 0, 0); /* x = (8 - y - s) / 2 */
+    CU_ASSERT(farthest(at[0], x_for_s[0], 12) <= 1e-12);
+    CU_ASSERT(basic[0] == 0 && basic[1] == 13 && other[0] == 12 && other[1] == 1);
+    mini_pivot(at, basic, other, 1, 1);
+    CU_ASSERT(farthest(at[0], y_for_u[0], 12) <= 1e-12);
+    CU_ASSERT(basic[0] == 0 && basic[1] == 1 && other[0] == 12 && other[1] == 13);
+    mini_pivot(at, basic, other, 1, 1), mini_pivot(at, basic, other, 0, 0); /* and back */
+    CU_ASSERT(farthest(at[0], begin[0], 12) <= 1e-12);
+}
+
+static void mini_simplex_2_textbook(void) { textbook(assert_minimized), unbounded(assert_minimized); }
+
+static void mini_simplex_3_cycles(void) {
+    static const char opt_30b[] =
+        "{\"model_type\": \"opt\", \"activation_function\": \"relu\", \"num_hidden_layers\": 48, \"hidden_size\": 7168, "
+        "\"ffn_dim\": 28672, \"num_attention_heads\": 56, \"vocab_size\": 50272, \"max_position_embeddings\": 2048}";
+    const char *dir = temp_dir();
+    char words[700];
+    cycles(assert_minimized);
+    write_file(dir, "config.json", opt_30b, sizeof opt_30b - 1);
+    snprintf(words, sizeof words,
+             "%s|--policy|--hardware|hardware/t4.json|--prompt-len|512|--max-tokens|32|--gpu-batch-size|48|"
+             "--num-gpu-batches|3",
+             dir);
+    char *said = mini_says(words), *T = said ? strstr(said, "\nT ") : NULL;
+    CU_ASSERT_PTR_NOT_NULL_FATAL(T);
+    CU_ASSERT_DOUBLE_EQUAL(atof(T + 3) / 144, OPT_30B_SECONDS, 1e-6);
+    free(said);
+}
+
+/* Whether each of the last TOKENS of s + TOKENS tokens is the one that the plain forward pass finds best. */
+static bool are_best(const Checkpoint *model, const int32_t *ids, int s) {
+    const int vocab = model->config.vocab;
+    float *logits = xcalloc((size_t)(s + TOKENS) * vocab, sizeof *logits);
+    int wrong = reference_forward(logits, model, ids, s + TOKENS - 1, &err);
+    for (int t = s; t < s + TOKENS && !wrong; t++) {
+        const float *row = logits + (size_t)(t - 1) * vocab;
+        for (int v = 0; v < vocab; v++) wrong += row[v] > row[ids[t]];
+    }
+    free(logits);
+    return !wrong;
+}
+
+/* The prompts of mini, each with the tokens that it gets: those of the first run, which were right. */
+static const char *const texts[PROMPTS] = {"Once upon a time", "Tom and Sue", "One", "The big brown dog", "Ben"};
+static int32_t right[PROMPTS][TOKENS];
+
+/* Reads "tokens": [1, 2, ...]; returns what is behind it. */
+static const char *read_tokens(int32_t *to, const char *at, int vocab) {
+    CU_ASSERT_PTR_NOT_NULL_FATAL(at = strstr(at, "\"tokens\": ["));
+    at = strchr(at, '[');
+    for (int t = 0; t < TOKENS; t++) {
+        CU_ASSERT_FATAL(*at == (t ? ',' : '['));
+        to[t] = (int32_t)strtol(at + 1, (char **)&at, 10);
+        CU_ASSERT_FATAL(to[t] > 0 && to[t] < vocab);
+    }
+    return at;
+}
+
+/* The prompts by mini with those flags. */
+static void assert_mini_generates(const Checkpoint *model, const Tokenizer *tokenizer, const char *flags) {
+    char words[700];
+    int used = snprintf(words, sizeof words, "models/opt-tiny|--json|--max-tokens|%d|%s", TOKENS, flags);
+    for (int i = 0; i < PROMPTS; i++) used += snprintf(words + used, sizeof words - used, "|%s", texts[i]);
+    char *said = mini_says(words);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(said);
+    const char *at = said;
+    for (int i = 0; i < PROMPTS; i++) {
+        int32_t *text, ids[LONGEST + TOKENS] = {model->config.eos}, chosen[TOKENS];
+        at = read_tokens(chosen, at, model->config.vocab);
+        if (!memcmp(chosen, right[i], sizeof chosen)) continue;
+        const int n = tokenizer_encode(tokenizer, texts[i], strlen(texts[i]), &text, &err);
+        CU_ASSERT_FATAL(n > 0 && n < LONGEST);
+        memcpy(ids + 1, text, n * sizeof *ids), memcpy(ids + 1 + n, chosen, sizeof chosen), free(text);
+        CU_ASSERT_FATAL(are_best(model, ids, 1 + n));
+        memcpy(right[i], chosen, sizeof chosen);
+    }
+    free(said);
+}
+
+/* One batch of all, three in flight, and two, the second of two blocks alone; with overlapping and without. */
+static void assert_mini_generates_in_blocks(const char *percent) {
+    static const char *const blocks[] = {"5|--num-gpu-batches|1", "2|--num-gpu-batches|3", "2|--num-gpu-batches|2"};
+    Checkpoint *model = checkpoint_open("models/opt-tiny", &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(model);
+    Tokenizer *tokenizer = tokenizer_open("models/opt-tiny", model->config.vocab, &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(tokenizer);
+    for (int b = 0; b < 6; b++) {
+        char flags[200];
+        snprintf(flags, sizeof flags, "%s--percent|%s|--gpu-batch-size|%s", b % 2 ? "--no-overlap|" : "", percent,
+                 blocks[b / 2]);
+        assert_mini_generates(model, tokenizer, flags);
+    }
+    tokenizer_close(tokenizer), checkpoint_close(model);
+}
+
+static void mini_loop_1_all_on_gpu(void) { assert_mini_generates_in_blocks("100|0|100|0|100|0"); }
+static void mini_loop_2_weights_stream(void) { assert_mini_generates_in_blocks("20|40|100|0|100|0"); }
+static void mini_loop_3_all_move(void) {
+    assert_mini_generates_in_blocks("100|0|0|100|0|100");
+    assert_mini_generates_in_blocks("30|30|30|30|30|30");
+    assert_mini_generates_in_blocks("0|0|0|0|0|0");
+}
+
 CU_TestInfo tests[] = {
     {"a token alone attends to itself", attention_1_alone},
     {"no token sees the ones behind it", attention_2_causal},
@@ -723,5 +894,11 @@ CU_TestInfo tests[] = {
     {"a row is normalized", kernel_1_one_row},
     {"rows of all widths, in place too", kernel_2_all_widths},
     {"a large mean does not blur the variance", kernel_3_large_mean},
+    {"mini.c: a pivot exchanges two variables", mini_simplex_1_pivot},
+    {"mini.c: a textbook's programs are minimized", mini_simplex_2_textbook},
+    {"mini.c: the known cycles end, and A.3 has its optimum", mini_simplex_3_cycles},
+    {"mini.c: with everything on the GPU the tokens are right", mini_loop_1_all_on_gpu},
+    {"mini.c: the weights may stream", mini_loop_2_weights_stream},
+    {"mini.c: cache and activations may rest anywhere", mini_loop_3_all_move},
     CU_TEST_INFO_NULL,
 };

@@ -1,0 +1,31 @@
+/* mini_parts.c: see mini_parts.h. The names of mini.c are those of the engine; so it is compiled here, by itself. */
+#undef _GNU_SOURCE // which mini.c defines itself
+#define main mini_main
+#include "mini.c"
+#include "tests/mini_parts.h"
+
+static const int part_rows[4] = {0, 1, COST, PHASE_1}, part_columns[3] = {0, 1, RIGHT};
+
+void mini_pivot(double at[4][3], int basic[2], int other[2], int r, int c) {
+    Tableau t = {0};
+    for (int i = 0; i < 4; i++)
+        for (int v = 0; v < 3; v++) t.at[part_rows[i]][part_columns[v]] = at[i][v];
+    for (int v = 0; v < 2; v++) t.basic[v] = basic[v], t.other[v] = other[v];
+    pivot(&t, r, c);
+    for (int i = 0; i < 4; i++)
+        for (int v = 0; v < 3; v++) at[i][v] = t.at[part_rows[i]][part_columns[v]];
+    for (int v = 0; v < 2; v++) basic[v] = t.basic[v], other[v] = t.other[v];
+}
+
+bool mini_minimize(double *value, const double *c, const double *a, const double *b, int m, int n) {
+    Tableau t = {0};
+    for (int v = 0; v <= LEAN; v++) t.other[v] = v, t.at[COST][v] = v < n ? c[v] : 0;
+    for (int i = 0; i < NROWS; i++) t.basic[i] = FIRST_SLACK + i;
+    for (int i = 0; i < m; i++) {
+        t.at[i][RIGHT] = b[i];
+        for (int v = 0; v < n; v++) t.at[i][v] = a[i * n + v];
+    }
+    const bool ended = minimize(&t, COST);
+    *value = -t.at[COST][RIGHT];
+    return ended;
+}
