@@ -73,7 +73,8 @@ $(BUILD)/mini_asan $(BUILD)/mini_tsan: mini.c
 	$(CC) -O1 -g1 -fno-omit-frame-pointer -march=native -fsanitize=$(CHECKS) $< -o $@ -lm -lpthread
 MINI_CHECKED := $(if $(SANITIZE),,$(BUILD)/mini_asan $(BUILD)/mini_tsan)
 $(BUILD)/mini.log: $(BUILD)/mini $(MINI_CHECKED) $(if $(SANITIZE),,$(BUILD)/faults.so)
-$(BUILD)/mini.log: export MINI_BIN := $(BUILD)/mini
+$(BUILD)/tour.log: $(BUILD)/mini
+$(BUILD)/mini.log $(BUILD)/tour.log: export MINI_BIN := $(BUILD)/mini
 $(BUILD)/mini.log: export MINI_ASAN := $(filter %_asan,$(MINI_CHECKED))
 $(BUILD)/mini.log: export MINI_TSAN := $(filter %_tsan,$(MINI_CHECKED))
 $(BUILD)/mini.log: export FAULTS_LIBRARY := $(if $(SANITIZE),,$(BUILD)/faults.so)

@@ -5,6 +5,7 @@
  * sizes are so small that one can add up its bytes by hand. TOUR=write make test SUITE=tour writes them into the document;
  * without it the suite compares. */
 #include <cjson/cJSON.h>
+#include <ctype.h>
 #include <glob.h>
 #include <unistd.h>
 
@@ -92,6 +93,207 @@ static void simulate(Example *e, const Hardware *hardware, Trace *trace, LaneCou
 // ---------------------------------------------------------------------------------------------------------------
 // The listings
 // ---------------------------------------------------------------------------------------------------------------
+
+static char *contents(const char *path) {
+    size_t len;
+    char *text = file_read(path, 4 << 20, &len, &err);
+    if (!text) CU_FAIL_FATAL(err.text);
+    return text;
+}
+
+/* What a command prints whose "./flexgen" or "./mini" is the program under test; of standard error with its lines behind.
+ */
+static char *printed_by(const char *command, bool with_errors) {
+    const char *name = strncmp(command, "./mini", 6) ? "./flexgen" : "./mini";
+    const char *bin = getenv(name[2] == 'm' ? "MINI_BIN" : "FLEXGEN_BIN");
+    char line[1600], path[400];
+    CHECK(!strncmp(command, name, strlen(name)));
+    snprintf(path, sizeof path, "%s/printed", temp_dir());
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 1); /* mini leaves its memory to the system when it ends */
+    snprintf(line, sizeof line, "(%s%s) >%s %s", bin ? bin : name, command + strlen(name), path,
+             with_errors ? "2>&1" : "2>/dev/null");
+    CU_ASSERT_EQUAL(system(line), 0);
+    return contents(path);
+}
+
+// ---- mini.c: three prompts in two batches, one token more after another
+
+enum { MINI_N = 3, MINI_K = 2, MINI_PROMPTS = 3, LINKS = 4 };
+enum { OF_WEIGHTS, OF_CACHE, OF_ACTIVATIONS, MOVED };
+#define MINI_RUN                                                                                        \
+    "./mini models/opt-tiny \"Once upon a time\" \"Tom and Sue\" \"One rainy day\" --max-tokens 3 \\\n" \
+    "        --percent 0 50 0 100 0 100 --gpu-batch-size 2 --num-gpu-batches 2 --link "                 \
+    "ctog=100M,gtoc=100M,dtoc=50M,ctod=50M"
+static const int mini_s[MINI_PROMPTS] = {5, 4, 5}, mini_batch[MINI_PROMPTS] = {0, 0, 1};
+static const char *const link_name[LINKS] = {"ctog", "gtoc", "dtoc", "ctod"}; /* as Channel */
+static const OptConfig tiny = {.l = 6, .h1 = 256, .h2 = 1024, .nh = 4, .vocab = 4096, .max_pos = 512, .embed = 256};
+typedef long Moves[LINKS][MOVED]; /* bytes */
+
+static long mini_bytes(int role) {
+    int rows, cols;
+    opt_role_shape(&tiny, (Role)role, &rows, &cols);
+    return 2L * rows * cols;
+}
+
+static bool mini_on_disk[6][NROLES];
+
+/* One tensor after the other: to the CPU, if with it the CPU has at most half of all so far; else to the disk. */
+static void mini_place(void) {
+    long all = 0, cpu = 0;
+    for (int e = 0; e < tiny.l * NROLES; e++) {
+        const long bytes = mini_bytes(e % NROLES);
+        all += bytes;
+        mini_on_disk[e / NROLES][e % NROLES] = 2 * (cpu + bytes) > all;
+        cpu += 2 * (cpu + bytes) > all ? 0 : bytes;
+    }
+}
+
+/* Half of a layer's bytes, one tensor behind the other: those from disk pass two links. */
+static void mini_weights(Moves m, int i, int j, int k) {
+    long at = 0, layer = 0;
+    i += j > tiny.l, j %= tiny.l + 1;
+    for (int r = 0; r < NROLES; r++) layer += mini_bytes(r);
+    for (int r = 0; r < NROLES && j < tiny.l && i < MINI_N; at += mini_bytes(r++)) {
+        const long from = at > k * layer / 2 ? at : k * layer / 2, half_end = (k + 1) * layer / 2;
+        const long end = at + mini_bytes(r) < half_end ? at + mini_bytes(r) : half_end;
+        m[CTOG][OF_WEIGHTS] += end > from ? end - from : 0;
+        m[DTOC][OF_WEIGHTS] += end > from && mini_on_disk[j][r] ? end - from : 0;
+    }
+}
+
+/* A sequence's rows in token i (new: k, v and hidden state), and the tokens before these. */
+static int mini_rows(int i, int k, bool past) {
+    int rows = 0;
+    for (int p = 0; p < MINI_PROMPTS; p++)
+        if (mini_batch[p] == k) rows += past ? (i ? mini_s[p] + i - 1 : 0) : i ? 1 : mini_s[p];
+    return rows;
+}
+
+/* The square that is meant beside the edges of a column. */
+static bool mini_square(int *i, int *j, int *k) {
+    const int column = *i * (tiny.l + 1) + *j + (*k == MINI_K) - (*k == -1);
+    *k = (*k + MINI_K) % MINI_K, *i = column / (tiny.l + 1), *j = column % (tiny.l + 1);
+    return column >= 0 && *i < MINI_N;
+}
+
+/* A row of k and v are twice h1 numbers of two bytes, one of the hidden state h1 floats. */
+static void mini_store(Moves m, int i, int j, int k) {
+    if (!mini_square(&i, &j, &k) || j == tiny.l) return;
+    m[GTOC][OF_ACTIVATIONS] += 4L * tiny.h1 * mini_rows(i, k, false);
+    m[GTOC][OF_CACHE] += 2 * 2L * tiny.h1 * mini_rows(i, k, false);
+}
+
+static void mini_load(Moves m, int i, int j, int k) {
+    if (!mini_square(&i, &j, &k)) return;
+    if (j < tiny.l) m[CTOG][OF_CACHE] += 2 * 2L * tiny.h1 * mini_rows(i, k, true);
+    if (j > 0) m[CTOG][OF_ACTIVATIONS] += 4L * tiny.h1 * mini_rows(i, k, false);
+}
+
+static void list_mini(FILE *out) {
+    char *printed = printed_by(MINI_RUN, true), *errors = strstr(printed, "mini: ");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(errors);
+    fprintf(out, "%.*s", (int)(errors - printed), printed);
+    for (int c = 0; c < LINKS; c++) {
+        char mark[40];
+        snprintf(mark, sizeof mark, "mini: %s: ", link_name[c]);
+        const char *at = strstr(errors, mark);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(at);
+        fprintf(out, "%s%ld bytes, ...\n", mark, atol(at + strlen(mark)));
+    }
+    free(printed);
+}
+
+static void list_mini_weights(FILE *out) {
+    static const char *const role[] = {"ln1", "q", "k", "v", "o", "ln2", "fc1", "fc2"};
+    fprintf(out, "%-8s", "");
+    for (int r = 0; r < NROLES; r += 2) fprintf(out, "%12s", role[r / 2]);
+    fprintf(out, "%12s\n%-8s", "from disk", "bytes");
+    for (int r = 0; r < NROLES; r += 2) fprintf(out, "%7ld+%-4ld", mini_bytes(r), mini_bytes(r + 1));
+    fprintf(out, "\n");
+    mini_place();
+    for (int j = 0; j < tiny.l; j++) {
+        long sum = 0;
+        fprintf(out, "layer %-2d", j);
+        for (int r = 0; r < NROLES; r += 2)
+            fprintf(out, "%7s+%-4s", mini_on_disk[j][r] ? "disk" : "CPU", mini_on_disk[j][r + 1] ? "disk" : "CPU");
+        for (int r = 0; r < NROLES; r++) sum += mini_on_disk[j][r] ? mini_bytes(r) : 0;
+        fprintf(out, "%12ld\n", sum);
+    }
+}
+
+/* Square (1, 2, 1), call for call. */
+static void list_mini_square(FILE *out) {
+    enum { I = 1, J = 2, THIS = 1 };
+    Moves weights = {{0}}, stored = {{0}}, loaded = {{0}};
+    int i = I, j = J, k = THIS + 1;
+    mini_place(), mini_weights(weights, I, J + 1, THIS), mini_store(stored, I, J, THIS - 1), mini_load(loaded, I, J, k);
+    mini_square(&i, &j, &k);
+    fprintf(out, "load_weight(1, 3, 1)       %6ld bytes by ctog, of these %ld by dtoc before\n", weights[CTOG][OF_WEIGHTS],
+            weights[DTOC][OF_WEIGHTS]);
+    fprintf(out, "store_activation(1, 2, 0)  %6ld bytes by gtoc = %d rows x 256 x 4\n", stored[GTOC][OF_ACTIVATIONS],
+            mini_rows(I, 0, false));
+    fprintf(out, "store_cache(1, 2, 0)       %6ld bytes by gtoc = %d tokens x 2 x 256 x 2\n", stored[GTOC][OF_CACHE],
+            mini_rows(I, 0, false));
+    fprintf(out, "load_cache(1, 2, 2)        %6ld bytes by ctog = %d tokens x 2 x 256 x 2, of square (%d, %d, %d)\n",
+            loaded[CTOG][OF_CACHE], mini_rows(I, 0, true), i, j, k);
+    fprintf(out, "load_activation(1, 2, 2)   %6ld bytes by ctog = %d rows x 256 x 4, of square (%d, %d, %d)\n",
+            loaded[CTOG][OF_ACTIVATIONS], mini_rows(I, 0, false), i, j, k);
+    fprintf(out, "compute(1, 2, 1)\nsynchronize()\n");
+}
+
+/* The same for all squares, and what the program says. */
+static void list_mini_links(FILE *out) {
+    Moves all = {{0}};
+    char *printed = printed_by(MINI_RUN, true);
+    mini_place();
+    for (int k = 0; k < MINI_K; k++) mini_weights(all, 0, 0, k);
+    for (int e = 0; e < MINI_N * (tiny.l + 1) * MINI_K; e++) {
+        const int i = e / MINI_K / (tiny.l + 1), j = e / MINI_K % (tiny.l + 1), k = e % MINI_K;
+        mini_weights(all, i, j + 1, k), mini_store(all, i, j, k - 1), mini_load(all, i, j, k + 1);
+    }
+    fprintf(out, "%-6s %10s %10s %12s %10s %12s\n", "", "weights", "cache", "activations", "together", "the program");
+    for (int c = 0; c < LINKS; c++) {
+        const long *m = all[c], sum = m[OF_WEIGHTS] + m[OF_CACHE] + m[OF_ACTIVATIONS];
+        char mark[40];
+        snprintf(mark, sizeof mark, "mini: %s: ", link_name[c]);
+        const char *at = strstr(printed, mark);
+        const long said = at ? atol(at + strlen(mark)) : -1;
+        fprintf(out, "%-6s %10ld %10ld %12ld %10ld %12ld\n", link_name[c], m[OF_WEIGHTS], m[OF_CACHE], m[OF_ACTIVATIONS],
+                sum, said);
+        CU_ASSERT_EQUAL(sum, said);
+    }
+    free(printed);
+}
+
+/* Where a C file defines a function, which begins in the first column; NULL: nowhere. */
+static const char *definition(const char *text, const char *name, const char **end) {
+    char call[80];
+    snprintf(call, sizeof call, "%s(", name);
+    for (const char *at = text; (at = strstr(at, call)); at++) {
+        const char *line = at;
+        while (line > text && line[-1] != '\n') line--;
+        const char *body = at + strcspn(at, "{;"), *line_end = strchr(at, '\n');
+        if (at == line || isalnum(at[-1]) || at[-1] == '_' || !isalpha(*line) || *body != '{' || !line_end) continue;
+        const char *whole = line_end[-1] == '}' && body < line_end ? line_end : strstr(at, "\n}\n") + 2;
+        if (end) *end = whole + 1;
+        return line;
+    }
+    return NULL;
+}
+
+static void list_function(FILE *out, const char *name) {
+    char *text = contents("mini.c");
+    const char *end, *begin = definition(text, name, &end);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(begin);
+    fprintf(out, "%.*s", (int)(end - begin), begin);
+    free(text);
+}
+
+static void list_load_weight(FILE *out) { list_function(out, "load_weight"); }
+static void list_move_cache(FILE *out) { list_function(out, "move_cache"); }
+static void list_compute(FILE *out) { list_function(out, "compute"); }
+
+// ---- The engine
 
 static void list_plan(FILE *out) {
     static const char *const type[] = {"F32", "F16", "BF16", "I32", "U8"};
@@ -417,10 +619,24 @@ static void list_objective(FILE *out) { list_between(out, "token/s by", ""); }
 static const struct {
     const char *name;
     void (*write)(FILE *out);
-} listings[] = {{"weights", list_weights}, {"plan", list_plan},          {"ops", list_ops},
-                {"lanes", list_lanes},     {"tokens", list_tokens},      {"link", list_link},
-                {"bytes", list_bytes},     {"pages", list_pages},        {"program", list_program},
-                {"prices", list_prices},   {"objective", list_objective}};
+} listings[] = {{"mini", list_mini},
+                {"mini-weights", list_mini_weights},
+                {"mini-square", list_mini_square},
+                {"mini-links", list_mini_links},
+                {"load_weight", list_load_weight},
+                {"move_cache", list_move_cache},
+                {"compute", list_compute},
+                {"weights", list_weights},
+                {"plan", list_plan},
+                {"ops", list_ops},
+                {"lanes", list_lanes},
+                {"tokens", list_tokens},
+                {"link", list_link},
+                {"bytes", list_bytes},
+                {"pages", list_pages},
+                {"program", list_program},
+                {"prices", list_prices},
+                {"objective", list_objective}};
 enum { NLISTINGS = sizeof listings / sizeof *listings };
 
 static char *made(int i) {
@@ -513,25 +729,6 @@ static void the_picture_of_the_tour_is_drawn_from_its_trace(void) {
 // README.md, the page, and the order of reading
 // ---------------------------------------------------------------------------------------------------------------
 
-static char *contents(const char *path) {
-    size_t len;
-    char *text = file_read(path, 4 << 20, &len, &err);
-    if (!text) CU_FAIL_FATAL(err.text);
-    return text;
-}
-
-/* What a command prints whose "./flexgen" is the program under test. */
-static char *printed_by(const char *command) {
-    const char *bin = getenv("FLEXGEN_BIN");
-    char line[1000], path[400], *text;
-    CHECK(!strncmp(command, "./flexgen", 9));
-    snprintf(path, sizeof path, "%s/printed", temp_dir());
-    snprintf(line, sizeof line, "(%s%s) >%s 2>/dev/null", bin ? bin : "./flexgen", command + 9, path);
-    CU_ASSERT_EQUAL(system(line), 0);
-    text = contents(path);
-    return text;
-}
-
 /* The indented lines from there on, without their indent. */
 static char *quoted(const char *from) {
     char *text;
@@ -550,17 +747,39 @@ static char *quoted(const char *from) {
 static void what_README_quotes_is_what_the_program_prints(void) {
     char *readme = contents("README.md");
     int count = 0;
-    for (char *at = readme; (at = strstr(at, "\n    $ ./flexgen")); count++) {
+    for (char *at = readme; (at = strstr(at, "\n    $ ./")); count++) {
         char command[300];
         at = strchr(at, '$') + 2;
         snprintf(command, sizeof command, "%.*s", (int)strcspn(at, "\n"), at);
-        char *expected = quoted(strchr(at, '\n') + 1), *found = printed_by(command);
+        char *expected = quoted(strchr(at, '\n') + 1), *found = printed_by(command, false);
         if (strcmp(expected, found) != 0) fprintf(stderr, "\n    %s\n%s", command, found);
         CU_ASSERT_STRING_EQUAL(expected, found);
         free(expected), free(found);
     }
-    CU_ASSERT(count >= 1);
+    CU_ASSERT(count >= 2); /* of both programs */
     free(readme);
+}
+
+/* The last column of README.md's table. */
+static void every_function_that_README_finds_in_mini_c_is_there(void) {
+    char *readme = contents("README.md"), *mini = contents("mini.c"), *save;
+    int count = 0;
+    char *table = strstr(readme, "\n| paper |");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(table);
+    CU_ASSERT_PTR_NOT_NULL(strstr(table, "`mini.c`"));
+    *strstr(table, "\n\n") = 0;
+    for (char *row = strtok_r(table, "\n", &save); row; row = strtok_r(NULL, "\n", &save)) {
+        char *end = strrchr(row, '|'), name[60];
+        *end = 0;
+        for (char *at = strrchr(row, '|'); count >= 0 && (at = strchr(at, '`')); at = strchr(at + 1, '`') + 1, count++) {
+            snprintf(name, sizeof name, "%.*s", (int)strcspn(at + 1, "`"), at + 1);
+            const bool there = definition(mini, name, NULL) || !strcmp(name, "mini.c");
+            if (!there) fprintf(stderr, "\n    mini.c has no function %s", name);
+            CU_ASSERT(there);
+        }
+    }
+    CU_ASSERT(count >= 20);
+    free(readme), free(mini);
 }
 
 /* README.md has the beginning of the first line of `make run`, up to dots. Where the policy is given, nothing is measured;
@@ -569,7 +788,8 @@ static void make_run_prints_what_README_says(void) {
     char *readme = contents("README.md");
     char *found = printed_by(
         "./flexgen generate --model models/opt-tiny --prompts models/prompts.txt --max-tokens 12 --temperature 0.7 "
-        "--top-p 0.9 --seed 3 --percent 100 0 100 0 100 0 --gpu-batch-size 5 --num-gpu-batches 1");
+        "--top-p 0.9 --seed 3 --percent 100 0 100 0 100 0 --gpu-batch-size 5 --num-gpu-batches 1",
+        false);
     const char *line = strstr(readme, "    {\"id\": 0"), *dots = line ? strstr(line, "...") : NULL;
     CU_ASSERT_PTR_NOT_NULL_FATAL(dots);
     CU_ASSERT(!strncmp(found, line + 4, dots - line - 4));
@@ -581,11 +801,13 @@ static void the_program_of_the_tour_is_that_of_its_command(void) {
     char *tour = contents(TOUR), *words = contents(TOUR), *text, *end;
     char *found = printed_by(
         "./flexgen policy --model opt-30b --prompt-len 512 --gen-len 32 --hardware hardware/t4.json "
-        "--cost-model paper --gpu-batch-size 16 --num-gpu-batches 14 --explain");
+        "--cost-model paper --gpu-batch-size 16 --num-gpu-batches 14 --explain",
+        false);
     for (char *c = words; *c; c++) /* lines are filled */
         if (*c == '\n') *c = ' ';
     CU_ASSERT_PTR_NOT_NULL(strstr(words, "`policy --cost-model paper --gpu-batch-size 16 --num-gpu-batches 14 --explain`"));
     static const char *const names[] = {"program", "prices", "objective"};
+    CU_ASSERT_PTR_NOT_NULL(strstr(tour, "\n    " MINI_RUN "\n"));
     for (int i = 0; i < 3; i++) {
         text = find_listing(tour, names[i], &end), *end = 0;
         CU_ASSERT_PTR_NOT_NULL(strstr(found, text));
@@ -673,10 +895,10 @@ static bool next_of(char path[100], const char *from) {
     return !access(path, R_OK);
 }
 
-/* From flexgen.h to flexgen.c, which has main. */
+/* From mini.c and flexgen.h to flexgen.c, which has main. */
 static void what_to_read_next_leads_through_every_source_file(void) {
     enum { MOST = 200 };
-    char read[MOST][100] = {"flexgen.h"};
+    char read[MOST][100] = {"mini.c"};
     int n = 1;
     while (n < MOST && strcmp(read[n - 1], "flexgen.c") != 0 && next_of(read[n], read[n - 1])) n++;
     CU_ASSERT_STRING_EQUAL(read[n - 1], "flexgen.c");
@@ -696,6 +918,7 @@ CU_TestInfo tests[] = {
     {"every listing of the tour is what the program says", every_listing_of_the_tour_is_what_the_program_says},
     {"the picture of the tour is drawn from its trace", the_picture_of_the_tour_is_drawn_from_its_trace},
     {"what README quotes is what the program prints", what_README_quotes_is_what_the_program_prints},
+    {"every function that README finds in mini.c is there", every_function_that_README_finds_in_mini_c_is_there},
     {"make run prints what README says", make_run_prints_what_README_says},
     {"the program of the tour is that of its command", the_program_of_the_tour_is_that_of_its_command},
     {"the experiments have the points that their script prints", the_experiments_have_the_points_that_their_script_prints},
