@@ -780,7 +780,7 @@ static void narrow(void *f16s, const float *from, size_t n) {
     for (; e < n; e++) {
         int exponent = 0;
         const float x = fminf(fabsf(from[e]), 65536);
-        frexpf(x, &exponent), exponent = (int)max(exponent, -13);
+        frexpf(x, &exponent), exponent = x < 0x1p-14f ? -13 : exponent;
         const long bits = (exponent + 13) * 1024 + lrintf(ldexpf(x, 11 - exponent));
         to[e] = (f16)(min(bits, 0x7c00) | (signbit(from[e]) ? 0x8000 : 0));
     }
