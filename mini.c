@@ -26,7 +26,9 @@
  * Where the engine does better: an op waits only for what it needs (device/depend.c), where synchronize()
  * here waits for all; the CPU attends for batch k while the GPU projects k + 1 and finishes k - 1
  * (schedule.c); products and attention are written in vectors (device/simd.h); and a second cost model knows
- * what really moves (policy.c). */
+ * what really moves (policy.c).
+ *
+ * Read next: flexgen.h, the words of the engine. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <errno.h>
@@ -45,9 +47,6 @@
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
 
 // ---- The words of the paper -----------------------------------------------------------------------------
 typedef uint16_t f16;
@@ -211,34 +210,25 @@ enum { VL = 16 }; /* floats of a vector */
 #else
 enum { VL = 8 };
 #endif
-enum { MT = 4, NT = VL / 4, GROUP = 64, BLOCK = 256, PAD = 32 }; /* MT x NT sums are held in registers */
+enum { MT = 4, NT = VL / 4, GROUP = 64, PAD = 32 }; /* MT x NT sums are held in registers */
 typedef float V __attribute__((vector_size(4 * VL)));
 
-/* y[a][b] = x[a] . w[b] for m rows of x and NT of w, over n. Inlined, so that m is a constant. */
-__attribute__((always_inline)) static inline void dot_tile(float *y, size_t y_ld, const float *x, size_t x_ld,
-                                                           const float *w, size_t w_ld, int n, const int m) {
+/* y[q][p] = x[q] . w[p] over n, for MT rows of x and NT of w. All that is multiplied lies in buffers with a
+ * few rows more than needed; what those give is not used. */
+static void dot_tile(float *y, size_t y_ld, const float *x, size_t x_ld, const float *w, size_t w_ld, int n) {
     V sum[MT][NT] = {{{0}}}, a, b;
     int c = 0;
     for (; c + VL <= n; c += VL)
         for (int p = 0; p < NT; p++) {
             memcpy(&b, w + p * w_ld + c, sizeof b);
-            for (int q = 0; q < m; q++) memcpy(&a, x + q * x_ld + c, sizeof a), sum[q][p] += a * b;
+            for (int q = 0; q < MT; q++) memcpy(&a, x + q * x_ld + c, sizeof a), sum[q][p] += a * b;
         }
-    for (int q = 0; q < m; q++)
-        for (int p = 0; p < NT; p++) {
-            float lane[VL], rest = 0;
-            memcpy(lane, &sum[q][p], sizeof lane);
-            for (int half = VL / 2; half; half /= 2)
-                for (int e = 0; e < half; e++) lane[e] += lane[e + half];
-            for (int e = c; e < n; e++) rest += x[q * x_ld + e] * w[p * w_ld + e];
-            y[q * y_ld + p] = lane[0] + rest;
-        }
-}
-static void dot_rows(float *y, size_t ld, const float *x, size_t x_ld, int rows, const float *w, size_t w_ld,
-                     int n) {
-    int q = 0;
-    for (; q + MT <= rows; q += MT) dot_tile(y + q * ld, ld, x + q * x_ld, x_ld, w, w_ld, n, MT);
-    for (; q < rows; q++) dot_tile(y + q * ld, ld, x + q * x_ld, x_ld, w, w_ld, n, 1);
+    for (int e = 0; e < MT * NT; e++) {
+        float *to = &y[e / NT * y_ld + e % NT];
+        *to = 0;
+        for (int lane = 0; lane < VL; lane++) *to += sum[e / NT][e % NT][lane];
+        for (int rest = c; rest < n; rest++) *to += x[e / NT * x_ld + rest] * w[e % NT * w_ld + rest];
+    }
 }
 /* y = x w^T + b of x (rows, in), w (out, in), b (out) or NULL; or relu of that, or y is added to. */
 typedef struct {
@@ -253,8 +243,8 @@ typedef struct {
 static void linear_task(const void *arg, int thread, int first, int n) {
     const Linear *a = arg;
     const size_t in = a->in, ld = in + PAD; /* powers of two would fall into the same places of a cache */
-    float *w = scratch + thread * scratch_floats, *y = w + NT * in, column[GROUP], bias[GROUP] = {0};
-    f16 *plain = (f16 *)(y + BLOCK * NT), rounded[GROUP];
+    float *w = scratch + thread * scratch_floats, sum[MT * NT], column[GROUP], bias[GROUP] = {0};
+    f16 *plain = (f16 *)(w + NT * in), rounded[GROUP]; /* (GROUP, ld) */
     for (int at = first * GROUP, end = (int)min(at + n * GROUP, a->out); at < end; at += GROUP) {
         const int outputs = (int)min(GROUP, end - at);
         if (a->b) widen(bias, a->b + at * sizeof(f16), outputs);
@@ -268,11 +258,10 @@ static void linear_task(const void *arg, int thread, int first, int n) {
             const f16 *from = a->packed ? plain + o * ld : (const f16 *)a->w + (at + o) * in;
             for (int p = 0; p < some; p++) widen(w + p * in, from + p * (a->packed ? ld : in), in);
             for (int row = 0; row < a->rows; row++) {
-                float *to = a->y + (size_t)row * a->out + at + o, *sum = y + row % BLOCK * NT;
-                const int rows = (int)min(BLOCK, a->rows - row);
-                if (row % BLOCK == 0) dot_rows(y, NT, a->x + row * in, in, rows, w, in, a->in);
+                float *to = a->y + (size_t)row * a->out + at + o, *y = sum + row % MT * NT;
+                if (row % MT == 0) dot_tile(sum, NT, a->x + row * in, in, w, in, a->in);
                 for (int p = 0; p < some; p++)
-                    to[p] = fmaxf(sum[p] + bias[o + p] + (a->add ? to[p] : 0), a->relu ? 0 : -INFINITY);
+                    to[p] = fmaxf(y[p] + bias[o + p] + (a->add ? to[p] : 0), a->relu ? 0 : -INFINITY);
             }
         }
     }
@@ -315,7 +304,7 @@ static void attend_prefill(const void *arg, int thread, int first, int n) {
         for (int t = 0, rows; t < seq->s; t += rows) {
             rows = (int)min(MT, seq->s - t);
             for (int u = 0; u < t + rows; u += NT)
-                dot_rows(score + u, ld, q + (size_t)t * h1, h1, rows, k + (size_t)u * h1, h1, hd);
+                dot_tile(score + u, ld, q + (size_t)t * h1, h1, k + (size_t)u * h1, h1, hd);
             for (int e = t; e < t + rows; e++) {
                 float *o = x_Out + at + (size_t)e * h1, *weight = score + (e - t) * ld;
                 softmax(weight, e + 1), memset(o, 0, hd * sizeof *o);
@@ -383,7 +372,7 @@ static void attend_decode(const void *arg, int thread, int first, int n) {
         for (int t = 0; t < len; t += NT) {
             for (int u = t; u < min(t + NT, len); u++)
                 read_head(some + (u - t) * hd, kv_now(seq, u, 0).at + head * bytes);
-            dot_rows(score + t, 0, q, 0, 1, some, hd, hd);
+            dot_tile(score + t, 0, q, 0, some, hd, hd);
         }
         softmax(score, len), memset(o, 0, hd * sizeof *o);
         if (is_sparse()) keep_top(score, score + len, len);
@@ -686,8 +675,8 @@ static void place_block(Sequence *seq, int count) {
     }
     const size_t wide = max(h1, h2), part = (rows + PAD) * h1;
     norm = floats(GPU, part), x_Q = floats(GPU, part), x_K = floats(GPU, part), x_V = floats(GPU, part);
-    x_Out = floats(GPU, part), ffn = floats(GPU, rows * h2), logits = floats(GPU, gbs * vocab);
-    scratch_floats = NT * (wide + BLOCK) + MT * (longest + NT);
+    x_Out = floats(GPU, part), ffn = floats(GPU, (rows + PAD) * h2), logits = floats(GPU, gbs * vocab);
+    scratch_floats = NT * wide + MT * (longest + NT);
     if (policy.compress_weight) scratch_floats += GROUP / 2 * (wide + PAD);
     scratch = floats(GPU, threads * scratch_floats), new_row = floats(GPU, h1);
     if (policy.cpu_attention) query = floats(CPU, gbs * h1), result = floats(CPU, gbs * h1);
@@ -756,33 +745,26 @@ static void await(void) {
 }
 
 // ---- F16, and groups of 4 bits (5, group-wise quantization) ---------------------------------------------
-/* F16 to float: 112 more in the exponent, by a product, which also makes numbers normal. */
+/* F16 to float: sign and the other bits move to their places, and 112 is added to the exponent by a product,
+ * which also makes numbers normal. */
 static void widen(float *to, const void *f16s, size_t n) {
     const f16 *from = f16s;
-    size_t e = 0;
-#ifdef __F16C__
-    for (; e + 8 <= n; e += 8)
-        _mm256_storeu_ps(to + e, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(from + e))));
-#endif
-    for (; e < n; e++) {
-        const uint32_t bits = (from[e] & 0x7fffu) << 13;
-        memcpy(to + e, &bits, sizeof bits), to[e] *= from[e] >> 15 ? -0x1p112f : 0x1p112f;
+    for (size_t e = 0; e < n; e++) {
+        const uint32_t bits = (from[e] & 0x8000u) << 16 | (from[e] & 0x7fffu) << 13;
+        memcpy(to + e, &bits, sizeof bits), to[e] *= 0x1p112f;
     }
 }
-/* Float to F16, to the nearest, of two the even one: a whole number of F16's unit there, at least 2^-24. */
+/* Float to F16, to the nearest, of two the even one. Below 2^-14 F16 counts in 2^-24, as floats around .5 do.
+ */
 static void narrow(void *f16s, const float *from, size_t n) {
     f16 *to = f16s;
-    size_t e = 0;
-#ifdef __F16C__
-    for (; e + 8 <= n; e += 8)
-        _mm_storeu_si128((void *)(to + e), _mm256_cvtps_ph(_mm256_loadu_ps(from + e), 0));
-#endif
-    for (; e < n; e++) {
-        int exponent = 0;
-        const float x = fminf(fabsf(from[e]), 65536);
-        frexpf(x, &exponent), exponent = x < 0x1p-14f ? -13 : exponent;
-        const long bits = (exponent + 13) * 1024 + lrintf(ldexpf(x, 11 - exponent));
-        to[e] = (f16)(min(bits, 0x7c00) | (signbit(from[e]) ? 0x8000 : 0));
+    for (size_t e = 0; e < n; e++) {
+        const float x = fabsf(from[e]), small = x + .5f;
+        uint32_t bits, whole, tiny;
+        memcpy(&bits, from + e, 4), memcpy(&whole, &x, 4), memcpy(&tiny, &small, 4);
+        whole = (whole + 0xfff + (whole >> 13 & 1) - (112u << 23)) >> 13, tiny -= 126u << 23;
+        whole = x < 0x1p-14f ? tiny : x < 65520 ? whole : 0x7c00;
+        to[e] = (f16)(bits >> 16 & 0x8000) | (f16)whole;
     }
 }
 /* Bytes of a group: min and scale as F16, then codes. That of number e lies in byte e / 32 * 16 + e % 16, in
@@ -871,7 +853,6 @@ static void stage_rows(Lp *lp, const double *mem, double s, double n, double gbs
     ROW(STAGE("dtoc"), 0, [CD] = loaded / dtoc, [WD] = weights / dtoc, [HD] = hidden / dtoc);
     ROW(STAGE("ctod"), 0, [CD] = stored / ctod, [HD] = hidden / ctod);
     ROW(STAGE("comp"), -linear_layer - p * gpu, [CG] = !p * gpu, [CC] = !p * cpu, [CD] = !p * cpu);
-    for (int i = first; i < lp->m; i++) lp->a[i][p ? T_PRE : T_GEN] = -1; /* sum <= T */
     for (int i = first; i < lp->m; i++) lp->a[i][p ? T_PRE : T_GEN] = -1; /* sum <= T */
     const double qkv = gbs * (2 * q * h1 + 3 * (2 * q * h1)), embed_w = gbs * (2 * q * h1 + 2 * q * h1);
     const double att_1 = gbs * (2 * q * h1 + 2 * u * h1 + 2 * nh * q * u), mlp_1 = 2 * gbs * q * (h1 + h2);
@@ -1188,8 +1169,10 @@ static char *read_string(char *at) {
     char *to = at;
     for (unsigned code; *at && *at != '"'; at++) {
         const bool escaped = *at == '\\' && at[1], is_code = escaped && at[1] == 'u' && strnlen(at, 6) == 6;
-        if (is_code && sscanf(at + 2, "%4x", &code) == 1) to = put_utf8(to, code), at += 5;
-        else *to++ = escaped ? *++at : *at;
+        if (is_code && sscanf(at + 2, "%4x", &code) == 1)
+            to = put_utf8(to, code), at += 5;
+        else
+            *to++ = escaped ? *++at : *at;
     }
     return at += *at == '"', *to = 0, at;
 }
@@ -1279,9 +1262,12 @@ static void print_text(const char *text, bool json) {
     for (int step; *text; text += abs(step)) {
         const char *escape = json ? strchr(escaped, *text) : NULL;
         step = utf8_step((const unsigned char *)text);
-        if (escape) printf("\\%c", letters[escape - escaped]);
-        else if (json && ((*text >= 0 && *text < ' ') || *text == 127)) printf("\\u%04x", *text);
-        else printf("%.*s", step < 0 ? 3 : step, step < 0 ? "\xEF\xBF\xBD" : text);
+        if (escape)
+            printf("\\%c", letters[escape - escaped]);
+        else if (json && ((*text >= 0 && *text < ' ') || *text == 127))
+            printf("\\u%04x", *text);
+        else
+            printf("%.*s", step < 0 ? 3 : step, step < 0 ? "\xEF\xBF\xBD" : text);
     }
     if (json) putchar('"');
 }
@@ -1354,8 +1340,10 @@ static int read_flags(char **args, int n) {
         takes = 1 + (!f->name || f->kind == 's' ? 0 : f->kind == 'p' ? 6 : 1);
         if (!f->name && !strncmp(args[a], "--", 2)) die(2, "there is no flag %.60s; see --help", args[a]);
         if (n - a < takes) die(2, "%s takes %d values: %s", f->name, takes - 1, f->help);
-        if (f->name) read_flag(f, args + a + 1, takes - 1);
-        else args[words++] = args[a];
+        if (f->name)
+            read_flag(f, args + a + 1, takes - 1);
+        else
+            args[words++] = args[a];
     }
     return words;
 }
