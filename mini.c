@@ -27,7 +27,8 @@
  * here waits for all; the CPU attends for batch k while the GPU projects k + 1 and finishes k - 1
  * (schedule.c); products and attention are written in vectors (device/simd.h); and a second cost model knows
  * what really moves (policy.c).
- * Read next: flexgen.h. */
+ *
+ * Read next: flexgen.h, the words of the engine. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <errno.h>
@@ -46,9 +47,6 @@
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
 
 // ---- The words of the paper -----------------------------------------------------------------------------
 typedef uint16_t f16;
@@ -212,34 +210,25 @@ enum { VL = 16 }; /* floats of a vector */
 #else
 enum { VL = 8 };
 #endif
-enum { MT = 4, NT = VL / 4, GROUP = 64, BLOCK = 256, PAD = 32 }; /* MT x NT sums are held in registers */
+enum { MT = 4, NT = VL / 4, GROUP = 64, PAD = 32 }; /* MT x NT sums are held in registers */
 typedef float V __attribute__((vector_size(4 * VL)));
 
-/* y[a][b] = x[a] . w[b] for m rows of x and NT of w, over n. Inlined, so that m is a constant. */
-__attribute__((always_inline)) static inline void dot_tile(float *y, size_t y_ld, const float *x, size_t x_ld,
-                                                           const float *w, size_t w_ld, int n, const int m) {
+/* y[q][p] = x[q] . w[p] over n, for MT rows of x and NT of w. All that is multiplied lies in buffers with a
+ * few rows more than needed; what those give is not used. */
+static void dot_tile(float *y, size_t y_ld, const float *x, size_t x_ld, const float *w, size_t w_ld, int n) {
     V sum[MT][NT] = {{{0}}}, a, b;
     int c = 0;
     for (; c + VL <= n; c += VL)
         for (int p = 0; p < NT; p++) {
             memcpy(&b, w + p * w_ld + c, sizeof b);
-            for (int q = 0; q < m; q++) memcpy(&a, x + q * x_ld + c, sizeof a), sum[q][p] += a * b;
+            for (int q = 0; q < MT; q++) memcpy(&a, x + q * x_ld + c, sizeof a), sum[q][p] += a * b;
         }
-    for (int q = 0; q < m; q++)
-        for (int p = 0; p < NT; p++) {
-            float lane[VL], rest = 0;
-            memcpy(lane, &sum[q][p], sizeof lane);
-            for (int half = VL / 2; half; half /= 2)
-                for (int e = 0; e < half; e++) lane[e] += lane[e + half];
-            for (int e = c; e < n; e++) rest += x[q * x_ld + e] * w[p * w_ld + e];
-            y[q * y_ld + p] = lane[0] + rest;
-        }
-}
-static void dot_rows(float *y, size_t ld, const float *x, size_t x_ld, int rows, const float *w, size_t w_ld,
-                     int n) {
-    int q = 0;
-    for (; q + MT <= rows; q += MT) dot_tile(y + q * ld, ld, x + q * x_ld, x_ld, w, w_ld, n, MT);
-    for (; q < rows; q++) dot_tile(y + q * ld, ld, x + q * x_ld, x_ld, w, w_ld, n, 1);
+    for (int e = 0; e < MT * NT; e++) {
+        float *to = &y[e / NT * y_ld + e % NT];
+        *to = 0;
+        for (int lane = 0; lane < VL; lane++) *to += sum[e / NT][e % NT][lane];
+        for (int rest = c; rest < n; rest++) *to += x[e / NT * x_ld + rest] * w[e % NT * w_ld + rest];
+    }
 }
 /* y = x w^T + b of x (rows, in), w (out, in), b (out) or NULL; or relu of that, or y is added to. */
 typedef struct {
@@ -254,8 +243,8 @@ typedef struct {
 static void linear_task(const void *arg, int thread, int first, int n) {
     const Linear *a = arg;
     const size_t in = a->in, ld = in + PAD; /* powers of two would fall into the same places of a cache */
-    float *w = scratch + thread * scratch_floats, *y = w + NT * in, column[GROUP], bias[GROUP] = {0};
-    f16 *plain = (f16 *)(y + BLOCK * NT), rounded[GROUP];
+    float *w = scratch + thread * scratch_floats, sum[MT * NT], column[GROUP], bias[GROUP] = {0};
+    f16 *plain = (f16 *)(w + NT * in), rounded[GROUP]; /* (GROUP, ld) */
     for (int at = first * GROUP, end = (int)min(at + n * GROUP, a->out); at < end; at += GROUP) {
         const int outputs = (int)min(GROUP, end - at);
         if (a->b) widen(bias, a->b + at * sizeof(f16), outputs);
@@ -269,11 +258,10 @@ static void linear_task(const void *arg, int thread, int first, int n) {
             const f16 *from = a->packed ? plain + o * ld : (const f16 *)a->w + (at + o) * in;
             for (int p = 0; p < some; p++) widen(w + p * in, from + p * (a->packed ? ld : in), in);
             for (int row = 0; row < a->rows; row++) {
-                float *to = a->y + (size_t)row * a->out + at + o, *sum = y + row % BLOCK * NT;
-                const int rows = (int)min(BLOCK, a->rows - row);
-                if (row % BLOCK == 0) dot_rows(y, NT, a->x + row * in, in, rows, w, in, a->in);
+                float *to = a->y + (size_t)row * a->out + at + o, *y = sum + row % MT * NT;
+                if (row % MT == 0) dot_tile(sum, NT, a->x + row * in, in, w, in, a->in);
                 for (int p = 0; p < some; p++)
-                    to[p] = fmaxf(sum[p] + bias[o + p] + (a->add ? to[p] : 0), a->relu ? 0 : -INFINITY);
+                    to[p] = fmaxf(y[p] + bias[o + p] + (a->add ? to[p] : 0), a->relu ? 0 : -INFINITY);
             }
         }
     }
@@ -316,7 +304,7 @@ static void attend_prefill(const void *arg, int thread, int first, int n) {
         for (int t = 0, rows; t < seq->s; t += rows) {
             rows = (int)min(MT, seq->s - t);
             for (int u = 0; u < t + rows; u += NT)
-                dot_rows(score + u, ld, q + (size_t)t * h1, h1, rows, k + (size_t)u * h1, h1, hd);
+                dot_tile(score + u, ld, q + (size_t)t * h1, h1, k + (size_t)u * h1, h1, hd);
             for (int e = t; e < t + rows; e++) {
                 float *o = x_Out + at + (size_t)e * h1, *weight = score + (e - t) * ld;
                 softmax(weight, e + 1), memset(o, 0, hd * sizeof *o);
@@ -384,7 +372,7 @@ static void attend_decode(const void *arg, int thread, int first, int n) {
         for (int t = 0; t < len; t += NT) {
             for (int u = t; u < min(t + NT, len); u++)
                 read_head(some + (u - t) * hd, kv_now(seq, u, 0).at + head * bytes);
-            dot_rows(score + t, 0, q, 0, 1, some, hd, hd);
+            dot_tile(score + t, 0, q, 0, some, hd, hd);
         }
         softmax(score, len), memset(o, 0, hd * sizeof *o);
         if (is_sparse()) keep_top(score, score + len, len);
@@ -687,8 +675,8 @@ static void place_block(Sequence *seq, int count) {
     }
     const size_t wide = max(h1, h2), part = (rows + PAD) * h1;
     norm = floats(GPU, part), x_Q = floats(GPU, part), x_K = floats(GPU, part), x_V = floats(GPU, part);
-    x_Out = floats(GPU, part), ffn = floats(GPU, rows * h2), logits = floats(GPU, gbs * vocab);
-    scratch_floats = NT * (wide + BLOCK) + MT * (longest + NT);
+    x_Out = floats(GPU, part), ffn = floats(GPU, (rows + PAD) * h2), logits = floats(GPU, gbs * vocab);
+    scratch_floats = NT * wide + MT * (longest + NT);
     if (policy.compress_weight) scratch_floats += GROUP / 2 * (wide + PAD);
     scratch = floats(GPU, threads * scratch_floats), new_row = floats(GPU, h1);
     if (policy.cpu_attention) query = floats(CPU, gbs * h1), result = floats(CPU, gbs * h1);
@@ -757,33 +745,26 @@ static void await(void) {
 }
 
 // ---- F16, and groups of 4 bits (5, group-wise quantization) ---------------------------------------------
-/* F16 to float: 112 more in the exponent, by a product, which also makes numbers normal. */
+/* F16 to float: sign and the other bits move to their places, and 112 is added to the exponent by a product,
+ * which also makes numbers normal. */
 static void widen(float *to, const void *f16s, size_t n) {
     const f16 *from = f16s;
-    size_t e = 0;
-#ifdef __F16C__
-    for (; e + 8 <= n; e += 8)
-        _mm256_storeu_ps(to + e, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(from + e))));
-#endif
-    for (; e < n; e++) {
-        const uint32_t bits = (from[e] & 0x7fffu) << 13;
-        memcpy(to + e, &bits, sizeof bits), to[e] *= from[e] >> 15 ? -0x1p112f : 0x1p112f;
+    for (size_t e = 0; e < n; e++) {
+        const uint32_t bits = (from[e] & 0x8000u) << 16 | (from[e] & 0x7fffu) << 13;
+        memcpy(to + e, &bits, sizeof bits), to[e] *= 0x1p112f;
     }
 }
-/* Float to F16, to the nearest, of two the even one: a whole number of F16's unit there, at least 2^-24. */
+/* Float to F16, to the nearest, of two the even one. Below 2^-14 F16 counts in 2^-24, as floats around .5 do.
+ */
 static void narrow(void *f16s, const float *from, size_t n) {
     f16 *to = f16s;
-    size_t e = 0;
-#ifdef __F16C__
-    for (; e + 8 <= n; e += 8)
-        _mm_storeu_si128((void *)(to + e), _mm256_cvtps_ph(_mm256_loadu_ps(from + e), 0));
-#endif
-    for (; e < n; e++) {
-        int exponent = 0;
-        const float x = fminf(fabsf(from[e]), 65536);
-        frexpf(x, &exponent), exponent = (int)max(exponent, -13);
-        const long bits = (exponent + 13) * 1024 + lrintf(ldexpf(x, 11 - exponent));
-        to[e] = (f16)(min(bits, 0x7c00) | (signbit(from[e]) ? 0x8000 : 0));
+    for (size_t e = 0; e < n; e++) {
+        const float x = fabsf(from[e]), small = x + .5f;
+        uint32_t bits, whole, tiny;
+        memcpy(&bits, from + e, 4), memcpy(&whole, &x, 4), memcpy(&tiny, &small, 4);
+        whole = (whole + 0xfff + (whole >> 13 & 1) - (112u << 23)) >> 13, tiny -= 126u << 23;
+        whole = x < 0x1p-14f ? tiny : x < 65520 ? whole : 0x7c00;
+        to[e] = (f16)(bits >> 16 & 0x8000) | (f16)whole;
     }
 }
 /* Bytes of a group: min and scale as F16, then codes. That of number e lies in byte e / 32 * 16 + e % 16, in
@@ -872,7 +853,6 @@ static void stage_rows(Lp *lp, const double *mem, double s, double n, double gbs
     ROW(STAGE("dtoc"), 0, [CD] = loaded / dtoc, [WD] = weights / dtoc, [HD] = hidden / dtoc);
     ROW(STAGE("ctod"), 0, [CD] = stored / ctod, [HD] = hidden / ctod);
     ROW(STAGE("comp"), -linear_layer - p * gpu, [CG] = !p * gpu, [CC] = !p * cpu, [CD] = !p * cpu);
-    for (int i = first; i < lp->m; i++) lp->a[i][p ? T_PRE : T_GEN] = -1; /* sum <= T */
     for (int i = first; i < lp->m; i++) lp->a[i][p ? T_PRE : T_GEN] = -1; /* sum <= T */
     const double qkv = gbs * (2 * q * h1 + 3 * (2 * q * h1)), embed_w = gbs * (2 * q * h1 + 2 * q * h1);
     const double att_1 = gbs * (2 * q * h1 + 2 * u * h1 + 2 * nh * q * u), mlp_1 = 2 * gbs * q * (h1 + h2);
@@ -1047,14 +1027,15 @@ static void *allocate(size_t n, size_t size) {
     void *memory = calloc(n + 1, size);
     return memory ? memory : (die(1, "no memory for %zu x %zu bytes", n, size), NULL);
 }
-/* A whole text; NULL: there is no such file. */
-static char *read_text(const char *dir, const char *name) {
+/* A whole text. If there is no such file the program ends with that status; 0: returns NULL. */
+static char *read_text(int status, const char *dir, const char *name) {
     char path[4200], *text = NULL;
     size_t room = 0;
     snprintf(path, sizeof path, "%s%s", dir, name);
     FILE *file = fopen(path, "r");
-    if (!file && errno == ENOENT) return NULL;
-    if (!file || getdelim(&text, &room, 0, file) <= 0) die(1, "%s: is empty, or cannot be read", path);
+    if (!file && errno == ENOENT && !status) return NULL;
+    if (!file) die(status + !status, "%s: %s", path, strerror(errno));
+    if (getdelim(&text, &room, 0, file) <= 0) die(1, "%s: is empty, or cannot be read", path);
     return fclose(file), text;
 }
 /* What is behind "key": in a JSON text, or "". No parser: whatever it finds is checked where it is used. */
@@ -1080,31 +1061,29 @@ static int whole(const char *text, const char *key, int low, int high, int left_
     die(1, "config.json: %s has to be a whole number from %d to %d", key, low, high);
 }
 static void read_config(const char *dir) {
-    char *text = read_text(dir, "/config.json");
-    if (!text) die(1, "%s: has no config.json; name the directory of an OPT model", dir);
+    char *text = read_text(1, dir, "/config.json");
     l = whole(text, "num_hidden_layers", 1, 1 << 10, -1), h1 = whole(text, "hidden_size", 1, 1 << 16, -1);
     h2 = whole(text, "ffn_dim", 1, 1 << 19, -1), nh = whole(text, "num_attention_heads", 1, h1, -1);
-    vocab = whole(text, "vocab_size", 1, 1 << 20, -1), eos = whole(text, "eos_token_id", 0, 1 << 20, 2);
+    vocab = whole(text, "vocab_size", 1, 1 << 20, -1), eos = whole(text, "eos_token_id", 0, vocab - 1, 2);
     positions = whole(text, "max_position_embeddings", 1, 1 << 20, -1), hd = h1 / nh;
-    final_norm = !says(text, "_remove_final_layer_norm", "true"),
+    final_norm = !says(text, "_remove_final_layer_norm", "true");
     tied = !says(text, "tie_word_embeddings", "false");
-    const bool post_norm = says(text, "do_layer_norm_before", "false"),
-               relu = says(text, "activation_function", "\"relu\"");
-    if (!says(text, "model_type", "\"opt\"") || !relu || post_norm || hd * nh != h1 || eos >= vocab ||
+    if (!says(text, "model_type", "\"opt\"") || !says(text, "activation_function", "\"relu\"") ||
+        says(text, "do_layer_norm_before", "false") || hd * nh != h1 ||
         whole(text, "word_embed_proj_dim", 1, 1 << 16, h1) != h1)
         die(1, "%s: is no OPT model, or one like opt-350m, which the engine runs (opt_model.c)", dir);
     free(text);
 }
-/* A file of tensors: the JSON of its header, and where the tensors begin. */
+/* A file of tensors: 8 bytes with the length of its header, the header in JSON, the tensors. */
 static struct Shard {
     char name[256], *header;
-    uint8_t *data;
-    double size;
+    uint8_t *data; /* mapped: its pages come when they are read */
+    double size;   /* of the tensors, in bytes */
 } shard[1000];
 static void open_shard(const char *dir, const char *name) {
     struct Shard *s = shard;
     char path[4200];
-    uint64_t len = UINT64_MAX;
+    uint64_t len = 0;
     while (s < shard + 998 && *s->name && strcmp(s->name, name)) s++;
     if (*s->name) return;
     snprintf(path, sizeof path, "%s/%s", dir, name), snprintf(s->name, sizeof s->name, "%s", name);
@@ -1112,11 +1091,12 @@ static void open_shard(const char *dir, const char *name) {
     const off_t size = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
     uint8_t *file = size > 8 ? mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
     if (file != MAP_FAILED) memcpy(&len, file, 8);
-    if (len > (uint64_t)size - 8) die(1, "%s: is no file of safetensors: is the download complete?", path);
+    if (file == MAP_FAILED || len > (uint64_t)size - 8)
+        die(1, "%s: is no file of safetensors: is the download complete?", path);
     s->header = memcpy(allocate(len, 1), file + 8, len), s->data = file + 8 + len, s->size = size - 8. - len;
 }
 /* The tensor of that name, with or without "model." in front, of this shape; it has to be inside its file. */
-static void find_tensor(Weight *w, const char *name, int rows, int cols) {
+static Weight find_tensor(const char *name, int rows, int cols) {
     static const char *const types[] = {"\"F16\"", "\"BF16\"", "\"F32\""};
     const char *at = "";
     const struct Shard *s = shard;
@@ -1131,37 +1111,36 @@ static void find_tensor(Weight *w, const char *name, int rows, int cols) {
     if (dims > 2 || shape[0] != rows || shape[1] != cols || type == NTYPES || !inside ||
         end - begin != (double)rows * cols * (type == F32 ? 4 : 2))
         die(1, "%s: is not there as F16, BF16 or F32 of %d x %d: is it all there?", name, rows, cols);
-    *w = (Weight){.file = {DISK, type, s->data + (size_t)begin}, .rows = rows, .cols = cols};
+    return (Weight){.file = {DISK, type, s->data + (size_t)begin}, .rows = rows, .cols = cols};
 }
 /* All that config.json asks for, in one file or in those that an index names. */
 static void open_checkpoint(const char *dir) {
-    char part[][24] = {"self_attn_layer_norm",
-                       "self_attn.q_proj",
-                       "self_attn.k_proj",
-                       "self_attn.v_proj",
-                       "self_attn.out_proj",
-                       "final_layer_norm",
-                       "fc1",
-                       "fc2"};
-    char *index = read_text(dir, "/model.safetensors.index.json"), name[256];
+    static const char part[][24] = {"self_attn_layer_norm",
+                                    "self_attn.q_proj",
+                                    "self_attn.k_proj",
+                                    "self_attn.v_proj",
+                                    "self_attn.out_proj",
+                                    "final_layer_norm",
+                                    "fc1",
+                                    "fc2"}; /* two roles each: weight and bias */
+    char *index = read_text(0, dir, "/model.safetensors.index.json"), name[256];
     for (char *at = index, *begin; at && (at = begin = strstr(at, ".safetensors\"")); at += 12) {
         while (begin > index && at - begin < 200 && !strchr("\"/", begin[-1])) begin--;
         snprintf(name, sizeof name, "%.*s.safetensors", (int)(at - begin), begin), open_shard(dir, name);
     }
     if (!index) open_shard(dir, "model.safetensors");
-    layer = allocate(l, sizeof *layer), slab = allocate(l, sizeof *slab);
-    find_tensor(&outside[TOKENS], "model.decoder.embed_tokens.weight", vocab, h1);
-    find_tensor(&outside[POSITIONS], "model.decoder.embed_positions.weight", positions + 2, h1);
-    if (final_norm) find_tensor(&outside[LAST_NORM], "model.decoder.final_layer_norm.weight", 1, h1);
-    if (final_norm) find_tensor(&outside[LAST_BIAS], "model.decoder.final_layer_norm.bias", 1, h1);
-    if (!tied) find_tensor(&outside[HEAD], "lm_head.weight", vocab, h1);
+    free(index), layer = allocate(l, sizeof *layer), slab = allocate(l, sizeof *slab);
+    outside[TOKENS] = find_tensor("model.decoder.embed_tokens.weight", vocab, h1);
+    outside[POSITIONS] = find_tensor("model.decoder.embed_positions.weight", positions + 2, h1);
+    if (final_norm) outside[LAST_NORM] = find_tensor("model.decoder.final_layer_norm.weight", 1, h1);
+    if (final_norm) outside[LAST_BIAS] = find_tensor("model.decoder.final_layer_norm.bias", 1, h1);
+    if (!tied) outside[HEAD] = find_tensor("lm_head.weight", vocab, h1);
     for (int e = 0, role = 0; e < l * NROLES; role = ++e % NROLES) {
         const int out = role / 2 == W_1 / 2 ? h2 : h1, in = role == W_2 ? h2 : h1, j = e / NROLES;
         const char *kind = role % 2 ? "bias" : "weight";
         snprintf(name, sizeof name, "model.decoder.layers.%d.%s.%s", j, part[role / 2], kind);
-        find_tensor(&layer[j][role], name, is_matrix(role) ? out : 1, is_matrix(role) ? in : out);
+        layer[j][role] = find_tensor(name, is_matrix(role) ? out : 1, is_matrix(role) ? in : out);
     }
-    free(index);
 }
 
 // ---- The tokenizer: GPT-2's byte-level BPE --------------------------------------------------------------
@@ -1171,9 +1150,9 @@ typedef struct {
     int number;
 } Entry;
 static Entry *piece, *merge;
-static const char **piece_text;  // (vocab)
-static int npieces, nmerges, byte_id[256];
-static int byte_of[324]; /* 1 + the byte that a character below 324 stands for */
+static const char **piece_text;                          // (vocab)
+static int npieces, nmerges, byte_id[256], byte_of[324]; /* 1 + the byte that a character stands for */
+
 static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 static int find(const Entry *table, int n, const char *text) {
     const Entry *found = bsearch(&text, table, n, sizeof *table, by_text);
@@ -1189,14 +1168,15 @@ static char *read_string(char *at) {
     char *to = at;
     for (unsigned code; *at && *at != '"'; at++) {
         const bool escaped = *at == '\\' && at[1], is_code = escaped && at[1] == 'u' && strnlen(at, 6) == 6;
-        if (is_code && sscanf(at + 2, "%4x", &code) == 1) to = put_utf8(to, code), at += 5;
-        else *to++ = escaped ? *++at : *at;
+        if (is_code && sscanf(at + 2, "%4x", &code) == 1)
+            to = put_utf8(to, code), at += 5;
+        else
+            *to++ = escaped ? *++at : *at;
     }
     return at += *at == '"', *to = 0, at;
 }
 static void read_tokenizer(const char *dir) {
-    char *at = read_text(dir, "/vocab.json"), *lines = read_text(dir, "/merges.txt"), symbol[5];
-    if (!at || !lines) die(1, "%s: has no vocab.json, or no merges.txt", dir);
+    char *at = read_text(1, dir, "/vocab.json"), *lines = read_text(1, dir, "/merges.txt"), symbol[5];
     piece_text = allocate(vocab, sizeof *piece_text), piece = allocate(vocab, sizeof *piece);
     merge = allocate(strlen(lines) / 2, sizeof *merge);
     for (char *text; (text = strchr(at, '"')) && npieces < vocab; npieces++) { /* "piece": id */
@@ -1273,77 +1253,75 @@ static int utf8_step(const unsigned char *s) {
         if ((s[b] & 0xc0) != 0x80) return -b;
     return more < 0 ? -1 : more + 1;
 }
-/* A text, or a JSON string of it; what is no UTF-8 becomes U+FFFD. */
+/* A text, with the escapes of JSON or without. What is no UTF-8 becomes U+FFFD. */
 static void print_text(const char *text, bool json) {
-    static const char escaped[] = "\"\\\n\t\r", letters[] = "\"\\ntr";
-    if (json) putchar('"');
     for (int step; *text; text += abs(step)) {
-        const char *escape = json ? strchr(escaped, *text) : NULL;
         step = utf8_step((const unsigned char *)text);
-        if (escape) printf("\\%c", letters[escape - escaped]);
-        else if (json && ((*text >= 0 && *text < ' ') || *text == 127)) printf("\\u%04x", *text);
-        else printf("%.*s", step < 0 ? 3 : step, step < 0 ? "\xEF\xBF\xBD" : text);
+        if (json && step == 1 && (*text < ' ' || *text == '"' || *text == '\\'))
+            printf("\\u%04x", *text);
+        else
+            printf("%.*s", step < 0 ? 3 : step, step < 0 ? "\xEF\xBF\xBD" : text);
     }
-    if (json) putchar('"');
 }
 
 // ---- The command line -----------------------------------------------------------------------------------
-static char *links;
 static const char *prompts_file, *hardware, *offload_dir = "/var/tmp";
+static char *links;
 static bool percent, json, only_policy, show_lp;
-static double gpu_mem, cpu_mem, generation_s;
+static double gpu_mem, cpu_mem, generation_s; /* bytes; seconds */
 static int prompt_len = 512;
 
-/* Flags: s is a switch, w a whole number, n a number, b bytes, t a text, p percentages. */
+/* s is a switch, t a text, w a whole number, f a fraction, b bytes, p six percentages. */
 static const struct Flag {
     const char *name;
     char kind;
     void *to;
-    double low, high;
     const char *help;
-} flags[] = {
-    {"--prompts", 't', &prompts_file, 0, 0, "FILE: a prompt a line; - is standard input"},
-    {"--max-tokens", 'w', &generation_length, 1, 1 << 20, "N: tokens to generate (64)"},
-    {"--percent", 'p', &percent, 0, 100, "WG WC CG CC HG HC: weights, cache, activations on GPU, CPU"},
-    {"--gpu-batch-size", 'w', &policy.gbs, 1, 1 << 20, "N: sequences of a GPU batch"},
-    {"--num-gpu-batches", 'w', &policy.num_gpu_batches, 1, 1 << 10, "N: GPU batches of a block"},
-    {"--cpu-cache-compute", 's', &policy.cpu_attention, 0, 0, "the CPU attends to cache off the GPU"},
-    {"--compress-weight", 's', &policy.compress_weight, 0, 0, "4-bit groups for the layers' matrices"},
-    {"--compress-cache", 's', &policy.compress_cache, 0, 0, "4-bit groups for the KV cache"},
-    {"--attn-sparsity", 'n', &policy.sparsity, 1e-6, 1, "F: read V of this share of the tokens (1)"},
-    {"--no-overlap", 's', &policy.no_overlap, 0, 0, "make every move at once"},
-    {"--gpu-mem", 'b', &gpu_mem, 1, 1e18, "SIZE: of the GPU tier, such as 16G (half of the memory)"},
-    {"--cpu-mem", 'b', &cpu_mem, 1, 1e18, "SIZE: of the CPU tier (half of the memory)"},
-    {"--link", 't', &links, 0, 0, "LIST: bytes a second, such as ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G"},
-    {"--threads", 'w', &threads, 1, 1024, "N: that compute (all cores)"},
-    {"--json", 's', &json, 0, 0, "completions as JSON lines"},
-    {"--policy", 's', &only_policy, 0, 0, "print what A.3 finds for --max-tokens, and end"},
-    {"--prompt-len", 'w', &prompt_len, 1, 1 << 20, "S: tokens of a prompt for --policy (512)"},
-    {"--hardware", 't', &hardware, 0, 0, "FILE: the machine to search for, such as hardware/t4.json"},
-    {"--lp", 's', &show_lp, 0, 0, "print the linear program that was solved"},
-    {NULL, 0, NULL, 0, 0, NULL}};
+} flags[] = {{"--prompts", 't', &prompts_file, "FILE: a prompt a line; - is standard input"},
+             {"--max-tokens", 'w', &generation_length, "N: tokens to generate (64)"},
+             {"--percent", 'p', &percent, "WG WC CG CC HG HC: weights, cache, activations on GPU, CPU"},
+             {"--gpu-batch-size", 'w', &policy.gbs, "N: sequences of a GPU batch"},
+             {"--num-gpu-batches", 'w', &policy.num_gpu_batches, "N: GPU batches of a block"},
+             {"--cpu-cache-compute", 's', &policy.cpu_attention, "the CPU attends to cache off the GPU"},
+             {"--compress-weight", 's', &policy.compress_weight, "4-bit groups for the layers' matrices"},
+             {"--compress-cache", 's', &policy.compress_cache, "4-bit groups for the KV cache"},
+             {"--attn-sparsity", 'f', &policy.sparsity, "F: read V of this share of the tokens (1)"},
+             {"--no-overlap", 's', &policy.no_overlap, "make every move at once"},
+             {"--gpu-mem", 'b', &gpu_mem, "SIZE: of the GPU tier, such as 16G (half of the memory)"},
+             {"--cpu-mem", 'b', &cpu_mem, "SIZE: of the CPU tier (half of the memory)"},
+             {"--link", 't', &links, "LIST: bytes a second, such as ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G"},
+             {"--threads", 'w', &threads, "N: that compute (all cores)"},
+             {"--json", 's', &json, "completions as JSON lines"},
+             {"--policy", 's', &only_policy, "print what A.3 finds for --max-tokens, and end"},
+             {"--prompt-len", 'w', &prompt_len, "S: tokens of a prompt for --policy (512)"},
+             {"--hardware", 't', &hardware, "FILE: the machine to search for: hardware/t4.json"},
+             {"--lp", 's', &show_lp, "print the linear program that was solved"},
+             {NULL, 0, NULL, NULL}};
 
-/* "16G": a number and a power of `thousand`; *end: what is behind it. */
-static double with_unit(const char *text, char **end, double thousand) {
-    const double value = strtod(text, end);
-    const char *units = "KMGT", *unit = *end > text && **end ? strchr(units, toupper(**end)) : NULL;
-    return *end += unit != NULL, unit ? value * pow(thousand, (double)(unit - units + 1)) : value;
-}
-/* Reads a flag's n values: of six percentages on GPU and CPU the disk has the rest. */
-static void read_flag(const struct Flag *f, char **text, int n) {
+/* A number in its range; "16G" is one and a power of `thousand`, unless that is 0. */
+static double number(const char *flag, const char *text, double thousand, double low, double high) {
     char *end;
+    double value = strtod(text, &end);
+    const char *unit = thousand > 0 && end > text && *end ? strchr("KMGT", toupper(*end)) : NULL;
+    for (long power = unit ? 5 - (long)strlen(unit) : 0; power > 0; power--) value *= thousand;
+    if (end == text || end[unit != NULL] || !(value >= low && value <= high))
+        die(2, "%s %.60s: expected from %g to %g", flag, text, low, high);
+    return value;
+}
+static void read_flag(const struct Flag *f, char **text) {
     if (f->kind == 's' || f->kind == 'p') *(bool *)f->to = true;
     if (f->kind == 't') *(char **)f->to = *text;
-    for (int e = 0; e < n && f->kind != 't'; e++) {
-        const double value = f->kind == 'b' ? with_unit(text[e], &end, 1024) : strtod(text[e], &end);
-        double *share = policy.share[e / 2];
-        if (f->kind == 'p') share[e % 2] = value / 100, share[DISK] = fmax(0, 1 - share[GPU] - share[CPU]);
-        const bool over =
-            f->kind == 'w' ? value > floor(value) : f->kind == 'p' && share[GPU] + share[CPU] > 1 + 1e-9;
-        if (end == text[e] || *end || !(value >= f->low && value <= f->high) || over)
-            die(2, "%s %.60s: expected from %g to %g: %s", f->name, text[e], f->low, f->high, f->help);
-        if (f->kind == 'w') *(int *)f->to = (int)value;
-        if (f->kind == 'n' || f->kind == 'b') *(double *)f->to = value;
+    if (f->kind == 'f') *(double *)f->to = number(f->name, *text, 0, 1e-6, 1);
+    if (f->kind == 'b') *(double *)f->to = number(f->name, *text, 1024, 1, 1e18);
+    if (f->kind == 'w') {
+        const double value = number(f->name, *text, 0, 1, 1 << 16);
+        if (value > (*(int *)f->to = (int)value)) die(2, "%s %.60s: expected a whole number", f->name, *text);
+    }
+    for (int kind = WEIGHTS; f->kind == 'p' && kind < NKINDS; kind++, text += 2) {
+        double *share = policy.share[kind], sum = 0; /* the disk has the rest */
+        for (int t = GPU; t <= CPU; t++) sum += share[t] = number(f->name, text[t], 0, 0, 100) / 100;
+        if (sum > 1 + 1e-9) die(2, "%s: %s and %s are more than 100", f->name, text[GPU], text[CPU]);
+        share[DISK] = fmax(0, 1 - sum);
     }
 }
 /* The model and prompts may stand among the flags; returns how many of these are left in args. */
@@ -1355,19 +1333,20 @@ static int read_flags(char **args, int n) {
         takes = 1 + (!f->name || f->kind == 's' ? 0 : f->kind == 'p' ? 6 : 1);
         if (!f->name && !strncmp(args[a], "--", 2)) die(2, "there is no flag %.60s; see --help", args[a]);
         if (n - a < takes) die(2, "%s takes %d values: %s", f->name, takes - 1, f->help);
-        if (f->name) read_flag(f, args + a + 1, takes - 1);
-        else args[words++] = args[a];
+        if (f->name)
+            read_flag(f, args + a + 1);
+        else
+            args[words++] = args[a];
     }
     return words;
 }
 /* "ctog=1G,dtoc=0.5G" */
-static void read_links(char *at) {
-    for (char *end = at, *text = at; *at; at = *end ? end + 1 : end) {
+static void read_links(void) {
+    for (char *at = strtok(links, ","); at; at = strtok(NULL, ",")) {
         int c = 0;
         while (c < NLINKS && (strncmp(at, link_name[c], 4) || at[4] != '=')) c++;
-        if (c < NLINKS) link_of[c].rate = with_unit(at + 5, &end, 1000);
-        if (c == NLINKS || !(link_of[c].rate >= 1 && link_of[c].rate < 1e15) || (*end && *end != ','))
-            die(2, "--link %.60s: expected links and bytes a second such as ctog=1G,dtoc=0.5G", text);
+        if (c == NLINKS) die(2, "--link %.60s: expected a link and bytes a second, such as ctog=1G", at);
+        link_of[c].rate = number("--link", at + 5, 1000, 1, 1e15);
     }
 }
 /* The machine to search for: this computer, as far as it is known without measuring; or a file of Table 7's
@@ -1375,9 +1354,8 @@ static void read_links(char *at) {
 static void describe_machine(void) {
     static const char key[][12] = {"gmem",     "cmem",     "nmem",     "ctog_bdw",  "gtoc_bdw",
                                    "dtoc_bdw", "ctod_bdw", "mm_flops", "bmm_flops", "cpu_flops"};
-    char *text = hardware ? read_text("", hardware) : NULL;
+    char *text = hardware ? read_text(2, "", hardware) : NULL;
     struct statvfs disk;
-    if (hardware && !text) die(2, "%s: there is no such file", hardware);
     hw.mem[GPU] = hw.mem[CPU] = .5 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     hw.mem[DISK] = statvfs(offload_dir, &disk) ? 1 : (double)disk.f_bavail * (double)disk.f_frsize;
     for (int v = 0; v < 20 && text; v++) {
@@ -1397,8 +1375,7 @@ static void describe_machine(void) {
 /* The words behind the model, or the lines of a file but for empty ones. A line's number is its id. */
 static void read_prompts(char **words, int n) {
     if (prompts_file && !strcmp(prompts_file, "-")) prompts_file = "/dev/stdin";
-    char *text = prompts_file ? read_text("", prompts_file) : NULL;
-    if (prompts_file && !text) die(2, "%s: there is no such file", prompts_file);
+    char *text = prompts_file ? read_text(2, "", prompts_file) : NULL;
     for (const char *c = text; c && *c; c++) n += *c == '\n';
     prompts = allocate(n, sizeof *prompts);
     for (int id = 0; text || (!prompts_file && id < n); id++) {
@@ -1457,12 +1434,11 @@ static void print_results(void) {
     for (const Sequence *q = prompts; q < prompts + nprompts; q++) {
         const int *token = q->token + q->s, n = q->generated - (token[q->generated - 1] == eos);
         char *text = decode(token, n);
-        if (json) printf("{\"id\": %d, \"prompt\": ", q->id);
-        print_text(q->text, json);
-        if (json) printf(", \"completion\": ");
-        print_text(text, json), free(text);
-        for (int e = 0; e < n && json; e++) printf("%s%d", e ? ", " : ", \"tokens\": [", token[e]);
-        printf(!json ? "\n" : n ? "]}\n" : ", \"tokens\": []}\n"), tokens += q->generated;
+        if (json) printf("{\"id\": %d, \"prompt\": \"", q->id);
+        print_text(q->text, json), fputs(json ? "\", \"completion\": \"" : "", stdout);
+        print_text(text, json), fputs(json ? "\", \"tokens\": [" : "", stdout);
+        for (int e = 0; e < n && json; e++) printf(e ? ", %d" : "%d", token[e]);
+        puts(json ? "]}" : ""), tokens += q->generated, free(text);
     }
     if (fflush(stdout) || ferror(stdout)) die(1, "standard output: %s", strerror(errno));
     for (int k = 0; k < NKINDS; k++) {
@@ -1496,7 +1472,7 @@ int main(int argc, char **argv) {
     const int words = help ? 0 : read_flags(argv + 1, argc - 1);
     if (help) return 0;
     if (!words) die(2, "mini MODEL [PROMPT ...] [FLAGS]: name the directory of an OPT model; see --help");
-    if (links) read_links(links);
+    if (links) read_links();
     describe_machine(), read_config(argv[1]);
     if (only_policy) return print_policy(), 0;
     open_checkpoint(argv[1]), read_tokenizer(argv[1]), read_prompts(argv + 2, words - 1);
