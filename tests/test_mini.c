@@ -496,7 +496,7 @@ static void compare(int m, Variant v, const Answers *a, const char *flags) {
         }
         const Choice choice = engine_choice(m, v, i, at);
         const int engines = at < b->n[i] ? b->token[i][at] : 2, minis = at < a->n[i] ? a->token[i][at] : 2;
-        fprintf(stderr, "\n    %s, prompt %d, token %d: the engine's is %d with a lead of %.1e, mini's %d: %s",
+        fprintf(stderr, "\n    %s, prompt %d, token %d: the engine's is %d with a lead of %.1e, mini's %d: %s %s",
                 subjects[m].name, i, at, engines, choice.lead, minis, variant[v].flags, flags);
         CU_ASSERT_EQUAL(choice.chosen, engines);
         CU_ASSERT(choice.lead < variant[v].tie);
