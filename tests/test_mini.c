@@ -182,9 +182,9 @@ typedef struct {
 /* The shipped model has heads of 64. */
 static Subject subjects[] = {
     {"the shipped model", 6, 256, 1024, 4, 4096, 10, F16, false, true, false, TINY},
-    {"heads of 16", 3, 80, 200, 5, 1024, 12, F16, false, true, false, ""},
+    {"heads of 16", 3, 80, 200, 5, 1024, 12, F16, true, true, false, ""},
     {"heads of 32, shards, a head of its own", 5, 96, 150, 3, 1024, 12, BF16, true, true, true, ""},
-    {"heads of 80, no last norm", 1, 160, 336, 2, 1024, 12, F32, false, false, false, ""},
+    {"heads of 80, no last norm", 1, 160, 336, 2, 1024, 12, F32, true, false, false, ""},
 };
 enum { SUBJECTS = sizeof subjects / sizeof *subjects };
 
@@ -236,14 +236,15 @@ static void add_norm(Draft *d, const Subject *m, const char *path) {
     }
 }
 
-/* The scales make attention look somewhere and each layer matter, so that texts do not repeat one token. */
+/* The scales make each layer matter, so that texts do not repeat one token; with larger ones a code of four bits that
+ * rounds the other way would change tokens. */
 static void add_layer(Draft *d, const Subject *m, int j) {
     static const char *const projection[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
                                              "self_attn.out_proj"};
     char path[60];
-    for (int p = 0; p < 4; p++) add_linear(d, m, projection[p], j, m->h1, m->h1, p < 2 ? 1.6f : 1.4f);
-    add_linear(d, m, "fc1", j, m->h2, m->h1, 1.4f);
-    add_linear(d, m, "fc2", j, m->h1, m->h2, 1.4f);
+    for (int p = 0; p < 4; p++) add_linear(d, m, projection[p], j, m->h1, m->h1, 1);
+    add_linear(d, m, "fc1", j, m->h2, m->h1, 1);
+    add_linear(d, m, "fc2", j, m->h1, m->h2, 1);
     snprintf(path, sizeof path, "layers.%d.self_attn_layer_norm", j), add_norm(d, m, path);
     snprintf(path, sizeof path, "layers.%d.final_layer_norm", j), add_norm(d, m, path);
 }
@@ -379,8 +380,7 @@ static bool read_answers(Answers *a, const char *text) {
     int lines = 0;
     *a = (Answers){.n = {0}};
     for (const char *line = text, *end; (end = strchr(line, '\n')); line = end + 1, lines++) {
-        Error err;
-        cJSON *json = json_parse(line, (size_t)(end - line), "a completion", &err);
+        cJSON *json = cJSON_ParseWithLength(line, (size_t)(end - line)); /* a text ends at \\u0000, if that is in it */
         size_t id = PROMPTS;
         if (json) json_whole(json_get(json, "id"), &id);
         const cJSON *tokens = json ? json_get(json, "tokens") : NULL,
@@ -396,6 +396,7 @@ static bool read_answers(Answers *a, const char *text) {
         cJSON_Delete(json);
         if (!good) return false;
     }
+    if (lines != PROMPTS) fprintf(stderr, "\n    %d completions: %s", lines, text);
     return lines == PROMPTS;
 }
 
@@ -495,7 +496,7 @@ static void compare(int m, Variant v, const Answers *a, const char *flags) {
         }
         const Choice choice = engine_choice(m, v, i, at);
         const int engines = at < b->n[i] ? b->token[i][at] : 2, minis = at < a->n[i] ? a->token[i][at] : 2;
-        fprintf(stderr, "\n    %s, prompt %d, token %d: the engine's is %d with a lead of %.1e, mini's %d: %s",
+        fprintf(stderr, "\n    %s, prompt %d, token %d: the engine's is %d with a lead of %.1e, mini's %d: %s %s",
                 subjects[m].name, i, at, engines, choice.lead, minis, variant[v].flags, flags);
         CU_ASSERT_EQUAL(choice.chosen, engines);
         CU_ASSERT(choice.lead < variant[v].tie);
@@ -608,7 +609,7 @@ static void texts_of_random_weights_are_of_many_tokens(void) {
 // Links and memory
 // ---------------------------------------------------------------------------------------------------------------
 
-/* What mini reports on standard error: "mini: ctog: 115015680 bytes, 0.013 s", "mini: GPU tier: 10496320 bytes". */
+/* What mini reports on standard error: "mini: ctog: 115015680 bytes, 0.013 s", "mini: GPU: 10496320 bytes". */
 typedef struct {
     double moved[LINKS], busy[LINKS]; /* bytes, seconds */
     double peak[NTIERS], seconds;
@@ -624,9 +625,9 @@ static bool read_figures(Figures *f, const char *text) {
         all &= at && sscanf(at + strlen(key), "%lf bytes%*[, in]%lf s", &f->moved[c], &f->busy[c]) == 2;
     }
     for (int t = 0; t < NTIERS; t++) {
-        snprintf(key, sizeof key, "mini: %s tier: ", tiers[t]);
+        snprintf(key, sizeof key, "mini: %s", tiers[t]);
         const char *at = strstr(text, key);
-        all &= at && sscanf(at + strlen(key), "%lf bytes", &f->peak[t]) == 1;
+        all &= at && sscanf(at + strlen(key), "%*[^0-9]%lf bytes", &f->peak[t]) == 1;
     }
     const char *at = strstr(text, " tokens");
     return all && at && sscanf(at, " tokens%*[, in]%lf s", &f->seconds) == 1;
@@ -1163,10 +1164,6 @@ static void a_spoilt_file_is_refused(void) {
                                         "model.safetensors: embed_tokens -> embed_tok\\u00",
                                         "model.safetensors: embed_tokens -> \\ud800\\u0041",
                                         "model.safetensors: embed_tokens -> \\q",
-                                        "model.safetensors: {\"dtype\" -> [\"dtype\"",
-                                        "model.safetensors: {\"dtype\" -> {dtype",
-                                        "model.safetensors: :{\"dtype\" -> :7,\"x\":{\"dtype\"",
-                                        "model.safetensors: } -> ",
                                         "model.safetensors: layers.2.fc1.weight -> layers.0.fc1.weight",
                                         "config.json:  -> ",
                                         "config.json:  -> 7",
@@ -1210,7 +1207,11 @@ static void a_spoilt_file_is_refused(void) {
 
 /* What may be overlooked does no harm. */
 static void lesser_faults_do_no_harm(void) {
-    static const char *const edits[] = {"model.safetensors: , -> ,,",
+    static const char *const edits[] = {"model.safetensors: {\"dtype\" -> [\"dtype\"",
+                                        "model.safetensors: {\"dtype\" -> {dtype",
+                                        "model.safetensors: :{\"dtype\" -> :7,\"x\":{\"dtype\"",
+                                        "model.safetensors: } -> ",
+                                        "model.safetensors: , -> ,,",
                                         "model.safetensors: { -> ",
                                         "config.json: eos_token_id\": 2 -> eos_token_id\": 5000",
                                         "vocab.json: :5, -> :6,",
