@@ -107,9 +107,11 @@ typedef struct {
 /* A GPU batch: of a block the sequences from seq up to end. */
 typedef struct {
     Sequence *seq, *end;
-    bool kv_rests, act_rests; /* on the GPU, all of it: nothing has to move */
-    float *x;                 /* its hidden state, if that rests there */
 } Batch;
+/* A square of Figure 3: token, layer (l: the head) and batch. */
+typedef struct {
+    int i, j, k;
+} Square;
 
 static Sequence *prompts;
 static Batch *batch;                                     // (K)
@@ -121,10 +123,10 @@ static float *norm, *x_Q, *x_K, *x_V, *x_Out, *ffn, *logits; /* the workspace of
 static float *scratch, *new_row, *query, *result; /* of threads; a k or v; the last two on the CPU */
 static size_t scratch_floats;                     /* of each thread */
 
-typedef void Move(int i, int j, int k, bool down);
+typedef void Move(Square at, bool down);
 typedef void Task(const void *arg, int thread, int first, int n);
 __attribute__((noreturn, format(printf, 2, 3))) static void die(int status, const char *format, ...);
-static void post(int worker, Move *move, int i, int j, int k, bool down), synchronize(void);
+static void post(int worker, Move *move, Square at, bool down), synchronize(void);
 static void parallel(Task *task, const void *arg, int n, double work);
 static void travel(Place to, Place from, size_t bytes), await(void);
 static void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
@@ -195,7 +197,7 @@ static bool at_square(int *i, int *j, int *k) {
     return column >= 0 && *i < generation_length;
 }
 /* Of two buffers, one is for this square, the other for the squares behind and ahead of it. */
-static int buffer_of(int i, int j, int k) { return (int)(((i * (l + 1L) + j) * K + k) % 2); }
+static int buffer_of(Square at) { return (int)(((at.i * (l + 1L) + at.j) * K + at.k) % 2); }
 
 // ---- compute(i, j, k): OPT's layer (section 3) ----------------------------------------------------------
 //
@@ -234,46 +236,51 @@ static void dot_tile(float *y, size_t y_ld, const float *x, size_t x_ld, const f
 typedef struct {
     float *y;
     const float *x;
-    const uint8_t *w, *b;
-    int rows, out, in;
-    bool packed, relu, add;
+    int rows;
+    const Weight *w, *b;
+    bool relu, add;
 } Linear;
+static Square now_at; /* the square that computes */
 
-/* Outputs of groups first .. first + n - 1. Packed ones become F16 first (5: "before doing computation"). */
+/* The bytes of a tensor while a layer computes: its own, or those that have come to the layer's slot. */
+static const uint8_t *weight_at(const Weight *w) {
+    return w->rest.tier == GPU ? w->rest.at : weight_slot[((long)now_at.i * l + now_at.j) % 2] + w->offset;
+}
+/* Outputs of groups first .. first + n - 1, a group at a time: its weights become floats (5: "before doing
+ * computation"), (GROUP, ld), and then meet all rows of x. */
 static void linear_task(const void *arg, int thread, int first, int n) {
     const Linear *a = arg;
-    const size_t in = a->in, ld = in + PAD; /* powers of two would fall into the same places of a cache */
-    float *w = scratch + thread * scratch_floats, sum[MT * NT], column[GROUP], bias[GROUP] = {0};
-    f16 *plain = (f16 *)(w + NT * in), rounded[GROUP]; /* (GROUP, ld) */
-    for (int at = first * GROUP, end = (int)min(at + n * GROUP, a->out); at < end; at += GROUP) {
+    const size_t in = a->w->cols, ld = in + PAD,
+                 out = a->w->rows; /* ld: not to meet in the same cache lines */
+    float *w = scratch + thread * scratch_floats, y[MT * NT], column[GROUP], bias[GROUP] = {0};
+    for (size_t at = first * GROUP, end = min((first + n) * GROUP, out); at < end; at += GROUP) {
         const int outputs = (int)min(GROUP, end - at);
-        if (a->b) widen(bias, a->b + at * sizeof(f16), outputs);
-        for (size_t c = 0; c < in && a->packed; c++) {
-            unpack_group(column, a->w + (at / GROUP * in + c) * group_bytes(GROUP), outputs);
-            narrow(rounded, column, outputs);
-            for (int o = 0; o < outputs; o++) plain[o * ld + c] = rounded[o];
+        if (a->b) widen(bias, weight_at(a->b) + at * sizeof(f16), outputs);
+        for (int o = 0; o < outputs && !a->w->packed; o++)
+            widen(w + o * ld, weight_at(a->w) + (at + o) * in * sizeof(f16), in);
+        for (size_t c = 0; c < in && a->w->packed; c++) {
+            unpack_group(column, weight_at(a->w) + (at / GROUP * in + c) * group_bytes(GROUP), outputs);
+            for (int o = 0; o < outputs; o++) w[o * ld + c] = column[o];
         }
-        for (int o = 0; o < outputs; o += NT) {
-            const int some = (int)min(NT, outputs - o);
-            const f16 *from = a->packed ? plain + o * ld : (const f16 *)a->w + (at + o) * in;
-            for (int p = 0; p < some; p++) widen(w + p * in, from + p * (a->packed ? ld : in), in);
-            for (int row = 0; row < a->rows; row++) {
-                float *to = a->y + (size_t)row * a->out + at + o, *y = sum + row % MT * NT;
-                if (row % MT == 0) dot_tile(sum, NT, a->x + row * in, in, w, in, a->in);
-                for (int p = 0; p < some; p++)
-                    to[p] = fmaxf(y[p] + bias[o + p] + (a->add ? to[p] : 0), a->relu ? 0 : -INFINITY);
+        for (int o = 0; o < outputs; o += NT)
+            for (int row = 0; row < a->rows; row += MT) {
+                dot_tile(y, NT, a->x + row * in, in, w + o * ld, ld, (int)in);
+                for (int q = row; q < min(row + MT, a->rows); q++)
+                    for (int p = o; p < min(o + NT, outputs); p++) {
+                        float *to = a->y + q * out + at + p, sum = y[(q - row) * NT + p - o] + bias[p];
+                        *to = fmaxf(sum + (a->add ? *to : 0), a->relu ? 0 : -INFINITY);
+                    }
             }
-        }
     }
 }
 static void linear(Linear a) {
-    parallel(linear_task, &a, (a.out + GROUP - 1) / GROUP, 1. * a.rows * a.out * a.in);
+    parallel(linear_task, &a, (a.w->rows + GROUP - 1) / GROUP, 1. * a.rows * a.w->rows * a.w->cols);
 }
 
 /* y = (x - mean) / sqrt(var + 1e-5) * w + b, row by row. */
-static void layernorm(float *y, const float *x, const uint8_t *w, const uint8_t *b, int rows) {
+static void layernorm(float *y, const float *x, const Weight *w, int rows) {
     float *gain = scratch, *bias = gain + h1;
-    widen(gain, w, h1), widen(bias, b, h1);
+    widen(gain, weight_at(w), h1), widen(bias, weight_at(w + 1), h1);
     for (int row = 0; row < rows; row++, x += h1, y += h1) {
         float mean = 0, var = 0;
         for (int c = 0; c < h1; c++) mean += x[c] / h1;
@@ -291,7 +298,6 @@ static void softmax(float *score, int n) {
 static void add_weighed(float *restrict o, float p, const float *restrict v, int n) {
     for (int d = 0; d < n; d++) o[d] += p * v[d];
 }
-static struct { int i, j, k; } now_at; /* the square that computes */
 
 /* Prefill attends to what has just been computed: a task is a head of a sequence; t sees tokens 0 .. t. */
 static void attend_prefill(const void *arg, int thread, int first, int n) {
@@ -322,17 +328,13 @@ static bool is_delegated(const Sequence *q, int i) { return i && policy.cpu_atte
 static Place kv_home(const Sequence *q, int j, int t, int value) {
     return on(q->kv_tier, q->kv + ((2 * (size_t)j + value) * q->room + t) * kv_row);
 }
-/* Where square (i, j, k) has it: at home if whoever attends can read it there, else in a staging slot. */
-static Place kv_near(const Sequence *q, int i, int j, int k, int t, int value) {
-    const Tier side = is_delegated(q, i) ? CPU : GPU;
+/* Where a square has it: at home if whoever attends can read it there, else in a staging slot. */
+static Place kv_near(const Sequence *q, Square at, int t, int value) {
+    const Tier side = is_delegated(q, at.i) ? CPU : GPU;
     const size_t room = side == GPU && policy.cpu_attention ? q->s : q->room; /* then it only prefills here */
-    if (q->kv_tier == side) return kv_home(q, j, t, value);
-    return on(side, stage[side][buffer_of(i, j, k)] + q->staged[side] + (value * room + t) * kv_row);
+    if (q->kv_tier == side) return kv_home(q, at.j, t, value);
+    return on(side, stage[side][buffer_of(at)] + q->staged[side] + (value * room + t) * kv_row);
 }
-static Place kv_now(const Sequence *q, int t, int value) {
-    return kv_near(q, now_at.i, now_at.j, now_at.k, t, value);
-}
-
 /* From and to the cache: a head, a row of heads. They are grouped along the hidden dimension (5). */
 static void read_head(float *x, const uint8_t *from) {
     if (!policy.compress_cache) widen(x, from, hd);
@@ -371,13 +373,13 @@ static void attend_decode(const void *arg, int thread, int first, int n) {
         if (seq->ended) continue;
         for (int t = 0; t < len; t += NT) {
             for (int u = t; u < min(t + NT, len); u++)
-                read_head(some + (u - t) * hd, kv_now(seq, u, 0).at + head * bytes);
+                read_head(some + (u - t) * hd, kv_near(seq, now_at, u, 0).at + head * bytes);
             dot_tile(score + t, 0, q, 0, some, hd, hd);
         }
         softmax(score, len), memset(o, 0, hd * sizeof *o);
         if (is_sparse()) keep_top(score, score + len, len);
         for (int t = 0; t < len; t++) {
-            Place near = kv_now(seq, t, 1), home = kv_home(seq, now_at.j, t, 1);
+            Place near = kv_near(seq, now_at, t, 1), home = kv_home(seq, now_at.j, t, 1);
             near.at += head * bytes, home.at += head * bytes;
             if (score[t] < 0) continue; /* of sparse attention's v only the chosen come near */
             if (is_sparse() && near.at != home.at && t < len - 1) travel(near, home, bytes);
@@ -389,7 +391,7 @@ static void attend_decode(const void *arg, int thread, int first, int n) {
 /* The new k and v of a sequence go where the square has its cache; if the CPU will attend, by the link. */
 static void append(const Sequence *q) {
     for (int e = 0, past = now_at.i ? q->s + now_at.i - 1 : 0; e < 2 * rows_of(q, now_at.i); e++) {
-        const Place near = kv_now(q, past + e / 2, e % 2);
+        const Place near = kv_near(q, now_at, past + e / 2, e % 2);
         const Place here = on(GPU, near.tier == GPU ? near.at : (void *)new_row);
         write_row(here.at, (e % 2 ? x_V : x_K) + (size_t)(q->row + e / 2) * h1);
         if (near.tier != GPU) travel(near, here, kv_row);
@@ -401,24 +403,18 @@ static void exchange(const Sequence *q, bool down) {
     const Place above = on(GPU, (down ? x_Q : x_Out) + at), below = on(CPU, (down ? query : result) + at);
     if (!q->ended && is_delegated(q, now_at.i)) travel(down ? below : above, down ? above : below, bytes);
 }
-/* A tensor of the layer where it is while the layer computes. */
-static const uint8_t *weight_at(int role) {
+/* y = x w + b of a matrix of the layer; or relu of that, or y is added to. */
+static void product(int role, float *y, const float *x, int rows, bool relu, bool add) {
     const Weight *w = &layer[now_at.j][role];
-    return w->rest.tier == GPU ? w->rest.at : weight_slot[((long)now_at.i * l + now_at.j) % 2] + w->offset;
-}
-/* y = x w + b of a matrix of the layer, and what else `how` says. */
-static void product(int role, float *y, const float *x, int rows, Linear how) {
-    const Weight *w = &layer[now_at.j][role];
-    how.y = y, how.x = x, how.rows = rows, how.out = w->rows, how.in = w->cols, how.packed = w->packed;
-    how.w = weight_at(role), how.b = weight_at(role + 1), linear(how);
+    linear((Linear){y, x, rows, w, w + 1, relu, add});
 }
 /* x_Out, in the place of x. */
 static void attention(const Batch *b, float *x, int rows) {
     const size_t size = (size_t)rows * h1;
     float *const qkv[] = {x_Q, x_K, x_V};
-    layernorm(norm, x, weight_at(NORM_1), weight_at(NORM_1 + 1), rows);
+    layernorm(norm, x, &layer[now_at.j][NORM_1], rows);
     for (int m = 0; m < 3; m++) {
-        product(W_Q + 2 * m, qkv[m], norm, rows, (Linear){0});
+        product(W_Q + 2 * m, qkv[m], norm, rows, false, false);
         narrow(x_Out, qkv[m], size), widen(qkv[m], x_Out, size);
     }
     for (size_t e = 0; e < size; e++) x_Q[e] /= sqrtf((float)hd);
@@ -427,13 +423,13 @@ static void attention(const Batch *b, float *x, int rows) {
     parallel(now_at.i ? attend_decode : attend_prefill, b, (int)(b->end - b->seq) * nh, 1. * rows * size);
     for (const Sequence *q = b->seq; q < b->end; q++) exchange(q, false);
     await();
-    product(W_O, x, x_Out, rows, (Linear){.add = true});
+    product(W_O, x, x_Out, rows, false, true);
 }
 /* x = relu(x_Out w_1) w_2 + x_Out, in place. */
 static void mlp(float *x, int rows) {
-    layernorm(norm, x, weight_at(NORM_2), weight_at(NORM_2 + 1), rows);
-    product(W_1, ffn, norm, rows, (Linear){.relu = true});
-    product(W_2, x, ffn, rows, (Linear){.add = true});
+    layernorm(norm, x, &layer[now_at.j][NORM_2], rows);
+    product(W_1, ffn, norm, rows, true, false);
+    product(W_2, x, ffn, rows, false, true);
 }
 /* Before layer 0: x = token table[token] + position table[position + 2]. */
 static void embed(int i, const Batch *b, float *x) {
@@ -451,8 +447,8 @@ static void head(int i, const Batch *b, const float *x) {
     for (const Sequence *q = b->seq; q < b->end; q++)
         if (!q->ended)
             memcpy(x_Out + (size_t)n++ * h1, x + (size_t)(q->row + rows_of(q, i) - 1) * h1, h1 * sizeof *x);
-    if (final_norm) layernorm(x_Out, x_Out, outside[LAST_NORM].rest.at, outside[LAST_BIAS].rest.at, n);
-    linear((Linear){.y = logits, .x = x_Out, .w = outside[HEAD].rest.at, .rows = n, .out = vocab, .in = h1});
+    if (final_norm) layernorm(x_Out, x_Out, &outside[LAST_NORM], n);
+    linear((Linear){.y = logits, .x = x_Out, .rows = n, .w = &outside[tied ? TOKENS : HEAD]});
     const float *logit = logits;
     for (Sequence *q = b->seq; q < b->end; q++) {
         if (q->ended) continue;
@@ -461,15 +457,13 @@ static void head(int i, const Batch *b, const float *x) {
         q->token[q->s + q->generated++] = best, logit += vocab;
     }
 }
-static float *hidden_state(int i, int j, int k) {
-    return batch[k].act_rests ? batch[k].x : x_slot[buffer_of(i, j, k)];
-}
+/* Alone, a batch computes in one place. */
+static float *hidden_state(Square at) { return x_slot[K == 1 ? 0 : buffer_of(at)]; }
 
 static void compute(int i, int j, int k) {
     const Batch *b = &batch[k];
     const int rows = b->end[-1].row + rows_of(&b->end[-1], i);
-    float *x = hidden_state(i, j, k);
-    now_at.i = i, now_at.j = j, now_at.k = k;
+    float *x = hidden_state(now_at = (Square){i, j, k});
     if (j == 0) embed(i, b, x);
     if (j < l) attention(b, x, rows), mlp(x, rows);
     if (j == l) head(i, b, x);
@@ -482,40 +476,42 @@ static void compute(int i, int j, int k) {
 // move touches what is being computed: a load of the cache brings the past, which has been stored.
 
 /* Part k of K of the layer's bytes off the GPU. Slots alternate over the ends of tokens, also for odd l. */
-static void move_weight(int i, int j, int k, bool down) {
-    const size_t lines = slab[j] / 64, from = lines * k / K * 64, to = lines * (k + 1) / K * 64;
-    for (const Weight *w = layer[j]; w < layer[j] + NROLES && !down; w++) {
+static void move_weight(Square at, bool down) {
+    const size_t lines = slab[at.j] / 64, from = lines * at.k / K * 64, to = lines * (at.k + 1) / K * 64;
+    for (const Weight *w = layer[at.j]; w < layer[at.j] + NROLES && !down; w++) {
         const size_t begin = max(w->offset, from), end = min(w->offset + w->bytes, to);
         if (w->rest.tier == GPU || begin >= end) continue;
-        Place rest = w->rest, slot = on(GPU, weight_slot[((long)i * l + j) % 2] + begin);
+        Place rest = w->rest, slot = on(GPU, weight_slot[((long)at.i * l + at.j) % 2] + begin);
         rest.at += (begin - w->offset) * (rest.type == F32 ? 2 : 1), travel(slot, rest, end - begin);
     }
 }
 /* The hidden state of a batch: down behind a layer, up before the next. */
-static void move_activation(int i, int j, int k, bool down) {
-    for (const Sequence *q = batch[k].seq; q < batch[k].end; q++) {
-        const Place home = on(q->act_tier, q->act), here = on(GPU, hidden_state(i, j, k) + 1L * q->row * h1);
-        travel(down ? home : here, down ? here : home, rows_of(q, i) * h1 * sizeof(float));
+static void move_activation(Square at, bool down) {
+    for (const Sequence *q = batch[at.k].seq; q < batch[at.k].end; q++) {
+        const Place home = on(q->act_tier, q->act), here = on(GPU, hidden_state(at) + 1L * q->row * h1);
+        travel(down ? home : here, down ? here : home, rows_of(q, at.i) * h1 * sizeof(float));
     }
 }
 /* New k and v go down, if they are not at home; the past comes up, of sparse attention only k. */
-static void move_cache(int i, int j, int k, bool down) {
-    for (const Sequence *q = batch[k].seq; q < batch[k].end; q++)
+static void move_cache(Square at, bool down) {
+    for (const Sequence *q = batch[at.k].seq; q < batch[at.k].end; q++)
         for (int value = 0; value < (is_sparse() && !down ? 1 : 2) && !q->ended; value++) {
-            const int past = i ? q->s + i - 1 : 0, first = down ? past : 0, n = down ? rows_of(q, i) : past;
-            const Place home = kv_home(q, j, first, value), near = kv_near(q, i, j, k, first, value);
-            travel(down ? home : near, down ? near : home, near.at == home.at ? 0 : n * kv_row);
+            const int past = at.i ? q->s + at.i - 1 : 0, first = down ? past : 0;
+            const Place home = kv_home(q, at.j, first, value), near = kv_near(q, at, first, value);
+            const size_t bytes = (down ? rows_of(q, at.i) : past) * kv_row;
+            travel(down ? home : near, down ? near : home, near.at == home.at ? 0 : bytes);
         }
 }
 /* Behind the head comes layer 0 of the next token. */
 static void load_weight(int i, int j, int k) {
     i += j > l, j %= l + 1;
-    if (i < generation_length && j < l && slab[j]) post(WEIGHTS, move_weight, i, j, k, false);
+    if (i < generation_length && j < l && slab[j]) post(WEIGHTS, move_weight, (Square){i, j, k}, false);
 }
-/* Asks for what does not rest on the GPU. Nothing rests behind the head, nor before layer 0 and a prefill. */
+/* Nothing rests behind the head, nor before layer 0 and a prefill; and a batch alone keeps its hidden state.
+ */
 static void ask(Kind kind, Move *move, int i, int j, int k, bool down) {
-    if (!at_square(&i, &j, &k) || (kind == CACHE ? batch[k].kv_rests : batch[k].act_rests)) return;
-    if (down || kind == CACHE ? j < l && (down || i) : j > 0) post(kind, move, i, j, k, down);
+    if (!at_square(&i, &j, &k) || (kind == ACTIVATIONS && K == 1)) return;
+    if (down || kind == CACHE ? j < l && (down || i) : j > 0) post(kind, move, (Square){i, j, k}, down);
 }
 static void store_activation(int i, int j, int k) { ask(ACTIVATIONS, move_activation, i, j, k, true); }
 static void store_cache(int i, int j, int k) { ask(CACHE, move_cache, i, j, k, true); }
@@ -527,7 +523,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
 typedef struct {
     Move *move;
-    int i, j, k;
+    Square at;
     bool down;
 } Job;
 static struct Worker {
@@ -538,7 +534,7 @@ static struct Worker {
 static struct {
     Task *task;
     const void *arg;
-    int n;
+    int n, shares;
 } shared; /* what the threads compute together */
 
 static void *work(void *arg) {
@@ -547,17 +543,17 @@ static void *work(void *arg) {
         while (w->done == w->posted) pthread_cond_wait(&w->wake, &mutex);
         const Job job = w->job[w->done % 4];
         pthread_mutex_unlock(&mutex);
-        job.move(job.i, job.j, job.k, job.down), await();
+        job.move(job.at, job.down), await();
         pthread_mutex_lock(&mutex);
     }
     return NULL;
 }
 /* Asks a thread for a move. Without overlapping it is made at once, which is the only difference. */
-static void post(int to, Move *move, int i, int j, int k, bool down) {
+static void post(int to, Move *move, Square at, bool down) {
     struct Worker *w = &worker[to];
-    if (policy.no_overlap && to < NKINDS) return move(i, j, k, down), await();
+    if (policy.no_overlap && to < NKINDS) return move(at, down), await();
     pthread_mutex_lock(&mutex);
-    w->job[w->posted++ % 4] = (Job){move, i, j, k, down};
+    w->job[w->posted++ % 4] = (Job){move, at, down};
     pthread_cond_signal(&w->wake), pthread_mutex_unlock(&mutex);
 }
 static void wait_for(int first, int end) {
@@ -569,15 +565,17 @@ static void wait_for(int first, int end) {
 /* Figure 4: synchronize all devices. */
 static void synchronize(void) { wait_for(0, NKINDS); }
 
-static void do_share(int thread, int first, int end, bool down) {
-    if (first < end && !down) shared.task(shared.arg, thread, first, end - first);
+static void do_share(Square at, bool down) { /* share k, which is of no square */
+    const int first = (int)((long)shared.n * at.k / shared.shares);
+    const int end = (int)((long)shared.n * (at.k + 1) / shared.shares);
+    if (first < end && !down) shared.task(shared.arg, at.k, first, end - first);
 }
 /* Does tasks 0 .. n - 1, each thread its share. Little work (multiplications) is not worth waking others. */
 static void parallel(Task *task, const void *arg, int n, double work) {
-    const int helpers = work < 3e5 ? 0 : threads - 1, each = n / (helpers + 1);
-    shared.task = task, shared.arg = arg;
-    for (int t = 0; t < helpers; t++) post(NKINDS + t, do_share, t + 1, each * t, each * (t + 1), false);
-    do_share(0, each * helpers, n, false), wait_for(NKINDS, NKINDS + helpers);
+    const int helpers = work < 3e5 ? 0 : threads - 1;
+    shared.task = task, shared.arg = arg, shared.n = n, shared.shares = helpers + 1;
+    for (int t = 0; t < helpers; t++) post(NKINDS + t, do_share, (Square){.k = t}, false);
+    do_share((Square){.k = helpers}, false), wait_for(NKINDS, NKINDS + helpers);
 }
 
 // ---- Tensor placement (4.2): six percentages, and the bytes of each tier --------------------------------
@@ -623,7 +621,6 @@ static void place_weights(void) {
     Dealt dealt = {0};
     size_t slot = 0;
     for (int g = 0; g < NGLOBALS; g++) settle(&outside[g], GPU); /* the percentages are about the layers */
-    if (!outside[HEAD].rows) outside[HEAD].rest = outside[TOKENS].rest;
     arena[GPU].uncounted = arena[GPU].used;
     for (int j = 0; j < l; slot = max(slot, slab[j++])) {
         slab[j] = 0;
@@ -639,7 +636,6 @@ static void place_weights(void) {
 /* A batch's cache and activations. staged: what a slot of the cache has to hold. Returns its rows. */
 static size_t place_batch(Batch *b, Dealt dealt[NKINDS], size_t staged[NTIERS]) {
     size_t need[NTIERS] = {0}, rows = 0;
-    b->kv_rests = b->act_rests = true;
     for (Sequence *q = b->seq; q < b->end; q++) {
         q->room = q->s + generation_length - 1, rows += q->s;
         q->kv_tier = place(&dealt[CACHE], policy.share[CACHE], q->room);
@@ -648,11 +644,8 @@ static size_t place_batch(Batch *b, Dealt dealt[NKINDS], size_t staged[NTIERS]) 
         q->staged[GPU] = need[GPU], q->staged[CPU] = need[CPU];
         if (q->kv_tier != GPU) need[GPU] += 2 * kv_row * (policy.cpu_attention ? q->s : q->room);
         if (q->kv_tier == DISK && policy.cpu_attention) need[CPU] += 2 * kv_row * q->room;
-        b->kv_rests &= q->kv_tier == GPU, b->act_rests &= q->act_tier == GPU;
+        if (K > 1) q->act = floats(q->act_tier, q->s * h1);
     }
-    b->act_rests |= K == 1; /* alone, it computes in one place */
-    for (Sequence *q = b->seq; q < b->end && !b->act_rests; q++) q->act = floats(q->act_tier, q->s * h1);
-    if (b->act_rests) b->x = floats(GPU, rows * h1);
     for (int t = GPU; t <= CPU; t++) staged[t] = max(staged[t], need[t]);
     return rows;
 }
@@ -660,24 +653,22 @@ static size_t place_batch(Batch *b, Dealt dealt[NKINDS], size_t staged[NTIERS]) 
 static void place_block(Sequence *seq, int count) {
     Dealt dealt[NKINDS] = {{0}};
     const size_t gbs = min(policy.gbs, count), before = arena[GPU].used;
-    size_t staged[NTIERS] = {0}, moving = 0, longest = 0, rows = 0;
+    size_t staged[NTIERS] = {0}, longest = 0, rows = 0;
     K = (count + policy.gbs - 1) / policy.gbs;
     for (int k = 0; k < K; k++) {
         batch[k] = (Batch){.seq = seq + k * gbs, .end = seq + min((k + 1) * gbs, count)};
         rows = max(rows, place_batch(&batch[k], dealt, staged));
-        if (!batch[k].act_rests) moving = rows;
     }
     const size_t homes = arena[GPU].used - before;
     for (int q = 0; q < count; q++) longest = max(longest, seq[q].room);
     for (int slot = 0; slot < 2; slot++) {
         stage[GPU][slot] = take(GPU, staged[GPU]), stage[CPU][slot] = take(CPU, staged[CPU]);
-        x_slot[slot] = floats(GPU, moving * h1);
+        x_slot[slot] = floats(GPU, rows * h1);
     }
     const size_t wide = max(h1, h2), part = (rows + PAD) * h1;
     norm = floats(GPU, part), x_Q = floats(GPU, part), x_K = floats(GPU, part), x_V = floats(GPU, part);
     x_Out = floats(GPU, part), ffn = floats(GPU, (rows + PAD) * h2), logits = floats(GPU, gbs * vocab);
-    scratch_floats = NT * wide + MT * (longest + NT);
-    if (policy.compress_weight) scratch_floats += GROUP / 2 * (wide + PAD);
+    scratch_floats = max(GROUP * (wide + PAD), NT * hd + MT * (longest + NT));
     scratch = floats(GPU, threads * scratch_floats), new_row = floats(GPU, h1);
     if (policy.cpu_attention) query = floats(CPU, gbs * h1), result = floats(CPU, gbs * h1);
     arena[GPU].uncounted += arena[GPU].used - before - homes;
