@@ -43,8 +43,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -813,7 +811,8 @@ static const char var_name[][6] = {"wg", "wc", "wd", "cg", "cc", "cd", "hg", "hc
 enum { MM = NLINKS, BMM, CPU_FLOPS, NRATES };
 static struct {
     double mem[NTIERS], rate[NRATES][2];
-} hw = {.rate = {{9e9, 9e9}, {9e9, 9e9}, {1e9, 1e9}, {1e9, 1e9}, {9e10, 9e10}, {2e10, 2e10}, {2e10, 2e10}}};
+} hw = {.mem = {0, 0, 1e18},
+        .rate = {{9e9, 9e9}, {9e9, 9e9}, {1e9, 1e9}, {1e9, 1e9}, {9e10, 9e10}, {2e10, 2e10}, {2e10, 2e10}}};
 
 /* Minimize c x, x >= 0, where of each of m rows a x <= b. */
 typedef struct {
@@ -964,6 +963,8 @@ static bool simplex(double x[NVARS], const Lp *lp) {
 }
 
 // ---- Policy search (4.3): the best placement for each of a few blocks, and the best of these ------------
+static double found[NVARS]; /* by the search */
+
 /* The best placement of the policy's block, first from everything on disk, then with units of the answer's
  * size. To run, it also has to fit: what A.3 does not count comes off the machine's memory, and where whole
  * tensors and sequences overfill a tier nevertheless, so does what it lacks. */
@@ -986,23 +987,32 @@ static bool best_placement(double x[NVARS], Lp *lp, int s, bool to_run) {
     return false;
 }
 /* Tries the blocks that the flags leave open: gbs small or a multiple of 4, up to 20 batches. s: tokens of
- * the longest prompt (the paper pads to it). Leaves the best policy, x and LP; returns T / bls. */
-static double search(int s, int count, bool to_run, double x[NVARS], Lp *lp) {
+ * the longest prompt (the paper pads to it). Leaves the best policy and its x; returns T / bls. */
+static double search(int s, int count, bool to_run, bool show_lp) {
     const struct Policy given = policy;
     struct Policy best = given;
-    double least = INFINITY, at[NVARS];
-    Lp one;
+    double least = INFINITY, x[NVARS];
+    Lp lp, best_lp = {.m = 0};
     for (int g = 1; g == 1 || (!given.gbs && g < count + 4); g = g < 4 ? 2 * g : g + max(4, g / 16 * 4))
         for (int b = 1; b <= (given.num_gpu_batches ? 1 : 20) && (b == 1 || g * (b - 1) < count); b++) {
             if (!given.gbs) policy.gbs = g;
             if (!given.num_gpu_batches) policy.num_gpu_batches = b;
-            if (!best_placement(at, &one, s, to_run)) continue;
-            const double T = (at[T_PRE] + at[T_GEN] * (generation_length - 1)) * l;
+            if (!best_placement(x, &lp, s, to_run)) continue;
+            const double T = (x[T_PRE] + x[T_GEN] * (generation_length - 1)) * l;
             const double each = T / (double)min(count, (long)policy.gbs * policy.num_gpu_batches);
-            if (each < least) least = each, best = policy, *lp = one, memcpy(x, at, sizeof at);
+            if (each < least) least = each, best = policy, best_lp = lp, memcpy(found, x, sizeof x);
         }
     policy = best;
+    if (show_lp) print_lp(&best_lp);
     return least;
+}
+/* --policy: Eq. 1 as printed. */
+static void print_policy(int s, bool show_lp) {
+    const double each = search(s, 1024, false, show_lp), n = generation_length;
+    if (!(each < INFINITY)) die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
+    for (int v = 0; v < NVARS; v++) printf("%s %.12g\n", var_name[v], found[v]);
+    printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);
+    printf("T %.12g\nthroughput %.12g\n", (found[T_PRE] + found[T_GEN] * (n - 1)) * l, n / each);
 }
 
 // ---- The checkpoint: config.json, and files of safetensors, whose headers are not trusted ---------------
@@ -1256,16 +1266,14 @@ static void print_text(const char *text, bool json) {
 }
 
 // ---- The command line -----------------------------------------------------------------------------------
-static const char *prompts_file, *hardware, *offload_dir = "/var/tmp";
-static char *links;
+static const char *prompts_file, *hardware;
 static bool percent, json, only_policy, show_lp;
 static double gpu_mem, cpu_mem, generation_s; /* bytes; seconds */
 static int prompt_len = 512;
 
-/* s is a switch, t a text, w a whole number, f a fraction, b bytes, p six percentages. */
 static const struct Flag {
     const char *name;
-    char kind;
+    char kind; /* s is a switch, t a text, w a whole number, f a fraction, b bytes, p percentages, l links */
     void *to;
     const char *help;
 } flags[] = {{"--prompts", 't', &prompts_file, "FILE: a prompt a line; - is standard input"},
@@ -1280,7 +1288,7 @@ static const struct Flag {
              {"--no-overlap", 's', &policy.no_overlap, "make every move at once"},
              {"--gpu-mem", 'b', &gpu_mem, "SIZE: of the GPU tier, such as 16G (half of the memory)"},
              {"--cpu-mem", 'b', &cpu_mem, "SIZE: of the CPU tier (half of the memory)"},
-             {"--link", 't', &links, "LIST: bytes a second, such as ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G"},
+             {"--link", 'l', NULL, "LIST: bytes a second, such as ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G"},
              {"--threads", 'w', &threads, "N: that compute (all cores)"},
              {"--json", 's', &json, "completions as JSON lines"},
              {"--policy", 's', &only_policy, "print what A.3 finds for --max-tokens, and end"},
@@ -1299,56 +1307,50 @@ static double number(const char *flag, const char *text, double thousand, double
         die(2, "%s %.60s: expected from %g to %g", flag, text, low, high);
     return value;
 }
-static void read_flag(const struct Flag *f, char **text) {
-    if (f->kind == 's' || f->kind == 'p') *(bool *)f->to = true;
-    if (f->kind == 't') *(char **)f->to = *text;
-    if (f->kind == 'f') *(double *)f->to = number(f->name, *text, 0, 1e-6, 1);
-    if (f->kind == 'b') *(double *)f->to = number(f->name, *text, 1024, 1, 1e18);
+/* Value v of a flag. "ctog=1G,dtoc=0.5G" are links. */
+static void read_value(const struct Flag *f, int v, char *text) {
+    if (f->kind == 't') *(char **)f->to = text;
+    if (f->kind == 'f') *(double *)f->to = number(f->name, text, 0, 1e-6, 1);
+    if (f->kind == 'b') *(double *)f->to = number(f->name, text, 1024, 1, 1e18);
+    if (f->kind == 'p') policy.share[v / 2][v % 2] = number(f->name, text, 0, 0, 100) / 100;
     if (f->kind == 'w') {
-        const double value = number(f->name, *text, 0, 1, 1 << 16);
-        if (value > (*(int *)f->to = (int)value)) die(2, "%s %.60s: expected a whole number", f->name, *text);
+        const double value = number(f->name, text, 0, 1, 1 << 16);
+        if (value > (*(int *)f->to = (int)value)) die(2, "%s %s: expected a whole number", f->name, text);
     }
-    for (int kind = WEIGHTS; f->kind == 'p' && kind < NKINDS; kind++, text += 2) {
-        double *share = policy.share[kind], sum = 0; /* the disk has the rest */
-        for (int t = GPU; t <= CPU; t++) sum += share[t] = number(f->name, text[t], 0, 0, 100) / 100;
-        if (sum > 1 + 1e-9) die(2, "%s: %s and %s are more than 100", f->name, text[GPU], text[CPU]);
-        share[DISK] = fmax(0, 1 - sum);
+    for (char *at = f->kind == 'l' ? strtok(text, ",") : NULL; at; at = strtok(NULL, ",")) {
+        int c = 0;
+        while (c < NLINKS && (strncmp(at, link_name[c], 4) || at[4] != '=')) c++;
+        if (c == NLINKS) die(2, "--link %.60s: expected a link and bytes a second, such as ctog=1G", at);
+        link_of[c].rate = number(f->name, at + 5, 1000, 1, 1e15);
     }
 }
 /* The model and prompts may stand among the flags; returns how many of these are left in args. */
 static int read_flags(char **args, int n) {
     int words = 0;
-    for (int a = 0, takes; a < n; a += takes) {
+    for (int a = 0, values; a < n; a++) {
         const struct Flag *f = flags;
         while (f->name && strcmp(args[a], f->name)) f++;
-        takes = 1 + (!f->name || f->kind == 's' ? 0 : f->kind == 'p' ? 6 : 1);
         if (!f->name && !strncmp(args[a], "--", 2)) die(2, "there is no flag %.60s; see --help", args[a]);
-        if (n - a < takes) die(2, "%s takes %d values: %s", f->name, takes - 1, f->help);
-        if (f->name)
-            read_flag(f, args + a + 1);
-        else
-            args[words++] = args[a];
+        if (!f->name) args[words++] = args[a];
+        values = !f->name || f->kind == 's' ? 0 : f->kind == 'p' ? 6 : 1;
+        if (n - a <= values) die(2, "%s takes %d values: %s", f->name, values, f->help);
+        if (f->kind == 's' || f->kind == 'p') *(bool *)f->to = true;
+        for (int v = 0; v < values; v++) read_value(f, v, args[++a]);
+    }
+    for (int kind = WEIGHTS; kind < NKINDS; kind++) { /* the disk has the rest */
+        double *share = policy.share[kind];
+        share[DISK] = fmax(0, 1 - share[GPU] - share[CPU]);
+        if (share[GPU] + share[CPU] > 1 + 1e-9) die(2, "--percent: GPU and CPU together have more than 100");
     }
     return words;
-}
-/* "ctog=1G,dtoc=0.5G" */
-static void read_links(void) {
-    for (char *at = strtok(links, ","); at; at = strtok(NULL, ",")) {
-        int c = 0;
-        while (c < NLINKS && (strncmp(at, link_name[c], 4) || at[4] != '=')) c++;
-        if (c == NLINKS) die(2, "--link %.60s: expected a link and bytes a second, such as ctog=1G", at);
-        link_of[c].rate = number("--link", at + 5, 1000, 1, 1e15);
-    }
 }
 /* The machine to search for: this computer, as far as it is known without measuring; or a file of Table 7's
  * constants, where a rate may differ between the stages (KEY_p and KEY_g); and what the flags say. */
 static void describe_machine(void) {
     static const char key[][12] = {"gmem",     "cmem",     "nmem",     "ctog_bdw",  "gtoc_bdw",
                                    "dtoc_bdw", "ctod_bdw", "mm_flops", "bmm_flops", "cpu_flops"};
-    char *text = hardware ? read_text(2, "", hardware) : NULL;
-    struct statvfs disk;
+    const char *text = hardware ? read_text(2, "", hardware) : NULL;
     hw.mem[GPU] = hw.mem[CPU] = .5 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
-    hw.mem[DISK] = statvfs(offload_dir, &disk) ? 1 : (double)disk.f_bavail * (double)disk.f_frsize;
     for (int v = 0; v < 20 && text; v++) {
         char stage[40];
         snprintf(stage, sizeof stage, "%s_%c", key[v / 2], "gp"[v % 2]);
@@ -1361,34 +1363,31 @@ static void describe_machine(void) {
         if (link_of[v / 2].rate > 0) hw.rate[v / 2][v % 2] = link_of[v / 2].rate;
     if (gpu_mem > 0) hw.mem[GPU] = gpu_mem;
     if (cpu_mem > 0) hw.mem[CPU] = cpu_mem;
-    free(text);
 }
 /* The words behind the model, or the lines of a file but for empty ones. A line's number is its id. */
 static void read_prompts(char **words, int n) {
-    if (prompts_file && !strcmp(prompts_file, "-")) prompts_file = "/dev/stdin";
-    char *text = prompts_file ? read_text(2, "", prompts_file) : NULL;
+    const char *file = prompts_file && !strcmp(prompts_file, "-") ? "/dev/stdin" : prompts_file;
+    char *text = file ? read_text(2, "", file) : NULL;
     for (const char *c = text; c && *c; c++) n += *c == '\n';
     prompts = allocate(n, sizeof *prompts);
-    for (int id = 0; text || (!prompts_file && id < n); id++) {
+    for (int id = 0; text || (!file && id < n); id++) {
         char *line = text ? strsep(&text, "\n") : words[id];
-        if (prompts_file) line[strcspn(line, "\r")] = 0;
+        if (file) line[strcspn(line, "\r")] = 0;
         prompts[nprompts] = (Sequence){.text = line, .id = id};
-        if (!prompts_file || *line) encode(&prompts[nprompts++]);
+        if (!file || *line) encode(&prompts[nprompts++]);
     }
     if (!nprompts) die(2, "there is no prompt: give some behind the model, or --prompts FILE");
 }
 /* Searches if no policy is given, places everything, and refuses what does not fit. */
 static void choose_policy(void) {
-    double x[NVARS], longest = 0;
-    Lp lp;
-    for (int q = 0; q < nprompts; q++) longest = fmax(longest, prompts[q].s);
+    int longest = 0;
+    for (int q = 0; q < nprompts; q++) longest = (int)max(longest, prompts[q].s);
     if (percent) policy.gbs += policy.gbs ? 0 : 32, policy.num_gpu_batches += !policy.num_gpu_batches;
     policy.gbs = min(policy.gbs, nprompts), policy.num_gpu_batches = min(policy.num_gpu_batches, nprompts);
     policy.cpu_attention |= is_sparse() || !percent; /* as A.3 has it */
     batch = allocate(max(20, policy.num_gpu_batches), sizeof *batch);
-    if (!percent && !(search((int)longest, nprompts, true, x, &lp) < INFINITY))
+    if (!percent && !(search(longest, nprompts, true, show_lp) < INFINITY))
         die(2, "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or try --gpu-batch-size 1");
-    if (!percent && show_lp) print_lp(&lp);
     place_all(NULL);
     const size_t own = percent ? 0 : arena[GPU].uncounted;
     if (own) fprintf(stderr, "mini: A.3 was given the GPU less %zu bytes of embeddings and workspace\n", own);
@@ -1397,17 +1396,19 @@ static void choose_policy(void) {
             die(2, "the %s tier needs %zu bytes, but has %.0f: change --percent or lower --gpu-batch-size",
                 tier_name[t], arena[t].peak, hw.mem[t]);
 }
-/* The tiers' memory, and the threads. The disk's file has lost its name before it is used. */
+/* The tiers' memory, and the threads. The disk's is a file that has lost its name before it is used. */
 static void open_tiers(void) {
-    for (int t = 0, fd = -1, why = 0; t < NTIERS; t++) {
-        char path[4200];
+    char path[4200];
+    const char *tmp = getenv("TMPDIR");
+    snprintf(path, sizeof path, "%s/mini-XXXXXX", tmp && *tmp ? tmp : "/var/tmp");
+    const int fd = mkstemp(path), why = fd < 0 || unlink(path) ? errno : 0;
+    if (why) die(1, "%s: %s", path, strerror(why));
+    for (int t = 0; t < NTIERS; t++) {
         const size_t size = max(arena[t].peak, 1);
-        snprintf(path, sizeof path, "%s/mini-XXXXXX", offload_dir);
-        if (t == DISK && ((fd = mkstemp(path)) < 0 || unlink(path))) die(1, "%s: %s", path, strerror(errno));
-        if (t == DISK) why = posix_fallocate(fd, 0, (off_t)size);
-        if (why) die(1, "%s: no room for %zu bytes: %s", offload_dir, size, strerror(why));
+        const int full = t == DISK ? posix_fallocate(fd, 0, (off_t)size) : 0;
+        if (full) die(1, "%s: no room for %zu bytes: %s", path, size, strerror(full));
         const int how = t == DISK ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-        arena[t].base = mmap(NULL, size, PROT_READ | PROT_WRITE, how, fd, 0);
+        arena[t].base = mmap(NULL, size, PROT_READ | PROT_WRITE, how, t == DISK ? fd : -1, 0);
         if (arena[t].base == MAP_FAILED) die(1, "no memory for %zu bytes of the %s tier", size, tier_name[t]);
     }
     worker = allocate(NKINDS + threads, sizeof *worker);
@@ -1432,10 +1433,9 @@ static void print_results(void) {
         puts(json ? "]}" : ""), tokens += q->generated, free(text);
     }
     if (fflush(stdout) || ferror(stdout)) die(1, "standard output: %s", strerror(errno));
-    for (int k = 0; k < NKINDS; k++) {
-        const double *share = policy.share[k];
-        fprintf(stderr, "mini: %s %.4f %.4f %.4f on GPU, CPU, disk\n", kind[k], share[0], share[1], share[2]);
-    }
+    for (int k = 0; k < NKINDS; k++)
+        fprintf(stderr, "mini: %s %.4f %.4f %.4f on GPU, CPU, disk\n", kind[k], policy.share[k][GPU],
+                policy.share[k][CPU], policy.share[k][DISK]);
     for (int t = 0; t < NTIERS; t++) fprintf(stderr, "mini: %s: %zu bytes\n", tier_name[t], arena[t].peak);
     for (int c = 0; c < NLINKS; c++)
         fprintf(stderr, "mini: %s: %zu bytes, %.3f s, %.1f%% of the time\n", link_name[c], link_of[c].bytes,
@@ -1443,29 +1443,15 @@ static void print_results(void) {
     fprintf(stderr, "mini: %d prompts, %d x %d, %ld tokens, %.3f s, %.1f tokens/s\n", nprompts, policy.gbs,
             policy.num_gpu_batches, tokens, generation_s, (double)tokens / generation_s);
 }
-/* --policy: Eq. 1 as printed. */
-static void print_policy(void) {
-    double x[NVARS];
-    Lp lp;
-    const double each = search(prompt_len, 1024, false, x, &lp), n = generation_length;
-    if (!(each < INFINITY)) die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
-    if (show_lp) print_lp(&lp);
-    for (int v = 0; v < NVARS; v++) printf("%s %.12g\n", var_name[v], x[v]);
-    printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);
-    printf("T %.12g\nthroughput %.12g\n", (x[T_PRE] + x[T_GEN] * (n - 1)) * l, n / each);
-}
 int main(int argc, char **argv) {
-    const char *tmp = getenv("TMPDIR");
-    signal(SIGXFSZ, SIG_IGN), signal(SIGBUS, mapping_failed);
-    threads = (int)sysconf(_SC_NPROCESSORS_ONLN), offload_dir = tmp && *tmp ? tmp : offload_dir;
+    threads = (int)sysconf(_SC_NPROCESSORS_ONLN), signal(SIGXFSZ, SIG_IGN), signal(SIGBUS, mapping_failed);
     const bool help = argc == 2 && !strcmp(argv[1], "--help");
     for (const struct Flag *f = flags; help && f->name; f++) printf("  %-20s %s\n", f->name, f->help);
     const int words = help ? 0 : read_flags(argv + 1, argc - 1);
     if (help) return 0;
     if (!words) die(2, "mini MODEL [PROMPT ...] [FLAGS]: name the directory of an OPT model; see --help");
-    if (links) read_links();
     describe_machine(), read_config(argv[1]);
-    if (only_policy) return print_policy(), 0;
+    if (only_policy) return print_policy(prompt_len, show_lp), 0;
     open_checkpoint(argv[1]), read_tokenizer(argv[1]), read_prompts(argv + 2, words - 1);
     choose_policy(), open_tiers(), place_all(generate_timed);
     return print_results(), 0;
