@@ -43,8 +43,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -107,9 +105,11 @@ typedef struct {
 /* A GPU batch: of a block the sequences from seq up to end. */
 typedef struct {
     Sequence *seq, *end;
-    bool kv_rests, act_rests; /* on the GPU, all of it: nothing has to move */
-    float *x;                 /* its hidden state, if that rests there */
 } Batch;
+/* A square of Figure 3: token, layer (l: the head) and batch. */
+typedef struct {
+    int i, j, k;
+} Square;
 
 static Sequence *prompts;
 static Batch *batch;                                     // (K)
@@ -121,10 +121,10 @@ static float *norm, *x_Q, *x_K, *x_V, *x_Out, *ffn, *logits; /* the workspace of
 static float *scratch, *new_row, *query, *result; /* of threads; a k or v; the last two on the CPU */
 static size_t scratch_floats;                     /* of each thread */
 
-typedef void Move(int i, int j, int k, bool down);
+typedef void Move(Square at, bool down);
 typedef void Task(const void *arg, int thread, int first, int n);
 __attribute__((noreturn, format(printf, 2, 3))) static void die(int status, const char *format, ...);
-static void post(int worker, Move *move, int i, int j, int k, bool down), synchronize(void);
+static void post(int worker, Move *move, Square at, bool down), synchronize(void);
 static void parallel(Task *task, const void *arg, int n, double work);
 static void travel(Place to, Place from, size_t bytes), await(void);
 static void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
@@ -195,7 +195,7 @@ static bool at_square(int *i, int *j, int *k) {
     return column >= 0 && *i < generation_length;
 }
 /* Of two buffers, one is for this square, the other for the squares behind and ahead of it. */
-static int buffer_of(int i, int j, int k) { return (int)(((i * (l + 1L) + j) * K + k) % 2); }
+static int buffer_of(Square at) { return (int)(((at.i * (l + 1L) + at.j) * K + at.k) % 2); }
 
 // ---- compute(i, j, k): OPT's layer (section 3) ----------------------------------------------------------
 //
@@ -234,46 +234,51 @@ static void dot_tile(float *y, size_t y_ld, const float *x, size_t x_ld, const f
 typedef struct {
     float *y;
     const float *x;
-    const uint8_t *w, *b;
-    int rows, out, in;
-    bool packed, relu, add;
+    int rows;
+    const Weight *w, *b;
+    bool relu, add;
 } Linear;
+static Square now_at; /* the square that computes */
 
-/* Outputs of groups first .. first + n - 1. Packed ones become F16 first (5: "before doing computation"). */
+/* The bytes of a tensor while a layer computes: its own, or those that have come to the layer's slot. */
+static const uint8_t *weight_at(const Weight *w) {
+    return w->rest.tier == GPU ? w->rest.at : weight_slot[((long)now_at.i * l + now_at.j) % 2] + w->offset;
+}
+/* Outputs of groups first .. first + n - 1, a group at a time: its weights become floats (5: "before doing
+ * computation"), (GROUP, ld), and then meet all rows of x. */
 static void linear_task(const void *arg, int thread, int first, int n) {
     const Linear *a = arg;
-    const size_t in = a->in, ld = in + PAD; /* powers of two would fall into the same places of a cache */
-    float *w = scratch + thread * scratch_floats, sum[MT * NT], column[GROUP], bias[GROUP] = {0};
-    f16 *plain = (f16 *)(w + NT * in), rounded[GROUP]; /* (GROUP, ld) */
-    for (int at = first * GROUP, end = (int)min(at + n * GROUP, a->out); at < end; at += GROUP) {
+    const size_t in = a->w->cols, ld = in + PAD,
+                 out = a->w->rows; /* ld: not to meet in the same cache lines */
+    float *w = scratch + thread * scratch_floats, y[MT * NT], column[GROUP], bias[GROUP] = {0};
+    for (size_t at = first * GROUP, end = min((first + n) * GROUP, out); at < end; at += GROUP) {
         const int outputs = (int)min(GROUP, end - at);
-        if (a->b) widen(bias, a->b + at * sizeof(f16), outputs);
-        for (size_t c = 0; c < in && a->packed; c++) {
-            unpack_group(column, a->w + (at / GROUP * in + c) * group_bytes(GROUP), outputs);
-            narrow(rounded, column, outputs);
-            for (int o = 0; o < outputs; o++) plain[o * ld + c] = rounded[o];
+        if (a->b) widen(bias, weight_at(a->b) + at * sizeof(f16), outputs);
+        for (int o = 0; o < outputs && !a->w->packed; o++)
+            widen(w + o * ld, weight_at(a->w) + (at + o) * in * sizeof(f16), in);
+        for (size_t c = 0; c < in && a->w->packed; c++) {
+            unpack_group(column, weight_at(a->w) + (at / GROUP * in + c) * group_bytes(GROUP), outputs);
+            for (int o = 0; o < outputs; o++) w[o * ld + c] = column[o];
         }
-        for (int o = 0; o < outputs; o += NT) {
-            const int some = (int)min(NT, outputs - o);
-            const f16 *from = a->packed ? plain + o * ld : (const f16 *)a->w + (at + o) * in;
-            for (int p = 0; p < some; p++) widen(w + p * in, from + p * (a->packed ? ld : in), in);
-            for (int row = 0; row < a->rows; row++) {
-                float *to = a->y + (size_t)row * a->out + at + o, *y = sum + row % MT * NT;
-                if (row % MT == 0) dot_tile(sum, NT, a->x + row * in, in, w, in, a->in);
-                for (int p = 0; p < some; p++)
-                    to[p] = fmaxf(y[p] + bias[o + p] + (a->add ? to[p] : 0), a->relu ? 0 : -INFINITY);
+        for (int o = 0; o < outputs; o += NT)
+            for (int row = 0; row < a->rows; row += MT) {
+                dot_tile(y, NT, a->x + row * in, in, w + o * ld, ld, (int)in);
+                for (int q = row; q < min(row + MT, a->rows); q++)
+                    for (int p = o; p < min(o + NT, outputs); p++) {
+                        float *to = a->y + q * out + at + p, sum = y[(q - row) * NT + p - o] + bias[p];
+                        *to = fmaxf(sum + (a->add ? *to : 0), a->relu ? 0 : -INFINITY);
+                    }
             }
-        }
     }
 }
 static void linear(Linear a) {
-    parallel(linear_task, &a, (a.out + GROUP - 1) / GROUP, 1. * a.rows * a.out * a.in);
+    parallel(linear_task, &a, (a.w->rows + GROUP - 1) / GROUP, 1. * a.rows * a.w->rows * a.w->cols);
 }
 
 /* y = (x - mean) / sqrt(var + 1e-5) * w + b, row by row. */
-static void layernorm(float *y, const float *x, const uint8_t *w, const uint8_t *b, int rows) {
+static void layernorm(float *y, const float *x, const Weight *w, int rows) {
     float *gain = scratch, *bias = gain + h1;
-    widen(gain, w, h1), widen(bias, b, h1);
+    widen(gain, weight_at(w), h1), widen(bias, weight_at(w + 1), h1);
     for (int row = 0; row < rows; row++, x += h1, y += h1) {
         float mean = 0, var = 0;
         for (int c = 0; c < h1; c++) mean += x[c] / h1;
@@ -291,7 +296,6 @@ static void softmax(float *score, int n) {
 static void add_weighed(float *restrict o, float p, const float *restrict v, int n) {
     for (int d = 0; d < n; d++) o[d] += p * v[d];
 }
-static struct { int i, j, k; } now_at; /* the square that computes */
 
 /* Prefill attends to what has just been computed: a task is a head of a sequence; t sees tokens 0 .. t. */
 static void attend_prefill(const void *arg, int thread, int first, int n) {
@@ -322,17 +326,13 @@ static bool is_delegated(const Sequence *q, int i) { return i && policy.cpu_atte
 static Place kv_home(const Sequence *q, int j, int t, int value) {
     return on(q->kv_tier, q->kv + ((2 * (size_t)j + value) * q->room + t) * kv_row);
 }
-/* Where square (i, j, k) has it: at home if whoever attends can read it there, else in a staging slot. */
-static Place kv_near(const Sequence *q, int i, int j, int k, int t, int value) {
-    const Tier side = is_delegated(q, i) ? CPU : GPU;
+/* Where a square has it: at home if whoever attends can read it there, else in a staging slot. */
+static Place kv_near(const Sequence *q, Square at, int t, int value) {
+    const Tier side = is_delegated(q, at.i) ? CPU : GPU;
     const size_t room = side == GPU && policy.cpu_attention ? q->s : q->room; /* then it only prefills here */
-    if (q->kv_tier == side) return kv_home(q, j, t, value);
-    return on(side, stage[side][buffer_of(i, j, k)] + q->staged[side] + (value * room + t) * kv_row);
+    if (q->kv_tier == side) return kv_home(q, at.j, t, value);
+    return on(side, stage[side][buffer_of(at)] + q->staged[side] + (value * room + t) * kv_row);
 }
-static Place kv_now(const Sequence *q, int t, int value) {
-    return kv_near(q, now_at.i, now_at.j, now_at.k, t, value);
-}
-
 /* From and to the cache: a head, a row of heads. They are grouped along the hidden dimension (5). */
 static void read_head(float *x, const uint8_t *from) {
     if (!policy.compress_cache) widen(x, from, hd);
@@ -371,13 +371,13 @@ static void attend_decode(const void *arg, int thread, int first, int n) {
         if (seq->ended) continue;
         for (int t = 0; t < len; t += NT) {
             for (int u = t; u < min(t + NT, len); u++)
-                read_head(some + (u - t) * hd, kv_now(seq, u, 0).at + head * bytes);
+                read_head(some + (u - t) * hd, kv_near(seq, now_at, u, 0).at + head * bytes);
             dot_tile(score + t, 0, q, 0, some, hd, hd);
         }
         softmax(score, len), memset(o, 0, hd * sizeof *o);
         if (is_sparse()) keep_top(score, score + len, len);
         for (int t = 0; t < len; t++) {
-            Place near = kv_now(seq, t, 1), home = kv_home(seq, now_at.j, t, 1);
+            Place near = kv_near(seq, now_at, t, 1), home = kv_home(seq, now_at.j, t, 1);
             near.at += head * bytes, home.at += head * bytes;
             if (score[t] < 0) continue; /* of sparse attention's v only the chosen come near */
             if (is_sparse() && near.at != home.at && t < len - 1) travel(near, home, bytes);
@@ -389,7 +389,7 @@ static void attend_decode(const void *arg, int thread, int first, int n) {
 /* The new k and v of a sequence go where the square has its cache; if the CPU will attend, by the link. */
 static void append(const Sequence *q) {
     for (int e = 0, past = now_at.i ? q->s + now_at.i - 1 : 0; e < 2 * rows_of(q, now_at.i); e++) {
-        const Place near = kv_now(q, past + e / 2, e % 2);
+        const Place near = kv_near(q, now_at, past + e / 2, e % 2);
         const Place here = on(GPU, near.tier == GPU ? near.at : (void *)new_row);
         write_row(here.at, (e % 2 ? x_V : x_K) + (size_t)(q->row + e / 2) * h1);
         if (near.tier != GPU) travel(near, here, kv_row);
@@ -401,24 +401,18 @@ static void exchange(const Sequence *q, bool down) {
     const Place above = on(GPU, (down ? x_Q : x_Out) + at), below = on(CPU, (down ? query : result) + at);
     if (!q->ended && is_delegated(q, now_at.i)) travel(down ? below : above, down ? above : below, bytes);
 }
-/* A tensor of the layer where it is while the layer computes. */
-static const uint8_t *weight_at(int role) {
+/* y = x w + b of a matrix of the layer; or relu of that, or y is added to. */
+static void product(int role, float *y, const float *x, int rows, bool relu, bool add) {
     const Weight *w = &layer[now_at.j][role];
-    return w->rest.tier == GPU ? w->rest.at : weight_slot[((long)now_at.i * l + now_at.j) % 2] + w->offset;
-}
-/* y = x w + b of a matrix of the layer, and what else `how` says. */
-static void product(int role, float *y, const float *x, int rows, Linear how) {
-    const Weight *w = &layer[now_at.j][role];
-    how.y = y, how.x = x, how.rows = rows, how.out = w->rows, how.in = w->cols, how.packed = w->packed;
-    how.w = weight_at(role), how.b = weight_at(role + 1), linear(how);
+    linear((Linear){y, x, rows, w, w + 1, relu, add});
 }
 /* x_Out, in the place of x. */
 static void attention(const Batch *b, float *x, int rows) {
     const size_t size = (size_t)rows * h1;
     float *const qkv[] = {x_Q, x_K, x_V};
-    layernorm(norm, x, weight_at(NORM_1), weight_at(NORM_1 + 1), rows);
+    layernorm(norm, x, &layer[now_at.j][NORM_1], rows);
     for (int m = 0; m < 3; m++) {
-        product(W_Q + 2 * m, qkv[m], norm, rows, (Linear){0});
+        product(W_Q + 2 * m, qkv[m], norm, rows, false, false);
         narrow(x_Out, qkv[m], size), widen(qkv[m], x_Out, size);
     }
     for (size_t e = 0; e < size; e++) x_Q[e] /= sqrtf((float)hd);
@@ -427,13 +421,13 @@ static void attention(const Batch *b, float *x, int rows) {
     parallel(now_at.i ? attend_decode : attend_prefill, b, (int)(b->end - b->seq) * nh, 1. * rows * size);
     for (const Sequence *q = b->seq; q < b->end; q++) exchange(q, false);
     await();
-    product(W_O, x, x_Out, rows, (Linear){.add = true});
+    product(W_O, x, x_Out, rows, false, true);
 }
 /* x = relu(x_Out w_1) w_2 + x_Out, in place. */
 static void mlp(float *x, int rows) {
-    layernorm(norm, x, weight_at(NORM_2), weight_at(NORM_2 + 1), rows);
-    product(W_1, ffn, norm, rows, (Linear){.relu = true});
-    product(W_2, x, ffn, rows, (Linear){.add = true});
+    layernorm(norm, x, &layer[now_at.j][NORM_2], rows);
+    product(W_1, ffn, norm, rows, true, false);
+    product(W_2, x, ffn, rows, false, true);
 }
 /* Before layer 0: x = token table[token] + position table[position + 2]. */
 static void embed(int i, const Batch *b, float *x) {
@@ -451,8 +445,8 @@ static void head(int i, const Batch *b, const float *x) {
     for (const Sequence *q = b->seq; q < b->end; q++)
         if (!q->ended)
             memcpy(x_Out + (size_t)n++ * h1, x + (size_t)(q->row + rows_of(q, i) - 1) * h1, h1 * sizeof *x);
-    if (final_norm) layernorm(x_Out, x_Out, outside[LAST_NORM].rest.at, outside[LAST_BIAS].rest.at, n);
-    linear((Linear){.y = logits, .x = x_Out, .w = outside[HEAD].rest.at, .rows = n, .out = vocab, .in = h1});
+    if (final_norm) layernorm(x_Out, x_Out, &outside[LAST_NORM], n);
+    linear((Linear){.y = logits, .x = x_Out, .rows = n, .w = &outside[tied ? TOKENS : HEAD]});
     const float *logit = logits;
     for (Sequence *q = b->seq; q < b->end; q++) {
         if (q->ended) continue;
@@ -461,15 +455,13 @@ static void head(int i, const Batch *b, const float *x) {
         q->token[q->s + q->generated++] = best, logit += vocab;
     }
 }
-static float *hidden_state(int i, int j, int k) {
-    return batch[k].act_rests ? batch[k].x : x_slot[buffer_of(i, j, k)];
-}
+/* Alone, a batch computes in one place. */
+static float *hidden_state(Square at) { return x_slot[K == 1 ? 0 : buffer_of(at)]; }
 
 static void compute(int i, int j, int k) {
     const Batch *b = &batch[k];
     const int rows = b->end[-1].row + rows_of(&b->end[-1], i);
-    float *x = hidden_state(i, j, k);
-    now_at.i = i, now_at.j = j, now_at.k = k;
+    float *x = hidden_state(now_at = (Square){i, j, k});
     if (j == 0) embed(i, b, x);
     if (j < l) attention(b, x, rows), mlp(x, rows);
     if (j == l) head(i, b, x);
@@ -482,40 +474,42 @@ static void compute(int i, int j, int k) {
 // move touches what is being computed: a load of the cache brings the past, which has been stored.
 
 /* Part k of K of the layer's bytes off the GPU. Slots alternate over the ends of tokens, also for odd l. */
-static void move_weight(int i, int j, int k, bool down) {
-    const size_t lines = slab[j] / 64, from = lines * k / K * 64, to = lines * (k + 1) / K * 64;
-    for (const Weight *w = layer[j]; w < layer[j] + NROLES && !down; w++) {
+static void move_weight(Square at, bool down) {
+    const size_t lines = slab[at.j] / 64, from = lines * at.k / K * 64, to = lines * (at.k + 1) / K * 64;
+    for (const Weight *w = layer[at.j]; w < layer[at.j] + NROLES && !down; w++) {
         const size_t begin = max(w->offset, from), end = min(w->offset + w->bytes, to);
         if (w->rest.tier == GPU || begin >= end) continue;
-        Place rest = w->rest, slot = on(GPU, weight_slot[((long)i * l + j) % 2] + begin);
+        Place rest = w->rest, slot = on(GPU, weight_slot[((long)at.i * l + at.j) % 2] + begin);
         rest.at += (begin - w->offset) * (rest.type == F32 ? 2 : 1), travel(slot, rest, end - begin);
     }
 }
 /* The hidden state of a batch: down behind a layer, up before the next. */
-static void move_activation(int i, int j, int k, bool down) {
-    for (const Sequence *q = batch[k].seq; q < batch[k].end; q++) {
-        const Place home = on(q->act_tier, q->act), here = on(GPU, hidden_state(i, j, k) + 1L * q->row * h1);
-        travel(down ? home : here, down ? here : home, rows_of(q, i) * h1 * sizeof(float));
+static void move_activation(Square at, bool down) {
+    for (const Sequence *q = batch[at.k].seq; q < batch[at.k].end; q++) {
+        const Place home = on(q->act_tier, q->act), here = on(GPU, hidden_state(at) + 1L * q->row * h1);
+        travel(down ? home : here, down ? here : home, rows_of(q, at.i) * h1 * sizeof(float));
     }
 }
 /* New k and v go down, if they are not at home; the past comes up, of sparse attention only k. */
-static void move_cache(int i, int j, int k, bool down) {
-    for (const Sequence *q = batch[k].seq; q < batch[k].end; q++)
+static void move_cache(Square at, bool down) {
+    for (const Sequence *q = batch[at.k].seq; q < batch[at.k].end; q++)
         for (int value = 0; value < (is_sparse() && !down ? 1 : 2) && !q->ended; value++) {
-            const int past = i ? q->s + i - 1 : 0, first = down ? past : 0, n = down ? rows_of(q, i) : past;
-            const Place home = kv_home(q, j, first, value), near = kv_near(q, i, j, k, first, value);
-            travel(down ? home : near, down ? near : home, near.at == home.at ? 0 : n * kv_row);
+            const int past = at.i ? q->s + at.i - 1 : 0, first = down ? past : 0;
+            const Place home = kv_home(q, at.j, first, value), near = kv_near(q, at, first, value);
+            const size_t bytes = (down ? rows_of(q, at.i) : past) * kv_row;
+            travel(down ? home : near, down ? near : home, near.at == home.at ? 0 : bytes);
         }
 }
 /* Behind the head comes layer 0 of the next token. */
 static void load_weight(int i, int j, int k) {
     i += j > l, j %= l + 1;
-    if (i < generation_length && j < l && slab[j]) post(WEIGHTS, move_weight, i, j, k, false);
+    if (i < generation_length && j < l && slab[j]) post(WEIGHTS, move_weight, (Square){i, j, k}, false);
 }
-/* Asks for what does not rest on the GPU. Nothing rests behind the head, nor before layer 0 and a prefill. */
+/* Nothing rests behind the head, nor before layer 0 and a prefill; and a batch alone keeps its hidden state.
+ */
 static void ask(Kind kind, Move *move, int i, int j, int k, bool down) {
-    if (!at_square(&i, &j, &k) || (kind == CACHE ? batch[k].kv_rests : batch[k].act_rests)) return;
-    if (down || kind == CACHE ? j < l && (down || i) : j > 0) post(kind, move, i, j, k, down);
+    if (!at_square(&i, &j, &k) || (kind == ACTIVATIONS && K == 1)) return;
+    if (down || kind == CACHE ? j < l && (down || i) : j > 0) post(kind, move, (Square){i, j, k}, down);
 }
 static void store_activation(int i, int j, int k) { ask(ACTIVATIONS, move_activation, i, j, k, true); }
 static void store_cache(int i, int j, int k) { ask(CACHE, move_cache, i, j, k, true); }
@@ -527,7 +521,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
 typedef struct {
     Move *move;
-    int i, j, k;
+    Square at;
     bool down;
 } Job;
 static struct Worker {
@@ -538,7 +532,7 @@ static struct Worker {
 static struct {
     Task *task;
     const void *arg;
-    int n;
+    int n, shares;
 } shared; /* what the threads compute together */
 
 static void *work(void *arg) {
@@ -547,17 +541,17 @@ static void *work(void *arg) {
         while (w->done == w->posted) pthread_cond_wait(&w->wake, &mutex);
         const Job job = w->job[w->done % 4];
         pthread_mutex_unlock(&mutex);
-        job.move(job.i, job.j, job.k, job.down), await();
+        job.move(job.at, job.down), await();
         pthread_mutex_lock(&mutex);
     }
     return NULL;
 }
 /* Asks a thread for a move. Without overlapping it is made at once, which is the only difference. */
-static void post(int to, Move *move, int i, int j, int k, bool down) {
+static void post(int to, Move *move, Square at, bool down) {
     struct Worker *w = &worker[to];
-    if (policy.no_overlap && to < NKINDS) return move(i, j, k, down), await();
+    if (policy.no_overlap && to < NKINDS) return move(at, down), await();
     pthread_mutex_lock(&mutex);
-    w->job[w->posted++ % 4] = (Job){move, i, j, k, down};
+    w->job[w->posted++ % 4] = (Job){move, at, down};
     pthread_cond_signal(&w->wake), pthread_mutex_unlock(&mutex);
 }
 static void wait_for(int first, int end) {
@@ -569,15 +563,17 @@ static void wait_for(int first, int end) {
 /* Figure 4: synchronize all devices. */
 static void synchronize(void) { wait_for(0, NKINDS); }
 
-static void do_share(int thread, int first, int end, bool down) {
-    if (first < end && !down) shared.task(shared.arg, thread, first, end - first);
+static void do_share(Square at, bool down) { /* share k, which is of no square */
+    const int first = (int)((long)shared.n * at.k / shared.shares);
+    const int end = (int)((long)shared.n * (at.k + 1) / shared.shares);
+    if (first < end && !down) shared.task(shared.arg, at.k, first, end - first);
 }
 /* Does tasks 0 .. n - 1, each thread its share. Little work (multiplications) is not worth waking others. */
 static void parallel(Task *task, const void *arg, int n, double work) {
-    const int helpers = work < 3e5 ? 0 : threads - 1, each = n / (helpers + 1);
-    shared.task = task, shared.arg = arg;
-    for (int t = 0; t < helpers; t++) post(NKINDS + t, do_share, t + 1, each * t, each * (t + 1), false);
-    do_share(0, each * helpers, n, false), wait_for(NKINDS, NKINDS + helpers);
+    const int helpers = work < 3e5 ? 0 : threads - 1;
+    shared.task = task, shared.arg = arg, shared.n = n, shared.shares = helpers + 1;
+    for (int t = 0; t < helpers; t++) post(NKINDS + t, do_share, (Square){.k = t}, false);
+    do_share((Square){.k = helpers}, false), wait_for(NKINDS, NKINDS + helpers);
 }
 
 // ---- Tensor placement (4.2): six percentages, and the bytes of each tier --------------------------------
@@ -623,7 +619,6 @@ static void place_weights(void) {
     Dealt dealt = {0};
     size_t slot = 0;
     for (int g = 0; g < NGLOBALS; g++) settle(&outside[g], GPU); /* the percentages are about the layers */
-    if (!outside[HEAD].rows) outside[HEAD].rest = outside[TOKENS].rest;
     arena[GPU].uncounted = arena[GPU].used;
     for (int j = 0; j < l; slot = max(slot, slab[j++])) {
         slab[j] = 0;
@@ -639,7 +634,6 @@ static void place_weights(void) {
 /* A batch's cache and activations. staged: what a slot of the cache has to hold. Returns its rows. */
 static size_t place_batch(Batch *b, Dealt dealt[NKINDS], size_t staged[NTIERS]) {
     size_t need[NTIERS] = {0}, rows = 0;
-    b->kv_rests = b->act_rests = true;
     for (Sequence *q = b->seq; q < b->end; q++) {
         q->room = q->s + generation_length - 1, rows += q->s;
         q->kv_tier = place(&dealt[CACHE], policy.share[CACHE], q->room);
@@ -648,11 +642,8 @@ static size_t place_batch(Batch *b, Dealt dealt[NKINDS], size_t staged[NTIERS]) 
         q->staged[GPU] = need[GPU], q->staged[CPU] = need[CPU];
         if (q->kv_tier != GPU) need[GPU] += 2 * kv_row * (policy.cpu_attention ? q->s : q->room);
         if (q->kv_tier == DISK && policy.cpu_attention) need[CPU] += 2 * kv_row * q->room;
-        b->kv_rests &= q->kv_tier == GPU, b->act_rests &= q->act_tier == GPU;
+        if (K > 1) q->act = floats(q->act_tier, q->s * h1);
     }
-    b->act_rests |= K == 1; /* alone, it computes in one place */
-    for (Sequence *q = b->seq; q < b->end && !b->act_rests; q++) q->act = floats(q->act_tier, q->s * h1);
-    if (b->act_rests) b->x = floats(GPU, rows * h1);
     for (int t = GPU; t <= CPU; t++) staged[t] = max(staged[t], need[t]);
     return rows;
 }
@@ -660,24 +651,22 @@ static size_t place_batch(Batch *b, Dealt dealt[NKINDS], size_t staged[NTIERS]) 
 static void place_block(Sequence *seq, int count) {
     Dealt dealt[NKINDS] = {{0}};
     const size_t gbs = min(policy.gbs, count), before = arena[GPU].used;
-    size_t staged[NTIERS] = {0}, moving = 0, longest = 0, rows = 0;
+    size_t staged[NTIERS] = {0}, longest = 0, rows = 0;
     K = (count + policy.gbs - 1) / policy.gbs;
     for (int k = 0; k < K; k++) {
         batch[k] = (Batch){.seq = seq + k * gbs, .end = seq + min((k + 1) * gbs, count)};
         rows = max(rows, place_batch(&batch[k], dealt, staged));
-        if (!batch[k].act_rests) moving = rows;
     }
     const size_t homes = arena[GPU].used - before;
     for (int q = 0; q < count; q++) longest = max(longest, seq[q].room);
     for (int slot = 0; slot < 2; slot++) {
         stage[GPU][slot] = take(GPU, staged[GPU]), stage[CPU][slot] = take(CPU, staged[CPU]);
-        x_slot[slot] = floats(GPU, moving * h1);
+        x_slot[slot] = floats(GPU, rows * h1);
     }
     const size_t wide = max(h1, h2), part = (rows + PAD) * h1;
     norm = floats(GPU, part), x_Q = floats(GPU, part), x_K = floats(GPU, part), x_V = floats(GPU, part);
     x_Out = floats(GPU, part), ffn = floats(GPU, (rows + PAD) * h2), logits = floats(GPU, gbs * vocab);
-    scratch_floats = NT * wide + MT * (longest + NT);
-    if (policy.compress_weight) scratch_floats += GROUP / 2 * (wide + PAD);
+    scratch_floats = max(GROUP * (wide + PAD), NT * hd + MT * (longest + NT));
     scratch = floats(GPU, threads * scratch_floats), new_row = floats(GPU, h1);
     if (policy.cpu_attention) query = floats(CPU, gbs * h1), result = floats(CPU, gbs * h1);
     arena[GPU].uncounted += arena[GPU].used - before - homes;
@@ -822,7 +811,8 @@ static const char var_name[][6] = {"wg", "wc", "wd", "cg", "cc", "cd", "hg", "hc
 enum { MM = NLINKS, BMM, CPU_FLOPS, NRATES };
 static struct {
     double mem[NTIERS], rate[NRATES][2];
-} hw = {.rate = {{9e9, 9e9}, {9e9, 9e9}, {1e9, 1e9}, {1e9, 1e9}, {9e10, 9e10}, {2e10, 2e10}, {2e10, 2e10}}};
+} hw = {.mem = {0, 0, 1e18},
+        .rate = {{9e9, 9e9}, {9e9, 9e9}, {1e9, 1e9}, {1e9, 1e9}, {9e10, 9e10}, {2e10, 2e10}, {2e10, 2e10}}};
 
 /* Minimize c x, x >= 0, where of each of m rows a x <= b. */
 typedef struct {
@@ -973,6 +963,8 @@ static bool simplex(double x[NVARS], const Lp *lp) {
 }
 
 // ---- Policy search (4.3): the best placement for each of a few blocks, and the best of these ------------
+static double found[NVARS]; /* by the search */
+
 /* The best placement of the policy's block, first from everything on disk, then with units of the answer's
  * size. To run, it also has to fit: what A.3 does not count comes off the machine's memory, and where whole
  * tensors and sequences overfill a tier nevertheless, so does what it lacks. */
@@ -995,23 +987,32 @@ static bool best_placement(double x[NVARS], Lp *lp, int s, bool to_run) {
     return false;
 }
 /* Tries the blocks that the flags leave open: gbs small or a multiple of 4, up to 20 batches. s: tokens of
- * the longest prompt (the paper pads to it). Leaves the best policy, x and LP; returns T / bls. */
-static double search(int s, int count, bool to_run, double x[NVARS], Lp *lp) {
+ * the longest prompt (the paper pads to it). Leaves the best policy and its x; returns T / bls. */
+static double search(int s, int count, bool to_run, bool show_lp) {
     const struct Policy given = policy;
     struct Policy best = given;
-    double least = INFINITY, at[NVARS];
-    Lp one;
+    double least = INFINITY, x[NVARS];
+    Lp lp, best_lp = {.m = 0};
     for (int g = 1; g == 1 || (!given.gbs && g < count + 4); g = g < 4 ? 2 * g : g + max(4, g / 16 * 4))
         for (int b = 1; b <= (given.num_gpu_batches ? 1 : 20) && (b == 1 || g * (b - 1) < count); b++) {
             if (!given.gbs) policy.gbs = g;
             if (!given.num_gpu_batches) policy.num_gpu_batches = b;
-            if (!best_placement(at, &one, s, to_run)) continue;
-            const double T = (at[T_PRE] + at[T_GEN] * (generation_length - 1)) * l;
+            if (!best_placement(x, &lp, s, to_run)) continue;
+            const double T = (x[T_PRE] + x[T_GEN] * (generation_length - 1)) * l;
             const double each = T / (double)min(count, (long)policy.gbs * policy.num_gpu_batches);
-            if (each < least) least = each, best = policy, *lp = one, memcpy(x, at, sizeof at);
+            if (each < least) least = each, best = policy, best_lp = lp, memcpy(found, x, sizeof x);
         }
     policy = best;
+    if (show_lp) print_lp(&best_lp);
     return least;
+}
+/* --policy: Eq. 1 as printed. */
+static void print_policy(int s, bool show_lp) {
+    const double each = search(s, 1024, false, show_lp), n = generation_length;
+    if (!(each < INFINITY)) die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
+    for (int v = 0; v < NVARS; v++) printf("%s %.12g\n", var_name[v], found[v]);
+    printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);
+    printf("T %.12g\nthroughput %.12g\n", (found[T_PRE] + found[T_GEN] * (n - 1)) * l, n / each);
 }
 
 // ---- The checkpoint: config.json, and files of safetensors, whose headers are not trusted ---------------
@@ -1265,16 +1266,14 @@ static void print_text(const char *text, bool json) {
 }
 
 // ---- The command line -----------------------------------------------------------------------------------
-static const char *prompts_file, *hardware, *offload_dir = "/var/tmp";
-static char *links;
+static const char *prompts_file, *hardware;
 static bool percent, json, only_policy, show_lp;
 static double gpu_mem, cpu_mem, generation_s; /* bytes; seconds */
 static int prompt_len = 512;
 
-/* s is a switch, t a text, w a whole number, f a fraction, b bytes, p six percentages. */
 static const struct Flag {
     const char *name;
-    char kind;
+    char kind; /* s is a switch, t a text, w a whole number, f a fraction, b bytes, p percentages, l links */
     void *to;
     const char *help;
 } flags[] = {{"--prompts", 't', &prompts_file, "FILE: a prompt a line; - is standard input"},
@@ -1289,7 +1288,7 @@ static const struct Flag {
              {"--no-overlap", 's', &policy.no_overlap, "make every move at once"},
              {"--gpu-mem", 'b', &gpu_mem, "SIZE: of the GPU tier, such as 16G (half of the memory)"},
              {"--cpu-mem", 'b', &cpu_mem, "SIZE: of the CPU tier (half of the memory)"},
-             {"--link", 't', &links, "LIST: bytes a second, such as ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G"},
+             {"--link", 'l', NULL, "LIST: bytes a second, such as ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G"},
              {"--threads", 'w', &threads, "N: that compute (all cores)"},
              {"--json", 's', &json, "completions as JSON lines"},
              {"--policy", 's', &only_policy, "print what A.3 finds for --max-tokens, and end"},
@@ -1308,56 +1307,50 @@ static double number(const char *flag, const char *text, double thousand, double
         die(2, "%s %.60s: expected from %g to %g", flag, text, low, high);
     return value;
 }
-static void read_flag(const struct Flag *f, char **text) {
-    if (f->kind == 's' || f->kind == 'p') *(bool *)f->to = true;
-    if (f->kind == 't') *(char **)f->to = *text;
-    if (f->kind == 'f') *(double *)f->to = number(f->name, *text, 0, 1e-6, 1);
-    if (f->kind == 'b') *(double *)f->to = number(f->name, *text, 1024, 1, 1e18);
+/* Value v of a flag. "ctog=1G,dtoc=0.5G" are links. */
+static void read_value(const struct Flag *f, int v, char *text) {
+    if (f->kind == 't') *(char **)f->to = text;
+    if (f->kind == 'f') *(double *)f->to = number(f->name, text, 0, 1e-6, 1);
+    if (f->kind == 'b') *(double *)f->to = number(f->name, text, 1024, 1, 1e18);
+    if (f->kind == 'p') policy.share[v / 2][v % 2] = number(f->name, text, 0, 0, 100) / 100;
     if (f->kind == 'w') {
-        const double value = number(f->name, *text, 0, 1, 1 << 16);
-        if (value > (*(int *)f->to = (int)value)) die(2, "%s %.60s: expected a whole number", f->name, *text);
+        const double value = number(f->name, text, 0, 1, 1 << 16);
+        if (value > (*(int *)f->to = (int)value)) die(2, "%s %s: expected a whole number", f->name, text);
     }
-    for (int kind = WEIGHTS; f->kind == 'p' && kind < NKINDS; kind++, text += 2) {
-        double *share = policy.share[kind], sum = 0; /* the disk has the rest */
-        for (int t = GPU; t <= CPU; t++) sum += share[t] = number(f->name, text[t], 0, 0, 100) / 100;
-        if (sum > 1 + 1e-9) die(2, "%s: %s and %s are more than 100", f->name, text[GPU], text[CPU]);
-        share[DISK] = fmax(0, 1 - sum);
+    for (char *at = f->kind == 'l' ? strtok(text, ",") : NULL; at; at = strtok(NULL, ",")) {
+        int c = 0;
+        while (c < NLINKS && (strncmp(at, link_name[c], 4) || at[4] != '=')) c++;
+        if (c == NLINKS) die(2, "--link %.60s: expected a link and bytes a second, such as ctog=1G", at);
+        link_of[c].rate = number(f->name, at + 5, 1000, 1, 1e15);
     }
 }
 /* The model and prompts may stand among the flags; returns how many of these are left in args. */
 static int read_flags(char **args, int n) {
     int words = 0;
-    for (int a = 0, takes; a < n; a += takes) {
+    for (int a = 0, values; a < n; a++) {
         const struct Flag *f = flags;
         while (f->name && strcmp(args[a], f->name)) f++;
-        takes = 1 + (!f->name || f->kind == 's' ? 0 : f->kind == 'p' ? 6 : 1);
         if (!f->name && !strncmp(args[a], "--", 2)) die(2, "there is no flag %.60s; see --help", args[a]);
-        if (n - a < takes) die(2, "%s takes %d values: %s", f->name, takes - 1, f->help);
-        if (f->name)
-            read_flag(f, args + a + 1);
-        else
-            args[words++] = args[a];
+        if (!f->name) args[words++] = args[a];
+        values = !f->name || f->kind == 's' ? 0 : f->kind == 'p' ? 6 : 1;
+        if (n - a <= values) die(2, "%s takes %d values: %s", f->name, values, f->help);
+        if (f->kind == 's' || f->kind == 'p') *(bool *)f->to = true;
+        for (int v = 0; v < values; v++) read_value(f, v, args[++a]);
+    }
+    for (int kind = WEIGHTS; kind < NKINDS; kind++) { /* the disk has the rest */
+        double *share = policy.share[kind];
+        share[DISK] = fmax(0, 1 - share[GPU] - share[CPU]);
+        if (share[GPU] + share[CPU] > 1 + 1e-9) die(2, "--percent: GPU and CPU together have more than 100");
     }
     return words;
-}
-/* "ctog=1G,dtoc=0.5G" */
-static void read_links(void) {
-    for (char *at = strtok(links, ","); at; at = strtok(NULL, ",")) {
-        int c = 0;
-        while (c < NLINKS && (strncmp(at, link_name[c], 4) || at[4] != '=')) c++;
-        if (c == NLINKS) die(2, "--link %.60s: expected a link and bytes a second, such as ctog=1G", at);
-        link_of[c].rate = number("--link", at + 5, 1000, 1, 1e15);
-    }
 }
 /* The machine to search for: this computer, as far as it is known without measuring; or a file of Table 7's
  * constants, where a rate may differ between the stages (KEY_p and KEY_g); and what the flags say. */
 static void describe_machine(void) {
     static const char key[][12] = {"gmem",     "cmem",     "nmem",     "ctog_bdw",  "gtoc_bdw",
                                    "dtoc_bdw", "ctod_bdw", "mm_flops", "bmm_flops", "cpu_flops"};
-    char *text = hardware ? read_text(2, "", hardware) : NULL;
-    struct statvfs disk;
+    const char *text = hardware ? read_text(2, "", hardware) : NULL;
     hw.mem[GPU] = hw.mem[CPU] = .5 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
-    hw.mem[DISK] = statvfs(offload_dir, &disk) ? 1 : (double)disk.f_bavail * (double)disk.f_frsize;
     for (int v = 0; v < 20 && text; v++) {
         char stage[40];
         snprintf(stage, sizeof stage, "%s_%c", key[v / 2], "gp"[v % 2]);
@@ -1370,34 +1363,31 @@ static void describe_machine(void) {
         if (link_of[v / 2].rate > 0) hw.rate[v / 2][v % 2] = link_of[v / 2].rate;
     if (gpu_mem > 0) hw.mem[GPU] = gpu_mem;
     if (cpu_mem > 0) hw.mem[CPU] = cpu_mem;
-    free(text);
 }
 /* The words behind the model, or the lines of a file but for empty ones. A line's number is its id. */
 static void read_prompts(char **words, int n) {
-    if (prompts_file && !strcmp(prompts_file, "-")) prompts_file = "/dev/stdin";
-    char *text = prompts_file ? read_text(2, "", prompts_file) : NULL;
+    const char *file = prompts_file && !strcmp(prompts_file, "-") ? "/dev/stdin" : prompts_file;
+    char *text = file ? read_text(2, "", file) : NULL;
     for (const char *c = text; c && *c; c++) n += *c == '\n';
     prompts = allocate(n, sizeof *prompts);
-    for (int id = 0; text || (!prompts_file && id < n); id++) {
+    for (int id = 0; text || (!file && id < n); id++) {
         char *line = text ? strsep(&text, "\n") : words[id];
-        if (prompts_file) line[strcspn(line, "\r")] = 0;
+        if (file) line[strcspn(line, "\r")] = 0;
         prompts[nprompts] = (Sequence){.text = line, .id = id};
-        if (!prompts_file || *line) encode(&prompts[nprompts++]);
+        if (!file || *line) encode(&prompts[nprompts++]);
     }
     if (!nprompts) die(2, "there is no prompt: give some behind the model, or --prompts FILE");
 }
 /* Searches if no policy is given, places everything, and refuses what does not fit. */
 static void choose_policy(void) {
-    double x[NVARS], longest = 0;
-    Lp lp;
-    for (int q = 0; q < nprompts; q++) longest = fmax(longest, prompts[q].s);
+    int longest = 0;
+    for (int q = 0; q < nprompts; q++) longest = (int)max(longest, prompts[q].s);
     if (percent) policy.gbs += policy.gbs ? 0 : 32, policy.num_gpu_batches += !policy.num_gpu_batches;
     policy.gbs = min(policy.gbs, nprompts), policy.num_gpu_batches = min(policy.num_gpu_batches, nprompts);
     policy.cpu_attention |= is_sparse() || !percent; /* as A.3 has it */
     batch = allocate(max(20, policy.num_gpu_batches), sizeof *batch);
-    if (!percent && !(search((int)longest, nprompts, true, x, &lp) < INFINITY))
+    if (!percent && !(search(longest, nprompts, true, show_lp) < INFINITY))
         die(2, "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or try --gpu-batch-size 1");
-    if (!percent && show_lp) print_lp(&lp);
     place_all(NULL);
     const size_t own = percent ? 0 : arena[GPU].uncounted;
     if (own) fprintf(stderr, "mini: A.3 was given the GPU less %zu bytes of embeddings and workspace\n", own);
@@ -1406,17 +1396,19 @@ static void choose_policy(void) {
             die(2, "the %s tier needs %zu bytes, but has %.0f: change --percent or lower --gpu-batch-size",
                 tier_name[t], arena[t].peak, hw.mem[t]);
 }
-/* The tiers' memory, and the threads. The disk's file has lost its name before it is used. */
+/* The tiers' memory, and the threads. The disk's is a file that has lost its name before it is used. */
 static void open_tiers(void) {
-    for (int t = 0, fd = -1, why = 0; t < NTIERS; t++) {
-        char path[4200];
+    char path[4200];
+    const char *tmp = getenv("TMPDIR");
+    snprintf(path, sizeof path, "%s/mini-XXXXXX", tmp && *tmp ? tmp : "/var/tmp");
+    const int fd = mkstemp(path), why = fd < 0 || unlink(path) ? errno : 0;
+    if (why) die(1, "%s: %s", path, strerror(why));
+    for (int t = 0; t < NTIERS; t++) {
         const size_t size = max(arena[t].peak, 1);
-        snprintf(path, sizeof path, "%s/mini-XXXXXX", offload_dir);
-        if (t == DISK && ((fd = mkstemp(path)) < 0 || unlink(path))) die(1, "%s: %s", path, strerror(errno));
-        if (t == DISK) why = posix_fallocate(fd, 0, (off_t)size);
-        if (why) die(1, "%s: no room for %zu bytes: %s", offload_dir, size, strerror(why));
+        const int full = t == DISK ? posix_fallocate(fd, 0, (off_t)size) : 0;
+        if (full) die(1, "%s: no room for %zu bytes: %s", path, size, strerror(full));
         const int how = t == DISK ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-        arena[t].base = mmap(NULL, size, PROT_READ | PROT_WRITE, how, fd, 0);
+        arena[t].base = mmap(NULL, size, PROT_READ | PROT_WRITE, how, t == DISK ? fd : -1, 0);
         if (arena[t].base == MAP_FAILED) die(1, "no memory for %zu bytes of the %s tier", size, tier_name[t]);
     }
     worker = allocate(NKINDS + threads, sizeof *worker);
@@ -1441,10 +1433,9 @@ static void print_results(void) {
         puts(json ? "]}" : ""), tokens += q->generated, free(text);
     }
     if (fflush(stdout) || ferror(stdout)) die(1, "standard output: %s", strerror(errno));
-    for (int k = 0; k < NKINDS; k++) {
-        const double *share = policy.share[k];
-        fprintf(stderr, "mini: %s %.4f %.4f %.4f on GPU, CPU, disk\n", kind[k], share[0], share[1], share[2]);
-    }
+    for (int k = 0; k < NKINDS; k++)
+        fprintf(stderr, "mini: %s %.4f %.4f %.4f on GPU, CPU, disk\n", kind[k], policy.share[k][GPU],
+                policy.share[k][CPU], policy.share[k][DISK]);
     for (int t = 0; t < NTIERS; t++) fprintf(stderr, "mini: %s: %zu bytes\n", tier_name[t], arena[t].peak);
     for (int c = 0; c < NLINKS; c++)
         fprintf(stderr, "mini: %s: %zu bytes, %.3f s, %.1f%% of the time\n", link_name[c], link_of[c].bytes,
@@ -1452,29 +1443,15 @@ static void print_results(void) {
     fprintf(stderr, "mini: %d prompts, %d x %d, %ld tokens, %.3f s, %.1f tokens/s\n", nprompts, policy.gbs,
             policy.num_gpu_batches, tokens, generation_s, (double)tokens / generation_s);
 }
-/* --policy: Eq. 1 as printed. */
-static void print_policy(void) {
-    double x[NVARS];
-    Lp lp;
-    const double each = search(prompt_len, 1024, false, x, &lp), n = generation_length;
-    if (!(each < INFINITY)) die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
-    if (show_lp) print_lp(&lp);
-    for (int v = 0; v < NVARS; v++) printf("%s %.12g\n", var_name[v], x[v]);
-    printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);
-    printf("T %.12g\nthroughput %.12g\n", (x[T_PRE] + x[T_GEN] * (n - 1)) * l, n / each);
-}
 int main(int argc, char **argv) {
-    const char *tmp = getenv("TMPDIR");
-    signal(SIGXFSZ, SIG_IGN), signal(SIGBUS, mapping_failed);
-    threads = (int)sysconf(_SC_NPROCESSORS_ONLN), offload_dir = tmp && *tmp ? tmp : offload_dir;
+    threads = (int)sysconf(_SC_NPROCESSORS_ONLN), signal(SIGXFSZ, SIG_IGN), signal(SIGBUS, mapping_failed);
     const bool help = argc == 2 && !strcmp(argv[1], "--help");
     for (const struct Flag *f = flags; help && f->name; f++) printf("  %-20s %s\n", f->name, f->help);
     const int words = help ? 0 : read_flags(argv + 1, argc - 1);
     if (help) return 0;
     if (!words) die(2, "mini MODEL [PROMPT ...] [FLAGS]: name the directory of an OPT model; see --help");
-    if (links) read_links();
     describe_machine(), read_config(argv[1]);
-    if (only_policy) return print_policy(), 0;
+    if (only_policy) return print_policy(prompt_len, show_lp), 0;
     open_checkpoint(argv[1]), read_tokenizer(argv[1]), read_prompts(argv + 2, words - 1);
     choose_policy(), open_tiers(), place_all(generate_timed);
     return print_results(), 0;
