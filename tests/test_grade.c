@@ -833,14 +833,13 @@ static void assert_mini_generates(const Checkpoint *model, const Tokenizer *toke
     free(said);
 }
 
-/* One batch of all, three in flight, and two, the second of two blocks alone; with overlapping and without. */
-static void assert_mini_generates_in_blocks(const char *percent) {
-    static const char *const blocks[] = {"5|--num-gpu-batches|1", "2|--num-gpu-batches|3", "2|--num-gpu-batches|2"};
+/* With overlapping and without. */
+static void assert_mini_generates_in_blocks(const char *percent, const char *const *blocks, int n) {
     Checkpoint *model = checkpoint_open("models/opt-tiny", &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(model);
     Tokenizer *tokenizer = tokenizer_open("models/opt-tiny", model->config.vocab, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(tokenizer);
-    for (int b = 0; b < 6; b++) {
+    for (int b = 0; b < 2 * n; b++) {
         char flags[200];
         snprintf(flags, sizeof flags, "%s--percent|%s|--gpu-batch-size|%s", b % 2 ? "--no-overlap|" : "", percent,
                  blocks[b / 2]);
@@ -849,12 +848,22 @@ static void assert_mini_generates_in_blocks(const char *percent) {
     tokenizer_close(tokenizer), checkpoint_close(model);
 }
 
-static void mini_loop_1_all_on_gpu(void) { assert_mini_generates_in_blocks("100|0|100|0|100|0"); }
-static void mini_loop_2_weights_stream(void) { assert_mini_generates_in_blocks("20|40|100|0|100|0"); }
-static void mini_loop_3_all_move(void) {
-    assert_mini_generates_in_blocks("100|0|0|100|0|100");
-    assert_mini_generates_in_blocks("30|30|30|30|30|30");
-    assert_mini_generates_in_blocks("0|0|0|0|0|0");
+static void mini_loop_1_one_batch(void) {
+    static const char *const blocks[] = {"5|--num-gpu-batches|1", "2|--num-gpu-batches|1"};
+    assert_mini_generates_in_blocks("100|0|100|0|100|0", blocks, 2);
+}
+
+/* One batch of all, three in flight, and two, of which the second block has one. */
+static const char *const many[] = {"5|--num-gpu-batches|1", "2|--num-gpu-batches|3", "2|--num-gpu-batches|2"};
+
+static void mini_loop_2_cache_and_activations(void) {
+    assert_mini_generates_in_blocks("100|0|0|100|0|100", many, 3);
+    assert_mini_generates_in_blocks("100|0|30|30|30|30", many, 3);
+}
+
+static void mini_loop_3_weights(void) {
+    assert_mini_generates_in_blocks("20|40|100|0|100|0", many, 3);
+    assert_mini_generates_in_blocks("0|0|0|0|0|0", many, 3);
 }
 
 CU_TestInfo tests[] = {
@@ -897,8 +906,8 @@ CU_TestInfo tests[] = {
     {"mini.c: a pivot exchanges two variables", mini_simplex_1_pivot},
     {"mini.c: a textbook's programs are minimized", mini_simplex_2_textbook},
     {"mini.c: the known cycles end, and A.3 has its optimum", mini_simplex_3_cycles},
-    {"mini.c: with everything on the GPU the tokens are right", mini_loop_1_all_on_gpu},
-    {"mini.c: the weights may stream", mini_loop_2_weights_stream},
-    {"mini.c: cache and activations may rest anywhere", mini_loop_3_all_move},
+    {"mini.c: a batch alone on the GPU gets the right tokens", mini_loop_1_one_batch},
+    {"mini.c: cache and activations may rest anywhere", mini_loop_2_cache_and_activations},
+    {"mini.c: the weights may stream", mini_loop_3_weights},
     CU_TEST_INFO_NULL,
 };
