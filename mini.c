@@ -102,17 +102,13 @@ typedef struct {
     size_t staged[NTIERS];  /* its cache's place in a staging slot */
 } Sequence;
 
-/* A GPU batch: of a block the sequences from seq up to end. */
-typedef struct {
-    Sequence *seq, *end;
-} Batch;
 /* A square of Figure 3: token, layer (l: the head) and batch. */
 typedef struct {
     int i, j, k;
 } Square;
 
 static Sequence *prompts;
-static Batch *batch;                                     // (K)
+static Sequence **batch; /* (K + 1): GPU batch k has the sequences from batch[k] up to batch[k + 1] */
 static int nprompts, K, generation_length = 64, threads; /* K: batches of this block */
 static size_t kv_row, *slab;                             /* bytes of a token's k; of a layer off the GPU */
 static uint8_t *weight_slot[2], *stage[2][2];            /* where weights and cache pass; [tier][slot] */
@@ -182,7 +178,7 @@ static int rows_of(const Sequence *q, int i) { return q->ended ? 0 : i ? 1 : q->
 static bool begin_token(int i) {
     int row = 0, all = 0;
     for (int k = 0; k < K; k++, all += row, row = 0)
-        for (Sequence *q = batch[k].seq; q < batch[k].end; q++) {
+        for (Sequence *q = batch[k]; q < batch[k + 1]; q++) {
             q->ended |= i && q->token[q->s + i - 1] == eos;
             q->row = row, row += rows_of(q, i);
         }
@@ -299,10 +295,10 @@ static void add_weighed(float *restrict o, float p, const float *restrict v, int
 
 /* Prefill attends to what has just been computed: a task is a head of a sequence; t sees tokens 0 .. t. */
 static void attend_prefill(const void *arg, int thread, int first, int n) {
-    const Batch *b = arg;
+    const Sequence *b = arg;
     float *score = scratch + thread * scratch_floats;
     for (int task = first; task < first + n; task++) {
-        const Sequence *seq = b->seq + task / nh;
+        const Sequence *seq = b + task / nh;
         const size_t at = (size_t)seq->row * h1 + task % nh * hd, ld = seq->s + NT;
         const float *q = x_Q + at, *k = x_K + at, *v = x_V + at;
         for (int t = 0, rows; t < seq->s; t += rows) {
@@ -344,26 +340,23 @@ static void write_row(uint8_t *to, const float *x) {
     for (int d = 0, n; d < h1 && policy.compress_cache; d += n, to += group_bytes(n))
         pack_group(to, x + d, n = (int)min(GROUP, hd - d % hd));
 }
-static int descending(const void *a, const void *b) {
-    return (*(const float *)a < *(const float *)b) - (*(const float *)a > *(const float *)b);
-}
 /* Top-K sparse attention (5): the weights of the others become -1, the rest stay. K is 1 + the share of the
  * past, rounded up; the newest of the n tokens is always one of them, and of equal ones the earlier. */
-static void keep_top(float *weight, float *sorted, int n) {
+static void keep_top(float *weight, float *all, int n) {
     const int top = (int)min((long)ceil(policy.sparsity * (n - 1) * (1 - 1e-9)), n - 1);
-    qsort(memcpy(sorted, weight, n * sizeof *sorted), n - 1, sizeof *sorted, descending);
-    const float least = top ? sorted[top - 1] : INFINITY;
-    int equal = top;
-    for (int t = 0; t < top; t++) equal -= sorted[t] > least;
-    for (int t = 0; t < n - 1; t++)
-        if (!(weight[t] > least || (weight[t] == least && equal-- > 0))) weight[t] = -1;
+    memcpy(all, weight, n * sizeof *all);
+    for (int t = 0; t < n - 1; t++) {
+        int better = 0;
+        for (int u = 0; u < n - 1; u++) better += (all[u] > all[t]) | ((all[u] == all[t]) & (u < t));
+        if (better >= top) weight[t] = -1;
+    }
 }
 /* Decoding attends to the cache where it is near: a task is a head of a sequence. */
 static void attend_decode(const void *arg, int thread, int first, int n) {
-    const Batch *b = arg;
+    const Sequence *b = arg;
     const size_t bytes = kv_row / nh;
     for (int task = first; task < first + n; task++) {
-        const Sequence *seq = b->seq + task / nh;
+        const Sequence *seq = b + task / nh;
         const size_t head = task % nh, at = (size_t)seq->row * h1 + head * hd;
         const int len = seq->s + now_at.i, below = is_delegated(seq, now_at.i);
         float *some = scratch + thread * scratch_floats, *score = some + NT * hd;
@@ -407,7 +400,7 @@ static void product(int role, float *y, const float *x, int rows, bool relu, boo
     linear((Linear){y, x, rows, w, w + 1, relu, add});
 }
 /* x_Out, in the place of x. */
-static void attention(const Batch *b, float *x, int rows) {
+static void attention(int k, float *x, int rows) {
     const size_t size = (size_t)rows * h1;
     float *const qkv[] = {x_Q, x_K, x_V};
     layernorm(norm, x, &layer[now_at.j][NORM_1], rows);
@@ -416,10 +409,11 @@ static void attention(const Batch *b, float *x, int rows) {
         narrow(x_Out, qkv[m], size), widen(qkv[m], x_Out, size);
     }
     for (size_t e = 0; e < size; e++) x_Q[e] /= sqrtf((float)hd);
-    for (const Sequence *q = b->seq; q < b->end; q++) append(q), exchange(q, true);
+    for (const Sequence *q = batch[k]; q < batch[k + 1]; q++) append(q), exchange(q, true);
     await();
-    parallel(now_at.i ? attend_decode : attend_prefill, b, (int)(b->end - b->seq) * nh, 1. * rows * size);
-    for (const Sequence *q = b->seq; q < b->end; q++) exchange(q, false);
+    parallel(now_at.i ? attend_decode : attend_prefill, batch[k], (int)(batch[k + 1] - batch[k]) * nh,
+             1. * rows * size);
+    for (const Sequence *q = batch[k]; q < batch[k + 1]; q++) exchange(q, false);
     await();
     product(W_O, x, x_Out, rows, false, true);
 }
@@ -430,8 +424,8 @@ static void mlp(float *x, int rows) {
     product(W_2, x, ffn, rows, false, true);
 }
 /* Before layer 0: x = token table[token] + position table[position + 2]. */
-static void embed(int i, const Batch *b, float *x) {
-    for (const Sequence *q = b->seq; q < b->end; q++)
+static void embed(int i, int k, float *x) {
+    for (const Sequence *q = batch[k]; q < batch[k + 1]; q++)
         for (int t = 0; t < rows_of(q, i); t++, x += h1) {
             const size_t at = i ? q->s + i - 1 : t;
             widen(x, outside[TOKENS].rest.at + q->token[at] * h1 * sizeof(f16), h1);
@@ -440,15 +434,15 @@ static void embed(int i, const Batch *b, float *x) {
         }
 }
 /* Behind the layers: the logits of each sequence's last row, and the token with the largest. */
-static void head(int i, const Batch *b, const float *x) {
+static void head(int i, int k, const float *x) {
     int n = 0;
-    for (const Sequence *q = b->seq; q < b->end; q++)
+    for (const Sequence *q = batch[k]; q < batch[k + 1]; q++)
         if (!q->ended)
             memcpy(x_Out + (size_t)n++ * h1, x + (size_t)(q->row + rows_of(q, i) - 1) * h1, h1 * sizeof *x);
     if (final_norm) layernorm(x_Out, x_Out, &outside[LAST_NORM], n);
     linear((Linear){.y = logits, .x = x_Out, .rows = n, .w = &outside[tied ? TOKENS : HEAD]});
     const float *logit = logits;
-    for (Sequence *q = b->seq; q < b->end; q++) {
+    for (Sequence *q = batch[k]; q < batch[k + 1]; q++) {
         if (q->ended) continue;
         int best = 0;
         for (int t = 1; t < vocab; t++) best = logit[t] > logit[best] ? t : best;
@@ -459,12 +453,11 @@ static void head(int i, const Batch *b, const float *x) {
 static float *hidden_state(Square at) { return x_slot[K == 1 ? 0 : buffer_of(at)]; }
 
 static void compute(int i, int j, int k) {
-    const Batch *b = &batch[k];
-    const int rows = b->end[-1].row + rows_of(&b->end[-1], i);
+    const int rows = batch[k + 1][-1].row + rows_of(&batch[k + 1][-1], i);
     float *x = hidden_state(now_at = (Square){i, j, k});
-    if (j == 0) embed(i, b, x);
-    if (j < l) attention(b, x, rows), mlp(x, rows);
-    if (j == l) head(i, b, x);
+    if (j == 0) embed(i, k, x);
+    if (j < l) attention(k, x, rows), mlp(x, rows);
+    if (j == l) head(i, k, x);
 }
 
 // ---- Figure 4's five moves ------------------------------------------------------------------------------
@@ -485,14 +478,14 @@ static void move_weight(Square at, bool down) {
 }
 /* The hidden state of a batch: down behind a layer, up before the next. */
 static void move_activation(Square at, bool down) {
-    for (const Sequence *q = batch[at.k].seq; q < batch[at.k].end; q++) {
+    for (const Sequence *q = batch[at.k]; q < batch[at.k + 1]; q++) {
         const Place home = on(q->act_tier, q->act), here = on(GPU, hidden_state(at) + 1L * q->row * h1);
         travel(down ? home : here, down ? here : home, rows_of(q, at.i) * h1 * sizeof(float));
     }
 }
 /* New k and v go down, if they are not at home; the past comes up, of sparse attention only k. */
 static void move_cache(Square at, bool down) {
-    for (const Sequence *q = batch[at.k].seq; q < batch[at.k].end; q++)
+    for (const Sequence *q = batch[at.k]; q < batch[at.k + 1]; q++)
         for (int value = 0; value < (is_sparse() && !down ? 1 : 2) && !q->ended; value++) {
             const int past = at.i ? q->s + at.i - 1 : 0, first = down ? past : 0;
             const Place home = kv_home(q, at.j, first, value), near = kv_near(q, at, first, value);
@@ -587,16 +580,13 @@ static struct {
     uint8_t *base;
     size_t used, peak, uncounted; /* uncounted: embeddings and workspace, which A.3 does not count */
 } arena[NTIERS];                  /* a tier is one piece of memory, given out from its beginning */
-typedef struct {
-    double all, on[NTIERS];
-} Dealt; /* what has come so far, and where it went */
-
-static Tier place(Dealt *d, const double share[NTIERS], double size) {
+/* dealt: how much has come to each tier so far, and to all. */
+static Tier place(double dealt[NTIERS + 1], const double share[NTIERS], double size) {
     double above = size, room = 0;
     int t = GPU;
-    for (d->all += size; t < DISK; t++)
-        if ((above += d->on[t]) <= (room += share[t] * d->all) * (1 + 1e-9)) break;
-    return d->on[t] += size, (Tier)t;
+    for (dealt[NTIERS] += size; t < DISK; t++)
+        if ((above += dealt[t]) <= (room += share[t] * dealt[NTIERS]) * (1 + 1e-9)) break;
+    return dealt[t] += size, (Tier)t;
 }
 /* The next bytes of a tier. Before there are tiers this only counts: all is known before anything is done. */
 static void *take(Tier t, size_t bytes) {
@@ -608,36 +598,39 @@ static float *floats(Tier t, size_t n) { return take(t, n * sizeof(float)); }
 
 static bool is_matrix(int role) { return role % 2 == 0 && role != NORM_1 && role != NORM_2; }
 
-/* Gives a tensor its home. The disk's is the checkpoint itself, if it need not be packed. */
-static Tier settle(Weight *w, Tier tier) {
+/* Gives a tensor its home, and fills it. The disk's is the checkpoint itself, if it need not be packed. */
+static Tier settle(Weight *w, Tier tier, bool fill) {
     w->bytes = (size_t)w->rows * w->cols * sizeof(f16);
     if (w->packed) w->bytes = (w->rows + GROUP - 1UL) / GROUP * w->cols * group_bytes(GROUP);
     w->rest = tier == DISK && !w->packed ? w->file : on(tier, take(tier, w->bytes));
+    if (fill) fill_weight(w);
     return tier;
 }
-static void place_weights(void) {
-    Dealt dealt = {0};
+static void place_weights(bool fill) {
+    double dealt[NTIERS + 1] = {0};
     size_t slot = 0;
-    for (int g = 0; g < NGLOBALS; g++) settle(&outside[g], GPU); /* the percentages are about the layers */
+    for (int g = 0; g < NGLOBALS; g++)
+        settle(&outside[g], GPU, fill); /* the percentages are about the layers */
     arena[GPU].uncounted = arena[GPU].used;
     for (int j = 0; j < l; slot = max(slot, slab[j++])) {
         slab[j] = 0;
         for (int role = 0; role < NROLES; role++) {
             Weight *w = &layer[j][role];
             w->packed = policy.compress_weight && is_matrix(role);
-            if (settle(w, place(&dealt, policy.share[WEIGHTS], (double)w->rows * w->cols)) == GPU) continue;
+            if (settle(w, place(dealt, policy.share[WEIGHTS], (double)w->rows * w->cols), fill) == GPU)
+                continue;
             w->offset = slab[j], slab[j] += (w->bytes + 63) / 64 * 64;
         }
     }
     for (int s = 0; s < 2; s++) weight_slot[s] = take(GPU, slot);
 }
 /* A batch's cache and activations. staged: what a slot of the cache has to hold. Returns its rows. */
-static size_t place_batch(Batch *b, Dealt dealt[NKINDS], size_t staged[NTIERS]) {
+static size_t place_batch(int k, double dealt[NKINDS][NTIERS + 1], size_t staged[NTIERS]) {
     size_t need[NTIERS] = {0}, rows = 0;
-    for (Sequence *q = b->seq; q < b->end; q++) {
+    for (Sequence *q = batch[k]; q < batch[k + 1]; q++) {
         q->room = q->s + generation_length - 1, rows += q->s;
-        q->kv_tier = place(&dealt[CACHE], policy.share[CACHE], q->room);
-        q->act_tier = place(&dealt[ACTIVATIONS], policy.share[ACTIVATIONS], q->s);
+        q->kv_tier = place(dealt[CACHE], policy.share[CACHE], q->room);
+        q->act_tier = place(dealt[ACTIVATIONS], policy.share[ACTIVATIONS], q->s);
         q->kv = take(q->kv_tier, 2 * l * kv_row * q->room);
         q->staged[GPU] = need[GPU], q->staged[CPU] = need[CPU];
         if (q->kv_tier != GPU) need[GPU] += 2 * kv_row * (policy.cpu_attention ? q->s : q->room);
@@ -649,14 +642,12 @@ static size_t place_batch(Batch *b, Dealt dealt[NKINDS], size_t staged[NTIERS]) 
 }
 /* Everything of one block: its sequences, the buffers, the workspace. */
 static void place_block(Sequence *seq, int count) {
-    Dealt dealt[NKINDS] = {{0}};
+    double dealt[NKINDS][NTIERS + 1] = {{0}};
     const size_t gbs = min(policy.gbs, count), before = arena[GPU].used;
     size_t staged[NTIERS] = {0}, longest = 0, rows = 0;
     K = (count + policy.gbs - 1) / policy.gbs;
-    for (int k = 0; k < K; k++) {
-        batch[k] = (Batch){.seq = seq + k * gbs, .end = seq + min((k + 1) * gbs, count)};
-        rows = max(rows, place_batch(&batch[k], dealt, staged));
-    }
+    for (int k = 0; k <= K; k++) batch[k] = seq + min(k * gbs, count);
+    for (int k = 0; k < K; k++) rows = max(rows, place_batch(k, dealt, staged));
     const size_t homes = arena[GPU].used - before;
     for (int q = 0; q < count; q++) longest = max(longest, seq[q].room);
     for (int slot = 0; slot < 2; slot++) {
@@ -677,10 +668,8 @@ static void place_all(void (*then)(void)) {
     if (hd % GROUP) packed += group_bytes(hd % GROUP);
     kv_row = policy.compress_cache ? nh * packed : h1 * sizeof(f16);
     for (int t = 0; t < NTIERS; t++) arena[t].used = arena[t].peak = 0;
-    place_weights();
+    place_weights(then != NULL);
     for (int t = 0; t < NTIERS; t++) mark[t] = arena[t].used;
-    for (int g = 0; g < NGLOBALS && then; g++) fill_weight(&outside[g]);
-    for (int e = 0; e < l * NROLES && then; e++) fill_weight(&layer[e / NROLES][e % NROLES]);
     for (int first = 0, bls = policy.gbs * policy.num_gpu_batches; first < nprompts; first += bls) {
         for (int t = 0; t < NTIERS; t++) arena[t].used = mark[t];
         place_block(prompts + first, (int)min(bls, nprompts - first));
@@ -1267,7 +1256,7 @@ static void print_text(const char *text, bool json) {
 
 // ---- The command line -----------------------------------------------------------------------------------
 static const char *prompts_file, *hardware;
-static bool percent, json, only_policy, show_lp;
+static bool percent, json, only_policy, show_lp, help;
 static double gpu_mem, cpu_mem, generation_s; /* bytes; seconds */
 static int prompt_len = 512;
 
@@ -1295,6 +1284,7 @@ static const struct Flag {
              {"--prompt-len", 'w', &prompt_len, "S: tokens of a prompt for --policy (512)"},
              {"--hardware", 't', &hardware, "FILE: the machine to search for: hardware/t4.json"},
              {"--lp", 's', &show_lp, "print the linear program that was solved"},
+             {"--help", 's', &help, "print this"},
              {NULL, 0, NULL, NULL}};
 
 /* A number in its range; "16G" is one and a power of `thousand`, unless that is 0. */
@@ -1385,7 +1375,7 @@ static void choose_policy(void) {
     if (percent) policy.gbs += policy.gbs ? 0 : 32, policy.num_gpu_batches += !policy.num_gpu_batches;
     policy.gbs = min(policy.gbs, nprompts), policy.num_gpu_batches = min(policy.num_gpu_batches, nprompts);
     policy.cpu_attention |= is_sparse() || !percent; /* as A.3 has it */
-    batch = allocate(max(20, policy.num_gpu_batches), sizeof *batch);
+    batch = allocate(max(20, policy.num_gpu_batches), sizeof(Sequence *));
     if (!percent && !(search(longest, nprompts, true, show_lp) < INFINITY))
         die(2, "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or try --gpu-batch-size 1");
     place_all(NULL);
@@ -1445,9 +1435,8 @@ static void print_results(void) {
 }
 int main(int argc, char **argv) {
     threads = (int)sysconf(_SC_NPROCESSORS_ONLN), signal(SIGXFSZ, SIG_IGN), signal(SIGBUS, mapping_failed);
-    const bool help = argc == 2 && !strcmp(argv[1], "--help");
+    const int words = read_flags(argv + 1, argc - 1);
     for (const struct Flag *f = flags; help && f->name; f++) printf("  %-20s %s\n", f->name, f->help);
-    const int words = help ? 0 : read_flags(argv + 1, argc - 1);
     if (help) return 0;
     if (!words) die(2, "mini MODEL [PROMPT ...] [FLAGS]: name the directory of an OPT model; see --help");
     describe_machine(), read_config(argv[1]);
