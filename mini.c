@@ -35,6 +35,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -148,12 +149,10 @@ static long max(long a, long b) { return a > b ? a : b; }
 //
 // Above the first batch of a column is the last of the column before; below the last, the first of the next.
 // Column l, behind the layers, is the head, which makes the next token.
-
 static void load_weight(int i, int j, int k), compute(int i, int j, int k);
 static void store_activation(int i, int j, int k), load_activation(int i, int j, int k);
 static void store_cache(int i, int j, int k), load_cache(int i, int j, int k);
 static bool begin_token(int i);
-
 /* A block: generates a token after the other for each of its sequences, until </s> ends it. */
 static void generate(void) {
     const int num_layers = l + 1, num_gpu_batches = K;
@@ -173,7 +172,6 @@ static void generate(void) {
 }
 /* Rows of a sequence in the squares of token i: in prefill its prompt, in decoding its newest token (3). */
 static int rows_of(const Sequence *q, int i) { return q->ended ? 0 : i ? 1 : q->s; }
-
 /* Between two tokens nothing moves: who has ended leaves, the others close up. False: nobody is left. */
 static bool begin_token(int i) {
     int row = 0, all = 0;
@@ -200,7 +198,6 @@ static int buffer_of(Square at) { return (int)(((at.i * (l + 1L) + at.j) * K + a
 //
 // and every product adds a bias. Activations and sums are floats; weights and cache are F16 or packed, and
 // x_Q, x_K and x_V are rounded to F16, as the cache keeps them.
-
 #ifdef __AVX512F__
 enum { VL = 16 }; /* floats of a vector */
 #else
@@ -208,7 +205,6 @@ enum { VL = 8 };
 #endif
 enum { MT = 4, NT = VL / 4, GROUP = 64, PAD = 32 }; /* MT x NT sums are held in registers */
 typedef float V __attribute__((vector_size(4 * VL)));
-
 /* y[q][p] = x[q] . w[p] over n, for MT rows of x and NT of w. All that is multiplied lies in buffers with a
  * few rows more than needed; what those give is not used. */
 static void dot_tile(float *y, size_t y_ld, const float *x, size_t x_ld, const float *w, size_t w_ld, int n) {
@@ -235,7 +231,6 @@ typedef struct {
     bool relu, add;
 } Linear;
 static Square now_at; /* the square that computes */
-
 /* The bytes of a tensor while a layer computes: its own, or those that have come to the layer's slot. */
 static const uint8_t *weight_at(const Weight *w) {
     return w->rest.tier == GPU ? w->rest.at : weight_slot[((long)now_at.i * l + now_at.j) % 2] + w->offset;
@@ -270,7 +265,6 @@ static void linear_task(const void *arg, int thread, int first, int n) {
 static void linear(Linear a) {
     parallel(linear_task, &a, (a.w->rows + GROUP - 1) / GROUP, 1. * a.rows * a.w->rows * a.w->cols);
 }
-
 /* y = (x - mean) / sqrt(var + 1e-5) * w + b, row by row. */
 static void layernorm(float *y, const float *x, const Weight *w, int rows) {
     float *gain = scratch, *bias = gain + h1;
@@ -292,7 +286,6 @@ static void softmax(float *score, int n) {
 static void add_weighed(float *restrict o, float p, const float *restrict v, int n) {
     for (int d = 0; d < n; d++) o[d] += p * v[d];
 }
-
 /* Prefill attends to what has just been computed: a task is a head of a sequence; t sees tokens 0 .. t. */
 static void attend_prefill(const void *arg, int thread, int first, int n) {
     const Sequence *b = arg;
@@ -314,10 +307,8 @@ static void attend_prefill(const void *arg, int thread, int first, int n) {
     }
 }
 static bool is_sparse(void) { return policy.sparsity < 1; }
-
 /* Computation delegation (4.2): in decoding the CPU attends to cache that is not on the GPU. */
 static bool is_delegated(const Sequence *q, int i) { return i && policy.cpu_attention && q->kv_tier != GPU; }
-
 /* Where k (value 0) or v (1) of token t rests in layer j. */
 static Place kv_home(const Sequence *q, int j, int t, int value) {
     return on(q->kv_tier, q->kv + ((2 * (size_t)j + value) * q->room + t) * kv_row);
@@ -451,7 +442,6 @@ static void head(int i, int k, const float *x) {
 }
 /* Alone, a batch computes in one place. */
 static float *hidden_state(Square at) { return x_slot[K == 1 ? 0 : buffer_of(at)]; }
-
 static void compute(int i, int j, int k) {
     const int rows = batch[k + 1][-1].row + rows_of(&batch[k + 1][-1], i);
     float *x = hidden_state(now_at = (Square){i, j, k});
@@ -465,7 +455,6 @@ static void compute(int i, int j, int k) {
 // Each kind of data has a thread, which does what it is asked in this order: what the square behind has made
 // leaves its buffer before what the square ahead needs enters it. So two buffers of a kind are enough. And no
 // move touches what is being computed: a load of the cache brings the past, which has been stored.
-
 /* Part k of K of the layer's bytes off the GPU. Slots alternate over the ends of tokens, also for odd l. */
 static void move_weight(Square at, bool down) {
     const size_t lines = slab[at.j] / 64, from = lines * at.k / K * 64, to = lines * (at.k + 1) / K * 64;
@@ -510,32 +499,26 @@ static void load_cache(int i, int j, int k) { ask(CACHE, move_cache, i, j, k, fa
 static void load_activation(int i, int j, int k) { ask(ACTIVATIONS, move_activation, i, j, k, false); }
 
 // ---- Threads: one for each kind of data that moves; the others help to compute --------------------------
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
 typedef struct {
     Move *move;
     Square at;
     bool down;
 } Job;
 static struct Worker {
-    Job job[4]; /* in turn; a square asks for two at most */
-    long posted, done;
-    pthread_cond_t wake;
+    Job job[4];                 /* in turn; a square asks for two at most */
+    long posted, begun, waited; /* how many it was asked for, has begun, are known to be done */
+    sem_t wake, done;
 } * worker;  // (NKINDS + threads - 1)
 static struct {
     Task *task;
     const void *arg;
     int n, shares;
 } shared; /* what the threads compute together */
-
 static void *work(void *arg) {
-    struct Worker *w = arg;
-    for (pthread_mutex_lock(&mutex);; w->done++, pthread_cond_signal(&finished)) {
-        while (w->done == w->posted) pthread_cond_wait(&w->wake, &mutex);
-        const Job job = w->job[w->done % 4];
-        pthread_mutex_unlock(&mutex);
+    for (struct Worker *w = arg;; sem_post(&w->done)) {
+        sem_wait(&w->wake);
+        const Job job = w->job[w->begun++ % 4];
         job.move(job.at, job.down), await();
-        pthread_mutex_lock(&mutex);
     }
     return NULL;
 }
@@ -543,19 +526,14 @@ static void *work(void *arg) {
 static void post(int to, Move *move, Square at, bool down) {
     struct Worker *w = &worker[to];
     if (policy.no_overlap && to < NKINDS) return move(at, down), await();
-    pthread_mutex_lock(&mutex);
-    w->job[w->posted++ % 4] = (Job){move, at, down};
-    pthread_cond_signal(&w->wake), pthread_mutex_unlock(&mutex);
+    w->job[w->posted++ % 4] = (Job){move, at, down}, sem_post(&w->wake);
 }
 static void wait_for(int first, int end) {
-    pthread_mutex_lock(&mutex);
-    for (int w = first; w < end; w++)
-        while (worker[w].done < worker[w].posted) pthread_cond_wait(&finished, &mutex);
-    pthread_mutex_unlock(&mutex);
+    for (struct Worker *w = worker + first; w < worker + end; w++)
+        for (; w->waited < w->posted; w->waited++) sem_wait(&w->done);
 }
 /* Figure 4: synchronize all devices. */
 static void synchronize(void) { wait_for(0, NKINDS); }
-
 static void do_share(Square at, bool down) { /* share k, which is of no square */
     const int first = (int)((long)shared.n * at.k / shared.shares);
     const int end = (int)((long)shared.n * (at.k + 1) / shared.shares);
@@ -575,7 +553,6 @@ static void parallel(Task *task, const void *arg, int n, double work) {
 // the CPU, if the share of both has; else the disk. So a share is met to the size of one thing. Weights are
 // placed by tensors, over all layers in a row, so that layers are spread alike; cache and activations by
 // sequences.
-
 static struct {
     uint8_t *base;
     size_t used, peak, uncounted; /* uncounted: embeddings and workspace, which A.3 does not count */
@@ -595,9 +572,7 @@ static void *take(Tier t, size_t bytes) {
     return (void *)at;
 }
 static float *floats(Tier t, size_t n) { return take(t, n * sizeof(float)); }
-
 static bool is_matrix(int role) { return role % 2 == 0 && role != NORM_1 && role != NORM_2; }
-
 /* Gives a tensor its home, and fills it. The disk's is the checkpoint itself, if it need not be packed. */
 static Tier settle(Weight *w, Tier tier, bool fill) {
     w->bytes = (size_t)w->rows * w->cols * sizeof(f16);
@@ -682,7 +657,6 @@ static struct {
     double rate, free_at, seconds;
     size_t bytes;
 } link_of[NLINKS]; /* a link is a timeline: a copy waits until it is free. rate 0: as fast as memory is */
-
 static double now(void) {
     struct timespec t;
     return clock_gettime(CLOCK_MONOTONIC, &t), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -698,8 +672,8 @@ static void copy_as_f16(uint8_t *to, const uint8_t *from, int type, size_t bytes
         narrow(&y, &x, 1), memcpy(to + 2 * e, &y, sizeof y);
     }
 }
-static _Thread_local double arrival; /* of all that this thread has sent */
-
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of the links */
+static _Thread_local double arrival;                      /* of all that this thread has sent */
 /* Takes bytes from tier to tier, over one link or two: the disk's go by the CPU, and the slower sets the
  * pace. Each link is taken from when it is free for as long as its rate says. */
 static void travel(Place to, Place from, size_t bytes) {
@@ -748,7 +722,6 @@ static void narrow(void *f16s, const float *from, size_t n) {
 /* Bytes of a group: min and scale as F16, then codes. That of number e lies in byte e / 32 * 16 + e % 16, in
  * the low half where e % 32 < 16. Whole fours of bytes. */
 static size_t group_bytes(int n) { return 4 + (n / 32 * 16 + min(n % 32, 16) + 3) / 4 * 4; }
-
 /* x_quant = round((x - min) / (max - min) * (2^b - 1)), b = 4. The scale is rounded up: 15 reaches max. */
 static void pack_group(uint8_t *to, const float *x, int n) {
     float most = x[0], head[2] = {x[0], 0};
@@ -792,24 +765,20 @@ static void fill_weight(Weight *w) {
 //
 // As printed, also where it is no machine's behaviour: the CPU attends to all cache off the GPU, comp^g adds
 // two processors that could work at once, gpu_w^g holds a prompt's activations. wn, cn, hn are wd, cd, hd.
-
 enum { WG, WC, WD, CG, CC, CD, HG, HC, HD, T_PRE, T_GEN, NVARS, NROWS = 31 };
 static const char var_name[][6] = {"wg", "wc", "wd", "cg", "cc", "cd", "hg", "hc", "hd", "T_pre", "T_gen"};
-
 /* Table 7: a machine of a few numbers. Rates are those of generation [0] and of prefill [1]. */
 enum { MM = NLINKS, BMM, CPU_FLOPS, NRATES };
 static struct {
     double mem[NTIERS], rate[NRATES][2];
 } hw = {.mem = {0, 0, 1e18},
         .rate = {{9e9, 9e9}, {9e9, 9e9}, {1e9, 1e9}, {1e9, 1e9}, {9e10, 9e10}, {2e10, 2e10}, {2e10, 2e10}}};
-
 /* Minimize c x, x >= 0, where of each of m rows a x <= b. */
 typedef struct {
     int m;
     double c[NVARS], a[NROWS][NVARS], b[NROWS];
     const char *name[NROWS];
 } Lp;
-
 static void row(Lp *lp, const char *name, double b, const double *a) {
     memcpy(lp->a[lp->m], a, sizeof lp->a[0]), lp->name[lp->m] = name, lp->b[lp->m++] = b;
 }
@@ -875,13 +844,11 @@ static void print_lp(const Lp *lp) {
 // it by the others, which are 0. A pivot exchanges a basic variable and another. Phase 1 gives all rows one
 // more variable to lean on and drives it to 0, phase 2 minimizes the cost. Of several pivots that with the
 // first variables is taken (Bland), so that they cannot go in circles.
-
 enum { LEAN = NVARS, RIGHT = NVARS + 1, COST = NROWS, PHASE_1 = NROWS + 1, FIRST_SLACK = NVARS + 1 };
 typedef struct {
     int basic[NROWS], other[NVARS + 1]; /* variables; LEAN; slacks */
     double at[NROWS + 2][NVARS + 2];    /* basic + sum of at x other = at[RIGHT]; and the two costs */
 } Tableau;
-
 static void pivot(Tableau *t, int r, int c) {
     const double inverse = 1 / t->at[r][c];
     const int leaves = t->basic[r];
@@ -953,7 +920,6 @@ static bool simplex(double x[NVARS], const Lp *lp) {
 
 // ---- Policy search (4.3): the best placement for each of a few blocks, and the best of these ------------
 static double found[NVARS]; /* by the search */
-
 /* The best placement of the policy's block, first from everything on disk, then with units of the answer's
  * size. To run, it also has to fit: what A.3 does not count comes off the machine's memory, and where whole
  * tensors and sequences overfill a tier nevertheless, so does what it lacks. */
@@ -1142,7 +1108,6 @@ typedef struct {
 static Entry *piece, *merge;
 static const char **piece_text;                          // (vocab)
 static int npieces, nmerges, byte_id[256], byte_of[324]; /* 1 + the byte that a character stands for */
-
 static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 static int find(const Entry *table, int n, const char *text) {
     const Entry *found = bsearch(&text, table, n, sizeof *table, by_text);
@@ -1259,7 +1224,6 @@ static const char *prompts_file, *hardware;
 static bool percent, json, only_policy, show_lp, help;
 static double gpu_mem, cpu_mem, generation_s; /* bytes; seconds */
 static int prompt_len = 512;
-
 static const struct Flag {
     const char *name;
     char kind; /* s is a switch, t a text, w a whole number, f a fraction, b bytes, p percentages, l links */
@@ -1286,7 +1250,6 @@ static const struct Flag {
              {"--lp", 's', &show_lp, "print the linear program that was solved"},
              {"--help", 's', &help, "print this"},
              {NULL, 0, NULL, NULL}};
-
 /* A number in its range; "16G" is one and a power of `thousand`, unless that is 0. */
 static double number(const char *flag, const char *text, double thousand, double low, double high) {
     char *end;
@@ -1404,7 +1367,7 @@ static void open_tiers(void) {
     worker = allocate(NKINDS + threads, sizeof *worker);
     for (struct Worker *w = worker; w < worker + NKINDS + threads - 1; w++) {
         pthread_t id;
-        pthread_cond_init(&w->wake, NULL);
+        sem_init(&w->wake, 0, 0), sem_init(&w->done, 0, 0);
         if (pthread_create(&id, NULL, work, w)) die(1, "a thread could not be started; lower --threads");
     }
 }
