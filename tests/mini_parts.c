@@ -1,5 +1,5 @@
 /* mini_parts.c: see mini_parts.h. The names of mini.c are those of the engine; so it is compiled here, by itself. */
-#undef _GNU_SOURCE // which mini.c defines itself
+#undef _GNU_SOURCE  // which mini.c defines itself
 #define main mini_main
 #include "mini.c"
 #include "tests/mini_parts.h"

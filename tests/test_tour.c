@@ -206,17 +206,19 @@ static void list_mini(FILE *out) {
 static void list_mini_weights(FILE *out) {
     static const char *const role[] = {"ln1", "q", "k", "v", "o", "ln2", "fc1", "fc2"};
     fprintf(out, "%-8s", "");
-    for (int r = 0; r < NROLES; r += 2) fprintf(out, "%12s", role[r / 2]);
+    for (int r = 0; r < NROLES; r += 2) fprintf(out, "%13s", role[r / 2]);
     fprintf(out, "%12s\n%-8s", "from disk", "bytes");
-    for (int r = 0; r < NROLES; r += 2) fprintf(out, "%7ld+%-4ld", mini_bytes(r), mini_bytes(r + 1));
+    for (int r = 0; r < NROLES; r += 2)
+        fprintf(out, "%*ld+%ld", mini_bytes(r + 1) > 999 ? 8 : 9, mini_bytes(r), mini_bytes(r + 1));
     fprintf(out, "\n");
     mini_place();
     for (int j = 0; j < tiny.l; j++) {
+        const bool *on_disk = mini_on_disk[j];
         long sum = 0;
         fprintf(out, "layer %-2d", j);
         for (int r = 0; r < NROLES; r += 2)
-            fprintf(out, "%7s+%-4s", mini_on_disk[j][r] ? "disk" : "CPU", mini_on_disk[j][r + 1] ? "disk" : "CPU");
-        for (int r = 0; r < NROLES; r++) sum += mini_on_disk[j][r] ? mini_bytes(r) : 0;
+            fprintf(out, "%*s+%s", on_disk[r + 1] ? 8 : 9, on_disk[r] ? "disk" : "CPU", on_disk[r + 1] ? "disk" : "CPU");
+        for (int r = 0; r < NROLES; r++) sum += on_disk[r] ? mini_bytes(r) : 0;
         fprintf(out, "%12ld\n", sum);
     }
 }
