@@ -8,13 +8,11 @@
  * three tiers, GPU, CPU and disk, in shares that a linear program finds, and while one batch computes, what
  * its neighbours need is on its way. There is no GPU here: the "GPU" is a piece of memory of a given size,
  * links are copies that can be slowed to a given rate, and the threads that compute stand for both
- * processors. All that the paper says of placement, order, overlap and approximation can be run and watched
- * on any computer.
+ * processors. So placement, order, overlap and approximation can be run and watched on any computer.
  *
  * Read it from top to bottom: the words of the paper; generate, which is Figure 4; compute, the model; the
  * moves between tiers; placement; links; 4-bit groups; cost model, simplex and search; and last what every
- * such program needs. "4.2", "A.3", "Eq. 1" are places in the paper. i, j and k are token, layer and GPU
- * batch.
+ * such program needs. "4.2", "A.3", "Eq. 1" are places in the paper; i, j, k are token, layer, GPU batch.
  *
  * The engine beside this file is the same with everything. What is left out here, and where it is there:
  *
@@ -25,8 +23,7 @@
  *
  * Where the engine does better: an op waits only for what it needs (device/depend.c), where synchronize()
  * here waits for all; the CPU attends for batch k while the GPU projects k + 1 and finishes k - 1
- * (schedule.c); products and attention are written in vectors (device/simd.h); and a second cost model knows
- * what really moves (policy.c).
+ * (schedule.c); and a second cost model knows what really moves (policy.c).
  *
  * Read next: flexgen.h, the words of the engine. */
 #define _GNU_SOURCE
@@ -55,11 +52,9 @@ enum { CTOG, GTOC, DTOC, CTOD, NLINKS };                   /* A.3: which two tie
 enum { F16, BF16, F32, NTYPES };
 static const char *const tier_name[] = {"GPU", "CPU", "disk"};
 static const char *const link_name[] = {"ctog", "gtoc", "dtoc", "ctod"};
-
 /* Section 3: l layers, hidden sizes h1 and h2, nh heads of size hd; and what OPT has besides. */
 static int l, h1, h2, nh, hd, vocab, positions, eos;
 static bool final_norm = true, tied = true;
-
 /* 4.3: share[WEIGHTS] is wg, wc, wd; share[CACHE] cg, cc, cd; share[ACTIVATIONS] hg, hc, hd. */
 static struct Policy {
     double share[NKINDS][NTIERS];
@@ -68,7 +63,6 @@ static struct Policy {
     bool compress_weight, compress_cache; /* 5: group-wise quantization */
     double sparsity;                      /* 5: the share of V that is read; 1: all */
 } policy = {.sparsity = 1};
-
 /* Bytes on a tier: F16 or packed; those of the checkpoint may be of another type. */
 typedef struct {
     Tier tier;
@@ -76,7 +70,6 @@ typedef struct {
     uint8_t *at;
 } Place;
 static Place on(Tier tier, void *at) { return (Place){tier, F16, at}; }
-
 /* A tensor (rows, cols), in the checkpoint and where it rests. Off the GPU it passes through a slot there. */
 typedef struct {
     Place file, rest;
@@ -84,13 +77,11 @@ typedef struct {
     size_t bytes, offset; /* on the GPU; in the slot */
     bool packed;
 } Weight;
-
 /* Each with its bias behind it. W_Q to W_2 are section 3's matrices; the paper leaves out the norms. */
 enum { NORM_1 = 0, W_Q = 2, W_K = 4, W_V = 6, W_O = 8, NORM_2 = 10, W_1 = 12, W_2 = 14, NROLES = 16 };
 static Weight (*layer)[NROLES];  // (l)
 enum { TOKENS, POSITIONS, LAST_NORM, LAST_BIAS, HEAD, NGLOBALS };
 static Weight outside[NGLOBALS]; /* of the layers: always on the GPU */
-
 /* A prompt of s tokens and those that follow. There is no padding: a sequence knows its length. */
 typedef struct {
     const char *text;
@@ -102,7 +93,6 @@ typedef struct {
     float *act;             /* ... and (s, h1) */
     size_t staged[NTIERS];  /* its cache's place in a staging slot */
 } Sequence;
-
 /* A square of Figure 3: token, layer (l: the head) and batch. */
 typedef struct {
     int i, j, k;
@@ -125,8 +115,8 @@ static void post(int worker, Move *move, Square at, bool down), synchronize(void
 static void parallel(Task *task, const void *arg, int n, double work);
 static void travel(Place to, Place from, size_t bytes), await(void);
 static void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
-static void pack_group(uint8_t *to, const float *x, int n);
-static void unpack_group(float *x, const uint8_t *from, int n);
+static void pack_group(uint8_t *to, const float *x, int n),
+    unpack_group(float *x, const uint8_t *from, int n);
 static size_t group_bytes(int n);
 static void fill_weight(Weight *w);
 static long min(long a, long b) { return a < b ? a : b; }
@@ -149,9 +139,8 @@ static long max(long a, long b) { return a > b ? a : b; }
 //
 // Above the first batch of a column is the last of the column before; below the last, the first of the next.
 // Column l, behind the layers, is the head, which makes the next token.
-static void load_weight(int i, int j, int k), compute(int i, int j, int k);
-static void store_activation(int i, int j, int k), load_activation(int i, int j, int k);
-static void store_cache(int i, int j, int k), load_cache(int i, int j, int k);
+typedef void Call(int i, int j, int k);
+static Call load_weight, store_activation, store_cache, load_cache, load_activation, compute;
 static bool begin_token(int i);
 /* A block: generates a token after the other for each of its sequences, until </s> ends it. */
 static void generate(void) {
@@ -484,8 +473,7 @@ static void load_weight(int i, int j, int k) {
     i += j > l, j %= l + 1;
     if (i < generation_length && j < l && slab[j]) post(WEIGHTS, move_weight, (Square){i, j, k}, false);
 }
-/* Nothing rests behind the head, nor before layer 0 and a prefill; and a batch alone keeps its hidden state.
- */
+/* Nothing rests behind the head, nor before layer 0 and a prefill; and a batch alone keeps its state. */
 static void ask(Kind kind, Move *move, int i, int j, int k, bool down) {
     if (!at_square(&i, &j, &k) || (kind == ACTIVATIONS && K == 1)) return;
     if (down || kind == CACHE ? j < l && (down || i) : j > 0) post(kind, move, (Square){i, j, k}, down);
@@ -523,6 +511,7 @@ static void *work(void *arg) {
 static void post(int to, Move *move, Square at, bool down) {
     struct Worker *w = &worker[to];
     if (policy.no_overlap && to < NKINDS) return move(at, down), await();
+    for (; w->posted - w->waited >= 4; w->waited++) sem_wait(&w->done); /* a block's first layer: K parts */
     w->job[w->posted++ % 4] = (Job){move, at, down}, sem_post(&w->wake);
 }
 static void wait_for(int first, int end) {
@@ -988,8 +977,8 @@ static char *read_text(int status, const char *dir, const char *name) {
     snprintf(path, sizeof path, "%s%s", dir, name);
     FILE *file = fopen(path, "r");
     if (!file && errno == ENOENT && !status) return NULL;
-    if (!file) die(status + !status, "%s: %s", path, strerror(errno));
-    if (getdelim(&text, &room, 0, file) <= 0) die(1, "%s: is empty, or cannot be read", path);
+    if (!file || getdelim(&text, &room, 0, file) <= 0)
+        die(status + !status, "%s: is not there, is empty, or cannot be read", path);
     return fclose(file), text;
 }
 /* What is behind "key": in a JSON text, or "". No parser: whatever it finds is checked where it is used. */
@@ -1061,8 +1050,8 @@ static Weight find_tensor(const char *name, int rows, int cols) {
     while (type < NTYPES && !says(at, "dtype", types[type])) type++;
     sscanf(member(at, "data_offsets"), "[ %lf , %lf", &begin, &end);
     if (dims == 1) shape[1] = shape[0], shape[0] = 1; /* a vector is a row */
-    const bool inside = begin >= 0 && begin <= floor(begin) && end <= s->size;
-    if (dims > 2 || shape[0] != rows || shape[1] != cols || type == NTYPES || !inside ||
+    if (dims > 2 || shape[0] != rows || shape[1] != cols || type == NTYPES ||
+        !(begin >= 0 && end <= s->size) || begin > floor(begin) ||
         end - begin != (double)rows * cols * (type == F32 ? 4 : 2))
         die(1, "%s: is not there as F16, BF16 or F32 of %d x %d: is it all there?", name, rows, cols);
     return (Weight){.file = {DISK, type, s->data + (size_t)begin}, .rows = rows, .cols = cols};
@@ -1248,14 +1237,16 @@ static const struct Flag {
              {"--lp", 's', &show_lp, "print the linear program that was solved"},
              {"--help", 's', &help, "print this"},
              {NULL, 0, NULL, NULL}};
-/* A number in its range; "16G" is one and a power of `thousand`, unless that is 0. */
+/* A number in its range; "16G" is one and a power of `thousand`; if that is 1, it has to be whole; 0:
+ * neither. */
 static double number(const char *flag, const char *text, double thousand, double low, double high) {
     char *end;
     double value = strtod(text, &end);
-    const char *unit = thousand > 0 && end > text && *end ? strchr("KMGT", toupper(*end)) : NULL;
-    for (long power = unit ? 5 - (long)strlen(unit) : 0; power > 0; power--) value *= thousand;
-    if (end == text || end[unit != NULL] || !(value >= low && value <= high))
-        die(2, "%s %.60s: expected from %g to %g", flag, text, low, high);
+    const char *unit = thousand > 1 && end > text && *end ? strchr("KMGT", toupper(*end)) : NULL;
+    if (unit) value *= pow(thousand, 5. - (double)strlen(unit));
+    if (end == text || end[unit != NULL] || !(value >= low && value <= high) ||
+        (thousand > 0 && thousand < 2 && value > floor(value)))
+        die(2, "%s %.60s: expected a number from %g to %g", flag, text, low, high);
     return value;
 }
 /* Value v of a flag. "ctog=1G,dtoc=0.5G" are links. */
@@ -1264,10 +1255,7 @@ static void read_value(const struct Flag *f, int v, char *text) {
     if (f->kind == 'f') *(double *)f->to = number(f->name, text, 0, 1e-6, 1);
     if (f->kind == 'b') *(double *)f->to = number(f->name, text, 1024, 1, 1e18);
     if (f->kind == 'p') policy.share[v / 2][v % 2] = number(f->name, text, 0, 0, 100) / 100;
-    if (f->kind == 'w') {
-        const double value = number(f->name, text, 0, 1, 1 << 16);
-        if (value > (*(int *)f->to = (int)value)) die(2, "%s %s: expected a whole number", f->name, text);
-    }
+    if (f->kind == 'w') *(int *)f->to = (int)number(f->name, text, 1, 1, 1 << 16);
     for (char *at = f->kind == 'l' ? strtok(text, ",") : NULL; at; at = strtok(NULL, ",")) {
         int c = 0;
         while (c < NLINKS && (strncmp(at, link_name[c], 4) || at[4] != '=')) c++;
