@@ -8,13 +8,11 @@
  * three tiers, GPU, CPU and disk, in shares that a linear program finds, and while one batch computes, what
  * its neighbours need is on its way. There is no GPU here: the "GPU" is a piece of memory of a given size,
  * links are copies that can be slowed to a given rate, and the threads that compute stand for both
- * processors. All that the paper says of placement, order, overlap and approximation can be run and watched
- * on any computer.
+ * processors. So placement, order, overlap and approximation can be run and watched on any computer.
  *
  * Read it from top to bottom: the words of the paper; generate, which is Figure 4; compute, the model; the
  * moves between tiers; placement; links; 4-bit groups; cost model, simplex and search; and last what every
- * such program needs. "4.2", "A.3", "Eq. 1" are places in the paper. i, j and k are token, layer and GPU
- * batch.
+ * such program needs. "4.2", "A.3", "Eq. 1" are places in the paper; i, j, k are token, layer, GPU batch.
  *
  * The engine beside this file is the same with everything. What is left out here, and where it is there:
  *
@@ -25,8 +23,7 @@
  *
  * Where the engine does better: an op waits only for what it needs (device/depend.c), where synchronize()
  * here waits for all; the CPU attends for batch k while the GPU projects k + 1 and finishes k - 1
- * (schedule.c); products and attention are written in vectors (device/simd.h); and a second cost model knows
- * what really moves (policy.c).
+ * (schedule.c); and a second cost model knows what really moves (policy.c).
  *
  * Read next: flexgen.h, the words of the engine. */
 #define _GNU_SOURCE
@@ -55,11 +52,9 @@ enum { CTOG, GTOC, DTOC, CTOD, NLINKS };                   /* A.3: which two tie
 enum { F16, BF16, F32, NTYPES };
 static const char *const tier_name[] = {"GPU", "CPU", "disk"};
 static const char *const link_name[] = {"ctog", "gtoc", "dtoc", "ctod"};
-
 /* Section 3: l layers, hidden sizes h1 and h2, nh heads of size hd; and what OPT has besides. */
 static int l, h1, h2, nh, hd, vocab, positions, eos;
 static bool final_norm = true, tied = true;
-
 /* 4.3: share[WEIGHTS] is wg, wc, wd; share[CACHE] cg, cc, cd; share[ACTIVATIONS] hg, hc, hd. */
 static struct Policy {
     double share[NKINDS][NTIERS];
@@ -68,7 +63,6 @@ static struct Policy {
     bool compress_weight, compress_cache; /* 5: group-wise quantization */
     double sparsity;                      /* 5: the share of V that is read; 1: all */
 } policy = {.sparsity = 1};
-
 /* Bytes on a tier: F16 or packed; those of the checkpoint may be of another type. */
 typedef struct {
     Tier tier;
@@ -76,7 +70,6 @@ typedef struct {
     uint8_t *at;
 } Place;
 static Place on(Tier tier, void *at) { return (Place){tier, F16, at}; }
-
 /* A tensor (rows, cols), in the checkpoint and where it rests. Off the GPU it passes through a slot there. */
 typedef struct {
     Place file, rest;
@@ -84,13 +77,11 @@ typedef struct {
     size_t bytes, offset; /* on the GPU; in the slot */
     bool packed;
 } Weight;
-
 /* Each with its bias behind it. W_Q to W_2 are section 3's matrices; the paper leaves out the norms. */
 enum { NORM_1 = 0, W_Q = 2, W_K = 4, W_V = 6, W_O = 8, NORM_2 = 10, W_1 = 12, W_2 = 14, NROLES = 16 };
 static Weight (*layer)[NROLES];  // (l)
 enum { TOKENS, POSITIONS, LAST_NORM, LAST_BIAS, HEAD, NGLOBALS };
 static Weight outside[NGLOBALS]; /* of the layers: always on the GPU */
-
 /* A prompt of s tokens and those that follow. There is no padding: a sequence knows its length. */
 typedef struct {
     const char *text;
@@ -102,7 +93,6 @@ typedef struct {
     float *act;             /* ... and (s, h1) */
     size_t staged[NTIERS];  /* its cache's place in a staging slot */
 } Sequence;
-
 /* A square of Figure 3: token, layer (l: the head) and batch. */
 typedef struct {
     int i, j, k;
@@ -125,8 +115,8 @@ static void post(int worker, Move *move, Square at, bool down), synchronize(void
 static void parallel(Task *task, const void *arg, int n, double work);
 static void travel(Place to, Place from, size_t bytes), await(void);
 static void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
-static void pack_group(uint8_t *to, const float *x, int n);
-static void unpack_group(float *x, const uint8_t *from, int n);
+static void pack_group(uint8_t *to, const float *x, int n),
+    unpack_group(float *x, const uint8_t *from, int n);
 static size_t group_bytes(int n);
 static void fill_weight(Weight *w);
 static long min(long a, long b) { return a < b ? a : b; }
@@ -149,9 +139,8 @@ static long max(long a, long b) { return a > b ? a : b; }
 //
 // Above the first batch of a column is the last of the column before; below the last, the first of the next.
 // Column l, behind the layers, is the head, which makes the next token.
-static void load_weight(int i, int j, int k), compute(int i, int j, int k);
-static void store_activation(int i, int j, int k), load_activation(int i, int j, int k);
-static void store_cache(int i, int j, int k), load_cache(int i, int j, int k);
+typedef void Call(int i, int j, int k);
+static Call load_weight, store_activation, store_cache, load_cache, load_activation, compute;
 static bool begin_token(int i);
 /* A block: generates a token after the other for each of its sequences, until </s> ends it. */
 static void generate(void) {
@@ -198,11 +187,7 @@ static int buffer_of(Square at) { return (int)(((at.i * (l + 1L) + at.j) * K + a
 //
 // and every product adds a bias. Activations and sums are floats; weights and cache are F16 or packed, and
 // x_Q, x_K and x_V are rounded to F16, as the cache keeps them.
-#ifdef __AVX512F__
-enum { VL = 16 }; /* floats of a vector */
-#else
-enum { VL = 8 };
-#endif
+enum { VL = __BIGGEST_ALIGNMENT__ / 4 };            /* floats of the machine's widest vector: 4, 8 or 16 */
 enum { MT = 4, NT = VL / 4, GROUP = 64, PAD = 32 }; /* MT x NT sums are held in registers */
 typedef float V __attribute__((vector_size(4 * VL)));
 /* y[q][p] = x[q] . w[p] over n, for MT rows of x and NT of w. All that is multiplied lies in buffers with a
@@ -276,7 +261,7 @@ static void layernorm(float *y, const float *x, const Weight *w, int rows) {
         for (int c = 0; c < h1; c++) y[c] = (x[c] - mean) / sqrtf(var + 1e-5f) * gain[c] + bias[c];
     }
 }
-static void softmax(float *score, int n) {
+static void softmax(float *score, int n) { /* in place; the largest is taken off, for exp not to overflow */
     float most = score[0], sum = 0;
     for (int t = 1; t < n; t++) most = fmaxf(most, score[t]);
     for (int t = 0; t < n; t++) sum += score[t] = expf(score[t] - most);
@@ -301,7 +286,8 @@ static void attend_prefill(const void *arg, int thread, int first, int n) {
             for (int e = t; e < t + rows; e++) {
                 float *o = x_Out + at + (size_t)e * h1, *weight = score + (e - t) * ld;
                 softmax(weight, e + 1), memset(o, 0, hd * sizeof *o);
-                for (int u = 0; u <= e; u++) add_weighed(o, weight[u], v + (size_t)u * h1, hd);
+                for (int u = 0; u <= e; u++) /* causal: no token sees those behind it */
+                    add_weighed(o, weight[u], v + (size_t)u * h1, hd);
             }
         }
     }
@@ -358,7 +344,7 @@ static void attend_decode(const void *arg, int thread, int first, int n) {
                 read_head(some + (u - t) * hd, kv_near(seq, now_at, u, 0).at + head * bytes);
             dot_tile(score + t, 0, q, 0, some, hd, hd);
         }
-        softmax(score, len), memset(o, 0, hd * sizeof *o);
+        softmax(score, len), memset(o, 0, hd * sizeof *o); /* over all tokens, also if few are kept (5) */
         if (is_sparse()) keep_top(score, score + len, len);
         for (int t = 0; t < len; t++) {
             Place near = kv_near(seq, now_at, t, 1), home = kv_home(seq, now_at.j, t, 1);
@@ -397,15 +383,15 @@ static void attention(int k, float *x, int rows) {
     layernorm(norm, x, &layer[now_at.j][NORM_1], rows);
     for (int m = 0; m < 3; m++) {
         product(W_Q + 2 * m, qkv[m], norm, rows, false, false);
-        narrow(x_Out, qkv[m], size), widen(qkv[m], x_Out, size);
+        narrow(x_Out, qkv[m], size), widen(qkv[m], x_Out, size); /* rounded to F16 */
     }
-    for (size_t e = 0; e < size; e++) x_Q[e] /= sqrtf((float)hd);
+    for (size_t e = 0; e < size; e++) x_Q[e] /= sqrtf((float)hd); /* instead of all scores */
     for (const Sequence *q = batch[k]; q < batch[k + 1]; q++) append(q), exchange(q, true);
-    await();
+    await(); /* the CPU has k, v and queries */
     parallel(now_at.i ? attend_decode : attend_prefill, batch[k], (int)(batch[k + 1] - batch[k]) * nh,
              1. * rows * size);
     for (const Sequence *q = batch[k]; q < batch[k + 1]; q++) exchange(q, false);
-    await();
+    await(); /* x_Out is whole again */
     product(W_O, x, x_Out, rows, false, true);
 }
 /* x = relu(x_Out w_1) w_2 + x_Out, in place. */
@@ -447,7 +433,7 @@ static void compute(int i, int j, int k) {
     float *x = hidden_state(now_at = (Square){i, j, k});
     if (j == 0) embed(i, k, x);
     if (j < l) attention(k, x, rows), mlp(x, rows);
-    if (j == l) head(i, k, x);
+    if (j == l) head(i, k, x); /* the square behind the layers */
 }
 
 // ---- Figure 4's five moves ------------------------------------------------------------------------------
@@ -487,8 +473,7 @@ static void load_weight(int i, int j, int k) {
     i += j > l, j %= l + 1;
     if (i < generation_length && j < l && slab[j]) post(WEIGHTS, move_weight, (Square){i, j, k}, false);
 }
-/* Nothing rests behind the head, nor before layer 0 and a prefill; and a batch alone keeps its hidden state.
- */
+/* Nothing rests behind the head, nor before layer 0 and a prefill; and a batch alone keeps its state. */
 static void ask(Kind kind, Move *move, int i, int j, int k, bool down) {
     if (!at_square(&i, &j, &k) || (kind == ACTIVATIONS && K == 1)) return;
     if (down || kind == CACHE ? j < l && (down || i) : j > 0) post(kind, move, (Square){i, j, k}, down);
@@ -526,6 +511,7 @@ static void *work(void *arg) {
 static void post(int to, Move *move, Square at, bool down) {
     struct Worker *w = &worker[to];
     if (policy.no_overlap && to < NKINDS) return move(at, down), await();
+    for (; w->posted - w->waited >= 4; w->waited++) sem_wait(&w->done); /* a block's first layer: K parts */
     w->job[w->posted++ % 4] = (Job){move, at, down}, sem_post(&w->wake);
 }
 static void wait_for(int first, int end) {
@@ -623,13 +609,13 @@ static void place_block(Sequence *seq, int count) {
     K = (count + policy.gbs - 1) / policy.gbs;
     for (int k = 0; k <= K; k++) batch[k] = seq + min(k * gbs, count);
     for (int k = 0; k < K; k++) rows = max(rows, place_batch(k, dealt, staged));
-    const size_t homes = arena[GPU].used - before;
+    const size_t homes = arena[GPU].used - before; /* what A.3 does count */
     for (int q = 0; q < count; q++) longest = max(longest, seq[q].room);
     for (int slot = 0; slot < 2; slot++) {
         stage[GPU][slot] = take(GPU, staged[GPU]), stage[CPU][slot] = take(CPU, staged[CPU]);
         x_slot[slot] = floats(GPU, rows * h1);
     }
-    const size_t wide = max(h1, h2), part = (rows + PAD) * h1;
+    const size_t wide = max(h1, h2), part = (rows + PAD) * h1; /* floats */
     norm = floats(GPU, part), x_Q = floats(GPU, part), x_K = floats(GPU, part), x_V = floats(GPU, part);
     x_Out = floats(GPU, part), ffn = floats(GPU, (rows + PAD) * h2), logits = floats(GPU, gbs * vocab);
     scratch_floats = max(GROUP * (wide + PAD), NT * hd + MT * (longest + NT));
@@ -644,7 +630,7 @@ static void place_all(void (*then)(void)) {
     kv_row = policy.compress_cache ? nh * packed : h1 * sizeof(f16);
     for (int t = 0; t < NTIERS; t++) arena[t].used = arena[t].peak = 0;
     place_weights(then != NULL);
-    for (int t = 0; t < NTIERS; t++) mark[t] = arena[t].used;
+    for (int t = 0; t < NTIERS; t++) mark[t] = arena[t].used; /* blocks begin behind the weights */
     for (int first = 0, bls = policy.gbs * policy.num_gpu_batches; first < nprompts; first += bls) {
         for (int t = 0; t < NTIERS; t++) arena[t].used = mark[t];
         place_block(prompts + first, (int)min(bls, nprompts - first));
@@ -655,7 +641,7 @@ static void place_all(void (*then)(void)) {
 // ---- Links ----------------------------------------------------------------------------------------------
 static struct {
     double rate, free_at, seconds;
-    size_t bytes;
+    size_t bytes;  /* all that it has carried */
 } link_of[NLINKS]; /* a link is a timeline: a copy waits until it is free. rate 0: as fast as memory is */
 static double now(void) {
     struct timespec t;
@@ -677,9 +663,9 @@ static _Thread_local double arrival;                      /* of all that this th
 /* Takes bytes from tier to tier, over one link or two: the disk's go by the CPU, and the slower sets the
  * pace. Each link is taken from when it is free for as long as its rate says. */
 static void travel(Place to, Place from, size_t bytes) {
-    const double start = now();
+    const double start = now(); /* seconds */
     if (bytes) copy_as_f16(to.at, from.at, from.type, bytes);
-    const double copied = now() - start;
+    const double copied = now() - start; /* at least so long, also on a fast link */
     pthread_mutex_lock(&mutex);
     for (int t = (int)min(to.tier, from.tier); t < max(to.tier, from.tier) && bytes; t++) {
         const int c = (t == GPU ? CTOG : DTOC) + (to.tier > from.tier);
@@ -770,12 +756,12 @@ static const char var_name[][6] = {"wg", "wc", "wd", "cg", "cc", "cd", "hg", "hc
 /* Table 7: a machine of a few numbers. Rates are those of generation [0] and of prefill [1]. */
 enum { MM = NLINKS, BMM, CPU_FLOPS, NRATES };
 static struct {
-    double mem[NTIERS], rate[NRATES][2];
+    double mem[NTIERS], rate[NRATES][2]; /* bytes; bytes or operations a second */
 } hw = {.mem = {0, 0, 1e18},
         .rate = {{9e9, 9e9}, {9e9, 9e9}, {1e9, 1e9}, {1e9, 1e9}, {9e10, 9e10}, {2e10, 2e10}, {2e10, 2e10}}};
 /* Minimize c x, x >= 0, where of each of m rows a x <= b. */
 typedef struct {
-    int m;
+    int m; /* rows so far */
     double c[NVARS], a[NROWS][NVARS], b[NROWS];
     const char *name[NROWS];
 } Lp;
@@ -815,7 +801,8 @@ static void paper_lp(Lp *lp, const double *mem, double s, double n, double gbs, 
     const double bls = gbs * num_gpu_batches, weights = 8. * h1 * h1 + 4. * h1 * h2;
     const double cache = 4 * (s + n) * h1 * bls * l, hidden = 2 * s * h1 * bls, hidden_w = 2 * s * h1 * gbs;
     *lp = (Lp){.c = {[T_PRE] = l / bls, [T_GEN] = (n - 1) * l / bls}};
-    for (int p = 1; p >= 0; p--) stage_rows(lp, mem, s, n, gbs, bls, p);
+    for (int p = 1; p >= 0; p--) /* T_pre, then T_gen */
+        stage_rows(lp, mem, s, n, gbs, bls, p);
     ROW("cpu_peak^p", mem[CPU] - weights - hidden_w, [WC] = weights * l, [HC] = hidden, [CC] = cache,
         [WG] = -weights, [HG] = -hidden_w);
     ROW("cpu_peak^g",
@@ -905,12 +892,12 @@ static bool simplex(double x[NVARS], const Lp *lp) {
         t.at[i][LEAN] = -1, t.at[i][RIGHT] = lp->b[i] / size, t.basic[i] = FIRST_SLACK + i;
         if (t.at[i][RIGHT] < t.at[least][RIGHT]) least = i;
     }
-    pivot(&t, least, LEAN);
-    if (!minimize(&t, PHASE_1) || t.at[PHASE_1][RIGHT] < -1e-9) return false;
+    pivot(&t, least, LEAN); /* now all rows hold: no right side is negative */
+    if (!minimize(&t, PHASE_1) || t.at[PHASE_1][RIGHT] < -1e-9) return false; /* none without it */
     for (int i = 0; i < NROWS; i++) /* basic, but 0: any other may take its place */
         for (int v = 0; v <= LEAN && t.basic[i] == LEAN; v++)
             if (fabs(t.at[i][v]) > 1e-6) pivot(&t, i, v);
-    if (!minimize(&t, COST)) return false;
+    if (!minimize(&t, COST)) return false; /* phase 2 */
     memset(x, 0, NVARS * sizeof *x);
     for (int i = 0; i < NROWS; i++)
         if (t.basic[i] < T_PRE) x[t.basic[i]] = fmax(t.at[i][RIGHT], 0);
@@ -931,7 +918,7 @@ static bool best_placement(double x[NVARS], Lp *lp, int s, bool to_run) {
         paper_lp(lp, mem, s, generation_length, policy.gbs, policy.num_gpu_batches);
         if (mem[GPU] <= 0 || mem[CPU] <= 0 || !simplex(x, lp) || !simplex(x, lp)) return false;
         memcpy(policy.share, x, sizeof policy.share);
-        if (to_run) place_all(NULL);
+        if (to_run) place_all(NULL); /* counts bytes */
         for (int t = 0; t < NTIERS && to_run; t++) {
             const double lacks = (double)arena[t].peak - hw.mem[t];
             mem[t] -= tries ? fmax(lacks, 0) : (double)arena[t].uncounted;
@@ -944,7 +931,7 @@ static bool best_placement(double x[NVARS], Lp *lp, int s, bool to_run) {
 /* Tries the blocks that the flags leave open: gbs small or a multiple of 4, up to 20 batches. s: tokens of
  * the longest prompt (the paper pads to it). Leaves the best policy and its x; returns T / bls. */
 static double search(int s, int count, bool to_run, bool show_lp) {
-    const struct Policy given = policy;
+    const struct Policy given = policy; /* 0: gbs, num_gpu_batches are open */
     struct Policy best = given;
     double least = INFINITY, x[NVARS];
     Lp lp, best_lp = {.m = 0};
@@ -990,8 +977,8 @@ static char *read_text(int status, const char *dir, const char *name) {
     snprintf(path, sizeof path, "%s%s", dir, name);
     FILE *file = fopen(path, "r");
     if (!file && errno == ENOENT && !status) return NULL;
-    if (!file) die(status + !status, "%s: %s", path, strerror(errno));
-    if (getdelim(&text, &room, 0, file) <= 0) die(1, "%s: is empty, or cannot be read", path);
+    if (!file || getdelim(&text, &room, 0, file) <= 0)
+        die(status + !status, "%s: is not there, is empty, or cannot be read", path);
     return fclose(file), text;
 }
 /* What is behind "key": in a JSON text, or "". No parser: whatever it finds is checked where it is used. */
@@ -1039,9 +1026,9 @@ static struct Shard {
 static void open_shard(const char *dir, const char *name) {
     struct Shard *s = shard;
     char path[4200];
-    uint64_t len = 0;
+    uint64_t len = 0; /* bytes of the header */
     while (s < shard + 998 && *s->name && strcmp(s->name, name)) s++;
-    if (*s->name) return;
+    if (*s->name) return; /* it is open */
     snprintf(path, sizeof path, "%s/%s", dir, name), snprintf(s->name, sizeof s->name, "%s", name);
     const int fd = open(path, O_RDONLY | O_NONBLOCK);
     const off_t size = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
@@ -1063,8 +1050,8 @@ static Weight find_tensor(const char *name, int rows, int cols) {
     while (type < NTYPES && !says(at, "dtype", types[type])) type++;
     sscanf(member(at, "data_offsets"), "[ %lf , %lf", &begin, &end);
     if (dims == 1) shape[1] = shape[0], shape[0] = 1; /* a vector is a row */
-    const bool inside = begin >= 0 && begin <= floor(begin) && end <= s->size;
-    if (dims > 2 || shape[0] != rows || shape[1] != cols || type == NTYPES || !inside ||
+    if (dims > 2 || shape[0] != rows || shape[1] != cols || type == NTYPES ||
+        !(begin >= 0 && end <= s->size) || begin > floor(begin) ||
         end - begin != (double)rows * cols * (type == F32 ? 4 : 2))
         die(1, "%s: is not there as F16, BF16 or F32 of %d x %d: is it all there?", name, rows, cols);
     return (Weight){.file = {DISK, type, s->data + (size_t)begin}, .rows = rows, .cols = cols};
@@ -1133,7 +1120,7 @@ static char *read_string(char *at) {
 static void read_tokenizer(const char *dir) {
     char *at = read_text(1, dir, "/vocab.json"), *lines = read_text(1, dir, "/merges.txt"), symbol[5];
     piece_text = allocate(vocab, sizeof *piece_text), piece = allocate(vocab, sizeof *piece);
-    merge = allocate(strlen(lines) / 2, sizeof *merge);
+    merge = allocate(strlen(lines) / 2, sizeof *merge); /* a line has two bytes and more */
     for (char *text; (text = strchr(at, '"')) && npieces < vocab; npieces++) { /* "piece": id */
         at = read_string(++text);
         const long id = strtol(at + strspn(at, ": "), &at, 10);
@@ -1221,9 +1208,9 @@ static void print_text(const char *text, bool json) {
 
 // ---- The command line -----------------------------------------------------------------------------------
 static const char *prompts_file, *hardware;
-static bool percent, json, only_policy, show_lp, help;
-static double gpu_mem, cpu_mem, generation_s; /* bytes; seconds */
-static int prompt_len = 512;
+static bool percent, json, only_policy, show_lp, help; /* flags of that name; --policy */
+static double gpu_mem, cpu_mem, generation_s;          /* bytes; seconds */
+static int prompt_len = 512;                           /* s of A.3, in tokens */
 static const struct Flag {
     const char *name;
     char kind; /* s is a switch, t a text, w a whole number, f a fraction, b bytes, p percentages, l links */
@@ -1250,14 +1237,16 @@ static const struct Flag {
              {"--lp", 's', &show_lp, "print the linear program that was solved"},
              {"--help", 's', &help, "print this"},
              {NULL, 0, NULL, NULL}};
-/* A number in its range; "16G" is one and a power of `thousand`, unless that is 0. */
+/* A number in its range; "16G" is one and a power of `thousand`; if that is 1, it has to be whole; 0:
+ * neither. */
 static double number(const char *flag, const char *text, double thousand, double low, double high) {
     char *end;
     double value = strtod(text, &end);
-    const char *unit = thousand > 0 && end > text && *end ? strchr("KMGT", toupper(*end)) : NULL;
-    for (long power = unit ? 5 - (long)strlen(unit) : 0; power > 0; power--) value *= thousand;
-    if (end == text || end[unit != NULL] || !(value >= low && value <= high))
-        die(2, "%s %.60s: expected from %g to %g", flag, text, low, high);
+    const char *unit = thousand > 1 && end > text && *end ? strchr("KMGT", toupper(*end)) : NULL;
+    if (unit) value *= pow(thousand, 5. - (double)strlen(unit));
+    if (end == text || end[unit != NULL] || !(value >= low && value <= high) ||
+        (thousand > 0 && thousand < 2 && value > floor(value)))
+        die(2, "%s %.60s: expected a number from %g to %g", flag, text, low, high);
     return value;
 }
 /* Value v of a flag. "ctog=1G,dtoc=0.5G" are links. */
@@ -1266,10 +1255,7 @@ static void read_value(const struct Flag *f, int v, char *text) {
     if (f->kind == 'f') *(double *)f->to = number(f->name, text, 0, 1e-6, 1);
     if (f->kind == 'b') *(double *)f->to = number(f->name, text, 1024, 1, 1e18);
     if (f->kind == 'p') policy.share[v / 2][v % 2] = number(f->name, text, 0, 0, 100) / 100;
-    if (f->kind == 'w') {
-        const double value = number(f->name, text, 0, 1, 1 << 16);
-        if (value > (*(int *)f->to = (int)value)) die(2, "%s %s: expected a whole number", f->name, text);
-    }
+    if (f->kind == 'w') *(int *)f->to = (int)number(f->name, text, 1, 1, 1 << 16);
     for (char *at = f->kind == 'l' ? strtok(text, ",") : NULL; at; at = strtok(NULL, ",")) {
         int c = 0;
         while (c < NLINKS && (strncmp(at, link_name[c], 4) || at[4] != '=')) c++;
@@ -1397,14 +1383,15 @@ static void print_results(void) {
             policy.num_gpu_batches, tokens, generation_s, (double)tokens / generation_s);
 }
 int main(int argc, char **argv) {
-    threads = (int)sysconf(_SC_NPROCESSORS_ONLN), signal(SIGXFSZ, SIG_IGN), signal(SIGBUS, mapping_failed);
+    signal(SIGXFSZ, SIG_IGN), signal(SIGBUS, mapping_failed); /* a full disk is an error, a cut file a line */
+    threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
     const int words = read_flags(argv + 1, argc - 1);
     for (const struct Flag *f = flags; help && f->name; f++) printf("  %-20s %s\n", f->name, f->help);
     if (help) return 0;
     if (!words) die(2, "mini MODEL [PROMPT ...] [FLAGS]: name the directory of an OPT model; see --help");
-    describe_machine(), read_config(argv[1]);
+    describe_machine(), read_config(argv[1]); /* all that A.3 needs */
     if (only_policy) return print_policy(prompt_len, show_lp), 0;
     open_checkpoint(argv[1]), read_tokenizer(argv[1]), read_prompts(argv + 2, words - 1);
-    choose_policy(), open_tiers(), place_all(generate_timed);
+    choose_policy(), open_tiers(), place_all(generate_timed); /* block by block */
     return print_results(), 0;
 }
