@@ -600,7 +600,7 @@ static int open_model(TaskRun *run, bool texts, Error *err) {
     const bool directory = stat(model, &st) == 0 && S_ISDIR(st.st_mode);
     const bool named = !directory && opt_config_by_name(&config, model) == 0;
     if (named && texts)
-        return fail(err, EXIT_USAGE, "--model %s: is no directory; only bench takes a name: download the model", model);
+        return fail(err, EXIT_USAGE, "--model %s: is a name, for random weights; texts need a model's directory", model);
     if (!directory && !named && !texts)
         return fail(err, EXIT_USAGE, "--model %s: neither a directory nor one of %s", model, opt_known_names());
     run->checkpoint = named ? checkpoint_dummy(&config, run->options->sampling.seed) : checkpoint_open(model, err);
