@@ -330,7 +330,7 @@ static void a_wrong_flag_is_refused_in_one_line_with_status_2(void) {
         {{"--gpu-men", "1G"}, {"unknown flag --gpu-men", "--gpu-mem"}},
         {{"--prompt-length", "1"}, {"unknown flag --prompt-length", "--prompt"}},
         {{"--prompt-len", "1"}, {"--prompt-len is a flag of bench"}},
-        {{"again"}, {"unknown flag again"}},
+        {{"again"}, {"again: expected a flag"}},
         {{"-\n-forged"}, {"unknown flag -?-forged"}},
         {{"--model"}, {"--model takes 1 value"}},
         {{"--gpu-mem", "much"}, {"--gpu-mem much", "16G"}},
@@ -425,7 +425,7 @@ static void a_wrong_command_is_refused_in_one_line_with_status_2(void) {
                    WORDS("config.json", "unknown key"));
     assert_refused(RUN("generate", "--model", MODEL), EXIT_USAGE, WORDS("--prompt TEXT", "--prompts FILE"));
     assert_refused(RUN("generate", "--model", "opt-125m", "--prompt", "a"), EXIT_USAGE,
-                   WORDS("--model opt-125m", "only bench"));
+                   WORDS("--model opt-125m: is a name", "a model's directory"));
     assert_refused(RUN("bench", "--model", "opt-125m", "--hardware", "hardware/t4.json", "--gpu-batch-size", "1048576"),
                    EXIT_USAGE, WORDS("--gpu-batch-size"));
 }
