@@ -227,11 +227,12 @@ int find_policies(Found *found, int most, Search *s, Error *err) {
 static int find_sooner(Found *found, const Search *s, Error *err) {
     Found best;
     if (policy_sooner(&best, found, s, err) < 0) return -1;
-    if (found->latency < best.latency)
+    const double more = 100 * (best.cost.throughput / found->cost.throughput - 1);
+    if (more >= 1)
         fprintf(
             stderr,
             "the first completions are expected after %.3g s; %.3g s would bring %.0f%% more throughput (--max-latency)\n",
-            found->latency, best.latency, 100 * (best.cost.throughput / found->cost.throughput - 1));
+            found->latency, best.latency, more);
     return 1;
 }
 
