@@ -287,12 +287,12 @@ static bool try(const Errand *job, const char *fault) {
 }
 
 /* N = 1, and so on in equal steps, in at most so many. In `make test` one N for every third way, another for each job; of a
- * job that measures for every ninth. */
+ * job that measures for every twelfth. */
 static void try_way(const Errand *job, int w, long most) {
     const int number = (int)(job - jobs);
     const long calls = count_of(ways[w].class), step = most ? 1 + (calls - 1) / most : calls + 1;
     long n = most ? 1 : 1 + (7919L * (w + 1) * (number + 1)) % (calls ? calls : 1);
-    for (; n <= calls && (most || (w + number) % (job->measures ? 9 : 3) == 0); n += step) {
+    for (; n <= calls && (most || (w + number) % (job->measures ? 12 : 3) == 0); n += step) {
         char fault[60];
         snprintf(fault, sizeof fault, "%s:%ld%s", ways[w].class, n, ways[w].how);
         CU_ASSERT(try(job, fault));
