@@ -184,7 +184,7 @@ static int run_task(TaskRun *run, const Task *task, const Listener *listener, Pr
     if (progress) progress_clear(progress);
     if (status) return -1;
     if (verbose) print_peaks(run);
-    if (!follows(run)) print_prediction(run);
+    if (!follows(run)) print_prediction(run, task);
     return 0;
 }
 
