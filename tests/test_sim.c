@@ -519,19 +519,20 @@ static void simulate(Outcome *o, const OptConfig *config, const Policy *policy, 
     close_rig();
 }
 
-/* Where only products take time: 2 flops for every weight of a layer and token, and for the head's and last token. */
+/* Where only products take time: 2 flops for every weight of a layer and token, and for the head's and last token. In
+ * sweeps of the diagonal schedule prompts and new tokens are side by side. */
 static void products_alone_take_the_flops_of_the_model(void) {
     Hardware h = test_fast_machine();
     Outcome o;
     double layer = 3 * 2. * (4 * 60 * 60 + 2 * 60 * 100), head = 2. * 131 * 60;
     h.mm_flops[0] = 1e6, h.mm_flops[1] = 3e6;
-    for (int overlap = 0; overlap < 2; overlap++) {
+    for (int way = 0; way < 4; way++) {
         Policy p = all_gpu(2, 3);
-        p.overlap = overlap;
+        p.overlap = way > 0, p.schedule = (Schedule)(way % 3);
         simulate(&o, &small, &p, &h, SEQS, S, N);
         double prefill = SEQS * (S * layer + head) / 3e6, decode = SEQS * (N - 1) * (layer + head) / 1e6;
         EXPECT_SECONDS(o.total, prefill + decode);
-        if (!overlap) continue; /* each batch's tokens are fetched before its next layer 0, behind the others' */
+        if (!p.overlap) continue; /* each batch's tokens are fetched before its next layer 0, behind the others' */
         EXPECT_SECONDS(o.stats.prefill_s, prefill);
         EXPECT_SECONDS(o.stats.decode_s, decode);
         EXPECT_SECONDS(o.total, o.stats.total_s);
