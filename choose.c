@@ -123,7 +123,12 @@ static int choose_gpu(TaskRun *run, Error *err) {
     return -1;
 }
 
-int threads_for(const Options *o) { return o->threads ? o->threads : imin(host_processors(), processors_allowed()); }
+void choose_threads(TaskRun *run) {
+    int *threads = &run->options->threads;
+    const int all = host_processors(), allowed = imin(all, processors_allowed());
+    if (!*threads && allowed < all) run->processors = all;
+    *threads = host_set_threads(*threads ? *threads : allowed);
+}
 
 int choose_machine(TaskRun *run, bool on_paper, Error *err) {
     enum { FOR_LANES = 2 };
@@ -131,8 +136,7 @@ int choose_machine(TaskRun *run, bool on_paper, Error *err) {
     run->hardware = xcalloc(1, sizeof *run->hardware);
     run->sim = device_is(o, "sim") || (on_paper && o->hardware);
     const bool all_cores = !o->threads;
-    if (all_cores && processors_allowed() < host_processors()) run->processors = host_processors();
-    o->threads = host_set_threads(threads_for(o));
+    choose_threads(run);
     if (run->sim && hardware_read(run->hardware, o->hardware, err)) return -1;
     if (!run->sim && !device_is(o, "host") && !o->links && choose_gpu(run, err)) return -1;
     if (run->gpu && all_cores) o->threads = host_set_threads(imax(o->threads - FOR_LANES, (o->threads + 1) / 2));
@@ -223,11 +227,12 @@ int find_policies(Found *found, int most, Search *s, Error *err) {
 static int find_sooner(Found *found, const Search *s, Error *err) {
     Found best;
     if (policy_sooner(&best, found, s, err) < 0) return -1;
-    if (found->latency < best.latency)
+    const double more = 100 * (best.cost.throughput / found->cost.throughput - 1);
+    if (more >= 1)
         fprintf(
             stderr,
             "the first completions are expected after %.3g s; %.3g s would bring %.0f%% more throughput (--max-latency)\n",
-            found->latency, best.latency, 100 * (best.cost.throughput / found->cost.throughput - 1));
+            found->latency, best.latency, more);
     return 1;
 }
 

@@ -7,7 +7,7 @@
  * of it lies. What does not fit is refused. one_block: as for search_for. */
 int plan_task(TaskRun *run, Task *task, bool one_block, Error *err);
 /* Threads that compute: as many as are given, or one for each processor, as far as a quota of CPU keeps them busy. */
-int threads_for(const Options *options);
+void choose_threads(TaskRun *run);
 /* Where the task runs, with how many threads and how much memory. on_paper: nothing runs, and a machine of --hardware is
  * all numbers, as for the sim. Beside the CPU's attention the lanes of a GPU post, copy and wait: they get cores as well.
  */

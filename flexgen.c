@@ -184,7 +184,7 @@ static int run_task(TaskRun *run, const Task *task, const Listener *listener, Pr
     if (progress) progress_clear(progress);
     if (status) return -1;
     if (verbose) print_peaks(run);
-    if (!follows(run)) print_prediction(run);
+    if (!follows(run)) print_prediction(run, task);
     return 0;
 }
 
@@ -540,9 +540,11 @@ static int quantize(TaskRun *run, Error *err) {
     const size_t shard_bytes = 5000000000; /* as others cut large checkpoints */
     CopyStats stats;
     stop_catch();
-    if (checkpoint_quantize(&stats, o->model, o->output, o->quant, shard_bytes, host_set_threads(threads_for(o)),
+    choose_threads(run);
+    if (checkpoint_quantize(&stats, o->model, o->output, o->quant, shard_bytes, o->threads,
                             isatty(STDERR_FILENO) ? stderr : NULL, err))
         return -1;
+    say_processors(run);
     if (stats.untied) say_untied(o->model);
     fprintf(stderr, "%.2f MB packed to %.2f MB, %d file%s in %s: %.2f bits a weight, %.2f in the matrices of the layers\n",
             stats.before / 1e6, stats.after / 1e6, stats.files, plural(stats.files), o->output, stats.bits,
@@ -598,7 +600,7 @@ static int open_model(TaskRun *run, bool texts, Error *err) {
     const bool directory = stat(model, &st) == 0 && S_ISDIR(st.st_mode);
     const bool named = !directory && opt_config_by_name(&config, model) == 0;
     if (named && texts)
-        return fail(err, EXIT_USAGE, "--model %s: is no directory; only bench takes a name: download the model", model);
+        return fail(err, EXIT_USAGE, "--model %s: is a name, for random weights; texts need a model's directory", model);
     if (!directory && !named && !texts)
         return fail(err, EXIT_USAGE, "--model %s: neither a directory nor one of %s", model, opt_known_names());
     run->checkpoint = named ? checkpoint_dummy(&config, run->options->sampling.seed) : checkpoint_open(model, err);

@@ -85,8 +85,9 @@ struct Found {
     double latency; /* seconds of one block; in a pipeline, of one for each group */
 };
 
-/* The best policies, at most `most`, by falling throughput (on shared cores, twice the batches in flight must bring two
- * percent more). Returns their number, or -1 and one line (EXIT_USAGE) that says why there is none. */
+/* The best policies, at most `most`, by falling throughput less the prices of search.c: score (on shared cores, twice the
+ * batches in flight must bring two percent more; twice a block of any size one percent). Returns their number, or -1 and
+ * one line (EXIT_USAGE) that says why there is none. */
 int policy_search(Found *found, int most, const Search *search, Error *err);
 /* The best policy, and of those whose throughput comes close to it the one whose block takes the shortest time: for
  * somebody who waits for the first results. Returns 1 or more, or -1 and err as above. */

@@ -734,32 +734,24 @@ static int make_cache_dir(void) {
     return mkdir(strcat(dir, "/flexgen"), 0700) && errno != EEXIST ? errno : 0;
 }
 
-/* Under another name first, then renamed: nobody sees a half. 0, or why it failed. */
-static int write_profile(const Hardware *hardware, const char *path) {
-    char part[4200];
-    snprintf(part, sizeof part, "%s.XXXXXX", path);
-    int fd = mkstemp(part), why = errno;
-    FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
-    if (!f) return why;
-    profile_write(hardware, f);
-    why = fflush(f) || ferror(f) ? errno : 0;
-    if (fclose(f) && !why) why = errno;
-    if (!why && rename(part, path)) why = errno;
-    if (why) unlink(part);
-    return why;
+static int write_profile(const Hardware *hardware, const char *path, Error *err) {
+    const int why = *path ? make_cache_dir() : ENOENT;
+    if (why)
+        return fail(err, EXIT_FAILED, "cannot write %s: %s; name a directory", *path ? path : "$HOME/.cache/flexgen",
+                    strerror(why));
+    FILE *f = output_open("cannot write", path, err);
+    if (f) profile_write(hardware, f);
+    return f ? output_close(f, "cannot write", path, err) : -1;
 }
 
 void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu, const char *offload_dir, int threads,
                   FILE *progress) {
     char path[4100];
+    Error err;
     if (is_unmeasured(hardware)) return;
     profile_path(path, sizeof path, size, gpu, offload_dir, threads);
-    int why = make_cache_dir();
-    if (!why) why = write_profile(hardware, path);
-    if (why)
-        fprintf(progress ? progress : stderr,
-                "the next run will measure again: cannot write %s: %s; name a directory with XDG_CACHE_HOME\n",
-                path[0] ? path : "$HOME/.cache/flexgen", strerror(why));
+    if (write_profile(hardware, path, &err))
+        fprintf(progress ? progress : stderr, "the next run will measure again: %s (XDG_CACHE_HOME)\n", err.text);
 }
 
 int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,

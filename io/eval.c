@@ -75,6 +75,10 @@ static int add_line(const Lines *l, const char *text, const char *where, Error *
     int32_t *context, *ids;
     if (!before)
         return fail(err, EXIT_FAILED, "%s: \"text\" has no two words; expected a last word and some before it", where);
+    if ((len - before) / tokenizer_longest(l->tokenizer) > (size_t)most - 2) /* encoding takes memory */
+        return fail(err, EXIT_FAILED,
+                    "%s: the last word has %zu bytes, more than %d tokens, which the model takes; shorten it", where,
+                    len - before, most - 2);
     int from = text_encode(&context, text, before, where, l->tokenizer, l->config, err);
     if (from < 0) return -1;
     free(context);

@@ -270,14 +270,11 @@ int unfinished_end(const char *path, Error *err) {
 FILE *output_open(const char *flag, const char *path, Error *err) {
     const bool replaces = !output_is_special(path);
     Error why;
-    FILE *f = stdout;
-    if (replaces) {
-        const int fd = unfinished_begin(path, false, &why);
-        f = fd < 0 ? NULL : fdopen(fd, "w");
-        if (fd < 0) return fail(err, why.code, "%s %.900s", flag, why.text), NULL;
-    } else if (strcmp(path, "-") != 0)
-        f = fopen(path, "we");
+    const int fd = replaces ? unfinished_begin(path, false, &why) : -1;
+    if (replaces && fd < 0) return fail(err, why.code, "%s %.900s", flag, why.text), NULL;
+    FILE *f = replaces ? fdopen(fd, "w") : strcmp(path, "-") ? fopen(path, "we") : stdout;
     if (!f) fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path, strerror(errno));
+    if (!f && replaces) unfinished_remove(), close(fd);
     return f;
 }
 

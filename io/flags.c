@@ -374,6 +374,7 @@ static const char *known_by(char *text, size_t size, const Flag *flag) {
 static int unknown_flag(const char *name, Command command, Error *err) {
     const char *nearest = NULL;
     int least = 1000;
+    if (*name != '-') return fail(err, EXIT_USAGE, "%.60s: expected a flag; put a value that has blanks into quotes", name);
     for (int f = 0; f < NFLAGS; f++) {
         int distance = edit_distance(name, flags[f].name);
         char who[64];

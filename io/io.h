@@ -467,9 +467,9 @@ void report_clusters(Report *report, const Found *const found[3], int least);
 int report_explained(Report *report, const Search *search, const Policy *policy, const Block *block, Error *err);
 
 /* The following go to standard error. The plan's totals and what was used; then what was predicted, if anything was, beside
- * what was measured. */
+ * what was measured; a scored task generates nothing. */
 void print_peaks(const TaskRun *run);
-void print_prediction(const TaskRun *run);
+void print_prediction(const TaskRun *run, const Task *task);
 /* Prompts and tokens of the whole job; the seconds of this run, and under which policy. */
 void print_summary(const TaskRun *run, int prompts, long tokens);
 

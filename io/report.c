@@ -274,7 +274,7 @@ static void print_pair(const char *name, double before, double after) {
     fprintf(stderr, "%-34s %12.6g %12.6g\n", name, before, after);
 }
 
-void print_prediction(const TaskRun *run) {
+void print_prediction(const TaskRun *run, const Task *task) {
     if (!run->found) return;
     const Cost *expected = &run->found->cost, was = measured(run);
     const double rows = run->plan->config.l * group_count(&run->found->policy); /* of squares, of all groups */
@@ -282,7 +282,7 @@ void print_prediction(const TaskRun *run) {
     print_pair("T_pre (s)", run->found->pace.prefill_s / rows, was.T_pre); /* with what a pipeline waits */
     print_pair("T_gen (s)", run->found->pace.token_s / rows, was.T_gen);
     print_pair("T (s)", expected->T, was.T);
-    print_pair("throughput (token/s)", expected->throughput, was.throughput);
+    if (!task->scored) print_pair("throughput (token/s)", expected->throughput, was.throughput);
     for (int t = 0; t < NTIERS; t++)
         fprintf(stderr, "%-4s peak (MiB) %18s %12.2f %12.2f\n", tier_name[t], "", expected->peak[t] / MIB,
                 was.peak[t] / MIB);

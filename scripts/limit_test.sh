@@ -60,13 +60,20 @@ run() { # MB QUOTA WORDS...
     return $status
 }
 
-# One word for what came of it; the threads are no more than the quota has processors.
+# One word for what came of it; the threads are no more than the quota has processors, which is said where one runs.
 judge() { # STATUS QUOTA
-    local lines threads
+    local lines threads quota=$2
+    [[ $quota == max ]] && quota=$(($(nproc) * 100))
     lines=$(grep -c ^flexgen: "$dir/err")
     threads=$(cat "$dir/out" "$dir/err" | sed -n 's/.* \([0-9]*\) threads, .*/\1/p' | tail -1)
     if (($1 == 0)) && cmp -s "$dir/out" "$dir/expected" || { (($1 == 0)) && [[ ! -e $dir/expected ]]; }; then
-        [[ $2 != max && ${threads:-1} -gt 1 && $((${threads:-1} * 100)) -gt $2 ]] && echo "$threads-threads" || echo ok
+        if ((${threads:-1} > 1 && ${threads:-1} * 100 > quota)); then
+            echo "$threads-threads"
+        elif ((quota < $(nproc) * 100)) && [[ ${words[0]} != policy ]] && ! grep -q '^computing on ' "$dir/err"; then
+            echo silent
+        else
+            echo ok
+        fi
     elif (($1 == 1 || $1 == 2)) && ((lines == 1)); then
         echo refused
     elif (($1 == 137)); then

@@ -230,6 +230,37 @@ static void a_long_stop_text_far_into_a_completion_is_found(void) {
     free(expected);
 }
 
+/* "xab" with so many special tokens inside the stop text "ab". Behind more of them than a window holds it is not seen while
+ * tokens come, and the completion reaches its length; that is then not why it ends where it does. */
+static void a_stop_text_with_special_tokens_inside_cuts_the_completion(void) {
+    enum { MOST = 40, PAD = 1 };
+    bool seen_early = false, seen_late = false;
+    for (int pads = 0; pads < MOST - 2; pads += 4) {
+        Job job = new_job("{\"id\": 0, \"prompt\": \"p\", \"max_tokens\": 40}");
+        const Options o = {.output = output, .stop = {(char *[]){"ab"}, 1}};
+        bool finished;
+        size_t len;
+        int32_t *ids;
+        char expected[100];
+        Completions *c = begin(&job, &o, &finished);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(c);
+        const Listener listener = completions_listener(c);
+        CU_ASSERT_EQUAL_FATAL(tokenizer_encode(tokenizer, "x\na\nb", 5, &ids, &err), 5);
+        const int32_t x = ids[0], a = ids[2], b = ids[4], pad = PAD;
+        for (int i = 0; !job.request[0].ended; i++)
+            listener.token(listener.ctx, 0, i == 1 ? &a : i == 2 + pads ? &b : i > 1 && i < 2 + pads ? &pad : &x, 1);
+        seen_early |= job.request[0].known < MOST, seen_late |= job.request[0].known == MOST;
+        ASSERT_OK(completions_end(c, 0, &err));
+        completions_free(c);
+        char *line = contents(output, &len);
+        snprintf(expected, sizeof expected, "\"completion\": \"x\", \"tokens\": [%d], \"finish_reason\": \"stop\"}\n", x);
+        CU_ASSERT_PTR_NOT_NULL(strstr(line, expected));
+        free(line), free(ids);
+        job_free(&job);
+    }
+    CU_ASSERT(seen_early && seen_late);
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // Journals
 // ---------------------------------------------------------------------------------------------------------------
@@ -701,6 +732,8 @@ CU_TestInfo tests[] = {
     {"a stop text between or of split characters is found whole",
      a_stop_text_between_or_of_split_characters_is_found_whole},
     {"a long stop text far into a completion is found", a_long_stop_text_far_into_a_completion_is_found},
+    {"a stop text with special tokens inside cuts the completion",
+     a_stop_text_with_special_tokens_inside_cuts_the_completion},
     {"a job goes on from any byte of its journal and output", a_job_goes_on_from_any_byte_of_its_journal_and_output},
     {"a journal that ends in its first line is begun anew", a_journal_that_ends_in_its_first_line_is_begun_anew},
     {"a damaged journal never makes a wrong output", a_damaged_journal_never_makes_a_wrong_output},

@@ -399,6 +399,18 @@ static void a_bad_line_is_named(void) {
     }
 }
 
+static void a_last_word_that_is_far_too_long_is_refused_before_it_is_encoded(void) {
+    enum { LONG = 1000000 };
+    char *line = xcalloc(LONG + 30, 1);
+    Eval e = {.stepwise = false};
+    open_pieces();
+    memset(stpcpy(line, "{\"text\": \"a "), 'q', LONG);
+    strcat(line, "\"}");
+    CU_ASSERT_EQUAL(eval_lines(&e, written(line), 0, tokenizer, &config, &err), -1);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "line 1: the last word has 1000001 bytes"));
+    eval_free(&e), free(line);
+}
+
 /* Three words: right with probability 1/2; of two tokens, the first right with 1/2 and the second wrong with 1/8; wrong
  * with 1/8. On average 8/3 bits. */
 static void a_word_is_right_where_all_its_tokens_are(void) {
@@ -464,6 +476,8 @@ CU_TestInfo tests[] = {
     {"the last word and the white space before it are scored", the_last_word_and_the_white_space_before_it_are_scored},
     {"a line too long loses its beginning", a_line_too_long_loses_its_beginning},
     {"a bad line is named", a_bad_line_is_named},
+    {"a last word that is far too long is refused before it is encoded",
+     a_last_word_that_is_far_too_long_is_refused_before_it_is_encoded},
     {"a word is right where all its tokens are", a_word_is_right_where_all_its_tokens_are},
     {"the shipped model's perplexity is that of Hugging Face", the_shipped_models_perplexity_is_that_of_hugging_face},
     CU_TEST_INFO_NULL,

@@ -820,6 +820,10 @@ static const struct {
     /* In sweep 2 prompt 2 prefills in the entrance while the batch of its seat turns out to be empty; in sweep 3 it is
      * there and loads what the entrance has stored. */
     {2, 2, 4, 8, {2, 1}},
+    /* In sweep 5 batch 0 is filled again, behind batch 1. In sweep 8 prompts 6 and 7 prefill in the entrance in the order
+     * of their seats, which are off the GPU, one in either batch; in sweep 9 batch 1 is the first to load what is its own.
+     */
+    {2, 2, 8, 8, {4, 4, 0, 3, 0, 1}},
 };
 
 static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) {

@@ -1,6 +1,8 @@
 /* test_json.c: what json_parse and file_read accept, and what they refuse and say. */
 #include <cjson/cJSON.h>
 #include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -357,6 +359,29 @@ static void a_result_is_there_as_a_whole_or_not_at_all(void) {
     }
 }
 
+static bool no_memory; /* for streams */
+
+FILE *fdopen(int fd, const char *mode) { /* instead of the C library's */
+    FILE *(*const real)(int, const char *) = (FILE * (*)(int, const char *)) dlsym(RTLD_NEXT, "fdopen");
+    return no_memory ? errno = ENOMEM, NULL : real(fd, mode);
+}
+
+static void a_result_without_memory_to_write_it_leaves_nothing(void) {
+    const char *dir = temp_dir();
+    char path[600];
+    Error err = {0, ""};
+    const int lowest = dup(0);
+    close(lowest);
+    snprintf(path, sizeof path, "%s/result", dir);
+    no_memory = true;
+    FILE *file = output_open("--json", path, &err);
+    no_memory = false;
+    CU_ASSERT(!file && err.code == EXIT_FAILED && strstr(err.text, "Cannot allocate memory"));
+    CU_ASSERT_EQUAL(count_files(dir), 0);
+    CU_ASSERT_EQUAL(dup(0), lowest); /* nothing stays open */
+    close(lowest);
+}
+
 CU_TestInfo tests[] = {
     {"json values come through", json_values_come_through},
     {"what is not json is refused with its place", what_is_not_json_is_refused_with_its_place},
@@ -372,5 +397,6 @@ CU_TestInfo tests[] = {
     {"lines are counted and come without their ends", lines_are_counted_and_come_without_their_ends},
     {"files are read whole or refused", files_are_read_whole_or_refused},
     {"a result is there as a whole or not at all", a_result_is_there_as_a_whole_or_not_at_all},
+    {"a result without memory to write it leaves nothing", a_result_without_memory_to_write_it_leaves_nothing},
     CU_TEST_INFO_NULL,
 };

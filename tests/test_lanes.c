@@ -253,6 +253,37 @@ static void a_large_read_brings_its_bytes_wherever_they_begin_and_end(void) {
     free(written), free(read);
 }
 
+/* Weights, and the cache with what else rests there, each by reads around the page cache; all to different places. */
+static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
+    enum { READS = 16, SIZE = 1 << 18, CELLS = SIZE / sizeof(f16) };
+    static const Lane lane[] = {W_READ, C_READ};
+    Event last[2];
+    int wrong = 0;
+    f16 *row = xcalloc(CELLS, sizeof *row);
+    Policy large_pages = {.wg = 1, .hg = 1, .gbs = PROMPTS, .num_gpu_batches = 1, .overlap = true, .page_tokens = 4096};
+    large_pages.cpu_attention = true;
+    ASSERT_OK(open_device(large_pages));
+    Tensor to[2 * READS], from[2];
+    for (int i = 0; i < 2 * READS; i++) to[i] = plan_bytes(plan, KV_STAGING, TIER_CPU, 0, i * SIZE, F16, CELLS);
+    for (int l = 0; l < 2; l++) {
+        from[l] = plan_bytes(plan, KV_CACHE, TIER_DISK, 0, l * SIZE, F16, CELLS);
+        for (int c = 0; c < CELLS; c++) row[c] = (f16)(1 + l);
+        device->upload(device, from[l], 0, row, CELLS);
+    }
+    for (int i = 0; i < 2 * READS; i++) {
+        Op op = {.lane = lane[i % 2], .kind = OTHER};
+        last[i % 2] = device->post(device, op_copy(&op, &(Move){to[i], from[i % 2]}, 1));
+    }
+    for (int l = 0; l < 2; l++) ASSERT_OK(device->wait(device, last[l], &err));
+    for (int i = 0; i < 2 * READS; i++) {
+        const f16 *read = device->host(device, to[i]);
+        for (int c = 0; c < CELLS; c++) wrong += read[c] != 1 + i % 2;
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    free(row);
+    close_device();
+}
+
 /* Of a row that is not the first, and of a token that is not chosen. */
 static void one_logit_that_is_no_number_ends_the_run(void) {
     enum { ROWS = 3, VOCAB = 131 };
@@ -536,6 +567,7 @@ CU_TestInfo tests[] = {
     {"moves stay until their op is done", moves_stay_until_their_op_is_done},
     {"a large read brings its bytes wherever they begin and end",
      a_large_read_brings_its_bytes_wherever_they_begin_and_end},
+    {"lanes that read the disk at once keep their bytes apart", lanes_that_read_the_disk_at_once_keep_their_bytes_apart},
     {"one logit that is no number ends the run", one_logit_that_is_no_number_ends_the_run},
     {"slowed links change no bit", slowed_links_change_no_bit},
     {"one batch in flight needs no marks between its layers", one_batch_in_flight_needs_no_marks_between_its_layers},

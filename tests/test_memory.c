@@ -2,6 +2,7 @@
  * limits of its own; that the program keeps to it, and to what it promises. */
 #include <cjson/cJSON.h>
 #include <limits.h>
+#include <mntent.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -309,6 +310,21 @@ static void this_process_may_have_something(void) {
     CU_ASSERT(memory_available(0) > 16 * MB && memory_available(0) < (size_t)1 << 50);
 }
 
+/* Whether /proc/mounts says that files there are memory; of two mounts on one place the later one is seen. */
+static bool is_tmpfs(const char *dir) {
+    bool is = false;
+    FILE *mounts = setmntent("/proc/mounts", "r");
+    for (const struct mntent *m; mounts && (m = getmntent(mounts));)
+        if (!strcmp(m->mnt_dir, dir)) is = !strcmp(m->mnt_type, "tmpfs");
+    if (mounts) endmntent(mounts);
+    return is;
+}
+
+static void files_in_memory_are_told_from_others(void) {
+    CU_ASSERT_EQUAL(memory_holds("/dev/shm"), is_tmpfs("/dev/shm"));
+    CU_ASSERT(!memory_holds("/proc") && !memory_holds("/not/there"));
+}
+
 static void the_peak_can_be_measured_from_now_on(void) {
     enum { BYTES = 64 << 20 };
     const size_t before = memory_peak();
@@ -416,11 +432,22 @@ static void what_the_flags_give_together_is_no_more_than_there_is(void) {
     CU_ASSERT(status == 0 && strstr(said, "generation throughput"));
 }
 
+/* An offload file of 580 MB, by a process that may have 500 MB, to which that file would not count by itself. */
+static void an_offload_directory_that_is_memory_has_no_more_than_there_is(void) {
+    int status;
+    if (!plain || !is_tmpfs("/dev/shm")) return;
+    const char *said = program_says(&status,
+                                    "ulimit -d 500000; %s bench --device host --model opt-350m --prompt-len 8 --gen-len 2 "
+                                    "--gpu-batch-size 1 --num-gpu-batches 1 --percent 0 0 100 0 100 0 "
+                                    "--offload-dir /dev/shm --disk-mem 4G 2>&1");
+    CU_ASSERT(status == 2 && strstr(said, "flexgen: the disk tier needs") && strstr(said, "may have tiers of"));
+}
+
 /* Without a machine that was measured before, and with it. In 16 MB there is no room even for measuring. */
 static void every_command_ends_well_or_is_refused_in_a_small_group(void) {
     if (!plain) return;
     CU_ASSERT_EQUAL(system("scripts/limit_test.sh 16 max >&2"), 0);
-    CU_ASSERT_EQUAL(system("scripts/limit_test.sh 64 50 percent >&2"), 0);
+    CU_ASSERT_EQUAL(system("scripts/limit_test.sh 64 50 'percent|quantize' >&2"), 0);
 }
 
 CU_TestInfo tests[] = {
@@ -437,10 +464,13 @@ CU_TestInfo tests[] = {
     {"the process has what its own limits leave", the_process_has_what_its_own_limits_leave},
     {"stacks of threads to come are taken off", stacks_of_threads_to_come_are_taken_off},
     {"this process may have something", this_process_may_have_something},
+    {"files in memory are told from others", files_in_memory_are_told_from_others},
     {"the peak can be measured from now on", the_peak_can_be_measured_from_now_on},
     {"a run takes no more than the plan and the overhead", a_run_takes_no_more_than_the_plan_and_the_overhead},
     {"the program keeps to its address space", the_program_keeps_to_its_address_space},
     {"what the flags give together is no more than there is", what_the_flags_give_together_is_no_more_than_there_is},
+    {"an offload directory that is memory has no more than there is",
+     an_offload_directory_that_is_memory_has_no_more_than_there_is},
     {"every command ends well or is refused in a small group", every_command_ends_well_or_is_refused_in_a_small_group},
     CU_TEST_INFO_NULL,
 };

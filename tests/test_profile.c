@@ -1,6 +1,8 @@
 /* test_profile.c: that a measured machine is one, and where it is kept. No time is compared with any other: only that
  * everything has been measured. On a profile of small sizes; the suite runs on the host device. */
+#include <cjson/cJSON.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests.h"
@@ -182,6 +184,35 @@ static void a_cache_that_cannot_be_written_is_passed_over(void) {
     free(home);
 }
 
+static void *no_memory(size_t size) { return out_of_memory(1, size); }
+
+/* Whether memory runs out while it is written, or a run before was killed then. */
+static void no_half_of_a_profile_stays(void) {
+    char cache[300], path[600], half[700], offload[300];
+    Hardware h;
+    int status;
+    fresh_cache(cache, sizeof cache);
+    snprintf(offload, sizeof offload, "%s", temp_dir());
+    ASSERT_OK(hardware_read(&h, "hardware/laptop.json", &err));
+    profile_keep(&h, &tiny, NULL, offload, 1, NULL);
+    profile_path(path, sizeof path, &tiny, NULL, offload, 1);
+    snprintf(cache + strlen(cache), 20, "/flexgen");
+    CU_ASSERT_FATAL(!access(path, R_OK) && count_files(cache) == 1 && !unlink(path));
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (!pid) {
+        cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = no_memory, .free_fn = free});
+        profile_keep(&h, &tiny, NULL, offload, 1, NULL);
+        _exit(0);
+    }
+    CU_ASSERT(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILED);
+    CU_ASSERT_EQUAL(count_files(cache), 0);
+    snprintf(half, sizeof half, "%s.tmp-1", strrchr(path, '/') + 1);
+    write_file(cache, half, "{", 1);
+    profile_keep(&h, &tiny, NULL, offload, 1, NULL);
+    CU_ASSERT(!access(path, R_OK) && count_files(cache) == 1);
+}
+
 static void the_key_stands_for_threads_gpu_and_disk(void) {
     char cache[300], one[600], path[600], offload[300];
     Gpu gpu = {.name = "a GPU"}, other = {.name = "another"};
@@ -276,6 +307,7 @@ CU_TestInfo tests[] = {
     {"the second time it is read", the_second_time_it_is_read},
     {"a damaged file is measured anew", a_damaged_file_is_measured_anew},
     {"a cache that cannot be written is passed over", a_cache_that_cannot_be_written_is_passed_over},
+    {"no half of a profile stays", no_half_of_a_profile_stays},
     {"the key stands for threads, GPU and disk", the_key_stands_for_threads_gpu_and_disk},
     {"without a disk the rest is measured", without_a_disk_the_rest_is_measured},
     {"where memory is short less is measured with", where_memory_is_short_less_is_measured_with},

@@ -409,6 +409,28 @@ static void shared_cores_go_at_half_speed_while_both_work(void) {
     }
 }
 
+/* Each link that is busy takes its own part, whichever others are, and a tenth is always left. */
+static void copies_on_every_link_take_their_part_of_shared_cores(void) {
+    static const int32_t len[] = {50, 50};
+    static const Lane lane[] = {W_LOAD, STORE, C_READ, D_WRITE}; /* by channel */
+    static const double part[] = {.4, .2, .15, .3};
+    Hardware h = round_rates;
+    h.shared_cores = true, h.copy_core_s = part[CTOG] / 1000, h.disk_core_s = part[DTOC] / 100;
+    h.bmm_flops[0] = 10 * 24000;
+    for (int busy = 0; busy < 1 << 4; busy++) {
+        double left = 1;
+        open_mixed(&h);
+        put(0, len, 2);
+        for (int c = CTOG; c <= CTOD; c++) {
+            if (!(busy >> c & 1)) continue;
+            copy(lane[c], (size_t)(2 * link_bdw(&h, (Channel)c)[0]));
+            left -= part[c];
+        }
+        EXPECT_SECONDS(wait_for(attend(FINISH)), .1 / fmax(left, .1));
+        close_rig();
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // The table of functions
 // ---------------------------------------------------------------------------------------------------------------
@@ -497,19 +519,20 @@ static void simulate(Outcome *o, const OptConfig *config, const Policy *policy, 
     close_rig();
 }
 
-/* Where only products take time: 2 flops for every weight of a layer and token, and for the head's and last token. */
+/* Where only products take time: 2 flops for every weight of a layer and token, and for the head's and last token. In
+ * sweeps of the diagonal schedule prompts and new tokens are side by side. */
 static void products_alone_take_the_flops_of_the_model(void) {
     Hardware h = test_fast_machine();
     Outcome o;
     double layer = 3 * 2. * (4 * 60 * 60 + 2 * 60 * 100), head = 2. * 131 * 60;
     h.mm_flops[0] = 1e6, h.mm_flops[1] = 3e6;
-    for (int overlap = 0; overlap < 2; overlap++) {
+    for (int way = 0; way < 4; way++) {
         Policy p = all_gpu(2, 3);
-        p.overlap = overlap;
+        p.overlap = way > 0, p.schedule = (Schedule)(way % 3);
         simulate(&o, &small, &p, &h, SEQS, S, N);
         double prefill = SEQS * (S * layer + head) / 3e6, decode = SEQS * (N - 1) * (layer + head) / 1e6;
         EXPECT_SECONDS(o.total, prefill + decode);
-        if (!overlap) continue; /* each batch's tokens are fetched before its next layer 0, behind the others' */
+        if (!p.overlap) continue; /* each batch's tokens are fetched before its next layer 0, behind the others' */
         EXPECT_SECONDS(o.stats.prefill_s, prefill);
         EXPECT_SECONDS(o.stats.decode_s, decode);
         EXPECT_SECONDS(o.total, o.stats.total_s);
@@ -714,6 +737,7 @@ CU_TestInfo tests[] = {
     {"appends take their bytes and reach their pages", appends_take_their_bytes_and_reach_their_pages},
     {"other ops take their bytes", other_ops_take_their_bytes},
     {"shared cores go at half speed while both work", shared_cores_go_at_half_speed_while_both_work},
+    {"copies on every link take their part of shared cores", copies_on_every_link_take_their_part_of_shared_cores},
     {"only index tables have an address", only_index_tables_have_an_address},
     {"a trace says when each op ran", a_trace_says_when_each_op_ran},
     {"products alone take the flops of the model", products_alone_take_the_flops_of_the_model},

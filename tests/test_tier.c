@@ -127,6 +127,31 @@ static void the_plan_of_opt_30b_has_the_papers_sizes(void) {
     checkpoint_close(checkpoint);
 }
 
+/* A.2.1: at the end of a block every sequence has the KV of s + n tokens. In the diagonal schedule with K = n a
+ * batch of bls / n sequences ends in every sweep, and those in flight have made 1 to n - 1 tokens. */
+static void the_papers_estimate_of_the_cache_is_of_its_schedule(void) {
+    enum { BATCHES = 5, GBS = 4, S = 7, N = BATCHES };
+    const OptConfig c = SMALL_CONFIG(3);
+    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
+    Task t = even_task(GBS * BATCHES, S + 2, N);
+    for (int i = 0; i < t.count; i += 2) t.prompts[i].s -= 4; /* S in the mean */
+    const double token = 4. * c.h1 * c.l;
+    double diagonal = 0;
+    for (int made = 1; made < N; made++) diagonal += GBS * token * (S + made);
+    for (int schedule = 0; schedule < 3; schedule++) {
+        Error err;
+        Policy p = all_gpu(GBS, BATCHES);
+        p.schedule = (Schedule)schedule;
+        Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
+        const double expected = schedule == SCHEDULE_DIAGONAL ? diagonal : block_size(&p) * token * (S + N);
+        CU_ASSERT_DOUBLE_EQUAL(plan->a21_kv, expected, 1e-9 * expected);
+        plan_free(plan);
+    }
+    free_task(&t);
+    checkpoint_close(checkpoint);
+}
+
 /* With smaller batches, or fewer; where one batch of one prompt is all, with neither. */
 static void the_advice_is_about_what_can_be_smaller(void) {
     static const struct {
@@ -432,6 +457,7 @@ CU_TestInfo tests[] = {
     {"sequences are dealt to within one", sequences_are_dealt_to_within_one},
     {"every GPU batch has its part of each tier", every_gpu_batch_has_its_part_of_each_tier},
     {"the plan of OPT-30B has the paper's sizes", the_plan_of_opt_30b_has_the_papers_sizes},
+    {"the paper's estimate of the cache is of its schedule", the_papers_estimate_of_the_cache_is_of_its_schedule},
     {"the advice is about what can be smaller", the_advice_is_about_what_can_be_smaller},
     {"a plan that does not fit names term and flag", a_plan_that_does_not_fit_names_term_and_flag},
     {"a diagonal of very large batches is planned", a_diagonal_of_very_large_batches_is_planned},
