@@ -224,8 +224,7 @@ static const uint8_t *weight_at(const Weight *w) {
  * computation"), (GROUP, ld), and then meet all rows of x. */
 static void linear_task(const void *arg, int thread, int first, int n) {
     const Linear *a = arg;
-    const size_t in = a->w->cols, ld = in + PAD,
-                 out = a->w->rows; /* ld: not to meet in the same cache lines */
+    const size_t in = a->w->cols, out = a->w->rows, ld = in + PAD; /* powers of two would share cache lines */
     float *w = scratch + thread * scratch_floats, y[MT * NT], column[GROUP], bias[GROUP] = {0};
     for (size_t at = first * GROUP, end = min((first + n) * GROUP, out); at < end; at += GROUP) {
         const int outputs = (int)min(GROUP, end - at);
@@ -1110,10 +1109,9 @@ static char *read_string(char *at) {
     char *to = at;
     for (unsigned code; *at && *at != '"'; at++) {
         const bool escaped = *at == '\\' && at[1], is_code = escaped && at[1] == 'u' && strnlen(at, 6) == 6;
-        if (is_code && sscanf(at + 2, "%4x", &code) == 1)
-            to = put_utf8(to, code), at += 5;
-        else
-            *to++ = escaped ? *++at : *at;
+        const bool coded = is_code && sscanf(at + 2, "%4x", &code) == 1;
+        if (!coded) *to++ = escaped ? *++at : *at;
+        if (coded) to = put_utf8(to, code), at += 5;
     }
     return at += *at == '"', *to = 0, at;
 }
@@ -1199,10 +1197,9 @@ static int utf8_step(const unsigned char *s) {
 static void print_text(const char *text, bool json) {
     for (int step; *text; text += abs(step)) {
         step = utf8_step((const unsigned char *)text);
-        if (json && step == 1 && (*text < ' ' || *text == '"' || *text == '\\'))
-            printf("\\u%04x", *text);
-        else
-            printf("%.*s", step < 0 ? 3 : step, step < 0 ? "\xEF\xBF\xBD" : text);
+        const bool escaped = json && step == 1 && (*text < ' ' || *text == '"' || *text == '\\');
+        if (escaped) printf("\\u%04x", *text);
+        if (!escaped) printf("%.*s", step < 0 ? 3 : step, step < 0 ? "\xEF\xBF\xBD" : text);
     }
 }
 
