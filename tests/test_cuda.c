@@ -1181,6 +1181,27 @@ static void copies_go_up_down_and_across_whole_and_by_rows(void) {
     arena_close();
 }
 
+/* They go in pieces of 16 MiB, the last one smaller: up, and down again. */
+static void large_copies_bring_every_byte_to_its_place(void) {
+    const size_t bytes = (size_t)(every_third() > 1 ? 16 : 32) * MIB + 64, words = bytes / sizeof(uint32_t);
+    uint32_t *from = (uint32_t *)aligned_alloc(64, bytes), *back = (uint32_t *)aligned_alloc(64, bytes);
+    gpu_open();
+    void *there = gpu->alloc(gpu, bytes, &err);
+    CU_ASSERT_FATAL(from && back && there);
+    ASSERT_OK(gpu->pin(gpu, from, bytes, &err));
+    ASSERT_OK(gpu->pin(gpu, back, bytes, &err));
+    for (size_t i = 0; i < words; i++) from[i] = (uint32_t)i, back[i] = 0;
+    POST(W_LOAD, copy, there, bytes, from, bytes, bytes, 1);
+    POST(W_LOAD, end, 7);
+    POST(STORE, after, W_LOAD, 7);
+    POST(STORE, copy, back, bytes, there, bytes, bytes, 1);
+    POST(STORE, end, 7);
+    POST(STORE, sync, 7);
+    CU_ASSERT(memcmp(back, from, bytes) == 0);
+    gpu->unpin(gpu, from), gpu->unpin(gpu, back), gpu->release(gpu, there);
+    free(from), free(back);
+}
+
 /* From memory that is not pinned: such a copy may arrive when CUDA's call has long returned, and no stream waits for it. */
 static void what_is_uploaded_is_there_for_every_stream(void) {
     enum { BYTES = 1 << 17 };
@@ -1358,6 +1379,7 @@ CU_TestInfo tests[] = {
     {"a score beside what is no number is none, and it is reported",
      a_score_beside_what_is_no_number_is_none_and_it_is_reported},
     {"copies go up, down and across, whole and by rows", copies_go_up_down_and_across_whole_and_by_rows},
+    {"large copies bring every byte to its place", large_copies_bring_every_byte_to_its_place},
     {"what is uploaded is there for every stream", what_is_uploaded_is_there_for_every_stream},
     {"a copy is only posted", a_copy_is_only_posted},
     {"a lane waits for another's mark, and times are taken", a_lane_waits_for_another_s_mark_and_times_are_taken},

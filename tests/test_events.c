@@ -821,8 +821,7 @@ static const struct {
      * there and loads what the entrance has stored. */
     {2, 2, 4, 8, {2, 1}},
     /* In sweep 5 batch 0 is filled again, behind batch 1. In sweep 8 prompts 6 and 7 prefill in the entrance in the order
-     * of their seats, which are off the GPU, one in either batch; in sweep 9 batch 1 is the first to load what is its own.
-     */
+     * of their seats, both off the GPU, one in either batch; in sweep 9 batch 1 is the first to load what is its own. */
     {2, 2, 8, 8, {4, 4, 0, 3, 0, 1}},
 };
 

@@ -1,5 +1,6 @@
 /* test_search.c: that what the search finds fits and keeps what was given, that nothing better lies beside it, and that
  * what it refuses is impossible. Times are those of the cost model; none is measured. */
+#include "choose.h"
 #include "tests.h"
 
 static Error err;
@@ -729,6 +730,29 @@ static void what_is_found_does_not_depend_on_the_order_of_equals(void) {
     case_close(&c);
 }
 
+/* A link is as slow as it is given and no faster than it is, in prefill and in generation; what is not given stays. */
+static void the_search_is_for_links_as_slow_as_they_are_given(void) {
+    uint64_t seed = 12;
+    for (int given = 0; given < 1 << 4; given++) {
+        Options o = {.link = {0}};
+        Hardware h = test_fast_machine(), expected;
+        double *const link[] = {h.ctog_bdw, h.gtoc_bdw, h.dtoc_bdw, h.ctod_bdw};
+        double *const slow[] = {expected.ctog_bdw, expected.gtoc_bdw, expected.dtoc_bdw, expected.ctod_bdw};
+        for (int c = CTOG; c <= CTOD; c++)
+            for (int stage = 0; stage < 2; stage++) link[c][stage] = between(&seed, 1e8, 1e10);
+        expected = h;
+        for (int c = CTOG; c <= CTOD; c++) {
+            if (!(given >> c & 1)) continue;
+            o.link[c] = between(&seed, 1e8, 1e10);
+            for (int stage = 0; stage < 2; stage++)
+                if (o.link[c] < link[c][stage]) slow[c][stage] = o.link[c];
+        }
+        const TaskRun run = {.options = &o, .hardware = &h, .sim = true};
+        ASSERT_OK(know_machine(&run, &err));
+        CU_ASSERT(!memcmp(&h, &expected, sizeof h));
+    }
+}
+
 CU_TestInfo tests[] = {
     {"a thousand searches find policies that fit or say why not",
      a_thousand_searches_find_policies_that_fit_or_say_why_not},
@@ -749,5 +773,6 @@ CU_TestInfo tests[] = {
     {"a tier that is too small is named", a_tier_that_is_too_small_is_named},
     {"a refusal says the least that would do", a_refusal_says_the_least_that_would_do},
     {"what is found does not depend on the order of equals", what_is_found_does_not_depend_on_the_order_of_equals},
+    {"the search is for links as slow as they are given", the_search_is_for_links_as_slow_as_they_are_given},
     CU_TEST_INFO_NULL,
 };
