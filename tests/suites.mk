@@ -80,7 +80,7 @@ $(BUILD)/mini.log: export MINI_TSAN := $(filter %_tsan,$(MINI_CHECKED))
 $(BUILD)/mini.log: export FAULTS_LIBRARY := $(if $(SANITIZE),,$(BUILD)/faults.so)
 # Every case of that suite, which takes a quarter of an hour.
 mini-all:
-	@MINI_ALL=1 $(MAKE) --no-print-directory SUITE=mini test EMULATION=
+	@MINI_ALL=1 SUITE_SECONDS=1700 $(MAKE) --no-print-directory SUITE=mini test EMULATION=
 
 $(BUILD)/gpu/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
