@@ -6,7 +6,8 @@
 #   all suites on the host device under AddressSanitizer and UBSan, the engine's and the network's under ThreadSanitizer;
 #   the emulated cuda device under both with more combinations, and with everything instrumented, not the device alone.
 SUITES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
-SUITES := $(if $(SANITIZE),$(filter-out faults exercises,$(SUITES)),$(SUITES))
+# of these three `make test` has all: faults loads a library of its own, exercises compile, mini has programs with sanitizers of its own
+SUITES := $(if $(SANITIZE),$(filter-out faults exercises mini,$(SUITES)),$(SUITES))
 SUITES := $(filter schedule cli exercises,$(SUITES)) $(filter-out schedule cli exercises,$(SUITES)) # the longest begin first
 $(if $(filter-out $(SUITES),$(SUITE)),$(error no such suite: $(SUITE); the suites are: $(SUITES)))
 # The emulation of a GPU needs the CUDA toolkit's headers; where they are not, the suite `cuda` is counted as skipped.
@@ -62,7 +63,7 @@ $(BUILD)/faults.so: tests/faults.c
 	$(CC) -O1 $(WARN) -shared -fPIC $< -o $@ -ldl
 $(BUILD)/faults.log: $(BUILD)/faults.so
 $(BUILD)/faults.log: export FAULTS_LIBRARY := $(BUILD)/faults.so
-# mini.c beside the engine: as a reader builds it; and with sanitizers, unless all is built with one.
+# mini.c beside the engine: as a reader builds it, and with sanitizers.
 $(BUILD)/mini: mini.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -Wall -Wextra $(WERROR) $(SANITIZE) $< -o $@ -lm -lpthread
@@ -71,13 +72,12 @@ $(BUILD)/mini_tsan: CHECKS := thread
 $(BUILD)/mini_asan $(BUILD)/mini_tsan: mini.c
 	@mkdir -p $(@D)
 	$(CC) -O1 -g1 -fno-omit-frame-pointer -march=native -fsanitize=$(CHECKS) $< -o $@ -lm -lpthread
-MINI_CHECKED := $(if $(SANITIZE),,$(BUILD)/mini_asan $(BUILD)/mini_tsan)
-$(BUILD)/mini.log: $(BUILD)/mini $(MINI_CHECKED) $(if $(SANITIZE),,$(BUILD)/faults.so)
+$(BUILD)/mini.log: $(BUILD)/mini $(BUILD)/mini_asan $(BUILD)/mini_tsan $(BUILD)/faults.so
 $(BUILD)/tour.log: $(BUILD)/mini
 $(BUILD)/mini.log $(BUILD)/tour.log: export MINI_BIN := $(BUILD)/mini
-$(BUILD)/mini.log: export MINI_ASAN := $(filter %_asan,$(MINI_CHECKED))
-$(BUILD)/mini.log: export MINI_TSAN := $(filter %_tsan,$(MINI_CHECKED))
-$(BUILD)/mini.log: export FAULTS_LIBRARY := $(if $(SANITIZE),,$(BUILD)/faults.so)
+$(BUILD)/mini.log: export MINI_ASAN := $(BUILD)/mini_asan
+$(BUILD)/mini.log: export MINI_TSAN := $(BUILD)/mini_tsan
+$(BUILD)/mini.log: export FAULTS_LIBRARY := $(BUILD)/faults.so
 # Every case of that suite, which takes a quarter of an hour.
 mini-all:
 	@MINI_ALL=1 SUITE_SECONDS=1700 $(MAKE) --no-print-directory SUITE=mini test EMULATION=
