@@ -45,7 +45,7 @@ void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *
 void profile_write(const Hardware *hardware, FILE *out);
 
 // ---------------------------------------------------------------------------------------------------------------
-// search.c: the policy search (section 4.3)
+// cluster.c: what a pipeline of machines takes (sections 4.4 and 6.4)
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Equal machines in a pipeline (nodes 0 or 1: one alone), and the network between neighbours: bytes/s, and the seconds of
@@ -59,6 +59,13 @@ typedef struct {
 typedef struct {
     double prefill_s, token_s, T;
 } Pace;
+
+/* What a pipeline makes of sweep_s, the seconds of a machine's sweep without a prefill and with one; plan: a machine's. */
+Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s[2]);
+
+// ---------------------------------------------------------------------------------------------------------------
+// search.c: the policy search (section 4.3)
+// ---------------------------------------------------------------------------------------------------------------
 
 /* What to search for, and for which machine. */
 struct Search {
@@ -99,13 +106,6 @@ int policy_predict(Found *found, const Search *search, Error *err);
 /* The linear program of a policy that was found: its fractions are open again, but for those that are given. *tokens: those
  * that its sweeps make. */
 void policy_lp(Lp *lp, double *tokens, const Search *search, const Policy *policy);
-
-// ---------------------------------------------------------------------------------------------------------------
-// cluster.c: many machines on paper (sections 4.4 and 6.4)
-// ---------------------------------------------------------------------------------------------------------------
-
-/* What a pipeline makes of sweep_s, the seconds of a machine's sweep without a prefill and with one; plan: a machine's. */
-Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s[2]);
 /* The best policy for search->cluster, of which search->checkpoint is the whole model; without offloading, one that keeps
  * everything on the GPUs. -1 and one line (EXIT_USAGE) if a machine's part does not fit. */
 int cluster_search(Found *best, const Search *search, bool offloading, Error *err);
