@@ -45,6 +45,27 @@ void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *
 void profile_write(const Hardware *hardware, FILE *out);
 
 // ---------------------------------------------------------------------------------------------------------------
+// runtime.c: what this engine does with a task (section 4.3)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* The variables of `runtime`: the fractions; LAYER_S + 0 and + 1 are the seconds of a layer in sweeps without a prefill and
+ * with one, LAST_S + 0 and + 1 those of the last layer with the head behind it. */
+enum { LAYER_S = NFRACTIONS, LAST_S = LAYER_S + 2, RUNTIME_VARS = LAST_S + 2 };
+
+extern const char *const memory_row[NTIERS]; /* the names of its rows for the tiers */
+
+/* What this engine does with a task, as an LP over placements that minimizes the seconds of all its sweeps. Rows are named
+ * like the paper's: "ctog^p", "gpu^g", "GPU memory". plan is the task's plan under the policy (its gbs, num_gpu_batches,
+ * schedule, overlap, table_home) with everything on the CPU tier and without cpu_attention; it says what the sweeps do and
+ * what the tiers hold under any placement. delegated: whether the policy has cpu_attention. capacity: bytes. */
+void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan, bool delegated,
+                const double capacity[NTIERS]);
+/* Seconds of a sweep of l layers without a prefill [0] and with one [1], at a point of the LP. */
+void runtime_sweeps(double sweep_s[2], const double *x, int l);
+/* What a plan costs by the rows of that LP, layer by layer with the weights where the plan has put them. */
+void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan);
+
+// ---------------------------------------------------------------------------------------------------------------
 // cluster.c: what a pipeline of machines takes (sections 4.4 and 6.4)
 // ---------------------------------------------------------------------------------------------------------------
 
