@@ -61,8 +61,7 @@ static void time_rows(Lp *lp, const Letters *a, bool prefill) {
     const Sum dtoc = {.wd = weights, .cd = loaded, .hd = hidden}, ctod = {.cd = stored, .hd = hidden};
     const Sum sum[] = {ctog, gtoc, dtoc, ctod, comp};
     for (int c = 0; c < 5; c++)
-        latency_row(lp, name[prefill][c], prefill ? T_PRE : T_GEN, sum[c],
-                    c <= CTOD ? link_bdw(a->hw, (Channel)c)[prefill] : 1);
+        latency_row(lp, name[prefill][c], prefill ? T_PRE : T_GEN, sum[c], c <= CTOD ? a->hw->bdw[c][prefill] : 1);
 }
 
 /* gpu_peak^p = gpu_home^p + gpu_w^p < gmem with q = s new tokens a sequence, which attend to `past` = s tokens; and the
@@ -169,7 +168,6 @@ static int does_not_fit(Lp *lp, const OptConfig *config, const Block *block, Err
 }
 
 int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block, Error *err) {
-    const double capacity[NTIERS] = {hardware->gmem, hardware->cmem, hardware->nmem};
     Lp lp;
     LpAnswer answer;
     paper_lp(&lp, hardware, config, block);
@@ -190,6 +188,6 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
     binding_rows(cost->slowest[1], sizeof cost->slowest[1], &lp, x, T_PRE_ROWS, T_GEN_ROWS);
     for (int t = 0; t < NTIERS; t++)
         cost->peak[t] =
-            capacity[t] + binding_rows(cost->full[t], sizeof cost->full[t], &lp, x, tier_rows[t], tier_rows[t + 1]);
+            hardware->mem[t] + binding_rows(cost->full[t], sizeof cost->full[t], &lp, x, tier_rows[t], tier_rows[t + 1]);
     return 0;
 }
