@@ -74,7 +74,7 @@ $(BUILD)/flexgen_mpi.so: device/pipeline.c
 	OMPI_CC="$(CC)" $(MPICC) $(ALL) -fPIC -shared $< -o $@ -lm -lpthread
 
 # the architectures are part of what it depends on
-$(BUILD)/flexgen.cu.o: flexgen.cu device/tensor_core.h flexgen.h device/device.h check.h lp.h quant.h util.h $(BUILD)/archs
+$(BUILD)/flexgen.cu.o: flexgen.cu device/tensor_core.h flexgen.h tier.h device/device.h device/team.h check.h quant.h util.h $(BUILD)/archs
 	@echo "nvcc -O3 $< for $(ARCHS:%=sm_%)"
 	@$(NVCC) -std=c++17 -O3 -I. --threads 0 $(GENCODE) $(NVWARN) -Xcompiler -fPIC -c $< -o $@
 $(BUILD)/archs: always
@@ -101,7 +101,7 @@ run: all
 include tests/suites.mk # make test, gpu-tests and sanitize
 
 # Programs of their own, with their own main.
-$(BUILD)/bench_gpu: tests/bench_gpu.cu device/device.h flexgen.h $(CUDA_OBJ) $(LIB)
+$(BUILD)/bench_gpu: tests/bench_gpu.cu device/device.h flexgen.h tier.h $(CUDA_OBJ) $(LIB)
 	$(NVCC) -std=c++17 -O2 -I. $(GENCODE) $(NVWARN) -c $< -o $@.o
 	$(CXX) $@.o $(CUDA_OBJ) $(LIB) -o $@ $(CUDA_LIBS) $(LIBS)
 HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c) device/team.c)

@@ -32,6 +32,11 @@ __attribute__((format(printf, 3, 4))) static inline int fail(Error *err, int cod
     return -1;
 }
 
+/* The same error, of a stage of a pipeline. */
+static inline int fail_of_stage(Error *err, int stage, const Error *why) {
+    return fail(err, why->code, "stage %d: %.*s", stage, (int)sizeof why->text - 20, why->text);
+}
+
 /* Who speaks to the user; in a pipeline it is "flexgen: stage 1". */
 __attribute__((weak)) const char *speaker = "flexgen";
 

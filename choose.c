@@ -82,7 +82,7 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     size_t usual[NTIERS] = {percent * HOST_GPU_SHARE, percent * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)}, *c = o->capacity;
     const bool given[] = {c[TIER_GPU] != FROM_MACHINE, c[TIER_CPU] != FROM_MACHINE}, real = !run->sim && !on_paper;
     run->memory = percent * MOST_SHARE;
-    if (run->sim) usual[TIER_GPU] = (size_t)h->gmem, usual[TIER_CPU] = (size_t)h->cmem, usual[TIER_DISK] = (size_t)h->nmem;
+    for (int t = 0; t < NTIERS && run->sim; t++) usual[t] = (size_t)h->mem[t];
     if (run->gpu) usual[TIER_GPU] = gpu_room(run->gpu, c[TIER_GPU]);
     for (int t = run->gpu ? TIER_CPU : TIER_GPU; t < TIER_DISK; t++)
         if (given[t]) usual[t] = real ? size_min(c[t], run->memory - percent * LEAST_SHARE) : c[t];
@@ -153,9 +153,8 @@ int know_machine(const TaskRun *run, Error *err) {
                      : profile_size(&size, run->gpu, &run->checkpoint->config, run->memory, err) ||
                            profile_machine(h, &size, run->gpu, o->offload_dir, o->threads, o->capacity, progress, err)))
         return -1;
-    double *const bdw[] = {h->ctog_bdw, h->gtoc_bdw, h->dtoc_bdw, h->ctod_bdw};
     for (int c = CTOG; c <= CTOD; c++)
-        for (int stage = 0; o->link[c] > 0 && stage < 2; stage++) bdw[c][stage] = fmin(bdw[c][stage], o->link[c]);
+        for (int phase = 0; o->link[c] > 0 && phase < 2; phase++) h->bdw[c][phase] = fmin(h->bdw[c][phase], o->link[c]);
     return 0;
 }
 

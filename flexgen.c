@@ -76,7 +76,7 @@ static int sweep(TaskRun *run, const Task *task, const Listener *listener, Error
     if (schedule_run(run->plan, task, run->device, listener, &run->stats, err) ||
         checkpoint_unchanged(run->checkpoint, err))
         return -1;
-    return run->net ? run->net->agree(run->net, 0, err) : 0; /* a stage that fails tells the others instead */
+    return run->net ? run->net->agree(run->net, 0, err) : 0;
 }
 
 /* Sweeps for a job, which may be stopped and go on later. */
@@ -645,13 +645,12 @@ static bool names_stage(const Error *err) { return !strncmp(err->text, "stage ",
 
 static void say(const Error *err) { fprintf(stderr, "%s: %s\n", names_stage(err) ? "flexgen" : speaker, err->text); }
 
-/* Tells the others if this stage has failed. The first one says what went wrong before it lets the others go: when one is
- * gone, mpirun ends all. */
+/* A stage that has failed ends all. Where all have agreed that one has, the first says so. */
 static void leave_pipeline(TaskRun *run, int status, const Error *err) {
-    if (!run->net) return;
-    if (status && !run->net->stage) say(err);
-    if (status && !names_stage(err)) run->net->fail(run->net, err); /* else the others know */
-    run->net->close(run->net);
+    Net *net = run->net;
+    if (!net) return;
+    if (status && (!names_stage(err) || !net->stage)) say(err), net->fail(net, err);
+    net->close(net);
 }
 
 static void run_close(TaskRun *run) {
@@ -689,7 +688,6 @@ static int run_command(Options *o, char **args, int n, Error *err) {
     if (!status) status = commands[command](&run, err);
     leave_pipeline(&run, status, err);
     run_close(&run);
-    if (run.net && status) exit(err->code); /* it has been said */
     return status;
 }
 

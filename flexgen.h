@@ -76,6 +76,7 @@ static inline Tensor tensor_cols(Tensor t, int first, int n) {
 }
 
 typedef struct Checkpoint Checkpoint;
+typedef struct Plan Plan;
 typedef struct Device Device;
 typedef struct Op Op;
 typedef struct Poster Poster;
@@ -150,7 +151,7 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
 int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t *ids, int n, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
-// tier.c: placement, the plan, KV pages (section 4.2)
+// Policies and tasks (sections 4.2, 4.3)
 // ---------------------------------------------------------------------------------------------------------------
 
 typedef enum { SCHEDULE_ZIGZAG, SCHEDULE_ROW, SCHEDULE_DIAGONAL } Schedule;
@@ -180,6 +181,8 @@ enum { PIECE_ROWS = 1024, LEAST_WORKSPACES = 2, WORKSPACES = 3 };
 /* Up to so many rows a GPU uses packed weights directly (4 bits, groups of 64); otherwise it unpacks them first. */
 enum { PACKED_ROWS = 64 };
 static inline bool takes_packed(Quant quant) { return quant.bits == 4 && quant.group == 64; }
+/* KV pages for `tokens` tokens. */
+static inline int pages_for(int tokens, int page_tokens) { return (tokens + page_tokens - 1) / page_tokens; }
 static inline int group_count(const Policy *policy) { return imax(policy->groups, 1); }
 static inline bool is_sparse(const Policy *policy) { return policy->sparsity > 0 && policy->sparsity < 1; }
 /* For a new token, sparse attention (section 5) reads all of K, but V only of the token itself and of ceil(sparsity * past)
@@ -228,6 +231,10 @@ typedef struct {
     long since; /* the sweep of its prefill */
 } Seat;
 
+// ---------------------------------------------------------------------------------------------------------------
+// admission.c: row, zig-zag, diagonal (sections 4.1 and A.2)
+// ---------------------------------------------------------------------------------------------------------------
+
 /* Error diffusion over a stream of items: each goes to the tier that is furthest behind its share. */
 typedef struct {
     double share[NTIERS], due[NTIERS]; /* due: what the tier should hold by now minus what it holds */
@@ -241,174 +248,6 @@ void apportion(int count[NTIERS], const double share[NTIERS], int total);
 void deal_block(Seat *seats, const Policy *policy, int count);
 /* Seats in a block: gbs * num_gpu_batches, or gbs where the schedule keeps one batch in flight. */
 int block_size(const Policy *policy);
-
-/* Chooses a home for every tensor of every decoder layer (a weight and its bias stay together, and so do q, k and v), by
- * error diffusion across layers: each tier gets its fraction of the bytes to within one of these. home is [l][NROLES]. */
-void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc);
-
-/* What a tier is used for, in the order in which the plan lays it out. A purpose may exist on several tiers: the cache on
- * all three, the queries of delegated attention on GPU and CPU. */
-typedef enum {
-    RESTING_WEIGHTS,  /* of the decoder layers */
-    EMBEDDINGS,       /* the tensors outside of the layers */
-    WEIGHT_SLOT,      /* layers that stream use this slot and the next in turn; on the CPU, what comes from disk */
-    WEIGHT_SLOT_1,    /* the other one */
-    UNPACKED_WEIGHTS, /* a layer's matrices in F16, for batches of too many rows for packed ones */
-    KV_CACHE,         /* pages: (layer, K|V, page, token, h1) */
-    KV_STAGING,       /* pages of one layer on their way: on the GPU to its attention, on the CPU from disk */
-    ACTIVATIONS,      /* at rest between two layers */
-    ACT_READING,      /* staging of the disk's activations on the CPU */
-    ACT_WRITING,
-    HIDDEN,        /* workspaces: x, the hidden state while it is computed */
-    QKV,           /* q, k, v: what PROJECT makes, side by side */
-    NEW_KV_PACKED, /* new k, v as packed pages store them, on their way down */
-    QUERY,         /* q that has come down */
-    NEW_KV,        /* new k, v that have come down, as pages store them, packed or not */
-    ATTENDED,      /* o, the result of attention */
-    NORM_1,        /* what PROJECT has normalized, some rows at a time */
-    NORM_2,        /* what FINISH has normalized */
-    MLP,
-    EMBEDDED,     /* rows of the token table, before project_in; on the CPU if the token table is there */
-    LAST_ROWS,    /* the rows that the head needs */
-    HEAD_OUT,     /* the same rows after project_out */
-    LOGITS,       /* of some of these rows; on the CPU of all, if the task keeps them */
-    RECEIVED,     /* hidden states from the stage before: one slot for each batch */
-    SENDING,      /* hidden states for the stage behind */
-    CHOSEN,       /* sparse attention: the chosen tokens */
-    WEIGHING,     /* sparse attention: their weights */
-    INDEX_TABLES, /* two for each batch: for its even and its odd sweeps */
-    NEW_TOKENS,   /* chosen ids of each batch */
-    LOG_PROBS,    /* in a scored task: log-probabilities of the given tokens */
-    GREEDY,       /* in a scored task: the greedy choices */
-    NREGIONS
-} RegionId;
-
-/* One line of the plan: what one tier holds for one purpose, `slots` matrices of (rows, cols) one after the other. A
- * slot is one cell or several; a cell is always used as a whole, and depend.c keeps order by cells. bytes 0: no region. */
-typedef struct {
-    const char *name, *remedy; /* "KV cache", "--percent (third number), ..." */
-    Type type;
-    int rows, cols, slots;
-    size_t offset, bytes; /* offset SIZE_MAX: it rests in the checkpoint */
-    int cell, cells;      /* the first of its cells; cells of a slot */
-} Region;
-
-/* Where a tensor lies while its layer is computed: in its GPU home, or at an offset of the layer's staging slot. */
-typedef struct {
-    Tensor home;        /* tier DISK: in the checkpoint (or the offload file for a dummy) */
-    size_t slab_offset; /* in the slot, when home is not the GPU */
-} WeightPlace;
-
-/* The work of all sweeps of one kind if no sequence stops early, as sums over these sweeps. */
-typedef struct {
-    double sweeps;
-    double prefills, prompts, prompt_rows, pairs; /* batches in prefill; their prompts, tokens; pairs of query and key */
-    double decodes, steps, past;                  /* batches that decode; their new tokens; tokens that those attend to */
-    double heads;                                 /* rows that the head needs, of both */
-} Workload;
-
-/* Every byte that each tier will hold, before anything is allocated, and where. Layer l stands for the head: the token
- * table (or lm_head), which is streamed like a layer when it does not rest on the GPU. */
-typedef struct Plan {
-    OptConfig config;
-    Policy policy;
-    Type act_type;
-    Region region[NREGIONS][NTIERS];
-    int ncells;                 /* of all regions */
-    size_t total[NTIERS];       /* bytes of each tier; on disk, the checkpoint's share included */
-    size_t offload_bytes;       /* of the disk's total: the offload file */
-    double achieved[3][NTIERS]; /* weights, cache, activations: the fractions that result */
-
-    WeightPlace (*weight)[NROLES]; /* [l] */
-    Role (*slab_order)[NROLES];    /* [l] how a layer's tensors lie in its slab: q, k, v, then as in the checkpoint */
-    WeightPlace global[NGLOBALS];  /* the head streams as layer l when it is not on the GPU */
-    Global head;                   /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
-    size_t *cpu_slab, *disk_slab;  /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
-    size_t *cpu_slab_offset;       /* [l + 1] in the CPU's RESTING_WEIGHTS; the head's in its EMBEDDINGS */
-    size_t slot_bytes[2];          /* of the two staging slots on the GPU, which streaming layers take in turn */
-    size_t disk_slot_bytes[2];     /* of the disk's two staging slots on the CPU tier */
-
-    int batches;      /* GPU batches in flight, of all groups; with the diagonal schedule each has one more, through which
-                         topups enter */
-    long sweeps;      /* that the task takes if no sequence stops early */
-    Workload work[2]; /* in sweeps without a prefill; in those with one */
-    double a21_kv;    /* A.2.1's estimate of the peak bytes of KV for the schedule, with the task's mean lengths */
-    int max_rows, max_seqs;    /* of a batch: token rows, sequences */
-    int max_pages;             /* of a sequence */
-    int piece_rows;            /* of a batch in prefill: rows of the sequences that pass a layer together */
-    int chunk;                 /* of a piece: rows that are normalized at a time */
-    int pieces;                /* of a batch, at most */
-    int head_rows, head_chunk; /* rows of a batch that the head needs; rows that become logits at a time */
-    int off_rows, off_seqs;    /* largest share of a batch whose KV is not on the GPU: rows, sequences */
-    size_t kv_row;             /* bytes of a token's K (or V) in a page */
-    int npages[NTIERS];        /* KV pages of each tier's pool, for each group */
-    int staged_pages[2];       /* pages of one staging slot: on the GPU; on the CPU, for the disk */
-    int nws, turns;            /* rotating workspaces: of batches (x), of pieces (q, k and v, the result of attention) */
-    int *act_rows[NTIERS];     /* [batches] rows of activation home of each batch */
-    int *act_first[NTIERS];    /* [batches] its first row in the tier's ACTIVATIONS */
-    int max_act_rows[NTIERS];
-    bool need_x;                /* some batch has activations off the GPU: workspaces hold x */
-    int packed_rows;            /* batches of at most so many rows take packed weights as they lie */
-    size_t unpacked_bytes;      /* of UNPACKED_WEIGHTS; 0: none */
-    size_t unpacked_at[NROLES]; /* where each matrix begins there */
-    int table_ints;             /* of one batch's index tables */
-    int most_chosen;            /* sparse attention: the most tokens that a query and head choose */
-} Plan;
-
-/* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1) views, or packed
- * (npages * page_tokens, bytes) U8; pages (nseq, max_pages) and len (nseq) are I32 views. All are on the tier of the
- * processor that attends. There are no pointers in it, so a GPU kernel reads it as it is. */
-typedef struct {
-    Tensor k, v, pages, len;
-    int page_tokens, nh;
-} PageTable;
-
-/* Rows first .. first+rows-1 of slot `slot` (modulo their number) of a region. */
-Tensor plan_view(const Plan *plan, RegionId id, Tier tier, long slot, int first, int rows);
-/* n numbers of a type, from byte `at` of a slot on, as a matrix of one row. */
-Tensor plan_bytes(const Plan *plan, RegionId id, Tier tier, long slot, size_t at, Type type, int n);
-
-/* The first npages pages of layer j in a tier's page pool, as a batch uses them; and a staging slot laid out as a pool of
- * one layer. pages, len: the batch's index tables. */
-PageTable pool_pages(const Plan *plan, Tier tier, int j, int batch, int npages, Tensor pages, Tensor len);
-PageTable staged_pages(const Plan *plan, Tier tier, long slot, int npages, Tensor pages, Tensor len);
-/* The cell of a batch's pages of layer j; batch == plan->batches + g stands for the pages of group g that nobody has. */
-int cache_cell(const Plan *plan, Tier tier, int batch, int j);
-
-/* Plans the task under the policy. Never fails for want of memory: see plan_fits. Fails where a prompt is impossible. */
-Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type, Error *err);
-void plan_free(Plan *plan);
-/* Bytes of a layer's weights as they rest and move: F16, or packed. */
-size_t plan_layer_bytes(const Plan *plan);
-/* Whether the disk's share of the layers is a copy in the offload file; if not, it is the checkpoint itself. */
-bool copied_to_disk(const Plan *plan, const Checkpoint *checkpoint);
-/* -1 and err (EXIT_USAGE) when a tier's total exceeds its capacity; err names the tier, what it needs and has, its largest
- * region, and the flag that shrinks it. */
-int plan_fits(const Plan *plan, const size_t capacity[NTIERS], Error *err);
-/* The same; if not placed, nobody has given the shares, and changing them is no advice. */
-int plan_refuse(const Plan *plan, const size_t capacity[NTIERS], bool placed, Error *err);
-/* By how many bytes the tiers exceed their capacities; 0: the plan fits. */
-size_t plan_missing(const Plan *plan, const size_t capacity[NTIERS]);
-/* Sets policy->workspaces as large (no larger than it is, if it is set) and policy->table_home as high as the plan has room
- * for, the former first; -1 and err (of the plan that misses the least) where none fits. */
-int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
-               Error *err);
-/* Page indices of one tier's pool: the lowest free one first, so that pages taken together lie together. */
-typedef struct {
-    uint64_t *free; /* one bit for each page */
-    int first;      /* index of the pool's first page */
-    int npages, used, peak, hint;
-} PagePool;
-void pool_open(PagePool *pool, int first, int npages);
-int pool_take(PagePool *pool); /* the plan guarantees that there is one */
-void pool_give(PagePool *pool, int page);
-void pool_close(PagePool *pool);
-/* Pages for `tokens` tokens. */
-static inline int pages_for(int tokens, int page_tokens) { return (tokens + page_tokens - 1) / page_tokens; }
-
-// ---------------------------------------------------------------------------------------------------------------
-// admission.c: row, zig-zag, diagonal (sections 4.1 and A.2)
-// ---------------------------------------------------------------------------------------------------------------
 
 /* Who is in flight of one group, and which KV pages they will hold. */
 typedef struct {

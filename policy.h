@@ -11,6 +11,21 @@ extern "C" {
 enum { WG, WC, WD, CG, CC, CD, HG, HC, HD, NFRACTIONS };
 extern const char *const fraction_name[NFRACTIONS]; /* "wg", ... */
 
+/* A sum that is linear in the nine fractions, in their order; `one` is its constant. */
+typedef union {
+    struct {
+        double wg, wc, wd, cg, cc, cd, hg, hc, hd, one;
+    };
+    double at[NFRACTIONS + 1];
+} Sum;
+void sum_add(Sum *to, double factor, Sum more);
+/* sum / rate <= T, where T is a variable of time: a term of its max. */
+void latency_row(Lp *lp, const char *name, int T, Sum sum, double rate);
+/* sum <= capacity */
+void peak_row(Lp *lp, const char *name, Sum sum, double capacity);
+/* Eq. (1): wg + wc + wd = 1, cg + cc + cd = 1, hg + hc + hd = 1 */
+void sum_rows(Lp *lp);
+
 /* A placement and what a cost model expects of it. */
 typedef struct {
     double fraction[NFRACTIONS];            /* wg wc wd cg cc cd hg hc hd */
@@ -36,23 +51,6 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
 
 /* The best placement of one block by A.3. -1 and one line (EXIT_USAGE) that names the tiers which cannot hold it. */
 int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block, Error *err);
-
-/* The variables of `runtime`: the fractions; LAYER_S + 0 and + 1 are the seconds of a layer in sweeps without a prefill and
- * with one, LAST_S + 0 and + 1 those of the last layer with the head behind it. */
-enum { LAYER_S = NFRACTIONS, LAST_S = LAYER_S + 2, RUNTIME_VARS = LAST_S + 2 };
-
-extern const char *const memory_row[NTIERS]; /* the names of its rows for the tiers */
-
-/* What this engine does with a task, as an LP over placements that minimizes the seconds of all its sweeps. Rows are named
- * like the paper's: "ctog^p", "gpu^g", "GPU memory". plan is the task's plan under the policy (its gbs, num_gpu_batches,
- * schedule, overlap, table_home) with everything on the CPU tier and without cpu_attention; it says what the sweeps do and
- * what the tiers hold under any placement. delegated: whether the policy has cpu_attention. capacity: bytes. */
-void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan, bool delegated,
-                const double capacity[NTIERS]);
-/* Seconds of a sweep of l layers without a prefill [0] and with one [1], at a point of the LP. */
-void runtime_sweeps(double sweep_s[2], const double *x, int l);
-/* What a plan costs by the rows of that LP, layer by layer with the weights where the plan has put them. */
-void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan);
 
 #ifdef __cplusplus
 }

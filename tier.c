@@ -11,7 +11,7 @@
 #include <limits.h>
 #include <math.h>
 
-#include "flexgen.h"
+#include "tier.h"
 #include "io/io.h"
 
 enum { HEAD_ROWS = 64 };

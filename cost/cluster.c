@@ -20,18 +20,11 @@
  * streams the weights anew and has a cache of its own. Less memory pressure on each machine allows larger blocks and faster
  * tiers, which is why decoding may scale better than linearly, while the bubble of a short prefill holds generation back.
  * Without offloading (Petals and the like) everything rests on the GPUs: the same formulas with 100 0 100 0 100 0, and M
- * must be large enough. The head is counted on every machine, as the slowest sets the pace. Read next: io/file.c, the
- * lowest file of the last floor. */
+ * must be large enough. The head is counted on every machine, as the slowest sets the pace. Read next: search.c, the policy
+ * search, which ends with the policies of such a pipeline. */
 #include <math.h>
 
 #include "cost/cost.h"
-
-/* The model as one of `nodes` machines has it. */
-static Checkpoint *part_of(const Checkpoint *whole, int nodes) {
-    OptConfig config = whole->config;
-    config.l = (config.l + nodes - 1) / nodes;
-    return checkpoint_dummy(&config, whole->seed);
-}
 
 Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s[2]) {
     const Workload *work = plan->work;
@@ -52,39 +45,4 @@ Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s
     const double again = fmax(pace[1], (M - 1) * hop[1] + sweep_s[1] + d);
     p.T = p.prefill_s + (work[1].sweeps / G - 1) * again + work[0].sweeps / G * p.token_s;
     return p;
-}
-
-/* Everything on the GPU. */
-static void hold_on_gpu(Search *s) {
-    Policy *p = &s->given;
-    p->wg = p->cg = p->hg = 1, p->wc = p->cc = p->hc = 0, p->cpu_attention = false;
-    for (int i = 0; i < 6; i++) s->fixed[i] = true;
-    s->fixed_attention = true;
-}
-
-int cluster_search(Found *best, const Search *search, bool offloading, Error *err) {
-    Search one = *search;
-    Checkpoint *part = part_of(search->checkpoint, search->cluster.nodes);
-    one.checkpoint = part;
-    if (!offloading) hold_on_gpu(&one);
-    const int n = policy_search(best, 1, &one, err);
-    checkpoint_close(part);
-    return n > 0 ? 0 : -1;
-}
-
-int cluster_least(const Search *search) {
-    Search one = *search;
-    Found ignored;
-    Error err;
-    hold_on_gpu(&one);
-    one.given.gbs = one.given.num_gpu_batches = one.given.groups = 1;
-    one.given.table_home = TIER_GPU;
-    for (int nodes = 1; nodes <= search->checkpoint->config.l; nodes++) {
-        Checkpoint *part = part_of(search->checkpoint, nodes);
-        one.checkpoint = part;
-        bool fits = policy_predict(&ignored, &one, &err) == 0;
-        checkpoint_close(part);
-        if (fits) return nodes;
-    }
-    return 0;
 }

@@ -45,7 +45,28 @@ void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *
 void profile_write(const Hardware *hardware, FILE *out);
 
 // ---------------------------------------------------------------------------------------------------------------
-// search.c: the policy search (section 4.3)
+// runtime.c: what this engine does with a task (section 4.3)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* The variables of `runtime`: the fractions; LAYER_S + 0 and + 1 are the seconds of a layer in sweeps without a prefill and
+ * with one, LAST_S + 0 and + 1 those of the last layer with the head behind it. */
+enum { LAYER_S = NFRACTIONS, LAST_S = LAYER_S + 2, RUNTIME_VARS = LAST_S + 2 };
+
+extern const char *const memory_row[NTIERS]; /* the names of its rows for the tiers */
+
+/* What this engine does with a task, as an LP over placements that minimizes the seconds of all its sweeps. Rows are named
+ * like the paper's: "ctog^p", "gpu^g", "GPU memory". plan is the task's plan under the policy (its gbs, num_gpu_batches,
+ * schedule, overlap, table_home) with everything on the CPU tier and without cpu_attention; it says what the sweeps do and
+ * what the tiers hold under any placement. delegated: whether the policy has cpu_attention. capacity: bytes. */
+void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan, bool delegated,
+                const double capacity[NTIERS]);
+/* Seconds of a sweep of l layers without a prefill [0] and with one [1], at a point of the LP. */
+void runtime_sweeps(double sweep_s[2], const double *x, int l);
+/* What a plan costs by the rows of that LP, layer by layer with the weights where the plan has put them. */
+void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan);
+
+// ---------------------------------------------------------------------------------------------------------------
+// cluster.c: what a pipeline of machines takes (sections 4.4 and 6.4)
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Equal machines in a pipeline (nodes 0 or 1: one alone), and the network between neighbours: bytes/s, and the seconds of
@@ -59,6 +80,13 @@ typedef struct {
 typedef struct {
     double prefill_s, token_s, T;
 } Pace;
+
+/* What a pipeline makes of sweep_s, the seconds of a machine's sweep without a prefill and with one; plan: a machine's. */
+Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s[2]);
+
+// ---------------------------------------------------------------------------------------------------------------
+// search.c: the policy search (section 4.3)
+// ---------------------------------------------------------------------------------------------------------------
 
 /* What to search for, and for which machine. */
 struct Search {
@@ -99,13 +127,6 @@ int policy_predict(Found *found, const Search *search, Error *err);
 /* The linear program of a policy that was found: its fractions are open again, but for those that are given. *tokens: those
  * that its sweeps make. */
 void policy_lp(Lp *lp, double *tokens, const Search *search, const Policy *policy);
-
-// ---------------------------------------------------------------------------------------------------------------
-// cluster.c: many machines on paper (sections 4.4 and 6.4)
-// ---------------------------------------------------------------------------------------------------------------
-
-/* What a pipeline makes of sweep_s, the seconds of a machine's sweep without a prefill and with one; plan: a machine's. */
-Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s[2]);
 /* The best policy for search->cluster, of which search->checkpoint is the whole model; without offloading, one that keeps
  * everything on the GPUs. -1 and one line (EXIT_USAGE) if a machine's part does not fit. */
 int cluster_search(Found *best, const Search *search, bool offloading, Error *err);

@@ -22,9 +22,19 @@ typedef struct {
 /* The hardware parameters of section 4.3 and Table 7. Of a pair [0] holds in generation, [1] in prefill. */
 struct Hardware {
     char name[96];
-    double gmem, cmem, nmem;                                   /* bytes that the tiers can hold */
-    double ctog_bdw[2], gtoc_bdw[2], dtoc_bdw[2], ctod_bdw[2]; /* bytes/s */
-    double mm_flops[2], bmm_flops[2], cpu_flops[2];            /* FLOP/s of linear, of attention on the GPU, on the CPU */
+    union { /* bytes that the tiers can hold */
+        struct {
+            double gmem, cmem, nmem;
+        };
+        double mem[NTIERS];
+    };
+    union { /* bytes/s of the links */
+        struct {
+            double ctog_bdw[2], gtoc_bdw[2], dtoc_bdw[2], ctod_bdw[2];
+        };
+        double bdw[CTOD + 1][2];
+    };
+    double mm_flops[2], bmm_flops[2], cpu_flops[2]; /* FLOP/s of linear, of attention on the GPU, on the CPU */
     /* keys that a file may leave out */
     double gpu_bdw, cpu_bdw; /* bytes/s at which the processors read their own memory; 0: no bound */
     double op_s;             /* seconds that every op takes in addition; 0 */
@@ -47,14 +57,9 @@ int hardware_read(Hardware *hardware, const char *path, Error *err);
  * ferror(out). */
 void hardware_write(const Hardware *hardware, const cJSON *sources, FILE *out);
 
-/* The bandwidths of a link: in generation, in prefill. */
-static inline const double *link_bdw(const Hardware *hardware, Channel link) {
-    const double *const bdw[] = {hardware->ctog_bdw, hardware->gtoc_bdw, hardware->dtoc_bdw, hardware->ctod_bdw};
-    return bdw[link];
-}
 /* The share of shared cores that a busy link takes. */
 static inline double link_cores(const Hardware *hardware, Channel link, bool prefill) {
-    return link_bdw(hardware, link)[prefill] * (link < DTOC ? hardware->copy_core_s : hardware->disk_core_s);
+    return hardware->bdw[link][prefill] * (link < DTOC ? hardware->copy_core_s : hardware->disk_core_s);
 }
 /* Seconds in which a processor reads or writes so many bytes of its own memory; bdw 0: none. */
 static inline double memory_seconds(double bytes, double bdw) { return bdw > 0 ? bytes / bdw : 0; }

@@ -11,8 +11,8 @@
  *   shared cores  how much longer a product takes on the host device beside copies and beside reads of the disk
  * Products and attention have the shapes of the model that will run. A rate is the median of several
  * samples. A curve ends early where its next point would take too long. What was measured is kept in the
- * user's cache under a name that stands for all that it depends on. Read next: search.c, which chooses a policy with
- * these numbers. */
+ * user's cache under a name that stands for all that it depends on. Read next: runtime.c, the cost
+ * model that these numbers are for. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <math.h>
@@ -593,8 +593,7 @@ static void name_machine(char *name, size_t size, const Gpu *gpu, int threads) {
 }
 
 static void set_capacities(Hardware *h, const size_t capacity[NTIERS]) {
-    double *const to[] = {&h->gmem, &h->cmem, &h->nmem};
-    for (int t = 0; t < NTIERS; t++) *to[t] = fmin(fmax((double)capacity[t], 1), 1e18);
+    for (int t = 0; t < NTIERS; t++) h->mem[t] = fmin(fmax((double)capacity[t], 1), 1e18);
 }
 
 static int measure_all(Hardware *h, Profile *p) {
@@ -695,13 +694,6 @@ void profile_write(const Hardware *hardware, FILE *out) {
     cJSON_Delete(sources);
 }
 
-/* FNV-1a. */
-static uint64_t hash_text(const char *s) {
-    uint64_t h = 14695981039346656037u;
-    for (; *s; s++) h = (h ^ (unsigned char)*s) * 1099511628211u;
-    return h;
-}
-
 /* The directory of the cache; 0: there is none. */
 static int cache_dir(char *dir, size_t size) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -722,8 +714,8 @@ void profile_path(char *path, size_t size, const ProfileSize *shapes, const Gpu 
     snprintf(key, sizeof key, "%d|%d|%d|%d|%d|%d|%zu|%s|%d|%s|%s|%llx|%llx", PROFILE_VERSION, shapes->h1, shapes->h2,
              shapes->nh, shapes->rows, shapes->tokens, shapes->cold, cpu, host_set_threads(threads), host_isa(),
              gpu ? gpu->name : "", (unsigned long long)disk.st_dev, (unsigned long long)fs.f_type);
-    if (snprintf(path, size, "%s/flexgen/hardware-%016llx.json", dir, (unsigned long long)hash_text(key)) >= (int)size)
-        path[0] = 0;
+    const uint64_t hash = hash_bytes(14695981039346656037u, key, strlen(key));
+    if (snprintf(path, size, "%s/flexgen/hardware-%016llx.json", dir, (unsigned long long)hash) >= (int)size) path[0] = 0;
 }
 
 /* Makes the cache's directories, which are there already, mostly. 0, or why one is not. */

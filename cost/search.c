@@ -14,7 +14,7 @@
  *      too large for a tier, the LP is solved again with this tier smaller. What counts is the cost of the plan.
  *   4. Stop where the next bound is no better than what has been found.
  *
- * Read next: cluster.c, the search for several machines. */
+ * Read next: io/file.c, the lowest file of the last floor. */
 #include <math.h>
 
 #include "cost/cost.h"
@@ -509,4 +509,50 @@ int policy_frontier(Found *found, int most, const Search *search, Error *err) {
         if (!n || sorted[i]->cost.throughput > found[n - 1].cost.throughput) found[n++] = *sorted[i];
     free(sorted), free(every), free(c.list);
     return n ? n : -1;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Many machines (sections 4.4 and 6.4): the search for one, over its part of the model
+// ---------------------------------------------------------------------------------------------------------------
+
+/* The model as one of `nodes` machines has it. */
+static Checkpoint *part_of(const Checkpoint *whole, int nodes) {
+    OptConfig config = whole->config;
+    config.l = (config.l + nodes - 1) / nodes;
+    return checkpoint_dummy(&config, whole->seed);
+}
+
+/* Everything on the GPU. */
+static void hold_on_gpu(Search *s) {
+    Policy *p = &s->given;
+    p->wg = p->cg = p->hg = 1, p->wc = p->cc = p->hc = 0, p->cpu_attention = false;
+    for (int i = 0; i < 6; i++) s->fixed[i] = true;
+    s->fixed_attention = true;
+}
+
+int cluster_search(Found *best, const Search *search, bool offloading, Error *err) {
+    Search one = *search;
+    Checkpoint *part = part_of(search->checkpoint, search->cluster.nodes);
+    one.checkpoint = part;
+    if (!offloading) hold_on_gpu(&one);
+    const int n = policy_search(best, 1, &one, err);
+    checkpoint_close(part);
+    return n > 0 ? 0 : -1;
+}
+
+int cluster_least(const Search *search) {
+    Search one = *search;
+    Found ignored;
+    Error err;
+    hold_on_gpu(&one);
+    one.given.gbs = one.given.num_gpu_batches = one.given.groups = 1;
+    one.given.table_home = TIER_GPU;
+    for (int nodes = 1; nodes <= search->checkpoint->config.l; nodes++) {
+        Checkpoint *part = part_of(search->checkpoint, nodes);
+        one.checkpoint = part;
+        bool fits = policy_predict(&ignored, &one, &err) == 0;
+        checkpoint_close(part);
+        if (fits) return nodes;
+    }
+    return 0;
 }

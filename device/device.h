@@ -2,7 +2,7 @@
 #ifndef DEVICE_H
 #define DEVICE_H
 #include "device/team.h"
-#include "flexgen.h"
+#include "tier.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -44,10 +44,10 @@ static void drop_cache(int fd, size_t offset, size_t bytes, size_t written) {
     posix_fadvise(fd, (off_t)offset, (off_t)bytes, POSIX_FADV_DONTNEED);
 }
 
-static int disk_fault(const Disk *d, int file, const char *what, size_t bytes, size_t offset, ssize_t n, Error *err) {
+static int disk_fault(const Disk *d, int file, const char *what, size_t bytes, size_t offset, const char *why, Error *err) {
     return fail(err, EXIT_FAILED, "%s: %s %zu byte%s at %zu: %s; check the disk%s",
                 file ? d->checkpoint->files[file - 1].path : "the offload file", what, bytes, plural((double)bytes), offset,
-                n < 0 ? strerror(errno) : "unexpected end", file ? "" : " under --offload-dir");
+                why, file ? "" : " under --offload-dir");
 }
 
 /* Whole blocks into the bounce buffer, and what is wanted of them on from there. */
@@ -58,7 +58,8 @@ static int read_direct(Disk *d, int buffer, int file, uint8_t *memory, size_t of
         size_t skip = offset % BLOCK, want = skip + bytes < BOUNCE ? (skip + bytes + BLOCK - 1) / BLOCK * BLOCK : BOUNCE;
         ssize_t n = pread(d->direct[file], bounce, want, (off_t)(offset - skip));
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0 || (size_t)n <= skip) return disk_fault(d, file, "reading", bytes, offset, n, err);
+        if (n < 0 || (size_t)n <= skip)
+            return disk_fault(d, file, "reading", bytes, offset, n < 0 ? strerror(errno) : "unexpected end", err);
         size_t got = (size_t)n - skip < bytes ? (size_t)n - skip : bytes;
         memcpy(memory, bounce + skip, got);
         memory += got, offset += got, bytes -= got;
@@ -80,27 +81,18 @@ int disk_read(Disk *d, void *memory, Tensor from, Type type, int buffer, Error *
         drop_cache(d->checkpoint->files[from.file - 1].fd, from.offset, bytes, 0);
         return 0;
     }
-    size_t offset = from.offset;
-    for (size_t left = bytes; left;) {
-        ssize_t n = pread(d->file, memory, left, (off_t)offset);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return disk_fault(d, 0, "reading", left, offset, n, err);
-        memory = (uint8_t *)memory + n, offset += n, left -= n;
-    }
+    const char *why = file_read_at(d->file, memory, bytes, from.offset);
+    if (why) return disk_fault(d, 0, "reading", bytes, from.offset, why, err);
     drop_cache(d->file, from.offset, bytes, 0);
     return 0;
 }
 
 int disk_write(Disk *d, Tensor to, const void *memory, Error *err) {
     CHECK(!to.file && (to.ld == (size_t)to.cols || to.rows == 1));
-    size_t offset = to.offset;
-    for (size_t left = tensor_bytes(to); left;) {
-        ssize_t n = pwrite(d->file, memory, left, (off_t)offset);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return disk_fault(d, 0, "writing", left, offset, n, err);
-        memory = (const uint8_t *)memory + n, offset += n, left -= n;
-    }
-    drop_cache(d->file, to.offset, tensor_bytes(to), tensor_bytes(to));
+    const size_t bytes = tensor_bytes(to);
+    const char *why = file_write_at(d->file, memory, bytes, to.offset);
+    if (why) return disk_fault(d, 0, "writing", bytes, to.offset, why, err);
+    drop_cache(d->file, to.offset, bytes, bytes);
     return 0;
 }
 

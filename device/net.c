@@ -66,7 +66,7 @@ int net_agree(Net *net, int status, Error *err) {
         int status;
         Error err;
     } mine = {.status = status}, first = {0}, other;
-    if (status) fail(&mine.err, err->code, "stage %d: %.*s", net->stage, (int)sizeof err->text - 20, err->text);
+    if (status) fail_of_stage(&mine.err, net->stage, err);
     if (net->stage && net->send(net, 0, NET_SETUP, &mine, sizeof mine, err)) return -1;
     if (!net->stage) first = mine;
     for (int from = 1; from < net->stages && !net->stage; from++) {

@@ -16,8 +16,8 @@ typedef enum { NET_STATES, NET_TOKENS, NET_SETUP, NKINDS_OF_MESSAGES } NetKind;
 
 /* One stage's end of the network. All functions but close may be called by several threads at once, for a pair of stages
  * and a kind by one at a time. Messages of one kind from one stage to another arrive in the order in which they were sent.
- * They fail, with -1 and one line that names the stage, when any stage has failed or is gone; then all later ones fail too.
- * What a function was given is not touched any more once it has returned, however it ends. */
+ * They fail, with -1 and one line that names the stage, when any stage has failed; over MPI the launcher then ends all
+ * processes instead. What a function was given is not touched any more once it has returned, however it ends. */
 struct Net {
     int stage, stages; /* stages are counted from 0 */
     int neighbours;    /* stages on this machine, with this one; 0: not known */
@@ -32,10 +32,10 @@ struct Net {
     /* All stages call it, each with how far it has come: 0, or -1 and err. Returns 0 if all are well; else -1 to all, with
      * err, which names the stage, of the first that is not. The network goes on in either case. */
     int (*agree)(Net *, int status, Error *);
-    /* This stage has failed: the others learn of it, and everybody's functions end with "stage 2: <text>". The first one
-     * that a stage learns of stays. Returns at once. */
+    /* This stage has failed: everybody's functions end with "stage 2: <text>", of the first one that fails. Over MPI it
+     * ends the job, and does not return; its caller has said why. */
     void (*fail)(Net *, const Error *);
-    /* All stages call it, when no other function is running. It waits until they have, or until one has failed. */
+    /* All stages call it, when no other function is running. It waits until they have. */
     void (*close)(Net *);
 };
 

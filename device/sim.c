@@ -282,7 +282,7 @@ static int world_receive(Net *net, int from, NetKind kind, void *bytes, size_t s
 static void world_fail(Net *net, const Error *err) {
     World *w = sim_of(net)->world;
     pthread_mutex_lock(&w->lock);
-    if (!w->failed) fail(&w->error, err->code, "stage %d: %.*s", net->stage, (int)sizeof err->text - 20, err->text);
+    if (!w->failed) fail_of_stage(&w->error, net->stage, err);
     w->failed = true;
     wake_all(w);
     pthread_mutex_unlock(&w->lock);
@@ -350,7 +350,7 @@ static void grow(SimLane *lane) {
 static double moving(const Sim *d, const Op *op, double bytes) {
     const Hardware *h = &d->hardware;
     Channel c = lane_channel[op->lane];
-    return memory_seconds(bytes, c == GPU ? h->gpu_bdw : c == CPU ? h->cpu_bdw : link_bdw(h, c)[op->prefill]);
+    return memory_seconds(bytes, c == GPU ? h->gpu_bdw : c == CPU ? h->cpu_bdw : h->bdw[c][op->prefill]);
 }
 
 /* An index table; the GPU's is the CPU's. */

@@ -50,11 +50,9 @@ static bool solve(Solved *s, const Question *q) {
 static bool solve_with_more(Solved *s, const Question *q, int what) {
     Search search = *q->search;
     Hardware h = *search.hardware;
-    double *const room[NTIERS] = {&h.gmem, &h.cmem, &h.nmem};
-    double *const bdw[] = {h.ctog_bdw, h.gtoc_bdw, h.dtoc_bdw, h.ctod_bdw};
     search.hardware = &h;
-    if (what < NTIERS) *room[what] += GB, search.capacity[what] += (size_t)GB;
-    for (int stage = 0; what >= NTIERS && stage < 2; stage++) bdw[what - NTIERS][stage] += GB;
+    if (what < NTIERS) h.mem[what] += GB, search.capacity[what] += (size_t)GB;
+    for (int phase = 0; what >= NTIERS && phase < 2; phase++) h.bdw[what - NTIERS][phase] += GB;
     return solve(s, &(Question){&search, q->policy, q->block});
 }
 
@@ -113,7 +111,7 @@ static Row row_of(const Question *q, const Solved *s, int i) {
     Row of = {.name = row->name, .unit = row->equal ? "" : tier < NTIERS ? " GB" : " s", .scale = 1 / unit};
     of.binds = row->equal || lp_binds(row, s->answer.x, s->lp.n);
     of.price = s->answer.y[i] * unit;
-    of.rate = link ? link_bdw(q->search->hardware, (Channel)(i % T_GEN_ROWS))[i < T_GEN_ROWS] : 0;
+    of.rate = link ? q->search->hardware->bdw[i % T_GEN_ROWS][i < T_GEN_ROWS] : 0;
     of.right = row->equal ? row->b : capacity;
     of.constant = row->equal ? 0 : (capacity - row->b) / unit;
     for (int v = NFRACTIONS; v < s->lp.n; v++)
@@ -174,8 +172,7 @@ static void explain_more(Report *r, const Question *q, const Solved *s) {
         cJSON_AddNumberToObject(one, "seconds", falls), cJSON_AddNumberToObject(one, "throughput", rises);
         if (!r->text) continue;
         fprintf(r->text, "  %-11s %12.5g %-7s", name[what],
-                (tier ? (double)q->search->capacity[what] : link_bdw(h, (Channel)(what - NTIERS))[0]) / GB,
-                tier ? "GB" : "GB/s");
+                (tier ? (double)q->search->capacity[what] : h->bdw[what - NTIERS][0]) / GB, tier ? "GB" : "GB/s");
         tier ? fprintf(r->text, " %12.4g", 0 - price) : fprintf(r->text, " %12s", "");
         fprintf(r->text, " %12.4g %+12.4g\n", 0 - falls, rises);
     }

@@ -143,7 +143,6 @@ static int append(Journal *j, const void *bytes, size_t size, Error *err) {
 int journal_begin(Journal *j, const cJSON *head, Error *err) {
     if (head) {
         char *text = cJSON_PrintUnformatted(head);
-        CHECK(text);
         const size_t size = strlen(text);
         text[size] = '\n'; /* where its 0 was */
         cJSON_Delete(j->head);

@@ -220,7 +220,8 @@ static int check_keys(const cJSON *node, const char *what, Error *err) {
                          what, twice);
 }
 
-/* cJSON gives NULL for a tree, or leaves out a member, when there is no memory; here that is the end, as everywhere. */
+/* cJSON gives NULL for a tree or a text, or leaves out a member, when there is no memory; here that is the end, as
+ * everywhere. */
 static void *json_memory(size_t size) { return xcalloc(size, 1); }
 __attribute__((constructor)) static void json_open(void) {
     cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = json_memory, .free_fn = free});

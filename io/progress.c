@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "io/io.h"
+#include "tier.h"
 
 /* A row takes 24 h1^2 operations a layer; attending to a token 4 h1, and 4 h1 bytes, which take about ten times as long. */
 void progress_open(Progress *p, const Plan *plan, const Task *task) {

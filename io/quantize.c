@@ -211,7 +211,6 @@ static int write_header(const Copy *copy, int shard, const Out *out, Error *err)
     for (int i = 0; i < copy->nitems; i++)
         if (copy->items[i].shard == shard) add_item_json(header, copy, &copy->items[i]);
     char *json = cJSON_PrintUnformatted(header);
-    CHECK(json);
     const uint64_t size = (8 + strlen(json) + ALIGN - 1) / ALIGN * ALIGN - 8, length = htole64(size);
     int status = out_write(out, &length, sizeof length, err);
     if (!status && fprintf(out->file, "%-*s", (int)size, json) < 0) status = cannot_write(out->path, err);
@@ -293,7 +292,6 @@ static int write_index(const Copy *copy, Error *err) {
         cJSON_AddStringToObject(map, checkpoint_name(name, copy->checkpoint, copy->items[i].from), shard);
     }
     char *text = cJSON_Print(json);
-    CHECK(text);
     int status = write_whole(copy, "model.safetensors.index.json", text, strlen(text), err);
     cJSON_free(text);
     cJSON_Delete(json);

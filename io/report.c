@@ -115,7 +115,6 @@ int report_close(Report *report, int status, Error *err) {
     if (path && !file) status = -1;
     if (file) {
         char *text = cJSON_Print(report->json);
-        CHECK(text);
         fprintf(file, "%s\n", text);
         free(text);
         status = output_close(file, "--json", path, err);
@@ -199,8 +198,7 @@ void report_found(Report *r, const char *key, const Found *found, int n) {
 }
 
 void report_paper(Report *r, const Cost *cost, const Block *block) {
-    const Hardware *hardware = r->run->hardware;
-    const double capacity[NTIERS] = {hardware->gmem, hardware->cmem, hardware->nmem};
+    const double *capacity = r->run->hardware->mem;
     for (int f = 0; f < NFRACTIONS; f++) cJSON_AddNumberToObject(r->json, fraction_name[f], cost->fraction[f]);
     ADD(r->json, {"gbs", block->gbs}, {"num_gpu_batches", block->num_gpu_batches},
         {"bls", (double)block->gbs * block->num_gpu_batches});

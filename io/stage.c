@@ -213,8 +213,7 @@ int stages_plan(Stages *all, const Policy *policy, const Task *task, Type act_ty
         Stage *stage = &all->stage[s];
         Policy p = *policy;
         plan_free(stage->plan), stage->plan = NULL;
-        if (fit_policy(&p, &stage->part, task, act_type, capacity, &why))
-            return fail(err, why.code, "stage %d: %.*s", s, (int)sizeof why.text - 20, why.text);
+        if (fit_policy(&p, &stage->part, task, act_type, capacity, &why)) return fail_of_stage(err, s, &why);
         stage->plan = plan_make(&stage->part, &p, task, act_type, err);
     }
     return 0;

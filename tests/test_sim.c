@@ -423,7 +423,7 @@ static void copies_on_every_link_take_their_part_of_shared_cores(void) {
         put(0, len, 2);
         for (int c = CTOG; c <= CTOD; c++) {
             if (!(busy >> c & 1)) continue;
-            copy(lane[c], (size_t)(2 * link_bdw(&h, (Channel)c)[0]));
+            copy(lane[c], (size_t)(2 * h.bdw[c][0]));
             left -= part[c];
         }
         EXPECT_SECONDS(wait_for(attend(FINISH)), .1 / fmax(left, .1));
