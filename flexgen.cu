@@ -609,8 +609,8 @@ static __device__ Columns load_columns(const unsigned *group, int word) {
     return Columns{{group[1 + word], group[GROUP_WORDS + 1 + word]}, *(const half2 *)&mins, *(const half2 *)&scales};
 }
 
-/* min + scale * code, as bits. DIFFERS: quant.c rounds the sum to a float first, so that where min is thousands of scales a
- * number may be the other neighbour of one that lies in the middle of two halfs. */
+/* min + scale * code, as bits. DIFFERS: quant.c rounds the sum to a float first, so that where one of the two is thousands
+ * of times the other a number may be the other neighbour of one that lies in the middle of two halfs. */
 static __device__ unsigned unpack_two(half2 codes, const Columns &c) {
     half2 x = __hfma2(codes, c.scale, c.min);
     return *(unsigned *)&x;
@@ -807,6 +807,7 @@ template <int TILES, int ROWS>
 static __device__ void load_tile(half *to, const half *from, int from_ld, int n, int hd, bool wide) {
     const int LANES = TILES * 2 & -(TILES * 2), STEP = PREFILL_THREADS / LANES;
     int row = threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
+    if (STEP > ROWS && row >= ROWS) return; /* heads of 97 to 112 elements: two threads a row are more than 32 rows take */
     to += row * LD<TILES> + column, from += row * from_ld + column, n -= row, hd -= column;
     if (wide)
 #pragma unroll
