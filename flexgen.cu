@@ -14,6 +14,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "device/device.h"
 #include "device/tensor_core.h"
 
@@ -125,7 +127,14 @@ typedef struct {
     bool fused; /* bias and ReLU happen in it */
 } Known;
 
-enum { KNOWN = 128, SPARE = 128 << 20, SCRATCH = 32 << 20, WORKSPACE = 32 << 20 };
+enum { KNOWN = 128, SCRATCH = 32 << 20, WORKSPACE = 32 << 20 };
+
+/* To pin a gigabyte takes some tenths of a second, and no limit is documented: a call for hundreds may be refused. */
+static const size_t PINNED_AT_ONCE = (size_t)64 << 30;
+
+/* What kernels may take when they are loaded and first run, stacks and the library's own included: a card with more
+ * multiprocessors keeps more. A guess until one has been asked: bench prints what it was. */
+static size_t spare_of(size_t total) { return (size_t)(total > (size_t)40 << 30 ? 512 : 128) << 20; }
 
 struct CudaGpu : Gpu {
     cudaStream_t stream[NLANES]; /* of the lanes that touch the GPU */
@@ -138,6 +147,8 @@ struct CudaGpu : Gpu {
     char *scratch;   /* SCRATCH bytes for partial results and scores of attention, which runs on one lane; two WORKSPACEs of
                         cuBLAS */
     int *not_finite; /* `bad`, pinned: kernels write it, the host reads it */
+    char *pinned;    /* `pinned_bytes` of the host, in pieces of pin_piece */
+    size_t pinned_bytes;
 };
 
 static CudaGpu *cuda(Gpu *gpu) { return static_cast<CudaGpu *>(gpu); }
@@ -461,7 +472,7 @@ static bool ask(CudaGpu *g, Known *p, const void *b, bool fused) {
     const cublasLtEpilogue_t with_bias = p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
     const cublasLtEpilogue_t epilogue = fused && b ? with_bias : CUBLASLT_EPILOGUE_DEFAULT;
     const size_t workspace = WORKSPACE;
-    const uint32_t align = alignment(&p->shape);
+    const uint32_t align = alignment(&p->shape), reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t result;
     int found = 0;
@@ -470,6 +481,9 @@ static bool ask(CudaGpu *g, Known *p, const void *b, bool fused) {
     if (cublasLtMatmulPreferenceInit(&preference)) return false;
     cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                          sizeof workspace);
+    /* where blocks share k: not in halves, and not in the order in which they come */
+    cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                         sizeof reduction);
     static const cublasLtMatmulPreferenceAttributes_t which[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
@@ -1451,19 +1465,33 @@ static int gpu_score(Gpu *gpu, Lane lane, float *logp, int32_t *best, const floa
 // Copies, and marks: points of a stream that others wait for
 // ---------------------------------------------------------------------------------------------------------------
 
+/* How many of the bytes from p on lie before the next border between two pinned pieces. */
+static size_t before_border(const CudaGpu *g, const void *p) {
+    const size_t at = (size_t)((const char *)p - g->pinned); /* of another address beyond all of them */
+    return at < g->pinned_bytes ? g->pin_piece - at % g->pin_piece : SIZE_MAX;
+}
+
 /* Whole copies go in pieces, so that on a link that takes one at a time a slab of weights does not keep results of
- * attention waiting for long. */
+ * attention waiting for long. CUDA takes no copy that crosses a border between two pinned pieces. */
 static int gpu_copy(Gpu *gpu, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t row_bytes,
                     int rows, Error *err) {
-    const size_t PIECE = 16 << 20, bytes = row_bytes * rows;
-    cudaStream_t stream = stream_of(gpu, lane);
+    const CudaGpu *g = cuda(gpu);
+    const size_t PIECE = 16 << 20, last = rows > 0 ? rows - 1 : 0;
+    const bool whole = dst_pitch == row_bytes && src_pitch == row_bytes;
     cudaError_t e = cudaSuccess;
-    if (rows > 1 && (dst_pitch != row_bytes || src_pitch != row_bytes))
-        e = cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes, rows, cudaMemcpyDefault, stream);
-    else
-        for (size_t at = 0; at < bytes && !e; at += PIECE)
-            e = cudaMemcpyAsync((char *)dst + at, (const char *)src + at, bytes - at < PIECE ? bytes - at : PIECE,
-                                cudaMemcpyDefault, stream);
+    if (rows > 1 && !whole && before_border(g, dst) >= last * dst_pitch + row_bytes &&
+        before_border(g, src) >= last * src_pitch + row_bytes)
+        return checked(
+            cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes, rows, cudaMemcpyDefault, stream_of(gpu, lane)),
+            "copy", err);
+    const size_t bytes = whole ? row_bytes * rows : row_bytes;
+    for (int r = 0; r < (whole ? rows > 0 : rows) && !e; r++)
+        for (size_t at = 0, n; at < bytes && !e; at += n) {
+            char *to = (char *)dst + r * dst_pitch + at;
+            const char *from = (const char *)src + r * src_pitch + at;
+            n = std::min(std::min(bytes - at, PIECE), std::min(before_border(g, to), before_border(g, from)));
+            e = cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, stream_of(gpu, lane));
+        }
     return checked(e, "copy", err);
 }
 
@@ -1532,17 +1560,30 @@ static void gpu_release(Gpu *gpu, void *p) {
     cudaGetLastError(); /* what went wrong before has been said */
 }
 
-static int gpu_pin(Gpu *, void *host, size_t bytes, Error *err) {
-    cudaError_t e = cudaHostRegister(host, bytes, cudaHostRegisterDefault);
+static void gpu_unpin(Gpu *gpu, void *host) {
+    CudaGpu *g = cuda(gpu);
+    for (size_t at = 0; at < g->pinned_bytes; at += g->pin_piece) cudaHostUnregister((char *)host + at);
+    g->pinned = NULL, g->pinned_bytes = 0;
+}
+
+/* One arena, in pieces: a piece that fails takes back those before it. */
+static int gpu_pin(Gpu *gpu, void *host, size_t bytes, Error *err) {
+    CudaGpu *g = cuda(gpu);
+    cudaError_t e = cudaSuccess;
+    CHECK(!g->pinned_bytes);
+    for (g->pinned = (char *)host; g->pinned_bytes < bytes && !e;) {
+        const size_t n = std::min(bytes - g->pinned_bytes, g->pin_piece);
+        e = cudaHostRegister(g->pinned + g->pinned_bytes, n, cudaHostRegisterDefault);
+        if (!e) g->pinned_bytes += n;
+    }
+    if (!e) return 0;
+    gpu_unpin(gpu, host);
     cudaGetLastError();
-    if (e == cudaSuccess) return 0;
     return fail(err, EXIT_FAILED,
                 "cannot pin the CPU tier's %.1f MiB (%s), so copies will be slower and overlap less; raise the limit of "
                 "locked memory (ulimit -l), or lower --cpu-mem",
                 bytes / 1048576.0, cudaGetErrorString(e));
 }
-
-static void gpu_unpin(Gpu *, void *host) { cudaHostUnregister(host); }
 
 static int gpu_upload(Gpu *, void *dst, const void *src, size_t bytes, Error *err) {
     /* from memory that is not pinned, cudaMemcpy returns before the last bytes have arrived */
@@ -1652,10 +1693,11 @@ static int open_memory(CudaGpu *g, Error *err) {
     g->bad = g->not_finite;
     if (!(g->scratch = (char *)gpu_alloc(g, SCRATCH + 2 * WORKSPACE, err))) return -1;
     g->max_head = TILES_MAX * TILE;
+    g->pin_piece = PINNED_AT_ONCE;
     /* the context, which nobody tells the size of, is what is in use; where others use the GPU too, at most `most` of it */
     size_t in_use = gpu_in_use(g);
     g->overhead = in_use < most ? in_use : most;
-    g->spare = SPARE;
+    g->spare = spare_of(g->total);
     return 0;
 }
 

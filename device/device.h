@@ -477,6 +477,7 @@ struct Gpu {
     size_t overhead;         /* of them in use before there is a GPU tier: context, workspaces of cuBLAS and of attention */
     size_t spare;            /* of them that kernels will take when they are loaded at their first use */
     int max_head;            /* elements of a head that attention has room for */
+    size_t pin_piece;        /* so many bytes are pinned at a time; tests make it small, before they pin */
     const volatile int *bad; /* not 0 once pick or score has met a logit that is not finite; alloc resets it */
 
     int (*embed)(Gpu *, Lane lane, const Lookup *, Error *);
@@ -516,7 +517,8 @@ struct Gpu {
 
     void *(*alloc)(Gpu *, size_t bytes, Error *);         /* the GPU tier; one at a time */
     void (*release)(Gpu *, void *);                       /* waits for the streams first */
-    int (*pin)(Gpu *, void *host, size_t bytes, Error *); /* memory of ours becomes page-locked, so that copies overlap */
+    int (*pin)(Gpu *, void *host, size_t bytes, Error *); /* memory of ours becomes page-locked, so that copies overlap; one
+                                                             range at a time */
     void (*unpin)(Gpu *, void *host);
     int (*upload)(Gpu *, void *dst, const void *src, size_t bytes, Error *);   /* waits; any thread */
     int (*download)(Gpu *, void *dst, const void *src, size_t bytes, Error *); /* for tests */

@@ -293,6 +293,11 @@ static size_t tiers_in_process(const TaskRun *run, const size_t bytes[NTIERS]) {
     return (run->gpu ? 0 : bytes[TIER_GPU]) + bytes[TIER_CPU];
 }
 
+/* What the run has taken of the GPU besides its tier: kernels that were loaded, and what other programs took meanwhile. */
+static double grown_bytes(const TaskRun *run) {
+    return (double)run->in_use - (double)run->in_use_before - (double)run->plan->total[TIER_GPU];
+}
+
 void print_peaks(const TaskRun *run) {
     const double peak = memory_peak() / MIB, tiers = tiers_in_process(run, run->device->peak) / MIB;
     plan_print(stderr, run->plan, run->options->capacity, run->device->peak);
@@ -300,8 +305,11 @@ void print_peaks(const TaskRun *run) {
         fprintf(stderr, "process (MiB): planned overhead %.2f, measured peak RSS %.2f, which is %.2f without the tiers\n",
                 run->overhead / MIB, peak, peak - tiers);
     if (run->gpu)
-        fprintf(stderr, "in use on the GPU, by its own account %12.2f = tier, context, workspaces and other programs\n",
-                run->in_use / MIB);
+        fprintf(
+            stderr,
+            "in use on the GPU, by its own account %12.2f = tier, context, workspaces and other programs; besides the tier "
+            "it has grown by %.2f of %.2f set aside\n",
+            run->in_use / MIB, grown_bytes(run) / MIB, run->gpu->spare / MIB);
 }
 
 /* Under which policy, on what. */
@@ -348,7 +356,9 @@ static void report_tiers(Report *r) {
     for (int t = 0; t < NTIERS; t++) {
         cJSON *tier = cJSON_AddObjectToObject(tiers, tier_name[t]);
         ADD(tier, {"planned_bytes", (double)run->plan->total[t]}, {"peak_bytes", (double)run->device->peak[t]});
-        if (run->gpu && t == TIER_GPU) ADD(tier, {"in_use_bytes", (double)run->in_use});
+        if (run->gpu && t == TIER_GPU)
+            ADD(tier, {"in_use_bytes", (double)run->in_use}, {"grown_bytes", grown_bytes(run)},
+                {"spare_bytes", (double)run->gpu->spare});
     }
 }
 

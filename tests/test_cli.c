@@ -1723,6 +1723,9 @@ static void the_gpu_keeps_to_its_limit(void) {
         double in_use = number(tier, "in_use_bytes");
         CU_ASSERT(in_use >= number(tier, "planned_bytes"));
         CU_ASSERT(in_use <= atof(limits[i]) * 1048576);
+        const double grown = number(tier, "grown_bytes"); /* of a GPU that loads nothing */
+        CU_ASSERT(grown >= 0 && grown <= number(tier, "spare_bytes"));
+        CU_ASSERT_DOUBLE_EQUAL(number(tier, "spare_bytes"), 128 << 20, 0); /* of a small card */
         CU_ASSERT_DOUBLE_EQUAL(number(tier, "planned_bytes"), number(tier, "peak_bytes"), 0);
         cJSON_Delete(json);
         result_free(&r);
