@@ -137,8 +137,10 @@ static const size_t PINNED_AT_ONCE = (size_t)64 << 30;
 static size_t spare_of(size_t total) { return (size_t)(total > (size_t)40 << 30 ? 512 : 128) << 20; }
 
 struct CudaGpu : Gpu {
-    cudaStream_t stream[NLANES]; /* of the lanes that touch the GPU */
-    cudaEvent_t begins[NLANES][MARKS], ends[NLANES][MARKS];
+    cudaStream_t stream[NLANES];                            /* of the lanes that touch the GPU */
+    cudaEvent_t begins[NLANES][MARKS], ends[NLANES][MARKS]; /* with times */
+    cudaEvent_t marks[NLANES][MARKS];                       /* ends without */
+    cudaEvent_t reached[NLANES][MARKS];                     /* which of the two was recorded last */
     cudaEvent_t known[NLANES]; /* a past event, at first of the opening, then the begin that was last asked for */
     double known_s[NLANES];    /* when it was */
     cublasLtHandle_t blas;
@@ -1499,16 +1501,30 @@ static int gpu_begin(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
     return checked(cudaEventRecord(cuda(gpu)->begins[lane][mark % MARKS], stream_of(gpu, lane)), "event", err);
 }
 
+static int record(CudaGpu *g, Lane lane, uint64_t mark, cudaEvent_t event, Error *err) {
+    g->reached[lane][mark % MARKS] = event;
+    return checked(cudaEventRecord(event, g->stream[lane]), "event", err);
+}
+
 static int gpu_end(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    return checked(cudaEventRecord(cuda(gpu)->ends[lane][mark % MARKS], stream_of(gpu, lane)), "event", err);
+    return record(cuda(gpu), lane, mark, cuda(gpu)->ends[lane][mark % MARKS], err);
+}
+
+static int gpu_mark(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
+    return record(cuda(gpu), lane, mark, cuda(gpu)->marks[lane][mark % MARKS], err);
 }
 
 static int gpu_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *err) {
-    return checked(cudaStreamWaitEvent(stream_of(gpu, lane), cuda(gpu)->ends[other][mark % MARKS], 0), "wait", err);
+    return checked(cudaStreamWaitEvent(stream_of(gpu, lane), cuda(gpu)->reached[other][mark % MARKS], 0), "wait", err);
 }
 
 static int gpu_sync(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    return checked(cudaEventSynchronize(cuda(gpu)->ends[lane][mark % MARKS]), lane_name[lane], err);
+    const cudaEvent_t event = cuda(gpu)->reached[lane][mark % MARKS];
+    const double until = gpu->poll_s > 0 ? seconds_now() + gpu->poll_s : 0;
+    cudaError_t e = cudaErrorNotReady;
+    while (e == cudaErrorNotReady && seconds_now() < until)
+        if ((e = cudaEventQuery(event)) == cudaErrorNotReady) cudaGetLastError(); /* or the next launch would be blamed */
+    return checked(e == cudaErrorNotReady ? cudaEventSynchronize(event) : e, lane_name[lane], err);
 }
 
 /* Seconds between two events, or -1. */
@@ -1611,6 +1627,7 @@ static void gpu_close(Gpu *gpu) {
         for (int i = 0; i < MARKS; i++) {
             if (g->begins[lane][i]) cudaEventDestroy(g->begins[lane][i]);
             if (g->ends[lane][i]) cudaEventDestroy(g->ends[lane][i]);
+            if (g->marks[lane][i]) cudaEventDestroy(g->marks[lane][i]);
         }
         if (g->known[lane]) cudaEventDestroy(g->known[lane]);
         if (g->stream[lane]) cudaStreamDestroy(g->stream[lane]);
@@ -1667,7 +1684,9 @@ static int open_streams(CudaGpu *g, Error *err) {
         if (checked(cudaStreamCreateWithFlags(&g->stream[lane], cudaStreamNonBlocking), "streams", err)) return -1;
         for (int i = 0; i < MARKS; i++) /* threads that wait sleep */
             if (checked(cudaEventCreateWithFlags(&g->begins[lane][i], cudaEventDefault), "events", err) ||
-                checked(cudaEventCreateWithFlags(&g->ends[lane][i], cudaEventBlockingSync), "events", err))
+                checked(cudaEventCreateWithFlags(&g->ends[lane][i], cudaEventBlockingSync), "events", err) ||
+                checked(cudaEventCreateWithFlags(&g->marks[lane][i], cudaEventBlockingSync | cudaEventDisableTiming),
+                        "events", err))
                 return -1;
     }
     return 0;
@@ -1707,7 +1726,8 @@ Gpu *cuda_open_gpu(Error *err) {
     g->attend = gpu_attend, g->select = gpu_select, g->weigh = gpu_weigh, g->append = gpu_append;
     g->pack = gpu_pack;
     g->unpack = gpu_unpack, g->pick = gpu_pick, g->score = gpu_score, g->copy = gpu_copy, g->begin = gpu_begin;
-    g->end = gpu_end, g->after = gpu_after, g->sync = gpu_sync, g->took = gpu_took, g->began = gpu_began;
+    g->end = gpu_end, g->mark = gpu_mark, g->after = gpu_after, g->sync = gpu_sync, g->took = gpu_took,
+    g->began = gpu_began;
     g->alloc = gpu_alloc, g->release = gpu_release, g->pin = gpu_pin, g->unpin = gpu_unpin, g->upload = gpu_upload;
     g->download = gpu_download, g->in_use = gpu_in_use, g->close = gpu_close;
     if (!find_gpu(g, err) && !open_streams(g, err) && !open_clock(g, err) && !open_memory(g, err)) return g;

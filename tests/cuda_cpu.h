@@ -18,6 +18,7 @@
  *   CUDA_CPU_ORDER=reverse|random  in which blocks and threads take turns
  *   CUDA_CPU_GBPS=12               the speed of copies between host and device, each way
  *   cuda_cpu_hold                  (a variable, for tests) while it is not 0, no copy on a stream begins, for 10 s at most
+ *   cuda_cpu_timed, cuda_cpu_asked (others, which count) events that were recorded with a time; that were asked about
  * and read when it matters, so that a test can set it before it opens the device:
  *   CUDA_CPU_MEM_MB=2048           device memory
  *   CUDA_CPU_ARCH=80               compute capability
@@ -801,6 +802,8 @@ inline cudaError_t register_memory(void *p, size_t n) {
 
 extern "C" int cuda_cpu_hold;
 int cuda_cpu_hold;
+extern "C" long cuda_cpu_timed, cuda_cpu_asked;
+long cuda_cpu_timed, cuda_cpu_asked;
 inline void hold_copies() {
     for (int ms = 0; ms < 10000 && __atomic_load_n(&cuda_cpu_hold, __ATOMIC_ACQUIRE); ms++)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -1069,6 +1072,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    if (e->timed) __atomic_fetch_add(&cuda_cpu_timed, 1, __ATOMIC_RELAXED);
     submit(s, [r = e->record()] {
         __atomic_store_n(&r->when, now_ns(), __ATOMIC_RELAXED);
         r->done.set();
@@ -1082,6 +1086,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
 }
 cudaError_t cudaEventQuery(cudaEvent_t e) {
     int64_t when;
+    __atomic_fetch_add(&cuda_cpu_asked, 1, __ATOMIC_RELAXED);
     return e->is_done(&when) ? cudaSuccess : error(cudaErrorNotReady);
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t first, cudaEvent_t last) {
