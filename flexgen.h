@@ -177,6 +177,8 @@ typedef struct {
 /* One batch's hidden state is computed, the next one's comes, and the last one's goes: into three workspaces, or into two
  * if the next may wait for the last. */
 enum { PIECE_ROWS = 1024, LEAST_WORKSPACES = 2, WORKSPACES = 3 };
+/* A GPU is faster at more rows, up to about so many; see fit_pieces. */
+enum { LARGE_PIECE_ROWS = 4096 };
 /* Up to so many rows a GPU uses packed weights directly (4 bits, groups of 64); otherwise it unpacks them first. */
 enum { PACKED_ROWS = 64 };
 static inline bool takes_packed(Quant quant) { return quant.bits == 4 && quant.group == 64; }
@@ -336,7 +338,7 @@ typedef struct Plan {
     int max_rows, max_seqs;    /* of a batch: token rows, sequences */
     int max_pages;             /* of a sequence */
     int piece_rows;            /* of a batch in prefill: rows of the sequences that pass a layer together */
-    int chunk;                 /* of a piece: rows that are normalized at a time */
+    int chunk;                 /* of a piece: rows that are normalized, and pass the MLP, at a time */
     int pieces;                /* of a batch, at most */
     int head_rows, head_chunk; /* rows of a batch that the head needs; rows that become logits at a time */
     int off_rows, off_seqs;    /* largest share of a batch whose KV is not on the GPU: rows, sequences */
@@ -393,6 +395,10 @@ size_t plan_missing(const Plan *plan, const size_t capacity[NTIERS]);
  * for, the former first; -1 and err (of the plan that misses the least) where none fits. */
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
                Error *err);
+/* Sets policy->piece_rows, if it is not set, to the most up to LARGE_PIECE_ROWS for which the plan has room; 0: it has none
+ * for more than there are anyway. */
+void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
+                const size_t capacity[NTIERS]);
 /* Page indices of one tier's pool: the lowest free one first, so that pages taken together lie together. */
 typedef struct {
     uint64_t *free; /* one bit for each page */

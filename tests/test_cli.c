@@ -1764,8 +1764,24 @@ static void bench_on_the_gpu_measures_before_it_traces(void) {
     cJSON_Delete(slices);
 }
 
+/* 1,200 rows of a prefill, of 1,024 numbers in the MLP: together where a GPU has room for them, else in pieces of 1,000 or
+ * less. */
+static void a_gpu_with_room_takes_prompts_in_larger_pieces(void) {
+    static const char *const where[] = {"cuda", "host"}, *const mlp[] = {"2.34", "4.00"}; /* MiB, F16 and F32 */
+    for (int i = 0; i < 2; i++) {
+        Result r = RUN_EMULATED(NULL, NULL, "bench", "--model", MODEL, "--prompt-len", "100", "--gen-len", "1", "--percent",
+                                "100", "0", "100", "0", "100", "0", "--gpu-batch-size", "12", "--num-gpu-batches", "1",
+                                "--gpu-mem", "1G", "--device", where[i]);
+        assert_done(&r);
+        const char *line = strstr(r.err, "workspace: mlp");
+        CU_ASSERT_FATAL(line != NULL);
+        CU_ASSERT(strtod(line + strlen("workspace: mlp"), NULL) == atof(mlp[i]));
+        result_free(&r);
+    }
+}
+
 /* A launch that fails once the measured run is over: without --trace it would never have been. */
-static void what_was_measured_is_written_before_the_second_run(void) {
+static void what_was_measured_on_a_gpu_is_written_before_the_second_run(void) {
     char trace[4096], nth[24];
     bool over = false;
     int n = 50;
@@ -2170,7 +2186,9 @@ CU_TestInfo tests[] = {
     {"trouble with the GPU is one line that says what to do", trouble_with_the_gpu_is_one_line_that_says_what_to_do},
     {"the GPU keeps to its limit", the_gpu_keeps_to_its_limit},
     {"bench on the GPU measures before it traces", bench_on_the_gpu_measures_before_it_traces},
-    {"what was measured is written before the second run", what_was_measured_is_written_before_the_second_run},
+    {"a GPU with room takes prompts in larger pieces", a_gpu_with_room_takes_prompts_in_larger_pieces},
+    {"what was measured on a GPU is written before the second run",
+     what_was_measured_on_a_gpu_is_written_before_the_second_run},
     {"a wrong copy is refused in one line", a_wrong_copy_is_refused_in_one_line},
     {"quantize makes a copy and says how large it is", quantize_makes_a_copy_and_says_how_large_it_is},
     {"a group that does not divide the model's rows is refused", a_group_that_does_not_divide_the_model_s_rows_is_refused},
