@@ -254,13 +254,22 @@ static int choose_policy(TaskRun *run, const Task *task, bool one_block, Error *
 // The plan
 // ---------------------------------------------------------------------------------------------------------------
 
+/* Prompts pass a layer of a GPU in larger pieces where it has room for them. */
+static void fill_gpu(TaskRun *run, const Task *task) {
+    Options *o = run->options;
+    if (run->gpu) fit_pieces(&o->policy, run->checkpoint, task, act_type(run), o->capacity);
+}
+
 /* Under which policy, and where every byte lies. */
 static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
     const Options *o = run->options;
     if (choose_policy(run, task, one_block, err)) return -1;
     if (one_block) task->count = imin(task->count, block_size(&o->policy) * group_count(&o->policy));
+    fill_gpu(run, task);
     run->plan = plan_make(run->checkpoint, &o->policy, task, act_type(run), err);
-    return run->plan ? plan_fits(run->plan, o->capacity, err) : -1;
+    if (!run->plan || plan_fits(run->plan, o->capacity, err)) return -1;
+    for (int t = 0; t < NTIERS && run->found; t++) run->found->cost.peak[t] = (double)run->plan->total[t];
+    return 0;
 }
 
 bool follows(const TaskRun *run) { return run->net && run->net->stage; }
@@ -355,6 +364,7 @@ static int plan_stage(TaskRun *run, Task *task, bool one_block, Error *err) {
     share_memory(run, run->options->capacity[TIER_GPU] + run->options->capacity[TIER_CPU]);
     if (!status) status = settle_compression(run, err);
     if (net->agree(net, status, err) || agree_on_policy(run, task, one_block, err)) return -1;
+    fill_gpu(run, task);
     run->plan = plan_make(run->checkpoint, &run->options->policy, task, act_type(run), err);
     if (!run->plan || plan_fits(run->plan, run->options->capacity, err) || expect_pipeline(run, task, err)) return -1;
     return stage_print_plans(net, run->plan, run->first_layer, err);

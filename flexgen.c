@@ -106,19 +106,6 @@ static void begin_traces(TaskRun *run) {
 /* bench on a GPU measures first: a trace's marks take the GPU's time. */
 static bool traced_later(const TaskRun *run) { return run->bench && run->gpu && !run->net; }
 
-/* The task once more, if a trace is wanted, which else stays empty; what was measured stays. */
-static int trace_again(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
-    const RunStats stats = run->stats;
-    LaneCount count[NLANES];
-    begin_traces(run);
-    if (!run->options->trace) return 0;
-    memcpy(count, run->device->count, sizeof count);
-    const int status = sweep(run, task, listener, err);
-    run->stats = stats;
-    memcpy(run->device->count, count, sizeof count);
-    return status;
-}
-
 /* Loads the weights and sweeps. */
 static int run_on_device(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     Device *device = run->device;
@@ -131,7 +118,6 @@ static int run_on_device(TaskRun *run, const Task *task, const Listener *listene
     if (run->traced && !traced_later(run)) begin_traces(run);
     int status = run->completions ? complete(run, task, listener, err) : sweep(run, task, listener, err);
     if (run->gpu && !status) check_in_use(run);
-    if (traced_later(run) && !status) status = trace_again(run, task, listener, err);
     return status;
 }
 
@@ -169,8 +155,9 @@ static int run_traced(TaskRun *run, const Task *task, const Listener *listener, 
     run->device = open_device(run, err);
     if (!run->device) return -1;
     say_notices(run, true);
-    if (run_on_device(run, task, listener, err) || (path && write_trace(run, path, err))) return -1;
-    if (run->bench && gather_busy(run, err)) return -1;
+    if (run_on_device(run, task, listener, err)) return -1;
+    if (path && !traced_later(run) && write_trace(run, path, err)) return -1;
+    if (run->bench && !traced_later(run) && gather_busy(run, err)) return -1;
     say_notices(run, false);
     return 0;
 }
@@ -420,6 +407,14 @@ static int bench_count(bool *one_block, const Options *o, const OptConfig *confi
                 s, count, MAX_BENCH);
 }
 
+/* The task once more, for a trace. */
+static int trace_again(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
+    begin_traces(run);
+    memset(run->device->count, 0, sizeof run->device->count);
+    return sweep(run, task, listener, err) || write_trace(run, run->options->trace, err) ? -1 : 0;
+}
+
+/* What has been measured is written before the run that is traced, which may not end. */
 static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     const Listener listener = {.done = completion_ignored};
     Report report;
@@ -427,6 +422,10 @@ static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     if (report_open(&report, run, err)) return -1;
     int status = run_task(run, task, &listener, NULL, err);
     if (!status) report_bench(&report);
+    if (!status && traced_later(run) && run->options->trace) {
+        status = report_write(&report, err) || trace_again(run, task, &listener, err) ? -1 : 0;
+        if (!status) report_traced(&report);
+    }
     return report_close(&report, status, err);
 }
 

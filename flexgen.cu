@@ -14,6 +14,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "device/device.h"
 #include "device/tensor_core.h"
 
@@ -125,11 +127,20 @@ typedef struct {
     bool fused; /* bias and ReLU happen in it */
 } Known;
 
-enum { KNOWN = 128, SPARE = 128 << 20, SCRATCH = 32 << 20, WORKSPACE = 32 << 20 };
+enum { KNOWN = 128, SCRATCH = 32 << 20, WORKSPACE = 32 << 20 };
+
+/* To pin a gigabyte takes some tenths of a second, and no limit is documented: a call for hundreds may be refused. */
+static const size_t PINNED_AT_ONCE = (size_t)64 << 30;
+
+/* What kernels may take when they are loaded and first run, stacks and the library's own included: a card with more
+ * multiprocessors keeps more. A guess until one has been asked: bench prints what it was. */
+static size_t spare_of(size_t total) { return (size_t)(total > (size_t)40 << 30 ? 512 : 128) << 20; }
 
 struct CudaGpu : Gpu {
-    cudaStream_t stream[NLANES]; /* of the lanes that touch the GPU */
-    cudaEvent_t begins[NLANES][MARKS], ends[NLANES][MARKS];
+    cudaStream_t stream[NLANES];                            /* of the lanes that touch the GPU */
+    cudaEvent_t begins[NLANES][MARKS], ends[NLANES][MARKS]; /* with times */
+    cudaEvent_t marks[NLANES][MARKS];                       /* ends without */
+    cudaEvent_t reached[NLANES][MARKS];                     /* which of the two was recorded last */
     cudaEvent_t known[NLANES]; /* a past event, at first of the opening, then the begin that was last asked for */
     double known_s[NLANES];    /* when it was */
     cublasLtHandle_t blas;
@@ -138,6 +149,8 @@ struct CudaGpu : Gpu {
     char *scratch;   /* SCRATCH bytes for partial results and scores of attention, which runs on one lane; two WORKSPACEs of
                         cuBLAS */
     int *not_finite; /* `bad`, pinned: kernels write it, the host reads it */
+    char *pinned;    /* `pinned_bytes` of the host, in pieces of pin_piece */
+    size_t pinned_bytes;
 };
 
 static CudaGpu *cuda(Gpu *gpu) { return static_cast<CudaGpu *>(gpu); }
@@ -461,7 +474,7 @@ static bool ask(CudaGpu *g, Known *p, const void *b, bool fused) {
     const cublasLtEpilogue_t with_bias = p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
     const cublasLtEpilogue_t epilogue = fused && b ? with_bias : CUBLASLT_EPILOGUE_DEFAULT;
     const size_t workspace = WORKSPACE;
-    const uint32_t align = alignment(&p->shape);
+    const uint32_t align = alignment(&p->shape), reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t result;
     int found = 0;
@@ -470,6 +483,9 @@ static bool ask(CudaGpu *g, Known *p, const void *b, bool fused) {
     if (cublasLtMatmulPreferenceInit(&preference)) return false;
     cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                          sizeof workspace);
+    /* where blocks share k: not in halves, and not in the order in which they come */
+    cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                         sizeof reduction);
     static const cublasLtMatmulPreferenceAttributes_t which[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
@@ -1452,19 +1468,33 @@ static int gpu_score(Gpu *gpu, Lane lane, float *logp, int32_t *best, const floa
 // Copies, and marks: points of a stream that others wait for
 // ---------------------------------------------------------------------------------------------------------------
 
+/* How many of the bytes from p on lie before the next border between two pinned pieces. */
+static size_t before_border(const CudaGpu *g, const void *p) {
+    const size_t at = (size_t)((const char *)p - g->pinned); /* of another address beyond all of them */
+    return at < g->pinned_bytes ? g->pin_piece - at % g->pin_piece : SIZE_MAX;
+}
+
 /* Whole copies go in pieces, so that on a link that takes one at a time a slab of weights does not keep results of
- * attention waiting for long. */
+ * attention waiting for long. CUDA takes no copy that crosses a border between two pinned pieces. */
 static int gpu_copy(Gpu *gpu, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t row_bytes,
                     int rows, Error *err) {
-    const size_t PIECE = 16 << 20, bytes = row_bytes * rows;
-    cudaStream_t stream = stream_of(gpu, lane);
+    const CudaGpu *g = cuda(gpu);
+    const size_t PIECE = 16 << 20, last = rows > 0 ? rows - 1 : 0;
+    const bool whole = dst_pitch == row_bytes && src_pitch == row_bytes;
     cudaError_t e = cudaSuccess;
-    if (rows > 1 && (dst_pitch != row_bytes || src_pitch != row_bytes))
-        e = cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes, rows, cudaMemcpyDefault, stream);
-    else
-        for (size_t at = 0; at < bytes && !e; at += PIECE)
-            e = cudaMemcpyAsync((char *)dst + at, (const char *)src + at, bytes - at < PIECE ? bytes - at : PIECE,
-                                cudaMemcpyDefault, stream);
+    if (rows > 1 && !whole && before_border(g, dst) >= last * dst_pitch + row_bytes &&
+        before_border(g, src) >= last * src_pitch + row_bytes)
+        return checked(
+            cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes, rows, cudaMemcpyDefault, stream_of(gpu, lane)),
+            "copy", err);
+    const size_t bytes = whole ? row_bytes * rows : row_bytes;
+    for (int r = 0; r < (whole ? rows > 0 : rows) && !e; r++)
+        for (size_t at = 0, n; at < bytes && !e; at += n) {
+            char *to = (char *)dst + r * dst_pitch + at;
+            const char *from = (const char *)src + r * src_pitch + at;
+            n = std::min(std::min(bytes - at, PIECE), std::min(before_border(g, to), before_border(g, from)));
+            e = cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, stream_of(gpu, lane));
+        }
     return checked(e, "copy", err);
 }
 
@@ -1472,16 +1502,30 @@ static int gpu_begin(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
     return checked(cudaEventRecord(cuda(gpu)->begins[lane][mark % MARKS], stream_of(gpu, lane)), "event", err);
 }
 
+static int record(CudaGpu *g, Lane lane, uint64_t mark, cudaEvent_t event, Error *err) {
+    g->reached[lane][mark % MARKS] = event;
+    return checked(cudaEventRecord(event, g->stream[lane]), "event", err);
+}
+
 static int gpu_end(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    return checked(cudaEventRecord(cuda(gpu)->ends[lane][mark % MARKS], stream_of(gpu, lane)), "event", err);
+    return record(cuda(gpu), lane, mark, cuda(gpu)->ends[lane][mark % MARKS], err);
+}
+
+static int gpu_mark(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
+    return record(cuda(gpu), lane, mark, cuda(gpu)->marks[lane][mark % MARKS], err);
 }
 
 static int gpu_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *err) {
-    return checked(cudaStreamWaitEvent(stream_of(gpu, lane), cuda(gpu)->ends[other][mark % MARKS], 0), "wait", err);
+    return checked(cudaStreamWaitEvent(stream_of(gpu, lane), cuda(gpu)->reached[other][mark % MARKS], 0), "wait", err);
 }
 
 static int gpu_sync(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    return checked(cudaEventSynchronize(cuda(gpu)->ends[lane][mark % MARKS]), lane_name[lane], err);
+    const cudaEvent_t event = cuda(gpu)->reached[lane][mark % MARKS];
+    const double until = gpu->poll_s > 0 ? seconds_now() + gpu->poll_s : 0;
+    cudaError_t e = cudaErrorNotReady;
+    while (e == cudaErrorNotReady && seconds_now() < until)
+        if ((e = cudaEventQuery(event)) == cudaErrorNotReady) cudaGetLastError(); /* or the next launch would be blamed */
+    return checked(e == cudaErrorNotReady ? cudaEventSynchronize(event) : e, lane_name[lane], err);
 }
 
 /* Seconds between two events, or -1. */
@@ -1533,17 +1577,30 @@ static void gpu_release(Gpu *gpu, void *p) {
     cudaGetLastError(); /* what went wrong before has been said */
 }
 
-static int gpu_pin(Gpu *, void *host, size_t bytes, Error *err) {
-    cudaError_t e = cudaHostRegister(host, bytes, cudaHostRegisterDefault);
+static void gpu_unpin(Gpu *gpu, void *host) {
+    CudaGpu *g = cuda(gpu);
+    for (size_t at = 0; at < g->pinned_bytes; at += g->pin_piece) cudaHostUnregister((char *)host + at);
+    g->pinned = NULL, g->pinned_bytes = 0;
+}
+
+/* One arena, in pieces: a piece that fails takes back those before it. */
+static int gpu_pin(Gpu *gpu, void *host, size_t bytes, Error *err) {
+    CudaGpu *g = cuda(gpu);
+    cudaError_t e = cudaSuccess;
+    CHECK(!g->pinned_bytes);
+    for (g->pinned = (char *)host; g->pinned_bytes < bytes && !e;) {
+        const size_t n = std::min(bytes - g->pinned_bytes, g->pin_piece);
+        e = cudaHostRegister(g->pinned + g->pinned_bytes, n, cudaHostRegisterDefault);
+        if (!e) g->pinned_bytes += n;
+    }
+    if (!e) return 0;
+    gpu_unpin(gpu, host);
     cudaGetLastError();
-    if (e == cudaSuccess) return 0;
     return fail(err, EXIT_FAILED,
                 "cannot pin the CPU tier's %.1f MiB (%s), so copies will be slower and overlap less; raise the limit of "
                 "locked memory (ulimit -l), or lower --cpu-mem",
                 bytes / 1048576.0, cudaGetErrorString(e));
 }
-
-static void gpu_unpin(Gpu *, void *host) { cudaHostUnregister(host); }
 
 static int gpu_upload(Gpu *, void *dst, const void *src, size_t bytes, Error *err) {
     /* from memory that is not pinned, cudaMemcpy returns before the last bytes have arrived */
@@ -1571,6 +1628,7 @@ static void gpu_close(Gpu *gpu) {
         for (int i = 0; i < MARKS; i++) {
             if (g->begins[lane][i]) cudaEventDestroy(g->begins[lane][i]);
             if (g->ends[lane][i]) cudaEventDestroy(g->ends[lane][i]);
+            if (g->marks[lane][i]) cudaEventDestroy(g->marks[lane][i]);
         }
         if (g->known[lane]) cudaEventDestroy(g->known[lane]);
         if (g->stream[lane]) cudaStreamDestroy(g->stream[lane]);
@@ -1627,7 +1685,9 @@ static int open_streams(CudaGpu *g, Error *err) {
         if (checked(cudaStreamCreateWithFlags(&g->stream[lane], cudaStreamNonBlocking), "streams", err)) return -1;
         for (int i = 0; i < MARKS; i++) /* threads that wait sleep */
             if (checked(cudaEventCreateWithFlags(&g->begins[lane][i], cudaEventDefault), "events", err) ||
-                checked(cudaEventCreateWithFlags(&g->ends[lane][i], cudaEventBlockingSync), "events", err))
+                checked(cudaEventCreateWithFlags(&g->ends[lane][i], cudaEventBlockingSync), "events", err) ||
+                checked(cudaEventCreateWithFlags(&g->marks[lane][i], cudaEventBlockingSync | cudaEventDisableTiming),
+                        "events", err))
                 return -1;
     }
     return 0;
@@ -1653,10 +1713,11 @@ static int open_memory(CudaGpu *g, Error *err) {
     g->bad = g->not_finite;
     if (!(g->scratch = (char *)gpu_alloc(g, SCRATCH + 2 * WORKSPACE, err))) return -1;
     g->max_head = TILES_MAX * TILE;
+    g->pin_piece = PINNED_AT_ONCE;
     /* the context, which nobody tells the size of, is what is in use; where others use the GPU too, at most `most` of it */
     size_t in_use = gpu_in_use(g);
     g->overhead = in_use < most ? in_use : most;
-    g->spare = SPARE;
+    g->spare = spare_of(g->total);
     return 0;
 }
 
@@ -1666,7 +1727,8 @@ Gpu *cuda_open_gpu(Error *err) {
     g->attend = gpu_attend, g->select = gpu_select, g->weigh = gpu_weigh, g->append = gpu_append;
     g->pack = gpu_pack;
     g->unpack = gpu_unpack, g->pick = gpu_pick, g->score = gpu_score, g->copy = gpu_copy, g->begin = gpu_begin;
-    g->end = gpu_end, g->after = gpu_after, g->sync = gpu_sync, g->took = gpu_took, g->began = gpu_began;
+    g->end = gpu_end, g->mark = gpu_mark, g->after = gpu_after, g->sync = gpu_sync, g->took = gpu_took,
+    g->began = gpu_began;
     g->alloc = gpu_alloc, g->release = gpu_release, g->pin = gpu_pin, g->unpin = gpu_unpin, g->upload = gpu_upload;
     g->download = gpu_download, g->in_use = gpu_in_use, g->close = gpu_close;
     if (!find_gpu(g, err) && !open_streams(g, err) && !open_clock(g, err) && !open_memory(g, err)) return g;

@@ -178,6 +178,8 @@ typedef struct {
 /* One batch's hidden state is computed, the next one's comes, and the last one's goes: into three workspaces, or into two
  * if the next may wait for the last. */
 enum { PIECE_ROWS = 1024, LEAST_WORKSPACES = 2, WORKSPACES = 3 };
+/* A GPU is faster at more rows, up to about so many; see fit_pieces. */
+enum { LARGE_PIECE_ROWS = 4096 };
 /* Up to so many rows a GPU uses packed weights directly (4 bits, groups of 64); otherwise it unpacks them first. */
 enum { PACKED_ROWS = 64 };
 static inline bool takes_packed(Quant quant) { return quant.bits == 4 && quant.group == 64; }

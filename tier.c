@@ -512,7 +512,7 @@ static void plan_batches(Plan *p, const Task *task) {
     p->turns = p->max_rows > p->piece_rows ? WORKSPACES : batches_under_way;
     /* two neighbouring pieces together have more rows than one may have */
     p->pieces = imax(1, imin(p->max_seqs, p->piece_rows ? 2 * p->max_rows / p->piece_rows + 1 : 1));
-    const int chunks = (p->piece_rows + PIECE_ROWS - 1) / PIECE_ROWS;
+    const int most = imax(p->policy.piece_rows, PIECE_ROWS), chunks = (p->piece_rows + most - 1) / most;
     p->chunk = chunks ? (p->piece_rows + chunks - 1) / chunks : 0; /* equal ones */
     p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->head_rows);
 }
@@ -720,6 +720,19 @@ int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, T
         }
     policy->workspaces = most;
     return -1;
+}
+
+void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
+                const size_t capacity[NTIERS]) {
+    Error none;
+    if (policy->piece_rows) return;
+    for (policy->piece_rows = LARGE_PIECE_ROWS; policy->piece_rows > PIECE_ROWS; policy->piece_rows /= 2) {
+        Plan *p = plan_make(checkpoint, policy, task, act_type, &none);
+        const bool fits = p && !plan_missing(p, capacity);
+        plan_free(p);
+        if (fits) return;
+    }
+    policy->piece_rows = 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------

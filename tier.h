@@ -100,7 +100,7 @@ struct Plan {
     int max_rows, max_seqs;    /* of a batch: token rows, sequences */
     int max_pages;             /* of a sequence */
     int piece_rows;            /* of a batch in prefill: rows of the sequences that pass a layer together */
-    int chunk;                 /* of a piece: rows that are normalized at a time */
+    int chunk;                 /* of a piece: rows that are normalized, and pass the MLP, at a time */
     int pieces;                /* of a batch, at most */
     int head_rows, head_chunk; /* rows of a batch that the head needs; rows that become logits at a time */
     int off_rows, off_seqs;    /* largest share of a batch whose KV is not on the GPU: rows, sequences */
@@ -157,6 +157,10 @@ size_t plan_missing(const Plan *plan, const size_t capacity[NTIERS]);
  * for, the former first; -1 and err (of the plan that misses the least) where none fits. */
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
                Error *err);
+/* Sets policy->piece_rows, if it is not set, to the most up to LARGE_PIECE_ROWS for which the plan has room; 0: it has none
+ * for more than there are anyway. */
+void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
+                const size_t capacity[NTIERS]);
 /* Page indices of one tier's pool: the lowest free one first, so that pages taken together lie together. */
 typedef struct {
     uint64_t *free; /* one bit for each page */

@@ -162,8 +162,8 @@ Op *op_send(Op *op, Tensor x);
 typedef struct {
     size_t moved[NKINDS]; /* bytes, by what they were */
     size_t read[2];       /* bytes of K, of V that attention to the cache has read */
-    double busy_s;    /* seconds of work; waiting for a slowed link counts, waiting for events does not. Of a GPU with one
-                         batch in flight, untraced, PROJECT's are FINISH's too */
+    double busy_s;    /* seconds of work; waiting for a slowed link counts, waiting for events does not. A GPU's lanes have
+                         them only where its marks have times: in a trace, and where sweeps mix prompts with new tokens */
     double prefill_s; /* of these, for batches in prefill */
 } LaneCount;
 
@@ -477,6 +477,8 @@ struct Gpu {
     size_t overhead;         /* of them in use before there is a GPU tier: context, workspaces of cuBLAS and of attention */
     size_t spare;            /* of them that kernels will take when they are loaded at their first use */
     int max_head;            /* elements of a head that attention has room for */
+    double poll_s;           /* so long sync asks again and again before it sleeps; 0: never. lanes.c sets it */
+    size_t pin_piece;        /* so many bytes are pinned at a time; tests make it small, before they pin */
     const volatile int *bad; /* not 0 once pick or score has met a logit that is not finite; alloc resets it */
 
     int (*embed)(Gpu *, Lane lane, const Lookup *, Error *);
@@ -501,10 +503,11 @@ struct Gpu {
     int (*copy)(Gpu *, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t row_bytes,
                 int rows, Error *);
 
-    /* begin and end note the times before and after what is posted between them. Once a mark has
-     * passed, the one MARKS later may be made in its place. */
+    /* begin and end note the times before and after what is posted between them; mark is an end without one, which takes
+     * less of the GPU's time. Once a mark has passed, the one MARKS later may be made in its place. */
     int (*begin)(Gpu *, Lane lane, uint64_t mark, Error *);
     int (*end)(Gpu *, Lane lane, uint64_t mark, Error *);
+    int (*mark)(Gpu *, Lane lane, uint64_t mark, Error *);
     int (*after)(Gpu *, Lane lane, Lane other, uint64_t mark,
                  Error *);                                 /* lane goes on when other has reached the mark's end */
     int (*sync)(Gpu *, Lane lane, uint64_t mark, Error *); /* the calling thread sleeps until the mark's end */
@@ -516,7 +519,8 @@ struct Gpu {
 
     void *(*alloc)(Gpu *, size_t bytes, Error *);         /* the GPU tier; one at a time */
     void (*release)(Gpu *, void *);                       /* waits for the streams first */
-    int (*pin)(Gpu *, void *host, size_t bytes, Error *); /* memory of ours becomes page-locked, so that copies overlap */
+    int (*pin)(Gpu *, void *host, size_t bytes, Error *); /* memory of ours becomes page-locked, so that copies overlap; one
+                                                             range at a time */
     void (*unpin)(Gpu *, void *host);
     int (*upload)(Gpu *, void *dst, const void *src, size_t bytes, Error *);   /* waits; any thread */
     int (*download)(Gpu *, void *dst, const void *src, size_t bytes, Error *); /* for tests */

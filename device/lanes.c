@@ -12,7 +12,7 @@
  * and copies them then, so that an event that is missing shows; the wait counts as busy, since the link is.
  *
  * With a trace every op is noted when it has ended: on a stream by groups between two marks, which then are of one call of
- * Figure 4 each, in times of the GPU's clock brought to ours.
+ * Figure 4 each, in times of the GPU's clock brought to ours. Without one marks have no times, which would take the GPU's.
  *
  * The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread posts. Read next: arena.c,
  * what a lane does with an op. */
@@ -27,6 +27,7 @@ enum { RING = MARKS };
 
 static const double CATCH_UP = 4e-3; /* of a slowed link: seconds that a lane may be late and still catch up */
 static const double MEMORY = 0.875;  /* a copy leaves so much of what is remembered of those before it */
+static const double POLL = 50e-6;    /* to be woken takes about as long */
 
 typedef struct LaneDevice LaneDevice;
 
@@ -51,6 +52,7 @@ typedef struct {
 typedef struct {
     Slice slice;
     double posted;
+    bool timed;
 } Group;
 
 typedef struct {
@@ -85,6 +87,7 @@ struct LaneDevice {
     bool stop, failed;
     bool alone;      /* no pipeline: nothing will be sent */
     bool one_stream; /* of FINISH and PROJECT */
+    bool mixes;      /* sweeps mix prompts with new tokens, which share their seconds by what the lanes were busy */
     Error error;
     LaneState lane[NLANES];
     Link link[NCHANNELS];
@@ -148,8 +151,9 @@ static void note_group(LaneDevice *d, LaneState *lane, uint64_t first, double to
 static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
     while (lane->retired < last) {
         uint64_t first = lane->retired + 1, end = lane->mark[first % RING];
-        double took = d->gpu->took(d->gpu, lane->index, first, end);
-        const Slice *slice = &lane->group[first % RING].slice;
+        const Group *group = &lane->group[first % RING];
+        double took = group->timed ? d->gpu->took(d->gpu, lane->index, first, end) : 0;
+        const Slice *slice = &group->slice;
         d->base.count[slice->lane].busy_s += took;
         if (slice->prefill) d->base.count[slice->lane].prefill_s += took;
         if (d->base.trace) note_group(d, lane, first, took);
@@ -224,7 +228,8 @@ static void end_group(LaneDevice *d, LaneState *lane) {
     if (lane->done == last) return;
     while (lane->sleepers[last % RING]) pthread_cond_wait(&lane->done_cond, &d->lock); /* they are about to wake */
     for (uint64_t seq = lane->done + 1; seq <= last; seq++) lane->mark[seq % RING] = last;
-    if (!d->failed && d->gpu->end(d->gpu, lane->index, last, &err)) note_failure(d, &err);
+    const bool timed = lane->group[(lane->done + 1) % RING].timed;
+    if (!d->failed && (timed ? d->gpu->end : d->gpu->mark)(d->gpu, lane->index, last, &err)) note_failure(d, &err);
     lane->done = last;
     wake_waiting(d, lane);
 }
@@ -254,8 +259,9 @@ static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
         return;
     }
     for (int i = 0; i < op->nafter; i++) await(d, lane, op->after[i]);
-    lane->group[seq % RING] = (Group){slice_of_job(d, job, 0, 0), lane->began = seconds_now()};
-    if (!d->failed && d->gpu->begin(d->gpu, lane->index, seq, &err)) note_failure(d, &err);
+    const bool timed = d->base.trace || d->mixes;
+    lane->group[seq % RING] = (Group){slice_of_job(d, job, 0, 0), lane->began = seconds_now(), timed};
+    if (timed && !d->failed && d->gpu->begin(d->gpu, lane->index, seq, &err)) note_failure(d, &err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -563,6 +569,8 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
     d->alone = plan->config.stages < 2;
     d->gpu = gpu;
     d->one_stream = gpu && plan->batches == 1;
+    d->mixes = plan->policy.schedule == SCHEDULE_DIAGONAL;
+    if (gpu) gpu->poll_s = d->one_stream ? POLL : 0; /* then nothing is done while a thread wakes up */
     reach_open(&d->reach, d->base.peak, plan);
     d->move_capacity = 2 * (256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES));
     for (int i = 0; i < NLANES; i++) {

@@ -110,11 +110,13 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
                    plan_view(plan, MLP, TIER_GPU, 0, 0, plan->chunk));
         if (!post_drain(&to)) return -1;
     }
-    Tensor x = plan_view(plan, LAST_ROWS, TIER_GPU, 0, 0, plan->head_chunk);
-    Tensor out = plan_view(plan, HEAD_OUT, TIER_GPU, 0, 0, plan->head_chunk);
-    Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, plan->head_chunk);
-    opt_logits(&to, project, c, global, global[plan->head], logits, x, out);
-    if (!post_drain(&to)) return -1;
+    if (is_last(c)) {
+        Tensor x = plan_view(plan, LAST_ROWS, TIER_GPU, 0, 0, plan->head_chunk);
+        Tensor out = plan_view(plan, HEAD_OUT, TIER_GPU, 0, 0, plan->head_chunk);
+        Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, plan->head_chunk);
+        opt_logits(&to, project, c, global, global[plan->head], logits, x, out);
+        if (!post_drain(&to)) return -1;
+    }
     memset(device->count, 0, sizeof device->count);
     return 0;
 }

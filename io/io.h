@@ -448,11 +448,15 @@ typedef struct {
 
 /* Before the work, so that an hour of it is not lost to a wrong --json. -1 and err. */
 int report_open(Report *report, const TaskRun *run, Error *err);
+/* Writes what there is so far; the object only if that is a file, which is replaced later. -1 and err. */
+int report_write(const Report *report, Error *err);
 /* Writes the object, if all went well. Returns status, or -1 and err. */
 int report_close(Report *report, int status, Error *err);
 
 /* The results of a run: times, bytes and seconds of the lanes and channels, Table 4. */
 void report_bench(Report *report);
+/* The same task's lanes and Table 4, in a run behind it that was traced. */
+void report_traced(Report *report);
 /* Perplexity or last words, the times, the policy. */
 void report_eval(Report *report, const Eval *eval);
 /* Policies that were found. The first is the answer; `key` lists all of them. */

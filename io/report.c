@@ -109,16 +109,25 @@ int report_open(Report *report, const TaskRun *run, Error *err) {
     return 0;
 }
 
+static int write_json(const Report *report, const char *path, Error *err) {
+    FILE *file = output_open("--json", path, err);
+    if (!file) return -1;
+    char *text = cJSON_Print(report->json);
+    CHECK(text);
+    fprintf(file, "%s\n", text);
+    free(text);
+    return output_close(file, "--json", path, err);
+}
+
+int report_write(const Report *report, Error *err) {
+    const char *path = report->run->options->json;
+    if (report->text) fflush(report->text); /* a fault is seen at the end */
+    return path && !output_is_special(path) ? write_json(report, path, err) : 0;
+}
+
 int report_close(Report *report, int status, Error *err) {
     const char *path = report->run->options->json;
-    FILE *file = path && !status ? output_open("--json", path, err) : NULL;
-    if (path && !file) status = -1;
-    if (file) {
-        char *text = cJSON_Print(report->json);
-        fprintf(file, "%s\n", text);
-        free(text);
-        status = output_close(file, "--json", path, err);
-    }
+    if (path && !status) status = write_json(report, path, err);
     cJSON_Delete(report->json);
     return status;
 }
@@ -291,6 +300,11 @@ static size_t tiers_in_process(const TaskRun *run, const size_t bytes[NTIERS]) {
     return (run->gpu ? 0 : bytes[TIER_GPU]) + bytes[TIER_CPU];
 }
 
+/* What the run has taken of the GPU besides its tier: kernels that were loaded, and what other programs took meanwhile. */
+static double grown_bytes(const TaskRun *run) {
+    return (double)run->in_use - (double)run->in_use_before - (double)run->plan->total[TIER_GPU];
+}
+
 void print_peaks(const TaskRun *run) {
     const double peak = memory_peak() / MIB, tiers = tiers_in_process(run, run->device->peak) / MIB;
     plan_print(stderr, run->plan, run->options->capacity, run->device->peak);
@@ -298,8 +312,11 @@ void print_peaks(const TaskRun *run) {
         fprintf(stderr, "process (MiB): planned overhead %.2f, measured peak RSS %.2f, which is %.2f without the tiers\n",
                 run->overhead / MIB, peak, peak - tiers);
     if (run->gpu)
-        fprintf(stderr, "in use on the GPU, by its own account %12.2f = tier, context, workspaces and other programs\n",
-                run->in_use / MIB);
+        fprintf(
+            stderr,
+            "in use on the GPU, by its own account %12.2f = tier, context, workspaces and other programs; besides the tier "
+            "it has grown by %.2f of %.2f set aside\n",
+            run->in_use / MIB, grown_bytes(run) / MIB, run->gpu->spare / MIB);
 }
 
 /* Under which policy, on what. */
@@ -346,13 +363,22 @@ static void report_tiers(Report *r) {
     for (int t = 0; t < NTIERS; t++) {
         cJSON *tier = cJSON_AddObjectToObject(tiers, tier_name[t]);
         ADD(tier, {"planned_bytes", (double)run->plan->total[t]}, {"peak_bytes", (double)run->device->peak[t]});
-        if (run->gpu && t == TIER_GPU) ADD(tier, {"in_use_bytes", (double)run->in_use});
+        if (run->gpu && t == TIER_GPU)
+            ADD(tier, {"in_use_bytes", (double)run->in_use}, {"grown_bytes", grown_bytes(run)},
+                {"spare_bytes", (double)run->gpu->spare});
     }
 }
 
-/* What the lanes moved and how long they worked, and in the object their sums by channel. */
-static void report_lanes(Report *r, const Device *device) {
-    cJSON *channels = cJSON_AddObjectToObject(r->json, "channels"), *lanes = cJSON_AddObjectToObject(r->json, "lanes");
+/* Whether a channel's lanes are streams, whose marks have times in a trace and where sweeps mix prompts with new tokens. */
+static bool is_untimed(const TaskRun *run, Channel c) {
+    return run->gpu && !run->device->trace && run->options->policy.schedule != SCHEDULE_DIAGONAL &&
+           (c == GPU || c == CTOG || c == GTOC);
+}
+
+/* What the lanes moved and how long they worked, and in the object their sums by channel. A GPU's lanes do not know how
+ * long, unless their marks had times. */
+static void report_lanes(Report *r, cJSON *to, const Device *device) {
+    cJSON *channels = cJSON_AddObjectToObject(to, "channels"), *lanes = cJSON_AddObjectToObject(to, "lanes");
     double moved[NCHANNELS] = {0}, busy[NCHANNELS] = {0};
     for (int l = 0; l < NLANES; l++) {
         const LaneCount *count = &device->count[l];
@@ -360,17 +386,23 @@ static void report_lanes(Report *r, const Device *device) {
         cJSON *lane = cJSON_AddObjectToObject(lanes, lane_name[l]);
         double bytes = 0;
         for (int kind = 0; kind < NKINDS; kind++) bytes += (double)count->moved[kind];
-        ADD(lane, {"moved_bytes", bytes}, {"busy_s", count->busy_s});
+        const bool known = !is_untimed(r->run, channel);
+        ADD(lane, {"moved_bytes", bytes});
+        if (known) ADD(lane, {"busy_s", count->busy_s});
         if (count->read[0]) ADD(lane, {"k_bytes", (double)count->read[0]}, {"v_bytes", (double)count->read[1]});
         moved[channel] += bytes, busy[channel] += count->busy_s;
         if (!r->text || (channel == NET && !device->net)) continue;
-        fprintf(r->text, "  %-16s %-5s busy %8.3f s", lane_name[l], channel_name[channel], count->busy_s);
-        if (bytes > 0)
-            fprintf(r->text, "  moved %10.2f MB  %6.2f GB/s", bytes / 1e6, bytes / 1e9 / (count->busy_s + 1e-12));
+        fprintf(r->text, "  %-16s %-5s ", lane_name[l], channel_name[channel]);
+        fprintf(r->text, known ? "busy %8.3f s" : "busy        ? s", count->busy_s);
+        if (bytes > 0) fprintf(r->text, "  moved %10.2f MB", bytes / 1e6);
+        if (bytes > 0 && known) fprintf(r->text, "  %6.2f GB/s", bytes / 1e9 / (count->busy_s + 1e-12));
         fprintf(r->text, "\n");
     }
-    for (int c = 0; c < NCHANNELS; c++)
-        ADD(cJSON_AddObjectToObject(channels, channel_name[c]), {"moved_bytes", moved[c]}, {"busy_s", busy[c]});
+    for (int c = 0; c < NCHANNELS; c++) {
+        cJSON *sum = cJSON_AddObjectToObject(channels, channel_name[c]);
+        ADD(sum, {"moved_bytes", moved[c]});
+        if (!is_untimed(r->run, c)) ADD(sum, {"busy_s", busy[c]});
+    }
 }
 
 /* One stage of Table 4. */
@@ -445,11 +477,19 @@ void report_bench(Report *r) {
     report_times(r);
     report_tiers(r);
     if (!run->sim) ADD(r->json, {"overhead_bytes", (double)run->overhead}, {"peak_rss_bytes", (double)memory_peak()});
-    report_lanes(r, run->device);
-    if (run->device->trace->n) report_breakdown(r, run->device->trace);
+    report_lanes(r, r->json, run->device);
+    if (run->device->trace) report_breakdown(r, run->device->trace);
     if (run->stages.n) report_stages(r, &run->stages);
     if (run->stages.n || run->net) report_waiting(r, run->net ? run->net->stages : run->stages.n);
     if (run->found) add_cost(cJSON_AddObjectToObject(r->json, "predicted"), &run->found->cost);
+}
+
+void report_traced(Report *r) {
+    cJSON *traced = cJSON_AddObjectToObject(r->json, "traced");
+    ADD(traced, {"total_s", r->run->stats.total_s});
+    if (r->text) fill_in(r->text, "once more, traced: total {%.3f total_s} s\n", traced);
+    report_lanes(r, traced, r->run->device);
+    report_breakdown(r, r->run->device->trace);
 }
 
 void report_eval(Report *r, const Eval *eval) {

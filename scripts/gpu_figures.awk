@@ -10,7 +10,7 @@ function file(    name) { name = FILENAME; sub(/\.[a-z]+$/, "", name); return na
 FILENAME ~ /^bounds-/ { bound[$1] = $2; next }
 FILENAME == "accelerate.json" { if (match($0, /"throughput": [0-9.]+/)) accelerate = substr($0, RSTART + 14, RLENGTH - 14); next }
 FILENAME == "flexllmgen.txt" { if (match($0, /total throughput: *[0-9.]+/)) { split(substr($0, RSTART, RLENGTH), w, /: */); flexllmgen = w[2] } next }
-FILENAME ~ /\.json$/ { key = $1; gsub(/[":]/, "", key); value = $2; gsub(/[",]/, "", value); run[file(), key] = value; next }
+FILENAME ~ /\.json$/ { key = $1; gsub(/[":]/, "", key); value = $2; gsub(/[",]/, "", value); if (!((file(), key) in run)) run[file(), key] = value; next } # of a key that comes again the run's own is first
 match($0, / busy +[0-9.]+ s/) { # "  load weights     ctog  busy    1.234 s  moved    56.78 MB    9.10 GB/s"
     split(substr($0, RSTART), w, / +/)
     if (w[3] + 0 > busy[file()]) busy[file()] = w[3] + 0

@@ -175,6 +175,7 @@ static double product_rate(cublasLtHandle_t handle, int m, int n, int k, int lau
     cublasLtMatmulHeuristicResult_t found[ALGORITHMS];
     cublasLtMatrixLayout_t lw = layout(k, n), lx = layout(k, m), ly = layout(n, m);
     cublasOperation_t transposed = CUBLAS_OP_T;
+    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* as flexgen.cu asks */
     cudaEvent_t begin, end;
     float one = 1, zero = 0;
     int nfound;
@@ -183,6 +184,8 @@ static double product_rate(cublasLtHandle_t handle, int m, int n, int k, int lau
     LT(cublasLtMatmulPreferenceCreate(&preference));
     LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE,
                                             sizeof WORKSPACE));
+    LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                            sizeof reduction));
     LT(cublasLtMatmulAlgoGetHeuristic(handle, product, lw, lx, ly, ly, preference, ALGORITHMS, found, &nfound));
     CUDA(cudaEventCreate(&begin));
     CUDA(cudaEventCreate(&end));

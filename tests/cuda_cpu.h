@@ -18,6 +18,7 @@
  *   CUDA_CPU_ORDER=reverse|random  in which blocks and threads take turns
  *   CUDA_CPU_GBPS=12               the speed of copies between host and device, each way
  *   cuda_cpu_hold                  (a variable, for tests) while it is not 0, no copy on a stream begins, for 10 s at most
+ *   cuda_cpu_timed, cuda_cpu_asked (others, which count) events that were recorded with a time; that were asked about
  * and read when it matters, so that a test can set it before it opens the device:
  *   CUDA_CPU_MEM_MB=2048           device memory
  *   CUDA_CPU_ARCH=80               compute capability
@@ -759,6 +760,8 @@ inline bool allocated(const void *p, size_t n) {
     return it != allocations.begin() && (--it, (uintptr_t)p - it->first <= it->second.size) &&
            n <= it->second.size - ((uintptr_t)p - it->first);
 }
+/* Whether p lies within memory of the host that is pinned. */
+inline bool begins_pinned(const void *p) { return !is_device(p) && allocated(p, 1); }
 inline cudaError_t allocate(void **p, size_t n, Kind kind) {
     std::lock_guard<std::shared_mutex> guard(host);
     if (kind == DEVICE && (n > capacity() || memory_used > capacity() - n)) return error(cudaErrorMemoryAllocation);
@@ -799,6 +802,8 @@ inline cudaError_t register_memory(void *p, size_t n) {
 
 extern "C" int cuda_cpu_hold;
 int cuda_cpu_hold;
+extern "C" long cuda_cpu_timed, cuda_cpu_asked;
+long cuda_cpu_timed, cuda_cpu_asked;
 inline void hold_copies() {
     for (int ms = 0; ms < 10000 && __atomic_load_n(&cuda_cpu_hold, __ATOMIC_ACQUIRE); ms++)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -827,6 +832,8 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
     if ((to && !dst_known) || (from && !src_known))
         return refuse(cudaErrorInvalidValue, where, "outside of any device allocation");
     bool pageable = !dst_known || !src_known;
+    if ((!dst_known && begins_pinned(dst)) || (!src_known && begins_pinned(src)))
+        return refuse(cudaErrorInvalidValue, where, "reaches beyond the range in which it begins");
     if (settings.strict && async && pageable && !pin_failed)
         complain(false, "%s: pageable host memory, so it is not asynchronous", where);
     if (!s && to && pageable) { /* returns when it has read the bytes */
@@ -1065,6 +1072,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    if (e->timed) __atomic_fetch_add(&cuda_cpu_timed, 1, __ATOMIC_RELAXED);
     submit(s, [r = e->record()] {
         __atomic_store_n(&r->when, now_ns(), __ATOMIC_RELAXED);
         r->done.set();
@@ -1078,6 +1086,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
 }
 cudaError_t cudaEventQuery(cudaEvent_t e) {
     int64_t when;
+    __atomic_fetch_add(&cuda_cpu_asked, 1, __ATOMIC_RELAXED);
     return e->is_done(&when) ? cudaSuccess : error(cudaErrorNotReady);
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t first, cudaEvent_t last) {
@@ -1113,7 +1122,8 @@ struct Layout {
 };
 struct Preference {
     uint64_t workspace;
-    uint32_t align[4]; /* of A, B, C, D */
+    uint32_t align[4];  /* of A, B, C, D */
+    uint32_t reduction; /* the schemes that are allowed where blocks share k */
 };
 static_assert(sizeof(Product) <= sizeof(cublasLtMatmulDescOpaque_t) &&
               sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t) &&
@@ -1261,7 +1271,7 @@ cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t l, size_
 }
 
 cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t p, size_t) {
-    new (p) Preference{0, {256, 256, 256, 256}};
+    new (p) Preference{0, {256, 256, 256, 256}, CUBLASLT_REDUCTION_SCHEME_MASK};
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
@@ -1269,6 +1279,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
                                                     size_t size) {
     Preference *p = (Preference *)preference;
     if (which == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return set(&p->workspace, value, size);
+    if (which == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) return set(&p->reduction, value, size);
     if (which == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES) return set(&p->align[0], value, size);
     if (which == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES) return set(&p->align[1], value, size);
     if (which == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES) return set(&p->align[2], value, size);
@@ -1291,6 +1302,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     if (p->compute != CUBLAS_COMPUTE_32F || p->scale != CUDA_R_32F || ((Layout *)a)->type != CUDA_R_16F ||
         ((Layout *)b)->type != CUDA_R_16F || q.type_c != q.type_d || p->epilogue & ~epilogues)
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, where, "types or epilogue are not emulated");
+    if (pref->reduction & ~CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) /* batches would change a row's bits, and halves round */
+        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, where, "sums over k could be joined in any order, or as halfs");
     for (int i = 0; i < 4; i++) {
         if (!pref->align[i] || pref->align[i] & (pref->align[i] - 1))
             return refuse(CUBLAS_STATUS_INVALID_VALUE, where, "an alignment that is no power of two");

@@ -1723,25 +1723,36 @@ static void the_gpu_keeps_to_its_limit(void) {
         double in_use = number(tier, "in_use_bytes");
         CU_ASSERT(in_use >= number(tier, "planned_bytes"));
         CU_ASSERT(in_use <= atof(limits[i]) * 1048576);
+        const double grown = number(tier, "grown_bytes"); /* of a GPU that loads nothing */
+        CU_ASSERT(grown >= 0 && grown <= number(tier, "spare_bytes"));
+        CU_ASSERT_DOUBLE_EQUAL(number(tier, "spare_bytes"), 128 << 20, 0); /* of a small card */
         CU_ASSERT_DOUBLE_EQUAL(number(tier, "planned_bytes"), number(tier, "peak_bytes"), 0);
         cJSON_Delete(json);
         result_free(&r);
     }
 }
 
-/* A trace takes the GPU's time, so what is measured has none: the task runs a second time for it. */
+#define BENCH_GPU                                                                                                      \
+    "bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "2", "--percent", "0", "100", "0", "100", "0", "100", \
+        "--gpu-batch-size", "2", "--num-gpu-batches", "2"
+
+/* A trace takes the GPU's time, so what is measured has none: the task runs a second time for it. Seconds of the GPU's
+ * lanes are known of that one only. */
 static void bench_on_the_gpu_measures_before_it_traces(void) {
     char trace[4096];
     double moved[2], decoded[2];
+    open_directories();
     snprintf(trace, sizeof trace, "%s", path_in(capture, "gpu-trace.json"));
     for (int traced = 0; traced < 2; traced++) {
-        Result r = RUN_EMULATED(NULL, NULL, "bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "2", "--percent",
-                                "0", "100", "0", "100", "0", "100", "--gpu-batch-size", "2", "--num-gpu-batches", "2",
-                                "--json", path_in(capture, "gpu.json"), traced ? "--trace" : NULL, trace);
+        Result r =
+            RUN_EMULATED(NULL, NULL, BENCH_GPU, "--json", path_in(capture, "gpu.json"), traced ? "--trace" : NULL, trace);
         assert_done(&r);
         CU_ASSERT_EQUAL(strstr(r.out, "breakdown") != NULL, traced);
         cJSON *json = read_json(path_in(capture, "gpu.json"));
         CU_ASSERT_EQUAL(cJSON_GetObjectItem(json, "breakdown") != NULL, traced);
+        CU_ASSERT_EQUAL(json_get(json_get(json_get(json, "channels"), "gpu"), "busy_s") != NULL, 0);
+        CU_ASSERT(number(json_get(json_get(json, "channels"), "cpu"), "busy_s") >= 0);
+        if (traced) CU_ASSERT(number(json_get(json_get(json_get(json, "traced"), "channels"), "gpu"), "busy_s") > 0);
         moved[traced] = number(cJSON_GetObjectItem(cJSON_GetObjectItem(json, "channels"), "ctog"), "moved_bytes");
         decoded[traced] = number(json, "decode_throughput") * number(json, "decode_s");
         cJSON_Delete(json), result_free(&r);
@@ -1751,6 +1762,46 @@ static void bench_on_the_gpu_measures_before_it_traces(void) {
     cJSON *slices = read_json(trace);
     CU_ASSERT(cJSON_GetArraySize(cJSON_GetObjectItem(slices, "traceEvents")) > 2 * 2 * 4); /* sweeps, batches, layers */
     cJSON_Delete(slices);
+}
+
+/* 1,200 rows of a prefill, of 1,024 numbers in the MLP: together where a GPU has room for them, else in pieces of 1,000 or
+ * less. */
+static void a_gpu_with_room_takes_prompts_in_larger_pieces(void) {
+    static const char *const where[] = {"cuda", "host"}, *const mlp[] = {"2.34", "4.00"}; /* MiB, F16 and F32 */
+    for (int i = 0; i < 2; i++) {
+        Result r = RUN_EMULATED(NULL, NULL, "bench", "--model", MODEL, "--prompt-len", "100", "--gen-len", "1", "--percent",
+                                "100", "0", "100", "0", "100", "0", "--gpu-batch-size", "12", "--num-gpu-batches", "1",
+                                "--gpu-mem", "1G", "--device", where[i]);
+        assert_done(&r);
+        const char *line = strstr(r.err, "workspace: mlp");
+        CU_ASSERT_FATAL(line != NULL);
+        CU_ASSERT(strtod(line + strlen("workspace: mlp"), NULL) == atof(mlp[i]));
+        result_free(&r);
+    }
+}
+
+/* A launch that fails once the measured run is over: without --trace it would never have been. */
+static void what_was_measured_on_a_gpu_is_written_before_the_second_run(void) {
+    char trace[4096], nth[24];
+    bool over = false;
+    int n = 50;
+    open_directories();
+    snprintf(trace, sizeof trace, "%s", path_in(capture, "early-trace.json"));
+    for (; !over; n += n / 4) {
+        snprintf(nth, sizeof nth, "%d", n);
+        Result r = RUN_EMULATED("CUDA_CPU_LAUNCH_FAILS", nth, BENCH_GPU);
+        over = !r.status;
+        result_free(&r);
+        CU_ASSERT_FATAL(n < 1000000);
+        if (over) break;
+    }
+    const char *json = path_in(capture, "early.json");
+    Result r = RUN_EMULATED("CUDA_CPU_LAUNCH_FAILS", nth, BENCH_GPU, "--json", json, "--trace", trace);
+    CU_ASSERT_EQUAL(r.status, EXIT_FAILED);
+    CU_ASSERT(strstr(r.out, "generation throughput") && strstr(r.err, "in use on the GPU") && !strstr(r.out, "breakdown"));
+    cJSON *figures = read_json(json);
+    CU_ASSERT(number(figures, "throughput") > 0);
+    cJSON_Delete(figures), result_free(&r);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -2135,6 +2186,9 @@ CU_TestInfo tests[] = {
     {"trouble with the GPU is one line that says what to do", trouble_with_the_gpu_is_one_line_that_says_what_to_do},
     {"the GPU keeps to its limit", the_gpu_keeps_to_its_limit},
     {"bench on the GPU measures before it traces", bench_on_the_gpu_measures_before_it_traces},
+    {"a GPU with room takes prompts in larger pieces", a_gpu_with_room_takes_prompts_in_larger_pieces},
+    {"what was measured on a GPU is written before the second run",
+     what_was_measured_on_a_gpu_is_written_before_the_second_run},
     {"a wrong copy is refused in one line", a_wrong_copy_is_refused_in_one_line},
     {"quantize makes a copy and says how large it is", quantize_makes_a_copy_and_says_how_large_it_is},
     {"a group that does not divide the model's rows is refused", a_group_that_does_not_divide_the_model_s_rows_is_refused},

@@ -1168,7 +1168,8 @@ static void copies_go_up_down_and_across_whole_and_by_rows(void) {
     arena_open(MIB);
     uint8_t *host = (uint8_t *)aligned_alloc(4096, 65536);
     CU_ASSERT_FATAL(host != NULL);
-    for (int pinned = getenv("CUDA_CPU_STRICT") != NULL; pinned < 2; pinned++) { /* strict: no others */
+    for (int pinned = getenv("CUDA_CPU_STRICT") != NULL; pinned < 3; pinned++) { /* strict: no others */
+        if (pinned == 2) gpu->pin_piece = 4096; /* borders within copies, and within their rows */
         if (pinned) ASSERT_OK(gpu->pin(gpu, host, 65536, &err));
         for (int way = 0; way < 3; way++) {
             copy_case(copiers[way], way, host, 30000, 30000, 30000, 1);
@@ -1186,12 +1187,11 @@ static void copies_go_up_down_and_across_whole_and_by_rows(void) {
 /* They go in pieces of 16 MiB, the last one smaller: up, and down again. */
 static void large_copies_bring_every_byte_to_its_place(void) {
     const size_t bytes = (size_t)(every_third() > 1 ? 16 : 32) * MIB + 64, words = bytes / sizeof(uint32_t);
-    uint32_t *from = (uint32_t *)aligned_alloc(64, bytes), *back = (uint32_t *)aligned_alloc(64, bytes);
+    uint32_t *from = (uint32_t *)aligned_alloc(64, 2 * bytes), *back = from + words;
     gpu_open();
     void *there = gpu->alloc(gpu, bytes, &err);
-    CU_ASSERT_FATAL(from && back && there);
-    ASSERT_OK(gpu->pin(gpu, from, bytes, &err));
-    ASSERT_OK(gpu->pin(gpu, back, bytes, &err));
+    CU_ASSERT_FATAL(from && there);
+    ASSERT_OK(gpu->pin(gpu, from, 2 * bytes, &err));
     for (size_t i = 0; i < words; i++) from[i] = (uint32_t)i, back[i] = 0;
     POST(W_LOAD, copy, there, bytes, from, bytes, bytes, 1);
     POST(W_LOAD, end, 7);
@@ -1200,8 +1200,8 @@ static void large_copies_bring_every_byte_to_its_place(void) {
     POST(STORE, end, 7);
     POST(STORE, sync, 7);
     CU_ASSERT(memcmp(back, from, bytes) == 0);
-    gpu->unpin(gpu, from), gpu->unpin(gpu, back), gpu->release(gpu, there);
-    free(from), free(back);
+    gpu->unpin(gpu, from), gpu->release(gpu, there);
+    free(from);
 }
 
 /* From memory that is not pinned: such a copy may arrive when CUDA's call has long returned, and no stream waits for it. */
@@ -1343,6 +1343,21 @@ static void what_is_released_and_closed_is_free_again(void) {
     gpu_close();
 }
 
+static void a_large_card_sets_more_aside(void) {
+    static const char *const mib[] = {"2048", "40960", "40961", "143771"};
+    if (!&cuda_cpu_hold) return; /* a real GPU has the memory that it has */
+    const char *before = getenv("CUDA_CPU_MEM_MB");
+    char *was = before ? strdup(before) : NULL;
+    for (int i = 0; i < COUNT(mib); i++) {
+        setenv("CUDA_CPU_MEM_MB", mib[i], 1);
+        gpu_open();
+        CU_ASSERT_EQUAL(gpu->spare, (size_t)(i < 2 ? 128 : 512) * MIB);
+        gpu_close();
+    }
+    was ? setenv("CUDA_CPU_MEM_MB", was, 1) : unsetenv("CUDA_CPU_MEM_MB");
+    free(was);
+}
+
 CU_TestInfo tests[] = {
     {"embed copies rows exactly and adds with one rounding", embed_copies_rows_exactly_and_adds_with_one_rounding},
     {"layernorm matches the host, in place too", layernorm_matches_the_host_in_place_too},
@@ -1389,5 +1404,6 @@ CU_TestInfo tests[] = {
     {"memory that is not there is refused with its remedy", memory_that_is_not_there_is_refused_with_its_remedy},
     {"logits that are no numbers never win and are reported", logits_that_are_no_numbers_never_win_and_are_reported},
     {"what is released and closed is free again", what_is_released_and_closed_is_free_again},
+    {"a large card sets more aside", a_large_card_sets_more_aside},
     CU_TEST_INFO_NULL,
 };

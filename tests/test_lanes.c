@@ -401,11 +401,11 @@ static void check_trace(double begin, double end) {
 
 /* What the GPU is asked for: marks of FINISH, and waits of its lanes for each other. */
 static int marks, waits;
-static int (*plain_end)(Gpu *, Lane, uint64_t, Error *), (*plain_after)(Gpu *, Lane, Lane, uint64_t, Error *);
+static int (*plain_mark)(Gpu *, Lane, uint64_t, Error *), (*plain_after)(Gpu *, Lane, Lane, uint64_t, Error *);
 
-static int count_end(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
+static int count_mark(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
     marks += lane == FINISH;
-    return plain_end(gpu, lane, mark, e);
+    return plain_mark(gpu, lane, mark, e);
 }
 
 static int count_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *e) {
@@ -418,8 +418,8 @@ static int count_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *e)
 static void one_batch_in_flight_needs_no_marks_between_its_layers(void) {
     if (!test_gpu) return;
     untraced = true; /* a trace parts calls */
-    plain_end = test_gpu->end, plain_after = test_gpu->after;
-    test_gpu->end = count_end, test_gpu->after = count_after;
+    plain_mark = test_gpu->mark, plain_after = test_gpu->after;
+    test_gpu->mark = count_mark, test_gpu->after = count_after;
     Result one, two;
     for (int K = 1; K <= 2; K++) {
         Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = PROMPTS / K, .num_gpu_batches = K, .overlap = true, .page_tokens = 4};
@@ -427,11 +427,50 @@ static void one_batch_in_flight_needs_no_marks_between_its_layers(void) {
         run(K == 1 ? &one : &two, p, 0);
         CU_ASSERT(K == 1 ? marks == 0 : marks >= config.l * N);
         CU_ASSERT(K == 1 ? waits == 0 : waits > 0);
-        CU_ASSERT(device->count[PROJECT].busy_s > 0);
         close_device();
     }
-    test_gpu->end = plain_end, test_gpu->after = plain_after, untraced = false;
+    test_gpu->mark = plain_mark, test_gpu->after = plain_after, untraced = false;
     CU_ASSERT(!memcmp(one.tokens, two.tokens, sizeof one.tokens));
+}
+
+/* Of the emulation (tests/cuda_cpu.h): events that were recorded with a time; that were asked about. */
+extern long cuda_cpu_timed __attribute__((weak)), cuda_cpu_asked __attribute__((weak));
+
+/* Times are for a trace, and where sweeps mix prompts with new tokens, whose seconds are then told apart. */
+static void marks_have_times_only_where_somebody_wants_them(void) {
+    if (!test_gpu || !&cuda_cpu_timed) return; /* a real GPU does not say */
+    for (int way = 0; way < 3; way++) {
+        const Policy p = {.wc = 1,
+                          .cg = 1,
+                          .hg = 1,
+                          .gbs = 1,
+                          .num_gpu_batches = 2,
+                          .overlap = true,
+                          .page_tokens = 4,
+                          .schedule = way == 2 ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG};
+        Result r;
+        untraced = way != 1;
+        const long before = cuda_cpu_timed;
+        run(&r, p, 0);
+        const long timed = cuda_cpu_timed - before;
+        CU_ASSERT(way ? timed >= 2 * config.l * N : timed == 0);
+        CU_ASSERT((device->count[PROJECT].busy_s > 0) == (way > 0) && (device->count[W_LOAD].busy_s > 0) == (way > 0));
+        close_device();
+    }
+    untraced = false;
+}
+
+/* Alone a batch waits for everything that is waited for; beside others the GPU has more to do meanwhile. */
+static void only_one_batch_in_flight_asks_before_it_sleeps(void) {
+    if (!test_gpu || !&cuda_cpu_asked) return;
+    for (int K = 1; K <= 2; K++) {
+        const Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = 2, .num_gpu_batches = K, .overlap = true, .page_tokens = 4};
+        Result r;
+        const long before = cuda_cpu_asked;
+        run(&r, p, 0);
+        CU_ASSERT((cuda_cpu_asked > before) == (K == 1));
+        close_device();
+    }
 }
 
 /* The halves of its layers share a queue of a GPU, and are told apart. */
@@ -524,7 +563,7 @@ static void a_lane_may_have_more_calls_than_marks(void) {
 /* Of the lane STORE: who waits for its first mark is held in CUDA until all other marks have been set, and a little longer,
  * or until the first one is set anew. */
 static atomic_bool sleeps, all_set, set_anew;
-static int (*plain_sync)(Gpu *, Lane, uint64_t, Error *);
+static int (*plain_end)(Gpu *, Lane, uint64_t, Error *), (*plain_sync)(Gpu *, Lane, uint64_t, Error *);
 
 static int sync_and_sleep(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
     if (lane == STORE && mark == 1 && !atomic_exchange(&sleeps, true)) {
@@ -571,6 +610,8 @@ CU_TestInfo tests[] = {
     {"one logit that is no number ends the run", one_logit_that_is_no_number_ends_the_run},
     {"slowed links change no bit", slowed_links_change_no_bit},
     {"one batch in flight needs no marks between its layers", one_batch_in_flight_needs_no_marks_between_its_layers},
+    {"marks have times only where somebody wants them", marks_have_times_only_where_somebody_wants_them},
+    {"only one batch in flight asks before it sleeps", only_one_batch_in_flight_asks_before_it_sleeps},
     {"the trace of one batch has every call", the_trace_of_one_batch_has_every_call},
     {"the trace of a run adds up to its counters", the_trace_of_a_run_adds_up_to_its_counters},
     {"a trace that drops slices counts nothing twice", a_trace_that_drops_slices_counts_nothing_twice},

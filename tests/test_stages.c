@@ -71,6 +71,7 @@ static void *run_stage(void *arg) {
                         : host_open(plan, &s->part, "/var/tmp", &s->err);
     s->status = device ? weights_load(plan, &s->part, device, &s->err) : -1;
     if (device) device->net = s->net;
+    if (!s->status && s->gpu) s->status = opt_warm_up(device, plan, &s->err); /* as every run on a GPU begins */
     if (!s->status) s->status = schedule_run(plan, &task, device, &listener, &stats, &s->err);
     if (s->status && s->net) s->net->fail(s->net, &s->err);
     if (device) device->close(device);

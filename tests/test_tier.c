@@ -423,6 +423,40 @@ static void the_table_rests_on_the_highest_tier_that_has_room(void) {
     checkpoint_close(checkpoint);
 }
 
+/* Of a prefill of 5,000 rows: as many of them pass a layer, and its MLP, together as there is room for, and not one more.
+ */
+static void pieces_are_as_large_as_there_is_room_for(void) {
+    static const int rows[] = {PIECE_ROWS, 2048, LARGE_PIECE_ROWS};
+    Error err;
+    OptConfig c;
+    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-125m"), 0);
+    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
+    Task t = even_task(50, 100, 8);
+    size_t need[3][NTIERS];
+    for (int i = 0; i < 3; i++) {
+        Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = 50, .num_gpu_batches = 1, .overlap = true, .page_tokens = 16};
+        p.piece_rows = rows[i];
+        Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
+        memcpy(need[i], plan->total, sizeof need[i]);
+        CU_ASSERT(plan->piece_rows == rows[i] && plan->chunk == rows[i]);
+        CU_ASSERT_EQUAL(plan->region[MLP][TIER_GPU].rows, rows[i]);
+        plan_free(plan);
+        if (i) CU_ASSERT(need[i][TIER_GPU] > need[i - 1][TIER_GPU]);
+    }
+    for (int i = 0; i < 3; i++)
+        for (int less = 0; less < 2; less++) {
+            Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = 50, .num_gpu_batches = 1, .overlap = true, .page_tokens = 16};
+            need[i][TIER_GPU] -= less;
+            fit_pieces(&p, checkpoint, &t, F16, need[i]);
+            CU_ASSERT_EQUAL(p.piece_rows, i - less > 0 ? rows[i - less] : 0);
+            p.piece_rows = 7; /* given */
+            fit_pieces(&p, checkpoint, &t, F16, need[2]);
+            CU_ASSERT_EQUAL(p.piece_rows, 7);
+        }
+    free_task(&t);
+    checkpoint_close(checkpoint);
+}
+
 static void pools_hand_out_the_lowest_page_and_remember_their_peak(void) {
     PagePool pool;
     pool_open(&pool, 0, 130);
@@ -465,6 +499,7 @@ CU_TestInfo tests[] = {
     {"the planned work is what runs", the_planned_work_is_what_runs},
     {"the work of two blocks by hand", the_work_of_two_blocks_by_hand},
     {"the table rests on the highest tier that has room", the_table_rests_on_the_highest_tier_that_has_room},
+    {"pieces are as large as there is room for", pieces_are_as_large_as_there_is_room_for},
     {"pools hand out the lowest page and remember their peak", pools_hand_out_the_lowest_page_and_remember_their_peak},
     {"a page that is free is not taken back", a_page_that_is_free_is_not_taken_back},
     CU_TEST_INFO_NULL,
