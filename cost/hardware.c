@@ -227,7 +227,7 @@ static int read_key(const Reader *r, const Key *k) {
 /* It is printed on lines of its own. */
 static int read_name(const Reader *r) {
     const cJSON *name = member(r->json, "name");
-    const size_t most = sizeof r->to->name - 1;
+    const size_t most = MOST_NAME;
     if (!name) return refuse(r, "has no name; expected a text that says which machine this is");
     bool is_text = cJSON_IsString(name) && name->valuestring[0] && strlen(name->valuestring) <= most;
     for (const char *c = is_text ? name->valuestring : ""; *c; c++)
@@ -305,8 +305,8 @@ int hardware_change(Hardware *h, const char *change, Error *err) {
             double *to = (double *)((char *)h + k->offset);
             for (int s = 0; s < (k->form == PAIR ? 2 : 1); s++)
                 if (stage < 0 || s == stage) to[s] = number;
-            const size_t used = strlen(h->name);
-            snprintf(h->name + used, sizeof h->name - used, ", %s", change);
+            const size_t used = strlen(h->name), more = strlen(", ") + strlen(change);
+            if (used + more < sizeof h->name) sprintf(h->name + used, ", %s", change);
             return 0;
         }
     return fail(err, EXIT_USAGE, "--with %.60s: expected KEY=NUMBER of a hardware file, such as ctog_bdw=24e9", change);

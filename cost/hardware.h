@@ -13,7 +13,7 @@ extern "C" {
 
 /* A rate that depends on a size: between two points, seconds are taken to be linear in the size; outside, proportional
  * to it. */
-enum { MAX_POINTS = 16 };
+enum { MAX_POINTS = 16, MOST_NAME = 95 };
 typedef struct {
     int n; /* points, by ascending size; 0: there is no curve */
     double size[MAX_POINTS], rate[MAX_POINTS];
@@ -21,7 +21,7 @@ typedef struct {
 
 /* The hardware parameters of section 4.3 and Table 7. Of a pair [0] holds in generation, [1] in prefill. */
 struct Hardware {
-    char name[96];
+    char name[MOST_NAME + 65];                                 /* a file's, and behind it what is changed */
     double gmem, cmem, nmem;                                   /* bytes that the tiers can hold */
     double ctog_bdw[2], gtoc_bdw[2], dtoc_bdw[2], ctod_bdw[2]; /* bytes/s */
     double mm_flops[2], bmm_flops[2], cpu_flops[2];            /* FLOP/s of linear, of attention on the GPU, on the CPU */
@@ -44,8 +44,8 @@ struct Hardware {
  * for a missing, unknown, negative, zero or non-numeric value. */
 int hardware_read(Hardware *hardware, const char *path, Error *err);
 /* Changes one number of a machine that was read: "KEY=NUMBER"; of a rate KEY is both stages, KEY_p and KEY_g are one. The
- * name says so, too. -1 and one line (EXIT_USAGE) for what the file could not hold, or what a curve of the machine
- * replaces. */
+ * name says so, too, where there is room. -1 and one line (EXIT_USAGE) for what the file could not hold, or what a curve of
+ * the machine replaces. */
 int hardware_change(Hardware *hardware, const char *change, Error *err);
 /* Writes a file that hardware_read reads back to the same numbers; sources may be NULL. What could not be written shows in
  * ferror(out). */
