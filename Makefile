@@ -9,6 +9,7 @@
 # make bench      measured figures beside their bounds
 # make accuracy   what compression and sparse attention cost, in perplexity
 # make paper      the paper's evaluation again, into results/paper; make paper GPU=1 also measures on the GPU that is here
+# make experiments  all studies of docs/EXPERIMENTS.md, compared with what it says
 # make docs       the tour as a page with the three schedules as an animation: docs/index.html
 # make format, make clean
 ifeq ($(MAKELEVEL),0)
@@ -118,6 +119,9 @@ accuracy: flexgen
 paper: flexgen
 	@GPU=$(filter 1,$(GPU)) python3 -B scripts/paper.py
 
+experiments: flexgen
+	@python3 -B scripts/experiments.py --check
+
 docs: flexgen
 	@python3 -B scripts/make_page.py
 
@@ -130,5 +134,5 @@ format:
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
 .SECONDARY: # what a pattern rule made on the way stays
-.PHONY: all setup run bench accuracy paper docs format clean always
+.PHONY: all setup run bench accuracy paper experiments docs format clean always
 .DELETE_ON_ERROR:

@@ -130,6 +130,13 @@ void choose_threads(TaskRun *run) {
     *threads = host_set_threads(*threads ? *threads : allowed);
 }
 
+int read_machine(Hardware *hardware, const Options *o, Error *err) {
+    if (hardware_read(hardware, o->hardware, err)) return -1;
+    for (int i = 0; i < o->with.n; i++)
+        if (hardware_change(hardware, o->with.text[i], err)) return -1;
+    return 0;
+}
+
 int choose_machine(TaskRun *run, bool on_paper, Error *err) {
     enum { FOR_LANES = 2 };
     Options *o = run->options;
@@ -137,7 +144,7 @@ int choose_machine(TaskRun *run, bool on_paper, Error *err) {
     run->sim = device_is(o, "sim") || (on_paper && o->hardware);
     const bool all_cores = !o->threads;
     choose_threads(run);
-    if (run->sim && hardware_read(run->hardware, o->hardware, err)) return -1;
+    if (run->sim && read_machine(run->hardware, o, err)) return -1;
     if (!run->sim && !device_is(o, "host") && !o->links && choose_gpu(run, err)) return -1;
     if (run->gpu && all_cores) o->threads = host_set_threads(imax(o->threads - FOR_LANES, (o->threads + 1) / 2));
     return fill_capacities(run, on_paper, err);
@@ -149,7 +156,7 @@ int know_machine(const TaskRun *run, Error *err) {
     FILE *progress = isatty(STDERR_FILENO) ? stderr : NULL;
     ProfileSize size;
     if (!run->sim &&
-        (o->hardware ? hardware_read(h, o->hardware, err)
+        (o->hardware ? read_machine(h, o, err)
                      : profile_size(&size, run->gpu, &run->checkpoint->config, run->memory, err) ||
                            profile_machine(h, &size, run->gpu, o->offload_dir, o->threads, o->capacity, progress, err)))
         return -1;

@@ -12,6 +12,8 @@ void choose_threads(TaskRun *run);
  * all numbers, as for the sim. Beside the CPU's attention the lanes of a GPU post, copy and wait: they get cores as well.
  */
 int choose_machine(TaskRun *run, bool on_paper, Error *err);
+/* The machine of --hardware, with the numbers that --with changes. */
+int read_machine(Hardware *hardware, const Options *options, Error *err);
 /* The machine that the search is for: a file's, or this one, measured; with its links as slow as they will be. */
 int know_machine(const TaskRun *run, Error *err);
 /* How the flags, or a packed checkpoint, say that weights and cache are packed; and who attends sparsely. */

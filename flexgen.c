@@ -460,7 +460,7 @@ static int paper_policy(TaskRun *run, Error *err) {
     Cost cost;
     Report report;
     run->hardware = xcalloc(1, sizeof *run->hardware);
-    if (check_lengths(o, config, err) || hardware_read(run->hardware, o->hardware, err) ||
+    if (check_lengths(o, config, err) || read_machine(run->hardware, o, err) ||
         paper_cost(&cost, run->hardware, config, &block, err) || report_open(&report, run, err))
         return -1;
     report_paper(&report, &cost, &block);

@@ -227,7 +227,7 @@ static int read_key(const Reader *r, const Key *k) {
 /* It is printed on lines of its own. */
 static int read_name(const Reader *r) {
     const cJSON *name = member(r->json, "name");
-    const size_t most = sizeof r->to->name - 1;
+    const size_t most = MOST_NAME;
     if (!name) return refuse(r, "has no name; expected a text that says which machine this is");
     bool is_text = cJSON_IsString(name) && name->valuestring[0] && strlen(name->valuestring) <= most;
     for (const char *c = is_text ? name->valuestring : ""; *c; c++)
@@ -277,6 +277,39 @@ int hardware_read(Hardware *hardware, const char *path, Error *err) {
     cJSON_Delete(json);
     free(text);
     return status;
+}
+
+/* Whether a rate of some stage counts no more, since it was measured at several sizes. */
+static bool has_curve(const Hardware *h, const Key *k) {
+    return (k->offset == AT(mm_flops) && h->mm_rows.n) || (k->offset == AT(cpu_flops) && h->cpu_tokens.n) ||
+           (k->offset == AT(bmm_flops) && (h->bmm_tokens[0].n || h->bmm_tokens[1].n));
+}
+
+int hardware_change(Hardware *h, const char *change, Error *err) {
+    const char *text = strchr(change, '=');
+    const int len = text ? (int)(text - change) : 0;
+    char *end = NULL;
+    for (const Key *k = keys; k < keys + NKEYS; k++)
+        for (int stage = -1; stage < (k->form == PAIR ? 2 : 0); stage++) { /* -1: both */
+            const KeyName one = stage_key(k->key, stage == 1);
+            const char *key = stage < 0 ? k->key : one.text;
+            if (k->form == FLAG || k->form == CURVE || strncmp(change, key, len) != 0 || (int)strlen(key) != len) continue;
+            const double number = strtod(text + 1, &end);
+            if (end == text + 1 || *end || !(number >= k->lo && number <= k->hi))
+                return fail(err, EXIT_USAGE, "--with %.60s: expected a number of %s from %g to %g", change, k->unit, k->lo,
+                            k->hi);
+            if (has_curve(h, k))
+                return fail(err, EXIT_USAGE,
+                            "--with %.60s: the machine has a curve in its place; name one without, or change its file",
+                            change);
+            double *to = (double *)((char *)h + k->offset);
+            for (int s = 0; s < (k->form == PAIR ? 2 : 1); s++)
+                if (stage < 0 || s == stage) to[s] = number;
+            const size_t used = strlen(h->name), more = strlen(", ") + strlen(change);
+            if (used + more < sizeof h->name) sprintf(h->name + used, ", %s", change);
+            return 0;
+        }
+    return fail(err, EXIT_USAGE, "--with %.60s: expected KEY=NUMBER of a hardware file, such as ctog_bdw=24e9", change);
 }
 
 // ---------------------------------------------------------------------------------------------------------------

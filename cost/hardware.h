@@ -13,7 +13,7 @@ extern "C" {
 
 /* A rate that depends on a size: between two points, seconds are taken to be linear in the size; outside, proportional
  * to it. */
-enum { MAX_POINTS = 16 };
+enum { MAX_POINTS = 16, MOST_NAME = 95 };
 typedef struct {
     int n; /* points, by ascending size; 0: there is no curve */
     double size[MAX_POINTS], rate[MAX_POINTS];
@@ -21,7 +21,7 @@ typedef struct {
 
 /* The hardware parameters of section 4.3 and Table 7. Of a pair [0] holds in generation, [1] in prefill. */
 struct Hardware {
-    char name[96];
+    char name[MOST_NAME + 65]; /* a file's, and behind it what is changed */
     union { /* bytes that the tiers can hold */
         struct {
             double gmem, cmem, nmem;
@@ -53,6 +53,10 @@ struct Hardware {
  * FLOP/s] by ascending size; sources, an object of texts that say where each value is from. -1 and one line (EXIT_USAGE)
  * for a missing, unknown, negative, zero or non-numeric value. */
 int hardware_read(Hardware *hardware, const char *path, Error *err);
+/* Changes one number of a machine that was read: "KEY=NUMBER"; of a rate KEY is both stages, KEY_p and KEY_g are one. The
+ * name says so, too, where there is room. -1 and one line (EXIT_USAGE) for what the file could not hold, or what a curve of
+ * the machine replaces. */
+int hardware_change(Hardware *hardware, const char *change, Error *err);
 /* Writes a file that hardware_read reads back to the same numbers; sources may be NULL. What could not be written shows in
  * ferror(out). */
 void hardware_write(const Hardware *hardware, const cJSON *sources, FILE *out);

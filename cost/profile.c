@@ -623,7 +623,7 @@ static int measure_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu
     *p = (Profile){.size = *size, .act = gpu ? F16 : F32, .progress = progress, .err = err};
     if (gpu) fit_gpu(&p->size, gpu);
     plan_profile(p, offload_dir, capacity);
-    name_machine(measured.name, sizeof measured.name, gpu, threads);
+    name_machine(measured.name, MOST_NAME + 1, gpu, threads);
     set_capacities(&measured, capacity);
     if (!p->plan.offload_bytes) measured.nmem = 1;
     p->device =

@@ -278,6 +278,8 @@ static const Flag flags[] = {
      "host, cuda (the GPU, if there is one), or for bench sim, a machine made of numbers"},
     {"--hardware", "gbpe", TEXT(hardware),
      "FILE: the machine that the policy is for or the sim plays, such as hardware/t4.json (this one, measured)"},
+    {"--with", "gbpe", 1, add_text, AT(with), 0, 0,
+     "KEY=NUMBER: of that machine, in place of the file's, such as ctog_bdw=24e9; may be repeated"},
     {"--cost-model", "p", 1, set_cost_model, NONE, 0, 0,
      "runtime: what this program does (the default); paper: Appendix A.3 as printed"},
     {"--max-latency", "gbp", NUMBER(max_latency, 1e-6, 1e12), "SECONDS: that one block may take"},
@@ -480,6 +482,7 @@ int flags_check(const Options *o, Command command, Error *err) {
     const Rule rules[] = {
         {sim && command != BENCH, "--device sim", ": it computes nothing, so only bench knows it; leave it out"},
         {sim && !o->hardware, "--device sim: ", machine},
+        {o->with.n && !o->hardware, "--with", ": changes a number of a machine's file; give --hardware FILE"},
         {o->links && o->device && !host, "--link", ": only links of the host device can be slowed; use --device host"},
         {needs_model && named, "--model", " is missing; name a checkpoint directory or a size such as opt-125m"},
         {needs_model, "--model", " is missing; name a checkpoint directory"},

@@ -366,7 +366,7 @@ typedef enum { GENERATE, BENCH, POLICY, PROFILE, QUANTIZE, EVAL, NCOMMANDS } Com
 struct Options {
     const char *model, *prompts, *output, *json, *offload_dir, *device, *hardware, *trace;
     const char *perplexity, *last_word, *format;
-    Texts prompt, stop, stages;
+    Texts prompt, stop, stages, with;
     int max_tokens, num_prompts, threads, window, limit;
     int prompt_len[2], gen_len[2]; /* least, most */
     Policy policy;                 /* gbs, num_gpu_batches 0: not given */

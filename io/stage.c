@@ -15,8 +15,8 @@ typedef struct {
 } Identity;
 
 uint64_t flags_digest(char **args, int n) {
-    static const char *const own[] = {"--model",   "--offload-dir", "--threads",  "--gpu-mem",
-                                      "--cpu-mem", "--disk-mem",    "--hardware", "--device"}; /* of each machine */
+    static const char *const own[] = {"--model",    "--offload-dir", "--threads", "--gpu-mem", "--cpu-mem",
+                                      "--disk-mem", "--hardware",    "--with",    "--device"}; /* of each machine */
     uint64_t hash = HASH_START;
     for (int a = 0; a < n; a++) {
         bool skip = false;

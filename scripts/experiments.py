@@ -1,13 +1,20 @@
 #!/usr/bin/env python3
-"""Run the small studies of docs/EXPERIMENTS.md and draw them into build/experiments/.
+"""Run the small studies of docs/EXPERIMENTS.md, print their points and draw them into build/experiments/.
 
-    python3 scripts/experiments.py [NAME ...]      all of them, or those named: about a minute in all
-    python3 scripts/experiments.py prediction --here      this one also on this machine, which is measured first: two minutes
-    python3 scripts/experiments.py [NAME ...] --docs      into docs/experiments/, and the points into docs/EXPERIMENTS.md
+    python3 scripts/experiments.py [NAME ...]      all of them, or those named: two minutes in all
+    python3 scripts/experiments.py NAME --device host --flags "--model opt-125m --prompt-len 64"
+                                                   measured on this computer, and not simulated; or --device cuda
+    python3 scripts/experiments.py NAME --hardware hardware/h100.json       simulated on another machine
+    python3 scripts/experiments.py [NAME ...] --docs       into docs/experiments/, and the points into docs/EXPERIMENTS.md
+    python3 scripts/experiments.py [NAME ...] --check      compares with these; `make experiments` does so with all of them
+
+--flags adds flags to every run of ./flexgen; of two of a kind the last one counts. FLEXGEN names another program.
 
 Each study is one function: it runs ./flexgen with other flags each time, and gives its points to draw(), which also prints
 them. Change a number and run it again. Needs only Python's standard library, 3.8 or later.
 """
+import argparse
+import glob
 import json
 import math
 import os
@@ -18,38 +25,49 @@ import tempfile
 
 from plot_trace import INK, box, document, label, legend, number, tick_step
 
-DOCS, TEXT, T4 = "--docs" in sys.argv, "docs/EXPERIMENTS.md", "hardware/t4.json"
+TEXT, PLOTS = "docs/EXPERIMENTS.md", "docs/experiments"
 FLEXGEN = os.environ.get("FLEXGEN", "./flexgen")
-FOLDER = "docs/experiments" if DOCS else "build/experiments"
 TMP = tempfile.TemporaryDirectory()
 COLORS = ["#4e79a7", "#e15759", "#59a14f", "#b07aa1", "#f28e2b", "#9c755f"]
-STORIES = "eval --model models/opt-tiny --perplexity models/opt-tiny/stories.txt --window 256 --limit 16"
+# The sim computes the same everywhere. A perplexity has the roundings of the processor's instructions, which move it by less
+# than a thousandth; a mistake in packing or choosing moves it by percents.
+TOLERANCE = {"bits": .005, "sparsity": .005, "accuracy": .005}
 
 
 # ------------------------------------------------------------------ runs
 
-def machine(**changed):
-    """A hardware file: the T4 with some numbers changed."""
-    with open(T4, encoding="utf-8") as f:
-        numbers = {k: v for k, v in json.load(f).items() if k != "sources"}
-    path = os.path.join(TMP.name, "-".join(f"{k}={v:g}" for k, v in changed.items()) + ".json")
-    with open(path, "w", encoding="utf-8") as f:
-        json.dump({**numbers, **changed}, f)
-    return path
-
-
 def flexgen(flags):
     """(the figures of one run, what it said on standard error); None if the machine is too small."""
-    r = subprocess.run([FLEXGEN, *flags.split(), "--json", "-"], capture_output=True, text=True)
+    command = [FLEXGEN, *flags.split(), *args.flags.split(), "--json", "-"]
+    r = subprocess.run(command, capture_output=True, text=True)
     if r.returncode == 2 and re.search("no policy|needs|does not fit|lacks", r.stderr):
         return None
     if r.returncode:
-        sys.exit(f"flexgen {flags}: {r.stderr.splitlines()[-1] if r.stderr else r.returncode}")
+        sys.exit(f"{' '.join(command)}: {r.stderr.splitlines()[-1] if r.stderr else r.returncode}")
     return json.loads(r.stdout), r.stderr
 
 
-def sim(flags, hardware=T4):
-    return flexgen(f"bench --device sim --hardware {hardware} {flags}")[0]
+def machine(hardware="hardware/t4.json", **changed):
+    """The flags for a machine with some of its numbers changed; --hardware goes before the study's own."""
+    return f"--hardware {args.hardware or hardware}" + "".join(f" --with {key}={value:g}" for key, value in changed.items())
+
+
+def bench(flags, hardware="hardware/t4.json", **changed):
+    """A run on the device: on the sim of such a machine, or on this one with its links slowed."""
+    if args.device == "sim":
+        return flexgen(f"bench --device sim {machine(hardware, **changed)} {flags}")
+    links = ",".join(f"{key[:4]}={value:g}" for key, value in changed.items())
+    if links and args.device == "cuda":
+        sys.exit("experiments.py: the links of a real GPU are as fast as they are; --device host and sim can slow them")
+    here = f"--hardware {args.hardware}" if args.hardware else ""
+    return flexgen(f"bench --device {args.device} {here} {'--link ' + links if links else ''} {flags}")
+
+
+def perplexity(flags):
+    """Of the stories beside the shipped model."""
+    device = "host" if args.device == "sim" else args.device
+    return flexgen(f"eval --device {device} --model models/opt-tiny --perplexity models/opt-tiny/stories.txt "
+                   f"--window 256 --limit 16 {flags}")[0]["perplexity"]
 
 
 # ------------------------------------------------------------------ drawing
@@ -92,24 +110,52 @@ def draw(name, title, across, up, lines, log=False, points=False):
                      f"stroke='{INK}' stroke-dasharray='3 3'/>")
     parts += [label(left, top - 6, up, 11), label(left + width, top + height + 34, across, 11, "end")]
     entries, more = legend(colors, left, top + height + 44, width)
-    os.makedirs(FOLDER, exist_ok=True)
-    with open(f"{FOLDER}/{name}.svg", "w", encoding="utf-8") as f:
-        f.write(document(left + width + 24, top + height + 48 + more, title, parts + entries))
     said = f"{title}: {up} by {across}\n"
     for line, at in lines.items():
         said += f"  {line}: " + ", ".join(f"{a:g}: {b:.4g}" for a, b in at) + "\n"
-    print(said, end="")
-    if DOCS:
-        write_points(name, said)
+    tell(name, said, document(left + width + 24, top + height + 48 + more, title, parts + entries))
 
 
-def write_points(name, said):
-    """Into the listing of that name, if there is one."""
-    with open(TEXT, encoding="utf-8") as f:
-        text = f.read()
-    listing = re.compile(rf"(<!-- points {name} -->\n```text\n).*?(```\n)", re.S)
-    with open(TEXT, "w", encoding="utf-8") as f:
-        f.write(listing.sub(lambda m: m[1] + said + m[2], text))
+# ------------------------------------------------------------------ telling, keeping and comparing
+
+def alike(a, b, tolerance):
+    """Whether two texts have the same words, and numbers that differ by no more than this share."""
+    figures = r"\d+(?:\.\d+)?"
+    numbers = [[float(n) for n in re.findall(figures, text)] for text in (a, b)]
+    return re.sub(figures, "#", a) == re.sub(figures, "#", b) and \
+        all(abs(x - y) <= tolerance * max(x, y) for x, y in zip(*numbers))
+
+
+def kept(path):
+    if not os.path.exists(path):
+        return ""
+    with open(path, encoding="utf-8") as f:
+        return f.read()
+
+
+def keep(path, text):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(text)
+
+
+def tell(name, said, svg):
+    """Prints the points, and writes or compares them and the drawing. What was not simulated has its device in its name."""
+    name += "" if args.device == "sim" else f"-{args.device}"
+    path, document = f"{PLOTS}/{name}.svg", kept(TEXT)
+    listing = re.compile(rf"(<!-- points {name} -->\n```text\n)(.*?)(```\n)", re.S)
+    there = listing.search(document)
+    print(said, end="", flush=True)
+    if args.check:
+        for what, old, new in ((f"the points of {name} in {TEXT}", there[2] if there else "", said), (path, kept(path), svg)):
+            if new and not alike(old, new, TOLERANCE.get(name, 0)):
+                print(f"  {what}: has something else; --docs writes it anew")
+                stale.append(what)
+        return
+    if svg:
+        keep(path if args.docs else f"build/experiments/{name}.svg", svg)
+    if args.docs and there:
+        keep(TEXT, listing.sub(lambda m: m[1] + said + m[3], document))
 
 
 # ------------------------------------------------------------------ the studies
@@ -117,15 +163,15 @@ def write_points(name, said):
 def overlap():
     run = "--model opt-1.3b --gpu-batch-size 16 --num-gpu-batches 4 --percent 0 100 100 0 100 0 --gen-len 16"
     rates = [3, 6, 12, 24, 48, 96]
-    lines = {name: [(r, sim(f"{run} {flag}", machine(ctog_bdw=r * 1e9))["decode_throughput"]) for r in rates]
+    lines = {name: [(r, bench(f"{run} {flag}", ctog_bdw=r * 1e9)[0]["decode_throughput"]) for r in rates]
              for name, flag in (("overlapped", ""), ("--no-overlap", "--no-overlap"))}
     draw("overlap", "Overlap", "GB/s of the link ctog", "token/s while decoding", lines, log=True)
 
 
 def block():
     batches = [1, 2, 4, 8, 16, 32]
-    runs = [(k, sim(f"--model opt-6.7b --gpu-batch-size 8 --num-gpu-batches {k} --percent 50 50 0 100 0 100 "
-                    "--cpu-cache-compute")) for k in batches]
+    runs = [(k, bench(f"--model opt-6.7b --gpu-batch-size 8 --num-gpu-batches {k} --percent 50 50 0 100 0 100 "
+                      "--cpu-cache-compute")[0]) for k in batches]
     draw("block-throughput", "Block size and throughput", "GPU batches of a block", "token/s",
          {"throughput": [(k, r["throughput"]) for k, r in runs]}, log=True)
     draw("block-latency", "Block size and latency", "GPU batches of a block", "seconds of the block",
@@ -134,16 +180,16 @@ def block():
 
 def bits():
     widths = range(2, 9)
-    lines = {name: [(b, flexgen(f"{STORIES} {flag} --bits {b}")[0]["perplexity"]) for b in widths]
+    lines = {name: [(b, perplexity(f"{flag} --bits {b}")) for b in widths]
              for name, flag in (("weights", "--compress-weight"), ("KV cache", "--compress-cache"))}
-    exact = flexgen(STORIES)[0]["perplexity"]
+    exact = perplexity("")
     draw("bits", "Bits of a number", "bits (groups of 64)", "perplexity",
          {**lines, "FP16": [(2, exact), (8, exact)]}, log=True)
 
 
 def sparsity():
     shares = [.02, .05, .1, .2, .4, .7, 1]
-    found = [(100 * f, flexgen(f"{STORIES} --attn-sparsity {f}")[0]["perplexity"]) for f in shares]
+    found = [(100 * f, perplexity(f"--attn-sparsity {f}")) for f in shares]
     draw("sparsity", "Sparse attention", "percent of V that is read", "perplexity", {"perplexity": found}, log=True)
 
 
@@ -151,8 +197,8 @@ def pages():
     sizes = [1, 4, 16, 64, 256]
     rooms, rates = [], []
     for size in sizes:
-        figures, said = flexgen(f"bench --device sim --hardware {T4} --model opt-6.7b --gpu-batch-size 8 --num-gpu-batches 4 "
-                                f"--percent 50 50 0 100 0 100 --prompt-len 16-300 --gen-len 32 --page-tokens {size}")
+        figures, said = bench("--model opt-6.7b --gpu-batch-size 8 --num-gpu-batches 4 --percent 50 50 0 100 0 100 "
+                              f"--prompt-len 16-300 --gen-len 32 --page-tokens {size}")
         rooms.append((size, float(re.search(r"KV cache ([\d.]+) MiB", said)[1])))
         rates.append((size, figures["decode_throughput"]))
     percent = lambda values: [(a, 100 * v / values[0][1]) for a, v in values]
@@ -163,7 +209,7 @@ def pages():
 def machines():
     lines = {}
     for rate in (6, 12, 24, 48):
-        found = [(g, flexgen(f"policy --model opt-30b --hardware {machine(gmem=g * 1e9, ctog_bdw=rate * 1e9, gtoc_bdw=rate * 1e9)}"))
+        found = [(g, flexgen("policy --model opt-30b " + machine(gmem=g * 1e9, ctog_bdw=rate * 1e9, gtoc_bdw=rate * 1e9)))
                  for g in (8, 16, 24, 32, 48, 64, 80)]
         lines[f"{rate} GB/s"] = [(g, r[0]["throughput"]) for g, r in found if r]
     draw("machines", "OPT-30B on machines that one dreams up", "GB of GPU memory", "token/s of the best policy", lines)
@@ -173,33 +219,72 @@ def prediction():
     blocks = (2, 1), (4, 2), (8, 4)
     shares = ("100 0 100 0 100 0", "0 100 100 0 100 0", "50 50 0 100 0 100", "50 50 0 100 0 100 --cpu-cache-compute",
               "20 40 30 70 100 0")
-    flags = [f"--gpu-batch-size {g} --num-gpu-batches {k} --percent {p}" for g, k in blocks for p in shares]
-    runs = [sim(f"--model opt-1.3b --gen-len 16 {f}") for f in flags]
-    pairs = lambda runs: [(r["predicted"]["throughput"], r["throughput"]) for r in runs]
-    draw("prediction-sim", "Prediction beside the sim", "predicted token/s", "token/s", {"opt-1.3b, the sim": pairs(runs)}, points=True)
-    if "--here" not in sys.argv:
-        return
-    here = f"{TMP.name}/here.json"
-    subprocess.run([FLEXGEN, "profile", "--model", "opt-125m", "--output", here], check=True,
-                   env={**os.environ, "XDG_CACHE_HOME": TMP.name})
-    runs = [flexgen(f"bench --device host --hardware {here} --model opt-125m --prompt-len 64 --gen-len 16 {f}")[0] for f in flags]
-    draw("prediction-here", "Prediction beside measurement", "predicted token/s", "token/s", {"opt-125m, this machine": pairs(runs)},
-         points=True)
+    model, length, where = "opt-1.3b", 512, "the sim"
+    if args.device != "sim":  # so small that a computer has it done in two minutes
+        model, length, where = "opt-125m", 64, "this machine"
+        if not args.hardware:
+            args.hardware = f"{TMP.name}/here.json"
+            subprocess.run([FLEXGEN, "profile", "--device", args.device, "--model", model, "--output", args.hardware],
+                           check=True, env={**os.environ, "XDG_CACHE_HOME": TMP.name})
+    runs = [bench(f"--model {model} --prompt-len {length} --gen-len 16 --gpu-batch-size {g} --num-gpu-batches {k} --percent {p}")[0]
+            for g, k in blocks for p in shares]
+    draw("prediction", "Prediction beside " + ("the sim" if where == "the sim" else "measurement"), "predicted token/s", "token/s",
+         {f"{model}, {where}": [(r["predicted"]["throughput"], r["throughput"]) for r in runs]}, points=True)
 
 
 def stages():
     lines = {}
     for name, net in (("10 Gbit/s, 0.1 ms", "1.25G,0.1ms"), ("0.1 Gbit/s, 5 ms", "12.5M,5ms")):
-        lines[name] = [(m, sim("--model opt-6.7b --percent 0 100 100 0 100 0 --gpu-batch-size 8 --num-gpu-batches 2 --gen-len 16 "
-                               f"--num-prompts 144 --nodes {m} --net {net}")["throughput"]) for m in (1, 2, 4, 8)]
+        lines[name] = [(m, bench("--model opt-6.7b --percent 0 100 100 0 100 0 --gpu-batch-size 8 --num-gpu-batches 2 --gen-len 16 "
+                                 f"--num-prompts 144 --nodes {m} --net {net}")[0]["throughput"]) for m in (1, 2, 4, 8)]
     draw("stages", "Stages of a pipeline", "machines", "token/s", lines)
 
 
-STUDIES = {f.__name__: f for f in (overlap, block, bits, sparsity, pages, machines, prediction, stages)}
+def card():
+    """The policy is searched for: on the sim of a laptop's card of 8 GB, or on the card that is here."""
+    sizes = [.5, 1, 2, 3, 4, 6]
+    lines = {name: [(g, bench(f"--model opt-1.3b --gpu-mem {g}G {flag}", "hardware/laptop.json")) for g in sizes]
+             for name, flag in (("16 bits", ""), ("4 bits where that is faster", "--allow-compression"))}
+    draw("card", "OPT-1.3B on a card of 8 GB", "GiB of it that may be used", "token/s",
+         {name: [(g, r[0]["throughput"]) for g, r in runs if r] for name, runs in lines.items()})
+
+
+def accuracy():
+    """The shipped model's, and that of every real OPT in models/ or in --flags."""
+    ways = {"FP16": "", "4-bit weights": "--compress-weight", "4-bit cache": "--compress-cache",
+            "4-bit": "--compress-weight --compress-cache", "4-bit-S": "--compress-weight --compress-cache --attn-sparsity 0.1"}
+    given = re.search(r"--model +(\S+)", args.flags)
+    models = [given[1]] if given else sorted(os.path.dirname(f) for f in glob.glob("models/*/config.json"))
+    for model in models:
+        name = os.path.basename(model.rstrip("/"))
+        found = {way: perplexity(f"--model {model} {flags}") for way, flags in ways.items()}
+        said = f"{name}: perplexity, and beside that of FP16\n" + "".join(
+            f"  {way:<14} {p:7.2f}  x {p / found['FP16']:.3f}\n" for way, p in found.items())
+        if name == "opt-tiny":
+            tell("accuracy", said, None)
+        else:  # no document has these figures
+            print(said, end="")
+
+
+STUDIES = {f.__name__: f for f in (overlap, block, bits, sparsity, pages, machines, prediction, stages, card, accuracy)}
+SIMULATED = "machines", "stages"  # on no other device
 
 if __name__ == "__main__":
-    names = [a for a in sys.argv[1:] if a not in ("--here", "--docs")] or list(STUDIES)
-    for n in names:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--device", choices=["sim", "host", "cuda"], default="sim")
+    parser.add_argument("--hardware", metavar="FILE", help="the machine (that of each study)")
+    parser.add_argument("--flags", default="", metavar="FLAGS", help="more flags for every run")
+    parser.add_argument("--docs", action="store_true", help="write into docs/, not into build/experiments/")
+    parser.add_argument("--check", action="store_true", help="compare with docs/, write nothing")
+    args, stale = parser.parse_args(), []
+    if args.check and (args.docs or args.hardware or args.flags or args.device != "sim"):
+        parser.error("--check compares what is simulated as it stands; leave the other options out")
+    for n in args.names:
         if n not in STUDIES:
-            sys.exit(f"experiments.py: {n}: expected some of {', '.join(STUDIES)}")
+            parser.error(f"{n}: expected some of {', '.join(STUDIES)}")
+        if n in SIMULATED and args.device != "sim":
+            parser.error(f"{n}: is about machines that are not here; leave --device out")
+    for n in args.names or [n for n in STUDIES if args.device == "sim" or n not in SIMULATED]:
         STUDIES[n]()
+    sys.exit(1 if stale else 0)

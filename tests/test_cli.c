@@ -413,6 +413,10 @@ static void a_wrong_command_is_refused_in_one_line_with_status_2(void) {
         RUN("bench", "--model", "opt-125m", "--device", "sim", "--hardware", "hardware/t4.json", "--nodes", "13"),
         EXIT_USAGE, WORDS("13 stages", "12 layers"));
     assert_refused(RUN("bench", "--model", "opt-125m", "--hardware", "x"), EXIT_USAGE, WORDS("x: cannot open"));
+    assert_refused(RUN("bench", "--model", "opt-125m", "--with", "gmem=1e9"), EXIT_USAGE,
+                   WORDS("--with", "--hardware FILE"));
+    assert_refused(RUN("bench", "--model", "opt-125m", "--hardware", "hardware/t4.json", "--with", "ctog=1e9"), EXIT_USAGE,
+                   WORDS("--with ctog=1e9", "KEY=NUMBER"));
     assert_refused(RUN("bench", "--model", MODEL, "--bits", "9"), EXIT_USAGE, WORDS("--bits 9", "from 2 to 8"));
     assert_refused(RUN("bench", "--model", MODEL, "--group", "24"), EXIT_USAGE, WORDS("--group 24", "multiple of 16"));
     assert_refused(RUN("bench", "--model", MODEL, "--attn-sparsity", "0"), EXIT_USAGE, WORDS("--attn-sparsity 0", "to 1"));
@@ -2048,6 +2052,27 @@ static void wires_and_links_are_as_fast_as_they_are_given(void) {
     const double fast =
         throughput_and_free(FIGURES(BEST, "--percent", "0", "100", "0", "100", "100", "0", "--link", "ctog=900G"));
     CU_ASSERT(fast == usual && slow < .5 * usual);
+    CU_ASSERT_EQUAL(
+        throughput_and_free(FIGURES(BEST, "--percent", "0", "100", "0", "100", "100", "0", "--with", "ctog_bdw=1e9")),
+        slow);
+}
+
+/* By both cost models and on the sim; the machine's name says so. */
+static void a_number_of_the_machine_is_changed_wherever_it_is_read(void) {
+#define WHOLE_POLICY "--percent", "0", "100", "0", "100", "100", "0", "--gpu-batch-size", "4", "--num-gpu-batches", "2"
+#define PAPER \
+    "policy", "--model", "opt-1.3b", ON_T4, "--cost-model", "paper", "--gpu-batch-size", "4", "--num-gpu-batches", "2"
+#define SIM "bench", "--model", "opt-1.3b", "--device", "sim", ON_T4, WHOLE_POLICY
+    const double paper = throughput_and_free(FIGURES(PAPER)), sim = throughput_and_free(FIGURES(SIM));
+    /* what does not fit the GPU must pass the link */
+    const double small = throughput_and_free(FIGURES(PAPER, "--with", "gmem=1e9"));
+    const double slow = throughput_and_free(FIGURES(PAPER, "--with", "gmem=1e9", "--with", "ctog_bdw=1e8"));
+    CU_ASSERT(small < paper && slow < .5 * small);
+    CU_ASSERT(throughput_and_free(FIGURES(SIM, "--with", "ctog_bdw=1e8")) < .1 * sim);
+    cJSON *json = FIGURES(BEST, "--with", "gmem=2e9", "--with", "op_s=0");
+    const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(json, "hardware"));
+    CU_ASSERT(name && strstr(name, ", gmem=2e9, op_s=0"));
+    cJSON_Delete(json);
 }
 
 /* Who attends, and how much a number may be compressed to, are orders where they are given. */
@@ -2166,6 +2191,7 @@ CU_TestInfo tests[] = {
     {"the paper's cost model places OPT-30B", the_papers_cost_model_places_opt_30b},
     {"policy lists the ten best under the paper's names", policy_lists_the_ten_best_under_the_papers_names},
     {"wires and links are as fast as they are given", wires_and_links_are_as_fast_as_they_are_given},
+    {"a number of the machine is changed wherever it is read", a_number_of_the_machine_is_changed_wherever_it_is_read},
     {"the search keeps to what is ordered", the_search_keeps_to_what_is_ordered},
     {"a prompt and its output may fill the positions", a_prompt_and_its_output_may_fill_the_positions},
     {"T_pre and T_gen make up T", t_pre_and_t_gen_make_up_t},

@@ -150,13 +150,15 @@ static void lists_keep_what_is_given_in_order(void) {
         parse(&o, GENERATE, ARGS("--prompt", "a", "--stop", "x", "--prompt", "b", "--stages", "3,4", "--stop", "")), 0);
     CU_ASSERT(o.prompt.n == 2 && !strcmp(o.prompt.text[0], "a") && !strcmp(o.prompt.text[1], "b"));
     CU_ASSERT(o.stop.n == 2 && !strcmp(o.stop.text[0], "x") && !o.stop.text[1][0]);
+    CU_ASSERT_EQUAL(parse(&o, POLICY, ARGS("--with", "gmem=1e9", "--with", "ctog_bdw=2e9")), 0);
+    CU_ASSERT(o.with.n == 2 && !strcmp(o.with.text[0], "gmem=1e9") && !strcmp(o.with.text[1], "ctog_bdw=2e9"));
     CU_ASSERT(o.stages.n == 2 && atoi(o.stages.text[0]) == 3 && atoi(o.stages.text[1]) == 4);
-    free(o.prompt.text), free(o.stop.text), free(o.stages.text);
+    free(o.prompt.text), free(o.stop.text), free(o.stages.text), free(o.with.text);
 }
 
 /* Behind the tests above. */
 static void every_flag_of_the_help_text_was_tried(void) {
-    static const char *const lists = " --prompt --stop --stages "; /* above */
+    static const char *const lists = " --prompt --stop --stages --with "; /* above */
     char letters[10], padded[50];
     const char *name;
     int i = 0;
@@ -192,7 +194,7 @@ static bool takes(const char *name, Command command, const char *format, double 
     Options o = options_default();
     snprintf(number, sizeof number, format, value);
     const bool taken = !parse(&o, command, ARGS((char *)name, number));
-    free(o.prompt.text), free(o.stop.text), free(o.stages.text);
+    free(o.prompt.text), free(o.stop.text), free(o.stages.text), free(o.with.text);
     return taken;
 }
 
@@ -250,7 +252,7 @@ static void percentages_add_up_to_100(void) {
 static int check(Command command, char *const *args) {
     Options o = options_default();
     const int status = parse(&o, command, args) || flags_check(&o, command, &err) ? -1 : 0;
-    free(o.prompt.text), free(o.stop.text), free(o.stages.text);
+    free(o.prompt.text), free(o.stop.text), free(o.stages.text), free(o.with.text);
     return status;
 }
 
@@ -309,7 +311,8 @@ static void nothing_is_written_over_the_model(void) {
 
 /* Stages of a pipeline may differ in what is each machine's own: where its files and its memory are, not what is done. */
 static void what_is_a_machines_own_is_no_part_of_the_digest(void) {
-    static const char *const own = " --model --offload-dir --threads --gpu-mem --cpu-mem --disk-mem --hardware --device ";
+    static const char *const own =
+        " --model --offload-dir --threads --gpu-mem --cpu-mem --disk-mem --hardware --with --device ";
     char letters[10], padded[50];
     const char *name;
     const uint64_t bare = flags_digest(ARGS("bench"), 1);

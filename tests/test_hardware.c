@@ -272,6 +272,65 @@ static void wrong_points_are_named(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
+// One number changed
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A change is the file with another number in it, and nothing else but that the name says so. */
+static void a_change_is_the_file_with_another_number(void) {
+    static const char *const cases[][3] = {{"gmem=7e9", "\"gmem\": 1", "\"gmem\": 7e9"},
+                                           {"ctog_bdw=8e9", "\"ctog_bdw\": 4", "\"ctog_bdw\": 8e9"},
+                                           {"ctog_bdw_g=8e9", "\"ctog_bdw\": 4", "\"ctog_bdw_p\": 4, \"ctog_bdw_g\": 8e9"},
+                                           {"gtoc_bdw_p=3", "\"gtoc_bdw_p\": 5", "\"gtoc_bdw_p\": 3"},
+                                           {"gtoc_bdw=3", "\"gtoc_bdw_p\": 5, \"gtoc_bdw_g\": 6", "\"gtoc_bdw\": 3"},
+                                           {"bmm_flops=1e30", "\"bmm_flops\": 11", "\"bmm_flops\": 1e30"},
+                                           {"op_s=0", "\"gmem\": 1", "\"gmem\": 1, \"op_s\": 0"},
+                                           {"cpu_bdw=5", "\"gmem\": 1", "\"gmem\": 1, \"cpu_bdw\": 5"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Error err;
+        Hardware changed, expected;
+        ASSERT_OK(read_text(&changed, good, &err));
+        ASSERT_OK(hardware_change(&changed, cases[i][0], &err));
+        ASSERT_OK(read_text(&expected, edited(cases[i][1], cases[i][2]), &err));
+        CU_ASSERT(!memcmp(&changed.gmem, &expected.gmem, sizeof expected - offsetof(Hardware, gmem)));
+        CU_ASSERT(!strncmp(changed.name, "a machine, ", 11) && !strcmp(changed.name + 11, cases[i][0]));
+    }
+}
+
+/* As wrong use, by name; the machine stays as it was. */
+static void a_wrong_change_is_refused(void) {
+    static const char *const cases[][2] = {{"ctog_bdw", "expected KEY=NUMBER"},
+                                           {"=3", "expected KEY=NUMBER"},
+                                           {"ctog=3", "expected KEY=NUMBER"},
+                                           {"ctog_bdw_x=3", "expected KEY=NUMBER"},
+                                           {"gmem_p=3", "expected KEY=NUMBER"},
+                                           {"name=3", "expected KEY=NUMBER"},
+                                           {"shared_cores=1", "expected KEY=NUMBER"},
+                                           {"mm_rows=1", "expected KEY=NUMBER"},
+                                           {"ctog_bdw=", "a number of bytes/s from 1e-09 to 1e+30"},
+                                           {"ctog_bdw=12G", "a number of bytes/s"},
+                                           {"ctog_bdw=0", "a number of bytes/s"},
+                                           {"ctog_bdw=nan", "a number of bytes/s"},
+                                           {"gmem=-1", "a number of bytes from 1 to 1e+18"},
+                                           {"op_s=-1", "a number of seconds from 0"},
+                                           {"mm_flops_g=3", "a curve in its place"},
+                                           {"bmm_flops_p=3", "a curve in its place"},
+                                           {"cpu_flops=3", "a curve in its place"}};
+    Error err;
+    Hardware h, before;
+    ASSERT_OK(read_text(&h, with("\"mm_rows\": [[1, 2]], \"bmm_tokens_p\": [[1, 2]], \"cpu_tokens\": [[1, 2]]"), &err));
+    before = h;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        err = (Error){0, ""};
+        CU_ASSERT_EQUAL(hardware_change(&h, cases[i][0], &err), -1);
+        CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
+        CU_ASSERT(!strncmp(err.text, "--with ", 7) && !strncmp(err.text + 7, cases[i][0], strlen(cases[i][0])));
+        if (!strstr(err.text, cases[i][1])) fprintf(stderr, "\n    gave: %s\n", err.text);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.text, cases[i][1]));
+        CU_ASSERT(!memcmp(&h, &before, sizeof h));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
 // Written and read back
 // ---------------------------------------------------------------------------------------------------------------
 
@@ -451,6 +510,8 @@ CU_TestInfo tests[] = {
     {"curves are read too", curves_are_read_too},
     {"a curve has 1 to 16 points", a_curve_has_1_to_16_points},
     {"wrong points are named", wrong_points_are_named},
+    {"a change is the file with another number", a_change_is_the_file_with_another_number},
+    {"a wrong change is refused", a_wrong_change_is_refused},
     {"what is written is read back bit for bit", what_is_written_is_read_back_bit_for_bit},
     {"sources follow their keys", sources_follow_their_keys},
     {"without curves an op takes the longer of flops and bytes", without_curves_an_op_takes_the_longer_of_flops_and_bytes},
