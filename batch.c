@@ -45,8 +45,8 @@ static void *host(const Flight *f, Tensor t) { return f->to->device->host(f->to-
 // KV pages
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Whom the cache's cells know as the owner of pages of this group that nobody has. */
-static int nobody(const Flight *f) { return f->plan->batches + f->group; }
+/* Whom the cache's cells know as the owner of pages of this flight that nobody has. */
+static int nobody(const Flight *f) { return f->plan->batches + f->number; }
 
 /* Batch `to` has pages of a tier from now on that were those of batch `from`. */
 static void pages_move(Flight *f, Tier tier, int to, int from) {
@@ -359,7 +359,7 @@ static Batch *entrance(Flight *f) { return &f->batch[f->batches - 1]; }
 
 static void fly(Flight *f, Batch *b) {
     b->in_flight = true;
-    f->flight[f->K++] = b;
+    f->in_sweep[f->K++] = b;
 }
 
 /* Whoever has prefilled in the entrance moves on, and with them the order that their pages must keep. */
@@ -383,17 +383,17 @@ static void leave(Flight *f) {
     int K = 0, flew = f->K;
     Batch *in = f->plan->policy.schedule == SCHEDULE_DIAGONAL ? entrance(f) : NULL;
     for (int k = 0; k < flew; k++) {
-        Batch *b = f->flight[k];
+        Batch *b = f->in_sweep[k];
         bool ends = b == in || (f->to->device->net && !f->to->overlap);
         for (int r = 0; r < b->nseq; r++) ends = ends || b->seq[r]->posted == b->seq[r]->n;
         if (ends) collect(f, b);
     }
     if (in && in->in_flight) leave_entrance(f);
     for (int k = 0; k < f->K; k++) {
-        Batch *b = f->flight[k];
+        Batch *b = f->in_sweep[k];
         b->in_flight = b->nseq || b->njoining;
         b->prefill = false;
-        if (b->in_flight) f->flight[K++] = b;
+        if (b->in_flight) f->in_sweep[K++] = b;
     }
     f->K = K;
 }
@@ -437,8 +437,8 @@ bool flight_admit(Flight *f) {
     for (int e = 0; e < topups; e++) enter(f, f->entered[e], entrance(f));
     if (topups) {
         order_entrance(f);
-        memmove(f->flight + 1, f->flight, (f->K - 1) * sizeof *f->flight);
-        f->flight[0] = entrance(f);
+        memmove(f->in_sweep + 1, f->in_sweep, (f->K - 1) * sizeof *f->in_sweep);
+        f->in_sweep[0] = entrance(f);
     }
     for (int e = topups; e < n; e++) enter(f, f->entered[e], &f->batch[f->admission.seat[f->entered[e]].k]);
     f->began = 0;
@@ -454,14 +454,14 @@ void flight_swept(Flight *f) {
 bool flight_goes_on(const Flight *f) {
     if (f->line->next_prompt < f->task->count) return true;
     for (int k = 0; k < f->K; k++)
-        for (int r = 0; r < f->flight[k]->nseq; r++)
-            if (f->flight[k]->seq[r]->posted < f->flight[k]->seq[r]->n) return true;
+        for (int r = 0; r < f->in_sweep[k]->nseq; r++)
+            if (f->in_sweep[k]->seq[r]->posted < f->in_sweep[k]->seq[r]->n) return true;
     return false;
 }
 
 bool flight_is_empty(const Flight *f) {
     for (int k = 0; k < f->K; k++)
-        if (f->flight[k]->nseq) return false;
+        if (f->in_sweep[k]->nseq) return false;
     return true;
 }
 
@@ -469,9 +469,9 @@ void flight_open(Flight *f) {
     const Plan *p = f->plan;
     int block = imin(block_size(&p->policy), f->task->count);
     size_t pages = (size_t)p->max_seqs * p->max_pages;
-    f->batches = p->batches / group_count(&p->policy);
+    f->batches = p->batches / flight_count(&p->policy);
     f->batch = xcalloc(f->batches, sizeof *f->batch);
-    f->flight = xcalloc(f->batches, sizeof *f->flight);
+    f->in_sweep = xcalloc(f->batches, sizeof *f->in_sweep);
     f->seqs = xcalloc(block, sizeof *f->seqs);
     f->entered = xcalloc(block, sizeof *f->entered);
     admission_open(&f->admission, &p->policy, f->task, &f->line->next_prompt, p->npages);
@@ -482,13 +482,13 @@ void flight_open(Flight *f) {
     f->nseqs = block;
     for (int k = 0; k < f->batches; k++) {
         Batch *b = &f->batch[k];
-        b->index = f->group * f->batches + k;
+        b->index = f->number * f->batches + k;
         b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
         for (int t = TIER_CPU; t <= TIER_DISK; t++) b->staged[t] = xcalloc(pages, sizeof(Staged));
     }
     f->came = is_last(&p->config) ? NULL : xcalloc(2 * (size_t)imax(p->head_rows, p->max_seqs), sizeof *f->came);
-    for (int t = 0; t < NTIERS; t++) pool_open(&f->pool[t], f->group * p->npages[t], p->npages[t]);
+    for (int t = 0; t < NTIERS; t++) pool_open(&f->pool[t], f->number * p->npages[t], p->npages[t]);
 }
 
 void flight_close(Flight *f) {
@@ -499,7 +499,7 @@ void flight_close(Flight *f) {
     }
     for (int t = 0; t < NTIERS; t++) pool_close(&f->pool[t]);
     admission_close(&f->admission);
-    free(f->batch), free(f->flight), free(f->seqs), free(f->entered), free(f->came);
+    free(f->batch), free(f->in_sweep), free(f->seqs), free(f->entered), free(f->came);
 }
 
 int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from, int page_tokens) {

@@ -47,7 +47,7 @@ typedef struct {
     Sequence **seq;
     int nseq, rows, heads;
     Sequence **joining;           /* have prefilled in the entrance; members from its next begin on */
-    int index;                    /* in the plan, which has the batches of all groups */
+    int index;                    /* in the plan, which has the batches of all flights */
     int number, njoining, sweeps; /* number: of its latest admission, over the whole run; sweeps: those that it has begun */
     bool in_flight;
     bool prefill, waiting; /* waiting: its newest tokens are posted, not yet known */
@@ -58,14 +58,15 @@ typedef struct {
     long turn; /* of its newest piece: pieces take the workspaces in turn */
 } Batch;
 
-/* What the groups of a run share: the line of waiting prompts, the batches admitted so far, the end of the newest sweep. */
+/* What the flights of a run share: the line of waiting prompts, the batches admitted so far, the end of the newest sweep.
+ */
 typedef struct {
     int next_prompt;
     long admitted;
     double swept_at;
 } Line;
 
-/* Everyone in flight, of one group (section 4.4); on one machine there is only one. */
+/* A block of batches in flight (section 4.4); on one machine there is only one. */
 typedef struct {
     const Plan *plan;
     const Task *task;
@@ -73,10 +74,10 @@ typedef struct {
     RunStats *stats;
     Poster *to;
     Line *line;
-    int group, batches;     /* which group it is; its batches */
-    int i, K;               /* this sweep of the group; batches in flight in it */
-    Batch *batch, **flight; /* [batches]; the K that this sweep computes */
-    bool prefill;           /* some batch of this sweep is in prefill */
+    int number, batches;      /* which flight it is; its batches */
+    int i, K;                 /* this sweep of the flight; batches in flight in it */
+    Batch *batch, **in_sweep; /* [batches]; the K that this sweep computes */
+    bool prefill;             /* some batch of this sweep is in prefill */
     Admission admission;
     Sequence *seqs; /* [seats of a block] */
     int nseqs;
@@ -90,12 +91,12 @@ typedef struct {
     int32_t *came;      /* room for both on a stage that is not the last */
 } Flight;
 
-/* Opens it with nobody in flight. The caller has set group, plan, task, listener, stats, to and line, which must outlive
+/* Opens it with nobody in flight. The caller has set number, plan, task, listener, stats, to and line, which must outlive
  * it.
  */
 void flight_open(Flight *f);
-/* Between sweeps: sequences that have ended leave, and waiting prompts may enter. f->flight then lists the entrance, whose
- * tokens are needed first, and after it the batches by age. False when everything is done, or the run has failed. */
+/* Between sweeps: sequences that have ended leave, and waiting prompts may enter. f->in_sweep then lists the entrance,
+ * whose tokens are needed first, and after it the batches by age. False when everything is done, or the run has failed. */
 bool flight_admit(Flight *f);
 /* Every square of the sweep has been posted. The time of the next sweep counts from the last tokens of this one. */
 void flight_swept(Flight *f);

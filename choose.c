@@ -203,7 +203,7 @@ Search search_for(const TaskRun *run, const Task *task, bool one_block) {
                 .one_block = one_block,
                 .act_type = act_type(run),
                 .given = o->policy,
-                .fixed_groups = o->policy.groups > 0,
+                .fixed_flights = o->policy.flights > 0,
                 .fixed_gbs = o->policy.gbs > 0,
                 .fixed_batches = o->policy.num_gpu_batches > 0 || o->policy.schedule == SCHEDULE_ROW,
                 .fixed_schedule = o->fixed_schedule,
@@ -271,7 +271,7 @@ static void fill_gpu(TaskRun *run, const Task *task) {
 static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
     const Options *o = run->options;
     if (choose_policy(run, task, one_block, err)) return -1;
-    if (one_block) task->count = imin(task->count, block_size(&o->policy) * group_count(&o->policy));
+    if (one_block) task->count = imin(task->count, block_size(&o->policy) * flight_count(&o->policy));
     fill_gpu(run, task);
     run->plan = plan_make(run->checkpoint, &o->policy, task, act_type(run), err);
     if (!run->plan || plan_fits(run->plan, o->capacity, err)) return -1;
@@ -336,7 +336,7 @@ static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err)
         Task block = *task;
         const bool chosen = !status;
         if (net) status = net->agree(net, status, err) || net->share(net, p, sizeof *p, err);
-        if (one_block) block.count = imin(block.count, block_size(p) * group_count(p));
+        if (one_block) block.count = imin(block.count, block_size(p) * flight_count(p));
         if (!status) status = fits_all(run, &block, err);
         if (!status) task->count = block.count;
         if (!status) return 0;

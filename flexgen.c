@@ -397,7 +397,7 @@ static int check_lengths(const Options *o, const OptConfig *config, Error *err) 
 /* How many prompts: as many as are asked for, or one block, which the search may make as large as this (*one_block). */
 static int bench_count(bool *one_block, const Options *o, const OptConfig *config, Error *err) {
     enum { LARGEST_BLOCK = 4096 };
-    int s = o->prompt_len[1], block = o->policy.gbs * o->policy.num_gpu_batches * group_count(&o->policy);
+    int s = o->prompt_len[1], block = o->policy.gbs * o->policy.num_gpu_batches * flight_count(&o->policy);
     *one_block = !o->num_prompts && !block;
     int count = o->num_prompts ? o->num_prompts : block ? block : imin(LARGEST_BLOCK, MAX_BENCH / s);
     if (check_lengths(o, config, err)) return -1;
@@ -624,8 +624,8 @@ static int take_stage(TaskRun *run, Error *err) {
     Net *net = run->net;
     Policy *p = &run->options->policy;
     const int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
-    if (!p->groups && m > 1 && p->gbs && p->num_gpu_batches)
-        p->groups = m + 1; /* one for each stage, and one on the wire; where blocks are searched for, groups are too */
+    if (!p->flights && m > 1 && p->gbs && p->num_gpu_batches)
+        p->flights = m + 1; /* one for each stage, and one on the wire; where blocks are searched for, flights are too */
     if (m && !net) {
         if (stages_split(&run->stages, run->checkpoint, m, &o->stages, err)) return -1;
         run->whole = run->checkpoint, run->checkpoint = &run->stages.stage[0].part;

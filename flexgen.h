@@ -161,7 +161,7 @@ extern const char *const schedule_name[];
 typedef struct {
     double wg, wc, cg, cc, hg, hc;
     int gbs, num_gpu_batches;
-    int groups; /* blocks in flight, which sweep in turn (section 4.4); 0 or 1: one, as on one machine */
+    int flights; /* blocks in flight, which sweep in turn (section 4.4); 0 or 1: one, as on one machine */
     Schedule schedule;
     bool cpu_attention; /* attention over CPU and disk pages runs on the CPU (computation delegation) */
     bool overlap;       /* false: every post is waited for */
@@ -185,7 +185,7 @@ enum { PACKED_ROWS = 64 };
 static inline bool takes_packed(Quant quant) { return quant.bits == 4 && quant.group == 64; }
 /* KV pages for `tokens` tokens. */
 static inline int pages_for(int tokens, int page_tokens) { return (tokens + page_tokens - 1) / page_tokens; }
-static inline int group_count(const Policy *policy) { return imax(policy->groups, 1); }
+static inline int flight_count(const Policy *policy) { return imax(policy->flights, 1); }
 static inline bool is_sparse(const Policy *policy) { return policy->sparsity > 0 && policy->sparsity < 1; }
 /* For a new token, sparse attention (section 5) reads all of K, but V only of the token itself and of ceil(sparsity * past)
  * of the `past` tokens before it: for each query and head, those with the largest scores; of equal scores, the earlier
@@ -251,7 +251,7 @@ void deal_block(Seat *seats, const Policy *policy, int count);
 /* Seats in a block: gbs * num_gpu_batches, or gbs where the schedule keeps one batch in flight. */
 int block_size(const Policy *policy);
 
-/* Who is in flight of one group, and which KV pages they will hold. */
+/* Who is in flight of one block of several, and which KV pages they will hold. */
 typedef struct {
     const Policy *policy;
     const Task *task;
@@ -260,8 +260,8 @@ typedef struct {
     int nseats;            /* of the present block */
     int seated, *in_batch; /* how many are seated: in all, in batch k */
     bool *with_members;    /* whether batch k had members before the last admission */
-    int *next_prompt;      /* the line of waiting prompts, which groups share */
-    long sweep;            /* the next one, of this group's */
+    int *next_prompt;      /* the line of waiting prompts, which flights share */
+    long sweep;            /* the next one, of this flight's */
     long n;                /* the mean of the prompts' n, rounded up */
     int horizon;           /* the largest n of a prompt: the sweeps that it takes */
     int *need[NTIERS];     /* at [i % horizon]: pages in sweep i of all who are seated, if none stops early */

@@ -21,9 +21,9 @@ typedef struct {
     const Plan *plan;
     const Task *task;
     Poster to;
-    Flight *flight, *flights; /* the group that sweeps; [groups] */
+    Flight *flight, *flights; /* the one that sweeps; all, [flight_count] */
     Line line;
-    int l, i, K;            /* decoder layers; this sweep, of all groups; batches in flight in it */
+    int l, i, K;            /* decoder layers; this sweep, of all flights; batches in flight in it */
     long base;              /* squares of the sweeps before this one */
     long streamed;          /* layers that have streamed so far: they take the two slots in turn */
     long turn;              /* pieces so far */
@@ -46,7 +46,7 @@ static Batch *at_square(const Run *run, int *j, int *k) {
     if (*k < 0) *k += run->K, *j -= 1;
     if (*k >= run->K) *k -= run->K, *j += 1;
     if (*j < 0 || *j > run->l) return NULL;
-    Batch *b = run->flight->flight[*k];
+    Batch *b = run->flight->in_sweep[*k];
     return b->nseq ? b : NULL;
 }
 
@@ -58,7 +58,7 @@ static bool delegated(const Run *run, const Batch *b) { return run->plan->policy
 
 /* What the next op is for; the constructors add what it does. */
 static Op *new_op(Run *run, Lane lane, Kind kind, int j, int k) {
-    const Batch *b = run->flight->flight[k];
+    const Batch *b = run->flight->in_sweep[k];
     run->op.lane = lane, run->op.kind = kind;
     run->op.prefill_sweep = run->flight->prefill, run->op.delegated = delegated(run, b);
     run->op.prefill = kind == WEIGHT ? run->flight->prefill : b->prefill;
@@ -150,9 +150,9 @@ static void load_part(Run *run, int j, int k, int K) {
     carry(&run->to, new_op(run, W_LOAD, WEIGHT, j, k), W_READ, run->moves, n, &(Stop){slab, tensor_cells(via, k, 1)}, 1);
 }
 
-/* Whether any group will sweep once more. */
+/* Whether any flight will sweep once more. */
 static bool goes_on(const Run *run) {
-    for (int g = 0; g < group_count(&run->plan->policy); g++)
+    for (int g = 0; g < flight_count(&run->plan->policy); g++)
         if (flight_goes_on(&run->flights[g])) return true;
     return false;
 }
@@ -182,7 +182,7 @@ static void layer_weights(const Run *run, int j, Tensor w[NROLES]) {
  * before. */
 static void unpack_weights(Run *run, int j, int k, Tensor w[NROLES]) {
     const Plan *p = run->plan;
-    if (run->flight->flight[k]->rows <= p->packed_rows) return;
+    if (run->flight->in_sweep[k]->rows <= p->packed_rows) return;
     for (int r = 0; r < NROLES; r++) {
         Tensor packed = w[r];
         if (packed.type != U8) continue;
@@ -374,7 +374,7 @@ static Tensor gather_tokens(Run *run, Batch *b, long sq, int k, Tensor x) {
  *
  * Why stages never wait for each other in a circle: order messages by sweep, stage and batch. A state (i, p, k) is sent
  * when (i, p - 1, k) has come and smaller ones of its lane are gone; the tokens of a batch follow the last stage's states;
- * and a group's sweep begins with the tokens of its sweep before. So whatever is waited for is smaller, and the smallest
+ * and a flight's sweep begins with the tokens of its sweep before. So whatever is waited for is smaller, and the smallest
  * that has not come can be sent. Whether a message exists depends on who is in flight, which the tokens tell all stages
  * alike. */
 static void receive(Run *run, Batch *b, long sq, int k) {
@@ -443,7 +443,7 @@ static void attend_sparse(Run *run, Op *op, const PageTable *table, const PageTa
 }
 
 /* Attention of sequences first .. first+n-1 of a decoding batch over one table, which holds all the batch's sequences. */
-static void attend_group(Run *run, Op *op, PageTable table, const PageTable *home, Tensor o, Tensor q, int first, int n) {
+static void attend_rows(Run *run, Op *op, PageTable table, const PageTable *home, Tensor o, Tensor q, int first, int n) {
     table.pages = tensor_rows(table.pages, first, n);
     table.len = tensor_cols(table.len, first, n);
     if (is_sparse(&run->plan->policy))
@@ -466,14 +466,14 @@ static void attend_on_cpu(Run *run, Batch *b, int j, int k, Tensor q) {
     if (cpu) {
         PageTable home = batch_pages(run->flight, b, TIER_CPU, j, &b->cpu);
         append(run, op, &b->cpu, &home, tensor_rows(kv, 0, cpu), gpu, cpu);
-        attend_group(run, op, home, NULL, tensor_rows(result, 0, cpu), tensor_rows(query, 0, cpu), gpu, cpu);
+        attend_rows(run, op, home, NULL, tensor_rows(result, 0, cpu), tensor_rows(query, 0, cpu), gpu, cpu);
     }
     if (disk) {
         PageTable near = staged_pages(run->plan, TIER_CPU, sq, b->nstaged[TIER_DISK], b->cpu.staged, b->cpu.len);
         PageTable home = batch_pages(run->flight, b, TIER_DISK, j, &b->cpu);
         home.pages = tensor_rows(home.pages, gpu + cpu, disk);
         append(run, op, &b->cpu, &near, tensor_rows(kv, cpu, disk), gpu + cpu, disk);
-        attend_group(run, op, near, &home, tensor_rows(result, cpu, disk), tensor_rows(query, cpu, disk), gpu + cpu, disk);
+        attend_rows(run, op, near, &home, tensor_rows(result, cpu, disk), tensor_rows(query, cpu, disk), gpu + cpu, disk);
     }
     post(&run->to, op_copy(new_op(run, A_UP, CACHE, j, k), &up, 1));
 }
@@ -492,13 +492,13 @@ static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
     Op *op = new_op(run, FINISH, CACHE, j, k);
     if (gpu) {
         PageTable home = batch_pages(run->flight, b, TIER_GPU, j, &b->gpu);
-        attend_group(run, op, home, NULL, attended_on_gpu(run, b), tensor_rows(q, 0, gpu), 0, gpu);
+        attend_rows(run, op, home, NULL, attended_on_gpu(run, b), tensor_rows(q, 0, gpu), 0, gpu);
     }
     if (off && !delegated(run, b)) {
         PageTable near =
             staged_pages(run->plan, TIER_GPU, sq, b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK], b->gpu.staged, b->gpu.len);
         append(run, op, &b->gpu, &near, new_kv_off(run, b, gpu, off), gpu, off);
-        attend_group(run, op, near, NULL, attended_elsewhere(run, b), tensor_rows(q, gpu, off), gpu, off);
+        attend_rows(run, op, near, NULL, attended_elsewhere(run, b), tensor_rows(q, gpu, off), gpu, off);
     }
 }
 
@@ -560,7 +560,7 @@ static void compute_head(Run *run, Batch *b, int k) {
 }
 
 static void compute(Run *run, int j, int k) {
-    Batch *b = run->flight->flight[k];
+    Batch *b = run->flight->in_sweep[k];
     if (!b->nseq) return;
     if (j == run->l) {
         if (is_last(&run->plan->config)) compute_head(run, b, k);
@@ -590,7 +590,7 @@ static bool synchronize(Run *run) { return run->plan->policy.synchronize ? post_
 
 /* Batch k's part in this sweep begins: here its newest tokens are waited for, and its tables go up. */
 static bool begin(Run *run, int k) {
-    Batch *b = run->flight->flight[k];
+    Batch *b = run->flight->in_sweep[k];
     if (!batch_begin(run->flight, b)) return !run->to.failed;
     Move up = {b->gpu.all, b->cpu.all};
     post(&run->to, op_copy(new_op(run, C_LOAD, OTHER, 0, k), &up, 1));
@@ -638,22 +638,22 @@ static void sweep(Run *run) {
     flight_swept(run->flight);
 }
 
-/* For a trace: what this sweep holds. All groups' pages are in use at once. */
+/* For a trace: what this sweep holds. All flights' pages are in use at once. */
 static void note_held(const Run *run) {
     Held held = {.at = run->line.swept_at};
-    for (int g = 0; g < group_count(&run->plan->policy); g++) {
+    for (int g = 0; g < flight_count(&run->plan->policy); g++) {
         const Flight *f = &run->flights[g];
         for (int t = 0; t < NTIERS; t++) held.pages[t] += f->pool[t].used;
-        for (int k = 0; k < f->K; k++) held.sequences += f->flight[k]->nseq + f->flight[k]->njoining;
+        for (int k = 0; k < f->K; k++) held.sequences += f->in_sweep[k]->nseq + f->in_sweep[k]->njoining;
     }
     if (run->to.device->trace) trace_hold(run->to.device->trace, &held);
 }
 
-/* Section 4.4's new loop, and Figure 4's loop over i: groups sweep in turn, until none has anybody left. Sweep i is of
- * group i mod G, as long as all have. */
+/* Section 4.4's new loop, and Figure 4's loop over i: flights sweep in turn, until none has anybody left. Sweep i is of
+ * flight i mod G, as long as all have. */
 static void sweep_all(Run *run) {
-    const int groups = group_count(&run->plan->policy);
-    for (int g = 0, idle = 0; idle < groups && !run->to.failed; g = (g + 1) % groups) {
+    const int flights = flight_count(&run->plan->policy);
+    for (int g = 0, idle = 0; idle < flights && !run->to.failed; g = (g + 1) % flights) {
         run->flight = &run->flights[g];
         idle++;
         if (!flight_admit(run->flight)) continue;
@@ -680,7 +680,7 @@ static void divide_seconds(RunStats *s, const Device *device) {
 
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener, RunStats *stats,
                  Error *err) {
-    const int groups = group_count(&plan->policy);
+    const int flights = flight_count(&plan->policy);
     Run run = {.plan = plan, .task = task, .l = plan->config.l};
     CHECK(!is_sparse(&plan->policy) || plan->policy.cpu_attention);
     *stats = (RunStats){0};
@@ -688,16 +688,16 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
     run.room = 4 * ((size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES + 2);
     run.moves = xcalloc(run.room, sizeof *run.moves);
     run.line.swept_at = device->now(device);
-    run.flights = xcalloc(groups, sizeof *run.flights);
-    for (int g = 0; g < groups; g++) {
+    run.flights = xcalloc(flights, sizeof *run.flights);
+    for (int g = 0; g < flights; g++) {
         run.flights[g] = (Flight){.plan = plan, .task = task, .listener = listener, .stats = stats, .to = &run.to};
-        run.flights[g].line = &run.line, run.flights[g].group = g;
+        run.flights[g].line = &run.line, run.flights[g].number = g;
         flight_open(&run.flights[g]);
     }
     if (task->count) sweep_all(&run);
     if (!run.to.failed) post_drain(&run.to); /* the last stores, and weights that were loaded for nobody */
     if (!run.to.failed) divide_seconds(stats, device);
-    for (int g = 0; g < groups; g++) flight_close(&run.flights[g]);
+    for (int g = 0; g < flights; g++) flight_close(&run.flights[g]);
     depend_close(run.to.depend);
     free(run.moves), free(run.flights);
     return run.to.failed ? -1 : 0;

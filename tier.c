@@ -53,11 +53,11 @@ typedef struct {
     const char *name, *remedy;
     Type type;
     int rows, cols, slots;
-} Line;
+} Wanted;
 
 /* Lays it out behind those that its tier has already; an empty one is none. A slot is one cell, if number_cells does not
  * know better. */
-static void add_region(Plan *p, Line line) {
+static void add_region(Plan *p, Wanted line) {
     Region r = {line.name, line.remedy, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
     r.bytes = whole_lines((size_t)r.rows * r.cols * r.slots * type_bytes(r.type));
     r.offset = line.tier == TIER_DISK ? p->offload_bytes : p->total[line.tier];
@@ -82,7 +82,7 @@ static void add_resting(Plan *p, RegionId id, Tier tier, size_t bytes, bool in_c
 /* Gives the cells their numbers, when everything is declared. Each slot is one, but
  *   of a weight staging slot on the CPU, every part of a layer is one;
  *   of a hidden state on the GPU, every piece: where pieces begin changes only when a whole batch has come anew;
- *   of the KV cache, every batch in every layer; in each group and layer one more stands for the pages that nobody has. */
+ *   of the KV cache, every batch in every layer; in each flight and layer one more stands for the pages that nobody has. */
 static void number_cells(Plan *p) {
     for (int t = 0; t < NTIERS; t++) {
         for (int slot = 0; slot < 2; slot++) p->region[WEIGHT_SLOT + slot][t].cells = t == TIER_CPU ? p->batches : 1;
@@ -92,7 +92,7 @@ static void number_cells(Plan *p) {
         for (int id = 0; id < NREGIONS; id++) {
             Region *r = &p->region[id][t];
             r->cell = p->ncells;
-            p->ncells += id == KV_CACHE      ? (p->batches + group_count(&p->policy)) * p->config.l
+            p->ncells += id == KV_CACHE      ? (p->batches + flight_count(&p->policy)) * p->config.l
                          : id == ACTIVATIONS ? p->batches * r->cells
                                              : r->slots * r->cells;
         }
@@ -284,8 +284,8 @@ static void plan_unpacked(Plan *p) {
         bytes = role_end((Role)r, bytes, (size_t)rows * cols * sizeof(f16));
     }
     p->unpacked_bytes = bytes;
-    add_region(p, (Line){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", "leave --compress-weight out", F16, 1,
-                         (int)(bytes / 2), 1});
+    add_region(p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", "leave --compress-weight out", F16, 1,
+                           (int)(bytes / 2), 1});
 }
 
 static void plan_weights(Plan *p, const Checkpoint *c) {
@@ -304,8 +304,8 @@ static void plan_weights(Plan *p, const Checkpoint *c) {
     for (int slot = 0; slot < 2; slot++) {
         const RegionId id = (RegionId)(WEIGHT_SLOT + slot);
         const int on_gpu = (int)(p->slot_bytes[slot] / 2), on_cpu = (int)(p->disk_slot_bytes[slot] / 2);
-        add_region(p, (Line){id, TIER_GPU, "weight staging", percent_w, F16, 1, on_gpu, 1});
-        add_region(p, (Line){id, TIER_CPU, "weight staging", percent_w, F16, 1, on_cpu, 1});
+        add_region(p, (Wanted){id, TIER_GPU, "weight staging", percent_w, F16, 1, on_gpu, 1});
+        add_region(p, (Wanted){id, TIER_CPU, "weight staging", percent_w, F16, 1, on_cpu, 1});
     }
     plan_unpacked(p);
 }
@@ -442,9 +442,9 @@ static void note_work(Plan *p, const Admission *a, bool entering, long until) {
     }
 }
 
-/* Before a group's sweep: who enters, and what that takes. Returns its next sweep in which someone may enter, or -1: it has
- * ended. */
-static long walk_group(Plan *p, Admission *a, long sweep, int *entered, long dealt[2][NTIERS]) {
+/* Before a flight's sweep: who enters, and what that takes. Returns its next sweep in which someone may enter, or -1: it
+ * has ended. */
+static long walk_flight(Plan *p, Admission *a, long sweep, int *entered, long dealt[2][NTIERS]) {
     const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
     const Task *task = a->task;
     int topups, n = admission_next(a, sweep, entered, &topups);
@@ -462,21 +462,21 @@ static long walk_group(Plan *p, Admission *a, long sweep, int *entered, long dea
     return next;
 }
 
-/* Walks the whole task through admission: pools as large as the largest need of a group, batches as large as the largest.
- * Groups sweep in turn, so that of those who may let someone enter the first is the one with the fewest sweeps. */
+/* Walks the whole task through admission: pools as large as the largest need of a flight, batches as large as the largest.
+ * Flights sweep in turn, so that of those who may let someone enter the first is the one with the fewest sweeps. */
 static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
-    const int groups = group_count(&p->policy);
-    Admission *a = xcalloc(groups, sizeof *a);
-    long *next = xcalloc(groups, sizeof *next);
+    const int flights = flight_count(&p->policy);
+    Admission *a = xcalloc(flights, sizeof *a);
+    long *next = xcalloc(flights, sizeof *next);
     int line = 0, *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
-    for (int g = 0; g < groups; g++) admission_open(&a[g], &p->policy, task, &line, NULL);
+    for (int g = 0; g < flights; g++) admission_open(&a[g], &p->policy, task, &line, NULL);
     for (int g = 0; g >= 0;) {
-        next[g] = walk_group(p, &a[g], next[g], entered, dealt);
+        next[g] = walk_flight(p, &a[g], next[g], entered, dealt);
         g = -1;
-        for (int e = 0; e < groups; e++)
+        for (int e = 0; e < flights; e++)
             if (next[e] >= 0 && (g < 0 || next[e] < next[g])) g = e;
     }
-    for (int g = 0; g < groups; g++) {
+    for (int g = 0; g < flights; g++) {
         for (int e = 0; p->policy.schedule == SCHEDULE_DIAGONAL && e < a[g].nseats; e++)
             a[g].peak[a[g].seat[e].kv] =
                 imax(a[g].peak[a[g].seat[e].kv], p->max_pages); /* alone there, it must have room */
@@ -488,16 +488,16 @@ static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
 
 static void plan_batches(Plan *p, const Task *task) {
     long dealt[2][NTIERS] = {{0}};
-    const int groups = group_count(&p->policy);
+    const int flights = flight_count(&p->policy);
     for (int t = 0; t < NTIERS; t++) {
-        p->act_rows[t] = xcalloc(groups * (p->policy.num_gpu_batches + 1), sizeof(int));
-        p->act_first[t] = xcalloc(groups * (p->policy.num_gpu_batches + 1), sizeof(int));
+        p->act_rows[t] = xcalloc(flights * (p->policy.num_gpu_batches + 1), sizeof(int));
+        p->act_first[t] = xcalloc(flights * (p->policy.num_gpu_batches + 1), sizeof(int));
     }
     for (int i = 0; i < task->count; i++)
         p->max_pages = imax(p->max_pages, pages_for(task->prompts[i].s + task->prompts[i].n - 1, p->policy.page_tokens));
     walk_task(p, task, dealt);
-    const int batches = p->batches; /* of a group, and any group's may be like any other's */
-    p->batches *= groups;
+    const int batches = p->batches; /* of a flight, and any flight's may be like any other's */
+    p->batches *= flights;
     for (int t = 0; t < NTIERS; t++) {
         for (int k = batches; k < p->batches; k++) p->act_rows[t][k] = p->act_rows[t][k - batches];
         for (int k = 1; k < p->batches; k++) p->act_first[t][k] = p->act_first[t][k - 1] + p->act_rows[t][k - 1];
@@ -534,11 +534,11 @@ static void plan_cache(Plan *p, const Task *task) {
     const Type type = packed ? U8 : F16;
     static const char *const staging_remedy[] = {"use --cpu-cache-compute, or %s", smaller};
     for (int t = 0; t < NTIERS; t++) /* K and V of a layer in turn */
-        add_region(p, (Line){KV_CACHE, (Tier)t, "KV cache", percent_c, type, group_count(&p->policy) * p->npages[t] * page,
-                             wide, 2 * p->config.l});
+        add_region(p, (Wanted){KV_CACHE, (Tier)t, "KV cache", percent_c, type,
+                               flight_count(&p->policy) * p->npages[t] * page, wide, 2 * p->config.l});
     for (int t = TIER_GPU; t <= TIER_CPU; t++)
-        add_region(p,
-                   (Line){KV_STAGING, (Tier)t, "KV staging", staging_remedy[t], type, p->staged_pages[t] * page, wide, 4});
+        add_region(
+            p, (Wanted){KV_STAGING, (Tier)t, "KV staging", staging_remedy[t], type, p->staged_pages[t] * page, wide, 4});
     p->a21_kv = task->count ? a21_cache(p, task) : 0;
 }
 
@@ -559,10 +559,10 @@ static void plan_activations(Plan *p) {
     const int h1 = p->config.h1, last = p->batches - 1, staged = p->max_act_rows[TIER_DISK];
     for (int t = 0; t < NTIERS; t++) {
         int rows = p->batches ? p->act_first[t][last] + p->act_rows[t][last] : 0;
-        add_region(p, (Line){ACTIVATIONS, (Tier)t, "activations", percent_h, p->act_type, rows, h1, 1});
+        add_region(p, (Wanted){ACTIVATIONS, (Tier)t, "activations", percent_h, p->act_type, rows, h1, 1});
     }
-    add_region(p, (Line){ACT_READING, TIER_CPU, "activation staging, reading", percent_h, p->act_type, staged, h1, 2});
-    add_region(p, (Line){ACT_WRITING, TIER_CPU, "activation staging, writing", percent_h, p->act_type, staged, h1, 2});
+    add_region(p, (Wanted){ACT_READING, TIER_CPU, "activation staging, reading", percent_h, p->act_type, staged, h1, 2});
+    add_region(p, (Wanted){ACT_WRITING, TIER_CPU, "activation staging, writing", percent_h, p->act_type, staged, h1, 2});
 }
 
 /* Integers of a batch's index tables: four a row, five a sequence, two page tables, and of the rows that the head wants
@@ -582,7 +582,7 @@ static void plan_workspace(Plan *p, const Task *task) {
     const int norm = c->pre_norm ? p->chunk : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
     const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU, scored = task->scored;
     const bool first = is_first(c), last = is_last(c);
-    const Line workspace[] = {
+    const Wanted workspace[] = {
         {HIDDEN, TIER_GPU, "workspace: x", smaller, act, p->need_x ? rows : 0, h1, nws},
         {QKV, TIER_GPU, "workspace: q, k, v", smaller, F16, piece, 3 * h1, turns},
         {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", smaller, U8, kv == U8 ? off_rows : 0, kv_cols, turns},
@@ -609,10 +609,10 @@ static void plan_workspace(Plan *p, const Task *task) {
     for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++) add_region(p, workspace[i]);
     p->table_ints = (int)(whole_lines(4 * table_ints(p, task)) / 4);
     for (int t = TIER_GPU; t <= TIER_CPU; t++) { /* one's mirror is the other */
-        add_region(p, (Line){INDEX_TABLES, (Tier)t, "index tables", smaller, I32, 1, p->table_ints, 2 * batches});
-        add_region(p, (Line){NEW_TOKENS, (Tier)t, "new tokens", smaller, I32, 1, scored || !last ? 0 : seqs, batches});
-        add_region(p, (Line){LOG_PROBS, (Tier)t, "scores", smaller, F32, 1, scored && last ? heads : 0, batches});
-        add_region(p, (Line){GREEDY, (Tier)t, "scores", smaller, I32, 1, scored && last ? heads : 0, batches});
+        add_region(p, (Wanted){INDEX_TABLES, (Tier)t, "index tables", smaller, I32, 1, p->table_ints, 2 * batches});
+        add_region(p, (Wanted){NEW_TOKENS, (Tier)t, "new tokens", smaller, I32, 1, scored || !last ? 0 : seqs, batches});
+        add_region(p, (Wanted){LOG_PROBS, (Tier)t, "scores", smaller, F32, 1, scored && last ? heads : 0, batches});
+        add_region(p, (Wanted){GREEDY, (Tier)t, "scores", smaller, I32, 1, scored && last ? heads : 0, batches});
     }
 }
 

@@ -92,7 +92,7 @@ struct Plan {
     size_t slot_bytes[2];          /* of the two staging slots on the GPU, which streaming layers take in turn */
     size_t disk_slot_bytes[2];     /* of the disk's two staging slots on the CPU tier */
 
-    int batches;      /* GPU batches in flight, of all groups; with the diagonal schedule each has one more, through which
+    int batches;      /* GPU batches in flight, of all flights; with the diagonal schedule each has one more, through which
                          topups enter */
     long sweeps;      /* that the task takes if no sequence stops early */
     Workload work[2]; /* in sweeps without a prefill; in those with one */
@@ -105,7 +105,7 @@ struct Plan {
     int head_rows, head_chunk; /* rows of a batch that the head needs; rows that become logits at a time */
     int off_rows, off_seqs;    /* largest share of a batch whose KV is not on the GPU: rows, sequences */
     size_t kv_row;             /* bytes of a token's K (or V) in a page */
-    int npages[NTIERS];        /* KV pages of each tier's pool, for each group */
+    int npages[NTIERS];        /* KV pages of each tier's pool, for each flight */
     int staged_pages[2];       /* pages of one staging slot: on the GPU; on the CPU, for the disk */
     int nws, turns;            /* rotating workspaces: of batches (x), of pieces (q, k and v, the result of attention) */
     int *act_rows[NTIERS];     /* [batches] rows of activation home of each batch */
@@ -136,7 +136,7 @@ Tensor plan_bytes(const Plan *plan, RegionId id, Tier tier, long slot, size_t at
  * one layer. pages, len: the batch's index tables. */
 PageTable pool_pages(const Plan *plan, Tier tier, int j, int batch, int npages, Tensor pages, Tensor len);
 PageTable staged_pages(const Plan *plan, Tier tier, long slot, int npages, Tensor pages, Tensor len);
-/* The cell of a batch's pages of layer j; batch == plan->batches + g stands for the pages of group g that nobody has. */
+/* The cell of a batch's pages of layer j; batch == plan->batches + g stands for the pages of flight g that nobody has. */
 int cache_cell(const Plan *plan, Tier tier, int batch, int j);
 
 /* Plans the task under the policy. Never fails for want of memory: see plan_fits. Fails where a prompt is impossible. */

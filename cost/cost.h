@@ -76,7 +76,7 @@ typedef struct {
     double net_bdw, delay_s;
 } Cluster;
 
-/* How long the sweeps of all groups take: seconds of the first prefill of all, of one new token for all, of everything. */
+/* How long the sweeps of all flights take: seconds of the first prefill of all, of one new token for all, of everything. */
 typedef struct {
     double prefill_s, token_s, T;
 } Pace;
@@ -94,12 +94,12 @@ struct Search {
     const Checkpoint *checkpoint;
     const Task *task;
     Cluster cluster; /* checkpoint is the part of one of its machines */
-    bool one_block;  /* the task has as many prompts as may be in flight; a policy is judged by one block for each group */
+    bool one_block;  /* the task has as many prompts as may be in flight; a policy is judged by one block for each flight */
     Type act_type;   /* of the device */
     size_t capacity[NTIERS];
     Policy given;  /* overlap and page_tokens are used as they are; the rest only where it is fixed */
     bool fixed[6]; /* which of wg wc cg cc hg hc are given */
-    bool fixed_groups, fixed_gbs, fixed_batches, fixed_schedule, fixed_attention;
+    bool fixed_flights, fixed_gbs, fixed_batches, fixed_schedule, fixed_attention;
     Quant allowed;      /* compression that may be chosen where given.weight_quant or cache_quant is none; bits 0: none */
     double max_latency; /* seconds that one block may take; 0: any number */
 };
@@ -110,7 +110,7 @@ struct Found {
     Policy policy;
     Cost cost;
     Pace pace;
-    double latency; /* seconds of one block; in a pipeline, of one for each group */
+    double latency; /* seconds of one block; in a pipeline, of one for each flight */
 };
 
 /* The best policies, at most `most`, by falling throughput less the prices of search.c: score (on shared cores, twice the

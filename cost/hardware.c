@@ -1,7 +1,7 @@
 /* hardware.c: a machine as numbers (section 4.3), and what an op takes on it.
  *
  * The first chapter is what the cost model and the sim ask. The others are the hardware file, one JSON object: what the
- * paper's Table 7 calls hardware constants, in bytes, bytes/s and FLOP/s. A rate may differ between the two stages, and
+ * paper's Table 7 calls hardware constants, in bytes, bytes/s and FLOP/s. A rate may differ between the two phases, and
  * then comes as a pair of keys with _p (prefill) and _g (generation). A value that is missing, misspelt or impossible is
  * refused by name, never guessed: a wrong rate gives a wrong policy that looks like a right one. The file is a flag's
  * argument, so whatever is wrong with it asks for EXIT_USAGE. What is written is read back to the same bits. Read
@@ -107,8 +107,8 @@ typedef struct {
     char text[MAX_KEY];
 } KeyName;
 
-/* The key of one stage of a pair. */
-static KeyName stage_key(const char *key, int prefill) {
+/* The key of one phase of a pair. */
+static KeyName phase_key(const char *key, int prefill) {
     KeyName name;
     snprintf(name.text, sizeof name.text, "%.20s_%c", key, "gp"[prefill]);
     return name;
@@ -118,7 +118,7 @@ static bool is_key(const char *text) {
     bool is = !strcmp(text, "name") || !strcmp(text, "sources");
     for (int i = 0; i < NKEYS; i++) {
         is = is || !strcmp(text, keys[i].key);
-        for (int p = 0; p < 2 && keys[i].form == PAIR; p++) is = is || !strcmp(text, stage_key(keys[i].key, p).text);
+        for (int p = 0; p < 2 && keys[i].form == PAIR; p++) is = is || !strcmp(text, phase_key(keys[i].key, p).text);
     }
     return is;
 }
@@ -162,10 +162,10 @@ static int read_number(double *number, const Reader *r, const cJSON *value, cons
     return 0;
 }
 
-/* KEY for both stages, or KEY_p and KEY_g. */
-static int read_pair(double stage[2], const Reader *r, const Key *k) {
+/* KEY for both phases, or KEY_p and KEY_g. */
+static int read_pair(double phase[2], const Reader *r, const Key *k) {
     const char *key = k->key;
-    const KeyName name[2] = {stage_key(key, 0), stage_key(key, 1)};
+    const KeyName name[2] = {phase_key(key, 0), phase_key(key, 1)};
     const cJSON *both = member(r->json, key), *each[2] = {member(r->json, name[0].text), member(r->json, name[1].text)};
     for (int p = 0; p < 2; p++) {
         if (both && each[p])
@@ -173,7 +173,7 @@ static int read_pair(double stage[2], const Reader *r, const Key *k) {
         if (!both && !each[p])
             return refuse(r, "has no %s; expected %s, a number of %s, or %s_p and %s_g", each[!p] ? name[p].text : key, key,
                           k->unit, key, key);
-        if (read_number(&stage[p], r, both ? both : each[p], k, both ? key : name[p].text) != 0) return -1;
+        if (read_number(&phase[p], r, both ? both : each[p], k, both ? key : name[p].text) != 0) return -1;
     }
     return 0;
 }
@@ -340,18 +340,18 @@ static void write_key(cJSON *json, const Hardware *hardware, const Key *k) {
     else if (k->form == FLAG && *(const bool *)from)
         cJSON_AddTrueToObject(json, k->key);
     else if (k->form == PAIR && value[0] != value[1])
-        for (int p = 1; p >= 0; p--) cJSON_AddItemToObject(json, stage_key(k->key, p).text, exact(value[p]));
+        for (int p = 1; p >= 0; p--) cJSON_AddItemToObject(json, phase_key(k->key, p).text, exact(value[p]));
     else if (k->form != FLAG && (k->form != OPTIONAL || *value != 0))
         cJSON_AddItemToObject(json, k->key, exact(*value));
 }
 
-/* The sources of keys that are there; one of a rate is that of both its stages. */
+/* The sources of keys that are there; one of a rate is that of both its phases. */
 static void write_sources(cJSON *json, const cJSON *sources) {
     cJSON *written = cJSON_AddObjectToObject(json, "sources");
     for (const cJSON *source = sources->child; source; source = source->next) {
         if (member(json, source->string)) cJSON_AddStringToObject(written, source->string, source->valuestring);
         for (int p = 1; p >= 0 && !member(json, source->string); p--) {
-            const KeyName key = stage_key(source->string, p);
+            const KeyName key = phase_key(source->string, p);
             if (member(json, key.text)) cJSON_AddStringToObject(written, key.text, source->valuestring);
         }
     }

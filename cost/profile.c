@@ -295,7 +295,7 @@ __attribute__((format(printf, 2, 3))) static void say(Profile *p, const char *fo
 // What is measured
 // ---------------------------------------------------------------------------------------------------------------
 
-static void set_both(double stage[2], double value) { stage[0] = stage[1] = value; }
+static void set_both(double phase[2], double value) { phase[0] = phase[1] = value; }
 
 static int measure_links(Hardware *h, Profile *p) {
     double up, down;

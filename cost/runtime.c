@@ -19,7 +19,7 @@
 /* What bounds a layer: the six channels of a machine (flexgen.h), and nine more rows. */
 enum {
     CORES = CPU + 1, /* the cores on which a host device computes and copies; NET is no machine's own */
-    IN_FLIGHT,       /* a batch's whole way through the layer, since only a few are under way at once */
+    UNDER_WAY,       /* a batch's whole way through the layer, since only a few are under way at once */
     STORING,         /* the same for the way of its new k and v */
     QUEUED,          /* caches that cannot load while another batch is in prefill */
     COMP_WITH_CTOG,  /* a link, the disk, a processor: two of them, when both are busy */
@@ -205,7 +205,7 @@ static void head_seconds(Seconds *t, const Sweep *a) {
  *             4 ops: down, append, attend, up
  *     store = a quarter of the GPU's work + (cc + cd) fresh down + cd fresh to the disk
  * The quarter is for q, k and v, which are 3 h1^2 of a layer's 12 h1^2. */
-static void flight_rows(Seconds *t, const Sweep *a) {
+static void under_way_rows(Seconds *t, const Sweep *a) {
     const bool prefill = a->batches[1] > 0;
     const double K = a->batches[prefill], rows = a->rows[prefill], hidden = a->act * a->config->h1 * rows;
     const double most = a->plan->policy.synchronize ? 1 : a->plan->nws, under_way = fmax(1, fmin(K, most));
@@ -217,7 +217,7 @@ static void flight_rows(Seconds *t, const Sweep *a) {
     chain.hd += hidden / a->dtoc + hidden / a->ctod;
     Sum store = off_gpu(0, fresh / a->gtoc, 0);
     store.one = gpu / 4, store.cd += fresh / a->ctod;
-    sum_add(&t->layer[IN_FLIGHT], 1 / under_way, chain);
+    sum_add(&t->layer[UNDER_WAY], 1 / under_way, chain);
     sum_add(&t->layer[STORING], 1 / under_way, store);
 }
 
@@ -244,7 +244,7 @@ static void joint_rows(Sum *of, const Sweep *a) {
     for (int c = CTOG; c <= CPU; c++) sum_add(&all, 1, of[c]);
     for (int c = CPU; c >= CTOG && a->hw->shared_cores; c--)
         sum_add(&of[CORES], c <= CTOD ? link_cores(a->hw, (Channel)c, a->phase) : 1, of[c]);
-    if (!a->plan->policy.overlap) of[IN_FLIGHT] = all;
+    if (!a->plan->policy.overlap) of[UNDER_WAY] = all;
     const int comp = a->hw->shared_cores ? CORES : GPU,
               pair[][2] = {{CTOG, comp}, {DTOC, comp}, {CTOG, CPU}, {DTOC, CPU}, {CTOG, DTOC}};
     for (int r = COMP_WITH_CTOG; r <= CTOG_WITH_DTOC; r++)
@@ -272,7 +272,7 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
     link_rows(&t, a);
     processor_rows(&t, a);
     head_seconds(&t, a);
-    flight_rows(&t, a);
+    under_way_rows(&t, a);
     queue_row(&t, a);
     joint_rows(t.layer, a), joint_rows(t.head, a);
     for (int r = 0; r < NBOUNDS; r++) {
@@ -281,7 +281,7 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
         if (is_positive(&t.layer[r])) latency_row(lp, name, layer, t.layer[r], 1);
         Sum both = t.layer[r];
         sum_add(&both, 1, t.head[r]);
-        if (r <= IN_FLIGHT && is_positive(&t.head[r])) latency_row(lp, name, last, both, 1);
+        if (r <= UNDER_WAY && is_positive(&t.head[r])) latency_row(lp, name, last, both, 1);
     }
     for (int c = CTOG; c <= CPU; c++)
         for (int f = 0; c != GPU && f < NFRACTIONS; f++) lp->c[f] += PRICE_OF_IDLE * lp->c[layer] * t.layer[c].at[f];
@@ -303,7 +303,7 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
 static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
     const Plan *p = a->plan;
     const double l = a->config->l, state = a->config->h1 * a->act, page = p->policy.page_tokens * a->kv;
-    const double weights = a->weights * l, cache = group_count(&p->policy) * p->npages[TIER_CPU] * page * l,
+    const double weights = a->weights * l, cache = flight_count(&p->policy) * p->npages[TIER_CPU] * page * l,
                  rows = p->max_rows;
     const double two_layers = 2 * a->weights, two_pages = 2 * p->staged_pages[0] * page, four_states = 4 * rows * state;
     const double x = p->nws * rows * state, new_kv = p->turns * (double)imin(p->off_rows, p->piece_rows) * a->kv;

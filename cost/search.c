@@ -1,7 +1,7 @@
 /* search.c: the policy search (section 4.3): of all block sizes, schedules and placements the one with the best throughput.
  *
  * As in the paper there are two levels: a loop over block sizes (gbs, num_gpu_batches), here also over schedules, over who
- * attends to the cache off the GPU, over compression, and in a pipeline over groups; and inside it a linear program over
+ * attends to the cache off the GPU, over compression, and in a pipeline over flights; and inside it a linear program over
  * the nine fractions. The LP takes memory and time to be linear in the fractions, so its optimum is a bound that plans come
  * close to:
  *
@@ -20,7 +20,7 @@
 #include "cost/cost.h"
 
 enum {
-    MAX_CANDIDATES = 4096, /* some hundred are enumerated for each number of groups; there is no room for more */
+    MAX_CANDIDATES = 4096, /* some hundred are enumerated for each number of flights; there is no room for more */
     MAX_BATCHES = 64,      /* of a block: with so many a layer's weights are a small part of what moves */
     MAX_REALIZED = 64,     /* mostly the first few are the best */
     ROUNDS = 3,            /* of smaller steps ... */
@@ -54,10 +54,10 @@ typedef struct {
 // The linear program of one candidate
 // ---------------------------------------------------------------------------------------------------------------
 
-/* The task as a policy sees it: all of it, or one block for each group. */
+/* The task as a policy sees it: all of it, or one block for each flight. */
 static Task task_for(const Search *s, const Policy *policy) {
     Task task = *s->task;
-    if (s->one_block) task.count = imin(block_size(policy) * group_count(policy), task.count);
+    if (s->one_block) task.count = imin(block_size(policy) * flight_count(policy), task.count);
     return task;
 }
 
@@ -113,15 +113,17 @@ static Pace lp_pace(const Search *s, const Plan *plan, const double *x) {
     return cluster_pace(&s->cluster, plan, sweep_s);
 }
 
-/* The prompts of one group, if all have equally many. */
-static int prompts_each(const Search *s, const Policy *p) { return (s->task->count + group_count(p) - 1) / group_count(p); }
+/* The prompts of one flight, if all have equally many. */
+static int prompts_each(const Search *s, const Policy *p) {
+    return (s->task->count + flight_count(p) - 1) / flight_count(p);
+}
 
-/* Seconds of one block: of as many of its group's sweeps as its longest prompt has tokens. */
+/* Seconds of one block: of as many of its flight's sweeps as its longest prompt has tokens. */
 static double latency_of(const Search *s, const Plan *plan, double T) {
     const Task task = task_for(s, &plan->policy);
     int n = 0;
     for (int i = 0; i < task.count; i++) n = imax(n, task.prompts[i].n);
-    return T * n * group_count(&plan->policy) / (double)plan->sweeps;
+    return T * n * flight_count(&plan->policy) / (double)plan->sweeps;
 }
 
 /* What counts: token/s, less two prices. On shared cores twice the batches must bring two percent more: arithmetic beside
@@ -139,7 +141,7 @@ static double found_score(const Search *s, const Found *f) { return score(s, f->
 // ---------------------------------------------------------------------------------------------------------------
 
 static bool same_block(const Policy *a, const Policy *b) {
-    return a->groups == b->groups && a->gbs == b->gbs && a->num_gpu_batches == b->num_gpu_batches &&
+    return a->flights == b->flights && a->gbs == b->gbs && a->num_gpu_batches == b->num_gpu_batches &&
            a->schedule == b->schedule && a->weight_quant.bits == b->weight_quant.bits &&
            a->cache_quant.bits == b->cache_quant.bits;
 }
@@ -217,14 +219,14 @@ static void allow(Quant *quant, const Search *s) {
 
 /* Where the compression, the schedule and who attends are given, or come to the same, consider() knows them already. Sparse
  * attention is the CPU's. */
-static void enumerate_group(Candidates *c, int groups) {
+static void enumerate_flights(Candidates *c, int flights) {
     const Search *s = c->s;
     const bool sparse = is_sparse(&s->given);
     for (int packed = 0; packed < 4; packed++)
         for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++)
             for (int on_cpu = sparse; on_cpu < 2; on_cpu++) {
                 Policy policy = s->given;
-                policy.groups = groups;
+                policy.flights = flights;
                 if (packed & 1) allow(&policy.weight_quant, s);
                 if (packed & 2) allow(&policy.cache_quant, s);
                 if (!may_be(s, (Schedule)schedule)) continue;
@@ -234,15 +236,15 @@ static void enumerate_group(Candidates *c, int groups) {
             }
 }
 
-/* A pipeline of M machines needs M groups to have work for all, and one more to hide the wire; more of them wait less, and
+/* A pipeline of M machines needs M flights to have work for all, and one more to hide the wire; more of them wait less, and
  * cost memory or weights that stream once for each. */
 static void enumerate(Candidates *c) {
-    const int M = c->s->cluster.nodes, groups[] = {1, M, M + 1, 2 * M, 4 * M};
-    if (c->s->fixed_groups || M <= 1)
-        enumerate_group(c, group_count(&c->s->given));
+    const int M = c->s->cluster.nodes, flights[] = {1, M, M + 1, 2 * M, 4 * M};
+    if (c->s->fixed_flights || M <= 1)
+        enumerate_flights(c, flight_count(&c->s->given));
     else
         for (int g = 0; g < 5; g++)
-            if (groups[g] <= c->s->task->count) enumerate_group(c, groups[g]);
+            if (flights[g] <= c->s->task->count) enumerate_flights(c, flights[g]);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -545,7 +547,7 @@ int cluster_least(const Search *search) {
     Found ignored;
     Error err;
     hold_on_gpu(&one);
-    one.given.gbs = one.given.num_gpu_batches = one.given.groups = 1;
+    one.given.gbs = one.given.num_gpu_batches = one.given.flights = 1;
     one.given.table_home = TIER_GPU;
     for (int nodes = 1; nodes <= search->checkpoint->config.l; nodes++) {
         Checkpoint *part = part_of(search->checkpoint, nodes);

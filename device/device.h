@@ -210,7 +210,7 @@ typedef struct {
     size_t bytes; /* moved; 0 for arithmetic */
 } Slice;
 
-/* A part of Table 4 in one stage: the seconds in which its lanes were busy, and in how many of them a processor was too. */
+/* A part of Table 4 in one phase: the seconds in which its lanes were busy, and in how many of them a processor was too. */
 typedef struct {
     double busy_s, hidden_s;
 } Share;
@@ -640,7 +640,7 @@ static inline Slice slice_of(const Op *op, size_t bytes, double begin, double en
 }
 /* Whether two slices are of the same call. */
 bool same_call(const Slice *a, const Slice *b);
-/* Notes a slice. It extends the lane's newest one if that is of the same call (kind, i, j, k, batch, stage) and ended less
+/* Notes a slice. It extends the lane's newest one if that is of the same call (kind, i, j, k, batch, phase) and ended less
  * than 0.1 ms before. settled: neither it nor a later one begins before. A Trace of zeros is empty. Not thread safe:
  * devices call it under their lock. */
 void trace_add(Trace *trace, const Slice *slice, double settled);
@@ -649,7 +649,7 @@ void trace_hold(Trace *trace, const Held *held);
 /* Figure 4's name of the call that a slice is part of: "load_weight", "store_cache", "project", ... */
 const char *trace_call(const Slice *slice);
 /* Chrome trace JSON (chrome://tracing, Perfetto) of n traces: a group of rows a trace, one row a lane, one slice a call
- * with its i, j, k, its batch and that batch's token, bytes and stage, times in microseconds from the first slice of all.
+ * with its i, j, k, its batch and that batch's token, bytes and phase, times in microseconds from the first slice of all.
  * What could not be written shows in ferror(out). */
 void trace_write(const Trace *traces, int n, FILE *out);
 void trace_free(Trace *trace);

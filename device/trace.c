@@ -118,7 +118,7 @@ static void write_slice(const Slice *s, int pid, double first, int entered, FILE
     fprintf(out, ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,", trace_call(s),
             channel_name[lane_channel[s->lane]], pid, s->lane);
     fprintf(out, "\"ts\":%lld.%03lld,\"dur\":%lld.%03lld,", begin / 1000, begin % 1000, took / 1000, took % 1000);
-    fprintf(out, "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"batch\":%d,\"token\":%d,\"bytes\":%zu,\"stage\":\"%s\"}}", s->i,
+    fprintf(out, "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"batch\":%d,\"token\":%d,\"bytes\":%zu,\"phase\":\"%s\"}}", s->i,
             s->j, s->k, s->batch, s->i - entered, s->bytes, s->prefill ? "prefill" : "decode");
 }
 

@@ -293,7 +293,7 @@ static const Flag flags[] = {
     {"--net", "gbe", 1, set_wire, NONE, 0, 0,
      "RATE[,DELAY]: slow the wire of a pipeline (mpirun), or the sims' (1.25G,0.1ms): 1G,0.5ms (bytes/s)"},
     {"--stages", "gbe", 1, set_stages, NONE, 0, 0, "L,L,...: layers of each stage of a pipeline (equally many)"},
-    {"--groups", "gbpe", WHOLE(policy.groups, 1, 256),
+    {"--flights", "gbpe", WHOLE(policy.flights, 1, 256),
      "G: blocks in flight in turn (a pipeline searches for it; m + 1 for a given block)"},
     {"--link", "gbpe", 1, set_links, NONE, 0, 0,
      "LIST: slow links of the host device: ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G (bytes/s)"},

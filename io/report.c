@@ -44,10 +44,10 @@ void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const s
         if (rows[r])
             fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0, rows[r][1] / 1048576.0,
                     rows[r][2] / 1048576.0);
-    const int batches = p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * group_count(&p->policy);
+    const int batches = p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * flight_count(&p->policy);
     size_t kv = 0;
     for (int t = 0; t < NTIERS; t++)
-        kv += (size_t)group_count(&p->policy) * p->npages[t] * p->policy.page_tokens * p->kv_row * 2 * p->config.l;
+        kv += (size_t)flight_count(&p->policy) * p->npages[t] * p->policy.page_tokens * p->kv_row * 2 * p->config.l;
     if (!peak)
         fprintf(out, "  %s, %d batch%s in flight, %ld sweep%s; KV cache %.2f MiB, by A.2.1's estimate %.2f\n",
                 schedule_name[p->policy.schedule], batches, batches == 1 ? "" : "es", p->sweeps, plural(p->sweeps),
@@ -146,7 +146,7 @@ static void add_policy(cJSON *json, const Policy *p) {
     cJSON_AddBoolToObject(json, "compress_cache", p->cache_quant.bits > 0);
     ADD(json, {"attn_sparsity", is_sparse(p) ? p->sparsity : 1}, {"wg", p->wg}, {"wc", p->wc}, {"wd", rest(p->wg, p->wc)},
         {"cg", p->cg}, {"cc", p->cc}, {"cd", rest(p->cg, p->cc)}, {"hg", p->hg}, {"hc", p->hc}, {"hd", rest(p->hg, p->hc)},
-        {"groups", group_count(p)}, {"gbs", p->gbs}, {"num_gpu_batches", p->num_gpu_batches}, {"bls", block_size(p)});
+        {"flights", flight_count(p)}, {"gbs", p->gbs}, {"num_gpu_batches", p->num_gpu_batches}, {"bls", block_size(p)});
 }
 #define SHARES "{%5.1f 100*wg} {%5.1f 100*wc} {%5.1f 100*cg} {%5.1f 100*cc} {%5.1f 100*hg} {%5.1f 100*hc}"
 
@@ -230,7 +230,7 @@ void report_paper(Report *r, const Cost *cost, const Block *block) {
 
 static void add_cluster(cJSON *json, const char *name, const Found *f) {
     cJSON *to = cJSON_AddObjectToObject(json, name);
-    const double in_flight = block_size(&f->policy) * group_count(&f->policy);
+    const double in_flight = block_size(&f->policy) * flight_count(&f->policy);
     add_policy(to, &f->policy);
     ADD(to, {"prefill_s", f->pace.prefill_s}, {"token_s", f->pace.token_s}, {"T", f->cost.T},
         {"throughput", f->cost.throughput}, {"decode_throughput", f->pace.token_s > 0 ? in_flight / f->pace.token_s : 0});
@@ -246,13 +246,13 @@ void report_clusters(Report *r, const Found *const found[3], int least) {
         if (found[i]) add_cluster(r->json, name[i], found[i]);
     report_question(r);
     if (!r->text) return;
-    fprintf(r->text, "%-34s %-16s %-37s %9s %11s %11s %11s %11s\n", "", "groups x block",
+    fprintf(r->text, "%-34s %-16s %-37s %9s %11s %11s %11s %11s\n", "", "flights x block",
             "    wg    wc    cg    cc    hg    hc", "prefill (s)", "a token (s)", "block (s)", "token/s", "decoding");
     for (int i = 0; i < 3; i++) {
         fprintf(r->text, found[i] ? "%-34s " : "%s: ", title[i]);
         if (found[i])
             fill_in(r->text,
-                    "{%3.0f groups} x {%4.0f gbs} x {%-3.0f num_gpu_batches} " SHARES
+                    "{%3.0f flights} x {%4.0f gbs} x {%-3.0f num_gpu_batches} " SHARES
                     " {%11.4g prefill_s} {%11.4g token_s} {%11.4g T} {%11.4g throughput} {%11.4g decode_throughput}\n",
                     cJSON_GetObjectItem(r->json, name[i]));
         else
@@ -284,7 +284,7 @@ static void print_pair(const char *name, double before, double after) {
 void print_prediction(const TaskRun *run, const Task *task) {
     if (!run->found) return;
     const Cost *expected = &run->found->cost, was = measured(run);
-    const double rows = run->plan->config.l * group_count(&run->found->policy); /* of squares, of all groups */
+    const double rows = run->plan->config.l * flight_count(&run->found->policy); /* of squares, of all flights */
     fprintf(stderr, "%-34s %12s %12s\n", "", "predicted", "measured");
     print_pair("T_pre (s)", run->found->pace.prefill_s / rows, was.T_pre); /* with what a pipeline waits */
     print_pair("T_gen (s)", run->found->pace.token_s / rows, was.T_gen);
@@ -405,14 +405,14 @@ static void report_lanes(Report *r, cJSON *to, const Device *device) {
     }
 }
 
-/* One stage of Table 4. */
-static void report_stage(Report *r, cJSON *breakdown, const char *name, double total_s, const Share part[NPARTS]) {
-    cJSON *stage = cJSON_AddObjectToObject(breakdown, name);
-    ADD(stage, {"total_s", total_s});
+/* One phase of Table 4. */
+static void report_phase(Report *r, cJSON *breakdown, const char *name, double total_s, const Share part[NPARTS]) {
+    cJSON *phase = cJSON_AddObjectToObject(breakdown, name);
+    ADD(phase, {"total_s", total_s});
     if (r->text) fprintf(r->text, "\n  %-22s %10.3f", name, total_s);
     for (int p = 0; p < NPARTS; p++) {
         const double busy = part[p].busy_s, hidden = part[p].hidden_s;
-        ADD(cJSON_AddObjectToObject(stage, part_name[p]), {"busy_s", busy}, {"hidden_s", hidden});
+        ADD(cJSON_AddObjectToObject(phase, part_name[p]), {"busy_s", busy}, {"hidden_s", hidden});
         if (r->text) fprintf(r->text, "  %10.3f (%5.1f%%)", busy, busy > 0 ? 100 * hidden / busy : 0);
     }
 }
@@ -423,8 +423,8 @@ static void report_breakdown(Report *r, const Trace *trace) {
     cJSON *to = cJSON_AddObjectToObject(r->json, "breakdown");
     if (r->text) fprintf(r->text, "%-24s %10s", "breakdown (s, hidden)", "total");
     for (int part = 0; r->text && part < NPARTS; part++) fprintf(r->text, "  %19s", part_name[part]);
-    report_stage(r, to, "prefill", b.total_s[1], b.part[1]);
-    report_stage(r, to, "decode", b.total_s[0], b.part[0]);
+    report_phase(r, to, "prefill", b.total_s[1], b.part[1]);
+    report_phase(r, to, "decode", b.total_s[0], b.part[0]);
     if (r->text) fprintf(r->text, "\n");
 }
 

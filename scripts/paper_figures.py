@@ -105,7 +105,7 @@ def chain(delay, gbit, more=""):
 def figure5(folder):
     model, batches = "opt-30b", (1, 2, 4, 8, 16, 32, 64)
     full = {net: chain(*net) for net in NETWORKS}
-    single = {net: [chain(*net, f"--gpu-batch-size {b} --num-gpu-batches 1 --groups 1") for b in batches] for net in NETWORKS}
+    single = {net: [chain(*net, f"--gpu-batch-size {b} --num-gpu-batches 1 --flights 1") for b in batches] for net in NETWORKS}
     alone, one = frontier(model), sim(model)
     single = {net: [point(r, "chain.") for r in runs if r.has("chain")] for net, runs in single.items()}
     files = [line("one T4 that offloads", model, alone["frontier"])]
@@ -116,7 +116,7 @@ def figure5(folder):
     for net in NETWORKS:
         kept, r = single[net], full[net]
         rows.append((f"{net[0]} ms, {net[1]:g} Gbit/s", kept[0]["latency"], max(p["throughput"] for p in kept), r["chain.throughput"],
-                     f"{r['chain.groups']:g} x {r['chain.gbs']:g} x {r['chain.num_gpu_batches']:g}", r["chain.throughput"] / CHAIN,
+                     f"{r['chain.flights']:g} x {r['chain.gbs']:g} x {r['chain.num_gpu_batches']:g}", r["chain.throughput"] / CHAIN,
                      r["pipeline.throughput"]))
     rate = one["throughput"]
     wins = [sum(rate > row[i] for row in rows) for i in (2, 3, 5)]
@@ -124,7 +124,7 @@ def figure5(folder):
             said(f"""OPT-30B on {CHAIN} T4s without offloading, as `cost/cluster.c` predicts it from the nominal file, with the delay
             and the rate of the wire between two of them; 512 tokens in, 32 out. One T4 that offloads makes {number(rate)} token/s on
             the sim. The paper's figure has no numbers in the text."""), "", "![Figure 5](figure5.svg)",
-            *table(("network", "latency of one sequence (s)", "one batch in flight, token/s", "full chain, token/s", "its groups x batch",
+            *table(("network", "latency of one sequence (s)", "one batch in flight, token/s", "full chain, token/s", "its flights x batch",
                     "a GPU of it", "the same T4s, offloading, in a pipeline"), *rows),
             said(f"""The paper measures that one T4 gives more than the whole Petals cluster on every network. Here it does on {wins[0]}
             of {len(rows)} beside a chain with one batch in flight, and on {wins[1]} of {len(rows)} beside a chain that is kept full,

@@ -9,7 +9,7 @@ ROOM = 64  # GiB of a GPU tier that takes every policy
 LONGEST = 1800  # seconds of a measured run
 T4, FITTED = "hardware/t4.json", "hardware/t4-fitted.json"
 HOST = "--device host --hardware hardware/laptop.json --threads 1"  # a real run here; the file spares it measuring the machine
-FIGURES = ("throughput", "decode_throughput", "T", "prefill_s", "decode_s", "schedule", "groups", "gbs", "num_gpu_batches",
+FIGURES = ("throughput", "decode_throughput", "T", "prefill_s", "decode_s", "schedule", "flights", "gbs", "num_gpu_batches",
            "wg", "wc", "cg", "cc", "hg", "hc", "cpu_cache_compute", "compress_weight", "compress_cache")  # of a run in runs.json
 ACCURACIES = "perplexity", "last_word_accuracy"
 HELP = subprocess.run([FLEXGEN, "help"], capture_output=True, text=True).stdout
@@ -156,9 +156,9 @@ def shares(r, prefix=""):
 
 
 def policy(r, prefix=""):
-    """groups x (if there are several) GPU batch size x batches, then wg wc cg cc hg hc."""
-    groups = f"{r[prefix + 'groups']:g} x " if r[prefix + "groups"] > 1 else ""
-    return f"{groups}{r[prefix + 'gbs']:g} x {r[prefix + 'num_gpu_batches']:g}, {shares(r, prefix)}"
+    """flights x (if there are several) GPU batch size x batches, then wg wc cg cc hg hc."""
+    flights = f"{r[prefix + 'flights']:g} x " if r[prefix + "flights"] > 1 else ""
+    return f"{flights}{r[prefix + 'gbs']:g} x {r[prefix + 'num_gpu_batches']:g}, {shares(r, prefix)}"
 
 
 def table(head, *rows):

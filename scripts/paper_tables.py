@@ -41,7 +41,7 @@ def baseline(system, model, s, hardware=T4):
 def petals(model, s):
     """(the fewest T4s that hold the model, their run with one sequence in flight)"""
     at = lambda nodes: run("policy", f"--hardware {T4} --model {model} --prompt-len {s} --gen-len {OUTPUT} --nodes {nodes} --net-ms 100 "
-                                     "--net-gbps 0.1 --gpu-batch-size 1 --num-gpu-batches 1 --groups 1")
+                                     "--net-gbps 0.1 --gpu-batch-size 1 --num-gpu-batches 1 --flights 1")
     few, nodes = 0, 64  # too few, enough
     while nodes - few > 1:
         middle = (few + nodes) // 2
@@ -223,8 +223,8 @@ def losses():
 # Table 3
 # ---------------------------------------------------------------------------------------------------------------
 
-def pipeline(model, m, gbit=10, groups=""):
-    return sim(model, f"--nodes {m} --net {gbit / 8:g}G,0.1ms {groups}")
+def pipeline(model, m, gbit=10, flights=""):
+    return sim(model, f"--nodes {m} --net {gbit / 8:g}G,0.1ms {flights}")
 
 
 def waits(r):
@@ -245,7 +245,7 @@ def table3():
     above = [row[0] for row in scaling if row[4] > 4]
     return ["## Table 3: four machines", "",
             said(f"""T4s of the nominal file, 512 tokens in, 32 out; the wire between two machines carries 10 Gbit/s and takes 0.1 ms
-            more. Policies are the search's: groups x GPU batch size x batches, then the percentages."""),
+            more. Policies are the search's: flights x GPU batch size x batches, then the percentages."""),
             *table(("model", "machines", "published", "sim", "published, decoding", "sim, decoding", "policy on the sim"), *rows),
             *table(("4 machines / 1 machine", "published", "sim", "published, decoding", "sim, decoding"), *scaling),
             said(f"""As in the paper, decoding scales better than linearly (sim: {', '.join(above) or 'none'}), since each machine has a
@@ -272,7 +272,7 @@ def why_table3(one, four):
 def wires(four):
     rows = []
     for m in MODELS:
-        again = {gbit: pipeline(m, 4, gbit, f"--groups {four[m]['groups']:g}") for gbit in (10, 25, 100)}
+        again = {gbit: pipeline(m, 4, gbit, f"--flights {four[m]['flights']:g}") for gbit in (10, 25, 100)}
         busy = lambda r: f"{100 * r['lanes.send.busy_s'] / r['T']:.1f}%"
         rows += [(m, str(gbit), r, r["decode_throughput"], busy(r), waits(r)) for gbit, r in again.items()]
     return [said(f"""What the wire and the bubble cost. Hidden states are 2 h1 bytes a token, and the group beyond one for each stage is

@@ -59,7 +59,7 @@ class Slice:
         self.lane, self.name = lane_of(event), event["name"]
         self.begin, self.end = float(event["ts"]) / 1000, (float(event["ts"]) + float(event["dur"])) / 1000
         self.i, self.j, self.k = int(args["i"]), int(args["j"]), int(args["k"])
-        self.channel, self.prefill = str(event.get("cat", "")), args.get("stage") == "prefill"
+        self.channel, self.prefill = str(event.get("cat", "")), args.get("phase") == "prefill"
         self.numbered = "batch" in args and "token" in args
         self.row, self.column = (int(args["batch"]), int(args["token"])) if self.numbered else (self.k, self.i)
         if not isinstance(self.name, str) or not math.isfinite(self.begin + self.end) or self.end < self.begin:

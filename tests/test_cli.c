@@ -1233,13 +1233,13 @@ static void the_sim_runs_a_pipeline_of_machines(void) {
     static const int layers[] = {8, 8, 10, 6};
     Result r =
         RUN("bench", "--model", "opt-6.7b", "--device", "sim", "--hardware", "hardware/t4.json", "--nodes", "4", "--stages",
-            "8,8,10,6", "--groups", "5", "--net", "1.25G,0.1ms", "--json", path_in(capture, "stages.json"));
+            "8,8,10,6", "--flights", "5", "--net", "1.25G,0.1ms", "--json", path_in(capture, "stages.json"));
     assert_done(&r);
     CU_ASSERT(
         contains_all(r.out, WORDS("stage 0: layers 0 to 7;", "stage 3: layers 26 to 31;", "GPU waits", "stage 3 waits")));
     cJSON *json = read_json(path_in(capture, "stages.json"));
     const cJSON *stages = cJSON_GetObjectItem(json, "stages");
-    CU_ASSERT(cJSON_GetArraySize(stages) == 4 && number(json, "groups") == 5);
+    CU_ASSERT(cJSON_GetArraySize(stages) == 4 && number(json, "flights") == 5);
     for (int s = 0; s < 4; s++) {
         const cJSON *stage = cJSON_GetArrayItem(stages, s);
         const double busy = number(stage, "busy_share"), waits = number(stage, "gpu_waits");
@@ -2098,7 +2098,7 @@ static void the_search_keeps_to_what_is_ordered(void) {
 #define ON_SIM "bench", "--model", "opt-125m", "--device", "sim", "--hardware", "hardware/t4.json", "--prompt-len", "64"
 
 /* T_pre and T_gen are seconds of a layer, in sweeps with a prefill and in the others: so many of these make up T, and where
- * batches enter one by one, some whole number. Without --num-prompts there is one block for each group. */
+ * batches enter one by one, some whole number. Without --num-prompts there is one block for each flight. */
 static void t_pre_and_t_gen_make_up_t(void) {
     static const char *const schedules[] = {"zigzag", "diagonal"};
     for (int i = 0; i < 2; i++) {
@@ -2110,7 +2110,7 @@ static void t_pre_and_t_gen_make_up_t(void) {
         CU_ASSERT(i ? prefills > 2 : round(prefills) == 2);
         cJSON_Delete(json);
     }
-    cJSON *json = FIGURES(ON_SIM, "--gen-len", "8", "--gpu-batch-size", "2", "--num-gpu-batches", "2", "--groups", "3",
+    cJSON *json = FIGURES(ON_SIM, "--gen-len", "8", "--gpu-batch-size", "2", "--num-gpu-batches", "2", "--flights", "3",
                           "--percent", "0", "100", "50", "50", "100", "0");
     CU_ASSERT_DOUBLE_EQUAL(number(json, "throughput") * number(json, "T"), 2 * 2 * 3 * 8, 1e-6);
     cJSON_Delete(json);

@@ -32,7 +32,7 @@ static Found ask(Search s, int nodes, double net_bdw, double delay_s) {
 }
 
 /* token/s when only new tokens are made. */
-static double decoding(const Found *f) { return block_size(&f->policy) * group_count(&f->policy) / f->pace.token_s; }
+static double decoding(const Found *f) { return block_size(&f->policy) * flight_count(&f->policy) / f->pace.token_s; }
 
 /* A cluster of one is the machine itself. */
 static void one_machine_takes_what_the_search_says(void) {
@@ -49,7 +49,7 @@ static void one_machine_takes_what_the_search_says(void) {
 /* Four machines with 12 of OPT-30B's 48 layers each: section 4.4 by hand. */
 static void check_formulas(double bdw, double delay) {
     Search s = question("opt-30b");
-    s.given.groups = 5, s.fixed_groups = true;
+    s.given.flights = 5, s.fixed_flights = true;
     const Found c = ask(s, 4, bdw, delay);
     const double K = c.policy.num_gpu_batches, gbs = c.policy.gbs;
     const double t_pre = c.cost.T_pre * 12, t_gen = c.cost.T_gen * 12;
@@ -62,7 +62,7 @@ static void check_formulas(double bdw, double delay) {
     if (K * x_pre > each) each = K * x_pre;
     if (5 * K * x_gen > token) token = 5 * K * x_gen;
     if (3 * hop + t_gen + delay > token) token = 3 * hop + t_gen + delay;
-    CU_ASSERT_EQUAL(c.policy.groups, 5);
+    CU_ASSERT_EQUAL(c.policy.flights, 5);
     CU_ASSERT_DOUBLE_EQUAL(c.pace.prefill_s, 3 * fill + 5 * each, 1e-9 * c.pace.prefill_s);
     CU_ASSERT_DOUBLE_EQUAL(c.pace.token_s, token, 1e-9 * token);
     CU_ASSERT_DOUBLE_EQUAL(c.cost.T, c.pace.prefill_s + 31 * token, 1e-9 * c.cost.T);
@@ -89,20 +89,20 @@ static void decoding_scales_better_than_linearly(void) {
     }
 }
 
-/* The number of groups is the search's: as good as the best that could be given. A block that must come sooner is smaller.
+/* The number of flights is the search's: as good as the best that could be given. A block that must come sooner is smaller.
  */
-static void the_search_finds_how_many_groups_sweep_in_turn(void) {
-    static const int groups[] = {1, 4, 5, 8, 16};
+static void the_search_finds_how_many_flights_sweep_in_turn(void) {
+    static const int flights[] = {1, 4, 5, 8, 16};
     Search s = question("opt-30b");
     const Found best = ask(s, 4, 1.25e9, 1e-4);
     double most = 0;
-    s.fixed_groups = true;
+    s.fixed_flights = true;
     for (int g = 0; g < 5; g++) {
-        s.given.groups = groups[g];
+        s.given.flights = flights[g];
         most = fmax(most, ask(s, 4, 1.25e9, 1e-4).cost.throughput);
     }
     CU_ASSERT(best.cost.throughput >= .99 * most); /* as far as steps from the best candidates go */
-    s.fixed_groups = false, s.max_latency = best.latency / 2;
+    s.fixed_flights = false, s.max_latency = best.latency / 2;
     const Found sooner = ask(s, 4, 1.25e9, 1e-4);
     CU_ASSERT_DOUBLE_EQUAL(best.latency, best.cost.T, 1e-9 * best.cost.T);
     CU_ASSERT(sooner.latency <= best.latency / 2 && sooner.cost.throughput > .8 * most);
@@ -147,7 +147,7 @@ static void choose(Search *part, Stages *stages) {
     if (policy_search(&found, 1, part, &err) < 0) CU_FAIL_FATAL(err.text);
     part->given = found.policy;
     do {
-        task.count = block_size(&part->given) * group_count(&part->given);
+        task.count = block_size(&part->given) * flight_count(&part->given);
     } while (stages_plan(stages, &part->given, &task, F16, part->capacity, &err) && (part->given.gbs -= 1));
     part->given.table_home = stages->stage[0].plan->policy.table_home;
 }
@@ -168,7 +168,7 @@ static void the_formulas_are_near_what_simulated_machines_take(void) {
         for (int i = 0; i < 2048; i++) prompts[i].n = n, prompts[i].ids = ids;
         ASSERT_OK(stages_split(&stages, model, m, &(Texts){.n = 0}, &err));
         part.checkpoint = &stages.stage[0].part, part.cluster = cluster;
-        part.given.groups = m > 1 ? m + 1 : 1, part.fixed_groups = true;
+        part.given.flights = m > 1 ? m + 1 : 1, part.fixed_flights = true;
         choose(&part, &stages);
         ASSERT_OK(policy_predict(&expected, &part, &err));
         stages_open(&stages, &t4, cluster.net_bdw, cluster.delay_s);
@@ -183,7 +183,7 @@ CU_TestInfo tests[] = {
     {"one machine takes what the search says", one_machine_takes_what_the_search_says},
     {"four machines fill, run and empty", four_machines_fill_run_and_empty},
     {"decoding scales better than linearly", decoding_scales_better_than_linearly},
-    {"the search finds how many groups sweep in turn", the_search_finds_how_many_groups_sweep_in_turn},
+    {"the search finds how many flights sweep in turn", the_search_finds_how_many_flights_sweep_in_turn},
     {"a worse network is never better", a_worse_network_is_never_better},
     {"without offloading the GPUs hold everything", without_offloading_the_gpus_hold_everything},
     {"the formulas are near what simulated machines take", the_formulas_are_near_what_simulated_machines_take},

@@ -653,7 +653,7 @@ static void draw_policy(void) {
     static const int page_tokens[] = {1, 2, 3, 5, 16, 64};
     Policy *p = &trial.policy;
     draw_shares(&p->wg, &p->wc), draw_shares(&p->cg, &p->cc), draw_shares(&p->hg, &p->hc);
-    p->gbs = roll(1, 4), p->num_gpu_batches = roll(1, 5), p->groups = one_in(2) ? roll(1, 3) : 1;
+    p->gbs = roll(1, 4), p->num_gpu_batches = roll(1, 5), p->flights = one_in(2) ? roll(1, 3) : 1;
     p->schedule = one_in(2) ? SCHEDULE_DIAGONAL : (Schedule)roll(0, 1); /* the diagonal has most to get wrong */
     p->cpu_attention = one_in(2), p->overlap = !one_in(8), p->synchronize = one_in(16);
     p->page_tokens = page_tokens[roll(0, 5)], p->table_home = (Tier)roll(0, 2);
@@ -678,7 +678,7 @@ static bool passes(uint64_t seed) {
         stderr,
         "\n    seed %d: %s: %g %g %g %g %g %g, %d x %d x %d, %s, table %d, page %d%s%s; bits %d %d, sparsity %g; l %d, %d "
         "prompts, eos %d\n",
-        (int)seed, trial.wrong, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, group_count(p),
+        (int)seed, trial.wrong, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, flight_count(p),
         schedule_name[p->schedule], p->table_home, p->page_tokens, p->cpu_attention ? ", CPU attention" : "",
         p->overlap ? "" : ", no overlap", p->weight_quant.bits, p->cache_quant.bits, p->sparsity, trial.model->config.l,
         trial.task.count, trial.model->config.eos);

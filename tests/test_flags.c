@@ -107,7 +107,7 @@ static void numbers_set_their_field(void) {
     SETS(BENCH, o.quant.group = 48, "--group", "48");
     SETS(BENCH, o.policy.sparsity = .25, "--attn-sparsity", "0.25");
     SETS(BENCH, o.policy.page_tokens = 32, "--page-tokens", "32");
-    SETS(BENCH, o.policy.groups = 5, "--groups", "5");
+    SETS(BENCH, o.policy.flights = 5, "--flights", "5");
     SETS(BENCH, o.max_latency = 2.5, "--max-latency", "2.5");
     SETS(POLICY, o.nodes = 4, "--nodes", "4");
     SETS(POLICY, o.net_gbps = 25, "--net-gbps", "25");

@@ -598,11 +598,11 @@ static void select_3_weights(void) {
 // 11: a pipeline by hand
 //
 // Sweeps take 16 s in prefill and 8 s in generation, through 4 layers with 2 batches of 10 and of 5 rows: a square of a
-// layer and a batch is 2 s and 1 s. Each group prefills once and then generates three tokens. A row is 16 bytes.
+// layer and a batch is 2 s and 1 s. Each flight prefills once and then generates three tokens. A row is 16 bytes.
 // ---------------------------------------------------------------------------------------------------------------
 
 static void assert_pace(Cluster cluster, int G, int blocks, double prefill_s, double token_s, double T) {
-    Plan plan = {.config = {.l = 4, .h1 = 8}, .act_type = F16, .policy = {.groups = G}};
+    Plan plan = {.config = {.l = 4, .h1 = 8}, .act_type = F16, .policy = {.flights = G}};
     const double pre = G * blocks, gen = 3 * pre;
     plan.work[1] = (Workload){.sweeps = pre, .prefills = 2 * pre, .prompt_rows = 20 * pre};
     plan.work[0] = (Workload){.sweeps = gen, .decodes = 2 * gen, .steps = 10 * gen};
@@ -618,7 +618,7 @@ static void pipeline_1_one_machine(void) {
     assert_pace((Cluster){1, 1, 1000}, 2, 3, 32, 16, 3 * (32 + 3 * 16));
 }
 
-/* Three machines begin 3/4 of a sweep and a square behind one another: 14 s, and 7 s. With two groups a token's round is
+/* Three machines begin 3/4 of a sweep and a square behind one another: 14 s, and 7 s. With two flights a token's round is
  * two hops and a sweep; with four, the machines are busy all the time. */
 static void pipeline_2_fast_wire(void) {
     assert_pace((Cluster){3, 1e30, 0}, 2, 1, 2 * 14 + 32, 22, 60 + 3 * 22);

@@ -809,7 +809,7 @@ static void the_lp_fills_the_gpu_with_weights(void) {
 /* Weights, cache and activations each on one tier, under every schedule, with either side attending: the rows of memory
  * have the plan's totals. To the byte where everything is on the CPU, from where they start; elsewhere to the padding of
  * tensors and regions, which begin at whole multiples of 64 bytes. What a row could leave out is thousands of bytes. */
-static void check_corners(int groups, Quant cache) {
+static void check_corners(int flights, Quant cache) {
     enum { CORNERS = NTIERS * NTIERS * NTIERS };
     OptConfig config = SMALL_CONFIG(2);
     for (int where = 0; where < 3 * 2 * CORNERS; where++) {
@@ -822,7 +822,7 @@ static void check_corners(int groups, Quant cache) {
         p.schedule = (Schedule)(where / CORNERS / 2), p.cpu_attention = where / CORNERS % 2, p.gbs = 3 * p.gbs;
         p.wg = w == TIER_GPU, p.wc = w == TIER_CPU, p.cg = c == TIER_GPU, p.cc = c == TIER_CPU, p.hg = h == TIER_GPU,
         p.hc = h == TIER_CPU;
-        p.groups = groups, p.cache_quant = cache;
+        p.flights = flights, p.cache_quant = cache;
         rig_open(&r, &config, &p, &fast, 3 * COUNT, S, N);
         const Lp *lp = rig_lp(&r, none);
         bool start = w == TIER_CPU && c == TIER_CPU && h == TIER_CPU && !p.cpu_attention;
@@ -840,7 +840,7 @@ static void check_corners(int groups, Quant cache) {
 }
 
 static void the_lps_memory_is_the_plans_at_every_corner(void) { check_corners(1, (Quant){0}); }
-static void every_group_in_flight_has_a_cache_of_its_own(void) { check_corners(2, (Quant){0}); }
+static void every_flight_has_a_cache_of_its_own(void) { check_corners(2, (Quant){0}); }
 static void packed_pages_take_the_room_that_the_plan_gives_them(void) { check_corners(1, (Quant){4, 64}); }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -992,7 +992,7 @@ CU_TestInfo tests[] = {
     {"processors work side by side unless they share cores", processors_work_side_by_side_unless_they_share_cores},
     {"the LP fills the GPU with weights", the_lp_fills_the_gpu_with_weights},
     {"the LP's memory is the plan's at every corner", the_lps_memory_is_the_plans_at_every_corner},
-    {"every group in flight has a cache of its own", every_group_in_flight_has_a_cache_of_its_own},
+    {"every flight has a cache of its own", every_flight_has_a_cache_of_its_own},
     {"packed pages take the room that the plan gives them", packed_pages_take_the_room_that_the_plan_gives_them},
     {"the sim takes what the model expects", the_sim_takes_what_the_model_expects},
     {"more memory or bandwidth never costs time", more_memory_or_bandwidth_never_costs_time},

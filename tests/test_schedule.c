@@ -346,7 +346,7 @@ static void every_batching_gives_the_same_bits(void) {
         for (size_t i = 0; i < sizeof some / sizeof some[0]; i++)
             for (int way = 0; way < 4; way++) {
                 Policy p = placed(placements[some[i]]);
-                p.gbs = shapes[b][0], p.num_gpu_batches = shapes[b][1], p.groups = 1 + (int)(b + i + way) % 3;
+                p.gbs = shapes[b][0], p.num_gpu_batches = shapes[b][1], p.flights = 1 + (int)(b + i + way) % 3;
                 p.cpu_attention = way & 1, p.schedule = (Schedule)((way / 2 + i + b) % 3);
                 p.table_home = (Tier)((i + b) % 3);
                 p.piece_rows = (i + way) % 2 ? 0 : 1 + (int)b, p.workspaces = 2 + way % 2; /* a sequence or two a piece */
@@ -427,7 +427,7 @@ static void sampling_depends_on_nothing_but_seed_place_and_position(void) {
     for (int i = 0; i < PLACEMENTS; i += 3) {
         p = placed(placements[i]);
         p.gbs = 1 + i % 4, p.num_gpu_batches = 1 + i % 5, p.cpu_attention = i & 1, p.schedule = (Schedule)(i / 3 % 3);
-        p.groups = i % 4;
+        p.flights = i % 4;
         expect_same(&reference, model, &p, &task);
     }
     task.sampling.seed = 12;
@@ -553,7 +553,7 @@ static void sequences_that_stop_early_change_nothing_for_the_others(void) {
     for (int i = 0; i < PLACEMENTS; i += 2)
         for (int schedule = 0; schedule < 3; schedule++) {
             p = placed(placements[i]);
-            p.gbs = 1 + i % 3, p.num_gpu_batches = 1 + i % 4, p.cpu_attention = i & 2, p.groups = i % 3;
+            p.gbs = 1 + i % 3, p.num_gpu_batches = 1 + i % 4, p.cpu_attention = i & 2, p.flights = i % 3;
             p.schedule = (Schedule)schedule;
             expect_same(&r, stopping, &p, &task);
         }

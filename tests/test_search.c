@@ -519,30 +519,30 @@ static double lp_memory(const Lp *lp, const Found *f, Tier tier, const Search *s
     return NAN;
 }
 
-/* Several groups sweep in turn: each has a cache of its own, which the search's LP counts as the plan does (but for
+/* Several flights sweep in turn: each has a cache of its own, which the search's LP counts as the plan does (but for
  * layers that stream more than the mean one), makes its own tokens, and the block that counts is one of each. */
-static void every_group_has_its_own_cache_tokens_and_block(void) {
+static void every_flight_has_its_own_cache_tokens_and_block(void) {
     static Lp lp;
-    for (int groups = 1; groups <= 4; groups++) {
+    for (int flights = 1; flights <= 4; flights++) {
         Case c;
         Found found;
         double tokens;
         open_squeeze(&c, "opt-1.3b", 48, 200, 8);
         Search *s = &c.search;
         s->capacity[TIER_GPU] *= 4, s->capacity[TIER_DISK] = s->capacity[TIER_CPU];
-        s->given.gbs = 4, s->given.num_gpu_batches = 3, s->given.groups = groups, s->one_block = true;
-        s->fixed_gbs = s->fixed_batches = s->fixed_groups = true;
+        s->given.gbs = 4, s->given.num_gpu_batches = 3, s->given.flights = flights, s->one_block = true;
+        s->fixed_gbs = s->fixed_batches = s->fixed_flights = true;
         s->given.cg = .5, s->fixed[2] = s->fixed[3] = true; /* half of all caches on the disk */
         CU_ASSERT_EQUAL_FATAL(policy_search(&found, 1, s, &err), 1);
         policy_lp(&lp, &tokens, s, &found.policy);
         for (int t = 0; t < NTIERS; t++)
             CU_ASSERT(fabs(lp_memory(&lp, &found, (Tier)t, s) - found.cost.peak[t]) <= .05 * (double)s->capacity[t]);
-        CU_ASSERT_EQUAL(tokens, groups * 12 * 8);
+        CU_ASSERT_EQUAL(tokens, flights * 12 * 8);
         CU_ASSERT(near(found.latency, found.cost.T) && near(found.cost.throughput * found.cost.T, tokens));
-        s->one_block = false; /* 48 prompts are four blocks, of which each group has one or more */
+        s->one_block = false; /* 48 prompts are four blocks, of which each flight has one or more */
         s->given = found.policy;
         ASSERT_OK(policy_predict(&found, s, &err));
-        if (groups != 3) CU_ASSERT(near(found.latency * 4 / groups, found.cost.T));
+        if (flights != 3) CU_ASSERT(near(found.latency * 4 / flights, found.cost.T));
         case_close(&c);
     }
 }
@@ -723,7 +723,7 @@ static void what_is_found_does_not_depend_on_the_order_of_equals(void) {
         CU_ASSERT_FATAL(n[frontier][0] > 1 && n[frontier][0] == n[frontier][1]);
         for (int i = 0; i < n[frontier][0]; i++) {
             const Policy *x = &found[0][i].policy, *y = &found[1][i].policy;
-            CU_ASSERT(x->gbs == y->gbs && x->num_gpu_batches == y->num_gpu_batches && x->groups == y->groups);
+            CU_ASSERT(x->gbs == y->gbs && x->num_gpu_batches == y->num_gpu_batches && x->flights == y->flights);
             CU_ASSERT(x->schedule == y->schedule && x->cpu_attention == y->cpu_attention && x->wg == y->wg);
         }
     }
@@ -764,7 +764,7 @@ CU_TestInfo tests[] = {
     {"a GPU with room for all gets all", a_gpu_with_room_for_all_gets_all},
     {"the row schedule keeps one batch in flight", the_row_schedule_keeps_one_batch_in_flight},
     {"two blocks take twice the time of one", two_blocks_take_twice_the_time_of_one},
-    {"every group has its own cache, tokens and block", every_group_has_its_own_cache_tokens_and_block},
+    {"every flight has its own cache, tokens and block", every_flight_has_its_own_cache_tokens_and_block},
     {"a share is nothing or a step at least", a_share_is_nothing_or_a_step_at_least},
     {"a given policy is found as it is", a_given_policy_is_found_as_it_is},
     {"a step of the percentages does not lose the best", a_step_of_the_percentages_does_not_lose_the_best},

@@ -1,5 +1,5 @@
 /* test_stages.c: a pipeline of stages, each a thread of this program with a device of its own (section 4.4), gives the bits
- * of one machine: however the layers are split, for all placements, schedules and groups, under delays of the wire. */
+ * of one machine: however the layers are split, for all placements, schedules and flights, under delays of the wire. */
 #include <pthread.h>
 
 #include "device/net.h"
@@ -129,7 +129,7 @@ static void assert_same(const Checkpoint *model, const Policy *p, int stages, bo
         const bool same = !memcmp(&stage[s].heard, alone, sizeof *alone);
         if (!same)
             fprintf(stderr, "\n    stage %d of %d: %g %g %g %g %g %g, %d x %d x %d, %s\n", s, stages, p->wg, p->wc, p->cg,
-                    p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, p->groups, schedule_name[p->schedule]);
+                    p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, p->flights, schedule_name[p->schedule]);
         CU_ASSERT(same);
     }
 }
@@ -155,7 +155,7 @@ static void stages_give_the_bits_of_one_machine(void) {
         Policy p = all_gpu(1 + way % 4, 1 + way / 3 % 3);
         make_task(way % 5 == 4);
         p.wg = w[0], p.wc = w[1], p.cg = c[0], p.cc = c[1], p.hg = h[0], p.hc = h[1];
-        p.schedule = (Schedule)(way % 3), p.groups = 1 + way % 5, p.cpu_attention = way / 2 % 2,
+        p.schedule = (Schedule)(way % 3), p.flights = 1 + way % 5, p.cpu_attention = way / 2 % 2,
         p.table_home = (Tier)(way % 3);
         p.overlap = way % 7 != 6, p.page_tokens = way % 2 ? 16 : 3;
         run_alone(&alone, model, &p);

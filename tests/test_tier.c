@@ -348,7 +348,7 @@ static void the_planned_work_is_what_runs(void) {
         const double *c = share[trial / 3 % 4], *h = share[trial / 12 % 4];
         int count = 1 + trial * 7 % 30, mixed = trial / 2 % 2;
         Policy p = {.wg = .5, .wc = .5, .cg = c[0], .cc = c[1], .hg = h[0], .hc = h[1], .overlap = true, .page_tokens = 4};
-        p.gbs = 1 + trial % 5, p.num_gpu_batches = 1 + trial % 4, p.groups = trial / 2 % 4,
+        p.gbs = 1 + trial % 5, p.num_gpu_batches = 1 + trial % 4, p.flights = trial / 2 % 4,
         p.schedule = (Schedule)(trial % 3), p.cpu_attention = trial & 1;
         Task t = {.prompts = xcalloc(count, sizeof(Prompt)), .count = count, .sampling = {.top_p = 1}};
         for (int i = 0; i < count; i++) {

@@ -182,13 +182,13 @@ static void the_file_has_a_row_a_lane_and_a_slice_a_call(void) {
     CU_ASSERT(number(one, "pid") == 1 && number(one, "tid") == PROJECT);
     CU_ASSERT(number(one, "ts") == 250000 && number(one, "dur") == 1000);
     CU_ASSERT(number(args, "i") == 7 && number(args, "j") == 2 && number(args, "k") == 1 && number(args, "bytes") == 0);
-    CU_ASSERT_STRING_EQUAL(text_of(args, "stage"), "decode");
+    CU_ASSERT_STRING_EQUAL(text_of(args, "phase"), "decode");
     args = cJSON_GetObjectItemCaseSensitive(two, "args");
     CU_ASSERT_STRING_EQUAL(text_of(two, "name"), "load_weight");
     CU_ASSERT_STRING_EQUAL(text_of(two, "cat"), "ctog");
     CU_ASSERT(number(two, "ts") == 0 && number(two, "dur") == 500000);
     CU_ASSERT(number(args, "bytes") == 5e9);
-    CU_ASSERT_STRING_EQUAL(text_of(args, "stage"), "prefill");
+    CU_ASSERT_STRING_EQUAL(text_of(args, "phase"), "prefill");
     cJSON_Delete(tree);
     trace_free(&trace);
 }

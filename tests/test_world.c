@@ -87,7 +87,7 @@ static Hardware only_products(void) {
 }
 
 // clang-format off
-/* Two stages of one layer, two groups A and B of one prompt of 2 tokens, 3 new ones; a message takes half a second.
+/* Two stages of one layer, two flights A and B of one prompt of 2 tokens, 3 new ones; a message takes half a second.
  *
  *     stage 0                     stage 1: a layer, and a second more for the head's row
  *     A prefill  0 ..  2          2.5 ..  5.5     tokens of A are with stage 0 at 6
@@ -97,14 +97,14 @@ static Hardware only_products(void) {
  *     A         11 .. 12         12.5 .. 14.5                                     15
  *     B         13 .. 14         14.5 .. 16.5                                     17 */
 // clang-format on
-static void two_stages_and_two_groups_end_when_they_must(void) {
+static void two_stages_and_two_flights_end_when_they_must(void) {
     static const double sent[] = {2, 4, 7, 10, 12, 14}, received[] = {2.5, 4.5, 7.5, 10.5, 12.5, 14.5},
                         chosen[] = {5.5, 8.5, 10.5, 12.5, 14.5, 16.5};
     const OptConfig config = seconds_config(2);
     const Hardware h = only_products();
     Policy p = all_gpu(1, 1);
     RunStats stats;
-    p.groups = 2;
+    p.flights = 2;
     make_task(2, 2, 3);
     open_stages(&config, 2, &p, &h, 1e30, .5);
     ASSERT_OK(run_all((Listener){0}, &stats));
@@ -117,7 +117,7 @@ static void two_stages_and_two_groups_end_when_they_must(void) {
     close_stages(), free_task();
 }
 
-/* Two stages of four layers, prefill alone, 16 groups of two batches of one row. Stage 1 begins when the first batch is
+/* Two stages of four layers, prefill alone, 16 flights of two batches of one row. Stage 1 begins when the first batch is
  * through stage 0's last row, after 3 x 2 + 1 s, and is busy from then on with its layers and the head: 16 x 2 x 5 s. One
  * machine takes 16 x 2 x 9 s. */
 static void two_machines_take_about_half_the_time_of_one(void) {
@@ -127,7 +127,7 @@ static void two_machines_take_about_half_the_time_of_one(void) {
     for (int m = 1; m <= 2; m++) {
         Policy p = all_gpu(1, 2);
         RunStats stats;
-        p.groups = 16;
+        p.flights = 16;
         make_task(32, 1, 1);
         open_stages(&config, m, &p, &h, 1e30, 0);
         ASSERT_OK(run_all((Listener){0}, &stats));
@@ -157,23 +157,23 @@ static void a_slow_wire_takes_the_bytes_over_its_rate(void) {
 }
 
 /* Two stages of five seconds each, of which the second has four layers and the head; a wire that takes 5/4 s for a state,
- * and 1/24 s for a token. With three groups the wire is hidden: once it is filled, the pipeline computes 15 s a round. With
- * two, a round is 5 + 5/4 + 5 + 1/24 s, and the second group is 5 s behind. A stage that waited for its wire would take
- * 3 x (5 + 5/4) s for three groups. */
-static void a_third_group_hides_the_wire(void) {
+ * and 1/24 s for a token. With three flights the wire is hidden: once it is filled, the pipeline computes 15 s a round.
+ * With two, a round is 5 + 5/4 + 5 + 1/24 s, and the second flight is 5 s behind. A stage that waited for its wire would
+ * take 3 x (5 + 5/4) s for three flights. */
+static void a_third_flight_hides_the_wire(void) {
     enum { N = 9 };
     const double t = 5, state = 2 * H1, x = t / 4, token = 4 * x / state;
     const OptConfig config = seconds_config(9);
     const Hardware h = only_products();
     char *layers[] = {"5", "4"};
-    for (int groups = 2; groups <= 3; groups++) {
+    for (int flights = 2; flights <= 3; flights++) {
         Policy p = all_gpu(1, 1);
         RunStats stats;
-        p.groups = groups;
-        make_task(groups, 1, N);
+        p.flights = flights;
+        make_task(flights, 1, N);
         open_uneven(&config, &(Texts){layers, 2}, 2, &p, &h, state / x, 0);
         ASSERT_OK(run_all((Listener){0}, &stats));
-        const double expected = groups == 2 ? N * (t + x + t + token) + t : t + x + N * 3 * t + token;
+        const double expected = flights == 2 ? N * (t + x + t + token) + t : t + x + N * 3 * t + token;
         CU_ASSERT_DOUBLE_EQUAL(stats.total_s, expected, 1e-6);
         close_stages(), free_task();
     }
@@ -183,7 +183,7 @@ static void open_t4(void) {
     if (hardware_read(&t4, "hardware/t4.json", &err)) CU_FAIL_FATAL(err.text);
 }
 
-/* By the formulas of cluster.c: the share of the time that a machine's sweeps of one block in each group leave. */
+/* By the formulas of cluster.c: the share of the time that a machine's sweeps of one block in each flight leave. */
 static double bubble(const Policy *p, int m, double bytes_s, double delay_s) {
     const Search part = {.hardware = &t4,
                          .checkpoint = &stages.stage[0].part,
@@ -193,7 +193,7 @@ static double bubble(const Policy *p, int m, double bytes_s, double delay_s) {
                          .act_type = F16,
                          .given = *p,
                          .fixed = {true, true, true, true, true, true},
-                         .fixed_groups = true,
+                         .fixed_flights = true,
                          .fixed_gbs = true,
                          .fixed_batches = true,
                          .fixed_schedule = true,
@@ -201,14 +201,14 @@ static double bubble(const Policy *p, int m, double bytes_s, double delay_s) {
     Found c;
     ASSERT_OK(policy_predict(&c, &part, &err));
     const double l = part.checkpoint->config.l, n = task.prompts[0].n;
-    return 1 - p->groups * l * (c.cost.T_pre + (n - 1) * c.cost.T_gen) / c.cost.T;
+    return 1 - p->flights * l * (c.cost.T_pre + (n - 1) * c.cost.T_gen) / c.cost.T;
 }
 
-/* OPT-30B, weights and cache on the CPU. A block of few tokens is mostly filling and draining; with a group, or with the
+/* OPT-30B, weights and cache on the CPU. A block of few tokens is mostly filling and draining; with a flight, or with the
  * wire slowed, stages wait in every sweep. */
 static void stages_wait_as_long_as_the_formula_says(void) {
     static const struct {
-        int m, groups, n;
+        int m, flights, n;
         double bytes_s, delay_s;
     } cases[] = {{2, 1, 4, 1e9, 1e-4}, {2, 2, 2, 1e9, 1e-4}, {2, 3, 8, 1e9, 1e-4},
                  {4, 4, 2, 1e9, 1e-4}, {4, 4, 8, 1e7, .005}, {4, 5, 8, 1e9, 1e-4}};
@@ -219,8 +219,8 @@ static void stages_wait_as_long_as_the_formula_says(void) {
         const int m = cases[i].m;
         Policy p = all_gpu(16, 2);
         RunStats stats;
-        p.wg = p.cg = p.hg = 0, p.wc = p.cc = p.hc = 1, p.groups = cases[i].groups;
-        make_task(16 * 2 * p.groups, 256, cases[i].n);
+        p.wg = p.cg = p.hg = 0, p.wc = p.cc = p.hc = 1, p.flights = cases[i].flights;
+        make_task(16 * 2 * p.flights, 256, cases[i].n);
         open_stages(&config, m, &p, &t4, cases[i].bytes_s, cases[i].delay_s);
         ASSERT_OK(run_all((Listener){0}, &stats));
         const double expected = bubble(&p, m, cases[i].bytes_s, cases[i].delay_s);
@@ -241,7 +241,7 @@ static Policy mixed(int way) {
                     .hc = way % 2 ? 0 : .33,
                     .gbs = 3,
                     .num_gpu_batches = 2,
-                    .groups = 1 + way,
+                    .flights = 1 + way,
                     .schedule = (Schedule)(way % 3),
                     .overlap = way != 3,
                     .cpu_attention = way / 2 % 2,
@@ -467,10 +467,10 @@ static void the_file_has_all_stages_and_what_is_sent_arrives_later(void) {
 }
 
 CU_TestInfo tests[] = {
-    {"two stages and two groups end when they must", two_stages_and_two_groups_end_when_they_must},
+    {"two stages and two flights end when they must", two_stages_and_two_flights_end_when_they_must},
     {"two machines take about half the time of one", two_machines_take_about_half_the_time_of_one},
     {"a slow wire takes the bytes over its rate", a_slow_wire_takes_the_bytes_over_its_rate},
-    {"a third group hides the wire", a_third_group_hides_the_wire},
+    {"a third flight hides the wire", a_third_flight_hides_the_wire},
     {"stages wait as long as the formula says", stages_wait_as_long_as_the_formula_says},
     {"one stage is the plain sim bit for bit", one_stage_is_the_plain_sim_bit_for_bit},
     {"results do not depend on the speed of threads", results_do_not_depend_on_the_speed_of_threads},
