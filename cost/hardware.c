@@ -279,7 +279,7 @@ int hardware_read(Hardware *hardware, const char *path, Error *err) {
     return status;
 }
 
-/* Whether a rate of some stage counts no more, since it was measured at several sizes. */
+/* Whether a rate of some phase counts no more, since it was measured at several sizes. */
 static bool has_curve(const Hardware *h, const Key *k) {
     return (k->offset == AT(mm_flops) && h->mm_rows.n) || (k->offset == AT(cpu_flops) && h->cpu_tokens.n) ||
            (k->offset == AT(bmm_flops) && (h->bmm_tokens[0].n || h->bmm_tokens[1].n));
@@ -290,9 +290,9 @@ int hardware_change(Hardware *h, const char *change, Error *err) {
     const int len = text ? (int)(text - change) : 0;
     char *end = NULL;
     for (const Key *k = keys; k < keys + NKEYS; k++)
-        for (int stage = -1; stage < (k->form == PAIR ? 2 : 0); stage++) { /* -1: both */
-            const KeyName one = stage_key(k->key, stage == 1);
-            const char *key = stage < 0 ? k->key : one.text;
+        for (int phase = -1; phase < (k->form == PAIR ? 2 : 0); phase++) { /* -1: both */
+            const KeyName one = phase_key(k->key, phase == 1);
+            const char *key = phase < 0 ? k->key : one.text;
             if (k->form == FLAG || k->form == CURVE || strncmp(change, key, len) != 0 || (int)strlen(key) != len) continue;
             const double number = strtod(text + 1, &end);
             if (end == text + 1 || *end || !(number >= k->lo && number <= k->hi))
@@ -304,7 +304,7 @@ int hardware_change(Hardware *h, const char *change, Error *err) {
                             change);
             double *to = (double *)((char *)h + k->offset);
             for (int s = 0; s < (k->form == PAIR ? 2 : 1); s++)
-                if (stage < 0 || s == stage) to[s] = number;
+                if (phase < 0 || s == phase) to[s] = number;
             const size_t used = strlen(h->name), more = strlen(", ") + strlen(change);
             if (used + more < sizeof h->name) sprintf(h->name + used, ", %s", change);
             return 0;

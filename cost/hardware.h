@@ -53,7 +53,7 @@ struct Hardware {
  * FLOP/s] by ascending size; sources, an object of texts that say where each value is from. -1 and one line (EXIT_USAGE)
  * for a missing, unknown, negative, zero or non-numeric value. */
 int hardware_read(Hardware *hardware, const char *path, Error *err);
-/* Changes one number of a machine that was read: "KEY=NUMBER"; of a rate KEY is both stages, KEY_p and KEY_g are one. The
+/* Changes one number of a machine that was read: "KEY=NUMBER"; of a rate KEY is both phases, KEY_p and KEY_g are one. The
  * name says so, too, where there is room. -1 and one line (EXIT_USAGE) for what the file could not hold, or what a curve of
  * the machine replaces. */
 int hardware_change(Hardware *hardware, const char *change, Error *err);
