@@ -38,6 +38,37 @@ typedef struct {
 // Squares and their views
 // ---------------------------------------------------------------------------------------------------------------
 
+// clang-format off
+/* One square (i, j, k): its six views, and which slot of its region each takes.
+ *
+ *              rests on CPU or disk                       is on the GPU while the square computes
+ *
+ *   weights    RESTING_WEIGHTS ----- load_weight -------> WEIGHT_SLOT or WEIGHT_SLOT_1: layers that stream, in turn
+ *                                                              |    UNPACKED_WEIGHTS, where a batch wants F16
+ *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [square_number mod nws]
+ *              of Batch.index                                  |    in its ACTIVATIONS where all of it rests on the GPU
+ *                                                         - project -
+ *                                                              |
+ *   q, k, v                                               QKV               [Batch.turn mod turns]
+ *                                                              |
+ *   new k, v   KV_CACHE <----------- store_cache -------- QKV, or NEW_KV_PACKED of the same turn; by NEW_KV on the CPU
+ *              of Batch.index and layer j                      |
+ *   pages      KV_CACHE ------------ load_cache --------> KV_STAGING        [square_number mod 2]
+ *                                                              |
+ *                                                         - attend -    or on the CPU, where the pages are: QUERY goes
+ *                                                              |        down and ATTENDED comes up, [Batch.turn mod turns]
+ *   o                                                     ATTENDED          [Batch.turn mod turns]
+ *                                                              |
+ *                                                         - finish -
+ *                                                              |
+ *   x          ACTIVATIONS <-------- store_activation --- HIDDEN of the same square; the head's is LAST_ROWS
+ *
+ * square_number counts squares: what it numbers is in use beside the squares before and behind. Batch.turn counts pieces of
+ * prefills, and decoding batches: what it numbers a piece needs alone. Batch.index is the batch's place in the plan: what
+ * it numbers stays from sweep to sweep. A cell is a part of a slot that is always used as a whole: by cells depend.c knows
+ * who must wait for whom (number_cells in tier.c). */
+// clang-format on
+
 static const Tensor none = {.rows = 0};
 
 /* The batch that computes square (j, k). k may be -1 (the last batch of layer j-1) or K (the first of layer j+1). NULL
