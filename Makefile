@@ -10,6 +10,7 @@
 # make accuracy   what compression and sparse attention cost, in perplexity
 # make paper      the paper's evaluation again, into results/paper; make paper GPU=1 also measures on the GPU that is here
 # make docs       the tour as a page with the three schedules as an animation: docs/index.html
+# make lines      the budget of lines of each file, scripts/lines.txt
 # make format, make clean
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell echo $$((1 + $$(nproc 2>/dev/null || echo 2)))) # one more than processors, since suites also wait for disks and slow links
@@ -118,6 +119,10 @@ accuracy: flexgen
 paper: flexgen
 	@GPU=$(filter 1,$(GPU)) python3 -B scripts/paper.py
 
+# every file within its budget, and no two that need each other
+lines: flexgen
+	@scripts/lines.sh $(BUILD)
+
 docs: flexgen
 	@python3 -B scripts/make_page.py
 
@@ -130,5 +135,5 @@ format:
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
 .SECONDARY: # what a pattern rule made on the way stays
-.PHONY: all setup run bench accuracy paper docs format clean always
+.PHONY: all setup run bench accuracy paper lines docs format clean always
 .DELETE_ON_ERROR:
