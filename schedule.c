@@ -444,7 +444,7 @@ static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], co
     int rows[NTIERS];
     opt_project(&run->to, *new_op(run, PROJECT, OTHER, j, k), c, w, workspace(run, QKV, b->turn, piece->rows),
                 hidden_piece(run, b, square_number(run, j, k), piece),
-                plan_view(run->plan, NORM_1, TIER_GPU, 0, 0, run->plan->chunk));
+                plan_view(run->plan, NORM_1, TIER_GPU, 0, 0, piece->rows));
     rows_by_tier(rows, b, piece);
     const int gpu = rows[TIER_GPU], off = piece->rows - gpu;
     if (off && run->plan->policy.cache_quant.bits)
@@ -534,10 +534,10 @@ static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
 }
 
 static void finish(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], const Piece *piece) {
-    const int chunk = run->plan->chunk;
+    const int n = piece->rows;
     opt_finish(&run->to, *new_op(run, FINISH, OTHER, j, k), &run->plan->config, w,
-               hidden_piece(run, b, square_number(run, j, k), piece), workspace(run, ATTENDED, b->turn, piece->rows),
-               plan_view(run->plan, NORM_2, TIER_GPU, 0, 0, chunk), plan_view(run->plan, MLP, TIER_GPU, 0, 0, chunk));
+               hidden_piece(run, b, square_number(run, j, k), piece), workspace(run, ATTENDED, b->turn, n),
+               plan_view(run->plan, NORM_2, TIER_GPU, 0, 0, n), plan_view(run->plan, MLP, TIER_GPU, 0, 0, n));
 }
 
 /* Logits become the next token of each sequence; in a scored task, those of head rows from `first` on, the probability of
