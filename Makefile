@@ -11,6 +11,7 @@
 # make paper      the paper's evaluation again, into results/paper; make paper GPU=1 also measures on the GPU that is here
 # make experiments  all studies of docs/EXPERIMENTS.md, compared with what it says
 # make docs       the tour as a page with the three schedules as an animation: docs/index.html
+# make lines      the budget of lines of each file, scripts/lines.txt
 # make format, make clean
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell echo $$((1 + $$(nproc 2>/dev/null || echo 2)))) # one more than processors, since suites also wait for disks and slow links
@@ -122,6 +123,10 @@ paper: flexgen
 experiments: flexgen
 	@python3 -B scripts/experiments.py --check
 
+# every file within its budget, and no two that need each other
+lines: flexgen
+	@scripts/lines.sh $(BUILD)
+
 docs: flexgen
 	@python3 -B scripts/make_page.py
 
@@ -134,5 +139,5 @@ format:
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
 .SECONDARY: # what a pattern rule made on the way stays
-.PHONY: all setup run bench accuracy paper experiments docs format clean always
+.PHONY: all setup run bench accuracy paper experiments lines docs format clean always
 .DELETE_ON_ERROR:

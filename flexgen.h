@@ -283,7 +283,7 @@ void admission_close(Admission *a);
 // opt_model.c again: the forward pass as ops, in pieces of a sweep (section 3)
 //
 // Each function posts on op.lane. x (rows, h1) is the hidden state, changed in place; w is one layer's tensors on the GPU;
-// norm and ffn are scratch of norm.rows rows, and x passes through them that many rows at a time.
+// norm (rows, h1) and ffn (rows, h2) are scratch.
 // ---------------------------------------------------------------------------------------------------------------
 
 /* The hidden state of new tokens: x = token rows + position rows. tokens: (rows, embed) gathered token rows; with rows 0,

@@ -229,32 +229,17 @@ static Tensor joined(const Tensor w[NROLES], Role q, Role k, Role v) {
 
 void opt_project(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor qkv, Tensor x, Tensor norm) {
     const Tensor matrix = joined(w, Q_W, K_W, V_W), bias = tensor_row(joined(w, Q_B, K_B, V_B));
-    int piece = config->pre_norm ? norm.rows : x.rows;
-    for (int first = 0; first < x.rows; first += piece) {
-        int n = imin(piece, x.rows - first);
-        Tensor in = tensor_rows(x, first, n);
-        if (config->pre_norm) {
-            post(to, op_layernorm(&op, tensor_rows(norm, 0, n), in, w[LN1_W], w[LN1_B]));
-            in = tensor_rows(norm, 0, n);
-        }
-        post(to, op_linear(&op, tensor_rows(qkv, first, n), in, matrix, bias, none, false));
-    }
+    if (config->pre_norm) post(to, op_layernorm(&op, norm, x, w[LN1_W], w[LN1_B]));
+    post(to, op_linear(&op, qkv, config->pre_norm ? norm : x, matrix, bias, none, false));
 }
 
 void opt_finish(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm,
                 Tensor ffn) {
     post(to, op_linear(&op, x, o, w[O_W], w[O_B], x, false));
     if (!config->pre_norm) post(to, op_layernorm(&op, x, x, w[LN1_W], w[LN1_B]));
-    for (int first = 0; first < x.rows; first += ffn.rows) {
-        int n = imin(ffn.rows, x.rows - first);
-        Tensor part = tensor_rows(x, first, n), in = part, hidden = tensor_rows(ffn, 0, n);
-        if (config->pre_norm) {
-            in = tensor_rows(norm, 0, n);
-            post(to, op_layernorm(&op, in, part, w[LN2_W], w[LN2_B]));
-        }
-        post(to, op_linear(&op, hidden, in, w[FC1_W], w[FC1_B], none, true));
-        post(to, op_linear(&op, part, hidden, w[FC2_W], w[FC2_B], part, false));
-    }
+    if (config->pre_norm) post(to, op_layernorm(&op, norm, x, w[LN2_W], w[LN2_B]));
+    post(to, op_linear(&op, ffn, config->pre_norm ? norm : x, w[FC1_W], w[FC1_B], none, true));
+    post(to, op_linear(&op, x, ffn, w[FC2_W], w[FC2_B], x, false));
     if (!config->pre_norm) post(to, op_layernorm(&op, x, x, w[LN2_W], w[LN2_B]));
 }
 

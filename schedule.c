@@ -38,6 +38,37 @@ typedef struct {
 // Squares and their views
 // ---------------------------------------------------------------------------------------------------------------
 
+// clang-format off
+/* One square (i, j, k): its six views, and which slot of its region each takes.
+ *
+ *              rests on CPU or disk                       is on the GPU while the square computes
+ *
+ *   weights    RESTING_WEIGHTS ----- load_weight -------> WEIGHT_SLOT or WEIGHT_SLOT_1: layers that stream, in turn
+ *                                                              |    UNPACKED_WEIGHTS, where a batch wants F16
+ *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [square_number mod nws]
+ *              of Batch.index                                  |    in its ACTIVATIONS where all of it rests on the GPU
+ *                                                         - project -
+ *                                                              |
+ *   q, k, v                                               QKV               [Batch.turn mod turns]
+ *                                                              |
+ *   new k, v   KV_CACHE <----------- store_cache -------- QKV, or NEW_KV_PACKED of the same turn; by NEW_KV on the CPU
+ *              of Batch.index and layer j                      |
+ *   pages      KV_CACHE ------------ load_cache --------> KV_STAGING        [square_number mod 2]
+ *                                                              |
+ *                                                         - attend -    or on the CPU, where the pages are: QUERY goes
+ *                                                              |        down and ATTENDED comes up, [Batch.turn mod turns]
+ *   o                                                     ATTENDED          [Batch.turn mod turns]
+ *                                                              |
+ *                                                         - finish -
+ *                                                              |
+ *   x          ACTIVATIONS <-------- store_activation --- HIDDEN of the same square; the head's is LAST_ROWS
+ *
+ * square_number counts squares: what it numbers is in use beside the squares before and behind. Batch.turn counts pieces of
+ * prefills, and decoding batches: what it numbers a piece needs alone. Batch.index is the batch's place in the plan: what
+ * it numbers stays from sweep to sweep. A cell is a part of a slot that is always used as a whole: by cells depend.c knows
+ * who must wait for whom (number_cells in tier.c). */
+// clang-format on
+
 static const Tensor none = {.rows = 0};
 
 /* The batch that computes square (j, k). k may be -1 (the last batch of layer j-1) or K (the first of layer j+1). NULL
@@ -413,7 +444,7 @@ static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], co
     int rows[NTIERS];
     opt_project(&run->to, *new_op(run, PROJECT, OTHER, j, k), c, w, workspace(run, QKV, b->turn, piece->rows),
                 hidden_piece(run, b, square_number(run, j, k), piece),
-                plan_view(run->plan, NORM_1, TIER_GPU, 0, 0, run->plan->chunk));
+                plan_view(run->plan, NORM_1, TIER_GPU, 0, 0, piece->rows));
     rows_by_tier(rows, b, piece);
     const int gpu = rows[TIER_GPU], off = piece->rows - gpu;
     if (off && run->plan->policy.cache_quant.bits)
@@ -503,10 +534,10 @@ static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
 }
 
 static void finish(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], const Piece *piece) {
-    const int chunk = run->plan->chunk;
+    const int n = piece->rows;
     opt_finish(&run->to, *new_op(run, FINISH, OTHER, j, k), &run->plan->config, w,
-               hidden_piece(run, b, square_number(run, j, k), piece), workspace(run, ATTENDED, b->turn, piece->rows),
-               plan_view(run->plan, NORM_2, TIER_GPU, 0, 0, chunk), plan_view(run->plan, MLP, TIER_GPU, 0, 0, chunk));
+               hidden_piece(run, b, square_number(run, j, k), piece), workspace(run, ATTENDED, b->turn, n),
+               plan_view(run->plan, NORM_2, TIER_GPU, 0, 0, n), plan_view(run->plan, MLP, TIER_GPU, 0, 0, n));
 }
 
 /* Logits become the next token of each sequence; in a scored task, those of head rows from `first` on, the probability of

@@ -512,8 +512,6 @@ static void plan_batches(Plan *p, const Task *task) {
     p->turns = p->max_rows > p->piece_rows ? WORKSPACES : batches_under_way;
     /* two neighbouring pieces together have more rows than one may have */
     p->pieces = imax(1, imin(p->max_seqs, p->piece_rows ? 2 * p->max_rows / p->piece_rows + 1 : 1));
-    const int most = imax(p->policy.piece_rows, PIECE_ROWS), chunks = (p->piece_rows + most - 1) / most;
-    p->chunk = chunks ? (p->piece_rows + chunks - 1) / chunks : 0; /* equal ones */
     p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->head_rows);
 }
 
@@ -579,7 +577,7 @@ static void plan_workspace(Plan *p, const Task *task) {
     const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, heads = p->head_rows, nws = p->nws, batches = p->batches;
     const int piece = p->piece_rows, turns = p->turns, off_rows = imin(p->off_rows, piece);
     const int kv_cols = 2 * (int)(kv == U8 ? p->kv_row : p->kv_row / sizeof(f16)), choice = c->nh * p->most_chosen;
-    const int norm = c->pre_norm ? p->chunk : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
+    const int norm = c->pre_norm ? piece : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
     const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU, scored = task->scored;
     const bool first = is_first(c), last = is_last(c);
     const Wanted workspace[] = {
@@ -592,7 +590,7 @@ static void plan_workspace(Plan *p, const Task *task) {
         {ATTENDED, TIER_CPU, "attention: result", smaller, act, off_seqs, h1, turns},
         {NORM_1, TIER_GPU, "workspace: norm 1", smaller, act, norm, h1, 1},
         {NORM_2, TIER_GPU, "workspace: norm 2", smaller, act, norm, h1, 1},
-        {MLP, TIER_GPU, "workspace: mlp", smaller, act, p->chunk, c->h2, 1},
+        {MLP, TIER_GPU, "workspace: mlp", smaller, act, piece, c->h2, 1},
         {EMBEDDED, TIER_GPU, "workspace: embedding", smaller, act, first && projected ? rows : 0, c->embed, nws},
         {EMBEDDED, TIER_CPU, "embedding rows", smaller, act, first && gathered ? rows : 0, c->embed, nws},
         {LAST_ROWS, TIER_GPU, "workspace: last rows", smaller, act, last ? heads : 0, h1, nws},

@@ -100,7 +100,6 @@ struct Plan {
     int max_rows, max_seqs;    /* of a batch: token rows, sequences */
     int max_pages;             /* of a sequence */
     int piece_rows;            /* of a batch in prefill: rows of the sequences that pass a layer together */
-    int chunk;                 /* of a piece: rows that are normalized, and pass the MLP, at a time */
     int pieces;                /* of a batch, at most */
     int head_rows, head_chunk; /* rows of a batch that the head needs; rows that become logits at a time */
     int off_rows, off_seqs;    /* largest share of a batch whose KV is not on the GPU: rows, sequences */

@@ -117,13 +117,13 @@ static bool multiply_packed(const Sweep *a, bool prefill) {
     return a->plan->policy.weight_quant.bits && a->rows[prefill] <= a->batches[prefill] * a->plan->packed_rows;
 }
 
-/* The four products of a layer, for the batches in prefill or those that decode. The rows of a batch go through in pieces
- * of at most `chunk` rows; beside the products of a piece its k and v are put away. */
+/* The four products of a layer, for the batches in prefill or those that decode. The rows of a batch go through in pieces;
+ * beside the products of a piece its k and v are put away. */
 static double products(const Sweep *a, bool prefill) {
     const double h1 = a->config->h1, h2 = a->config->h2, batches = a->batches[prefill];
     const Hardware *h = a->hw;
     if (batches <= 0) return 0;
-    const double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->chunk), m = each / pieces;
+    const double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->piece_rows), m = each / pieces;
     const bool packed = multiply_packed(a, prefill);
     const double qkv = linear_seconds(h, a->phase, m, 3 * h1, h1, a->act, packed);
     const double out = linear_seconds(h, a->phase, m, h1, h1, a->act, packed);

@@ -99,15 +99,15 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
     for (int g = 0; g < NGLOBALS; g++) global[g] = warm_weight(plan, &plan->global[g]);
     Op project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
     for (int i = 0; i < 2; i++) {
-        Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, sizes[i]),
-               qkv = plan_view(plan, QKV, TIER_GPU, 0, 0, sizes[i]);
+        const int n = sizes[i];
+        Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, n), qkv = plan_view(plan, QKV, TIER_GPU, 0, 0, n);
         Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, 0, plan->act_type, c->h1); /* q, k and v are not wanted any more */
-        x.rows = sizes[i];
-        warm_layer(plan, sizes[i], w);
-        opt_project(&to, project, c, w, qkv, o, plan_view(plan, NORM_1, TIER_GPU, 0, 0, plan->chunk));
+        x.rows = n;
+        warm_layer(plan, n, w);
+        opt_project(&to, project, c, w, qkv, o, plan_view(plan, NORM_1, TIER_GPU, 0, 0, n));
         if (!post_drain(&to)) return -1;
-        opt_finish(&to, finish, c, w, x, o, plan_view(plan, NORM_2, TIER_GPU, 0, 0, plan->chunk),
-                   plan_view(plan, MLP, TIER_GPU, 0, 0, plan->chunk));
+        opt_finish(&to, finish, c, w, x, o, plan_view(plan, NORM_2, TIER_GPU, 0, 0, n),
+                   plan_view(plan, MLP, TIER_GPU, 0, 0, n));
         if (!post_drain(&to)) return -1;
     }
     if (is_last(c)) {
