@@ -192,8 +192,7 @@ static int row_threads(int cols, int most = THREADS) {
 
 enum { HEADER = 4 }; /* bytes of a group's min and scale */
 
-/* How rows of K and V hold their heads. bits 0: as halfs. wide: what a lane takes, eight elements at a multiple of eight,
- * lies together: 16 bytes of halfs, or half of each of 8 bytes of codes. */
+/* How rows of K and V hold their heads. bits 0: as halfs. wide: heads are whole eights of elements. */
 typedef struct {
     int bits, group;
     int group_bytes, head_bytes;
@@ -219,24 +218,6 @@ static __device__ half unpack_number(const uint8_t *group, int i, int bits) {
     unsigned code = at[0];
     if (shift + bits > 8) code |= (unsigned)at[1] << 8;
     return __float2half(unpack_code(group_header(group), code >> shift & ((1u << bits) - 1)));
-}
-
-/* Eight numbers from the i-th of a group on, whose codes are in half of each of 8 bytes: the header, those bytes. Zeros,
- * which stand for zeros, where n is not above 0. */
-static __device__ uint3 load_fours(const uint8_t *group, int i, int n) {
-    const unsigned *header = (const unsigned *)group, *codes = header + (HEADER + i / 32 * 16 + i % 16) / 4;
-    uint3 raw = make_uint3(0, 0, 0);
-    if (n > 0) raw.x = *header, raw.y = codes[0], raw.z = codes[1];
-    return raw;
-}
-
-static __device__ Half8 unpack_fours(uint3 raw, int i) {
-    float2 header = group_header((const uint8_t *)&raw.x);
-    unsigned codes[2] = {raw.y >> i % 32 / 16 * 4, raw.z >> i % 32 / 16 * 4};
-    float x[8];
-#pragma unroll
-    for (int j = 0; j < 8; j++) x[j] = unpack_code(header, codes[j / 4] >> j % 4 * 8 & 15);
-    return to_halfs(x);
 }
 
 /* The first n of eight numbers from the i-th on in any packing, over a group's end; zeros behind them. Not inlined: this is
@@ -336,8 +317,7 @@ static __device__ void pack_group(uint8_t *to, int bytes, const half *x, int n, 
 
 static Packing make_packing(Quant quant, int hd) {
     if (!quant.bits) return Packing{0, 0, 0, hd * (int)sizeof(half), eights(hd)};
-    return Packing{quant.bits, quant.group, (int)quant_bytes(quant, quant.group), (int)quant_bytes(quant, hd),
-                   quant.bits == 4 && eights(quant.group) && eights(hd)};
+    return Packing{quant.bits, quant.group, (int)quant_bytes(quant, quant.group), (int)quant_bytes(quant, hd), eights(hd)};
 }
 
 /* Row blockIdx.x of kv, whose nh heads of k go to k and of v to v, a group a warp. */
@@ -994,18 +974,153 @@ static int gpu_attend_prefill(Gpu *gpu, Lane lane, const Prefill *p, Error *err)
 }
 
 // ---------------------------------------------------------------------------------------------------------------
+// Decode attention: heads in 4 bits, as codes (quant.h, quant_factored)
+//
+// Tensor cores multiply the codes of 16 tokens, a tile, and nothing is unpacked. Four bits at the low end of a half are
+// code 2^-24, and four bits further code 2^-20, exactly: they are subnormal halfs, which tensor cores take as they are. So
+// a word, eight codes of one token, needs but a shift and masks. Of such a product
+//
+//     K   rows are tokens, and b is q              columns 2 i and 2 i + 1: group i's low and high halves of bytes
+//     V   rows are elements, and b the weights     columns 2 i and 2 i + 1: of group i, weight scale as halfs, and what
+//                                                  these lack, times 2^11: together as exact as a float but for two bits
+//
+// which leaves min times the sum of q or of the weights. One warp has one head; of its lanes g = lane / 4, t = lane % 4.
+// ---------------------------------------------------------------------------------------------------------------
+
+/* How pages hold numbers. FOURS are packed as above; CODES are packed otherwise. */
+enum Pages { HALFS, FOURS, CODES };
+enum {
+    SPLIT = 128, /* tokens of a warp */
+    HEADS = 4,   /* warps of a block */
+    GROUP_BYTES = GROUP_WORDS * 4,
+    HALF = GROUP / 2,            /* elements whose codes lie in 16 bytes */
+    SHARES_LD = SPLIT + TILE / 2 /* halfs from a column of shares to the next: four lie in different banks */
+};
+const float LOW_CODE = 1 << 24, HIGH_CODE = 1.f / 16; /* a low one from its half, and a high one from a low one's */
+
+static __device__ int whole_tiles(int tokens) { return (tokens + TILE - 1) / TILE * TILE; }
+
+/* Of two words the codes in the low or in the high halves of bytes 0 and 2. */
+static __device__ unsigned low_codes(unsigned word) { return word & 0x000f000f; }
+static __device__ unsigned high_codes(unsigned word) { return word & 0x00f000f0; }
+
+/* score[t] = q.k * scale of n tokens; rows: whole tiles of them. k: the head in row 0. LANES: as below, 8 elements each. */
+template <int LANES>
+static __device__ void score_fours(float *score, const half *q, const uint8_t *k, size_t row, const int *rows, int n,
+                                   int hd, float scale) {
+    const int HALVES = LANES * 8 / HALF, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    unsigned low[HALVES][2] = {}, high[HALVES][2] = {}; /* of each half of a group this lane's part of b */
+    float sum[2] = {0, 0};                              /* of q, of each group */
+#pragma unroll
+    for (int b = 0; b < HALVES; b++) {
+        const int at = b * HALF + t * 4 + g % 2 * 16, column = b * HALF / GROUP * 2 + g % 2;
+        if (b * HALF + lane < hd) sum[b / 2] += __half2float(q[b * HALF + lane]);
+        if (g != column || at >= hd) continue;
+        const uint2 four = *(const uint2 *)(q + at);
+        unsigned *to = g % 2 ? high[b] : low[b];
+        to[0] = __byte_perm(four.x, four.y, 0x5410), to[1] = __byte_perm(four.x, four.y, 0x7632);
+    }
+    for (int i = 0; i < 2; i++) sum[i] = warp_reduce<Add>(sum[i], 1);
+    const float all = t == 0 ? sum[0] : sum[1];
+    for (int t0 = 0; t0 < n; t0 += TILE) {
+        unsigned word[2][HALVES], header[2]; /* of tokens g and g + 8; group t's */
+        float d[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint8_t *head = k + rows[t0 + g + 8 * i] * row;
+            header[i] = t * GROUP < hd ? *(const unsigned *)(head + t * GROUP_BYTES) : 0;
+#pragma unroll
+            for (int b = 0; b < HALVES; b++) {
+                const uint8_t *codes = head + b / 2 * GROUP_BYTES + HEADER + b % 2 * 16 + t * 4;
+                word[i][b] = b * HALF < hd ? *(const unsigned *)codes : 0;
+            }
+        }
+#pragma unroll
+        for (int b = 0; b < HALVES; b++) {
+            const unsigned x = word[0][b], y = word[1][b];
+            const unsigned lows[] = {low_codes(x), low_codes(y), low_codes(x >> 8), low_codes(y >> 8)};
+            const unsigned highs[] = {high_codes(x), high_codes(y), high_codes(x >> 8), high_codes(y >> 8)};
+            multiply_add(d, lows, low[b]), multiply_add(d, highs, high[b]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float2 group = group_header((const uint8_t *)&header[i]);
+            float dot = group.x * all + group.y * ((d[2 * i] + d[2 * i + 1] * HIGH_CODE) * LOW_CODE);
+            if (t >= 2) dot = 0;
+            if (HALVES > 2) dot += __shfl_xor_sync(0xffffffff, dot, 1);
+            const int token = t0 + g + 8 * i;
+            if (t == 0 && token < n) score[token] = dot * scale;
+        }
+    }
+}
+
+/* out = the sum of weight[t] * v of a warp's n tokens, a lane's eight elements of all of them; weight is used up. */
+template <int LANES>
+static __device__ void weigh_fours(float out[8], float *weight, const uint8_t *v, size_t row, const int *rows, int n,
+                                   int hd) {
+    const int GROUPS = (LANES * 8 + GROUP - 1) / GROUP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    __shared__ __align__(16) half all_shares[HEADS][2 * GROUPS][SHARES_LD]; /* b of all tiles, by columns */
+    half(*shares)[SHARES_LD] = all_shares[threadIdx.x / WARP];
+    float min_part = 0, sum[GROUPS * 4][4] = {};
+    for (int i = lane; i < whole_tiles(n) * GROUPS; i += WARP) {
+        const int token = i / GROUPS, group = i % GROUPS;
+        const float w = token < n ? weight[token] : 0;
+        unsigned header = 0;
+        if (token < n && group * GROUP < hd) header = *(const unsigned *)(v + rows[token] * row + group * GROUP_BYTES);
+        const float2 x = group_header((const uint8_t *)&header);
+        const half share = __float2half(w * x.y);
+        min_part += w * x.x;
+        shares[2 * group][token] = share;
+        shares[2 * group + 1][token] = __float2half((w * x.y - __half2float(share)) * 2048);
+    }
+    min_part = warp_reduce<Add>(min_part, GROUPS); /* of group lane % GROUPS */
+    __syncwarp();
+    for (int t0 = 0; t0 < n; t0 += TILE) {
+        unsigned word[GROUPS][4], b[2] = {0, 0}; /* of tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9 */
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint8_t *head = v + rows[t0 + 2 * t + i % 2 + i / 2 * 8] * row + HEADER + g * 4;
+#pragma unroll
+            for (int j = 0; j < GROUPS; j++)
+                word[j][i] = j * GROUP + g / 4 * HALF < hd ? *(const unsigned *)(head + j * GROUP_BYTES) : 0;
+        }
+        if (g < 2 * GROUPS) {
+            const unsigned *mine = (const unsigned *)(shares[g] + t0) + t;
+            b[0] = mine[0], b[1] = mine[4];
+        }
+#pragma unroll
+        for (int i = 0; i < GROUPS * 4; i++) { /* bytes i % 4 of the words: elements g and g + 8 of a product */
+            const unsigned *w = word[i / 4], byte = 0x0400 + 0x0101 * (i % 4);
+            const unsigned first = __byte_perm(w[0], w[1], byte), second = __byte_perm(w[2], w[3], byte);
+            const unsigned a[] = {low_codes(first), high_codes(first), low_codes(second), high_codes(second)};
+            multiply_add(sum[i], a, b);
+        }
+    }
+    __syncwarp(); /* all have read their weights, which give way to elements, since lanes t < GROUPS have the sums */
+    if (t < GROUPS) {
+        const int at = t * GROUP + g / 4 * HALF + g % 4 * 4;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *s = t == 0 ? sum[i] : sum[GROUPS * 4 - 4 + i];
+            weight[at + i] = (s[0] + s[1] / 2048) * LOW_CODE + min_part;
+            weight[at + 16 + i] = (s[2] + s[3] / 2048) * (LOW_CODE * HIGH_CODE) + min_part;
+        }
+    }
+    __syncwarp();
+    for (int i = 0; i < 8; i++) out[i] = weight[lane % LANES * 8 + i];
+}
+
+// ---------------------------------------------------------------------------------------------------------------
 // Decode attention over pages
 //
 // A warp has one head of one sequence for SPLIT tokens: scores, softmax, weighted values. LANES lanes share a token, 8
 // elements each, so that a warp reads 32 / LANES tokens at once and UNROLL times as many before it uses the first.
 // Sequences of more than SPLIT tokens leave partial results, which combine_kernel puts together in the order of the tokens.
-// Of packed K and V a lane makes halfs as it reads them, and all that follows is the same.
+// Heads that are packed as quant_factored says are read by functions of their own, in the chapter before. Of others a lane
+// makes halfs as it reads them, and all that follows is the same.
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { SPLIT = 128, HEADS = 4, UNROLL = 4 };
-
-/* How pages hold numbers. FOURS are packed, and `wide`; CODES are packed otherwise. */
-enum Pages { HALFS, FOURS, CODES };
+enum { UNROLL = 4 };
 
 /* A partial result: the largest score, the sum of e^(score - largest), that sum's hd weighted values. */
 static __host__ __device__ size_t partial_floats(int hd) { return hd + 2; }
@@ -1015,16 +1130,17 @@ static __device__ int token_row(const int *pages, int t, int page_tokens) {
     return pages[t / page_tokens] * page_tokens + t % page_tokens;
 }
 
-/* rows[t] of sequence r's tokens t0 .. t0+n-1, by the whole block. */
+/* rows[t] of sequence r's tokens t0 .. t0+n-1, by the whole block; the last one again up to whole tiles. */
 static __device__ void load_rows(int *rows, const Attention &a, int r, int t0, int n) {
     const int *pages = a.pages + (size_t)r * a.max_pages;
-    for (int t = threadIdx.x; t < n; t += blockDim.x) rows[t] = token_row(pages, t0 + t, a.page_tokens);
+    for (int t = threadIdx.x; t < whole_tiles(n); t += blockDim.x)
+        rows[t] = token_row(pages, t0 + min(t, n - 1), a.page_tokens);
     __syncthreads();
 }
 
 /* What a lane reads of K or V: a head's elements c .. c+7. */
 typedef struct {
-    const uint8_t *first; /* in row 0; packed: the group where they begin */
+    const uint8_t *first; /* in row 0; packed: the group where they begin, of FOURS the head */
     size_t row;           /* bytes */
     int at, left;         /* the place of c in its group; elements from c on */
     Packing packing;
@@ -1032,9 +1148,9 @@ typedef struct {
 
 template <Pages PAGES>
 static __device__ Column find_column(const void *kv, int h, int nh, int hd, int c, const Packing &p) {
-    size_t before = PAGES == HALFS ? c * sizeof(half) : (size_t)(c / p.group) * p.group_bytes;
+    size_t before = PAGES == HALFS ? c * sizeof(half) : PAGES == CODES ? (size_t)(c / p.group) * p.group_bytes : 0;
     return Column{(const uint8_t *)kv + (size_t)h * p.head_bytes + before, (size_t)nh * p.head_bytes,
-                  PAGES == HALFS ? 0 : c % p.group, hd - c, p};
+                  PAGES == CODES ? c % p.group : 0, hd - c, p};
 }
 
 /* A lane's eight elements of UNROLL tokens, `apart` apart from t on; zeros for tokens from n on. */
@@ -1046,12 +1162,6 @@ static __device__ void load_tokens(Half8 piece[UNROLL], const Column &column, co
     if (PAGES == HALFS) {
 #pragma unroll
         for (int u = 0; u < UNROLL; u++, t += apart) piece[u] = load8((const half *)from(t), left(t), p.wide);
-    } else if (PAGES == FOURS) { /* all are under way before the first is unpacked */
-        uint3 raw[UNROLL];
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++, t += apart) raw[u] = load_fours(from(t), column.at, left(t));
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) piece[u] = unpack_fours(raw[u], column.at);
     } else {
         for (int u = 0; u < UNROLL; u++, t += apart)
             piece[u] = unpack_any(from(t), column.at, left(t), p.bits, p.group, p.group_bytes);
@@ -1106,7 +1216,7 @@ static __device__ float exponentiate(float *score, int n, float *largest) {
 
 /* Dense attention; or, for sparse attention, the scores (nseq, nh, gridDim.z * SPLIT) alone. */
 template <int LANES, Pages PAGES, bool SCORES>
-static __global__ void __launch_bounds__(HEADS *WARP) attend_kernel(Attention a, Packing packing, float *scratch) {
+static __global__ void __launch_bounds__(HEADS *WARP, 8) attend_kernel(Attention a, Packing packing, float *scratch) {
     __shared__ int rows[SPLIT];
     __shared__ float scores[SCORES ? 1 : HEADS][SPLIT];
     int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(a.len[r] - t0, (int)SPLIT), hd = a.h1 / a.nh;
@@ -1114,17 +1224,26 @@ static __global__ void __launch_bounds__(HEADS *WARP) attend_kernel(Attention a,
     load_rows(rows, a, r, t0, n);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp, c = lane % LANES * 8;
     if (h >= a.nh) return;
-    const half *q = (const half *)a.q + (size_t)r * a.q_ld + h * hd + c;
+    const half *q = (const half *)a.q + (size_t)r * a.q_ld + h * hd;
+    const Column k = find_column<PAGES>(a.k, h, a.nh, hd, c, packing), v = find_column<PAGES>(a.v, h, a.nh, hd, c, packing);
     float *score = SCORES ? scratch + ((size_t)r * a.nh + h) * gridDim.z * SPLIT + t0 : scores[warp];
     float mine[8], out[8] = {0}, largest;
-    to_floats(mine, load8(q, hd - c, packing.wide));
-    score_tokens<LANES, PAGES>(score, mine, find_column<PAGES>(a.k, h, a.nh, hd, c, packing), rows, n, rsqrtf((float)hd));
+    if (PAGES == FOURS) {
+        score_fours<LANES>(score, q, k.first, k.row, rows, n, hd, rsqrtf((float)hd));
+    } else {
+        to_floats(mine, load8(q + c, hd - c, packing.wide));
+        score_tokens<LANES, PAGES>(score, mine, k, rows, n, rsqrtf((float)hd));
+    }
     if (SCORES) return;
     __syncwarp();
     float sum = exponentiate(score, n, &largest);
     __syncwarp();
-    weigh_tokens<LANES, PAGES>(out, score, find_column<PAGES>(a.v, h, a.nh, hd, c, packing), rows, n);
-    for (int i = 0; i < 8; i++) out[i] = warp_reduce<Add>(out[i], LANES);
+    if (PAGES == FOURS) {
+        weigh_fours<LANES>(out, score, v.first, v.row, rows, n, hd);
+    } else {
+        weigh_tokens<LANES, PAGES>(out, score, v, rows, n);
+        for (int i = 0; i < 8; i++) out[i] = warp_reduce<Add>(out[i], LANES);
+    }
     if (lane >= LANES || c >= hd) return;
     if (a.len[r] <= SPLIT) {
         for (int i = 0; i < 8; i++) out[i] /= sum;
@@ -1163,7 +1282,7 @@ typedef void (*DecodeKernel)(Attention, Packing, float *scratch);
 enum { LANES_MAX = 16 };
 
 static DecodeKernel decode_kernel(const DecodeKernel *kernels, const Attention *a) {
-    int which = !a->quant.bits ? HALFS : make_packing(a->quant, a->h1 / a->nh).wide ? FOURS : CODES;
+    int which = !a->quant.bits ? HALFS : quant_factored(a->quant, a->h1 / a->nh) ? FOURS : CODES;
     CHECK((!a->o || a->o_type == F16) && a->h1 / a->nh <= LANES_MAX * 8);
     for (int elements = 4 * 8; elements < a->h1 / a->nh; elements *= 2) which += 3;
     return kernels[which];
@@ -1305,7 +1424,7 @@ static int gpu_select(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
 }
 
 template <int LANES, Pages PAGES>
-static __global__ void __launch_bounds__(HEADS *WARP) weigh_kernel(Attention a, Packing packing, float *) {
+static __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Attention a, Packing packing, float *) {
     __shared__ int rows[HEADS][SPLIT];
     __shared__ float part[HEADS][SPLIT];
     int r = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp;
@@ -1318,12 +1437,20 @@ static __global__ void __launch_bounds__(HEADS *WARP) weigh_kernel(Attention a, 
     for (int first = 0; first < count; first += SPLIT) {
         int n = min(count - first, (int)SPLIT);
         __syncwarp(); /* the tokens before have been read */
-        for (int i = lane; i < n; i += WARP)
-            rows[warp][i] = token_row(pages, tokens[first + i], a.page_tokens), part[warp][i] = weights[first + i];
+        for (int i = lane; i < whole_tiles(n); i += WARP) {
+            const int token = first + min(i, n - 1);
+            rows[warp][i] = token_row(pages, tokens[token], a.page_tokens), part[warp][i] = weights[token];
+        }
         __syncwarp();
-        weigh_tokens<LANES, PAGES>(out, part[warp], column, rows[warp], n);
+        if (PAGES == FOURS) {
+            float some[8];
+            weigh_fours<LANES>(some, part[warp], column.first, column.row, rows[warp], n, hd);
+            for (int i = 0; i < 8; i++) out[i] += some[i];
+        } else {
+            weigh_tokens<LANES, PAGES>(out, part[warp], column, rows[warp], n);
+        }
     }
-    for (int i = 0; i < 8; i++) out[i] = warp_reduce<Add>(out[i], LANES);
+    for (int i = 0; i < 8 && PAGES != FOURS; i++) out[i] = warp_reduce<Add>(out[i], LANES);
     if (lane >= LANES || c >= hd) return;
     store8((half *)a.o + (size_t)r * a.h1 + h * hd + c, to_halfs(out), hd - c, packing.wide);
 }

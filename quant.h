@@ -34,6 +34,11 @@ void quant_unpack_rows(f16 *w, const uint8_t *from, int rows, int k, Quant quant
 
 /* A token's k or v, x (nh, hd), is grouped within heads: head h begins at byte h quant_bytes(quant, hd). Fast. */
 bool quant_pack_heads(uint8_t *to, const f16 *x, int nh, int hd, Quant quant);
+/* Whether attention takes such heads as codes and unpacks none of them. Of each group it then adds
+ *     K   min * sum of q + scale * sum of q code          to a token's score
+ *     V   sum of weight min + sum of (weight scale) code   to an element of the output
+ * so that a packed number counts as min + scale * code, which is not rounded to F16. */
+static inline bool quant_factored(Quant quant, int hd) { return quant.bits == 4 && quant.group == 64 && hd % 16 == 0; }
 
 #ifdef __cplusplus
 }

@@ -2,8 +2,8 @@
  * where it lives (section 3; section 4.2, computation delegation), packed and sparse too (section 5).
  *
  * Contract: tokens go in blocks of BLOCK by their index in the sequence, with a running maximum (an online softmax).
- * Prefill and decode share every step, so decode of token t equals row t of prefill, bit for bit. Packed numbers pass
- * through the same steps as F16. Read next: flexgen.cu, the same on a GPU. */
+ * Prefill and decode share every step, so decode of token t equals row t of prefill, bit for bit. Of packed heads only the
+ * codes are multiplied (quant.h, quant_factored). Read next: flexgen.cu, the same on a GPU. */
 #include <math.h>
 
 #include "device/host.h"
@@ -239,16 +239,16 @@ void host_attend_prefill(const Prefill *p) {
 //     select_task                    the scores of all tokens; each head's largest, and what they weigh
 //     weigh_task                     o[h], the weighted sum of each head's own tokens
 //
-// A head of K or V is F16, or packed. Packed numbers become vectors by a table in registers wherever runs of 16 lie in one
-// group (`tables`); otherwise a head is unpacked to memory first. Both ways end in the sums that F16 passes through.
+// A head of K or V is F16, or packed. Packed numbers are multiplied as codes where quant_factored says so, and otherwise
+// a head is unpacked to memory first and passes through the sums of F16.
 // ---------------------------------------------------------------------------------------------------------------
 
 enum {
     HEADS = 32,         /* that a task takes at most ... */
     RUN = 6144,         /* ... and their bytes of a token's k: long runs, of which a few blocks stay in the second cache */
+    GROUP = 64,         /* numbers, of factored heads */
     WEIGH = 8,          /* tokens whose v meet in registers */
     TOGETHER = VL / NR, /* heads whose scores for NR tokens are the lanes of a vector */
-    READY = VL == 8 ? 8 : 1, /* tables made before the first is used, since a table takes long to be ready */
 };
 
 /* A task: heads h .. h+nh-1 of sequence r, which has len tokens. */
@@ -257,9 +257,11 @@ typedef struct {
     int r, h, nh, hd, len;
     const int32_t *pages;
     size_t head_bytes, group_bytes; /* of a head in a page, of a whole group in it */
-    bool tables;
-    size_t at;  /* the first head's first element in o */
-    f16 *plain; /* (WEIGH, hd): heads that are unpacked */
+    bool factored;
+    size_t at;    /* the first head's first element in o */
+    f16 *plain;   /* (WEIGH, hd): heads that are unpacked */
+    Table codes;  /* the codes as floats */
+    float *sum_q; /* (nh, groups, VL): of each group of q the sum, lane by lane */
 } Heads;
 
 /* Calls of `run`, one a task. */
@@ -279,7 +281,7 @@ static void run_tasks(const void *all, int first, int n) {
         c.nh = imin(tasks->most, a->nh - c.h), c.len = a->len[c.r], c.pages = a->pages + (size_t)c.r * a->max_pages;
         c.head_bytes = tasks->head_bytes;
         c.group_bytes = a->quant.bits ? quant_bytes(a->quant, group) : 0;
-        c.tables = a->quant.bits == 4 && group % 32 == 0 && hd % 16 == 0;
+        c.factored = quant_factored(a->quant, hd), c.codes = t_make(v_set(0), v_set(1));
         c.at = (size_t)c.r * a->h1 + c.h * hd;
         tasks->run(c);
     }
@@ -336,31 +338,54 @@ static void read_heads(const f16 **plain, const Heads *c, const uint8_t *const *
     }
 }
 
-/* Tables of the group that begins at byte `group` of n rows. */
-INLINE void load_tables(Table *table, const uint8_t *const *row, size_t group, int n) {
-    UNROLL
-    for (int i = 0; i < n; i++) table[i] = t_load(row[i] + group);
+/* Floats of a head's sums of q: VL lanes of each group. */
+static int sums_of(int hd) { return ceil_div(hd, GROUP) * VL; }
+
+/* to (nh, hd) = the task's q, scaled; and c->sum_q. */
+static void take_q(Heads *c, float *to) {
+    const Attention *a = c->a;
+    const int hd = c->hd;
+    scale_q(to, a->q + (size_t)c->r * a->q_ld + (size_t)c->h * hd, hd, c->nh, hd);
+    for (int h = 0; c->factored && h < c->nh; h++)
+        for (int d = 0; d < hd; d += VL) {
+            float *sum = c->sum_q + h * sums_of(hd) + d / GROUP * VL;
+            v_store(sum, d % GROUP ? v_load(sum) + v_load(to + h * hd + d) : v_load(to + h * hd + d));
+        }
 }
 
-/* acc[j] += q . k[j], lane by lane, for `width` numbers of a group that begins at byte `group` of each k. */
-INLINE void dot_packed(V acc[NR], const float *q, const uint8_t *const k[NR], size_t group, int first, const int width) {
-    Table table[READY];
+/* The min and the scale of a group. */
+INLINE void load_header(float header[2], const uint8_t *group) {
+    f16 bits[2];
+    memcpy(bits, group, sizeof bits);
+    header[0] = f16_to_f32(bits[0]), header[1] = f16_to_f32(bits[1]);
+}
+
+/* acc[j] += q . k[j], lane by lane, for the `width` numbers of a group that begins at byte `group` of each k: min times
+ * sum_q, the sum of these q, and scale times that of q code. */
+INLINE void dot_codes(V acc[NR], const Table *codes, const float *q, V sum_q, const uint8_t *const k[NR], size_t group,
+                      const int width) {
+    V dot[NR] = {{0}};
+    UNROLL
+    for (int d = 0; d < width; d += 32) {
+        UNROLL
+        for (int j = 0; j < NR; j++) {
+            V b[32 / VL];
+            t_block(b, codes, k[j] + group + 4 + d / 2);
+            UNROLL
+            for (int i = 0; i < imin(width - d, 32) / VL; i++) dot[j] = v_fma(v_load(q + d + i * VL), b[i], dot[j]);
+        }
+    }
     UNROLL
     for (int j = 0; j < NR; j++) {
-        if (j % READY == 0) load_tables(table, k + j, group, imin(READY, NR));
-        UNROLL
-        for (int d = 0; d < width; d += 32) {
-            V b[32 / VL];
-            t_block(b, &table[j % READY], k[j] + group + 4 + (first + d) / 2);
-            UNROLL
-            for (int i = 0; i < imin(width, 32) / VL; i++) acc[j] = v_fma(v_load(q + first + d + i * VL), b[i], acc[j]);
-        }
+        float header[2];
+        load_header(header, k[j] + group);
+        acc[j] = v_fma(v_set(header[1]), dot[j], v_fma(v_set(header[0]), sum_q, acc[j]));
     }
 }
 
 /* acc[j] += q . k[j], lane by lane, for NR heads of k. */
-INLINE void dot_head(V acc[NR], const Heads *c, const float *q, const uint8_t *const k[NR], const int hd,
-                     const int packed) {
+INLINE void dot_head(V acc[NR], const Heads *c, const float *q, const float *sum_q, const uint8_t *const k[NR],
+                     const int hd, const bool packed) {
     if (!packed) {
         const f16 *plain[NR];
         read_heads(plain, c, k, NR);
@@ -368,55 +393,54 @@ INLINE void dot_head(V acc[NR], const Heads *c, const float *q, const uint8_t *c
         return;
     }
     size_t group = 0;
-    for (int d = 0; d < hd; d += packed, group += c->group_bytes) {
-        int n = imin(packed, hd - d), at = 0;
-        for (; at + 64 <= n; at += 64) dot_packed(acc, q + d, k, group, at, 64);
-        for (; at + 32 <= n; at += 32) dot_packed(acc, q + d, k, group, at, 32);
-        if (at < n) dot_packed(acc, q + d, k, group, at, 16);
-    }
+    for (int d = 0; d < hd; d += GROUP, group += c->group_bytes)
+        dot_codes(acc, &c->codes, q + d, v_load(sum_q + d / GROUP * VL), k, group, imin(GROUP, hd - d));
 }
 
 /* score[h * ld + t] = q[h] . k[t], never -0, for nh <= TOGETHER heads, which begin at byte `at` of NR tokens' rows. Their
  * sums are added together, which takes as long as one head's. */
-INLINE void score_tile(float *score, size_t ld, const Heads *c, const float *q, const uint8_t *const row[NR], size_t at,
-                       const int nh, const int hd, const int packed) {
+INLINE void score_tile(float *score, size_t ld, const Heads *c, const float *q, const float *sum_q,
+                       const uint8_t *const row[NR], size_t at, const int nh, const int hd, const bool packed) {
     V acc[TOGETHER * NR] = {{0}};
     UNROLL
     for (int h = 0; h < TOGETHER; h++) {
         const uint8_t *head[NR];
         if (h >= nh) continue;
         for (int u = 0; u < NR; u++) head[u] = row[u] + at + h * c->head_bytes;
-        dot_head(acc + h * NR, c, q + h * hd, head, hd, packed);
+        dot_head(acc + h * NR, c, q + h * hd, sum_q + h * sums_of(hd), head, hd, packed);
     }
     V sums = v_sums(acc) + v_set(0);
     for (int h = 0; h < nh; h++) memcpy(score + h * ld, (const float *)&sums + h * NR, NR * sizeof *score);
 }
 
-/* o += sum over t < nt of p[t] v[t], in the order of t, for `width` columns of a group. */
-INLINE void weigh_packed(float *o, const float *p, const uint8_t *const *v, size_t group, int first, int nt,
-                         const int width) {
-    V acc[64 / VL];
+/* o += sum over t < nt of p[t] v[t], for `width` columns, a group: of p[t] scale code in the order of t, and then of
+ * p[t] min. */
+INLINE void weigh_codes(float *o, const Table *codes, const float *p, const uint8_t *const *v, size_t group, int nt,
+                        const int width) {
+    V acc[GROUP / VL];
+    float low = 0;
     UNROLL
-    for (int i = 0; i < width / VL; i++) acc[i] = v_load(o + first + i * VL);
-    Table table[READY];
+    for (int i = 0; i < GROUP / VL; i++) acc[i] = i < width / VL ? v_load(o + i * VL) : v_set(0);
     for (int t = 0; t < nt; t++) {
-        if (t % READY == 0) load_tables(table, v + t, group, imin(READY, nt - t));
-        V a = v_set(p[t]);
+        float header[2];
+        load_header(header, v[t] + group);
+        V a = v_set(p[t] * header[1]);
+        low += p[t] * header[0];
         UNROLL
         for (int d = 0; d < width; d += 32) {
             V b[32 / VL];
-            t_block(b, &table[t % READY], v[t] + group + 4 + (first + d) / 2);
+            t_block(b, codes, v[t] + group + 4 + d / 2);
             UNROLL
-            for (int i = 0; i < imin(width, 32) / VL; i++) acc[d / VL + i] = v_fma(a, b[i], acc[d / VL + i]);
+            for (int i = 0; i < imin(width - d, 32) / VL; i++) acc[d / VL + i] = v_fma(a, b[i], acc[d / VL + i]);
         }
     }
     UNROLL
-    for (int i = 0; i < width / VL; i++) v_store(o + first + i * VL, acc[i]);
+    for (int i = 0; i < width / VL; i++) v_store(o + i * VL, acc[i] + low);
 }
 
 /* o[hd padded] += sum over t < nt <= WEIGH of p[t] v[t], in the order of t, for heads v[t]. */
 INLINE void weigh_head(float *o, const Heads *c, const float *p, const uint8_t *const *v, int nt, const int hd,
-                       const int packed) {
+                       const bool packed) {
     if (!packed) {
         const f16 *plain[WEIGH];
         read_heads(plain, c, v, nt);
@@ -424,45 +448,44 @@ INLINE void weigh_head(float *o, const Heads *c, const float *p, const uint8_t *
         return;
     }
     size_t group = 0;
-    for (int d = 0; d < hd; d += packed, group += c->group_bytes) {
-        int n = imin(packed, hd - d), at = 0;
-        for (; at + 64 <= n; at += 64) weigh_packed(o + d, p, v, group, at, nt, 64);
-        for (; at + 32 <= n; at += 32) weigh_packed(o + d, p, v, group, at, nt, 32);
-        if (at < n) weigh_packed(o + d, p, v, group, at, nt, 16);
-    }
+    for (int d = 0; d < hd; d += GROUP, group += c->group_bytes)
+        weigh_codes(o + d, &c->codes, p, v, group, nt, imin(GROUP, hd - d));
 }
 
-/* Calls name(..., hd, group) with the head size, and the numbers of a group where tables serve (else 0), as constants for
- * the usual ones, so that its loops are unrolled. */
-#define FOR_HEAD_SIZE(c, name, ...)                                              \
-    do {                                                                         \
-        const int hd_ = (c)->hd, group_ = (c)->tables ? (c)->a->quant.group : 0; \
-        if (group_ == 64 && hd_ == 64)                                           \
-            name(__VA_ARGS__, 64, 64);                                           \
-        else if (group_ == 64 && hd_ == 128)                                     \
-            name(__VA_ARGS__, 128, 64);                                          \
-        else if (group_ == 64 && hd_ == 80)                                      \
-            name(__VA_ARGS__, 80, 64);                                           \
-        else if (!group_ && hd_ == 80)                                           \
-            name(__VA_ARGS__, 80, 0);                                            \
-        else if (!group_ && hd_ == 64)                                           \
-            name(__VA_ARGS__, 64, 0);                                            \
-        else if (!group_ && hd_ == 128)                                          \
-            name(__VA_ARGS__, 128, 0);                                           \
-        else                                                                     \
-            name(__VA_ARGS__, hd_, group_);                                      \
+/* Calls name(..., hd, factored) with the head size, and whether codes are multiplied, as constants for the usual ones, so
+ * that its loops are unrolled. */
+#define FOR_HEAD_SIZE(c, name, ...)           \
+    do {                                      \
+        const int hd_ = (c)->hd;              \
+        if ((c)->factored && hd_ == 64)       \
+            name(__VA_ARGS__, 64, true);      \
+        else if ((c)->factored && hd_ == 128) \
+            name(__VA_ARGS__, 128, true);     \
+        else if ((c)->factored && hd_ == 80)  \
+            name(__VA_ARGS__, 80, true);      \
+        else if ((c)->factored)               \
+            name(__VA_ARGS__, hd_, true);     \
+        else if (hd_ == 80)                   \
+            name(__VA_ARGS__, 80, false);     \
+        else if (hd_ == 64)                   \
+            name(__VA_ARGS__, 64, false);     \
+        else if (hd_ == 128)                  \
+            name(__VA_ARGS__, 128, false);    \
+        else                                  \
+            name(__VA_ARGS__, hd_, false);    \
     } while (0)
 
 /* score[h * ld + t] = q[h] . k[t] of a block's rows k, while the rows `ahead` are on their way. */
 INLINE void score_heads(float *score, size_t ld, const Heads *c, const float *q, Rows *k, const Rows *ahead, const int hd,
-                        const int packed) {
+                        const bool packed) {
     for (int t = k->n; t < k->n + NR; t++) k->at[t] = k->at[k->n - 1]; /* fills the last tile; its scores are not used */
     for (int t = 0; t < k->n; t += NR) {
         for (int h = 0; h < c->nh; h += TOGETHER) {
             const int n = imin(TOGETHER, c->nh - h);
             const size_t at = h * c->head_bytes;
             prefetch_rows(ahead->at + t, imin(NR, ahead->n - t), at, n * c->head_bytes);
-            score_tile(score + h * ld + t, ld, c, q + (size_t)h * hd, k->at + t, at, n, hd, packed);
+            score_tile(score + h * ld + t, ld, c, q + (size_t)h * hd, c->sum_q + h * sums_of(hd), k->at + t, at, n, hd,
+                       packed);
         }
     }
 }
@@ -473,7 +496,7 @@ static void score_block(float *score, size_t ld, const Heads *c, const float *q,
 
 /* o[h * ld] += the weighted sum of a block's rows v, weights p (nh, BLOCK). */
 INLINE void weigh_heads(float *o, int ld, const Heads *c, const float *p, const Rows *v, const Rows *ahead, const int hd,
-                        const int packed) {
+                        const bool packed) {
     for (int t = 0; t < v->n; t += WEIGH) {
         size_t at = 0;
         for (int h = 0; h < c->nh; h++, at += c->head_bytes) {
@@ -496,12 +519,13 @@ static void weigh_block(float *o, int ld, const Heads *c, const float *p, const 
 static void attend_task(Heads c) {
     const Attention *a = c.a;
     const int hdp = round_up(c.hd, VL);
-    float *q = scratch((size_t)c.nh * (c.hd + hdp + BLOCK) + WEIGH * c.hd); /* (nh, hd) */
-    float *o = q + (size_t)c.nh * c.hd, *score = o + (size_t)c.nh * hdp;    /* (nh, hdp), (nh, BLOCK) */
+    float *q = scratch((size_t)c.nh * (c.hd + hdp + BLOCK + sums_of(c.hd)) + WEIGH * c.hd); /* (nh, hd) */
+    float *o = q + (size_t)c.nh * c.hd, *score = o + (size_t)c.nh * hdp;                    /* (nh, hdp), (nh, BLOCK) */
     Rows k, v;
     Seen seen[HEADS];
-    c.plain = (f16 *)(score + (size_t)c.nh * BLOCK);
-    scale_q(q, a->q + (size_t)c.r * a->q_ld + (size_t)c.h * c.hd, c.hd, c.nh, c.hd);
+    c.sum_q = score + (size_t)c.nh * BLOCK;
+    c.plain = (f16 *)(c.sum_q + (size_t)c.nh * sums_of(c.hd));
+    take_q(&c, q);
     memset(o, 0, (size_t)c.nh * hdp * sizeof *o);
     for (int h = 0; h < c.nh; h++) seen[h] = (Seen){-INFINITY, 0};
     find_rows(&k, &c, a->k, 0);
@@ -579,11 +603,13 @@ static void select_task(Heads c) {
     const Attention *a = c.a;
     const int chosen = sparse_tokens(a->sparsity, c.len);
     const size_t ld = round_up(c.len, BLOCK);
-    float *q = scratch((size_t)c.nh * (c.hd + ld) + ld + NR * c.hd), *score = q + (size_t)c.nh * c.hd; /* (nh, ld) */
+    float *q = scratch((size_t)c.nh * (c.hd + ld + sums_of(c.hd)) + ld + NR * c.hd);
+    float *score = q + (size_t)c.nh * c.hd; /* (nh, ld) */
     int32_t *key = (int32_t *)(score + c.nh * ld);
     Rows k[2];
-    c.plain = (f16 *)(key + ld);
-    scale_q(q, a->q + (size_t)c.r * a->q_ld + (size_t)c.h * c.hd, c.hd, c.nh, c.hd);
+    c.sum_q = (float *)(key + ld);
+    c.plain = (f16 *)(c.sum_q + (size_t)c.nh * sums_of(c.hd));
+    take_q(&c, q);
     find_rows(&k[0], &c, a->k, 0);
     for (int t0 = 0, b = 0; t0 < c.len; t0 += BLOCK, b ^= 1) {
         find_rows(&k[b ^ 1], &c, a->k, t0 + BLOCK);
