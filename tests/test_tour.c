@@ -937,6 +937,28 @@ static void the_experiments_are_what_their_script_makes(void) {
     CU_ASSERT_EQUAL(system(command), 0);
 }
 
+/* What is measured on the host depends on its load: only that there are figures. */
+static void an_experiment_runs_on_another_machine_and_on_another_device(void) {
+    const char *bin = getenv("FLEXGEN_BIN");
+    char command[900], printed[400];
+    static const struct {
+        const char *flags, *has, *has_not;
+    } runs[] = {
+        {"block --hardware hardware/h100.json", "throughput: 1: ", "4: 39.6,"},
+        {"overlap pages --device host --flags '--model models/opt-tiny --prompt-len 4 --gen-len 2 --gpu-batch-size 2'",
+         "--no-overlap: 3: ", "96: 1045"}};
+    if (!has_python()) return;
+    snprintf(printed, sizeof printed, "%s/said", temp_dir());
+    for (int i = 0; i < 2; i++) {
+        snprintf(command, sizeof command, "FLEXGEN=%s python3 -B scripts/experiments.py %s >%s", bin ? bin : "./flexgen",
+                 runs[i].flags, printed);
+        CU_ASSERT_EQUAL(system(command), 0);
+        char *said = contents(printed);
+        CU_ASSERT(strstr(said, runs[i].has) && !strstr(said, runs[i].has_not));
+        free(said);
+    }
+}
+
 static char *escaped(const char *text) {
     char *out;
     size_t len;
@@ -1026,6 +1048,8 @@ CU_TestInfo tests[] = {
     {"the commands of the tour print what is below them", the_commands_of_the_tour_print_what_is_below_them},
     {"the commands of the experiments print what is below them", the_commands_of_the_experiments_print_what_is_below_them},
     {"the experiments are what their script makes", the_experiments_are_what_their_script_makes},
+    {"an experiment runs on another machine and on another device",
+     an_experiment_runs_on_another_machine_and_on_another_device},
     {"the page has the listings and no link leads out of docs", the_page_has_the_listings_and_no_link_leads_out_of_docs},
     {"what to read next leads through every source file", what_to_read_next_leads_through_every_source_file},
     CU_TEST_INFO_NULL,
