@@ -36,11 +36,11 @@ TOLERANCE = {"bits": .005, "sparsity": .005, "accuracy": .005}
 
 # ------------------------------------------------------------------ runs
 
-def flexgen(flags):
-    """(the figures of one run, what it said on standard error); None if the machine is too small."""
+def flexgen(flags, may_be_large=False):
+    """(the figures of one run, what it said on standard error); None if it does not fit the machine, where that may be."""
     command = [FLEXGEN, *flags.split(), *args.flags.split(), "--json", "-"]
     r = subprocess.run(command, capture_output=True, text=True)
-    if r.returncode == 2 and re.search("no policy|needs|does not fit|lacks", r.stderr):
+    if may_be_large and r.returncode == 2 and re.search("no policy|needs|does not fit|lacks", r.stderr):
         return None
     if r.returncode:
         sys.exit(f"{' '.join(command)}: {r.stderr.splitlines()[-1] if r.stderr else r.returncode}")
@@ -52,15 +52,15 @@ def machine(hardware="hardware/t4.json", **changed):
     return f"--hardware {args.hardware or hardware}" + "".join(f" --with {key}={value:g}" for key, value in changed.items())
 
 
-def bench(flags, hardware="hardware/t4.json", **changed):
+def bench(flags, hardware="hardware/t4.json", may_be_large=False, **changed):
     """A run on the device: on the sim of such a machine, or on this one with its links slowed."""
     if args.device == "sim":
-        return flexgen(f"bench --device sim {machine(hardware, **changed)} {flags}")
+        return flexgen(f"bench --device sim {machine(hardware, **changed)} {flags}", may_be_large)
     links = ",".join(f"{key[:4]}={value:g}" for key, value in changed.items())
     if links and args.device == "cuda":
         sys.exit("experiments.py: the links of a real GPU are as fast as they are; --device host and sim can slow them")
     here = f"--hardware {args.hardware}" if args.hardware else ""
-    return flexgen(f"bench --device {args.device} {here} {'--link ' + links if links else ''} {flags}")
+    return flexgen(f"bench --device {args.device} {here} {'--link ' + links if links else ''} {flags}", may_be_large)
 
 
 def perplexity(flags):
@@ -209,7 +209,7 @@ def pages():
 def machines():
     lines = {}
     for rate in (6, 12, 24, 48):
-        found = [(g, flexgen("policy --model opt-30b " + machine(gmem=g * 1e9, ctog_bdw=rate * 1e9, gtoc_bdw=rate * 1e9)))
+        found = [(g, flexgen("policy --model opt-30b " + machine(gmem=g * 1e9, ctog_bdw=rate * 1e9, gtoc_bdw=rate * 1e9), True))
                  for g in (8, 16, 24, 32, 48, 64, 80)]
         lines[f"{rate} GB/s"] = [(g, r[0]["throughput"]) for g, r in found if r]
     draw("machines", "OPT-30B on machines that one dreams up", "GB of GPU memory", "token/s of the best policy", lines)
@@ -219,17 +219,17 @@ def prediction():
     blocks = (2, 1), (4, 2), (8, 4)
     shares = ("100 0 100 0 100 0", "0 100 100 0 100 0", "50 50 0 100 0 100", "50 50 0 100 0 100 --cpu-cache-compute",
               "20 40 30 70 100 0")
-    model, length, where = "opt-1.3b", 512, "the sim"
+    model, more, what = "opt-1.3b", "", "the sim"
     if args.device != "sim":  # so small that a computer has it done in two minutes
-        model, length, where = "opt-125m", 64, "this machine"
+        model, here, what = "opt-125m", f"{TMP.name}/here.json", "measurement"
+        more = f"--prompt-len 64 --hardware {args.hardware or here}"
         if not args.hardware:
-            args.hardware = f"{TMP.name}/here.json"
-            subprocess.run([FLEXGEN, "profile", "--device", args.device, "--model", model, "--output", args.hardware],
-                           check=True, env={**os.environ, "XDG_CACHE_HOME": TMP.name})
-    runs = [bench(f"--model {model} --prompt-len {length} --gen-len 16 --gpu-batch-size {g} --num-gpu-batches {k} --percent {p}")[0]
+            subprocess.run([FLEXGEN, "profile", "--device", args.device, "--model", model, "--output", here], check=True,
+                           env={**os.environ, "XDG_CACHE_HOME": TMP.name})
+    runs = [bench(f"--model {model} --gen-len 16 --gpu-batch-size {g} --num-gpu-batches {k} --percent {p} {more}")[0]
             for g, k in blocks for p in shares]
-    draw("prediction", "Prediction beside " + ("the sim" if where == "the sim" else "measurement"), "predicted token/s", "token/s",
-         {f"{model}, {where}": [(r["predicted"]["throughput"], r["throughput"]) for r in runs]}, points=True)
+    draw("prediction", f"Prediction beside {what}", "predicted token/s", "token/s",
+         {f"{model}, {what}": [(r["predicted"]["throughput"], r["throughput"]) for r in runs]}, points=True)
 
 
 def stages():
@@ -243,7 +243,7 @@ def stages():
 def card():
     """The policy is searched for: on the sim of a laptop's card of 8 GB, or on the card that is here."""
     sizes = [.5, 1, 2, 3, 4, 6]
-    lines = {name: [(g, bench(f"--model opt-1.3b --gpu-mem {g}G {flag}", "hardware/laptop.json")) for g in sizes]
+    lines = {name: [(g, bench(f"--model opt-1.3b --gpu-mem {g}G {flag}", "hardware/laptop.json", True)) for g in sizes]
              for name, flag in (("16 bits", ""), ("4 bits where that is faster", "--allow-compression"))}
     draw("card", "OPT-1.3B on a card of 8 GB", "GiB of it that may be used", "token/s",
          {name: [(g, r[0]["throughput"]) for g, r in runs if r] for name, runs in lines.items()})

@@ -193,14 +193,15 @@ pre { background: var(--panel); border: 1px solid var(--line); border-radius: 6p
 .wide { overflow-x: auto; margin: 1em 0; } .wide svg { display: block; width: 100%; min-width: 720px; height: auto; }
 table { border-collapse: collapse; font-size: .9rem; } th, td { text-align: left; vertical-align: top; padding: 4px 12px 4px 0;
   border-bottom: 1px solid var(--line); overflow-wrap: normal; }
-#player { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 12px; margin: 1em 0; }
-#player h3 { font-size: .95rem; margin: 14px 0 4px; } #player p { margin: 6px 0; font-size: .9rem; }
-.controls { display: flex; flex-wrap: wrap; gap: 8px; align-items: center; }
+#player { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 4px 12px 12px; margin: 1em 0; }
+#player h3 { font-size: .95rem; margin: 10px 0 2px; } #player p { margin: 6px 0; font-size: .9rem; }
+#controls { position: sticky; top: 0; z-index: 1; padding: 8px 0 2px; background: var(--panel); border-bottom: 1px solid var(--line); }
+.controls { display: flex; flex-wrap: wrap; gap: 8px 20px; align-items: center; } .controls .controls { gap: 8px; }
 button, select { font: inherit; font-size: .9rem; min-height: 36px; padding: 4px 12px; color: var(--ink); background: var(--bg);
   border: 1px solid var(--soft); border-radius: 6px; cursor: pointer; }
 button[aria-pressed=true] { background: var(--link); border-color: var(--link); color: var(--bg); }
 :focus-visible { outline: 2px solid var(--now); outline-offset: 2px; }
-input[type=range] { width: 100%; margin: 12px 0 4px; accent-color: var(--link); }
+input[type=range] { width: 100%; margin: 8px 0 0; accent-color: var(--link); }
 #status { font-variant-numeric: tabular-nums; min-height: 1.6em; }
 @media (max-width: 640px) { #status { min-height: 4.7em; } th, td { padding-right: 6px; font-size: .76rem; } }
 canvas { display: block; width: 100%; }
@@ -209,14 +210,15 @@ canvas { display: block; width: 100%; }
 """
 
 PLAYER = """
-<noscript><p>The animation needs JavaScript; the rest of the page does not.</p></noscript>
+<noscript><p>The animation of these runs needs JavaScript. The table above, the drawings and the text below do not.</p></noscript>
 <section id="player" aria-label="Animation of the three schedules">
+<div id="controls">
+<div class="controls">
 <div class="controls" role="group" aria-label="Schedule">
 <button type="button" data-schedule="0" aria-pressed="false">1 row</button>
 <button type="button" data-schedule="1" aria-pressed="true">2 zig-zag</button>
 <button type="button" data-schedule="2" aria-pressed="false">3 diagonal</button>
 </div>
-<input type="range" id="time" min="0" step="1" value="0" aria-label="Time of the run">
 <div class="controls" role="group" aria-label="Playing">
 <button type="button" id="back" aria-label="Back by one square">&#9664;</button>
 <button type="button" id="play" aria-label="Play">Play</button>
@@ -224,7 +226,10 @@ PLAYER = """
 <select id="speed" aria-label="Speed"><option value="1">1 ms a second</option><option value="5">5 ms a second</option>
 <option value="20" selected>20 ms a second</option><option value="100">100 ms a second</option></select>
 </div>
+</div>
+<input type="range" id="time" min="0" step="1" value="0" aria-label="Time of the run">
 <p id="status" role="status" aria-live="polite"></p>
+</div>
 <h3>Squares: a row for each batch; tokens to the right, and in each its layers</h3>
 <canvas id="squares" role="img" aria-label="Grid of squares, a row for each batch, tokens and layers to the right"></canvas>
 <div class="legend"><span><i style="background:var(--now)"></i>now</span><span><i style="background:var(--sweep)"></i>this sweep</span>
@@ -324,7 +329,7 @@ function drawSquares() {
 }
 
 function drawLanes() {
-  const left = 96, tall = 20, [c, wide] = sheet("lanes", run.lanes.length * tall + 18);
+  const left = 96, tall = 17, [c, wide] = sheet("lanes", run.lanes.length * tall + 18);
   const begin = now - (wide - left) * PER_PIXEL * PAST, pixel = 1 / PER_PIXEL, bottom = run.lanes.length * tall;
   run.lanes.forEach((lane, n) => {
     const y = n * tall;
@@ -351,7 +356,7 @@ function drawLanes() {
 }
 
 function drawMemory() {
-  const left = 30, top = 8, height = 110, [c, wide] = sheet("memory", top + height + 20), bottom = top + height;
+  const left = 30, top = 8, height = 80, [c, wide] = sheet("memory", top + height + 20), bottom = top + height;
   const x = t => left + t / END * (wide - left - 8), y = n => bottom - n / PAGES * height;
   for (let n = 0; n <= PAGES; n += PAGES / 4) {
     c.fillStyle = ink.line;
@@ -508,7 +513,7 @@ the weights.</p>
 """
 
 KEYS = """
-<p>Keys: <kbd>1</kbd> <kbd>2</kbd> <kbd>3</kbd> choose the schedule at the same time of its run, the space bar plays and
+<p id="keys">Keys: <kbd>1</kbd> <kbd>2</kbd> <kbd>3</kbd> choose the schedule at the same time of its run, the space bar plays and
 pauses, and the arrow keys go from square to square. Paler bars are yet to come. Neighbouring operations for one layer on one
 lane are drawn as one bar, coloured by its longest call. <code>make docs</code> makes the runs and this page anew.</p>
 """
@@ -518,7 +523,7 @@ def page(runs, tour):
     traces = json.dumps({"calls": plot_trace.COLORS, "tiers": plot_trace.TIER_COLORS, "runs": runs}, separators=(",", ":"))
     return (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>FlexGen: a tour</title>\n'
-            f'<style>{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>FlexGen, drawn from its own runs</h1>{WHAT}\n'
+            f'<style>{STYLE}</style>\n<noscript><style>#player, #keys {{ display: none; }}</style></noscript>\n</head>\n<body>\n<main>\n<h1>FlexGen, drawn from its own runs</h1>{WHAT}\n'
             f'<h2 id="schedules">Three schedules</h2>{INTRO}{summary(runs)}{PLAYER}{KEYS}<hr>\n{tour}\n</main>\n'
             f'<script type="application/json" id="traces">{traces}</script>\n<script>{SCRIPT}</script>\n</body>\n</html>\n')
 

@@ -12,7 +12,6 @@
 #include "tests.h"
 
 #define TOUR "docs/TOUR.md"
-#define PICTURE "docs/tour-lanes.svg"
 
 static Error err;
 
@@ -641,6 +640,8 @@ static const struct {
                 {"objective", list_objective}};
 enum { NLISTINGS = sizeof listings / sizeof *listings };
 
+static bool writes(void) { return getenv("TOUR") && !strcmp(getenv("TOUR"), "write"); }
+
 static char *made(int i) {
     char *text;
     size_t len;
@@ -676,7 +677,7 @@ static char *with_listing(char *document, int i, const char *text) {
 }
 
 static void every_listing_of_the_tour_is_what_the_program_says(void) {
-    const bool write = getenv("TOUR") && !strcmp(getenv("TOUR"), "write");
+    const bool write = writes();
     size_t len;
     char *document = file_read(TOUR, 1 << 20, &len, &err);
     if (!document) CU_FAIL_FATAL(err.text);
@@ -693,16 +694,30 @@ static void every_listing_of_the_tour_is_what_the_program_says(void) {
     free(document);
 }
 
-/* The picture is drawn by Python, where there is one, from the same trace. */
-static void the_picture_of_the_tour_is_drawn_from_its_trace(void) {
+static bool has_python(void) { return !system("python3 -c '' 2>/dev/null"); }
+
+/* A drawing is the one that the documents show; with TOUR=write it becomes that. */
+static void is_kept(const char *drawing, const char *path) {
+    char *drawn = contents(drawing), *kept;
+    if (writes()) write_file(".", path, drawn, strlen(drawn));
+    kept = contents(path);
+    const bool same = !strcmp(drawn, kept);
+    if (!same)
+        fprintf(stderr, "\n    %s is no longer what is drawn; TOUR=write make test SUITE=tour draws it anew\n", path);
+    CU_ASSERT(same);
+    free(drawn), free(kept);
+}
+
+/* The pictures are drawn by Python, where there is one: the lanes from the same trace, the others from the listings. */
+static void the_pictures_of_the_tour_are_drawn_from_its_trace_and_listings(void) {
     const Hardware hardware = slow_machine();
     const char *dir = temp_dir();
-    char trace_path[400], svg_path[400], command[1400];
-    size_t len;
+    static const char *const of_listings[] = {"plan", "square"};
+    char trace_path[400], svg_path[400], command[1400], kept[100];
     Example e;
     RunStats stats;
     Trace trace = {.name = "two-layers"};
-    if (system("python3 -c '' 2>/dev/null")) return; /* there is none */
+    if (!has_python()) return;
     snprintf(trace_path, sizeof trace_path, "%s/tour.json", dir), snprintf(svg_path, sizeof svg_path, "%s/tour.svg", dir);
     example_open(&e, &policy, F16);
     simulate(&e, &hardware, &trace, NULL, &stats, NULL);
@@ -712,17 +727,20 @@ static void the_picture_of_the_tour_is_drawn_from_its_trace(void) {
     fclose(file);
     snprintf(command, sizeof command,
              "python3 -B scripts/plot_trace.py --lanes %s %s --sweeps %d --title 'Two layers, K = 2: sweep %d'", trace_path,
-             getenv("TOUR") ? PICTURE : svg_path, SWEEP, SWEEP);
+             svg_path, SWEEP, SWEEP);
     CU_ASSERT_EQUAL_FATAL(system(command), 0);
-    char *drawn = file_read(getenv("TOUR") ? PICTURE : svg_path, 1 << 20, &len, &err);
-    char *kept = file_read(PICTURE, 1 << 20, &len, &err);
-    CU_ASSERT(drawn && kept && !strcmp(drawn, kept));
-    free(drawn), free(kept);
+    is_kept(svg_path, "docs/tour-lanes.svg");
+    for (int i = 0; i < 2; i++) {
+        snprintf(command, sizeof command, "python3 -B scripts/plot_tour.py --%s %s", of_listings[i], svg_path);
+        CU_ASSERT_EQUAL_FATAL(system(command), 0);
+        snprintf(kept, sizeof kept, "docs/tour-%s.svg", of_listings[i]);
+        is_kept(svg_path, kept);
+    }
     snprintf(command, sizeof command, "python3 -B scripts/plot_trace.py --memory %s %s %s", trace_path, trace_path,
              svg_path);
     CU_ASSERT_EQUAL_FATAL(system(command), 0);
-    drawn = file_read(svg_path, 1 << 20, &len, &err);
-    CU_ASSERT(drawn && strstr(drawn, "tour: at most 4 pages, 2 sequences") && strstr(drawn, "pages on disk"));
+    char *drawn = contents(svg_path);
+    CU_ASSERT(strstr(drawn, "tour: at most 4 pages, 2 sequences") && strstr(drawn, "pages on disk"));
     free(drawn);
     trace_free(&trace), example_close(&e);
 }
@@ -747,13 +765,18 @@ static char *replaced(char *text, const char *word, const char *by) {
     return all;
 }
 
+/* A directory in the place of /tmp, with its slash. */
+static const char *tmp_place(void) {
+    static char dir[400];
+    if (!dir[0]) snprintf(dir, sizeof dir, "%s/", temp_dir());
+    return dir;
+}
+
 /* What a command prints that a document shows as `from` to `to`, by the programs under test, with each line indented. */
 static char *shown(const char *from, const char *to) {
-    static char dir[400];
-    const char *flexgen = getenv("FLEXGEN_BIN"), *mini = getenv("MINI_BIN");
+    const char *dir = tmp_place(), *flexgen = getenv("FLEXGEN_BIN"), *mini = getenv("MINI_BIN");
     char *command = xcalloc(to - from + 1, 1), *printed, *said, line[1000];
     size_t len;
-    if (!dir[0]) snprintf(dir, sizeof dir, "%s/", temp_dir());
     memcpy(command, from, to - from);
     command = replaced(command, "/tmp/", dir);
     if (flexgen) command = replaced(command, "./flexgen", flexgen);
@@ -798,7 +821,7 @@ static const char *next_line(const char *line) {
 /* A document shows "$ command", which may go on behind a backslash, and below it all that the command prints; all
  * indented. A perplexity has the roundings of the processor's instructions, see scripts/experiments.py. */
 static int commands_print_what_is_below_them(const char *path) {
-    const bool write = getenv("TOUR") && !strcmp(getenv("TOUR"), "write"), python = !system("python3 -c '' 2>/dev/null");
+    const bool write = writes(), python = has_python();
     char *document = contents(path), *anew;
     int count = 0;
     size_t len;
@@ -830,8 +853,16 @@ static int commands_print_what_is_below_them(const char *path) {
 static void what_README_quotes_is_what_the_program_prints(void) {
     CU_ASSERT(commands_print_what_is_below_them("README.md") >= 2); /* of both programs */
 }
+/* They draw one of its pictures, and leave nothing large behind. */
 static void the_commands_of_the_tour_print_what_is_below_them(void) {
+    char drawing[420];
     CU_ASSERT(commands_print_what_is_below_them(TOUR) >= 4);
+    snprintf(drawing, sizeof drawing, "%spages.svg", tmp_place());
+    if (!access(drawing, R_OK)) is_kept(drawing, "docs/pages-same-memory.svg"); /* there is Python */
+    for (int left = 0; left < 2; left++) {
+        snprintf(drawing, sizeof drawing, "%s%s.json", tmp_place(), left ? "diagonal-8" : "zigzag-6");
+        CU_ASSERT(access(drawing, F_OK));
+    }
 }
 /* At least one of each study. */
 static void the_commands_of_the_experiments_print_what_is_below_them(void) {
@@ -899,11 +930,33 @@ static void the_program_of_the_tour_is_that_of_its_command(void) {
 static void the_experiments_are_what_their_script_makes(void) {
     const char *bin = getenv("FLEXGEN_BIN");
     char command[900];
-    if (system("python3 -c '' 2>/dev/null")) return;
+    if (!has_python()) return;
     snprintf(command, sizeof command,
              "FLEXGEN=%s python3 -B scripts/experiments.py --check overlap block pages prediction stages >%s/said",
              bin ? bin : "./flexgen", temp_dir());
     CU_ASSERT_EQUAL(system(command), 0);
+}
+
+/* What is measured on the host depends on its load: only that there are figures. */
+static void an_experiment_runs_on_another_machine_and_on_another_device(void) {
+    const char *bin = getenv("FLEXGEN_BIN");
+    char command[900], printed[400];
+    static const struct {
+        const char *flags, *has, *has_not;
+    } runs[] = {
+        {"block --hardware hardware/h100.json", "throughput: 1: ", "4: 39.6,"},
+        {"overlap pages --device host --flags '--model models/opt-tiny --prompt-len 4 --gen-len 2 --gpu-batch-size 2'",
+         "--no-overlap: 3: ", "96: 1045"}};
+    if (!has_python()) return;
+    snprintf(printed, sizeof printed, "%s/said", temp_dir());
+    for (int i = 0; i < 2; i++) {
+        snprintf(command, sizeof command, "FLEXGEN=%s python3 -B scripts/experiments.py %s >%s", bin ? bin : "./flexgen",
+                 runs[i].flags, printed);
+        CU_ASSERT_EQUAL(system(command), 0);
+        char *said = contents(printed);
+        CU_ASSERT(strstr(said, runs[i].has) && !strstr(said, runs[i].has_not));
+        free(said);
+    }
 }
 
 static char *escaped(const char *text) {
@@ -986,7 +1039,8 @@ static void what_to_read_next_leads_through_every_source_file(void) {
 
 CU_TestInfo tests[] = {
     {"every listing of the tour is what the program says", every_listing_of_the_tour_is_what_the_program_says},
-    {"the picture of the tour is drawn from its trace", the_picture_of_the_tour_is_drawn_from_its_trace},
+    {"the pictures of the tour are drawn from its trace and listings",
+     the_pictures_of_the_tour_are_drawn_from_its_trace_and_listings},
     {"what README quotes is what the program prints", what_README_quotes_is_what_the_program_prints},
     {"every function that README finds in mini.c is there", every_function_that_README_finds_in_mini_c_is_there},
     {"make run prints what README says", make_run_prints_what_README_says},
@@ -994,6 +1048,8 @@ CU_TestInfo tests[] = {
     {"the commands of the tour print what is below them", the_commands_of_the_tour_print_what_is_below_them},
     {"the commands of the experiments print what is below them", the_commands_of_the_experiments_print_what_is_below_them},
     {"the experiments are what their script makes", the_experiments_are_what_their_script_makes},
+    {"an experiment runs on another machine and on another device",
+     an_experiment_runs_on_another_machine_and_on_another_device},
     {"the page has the listings and no link leads out of docs", the_page_has_the_listings_and_no_link_leads_out_of_docs},
     {"what to read next leads through every source file", what_to_read_next_leads_through_every_source_file},
     CU_TEST_INFO_NULL,
