@@ -6,10 +6,10 @@
 #   all suites on the host device under AddressSanitizer and UBSan, the engine's and the network's under ThreadSanitizer;
 #   the emulated cuda device under both with more combinations, and with everything instrumented, not the device alone.
 SUITES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
+$(if $(filter-out $(SUITES),$(SUITE)),$(error no such suite: $(SUITE); the suites are: $(SUITES)))
 # of these three `make test` has all: faults loads a library of its own, exercises compile, mini has programs with sanitizers of its own
 SUITES := $(if $(SANITIZE),$(filter-out faults exercises mini,$(SUITES)),$(SUITES))
 SUITES := $(filter schedule cli exercises,$(SUITES)) $(filter-out schedule cli exercises,$(SUITES)) # the longest begin first
-$(if $(filter-out $(SUITES),$(SUITE)),$(error no such suite: $(SUITE); the suites are: $(SUITES)))
 # The emulation of a GPU needs the CUDA toolkit's headers; where they are not, the suite `cuda` is counted as skipped.
 EMULATION := $(and $(CUDA_INCLUDE),$(HAVE_CXX),$(filter x86_64,$(shell uname -m)))
 CUDA_SUITES := cuda schedule lanes stages
