@@ -461,6 +461,7 @@ template <class T>
 T __ldcg(const T *p) {
     return *p;
 }
+inline unsigned atomicAdd(unsigned *p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 inline unsigned atomicInc(unsigned *p, unsigned most) { return *p == most ? std::exchange(*p, 0) : (*p)++; }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
     uint64_t both = a | (uint64_t)b << 32;

@@ -1135,6 +1135,29 @@ static void what_reaches_top_p_exactly_ends_the_choice(void) {
     arena_close();
 }
 
+/* Of two equal tokens the one with the lower id has the first half of the draws, wherever the two lie; other tokens, 2^-40
+ * and less as probable, are there to be counted. */
+static void equal_tokens_are_drawn_in_the_order_of_their_ids(void) {
+    enum { ROWS = 64, VOCAB = 131 };
+    const int rows = ROWS / every_eleventh();
+    static const Sampling samplings[] = {{1, 0.999f, 0, 3}, {1, 1, 2, 4}, {1, 0.999f, 9, 5}, {1, 1, 0, 6}};
+    int32_t ref[ROWS];
+    int wrong = 0;
+    arena_open(MIB);
+    float *logits = (float *)temp(ROWS * VOCAB, sizeof *logits);
+    for (int i = 0; i < ROWS * VOCAB; i++) logits[i] = -28 - (float)(i % 7);
+    for (int r = 0; r < ROWS; r++) logits[r * VOCAB + r] = logits[r * VOCAB + 2 * r + 4] = 3;
+    for (int i = 0; i < COUNT(samplings); i++) {
+        int32_t *ids = pick(ref, logits, &samplings[i], rows, VOCAB);
+        for (int r = 0; r < rows; r++) {
+            const int first = random_draw(samplings[i].seed, r % 16, r / 16) < 0.5;
+            wrong += ids[r] != (first ? r : 2 * r + 4) || ref[r] != ids[r];
+        }
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    arena_close();
+}
+
 static void logits_that_are_no_numbers_never_win_and_are_reported(void) {
     enum { ROWS = 5, VOCAB = 300 };
     float logits[ROWS * VOCAB];
@@ -1443,6 +1466,7 @@ CU_TestInfo tests[] = {
      sparse_attention_to_packed_pages_is_that_to_what_they_hold},
     {"company and pieces change no choice", company_and_pieces_change_no_choice},
     {"what reaches top-p exactly ends the choice", what_reaches_top_p_exactly_ends_the_choice},
+    {"equal tokens are drawn in the order of their ids", equal_tokens_are_drawn_in_the_order_of_their_ids},
     /* From here on blocks have 1024 threads. ThreadSanitizer remembers them all, and every later barrier costs as much. */
     {"greedy takes the largest, and the lowest id among equals", greedy_takes_the_largest_and_the_lowest_id_among_equals},
     {"sampling draws what the host draws", sampling_draws_what_the_host_draws},
