@@ -100,19 +100,45 @@ static char *contents(const char *path) {
     return text;
 }
 
-/* What a command prints whose "./flexgen" or "./mini" is the program under test; of standard error with its lines behind.
- */
+/* A text with another word for one of its words. */
+static char *replaced(char *text, const char *word, const char *by) {
+    char *all;
+    size_t len;
+    FILE *out = open_memstream(&all, &len);
+    CHECK(out);
+    for (const char *at = text, *next; *at; at = next) {
+        next = strstr(at, word);
+        if (!next) next = at + strlen(at);
+        fprintf(out, "%.*s", (int)(next - at), at);
+        if (*next) fputs(by, out), next += strlen(word);
+    }
+    fclose(out), free(text);
+    return all;
+}
+
+/* A directory in the place of /tmp, with its slash. */
+static const char *tmp_place(void) {
+    static char dir[400];
+    if (!dir[0]) snprintf(dir, sizeof dir, "%s/", temp_dir());
+    return dir;
+}
+
+/* What a command of the shell prints whose "./flexgen" and "./mini" are the programs under test, and whose /tmp is a
+ * directory of this suite; of standard error with its lines behind. */
 static char *printed_by(const char *command, bool with_errors) {
-    const char *name = strncmp(command, "./mini", 6) ? "./flexgen" : "./mini";
-    const char *bin = getenv(name[2] == 'm' ? "MINI_BIN" : "FLEXGEN_BIN");
-    char line[1600], path[400];
-    CHECK(!strncmp(command, name, strlen(name)));
-    snprintf(path, sizeof path, "%s/printed", temp_dir());
+    const char *dir = tmp_place(), *flexgen = getenv("FLEXGEN_BIN"), *mini = getenv("MINI_BIN");
+    char *script = xcalloc(strlen(command) + 1, 1), line[1000];
+    strcpy(script, command);
+    script = replaced(script, "/tmp/", dir);
+    if (flexgen) script = replaced(script, "./flexgen", flexgen);
+    if (mini) script = replaced(script, "./mini", mini);
+    write_file(dir, "command.sh", script, strlen(script));
     setenv("ASAN_OPTIONS", "detect_leaks=0", 1); /* mini leaves its memory to the system when it ends */
-    snprintf(line, sizeof line, "(%s%s) >%s %s", bin ? bin : name, command + strlen(name), path,
-             with_errors ? "2>&1" : "2>/dev/null");
+    snprintf(line, sizeof line, "sh %scommand.sh >%sprinted %s", dir, dir, with_errors ? "2>&1" : "2>/dev/null");
     CU_ASSERT_EQUAL(system(line), 0);
-    return contents(path);
+    snprintf(line, sizeof line, "%sprinted", dir);
+    free(script);
+    return contents(line);
 }
 
 // ---- mini.c: three prompts in two batches, one token more after another
@@ -749,44 +775,12 @@ static void the_pictures_of_the_tour_are_drawn_from_its_trace_and_listings(void)
 // README.md, the page, and the order of reading
 // ---------------------------------------------------------------------------------------------------------------
 
-/* A text with another word for one of its words. */
-static char *replaced(char *text, const char *word, const char *by) {
-    char *all;
-    size_t len;
-    FILE *out = open_memstream(&all, &len);
-    CHECK(out);
-    for (const char *at = text, *next; *at; at = next) {
-        next = strstr(at, word);
-        if (!next) next = at + strlen(at);
-        fprintf(out, "%.*s", (int)(next - at), at);
-        if (*next) fputs(by, out), next += strlen(word);
-    }
-    fclose(out), free(text);
-    return all;
-}
-
-/* A directory in the place of /tmp, with its slash. */
-static const char *tmp_place(void) {
-    static char dir[400];
-    if (!dir[0]) snprintf(dir, sizeof dir, "%s/", temp_dir());
-    return dir;
-}
-
-/* What a command prints that a document shows as `from` to `to`, by the programs under test, with each line indented. */
+/* What a command prints that a document shows as `from` to `to`, with each line indented. */
 static char *shown(const char *from, const char *to) {
-    const char *dir = tmp_place(), *flexgen = getenv("FLEXGEN_BIN"), *mini = getenv("MINI_BIN");
-    char *command = xcalloc(to - from + 1, 1), *printed, *said, line[1000];
+    char *command = xcalloc(to - from + 1, 1), *said;
     size_t len;
     memcpy(command, from, to - from);
-    command = replaced(command, "/tmp/", dir);
-    if (flexgen) command = replaced(command, "./flexgen", flexgen);
-    if (mini) command = replaced(command, "./mini", mini);
-    write_file(dir, "command.sh", command, strlen(command));
-    snprintf(line, sizeof line, "sh %scommand.sh >%sprinted 2>/dev/null", dir, dir);
-    setenv("ASAN_OPTIONS", "detect_leaks=0", 1); /* mini leaves its memory to the system when it ends */
-    CU_ASSERT_EQUAL(system(line), 0);
-    snprintf(line, sizeof line, "%sprinted", dir);
-    printed = contents(line);
+    char *printed = printed_by(command, false);
     FILE *out = open_memstream(&said, &len);
     CHECK(out);
     for (const char *at = printed, *end; *at; at = end) {
