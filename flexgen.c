@@ -702,7 +702,7 @@ int main(int argc, char **argv) {
     if (argc < 2) return flags_help(stderr), EXIT_USAGE;
     int status = run_command(&o, argv + 1, argc - 1, &err);
     if (!status) status = output_close(stdout, "standard", "output", &err);
-    free(o.prompt.text), free(o.stop.text), free(o.stages.text);
+    free(o.prompt.text), free(o.stop.text), free(o.stages.text), free(o.with.text);
     if (status) say(&err);
     return status ? err.code : EXIT_OK;
 }

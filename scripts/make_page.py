@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Write docs/index.html: docs/TOUR.md as a page, headed by an animation of the three schedules from real traces.
 
-    python3 scripts/make_page.py        in the repository, after `make`; or `make docs`
+    python3 scripts/make_page.py            in the repository, after `make`; or `make docs`
+    python3 scripts/make_page.py --check    whether the page is as it would be written; FLEXGEN names another program
 
 The program runs the same prompts with each schedule on a machine made of numbers, so that the same bytes come out each
 time. The page is one file: pictures, style, script and traces are in it, and a browser opens it without a network.
@@ -22,7 +23,7 @@ import plot_trace
 TOUR, PAGE = "docs/TOUR.md", "docs/index.html"
 SCHEDULES = [("row", 1), ("zigzag", 3), ("diagonal", 4)]  # and the batches in flight; the last two have the same peak of pages
 PROMPTS, GEN_LEN, GBS = 72, 8, 4
-RUN = ["./flexgen", "bench", "--device", "sim", "--hardware", "hardware/t4.json", "--model", "opt-125m",
+RUN = [os.environ.get("FLEXGEN", "./flexgen"), "bench", "--device", "sim", "--hardware", "hardware/t4.json", "--model", "opt-125m",
        "--num-prompts", str(PROMPTS), "--prompt-len", "4", "--gen-len", str(GEN_LEN), "--gpu-batch-size", str(GBS),
        "--page-tokens", "2", "--percent", "10", "80", "50", "25", "50", "50"]
 MERGED = 0.1       # milliseconds between two slices of one layer on one lane that are still drawn as one bar
@@ -536,6 +537,11 @@ def main():
     size = len(text.encode())
     if size > LIMIT:
         raise plot_trace.Fault(f"{PAGE}: would have {size} bytes; expected at most {LIMIT}: choose a smaller run")
+    if "--check" in sys.argv:
+        with open(PAGE, encoding="utf-8", newline="\n") as f:
+            if f.read() != text:
+                raise plot_trace.Fault(f"{PAGE}: is not what the tour and the runs make now; `make docs` writes it anew")
+        return
     with open(PAGE, "w", encoding="utf-8", newline="\n") as f:
         f.write(text)
     print(f"{PAGE}: {size} bytes")
