@@ -1,4 +1,6 @@
-/* test_gpu.c: how the program finds a GPU: a copy of it with different files beside it, with and without a driver. */
+/* test_gpu.c: how the program finds a GPU: a copy of it with different files beside it, with and without a driver. And how
+ * scripts/gpu_check.sh, which has one chance on a borrowed GPU, does when its programs hang, crash and are killed. */
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests.h"
@@ -56,10 +58,99 @@ static void the_library_beside_the_program_runs_the_model(void) {
     says(copy_program(library), true, 0, "emulated GPU");
 }
 
+// ---- scripts/gpu_check.sh, with programs that are shell scripts ------------------------------------------------------
+
+/* bench_gpu measures one thing, hangs, and takes its time to go; meanwhile it holds the GPU. */
+static const char stub_bench[] =
+    "#!/bin/bash\n"
+    "case \"$*\" in\n"
+    "waits) echo launch 2.5 ;;\n"
+    "*) trap 'sleep .3; rm held; exit' TERM; touch held; echo h2d 55; while :; do sleep .05; done ;;\n"
+    "esac\n";
+
+/* flexgen: one run hangs when it has measured, one crashes and leaves a process behind, one is killed. */
+static const char stub_flexgen[] =
+    "#!/bin/bash\n"
+    "for json; do [[ $json == *.json ]] && break; done\n"
+    "case $json in\n"
+    "*/gpu.json) [ ! -e held ] || touch was-held; cp out.tar.gz before-gpu.tar.gz\n"
+    "  printf '{\"model\": \"opt-6.7b\",\\n\"s\": 512,\\n\"n\": 32,\\n\"gbs\": 64,\\n\"num_gpu_batches\": "
+    "1,\\n\"throughput\": "
+    "777,\\n\"prefill_s\": 1,\\n\"decode_s\": 1,\\n\"total_s\": 2}\\n' | sed 's/^{/{\\n/' >\"$json\"; sleep 1000 ;;\n"
+    "*/limited.json) (trap '' TERM; exec sleep 1000) & echo $! >left; kill -SEGV $$ ;;\n"
+    "*/offload.json) ! grep -q ') [^Z]' /proc/$(<left)/stat || touch was-left; kill -KILL $$ ;;\n"
+    "esac\n";
+
+static char checked[300]; /* the directory of the script's copy */
+
+static void write_stub(const char *name, const char *text) {
+    char path[400];
+    snprintf(path, sizeof path, "%s/build/%s", checked, name);
+    FILE *f = fopen(path, "w");
+    CHECK(f && fputs(text, f) >= 0 && !fclose(f) && !chmod(path, 0755));
+}
+
+/* Whether a shell command, run there, succeeds. */
+static bool holds(const char *command) {
+    char line[1000];
+    snprintf(line, sizeof line, "cd '%s' && { %s; } >/dev/null 2>&1", checked, command);
+    return system(line) == 0;
+}
+
+static void every_step_keeps_its_time_and_its_figures_whatever_the_others_do(void) {
+    static const char *const after[] = {
+        "tar xzf out.tar.gz && cd performance",
+        "grep -q '\"name\": \"bounds_gpu\".*\"exit_status\": 124.*\"note\": \"ended after' performance/summary.json",
+        "grep -q '\"name\": \"gpu\".*\"exit_status\": 124' performance/summary.json",
+        "grep -q '\"name\": \"limited\".*\"exit_status\": 139' performance/summary.json",
+        "grep -q '\"name\": \"offload\".*\"exit_status\": 137' performance/summary.json",
+        "grep -q '\"name\": \"waits\".*\"exit_status\": 0, \"ok\": true' performance/summary.json",
+        "grep -q '\"failed\": 4' performance/summary.json",
+        "grep -q '\"value\": 55,\\|\"value\": 55}' performance/figures.json",
+        "grep -q '\"value\": 777' performance/figures.json", /* measured before the step was ended */
+        "grep -q '\"value\": 2.5' performance/figures.json",
+        "mkdir early && tar xzf before-gpu.tar.gz -C early && grep -q '\"value\": 55' early/performance/figures.json",
+        "! grep -q 'not ended' performance/summary.json",
+        "test ! -e held && test ! -e was-held", /* a step that was ended is gone before the next one begins */
+        "test -e left && test ! -e was-left",   /* and so is what it left running */
+        "grep -q '^gpu  *opt-6.7b all on the GPU.*at most [0-9.]* s' said"};
+    snprintf(checked, sizeof checked, "%s", temp_dir());
+    char copy[1000];
+    snprintf(copy, sizeof copy, "mkdir '%s/build' && cp -r scripts '%s'", checked, checked);
+    CU_ASSERT_FATAL(system(copy) == 0);
+    write_stub("bench_gpu", stub_bench), write_stub("flexgen", stub_flexgen);
+    CU_ASSERT(
+        !holds("TMPDIR=$PWD GRACE=1 scripts/gpu_check.sh performance out.tar.gz 20 bounds_gpu gpu limited offload waits "
+               ">said 2>errors"));
+    for (size_t i = 0; i < sizeof after / sizeof *after; i++) {
+        if (holds(after[i])) continue;
+        fprintf(stderr, "\n    not so: %s\n", after[i]);
+        CU_FAIL("gpu_check.sh");
+    }
+}
+
+/* The table of a part adds up, and every step that it names is there and says what it does. */
+static void the_steps_of_gpu_check_fit_their_time(void) {
+    static const char *const parts[] = {"correctness", "performance"};
+    snprintf(checked, sizeof checked, ".");
+    for (int p = 0; p < 2; p++) {
+        char lines[100], sum[400], named[400];
+        snprintf(lines, sizeof lines, "sed -n '/^%s=\"/,/\"$/p' scripts/gpu_check.sh | grep ' [0-9]'", parts[p]);
+        snprintf(sum, sizeof sum, "%s | awk '{ s += $2 } !/ : [a-zA-Z]/ { s = -1000 } END { exit s != 530 }'", lines);
+        snprintf(named, sizeof named,
+                 "%s | while read -r step rest; do grep -q \"^step_$step()\" scripts/gpu_check.sh || exit 1; done", lines);
+        CU_ASSERT(holds(sum));
+        CU_ASSERT(holds(named));
+    }
+}
+
 CU_TestInfo tests[] = {
     {"a program without the library was built without CUDA", a_program_without_the_library_was_built_without_cuda},
     {"nothing is loaded without a driver", nothing_is_loaded_without_a_driver},
     {"a library that cannot be loaded is one line", a_library_that_cannot_be_loaded_is_one_line},
     {"the library beside the program runs the model", the_library_beside_the_program_runs_the_model},
+    {"every step keeps its time and its figures, whatever the others do",
+     every_step_keeps_its_time_and_its_figures_whatever_the_others_do},
+    {"the steps of gpu_check.sh fit their time", the_steps_of_gpu_check_fit_their_time},
     CU_TEST_INFO_NULL,
 };
