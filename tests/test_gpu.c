@@ -144,6 +144,75 @@ static void the_steps_of_gpu_check_fit_their_time(void) {
     }
 }
 
+// ---- docs/GPU.md -----------------------------------------------------------------------------------------------------
+
+/* Runs a shell command with `line` as $line, and gives back what it printed; *status its exit status. */
+static char *shell(int *status, const char *line, const char *command) {
+    static char said[1 << 16];
+    setenv("line", line, 1);
+    setenv("scratch", temp_dir(), 1);
+    FILE *f = popen(command, "r");
+    CHECK(f);
+    said[fread(said, 1, sizeof said - 1, f)] = 0;
+    *status = pclose(f);
+    return said;
+}
+
+/* Its commands, on the emulation and with less to do: the shipped model for the one that is to be fetched, fewer tokens,
+ * one small batch, a machine from a file for this one. Profiling is only parsed. */
+static void the_commands_of_the_page_for_readers_with_a_gpu_run(void) {
+    static const char less[] =
+        "command=$(printf %s \"$line\" | sed -e \"s|/tmp/|$scratch/|g\" -e \"s|^    ./flexgen|'$program'|\"); case $line "
+        "in "
+        "*' profile '*) command=\"$command --help\" ;; *' policy '*|*' sim '*) ;; "
+        "*) command=$(printf %s \"$command\" | sed -e 's|--model opt-1.3b|--model models/opt-tiny|' -e 's|-len 256|-len "
+        "24|' "
+        "-e 's|-len 32|-len 2|' -e 's|--max-tokens [0-9]*|--max-tokens 2|'); case $line in *percent*) ;; "
+        "*bench*) command=\"$command --hardware hardware/laptop.json --num-prompts 4\" ;; "
+        "*) command=\"$command --hardware hardware/laptop.json\" ;; esac ;; esac; eval \"$command\" 2>&1";
+    const bool emulated = getenv("FLEXGEN_EMULATED") != NULL;
+    char line[600];
+    int n = 0, status;
+    FILE *page = fopen("docs/GPU.md", "r");
+    CU_ASSERT_FATAL(page != NULL);
+    setenv("program", emulated ? getenv("FLEXGEN_EMULATED") : setting("FLEXGEN_BIN", "./flexgen"), 1);
+    if (emulated) setenv("LD_LIBRARY_PATH", setting("FLEXGEN_DRIVER", "build/driver"), 1);
+    while (fgets(line, sizeof line, page)) {
+        if (strncmp(line, "    ./flexgen ", 14) != 0) continue;
+        line[strcspn(line, "\n")] = 0;
+        const char *said = shell(&status, line, less);
+        CU_ASSERT_EQUAL(status, 0);
+        if (status) fprintf(stderr, "\n   %s: %s\n", line, said);
+        const char *rate = strstr(line, " sim ") ? strstr(said, "generation throughput ") : NULL;
+        char figure[64];
+        if (rate) { /* what the page says of it */
+            snprintf(figure, sizeof figure, "%.0f token/s", atof(rate + strlen("generation throughput ")));
+            shell(&status, figure, "grep -o \"$line\" docs/GPU.md");
+            CU_ASSERT_EQUAL(status, 0);
+        }
+        n++;
+    }
+    fclose(page);
+    unsetenv("LD_LIBRARY_PATH");
+    CU_ASSERT(n >= 7);
+}
+
+/* The files that it names are there, and the lines that it explains are the program's. */
+static void what_the_page_for_readers_with_a_gpu_names_is_there(void) {
+    int status;
+    const char *missing = shell(&status, "",
+                                "grep -oE '\\b(hardware|scripts|models)/[a-z0-9_.-]+[a-z0-9]' docs/GPU.md | sort -u | "
+                                "while read -r f; do [ -e \"$f\" ] || echo \"$f\"; done");
+    CU_ASSERT_STRING_EQUAL(missing, "");
+    const char *unsaid = shell(&status, "",
+                               "sed -n 's/^| `\\([^`]*\\)` |.*/\\1/p' docs/GPU.md | while read -r said; do "
+                               "cat *.c *.cu */*.c | tr -d '\\n\"' | tr -s ' ' | sed 's/%s tier needs/GPU tier needs/' | "
+                               "grep -qF \"$said\" || echo \"$said\"; done");
+    CU_ASSERT_STRING_EQUAL(unsaid, "");
+    const char *lines = shell(&status, "", "grep -c '^| `' docs/GPU.md");
+    CU_ASSERT(atoi(lines) >= 9);
+}
+
 CU_TestInfo tests[] = {
     {"a program without the library was built without CUDA", a_program_without_the_library_was_built_without_cuda},
     {"nothing is loaded without a driver", nothing_is_loaded_without_a_driver},
@@ -152,5 +221,7 @@ CU_TestInfo tests[] = {
     {"every step keeps its time and its figures, whatever the others do",
      every_step_keeps_its_time_and_its_figures_whatever_the_others_do},
     {"the steps of gpu_check.sh fit their time", the_steps_of_gpu_check_fit_their_time},
+    {"the commands of the page for readers with a GPU run", the_commands_of_the_page_for_readers_with_a_gpu_run},
+    {"what the page for readers with a GPU names is there", what_the_page_for_readers_with_a_gpu_names_is_there},
     CU_TEST_INFO_NULL,
 };
