@@ -435,6 +435,7 @@ typedef struct {
     bool traced;        /* the device notes what it does, for --trace or for bench's breakdown */
     size_t trace_limit; /* slices that it keeps at a time, if it only adds up; 0: all */
     double *busy;       /* of bench: seconds in which each stage did something */
+    uint64_t digest;    /* of bench: of all its tokens, for two runs to be compared */
     RunStats stats;
 } TaskRun;
 

@@ -4,6 +4,7 @@
  * the object, so that no figure is computed or named twice; what is said to people alone (a rate beside bytes and seconds)
  * is made from the figures on the way. Read next: explain.c, a linear program in print. */
 #include <cjson/cJSON.h>
+#include <inttypes.h>
 #include <math.h>
 
 #include "cost/cost.h"
@@ -476,6 +477,9 @@ void report_bench(Report *r) {
     add_setting(r);
     report_times(r);
     report_tiers(r);
+    char digest[24];
+    snprintf(digest, sizeof digest, "%016" PRIx64, run->digest);
+    if (!run->sim) cJSON_AddStringToObject(r->json, "digest", digest);
     if (!run->sim) ADD(r->json, {"overhead_bytes", (double)run->overhead}, {"peak_rss_bytes", (double)memory_peak()});
     report_lanes(r, r->json, run->device);
     if (run->device->trace) report_breakdown(r, run->device->trace);

@@ -6,8 +6,9 @@
 #
 # Neither packages nor a network are needed. What the machine lacks comes from the folder .deps, if gpu_deps.sh has filled it on
 # another one, and cuBLAS from Python's packages if the toolkit has none. A part takes SECONDS (540) at most and begins with what
-# matters most. Each step has a time of its own, and what earlier steps have left over; a step that fails or hangs stops no other
-# that can do without it. Everything is in ARCHIVE, a .tar.gz that is written anew after every step:
+# matters most. Each step says what it will do and how long it may take: its own time, which no other can use up, and what earlier
+# ones have left over. A step that fails or hangs stops no other that can do without it; one that is ended is waited for, since until
+# it is gone the GPU is not free. Everything is in ARCHIVE, a .tar.gz that is written anew after every step, before the next begins:
 #
 #   NN-STEP.log     what a step printed; of one that failed the last lines are printed too
 #   summary.json    how each step went
@@ -16,39 +17,48 @@
 #
 # The exit status is 1 if a step failed or was not run. A step for which this machine has no tool or package is skipped, which its
 # line says. BUILD=build; CPU_MEM_GB=96 and GPU_MEM_GB=16: the memory for the runs that offload; TMPDIR: where the disk tier is;
-# FLEXLLMGEN=checkout of the original program, to be run beside this one (its tokenizer must be downloaded already).
+# FLEXLLMGEN=checkout of the original program, to be run beside this one (its tokenizer must be downloaded already); GRACE=4: seconds
+# that an ended step has to go, which are of its own time.
 # shellcheck disable=SC2086,SC2046,SC2034,SC2155 # lists of words are meant to be split
 
-# Each step, its seconds, and the programs that it needs. The seconds of a part are 540 together; 0: in what the others leave.
+# Each step, its seconds, the programs that it needs, and what it does. The seconds of a part are 530 together, of 540; where SECONDS
+# are others, or STEPs are chosen, they are shared in the same proportions. 0: in what the others leave.
 correctness="
-card 10
-build 110
-cuda 50 gpu/test_cuda
-eval 25 flexgen
-lanes 20 gpu/test_lanes
-schedule 60 gpu/test_schedule
-memcheck 45 flexgen
-memcheck_packed 35 flexgen
-memcheck_kernels 50 gpu/test_cuda
-racecheck 45 flexgen
-stages 20 gpu/test_stages
-transformers 70 flexgen
-schedule_all 0 gpu/test_schedule"
+card 10 : what this machine is
+build 110 : builds the program and the suites for this GPU
+cuda 50 gpu/test_cuda : every kernel beside its twin on the host
+tokens 35 flexgen : completions of the shipped model on host and GPU, greedy and sampled, and on the GPU twice
+eval 20 flexgen : perplexity of the shipped model on host and GPU
+lanes 20 gpu/test_lanes : queues, marks and traces of the GPU
+schedule 50 gpu/test_schedule : placements, schedules and batchings against each other, every 23rd
+memcheck 40 flexgen : compute-sanitizer looks for wrong accesses of a run that uses every tier
+memcheck_packed 30 flexgen : the same, packed and sparse
+memcheck_kernels 45 gpu/test_cuda : the same of the kernels' suite, every 101st case
+racecheck 40 flexgen : compute-sanitizer looks for races in shared memory
+synccheck 30 flexgen : compute-sanitizer looks for barriers that not all threads reach
+blaslog 15 flexgen : how cuBLAS splits and joins sums, by its own log
+stages 15 gpu/test_stages : a pipeline's stages on the GPU
+transformers 20 flexgen : greedy tokens beside those of Hugging Face on the CPU
+schedule_all 0 gpu/test_schedule : all placements, schedules and batchings, for as long as there is time"
 performance="
-card 10
-build 75
-bounds_gpu 35 bench_gpu
-gpu 45 flexgen
-limited 40 flexgen
-offload 95 flexgen
-ncu 45 flexgen
-bounds_host 15 bench_host
-bounds_machine 15 bench_machine
-accelerate 65 flexgen
-packed 40 flexgen
-profile 30 flexgen
-searched 30 flexgen
-flexllmgen 0"
+card 10 : what this machine is
+build 75 : builds the program and the benchmarks for this GPU
+bounds_gpu 25 bench_gpu : copies and products of this GPU at their best
+gpu 45 flexgen : opt-6.7b all on the GPU, and once more for a trace
+opt30b 75 flexgen : opt-30b all on the GPU, in 16 bits, with 4-bit weights, and 4-bit cache, batches of 8 and 64
+kernels 40 bench_gpu : flexgen's kernels by themselves
+limited 40 flexgen : opt-6.7b in a part of the GPU, the CPU attending; and once more for a trace
+offload 75 flexgen : opt-30b in a part of the GPU, weights and cache on the CPU; and once more for a trace
+waits 15 bench_gpu : launches, marks, waits, small copies beside large ones, pinning
+ncu 35 flexgen : counters of the kernels
+twice 20 flexgen : the same run twice, whose tokens must be the same
+bounds_host 10 bench_host : how fast the CPU reads its memory
+bounds_machine 10 bench_machine : the disk and the memory of this machine
+packed 20 flexgen : as limited, with 4-bit weights and cache
+profile 15 flexgen : this machine as numbers
+searched 15 flexgen : the policy that is found with them, predicted and measured
+accelerate 5 flexgen : Hugging Face Accelerate in the same part of the GPU
+flexllmgen 0 : the original program"
 
 part=$1
 { [ $# -ge 2 ] && [[ $part == correctness || $part == performance ]]; } || { sed -n '2,/^# shell/{/^# shell/!s/^# \{0,1\}//p;}' "$0"; exit 2; }
@@ -58,6 +68,8 @@ cd "$(dirname "$0")/.." || exit 2
 : "${BUILD:=build}" "${CPU_MEM_GB:=96}" "${GPU_MEM_GB:=16}" "${CUDA_HOME:=/usr/local/cuda}"
 PATH=$PATH:$CUDA_HOME/bin:$CUDA_HOME/compute-sanitizer:/usr/local/nvidia/bin
 scratch=$(mktemp -d "${TMPDIR:-/var/tmp}/gpu-check-XXXXXX") || exit 2
+: "${GRACE:=4}"
+grace=$(awk "BEGIN { print int(1000 * $GRACE) }")
 DIR=$scratch/$part
 mkdir "$DIR"
 trap 'rm -rf "$scratch"' EXIT
@@ -102,6 +114,7 @@ step_card() {
     ${CC:-cc} --version | head -n 1
     nvcc --version | tail -n 2
     nvidia-smi
+    nvidia-smi -q >"$DIR/nvidia-smi" # clocks, what holds them back, the link
     nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv,noheader -i "${CUDA_VISIBLE_DEVICES:-0}" | tee "$DIR/card"
 }
 
@@ -131,6 +144,32 @@ step_eval() {
     done
     awk '/"perplexity"/ { gsub(/[^0-9.]/, "", $2); value[n++] = $2 }
         END { print "perplexity: host " value[0] ", cuda " value[1]; exit !(n == 2 && value[1] / value[0] > .99 && value[1] / value[0] < 1.01) }' "$DIR"/eval-{host,cuda}.json
+}
+
+# shared A B: of every two completions, the share of the longer one that they begin alike with; then of all. Fails below 0.5: sums in
+# another order may turn near ties, but not most of a text.
+shared() {
+    paste -d '\n' "$1" "$2" | awk -v least=.5 'function text(line) { sub(/.*"completion": "/, "", line); sub(/", "[a-z_]*".*/, "", line); return line }
+        NR % 2 { a = text($0); next }
+        { b = text($0); most = length(a) > length(b) ? length(a) : length(b)
+          for (n = 0; n < most && substr(a, n + 1, 1) == substr(b, n + 1, 1);) n++
+          same += n; all += most; printf "  prompt %d: %d of %d characters\n", NR / 2 - 1, n, most }
+        END { print "  alike: " same " of " all + 0; exit !(all && same >= least * all) }'
+}
+# The shipped model's completions, one sequence diffed with the other; on the GPU twice, which must be the same to the byte.
+step_tokens() {
+    local way run sampled rc=0 flags="--model models/opt-tiny --prompts models/prompts.txt --max-tokens 60 --percent 100 0 100 0 100 0
+        --gpu-batch-size 5 --num-gpu-batches 1 --gpu-mem 2G --cpu-mem 2G --offload-dir $scratch"
+    for way in greedy sampled; do
+        [ $way = greedy ] && sampled= || sampled="--temperature 0.7 --top-p 0.9 --seed 3"
+        for run in host cuda again; do
+            "$BUILD/flexgen" generate --device "${run/again/cuda}" $flags $sampled --output "$DIR/tokens-$way-$run" || return
+        done
+        echo "$way, host and cuda:"
+        shared "$DIR/tokens-$way-host" "$DIR/tokens-$way-cuda" || rc=1
+        cmp "$DIR/tokens-$way-cuda" "$DIR/tokens-$way-again" || rc=1
+    done
+    return $rc
 }
 
 # Greedy tokens beside those of Hugging Face on the CPU; without a search, which would measure the machine first.
@@ -164,7 +203,22 @@ step_memcheck_kernels() { sanitize memcheck --report-api-errors no "$BUILD/gpu/t
 # not the library's own kernels: their barriers are not all understood, and each takes long
 step_racecheck() { sanitize racecheck --kernel-name-exclude "regex=gemm|gemv|cutlass|nvjet|xmma|cublas" $mixed; }
 
-step_bounds_gpu() { "$BUILD/bench_gpu" | tee "$DIR/bounds-gpu"; }
+# not the library's own kernels, as above
+step_synccheck() { sanitize synccheck --kernel-name-exclude "regex=gemm|gemv|cutlass|nvjet|xmma|cublas" $mixed; }
+
+# What cuBLAS says of its choices: nowhere may sums of parts be joined in place or in the result's own type.
+step_blaslog() {
+    CUBLASLT_LOG_LEVEL=5 CUBLASLT_LOG_FILE=$scratch/blaslog "$BUILD/flexgen" bench --device cuda --model opt-1.3b --prompt-len 100 --gen-len 2 \
+        --percent 100 0 100 0 100 0 --gpu-batch-size 8 --num-gpu-batches 1 --gpu-mem 8G --cpu-mem 4G --offload-dir "$scratch" || return
+    [ -s "$scratch/blaslog" ] || { echo "this cuBLAS writes no log"; return $SKIP; }
+    head -c 200000 "$scratch/blaslog" >"$DIR/blaslog"
+    grep -oiE '[a-z_]*(split|reduction)[a-z_]*[=:] ?[A-Za-z0-9_]+' "$scratch/blaslog" | sort | uniq -c
+    ! grep -iE 'reduction[a-z_]*[=:] ?[a-z_]*(inplace|in_place|output_type)' "$scratch/blaslog" | head -n 3 | grep .
+}
+
+step_bounds_gpu() { "$BUILD/bench_gpu" copies products | tee "$DIR/bounds-gpu"; }
+step_kernels() { "$BUILD/bench_gpu" kernels | tee "$DIR/bounds-kernels"; }
+step_waits() { "$BUILD/bench_gpu" waits | tee "$DIR/bounds-waits"; }
 step_bounds_machine() { "$BUILD/bench_machine" "$scratch" | tee "$DIR/bounds-machine"; }
 step_bounds_host() { # plain read, all threads
     "$BUILD/bench_host" | tee "$scratch/host" || return
@@ -194,11 +248,32 @@ first_that_fits() {
 # Everything on the GPU. Weights are made first: 13 GB.
 step_gpu() { printf -- '--gpu-batch-size %s\n' 64 32 16 4 | first_that_fits gpu --model opt-6.7b --trace "$DIR/gpu.trace" --prompt-len 512 --gen-len 32 --percent 100 0 100 0 100 0 --num-gpu-batches 1; }
 
+# All that fit; weights are made anew each time, 60 GB in 16 bits. The most telling first.
+step_opt30b() {
+    local bits flags gbs rc=2
+    for gbs in 8 64; do
+        for bits in w4 w4c4 fp16; do
+            case $bits in w4) flags=--compress-weight ;; w4c4) flags="--compress-weight --compress-cache" ;; *) flags= ;; esac
+            run_bench all-$bits-$gbs --model opt-30b --prompt-len 512 --gen-len 16 --percent 100 0 100 0 100 0 --gpu-batch-size $gbs --num-gpu-batches 1 $flags
+            case $? in 0) rc=0 ;; 2) echo "does not fit this GPU" ;; *) return 1 ;; esac
+        done
+    done
+    return $rc
+}
+
+# The tokens of two runs, by their digest.
+step_twice() {
+    local run
+    for run in 1 2; do
+        run_bench twice-$run --model opt-1.3b --prompt-len 200 --gen-len 16 --percent 50 50 50 50 50 50 --gpu-batch-size 8 --num-gpu-batches 2 --gpu-mem 8G || return
+    done
+    grep -h '"digest"' "$DIR"/twice-[12].json | tee "$scratch/digests"
+    [ "$(sort -u "$scratch/digests" | wc -l)" = 1 ] && [ "$(wc -l <"$scratch/digests")" = 2 ]
+}
+
 # With GPU_MEM_GB of the GPU; fewer batches, in the end a smaller model, until it fits.
 step_offload() {
     first_that_fits offload --gpu-mem "${GPU_MEM_GB}G" --prompt-len 512 --gen-len 8 --cpu-cache-compute --trace "$DIR/offload.trace" <<'LIST'
---model opt-30b --gpu-batch-size 48 --num-gpu-batches 3 --percent 20 80 0 100 0 100
---model opt-30b --gpu-batch-size 48 --num-gpu-batches 2 --percent 10 90 0 100 0 100
 --model opt-30b --gpu-batch-size 28 --num-gpu-batches 2 --percent 10 90 0 100 0 100
 --model opt-30b --gpu-batch-size 14 --num-gpu-batches 2 --percent 10 90 0 100 0 100
 --model opt-13b --gpu-batch-size 48 --num-gpu-batches 3 --percent 20 80 0 100 0 100
@@ -211,6 +286,7 @@ peer="--prompt-len 512 --gen-len 32 --percent 50 50 0 100 0 100 --cpu-cache-comp
 step_limited() { run_bench limited --model opt-6.7b --gpu-mem "${GPU_MEM_GB}G" $peer --trace "$DIR/limited.trace"; }
 step_packed() { run_bench packed --model opt-6.7b --gpu-mem "${GPU_MEM_GB}G" $peer --compress-weight --compress-cache; }
 step_accelerate() {
+    [ $LIMIT -ge 40 ] || { echo "too little time is left"; return $SKIP; }
     python3 -c 'import accelerate, torch, transformers' || { echo "no torch, transformers and accelerate here"; return $SKIP; }
     python3 scripts/compare_accelerate.py --model opt-6.7b --gpu-mem-gb "$GPU_MEM_GB" --prompt-len 512 --gen-len 32 --seconds $((LIMIT - 10)) --json "$DIR/accelerate.json"
 }
@@ -225,9 +301,10 @@ step_ncu() {
     command -v ncu || { echo "no ncu here"; return $SKIP; }
     local run="$BUILD/flexgen bench --device cuda --model opt-1.3b --prompt-len 512 --gen-len 2 --percent 100 0 100 0 100 0
         --gpu-batch-size 32 --num-gpu-batches 1 --gpu-mem ${GPU_MEM_GB}G --cpu-mem 4G --offload-dir $scratch"
-    ncu --clock-control none -k 'regex:attend_prefill|unpack|packed_linear|layernorm' -c 20 $run --compress-weight &&
-        ncu --clock-control none -k 'regex:attend_kernel|combine|pick' -c 8 $run &&
-        ncu --clock-control none -k 'regex:attend_kernel|pack_kernel' -c 8 $run --compress-cache
+    local ncu="ncu --clock-control none --section SpeedOfLight --section Occupancy --section WarpStateStats --section MemoryWorkloadAnalysis"
+    $ncu -k 'regex:attend_kernel|combine|pick' -c 6 $run &&
+        $ncu -k 'regex:attend_kernel|pack_kernel' -c 6 $run --compress-cache &&
+        $ncu -k 'regex:attend_prefill|unpack|packed_linear|layernorm' -c 16 $run --compress-weight
 }
 
 # The machine as numbers, the policy that is found with them in GPU_MEM_GB of the GPU, and what it promised beside what it took.
@@ -236,89 +313,109 @@ step_searched() { run_bench searched --model opt-6.7b --gpu-mem "${GPU_MEM_GB}G"
 
 # ---- running them ---------------------------------------------------------------------------------------------
 
-now() { date +%s.%N; }
-left() { awk "BEGIN { print int($seconds - ($(now) - $begun)) }"; }
+now() { date +%s%3N; } # in milliseconds, as all times here
 begun=$(now) failed=0 number=0 rows='' child=''
+left() { echo $((seconds * 1000 - ($(now) - begun))); }
+in_seconds() { printf '%d.%d' $(($1 / 1000)) $(($1 % 1000 / 100)); }
 
-# Everything so far. A moment at which there is no archive, or half of one, does not come.
+# Everything so far. A moment at which there is no archive, or half of one, does not come. Traces stay out of one that would be too
+# large to be carried away.
 keep() {
-    printf '{"part": "%s", "seconds": %.1f, "failed": %d, "steps": [%s\n]}\n' $part "$(awk "BEGIN { print $(now) - $begun }")" "$failed" "${rows%,}" >"$DIR/summary.json"
+    printf '{"part": "%s", "seconds": %s, "failed": %d, "steps": [%s\n]}\n' $part "$(in_seconds $(($(now) - begun)))" "$failed" "${rows%,}" >"$DIR/summary.json"
     (shopt -s nullglob # what is not there is not read; /dev/null, since no file at all would be standard input
      f=$PWD/scripts/gpu_figures.awk && cd "$DIR" && awk -v card="$(head -n 1 card 2>/dev/null)" -v memory="$GPU_MEM_GB GiB" -f "$f" /dev/null \
-         bounds-* {accelerate,gpu,offload,limited}*.json {flexllmgen,gpu,offload,limited}*.txt) >"$DIR/figures"
-    tar -czf "$archive.new" -C "$scratch" $part && mv "$archive.new" "$archive"
+         bounds-* {accelerate,all,gpu,offload,limited}*.json {flexllmgen,gpu,offload,limited}*.txt) >"$DIR/figures"
+    tar -czf "$archive.new" -C "$scratch" $part
+    [ "$(wc -c <"$archive.new")" -le 15000000 ] || tar -czf "$archive.new" --exclude='*.trace' -C "$scratch" $part
+    mv "$archive.new" "$archive"
+}
+
+# gone GROUP MS: waits until no process of the group is alive; what has ended and is nobody's counts as gone. Fails after MS.
+gone() {
+    local end=$(($(now) + $2))
+    until cat /proc/[0-9]*/stat 2>/dev/null | awk -v group="$1" '{ sub(/.*\) /, ""); if ($3 == group && $1 !~ /[ZX]/) n++ } END { exit n > 0 }'; do
+        [ "$(now)" -lt $end ] || return
+        sleep .05
+    done
 }
 
 stop() {
-    [ -z "$child" ] || kill -KILL -- "-$child"
+    [ -z "$child" ] || { kill -KILL -- "-$child"; gone "$child" $grace; } 2>/dev/null
     failed=$((failed + 1))
     keep
     exit 1
 }
 trap stop INT TERM
 
-# run STEP LIMIT LOG: its exit status. Whatever it leaves running is killed; one that waits in a driver is left behind even so.
+# run STEP MS LOG: its exit status, 124 if it was ended after MS. Whatever it leaves running is killed and waited for, GRACE seconds in
+# all: half of them to end by itself. behind: what is said of one that is there even so, waiting in a driver.
 run() {
-    local rc=137 tenths
-    timeout -k 5 "$2" bash -o pipefail -c "step_$1" >"$3" 2>&1 </dev/null &
+    local rc=124 end=$(($(now) + $2))
+    behind=''
+    timeout 1000000 bash -o pipefail -c "step_$1" >"$3" 2>&1 </dev/null & # timeout makes it a process group of its own
     child=$!
-    for ((tenths = 10 * ($2 + 10); tenths; tenths--)); do
-        kill -0 $child 2>/dev/null || break
-        sleep .1
-    done
-    [ $tenths = 0 ] || { wait $child; rc=$?; }
+    while kill -0 $child 2>/dev/null && [ "$(now)" -lt $end ]; do sleep .05; done
+    if kill -0 $child 2>/dev/null; then
+        kill -TERM -- -$child 2>/dev/null
+        gone $child $((grace / 2))
+    else
+        wait $child
+        rc=$?
+    fi
     kill -KILL -- -$child 2>/dev/null
+    gone $child $((grace / 2)) || behind='; it has not ended and may hold the GPU'
     child=''
     return $rc
 }
 
-# step NAME SECONDS LATER [PROGRAM...]: runs step_NAME within what is left, less the seconds of the LATER steps, if it has its programs
+# step NAME MS LATER WHAT [PROGRAM...]: runs step_NAME within what is left, less the milliseconds of the LATER steps, if it has its
+# programs
 step() {
-    local name=$1 limit=$(($(left) - $3)) log start rc=null ok=false note missing='' took=0
+    local name=$1 limit=$(($(left) - $3 - grace)) what=$4 log start rc=null ok=false note='' missing='' took=0 behind=''
     number=$((number + 1))
     log=$DIR/$(printf '%02d-%s.log' $number "$name")
-    [ $limit -ge "$2" ] || limit=$2
-    [ $limit -le "$(left)" ] || limit=$(left)
-    for program in "${@:4}"; do [ -e "$BUILD/$program" ] || missing="$missing $program"; done
+    for program in "${@:5}"; do [ -e "$BUILD/$program" ] || missing="$missing $program"; done
     if [ -n "$missing" ]; then
         note="not run: no$missing"
-    elif [ $limit -lt 5 ]; then
+    elif [ $limit -lt 500 ]; then
         note="not run: no time is left"
         [ "$2" != 0 ] || ok=null
     else
         start=$(now)
-        export LIMIT=$limit
+        printf '%-17s %s; at most %s s\n' "$name" "$what" "$(in_seconds $limit)"
+        export LIMIT=$((limit / 1000))
         run "$name" $limit "$log"
         rc=$?
-        took=$(awk "BEGIN { printf \"%.1f\", $(now) - $start }")
+        took=$(($(now) - start))
         case $rc in
-        0) ok=true note='' ;;
+        0) ok=true ;;
         "$SKIP") ok=null note="skipped: $(tail -n 1 "$log")" ;;
-        124 | 137)
-            note="stopped after $limit s"
+        124)
+            note="ended after $(in_seconds $limit) s"
             [ "$2" != 0 ] || grep -q FAILED "$log" || ok=null
             ;;
         *) note="exit status $rc" ;;
         esac
+        note=$note$behind
     fi
-    printf '%-17s %7.1f s  %s\n' "$name" "$took" "$([ $ok = true ] && echo ok || echo "$note")"
+    printf '%-17s %7s s  %s\n' "$name" "$(in_seconds $took)" "$([ $ok = true ] && echo "ok$note" || echo "$note")"
     if [ $ok = false ]; then
         failed=$((failed + 1))
         [ $rc = null ] || tail -n 20 "$log" | cut -c 1-160 | sed 's/^/    /'
     fi
     note=$(printf %s "$note" | tr -c '[:print:]' ' ' | sed 's/["\\]/\\&/g')
-    rows="$rows"$(printf '\n  {"name": "%s", "seconds": %s, "exit_status": %s, "ok": %s, "note": "%s"},' "$name" "$took" "$rc" $ok "$note")
+    rows="$rows"$(printf '\n  {"name": "%s", "limit_s": %s, "seconds": %s, "exit_status": %s, "ok": %s, "note": "%s"},' "$name" "$(in_seconds $((limit > 0 ? limit : 0)))" "$(in_seconds $took)" "$rc" $ok "$note")
     keep
 }
 
 export CUDA_ARGS mixed peer
-export -f $(compgen -A function step_) run_bench first_that_fits sanitize
+export -f $(compgen -A function step_) run_bench first_that_fits sanitize shared
 steps=$(printf '%s\n' "${!part}" | awk -v chosen="$chosen" 'NF && (chosen ~ /^ *$/ || index(chosen, " " $1 " "))')
 [ -n "$steps" ] || { echo "gpu_check.sh: no such step:$chosen"; exit 2; }
-later=$(echo "$steps" | awk '{ s += $2 } END { print s }')
+all=$(echo "$steps" | awk '{ s += $2 } END { print s + !s }') later=$((seconds * 1000 * 53 / 54))
 while read -r -u 3 name budget programs; do
-    later=$((later - budget))
-    step "$name" "$budget" $later $programs
+    budget=$((budget * seconds * 1000 * 53 / 54 / all)) later=$((later - budget))
+    step "$name" $budget $later "${programs#*: }" ${programs%%:*}
 done 3<<<"$steps"
 [ $part = correctness ] || cat "$DIR/figures"
 echo "$failed steps failed or were not run; everything is in $archive"

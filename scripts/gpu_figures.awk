@@ -7,7 +7,7 @@
 # Bytes and FLOPs are counted from the model's shape, not taken from the program: what it moves or computes needlessly counts
 # against it.
 function file(    name) { name = FILENAME; sub(/\.[a-z]+$/, "", name); return name }
-FILENAME ~ /^bounds-/ { bound[$1] = $2; next }
+FILENAME ~ /^bounds-/ { if (!($1 in bound)) named[++names] = $1; bound[$1] = $2; next }
 FILENAME == "accelerate.json" { if (match($0, /"throughput": [0-9.]+/)) accelerate = substr($0, RSTART + 14, RLENGTH - 14); next }
 FILENAME == "flexllmgen.txt" { if (match($0, /total throughput: *[0-9.]+/)) { split(substr($0, RSTART, RLENGTH), w, /: */); flexllmgen = w[2] } next }
 FILENAME ~ /\.json$/ { key = $1; gsub(/[":]/, "", key); value = $2; gsub(/[",]/, "", value); if (!((file(), key) in run)) run[file(), key] = value; next } # of a key that comes again the run's own is first
@@ -21,8 +21,9 @@ function shape(name) { # of run `name`: its model and its task
     l = m ~ /6.7b/ ? 32 : m ~ /13b/ ? 40 : m ~ /30b/ ? 48 : 0
     h1 = m ~ /6.7b/ ? 4096 : m ~ /13b/ ? 5120 : 7168
     weights = 2 * l * (12 * h1 * h1 + 13 * h1) # bytes; h2 = 4 h1, and biases and layernorms
+    if (run[name, "compress_weight"] == "true") weights -= 2 * l * 12 * h1 * h1 * (1 - 4.5 / 16) # 4 bits, and two halves for 64
     token = 2 * l * 12 * h1 * h1               # FLOP of one token in all layers, attention left out
-    kv = 4 * l * h1                            # bytes of one token
+    kv = 4 * l * h1 * (run[name, "compress_cache"] == "true" ? 4.5 / 16 : 1) # bytes of one token
     prefill = seqs * (s * token + 2 * l * s * s * h1)
     return l && run[name, "total_s"] > 0
 }
@@ -39,19 +40,27 @@ function figure(name, unit, value, of, limit) {
 }
 END {
     printf "\n%s\n%-44s %10s %-9s %-34s %10s %7s\n", card, "", "value", "", "bound", "", "ratio"
-    count = split("h2d d2h both d2d plain_read direct_read", names, " ")
-    for (i = 1; i <= count; i++) if (names[i] in bound) figure(names[i], "GB/s", bound[names[i]])
+    count = split("h2d d2h both d2d plain_read direct_read", copies, " ")
+    for (i = 1; i <= count; i++) if (copies[i] in bound) figure(copies[i], "GB/s", bound[copies[i]])
     gemm = most(bound["gemm_large"], bound["gemm_prefill"])
     figure("largest fp16 product", "TFLOP/s", gemm / 1e3)
-    count = split("1_8192_8192 16_8192_8192 64_8192_8192 1_7168_28672 16_7168_28672 64_7168_28672", names, " ")
-    for (i = 1; i <= count; i++) figure("packed weights, " names[i], "GB/s", bound["packed_" names[i]], "copy within the GPU", bound["d2d"])
-    if (shape("gpu")) {
-        what = m ", all on the GPU, " seqs " x " s " + " n
+    for (i = 1; i <= names; i++) {
+        what = named[i]
+        if (what ~ /^attend_prefill/) figure(what, "TFLOP/s", bound[what] / 1e3, "largest fp16 product", gemm / 1e3)
+        else if (what ~ /^(packed|blas|attend4?|layernorm)_|^unpack$/) figure(what, "GB/s", bound[what], "copy within the GPU", bound["d2d"])
+        else if (what ~ /^pieces_/) figure(what, "GB/s", bound[what], "pinned copy to the GPU", bound["h2d"])
+        else if (what ~ /^(pick|launch|sync|copy)_|^launch$/) figure(what, "us", bound[what])
+        else if (what == "register") figure("pinning of memory", "ms/GB", bound[what])
+    }
+    count = split("gpu all-fp16-8 all-w4-8 all-w4c4-8 all-fp16-64 all-w4-64 all-w4c4-64", runs, " ")
+    for (i = 1; i <= count; i++) if (shape(runs[i])) {
+        split(runs[i], way, "-")
+        what = m ", all on the GPU, " seqs " x " s " + " n (way[2] ? ", " way[2] : "")
         # a step reads all weights, the table of the head, and the KV of s + 1, s + 2, ... tokens
         bytes = (n - 1) * (weights + 2 * 50272 * h1) + kv * seqs * ((n - 1) * s + n * (n - 1) / 2)
-        figure(what, "token/s", run["gpu", "throughput"])
-        figure("  decode", "GB/s", over(bytes / 1e9, run["gpu", "decode_s"]), "copy within the GPU", bound["d2d"])
-        figure("  prefill", "TFLOP/s", over(prefill / 1e12, run["gpu", "prefill_s"]), "largest fp16 product", gemm / 1e3)
+        figure(what, "token/s", run[runs[i], "throughput"])
+        figure("  decode", "GB/s", over(bytes / 1e9, run[runs[i], "decode_s"]), "copy within the GPU", bound["d2d"])
+        figure("  prefill", "TFLOP/s", over(prefill / 1e12, run[runs[i], "prefill_s"]), "largest fp16 product", gemm / 1e3)
     }
     if (shape("offload")) {
         what = m ", " memory ", " run["offload", "gbs"] " x " run["offload", "num_gpu_batches"] ", " s " + " n

@@ -1,16 +1,27 @@
-/* bench_gpu.cu: what this machine's GPU can do at best, for scripts/gpu_check.sh to put beside what flexgen does: copies
- * over the link from and to pinned memory, one way and both ways at once, copies within the GPU's memory, and fp16 matrix
- * products with fp32 sums through cublasLt. Beside them flexgen's own products with packed weights, whose bound is d2d. One
- * "name value" a line, in units of 1e9 a second; medians.
+/* bench_gpu.cu: what this machine's GPU can do at best, for scripts/gpu_check.sh to put beside what flexgen does, and what
+ * flexgen's own kernels do by themselves. One "name value" a line; medians. Its arguments choose parts; without any, all:
  *
- *   h2d d2h             bytes from host to device, and back
+ * copies, in 1e9 bytes a second:
+ *   h2d d2h             from host to device, and back
  *   h2d_both d2h_both   the same while the other direction is busy
  *   both                the two together
- *   d2d                 bytes read and written within the GPU's memory
- *   gemm_large          FLOP of 8192 x 8192 x 8192
- *   gemm_prefill        FLOP of the first matrix of OPT-6.7B's mlp on 4096 tokens
- *   gemm_decode         the same on 64 tokens, and gemm_decode_weights: bytes of weights read by it
- *   packed_M_N_K        bytes of packed weights read by M rows times (N, K)
+ *   d2d                 read and written within the GPU's memory
+ * products, through cublasLt, in 1e9 FLOP a second:
+ *   gemm_large          8192 x 8192 x 8192
+ *   gemm_prefill        the first matrix of OPT-6.7B's mlp on 4096 tokens
+ *   gemm_decode         the same on 64 tokens, and gemm_decode_weights: 1e9 bytes of weights read by it
+ * kernels, at OPT-30B's shapes, whose bound is d2d (a read alone may be faster: d2d writes as much as it reads):
+ *   packed_M_N_K        1e9 bytes a second of packed weights read by M rows times (N, K)
+ *   blas_M_N_K          the same of fp16 weights, as flexgen asks cublasLt
+ *   attend_B_S          1e9 bytes a second of fp16 K and V, B sequences of S tokens; attend4_B_S: of 4 bits
+ *   attend_prefill_B_S  1e9 FLOP a second, B prompts of S tokens
+ *   layernorm_M unpack  1e9 bytes a second, read and written
+ *   pick_greedy pick_top_p pick_top_k_p   microseconds for 64 rows of 50,272 logits
+ * waits, in microseconds:
+ *   launch              an empty kernel behind others; launch_mark, launch_timed: with a mark behind each, without a time
+ * and between two with one sync_sleep sync_poll   from posting an empty kernel to knowing that it is over copy_64k a copy
+ * of 64 KB up; copy_64k_16m, copy_64k_4m: beside copies of 256 MB in pieces of so many MiB, and pieces_16m, pieces_4m:
+ * their 1e9 bytes a second register            milliseconds for a GB of memory that is there already
  *
  * Random data throughout: on zeros a GPU draws less power and is faster than it will ever be. */
 #include <cublasLt.h>
@@ -21,6 +32,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <iterator>
 #include <vector>
 
 #include "device/device.h"
@@ -214,52 +227,254 @@ static double product_rate(cublasLtHandle_t handle, int m, int n, int k, int lau
     return best;
 }
 
-/* Bytes of packed weights that flexgen.cu's product of m rows with w (n, k) reads in a second, each time of another copy.
- */
-static double packed_rate(Gpu *gpu, int m, int n, int k) {
-    enum { LAUNCHES = 32 };
-    const Quant quant = {4, 64};
-    const size_t each = quant_matrix_bytes(quant, n, k);
-    char *w = (char *)device_memory(WEIGHTS * each, 7, 0.05f);
-    Product p = {};
-    p.x = device_memory((size_t)m * k * sizeof(half), 8, 1), p.y = device_memory((size_t)m * n * sizeof(half), 9, 1);
-    p.y_type = F16, p.y_ld = n, p.quant = quant, p.m = m, p.n = n, p.k = k;
-    std::vector<double> rates;
-    Error err;
-    for (int r = -1; r < RUNS; r++) {
-        int status = gpu->begin(gpu, PROJECT, 0, &err);
-        for (int i = 0; i < LAUNCHES && !status; i++) {
-            p.w = w + (size_t)i % WEIGHTS * each;
-            status = gpu->linear(gpu, PROJECT, &p, &err);
-        }
-        if (status || gpu->end(gpu, PROJECT, 0, &err) || gpu->sync(gpu, PROJECT, 0, &err))
-            fprintf(stderr, "bench_gpu: %s\n", err.text), exit(1);
-        if (r >= 0) rates.push_back(LAUNCHES * (double)each / gpu->took(gpu, PROJECT, 0, 0));
-    }
-    for (void *of : {(void *)w, (void *)p.x, p.y}) CUDA(cudaFree(of));
-    return median(rates);
+// ---------------------------------------------------------------------------------------------------------------
+// flexgen's kernels
+// ---------------------------------------------------------------------------------------------------------------
+
+static Gpu *gpu;
+static const Quant FOUR_BITS = {4, 64};
+enum { H1 = 7168, H2 = 4 * H1, HEADS = 56, VOCAB = 50272, TIMES = 32 };
+
+/* Whether the GPU has so many bytes left; else says so. */
+static bool has_room(const char *name, size_t bytes) {
+    size_t available = 0, total;
+    CUDA(cudaMemGetInfo(&available, &total));
+    if (bytes + MEMORY > available) fprintf(stderr, "bench_gpu: %s does not fit this GPU\n", name);
+    return bytes + MEMORY <= available;
 }
 
-static void print_packed(void) {
-    static const int rows[] = {1, 16, 64}, shapes[][2] = {{8192, 8192}, {7168, 28672}};
+/* Median seconds of post(i), which posts on PROJECT; i counts up, for other memory each time. */
+template <class Post>
+static double seconds_of(Post post) {
+    std::vector<double> seconds;
     Error err;
-    Gpu *gpu = cuda_open_gpu(&err);
+    for (int r = -1; r < RUNS; r++) { /* the first warms up */
+        int status = gpu->begin(gpu, PROJECT, 0, &err);
+        for (int i = 0; i < TIMES && !status; i++) status = post(i, &err);
+        if (status || gpu->end(gpu, PROJECT, 0, &err) || gpu->sync(gpu, PROJECT, 0, &err))
+            fprintf(stderr, "bench_gpu: %s\n", err.text), exit(1);
+        if (r >= 0) seconds.push_back(gpu->took(gpu, PROJECT, 0, 0) / TIMES);
+    }
+    return median(seconds);
+}
+
+static void print_linear(int m, int n, int k, Quant quant) {
+    const size_t each = quant.bits ? quant_matrix_bytes(quant, n, k) : (size_t)n * k * sizeof(half);
+    Product p = {};
+    char name[64];
+    snprintf(name, sizeof name, "%s_%d_%d_%d", quant.bits ? "packed" : "blas", m, n, k);
+    if (!has_room(name, WEIGHTS * each)) return;
+    char *w = (char *)device_memory(WEIGHTS * each, 7, 0.05f);
+    p.x = device_memory((size_t)m * k * sizeof(half), 8, 1), p.y = device_memory((size_t)m * n * sizeof(half), 9, 1);
+    p.y_type = F16, p.y_ld = n, p.quant = quant, p.m = m, p.n = n, p.k = k;
+    const double s = seconds_of([&](int i, Error *err) {
+        p.w = w + (size_t)i % WEIGHTS * each;
+        return gpu->linear(gpu, PROJECT, &p, err);
+    });
+    printf("%s %.1f\n", name, each / s / 1e9);
+    for (void *of : {(void *)w, (void *)p.x, p.y}) CUDA(cudaFree(of));
+}
+
+static void print_attend(int nseq, int len, Quant quant) {
+    enum { PAGE = 16 };
+    const int pages = len / PAGE, hd = H1 / HEADS;
+    const size_t row = quant.bits ? HEADS * quant_bytes(quant, hd) : H1 * sizeof(half), bytes = row * len * nseq;
+    const int copies = (int)std::max(LINK / bytes, (size_t)1); /* none is met in the cache */
+    std::vector<int32_t> table(nseq * pages), lens(nseq, len);
+    char name[64];
+    snprintf(name, sizeof name, "attend%s_%d_%d", quant.bits ? "4" : "", nseq, len);
+    if (!has_room(name, 2 * copies * bytes)) return;
+    for (size_t i = 0; i < table.size(); i++) table[i] = (int32_t)(i * 7 % table.size()); /* 7 divides no power of two */
+    int32_t *on_gpu = (int32_t *)device_memory((table.size() + nseq) * 4, 1, 1);
+    CUDA(cudaMemcpy(on_gpu, table.data(), table.size() * 4, cudaMemcpyHostToDevice));
+    CUDA(cudaMemcpy(on_gpu + table.size(), lens.data(), nseq * 4, cudaMemcpyHostToDevice));
+    Attention a = {};
+    char *k = (char *)device_memory(copies * bytes, 2, 0.05f), *v = (char *)device_memory(copies * bytes, 3, 0.05f);
+    a.q = (const f16 *)device_memory((size_t)nseq * H1 * sizeof(half), 4, 1);
+    a.o = device_memory((size_t)nseq * H1 * sizeof(half), 5, 1);
+    a.o_type = F16, a.q_ld = a.h1 = H1, a.nh = HEADS, a.nseq = nseq, a.max_pages = pages, a.page_tokens = PAGE;
+    a.pages = on_gpu, a.len = on_gpu + table.size(), a.quant = quant;
+    const double s = seconds_of([&](int i, Error *err) {
+        a.k = k + i % copies * bytes, a.v = v + i % copies * bytes;
+        return gpu->attend(gpu, PROJECT, &a, err);
+    });
+    printf("%s %.1f\n", name, 2 * bytes / s / 1e9);
+    for (const void *of : {(const void *)on_gpu, (const void *)k, (const void *)v, (const void *)a.q, (const void *)a.o})
+        CUDA(cudaFree((void *)of));
+}
+
+static void print_attend_prefill(int nseq, int len) {
+    std::vector<int32_t> start(nseq + 1);
+    for (int i = 0; i <= nseq; i++) start[i] = i * len;
+    Prefill p = {};
+    p.rows = nseq * len, p.nseq = nseq, p.h1 = H1, p.nh = HEADS, p.ld = 3 * H1;
+    f16 *qkv = (f16 *)device_memory((size_t)p.rows * p.ld * sizeof(half), 1, 1);
+    int32_t *on_gpu = (int32_t *)device_memory(start.size() * 4, 1, 1);
+    CUDA(cudaMemcpy(on_gpu, start.data(), start.size() * 4, cudaMemcpyHostToDevice));
+    p.o = device_memory((size_t)p.rows * H1 * sizeof(half), 2, 1), p.q = qkv, p.kv = qkv + H1, p.start = on_gpu;
+    const double s = seconds_of([&](int, Error *err) { return gpu->attend_prefill(gpu, PROJECT, &p, err); });
+    printf("attend_prefill_%d_%d %.1f\n", nseq, len, 2. * nseq * len * (len + 1.) * H1 / s / 1e9);
+    for (void *of : {(void *)qkv, (void *)on_gpu, p.o}) CUDA(cudaFree(of));
+}
+
+static void print_pick(const char *name, float top_p, int top_k, float temperature) {
+    enum { ROWS = 64 };
+    const Sampling sampling = {temperature, top_p, top_k, 1};
+    std::vector<float> logits((size_t)ROWS * VOCAB);
+    uint32_t x = 1;
+    for (float &l : logits) l = 16.f * (float)((x = x * 1664525u + 1013904223u) >> 8) / (1 << 24); /* an LCG's upper bits */
+    int32_t *ids = (int32_t *)device_memory(3 * ROWS * 4, 1, 1), zero[2 * ROWS] = {};
+    float *on_gpu = (float *)device_memory(logits.size() * 4, 1, 1);
+    CUDA(cudaMemcpy(on_gpu, logits.data(), logits.size() * 4, cudaMemcpyHostToDevice));
+    CUDA(cudaMemcpy(ids + ROWS, zero, sizeof zero, cudaMemcpyHostToDevice));
+    const double s = seconds_of([&](int, Error *err) {
+        return gpu->pick(gpu, PROJECT, ids, on_gpu, ids + ROWS, ids + 2 * ROWS, &sampling, ROWS, VOCAB, err);
+    });
+    printf("%s %.1f\n", name, s * 1e6);
+    CUDA(cudaFree(ids));
+    CUDA(cudaFree(on_gpu));
+}
+
+static void print_rows(void) {
+    const size_t packed = quant_matrix_bytes(FOUR_BITS, H2, H1), plain = (size_t)H2 * H1 * sizeof(half);
+    char *x = (char *)device_memory(plain, 1, 1), *y = (char *)device_memory(plain, 2, 1);
+    for (int rows : {64, 4096}) {
+        const double s =
+            seconds_of([&](int, Error *err) { return gpu->layernorm(gpu, PROJECT, y, x, x, x, rows, H1, err); });
+        printf("layernorm_%d %.1f\n", rows, 2. * rows * H1 * sizeof(half) / s / 1e9);
+    }
+    const double s = seconds_of([&](int, Error *err) { return gpu->unpack(gpu, PROJECT, y, x, H2, H1, FOUR_BITS, err); });
+    printf("unpack %.1f\n", (packed + plain) / s / 1e9);
+    CUDA(cudaFree(x));
+    CUDA(cudaFree(y));
+}
+
+static void print_kernels(void) {
+    static const int shapes[][2] = {{3 * H1, H1}, {H1, H1}, {H2, H1}, {H1, H2}};
+    Error err;
+    gpu = cuda_open_gpu(&err);
     if (!gpu) fprintf(stderr, "bench_gpu: %s\n", err.text), exit(1);
-    for (const int *shape : shapes)
-        for (int m : rows)
-            printf("packed_%d_%d_%d %.1f\n", m, shape[0], shape[1], packed_rate(gpu, m, shape[0], shape[1]) / 1e9);
+    for (int quant = 1; quant >= 0; quant--) /* flexgen's own first */
+        for (const int *shape : shapes)
+            for (int m : {1, 8, 16, 32, 64}) print_linear(m, shape[0], shape[1], quant ? FOUR_BITS : Quant{});
+    for (int len : {512, 2048})
+        for (int nseq : {8, 32, 64}) print_attend(nseq, len, FOUR_BITS), print_attend(nseq, len, Quant{});
+    print_attend_prefill(8, 512);
+    print_pick("pick_greedy", 1, 0, 0);
+    print_pick("pick_top_p", .9f, 0, 1);
+    print_pick("pick_top_k_p", .9f, 50, 1);
+    print_rows();
     gpu->close(gpu);
 }
 
-int main(void) {
+// ---------------------------------------------------------------------------------------------------------------
+// Launches and waits
+// ---------------------------------------------------------------------------------------------------------------
+
+static __global__ void empty_kernel(void) {}
+
+/* Median microseconds of one of n times what `once` does, by the host's clock. */
+template <class Once>
+static double microseconds(int n, Once once) {
+    std::vector<double> each;
+    for (int r = -1; r < RUNS; r++) {
+        CUDA(cudaDeviceSynchronize());
+        const double begin = seconds_now();
+        for (int i = 0; i < n; i++) once();
+        CUDA(cudaDeviceSynchronize());
+        if (r >= 0) each.push_back((seconds_now() - begin) / n * 1e6);
+    }
+    return median(each);
+}
+
+static void print_launches(void) {
+    enum { MANY = 2000 };
+    cudaStream_t stream;
+    cudaEvent_t timed[2], mark;
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (cudaEvent_t &e : timed) CUDA(cudaEventCreateWithFlags(&e, cudaEventBlockingSync));
+    CUDA(cudaEventCreateWithFlags(&mark, cudaEventBlockingSync | cudaEventDisableTiming));
+    const auto launch = [&] {
+        empty_kernel<<<1, 32, 0, stream>>>();
+        CUDA(cudaGetLastError());
+    };
+    const auto marked = [&] {
+        launch();
+        CUDA(cudaEventRecord(mark, stream));
+    };
+    printf("launch %.2f\n", microseconds(MANY, launch));
+    printf("launch_mark %.2f\n", microseconds(MANY, marked));
+    printf("launch_timed %.2f\n", microseconds(MANY, [&] {
+               CUDA(cudaEventRecord(timed[0], stream));
+               launch();
+               CUDA(cudaEventRecord(timed[1], stream));
+           }));
+    printf("sync_sleep %.2f\n", microseconds(MANY / 10, [&] {
+               marked();
+               CUDA(cudaEventSynchronize(mark));
+           }));
+    printf("sync_poll %.2f\n", microseconds(MANY / 10, [&] {
+               cudaError_t e;
+               marked();
+               while ((e = cudaEventQuery(mark)) == cudaErrorNotReady) cudaGetLastError();
+               CUDA(e);
+           }));
+    for (cudaEvent_t e : {timed[0], timed[1], mark}) CUDA(cudaEventDestroy(e));
+    CUDA(cudaStreamDestroy(stream));
+}
+
+/* Microseconds of a small copy that is posted behind a large one in pieces, on a stream of its own; piece 0: alone. */
+static void print_small_copy(size_t piece, char *to, const char *from) {
+    enum { SMALL = 64 << 10 };
+    cudaStream_t bulk, small;
+    cudaEvent_t begin[2], end[2];
+    std::vector<double> seconds, rates;
+    for (cudaStream_t *s : {&bulk, &small}) CUDA(cudaStreamCreateWithFlags(s, cudaStreamNonBlocking));
+    for (cudaEvent_t *e : {&begin[0], &begin[1], &end[0], &end[1]}) CUDA(cudaEventCreate(e));
+    for (int r = -1; r < RUNS; r++) {
+        CUDA(cudaEventRecord(begin[0], bulk));
+        for (size_t at = 0; piece && at < LINK; at += piece)
+            CUDA(cudaMemcpyAsync(to + at, from + at, piece, cudaMemcpyDefault, bulk));
+        CUDA(cudaEventRecord(end[0], bulk));
+        CUDA(cudaEventRecord(begin[1], small));
+        CUDA(cudaMemcpyAsync(to + LINK, from + LINK, SMALL, cudaMemcpyDefault, small));
+        CUDA(cudaEventRecord(end[1], small));
+        CUDA(cudaDeviceSynchronize());
+        if (r < 0) continue;
+        seconds.push_back(between(begin[1], end[1]));
+        if (piece) rates.push_back(LINK / between(begin[0], end[0]));
+    }
+    const int mib = (int)(piece >> 20);
+    piece ? printf("copy_64k_%dm %.1f\n", mib, median(seconds) * 1e6) : printf("copy_64k %.1f\n", median(seconds) * 1e6);
+    if (piece) printf("pieces_%dm %.2f\n", mib, median(rates) / 1e9);
+    for (cudaEvent_t e : {begin[0], begin[1], end[0], end[1]}) CUDA(cudaEventDestroy(e));
+    for (cudaStream_t s : {bulk, small}) CUDA(cudaStreamDestroy(s));
+}
+
+static void print_waits(void) {
+    const size_t bytes = LINK + (1 << 20);
+    print_launches();
+    char *on_gpu = (char *)device_memory(bytes, 1, 1), *pinned = (char *)pinned_memory(bytes, on_gpu);
+    for (size_t piece : {0, 16, 4}) print_small_copy(piece << 20, on_gpu, pinned);
+    CUDA(cudaFreeHost(pinned));
+    CUDA(cudaFree(on_gpu));
+    char *own = (char *)aligned_alloc(4096, MEMORY);
+    if (!own) fprintf(stderr, "bench_gpu: no memory to register\n"), exit(1);
+    std::fill(own, own + MEMORY, 1);
+    const double begin = seconds_now();
+    CUDA(cudaHostRegister(own, MEMORY, cudaHostRegisterDefault));
+    printf("register %.1f\n", (seconds_now() - begin) * 1e3 * 1e9 / (double)MEMORY);
+    CUDA(cudaHostUnregister(own));
+    free(own);
+}
+
+static void print_products(void) {
     const struct {
         const char *name;
         int m, n, k, launches;
     } products[] = {
         {"gemm_large", 8192, 8192, 8192, 1}, {"gemm_prefill", 4096, 16384, 4096, 2}, {"gemm_decode", 64, 16384, 4096, 64}};
     cublasLtHandle_t handle;
-    setvbuf(stdout, NULL, _IOLBF, 0); /* what was measured stays when something later is cut off */
-    print_copies();
     LT(cublasLtCreate(&handle));
     for (const auto &p : products) {
         double rate = product_rate(handle, p.m, p.n, p.k, p.launches);
@@ -267,6 +482,22 @@ int main(void) {
         if (p.m == 64) printf("%s_weights %.1f\n", p.name, 2.0 * p.n * p.k * rate / 1e9);
     }
     LT(cublasLtDestroy(handle));
-    print_packed();
+}
+
+int main(int argc, char **argv) {
+    const struct {
+        const char *name;
+        void (*print)(void);
+    } parts[] = {
+        {"copies", print_copies}, {"products", print_products}, {"kernels", print_kernels}, {"waits", print_waits}};
+    setvbuf(stdout, NULL, _IOLBF, 0); /* what was measured stays when something later is cut off */
+    for (int a = 1; a < argc; a++)
+        if (std::none_of(std::begin(parts), std::end(parts), [&](const auto &p) { return !strcmp(p.name, argv[a]); }))
+            fprintf(stderr, "bench_gpu: no part %s; there are copies, products, kernels and waits\n", argv[a]), exit(2);
+    for (const auto &p : parts) {
+        bool wanted = argc < 2;
+        for (int a = 1; a < argc; a++) wanted = wanted || !strcmp(p.name, argv[a]);
+        if (wanted) p.print();
+    }
     return 0;
 }

@@ -1768,6 +1768,26 @@ static void bench_on_the_gpu_measures_before_it_traces(void) {
     cJSON_Delete(slices);
 }
 
+/* The same for every placement and schedule; another for other prompts. */
+static void bench_tells_its_tokens_by_their_digest(void) {
+    static const char *const flags[][4] = {{"--schedule", "zigzag"}, {"--schedule", "diagonal"}, {"--seed", "5"}};
+    char digest[3][24];
+    for (int i = 0; i < 3; i++) {
+        Error err;
+        Result r = RUN("bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "6", "--percent", "100", "0", "100",
+                       "0", "100", "0", "--gpu-batch-size", "2", "--num-gpu-batches", "2", "--num-prompts", "6", "--json",
+                       "-", flags[i][0], flags[i][1]);
+        assert_done(&r);
+        cJSON *json = json_parse(r.out, r.out_len, "bench", &err);
+        if (!json) CU_FAIL_FATAL(err.text);
+        const cJSON *of = json_get(json, "digest");
+        CU_ASSERT_FATAL(cJSON_IsString(of) && strlen(of->valuestring) == 16);
+        snprintf(digest[i], sizeof digest[i], "%s", of->valuestring);
+        cJSON_Delete(json), result_free(&r);
+    }
+    CU_ASSERT(!strcmp(digest[0], digest[1]) && strcmp(digest[0], digest[2]));
+}
+
 /* 1,200 rows of a prefill, of 1,024 numbers in the MLP: together where a GPU has room for them, else in pieces of 1,000 or
  * less. */
 static void a_gpu_with_room_takes_prompts_in_larger_pieces(void) {
@@ -2212,6 +2232,7 @@ CU_TestInfo tests[] = {
     {"trouble with the GPU is one line that says what to do", trouble_with_the_gpu_is_one_line_that_says_what_to_do},
     {"the GPU keeps to its limit", the_gpu_keeps_to_its_limit},
     {"bench on the GPU measures before it traces", bench_on_the_gpu_measures_before_it_traces},
+    {"bench tells its tokens by their digest", bench_tells_its_tokens_by_their_digest},
     {"a GPU with room takes prompts in larger pieces", a_gpu_with_room_takes_prompts_in_larger_pieces},
     {"what was measured on a GPU is written before the second run",
      what_was_measured_on_a_gpu_is_written_before_the_second_run},

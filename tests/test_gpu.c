@@ -1,4 +1,6 @@
-/* test_gpu.c: how the program finds a GPU: a copy of it with different files beside it, with and without a driver. */
+/* test_gpu.c: how the program finds a GPU: a copy of it with different files beside it, with and without a driver. And how
+ * scripts/gpu_check.sh, which has one chance on a borrowed GPU, does when its programs hang, crash and are killed. */
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests.h"
@@ -56,10 +58,170 @@ static void the_library_beside_the_program_runs_the_model(void) {
     says(copy_program(library), true, 0, "emulated GPU");
 }
 
+// ---- scripts/gpu_check.sh, with programs that are shell scripts ------------------------------------------------------
+
+/* bench_gpu measures one thing, hangs, and takes its time to go; meanwhile it holds the GPU. */
+static const char stub_bench[] =
+    "#!/bin/bash\n"
+    "case \"$*\" in\n"
+    "waits) echo launch 2.5 ;;\n"
+    "*) trap 'sleep .3; rm held; exit' TERM; touch held; echo h2d 55; while :; do sleep .05; done ;;\n"
+    "esac\n";
+
+/* flexgen: one run hangs when it has measured, one crashes and leaves a process behind, one is killed. */
+static const char stub_flexgen[] =
+    "#!/bin/bash\n"
+    "for json; do [[ $json == *.json ]] && break; done\n"
+    "case $json in\n"
+    "*/gpu.json) [ ! -e held ] || touch was-held; cp out.tar.gz before-gpu.tar.gz\n"
+    "  printf '{\"model\": \"opt-6.7b\",\\n\"s\": 512,\\n\"n\": 32,\\n\"gbs\": 64,\\n\"num_gpu_batches\": "
+    "1,\\n\"throughput\": "
+    "777,\\n\"prefill_s\": 1,\\n\"decode_s\": 1,\\n\"total_s\": 2}\\n' | sed 's/^{/{\\n/' >\"$json\"; sleep 1000 ;;\n"
+    "*/limited.json) (trap '' TERM; exec sleep 1000) & echo $! >left; kill -SEGV $$ ;;\n"
+    "*/offload.json) ! grep -q ') [^Z]' /proc/$(<left)/stat || touch was-left; kill -KILL $$ ;;\n"
+    "esac\n";
+
+static char checked[300]; /* the directory of the script's copy */
+
+static void write_stub(const char *name, const char *text) {
+    char path[400];
+    snprintf(path, sizeof path, "%s/build/%s", checked, name);
+    FILE *f = fopen(path, "w");
+    CHECK(f && fputs(text, f) >= 0 && !fclose(f) && !chmod(path, 0755));
+}
+
+/* Whether a shell command, run there, succeeds. */
+static bool holds(const char *command) {
+    char line[1000];
+    snprintf(line, sizeof line, "cd '%s' && { %s; } >/dev/null 2>&1", checked, command);
+    return system(line) == 0;
+}
+
+static void every_step_keeps_its_time_and_its_figures_whatever_the_others_do(void) {
+    static const char *const after[] = {
+        "tar xzf out.tar.gz && cd performance",
+        "grep -q '\"name\": \"bounds_gpu\".*\"exit_status\": 124.*\"note\": \"ended after' performance/summary.json",
+        "grep -q '\"name\": \"gpu\".*\"exit_status\": 124' performance/summary.json",
+        "grep -q '\"name\": \"limited\".*\"exit_status\": 139' performance/summary.json",
+        "grep -q '\"name\": \"offload\".*\"exit_status\": 137' performance/summary.json",
+        "grep -q '\"name\": \"waits\".*\"exit_status\": 0, \"ok\": true' performance/summary.json",
+        "grep -q '\"failed\": 4' performance/summary.json",
+        "grep -q '\"value\": 55,\\|\"value\": 55}' performance/figures.json",
+        "grep -q '\"value\": 777' performance/figures.json", /* measured before the step was ended */
+        "grep -q '\"value\": 2.5' performance/figures.json",
+        "mkdir early && tar xzf before-gpu.tar.gz -C early && grep -q '\"value\": 55' early/performance/figures.json",
+        "! grep -q 'not ended' performance/summary.json",
+        "test ! -e held && test ! -e was-held", /* a step that was ended is gone before the next one begins */
+        "test -e left && test ! -e was-left",   /* and so is what it left running */
+        "grep -q '^gpu  *opt-6.7b all on the GPU.*at most [0-9.]* s' said"};
+    snprintf(checked, sizeof checked, "%s", temp_dir());
+    char copy[1000];
+    snprintf(copy, sizeof copy, "mkdir '%s/build' && cp -r scripts '%s'", checked, checked);
+    CU_ASSERT_FATAL(system(copy) == 0);
+    write_stub("bench_gpu", stub_bench), write_stub("flexgen", stub_flexgen);
+    CU_ASSERT(
+        !holds("TMPDIR=$PWD GRACE=1 scripts/gpu_check.sh performance out.tar.gz 20 bounds_gpu gpu limited offload waits "
+               ">said 2>errors"));
+    for (size_t i = 0; i < sizeof after / sizeof *after; i++) {
+        if (holds(after[i])) continue;
+        fprintf(stderr, "\n    not so: %s\n", after[i]);
+        CU_FAIL("gpu_check.sh");
+    }
+}
+
+/* The table of a part adds up, and every step that it names is there and says what it does. */
+static void the_steps_of_gpu_check_fit_their_time(void) {
+    static const char *const parts[] = {"correctness", "performance"};
+    snprintf(checked, sizeof checked, ".");
+    for (int p = 0; p < 2; p++) {
+        char lines[100], sum[400], named[400];
+        snprintf(lines, sizeof lines, "sed -n '/^%s=\"/,/\"$/p' scripts/gpu_check.sh | grep ' [0-9]'", parts[p]);
+        snprintf(sum, sizeof sum, "%s | awk '{ s += $2 } !/ : [a-zA-Z]/ { s = -1000 } END { exit s != 530 }'", lines);
+        snprintf(named, sizeof named,
+                 "%s | while read -r step rest; do grep -q \"^step_$step()\" scripts/gpu_check.sh || exit 1; done", lines);
+        CU_ASSERT(holds(sum));
+        CU_ASSERT(holds(named));
+    }
+}
+
+// ---- docs/GPU.md -----------------------------------------------------------------------------------------------------
+
+/* Runs a shell command with `line` as $line, and gives back what it printed; *status its exit status. */
+static char *shell(int *status, const char *line, const char *command) {
+    static char said[1 << 16];
+    setenv("line", line, 1);
+    setenv("scratch", temp_dir(), 1);
+    FILE *f = popen(command, "r");
+    CHECK(f);
+    said[fread(said, 1, sizeof said - 1, f)] = 0;
+    *status = pclose(f);
+    return said;
+}
+
+/* Its commands, on the emulation and with less to do: the shipped model for the one that is to be fetched, fewer tokens,
+ * one small batch, a machine from a file for this one. Profiling is only parsed. */
+static void the_commands_of_the_page_for_readers_with_a_gpu_run(void) {
+    static const char less[] =
+        "command=$(printf %s \"$line\" | sed -e \"s|/tmp/|$scratch/|g\" -e \"s|^    ./flexgen|'$program'|\"); case $line "
+        "in "
+        "*' profile '*) command=\"$command --help\" ;; *' policy '*|*' sim '*) ;; "
+        "*) command=$(printf %s \"$command\" | sed -e 's|--model opt-1.3b|--model models/opt-tiny|' -e 's|-len 256|-len "
+        "24|' "
+        "-e 's|-len 32|-len 2|' -e 's|--max-tokens [0-9]*|--max-tokens 2|'); case $line in *percent*) ;; "
+        "*bench*) command=\"$command --hardware hardware/laptop.json --num-prompts 4\" ;; "
+        "*) command=\"$command --hardware hardware/laptop.json\" ;; esac ;; esac; eval \"$command\" 2>&1";
+    const bool emulated = getenv("FLEXGEN_EMULATED") != NULL;
+    char line[600];
+    int n = 0, status;
+    FILE *page = fopen("docs/GPU.md", "r");
+    CU_ASSERT_FATAL(page != NULL);
+    setenv("program", emulated ? getenv("FLEXGEN_EMULATED") : setting("FLEXGEN_BIN", "./flexgen"), 1);
+    if (emulated) setenv("LD_LIBRARY_PATH", setting("FLEXGEN_DRIVER", "build/driver"), 1);
+    while (fgets(line, sizeof line, page)) {
+        if (strncmp(line, "    ./flexgen ", 14) != 0) continue;
+        line[strcspn(line, "\n")] = 0;
+        const char *said = shell(&status, line, less);
+        CU_ASSERT_EQUAL(status, 0);
+        if (status) fprintf(stderr, "\n   %s: %s\n", line, said);
+        const char *rate = strstr(line, " sim ") ? strstr(said, "generation throughput ") : NULL;
+        char figure[64];
+        if (rate) { /* what the page says of it */
+            snprintf(figure, sizeof figure, "%.0f token/s", atof(rate + strlen("generation throughput ")));
+            shell(&status, figure, "grep -o \"$line\" docs/GPU.md");
+            CU_ASSERT_EQUAL(status, 0);
+        }
+        n++;
+    }
+    fclose(page);
+    unsetenv("LD_LIBRARY_PATH");
+    CU_ASSERT(n >= 7);
+}
+
+/* The files that it names are there, and the lines that it explains are the program's. */
+static void what_the_page_for_readers_with_a_gpu_names_is_there(void) {
+    int status;
+    const char *missing = shell(&status, "",
+                                "grep -oE '\\b(hardware|scripts|models)/[a-z0-9_.-]+[a-z0-9]' docs/GPU.md | sort -u | "
+                                "while read -r f; do [ -e \"$f\" ] || echo \"$f\"; done");
+    CU_ASSERT_STRING_EQUAL(missing, "");
+    const char *unsaid = shell(&status, "",
+                               "sed -n 's/^| `\\([^`]*\\)` |.*/\\1/p' docs/GPU.md | while read -r said; do "
+                               "cat *.c *.cu */*.c | tr -d '\\n\"' | tr -s ' ' | sed 's/%s tier needs/GPU tier needs/' | "
+                               "grep -qF \"$said\" || echo \"$said\"; done");
+    CU_ASSERT_STRING_EQUAL(unsaid, "");
+    const char *lines = shell(&status, "", "grep -c '^| `' docs/GPU.md");
+    CU_ASSERT(atoi(lines) >= 9);
+}
+
 CU_TestInfo tests[] = {
     {"a program without the library was built without CUDA", a_program_without_the_library_was_built_without_cuda},
     {"nothing is loaded without a driver", nothing_is_loaded_without_a_driver},
     {"a library that cannot be loaded is one line", a_library_that_cannot_be_loaded_is_one_line},
     {"the library beside the program runs the model", the_library_beside_the_program_runs_the_model},
+    {"every step keeps its time and its figures, whatever the others do",
+     every_step_keeps_its_time_and_its_figures_whatever_the_others_do},
+    {"the steps of gpu_check.sh fit their time", the_steps_of_gpu_check_fit_their_time},
+    {"the commands of the page for readers with a GPU run", the_commands_of_the_page_for_readers_with_a_gpu_run},
+    {"what the page for readers with a GPU names is there", what_the_page_for_readers_with_a_gpu_names_is_there},
     CU_TEST_INFO_NULL,
 };
