@@ -138,6 +138,8 @@ PageTable staged_pages(const Plan *plan, Tier tier, long slot, int npages, Tenso
 /* The cell of a batch's pages of layer j; batch == plan->batches + g stands for the pages of flight g that nobody has. */
 int cache_cell(const Plan *plan, Tier tier, int batch, int j);
 
+/* Fills in what of the plan depends on who is in flight when: batches, rows, pages, sweeps and their work (walk.c). */
+void plan_batches(Plan *plan, const Task *task);
 /* Plans the task under the policy. Never fails for want of memory: see plan_fits. Fails where a prompt is impossible. */
 Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type, Error *err);
 void plan_free(Plan *plan);
