@@ -372,14 +372,15 @@ static void plan_activations(Plan *p) {
  * which they are and in a scored task the tokens behind them (batch.c lays them out). */
 static size_t table_ints(const Plan *p, const Task *task) {
     size_t rows = p->max_rows, seqs = p->max_seqs;
-    return 4 * rows + 5 * seqs + 2 * seqs * p->max_pages + (size_t)p->head_rows * (task->scored ? 2 : 1);
+    return 4 * rows + 5 * seqs + 2 * seqs * p->max_pages + (size_t)p->last_rows * (task->scored ? 2 : 1);
 }
 
 /* The workspaces: one line each, with what it is for (RegionId), and when it is there at all (rows 0: not). */
 static void plan_workspace(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
     const Type act = p->act_type, kv = p->policy.cache_quant.bits ? U8 : F16;
-    const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, heads = p->head_rows, nws = p->nws, batches = p->batches;
+    const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, for_head = p->last_rows, nws = p->nws,
+              batches = p->batches;
     const int piece = p->piece_rows, turns = p->turns, off_rows = imin(p->off_rows, piece);
     const int kv_cols = 2 * (int)(kv == U8 ? p->kv_row : p->kv_row / sizeof(f16)), choice = c->nh * p->most_chosen;
     const int norm = c->pre_norm ? piece : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
@@ -398,7 +399,7 @@ static void plan_workspace(Plan *p, const Task *task) {
         {MLP, TIER_GPU, "workspace: mlp", smaller, act, piece, c->h2, 1},
         {EMBEDDED, TIER_GPU, "workspace: embedding", smaller, act, first && projected ? rows : 0, c->embed, nws},
         {EMBEDDED, TIER_CPU, "embedding rows", smaller, act, first && gathered ? rows : 0, c->embed, nws},
-        {LAST_ROWS, TIER_GPU, "workspace: last rows", smaller, act, last ? heads : 0, h1, nws},
+        {LAST_ROWS, TIER_GPU, "workspace: last rows", smaller, act, last ? for_head : 0, h1, nws},
         {HEAD_OUT, TIER_GPU, "workspace: head", smaller, act, last && projected ? p->head_chunk : 0, c->embed, 1},
         {LOGITS, TIER_GPU, "logits", smaller, F32, last ? p->head_chunk : 0, c->vocab, 1},
         {LOGITS, TIER_CPU, "logits", smaller, F32, last && task->keep_logits ? seqs : 0, c->vocab, batches},
@@ -414,8 +415,8 @@ static void plan_workspace(Plan *p, const Task *task) {
     for (int t = TIER_GPU; t <= TIER_CPU; t++) { /* one's mirror is the other */
         add_region(p, (Wanted){INDEX_TABLES, (Tier)t, "index tables", smaller, I32, 1, p->table_ints, 2 * batches});
         add_region(p, (Wanted){NEW_TOKENS, (Tier)t, "new tokens", smaller, I32, 1, scored || !last ? 0 : seqs, batches});
-        add_region(p, (Wanted){LOG_PROBS, (Tier)t, "scores", smaller, F32, 1, scored && last ? heads : 0, batches});
-        add_region(p, (Wanted){GREEDY, (Tier)t, "scores", smaller, I32, 1, scored && last ? heads : 0, batches});
+        add_region(p, (Wanted){LOG_PROBS, (Tier)t, "scores", smaller, F32, 1, scored && last ? for_head : 0, batches});
+        add_region(p, (Wanted){GREEDY, (Tier)t, "scores", smaller, I32, 1, scored && last ? for_head : 0, batches});
     }
 }
 

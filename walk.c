@@ -20,14 +20,14 @@ enum { HEAD_ROWS = 64 };
  * have KV off the GPU the rows, and the pages on CPU and disk when they are longest; rows by the tier of their activations.
  */
 typedef struct {
-    int rows, heads, seqs, off_rows, off_seqs, act_rows[NTIERS], off_pages[NTIERS];
+    int rows, last_rows, seqs, off_rows, off_seqs, act_rows[NTIERS], off_pages[NTIERS];
 } BatchNeed;
 
 static void note_batch(Plan *p, int k, const BatchNeed *b) {
     p->batches = imax(p->batches, k + 1);
     p->max_rows = imax(p->max_rows, b->rows);
     p->max_seqs = imax(p->max_seqs, b->seqs);
-    p->head_rows = imax(p->head_rows, b->heads); /* at least one of each prompt */
+    p->last_rows = imax(p->last_rows, b->last_rows); /* at least one of each prompt */
     p->off_rows = imax(p->off_rows, b->off_rows);
     p->off_seqs = imax(p->off_seqs, b->off_seqs);
     if (b->act_rows[TIER_CPU] || b->act_rows[TIER_DISK]) p->need_x = true;
@@ -56,7 +56,7 @@ static void measure_block(Plan *p, const Task *task, const Seat *seats, int coun
         BatchNeed b = {.rows = 0};
         for (int r = first; r < imin(first + p->policy.gbs, count); r++) {
             const Prompt *q = &task->prompts[seats[r].prompt];
-            add_seat(&b, &seats[r], q->s, longest_pages(p, q)), b.heads += head_rows(task, q);
+            add_seat(&b, &seats[r], q->s, longest_pages(p, q)), b.last_rows += last_rows(task, q);
         }
         note_batch(p, seats[first].k, &b);
     }
@@ -65,12 +65,12 @@ static void measure_block(Plan *p, const Task *task, const Seat *seats, int coun
 /* Most rows that gbs neighbouring prompts have, and most of them that the head wants. */
 static BatchNeed widest_window(const Task *task, int gbs) {
     BatchNeed most = {.seqs = gbs};
-    int rows = 0, heads = 0;
+    int rows = 0, last = 0;
     for (int i = 0; i < task->count; i++) {
         const Prompt *in = &task->prompts[i], *out = i >= gbs ? in - gbs : NULL;
         rows += in->s - (out ? out->s : 0);
-        heads += head_rows(task, in) - (out ? head_rows(task, out) : 0);
-        most.rows = imax(most.rows, rows), most.heads = imax(most.heads, heads);
+        last += last_rows(task, in) - (out ? last_rows(task, out) : 0);
+        most.rows = imax(most.rows, rows), most.last_rows = imax(most.last_rows, last);
     }
     return most;
 }
@@ -87,7 +87,7 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
     for (int first = 0; first < count; first += gbs) {
         BatchNeed b = {.rows = 0};
         for (int r = first; r < imin(first + gbs, count); r++) add_seat(&b, &seats[r], s, pages);
-        b.rows = imin(b.rows, topups.rows), b.heads = topups.heads, b.off_rows = imin(b.off_rows, topups.rows);
+        b.rows = imin(b.rows, topups.rows), b.last_rows = topups.last_rows, b.off_rows = imin(b.off_rows, topups.rows);
         for (int t = 0; t < NTIERS; t++) b.act_rows[t] = imin(b.act_rows[t], topups.rows);
         note_batch(p, seats[first].k, &b);
         topups.off_rows = imin(topups.off_rows + b.off_rows, topups.rows);
@@ -129,11 +129,11 @@ static void note_work(Plan *p, const Admission *a, bool entering, long until) {
             const Prompt *q = &a->task->prompts[a->seat[e].prompt];
             const double s = q->s, age = (double)(a->sweep - a->seat[e].since);
             if (age > 0)
-                decodes = true, now->steps++, now->past += s + age, now->heads++;
+                decodes = true, now->steps++, now->past += s + age, now->last_rows++;
             else
                 prefills = true, now->prompts++, now->prompt_rows += s, now->pairs += s * (s + 1) / 2,
-                now->heads += head_rows(a->task, q);
-            later->heads += more, later->steps += more, later->past += more * (s + age) + more * (more + 1) / 2;
+                now->last_rows += last_rows(a->task, q);
+            later->last_rows += more, later->steps += more, later->past += more * (s + age) + more * (more + 1) / 2;
         }
         now->decodes += decodes, now->prefills += prefills && !decodes, later->decodes += more * (decodes || prefills);
         entrance = entrance || (prefills && decodes);
@@ -215,5 +215,5 @@ void plan_batches(Plan *p, const Task *task) {
     p->turns = p->max_rows > p->piece_rows ? WORKSPACES : batches_under_way;
     /* two neighbouring pieces together have more rows than one may have */
     p->pieces = imax(1, imin(p->max_seqs, p->piece_rows ? 2 * p->max_rows / p->piece_rows + 1 : 1));
-    p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->head_rows);
+    p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->last_rows);
 }
