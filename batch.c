@@ -27,7 +27,7 @@ Tensor batch_tokens(const Flight *f, const Batch *b, Tier side) {
 }
 
 Tensor batch_scores(const Flight *f, const Batch *b, RegionId id, Tier side) {
-    return tensor_cols(plan_view(f->plan, id, side, b->index, 0, 1), 0, b->heads);
+    return tensor_cols(plan_view(f->plan, id, side, b->index, 0, 1), 0, b->last_rows);
 }
 
 Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
@@ -113,7 +113,7 @@ static void end_sweep(Flight *f) {
 
 /* One new token of a sequence, or in a scored task (id -1) the given one, which never ends it. Returns whether the sequence
  * goes on; if not, its pages are free again. */
-static bool take_token(Flight *f, Sequence *q, int32_t id) {
+static bool next_token(Flight *f, Sequence *q, int32_t id) {
     const Listener *to = f->listener;
     const bool eos = id >= 0 && id == f->plan->config.eos, decoded = q->generated > 0;
     if (f->task->scored) id = f->task->prompts[q->prompt].ids[q->s + q->generated];
@@ -139,8 +139,8 @@ static void tell_scores(Flight *f, const Batch *b) {
     if (!to->scored) return;
     for (int r = 0, row = 0; r < b->nseq && logp; r++) {
         const Sequence *q = b->seq[r];
-        for (int e = 1; e <= q->heads; e++, row++) {
-            int at = q->s + q->generated - q->heads + e;
+        for (int e = 1; e <= q->last_rows; e++, row++) {
+            int at = q->s + q->generated - q->last_rows + e;
             if (at >= f->task->prompts[q->prompt].from) to->scored(to->ctx, q->prompt, at, logp[row], best[row]);
         }
     }
@@ -149,7 +149,7 @@ static void tell_scores(Flight *f, const Batch *b) {
 /* What the last stage alone knows goes round to all (section 4.4), which then know as well who has ended. */
 static bool go_round(Flight *f, const Batch *b) {
     Net *net = f->to->device->net;
-    const int last = net->stages - 1, n = f->task->scored ? b->heads : b->nseq;
+    const int last = net->stages - 1, n = f->task->scored ? b->last_rows : b->nseq;
     int status = 0;
     void *const what[] = {f->ids, f->logp};
     for (int w = 0; w < 1 + f->task->scored && !status; w++) {
@@ -172,7 +172,7 @@ static bool newest_come(Flight *f, const Batch *b) {
         f->ids = host(f, scored ? batch_scores(f, b, GREEDY, TIER_CPU) : newest);
         if (scored) f->logp = host(f, newest);
     } else {
-        f->ids = f->came, f->logp = scored ? (float *)f->came + f->plan->head_rows : NULL;
+        f->ids = f->came, f->logp = scored ? (float *)f->came + f->plan->last_rows : NULL;
     }
     return !f->to->device->net || go_round(f, b);
 }
@@ -191,7 +191,7 @@ static void collect(Flight *f, Batch *b) {
         Sequence *q = b->seq[r];
         const float *row = logits && is_last(&f->plan->config) ? host(f, batch_logits(f, b, r, 1)) : NULL;
         if (row) f->listener->logits(f->listener->ctx, q->prompt, q->generated + 1, row);
-        if (take_token(f, q, ids ? ids[r] : -1)) b->seq[going++] = q;
+        if (next_token(f, q, ids ? ids[r] : -1)) b->seq[going++] = q;
     }
     b->nseq = going;
     for (int t = 0; t < NTIERS; t++)
@@ -215,18 +215,18 @@ static void take_in(Batch *b) {
 
 /* Counts the rows of the new tokens, and where they belong. */
 static void count_rows(Flight *f, Batch *b) {
-    b->rows = b->heads = 0;
+    b->rows = b->last_rows = 0;
     memset(b->kv_seqs, 0, sizeof b->kv_seqs), memset(b->kv_rows, 0, sizeof b->kv_rows);
     memset(b->act_seqs, 0, sizeof b->act_seqs), memset(b->act_rows, 0, sizeof b->act_rows);
-    memset(b->act_heads, 0, sizeof b->act_heads);
+    memset(b->act_last, 0, sizeof b->act_last);
     for (int r = 0; r < b->nseq; r++) {
         Sequence *q = b->seq[r];
         int rows = b->prefill ? q->s : 1;
         b->rows += rows;
         b->kv_seqs[q->kv]++, b->kv_rows[q->kv] += rows;
-        q->heads = b->prefill ? head_rows(f->task, &f->task->prompts[q->prompt]) : 1;
-        b->heads += q->heads;
-        b->act_seqs[q->act]++, b->act_rows[q->act] += rows, b->act_heads[q->act] += q->heads;
+        q->last_rows = b->prefill ? last_rows(f->task, &f->task->prompts[q->prompt]) : 1;
+        b->last_rows += q->last_rows;
+        b->act_seqs[q->act]++, b->act_rows[q->act] += rows, b->act_last[q->act] += q->last_rows;
         q->posted = q->generated + 1;
     }
 }
@@ -247,7 +247,7 @@ static Tensor page_ints(const Plan *p, const Tensor *all, size_t *at, int n) {
 }
 
 /* Lays the views of one side over the batch's block of tables. */
-static void lay_out(const Flight *f, Batch *b, Tables *t, Tier side) {
+static void lay_out_tables(const Flight *f, Batch *b, Tables *t, Tier side) {
     const Plan *p = f->plan;
     const size_t rows = p->max_rows, seqs = p->max_seqs;
     size_t at = 0;
@@ -262,8 +262,8 @@ static void lay_out(const Flight *f, Batch *b, Tables *t, Tier side) {
     t->start = ints(&t->all, &at, 2 * b->nseq, 2 * seqs);
     t->pages = page_ints(p, &t->all, &at, b->nseq);
     t->staged = page_ints(p, &t->all, &at, b->nseq);
-    t->head = ints(&t->all, &at, b->heads, p->head_rows);
-    t->target = ints(&t->all, &at, f->task->scored ? b->heads : 0, p->head_rows);
+    t->head = ints(&t->all, &at, b->last_rows, p->last_rows);
+    t->target = ints(&t->all, &at, f->task->scored ? b->last_rows : 0, p->last_rows);
 }
 
 /* Lists the rows that the head wants, and the tokens that are given behind them. */
@@ -272,7 +272,7 @@ static void fill_head(const Flight *f, Batch *b) {
     for (int r = 0, n = 0, row = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
         row += b->prefill ? q->s : 1; /* the end of the sequence's rows */
-        for (int e = q->heads; e > 0; e--, n++) {
+        for (int e = q->last_rows; e > 0; e--, n++) {
             head[n] = row - e;
             if (target) target[n] = f->task->prompts[q->prompt].ids[q->s + q->generated - e + 1];
         }
@@ -313,7 +313,7 @@ static void fill_starts(const Flight *f, const Batch *b) {
 }
 
 /* Writes the tables of this sweep, row by row and sequence by sequence. */
-static void fill_tables(Flight *f, Batch *b) {
+static void fill_index(Flight *f, Batch *b) {
     int32_t *len = host(f, b->cpu.len);
     int32_t *prompt = host(f, b->cpu.prompt), *at = host(f, b->cpu.at), *pages = host(f, b->cpu.pages);
     int32_t *staged = host(f, b->cpu.staged);
@@ -341,10 +341,10 @@ bool batch_begin(Flight *f, Batch *b) {
     b->sweeps++;
     count_rows(f, b);
     grow_pages(f, b);
-    lay_out(f, b, &b->cpu, TIER_CPU);
-    lay_out(f, b, &b->gpu, TIER_GPU);
+    lay_out_tables(f, b, &b->cpu, TIER_CPU);
+    lay_out_tables(f, b, &b->gpu, TIER_GPU);
     if (!post_host(f->to, b->cpu.all, WRITES)) return false; /* stores of the sweep before last may still read them */
-    fill_tables(f, b);
+    fill_index(f, b);
     b->waiting = true;
     f->began++;
     return true;
@@ -399,7 +399,7 @@ static void leave(Flight *f) {
 }
 
 /* The sequence of a seat that has just been taken enters a batch. */
-static void enter(Flight *f, int seat, Batch *b) {
+static void take_place(Flight *f, int seat, Batch *b) {
     const Seat *from = &f->admission.seat[seat];
     Sequence *q = &f->seqs[seat];
     const Prompt *prompt = &f->task->prompts[from->prompt];
@@ -434,13 +434,13 @@ bool flight_admit(Flight *f) {
     f->prefill = false;
     if (f->to->failed) return false;
     n = admission_next(&f->admission, f->i, f->entered, &topups);
-    for (int e = 0; e < topups; e++) enter(f, f->entered[e], entrance(f));
+    for (int e = 0; e < topups; e++) take_place(f, f->entered[e], entrance(f));
     if (topups) {
         order_entrance(f);
         memmove(f->in_sweep + 1, f->in_sweep, (f->K - 1) * sizeof *f->in_sweep);
         f->in_sweep[0] = entrance(f);
     }
-    for (int e = topups; e < n; e++) enter(f, f->entered[e], &f->batch[f->admission.seat[f->entered[e]].k]);
+    for (int e = topups; e < n; e++) take_place(f, f->entered[e], &f->batch[f->admission.seat[f->entered[e]].k]);
     f->began = 0;
     return f->K > 0;
 }
@@ -487,7 +487,7 @@ void flight_open(Flight *f) {
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
         for (int t = TIER_CPU; t <= TIER_DISK; t++) b->staged[t] = xcalloc(pages, sizeof(Staged));
     }
-    f->came = is_last(&p->config) ? NULL : xcalloc(2 * (size_t)imax(p->head_rows, p->max_seqs), sizeof *f->came);
+    f->came = is_last(&p->config) ? NULL : xcalloc(2 * (size_t)imax(p->last_rows, p->max_seqs), sizeof *f->came);
     for (int t = 0; t < NTIERS; t++) pool_open(&f->pool[t], f->number * p->npages[t], p->npages[t]);
 }
 

@@ -11,7 +11,7 @@ typedef struct {
     int s, n;      /* prompt length, tokens wanted */
     int generated; /* tokens known so far */
     int posted;    /* tokens whose computation has been posted: generated, or one more */
-    int heads;     /* rows of its newest step that the head needs: the last ones */
+    int last_rows; /* rows of its newest step that the head needs: the last ones */
     int npages;
     int *pages; /* its pages in the pool of kv */
     int32_t *tokens;
@@ -25,7 +25,7 @@ typedef struct {
     Tensor len, prompt, at;                    /* (1, nseq): tokens with the new one; for sampling */
     Tensor start;         /* of each piece of a prefill: its sequences' first rows in it, and the end */
     Tensor pages, staged; /* (nseq, max_pages): in the home pool, in staging */
-    Tensor head, target;  /* (1, heads): rows that the head needs; in a scored task, the tokens after them */
+    Tensor head, target;  /* (1, last_rows): rows that the head needs; in a scored task, the tokens after them */
 } Tables;
 
 /* A page that passes through staging this sweep: its place there is its rank in the list. past: it holds tokens of earlier
@@ -45,13 +45,13 @@ typedef struct {
  * their KV, and the tiers of their activations never decrease, so each tier's rows are one range. */
 typedef struct {
     Sequence **seq;
-    int nseq, rows, heads;
+    int nseq, rows, last_rows;
     Sequence **joining;           /* have prefilled in the entrance; members from its next begin on */
     int index;                    /* in the plan, which has the batches of all flights */
     int number, njoining, sweeps; /* number: of its latest admission, over the whole run; sweeps: those that it has begun */
     bool in_flight;
     bool prefill, waiting; /* waiting: its newest tokens are posted, not yet known */
-    int kv_seqs[NTIERS], kv_rows[NTIERS], act_seqs[NTIERS], act_rows[NTIERS], act_heads[NTIERS];
+    int kv_seqs[NTIERS], kv_rows[NTIERS], act_seqs[NTIERS], act_rows[NTIERS], act_last[NTIERS];
     Staged *staged[NTIERS]; /* the CPU's and the disk's pages, in page order */
     int nstaged[NTIERS];
     Tables cpu, gpu;
@@ -114,8 +114,8 @@ bool batch_begin(Flight *f, Batch *b);
 bool batch_piece(const Flight *f, const Batch *b, Piece *piece);
 /* Where its activations of one tier rest: row 0 is its first row of that tier. */
 Tensor batch_activations(const Flight *f, const Batch *b, Tier tier);
-/* What its newest step gave, on GPU or CPU: the chosen tokens (1, nseq); in a scored task, LOG_PROBS and GREEDY (1, heads);
- * the LOGITS of sequences first .. first+n-1 (n, vocab), on the CPU if they are kept. */
+/* What its newest step gave, on GPU or CPU: the chosen tokens (1, nseq); in a scored task, LOG_PROBS and GREEDY (1,
+ * last_rows); the LOGITS of sequences first .. first+n-1 (n, vocab), on the CPU if they are kept. */
 Tensor batch_tokens(const Flight *f, const Batch *b, Tier side);
 Tensor batch_scores(const Flight *f, const Batch *b, RegionId id, Tier side);
 Tensor batch_logits(const Flight *f, const Batch *b, int first, int n);

@@ -282,7 +282,7 @@ static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
 bool follows(const TaskRun *run) { return run->net && run->net->stage; }
 
 /* A tier that is too small can be raised no further than there is memory. */
-static int refuse(const TaskRun *run, Error *err) {
+static int add_limit(const TaskRun *run, Error *err) {
     const size_t n = strlen(err->text);
     if (!run->sim && strstr(err->text, " tier needs "))
         snprintf(err->text + n, sizeof err->text - n, "; this process may have tiers of %.1f MiB in memory",
@@ -295,7 +295,7 @@ static int fits_all(TaskRun *run, const Task *task, Error *err) {
     Options *o = run->options;
     if (run->stages.n) return stages_plan(&run->stages, &o->policy, task, act_type(run), o->capacity, err);
     int status = fit_policy(&o->policy, run->checkpoint, task, act_type(run), o->capacity, err);
-    if (status) status = refuse(run, err);
+    if (status) status = add_limit(run, err);
     return run->net->agree(run->net, status, err);
 }
 
@@ -386,7 +386,7 @@ int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
         const bool planned = make_plan(run, task, one_block, err) == 0;
         const bool shared = planned && share_memory(run, run->plan->total[TIER_GPU] + run->plan->total[TIER_CPU]);
         if (planned && !shared) return 0;
-        if (!shared && !shrink_batches(run, &given)) return refuse(run, err);
+        if (!shared && !shrink_batches(run, &given)) return add_limit(run, err);
         plan_free(run->plan), free(run->found);
         run->plan = NULL, run->found = NULL;
     }

@@ -71,7 +71,7 @@ static Device *open_device(TaskRun *run, Error *err) {
 }
 
 /* What was read of a checkpoint that has changed meanwhile is nobody's. */
-static int sweep(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
+static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     if (run->stages.n) return stages_run(&run->stages, task, listener, &run->stats, err);
     if (schedule_run(run->plan, task, run->device, listener, &run->stats, err) ||
         checkpoint_unchanged(run->checkpoint, err))
@@ -84,7 +84,7 @@ static int complete(TaskRun *run, const Task *task, const Listener *listener, Er
     if (completions_begin(run->completions, run->head, err)) return -1;
     stop_catch();
     run->device->stop = stop_signal();
-    const int status = sweep(run, task, listener, err);
+    const int status = run_sweeps(run, task, listener, err);
     if (!completions_end(run->completions, status, err)) return 0;
     return *stop_signal() ? stop_fail(err, completions_last(run->completions) ? "; go on with --resume" : "") : -1;
 }
@@ -116,7 +116,7 @@ static int run_on_device(TaskRun *run, const Task *task, const Listener *listene
     if (run->gpu && opt_warm_up(device, run->plan, err)) return -1;
     if (run->net && run->net->agree(run->net, 0, err)) return -1; /* all are ready */
     if (run->traced && !traced_later(run)) begin_traces(run);
-    int status = run->completions ? complete(run, task, listener, err) : sweep(run, task, listener, err);
+    int status = run->completions ? complete(run, task, listener, err) : run_sweeps(run, task, listener, err);
     if (run->gpu && !status) check_in_use(run);
     return status;
 }
@@ -269,7 +269,7 @@ static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *
 }
 
 /* Says what has become of the job. -1 and err (EXIT_FAILED) if prompts were impossible. */
-static int sum_up(const TaskRun *run, const Job *job, const Completions *c, Error *err) {
+static int sum_up_job(const TaskRun *run, const Job *job, const Completions *c, Error *err) {
     int errors = 0, cut = 0;
     for (int i = 0; i < job->count; i++) {
         const Request *e = &job->request[i];
@@ -297,7 +297,7 @@ static int complete_job(TaskRun *run, Job *job, Completions *c, Error *err) {
         job_rest(job);
         status = run_rest(run, job, c, head, err);
     }
-    if (!status) status = sum_up(run, job, c, err);
+    if (!status) status = sum_up_job(run, job, c, err);
     cJSON_Delete(head);
     return status;
 }
@@ -421,7 +421,7 @@ static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, Fini
 static int trace_again(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     begin_traces(run);
     memset(run->device->count, 0, sizeof run->device->count);
-    return sweep(run, task, listener, err) || write_trace(run, run->options->trace, err) ? -1 : 0;
+    return run_sweeps(run, task, listener, err) || write_trace(run, run->options->trace, err) ? -1 : 0;
 }
 
 /* What has been measured is written before the run that is traced, which may not end. */

@@ -220,7 +220,7 @@ typedef struct {
 } Task;
 
 /* Rows of a prompt in prefill that the head needs: the last; in a scored task, all that are followed by a scored token. */
-static inline int head_rows(const Task *task, const Prompt *prompt) {
+static inline int last_rows(const Task *task, const Prompt *prompt) {
     return task->scored ? prompt->s + 1 - imin(prompt->from, prompt->s) : 1;
 }
 

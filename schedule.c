@@ -246,19 +246,19 @@ static int act_moves(Run *run, const Batch *b, int j, Tier tier, Tensor state, b
     const bool head_only = b->prefill && tier != TIER_GPU && for_head, alone = j == run->l;
     Tensor home = batch_activations(run->flight, b, tier);
     int row = 0, seq = 0, head = 0, n = 0;
-    for (int t = 0; t < (int)tier; t++) row += b->act_rows[t], seq += b->act_seqs[t], head += b->act_heads[t];
+    for (int t = 0; t < (int)tier; t++) row += b->act_rows[t], seq += b->act_seqs[t], head += b->act_last[t];
     if (!head_only) {
         Tensor rows = tensor_rows(state, alone ? head : row, home.rows);
         run->moves[n++] = store ? (Move){home, rows} : (Move){rows, home};
         return n;
     }
     for (int r = seq, end = 0; r < seq + b->act_seqs[tier]; r++) {
-        const int heads = b->seq[r]->heads;
+        const int last_rows = b->seq[r]->last_rows;
         end += b->seq[r]->s;
-        Tensor low = tensor_rows(home, end - heads, heads);
-        Tensor rows = tensor_rows(state, alone ? head : row + end - heads, heads);
+        Tensor low = tensor_rows(home, end - last_rows, last_rows);
+        Tensor rows = tensor_rows(state, alone ? head : row + end - last_rows, last_rows);
         run->moves[n++] = store ? (Move){low, rows} : (Move){rows, low};
-        head += heads;
+        head += last_rows;
     }
     return n;
 }
@@ -291,8 +291,8 @@ static void load_activation(Run *run, int j, int k) {
     if (!b || !j || all_on_gpu(b) || (j == run->l && leaves(run, j - 1))) return;
     long sq = square_number(run, j, k);
     const bool head = j == run->l;
-    Tensor x = head ? workspace(run, LAST_ROWS, sq, b->heads) : hidden(run, b, sq);
-    const int *above = head ? b->act_heads : b->act_rows;
+    Tensor x = head ? workspace(run, LAST_ROWS, sq, b->last_rows) : hidden(run, b, sq);
+    const int *above = head ? b->act_last : b->act_rows;
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         if (!b->act_rows[t]) continue;
         int n = act_moves(run, b, j, (Tier)t, x, false);
@@ -573,15 +573,15 @@ static void bring_down(Run *run, Batch *b, int k, Tensor logits) {
  */
 static void compute_head(Run *run, Batch *b, int k) {
     const Plan *p = run->plan;
-    const int resting = b->act_heads[TIER_GPU];
+    const int resting = b->act_last[TIER_GPU];
     Op *op = new_op(run, PROJECT, OTHER, run->l, k);
-    Tensor x = workspace(run, LAST_ROWS, square_number(run, run->l, k), b->heads), logits = none, global[NGLOBALS];
+    Tensor x = workspace(run, LAST_ROWS, square_number(run, run->l, k), b->last_rows), logits = none, global[NGLOBALS];
     for (int g = 0; g < NGLOBALS; g++) global[g] = p->global[g].home;
     if (resting)
         post(&run->to, op_embed(op, tensor_rows(x, 0, resting), batch_activations(run->flight, b, TIER_GPU),
                                 tensor_cols(b->gpu.head, 0, resting), false));
-    for (int first = 0; first < b->heads; first += p->head_chunk) {
-        const int n = imin(p->head_chunk, b->heads - first);
+    for (int first = 0; first < b->last_rows; first += p->head_chunk) {
+        const int n = imin(p->head_chunk, b->last_rows - first);
         logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, n);
         opt_logits(&run->to, *op, &p->config, global, head_weights(run), logits, tensor_rows(x, first, n),
                    plan_view(p, HEAD_OUT, TIER_GPU, 0, 0, n));

@@ -7,14 +7,12 @@
  * h1), so one page index serves all layers, K and V lie apart, and neighbouring pages of a layer cross a link as one copy.
  *   Activations  rows of each GPU batch, dealt by sequence.
  * Sequences are dealt to tiers inside each GPU batch so that the block as a whole has the policy's fractions (deal_block).
- * Read next: device/depend.c, how the order of ops follows from what they use. */
+ * Read next: walk.c, which counts what a task needs. */
 #include <limits.h>
 #include <math.h>
 
 #include "tier.h"
 #include "io/io.h"
-
-enum { HEAD_ROWS = 64 };
 
 const char *const tier_name[NTIERS] = {"GPU", "CPU", "disk"};
 
@@ -40,7 +38,7 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// The plan
+// The plan of a tier: regions, and views of them
 // ---------------------------------------------------------------------------------------------------------------
 
 /* A remedy of which %s stands for what makes the block smaller. */
@@ -126,22 +124,30 @@ int cache_cell(const Plan *p, Tier tier, int batch, int j) {
     return p->region[KV_CACHE][tier].cell + batch * p->config.l + j;
 }
 
+/* Of slots `slot` and the one behind it, which are K and V. */
+static PageTable table_at(const Plan *p, RegionId id, Tier tier, long slot, int npages, Tensor pages, Tensor len) {
+    const int page = p->policy.page_tokens;
+    return (PageTable){.k = plan_view(p, id, tier, slot, 0, npages * page),
+                       .v = plan_view(p, id, tier, slot + 1, 0, npages * page),
+                       .pages = pages,
+                       .len = len,
+                       .page_tokens = page,
+                       .nh = p->config.nh};
+}
+
 PageTable pool_pages(const Plan *p, Tier tier, int j, int batch, int npages, Tensor pages, Tensor len) {
-    const int rows = npages * p->policy.page_tokens;
-    PageTable t = {.pages = pages, .len = len, .page_tokens = p->policy.page_tokens, .nh = p->config.nh};
-    t.k = plan_view(p, KV_CACHE, tier, 2 * j, 0, rows);
-    t.v = plan_view(p, KV_CACHE, tier, 2 * j + 1, 0, rows);
+    PageTable t = table_at(p, KV_CACHE, tier, 2 * j, npages, pages, len);
     t.k.cell = t.v.cell = cache_cell(p, tier, batch, j);
     return t;
 }
 
 PageTable staged_pages(const Plan *p, Tier tier, long slot, int npages, Tensor pages, Tensor len) {
-    const int rows = npages * p->policy.page_tokens;
-    PageTable t = {.pages = pages, .len = len, .page_tokens = p->policy.page_tokens, .nh = p->config.nh};
-    t.k = plan_view(p, KV_STAGING, tier, slot % 2 * 2, 0, rows);
-    t.v = plan_view(p, KV_STAGING, tier, slot % 2 * 2 + 1, 0, rows);
-    return t;
+    return table_at(p, KV_STAGING, tier, slot % 2 * 2, npages, pages, len);
 }
+
+// ---------------------------------------------------------------------------------------------------------------
+// The plan of the weights
+// ---------------------------------------------------------------------------------------------------------------
 
 static Tensor as_f16(Tensor t, RegionId id, Tier tier, size_t offset) {
     return (Tensor){
@@ -310,210 +316,9 @@ static void plan_weights(Plan *p, const Checkpoint *c) {
     plan_unpacked(p);
 }
 
-/* Notes what one GPU batch needs at most: rows of its prefill, and of them those that the head wants; those of its seqs
- * sequences that have KV off the GPU, and their rows; rows by the tier of their activations; pages of KV off the GPU when
- * it is longest, on CPU and disk. */
-typedef struct {
-    int rows, heads, seqs, off_rows, off_seqs, act_rows[NTIERS], off_pages[NTIERS];
-} BatchNeed;
-
-static void note_batch(Plan *p, int k, const BatchNeed *b) {
-    p->batches = imax(p->batches, k + 1);
-    p->max_rows = imax(p->max_rows, b->rows);
-    p->max_seqs = imax(p->max_seqs, b->seqs);
-    p->head_rows = imax(p->head_rows, b->heads); /* at least one of each prompt */
-    p->off_rows = imax(p->off_rows, b->off_rows);
-    p->off_seqs = imax(p->off_seqs, b->off_seqs);
-    if (b->act_rows[TIER_CPU] || b->act_rows[TIER_DISK]) p->need_x = true;
-    for (int t = 0; t < NTIERS; t++) {
-        p->act_rows[t][k] = imax(p->act_rows[t][k], b->act_rows[t]);
-        p->max_act_rows[t] = imax(p->max_act_rows[t], b->act_rows[t]);
-    }
-    if (!p->policy.cpu_attention)
-        p->staged_pages[0] = imax(p->staged_pages[0], b->off_pages[TIER_CPU] + b->off_pages[TIER_DISK]);
-    p->staged_pages[1] = imax(p->staged_pages[1], b->off_pages[TIER_DISK]);
-}
-
-/* The batches of a block that has just been seated as a whole. */
-static void measure_block(Plan *p, const Task *task, const Seat *seats, int count) {
-    for (int first = 0; first < count; first += p->policy.gbs) {
-        BatchNeed b = {.rows = 0};
-        for (int r = first; r < imin(first + p->policy.gbs, count); r++) {
-            const Prompt *q = &task->prompts[seats[r].prompt];
-            b.rows += q->s, b.heads += head_rows(task, q), b.seqs++;
-            b.act_rows[seats[r].act] += q->s;
-            if (seats[r].kv == TIER_GPU) continue;
-            b.off_rows += q->s, b.off_seqs++;
-            if (q->n > 1) b.off_pages[seats[r].kv] += pages_for(q->s + q->n - 1, p->policy.page_tokens);
-        }
-        note_batch(p, seats[first].k, &b);
-    }
-}
-
-/* Most rows that gbs neighbouring prompts have, and most of them that the head wants. */
-static BatchNeed widest_window(const Task *task, int gbs) {
-    BatchNeed most = {.seqs = gbs};
-    int rows = 0, heads = 0;
-    for (int i = 0; i < task->count; i++) {
-        const Prompt *in = &task->prompts[i], *out = i >= gbs ? in - gbs : NULL;
-        rows += in->s - (out ? out->s : 0);
-        heads += head_rows(task, in) - (out ? head_rows(task, out) : 0);
-        most.rows = imax(most.rows, rows), most.heads = imax(most.heads, heads);
-    }
-    return most;
-}
-
-/* With the diagonal schedule anybody may come to sit anywhere, beside anybody: a batch needs what gbs of the longest would,
- * but a prefill has only neighbours of the input in it. */
-static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count) {
-    int gbs = imin(p->policy.gbs, count), s = 0, pages = 0;
-    BatchNeed topups = widest_window(task, gbs);
-    const int window = topups.rows;
-    const double share[NTIERS] = {p->policy.hg, p->policy.hc, fmax(0, 1 - p->policy.hg - p->policy.hc)};
-    for (int i = 0; i < task->count; i++) {
-        const Prompt *q = &task->prompts[i];
-        s = imax(s, q->s);
-        if (q->n > 1) pages = imax(pages, pages_for(q->s + q->n - 1, p->policy.page_tokens));
-    }
-    for (int first = 0; first < count; first += gbs) {
-        int seqs[NTIERS] = {0};
-        BatchNeed b = {.rows = window, .heads = topups.heads, .seqs = imin(gbs, count - first)};
-        for (int r = first; r < first + b.seqs; r++) {
-            seqs[seats[r].act]++;
-            if (seats[r].kv != TIER_GPU) b.off_seqs++, b.off_pages[seats[r].kv] += pages;
-        }
-        b.off_rows = imin(b.off_seqs * s, window);
-        for (int t = 0; t < NTIERS; t++) b.act_rows[t] = imin(seqs[t] * s, window);
-        note_batch(p, seats[first].k, &b);
-        topups.off_rows = imin(topups.off_rows + b.off_seqs * s, window);
-    }
-    for (int n = 1; n <= gbs; n++) { /* topups have the policy's fractions among themselves, however many they are */
-        int seqs[NTIERS];
-        apportion(seqs, share, n); /* as deal_block does */
-        for (int t = 0; t < NTIERS; t++) topups.act_rows[t] = imin(imax(topups.act_rows[t], seqs[t] * s), window);
-    }
-    note_batch(p, (count + gbs - 1) / gbs, &topups);
-}
-
-/* When the next of those seated has all its tokens. */
-static long next_end(const Admission *a) {
-    long end = LONG_MAX;
-    for (int e = 0; e < a->nseats; e++) {
-        const Seat *seat = &a->seat[e];
-        if (seat->prompt < 0) continue;
-        long at = seat->since + a->task->prompts[seat->prompt].n;
-        if (at < end) end = at;
-    }
-    return end;
-}
-
-/* Adds the batches in flight in this sweep: those that decode, those that prefill. Seats lie batch by batch; who prefills
- * in a batch that decodes has come through the entrance. Returns how many there are when the entrance is empty again. */
-static int note_batches(Workload *now, const Admission *a) {
-    bool entrance = false;
-    int batches = 0;
-    for (int e = 0, k; e < a->nseats;) {
-        bool old = false, new = false;
-        for (k = a->seat[e].k; e < a->nseats && a->seat[e].k == k; e++)
-            if (a->seat[e].prompt >= 0) *(a->seat[e].since == a->sweep ? &new : &old) = true;
-        now->decodes += old, now->prefills += new && !old;
-        entrance = entrance || (new &&old);
-        batches += new || old;
-    }
-    now->prefills += entrance;
-    return batches;
-}
-
-/* Adds what this sweep and those before sweep `until` have to do; in them nobody enters or leaves. */
-static void note_work(Plan *p, const Admission *a, bool entering, long until) {
-    Workload *now = &p->work[entering], *later = &p->work[0];
-    double more = (double)(until - a->sweep - 1);
-    now->sweeps++, later->sweeps += more;
-    later->decodes += more * note_batches(now, a);
-    for (int e = 0; e < a->nseats; e++) {
-        if (a->seat[e].prompt < 0) continue;
-        double s = a->task->prompts[a->seat[e].prompt].s, age = (double)(a->sweep - a->seat[e].since);
-        if (age > 0)
-            now->steps++, now->past += s + age;
-        else
-            now->prompts++, now->prompt_rows += s, now->pairs += s * (s + 1) / 2;
-        now->heads += age > 0 ? 1 : head_rows(a->task, &a->task->prompts[a->seat[e].prompt]);
-        later->heads += more, later->steps += more, later->past += more * (s + age) + more * (more + 1) / 2;
-    }
-}
-
-/* Before a flight's sweep: who enters, and what that takes. Returns its next sweep in which someone may enter, or -1: it
- * has ended. */
-static long walk_flight(Plan *p, Admission *a, long sweep, int *entered, long dealt[2][NTIERS]) {
-    const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
-    const Task *task = a->task;
-    int topups, n = admission_next(a, sweep, entered, &topups);
-    if (n && !diagonal) measure_block(p, task, a->seat, n);
-    if (n && diagonal && !sweep) bound_batches(p, task, a->seat, a->nseats);
-    for (int e = 0; e < n; e++) dealt[0][a->seat[entered[e]].kv]++, dealt[1][a->seat[entered[e]].act]++;
-    if (!a->seated) return -1;
-    bool opening = *a->next_prompt < task->count && a->seated < a->nseats; /* someone may enter before anybody leaves */
-    const long next = diagonal && opening ? sweep + 1 : next_end(a);
-    note_work(p, a, n > 0, next);
-    p->sweeps += next - sweep;
-    for (int e = 0; e < a->nseats; e++)
-        if (a->seat[e].prompt >= 0 && a->seat[e].since + task->prompts[a->seat[e].prompt].n <= next)
-            admission_leave(a, e, task->prompts[a->seat[e].prompt].n);
-    return next;
-}
-
-/* Walks the whole task through admission: pools as large as the largest need of a flight, batches as large as the largest.
- * Flights sweep in turn, so that of those who may let someone enter the first is the one with the fewest sweeps. */
-static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
-    const int flights = flight_count(&p->policy);
-    Admission *a = xcalloc(flights, sizeof *a);
-    long *next = xcalloc(flights, sizeof *next);
-    int line = 0, *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
-    for (int g = 0; g < flights; g++) admission_open(&a[g], &p->policy, task, &line, NULL);
-    for (int g = 0; g >= 0;) {
-        next[g] = walk_flight(p, &a[g], next[g], entered, dealt);
-        g = -1;
-        for (int e = 0; e < flights; e++)
-            if (next[e] >= 0 && (g < 0 || next[e] < next[g])) g = e;
-    }
-    for (int g = 0; g < flights; g++) {
-        for (int e = 0; p->policy.schedule == SCHEDULE_DIAGONAL && e < a[g].nseats; e++)
-            a[g].peak[a[g].seat[e].kv] =
-                imax(a[g].peak[a[g].seat[e].kv], p->max_pages); /* alone there, it must have room */
-        for (int t = 0; t < NTIERS; t++) p->npages[t] = imax(p->npages[t], a[g].peak[t]);
-        admission_close(&a[g]);
-    }
-    free(entered), free(next), free(a);
-}
-
-static void plan_batches(Plan *p, const Task *task) {
-    long dealt[2][NTIERS] = {{0}};
-    const int flights = flight_count(&p->policy);
-    for (int t = 0; t < NTIERS; t++) {
-        p->act_rows[t] = xcalloc(flights * (p->policy.num_gpu_batches + 1), sizeof(int));
-        p->act_first[t] = xcalloc(flights * (p->policy.num_gpu_batches + 1), sizeof(int));
-    }
-    for (int i = 0; i < task->count; i++)
-        p->max_pages = imax(p->max_pages, pages_for(task->prompts[i].s + task->prompts[i].n - 1, p->policy.page_tokens));
-    walk_task(p, task, dealt);
-    const int batches = p->batches; /* of a flight, and any flight's may be like any other's */
-    p->batches *= flights;
-    for (int t = 0; t < NTIERS; t++) {
-        for (int k = batches; k < p->batches; k++) p->act_rows[t][k] = p->act_rows[t][k - batches];
-        for (int k = 1; k < p->batches; k++) p->act_first[t][k] = p->act_first[t][k - 1] + p->act_rows[t][k - 1];
-        for (int what = 0; what < 2; what++)
-            p->achieved[1 + what][t] = task->count ? (double)dealt[what][t] / task->count : 0;
-    }
-    p->piece_rows = p->policy.piece_rows ? p->policy.piece_rows : PIECE_ROWS;
-    for (int i = 0; i < task->count; i++) p->piece_rows = imax(p->piece_rows, task->prompts[i].s);
-    p->piece_rows = imax(imin(p->piece_rows, p->max_rows), p->max_seqs);
-    const int batches_under_way = imin(WORKSPACES, imax(p->batches, 1));
-    p->nws = imin(p->policy.workspaces ? p->policy.workspaces : WORKSPACES, batches_under_way);
-    p->turns = p->max_rows > p->piece_rows ? WORKSPACES : batches_under_way;
-    /* two neighbouring pieces together have more rows than one may have */
-    p->pieces = imax(1, imin(p->max_seqs, p->piece_rows ? 2 * p->max_rows / p->piece_rows + 1 : 1));
-    p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->head_rows);
-}
+// ---------------------------------------------------------------------------------------------------------------
+// The plan of cache, activations and workspaces, by what the batches need (walk.c)
+// ---------------------------------------------------------------------------------------------------------------
 
 /* A.2.1's peak memory, its KV term: 4 h1 bls l (s + n), and for the diagonal schedule 4 h1 bls l (2s + n)(n - 1) / 2n. The
  * paper hands a sequence's pages over in mid-sweep and lets K grow without bound, so what pages really need is a little
@@ -567,14 +372,15 @@ static void plan_activations(Plan *p) {
  * which they are and in a scored task the tokens behind them (batch.c lays them out). */
 static size_t table_ints(const Plan *p, const Task *task) {
     size_t rows = p->max_rows, seqs = p->max_seqs;
-    return 4 * rows + 5 * seqs + 2 * seqs * p->max_pages + (size_t)p->head_rows * (task->scored ? 2 : 1);
+    return 4 * rows + 5 * seqs + 2 * seqs * p->max_pages + (size_t)p->last_rows * (task->scored ? 2 : 1);
 }
 
 /* The workspaces: one line each, with what it is for (RegionId), and when it is there at all (rows 0: not). */
 static void plan_workspace(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
     const Type act = p->act_type, kv = p->policy.cache_quant.bits ? U8 : F16;
-    const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, heads = p->head_rows, nws = p->nws, batches = p->batches;
+    const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, for_head = p->last_rows, nws = p->nws,
+              batches = p->batches;
     const int piece = p->piece_rows, turns = p->turns, off_rows = imin(p->off_rows, piece);
     const int kv_cols = 2 * (int)(kv == U8 ? p->kv_row : p->kv_row / sizeof(f16)), choice = c->nh * p->most_chosen;
     const int norm = c->pre_norm ? piece : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
@@ -593,7 +399,7 @@ static void plan_workspace(Plan *p, const Task *task) {
         {MLP, TIER_GPU, "workspace: mlp", smaller, act, piece, c->h2, 1},
         {EMBEDDED, TIER_GPU, "workspace: embedding", smaller, act, first && projected ? rows : 0, c->embed, nws},
         {EMBEDDED, TIER_CPU, "embedding rows", smaller, act, first && gathered ? rows : 0, c->embed, nws},
-        {LAST_ROWS, TIER_GPU, "workspace: last rows", smaller, act, last ? heads : 0, h1, nws},
+        {LAST_ROWS, TIER_GPU, "workspace: last rows", smaller, act, last ? for_head : 0, h1, nws},
         {HEAD_OUT, TIER_GPU, "workspace: head", smaller, act, last && projected ? p->head_chunk : 0, c->embed, 1},
         {LOGITS, TIER_GPU, "logits", smaller, F32, last ? p->head_chunk : 0, c->vocab, 1},
         {LOGITS, TIER_CPU, "logits", smaller, F32, last && task->keep_logits ? seqs : 0, c->vocab, batches},
@@ -609,10 +415,14 @@ static void plan_workspace(Plan *p, const Task *task) {
     for (int t = TIER_GPU; t <= TIER_CPU; t++) { /* one's mirror is the other */
         add_region(p, (Wanted){INDEX_TABLES, (Tier)t, "index tables", smaller, I32, 1, p->table_ints, 2 * batches});
         add_region(p, (Wanted){NEW_TOKENS, (Tier)t, "new tokens", smaller, I32, 1, scored || !last ? 0 : seqs, batches});
-        add_region(p, (Wanted){LOG_PROBS, (Tier)t, "scores", smaller, F32, 1, scored && last ? heads : 0, batches});
-        add_region(p, (Wanted){GREEDY, (Tier)t, "scores", smaller, I32, 1, scored && last ? heads : 0, batches});
+        add_region(p, (Wanted){LOG_PROBS, (Tier)t, "scores", smaller, F32, 1, scored && last ? for_head : 0, batches});
+        add_region(p, (Wanted){GREEDY, (Tier)t, "scores", smaller, I32, 1, scored && last ? for_head : 0, batches});
     }
 }
+
+// ---------------------------------------------------------------------------------------------------------------
+// The plan of a task
+// ---------------------------------------------------------------------------------------------------------------
 
 static int check_prompts(const OptConfig *config, const Policy *policy, const Task *task, Error *err) {
     long rows = 0;

@@ -68,7 +68,7 @@ typedef struct {
     double sweeps;
     double prefills, prompts, prompt_rows, pairs; /* batches in prefill; their prompts, tokens; pairs of query and key */
     double decodes, steps, past;                  /* batches that decode; their new tokens; tokens that those attend to */
-    double heads;                                 /* rows that the head needs, of both */
+    double last_rows;                             /* rows that the head needs, of both */
 } Workload;
 
 /* Every byte that each tier will hold, before anything is allocated, and where. Layer l stands for the head: the token
@@ -101,7 +101,7 @@ struct Plan {
     int max_pages;             /* of a sequence */
     int piece_rows;            /* of a batch in prefill: rows of the sequences that pass a layer together */
     int pieces;                /* of a batch, at most */
-    int head_rows, head_chunk; /* rows of a batch that the head needs; rows that become logits at a time */
+    int last_rows, head_chunk; /* rows of a batch that the head needs; rows that become logits at a time */
     int off_rows, off_seqs;    /* largest share of a batch whose KV is not on the GPU: rows, sequences */
     size_t kv_row;             /* bytes of a token's K (or V) in a page */
     int npages[NTIERS];        /* KV pages of each tier's pool, for each flight */
@@ -138,6 +138,8 @@ PageTable staged_pages(const Plan *plan, Tier tier, long slot, int npages, Tenso
 /* The cell of a batch's pages of layer j; batch == plan->batches + g stands for the pages of flight g that nobody has. */
 int cache_cell(const Plan *plan, Tier tier, int batch, int j);
 
+/* Fills in what of the plan depends on who is in flight when: batches, rows, pages, sweeps and their work (walk.c). */
+void plan_batches(Plan *plan, const Task *task);
 /* Plans the task under the policy. Never fails for want of memory: see plan_fits. Fails where a prompt is impossible. */
 Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type, Error *err);
 void plan_free(Plan *plan);

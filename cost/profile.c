@@ -274,7 +274,7 @@ static int sample(Samples *s, Profile *p, const Work *w, int i) {
     return 0;
 }
 
-static int measure(double *rate, Profile *p, const Work *w) {
+static int measure_rate(double *rate, Profile *p, const Work *w) {
     Samples s = {.n = 0};
     if (sample(&s, p, w, 0) != 0) return -1;
     *rate = median(s.rate, s.n);
@@ -299,7 +299,7 @@ static void set_both(double phase[2], double value) { phase[0] = phase[1] = valu
 
 static int measure_links(Hardware *h, Profile *p) {
     double up, down;
-    if (measure(&up, p, &ctog) || measure(&down, p, &gtoc)) return -1;
+    if (measure_rate(&up, p, &ctog) || measure_rate(&down, p, &gtoc)) return -1;
     set_both(h->ctog_bdw, up), set_both(h->gtoc_bdw, down);
     say(p, "  CPU to GPU %.2f GB/s, GPU to CPU %.2f GB/s", up / 1e9, down / 1e9);
     return 0;
@@ -358,7 +358,7 @@ static int measure_curve(Curve *c, Profile *p, const Work *w) {
 static int measure_linear(Hardware *h, Profile *p) {
     enum { DECODE_ROWS = 16, PREFILL_ROWS = 1024 };
     double op_rate, act = type_bytes(p->act);
-    if (measure(&op_rate, p, &chain)) return -1;
+    if (measure_rate(&op_rate, p, &chain)) return -1;
     h->op_s = p->op_s = 1 / op_rate;
     if (measure_curve(&h->mm_rows, p, &linear)) return -1;
     h->mm_flops[0] = 2 * DECODE_ROWS / linear_seconds(h, false, DECODE_ROWS, 1, 1, act, false);
@@ -441,7 +441,7 @@ static int measure_shared_cores(Hardware *h, Profile *p) {
 static int widest(const ProfileSize *s) { return imax(3 * s->h1, s->h2); }
 
 /* Where everything lies in a tier; returns the tier's bytes. */
-static size_t lay_out(Profile *p) {
+static size_t lay_out_tier(Profile *p) {
     const ProfileSize *s = &p->size;
     size_t each = (size_t)imax(s->rows * widest(s), s->tokens * s->h1) * type_bytes(p->act);
     size_t row = row_bytes(s, usual) < row_bytes(s, (Quant){0}) ? row_bytes(s, usual) : row_bytes(s, (Quant){0});
@@ -459,7 +459,7 @@ static int fit_memory(ProfileSize *size, int tiers, size_t room, Error *err) {
     enum { LEAST = 1 << 20 };
     Profile p = {.size = *size, .act = F32};
     ProfileSize *s = &p.size;
-    for (size_t bytes; (bytes = tiers * lay_out(&p)) > room;) {
+    for (size_t bytes; (bytes = tiers * lay_out_tier(&p)) > room;) {
         s->cold = s->cold / 2 / 4096 * 4096;
         while (2 * sizeof(f16) * s->h1 * widest(s) > s->cold && s->nh % 2 == 0) s->h1 /= 2, s->h2 /= 2, s->nh /= 2;
         while (2 * sizeof(float) * s->rows * widest(s) > s->cold && s->tokens > *token_sizes) s->rows /= 2, s->tokens /= 2;
@@ -501,21 +501,21 @@ static size_t disk_bytes(size_t asked, size_t capacity, bool memory) {
 }
 
 /* All of a tier is one region. */
-static void add_region(Plan *plan, Tier tier, size_t bytes) {
+static void whole_tier(Plan *plan, Tier tier, size_t bytes) {
     plan->region[RESTING_WEIGHTS][tier] = (Region){.name = "profile", .remedy = "", .type = U8, .slots = 1, .bytes = bytes};
     plan->total[tier] = bytes;
 }
 
 /* The same on both upper tiers. */
 static void plan_profile(Profile *p, const char *offload_dir, const size_t capacity[NTIERS]) {
-    const size_t bytes = lay_out(p);
+    const size_t bytes = lay_out_tier(p);
     for (int t = TIER_GPU; t <= TIER_CPU; t++) {
-        add_region(&p->plan, t, bytes);
+        whole_tier(&p->plan, t, bytes);
         p->plan.region[INDEX_TABLES][t].offset = p->tables;
     }
     p->plan.act_type = p->act;
     p->plan.offload_bytes = disk_bytes(p->size.disk, capacity[TIER_DISK], memory_holds(offload_dir)) / piece(p) * piece(p);
-    add_region(&p->plan, TIER_DISK, p->plan.offload_bytes);
+    whole_tier(&p->plan, TIER_DISK, p->plan.offload_bytes);
     p->span = p->size.cold;
 }
 
@@ -533,7 +533,7 @@ static void fill(Profile *p, Tensor all, const void *pattern, size_t n) {
         p->device->upload(p->device, all, first, pattern, count - first < n ? count - first : n);
 }
 
-static void fill_tables(Profile *p, Tier tier) {
+static void fill_indices(Profile *p, Tier tier) {
     const int npages = (int)((p->starts - p->tables) / 4), row = index_row(p), n = NTOKEN_SIZES * row;
     int32_t *index = xcalloc(imax(npages, n), sizeof *index);
     for (int i = 0; i < npages; i++) index[i] = i;
@@ -558,7 +558,7 @@ static void fill_memory(Profile *p) {
     for (int t = TIER_GPU; t <= TIER_CPU; t++) {
         fill(p, matrix(t, F16, 0, (int)(p->size.cold / 4096), 2048), h, N);
         fill(p, matrix(t, p->act, p->x, (int)(elements / 1024), 1024), p->act == F32 ? (void *)f : h, N);
-        fill_tables(p, t);
+        fill_indices(p, t);
     }
     free(f), free(h);
 }
@@ -611,7 +611,7 @@ static int measure_all(Hardware *h, Profile *p) {
         say(p, "measuring this machine: %s", parts[i].what);
         if (parts[i].measure(h, p) != 0) return -1;
     }
-    return measure(&h->gpu_bdw, p, &layernorm); /* the last: it overwrites weights */
+    return measure_rate(&h->gpu_bdw, p, &layernorm); /* the last: it overwrites weights */
 }
 
 /* As profile_measure, at this size; size->disk 0: without a disk. */

@@ -46,17 +46,17 @@ typedef struct {
     const Hardware *hw;
     const OptConfig *config;
     const Plan *plan;
-    int phase;                        /* 0: ^g, 1: ^p */
-    bool delegated;                   /* the CPU attends to what is not on the GPU */
-    double ctog, gtoc, dtoc, ctod;    /* bytes/s */
-    double batches[2], rows[2];       /* that decode [0], that are in prefill [1]; their new tokens */
-    double K, all_rows;               /* both together */
-    double prompts, len, past, heads; /* prompts and their length; tokens that a new one attends to; rows of the head */
-    double act, kv;                   /* bytes of one activation, of the K and V of one token */
-    double v_read;                    /* the share of V that sparse attention reads; 1 */
-    double weights, on_disk;          /* of the weights as they rest and move; as they lie on the disk */
-    double hidden, fresh, cache;      /* of the hidden states; of new k and v; of the pages attended to */
-    double table, table_on_disk;      /* of the head's matrix */
+    int phase;                            /* 0: ^g, 1: ^p */
+    bool delegated;                       /* the CPU attends to what is not on the GPU */
+    double ctog, gtoc, dtoc, ctod;        /* bytes/s */
+    double batches[2], rows[2];           /* that decode [0], that are in prefill [1]; their new tokens */
+    double K, all_rows;                   /* both together */
+    double prompts, len, past, last_rows; /* prompts and their length; tokens that a new one attends to; rows of the head */
+    double act, kv;                       /* bytes of one activation, of the K and V of one token */
+    double v_read;                        /* the share of V that sparse attention reads; 1 */
+    double weights, on_disk;              /* of the weights as they rest and move; as they lie on the disk */
+    double hidden, fresh, cache;          /* of the hidden states; of new k and v; of the pages attended to */
+    double table, table_on_disk;          /* of the head's matrix */
 } Sweep;
 
 static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const Plan *plan, bool delegated, int phase) {
@@ -67,7 +67,7 @@ static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const 
     a.ctog = hw->ctog_bdw[phase], a.gtoc = hw->gtoc_bdw[phase], a.dtoc = hw->dtoc_bdw[phase], a.ctod = hw->ctod_bdw[phase];
     a.batches[0] = w->decodes / sweeps, a.batches[1] = w->prefills / sweeps, a.K = a.batches[1] + a.batches[0];
     a.rows[0] = w->steps / sweeps, a.rows[1] = w->prompt_rows / sweeps, a.all_rows = a.rows[1] + a.rows[0];
-    a.prompts = w->prompts / sweeps, a.heads = w->heads / sweeps, a.past = w->steps > 0 ? w->past / w->steps : 0;
+    a.prompts = w->prompts / sweeps, a.last_rows = w->last_rows / sweeps, a.past = w->steps > 0 ? w->past / w->steps : 0;
     a.len = w->prompts > 0 ? (sqrt(1 + 8 * w->pairs / w->prompts) - 1) / 2 : 0; /* len (len + 1) / 2 = pairs of a prompt */
     a.act = type_bytes(plan->act_type), a.kv = 2.0 * plan->kv_row;
     a.v_read = is_sparse(&plan->policy) ? plan->policy.sparsity : 1;
@@ -113,7 +113,7 @@ static void link_rows(Seconds *t, const Sweep *a) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Whether the batches in prefill, or those that decode, multiply with packed weights as they lie. */
-static bool multiply_packed(const Sweep *a, bool prefill) {
+static bool takes_packed_weights(const Sweep *a, bool prefill) {
     return a->plan->policy.weight_quant.bits && a->rows[prefill] <= a->batches[prefill] * a->plan->packed_rows;
 }
 
@@ -124,7 +124,7 @@ static double products(const Sweep *a, bool prefill) {
     const Hardware *h = a->hw;
     if (batches <= 0) return 0;
     const double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->piece_rows), m = each / pieces;
-    const bool packed = multiply_packed(a, prefill);
+    const bool packed = takes_packed_weights(a, prefill);
     const double qkv = linear_seconds(h, a->phase, m, 3 * h1, h1, a->act, packed);
     const double out = linear_seconds(h, a->phase, m, h1, h1, a->act, packed);
     const double mlp_1 = linear_seconds(h, a->phase, m, h2, h1, a->act, packed);
@@ -143,7 +143,7 @@ static double gpu_seconds(const Sweep *a, bool prefill) {
 
 /* The layer's six matrices are unpacked where some batch's products want F16. */
 static double unpacking_seconds(const Sweep *a) {
-    if (!a->plan->policy.weight_quant.bits || (multiply_packed(a, false) && multiply_packed(a, true))) return 0;
+    if (!a->plan->policy.weight_quant.bits || (takes_packed_weights(a, false) && takes_packed_weights(a, true))) return 0;
     return memory_seconds(a->weights + a->plan->unpacked_bytes, a->hw->gpu_bdw) + 6 * a->hw->op_s;
 }
 
@@ -172,14 +172,14 @@ static void processor_rows(Seconds *t, const Sweep *a) {
 }
 
 /* What the last layer and the head take more than a layer. Layer 0 loads no hidden states of `rows`, but the head those of
- * `heads`, mostly one of each sequence. The table of tokens streams like a layer when it is not on the GPU, and the rows of
- * new tokens are gathered where it rests. The GPU embeds (ids, then hidden states, each read and written), and for every
- * batch of the head normalizes, multiplies with the table and chooses. */
+ * `last_rows`, mostly one of each sequence. The table of tokens streams like a layer when it is not on the GPU, and the
+ * rows of new tokens are gathered where it rests. The GPU embeds (ids, then hidden states, each read and written), and for
+ * every batch of the head normalizes, multiplies with the table and chooses. */
 static void head_seconds(Seconds *t, const Sweep *a) {
     const OptConfig *c = a->config;
     const Hardware *h = a->hw;
     const Tier home = a->plan->policy.table_home;
-    const double less = a->act * c->h1 * (a->heads - a->all_rows), ids = 2.0 * c->embed * a->all_rows;
+    const double less = a->act * c->h1 * (a->last_rows - a->all_rows), ids = 2.0 * c->embed * a->all_rows;
     Sum *of = t->head;
     of[CTOG] = off_gpu(0, 0, less / a->ctog);
     of[GTOC] = off_gpu(0, 0, less / a->gtoc);
@@ -187,8 +187,9 @@ static void head_seconds(Seconds *t, const Sweep *a) {
     if (home != TIER_GPU) of[CTOG].one = (a->table + a->act * c->embed * a->all_rows) / a->ctog;
     if (home == TIER_DISK) of[DTOC].one = (a->table_on_disk + ids) / a->dtoc;
     if (home == TIER_CPU) of[CPU].one = memory_seconds(ids, h->cpu_bdw);
-    const double embed = (ids + a->hidden) * 2, norm = 2 * a->act * c->h1 * a->heads, choose = 4.0 * c->vocab * a->heads;
-    const double logits = linear_seconds(h, a->phase, a->heads / a->K, c->vocab, c->embed, a->act, false);
+    const double embed = (ids + a->hidden) * 2, norm = 2 * a->act * c->h1 * a->last_rows,
+                 choose = 4.0 * c->vocab * a->last_rows;
+    const double logits = linear_seconds(h, a->phase, a->last_rows / a->K, c->vocab, c->embed, a->act, false);
     enum { HEAD_OPS = 6 }; /* token and position rows, two projections, norm, choice */
     of[GPU].one = a->K * (logits + HEAD_OPS * h->op_s) + memory_seconds(embed + norm + choose, h->gpu_bdw);
 }

@@ -93,7 +93,7 @@ static bool solve(LpAnswer *answer, Lp *lp, const Search *s, const Policy *polic
 }
 
 /* Tokens that the plan's sweeps make. */
-static double tokens_of(const Plan *plan) {
+static double tokens_of_plan(const Plan *plan) {
     return plan->work[0].prompts + plan->work[0].steps + plan->work[1].prompts + plan->work[1].steps;
 }
 
@@ -102,7 +102,7 @@ void policy_lp(Lp *lp, double *tokens, const Search *search, const Policy *polic
     Plan *corner = corner_plan(search, policy);
     CHECK(corner); /* as for the search, which has found the policy */
     fill_lp(lp, search, policy, corner, capacity);
-    *tokens = tokens_of(corner);
+    *tokens = tokens_of_plan(corner);
     plan_free(corner);
 }
 
@@ -155,7 +155,7 @@ static void set_bound(Candidate *c, const Search *s) {
     if (corner && solve(&answer, &lp, s, &c->policy, corner, capacity)) {
         const double seconds = lp_pace(s, corner, answer.x).T;
         bool late = s->max_latency > 0 && latency_of(s, corner, seconds) > LATENCY_SLACK * s->max_latency;
-        c->bound = tokens_of(corner) / seconds;
+        c->bound = tokens_of_plan(corner) / seconds;
         c->score = late ? 0 : score(s, c->bound, &c->policy);
     }
     plan_free(corner);

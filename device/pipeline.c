@@ -71,7 +71,7 @@ typedef struct {
     double moved;       /* when something last began or ended */
 } Pipeline;
 
-static void sleep_until(Pipeline *n, pthread_cond_t *cond, double until) {
+static void doze(Pipeline *n, pthread_cond_t *cond, double until) {
     struct timespec t = {(time_t)until, (long)(1e9 * (until - floor(until)))};
     pthread_cond_timedwait(cond, &n->lock, &t);
 }
@@ -80,7 +80,7 @@ static void sleep_until(Pipeline *n, pthread_cond_t *cond, double until) {
 // The thread: messages begin and end; with the lock held
 // ---------------------------------------------------------------------------------------------------------------
 
-static void give_up(const Error *err) {
+static void abort_job(const Error *err) {
     fprintf(stderr, "%s: %s\n", speaker, err->text);
     MPI_Abort(MPI_COMM_WORLD, err->code);
 }
@@ -92,16 +92,16 @@ static void check_mpi(int status) {
     if (status == MPI_SUCCESS) return;
     MPI_Error_string(status, text, &len);
     fail(&err, EXIT_FAILED, "the network failed: %s; look at what mpirun has printed", text);
-    give_up(&err);
+    abort_job(&err);
 }
 
-static void finish(Pipeline *n, Message *m) {
+static void end_message(Pipeline *n, Message *m) {
     m->done = true;
     pthread_cond_broadcast(&n->news);
     if (m->nobody_waits) free(m);
 }
 
-static void grow(Pipeline *n) {
+static void grow_pieces(Pipeline *n) {
     n->capacity = 2 * n->capacity + 16;
     n->request = xrealloc(n->request, n->capacity, sizeof *n->request);
     n->piece = xrealloc(n->piece, n->capacity, sizeof *n->piece);
@@ -109,9 +109,9 @@ static void grow(Pipeline *n) {
     n->index = xrealloc(n->index, n->capacity, sizeof *n->index);
 }
 
-static void begin(Pipeline *n, Message *m) {
+static void begin_message(Pipeline *n, Message *m) {
     for (size_t at = 0; at <= m->size; at += PIECE) {
-        if (n->npieces == n->capacity) grow(n);
+        if (n->npieces == n->capacity) grow_pieces(n);
         MPI_Request *request = &n->request[n->npieces];
         char *bytes = (char *)m->bytes + at;
         int size = m->size - at < PIECE ? (int)(m->size - at) : PIECE;
@@ -131,7 +131,7 @@ static void begin_due(Pipeline *n) {
             continue;
         }
         *at = m->next;
-        begin(n, m);
+        begin_message(n, m);
         n->moved = t;
     }
     for (n->end = &n->first; *n->end;) n->end = &(*n->end)->next;
@@ -150,10 +150,10 @@ static void end_piece(Pipeline *n, const Piece *p, int error, const MPI_Status *
              "stage %d has sent a message of %zu byte%s%s instead of %zu; run the same program with the same flags on all "
              "stages",
              m->peer, sent, plural((double)sent), count >= PIECE ? " or more" : "", m->size);
-        give_up(&err);
+        abort_job(&err);
     }
     check_mpi(error);
-    if (!--m->pieces) finish(n, m);
+    if (!--m->pieces) end_message(n, m);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ static void look(Pipeline *n) {
 static void pause_a_while(Pipeline *n) {
     double t = seconds_now(), until = t + fmin(fmax(SHARE * (t - n->moved), SHORTEST), LONGEST);
     for (const Message *m = n->first; m; m = m->next) until = fmin(until, m->due);
-    if (until > t) sleep_until(n, &n->asked, until);
+    if (until > t) doze(n, &n->asked, until);
 }
 
 /* Until there is nothing more to do, and all stages have come so far. */
@@ -227,7 +227,7 @@ static void *thread_main(void *arg) {
 static bool is_slowed(const Pipeline *n, NetKind kind) { return kind != NET_SETUP && (n->bytes_s > 0 || n->delay_s > 0); }
 
 /* Hands it to the thread. Returns when it leaves: on the slowed wire one message leaves after the other. */
-static double ask(Pipeline *n, Message *m) {
+static double hand_in(Pipeline *n, Message *m) {
     double leaves = seconds_now();
     CHECK(m->peer >= 0 && m->peer < n->base.stages && m->peer != n->base.stage && !n->closing);
     if (!m->receives && is_slowed(n, m->kind)) {
@@ -243,7 +243,7 @@ static double ask(Pipeline *n, Message *m) {
 
 static int ask_and_wait(Pipeline *n, Message *m) {
     pthread_mutex_lock(&n->lock);
-    ask(n, m);
+    hand_in(n, m);
     while (!m->done) pthread_cond_wait(&n->news, &n->lock);
     pthread_mutex_unlock(&n->lock);
     return 0;
@@ -255,7 +255,7 @@ static int send_copy(Pipeline *n, int to, NetKind kind, const void *bytes, size_
     *m = (Message){.nobody_waits = true, .peer = to, .kind = kind, .bytes = m + 1, .size = size};
     if (size) memcpy(m->bytes, bytes, size);
     pthread_mutex_lock(&n->lock);
-    for (double leaves = ask(n, m); wait && seconds_now() < leaves;) sleep_until(n, &n->news, leaves);
+    for (double leaves = hand_in(n, m); wait && seconds_now() < leaves;) doze(n, &n->news, leaves);
     pthread_mutex_unlock(&n->lock);
     return 0;
 }

@@ -124,7 +124,7 @@ static bool is_ready(const Sim *d, int i) {
     return true;
 }
 
-static void begin(Sim *d, int i) {
+static void begin_op(Sim *d, int i) {
     d->lane[i].active = true;
     d->lane[i].began = d->clock;
     if (i == RECEIVE) take(&d->inbox[NET_STATES], first_op(&d->lane[i])->slice.bytes);
@@ -132,27 +132,27 @@ static void begin(Sim *d, int i) {
 
 static void begin_ready(Sim *d) {
     for (int i = 0; i < NLANES; i++)
-        if (lane_channel[i] != GPU && is_ready(d, i)) begin(d, i);
+        if (lane_channel[i] != GPU && is_ready(d, i)) begin_op(d, i);
     if (d->lane[PROJECT].active || d->lane[FINISH].active) return;
     const bool ready[] = {is_ready(d, PROJECT), is_ready(d, FINISH)};
     const Lane turn = gpu_turn(ready, ready[0] ? first_op(&d->lane[PROJECT])->order : 0,
                                ready[1] ? first_op(&d->lane[FINISH])->order : 0);
-    if (turn != NLANES) begin(d, turn);
+    if (turn != NLANES) begin_op(d, turn);
 }
 
 /* When the oldest of the ops began that have not ended. */
-static double settled(const Sim *d) {
+static double settled_at(const Sim *d) {
     double first = d->clock;
     for (int i = 0; i < NLANES; i++)
         if (d->lane[i].active) first = fmin(first, d->lane[i].began);
     return first;
 }
 
-static void end(Sim *d, int i) {
+static void end_op(Sim *d, int i) {
     SimLane *lane = &d->lane[i];
     Slice *slice = &first_op(lane)->slice;
     slice->begin = lane->began, slice->end = d->clock;
-    if (d->base.trace) trace_add(d->base.trace, slice, settled(d));
+    if (d->base.trace) trace_add(d->base.trace, slice, settled_at(d));
     if (i == SEND) deliver(d, d->net.stage + 1, NET_STATES, slice->bytes, d->clock);
     lane->active = false;
     lane->done++;
@@ -203,7 +203,7 @@ static void pass(Sim *d, double dt) {
         job->left -= dt * speed(d, lane_channel[i], active);
         d->base.count[i].busy_s += dt;
         if (job->slice.prefill) d->base.count[i].prefill_s += dt;
-        if (job->left <= ROUNDING * job->work) end(d, i);
+        if (job->left <= ROUNDING * job->work) end_op(d, i);
     }
 }
 
@@ -337,7 +337,7 @@ static int sim_wait(Device *base, Event e, Error *err) {
 // Posting: what an op takes
 // ---------------------------------------------------------------------------------------------------------------
 
-static void grow(SimLane *lane) {
+static void grow_ring(SimLane *lane) {
     uint64_t capacity = lane->capacity ? 2 * lane->capacity : 64;
     SimOp *ring = xcalloc(capacity, sizeof *ring);
     for (uint64_t n = lane->done; n < lane->posted; n++) ring[n % capacity] = lane->ring[n % lane->capacity];
@@ -437,7 +437,7 @@ static Event sim_post(Device *base, const Op *op) {
     reach_op(&d->reach, base->peak, op);
     const size_t moved = op_count(&base->count[op->lane], op, len);
     const double work = op_seconds(d, op, moved, len) + d->hardware.op_s;
-    if (lane->posted - lane->done == lane->capacity) grow(lane);
+    if (lane->posted - lane->done == lane->capacity) grow_ring(lane);
     SimOp *job = &lane->ring[lane->posted % lane->capacity];
     job->nafter = op->nafter, job->slice = slice_of(op, moved, 0, 0);
     memcpy(job->after, op->after, op->nafter * sizeof *op->after);

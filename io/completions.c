@@ -448,7 +448,7 @@ Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Option
 bool completions_last(const Completions *c) { return c->journal != NULL; }
 const cJSON *completions_head(const Completions *c) { return c->resumed ? journal_head(c->journal) : NULL; }
 
-static int open_file(Completions *c, Error *err) {
+static int open_output(Completions *c, Error *err) {
     c->fd = open(c->path, (c->journal ? O_RDWR | O_CREAT : O_WRONLY) | O_CLOEXEC, 0666);
     if (c->fd < 0)
         return fail(err, EXIT_FAILED, "--output %s: %s; name a file that can be written", c->path, strerror(errno));
@@ -463,7 +463,7 @@ static int open_file(Completions *c, Error *err) {
 int completions_begin(Completions *c, const cJSON *head, Error *err) {
     while (c->complete < c->job->count && (c->job->request[c->complete].ended || c->job->request[c->complete].error))
         c->complete++;
-    if (c->path && open_file(c, err)) return -1;
+    if (c->path && open_output(c, err)) return -1;
     if (c->journal && journal_begin(c->journal, c->resumed ? NULL : head, err)) return -1;
     c->synced = seconds_now();
     const int status = pthread_create(&c->thread, NULL, writer_main, c);

@@ -73,7 +73,7 @@ typedef struct {
 } Fields;
 
 /* The field `key` holds something else than what is expected. */
-static int refuse(const Fields *f, const char *key, const char *expected) {
+static int refuse_field(const Fields *f, const char *key, const char *expected) {
     char found[100];
     return fail(f->err, EXIT_FAILED, "%s: %s is %s; expected %s", f->path, key,
                 json_describe(found, json_get(f->json, key)), expected);
@@ -93,12 +93,12 @@ static int whole_field(int *number, const Fields *f, const char *key, int lo, in
     if (json_whole(json_get(f->json, key), &n) && n >= (size_t)lo && n <= (size_t)hi) return *number = (int)n, 0;
     snprintf(expected, sizeof expected, "a whole number from %d to %d; take the config.json that came with the model", lo,
              hi);
-    return refuse(f, key, expected);
+    return refuse_field(f, key, expected);
 }
 
 static int bool_field(bool *flag, const Fields *f, const char *key, bool missing) {
     const cJSON *value = json_get(f->json, key);
-    if (!is_left_out(f, key) && !cJSON_IsBool(value)) return refuse(f, key, "true or false");
+    if (!is_left_out(f, key) && !cJSON_IsBool(value)) return refuse_field(f, key, "true or false");
     *flag = cJSON_IsBool(value) ? cJSON_IsTrue(value) : missing;
     return 0;
 }
@@ -110,13 +110,13 @@ static int check_kind(const Fields *f) {
         {"layer_norm_elementwise_affine", "true: layernorms without weights of their own are not supported"}};
     const cJSON *type = json_get(f->json, "model_type"), *activation = json_get(f->json, "activation_function");
     if (!cJSON_IsString(type) || strcmp(type->valuestring, "opt") != 0)
-        return refuse(f, "model_type", "\"opt\": only OPT models are supported");
+        return refuse_field(f, "model_type", "\"opt\": only OPT models are supported");
     if (activation && (!cJSON_IsString(activation) || strcmp(activation->valuestring, "relu") != 0))
-        return refuse(f, "activation_function", "\"relu\": no other activation is supported");
+        return refuse_field(f, "activation_function", "\"relu\": no other activation is supported");
     for (int i = 0; i < 2; i++) {
         bool flag;
         if (bool_field(&flag, f, needed[i][0], true) != 0) return -1;
-        if (!flag) return refuse(f, needed[i][0], needed[i][1]);
+        if (!flag) return refuse_field(f, needed[i][0], needed[i][1]);
     }
     return 0;
 }
@@ -127,7 +127,8 @@ static int read_eos(OptConfig *c, const Fields *f) {
     size_t id;
     if (!cJSON_IsArray(eos)) return whole_field(&c->eos, f, "eos_token_id", 0, c->vocab - 1, c->vocab > 2 ? 2 : 0);
     if (cJSON_GetArraySize(eos) == 1 && json_whole(eos->child, &id) && id < (size_t)c->vocab) return c->eos = (int)id, 0;
-    return refuse(f, "eos_token_id", "one token, or a list of one, since one alone ends a text here: leave </s> in it");
+    return refuse_field(f, "eos_token_id",
+                        "one token, or a list of one, since one alone ends a text here: leave </s> in it");
 }
 
 static int read_sizes(OptConfig *c, const Fields *f) {

@@ -96,7 +96,7 @@ static int add_line(const Lines *l, const char *text, const char *where, Error *
     return status;
 }
 
-static int take_line(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
+static int score_line(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
     const Lines *l = ctx;
     (void)number;
     if (l->limit && l->eval->task.count == l->limit) return 0;
@@ -115,7 +115,7 @@ static int take_line(void *ctx, const char *line, size_t len, int number, const 
 int eval_lines(Eval *e, const char *path, int limit, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
     Lines lines = {.eval = e, .limit = limit, .tokenizer = tokenizer, .config = config};
     e->task.scored = true;
-    if (input_lines(path, take_line, &lines, err)) return -1;
+    if (input_lines(path, score_line, &lines, err)) return -1;
     return e->task.count ? 0
                          : fail(err, EXIT_FAILED, "%s: no lines; expected JSON lines {\"text\": ...}", input_name(path));
 }

@@ -290,7 +290,7 @@ int output_close(FILE *f, const char *flag, const char *path, Error *err) {
     return fail(err, EXIT_FAILED, "%s %s: %.900s; make room or write elsewhere", flag, path, why);
 }
 
-static ssize_t append(void *to, const char *bytes, size_t n) {
+static ssize_t append_text(void *to, const char *bytes, size_t n) {
     Text *t = to;
     if (t->len + n > t->room) t->text = xrealloc(t->text, t->room = 2 * (t->len + n), 1);
     memcpy(t->text + t->len, bytes, n);
@@ -299,6 +299,6 @@ static ssize_t append(void *to, const char *bytes, size_t n) {
 }
 
 FILE *text_stream(Text *text) {
-    FILE *f = fopencookie(text, "w", (cookie_io_functions_t){.write = append});
+    FILE *f = fopencookie(text, "w", (cookie_io_functions_t){.write = append_text});
     return f ? f : out_of_memory(1, sizeof *f);
 }

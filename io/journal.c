@@ -132,7 +132,7 @@ int journal_read(Journal *j, TakeToken *take, void *ctx, Error *err) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Appends bytes, or nothing. */
-static int append(Journal *j, const void *bytes, size_t size, Error *err) {
+static int append_bytes(Journal *j, const void *bytes, size_t size, Error *err) {
     const char *why = file_write_at(j->fd, bytes, size, j->end);
     if (!why) return j->end += size, 0;
     const int unused = ftruncate(j->fd, (off_t)j->end);
@@ -148,7 +148,8 @@ int journal_begin(Journal *j, const cJSON *head, Error *err) {
         cJSON_Delete(j->head);
         j->head = cJSON_Duplicate(head, true);
         j->end = 0, j->check = hash_bytes(HASH_START, text, size + 1);
-        const int status = ftruncate(j->fd, 0) ? journal_fault(j, "write", errno, err) : append(j, text, size + 1, err);
+        const int status =
+            ftruncate(j->fd, 0) ? journal_fault(j, "write", errno, err) : append_bytes(j, text, size + 1, err);
         free(text);
         return status ? -1 : journal_sync(j, err);
     }
@@ -163,7 +164,7 @@ int journal_append(Journal *j, const Pair *pairs, size_t n, Error *err) {
     memcpy(record + sizeof count, pairs, bytes);
     const uint64_t check = hash_bytes(j->check, record, sizeof count + bytes);
     memcpy(record + sizeof count + bytes, &check, sizeof check);
-    const int status = append(j, record, sizeof count + bytes + sizeof check, err);
+    const int status = append_bytes(j, record, sizeof count + bytes + sizeof check, err);
     if (!status) j->check = check;
     free(record);
     return status;

@@ -60,7 +60,7 @@ typedef struct {
 } Scan;
 
 /* The fault at s->at: what is found there, and what should be. */
-static int refuse(Scan *s, const char *expected) {
+static int refuse_here(Scan *s, const char *expected) {
     if (s->at >= s->len)
         return fail(s->err, EXIT_FAILED, "%s: byte %zu: the text ends here; expected %s (is the file complete?)", s->what,
                     s->at, expected);
@@ -93,14 +93,14 @@ static int scan_escape(Scan *s) {
     char kind = s->at + 1 < s->len ? s->text[s->at + 1] : 0;
     if (kind && strchr("\"\\/bfnrt", kind)) return s->at += 2, 0;
     int unit = hex4(s);
-    if (unit < 0) return refuse(s, "an escape: \\\" \\\\ \\/ \\b \\f \\n \\r \\t or \\u and four hex digits");
-    if (unit == 0) return refuse(s, "no \\u0000 (text with a zero byte is not accepted)");
-    if (unit >= 0xDC00 && unit <= 0xDFFF) return refuse(s, "a high surrogate before this low one");
+    if (unit < 0) return refuse_here(s, "an escape: \\\" \\\\ \\/ \\b \\f \\n \\r \\t or \\u and four hex digits");
+    if (unit == 0) return refuse_here(s, "no \\u0000 (text with a zero byte is not accepted)");
+    if (unit >= 0xDC00 && unit <= 0xDFFF) return refuse_here(s, "a high surrogate before this low one");
     if (unit >= 0xD800 && unit <= 0xDBFF) {
         Scan next = *s;
         next.at += 6;
         int low = hex4(&next);
-        if (low < 0xDC00 || low > 0xDFFF) return refuse(s, "a low surrogate (\\udc00 to \\udfff) after this high one");
+        if (low < 0xDC00 || low > 0xDFFF) return refuse_here(s, "a low surrogate (\\udc00 to \\udfff) after this high one");
         s->at += 6;
     }
     s->at += 6;
@@ -108,11 +108,11 @@ static int scan_escape(Scan *s) {
 }
 
 static int scan_string(Scan *s) {
-    if (peek(s) != '"') return refuse(s, "a string in double quotes");
+    if (peek(s) != '"') return refuse_here(s, "a string in double quotes");
     s->at++;
     for (int c; (c = peek(s)) != '"';) {
         if (c < ' ')
-            return refuse(s, c < 0 ? "the closing quote of a string" : "control characters in strings to be escaped");
+            return refuse_here(s, c < 0 ? "the closing quote of a string" : "control characters in strings to be escaped");
         if (c != '\\')
             s->at++;
         else if (scan_escape(s) != 0)
@@ -140,18 +140,18 @@ static int scan_number(Scan *s) {
     const size_t from = s->at;
     step_over(s, "-");
     const bool zero = step_over(s, "0");
-    if (!zero && !digits(s)) return refuse(s, "a digit");
-    if (zero && isdigit(peek(s))) return refuse(s, "no digit after a leading zero");
-    if (step_over(s, ".") && !digits(s)) return refuse(s, "a digit after the decimal point");
+    if (!zero && !digits(s)) return refuse_here(s, "a digit");
+    if (zero && isdigit(peek(s))) return refuse_here(s, "no digit after a leading zero");
+    if (step_over(s, ".") && !digits(s)) return refuse_here(s, "a digit after the decimal point");
     if (step_over(s, "eE")) {
         step_over(s, "+-");
-        if (!digits(s)) return refuse(s, "a digit in the exponent");
+        if (!digits(s)) return refuse_here(s, "a digit in the exponent");
     }
     char number[MAX_NUMBER + 1];
     int n = snprintf(number, sizeof number, "%.*s", (int)(s->at - from), s->text + from);
     if (n <= MAX_NUMBER && isfinite(strtod(number, NULL))) return 0;
     s->at = from;
-    return refuse(s, "a number of at most 60 characters and 1.7e308");
+    return refuse_here(s, "a number of at most 60 characters and 1.7e308");
 }
 
 static int scan_value(Scan *s, int depth);
@@ -160,19 +160,19 @@ static int scan_value(Scan *s, int depth);
 static int scan_container(Scan *s, int depth) {
     bool object = peek(s) == '{';
     int close = object ? '}' : ']';
-    if (depth == MAX_DEPTH) return refuse(s, "nesting of at most 64 levels");
+    if (depth == MAX_DEPTH) return refuse_here(s, "nesting of at most 64 levels");
     s->at++;
     if (skip_space(s) == close) return s->at++, 0;
     for (;;) {
         if (object) {
             skip_space(s);
             if (scan_string(s) != 0) return -1;
-            if (skip_space(s) != ':') return refuse(s, "':' after a key");
+            if (skip_space(s) != ':') return refuse_here(s, "':' after a key");
             s->at++;
         }
         if (scan_value(s, depth + 1) != 0) return -1;
         int c = skip_space(s);
-        if (c != ',' && c != close) return refuse(s, object ? "',' or '}'" : "',' or ']'");
+        if (c != ',' && c != close) return refuse_here(s, object ? "',' or '}'" : "',' or ']'");
         s->at++;
         if (c == close) return 0;
     }
@@ -188,7 +188,7 @@ static int scan_value(Scan *s, int depth) {
         size_t n = strlen(words[i]);
         if (s->len - s->at >= n && memcmp(s->text + s->at, words[i], n) == 0) return s->at += n, 0;
     }
-    return refuse(s, "a JSON value");
+    return refuse_here(s, "a JSON value");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -205,10 +205,10 @@ const char *sort_strings(const char **strings, size_t n) {
 }
 
 /* Refuses two equal keys in one object, here and below. Sorted, because a vocabulary is one object of 50,000 keys. */
-static int check_keys(const cJSON *node, const char *what, Error *err) {
+static int check_unique(const cJSON *node, const char *what, Error *err) {
     size_t n = 0;
     for (const cJSON *child = node->child; child; child = child->next, n++)
-        if (child->child && check_keys(child, what, err) != 0) return -1;
+        if (child->child && check_unique(child, what, err) != 0) return -1;
     if (!cJSON_IsObject(node) || n < 2) return 0;
     const char **keys = (const char **)xcalloc(n, sizeof *keys);
     n = 0;
@@ -229,14 +229,14 @@ __attribute__((constructor)) static void json_open(void) {
 
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
     Scan s = {text, len, 0, what, err};
-    if ((s.at = utf8_invalid_at(text, len)) < len) return refuse(&s, "UTF-8"), NULL;
+    if ((s.at = utf8_invalid_at(text, len)) < len) return refuse_here(&s, "UTF-8"), NULL;
     s.at = 0;
-    if (len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) return refuse(&s, "JSON without a byte order mark"), NULL;
+    if (len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) return refuse_here(&s, "JSON without a byte order mark"), NULL;
     if (scan_value(&s, 0) != 0) return NULL;
-    if (skip_space(&s) != -1) return refuse(&s, "nothing after the value"), NULL;
+    if (skip_space(&s) != -1) return refuse_here(&s, "nothing after the value"), NULL;
     cJSON *tree = cJSON_ParseWithLength(text, len);
     if (!tree) return fail(err, EXIT_FAILED, "%s: cJSON cannot parse this text", what), NULL;
-    if (check_keys(tree, what, err) == 0) return tree;
+    if (check_unique(tree, what, err) == 0) return tree;
     cJSON_Delete(tree);
     return NULL;
 }

@@ -228,7 +228,7 @@ typedef struct {
     Error *why;
 } Rows;
 
-static void pack_rows(const void *rows, int first, int n) {
+static void pack_row_groups(const void *rows, int first, int n) {
     const Rows *r = rows;
     const Copy *copy = r->copy;
     const size_t numbers = (size_t)copy->quant.group * r->item->from->cols, bytes = r->item->cols;
@@ -244,7 +244,7 @@ static int write_packed(const Copy *copy, const Item *item, const Out *out, Erro
         const int n = imin(copy->threads, item->rows - first);
         int failed[MOST_THREADS];
         Error why[MOST_THREADS];
-        host_share((double)n * numbers, n, pack_rows, &(Rows){copy, item, first, failed, why});
+        host_share((double)n * numbers, n, pack_row_groups, &(Rows){copy, item, first, failed, why});
         for (int i = 0; i < n; i++)
             if (failed[i]) return *err = why[i], -1;
         if (out_write(out, copy->packed, n * bytes, err)) return -1;

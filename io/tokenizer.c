@@ -315,13 +315,13 @@ typedef struct {
     size_t room, nheap;
 } Word;
 
-static void heap_push(Word *word, uint64_t key) {
+static void push_key(Word *word, uint64_t key) {
     size_t i = word->nheap++;
     for (; i > 0 && word->heap[(i - 1) / 2] > key; i = (i - 1) / 2) word->heap[i] = word->heap[(i - 1) / 2];
     word->heap[i] = key;
 }
 
-static uint64_t heap_pop(Word *word) {
+static uint64_t pop_pair(Word *word) {
     uint64_t top = word->heap[0], last = word->heap[--word->nheap];
     size_t i = 0;
     for (size_t child; (child = 2 * i + 1) < word->nheap; i = child) {
@@ -337,7 +337,7 @@ static void push_pair(const Tokenizer *tokenizer, Word *word, int32_t at) {
     int32_t next = at < 0 ? -1 : word->links[at].next;
     if (next < 0) return;
     int32_t rank = tokenizer->ranks[pair_slot(tokenizer, word->links[at].id, word->links[next].id)];
-    if (rank >= 0) heap_push(word, (uint64_t)(uint32_t)rank << 32 | (uint32_t)at);
+    if (rank >= 0) push_key(word, (uint64_t)(uint32_t)rank << 32 | (uint32_t)at);
 }
 
 /* Makes a link of every byte, and puts the pairs of neighbours into the heap. */
@@ -357,7 +357,7 @@ static int encode_word(const Tokenizer *tokenizer, Word *word, const char *text,
     word_begin(tokenizer, word, text, len);
     Symbol *links = word->links;
     while (word->nheap > 0) {
-        uint64_t key = heap_pop(word);
+        uint64_t key = pop_pair(word);
         const Merge *merge = &tokenizer->merges[key >> 32];
         int32_t at = (int32_t)(uint32_t)key, next = links[at].next;
         if (links[at].id != merge->left || next < 0 || links[next].id != merge->right) continue;

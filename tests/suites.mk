@@ -15,7 +15,7 @@ EMULATION := $(and $(CUDA_INCLUDE),$(HAVE_CXX),$(filter x86_64,$(shell uname -m)
 CUDA_SUITES := cuda schedule lanes stages
 # those that run on the emulation too
 EMULATED := $(if $(EMULATION),$(filter $(or $(SUITE),$(CUDA_SUITES)),$(CUDA_SUITES)))
-LOGS := $(patsubst %,$(BUILD)/%.log,$(filter-out $(if $(EMULATION),cuda),$(or $(SUITE),$(SUITES))))
+LOGS := $(patsubst %,$(BUILD)/%.log,$(filter-out $(if $(EMULATION),cuda),$(filter $(or $(SUITE),$(SUITES)),$(SUITES))))
 PLAIN := $(BUILD)
 HARNESS = $(PLAIN)/tests/main.o $(PLAIN)/tests/fixture.o $(PLAIN)/tests/local_net.o
 
@@ -113,7 +113,7 @@ $(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
 	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
 # With PLAIN=build only the device is instrumented, and of the rest there is one copy. Its suites need the engine alone.
 DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(wildcard device/host*.c) device/sim.c device/pipeline.c,$(wildcard device/*.c)))
-ENGINE := $(patsubst %.c,$(PLAIN)/%.o,$(wildcard device/host*.c) admission.c batch.c opt_model.c quant.c schedule.c tier.c \
+ENGINE := $(patsubst %.c,$(PLAIN)/%.o,$(wildcard device/host*.c) admission.c batch.c opt_model.c quant.c schedule.c tier.c walk.c \
     io/checkpoint.c io/config.c io/file.c io/json.c io/memory.c)
 $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(ENGINE)
 	@mkdir -p $(@D)
