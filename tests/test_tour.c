@@ -956,6 +956,31 @@ static void the_page_is_made_of_the_tour_and_no_link_leads_out_of_docs(void) {
     free(page);
 }
 
+/* Those to files of the repository, from the document's folder. */
+static void every_link_of_the_documents_leads_to_a_file(void) {
+    glob_t found = {0};
+    int count = 0;
+    CU_ASSERT_EQUAL(glob("*.md", 0, NULL, &found), 0);
+    CU_ASSERT_EQUAL(glob("*/*.md", GLOB_APPEND, NULL, &found), 0);
+    CU_ASSERT_EQUAL(glob("results/*/*.md", GLOB_APPEND, NULL, &found), 0);
+    for (size_t f = 0; f < found.gl_pathc; f++) {
+        const char *path = found.gl_pathv[f], *slash = strrchr(path, '/');
+        char *text = contents(path), to[400];
+        for (const char *at = text; (at = strstr(at, "]("));) {
+            at += strlen("](");
+            const int len = (int)strcspn(at, ")# \n");
+            if (!len || !strncmp(at, "http", 4)) continue;
+            snprintf(to, sizeof to, "%.*s%.*s", slash ? (int)(slash + 1 - path) : 0, path, len, at);
+            if (access(to, R_OK)) fprintf(stderr, "\n    %s: there is no %s", path, to);
+            count++;
+            CU_ASSERT_EQUAL(access(to, R_OK), 0);
+        }
+        free(text);
+    }
+    CU_ASSERT(count > 40);
+    globfree(&found);
+}
+
 /* The file that a first comment names behind "Read next:", as it is or beside the one that names it. */
 static bool next_of(char path[100], const char *from) {
     const char *slash = strrchr(from, '/');
@@ -1010,6 +1035,7 @@ CU_TestInfo tests[] = {
     {"an experiment is measured on the host", an_experiment_is_measured_on_the_host},
     {"the page is made of the tour and no link leads out of docs",
      the_page_is_made_of_the_tour_and_no_link_leads_out_of_docs},
+    {"every link of the documents leads to a file", every_link_of_the_documents_leads_to_a_file},
     {"what to read next leads through every source file", what_to_read_next_leads_through_every_source_file},
     CU_TEST_INFO_NULL,
 };
