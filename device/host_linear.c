@@ -17,7 +17,7 @@
  * Contract: every output has one order of sums, whatever the rows, the task and the threads are. F16: sum l of VL adds the
  * products of columns l, l + VL, l + 2 VL ... in this order, from 0, and v_sum4 adds the sums, as a tree; blocks and tiles
  * do not matter. Packed weights: in a block of PANEL_K columns an output adds its products in order, from 0, and the
- * blocks are added in order. HOST_SUMS counts the versions of these orders. Read next: host_attend.c. */
+ * blocks are added in order. Whoever changes an order adds one to HOST_SUMS. Read next: host_attend.c. */
 #include "device/host.h"
 
 enum {
