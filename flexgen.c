@@ -233,18 +233,24 @@ static void keep_compression(Options *o, const cJSON *head) {
     o->compress_cache |= is_packed(head, "bits of the cache", "group of the cache", o->quant);
 }
 
-/* What else the tokens depend on. A job may go on elsewhere; then it is said that its tokens may be others than they would
- * have been. */
+static bool alike(const cJSON *head, const cJSON *before, const char *key) {
+    return cJSON_Compare(json_get(head, key), json_get(before, key), true);
+}
+
+/* What else the tokens depend on. A job may go on elsewhere, or with another version of the program; then it is said that
+ * its tokens may be others than they would have been. */
 static void add_machine(const TaskRun *run, cJSON *head, const cJSON *before) {
     const Policy *p = &run->options->policy;
     cJSON_AddStringToObject(head, "device", run->gpu ? run->gpu->name : "host");
     cJSON_AddStringToObject(head, "instructions", host_isa());
+    cJSON_AddNumberToObject(head, "sums", HOST_SUMS);
     if (!before) return;
-    const bool same = cJSON_Compare(json_get(head, "device"), json_get(before, "device"), true) &&
-                      cJSON_Compare(json_get(head, "instructions"), json_get(before, "instructions"), true);
-    if (!same || run->gpu || p->cache_quant.bits || is_sparse(p))
+    const bool same = alike(head, before, "device") && alike(head, before, "instructions"),
+               sums = alike(head, before, "sums");
+    if (!same || !sums || run->gpu || p->cache_quant.bits || is_sparse(p))
         fprintf(stderr, "going on %s: the tokens to come may differ from those of a run without a break\n",
                 !same      ? "on another machine"
+                : !sums    ? "with another version of this program, which adds in another order"
                 : run->gpu ? "on a GPU"
                            : "with an approximate cache");
 }

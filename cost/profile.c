@@ -25,7 +25,7 @@
 #include "cost/cost.h"
 
 enum {
-    PROFILE_VERSION = 4, /* counts the changes of what is measured, or of kernels and lanes, that make older files wrong */
+    PROFILE_VERSION = 5, /* counts the changes of what is measured, or of kernels and lanes, that make older files wrong */
     PAGE_TOKENS = 16,    /* of a KV page, as in a run */
     PIECE = 8 << 20,     /* bytes of a copy, about a matrix of a layer */
     GROUP = 4,           /* pieces that are on their way to or from the disk at once */

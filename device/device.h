@@ -362,6 +362,9 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err);
 
 /* "AVX-512", "AVX2", "portable": what the kernels were compiled for. */
 const char *host_isa(void);
+/* Counts the orders in which its products and its attention have added, since another order may give other tokens: a job
+ * that began with another is told so when it goes on. */
+enum { HOST_SUMS = 2 };
 
 /* y[r] = table[idx[r]], or y[r] += table[idx[r]]. */
 typedef struct {

@@ -1,36 +1,34 @@
 /* host_linear.c: y = x w^T + b on this CPU, with weights in F16 or packed (the products of section 3; section 5).
  *
- * The lanes of a vector are outputs of one row of x, so that a sum stays in its lane (with F16 in its two lanes). A task
- * has some rows of x and some parts of the outputs, and goes through the columns of x and w in blocks:
+ * A task has some rows of x and some parts of the outputs, and goes through the columns of x and w in blocks. Rows of x
+ * and of w (F16) both lie along the columns, so the lanes of a vector are columns and nothing is turned:
  *
  *     for each block of columns
- *         copy the rows' part of x, so that it lies together       (rows, block)    in the second cache
- *         for each part of the outputs
- *             turn its part of w into a panel                      (block, part)    in the nearest cache
- *             for each few rows of x
- *                 for each column of the panel                     (few rows, part) sums in registers
- *                     sum[row][output] += x[row][column] panel[column][output]
- *                 add them to the task's sums                      (rows, part)     in the second cache
+ *         for each few rows of x, whose part is copied so that it lies together     in the nearest cache
+ *             for each few outputs
+ *                 for each vector of columns
+ *                     sum[row][output] += x[row][vector] w[output][vector]           vectors, in registers
+ *                 keep these sums until the next block                               in the second cache
+ *     add up the lanes of each sum
  *
- * Making a panel costs as much as a few rows' products, so a task has many rows where there are many; each number of w is
- * read from memory once for all of them, and x once for several parts. One or two rows do without a panel (F16).
+ * One to six rows read each number of w once, as fast as memory gives it; more rows find it in the second cache. Packed
+ * weights lie column by column: there the lanes are outputs, and many rows get a panel of unpacked numbers.
  *
- * Contract: every output has one order of sums, whatever the rows, the task and the threads are. In a block of columns each
- * output adds its products in order, from 0: the even columns, the odd columns, and then these two (F16), or all columns
- * (packed weights). The blocks are added in order. Read next: host_attend.c. */
+ * Contract: every output has one order of sums, whatever the rows, the task and the threads are. F16: sum l of VL adds the
+ * products of columns l, l + VL, l + 2 VL ... in this order, from 0, and v_sum4 adds the sums, as a tree; blocks and tiles
+ * do not matter. Packed weights: in a block of PANEL_K columns an output adds its products in order, from 0, and the
+ * blocks are added in order. Whoever changes an order adds one to HOST_SUMS. Read next: host_attend.c. */
 #include "device/host.h"
 
 enum {
-    ROWS = 192,             /* of a task at most */
-    OUTPUTS = 256,          /* likewise; x is copied once for them */
-    NV = VL == 16 ? NR : 2, /* weights in F16: vectors of a tile's row, for FEW rows; their sums fill the registers */
-    FEW = 6,                /* rows of such a tile */
-    HALF_N = NV * VL / 2,   /* the outputs of a part */
-    HALF_K = 256,           /* and the columns of a block */
-    DIRECT = 2,             /* rows that are multiplied without a panel */
-    SHORT = 2048,           /* columns: a row of w that ends before the processor foresees what follows */
-    PACKED_N = 64,          /* packed weights: so many outputs lie side by side in a column's group */
-    PACKED_K = 64           /* a panel is 16 KB, of a nearest cache of 32 or 48, once it is unpacked */
+    PART = 64,      /* outputs that are dealt out together; packed weights have so many of a column's group side by side */
+    FEW = 6,        /* rows of a tile at most */
+    ROWS = 96,      /* of a task at most, F16: the sums of so many rows ... */
+    OUTPUTS = 128,  /* ... and outputs fit the second cache, and w is read once for them */
+    COLUMNS = 1024, /* of a block, F16: FEW rows of x are 24 KB, of a nearest cache of 32 or 48 */
+    PANEL_ROWS = 192, /* the same of packed weights */
+    PANEL_OUTPUTS = 256,
+    PANEL_K = 64 /* a panel is 16 KB once it is unpacked */
 };
 
 /* The outputs col .. col+n: those from `first` on of group `group`, which has no more than a part's. */
@@ -39,106 +37,89 @@ typedef struct {
 } Part;
 
 // ---------------------------------------------------------------------------------------------------------------
-// Weights in F16. They lie row by row, a row having all columns of an output; a panel has them column by column. Columns
-// are taken two at a time: then a pair of halves moves as one number of 32 bits, which halves the work, and stays a pair in
-// the vectors until the sums are complete:
-//
-//     panel[t]    w[0][2t] w[0][2t+1] w[1][2t] w[1][2t+1] ...      widened on the way into registers
-//     x           x[2t]    x[2t+1]    x[2t]    x[2t+1]    ...
+// Weights in F16
 // ---------------------------------------------------------------------------------------------------------------
 
-/* v[t]: the t-th pair of n columns of VL rows of w, which are k apart; past row `last` that row again, whose sums are not
- * used. ahead: how far what is wanted later lies behind this, if the processor does not foresee it. */
-INLINE void turn_square(V v[VL], const f16 *w, size_t k, int last, const int n, const ptrdiff_t ahead) {
-    UNROLL
-    for (int i = 0; i < VL; i++) {
-        const f16 *from = w + imin(i, last) * k;
-        if (ahead) __builtin_prefetch(from + ahead, 0, 2);
-        v[i] = (V){0};
-        memcpy(&v[i], from, n * sizeof *from);
-    }
-    v_transpose(v);
-}
+/* Outputs of a tile of mr rows: the sums fill the registers, and there are enough of them that none waits for itself. */
+#define TILE_OUTPUTS(mr) (VL == 16 || mr < 4 ? 4 : 2)
 
-INLINE void panel_square(f16 *panel, const f16 *w, size_t k, int last, const int n, ptrdiff_t ahead) {
-    V v[VL];
-    turn_square(v, w, k, last, n, ahead);
-    UNROLL
-    for (int i = 0; i < VL; i++) memcpy(panel + i * 2 * HALF_N, &v[i], sizeof v[i]);
-}
-
-/* sum[i][o] += x[i] . w[o] over so many pairs of columns, for mr rows of x. */
-INLINE void pair_tile(float *sum, const float *x, const f16 *panel, int pairs, const int mr) {
-    V acc[FEW][NV] = {{{0}}}, b[NV];
-    for (int t = 0; t < pairs; t++) {
+/* sum[i * nr + j] += x[i] . w[j], lane by lane, over columns c .. end, whole vectors of them. What few of the rows or
+ * outputs load is held in registers: a compiler that loads it again for each product wants more loads than a cycle has.
+ * next: what is multiplied later and lies together; as much of it is fetched. */
+INLINE void add_products(V *sum, const float *x, const f16 *const w[4], int c, int end, const f16 *next, const int mr,
+                         const int nr) {
+    for (; c < end; c += VL, next += nr * VL) {
+        V a[FEW], b[4];
         UNROLL
-        for (int u = 0; u < NV; u++) b[u] = v_load_f16(panel + t * HALF_N * 2 + u * VL);
-        UNROLL
-        for (int i = 0; i < mr; i++) {
-            V a = v_set_pair(x + i * HALF_K + 2 * t);
+        for (int line = 0; line < nr * VL; line += 32) __builtin_prefetch(next + line);
+        if (mr < nr || VL == 16) {
             UNROLL
-            for (int u = 0; u < NV; u++) acc[i][u] = v_fma(a, b[u], acc[i][u]);
-        }
-    }
-    UNROLL
-    for (int i = 0; i < mr; i++) {
-        UNROLL
-        for (int u = 0; u < NV; u += 2) {
-            float *to = sum + i * HALF_N + u * VL / 2;
-            v_store(to, v_load(to) + v_add_pairs(acc[i][u], acc[i][u + 1]));
-        }
-    }
-}
-
-/* The same of VL outputs, straight from w, for so few rows of x that a panel would not pay. */
-INLINE void direct_tile(float *sum, const float *x, const f16 *w, size_t k, int last, int nc, const int mr) {
-    const ptrdiff_t ahead = k <= SHORT ? VL * k : 0; /* the next rows */
-    V acc[DIRECT][2] = {{{0}}};
-    for (int c = 0; c < nc; c += 2 * VL) {
-        V v[VL];
-        if (c + 2 * VL <= nc)
-            turn_square(v, w + c, k, last, 2 * VL, ahead);
-        else
-            turn_square(v, w + c, k, last, nc - c, ahead);
-        UNROLL
-        for (int t = 0; t < VL; t++) {
-            VH half[2];
-            memcpy(half, &v[t], sizeof half);
-            V b[2] = {v_widen(half[0]), v_widen(half[1])};
+            for (int i = 0; i < mr; i++) a[i] = v_hold(v_load(x + c * mr + i * VL));
+            UNROLL
+            for (int j = 0; j < nr; j++) {
+                b[j] = v_hold(v_load_f16(w[j] + c));
+                UNROLL
+                for (int i = 0; i < mr; i++) sum[i * nr + j] = v_fma(a[i], b[j], sum[i * nr + j]);
+            }
+        } else {
+            UNROLL
+            for (int j = 0; j < nr; j++) b[j] = v_hold(v_load_f16(w[j] + c));
             UNROLL
             for (int i = 0; i < mr; i++) {
-                V a = v_set_pair(x + i * HALF_K + c + 2 * t);
-                acc[i][0] = v_fma(a, b[0], acc[i][0]), acc[i][1] = v_fma(a, b[1], acc[i][1]);
+                a[i] = v_hold(v_load(x + c * mr + i * VL));
+                UNROLL
+                for (int j = 0; j < nr; j++) sum[i * nr + j] = v_fma(a[i], b[j], sum[i * nr + j]);
             }
         }
     }
-    UNROLL
-    for (int i = 0; i < mr; i++) {
-        float *to = sum + i * HALF_N;
-        v_store(to, v_load(to) + v_add_pairs(acc[i][0], acc[i][1]));
-    }
 }
 
-/* sum (rows, HALF_N) += x (rows, HALF_K) times columns c .. c+nc of the part; behind them x is 0 up to a whole square.
- * ahead: how far what is multiplied next lies behind this. */
-static void multiply_halves(float *sum, const float *x, int rows, const Product *p, Part part, int c, int nc,
-                            ptrdiff_t ahead) {
-    _Alignas(64) f16 panel[HALF_K * HALF_N]; /* (HALF_K / 2, HALF_N) pairs */
-    for (int o = 0; o < HALF_N; o += VL) {
-        const int first = imin(o, part.n - 1), last = part.n - 1 - first;
-        const f16 *w = (const f16 *)p->w + (size_t)(part.col + first) * p->k + c;
-        if (rows <= DIRECT) {
-            if (rows == 1) direct_tile(sum + o, x, w, p->k, last, nc, 1);
-            if (rows == 2) direct_tile(sum + o, x, w, p->k, last, nc, 2);
-            continue;
-        }
-        int done = 0;
-        for (; done + 2 * VL <= nc; done += 2 * VL)
-            panel_square(panel + done * HALF_N + 2 * o, w + done, p->k, last, 2 * VL, ahead);
-        if (done < nc) panel_square(panel + done * HALF_N + 2 * o, w + done, p->k, last, nc - done, ahead);
+/* The products of nc columns of mr rows of x and of some rows of w, which are k apart; past row `last` that row again. They
+ * add to what `kept` holds if the block is not the first, and stay there if it is not the last; then out[i * OUTPUTS + j]
+ * is the sum of all lanes. */
+INLINE void tile(V *kept, float *out, const float *x, const f16 *w, size_t k, int last, int nc, bool first, bool end,
+                 const int mr) {
+    const int nr = TILE_OUTPUTS(mr), all = mr * nr, whole = nc / VL * VL;
+    const f16 *row[4];
+    V sum[FEW * 4], rest[4] = {{0}}; /* which is loaded before the sums fill the registers */
+    UNROLL
+    for (int j = 0; j < nr; j++) {
+        row[j] = w + imin(j, last) * k;
+        if (whole < nc) rest[j] = v_load_f16_part(row[j] + whole, nc - whole);
     }
-    for (int i = 0; rows > DIRECT && i < rows; i += FEW)
-        FOR_ROWS(imin(FEW, rows - i), pair_tile, sum + i * HALF_N, x + i * HALF_K, panel, (nc + 1) / 2);
+    UNROLL
+    for (int i = 0; i < mr; i++) {
+        UNROLL
+        for (int s = i * nr; s < (i + 1) * nr; s++) sum[s] = first ? (V){0} : kept[s];
+    }
+    for (int j = 0, c = 0, until; j < nr; j++, c = until) { /* the next rows one after the other */
+        until = whole / VL * (j + 1) / nr * VL;
+        add_products(sum, x, row, c, until, w + (nr + j) * k, mr, nr);
+    }
+    if (whole < nc) {
+        UNROLL
+        for (int i = 0; i < mr; i++) {
+            const V a = v_load(x + whole * mr + i * VL);
+            UNROLL
+            for (int j = 0; j < nr; j++) sum[i * nr + j] = v_fma(a, rest[j], sum[i * nr + j]);
+        }
+    }
+    if (!end) {
+        UNROLL
+        for (int i = 0; i < mr; i++) {
+            UNROLL
+            for (int s = i * nr; s < (i + 1) * nr; s++) kept[s] = sum[s];
+        }
+        return;
+    }
+    UNROLL
+    for (int s = 0; s < all; s += 4) {
+        const int more = s + 2 < all ? s + 2 : s; /* five rows of two */
+        const V4 four = v_sum4(sum[s], sum[s + 1], sum[more], sum[more + 1]);
+        UNROLL
+        for (int d = 0; d < imin(4, all - s); d += nr)
+            memcpy(out + (s + d) / nr * OUTPUTS, (const float *)&four + d, nr * sizeof *out);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -152,24 +133,24 @@ typedef struct {
     bool unpacked;
     const uint8_t *codes; /* the first column's; the next are `size` apart */
     size_t size;
-    Table table[PACKED_K];
-    _Alignas(64) float w[PACKED_K][PACKED_N]; /* zeros past the end of a group */
+    Table table[PANEL_K];
+    _Alignas(64) float w[PANEL_K][PART]; /* zeros past the end of a group */
 } Panel;
 
 /* The columns' numbers from `first` on, where they begin at byte `from`. all: room for a group. */
 static void load_columns(Panel *a, Quant quant, const uint8_t *from, int first, bool unpacked, f16 *all) {
-    const int group = quant.group, n = imin(PACKED_N, group - first);
+    const int group = quant.group, n = imin(PART, group - first);
     const bool quick = quant.bits == 4 && group % 32 == 0;
     a->codes = from + 4 + first / 2;
-    a->unpacked = unpacked || !quick || n < PACKED_N;
+    a->unpacked = unpacked || !quick || n < PART;
     for (int c = 0; quick && c < a->nc; c++) { /* apart from their use, because a table takes long to be ready */
-        __builtin_prefetch(from + (PACKED_K + c) * a->size, 0, 2); /* the few lines that each use reads lie far apart */
+        __builtin_prefetch(from + (PANEL_K + c) * a->size, 0, 2); /* the few lines that each use reads lie far apart */
         a->table[c] = t_load(from + c * a->size);
     }
     if (!a->unpacked) return;
     for (int c = 0; c < a->nc; c++) {
         float *to = a->w[c];
-        if (n < PACKED_N) memset(to, 0, sizeof a->w[c]);
+        if (n < PART) memset(to, 0, sizeof a->w[c]);
         if (!quick) {
             quant_unpack(all, 1, from + c * a->size, group, quant);
             for (int j = 0; j < n; j++) to[j] = f16_to_f32(all[first + j]);
@@ -186,11 +167,11 @@ static void load_columns(Panel *a, Quant quant, const uint8_t *from, int first, 
 /* sum[i][j] += sum over columns c of x[i][c] w[c][j], in the order of c, for mr rows. */
 INLINE void packed_tile(float *sum, const float *x, const Panel *w, const bool unpacked, const int mr) {
     enum { BLOCKS = NR * VL / 32 ? NR * VL / 32 : 1, EACH = 32 / VL, ALL = BLOCKS * EACH };
-    for (int j = 0; j < PACKED_N; j += ALL * VL) {
+    for (int j = 0; j < PART; j += ALL * VL) {
         V acc[6][ALL] = {{{0}}}, a[6], b[EACH];
         for (int c = 0; c < w->nc; c++) {
             UNROLL
-            for (int i = 0; i < mr; i++) a[i] = v_set(x[i * PACKED_K + c]);
+            for (int i = 0; i < mr; i++) a[i] = v_set(x[i * PANEL_K + c]);
             UNROLL
             for (int d = 0; d < BLOCKS; d++) {
                 if (!unpacked) t_block(b, &w->table[c], w->codes + c * w->size + j / 2 + 16 * d);
@@ -206,14 +187,14 @@ INLINE void packed_tile(float *sum, const float *x, const Panel *w, const bool u
         for (int i = 0; i < mr; i++) {
             UNROLL
             for (int u = 0; u < ALL; u++) {
-                float *to = sum + i * PACKED_N + j + u * VL;
+                float *to = sum + i * PART + j + u * VL;
                 v_store(to, v_load(to) + acc[i][u]);
             }
         }
     }
 }
 
-/* sum (rows, PACKED_N) += x (rows, PACKED_K) times columns c .. c+nc of the part. all: room for a group. */
+/* sum (rows, PART) += x (rows, PANEL_K) times columns c .. c+nc of the part. all: room for a group. */
 static void multiply_packed(float *sum, const float *x, int rows, const Product *p, Part part, int c, int nc, f16 *all) {
     Panel w; /* set field by field: to fill all of it with zeros would take longer than its use */
     w.nc = nc, w.size = quant_bytes(p->quant, p->quant.group);
@@ -221,7 +202,7 @@ static void multiply_packed(float *sum, const float *x, int rows, const Product 
     load_columns(&w, p->quant, from, part.first, rows > MR, all);
     if (w.unpacked)
         for (int i = 0; i < rows; i += MR)
-            FOR_ROWS(imin(MR, rows - i), packed_tile, sum + i * PACKED_N, x + i * PACKED_K, &w, true);
+            FOR_ROWS(imin(MR, rows - i), packed_tile, sum + i * PART, x + i * PANEL_K, &w, true);
     else
         FOR_ROWS(rows, packed_tile, sum, x, &w, false);
 }
@@ -233,11 +214,10 @@ static void multiply_packed(float *sum, const float *x, int rows, const Product 
 /* F16 has its parts one after the other. Packed weights have them within groups, of which the last may hold fewer outputs
  * than it has room for: n may be 0 or less. */
 static Part find_part(const Product *p, int part) {
-    const int width = p->quant.bits ? PACKED_N : HALF_N, group = p->quant.bits ? p->quant.group : HALF_N;
-    const int each = ceil_div(group, width);
-    Part a = {.group = part / each, .first = part % each * width};
+    const int group = p->quant.bits ? p->quant.group : PART, each = ceil_div(group, PART);
+    Part a = {.group = part / each, .first = part % each * PART};
     a.col = a.group * group + a.first;
-    a.n = imin(imin(width, group - a.first), p->n - a.col);
+    a.n = imin(imin(PART, group - a.first), p->n - a.col);
     return a;
 }
 
@@ -254,32 +234,61 @@ static void linear_finish(const Product *p, const float *sum, size_t r, size_t c
     }
 }
 
-/* Rows row .. row+rows of the parts from `part` on. */
-static void linear_task(const Product *p, int row, int rows, int part, int parts) {
-    const int width = p->quant.bits ? PACKED_N : HALF_N, depth = p->quant.bits ? PACKED_K : HALF_K;
-    float *x = scratch((size_t)rows * (depth + parts * width) + p->quant.group);        /* (rows, depth) */
-    float *sums = x + (size_t)rows * depth, *all = sums + (size_t)rows * parts * width; /* (parts, rows, width) */
-    memset(sums, 0, (size_t)rows * parts * width * sizeof *sums);
+/* Rows of n columns of x, which are k apart; zeros behind them up to `room` columns, and `to` has them ld apart. */
+static void copy_rows(float *to, int ld, const float *x, int rows, size_t k, int n, int room) {
+    for (int i = 0; i < rows; i++) {
+        memcpy(to + i * ld, x + i * k, n * sizeof *x);
+        memset(to + i * ld + n, 0, (room - n) * sizeof *x);
+    }
+}
+
+/* The first vector of n columns of each of mr rows of x, which are k apart, then the second of each; zeros behind the last
+ * column. */
+INLINE void interleave(float *to, const float *x, size_t k, int n, const int mr) {
+    int c = 0;
+    for (; c + VL <= n; c += VL) {
+        UNROLL
+        for (int i = 0; i < mr; i++, to += VL) v_store(to, v_load(x + i * k + c));
+    }
+    for (int i = 0; c < n && i < mr; i++) v_store(to + i * VL, v_load_part(x + i * k + c, n - c));
+}
+
+/* Rows row .. row+rows of outputs col .. col+n. One row needs no blocks: all of it stays near. */
+static void task_of_halves(const Product *p, int row, int rows, int col, int n) {
+    const size_t k = p->k;
+    const int depth = rows == 1 ? p->k : COLUMNS, x_floats = imin(rows, FEW) * round_up(depth, VL);
+    float *x = scratch(x_floats + (size_t)(FEW + rows * VL) * OUTPUTS),
+          *out = x + x_floats;                    /* x of FEW rows; (FEW, OUTPUTS) */
+    V *kept = (V *)(void *)(out + FEW * OUTPUTS); /* (rows, OUTPUTS) */
     for (int c = 0; c < p->k; c += depth) {
         const int nc = imin(depth, p->k - c);
-        for (int i = 0; i < rows; i++) {
-            memcpy(x + i * depth, (const float *)p->x + (size_t)(row + i) * p->k + c, nc * sizeof *x);
-            memset(x + i * depth + nc, 0, (depth - nc) * sizeof *x);
+        for (int i = 0; i < rows; i += FEW) {
+            const int mr = imin(FEW, rows - i), nr = TILE_OUTPUTS(mr);
+            FOR_ROWS(mr, interleave, x, (const float *)p->x + (row + i) * k + c, k, nc);
+            for (int o = 0; o < n; o += nr)
+                FOR_ROWS(mr, tile, kept + i * OUTPUTS + o * mr, out + o, x, (const f16 *)p->w + (col + o) * k + c, k,
+                         n - o - 1, nc, c == 0, c + nc == p->k);
+            for (int r = 0; c + nc == p->k && r < mr; r++) linear_finish(p, out + r * OUTPUTS, row + i + r, col, n);
         }
+    }
+}
+
+/* Rows row .. row+rows of the parts from `part` on. */
+static void task_of_packed(const Product *p, int row, int rows, int part, int parts) {
+    float *x = scratch((size_t)rows * (PANEL_K + parts * PART) + p->quant.group);        /* (rows, PANEL_K) */
+    float *sums = x + (size_t)rows * PANEL_K, *all = sums + (size_t)rows * parts * PART; /* (parts, rows, PART) */
+    memset(sums, 0, (size_t)rows * parts * PART * sizeof *sums);
+    for (int c = 0; c < p->k; c += PANEL_K) {
+        const int nc = imin(PANEL_K, p->k - c);
+        copy_rows(x, PANEL_K, (const float *)p->x + (size_t)row * p->k + c, rows, p->k, nc, PANEL_K);
         for (int u = 0; u < parts; u++) {
             const Part at = find_part(p, part + u);
-            if (at.n <= 0) continue;
-            /* the same columns of the next part; behind the last part, the first part's next columns */
-            const ptrdiff_t part_k = (ptrdiff_t)HALF_N * p->k, ahead = u + 1 < parts ? part_k : HALF_K - u * part_k;
-            if (p->quant.bits)
-                multiply_packed(sums + u * rows * width, x, rows, p, at, c, nc, (f16 *)all);
-            else
-                multiply_halves(sums + u * rows * width, x, rows, p, at, c, nc, ahead);
+            if (at.n > 0) multiply_packed(sums + u * rows * PART, x, rows, p, at, c, nc, (f16 *)all);
         }
     }
     for (int u = 0; u < parts; u++) {
         const Part at = find_part(p, part + u);
-        for (int i = 0; i < rows; i++) linear_finish(p, sums + (u * rows + i) * width, row + i, at.col, at.n);
+        for (int i = 0; i < rows; i++) linear_finish(p, sums + (u * rows + i) * PART, row + i, at.col, at.n);
     }
 }
 
@@ -291,18 +300,23 @@ typedef struct {
 
 static void run_tasks(const void *all, int first, int n) {
     const Tasks *t = all;
+    const Product *p = t->p;
     for (int task = first; task < first + n; task++) {
-        const int row = task / t->across * t->rows, part = task % t->across * t->parts;
-        linear_task(t->p, row, imin(t->rows, t->p->m - row), part, imin(t->parts, t->all - part));
+        const int row = task / t->across * t->rows, rows = imin(t->rows, p->m - row);
+        const int part = task % t->across * t->parts, parts = imin(t->parts, t->all - part);
+        if (p->quant.bits)
+            task_of_packed(p, row, rows, part, parts);
+        else
+            task_of_halves(p, row, rows, part * PART, imin(parts * PART, p->n - part * PART));
     }
 }
 
 void host_linear(const Product *p) {
-    const int group = p->quant.bits ? p->quant.group : HALF_N, width = p->quant.bits ? PACKED_N : HALF_N;
-    const int all = ceil_div(p->n, group) * ceil_div(group, width),
-              enough = 4 * host_threads(); /* to deal them out evenly */
+    const int group = p->quant.bits ? p->quant.group : PART, all = ceil_div(p->n, group) * ceil_div(group, PART);
+    const int most = p->quant.bits ? PANEL_ROWS : ROWS, enough = 4 * host_threads(); /* to deal them out evenly */
     CHECK((p->y_type == F32 || p->y_type == F16) && p->quant.bits <= 8 && group > 0);
-    int rows = round_up(ceil_div(p->m, ceil_div(p->m, ROWS)), FEW), parts = p->m > FEW ? OUTPUTS / width : 1;
+    int rows = round_up(ceil_div(p->m, ceil_div(p->m, most)), FEW),
+        parts = p->m > FEW ? (p->quant.bits ? PANEL_OUTPUTS : OUTPUTS) / PART : 1;
     while (parts > 1 && ceil_div(p->m, rows) * ceil_div(all, parts) < enough) parts /= 2;
     while (rows > 4 * FEW && ceil_div(p->m, rows) * all < enough) rows = round_up(rows / 2, FEW);
     const int across = ceil_div(all, parts), tasks = ceil_div(p->m, rows) * across;

@@ -42,6 +42,15 @@ typedef struct {
 #endif
 } Table;
 
+/* v, in a register. */
+INLINE V v_hold(V v) {
+#if VL == 16
+    __asm__("" : "+v"(v));
+#elif defined __x86_64__
+    __asm__("" : "+x"(v));
+#endif
+    return v;
+}
 INLINE V v_set(float x) { return x - (V){0}; }
 INLINE V v_select(VI mask, V yes, V no) { return (V)(((VI)yes & mask) | ((VI)no & ~mask)); }
 INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
@@ -180,70 +189,40 @@ INLINE void v_store_f16_part(f16 *p, V v, int n) {
 #define V_SHUFFLE(a, b, f, ...) \
     __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), f(3, __VA_ARGS__))
 #endif
-#define EACH_SECOND(i, odd) (2 * (i) + (odd))
 /* n lanes of a, n of b, the next n of a ... of the lower (or upper) half of each `all` lanes. */
 #define ZIPPED(i, n, all, upper) \
     ((i) / (all) * (all) + (upper) * (all) / 2 + (i) % (all) / (2 * (n)) * (n) + (i) % (n) + (i) / (n) % 2 * VL)
-#define ZIP(a, b, n, all)                                   \
-    do {                                                    \
-        V lower_ = V_SHUFFLE(a, b, ZIPPED, n, all, 0);      \
-        b = V_SHUFFLE(a, b, ZIPPED, n, all, 1), a = lower_; \
-    } while (0)
 
-/* The sums of each two neighbours of a, then those of b. */
-INLINE V v_add_pairs(V a, V b) { return V_SHUFFLE(a, b, EACH_SECOND, 0) + V_SHUFFLE(a, b, EACH_SECOND, 1); }
-
-/* p[0], p[1], p[0], p[1] ... */
-INLINE V v_set_pair(const float *p) {
-    typedef int64_t Pairs __attribute__((vector_size(VL * 4)));
-    int64_t pair;
-    memcpy(&pair, p, sizeof pair);
-    return (V)(pair - (Pairs){0});
-}
-
-/* v[i][j] becomes v[j][i]: squares of 4 are turned, for which instructions are cheap, then they change places. */
-INLINE void v_transpose(V v[VL]) {
-    UNROLL
-    for (int i = 0; i < VL; i += 4) {
-        ZIP(v[i], v[i + 1], 1, 4);
-        ZIP(v[i + 2], v[i + 3], 1, 4);
-        ZIP(v[i], v[i + 2], 2, 4);
-        ZIP(v[i + 1], v[i + 3], 2, 4);
-        V third = v[i + 1];
-        v[i + 1] = v[i + 2], v[i + 2] = third;
-    }
-    for (int half = VL / 2; half >= 4; half /= 2) {
-        UNROLL
-        for (int i = 0; i < VL / 2; i++) {
-            const int at = i / half * half + i;
-            ZIP(v[at], v[at + half], 4, VL);
-        }
-    }
-}
+/* The sums of a lane and the one behind it by half of each `all` lanes, n of a, n of b and so on. */
+#define ADD_HALVES(a, b, n, all) (V_SHUFFLE(a, b, ZIPPED, n, all, 0) + V_SHUFFLE(a, b, ZIPPED, n, all, 1))
+#define XORED(i, n) ((i) ^ (n))
 
 /* Lane i: the sum of the lanes of v[i], added as v_sum adds them: those VL / 2 apart, then VL / 4 ... */
-#define ADD_HALVES(v, n)           \
-    UNROLL                         \
-    for (int i_ = 0; i_ < n; i_++) \
-    v[i_] = V_SHUFFLE(v[i_], v[i_ + n], ZIPPED, n, 2 * n, 0) + V_SHUFFLE(v[i_], v[i_ + n], ZIPPED, n, 2 * n, 1)
+#define ADD_ALL_HALVES(v, n) \
+    UNROLL                   \
+    for (int i_ = 0; i_ < n; i_++) v[i_] = ADD_HALVES(v[i_], v[i_ + n], n, 2 * n)
 INLINE V v_sums(V v[VL]) {
 #if VL == 16
-    ADD_HALVES(v, 8);
+    ADD_ALL_HALVES(v, 8);
 #endif
 #if VL >= 8
-    ADD_HALVES(v, 4);
+    ADD_ALL_HALVES(v, 4);
 #endif
-    ADD_HALVES(v, 2);
-    ADD_HALVES(v, 1);
+    ADD_ALL_HALVES(v, 2);
+    ADD_ALL_HALVES(v, 1);
     return v[0];
 }
 
-/* The sums of the lanes of a, b, c and d. */
+/* The sums of the lanes of a, b, c and d, added alike. On the way they lie in the order a, c, b, d. */
 INLINE V4 v_sum4(V a, V b, V c, V d) {
-    V4 e = v_fold(a), f = v_fold(b), g = v_fold(c), h = v_fold(d);
-    V4 ef = __builtin_shufflevector(e, f, 0, 4, 1, 5) + __builtin_shufflevector(e, f, 2, 6, 3, 7); /* e f e f */
-    V4 gh = __builtin_shufflevector(g, h, 0, 4, 1, 5) + __builtin_shufflevector(g, h, 2, 6, 3, 7);
-    return __builtin_shufflevector(ef, gh, 0, 1, 4, 5) + __builtin_shufflevector(ef, gh, 2, 3, 6, 7);
+    V ab = ADD_HALVES(a, b, VL / 2, VL), cd = ADD_HALVES(c, d, VL / 2, VL), acbd = ADD_HALVES(ab, cd, VL / 4, VL / 2);
+#if VL == 16
+    acbd += V_SHUFFLE(acbd, acbd, XORED, 2);
+#endif
+#if VL >= 8
+    acbd += V_SHUFFLE(acbd, acbd, XORED, 1);
+#endif
+    return __builtin_shufflevector(acbd, acbd, 0, VL / 2, VL / 4, 3 * VL / 4);
 }
 INLINE float v_sum(V v) {
     V4 e = v_fold(v);

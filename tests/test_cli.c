@@ -954,6 +954,31 @@ static void a_head_that_was_edited_is_refused(void) {
     }
 }
 
+/* The journal of a program that added in another order, and of one that did not say in which. */
+static void another_order_of_sums_is_said(void) {
+    char now[20], output[700];
+    const char *const puts[] = {now, "\"sums\":1", "\"others\":2"};
+    size_t len;
+    snprintf(now, sizeof now, "\"sums\":%d", HOST_SUMS);
+    write_ten_prompts();
+    for (int i = 0; i < 3; i++) {
+        snprintf(output, sizeof output, "%s%d", path_in(capture, "sums"), i);
+        pid_t pid = START(TEN_PROMPTS, "--output", output, "--percent", "0", "100", "0", "100", "0", "100",
+                          "--gpu-batch-size", "3", "--num-gpu-batches", "1", "--link", "ctog=50M");
+        wait_for_journal(output, 500);
+        kill(pid, SIGKILL);
+        Result killed = finish(pid);
+        char *journal = strcat(output, ".journal"), *text = contents(journal, &len);
+        char *edited = replaced(text, &len, now, puts[i], strlen(puts[i]));
+        write_file(capture, strrchr(journal, '/') + 1, edited, len);
+        *strrchr(output, '.') = 0;
+        Result rest = RUN(TEN_PROMPTS, "--output", output, "--resume");
+        assert_done(&rest);
+        CU_ASSERT_EQUAL(strstr(rest.err, "going on with another version of this program") != NULL, i > 0);
+        free(text), free(edited), result_free(&killed), result_free(&rest);
+    }
+}
+
 static void a_disk_that_fills_up_keeps_what_was_reported_as_done(void) {
     char prompts[1000] = "", *output = path_in(capture, "partial");
     for (int i = 0; i < 40; i++) strcat(prompts, "A dog and a cat.\n");
@@ -2190,6 +2215,7 @@ CU_TestInfo tests[] = {
     {"a signal stops a job that then goes on", a_signal_stops_a_job_that_then_goes_on},
     {"a signal stops a job whose pipe is full", a_signal_stops_a_job_whose_pipe_is_full},
     {"a head that was edited is refused", a_head_that_was_edited_is_refused},
+    {"another order of sums is said", another_order_of_sums_is_said},
     {"a disk that fills up keeps what was reported as done", a_disk_that_fills_up_keeps_what_was_reported_as_done},
     {"a job goes on only as it began", a_job_goes_on_only_as_it_began},
     {"a killed run leaves no offload file, and whole lines", a_killed_run_leaves_no_offload_file_and_whole_lines},
