@@ -620,9 +620,9 @@ void arenas_close(Arenas *a);
  * data, no tiers: memory does not grow with the model. now is the simulated clock. */
 Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err);
 
-/* Joins sims that have not been used yet, in one time, as the stages of a pipeline (section 4.4). Each posts and waits on a
- * thread of its own, and time passes when all of them wait; so the schedule of every stage must run. The wire out of a
- * stage takes bytes_s bytes/s, one message after the other, and each arrives delay_s seconds after it has left. Of
+/* world.c: joins sims that have not been used yet, in one time, as the stages of a pipeline (section 4.4). Each posts and
+ * waits on a thread of its own, and time passes when all of them wait; so the schedule of every stage must run. The wire
+ * out of a stage takes bytes_s bytes/s, one message after the other, and each arrives delay_s seconds after it has left. Of
  * device->net, which they have then, post, receive (of tokens) and fail are there: what stages agree on, their one process
  * knows. */
 typedef struct World World;

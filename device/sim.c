@@ -10,108 +10,22 @@
  * copies take their part of them, too. What an op takes at full speed is known when it is posted: its bytes over the
  * bandwidth of its link or of its processor's memory, its flops over the rate, the longer of both, and op_s. The only
  * memory is the index tables, which the schedule writes and attention's lengths are read from; the GPU's are the same
- * bytes, since their copy has no other purpose. Contract: one thread posts and waits. The last chapter joins the sims of a
- * pipeline, each with its thread, in one world. Read next: device/op.c, the ops as data. */
+ * bytes, since their copy has no other purpose. Contract: one thread posts and waits. Read next: device/op.c, the ops as
+ * data. */
+#include "device/sim.h"
+
 #include <math.h>
-#include <pthread.h>
-
-#include "cost/hardware.h"
-#include "device/device.h"
-#include "device/net.h"
-
-/* A posted op: what it must come after, and what it takes. */
-typedef struct {
-    int nafter;
-    Event after[NLANES];
-    Slice slice;       /* what it was */
-    uint64_t order;    /* how many were posted before it */
-    double work, left; /* seconds at full speed; of them not done yet */
-} SimOp;
-
-/* Op number n, counted from 0, lies at ring[n % capacity]. */
-typedef struct {
-    SimOp *ring;
-    uint64_t capacity, posted, done;
-    bool active; /* op number `done` has begun */
-    double began;
-} SimLane;
-
-/* Messages to a stage, in the order in which they arrive: when, and of how many bytes. Of n, `taken` have been received. */
-typedef struct {
-    struct {
-        double at;
-        size_t size;
-    } * letter;
-    int n, taken;
-} Inbox;
-
-typedef struct {
-    Device base;
-    Hardware hardware;
-    SimLane lane[NLANES];
-    double clock; /* seconds */
-    double ends;  /* of the active ops the first ends after so many seconds more, at full speed or beside the others */
-    uint64_t nposted;
-    World *world; /* NULL: this machine is alone */
-    Net net;
-    Inbox inbox[NET_TOKENS + 1]; /* hidden states from the stage before, tokens from the last */
-    double wire_free;            /* when the last of its posted messages has left */
-    double next;                 /* when an op ends, or the next message arrives */
-    bool waits;                  /* its thread does: for a message, or if that is NULL for an event */
-    const Inbox *message;
-    Event event;
-    pthread_cond_t woken;
-    uint8_t *tables;     /* index tables of the CPU tier */
-    size_t tables_at[2]; /* where they lie on GPU and CPU: mirrors of each other */
-    size_t tables_bytes;
-    Reach reach;
-} Sim;
 
 /* An op is done when no more than this share of its work is left: rounding must not part ops that end together. */
 static const double ROUNDING = 1e-9;
-/* Clocks of several machines that differ by less than this share show the same time: they have added up other numbers. */
-static const double ROUNDING_OF_CLOCKS = 1e-12;
 /* The share of shared cores that arithmetic keeps beside any copies. */
 static const double LEAST_CORES = .1;
-
-/* The sims of a pipeline and the wires between them. */
-struct World {
-    pthread_mutex_t lock; /* guards this, and inboxes; a sim's rest is its thread's as long as that runs, then the lock's */
-    Sim **sim;
-    int stages, running; /* threads that do not wait */
-    double bytes_s, delay_s;
-    bool failed;
-    Error error;
-};
-
-// ---------------------------------------------------------------------------------------------------------------
-// Messages between stages
-// ---------------------------------------------------------------------------------------------------------------
-
-/* A message of a stage that has left at `leaves`. */
-static void deliver(Sim *from, int to, NetKind kind, size_t size, double leaves) {
-    Sim *d = from->world->sim[to];
-    Inbox *box = &d->inbox[kind];
-    if (!(box->n & (box->n - 1))) box->letter = xrealloc(box->letter, imax(1, 2 * box->n), sizeof *box->letter);
-    box->letter[box->n].at = leaves + from->world->delay_s;
-    d->next = fmin(d->next, box->letter[box->n].at);
-    box->letter[box->n++].size = size;
-}
-
-static void take(Inbox *box, size_t size) { CHECK(box->letter[box->taken++].size == size); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Lanes and the clock
 // ---------------------------------------------------------------------------------------------------------------
 
 static SimOp *first_op(const SimLane *lane) { return &lane->ring[lane->done % lane->capacity]; }
-
-static bool happened(const Sim *d, Event e) { return d->lane[e.lane].done >= e.seq; }
-
-/* Whether a message is there that has not been taken. */
-static bool has_come(const Sim *d, const Inbox *box) {
-    return box->taken < box->n && box->letter[box->taken].at <= d->clock * (1 + ROUNDING_OF_CLOCKS);
-}
 
 /* Whether the lane's first op can begin. */
 static bool is_ready(const Sim *d, int i) {
@@ -127,7 +41,7 @@ static bool is_ready(const Sim *d, int i) {
 static void begin_op(Sim *d, int i) {
     d->lane[i].active = true;
     d->lane[i].began = d->clock;
-    if (i == RECEIVE) take(&d->inbox[NET_STATES], first_op(&d->lane[i])->slice.bytes);
+    if (i == RECEIVE) take_letter(&d->inbox[NET_STATES], first_op(&d->lane[i])->slice.bytes);
 }
 
 static void begin_ready(Sim *d) {
@@ -153,7 +67,7 @@ static void end_op(Sim *d, int i) {
     Slice *slice = &first_op(lane)->slice;
     slice->begin = lane->began, slice->end = d->clock;
     if (d->base.trace) trace_add(d->base.trace, slice, settled_at(d));
-    if (i == SEND) deliver(d, d->net.stage + 1, NET_STATES, slice->bytes, d->clock);
+    if (i == SEND) d->sent(d, slice->bytes);
     lane->active = false;
     lane->done++;
 }
@@ -179,8 +93,7 @@ static void count_active(const Sim *d, int active[NCHANNELS]) {
     for (int i = 0; i < NLANES; i++) active[lane_channel[i]] += d->lane[i].active;
 }
 
-/* Begins what can begin, and looks when something will happen next; INFINITY: nothing by itself. */
-static void look_ahead(Sim *d) {
+void sim_look_ahead(Sim *d) {
     int active[NCHANNELS];
     begin_ready(d);
     count_active(d, active);
@@ -192,8 +105,7 @@ static void look_ahead(Sim *d) {
         if (box->taken < box->n && !has_come(d, box)) d->next = fmin(d->next, box->letter[box->taken].at);
 }
 
-/* dt seconds pass, in which no active op ends, or at their end one or several together. */
-static void pass(Sim *d, double dt) {
+void sim_pass(Sim *d, double dt) {
     int active[NCHANNELS];
     count_active(d, active);
     d->clock += dt;
@@ -207,128 +119,14 @@ static void pass(Sim *d, double dt) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Several machines in one world (section 4.4)
-//
-// A stage's thread computes nothing that takes time, so time passes only when all of them wait: then the last one to do so
-// goes to the next moment at which an op ends or a message arrives anywhere, and wakes those who have waited for that.
-// Results do not depend on how fast threads are. Only the sims where something happens are touched; the others' clocks are
-// behind, and catch up when it is their turn.
-// ---------------------------------------------------------------------------------------------------------------
-
-/* To the next moment at which something happens, or several things together. All threads wait. */
-static void step(World *w) {
-    double t = INFINITY;
-    for (int s = 0; s < w->stages; s++) t = fmin(t, w->sim[s]->next);
-    CHECK(!isinf(t)); /* whoever waits for a message waits for one that comes */
-    const double together = t * (1 + ROUNDING_OF_CLOCKS);
-    for (int s = 0; s < w->stages; s++) {
-        Sim *d = w->sim[s];
-        if (d->next > together) continue;
-        pass(d, d->clock + d->ends <= together ? d->ends : t - d->clock);
-        d->clock = t;
-        if (d->waits && (d->message ? has_come(d, d->message) : happened(d, d->event))) {
-            d->waits = false, d->next = INFINITY;
-            w->running++;
-            pthread_cond_signal(&d->woken);
-        } else
-            look_ahead(d);
-    }
-}
-
-/* The stage's thread waits: for a message, which it takes, or with box NULL for an event. */
-static int wait_in_world(Sim *d, Event e, Inbox *box, size_t size, Error *err) {
-    World *w = d->world;
-    pthread_mutex_lock(&w->lock);
-    d->waits = box ? !has_come(d, box) : !happened(d, e);
-    if (d->waits) {
-        d->event = e, d->message = box;
-        look_ahead(d);
-        for (w->running--; d->waits && !w->failed;) w->running ? (void)pthread_cond_wait(&d->woken, &w->lock) : step(w);
-    }
-    const int status = w->failed ? -1 : 0;
-    if (status) *err = w->error;
-    if (box && !status) take(box, size);
-    pthread_mutex_unlock(&w->lock);
-    return status;
-}
-
-static void wake_all(World *w) {
-    for (int s = 0; s < w->stages; s++) pthread_cond_signal(&w->sim[s]->woken);
-}
-
-static Sim *sim_of(Net *net) { return (Sim *)((char *)net - offsetof(Sim, net)); }
-
-/* A stage that posts has no op on SEND: it is the last. Only that a message comes matters; there is nothing in it. */
-static int world_post(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
-    Sim *d = sim_of(net);
-    (void)bytes, (void)err;
-    CHECK(kind == NET_TOKENS && net->stage == net->stages - 1);
-    pthread_mutex_lock(&d->world->lock);
-    d->wire_free = fmax(d->wire_free, d->clock) + (double)size / d->world->bytes_s;
-    deliver(d, to, kind, size, d->wire_free);
-    pthread_mutex_unlock(&d->world->lock);
-    return 0;
-}
-
-/* The sim has no tokens: -1. */
-static int world_receive(Net *net, int from, NetKind kind, void *bytes, size_t size, Error *err) {
-    Sim *d = sim_of(net);
-    CHECK(kind == NET_TOKENS && from == net->stages - 1);
-    memset(bytes, 0xff, size);
-    return wait_in_world(d, (Event){0, 0}, &d->inbox[kind], size, err);
-}
-
-static void world_fail(Net *net, const Error *err) {
-    World *w = sim_of(net)->world;
-    pthread_mutex_lock(&w->lock);
-    if (!w->failed) fail_of_stage(&w->error, net->stage, err);
-    w->failed = true;
-    wake_all(w);
-    pthread_mutex_unlock(&w->lock);
-}
-
-World *world_open(Device *const sim[], int stages, double bytes_s, double delay_s) {
-    World *w = xcalloc(1, sizeof *w);
-    *w = (World){.sim = xcalloc(stages, sizeof *w->sim), .stages = stages, .running = stages, .delay_s = delay_s};
-    w->bytes_s = bytes_s;
-    pthread_mutex_init(&w->lock, NULL);
-    for (int s = 0; s < stages; s++) {
-        Sim *d = w->sim[s] = (Sim *)sim[s];
-        d->world = w, d->next = INFINITY, d->base.net = stages > 1 ? &d->net : NULL;
-        d->net = (Net){.stage = s, .stages = stages, .post = world_post, .receive = world_receive, .fail = world_fail};
-        pthread_cond_init(&d->woken, NULL);
-    }
-    return w;
-}
-
-void world_leave(Device *sim) {
-    World *w = ((Sim *)sim)->world;
-    pthread_mutex_lock(&w->lock);
-    w->running--;
-    wake_all(w); /* if nobody runs any more, one of those who wait goes on with the time */
-    pthread_mutex_unlock(&w->lock);
-}
-
-void world_close(World *w) {
-    for (int s = 0; s < w->stages; s++) {
-        Sim *d = w->sim[s];
-        for (const Inbox *box = d->inbox; box <= &d->inbox[NET_TOKENS]; box++) CHECK(w->failed || box->taken == box->n);
-        pthread_cond_destroy(&d->woken);
-        d->base.close(&d->base);
-    }
-    pthread_mutex_destroy(&w->lock);
-    free(w->sim), free(w);
-}
-
 static int sim_wait(Device *base, Event e, Error *err) {
     Sim *d = (Sim *)base;
+    (void)err;
     CHECK(e.seq <= d->lane[e.lane].posted);
-    if (d->world) return happened(d, e) ? 0 : wait_in_world(d, e, NULL, 0, err);
     while (!happened(d, e)) {
-        look_ahead(d);
+        sim_look_ahead(d);
         CHECK(!isinf(d->ends)); /* ops wait only for ops posted before them */
-        pass(d, d->ends);
+        sim_pass(d, d->ends);
     }
     return 0;
 }
@@ -421,7 +219,7 @@ static double op_seconds(Sim *d, const Op *op, size_t moved, const int32_t *len)
         case OP_RECEIVE: /* the wire is the sender's */
             return 0;
         case OP_SEND:
-            return (double)moved / d->world->bytes_s;
+            return (double)moved / d->bytes_s;
         default:
             CHECK(!"an op that takes no time");
     }
