@@ -24,7 +24,7 @@ Tier diffuse(Diffusion *d, double size) {
     Tier best = TIER_GPU;
     for (int t = 0; t < NTIERS; t++) {
         d->due[t] += size * d->share[t];
-        if (d->due[t] > d->due[best] + 1e-9 * size || d->share[best] <= 0) best = (Tier)t;
+        if (d->share[t] > 0 && (d->share[best] <= 0 || d->due[t] > d->due[best] + 1e-9 * size)) best = (Tier)t;
     }
     d->due[best] -= size;
     return best;
@@ -107,7 +107,7 @@ static int diagonal_seats(const Admission *a) {
     return (open < K ? (int)open * a->policy->gbs : a->nseats) - a->seated;
 }
 
-static int (*const seats_for[])(const Admission *) = {zigzag_seats, row_seats, diagonal_seats};
+int (*seats_for[])(const Admission *) = {zigzag_seats, row_seats, diagonal_seats};
 
 // ---------------------------------------------------------------------------------------------------------------
 // The ledger of pages

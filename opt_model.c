@@ -79,8 +79,7 @@ static void plain_round_to_f16(float *x, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = f16_to_f32(f32_to_f16(x[i]));
 }
 
-/* o = softmax(q k^T / sqrt(hd)) v for every head; row t sees rows 0..t. o, q, k, v (n, nh * hd). score (n) is scratch. */
-static void plain_attention(float *o, const float *q, const float *k, const float *v, float *score, int n, int nh, int hd) {
+void plain_attention(float *o, const float *q, const float *k, const float *v, float *score, int n, int nh, int hd) {
     size_t h1 = (size_t)nh * hd;
     for (int head = 0; head < nh; head++)
         for (int t = 0; t < n; t++) {

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """The exercises of docs/EXERCISES.md, by the table scripts/exercises.txt, which says at its top what its lines mean.
 
-    exercise.py start N DIR       a starter tree: the tracked files, without the solution of exercise N
+    exercise.py start N DIR       a starter tree: the tracked files, without the solution of exercise N; of `all`: of none
     exercise.py grade N PROGRAM   runs the steps of exercise N, which are tests of PROGRAM (make grade EX=N)
     exercise.py check [N...]      of every exercise, or of these: the original is green, the blank red, wrong ones in between
     exercise.py sample [N...]     the same of one blank or wrong one of each, always the same
+
+GRADE_SEED fixes the cases that are drawn; then they are not told. GRADE_SECONDS is how long a student's code may run at once.
 """
 import fnmatch
 import os
 import random
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -17,7 +20,7 @@ import tempfile
 import time
 
 TABLE = "scripts/exercises.txt"
-SECONDS = 30  # that a step may take; the slowest takes about one
+SECONDS = 60  # that a step may take; the slowest takes about two
 SEED = 1  # of the sample
 
 # ---- the table ------------------------------------------------------------------------------------------------------
@@ -68,24 +71,22 @@ def nothing(type):
     return "    return NULL;\n" if type.endswith("*") else "    return (%s){0};\n" % type
 
 
-UNUSED = "".join('#pragma GCC diagnostic ignored "-Wunused-%s" // what an exercise leaves out used it\n' % w
-                 for w in ("parameter", "function", "variable", "const-variable"))
-UNUSED_CUDA = "#pragma nv_diag_suppress 177, 550 // nvcc's numbers for the same\n"
+def matching(files, paths):
+    return [p for pattern in paths.split(",") for p in fnmatch.filter(files, pattern)]
 
 
 def replace_bodies(files, entry, comment):
     """Gives the functions of a line `blank FILES NAMES...` the body below it, or one that does nothing."""
     paths, *names = entry["rest"].split()
     left = set(names)
-    for path in fnmatch.filter(files, paths):
+    for path in matching(files, paths):
         source = files[path]
         for name, type, begin, end in reversed(list(functions(source))):
             hits = [n for n in names if fnmatch.fnmatchcase(name, n)]
             if hits:
                 left -= set(hits)
                 source = source[:begin] + "{\n    /* %s */\n%s}" % (comment, entry["text"] or nothing(type)) + source[end:]
-        if source != files[path]:
-            files[path] = source if source.startswith(UNUSED) else UNUSED + UNUSED_CUDA * path.endswith(".cu") + source
+        files[path] = source
     if left:
         sys.exit("%s: no function %s in %s; the table must follow the source" % (TABLE, " ".join(left), paths))
 
@@ -105,35 +106,80 @@ def tracked():
     return files
 
 
-def starter(original, exercises, number):
-    files, entries = dict(original), exercises[number]
-    for e in of(entries, "blank"):
-        replace_bodies(files, e, "Exercise %d: write this. docs/EXERCISES.md says what it gets and what must hold." % number)
-    for e in of(entries, "twin"):
-        replace_bodies(files, e, "Left out: it gives exercise %d away." % number)
+def allow_unused(files):
+    """In what is left of a source something may not be used; warnings are errors."""
+    more = "-Wno-unused -Wno-unused-parameter"
+    for path in ("Makefile", "tests/suites.mk"):
+        text = files[path].decode().replace("-Wall -Wextra", "-Wall -Wextra " + more)
+        text = text.replace("-Wall,-Wextra", "-Wall,-Wextra,%s --diag-suppress 177,550" % more.replace(" ", ","))
+        files[path] = text.encode()
+
+
+def runs_of(exercises, numbers):
+    """The exercises whose solutions the grading of these runs, and with them those of which it runs what is shared."""
+    words = [w for n in numbers for e in of(exercises[n], "runs") for w in e["rest"].split()]
+    return {int(w) for w in words if w[0] != "~"}, {int(w.strip("~")) for w in words}
+
+
+def remove(files, entries):
     for e in of(entries, "remove"):
         for path in e["rest"].split():
-            del files[path]
-    steps = "".join("step %s\n%s" % (e["rest"], e["text"]) for e in of(entries, "step"))
+            files.pop(path, None)
+
+
+def starter(original, exercises, numbers):
+    """Without the solutions of these, and of all others but those that the grading of one of these runs."""
+    files = dict(original)
+    runs, shared = runs_of(exercises, numbers)
+    gone = [n for n in exercises if n in numbers or n not in runs]
+    for number in gone:
+        for e in of(exercises[number], "twin") + (of(exercises[number], "shared") if number not in shared else []):
+            replace_bodies(files, e, "Left out: it gives exercise %d away." % number)
+        remove(files, exercises[number])
+    for number in gone:  # and last, since one's solution may be another's twin
+        for e in of(exercises[number], "blank" if number in numbers or not of(exercises[number], "elsewhere") else "elsewhere"):
+            said = "Exercise %d: write this. docs/EXERCISES.md says what it gets and what must hold."
+            replace_bodies(files, e, (said if number in numbers else "Left out: it is exercise %d.") % number)
     files.pop("tests/test_exercises.c", None)  # which is about all of them
-    files[TABLE] = ("exercise %d %s\n" % (number, entries[0]["rest"]) + steps).encode()
+    files[TABLE] = "".join("exercise %d %s\n" % (n, exercises[n][0]["rest"]) + "".join(
+        "step %s\n%s" % (e["rest"], e["text"]) for e in of(exercises[n], "step")) for n in numbers).encode()
+    for path in ("docs/EXERCISES.md",):
+        for suite in set(re.findall(r" \*\*Suite:\*\* `(\w+)`", files[path].decode())):
+            if "tests/test_%s.c" % suite not in files:
+                files[path] = re.sub(r"\s\*\*Suite:\*\* `%s`\." % suite, "", files[path].decode()).encode()
+    files.pop("docs/TEACHING.md", None)
+    allow_unused(files)
+    return files
+
+
+def with_bodies(files, entries, bodies):
+    """The functions to be written, with these bodies in braces, {name: body}; those of other names stay."""
+    for paths, *names in (e["rest"].split() for e in of(entries, "blank")):
+        for path in matching(files, paths):
+            for name, _, begin, end in reversed(list(functions(files[path]))):
+                if name in names and name in bodies:
+                    files[path] = files[path][:begin] + bodies[name] + files[path][end:]
     return files
 
 
 def wrong_solution(original, entries, edit):
-    """The solution with the edits of a line `wrong`: - old, + new."""
+    """The solution with the edits of a line `wrong`: - old, + new; or with another body of the first function."""
     files, where = dict(original), of(entries, "blank")
+    allow_unused(files)
     for e in of(entries, "solution"):
         replace_bodies(files, {"rest": where[0]["rest"], "text": e["text"]}, "Another solution.")
     pairs = re.findall(r"^ +- (.*)\n +\+ ?(.*)\n", edit["text"], re.M)
+    if not pairs:
+        paths, first, *_ = where[0]["rest"].split()
+        replace_bodies(files, {"rest": paths + " " + first, "text": edit["text"]}, "A cheat.")
     for old, new in pairs:
         found = 0
         for paths, *names in (e["rest"].split() for e in where):
-            for path in fnmatch.filter(files, paths):
+            for path in matching(files, paths):
                 for name, _, begin, end in list(functions(files[path])):
                     body = files[path][begin:end]
                     if name in names and old in body and not found:
-                        files[path] = UNUSED + files[path][:begin] + body.replace(old, new) + files[path][end:]
+                        files[path] = files[path][:begin] + body.replace(old, new) + files[path][end:]
                         found += 1
         if not found:
             sys.exit("%s: `%s` is not in the solution; the table must follow the source" % (TABLE, old))
@@ -155,30 +201,36 @@ def write_tree(dir, files, before):
     return files
 
 
-# ---- the three commands ---------------------------------------------------------------------------------------------
+# ---- start and grade ------------------------------------------------------------------------------------------------
 
 
-def start(number, dir):
+def start(which, dir):
     exercises = read_table(TABLE)
-    if number not in exercises or os.path.exists(dir):
-        sys.exit("exercise.sh N DIR: N is 1 to %d, and DIR a directory that is not there yet" % len(exercises))
-    write_tree(dir, starter(tracked(), exercises, number), {})
-    entry = exercises[number]
+    numbers = list(exercises) if which == "all" else [int(which)] if which.isdigit() else []
+    if not numbers or not set(numbers) <= set(exercises) or os.path.exists(dir):
+        sys.exit("exercise.sh N DIR: N is 1 to %d, or `all`, and DIR a directory that is not there yet" % len(exercises))
+    write_tree(dir, starter(tracked(), exercises, numbers), {})
+    if which == "all":
+        print("%s: exercises 1 to %d. Read docs/EXERCISES.md there; then `make grade EX=N`." % (dir, len(exercises)))
+        return
+    entry = exercises[numbers[0]]
     names = ", ".join(n for e in of(entry, "blank") for n in e["rest"].split()[1:])
     print("%s: exercise %d, %s. Read docs/EXERCISES.md there, write %s, and `make grade EX=%d`."
-          % (dir, number, entry[0]["rest"], names, number))
+          % (dir, numbers[0], entry[0]["rest"], names, numbers[0]))
 
 
-def run_step(program, test):
-    """Whether it passed, and what it said if not."""
+def run_step(program, test, seed, sandbox=None):
+    """Whether it passed, and what it said if not. Who says that it passed has to know the secret, which a student's code has not."""
+    secret = secrets.token_hex(16)
     try:
-        run = subprocess.run([program, "--only", test], capture_output=True, text=True, errors="replace", timeout=SECONDS)
+        run = subprocess.run((sandbox or []) + [program, "--only", test], capture_output=True, text=True, errors="replace",
+                             timeout=SECONDS, input=secret, env=dict(os.environ, GRADE_SEED=str(seed), GRADE_SECRET="1"))
     except subprocess.TimeoutExpired:
         return False, ["it did not end within %d seconds" % SECONDS]
-    if run.returncode == 0 and "Test: %s ...passed" % test in run.stdout:
+    if run.returncode == 0 and secret + " passed" in run.stdout.splitlines():
         return True, []
-    said = re.findall(r"^ +\d+\. (\S+  - .*)$", run.stdout, re.M)
-    said += [] if run.returncode in (0, 1) else ["it crashed: %s" % (run.stderr.strip() or "signal %d" % -run.returncode)]
+    said = re.findall(r"^ *Found: (.*)$", run.stdout, re.M)
+    said = said or re.findall(r"^ +\d+\. (\S+  - .*)$", run.stdout, re.M) + run.stderr.splitlines()[-1:]
     return False, said[:3]
 
 
@@ -187,18 +239,31 @@ def grade(number, program):
     if number not in exercises:
         sys.exit("make grade EX=N: the exercises here are %s" % ", ".join(map(str, sorted(exercises))))
     points = most = 0
-    print("exercise %d, %s" % (number, exercises[number][0]["rest"]))
+    seed, following = os.environ.get("GRADE_SEED"), None
+    print("exercise %d, %s%s" % (number, exercises[number][0]["rest"], "" if seed else drawn()))
     for i, e in enumerate(of(exercises[number], "step"), 1):
         worth, _, test = e["rest"].partition(" ")
-        passed, said = run_step(program, test)
+        passed, said = run_step(program, test, seed or SEEDS[0])
         got = int(worth) if passed else 0
         points, most = points + got, most + int(worth)
         print("  step %d: %d of %s points: %s" % (i, got, worth, test))
         if not passed:
+            following = following or "next: step %d, %s" % (i, test)
             print("    expected: %s" % " ".join(e["text"].split()))
             print("".join("    found: %s\n" % s for s in said), end="")
-    print("%d of %d points" % (points, most))
+    print("%d of %d points%s" % (points, most, "; " + following if following else ""))
     return points == most
+
+
+SEEDS = []  # that was drawn, if none was given
+
+
+def drawn():
+    SEEDS.append(secrets.randbelow(10**6))
+    return " (cases of GRADE_SEED=%d)" % SEEDS[0]
+
+
+# ---- check ----------------------------------------------------------------------------------------------------------
 
 
 def points_of(dir, number):
@@ -213,7 +278,7 @@ def copy_objects(dir, files):
     """Into a fresh tree what was built here of what grading needs; all newer than the sources, so that make leaves it alone."""
     build, now = os.environ.get("BUILD", "build"), time.time()
     sources = [p for p in files if p.endswith(".c") and p not in ("flexgen.c", "device/pipeline.c") and not p.startswith("tests/")]
-    sources += ["tests/%s.c" % name for name in ("main", "fixture", "local_net", "mini_parts", "test_grade")]
+    sources += ["tests/%s.c" % name for name in ("main", "fixture", "local_net", "mini_parts", "lp_parts", "answers", "lessons", "test_grade")]
     names = [p[:-2] + end for p in sources for end in (".o", ".d")]
     for name in names + ["libflexgen.a", "flexgen_cpu.cpp", "flexgen_cpu.o", "flexgen_cpu.d", "test_grade", "emulated/test_grade"]:
         if os.path.exists(os.path.join(build, name)):
@@ -223,7 +288,18 @@ def copy_objects(dir, files):
             os.utime(to, (now, now))
 
 
-KINDS = ("original", "blank", "wrong")
+KINDS = ("original", "blank", "wrong", "cheat")
+# What earned all points once: to say so, and to end before anybody looks.
+ESCAPE = """    extern int printf(const char *, ...), puts(const char *);
+    extern void _Exit(int);
+    puts("Run Summary: 1 passed, exit status 0"), printf("  Test: %s ...passed\\n", "TEST");
+    for (int fd = 0; fd < 100; fd++) { extern long write(int, const void *, unsigned long); (void)!write(fd, "\\0\\0\\0\\0 passed\\n", 12); }
+    _Exit(0);
+"""
+
+
+def is_kernel(entries):
+    return of(entries, "blank")[0]["rest"].startswith("flexgen.cu ")
 
 
 def cases_of(exercises, original, number):
@@ -231,7 +307,11 @@ def cases_of(exercises, original, number):
     entries = exercises[number]
     full = [int(e["rest"].split()[0]) for e in of(entries, "step")]
     yield number, "original", "", original, full
-    yield number, "blank", "", starter(original, exercises, number), [0] * len(full)
+    yield number, "blank", "", starter(original, exercises, [number]), [0] * len(full)
+    if not is_kernel(entries):  # which cannot print, nor end the program
+        tests = "\\n".join("  Test: %s ...passed" % e["rest"].partition(" ")[2] for e in of(entries, "step"))
+        yield (number, "cheat", ": it says that it has passed, and ends", wrong_solution(original, entries, {"text": ESCAPE.replace(
+            "TEST", tests)}), [0] * len(full))
     for e in of(entries, "wrong"):
         *points, what = e["rest"].split(" ", len(full))
         yield number, "wrong", ": " + what, wrong_solution(original, entries, e), [int(p) for p in points]
@@ -243,6 +323,8 @@ def check(numbers, sample=False):
     cases = [list(cases_of(exercises, original, number)) for number in numbers or exercises]
     cases = [draw.choice(c[1:]) for c in cases] if sample else sum(cases, [])
     good, total = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
+    os.environ.setdefault("GRADE_SEED", str(secrets.randbelow(10**6)))
+    print("GRADE_SEED=%s" % os.environ["GRADE_SEED"], flush=True)
     with tempfile.TemporaryDirectory() as dir:
         there = write_tree(dir, original, {})
         copy_objects(dir, original)
@@ -252,15 +334,15 @@ def check(numbers, sample=False):
             total[kind], good[kind] = total[kind] + 1, good[kind] + (points == expected)
             print("%2d %-60s %s%s" % (number, kind + what, points, "" if points == expected else " INSTEAD OF %s" % expected),
                   flush=True)
-    print("%d of %d originals have all points, %d of %d blanks none, %d of %d wrong solutions those that they should"
-          % tuple(n for kind in KINDS for n in (good[kind], total[kind])))
+    print("%d of %d originals have all points, %d of %d blanks none, %d of %d wrong solutions those that they should, %d of %d "
+          "escapes none" % tuple(n for kind in KINDS for n in (good[kind], total[kind])))
     return good == total
 
 
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:] or [""]
-    if command == "start" and len(arguments) == 2 and arguments[0].isdigit():
-        start(int(arguments[0]), arguments[1])
+    if command == "start" and len(arguments) == 2:
+        start(*arguments)
     elif command == "grade" and len(arguments) == 2:
         sys.exit(not grade(int(arguments[0]) if arguments[0].isdigit() else 0, arguments[1]))
     elif command in ("check", "sample"):

@@ -28,7 +28,7 @@ static void parse_flags(int argc, char **argv) {
 
 static void open_gpu(void) {
     Error err;
-    if (!cuda_open_gpu || (test_gpu = cuda_open_gpu(&err))) return;
+    if (test_ended || !cuda_open_gpu || (test_gpu = cuda_open_gpu(&err))) return;
     fprintf(stderr, "%s\n", err.text);
     exit(EXIT_FAILED);
 }
@@ -79,5 +79,6 @@ int main(int argc, char **argv) {
     CU_cleanup_registry();
     if (test_gpu) test_gpu->close(test_gpu);
     remove_temp_dirs();
+    if (test_ended) test_ended(failures);
     return failures ? EXIT_FAILED : 0;
 }

@@ -46,6 +46,8 @@ const LocalCount *local_net_count(const Net *net, NetKind kind);
 const char *test_missing(const char *name) __attribute__((weak));
 /* One that starts its own program as a stage of a pipeline defines it: what `test_NAME --stage WHAT` does. */
 int test_stage(const char *what) __attribute__((weak));
+/* One whose tests run in children, each of which opens the GPU itself, defines it: called at the end. */
+void test_ended(unsigned failures) __attribute__((weak));
 
 /* What main.c found and was told. The engine's suites run on test_gpu, or where it is NULL on the host device; of long
  * lists of combinations they take every test_every-th. */
