@@ -62,7 +62,7 @@ static struct Policy { /* 4.3. The shares are wg, wc, wd; cg, cc, cd; hg, hc, hd
     bool compress_weight, compress_cache; /* 5: group-wise quantization */
     double sparsity;                      /* 5: the share of V that is read; 1: all */
 } policy = {.sparsity = 1};
-typedef struct { /* Bytes on a tier: F16 or packed; those of the checkpoint may be of another type. */
+typedef struct { /* bytes on a tier: F16 or packed; those of the checkpoint may be of another type */
     Tier tier;
     int type;
     uint8_t *at;
@@ -90,7 +90,7 @@ typedef struct {                 /* a prompt of s tokens and those that follow; 
     float *act;             /* ... and (s, h1) */
     size_t staged[NTIERS];  /* its cache's place in a staging slot */
 } Sequence;
-typedef struct { /* A square of Figure 3: token, layer (l: the head) and batch. */
+typedef struct { /* a square of Figure 3: token, layer (l: the head) and batch */
     int i, j, k;
 } Square;
 static Sequence *prompts;
@@ -334,7 +334,7 @@ static void exchange(const Sequence *q, bool down) { /* queries go down, results
     const Place above = on(GPU, (down ? x_Q : x_Out) + at), below = on(CPU, (down ? query : result) + at);
     if (!q->ended && is_delegated(q, now_at.i)) travel(down ? below : above, down ? above : below, bytes);
 }
-static void attention(int k, float *x, int rows) { /* x_Out, in the place of x. */
+static void attention(int k, float *x, int rows) { /* x_Out, in the place of x */
     const size_t size = (size_t)rows * h1;
     float *const qkv[] = {x_Q, x_K, x_V};
     const Weight *w = layer[now_at.j];
@@ -351,7 +351,7 @@ static void attention(int k, float *x, int rows) { /* x_Out, in the place of x. 
     await(); /* x_Out is whole again */
     linear((Linear){x, x_Out, rows, w + W_O, .bias = true, .add = true});
 }
-static void mlp(float *x, int rows) { /* x = relu(x_Out w_1) w_2 + x_Out, in place. */
+static void mlp(float *x, int rows) { /* x = relu(x_Out w_1) w_2 + x_Out, in place */
     const Weight *w = layer[now_at.j];
     layernorm(norm, x, w + NORM_2, rows);
     linear((Linear){ffn, norm, rows, w + W_1, .bias = true, .relu = true});
@@ -417,7 +417,7 @@ static void move_cache(Square at, bool down) { /* new k, v go down; up comes the
             travel(down ? home : near, down ? near : home, near.at == home.at ? 0 : bytes);
         }
 }
-static void load_weight(int i, int j, int k) { /* Behind the head comes layer 0 of the next token. */
+static void load_weight(int i, int j, int k) { /* behind the head comes layer 0 of the next token */
     i += j > l, j %= l + 1;
     if (i < generation_length && j < l && slab[j]) post(WEIGHTS, move_weight, (Square){i, j, k}, false);
 }
@@ -688,7 +688,7 @@ static struct {
     double mem[NTIERS], rate[NRATES][2]; /* bytes; bytes or operations a second */
 } hw = {.mem = {0, 0, 1e18},
         .rate = {{9e9, 9e9}, {9e9, 9e9}, {1e9, 1e9}, {1e9, 1e9}, {9e10, 9e10}, {2e10, 2e10}, {2e10, 2e10}}};
-typedef struct { /* Minimize c x, x >= 0, where of each of m rows a x <= b. */
+typedef struct { /* minimize c x, x >= 0, where a x <= b in each of m rows */
     int m;       /* rows so far */
     double c[NVARS], a[NROWS][NVARS], b[NROWS], x[NVARS];
     const char *name[NROWS];
@@ -1233,7 +1233,7 @@ static void choose_policy(void) { /* searches if none is given, and refuses what
             die(2, "the %s tier needs %zu bytes, but has %.0f: change --percent or lower --gpu-batch-size",
                 tier_name[t], arena[t].peak, hw.mem[t]);
 }
-static void print_policy(int s, bool show_lp) { /* --policy: Eq. 1 as printed. */
+static void print_policy(int s, bool show_lp) { /* --policy: Eq. 1 as printed */
     const double each = search(s, 1024, false, show_lp), n = generation_length;
     if (!(each < INFINITY)) die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
     for (int v = 0; v < NVARS; v++) printf("%s %.12g\n", var_name[v], found.x[v]);
