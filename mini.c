@@ -5,14 +5,13 @@
  *   ./mini models/opt-tiny "Once upon a time" --percent 0 50 0 100 0 100 --link ctog=1G
  *
  * It runs Hugging Face's OPT checkpoints that do not fit the GPU: weights, KV cache and activations rest on
- * three tiers, GPU, CPU and disk, in shares that a linear program finds, and while one batch computes, what
- * its neighbours need is on its way. There is no GPU here: the "GPU" is a piece of memory of a given size,
- * links are copies that can be slowed to a given rate, and the threads that compute stand for both
- * processors. So placement, order, overlap and approximation can be run and watched on any computer.
+ * GPU, CPU and disk, in shares that a linear program finds, and while one batch computes, what its neighbours
+ * need is on its way. There is no GPU here: the "GPU" is memory of a given size, links are copies that can be
+ * slowed to a given rate, and threads stand for both processors. So any computer can run and show it all.
  *
- * Read it from top to bottom: the words of the paper; generate, which is Figure 4; compute, the model; the
- * moves between tiers; placement; links; 4-bit groups; cost model, simplex and search; and last what every
- * such program needs. "4.2", "A.3", "Eq. 1" are places in the paper; i, j, k are token, layer, GPU batch.
+ * Read it from top to bottom: the words of the paper; generate, which is Figure 4; compute, the model; moves
+ * between tiers; placement; links; 4-bit groups; cost model, simplex and search; and what every such program
+ * needs. "4.2", "A.3", "Eq. 1" are places in the paper; i, j, k are token, layer and GPU batch.
  *
  * The engine beside this file is the same with everything. What is left out here, and where it is there:
  *
@@ -23,7 +22,8 @@
  *
  * Where the engine does better: an op waits only for what it needs (device/depend.c), where synchronize()
  * here waits for all; the CPU attends for batch k while the GPU projects k + 1 and finishes k - 1
- * (schedule.c); and a second cost model knows what really moves (policy.c).
+ * (schedule.c); products are written for each processor (device/host_linear.c); and a second cost model knows
+ * what really moves (policy.c).
  *
  * Read next: flexgen.h, the words of the engine. */
 #define _GNU_SOURCE
@@ -55,23 +55,20 @@ static const char *const link_name[] = {"ctog", "gtoc", "dtoc", "ctod"};
 /* Section 3: l layers, hidden sizes h1 and h2, nh heads of size hd; and what OPT has besides. */
 static int l, h1, h2, nh, hd, vocab, positions, eos;
 static bool final_norm = true, tied = true;
-/* 4.3: share[WEIGHTS] is wg, wc, wd; share[CACHE] cg, cc, cd; share[ACTIVATIONS] hg, hc, hd. */
-static struct Policy {
+static struct Policy { /* 4.3. The shares are wg, wc, wd; cg, cc, cd; hg, hc, hd */
     double share[NKINDS][NTIERS];
     int gbs, num_gpu_batches;             /* bls is their product */
     bool no_overlap, cpu_attention;       /* 4.2: overlapping, computation delegation */
     bool compress_weight, compress_cache; /* 5: group-wise quantization */
     double sparsity;                      /* 5: the share of V that is read; 1: all */
 } policy = {.sparsity = 1};
-/* Bytes on a tier: F16 or packed; those of the checkpoint may be of another type. */
-typedef struct {
+typedef struct { /* bytes on a tier: F16 or packed; those of the checkpoint may be of another type */
     Tier tier;
     int type;
     uint8_t *at;
 } Place;
 static Place on(Tier tier, void *at) { return (Place){tier, F16, at}; }
-/* A tensor (rows, cols), in the checkpoint and where it rests. Off the GPU it passes through a slot there. */
-typedef struct {
+typedef struct { /* (rows, cols), in the checkpoint and at rest; off the GPU it passes through a slot */
     Place file, rest;
     int rows, cols;
     size_t bytes, offset; /* on the GPU; in the slot */
@@ -82,9 +79,9 @@ enum { NORM_1 = 0, W_Q = 2, W_K = 4, W_V = 6, W_O = 8, NORM_2 = 10, W_1 = 12, W_
 static Weight (*layer)[NROLES];  // (l)
 enum { TOKENS, POSITIONS, LAST_NORM, LAST_BIAS, HEAD, NGLOBALS };
 static Weight outside[NGLOBALS]; /* of the layers: always on the GPU */
-/* A prompt of s tokens and those that follow. There is no padding: a sequence knows its length. */
-typedef struct {
-    const char *text;
+typedef struct {                 /* a prompt of s tokens and those that follow; nothing is padded */
+    const char *text;            /* a 0 is behind it, and may be in it */
+    size_t size;                 /* bytes */
     int id, *token, s, generated;
     bool ended;             /* by </s> */
     int row, room;          /* its first row in the hidden state; tokens of its cache */
@@ -93,32 +90,26 @@ typedef struct {
     float *act;             /* ... and (s, h1) */
     size_t staged[NTIERS];  /* its cache's place in a staging slot */
 } Sequence;
-/* A square of Figure 3: token, layer (l: the head) and batch. */
-typedef struct {
+typedef struct { /* a square of Figure 3: token, layer (l: the head) and batch */
     int i, j, k;
 } Square;
-
 static Sequence *prompts;
 static Sequence **batch; /* (K + 1): GPU batch k has the sequences from batch[k] up to batch[k + 1] */
-static int nprompts, K, generation_length = 64, threads; /* K: batches of this block */
-static size_t kv_row, *slab;                             /* bytes of a token's k; of a layer off the GPU */
-static uint8_t *weight_slot[2], *stage[2][2];            /* where weights and cache pass; [tier][slot] */
-static float *x_slot[2];                                 /* and hidden states (rows, h1) */
+static int nprompts, longest, K, generation_length = 64, threads; /* tokens; batches of this block */
+static size_t kv_row, *slab, scratch_floats; /* bytes of a token's k, of layers off the GPU; of each thread */
+static uint8_t *weight_slot[2], *stage[2][2];                /* where weights and cache pass; [tier][slot] */
+static float *x_slot[2];                                     /* and hidden states (rows, h1) */
 static float *norm, *x_Q, *x_K, *x_V, *x_Out, *ffn, *logits; /* the workspace of a batch, on the GPU */
 static float *scratch, *new_row, *query, *result; /* of threads; a k or v; the last two on the CPU */
-static size_t scratch_floats;                     /* of each thread */
-
-typedef void Move(Square at, bool down);
-typedef void Task(const void *arg, int thread, int first, int n);
-__attribute__((noreturn, format(printf, 2, 3))) static void die(int status, const char *format, ...);
+typedef void Move(Square at, bool down), Task(const void *arg, int thread, int first, int n);
 static void post(int worker, Move *move, Square at, bool down), synchronize(void);
 static void parallel(Task *task, const void *arg, int n, double work);
 static void travel(Place to, Place from, size_t bytes), await(void);
 static void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
-static void pack_group(uint8_t *to, const float *x, int n),
-    unpack_group(float *x, const uint8_t *from, int n);
-static size_t group_bytes(int n);
+static void pack(uint8_t *to, const float *x, int n), unpack(float *x, const uint8_t *from, int n);
+static size_t packed_bytes(int n);
 static void fill_weight(Weight *w);
+static double now(void), generation_s; /* seconds */
 static long min(long a, long b) { return a < b ? a : b; }
 static long max(long a, long b) { return a > b ? a : b; }
 
@@ -136,14 +127,12 @@ static long max(long a, long b) { return a > b ? a : b; }
 //          +---------------+                               +---------------+
 //   k + 1  |     next      |  load_activation, load_cache
 //          +---------------+
-//
 // Above the first batch of a column is the last of the column before; below the last, the first of the next.
 // Column l, behind the layers, is the head, which makes the next token.
 typedef void Call(int i, int j, int k);
 static Call load_weight, store_activation, store_cache, load_cache, load_activation, compute;
 static bool begin_token(int i);
-/* A block: generates a token after the other for each of its sequences, until </s> ends it. */
-static void generate(void) {
+static void generate(void) { /* one token after another for each sequence of the block */
     const int num_layers = l + 1, num_gpu_batches = K;
     for (int k = 0; k < num_gpu_batches; k++) load_weight(0, 0, k); /* which no square before could load */
     synchronize();
@@ -187,64 +176,60 @@ static int buffer_of(Square at) { return (int)(((at.i * (l + 1L) + at.j) * K + a
 //
 // and every product adds a bias. Activations and sums are floats; weights and cache are F16 or packed, and
 // x_Q, x_K and x_V are rounded to F16, as the cache keeps them.
-enum { VL = __BIGGEST_ALIGNMENT__ / 4 };            /* floats of the machine's widest vector: 4, 8 or 16 */
-enum { MT = 4, NT = VL / 4, GROUP = 64, PAD = 32 }; /* MT x NT sums are held in registers */
-typedef float V __attribute__((vector_size(4 * VL)));
-/* y[q][p] = x[q] . w[p] over n, for MT rows of x and NT of w. All that is multiplied lies in buffers with a
- * few rows more than needed; what those give is not used. */
-static void dot_tile(float *y, size_t y_ld, const float *x, size_t x_ld, const float *w, size_t w_ld, int n) {
-    V sum[MT][NT] = {{{0}}}, a, b;
-    int c = 0;
-    for (; c + VL <= n; c += VL)
-        for (int p = 0; p < NT; p++) {
-            memcpy(&b, w + p * w_ld + c, sizeof b);
-            for (int q = 0; q < MT; q++) memcpy(&a, x + q * x_ld + c, sizeof a), sum[q][p] += a * b;
-        }
-    for (int e = 0; e < MT * NT; e++) {
-        float *to = &y[e / NT * y_ld + e % NT];
-        *to = 0;
-        for (int lane = 0; lane < VL; lane++) *to += sum[e / NT][e % NT][lane];
-        for (int rest = c; rest < n; rest++) *to += x[e / NT * x_ld + rest] * w[e % NT * w_ld + rest];
-    }
+enum { VL = __BIGGEST_ALIGNMENT__ / 4, NT = VL / 4, MT = 6 }; /* VL: floats of the machine's widest vector */
+enum { GROUP = 64, PANEL = 128, LD = PANEL + 16 };            /* powers of two would share cache lines */
+typedef float V __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+/* y = x w of x (MT, n), w (n, GROUP) and y (MT, GROUP), in NT vectors of columns; the sums are in registers.
+ * x lies in a buffer with MT rows more than needed; what those give is not used. */
+static void tile(float *y, const float *x, size_t x_ld, const float *w, int n) {
+    V sum[MT][NT] = {{{0}}};
+    for (int c = 0; c < n; c++, w += GROUP)
+        for (int q = 0; q < MT; q++)
+            for (int p = 0; p < NT; p++) sum[q][p] += x[q * x_ld + c] * *(V *)(w + p * VL);
+    for (int e = 0; e < MT * NT; e++) *(V *)(y + e / NT * GROUP + e % NT * VL) = sum[e / NT][e % NT];
 }
-/* y = x w^T + b of x (rows, in), w (out, in), b (out) or NULL; or relu of that, or y is added to. */
-typedef struct {
+typedef struct { /* y = x w^T of x (rows, in), w (out, in); its bias, or y as it was, is added */
     float *y;
     const float *x;
     int rows;
-    const Weight *w, *b;
-    bool relu, add;
+    const Weight *w;
+    bool bias, add, relu;
 } Linear;
-static Square now_at; /* the square that computes */
-/* The bytes of a tensor while a layer computes: its own, or those that have come to the layer's slot. */
-static const uint8_t *weight_at(const Weight *w) {
+static Square now_at;                              /* the square that computes */
+static const uint8_t *weight_at(const Weight *w) { /* its own bytes, or those in the layer's slot */
     return w->rest.tier == GPU ? w->rest.at : weight_slot[((long)now_at.i * l + now_at.j) % 2] + w->offset;
 }
-/* Outputs of groups first .. first + n - 1, a group at a time: its weights become floats (5: "before doing
- * computation"), (GROUP, ld), and then meet all rows of x. */
+/* Columns c .. c + n - 1 of a group of outputs as floats, (n, GROUP): "before doing computation" (5). */
+static void fill_panel(float *panel, const Weight *w, size_t group, size_t c, int n) {
+    const size_t cols = w->cols, at = group * GROUP, outputs = min(GROUP, w->rows - at);
+    const uint8_t *from = weight_at(w);
+    float *turned = panel + GROUP * PANEL;
+    for (int e = 0; e < n && w->packed; e++)
+        unpack(panel + e * GROUP, from + (group * cols + c + e) * packed_bytes(GROUP), (int)outputs);
+    for (size_t o = 0; o < outputs && !w->packed; o++)
+        widen(turned + o * LD, from + ((at + o) * cols + c) * sizeof(f16), n);
+    for (int e = 0; e < n && !w->packed; e++)
+        for (int o = 0; o < GROUP; o++) panel[e * GROUP + o] = turned[o * LD + e];
+}
+/* Groups first .. first + n - 1 of the outputs, a panel of columns at a time, which all rows of x meet. */
 static void linear_task(const void *arg, int thread, int first, int n) {
     const Linear *a = arg;
-    const size_t in = a->w->cols, out = a->w->rows, ld = in + PAD; /* powers of two would share cache lines */
-    float *w = scratch + thread * scratch_floats, y[MT * NT], column[GROUP], bias[GROUP] = {0};
-    for (size_t at = first * GROUP, end = min((first + n) * GROUP, out); at < end; at += GROUP) {
-        const int outputs = (int)min(GROUP, end - at);
-        if (a->b) widen(bias, weight_at(a->b) + at * sizeof(f16), outputs);
-        for (int o = 0; o < outputs && !a->w->packed; o++)
-            widen(w + o * ld, weight_at(a->w) + (at + o) * in * sizeof(f16), in);
-        for (size_t c = 0; c < in && a->w->packed; c++) {
-            unpack_group(column, weight_at(a->w) + (at / GROUP * in + c) * group_bytes(GROUP), outputs);
-            for (int o = 0; o < outputs; o++) w[o * ld + c] = column[o];
-        }
-        for (int o = 0; o < outputs; o += NT)
-            for (int row = 0; row < a->rows; row += MT) {
-                dot_tile(y, NT, a->x + row * in, in, w + o * ld, ld, (int)in);
-                for (int q = row; q < min(row + MT, a->rows); q++)
-                    for (int p = o; p < min(o + NT, outputs); p++) {
-                        float *to = a->y + q * out + at + p, sum = y[(q - row) * NT + p - o] + bias[p];
-                        *to = fmaxf(sum + (a->add ? *to : 0), a->relu ? 0 : -INFINITY);
-                    }
+    const size_t in = a->w->cols, out = a->w->rows;
+    float *panel = scratch + thread * scratch_floats, y[MT * GROUP], bias[GROUP] = {0};
+    for (size_t at = first * GROUP, end = min((first + n) * GROUP, out); at < end; at += GROUP)
+        for (size_t c = 0; c < in; c += PANEL) {
+            const int cols = (int)min(PANEL, in - c), outputs = (int)min(GROUP, out - at);
+            if (a->bias) widen(bias, weight_at(a->w + 1) + at * sizeof(f16), outputs);
+            fill_panel(panel, a->w, at / GROUP, c, cols);
+            for (int row = 0; row < a->rows; row++) {
+                float *to = a->y + row * out + at, *sum = y + row % MT * GROUP;
+                for (int p = 0; p < outputs && row % MT == 0; p += NT * VL)
+                    tile(y + p, a->x + row * in + c, in, panel + p, cols);
+                for (int p = 0; p < outputs; p++) sum[p] += c ? to[p] : bias[p] + (a->add ? to[p] : 0);
+                for (int p = 0; p < outputs; p++)
+                    to[p] = a->relu && c + PANEL >= in && sum[p] < 0 ? 0 : sum[p];
             }
-    }
+        }
 }
 static void linear(Linear a) {
     parallel(linear_task, &a, (a.w->rows + GROUP - 1) / GROUP, 1. * a.rows * a.w->rows * a.w->cols);
@@ -260,61 +245,35 @@ static void layernorm(float *y, const float *x, const Weight *w, int rows) {
         for (int c = 0; c < h1; c++) y[c] = (x[c] - mean) / sqrtf(var + 1e-5f) * gain[c] + bias[c];
     }
 }
+static float dot(const float *a, const float *b, int n) {
+    V sum = {0};
+    float all = 0;
+    int d = 0;
+    for (; d + VL <= n; d += VL) sum += *(const V *)(a + d) * *(const V *)(b + d);
+    for (int lane = 0; lane < VL; lane++) all += sum[lane];
+    for (; d < n; d++) all += a[d] * b[d];
+    return all;
+}
 static void softmax(float *score, int n) { /* in place; the largest is taken off, for exp not to overflow */
     float most = score[0], sum = 0;
     for (int t = 1; t < n; t++) most = fmaxf(most, score[t]);
     for (int t = 0; t < n; t++) sum += score[t] = expf(score[t] - most);
     for (int t = 0; t < n; t++) score[t] /= sum;
 }
-/* o += p v */
-static void add_weighed(float *restrict o, float p, const float *restrict v, int n) {
+static void add_weighed(float *restrict o, float p, const float *restrict v, int n) { /* o += p v */
     for (int d = 0; d < n; d++) o[d] += p * v[d];
-}
-/* Prefill attends to what has just been computed: a task is a head of a sequence; t sees tokens 0 .. t. */
-static void attend_prefill(const void *arg, int thread, int first, int n) {
-    const Sequence *b = arg;
-    float *score = scratch + thread * scratch_floats;
-    for (int task = first; task < first + n; task++) {
-        const Sequence *seq = b + task / nh;
-        const size_t at = (size_t)seq->row * h1 + task % nh * hd, ld = seq->s + NT;
-        const float *q = x_Q + at, *k = x_K + at, *v = x_V + at;
-        for (int t = 0, rows; t < seq->s; t += rows) {
-            rows = (int)min(MT, seq->s - t);
-            for (int u = 0; u < t + rows; u += NT)
-                dot_tile(score + u, ld, q + (size_t)t * h1, h1, k + (size_t)u * h1, h1, hd);
-            for (int e = t; e < t + rows; e++) {
-                float *o = x_Out + at + (size_t)e * h1, *weight = score + (e - t) * ld;
-                softmax(weight, e + 1), memset(o, 0, hd * sizeof *o);
-                for (int u = 0; u <= e; u++) /* causal: no token sees those behind it */
-                    add_weighed(o, weight[u], v + (size_t)u * h1, hd);
-            }
-        }
-    }
 }
 static bool is_sparse(void) { return policy.sparsity < 1; }
 /* Computation delegation (4.2): in decoding the CPU attends to cache that is not on the GPU. */
 static bool is_delegated(const Sequence *q, int i) { return i && policy.cpu_attention && q->kv_tier != GPU; }
-/* Where k (value 0) or v (1) of token t rests in layer j. */
-static Place kv_home(const Sequence *q, int j, int t, int value) {
+static Place kv_home(const Sequence *q, int j, int t, int value) { /* k (value 0) or v of token t at rest */
     return on(q->kv_tier, q->kv + ((2 * (size_t)j + value) * q->room + t) * kv_row);
 }
-/* Where a square has it: at home if whoever attends can read it there, else in a staging slot. */
-static Place kv_near(const Sequence *q, Square at, int t, int value) {
+static Place kv_near(const Sequence *q, Square at, int t, int value) { /* where it is for who attends */
     const Tier side = is_delegated(q, at.i) ? CPU : GPU;
     const size_t room = side == GPU && policy.cpu_attention ? q->s : q->room; /* then it only prefills here */
     if (q->kv_tier == side) return kv_home(q, at.j, t, value);
     return on(side, stage[side][buffer_of(at)] + q->staged[side] + (value * room + t) * kv_row);
-}
-/* From and to the cache: a head, a row of heads. They are grouped along the hidden dimension (5). */
-static void read_head(float *x, const uint8_t *from) {
-    if (!policy.compress_cache) widen(x, from, hd);
-    for (int d = 0, n; d < hd && policy.compress_cache; d += n, from += group_bytes(n))
-        unpack_group(x + d, from, n = (int)min(GROUP, hd - d));
-}
-static void write_row(uint8_t *to, const float *x) {
-    if (!policy.compress_cache) narrow(to, x, h1);
-    for (int d = 0, n; d < h1 && policy.compress_cache; d += n, to += group_bytes(n))
-        pack_group(to, x + d, n = (int)min(GROUP, hd - d % hd));
 }
 /* Top-K sparse attention (5): the weights of the others become -1, the rest stay. K is 1 + the share of the
  * past, rounded up; the newest of the n tokens is always one of them, and of equal ones the earlier. */
@@ -327,80 +286,78 @@ static void keep_top(float *weight, float *all, int n) {
         if (better >= top) weight[t] = -1;
     }
 }
-/* Decoding attends to the cache where it is near: a task is a head of a sequence. */
-static void attend_decode(const void *arg, int thread, int first, int n) {
-    const Sequence *b = arg;
+/* k (value 0) or v (1) of token t, a head of it, as floats: in prefill as it was just computed, in decoding
+ * from the cache where it is near. Of sparse attention's v only the chosen come there, now. */
+static const float *head_of(const Sequence *q, int t, int value, int head, float *some) {
     const size_t bytes = kv_row / nh;
+    if (!now_at.i) return (value ? x_V : x_K) + (size_t)(q->row + t) * h1 + head * hd;
+    Place near = kv_near(q, now_at, t, value), home = kv_home(q, now_at.j, t, value);
+    near.at += head * bytes, home.at += head * bytes;
+    if (is_sparse() && value && near.at != home.at && t < q->s + now_at.i - 1) travel(near, home, bytes);
+    __builtin_prefetch(near.at + 16 * kv_row); /* rows lie too far apart for the processor to see a pattern */
+    __builtin_prefetch(near.at + 16 * kv_row + bytes - 1);
+    return policy.compress_cache ? unpack(some, near.at, hd) : widen(some, near.at, hd), some;
+}
+/* x_Out = softmax(x_Q x_K^T) x_V; a task is a head of a sequence. No token sees those behind it. */
+static void attend(const void *arg, int thread, int first, int n) {
+    float *some = scratch + thread * scratch_floats, *score = some + hd;
     for (int task = first; task < first + n; task++) {
-        const Sequence *seq = b + task / nh;
-        const size_t head = task % nh, at = (size_t)seq->row * h1 + head * hd;
-        const int len = seq->s + now_at.i, below = is_delegated(seq, now_at.i);
-        float *some = scratch + thread * scratch_floats, *score = some + NT * hd;
-        float *q = (below ? query : x_Q) + at, *o = (below ? result : x_Out) + at;
-        if (seq->ended) continue;
-        for (int t = 0; t < len; t += NT) {
-            for (int u = t; u < min(t + NT, len); u++)
-                read_head(some + (u - t) * hd, kv_near(seq, now_at, u, 0).at + head * bytes);
-            dot_tile(score + t, 0, q, 0, some, hd, hd);
-        }
-        softmax(score, len), memset(o, 0, hd * sizeof *o); /* over all tokens, also if few are kept (5) */
-        if (is_sparse()) keep_top(score, score + len, len);
-        for (int t = 0; t < len; t++) {
-            Place near = kv_near(seq, now_at, t, 1), home = kv_home(seq, now_at.j, t, 1);
-            near.at += head * bytes, home.at += head * bytes;
-            if (score[t] < 0) continue; /* of sparse attention's v only the chosen come near */
-            if (is_sparse() && near.at != home.at && t < len - 1) travel(near, home, bytes);
-            read_head(some, near.at), add_weighed(o, score[t], some, hd);
+        const Sequence *seq = (const Sequence *)arg + task / nh;
+        const bool below = is_delegated(seq, now_at.i);
+        for (int row = 0, head = task % nh; row < rows_of(seq, now_at.i); row++) {
+            const size_t at = (size_t)(seq->row + row) * h1 + head * hd;
+            const int len = now_at.i ? seq->s + now_at.i : row + 1;
+            float *x = (below ? query : x_Q) + at, *o = (below ? result : x_Out) + at;
+            for (int t = 0; t < len; t++) score[t] = dot(x, head_of(seq, t, 0, head, some), hd);
+            softmax(score, len), memset(o, 0, hd * sizeof *o); /* over all tokens, also if few are kept (5) */
+            if (now_at.i && is_sparse()) keep_top(score, score + len, len);
+            for (int t = 0; t < len; t++)
+                if (score[t] >= 0) add_weighed(o, score[t], head_of(seq, t, 1, head, some), hd);
         }
         await();
     }
 }
-/* The new k and v of a sequence go where the square has its cache; if the CPU will attend, by the link. */
+/* New k and v go where the square has its cache, in groups along the hidden dimension of each head (5). */
 static void append(const Sequence *q) {
     for (int e = 0, past = now_at.i ? q->s + now_at.i - 1 : 0; e < 2 * rows_of(q, now_at.i); e++) {
+        const float *x = (e % 2 ? x_V : x_K) + (size_t)(q->row + e / 2) * h1;
         const Place near = kv_near(q, now_at, past + e / 2, e % 2);
-        const Place here = on(GPU, near.tier == GPU ? near.at : (void *)new_row);
-        write_row(here.at, (e % 2 ? x_V : x_K) + (size_t)(q->row + e / 2) * h1);
-        if (near.tier != GPU) travel(near, here, kv_row);
+        uint8_t *to = near.tier == GPU ? near.at : (uint8_t *)new_row;
+        if (!policy.compress_cache) narrow(to, x, h1);
+        for (int d = 0; d < h1 && policy.compress_cache; d += hd)
+            pack(to + d / hd * packed_bytes(hd), x + d, hd);
+        if (near.tier != GPU) travel(near, on(GPU, new_row), kv_row);
     }
 }
-/* Queries go down to the CPU, what it has attended to comes up: 4 b h1 bytes (4.2). */
-static void exchange(const Sequence *q, bool down) {
+static void exchange(const Sequence *q, bool down) { /* queries go down, results up: 4 b h1 bytes (4.2) */
     const size_t at = (size_t)q->row * h1, bytes = h1 * sizeof(float);
     const Place above = on(GPU, (down ? x_Q : x_Out) + at), below = on(CPU, (down ? query : result) + at);
     if (!q->ended && is_delegated(q, now_at.i)) travel(down ? below : above, down ? above : below, bytes);
 }
-/* y = x w + b of a matrix of the layer; or relu of that, or y is added to. */
-static void product(int role, float *y, const float *x, int rows, bool relu, bool add) {
-    const Weight *w = &layer[now_at.j][role];
-    linear((Linear){y, x, rows, w, w + 1, relu, add});
-}
-/* x_Out, in the place of x. */
-static void attention(int k, float *x, int rows) {
+static void attention(int k, float *x, int rows) { /* x_Out, in the place of x */
     const size_t size = (size_t)rows * h1;
     float *const qkv[] = {x_Q, x_K, x_V};
-    layernorm(norm, x, &layer[now_at.j][NORM_1], rows);
+    const Weight *w = layer[now_at.j];
+    layernorm(norm, x, w + NORM_1, rows);
     for (int m = 0; m < 3; m++) {
-        product(W_Q + 2 * m, qkv[m], norm, rows, false, false);
+        linear((Linear){qkv[m], norm, rows, w + W_Q + 2 * m, .bias = true});
         narrow(x_Out, qkv[m], size), widen(qkv[m], x_Out, size); /* rounded to F16 */
     }
     for (size_t e = 0; e < size; e++) x_Q[e] /= sqrtf((float)hd); /* instead of all scores */
     for (const Sequence *q = batch[k]; q < batch[k + 1]; q++) append(q), exchange(q, true);
     await(); /* the CPU has k, v and queries */
-    parallel(now_at.i ? attend_decode : attend_prefill, batch[k], (int)(batch[k + 1] - batch[k]) * nh,
-             1. * rows * size);
+    parallel(attend, batch[k], (int)(batch[k + 1] - batch[k]) * nh, 1. * rows * size);
     for (const Sequence *q = batch[k]; q < batch[k + 1]; q++) exchange(q, false);
     await(); /* x_Out is whole again */
-    product(W_O, x, x_Out, rows, false, true);
+    linear((Linear){x, x_Out, rows, w + W_O, .bias = true, .add = true});
 }
-/* x = relu(x_Out w_1) w_2 + x_Out, in place. */
-static void mlp(float *x, int rows) {
-    layernorm(norm, x, &layer[now_at.j][NORM_2], rows);
-    product(W_1, ffn, norm, rows, true, false);
-    product(W_2, x, ffn, rows, false, true);
+static void mlp(float *x, int rows) { /* x = relu(x_Out w_1) w_2 + x_Out, in place */
+    const Weight *w = layer[now_at.j];
+    layernorm(norm, x, w + NORM_2, rows);
+    linear((Linear){ffn, norm, rows, w + W_1, .bias = true, .relu = true});
+    linear((Linear){x, ffn, rows, w + W_2, .bias = true, .add = true});
 }
-/* Before layer 0: x = token table[token] + position table[position + 2]. */
-static void embed(int i, int k, float *x) {
+static void embed(int i, int k, float *x) { /* tables: of tokens [token], of positions [position + 2] */
     for (const Sequence *q = batch[k]; q < batch[k + 1]; q++)
         for (int t = 0; t < rows_of(q, i); t++, x += h1) {
             const size_t at = i ? q->s + i - 1 : t;
@@ -409,14 +366,12 @@ static void embed(int i, int k, float *x) {
             add_weighed(x, 1, norm, h1);
         }
 }
-/* Behind the layers: the logits of each sequence's last row, and the token with the largest. */
-static void head(int i, int k, const float *x) {
+static void head(int i, int k, const float *x) { /* logits of last rows, and the largest's token */
     int n = 0;
     for (const Sequence *q = batch[k]; q < batch[k + 1]; q++)
-        if (!q->ended)
-            memcpy(x_Out + (size_t)n++ * h1, x + (size_t)(q->row + rows_of(q, i) - 1) * h1, h1 * sizeof *x);
+        if (!q->ended) memcpy(x_Out + 1L * n++ * h1, x + (q->row + rows_of(q, i) - 1L) * h1, h1 * sizeof *x);
     if (final_norm) layernorm(x_Out, x_Out, &outside[LAST_NORM], n);
-    linear((Linear){.y = logits, .x = x_Out, .rows = n, .w = &outside[tied ? TOKENS : HEAD]});
+    linear((Linear){logits, x_Out, n, &outside[tied ? TOKENS : HEAD], .bias = false});
     const float *logit = logits;
     for (Sequence *q = batch[k]; q < batch[k + 1]; q++) {
         if (q->ended) continue;
@@ -425,8 +380,7 @@ static void head(int i, int k, const float *x) {
         q->token[q->s + q->generated++] = best, logit += vocab;
     }
 }
-/* Alone, a batch computes in one place. */
-static float *hidden_state(Square at) { return x_slot[K == 1 ? 0 : buffer_of(at)]; }
+static float *hidden_state(Square at) { return x_slot[K > 1 ? buffer_of(at) : 0]; } /* alone in one place */
 static void compute(int i, int j, int k) {
     const int rows = batch[k + 1][-1].row + rows_of(&batch[k + 1][-1], i);
     float *x = hidden_state(now_at = (Square){i, j, k});
@@ -436,12 +390,10 @@ static void compute(int i, int j, int k) {
 }
 
 // ---- Figure 4's five moves ------------------------------------------------------------------------------
-//
 // Each kind of data has a thread, which does what it is asked in this order: what the square behind has made
 // leaves its buffer before what the square ahead needs enters it. So two buffers of a kind are enough. And no
 // move touches what is being computed: a load of the cache brings the past, which has been stored.
-/* Part k of K of the layer's bytes off the GPU. Slots alternate over the ends of tokens, also for odd l. */
-static void move_weight(Square at, bool down) {
+static void move_weight(Square at, bool down) { /* part k of K of what the layer has off the GPU */
     const size_t lines = slab[at.j] / 64, from = lines * at.k / K * 64, to = lines * (at.k + 1) / K * 64;
     for (const Weight *w = layer[at.j]; w < layer[at.j] + NROLES && !down; w++) {
         const size_t begin = max(w->offset, from), end = min(w->offset + w->bytes, to);
@@ -450,15 +402,13 @@ static void move_weight(Square at, bool down) {
         rest.at += (begin - w->offset) * (rest.type == F32 ? 2 : 1), travel(slot, rest, end - begin);
     }
 }
-/* The hidden state of a batch: down behind a layer, up before the next. */
-static void move_activation(Square at, bool down) {
+static void move_activation(Square at, bool down) { /* down behind a layer, up before the next */
     for (const Sequence *q = batch[at.k]; q < batch[at.k + 1]; q++) {
         const Place home = on(q->act_tier, q->act), here = on(GPU, hidden_state(at) + 1L * q->row * h1);
         travel(down ? home : here, down ? here : home, rows_of(q, at.i) * h1 * sizeof(float));
     }
 }
-/* New k and v go down, if they are not at home; the past comes up, of sparse attention only k. */
-static void move_cache(Square at, bool down) {
+static void move_cache(Square at, bool down) { /* new k, v go down; up comes the past, if sparse only k */
     for (const Sequence *q = batch[at.k]; q < batch[at.k + 1]; q++)
         for (int value = 0; value < (is_sparse() && !down ? 1 : 2) && !q->ended; value++) {
             const int past = at.i ? q->s + at.i - 1 : 0, first = down ? past : 0;
@@ -467,8 +417,7 @@ static void move_cache(Square at, bool down) {
             travel(down ? home : near, down ? near : home, near.at == home.at ? 0 : bytes);
         }
 }
-/* Behind the head comes layer 0 of the next token. */
-static void load_weight(int i, int j, int k) {
+static void load_weight(int i, int j, int k) { /* behind the head comes layer 0 of the next token */
     i += j > l, j %= l + 1;
     if (i < generation_length && j < l && slab[j]) post(WEIGHTS, move_weight, (Square){i, j, k}, false);
 }
@@ -492,12 +441,10 @@ static struct Worker {
     Job job[4];                 /* in turn; a square asks for two at most */
     long posted, begun, waited; /* how many it was asked for, has begun, are known to be done */
     sem_t wake, done;
-} * worker;  // (NKINDS + threads - 1)
-static struct {
-    Task *task;
-    const void *arg;
-    int n, shares;
-} shared; /* what the threads compute together */
+} * worker;          // (NKINDS + threads - 1)
+static Task *shared; /* what the threads compute together, of shared_n, in shares */
+static const void *shared_arg;
+static int shared_n, shares;
 static void *work(void *arg) {
     for (struct Worker *w = arg;; sem_post(&w->done)) {
         sem_wait(&w->wake);
@@ -506,8 +453,7 @@ static void *work(void *arg) {
     }
     return NULL;
 }
-/* Asks a thread for a move. Without overlapping it is made at once, which is the only difference. */
-static void post(int to, Move *move, Square at, bool down) {
+static void post(int to, Move *move, Square at, bool down) { /* without overlapping it is made at once */
     struct Worker *w = &worker[to];
     if (policy.no_overlap && to < NKINDS) return move(at, down), await();
     for (; w->posted - w->waited >= 4; w->waited++) sem_wait(&w->done); /* a block's first layer: K parts */
@@ -517,41 +463,34 @@ static void wait_for(int first, int end) {
     for (struct Worker *w = worker + first; w < worker + end; w++)
         for (; w->waited < w->posted; w->waited++) sem_wait(&w->done);
 }
-/* Figure 4: synchronize all devices. */
-static void synchronize(void) { wait_for(0, NKINDS); }
-static void do_share(Square at, bool down) { /* share k, which is of no square */
-    const int first = (int)((long)shared.n * at.k / shared.shares);
-    const int end = (int)((long)shared.n * (at.k + 1) / shared.shares);
-    if (first < end && !down) shared.task(shared.arg, at.k, first, end - first);
+static void synchronize(void) { wait_for(0, NKINDS); } /* Figure 4: synchronize all devices. */
+static void do_share(Square at, bool down) {           /* share k, which is of no square */
+    const int first = (int)((long)shared_n * at.k / shares), end = (int)((shared_n * (at.k + 1L)) / shares);
+    if (first < end && !down) shared(shared_arg, at.k, first, end - first);
 }
-/* Does tasks 0 .. n - 1, each thread its share. Little work (multiplications) is not worth waking others. */
-static void parallel(Task *task, const void *arg, int n, double work) {
-    const int helpers = work < 3e5 ? 0 : threads - 1;
-    shared.task = task, shared.arg = arg, shared.n = n, shared.shares = helpers + 1;
+static void parallel(Task *task, const void *arg, int n, double work) { /* tasks 0 .. n - 1, in shares */
+    const int helpers = work < 3e5 ? 0 : threads - 1; /* few multiplications are not worth waking others */
+    shared = task, shared_arg = arg, shared_n = n, shares = helpers + 1;
     for (int t = 0; t < helpers; t++) post(NKINDS + t, do_share, (Square){.k = t}, false);
     do_share((Square){.k = helpers}, false), wait_for(NKINDS, NKINDS + helpers);
 }
 
 // ---- Tensor placement (4.2): six percentages, and the bytes of each tier --------------------------------
-//
 // Things are placed whole, one after the other: the GPU takes one if its share of all so far has room; else
-// the CPU, if the share of both has; else the disk. So a share is met to the size of one thing. Weights are
-// placed by tensors, over all layers in a row, so that layers are spread alike; cache and activations by
-// sequences.
+// the CPU, if the share of both has; else the disk. So a share is met to the size of one thing: of weights a
+// tensor, over all layers in a row, so that layers are spread alike; of cache and activations a sequence.
 static struct {
     uint8_t *base;
     size_t used, peak, uncounted; /* uncounted: embeddings and workspace, which A.3 does not count */
 } arena[NTIERS];                  /* a tier is one piece of memory, given out from its beginning */
-/* dealt: how much has come to each tier so far, and to all. */
-static Tier place(double dealt[NTIERS + 1], const double share[NTIERS], double size) {
+static Tier place(double dealt[NTIERS + 1], const double share[NTIERS], double size) { /* dealt: so far */
     double above = size, room = 0;
     int t = GPU;
     for (dealt[NTIERS] += size; t < DISK; t++)
         if ((above += dealt[t]) <= (room += share[t] * dealt[NTIERS]) * (1 + 1e-9)) break;
     return dealt[t] += size, (Tier)t;
 }
-/* The next bytes of a tier. Before there are tiers this only counts: all is known before anything is done. */
-static void *take(Tier t, size_t bytes) {
+static void *take(Tier t, size_t bytes) { /* the next bytes; before there are tiers this only counts */
     const uintptr_t at = (uintptr_t)arena[t].base + arena[t].used;
     arena[t].used += (bytes + 63) / 64 * 64, arena[t].peak = max(arena[t].peak, arena[t].used);
     return (void *)at;
@@ -559,27 +498,24 @@ static void *take(Tier t, size_t bytes) {
 static float *floats(Tier t, size_t n) { return take(t, n * sizeof(float)); }
 static bool is_matrix(int role) { return role % 2 == 0 && role != NORM_1 && role != NORM_2; }
 /* Gives a tensor its home, and fills it. The disk's is the checkpoint itself, if it need not be packed. */
-static Tier settle(Weight *w, Tier tier, bool fill) {
+static void settle(Weight *w, Tier tier, bool fill) {
     w->bytes = (size_t)w->rows * w->cols * sizeof(f16);
-    if (w->packed) w->bytes = (w->rows + GROUP - 1UL) / GROUP * w->cols * group_bytes(GROUP);
+    if (w->packed) w->bytes = (w->rows + GROUP - 1UL) / GROUP * w->cols * packed_bytes(GROUP);
     w->rest = tier == DISK && !w->packed ? w->file : on(tier, take(tier, w->bytes));
     if (fill) fill_weight(w);
-    return tier;
 }
 static void place_weights(bool fill) {
     double dealt[NTIERS + 1] = {0};
     size_t slot = 0;
-    for (int g = 0; g < NGLOBALS; g++)
-        settle(&outside[g], GPU, fill); /* the percentages are about the layers */
+    for (int g = 0; g < NGLOBALS; g++) settle(&outside[g], GPU, fill); /* the shares are of layers */
     arena[GPU].uncounted = arena[GPU].used;
     for (int j = 0; j < l; slot = max(slot, slab[j++])) {
         slab[j] = 0;
         for (int role = 0; role < NROLES; role++) {
             Weight *w = &layer[j][role];
             w->packed = policy.compress_weight && is_matrix(role);
-            if (settle(w, place(dealt, policy.share[WEIGHTS], (double)w->rows * w->cols), fill) == GPU)
-                continue;
-            w->offset = slab[j], slab[j] += (w->bytes + 63) / 64 * 64;
+            settle(w, place(dealt, policy.share[WEIGHTS], 1. * w->rows * w->cols), fill);
+            if (w->rest.tier != GPU) w->offset = slab[j], slab[j] += (w->bytes + 63) / 64 * 64;
         }
     }
     for (int s = 0; s < 2; s++) weight_slot[s] = take(GPU, slot);
@@ -600,8 +536,7 @@ static size_t place_batch(int k, double dealt[NKINDS][NTIERS + 1], size_t staged
     for (int t = GPU; t <= CPU; t++) staged[t] = max(staged[t], need[t]);
     return rows;
 }
-/* Everything of one block: its sequences, the buffers, the workspace. */
-static void place_block(Sequence *seq, int count) {
+static void place_block(Sequence *seq, int count) { /* its sequences, the buffers, the workspace */
     double dealt[NKINDS][NTIERS + 1] = {{0}};
     const size_t gbs = min(policy.gbs, count), before = arena[GPU].used;
     size_t staged[NTIERS] = {0}, longest = 0, rows = 0;
@@ -614,26 +549,24 @@ static void place_block(Sequence *seq, int count) {
         stage[GPU][slot] = take(GPU, staged[GPU]), stage[CPU][slot] = take(CPU, staged[CPU]);
         x_slot[slot] = floats(GPU, rows * h1);
     }
-    const size_t wide = max(h1, h2), part = (rows + PAD) * h1; /* floats */
+    const size_t part = (rows + MT) * h1; /* floats */
     norm = floats(GPU, part), x_Q = floats(GPU, part), x_K = floats(GPU, part), x_V = floats(GPU, part);
-    x_Out = floats(GPU, part), ffn = floats(GPU, (rows + PAD) * h2), logits = floats(GPU, gbs * vocab);
-    scratch_floats = max(GROUP * (wide + PAD), NT * hd + MT * (longest + NT));
+    x_Out = floats(GPU, part), ffn = floats(GPU, (rows + MT) * h2), logits = floats(GPU, gbs * vocab);
+    scratch_floats = max(max(GROUP * (PANEL + LD), hd + 2 * longest), 2 * h1);
     scratch = floats(GPU, threads * scratch_floats), new_row = floats(GPU, h1);
     if (policy.cpu_attention) query = floats(CPU, gbs * h1), result = floats(CPU, gbs * h1);
     arena[GPU].uncounted += arena[GPU].used - before - homes;
 }
-/* Places all, block by block, each where the one before was, and then does what is to be done; or counts. */
-static void place_all(void (*then)(void)) {
-    size_t mark[NTIERS], packed = hd / GROUP * group_bytes(GROUP);
-    if (hd % GROUP) packed += group_bytes(hd % GROUP);
-    kv_row = policy.compress_cache ? nh * packed : h1 * sizeof(f16);
+/* Places all, block by block, each where the one before was, and generates; or only counts bytes. */
+static void place_all(bool run) {
+    size_t mark[NTIERS] = {0};
+    kv_row = policy.compress_cache ? nh * packed_bytes(hd) : h1 * sizeof(f16);
     for (int t = 0; t < NTIERS; t++) arena[t].used = arena[t].peak = 0;
-    place_weights(then != NULL);
-    for (int t = 0; t < NTIERS; t++) mark[t] = arena[t].used; /* blocks begin behind the weights */
+    place_weights(run);
     for (int first = 0, bls = policy.gbs * policy.num_gpu_batches; first < nprompts; first += bls) {
-        for (int t = 0; t < NTIERS; t++) arena[t].used = mark[t];
+        for (int t = 0; t < NTIERS; t++) arena[t].used = mark[t] = first ? mark[t] : arena[t].used;
         place_block(prompts + first, (int)min(bls, nprompts - first));
-        if (then) then();
+        if (run) generation_s -= now(), generate(), generation_s += now();
     }
 }
 
@@ -646,8 +579,7 @@ static double now(void) {
     struct timespec t;
     return clock_gettime(CLOCK_MONOTONIC, &t), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-/* Numbers of a checkpoint, at any address, as F16; bytes of these. */
-static void copy_as_f16(uint8_t *to, const uint8_t *from, int type, size_t bytes) {
+static void copy_as_f16(uint8_t *to, const uint8_t *from, int type, size_t bytes) { /* bytes: of F16 */
     const size_t size = type == F32 ? 4 : 2;
     if (type == F16) memcpy(to, from, bytes);
     for (size_t e = 0; e < bytes / 2 && type != F16; e++) {
@@ -659,8 +591,7 @@ static void copy_as_f16(uint8_t *to, const uint8_t *from, int type, size_t bytes
 }
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of the links */
 static _Thread_local double arrival;                      /* of all that this thread has sent */
-/* Takes bytes from tier to tier, over one link or two: the disk's go by the CPU, and the slower sets the
- * pace. Each link is taken from when it is free for as long as its rate says. */
+/* Over one link or two: bytes of the disk go by the CPU, and the slower link sets the pace. */
 static void travel(Place to, Place from, size_t bytes) {
     const double start = now(); /* seconds */
     if (bytes) copy_as_f16(to.at, from.at, from.type, bytes);
@@ -675,15 +606,13 @@ static void travel(Place to, Place from, size_t bytes) {
     }
     pthread_mutex_unlock(&mutex);
 }
-/* Waits until all that this thread has sent has arrived. */
-static void await(void) {
+static void await(void) { /* until all that this thread has sent has arrived */
     const struct timespec until = {(time_t)arrival, (long)((arrival - floor(arrival)) * 1e9)};
     if (arrival > now()) clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
 }
 
 // ---- F16, and groups of 4 bits (5, group-wise quantization) ---------------------------------------------
-/* F16 to float: sign and the other bits move to their places, and 112 is added to the exponent by a product,
- * which also makes numbers normal. */
+/* Sign and other bits move to their places; a product adds 112 to the exponent, and makes all normal. */
 static void widen(float *to, const void *f16s, size_t n) {
     const f16 *from = f16s;
     for (size_t e = 0; e < n; e++) {
@@ -691,40 +620,42 @@ static void widen(float *to, const void *f16s, size_t n) {
         memcpy(to + e, &bits, sizeof bits), to[e] *= 0x1p112f;
     }
 }
-/* Float to F16, to the nearest, of two the even one. Below 2^-14 F16 counts in 2^-24, as floats around .5 do.
- */
+/* Backwards; to the nearest, of two the even one. What F16 cannot hold as normal the product has rounded. */
 static void narrow(void *f16s, const float *from, size_t n) {
     f16 *to = f16s;
     for (size_t e = 0; e < n; e++) {
-        const float x = fabsf(from[e]), small = x + .5f;
-        uint32_t bits, whole, tiny;
-        memcpy(&bits, from + e, 4), memcpy(&whole, &x, 4), memcpy(&tiny, &small, 4);
-        whole = (whole + 0xfff + (whole >> 13 & 1) - (112u << 23)) >> 13, tiny -= 126u << 23;
-        whole = x < 0x1p-14f ? tiny : x < 65520 ? whole : 0x7c00;
-        to[e] = (f16)(bits >> 16 & 0x8000) | (f16)whole;
+        const float small = from[e] * 0x1p-112f;
+        uint32_t bits;
+        memcpy(&bits, &small, sizeof bits);
+        const uint32_t most = bits & 0x7fffffff, rounded = (most + 0xfff + (most >> 13 & 1)) >> 13;
+        to[e] = (f16)(bits >> 16 & 0x8000) | (f16)(rounded < 0x7c00 ? rounded : 0x7c00);
     }
 }
-/* Bytes of a group: min and scale as F16, then codes. That of number e lies in byte e / 32 * 16 + e % 16, in
- * the low half where e % 32 < 16. Whole fours of bytes. */
-static size_t group_bytes(int n) { return 4 + (n / 32 * 16 + min(n % 32, 16) + 3) / 4 * 4; }
+/* Of n numbers in groups: min and scale as F16, and codes, in whole fours of bytes: that of number e in byte
+ * e / 32 * 16 + e % 16, in the low half where e % 32 < 16. */
+static size_t packed_bytes(int n) {
+    const size_t codes = n / 32 * 16 + min(n % 32, 16);
+    return n > GROUP ? packed_bytes(GROUP) + packed_bytes(n - GROUP) : 4 + (codes + 3) / 4 * 4;
+}
 /* x_quant = round((x - min) / (max - min) * (2^b - 1)), b = 4. The scale is rounded up: 15 reaches max. */
-static void pack_group(uint8_t *to, const float *x, int n) {
+static void pack(uint8_t *to, const float *x, int n) {
     float most = x[0], head[2] = {x[0], 0};
     f16 rounded[2];
+    if (n > GROUP) pack(to + packed_bytes(GROUP), x + GROUP, n - GROUP), n = GROUP;
     for (int e = 1; e < n; e++) head[0] = fminf(head[0], x[e]), most = fmaxf(most, x[e]);
     const float least = head[0] += 0, exact = (most - least) / 15; /* + 0: -0 becomes 0 */
     head[1] = exact, narrow(rounded, head, 2), widen(head, rounded, 2);
     if (head[1] < exact) rounded[1]++, widen(head, rounded, 2);
-    memset(memcpy(to, rounded, 4) + 4, 0, group_bytes(n) - 4);
+    memset(memcpy(to, rounded, 4) + 4, 0, packed_bytes(n) - 4);
     for (int e = 0; e < n && head[1] > 0; e++) {
         const unsigned code = (unsigned)fminf(15, rintf((x[e] - least) * (1 / head[1])));
         to[4 + e / 32 * 16 + e % 16] |= (uint8_t)(code << e % 32 / 16 * 4);
     }
 }
-/* min + scale x_quant, as F16. */
-static void unpack_group(float *x, const uint8_t *from, int n) {
+static void unpack(float *x, const uint8_t *from, int n) { /* min + scale x_quant, as F16 */
     float head[2];
     f16 rounded[GROUP];
+    if (n > GROUP) unpack(x + GROUP, from + packed_bytes(GROUP), n - GROUP), n = GROUP;
     widen(head, from, 2);
     for (int e = 0; e < n; e++)
         x[e] = head[0] + head[1] * (float)(from[4 + e / 32 * 16 + e % 16] >> e % 32 / 16 * 4 & 15);
@@ -736,18 +667,17 @@ static void fill_weight(Weight *w) {
     const size_t cols = w->cols, size = w->file.type == F32 ? 4 : 2;
     if (w->rest.at == w->file.at || !w->bytes) return;
     if (!w->packed) return copy_as_f16(w->rest.at, w->file.at, w->file.type, w->bytes);
-    for (size_t group = 0; group < w->bytes / group_bytes(GROUP); group++) {
+    for (size_t group = 0; group < w->bytes / packed_bytes(GROUP); group++) {
         const size_t row = group / cols * GROUP;
         const int rows = (int)min(GROUP, w->rows - row);
         uint8_t plain[GROUP * sizeof(f16)], *from = w->file.at + (row * cols + group % cols) * size;
         float column[GROUP];
         for (int o = 0; o < rows; o++) copy_as_f16(plain + 2 * o, from + o * cols * size, w->file.type, 2);
-        widen(column, plain, rows), pack_group(w->rest.at + group * group_bytes(GROUP), column, rows);
+        widen(column, plain, rows), pack(w->rest.at + group * packed_bytes(GROUP), column, rows);
     }
 }
 
 // ---- A.3: the cost model, linear in nine fractions and in the seconds of a layer (4.3, Eq. 1) -----------
-//
 // As printed, also where it is no machine's behaviour: the CPU attends to all cache off the GPU, comp^g adds
 // two processors that could work at once, gpu_w^g holds a prompt's activations. wn, cn, hn are wd, cd, hd.
 enum { WG, WC, WD, CG, CC, CD, HG, HC, HD, T_PRE, T_GEN, NVARS, NROWS = 31 };
@@ -758,10 +688,9 @@ static struct {
     double mem[NTIERS], rate[NRATES][2]; /* bytes; bytes or operations a second */
 } hw = {.mem = {0, 0, 1e18},
         .rate = {{9e9, 9e9}, {9e9, 9e9}, {1e9, 1e9}, {1e9, 1e9}, {9e10, 9e10}, {2e10, 2e10}, {2e10, 2e10}}};
-/* Minimize c x, x >= 0, where of each of m rows a x <= b. */
-typedef struct {
-    int m; /* rows so far */
-    double c[NVARS], a[NROWS][NVARS], b[NROWS];
+typedef struct { /* minimize c x, x >= 0, where a x <= b in each of m rows */
+    int m;       /* rows so far */
+    double c[NVARS], a[NROWS][NVARS], b[NROWS], x[NVARS];
     const char *name[NROWS];
 } Lp;
 static void row(Lp *lp, const char *name, double b, const double *a) {
@@ -772,42 +701,40 @@ static void row(Lp *lp, const char *name, double b, const double *a) {
 /* In prefill (p = 1) and generation (p = 0) T = max(ctog, gtoc, dtoc, ctod, comp), and gpu_peak = gpu_home +
  * gpu_w < gmem with the largest of six terms: a row for each. q new tokens of a sequence attend to u. */
 static void stage_rows(Lp *lp, const double *mem, double s, double n, double gbs, double bls, int p) {
-    const double q = p ? s : 1, u = p ? s : s + n, weights = 8. * h1 * h1 + 4. * h1 * h2;
-    const double hidden = 2 * q * h1 * bls, stored = 4 * (p ? s + 1 : 1) * h1 * bls;
+    const double q = p ? s : 1, u = p ? s : s + n, weight = 8. * h1 * h1 + 4. * h1 * h2;
+    const double act = 2 * q * h1 * bls, stored = 4 * (p ? s + 1 : 1) * h1 * bls;
     const double down = p ? stored : 0, loaded = p ? 0 : 4 * bls * (s + n / 2) * h1;
     const double ctog = hw.rate[CTOG][p], gtoc = hw.rate[GTOC][p], dtoc = hw.rate[DTOC][p];
     const double ctod = hw.rate[CTOD][p], bmm_flops = hw.rate[BMM][p], cpu_flops = hw.rate[CPU_FLOPS][p];
     const double linear_layer = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2) / hw.rate[MM][p];
     const double att = 4 * bls * (p ? s * s : s + n / 2) * h1, gpu = att / bmm_flops, cpu = att / cpu_flops;
     const int first = lp->m;
-    ROW(STAGE("ctog"),
-        0, [WC] = weights / ctog, [WD] = weights / ctog, [HC] = hidden / ctog, [HD] = hidden / ctog);
-    ROW(STAGE("gtoc"), 0, [CC] = down / gtoc, [CD] = down / gtoc, [HC] = hidden / gtoc, [HD] = hidden / gtoc);
-    ROW(STAGE("dtoc"), 0, [CD] = loaded / dtoc, [WD] = weights / dtoc, [HD] = hidden / dtoc);
-    ROW(STAGE("ctod"), 0, [CD] = stored / ctod, [HD] = hidden / ctod);
+    ROW(STAGE("ctog"), 0, [WC] = weight / ctog, [WD] = weight / ctog, [HC] = act / ctog, [HD] = act / ctog);
+    ROW(STAGE("gtoc"), 0, [CC] = down / gtoc, [CD] = down / gtoc, [HC] = act / gtoc, [HD] = act / gtoc);
+    ROW(STAGE("dtoc"), 0, [CD] = loaded / dtoc, [WD] = weight / dtoc, [HD] = act / dtoc);
+    ROW(STAGE("ctod"), 0, [CD] = stored / ctod, [HD] = act / ctod);
     ROW(STAGE("comp"), -linear_layer - p * gpu, [CG] = !p * gpu, [CC] = !p * cpu, [CD] = !p * cpu);
     for (int i = first; i < lp->m; i++) lp->a[i][p ? T_PRE : T_GEN] = -1; /* sum <= T */
     const double qkv = gbs * (2 * q * h1 + 3 * (2 * q * h1)), embed_w = gbs * (2 * q * h1 + 2 * q * h1);
     const double att_1 = gbs * (2 * q * h1 + 2 * u * h1 + 2 * nh * q * u), mlp_1 = 2 * gbs * q * (h1 + h2);
     const double fixed[] = {qkv, 0, 0, embed_w, mlp_1, mlp_1}; /* att_2 is att_1, mlp_2 is mlp_1 */
-    for (int w = 0; w < 6; w++) /* of gpu_w: 2 (1 - wg) weights, (1 - hg) 2 s h1 gbs, and a term */
-        ROW(STAGE("gpu_peak"), mem[GPU] - 2 * weights - 2 * s * h1 * gbs - fixed[w],
-            [WG] = weights * l - 2 * weights, [HG] = 2 * q * h1 * bls - 2 * s * h1 * gbs,
+    for (int w = 0; w < 6; w++) /* of gpu_w: 2 (1 - wg) weight, (1 - hg) 2 s h1 gbs, and a term */
+        ROW(STAGE("gpu_peak"), mem[GPU] - 2 * weight - 2 * s * h1 * gbs - fixed[w],
+            [WG] = weight * l - 2 * weight, [HG] = 2 * q * h1 * bls - 2 * s * h1 * gbs,
             [CG] = 4 * (s + n) * h1 * bls * l + (fixed[w] > 0 ? 0 : att_1));
 }
 /* Eq. 1: minimize T / bls, where T = T_pre l + T_gen (n - 1) l. Its sums of 1 are two rows each. */
 static void paper_lp(Lp *lp, const double *mem, double s, double n, double gbs, double num_gpu_batches) {
-    const double bls = gbs * num_gpu_batches, weights = 8. * h1 * h1 + 4. * h1 * h2;
-    const double cache = 4 * (s + n) * h1 * bls * l, hidden = 2 * s * h1 * bls, hidden_w = 2 * s * h1 * gbs;
+    const double bls = gbs * num_gpu_batches, weight = 8. * h1 * h1 + 4. * h1 * h2;
+    const double cache = 4 * (s + n) * h1 * bls * l, act = 2 * s * h1 * bls, act_w = 2 * s * h1 * gbs;
     *lp = (Lp){.c = {[T_PRE] = l / bls, [T_GEN] = (n - 1) * l / bls}};
-    for (int p = 1; p >= 0; p--) /* T_pre, then T_gen */
-        stage_rows(lp, mem, s, n, gbs, bls, p);
-    ROW("cpu_peak^p", mem[CPU] - weights - hidden_w, [WC] = weights * l, [HC] = hidden, [CC] = cache,
-        [WG] = -weights, [HG] = -hidden_w);
+    for (int p = 1; p >= 0; p--) stage_rows(lp, mem, s, n, gbs, bls, p);
+    ROW("cpu_peak^p", mem[CPU] - weight - act_w, [WC] = weight * l, [HC] = act, [CC] = cache, [WG] = -weight,
+        [HG] = -act_w);
     ROW("cpu_peak^g",
-        mem[CPU] - 2 * nh * (s + n) * gbs - 2 * h1 * gbs, [WC] = weights * l, [HC] = 2 * h1 * bls,
-        [CC] = cache, [WD] = weights, [HD] = 2 * 2 * h1 * gbs, [CD] = 2 * 4 * (s + n) * h1 * gbs);
-    ROW("nvme_peak", mem[DISK], [WD] = weights * l, [HD] = hidden, [CD] = cache);
+        mem[CPU] - 2 * nh * (s + n) * gbs - 2 * h1 * gbs, [WC] = weight * l, [HC] = 2 * h1 * bls,
+        [CC] = cache, [WD] = weight, [HD] = 2 * 2 * h1 * gbs, [CD] = 2 * 4 * (s + n) * h1 * gbs);
+    ROW("nvme_peak", mem[DISK], [WD] = weight * l, [HD] = act, [CD] = cache);
     for (int sign = 1; sign >= -1; sign -= 2) {
         ROW("wg + wc + wd = 1", sign, [WG] = sign, [WC] = sign, [WD] = sign);
         ROW("cg + cc + cd = 1", sign, [CG] = sign, [CC] = sign, [CD] = sign);
@@ -819,17 +746,16 @@ static void print_lp(const Lp *lp) {
     for (int i = 0; i < lp->m; i++) {
         printf("%-20s", lp->name[i]);
         for (int v = 0; v < NVARS; v++)
-            if (fabs(lp->a[i][v]) > 0) printf(" %+.6g %s", lp->a[i][v], var_name[v]);
+            if (lp->a[i][v] != 0) printf(" %+.6g %s", lp->a[i][v], var_name[v]);
         printf(" <= %.6g\n", lp->b[i]);
     }
 }
 
 // ---- Simplex (4.3: "can be solved very fast because there are only 9 variables") ------------------------
-//
 // A row's slack is what it lacks to equality: a x + slack = b. One variable a row is basic; the tableau has
-// it by the others, which are 0. A pivot exchanges a basic variable and another. Phase 1 gives all rows one
-// more variable to lean on and drives it to 0, phase 2 minimizes the cost. Of several pivots that with the
-// first variables is taken (Bland), so that they cannot go in circles.
+// it by the others, which are 0. A pivot exchanges two. Phase 1 gives all rows one more variable to lean on
+// and drives it to 0, phase 2 minimizes the cost. Of several pivots the first variables' is taken (Bland): no
+// cycles.
 enum { LEAN = NVARS, RIGHT = NVARS + 1, COST = NROWS, PHASE_1 = NROWS + 1, FIRST_SLACK = NVARS + 1 };
 typedef struct {
     int basic[NROWS], other[NVARS + 1]; /* variables; LEAN; slacks */
@@ -846,8 +772,7 @@ static void pivot(Tableau *t, int r, int c) {
     for (int v = 0; v <= RIGHT; v++) t->at[r][v] *= inverse;
     t->at[r][c] = inverse, t->basic[r] = t->other[c], t->other[c] = leaves;
 }
-/* Pivots until nothing lowers the cost any more. False: it has no end. */
-static bool minimize(Tableau *t, int cost) {
+static bool minimize(Tableau *t, int cost) { /* pivots while that lowers the cost; false: it has no end */
     const double EPS = 1e-11;
     for (int pivots = 0, c = 0, r = 0; pivots < 5000 && r >= 0; pivots++) {
         double least = INFINITY;
@@ -865,23 +790,22 @@ static bool minimize(Tableau *t, int cost) {
     }
     return false;
 }
-/* The largest term of a layer's seconds at x. */
-static double layer_seconds(const Lp *lp, const double *x, int T) {
+static double layer_seconds(const Lp *lp, int T) { /* the largest term at x */
     double most = 0;
     for (int i = 0; i < NROWS; i++) {
         double sum = -lp->b[i];
-        for (int v = 0; v < T_PRE; v++) sum += lp->a[i][v] * x[v];
+        for (int v = 0; v < T_PRE; v++) sum += lp->a[i][v] * lp->x[v];
         most = lp->a[i][T] < 0 ? fmax(most, sum) : most;
     }
     return most;
 }
 /* Improves x; false: nothing satisfies all rows. Numbers are scaled to be around 1, seconds by those at x. Of
  * several best answers that with less on slower tiers is taken, since these cost a little here. */
-static bool simplex(double x[NVARS], const Lp *lp) {
+static bool simplex(Lp *lp) {
     Tableau t = {.at[PHASE_1][LEAN] = 1, .other[LEAN] = LEAN};
-    double unit[NVARS], most = 0;
+    double *x = lp->x, unit[NVARS], most = 0;
     int least = 0;
-    for (int v = 0; v < NVARS; v++) unit[v] = v < T_PRE ? 1 : layer_seconds(lp, x, v), t.other[v] = v;
+    for (int v = 0; v < NVARS; v++) unit[v] = v < T_PRE ? 1 : layer_seconds(lp, v), t.other[v] = v;
     for (int v = 0; v < NVARS; v++) most = fmax(most, lp->c[v] * unit[v]);
     for (int v = 0; v < NVARS; v++) t.at[COST][v] = v < T_PRE ? 1e-9 * (v % 3) : lp->c[v] * unit[v] / most;
     for (int i = 0; i < NROWS; i++) {
@@ -900,24 +824,23 @@ static bool simplex(double x[NVARS], const Lp *lp) {
     memset(x, 0, NVARS * sizeof *x);
     for (int i = 0; i < NROWS; i++)
         if (t.basic[i] < T_PRE) x[t.basic[i]] = fmax(t.at[i][RIGHT], 0);
-    for (int T = T_PRE; T <= T_GEN; T++) x[T] = layer_seconds(lp, x, T);
+    for (int T = T_PRE; T <= T_GEN; T++) x[T] = layer_seconds(lp, T);
     return true;
 }
 
 // ---- Policy search (4.3): the best placement for each of a few blocks, and the best of these ------------
-static double found[NVARS]; /* by the search */
-/* The best placement of the policy's block, first from everything on disk, then with units of the answer's
- * size. To run, it also has to fit: what A.3 does not count comes off the machine's memory, and where whole
- * tensors and sequences overfill a tier nevertheless, so does what it lacks. */
-static bool best_placement(double x[NVARS], Lp *lp, int s, bool to_run) {
+static Lp found; /* the best, by the search */
+/* Of the policy's block, first from everything on disk, then with units of the answer's size. To run it also
+ * has to fit: what A.3 does not count comes off the memory, and so does what a tier still lacks. */
+static bool best_placement(Lp *lp, int s, bool to_run) {
     double mem[] = {hw.mem[GPU], hw.mem[CPU], hw.mem[DISK]};
     for (int tries = 0; tries < 12; tries++) {
         bool fits = true;
-        for (int v = 0; v < T_PRE; v++) x[v] = v % 3 == DISK;
         paper_lp(lp, mem, s, generation_length, policy.gbs, policy.num_gpu_batches);
-        if (mem[GPU] <= 0 || mem[CPU] <= 0 || !simplex(x, lp) || !simplex(x, lp)) return false;
-        memcpy(policy.share, x, sizeof policy.share);
-        if (to_run) place_all(NULL); /* counts bytes */
+        for (int v = 0; v < T_PRE; v++) lp->x[v] = v % 3 == DISK;
+        if (mem[GPU] <= 0 || mem[CPU] <= 0 || !simplex(lp) || !simplex(lp)) return false;
+        memcpy(policy.share, lp->x, sizeof policy.share);
+        if (to_run) place_all(false);
         for (int t = 0; t < NTIERS && to_run; t++) {
             const double lacks = (double)arena[t].peak - hw.mem[t];
             mem[t] -= tries ? fmax(lacks, 0) : (double)arena[t].uncounted;
@@ -932,33 +855,25 @@ static bool best_placement(double x[NVARS], Lp *lp, int s, bool to_run) {
 static double search(int s, int count, bool to_run, bool show_lp) {
     const struct Policy given = policy; /* 0: gbs, num_gpu_batches are open */
     struct Policy best = given;
-    double least = INFINITY, x[NVARS];
-    Lp lp, best_lp = {.m = 0};
+    double least = INFINITY;
+    Lp lp;
     for (int g = 1; g == 1 || (!given.gbs && g < count + 4); g = g < 4 ? 2 * g : g + max(4, g / 16 * 4))
         for (int b = 1; b <= (given.num_gpu_batches ? 1 : 20) && (b == 1 || g * (b - 1) < count); b++) {
             if (!given.gbs) policy.gbs = g;
             if (!given.num_gpu_batches) policy.num_gpu_batches = b;
-            if (!best_placement(x, &lp, s, to_run)) continue;
-            const double T = (x[T_PRE] + x[T_GEN] * (generation_length - 1)) * l;
+            if (!best_placement(&lp, s, to_run)) continue;
+            const double T = (lp.x[T_PRE] + lp.x[T_GEN] * (generation_length - 1)) * l;
             const double each = T / (double)min(count, (long)policy.gbs * policy.num_gpu_batches);
-            if (each < least) least = each, best = policy, best_lp = lp, memcpy(found, x, sizeof x);
+            if (each < least) least = each, best = policy, found = lp;
         }
     policy = best;
-    if (show_lp) print_lp(&best_lp);
+    if (show_lp) print_lp(&found);
     return least;
-}
-/* --policy: Eq. 1 as printed. */
-static void print_policy(int s, bool show_lp) {
-    const double each = search(s, 1024, false, show_lp), n = generation_length;
-    if (!(each < INFINITY)) die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
-    for (int v = 0; v < NVARS; v++) printf("%s %.12g\n", var_name[v], found[v]);
-    printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);
-    printf("T %.12g\nthroughput %.12g\n", (found[T_PRE] + found[T_GEN] * (n - 1)) * l, n / each);
 }
 
 // ---- The checkpoint: config.json, and files of safetensors, whose headers are not trusted ---------------
-/* One line for a person. Status 2: wrong use, or it does not fit; 1: everything else. */
-static void die(int status, const char *format, ...) {
+/* One line for the user. Status 2: wrong use, or it does not fit; 1: everything else. */
+__attribute__((noreturn, format(printf, 2, 3))) static void die(int status, const char *format, ...) {
     va_list args;
     va_start(args, format);
     fflush(stdout), fputs("mini: ", stderr), vfprintf(stderr, format, args), fputc('\n', stderr);
@@ -969,19 +884,17 @@ static void *allocate(size_t n, size_t size) {
     void *memory = calloc(n + 1, size);
     return memory ? memory : (die(1, "no memory for %zu x %zu bytes", n, size), NULL);
 }
-/* A whole text. If there is no such file the program ends with that status; 0: returns NULL. */
-static char *read_text(int status, const char *dir, const char *name) {
+static char *read_text(int status, const char *dir, const char *name) { /* status 0: NULL if there is none */
     char path[4200], *text = NULL;
     size_t room = 0;
     snprintf(path, sizeof path, "%s%s", dir, name);
     FILE *file = fopen(path, "r");
     if (!file && errno == ENOENT && !status) return NULL;
     if (!file || getdelim(&text, &room, 0, file) <= 0)
-        die(status + !status, "%s: is not there, is empty, or cannot be read", path);
+        die(status + !status, "%s: is missing or unreadable", path);
     return fclose(file), text;
 }
-/* What is behind "key": in a JSON text, or "". No parser: whatever it finds is checked where it is used. */
-static const char *member(const char *text, const char *key) {
+static const char *member(const char *text, const char *key) { /* what is behind "key": or ""; no parser */
     const size_t len = strlen(key);
     for (const char *at = text; (at = strstr(at, key)); at++) {
         if (at == text || at[-1] != '"' || at[len] != '"') continue;
@@ -1003,7 +916,7 @@ static int whole(const char *text, const char *key, int low, int high, int left_
     die(1, "config.json: %s has to be a whole number from %d to %d", key, low, high);
 }
 static void read_config(const char *dir) {
-    char *text = read_text(1, dir, "/config.json");
+    const char *text = read_text(1, dir, "/config.json");
     l = whole(text, "num_hidden_layers", 1, 1 << 10, -1), h1 = whole(text, "hidden_size", 1, 1 << 16, -1);
     h2 = whole(text, "ffn_dim", 1, 1 << 19, -1), nh = whole(text, "num_attention_heads", 1, h1, -1);
     vocab = whole(text, "vocab_size", 1, 1 << 20, -1), eos = whole(text, "eos_token_id", 0, vocab - 1, 2);
@@ -1014,10 +927,8 @@ static void read_config(const char *dir) {
         says(text, "do_layer_norm_before", "false") || hd * nh != h1 ||
         whole(text, "word_embed_proj_dim", 1, 1 << 16, h1) != h1)
         die(1, "%s: is no OPT model, or one like opt-350m, which the engine runs (opt_model.c)", dir);
-    free(text);
 }
-/* A file of tensors: 8 bytes with the length of its header, the header in JSON, the tensors. */
-static struct Shard {
+static struct Shard { /* a file: 8 bytes with the length of its header, the header in JSON, the tensors */
     char name[256], *header;
     uint8_t *data; /* mapped: its pages come when they are read */
     double size;   /* of the tensors, in bytes */
@@ -1033,8 +944,7 @@ static void open_shard(const char *dir, const char *name) {
     const off_t size = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
     uint8_t *file = size > 8 ? mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
     if (file != MAP_FAILED) memcpy(&len, file, 8);
-    if (file == MAP_FAILED || len > (uint64_t)size - 8)
-        die(1, "%s: is no file of safetensors: is the download complete?", path);
+    if (file == MAP_FAILED || len > size - 8ull) die(1, "%s: is no whole file of safetensors", path);
     s->header = memcpy(allocate(len, 1), file + 8, len), s->data = file + 8 + len, s->size = size - 8. - len;
 }
 /* The tensor of that name, with or without "model." in front, of this shape; it has to be inside its file. */
@@ -1055,16 +965,10 @@ static Weight find_tensor(const char *name, int rows, int cols) {
         die(1, "%s: is not there as F16, BF16 or F32 of %d x %d: is it all there?", name, rows, cols);
     return (Weight){.file = {DISK, type, s->data + (size_t)begin}, .rows = rows, .cols = cols};
 }
-/* All that config.json asks for, in one file or in those that an index names. */
-static void open_checkpoint(const char *dir) {
-    static const char part[][24] = {"self_attn_layer_norm",
-                                    "self_attn.q_proj",
-                                    "self_attn.k_proj",
-                                    "self_attn.v_proj",
-                                    "self_attn.out_proj",
-                                    "final_layer_norm",
-                                    "fc1",
-                                    "fc2"}; /* two roles each: weight and bias */
+#define PARTS                                                                                     \
+    "self_attn_layer_norm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.out_proj " \
+    "final_layer_norm fc1 fc2"
+static void open_checkpoint(const char *dir) { /* one file, or those that an index names */
     char *index = read_text(0, dir, "/model.safetensors.index.json"), name[256];
     for (char *at = index, *begin; at && (at = begin = strstr(at, ".safetensors\"")); at += 12) {
         while (begin > index && at - begin < 200 && !strchr("\"/", begin[-1])) begin--;
@@ -1077,115 +981,118 @@ static void open_checkpoint(const char *dir) {
     if (final_norm) outside[LAST_NORM] = find_tensor("model.decoder.final_layer_norm.weight", 1, h1);
     if (final_norm) outside[LAST_BIAS] = find_tensor("model.decoder.final_layer_norm.bias", 1, h1);
     if (!tied) outside[HEAD] = find_tensor("lm_head.weight", vocab, h1);
-    for (int e = 0, role = 0; e < l * NROLES; role = ++e % NROLES) {
-        const int out = role / 2 == W_1 / 2 ? h2 : h1, in = role == W_2 ? h2 : h1, j = e / NROLES;
-        const char *kind = role % 2 ? "bias" : "weight";
-        snprintf(name, sizeof name, "model.decoder.layers.%d.%s.%s", j, part[role / 2], kind);
-        layer[j][role] = find_tensor(name, is_matrix(role) ? out : 1, is_matrix(role) ? in : out);
+    for (int j = 0; j < l; j++) {
+        char parts[] = PARTS, *next = parts, *part = NULL;
+        for (int role = 0; role < NROLES; role++) {
+            const int out = role / 2 == W_1 / 2 ? h2 : h1, in = role == W_2 ? h2 : h1;
+            const char *kind = role % 2 ? "bias" : "weight";
+            if (role % 2 == 0) part = strsep(&next, " ");
+            snprintf(name, sizeof name, "model.decoder.layers.%d.%s.%s", j, part, kind);
+            layer[j][role] = find_tensor(name, is_matrix(role) ? out : 1, is_matrix(role) ? in : out);
+        }
     }
 }
 
 // ---- The tokenizer: GPT-2's byte-level BPE --------------------------------------------------------------
-/* Texts in their order, each with a number: pieces with their ids, pairs "left right" with their ranks. */
-typedef struct {
+static struct Entry { /* in the order of texts: pieces with ids, pairs "left right" with ranks */
     const char *text;
     int number;
-} Entry;
-static Entry *piece, *merge;
-static const char **piece_text;                          // (vocab)
-static int npieces, nmerges, byte_id[256], byte_of[324]; /* 1 + the byte that a character stands for */
+} * entry;
+static const char **piece;                       // (vocab)
+static int nentries, byte_id[256], byte_of[324]; /* 1 + the byte that a character stands for */
 static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-static int find(const Entry *table, int n, const char *text) {
-    const Entry *found = bsearch(&text, table, n, sizeof *table, by_text);
+static int find(const char *text) {
+    const struct Entry *found = bsearch(&text, entry, nentries, sizeof *entry, by_text);
     return found ? found->number : -1;
 }
-/* A character below 2048 as UTF-8. */
-static char *put_utf8(char *to, unsigned c) {
+static char *put_utf8(char *to, long c) { /* a character below 2048 */
     if (c > 0x7f) *to++ = (char)(0xc0 | (c >> 6 & 31));
     return *to = (char)(c > 0x7f ? 0x80 | (c & 63) : c), to + 1;
 }
-/* A JSON string behind its quotation mark is decoded in its place and gets a 0. Returns what is behind it. */
-static char *read_string(char *at) {
-    char *to = at;
-    for (unsigned code; *at && *at != '"'; at++) {
-        const bool escaped = *at == '\\' && at[1], is_code = escaped && at[1] == 'u' && strnlen(at, 6) == 6;
-        const bool coded = is_code && sscanf(at + 2, "%4x", &code) == 1;
+static char *read_string(char *at) { /* of JSON: decodes it where it is, up to a 0; returns what is behind */
+    char *to = at, hex[5];
+    for (; *at && *at != '"'; at++) {
+        const bool escaped = *at == '\\' && at[1];
+        const bool coded = escaped && at[1] == 'u' && snprintf(hex, sizeof hex, "%.4s", at + 2) == 4;
         if (!coded) *to++ = escaped ? *++at : *at;
-        if (coded) to = put_utf8(to, code), at += 5;
+        if (coded) to = put_utf8(to, strtol(hex, NULL, 16)), at += 5;
     }
     return at += *at == '"', *to = 0, at;
 }
 static void read_tokenizer(const char *dir) {
-    char *at = read_text(1, dir, "/vocab.json"), *lines = read_text(1, dir, "/merges.txt"), symbol[5];
-    piece_text = allocate(vocab, sizeof *piece_text), piece = allocate(vocab, sizeof *piece);
-    merge = allocate(strlen(lines) / 2, sizeof *merge); /* a line has two bytes and more */
-    for (char *text; (text = strchr(at, '"')) && npieces < vocab; npieces++) { /* "piece": id */
-        at = read_string(++text);
-        const long id = strtol(at + strspn(at, ": "), &at, 10);
-        if (id < 0 || id >= vocab) die(1, "%s: vocab.json: \"%.60s\" has an id beyond vocab_size", dir, text);
-        piece[npieces] = (Entry){piece_text[id] = text, (int)id};
+    char *at = read_text(1, dir, "/vocab.json"), *lines = read_text(1, dir, "/merges.txt"), text[2048];
+    int n = 0;
+    piece = allocate(vocab, sizeof *piece);
+    entry = allocate(vocab + strlen(lines) / 2, sizeof *entry);       /* a line has two bytes and more */
+    for (char *name, *end; (name = strchr(at, '"')); at = end, n++) { /* "piece": id */
+        at = read_string(++name);
+        const long id = strtol(at += strspn(at, ": "), &end, 10);
+        if (end == at || id < 0 || id >= vocab || piece[id])
+            die(1, "%s: vocab.json: \"%.60s\" has no id of its own below vocab_size", dir, name);
+        entry[n] = (struct Entry){piece[id] = name, (int)id};
     }
-    for (char *line = strtok(lines, "\r\n"); line; line = strtok(NULL, "\r\n"))
-        if (strncmp(line, "#version", 8)) merge[nmerges] = (Entry){line, nmerges}, nmerges++;
-    qsort(piece, npieces, sizeof *piece, by_text), qsort(merge, nmerges, sizeof *merge, by_text);
+    qsort(entry, nentries = n, sizeof *entry, by_text);
+    for (char *line = strtok(lines, "\r\n"), *right; line; line = strtok(NULL, "\r\n")) { /* "left right" */
+        if (!strncmp(line, "#version", 8)) continue;
+        if ((right = strchr(line, ' '))) *right++ = 0, snprintf(text, sizeof text, "%s%s", line, right);
+        if (!right || find(line) < 0 || find(right) < 0 || find(text) < 0)
+            die(1, "%s: merges.txt: \"%.60s\" begins no pair of pieces that make a third", dir, line);
+        right[-1] = ' ', entry[n] = (struct Entry){line, n}, n++;
+    }
+    qsort(entry, nentries = n, sizeof *entry, by_text);
     for (int b = 0, next = 256; b < 256; b++) { /* what cannot be printed is written as 256 and more */
         const int code = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae ? b : next++;
-        byte_of[code] = b + 1, *put_utf8(symbol, code) = 0, byte_id[b] = find(piece, npieces, symbol);
+        byte_of[code] = b + 1, *put_utf8(text, code) = 0, byte_id[b] = find(text);
         if (byte_id[b] < 0) die(1, "%s: vocab.json has no piece for byte %d", dir, b);
     }
 }
 /* Letters, digits, blanks, others. Beyond ASCII all are letters here. */
 static int kind_of(char c) { return c & 0x80 || isalpha(c) ? 0 : isdigit(c) ? 1 : isspace(c) ? 2 : 3; }
-/* Ends a word of GPT-2's 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ pattern.
- */
-static const char *word_end(const char *at) {
+/* Ends a word of GPT-2's 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
+static const char *word_end(const char *at, const char *limit) {
     for (const char *c = "s t revem lld "; *at == '\'' && *c; c += 2)
         if (at[1] == c[0] && (c[1] == ' ' || at[2] == c[1])) return at + (c[1] == ' ' ? 2 : 3);
-    const char *first = at + (at[0] == ' ' && at[1]), *end = first + 1;
-    while (*end && kind_of(*end) == kind_of(*first)) end++;
-    return end - (kind_of(*first) == 2 && *end && end > at + 1); /* the last blank is the next word's */
+    const char *first = at + (at[0] == ' ' && at + 1 < limit), *end = first + 1;
+    while (end < limit && kind_of(*end) == kind_of(*first)) end++;
+    return end - (kind_of(*first) == 2 && end < limit && end > at + 1); /* the last is the next word's */
 }
-/* Joins pairs of a word's ids, that which is first in merges.txt first; returns how many are left. */
-static int join_pairs(int *id, int n) {
+static int join_pairs(int *id, int n) { /* the first of merges.txt first; returns how many are left */
     char pair[2048];
     for (int best, where = 0;; memmove(id + where + 1, id + where + 2, (--n - where - 1) * sizeof *id)) {
-        best = nmerges;
+        best = nentries;
         for (int b = 0, rank; b + 1 < n; b++) {
-            snprintf(pair, sizeof pair, "%s %s", piece_text[id[b]], piece_text[id[b + 1]]);
-            if ((rank = find(merge, nmerges, pair)) >= 0 && rank < best) best = rank, where = b;
+            snprintf(pair, sizeof pair, "%s %s", piece[id[b]], piece[id[b + 1]]);
+            if ((rank = find(pair)) >= 0 && rank < best) best = rank, where = b;
         }
-        if (best == nmerges) return n;
-        snprintf(pair, sizeof pair, "%s%s", piece_text[id[where]], piece_text[id[where + 1]]);
-        if ((id[where] = find(piece, npieces, pair)) < 0) die(1, "merges.txt: \"%.60s\" is no piece", pair);
+        if (best == nentries) return n;
+        snprintf(pair, sizeof pair, "%s%s", piece[id[where]], piece[id[where + 1]]), id[where] = find(pair);
     }
 }
-/* A prompt is </s> and its words, which begin as bytes. */
-static void encode(Sequence *q) {
-    q->token = allocate(strlen(q->text) + 1 + generation_length, sizeof *q->token);
-    if ((q->token[q->s++] = find(piece, npieces, "</s>")) < 0) die(1, "vocab.json has no piece </s>");
-    for (const char *at = q->text, *end; *at; at = end) {
+static void encode(Sequence *q) { /* </s> and the words, which begin as bytes */
+    q->token = allocate(q->size + 1 + generation_length, sizeof *q->token);
+    if ((q->token[q->s++] = find("</s>")) < 0) die(1, "vocab.json has no piece </s>");
+    for (const char *at = q->text, *limit = at + q->size, *end; at < limit; at = end) {
         int *id = q->token + q->s, n = 0;
-        if ((end = word_end(at)) - at > 1000) die(2, "prompt %d has a word of more than 1000 bytes", q->id);
+        if ((end = word_end(at, limit)) - at > 1000) die(2, "prompt %d: a word has over 1000 bytes", q->id);
         for (; at < end; at++) id[n++] = byte_id[(unsigned char)*at];
         q->s += join_pairs(id, n);
     }
+    longest = (int)max(longest, q->s);
     if (q->s + generation_length - 1 > positions)
         die(2, "prompt %d: with --max-tokens it is longer than the model's %d positions", q->id, positions);
 }
-/* Tokens as bytes, without <s>, <pad>, </s> and <unk>. The caller frees them. */
-static char *decode(const int *id, int n) {
-    size_t size = 0, end = 0;
-    for (int e = 0; e < n; e++) size += piece_text[id[e]] ? strlen(piece_text[id[e]]) : 0;
-    char *text = allocate(size, 1);
+static char *decode(const int *id, int n, size_t *size) { /* bytes of tokens but <s>, <pad>, </s>, <unk> */
+    size_t room = *size = 0;
+    for (int e = 0; e < n; e++) room += piece[id[e]] ? strlen(piece[id[e]]) : 0;
+    char *text = allocate(room, 1);
     for (int e = 0; e < n; e++)
-        for (const char *c = piece_text[id[e]]; id[e] > 3 && c && *c; c += *c & 0x80 && c[1] ? 2 : 1) {
+        for (const char *c = piece[id[e]]; id[e] > 3 && c && *c; c += *c & 0x80 && c[1] ? 2 : 1) {
             const int code = *c & 0x80 ? (c[0] & 31) << 6 | (c[1] & 63) : *c;
-            if (code < 324 && byte_of[code]) text[end++] = (char)(byte_of[code] - 1);
+            if (code < 324 && byte_of[code]) text[(*size)++] = (char)(byte_of[code] - 1);
         }
     return text;
 }
-/* How many bytes of s are a character of UTF-8; -n: n bytes are none. */
-static int utf8_step(const unsigned char *s) {
+static int utf8_step(const unsigned char *s) { /* bytes of a character of UTF-8; -n: n bytes are none */
     const int more = *s < 0x80 ? 0 : *s < 0xc2 || *s > 0xf4 ? -1 : 1 + (*s >= 0xe0) + (*s >= 0xf0);
     if ((*s == 0xe0 && s[1] < 0xa0) || (*s == 0xf0 && s[1] < 0x90)) return -1; /* shorter forms */
     if ((*s == 0xed && s[1] > 0x9f) || (*s == 0xf4 && s[1] > 0x8f)) return -1; /* not Unicode */
@@ -1193,20 +1100,20 @@ static int utf8_step(const unsigned char *s) {
         if ((s[b] & 0xc0) != 0x80) return -b;
     return more < 0 ? -1 : more + 1;
 }
-/* A text, with the escapes of JSON or without. What is no UTF-8 becomes U+FFFD. */
-static void print_text(const char *text, bool json) {
-    for (int step; *text; text += abs(step)) {
-        step = utf8_step((const unsigned char *)text);
+static void print_text(const char *text, size_t size, bool json) { /* what is no UTF-8 becomes U+FFFD */
+    for (const char *end = text + size; text < end;) {
+        const int step = utf8_step((const unsigned char *)text);
         const bool escaped = json && step == 1 && (*text < ' ' || *text == '"' || *text == '\\');
         if (escaped) printf("\\u%04x", *text);
-        if (!escaped) printf("%.*s", step < 0 ? 3 : step, step < 0 ? "\xEF\xBF\xBD" : text);
+        if (!escaped) fwrite(step < 0 ? "\xEF\xBF\xBD" : text, 1, step < 0 ? 3 : step, stdout);
+        text += abs(step);
     }
 }
 
 // ---- The command line -----------------------------------------------------------------------------------
 static const char *prompts_file, *hardware;
 static bool percent, json, only_policy, show_lp, help; /* flags of that name; --policy */
-static double gpu_mem, cpu_mem, generation_s;          /* bytes; seconds */
+static double gpu_mem, cpu_mem;                        /* bytes */
 static int prompt_len = 512;                           /* s of A.3, in tokens */
 static const struct Flag {
     const char *name;
@@ -1234,25 +1141,26 @@ static const struct Flag {
              {"--lp", 's', &show_lp, "print the linear program that was solved"},
              {"--help", 's', &help, "print this"},
              {NULL, 0, NULL, NULL}};
-/* A number in its range; "16G" is one and a power of `thousand`; if that is 1, it has to be whole; 0:
- * neither. */
+/* A number in its range; "16G" is one, if numbers of that kind have a thousand. */
 static double number(const char *flag, const char *text, double thousand, double low, double high) {
     char *end;
     double value = strtod(text, &end);
-    const char *unit = thousand > 1 && end > text && *end ? strchr("KMGT", toupper(*end)) : NULL;
-    if (unit) value *= pow(thousand, 5. - (double)strlen(unit));
-    if (end == text || end[unit != NULL] || !(value >= low && value <= high) ||
-        (thousand > 0 && thousand < 2 && value > floor(value)))
+    const char *unit = strchr("TGMK", toupper((unsigned char)*end)); /* or none: the end of both */
+    if (unit) value *= pow(thousand, (double)strlen(unit));
+    if (end == text || !unit || (*unit && end[1]) || !(value >= low && value <= high))
         die(2, "%s %.60s: expected a number from %g to %g", flag, text, low, high);
     return value;
 }
-/* Value v of a flag. "ctog=1G,dtoc=0.5G" are links. */
-static void read_value(const struct Flag *f, int v, char *text) {
+static void read_value(const struct Flag *f, int v, char *text) { /* v: which of a flag's values */
+    double *share = policy.share[v / 2];
     if (f->kind == 't') *(char **)f->to = text;
-    if (f->kind == 'f') *(double *)f->to = number(f->name, text, 0, 1e-6, 1);
+    if (f->kind == 'f') *(double *)f->to = number(f->name, text, NAN, 1e-6, 1);
     if (f->kind == 'b') *(double *)f->to = number(f->name, text, 1024, 1, 1e18);
-    if (f->kind == 'p') policy.share[v / 2][v % 2] = number(f->name, text, 0, 0, 100) / 100;
-    if (f->kind == 'w') *(int *)f->to = (int)number(f->name, text, 1, 1, 1 << 16);
+    if (f->kind == 'p') share[v % 2] = number(f->name, text, NAN, 0, 100) / 100;
+    if (v % 2 && share[GPU] + share[CPU] > 1 + 1e-9) die(2, "--percent: GPU and CPU have more than 100");
+    share[DISK] = fmax(0, 1 - share[GPU] - share[CPU]);
+    if (f->kind == 'w') *(int *)f->to = (int)number(f->name, text, NAN, 1, 1 << 16);
+    if (f->kind == 'w' && atof(text) > *(int *)f->to) die(2, "%s %.60s: is not whole", f->name, text);
     for (char *at = f->kind == 'l' ? strtok(text, ",") : NULL; at; at = strtok(NULL, ",")) {
         int c = 0;
         while (c < NLINKS && (strncmp(at, link_name[c], 4) || at[4] != '=')) c++;
@@ -1260,8 +1168,7 @@ static void read_value(const struct Flag *f, int v, char *text) {
         link_of[c].rate = number(f->name, at + 5, 1000, 1, 1e15);
     }
 }
-/* The model and prompts may stand among the flags; returns how many of these are left in args. */
-static int read_flags(char **args, int n) {
+static int read_flags(char **args, int n) { /* returns how many words, which are no flags, are left in args */
     int words = 0;
     for (int a = 0, values; a < n; a++) {
         const struct Flag *f = flags;
@@ -1273,21 +1180,14 @@ static int read_flags(char **args, int n) {
         if (f->kind == 's' || f->kind == 'p') *(bool *)f->to = true;
         for (int v = 0; v < values; v++) read_value(f, v, args[++a]);
     }
-    for (int kind = WEIGHTS; kind < NKINDS; kind++) { /* the disk has the rest */
-        double *share = policy.share[kind];
-        share[DISK] = fmax(0, 1 - share[GPU] - share[CPU]);
-        if (share[GPU] + share[CPU] > 1 + 1e-9) die(2, "--percent: GPU and CPU together have more than 100");
-    }
     return words;
 }
-/* The machine to search for: this computer, as far as it is known without measuring; or a file of Table 7's
- * constants, where a rate may differ between the stages (KEY_p and KEY_g); and what the flags say. */
-static void describe_machine(void) {
+static void describe_machine(void) { /* this computer, or a file of Table 7's constants; and what flags say */
     static const char key[][12] = {"gmem",     "cmem",     "nmem",     "ctog_bdw",  "gtoc_bdw",
                                    "dtoc_bdw", "ctod_bdw", "mm_flops", "bmm_flops", "cpu_flops"};
     const char *text = hardware ? read_text(2, "", hardware) : NULL;
     hw.mem[GPU] = hw.mem[CPU] = .5 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
-    for (int v = 0; v < 20 && text; v++) {
+    for (int v = 0; v < 20 && text; v++) { /* KEY, or KEY_g and KEY_p: of generation, of prefill */
         char stage[40];
         snprintf(stage, sizeof stage, "%s_%c", key[v / 2], "gp"[v % 2]);
         const char *both = member(text, key[v / 2]);
@@ -1300,31 +1200,32 @@ static void describe_machine(void) {
     if (gpu_mem > 0) hw.mem[GPU] = gpu_mem;
     if (cpu_mem > 0) hw.mem[CPU] = cpu_mem;
 }
-/* The words behind the model, or the lines of a file but for empty ones. A line's number is its id. */
-static void read_prompts(char **words, int n) {
-    const char *file = prompts_file && !strcmp(prompts_file, "-") ? "/dev/stdin" : prompts_file;
-    char *text = file ? read_text(2, "", file) : NULL;
-    for (const char *c = text; c && *c; c++) n += *c == '\n';
-    prompts = allocate(n, sizeof *prompts);
-    for (int id = 0; text || (!file && id < n); id++) {
-        char *line = text ? strsep(&text, "\n") : words[id];
-        if (file) line[strcspn(line, "\r")] = 0;
-        prompts[nprompts] = (Sequence){.text = line, .id = id};
-        if (!file || *line) encode(&prompts[nprompts++]);
+static void read_prompts(char **words,
+                         int n) { /* words behind the model, or lines, whose numbers are the ids */
+    FILE *file = !prompts_file ? NULL : strcmp(prompts_file, "-") ? fopen(prompts_file, "r") : stdin;
+    if (prompts_file && !file) die(2, "%s: %s", prompts_file, strerror(errno));
+    for (int id = 0; file || id < n; id++) {
+        char *text = file ? NULL : words[id];
+        size_t room = 0;
+        ssize_t size = file ? getline(&text, &room, file) : (ssize_t)strlen(text);
+        if (size < 0) break;
+        while (file && size && (text[size - 1] == '\n' || text[size - 1] == '\r')) text[--size] = 0;
+        if (file && !size) continue; /* an empty line */
+        prompts = realloc(prompts, (nprompts + 1) * sizeof *prompts);
+        if (!prompts) die(1, "no memory for %d prompts", nprompts + 1);
+        prompts[nprompts] = (Sequence){.text = text, .size = size, .id = id};
+        encode(&prompts[nprompts++]);
     }
     if (!nprompts) die(2, "there is no prompt: give some behind the model, or --prompts FILE");
 }
-/* Searches if no policy is given, places everything, and refuses what does not fit. */
-static void choose_policy(void) {
-    int longest = 0;
-    for (int q = 0; q < nprompts; q++) longest = (int)max(longest, prompts[q].s);
+static void choose_policy(void) { /* searches if none is given, and refuses what does not fit */
     if (percent) policy.gbs += policy.gbs ? 0 : 32, policy.num_gpu_batches += !policy.num_gpu_batches;
     policy.gbs = min(policy.gbs, nprompts), policy.num_gpu_batches = min(policy.num_gpu_batches, nprompts);
     policy.cpu_attention |= is_sparse() || !percent; /* as A.3 has it */
     batch = allocate(max(20, policy.num_gpu_batches), sizeof(Sequence *));
     if (!percent && !(search(longest, nprompts, true, show_lp) < INFINITY))
         die(2, "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or try --gpu-batch-size 1");
-    place_all(NULL);
+    place_all(false);
     const size_t own = percent ? 0 : arena[GPU].uncounted;
     if (own) fprintf(stderr, "mini: A.3 was given the GPU less %zu bytes of embeddings and workspace\n", own);
     for (int t = 0; t < NTIERS; t++)
@@ -1332,13 +1233,19 @@ static void choose_policy(void) {
             die(2, "the %s tier needs %zu bytes, but has %.0f: change --percent or lower --gpu-batch-size",
                 tier_name[t], arena[t].peak, hw.mem[t]);
 }
-/* The tiers' memory, and the threads. The disk's is a file that has lost its name before it is used. */
-static void open_tiers(void) {
+static void print_policy(int s, bool show_lp) { /* --policy: Eq. 1 as printed */
+    const double each = search(s, 1024, false, show_lp), n = generation_length;
+    if (!(each < INFINITY)) die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
+    for (int v = 0; v < NVARS; v++) printf("%s %.12g\n", var_name[v], found.x[v]);
+    printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);
+    printf("T %.12g\nthroughput %.12g\n", (found.x[T_PRE] + found.x[T_GEN] * (n - 1)) * l, n / each);
+}
+static void open_tiers(void) { /* the disk is a file that has lost its name before it is used */
     char path[4200];
     const char *tmp = getenv("TMPDIR");
     snprintf(path, sizeof path, "%s/mini-XXXXXX", tmp && *tmp ? tmp : "/var/tmp");
-    const int fd = mkstemp(path), why = fd < 0 || unlink(path) ? errno : 0;
-    if (why) die(1, "%s: %s", path, strerror(why));
+    const int fd = mkstemp(path);
+    if (fd < 0 || unlink(path)) die(1, "%s: %s", path, strerror(errno));
     for (int t = 0; t < NTIERS; t++) {
         const size_t size = max(arena[t].peak, 1);
         const int full = t == DISK ? posix_fallocate(fd, 0, (off_t)size) : 0;
@@ -1354,30 +1261,29 @@ static void open_tiers(void) {
         if (pthread_create(&id, NULL, work, w)) die(1, "a thread could not be started; lower --threads");
     }
 }
-/* What is timed is generation alone. */
-static void generate_timed(void) { generation_s -= now(), generate(), generation_s += now(); }
 static void print_results(void) {
-    static const char *const kind[] = {"weights", "cache", "activations"};
     long tokens = 0;
     for (const Sequence *q = prompts; q < prompts + nprompts; q++) {
         const int *token = q->token + q->s, n = q->generated - (token[q->generated - 1] == eos);
-        char *text = decode(token, n);
+        size_t size;
+        char *text = decode(token, n, &size);
         if (json) printf("{\"id\": %d, \"prompt\": \"", q->id);
-        print_text(q->text, json), fputs(json ? "\", \"completion\": \"" : "", stdout);
-        print_text(text, json), fputs(json ? "\", \"tokens\": [" : "", stdout);
+        print_text(q->text, q->size, json), fputs(json ? "\", \"completion\": \"" : "", stdout);
+        print_text(text, size, json), fputs(json ? "\", \"tokens\": [" : "", stdout);
         for (int e = 0; e < n && json; e++) printf(e ? ", %d" : "%d", token[e]);
         puts(json ? "]}" : ""), tokens += q->generated, free(text);
     }
     if (fflush(stdout) || ferror(stdout)) die(1, "standard output: %s", strerror(errno));
-    for (int k = 0; k < NKINDS; k++)
-        fprintf(stderr, "mini: %s %.4f %.4f %.4f on GPU, CPU, disk\n", kind[k], policy.share[k][GPU],
-                policy.share[k][CPU], policy.share[k][DISK]);
-    for (int t = 0; t < NTIERS; t++) fprintf(stderr, "mini: %s: %zu bytes\n", tier_name[t], arena[t].peak);
+    for (int t = 0; t < NTIERS; t++)
+        fprintf(stderr, "mini: %s: %zu bytes, %.4f of weights, %.4f of cache, %.4f of activations\n",
+                tier_name[t], arena[t].peak, policy.share[WEIGHTS][t], policy.share[CACHE][t],
+                policy.share[ACTIVATIONS][t]);
     for (int c = 0; c < NLINKS; c++)
         fprintf(stderr, "mini: %s: %zu bytes, %.3f s, %.1f%% of the time\n", link_name[c], link_of[c].bytes,
                 link_of[c].seconds, 100 * link_of[c].seconds / generation_s);
-    fprintf(stderr, "mini: %d prompts, %d x %d, %ld tokens, %.3f s, %.1f tokens/s\n", nprompts, policy.gbs,
-            policy.num_gpu_batches, tokens, generation_s, (double)tokens / generation_s);
+    fprintf(stderr, "mini: %d prompt%s, %d x %d, %ld token%s, %.3f s, %.1f tokens/s\n", nprompts,
+            nprompts > 1 ? "s" : "", policy.gbs, policy.num_gpu_batches, tokens, tokens > 1 ? "s" : "",
+            generation_s, (double)tokens / generation_s);
 }
 int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN), signal(SIGBUS, mapping_failed); /* a full disk is an error, a cut file a line */
@@ -1389,6 +1295,6 @@ int main(int argc, char **argv) {
     describe_machine(), read_config(argv[1]); /* all that A.3 needs */
     if (only_policy) return print_policy(prompt_len, show_lp), 0;
     open_checkpoint(argv[1]), read_tokenizer(argv[1]), read_prompts(argv + 2, words - 1);
-    choose_policy(), open_tiers(), place_all(generate_timed); /* block by block */
+    choose_policy(), open_tiers(), place_all(true);
     return print_results(), 0;
 }
