@@ -1,10 +1,11 @@
 #!/bin/sh
-# bench.sh BUILD: what this machine can do, then what flexgen does beside it, all from one run of about two minutes.
+# bench.sh BUILD: what this machine can do, then what flexgen does beside it, all from one run of about three minutes.
 #
 #   machine   multiply-adds and a plain read of memory on all threads, memcpy on one, direct transfers of the disk
 #   kernels   BUILD/bench_host: linear beside OpenBLAS (if there) and the multiply-adds, attention beside the plain read
-#   runs      flexgen bench on opt-125m: compute beside linear, the disk tier beside a direct read, packed weights beside fp16,
-#             overlap on beside off and beside the busiest channel (no schedule can be faster than that)
+#   runs      flexgen bench on opt-125m: compute beside linear, one prompt's decoding beside the plain read (opt-1.3b too), the disk
+#             tier beside a direct read, packed weights beside fp16, overlap on beside off and beside the busiest channel (no
+#             schedule can be faster than that)
 #
 # The disk is the one under $TMPDIR, or /var/tmp, where the offload file is. A machine that does other work at
 # the same time moves results and bounds alike, but not equally: run it on an idle one. `make bench` calls this.
@@ -39,11 +40,12 @@ awk -v fma="$fma" '
                 printf "  %s   multiply-adds %.0f%%\n", $0, 100 * rate / fma; next }
     /^attend|^prefill|^append|threads/ { print "  " $0 }' "$tmp/host" # the others have no bound
 
-# run NAME FLAGS...: one run of opt-125m with random weights, as NAME.json
+# run NAME FLAGS...: one run of $model with random weights, as NAME.json
+model=opt-125m
 run() {
     name=$1
     shift
-    "$build/flexgen" bench --model opt-125m --offload-dir "$dir" --json "$tmp/$name.json" "$@" >"$tmp/log" 2>&1 || { cat "$tmp/log" >&2; exit 1; }
+    "$build/flexgen" bench --model $model --offload-dir "$dir" --json "$tmp/$name.json" "$@" >"$tmp/log" 2>&1 || { cat "$tmp/log" >&2; exit 1; }
 }
 # get NAME KEY: a number of the run; CHANNEL.moved_bytes and CHANNEL.busy_s for a channel's
 get() {
@@ -56,14 +58,27 @@ get() {
 median() { printf '%s\n' "$@" | sort -g | sed -n "$((($# + 1) / 2))p"; }
 
 echo "runs (opt-125m, random weights)"
-memory="--gpu-batch-size 16 --num-gpu-batches 1 --prompt-len 128 --gen-len 32 --percent 100 0 100 0 100 0"
-run memory $memory
+memory="--num-gpu-batches 1 --prompt-len 128 --gen-len 32 --percent 100 0 100 0 100 0"
+run memory --gpu-batch-size 16 $memory
 awk -v pre="$(get memory prefill_s)" -v dec="$(get memory decode_s)" -v linear="$linear" -v few="$few" 'BEGIN {
     layer = 2 * (4 * 768 * 768 + 2 * 768 * 3072) * 12; head = 2 * 50272 * 768 # FLOP a token, attention left out
     p = 16 * (128 * layer + head) / pre / 1e9; d = 16 * 31 * (layer + head) / dec / 1e9
     printf "  all in memory, 16 x 128 + 32: prefill %6.1f GFLOP/s, linear 2048 rows %6.1f (%.0f%%)\n", p, linear, 100 * p / linear
     printf "                                decode  %6.1f GFLOP/s, linear   16 rows %6.1f (%.0f%%)\n", d, few, 100 * d / few
 }'
+
+# One prompt alone reads every weight of the layers and of the head for each token.
+# one MODEL LAYERS HIDDEN
+one() {
+    model=$1
+    run one --gpu-batch-size 1 $memory
+    awk -v name="$model" -v s="$(get one decode_s)" -v read="$read" -v l="$2" -v h="$3" 'BEGIN {
+        gbs = 31 * 2 * (12 * l * h * h + 50272 * h) / s / 1e9
+        printf "  one prompt, %-9s 128 + 32: decode %7.1f token/s, weights %.1f GB/s, plain read %.1f (%.0f%%)\n", name, 31 / s, gbs, read, 100 * gbs / read
+    }'
+}
+one opt-1.3b 24 2048
+one opt-125m 12 768
 
 run disk --gpu-batch-size 4 --num-gpu-batches 1 --prompt-len 32 --gen-len 24 --percent 0 0 100 0 100 0
 awk -v moved="$(get disk dtoc.moved_bytes)" -v busy="$(get disk dtoc.busy_s)" -v wall="$(get disk total_s)" \
