@@ -148,6 +148,8 @@ struct CudaGpu : Gpu {
     int next_product[NLANES];
     char *scratch;   /* SCRATCH bytes for partial results and scores of attention, which runs on one lane; two WORKSPACEs of
                         cuBLAS */
+    int places;      /* two blocks on each multiprocessor */
+    int packed_most; /* the last of packed_kernels that shared memory is large enough for */
     int *not_finite; /* `bad`, pinned: kernels write it, the host reads it */
     char *pinned;    /* `pinned_bytes` of the host, in pieces of pin_piece */
     size_t pinned_bytes;
@@ -552,59 +554,69 @@ static int blas_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
 //     sum (16 outputs, 8 rows) += w (16 outputs, 16 columns) x^T (16 columns, 8 rows)
 //
 // A lane's share of w is, in four columns, outputs g and g + 8 of the 16, where g = lane / 4. Word g of a group's codes has
-// 8 outputs of one column: it is a lane's share of four such w at once, which together are all outputs of a group. Which
-// columns a lane has does not matter, if x is dealt like w; it has eight neighbours, so that x is read 16 bytes at a time.
+// 8 outputs of one column: it is a lane's share of four such w at once, which together are all outputs of a group.
 //
-// A block has two rows of groups and four warps for each, which read the same x. The columns are dealt, 64 at a time, to
-// the four warps and, where there are few outputs, to several blocks. That is decided by n and k alone, and sums are added
-// in one order: so the bits of a row depend on no other row.
+// A block has four rows of groups and two warps for each. The columns are dealt, PORTION at a time, to the two and, where
+// there are few outputs, to several blocks. That is decided by n, k and the GPU alone, and sums are added in one order: so
+// the bits of a row depend on no other row. All rows of x are one block's where shared memory is large enough, so that
+// weights are read once. They and x come through a ring of STAGES portions, all but one of which are on their way.
 // ---------------------------------------------------------------------------------------------------------------
 
 enum {
-    FEW = 8,     /* rows of x in an instruction */
-    TILES_X = 4, /* times FEW rows of x in a block at most */
-    SIDES = 2,   /* rows of groups of a block */
-    SLICES = 4,  /* warps that share one */
+    FEW = 8,      /* rows of x in an instruction */
+    SIDES = 4,    /* rows of groups of a block */
+    SLICES = 2,   /* warps that share one */
+    STAGES = 4,   /* portions of a warp that are there or on their way */
+    PORTION = 32, /* columns */
+    SHARERS = 9,  /* blocks that share outputs, at most: each leaves sums that one has to add */
+    BLOCKS = 512, /* at most, where they do */
+    PORTIONS = 4, /* of a warp at least, where they do */
+    LINEAR_THREADS = SIDES * SLICES * WARP,
     OUTPUTS = SIDES * GROUP,
-    BLOCKS = 256, /* two on each multiprocessor of a large GPU; where outputs give fewer, blocks share columns */
-    WORDS = COLUMNS * GROUP_WORDS,         /* of COLUMNS columns of a row of groups */
-    AHEAD = (WORDS / 4 + WARP - 1) / WARP, /* 16-byte pieces of them that a lane reads */
-    SUMS = 16,                             /* of a lane for FEW rows of x: of four (16, FEW) */
-    SUMS_LD = GROUP + 4,                   /* floats from a row of sums to the next: four rows lie in different banks */
-    HEIGHT = (PACKED_ROWS + TILES_X * FEW - 1) / (TILES_X * FEW) /* blocks that share weights and have other rows of x */
+    WORDS = PORTION * GROUP_WORDS, /* of a portion of a row of groups */
+    X_LD = PORTION + 8,            /* halfs from a row of x to the next: eight rows lie in different banks */
+    SUMS = 16,                     /* of a lane for FEW rows of x: of four (16, FEW) */
+    SUMS_LD = GROUP + 4,           /* floats from a row of sums to the next: four rows lie in different banks */
+    HEIGHT = 2                     /* blocks that share weights and have other rows of x, at most */
 };
 static_assert((size_t)PACKED_ROWS * BLOCKS * OUTPUTS * sizeof(float) <= WORKSPACE, "partial sums have room");
 
 /* How many of the blocks that share outputs have come; 0 between kernels. Of PROJECT and FINISH, which run side by side. */
 static __device__ unsigned arrived[2][HEIGHT * BLOCKS];
 
-/* What a block has in shared memory: its warps' columns, and afterwards the sums of half of them. */
+/* What a block has in shared memory: its portions, and afterwards its sums. */
+template <int TILES>
+struct Stage {
+    unsigned words[SIDES * SLICES][WORDS];
+    half x[SLICES][TILES * FEW][X_LD];
+};
 template <int TILES>
 union Room {
-    unsigned columns[SIDES * SLICES][WORDS];
-    float sums[SLICES / 2][SIDES][TILES * FEW][SUMS_LD];
+    Stage<TILES> ring[STAGES];
+    float sums[SIDES][TILES * FEW][SUMS_LD];
 };
 
-/* The next columns' words, `left` of which there are, and zeros behind them: groups of zeros, which stand for zeros. They
- * are on their way while the columns before are multiplied; but where rows of groups do not begin at multiples of 16 bytes
- * (wide is false) they are read when they are wanted. */
-template <bool WIDE>
-static __device__ void load_ahead(uint4 ahead[AHEAD], const unsigned *from, int left) {
-    const int first = threadIdx.x % WARP * 4, n = min(left, (int)WORDS) - first;
+/* A block's next portions of w and x, `w` and `x` the warp's first; `left` columns from there on, zeros behind them: groups
+ * of zeros, which stand for zeros. x has `rows` rows, x_ld apart. They are there after wait_for_copies; but where rows do
+ * not begin at multiples of 16 bytes (WIDE is false) the warp waits for them here. */
+template <int TILES, bool WIDE>
+static __device__ void load_portions(Stage<TILES> *to, const unsigned *w, int w_left, const half *x, int x_ld, int rows,
+                                     int x_left) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, side = warp % SIDES, slice = warp / SIDES;
 #pragma unroll
-    for (int i = 0; i < AHEAD && WIDE; i++) {
-        ahead[i] = make_uint4(0, 0, 0, 0);
-        if (i * 4 * WARP < n) ahead[i] = *(const uint4 *)(from + first + i * 4 * WARP);
+    for (int at = lane * 4; at < WORDS && WIDE; at += WARP * 4)
+        copy_async(to->words[warp] + at, w + at, at < w_left * GROUP_WORDS);
+    for (int at = lane; at < WORDS && !WIDE; at += WARP) to->words[warp][at] = at < w_left * GROUP_WORDS ? w[at] : 0;
+#pragma unroll
+    for (int i = side * WARP + lane; i < TILES * FEW * 4; i += SIDES * WARP) {
+        const int row = i / 4, c = i % 4 * 8; /* the warps of a slice share its x: four pieces a row */
+        const bool there = row < rows && c < x_left;
+        const half *from = x + (size_t)row * x_ld + c;
+        if (WIDE)
+            copy_async(&to->x[slice][row][c], from, there);
+        else
+            *(Half8 *)&to->x[slice][row][c] = load8(from, there ? x_left - c : 0, false);
     }
-}
-
-template <bool WIDE>
-static __device__ void store_ahead(unsigned *to, const uint4 ahead[AHEAD], const unsigned *from, int left) {
-    const int lane = threadIdx.x % WARP, first = lane * 4;
-#pragma unroll
-    for (int i = 0; i < AHEAD && WIDE; i++)
-        if (i * 4 * WARP < WORDS - first) *(uint4 *)(to + first + i * 4 * WARP) = ahead[i];
-    for (int at = lane; at < WORDS && !WIDE; at += WARP) to[at] = at < left ? from[at] : 0;
 }
 
 /* What a lane has of two neighbouring columns: a word of codes of each; their mins, their scales. */
@@ -636,32 +648,23 @@ static __device__ void unpack_byte(unsigned w[2], const Columns &c, int u) {
     w[1] = unpack_two(__hfma2(*(half2 *)&high, __float2half2_rn(1.f / 16), __float2half2_rn(-64)), c);
 }
 
-/* sum += COLUMNS columns of w, whose words are at `groups`, times x, of which the first `left` are there; by one warp. x:
- * row 0 of `rows`, which are x_ld apart. */
-template <int TILES, bool WIDE>
-static __device__ void multiply_columns(float sum[TILES * SUMS], const unsigned *groups, const half *x, int x_ld, int rows,
-                                        int left) {
-    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-    x += g * x_ld, rows -= g;
-#pragma unroll 1 /* more at a time take more registers than two blocks on a multiprocessor have */
-    for (int c = t * 8; c < COLUMNS; c += 32) {
-        Half8 mine[TILES];
+/* sum += a portion of w times one of x, by one warp. */
+template <int TILES>
+static __device__ void multiply_portion(float sum[TILES * SUMS], const unsigned *words, const half (*x)[X_LD]) {
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    unsigned mine[TILES][4]; /* of each row of x columns 2 t + 0, 1, 8, 9, ... 24, 25 */
 #pragma unroll
-        for (int i = 0; i < TILES; i++) {
-            mine[i] = load8(x + (i * FEW * x_ld + c), i * FEW < rows ? left - c : 0, WIDE);
-        }
+    for (int i = 0; i < TILES; i++) load_matrices(mine[i], x[i * FEW + lane % 8] + lane / 8 * 8);
 #pragma unroll
-        for (int four = 0; four < 2; four++) { /* of the lane's eight columns */
-            const unsigned *group = groups + (c + four * 4) * GROUP_WORDS;
-            const Columns two = load_columns(group, g), next = load_columns(group + 2 * GROUP_WORDS, g);
+    for (int half_portion = 0; half_portion < 2; half_portion++) {
+        const unsigned *group = words + (half_portion * 16 + 2 * t) * GROUP_WORDS;
+        const Columns two = load_columns(group, g), next = load_columns(group + 8 * GROUP_WORDS, g);
 #pragma unroll
-            for (int u = 0; u < 4; u++) {
-                unsigned w[4];
-                unpack_byte(w, two, u), unpack_byte(w + 2, next, u);
+        for (int u = 0; u < 4; u++) {
+            unsigned w[4];
+            unpack_byte(w, two, u), unpack_byte(w + 2, next, u);
 #pragma unroll
-                for (int i = 0; i < TILES; i++)
-                    multiply_add(sum + i * SUMS + u * 4, w, (const unsigned *)&mine[i] + 2 * four);
-            }
+            for (int i = 0; i < TILES; i++) multiply_add(sum + i * SUMS + u * 4, w, mine[i] + 2 * half_portion);
         }
     }
 }
@@ -714,37 +717,41 @@ static __device__ bool comes_last(unsigned *count, unsigned blocks) {
 
 /* TILES FEW rows of x in a block. Block (which rows, which rows of groups, which of those that share these). */
 template <int TILES, bool WIDE>
-static __global__ void __launch_bounds__(SIDES *SLICES *WARP, 2)
+static __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
     packed_linear_kernel(Product p, float *partial, int on_finish) {
-    __shared__ __align__(16) Room<TILES> room;
+    extern __shared__ uint4 shared_bytes[];
+    Room<TILES> &room = *(Room<TILES> *)shared_bytes;
     const int warp = threadIdx.x / WARP, side = warp % SIDES, slice = warp / SIDES, first = blockIdx.x * TILES * FEW;
-    const int group = blockIdx.y * SIDES + side, step = gridDim.z * SLICES * COLUMNS, rows = min(p.m - first, TILES * FEW);
-    const int before = (blockIdx.z * SLICES + slice) * COLUMNS;
-    const unsigned *w = (const unsigned *)p.w + ((size_t)group * p.k + before) * GROUP_WORDS;
+    const int group = blockIdx.y * SIDES + side, step = gridDim.z * SLICES * PORTION, rows = min(p.m - first, TILES * FEW);
+    const int before = (blockIdx.z * SLICES + slice) * PORTION, steps = (p.k + step - 1) / step;
+    const bool outputs = group * GROUP < p.n; /* the last rows of groups may have fewer than SIDES beside them */
+    const unsigned *w = (const unsigned *)p.w + ((size_t)(outputs ? group : 0) * p.k + before) * GROUP_WORDS;
     const half *x = (const half *)p.x + (size_t)first * p.k + before;
-    int left = (group * GROUP < p.n ? p.k : 0) - before; /* the last row of groups may have no other beside it */
-    const bool EARLY = TILES < TILES_X; /* no registers are left for it; but then tensor cores are what is waited for */
     float sum[TILES * SUMS] = {};
-    uint4 ahead[AHEAD];
-    if (EARLY) load_ahead<WIDE>(ahead, w, left * GROUP_WORDS);
-    for (; left > 0; left -= step, w += step * GROUP_WORDS, x += step) {
-        if (!EARLY) load_ahead<WIDE>(ahead, w, left * GROUP_WORDS);
-        __syncwarp(); /* the columns before have been used */
-        store_ahead<WIDE>(room.columns[warp], ahead, w, left * GROUP_WORDS);
-        __syncwarp();
-        if (EARLY) load_ahead<WIDE>(ahead, w + step * GROUP_WORDS, (left - step) * GROUP_WORDS);
-        multiply_columns<TILES, WIDE>(sum, room.columns[warp], x, p.k, rows, left);
+    auto load = [&](int i) {
+        const int left = p.k - before - i * step;
+        if (i < steps) load_portions<TILES, WIDE>(&room.ring[i % STAGES], w, outputs ? left : 0, x, p.k, rows, left);
+        close_copies(); /* of nothing at the end, so that as many groups are open */
+        w += step * GROUP_WORDS, x += step;
+    };
+    for (int i = 0; i < STAGES - 1; i++) load(i);
+    for (int i = 0; i < steps; i++) {
+        wait_for_copies<STAGES - 2>();
+        __syncthreads(); /* portion i is there for all, and all have used the one before, whose place is free */
+        load(i + STAGES - 1);
+        multiply_portion<TILES>(sum, room.ring[i % STAGES].words[warp], room.ring[i % STAGES].x[slice]);
     }
+    wait_for_copies<0>();
     __syncthreads();
-    if (slice >= 2) store_sums<TILES>(room.sums[slice - 2][side], sum);
+    if (slice) store_sums<TILES>(room.sums[side], sum);
     __syncthreads();
-    if (slice < 2) add_sums<TILES>(sum, room.sums[slice][side]), store_sums<TILES>(room.sums[slice][side], sum);
+    if (!slice) add_sums<TILES>(sum, room.sums[side]), store_sums<TILES>(room.sums[side], sum);
     __syncthreads();
     const int place = blockIdx.x * gridDim.y + blockIdx.y, blocks = gridDim.z, size = rows * OUTPUTS;
     partial += ((size_t)first * gridDim.y + (size_t)rows * blockIdx.y) * blocks * OUTPUTS;
     for (int e = threadIdx.x; e < size; e += blockDim.x) {
         int row = e / OUTPUTS, col = e % OUTPUTS;
-        float v = room.sums[0][col / GROUP][row][col % GROUP] + room.sums[1][col / GROUP][row][col % GROUP];
+        float v = room.sums[col / GROUP][row][col % GROUP];
         if (blocks == 1)
             store_output(p, first + row, blockIdx.y * OUTPUTS + col, v);
         else
@@ -760,20 +767,34 @@ static __global__ void __launch_bounds__(SIDES *SLICES *WARP, 2)
 }
 
 typedef void (*PackedKernel)(Product, float *, int);
-static const PackedKernel packed_kernels[] = {packed_linear_kernel<1, false>,       packed_linear_kernel<1, true>,
-                                              packed_linear_kernel<2, false>,       packed_linear_kernel<2, true>,
-                                              packed_linear_kernel<TILES_X, false>, packed_linear_kernel<TILES_X, true>};
+static const struct {
+    PackedKernel of[2]; /* WIDE is false, true */
+    size_t shared;
+} packed_kernels[] = {{{packed_linear_kernel<1, false>, packed_linear_kernel<1, true>}, sizeof(Room<1>)},
+                      {{packed_linear_kernel<2, false>, packed_linear_kernel<2, true>}, sizeof(Room<2>)},
+                      {{packed_linear_kernel<4, false>, packed_linear_kernel<4, true>}, sizeof(Room<4>)},
+                      {{packed_linear_kernel<8, false>, packed_linear_kernel<8, true>}, sizeof(Room<8>)}};
+enum { PACKED_KERNELS = sizeof packed_kernels / sizeof *packed_kernels };
+
+/* How many blocks share outputs, so that `across` times as many fill the GPU's places for the largest part of their time.
+ */
+static int count_sharers(int across, int k, int places) {
+    int best = 1;
+    auto waves = [&](int sharers) { return (across * sharers + places - 1) / places; };
+    for (int z = 2; z <= SHARERS && across * z <= BLOCKS && z * SLICES * PORTIONS * PORTION <= k; z++)
+        if ((long)z * waves(best) > (long)best * waves(z)) best = z;
+    return best;
+}
 
 static int packed_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
     CHECK(p->m <= PACKED_ROWS && takes_packed(p->quant) && p->y_type == F16);
     int rows = FEW, which = 0; /* of the block */
-    for (; rows < p->m && rows < TILES_X * FEW; rows *= 2) which++;
+    for (; rows < p->m && which < g->packed_most; rows *= 2) which++;
     const int across = (p->n + OUTPUTS - 1) / OUTPUTS;
-    const int columns = (p->k + COLUMNS - 1) / COLUMNS, blocks = imax(1, imin(BLOCKS / across, columns / SLICES));
-    const PackedKernel kernel = packed_kernels[2 * which + eights(p->k)];
+    const PackedKernel kernel = packed_kernels[which].of[eights(p->k)];
     float *partial = (float *)(g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0));
-    dim3 grid((p->m + rows - 1) / rows, across, blocks);
-    kernel<<<grid, SIDES * SLICES * WARP, 0, g->stream[lane]>>>(*p, partial, lane == FINISH);
+    dim3 grid((p->m + rows - 1) / rows, across, count_sharers(across, p->k, g->places));
+    kernel<<<grid, LINEAR_THREADS, packed_kernels[which].shared, g->stream[lane]>>>(*p, partial, lane == FINISH);
     return launched("linear with packed weights", err);
 }
 
@@ -803,6 +824,15 @@ template <int TILES>
 constexpr int KEYS = TILES <= 6 ? 64 : 32;
 template <int TILES>
 constexpr int LD = (2 * TILES + 1) * 8;
+
+/* Blocks that an SM shall have registers for; a T4's shared memory has no room for more. */
+#if __CUDA_ARCH__ >= 800
+template <int TILES>
+constexpr int PREFILL_BLOCKS = TILES <= 4 ? 4 : 3;
+#else
+template <int TILES>
+constexpr int PREFILL_BLOCKS = 2;
+#endif
 
 /* The sequence that a block's tile of queries belongs to, and which of its tiles it is. Sequence r has the numbers from
  * start[r] / QUERIES + r on: at least as many as it needs. */
@@ -835,7 +865,8 @@ static __device__ void load_tile(half *to, const half *from, int from_ld, int n,
 
 /* Afterwards what any thread of the block has loaded is there for all, and what any has read before may be overwritten. */
 static __device__ void wait_for_tile(void) {
-    wait_for_copies();
+    close_copies();
+    wait_for_copies<0>();
     __syncthreads();
 }
 
@@ -939,7 +970,8 @@ static __device__ void store_results(half *to, half *shared, const float out[][4
 
 /* TILES: head size over TILE, rounded up. The block's number counts the query tiles of all the sequences. */
 template <int TILES>
-static __global__ void __launch_bounds__(PREFILL_THREADS) attend_prefill_kernel(Prefill p, bool wide) {
+static __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
+    attend_prefill_kernel(Prefill p, bool wide) {
     const int STEP = KEYS<TILES>, h1 = p.h1, hd = p.h1 / p.nh, *start = p.start;
     const float scale = rsqrtf((float)hd) * 1.44269504f; /* log2(e) */
     __shared__ __align__(16) half keys[2 * STEP * LD<TILES>];
@@ -1925,9 +1957,22 @@ static int load_kernels(Error *err) {
             if (!status)
                 status = checked(cudaFuncGetAttributes(&attributes, (const void *)kernel), "looking for its code", err);
     };
-    load(others), load(packed_kernels), load(prefill_kernels), load(attend_kernels), load(score_kernels),
-        load(weigh_kernels);
+    load(others), load(prefill_kernels), load(attend_kernels), load(score_kernels), load(weigh_kernels);
+    for (const auto &kernels : packed_kernels) load(kernels.of);
     return status;
+}
+
+/* Blocks of products with packed weights have as much shared memory as they ask for, where the GPU has it. */
+static int open_shared_memory(CudaGpu *g, size_t most, Error *err) {
+    for (int i = 0; i < PACKED_KERNELS && packed_kernels[i].shared <= most; i++) {
+        g->packed_most = i;
+        for (PackedKernel kernel : packed_kernels[i].of)
+            if (checked(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             (int)packed_kernels[i].shared),
+                        "shared memory", err))
+                return -1;
+    }
+    return 0;
 }
 
 /* Finds the GPU and what it is. */
@@ -1948,7 +1993,9 @@ static int find_gpu(CudaGpu *g, Error *err) {
     if (card.major * 10 + card.minor < 75)
         return fail(err, EXIT_USAGE, "the GPU, %s, is too old: sm_75 (Turing) or later is needed; use --device host",
                     g->name);
-    return load_kernels(err);
+    g->places = 2 * card.multiProcessorCount;
+    if (load_kernels(err)) return -1;
+    return open_shared_memory(g, card.sharedMemPerBlockOptin, err);
 }
 
 static int open_streams(CudaGpu *g, Error *err) {

@@ -47,7 +47,7 @@ static __device__ void load_transposed(unsigned m[4], const half *row) {
 
 /* 16 bytes from memory into shared memory, both 16-byte aligned; zeros where there is nothing to read. They are there once
  * this thread has waited for its copies; for others, behind a barrier after that. */
-static __device__ void copy_async(half *to, const half *from, bool there) {
+static __device__ void copy_async(void *to, const void *from, bool there) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
                  : "memory");
@@ -56,9 +56,18 @@ static __device__ void copy_async(half *to, const half *from, bool there) {
 #endif
 }
 
+/* Ends a group of copies: those since the group before. */
+static __device__ void close_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/* Waits for all groups but the OPEN latest. */
+template <int OPEN>
 static __device__ void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(OPEN) : "memory");
 #endif
 }
 

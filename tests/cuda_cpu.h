@@ -164,8 +164,9 @@ struct Thread { /* a CUDA thread */
     struct {
         void *to;
         const void *from; /* null: zeros */
-    } copy[MOST_COPIES];  /* asynchronous ones that it has not waited for */
-    int copies;
+        int group;
+    } copy[MOST_COPIES]; /* asynchronous ones that it has not waited for */
+    int copies, groups;
     unsigned arrived; /* in the first thread of a warp: its lanes that are at a warp operation */
     long roundings;   /* to halves: how the work of a block is shared */
     int phase;        /* in the first thread of a mask: its syncs so far */
@@ -568,20 +569,27 @@ inline void load_transposed(unsigned m[4], const half *row, int line = __builtin
     cuda_cpu::load_rows(m, row, true, line);
 }
 /* Nothing certain is there until the wait: NaN, and only then what was asked for. */
-inline void copy_async(half *to, const half *from, bool there, int line = __builtin_LINE()) {
+inline void copy_async(void *to, const void *from, bool there, int line = __builtin_LINE()) {
     cuda_cpu::Thread *me = cuda_cpu::blk.cur;
     cuda_cpu::check_aligned(to, line), cuda_cpu::check_aligned(from, line);
     if (me->copies == cuda_cpu::MOST_COPIES) cuda_cpu::complain(true, "line %d: raise MOST_COPIES", line);
     cuda_cpu::write16(to, ~0ull, ~0ull);
-    me->copy[me->copies++] = {to, there ? from : nullptr};
+    me->copy[me->copies++] = {to, there ? from : nullptr, me->groups};
 }
-inline void wait_for_copies() {
+inline void close_copies() { cuda_cpu::blk.cur->groups++; }
+template <int OPEN>
+void wait_for_copies() {
     cuda_cpu::Thread *me = cuda_cpu::blk.cur;
+    int left = 0;
     for (int i = 0; i < me->copies; i++) {
-        const uint64_t *from = (const uint64_t *)me->copy[i].from;
-        cuda_cpu::write16(me->copy[i].to, from ? from[0] : 0, from ? from[1] : 0);
+        const auto copy = me->copy[i];
+        const uint64_t *from = (const uint64_t *)copy.from;
+        if (copy.group < me->groups - OPEN)
+            cuda_cpu::write16(copy.to, from ? from[0] : 0, from ? from[1] : 0);
+        else
+            me->copy[left++] = copy;
     }
-    me->copies = 0;
+    me->copies = left;
 }
 inline float power_of_2(float x) {
     float y = exp2f(x);
@@ -637,6 +645,7 @@ inline std::map<uintptr_t, Allocation> &allocations = *new std::map<uintptr_t, A
 inline std::vector<Thread *> &idle = *new std::vector<Thread *>; /* left by streams: fibers are dear in TSan */
 inline std::pair<size_t, void *> spare; /* the largest device memory that was freed: fresh pages are dear */
 inline std::set<const void *> &loaded = *new std::set<const void *>; /* kernels that were asked about */
+inline std::map<const void *, size_t> &allowed_shared = *new std::map<const void *, size_t>; /* more than 48 KiB */
 inline size_t memory_used = 0;
 inline std::atomic<long> launches, events;
 inline std::atomic<bool> pin_failed;
@@ -925,6 +934,11 @@ inline bool is_loaded(const void *kernel) {
     std::shared_lock<std::shared_mutex> guard(host);
     return loaded.count(kernel);
 }
+inline size_t allowed(const void *kernel) {
+    std::shared_lock<std::shared_mutex> guard(host);
+    const auto found = allowed_shared.find(kernel);
+    return found == allowed_shared.end() ? 0 : found->second;
+}
 
 template <class... P>
 struct Launch {
@@ -940,7 +954,8 @@ struct Launch {
         if (!fits || grid.x > INT_MAX || grid.y > 65535 || grid.z > 65535)
             return (void)refuse(cudaErrorInvalidConfiguration, name, "bad grid or block size");
         if (!is_loaded((const void *)kernel)) complain(false, "%s: loaded only by its first launch", name);
-        if (shared > 48 << 10) return (void)refuse(cudaErrorInvalidValue, name, "too much dynamic shared memory");
+        if (shared > 48 << 10 && shared > allowed((const void *)kernel))
+            return (void)refuse(cudaErrorInvalidValue, name, "too much dynamic shared memory");
         if (launches.fetch_add(1, std::memory_order_relaxed) + 1 == env_number("CUDA_CPU_LAUNCH_FAILS", 0))
             return (void)error(cudaErrorLaunchOutOfResources);
         std::tuple<P...> values(argument(name, args)...); /* copied now, as CUDA does */
@@ -1007,7 +1022,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     if (device) return error(cudaErrorInvalidDevice);
     memset(p, 0, sizeof *p);
     strcpy(p->name, "emulated GPU");
-    p->totalGlobalMem = capacity(), p->warpSize = 32, p->multiProcessorCount = 1, p->maxThreadsPerBlock = 1024;
+    p->totalGlobalMem = capacity(), p->warpSize = 32, p->multiProcessorCount = 132, p->maxThreadsPerBlock = 1024;
+    p->sharedMemPerBlockOptin = env_number("CUDA_CPU_ARCH", 80) < 80 ? 64 << 10 : 99 << 10;
     p->major = env_number("CUDA_CPU_ARCH", 80) / 10, p->minor = env_number("CUDA_CPU_ARCH", 80) % 10;
     return cudaSuccess;
 }
@@ -1015,6 +1031,14 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *kernel) {
     std::lock_guard<std::shared_mutex> guard(host);
     loaded.insert(kernel);
     return memset(a, 0, sizeof *a), cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute, int bytes) {
+    cudaDeviceProp card;
+    cudaGetDeviceProperties(&card, 0);
+    if ((size_t)bytes > card.sharedMemPerBlockOptin) return error(cudaErrorInvalidValue);
+    std::lock_guard<std::shared_mutex> guard(host);
+    return allowed_shared[kernel] = bytes, cudaSuccess;
 }
 
 /* Memory */

@@ -1299,6 +1299,30 @@ static void what_is_uploaded_is_there_for_every_stream(void) {
 /* Of the emulation (tests/cuda_cpu.h): while it is not 0, no copy on a stream begins. */
 extern int cuda_cpu_hold __attribute__((weak));
 
+/* Where shared memory is too small for all rows of x, blocks that read the same weights share these rows. */
+static void a_gpu_with_less_shared_memory_gives_the_same_bits(void) {
+    enum { M = PACKED_ROWS, N = 101, K = 1096, Y = M * N * 2 };
+    uint8_t y[2][Y];
+    if (!&cuda_cpu_hold) return; /* there is one real GPU */
+    const char *arch = getenv("CUDA_CPU_ARCH");
+    const uint64_t seed = state;
+    for (int small = 0; small < 2; small++) {
+        if (gpu) gpu_close();
+        setenv("CUDA_CPU_ARCH", small ? "75" : "80", 1);
+        state = seed;
+        arena_open(MIB);
+        const void *x = put(random_halves((size_t)M * K, 1), (size_t)M * K * 2);
+        const void *w = put(packed_weights(random_halves((size_t)N * K, 1), fours, N, K), quant_matrix_bytes(fours, N, K));
+        void *to = room(NULL, Y);
+        RUN(PROJECT, linear, (&(Product){to, F16, N, x, w, NULL, NULL, fours, false, M, N, K}));
+        memcpy(y[small], result(to), Y);
+        arena_close();
+        gpu_close();
+    }
+    CU_ASSERT(memcmp(y[0], y[1], Y) == 0);
+    arch ? setenv("CUDA_CPU_ARCH", arch, 1) : unsetenv("CUDA_CPU_ARCH");
+}
+
 /* A copy that waited for its stream would come back with its bytes moved, once the emulation tires of holding it. */
 static void a_copy_is_only_posted(void) {
     enum { BYTES = 4096, ROWS = 16 };
@@ -1476,6 +1500,7 @@ CU_TestInfo tests[] = {
     {"copies go up, down and across, whole and by rows", copies_go_up_down_and_across_whole_and_by_rows},
     {"large copies bring every byte to its place", large_copies_bring_every_byte_to_its_place},
     {"what is uploaded is there for every stream", what_is_uploaded_is_there_for_every_stream},
+    {"a GPU with less shared memory gives the same bits", a_gpu_with_less_shared_memory_gives_the_same_bits},
     {"a copy is only posted", a_copy_is_only_posted},
     {"a lane waits for another's mark, and times are taken", a_lane_waits_for_another_s_mark_and_times_are_taken},
     {"nothing to do is nothing done", nothing_to_do_is_nothing_done},
