@@ -144,7 +144,7 @@ def starter(original, exercises, numbers):
     files[TABLE] = "".join("exercise %d %s\n" % (n, exercises[n][0]["rest"]) + "".join(
         "step %s\n%s" % (e["rest"], e["text"]) for e in of(exercises[n], "step")) for n in numbers).encode()
     for path in ("docs/EXERCISES.md",):
-        for suite in set(re.findall(r" \*\*Suite:\*\* `(\w+)`", files[path].decode())):
+        for suite in set(re.findall(r"\*\*Suite:\*\* `(\w+)`", files[path].decode())):
             if "tests/test_%s.c" % suite not in files:
                 files[path] = re.sub(r"\s\*\*Suite:\*\* `%s`\." % suite, "", files[path].decode()).encode()
     files.pop("docs/TEACHING.md", None)
@@ -317,12 +317,31 @@ def cases_of(exercises, original, number):
         yield number, "wrong", ": " + what, wrong_solution(original, entries, e), [int(p) for p in points]
 
 
+def leaks(original, exercises):
+    """What starter trees give away: solutions that their grading does not run, and names of suites that they have not."""
+    for numbers in [list(exercises)] + [[n] for n in exercises]:
+        tree = starter(original, exercises, numbers)
+        runs, _ = runs_of(exercises, numbers)
+        for other in exercises:
+            for e in of(exercises[other], "blank") if other in numbers or other not in runs else []:
+                paths, *names = e["rest"].split()
+                for path in matching(original, paths):
+                    for name, _, begin, end in functions(original[path]):
+                        if name in names and original[path][begin:end] in tree[path]:
+                            yield "the tree of %s has %s of exercise %d" % (numbers, name, other)
+        for suite in re.findall(r"\*\*Suite:\*\* `(\w+)`", tree["docs/EXERCISES.md"].decode()):
+            if "tests/test_%s.c" % suite not in tree:
+                yield "the text of the tree of %s names the suite %s, which is not there" % (numbers, suite)
+
+
 def check(numbers, sample=False):
     """Whether all cases of these exercises get the points that they should; or of each a case (the originals are the suite `grade`)."""
     exercises, original, draw = read_table(TABLE), tracked(), random.Random(SEED)
     cases = [list(cases_of(exercises, original, number)) for number in numbers or exercises]
     cases = [draw.choice(c[1:]) for c in cases] if sample else sum(cases, [])
     good, total = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
+    given_away = list(leaks(original, exercises))
+    print("".join("%s\n" % leak for leak in given_away), end="")
     os.environ.setdefault("GRADE_SEED", str(secrets.randbelow(10**6)))
     print("GRADE_SEED=%s" % os.environ["GRADE_SEED"], flush=True)
     with tempfile.TemporaryDirectory() as dir:
@@ -336,7 +355,7 @@ def check(numbers, sample=False):
                   flush=True)
     print("%d of %d originals have all points, %d of %d blanks none, %d of %d wrong solutions those that they should, %d of %d "
           "escapes none" % tuple(n for kind in KINDS for n in (good[kind], total[kind])))
-    return good == total
+    return good == total and not given_away
 
 
 if __name__ == "__main__":
