@@ -127,11 +127,11 @@ def remove(files, entries):
             files.pop(path, None)
 
 
-def starter(original, exercises, numbers):
+def starter(original, exercises, numbers, others=True):
     """Without the solutions of these, and of all others but those that the grading of one of these runs."""
     files = dict(original)
     runs, shared = runs_of(exercises, numbers)
-    gone = [n for n in exercises if n in numbers or n not in runs]
+    gone = [n for n in exercises if n in numbers or (others and n not in runs)]
     for number in gone:
         for e in of(exercises[number], "twin") + (of(exercises[number], "shared") if number not in shared else []):
             replace_bodies(files, e, "Left out: it gives exercise %d away." % number)
@@ -144,7 +144,7 @@ def starter(original, exercises, numbers):
     files[TABLE] = "".join("exercise %d %s\n" % (n, exercises[n][0]["rest"]) + "".join(
         "step %s\n%s" % (e["rest"], e["text"]) for e in of(exercises[n], "step")) for n in numbers).encode()
     for path in ("docs/EXERCISES.md",):
-        for suite in set(re.findall(r" \*\*Suite:\*\* `(\w+)`", files[path].decode())):
+        for suite in set(re.findall(r"\*\*Suite:\*\* `(\w+)`", files[path].decode())):
             if "tests/test_%s.c" % suite not in files:
                 files[path] = re.sub(r"\s\*\*Suite:\*\* `%s`\." % suite, "", files[path].decode()).encode()
     files.pop("docs/TEACHING.md", None)
@@ -162,10 +162,18 @@ def with_bodies(files, entries, bodies):
     return files
 
 
-def wrong_solution(original, entries, edit):
+def solved(files, original, entries):
+    """A starter tree with the solution."""
+    bodies = {}
+    for paths, *names in (e["rest"].split() for e in of(entries, "blank")):
+        for path in matching(original, paths):
+            bodies.update((name, original[path][begin:end]) for name, _, begin, end in functions(original[path]) if name in names)
+    return with_bodies(dict(files), entries, bodies)
+
+
+def wrong_solution(files, entries, edit):
     """The solution with the edits of a line `wrong`: - old, + new; or with another body of the first function."""
-    files, where = dict(original), of(entries, "blank")
-    allow_unused(files)
+    files, where = dict(files), of(entries, "blank")
     for e in of(entries, "solution"):
         replace_bodies(files, {"rest": where[0]["rest"], "text": e["text"]}, "Another solution.")
     pairs = re.findall(r"^ +- (.*)\n +\+ ?(.*)\n", edit["text"], re.M)
@@ -302,27 +310,49 @@ def is_kernel(entries):
     return of(entries, "blank")[0]["rest"].startswith("flexgen.cu ")
 
 
-def cases_of(exercises, original, number):
-    """(N, kind, what it is, its tree, the points that each step must give)."""
+def cases_of(exercises, original, number, others):
+    """(N, kind, what it is, its tree, the points that each step must give), all of them in the starter tree."""
     entries = exercises[number]
     full = [int(e["rest"].split()[0]) for e in of(entries, "step")]
-    yield number, "original", "", original, full
-    yield number, "blank", "", starter(original, exercises, [number]), [0] * len(full)
+    blank = starter(original, exercises, [number], others)
+    right = solved(blank, original, entries)
+    yield number, "blank", "", blank, [0] * len(full)
+    yield number, "original", "", right, full
     if not is_kernel(entries):  # which cannot print, nor end the program
         tests = "\\n".join("  Test: %s ...passed" % e["rest"].partition(" ")[2] for e in of(entries, "step"))
-        yield (number, "cheat", ": it says that it has passed, and ends", wrong_solution(original, entries, {"text": ESCAPE.replace(
-            "TEST", tests)}), [0] * len(full))
+        yield number, "cheat", ": it says that it has passed, and ends", wrong_solution(
+            right, entries, {"text": ESCAPE.replace("TEST", tests)}), [0] * len(full)
     for e in of(entries, "wrong"):
         *points, what = e["rest"].split(" ", len(full))
-        yield number, "wrong", ": " + what, wrong_solution(original, entries, e), [int(p) for p in points]
+        yield number, "wrong", ": " + what, wrong_solution(right, entries, e), [int(p) for p in points]
+
+
+def leaks(original, exercises):
+    """What starter trees give away: solutions that their grading does not run, and names of suites that they have not."""
+    for numbers in [list(exercises)] + [[n] for n in exercises]:
+        tree = starter(original, exercises, numbers)
+        runs, _ = runs_of(exercises, numbers)
+        for other in exercises:
+            for e in of(exercises[other], "blank") if other in numbers or other not in runs else []:
+                paths, *names = e["rest"].split()
+                for path in matching(original, paths):
+                    for name, _, begin, end in functions(original[path]):
+                        if name in names and original[path][begin:end] in tree[path]:
+                            yield "the tree of %s has %s of exercise %d" % (numbers, name, other)
+        for suite in re.findall(r"\*\*Suite:\*\* `(\w+)`", tree["docs/EXERCISES.md"].decode()):
+            if "tests/test_%s.c" % suite not in tree:
+                yield "the text of the tree of %s names the suite %s, which is not there" % (numbers, suite)
 
 
 def check(numbers, sample=False):
-    """Whether all cases of these exercises get the points that they should; or of each a case (the originals are the suite `grade`)."""
+    """Whether all cases of these exercises get the points that they should. sample: of each a case, in a tree with the solutions of the
+    others, of which less is to be built; the originals are the suite `grade`."""
     exercises, original, draw = read_table(TABLE), tracked(), random.Random(SEED)
-    cases = [list(cases_of(exercises, original, number)) for number in numbers or exercises]
-    cases = [draw.choice(c[1:]) for c in cases] if sample else sum(cases, [])
+    cases = [list(cases_of(exercises, original, number, not sample)) for number in numbers or exercises]
+    cases = [draw.choice([case for case in c if case[1] != "original"]) for c in cases] if sample else sum(cases, [])
     good, total = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
+    given_away = list(leaks(original, exercises))
+    print("".join("%s\n" % leak for leak in given_away), end="")
     os.environ.setdefault("GRADE_SEED", str(secrets.randbelow(10**6)))
     print("GRADE_SEED=%s" % os.environ["GRADE_SEED"], flush=True)
     with tempfile.TemporaryDirectory() as dir:
@@ -336,7 +366,7 @@ def check(numbers, sample=False):
                   flush=True)
     print("%d of %d originals have all points, %d of %d blanks none, %d of %d wrong solutions those that they should, %d of %d "
           "escapes none" % tuple(n for kind in KINDS for n in (good[kind], total[kind])))
-    return good == total
+    return good == total and not given_away
 
 
 if __name__ == "__main__":

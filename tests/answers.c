@@ -148,10 +148,11 @@ const void *ask(size_t bytes, Work *work, const void *about) {
 // The verdict
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Before main, which may start threads. No other process of this user may look into this one. */
+/* Before main, which may start threads. Then no other process of this user may look into this one. */
 __attribute__((constructor)) static void read_secret(void) {
+    if (!getenv("GRADE_SECRET")) return;
     prctl(PR_SET_DUMPABLE, 0);
-    if (getenv("GRADE_SECRET") && read(0, secret, SECRET) != SECRET) secret[0] = 0;
+    if (read(0, secret, SECRET) != SECRET) secret[0] = 0;
 }
 
 void test_ended(unsigned failures) {
