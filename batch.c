@@ -171,7 +171,8 @@ static bool newest_come(Flight *f, const Batch *b) {
         if (!post_host(f->to, newest, READS)) return false; /* one copy brings all of it down */
         f->ids = host(f, scored ? batch_scores(f, b, GREEDY, TIER_CPU) : newest);
         if (scored) f->logp = host(f, newest);
-    } else {
+    } else { /* none come before its states have gone; on this stage itself something may have failed before that */
+        if (!post_host(f->to, plan_view(f->plan, SENDING, TIER_CPU, b->index, 0, 1), WRITES)) return false;
         f->ids = f->came, f->logp = scored ? (float *)f->came + f->plan->last_rows : NULL;
     }
     return !f->to->device->net || go_round(f, b);

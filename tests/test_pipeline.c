@@ -512,12 +512,11 @@ static FILE *start_program(const char *flags, const char *const model[2], const 
     return start("TSAN_OPTIONS=halt_on_error=1:detect_deadlocks=0", arguments); /* Open MPI's own are not meant */
 }
 
-/* Whether a file that may not be there yet has become longer than nothing, 100 seconds later at the latest. */
-static bool is_written(const char *path) {
-    struct stat st;
-    for (int i = 0; i < 100000; i++, usleep(1000))
-        if (!stat(path, &st) && st.st_size) return true;
-    return false;
+/* How long a file has become that may not be there yet: longer than so much, 100 seconds later at the latest. */
+static off_t grown(const char *path, off_t than) {
+    struct stat st = {.st_size = 0};
+    for (int i = 0; i < 100000 && (stat(path, &st) || st.st_size <= than); i++) usleep(1000);
+    return st.st_size;
 }
 
 /* The second stage reads a copy of the model, which changes when the job has begun: then its part is worth nothing. It
@@ -534,11 +533,46 @@ static void over_mpi_a_job_has_ended_when_all_stages_have(void) {
              dir);
     FILE *f = start_program(flags, (const char *const[]){"models/opt-tiny", dir}, ":");
     snprintf(path, sizeof path, "%s/output.journal", dir);
-    CU_ASSERT(is_written(path));
+    CU_ASSERT(grown(path, 0) > 0);
     write_file(dir, "model.safetensors", "", 0);
     CU_ASSERT_NOT_EQUAL(hear(f, 2, said), 0);
     expect_said(said, "flexgen: stage 1: ");
     expect_said(said, "was changed while it was in use");
+    CU_ASSERT(!access(path, F_OK));
+}
+
+/* The process that MPI counts as the first; 0: it is not there. */
+static pid_t first_stage(void) {
+    char path[320], env[1 << 16];
+    pid_t found = 0;
+    DIR *d = opendir(pids);
+    CHECK(d);
+    for (struct dirent *entry; (entry = readdir(d)) && !found;) {
+        snprintf(path, sizeof path, "/proc/%.12s/environ", entry->d_name);
+        FILE *f = entry->d_name[0] == '.' ? NULL : fopen(path, "r");
+        const size_t n = f ? fread(env, 1, sizeof env, f) : 0;
+        if (memmem(env, n, "OMPI_COMM_WORLD_RANK=0", 23)) found = atoi(entry->d_name); /* with its 0 */
+        if (f) fclose(f);
+    }
+    closedir(d);
+    return found;
+}
+
+/* A signal to the first stage alone: its lanes stop while it waits for tokens, which nobody can make any more. */
+static void over_mpi_a_stopped_stage_ends_all(void) {
+    char dir[300], flags[600], path[400], said[8192];
+    snprintf(dir, sizeof dir, "%s", temp_dir());
+    snprintf(flags, sizeof flags,
+             "generate --prompt Once --max-tokens 500 --output %s/output --link gtoc=200K --threads 1 "
+             "--percent 100 0 0 100 100 0 --gpu-batch-size 1 --num-gpu-batches 1",
+             dir);
+    FILE *f = start_program(flags, (const char *const[]){"models/opt-tiny", "models/opt-tiny"}, ":");
+    snprintf(path, sizeof path, "%s/output.journal", dir);
+    const off_t begun = grown(path, 0);
+    CU_ASSERT(grown(path, begun) > begun); /* it sweeps */
+    CU_ASSERT_EQUAL(kill(first_stage(), SIGTERM), 0);
+    CU_ASSERT_NOT_EQUAL(hear(f, 2, said), 0);
+    expect_said(said, "flexgen: stage 0: stopped by SIGTERM; go on with --resume");
     CU_ASSERT(!access(path, F_OK));
 }
 
@@ -602,6 +636,7 @@ CU_TestInfo tests[] = {
     {"over MPI, nothing arrives before the slowed wire allows it",
      over_mpi_nothing_arrives_before_the_slowed_wire_allows_it},
     {"over MPI, a job has ended when all stages have", over_mpi_a_job_has_ended_when_all_stages_have},
+    {"over MPI, a stopped stage ends all", over_mpi_a_stopped_stage_ends_all},
     {"over MPI, a stage without room names itself", over_mpi_a_stage_without_room_names_itself},
     CU_TEST_INFO_NULL,
 };
