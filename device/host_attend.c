@@ -398,15 +398,18 @@ INLINE void dot_head(V acc[NR], const Heads *c, const float *q, const float *sum
 }
 
 /* score[h * ld + t] = q[h] . k[t], never -0, for nh <= TOGETHER heads, which begin at byte `at` of NR tokens' rows. Their
- * sums are added together, which takes as long as one head's. */
+ * sums are added together, which takes as long as one head's. The rows `ahead` are asked for a head at a time: all heads at
+ * once are more requests than a processor can have open. */
 INLINE void score_tile(float *score, size_t ld, const Heads *c, const float *q, const float *sum_q,
-                       const uint8_t *const row[NR], size_t at, const int nh, const int hd, const bool packed) {
+                       const uint8_t *const row[NR], size_t at, const uint8_t *const *ahead, int rows, const int nh,
+                       const int hd, const bool packed) {
     V acc[TOGETHER * NR] = {{0}};
     UNROLL
     for (int h = 0; h < TOGETHER; h++) {
         const uint8_t *head[NR];
         if (h >= nh) continue;
         for (int u = 0; u < NR; u++) head[u] = row[u] + at + h * c->head_bytes;
+        prefetch_rows(ahead, rows, at + h * c->head_bytes, packed ? c->head_bytes : hd * sizeof(f16));
         dot_head(acc + h * NR, c, q + h * hd, sum_q + h * sums_of(hd), head, hd, packed);
     }
     V sums = v_sums(acc) + v_set(0);
@@ -482,10 +485,8 @@ INLINE void score_heads(float *score, size_t ld, const Heads *c, const float *q,
     for (int t = 0; t < k->n; t += NR) {
         for (int h = 0; h < c->nh; h += TOGETHER) {
             const int n = imin(TOGETHER, c->nh - h);
-            const size_t at = h * c->head_bytes;
-            prefetch_rows(ahead->at + t, imin(NR, ahead->n - t), at, n * c->head_bytes);
-            score_tile(score + h * ld + t, ld, c, q + (size_t)h * hd, c->sum_q + h * sums_of(hd), k->at + t, at, n, hd,
-                       packed);
+            score_tile(score + h * ld + t, ld, c, q + (size_t)h * hd, c->sum_q + h * sums_of(hd), k->at + t,
+                       h * c->head_bytes, ahead->at + t, imin(NR, ahead->n - t), n, hd, packed);
         }
     }
 }
