@@ -22,7 +22,7 @@ typedef struct {
 /* The hardware parameters of section 4.3 and Table 7. Of a pair [0] holds in generation, [1] in prefill. */
 struct Hardware {
     char name[MOST_NAME + 65]; /* a file's, and behind it what is changed */
-    union { /* bytes that the tiers can hold */
+    union {                    /* bytes that the tiers can hold */
         struct {
             double gmem, cmem, nmem;
         };
