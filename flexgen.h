@@ -148,8 +148,8 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
  * float, but weights, Q, K and V are rounded to F16, as the engine stores them. logits is (n, vocab), for all positions.
  * ids[n], n <= max_pos. Slow on purpose. Fails on a read error. */
 int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t *ids, int n, Error *err);
-/* Its attention: o = softmax(q k^T / sqrt(hd)) v for every head; row t sees rows 0..t. o, q, k, v (n, nh * hd). score (n) is
- * scratch. */
+/* Its attention: o = softmax(q k^T / sqrt(hd)) v for every head; row t sees rows 0..t. o, q, k, v (n, nh * hd). score (n)
+ * is scratch. */
 void plain_attention(float *o, const float *q, const float *k, const float *v, float *score, int n, int nh, int hd);
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -430,7 +430,8 @@ typedef struct {
     int peak[NTIERS];      /* the largest need so far */
 } Admission;
 
-/* By schedule: how many prompts may take a seat before sweep a->sweep; 0 or less: none. A fourth schedule would be one more. */
+/* By schedule: how many prompts may take a seat before sweep a->sweep; 0 or less: none. A fourth schedule would be one
+ * more. */
 extern int (*seats_for[])(const Admission *a);
 
 /* limit and next_prompt must outlive it. */
