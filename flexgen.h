@@ -271,8 +271,7 @@ typedef struct {
     int peak[NTIERS];      /* the largest need so far */
 } Admission;
 
-/* By schedule: how many prompts may take a seat before sweep a->sweep; 0 or less: none. A fourth schedule would be one
- * more. */
+/* By schedule: how many prompts may take a seat before sweep a->sweep; 0 or less: none. */
 extern int (*seats_for[])(const Admission *a);
 
 /* limit and next_prompt must outlive it. */

@@ -168,14 +168,15 @@ def solved(files, original, entries):
     for paths, *names in (e["rest"].split() for e in of(entries, "blank")):
         for path in matching(original, paths):
             bodies.update((name, original[path][begin:end]) for name, _, begin, end in functions(original[path]) if name in names)
-    return with_bodies(dict(files), entries, bodies)
+    files = with_bodies(dict(files), entries, bodies)
+    for e in of(entries, "solution"):
+        replace_bodies(files, {"rest": of(entries, "blank")[0]["rest"], "text": e["text"]}, "Another solution.")
+    return files
 
 
 def wrong_solution(files, entries, edit):
     """The solution with the edits of a line `wrong`: - old, + new; or with another body of the first function."""
     files, where = dict(files), of(entries, "blank")
-    for e in of(entries, "solution"):
-        replace_bodies(files, {"rest": where[0]["rest"], "text": e["text"]}, "Another solution.")
     pairs = re.findall(r"^ +- (.*)\n +\+ ?(.*)\n", edit["text"], re.M)
     if not pairs:
         paths, first, *_ = where[0]["rest"].split()
