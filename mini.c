@@ -1027,7 +1027,7 @@ static void read_tokenizer(const char *dir) {
     for (char *name, *end; (name = strchr(at, '"')); at = end, n++) { /* "piece": id */
         at = read_string(++name);
         const long id = strtol(at += strspn(at, ": "), &end, 10);
-        if (end == at || id < 0 || id >= vocab || piece[id])
+        if (end == at || !*end || !strchr(",} \r\n\t", *end) || id < 0 || id >= vocab || piece[id])
             die(1, "%s: vocab.json: \"%.60s\" has no id of its own below vocab_size", dir, name);
         entry[n] = (struct Entry){piece[id] = name, (int)id};
     }

@@ -1248,6 +1248,8 @@ static void a_spoilt_file_is_refused(void) {
                                         "vocab.json: :5, -> :-5,",
                                         "vocab.json: :5, -> :6,",
                                         "vocab.json: :5, -> :{},",
+                                        "vocab.json: :5, -> :5.5,",
+                                        "vocab.json: :5, -> :5",
                                         "vocab.json: :5, -> ,",
                                         "merges.txt: h e -> he",
                                         "merges.txt: h e -> h",
@@ -1280,7 +1282,6 @@ static void lesser_faults_do_no_harm(void) {
                                         "model.safetensors: , -> ,,",
                                         "model.safetensors: { -> ",
                                         "config.json: eos_token_id\": 2 -> eos_token_id\": 5000",
-                                        "vocab.json: :5, -> :5.5,",
                                         "merges.txt: h e -> ",
                                         "merges.txt:  -> "};
     Draft d = victims_draft();
