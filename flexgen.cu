@@ -397,9 +397,9 @@ static int gpu_embed(Gpu *gpu, Lane lane, const Lookup *l, Error *err) {
 }
 
 enum {
-    PIECES = 2,
+    PIECES = 2, /* of a row, of 8 numbers each, that a thread of layernorm has */
     MOST_COLUMNS = MOST_THREADS * 8 * PIECES
-}; /* of a row that layernorm takes: 8 numbers each, of a thread */
+};
 
 /* One block a row, which stays in registers: mean, variance about it, result. The mean is summed as distances from the
  * first element, since float sums of large numbers lose it. */
@@ -758,11 +758,16 @@ static __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
             partial[blockIdx.z * size + e] = v;
     }
     if (blocks == 1 || !comes_last(&arrived[on_finish][place], blocks)) return;
-#pragma unroll 4
-    for (int e = threadIdx.x; e < size; e += blockDim.x) {
-        float v = __ldcg(partial + e);
-        for (int b = 1; b < blocks; b++) v += __ldcg(partial + b * size + e);
-        store_output(p, first + e / OUTPUTS, blockIdx.y * OUTPUTS + e % OUTPUTS, v);
+    for (int e = 4 * threadIdx.x; e < size; e += 4 * blockDim.x) {
+        float4 part[SHARERS];
+#pragma unroll
+        for (int b = 0; b < SHARERS; b++)
+            if (b < blocks) part[b] = __ldcg((const float4 *)(partial + b * size + e));
+#pragma unroll
+        for (int b = 1; b < SHARERS; b++)
+            if (b < blocks) part[0].x += part[b].x, part[0].y += part[b].y, part[0].z += part[b].z, part[0].w += part[b].w;
+        const float v[] = {part[0].x, part[0].y, part[0].z, part[0].w};
+        for (int i = 0; i < 4; i++) store_output(p, first + e / OUTPUTS, blockIdx.y * OUTPUTS + e % OUTPUTS + i, v[i]);
     }
 }
 
@@ -1064,8 +1069,8 @@ static __device__ void score_fours(float *score, const half *q, const uint8_t *k
         if (b * HALF + lane < hd) sum[b / 2] += __half2float(q[b * HALF + lane]);
         if (g != column || at >= hd) continue;
         const uint2 four = *(const uint2 *)(q + at);
-        unsigned *to = g % 2 ? high[b] : low[b];
-        to[0] = __byte_perm(four.x, four.y, 0x5410), to[1] = __byte_perm(four.x, four.y, 0x7632);
+        const unsigned pair[] = {__byte_perm(four.x, four.y, 0x5410), __byte_perm(four.x, four.y, 0x7632)};
+        for (int i = 0; i < 2; i++) low[b][i] = g % 2 ? 0 : pair[i], high[b][i] = g % 2 ? pair[i] : 0;
     }
     for (int i = 0; i < 2; i++) sum[i] = warp_reduce<Add>(sum[i], 1);
     const float all = t == 0 ? sum[0] : sum[1];
@@ -1148,7 +1153,8 @@ static __device__ void weigh_fours(float out[8], float *weight, const uint8_t *v
         const int at = t * GROUP + g / 4 * HALF + g % 4 * 4;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float *s = t == 0 ? sum[i] : sum[GROUPS * 4 - 4 + i];
+            float s[4]; /* of group t; an address of `sum` that depends on t would put it into memory */
+            for (int j = 0; j < 4; j++) s[j] = t == 0 ? sum[i][j] : sum[GROUPS * 4 - 4 + i][j];
             weight[at + i] = (s[0] + s[1] / 2048) * LOW_CODE + min_part;
             weight[at + 16 + i] = (s[2] + s[3] / 2048) * (LOW_CODE * HIGH_CODE) + min_part;
         }
