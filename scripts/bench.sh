@@ -36,7 +36,7 @@ awk -v read="$read" '
 
 echo "kernels"
 awk -v fma="$fma" '
-    /^linear/ { for (f = 2; f <= NF; f++) if ($f == "GFLOP/s") { rate = $(f - 1); break }
+    /^linear/ { for (f = 2; f <= NF; f++) if ($f ~ /^GFLOP\/s/) { rate = $(f - 1); break }
                 printf "  %s   multiply-adds %.0f%%\n", $0, 100 * rate / fma; next }
     /^attend|^prefill|^append|threads/ { print "  " $0 }' "$tmp/host" # the others have no bound
 
