@@ -204,8 +204,10 @@ static void fill_panel(float *panel, const Weight *w, size_t group, size_t c, in
     const size_t cols = w->cols, at = group * GROUP, outputs = min(GROUP, w->rows - at);
     const uint8_t *from = weight_at(w);
     float *turned = panel + GROUP * PANEL;
-    for (int e = 0; e < n && w->packed; e++)
+    for (int e = 0; e < n && w->packed; e++) { /* which become F16 again, unlike a cache's */
         unpack(panel + e * GROUP, from + (group * cols + c + e) * packed_bytes(GROUP), (int)outputs);
+        narrow(turned, panel + e * GROUP, outputs), widen(panel + e * GROUP, turned, outputs);
+    }
     for (size_t o = 0; o < outputs && !w->packed; o++)
         widen(turned + o * LD, from + ((at + o) * cols + c) * sizeof(f16), n);
     for (int e = 0; e < n && !w->packed; e++)
@@ -652,14 +654,12 @@ static void pack(uint8_t *to, const float *x, int n) {
         to[4 + e / 32 * 16 + e % 16] |= (uint8_t)(code << e % 32 / 16 * 4);
     }
 }
-static void unpack(float *x, const uint8_t *from, int n) { /* min + scale x_quant, as F16 */
+static void unpack(float *x, const uint8_t *from, int n) { /* min + scale x_quant */
     float head[2];
-    f16 rounded[GROUP];
     if (n > GROUP) unpack(x + GROUP, from + packed_bytes(GROUP), n - GROUP), n = GROUP;
     widen(head, from, 2);
     for (int e = 0; e < n; e++)
         x[e] = head[0] + head[1] * (float)(from[4 + e / 32 * 16 + e % 16] >> e % 32 / 16 * 4 & 15);
-    narrow(rounded, x, n), widen(x, rounded, n);
 }
 /* Brings a tensor from the checkpoint to where it rests. Weights are grouped along the output channel, their
  * rows: the group of column c that begins in row g GROUP is number g cols + c. */
