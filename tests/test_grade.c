@@ -2071,6 +2071,8 @@ static void fourth_2_memory(void) {
     for (int i = 0; i < RACES; i++) {
         const int s = races[i].prompts[0].s, n = races[i].prompts[0].n;
         const double staggered = (s + n / 2. + n / (2. * races[i].K)) / (s + n);
+        if (own[i].ended != races[i].count)
+            return wrong("of %d prompts of s = %d and n = %d, %d ended", races[i].count, s, n, own[i].ended);
         if (own[i].pages <= 0 || own[i].pages > ceil(staggered * zigzag[i].pages) + races[i].gbs * races[i].K)
             return wrong("s = %d, n = %d, %d batches of %d: %d pages were expected at most, found %d; zig-zag has %d", s, n,
                          races[i].K, races[i].gbs, (int)ceil(staggered * zigzag[i].pages), own[i].pages, zigzag[i].pages);
