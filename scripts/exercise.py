@@ -351,7 +351,7 @@ def check(numbers, sample=False):
     exercises, original, draw = read_table(TABLE), tracked(), random.Random(SEED)
     cases = [list(cases_of(exercises, original, number, not sample)) for number in numbers or exercises]
     cases = [draw.choice([case for case in c if case[1] != "original"]) for c in cases] if sample else sum(cases, [])
-    good, total = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
+    good, total, bad = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0), ""
     given_away = list(leaks(original, exercises))
     print("".join("%s\n" % leak for leak in given_away), end="")
     os.environ.setdefault("GRADE_SEED", str(secrets.randbelow(10**6)))
@@ -363,9 +363,12 @@ def check(numbers, sample=False):
             there = write_tree(dir, files, there)
             points = points_of(dir, number)
             total[kind], good[kind] = total[kind] + 1, good[kind] + (points == expected)
-            print("%2d %-60s %s%s" % (number, kind + what, points, "" if points == expected else " INSTEAD OF %s" % expected),
-                  flush=True)
-    print("%d of %d originals have all points, %d of %d blanks none, %d of %d wrong solutions those that they should, %d of %d "
+            line = "%2d %-60s %s" % (number, kind + what, points)
+            if points != expected:
+                line += " INSTEAD OF %s" % expected
+                bad += line + "\n"
+            print(line, flush=True)
+    print(bad + "%d of %d originals have all points, %d of %d blanks none, %d of %d wrong solutions those that they should, %d of %d "
           "escapes none" % tuple(n for kind in KINDS for n in (good[kind], total[kind])))
     return good == total and not given_away
 
