@@ -311,7 +311,7 @@ static const char *definition(const char *text, const char *name, const char **e
 
 static void list_function(FILE *out, const char *name) {
     char *text = contents("mini.c");
-    const char *end, *begin = definition(text, name, &end);
+    const char *end = NULL, *begin = definition(text, name, &end);
     CU_ASSERT_PTR_NOT_NULL_FATAL(begin);
     fprintf(out, "%.*s", (int)(end - begin), begin);
     free(text);
