@@ -120,7 +120,8 @@ static void every_step_keeps_its_time_and_its_figures_whatever_the_others_do(voi
     CU_ASSERT_FATAL(system(copy) == 0);
     write_stub("bench_gpu", stub_bench), write_stub("flexgen", stub_flexgen);
     CU_ASSERT(
-        !holds("TMPDIR=$PWD GRACE=1 scripts/gpu_check.sh performance out.tar.gz 20 bounds_gpu gpu limited offload waits "
+        !holds("BUILD=build TMPDIR=$PWD GRACE=1 scripts/gpu_check.sh performance out.tar.gz 20 bounds_gpu gpu limited "
+               "offload waits "
                ">said 2>errors"));
     for (size_t i = 0; i < sizeof after / sizeof *after; i++) {
         if (holds(after[i])) continue;

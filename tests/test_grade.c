@@ -746,7 +746,7 @@ static Lp *add_lp(int n, const double *c, LpVerdict verdict, double value, const
     CHECK(nlps <= LPS);
     *to = (LpCase){.lp = {.n = n}, .verdict = verdict, .value = value};
     snprintf(to->what, sizeof to->what, "%s", what);
-    memcpy(to->lp.c, c, n * sizeof *c);
+    if (c) memcpy(to->lp.c, c, n * sizeof *c);
     return &to->lp;
 }
 
@@ -1760,6 +1760,8 @@ typedef struct {
     int n, nbest;
 } Frontier;
 static Search question;
+static Checkpoint *asked_model; /* until the next question */
+static Prompt asked_prompts[64];
 static Task asked_task;
 static Hardware asked_machine;
 
@@ -1774,13 +1776,15 @@ static void draw_question(void) {
     OptConfig config;
     CHECK(opt_config_by_name(&config, draw(0, 1) ? "opt-125m" : "opt-350m") == 0);
     ASSERT_OK(hardware_read(&asked_machine, "hardware/t4.json", &err));
+    if (asked_model) checkpoint_close(asked_model);
+    asked_model = checkpoint_dummy(&config, 1);
     question = (Search){.hardware = &asked_machine,
-                        .checkpoint = checkpoint_dummy(&config, 1),
+                        .checkpoint = asked_model,
                         .task = &asked_task,
                         .act_type = F16,
                         .one_block = true,
                         .given = {.overlap = true, .page_tokens = 16}};
-    asked_task = (Task){.prompts = xcalloc(64, sizeof(Prompt)), .count = 64};
+    asked_task = (Task){.prompts = asked_prompts, .count = 64};
     for (int i = 0, s = draw(64, 256), n = draw(8, 32); i < asked_task.count; i++)
         asked_task.prompts[i] = (Prompt){.s = s, .n = n};
     question.capacity[TIER_GPU] = (size_t)(draw_real(.3, .9) * 1e9);
