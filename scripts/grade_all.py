@@ -202,6 +202,11 @@ def hostile():
     """Of submissions for exercise 3 the honest one gets its points, the others nothing, and nothing is left of them."""
     original, exercises = exercise.tracked(), exercise.read_table(exercise.TABLE)
     path, number = "admission.c", 3
+    tree = Tree(original, 0)
+    shutil.rmtree(tree.dir, ignore_errors=True)
+    if not tree.closed:
+        print("the hostile course is left out: no namespaces here, and without them it would do harm")
+        return True
     with tempfile.TemporaryDirectory() as root, socket.socket() as server:
         marks = os.path.join(root, "marks")
         os.mkdir(marks)
