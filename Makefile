@@ -108,6 +108,7 @@ $(BUILD)/bench_gpu: tests/bench_gpu.cu device/device.h flexgen.h tier.h $(CUDA_O
 	$(CXX) $@.o $(CUDA_OBJ) $(LIB) -o $@ $(CUDA_LIBS) $(LIBS)
 HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c) device/team.c)
 BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/bench_*.c))
+test: $(if $(SANITIZE)$(SUITE),,$(BENCH)) # no suite runs them, and they must compile
 bench: flexgen $(BENCH)
 	@scripts/bench.sh $(BUILD)
 

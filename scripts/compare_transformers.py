@@ -59,11 +59,13 @@ def make_checkpoint(path, config):
     model.half().save_pretrained(path, safe_serialization=True)
     ids = random.Random(2).sample(range(4, config.vocab_size), 256)
     vocab = {"<s>": 0, "<pad>": 1, "</s>": EOS, "<unk>": 3, **{s: ids[b] for b, s in byte_symbols().items()}}
+    first, second = byte_symbols()[0xff], byte_symbols()[0xfe]  # which no UTF-8 has: a merge for those who want one
+    vocab[first + second] = next(i for i in range(4, config.vocab_size) if i not in ids)
     vocab.update({f"<{i}>": i for i in set(range(config.vocab_size)) - set(vocab.values())})  # peers want all of it
     with open(os.path.join(path, "vocab.json"), "w", encoding="utf-8") as f:
         json.dump(vocab, f)
     with open(os.path.join(path, "merges.txt"), "w", encoding="utf-8") as f:
-        f.write("#version: 0.2\n")
+        f.write(f"#version: 0.2\n{first} {second}\n")
 
 
 class Clock(LogitsProcessor):

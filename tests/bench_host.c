@@ -108,12 +108,12 @@ static void quant_rates(void) {
 typedef struct {
     const uint64_t *a;
     atomic_ullong *sum;
-} Sum;
+} Slices;
 
 enum { SLICE = 1 << 17 };
 
 static void sum_slices(const void *what, int first, int n) {
-    const Sum *s = what;
+    const Slices *s = what;
     uint64_t sum = 0;
     for (size_t i = (size_t)first * SLICE; i < (size_t)(first + n) * SLICE; i++) sum += s->a[i];
     atomic_fetch_add(s->sum, sum);
@@ -122,7 +122,7 @@ static void sum_slices(const void *what, int first, int n) {
 /* Of whole slices. */
 static uint64_t sum_all(const uint64_t *a, size_t n) {
     atomic_ullong sum = 0;
-    host_share((double)n, (int)(n / SLICE), sum_slices, &(Sum){a, &sum});
+    host_share((double)n, (int)(n / SLICE), sum_slices, &(Slices){a, &sum});
     return sum;
 }
 
