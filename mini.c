@@ -471,7 +471,7 @@ static void do_share(Square at, bool down) {           /* share k, which is of n
     if (first < end && !down) shared(shared_arg, at.k, first, end - first);
 }
 static void parallel(Task *task, const void *arg, int n, double work) { /* tasks 0 .. n - 1, in shares */
-    const int helpers = work < 3e5 ? 0 : threads - 1; /* few multiplications are not worth waking others */
+    const int helpers = work < 1e6 ? 0 : threads - 1; /* few multiplications are not worth waking others */
     shared = task, shared_arg = arg, shared_n = n, shares = helpers + 1;
     for (int t = 0; t < helpers; t++) post(NKINDS + t, do_share, (Square){.k = t}, false);
     do_share((Square){.k = helpers}, false), wait_for(NKINDS, NKINDS + helpers);
