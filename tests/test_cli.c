@@ -930,27 +930,32 @@ static void a_signal_stops_a_job_whose_pipe_is_full(void) {
     result_free(&r);
 }
 
+/* Ten prompts, killed on the way; then a text of the journal becomes another. */
+static void kill_and_edit(const char *output, const char *from, const char *to) {
+    char journal[720];
+    size_t len;
+    pid_t pid = START(TEN_PROMPTS, "--output", output, "--percent", "0", "100", "0", "100", "0", "100", "--gpu-batch-size",
+                      "3", "--num-gpu-batches", "1", "--link", "ctog=50M");
+    wait_for_journal(output, 500);
+    kill(pid, SIGKILL);
+    Result killed = finish(pid);
+    snprintf(journal, sizeof journal, "%s.journal", output);
+    char *text = contents(journal, &len), *edited = replaced(text, &len, from, to, strlen(to));
+    write_file(capture, strrchr(journal, '/') + 1, edited, len);
+    free(text), free(edited), result_free(&killed);
+}
+
 /* What somebody has written into a journal's head is no policy. */
 static void a_head_that_was_edited_is_refused(void) {
     static const char *const edits[][2] = {{"\"bits of weights\":0", "\"bits of weights\":9"},
                                            {"\"bits of the cache\":0", "\"bits of the cache\":4"}};
     char output[700];
-    size_t len;
     write_ten_prompts();
     for (int i = 0; i < 2; i++) {
         snprintf(output, sizeof output, "%s", path_in(capture, i ? "edited" : "edited too"));
-        pid_t pid = START(TEN_PROMPTS, "--output", output, "--percent", "0", "100", "0", "100", "0", "100",
-                          "--gpu-batch-size", "3", "--num-gpu-batches", "1", "--link", "ctog=50M");
-        wait_for_journal(output, 500);
-        kill(pid, SIGKILL);
-        Result killed = finish(pid);
-        char *journal = strcat(output, ".journal"), *text = contents(journal, &len);
-        char *edited = replaced(text, &len, edits[i][0], edits[i][1], strlen(edits[i][1]));
-        write_file(capture, strrchr(journal, '/') + 1, edited, len);
-        *strrchr(output, '.') = 0;
+        kill_and_edit(output, edits[i][0], edits[i][1]);
         assert_refused(RUN(TEN_PROMPTS, "--output", output, "--resume", "--allow-compression"), EXIT_USAGE,
                        WORDS("is of another job", i ? "bits of the cache is 4" : "bits of weights is 9"));
-        free(text), free(edited), result_free(&killed);
     }
 }
 
@@ -958,24 +963,15 @@ static void a_head_that_was_edited_is_refused(void) {
 static void another_order_of_sums_is_said(void) {
     char now[20], output[700];
     const char *const puts[] = {now, "\"sums\":1", "\"others\":2"};
-    size_t len;
     snprintf(now, sizeof now, "\"sums\":%d", HOST_SUMS);
     write_ten_prompts();
     for (int i = 0; i < 3; i++) {
         snprintf(output, sizeof output, "%s%d", path_in(capture, "sums"), i);
-        pid_t pid = START(TEN_PROMPTS, "--output", output, "--percent", "0", "100", "0", "100", "0", "100",
-                          "--gpu-batch-size", "3", "--num-gpu-batches", "1", "--link", "ctog=50M");
-        wait_for_journal(output, 500);
-        kill(pid, SIGKILL);
-        Result killed = finish(pid);
-        char *journal = strcat(output, ".journal"), *text = contents(journal, &len);
-        char *edited = replaced(text, &len, now, puts[i], strlen(puts[i]));
-        write_file(capture, strrchr(journal, '/') + 1, edited, len);
-        *strrchr(output, '.') = 0;
+        kill_and_edit(output, now, puts[i]);
         Result rest = RUN(TEN_PROMPTS, "--output", output, "--resume");
         assert_done(&rest);
         CU_ASSERT_EQUAL(strstr(rest.err, "going on with another version of this program") != NULL, i > 0);
-        free(text), free(edited), result_free(&killed), result_free(&rest);
+        result_free(&rest);
     }
 }
 
