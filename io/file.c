@@ -300,5 +300,5 @@ static ssize_t append_text(void *to, const char *bytes, size_t n) {
 
 FILE *text_stream(Text *text) {
     FILE *f = fopencookie(text, "w", (cookie_io_functions_t){.write = append_text});
-    return f ? f : out_of_memory(1, sizeof *f);
+    return f ? f : out_of_memory(1, BUFSIZ);
 }

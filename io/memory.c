@@ -8,7 +8,6 @@
  * Read next: json.c. */
 #include <ctype.h>
 #include <limits.h>
-#include <linux/magic.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/vfs.h>
@@ -187,8 +186,9 @@ int processors_allowed_under(const char *root) { return (int)size_min(groups_all
 int processors_allowed(void) { return processors_allowed_under(""); }
 
 bool memory_holds(const char *dir) {
+    static const unsigned tmpfs = 0x01021994, ramfs = 0x858458f6; /* as linux/magic.h has them */
     struct statfs fs;
-    return !statfs(dir, &fs) && (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC);
+    return !statfs(dir, &fs) && ((unsigned)fs.f_type == tmpfs || (unsigned)fs.f_type == ramfs);
 }
 
 size_t memory_peak(void) { return status_bytes("VmHWM:"); }
