@@ -11,6 +11,7 @@
 # make paper      the paper's evaluation again, into results/paper; make paper GPU=1 also measures on the GPU that is here
 # make experiments  all studies of docs/EXPERIMENTS.md, compared with what it says
 # make docs       the tour as a page with the three schedules as an animation: docs/index.html
+# make explore    the policy search in a browser: docs/explore.html; needs emscripten, and CJSON= the path of cJSON's source
 # make lines      the budget of lines of each file, scripts/lines.txt
 # make format, make clean
 ifeq ($(MAKELEVEL),0)
@@ -52,7 +53,7 @@ endif
 MPICC ?= $(shell command -v mpicc 2>/dev/null)
 MPI_SO := $(if $(MPICC),$(BUILD)/flexgen_mpi.so)
 
-SRC := $(filter-out flexgen.c mini.c device/pipeline.c,$(wildcard *.c) $(filter-out tests/%,$(wildcard */*.c)))
+SRC := $(filter-out flexgen.c mini.c device/pipeline.c,$(wildcard *.c) $(filter-out tests/% docs/%,$(wildcard */*.c)))
 OBJ := $(SRC:%.c=$(BUILD)/%.o)
 LIB := $(BUILD)/libflexgen.a
 # what a fresh Debian lacks: a header to look for, the package that has it
@@ -131,6 +132,23 @@ lines: flexgen
 docs: flexgen
 	@python3 -B scripts/make_page.py
 
+# The whole program as WebAssembly, and the page that asks it. cJSON's source, cJSON.c: `apt-get source cjson`.
+WASM := $(BUILD)/wasm
+EMCC := emcc -O3 $(WARN) -Wno-pass-failed -I. -I$(WASM) -MMD -MP
+explore: $(WASM)/flexgen.js
+	@python3 -B scripts/make_explore.py $(WASM)
+$(WASM)/flexgen.js: $(patsubst %.c,$(WASM)/%.o,$(SRC) flexgen.c docs/explore.c) $(WASM)/cJSON.o
+	NODE_PATH="$(NODE_PATH):/usr/share/nodejs" emcc -O3 $^ -o $@ -sMODULARIZE -sEXPORT_NAME=flexgen -sINVOKE_RUN=0 -sALLOW_MEMORY_GROWTH \
+		-sEXPORTED_RUNTIME_METHODS=callMain,FS -sENVIRONMENT=web,worker,node
+$(WASM)/%.o: %.c | $(WASM)/cjson/cJSON.h
+	@mkdir -p $(@D)
+	$(EMCC) -c $< -o $@
+$(WASM)/cJSON.o: $(CJSON) | $(WASM)/cjson/cJSON.h
+	emcc -O3 -c $(CJSON) -o $@
+$(WASM)/cjson/cJSON.h:
+	@test -f "$(CJSON)" || { echo "make explore CJSON=PATH: the path of cJSON.c, such as of apt-get source cjson" >&2; exit 1; }
+	@mkdir -p $(@D) && cp $(dir $(CJSON))cJSON.h $@
+
 clean:
 	rm -rf build flexgen mini flexgen_cuda.so flexgen_mpi.so
 
@@ -138,7 +156,7 @@ format:
 	clang-format -i $(filter-out mini.c,$(wildcard *.c)) *.h *.cu */*.c */*.h tests/*.cu
 	clang-format -i --style='{BasedOnStyle: InheritParentConfig, ColumnLimit: 110, AllowShortIfStatementsOnASingleLine: AllIfsAndElse}' mini.c
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)
 .SECONDARY: # what a pattern rule made on the way stays
-.PHONY: all setup run bench accuracy paper experiments lines docs format clean always
+.PHONY: all setup run bench accuracy paper experiments lines docs explore format clean always
 .DELETE_ON_ERROR:

@@ -15,8 +15,8 @@
 
 /* Of --gpu-mem, or of the whole GPU, what is left for the tier: the context and the workspaces take their part of it, and
  * other programs may have taken theirs. */
-static size_t gpu_room(Gpu *gpu, size_t limit) {
-    size_t room = limit < gpu->total ? limit : gpu->total, taken = gpu->overhead + gpu->spare;
+static Bytes gpu_room(Gpu *gpu, Bytes limit) {
+    Bytes room = limit < gpu->total ? limit : gpu->total, taken = gpu->overhead + gpu->spare;
     size_t used = gpu->in_use(gpu) + gpu->spare, left = used < gpu->total ? gpu->total - used : 0;
     room = taken < room ? room - taken : 0;
     return room < left ? room : left;
@@ -55,11 +55,11 @@ enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90
 /* What the disk has room for, and the address space too beside the other tiers, since the offload file is mapped. What the
  * disk holds already of the checkpoint, which is not mapped, counts as free. Files that are memory have what the other
  * tiers leave of it. */
-static int disk_room(size_t *room, const TaskRun *run, Error *err) {
+static int disk_room(Bytes *room, const TaskRun *run, Error *err) {
     const Options *o = run->options;
-    const size_t others[] = {process_room(run, run->trace_limit), run->gpu ? 0 : o->capacity[TIER_GPU],
+    const Bytes others[] = {process_room(run, run->trace_limit), run->gpu ? 0 : o->capacity[TIER_GPU],
                              o->capacity[TIER_CPU]};
-    size_t mapped = address_available(NLANES);
+    Bytes mapped = address_available(NLANES);
     struct statvfs disk;
     if (statvfs(o->offload_dir, &disk))
         return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
@@ -79,10 +79,10 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     const size_t available = memory_available(NLANES), taken = process_room(run, run->trace_limit);
     const int neighbours = run->net ? imax(run->net->neighbours, 1) : 1; /* stages share the machine equally */
     const size_t share = available / neighbours, percent = share > taken ? (share - taken) / 100 : 0;
-    size_t usual[NTIERS] = {percent * HOST_GPU_SHARE, percent * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)}, *c = o->capacity;
+    Bytes usual[NTIERS] = {percent * HOST_GPU_SHARE, percent * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)}, *c = o->capacity;
     const bool given[] = {c[TIER_GPU] != FROM_MACHINE, c[TIER_CPU] != FROM_MACHINE}, real = !run->sim && !on_paper;
     run->memory = percent * MOST_SHARE;
-    for (int t = 0; t < NTIERS && run->sim; t++) usual[t] = (size_t)h->mem[t];
+    for (int t = 0; t < NTIERS && run->sim; t++) usual[t] = (Bytes)h->mem[t];
     if (run->gpu) usual[TIER_GPU] = gpu_room(run->gpu, c[TIER_GPU]);
     for (int t = run->gpu ? TIER_CPU : TIER_GPU; t < TIER_DISK; t++)
         if (given[t]) usual[t] = real ? size_min(c[t], run->memory - percent * LEAST_SHARE) : c[t];
@@ -97,8 +97,8 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
 
 /* Whether tiers that take so many bytes are more than this process may have, where flags have given each of them much of
  * it. Then from now on they share it: the larger one yields. */
-static bool share_memory(const TaskRun *run, size_t bytes) {
-    size_t *c = run->options->capacity;
+static bool share_memory(const TaskRun *run, Bytes bytes) {
+    Bytes *c = run->options->capacity;
     const int larger = c[TIER_CPU] > c[TIER_GPU] ? TIER_CPU : TIER_GPU;
     if (run->gpu || run->sim || bytes <= run->memory) return false;
     c[1 - larger] = size_min(c[1 - larger], run->memory / 2);
@@ -311,9 +311,9 @@ static bool shrink_batches(const TaskRun *run, Policy *given) {
 /* The policy becomes what is given or found, by a search which believes that its machine has `less` less memory. */
 static int choose_smaller(TaskRun *run, const Policy *given, const Task *task, bool one_block, double less, Error *err) {
     Options *o = run->options;
-    size_t capacity[NTIERS];
+    Bytes capacity[NTIERS];
     memcpy(capacity, o->capacity, sizeof capacity);
-    for (int t = 0; t < NTIERS; t++) o->capacity[t] = (size_t)(capacity[t] * (1 - less));
+    for (int t = 0; t < NTIERS; t++) o->capacity[t] = (Bytes)(capacity[t] * (1 - less));
     o->policy = *given;
     free(run->found), run->found = NULL;
     const int status = choose_policy(run, task, one_block, err);

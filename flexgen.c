@@ -482,7 +482,7 @@ static int paper_policy(TaskRun *run, Error *err) {
     report_paper(&report, &cost, &block);
     const Hardware *h = run->hardware;
     const Search machine = {
-        .hardware = h, .checkpoint = run->checkpoint, .capacity = {(size_t)h->gmem, (size_t)h->cmem, (size_t)h->nmem}};
+        .hardware = h, .checkpoint = run->checkpoint, .capacity = {(Bytes)h->gmem, (Bytes)h->cmem, (Bytes)h->nmem}};
     int status = o->explain ? report_explained(&report, &machine, NULL, &block, err) : 0;
     return report_close(&report, status, err);
 }
@@ -552,7 +552,7 @@ static int profile(TaskRun *run, Error *err) {
 
 static int quantize(TaskRun *run, Error *err) {
     const Options *o = run->options;
-    const size_t shard_bytes = 5000000000; /* as others cut large checkpoints */
+    const Bytes shard_bytes = 5000000000; /* as others cut large checkpoints */
     CopyStats stats;
     stop_catch();
     choose_threads(run);

@@ -2,7 +2,7 @@
  *
  * Names are the paper's: i is a token, j a layer, k a GPU batch; wg wc wd, cg cc cd, hg hc hd are the fractions of
  * weights, KV cache and activations on GPU, CPU and disk; s and n are prompt and output lengths, l layers, h1 and h2
- * hidden sizes, nh heads. Sizes and offsets in bytes are size_t. The header is valid C and C++.
+ * hidden sizes, nh heads. Sizes and offsets in bytes are Bytes. The header is valid C and C++.
  * Read next: opt_model.c, the model that all this is for. */
 #ifndef FLEXGEN_H
 #define FLEXGEN_H
@@ -33,7 +33,7 @@ typedef struct {
     Type type;
     int file;
     Quant quant; /* of U8 */
-    size_t offset;
+    Bytes offset;
     int rows, cols;
     size_t ld;        /* elements from one row to the next, cols when dense */
     int region;       /* which region of its tier it lies in */
@@ -41,13 +41,13 @@ typedef struct {
 } Tensor;
 
 /* Regions and slabs begin at whole cache lines. */
-static inline size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
-static inline size_t tensor_bytes(Tensor t) { return (size_t)t.rows * t.cols * type_bytes(t.type); }
+static inline Bytes whole_lines(Bytes bytes) { return (bytes + 63) / 64 * 64; }
+static inline Bytes tensor_bytes(Tensor t) { return (Bytes)t.rows * t.cols * type_bytes(t.type); }
 /* Bytes from the first element of a view to the end of its last. */
-static inline size_t tensor_span(Tensor t) { return t.rows ? ((t.rows - 1) * t.ld + t.cols) * type_bytes(t.type) : 0; }
+static inline Bytes tensor_span(Tensor t) { return t.rows ? ((Bytes)(t.rows - 1) * t.ld + t.cols) * type_bytes(t.type) : 0; }
 /* Rows first .. first+n-1 of a view. */
 static inline Tensor tensor_rows(Tensor t, int first, int n) {
-    t.offset += (size_t)first * t.ld * type_bytes(t.type);
+    t.offset += (Bytes)first * t.ld * type_bytes(t.type);
     t.rows = n;
     return t;
 }
@@ -58,7 +58,7 @@ static inline Tensor tensor_row(Tensor t) {
 }
 /* Two dense views that lie one behind the other, as one. */
 static inline Tensor tensor_joined(Tensor a, Tensor b) {
-    CHECK(a.offset + a.rows * a.ld * type_bytes(a.type) == b.offset && a.cols == b.cols);
+    CHECK(a.offset + (Bytes)a.rows * a.ld * type_bytes(a.type) == b.offset && a.cols == b.cols);
     a.rows += b.rows;
     return a;
 }
@@ -70,7 +70,7 @@ static inline Tensor tensor_cells(Tensor t, int first, int n) {
 }
 /* Columns first .. first+n-1 of a view. */
 static inline Tensor tensor_cols(Tensor t, int first, int n) {
-    t.offset += (size_t)first * type_bytes(t.type);
+    t.offset += (Bytes)first * type_bytes(t.type);
     t.cols = n;
     return t;
 }

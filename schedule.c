@@ -143,16 +143,16 @@ static Tensor attended_elsewhere(const Run *run, const Batch *b) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Bytes first .. first+bytes-1 of layer j's disk slab, which begins at `slab` on the GPU. */
-static int disk_part(Run *run, int j, Tensor slab, size_t first, size_t bytes, int n) {
+static int disk_part(Run *run, int j, Tensor slab, Bytes first, Bytes bytes, int n) {
     const Plan *p = run->plan;
     for (int i = 0; i < (j < run->l ? NROLES : 1); i++) {
         const WeightPlace *place = j < run->l ? &p->weight[j][p->slab_order[j][i]] : &p->global[p->head];
         Tensor src = place->home, dst = slab;
         if (src.tier != TIER_DISK) continue;
-        size_t begin = j < run->l ? place->slab_offset - p->cpu_slab[j] : 0;
-        size_t size = (size_t)src.rows * src.cols * (src.type == U8 ? 1 : 2);
+        Bytes begin = j < run->l ? place->slab_offset - p->cpu_slab[j] : 0;
+        Bytes size = (Bytes)src.rows * src.cols * (src.type == U8 ? 1 : 2);
         if (src.type == U8) src.type = F16; /* bytes, two at a time */
-        size_t from = first > begin ? first - begin : 0, to = first + bytes < begin + size ? first + bytes - begin : size;
+        Bytes from = first > begin ? first - begin : 0, to = first + bytes < begin + size ? first + bytes - begin : size;
         if (first + bytes <= begin || from >= to) continue;
         src.rows = 1, src.cols = dst.cols = (int)((to - from) / 2);
         src.offset += from / 2 * type_bytes(src.type), dst.offset += begin + from;
@@ -164,12 +164,12 @@ static int disk_part(Run *run, int j, Tensor slab, size_t first, size_t bytes, i
 /* The k-th of K parts of layer j, into next's slot: equal parts, cut at whole cache lines. */
 static void load_part(Run *run, int j, int k, int K) {
     const Plan *p = run->plan;
-    const size_t cpu = p->cpu_slab[j], disk = p->disk_slab[j];
+    const Bytes cpu = p->cpu_slab[j], disk = p->disk_slab[j];
     if (!cpu && !disk) return;
     if (!k) run->next = (LayerWeights){.slot = (int)(run->streamed++ % 2)};
     const RegionId slot = (RegionId)(WEIGHT_SLOT + run->next.slot);
-    const size_t c0 = cpu / 64 * k / K * 64, c1 = cpu / 64 * (k + 1) / K * 64;
-    const size_t d0 = disk / 64 * k / K * 64, d1 = disk / 64 * (k + 1) / K * 64;
+    const Bytes c0 = cpu / 64 * k / K * 64, c1 = cpu / 64 * (k + 1) / K * 64;
+    const Bytes d0 = disk / 64 * k / K * 64, d1 = disk / 64 * (k + 1) / K * 64;
     Tensor slab = plan_bytes(p, slot, TIER_GPU, 0, cpu, F16, 0), via = plan_view(p, slot, TIER_CPU, 0, 0, 1);
     int n = 0;
     if (!k && disk) depend_fold(run->to.depend, &via); /* the parts of the layer that had the slot had other bounds */

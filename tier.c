@@ -57,7 +57,7 @@ typedef struct {
  * know better. */
 static void add_region(Plan *p, Wanted line) {
     Region r = {line.name, line.remedy, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
-    r.bytes = whole_lines((size_t)r.rows * r.cols * r.slots * type_bytes(r.type));
+    r.bytes = whole_lines((Bytes)r.rows * r.cols * r.slots * type_bytes(r.type));
     r.offset = line.tier == TIER_DISK ? p->offload_bytes : p->total[line.tier];
     if (line.tier == TIER_DISK) p->offload_bytes += r.bytes;
     p->total[line.tier] += r.bytes;
@@ -66,9 +66,9 @@ static void add_region(Plan *p, Wanted line) {
 
 /* Weights at rest: so many bytes, which nobody writes. The disk's share of a real checkpoint stays where it is: it is
  * counted, but not part of the offload file. */
-static void add_resting(Plan *p, RegionId id, Tier tier, size_t bytes, bool in_checkpoint, const char *name,
+static void add_resting(Plan *p, RegionId id, Tier tier, Bytes bytes, bool in_checkpoint, const char *name,
                         const char *remedy) {
-    Region r = {.name = name, .remedy = remedy, .type = U8, .slots = 1, .offset = SIZE_MAX, .bytes = bytes};
+    Region r = {.name = name, .remedy = remedy, .type = U8, .slots = 1, .offset = UINT64_MAX, .bytes = bytes};
     if (!in_checkpoint) {
         r.offset = tier == TIER_DISK ? p->offload_bytes : p->total[tier];
         if (tier == TIER_DISK) p->offload_bytes += bytes;
@@ -101,11 +101,11 @@ Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, in
     const Region *r = &p->region[id][tier];
     if (!r->slots) return (Tensor){.tier = tier, .region = id, .rows = 0};
     slot %= r->slots;
-    size_t row = r->cols * type_bytes(r->type);
+    Bytes row = r->cols * type_bytes(r->type);
     return (Tensor){.tier = tier,
                     .type = r->type,
                     .quant = r->type == U8 ? p->policy.cache_quant : (Quant){0},
-                    .offset = r->offset + (slot * r->rows + first) * row,
+                    .offset = r->offset + ((Bytes)slot * r->rows + first) * row,
                     .rows = rows,
                     .cols = r->cols,
                     .ld = (size_t)r->cols,
@@ -114,7 +114,7 @@ Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, in
                     .ncells = r->cells};
 }
 
-Tensor plan_bytes(const Plan *p, RegionId id, Tier tier, long slot, size_t at, Type type, int n) {
+Tensor plan_bytes(const Plan *p, RegionId id, Tier tier, long slot, Bytes at, Type type, int n) {
     Tensor t = plan_view(p, id, tier, slot, 0, 1);
     t.type = type, t.offset += at, t.cols = n, t.ld = (size_t)n;
     return t;
@@ -149,13 +149,13 @@ PageTable staged_pages(const Plan *p, Tier tier, long slot, int npages, Tensor p
 // The plan of the weights
 // ---------------------------------------------------------------------------------------------------------------
 
-static Tensor as_f16(Tensor t, RegionId id, Tier tier, size_t offset) {
+static Tensor as_f16(Tensor t, RegionId id, Tier tier, Bytes offset) {
     return (Tensor){
         .tier = tier, .type = F16, .offset = offset, .rows = t.rows, .cols = t.cols, .ld = (size_t)t.cols, .region = id};
 }
 
 /* A matrix of a layer as it rests, packed or not. A packed checkpoint has it so already. */
-static Tensor as_stored(Tensor t, bool matrix, Quant quant, Tier tier, size_t offset) {
+static Tensor as_stored(Tensor t, bool matrix, Quant quant, Tier tier, Bytes offset) {
     Tensor f16 = as_f16(t, RESTING_WEIGHTS, tier, offset);
     if (!quant.bits || !matrix) return f16;
     if (t.type != U8) {
@@ -189,19 +189,19 @@ static void slab_order(Role order[NROLES], const Tensor *t) {
 }
 
 /* Where role r ends that begins at `at`: at a whole line, if the next one need not lie just behind it. */
-static size_t role_end(Role r, size_t at, size_t bytes) { return role_goes_on(r) ? at + bytes : whole_lines(at + bytes); }
+static Bytes role_end(Role r, Bytes at, Bytes bytes) { return role_goes_on(r) ? at + bytes : whole_lines(at + bytes); }
 
-size_t plan_layer_bytes(const Plan *p) {
-    size_t sum = 0;
+Bytes plan_layer_bytes(const Plan *p) {
+    Bytes sum = 0;
     for (int r = 0; r < NROLES; r++) {
         Tensor t = p->weight[0][r].home;
-        sum += (size_t)t.rows * t.cols * (t.type == U8 ? 1 : sizeof(f16));
+        sum += (Bytes)t.rows * t.cols * (t.type == U8 ? 1 : sizeof(f16));
     }
     return sum;
 }
 
 /* Gives every tensor of the decoder layers its home; the sum of bytes per tier comes back in bytes. */
-static void plan_layers(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
+static void plan_layers(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
     int l = p->config.l;
     Tier(*home)[NROLES] = xcalloc(l, sizeof *home);
     place_weights(home, &p->config, p->policy.wg, p->policy.wc);
@@ -215,7 +215,7 @@ static void plan_layers(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
                 Tensor t = c->layer[j][r];
                 WeightPlace *w = &p->weight[j][r];
                 w->home = as_stored(t, role_is_matrix(r), p->policy.weight_quant, (Tier)pass, bytes[pass]);
-                const size_t at = bytes[pass];
+                const Bytes at = bytes[pass];
                 bytes[pass] = role_end(r, at, tensor_bytes(w->home));
                 if (pass == TIER_DISK && !copied_to_disk(p, c)) w->home = t;
                 w->slab_offset = p->cpu_slab[j] + p->disk_slab[j];
@@ -229,14 +229,14 @@ static void plan_layers(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
 }
 
 /* The tensors outside the layers: small ones always on the GPU, tables at policy.table_home. */
-static void plan_globals(Plan *p, const Checkpoint *c, size_t bytes[NTIERS]) {
+static void plan_globals(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
     int l = p->config.l;
     for (int g = 0; g < NGLOBALS; g++) {
         Tensor t = c->global[g];
         bool table = g == TOK_EMBED || g == LM_HEAD;
         Tier tier = table ? p->policy.table_home : TIER_GPU;
         if (!t.rows) continue;
-        size_t size = whole_lines((size_t)t.rows * t.cols * 2);
+        Bytes size = whole_lines((Bytes)t.rows * t.cols * 2);
         p->global[g].home = tier == TIER_DISK && !c->dummy ? t : as_f16(t, EMBEDDINGS, tier, bytes[tier]);
         if (table && (Global)g == p->head && tier != TIER_GPU && is_last(&p->config)) {
             p->cpu_slab_offset[l] = bytes[tier];
@@ -259,7 +259,7 @@ static void shift_weights(Plan *p) {
     }
 }
 
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+static Bytes larger(Bytes a, Bytes b) { return a > b ? a : b; }
 
 /* The layers that stream take the two slots in turn. Where their number is even, each slot always sees the same layers;
  * where it is odd, both see all. */
@@ -279,7 +279,7 @@ static void plan_slots(Plan *p) {
 
 /* Room for a layer's matrices in F16, where not every batch takes packed ones: on a GPU, whose activations are F16. */
 static void plan_unpacked(Plan *p) {
-    size_t bytes = 0;
+    Bytes bytes = 0;
     p->packed_rows = p->act_type != F16 ? INT_MAX : takes_packed(p->policy.weight_quant) ? PACKED_ROWS : 0;
     if (!p->policy.weight_quant.bits || p->packed_rows == INT_MAX) return;
     for (int r = 0; r < NROLES; r++) {
@@ -287,7 +287,7 @@ static void plan_unpacked(Plan *p) {
         opt_role_shape(&p->config, (Role)r, &rows, &cols);
         if (!role_is_matrix((Role)r)) continue;
         p->unpacked_at[r] = bytes;
-        bytes = role_end((Role)r, bytes, (size_t)rows * cols * sizeof(f16));
+        bytes = role_end((Role)r, bytes, (Bytes)rows * cols * sizeof(f16));
     }
     p->unpacked_bytes = bytes;
     add_region(p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", "leave --compress-weight out", F16, 1,
@@ -296,7 +296,7 @@ static void plan_unpacked(Plan *p) {
 
 static void plan_weights(Plan *p, const Checkpoint *c) {
     static const char *const percent_w = "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
-    size_t layers[NTIERS] = {0}, globals[NTIERS] = {0};
+    Bytes layers[NTIERS] = {0}, globals[NTIERS] = {0};
     plan_layers(p, c, layers);
     plan_globals(p, c, globals);
     for (int t = 0; t < NTIERS; t++) {
@@ -349,7 +349,7 @@ static void plan_cache(Plan *p, const Task *task) {
 static void measure_cache(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
     Quant quant = p->policy.cache_quant;
-    p->kv_row = quant.bits ? c->nh * quant_bytes(quant, c->h1 / c->nh) : (size_t)c->h1 * sizeof(f16);
+    p->kv_row = quant.bits ? c->nh * quant_bytes(quant, c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
     if (!is_sparse(&p->policy)) return;
     for (int i = 0; i < task->count; i++)
         p->most_chosen =
@@ -370,9 +370,9 @@ static void plan_activations(Plan *p) {
 
 /* Integers of a batch's index tables: four a row, five a sequence, two page tables, and of the rows that the head wants
  * which they are and in a scored task the tokens behind them (batch.c lays them out). */
-static size_t table_ints(const Plan *p, const Task *task) {
-    size_t rows = p->max_rows, seqs = p->max_seqs;
-    return 4 * rows + 5 * seqs + 2 * seqs * p->max_pages + (size_t)p->last_rows * (task->scored ? 2 : 1);
+static Bytes table_ints(const Plan *p, const Task *task) {
+    Bytes rows = p->max_rows, seqs = p->max_seqs;
+    return 4 * rows + 5 * seqs + 2 * seqs * p->max_pages + (Bytes)p->last_rows * (task->scored ? 2 : 1);
 }
 
 /* The workspaces: one line each, with what it is for (RegionId), and when it is there at all (rows 0: not). */
@@ -451,9 +451,9 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     p->head = checkpoint->global[LM_HEAD].rows ? LM_HEAD : TOK_EMBED;
     p->weight = xcalloc(l, sizeof *p->weight);
     p->slab_order = xcalloc(l, sizeof *p->slab_order);
-    p->cpu_slab = xcalloc(l + 1, sizeof(size_t));
-    p->disk_slab = xcalloc(l + 1, sizeof(size_t));
-    p->cpu_slab_offset = xcalloc(l + 1, sizeof(size_t));
+    p->cpu_slab = xcalloc(l + 1, sizeof(Bytes));
+    p->disk_slab = xcalloc(l + 1, sizeof(Bytes));
+    p->cpu_slab_offset = xcalloc(l + 1, sizeof(Bytes));
     plan_weights(p, checkpoint);
     measure_cache(p, task);
     plan_batches(p, task);
@@ -474,8 +474,8 @@ void plan_free(Plan *p) {
 // Does it fit
 // ---------------------------------------------------------------------------------------------------------------
 
-size_t plan_missing(const Plan *p, const size_t capacity[NTIERS]) {
-    size_t missing = 0;
+Bytes plan_missing(const Plan *p, const Bytes capacity[NTIERS]) {
+    Bytes missing = 0;
     for (int t = 0; t < NTIERS; t++) missing += p->total[t] > capacity[t] ? p->total[t] - capacity[t] : 0;
     return missing;
 }
@@ -486,14 +486,14 @@ static const char *smaller_block(const Policy *p) {
 }
 
 /* One digit behind the point, or as many as it takes to tell the two apart. */
-static void print_apart(char needs[32], char has[32], size_t need, size_t have) {
+static void print_apart(char needs[32], char has[32], Bytes need, Bytes have) {
     for (int digits = 1; digits == 1 || !strcmp(needs, has); digits++) {
         snprintf(needs, 32, "%.*f", digits, need / 1048576.0);
         snprintf(has, 32, "%.*f", digits, have / 1048576.0);
     }
 }
 
-int plan_refuse(const Plan *p, const size_t capacity[NTIERS], bool placed, Error *err) {
+int plan_refuse(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error *err) {
     static const char *const flag[NTIERS] = {"--gpu-mem", "--cpu-mem", "--disk-mem"};
     const char *block = smaller_block(&p->policy);
     char needs[32], has[32], remedy[200];
@@ -511,17 +511,17 @@ int plan_refuse(const Plan *p, const size_t capacity[NTIERS], bool placed, Error
     return 0;
 }
 
-int plan_fits(const Plan *p, const size_t capacity[NTIERS], Error *err) { return plan_refuse(p, capacity, true, err); }
+int plan_fits(const Plan *p, const Bytes capacity[NTIERS], Error *err) { return plan_refuse(p, capacity, true, err); }
 
-int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
+int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const Bytes capacity[NTIERS],
                Error *err) {
     const int most = policy->workspaces ? policy->workspaces : WORKSPACES;
-    size_t least = SIZE_MAX;
+    Bytes least = UINT64_MAX;
     for (policy->workspaces = most; policy->workspaces >= LEAST_WORKSPACES; policy->workspaces--)
         for (int home = TIER_GPU; home < NTIERS; home++) {
             policy->table_home = (Tier)home;
             Plan *p = plan_make(checkpoint, policy, task, act_type, err);
-            const size_t missing = p ? plan_missing(p, capacity) : least;
+            const Bytes missing = p ? plan_missing(p, capacity) : least;
             if (missing < least) least = missing, plan_fits(p, capacity, err);
             plan_free(p);
             if (!missing) return 0;
@@ -531,7 +531,7 @@ int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, T
 }
 
 void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
-                const size_t capacity[NTIERS]) {
+                const Bytes capacity[NTIERS]) {
     Error none;
     if (policy->piece_rows) return;
     for (policy->piece_rows = LARGE_PIECE_ROWS; policy->piece_rows > PIECE_ROWS; policy->piece_rows /= 2) {

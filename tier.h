@@ -53,14 +53,14 @@ typedef struct {
     const char *name, *remedy; /* "KV cache", "--percent (third number), ..." */
     Type type;
     int rows, cols, slots;
-    size_t offset, bytes; /* offset SIZE_MAX: it rests in the checkpoint */
+    Bytes offset, bytes; /* offset UINT64_MAX: it rests in the checkpoint */
     int cell, cells;      /* the first of its cells; cells of a slot */
 } Region;
 
 /* Where a tensor lies while its layer is computed: in its GPU home, or at an offset of the layer's staging slot. */
 typedef struct {
     Tensor home;        /* tier DISK: in the checkpoint (or the offload file for a dummy) */
-    size_t slab_offset; /* in the slot, when home is not the GPU */
+    Bytes slab_offset; /* in the slot, when home is not the GPU */
 } WeightPlace;
 
 /* The work of all sweeps of one kind if no sequence stops early, as sums over these sweeps. */
@@ -79,18 +79,18 @@ struct Plan {
     Type act_type;
     Region region[NREGIONS][NTIERS];
     int ncells;                 /* of all regions */
-    size_t total[NTIERS];       /* bytes of each tier; on disk, the checkpoint's share included */
-    size_t offload_bytes;       /* of the disk's total: the offload file */
+    Bytes total[NTIERS];       /* bytes of each tier; on disk, the checkpoint's share included */
+    Bytes offload_bytes;       /* of the disk's total: the offload file */
     double achieved[3][NTIERS]; /* weights, cache, activations: the fractions that result */
 
     WeightPlace (*weight)[NROLES]; /* [l] */
     Role (*slab_order)[NROLES];    /* [l] how a layer's tensors lie in its slab: q, k, v, then as in the checkpoint */
     WeightPlace global[NGLOBALS];  /* the head streams as layer l when it is not on the GPU */
     Global head;                   /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
-    size_t *cpu_slab, *disk_slab;  /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
-    size_t *cpu_slab_offset;       /* [l + 1] in the CPU's RESTING_WEIGHTS; the head's in its EMBEDDINGS */
-    size_t slot_bytes[2];          /* of the two staging slots on the GPU, which streaming layers take in turn */
-    size_t disk_slot_bytes[2];     /* of the disk's two staging slots on the CPU tier */
+    Bytes *cpu_slab, *disk_slab;  /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
+    Bytes *cpu_slab_offset;       /* [l + 1] in the CPU's RESTING_WEIGHTS; the head's in its EMBEDDINGS */
+    Bytes slot_bytes[2];          /* of the two staging slots on the GPU, which streaming layers take in turn */
+    Bytes disk_slot_bytes[2];     /* of the disk's two staging slots on the CPU tier */
 
     int batches;      /* GPU batches in flight, of all flights; with the diagonal schedule each has one more, through which
                          topups enter */
@@ -103,7 +103,7 @@ struct Plan {
     int pieces;                /* of a batch, at most */
     int last_rows, head_chunk; /* rows of a batch that the head needs; rows that become logits at a time */
     int off_rows, off_seqs;    /* largest share of a batch whose KV is not on the GPU: rows, sequences */
-    size_t kv_row;             /* bytes of a token's K (or V) in a page */
+    Bytes kv_row;             /* bytes of a token's K (or V) in a page */
     int npages[NTIERS];        /* KV pages of each tier's pool, for each flight */
     int staged_pages[2];       /* pages of one staging slot: on the GPU; on the CPU, for the disk */
     int nws, turns;            /* rotating workspaces: of batches (x), of pieces (q, k and v, the result of attention) */
@@ -112,8 +112,8 @@ struct Plan {
     int max_act_rows[NTIERS];
     bool need_x;                /* some batch has activations off the GPU: workspaces hold x */
     int packed_rows;            /* batches of at most so many rows take packed weights as they lie */
-    size_t unpacked_bytes;      /* of UNPACKED_WEIGHTS; 0: none */
-    size_t unpacked_at[NROLES]; /* where each matrix begins there */
+    Bytes unpacked_bytes;      /* of UNPACKED_WEIGHTS; 0: none */
+    Bytes unpacked_at[NROLES]; /* where each matrix begins there */
     int table_ints;             /* of one batch's index tables */
     int most_chosen;            /* sparse attention: the most tokens that a query and head choose */
 };
@@ -129,7 +129,7 @@ typedef struct {
 /* Rows first .. first+rows-1 of slot `slot` (modulo their number) of a region. */
 Tensor plan_view(const Plan *plan, RegionId id, Tier tier, long slot, int first, int rows);
 /* n numbers of a type, from byte `at` of a slot on, as a matrix of one row. */
-Tensor plan_bytes(const Plan *plan, RegionId id, Tier tier, long slot, size_t at, Type type, int n);
+Tensor plan_bytes(const Plan *plan, RegionId id, Tier tier, long slot, Bytes at, Type type, int n);
 
 /* The first npages pages of layer j in a tier's page pool, as a batch uses them; and a staging slot laid out as a pool of
  * one layer. pages, len: the batch's index tables. */
@@ -144,24 +144,24 @@ void plan_batches(Plan *plan, const Task *task);
 Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type, Error *err);
 void plan_free(Plan *plan);
 /* Bytes of a layer's weights as they rest and move: F16, or packed. */
-size_t plan_layer_bytes(const Plan *plan);
+Bytes plan_layer_bytes(const Plan *plan);
 /* Whether the disk's share of the layers is a copy in the offload file; if not, it is the checkpoint itself. */
 bool copied_to_disk(const Plan *plan, const Checkpoint *checkpoint);
 /* -1 and err (EXIT_USAGE) when a tier's total exceeds its capacity; err names the tier, what it needs and has, its largest
  * region, and the flag that shrinks it. */
-int plan_fits(const Plan *plan, const size_t capacity[NTIERS], Error *err);
+int plan_fits(const Plan *plan, const Bytes capacity[NTIERS], Error *err);
 /* The same; if not placed, nobody has given the shares, and changing them is no advice. */
-int plan_refuse(const Plan *plan, const size_t capacity[NTIERS], bool placed, Error *err);
+int plan_refuse(const Plan *plan, const Bytes capacity[NTIERS], bool placed, Error *err);
 /* By how many bytes the tiers exceed their capacities; 0: the plan fits. */
-size_t plan_missing(const Plan *plan, const size_t capacity[NTIERS]);
+Bytes plan_missing(const Plan *plan, const Bytes capacity[NTIERS]);
 /* Sets policy->workspaces as large (no larger than it is, if it is set) and policy->table_home as high as the plan has room
  * for, the former first; -1 and err (of the plan that misses the least) where none fits. */
-int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const size_t capacity[NTIERS],
+int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const Bytes capacity[NTIERS],
                Error *err);
 /* Sets policy->piece_rows, if it is not set, to the most up to LARGE_PIECE_ROWS for which the plan has room; 0: it has none
  * for more than there are anyway. */
 void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
-                const size_t capacity[NTIERS]);
+                const Bytes capacity[NTIERS]);
 /* Page indices of one tier's pool: the lowest free one first, so that pages taken together lie together. */
 typedef struct {
     uint64_t *free; /* one bit for each page */

@@ -18,10 +18,13 @@
 #define HOST_AND_GPU
 #endif
 
+/* Counts of bytes of tiers, plans and machines: they may be larger than what this machine can address. */
+typedef uint64_t Bytes;
+
 HOST_AND_GPU static inline int imin(int a, int b) { return a < b ? a : b; }
 HOST_AND_GPU static inline int imax(int a, int b) { return a > b ? a : b; }
-static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
-static inline size_t size_less(size_t a, size_t b) { return a > b ? a - b : 0; }
+static inline Bytes size_min(Bytes a, Bytes b) { return a < b ? a : b; }
+static inline Bytes size_less(Bytes a, Bytes b) { return a > b ? a - b : 0; }
 
 /* The ending of a noun behind a count: "1 token", "2 tokens". */
 static inline const char *plural(double n) { return n == 1 ? "" : "s"; }

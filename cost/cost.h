@@ -29,10 +29,10 @@ int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, siz
  * minute, and writes to progress (may be NULL) what it is measuring. If that disk cannot be written to, the rest is
  * measured, with a line that says so on progress or standard error; then the disk has room for nothing and is very slow. */
 int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
-                    const size_t capacity[NTIERS], FILE *progress, Error *err);
+                    const Bytes capacity[NTIERS], FILE *progress, Error *err);
 /* The same, but read from the file that an earlier call has kept; without such a file, measured and kept. */
 int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
-                    const size_t capacity[NTIERS], FILE *progress, Error *err);
+                    const Bytes capacity[NTIERS], FILE *progress, Error *err);
 /* That file: hardware-KEY.json in flexgen/ of XDG_CACHE_HOME or ~/.cache. KEY stands for all that the rates depend on: the
  * model's shapes, rows, tokens, cold memory, processor, threads and kernels, GPU, the disk of offload_dir, the profile's
  * version; not the capacities.
@@ -96,7 +96,7 @@ struct Search {
     Cluster cluster; /* checkpoint is the part of one of its machines */
     bool one_block;  /* the task has as many prompts as may be in flight; a policy is judged by one block for each flight */
     Type act_type;   /* of the device */
-    size_t capacity[NTIERS];
+    Bytes capacity[NTIERS];
     Policy given;  /* overlap and page_tokens are used as they are; the rest only where it is fixed */
     bool fixed[6]; /* which of wg wc cg cc hg hc are given */
     bool fixed_flights, fixed_gbs, fixed_batches, fixed_schedule, fixed_attention;

@@ -507,7 +507,7 @@ static void whole_tier(Plan *plan, Tier tier, size_t bytes) {
 }
 
 /* The same on both upper tiers. */
-static void plan_profile(Profile *p, const char *offload_dir, const size_t capacity[NTIERS]) {
+static void plan_profile(Profile *p, const char *offload_dir, const Bytes capacity[NTIERS]) {
     const size_t bytes = lay_out_tier(p);
     for (int t = TIER_GPU; t <= TIER_CPU; t++) {
         whole_tier(&p->plan, t, bytes);
@@ -592,7 +592,7 @@ static void name_machine(char *name, size_t size, const Gpu *gpu, int threads) {
         snprintf(name, size, "%s, %d thread%s, host device", cpu, threads, plural(threads));
 }
 
-static void set_capacities(Hardware *h, const size_t capacity[NTIERS]) {
+static void set_capacities(Hardware *h, const Bytes capacity[NTIERS]) {
     for (int t = 0; t < NTIERS; t++) h->mem[t] = fmin(fmax((double)capacity[t], 1), 1e18);
 }
 
@@ -616,7 +616,7 @@ static int measure_all(Hardware *h, Profile *p) {
 
 /* As profile_measure, at this size; size->disk 0: without a disk. */
 static int measure_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
-                           const size_t capacity[NTIERS], FILE *progress, Error *err) {
+                           const Bytes capacity[NTIERS], FILE *progress, Error *err) {
     Profile *p = xcalloc(1, sizeof *p);
     Hardware measured = {.name = ""};
     threads = host_set_threads(threads);
@@ -637,7 +637,7 @@ static int measure_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu
 }
 
 int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
-                    const size_t capacity[NTIERS], FILE *progress, Error *err) {
+                    const Bytes capacity[NTIERS], FILE *progress, Error *err) {
     ProfileSize without = *size;
     Error fault;
     without.disk = 0;
@@ -747,7 +747,7 @@ void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *
 }
 
 int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
-                    const size_t capacity[NTIERS], FILE *progress, Error *err) {
+                    const Bytes capacity[NTIERS], FILE *progress, Error *err) {
     char path[4100];
     Error damaged;
     profile_path(path, sizeof path, size, gpu, offload_dir, threads);

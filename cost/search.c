@@ -411,11 +411,11 @@ int policy_predict(Found *found, const Search *search, Error *err) {
 
 /* Whether the plan of search->given fits. Of those that do not err has the one that misses least, so far `missing` bytes.
  */
-static bool fits_at_all(const Search *s, size_t *missing, Error *err) {
+static bool fits_at_all(const Search *s, Bytes *missing, Error *err) {
     Plan *plan = plan_for(s, &s->given, err);
     bool placed = false;
     for (int i = 0; i < 6; i++) placed = placed || s->fixed[i];
-    const size_t misses = plan ? plan_missing(plan, s->capacity) : *missing;
+    const Bytes misses = plan ? plan_missing(plan, s->capacity) : *missing;
     if (misses && misses < *missing) *missing = misses, plan_refuse(plan, s->capacity, placed, err);
     plan_free(plan);
     return !misses;
@@ -428,7 +428,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
     Search least = *s;
     Policy *p = &least.given;
     double *share[6] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc}, quickest = INFINITY;
-    size_t missing = SIZE_MAX;
+    Bytes missing = UINT64_MAX;
     if (!s->fixed_gbs) p->gbs = 1;
     if (!s->fixed_batches) p->num_gpu_batches = 1;
     allow(&p->weight_quant, s), allow(&p->cache_quant, s);

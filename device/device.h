@@ -160,8 +160,8 @@ Op *op_send(Op *op, Tensor x);
 // ---------------------------------------------------------------------------------------------------------------
 
 typedef struct {
-    size_t moved[NKINDS]; /* bytes, by what they were */
-    size_t read[2];       /* bytes of K, of V that attention to the cache has read */
+    Bytes moved[NKINDS]; /* bytes, by what they were */
+    Bytes read[2];       /* bytes of K, of V that attention to the cache has read */
     double busy_s;    /* seconds of work; waiting for a slowed link counts, waiting for events does not. A GPU's lanes have
                          them only where its marks have times: in a trace, and where sweeps mix prompts with new tokens */
     double prefill_s; /* of these, for batches in prefill */
@@ -183,21 +183,21 @@ const Tensor *op_lengths(const Op *op);
  * stands for, where the CPU can read it. */
 long op_tokens(const Op *op, const int32_t *len);
 /* Adds the bytes that an op moves and reads to the counters of its lane, and returns those it moves. len as above. */
-size_t op_count(LaneCount *count, const Op *op, const int32_t *len);
+Bytes op_count(LaneCount *count, const Op *op, const int32_t *len);
 
 /* How far views have reached into each region of a plan: measured peaks. Not thread safe. */
 typedef struct {
     Region region[NREGIONS][NTIERS];
-    size_t high[NREGIONS][NTIERS]; /* bytes of each region touched so far, from its beginning */
+    Bytes high[NREGIONS][NTIERS]; /* bytes of each region touched so far, from its beginning */
 } Reach;
 /* Nothing is touched yet except what rests in the checkpoint, with which peak begins. */
-void reach_open(Reach *reach, size_t peak[NTIERS], const Plan *plan);
+void reach_open(Reach *reach, Bytes peak[NTIERS], const Plan *plan);
 /* Raises the peak by what a view reaches further than those before it. Aborts when it lies outside its region. Views of the
  * checkpoint do not count. */
-void reach_note(Reach *reach, size_t peak[NTIERS], Tensor view);
+void reach_note(Reach *reach, Bytes peak[NTIERS], Tensor view);
 
 /* The same of all views of an op. */
-void reach_op(Reach *reach, size_t peak[NTIERS], const Op *op);
+void reach_op(Reach *reach, Bytes peak[NTIERS], const Op *op);
 
 /* One call of Figure 4 as it ran on one lane: ops of the same call that follow each other at once are one slice. Seconds of
  * Device.now. */
@@ -207,7 +207,7 @@ typedef struct {
     bool prefill, prefill_sweep, delegated;
     int i, j, k, batch;
     double begin, end;
-    size_t bytes; /* moved; 0 for arithmetic */
+    Bytes bytes; /* moved; 0 for arithmetic */
 } Slice;
 
 /* A part of Table 4 in one phase: the seconds in which its lanes were busy, and in how many of them a processor was too. */
@@ -254,7 +254,7 @@ typedef struct Gpu Gpu;
 struct Device {
     const char *name;
     Type act_type;       /* of activations: F32 on the host */
-    size_t peak[NTIERS]; /* bytes of each tier in use: how far ops have reached into its regions */
+    Bytes peak[NTIERS]; /* bytes of each tier in use: how far ops have reached into its regions */
     LaneCount count[NLANES];
     Error notice;           /* text: what its user should know, such as memory that could not be pinned; mostly empty */
     Trace *trace;           /* where finished ops are noted; NULL: nowhere. Set before the first op */
@@ -636,7 +636,7 @@ void world_close(World *world); /* and the sims */
 // ---------------------------------------------------------------------------------------------------------------
 
 /* The slice of an op that has run from begin to end. */
-static inline Slice slice_of(const Op *op, size_t bytes, double begin, double end) {
+static inline Slice slice_of(const Op *op, Bytes bytes, double begin, double end) {
     Slice s = {op->lane, op->kind, op->prefill, op->prefill_sweep, op->delegated, op->i, op->j, op->k, op->batch,
                begin,    end,      bytes};
     return s;

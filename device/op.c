@@ -41,12 +41,12 @@ const OpInfo op_info[NCODES] = {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Bytes of a token's K, or V, in a page. */
-static size_t row_bytes(Tensor pages) { return pages.cols * type_bytes(pages.type); }
+static Bytes row_bytes(Tensor pages) { return pages.cols * type_bytes(pages.type); }
 
 Op *op_copy(Op *op, const Move *moves, int n) {
     for (int i = 0; i < n; i++) {
         const Move *m = &moves[i];
-        CHECK((size_t)m->dst.rows * m->dst.cols == (size_t)m->src.rows * m->src.cols);
+        CHECK((Bytes)m->dst.rows * m->dst.cols == (Bytes)m->src.rows * m->src.cols);
         CHECK(m->dst.type == m->src.type || (m->src.file && m->dst.type == F16));
     }
     op->code = OP_COPY, op->moves = moves, op->nmoves = n;
@@ -200,15 +200,15 @@ long op_tokens(const Op *op, const int32_t *len) {
     return tokens;
 }
 
-size_t op_count(LaneCount *count, const Op *op, const int32_t *len) {
+Bytes op_count(LaneCount *count, const Op *op, const int32_t *len) {
     const Channel channel = lane_channel[op->lane];
-    size_t moved = 0;
+    Bytes moved = 0;
     switch (op->code) {
         case OP_COPY:
             for (int i = 0; i < op->nmoves; i++) moved += tensor_bytes(op->moves[i].src);
             break;
         case OP_EMBED: /* rows read from disk have crossed a link */
-            if (channel == DTOC) moved = (size_t)op->embed.y.rows * op->embed.y.cols * type_bytes(op->embed.table.type);
+            if (channel == DTOC) moved = (Bytes)op->embed.y.rows * op->embed.y.cols * type_bytes(op->embed.table.type);
             break;
         case OP_APPEND:
             if (channel == CTOD) moved = tensor_bytes(op->append.kv);
@@ -237,7 +237,7 @@ size_t op_count(LaneCount *count, const Op *op, const int32_t *len) {
     return moved;
 }
 
-void reach_open(Reach *reach, size_t peak[NTIERS], const Plan *plan) {
+void reach_open(Reach *reach, Bytes peak[NTIERS], const Plan *plan) {
     memset(reach->high, 0, sizeof reach->high);
     memcpy(reach->region, plan->region, sizeof reach->region);
     memset(peak, 0, NTIERS * sizeof *peak);
@@ -246,18 +246,18 @@ void reach_open(Reach *reach, size_t peak[NTIERS], const Plan *plan) {
             if (plan->region[id][t].offset == SIZE_MAX) peak[t] += plan->region[id][t].bytes;
 }
 
-void reach_note(Reach *reach, size_t peak[NTIERS], Tensor view) {
-    size_t span = tensor_span(view);
+void reach_note(Reach *reach, Bytes peak[NTIERS], Tensor view) {
+    Bytes span = tensor_span(view);
     if (!span || view.file) return;
     CHECK(view.region < NREGIONS && view.tier < NTIERS);
     const Region *region = &reach->region[view.region][view.tier];
-    size_t *high = &reach->high[view.region][view.tier];
+    Bytes *high = &reach->high[view.region][view.tier];
     CHECK(view.offset >= region->offset && view.offset - region->offset + span <= region->bytes);
-    size_t end = whole_lines(view.offset - region->offset + span);
+    Bytes end = whole_lines(view.offset - region->offset + span);
     if (end > *high) peak[view.tier] += end - *high, *high = end;
 }
 
-void reach_op(Reach *reach, size_t peak[NTIERS], const Op *op) {
+void reach_op(Reach *reach, Bytes peak[NTIERS], const Op *op) {
     Use use;
     for (int n = 0; n < op_nviews(op); n++) {
         const Tensor *view = op_view(op, n, &use);

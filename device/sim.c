@@ -154,7 +154,7 @@ static double moving(const Sim *d, const Op *op, double bytes) {
 /* An index table; the GPU's is the CPU's. */
 static int32_t *indices(Sim *d, Tensor t) {
     CHECK(t.tier != TIER_DISK && t.type == I32 && t.offset >= d->tables_at[t.tier]);
-    size_t at = t.offset - d->tables_at[t.tier];
+    Bytes at = t.offset - d->tables_at[t.tier];
     CHECK(at + tensor_span(t) <= d->tables_bytes);
     return (int32_t *)(d->tables + at);
 }
@@ -187,7 +187,7 @@ static double multiplying(const Sim *d, const Op *op) {
 }
 
 /* What an op takes. moved: what it moves. */
-static double op_seconds(Sim *d, const Op *op, size_t moved, const int32_t *len) {
+static double op_seconds(Sim *d, const Op *op, Bytes moved, const int32_t *len) {
     switch (op->code) {
         case OP_COPY:
         case OP_FETCH:
@@ -233,7 +233,7 @@ static Event sim_post(Device *base, const Op *op) {
     const int32_t *len = lengths ? indices(d, *lengths) : NULL;
     for (int n = 0; n < op->nafter; n++) CHECK(op->after[n].seq <= d->lane[op->after[n].lane].posted);
     reach_op(&d->reach, base->peak, op);
-    const size_t moved = op_count(&base->count[op->lane], op, len);
+    const Bytes moved = op_count(&base->count[op->lane], op, len);
     const double work = op_seconds(d, op, moved, len) + d->hardware.op_s;
     if (lane->posted - lane->done == lane->capacity) grow_ring(lane);
     SimOp *job = &lane->ring[lane->posted % lane->capacity];
@@ -249,7 +249,7 @@ static Event sim_post(Device *base, const Op *op) {
 
 static void *sim_host(Device *base, Tensor t) {
     Sim *d = (Sim *)base;
-    size_t at = d->tables_at[TIER_CPU];
+    Bytes at = d->tables_at[TIER_CPU];
     reach_note(&d->reach, base->peak, t);
     return t.tier == TIER_CPU && t.offset >= at && t.offset < at + d->tables_bytes ? indices(d, t) : NULL;
 }

@@ -28,7 +28,7 @@ typedef struct {
 typedef struct {
     struct {
         double at;
-        size_t size;
+        Bytes size;
     } * letter;
     int n, taken;
 } Inbox;
@@ -41,13 +41,13 @@ typedef struct Sim {
     double ends;  /* of the active ops the first ends after so many seconds more, at full speed or beside the others */
     uint64_t nposted;
     uint8_t *tables;     /* index tables of the CPU tier */
-    size_t tables_at[2]; /* where they lie on GPU and CPU: mirrors of each other */
-    size_t tables_bytes;
+    Bytes tables_at[2]; /* where they lie on GPU and CPU: mirrors of each other */
+    Bytes tables_bytes;
     Reach reach;
 
     /* of a stage of a pipeline, world.c's: */
     World *world;                             /* NULL: this machine is alone */
-    void (*sent)(struct Sim *, size_t bytes); /* an op on SEND has ended */
+    void (*sent)(struct Sim *, Bytes bytes); /* an op on SEND has ended */
     double bytes_s;                           /* of its wire */
     Net net;
     Inbox inbox[NET_TOKENS + 1]; /* hidden states from the stage before, tokens from the last */
@@ -67,7 +67,7 @@ static inline bool happened(const Sim *d, Event e) { return d->lane[e.lane].done
 static inline bool has_come(const Sim *d, const Inbox *box) {
     return box->taken < box->n && box->letter[box->taken].at <= d->clock * (1 + ROUNDING_OF_CLOCKS);
 }
-static inline void take_letter(Inbox *box, size_t size) { CHECK(box->letter[box->taken++].size == size); }
+static inline void take_letter(Inbox *box, Bytes size) { CHECK(box->letter[box->taken++].size == size); }
 
 /* Begins what can begin, and looks when something will happen next (next, ends); INFINITY: nothing by itself. */
 void sim_look_ahead(Sim *sim);

@@ -9,6 +9,7 @@
  * are over and keeps their sums, so that a run of any length is added up whole. For the file it has also what each sweep
  * holds, KV pages and sequences, as counters. A trace that is all zeros is empty and ready. Read next: gpu.c, how a GPU is
  * found. scripts/plot_trace.py draws the file. */
+#include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 
@@ -118,7 +119,7 @@ static void write_slice(const Slice *s, int pid, double first, int entered, FILE
     fprintf(out, ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,", trace_call(s),
             channel_name[lane_channel[s->lane]], pid, s->lane);
     fprintf(out, "\"ts\":%lld.%03lld,\"dur\":%lld.%03lld,", begin / 1000, begin % 1000, took / 1000, took % 1000);
-    fprintf(out, "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"batch\":%d,\"token\":%d,\"bytes\":%zu,\"phase\":\"%s\"}}", s->i,
+    fprintf(out, "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"batch\":%d,\"token\":%d,\"bytes\":%" PRIu64 ",\"phase\":\"%s\"}}", s->i,
             s->j, s->k, s->batch, s->i - entered, s->bytes, s->prefill ? "prefill" : "decode");
 }
 

@@ -20,7 +20,7 @@ struct World {
 };
 
 /* A message of a stage that has left at `leaves`. */
-static void deliver(Sim *from, int to, NetKind kind, size_t size, double leaves) {
+static void deliver(Sim *from, int to, NetKind kind, Bytes size, double leaves) {
     Sim *d = from->world->sim[to];
     Inbox *box = &d->inbox[kind];
     if (!(box->n & (box->n - 1))) box->letter = xrealloc(box->letter, imax(1, 2 * box->n), sizeof *box->letter);
@@ -29,7 +29,7 @@ static void deliver(Sim *from, int to, NetKind kind, size_t size, double leaves)
     box->letter[box->n++].size = size;
 }
 
-static void deliver_states(Sim *from, size_t bytes) { deliver(from, from->net.stage + 1, NET_STATES, bytes, from->clock); }
+static void deliver_states(Sim *from, Bytes bytes) { deliver(from, from->net.stage + 1, NET_STATES, bytes, from->clock); }
 
 /* To the next moment at which something happens, or several things together. All threads wait. */
 static void step(World *w) {
@@ -52,7 +52,7 @@ static void step(World *w) {
 }
 
 /* The stage's thread waits: for a message, which it takes, or with box NULL for an event. */
-static int wait_in_world(Sim *d, Event e, Inbox *box, size_t size, Error *err) {
+static int wait_in_world(Sim *d, Event e, Inbox *box, Bytes size, Error *err) {
     World *w = d->world;
     pthread_mutex_lock(&w->lock);
     d->waits = box ? !has_come(d, box) : !happened(d, e);

@@ -507,7 +507,7 @@ void checkpoint_close(Checkpoint *checkpoint) {
 /* The tensors lie one behind the other in one imagined file. */
 Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
     Checkpoint *c = checkpoint_new(config);
-    size_t end = 0;
+    Bytes end = 0;
     int rows, cols;
     c->dummy = true;
     c->seed = seed;

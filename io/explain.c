@@ -51,7 +51,7 @@ static bool solve_with_more(Solved *s, const Question *q, int what) {
     Search search = *q->search;
     Hardware h = *search.hardware;
     search.hardware = &h;
-    if (what < NTIERS) h.mem[what] += GB, search.capacity[what] += (size_t)GB;
+    if (what < NTIERS) h.mem[what] += GB, search.capacity[what] += (Bytes)GB;
     for (int phase = 0; what >= NTIERS && phase < 2; phase++) h.bdw[what - NTIERS][phase] += GB;
     return solve(s, &(Question){&search, q->policy, q->block});
 }

@@ -174,7 +174,7 @@ static int set_size(Options *o, const Flag *flag, char **v, Error *err) {
     double value = with_unit(v[0], &end, 1024);
     if (*end || !(value >= 0 && value < 1e18))
         return fail(err, EXIT_USAGE, "%s %.60s: expected a size such as 16G, 512M or 4096", flag->name, v[0]);
-    *(size_t *)field(o, flag) = (size_t)value;
+    *(Bytes *)field(o, flag) = (Bytes)value;
     return 0;
 }
 
@@ -520,7 +520,7 @@ int flags_check(const Options *o, Command command, Error *err) {
     if (o->device && !sim && !host && !device_is(o, "cuda"))
         return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
     if (check_rules(rules, sizeof rules / sizeof *rules, err) || check_files(o, err)) return -1;
-    if ((long)o->policy.gbs * o->policy.num_gpu_batches > MAX_GBS)
+    if ((double)o->policy.gbs * o->policy.num_gpu_batches > MAX_GBS)
         return fail(err, EXIT_USAGE, "--gpu-batch-size %d x --num-gpu-batches %d: expected a block of at most %d sequences",
                     o->policy.gbs, o->policy.num_gpu_batches, MAX_GBS);
     return 0;

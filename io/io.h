@@ -119,7 +119,7 @@ typedef struct {
  * output must be new or empty. progress may be NULL. -1 and err for what checkpoint_open, checkpoint_packs or
  * checkpoint_pack refuse, for a checkpoint that is packed already or an output that exists (both EXIT_USAGE), and for a
  * full disk; then nothing is left behind. A killed program leaves OUTPUT.tmp-PID, which the next one clears away. */
-int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Quant quant, size_t shard_bytes, int threads,
+int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Quant quant, Bytes shard_bytes, int threads,
                         FILE *progress, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ typedef struct {
 int stages_split(Stages *stages, const Checkpoint *whole, int m, const Texts *given, Error *err);
 /* Their plans, each with the token table where there is room. -1 and err, which names the first stage that has too little.
  */
-int stages_plan(Stages *stages, const Policy *policy, const Task *task, Type act_type, const size_t capacity[NTIERS],
+int stages_plan(Stages *stages, const Policy *policy, const Task *task, Type act_type, const Bytes capacity[NTIERS],
                 Error *err);
 /* Their devices, with wires of so many bytes/s and a delay between them (device.h). */
 void stages_open(Stages *stages, const Hardware *hardware, double bytes_s, double delay_s);
@@ -382,11 +382,11 @@ struct Options {
     bool resume, overwrite, strict;
     bool verbose, help;
     Sampling sampling;
-    size_t capacity[NTIERS]; /* FROM_MACHINE: not given */
+    Bytes capacity[NTIERS]; /* FROM_MACHINE: not given */
     double link[NCHANNELS];  /* bytes/s; 0: not slowed */
     bool links;              /* some link is */
 };
-#define FROM_MACHINE SIZE_MAX
+#define FROM_MACHINE UINT64_MAX
 
 Options options_default(void);
 /* The command of that name; -1 and err (EXIT_USAGE) if there is none. */
@@ -406,7 +406,7 @@ bool device_is(const Options *options, const char *name);
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Prints the plan; with peak, after a run, only the totals with the measured peaks beside them. */
-void plan_print(FILE *out, const Plan *plan, const size_t capacity[NTIERS], const size_t *peak);
+void plan_print(FILE *out, const Plan *plan, const Bytes capacity[NTIERS], const Bytes *peak);
 /* One run of a command: what it was asked, what it opened, where it runs, how it went. */
 typedef struct {
     Options *options;

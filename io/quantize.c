@@ -68,7 +68,7 @@ static void add_item(Copy *copy, const Part *part) {
 
 /* The items from `first` on stay together: in the shard at hand, of *size bytes so far, or where that grows too large in
  * the next. */
-static void add_to_shard(Copy *copy, size_t *size, int first, size_t shard_bytes) {
+static void add_to_shard(Copy *copy, size_t *size, int first, Bytes shard_bytes) {
     size_t bytes = 0;
     for (int i = first; i < copy->nitems; i++) bytes += copy->items[i].bytes;
     if (copy->nshards == 0 || *size + bytes > shard_bytes) copy->nshards++, *size = 0;
@@ -88,7 +88,7 @@ static int compare_items(const void *a, const void *b) {
     return x->order - y->order;
 }
 
-static void lay_out(Copy *copy, size_t shard_bytes) {
+static void lay_out(Copy *copy, Bytes shard_bytes) {
     const Checkpoint *c = copy->checkpoint;
     const int count = part_count(&c->config);
     size_t size = 0, begin = 0;
@@ -360,7 +360,7 @@ static void sum_up(CopyStats *stats, const Copy *copy) {
     stats->packed_bits = 8.0 * bytes[1] / numbers[1];
 }
 
-int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Quant quant, size_t shard_bytes, int threads,
+int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Quant quant, Bytes shard_bytes, int threads,
                         FILE *progress, Error *err) {
     Checkpoint *checkpoint = checkpoint_open(dir, err);
     if (!checkpoint) return -1;

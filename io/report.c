@@ -20,7 +20,7 @@ static const double MIB = 1048576, GIB = 1073741824;
 static void print_regions(FILE *out, const Plan *p) {
     const Region *all = &p->region[0][0];
     for (int i = 0; i < NREGIONS * NTIERS; i++) {
-        size_t bytes[NTIERS] = {0};
+        Bytes bytes[NTIERS] = {0};
         bool first = all[i].bytes > 0;
         for (int e = 0; e < NREGIONS * NTIERS && first; e++) {
             if (!all[e].bytes || strcmp(all[e].name, all[i].name) != 0) continue;
@@ -35,20 +35,20 @@ static void print_regions(FILE *out, const Plan *p) {
     }
 }
 
-void plan_print(FILE *out, const Plan *p, const size_t capacity[NTIERS], const size_t *peak) {
+void plan_print(FILE *out, const Plan *p, const Bytes capacity[NTIERS], const Bytes *peak) {
     static const char *const what[] = {"weights", "KV cache", "activations"};
     fprintf(out, "%-34s %12s %12s %12s\n", peak ? "plan and peak (MiB)" : "plan (MiB)", "GPU", "CPU", "disk");
     if (!peak) print_regions(out, p);
-    const size_t *rows[] = {p->total, capacity, peak};
+    const Bytes *rows[] = {p->total, capacity, peak};
     static const char *const row_name[] = {"planned", "capacity", "measured peak"};
     for (int r = 0; r < 3; r++)
         if (rows[r])
             fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0, rows[r][1] / 1048576.0,
                     rows[r][2] / 1048576.0);
     const int batches = p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * flight_count(&p->policy);
-    size_t kv = 0;
+    Bytes kv = 0;
     for (int t = 0; t < NTIERS; t++)
-        kv += (size_t)flight_count(&p->policy) * p->npages[t] * p->policy.page_tokens * p->kv_row * 2 * p->config.l;
+        kv += (Bytes)flight_count(&p->policy) * p->npages[t] * p->policy.page_tokens * p->kv_row * 2 * p->config.l;
     if (!peak)
         fprintf(out, "  %s, %d batch%s in flight, %ld sweep%s; KV cache %.2f MiB, by A.2.1's estimate %.2f\n",
                 schedule_name[p->policy.schedule], batches, batches == 1 ? "" : "es", p->sweeps, plural(p->sweeps),
@@ -297,7 +297,7 @@ void print_prediction(const TaskRun *run, const Task *task) {
 }
 
 /* The tiers that are this process's memory. */
-static size_t tiers_in_process(const TaskRun *run, const size_t bytes[NTIERS]) {
+static Bytes tiers_in_process(const TaskRun *run, const Bytes bytes[NTIERS]) {
     return (run->gpu ? 0 : bytes[TIER_GPU]) + bytes[TIER_CPU];
 }
 
@@ -436,7 +436,7 @@ static void report_stages(Report *r, const Stages *all) {
     for (int s = 0; s < all->n; s++) {
         const Stage *stage = &all->stage[s];
         const LaneCount *count = stage->device->count;
-        const size_t *total = stage->plan->total;
+        const Bytes *total = stage->plan->total;
         int most = 0;
         for (int l = 0; l < NLANES; l++)
             if (count[l].busy_s > count[most].busy_s) most = l;

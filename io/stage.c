@@ -206,7 +206,7 @@ int stages_split(Stages *all, const Checkpoint *whole, int m, const Texts *given
     return 0;
 }
 
-int stages_plan(Stages *all, const Policy *policy, const Task *task, Type act_type, const size_t capacity[NTIERS],
+int stages_plan(Stages *all, const Policy *policy, const Task *task, Type act_type, const Bytes capacity[NTIERS],
                 Error *err) {
     Error why;
     for (int s = 0; s < all->n; s++) {
