@@ -134,7 +134,7 @@ docs: flexgen
 
 # The whole program as WebAssembly, and the page that asks it. cJSON's source, cJSON.c: `apt-get source cjson`.
 WASM := $(BUILD)/wasm
-EMCC := emcc -O3 $(WARN) -Wno-pass-failed -I. -I$(WASM) -MMD -MP
+EMCC := emcc -O3 -msimd128 $(WARN) -Wno-pass-failed -I. -I$(WASM) -MMD -MP
 explore: $(WASM)/flexgen.js
 	@python3 -B scripts/make_explore.py $(WASM)
 $(WASM)/flexgen.js: $(patsubst %.c,$(WASM)/%.o,$(SRC) flexgen.c docs/explore.c) $(WASM)/cJSON.o

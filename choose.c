@@ -58,7 +58,7 @@ enum { HOST_GPU_SHARE = 45, HOST_CPU_SHARE = 40, CPU_SHARE = 80, DISK_SHARE = 90
 static int disk_room(Bytes *room, const TaskRun *run, Error *err) {
     const Options *o = run->options;
     const Bytes others[] = {process_room(run, run->trace_limit), run->gpu ? 0 : o->capacity[TIER_GPU],
-                             o->capacity[TIER_CPU]};
+                            o->capacity[TIER_CPU]};
     Bytes mapped = address_available(NLANES);
     struct statvfs disk;
     if (statvfs(o->offload_dir, &disk))

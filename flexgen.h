@@ -35,7 +35,7 @@ typedef struct {
     Quant quant; /* of U8 */
     Bytes offset;
     int rows, cols;
-    size_t ld;        /* elements from one row to the next, cols when dense */
+    uint64_t ld;      /* elements from one row to the next, cols when dense */
     int region;       /* which region of its tier it lies in */
     int cell, ncells; /* the run of cells by which depend.c orders its users; none where nobody writes */
 } Tensor;
@@ -44,10 +44,10 @@ typedef struct {
 static inline Bytes whole_lines(Bytes bytes) { return (bytes + 63) / 64 * 64; }
 static inline Bytes tensor_bytes(Tensor t) { return (Bytes)t.rows * t.cols * type_bytes(t.type); }
 /* Bytes from the first element of a view to the end of its last. */
-static inline Bytes tensor_span(Tensor t) { return t.rows ? ((Bytes)(t.rows - 1) * t.ld + t.cols) * type_bytes(t.type) : 0; }
+static inline Bytes tensor_span(Tensor t) { return t.rows ? ((t.rows - 1) * t.ld + t.cols) * type_bytes(t.type) : 0; }
 /* Rows first .. first+n-1 of a view. */
 static inline Tensor tensor_rows(Tensor t, int first, int n) {
-    t.offset += (Bytes)first * t.ld * type_bytes(t.type);
+    t.offset += first * t.ld * type_bytes(t.type);
     t.rows = n;
     return t;
 }
@@ -58,7 +58,7 @@ static inline Tensor tensor_row(Tensor t) {
 }
 /* Two dense views that lie one behind the other, as one. */
 static inline Tensor tensor_joined(Tensor a, Tensor b) {
-    CHECK(a.offset + (Bytes)a.rows * a.ld * type_bytes(a.type) == b.offset && a.cols == b.cols);
+    CHECK(a.offset + a.rows * a.ld * type_bytes(a.type) == b.offset && a.cols == b.cols);
     a.rows += b.rows;
     return a;
 }

@@ -54,12 +54,12 @@ typedef struct {
     Type type;
     int rows, cols, slots;
     Bytes offset, bytes; /* offset UINT64_MAX: it rests in the checkpoint */
-    int cell, cells;      /* the first of its cells; cells of a slot */
+    int cell, cells;     /* the first of its cells; cells of a slot */
 } Region;
 
 /* Where a tensor lies while its layer is computed: in its GPU home, or at an offset of the layer's staging slot. */
 typedef struct {
-    Tensor home;        /* tier DISK: in the checkpoint (or the offload file for a dummy) */
+    Tensor home;       /* tier DISK: in the checkpoint (or the offload file for a dummy) */
     Bytes slab_offset; /* in the slot, when home is not the GPU */
 } WeightPlace;
 
@@ -79,18 +79,18 @@ struct Plan {
     Type act_type;
     Region region[NREGIONS][NTIERS];
     int ncells;                 /* of all regions */
-    Bytes total[NTIERS];       /* bytes of each tier; on disk, the checkpoint's share included */
-    Bytes offload_bytes;       /* of the disk's total: the offload file */
+    Bytes total[NTIERS];        /* bytes of each tier; on disk, the checkpoint's share included */
+    Bytes offload_bytes;        /* of the disk's total: the offload file */
     double achieved[3][NTIERS]; /* weights, cache, activations: the fractions that result */
 
     WeightPlace (*weight)[NROLES]; /* [l] */
     Role (*slab_order)[NROLES];    /* [l] how a layer's tensors lie in its slab: q, k, v, then as in the checkpoint */
     WeightPlace global[NGLOBALS];  /* the head streams as layer l when it is not on the GPU */
     Global head;                   /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
-    Bytes *cpu_slab, *disk_slab;  /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
-    Bytes *cpu_slab_offset;       /* [l + 1] in the CPU's RESTING_WEIGHTS; the head's in its EMBEDDINGS */
-    Bytes slot_bytes[2];          /* of the two staging slots on the GPU, which streaming layers take in turn */
-    Bytes disk_slot_bytes[2];     /* of the disk's two staging slots on the CPU tier */
+    Bytes *cpu_slab, *disk_slab;   /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
+    Bytes *cpu_slab_offset;        /* [l + 1] in the CPU's RESTING_WEIGHTS; the head's in its EMBEDDINGS */
+    Bytes slot_bytes[2];           /* of the two staging slots on the GPU, which streaming layers take in turn */
+    Bytes disk_slot_bytes[2];      /* of the disk's two staging slots on the CPU tier */
 
     int batches;      /* GPU batches in flight, of all flights; with the diagonal schedule each has one more, through which
                          topups enter */
@@ -103,19 +103,19 @@ struct Plan {
     int pieces;                /* of a batch, at most */
     int last_rows, head_chunk; /* rows of a batch that the head needs; rows that become logits at a time */
     int off_rows, off_seqs;    /* largest share of a batch whose KV is not on the GPU: rows, sequences */
-    Bytes kv_row;             /* bytes of a token's K (or V) in a page */
+    Bytes kv_row;              /* bytes of a token's K (or V) in a page */
     int npages[NTIERS];        /* KV pages of each tier's pool, for each flight */
     int staged_pages[2];       /* pages of one staging slot: on the GPU; on the CPU, for the disk */
     int nws, turns;            /* rotating workspaces: of batches (x), of pieces (q, k and v, the result of attention) */
     int *act_rows[NTIERS];     /* [batches] rows of activation home of each batch */
     int *act_first[NTIERS];    /* [batches] its first row in the tier's ACTIVATIONS */
     int max_act_rows[NTIERS];
-    bool need_x;                /* some batch has activations off the GPU: workspaces hold x */
-    int packed_rows;            /* batches of at most so many rows take packed weights as they lie */
+    bool need_x;               /* some batch has activations off the GPU: workspaces hold x */
+    int packed_rows;           /* batches of at most so many rows take packed weights as they lie */
     Bytes unpacked_bytes;      /* of UNPACKED_WEIGHTS; 0: none */
     Bytes unpacked_at[NROLES]; /* where each matrix begins there */
-    int table_ints;             /* of one batch's index tables */
-    int most_chosen;            /* sparse attention: the most tokens that a query and head choose */
+    int table_ints;            /* of one batch's index tables */
+    int most_chosen;           /* sparse attention: the most tokens that a query and head choose */
 };
 
 /* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1) views, or packed

@@ -253,7 +253,7 @@ typedef struct Gpu Gpu;
 /* A device: in-order lanes that carry out ops and meet at events. */
 struct Device {
     const char *name;
-    Type act_type;       /* of activations: F32 on the host */
+    Type act_type;      /* of activations: F32 on the host */
     Bytes peak[NTIERS]; /* bytes of each tier in use: how far ops have reached into its regions */
     LaneCount count[NLANES];
     Error notice;           /* text: what its user should know, such as memory that could not be pinned; mostly empty */

@@ -40,15 +40,15 @@ typedef struct Sim {
     double clock; /* seconds */
     double ends;  /* of the active ops the first ends after so many seconds more, at full speed or beside the others */
     uint64_t nposted;
-    uint8_t *tables;     /* index tables of the CPU tier */
+    uint8_t *tables;    /* index tables of the CPU tier */
     Bytes tables_at[2]; /* where they lie on GPU and CPU: mirrors of each other */
     Bytes tables_bytes;
     Reach reach;
 
     /* of a stage of a pipeline, world.c's: */
-    World *world;                             /* NULL: this machine is alone */
+    World *world;                            /* NULL: this machine is alone */
     void (*sent)(struct Sim *, Bytes bytes); /* an op on SEND has ended */
-    double bytes_s;                           /* of its wire */
+    double bytes_s;                          /* of its wire */
     Net net;
     Inbox inbox[NET_TOKENS + 1]; /* hidden states from the stage before, tokens from the last */
     double wire_free;            /* when the last of its posted messages has left */

@@ -119,8 +119,9 @@ static void write_slice(const Slice *s, int pid, double first, int entered, FILE
     fprintf(out, ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,", trace_call(s),
             channel_name[lane_channel[s->lane]], pid, s->lane);
     fprintf(out, "\"ts\":%lld.%03lld,\"dur\":%lld.%03lld,", begin / 1000, begin % 1000, took / 1000, took % 1000);
-    fprintf(out, "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"batch\":%d,\"token\":%d,\"bytes\":%" PRIu64 ",\"phase\":\"%s\"}}", s->i,
-            s->j, s->k, s->batch, s->i - entered, s->bytes, s->prefill ? "prefill" : "decode");
+    fprintf(out, "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"batch\":%d,\"token\":%d,", s->i, s->j, s->k, s->batch,
+            s->i - entered);
+    fprintf(out, "\"bytes\":%" PRIu64 ",\"phase\":\"%s\"}}", s->bytes, s->prefill ? "prefill" : "decode");
 }
 
 /* Two counters: a viewer shows each value until the next one. */

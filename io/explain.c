@@ -228,6 +228,27 @@ static void print_optimum(FILE *out, const Question *q, const Solved *s) {
     fprintf(out, "\n  %-13s %-13s %10s  subject to (*: the row binds)\n", "left side", "right side", "price (s)");
 }
 
+/* What the policy's plan holds, by tier and purpose, in bytes. */
+static void add_regions(cJSON *json, const Search *search, const Policy *policy) {
+    Task task = *search->task;
+    Error ignored; /* the search has planned it */
+    if (search->one_block) task.count = imin(block_size(policy) * flight_count(policy), task.count);
+    Plan *plan = plan_make(search->checkpoint, policy, &task, search->act_type, &ignored);
+    cJSON *regions = cJSON_AddObjectToObject(json, "regions");
+    for (int t = 0; t < NTIERS && plan; t++) {
+        cJSON *tier = cJSON_AddObjectToObject(regions, tier_name[t]);
+        for (int id = 0; id < NREGIONS; id++) { /* two of one name are one purpose, as the two slots of weights */
+            const Region *region = &plan->region[id][t];
+            cJSON *known = region->bytes ? cJSON_GetObjectItemCaseSensitive(tier, region->name) : NULL;
+            if (known)
+                cJSON_SetNumberValue(known, known->valuedouble + (double)region->bytes);
+            else if (region->bytes)
+                cJSON_AddNumberToObject(tier, region->name, (double)region->bytes);
+        }
+    }
+    plan_free(plan);
+}
+
 int report_explained(Report *r, const Search *search, const Policy *policy, const Block *block, Error *err) {
     const Question q = {search, policy, block};
     Solved s;
@@ -244,6 +265,7 @@ int report_explained(Report *r, const Search *search, const Policy *policy, cons
         if (r->text) print_row(r->text, &q, &s.lp, i, &row);
     }
     explain_more(r, &q, &s);
+    if (policy) add_regions(r->json, search, policy);
     if (r->text && !search->fixed[0] && !search->fixed[2]) draw_objective(r->text, &s);
     return 0;
 }

@@ -383,8 +383,8 @@ struct Options {
     bool verbose, help;
     Sampling sampling;
     Bytes capacity[NTIERS]; /* FROM_MACHINE: not given */
-    double link[NCHANNELS];  /* bytes/s; 0: not slowed */
-    bool links;              /* some link is */
+    double link[NCHANNELS]; /* bytes/s; 0: not slowed */
+    bool links;             /* some link is */
 };
 #define FROM_MACHINE UINT64_MAX
 

@@ -235,16 +235,16 @@ typedef struct {
     uint8_t *dst;
     const uint8_t *src;
     size_t bytes; /* of a piece */
-} Bytes;
+} Copies;
 
 static void copy_pieces(const void *what, int first, int n) {
-    const Bytes *b = what;
+    const Copies *b = what;
     memcpy(b->dst + first * b->bytes, b->src + first * b->bytes, n * b->bytes);
 }
 
 /* dst = src on all threads, of `pieces` pieces. */
 static void copy_all(uint8_t *dst, const uint8_t *src, size_t bytes, int pieces) {
-    host_share((double)bytes, pieces, copy_pieces, &(Bytes){dst, src, bytes / pieces});
+    host_share((double)bytes, pieces, copy_pieces, &(Copies){dst, src, bytes / pieces});
 }
 
 /* The KV of a prefill, nseq prompts of s tokens, into pages dealt in turns, beside as many bytes in one piece; in turns. */

@@ -956,6 +956,16 @@ static void the_page_is_made_of_the_tour_and_no_link_leads_out_of_docs(void) {
     free(page);
 }
 
+/* docs/explore.html is of these sources, and what it says is what the program says (more questions: .ci/run). */
+static void the_search_in_the_browser_is_this_programs(void) {
+    const char *bin = getenv("FLEXGEN_BIN");
+    char command[500];
+    if (!has_python()) return;
+    CU_ASSERT(!system("python3 -B scripts/make_explore.py --check"));
+    snprintf(command, sizeof command, "FLEXGEN=%s python3 -B scripts/explore_questions.py 8", bin ? bin : "./flexgen");
+    CU_ASSERT(!system(command));
+}
+
 /* Those to files of the repository, from the document's folder. */
 static void every_link_of_the_documents_leads_to_a_file(void) {
     glob_t found = {0};
@@ -1035,6 +1045,7 @@ CU_TestInfo tests[] = {
     {"an experiment is measured on the host", an_experiment_is_measured_on_the_host},
     {"the page is made of the tour and no link leads out of docs",
      the_page_is_made_of_the_tour_and_no_link_leads_out_of_docs},
+    {"the search in the browser is this program's", the_search_in_the_browser_is_this_programs},
     {"every link of the documents leads to a file", every_link_of_the_documents_leads_to_a_file},
     {"what to read next leads through every source file", what_to_read_next_leads_through_every_source_file},
     CU_TEST_INFO_NULL,
