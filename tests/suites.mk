@@ -67,14 +67,18 @@ $(BUILD)/faults.log: export FAULTS_LIBRARY := $(BUILD)/faults.so
 $(BUILD)/mini: mini.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -Wall -Wextra $(WERROR) $(SANITIZE) $< -o $@ -lm -lpthread
+$(BUILD)/mini_portable: mini.c
+	@mkdir -p $(@D)
+	$(CC) -O1 $< -o $@ -lm -lpthread
 $(BUILD)/mini_asan: CHECKS := address,undefined -fno-sanitize-recover=undefined
 $(BUILD)/mini_tsan: CHECKS := thread
 $(BUILD)/mini_asan $(BUILD)/mini_tsan: mini.c
 	@mkdir -p $(@D)
 	$(CC) -O1 -g1 -fno-omit-frame-pointer -march=native -fsanitize=$(CHECKS) $< -o $@ -lm -lpthread
-$(BUILD)/mini.log: $(BUILD)/mini $(BUILD)/mini_asan $(BUILD)/mini_tsan $(BUILD)/faults.so
+$(BUILD)/mini.log: $(BUILD)/mini $(BUILD)/mini_portable $(BUILD)/mini_asan $(BUILD)/mini_tsan $(BUILD)/faults.so
 $(BUILD)/tour.log: $(BUILD)/mini
 $(BUILD)/mini.log $(BUILD)/tour.log: export MINI_BIN := $(BUILD)/mini
+$(BUILD)/mini.log: export MINI_PORTABLE := $(BUILD)/mini_portable
 $(BUILD)/mini.log: export MINI_ASAN := $(BUILD)/mini_asan
 $(BUILD)/mini.log: export MINI_TSAN := $(BUILD)/mini_tsan
 $(BUILD)/mini.log: export FAULTS_LIBRARY := $(BUILD)/faults.so
