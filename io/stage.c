@@ -243,7 +243,7 @@ int stages_run(Stages *all, const Task *task, const Listener *listener, RunStats
         stage->task = task, stage->listener = s ? (Listener){.done = completion_ignored} : *listener;
         const int status = s ? pthread_create(&stage->thread, NULL, run_stage, stage) : 0;
         if (status) {
-            fail(err, EXIT_FAILED, "cannot start a thread: %s; raise ulimit -u", strerror(status));
+            fail_to_start(err, status);
             first->device->net->fail(first->device->net, err);
             break;
         }
