@@ -37,6 +37,14 @@ static inline int fail_of_stage(Error *err, int stage, const Error *why) {
     return fail(err, why->code, "stage %d: %.*s", stage, (int)sizeof why->text - 20, why->text);
 }
 
+/* Why pthread_create has not made a thread. */
+static inline int fail_to_start(Error *err, int why) {
+    return fail(err, EXIT_FAILED,
+                "cannot start a thread: %s; raise ulimit -u or -v, or the control group's pids limit, or give fewer "
+                "--threads",
+                strerror(why));
+}
+
 /* Who speaks to the user; in a pipeline it is "flexgen: stage 1". */
 __attribute__((weak)) const char *speaker = "flexgen";
 

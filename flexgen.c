@@ -258,7 +258,7 @@ static void add_machine(const TaskRun *run, cJSON *head, const cJSON *before) {
 /* The stages of a pipeline are told that there is nothing to do. */
 static int dismiss(const TaskRun *run, Job *job, Error *err) {
     job->task.count = 0;
-    return run->net ? stage_share_job(run->net, job, err) : 0;
+    return run->net ? stage_share_task(run->net, &job->task, job, err) : 0;
 }
 
 /* Runs what is left of a job; without anything left, its lines are written. */
@@ -267,7 +267,7 @@ static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *
     Progress *progress = completions_progress(c);
     progress->on = isatty(STDERR_FILENO);
     run->completions = c, run->head = head;
-    if (run->net && stage_share_job(run->net, job, err)) return -1;
+    if (run->net && stage_share_task(run->net, &job->task, job, err)) return -1;
     if (job->task.count && plan_task(run, &job->task, false, err)) return -1;
     if (job->task.count) add_machine(run, head, completions_head(c));
     if (job->task.count) return run_task(run, &job->task, &listener, progress, err);
@@ -310,7 +310,7 @@ static int complete_job(TaskRun *run, Job *job, Completions *c, Error *err) {
 
 /* A stage behind the first does its part of the job that it is told. */
 static int follow_job(TaskRun *run, Job *job, Error *err) {
-    if (stage_share_job(run->net, job, err)) return -1;
+    if (stage_share_task(run->net, &job->task, job, err)) return -1;
     Completions *c = completions_follow(job, run->tokenizer, run->options);
     const Listener listener = completions_listener(c);
     int status = 0;
@@ -570,7 +570,7 @@ static int quantize(TaskRun *run, Error *err) {
 /* The texts are read. */
 static int eval_texts(TaskRun *run, Eval *eval, Error *err) {
     Report report;
-    if (run->net && stage_share_task(run->net, &eval->task, err)) return -1;
+    if (run->net && stage_share_task(run->net, &eval->task, NULL, err)) return -1;
     if (plan_task(run, &eval->task, false, err)) return -1;
     if (follows(run)) return run_task(run, &eval->task, &(Listener){.done = completion_ignored}, NULL, err);
     if (report_open(&report, run, err)) return -1;

@@ -2,6 +2,7 @@
  * knows nothing of the program. */
 #ifndef UTIL_H
 #define UTIL_H
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -34,6 +35,14 @@ static inline double seconds_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+/* A condition whose timed waits end by that clock. */
+static inline void cond_open(pthread_cond_t *cond) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &monotonic);
+    pthread_condattr_destroy(&monotonic);
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -94,8 +94,7 @@ static Event post_op(Profile *p, const Op *op, double work) {
     return p->device->post(p->device, op);
 }
 
-/* Inputs and outputs. */
-static Tensor x_of(const Profile *p, Tier tier, int rows, int cols) { return matrix(tier, p->act, p->x, rows, cols); }
+/* Outputs; inputs, which only products have, lie at p->x. */
 static Tensor y_of(const Profile *p, Tier tier, int rows, int cols) { return matrix(tier, p->act, p->y, rows, cols); }
 
 /* Cold memory: numbers (rows, cols), or where they are packed, rows of so many bytes. */
@@ -118,7 +117,7 @@ static Event post_product(Profile *p, Lane lane, int m, int n, int k) {
     const int rows = p->quant.bits ? (n + p->quant.group - 1) / p->quant.group : n;
     const Tensor w = numbers(p, TIER_GPU, next_cold(p, p->span, size), rows, k, size / rows);
     Op op = {.lane = lane, .kind = OTHER, .nafter = 2, .after = {p->product, p->copied}};
-    op_linear(&op, y_of(p, TIER_GPU, m, n), x_of(p, TIER_GPU, m, k), w, (Tensor){0}, (Tensor){0}, false);
+    op_linear(&op, y_of(p, TIER_GPU, m, n), matrix(TIER_GPU, p->act, p->x, m, k), w, (Tensor){0}, (Tensor){0}, false);
     return p->product = post_op(p, &op, 2.0 * m * n * k);
 }
 

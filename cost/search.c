@@ -482,9 +482,8 @@ int policy_search(Found *found, int most, const Search *search, Error *err) {
 }
 
 int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err) {
-    enum { LOOKED_AT = MAX_REALIZED };
-    Found *found = xcalloc(LOOKED_AT, sizeof *found);
-    const int n = policy_search(found, LOOKED_AT, search, err);
+    Found *found = xcalloc(MAX_REALIZED, sizeof *found);
+    const int n = policy_search(found, MAX_REALIZED, search, err);
     if (n > 0) *best = *sooner = found[0];
     for (int i = 1; i < n; i++)
         if (found[i].cost.throughput >= COSTS_LITTLE * best->cost.throughput && found[i].latency < sooner->latency)

@@ -528,17 +528,13 @@ static void device_close(Device *base) {
 }
 
 static void init_locks(LaneDevice *d) {
-    pthread_condattr_t monotonic; /* the clock of now */
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->gpu_cond, NULL);
     for (int i = 0; i < NLANES; i++) {
         pthread_cond_init(&d->lane[i].posted_cond, NULL);
         pthread_cond_init(&d->lane[i].done_cond, NULL);
     }
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    for (int c = 0; c < NCHANNELS; c++) pthread_cond_init(&d->link[c].left, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    for (int c = 0; c < NCHANNELS; c++) cond_open(&d->link[c].left); /* the clock of now */
 }
 
 static int open_lanes(LaneDevice *d, Error *err) {
@@ -549,12 +545,7 @@ static int open_lanes(LaneDevice *d, Error *err) {
         int status = i == PROJECT ? pthread_create(&lane->thread, NULL, gpu_main, d)
                                   : pthread_create(&lane->thread, NULL, lane_main, lane);
         lane->started = !status;
-        if (status)
-            return fail(
-                err, EXIT_FAILED,
-                "cannot start a thread: %s; raise ulimit -u or -v, or the control group's pids limit, or give fewer "
-                "--threads",
-                strerror(status));
+        if (status) return fail_to_start(err, status);
     }
     return 0;
 }

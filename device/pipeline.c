@@ -305,14 +305,11 @@ Net *net_open_mpi(double bytes_s, double delay_s, Error *err) {
     n->base.fail = pipeline_fail, n->base.close = pipeline_close;
     n->bytes_s = bytes_s, n->delay_s = delay_s;
     n->end = &n->first;
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&n->lock, NULL);
-    pthread_cond_init(&n->asked, &attr), pthread_cond_init(&n->news, &attr);
-    pthread_condattr_destroy(&attr);
-    if (pthread_create(&n->thread, NULL, thread_main, n)) {
-        fail(err, EXIT_FAILED, "cannot start the thread for the network; see ulimit -u");
+    cond_open(&n->asked), cond_open(&n->news);
+    const int status = pthread_create(&n->thread, NULL, thread_main, n);
+    if (status) {
+        fail_to_start(err, status);
         free(n);
         return NULL;
     }

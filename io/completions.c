@@ -411,12 +411,8 @@ static int keep_lines(Completions *c, int upto, Error *err) {
 
 Completions *completions_follow(Job *job, const Tokenizer *tokenizer, const Options *o) {
     Completions *c = xcalloc(1, sizeof *c);
-    pthread_condattr_t monotonic; /* the clock of seconds_now */
     pthread_mutex_init(&c->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->wake, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cond_open(&c->wake);
     c->job = job, c->tokenizer = tokenizer, c->options = o, c->fd = STDOUT_FILENO;
     for (int i = 0; i < o->stop.n; i++)
         if (strlen(o->stop.text[i]) > c->longest_stop) c->longest_stop = strlen(o->stop.text[i]);
@@ -468,9 +464,7 @@ int completions_begin(Completions *c, const cJSON *head, Error *err) {
     c->synced = seconds_now();
     const int status = pthread_create(&c->thread, NULL, writer_main, c);
     c->running = !status;
-    return status ? fail(err, EXIT_FAILED, "cannot start a thread: %s; raise ulimit -u or the limit of the group",
-                         strerror(status))
-                  : 0;
+    return status ? fail_to_start(err, status) : 0;
 }
 
 int completions_end(Completions *c, int status, Error *err) {

@@ -310,9 +310,9 @@ uint64_t flags_digest(char **args, int n);
 int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err);
 /* How many of l layers this stage has, *first being the first of them: equally many, or as given. -1 and err. */
 int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *err);
-/* The first stage's task comes to all others, who then own it; of a job, with the tokens that are known already. */
-int stage_share_task(Net *net, Task *task, Error *err);
-int stage_share_job(Net *net, Job *job, Error *err);
+/* The first stage's task comes to all others, who then own it; a job's (NULL: it is none's) with the tokens that are known
+ * already. */
+int stage_share_task(Net *net, Task *task, Job *job, Error *err);
 /* A line for each stage on the first one's standard error. */
 int stage_print_plans(Net *net, const Plan *plan, int first, Error *err);
 

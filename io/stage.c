@@ -93,7 +93,7 @@ static int share_tokens(Net *net, Task *task, const Sent *sent, Error *err) {
 }
 
 /* With a job, which has `requests`, the others fill in what their listeners need: the known tokens. */
-static int share_task(Net *net, Task *task, Job *job, Error *err) {
+int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
     TaskHead head = {task->count, job ? job->count : 0, task->scored, task->sampling};
     if (net->share(net, &head, sizeof head, err)) return -1;
     Sent *sent = xcalloc(head.count, sizeof *sent);
@@ -117,9 +117,6 @@ static int share_task(Net *net, Task *task, Job *job, Error *err) {
     free(sent);
     return status;
 }
-
-int stage_share_task(Net *net, Task *task, Error *err) { return share_task(net, task, NULL, err); }
-int stage_share_job(Net *net, Job *job, Error *err) { return share_task(net, &job->task, job, err); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Plans
@@ -243,7 +240,7 @@ int stages_run(Stages *all, const Task *task, const Listener *listener, RunStats
         stage->task = task, stage->listener = s ? (Listener){.done = completion_ignored} : *listener;
         const int status = s ? pthread_create(&stage->thread, NULL, run_stage, stage) : 0;
         if (status) {
-            fail(err, EXIT_FAILED, "cannot start a thread: %s; raise ulimit -u", strerror(status));
+            fail_to_start(err, status);
             first->device->net->fail(first->device->net, err);
             break;
         }

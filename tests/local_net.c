@@ -179,11 +179,7 @@ void local_net_open(Net *net[], int stages, bool rendezvous, int delay_us) {
     Hub *h = xcalloc(1, sizeof *h);
     CHECK(stages <= MAX_STAGES);
     h->rendezvous = rendezvous, h->delay_us = delay_us, h->stages = h->open = stages;
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_mutex_init(&h->lock, NULL), pthread_cond_init(&h->news, &attr);
-    pthread_condattr_destroy(&attr);
+    pthread_mutex_init(&h->lock, NULL), cond_open(&h->news);
     for (int s = 0; s < stages; s++) {
         End *end = xcalloc(1, sizeof *end);
         end->base =
