@@ -45,6 +45,14 @@ async function load() {
   const plain = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   module = await WebAssembly.compile(await new Response(plain).arrayBuffer());
   quick = thread();
+  return true;
+}
+
+/* Of browsers that are too old. */
+function cannot(error) {
+  at("refused").hidden = false;
+  at("refused").textContent = `This browser cannot run the program: ${error.message}`;
+  return false;
 }
 
 // -------------------------------------------------- the question
@@ -150,8 +158,7 @@ async function answer() {
   tell_sliders();
   to_address();
   at("answer").setAttribute("aria-busy", "true");
-  await loaded;
-  if (mine !== newest) return;
+  if (!await loaded || mine !== newest) return;
   if (slow) slow.stop();
   slow = null;
   const found = await solve(schedule());
@@ -260,7 +267,8 @@ async function show_frontier(p, mine) {
   at("figure1").hidden = !at("frontier").checked;
   if (!at("frontier").checked) return;
   const lines = [];
-  for (const [name, flags] of [["FlexGen", schedule()], ["row by row, as others do", ["--schedule", "row"]]]) {
+  const others = ["--schedule", "row", "--percent", "-", "-", "100", "0", "100", "0"]; // section 6: DeepSpeed, Accelerate
+  for (const [name, flags] of [["FlexGen", schedule()], ["row by row, with the cache on the GPU, as others do", others]]) {
     const got = await slow.ask(["policy", ...question(), ...flags, "--frontier", ...JSON_FILE], ["answer.json"]);
     if (mine !== newest) return;
     if (!got.status) lines.push([name, JSON.parse(got.files["answer.json"]).frontier]);
@@ -379,5 +387,5 @@ function take() {
 }
 
 colors();
-const loaded = load();
+const loaded = load().catch(cannot);
 answer();
