@@ -22,11 +22,7 @@ Tensor batch_activations(const Flight *f, const Batch *b, Tier tier) {
     return tensor_cells(t, b->index * t.ncells, t.ncells);
 }
 
-Tensor batch_tokens(const Flight *f, const Batch *b, Tier side) {
-    return tensor_cols(plan_view(f->plan, NEW_TOKENS, side, b->index, 0, 1), 0, b->nseq);
-}
-
-Tensor batch_scores(const Flight *f, const Batch *b, RegionId id, Tier side) {
+Tensor batch_newest(const Flight *f, const Batch *b, RegionId id, Tier side) {
     return tensor_cols(plan_view(f->plan, id, side, b->index, 0, 1), 0, b->last_rows);
 }
 
@@ -34,8 +30,9 @@ Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
     return plan_view(f->plan, LOGITS, TIER_CPU, b->index, first, n);
 }
 
-PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j, const Tables *tables) {
+PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j) {
     const PagePool *pool = &f->pool[tier];
+    const Tables *tables = batch_tables(b, tier);
     return pool_pages(f->plan, tier, j, b->index, pool->first + pool->peak, tables->pages, tables->len);
 }
 
@@ -85,17 +82,13 @@ static void stage_pages(Flight *f, Batch *b, Tier tier, int base, int32_t *table
     int n = 0;
     for (int r = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
-        for (int e = 0; q->kv == tier && e < q->npages; e++)
-            list[n++] = (Staged){q->pages[e], e * f->plan->policy.page_tokens < q->s + q->generated - 1};
-    }
-    qsort(list, n, sizeof *list, by_page);
-    for (int r = 0; r < b->nseq; r++) {
-        const Sequence *q = b->seq[r];
         for (int e = 0; q->kv == tier && e < q->npages; e++) {
-            Staged key = {q->pages[e], false}, *found = bsearch(&key, list, n, sizeof *list, by_page);
-            table[(size_t)r * f->plan->max_pages + e] = base + (int)(found - list);
+            const bool past = e * f->plan->policy.page_tokens < q->s + q->generated - 1;
+            list[n++] = (Staged){q->pages[e], past, &table[(size_t)r * f->plan->max_pages + e]};
         }
     }
+    qsort(list, n, sizeof *list, by_page);
+    for (int i = 0; i < n; i++) *list[i].entry = base + i;
     b->nstaged[tier] = n;
 }
 
@@ -167,10 +160,10 @@ static bool newest_come(Flight *f, const Batch *b) {
     const bool scored = f->task->scored;
     f->logp = NULL;
     if (is_last(&f->plan->config)) {
-        Tensor newest = scored ? batch_scores(f, b, LOG_PROBS, TIER_CPU) : batch_tokens(f, b, TIER_CPU);
+        Tensor newest = batch_newest(f, b, NEW_TOKENS, TIER_CPU);
         if (!post_host(f->to, newest, READS)) return false; /* one copy brings all of it down */
-        f->ids = host(f, scored ? batch_scores(f, b, GREEDY, TIER_CPU) : newest);
-        if (scored) f->logp = host(f, newest);
+        f->ids = host(f, newest);
+        if (scored) f->logp = host(f, batch_newest(f, b, LOG_PROBS, TIER_CPU));
     } else { /* none come before its states have gone; on this stage itself something may have failed before that */
         if (!post_host(f->to, plan_view(f->plan, SENDING, TIER_CPU, b->index, 0, 1), WRITES)) return false;
         f->ids = f->came, f->logp = scored ? (float *)f->came + f->plan->last_rows : NULL;
@@ -217,18 +210,15 @@ static void take_in(Batch *b) {
 /* Counts the rows of the new tokens, and where they belong. */
 static void count_rows(Flight *f, Batch *b) {
     b->rows = b->last_rows = 0;
-    memset(b->kv_seqs, 0, sizeof b->kv_seqs), memset(b->kv_rows, 0, sizeof b->kv_rows);
-    memset(b->act_seqs, 0, sizeof b->act_seqs), memset(b->act_rows, 0, sizeof b->act_rows);
-    memset(b->act_last, 0, sizeof b->act_last);
+    memset(b->kv_seqs, 0, sizeof b->kv_seqs);
+    memset(b->act_rows, 0, sizeof b->act_rows), memset(b->act_last, 0, sizeof b->act_last);
     for (int r = 0; r < b->nseq; r++) {
         Sequence *q = b->seq[r];
-        int rows = b->prefill ? q->s : 1;
-        b->rows += rows;
-        b->kv_seqs[q->kv]++, b->kv_rows[q->kv] += rows;
+        const int rows = batch_rows(b, q);
         q->last_rows = b->prefill ? last_rows(f->task, &f->task->prompts[q->prompt]) : 1;
-        b->last_rows += q->last_rows;
-        b->act_seqs[q->act]++, b->act_rows[q->act] += rows, b->act_last[q->act] += q->last_rows;
-        q->posted = q->generated + 1;
+        b->rows += rows, b->last_rows += q->last_rows;
+        b->kv_seqs[q->kv]++;
+        b->act_rows[q->act] += rows, b->act_last[q->act] += q->last_rows;
     }
 }
 
@@ -272,7 +262,7 @@ static void fill_head(const Flight *f, Batch *b) {
     int32_t *head = host(f, b->cpu.head), *target = f->task->scored ? host(f, b->cpu.target) : NULL;
     for (int r = 0, n = 0, row = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
-        row += b->prefill ? q->s : 1; /* the end of the sequence's rows */
+        row += batch_rows(b, q); /* the end of the sequence's rows */
         for (int e = q->last_rows; e > 0; e--, n++) {
             head[n] = row - e;
             if (target) target[n] = f->task->prompts[q->prompt].ids[q->s + q->generated - e + 1];
@@ -286,7 +276,7 @@ static int fill_rows(const Flight *f, Batch *b, int r, int row) {
     int32_t *ids = host(f, b->cpu.ids), *positions = host(f, b->cpu.positions);
     int32_t *row_seq = host(f, b->cpu.row_seq), *row_token = host(f, b->cpu.row_token);
     const int tokens = q->s + q->generated;
-    for (int token = b->prefill ? 0 : tokens - 1; token < tokens; token++, row++) {
+    for (int token = tokens - batch_rows(b, q); token < tokens; token++, row++) {
         ids[row] = token < q->s ? f->task->prompts[q->prompt].ids[token] : q->tokens[token - q->s];
         positions[row] = token + 2;
         row_seq[row] = r;
@@ -296,11 +286,12 @@ static int fill_rows(const Flight *f, Batch *b, int r, int row) {
 }
 
 bool batch_piece(const Flight *f, const Batch *b, Piece *p) {
-    const int first = p->first + p->nseq, row = p->row + p->rows, number = p->number + (p->nseq > 0);
-    *p = (Piece){.number = number, .first = first, .row = row};
-    if (!b->prefill && !first) p->nseq = b->nseq, p->rows = b->rows;
-    for (int r = first; b->prefill && r < b->nseq && p->rows + b->seq[r]->s <= f->plan->piece_rows; r++)
-        p->nseq++, p->rows += b->seq[r]->s;
+    *p = (Piece){.number = p->number + (p->nseq > 0), .first = p->first + p->nseq, .row = p->row + p->rows};
+    for (int r = p->first; r < b->nseq; r++) {
+        const int rows = batch_rows(b, b->seq[r]);
+        if (p->rows + rows > f->plan->piece_rows) break;
+        p->nseq++, p->rows += rows, p->kv_rows[b->seq[r]->kv] += rows;
+    }
     return p->nseq > 0;
 }
 
@@ -378,6 +369,9 @@ static void leave_entrance(Flight *f) {
     from->nseq = 0;
 }
 
+/* Whether no token is to be posted behind its newest one, which may not be known yet. */
+static bool is_last_token(const Batch *b, const Sequence *q) { return q->generated + b->waiting == q->n; }
+
 /* Waits for the tokens of every batch in which a sequence ends, and of the entrance; drops empty batches. In a pipeline
  * without overlap it waits for all, or two stages would wait for each other. */
 static void leave(Flight *f) {
@@ -386,7 +380,7 @@ static void leave(Flight *f) {
     for (int k = 0; k < flew; k++) {
         Batch *b = f->in_sweep[k];
         bool ends = b == in || (f->to->device->net && !f->to->overlap);
-        for (int r = 0; r < b->nseq; r++) ends = ends || b->seq[r]->posted == b->seq[r]->n;
+        for (int r = 0; r < b->nseq; r++) ends = ends || is_last_token(b, b->seq[r]);
         if (ends) collect(f, b);
     }
     if (in && in->in_flight) leave_entrance(f);
@@ -406,7 +400,7 @@ static void take_place(Flight *f, int seat, Batch *b) {
     const Prompt *prompt = &f->task->prompts[from->prompt];
     q->prompt = from->prompt, q->home = from->k, q->kv = from->kv, q->act = from->act;
     q->s = prompt->s, q->n = prompt->n;
-    q->generated = q->posted = q->npages = 0;
+    q->generated = q->npages = 0;
     if (!b->in_flight) {
         fly(f, b);
         b->number = (int)f->line->admitted++;
@@ -456,7 +450,7 @@ bool flight_goes_on(const Flight *f) {
     if (f->line->next_prompt < f->task->count) return true;
     for (int k = 0; k < f->K; k++)
         for (int r = 0; r < f->in_sweep[k]->nseq; r++)
-            if (f->in_sweep[k]->seq[r]->posted < f->in_sweep[k]->seq[r]->n) return true;
+            if (!is_last_token(f->in_sweep[k], f->in_sweep[k]->seq[r])) return true;
     return false;
 }
 

@@ -10,7 +10,6 @@ typedef struct {
     Tier kv, act;  /* where its KV pages rest, and in this sweep its activations */
     int s, n;      /* prompt length, tokens wanted */
     int generated; /* tokens known so far */
-    int posted;    /* tokens whose computation has been posted: generated, or one more */
     int last_rows; /* rows of its newest step that the head needs: the last ones */
     int npages;
     int *pages; /* its pages in the pool of kv */
@@ -28,17 +27,19 @@ typedef struct {
     Tensor head, target;  /* (1, last_rows): rows that the head needs; in a scored task, the tokens after them */
 } Tables;
 
-/* A page that passes through staging this sweep: its place there is its rank in the list. past: it holds tokens of earlier
- * sweeps. */
+/* A page that passes through staging this sweep: its place there is its rank in the list, which its entry in Tables.staged
+ * says. past: it holds tokens of earlier sweeps. */
 typedef struct {
     int page;
     bool past;
+    int32_t *entry;
 } Staged;
 
 /* Sequences of a batch which pass a layer together, so that q, new k and v, and the result of attention need room for them
  * alone: of a batch in prefill, as many as have plan->piece_rows rows together; of one that decodes, all. */
 typedef struct {
     int number, first, nseq, row, rows; /* in the batch: which piece, its sequences, its rows */
+    int kv_rows[NTIERS];                /* how many of these have their KV on each tier: they lie in this order */
 } Piece;
 
 /* One GPU batch in flight. Rows are the tokens of this sweep, sequence after sequence; sequences are ordered by the tier of
@@ -51,7 +52,7 @@ typedef struct {
     int number, njoining, sweeps; /* number: of its latest admission, over the whole run; sweeps: those that it has begun */
     bool in_flight;
     bool prefill, waiting; /* waiting: its newest tokens are posted, not yet known */
-    int kv_seqs[NTIERS], kv_rows[NTIERS], act_seqs[NTIERS], act_rows[NTIERS], act_last[NTIERS];
+    int kv_seqs[NTIERS], act_rows[NTIERS], act_last[NTIERS];
     Staged *staged[NTIERS]; /* the CPU's and the disk's pages, in page order */
     int nstaged[NTIERS];
     Tables cpu, gpu;
@@ -114,13 +115,15 @@ bool batch_begin(Flight *f, Batch *b);
 bool batch_piece(const Flight *f, const Batch *b, Piece *piece);
 /* Where its activations of one tier rest: row 0 is its first row of that tier. */
 Tensor batch_activations(const Flight *f, const Batch *b, Tier tier);
-/* What its newest step gave, on GPU or CPU: the chosen tokens (1, nseq); in a scored task, LOG_PROBS and GREEDY (1,
- * last_rows); the LOGITS of sequences first .. first+n-1 (n, vocab), on the CPU if they are kept. */
-Tensor batch_tokens(const Flight *f, const Batch *b, Tier side);
-Tensor batch_scores(const Flight *f, const Batch *b, RegionId id, Tier side);
+/* Rows of one of its sequences in this sweep. */
+static inline int batch_rows(const Batch *b, const Sequence *q) { return b->prefill ? q->s : 1; }
+/* What its newest step gave, on GPU or CPU (1, last_rows): NEW_TOKENS, and in a scored task LOG_PROBS; the LOGITS of
+ * sequences first .. first+n-1 (n, vocab), on the CPU if they are kept. */
+Tensor batch_newest(const Flight *f, const Batch *b, RegionId id, Tier side);
 Tensor batch_logits(const Flight *f, const Batch *b, int first, int n);
-/* Layer j of its page pool on a tier, with the index tables of the processor that uses it. */
-PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j, const Tables *tables);
+/* The index tables of the processor that uses a tier's pages; layer j of its page pool there, with them. */
+static inline const Tables *batch_tables(const Batch *b, Tier tier) { return tier == TIER_GPU ? &b->gpu : &b->cpu; }
+PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j);
 /* Adds to moves[0..n) those of the batch's staged pages of a tier that hold past tokens, K or V, from their home `from` to
  * `to`, where they follow each other. Runs of neighbours are one move. Returns how many moves there are. */
 int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from, int page_tokens);

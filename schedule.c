@@ -239,32 +239,32 @@ static Tensor head_weights(const Run *run) {
 // Activations
 // ---------------------------------------------------------------------------------------------------------------
 
-/* The rows of the hidden state that rest on one tier, as moves between `state` on the GPU and their home. Behind the last
- * layer of a prefill only the rows that the head wants go down; only those come up again, to where they are alone. */
-static int act_moves(Run *run, const Batch *b, int j, Tier tier, Tensor state, bool store) {
-    const bool for_head = is_last(&run->plan->config) && j + store == run->l; /* all rows go to another stage */
-    const bool head_only = b->prefill && tier != TIER_GPU && for_head, alone = j == run->l;
-    Tensor home = batch_activations(run->flight, b, tier);
-    int row = 0, seq = 0, head = 0, n = 0;
-    for (int t = 0; t < (int)tier; t++) row += b->act_rows[t], seq += b->act_seqs[t], head += b->act_last[t];
-    if (!head_only) {
-        Tensor rows = tensor_rows(state, alone ? head : row, home.rows);
-        run->moves[n++] = store ? (Move){home, rows} : (Move){rows, home};
-        return n;
+/* Moves the rows of the hidden state that rest on one tier: to their home behind layer j, or from there to layer j. Behind
+ * the last layer of a prefill only the rows that the head wants go down; only those come up again, to where they are alone.
+ */
+static void move_activation(Run *run, const Batch *b, int j, int k, Tier tier, bool store) {
+    static const Lane lane[2][NTIERS] = {{PROJECT, C_LOAD, C_LOAD}, {FINISH, STORE, STORE}};
+    const long sq = square_number(run, j, k);
+    const bool alone = j == run->l, for_head = is_last(&run->plan->config) && j + store == run->l;
+    const Tensor home = batch_activations(run->flight, b, tier);
+    const Tensor x = alone ? workspace(run, LAST_ROWS, sq, b->last_rows) : hidden(run, b, sq);
+    Stop stop = {.via = plan_view(run->plan, store ? ACT_WRITING : ACT_READING, TIER_CPU, sq, 0, b->act_rows[TIER_DISK])};
+    int low = 0, high = 0, n = 0; /* rows of `home` and of x before those of the sequence */
+    for (int r = 0; r < b->nseq; r++) {
+        const Sequence *q = b->seq[r];
+        const int rows = batch_rows(b, q), wanted = for_head && tier != TIER_GPU ? q->last_rows : rows;
+        if (q->act == tier) {
+            Tensor rest = tensor_rows(home, low + rows - wanted, wanted);
+            Tensor state = tensor_rows(x, alone ? high : high + rows - wanted, wanted);
+            if (!low) stop.here = tensor_rows(x, high, 0);
+            n = add_move(run->moves, n, store ? rest : state, store ? state : rest);
+            low += rows;
+        }
+        high += alone ? q->last_rows : rows;
     }
-    for (int r = seq, end = 0; r < seq + b->act_seqs[tier]; r++) {
-        const int last_rows = b->seq[r]->last_rows;
-        end += b->seq[r]->s;
-        Tensor low = tensor_rows(home, end - last_rows, last_rows);
-        Tensor rows = tensor_rows(state, alone ? head : row + end - last_rows, last_rows);
-        run->moves[n++] = store ? (Move){low, rows} : (Move){rows, low};
-        head += last_rows;
-    }
-    return n;
-}
-
-static Tensor act_staging(const Run *run, const Batch *b, RegionId id, long sq) {
-    return plan_view(run->plan, id, TIER_CPU, sq, 0, b->act_rows[TIER_DISK]);
+    if (n)
+        carry(&run->to, new_op(run, lane[store][tier], ACTIVATION, j, k), store ? D_WRITE : C_READ, run->moves, n, &stop,
+              1);
 }
 
 /* Whether the hidden state does not rest behind layer j: the head has taken it, or another stage will. */
@@ -274,31 +274,14 @@ static bool leaves(const Run *run, int j) { return j + !is_last(&run->plan->conf
 static void store_activation(Run *run, int j, int k) {
     Batch *b = at_square(run, &j, &k);
     if (!b || leaves(run, j) || all_on_gpu(b)) return;
-    long sq = square_number(run, j, k);
-    Tensor x = hidden(run, b, sq);
-    const Lane lane[NTIERS] = {FINISH, STORE, STORE};
-    for (int t = 0; t < NTIERS; t++) {
-        if (!b->act_rows[t]) continue;
-        int n = act_moves(run, b, j, (Tier)t, x, true), above = t == TIER_DISK ? b->act_rows[0] + b->act_rows[1] : 0;
-        Stop stop = {tensor_rows(x, above, 0), act_staging(run, b, ACT_WRITING, sq)};
-        carry(&run->to, new_op(run, lane[t], ACTIVATION, j, k), D_WRITE, run->moves, n, &stop, 1);
-    }
+    for (int t = 0; t < NTIERS; t++) move_activation(run, b, j, k, (Tier)t, true);
 }
 
 /* Figure 4: what does not rest on the GPU comes up. Layer 0 has nothing to load, its rows come from the embedding. */
 static void load_activation(Run *run, int j, int k) {
     Batch *b = at_square(run, &j, &k);
     if (!b || !j || all_on_gpu(b) || (j == run->l && leaves(run, j - 1))) return;
-    long sq = square_number(run, j, k);
-    const bool head = j == run->l;
-    Tensor x = head ? workspace(run, LAST_ROWS, sq, b->last_rows) : hidden(run, b, sq);
-    const int *above = head ? b->act_last : b->act_rows;
-    for (int t = TIER_CPU; t <= TIER_DISK; t++) {
-        if (!b->act_rows[t]) continue;
-        int n = act_moves(run, b, j, (Tier)t, x, false);
-        Stop stop = {tensor_rows(x, t == TIER_DISK ? above[0] + above[1] : 0, 0), act_staging(run, b, ACT_READING, sq)};
-        carry(&run->to, new_op(run, C_LOAD, ACTIVATION, j, k), C_READ, run->moves, n, &stop, 1);
-    }
+    for (int t = TIER_CPU; t <= TIER_DISK; t++) move_activation(run, b, j, k, (Tier)t, false);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -314,38 +297,27 @@ static Tensor new_kv_below(const Run *run, const Batch *b, int rows) {
 }
 
 /* Puts new tokens' k and v, rows first .. first+n-1 of the batch, into the pages of a table. */
-static void append(Run *run, Op *op, const Tables *t, const PageTable *table, Tensor kv, int first, int n) {
-    post(&run->to, op_append(op, table, kv, tensor_cols(t->row_seq, first, n), tensor_cols(t->row_token, first, n)));
-}
-
-/* How many of a piece's rows have their KV on each tier: they lie in this order. */
-static void rows_by_tier(int rows[NTIERS], const Batch *b, const Piece *piece) {
-    for (int t = 0, end = 0; t < NTIERS; t++) {
-        const int begin = imax(end, piece->row);
-        end += b->kv_rows[t];
-        rows[t] = imax(0, imin(end, piece->row + piece->rows) - begin);
-    }
+static void append(Run *run, Op *op, const Batch *b, PageTable table, Tensor kv, int first, int n) {
+    const Tables *t = batch_tables(b, table.k.tier);
+    post(&run->to, op_append(op, &table, kv, tensor_cols(t->row_seq, first, n), tensor_cols(t->row_token, first, n)));
 }
 
 /* A piece's new k and v go home, if that is on the CPU or on disk. */
 static void store_piece(Run *run, Batch *b, int j, int k, const Piece *piece) {
-    int rows[NTIERS];
-    rows_by_tier(rows, b, piece);
-    const int gpu = rows[TIER_GPU], cpu = rows[TIER_CPU], disk = rows[TIER_DISK], first = piece->row + gpu;
+    const int gpu = piece->kv_rows[TIER_GPU], cpu = piece->kv_rows[TIER_CPU], disk = piece->kv_rows[TIER_DISK];
+    const int first = piece->row + gpu;
     if (!(cpu + disk)) return;
     Tensor below = new_kv_below(run, b, cpu + disk);
     if (!delegated(run, b)) { /* if not, they came down with the queries */
         Move down = {below, new_kv_off(run, b, gpu, cpu + disk)};
         post(&run->to, op_copy(new_op(run, STORE, CACHE, j, k), &down, 1));
     }
-    if (cpu && !delegated(run, b)) {
-        PageTable home = batch_pages(run->flight, b, TIER_CPU, j, &b->cpu);
-        append(run, new_op(run, ATTEND, CACHE, j, k), &b->cpu, &home, tensor_rows(below, 0, cpu), first, cpu);
-    }
-    if (disk) {
-        PageTable home = batch_pages(run->flight, b, TIER_DISK, j, &b->cpu);
-        append(run, new_op(run, D_WRITE, CACHE, j, k), &b->cpu, &home, tensor_rows(below, cpu, disk), first + cpu, disk);
-    }
+    if (cpu && !delegated(run, b))
+        append(run, new_op(run, ATTEND, CACHE, j, k), b, batch_pages(run->flight, b, TIER_CPU, j),
+               tensor_rows(below, 0, cpu), first, cpu);
+    if (disk)
+        append(run, new_op(run, D_WRITE, CACHE, j, k), b, batch_pages(run->flight, b, TIER_DISK, j),
+               tensor_rows(below, cpu, disk), first + cpu, disk);
 }
 
 /* Figure 4: the new k and v go home; those of a prefill have gone, piece by piece. */
@@ -364,7 +336,7 @@ static void bring_cache(Run *run, const Batch *b, int j, int k) {
     const PageTable via = staged_pages(run->plan, TIER_CPU, sq, disk, none, none);
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         if (!b->nstaged[t]) continue;
-        const PageTable home = batch_pages(run->flight, b, (Tier)t, j, &b->cpu);
+        const PageTable home = batch_pages(run->flight, b, (Tier)t, j);
         const int first = t == TIER_DISK ? cpu * page : 0;
         const Stop stops[] = {{tensor_rows(to.k, first, 0), via.k}, {tensor_rows(to.v, first, 0), via.v}};
         int n = batch_moves(run->moves, 0, b, (Tier)t, stops[0].here, home.k, page);
@@ -433,27 +405,21 @@ static void enter(Run *run, Batch *b, int j, int k) {
     const long sq = square_number(run, j, k);
     Tensor x = hidden(run, b, sq);
     if (!j && is_first(&run->plan->config)) embed(run, b, sq, k, x);
-    if (j && !all_on_gpu(b) && b->act_rows[TIER_GPU]) {
-        int n = act_moves(run, b, j, TIER_GPU, x, false);
-        post(&run->to, op_copy(new_op(run, PROJECT, ACTIVATION, j, k), run->moves, n));
-    }
+    if (j && !all_on_gpu(b)) move_activation(run, b, j, k, TIER_GPU, false);
 }
 
 static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], const Piece *piece) {
     const OptConfig *c = &run->plan->config;
-    int rows[NTIERS];
+    const int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
     opt_project(&run->to, *new_op(run, PROJECT, OTHER, j, k), c, w, workspace(run, QKV, b->turn, piece->rows),
                 hidden_piece(run, b, square_number(run, j, k), piece),
                 plan_view(run->plan, NORM_1, TIER_GPU, 0, 0, piece->rows));
-    rows_by_tier(rows, b, piece);
-    const int gpu = rows[TIER_GPU], off = piece->rows - gpu;
     if (off && run->plan->policy.cache_quant.bits)
         post(&run->to, op_pack(new_op(run, PROJECT, CACHE, j, k), new_kv_off(run, b, gpu, off),
                                tensor_rows(new_kv(run, b, piece->rows), gpu, off), c->nh));
-    if (gpu) {
-        PageTable home = batch_pages(run->flight, b, TIER_GPU, j, &b->gpu);
-        append(run, new_op(run, PROJECT, CACHE, j, k), &b->gpu, &home, new_kv(run, b, gpu), piece->row, gpu);
-    }
+    if (gpu)
+        append(run, new_op(run, PROJECT, CACHE, j, k), b, batch_pages(run->flight, b, TIER_GPU, j), new_kv(run, b, gpu),
+               piece->row, gpu);
 }
 
 /* Sparse attention (section 5): K is read whole, then V of the chosen tokens. home: where V is on disk, of which that alone
@@ -495,15 +461,15 @@ static void attend_on_cpu(Run *run, Batch *b, int j, int k, Tensor q) {
     post(&run->to, op_copy(new_op(run, A_DOWN, CACHE, j, k), down, 2));
     Op *op = new_op(run, ATTEND, CACHE, j, k);
     if (cpu) {
-        PageTable home = batch_pages(run->flight, b, TIER_CPU, j, &b->cpu);
-        append(run, op, &b->cpu, &home, tensor_rows(kv, 0, cpu), gpu, cpu);
+        PageTable home = batch_pages(run->flight, b, TIER_CPU, j);
+        append(run, op, b, home, tensor_rows(kv, 0, cpu), gpu, cpu);
         attend_rows(run, op, home, NULL, tensor_rows(result, 0, cpu), tensor_rows(query, 0, cpu), gpu, cpu);
     }
     if (disk) {
         PageTable near = staged_pages(run->plan, TIER_CPU, sq, b->nstaged[TIER_DISK], b->cpu.staged, b->cpu.len);
-        PageTable home = batch_pages(run->flight, b, TIER_DISK, j, &b->cpu);
+        PageTable home = batch_pages(run->flight, b, TIER_DISK, j);
         home.pages = tensor_rows(home.pages, gpu + cpu, disk);
-        append(run, op, &b->cpu, &near, tensor_rows(kv, cpu, disk), gpu + cpu, disk);
+        append(run, op, b, near, tensor_rows(kv, cpu, disk), gpu + cpu, disk);
         attend_rows(run, op, near, &home, tensor_rows(result, cpu, disk), tensor_rows(query, cpu, disk), gpu + cpu, disk);
     }
     post(&run->to, op_copy(new_op(run, A_UP, CACHE, j, k), &up, 1));
@@ -521,14 +487,13 @@ static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
     }
     if (off && delegated(run, b)) attend_on_cpu(run, b, j, k, q);
     Op *op = new_op(run, FINISH, CACHE, j, k);
-    if (gpu) {
-        PageTable home = batch_pages(run->flight, b, TIER_GPU, j, &b->gpu);
-        attend_rows(run, op, home, NULL, attended_on_gpu(run, b), tensor_rows(q, 0, gpu), 0, gpu);
-    }
+    if (gpu)
+        attend_rows(run, op, batch_pages(run->flight, b, TIER_GPU, j), NULL, attended_on_gpu(run, b),
+                    tensor_rows(q, 0, gpu), 0, gpu);
     if (off && !delegated(run, b)) {
         PageTable near =
             staged_pages(run->plan, TIER_GPU, sq, b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK], b->gpu.staged, b->gpu.len);
-        append(run, op, &b->gpu, &near, new_kv_off(run, b, gpu, off), gpu, off);
+        append(run, op, b, near, new_kv_off(run, b, gpu, off), gpu, off);
         attend_rows(run, op, near, NULL, attended_elsewhere(run, b), tensor_rows(q, gpu, off), gpu, off);
     }
 }
@@ -542,30 +507,25 @@ static void finish(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], con
 
 /* Logits become the next token of each sequence; in a scored task, those of head rows from `first` on, the probability of
  * what is given and the greedy choice. */
-static void choose(Run *run, Batch *b, int k, Tensor logits, int first) {
+static void choose_tokens(Run *run, Batch *b, int k, Tensor logits, int first) {
     Op *op = new_op(run, PROJECT, OTHER, run->l, k);
     const int n = logits.rows;
+    Tensor ids = tensor_cols(batch_newest(run->flight, b, NEW_TOKENS, TIER_GPU), first, n);
     if (!run->task->scored)
-        post(&run->to,
-             op_pick(op, batch_tokens(run->flight, b, TIER_GPU), logits, b->gpu.prompt, b->gpu.at, &run->task->sampling));
+        post(&run->to, op_pick(op, ids, logits, b->gpu.prompt, b->gpu.at, &run->task->sampling));
     else
-        post(&run->to, op_score(op, tensor_cols(batch_scores(run->flight, b, LOG_PROBS, TIER_GPU), first, n),
-                                tensor_cols(batch_scores(run->flight, b, GREEDY, TIER_GPU), first, n), logits,
+        post(&run->to, op_score(op, tensor_cols(batch_newest(run->flight, b, LOG_PROBS, TIER_GPU), first, n), ids, logits,
                                 tensor_cols(b->gpu.target, first, n)));
 }
 
 /* What has been chosen goes down, and the logits where they are wanted. */
 static void bring_down(Run *run, Batch *b, int k, Tensor logits) {
     const Flight *f = run->flight;
-    Move moves[2];
-    int n = 0;
-    if (run->task->scored) {
-        moves[n++] = (Move){batch_scores(f, b, LOG_PROBS, TIER_CPU), batch_scores(f, b, LOG_PROBS, TIER_GPU)};
-        moves[n++] = (Move){batch_scores(f, b, GREEDY, TIER_CPU), batch_scores(f, b, GREEDY, TIER_GPU)};
-    } else {
-        moves[n++] = (Move){batch_tokens(f, b, TIER_CPU), batch_tokens(f, b, TIER_GPU)};
-        if (run->task->keep_logits) moves[n++] = (Move){batch_logits(f, b, 0, b->nseq), logits};
-    }
+    Move moves[2] = {{batch_newest(f, b, NEW_TOKENS, TIER_CPU), batch_newest(f, b, NEW_TOKENS, TIER_GPU)}};
+    int n = 1;
+    if (run->task->scored)
+        moves[n++] = (Move){batch_newest(f, b, LOG_PROBS, TIER_CPU), batch_newest(f, b, LOG_PROBS, TIER_GPU)};
+    if (run->task->keep_logits) moves[n++] = (Move){batch_logits(f, b, 0, b->nseq), logits};
     post(&run->to, op_copy(new_op(run, A_DOWN, OTHER, run->l, k), moves, n));
 }
 
@@ -585,7 +545,7 @@ static void compute_head(Run *run, Batch *b, int k) {
         logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, n);
         opt_logits(&run->to, *op, &p->config, global, head_weights(run), logits, tensor_rows(x, first, n),
                    plan_view(p, HEAD_OUT, TIER_GPU, 0, 0, n));
-        choose(run, b, k, logits, first);
+        choose_tokens(run, b, k, logits, first);
     }
     bring_down(run, b, k, logits);
 }

@@ -2,12 +2,16 @@
  *
  * What rests on disk comes to the GPU by way of the CPU, and goes back the same way: two ops on two lanes, so that the disk
  * can read the next part while the link carries this one. Read next: lanes.c, the devices that carry ops out. */
+#include <limits.h>
+
 #include "device/device.h"
 
-/* Whether a dense view begins where another ends, and its users are the same. */
+/* Whether a dense view begins where another ends, and its users are the same. Both together have no more columns than an
+ * int counts. */
 static bool continues(Tensor before, Tensor t) {
-    return before.tier == t.tier && before.file == t.file && before.region == t.region && before.cell == t.cell &&
-           before.type == t.type && before.offset + tensor_bytes(before) == t.offset;
+    return before.cols <= INT_MAX - t.rows * t.cols && before.tier == t.tier && before.file == t.file &&
+           before.region == t.region && before.cell == t.cell && before.type == t.type &&
+           before.offset + tensor_bytes(before) == t.offset;
 }
 
 int add_move(Move *moves, int n, Tensor dst, Tensor src) {
