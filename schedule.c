@@ -149,7 +149,7 @@ static int disk_part(Run *run, int j, Tensor slab, Bytes first, Bytes bytes, int
         const WeightPlace *place = j < run->l ? &p->weight[j][p->slab_order[j][i]] : &p->global[p->head];
         Tensor src = place->home, dst = slab;
         if (src.tier != TIER_DISK) continue;
-        Bytes begin = j < run->l ? place->slab_offset - p->cpu_slab[j] : 0;
+        Bytes begin = place->slab_offset - p->cpu_slab[j];
         Bytes size = (Bytes)src.rows * src.cols * (src.type == U8 ? 1 : 2);
         if (src.type == U8) src.type = F16; /* bytes, two at a time */
         Bytes from = first > begin ? first - begin : 0, to = first + bytes < begin + size ? first + bytes - begin : size;
@@ -196,43 +196,20 @@ static void load_weight(Run *run, int j, int k) {
     load_part(run, wraps ? 0 : j, k, run->K);
 }
 
-/* Layer j's tensors where they are while it computes. */
-static void layer_weights(const Run *run, int j, Tensor w[NROLES]) {
-    for (int r = 0; r < NROLES; r++) {
-        const WeightPlace *place = &run->plan->weight[j][r];
-        w[r] = place->home;
-        if (w[r].tier == TIER_GPU) continue;
-        w[r] = plan_bytes(run->plan, (RegionId)(WEIGHT_SLOT + run->now.slot), TIER_GPU, 0, place->slab_offset,
-                          place->home.type == U8 ? U8 : F16, place->home.cols);
-        w[r].rows = place->home.rows, w[r].quant = place->home.quant;
-    }
-}
-
-/* Packed matrices become F16 for a batch of more rows than the device multiplies with packed ones: once a layer and sweep,
- * before the first such batch. q, k and v unpack on PROJECT, the rest on FINISH: each lane has then finished with the layer
- * before. */
-static void unpack_weights(Run *run, int j, int k, Tensor w[NROLES]) {
+/* Layer j's tensors where they are while it computes. Packed matrices become F16 for a batch of more rows than the device
+ * multiplies with packed ones: once a layer and sweep, before the first such batch. q, k and v unpack on PROJECT, the rest
+ * on FINISH: each lane has then finished with the layer before. */
+static void layer_weights(Run *run, int j, int k, Tensor w[NROLES]) {
     const Plan *p = run->plan;
-    if (run->flight->in_sweep[k]->rows <= p->packed_rows) return;
+    const bool many_rows = run->flight->in_sweep[k]->rows > p->packed_rows;
     for (int r = 0; r < NROLES; r++) {
-        Tensor packed = w[r];
-        if (packed.type != U8) continue;
-        opt_role_shape(&p->config, (Role)r, &w[r].rows, &w[r].cols);
-        Tensor plain = plan_bytes(p, UNPACKED_WEIGHTS, TIER_GPU, 0, p->unpacked_at[r], F16, w[r].cols);
-        plain.rows = w[r].rows;
-        w[r] = tensor_cells(plain, r >= O_W, 1);
-        if (!run->now.unpacked)
-            post(&run->to, op_unpack(new_op(run, r < O_W ? PROJECT : FINISH, WEIGHT, j, k), w[r], packed));
+        const Tensor streamed = plan_weight(p, &p->weight[j][r], run->now.slot);
+        const bool unpack = streamed.type == U8 && many_rows;
+        w[r] = unpack ? plan_f16(p, (Role)r) : streamed;
+        if (unpack && !run->now.unpacked)
+            post(&run->to, op_unpack(new_op(run, r < O_W ? PROJECT : FINISH, WEIGHT, j, k), w[r], streamed));
     }
-    run->now.unpacked = true;
-}
-
-static Tensor head_weights(const Run *run) {
-    Tensor head = run->plan->global[run->plan->head].home;
-    if (head.tier == TIER_GPU) return head;
-    Tensor t = plan_bytes(run->plan, (RegionId)(WEIGHT_SLOT + run->now.slot), TIER_GPU, 0, 0, F16, head.cols);
-    t.rows = head.rows;
-    return t;
+    run->now.unpacked = run->now.unpacked || many_rows;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -543,8 +520,8 @@ static void compute_head(Run *run, Batch *b, int k) {
     for (int first = 0; first < b->last_rows; first += p->head_chunk) {
         const int n = imin(p->head_chunk, b->last_rows - first);
         logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, n);
-        opt_logits(&run->to, *op, &p->config, global, head_weights(run), logits, tensor_rows(x, first, n),
-                   plan_view(p, HEAD_OUT, TIER_GPU, 0, 0, n));
+        opt_logits(&run->to, *op, &p->config, global, plan_weight(p, &p->global[p->head], run->now.slot), logits,
+                   tensor_rows(x, first, n), plan_view(p, HEAD_OUT, TIER_GPU, 0, 0, n));
         choose_tokens(run, b, k, logits, first);
     }
     bring_down(run, b, k, logits);
@@ -558,8 +535,7 @@ static void compute(Run *run, int j, int k) {
         return;
     }
     Tensor w[NROLES];
-    layer_weights(run, j, w);
-    unpack_weights(run, j, k, w);
+    layer_weights(run, j, k, w);
     enter(run, b, j, k);
     for (Piece piece = {.number = 0}; batch_piece(run->flight, b, &piece);) {
         b->turn = run->turn++;

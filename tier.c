@@ -43,6 +43,7 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
 
 /* A remedy of which %s stands for what makes the block smaller. */
 static const char *const smaller = "%s";
+static const char *const percent_w = "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
 
 /* A region to be: on which tier, for what, of what shape. */
 typedef struct {
@@ -118,6 +119,23 @@ Tensor plan_bytes(const Plan *p, RegionId id, Tier tier, long slot, Bytes at, Ty
     Tensor t = plan_view(p, id, tier, slot, 0, 1);
     t.type = type, t.offset += at, t.cols = n, t.ld = (size_t)n;
     return t;
+}
+
+Tensor plan_weight(const Plan *p, const WeightPlace *place, int slot) {
+    const Tensor home = place->home;
+    if (home.tier == TIER_GPU || !home.rows) return home;
+    const Type type = home.type == U8 ? U8 : F16;
+    Tensor t = plan_bytes(p, (RegionId)(WEIGHT_SLOT + slot), TIER_GPU, 0, place->slab_offset, type, home.cols);
+    t.rows = home.rows, t.quant = home.quant;
+    return t;
+}
+
+Tensor plan_f16(const Plan *p, Role role) {
+    int rows, cols;
+    opt_role_shape(&p->config, role, &rows, &cols);
+    Tensor t = plan_bytes(p, UNPACKED_WEIGHTS, TIER_GPU, 0, p->unpacked_at[role], F16, cols);
+    t.rows = rows;
+    return tensor_cells(t, role >= O_W, 1);
 }
 
 int cache_cell(const Plan *p, Tier tier, int batch, int j) {
@@ -246,34 +264,27 @@ static void plan_globals(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
     }
 }
 
-/* Offsets counted from the region's beginning so far, and now from the tier's. What rests in the checkpoint stays there. */
-static void shift_weights(Plan *p) {
-    for (int j = 0; j < p->config.l; j++)
-        for (int r = 0; r < NROLES; r++) {
-            Tensor *home = &p->weight[j][r].home;
-            if (!home->file) home->offset += p->region[RESTING_WEIGHTS][home->tier].offset;
-        }
-    for (int g = 0; g < NGLOBALS; g++) {
-        Tensor *home = &p->global[g].home;
-        if (!home->file) home->offset += p->region[EMBEDDINGS][home->tier].offset;
-    }
-}
-
 static Bytes larger(Bytes a, Bytes b) { return a > b ? a : b; }
 
 /* The layers that stream take the two slots in turn. Where their number is even, each slot always sees the same layers;
  * where it is odd, both see all. */
 static void plan_slots(Plan *p) {
+    Bytes on_gpu[2] = {0}, on_cpu[2] = {0}; /* on the CPU, what comes from disk */
     int streaming = 0, turn = 0;
     for (int j = 0; j <= p->config.l; j++) streaming += p->cpu_slab[j] + p->disk_slab[j] > 0;
     for (int j = 0; j <= p->config.l; j++) {
         if (!(p->cpu_slab[j] + p->disk_slab[j])) continue;
         for (int slot = 0; slot < 2; slot++) {
             if (streaming % 2 == 0 && slot != turn % 2) continue;
-            p->slot_bytes[slot] = larger(p->slot_bytes[slot], p->cpu_slab[j] + p->disk_slab[j]);
-            p->disk_slot_bytes[slot] = larger(p->disk_slot_bytes[slot], p->disk_slab[j]);
+            on_gpu[slot] = larger(on_gpu[slot], p->cpu_slab[j] + p->disk_slab[j]);
+            on_cpu[slot] = larger(on_cpu[slot], p->disk_slab[j]);
         }
         turn++;
+    }
+    for (int slot = 0; slot < 2; slot++) {
+        const RegionId id = (RegionId)(WEIGHT_SLOT + slot);
+        add_region(p, (Wanted){id, TIER_GPU, "weight staging", percent_w, F16, 1, (int)(on_gpu[slot] / 2), 1});
+        add_region(p, (Wanted){id, TIER_CPU, "weight staging", percent_w, F16, 1, (int)(on_cpu[slot] / 2), 1});
     }
 }
 
@@ -289,13 +300,11 @@ static void plan_unpacked(Plan *p) {
         p->unpacked_at[r] = bytes;
         bytes = role_end((Role)r, bytes, (Bytes)rows * cols * sizeof(f16));
     }
-    p->unpacked_bytes = bytes;
     add_region(p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", "leave --compress-weight out", F16, 1,
                            (int)(bytes / 2), 1});
 }
 
 static void plan_weights(Plan *p, const Checkpoint *c) {
-    static const char *const percent_w = "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
     Bytes layers[NTIERS] = {0}, globals[NTIERS] = {0};
     plan_layers(p, c, layers);
     plan_globals(p, c, globals);
@@ -305,14 +314,11 @@ static void plan_weights(Plan *p, const Checkpoint *c) {
         add_resting(p, EMBEDDINGS, (Tier)t, globals[t], globals_file,
                     globals_file ? "embeddings (checkpoint)" : "embeddings", "use a smaller model");
     }
-    shift_weights(p);
-    plan_slots(p);
-    for (int slot = 0; slot < 2; slot++) {
-        const RegionId id = (RegionId)(WEIGHT_SLOT + slot);
-        const int on_gpu = (int)(p->slot_bytes[slot] / 2), on_cpu = (int)(p->disk_slot_bytes[slot] / 2);
-        add_region(p, (Wanted){id, TIER_GPU, "weight staging", percent_w, F16, 1, on_gpu, 1});
-        add_region(p, (Wanted){id, TIER_CPU, "weight staging", percent_w, F16, 1, on_cpu, 1});
+    for (int g = 0; g < NGLOBALS; g++) { /* behind the layers, which begin their tiers */
+        Tensor *home = &p->global[g].home;
+        if (!home->file) home->offset += p->region[EMBEDDINGS][home->tier].offset;
     }
+    plan_slots(p);
     plan_unpacked(p);
 }
 
@@ -385,9 +391,9 @@ static void plan_workspace(Plan *p, const Task *task) {
     const int kv_cols = 2 * (int)(kv == U8 ? p->kv_row : p->kv_row / sizeof(f16)), choice = c->nh * p->most_chosen;
     const int norm = c->pre_norm ? piece : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
     const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU, scored = task->scored;
-    const bool first = is_first(c), last = is_last(c);
+    const bool first = is_first(c), last = is_last(c), off_gpu = p->max_act_rows[TIER_CPU] + p->max_act_rows[TIER_DISK] > 0;
     const Wanted workspace[] = {
-        {HIDDEN, TIER_GPU, "workspace: x", smaller, act, p->need_x ? rows : 0, h1, nws},
+        {HIDDEN, TIER_GPU, "workspace: x", smaller, act, off_gpu ? rows : 0, h1, nws},
         {QKV, TIER_GPU, "workspace: q, k, v", smaller, F16, piece, 3 * h1, turns},
         {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", smaller, U8, kv == U8 ? off_rows : 0, kv_cols, turns},
         {QUERY, TIER_CPU, "attention: q", smaller, F16, off_seqs, h1, turns},
@@ -411,9 +417,9 @@ static void plan_workspace(Plan *p, const Task *task) {
         {WEIGHING, TIER_CPU, "attention: chosen tokens", smaller, F32, p->off_seqs, choice, 1},
     };
     for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++) add_region(p, workspace[i]);
-    p->table_ints = (int)(whole_lines(4 * table_ints(p, task)) / 4);
+    const int ints = (int)(whole_lines(4 * table_ints(p, task)) / 4);
     for (int t = TIER_GPU; t <= TIER_CPU; t++) { /* one's mirror is the other */
-        add_region(p, (Wanted){INDEX_TABLES, (Tier)t, "index tables", smaller, I32, 1, p->table_ints, 2 * batches});
+        add_region(p, (Wanted){INDEX_TABLES, (Tier)t, "index tables", smaller, I32, 1, ints, 2 * batches});
         add_region(p, (Wanted){NEW_TOKENS, (Tier)t, "new tokens", smaller, I32, 1, last ? for_head : 0, batches});
         add_region(p, (Wanted){LOG_PROBS, (Tier)t, "scores", smaller, F32, 1, scored && last ? for_head : 0, batches});
     }

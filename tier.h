@@ -88,8 +88,6 @@ struct Plan {
     Global head;                   /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
     Bytes *cpu_slab, *disk_slab;   /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
     Bytes *cpu_slab_offset;        /* [l + 1] in the CPU's RESTING_WEIGHTS; the head's in its EMBEDDINGS */
-    Bytes slot_bytes[2];           /* of the two staging slots on the GPU, which streaming layers take in turn */
-    Bytes disk_slot_bytes[2];      /* of the disk's two staging slots on the CPU tier */
 
     int batches;      /* GPU batches in flight, of all flights; with the diagonal schedule each has one more, through which
                          topups enter */
@@ -109,11 +107,8 @@ struct Plan {
     int *act_rows[NTIERS];     /* [batches] rows of activation home of each batch */
     int *act_first[NTIERS];    /* [batches] its first row in the tier's ACTIVATIONS */
     int max_act_rows[NTIERS];
-    bool need_x;               /* some batch has activations off the GPU: workspaces hold x */
     int packed_rows;           /* batches of at most so many rows take packed weights as they lie */
-    Bytes unpacked_bytes;      /* of UNPACKED_WEIGHTS; 0: none */
-    Bytes unpacked_at[NROLES]; /* where each matrix begins there */
-    int table_ints;            /* of one batch's index tables */
+    Bytes unpacked_at[NROLES]; /* where each matrix begins in UNPACKED_WEIGHTS */
     int most_chosen;           /* sparse attention: the most tokens that a query and head choose */
 };
 
@@ -129,6 +124,11 @@ typedef struct {
 Tensor plan_view(const Plan *plan, RegionId id, Tier tier, long slot, int first, int rows);
 /* n numbers of a type, from byte `at` of a slot on, as a matrix of one row. */
 Tensor plan_bytes(const Plan *plan, RegionId id, Tier tier, long slot, Bytes at, Type type, int n);
+
+/* A weight while its layer computes: in its home on the GPU, or where it has streamed to, in staging slot 0 or 1. */
+Tensor plan_weight(const Plan *plan, const WeightPlace *place, int slot);
+/* A packed matrix of the layer that computes, as F16. */
+Tensor plan_f16(const Plan *plan, Role role);
 
 /* The first npages pages of layer j in a tier's page pool, as a batch uses them; and a staging slot laid out as a pool of
  * one layer. pages, len: the batch's index tables. */

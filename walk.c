@@ -30,7 +30,6 @@ static void note_batch(Plan *p, int k, const BatchNeed *b) {
     p->last_rows = imax(p->last_rows, b->last_rows); /* at least one of each prompt */
     p->off_rows = imax(p->off_rows, b->off_rows);
     p->off_seqs = imax(p->off_seqs, b->off_seqs);
-    if (b->act_rows[TIER_CPU] || b->act_rows[TIER_DISK]) p->need_x = true;
     for (int t = 0; t < NTIERS; t++) {
         p->act_rows[t][k] = imax(p->act_rows[t][k], b->act_rows[t]);
         p->max_act_rows[t] = imax(p->max_act_rows[t], b->act_rows[t]);

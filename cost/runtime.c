@@ -144,7 +144,7 @@ static double gpu_seconds(const Sweep *a, bool prefill) {
 /* The layer's six matrices are unpacked where some batch's products want F16. */
 static double unpacking_seconds(const Sweep *a) {
     if (!a->plan->policy.weight_quant.bits || (takes_packed_weights(a, false) && takes_packed_weights(a, true))) return 0;
-    return memory_seconds(a->weights + a->plan->unpacked_bytes, a->hw->gpu_bdw) + 6 * a->hw->op_s;
+    return memory_seconds(a->weights + a->plan->region[UNPACKED_WEIGHTS][TIER_GPU].bytes, a->hw->gpu_bdw) + 6 * a->hw->op_s;
 }
 
 /* Attention of new tokens to the whole cache, on either side. It reads K, and of V the share that it wants. */

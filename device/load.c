@@ -67,43 +67,29 @@ int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device,
     return failures ? -1 : 0;
 }
 
-/* A tensor of layer 0, or a matrix that streams like one, where it lies or will lie while it computes. */
-static Tensor warm_weight(const Plan *plan, const WeightPlace *place) {
-    Tensor t = place->home;
-    if (t.tier == TIER_GPU || !t.rows) return t;
-    const Type type = t.type == U8 ? U8 : F16;
-    const size_t end = place->slab_offset + (size_t)t.rows * t.cols * type_bytes(type);
-    const RegionId slot = plan->slot_bytes[0] < end ? WEIGHT_SLOT_1 : WEIGHT_SLOT;
-    Tensor w = plan_bytes(plan, slot, TIER_GPU, 0, place->slab_offset, type, t.cols);
-    w.rows = t.rows, w.quant = t.quant;
-    return w;
-}
-
 /* Layer 0's tensors as batches of so many rows take them. */
-static void warm_layer(const Plan *plan, int rows, Tensor w[NROLES]) {
+static void warm_layer(const Plan *plan, int slot, int rows, Tensor w[NROLES]) {
     for (int r = 0; r < NROLES; r++) {
-        w[r] = warm_weight(plan, &plan->weight[0][r]);
-        if (w[r].type != U8 || rows <= plan->packed_rows) continue;
-        opt_role_shape(&plan->config, (Role)r, &w[r].rows, &w[r].cols);
-        Tensor plain = plan_bytes(plan, UNPACKED_WEIGHTS, TIER_GPU, 0, plan->unpacked_at[r], F16, w[r].cols);
-        plain.rows = w[r].rows;
-        w[r] = plain;
+        w[r] = plan_weight(plan, &plan->weight[0][r], slot);
+        if (w[r].type == U8 && rows > plan->packed_rows) w[r] = plan_f16(plan, (Role)r);
     }
 }
 
 int opt_warm_up(Device *device, const Plan *plan, Error *err) {
     const OptConfig *c = &plan->config;
     const int sizes[] = {plan->piece_rows, plan->max_seqs};
+    const int slot =
+        plan->region[WEIGHT_SLOT][TIER_GPU].bytes < plan->region[WEIGHT_SLOT_1][TIER_GPU].bytes; /* the larger */
     Poster to = {.device = device, .overlap = true, .err = err};
     Tensor w[NROLES], global[NGLOBALS];
-    for (int g = 0; g < NGLOBALS; g++) global[g] = warm_weight(plan, &plan->global[g]);
+    for (int g = 0; g < NGLOBALS; g++) global[g] = plan_weight(plan, &plan->global[g], slot);
     Op project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
     for (int i = 0; i < 2; i++) {
         const int n = sizes[i];
         Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, n), qkv = plan_view(plan, QKV, TIER_GPU, 0, 0, n);
         Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, 0, plan->act_type, c->h1); /* q, k and v are not wanted any more */
         x.rows = n;
-        warm_layer(plan, n, w);
+        warm_layer(plan, slot, n, w);
         opt_project(&to, project, c, w, qkv, o, plan_view(plan, NORM_1, TIER_GPU, 0, 0, n));
         if (!post_drain(&to)) return -1;
         opt_finish(&to, finish, c, w, x, o, plan_view(plan, NORM_2, TIER_GPU, 0, 0, n),
