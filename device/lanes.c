@@ -11,7 +11,7 @@
  * The lanes that are busy on a link share it equally, as in the sim. An op first waits until its bytes would have crossed
  * and copies them then, so that an event that is missing shows; the wait counts as busy, since the link is.
  *
- * With a trace every op is noted when it has ended: on a stream by groups between two marks, which then are of one call of
+ * With a trace every op is noted when it has ended: on a stream by spans between two marks, which then are of one call of
  * Figure 4 each, in times of the GPU's clock brought to ours. Without one marks have no times, which would take the GPU's.
  *
  * The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread posts. Read next: arena.c,
@@ -53,21 +53,22 @@ typedef struct {
     Slice slice;
     double posted;
     bool timed;
-} Group;
+} Span;
 
 typedef struct {
     LaneDevice *device;
     int index;
     pthread_t thread;
-    bool started; /* there is a thread, to be joined */
-    pthread_cond_t posted_cond, done_cond;
+    bool started;              /* there is a thread, to be joined */
+    pthread_cond_t ready_cond; /* its thread may go on */
+    pthread_cond_t done_cond;
     uint64_t posted, begun, done; /* ops so far; on a stream done means posted there, with a mark behind */
     uint64_t awaited;             /* the first op for which someone sleeps on done_cond */
     uint64_t retired;             /* of a stream: ops known to have happened */
-    uint64_t mark[RING];          /* of a stream: the op behind which the mark is that ends this one's group */
+    uint64_t mark[RING];          /* of a stream: the op behind which the mark is that ends this one's span */
     int sleepers[RING];           /* threads that sleep until a mark, which may not be set anew meanwhile */
     Posted ring[RING];
-    Group group[RING];   /* of a stream: by its first op */
+    Span span[RING];     /* of a stream: by its first op */
     double began;        /* when the op that runs or is being posted began; INFINITY: none is */
     double noted;        /* when the newest op, of a stream the newest slice, ended */
     bool on_link;        /* on its slowed link: from an op that had to wait to one behind which no other is ready */
@@ -80,9 +81,8 @@ typedef struct {
 struct LaneDevice {
     Device base;
     Arenas arenas;
-    Gpu *gpu;                /* NULL: the host device */
-    pthread_mutex_t lock;    /* guards everything below and the lanes' counters */
-    pthread_cond_t gpu_cond; /* something happened that PROJECT or FINISH may wait for */
+    Gpu *gpu;             /* NULL: the host device */
+    pthread_mutex_t lock; /* guards everything below and the lanes' counters */
     uint64_t nposted;
     bool stop, failed;
     bool alone;      /* no pipeline: nothing will be sent */
@@ -115,48 +115,41 @@ static void note_failure(LaneDevice *d, const Error *err) {
     give_up(d);
 }
 
-/* Somebody outside wants the run to end. */
-static void note_stop(LaneDevice *d) {
-    Error err;
-    fail(&err, EXIT_FAILED, "stopped");
-    note_failure(d, &err);
-}
-
 /* What will still be noted did not begin before. */
-static double settled(const LaneDevice *d) {
+static double lanes_settled(const LaneDevice *d) {
     double first = seconds_now();
     for (int l = 0; l < NLANES; l++) {
         const LaneState *lane = &d->lane[l];
         first = fmin(first, lane->on_link ? fmin(lane->began, lane->noted) : lane->began);
         if (is_stream(d, l) && lane->begun > lane->retired)
-            first = fmin(first, lane->group[(lane->retired + 1) % RING].posted);
+            first = fmin(first, lane->span[(lane->retired + 1) % RING].posted);
     }
     return first;
 }
 
-/* A slice for a group that has happened. The GPU's clock does not run quite as ours does, but what has begun was posted
+/* A slice for a span that has happened. The GPU's clock does not run quite as ours does, but what has begun was posted
  * before, and what has ended has ended by now. */
-static void note_group(LaneDevice *d, LaneState *lane, uint64_t first, double took) {
-    Group *group = &lane->group[first % RING];
+static void note_span(LaneDevice *d, LaneState *lane, uint64_t first, double took) {
+    Span *span = &lane->span[first % RING];
     double begin = d->gpu->began(d->gpu, lane->index, first), end = begin + took;
     d->gpu_ahead = fmax(d->gpu_ahead, end - seconds_now());
-    d->gpu_ahead = fmin(d->gpu_ahead, begin - group->posted);
+    d->gpu_ahead = fmin(d->gpu_ahead, begin - span->posted);
     begin = fmax(begin - d->gpu_ahead, lane->noted);
     lane->noted = fmax(end - d->gpu_ahead, lane->noted);
-    group->slice.begin = begin, group->slice.end = lane->noted;
-    trace_add(d->base.trace, &group->slice, settled(d));
+    span->slice.begin = begin, span->slice.end = lane->noted;
+    trace_add(d->base.trace, &span->slice, lanes_settled(d));
 }
 
 /* A stream's ops up to the mark behind op `last` have happened. */
 static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
     while (lane->retired < last) {
         uint64_t first = lane->retired + 1, end = lane->mark[first % RING];
-        const Group *group = &lane->group[first % RING];
-        double took = group->timed ? d->gpu->took(d->gpu, lane->index, first, end) : 0;
-        const Slice *slice = &group->slice;
+        const Span *span = &lane->span[first % RING];
+        double took = span->timed ? d->gpu->took(d->gpu, lane->index, first, end) : 0;
+        const Slice *slice = &span->slice;
         d->base.count[slice->lane].busy_s += took;
         if (slice->prefill) d->base.count[slice->lane].prefill_s += took;
-        if (d->base.trace) note_group(d, lane, first, took);
+        if (d->base.trace) note_span(d, lane, first, took);
         lane->retired = end;
     }
 }
@@ -176,18 +169,19 @@ static bool first_is_ready(LaneDevice *d, const LaneState *lane) {
     return true;
 }
 
-static void wake_gpu(LaneDevice *d) {
-    if (first_is_ready(d, &d->lane[PROJECT]) || first_is_ready(d, &d->lane[FINISH])) pthread_cond_signal(&d->gpu_cond);
+/* Wakes the lane's thread if the first op can begin. PROJECT's serves FINISH too. */
+static void wake_ready(LaneDevice *d, const LaneState *lane) {
+    if (first_is_ready(d, lane)) pthread_cond_signal(&d->lane[lane->index == FINISH ? PROJECT : lane->index].ready_cond);
 }
 
-/* The lane has come farther. It wakes only where someone may go on: to wake a thread takes longer than most ops of a small
+/* The lane has come farther. It wakes only those who may go on: to wake a thread takes longer than most ops of a small
  * model do. */
 static void wake_waiting(LaneDevice *d, LaneState *lane) {
     if (lane->begun >= lane->awaited) {
         lane->awaited = UINT64_MAX;
         pthread_cond_broadcast(&lane->done_cond);
     }
-    wake_gpu(d);
+    for (int i = 0; i < NLANES; i++) wake_ready(d, &d->lane[i]);
 }
 
 /* Sleeps until a stream, which has been given op seq and a mark behind it, has done it. The lock is free meanwhile. */
@@ -220,15 +214,15 @@ static void await(LaneDevice *d, LaneState *waiter, Event e) {
         note_failure(d, &err);
 }
 
-/* Sets a mark behind what a stream has been given, so that others can wait for it. One mark serves a group of ops that
+/* Sets a mark behind what a stream has been given, so that others can wait for it. One mark serves a span of ops that
  * begin one behind the other: marks take the GPU's time. */
-static void end_group(LaneDevice *d, LaneState *lane) {
+static void end_span(LaneDevice *d, LaneState *lane) {
     uint64_t last = lane->begun;
     Error err;
     if (lane->done == last) return;
     while (lane->sleepers[last % RING]) pthread_cond_wait(&lane->done_cond, &d->lock); /* they are about to wake */
     for (uint64_t seq = lane->done + 1; seq <= last; seq++) lane->mark[seq % RING] = last;
-    const bool timed = lane->group[(lane->done + 1) % RING].timed;
+    const bool timed = lane->span[(lane->done + 1) % RING].timed;
     if (!d->failed && (timed ? d->gpu->end : d->gpu->mark)(d->gpu, lane->index, last, &err)) note_failure(d, &err);
     lane->done = last;
     wake_waiting(d, lane);
@@ -241,26 +235,26 @@ static Slice slice_of_job(const LaneDevice *d, const Posted *job, double begin, 
     return slice;
 }
 
-/* Whether the op belongs to another call than the group that it could join: a trace tells them apart. */
+/* Whether the op belongs to another call than the span that it could join: a trace tells them apart. */
 static bool is_other_call(const LaneDevice *d, const LaneState *lane, const Posted *job) {
-    const Slice slice = slice_of_job(d, job, 0, 0), *group = &lane->group[(lane->done + 1) % RING].slice;
-    return d->base.trace && lane->begun != lane->done && (group->lane != slice.lane || !same_call(group, &slice));
+    const Slice slice = slice_of_job(d, job, 0, 0), *span = &lane->span[(lane->done + 1) % RING].slice;
+    return d->base.trace && lane->begun != lane->done && (span->lane != slice.lane || !same_call(span, &slice));
 }
 
-/* Makes the stream wait for what its next op needs. Ops without events of their own belong to the group before them. */
+/* Makes the stream wait for what its next op needs. Ops without events of their own belong to the span before them. */
 static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
     const Op *op = &job->op;
     uint64_t seq = lane->begun + 1;
     Error err;
-    if (op->nafter || lane->begun - lane->done >= RING / 2 || is_other_call(d, lane, job)) end_group(d, lane);
+    if (op->nafter || lane->begun - lane->done >= RING / 2 || is_other_call(d, lane, job)) end_span(d, lane);
     if (seq > RING) sleep_until(d, lane, seq - RING); /* its mark is needed again; no stream is farther ahead of the GPU */
     if (lane->begun != lane->done) {
-        lane->group[(lane->done + 1) % RING].slice.bytes += job->bytes;
+        lane->span[(lane->done + 1) % RING].slice.bytes += job->bytes;
         return;
     }
     for (int i = 0; i < op->nafter; i++) await(d, lane, op->after[i]);
     const bool timed = d->base.trace || d->mixes;
-    lane->group[seq % RING] = (Group){slice_of_job(d, job, 0, 0), lane->began = seconds_now(), timed};
+    lane->span[seq % RING] = (Span){slice_of_job(d, job, 0, 0), lane->began = seconds_now(), timed};
     if (timed && !d->failed && d->gpu->begin(d->gpu, lane->index, seq, &err)) note_failure(d, &err);
 }
 
@@ -349,21 +343,23 @@ static void run_job(LaneDevice *d, LaneState *lane, const Posted *job) {
     d->base.count[lane->index].busy_s += end - begin;
     if (job->op.prefill) d->base.count[lane->index].prefill_s += end - begin;
     const Slice slice = slice_of_job(d, job, begin, end);
-    if (d->base.trace && !d->failed) trace_add(d->base.trace, &slice, settled(d));
+    if (d->base.trace && !d->failed) trace_add(d->base.trace, &slice, lanes_settled(d));
 }
 
-/* Runs the lane's first op, whose events on lanes that are no streams have all happened. */
+/* Runs the lane's first op, whose events have all happened, or on streams been posted. */
 static void run_first(LaneDevice *d, LaneState *lane) {
     Posted *job = &lane->ring[lane->begun % RING];
     bool stream = is_stream(d, lane->index);
     int delay = d->base.delay_us[lane->index];
+    for (int i = 0; i < job->op.nafter && !stream; i++) await(d, lane, job->op.after[i]);
     if (delay && !d->failed) {
         link_leave(d, lane);
         pthread_mutex_unlock(&d->lock);
         usleep(delay);
         pthread_mutex_lock(&d->lock);
     }
-    if (d->base.stop && __atomic_load_n(d->base.stop, __ATOMIC_RELAXED)) note_stop(d);
+    if (d->base.stop && __atomic_load_n(d->base.stop, __ATOMIC_RELAXED))
+        note_failure(d, &(Error){EXIT_FAILED, "stopped"}); /* somebody outside wants the run to end */
     if (stream) begin_on_stream(d, lane, job);
     if (!d->failed) run_job(d, lane, job);
     lane->began = INFINITY;
@@ -373,46 +369,28 @@ static void run_first(LaneDevice *d, LaneState *lane) {
     wake_waiting(d, lane);
 }
 
+/* The thread of a lane, or of the two that share the GPU: of their first ops it takes the one that can begin, and of two
+ * that can the one that was posted earlier. */
 static void *lane_main(void *arg) {
     LaneState *lane = arg;
     LaneDevice *d = lane->device;
+    LaneState *other = lane->index == PROJECT ? &d->lane[FINISH] : lane;
     pthread_mutex_lock(&d->lock);
     for (;;) {
-        if (!first_is_ready(d, lane)) link_leave(d, lane);
-        while (lane->begun == lane->posted && lane->done == lane->begun && !d->stop)
-            pthread_cond_wait(&lane->posted_cond, &d->lock);
-        if (lane->begun == lane->posted) {
-            if (lane->done == lane->begun) break;
-            end_group(d, lane);
+        const bool ready[] = {first_is_ready(d, lane), other != lane && first_is_ready(d, other)};
+        const Lane turn = gpu_turn(ready, lane->ring[lane->begun % RING].order, other->ring[other->begun % RING].order);
+        if (turn != NLANES) {
+            run_first(d, turn == FINISH ? other : lane);
             continue;
         }
-        const Op *op = &lane->ring[lane->begun % RING].op;
-        for (int i = 0; i < op->nafter && !is_stream(d, lane->index); i++) await(d, lane, op->after[i]);
-        run_first(d, lane);
-    }
-    pthread_mutex_unlock(&d->lock);
-    return NULL;
-}
-
-/* One thread serves both lanes of the GPU: of the two first ops it takes the one that can begin,
- * and of two that can the one that was posted earlier. */
-static void *gpu_main(void *arg) {
-    LaneDevice *d = arg;
-    LaneState *project = &d->lane[PROJECT], *finish = &d->lane[FINISH];
-    pthread_mutex_lock(&d->lock);
-    for (;;) {
-        const bool ready[] = {first_is_ready(d, project), first_is_ready(d, finish)};
-        const Lane turn =
-            gpu_turn(ready, project->ring[project->begun % RING].order, finish->ring[finish->begun % RING].order);
-        if (turn != NLANES) {
-            run_first(d, &d->lane[turn]);
-        } else if (project->done != project->begun || finish->done != finish->begun) {
-            end_group(d, project); /* what the other one waits for may be in them */
-            end_group(d, finish);
-        } else if (d->stop && project->done == project->posted && finish->done == finish->posted) {
+        link_leave(d, lane);
+        if (lane->done != lane->begun || other->done != other->begun) {
+            end_span(d, lane); /* what others wait for may be in them */
+            end_span(d, other);
+        } else if (d->stop && lane->done == lane->posted && other->done == other->posted) {
             break;
         } else {
-            pthread_cond_wait(&d->gpu_cond, &d->lock);
+            pthread_cond_wait(&lane->ready_cond, &d->lock);
         }
     }
     pthread_mutex_unlock(&d->lock);
@@ -455,10 +433,7 @@ static Event device_post(Device *base, const Op *op) {
     if (moves) job->op.moves = memcpy(lane->moves + at, op->moves, moves * sizeof(Move));
     lane->moves_posted += take;
     Event event = {queue, ++lane->posted};
-    if (lane_channel[queue] == GPU)
-        wake_gpu(d);
-    else
-        pthread_cond_signal(&lane->posted_cond);
+    wake_ready(d, lane);
     pthread_mutex_unlock(&d->lock);
     return event;
 }
@@ -510,28 +485,25 @@ static void device_close(Device *base) {
     pthread_mutex_lock(&d->lock);
     d->stop = true;
     give_up(d); /* what is still queued is no longer wanted */
-    for (int i = 0; i < NLANES; i++) pthread_cond_broadcast(&d->lane[i].posted_cond);
-    pthread_cond_broadcast(&d->gpu_cond);
+    for (int i = 0; i < NLANES; i++) pthread_cond_signal(&d->lane[i].ready_cond);
     pthread_mutex_unlock(&d->lock);
     for (int i = 0; i < NLANES; i++)
         if (d->lane[i].started) pthread_join(d->lane[i].thread, NULL);
     for (int i = 0; i < NLANES; i++) { /* not before: lanes signal each other */
-        pthread_cond_destroy(&d->lane[i].posted_cond);
+        pthread_cond_destroy(&d->lane[i].ready_cond);
         pthread_cond_destroy(&d->lane[i].done_cond);
         free(d->lane[i].moves);
     }
     arenas_close(&d->arenas);
     pthread_mutex_destroy(&d->lock);
-    pthread_cond_destroy(&d->gpu_cond);
     for (int c = 0; c < NCHANNELS; c++) pthread_cond_destroy(&d->link[c].left);
     free(d);
 }
 
 static void init_locks(LaneDevice *d) {
     pthread_mutex_init(&d->lock, NULL);
-    pthread_cond_init(&d->gpu_cond, NULL);
     for (int i = 0; i < NLANES; i++) {
-        pthread_cond_init(&d->lane[i].posted_cond, NULL);
+        pthread_cond_init(&d->lane[i].ready_cond, NULL);
         pthread_cond_init(&d->lane[i].done_cond, NULL);
     }
     for (int c = 0; c < NCHANNELS; c++) cond_open(&d->link[c].left); /* the clock of now */
@@ -542,8 +514,7 @@ static int open_lanes(LaneDevice *d, Error *err) {
         LaneState *lane = &d->lane[i];
         lane->moves = xcalloc(d->move_capacity, sizeof(Move));
         if (i == FINISH || (lane_channel[i] == NET && d->alone)) continue; /* PROJECT's thread serves FINISH */
-        int status = i == PROJECT ? pthread_create(&lane->thread, NULL, gpu_main, d)
-                                  : pthread_create(&lane->thread, NULL, lane_main, lane);
+        int status = pthread_create(&lane->thread, NULL, lane_main, lane);
         lane->started = !status;
         if (status) return fail_to_start(err, status);
     }

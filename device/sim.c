@@ -55,7 +55,7 @@ static void begin_ready(Sim *d) {
 }
 
 /* When the oldest of the ops began that have not ended. */
-static double settled_at(const Sim *d) {
+static double sim_settled(const Sim *d) {
     double first = d->clock;
     for (int i = 0; i < NLANES; i++)
         if (d->lane[i].active) first = fmin(first, d->lane[i].began);
@@ -66,7 +66,7 @@ static void end_op(Sim *d, int i) {
     SimLane *lane = &d->lane[i];
     Slice *slice = &first_op(lane)->slice;
     slice->begin = lane->began, slice->end = d->clock;
-    if (d->base.trace) trace_add(d->base.trace, slice, settled_at(d));
+    if (d->base.trace) trace_add(d->base.trace, slice, sim_settled(d));
     if (i == SEND) d->sent(d, slice->bytes);
     lane->active = false;
     lane->done++;
