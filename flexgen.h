@@ -288,23 +288,19 @@ void admission_close(Admission *a);
 // ---------------------------------------------------------------------------------------------------------------
 // opt_model.c again: the forward pass as ops, in pieces of a sweep (section 3)
 //
-// Each function posts on op.lane. x (rows, h1) is the hidden state, changed in place; w is one layer's tensors on the GPU;
-// norm (rows, h1) and ffn (rows, h2) are scratch.
+// Each function posts on op.lane, and has its scratch from the plan. x (rows, h1) is the hidden state, changed in place; w
+// is one layer's tensors on the GPU.
 // ---------------------------------------------------------------------------------------------------------------
 
-/* The hidden state of new tokens: x = token rows + position rows. tokens: (rows, embed) gathered token rows; with rows 0,
- * the rows `ids` of the token table, which is then on the GPU. positions (1, rows) I32 are already offset by 2. embedded:
- * scratch for project_in. */
-void opt_embed(Poster *to, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor x, Tensor tokens,
-               Tensor ids, Tensor positions, Tensor embedded);
+/* The hidden state of new tokens: x = token rows + position rows. tokens: (rows, embed) their rows of the token table,
+ * which are x itself where there is no project_in. positions (1, rows) I32 are already offset by 2. */
+void opt_embed(Poster *to, Op op, const Plan *plan, Tensor x, Tensor tokens, Tensor positions);
 /* The half of a layer before attention: qkv (rows, 3 h1) F16, a row's q, k and v side by side. */
-void opt_project(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor qkv, Tensor x, Tensor norm);
+void opt_project(Poster *to, Op op, const Plan *plan, const Tensor w[NROLES], Tensor qkv, Tensor x);
 /* The half after it: x += o w_O, then the MLP; o (rows, h1). */
-void opt_finish(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm,
-                Tensor ffn);
+void opt_finish(Poster *to, Op op, const Plan *plan, const Tensor w[NROLES], Tensor x, Tensor o);
 /* Final norm, project_out and the head: logits (rows, vocab) of the last rows x (rows, h1), which it overwrites. */
-void opt_logits(Poster *to, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor head, Tensor logits,
-                Tensor x, Tensor out);
+void opt_logits(Poster *to, Op op, const Plan *plan, Tensor head, Tensor logits, Tensor x);
 
 // ---------------------------------------------------------------------------------------------------------------
 // schedule.c: the sweep, Figure 4

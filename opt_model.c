@@ -100,22 +100,22 @@ void plain_attention(float *o, const float *q, const float *k, const float *v, f
 }
 
 /* The floats of one forward; n tokens. */
-typedef struct {
-    float *x;         /* (n, h1) what flows from layer to layer */
-    float *y;         /* (n, max(h1, embed)) */
-    float *q, *k, *v; /* (n, h1) */
-    float *a;         /* (n, h1) */
-    float *hidden;    /* (n, h2) */
-    float *score;     /* (n) */
+typedef union {
+    struct {
+        float *x;         /* (n, h1) what flows from layer to layer */
+        float *y;         /* (n, max(h1, embed)) */
+        float *q, *k, *v; /* (n, h1) */
+        float *a;         /* (n, h1) */
+        float *hidden;    /* (n, h2) */
+        float *score;     /* (n) */
+    };
+    float *all[8];
 } Buffers;
 
 /* Multi-head attention with its residual; w holds the layer's tensors. */
 static void plain_attention_block(Buffers *s, float *w[NROLES], const OptConfig *c, int n) {
-    const float *in = s->x;
-    if (c->pre_norm) {
-        plain_layernorm(s->y, s->x, w[LN1_W], w[LN1_B], n, c->h1);
-        in = s->y;
-    }
+    const float *in = c->pre_norm ? s->y : s->x;
+    if (c->pre_norm) plain_layernorm(s->y, s->x, w[LN1_W], w[LN1_B], n, c->h1);
     plain_linear(s->q, in, w[Q_W], w[Q_B], n, c->h1, c->h1);
     plain_linear(s->k, in, w[K_W], w[K_B], n, c->h1, c->h1);
     plain_linear(s->v, in, w[V_W], w[V_B], n, c->h1, c->h1);
@@ -130,11 +130,8 @@ static void plain_attention_block(Buffers *s, float *w[NROLES], const OptConfig 
 
 /* The feed-forward network with its residual. */
 static void plain_ffn_block(Buffers *s, float *w[NROLES], const OptConfig *c, int n) {
-    const float *in = s->x;
-    if (c->pre_norm) {
-        plain_layernorm(s->y, s->x, w[LN2_W], w[LN2_B], n, c->h1);
-        in = s->y;
-    }
+    const float *in = c->pre_norm ? s->y : s->x;
+    if (c->pre_norm) plain_layernorm(s->y, s->x, w[LN2_W], w[LN2_B], n, c->h1);
     plain_linear(s->hidden, in, w[FC1_W], w[FC1_B], n, c->h2, c->h1);
     for (size_t e = 0; e < (size_t)n * c->h2; e++) s->hidden[e] = fmaxf(s->hidden[e], 0);
     plain_linear(s->y, s->hidden, w[FC2_W], w[FC2_B], n, c->h1, c->h2);
@@ -155,12 +152,9 @@ static void plain_embed(Buffers *s, float *g[NGLOBALS], const OptConfig *c, cons
 
 /* logits (n, vocab) from x. */
 static void plain_head(float *logits, Buffers *s, float *g[NGLOBALS], const OptConfig *c, int n) {
-    const float *in = s->x;
+    const float *in = g[PROJECT_OUT] ? s->y : s->x;
     if (g[FINAL_LN_W]) plain_layernorm(s->x, s->x, g[FINAL_LN_W], g[FINAL_LN_B], n, c->h1);
-    if (g[PROJECT_OUT]) {
-        plain_linear(s->y, s->x, g[PROJECT_OUT], NULL, n, c->embed, c->h1);
-        in = s->y;
-    }
+    if (g[PROJECT_OUT]) plain_linear(s->y, s->x, g[PROJECT_OUT], NULL, n, c->embed, c->h1);
     plain_linear(logits, in, g[LM_HEAD] ? g[LM_HEAD] : g[TOK_EMBED], NULL, n, c->vocab, c->embed);
 }
 
@@ -183,10 +177,9 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
     float *g[NGLOBALS] = {NULL}, *w[NROLES] = {NULL};
     CHECK(n > 0 && n <= c->max_pos);
     for (int t = 0; t < n; t++) CHECK(ids[t] >= 0 && ids[t] < c->vocab);
-    size_t width[] = {c->h1, c->embed > c->h1 ? c->embed : c->h1, c->h1, c->h1, c->h1, c->h1, c->h2, 1};
-    float *s[8];
-    for (int b = 0; b < 8; b++) s[b] = (float *)xcalloc(n * width[b], sizeof(float));
-    Buffers buffers = {.x = s[0], .y = s[1], .q = s[2], .k = s[3], .v = s[4], .a = s[5], .hidden = s[6], .score = s[7]};
+    const size_t width[8] = {c->h1, imax(c->embed, c->h1), c->h1, c->h1, c->h1, c->h1, c->h2, 1};
+    Buffers buffers;
+    for (int b = 0; b < 8; b++) buffers.all[b] = (float *)xcalloc(n * width[b], sizeof(float));
 
     int rc = tensors_floats(g, checkpoint, checkpoint->global, NGLOBALS, err);
     if (rc == 0) plain_embed(&buffers, g, c, ids, n);
@@ -200,7 +193,7 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
     }
     if (rc == 0) plain_head(logits, &buffers, g, c, n);
     free_floats(g, NGLOBALS);
-    free_floats(s, 8);
+    free_floats(buffers.all, 8);
     return rc;
 }
 
@@ -210,15 +203,13 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
 
 static const Tensor none = {.rows = 0};
 
-void opt_embed(Poster *to, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor x, Tensor tokens,
-               Tensor ids, Tensor positions, Tensor embedded) {
-    bool projected = config->embed != config->h1;
-    if (!tokens.rows) {
-        post(to, op_embed(&op, projected ? embedded : x, global[TOK_EMBED], ids, false));
-        tokens = embedded;
-    }
-    post(to, op_embed(&op, x, global[POS_EMBED], positions, !projected));
-    if (projected) post(to, op_linear(&op, x, tokens, global[PROJECT_IN], none, x, false));
+/* Scratch for a step's rows on the GPU; what only one step at a time uses. */
+static Tensor scratch_rows(const Plan *plan, RegionId id, Tensor x) { return plan_view(plan, id, TIER_GPU, 0, 0, x.rows); }
+
+void opt_embed(Poster *to, Op op, const Plan *plan, Tensor x, Tensor tokens, Tensor positions) {
+    const bool projected = plan->config.embed != plan->config.h1;
+    post(to, op_embed(&op, x, plan->global[POS_EMBED].home, positions, !projected));
+    if (projected) post(to, op_linear(&op, x, tokens, plan->global[PROJECT_IN].home, none, x, false));
 }
 
 /* The tensors of q, k and v as one. */
@@ -226,28 +217,30 @@ static Tensor joined(const Tensor w[NROLES], Role q, Role k, Role v) {
     return tensor_joined(tensor_joined(w[q], w[k]), w[v]);
 }
 
-void opt_project(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor qkv, Tensor x, Tensor norm) {
+void opt_project(Poster *to, Op op, const Plan *plan, const Tensor w[NROLES], Tensor qkv, Tensor x) {
     const Tensor matrix = joined(w, Q_W, K_W, V_W), bias = tensor_row(joined(w, Q_B, K_B, V_B));
-    if (config->pre_norm) post(to, op_layernorm(&op, norm, x, w[LN1_W], w[LN1_B]));
-    post(to, op_linear(&op, qkv, config->pre_norm ? norm : x, matrix, bias, none, false));
+    const bool pre_norm = plan->config.pre_norm;
+    const Tensor in = pre_norm ? scratch_rows(plan, NORM_1, x) : x;
+    if (pre_norm) post(to, op_layernorm(&op, in, x, w[LN1_W], w[LN1_B]));
+    post(to, op_linear(&op, qkv, in, matrix, bias, none, false));
 }
 
-void opt_finish(Poster *to, Op op, const OptConfig *config, const Tensor w[NROLES], Tensor x, Tensor o, Tensor norm,
-                Tensor ffn) {
+void opt_finish(Poster *to, Op op, const Plan *plan, const Tensor w[NROLES], Tensor x, Tensor o) {
+    const bool pre_norm = plan->config.pre_norm;
+    const Tensor in = pre_norm ? scratch_rows(plan, NORM_2, x) : x, hidden = scratch_rows(plan, MLP, x);
     post(to, op_linear(&op, x, o, w[O_W], w[O_B], x, false));
-    if (!config->pre_norm) post(to, op_layernorm(&op, x, x, w[LN1_W], w[LN1_B]));
-    if (config->pre_norm) post(to, op_layernorm(&op, norm, x, w[LN2_W], w[LN2_B]));
-    post(to, op_linear(&op, ffn, config->pre_norm ? norm : x, w[FC1_W], w[FC1_B], none, true));
-    post(to, op_linear(&op, x, ffn, w[FC2_W], w[FC2_B], x, false));
-    if (!config->pre_norm) post(to, op_layernorm(&op, x, x, w[LN2_W], w[LN2_B]));
+    if (!pre_norm) post(to, op_layernorm(&op, x, x, w[LN1_W], w[LN1_B]));
+    if (pre_norm) post(to, op_layernorm(&op, in, x, w[LN2_W], w[LN2_B]));
+    post(to, op_linear(&op, hidden, in, w[FC1_W], w[FC1_B], none, true));
+    post(to, op_linear(&op, x, hidden, w[FC2_W], w[FC2_B], x, false));
+    if (!pre_norm) post(to, op_layernorm(&op, x, x, w[LN2_W], w[LN2_B]));
 }
 
-void opt_logits(Poster *to, Op op, const OptConfig *config, const Tensor global[NGLOBALS], Tensor head, Tensor logits,
-                Tensor x, Tensor out) {
-    if (config->final_norm) post(to, op_layernorm(&op, x, x, global[FINAL_LN_W], global[FINAL_LN_B]));
-    if (config->embed != config->h1) {
-        post(to, op_linear(&op, out, x, global[PROJECT_OUT], none, none, false));
-        x = out;
-    }
-    post(to, op_linear(&op, logits, x, head, none, none, false));
+void opt_logits(Poster *to, Op op, const Plan *plan, Tensor head, Tensor logits, Tensor x) {
+    const bool projected = plan->config.embed != plan->config.h1;
+    const Tensor in = projected ? scratch_rows(plan, HEAD_OUT, x) : x;
+    if (plan->config.final_norm)
+        post(to, op_layernorm(&op, x, x, plan->global[FINAL_LN_W].home, plan->global[FINAL_LN_B].home));
+    if (projected) post(to, op_linear(&op, in, x, plan->global[PROJECT_OUT].home, none, none, false));
+    post(to, op_linear(&op, logits, in, head, none, none, false));
 }

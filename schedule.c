@@ -114,10 +114,7 @@ static Tensor hidden_piece(const Run *run, const Batch *b, long sq, const Piece 
     return tensor_cells(tensor_rows(hidden(run, b, sq), piece->row, piece->rows), piece->number, 1);
 }
 
-/* q of a piece's first rows, and their new k, v. */
-static Tensor new_q(const Run *run, const Batch *b, int rows) {
-    return tensor_cols(workspace(run, QKV, b->turn, rows), 0, run->plan->config.h1);
-}
+/* The new k, v of a piece's first rows. */
 static Tensor new_kv(const Run *run, const Batch *b, int rows) {
     return tensor_cols(workspace(run, QKV, b->turn, rows), run->plan->config.h1, 2 * run->plan->config.h1);
 }
@@ -338,16 +335,19 @@ static void load_cache(Run *run, int j, int k) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Token rows are gathered where the table rests; only they move. */
-static Tensor gather_tokens(Run *run, Batch *b, long sq, int k, Tensor x) {
-    Tensor table = run->plan->global[TOK_EMBED].home;
-    if (table.tier == TIER_GPU) return none;
-    Tensor rows = plan_view(run->plan, EMBEDDED, TIER_CPU, sq, 0, b->rows);
-    Tensor arrive = run->plan->config.embed == run->plan->config.h1 ? x : workspace(run, EMBEDDED, sq, b->rows);
-    Move up = {arrive, rows};
-    const Lane lane = table.tier == TIER_DISK ? C_READ : ATTEND;
-    post(&run->to, op_embed(new_op(run, lane, OTHER, 0, k), rows, table, b->cpu.ids, false));
-    post(&run->to, op_copy(new_op(run, C_LOAD, OTHER, 0, k), &up, 1));
-    return arrive;
+static void embed(Run *run, Batch *b, long sq, int k, Tensor x) {
+    const Plan *p = run->plan;
+    const Tensor table = p->global[TOK_EMBED].home;
+    const Tensor tokens = p->config.embed == p->config.h1 ? x : workspace(run, EMBEDDED, sq, b->rows);
+    if (table.tier == TIER_GPU) {
+        post(&run->to, op_embed(new_op(run, PROJECT, OTHER, 0, k), tokens, table, b->gpu.ids, false));
+    } else {
+        const Lane lane = table.tier == TIER_DISK ? C_READ : ATTEND;
+        Move up = {tokens, plan_view(p, EMBEDDED, TIER_CPU, sq, 0, b->rows)};
+        post(&run->to, op_embed(new_op(run, lane, OTHER, 0, k), up.src, table, b->cpu.ids, false));
+        post(&run->to, op_copy(new_op(run, C_LOAD, OTHER, 0, k), &up, 1));
+    }
+    opt_embed(&run->to, *new_op(run, PROJECT, OTHER, 0, k), p, x, tokens, b->gpu.positions);
 }
 
 /* Section 4.4: layer 0 of this stage begins where the last layer of the stage before has ended.
@@ -370,13 +370,6 @@ static void send(Run *run, Batch *b, int j, int k) {
     post(&run->to, op_send(new_op(run, SEND, ACTIVATION, j, k), down.dst));
 }
 
-static void embed(Run *run, Batch *b, long sq, int k, Tensor x) {
-    Tensor global[NGLOBALS], tokens = gather_tokens(run, b, sq, k, x);
-    for (int g = 0; g < NGLOBALS; g++) global[g] = run->plan->global[g].home;
-    opt_embed(&run->to, *new_op(run, PROJECT, OTHER, 0, k), &run->plan->config, global, x, tokens, b->gpu.ids,
-              b->gpu.positions, workspace(run, EMBEDDED, sq, b->rows));
-}
-
 /* The hidden state is where layer j computes it. */
 static void enter(Run *run, Batch *b, int j, int k) {
     const long sq = square_number(run, j, k);
@@ -386,14 +379,12 @@ static void enter(Run *run, Batch *b, int j, int k) {
 }
 
 static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], const Piece *piece) {
-    const OptConfig *c = &run->plan->config;
     const int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
-    opt_project(&run->to, *new_op(run, PROJECT, OTHER, j, k), c, w, workspace(run, QKV, b->turn, piece->rows),
-                hidden_piece(run, b, square_number(run, j, k), piece),
-                plan_view(run->plan, NORM_1, TIER_GPU, 0, 0, piece->rows));
+    opt_project(&run->to, *new_op(run, PROJECT, OTHER, j, k), run->plan, w, workspace(run, QKV, b->turn, piece->rows),
+                hidden_piece(run, b, square_number(run, j, k), piece));
     if (off && run->plan->policy.cache_quant.bits)
         post(&run->to, op_pack(new_op(run, PROJECT, CACHE, j, k), new_kv_off(run, b, gpu, off),
-                               tensor_rows(new_kv(run, b, piece->rows), gpu, off), c->nh));
+                               tensor_rows(new_kv(run, b, piece->rows), gpu, off), run->plan->config.nh));
     if (gpu)
         append(run, new_op(run, PROJECT, CACHE, j, k), b, batch_pages(run->flight, b, TIER_GPU, j), new_kv(run, b, gpu),
                piece->row, gpu);
@@ -455,7 +446,7 @@ static void attend_on_cpu(Run *run, Batch *b, int j, int k, Tensor q) {
 static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
     const long sq = square_number(run, j, k);
     const int n = piece->rows, gpu = b->kv_seqs[TIER_GPU], off = off_seqs(b);
-    Tensor q = new_q(run, b, n);
+    Tensor q = tensor_cols(workspace(run, QKV, b->turn, n), 0, run->plan->config.h1);
     if (b->prefill) { /* to what has just been computed */
         Tensor start = tensor_cols(b->gpu.start, piece->first + piece->number, piece->nseq + 1);
         post(&run->to, op_attend_prefill(new_op(run, FINISH, CACHE, j, k), workspace(run, ATTENDED, b->turn, n), q,
@@ -476,10 +467,8 @@ static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
 }
 
 static void finish(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], const Piece *piece) {
-    const int n = piece->rows;
-    opt_finish(&run->to, *new_op(run, FINISH, OTHER, j, k), &run->plan->config, w,
-               hidden_piece(run, b, square_number(run, j, k), piece), workspace(run, ATTENDED, b->turn, n),
-               plan_view(run->plan, NORM_2, TIER_GPU, 0, 0, n), plan_view(run->plan, MLP, TIER_GPU, 0, 0, n));
+    opt_finish(&run->to, *new_op(run, FINISH, OTHER, j, k), run->plan, w,
+               hidden_piece(run, b, square_number(run, j, k), piece), workspace(run, ATTENDED, b->turn, piece->rows));
 }
 
 /* Logits become the next token of each sequence; in a scored task, those of head rows from `first` on, the probability of
@@ -512,16 +501,14 @@ static void compute_head(Run *run, Batch *b, int k) {
     const Plan *p = run->plan;
     const int resting = b->act_last[TIER_GPU];
     Op *op = new_op(run, PROJECT, OTHER, run->l, k);
-    Tensor x = workspace(run, LAST_ROWS, square_number(run, run->l, k), b->last_rows), logits = none, global[NGLOBALS];
-    for (int g = 0; g < NGLOBALS; g++) global[g] = p->global[g].home;
+    Tensor x = workspace(run, LAST_ROWS, square_number(run, run->l, k), b->last_rows), logits = none;
     if (resting)
         post(&run->to, op_embed(op, tensor_rows(x, 0, resting), batch_activations(run->flight, b, TIER_GPU),
                                 tensor_cols(b->gpu.head, 0, resting), false));
     for (int first = 0; first < b->last_rows; first += p->head_chunk) {
         const int n = imin(p->head_chunk, b->last_rows - first);
         logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, n);
-        opt_logits(&run->to, *op, &p->config, global, plan_weight(p, &p->global[p->head], run->now.slot), logits,
-                   tensor_rows(x, first, n), plan_view(p, HEAD_OUT, TIER_GPU, 0, 0, n));
+        opt_logits(&run->to, *op, p, plan_weight(p, &p->global[p->head], run->now.slot), logits, tensor_rows(x, first, n));
         choose_tokens(run, b, k, logits, first);
     }
     bring_down(run, b, k, logits);

@@ -76,31 +76,27 @@ static void warm_layer(const Plan *plan, int slot, int rows, Tensor w[NROLES]) {
 }
 
 int opt_warm_up(Device *device, const Plan *plan, Error *err) {
-    const OptConfig *c = &plan->config;
     const int sizes[] = {plan->piece_rows, plan->max_seqs};
     const int slot =
         plan->region[WEIGHT_SLOT][TIER_GPU].bytes < plan->region[WEIGHT_SLOT_1][TIER_GPU].bytes; /* the larger */
+    const Op project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
     Poster to = {.device = device, .overlap = true, .err = err};
-    Tensor w[NROLES], global[NGLOBALS];
-    for (int g = 0; g < NGLOBALS; g++) global[g] = plan_weight(plan, &plan->global[g], slot);
-    Op project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
+    Tensor w[NROLES];
     for (int i = 0; i < 2; i++) {
         const int n = sizes[i];
-        Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, n), qkv = plan_view(plan, QKV, TIER_GPU, 0, 0, n);
-        Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, 0, plan->act_type, c->h1); /* q, k and v are not wanted any more */
+        Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, n);
+        Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, 0, plan->act_type, plan->config.h1); /* q, k and v are not wanted */
         x.rows = n;
         warm_layer(plan, slot, n, w);
-        opt_project(&to, project, c, w, qkv, o, plan_view(plan, NORM_1, TIER_GPU, 0, 0, n));
+        opt_project(&to, project, plan, w, plan_view(plan, QKV, TIER_GPU, 0, 0, n), o);
         if (!post_drain(&to)) return -1;
-        opt_finish(&to, finish, c, w, x, o, plan_view(plan, NORM_2, TIER_GPU, 0, 0, n),
-                   plan_view(plan, MLP, TIER_GPU, 0, 0, n));
+        opt_finish(&to, finish, plan, w, x, o);
         if (!post_drain(&to)) return -1;
     }
-    if (is_last(c)) {
+    if (is_last(&plan->config)) {
         Tensor x = plan_view(plan, LAST_ROWS, TIER_GPU, 0, 0, plan->head_chunk);
-        Tensor out = plan_view(plan, HEAD_OUT, TIER_GPU, 0, 0, plan->head_chunk);
         Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, plan->head_chunk);
-        opt_logits(&to, project, c, global, global[plan->head], logits, x, out);
+        opt_logits(&to, project, plan, plan_weight(plan, &plan->global[plan->head], slot), logits, x);
         if (!post_drain(&to)) return -1;
     }
     memset(device->count, 0, sizeof device->count);
