@@ -68,11 +68,6 @@ static void grow_pages(Flight *f, Batch *b) {
         if (took[t]) pages_move(f, (Tier)t, b->index, nobody(f));
 }
 
-static void give_pages(Flight *f, Sequence *q) {
-    for (int e = 0; e < q->npages; e++) pool_give(&f->pool[q->kv], q->pages[e]);
-    q->npages = 0;
-}
-
 static int by_page(const void *a, const void *b) { return ((const Staged *)a)->page - ((const Staged *)b)->page; }
 
 /* Lists the pages of one tier that attention will want elsewhere, and writes their places in staging, from base on, into
@@ -117,7 +112,7 @@ static bool next_token(Flight *f, Sequence *q, int32_t id) {
     bool stop = to->token && to->token(to->ctx, q->prompt, q->tokens, q->generated);
     stop = stop || eos;
     if (!stop && q->generated < q->n) return true;
-    give_pages(f, q);
+    while (q->npages) pool_give(&f->pool[q->kv], q->pages[--q->npages]);
     admission_leave(&f->admission, (int)(q - f->seqs), q->generated);
     if (to->done(to->ctx, q->prompt, q->tokens, q->generated - eos, stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
         f->to->failed = true;
@@ -349,11 +344,6 @@ bool batch_begin(Flight *f, Batch *b) {
 /* The batch through which topups enter: they prefill together, and are in the batches of their seats from then on. */
 static Batch *entrance(Flight *f) { return &f->batch[f->batches - 1]; }
 
-static void fly(Flight *f, Batch *b) {
-    b->in_flight = true;
-    f->in_sweep[f->K++] = b;
-}
-
 /* Whoever has prefilled in the entrance moves on, and with them the order that their pages must keep. */
 static void leave_entrance(Flight *f) {
     Batch *from = entrance(f);
@@ -402,9 +392,9 @@ static void take_place(Flight *f, int seat, Batch *b) {
     q->s = prompt->s, q->n = prompt->n;
     q->generated = q->npages = 0;
     if (!b->in_flight) {
-        fly(f, b);
+        b->in_flight = b->prefill = f->prefill = true;
         b->number = (int)f->line->admitted++;
-        b->prefill = f->prefill = true;
+        f->in_sweep[f->K++] = b;
     }
     b->seq[b->nseq++] = q;
 }

@@ -44,11 +44,12 @@ typedef struct Message {
     int pieces; /* under way */
 } Message;
 
-/* A piece that is under way; its MPI_Request is beside it. */
+/* A piece that is under way. */
 typedef struct {
     Message *message;
     size_t offset;
     int size;
+    MPI_Request request;
 } Piece;
 
 typedef struct {
@@ -65,11 +66,8 @@ typedef struct {
     /* the thread's alone */
     MPI_Comm comm[NKINDS_OF_MESSAGES];
     int npieces, capacity;
-    MPI_Request *request;
     Piece *piece;
-    MPI_Status *status; /* of the pieces that have been found to be done, */
-    int *index;         /* and which they are */
-    double moved;       /* when something last began or ended */
+    double moved; /* when something last began or ended */
 } Pipeline;
 
 static void doze(Pipeline *n, pthread_cond_t *cond, double until) {
@@ -102,24 +100,14 @@ static void end_message(Pipeline *n, Message *m) {
     if (m->nobody_waits) free(m);
 }
 
-static void grow_pieces(Pipeline *n) {
-    n->capacity = 2 * n->capacity + 16;
-    n->request = xrealloc(n->request, n->capacity, sizeof *n->request);
-    n->piece = xrealloc(n->piece, n->capacity, sizeof *n->piece);
-    n->status = xrealloc(n->status, n->capacity, sizeof *n->status);
-    n->index = xrealloc(n->index, n->capacity, sizeof *n->index);
-}
-
 static void begin_message(Pipeline *n, Message *m) {
     for (size_t at = 0; at <= m->size; at += PIECE) {
-        if (n->npieces == n->capacity) grow_pieces(n);
-        MPI_Request *request = &n->request[n->npieces];
+        if (n->npieces == n->capacity) n->piece = xrealloc(n->piece, n->capacity = 2 * n->capacity + 16, sizeof *n->piece);
+        Piece *p = &n->piece[n->npieces++];
         char *bytes = (char *)m->bytes + at;
-        int size = m->size - at < PIECE ? (int)(m->size - at) : PIECE;
-        int status = m->receives ? MPI_Irecv(bytes, size, MPI_BYTE, m->peer, 0, n->comm[m->kind], request)
-                                 : MPI_Isend(bytes, size, MPI_BYTE, m->peer, 0, n->comm[m->kind], request);
-        check_mpi(status);
-        n->piece[n->npieces++] = (Piece){m, at, size};
+        *p = (Piece){.message = m, .offset = at, .size = m->size - at < PIECE ? (int)(m->size - at) : PIECE};
+        check_mpi(m->receives ? MPI_Irecv(bytes, p->size, MPI_BYTE, m->peer, 0, n->comm[m->kind], &p->request)
+                              : MPI_Isend(bytes, p->size, MPI_BYTE, m->peer, 0, n->comm[m->kind], &p->request));
         m->pieces++;
     }
 }
@@ -163,21 +151,18 @@ static void end_piece(Pipeline *n, const Piece *p, int error, const MPI_Status *
 
 /* Lets MPI work, and ends what is done. */
 static void look(Pipeline *n) {
-    int ndone = 0, kept = 0, status = MPI_SUCCESS;
-    pthread_mutex_unlock(&n->lock);                                  /* MPI copies large messages here */
-    for (int i = 0; i < 2 && !ndone && status == MPI_SUCCESS; i++) { /* Open MPI looks first, and works then */
-        status = MPI_Testsome(n->npieces, n->request, &ndone, n->index, n->status);
-        if (ndone == MPI_UNDEFINED) ndone = 0; /* nothing is under way */
-    }
-    pthread_mutex_lock(&n->lock);
-    for (int i = 0; i < ndone; i++)
-        end_piece(n, &n->piece[n->index[i]], status == MPI_ERR_IN_STATUS ? n->status[i].MPI_ERROR : MPI_SUCCESS,
-                  &n->status[i]);
-    if (status != MPI_ERR_IN_STATUS) check_mpi(status);
+    int kept = 0;
     for (int i = 0; i < n->npieces; i++) {
-        if (n->request[i] == MPI_REQUEST_NULL) continue;
-        n->request[kept] = n->request[i];
-        n->piece[kept++] = n->piece[i];
+        Piece p = n->piece[i];
+        MPI_Status status;
+        int over = 0;
+        pthread_mutex_unlock(&n->lock); /* MPI copies large messages here */
+        const int error = MPI_Test(&p.request, &over, &status);
+        pthread_mutex_lock(&n->lock);
+        if (over || error != MPI_SUCCESS)
+            end_piece(n, &p, error, &status);
+        else
+            n->piece[kept++] = p;
     }
     if (kept < n->npieces) n->moved = seconds_now();
     n->npieces = kept;
@@ -296,7 +281,7 @@ static void pipeline_close(Net *net) {
     pthread_mutex_unlock(&n->lock);
     pthread_join(n->thread, NULL);
     pthread_cond_destroy(&n->asked), pthread_cond_destroy(&n->news), pthread_mutex_destroy(&n->lock);
-    free(n->request), free(n->piece), free(n->status), free(n->index), free(n);
+    free(n->piece), free(n);
 }
 
 Net *net_open_mpi(double bytes_s, double delay_s, Error *err) {
