@@ -33,7 +33,9 @@ Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
 PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j) {
     const PagePool *pool = &f->pool[tier];
     const Tables *tables = batch_tables(b, tier);
-    return pool_pages(f->plan, tier, j, b->index, pool->first + pool->peak, tables->pages, tables->len);
+    PageTable t = plan_pages(f->plan, KV_CACHE, tier, 2 * j, pool->first + pool->peak, tables->pages, tables->len);
+    t.k.cell = t.v.cell = cache_cell(f->plan, tier, b->index, j);
+    return t;
 }
 
 static void *host(const Flight *f, Tensor t) { return f->to->device->host(f->to->device, t); }
@@ -137,11 +139,11 @@ static void tell_scores(Flight *f, const Batch *b) {
 /* What the last stage alone knows goes round to all (section 4.4), which then know as well who has ended. */
 static bool go_round(Flight *f, const Batch *b) {
     Net *net = f->to->device->net;
-    const int last = net->stages - 1, n = f->task->scored ? b->last_rows : b->nseq;
+    const int last = net->stages - 1;
+    const size_t size = b->last_rows * sizeof(int32_t);
     int status = 0;
     void *const what[] = {f->ids, f->logp};
     for (int w = 0; w < 1 + f->task->scored && !status; w++) {
-        const size_t size = n * sizeof(int32_t);
         if (net->stage < last) status = net->receive(net, last, NET_TOKENS, what[w], size, f->to->err);
         for (int to = 0; net->stage == last && to < last && !status; to++)
             status = net->post(net, to, NET_TOKENS, what[w], size, f->to->err);
@@ -225,13 +227,6 @@ static Tensor ints(const Tensor *all, size_t *at, int n, size_t room) {
     return t;
 }
 
-/* The same as (n, max_pages). */
-static Tensor page_ints(const Plan *p, const Tensor *all, size_t *at, int n) {
-    Tensor t = ints(all, at, p->max_pages, (size_t)p->max_seqs * p->max_pages);
-    t.rows = n;
-    return t;
-}
-
 /* Lays the views of one side over the batch's block of tables. */
 static void lay_out_tables(const Flight *f, Batch *b, Tables *t, Tier side) {
     const Plan *p = f->plan;
@@ -246,8 +241,9 @@ static void lay_out_tables(const Flight *f, Batch *b, Tables *t, Tier side) {
     t->prompt = ints(&t->all, &at, b->nseq, seqs);
     t->at = ints(&t->all, &at, b->nseq, seqs);
     t->start = ints(&t->all, &at, 2 * b->nseq, 2 * seqs);
-    t->pages = page_ints(p, &t->all, &at, b->nseq);
-    t->staged = page_ints(p, &t->all, &at, b->nseq);
+    t->pages = ints(&t->all, &at, p->max_pages, seqs * p->max_pages);
+    t->staged = ints(&t->all, &at, p->max_pages, seqs * p->max_pages);
+    t->pages.rows = t->staged.rows = b->nseq;
     t->head = ints(&t->all, &at, b->last_rows, p->last_rows);
     t->target = ints(&t->all, &at, f->task->scored ? b->last_rows : 0, p->last_rows);
 }
@@ -488,15 +484,11 @@ void flight_close(Flight *f) {
 }
 
 int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from, int page_tokens) {
-    const Staged *list = b->staged[tier];
-    for (int i = 0, together; i < b->nstaged[tier]; i += imax(together, 1)) {
-        for (together = 0; i + together < b->nstaged[tier] && list[i + together].past &&
-                           list[i + together].page == list[i].page + together;
-             together++)
-            continue;
-        if (together)
-            n = add_move(moves, n, tensor_rows(to, i * page_tokens, together * page_tokens),
-                         tensor_rows(from, list[i].page * page_tokens, together * page_tokens));
+    for (int i = 0; i < b->nstaged[tier]; i++) {
+        const Staged *page = &b->staged[tier][i];
+        if (page->past)
+            n = add_move(moves, n, tensor_rows(to, i * page_tokens, page_tokens),
+                         tensor_rows(from, page->page * page_tokens, page_tokens));
     }
     return n;
 }

@@ -18,32 +18,23 @@
 // The plain forward
 // ---------------------------------------------------------------------------------------------------------------
 
-/* A whole tensor as F16, and how many numbers. The caller frees it. NULL if it cannot be read. */
-static f16 *tensor_numbers(size_t *count, const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
-    const Quant quant = tensor->quant;
-    const bool packed = tensor->type == U8;
-    const size_t size = (size_t)tensor->rows * tensor->cols;
-    const int k = packed ? tensor->cols / (int)quant_bytes(quant, quant.group) : tensor->cols;
-    *count = packed ? (size_t)tensor->rows * quant.group * k : size;
-    f16 *numbers = (f16 *)xcalloc(*count, sizeof *numbers);
-    uint8_t *bytes = packed ? (uint8_t *)xcalloc(size, 1) : NULL;
-    int status = checkpoint_fill(checkpoint, packed ? (void *)bytes : numbers, tensor, 0, size, err);
-    for (int g = 0; packed && !status && g < tensor->rows; g++)
-        quant_unpack_rows(numbers + (size_t)g * quant.group * k, bytes + (size_t)g * tensor->cols, quant.group, k, quant);
-    free(bytes);
-    if (!status) return numbers;
-    free(numbers);
-    return NULL;
-}
-
 /* A whole tensor as floats; the caller frees it. NULL if it is absent (rows 0, err untouched) or cannot be read. */
 static float *tensor_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
-    size_t count;
-    f16 *numbers = tensor->rows ? tensor_numbers(&count, checkpoint, tensor, err) : NULL;
-    if (!numbers) return NULL;
-    float *values = (float *)xcalloc(count, sizeof *values);
-    for (size_t i = 0; i < count; i++) values[i] = f16_to_f32(numbers[i]);
-    free(numbers);
+    if (!tensor->rows) return NULL;
+    const bool packed = tensor->type == U8; /* a row of it is then a row of groups */
+    const Quant quant = tensor->quant;
+    const int k = packed ? tensor->cols / (int)quant_bytes(quant, quant.group) : tensor->cols;
+    const size_t size = (size_t)tensor->rows * tensor->cols, count = (size_t)tensor->rows * k * (packed ? quant.group : 1);
+    f16 *numbers = (f16 *)xcalloc(count, sizeof *numbers);
+    uint8_t *bytes = (uint8_t *)xcalloc(packed ? size : 0, 1);
+    float *values = NULL;
+    if (!checkpoint_fill(checkpoint, packed ? (void *)bytes : numbers, tensor, 0, size, err)) {
+        values = (float *)xcalloc(count, sizeof *values);
+        for (size_t g = 0; packed && g < (size_t)tensor->rows; g++)
+            quant_unpack_rows(numbers + g * quant.group * k, bytes + g * tensor->cols, quant.group, k, quant);
+        for (size_t i = 0; i < count; i++) values[i] = f16_to_f32(numbers[i]);
+    }
+    free(bytes), free(numbers);
     return values;
 }
 

@@ -139,43 +139,41 @@ static Tensor attended_elsewhere(const Run *run, const Batch *b) {
 // Weights
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Bytes first .. first+bytes-1 of layer j's disk slab, which begins at `slab` on the GPU. */
-static int disk_part(Run *run, int j, Tensor slab, Bytes first, Bytes bytes, int n) {
+/* Numbers in F16 from byte `at` of next's slot on. */
+static Tensor slot_bytes(const Run *run, Bytes at, int n) {
+    return plan_bytes(run->plan, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_GPU, 0, at, F16, n);
+}
+
+/* What of layer j lies in bytes first .. end-1 of its slab, as moves into next's slot. */
+static int slab_moves(Run *run, int j, Bytes first, Bytes end, int n) {
     const Plan *p = run->plan;
     for (int i = 0; i < (j < run->l ? NROLES : 1); i++) {
         const WeightPlace *place = j < run->l ? &p->weight[j][p->slab_order[j][i]] : &p->global[p->head];
-        Tensor src = place->home, dst = slab;
-        if (src.tier != TIER_DISK) continue;
-        Bytes begin = place->slab_offset - p->cpu_slab[j];
-        Bytes size = (Bytes)src.rows * src.cols * (src.type == U8 ? 1 : 2);
+        const Bytes begin = place->slab_offset, from = first > begin ? first : begin;
+        const Bytes to = size_min(end, begin + place->slab_bytes);
+        Tensor src = place->home;
+        if (src.tier == TIER_GPU || from >= to) continue;
         if (src.type == U8) src.type = F16; /* bytes, two at a time */
-        Bytes from = first > begin ? first - begin : 0, to = first + bytes < begin + size ? first + bytes - begin : size;
-        if (first + bytes <= begin || from >= to) continue;
-        src.rows = 1, src.cols = dst.cols = (int)((to - from) / 2);
-        src.offset += from / 2 * type_bytes(src.type), dst.offset += begin + from;
-        n = add_move(run->moves, n, dst, src);
+        src.rows = 1, src.cols = (int)((to - from) / 2);
+        src.offset += (from - begin) / 2 * type_bytes(src.type);
+        n = add_move(run->moves, n, slot_bytes(run, from, src.cols), src);
     }
     return n;
 }
 
-/* The k-th of K parts of layer j, into next's slot: equal parts, cut at whole cache lines. */
+/* The k-th of K parts of layer j, into next's slot: equal parts of what the CPU holds and of what the disk holds, cut at
+ * whole cache lines. */
 static void load_part(Run *run, int j, int k, int K) {
     const Plan *p = run->plan;
     const Bytes cpu = p->cpu_slab[j], disk = p->disk_slab[j];
     if (!cpu && !disk) return;
     if (!k) run->next = (LayerWeights){.slot = (int)(run->streamed++ % 2)};
-    const RegionId slot = (RegionId)(WEIGHT_SLOT + run->next.slot);
-    const Bytes c0 = cpu / 64 * k / K * 64, c1 = cpu / 64 * (k + 1) / K * 64;
-    const Bytes d0 = disk / 64 * k / K * 64, d1 = disk / 64 * (k + 1) / K * 64;
-    Tensor slab = plan_bytes(p, slot, TIER_GPU, 0, cpu, F16, 0), via = plan_view(p, slot, TIER_CPU, 0, 0, 1);
-    int n = 0;
+    Tensor via = plan_view(p, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_CPU, 0, 0, 1);
     if (!k && disk) depend_fold(run->to.depend, &via); /* the parts of the layer that had the slot had other bounds */
-    if (c1 > c0)
-        n = add_move(run->moves, n, plan_bytes(p, slot, TIER_GPU, 0, c0, F16, (int)((c1 - c0) / 2)),
-                     plan_bytes(p, j < run->l ? RESTING_WEIGHTS : EMBEDDINGS, TIER_CPU, 0, p->cpu_slab_offset[j] + c0, F16,
-                                (int)((c1 - c0) / 2)));
-    if (d1 > d0) n = disk_part(run, j, slab, d0, d1 - d0, n);
-    carry(&run->to, new_op(run, W_LOAD, WEIGHT, j, k), W_READ, run->moves, n, &(Stop){slab, tensor_cells(via, k, 1)}, 1);
+    int n = slab_moves(run, j, cpu / 64 * k / K * 64, cpu / 64 * (k + 1) / K * 64, 0);
+    n = slab_moves(run, j, cpu + disk / 64 * k / K * 64, cpu + disk / 64 * (k + 1) / K * 64, n);
+    const Stop stop = {slot_bytes(run, cpu, 0), tensor_cells(via, k, 1)};
+    carry(&run->to, new_op(run, W_LOAD, WEIGHT, j, k), W_READ, run->moves, n, &stop, 1);
 }
 
 /* Whether any flight will sweep once more. */
@@ -306,8 +304,8 @@ static void bring_cache(Run *run, const Batch *b, int j, int k) {
     const long sq = square_number(run, j, k);
     const int cpu = b->nstaged[TIER_CPU], disk = b->nstaged[TIER_DISK], page = run->plan->policy.page_tokens;
     const Tier side = delegated(run, b) ? TIER_CPU : TIER_GPU;
-    const PageTable to = staged_pages(run->plan, side, sq, cpu + disk, none, none);
-    const PageTable via = staged_pages(run->plan, TIER_CPU, sq, disk, none, none);
+    const PageTable to = plan_pages(run->plan, KV_STAGING, side, 2 * sq, cpu + disk, none, none);
+    const PageTable via = plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * sq, disk, none, none);
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         if (!b->nstaged[t]) continue;
         const PageTable home = batch_pages(run->flight, b, (Tier)t, j);
@@ -434,7 +432,8 @@ static void attend_on_cpu(Run *run, Batch *b, int j, int k, Tensor q) {
         attend_rows(run, op, home, NULL, tensor_rows(result, 0, cpu), tensor_rows(query, 0, cpu), gpu, cpu);
     }
     if (disk) {
-        PageTable near = staged_pages(run->plan, TIER_CPU, sq, b->nstaged[TIER_DISK], b->cpu.staged, b->cpu.len);
+        PageTable near =
+            plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * sq, b->nstaged[TIER_DISK], b->cpu.staged, b->cpu.len);
         PageTable home = batch_pages(run->flight, b, TIER_DISK, j);
         home.pages = tensor_rows(home.pages, gpu + cpu, disk);
         append(run, op, b, near, tensor_rows(kv, cpu, disk), gpu + cpu, disk);
@@ -459,8 +458,8 @@ static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
         attend_rows(run, op, batch_pages(run->flight, b, TIER_GPU, j), NULL, attended_on_gpu(run, b),
                     tensor_rows(q, 0, gpu), 0, gpu);
     if (off && !delegated(run, b)) {
-        PageTable near =
-            staged_pages(run->plan, TIER_GPU, sq, b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK], b->gpu.staged, b->gpu.len);
+        PageTable near = plan_pages(run->plan, KV_STAGING, TIER_GPU, 2 * sq, b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK],
+                                    b->gpu.staged, b->gpu.len);
         append(run, op, b, near, new_kv_off(run, b, gpu, off), gpu, off);
         attend_rows(run, op, near, NULL, attended_elsewhere(run, b), tensor_rows(q, gpu, off), gpu, off);
     }

@@ -142,8 +142,7 @@ int cache_cell(const Plan *p, Tier tier, int batch, int j) {
     return p->region[KV_CACHE][tier].cell + batch * p->config.l + j;
 }
 
-/* Of slots `slot` and the one behind it, which are K and V. */
-static PageTable table_at(const Plan *p, RegionId id, Tier tier, long slot, int npages, Tensor pages, Tensor len) {
+PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npages, Tensor pages, Tensor len) {
     const int page = p->policy.page_tokens;
     return (PageTable){.k = plan_view(p, id, tier, slot, 0, npages * page),
                        .v = plan_view(p, id, tier, slot + 1, 0, npages * page),
@@ -151,16 +150,6 @@ static PageTable table_at(const Plan *p, RegionId id, Tier tier, long slot, int 
                        .len = len,
                        .page_tokens = page,
                        .nh = p->config.nh};
-}
-
-PageTable pool_pages(const Plan *p, Tier tier, int j, int batch, int npages, Tensor pages, Tensor len) {
-    PageTable t = table_at(p, KV_CACHE, tier, 2 * j, npages, pages, len);
-    t.k.cell = t.v.cell = cache_cell(p, tier, batch, j);
-    return t;
-}
-
-PageTable staged_pages(const Plan *p, Tier tier, long slot, int npages, Tensor pages, Tensor len) {
-    return table_at(p, KV_STAGING, tier, slot % 2 * 2, npages, pages, len);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -188,21 +177,18 @@ bool copied_to_disk(const Plan *p, const Checkpoint *c) {
     return c->dummy || (p->policy.weight_quant.bits && !c->quant.bits);
 }
 
-/* A layer's tensors in its slab: first those of q, k and v, then the others as they lie in the checkpoint, so that
+/* Whether role a comes before role b in a slab: first q, k and v, then the others as they lie in the checkpoint, so that
  * neighbours on disk are neighbours in the slab and are read as one. In our packed copies q, k and v are neighbours too; in
  * other checkpoints they are some reads more. */
+static bool comes_before(const Tensor *t, Role a, Role b) {
+    if (imin(role_place(a), role_place(b)) <= role_place(V_B)) return role_place(a) < role_place(b);
+    return t[a].file < t[b].file || (t[a].file == t[b].file && t[a].offset < t[b].offset);
+}
+
 static void slab_order(Role order[NROLES], const Tensor *t) {
-    const int first = role_place(V_B) + 1;
-    int n = first;
-    for (int r = Q_W; r <= V_B; r++) order[role_place((Role)r)] = (Role)r;
-    for (int r = 0; r < NROLES; r++) {
-        int at = n;
-        if (role_place((Role)r) < first) continue;
-        for (; at > first && (t[order[at - 1]].file > t[r].file ||
-                              (t[order[at - 1]].file == t[r].file && t[order[at - 1]].offset > t[r].offset));
-             at--)
-            order[at] = order[at - 1];
-        order[at] = (Role)r, n++;
+    for (int r = 0, at; r < NROLES; r++) {
+        for (at = r; at > 0 && comes_before(t, (Role)r, order[at - 1]); at--) order[at] = order[at - 1];
+        order[at] = (Role)r;
     }
 }
 
@@ -224,21 +210,20 @@ static void plan_layers(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
     Tier(*home)[NROLES] = xcalloc(l, sizeof *home);
     place_weights(home, &p->config, p->policy.wg, p->policy.wc);
     for (int j = 0; j < l; j++) {
-        p->cpu_slab_offset[j] = bytes[TIER_CPU];
         slab_order(p->slab_order[j], c->layer[j]);
-        for (int pass = TIER_GPU; pass <= TIER_DISK; pass++) { /* a slab: what the CPU holds, then what the disk holds */
+        for (int pass = TIER_GPU; pass <= TIER_DISK; pass++) {
             for (int i = 0; i < NROLES; i++) {
                 Role r = p->slab_order[j][i];
                 if ((int)home[j][r] != pass) continue;
                 Tensor t = c->layer[j][r];
                 WeightPlace *w = &p->weight[j][r];
                 w->home = as_stored(t, role_is_matrix(r), p->policy.weight_quant, (Tier)pass, bytes[pass]);
-                const Bytes at = bytes[pass];
-                bytes[pass] = role_end(r, at, tensor_bytes(w->home));
+                const Bytes size = tensor_bytes(w->home), padded = role_end(r, bytes[pass], size) - bytes[pass];
+                w->slab_offset = p->cpu_slab[j] + p->disk_slab[j], w->slab_bytes = pass == TIER_DISK ? size : padded;
                 if (pass == TIER_DISK && !copied_to_disk(p, c)) w->home = t;
-                w->slab_offset = p->cpu_slab[j] + p->disk_slab[j];
-                if (pass == TIER_CPU) p->cpu_slab[j] += bytes[pass] - at;
-                if (pass == TIER_DISK) p->disk_slab[j] += bytes[pass] - at;
+                if (pass == TIER_CPU) p->cpu_slab[j] += padded;
+                if (pass == TIER_DISK) p->disk_slab[j] += padded;
+                bytes[pass] += padded;
             }
         }
     }
@@ -254,13 +239,12 @@ static void plan_globals(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
         bool table = g == TOK_EMBED || g == LM_HEAD;
         Tier tier = table ? p->policy.table_home : TIER_GPU;
         if (!t.rows) continue;
-        Bytes size = whole_lines((Bytes)t.rows * t.cols * 2);
+        const Bytes size = (Bytes)t.rows * t.cols * sizeof(f16), padded = whole_lines(size);
+        p->global[g].slab_bytes = tier == TIER_DISK ? size : padded;
         p->global[g].home = tier == TIER_DISK && !c->dummy ? t : as_f16(t, EMBEDDINGS, tier, bytes[tier]);
-        if (table && (Global)g == p->head && tier != TIER_GPU && is_last(&p->config)) {
-            p->cpu_slab_offset[l] = bytes[tier];
-            (tier == TIER_CPU ? p->cpu_slab : p->disk_slab)[l] = size;
-        }
-        bytes[tier] += size;
+        if (table && (Global)g == p->head && tier != TIER_GPU && is_last(&p->config))
+            (tier == TIER_CPU ? p->cpu_slab : p->disk_slab)[l] = padded;
+        bytes[tier] += padded;
     }
 }
 
@@ -337,10 +321,15 @@ static double a21_cache(const Plan *p, const Task *task) {
 }
 
 static void plan_cache(Plan *p, const Task *task) {
+    const OptConfig *c = &p->config;
+    const Quant quant = p->policy.cache_quant;
+    p->kv_row = quant.bits ? c->nh * quant_bytes(quant, c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
+    for (int i = 0; i < task->count && is_sparse(&p->policy); i++)
+        p->most_chosen =
+            imax(p->most_chosen, sparse_tokens(p->policy.sparsity, task->prompts[i].s + task->prompts[i].n - 1));
     static const char *const percent_c = "change the third and fourth number of --percent (KV cache on GPU, on CPU), or %s";
-    const bool packed = p->policy.cache_quant.bits;
-    const int page = p->policy.page_tokens, wide = (int)(packed ? p->kv_row : p->kv_row / sizeof(f16));
-    const Type type = packed ? U8 : F16;
+    const Type type = quant.bits ? U8 : F16;
+    const int page = p->policy.page_tokens, wide = (int)(p->kv_row / type_bytes(type));
     static const char *const staging_remedy[] = {"use --cpu-cache-compute, or %s", smaller};
     for (int t = 0; t < NTIERS; t++) /* K and V of a layer in turn */
         add_region(p, (Wanted){KV_CACHE, (Tier)t, "KV cache", percent_c, type,
@@ -349,17 +338,6 @@ static void plan_cache(Plan *p, const Task *task) {
         add_region(
             p, (Wanted){KV_STAGING, (Tier)t, "KV staging", staging_remedy[t], type, p->staged_pages[t] * page, wide, 4});
     p->a21_kv = task->count ? a21_cache(p, task) : 0;
-}
-
-/* What a token's K takes in a page, and what sparse attention may choose of a sequence. */
-static void measure_cache(Plan *p, const Task *task) {
-    const OptConfig *c = &p->config;
-    Quant quant = p->policy.cache_quant;
-    p->kv_row = quant.bits ? c->nh * quant_bytes(quant, c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
-    if (!is_sparse(&p->policy)) return;
-    for (int i = 0; i < task->count; i++)
-        p->most_chosen =
-            imax(p->most_chosen, sparse_tokens(p->policy.sparsity, task->prompts[i].s + task->prompts[i].n - 1));
 }
 
 static void plan_activations(Plan *p) {
@@ -388,7 +366,7 @@ static void plan_workspace(Plan *p, const Task *task) {
     const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, for_head = p->last_rows, nws = p->nws,
               batches = p->batches;
     const int piece = p->piece_rows, turns = p->turns, off_rows = imin(p->off_rows, piece);
-    const int kv_cols = 2 * (int)(kv == U8 ? p->kv_row : p->kv_row / sizeof(f16)), choice = c->nh * p->most_chosen;
+    const int kv_cols = 2 * (int)(p->kv_row / type_bytes(kv)), choice = c->nh * p->most_chosen;
     const int norm = c->pre_norm ? piece : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
     const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU, scored = task->scored;
     const bool first = is_first(c), last = is_last(c), off_gpu = p->max_act_rows[TIER_CPU] + p->max_act_rows[TIER_DISK] > 0;
@@ -458,9 +436,7 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     p->slab_order = xcalloc(l, sizeof *p->slab_order);
     p->cpu_slab = xcalloc(l + 1, sizeof(Bytes));
     p->disk_slab = xcalloc(l + 1, sizeof(Bytes));
-    p->cpu_slab_offset = xcalloc(l + 1, sizeof(Bytes));
     plan_weights(p, checkpoint);
-    measure_cache(p, task);
     plan_batches(p, task);
     plan_cache(p, task);
     plan_activations(p);
@@ -472,7 +448,7 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
 void plan_free(Plan *p) {
     if (!p) return;
     for (int t = 0; t < NTIERS; t++) free(p->act_rows[t]), free(p->act_first[t]);
-    free(p->weight), free(p->slab_order), free(p->cpu_slab), free(p->disk_slab), free(p->cpu_slab_offset), free(p);
+    free(p->weight), free(p->slab_order), free(p->cpu_slab), free(p->disk_slab), free(p);
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -56,10 +56,11 @@ typedef struct {
     int cell, cells;     /* the first of its cells; cells of a slot */
 } Region;
 
-/* Where a tensor lies while its layer is computed: in its GPU home, or at an offset of the layer's staging slot. */
+/* Where a tensor lies while its layer is computed: in its GPU home, or in the layer's slab, which streams to a slot: first
+ * what the CPU holds of the layer, then what the disk holds. */
 typedef struct {
-    Tensor home;       /* tier DISK: in the checkpoint (or the offload file for a dummy) */
-    Bytes slab_offset; /* in the slot, when home is not the GPU */
+    Tensor home;                   /* tier DISK: in the checkpoint (or the offload file for a dummy) */
+    Bytes slab_offset, slab_bytes; /* when home is not the GPU; on the CPU with the padding behind it */
 } WeightPlace;
 
 /* The work of all sweeps of one kind if no sequence stops early, as sums over these sweeps. */
@@ -87,7 +88,6 @@ struct Plan {
     WeightPlace global[NGLOBALS];  /* the head streams as layer l when it is not on the GPU */
     Global head;                   /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
     Bytes *cpu_slab, *disk_slab;   /* [l + 1] bytes of a layer that stream from the CPU tier, from disk */
-    Bytes *cpu_slab_offset;        /* [l + 1] in the CPU's RESTING_WEIGHTS; the head's in its EMBEDDINGS */
 
     int batches;      /* GPU batches in flight, of all flights; with the diagonal schedule each has one more, through which
                          topups enter */
@@ -130,10 +130,9 @@ Tensor plan_weight(const Plan *plan, const WeightPlace *place, int slot);
 /* A packed matrix of the layer that computes, as F16. */
 Tensor plan_f16(const Plan *plan, Role role);
 
-/* The first npages pages of layer j in a tier's page pool, as a batch uses them; and a staging slot laid out as a pool of
- * one layer. pages, len: the batch's index tables. */
-PageTable pool_pages(const Plan *plan, Tier tier, int j, int batch, int npages, Tensor pages, Tensor len);
-PageTable staged_pages(const Plan *plan, Tier tier, long slot, int npages, Tensor pages, Tensor len);
+/* The first npages pages of two slots, `slot` and the one behind it, which hold K and V: of KV_CACHE slots 2 j and 2 j + 1
+ * layer j's, of KV_STAGING either pair. pages, len: a batch's index tables. */
+PageTable plan_pages(const Plan *plan, RegionId id, Tier tier, long slot, int npages, Tensor pages, Tensor len);
 /* The cell of a batch's pages of layer j; batch == plan->batches + g stands for the pages of flight g that nobody has. */
 int cache_cell(const Plan *plan, Tier tier, int batch, int j);
 

@@ -146,7 +146,7 @@ static Event post_attend_prefill(Profile *p, const Work *w, int i) {
 }
 
 /* Bytes of a token's K, or V. */
-static size_t row_bytes(const ProfileSize *s, Quant quant) {
+static size_t kv_bytes(const ProfileSize *s, Quant quant) {
     return quant.bits ? s->nh * quant_bytes(quant, s->h1 / s->nh) : s->h1 * sizeof(f16);
 }
 
@@ -154,7 +154,7 @@ static size_t row_bytes(const ProfileSize *s, Quant quant) {
  * page on each time. */
 static Event post_attend(Profile *p, const Work *w, int i) {
     const int len = token_sizes[i], h1 = p->size.h1, pages_each = pages_for(len, PAGE_TOKENS);
-    const size_t row = row_bytes(&p->size, p->quant), half = p->span / 2, page = PAGE_TOKENS * row;
+    const size_t row = kv_bytes(&p->size, p->quant), half = p->span / 2, page = PAGE_TOKENS * row;
     const int npages = (int)(half / page), nseq = imin(p->size.nseq, npages / pages_each);
     const size_t first = next_cold(p, half, nseq * pages_each * page) / page;
     const size_t lengths = (size_t)i * index_row(p) + p->size.tokens + 1;
@@ -280,7 +280,7 @@ static int measure_rate(double *rate, Profile *p, const Work *w) {
     return 0;
 }
 
-__attribute__((format(printf, 2, 3))) static void say(Profile *p, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static void tell(Profile *p, const char *format, ...) {
     va_list args;
     if (!p->progress) return;
     va_start(args, format);
@@ -300,7 +300,7 @@ static int measure_links(Hardware *h, Profile *p) {
     double up, down;
     if (measure_rate(&up, p, &ctog) || measure_rate(&down, p, &gtoc)) return -1;
     set_both(h->ctog_bdw, up), set_both(h->gtoc_bdw, down);
-    say(p, "  CPU to GPU %.2f GB/s, GPU to CPU %.2f GB/s", up / 1e9, down / 1e9);
+    tell(p, "  CPU to GPU %.2f GB/s, GPU to CPU %.2f GB/s", up / 1e9, down / 1e9);
     return 0;
 }
 
@@ -326,7 +326,7 @@ static int measure_disk(Hardware *h, Profile *p) {
     int pieces = (int)(p->plan.offload_bytes / piece(p));
     if (measure_pass(&write, p, &ctod, &pieces) || measure_pass(&read, p, &dtoc, &pieces)) return -1;
     set_both(h->ctod_bdw, write), set_both(h->dtoc_bdw, read);
-    say(p, "  write %.2f GB/s, read %.2f GB/s", write / 1e9, read / 1e9);
+    tell(p, "  write %.2f GB/s, read %.2f GB/s", write / 1e9, read / 1e9);
     return 0;
 }
 
@@ -348,8 +348,8 @@ static int measure_curve(Curve *c, Profile *p, const Work *w) {
     }
     for (int i = c->n - 2; i >= 0 && w != &prompts; i--)
         c->rate[i] = fmax(c->rate[i], c->rate[i + 1] * c->size[i] / c->size[i + 1]);
-    say(p, "  %s: %.1f GFLOP/s at %.0f %s, %.1f at %.0f", w->name, c->rate[0] / 1e9, c->size[0],
-        by_rows ? "rows" : "tokens", c->rate[c->n - 1] / 1e9, c->size[c->n - 1]);
+    tell(p, "  %s: %.1f GFLOP/s at %.0f %s, %.1f at %.0f", w->name, c->rate[0] / 1e9, c->size[0],
+         by_rows ? "rows" : "tokens", c->rate[c->n - 1] / 1e9, c->size[c->n - 1]);
     return 0;
 }
 
@@ -428,7 +428,7 @@ static int measure_shared_cores(Hardware *h, Profile *p) {
     if (measure_lost(&h->copy_core_s, p, &h->mm_rows, &ctog, h->ctog_bdw[0])) return -1;
     if (p->plan.offload_bytes && measure_lost(&h->disk_core_s, p, &h->mm_rows, &dtoc, h->dtoc_bdw[0])) return -1;
     p->span = p->size.cold;
-    say(p, "  lost for a GB copied %.3f s, read from disk %.3f s", 1e9 * h->copy_core_s, 1e9 * h->disk_core_s);
+    tell(p, "  lost for a GB copied %.3f s, read from disk %.3f s", 1e9 * h->copy_core_s, 1e9 * h->disk_core_s);
     return 0;
 }
 
@@ -443,7 +443,7 @@ static int widest(const ProfileSize *s) { return imax(3 * s->h1, s->h2); }
 static size_t lay_out_tier(Profile *p) {
     const ProfileSize *s = &p->size;
     size_t each = (size_t)imax(s->rows * widest(s), s->tokens * s->h1) * type_bytes(p->act);
-    size_t row = row_bytes(s, usual) < row_bytes(s, (Quant){0}) ? row_bytes(s, usual) : row_bytes(s, (Quant){0});
+    size_t row = kv_bytes(s, usual) < kv_bytes(s, (Quant){0}) ? kv_bytes(s, usual) : kv_bytes(s, (Quant){0});
     size_t npages = s->cold / 2 / (PAGE_TOKENS * row) + 1, starts = (size_t)NTOKEN_SIZES * index_row(p);
     p->x = s->cold;
     p->y = p->x + whole_lines(each);
@@ -607,7 +607,7 @@ static int measure_all(Hardware *h, Profile *p) {
                  {"products beside copies", measure_shared_cores}}; /* only of the host device */
     const int n = sizeof parts / sizeof *parts - (p->act != F32);
     for (int i = 0; i < n; i++) {
-        say(p, "measuring this machine: %s", parts[i].what);
+        tell(p, "measuring this machine: %s", parts[i].what);
         if (parts[i].measure(h, p) != 0) return -1;
     }
     return measure_rate(&h->gpu_bdw, p, &layernorm); /* the last: it overwrites weights */

@@ -292,7 +292,7 @@ static void put(int ints, const int32_t *values, int n) {
 
 static PageTable pool(Tier tier, int seqs) {
     Tier side = tier == TIER_GPU ? TIER_GPU : TIER_CPU;
-    return pool_pages(rig.plan, tier, 0, 0, 2, table_view(side, 32, seqs, 2), table_view(side, 0, 1, seqs));
+    return plan_pages(rig.plan, KV_CACHE, tier, 0, 2, table_view(side, 32, seqs, 2), table_view(side, 0, 1, seqs));
 }
 
 static Event attend(Lane lane) {
