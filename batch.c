@@ -23,6 +23,7 @@ Tensor batch_activations(const Flight *f, const Batch *b, Tier tier) {
 }
 
 Tensor batch_newest(const Flight *f, const Batch *b, RegionId id, Tier side) {
+    if (id == NEW_TOKENS && f->task->scored) id = GREEDY;
     return tensor_cols(plan_view(f->plan, id, side, b->index, 0, 1), 0, b->last_rows);
 }
 

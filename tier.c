@@ -398,8 +398,9 @@ static void plan_workspace(Plan *p, const Task *task) {
     const int ints = (int)(whole_lines(4 * table_ints(p, task)) / 4);
     for (int t = TIER_GPU; t <= TIER_CPU; t++) { /* one's mirror is the other */
         add_region(p, (Wanted){INDEX_TABLES, (Tier)t, "index tables", smaller, I32, 1, ints, 2 * batches});
-        add_region(p, (Wanted){NEW_TOKENS, (Tier)t, "new tokens", smaller, I32, 1, last ? for_head : 0, batches});
+        add_region(p, (Wanted){NEW_TOKENS, (Tier)t, "new tokens", smaller, I32, 1, scored || !last ? 0 : seqs, batches});
         add_region(p, (Wanted){LOG_PROBS, (Tier)t, "scores", smaller, F32, 1, scored && last ? for_head : 0, batches});
+        add_region(p, (Wanted){GREEDY, (Tier)t, "scores", smaller, I32, 1, scored && last ? for_head : 0, batches});
     }
 }
 

@@ -41,8 +41,9 @@ typedef enum {
     CHOSEN,       /* sparse attention: the chosen tokens */
     WEIGHING,     /* sparse attention: their weights */
     INDEX_TABLES, /* two for each batch: for its even and its odd sweeps */
-    NEW_TOKENS,   /* chosen ids of each batch; in a scored task the greedy choices */
+    NEW_TOKENS,   /* chosen ids of each batch */
     LOG_PROBS,    /* in a scored task: log-probabilities of the given tokens */
+    GREEDY,       /* in a scored task, in place of NEW_TOKENS: the greedy choices */
     NREGIONS
 } RegionId;
 
