@@ -204,12 +204,10 @@ void opt_embed(Poster *to, Op op, const Plan *plan, Tensor x, Tensor tokens, Ten
 }
 
 /* The tensors of q, k and v as one. */
-static Tensor joined(const Tensor w[NROLES], Role q, Role k, Role v) {
-    return tensor_joined(tensor_joined(w[q], w[k]), w[v]);
-}
+static Tensor joined(const Tensor *q) { return tensor_joined(tensor_joined(q[0], q[K_W - Q_W]), q[V_W - Q_W]); }
 
 void opt_project(Poster *to, Op op, const Plan *plan, const Tensor w[NROLES], Tensor qkv, Tensor x) {
-    const Tensor matrix = joined(w, Q_W, K_W, V_W), bias = tensor_row(joined(w, Q_B, K_B, V_B));
+    const Tensor matrix = joined(&w[Q_W]), bias = tensor_row(joined(&w[Q_B]));
     const bool pre_norm = plan->config.pre_norm;
     const Tensor in = pre_norm ? scratch_rows(plan, NORM_1, x) : x;
     if (pre_norm) post(to, op_layernorm(&op, in, x, w[LN1_W], w[LN1_B]));

@@ -126,10 +126,8 @@ static Tensor new_kv_off(const Run *run, const Batch *b, int first, int rows) {
     return tensor_rows(new_kv(run, b, first + rows), first, rows);
 }
 
-/* The result of attention: of the sequences whose KV is on the GPU, and of the others, which other lanes write. */
-static Tensor attended_on_gpu(const Run *run, const Batch *b) {
-    return tensor_cells(workspace(run, ATTENDED, b->turn, b->kv_seqs[TIER_GPU]), 0, 1);
-}
+/* The result of attention, of the sequences whose KV is not on the GPU: other lanes write it, and it is a cell of its own.
+ */
 static Tensor attended_elsewhere(const Run *run, const Batch *b) {
     const int gpu = b->kv_seqs[TIER_GPU];
     return tensor_cells(tensor_rows(workspace(run, ATTENDED, b->turn, b->nseq), gpu, b->nseq - gpu), 1, 1);
@@ -141,7 +139,7 @@ static Tensor attended_elsewhere(const Run *run, const Batch *b) {
 
 /* Numbers in F16 from byte `at` of next's slot on. */
 static Tensor slot_bytes(const Run *run, Bytes at, int n) {
-    return plan_bytes(run->plan, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_GPU, 0, at, F16, n);
+    return plan_bytes(run->plan, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_GPU, at, F16, n);
 }
 
 /* What of layer j lies in bytes first .. end-1 of its slab, as moves into next's slot. */
@@ -333,8 +331,10 @@ static void load_cache(Run *run, int j, int k) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Token rows are gathered where the table rests; only they move. */
-static void embed(Run *run, Batch *b, long sq, int k, Tensor x) {
+static void embed(Run *run, Batch *b, int k) {
     const Plan *p = run->plan;
+    const long sq = square_number(run, 0, k);
+    const Tensor x = hidden(run, b, sq);
     const Tensor table = p->global[TOK_EMBED].home;
     const Tensor tokens = p->config.embed == p->config.h1 ? x : workspace(run, EMBEDDED, sq, b->rows);
     if (table.tier == TIER_GPU) {
@@ -368,14 +368,6 @@ static void send(Run *run, Batch *b, int j, int k) {
     post(&run->to, op_send(new_op(run, SEND, ACTIVATION, j, k), down.dst));
 }
 
-/* The hidden state is where layer j computes it. */
-static void enter(Run *run, Batch *b, int j, int k) {
-    const long sq = square_number(run, j, k);
-    Tensor x = hidden(run, b, sq);
-    if (!j && is_first(&run->plan->config)) embed(run, b, sq, k, x);
-    if (j && !all_on_gpu(b)) move_activation(run, b, j, k, TIER_GPU, false);
-}
-
 static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], const Piece *piece) {
     const int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
     opt_project(&run->to, *new_op(run, PROJECT, OTHER, j, k), run->plan, w, workspace(run, QKV, b->turn, piece->rows),
@@ -388,31 +380,27 @@ static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], co
                piece->row, gpu);
 }
 
-/* Sparse attention (section 5): K is read whole, then V of the chosen tokens. home: where V is on disk, of which that alone
+/* Attention of sequences first .. first+n-1 of a decoding batch over one table, which holds all the batch's sequences.
+ * Sparse attention (section 5) reads K whole, then V of the chosen tokens. home: where V is on disk, of which that alone
  * comes to the table's pages; NULL: it is in them. */
-static void attend_sparse(Run *run, Op *op, const PageTable *table, const PageTable *home, Tensor o, Tensor q) {
+static void attend_rows(Run *run, Op *op, PageTable table, const PageTable *home, Tensor o, Tensor q, int first, int n) {
+    const Plan *p = run->plan;
     const Lane lane = op->lane;
     const Tier side = lane == ATTEND ? TIER_CPU : TIER_GPU;
-    const double sparsity = run->plan->policy.sparsity;
-    Tensor tokens = plan_view(run->plan, CHOSEN, side, 0, 0, q.rows),
-           weights = plan_view(run->plan, WEIGHING, side, 0, 0, q.rows);
-    post(&run->to, op_select(op, tokens, weights, q, table, sparsity));
-    if (home) {
-        op->lane = C_READ;
-        post(&run->to, op_fetch(op, table, home, tokens, sparsity));
-        op->lane = lane;
-    }
-    post(&run->to, op_weigh(op, o, tokens, weights, table, sparsity));
-}
-
-/* Attention of sequences first .. first+n-1 of a decoding batch over one table, which holds all the batch's sequences. */
-static void attend_rows(Run *run, Op *op, PageTable table, const PageTable *home, Tensor o, Tensor q, int first, int n) {
     table.pages = tensor_rows(table.pages, first, n);
     table.len = tensor_cols(table.len, first, n);
-    if (is_sparse(&run->plan->policy))
-        attend_sparse(run, op, &table, home, o, q);
-    else
+    if (!is_sparse(&p->policy)) {
         post(&run->to, op_attend(op, o, q, &table));
+        return;
+    }
+    const Tensor tokens = plan_view(p, CHOSEN, side, 0, 0, n), weights = plan_view(p, WEIGHING, side, 0, 0, n);
+    post(&run->to, op_select(op, tokens, weights, q, &table, p->policy.sparsity));
+    if (home) {
+        op->lane = C_READ;
+        post(&run->to, op_fetch(op, &table, home, tokens, p->policy.sparsity));
+        op->lane = lane;
+    }
+    post(&run->to, op_weigh(op, o, tokens, weights, &table, p->policy.sparsity));
 }
 
 /* Computation delegation (section 4.2): queries and the new k, v go down, the CPU attends where the pages are, the result
@@ -455,8 +443,8 @@ static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
     if (off && delegated(run, b)) attend_on_cpu(run, b, j, k, q);
     Op *op = new_op(run, FINISH, CACHE, j, k);
     if (gpu)
-        attend_rows(run, op, batch_pages(run->flight, b, TIER_GPU, j), NULL, attended_on_gpu(run, b),
-                    tensor_rows(q, 0, gpu), 0, gpu);
+        attend_rows(run, op, batch_pages(run->flight, b, TIER_GPU, j), NULL,
+                    tensor_cells(workspace(run, ATTENDED, b->turn, gpu), 0, 1), tensor_rows(q, 0, gpu), 0, gpu);
     if (off && !delegated(run, b)) {
         PageTable near = plan_pages(run->plan, KV_STAGING, TIER_GPU, 2 * sq, b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK],
                                     b->gpu.staged, b->gpu.len);
@@ -522,7 +510,8 @@ static void compute(Run *run, int j, int k) {
     }
     Tensor w[NROLES];
     layer_weights(run, j, k, w);
-    enter(run, b, j, k);
+    if (!j && is_first(&run->plan->config)) embed(run, b, k);
+    if (j && !all_on_gpu(b)) move_activation(run, b, j, k, TIER_GPU, false);
     for (Piece piece = {.number = 0}; batch_piece(run->flight, b, &piece);) {
         b->turn = run->turn++;
         project(run, b, j, k, w, &piece);
@@ -580,8 +569,7 @@ static void sweep(Run *run) {
             compute(run, j, k);
             if (!synchronize(run)) return;
         }
-        if (flight_is_empty(
-                run->flight)) { /* all have ended by themselves, known only now: layer 0 is for the next sweep */
+        if (flight_is_empty(run->flight)) { /* all have stopped, known only now: layer 0 is for the next sweep */
             run->next = run->now, run->next_is_layer0 = true, run->streamed = streamed;
             return;
         }

@@ -115,8 +115,8 @@ Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, in
                     .ncells = r->cells};
 }
 
-Tensor plan_bytes(const Plan *p, RegionId id, Tier tier, long slot, Bytes at, Type type, int n) {
-    Tensor t = plan_view(p, id, tier, slot, 0, 1);
+Tensor plan_bytes(const Plan *p, RegionId id, Tier tier, Bytes at, Type type, int n) {
+    Tensor t = plan_view(p, id, tier, 0, 0, 1);
     t.type = type, t.offset += at, t.cols = n, t.ld = (size_t)n;
     return t;
 }
@@ -125,7 +125,7 @@ Tensor plan_weight(const Plan *p, const WeightPlace *place, int slot) {
     const Tensor home = place->home;
     if (home.tier == TIER_GPU || !home.rows) return home;
     const Type type = home.type == U8 ? U8 : F16;
-    Tensor t = plan_bytes(p, (RegionId)(WEIGHT_SLOT + slot), TIER_GPU, 0, place->slab_offset, type, home.cols);
+    Tensor t = plan_bytes(p, (RegionId)(WEIGHT_SLOT + slot), TIER_GPU, place->slab_offset, type, home.cols);
     t.rows = home.rows, t.quant = home.quant;
     return t;
 }
@@ -133,7 +133,7 @@ Tensor plan_weight(const Plan *p, const WeightPlace *place, int slot) {
 Tensor plan_f16(const Plan *p, Role role) {
     int rows, cols;
     opt_role_shape(&p->config, role, &rows, &cols);
-    Tensor t = plan_bytes(p, UNPACKED_WEIGHTS, TIER_GPU, 0, p->unpacked_at[role], F16, cols);
+    Tensor t = plan_bytes(p, UNPACKED_WEIGHTS, TIER_GPU, p->unpacked_at[role], F16, cols);
     t.rows = rows;
     return tensor_cells(t, role >= O_W, 1);
 }

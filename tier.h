@@ -123,8 +123,8 @@ typedef struct {
 
 /* Rows first .. first+rows-1 of slot `slot` (modulo their number) of a region. */
 Tensor plan_view(const Plan *plan, RegionId id, Tier tier, long slot, int first, int rows);
-/* n numbers of a type, from byte `at` of a slot on, as a matrix of one row. */
-Tensor plan_bytes(const Plan *plan, RegionId id, Tier tier, long slot, Bytes at, Type type, int n);
+/* n numbers of a type, from byte `at` of a region on, as a matrix of one row. */
+Tensor plan_bytes(const Plan *plan, RegionId id, Tier tier, Bytes at, Type type, int n);
 
 /* A weight while its layer computes: in its home on the GPU, or where it has streamed to, in staging slot 0 or 1. */
 Tensor plan_weight(const Plan *plan, const WeightPlace *place, int slot);

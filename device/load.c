@@ -85,7 +85,7 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
     for (int i = 0; i < 2; i++) {
         const int n = sizes[i];
         Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, n);
-        Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, 0, plan->act_type, plan->config.h1); /* q, k and v are not wanted */
+        Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, plan->act_type, plan->config.h1); /* q, k and v are not wanted */
         x.rows = n;
         warm_layer(plan, slot, n, w);
         opt_project(&to, project, plan, w, plan_view(plan, QKV, TIER_GPU, 0, 0, n), o);

@@ -72,47 +72,37 @@ static void end_op(Sim *d, int i) {
     lane->done++;
 }
 
-/* How much of shared cores copies leave to arithmetic. */
-static double cores_left(const Sim *d, const int active[NCHANNELS]) {
+/* The share of full speed at which the active ops run beside each other. Copies leave so much of shared cores to
+ * arithmetic; GPU and CPU have half of that each while both work. */
+static void find_speeds(Sim *d) {
     const Hardware *h = &d->hardware;
-    double left = 1;
-    for (int c = CTOG; c <= CTOD; c++)
-        if (active[c]) left -= link_cores(h, (Channel)c, false);
-    return fmax(left, LEAST_CORES);
-}
-
-/* The share of full speed at which a lane's op runs beside the others that are active. */
-static double speed(const Sim *d, Channel c, const int active[NCHANNELS]) {
-    if (c != GPU && c != CPU) return 1.0 / active[c];
-    if (!d->hardware.shared_cores) return 1;
-    return cores_left(d, active) / (active[GPU] && active[CPU] ? 2 : 1);
-}
-
-static void count_active(const Sim *d, int active[NCHANNELS]) {
-    memset(active, 0, NCHANNELS * sizeof *active);
+    int active[NCHANNELS] = {0};
+    double cores = 1;
     for (int i = 0; i < NLANES; i++) active[lane_channel[i]] += d->lane[i].active;
+    for (int c = CTOG; c <= CTOD; c++)
+        if (active[c]) cores -= link_cores(h, (Channel)c, false);
+    cores = fmax(cores, LEAST_CORES) / (active[GPU] && active[CPU] ? 2 : 1);
+    for (int c = 0; c < NCHANNELS; c++) d->speed[c] = 1.0 / imax(active[c], 1);
+    d->speed[GPU] = d->speed[CPU] = h->shared_cores ? cores : 1;
 }
 
 void sim_look_ahead(Sim *d) {
-    int active[NCHANNELS];
     begin_ready(d);
-    count_active(d, active);
+    find_speeds(d);
     d->ends = INFINITY;
     for (int i = 0; i < NLANES; i++)
-        if (d->lane[i].active) d->ends = fmin(d->ends, first_op(&d->lane[i])->left / speed(d, lane_channel[i], active));
+        if (d->lane[i].active) d->ends = fmin(d->ends, first_op(&d->lane[i])->left / d->speed[lane_channel[i]]);
     d->next = d->clock + d->ends;
     for (const Inbox *box = d->inbox; box <= &d->inbox[NET_TOKENS]; box++)
         if (box->taken < box->n && !has_come(d, box)) d->next = fmin(d->next, box->letter[box->taken].at);
 }
 
 void sim_pass(Sim *d, double dt) {
-    int active[NCHANNELS];
-    count_active(d, active);
     d->clock += dt;
     for (int i = 0; i < NLANES; i++) {
         if (!d->lane[i].active) continue;
         SimOp *job = first_op(&d->lane[i]);
-        job->left -= dt * speed(d, lane_channel[i], active);
+        job->left -= dt * d->speed[lane_channel[i]];
         d->base.count[i].busy_s += dt;
         if (job->slice.prefill) d->base.count[i].prefill_s += dt;
         if (job->left <= ROUNDING * job->work) end_op(d, i);

@@ -37,8 +37,9 @@ typedef struct Sim {
     Device base;
     Hardware hardware;
     SimLane lane[NLANES];
-    double clock; /* seconds */
-    double ends;  /* of the active ops the first ends after so many seconds more, at full speed or beside the others */
+    double clock;            /* seconds */
+    double speed[NCHANNELS]; /* of the active ops, as a share of what each has alone */
+    double ends; /* of the active ops the first ends after so many seconds more, at full speed or beside the others */
     uint64_t nposted;
     uint8_t *tables;    /* index tables of the CPU tier */
     Bytes tables_at[2]; /* where they lie on GPU and CPU: mirrors of each other */
@@ -71,6 +72,6 @@ static inline void take_letter(Inbox *box, Bytes size) { CHECK(box->letter[box->
 
 /* Begins what can begin, and looks when something will happen next (next, ends); INFINITY: nothing by itself. */
 void sim_look_ahead(Sim *sim);
-/* dt seconds pass, in which no active op ends, or at their end one or several together. */
+/* dt seconds pass since that look, in which no active op ends, or at their end one or several together. */
 void sim_pass(Sim *sim, double dt);
 #endif

@@ -264,9 +264,9 @@ static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
     large_pages.cpu_attention = true;
     ASSERT_OK(open_device(large_pages));
     Tensor to[2 * READS], from[2];
-    for (int i = 0; i < 2 * READS; i++) to[i] = plan_bytes(plan, KV_STAGING, TIER_CPU, 0, i * SIZE, F16, CELLS);
+    for (int i = 0; i < 2 * READS; i++) to[i] = plan_bytes(plan, KV_STAGING, TIER_CPU, i * SIZE, F16, CELLS);
     for (int l = 0; l < 2; l++) {
-        from[l] = plan_bytes(plan, KV_CACHE, TIER_DISK, 0, l * SIZE, F16, CELLS);
+        from[l] = plan_bytes(plan, KV_CACHE, TIER_DISK, l * SIZE, F16, CELLS);
         for (int c = 0; c < CELLS; c++) row[c] = (f16)(1 + l);
         device->upload(device, from[l], 0, row, CELLS);
     }

@@ -97,7 +97,7 @@ static Tensor piece(Tier tier, size_t bytes) {
     for (int id = 0; id < NREGIONS; id++)
         if (rig.plan->region[id][tier].bytes > rig.plan->region[largest][tier].bytes) largest = (RegionId)id;
     CHECK(rig.plan->region[largest][tier].bytes >= bytes);
-    return plan_bytes(rig.plan, largest, tier, 0, 0, F16, (int)(bytes / 2));
+    return plan_bytes(rig.plan, largest, tier, 0, F16, (int)(bytes / 2));
 }
 
 static Event post_op(const Op *op) { return rig.device->post(rig.device, op); }
@@ -281,7 +281,7 @@ static void a_product_takes_its_flops_or_its_bytes(void) {
 
 /* An index table at `ints` of the first batch's block; side: GPU or CPU. */
 static Tensor table_view(Tier side, int ints, int rows, int cols) {
-    Tensor t = plan_bytes(rig.plan, INDEX_TABLES, side, 0, (size_t)ints * 4, I32, cols);
+    Tensor t = plan_bytes(rig.plan, INDEX_TABLES, side, (size_t)ints * 4, I32, cols);
     t.rows = rows;
     return t;
 }
