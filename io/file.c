@@ -101,30 +101,19 @@ char *input_read(const char *path, size_t *len, Error *err) {
     return text;
 }
 
-int text_lines(const char *text, size_t len, const char *name, TakeLine *take, void *ctx, Error *err) {
-    char where[600];
-    int number = 0, status = 0;
-    size_t at = len >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3) ? 3 : 0; /* a byte order mark */
-    for (; at < len && !status; number++) {
-        const char *line = text + at, *end = memchr(line, '\n', len - at);
-        size_t size = end ? (size_t)(end - line) : len - at;
-        at += size + 1;
-        if (size && line[size - 1] == '\r') size--;
+bool line_next(Lines *l) {
+    if (!l->at && l->len >= 3 && !memcmp(l->text, "\xEF\xBB\xBF", 3)) l->at = 3; /* a byte order mark */
+    while (l->at < l->len) {
+        const char *end = memchr(l->line = l->text + l->at, '\n', l->len - l->at);
+        l->size = end ? (size_t)(end - l->line) : l->len - l->at;
+        l->at += l->size + 1, l->number++;
+        if (l->size && l->line[l->size - 1] == '\r') l->size--;
         size_t blank = 0;
-        while (blank < size && (line[blank] == ' ' || line[blank] == '\t')) blank++;
-        snprintf(where, sizeof where, "%.500s%sline %d", name, *name ? " " : "", number + 1);
-        if (blank < size) status = take(ctx, line, size, number, where, err);
+        while (blank < l->size && (l->line[blank] == ' ' || l->line[blank] == '\t')) blank++;
+        snprintf(l->where, sizeof l->where, "%.500s%sline %d", l->name, *l->name ? " " : "", l->number);
+        if (blank < l->size) return true;
     }
-    return status;
-}
-
-int input_lines(const char *path, TakeLine *take, void *ctx, Error *err) {
-    size_t len;
-    char *text = input_read(path, &len, err);
-    if (!text) return -1;
-    int status = text_lines(text, len, input_name(path), take, ctx, err);
-    free(text);
-    return status;
+    return false;
 }
 
 // ---------------------------------------------------------------------------------------------------------------

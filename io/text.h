@@ -33,12 +33,21 @@ char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
 /* The whole of a file or pipe ("-": standard input), with a 0 after it. NULL and err. */
 char *input_read(const char *path, size_t *len, Error *err);
 const char *input_name(const char *path); /* for messages */
-/* Called for each line that is not blank, until it returns -1. number counts lines from 0; where is for messages
- * ("prompts.jsonl line 7", without a name "line 7"). Ends of lines, CR LF too, and a byte order mark are not part of a
- * line. */
-typedef int TakeLine(void *ctx, const char *line, size_t len, int number, const char *where, Error *err);
-int text_lines(const char *text, size_t len, const char *name, TakeLine *take, void *ctx, Error *err);
-int input_lines(const char *path, TakeLine *take, void *ctx, Error *err);
+
+/* The lines of a text that are not blank, one by one; it begins with text, len and name. Ends of lines, CR LF too, and a
+ * byte order mark are not part of a line. */
+typedef struct {
+    const char *text;
+    size_t len;
+    const char *name; /* of the text, for messages; or "" */
+    size_t at;        /* where the next line begins */
+    const char *line; /* this one ... */
+    size_t size;
+    int number;      /* ... counted from 1 */
+    char where[600]; /* for messages: "prompts.jsonl line 7", without a name "line 7" */
+} Lines;
+/* Goes to the next line; false: there is none. */
+bool line_next(Lines *lines);
 
 /* Whether a path is standard output ("-"), a device or a pipe: no file that could be replaced. */
 bool output_is_special(const char *path);
