@@ -85,8 +85,7 @@ static int id_text(char **text, const cJSON *id, const char *where, Error *err) 
     else if (id && !cJSON_IsNull(id)) {
         const double value = cJSON_IsNumber(id) ? id->valuedouble : NAN;
         if (!(fabs(value) < 9007199254740992.0 && floor(value) == value))
-            return fail(err, EXIT_FAILED, "%s: \"id\" is %s; expected a string, or a whole number below 2^53", where,
-                        json_describe(number, id));
+            return json_refuse(err, where, "\"id\"", id, "a string, or a whole number below 2^53");
         snprintf(number, sizeof number, "%.0f", value + 0); /* -0 is 0 */
         *text = xstrdup(number);
     }

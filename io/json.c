@@ -270,6 +270,21 @@ const char *json_describe(char text[100], const cJSON *value) {
     return text;
 }
 
+int json_refuse(Error *err, const char *where, const char *name, const cJSON *value, const char *expected, ...) {
+    char found[100], what[300];
+    va_list args;
+    va_start(args, expected);
+    vsnprintf(what, sizeof what, expected, args);
+    va_end(args);
+    return fail(err, EXIT_FAILED, "%s: %s is %s; expected %s", where, name, json_describe(found, value), what);
+}
+
+void json_print(FILE *out, const cJSON *tree) {
+    char *text = cJSON_Print(tree);
+    fprintf(out, "%s\n", text);
+    free(text);
+}
+
 bool json_whole(const cJSON *value, size_t *number) {
     const double d = cJSON_IsNumber(value) ? value->valuedouble : -1;
     if (!(d >= 0 && d <= 0x1p53) || d != floor(d)) return false; /* beyond 2^53 a double skips some */

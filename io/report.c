@@ -113,10 +113,7 @@ int report_open(Report *report, const TaskRun *run, Error *err) {
 static int write_json(const Report *report, const char *path, Error *err) {
     FILE *file = output_open("--json", path, err);
     if (!file) return -1;
-    char *text = cJSON_Print(report->json);
-    CHECK(text);
-    fprintf(file, "%s\n", text);
-    free(text);
+    json_print(file, report->json);
     return output_close(file, "--json", path, err);
 }
 

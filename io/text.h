@@ -141,6 +141,11 @@ const char *json_number(char text[100], double number);
 const cJSON *json_get(const cJSON *object, const char *key); /* or NULL */
 /* What a value is, as a message shows it: "an object", 7, "a text"; NULL is "nothing". */
 const char *json_describe(char text[100], const cJSON *value);
+/* Fills err (EXIT_FAILED) with "WHERE: NAME is VALUE; expected ..." and returns -1. */
+__attribute__((format(printf, 5, 6))) int json_refuse(Error *err, const char *where, const char *name, const cJSON *value,
+                                                      const char *expected, ...);
+/* Writes the tree for people, with an end of line. */
+void json_print(FILE *out, const cJSON *tree);
 /* Whether a value is a whole number from 0 to 2^53, and which. */
 bool json_whole(const cJSON *value, size_t *number);
 /* Sorts them and returns one that is there twice, or NULL. */
