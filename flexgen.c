@@ -433,16 +433,13 @@ static int trace_again(TaskRun *run, const Task *task, const Listener *listener,
 /* What has been measured is written before the run that is traced, which may not end. */
 static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     const Listener listener = {.ctx = run, .done = digest_done};
-    Report report;
-    if (follows(run)) return run_task(run, task, &listener, NULL, err);
-    if (report_open(&report, run, err)) return -1;
-    int status = run_task(run, task, &listener, NULL, err);
-    if (!status) report_bench(&report);
-    if (!status && traced_later(run) && run->options->trace) {
-        status = report_write(&report, err) || trace_again(run, task, &listener, err) ? -1 : 0;
-        if (!status) report_traced(&report);
-    }
-    return report_close(&report, status, err);
+    if (run_task(run, task, &listener, NULL, err)) return -1;
+    if (follows(run)) return 0;
+    report_bench(run);
+    if (!traced_later(run) || !run->options->trace) return 0;
+    if (report_write(run, err) || trace_again(run, task, &listener, err)) return -1;
+    report_traced(run);
+    return 0;
 }
 
 static int bench(TaskRun *run, Error *err) {
@@ -474,17 +471,12 @@ static int paper_policy(TaskRun *run, Error *err) {
     const OptConfig *config = &run->checkpoint->config;
     const Block block = {o->prompt_len[1], o->gen_len[1], o->policy.gbs, o->policy.num_gpu_batches};
     Cost cost;
-    Report report;
-    run->hardware = xcalloc(1, sizeof *run->hardware);
-    if (check_lengths(o, config, err) || read_machine(run->hardware, o, err) ||
-        paper_cost(&cost, run->hardware, config, &block, err) || report_open(&report, run, err))
-        return -1;
-    report_paper(&report, &cost, &block);
-    const Hardware *h = run->hardware;
+    Hardware *h = run->hardware = xcalloc(1, sizeof *h);
+    if (check_lengths(o, config, err) || read_machine(h, o, err) || paper_cost(&cost, h, config, &block, err)) return -1;
+    report_paper(run, &cost, &block);
     const Search machine = {
         .hardware = h, .checkpoint = run->checkpoint, .capacity = {(Bytes)h->gmem, (Bytes)h->cmem, (Bytes)h->nmem}};
-    int status = o->explain ? report_explained(&report, &machine, NULL, &block, err) : 0;
-    return report_close(&report, status, err);
+    return o->explain ? report_explained(run, &machine, NULL, &block, err) : 0;
 }
 
 /* One machine, the pipeline, the chain without offloading. */
@@ -492,14 +484,12 @@ static int cluster_policy(const TaskRun *run, const Search *search, Error *err) 
     Search alone = *search;
     Found one, pipeline, chain;
     Error too_small;
-    Report report;
     alone.cluster.nodes = 1;
     if (cluster_search(&one, &alone, true, err) || cluster_search(&pipeline, search, true, err)) return -1;
     bool chained = cluster_search(&chain, search, false, &too_small) == 0;
     const Found *const found[] = {&one, &pipeline, chained ? &chain : NULL};
-    if (report_open(&report, run, err)) return -1;
-    report_clusters(&report, found, chained ? 0 : cluster_least(search));
-    return report_close(&report, 0, err);
+    report_clusters(run, found, chained ? 0 : cluster_least(search));
+    return 0;
 }
 
 /* The best ten, or the frontier. */
@@ -507,12 +497,10 @@ static int single_policy(const TaskRun *run, Search *search, Error *err) {
     enum { TEN = 10, MOST = 64 };
     const bool frontier = run->options->frontier;
     Found found[MOST];
-    Report report;
     int n = frontier ? policy_frontier(found, MOST, search, err) : find_policies(found, TEN, search, err);
-    if (n < 0 || report_open(&report, run, err)) return -1;
-    report_found(&report, frontier ? "frontier" : "best", found, n);
-    int status = run->options->explain ? report_explained(&report, search, &found->policy, NULL, err) : 0;
-    return report_close(&report, status, err);
+    if (n < 0) return -1;
+    report_found(run, frontier ? "frontier" : "best", found, n);
+    return run->options->explain ? report_explained(run, search, &found->policy, NULL, err) : 0;
 }
 
 static int policy(TaskRun *run, Error *err) {
@@ -569,15 +557,13 @@ static int quantize(TaskRun *run, Error *err) {
 
 /* The texts are read. */
 static int eval_texts(TaskRun *run, Eval *eval, Error *err) {
-    Report report;
+    const Listener listener = follows(run) ? (Listener){.done = completion_ignored} : eval_listener(eval);
     if (run->net && stage_share_task(run->net, &eval->task, NULL, err)) return -1;
-    if (plan_task(run, &eval->task, false, err)) return -1;
-    if (follows(run)) return run_task(run, &eval->task, &(Listener){.done = completion_ignored}, NULL, err);
-    if (report_open(&report, run, err)) return -1;
-    const Listener listener = eval_listener(eval);
-    int status = run_task(run, &eval->task, &listener, &eval->progress, err);
-    if (!status) report_eval(&report, eval);
-    return report_close(&report, status, err);
+    if (plan_task(run, &eval->task, false, err) ||
+        run_task(run, &eval->task, &listener, follows(run) ? NULL : &eval->progress, err))
+        return -1;
+    if (!follows(run)) report_eval(run, eval);
+    return 0;
 }
 
 static int eval(TaskRun *run, Error *err) {
@@ -699,8 +685,10 @@ static int run_command(Options *o, char **args, int n, Error *err) {
     const bool opens = o->model && command != QUANTIZE, texts = command == GENERATE || command == EVAL;
     run.flags = flags_digest(args, n);
     int status = join_pipeline(&run, command, err);
+    if (!status && !follows(&run)) status = report_open(&run, err);
     if (!status && opens) status = open_model(&run, texts, err) || take_stage(&run, err) ? -1 : 0;
     if (!status) status = commands[command](&run, err);
+    status = report_close(&run, status, err);
     leave_pipeline(&run, status, err);
     run_close(&run);
     return status;
