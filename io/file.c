@@ -9,7 +9,6 @@
 #include <libgen.h>
 #include <limits.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "io/text.h"
@@ -40,6 +39,14 @@ const char *file_read_at(int fd, void *to, size_t size, size_t offset) {
     return NULL;
 }
 
+char *file_read_part(int fd, const char *name, size_t size, size_t offset, Error *err) {
+    char *text = xcalloc(size + 1, 1);
+    const char *why = file_read_at(fd, text, size, offset);
+    if (!why) return text;
+    fail(err, EXIT_FAILED, "%s: read error: %s", name, why);
+    return free(text), NULL;
+}
+
 const char *file_write_at(int fd, const void *from, size_t size, size_t offset) {
     for (size_t put = 0; put < size;) {
         ssize_t n = pwrite(fd, (const char *)from + put, size - put, (off_t)(offset + put));
@@ -50,30 +57,32 @@ const char *file_write_at(int fd, const void *from, size_t size, size_t offset) 
     return NULL;
 }
 
-/* What is wrong with a file that is to be read as a whole, or 0. */
-static int check_whole(int fd, const char *path, size_t max_bytes, size_t *len, Error *err) {
-    struct stat st;
-    if (fstat(fd, &st) != 0) return fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
-    if (!S_ISREG(st.st_mode))
-        return fail(err, EXIT_FAILED, "%s: is a %s; expected a regular file", path,
-                    S_ISDIR(st.st_mode) ? "directory" : "special file");
-    *len = (size_t)st.st_size;
-    if (*len <= max_bytes) return 0;
-    return fail(err, EXIT_FAILED, "%s: has %zu bytes; expected at most %zu", path, *len, max_bytes);
+int file_open(const char *path, struct stat *st, Error *err) {
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer must not hang us */
+    if (fd < 0) return fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
+    if (fstat(fd, st))
+        fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
+    else if (!S_ISREG(st->st_mode))
+        fail(err, EXIT_FAILED, "%s: is a %s; expected a regular file", path,
+             S_ISDIR(st->st_mode) ? "directory" : "special file");
+    else
+        return fd;
+    close(fd);
+    return -1;
 }
 
 char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err) {
+    struct stat st;
+    const int fd = file_open(path, &st, err);
+    if (fd < 0) return NULL;
     char *text = NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: a pipe without a writer must not hang us */
-    if (fd < 0) return fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno)), NULL;
-    int status = check_whole(fd, path, max_bytes, len, err);
-    if (status == 0) {
-        text = xcalloc(*len + 1, 1);
-        const char *why = file_read_at(fd, text, *len, 0);
-        if (why) status = fail(err, EXIT_FAILED, "%s: read error: %s", path, why);
-    }
+    *len = (size_t)st.st_size;
+    if (*len > max_bytes)
+        fail(err, EXIT_FAILED, "%s: has %zu bytes; expected at most %zu", path, *len, max_bytes);
+    else
+        text = file_read_part(fd, path, *len, 0, err);
     close(fd);
-    return status == 0 ? text : (free(text), NULL);
+    return text;
 }
 
 /* All that comes from a descriptor, a pipe's too, with a 0 after it; NULL, and errno says why. */

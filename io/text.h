@@ -3,6 +3,7 @@
 #define TEXT_H
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include "check.h"
 
@@ -24,8 +25,12 @@ int file_path(char path[MAX_PATH], const char *dir, const char *name, Error *err
 void program_file(char path[MAX_PATH], const char *suffix);
 /* Reads bytes [offset, offset + size) of an open file. Returns NULL, or for a message what went wrong. Thread safe. */
 const char *file_read_at(int fd, void *to, size_t size, size_t offset);
+/* The same, malloc'ed and with a 0 after them; NULL and err, where `name` is for the message. */
+char *file_read_part(int fd, const char *name, size_t size, size_t offset, Error *err);
 /* Writes them, in the same way. */
 const char *file_write_at(int fd, const void *from, size_t size, size_t offset);
+/* Opens a regular file for reading: its descriptor, or -1 and err. */
+int file_open(const char *path, struct stat *st, Error *err);
 /* Reads a whole regular file of at most max_bytes into a malloc'ed buffer with a 0 after it; NULL and err when it is
  * missing, a directory, too large or unreadable. */
 char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
