@@ -255,9 +255,8 @@ static void add_machine(const TaskRun *run, cJSON *head, const cJSON *before) {
                            : "with an approximate cache");
 }
 
-/* The stages of a pipeline are told that there is nothing to do. */
-static int dismiss(const TaskRun *run, Job *job, Error *err) {
-    job->task.count = 0;
+/* The stages of a pipeline are told what is left to do, which may be nothing. */
+static int share_job(const TaskRun *run, Job *job, Error *err) {
     return run->net ? stage_share_task(run->net, &job->task, job, err) : 0;
 }
 
@@ -267,7 +266,7 @@ static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *
     Progress *progress = completions_progress(c);
     progress->on = isatty(STDERR_FILENO);
     run->completions = c, run->head = head;
-    if (run->net && stage_share_task(run->net, &job->task, job, err)) return -1;
+    if (share_job(run, job, err)) return -1;
     if (job->task.count && plan_task(run, &job->task, false, err)) return -1;
     if (job->task.count) add_machine(run, head, completions_head(c));
     if (job->task.count) return run_task(run, &job->task, &listener, progress, err);
@@ -298,7 +297,7 @@ static int complete_job(TaskRun *run, Job *job, Completions *c, Error *err) {
     int status = completions_resume(c, head, &finished, err);
     if (!status && finished) {
         fprintf(stderr, "%s: has a line for every prompt; nothing is left to do\n", run->options->output);
-        status = dismiss(run, job, err);
+        status = share_job(run, job, err);
     } else if (!status) {
         job_rest(job);
         status = run_rest(run, job, c, head, err);
@@ -336,7 +335,7 @@ static int generate(TaskRun *run, Error *err) {
     int status = read_job(&job, o, err);
     if (!status && !job.count) {
         fprintf(stderr, "%s: no prompts; nothing to do\n", input_name(o->prompts));
-        status = dismiss(run, &job, err);
+        status = share_job(run, &job, err);
     }
     Completions *c = status || !job.count ? NULL : completions_open(&job, run->tokenizer, o, err);
     if (c)
@@ -644,13 +643,13 @@ static int take_stage(TaskRun *run, Error *err) {
 /* Whether a stage has failed, and not this process alone: its number is in the text. */
 static bool names_stage(const Error *err) { return !strncmp(err->text, "stage ", strlen("stage ")); }
 
-static void say(const Error *err) { fprintf(stderr, "%s: %s\n", names_stage(err) ? "flexgen" : speaker, err->text); }
+static void say_error(const Error *err) { fprintf(stderr, "%s: %s\n", names_stage(err) ? "flexgen" : speaker, err->text); }
 
 /* A stage that has failed ends all. Where all have agreed that one has, the first says so. */
 static void leave_pipeline(TaskRun *run, int status, const Error *err) {
     Net *net = run->net;
     if (!net) return;
-    if (status && (!names_stage(err) || !net->stage)) say(err), net->fail(net, err);
+    if (status && (!names_stage(err) || !net->stage)) say_error(err), net->fail(net, err);
     net->close(net);
 }
 
@@ -707,6 +706,6 @@ int main(int argc, char **argv) {
     int status = run_command(&o, argv + 1, argc - 1, &err);
     if (!status) status = output_close(stdout, "standard", "output", &err);
     free(o.prompt.text), free(o.stop.text), free(o.stages.text), free(o.with.text);
-    if (status) say(&err);
+    if (status) say_error(&err);
     return status ? err.code : EXIT_OK;
 }

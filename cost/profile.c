@@ -142,7 +142,7 @@ static Event post_attend_prefill(Profile *p, const Work *w, int i) {
 }
 
 /* Bytes of a token's K, or V. */
-static size_t row_bytes(const ProfileSize *s, Quant quant) {
+static size_t token_bytes(const ProfileSize *s, Quant quant) {
     return quant.bits ? s->nh * quant_bytes(quant, s->h1 / s->nh) : s->h1 * sizeof(f16);
 }
 
@@ -150,7 +150,7 @@ static size_t row_bytes(const ProfileSize *s, Quant quant) {
  * page on each time. */
 static Event post_attend(Profile *p, const Work *w, int i) {
     const int len = token_sizes[i], h1 = p->size.h1, pages_each = pages_for(len, PAGE_TOKENS);
-    const size_t row = row_bytes(&p->size, p->quant), half = p->span / 2, page = PAGE_TOKENS * row;
+    const size_t row = token_bytes(&p->size, p->quant), half = p->span / 2, page = PAGE_TOKENS * row;
     const int npages = (int)(half / page), nseq = imin(p->size.nseq, npages / pages_each);
     const size_t first = next_cold(p, half, nseq * pages_each * page) / page;
     const size_t lengths = (size_t)i * index_row(p) + p->size.tokens + 1;
@@ -439,7 +439,7 @@ static int widest(const ProfileSize *s) { return imax(3 * s->h1, s->h2); }
 static size_t lay_out_tier(Profile *p) {
     const ProfileSize *s = &p->size;
     size_t each = (size_t)imax(s->rows * widest(s), s->tokens * s->h1) * type_bytes(p->act);
-    size_t row = row_bytes(s, usual) < row_bytes(s, (Quant){0}) ? row_bytes(s, usual) : row_bytes(s, (Quant){0});
+    size_t row = token_bytes(s, usual) < token_bytes(s, (Quant){0}) ? token_bytes(s, usual) : token_bytes(s, (Quant){0});
     size_t npages = s->cold / 2 / (PAGE_TOKENS * row) + 1, starts = (size_t)NTOKEN_SIZES * index_row(p);
     p->x = s->cold;
     p->y = p->x + whole_lines(each);

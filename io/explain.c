@@ -37,7 +37,7 @@ static bool optimum(Solved *s) {
     return s->answer.verdict == LP_OPTIMAL;
 }
 
-static bool solve(Solved *s, const Question *q) {
+static bool solve_question(Solved *s, const Question *q) {
     s->tokens = q->policy ? 0 : q->block->n; /* A.3's objective is of one sequence */
     if (q->policy)
         policy_lp(&s->lp, &s->tokens, q->search, q->policy);
@@ -53,7 +53,7 @@ static bool solve_with_more(Solved *s, const Question *q, int what) {
     search.hardware = &h;
     if (what < NTIERS) h.mem[what] += GB, search.capacity[what] += (Bytes)GB;
     for (int phase = 0; what >= NTIERS && phase < 2; phase++) h.bdw[what - NTIERS][phase] += GB;
-    return solve(s, &(Question){&search, q->policy, q->block});
+    return solve_question(s, &(Question){&search, q->policy, q->block});
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ static void add_regions(cJSON *json, const Search *search, const Policy *policy)
 int report_explained(const TaskRun *run, const Search *search, const Policy *policy, const Block *block, Error *err) {
     const Question q = {search, policy, block};
     Solved s;
-    if (!solve(&s, &q))
+    if (!solve_question(&s, &q))
         return fail(err, EXIT_FAILED,
                     "--explain: the linear program has no optimum: only rounded fractions fit the machine");
     cJSON *lp = cJSON_AddObjectToObject(run->json, "lp"), *rows = cJSON_AddArrayToObject(lp, "rows");

@@ -72,19 +72,19 @@ typedef struct {
     Sampling sampling;
 } TaskHead;
 
-static size_t tokens_of(const Task *task, const Sent *sent) { return (size_t)sent->s + (task->scored ? sent->n : 0); }
+static size_t sent_tokens(const Task *task, const Sent *sent) { return (size_t)sent->s + (task->scored ? sent->n : 0); }
 
 /* The tokens of all prompts, one behind the other. */
 static int share_tokens(Net *net, Task *task, const Sent *sent, Error *err) {
     size_t n = 0, at = 0;
-    for (int i = 0; i < task->count; i++) n += tokens_of(task, &sent[i]);
+    for (int i = 0; i < task->count; i++) n += sent_tokens(task, &sent[i]);
     int32_t *ids = xcalloc(n, sizeof *ids);
-    for (int i = 0; i < task->count && !net->stage; at += tokens_of(task, &sent[i++]))
-        memcpy(ids + at, task->prompts[i].ids, tokens_of(task, &sent[i]) * sizeof *ids);
+    for (int i = 0; i < task->count && !net->stage; at += sent_tokens(task, &sent[i++]))
+        memcpy(ids + at, task->prompts[i].ids, sent_tokens(task, &sent[i]) * sizeof *ids);
     const int status = net->share(net, ids, n * sizeof *ids, err);
     at = 0;
-    for (int i = 0; i < task->count && net->stage && !status; at += tokens_of(task, &sent[i++])) {
-        const size_t size = tokens_of(task, &sent[i]);
+    for (int i = 0; i < task->count && net->stage && !status; at += sent_tokens(task, &sent[i++])) {
+        const size_t size = sent_tokens(task, &sent[i]);
         task->prompts[i] = (Prompt){.s = sent[i].s, .n = sent[i].n, .from = sent[i].from, .place = sent[i].place};
         task->prompts[i].ids = memcpy(xcalloc(size, sizeof *ids), ids + at, size * sizeof *ids);
     }
