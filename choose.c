@@ -261,20 +261,20 @@ static int choose_policy(TaskRun *run, const Task *task, bool one_block, Error *
 // The plan
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Prompts pass a layer of a GPU in larger pieces where it has room for them. */
-static void fill_gpu(TaskRun *run, const Task *task) {
+/* Where every byte lies. Prompts pass a layer of a GPU in larger pieces where it has room for them. */
+static int place_task(TaskRun *run, const Task *task, Error *err) {
     Options *o = run->options;
     if (run->gpu) fit_pieces(&o->policy, run->checkpoint, task, act_type(run), o->capacity);
+    run->plan = plan_make(run->checkpoint, &o->policy, task, act_type(run), err);
+    return run->plan && !plan_fits(run->plan, o->capacity, err) ? 0 : -1;
 }
 
 /* Under which policy, and where every byte lies. */
 static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
-    const Options *o = run->options;
+    const Policy *p = &run->options->policy;
     if (choose_policy(run, task, one_block, err)) return -1;
-    if (one_block) task->count = imin(task->count, block_size(&o->policy) * flight_count(&o->policy));
-    fill_gpu(run, task);
-    run->plan = plan_make(run->checkpoint, &o->policy, task, act_type(run), err);
-    if (!run->plan || plan_fits(run->plan, o->capacity, err)) return -1;
+    if (one_block) task->count = imin(task->count, block_size(p) * flight_count(p));
+    if (place_task(run, task, err)) return -1;
     for (int t = 0; t < NTIERS && run->found; t++) run->found->cost.peak[t] = (double)run->plan->total[t];
     return 0;
 }
@@ -356,32 +356,26 @@ static int expect_pipeline(TaskRun *run, const Task *task, Error *err) {
     return 0;
 }
 
-/* The same in this process, for simulated machines; the first one's plan is the run's. */
-static int plan_stages(TaskRun *run, Task *task, bool one_block, Error *err) {
+/* Each stage's own plan for the same task; of simulated machines the first one's is the run's. */
+static int plan_pipeline(TaskRun *run, Task *task, bool one_block, Error *err) {
     if (agree_on_policy(run, task, one_block, err)) return -1;
-    run->plan = run->stages.stage[0].plan;
-    run->options->policy = run->plan->policy; /* as it fits */
-    return expect_pipeline(run, task, err);
-}
-
-/* Each stage's own plan for the same task. */
-static int plan_stage(TaskRun *run, Task *task, bool one_block, Error *err) {
-    Net *net = run->net;
-    int status = choose_machine(run, false, err);
-    share_memory(run, run->options->capacity[TIER_GPU] + run->options->capacity[TIER_CPU]);
-    if (!status) status = settle_compression(run, err);
-    if (net->agree(net, status, err) || agree_on_policy(run, task, one_block, err)) return -1;
-    fill_gpu(run, task);
-    run->plan = plan_make(run->checkpoint, &run->options->policy, task, act_type(run), err);
-    if (!run->plan || plan_fits(run->plan, run->options->capacity, err) || expect_pipeline(run, task, err)) return -1;
-    return stage_print_plans(net, run->plan, run->first_layer, err);
+    if (run->stages.n) {
+        run->plan = run->stages.stage[0].plan;
+        run->options->policy = run->plan->policy; /* as it fits */
+    } else if (place_task(run, task, err))
+        return -1;
+    if (expect_pipeline(run, task, err)) return -1;
+    return run->net ? stage_print_plans(run->net, run->plan, run->first_layer, err) : 0;
 }
 
 int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
     Options *o = run->options;
-    if (run->net) return plan_stage(run, task, one_block, err);
-    if (choose_machine(run, false, err) || settle_compression(run, err)) return -1;
-    if (run->stages.n) return plan_stages(run, task, one_block, err);
+    Net *net = run->net;
+    int status = choose_machine(run, false, err);
+    if (net) share_memory(run, o->capacity[TIER_GPU] + o->capacity[TIER_CPU]);
+    if (!status) status = settle_compression(run, err);
+    if (net ? net->agree(net, status, err) : status) return -1;
+    if (net || run->stages.n) return plan_pipeline(run, task, one_block, err);
     for (Policy given = o->policy;; o->policy = given) {
         const bool planned = make_plan(run, task, one_block, err) == 0;
         const bool shared = planned && share_memory(run, run->plan->total[TIER_GPU] + run->plan->total[TIER_CPU]);
