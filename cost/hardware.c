@@ -253,7 +253,6 @@ static int check_sources(const Reader *r, const cJSON *sources) {
 
 static int read_object(const Reader *r) {
     const cJSON *name = json_get(r->json, "name"), *sources = json_get(r->json, "sources");
-    if (!cJSON_IsObject(r->json)) return fail(r->err, EXIT_USAGE, "%s: holds no JSON object; expected { ... }", r->path);
     for (const cJSON *child = r->json->child; child; child = child->next)
         if (child != name && child != sources && read_member(r, child)) return -1;
     if (check_sources(r, sources) || read_name(r)) return -1;

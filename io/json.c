@@ -241,10 +241,17 @@ cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
     return NULL;
 }
 
+cJSON *json_object(const char *text, size_t len, const char *what, Error *err) {
+    cJSON *tree = json_parse(text, len, what, err);
+    if (!tree || cJSON_IsObject(tree)) return tree;
+    cJSON_Delete(tree);
+    return fail(err, EXIT_FAILED, "%s: holds no JSON object; expected { ... }", what), NULL;
+}
+
 cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
     size_t len;
     char *text = file_read(path, max_bytes, &len, err);
-    cJSON *tree = text ? json_parse(text, len, path, err) : NULL;
+    cJSON *tree = text ? json_object(text, len, path, err) : NULL;
     free(text);
     return tree;
 }

@@ -139,7 +139,9 @@ bool utf8_valid(const char *s, size_t len);
  * the source in messages ("models/x/config.json", "prompts.jsonl line 7"). Returns NULL and fills err; else cJSON_Delete
  * it. */
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err);
-/* The same for a file of at most max_bytes. */
+/* The same, of a value that is an object. */
+cJSON *json_object(const char *text, size_t len, const char *what, Error *err);
+/* The object in a file of at most max_bytes. */
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 /* The shortest text that is read back to the same bits; cJSON's own printing is content with nearly the same. */
 const char *json_number(char text[100], double number);
