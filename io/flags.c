@@ -192,11 +192,7 @@ static int set_wire(Options *o, const Flag *flag, char **v, Error *err) {
 }
 
 static int set_stages(Options *o, const Flag *flag, char **v, Error *err) {
-    (void)flag, (void)err;
-    for (char *at = v[0]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
-        o->stages.text = xrealloc(o->stages.text, (size_t)o->stages.n + 1, sizeof *o->stages.text);
-        o->stages.text[o->stages.n++] = at;
-    }
+    for (char *at = v[0]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) add_text(o, flag, &at, err);
     return 0;
 }
 
@@ -292,7 +288,7 @@ static const Flag flags[] = {
     {"--net-ms", "p", NUMBER(net_ms, 0, 1e6), "L: milliseconds that a message takes besides (0.1)"},
     {"--net", "gbe", 1, set_wire, NONE, 0, 0,
      "RATE[,DELAY]: slow the wire of a pipeline (mpirun), or the sims' (1.25G,0.1ms): 1G,0.5ms (bytes/s)"},
-    {"--stages", "gbe", 1, set_stages, NONE, 0, 0, "L,L,...: layers of each stage of a pipeline (equally many)"},
+    {"--stages", "gbe", 1, set_stages, AT(stages), 0, 0, "L,L,...: layers of each stage of a pipeline (equally many)"},
     {"--flights", "gbpe", WHOLE(policy.flights, 1, 256),
      "G: blocks in flight in turn (a pipeline searches for it; m + 1 for a given block)"},
     {"--link", "gbpe", 1, set_links, NONE, 0, 0,
