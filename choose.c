@@ -41,8 +41,8 @@ size_t process_planned(const TaskRun *run) {
     const Plan *p = run->plan;
     const size_t pages = (size_t)p->max_seqs * p->max_pages;
     size_t slices = run->traced ? (size_t)p->sweeps * p->batches * (p->config.l + 2) * 2 * NLANES : 0;
-    if (run->options->trace && !(run->net && run->net->stage)) slices *= trace_count(run);
     if (run->trace_limit && run->trace_limit < slices) slices = run->trace_limit;
+    if (!follows(run)) slices *= trace_count(run);
     return memory_peak() + process_room(run, slices) +
            pages * (4 * (NLANES + 1) * sizeof(Move) + p->batches * 2 * sizeof(Staged));
 }

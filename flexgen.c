@@ -121,28 +121,19 @@ static int run_on_device(TaskRun *run, const Task *task, const Listener *listene
     return status;
 }
 
-static int write_trace(const TaskRun *run, const char *path, Error *err) {
-    const int n = trace_count(run);
-    Trace *all = xcalloc(n, sizeof *all);
-    all[0] = *run->device->trace;
-    for (int s = 1; s < run->stages.n; s++) all[s] = *run->stages.stage[s].device->trace;
-    int status = run->net ? stage_gather_traces(run->net, all, err) : 0;
-    if (!status && !follows(run)) {
-        FILE *file = output_open("--trace", path, err);
-        if (file) trace_write(all, n, file);
-        status = file ? output_close(file, "--trace", path, err) : -1;
-    }
-    for (int s = 1; s < n && run->net; s++) trace_free(&all[s]);
-    free(all);
-    return status;
+/* What all stages have noted, on the first of them. */
+static int gather_traces(TaskRun *run, Error *err) {
+    run->traces = xcalloc(trace_count(run), sizeof *run->traces);
+    run->traces[0] = *run->device->trace;
+    for (int s = 1; s < run->stages.n; s++) run->traces[s] = *run->stages.stage[s].device->trace;
+    return run->net ? stage_gather_traces(run->net, run->traces, err) : 0;
 }
 
-/* How long each stage was busy. */
-static int gather_busy(TaskRun *run, Error *err) {
-    run->busy = xcalloc(trace_count(run), sizeof *run->busy);
-    run->busy[0] = trace_breakdown(run->device->trace).busy_s;
-    for (int s = 1; s < run->stages.n; s++) run->busy[s] = trace_breakdown(run->stages.stage[s].device->trace).busy_s;
-    return run->net ? stage_gather_busy(run->net, run->busy, err) : 0;
+static int write_trace(const TaskRun *run, Error *err) {
+    FILE *file = output_open("--trace", run->options->trace, err);
+    if (!file) return -1;
+    trace_write(run->traces, trace_count(run), file);
+    return output_close(file, "--trace", run->options->trace, err);
 }
 
 /* Opens the device, which stays open for its counters, and runs. */
@@ -156,8 +147,8 @@ static int run_traced(TaskRun *run, const Task *task, const Listener *listener, 
     if (!run->device) return -1;
     say_notices(run, true);
     if (run_on_device(run, task, listener, err)) return -1;
-    if (path && !traced_later(run) && write_trace(run, path, err)) return -1;
-    if (run->bench && !traced_later(run) && gather_busy(run, err)) return -1;
+    if (run->device->trace && gather_traces(run, err)) return -1;
+    if (run->device->trace && path && !follows(run) && write_trace(run, err)) return -1;
     say_notices(run, false);
     return 0;
 }
@@ -426,7 +417,7 @@ static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, Fini
 static int trace_again(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     begin_traces(run);
     memset(run->device->count, 0, sizeof run->device->count);
-    return run_sweeps(run, task, listener, err) || write_trace(run, run->options->trace, err) ? -1 : 0;
+    return run_sweeps(run, task, listener, err) || gather_traces(run, err) || write_trace(run, err) ? -1 : 0;
 }
 
 /* What has been measured is written before the run that is traced, which may not end. */
@@ -650,6 +641,7 @@ static void leave_pipeline(TaskRun *run, int status, const Error *err) {
     Net *net = run->net;
     if (!net) return;
     if (status && (!names_stage(err) || !net->stage)) say_error(err), net->fail(net, err);
+    for (int s = 1; run->traces && s < net->stages; s++) trace_free(&run->traces[s]);
     net->close(net);
 }
 
@@ -660,7 +652,7 @@ static void run_close(TaskRun *run) {
     stages_close(&run->stages);
     if (run->gpu) run->gpu->close(run->gpu);
     if (trace) trace_free(trace);
-    free(trace), free(run->busy), free(run->found), free(run->hardware);
+    free(trace), free(run->traces), free(run->found), free(run->hardware);
     tokenizer_close(run->tokenizer);
     checkpoint_close(run->whole ? run->whole : run->checkpoint);
 }

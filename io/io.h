@@ -321,8 +321,6 @@ Trace *stage_trace(int stage, int first, int layers, size_t limit);
 /* all[0] is what this stage has noted. The first stage gets the others' as all[1] and so on, with its own clock; it frees
  * their slices, even after a failure. */
 int stage_gather_traces(Net *net, Trace *all, Error *err);
-/* The same of the seconds in which each stage was busy. */
-int stage_gather_busy(Net *net, double *busy, Error *err);
 
 /* A simulated machine of a pipeline: its part of the model, from layer `first` on. */
 typedef struct {
@@ -434,7 +432,7 @@ typedef struct {
     bool bench;
     bool traced;        /* the device notes what it does, for --trace or for bench's breakdown */
     size_t trace_limit; /* slices that it keeps at a time, if it only adds up; 0: all */
-    double *busy;       /* of bench: seconds in which each stage did something */
+    Trace *traces;      /* of all stages, on the first, when the run is over */
     uint64_t digest;    /* of bench: of all its tokens, for two runs to be compared */
     RunStats stats;
     cJSON *json; /* the report: a list of all figures, ... */

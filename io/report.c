@@ -455,7 +455,7 @@ static void report_stages(const TaskRun *run, const Stages *all) {
 static void report_waiting(const TaskRun *run, int stages) {
     cJSON *list = cJSON_AddArrayToObject(run->json, "waiting");
     for (int s = 0; s < stages; s++) {
-        const double share = 1 - run->busy[s] / run->stats.total_s;
+        const double share = 1 - trace_breakdown(&run->traces[s]).busy_s / run->stats.total_s;
         cJSON_AddItemToArray(list, cJSON_CreateNumber(share));
         if (run->text) fprintf(run->text, "stage %d waits %.1f%% of the time\n", s, 100 * share);
     }
