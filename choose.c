@@ -76,7 +76,7 @@ static int disk_room(Bytes *room, const TaskRun *run, Error *err) {
 static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     Options *o = run->options;
     const Hardware *h = run->hardware;
-    const size_t available = memory_available(NLANES), taken = process_room(run, run->trace_limit);
+    const size_t available = memory_available("", NLANES), taken = process_room(run, run->trace_limit);
     const int neighbours = run->net ? imax(run->net->neighbours, 1) : 1; /* stages share the machine equally */
     const size_t share = available / neighbours, percent = share > taken ? (share - taken) / 100 : 0;
     Bytes usual[NTIERS] = {percent * HOST_GPU_SHARE, percent * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)}, *c = o->capacity;
@@ -125,7 +125,7 @@ static int choose_gpu(TaskRun *run, Error *err) {
 
 void choose_threads(TaskRun *run) {
     int *threads = &run->options->threads;
-    const int all = host_processors(), allowed = imin(all, processors_allowed());
+    const int all = host_processors(), allowed = imin(all, processors_allowed(""));
     if (!*threads && allowed < all) run->processors = all;
     *threads = host_set_threads(*threads ? *threads : allowed);
 }

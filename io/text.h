@@ -108,15 +108,12 @@ int stop_fail(Error *err, const char *what);
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Bytes that this process may still take: what the machine, its control groups and its own limits have left, whichever is
- * least, when so many threads have been started. */
-size_t memory_available(int threads);
+ * least, when so many threads have been started. root: where /proc and /sys are, "" but in tests. */
+size_t memory_available(const char *root, int threads);
 /* What the limit of its address space alone leaves, to which mapped files count too; SIZE_MAX: there is none. */
 size_t address_available(int threads);
-/* memory_available where the files of /proc and /sys lie under another root, for tests. */
-size_t memory_available_under(const char *root, int threads);
 /* Whole processors that the quotas of CPU of its control groups come to, at least one; INT_MAX: there is no quota. */
-int processors_allowed(void);
-int processors_allowed_under(const char *root);
+int processors_allowed(const char *root);
 /* Whether files in the directory are memory (tmpfs), which they take from their process's control groups. */
 bool memory_holds(const char *dir);
 /* The most bytes of memory that this process has had at once, since memory_restart if that is possible. */
