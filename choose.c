@@ -16,10 +16,8 @@
 /* Of --gpu-mem, or of the whole GPU, what is left for the tier: the context and the workspaces take their part of it, and
  * other programs may have taken theirs. */
 static Bytes gpu_room(Gpu *gpu, Bytes limit) {
-    Bytes room = limit < gpu->total ? limit : gpu->total, taken = gpu->overhead + gpu->spare;
-    size_t used = gpu->in_use(gpu) + gpu->spare, left = used < gpu->total ? gpu->total - used : 0;
-    room = taken < room ? room - taken : 0;
-    return room < left ? room : left;
+    const Bytes left = size_less(gpu->total, gpu->in_use(gpu) + gpu->spare);
+    return size_min(size_less(size_min(limit, gpu->total), gpu->overhead + gpu->spare), left);
 }
 
 /* What the process takes besides the tiers when a task runs, apart from what it has by then: program, libraries, tokenizer,

@@ -516,7 +516,7 @@ static void plan_profile(Profile *p, const char *offload_dir, const Bytes capaci
 
 /* The smaller where the GPU has less room. */
 static void fit_gpu(ProfileSize *s, Gpu *gpu) {
-    size_t used = gpu->in_use(gpu) + gpu->spare, room = used < gpu->total ? gpu->total - used : 0;
+    const Bytes room = size_less(gpu->total, gpu->in_use(gpu) + gpu->spare);
     while (s->h1 > 512 && s->cold + (size_t)4 * s->rows * widest(s) + ((size_t)32 << 20) > room)
         s->h1 /= 2, s->h2 /= 2, s->nh /= 2, s->cold /= 2;
 }
