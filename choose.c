@@ -16,10 +16,8 @@
 /* Of --gpu-mem, or of the whole GPU, what is left for the tier: the context and the workspaces take their part of it, and
  * other programs may have taken theirs. */
 static Bytes gpu_room(Gpu *gpu, Bytes limit) {
-    Bytes room = limit < gpu->total ? limit : gpu->total, taken = gpu->overhead + gpu->spare;
-    size_t used = gpu->in_use(gpu) + gpu->spare, left = used < gpu->total ? gpu->total - used : 0;
-    room = taken < room ? room - taken : 0;
-    return room < left ? room : left;
+    const Bytes left = size_less(gpu->total, gpu->in_use(gpu) + gpu->spare);
+    return size_min(size_less(size_min(limit, gpu->total), gpu->overhead + gpu->spare), left);
 }
 
 /* What the process takes besides the tiers when a task runs, apart from what it has by then: program, libraries, tokenizer,
@@ -41,8 +39,8 @@ size_t process_planned(const TaskRun *run) {
     const Plan *p = run->plan;
     const size_t pages = (size_t)p->max_seqs * p->max_pages;
     size_t slices = run->traced ? (size_t)p->sweeps * p->batches * (p->config.l + 2) * 2 * NLANES : 0;
-    if (run->options->trace && !(run->net && run->net->stage)) slices *= trace_count(run);
     if (run->trace_limit && run->trace_limit < slices) slices = run->trace_limit;
+    if (!follows(run)) slices *= trace_count(run);
     return memory_peak() + process_room(run, slices) +
            pages * (4 * (NLANES + 1) * sizeof(Move) + p->batches * 2 * sizeof(Staged));
 }
@@ -76,7 +74,7 @@ static int disk_room(Bytes *room, const TaskRun *run, Error *err) {
 static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     Options *o = run->options;
     const Hardware *h = run->hardware;
-    const size_t available = memory_available(NLANES), taken = process_room(run, run->trace_limit);
+    const size_t available = memory_available("", NLANES), taken = process_room(run, run->trace_limit);
     const int neighbours = run->net ? imax(run->net->neighbours, 1) : 1; /* stages share the machine equally */
     const size_t share = available / neighbours, percent = share > taken ? (share - taken) / 100 : 0;
     Bytes usual[NTIERS] = {percent * HOST_GPU_SHARE, percent * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)}, *c = o->capacity;
@@ -125,7 +123,7 @@ static int choose_gpu(TaskRun *run, Error *err) {
 
 void choose_threads(TaskRun *run) {
     int *threads = &run->options->threads;
-    const int all = host_processors(), allowed = imin(all, processors_allowed());
+    const int all = host_processors(), allowed = imin(all, processors_allowed(""));
     if (!*threads && allowed < all) run->processors = all;
     *threads = host_set_threads(*threads ? *threads : allowed);
 }
@@ -261,20 +259,20 @@ static int choose_policy(TaskRun *run, const Task *task, bool one_block, Error *
 // The plan
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Prompts pass a layer of a GPU in larger pieces where it has room for them. */
-static void fill_gpu(TaskRun *run, const Task *task) {
+/* Where every byte lies. Prompts pass a layer of a GPU in larger pieces where it has room for them. */
+static int place_task(TaskRun *run, const Task *task, Error *err) {
     Options *o = run->options;
     if (run->gpu) fit_pieces(&o->policy, run->checkpoint, task, act_type(run), o->capacity);
+    run->plan = plan_make(run->checkpoint, &o->policy, task, act_type(run), err);
+    return run->plan && !plan_fits(run->plan, o->capacity, err) ? 0 : -1;
 }
 
 /* Under which policy, and where every byte lies. */
 static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
-    const Options *o = run->options;
+    const Policy *p = &run->options->policy;
     if (choose_policy(run, task, one_block, err)) return -1;
-    if (one_block) task->count = imin(task->count, block_size(&o->policy) * flight_count(&o->policy));
-    fill_gpu(run, task);
-    run->plan = plan_make(run->checkpoint, &o->policy, task, act_type(run), err);
-    if (!run->plan || plan_fits(run->plan, o->capacity, err)) return -1;
+    if (one_block) task->count = imin(task->count, block_size(p) * flight_count(p));
+    if (place_task(run, task, err)) return -1;
     for (int t = 0; t < NTIERS && run->found; t++) run->found->cost.peak[t] = (double)run->plan->total[t];
     return 0;
 }
@@ -356,32 +354,26 @@ static int expect_pipeline(TaskRun *run, const Task *task, Error *err) {
     return 0;
 }
 
-/* The same in this process, for simulated machines; the first one's plan is the run's. */
-static int plan_stages(TaskRun *run, Task *task, bool one_block, Error *err) {
+/* Each stage's own plan for the same task; of simulated machines the first one's is the run's. */
+static int plan_pipeline(TaskRun *run, Task *task, bool one_block, Error *err) {
     if (agree_on_policy(run, task, one_block, err)) return -1;
-    run->plan = run->stages.stage[0].plan;
-    run->options->policy = run->plan->policy; /* as it fits */
-    return expect_pipeline(run, task, err);
-}
-
-/* Each stage's own plan for the same task. */
-static int plan_stage(TaskRun *run, Task *task, bool one_block, Error *err) {
-    Net *net = run->net;
-    int status = choose_machine(run, false, err);
-    share_memory(run, run->options->capacity[TIER_GPU] + run->options->capacity[TIER_CPU]);
-    if (!status) status = settle_compression(run, err);
-    if (net->agree(net, status, err) || agree_on_policy(run, task, one_block, err)) return -1;
-    fill_gpu(run, task);
-    run->plan = plan_make(run->checkpoint, &run->options->policy, task, act_type(run), err);
-    if (!run->plan || plan_fits(run->plan, run->options->capacity, err) || expect_pipeline(run, task, err)) return -1;
-    return stage_print_plans(net, run->plan, run->first_layer, err);
+    if (run->stages.n) {
+        run->plan = run->stages.stage[0].plan;
+        run->options->policy = run->plan->policy; /* as it fits */
+    } else if (place_task(run, task, err))
+        return -1;
+    if (expect_pipeline(run, task, err)) return -1;
+    return run->net ? stage_print_plans(run->net, run->plan, run->first_layer, err) : 0;
 }
 
 int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
     Options *o = run->options;
-    if (run->net) return plan_stage(run, task, one_block, err);
-    if (choose_machine(run, false, err) || settle_compression(run, err)) return -1;
-    if (run->stages.n) return plan_stages(run, task, one_block, err);
+    Net *net = run->net;
+    int status = choose_machine(run, false, err);
+    if (net) share_memory(run, o->capacity[TIER_GPU] + o->capacity[TIER_CPU]);
+    if (!status) status = settle_compression(run, err);
+    if (net ? net->agree(net, status, err) : status) return -1;
+    if (net || run->stages.n) return plan_pipeline(run, task, one_block, err);
     for (Policy given = o->policy;; o->policy = given) {
         const bool planned = make_plan(run, task, one_block, err) == 0;
         const bool shared = planned && share_memory(run, run->plan->total[TIER_GPU] + run->plan->total[TIER_CPU]);

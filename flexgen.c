@@ -121,28 +121,19 @@ static int run_on_device(TaskRun *run, const Task *task, const Listener *listene
     return status;
 }
 
-static int write_trace(const TaskRun *run, const char *path, Error *err) {
-    const int n = trace_count(run);
-    Trace *all = xcalloc(n, sizeof *all);
-    all[0] = *run->device->trace;
-    for (int s = 1; s < run->stages.n; s++) all[s] = *run->stages.stage[s].device->trace;
-    int status = run->net ? stage_gather_traces(run->net, all, err) : 0;
-    if (!status && !follows(run)) {
-        FILE *file = output_open("--trace", path, err);
-        if (file) trace_write(all, n, file);
-        status = file ? output_close(file, "--trace", path, err) : -1;
-    }
-    for (int s = 1; s < n && run->net; s++) trace_free(&all[s]);
-    free(all);
-    return status;
+/* What all stages have noted, on the first of them. */
+static int gather_traces(TaskRun *run, Error *err) {
+    run->traces = xcalloc(trace_count(run), sizeof *run->traces);
+    run->traces[0] = *run->device->trace;
+    for (int s = 1; s < run->stages.n; s++) run->traces[s] = *run->stages.stage[s].device->trace;
+    return run->net ? stage_gather_traces(run->net, run->traces, err) : 0;
 }
 
-/* How long each stage was busy. */
-static int gather_busy(TaskRun *run, Error *err) {
-    run->busy = xcalloc(trace_count(run), sizeof *run->busy);
-    run->busy[0] = trace_breakdown(run->device->trace).busy_s;
-    for (int s = 1; s < run->stages.n; s++) run->busy[s] = trace_breakdown(run->stages.stage[s].device->trace).busy_s;
-    return run->net ? stage_gather_busy(run->net, run->busy, err) : 0;
+static int write_trace(const TaskRun *run, Error *err) {
+    FILE *file = output_open("--trace", run->options->trace, err);
+    if (!file) return -1;
+    trace_write(run->traces, trace_count(run), file);
+    return output_close(file, "--trace", run->options->trace, err);
 }
 
 /* Opens the device, which stays open for its counters, and runs. */
@@ -156,8 +147,8 @@ static int run_traced(TaskRun *run, const Task *task, const Listener *listener, 
     if (!run->device) return -1;
     say_notices(run, true);
     if (run_on_device(run, task, listener, err)) return -1;
-    if (path && !traced_later(run) && write_trace(run, path, err)) return -1;
-    if (run->bench && !traced_later(run) && gather_busy(run, err)) return -1;
+    if (run->device->trace && gather_traces(run, err)) return -1;
+    if (run->device->trace && path && !follows(run) && write_trace(run, err)) return -1;
     say_notices(run, false);
     return 0;
 }
@@ -255,9 +246,8 @@ static void add_machine(const TaskRun *run, cJSON *head, const cJSON *before) {
                            : "with an approximate cache");
 }
 
-/* The stages of a pipeline are told that there is nothing to do. */
-static int dismiss(const TaskRun *run, Job *job, Error *err) {
-    job->task.count = 0;
+/* The stages of a pipeline are told what is left to do, which may be nothing. */
+static int share_job(const TaskRun *run, Job *job, Error *err) {
     return run->net ? stage_share_task(run->net, &job->task, job, err) : 0;
 }
 
@@ -267,7 +257,7 @@ static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *
     Progress *progress = completions_progress(c);
     progress->on = isatty(STDERR_FILENO);
     run->completions = c, run->head = head;
-    if (run->net && stage_share_task(run->net, &job->task, job, err)) return -1;
+    if (share_job(run, job, err)) return -1;
     if (job->task.count && plan_task(run, &job->task, false, err)) return -1;
     if (job->task.count) add_machine(run, head, completions_head(c));
     if (job->task.count) return run_task(run, &job->task, &listener, progress, err);
@@ -298,7 +288,7 @@ static int complete_job(TaskRun *run, Job *job, Completions *c, Error *err) {
     int status = completions_resume(c, head, &finished, err);
     if (!status && finished) {
         fprintf(stderr, "%s: has a line for every prompt; nothing is left to do\n", run->options->output);
-        status = dismiss(run, job, err);
+        status = share_job(run, job, err);
     } else if (!status) {
         job_rest(job);
         status = run_rest(run, job, c, head, err);
@@ -336,7 +326,7 @@ static int generate(TaskRun *run, Error *err) {
     int status = read_job(&job, o, err);
     if (!status && !job.count) {
         fprintf(stderr, "%s: no prompts; nothing to do\n", input_name(o->prompts));
-        status = dismiss(run, &job, err);
+        status = share_job(run, &job, err);
     }
     Completions *c = status || !job.count ? NULL : completions_open(&job, run->tokenizer, o, err);
     if (c)
@@ -427,22 +417,19 @@ static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, Fini
 static int trace_again(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     begin_traces(run);
     memset(run->device->count, 0, sizeof run->device->count);
-    return run_sweeps(run, task, listener, err) || write_trace(run, run->options->trace, err) ? -1 : 0;
+    return run_sweeps(run, task, listener, err) || gather_traces(run, err) || write_trace(run, err) ? -1 : 0;
 }
 
 /* What has been measured is written before the run that is traced, which may not end. */
 static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     const Listener listener = {.ctx = run, .done = digest_done};
-    Report report;
-    if (follows(run)) return run_task(run, task, &listener, NULL, err);
-    if (report_open(&report, run, err)) return -1;
-    int status = run_task(run, task, &listener, NULL, err);
-    if (!status) report_bench(&report);
-    if (!status && traced_later(run) && run->options->trace) {
-        status = report_write(&report, err) || trace_again(run, task, &listener, err) ? -1 : 0;
-        if (!status) report_traced(&report);
-    }
-    return report_close(&report, status, err);
+    if (run_task(run, task, &listener, NULL, err)) return -1;
+    if (follows(run)) return 0;
+    report_bench(run);
+    if (!traced_later(run) || !run->options->trace) return 0;
+    if (report_write(run, err) || trace_again(run, task, &listener, err)) return -1;
+    report_traced(run);
+    return 0;
 }
 
 static int bench(TaskRun *run, Error *err) {
@@ -474,17 +461,12 @@ static int paper_policy(TaskRun *run, Error *err) {
     const OptConfig *config = &run->checkpoint->config;
     const Block block = {o->prompt_len[1], o->gen_len[1], o->policy.gbs, o->policy.num_gpu_batches};
     Cost cost;
-    Report report;
-    run->hardware = xcalloc(1, sizeof *run->hardware);
-    if (check_lengths(o, config, err) || read_machine(run->hardware, o, err) ||
-        paper_cost(&cost, run->hardware, config, &block, err) || report_open(&report, run, err))
-        return -1;
-    report_paper(&report, &cost, &block);
-    const Hardware *h = run->hardware;
+    Hardware *h = run->hardware = xcalloc(1, sizeof *h);
+    if (check_lengths(o, config, err) || read_machine(h, o, err) || paper_cost(&cost, h, config, &block, err)) return -1;
+    report_paper(run, &cost, &block);
     const Search machine = {
         .hardware = h, .checkpoint = run->checkpoint, .capacity = {(Bytes)h->gmem, (Bytes)h->cmem, (Bytes)h->nmem}};
-    int status = o->explain ? report_explained(&report, &machine, NULL, &block, err) : 0;
-    return report_close(&report, status, err);
+    return o->explain ? report_explained(run, &machine, NULL, &block, err) : 0;
 }
 
 /* One machine, the pipeline, the chain without offloading. */
@@ -492,14 +474,12 @@ static int cluster_policy(const TaskRun *run, const Search *search, Error *err) 
     Search alone = *search;
     Found one, pipeline, chain;
     Error too_small;
-    Report report;
     alone.cluster.nodes = 1;
     if (cluster_search(&one, &alone, true, err) || cluster_search(&pipeline, search, true, err)) return -1;
     bool chained = cluster_search(&chain, search, false, &too_small) == 0;
     const Found *const found[] = {&one, &pipeline, chained ? &chain : NULL};
-    if (report_open(&report, run, err)) return -1;
-    report_clusters(&report, found, chained ? 0 : cluster_least(search));
-    return report_close(&report, 0, err);
+    report_clusters(run, found, chained ? 0 : cluster_least(search));
+    return 0;
 }
 
 /* The best ten, or the frontier. */
@@ -507,12 +487,10 @@ static int single_policy(const TaskRun *run, Search *search, Error *err) {
     enum { TEN = 10, MOST = 64 };
     const bool frontier = run->options->frontier;
     Found found[MOST];
-    Report report;
     int n = frontier ? policy_frontier(found, MOST, search, err) : find_policies(found, TEN, search, err);
-    if (n < 0 || report_open(&report, run, err)) return -1;
-    report_found(&report, frontier ? "frontier" : "best", found, n);
-    int status = run->options->explain ? report_explained(&report, search, &found->policy, NULL, err) : 0;
-    return report_close(&report, status, err);
+    if (n < 0) return -1;
+    report_found(run, frontier ? "frontier" : "best", found, n);
+    return run->options->explain ? report_explained(run, search, &found->policy, NULL, err) : 0;
 }
 
 static int policy(TaskRun *run, Error *err) {
@@ -569,15 +547,13 @@ static int quantize(TaskRun *run, Error *err) {
 
 /* The texts are read. */
 static int eval_texts(TaskRun *run, Eval *eval, Error *err) {
-    Report report;
+    const Listener listener = follows(run) ? (Listener){.done = completion_ignored} : eval_listener(eval);
     if (run->net && stage_share_task(run->net, &eval->task, NULL, err)) return -1;
-    if (plan_task(run, &eval->task, false, err)) return -1;
-    if (follows(run)) return run_task(run, &eval->task, &(Listener){.done = completion_ignored}, NULL, err);
-    if (report_open(&report, run, err)) return -1;
-    const Listener listener = eval_listener(eval);
-    int status = run_task(run, &eval->task, &listener, &eval->progress, err);
-    if (!status) report_eval(&report, eval);
-    return report_close(&report, status, err);
+    if (plan_task(run, &eval->task, false, err) ||
+        run_task(run, &eval->task, &listener, follows(run) ? NULL : &eval->progress, err))
+        return -1;
+    if (!follows(run)) report_eval(run, eval);
+    return 0;
 }
 
 static int eval(TaskRun *run, Error *err) {
@@ -658,13 +634,14 @@ static int take_stage(TaskRun *run, Error *err) {
 /* Whether a stage has failed, and not this process alone: its number is in the text. */
 static bool names_stage(const Error *err) { return !strncmp(err->text, "stage ", strlen("stage ")); }
 
-static void say(const Error *err) { fprintf(stderr, "%s: %s\n", names_stage(err) ? "flexgen" : speaker, err->text); }
+static void say_error(const Error *err) { fprintf(stderr, "%s: %s\n", names_stage(err) ? "flexgen" : speaker, err->text); }
 
 /* A stage that has failed ends all. Where all have agreed that one has, the first says so. */
 static void leave_pipeline(TaskRun *run, int status, const Error *err) {
     Net *net = run->net;
     if (!net) return;
-    if (status && (!names_stage(err) || !net->stage)) say(err), net->fail(net, err);
+    if (status && (!names_stage(err) || !net->stage)) say_error(err), net->fail(net, err);
+    for (int s = 1; run->traces && s < net->stages; s++) trace_free(&run->traces[s]);
     net->close(net);
 }
 
@@ -675,7 +652,7 @@ static void run_close(TaskRun *run) {
     stages_close(&run->stages);
     if (run->gpu) run->gpu->close(run->gpu);
     if (trace) trace_free(trace);
-    free(trace), free(run->busy), free(run->found), free(run->hardware);
+    free(trace), free(run->traces), free(run->found), free(run->hardware);
     tokenizer_close(run->tokenizer);
     checkpoint_close(run->whole ? run->whole : run->checkpoint);
 }
@@ -699,8 +676,10 @@ static int run_command(Options *o, char **args, int n, Error *err) {
     const bool opens = o->model && command != QUANTIZE, texts = command == GENERATE || command == EVAL;
     run.flags = flags_digest(args, n);
     int status = join_pipeline(&run, command, err);
+    if (!status && !follows(&run)) status = report_open(&run, err);
     if (!status && opens) status = open_model(&run, texts, err) || take_stage(&run, err) ? -1 : 0;
     if (!status) status = commands[command](&run, err);
+    status = report_close(&run, status, err);
     leave_pipeline(&run, status, err);
     run_close(&run);
     return status;
@@ -719,6 +698,6 @@ int main(int argc, char **argv) {
     int status = run_command(&o, argv + 1, argc - 1, &err);
     if (!status) status = output_close(stdout, "standard", "output", &err);
     free(o.prompt.text), free(o.stop.text), free(o.stages.text), free(o.with.text);
-    if (status) say(&err);
+    if (status) say_error(&err);
     return status ? err.code : EXIT_OK;
 }

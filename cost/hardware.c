@@ -64,41 +64,50 @@ double attend_seconds(const Hardware *h, bool on_cpu, bool prefill, double nseq,
 typedef enum { NUMBER, PAIR, OPTIONAL, FLAG, CURVE } Form;
 
 /* Bounds keep every size below 2^63 and every quotient of a size and a rate finite. A pair fills two doubles, a curve
- * a Curve; what its sizes count. */
+ * a Curve: its rates are in FLOP/s, and `unit` is what its sizes count. */
 typedef struct {
-    const char *key, *unit;
-    Form form;
-    double lo, hi;
+    const char *key;
     size_t offset;
-    const char *sizes;
+    Form form;
+    const char *unit;
+    double lo, hi;
+    const char *measured; /* how profile.c has the number */
 } Key;
 
 #define AT(field) offsetof(Hardware, field)
 #define RATE 1e-9, 1e30
+#define CAPACITY(field) AT(field), NUMBER, "bytes", 1, 1e18
+#define LINK(field) AT(field), PAIR, "bytes/s", RATE
+#define COMPUTE(field) AT(field), PAIR, "FLOP/s", RATE
+#define MEMORY(field) AT(field), OPTIONAL, "bytes/s", RATE
+#define SECONDS(field) AT(field), OPTIONAL, "seconds", 0, 1e9
+#define BY(sizes, field) AT(field), CURVE, sizes, RATE
 static const Key keys[] = {
-    {"gmem", "bytes", NUMBER, 1, 1e18, AT(gmem), ""},
-    {"cmem", "bytes", NUMBER, 1, 1e18, AT(cmem), ""},
-    {"nmem", "bytes", NUMBER, 1, 1e18, AT(nmem), ""},
-    {"ctog_bdw", "bytes/s", PAIR, RATE, AT(ctog_bdw), ""},
-    {"gtoc_bdw", "bytes/s", PAIR, RATE, AT(gtoc_bdw), ""},
-    {"dtoc_bdw", "bytes/s", PAIR, RATE, AT(dtoc_bdw), ""},
-    {"ctod_bdw", "bytes/s", PAIR, RATE, AT(ctod_bdw), ""},
-    {"mm_flops", "FLOP/s", PAIR, RATE, AT(mm_flops), ""},
-    {"bmm_flops", "FLOP/s", PAIR, RATE, AT(bmm_flops), ""},
-    {"cpu_flops", "FLOP/s", PAIR, RATE, AT(cpu_flops), ""},
-    {"gpu_bdw", "bytes/s", OPTIONAL, RATE, AT(gpu_bdw), ""},
-    {"cpu_bdw", "bytes/s", OPTIONAL, RATE, AT(cpu_bdw), ""},
-    {"op_s", "seconds", OPTIONAL, 0, 1e9, AT(op_s), ""},
-    {"copy_core_s", "seconds", OPTIONAL, 0, 1e9, AT(copy_core_s), ""},
-    {"disk_core_s", "seconds", OPTIONAL, 0, 1e9, AT(disk_core_s), ""},
-    {"shared_cores", "", FLAG, 0, 1, AT(shared_cores), ""},
-    {"mm_rows", "FLOP/s", CURVE, RATE, AT(mm_rows), "rows"},
-    {"bmm_tokens_p", "FLOP/s", CURVE, RATE, AT(bmm_tokens[1]), "tokens"},
-    {"bmm_tokens_g", "FLOP/s", CURVE, RATE, AT(bmm_tokens[0]), "tokens"},
-    {"cpu_tokens", "FLOP/s", CURVE, RATE, AT(cpu_tokens), "tokens"},
-    {"mm_packed", "FLOP/s", CURVE, RATE, AT(mm_packed), "rows"},
-    {"bmm_packed", "FLOP/s", CURVE, RATE, AT(bmm_packed), "tokens"},
-    {"cpu_packed", "FLOP/s", CURVE, RATE, AT(cpu_packed), "tokens"},
+    {"gmem", CAPACITY(gmem), "capacity of the GPU tier at that time"},
+    {"cmem", CAPACITY(cmem), "capacity of the CPU tier at that time"},
+    {"nmem", CAPACITY(nmem), "capacity of the disk tier at that time"},
+    {"ctog_bdw", LINK(ctog_bdw), "copies of 8 MiB from the CPU tier to the GPU tier, out of cold memory"},
+    {"gtoc_bdw", LINK(gtoc_bdw), "copies of 8 MiB from the GPU tier to the CPU tier, out of cold memory"},
+    {"dtoc_bdw", LINK(dtoc_bdw), "the offload file read back in pieces of 8 MiB, past the page cache"},
+    {"ctod_bdw", LINK(ctod_bdw), "the offload file written in pieces of 8 MiB, each until it is on the disk"},
+    {"mm_flops", COMPUTE(mm_flops), "the curve mm_rows at 1024 rows (prefill) and at 16 (generation)"},
+    {"bmm_flops", COMPUTE(bmm_flops), "the curves bmm_tokens_p and bmm_tokens_g at 512 tokens"},
+    {"cpu_flops", COMPUTE(cpu_flops), "the curve cpu_tokens at 512 tokens"},
+    {"gpu_bdw", MEMORY(gpu_bdw), "layernorm: bytes read and written"},
+    {"cpu_bdw", MEMORY(cpu_bdw), "the best of cpu_tokens, which does a flop for each byte of K and V that it reads"},
+    {"op_s", SECONDS(op_s), "a chain of layernorms of 16 numbers, from lane to lane"},
+    {"copy_core_s", SECONDS(copy_core_s),
+     "linear of 16 rows beside copies to the GPU tier: seconds lost over bytes copied"},
+    {"disk_core_s", SECONDS(disk_core_s),
+     "linear of 16 rows beside reads of the offload file: seconds lost over bytes read"},
+    {"shared_cores", AT(shared_cores), FLAG, "", 0, 1, "the host device computes and copies on the same cores"},
+    {"mm_rows", BY("rows", mm_rows), "linear of a layer's four shapes with cold weights"},
+    {"bmm_tokens_p", BY("tokens", bmm_tokens[1]), "attend_prefill of prompts of so many tokens"},
+    {"bmm_tokens_g", BY("tokens", bmm_tokens[0]), "attend over cold pages on the GPU tier"},
+    {"cpu_tokens", BY("tokens", cpu_tokens), "attend over cold pages on the CPU tier"},
+    {"mm_packed", BY("rows", mm_packed), "as mm_rows, weights in 4-bit groups of 64"},
+    {"bmm_packed", BY("tokens", bmm_packed), "as bmm_tokens_g, pages in 4-bit groups of 64"},
+    {"cpu_packed", BY("tokens", cpu_packed), "as cpu_tokens, pages in 4-bit groups of 64"},
 };
 enum { NKEYS = sizeof keys / sizeof *keys, MAX_KEY = 32, MAX_HARDWARE_FILE = 1 << 20 };
 static const double MOST_SIZE = 1e15;
@@ -114,16 +123,17 @@ static KeyName phase_key(const char *key, int prefill) {
     return name;
 }
 
-static bool is_key(const char *text) {
-    bool is = !strcmp(text, "name") || !strcmp(text, "sources");
-    for (int i = 0; i < NKEYS; i++) {
-        is = is || !strcmp(text, keys[i].key);
-        for (int p = 0; p < 2 && keys[i].form == PAIR; p++) is = is || !strcmp(text, phase_key(keys[i].key, p).text);
-    }
-    return is;
+/* The key of that name, of len characters; it stands for the phases from *first to *last. NULL: there is none. */
+static const Key *find_key(int *first, int *last, const char *name, size_t len) {
+    for (const Key *k = keys; k < keys + NKEYS; k++)
+        for (int phase = -1; phase < (k->form == PAIR ? 2 : 0); phase++) { /* -1: both, or there are none */
+            const KeyName one = phase_key(k->key, phase == 1);
+            const char *key = phase < 0 ? k->key : one.text;
+            *first = phase == 1, *last = phase < 0 ? k->form == PAIR : phase;
+            if (strlen(key) == len && !memcmp(key, name, len)) return k;
+        }
+    return NULL;
 }
-
-static const cJSON *member(const cJSON *object, const char *key) { return cJSON_GetObjectItemCaseSensitive(object, key); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Reading one
@@ -133,22 +143,8 @@ typedef struct {
     const char *path;
     const cJSON *json;
     Hardware *to;
-    char *shown; /* [100] */
     Error *err;
 } Reader;
-
-/* One line behind the file's name. */
-__attribute__((format(printf, 2, 3))) static int refuse(const Reader *r, const char *format, ...) {
-    char text[sizeof r->err->text];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    return fail(r->err, EXIT_USAGE, "%s: %s", r->path, text);
-}
-
-/* A value as a message shows it. */
-static const char *show(const Reader *r, const cJSON *value) { return json_describe(r->shown, value); }
 
 static bool in_range(const cJSON *value, double lo, double hi) {
     return cJSON_IsNumber(value) && value->valuedouble >= lo && value->valuedouble <= hi;
@@ -157,24 +153,9 @@ static bool in_range(const cJSON *value, double lo, double hi) {
 /* name: of the value in messages. */
 static int read_number(double *number, const Reader *r, const cJSON *value, const Key *k, const char *name) {
     if (!in_range(value, k->lo, k->hi))
-        return refuse(r, "%s is %s; expected a number of %s from %g to %g", name, show(r, value), k->unit, k->lo, k->hi);
+        return json_refuse(r->err, r->path, name, value, "a number of %s from %g to %g",
+                           k->form == CURVE ? "FLOP/s" : k->unit, k->lo, k->hi);
     *number = value->valuedouble;
-    return 0;
-}
-
-/* KEY for both phases, or KEY_p and KEY_g. */
-static int read_pair(double phase[2], const Reader *r, const Key *k) {
-    const char *key = k->key;
-    const KeyName name[2] = {phase_key(key, 0), phase_key(key, 1)};
-    const cJSON *both = member(r->json, key), *each[2] = {member(r->json, name[0].text), member(r->json, name[1].text)};
-    for (int p = 0; p < 2; p++) {
-        if (both && each[p])
-            return refuse(r, "has both %s and %s; expected %s alone, or %s_p and %s_g", key, name[p].text, key, key, key);
-        if (!both && !each[p])
-            return refuse(r, "has no %s; expected %s, a number of %s, or %s_p and %s_g", each[!p] ? name[p].text : key, key,
-                          k->unit, key, key);
-        if (read_number(&phase[p], r, both ? both : each[p], k, both ? key : name[p].text) != 0) return -1;
-    }
     return 0;
 }
 
@@ -182,100 +163,113 @@ static int read_pair(double phase[2], const Reader *r, const Key *k) {
 static int read_point(Curve *curve, int i, const Reader *r, const cJSON *point, const Key *k) {
     const cJSON *size = cJSON_GetArrayItem(point, 0), *rate = cJSON_GetArrayItem(point, 1);
     const double before = i > 1 ? curve->size[i - 2] : 1;
-    char name[MAX_KEY + 40];
-    if (!cJSON_IsArray(point))
-        return refuse(r, "%s: point %d is %s; expected [%s, %s]", k->key, i, show(r, point), k->sizes, k->unit);
+    char name[MAX_KEY + 40], found[100];
+    snprintf(name, sizeof name, "%s: point %d", k->key, i);
+    if (!cJSON_IsArray(point)) return json_refuse(r->err, r->path, name, point, "[%s, FLOP/s]", k->unit);
     if (cJSON_GetArraySize(point) != 2)
-        return refuse(r, "%s: point %d is a list of %d; expected [%s, %s]", k->key, i, cJSON_GetArraySize(point), k->sizes,
-                      k->unit);
+        return fail(r->err, EXIT_USAGE, "%s: %s is a list of %d; expected [%s, FLOP/s]", r->path, name,
+                    cJSON_GetArraySize(point), k->unit);
     if (!in_range(size, i > 1 ? nextafter(before, INFINITY) : 1, MOST_SIZE))
-        return refuse(r, "%s: point %d has a size of %s; expected a number of %s %s %.15g, to %g", k->key, i, show(r, size),
-                      k->sizes, i > 1 ? "above" : "from", before, MOST_SIZE);
+        return fail(r->err, EXIT_USAGE, "%s: %s has a size of %s; expected a number of %s %s %.15g, to %g", r->path, name,
+                    json_describe(found, size), k->unit, i > 1 ? "above" : "from", before, MOST_SIZE);
     snprintf(name, sizeof name, "%s: the rate of point %d", k->key, i);
     curve->size[i - 1] = size->valuedouble;
     return read_number(&curve->rate[i - 1], r, rate, k, name);
 }
 
-static int read_curve(Curve *curve, const Reader *r, const Key *k) {
-    const cJSON *list = member(r->json, k->key), *point = list ? list->child : NULL;
+static int read_curve(Curve *curve, const Reader *r, const cJSON *list, const Key *k) {
     const int n = cJSON_GetArraySize(list);
-    if (!list) return 0;
-    if (!cJSON_IsArray(list))
-        return refuse(r, "%s is %s; expected a list of points [%s, %s]", k->key, show(r, list), k->sizes, k->unit);
-    if (n < 1 || n > MAX_POINTS) return refuse(r, "%s has %d points; expected 1 to %d", k->key, n, MAX_POINTS);
+    const cJSON *point = list->child;
+    if (!cJSON_IsArray(list)) return json_refuse(r->err, r->path, k->key, list, "a list of points [%s, FLOP/s]", k->unit);
+    if (n < 1 || n > MAX_POINTS)
+        return fail(r->err, EXIT_USAGE, "%s: %s has %d points; expected 1 to %d", r->path, k->key, n, MAX_POINTS);
     for (int i = 1; i <= n; i++, point = point->next)
         if (read_point(curve, i, r, point, k) != 0) return -1;
     curve->n = n;
     return 0;
 }
 
-static int read_key(const Reader *r, const Key *k) {
+/* Of a pair KEY is for both phases, or KEY_p and KEY_g for one each; what has been read is not 0. */
+static int read_member(const Reader *r, const cJSON *value) {
+    int first, last;
+    const Key *k = find_key(&first, &last, value->string, strlen(value->string));
+    if (!k)
+        return fail(r->err, EXIT_USAGE, "%s: has an unknown key \"%.60s\"; expected only the keys of a hardware file",
+                    r->path, value->string);
     void *to = (char *)r->to + k->offset;
-    const cJSON *value = member(r->json, k->key);
-    if (k->form == PAIR) return read_pair(to, r, k);
-    if (k->form == CURVE) return read_curve(to, r, k);
-    if (!value && k->form != NUMBER) return 0;
-    if (k->form == FLAG) {
-        if (!cJSON_IsBool(value)) return refuse(r, "%s is %s; expected true or false", k->key, show(r, value));
-        *(bool *)to = cJSON_IsTrue(value);
-        return 0;
+    double *number = to;
+    if (k->form == CURVE) return read_curve(to, r, value, k);
+    if (k->form == FLAG && !cJSON_IsBool(value)) return json_refuse(r->err, r->path, k->key, value, "true or false");
+    if (k->form == FLAG) return *(bool *)to = cJSON_IsTrue(value), 0;
+    for (int p = first; p <= last; p++) {
+        if (k->form == PAIR && number[p] != 0)
+            return fail(r->err, EXIT_USAGE, "%s: has both %s and %s; expected %s alone, or %s_p and %s_g", r->path, k->key,
+                        phase_key(k->key, p).text, k->key, k->key, k->key);
+        if (read_number(&number[p], r, value, k, value->string)) return -1;
     }
-    if (!value) return refuse(r, "has no %s; expected a number of %s", k->key, k->unit);
-    return read_number(to, r, value, k, k->key);
+    return 0;
+}
+
+/* Whether a number that must be there has not come. */
+static int check_present(const Reader *r, const Key *k) {
+    const double *number = (const double *)((const char *)r->to + k->offset);
+    if (k->form == NUMBER && number[0] == 0)
+        return fail(r->err, EXIT_USAGE, "%s: has no %s; expected a number of %s", r->path, k->key, k->unit);
+    if (k->form != PAIR || (number[0] != 0 && number[1] != 0)) return 0;
+    const KeyName one = phase_key(k->key, number[0] != 0);
+    return fail(r->err, EXIT_USAGE, "%s: has no %s; expected %s, a number of %s, or %s_p and %s_g", r->path,
+                number[0] != number[1] ? one.text : k->key, k->key, k->unit, k->key, k->key);
 }
 
 /* It is printed on lines of its own. */
 static int read_name(const Reader *r) {
-    const cJSON *name = member(r->json, "name");
-    const size_t most = MOST_NAME;
-    if (!name) return refuse(r, "has no name; expected a text that says which machine this is");
-    bool is_text = cJSON_IsString(name) && name->valuestring[0] && strlen(name->valuestring) <= most;
+    const cJSON *name = json_get(r->json, "name");
+    if (!name) return fail(r->err, EXIT_USAGE, "%s: has no name; expected a text that says which machine this is", r->path);
+    bool is_text = cJSON_IsString(name) && name->valuestring[0] && strlen(name->valuestring) <= MOST_NAME;
     for (const char *c = is_text ? name->valuestring : ""; *c; c++)
         if ((unsigned char)*c < ' ' || *c == 127) is_text = false;
     if (!is_text)
-        return refuse(r, "name is %s; expected a text of 1 to %zu bytes without control characters", show(r, name), most);
+        return json_refuse(r->err, r->path, "name", name, "a text of 1 to %d bytes without control characters", MOST_NAME);
     strcpy(r->to->name, name->valuestring);
     return 0;
 }
 
-/* Every key means something, every source is of a value that is there. */
-static int check_keys(const Reader *r) {
-    const cJSON *sources = member(r->json, "sources");
-    for (const cJSON *child = r->json->child; child; child = child->next)
-        if (!is_key(child->string))
-            return refuse(r, "has an unknown key \"%.60s\"; expected only the keys of a hardware file", child->string);
+/* Every source is of a value that is there. */
+static int check_sources(const Reader *r, const cJSON *sources) {
+    char name[80];
     if (sources && !cJSON_IsObject(sources))
-        return refuse(r, "sources is %s; expected an object of texts, one a key", show(r, sources));
+        return json_refuse(r->err, r->path, "sources", sources, "an object of texts, one a key");
     for (const cJSON *source = sources ? sources->child : NULL; source; source = source->next) {
+        snprintf(name, sizeof name, "sources: %.60s", source->string);
         if (!cJSON_IsString(source))
-            return refuse(r, "sources: %.60s is %s; expected a text that says where the value is from", source->string,
-                          show(r, source));
-        if (!member(r->json, source->string))
-            return refuse(r, "sources: has \"%.60s\", which is no key of this file; expected one that is", source->string);
+            return json_refuse(r->err, r->path, name, source, "a text that says where the value is from");
+        if (!json_get(r->json, source->string))
+            return fail(r->err, EXIT_USAGE,
+                        "%s: sources: has \"%.60s\", which is no key of this file; expected one that is", r->path,
+                        source->string);
     }
     return 0;
 }
 
 static int read_object(const Reader *r) {
-    if (!cJSON_IsObject(r->json)) return refuse(r, "holds no JSON object; expected { ... }");
-    if (check_keys(r) != 0 || read_name(r) != 0) return -1;
+    const cJSON *name = json_get(r->json, "name"), *sources = json_get(r->json, "sources");
+    for (const cJSON *child = r->json->child; child; child = child->next)
+        if (child != name && child != sources && read_member(r, child)) return -1;
+    if (check_sources(r, sources) || read_name(r)) return -1;
     for (int i = 0; i < NKEYS; i++)
-        if (read_key(r, &keys[i]) != 0) return -1;
+        if (check_present(r, &keys[i])) return -1;
     return 0;
 }
 
 int hardware_read(Hardware *hardware, const char *path, Error *err) {
-    size_t len;
     Hardware read = {.name = ""};
-    char *text = file_read(path, MAX_HARDWARE_FILE, &len, err);
-    cJSON *json = text ? json_parse(text, len, path, err) : NULL;
-    int status = json ? read_object(&(Reader){path, json, &read, (char[100]){""}, err}) : -1;
+    cJSON *json = json_read(path, MAX_HARDWARE_FILE, err);
+    const int status = json ? read_object(&(Reader){path, json, &read, err}) : -1;
     if (status == 0)
         *hardware = read;
     else
         err->code = EXIT_USAGE;
     cJSON_Delete(json);
-    free(text);
     return status;
 }
 
@@ -287,29 +281,21 @@ static bool has_curve(const Hardware *h, const Key *k) {
 
 int hardware_change(Hardware *h, const char *change, Error *err) {
     const char *text = strchr(change, '=');
-    const int len = text ? (int)(text - change) : 0;
-    char *end = NULL;
-    for (const Key *k = keys; k < keys + NKEYS; k++)
-        for (int phase = -1; phase < (k->form == PAIR ? 2 : 0); phase++) { /* -1: both */
-            const KeyName one = phase_key(k->key, phase == 1);
-            const char *key = phase < 0 ? k->key : one.text;
-            if (k->form == FLAG || k->form == CURVE || strncmp(change, key, len) != 0 || (int)strlen(key) != len) continue;
-            const double number = strtod(text + 1, &end);
-            if (end == text + 1 || *end || !(number >= k->lo && number <= k->hi))
-                return fail(err, EXIT_USAGE, "--with %.60s: expected a number of %s from %g to %g", change, k->unit, k->lo,
-                            k->hi);
-            if (has_curve(h, k))
-                return fail(err, EXIT_USAGE,
-                            "--with %.60s: the machine has a curve in its place; name one without, or change its file",
-                            change);
-            double *to = (double *)((char *)h + k->offset);
-            for (int s = 0; s < (k->form == PAIR ? 2 : 1); s++)
-                if (phase < 0 || s == phase) to[s] = number;
-            const size_t used = strlen(h->name), more = strlen(", ") + strlen(change);
-            if (used + more < sizeof h->name) sprintf(h->name + used, ", %s", change);
-            return 0;
-        }
-    return fail(err, EXIT_USAGE, "--with %.60s: expected KEY=NUMBER of a hardware file, such as ctog_bdw=24e9", change);
+    int first, last;
+    const Key *k = text ? find_key(&first, &last, change, (size_t)(text - change)) : NULL;
+    char *end;
+    if (!k || k->form == FLAG || k->form == CURVE)
+        return fail(err, EXIT_USAGE, "--with %.60s: expected KEY=NUMBER of a hardware file, such as ctog_bdw=24e9", change);
+    const double number = strtod(text + 1, &end);
+    if (end == text + 1 || *end || !(number >= k->lo && number <= k->hi))
+        return fail(err, EXIT_USAGE, "--with %.60s: expected a number of %s from %g to %g", change, k->unit, k->lo, k->hi);
+    if (has_curve(h, k))
+        return fail(err, EXIT_USAGE,
+                    "--with %.60s: the machine has a curve in its place; name one without, or change its file", change);
+    for (int p = first; p <= last; p++) ((double *)((char *)h + k->offset))[p] = number;
+    const size_t used = strlen(h->name), more = strlen(", ") + strlen(change);
+    if (used + more < sizeof h->name) sprintf(h->name + used, ", %s", change);
+    return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -321,49 +307,43 @@ static cJSON *exact(double number) {
     return cJSON_CreateRaw(json_number(text, number));
 }
 
-static void write_curve(cJSON *json, const Curve *curve, const char *key) {
-    cJSON *list = curve->n ? cJSON_AddArrayToObject(json, key) : NULL;
+static cJSON *curve_points(const Curve *curve) {
+    cJSON *list = cJSON_CreateArray();
     for (int i = 0; i < curve->n; i++) {
         cJSON *point = cJSON_CreateArray();
         cJSON_AddItemToArray(point, exact(curve->size[i]));
         cJSON_AddItemToArray(point, exact(curve->rate[i]));
         cJSON_AddItemToArray(list, point);
     }
+    return list;
 }
 
-/* A pair of equal rates is written as one. */
-static void write_key(cJSON *json, const Hardware *hardware, const Key *k) {
-    const void *from = (const char *)hardware + k->offset;
+/* Into the file, and how it was measured into its sources. A pair of equal rates is written as one; what may be left out is
+ * where it is 0. */
+static void write_key(cJSON *json, cJSON *sources, const Hardware *h, const Key *k) {
+    const void *from = (const char *)h + k->offset;
     const double *value = from;
-    if (k->form == CURVE)
-        write_curve(json, from, k->key);
-    else if (k->form == FLAG && *(const bool *)from)
-        cJSON_AddTrueToObject(json, k->key);
-    else if (k->form == PAIR && value[0] != value[1])
-        for (int p = 1; p >= 0; p--) cJSON_AddItemToObject(json, phase_key(k->key, p).text, exact(value[p]));
-    else if (k->form != FLAG && (k->form != OPTIONAL || *value != 0))
-        cJSON_AddItemToObject(json, k->key, exact(*value));
-}
-
-/* The sources of keys that are there; one of a rate is that of both its phases. */
-static void write_sources(cJSON *json, const cJSON *sources) {
-    cJSON *written = cJSON_AddObjectToObject(json, "sources");
-    for (const cJSON *source = sources->child; source; source = source->next) {
-        if (member(json, source->string)) cJSON_AddStringToObject(written, source->string, source->valuestring);
-        for (int p = 1; p >= 0 && !member(json, source->string); p--) {
-            const KeyName key = phase_key(source->string, p);
-            if (member(json, key.text)) cJSON_AddStringToObject(written, key.text, source->valuestring);
-        }
+    const bool pair = k->form == PAIR && value[0] != value[1],
+               disk = k->offset == AT(dtoc_bdw) || k->offset == AT(ctod_bdw);
+    if (k->form == CURVE ? !((const Curve *)from)->n : k->form == FLAG ? !*(const bool *)from : !pair && !*value) return;
+    for (int p = pair; p >= 0; p--) {
+        const KeyName one = phase_key(k->key, p);
+        const char *key = pair ? one.text : k->key;
+        cJSON_AddItemToObject(json, key,
+                              k->form == CURVE  ? curve_points(from)
+                              : k->form == FLAG ? cJSON_CreateTrue()
+                                                : exact(value[p]));
+        cJSON_AddStringToObject(sources, key,
+                                disk && *value == NO_DISK ? "not measured: there was no disk to write to" : k->measured);
     }
 }
 
-void hardware_write(const Hardware *hardware, const cJSON *sources, FILE *out) {
-    cJSON *json = cJSON_CreateObject();
+void hardware_write(const Hardware *hardware, const char *measured, FILE *out) {
+    cJSON *json = cJSON_CreateObject(), *sources = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "name", hardware->name);
-    for (int i = 0; i < NKEYS; i++) write_key(json, hardware, &keys[i]);
-    if (sources) write_sources(json, sources);
-    char *text = cJSON_Print(json);
-    fprintf(out, "%s\n", text);
-    cJSON_free(text);
+    if (measured) cJSON_AddStringToObject(sources, "name", measured);
+    for (int i = 0; i < NKEYS; i++) write_key(json, sources, hardware, &keys[i]);
+    measured ? (void)cJSON_AddItemToObject(json, "sources", sources) : cJSON_Delete(sources);
+    json_print(out, json);
     cJSON_Delete(json);
 }

@@ -6,7 +6,6 @@
 
 #include "flexgen.h"
 
-typedef struct cJSON cJSON;
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -18,6 +17,9 @@ typedef struct {
     int n; /* points, by ascending size; 0: there is no curve */
     double size[MAX_POINTS], rate[MAX_POINTS];
 } Curve;
+
+/* Bytes/s that stand for a disk which cannot be written: so few that the search leaves it alone. */
+static const double NO_DISK = 1e6;
 
 /* The hardware parameters of section 4.3 and Table 7. Of a pair [0] holds in generation, [1] in prefill. */
 struct Hardware {
@@ -57,9 +59,9 @@ int hardware_read(Hardware *hardware, const char *path, Error *err);
  * name says so, too, where there is room. -1 and one line (EXIT_USAGE) for what the file could not hold, or what a curve of
  * the machine replaces. */
 int hardware_change(Hardware *hardware, const char *change, Error *err);
-/* Writes a file that hardware_read reads back to the same numbers; sources may be NULL. What could not be written shows in
- * ferror(out). */
-void hardware_write(const Hardware *hardware, const cJSON *sources, FILE *out);
+/* Writes a file that hardware_read reads back to the same numbers. measured: by whom and when; then it also says how each
+ * value was (NULL: it was not). What could not be written shows in ferror(out). */
+void hardware_write(const Hardware *hardware, const char *measured, FILE *out);
 
 /* The share of shared cores that a busy link takes. */
 static inline double link_cores(const Hardware *hardware, Channel link, bool prefill) {

@@ -13,7 +13,6 @@
  * samples. A curve ends early where its next point would take too long. What was measured is kept in the
  * user's cache under a name that stands for all that it depends on. Read next: runtime.c, the cost
  * model that these numbers are for. */
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <math.h>
 #include <sys/stat.h>
@@ -40,9 +39,6 @@ enum {
     POINT_TIMES = 10,     /* a point of a curve may take so many times the time for a value */
     DISK_TIMES = 25,      /* and a pass over the file; with less, a slow disk would show little but its cache */
 };
-
-/* Bytes/s that stand for a disk which cannot be written: so few that the search leaves it alone. */
-static const double NO_DISK = 1e6;
 
 /* How packed numbers are measured. */
 static const Quant usual = {4, 64};
@@ -520,7 +516,7 @@ static void plan_profile(Profile *p, const char *offload_dir, const Bytes capaci
 
 /* The smaller where the GPU has less room. */
 static void fit_gpu(ProfileSize *s, Gpu *gpu) {
-    size_t used = gpu->in_use(gpu) + gpu->spare, room = used < gpu->total ? gpu->total - used : 0;
+    const Bytes room = size_less(gpu->total, gpu->in_use(gpu) + gpu->spare);
     while (s->h1 > 512 && s->cold + (size_t)4 * s->rows * widest(s) + ((size_t)32 << 20) > room)
         s->h1 /= 2, s->h2 /= 2, s->nh /= 2, s->cold /= 2;
 }
@@ -654,43 +650,11 @@ int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const
 static bool is_unmeasured(const Hardware *hardware) { return hardware->dtoc_bdw[0] == NO_DISK; }
 
 void profile_write(const Hardware *hardware, FILE *out) {
-    static const char *const how[][2] = {
-        {"gmem", "capacity of the GPU tier at that time"},
-        {"cmem", "capacity of the CPU tier at that time"},
-        {"nmem", "capacity of the disk tier at that time"},
-        {"ctog_bdw", "copies of 8 MiB from the CPU tier to the GPU tier, out of cold memory"},
-        {"gtoc_bdw", "copies of 8 MiB from the GPU tier to the CPU tier, out of cold memory"},
-        {"dtoc_bdw", "the offload file read back in pieces of 8 MiB, past the page cache"},
-        {"ctod_bdw", "the offload file written in pieces of 8 MiB, each until it is on the disk"},
-        {"mm_flops", "the curve mm_rows at 1024 rows (prefill) and at 16 (generation)"},
-        {"bmm_flops", "the curves bmm_tokens_p and bmm_tokens_g at 512 tokens"},
-        {"cpu_flops", "the curve cpu_tokens at 512 tokens"},
-        {"gpu_bdw", "layernorm: bytes read and written"},
-        {"cpu_bdw", "the best of cpu_tokens, which does a flop for each byte of K and V that it reads"},
-        {"op_s", "a chain of layernorms of 16 numbers, from lane to lane"},
-        {"copy_core_s", "linear of 16 rows beside copies to the GPU tier: seconds lost over bytes copied"},
-        {"disk_core_s", "linear of 16 rows beside reads of the offload file: seconds lost over bytes read"},
-        {"shared_cores", "the host device computes and copies on the same cores"},
-        {"mm_rows", "linear of a layer's four shapes with cold weights"},
-        {"bmm_tokens_p", "attend_prefill of prompts of so many tokens"},
-        {"bmm_tokens_g", "attend over cold pages on the GPU tier"},
-        {"cpu_tokens", "attend over cold pages on the CPU tier"},
-        {"mm_packed", "as mm_rows, weights in 4-bit groups of 64"},
-        {"bmm_packed", "as bmm_tokens_g, pages in 4-bit groups of 64"},
-        {"cpu_packed", "as cpu_tokens, pages in 4-bit groups of 64"},
-    };
     char date[80];
     time_t now = time(NULL);
     struct tm day;
-    cJSON *sources = cJSON_CreateObject();
     strftime(date, sizeof date, "measured by flexgen profile on %Y-%m-%d", localtime_r(&now, &day));
-    cJSON_AddStringToObject(sources, "name", date);
-    for (size_t i = 0; i < sizeof how / sizeof *how; i++) {
-        const bool missing = is_unmeasured(hardware) && (!strcmp(how[i][0], "dtoc_bdw") || !strcmp(how[i][0], "ctod_bdw"));
-        cJSON_AddStringToObject(sources, how[i][0], missing ? "not measured: there was no disk to write to" : how[i][1]);
-    }
-    hardware_write(hardware, sources, out);
-    cJSON_Delete(sources);
+    hardware_write(hardware, date, out);
 }
 
 /* The directory of the cache; 0: there is none. */

@@ -14,9 +14,7 @@
 #include <cjson/cJSON.h>
 #include <endian.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "io/io.h"
@@ -124,8 +122,9 @@ static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
     uint64_t len;
     snprintf(what, sizeof what, "%s: header", file->path);
     if (file->size < sizeof len)
-        return fail(err, EXIT_FAILED, "%s: has %zu byte%s; expected a safetensors file, which has at least 10", file->path,
-                    file->size, plural((double)file->size)),
+        return fail(err, EXIT_FAILED,
+                    "%s: has %zu byte%s; expected a safetensors file, which has at least 10: is the download complete?",
+                    file->path, file->size, plural((double)file->size)),
                NULL;
     const char *why = file_read_at(file->fd, &len, sizeof len, 0);
     if (why) return fail(err, EXIT_FAILED, "%s: read error: %s", what, why), NULL;
@@ -137,16 +136,8 @@ static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
                     file->path, (unsigned long long)len, plural((double)len), MAX_JSON, file->size - sizeof len),
                NULL;
     *data = sizeof len + len;
-    char *text = xcalloc(len + 1, 1);
-    why = file_read_at(file->fd, text, len, sizeof len);
-    cJSON *header = why ? NULL : json_parse(text, len, what, err);
-    if (why)
-        fail(err, EXIT_FAILED, "%s: read error: %s", what, why);
-    else if (header && !cJSON_IsObject(header)) {
-        fail(err, EXIT_FAILED, "%s: holds no JSON object; expected one member a tensor", what);
-        cJSON_Delete(header);
-        header = NULL;
-    }
+    char *text = file_read_part(file->fd, what, len, sizeof len, err);
+    cJSON *header = text ? json_object(text, len, what, err) : NULL;
     free(text);
     return header;
 }
@@ -228,20 +219,11 @@ static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
     const int f = c->nfiles;
     char path[MAX_PATH];
     struct stat st;
-    if (file_path(path, dir, name, err) != 0) return -1;
+    const int fd = file_path(path, dir, name, err) ? -1 : file_open(path, &st, err);
+    if (fd < 0) return -1;
     c->files = xrealloc(c->files, f + 1, sizeof *c->files);
     o->headers = xrealloc(o->headers, f + 1, sizeof *o->headers);
-    TensorFile *file = &c->files[c->nfiles++];
-    *file = (TensorFile){.path = xstrdup(path), .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-    o->headers[f] = NULL;
-    if (file->fd < 0)
-        return fail(err, EXIT_FAILED, "%s: cannot open: %s; expected a safetensors file of the model", path,
-                    strerror(errno));
-    if (fstat(file->fd, &st) != 0) return fail(err, EXIT_FAILED, "%s: read error: %s", path, strerror(errno));
-    if (!S_ISREG(st.st_mode)) return fail(err, EXIT_FAILED, "%s: is not a regular file; expected a safetensors file", path);
-    file->size = (size_t)st.st_size, file->changed = st.st_mtim;
-    if (file->size == 0)
-        return fail(err, EXIT_FAILED, "%s: is empty; expected a safetensors file: is the download complete?", path);
+    c->files[c->nfiles++] = (TensorFile){xstrdup(path), fd, (size_t)st.st_size, st.st_mtim};
     return file_entries(o, f, err);
 }
 
@@ -498,7 +480,7 @@ int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err) {
 void checkpoint_close(Checkpoint *checkpoint) {
     if (!checkpoint) return;
     for (int f = 0; f < checkpoint->nfiles; f++) {
-        if (checkpoint->files[f].fd >= 0) close(checkpoint->files[f].fd);
+        close(checkpoint->files[f].fd);
         free(checkpoint->files[f].path);
     }
     free(checkpoint->files), free(checkpoint->layer), free(checkpoint);

@@ -334,34 +334,33 @@ static int take_token(void *ctx, uint32_t place, int32_t token) {
     return 0;
 }
 
-typedef struct {
-    const Job *job;
-    int lines;
-} Finished;
-
-static int take_line(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
-    Finished *f = ctx;
+static bool is_line_of(const Request *e, const Lines *l) {
     Text start = {0};
-    (void)number;
     FILE *out = text_stream(&start);
-    if (f->lines < f->job->count) write_start(out, &f->job->request[f->lines]);
+    write_start(out, e);
     fclose(out);
-    const bool same = start.len && start.len < len && !memcmp(start.text, line, start.len) && line[len] == '\n';
+    const bool is = start.len < l->size && !memcmp(start.text, l->line, start.len) && l->line[l->size] == '\n';
     free(start.text);
-    f->lines += same;
-    return same ? 0 : fail(err, EXIT_USAGE, "%s: is no line of this job", where);
+    return is;
 }
 
 /* An output without a journal: of this job when it has ended. */
 static int check_finished(const Completions *c, Error *err) {
-    Finished f = {.job = c->job};
-    Error other;
-    if (!input_lines(c->path, take_line, &f, &other) && f.lines == c->job->count) return 0;
-    if (f.lines)
+    const Job *job = c->job;
+    size_t len;
+    Error unread; /* then it has no line of this job */
+    char *text = input_read(c->path, &len, &unread);
+    int n = 0;
+    bool same = true;
+    Lines l = {.text = text, .len = text ? len : 0, .name = ""};
+    for (; same && line_next(&l); n += same) same = n < job->count && is_line_of(&job->request[n], &l);
+    free(text);
+    if (same && n == job->count) return 0;
+    if (n)
         return fail(err, EXIT_USAGE,
                     "--resume: %s has no journal and only %d of the %d lines of this job; bring back %s.journal, or begin "
                     "anew with --overwrite",
-                    c->path, f.lines, c->job->count, c->path);
+                    c->path, n, job->count, c->path);
     return fail(err, EXIT_USAGE,
                 "--resume: %s has no journal and is not the output of this job; move it away, or --overwrite", c->path);
 }

@@ -74,9 +74,7 @@ typedef struct {
 
 /* The field `key` holds something else than what is expected. */
 static int refuse_field(const Fields *f, const char *key, const char *expected) {
-    char found[100];
-    return fail(f->err, EXIT_FAILED, "%s: %s is %s; expected %s", f->path, key,
-                json_describe(found, json_get(f->json, key)), expected);
+    return json_refuse(f->err, f->path, key, json_get(f->json, key), "%s", expected);
 }
 
 /* A field that is absent or null, and need not be there. */
@@ -88,12 +86,10 @@ static bool is_left_out(const Fields *f, const char *key) {
 /* Field key, from lo to hi. Left out it gives missing, unless that is negative: then the field is required. */
 static int whole_field(int *number, const Fields *f, const char *key, int lo, int hi, int missing) {
     size_t n = 0;
-    char expected[140];
     if (missing >= 0 && is_left_out(f, key)) return *number = missing, 0;
     if (json_whole(json_get(f->json, key), &n) && n >= (size_t)lo && n <= (size_t)hi) return *number = (int)n, 0;
-    snprintf(expected, sizeof expected, "a whole number from %d to %d; take the config.json that came with the model", lo,
-             hi);
-    return refuse_field(f, key, expected);
+    return json_refuse(f->err, f->path, key, json_get(f->json, key),
+                       "a whole number from %d to %d; take the config.json that came with the model", lo, hi);
 }
 
 static int bool_field(bool *flag, const Fields *f, const char *key, bool missing) {
@@ -158,10 +154,7 @@ static int read_fields(OptConfig *c, bool *tied, const Fields *f) {
 }
 
 cJSON *config_object(char path[MAX_PATH], const char *dir, const char *name, Error *err) {
-    cJSON *tree = file_path(path, dir, name, err) == 0 ? json_read(path, MAX_JSON, err) : NULL;
-    if (!tree || cJSON_IsObject(tree)) return tree;
-    cJSON_Delete(tree);
-    return fail(err, EXIT_FAILED, "%s: holds no JSON object; expected { ... }", path), NULL;
+    return file_path(path, dir, name, err) ? NULL : json_read(path, MAX_JSON, err);
 }
 
 /* The last component of dir, as far as it is UTF-8 and fits. */

@@ -55,34 +55,28 @@ int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer 
 // Lines with last words
 // ---------------------------------------------------------------------------------------------------------------
 
-typedef struct {
-    Eval *eval;
-    int limit;
-    const Tokenizer *tokenizer;
-    const OptConfig *config;
-} Lines;
-
 /* The bytes of a text without the white space at its end, or without the last word. */
 static size_t without_last(const char *text, size_t len, bool blanks) {
     while (len && (strchr(" \t\n\v\f\r", text[len - 1]) != NULL) == blanks) len--;
     return len;
 }
 
-static int add_line(const Lines *l, const char *text, const char *where, Error *err) {
-    const int most = l->config->max_pos + 1; /* the last token takes no position */
+static int add_line(Eval *e, const char *text, const char *where, const Tokenizer *tokenizer, const OptConfig *config,
+                    Error *err) {
+    const int most = config->max_pos + 1; /* the last token takes no position */
     const size_t len = without_last(text, strlen(text), true);
     const size_t before = without_last(text, without_last(text, len, false), true);
     int32_t *context, *ids;
     if (!before)
         return fail(err, EXIT_FAILED, "%s: \"text\" has no two words; expected a last word and some before it", where);
-    if ((len - before) / tokenizer_longest(l->tokenizer) > (size_t)most - 2) /* encoding takes memory */
+    if ((len - before) / tokenizer_longest(tokenizer) > (size_t)most - 2) /* encoding takes memory */
         return fail(err, EXIT_FAILED,
                     "%s: the last word has %zu bytes, more than %d tokens, which the model takes; shorten it", where,
                     len - before, most - 2);
-    int from = text_encode(&context, text, before, where, l->tokenizer, l->config, err);
+    int from = text_encode(&context, text, before, where, tokenizer, config, err);
     if (from < 0) return -1;
     free(context);
-    int tokens = text_encode(&ids, text, len, where, l->tokenizer, l->config, err);
+    int tokens = text_encode(&ids, text, len, where, tokenizer, config, err);
     if (tokens < 0) return -1;
     int drop = imax(tokens - most, 0), status = 0;
     CHECK(from < tokens);
@@ -91,33 +85,36 @@ static int add_line(const Lines *l, const char *text, const char *where, Error *
         status = fail(err, EXIT_FAILED, "%s: the last word has %d token%s and the model takes %d; shorten it", where,
                       tokens - from, plural(tokens - from), most - 2);
     else
-        add_prompt(l->eval, ids + drop, tokens - drop, from - drop, l->tokenizer);
+        add_prompt(e, ids + drop, tokens - drop, from - drop, tokenizer);
     free(ids);
     return status;
 }
 
-static int score_line(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
-    const Lines *l = ctx;
-    (void)number;
-    if (l->limit && l->eval->task.count == l->limit) return 0;
-    cJSON *value = json_parse(line, len, where, err);
+static int score_line(Eval *e, const Lines *l, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
+    cJSON *value = json_parse(l->line, l->size, l->where, err);
     if (!value) return -1;
     const cJSON *text = json_get(value, "text");
-    int status = cJSON_IsString(text) ? add_line(l, text->valuestring, where, err) : -1;
+    int status = cJSON_IsString(text) ? add_line(e, text->valuestring, l->where, tokenizer, config, err) : -1;
     if (!cJSON_IsObject(value))
-        fail(err, EXIT_FAILED, "%s: expected a JSON object {\"text\": ...}", where);
+        fail(err, EXIT_FAILED, "%s: expected a JSON object {\"text\": ...}", l->where);
     else if (!cJSON_IsString(text))
-        fail(err, EXIT_FAILED, "%s: \"text\" is %s; expected a string", where, text ? "not a string" : "missing");
+        fail(err, EXIT_FAILED, "%s: \"text\" is %s; expected a string", l->where, text ? "not a string" : "missing");
     cJSON_Delete(value);
     return status;
 }
 
 int eval_lines(Eval *e, const char *path, int limit, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
-    Lines lines = {.eval = e, .limit = limit, .tokenizer = tokenizer, .config = config};
+    size_t len;
+    char *text = input_read(path, &len, err);
+    if (!text) return -1;
+    int status = 0;
+    Lines l = {.text = text, .len = len, .name = input_name(path)};
     e->task.scored = true;
-    if (input_lines(path, score_line, &lines, err)) return -1;
-    return e->task.count ? 0
-                         : fail(err, EXIT_FAILED, "%s: no lines; expected JSON lines {\"text\": ...}", input_name(path));
+    while (!status && (!limit || e->task.count < limit) && line_next(&l))
+        status = score_line(e, &l, tokenizer, config, err);
+    free(text);
+    if (status || e->task.count) return status;
+    return fail(err, EXIT_FAILED, "%s: no lines; expected JSON lines {\"text\": ...}", l.name);
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -151,12 +151,12 @@ static void print_row(FILE *out, const Question *q, const Lp *lp, int i, const R
 // ---------------------------------------------------------------------------------------------------------------
 
 /* A line for each tier and link. The dual price of a tier is that of its rows together. */
-static void explain_more(Report *r, const Question *q, const Solved *s) {
+static void explain_more(const TaskRun *run, const Question *q, const Solved *s) {
     static const char *const name[] = {"GPU memory", "CPU memory", "disk space", "ctog", "gtoc", "dtoc", "ctod"};
-    cJSON *more = cJSON_AddObjectToObject(r->json, "more");
+    cJSON *more = cJSON_AddObjectToObject(run->json, "more");
     const Hardware *h = q->search->hardware;
-    if (r->text)
-        fprintf(r->text, "\n%-34s %12s %12s %12s\n", "with one more GB or GB/s", "by price (s)", "solved (s)", "token/s");
+    if (run->text)
+        fprintf(run->text, "\n%-34s %12s %12s %12s\n", "with one more GB or GB/s", "by price (s)", "solved (s)", "token/s");
     for (int what = 0; what <= NTIERS + CTOD; what++) {
         const bool tier = what < NTIERS;
         double price = 0;
@@ -170,11 +170,11 @@ static void explain_more(Report *r, const Question *q, const Solved *s) {
         cJSON *one = cJSON_AddObjectToObject(more, name[what]);
         if (tier) cJSON_AddNumberToObject(one, "price", price);
         cJSON_AddNumberToObject(one, "seconds", falls), cJSON_AddNumberToObject(one, "throughput", rises);
-        if (!r->text) continue;
-        fprintf(r->text, "  %-11s %12.5g %-7s", name[what],
+        if (!run->text) continue;
+        fprintf(run->text, "  %-11s %12.5g %-7s", name[what],
                 (tier ? (double)q->search->capacity[what] : h->bdw[what - NTIERS][0]) / GB, tier ? "GB" : "GB/s");
-        tier ? fprintf(r->text, " %12.4g", 0 - price) : fprintf(r->text, " %12s", "");
-        fprintf(r->text, " %12.4g %+12.4g\n", 0 - falls, rises);
+        tier ? fprintf(run->text, " %12.4g", 0 - price) : fprintf(run->text, " %12s", "");
+        fprintf(run->text, " %12.4g %+12.4g\n", 0 - falls, rises);
     }
 }
 
@@ -249,23 +249,23 @@ static void add_regions(cJSON *json, const Search *search, const Policy *policy)
     plan_free(plan);
 }
 
-int report_explained(Report *r, const Search *search, const Policy *policy, const Block *block, Error *err) {
+int report_explained(const TaskRun *run, const Search *search, const Policy *policy, const Block *block, Error *err) {
     const Question q = {search, policy, block};
     Solved s;
     if (!solve_question(&s, &q))
         return fail(err, EXIT_FAILED,
                     "--explain: the linear program has no optimum: only rounded fractions fit the machine");
-    cJSON *lp = cJSON_AddObjectToObject(r->json, "lp"), *rows = cJSON_AddArrayToObject(lp, "rows");
+    cJSON *lp = cJSON_AddObjectToObject(run->json, "lp"), *rows = cJSON_AddArrayToObject(lp, "rows");
     cJSON_AddNumberToObject(lp, "objective", s.answer.value), cJSON_AddNumberToObject(lp, "seconds", s.seconds);
     cJSON_AddNumberToObject(lp, "throughput", s.tokens / s.seconds);
-    if (r->text) print_optimum(r->text, &q, &s);
+    if (run->text) print_optimum(run->text, &q, &s);
     for (int i = 0; i < s.lp.m; i++) {
         const Row row = row_of(&q, &s, i);
         add_row(rows, &row);
-        if (r->text) print_row(r->text, &q, &s.lp, i, &row);
+        if (run->text) print_row(run->text, &q, &s.lp, i, &row);
     }
-    explain_more(r, &q, &s);
-    if (policy) add_regions(r->json, search, policy);
-    if (r->text && !search->fixed[0] && !search->fixed[2]) draw_objective(r->text, &s);
+    explain_more(run, &q, &s);
+    if (policy) add_regions(run->json, search, policy);
+    if (run->text && !search->fixed[0] && !search->fixed[2]) draw_objective(run->text, &s);
     return 0;
 }

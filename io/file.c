@@ -9,7 +9,6 @@
 #include <libgen.h>
 #include <limits.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "io/text.h"
@@ -40,6 +39,14 @@ const char *file_read_at(int fd, void *to, size_t size, size_t offset) {
     return NULL;
 }
 
+char *file_read_part(int fd, const char *name, size_t size, size_t offset, Error *err) {
+    char *text = xcalloc(size + 1, 1);
+    const char *why = file_read_at(fd, text, size, offset);
+    if (!why) return text;
+    fail(err, EXIT_FAILED, "%s: read error: %s", name, why);
+    return free(text), NULL;
+}
+
 const char *file_write_at(int fd, const void *from, size_t size, size_t offset) {
     for (size_t put = 0; put < size;) {
         ssize_t n = pwrite(fd, (const char *)from + put, size - put, (off_t)(offset + put));
@@ -50,30 +57,32 @@ const char *file_write_at(int fd, const void *from, size_t size, size_t offset) 
     return NULL;
 }
 
-/* What is wrong with a file that is to be read as a whole, or 0. */
-static int check_whole(int fd, const char *path, size_t max_bytes, size_t *len, Error *err) {
-    struct stat st;
-    if (fstat(fd, &st) != 0) return fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
-    if (!S_ISREG(st.st_mode))
-        return fail(err, EXIT_FAILED, "%s: is a %s; expected a regular file", path,
-                    S_ISDIR(st.st_mode) ? "directory" : "special file");
-    *len = (size_t)st.st_size;
-    if (*len <= max_bytes) return 0;
-    return fail(err, EXIT_FAILED, "%s: has %zu bytes; expected at most %zu", path, *len, max_bytes);
+int file_open(const char *path, struct stat *st, Error *err) {
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer must not hang us */
+    if (fd < 0) return fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
+    if (fstat(fd, st))
+        fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
+    else if (!S_ISREG(st->st_mode))
+        fail(err, EXIT_FAILED, "%s: is a %s; expected a regular file", path,
+             S_ISDIR(st->st_mode) ? "directory" : "special file");
+    else
+        return fd;
+    close(fd);
+    return -1;
 }
 
 char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err) {
+    struct stat st;
+    const int fd = file_open(path, &st, err);
+    if (fd < 0) return NULL;
     char *text = NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: a pipe without a writer must not hang us */
-    if (fd < 0) return fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno)), NULL;
-    int status = check_whole(fd, path, max_bytes, len, err);
-    if (status == 0) {
-        text = xcalloc(*len + 1, 1);
-        const char *why = file_read_at(fd, text, *len, 0);
-        if (why) status = fail(err, EXIT_FAILED, "%s: read error: %s", path, why);
-    }
+    *len = (size_t)st.st_size;
+    if (*len > max_bytes)
+        fail(err, EXIT_FAILED, "%s: has %zu bytes; expected at most %zu", path, *len, max_bytes);
+    else
+        text = file_read_part(fd, path, *len, 0, err);
     close(fd);
-    return status == 0 ? text : (free(text), NULL);
+    return text;
 }
 
 /* All that comes from a descriptor, a pipe's too, with a 0 after it; NULL, and errno says why. */
@@ -101,30 +110,19 @@ char *input_read(const char *path, size_t *len, Error *err) {
     return text;
 }
 
-int text_lines(const char *text, size_t len, const char *name, TakeLine *take, void *ctx, Error *err) {
-    char where[600];
-    int number = 0, status = 0;
-    size_t at = len >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3) ? 3 : 0; /* a byte order mark */
-    for (; at < len && !status; number++) {
-        const char *line = text + at, *end = memchr(line, '\n', len - at);
-        size_t size = end ? (size_t)(end - line) : len - at;
-        at += size + 1;
-        if (size && line[size - 1] == '\r') size--;
+bool line_next(Lines *l) {
+    if (!l->at && l->len >= 3 && !memcmp(l->text, "\xEF\xBB\xBF", 3)) l->at = 3; /* a byte order mark */
+    while (l->at < l->len) {
+        const char *end = memchr(l->line = l->text + l->at, '\n', l->len - l->at);
+        l->size = end ? (size_t)(end - l->line) : l->len - l->at;
+        l->at += l->size + 1, l->number++;
+        if (l->size && l->line[l->size - 1] == '\r') l->size--;
         size_t blank = 0;
-        while (blank < size && (line[blank] == ' ' || line[blank] == '\t')) blank++;
-        snprintf(where, sizeof where, "%.500s%sline %d", name, *name ? " " : "", number + 1);
-        if (blank < size) status = take(ctx, line, size, number, where, err);
+        while (blank < l->size && (l->line[blank] == ' ' || l->line[blank] == '\t')) blank++;
+        snprintf(l->where, sizeof l->where, "%.500s%sline %d", l->name, *l->name ? " " : "", l->number);
+        if (blank < l->size) return true;
     }
-    return status;
-}
-
-int input_lines(const char *path, TakeLine *take, void *ctx, Error *err) {
-    size_t len;
-    char *text = input_read(path, &len, err);
-    if (!text) return -1;
-    int status = text_lines(text, len, input_name(path), take, ctx, err);
-    free(text);
-    return status;
+    return false;
 }
 
 // ---------------------------------------------------------------------------------------------------------------

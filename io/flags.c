@@ -192,11 +192,7 @@ static int set_wire(Options *o, const Flag *flag, char **v, Error *err) {
 }
 
 static int set_stages(Options *o, const Flag *flag, char **v, Error *err) {
-    (void)flag, (void)err;
-    for (char *at = v[0]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
-        o->stages.text = xrealloc(o->stages.text, (size_t)o->stages.n + 1, sizeof *o->stages.text);
-        o->stages.text[o->stages.n++] = at;
-    }
+    for (char *at = v[0]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) add_text(o, flag, &at, err);
     return 0;
 }
 
@@ -292,7 +288,7 @@ static const Flag flags[] = {
     {"--net-ms", "p", NUMBER(net_ms, 0, 1e6), "L: milliseconds that a message takes besides (0.1)"},
     {"--net", "gbe", 1, set_wire, NONE, 0, 0,
      "RATE[,DELAY]: slow the wire of a pipeline (mpirun), or the sims' (1.25G,0.1ms): 1G,0.5ms (bytes/s)"},
-    {"--stages", "gbe", 1, set_stages, NONE, 0, 0, "L,L,...: layers of each stage of a pipeline (equally many)"},
+    {"--stages", "gbe", 1, set_stages, AT(stages), 0, 0, "L,L,...: layers of each stage of a pipeline (equally many)"},
     {"--flights", "gbpe", WHOLE(policy.flights, 1, 256),
      "G: blocks in flight in turn (a pipeline searches for it; m + 1 for a given block)"},
     {"--link", "gbpe", 1, set_links, NONE, 0, 0,
@@ -426,38 +422,22 @@ static bool is_of_model(const Options *o, const char *path) {
     return known && same_file(o->model, dirname(copy));
 }
 
-/* Whether two results would be written over each other. */
-static bool same_result(const char *a, const char *b) { return same_file(a, b) && !output_is_special(a); }
-
-typedef struct {
-    bool wrong;
-    const char *flag, *why;
-} Rule;
-
-static int check_rules(const Rule *rules, size_t n, Error *err) {
-    for (size_t r = 0; r < n; r++)
-        if (rules[r].wrong) return fail(err, EXIT_USAGE, "%s%s", rules[r].flag, rules[r].why);
-    return 0;
-}
-
-/* No result may be written over what is read, or over another one. */
+/* No result may be written over a file of the model, over what is read, or over another result. */
 static int check_files(const Options *o, Error *err) {
-    static const char is_model[] = ": is a file of the model; name another";
-    const Rule rules[] = {
-        {same_file(o->prompts, o->output), "--output", ": is the file of the prompts; name another"},
-        {same_result(o->output, o->trace) || same_result(o->json, o->trace), "--trace",
-         ": is the file of other results; name another"},
-        {is_of_model(o, o->output), "--output", is_model},
-        {is_of_model(o, o->trace), "--trace", is_model},
-        {is_of_model(o, o->json), "--json", is_model},
-        {same_file(o->prompts, o->trace), "--trace", ": is the file of the prompts; name another"},
-        {same_file(o->hardware, o->json) || same_file(o->hardware, o->trace), "--hardware",
-         ": results would be written over it; name another file for them"},
-        {same_file(o->perplexity, o->json) || same_file(o->perplexity, o->trace) || same_file(o->last_word, o->json) ||
-             same_file(o->last_word, o->trace),
-         "", "results would be written over the text that is scored; name another file for them"},
-    };
-    return check_rules(rules, sizeof rules / sizeof *rules, err);
+    enum { RESULTS = 3, FILES = 7 };
+    const struct {
+        const char *flag, *path;
+    } files[FILES] = {{"--trace", o->trace},        {"--json", o->json},         {"--output", o->output},
+                      {"--prompts", o->prompts},    {"--hardware", o->hardware}, {"--perplexity", o->perplexity},
+                      {"--last-word", o->last_word}};
+    for (int r = 0; r < RESULTS; r++) {
+        const char *flag = files[r].flag, *path = files[r].path;
+        if (is_of_model(o, path)) return fail(err, EXIT_USAGE, "%s: is a file of the model; name another", flag);
+        for (int f = r + 1; f < FILES; f++)
+            if (same_file(path, files[f].path) && (f >= RESULTS || !output_is_special(path)))
+                return fail(err, EXIT_USAGE, "%s: is the file of %s, too; name another", flag, files[f].flag);
+    }
+    return 0;
 }
 
 int flags_check(const Options *o, Command command, Error *err) {
@@ -479,7 +459,10 @@ int flags_check(const Options *o, Command command, Error *err) {
     for (int i = 0; i < 6; i++) some_fixed |= o->fixed[i];
     for (int i = 0; i < o->stop.n; i++)
         empty_stop |= !o->stop.text[i][0], odd_stop |= !utf8_valid(o->stop.text[i], strlen(o->stop.text[i]));
-    const Rule rules[] = {
+    const struct {
+        bool wrong;
+        const char *flag, *why;
+    } rules[] = {
         {sim && command != BENCH, "--device sim", ": it computes nothing, so only bench knows it; leave it out"},
         {sim && !o->hardware, "--device sim: ", machine},
         {o->with.n && !o->hardware, "--with", ": changes a number of a machine's file; give --hardware FILE"},
@@ -519,7 +502,9 @@ int flags_check(const Options *o, Command command, Error *err) {
         return fail(err, EXIT_USAGE, "--group %d: expected a multiple of %d", o->quant.group, LEAST_GROUP);
     if (o->device && !sim && !host && !device_is(o, "cuda"))
         return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
-    if (check_rules(rules, sizeof rules / sizeof *rules, err) || check_files(o, err)) return -1;
+    for (size_t r = 0; r < sizeof rules / sizeof *rules; r++)
+        if (rules[r].wrong) return fail(err, EXIT_USAGE, "%s%s", rules[r].flag, rules[r].why);
+    if (check_files(o, err)) return -1;
     if ((double)o->policy.gbs * o->policy.num_gpu_batches > MAX_GBS)
         return fail(err, EXIT_USAGE, "--gpu-batch-size %d x --num-gpu-batches %d: expected a block of at most %d sequences",
                     o->policy.gbs, o->policy.num_gpu_batches, MAX_GBS);

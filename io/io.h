@@ -321,8 +321,6 @@ Trace *stage_trace(int stage, int first, int layers, size_t limit);
 /* all[0] is what this stage has noted. The first stage gets the others' as all[1] and so on, with its own clock; it frees
  * their slices, even after a failure. */
 int stage_gather_traces(Net *net, Trace *all, Error *err);
-/* The same of the seconds in which each stage was busy. */
-int stage_gather_busy(Net *net, double *busy, Error *err);
 
 /* A simulated machine of a pipeline: its part of the model, from layer `first` on. */
 typedef struct {
@@ -434,42 +432,38 @@ typedef struct {
     bool bench;
     bool traced;        /* the device notes what it does, for --trace or for bench's breakdown */
     size_t trace_limit; /* slices that it keeps at a time, if it only adds up; 0: all */
-    double *busy;       /* of bench: seconds in which each stage did something */
+    Trace *traces;      /* of all stages, on the first, when the run is over */
     uint64_t digest;    /* of bench: of all its tokens, for two runs to be compared */
     RunStats stats;
+    cJSON *json; /* the report: a list of all figures, ... */
+    FILE *text;  /* ... and where its text goes; NULL: it is not wanted */
 } TaskRun;
 
 /* Results go as text to standard output, and with --json as one JSON object to a file. If that file is standard output, the
  * text is left out. The object is the list of all figures; the text is a form that is filled in from it. */
-typedef struct {
-    const TaskRun *run;
-    cJSON *json;
-    FILE *text; /* NULL: not wanted */
-} Report;
-
 /* Before the work, so that an hour of it is not lost to a wrong --json. -1 and err. */
-int report_open(Report *report, const TaskRun *run, Error *err);
+int report_open(TaskRun *run, Error *err);
 /* Writes what there is so far; the object only if that is a file, which is replaced later. -1 and err. */
-int report_write(const Report *report, Error *err);
+int report_write(const TaskRun *run, Error *err);
 /* Writes the object, if all went well. Returns status, or -1 and err. */
-int report_close(Report *report, int status, Error *err);
+int report_close(TaskRun *run, int status, Error *err);
 
 /* The results of a run: times, bytes and seconds of the lanes and channels, Table 4. */
-void report_bench(Report *report);
+void report_bench(const TaskRun *run);
 /* The same task's lanes and Table 4, in a run behind it that was traced. */
-void report_traced(Report *report);
+void report_traced(const TaskRun *run);
 /* Perplexity or last words, the times, the policy. */
-void report_eval(Report *report, const Eval *eval);
+void report_eval(const TaskRun *run, const Eval *eval);
 /* Policies that were found. The first is the answer; `key` lists all of them. */
-void report_found(Report *report, const char *key, const Found *found, int n);
+void report_found(const TaskRun *run, const char *key, const Found *found, int n);
 /* A placement by Appendix A.3. */
-void report_paper(Report *report, const Cost *cost, const Block *block);
+void report_paper(const TaskRun *run, const Cost *cost, const Block *block);
 /* One machine, a pipeline, a chain without offloading; NULL if it does not fit. The chain needs `least` machines. */
-void report_clusters(Report *report, const Found *const found[3], int least);
+void report_clusters(const TaskRun *run, const Found *const found[3], int least);
 /* explain.c: the linear program of a policy that was found, or without one (NULL) that of a block by Appendix A.3: its rows
  * and their dual prices, what more memory or faster links would bring, a picture. search: the machine with its capacities
  * and the model. -1 and err if it has no optimum. */
-int report_explained(Report *report, const Search *search, const Policy *policy, const Block *block, Error *err);
+int report_explained(const TaskRun *run, const Search *search, const Policy *policy, const Block *block, Error *err);
 
 /* The following go to standard error. The plan's totals and what was used; then what was predicted, if anything was, beside
  * what was measured; a scored task generates nothing. */

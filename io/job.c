@@ -85,8 +85,7 @@ static int id_text(char **text, const cJSON *id, const char *where, Error *err) 
     else if (id && !cJSON_IsNull(id)) {
         const double value = cJSON_IsNumber(id) ? id->valuedouble : NAN;
         if (!(fabs(value) < 9007199254740992.0 && floor(value) == value))
-            return fail(err, EXIT_FAILED, "%s: \"id\" is %s; expected a string, or a whole number below 2^53", where,
-                        json_describe(number, id));
+            return json_refuse(err, where, "\"id\"", id, "a string, or a whole number below 2^53");
         snprintf(number, sizeof number, "%.0f", value + 0); /* -0 is 0 */
         *text = xstrdup(number);
     }
@@ -107,18 +106,13 @@ static int take_object(Job *job, const cJSON *line, const char *where, Error *er
     return take_text(job, prompt->valuestring, strlen(prompt->valuestring), (int)n, where, err);
 }
 
-static int read_json(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
-    Job *job = ctx;
+static int add_json(Job *job, const Lines *l, Error *err) {
     Error why;
-    new_request(job, number);
-    cJSON *value = json_parse(line, len, where, &why);
-    const int status = value ? take_object(job, value, where, &why) : -1;
+    new_request(job, l->number - 1);
+    cJSON *value = json_parse(l->line, l->size, l->where, &why);
+    const int status = value ? take_object(job, value, l->where, &why) : -1;
     cJSON_Delete(value);
     return status ? impossible(job, newest(job), &why, err) : 0;
-}
-
-static int read_plain(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
-    return job_add(ctx, line, len, number, where, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -134,13 +128,14 @@ static bool is_json(const char *text, size_t len, bool array) {
     return is;
 }
 
-static int refuse_object(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
-    (void)ctx, (void)number;
-    if (line[strspn(line, " \t")] != '{' || !is_json(line, len, false)) return 0;
-    return fail(
-        err, EXIT_USAGE,
-        "%s: is a JSON object in a file of plain lines; say --format jsonl, or --format text if it is meant as text",
-        where);
+static int refuse_objects(Lines plain, Error *err) {
+    while (line_next(&plain))
+        if (plain.line[strspn(plain.line, " \t")] == '{' && is_json(plain.line, plain.size, false))
+            return fail(err, EXIT_USAGE,
+                        "%s: is a JSON object in a file of plain lines; say --format jsonl, or --format text if it is "
+                        "meant as text",
+                        plain.where);
+    return 0;
 }
 
 /* Reads the lines as what they are: by --format, or by the file's name, or by its first line. A file that is neither as a
@@ -154,9 +149,12 @@ static int read_lines(Job *job, const char *path, const char *text, size_t len, 
     bool json = job->format ? !strcmp(job->format, "jsonl") : named_json || (!named_text && *first == '{');
     if (!job->format && (is_json(first, rest, true) || (!is_json(first, line, false) && is_json(first, rest, false))))
         return fail(err, EXIT_USAGE, "%s: is one JSON value; expected a JSON object {\"prompt\": ...} on each line", name);
-    if (!job->format && !json && text_lines(text, len, name, refuse_object, NULL, err)) return -1;
+    if (!job->format && !json && refuse_objects((Lines){.text = text, .len = len, .name = name}, err)) return -1;
     /* an error that becomes a line of the output is the same wherever the prompts come from */
-    return text_lines(text, len, job->strict ? name : "", json ? read_json : read_plain, job, err);
+    Lines l = {.text = text, .len = len, .name = job->strict ? name : ""};
+    while (line_next(&l))
+        if (json ? add_json(job, &l, err) : job_add(job, l.line, l.size, l.number - 1, l.where, err)) return -1;
+    return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "io/io.h"
@@ -93,12 +92,7 @@ static int read_record(Journal *j, const char *text, size_t size, TakeToken *tak
 static char *read_whole(const Journal *j, size_t *size, Error *err) {
     struct stat st;
     if (fstat(j->fd, &st)) return journal_fault(j, "read", errno, err), NULL;
-    *size = (size_t)st.st_size;
-    char *text = xcalloc(*size + 1, 1);
-    const char *why = file_read_at(j->fd, text, *size, 0);
-    if (!why) return text;
-    fail(err, EXIT_FAILED, "%s: read error: %s", j->path, why);
-    return free(text), NULL;
+    return file_read_part(j->fd, j->path, *size = (size_t)st.st_size, 0, err);
 }
 
 Journal *journal_open(const char *output, double patience, Error *err) {

@@ -241,10 +241,17 @@ cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
     return NULL;
 }
 
+cJSON *json_object(const char *text, size_t len, const char *what, Error *err) {
+    cJSON *tree = json_parse(text, len, what, err);
+    if (!tree || cJSON_IsObject(tree)) return tree;
+    cJSON_Delete(tree);
+    return fail(err, EXIT_FAILED, "%s: holds no JSON object; expected { ... }", what), NULL;
+}
+
 cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
     size_t len;
     char *text = file_read(path, max_bytes, &len, err);
-    cJSON *tree = text ? json_parse(text, len, path, err) : NULL;
+    cJSON *tree = text ? json_object(text, len, path, err) : NULL;
     free(text);
     return tree;
 }
@@ -268,6 +275,21 @@ const char *json_describe(char text[100], const cJSON *value) {
     if (cJSON_IsNumber(value)) return json_number(text, value->valuedouble);
     snprintf(text, 100, "\"%.80s\"", value->valuestring);
     return text;
+}
+
+int json_refuse(Error *err, const char *where, const char *name, const cJSON *value, const char *expected, ...) {
+    char found[100], what[300];
+    va_list args;
+    va_start(args, expected);
+    vsnprintf(what, sizeof what, expected, args);
+    va_end(args);
+    return fail(err, EXIT_FAILED, "%s: %s is %s; expected %s", where, name, json_describe(found, value), what);
+}
+
+void json_print(FILE *out, const cJSON *tree) {
+    char *text = cJSON_Print(tree);
+    fprintf(out, "%s\n", text);
+    free(text);
 }
 
 bool json_whole(const cJSON *value, size_t *number) {

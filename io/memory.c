@@ -171,7 +171,7 @@ static size_t limit_available(int resource, const char *used, int threads) {
 
 size_t address_available(int threads) { return limit_available(RLIMIT_AS, "VmSize:", threads); }
 
-size_t memory_available_under(const char *root, int threads) {
+size_t memory_available(const char *root, int threads) {
     char proc[MAX_PATH];
     snprintf(proc, sizeof proc, "%s/proc", root);
     const size_t kib = file_number(proc, "meminfo", "MemAvailable:");
@@ -180,10 +180,7 @@ size_t memory_available_under(const char *root, int threads) {
     return size_min(available, size_min(address_available(threads), limit_available(RLIMIT_DATA, "VmData:", threads)));
 }
 
-size_t memory_available(int threads) { return memory_available_under("", threads); }
-
-int processors_allowed_under(const char *root) { return (int)size_min(groups_allow(cpu_versions, root), INT_MAX); }
-int processors_allowed(void) { return processors_allowed_under(""); }
+int processors_allowed(const char *root) { return (int)size_min(groups_allow(cpu_versions, root), INT_MAX); }
 
 bool memory_holds(const char *dir) {
     static const unsigned tmpfs = 0x01021994, ramfs = 0x858458f6; /* as linux/magic.h has them */

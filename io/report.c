@@ -103,33 +103,30 @@ static void fill_in(FILE *out, const char *form, const cJSON *figures) {
     fputs(form, out);
 }
 
-int report_open(Report *report, const TaskRun *run, Error *err) {
+int report_open(TaskRun *run, Error *err) {
     const char *path = run->options->json;
     if (path && output_check("--json", path, err)) return -1;
-    *report = (Report){.run = run, .text = path && !strcmp(path, "-") ? NULL : stdout, .json = cJSON_CreateObject()};
+    run->text = path && !strcmp(path, "-") ? NULL : stdout, run->json = cJSON_CreateObject();
     return 0;
 }
 
-static int write_json(const Report *report, const char *path, Error *err) {
+static int write_json(const TaskRun *run, const char *path, Error *err) {
     FILE *file = output_open("--json", path, err);
     if (!file) return -1;
-    char *text = cJSON_Print(report->json);
-    CHECK(text);
-    fprintf(file, "%s\n", text);
-    free(text);
+    json_print(file, run->json);
     return output_close(file, "--json", path, err);
 }
 
-int report_write(const Report *report, Error *err) {
-    const char *path = report->run->options->json;
-    if (report->text) fflush(report->text); /* a fault is seen at the end */
-    return path && !output_is_special(path) ? write_json(report, path, err) : 0;
+int report_write(const TaskRun *run, Error *err) {
+    const char *path = run->options->json;
+    if (run->text) fflush(run->text); /* a fault is seen at the end */
+    return path && !output_is_special(path) ? write_json(run, path, err) : 0;
 }
 
-int report_close(Report *report, int status, Error *err) {
-    const char *path = report->run->options->json;
-    if (path && !status) status = write_json(report, path, err);
-    cJSON_Delete(report->json);
+int report_close(TaskRun *run, int status, Error *err) {
+    const char *path = run->options->json;
+    if (path && run->json && !status) status = write_json(run, path, err);
+    cJSON_Delete(run->json);
     return status;
 }
 
@@ -171,12 +168,12 @@ static void add_found(cJSON *json, const Found *found) {
 }
 
 /* What was asked: the last figures of the object, and the first line of the text. */
-static void report_question(Report *r) {
-    const Options *o = r->run->options;
-    cJSON_AddStringToObject(r->json, "model", r->run->checkpoint->config.name);
-    cJSON_AddStringToObject(r->json, "hardware", r->run->hardware->name);
-    ADD(r->json, {"s", o->prompt_len[1]}, {"n", o->gen_len[1]});
-    if (r->text) fill_in(r->text, "{%s model}, s {%.0f s}, n {%.0f n}, on: {%s hardware}\n", r->json);
+static void report_question(const TaskRun *run) {
+    const Options *o = run->options;
+    cJSON_AddStringToObject(run->json, "model", run->checkpoint->config.name);
+    cJSON_AddStringToObject(run->json, "hardware", run->hardware->name);
+    ADD(run->json, {"s", o->prompt_len[1]}, {"n", o->gen_len[1]});
+    if (run->text) fill_in(run->text, "{%s model}, s {%.0f s}, n {%.0f n}, on: {%s hardware}\n", run->json);
 }
 
 /* A line of the table: the policy, what it promises, what binds it. */
@@ -192,30 +189,30 @@ static void print_found(FILE *out, const cJSON *figures, const Found *found) {
     fprintf(out, "\n");
 }
 
-void report_found(Report *r, const char *key, const Found *found, int n) {
-    add_found(r->json, found);
-    cJSON *list = cJSON_AddArrayToObject(r->json, key);
-    report_question(r);
-    if (r->text)
-        fprintf(r->text, "%10s %-8s %-3s %-5s %-36s %11s %10s %10s %10s  %s\n", "block", "schedule", "att", "bits",
+void report_found(const TaskRun *run, const char *key, const Found *found, int n) {
+    add_found(run->json, found);
+    cJSON *list = cJSON_AddArrayToObject(run->json, key);
+    report_question(run);
+    if (run->text)
+        fprintf(run->text, "%10s %-8s %-3s %-5s %-36s %11s %10s %10s %10s  %s\n", "block", "schedule", "att", "bits",
                 "  wg    wc    cg    cc    hg    hc", "token/s", "T_pre (s)", "T_gen (s)", "block (s)", "bound by");
     for (int i = 0; i < n; i++) {
         cJSON *one = cJSON_CreateObject();
         add_found(one, &found[i]);
         cJSON_AddItemToArray(list, one);
-        if (r->text) print_found(r->text, one, &found[i]);
+        if (run->text) print_found(run->text, one, &found[i]);
     }
 }
 
-void report_paper(Report *r, const Cost *cost, const Block *block) {
-    const double *capacity = r->run->hardware->mem;
-    for (int f = 0; f < NFRACTIONS; f++) cJSON_AddNumberToObject(r->json, fraction_name[f], cost->fraction[f]);
-    ADD(r->json, {"gbs", block->gbs}, {"num_gpu_batches", block->num_gpu_batches},
+void report_paper(const TaskRun *run, const Cost *cost, const Block *block) {
+    const double *capacity = run->hardware->mem;
+    for (int f = 0; f < NFRACTIONS; f++) cJSON_AddNumberToObject(run->json, fraction_name[f], cost->fraction[f]);
+    ADD(run->json, {"gbs", block->gbs}, {"num_gpu_batches", block->num_gpu_batches},
         {"bls", (double)block->gbs * block->num_gpu_batches});
-    add_cost(r->json, cost);
-    report_question(r);
-    if (!r->text) return;
-    fill_in(r->text,
+    add_cost(run->json, cost);
+    report_question(run);
+    if (!run->text) return;
+    fill_in(run->text,
             "block of {%.0f gbs} x {%.0f num_gpu_batches}, by Appendix A.3\n"
             "  weights      wg {%6.2f 100*wg}%  wc {%6.2f 100*wc}%  wd {%6.2f 100*wd}%\n"
             "  KV cache     cg {%6.2f 100*cg}%  cc {%6.2f 100*cc}%  cd {%6.2f 100*cd}%\n"
@@ -223,9 +220,9 @@ void report_paper(Report *r, const Cost *cost, const Block *block) {
             "  T_pre        {%12.6g T_pre} s a layer, bound by {%s bound.T_pre}\n"
             "  T_gen        {%12.6g T_gen} s a layer, bound by {%s bound.T_gen}\n"
             "  T            {%12.6g T} s, throughput {%.6g throughput} token/s\n",
-            r->json);
+            run->json);
     for (int t = 0; t < NTIERS; t++)
-        fprintf(r->text, "  %-12s %12.2f of %.2f GiB%s%s\n", tier_name[t], cost->peak[t] / GIB, capacity[t] / GIB,
+        fprintf(run->text, "  %-12s %12.2f of %.2f GiB%s%s\n", tier_name[t], cost->peak[t] / GIB, capacity[t] / GIB,
                 cost->full[t][0] ? ", full: " : "", cost->full[t]);
 }
 
@@ -237,27 +234,27 @@ static void add_cluster(cJSON *json, const char *name, const Found *f) {
         {"throughput", f->cost.throughput}, {"decode_throughput", f->pace.token_s > 0 ? in_flight / f->pace.token_s : 0});
 }
 
-void report_clusters(Report *r, const Found *const found[3], int least) {
+void report_clusters(const TaskRun *run, const Found *const found[3], int least) {
     static const char *const name[] = {"one", "pipeline", "chain"};
     char title[3][64] = {"1 machine"};
-    const int nodes = r->run->options->nodes;
+    const int nodes = run->options->nodes;
     snprintf(title[1], sizeof title[1], "%d machine%s, pipeline", nodes, plural(nodes));
     snprintf(title[2], sizeof title[2], "%d machine%s, without offloading", nodes, plural(nodes));
     for (int i = 0; i < 3; i++)
-        if (found[i]) add_cluster(r->json, name[i], found[i]);
-    report_question(r);
-    if (!r->text) return;
-    fprintf(r->text, "%-34s %-16s %-37s %9s %11s %11s %11s %11s\n", "", "flights x block",
+        if (found[i]) add_cluster(run->json, name[i], found[i]);
+    report_question(run);
+    if (!run->text) return;
+    fprintf(run->text, "%-34s %-16s %-37s %9s %11s %11s %11s %11s\n", "", "flights x block",
             "    wg    wc    cg    cc    hg    hc", "prefill (s)", "a token (s)", "block (s)", "token/s", "decoding");
     for (int i = 0; i < 3; i++) {
-        fprintf(r->text, found[i] ? "%-34s " : "%s: ", title[i]);
+        fprintf(run->text, found[i] ? "%-34s " : "%s: ", title[i]);
         if (found[i])
-            fill_in(r->text,
+            fill_in(run->text,
                     "{%3.0f flights} x {%4.0f gbs} x {%-3.0f num_gpu_batches} " SHARES
                     " {%11.4g prefill_s} {%11.4g token_s} {%11.4g T} {%11.4g throughput} {%11.4g decode_throughput}\n",
-                    cJSON_GetObjectItem(r->json, name[i]));
+                    cJSON_GetObjectItem(run->json, name[i]));
         else
-            fprintf(r->text, "it does not fit; %d would hold one sequence\n", least);
+            fprintf(run->text, "it does not fit; %d would hold one sequence\n", least);
     }
 }
 
@@ -342,25 +339,24 @@ void print_summary(const TaskRun *run, int prompts, long tokens) {
 // flexgen bench and eval
 // ---------------------------------------------------------------------------------------------------------------
 
-static void report_times(Report *r) {
-    const RunStats *t = &r->run->stats;
-    const Options *o = r->run->options;
-    const Cost was = measured(r->run);
-    ADD(r->json, {"sweeps", (double)t->sweeps}, {"s", o->prompt_len[1]}, {"n", o->gen_len[1]}, {"T", was.T},
+static void report_times(const TaskRun *run) {
+    const RunStats *t = &run->stats;
+    const Options *o = run->options;
+    const Cost was = measured(run);
+    ADD(run->json, {"sweeps", (double)t->sweeps}, {"s", o->prompt_len[1]}, {"n", o->gen_len[1]}, {"T", was.T},
         {"T_pre", was.T_pre}, {"T_gen", was.T_gen}, {"throughput", was.throughput}, {"prefill_s", t->prefill_s},
         {"decode_s", t->decode_s}, {"total_s", t->total_s}, {"generation_throughput", was.throughput},
         {"decode_throughput", t->decode_s > 0 ? t->decoded / t->decode_s : 0});
-    if (r->text)
-        fill_in(r->text,
+    if (run->text)
+        fill_in(run->text,
                 "prefill {%.3f prefill_s} s, decode {%.3f decode_s} s, total {%.3f total_s} s\n"
                 "generation throughput {%.2f generation_throughput} token/s, "
                 "decode throughput {%.2f decode_throughput} token/s\n",
-                r->json);
+                run->json);
 }
 
-static void report_tiers(Report *r) {
-    const TaskRun *run = r->run;
-    cJSON *tiers = cJSON_AddObjectToObject(r->json, "tiers");
+static void report_tiers(const TaskRun *run) {
+    cJSON *tiers = cJSON_AddObjectToObject(run->json, "tiers");
     for (int t = 0; t < NTIERS; t++) {
         cJSON *tier = cJSON_AddObjectToObject(tiers, tier_name[t]);
         ADD(tier, {"planned_bytes", (double)run->plan->total[t]}, {"peak_bytes", (double)run->device->peak[t]});
@@ -378,7 +374,7 @@ static bool is_untimed(const TaskRun *run, Channel c) {
 
 /* What the lanes moved and how long they worked, and in the object their sums by channel. A GPU's lanes do not know how
  * long, unless their marks had times. */
-static void report_lanes(Report *r, cJSON *to, const Device *device) {
+static void report_lanes(const TaskRun *run, cJSON *to, const Device *device) {
     cJSON *channels = cJSON_AddObjectToObject(to, "channels"), *lanes = cJSON_AddObjectToObject(to, "lanes");
     double moved[NCHANNELS] = {0}, busy[NCHANNELS] = {0};
     for (int l = 0; l < NLANES; l++) {
@@ -387,52 +383,52 @@ static void report_lanes(Report *r, cJSON *to, const Device *device) {
         cJSON *lane = cJSON_AddObjectToObject(lanes, lane_name[l]);
         double bytes = 0;
         for (int kind = 0; kind < NKINDS; kind++) bytes += (double)count->moved[kind];
-        const bool known = !is_untimed(r->run, channel);
+        const bool known = !is_untimed(run, channel);
         ADD(lane, {"moved_bytes", bytes});
         if (known) ADD(lane, {"busy_s", count->busy_s});
         if (count->read[0]) ADD(lane, {"k_bytes", (double)count->read[0]}, {"v_bytes", (double)count->read[1]});
         moved[channel] += bytes, busy[channel] += count->busy_s;
-        if (!r->text || (channel == NET && !device->net)) continue;
-        fprintf(r->text, "  %-16s %-5s ", lane_name[l], channel_name[channel]);
-        fprintf(r->text, known ? "busy %8.3f s" : "busy        ? s", count->busy_s);
-        if (bytes > 0) fprintf(r->text, "  moved %10.2f MB", bytes / 1e6);
-        if (bytes > 0 && known) fprintf(r->text, "  %6.2f GB/s", bytes / 1e9 / (count->busy_s + 1e-12));
-        fprintf(r->text, "\n");
+        if (!run->text || (channel == NET && !device->net)) continue;
+        fprintf(run->text, "  %-16s %-5s ", lane_name[l], channel_name[channel]);
+        fprintf(run->text, known ? "busy %8.3f s" : "busy        ? s", count->busy_s);
+        if (bytes > 0) fprintf(run->text, "  moved %10.2f MB", bytes / 1e6);
+        if (bytes > 0 && known) fprintf(run->text, "  %6.2f GB/s", bytes / 1e9 / (count->busy_s + 1e-12));
+        fprintf(run->text, "\n");
     }
     for (int c = 0; c < NCHANNELS; c++) {
         cJSON *sum = cJSON_AddObjectToObject(channels, channel_name[c]);
         ADD(sum, {"moved_bytes", moved[c]});
-        if (!is_untimed(r->run, c)) ADD(sum, {"busy_s", busy[c]});
+        if (!is_untimed(run, c)) ADD(sum, {"busy_s", busy[c]});
     }
 }
 
 /* One phase of Table 4. */
-static void report_phase(Report *r, cJSON *breakdown, const char *name, double total_s, const Share part[NPARTS]) {
+static void report_phase(const TaskRun *run, cJSON *breakdown, const char *name, double total_s, const Share part[NPARTS]) {
     cJSON *phase = cJSON_AddObjectToObject(breakdown, name);
     ADD(phase, {"total_s", total_s});
-    if (r->text) fprintf(r->text, "\n  %-22s %10.3f", name, total_s);
+    if (run->text) fprintf(run->text, "\n  %-22s %10.3f", name, total_s);
     for (int p = 0; p < NPARTS; p++) {
         const double busy = part[p].busy_s, hidden = part[p].hidden_s;
         ADD(cJSON_AddObjectToObject(phase, part_name[p]), {"busy_s", busy}, {"hidden_s", hidden});
-        if (r->text) fprintf(r->text, "  %10.3f (%5.1f%%)", busy, busy > 0 ? 100 * hidden / busy : 0);
+        if (run->text) fprintf(run->text, "  %10.3f (%5.1f%%)", busy, busy > 0 ? 100 * hidden / busy : 0);
     }
 }
 
 /* Table 4. */
-static void report_breakdown(Report *r, const Trace *trace) {
+static void report_breakdown(const TaskRun *run, const Trace *trace) {
     const Breakdown b = trace_breakdown(trace);
-    cJSON *to = cJSON_AddObjectToObject(r->json, "breakdown");
-    if (r->text) fprintf(r->text, "%-24s %10s", "breakdown (s, hidden)", "total");
-    for (int part = 0; r->text && part < NPARTS; part++) fprintf(r->text, "  %19s", part_name[part]);
-    report_phase(r, to, "prefill", b.total_s[1], b.part[1]);
-    report_phase(r, to, "decode", b.total_s[0], b.part[0]);
-    if (r->text) fprintf(r->text, "\n");
+    cJSON *to = cJSON_AddObjectToObject(run->json, "breakdown");
+    if (run->text) fprintf(run->text, "%-24s %10s", "breakdown (s, hidden)", "total");
+    for (int part = 0; run->text && part < NPARTS; part++) fprintf(run->text, "  %19s", part_name[part]);
+    report_phase(run, to, "prefill", b.total_s[1], b.part[1]);
+    report_phase(run, to, "decode", b.total_s[0], b.part[0]);
+    if (run->text) fprintf(run->text, "\n");
 }
 
 /* The machines of a simulated pipeline. The GPU's two lanes take turns; what is left of its time is the bubble. */
-static void report_stages(Report *r, const Stages *all) {
-    const double T = r->run->stats.total_s;
-    cJSON *list = cJSON_AddArrayToObject(r->json, "stages");
+static void report_stages(const TaskRun *run, const Stages *all) {
+    const double T = run->stats.total_s;
+    cJSON *list = cJSON_AddArrayToObject(run->json, "stages");
     for (int s = 0; s < all->n; s++) {
         const Stage *stage = &all->stage[s];
         const LaneCount *count = stage->device->count;
@@ -448,74 +444,73 @@ static void report_stages(Report *r, const Stages *all) {
         cJSON_AddStringToObject(one, "busiest", lane_name[most]);
         ADD(one, {"busy_share", count[most].busy_s / T},
             {"gpu_waits", 1 - (count[PROJECT].busy_s + count[FINISH].busy_s) / T});
-        if (!r->text) continue;
-        fprintf(r->text, "stage %d: layers %d to %d; planned (MiB) GPU %.2f, CPU %.2f, disk %.2f; ", s, stage->first,
+        if (!run->text) continue;
+        fprintf(run->text, "stage %d: layers %d to %d; planned (MiB) GPU %.2f, CPU %.2f, disk %.2f; ", s, stage->first,
                 stage->first + stage->part.config.l - 1, total[0] / MIB, total[1] / MIB, total[2] / MIB);
-        fill_in(r->text, "{%s busiest} busy {%.1f 100*busy_share}%, GPU waits {%.1f 100*gpu_waits}%\n", one);
+        fill_in(run->text, "{%s busiest} busy {%.1f 100*busy_share}%, GPU waits {%.1f 100*gpu_waits}%\n", one);
     }
 }
 
 /* The share of the time in which a stage of a pipeline has nothing to do but wait for others: the bubble. */
-static void report_waiting(Report *r, int stages) {
-    cJSON *list = cJSON_AddArrayToObject(r->json, "waiting");
+static void report_waiting(const TaskRun *run, int stages) {
+    cJSON *list = cJSON_AddArrayToObject(run->json, "waiting");
     for (int s = 0; s < stages; s++) {
-        const double share = 1 - r->run->busy[s] / r->run->stats.total_s;
+        const double share = 1 - trace_breakdown(&run->traces[s]).busy_s / run->stats.total_s;
         cJSON_AddItemToArray(list, cJSON_CreateNumber(share));
-        if (r->text) fprintf(r->text, "stage %d waits %.1f%% of the time\n", s, 100 * share);
+        if (run->text) fprintf(run->text, "stage %d waits %.1f%% of the time\n", s, 100 * share);
     }
 }
 
 /* On which model and device, under which policy. */
-static void add_setting(Report *r) {
-    cJSON_AddStringToObject(r->json, "model", r->run->plan->config.name);
-    cJSON_AddStringToObject(r->json, "device", r->run->device->name);
-    add_policy(r->json, &r->run->options->policy);
+static void add_setting(const TaskRun *run) {
+    cJSON_AddStringToObject(run->json, "model", run->plan->config.name);
+    cJSON_AddStringToObject(run->json, "device", run->device->name);
+    add_policy(run->json, &run->options->policy);
 }
 
-void report_bench(Report *r) {
-    const TaskRun *run = r->run;
-    add_setting(r);
-    report_times(r);
-    report_tiers(r);
+void report_bench(const TaskRun *run) {
+    add_setting(run);
+    report_times(run);
+    report_tiers(run);
     char digest[24];
     snprintf(digest, sizeof digest, "%016" PRIx64, run->digest);
-    if (!run->sim) cJSON_AddStringToObject(r->json, "digest", digest);
-    if (!run->sim) ADD(r->json, {"overhead_bytes", (double)run->overhead}, {"peak_rss_bytes", (double)memory_peak()});
-    report_lanes(r, r->json, run->device);
-    if (run->device->trace) report_breakdown(r, run->device->trace);
-    if (run->stages.n) report_stages(r, &run->stages);
-    if (run->stages.n || run->net) report_waiting(r, run->net ? run->net->stages : run->stages.n);
-    if (run->found) add_cost(cJSON_AddObjectToObject(r->json, "predicted"), &run->found->cost);
+    if (!run->sim) cJSON_AddStringToObject(run->json, "digest", digest);
+    if (!run->sim) ADD(run->json, {"overhead_bytes", (double)run->overhead}, {"peak_rss_bytes", (double)memory_peak()});
+    report_lanes(run, run->json, run->device);
+    if (run->device->trace) report_breakdown(run, run->device->trace);
+    if (run->stages.n) report_stages(run, &run->stages);
+    if (run->stages.n || run->net) report_waiting(run, run->net ? run->net->stages : run->stages.n);
+    if (run->found) add_cost(cJSON_AddObjectToObject(run->json, "predicted"), &run->found->cost);
 }
 
-void report_traced(Report *r) {
-    cJSON *traced = cJSON_AddObjectToObject(r->json, "traced");
-    ADD(traced, {"total_s", r->run->stats.total_s});
-    if (r->text) fill_in(r->text, "once more, traced: total {%.3f total_s} s\n", traced);
-    report_lanes(r, traced, r->run->device);
-    report_breakdown(r, r->run->device->trace);
+void report_traced(const TaskRun *run) {
+    cJSON *traced = cJSON_AddObjectToObject(run->json, "traced");
+    ADD(traced, {"total_s", run->stats.total_s});
+    if (run->text) fill_in(run->text, "once more, traced: total {%.3f total_s} s\n", traced);
+    report_lanes(run, traced, run->device);
+    report_breakdown(run, run->device->trace);
 }
 
-void report_eval(Report *r, const Eval *eval) {
+void report_eval(const TaskRun *run, const Eval *eval) {
     const EvalResult e = eval_result(eval);
-    const RunStats *t = &r->run->stats;
+    const RunStats *t = &run->stats;
     const char *form =
         "last word: accuracy {%.4f last_word_accuracy}, perplexity {%.4f perplexity}: {%.0f lines} line{s lines}\n";
-    if (r->run->options->perplexity) {
+    if (run->options->perplexity) {
         form =
             "perplexity {%.4f perplexity}, {%.4f bits_per_byte} bits per byte: {%.0f tokens} token{s tokens} in "
             "{%.0f windows} window{s windows} of {%.0f window}, {%.0f unscored} left unscored\n";
-        ADD(r->json, {"perplexity", e.perplexity}, {"nll", e.nll}, {"bits_per_byte", e.bits_per_byte},
+        ADD(run->json, {"perplexity", e.perplexity}, {"nll", e.nll}, {"bits_per_byte", e.bits_per_byte},
             {"tokens", (double)eval->tokens}, {"unscored", (double)eval->unscored}, {"windows", eval->task.count},
             {"window", eval->window});
     } else
-        ADD(r->json, {"last_word_accuracy", e.accuracy}, {"perplexity", e.word_perplexity}, {"lines", eval->task.count});
-    add_setting(r);
-    ADD(r->json, {"sweeps", (double)t->sweeps}, {"T", t->total_s}, {"prefill_s", t->prefill_s}, {"decode_s", t->decode_s},
+        ADD(run->json, {"last_word_accuracy", e.accuracy}, {"perplexity", e.word_perplexity}, {"lines", eval->task.count});
+    add_setting(run);
+    ADD(run->json, {"sweeps", (double)t->sweeps}, {"T", t->total_s}, {"prefill_s", t->prefill_s}, {"decode_s", t->decode_s},
         {"total_s", t->total_s});
-    cJSON_AddStringToObject(r->json, "isa", host_isa());
-    if (!r->text) return;
-    fill_in(r->text, form, r->json);
-    fill_in(r->text, "{%.2f total_s} s; ", r->json);
-    print_policy(r->text, r->run);
+    cJSON_AddStringToObject(run->json, "isa", host_isa());
+    if (!run->text) return;
+    fill_in(run->text, form, run->json);
+    fill_in(run->text, "{%.2f total_s} s; ", run->json);
+    print_policy(run->text, run);
 }

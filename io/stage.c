@@ -181,13 +181,6 @@ int stage_gather_traces(Net *net, Trace *all, Error *err) {
     return 0;
 }
 
-int stage_gather_busy(Net *net, double *busy, Error *err) {
-    if (net->stage) return net->send(net, 0, NET_SETUP, busy, sizeof *busy, err);
-    for (int s = 1; s < net->stages; s++)
-        if (net->receive(net, s, NET_SETUP, &busy[s], sizeof *busy, err)) return -1;
-    return 0;
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // A pipeline of simulated machines, all in this process
 // ---------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 #define TEXT_H
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include "check.h"
 
@@ -24,8 +25,12 @@ int file_path(char path[MAX_PATH], const char *dir, const char *name, Error *err
 void program_file(char path[MAX_PATH], const char *suffix);
 /* Reads bytes [offset, offset + size) of an open file. Returns NULL, or for a message what went wrong. Thread safe. */
 const char *file_read_at(int fd, void *to, size_t size, size_t offset);
+/* The same, malloc'ed and with a 0 after them; NULL and err, where `name` is for the message. */
+char *file_read_part(int fd, const char *name, size_t size, size_t offset, Error *err);
 /* Writes them, in the same way. */
 const char *file_write_at(int fd, const void *from, size_t size, size_t offset);
+/* Opens a regular file for reading: its descriptor, or -1 and err. */
+int file_open(const char *path, struct stat *st, Error *err);
 /* Reads a whole regular file of at most max_bytes into a malloc'ed buffer with a 0 after it; NULL and err when it is
  * missing, a directory, too large or unreadable. */
 char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
@@ -33,12 +38,21 @@ char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
 /* The whole of a file or pipe ("-": standard input), with a 0 after it. NULL and err. */
 char *input_read(const char *path, size_t *len, Error *err);
 const char *input_name(const char *path); /* for messages */
-/* Called for each line that is not blank, until it returns -1. number counts lines from 0; where is for messages
- * ("prompts.jsonl line 7", without a name "line 7"). Ends of lines, CR LF too, and a byte order mark are not part of a
- * line. */
-typedef int TakeLine(void *ctx, const char *line, size_t len, int number, const char *where, Error *err);
-int text_lines(const char *text, size_t len, const char *name, TakeLine *take, void *ctx, Error *err);
-int input_lines(const char *path, TakeLine *take, void *ctx, Error *err);
+
+/* The lines of a text that are not blank, one by one; it begins with text, len and name. Ends of lines, CR LF too, and a
+ * byte order mark are not part of a line. */
+typedef struct {
+    const char *text;
+    size_t len;
+    const char *name; /* of the text, for messages; or "" */
+    size_t at;        /* where the next line begins */
+    const char *line; /* this one ... */
+    size_t size;
+    int number;      /* ... counted from 1 */
+    char where[600]; /* for messages: "prompts.jsonl line 7", without a name "line 7" */
+} Lines;
+/* Goes to the next line; false: there is none. */
+bool line_next(Lines *lines);
 
 /* Whether a path is standard output ("-"), a device or a pipe: no file that could be replaced. */
 bool output_is_special(const char *path);
@@ -94,15 +108,12 @@ int stop_fail(Error *err, const char *what);
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Bytes that this process may still take: what the machine, its control groups and its own limits have left, whichever is
- * least, when so many threads have been started. */
-size_t memory_available(int threads);
+ * least, when so many threads have been started. root: where /proc and /sys are, "" but in tests. */
+size_t memory_available(const char *root, int threads);
 /* What the limit of its address space alone leaves, to which mapped files count too; SIZE_MAX: there is none. */
 size_t address_available(int threads);
-/* memory_available where the files of /proc and /sys lie under another root, for tests. */
-size_t memory_available_under(const char *root, int threads);
 /* Whole processors that the quotas of CPU of its control groups come to, at least one; INT_MAX: there is no quota. */
-int processors_allowed(void);
-int processors_allowed_under(const char *root);
+int processors_allowed(const char *root);
 /* Whether files in the directory are memory (tmpfs), which they take from their process's control groups. */
 bool memory_holds(const char *dir);
 /* The most bytes of memory that this process has had at once, since memory_restart if that is possible. */
@@ -125,13 +136,20 @@ bool utf8_valid(const char *s, size_t len);
  * the source in messages ("models/x/config.json", "prompts.jsonl line 7"). Returns NULL and fills err; else cJSON_Delete
  * it. */
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err);
-/* The same for a file of at most max_bytes. */
+/* The same, of a value that is an object. */
+cJSON *json_object(const char *text, size_t len, const char *what, Error *err);
+/* The object in a file of at most max_bytes. */
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 /* The shortest text that is read back to the same bits; cJSON's own printing is content with nearly the same. */
 const char *json_number(char text[100], double number);
 const cJSON *json_get(const cJSON *object, const char *key); /* or NULL */
 /* What a value is, as a message shows it: "an object", 7, "a text"; NULL is "nothing". */
 const char *json_describe(char text[100], const cJSON *value);
+/* Fills err (EXIT_FAILED) with "WHERE: NAME is VALUE; expected ..." and returns -1. */
+__attribute__((format(printf, 5, 6))) int json_refuse(Error *err, const char *where, const char *name, const cJSON *value,
+                                                      const char *expected, ...);
+/* Writes the tree for people, with an end of line. */
+void json_print(FILE *out, const cJSON *tree);
 /* Whether a value is a whole number from 0 to 2^53, and which. */
 bool json_whole(const cJSON *value, size_t *number);
 /* Sorts them and returns one that is there twice, or NULL. */

@@ -124,10 +124,6 @@ static int add_piece(Tokenizer *tokenizer, const Reading *r, const cJSON *item, 
 static int read_vocab(Tokenizer *tokenizer, Reading *r, Error *err) {
     const cJSON *root = tokenizer->tree = json_read(r->path, MAX_FILE, err);
     if (!root) return -1;
-    if (!cJSON_IsObject(root))
-        return fail(err, EXIT_FAILED,
-                    "%s: not a JSON object, expected {\"piece\": id, ...}; take it from the model's download again",
-                    r->path);
     r->names = new_table((size_t)cJSON_GetArraySize(root), &r->mask);
     for (const cJSON *item = root->child; item; item = item->next)
         if (add_piece(tokenizer, r, item, err) != 0) return -1;

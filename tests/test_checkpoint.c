@@ -409,7 +409,7 @@ static void files_that_are_no_safetensors_are_refused(void) {
         size_t len;
         const char *part;
     } cases[] = {
-        {"", 0, "is empty"},
+        {"", 0, "has 0 bytes"},
         {"a", 1, "has 1 byte;"},
         {"abc", 3, "has 3 bytes;"},
         {"\x02\0\0\0\0\0\0\0", 8, "the header claims 2 bytes"},
@@ -432,7 +432,7 @@ static void files_that_are_no_safetensors_are_refused(void) {
     refused(dir, "the header claims 105906176 bytes");
     remove(path);
     CHECK(mkfifo(path, 0600) == 0);
-    refused(dir, "not a regular file");
+    refused(dir, "expected a regular file");
 }
 
 static void bad_headers_are_refused(void) {

@@ -316,7 +316,7 @@ static void a_wrong_flag_is_refused_in_one_line_with_status_2(void) {
         const char *args[10], *words[3];
     } cases[] = {
         {{"--stop", "\xFF"}, {"--stop", "not valid UTF-8"}},
-        {{"--output", "docs/none", "--trace", "docs/experiments/../none"}, {"--trace", "other results"}},
+        {{"--output", "docs/none", "--trace", "docs/experiments/../none"}, {"--trace", "is the file of --output"}},
         {{"--percent", "101", "0", "100", "0", "100", "0"}, {"--percent 101", "from 0 to 100"}},
         {{"--percent", "60", "50", "100", "0", "100", "0"}, {"--percent", "weights", "110"}},
         {{"--percent", "0", "0", "60", "40.1", "100", "0"}, {"--percent", "KV cache"}},

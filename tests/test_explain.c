@@ -15,10 +15,10 @@ typedef struct {
 static Said explain(const Search *search, const Policy *policy, const Block *block) {
     Said said = {.json = cJSON_CreateObject()};
     size_t len;
-    Report report = {.json = said.json, .text = open_memstream(&said.text, &len)};
-    CHECK(report.text);
-    ASSERT_OK(report_explained(&report, search, policy, block, &err));
-    fclose(report.text);
+    const TaskRun run = {.json = said.json, .text = open_memstream(&said.text, &len)};
+    CHECK(run.text);
+    ASSERT_OK(report_explained(&run, search, policy, block, &err));
+    fclose(run.text);
     return said;
 }
 

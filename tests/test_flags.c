@@ -265,13 +265,13 @@ static void nothing_is_written_over_what_is_read_or_written_as_well(void) {
                  {GENERATE, {0}, "--prompts", "--trace", "--trace"},
                  {GENERATE, {"--prompt", "p"}, "--output", "--trace", "--trace"},
                  {BENCH, {0}, "--json", "--trace", "--trace"},
-                 {BENCH, {0}, "--hardware", "--json", "--hardware"},
-                 {BENCH, {0}, "--hardware", "--trace", "--hardware"},
-                 {POLICY, {0}, "--hardware", "--json", "--hardware"},
-                 {EVAL, {0}, "--perplexity", "--json", "results would"},
-                 {EVAL, {0}, "--perplexity", "--trace", "results would"},
-                 {EVAL, {0}, "--last-word", "--json", "results would"},
-                 {EVAL, {0}, "--last-word", "--trace", "results would"}};
+                 {BENCH, {0}, "--hardware", "--json", "--json"},
+                 {BENCH, {0}, "--hardware", "--trace", "--trace"},
+                 {POLICY, {0}, "--hardware", "--json", "--json"},
+                 {EVAL, {0}, "--perplexity", "--json", "--json"},
+                 {EVAL, {0}, "--perplexity", "--trace", "--trace"},
+                 {EVAL, {0}, "--last-word", "--json", "--json"},
+                 {EVAL, {0}, "--last-word", "--trace", "--trace"}};
     const char *dir = temp_dir();
     char path[400], also[400], another[400];
     write_file(dir, "file", "", 0);
@@ -285,6 +285,7 @@ static void nothing_is_written_over_what_is_read_or_written_as_well(void) {
             for (int r = 0; cases[i].rest[r]; r++) args[6 + r] = (char *)cases[i].rest[r];
             CU_ASSERT_EQUAL(check(cases[i].command, args), same ? -1 : 0);
             CU_ASSERT(!same || (err.code == EXIT_USAGE && !strncmp(err.text, cases[i].named, strlen(cases[i].named))));
+            CU_ASSERT(!same || (strstr(err.text, cases[i].one) && strstr(err.text, cases[i].other)));
         }
 }
 

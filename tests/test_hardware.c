@@ -335,9 +335,9 @@ static void a_wrong_change_is_refused(void) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Writes, and reads into *back; the text stays in `text`. */
-static int write_and_read(Hardware *back, const Hardware *h, const cJSON *sources, char *text, size_t size, Error *err) {
+static int write_and_read(Hardware *back, const Hardware *h, const char *measured, char *text, size_t size, Error *err) {
     FILE *f = tmpfile();
-    hardware_write(h, sources, f);
+    hardware_write(h, measured, f);
     CU_ASSERT(!ferror(f));
     rewind(f);
     text[fread(text, 1, size - 1, f)] = 0;
@@ -393,21 +393,24 @@ static const Hardware round_machine = {.name = "round",
                                        .bmm_flops = {0.5e12, 8e12},
                                        .cpu_flops = {0.1e12, 0.04e12}};
 
+/* Each value has its source, under the same key, and nothing else has one. */
 static void sources_follow_their_keys(void) {
     static char text[20000];
+    static const char *const keys[] = {"name", "ctog_bdw_p", "ctog_bdw_g", "gtoc_bdw", "gmem", "op_s", "mm_rows"};
     Error err;
-    Hardware back;
-    cJSON *sources =
-        cJSON_Parse("{\"ctog_bdw\": \"up\", \"gtoc_bdw\": \"down\", \"op_s\": \"of nothing\", \"gmem\": \"x\"}");
-    ASSERT_OK(write_and_read(&back, &round_machine, sources, text, sizeof text, &err));
-    cJSON_Delete(sources);
+    Hardware h = round_machine, back;
+    h.op_s = 1e-6, h.mm_rows = (Curve){1, {16}, {1e12}};
+    ASSERT_OK(write_and_read(&back, &h, "today", text, sizeof text, &err));
     cJSON *json = cJSON_Parse(text);
     const cJSON *written = cJSON_GetObjectItem(json, "sources");
-    static const char *const keys[] = {"ctog_bdw_p", "ctog_bdw_g", "gtoc_bdw", "gmem"};
-    CU_ASSERT_EQUAL(cJSON_GetArraySize(written), 4);
-    for (int i = 0; i < 4; i++) CU_ASSERT_PTR_NOT_NULL(cJSON_GetObjectItem(written, keys[i]));
+    CU_ASSERT_EQUAL(cJSON_GetArraySize(written), cJSON_GetArraySize(json) - 1); /* that they are of it is read back */
+    for (int i = 0; i < 7; i++) CU_ASSERT_PTR_NOT_NULL(cJSON_GetObjectItem(written, keys[i]));
+    CU_ASSERT_STRING_EQUAL(json_get(written, "name")->valuestring, "today");
     cJSON_Delete(json);
-    CU_ASSERT(!strstr(text, "op_s") && !strstr(text, "mm_rows") && !strstr(text, "shared_cores")); /* not set */
+    CU_ASSERT(!strstr(text, "gpu_bdw") && !strstr(text, "cpu_tokens\":") && !strstr(text, "shared_cores")); /* not set */
+    h.dtoc_bdw[0] = h.dtoc_bdw[1] = h.ctod_bdw[0] = h.ctod_bdw[1] = NO_DISK;
+    ASSERT_OK(write_and_read(&back, &h, "today", text, sizeof text, &err));
+    CU_ASSERT(strstr(text, "\"dtoc_bdw\":\t\"not measured") && strstr(text, "\"ctod_bdw\":\t\"not measured"));
 }
 
 // ---------------------------------------------------------------------------------------------------------------

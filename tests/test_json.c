@@ -284,43 +284,27 @@ static void a_whole_number_is_one_from_0_to_2_to_the_53(void) {
     CU_ASSERT(!json_whole(NULL, &(size_t){0}));
 }
 
-/* Lines as they were taken: "number where|text" behind one another. */
-typedef struct {
-    char text[400];
-    int most; /* lines until one is refused */
-} Taken;
-
-static int take(void *ctx, const char *line, size_t len, int number, const char *where, Error *err) {
-    Taken *taken = ctx;
-    const size_t used = strlen(taken->text);
-    if (!taken->most--) return fail(err, EXIT_FAILED, "enough");
-    snprintf(taken->text + used, sizeof taken->text - used, "%d %s|%.*s\n", number, where, (int)len, line);
-    return 0;
-}
-
 static void lines_are_counted_and_come_without_their_ends(void) {
     static const struct {
         const char *text, *name, *taken;
     } cases[] = {{"", "f", ""},
-                 {"one", "f", "0 f line 1|one\n"},
-                 {"one\ntwo\n", "f", "0 f line 1|one\n1 f line 2|two\n"},
-                 {"one\r\ntwo\r\n\r\n", "", "0 line 1|one\n1 line 2|two\n"},
-                 {"\n \t\n one\r \n\r", "f", "2 f line 3| one\r \n"},
+                 {"one", "f", "1 f line 1|one\n"},
+                 {"one\ntwo\n", "f", "1 f line 1|one\n2 f line 2|two\n"},
+                 {"one\r\ntwo\r\n\r\n", "", "1 line 1|one\n2 line 2|two\n"},
+                 {"\n \t\n one\r \n\r", "f", "3 f line 3| one\r \n"},
                  {"\xEF\xBB\xBF"
                   "one\n\xEF\xBB\xBF"
                   "two",
                   "f",
-                  "0 f line 1|one\n1 f line 2|\xEF\xBB\xBF"
+                  "1 f line 1|one\n2 f line 2|\xEF\xBB\xBF"
                   "two\n"}};
-    Error err = {0, ""};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        Taken taken = {.most = 10};
-        ASSERT_OK(text_lines(cases[i].text, strlen(cases[i].text), cases[i].name, take, &taken, &err));
-        CU_ASSERT_STRING_EQUAL(taken.text, cases[i].taken);
+        char all[400] = ""; /* "number where|line" behind one another */
+        Lines l = {.text = cases[i].text, .len = strlen(cases[i].text), .name = cases[i].name};
+        for (size_t n = 0; line_next(&l); n = strlen(all))
+            snprintf(all + n, sizeof all - n, "%d %s|%.*s\n", l.number, l.where, (int)l.size, l.line);
+        CU_ASSERT_STRING_EQUAL(all, cases[i].taken);
     }
-    Taken first = {.most = 1};
-    CU_ASSERT_EQUAL(text_lines("a\nb\nc\n", 6, "f", take, &first, &err), -1);
-    CU_ASSERT(!strcmp(first.text, "0 f line 1|a\n") && !strcmp(err.text, "enough"));
 }
 
 /* Writes a result over an older one, and disturbs that: 0, not at all; 1, the disk is full when it comes to writing; 2, the

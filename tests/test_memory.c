@@ -43,7 +43,7 @@ static const char *machine(const char *groups, const char *mounts) {
     return root;
 }
 
-static void available_is(const char *root, size_t bytes) { CU_ASSERT_EQUAL(memory_available_under(root, 0), bytes); }
+static void available_is(const char *root, size_t bytes) { CU_ASSERT_EQUAL(memory_available(root, 0), bytes); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Control groups
@@ -202,7 +202,7 @@ static void what_is_missing_sets_no_limit(void) {
             v2_group(root, "/sys/fs/cgroup/a", "1\n", "max\n", 0, 0);
             available_is(root, free_bytes);
         }
-    const size_t nothing = memory_available_under(temp_dir(), 0); /* without /proc: all memory there is */
+    const size_t nothing = memory_available(temp_dir(), 0); /* without /proc: all memory there is */
     CU_ASSERT_EQUAL(nothing, (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE));
 }
 
@@ -236,13 +236,13 @@ static void a_quota_of_cpu_is_so_many_whole_processors(void) {
         put_quota(root, "/sys/fs/cgroup/cpu,cpuacct/elsewhere", cases[i].quota, cases[i].period);
         put_quota(root, "/sys/fs/cgroup/cpu,cpuacct/other", "1000\n", "1000\n"); /* nobody of us is there */
         put_quota(root, "/sys/fs/cgroup/memory/batch/job", "1000\n", "1000\n");  /* another controller's */
-        CU_ASSERT_EQUAL(processors_allowed_under(root), cases[i].expected);
+        CU_ASSERT_EQUAL(processors_allowed(root), cases[i].expected);
         root = machine("0::/user.slice/job\n", V2_MOUNTS);
         put(root, "/sys/fs/cgroup/user.slice/job/cpu.max", cases[i].both);
-        CU_ASSERT_EQUAL(processors_allowed_under(root), cases[i].expected);
+        CU_ASSERT_EQUAL(processors_allowed(root), cases[i].expected);
     }
-    CU_ASSERT_EQUAL(processors_allowed_under(temp_dir()), INT_MAX);
-    CU_ASSERT(processors_allowed() >= 1 && host_processors() >= 1);
+    CU_ASSERT_EQUAL(processors_allowed(temp_dir()), INT_MAX);
+    CU_ASSERT(processors_allowed("") >= 1 && host_processors() >= 1);
 }
 
 static void the_smallest_quota_on_the_way_up_counts(void) {
@@ -254,7 +254,7 @@ static void the_smallest_quota_on_the_way_up_counts(void) {
         put(root, "/sys/fs/cgroup/user.slice/a.service/job/cpu.max", max[i][0]);
         put(root, "/sys/fs/cgroup/user.slice/a.service/cpu.max", max[i][1]);
         put(root, "/sys/fs/cgroup/user.slice/cpu.max", max[i][2]);
-        CU_ASSERT_EQUAL(processors_allowed_under(root), 2);
+        CU_ASSERT_EQUAL(processors_allowed(root), 2);
     }
 }
 
@@ -278,7 +278,7 @@ static size_t available_in_child(int resource, size_t more, int threads) {
             if (!strncmp(line, key, strlen(key))) used = strtoull(line + strlen(key), NULL, 10) * 1024;
         fclose(f);
         CHECK(setrlimit(resource, &(struct rlimit){used + more, used + more}) == 0);
-        available = memory_available_under(root, threads);
+        available = memory_available(root, threads);
         _exit(write(ends[1], &available, sizeof available) != sizeof available);
     }
     int status;
@@ -307,7 +307,7 @@ static void stacks_of_threads_to_come_are_taken_off(void) {
 }
 
 static void this_process_may_have_something(void) {
-    CU_ASSERT(memory_available(0) > 16 * MB && memory_available(0) < (size_t)1 << 50);
+    CU_ASSERT(memory_available("", 0) > 16 * MB && memory_available("", 0) < (size_t)1 << 50);
 }
 
 /* Whether /proc/mounts says that files there are memory; of two mounts on one place the later one is seen. */

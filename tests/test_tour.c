@@ -626,9 +626,9 @@ static void list_between(FILE *out, const char *from, const char *to) {
     const Hardware *h = &a.hardware;
     const Search machine = {
         .hardware = h, .checkpoint = a.checkpoint, .capacity = {(size_t)h->gmem, (size_t)h->cmem, (size_t)h->nmem}};
-    Report report = {.json = cJSON_CreateObject(), .text = open_memstream(&text, &len)};
-    ASSERT_OK(report_explained(&report, &machine, NULL, &block, &err));
-    fclose(report.text), cJSON_Delete(report.json);
+    const TaskRun run = {.json = cJSON_CreateObject(), .text = open_memstream(&text, &len)};
+    ASSERT_OK(report_explained(&run, &machine, NULL, &block, &err));
+    fclose(run.text), cJSON_Delete(run.json);
     const char *begin = strstr(text, from), *end = begin ? strstr(begin, to) : NULL;
     if (begin && !*to) end = text + len;
     CU_ASSERT_PTR_NOT_NULL_FATAL(end);
