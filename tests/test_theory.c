@@ -185,7 +185,7 @@ static void zigzag_is_within_twice_the_diagonal(void) {
             for (int Z = 1; Z <= 9; Z *= 3) {
                 int s = lengths[a], n = outputs[b], K = Z, P;
                 while (diagonal_pages(K + 1, s, n) <= Z * (s + n - 1)) K++;
-                P = 4 * K * Z;
+                P = K * Z * ((Z + 3) / Z); /* whole blocks of either, and four rounds of the diagonal or more */
                 Counted z = count_bytes("opt-125m", 1, SCHEDULE_ZIGZAG, 1, Z, P, s, n, false);
                 Counted d = count_bytes("opt-125m", 1, SCHEDULE_DIAGONAL, 1, K, P, s, n, false);
                 double ratio = z.per_token / d.per_token, warm_up = (double)P / (P + K);
