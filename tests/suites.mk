@@ -17,10 +17,10 @@ CUDA_SUITES := cuda schedule lanes stages
 EMULATED := $(if $(EMULATION),$(filter $(or $(SUITE),$(CUDA_SUITES)),$(CUDA_SUITES)))
 LOGS := $(patsubst %,$(BUILD)/%.log,$(filter-out $(if $(EMULATION),cuda),$(filter $(or $(SUITE),$(SUITES)),$(SUITES))))
 PLAIN := $(BUILD)
-HARNESS = $(PLAIN)/tests/main.o $(PLAIN)/tests/fixture.o $(PLAIN)/tests/local_net.o
+HARNESS = $(patsubst %,$(PLAIN)/tests/%.o,main fixture local_net started)
 
 # The tests wait for the product more than for themselves, so that -O0 will do for them; but `host` computes what it compares with.
-$(SUITES:%=$(BUILD)/tests/test_%.o) $(BUILD)/tests/main.o $(BUILD)/tests/fixture.o $(BUILD)/tests/local_net.o: CFLAGS += -O0
+$(SUITES:%=$(BUILD)/tests/test_%.o) $(patsubst %,$(BUILD)/tests/%.o,main fixture local_net started): CFLAGS += -O0
 $(BUILD)/tests/test_host.o: CFLAGS += -O1
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
 	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
