@@ -1,5 +1,6 @@
 /* fixture.c: what the suites share: directories, files, data, policies. tests.h says what each function does. */
 #include <dirent.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -37,6 +38,37 @@ void write_file(const char *dir, const char *name, const void *bytes, size_t len
     CHECK(f && fwrite(bytes, 1, len, f) == len && fclose(f) == 0);
 }
 
+char *in_dir(const char *dir, const char *name) {
+    static char path[4][700];
+    static int next;
+    next = (next + 1) % 4;
+    snprintf(path[next], sizeof path[next], "%s/%s", dir, name);
+    return path[next];
+}
+
+char *contents(const char *path, size_t *len) {
+    enum { MOST = 1 << 28 };
+    Error err;
+    size_t bytes;
+    char *text = file_read(path, MOST, &bytes, &err);
+    if (!text) CU_FAIL_FATAL(err.text);
+    if (len) *len = bytes;
+    return text;
+}
+
+void copy_file(const char *from, const char *to, const char *name) {
+    size_t len;
+    char *text = contents(in_dir(from, name), &len);
+    write_file(to, name, text, len);
+    free(text);
+}
+
+void redirect(int fd, const char *path, int flags) {
+    const int opened = open(path, flags, 0644);
+    CHECK(opened >= 0 && dup2(opened, fd) == fd);
+    close(opened);
+}
+
 double max_norm_error(const float *a, const float *b, size_t n) {
     double diff = 0, ref = 0;
     for (size_t i = 0; i < n; i++) {
@@ -62,6 +94,26 @@ float test_random(uint64_t *state) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
     return (float)((double)((z ^ (z >> 31)) >> 40) / 8388608.0 - 1.0);
+}
+
+int test_below(uint64_t *state, int n) { return imin(n - 1, (int)((test_random(state) + 1) / 2 * (float)n)); }
+double test_spread(uint64_t *state, double low, double high) { return low * pow(high / low, (test_random(state) + 1) / 2); }
+
+OptConfig opt_named(const char *name) {
+    OptConfig config;
+    CHECK(opt_config_by_name(&config, name) == 0);
+    return config;
+}
+
+Task equal_task(int count, int s, int n) {
+    Task task = {.prompts = xcalloc(count, sizeof(Prompt)), .count = count, .sampling = {.top_p = 1}};
+    for (int i = 0; i < count; i++) task.prompts[i] = (Prompt){.ids = xcalloc(s, sizeof(int32_t)), .s = s, .n = n};
+    return task;
+}
+
+void free_task(Task *task) {
+    for (int i = 0; i < task->count; i++) free(task->prompts[i].ids);
+    free(task->prompts);
 }
 
 static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw) {

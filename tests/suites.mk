@@ -17,10 +17,10 @@ CUDA_SUITES := cuda schedule lanes stages
 EMULATED := $(if $(EMULATION),$(filter $(or $(SUITE),$(CUDA_SUITES)),$(CUDA_SUITES)))
 LOGS := $(patsubst %,$(BUILD)/%.log,$(filter-out $(if $(EMULATION),cuda),$(filter $(or $(SUITE),$(SUITES)),$(SUITES))))
 PLAIN := $(BUILD)
-HARNESS = $(PLAIN)/tests/main.o $(PLAIN)/tests/fixture.o $(PLAIN)/tests/local_net.o
+HARNESS = $(patsubst %,$(PLAIN)/tests/%.o,main fixture local_net started)
 
 # The tests wait for the product more than for themselves, so that -O0 will do for them; but `host` computes what it compares with.
-$(SUITES:%=$(BUILD)/tests/test_%.o) $(BUILD)/tests/main.o $(BUILD)/tests/fixture.o $(BUILD)/tests/local_net.o: CFLAGS += -O0
+$(SUITES:%=$(BUILD)/tests/test_%.o) $(patsubst %,$(BUILD)/tests/%.o,main fixture local_net started): CFLAGS += -O0
 $(BUILD)/tests/test_host.o: CFLAGS += -O1
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
 	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
@@ -74,7 +74,7 @@ $(BUILD)/mini_asan: CHECKS := address,undefined -fno-sanitize-recover=undefined
 $(BUILD)/mini_tsan: CHECKS := thread
 $(BUILD)/mini_asan $(BUILD)/mini_tsan: mini.c
 	@mkdir -p $(@D)
-	$(CC) -O1 -g1 -fno-omit-frame-pointer -march=native -fsanitize=$(CHECKS) $< -o $@ -lm -lpthread
+	$(CC) -O2 -g1 -fno-omit-frame-pointer -march=native -fsanitize=$(CHECKS) $< -o $@ -lm -lpthread
 $(BUILD)/mini.log: $(BUILD)/mini $(BUILD)/mini_portable $(BUILD)/mini_asan $(BUILD)/mini_tsan $(BUILD)/faults.so
 $(BUILD)/tour.log: $(BUILD)/mini
 $(BUILD)/mini.log $(BUILD)/tour.log: export MINI_BIN := $(BUILD)/mini
@@ -113,8 +113,9 @@ exercises: $(GRADERS)
 $(BUILD)/flexgen_cpu.cpp: flexgen.cu tests/cuda2cpp.sed
 	@mkdir -p $(@D)
 	(echo '#line 1 "flexgen.cu"'; sed -E -f tests/cuda2cpp.sed $<) >$@
+DEVICE_O ?= $(if $(SANITIZE),-O1,-O2)
 $(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
-	$(CXX) -std=c++17 $(CFLAGS) $(if $(SANITIZE),-O1,-O2) -fPIC $(SANITIZE) -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
+	$(CXX) -std=c++17 $(CFLAGS) $(DEVICE_O) -fPIC $(SANITIZE) -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
 	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
 # With PLAIN=build only the device is instrumented, and of the rest there is one copy. Its suites need the engine alone.
 DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(wildcard device/host*.c) device/sim.c device/world.c device/pipeline.c,$(wildcard device/*.c)))

@@ -8,106 +8,26 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests.h"
+#include "tests/started.h"
 
 #define MODEL "models/opt-tiny"
 #define PIECES "tests/golden/tokenizer"
 #define SHARDED "tests/golden/opt-pre"
-enum { MAX_BYTES = 1 << 28, TIMEOUT = 300 /* seconds, of a run that hangs */ };
 
 // ---------------------------------------------------------------------------------------------------------------
 // Running the program
 // ---------------------------------------------------------------------------------------------------------------
 
-typedef struct {
-    int status;      /* exit status, or 1000 + the signal that ended it */
-    char *out, *err; /* what it wrote */
-    size_t out_len, err_len;
-} Result;
-
-/* What the next run gets; all zero again behind it. */
-static struct {
-    const char *input, *output; /* files for standard input and output; without: nothing, and captured */
-    int pipe;                   /* instead of a file for standard output */
-    rlim_t file_limit;          /* bytes of the largest file that it may write */
-    bool emulated;              /* the program that was linked with the emulation of a GPU */
-} with;
-
-static char offload[300], capture[300]; /* directories: where runs may leave nothing; where their output goes */
-
-static char *path_in(const char *dir, const char *name) {
-    static char path[4][700];
-    static int next;
-    next = (next + 1) % 4;
-    snprintf(path[next], sizeof path[next], "%s/%s", dir, name);
-    return path[next];
-}
-
-static char *contents(const char *path, size_t *len) {
-    Error err;
-    char *text = file_read(path, MAX_BYTES, len, &err);
-    if (!text) CU_FAIL_FATAL(err.text);
-    return text;
-}
-
-static void open_directories(void) {
-    if (offload[0]) return;
-    snprintf(offload, sizeof offload, "%s", temp_dir());
-    snprintf(capture, sizeof capture, "%s", temp_dir());
-    setenv("TMPDIR", offload, 1); /* the default --offload-dir */
-    setenv("XDG_CACHE_HOME", temp_dir(), 1);
-    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* the host device, also where there is a GPU */
-}
-
-static void redirect(int fd, const char *path, int flags) {
-    int opened = open(path, flags, 0644);
-    CHECK(opened >= 0 && dup2(opened, fd) == fd);
-    close(opened);
-}
-
-/* Starts the program with the arguments up to NULL, its output going to files. */
+/* Starts the program with the arguments up to NULL. */
 static pid_t start(const char *const *args) {
     const char *bin = getenv(with.emulated ? "FLEXGEN_EMULATED" : "FLEXGEN_BIN"), *argv[64] = {bin ? bin : "./flexgen"};
-    int n = 1;
-    while (args[n - 1]) argv[n] = args[n - 1], n++;
-    open_directories();
-    pid_t pid = fork();
-    CHECK(pid >= 0);
-    if (pid) return pid;
-    redirect(0, with.input ? with.input : "/dev/null", O_RDONLY);
-    if (with.pipe)
-        CHECK(dup2(with.pipe, 1) == 1);
-    else
-        redirect(1, with.output ? with.output : path_in(capture, "out"), O_WRONLY | O_CREAT | O_TRUNC);
-    redirect(2, path_in(capture, "err"), O_WRONLY | O_CREAT | O_TRUNC);
-    if (with.file_limit && setrlimit(RLIMIT_FSIZE, &(struct rlimit){with.file_limit, with.file_limit})) _exit(126);
-    signal(SIGINT, SIG_DFL); /* a shell's background jobs ignore it, and so would the program */
-    alarm(TIMEOUT);
-    execv(argv[0], (char *const *)argv);
-    _exit(127);
+    for (int n = 1; (argv[n] = args[n - 1]); n++) continue;
+    return start_program(argv);
 }
-
-static Result finish(pid_t pid) {
-    Result r;
-    int status;
-    CHECK(waitpid(pid, &status, 0) == pid);
-    r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-    if (with.output || with.pipe)
-        r.out = xstrdup(""), r.out_len = 0;
-    else
-        r.out = contents(path_in(capture, "out"), &r.out_len);
-    r.err = contents(path_in(capture, "err"), &r.err_len);
-    memset(&with, 0, sizeof with);
-    CU_ASSERT_EQUAL(count_files(offload), 0); /* whatever happened, nothing stays behind */
-    return r;
-}
-
-static void result_free(Result *r) { free(r->out), free(r->err); }
 
 static Result run(const char *const *args) { return finish(start(args)); }
 #define RUN(...) run((const char *const[]){__VA_ARGS__, NULL})
@@ -248,13 +168,6 @@ static void write_safetensors(const char *dir, const char *header, size_t len) {
     free(file);
 }
 
-static void copy_file(const char *from, const char *dir, const char *name) {
-    size_t len;
-    char *text = contents(path_in(from, name), &len);
-    write_file(dir, name, text, len);
-    free(text);
-}
-
 /* A directory with a good small model, kept for all tests. */
 static const char *small_model(void) {
     static char dir[300];
@@ -294,7 +207,7 @@ static void spoil(const char *dir, const char *name, const char *find, const cha
     bool tensors = !strcmp(name, "model.safetensors");
     Safetensors small = small_header();
     size_t len = small.len;
-    char *text = tensors ? xstrdup(small.header) : contents(path_in(dir, name), &len);
+    char *text = tensors ? xstrdup(small.header) : contents(in_dir(dir, name), &len);
     char *spoilt = replaced(text, &len, find, put, put_len);
     if (tensors)
         write_safetensors(dir, spoilt, len);
@@ -544,7 +457,7 @@ static void a_truncated_file_is_refused(void) {
     const char *dir = small_copy();
     for (int i = 0; i < 3; i++) {
         size_t len;
-        char *text = contents(path_in(dir, names[i]), &len);
+        char *text = contents(in_dir(dir, names[i]), &len);
         const size_t cuts[] = {0, 1, 7, 8, 9, len / 3, len - 2};
         for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++) {
             write_file(dir, names[i], text, cuts[c]);
@@ -562,7 +475,7 @@ static void a_header_longer_than_its_file_is_refused(void) {
                                         {0, 0, 2, 0, 0, 0, 0, 0}};
     const char *dir = small_copy();
     size_t len;
-    char *text = contents(path_in(dir, "model.safetensors"), &len);
+    char *text = contents(in_dir(dir, "model.safetensors"), &len);
     for (int i = 0; i < 4; i++) {
         memcpy(text, claims[i], 8);
         write_file(dir, "model.safetensors", text, len);
@@ -575,9 +488,9 @@ static void a_missing_file_or_shard_is_refused_by_name(void) {
     static const char *const names[] = {"config.json", "vocab.json", "merges.txt", "model.safetensors"};
     for (int i = 0; i < 4; i++) {
         const char *dir = small_copy();
-        CHECK(remove(path_in(dir, names[i])) == 0);
+        CHECK(remove(in_dir(dir, names[i])) == 0);
         assert_refused(generate_small(dir), EXIT_FAILED, WORDS(names[i]));
-        CHECK(mkdir(path_in(dir, names[i]), 0755) == 0);
+        CHECK(mkdir(in_dir(dir, names[i]), 0755) == 0);
         assert_refused(generate_small(dir), EXIT_FAILED, WORDS(names[i]));
     }
     const char *dir = temp_dir();
@@ -614,7 +527,7 @@ static void a_wrong_prompt_is_refused_with_its_line(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_file(capture, "prompts", cases[i].text, cases[i].len);
         const char *words[] = {"prompts", cases[i].words[0], cases[i].words[1], NULL};
-        assert_refused(RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--strict"), EXIT_FAILED,
+        assert_refused(RUN("generate", "--model", MODEL, "--prompts", in_dir(capture, "prompts"), "--strict"), EXIT_FAILED,
                        words);
     }
     char *text = xcalloc(2000, 1);
@@ -637,7 +550,7 @@ static const char ten_prompts[] =
     "Once upon a time\nThe dog\n\nTom and Lily went to the park.\nShe said: \"Look!\"\nA big red\n"
     "One day\r\nHe was\nThe little bird could not\nMom\nI am caf\xC3\xA9 \xF0\x9F\x98\x80\n";
 
-#define TEN_PROMPTS "generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "12", LAPTOP
+#define TEN_PROMPTS "generate", "--model", MODEL, "--prompts", in_dir(capture, "prompts"), "--max-tokens", "12", LAPTOP
 
 static void write_ten_prompts(void) {
     open_directories();
@@ -651,7 +564,7 @@ static void write_ten_prompts(void) {
 #define ON_DISK "--percent", "0", "0", "0", "0", "0", "0"
 
 static void a_full_or_unwritable_offload_directory_is_refused_by_name(void) {
-    with.file_limit = 4096;
+    with.file = 4096;
     assert_refused(RUN(GENERATE, ON_DISK), EXIT_FAILED, WORDS("offload", offload, "--offload-dir"));
     assert_refused(RUN(GENERATE, ON_DISK, "--offload-dir", "Makefile"), EXIT_FAILED,
                    WORDS("offload", "Makefile", "--offload-dir"));
@@ -689,7 +602,7 @@ static void an_output_that_cannot_be_written_is_an_error(void) {
 static void an_older_output_is_left_alone(void) {
     write_file(capture, "old", "precious\n", 9);
     char old[700];
-    snprintf(old, sizeof old, "%s", path_in(capture, "old"));
+    snprintf(old, sizeof old, "%s", in_dir(capture, "old"));
     assert_refused(RUN(GENERATE, "--output", old), EXIT_USAGE, WORDS("old", "--resume", "--overwrite"));
     assert_refused(RUN(GENERATE, "--output", old, "--overwrite", "--gpu-mem", "1K"), EXIT_USAGE, WORDS("--gpu-mem"));
     assert_refused(RUN(GENERATE, "--output", old, "--resume"), EXIT_USAGE, WORDS("old", "no journal"));
@@ -702,7 +615,7 @@ static void an_older_output_is_left_alone(void) {
     char *text = contents(old, &len);
     CU_ASSERT_STRING_EQUAL(text, "precious\n");
     free(text);
-    CU_ASSERT(access(path_in(capture, "old.journal"), F_OK) != 0);
+    CU_ASSERT(access(in_dir(capture, "old.journal"), F_OK) != 0);
     Result r = RUN(GENERATE, "--max-tokens", "2", "--output", old, "--overwrite");
     assert_done(&r);
     text = contents(old, &len);
@@ -718,7 +631,7 @@ static void results_are_not_written_over_the_model(void) {
     snprintf(dir, sizeof dir, "%s", small_copy());
     for (int i = 0; i < 4; i++) {
         char path[700];
-        snprintf(path, sizeof path, "%s", path_in(dir, names[i]));
+        snprintf(path, sizeof path, "%s", in_dir(dir, names[i]));
         assert_refused(RUN("generate", "--model", dir, "--prompt", "a", LAPTOP, "--overwrite", "--output", path),
                        EXIT_USAGE, WORDS("--output: is a file of the model"));
         assert_refused(RUN("generate", "--model", dir, "--prompt", "a", LAPTOP, "--trace", path), EXIT_USAGE,
@@ -734,8 +647,7 @@ static void a_link_stays_a_link_and_standard_output_may_have_any_name(void) {
     size_t len;
     char file[700], name[700];
     open_directories();
-    snprintf(file, sizeof file, "%s", path_in(capture, "file")),
-        snprintf(name, sizeof name, "%s", path_in(capture, "link"));
+    snprintf(file, sizeof file, "%s", in_dir(capture, "file")), snprintf(name, sizeof name, "%s", in_dir(capture, "link"));
     write_file(capture, "file", "old", 3);
     CHECK(symlink("file", name) == 0);
     Result plain = RUN(GENERATE, "--max-tokens", "2", "--trace", name);
@@ -767,7 +679,7 @@ static void one_is_not_counted_as_many(void) {
         CU_ASSERT(contains_all(r.out, WORDS(texts[i], ", 1 thread, ")));
         result_free(&r);
     }
-    Result r = RUN("eval", "--model", MODEL, "--last-word", path_in(capture, "words"), LAPTOP);
+    Result r = RUN("eval", "--model", MODEL, "--last-word", in_dir(capture, "words"), LAPTOP);
     assert_done(&r);
     CU_ASSERT(contains_all(r.out, WORDS(": 1 line\n")));
     result_free(&r);
@@ -783,7 +695,7 @@ static void a_completion_that_the_positions_cut_short_is_counted(void) {
     open_directories();
     write_file(capture, "prompts", prompts, sizeof prompts - 1);
     Result r =
-        RUN("generate", "--model", small_model(), "--prompts", path_in(capture, "prompts"), "--max-tokens", "63", LAPTOP);
+        RUN("generate", "--model", small_model(), "--prompts", in_dir(capture, "prompts"), "--max-tokens", "63", LAPTOP);
     assert_done(&r);
     CU_ASSERT(contains_all(r.err, WORDS("2 of 3 completions cut short: the model has 64 positions")));
     result_free(&r);
@@ -804,7 +716,7 @@ static void a_head_that_differs_from_the_table_is_used_and_said(void) {
     const size_t bytes = 1024 * 32 * 2;
     s.len += (size_t)sprintf(s.header + s.len - 1, head, s.data, s.data + bytes) - 1;
     write_safetensors(dir, s.header, s.len);
-    FILE *f = fopen(path_in(dir, "model.safetensors"), "ab");
+    FILE *f = fopen(in_dir(dir, "model.safetensors"), "ab");
     for (size_t b = 0; b < bytes / 2; b++) fputc((int)b, f), fputc(0x20, f); /* around .01 */
     CHECK(!fclose(f));
     Result r = generate_small(dir), packed = RUN("quantize", "--model", dir, "--output", copy, "--group", "16"),
@@ -825,7 +737,7 @@ static void a_job_goes_on_beside_prompts_that_are_impossible(void) {
         "{\"id\": 1, \"prompt\": \"One\"}\n{\"id\": 1, \"prompt\": \"\"}\n{\"prompt\": \"Two\"}\n"};
     for (int i = 0; i < 3; i++) {
         write_file(capture, "prompts", prompts[i], strlen(prompts[i]));
-        Result r = RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "3", LAPTOP);
+        Result r = RUN("generate", "--model", MODEL, "--prompts", in_dir(capture, "prompts"), "--max-tokens", "3", LAPTOP);
         Error err;
         CU_ASSERT_EQUAL(r.status, EXIT_FAILED);
         CU_ASSERT(contains_all(r.err, WORDS("flexgen: 1 of 3 prompts could not be completed")));
@@ -839,9 +751,9 @@ static void a_job_goes_on_beside_prompts_that_are_impossible(void) {
         CU_ASSERT(!strncmp(cJSON_GetObjectItem(error, "error")->valuestring, "line 2: ", 8));
         cJSON_Delete(error);
         char output[700];
-        snprintf(output, sizeof output, "%s", path_in(capture, names[i]));
+        snprintf(output, sizeof output, "%s", in_dir(capture, names[i]));
         write_file(capture, names[i], r.out, r.out_len);
-        Result again = RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "3",
+        Result again = RUN("generate", "--model", MODEL, "--prompts", in_dir(capture, "prompts"), "--max-tokens", "3",
                            LAPTOP, "--output", output, "--resume");
         CU_ASSERT_EQUAL(again.status, EXIT_FAILED); /* of a job that has ended, too */
         CU_ASSERT(contains_all(again.err, WORDS("nothing is left to do", "flexgen: 1 of 3 prompts")));
@@ -859,15 +771,15 @@ static void wait_for_journal(const char *output, off_t bytes) {
 
 /* The prompts fit; with what has been generated behind them they do not any more. */
 static void a_job_goes_on_in_smaller_batches_where_longer_prompts_do_not_fit(void) {
-#define EIGHT                                                                                                          \
-    "generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "200", "--gpu-batch-size", \
-        "8", "--num-gpu-batches", "1", "--percent", "100", "0", "100", "0", "100", "0", "--gpu-mem", "22200K"
+#define EIGHT                                                                                                              \
+    "generate", "--model", MODEL, "--prompts", in_dir(capture, "prompts"), "--max-tokens", "200", "--gpu-batch-size", "8", \
+        "--num-gpu-batches", "1", "--percent", "100", "0", "100", "0", "100", "0", "--gpu-mem", "22200K"
     static const char prompts[] = "a\nb\nc\nd\ne\nf\ng\nh\n";
     char output[700];
     size_t len;
     open_directories();
     write_file(capture, "prompts", prompts, strlen(prompts));
-    snprintf(output, sizeof output, "%s", path_in(capture, "eight"));
+    snprintf(output, sizeof output, "%s", in_dir(capture, "eight"));
     Result plain = RUN(EIGHT);
     assert_done(&plain);
     pid_t pid = START(EIGHT, "--output", output);
@@ -893,7 +805,7 @@ static void a_signal_stops_a_job_that_then_goes_on(void) {
     assert_done(&plain);
     for (int i = 0; i < 2; i++) {
         char output[700];
-        snprintf(output, sizeof output, "%s", path_in(capture, i ? "stopped" : "interrupted"));
+        snprintf(output, sizeof output, "%s", in_dir(capture, i ? "stopped" : "interrupted"));
         pid_t pid = START(TEN_PROMPTS, "--percent", "0", "100", "0", "100", "0", "100", "--gpu-batch-size", "3",
                           "--num-gpu-batches", "1", "--output", output, "--link", "ctog=50M");
         wait_for_journal(output, 500); /* behind its head are some tokens */
@@ -918,7 +830,7 @@ static void a_signal_stops_a_job_whose_pipe_is_full(void) {
     write_file(capture, "prompts", prompts, strlen(prompts));
     CHECK(pipe2(ends, O_CLOEXEC) == 0 && fcntl(ends[1], F_SETPIPE_SZ, 4096) >= 4096);
     with.pipe = ends[1];
-    pid_t pid = START("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), LAPTOP, "--max-tokens", "9");
+    pid_t pid = START("generate", "--model", MODEL, "--prompts", in_dir(capture, "prompts"), LAPTOP, "--max-tokens", "9");
     close(ends[1]);
     CHECK(poll(&(struct pollfd){.fd = ends[0], .events = POLLIN}, 1, -1) == 1);
     usleep(500000); /* or longer than the whole job takes */
@@ -952,7 +864,7 @@ static void a_head_that_was_edited_is_refused(void) {
     char output[700];
     write_ten_prompts();
     for (int i = 0; i < 2; i++) {
-        snprintf(output, sizeof output, "%s", path_in(capture, i ? "edited" : "edited too"));
+        snprintf(output, sizeof output, "%s", in_dir(capture, i ? "edited" : "edited too"));
         kill_and_edit(output, edits[i][0], edits[i][1]);
         assert_refused(RUN(TEN_PROMPTS, "--output", output, "--resume", "--allow-compression"), EXIT_USAGE,
                        WORDS("is of another job", i ? "bits of the cache is 4" : "bits of weights is 9"));
@@ -966,7 +878,7 @@ static void another_order_of_sums_is_said(void) {
     snprintf(now, sizeof now, "\"sums\":%d", HOST_SUMS);
     write_ten_prompts();
     for (int i = 0; i < 3; i++) {
-        snprintf(output, sizeof output, "%s%d", path_in(capture, "sums"), i);
+        snprintf(output, sizeof output, "%s%d", in_dir(capture, "sums"), i);
         kill_and_edit(output, now, puts[i]);
         Result rest = RUN(TEN_PROMPTS, "--output", output, "--resume");
         assert_done(&rest);
@@ -976,12 +888,12 @@ static void another_order_of_sums_is_said(void) {
 }
 
 static void a_disk_that_fills_up_keeps_what_was_reported_as_done(void) {
-    char prompts[1000] = "", *output = path_in(capture, "partial");
+    char prompts[1000] = "", *output = in_dir(capture, "partial");
     for (int i = 0; i < 40; i++) strcat(prompts, "A dog and a cat.\n");
     write_file(capture, "prompts", prompts, strlen(prompts));
-    with.file_limit = 2000;
+    with.file = 2000;
     Result r =
-        RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "8", "--gpu-batch-size",
+        RUN("generate", "--model", MODEL, "--prompts", in_dir(capture, "prompts"), "--max-tokens", "8", "--gpu-batch-size",
             "2", "--num-gpu-batches", "1", "--percent", "100", "0", "100", "0", "100", "0", "--output", output);
     assert_refused(r, EXIT_FAILED, WORDS("cannot write", "partial", "File too large"));
     size_t len;
@@ -1005,7 +917,7 @@ static void a_killed_run_leaves_no_offload_file_and_whole_lines(void) {
         size_t len = 0;
         CHECK(pipe2(ends, O_CLOEXEC) == 0);
         with.pipe = ends[1];
-        pid_t pid = START("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), ON_DISK, "--max-tokens",
+        pid_t pid = START("generate", "--model", MODEL, "--prompts", in_dir(capture, "prompts"), ON_DISK, "--max-tokens",
                           "50", "--gpu-batch-size", "2", "--num-gpu-batches", "1", "--threads", "1");
         close(ends[1]);
         ssize_t n = read(ends[0], out, sizeof out - 1);
@@ -1031,7 +943,7 @@ static void a_killed_run_leaves_no_offload_file_and_whole_lines(void) {
 static void prompts_come_from_flags_a_file_or_standard_input(void) {
     write_ten_prompts();
     Result file = RUN(TEN_PROMPTS);
-    with.input = path_in(capture, "prompts");
+    with.input = in_dir(capture, "prompts");
     Result input = RUN("generate", "--model", MODEL, "--prompts", "-", "--max-tokens", "12", LAPTOP);
     assert_done(&file), assert_done(&input);
     CU_ASSERT_EQUAL(count_lines(file.out), 10);
@@ -1106,7 +1018,7 @@ static void no_prompts_are_no_work_and_no_error(void) {
     static const char *const nothing[] = {"", "\n\r\n \t\n", "\xEF\xBB\xBF"};
     for (int i = 0; i < 3; i++) {
         write_file(capture, "prompts", nothing[i], strlen(nothing[i]));
-        Result r = RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"));
+        Result r = RUN("generate", "--model", MODEL, "--prompts", in_dir(capture, "prompts"));
         assert_done(&r);
         CU_ASSERT_EQUAL(r.out_len, 0);
         result_free(&r);
@@ -1115,11 +1027,11 @@ static void no_prompts_are_no_work_and_no_error(void) {
 
 static void output_to_a_file_is_what_standard_output_would_be(void) {
     Result out = RUN(GENERATE, "--max-tokens", "8"),
-           file = RUN(GENERATE, "--max-tokens", "8", "--output", path_in(capture, "completions"));
+           file = RUN(GENERATE, "--max-tokens", "8", "--output", in_dir(capture, "completions"));
     Result dash = RUN(GENERATE, "--max-tokens", "8", "--output", "-");
     assert_done(&out), assert_done(&file), assert_done(&dash);
     size_t len;
-    char *text = contents(path_in(capture, "completions"), &len);
+    char *text = contents(in_dir(capture, "completions"), &len);
     CU_ASSERT_STRING_EQUAL(text, out.out);
     CU_ASSERT_STRING_EQUAL(dash.out, out.out);
     CU_ASSERT_EQUAL(file.out_len, 0);
@@ -1198,10 +1110,10 @@ static void bench_reports_a_disk_share_in_a_file(void) {
     Error err;
     size_t len;
     Result r = RUN("bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "4", "--percent", "0", "50", "0", "50", "0",
-                   "50", "--gpu-batch-size", "4", "--num-gpu-batches", "1", "--json", path_in(capture, "bench.json"));
+                   "50", "--gpu-batch-size", "4", "--num-gpu-batches", "1", "--json", in_dir(capture, "bench.json"));
     assert_done(&r);
     CU_ASSERT(contains_all(r.out, WORDS("prefill", "decode", "token/s")));
-    char *text = contents(path_in(capture, "bench.json"), &len);
+    char *text = contents(in_dir(capture, "bench.json"), &len);
     cJSON *json = json_parse(text, len, "bench.json", &err);
     if (!json) CU_FAIL_FATAL(err.text);
     assert_bench(json, 0.5, 4, 1, 8, 4);
@@ -1230,10 +1142,10 @@ static cJSON *read_json(const char *path) {
 static void the_sim_runs_opt_175b_on_a_t4(void) {
     Result r = RUN("bench", "--model", "opt-175b", "--device", "sim", "--hardware", "hardware/t4.json", "--gpu-batch-size",
                    "32", "--num-gpu-batches", "8", "--percent", "0", "50", "0", "0", "0", "100", "--cpu-cache-compute",
-                   "--json", path_in(capture, "sim.json"));
+                   "--json", in_dir(capture, "sim.json"));
     assert_done(&r);
     CU_ASSERT(contains_all(r.out, WORDS("breakdown", "weight (R)", "cache (W)")));
-    cJSON *json = read_json(path_in(capture, "sim.json"));
+    cJSON *json = read_json(in_dir(capture, "sim.json"));
     CU_ASSERT_STRING_EQUAL(cJSON_GetStringValue(cJSON_GetObjectItem(json, "device")), "sim");
     assert_bench(json, .5, 32, 8, 512, 32);
     double rate = number(json, "throughput"); /* the paper measured 0.69; the disk alone bounds it by 0.65 here */
@@ -1254,11 +1166,11 @@ static void the_sim_runs_a_pipeline_of_machines(void) {
     static const int layers[] = {8, 8, 10, 6};
     Result r =
         RUN("bench", "--model", "opt-6.7b", "--device", "sim", "--hardware", "hardware/t4.json", "--nodes", "4", "--stages",
-            "8,8,10,6", "--flights", "5", "--net", "1.25G,0.1ms", "--json", path_in(capture, "stages.json"));
+            "8,8,10,6", "--flights", "5", "--net", "1.25G,0.1ms", "--json", in_dir(capture, "stages.json"));
     assert_done(&r);
     CU_ASSERT(
         contains_all(r.out, WORDS("stage 0: layers 0 to 7;", "stage 3: layers 26 to 31;", "GPU waits", "stage 3 waits")));
-    cJSON *json = read_json(path_in(capture, "stages.json"));
+    cJSON *json = read_json(in_dir(capture, "stages.json"));
     const cJSON *stages = cJSON_GetObjectItem(json, "stages");
     CU_ASSERT(cJSON_GetArraySize(stages) == 4 && number(json, "flights") == 5);
     for (int s = 0; s < 4; s++) {
@@ -1285,9 +1197,9 @@ static void the_diagonal_schedule_finds_its_number_of_batches(void) {
         for (int w = 0; w < 3; w++) {
             Result r = RUN("bench", "--model", "opt-125m", "--device", "sim", LAPTOP, "--percent", "0", "100", "0", "100",
                            "100", "0", "--prompt-len", lengths[i][0], "--gen-len", lengths[i][1], "--cpu-mem", "600M",
-                           "--num-prompts", "400", "--schedule", schedule[w], "--json", path_in(capture, "sim.json"));
+                           "--num-prompts", "400", "--schedule", schedule[w], "--json", in_dir(capture, "sim.json"));
             assert_done(&r);
-            cJSON *json = read_json(path_in(capture, "sim.json"));
+            cJSON *json = read_json(in_dir(capture, "sim.json"));
             CU_ASSERT_STRING_EQUAL(cJSON_GetStringValue(cJSON_GetObjectItem(json, "schedule")), schedule[w]);
             CU_ASSERT(w < 2 || number(json, "num_gpu_batches") > 1);
             rate[w] = number(json, "throughput");
@@ -1303,9 +1215,9 @@ static void the_diagonal_schedule_finds_its_number_of_batches(void) {
 static void a_slowed_link_and_mixed_lengths_show_in_the_figures(void) {
     Result r = RUN("bench", "--model", MODEL, "--prompt-len", "4-20", "--gen-len", "2-6", "--num-prompts", "9",
                    "--gpu-batch-size", "2", "--num-gpu-batches", "2", "--percent", "0", "100", "100", "0", "100", "0",
-                   "--link", "ctog=200M", "--json", path_in(capture, "link.json"));
+                   "--link", "ctog=200M", "--json", in_dir(capture, "link.json"));
     assert_done(&r);
-    cJSON *json = read_json(path_in(capture, "link.json"));
+    cJSON *json = read_json(in_dir(capture, "link.json"));
     const cJSON *ctog = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "channels"), "ctog");
     const cJSON *lane = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "lanes"), "load weights");
     CU_ASSERT(number(json, "total_s") >= .9 * number(lane, "moved_bytes") / 200e6);
@@ -1318,9 +1230,9 @@ static void a_slowed_link_and_mixed_lengths_show_in_the_figures(void) {
 
 static void a_trace_is_json_with_a_slice_for_every_call(void) {
     Result r = RUN("generate", "--model", MODEL, "--prompt", "The dog", "--max-tokens", "4", LAPTOP, "--trace",
-                   path_in(capture, "trace.json"));
+                   in_dir(capture, "trace.json"));
     assert_done(&r);
-    cJSON *json = read_json(path_in(capture, "trace.json"));
+    cJSON *json = read_json(in_dir(capture, "trace.json"));
     const cJSON *events = cJSON_GetObjectItem(json, "traceEvents"), *e;
     int projects = 0;
     cJSON_ArrayForEach(e, events) projects += !strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(e, "name")), "project");
@@ -1539,7 +1451,7 @@ static void bench_says_what_was_expected(void) {
 static void generate_says_what_was_expected_and_writes_the_same(void) {
     write_ten_prompts();
     Result found = RUN(TEN_PROMPTS);
-    Result given = RUN("generate", "--model", MODEL, "--prompts", path_in(capture, "prompts"), "--max-tokens", "12",
+    Result given = RUN("generate", "--model", MODEL, "--prompts", in_dir(capture, "prompts"), "--max-tokens", "12",
                        "--percent", "0", "100", "0", "100", "0", "100", "--gpu-batch-size", "3", "--num-gpu-batches", "2");
     assert_done(&found), assert_done(&given);
     CU_ASSERT(contains_all(found.err, WORDS("predicted", "measured", "T_pre (s)", "T_gen (s)", "disk peak (MiB)")));
@@ -1589,12 +1501,12 @@ static void eval_knows_which_last_words_are_right(void) {
         "{\"text\": \"Once upon a time, there was a little girl named Lily. Once upon a time\"}\n"
         "{\"text\": \"Once upon a hippopotamus\"}\n{\"text\": \"not read\"}\n";
     write_file(capture, "words", lines, sizeof lines - 1);
-    cJSON *json = eval_object(RUN(WORDS_OF(path_in(capture, "words")), LAPTOP, "--limit", "2"));
+    cJSON *json = eval_object(RUN(WORDS_OF(in_dir(capture, "words")), LAPTOP, "--limit", "2"));
     CU_ASSERT(number(json, "lines") == 2 && number(json, "last_word_accuracy") == .5);
     CU_ASSERT(number(json, "perplexity") > 10);
     CU_ASSERT_FALSE(cJSON_HasObjectItem(json, "windows"));
     cJSON_Delete(json);
-    Result r = RUN("eval", "--model", MODEL, "--last-word", path_in(capture, "words"), LAPTOP, "--limit", "1");
+    Result r = RUN("eval", "--model", MODEL, "--last-word", in_dir(capture, "words"), LAPTOP, "--limit", "1");
     assert_done(&r);
     CU_ASSERT_PTR_NOT_NULL(strstr(r.out, "last word: accuracy 1.0000"));
     result_free(&r);
@@ -1610,7 +1522,7 @@ static void a_wrong_evaluation_is_refused_in_one_line(void) {
     assert_refused(RUN("eval", "--model", "opt-125m", "--perplexity", "x"), EXIT_USAGE, WORDS("opt-125m", "directory"));
     static const char lines[] = "{\"text\": \"a b\"}\nhello\n";
     write_file(capture, "words", lines, sizeof lines - 1);
-    assert_refused(RUN(WORDS_OF(path_in(capture, "words"))), EXIT_FAILED, WORDS("words line 2"));
+    assert_refused(RUN(WORDS_OF(in_dir(capture, "words"))), EXIT_FAILED, WORDS("words line 2"));
     assert_refused(RUN(EVAL, "--perplexity", "/dev/null"), EXIT_FAILED, WORDS("/dev/null"));
 }
 
@@ -1767,13 +1679,13 @@ static void bench_on_the_gpu_measures_before_it_traces(void) {
     char trace[4096];
     double moved[2], decoded[2];
     open_directories();
-    snprintf(trace, sizeof trace, "%s", path_in(capture, "gpu-trace.json"));
+    snprintf(trace, sizeof trace, "%s", in_dir(capture, "gpu-trace.json"));
     for (int traced = 0; traced < 2; traced++) {
         Result r =
-            RUN_EMULATED(NULL, NULL, BENCH_GPU, "--json", path_in(capture, "gpu.json"), traced ? "--trace" : NULL, trace);
+            RUN_EMULATED(NULL, NULL, BENCH_GPU, "--json", in_dir(capture, "gpu.json"), traced ? "--trace" : NULL, trace);
         assert_done(&r);
         CU_ASSERT_EQUAL(strstr(r.out, "breakdown") != NULL, traced);
-        cJSON *json = read_json(path_in(capture, "gpu.json"));
+        cJSON *json = read_json(in_dir(capture, "gpu.json"));
         CU_ASSERT_EQUAL(cJSON_GetObjectItem(json, "breakdown") != NULL, traced);
         CU_ASSERT_EQUAL(json_get(json_get(json_get(json, "channels"), "gpu"), "busy_s") != NULL, 0);
         CU_ASSERT(number(json_get(json_get(json, "channels"), "cpu"), "busy_s") >= 0);
@@ -1831,7 +1743,7 @@ static void what_was_measured_on_a_gpu_is_written_before_the_second_run(void) {
     bool over = false;
     int n = 50;
     open_directories();
-    snprintf(trace, sizeof trace, "%s", path_in(capture, "early-trace.json"));
+    snprintf(trace, sizeof trace, "%s", in_dir(capture, "early-trace.json"));
     for (; !over; n += n / 4) {
         snprintf(nth, sizeof nth, "%d", n);
         Result r = RUN_EMULATED("CUDA_CPU_LAUNCH_FAILS", nth, BENCH_GPU);
@@ -1840,7 +1752,7 @@ static void what_was_measured_on_a_gpu_is_written_before_the_second_run(void) {
         CU_ASSERT_FATAL(n < 1000000);
         if (over) break;
     }
-    const char *json = path_in(capture, "early.json");
+    const char *json = in_dir(capture, "early.json");
     Result r = RUN_EMULATED("CUDA_CPU_LAUNCH_FAILS", nth, BENCH_GPU, "--json", json, "--trace", trace);
     CU_ASSERT_EQUAL(r.status, EXIT_FAILED);
     CU_ASSERT(strstr(r.out, "generation throughput") && strstr(r.err, "in use on the GPU") && !strstr(r.out, "breakdown"));
@@ -1909,7 +1821,7 @@ static void quantize_makes_a_copy_and_says_how_large_it_is(void) {
     Checkpoint *copy = checkpoint_open(to, &err);
     CU_ASSERT(copy && copy->quant.bits == 3 && copy->quant.group == 32);
     checkpoint_close(copy);
-    char *merges = contents(path_in(to, "merges.txt"), &len);
+    char *merges = contents(in_dir(to, "merges.txt"), &len);
     free(merges);
     CU_ASSERT_EQUAL(count_files(dir), 1);
     assert_refused(RUN("quantize", "--model", to, "--output", again), EXIT_USAGE,
@@ -1977,7 +1889,7 @@ static void a_copy_that_is_stopped_leaves_nothing(void) {
     for (int i = 0; i < 6; i++) {
         char dir[700];
         snprintf(dir, sizeof dir, "%s", temp_dir());
-        pid_t pid = START("quantize", "--model", MODEL, "--output", path_in(dir, "copy"));
+        pid_t pid = START("quantize", "--model", MODEL, "--output", in_dir(dir, "copy"));
         for (int ms = 0; ms < 1000 && !count_files(dir); ms++) usleep(1000); /* it has begun */
         usleep(3000 * i);
         kill(pid, i % 2 ? SIGINT : SIGTERM);
@@ -1992,7 +1904,7 @@ static void a_copy_that_does_not_fit_the_disk_leaves_nothing(void) {
     char dir[300], to[400];
     snprintf(dir, sizeof dir, "%s", temp_dir());
     snprintf(to, sizeof to, "%s/copy", dir);
-    with.file_limit = 100000;
+    with.file = 100000;
     assert_refused(RUN("quantize", "--model", MODEL, "--output", to), EXIT_FAILED,
                    WORDS("copy", "model.safetensors", "File too large", "make room"));
     CU_ASSERT_EQUAL(count_files(dir), 0);
@@ -2019,7 +1931,7 @@ static void a_job_goes_on_only_as_it_began(void) {
     open_directories();
     for (int i = 0; i < 40; i++) strcat(prompts, "A dog and a cat.\n");
     write_file(capture, "prompts", prompts, strlen(prompts));
-    snprintf(output, sizeof output, "%s", path_in(capture, "began"));
+    snprintf(output, sizeof output, "%s", in_dir(capture, "began"));
     snprintf(journal, sizeof journal, "%s.journal", output);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int again = 0; again < 2; again++) {
@@ -2027,7 +1939,7 @@ static void a_job_goes_on_only_as_it_began(void) {
                                     "--model",
                                     MODEL,
                                     "--prompts",
-                                    path_in(capture, "prompts"),
+                                    in_dir(capture, "prompts"),
                                     "--max-tokens",
                                     "8",
                                     "--gpu-batch-size",
@@ -2046,7 +1958,7 @@ static void a_job_goes_on_only_as_it_began(void) {
                                     again ? "--resume" : "--overwrite"};
             const char *const *more = again ? cases[i].goes_on : cases[i].began;
             for (int n = 21; *more; n++) args[n] = *more++;
-            if (!again) with.file_limit = 2000;
+            if (!again) with.file = 2000;
             Result r = run(args);
             if (!again)
                 assert_refused(r, EXIT_FAILED, WORDS("cannot write", "File too large"));

@@ -36,12 +36,6 @@ static Job new_job(const char *lines) {
     return job;
 }
 
-static char *contents(const char *path, size_t *len) {
-    char *text = file_read(path, SIZE, len, &err);
-    if (!text) CU_FAIL_FATAL(err.text);
-    return text;
-}
-
 /* The head of every job here. */
 static cJSON *head(void) {
     cJSON *json = cJSON_CreateObject();

@@ -80,12 +80,6 @@ static const char *path_of(const char *name) {
     return path[next];
 }
 
-static void redirect(int fd, const char *path, int flags) {
-    int opened = open(path, flags, 0644);
-    CHECK(opened >= 0 && dup2(opened, fd) == fd);
-    close(opened);
-}
-
 /* Runs a job, disturbed by `fault` if it is not NULL. Its exit status, or 1000 + the signal that ended it. */
 static int run(const Errand *job, const char *fault, bool resume) {
     const char *bin = getenv("FLEXGEN_BIN"), *argv[40] = {bin ? bin : "build/flexgen_host"};

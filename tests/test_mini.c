@@ -4,40 +4,25 @@
  * Both programs are started: the engine (FLEXGEN_BIN) once for each model and each kind of compression, since every policy
  * gives its tokens (test_schedule.c), and mini (MINI_BIN) under many policies. Sums come in another order there, so a token
  * may differ where the engine's own choice was close: its lead over the next one is then shown, and bounded. MINI_PORTABLE
- * is mini without this machine's instructions, MINI_ASAN and MINI_TSAN are mini with sanitizers. What runs long takes a sample of its cases; with MINI_ALL set (make mini-all) all. */
+ * is mini without this machine's instructions, MINI_ASAN and MINI_TSAN are mini with sanitizers. What runs long takes a
+ * sample of its cases; with MINI_ALL set (make mini-all) all. */
 #include <cjson/cJSON.h>
 #include <ctype.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests.h"
+#include "tests/started.h"
 
 #define TINY "models/opt-tiny"
 #define PIECES "tests/golden/tokenizer"
-enum {
-    LINKS = 4,
-    PROMPTS = 12,
-    MOST_TOKENS = 16,
-    POSITIONS = 384,
-    PLACEMENTS = 40,
-    MAX_BYTES = 1 << 28,
-    TIMEOUT = 300 /* seconds */
-};
+enum { LINKS = 4, PROMPTS = 12, MOST_TOKENS = 16, POSITIONS = 384, PLACEMENTS = 40 };
 
 /* Every case with MINI_ALL, else every so many-th. */
 static int step(int stride) { return getenv("MINI_ALL") ? 1 : stride * test_every; }
 
-static int below(uint64_t *state, int n) { return imin(n - 1, (int)((test_random(state) + 1) / 2 * (float)n)); }
-static int between(uint64_t *state, int low, int high) { return low + below(state, high - low + 1); }
-static double spread(uint64_t *state, double low, double high) { /* over orders of magnitude */
-    return low * pow(high / low, (test_random(state) + 1) / 2);
-}
-
+static int between(uint64_t *state, int low, int high) { return low + test_below(state, high - low + 1); }
 // ---------------------------------------------------------------------------------------------------------------
 // Running the two programs
 // ---------------------------------------------------------------------------------------------------------------
@@ -49,93 +34,20 @@ static bool has(Program program) {
     return path && *path;
 }
 
-typedef struct {
-    int status;      /* exit status, or 1000 + the signal that ended it */
-    char *out, *err; /* what it wrote */
-    long resident;   /* bytes of memory, at most */
-} Result;
-
-/* What the next run gets; all zero again behind it. */
-static struct {
-    const char *output, *fault; /* a file for standard output; what faults.so disturbs */
-    rlim_t memory, file;        /* bytes of address space, of the largest file */
-} with;
-
-static char offload[300], capture[300]; /* directories: where runs may leave nothing; where their output goes */
-
-static const char *path_in(const char *dir, const char *name) {
-    static char path[4][700];
-    static int next;
-    next = (next + 1) % 4;
-    snprintf(path[next], sizeof path[next], "%s/%s", dir, name);
-    return path[next];
-}
-
-static char *contents(const char *path, size_t *len) {
-    Error err;
-    size_t ignored;
-    char *text = file_read(path, MAX_BYTES, len ? len : &ignored, &err);
-    if (!text) CU_FAIL_FATAL(err.text);
-    return text;
-}
-
-static void redirect(int fd, const char *path, int flags) {
-    int opened = open(path, flags, 0644);
-    CHECK(opened >= 0 && dup2(opened, fd) == fd);
-    close(opened);
-}
-
-/* In the child: limits, files, and off it goes. */
-__attribute__((noreturn)) static void become(char *const *argv) {
-    redirect(0, "/dev/null", O_RDONLY);
-    redirect(1, with.output ? with.output : path_in(capture, "out"), O_WRONLY | O_CREAT | O_TRUNC);
-    redirect(2, path_in(capture, "err"), O_WRONLY | O_CREAT | O_TRUNC);
-    if (with.memory) CHECK(!setrlimit(RLIMIT_AS, &(struct rlimit){with.memory, with.memory}));
-    if (with.file) CHECK(!setrlimit(RLIMIT_FSIZE, &(struct rlimit){with.file, with.file}));
-    if (with.fault) setenv("LD_PRELOAD", getenv("FAULTS_LIBRARY"), 1), setenv("FAULT", with.fault, 1);
+/* Starts a program with the words of a text. TSan needs a fixed layout of the address space. */
+static pid_t start(Program program, const char *text) {
+    static const char *argv[100];
+    static char words[4000];
+    int n = 0;
     /* mini leaves its memory to the system when it ends */
     setenv("ASAN_OPTIONS", "detect_leaks=0:abort_on_error=1", 1);
     setenv("TSAN_OPTIONS", "halt_on_error=1:abort_on_error=1", 1);
-    alarm(TIMEOUT);
-    execvp(argv[0], argv);
-    _exit(127);
-}
-
-/* Starts a program with the words of a text. TSan needs a fixed layout of the address space. */
-static pid_t start(Program program, const char *text) {
-    static char *argv[100], words[4000];
-    int n = 0;
-    if (!offload[0]) {
-        snprintf(offload, sizeof offload, "%s", temp_dir());
-        snprintf(capture, sizeof capture, "%s", temp_dir());
-        setenv("TMPDIR", offload, 1); /* the default --offload-dir of both */
-        setenv("XDG_CACHE_HOME", temp_dir(), 1);
-        setenv("CUDA_VISIBLE_DEVICES", "", 1);
-    }
     CHECK((size_t)snprintf(words, sizeof words, "%s%s %s", program == TSAN ? "setarch -R " : "", getenv(variable[program]),
                            text) < sizeof words);
     for (char *word = strtok(words, " "); word && n < 99; word = strtok(NULL, " ")) argv[n++] = word;
     argv[n] = NULL;
-    pid_t pid = fork();
-    CHECK(pid >= 0);
-    if (!pid) become(argv);
-    return pid;
+    return start_program(argv);
 }
-
-static Result finish(pid_t pid) {
-    struct rusage usage;
-    int status;
-    CHECK(wait4(pid, &status, 0, &usage) == pid);
-    Result r = {.status = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status)};
-    r.resident = usage.ru_maxrss * 1024;
-    r.out = with.output ? xstrdup("") : contents(path_in(capture, "out"), NULL);
-    r.err = contents(path_in(capture, "err"), NULL);
-    memset(&with, 0, sizeof with);
-    CU_ASSERT_EQUAL(count_files(offload), 0); /* however it ended, nothing stays behind */
-    return r;
-}
-
-static void result_free(Result *r) { free(r->out), free(r->err); }
 
 __attribute__((format(printf, 2, 3))) static Result run(Program program, const char *format, ...) {
     char text[3500];
@@ -274,13 +186,6 @@ static void write_draft(const char *dir, const char *name, Draft *d) {
 
 static void write_text(const char *dir, const char *name, const char *text) { write_file(dir, name, text, strlen(text)); }
 
-static void copy_file(const char *from, const char *to, const char *name) {
-    size_t len;
-    char *text = contents(path_in(from, name), &len);
-    write_file(to, name, text, len);
-    free(text);
-}
-
 /* Odd layers are in one shard, all else is in the other. */
 static void write_weights(const Subject *m) {
     Draft d[2] = {{.len = 0}, {.len = 0}};
@@ -344,7 +249,7 @@ static const char *const prompts[PROMPTS] = {
 static const char *prompts_file(void) {
     static char path[700];
     if (path[0]) return path;
-    snprintf(path, sizeof path, "%s", path_in(temp_dir(), "prompts.txt"));
+    snprintf(path, sizeof path, "%s", in_dir(temp_dir(), "prompts.txt"));
     FILE *f = fopen(path, "w");
     CHECK(f);
     for (int i = 0; i < PROMPTS; i++) fprintf(f, "%s\n", prompts[i]);
@@ -450,11 +355,6 @@ static void on_logits(void *ctx, int prompt, int n, const float *logits) {
     c->chosen = best, c->lead = (logits[best] - second) / largest;
 }
 
-static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
-    (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason, (void)err;
-    return 0;
-}
-
 /* The engine's choice of token `at` of a prompt, from its own logits. */
 static Choice engine_choice(int m, Variant v, int prompt, int at) {
     Policy policy = all_gpu(1, 1);
@@ -468,7 +368,7 @@ static Choice engine_choice(int m, Variant v, int prompt, int at) {
     if (variant[v].sparsity > 0)
         policy.sparsity = variant[v].sparsity, policy.cpu_attention = true, policy.cg = 0, policy.cc = 1;
     const Task task = {.prompts = &one, .count = 1, .keep_logits = true, .sampling = {.top_p = 1}};
-    const Listener listener = {.ctx = &choice, .done = on_done, .logits = on_logits};
+    const Listener listener = {.ctx = &choice, .done = completion_ignored, .logits = on_logits};
     Checkpoint *checkpoint = checkpoint_open(dir_of(&subjects[m]), &err);
     Plan *plan = checkpoint ? plan_make(checkpoint, &policy, &task, F32, &err) : NULL;
     Device *device = plan ? host_open(plan, checkpoint, temp_dir(), &err) : NULL;
@@ -482,11 +382,12 @@ static Choice engine_choice(int m, Variant v, int prompt, int at) {
     return choice;
 }
 
-static int compared, differing; /* sequences of the present test */
+static int compared, differing;       /* sequences of the present test */
+static int most_tokens = MOST_TOKENS; /* that a run generates for each */
 
 static Result run_mini(Program program, int m, Variant v, const char *flags) {
     return run(program, "%s --prompts %s --json --max-tokens %d %s %s --gpu-mem 1G --cpu-mem 1G", dir_of(&subjects[m]),
-               prompts_file(), subjects[m].n, variant[v].flags, flags);
+               prompts_file(), imin(subjects[m].n, most_tokens), variant[v].flags, flags);
 }
 
 /* Whether mini gives the engine's tokens up to `at` when it is compiled without this machine's instructions, whose sums are
@@ -506,14 +407,15 @@ static bool rounding_decides(int m, Variant v, int i, int at, const char *flags)
 static void compare(int m, Variant v, const Answers *a, const char *flags) {
     const Answers *b = engine_answers(m, v);
     for (int i = 0; i < PROMPTS; i++, compared++) {
+        const int wanted = imin(b->n[i], most_tokens);
         int at = 0;
-        while (at < a->n[i] && at < b->n[i] && a->token[i][at] == b->token[i][at]) at++;
-        if (at == a->n[i] && at == b->n[i]) {
-            CU_ASSERT_STRING_EQUAL(a->completion[i], b->completion[i]);
+        while (at < a->n[i] && at < wanted && a->token[i][at] == b->token[i][at]) at++;
+        if (at == a->n[i] && at == wanted) {
+            if (at == b->n[i]) CU_ASSERT_STRING_EQUAL(a->completion[i], b->completion[i]);
             continue;
         }
         const Choice choice = engine_choice(m, v, i, at);
-        const int engines = at < b->n[i] ? b->token[i][at] : 2, minis = at < a->n[i] ? a->token[i][at] : 2;
+        const int engines = at < wanted ? b->token[i][at] : 2, minis = at < a->n[i] ? a->token[i][at] : 2;
         fprintf(stderr, "\n    %s, prompt %d, token %d: the engine's is %d with a lead of %.1e, mini's %d: %s %s",
                 subjects[m].name, i, at, engines, choice.lead, minis, variant[v].flags, flags);
         CU_ASSERT_EQUAL(choice.chosen, engines);
@@ -534,9 +436,9 @@ static void at_most_one_of_fifty_differs(void) {
 
 /* A share of GPU and CPU: all on one tier, whole percents, or anything. */
 static size_t random_shares(char *to, uint64_t *seed) {
-    const int kind = below(seed, 6), gpu = below(seed, 101);
+    const int kind = test_below(seed, 6), gpu = test_below(seed, 101);
     if (kind < 3) return (size_t)sprintf(to, " %d %d", kind == 0 ? 100 : 0, kind == 1 ? 100 : 0);
-    if (kind < 5) return (size_t)sprintf(to, " %d %d", gpu, below(seed, 101 - gpu));
+    if (kind < 5) return (size_t)sprintf(to, " %d %d", gpu, test_below(seed, 101 - gpu));
     const double above = 100 * (test_random(seed) + 1) / 2, share = (test_random(seed) + 1) / 2;
     return (size_t)sprintf(to, " %.4f %.4f", above * share, above * (1 - share));
 }
@@ -549,15 +451,15 @@ static const char *random_policy(int m, int number, Variant v) {
     const double rate = m ? 2e8 : 6e9;
     for (int kind = 0; kind < 3; kind++) used += random_shares(text + used, &seed);
     const int K = 1 + number % 4, gbs = between(&seed, K < 3 ? 2 : 1, 12 / K);
-    used +=
-        (size_t)sprintf(text + used, " --gpu-batch-size %d --num-gpu-batches %d --threads %d", gbs, K, 1 + below(&seed, 3));
-    if (below(&seed, 3) == 0)
-        used += (size_t)sprintf(text + used, " --link ctog=%.0f,gtoc=%.0f", spread(&seed, rate, 8 * rate), 8 * rate);
-    else if (below(&seed, 2) == 0)
-        used +=
-            (size_t)sprintf(text + used, " --link dtoc=%.0f,ctod=%.0f,gtoc=9G", spread(&seed, rate, 8 * rate), 8 * rate);
-    if (below(&seed, 3) == 0) used += (size_t)sprintf(text + used, " --no-overlap");
-    if (below(&seed, 2) == 0) used += (size_t)sprintf(text + used, " --cpu-cache-compute");
+    used += (size_t)sprintf(text + used, " --gpu-batch-size %d --num-gpu-batches %d --threads %d", gbs, K,
+                            1 + test_below(&seed, 3));
+    if (test_below(&seed, 3) == 0)
+        used += (size_t)sprintf(text + used, " --link ctog=%.0f,gtoc=%.0f", test_spread(&seed, rate, 8 * rate), 8 * rate);
+    else if (test_below(&seed, 2) == 0)
+        used += (size_t)sprintf(text + used, " --link dtoc=%.0f,ctod=%.0f,gtoc=9G", test_spread(&seed, rate, 8 * rate),
+                                8 * rate);
+    if (test_below(&seed, 3) == 0) used += (size_t)sprintf(text + used, " --no-overlap");
+    if (test_below(&seed, 2) == 0) used += (size_t)sprintf(text + used, " --cpu-cache-compute");
     return text;
 }
 
@@ -600,7 +502,9 @@ static void sparse_attention_gives_the_engines_tokens(void) {
     at_most_one_of_fifty_differs();
 }
 
+/* A few sweeps are as good as many: the same threads wait for the same buffers. */
 static void sanitizers_find_nothing_in_any_of_these(void) {
+    if (!getenv("MINI_ALL")) most_tokens = 4;
     for (Program p = ASAN; p <= TSAN; p++)
         for (int c = 0; c < (SUBJECTS - 1) * VARIANTS * 10 && has(p); c += step(p == ASAN ? 19 : 37)) {
             const int m = 1 + c % (SUBJECTS - 1);
@@ -608,6 +512,7 @@ static void sanitizers_find_nothing_in_any_of_these(void) {
             try_policy(p, m, v, random_policy(m, c / (SUBJECTS - 1) / VARIANTS + c, v));
         }
     if (has(ASAN) || has(TSAN)) at_most_one_of_fifty_differs();
+    most_tokens = MOST_TOKENS;
 }
 
 /* Or a comparison would see little. */
@@ -819,7 +724,7 @@ static void what_is_searched_for_keeps_to_the_memory(void) {
     int found = 0;
     for (int i = 0; i < 40; i += step(5)) {
         const int m = i % SUBJECTS;
-        const double gpu = spread(&seed, m ? 1e5 : 2e6, 2e7), cpu = spread(&seed, 1e5, 2e7);
+        const double gpu = test_spread(&seed, m ? 1e5 : 2e6, 2e7), cpu = test_spread(&seed, 1e5, 2e7);
         Figures f;
         Answers a;
         Result r = run(MINI, "%s --prompts %s --json --max-tokens %d --gpu-mem %.0f --cpu-mem %.0f --threads 1 %s",
@@ -855,12 +760,13 @@ static Question random_question(uint64_t *seed) {
         .block = {between(seed, 16, 1500), between(seed, 2, 200), 4 * between(seed, 1, 24), between(seed, 1, 12)}};
     Hardware *h = &q.hardware;
     snprintf(h->name, sizeof h->name, "a random machine");
-    h->gmem = spread(seed, 4e9, 1e11), h->cmem = spread(seed, 2e10, 6e11), h->nmem = spread(seed, 3e11, 8e12);
+    h->gmem = test_spread(seed, 4e9, 1e11), h->cmem = test_spread(seed, 2e10, 6e11),
+    h->nmem = test_spread(seed, 3e11, 8e12);
     double *const rates[] = {h->ctog_bdw, h->gtoc_bdw, h->dtoc_bdw, h->ctod_bdw, h->mm_flops, h->bmm_flops, h->cpu_flops};
     static const double low[] = {4e9, 4e9, 3e8, 3e8, 5e12, 1e11, 1e10};
     for (int r = 0; r < 7; r++)
-        for (int prefill = 0; prefill < 2; prefill++) rates[r][prefill] = spread(seed, low[r], 16 * low[r]);
-    CHECK(opt_config_by_name(&q.config, names[below(seed, 8)]) == 0);
+        for (int prefill = 0; prefill < 2; prefill++) rates[r][prefill] = test_spread(seed, low[r], 16 * low[r]);
+    CHECK(opt_config_by_name(&q.config, names[test_below(seed, 8)]) == 0);
     return q;
 }
 
@@ -920,7 +826,7 @@ static const char *paper_model(const char *name) {
     OptConfig c;
     CHECK(opt_config_by_name(&c, name) == 0);
     snprintf(dir, sizeof dir, "%s", temp_dir());
-    FILE *f = fopen(path_in(dir, "config.json"), "w");
+    FILE *f = fopen(in_dir(dir, "config.json"), "w");
     CHECK(f);
     fprintf(f,
             "{\"model_type\": \"opt\", \"num_hidden_layers\": %d, \"hidden_size\": %d, \"ffn_dim\": %d, "
@@ -932,7 +838,7 @@ static const char *paper_model(const char *name) {
 }
 
 static int try_question(const Question *q, bool *fits) {
-    const char *path = path_in(temp_dir(), "hardware.json");
+    const char *path = in_dir(temp_dir(), "hardware.json");
     char question[900];
     int unique = 0;
     Error err;
@@ -1085,7 +991,7 @@ static void a_completion_may_contain_NUL(void) {
     Result r = run(MINI, "%s c --json " WHOLE_GPU, dir_of(victim()));
     const char *tokens = strstr(r.out, "\"tokens\": ["), *one = "c\0\n";
     CU_ASSERT_FATAL(r.status == 0 && tokens);
-    char *vocab = contents(path_in(dir, "vocab.json"), NULL), *piece = strstr(vocab, "\"\304\200\":");
+    char *vocab = contents(in_dir(dir, "vocab.json"), NULL), *piece = strstr(vocab, "\"\304\200\":");
     CU_ASSERT_PTR_NOT_NULL_FATAL(piece);
     snprintf(generated, sizeof generated, ":%d,", atoi(tokens + 11)), snprintf(nul, sizeof nul, ":%d,", atoi(piece + 5));
     char *a = replaced(vocab, generated, ":#,"), *b = replaced(a, nul, generated), *c = replaced(b, ":#,", nul);
@@ -1094,7 +1000,7 @@ static void a_completion_may_contain_NUL(void) {
     result_free(&r), r = run(MINI, "%s c --json " WHOLE_GPU, dir);
     CU_ASSERT_PTR_NOT_NULL(strstr(r.out, "\"completion\": \"\\u0000\", "));
     result_free(&r), r = run(MINI, "%s c " WHOLE_GPU, dir), result_free(&r);
-    char *plain = contents(path_in(capture, "out"), &len);
+    char *plain = contents(in_dir(capture, "out"), &len);
     CU_ASSERT(len == 3 && !memcmp(plain, one, 3));
     free(vocab), free(a), free(b), free(c), free(plain), free(dir);
 }
@@ -1158,14 +1064,14 @@ static void assert_survives(const char *dir, const char *what, bool may_be_taken
 
 static void a_truncated_checkpoint_is_refused(void) {
     size_t len, header = 0;
-    char *whole = contents(path_in(dir_of(victim()), "model.safetensors"), &len), what[60];
+    char *whole = contents(in_dir(dir_of(victim()), "model.safetensors"), &len), what[60];
     const char *dir = without_weights(), *copy = xstrdup(dir);
     uint64_t seed = 17;
     memcpy(&header, whole, 8);
     const size_t edges[] = {0,          1,          7,       8,       9,      8 + header / 2, 8 + header - 1,
                             8 + header, 9 + header, len / 2, len - 2, len - 1};
     for (int c = 0; c < 60; c += c < 12 ? 1 : step(8)) {
-        const size_t cut = c < 12 ? edges[c] : (size_t)below(&seed, (int)len);
+        const size_t cut = c < 12 ? edges[c] : (size_t)test_below(&seed, (int)len);
         write_file(copy, "model.safetensors", whole, cut);
         snprintf(what, sizeof what, "%zu of %zu bytes", cut, len);
         assert_survives(copy, what, false);
@@ -1199,7 +1105,7 @@ static void try_edit(const Draft *d, const char *edit, bool may_be_taken) {
          *to = strstr(from, " -> ") + 4;
     from[-2] = to[-4] = 0;
     const bool tensors = !strcmp(file, "model.safetensors");
-    char *text = tensors ? xstrdup(d->header) : contents(path_in(dir, file), NULL);
+    char *text = tensors ? xstrdup(d->header) : contents(in_dir(dir, file), NULL);
     char *edited = *from ? replaced(text, from, to) : xstrdup(to);
     write_tensors(dir, "model.safetensors", tensors ? edited : d->header, tensors ? strlen(edited) : d->len, d);
     if (!tensors) write_text(dir, file, edited);
@@ -1283,7 +1189,7 @@ static void a_spoilt_file_is_refused(void) {
     for (int f = 0; f < 4; f++) {
         char *dir = xstrdup(without_weights());
         write_tensors(dir, "model.safetensors", d.header, d.len, &d);
-        CHECK(unlink(path_in(dir, files[f])) == 0);
+        CHECK(unlink(in_dir(dir, files[f])) == 0);
         assert_survives(dir, files[f], false);
         free(dir);
     }
@@ -1332,10 +1238,11 @@ static void random_damage_is_refused_or_harmless(void) {
         const char *file = files[c % 4];
         char what[100];
         size_t len;
-        char *text = contents(path_in(dir_of(victim()), file), &len);
+        char *text = contents(in_dir(dir_of(victim()), file), &len);
         const int changes = between(&seed, 1, 3), range = (int)fmin((double)len, c % 4 == 3 ? 4500 : 1e9);
         for (int i = 0; i < changes; i++)
-            text[below(&seed, range)] = below(&seed, 2) ? (char)below(&seed, 256) : "{}[]\",:0-9\\ue"[below(&seed, 14)];
+            text[test_below(&seed, range)] =
+                test_below(&seed, 2) ? (char)test_below(&seed, 256) : "{}[]\",:0-9\\ue"[test_below(&seed, 14)];
         write_file(dir, file, text, len);
         snprintf(what, sizeof what, "%s, damage %d", file, c);
         assert_survives(dir, what, true);

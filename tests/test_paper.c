@@ -10,14 +10,6 @@
 #define FOLDER "results/paper/"
 enum { MAX_BYTES = 1 << 24, FEWEST = 40 /* runs; fewer means that the choice below no longer finds them */ };
 
-static char *contents(const char *path) {
-    Error err;
-    size_t len;
-    char *text = file_read(path, MAX_BYTES, &len, &err);
-    if (!text) CU_FAIL_FATAL(err.text);
-    return text;
-}
-
 static const char *text_of(const cJSON *object, const char *name) {
     const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(object, name));
     CU_ASSERT_PTR_NOT_NULL_FATAL(text);
@@ -49,9 +41,9 @@ static cJSON *repeat(const char *flags, char **said) {
     snprintf(json, sizeof json, "%s/json", dir), snprintf(err, sizeof err, "%s/err", dir);
     snprintf(command, sizeof command, "%s bench %s --json %s >/dev/null 2>%s", bin ? bin : "./flexgen", flags, json, err);
     int status = system(command);
-    *said = contents(err);
+    *said = contents(err, NULL);
     if (!WIFEXITED(status) || WEXITSTATUS(status)) return NULL;
-    char *text = contents(json);
+    char *text = contents(json, NULL);
     cJSON *found = cJSON_Parse(text);
     free(text);
     return found;
@@ -128,7 +120,7 @@ static void check_run(const cJSON *run, const char *readme) {
 }
 
 static void what_results_paper_says_is_what_the_program_does(void) {
-    char *json = contents(FOLDER "runs.json"), *readme = contents(FOLDER "README.md");
+    char *json = contents(FOLDER "runs.json", NULL), *readme = contents(FOLDER "README.md", NULL);
     cJSON *runs = cJSON_Parse(json), *run;
     int count = 0;
     CU_ASSERT_FATAL(cJSON_IsArray(runs));
@@ -179,7 +171,7 @@ static void check_rows(const cJSON *run, const char *readme) {
 }
 
 static void table_4_is_of_whole_runs(void) {
-    char *json = contents(FOLDER "runs.json"), *readme = contents(FOLDER "README.md");
+    char *json = contents(FOLDER "runs.json", NULL), *readme = contents(FOLDER "README.md", NULL);
     cJSON *runs = cJSON_Parse(json), *run;
     int count = 0;
     cJSON_ArrayForEach(run, runs) if (is_broken_down(run)) count++, check_sums(run), check_rows(run, readme);

@@ -99,15 +99,9 @@ static const Row rows_30b[NROWS] = {
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
 
-static OptConfig opt(const char *name) {
-    OptConfig config;
-    CHECK(opt_config_by_name(&config, name) == 0);
-    return config;
-}
-
 static void the_rows_of_opt_30b_are_those_of_a_3_by_hand(void) {
     static Lp lp;
-    OptConfig config = opt("opt-30b");
+    OptConfig config = opt_named("opt-30b");
     paper_lp(&lp, &round_machine, &config, &block_30b);
     CU_ASSERT_EQUAL(lp.n, NVARS);
     CU_ASSERT_EQUAL_FATAL(lp.m, NROWS);
@@ -131,7 +125,7 @@ static void a_gpu_with_room_for_all_gets_all(void) {
     Error err;
     Cost cost;
     Hardware large = round_machine;
-    OptConfig config = opt("opt-30b");
+    OptConfig config = opt_named("opt-30b");
     large.gmem = 1e12;
     ASSERT_OK(paper_cost(&cost, &large, &config, &block_30b, &err));
     CU_ASSERT(fabs(cost.T_pre - 4.681084855910) < 1e-11 && fabs(cost.T_gen - .051659145216) < 1e-12);
@@ -151,7 +145,7 @@ static void what_fits_nowhere_else_is_read_from_the_disk(void) {
     Error err;
     Cost cost;
     Hardware h = round_machine;
-    OptConfig config = opt("opt-30b");
+    OptConfig config = opt_named("opt-30b");
     Block one = {.s = 1, .n = 2, .gbs = 1, .num_gpu_batches = 1};
     h.gmem = 2 * W + 1e6, h.cmem = 40e9;
     for (int p = 0; p < 2; p++)
@@ -171,10 +165,6 @@ static void what_fits_nowhere_else_is_read_from_the_disk(void) {
 // Any machine
 // ---------------------------------------------------------------------------------------------------------------
 
-static double between(uint64_t *seed, double low, double high) {
-    return low * pow(high / low, (test_random(seed) + 1) / 2);
-}
-
 typedef struct {
     OptConfig config;
     Hardware hardware;
@@ -185,19 +175,19 @@ typedef struct {
 static Case random_case(uint64_t *seed) {
     static const char *const names[] = {"opt-125m", "opt-350m", "opt-1.3b", "opt-2.7b", "opt-6.7b",
                                         "opt-13b",  "opt-30b",  "opt-66b",  "opt-175b"};
-    Case c = {.config = opt(names[(int)between(seed, 1, 9.99) - 1]), .hardware = {.name = "random"}};
+    Case c = {.config = opt_named(names[(int)test_spread(seed, 1, 9.99) - 1]), .hardware = {.name = "random"}};
     double weights = 24. * c.config.h1 * c.config.h1 * c.config.l;
     Hardware *h = &c.hardware;
-    c.block.s = (int)between(seed, 1, 1500), c.block.n = (int)between(seed, 1, 500);
-    c.block.gbs = (int)between(seed, 1, 200), c.block.num_gpu_batches = (int)between(seed, 1, 20);
-    h->gmem = weights * between(seed, .02, 3);
-    h->cmem = weights * between(seed, .05, 10);
-    h->nmem = weights * between(seed, .1, 100);
+    c.block.s = (int)test_spread(seed, 1, 1500), c.block.n = (int)test_spread(seed, 1, 500);
+    c.block.gbs = (int)test_spread(seed, 1, 200), c.block.num_gpu_batches = (int)test_spread(seed, 1, 20);
+    h->gmem = weights * test_spread(seed, .02, 3);
+    h->cmem = weights * test_spread(seed, .05, 10);
+    h->nmem = weights * test_spread(seed, .1, 100);
     for (int p = 0; p < 2; p++) {
-        h->ctog_bdw[p] = between(seed, 1e9, 6e10), h->gtoc_bdw[p] = between(seed, 1e9, 6e10);
-        h->dtoc_bdw[p] = between(seed, 1e8, 1e10), h->ctod_bdw[p] = between(seed, 5e7, 1e10);
-        h->mm_flops[p] = between(seed, 1e12, 1e15), h->bmm_flops[p] = between(seed, 1e10, 1e14);
-        h->cpu_flops[p] = between(seed, 1e9, 1e12);
+        h->ctog_bdw[p] = test_spread(seed, 1e9, 6e10), h->gtoc_bdw[p] = test_spread(seed, 1e9, 6e10);
+        h->dtoc_bdw[p] = test_spread(seed, 1e8, 1e10), h->ctod_bdw[p] = test_spread(seed, 5e7, 1e10);
+        h->mm_flops[p] = test_spread(seed, 1e12, 1e15), h->bmm_flops[p] = test_spread(seed, 1e10, 1e14);
+        h->cpu_flops[p] = test_spread(seed, 1e9, 1e12);
     }
     return c;
 }
@@ -306,7 +296,7 @@ static void who_cannot_hold_it_is_named_with_what_is_enough(void) {
  * so 4580179968 bytes with wg = hg = 0: of 4 GiB = 4294967296, 285212672 are missing, 0.265625 GiB. */
 static void a_gpu_too_small_for_its_working_memory_is_named(void) {
     Hardware h = round_machine;
-    OptConfig config = opt("opt-30b");
+    OptConfig config = opt_named("opt-30b");
     Cost cost;
     Error err = {0, ""};
     h.gmem = 4294967296;
@@ -346,7 +336,7 @@ static double lost_share(double low, double high, uint64_t seed) {
         double *const rate[] = {h->ctog_bdw, h->gtoc_bdw,  h->dtoc_bdw, h->ctod_bdw,
                                 h->mm_flops, h->bmm_flops, h->cpu_flops};
         for (int i = 0; i < 7; i++)
-            for (int p = 0; p < 2; p++) rate[i][p] = between(&seed, low, high);
+            for (int p = 0; p < 2; p++) rate[i][p] = test_spread(&seed, low, high);
         int status = paper_cost(&cost, h, &c.config, &c.block, &err);
         CU_ASSERT(status == 0 ? isfinite(cost.T) && cost.T > 0 && isfinite(cost.throughput)
                               : (err.code == EXIT_USAGE || err.code == EXIT_FAILED) && err.text[0]);
@@ -381,8 +371,7 @@ static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, cons
     Policy corner = *policy;
     Type act = hardware->shared_cores ? F32 : F16;
     *r = (Rig){.hardware = *hardware, .checkpoint = checkpoint_dummy(config, 0)};
-    r->task = (Task){.prompts = xcalloc(count, sizeof(Prompt)), .count = count, .sampling = {.top_p = 1}};
-    for (int i = 0; i < count; i++) r->task.prompts[i] = (Prompt){.ids = xcalloc(s, sizeof(int32_t)), .s = s, .n = n};
+    r->task = equal_task(count, s, n);
     corner.wg = corner.cg = corner.hg = 0, corner.wc = corner.cc = corner.hc = 1, corner.cpu_attention = false;
     r->plan = plan_make(r->checkpoint, policy, &r->task, act, &err);
     r->corner = plan_make(r->checkpoint, &corner, &r->task, act, &err);
@@ -391,8 +380,7 @@ static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, cons
 
 static void rig_close(Rig *r) {
     plan_free(r->plan), plan_free(r->corner);
-    for (int i = 0; i < r->task.count; i++) free(r->task.prompts[i].ids);
-    free(r->task.prompts);
+    free_task(&r->task);
     checkpoint_close(r->checkpoint);
 }
 
@@ -429,7 +417,7 @@ enum { COUNT = 24, S = 100, N = 9, SWEEPS = 2 * N }; /* two blocks of 4 x 3 */
 
 static Cost expected_of(const char *model, const Policy *policy, const Hardware *hardware) {
     Rig r;
-    OptConfig config = opt(model);
+    OptConfig config = opt_named(model);
     rig_open(&r, &config, policy, hardware, COUNT, S, N);
     Cost cost = expected(&r);
     rig_close(&r);
@@ -445,7 +433,7 @@ static bool close_to(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b);
 /* Only a link takes time. The weights cross it once a sweep, however many batches there are; with the row schedule, once
  * for each batch. From the disk they cross both links, side by side, and the slower one counts. */
 static void where_weights_stream_time_is_their_bytes_over_the_link(void) {
-    OptConfig config = opt("opt-125m");
+    OptConfig config = opt_named("opt-125m");
     double bytes = 12 * layer_bytes(&config);
     for (int row = 0; row < 2; row++)
         for (int disk = 0; disk < 2; disk++) {
@@ -467,7 +455,7 @@ static void where_weights_stream_time_is_their_bytes_over_the_link(void) {
 /* Half of the weights, at twice the rate in prefill; the table streams as well where it is on the CPU: behind the last
  * layer of every sweep, with rows of new tokens. */
 static void what_streams_is_what_is_not_on_the_gpu(void) {
-    OptConfig config = opt("opt-1.3b");
+    OptConfig config = opt_named("opt-1.3b");
     Hardware h = test_fast_machine();
     Policy p = all_gpu(4, 3);
     p.wg = .5, p.wc = .5;
@@ -483,7 +471,7 @@ static void what_streams_is_what_is_not_on_the_gpu(void) {
 /* Everything is on the GPU, and only its products take time: 2 flops for a weight of a layer and a token, and for the
  * head's and a sequence. */
 static void where_products_count_time_is_the_flops_of_the_model(void) {
-    OptConfig c = opt("opt-125m");
+    OptConfig c = opt_named("opt-125m");
     double layers = 2. * 12 * (4. * c.h1 * c.h1 + 2. * c.h1 * c.h2), head = 2. * c.vocab * c.h1;
     Hardware h = test_fast_machine();
     Policy p = all_gpu(4, 3);
@@ -495,7 +483,7 @@ static void where_products_count_time_is_the_flops_of_the_model(void) {
 
 /* The tokens that the new ones attend to: s + 1, ..., s + n - 1 of every sequence, 4 h1 flops each in every layer. */
 static void where_attention_counts_time_is_the_tokens_it_sees(void) {
-    OptConfig c = opt("opt-125m");
+    OptConfig c = opt_named("opt-125m");
     double tokens = COUNT * ((N - 1.) * S + N * (N - 1) / 2.), prefill = COUNT * S * (S + 1) / 2.;
     for (int cpu = 0; cpu < 2; cpu++) {
         Hardware h = test_fast_machine();
@@ -575,7 +563,7 @@ static void a_link_carries_the_bytes_of_its_calls(void) {
 /* From the disk comes what lies there: a copy as it is packed, the checkpoint's own matrices in their own type. */
 static void what_is_read_from_disk_are_the_bytes_that_lie_there(void) {
     enum { COPY, OWN, TABLE, WAYS };
-    OptConfig config = opt("opt-125m");
+    OptConfig config = opt_named("opt-125m");
     for (int way = COPY; way < WAYS; way++) {
         Rig r;
         Hardware h = test_fast_machine();
@@ -647,7 +635,7 @@ static void where_the_gpus_memory_counts_time_is_its_bytes(void) {
     const double matrices = 2. * (4. * H1 * H1 + 2. * H1 * H2);
     for (int packed = 0; packed < 2; packed++)
         for (int what = 0; what < 3; what++) { /* the cache on the GPU, on the CPU, packed on the CPU */
-            OptConfig config = opt("opt-125m");
+            OptConfig config = opt_named("opt-125m");
             Rig r;
             Hardware h = test_fast_machine();
             Policy p = what ? cache_away(TIER_CPU, false) : all_gpu(4, K);
@@ -700,7 +688,7 @@ static void a_square_alone_takes_its_whole_way(void) {
  * those of the others wait for its products. */
 static void behind_a_prefill_the_caches_of_all_but_two_batches_queue(void) {
     Rig r;
-    OptConfig config = opt("opt-125m");
+    OptConfig config = opt_named("opt-125m");
     Hardware h = test_fast_machine();
     Policy p = all_gpu(2, 6);
     p.cg = 0, p.cc = 1, p.schedule = SCHEDULE_DIAGONAL;
@@ -726,7 +714,7 @@ static void behind_a_prefill_the_caches_of_all_but_two_batches_queue(void) {
  * where the head takes longer than any load, these are the bytes that it hides. */
 static void beside_the_last_layer_the_first_is_loaded(void) {
     Rig r;
-    OptConfig config = opt("opt-125m");
+    OptConfig config = opt_named("opt-125m");
     Hardware h = test_fast_machine();
     Policy p = all_gpu(4, 1);
     p.wg = .45, p.wc = .55;
@@ -747,7 +735,7 @@ static void beside_the_last_layer_the_first_is_loaded(void) {
 
 /* What it minimizes are these seconds, and a price that is small beside them. */
 static void the_lp_minimizes_the_seconds_of_all_sweeps(void) {
-    OptConfig config = opt("opt-125m");
+    OptConfig config = opt_named("opt-125m");
     for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
         Rig r;
         double x[RUNTIME_VARS] = {0}, sum = 0;
@@ -765,7 +753,7 @@ static void the_lp_minimizes_the_seconds_of_all_sweeps(void) {
 
 /* GPU and CPU side by side take the longer of the two; on shared cores, and without overlap, their sum. */
 static void processors_work_side_by_side_unless_they_share_cores(void) {
-    OptConfig c = opt("opt-125m");
+    OptConfig c = opt_named("opt-125m");
     double layers = 2. * 12 * (4. * c.h1 * c.h1 + 2. * c.h1 * c.h2), head = 2. * c.vocab * c.h1;
     double gpu = COUNT * (N - 1) * (layers + head) / 1e12;
     double cpu = 12 * 4. * c.h1 * COUNT * ((N - 1.) * S + N * (N - 1) / 2.) / 2e9;
@@ -784,7 +772,7 @@ static void processors_work_side_by_side_unless_they_share_cores(void) {
 static void the_lp_fills_the_gpu_with_weights(void) {
     Rig r;
     LpAnswer answer;
-    OptConfig config = opt("opt-1.3b");
+    OptConfig config = opt_named("opt-1.3b");
     Hardware h = test_fast_machine();
     Policy p = all_gpu(4, 3);
     for (int x = 0; x < 2; x++) { /* numbers that an LP can bear */
@@ -847,13 +835,11 @@ static void packed_pages_take_the_room_that_the_plan_gives_them(void) { check_co
 // Against the sim, and on any machine
 // ---------------------------------------------------------------------------------------------------------------
 
-static int below(uint64_t *seed, int n) { return (int)((test_random(seed) + 1) / 2 * n); }
-
 static void random_pair(double *gpu, double *cpu, uint64_t *seed) {
     static const double round[][2] = {{1, 0}, {0, 1}, {0, 0}, {.5, .5}, {.2, .8}, {0, .5}, {.3, .3}};
-    int i = below(seed, 9);
-    *gpu = i < 7 ? round[i][0] : below(seed, 101) / 100.;
-    *cpu = i < 7 ? round[i][1] : floor((1 - *gpu) * below(seed, 101)) / 100;
+    int i = test_below(seed, 9);
+    *gpu = i < 7 ? round[i][0] : test_below(seed, 101) / 100.;
+    *cpu = i < 7 ? round[i][1] : floor((1 - *gpu) * test_below(seed, 101)) / 100;
 }
 
 static void random_rig(Rig *r, uint64_t *seed) {
@@ -862,37 +848,32 @@ static void random_rig(Rig *r, uint64_t *seed) {
                                            "hardware/laptop.json"};
     Error err;
     Hardware h;
-    OptConfig config = opt(names[below(seed, 3)]);
+    OptConfig config = opt_named(names[test_below(seed, 3)]);
     config.eos = -1; /* every sequence takes its full length */
-    ASSERT_OK(hardware_read(&h, machines[below(seed, 4)], &err));
-    h.shared_cores = below(seed, 4) == 0;
-    Policy p = {.gbs = 1 << below(seed, 6),
-                .num_gpu_batches = 1 + below(seed, below(seed, 2) ? 3 : 8),
-                .schedule = below(seed, 4) ? SCHEDULE_ZIGZAG : SCHEDULE_DIAGONAL,
-                .cpu_attention = below(seed, 2),
-                .overlap = below(seed, 8),
+    ASSERT_OK(hardware_read(&h, machines[test_below(seed, 4)], &err));
+    h.shared_cores = test_below(seed, 4) == 0;
+    Policy p = {.gbs = 1 << test_below(seed, 6),
+                .num_gpu_batches = 1 + test_below(seed, test_below(seed, 2) ? 3 : 8),
+                .schedule = test_below(seed, 4) ? SCHEDULE_ZIGZAG : SCHEDULE_DIAGONAL,
+                .cpu_attention = test_below(seed, 2),
+                .overlap = test_below(seed, 8),
                 .page_tokens = 16,
-                .table_home = below(seed, 3) ? TIER_GPU : TIER_CPU};
+                .table_home = test_below(seed, 3) ? TIER_GPU : TIER_CPU};
     random_pair(&p.wg, &p.wc, seed);
     random_pair(&p.cg, &p.cc, seed);
     random_pair(&p.hg, &p.hc, seed);
-    if (below(seed, 3) == 0) p.weight_quant = (Quant){4, 64};
-    if (below(seed, 3) == 0) p.cache_quant = (Quant){4, 64};
-    if (below(seed, 4) == 0) p.sparsity = .1, p.cpu_attention = true;
-    int s = 32 << below(seed, 5), n = 2 + below(seed, 30),
-        blocks = p.schedule == SCHEDULE_DIAGONAL ? 3 : 1 + below(seed, 2);
+    if (test_below(seed, 3) == 0) p.weight_quant = (Quant){4, 64};
+    if (test_below(seed, 3) == 0) p.cache_quant = (Quant){4, 64};
+    if (test_below(seed, 4) == 0) p.sparsity = .1, p.cpu_attention = true;
+    int s = 32 << test_below(seed, 5), n = 2 + test_below(seed, 30),
+        blocks = p.schedule == SCHEDULE_DIAGONAL ? 3 : 1 + test_below(seed, 2);
     rig_open(r, &config, &p, &h, p.gbs * p.num_gpu_batches * blocks, s, n);
-}
-
-static int ignore_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
-    (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason, (void)err;
-    return 0;
 }
 
 static double simulated_seconds(const Rig *r) {
     Error err;
     RunStats stats = {0};
-    Listener listener = {.done = ignore_done};
+    Listener listener = {.done = completion_ignored};
     Device *device = sim_open(r->plan, &r->hardware, &err);
     ASSERT_OK(schedule_run(r->plan, &r->task, device, &listener, &stats, &err));
     device->close(device);
@@ -948,7 +929,7 @@ static void more_memory_or_bandwidth_never_costs_time(void) {
         Rig r;
         random_rig(&r, &seed);
         double capacity[NTIERS], before, after;
-        for (int t = 0; t < NTIERS; t++) capacity[t] = (double)r.plan->total[t] * between(&seed, .3, 2) + 1;
+        for (int t = 0; t < NTIERS; t++) capacity[t] = (double)r.plan->total[t] * test_spread(&seed, .3, 2) + 1;
         double value = least(&r, capacity, &before);
         const Hardware h = r.hardware;
         for (int i = 0; i < 17; i++) {

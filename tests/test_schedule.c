@@ -38,11 +38,6 @@ static void make_task(Task *task, const OptConfig *config) {
     }
 }
 
-static void free_task(Task *task) {
-    for (int i = 0; i < task->count; i++) free(task->prompts[i].ids);
-    free(task->prompts);
-}
-
 static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
     Result *r = ctx;
     (void)err;

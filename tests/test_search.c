@@ -9,11 +9,7 @@ static Error err;
 // Questions
 // ---------------------------------------------------------------------------------------------------------------
 
-static double between(uint64_t *seed, double low, double high) {
-    return low * pow(high / low, (test_random(seed) + 1) / 2);
-}
-static int below(uint64_t *seed, int n) { return (int)((test_random(seed) + 1) / 2 * n); }
-static bool one_in(uint64_t *seed, int n) { return below(seed, n) == 0; }
+static bool one_in(uint64_t *seed, int n) { return test_below(seed, n) == 0; }
 
 /* A question to the search, with what it points to. */
 typedef struct {
@@ -47,12 +43,6 @@ static void case_close(Case *c) {
     checkpoint_close(c->checkpoint);
 }
 
-static OptConfig opt(const char *name) {
-    OptConfig config;
-    CHECK(opt_config_by_name(&config, name) == 0);
-    return config;
-}
-
 /* The machine with its rates scaled, and memory that is a squeeze for the model, mostly. */
 static void vary_machine(Case *c, uint64_t *seed) {
     Hardware *h = &c->hardware;
@@ -61,14 +51,15 @@ static void vary_machine(Case *c, uint64_t *seed) {
            kv = 0, *const bdw[] = {h->ctog_bdw, h->gtoc_bdw, h->dtoc_bdw, h->ctod_bdw};
     for (int i = 0; i < c->task.count; i++) kv += 4. * m->h1 * m->l * (c->task.prompts[i].s + c->task.prompts[i].n);
     if (one_in(seed, 3))
-        h->gmem *= between(seed, .01, 4), h->cmem *= between(seed, .01, 4), h->nmem *= between(seed, .01, 4);
+        h->gmem *= test_spread(seed, .01, 4), h->cmem *= test_spread(seed, .01, 4), h->nmem *= test_spread(seed, .01, 4);
     else
-        h->gmem = weights * between(seed, .05, 3) + kv * between(seed, .01, 2),
-        h->cmem = weights * between(seed, .02, 3) + kv * between(seed, .01, 2), h->nmem = weights * between(seed, .1, 20);
+        h->gmem = weights * test_spread(seed, .05, 3) + kv * test_spread(seed, .01, 2),
+        h->cmem = weights * test_spread(seed, .02, 3) + kv * test_spread(seed, .01, 2),
+        h->nmem = weights * test_spread(seed, .1, 20);
     for (int link = 0; link < 4; link++)
-        for (int stage = 0; stage < 2; stage++) bdw[link][stage] *= between(seed, .1, 10);
+        for (int stage = 0; stage < 2; stage++) bdw[link][stage] *= test_spread(seed, .1, 10);
     h->shared_cores = one_in(seed, 3);
-    if (h->shared_cores) h->copy_core_s = between(seed, 1e-12, 2e-11), h->disk_core_s = between(seed, 1e-12, 1e-10);
+    if (h->shared_cores) h->copy_core_s = test_spread(seed, 1e-12, 2e-11), h->disk_core_s = test_spread(seed, 1e-12, 1e-10);
     c->search.act_type = h->shared_cores ? F32 : F16;
     capacity_of(&c->search, h);
 }
@@ -76,7 +67,7 @@ static void vary_machine(Case *c, uint64_t *seed) {
 /* Shares of the three tiers, in whole percent, in thirds, all on one or as they come. */
 static void random_pair(double *gpu, double *cpu, uint64_t *seed) {
     static const double round[][2] = {{1, 0}, {0, 1}, {0, 0}, {.5, .5}, {.3333, .6666}, {.25, 0}};
-    int i = below(seed, 9);
+    int i = test_below(seed, 9);
     double g = (test_random(seed) + 1) / 2, p = (test_random(seed) + 1) / 2;
     *gpu = i < 6 ? round[i][0] : i < 8 ? floor(100 * g) / 100 : g;
     *cpu = i < 6 ? round[i][1] : i < 8 ? floor(100 * (1 - *gpu) * p) / 100 : (1 - *gpu) * p;
@@ -88,15 +79,15 @@ static void vary_given(Search *s, uint64_t *seed) {
     double *const share[] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc};
     for (int what = 0; what < 6; what += 2) {
         random_pair(share[what], share[what + 1], seed);
-        int which = below(seed, 8); /* of the pair; mostly none */
+        int which = test_below(seed, 8); /* of the pair; mostly none */
         for (int i = 0; i < 2; i++) s->fixed[what + i] = which < 4 && (which >> i & 1);
         for (int i = 0; i < 2; i++) *share[what + i] *= s->fixed[what + i];
     }
     s->fixed_gbs = one_in(seed, 4), s->fixed_batches = one_in(seed, 4), s->fixed_attention = one_in(seed, 4);
     s->fixed_schedule = one_in(seed, 3);
-    if (s->fixed_gbs) p->gbs = (int)between(seed, 1, 2 * s->task->count + 1);
-    if (s->fixed_batches) p->num_gpu_batches = (int)between(seed, 1, 12);
-    if (s->fixed_schedule) p->schedule = (Schedule)below(seed, 3);
+    if (s->fixed_gbs) p->gbs = (int)test_spread(seed, 1, 2 * s->task->count + 1);
+    if (s->fixed_batches) p->num_gpu_batches = (int)test_spread(seed, 1, 12);
+    if (s->fixed_schedule) p->schedule = (Schedule)test_below(seed, 3);
     if (p->schedule == SCHEDULE_ROW && !s->fixed_batches) s->fixed_batches = true, p->num_gpu_batches = 1;
     if (s->fixed_attention) p->cpu_attention = one_in(seed, 2);
     const Quant packed = {4, s->checkpoint->config.h1 % 64 ? 20 : 64};
@@ -105,7 +96,7 @@ static void vary_given(Search *s, uint64_t *seed) {
     if (one_in(seed, 4)) p->sparsity = .1, s->fixed_attention = p->cpu_attention = true;
     if (one_in(seed, 4)) s->allowed = packed;
     p->overlap = !one_in(seed, 8);
-    p->page_tokens = one_in(seed, 4) ? 1 + below(seed, 64) : 16;
+    p->page_tokens = one_in(seed, 4) ? 1 + test_below(seed, 64) : 16;
 }
 
 /* Large models mean more layers to plan, so that they get few prompts. */
@@ -115,12 +106,12 @@ static void random_case(Case *c, uint64_t *seed) {
                                         "opt-13b",  "opt-30b",  "opt-66b",  "opt-175b"};
     static const char *const machines[] = {"hardware/t4.json", "hardware/rtx4090.json", "hardware/h100.json",
                                            "hardware/laptop.json", "hardware/t4-fitted.json"};
-    OptConfig small = SMALL_CONFIG(2), config = one_in(seed, 5) ? small : opt(names[below(seed, 16)]);
-    int limit = imin(1000, config.max_pos - 30), s = (int)between(seed, 1, limit), n = (int)between(seed, 1, 20);
-    int count = (int)between(seed, 1, config.l > 24 ? 8 : one_in(seed, 16) ? 300 : 20);
-    case_open(c, &config, machines[below(seed, 5)], count, s, n);
+    OptConfig small = SMALL_CONFIG(2), config = one_in(seed, 5) ? small : opt_named(names[test_below(seed, 16)]);
+    int limit = imin(1000, config.max_pos - 30), s = (int)test_spread(seed, 1, limit), n = (int)test_spread(seed, 1, 20);
+    int count = (int)test_spread(seed, 1, config.l > 24 ? 8 : one_in(seed, 16) ? 300 : 20);
+    case_open(c, &config, machines[test_below(seed, 5)], count, s, n);
     for (int i = 0, mixed = one_in(seed, 2); mixed && i < count; i++)
-        c->task.prompts[i] = (Prompt){.s = (int)between(seed, 1, limit), .n = (int)between(seed, 1, 20)};
+        c->task.prompts[i] = (Prompt){.s = (int)test_spread(seed, 1, limit), .n = (int)test_spread(seed, 1, 20)};
     c->search.one_block = one_in(seed, 4);
     vary_machine(c, seed);
     vary_given(&c->search, seed);
@@ -288,7 +279,7 @@ static void a_thousand_searches_find_policies_that_fit_or_say_why_not(void) {
         int n = ask(&c.search, found, one_in(&seed, 8) ? TEN : 1, trial);
         fits += n > 0;
         if (n > 0 && one_in(&seed, 5)) {
-            c.search.max_latency = found[0].latency * between(&seed, .05, 2);
+            c.search.max_latency = found[0].latency * test_spread(&seed, .05, 2);
             too_slow += !ask(&c.search, found, 2, trial);
         }
         case_close(&c);
@@ -362,7 +353,7 @@ static void no_policy_of_a_grid_is_two_percent_better(void) {
 
 /* A machine whose GPU has room for a part only. */
 static void open_squeeze(Case *c, const char *model, int count, int s, int n) {
-    OptConfig config = opt(model);
+    OptConfig config = opt_named(model);
     double weights = 24. * config.h1 * config.h1 * config.l;
     case_open(c, &config, "hardware/laptop.json", count, s, n);
     c->hardware.gmem = 3e8 + .3 * weights, c->hardware.cmem = 3e8 + 1.5 * weights;
@@ -463,7 +454,7 @@ static void a_latency_that_cannot_be_is_refused_with_the_least(void) {
 static void a_gpu_with_room_for_all_gets_all(void) {
     Case c;
     Found found;
-    OptConfig config = opt("opt-1.3b");
+    OptConfig config = opt_named("opt-1.3b");
     case_open(&c, &config, "hardware/h100.json", 64, 128, 32);
     c.hardware.cpu_flops[0] = c.hardware.cpu_flops[1] = c.hardware.cpu_bdw = 1e9;
     CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err), 1);
@@ -598,7 +589,7 @@ static void a_step_of_the_percentages_does_not_lose_the_best(void) {
     Case c;
     Found found;
     double before = 0;
-    OptConfig config = opt("opt-175b");
+    OptConfig config = opt_named("opt-175b");
     case_open(&c, &config, "hardware/h100.json", 8, 400, 8);
     Search *s = &c.search;
     s->given.gbs = 8, s->given.num_gpu_batches = 1, s->given.cc = 0;
@@ -639,7 +630,7 @@ static void who_waits_gets_a_shorter_block_where_that_costs_little(void) {
     for (int i = 0; i < 4; i++) {
         Case c;
         Found best, sooner, all[FRONTIER];
-        const OptConfig config = opt(i < 2 ? "opt-6.7b" : "opt-125m");
+        const OptConfig config = opt_named(i < 2 ? "opt-6.7b" : "opt-125m");
         case_open(&c, &config, machine[i % 2], 400, 128, 32);
         CU_ASSERT_FATAL(policy_sooner(&best, &sooner, &c.search, &err) > 0);
         CU_ASSERT(sooner.cost.throughput >= .95 * best.cost.throughput && sooner.latency <= best.latency);
@@ -711,7 +702,7 @@ static void what_is_found_does_not_depend_on_the_order_of_equals(void) {
     Found found[2][FRONTIER];
     int n[2][2];
     Case c;
-    const OptConfig config = opt("opt-1.3b");
+    const OptConfig config = opt_named("opt-1.3b");
     case_open(&c, &config, "hardware/t4.json", 8, 64, 8);
     for (int frontier = 0; frontier < 2; frontier++) {
         for (int turned = 0; turned < 2; turned++) {
@@ -739,11 +730,11 @@ static void the_search_is_for_links_as_slow_as_they_are_given(void) {
         double *const link[] = {h.ctog_bdw, h.gtoc_bdw, h.dtoc_bdw, h.ctod_bdw};
         double *const slow[] = {expected.ctog_bdw, expected.gtoc_bdw, expected.dtoc_bdw, expected.ctod_bdw};
         for (int c = CTOG; c <= CTOD; c++)
-            for (int stage = 0; stage < 2; stage++) link[c][stage] = between(&seed, 1e8, 1e10);
+            for (int stage = 0; stage < 2; stage++) link[c][stage] = test_spread(&seed, 1e8, 1e10);
         expected = h;
         for (int c = CTOG; c <= CTOD; c++) {
             if (!(given >> c & 1)) continue;
-            o.link[c] = between(&seed, 1e8, 1e10);
+            o.link[c] = test_spread(&seed, 1e8, 1e10);
             for (int stage = 0; stage < 2; stage++)
                 if (o.link[c] < link[c][stage]) slow[c][stage] = o.link[c];
         }

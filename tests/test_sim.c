@@ -43,16 +43,11 @@ typedef struct {
     Device *device;
 } Rig;
 
-static void task_open(Task *t, int seqs, int s, int n) {
-    *t = (Task){.prompts = xcalloc(seqs, sizeof(Prompt)), .count = seqs, .sampling = {.top_p = 1}};
-    for (int i = 0; i < seqs; i++) t->prompts[i] = (Prompt){.ids = xcalloc(s, sizeof(int32_t)), .s = s, .n = n};
-}
-
 static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, const Hardware *hardware, int seqs, int s,
                      int n) {
     Error err = {0, ""};
     r->checkpoint = checkpoint_dummy(config, 3);
-    task_open(&r->task, seqs, s, n);
+    r->task = equal_task(seqs, s, n);
     r->plan = plan_make(r->checkpoint, policy, &r->task, F16, &err);
     CHECK(r->plan);
     r->device = sim_open(r->plan, hardware, &err);
@@ -62,8 +57,7 @@ static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, cons
 static void rig_close(Rig *r) {
     r->device->close(r->device);
     plan_free(r->plan);
-    for (int i = 0; i < r->task.count; i++) free(r->task.prompts[i].ids);
-    free(r->task.prompts);
+    free_task(&r->task);
     checkpoint_close(r->checkpoint);
 }
 

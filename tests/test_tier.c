@@ -82,11 +82,6 @@ static Task even_task(int count, int s, int n) {
     return t;
 }
 
-static void free_task(Task *t) {
-    for (int i = 0; i < t->count; i++) free(t->prompts[i].ids);
-    free(t->prompts);
-}
-
 static size_t term_bytes(const Plan *p, Tier tier, const char *name) {
     size_t bytes = 0;
     for (int id = 0; id < NREGIONS; id++)
@@ -297,15 +292,10 @@ static Event count_op(Device *d, const Op *op) {
     return seen.was.post(d, op);
 }
 
-static int ignore_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
-    (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason, (void)err;
-    return 0;
-}
-
 static void run_and_count(const Plan *plan, const Task *t, RunStats *stats) {
     Error err;
     Hardware h;
-    Listener listener = {.done = ignore_done};
+    Listener listener = {.done = completion_ignored};
     CU_ASSERT_EQUAL_FATAL(hardware_read(&h, "hardware/laptop.json", &err), 0);
     Device *d = sim_open(plan, &h, &err);
     memset(&seen, 0, sizeof seen);

@@ -93,13 +93,6 @@ static void simulate(Example *e, const Hardware *hardware, Trace *trace, LaneCou
 // The listings
 // ---------------------------------------------------------------------------------------------------------------
 
-static char *contents(const char *path) {
-    size_t len;
-    char *text = file_read(path, 4 << 20, &len, &err);
-    if (!text) CU_FAIL_FATAL(err.text);
-    return text;
-}
-
 /* A text with another word for one of its words. */
 static char *replaced(char *text, const char *word, const char *by) {
     char *all;
@@ -139,7 +132,7 @@ static char *printed_by(const char *command, bool with_errors) {
     CU_ASSERT_EQUAL(system(line), 0);
     snprintf(line, sizeof line, "%sprinted", dir);
     free(script);
-    return contents(line);
+    return contents(line, NULL);
 }
 
 // ---- mini.c: three prompts in two batches, one token more after another
@@ -310,7 +303,7 @@ static const char *definition(const char *text, const char *name, const char **e
 }
 
 static void list_function(FILE *out, const char *name) {
-    char *text = contents("mini.c");
+    char *text = contents("mini.c", NULL);
     const char *end = NULL, *begin = definition(text, name, &end);
     CU_ASSERT_PTR_NOT_NULL_FATAL(begin);
     fprintf(out, "%.*s", (int)(end - begin), begin);
@@ -725,9 +718,9 @@ static bool has_python(void) { return !system("python3 -c '' 2>/dev/null"); }
 
 /* A drawing is the one that the documents show; with TOUR=write it becomes that. */
 static void is_kept(const char *drawing, const char *path) {
-    char *drawn = contents(drawing), *kept;
+    char *drawn = contents(drawing, NULL), *kept;
     if (writes()) write_file(".", path, drawn, strlen(drawn));
-    kept = contents(path);
+    kept = contents(path, NULL);
     const bool same = !strcmp(drawn, kept);
     if (!same)
         fprintf(stderr, "\n    %s is no longer what is drawn; TOUR=write make test SUITE=tour draws it anew\n", path);
@@ -766,7 +759,7 @@ static void the_pictures_of_the_tour_are_drawn_from_its_trace_and_listings(void)
     snprintf(command, sizeof command, "python3 -B scripts/plot_trace.py --memory %s %s %s", trace_path, trace_path,
              svg_path);
     CU_ASSERT_EQUAL_FATAL(system(command), 0);
-    char *drawn = contents(svg_path);
+    char *drawn = contents(svg_path, NULL);
     CU_ASSERT(strstr(drawn, "tour: at most 4 pages, 2 sequences") && strstr(drawn, "pages on disk"));
     free(drawn);
     trace_free(&trace), example_close(&e);
@@ -817,7 +810,7 @@ static const char *next_line(const char *line) {
  * indented. A perplexity has the roundings of the processor's instructions, see scripts/experiments.py. */
 static int commands_print_what_is_below_them(const char *path) {
     const bool write = writes(), python = has_python();
-    char *document = contents(path), *anew;
+    char *document = contents(path, NULL), *anew;
     int count = 0;
     size_t len;
     FILE *out = open_memstream(&anew, &len);
@@ -866,7 +859,7 @@ static void the_commands_of_the_experiments_print_what_is_below_them(void) {
 
 /* The last column of README.md's table. */
 static void every_function_that_README_finds_in_mini_c_is_there(void) {
-    char *readme = contents("README.md"), *mini = contents("mini.c"), *save;
+    char *readme = contents("README.md", NULL), *mini = contents("mini.c", NULL), *save;
     int count = 0;
     char *table = strstr(readme, "\n| paper |");
     CU_ASSERT_PTR_NOT_NULL_FATAL(table);
@@ -889,7 +882,7 @@ static void every_function_that_README_finds_in_mini_c_is_there(void) {
 /* README.md has the beginning of the first line of `make run`, up to dots. Where the policy is given, nothing is measured;
  * the text is the same. */
 static void make_run_prints_what_README_says(void) {
-    char *readme = contents("README.md");
+    char *readme = contents("README.md", NULL);
     char *found = printed_by(
         "./flexgen generate --model models/opt-tiny --prompts models/prompts.txt --max-tokens 12 --temperature 0.7 "
         "--top-p 0.9 --seed 3 --percent 100 0 100 0 100 0 --gpu-batch-size 5 --num-gpu-batches 1",
@@ -902,7 +895,7 @@ static void make_run_prints_what_README_says(void) {
 
 /* The command that the tour names prints the three listings of its linear program. */
 static void the_program_of_the_tour_is_that_of_its_command(void) {
-    char *tour = contents(TOUR), *words = contents(TOUR), *text, *end;
+    char *tour = contents(TOUR, NULL), *words = contents(TOUR, NULL), *text, *end;
     char *found = printed_by(
         "./flexgen policy --model opt-30b --prompt-len 512 --gen-len 32 --hardware hardware/t4.json "
         "--cost-model paper --gpu-batch-size 16 --num-gpu-batches 14 --explain",
@@ -943,7 +936,7 @@ static void an_experiment_is_measured_on_the_host(void) {
 /* docs/index.html is made from the tour and from runs by `make docs`, and is whole without the folders beside docs. */
 static void the_page_is_made_of_the_tour_and_no_link_leads_out_of_docs(void) {
     const char *bin = getenv("FLEXGEN_BIN");
-    char *page = contents("docs/index.html"), command[500];
+    char *page = contents("docs/index.html", NULL), command[500];
     snprintf(command, sizeof command, "FLEXGEN=%s python3 -B scripts/make_page.py --check", bin ? bin : "./flexgen");
     CU_ASSERT(writes() || !has_python() || !system(command)); /* what is written now makes the page old */
     for (char *at = page; (at = strstr(at, "href=\""));) {
@@ -975,7 +968,7 @@ static void every_link_of_the_documents_leads_to_a_file(void) {
     CU_ASSERT_EQUAL(glob("results/*/*.md", GLOB_APPEND, NULL, &found), 0);
     for (size_t f = 0; f < found.gl_pathc; f++) {
         const char *path = found.gl_pathv[f], *slash = strrchr(path, '/');
-        char *text = contents(path), to[400];
+        char *text = contents(path, NULL), to[400];
         for (const char *at = text; (at = strstr(at, "]("));) {
             at += strlen("](");
             const int len = (int)strcspn(at, ")# \n");
@@ -994,7 +987,7 @@ static void every_link_of_the_documents_leads_to_a_file(void) {
 /* The file that a first comment names behind "Read next:", as it is or beside the one that names it. */
 static bool next_of(char path[100], const char *from) {
     const char *slash = strrchr(from, '/');
-    char *text = contents(from), *at = text, name[60];
+    char *text = contents(from, NULL), *at = text, name[60];
     for (char *c = text; (c = strstr(c, "\n * "));)
         memmove(c + 1, c + 4, strlen(c + 4) + 1), *c = ' '; /* lines are filled */
     at = strstr(text, "Read next: ");

@@ -404,11 +404,6 @@ static void every_lane_and_kind_has_its_part(void) {
 
 enum { TICKS = 64 };
 
-static int below(uint64_t *state, int n) {
-    int x = (int)((test_random(state) + 1) / 2 * n);
-    return x < n ? x : n - 1;
-}
-
 /* Counts, tick by tick, in which a part is busy and in which what hides it is busy as well. */
 static void count_ticks(const Trace *trace, Breakdown *b) {
     *b = (Breakdown){0};
@@ -435,12 +430,13 @@ static void random_intervals_agree_with_a_count_of_every_tick(void) {
     for (int round = 0; round < 2000; round++) {
         Trace trace = {0};
         Breakdown fast, slow;
-        int n = below(&state, 40), longest = 1 + below(&state, 20);
+        int n = test_below(&state, 40), longest = 1 + test_below(&state, 20);
         for (int i = 0; i < n; i++) {
-            int lane = below(&state, NLANES), kind = below(&state, NKINDS);
+            int lane = test_below(&state, NLANES), kind = test_below(&state, NKINDS);
             if (part_of[lane][kind] < 0) continue;
-            int begin = below(&state, TICKS), end = begin + below(&state, longest); /* some are empty */
-            add(&trace, (Lane)lane, (Kind)kind, !below(&state, 6), below(&state, 4), begin, end < TICKS ? end : TICKS);
+            int begin = test_below(&state, TICKS), end = begin + test_below(&state, longest); /* some are empty */
+            add(&trace, (Lane)lane, (Kind)kind, !test_below(&state, 6), test_below(&state, 4), begin,
+                end < TICKS ? end : TICKS);
         }
         fast = trace_breakdown(&trace);
         count_ticks(&trace, &slow);

@@ -29,16 +29,6 @@ static OptConfig seconds_config(int l) {
                        .eos = 2};
 }
 
-static void make_task(int count, int s, int n) {
-    task = (Task){.prompts = xcalloc(count, sizeof(Prompt)), .count = count, .sampling = {.top_p = 1}};
-    for (int i = 0; i < count; i++) task.prompts[i] = (Prompt){.ids = xcalloc(s, sizeof(int32_t)), .s = s, .n = n};
-}
-
-static void free_task(void) {
-    for (int i = 0; i < task.count; i++) free(task.prompts[i].ids);
-    free(task.prompts);
-}
-
 /* A pipeline with a trace on every stage, of so many layers each. */
 static void open_uneven(const OptConfig *config, const Texts *layers, int m, const Policy *policy, const Hardware *hardware,
                         double bytes_s, double delay_s) {
@@ -105,7 +95,7 @@ static void two_stages_and_two_flights_end_when_they_must(void) {
     Policy p = all_gpu(1, 1);
     RunStats stats;
     p.flights = 2;
-    make_task(2, 2, 3);
+    task = equal_task(2, 2, 3);
     open_stages(&config, 2, &p, &h, 1e30, .5);
     ASSERT_OK(run_all((Listener){0}, &stats));
     expect_ends(0, SEND, 6, sent);
@@ -114,7 +104,7 @@ static void two_stages_and_two_flights_end_when_they_must(void) {
     CU_ASSERT_DOUBLE_EQUAL(stats.total_s, 17, 1e-6);
     CU_ASSERT_DOUBLE_EQUAL(stages.stage[1].stats.total_s, 16.5, 1e-6);
     CU_ASSERT(stats.generated == 6 && stages.stage[1].stats.generated == 6);
-    close_stages(), free_task();
+    close_stages(), free_task(&task);
 }
 
 /* Two stages of four layers, prefill alone, 16 flights of two batches of one row. Stage 1 begins when the first batch is
@@ -128,11 +118,11 @@ static void two_machines_take_about_half_the_time_of_one(void) {
         Policy p = all_gpu(1, 2);
         RunStats stats;
         p.flights = 16;
-        make_task(32, 1, 1);
+        task = equal_task(32, 1, 1);
         open_stages(&config, m, &p, &h, 1e30, 0);
         ASSERT_OK(run_all((Listener){0}, &stats));
         total[m - 1] = stats.total_s;
-        close_stages(), free_task();
+        close_stages(), free_task(&task);
     }
     CU_ASSERT_DOUBLE_EQUAL(total[0], 16 * 2 * 9, 1e-6);
     CU_ASSERT_DOUBLE_EQUAL(total[1], 3 * 2 + 1 + 16 * 2 * 5, 1e-6);
@@ -146,14 +136,14 @@ static void a_slow_wire_takes_the_bytes_over_its_rate(void) {
     const double rate = 1000, delay = .25;
     RunStats stats;
     fast = test_fast_machine();
-    make_task(24, 5, 1);
+    task = equal_task(24, 5, 1);
     open_stages(&config, 2, &p, &fast, rate, delay);
     ASSERT_OK(run_all((Listener){0}, &stats));
     const double states = 24 * 5 * 2 * H1, tokens = 24 * 4;
     CU_ASSERT_DOUBLE_EQUAL(stats.total_s, states / rate + delay + tokens / rate + delay, 1e-6);
     CU_ASSERT_DOUBLE_EQUAL(stages.stage[0].device->count[SEND].busy_s, states / rate, 1e-6);
     CU_ASSERT_EQUAL(stages.stage[1].device->count[RECEIVE].moved[ACTIVATION], (size_t)states);
-    close_stages(), free_task();
+    close_stages(), free_task(&task);
 }
 
 /* Two stages of five seconds each, of which the second has four layers and the head; a wire that takes 5/4 s for a state,
@@ -170,12 +160,12 @@ static void a_third_flight_hides_the_wire(void) {
         Policy p = all_gpu(1, 1);
         RunStats stats;
         p.flights = flights;
-        make_task(flights, 1, N);
+        task = equal_task(flights, 1, N);
         open_uneven(&config, &(Texts){layers, 2}, 2, &p, &h, state / x, 0);
         ASSERT_OK(run_all((Listener){0}, &stats));
         const double expected = flights == 2 ? N * (t + x + t + token) + t : t + x + N * 3 * t + token;
         CU_ASSERT_DOUBLE_EQUAL(stats.total_s, expected, 1e-6);
-        close_stages(), free_task();
+        close_stages(), free_task(&task);
     }
 }
 
@@ -220,7 +210,7 @@ static void stages_wait_as_long_as_the_formula_says(void) {
         Policy p = all_gpu(16, 2);
         RunStats stats;
         p.wg = p.cg = p.hg = 0, p.wc = p.cc = p.hc = 1, p.flights = cases[i].flights;
-        make_task(16 * 2 * p.flights, 256, cases[i].n);
+        task = equal_task(16 * 2 * p.flights, 256, cases[i].n);
         open_stages(&config, m, &p, &t4, cases[i].bytes_s, cases[i].delay_s);
         ASSERT_OK(run_all((Listener){0}, &stats));
         const double expected = bubble(&p, m, cases[i].bytes_s, cases[i].delay_s);
@@ -228,7 +218,7 @@ static void stages_wait_as_long_as_the_formula_says(void) {
             const double waits = 1 - trace_breakdown(stages.stage[s].device->trace).busy_s / stats.total_s;
             CU_ASSERT_DOUBLE_EQUAL(waits, expected, .05); /* of the time */
         }
-        close_stages(), free_task();
+        close_stages(), free_task(&task);
     }
 }
 
@@ -254,7 +244,7 @@ static void one_stage_is_the_plain_sim_bit_for_bit(void) {
     for (int way = 0; way < 6; way++) {
         const Policy p = mixed(way);
         RunStats stats, plain;
-        make_task(20, 9, 5);
+        task = equal_task(20, 9, 5);
         open_stages(&config, 1, &p, &t4, 1, 1);
         ASSERT_OK(run_all((Listener){0}, &stats));
         Device *sim = sim_open(stages.stage[0].plan, &t4, &err);
@@ -262,7 +252,7 @@ static void one_stage_is_the_plain_sim_bit_for_bit(void) {
         CU_ASSERT(!memcmp(&stats, &plain, sizeof stats));
         CU_ASSERT(!memcmp(sim->count, stages.stage[0].device->count, sizeof sim->count));
         sim->close(sim);
-        close_stages(), free_task();
+        close_stages(), free_task(&task);
     }
 }
 
@@ -294,12 +284,12 @@ static void results_do_not_depend_on_the_speed_of_threads(void) {
         uint64_t first = 0;
         for (int time = 0; time < 5; time++) {
             RunStats stats;
-            make_task(20, 9, 5);
+            task = equal_task(20, 9, 5);
             open_stages(&config, 3, &p, &t4, 1e8, 1e-5);
             ASSERT_OK(run_all((Listener){.ctx = &chance, .sweep = time ? dawdle : NULL}, &stats));
             if (!time) first = digest();
             CU_ASSERT_EQUAL(digest(), first);
-            close_stages(), free_task();
+            close_stages(), free_task(&task);
         }
     }
 }
@@ -312,14 +302,14 @@ static void stages_do_the_work_of_one_machine(void) {
     for (int m = 1; m <= 4; m++) {
         Policy p = mixed(3);
         RunStats stats;
-        make_task(20, 9, 5);
+        task = equal_task(20, 9, 5);
         open_stages(&config, m, &p, &h, 1e6, .01);
         ASSERT_OK(run_all((Listener){0}, &stats));
         CU_ASSERT_EQUAL(stats.generated, 20 * 5);
         for (int s = 0; s < m; s++)
             for (int lane = PROJECT; lane <= FINISH; lane++) work[m - 1] += stages.stage[s].device->count[lane].busy_s;
         CU_ASSERT_DOUBLE_EQUAL(work[m - 1], work[0], 1e-6 * work[0]);
-        close_stages(), free_task();
+        close_stages(), free_task(&task);
     }
 }
 
@@ -333,12 +323,12 @@ static void a_stage_that_fails_ends_all(void) {
     const Policy p = mixed(1);
     RunStats stats;
     open_t4();
-    make_task(20, 9, 5);
+    task = equal_task(20, 9, 5);
     open_stages(&config, 4, &p, &t4, 1e8, 1e-5);
     CU_ASSERT_EQUAL(run_all((Listener){.sweep = refuse}, &stats), -1);
     CU_ASSERT_STRING_EQUAL(err.text, "enough");
     for (int s = 1; s < 4; s++) CU_ASSERT_STRING_EQUAL(stages.stage[s].err.text, "stage 0: enough");
-    close_stages(), free_task();
+    close_stages(), free_task(&task);
 }
 
 static void what_does_not_fit_names_the_stage(void) {
@@ -346,7 +336,7 @@ static void what_does_not_fit_names_the_stage(void) {
     char *layers[] = {"1", "3"};
     const Policy p = all_gpu(1, 1);
     size_t capacity[NTIERS];
-    make_task(1, 2, 3);
+    task = equal_task(1, 2, 3);
     model = checkpoint_dummy(&config, 3);
     ASSERT_OK(stages_split(&stages, model, 2, &(Texts){layers, 2}, &err));
     ASSERT_OK(stages_plan(&stages, &p, &task, F16, roomy, &err));
@@ -354,7 +344,7 @@ static void what_does_not_fit_names_the_stage(void) {
     capacity[TIER_CPU] = roomy[0];
     CU_ASSERT_EQUAL(stages_plan(&stages, &p, &task, F16, capacity, &err), -1);
     CU_ASSERT(err.code == EXIT_USAGE && !strncmp(err.text, "stage 1: the GPU tier needs", 27));
-    stages_close(&stages), free_task();
+    stages_close(&stages), free_task(&task);
     checkpoint_close(model);
 }
 
@@ -442,7 +432,7 @@ static void the_file_has_all_stages_and_what_is_sent_arrives_later(void) {
     size_t len = 0;
     int names = 0;
     open_t4();
-    make_task(20, 9, 5);
+    task = equal_task(20, 9, 5);
     open_stages(&config, M, &p, &t4, 1e8, 1e-5);
     ASSERT_OK(run_all((Listener){0}, &stats));
     for (int s = 0; s < M; s++) all[s] = *stages.stage[s].device->trace;
@@ -463,7 +453,7 @@ static void the_file_has_all_stages_and_what_is_sent_arrives_later(void) {
     CU_ASSERT_EQUAL(names, M);
     check_slices(events, M);
     cJSON_Delete(tree), free(text);
-    close_stages(), free_task();
+    close_stages(), free_task(&task);
 }
 
 CU_TestInfo tests[] = {

@@ -21,8 +21,22 @@ void remove_temp_dirs(void);
 int count_files(const char *dir);
 /* Writes bytes to dir/name. */
 void write_file(const char *dir, const char *name, const void *bytes, size_t len);
-/* A small reproducible generator for test data: uniform in [-1, 1). */
+/* dir/name, until the fourth call behind this one. */
+char *in_dir(const char *dir, const char *name);
+/* A whole file, which the caller frees, and in *len, if that is not NULL, its bytes. Without it the test ends. */
+char *contents(const char *path, size_t *len);
+void copy_file(const char *from, const char *to, const char *name); /* from one directory to another */
+/* In a child: fd is the file, opened with these flags. */
+void redirect(int fd, const char *path, int flags);
+/* A small reproducible generator for test data: uniform in [-1, 1); 0 to n - 1; over orders of magnitude. */
 float test_random(uint64_t *state);
+int test_below(uint64_t *state, int n);
+double test_spread(uint64_t *state, double low, double high);
+/* A published OPT. */
+OptConfig opt_named(const char *name);
+/* count equal prompts of s times token 0, n to generate; free_task frees them. */
+Task equal_task(int count, int s, int n);
+void free_task(Task *task);
 /* A machine so fast that nothing takes any time; a test then slows what it looks at. */
 Hardware test_fast_machine(void);
 /* Everything rests on the GPU; one block of num_gpu_batches batches of gbs prompts, with overlap and pages of 16 tokens. */
