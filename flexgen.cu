@@ -192,14 +192,7 @@ static int row_threads(int cols, int most = THREADS) {
 // Packed numbers (section 5; quant.c has the layout and the plain functions, which these follow bit for bit)
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { HEADER = 4 }; /* bytes of a group's min and scale */
-
-/* How rows of K and V hold their heads. bits 0: as halfs. wide: heads are whole eights of elements. */
-typedef struct {
-    int bits, group;
-    int group_bytes, head_bytes;
-    bool wide;
-} Packing;
+enum { GROUP_WORDS = GROUP_BYTES / 4 };
 
 /* A code as a float: 2^23 and the code share a float's bits, and 2^23 goes again. Conversions have a quarter of the speed.
  */
@@ -212,43 +205,14 @@ static __device__ float2 group_header(const uint8_t *group) { return __half22flo
  */
 static __device__ float unpack_code(float2 header, unsigned code) { return header.x + header.y * code_float(code); }
 
-/* Number i of a group of any width of codes. */
-static __device__ half unpack_number(const uint8_t *group, int i, int bits) {
-    bool four = bits == 4;
-    const uint8_t *at = group + HEADER + (four ? i / 32 * 16 + i % 16 : i * bits / 8);
-    int shift = four ? i % 32 / 16 * 4 : i * bits % 8;
-    unsigned code = at[0];
-    if (shift + bits > 8) code |= (unsigned)at[1] << 8;
-    return __float2half(unpack_code(group_header(group), code >> shift & ((1u << bits) - 1)));
-}
+enum { COLUMNS = 64 };
 
-/* The first n of eight numbers from the i-th on in any packing, over a group's end; zeros behind them. Not inlined: this is
- * the slow way, which would take more registers than its caller has left. */
-static __device__ __noinline__ Half8 unpack_any(const uint8_t *group, int i, int n, int bits, int whole, int group_bytes) {
-    Half8 eight = make_uint4(0, 0, 0, 0);
-#pragma unroll 1 /* eight at a time take more registers than a function has without saving its caller's */
-    for (int k = 0; k < 8; k += 4) {
-        uint2 four = make_uint2(0, 0);
-        half *h = (half *)&four;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if (k + j < n) h[j] = unpack_number(group, i, bits);
-            if (++i == whole) i = 0, group += group_bytes;
-        }
-        eight.x = eight.z, eight.y = eight.w, eight.z = four.x, eight.w = four.y;
-    }
-    return eight;
-}
-
-enum { GROUP = 64, GROUP_WORDS = 9, COLUMNS = 64 };
-
-/* Groups of 64 codes of 4 bits. A block takes COLUMNS columns of one row of groups through shared memory; a thread has 8 of
- * them, and of each the codes of 8 rows: 4 bytes. */
-static __global__ void __launch_bounds__(COLUMNS) unpack_kernel(half *w, const unsigned *packed, int n, int k, bool wide) {
+/* A block takes COLUMNS columns of one row of groups through shared memory; a thread has 8 of them, and of each the codes
+ * of 8 rows: 4 bytes. */
+static __global__ void __launch_bounds__(COLUMNS) unpack_kernel(half *w, const unsigned *packed, int k) {
     __shared__ unsigned groups[COLUMNS * GROUP_WORDS];
-    int first = blockIdx.x * COLUMNS, columns = min((int)COLUMNS, k - first);
-    const unsigned *from = packed + ((size_t)blockIdx.y * k + first) * GROUP_WORDS;
-    for (int i = threadIdx.x; i < columns * GROUP_WORDS; i += COLUMNS) groups[i] = from[i];
+    const unsigned *from = packed + ((size_t)blockIdx.y * k + blockIdx.x * COLUMNS) * GROUP_WORDS;
+    for (int i = threadIdx.x; i < COLUMNS * GROUP_WORDS; i += COLUMNS) groups[i] = from[i];
     __syncthreads();
     int c = threadIdx.x % (COLUMNS / 8) * 8, word = threadIdx.x / (COLUMNS / 8);
     int top = blockIdx.y * GROUP + word / 4 * 32 + word % 4 * 4;
@@ -256,7 +220,7 @@ static __global__ void __launch_bounds__(COLUMNS) unpack_kernel(half *w, const u
     unsigned codes[8];
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        const unsigned *group = groups + (c + j < columns ? c + j : 0) * GROUP_WORDS;
+        const unsigned *group = groups + (c + j) * GROUP_WORDS;
         header[j] = group_header((const uint8_t *)group), codes[j] = group[1 + word];
     }
 #pragma unroll
@@ -264,44 +228,21 @@ static __global__ void __launch_bounds__(COLUMNS) unpack_kernel(half *w, const u
         int row = top + i % 4 + i / 4 * 16;
         float x[8];
         for (int j = 0; j < 8; j++) x[j] = unpack_code(header[j], codes[j] >> (i % 4 * 8 + i / 4 * 4) & 15);
-        if (row < n) store8(w + (size_t)row * k + first + c, to_halfs(x), columns - c, wide);
+        *(Half8 *)(w + (size_t)row * k + blockIdx.x * COLUMNS + c) = to_halfs(x);
     }
 }
 
-/* Any other packing: a thread has 8 columns of a row, straight from memory. */
-static __global__ void unpack_any_kernel(half *w, const uint8_t *packed, int k, int bits, int group, int group_bytes,
-                                         bool wide) {
-    int row = blockIdx.x, c = (blockIdx.y * blockDim.x + threadIdx.x) * 8;
-    Half8 piece = make_uint4(0, 0, 0, 0);
-    half *h = (half *)&piece;
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        if (c + j < k) h[j] = unpack_number(packed + ((size_t)(row / group) * k + c + j) * group_bytes, row % group, bits);
-    store8(w + (size_t)row * k + c, piece, k - c, wide);
-}
-
-/* (max - min) / levels as a half, rounded up; down where the largest code would pass the range of halfs. */
-static __device__ half group_scale(float min, float max, int levels) {
-    float exact = (max - min) / levels;
+/* (max - min) / 15 as a half, rounded up; down where the largest code would pass the range of halfs. */
+static __device__ half group_scale(float min, float max) {
+    float exact = (max - min) / 15;
     __half_raw scale = __float2half(exact);
     if (__half2float(scale) < exact) scale.x++;
-    if (min + levels * __half2float(scale) >= 65520) scale.x--;
+    if (min + 15 * __half2float(scale) >= 65520) scale.x--;
     return scale;
 }
 
-/* Byte b of the codes of x[0..n). */
-static __device__ uint8_t code_byte(const half *x, int n, int b, float min, float inverse, int bits) {
-    unsigned byte = 0;
-    int i = bits == 4 ? b / 16 * 32 + b % 16 : b * 8 / bits, step = bits == 4 ? 16 : 1;
-    for (int shift = bits == 4 ? 0 : i * bits - b * 8; shift < 8 && i < n; i += step, shift += bits) {
-        unsigned code = (unsigned)rintf((__half2float(x[i]) - min) * inverse);
-        byte |= shift < 0 ? code >> -shift : code << shift;
-    }
-    return (uint8_t)byte;
-}
-
-/* A group of n numbers, `bytes` packed, by one warp. */
-static __device__ void pack_group(uint8_t *to, int bytes, const half *x, int n, int bits) {
+/* A group of n numbers, 16, 32, 48 or 64, by one warp. */
+static __device__ void pack_group(uint8_t *to, const half *x, int n) {
     const unsigned short poison = 0x7e00;
     int lane = threadIdx.x % WARP, finite = 1;
     float min = INFINITY, max = -INFINITY;
@@ -311,60 +252,47 @@ static __device__ void pack_group(uint8_t *to, int bytes, const half *x, int n, 
     }
     min = -warp_reduce<Most>(-min, 1), max = warp_reduce<Most>(max, 1), finite = warp_reduce<Least>(finite, 1);
     min += 0.f, max += 0.f; /* -0 becomes 0, as in quant.c */
-    half scale = finite ? group_scale(min, max, (1 << bits) - 1) : __float2half(0);
+    half scale = finite ? group_scale(min, max) : __float2half(0);
     float step = __half2float(scale), inverse = step > 0 ? 1 / step : 0;
+    auto code = [&](int i) { return i < n && finite ? (unsigned)rintf((__half2float(x[i]) - min) * inverse) : 0; };
     if (lane == 0) ((half *)to)[0] = finite ? __float2half(min) : half(__half_raw{poison}), ((half *)to)[1] = scale;
-    for (int b = lane; b < bytes - HEADER; b += WARP) to[HEADER + b] = finite ? code_byte(x, n, b, min, inverse, bits) : 0;
-}
-
-static Packing make_packing(Quant quant, int hd) {
-    if (!quant.bits) return Packing{0, 0, 0, hd * (int)sizeof(half), eights(hd)};
-    return Packing{quant.bits, quant.group, (int)quant_bytes(quant, quant.group), (int)quant_bytes(quant, hd), eights(hd)};
+    int i = lane / 16 * 32 + lane % 16; /* whose code is in the low half of byte `lane` */
+    if (i < n) to[GROUP_HEADER + lane] = (uint8_t)(code(i) | code(i + 16) << 4);
 }
 
 /* Row blockIdx.x of kv, whose nh heads of k go to k and of v to v, a group a warp. */
-static __device__ void pack_row(uint8_t *k, uint8_t *v, const half *kv, int nh, int hd, Packing packing) {
-    int groups = (hd + packing.group - 1) / packing.group, number = (blockIdx.y * blockDim.x + threadIdx.x) / WARP;
+static __device__ void pack_row(uint8_t *k, uint8_t *v, const half *kv, int nh, int hd) {
+    int groups = (hd + GROUP - 1) / GROUP, number = (blockIdx.y * blockDim.x + threadIdx.x) / WARP;
     int head = number / groups, g = number % groups;
     if (head >= 2 * nh) return;
-    uint8_t *to = head < nh ? k + (size_t)head * packing.head_bytes : v + (size_t)(head - nh) * packing.head_bytes;
-    pack_group(to + (size_t)g * packing.group_bytes, min(packing.group_bytes, packing.head_bytes - g * packing.group_bytes),
-               kv + (size_t)head * hd + (size_t)g * packing.group, min(packing.group, hd - g * packing.group),
-               packing.bits);
+    uint8_t *to = head < nh ? k + head * quant_bytes(hd) : v + (head - nh) * quant_bytes(hd);
+    pack_group(to + g * GROUP_BYTES, kv + (size_t)head * hd + g * GROUP, min((int)GROUP, hd - g * GROUP));
 }
 
-static __global__ void pack_kernel(uint8_t *packed, const half *kv, int ld, int nh, int hd, Packing packing) {
-    const size_t bytes = (size_t)nh * packing.head_bytes;
+static __global__ void pack_kernel(uint8_t *packed, const half *kv, int ld, int nh, int hd) {
+    const size_t bytes = nh * quant_bytes(hd);
     uint8_t *row = packed + blockIdx.x * 2 * bytes;
-    pack_row(row, row + bytes, kv + (size_t)blockIdx.x * ld, nh, hd, packing);
+    pack_row(row, row + bytes, kv + (size_t)blockIdx.x * ld, nh, hd);
 }
 
 /* For each row as many blocks as its groups take, a warp a group. */
-static dim3 pack_grid(int rows, int nh, int hd, Quant quant) {
-    const int WARPS = THREADS / WARP, groups = 2 * nh * ((hd + quant.group - 1) / quant.group);
+static dim3 pack_grid(int rows, int nh, int hd) {
+    const int WARPS = THREADS / WARP, groups = 2 * nh * ((hd + GROUP - 1) / GROUP);
     return dim3(rows, (groups + WARPS - 1) / WARPS);
 }
 
-static int gpu_pack(Gpu *gpu, Lane lane, void *packed, const f16 *kv, int ld, int rows, int nh, int hd, Quant quant,
-                    Error *err) {
+static int gpu_pack(Gpu *gpu, Lane lane, void *packed, const f16 *kv, int ld, int rows, int nh, int hd, Error *err) {
     if (!rows) return 0;
-    pack_kernel<<<pack_grid(rows, nh, hd, quant), THREADS, 0, stream_of(gpu, lane)>>>((uint8_t *)packed, (const half *)kv,
-                                                                                      ld, nh, hd, make_packing(quant, hd));
+    pack_kernel<<<pack_grid(rows, nh, hd), THREADS, 0, stream_of(gpu, lane)>>>((uint8_t *)packed, (const half *)kv, ld, nh,
+                                                                               hd);
     return launched("pack", err);
 }
 
-static int gpu_unpack(Gpu *gpu, Lane lane, void *w, const void *packed, int n, int k, Quant quant, Error *err) {
-    cudaStream_t stream = stream_of(gpu, lane);
+static int gpu_unpack(Gpu *gpu, Lane lane, void *w, const void *packed, int n, int k, Error *err) {
+    CHECK(n % GROUP == 0 && k % COLUMNS == 0);
     if (!n) return 0;
-    if (quant.bits == 4 && quant.group == GROUP) {
-        dim3 grid((k + COLUMNS - 1) / COLUMNS, (n + GROUP - 1) / GROUP);
-        unpack_kernel<<<grid, COLUMNS, 0, stream>>>((half *)w, (const unsigned *)packed, n, k, eights(k));
-    } else {
-        int threads = row_threads(k), pieces = (k + 7) / 8;
-        unpack_any_kernel<<<dim3(n, (pieces + threads - 1) / threads), threads, 0, stream>>>(
-            (half *)w, (const uint8_t *)packed, k, quant.bits, quant.group, (int)quant_bytes(quant, quant.group),
-            eights(k));
-    }
+    unpack_kernel<<<dim3(k / COLUMNS, n / GROUP), COLUMNS, 0, stream_of(gpu, lane)>>>((half *)w, (const unsigned *)packed,
+                                                                                      k);
     return launched("unpack", err);
 }
 
@@ -597,25 +525,17 @@ union Room {
 };
 
 /* A block's next portions of w and x, `w` and `x` the warp's first; `left` columns from there on, zeros behind them: groups
- * of zeros, which stand for zeros. x has `rows` rows, x_ld apart. They are there after wait_for_copies; but where rows do
- * not begin at multiples of 16 bytes (WIDE is false) the warp waits for them here. */
-template <int TILES, bool WIDE>
+ * of zeros, which stand for zeros. x has `rows` rows, x_ld apart. They are there after wait_for_copies. */
+template <int TILES>
 static __device__ void load_portions(Stage<TILES> *to, const unsigned *w, int w_left, const half *x, int x_ld, int rows,
                                      int x_left) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, side = warp % SIDES, slice = warp / SIDES;
 #pragma unroll
-    for (int at = lane * 4; at < WORDS && WIDE; at += WARP * 4)
-        copy_async(to->words[warp] + at, w + at, at < w_left * GROUP_WORDS);
-    for (int at = lane; at < WORDS && !WIDE; at += WARP) to->words[warp][at] = at < w_left * GROUP_WORDS ? w[at] : 0;
+    for (int at = lane * 4; at < WORDS; at += WARP * 4) copy_async(to->words[warp] + at, w + at, at < w_left * GROUP_WORDS);
 #pragma unroll
     for (int i = side * WARP + lane; i < TILES * FEW * 4; i += SIDES * WARP) {
         const int row = i / 4, c = i % 4 * 8; /* the warps of a slice share its x: four pieces a row */
-        const bool there = row < rows && c < x_left;
-        const half *from = x + (size_t)row * x_ld + c;
-        if (WIDE)
-            copy_async(&to->x[slice][row][c], from, there);
-        else
-            *(Half8 *)&to->x[slice][row][c] = load8(from, there ? x_left - c : 0, false);
+        copy_async(&to->x[slice][row][c], x + (size_t)row * x_ld + c, row < rows && c < x_left);
     }
 }
 
@@ -716,7 +636,7 @@ static __device__ bool comes_last(unsigned *count, unsigned blocks) {
 }
 
 /* TILES FEW rows of x in a block. Block (which rows, which rows of groups, which of those that share these). */
-template <int TILES, bool WIDE>
+template <int TILES>
 static __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
     packed_linear_kernel(Product p, float *partial, int on_finish) {
     extern __shared__ uint4 shared_bytes[];
@@ -730,7 +650,7 @@ static __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
     float sum[TILES * SUMS] = {};
     auto load = [&](int i) {
         const int left = p.k - before - i * step;
-        if (i < steps) load_portions<TILES, WIDE>(&room.ring[i % STAGES], w, outputs ? left : 0, x, p.k, rows, left);
+        if (i < steps) load_portions<TILES>(&room.ring[i % STAGES], w, outputs ? left : 0, x, p.k, rows, left);
         close_copies(); /* of nothing at the end, so that as many groups are open */
         w += step * GROUP_WORDS, x += step;
     };
@@ -773,12 +693,12 @@ static __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
 
 typedef void (*PackedKernel)(Product, float *, int);
 static const struct {
-    PackedKernel of[2]; /* WIDE is false, true */
+    PackedKernel kernel;
     size_t shared;
-} packed_kernels[] = {{{packed_linear_kernel<1, false>, packed_linear_kernel<1, true>}, sizeof(Room<1>)},
-                      {{packed_linear_kernel<2, false>, packed_linear_kernel<2, true>}, sizeof(Room<2>)},
-                      {{packed_linear_kernel<4, false>, packed_linear_kernel<4, true>}, sizeof(Room<4>)},
-                      {{packed_linear_kernel<8, false>, packed_linear_kernel<8, true>}, sizeof(Room<8>)}};
+} packed_kernels[] = {{packed_linear_kernel<1>, sizeof(Room<1>)},
+                      {packed_linear_kernel<2>, sizeof(Room<2>)},
+                      {packed_linear_kernel<4>, sizeof(Room<4>)},
+                      {packed_linear_kernel<8>, sizeof(Room<8>)}};
 enum { PACKED_KERNELS = sizeof packed_kernels / sizeof *packed_kernels };
 
 /* How many blocks share outputs, so that `across` times as many fill the GPU's places for the largest part of their time.
@@ -792,11 +712,11 @@ static int count_sharers(int across, int k, int places) {
 }
 
 static int packed_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
-    CHECK(p->m <= PACKED_ROWS && takes_packed(p->quant) && p->y_type == F16);
+    CHECK(p->m <= PACKED_ROWS && p->n % GROUP == 0 && eights(p->k) && p->y_type == F16);
     int rows = FEW, which = 0; /* of the block */
     for (; rows < p->m && which < g->packed_most; rows *= 2) which++;
     const int across = (p->n + OUTPUTS - 1) / OUTPUTS;
-    const PackedKernel kernel = packed_kernels[which].of[eights(p->k)];
+    const PackedKernel kernel = packed_kernels[which].kernel;
     float *partial = (float *)(g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0));
     dim3 grid((p->m + rows - 1) / rows, across, count_sharers(across, p->k, g->places));
     kernel<<<grid, LINEAR_THREADS, packed_kernels[which].shared, g->stream[lane]>>>(*p, partial, lane == FINISH);
@@ -806,7 +726,7 @@ static int packed_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
 static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
     CHECK(lane_channel[lane] == GPU && (!p->residual || (p->residual == p->y && !p->relu)));
     if (!p->m) return 0;
-    return (p->quant.bits ? packed_linear : blas_linear)(cuda(gpu), lane, p, err);
+    return (p->packed ? packed_linear : blas_linear)(cuda(gpu), lane, p, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -1026,7 +946,7 @@ static int gpu_attend_prefill(Gpu *gpu, Lane lane, const Prefill *p, Error *err)
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Decode attention: heads in 4 bits, as codes (quant.h, quant_factored)
+// Decode attention: heads in 4 bits, as codes (quant.h)
 //
 // Tensor cores multiply the codes of 16 tokens, a tile, and nothing is unpacked. Four bits at the low end of a half are
 // code 2^-24, and four bits further code 2^-20, exactly: they are subnormal halfs, which tensor cores take as they are. So
@@ -1039,12 +959,11 @@ static int gpu_attend_prefill(Gpu *gpu, Lane lane, const Prefill *p, Error *err)
 // which leaves min times the sum of q or of the weights. One warp has one head; of its lanes g = lane / 4, t = lane % 4.
 // ---------------------------------------------------------------------------------------------------------------
 
-/* How pages hold numbers. FOURS are packed as above; CODES are packed otherwise. */
-enum Pages { HALFS, FOURS, CODES };
+/* How pages hold numbers: FOURS are packed as above. */
+enum Pages { HALFS, FOURS };
 enum {
-    SPLIT = 128, /* tokens of a warp */
-    HEADS = 4,   /* warps of a block */
-    GROUP_BYTES = GROUP_WORDS * 4,
+    SPLIT = 128,                 /* tokens of a warp */
+    HEADS = 4,                   /* warps of a block */
     HALF = GROUP / 2,            /* elements whose codes lie in 16 bytes */
     SHARES_LD = SPLIT + TILE / 2 /* halfs from a column of shares to the next: four lie in different banks */
 };
@@ -1083,7 +1002,7 @@ static __device__ void score_fours(float *score, const half *q, const uint8_t *k
             header[i] = t * GROUP < hd ? *(const unsigned *)(head + t * GROUP_BYTES) : 0;
 #pragma unroll
             for (int b = 0; b < HALVES; b++) {
-                const uint8_t *codes = head + b / 2 * GROUP_BYTES + HEADER + b % 2 * 16 + t * 4;
+                const uint8_t *codes = head + b / 2 * GROUP_BYTES + GROUP_HEADER + b % 2 * 16 + t * 4;
                 word[i][b] = b * HALF < hd ? *(const unsigned *)codes : 0;
             }
         }
@@ -1131,7 +1050,7 @@ static __device__ void weigh_fours(float out[8], float *weight, const uint8_t *v
         unsigned word[GROUPS][4], b[2] = {0, 0}; /* of tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9 */
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const uint8_t *head = v + rows[t0 + 2 * t + i % 2 + i / 2 * 8] * row + HEADER + g * 4;
+            const uint8_t *head = v + rows[t0 + 2 * t + i % 2 + i / 2 * 8] * row + GROUP_HEADER + g * 4;
 #pragma unroll
             for (int j = 0; j < GROUPS; j++)
                 word[j][i] = j * GROUP + g / 4 * HALF < hd ? *(const unsigned *)(head + j * GROUP_BYTES) : 0;
@@ -1169,8 +1088,7 @@ static __device__ void weigh_fours(float out[8], float *weight, const uint8_t *v
 // A warp has one head of one sequence for SPLIT tokens: scores, softmax, weighted values. LANES lanes share a token, 8
 // elements each, so that a warp reads 32 / LANES tokens at once and UNROLL times as many before it uses the first.
 // Sequences of more than SPLIT tokens leave partial results, which combine_kernel puts together in the order of the tokens.
-// Heads that are packed as quant_factored says are read by functions of their own, in the chapter before. Of others a lane
-// makes halfs as it reads them, and all that follows is the same.
+// Packed heads are read by functions of their own, in the chapter before.
 // ---------------------------------------------------------------------------------------------------------------
 
 enum { UNROLL = 4 };
@@ -1191,45 +1109,44 @@ static __device__ void load_rows(int *rows, const Attention &a, int r, int t0, i
     __syncthreads();
 }
 
-/* What a lane reads of K or V: a head's elements c .. c+7. */
+/* How rows of K and V hold their heads: bytes of one, and whether their elements are whole eights. */
 typedef struct {
-    const uint8_t *first; /* in row 0; packed: the group where they begin, of FOURS the head */
+    int bytes;
+    bool wide;
+} HeadForm;
+
+/* A head of K or V, and what a lane reads of it: elements c .. c+7. */
+typedef struct {
+    const uint8_t *first; /* in row 0; packed: the head */
     size_t row;           /* bytes */
-    int at, left;         /* the place of c in its group; elements from c on */
-    Packing packing;
+    int left;             /* elements from c on */
+    HeadForm form;
 } Column;
 
 template <Pages PAGES>
-static __device__ Column find_column(const void *kv, int h, int nh, int hd, int c, const Packing &p) {
-    size_t before = PAGES == HALFS ? c * sizeof(half) : PAGES == CODES ? (size_t)(c / p.group) * p.group_bytes : 0;
-    return Column{(const uint8_t *)kv + (size_t)h * p.head_bytes + before, (size_t)nh * p.head_bytes,
-                  PAGES == CODES ? c % p.group : 0, hd - c, p};
+static __device__ Column find_column(const void *kv, int h, int nh, int hd, int c, const HeadForm &form) {
+    const size_t before = PAGES == HALFS ? c * sizeof(half) : 0;
+    return Column{(const uint8_t *)kv + (size_t)h * form.bytes + before, (size_t)nh * form.bytes, hd - c, form};
 }
 
 /* A lane's eight elements of UNROLL tokens, `apart` apart from t on; zeros for tokens from n on. */
-template <Pages PAGES>
 static __device__ void load_tokens(Half8 piece[UNROLL], const Column &column, const int *rows, int t, int apart, int n) {
-    const Packing &p = column.packing;
-    auto from = [&](int token) { return column.first + (token < n ? rows[token] : 0) * column.row; };
-    auto left = [&](int token) { return token < n ? column.left : 0; };
-    if (PAGES == HALFS) {
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++, t += apart) piece[u] = load8((const half *)from(t), left(t), p.wide);
-    } else {
-        for (int u = 0; u < UNROLL; u++, t += apart)
-            piece[u] = unpack_any(from(t), column.at, left(t), p.bits, p.group, p.group_bytes);
+    for (int u = 0; u < UNROLL; u++, t += apart) {
+        const uint8_t *from = column.first + (t < n ? rows[t] : 0) * column.row;
+        piece[u] = load8((const half *)from, t < n ? column.left : 0, column.form.wide);
     }
 }
 
 /* score[t] = q.k * scale of a warp's n tokens. mine: the lane's elements of q. */
-template <int LANES, Pages PAGES>
+template <int LANES>
 static __device__ void score_tokens(float *score, const float mine[8], const Column &k, const int *rows, int n,
                                     float scale) {
     const int AT_ONCE = WARP / LANES;
     int which = threadIdx.x % WARP / LANES;
     for (int t = which; t - which < n; t += UNROLL * AT_ONCE) {
         Half8 piece[UNROLL];
-        load_tokens<PAGES>(piece, k, rows, t, AT_ONCE, n);
+        load_tokens(piece, k, rows, t, AT_ONCE, n);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             float x[8], dot = 0;
@@ -1242,12 +1159,12 @@ static __device__ void score_tokens(float *score, const float mine[8], const Col
 }
 
 /* out += weight[t] * v of those of a warp's n tokens that the lane reads. */
-template <int LANES, Pages PAGES>
+template <int LANES>
 static __device__ void weigh_tokens(float out[8], const float *weight, const Column &v, const int *rows, int n) {
     const int AT_ONCE = WARP / LANES;
     for (int t = threadIdx.x % WARP / LANES; t < n; t += UNROLL * AT_ONCE) {
         Half8 piece[UNROLL];
-        load_tokens<PAGES>(piece, v, rows, t, AT_ONCE, n);
+        load_tokens(piece, v, rows, t, AT_ONCE, n);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             float x[8], w = t + u * AT_ONCE < n ? weight[t + u * AT_ONCE] : 0;
@@ -1269,7 +1186,7 @@ static __device__ float exponentiate(float *score, int n, float *largest) {
 
 /* Dense attention; or, for sparse attention, the scores (nseq, nh, gridDim.z * SPLIT) alone. */
 template <int LANES, Pages PAGES, bool SCORES>
-static __global__ void __launch_bounds__(HEADS *WARP, 8) attend_kernel(Attention a, Packing packing, float *scratch) {
+static __global__ void __launch_bounds__(HEADS *WARP, 8) attend_kernel(Attention a, HeadForm form, float *scratch) {
     __shared__ int rows[SPLIT];
     __shared__ float scores[SCORES ? 1 : HEADS][SPLIT];
     int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(a.len[r] - t0, (int)SPLIT), hd = a.h1 / a.nh;
@@ -1278,14 +1195,14 @@ static __global__ void __launch_bounds__(HEADS *WARP, 8) attend_kernel(Attention
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp, c = lane % LANES * 8;
     if (h >= a.nh) return;
     const half *q = (const half *)a.q + (size_t)r * a.q_ld + h * hd;
-    const Column k = find_column<PAGES>(a.k, h, a.nh, hd, c, packing), v = find_column<PAGES>(a.v, h, a.nh, hd, c, packing);
+    const Column k = find_column<PAGES>(a.k, h, a.nh, hd, c, form), v = find_column<PAGES>(a.v, h, a.nh, hd, c, form);
     float *score = SCORES ? scratch + ((size_t)r * a.nh + h) * gridDim.z * SPLIT + t0 : scores[warp];
     float mine[8], out[8] = {0}, largest;
     if (PAGES == FOURS) {
         score_fours<LANES>(score, q, k.first, k.row, rows, n, hd, rsqrtf((float)hd));
     } else {
-        to_floats(mine, load8(q + c, hd - c, packing.wide));
-        score_tokens<LANES, PAGES>(score, mine, k, rows, n, rsqrtf((float)hd));
+        to_floats(mine, load8(q + c, hd - c, form.wide));
+        score_tokens<LANES>(score, mine, k, rows, n, rsqrtf((float)hd));
     }
     if (SCORES) return;
     __syncwarp();
@@ -1294,13 +1211,13 @@ static __global__ void __launch_bounds__(HEADS *WARP, 8) attend_kernel(Attention
     if (PAGES == FOURS) {
         weigh_fours<LANES>(out, score, v.first, v.row, rows, n, hd);
     } else {
-        weigh_tokens<LANES, PAGES>(out, score, v, rows, n);
+        weigh_tokens<LANES>(out, score, v, rows, n);
         for (int i = 0; i < 8; i++) out[i] = warp_reduce<Add>(out[i], LANES);
     }
     if (lane >= LANES || c >= hd) return;
     if (a.len[r] <= SPLIT) {
         for (int i = 0; i < 8; i++) out[i] /= sum;
-        store8((half *)a.o + (size_t)r * a.h1 + h * hd + c, to_halfs(out), hd - c, packing.wide);
+        store8((half *)a.o + (size_t)r * a.h1 + h * hd + c, to_halfs(out), hd - c, form.wide);
         return;
     }
     float *to = scratch + (((size_t)r * gridDim.z + blockIdx.z) * a.nh + h) * partial_floats(hd);
@@ -1327,17 +1244,22 @@ static __global__ void combine_kernel(Attention a, const float *partial, int spl
 
 /* A kernel for each number of lanes that share a token (4 for heads of up to 32 elements, 8, 16), of each one for each kind
  * of pages. */
-typedef void (*DecodeKernel)(Attention, Packing, float *scratch);
-#define FOR_PAGES(f, LANES, ...) \
-    f<LANES, HALFS, ##__VA_ARGS__>, f<LANES, FOURS, ##__VA_ARGS__>, f<LANES, CODES, ##__VA_ARGS__>
+typedef void (*DecodeKernel)(Attention, HeadForm, float *scratch);
+#define FOR_PAGES(f, LANES, ...) f<LANES, HALFS, ##__VA_ARGS__>, f<LANES, FOURS, ##__VA_ARGS__>
 #define DECODE_KERNELS(f, ...) \
     { FOR_PAGES(f, 4, ##__VA_ARGS__), FOR_PAGES(f, 8, ##__VA_ARGS__), FOR_PAGES(f, 16, ##__VA_ARGS__) }
 enum { LANES_MAX = 16 };
 
+static HeadForm head_form(const Attention *a) {
+    const int hd = a->h1 / a->nh;
+    return HeadForm{(int)(a->packed ? quant_bytes(hd) : hd * sizeof(half)), eights(hd)};
+}
+
 static DecodeKernel decode_kernel(const DecodeKernel *kernels, const Attention *a) {
-    int which = !a->quant.bits ? HALFS : quant_factored(a->quant, a->h1 / a->nh) ? FOURS : CODES;
-    CHECK((!a->o || a->o_type == F16) && a->h1 / a->nh <= LANES_MAX * 8);
-    for (int elements = 4 * 8; elements < a->h1 / a->nh; elements *= 2) which += 3;
+    const int hd = a->h1 / a->nh;
+    int which = a->packed ? FOURS : HALFS;
+    CHECK((!a->o || a->o_type == F16) && hd <= LANES_MAX * 8 && (!a->packed || hd % 16 == 0));
+    for (int elements = 4 * 8; elements < hd; elements *= 2) which += 2;
     return kernels[which];
 }
 
@@ -1364,8 +1286,7 @@ static void post_decode(Gpu *gpu, Lane lane, const Attention *all, const DecodeK
     CHECK(lane_channel[lane] == GPU && at_once);
     for (int r = 0; r < all->nseq; r += at_once) {
         Attention a = some_sequences(*all, r, at_once);
-        Packing packing = make_packing(a.quant, a.h1 / a.nh);
-        kernel<<<decode_grid(&a, splits), HEADS * WARP, 0, stream_of(gpu, lane)>>>(a, packing, scratch);
+        kernel<<<decode_grid(&a, splits), HEADS * WARP, 0, stream_of(gpu, lane)>>>(a, head_form(&a), scratch);
         then(a, scratch, stream_of(gpu, lane));
     }
 }
@@ -1384,11 +1305,11 @@ static int gpu_attend(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
 }
 
 /* One block a row of kv, or if it is packed on the way several. */
-static __global__ void append_kernel(Append a, Packing packing, bool wide) {
+static __global__ void append_kernel(Append a, bool wide) {
     const half *from = (const half *)a.kv + (size_t)blockIdx.x * a.ld;
     int row = token_row(a.pages + (size_t)a.seq[blockIdx.x] * a.max_pages, a.pos[blockIdx.x], a.page_tokens);
     half *k = (half *)a.k + (size_t)row * a.width, *v = (half *)a.v + (size_t)row * a.width;
-    if (packing.bits) return pack_row((uint8_t *)k, (uint8_t *)v, from, a.nh, a.hd, packing);
+    if (a.pack) return pack_row((uint8_t *)k, (uint8_t *)v, from, a.nh, a.hd);
     for (int c = threadIdx.x * 8; c < a.width; c += blockDim.x * 8) {
         store8(k + c, load8(from + c, a.width - c, wide), a.width - c, wide);
         store8(v + c, load8(from + a.width + c, a.width - c, wide), a.width - c, wide);
@@ -1397,9 +1318,9 @@ static __global__ void append_kernel(Append a, Packing packing, bool wide) {
 
 static int gpu_append(Gpu *gpu, Lane lane, const Append *a, Error *err) {
     if (!a->rows) return 0;
-    const dim3 grid = a->quant.bits ? pack_grid(a->rows, a->nh, a->hd, a->quant) : dim3(a->rows);
-    const int threads = a->quant.bits ? THREADS : row_threads(a->width);
-    append_kernel<<<grid, threads, 0, stream_of(gpu, lane)>>>(*a, make_packing(a->quant, a->hd), eights(a->width));
+    const dim3 grid = a->pack ? pack_grid(a->rows, a->nh, a->hd) : dim3(a->rows);
+    const int threads = a->pack ? THREADS : row_threads(a->width);
+    append_kernel<<<grid, threads, 0, stream_of(gpu, lane)>>>(*a, eights(a->width));
     return launched("append", err);
 }
 
@@ -1477,13 +1398,13 @@ static int gpu_select(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
 }
 
 template <int LANES, Pages PAGES>
-static __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Attention a, Packing packing, float *) {
+static __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Attention a, HeadForm form, float *) {
     __shared__ int rows[HEADS][SPLIT];
     __shared__ float part[HEADS][SPLIT];
     int r = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp;
     if (h >= a.nh) return;
     int hd = a.h1 / a.nh, c = lane % LANES * 8, count = sparse_tokens(a.sparsity, a.len[r]);
-    Column column = find_column<PAGES>(a.v, h, a.nh, hd, c, packing);
+    Column column = find_column<PAGES>(a.v, h, a.nh, hd, c, form);
     float out[8] = {0};
     const int *pages = a.pages + (size_t)r * a.max_pages, *tokens = a.tokens + ((size_t)r * a.nh + h) * a.most;
     const float *weights = a.weights + ((size_t)r * a.nh + h) * a.most;
@@ -1500,12 +1421,12 @@ static __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Attention 
             weigh_fours<LANES>(some, part[warp], column.first, column.row, rows[warp], n, hd);
             for (int i = 0; i < 8; i++) out[i] += some[i];
         } else {
-            weigh_tokens<LANES, PAGES>(out, part[warp], column, rows[warp], n);
+            weigh_tokens<LANES>(out, part[warp], column, rows[warp], n);
         }
     }
     for (int i = 0; i < 8 && PAGES != FOURS; i++) out[i] = warp_reduce<Add>(out[i], LANES);
     if (lane >= LANES || c >= hd) return;
-    store8((half *)a.o + (size_t)r * a.h1 + h * hd + c, to_halfs(out), hd - c, packing.wide);
+    store8((half *)a.o + (size_t)r * a.h1 + h * hd + c, to_halfs(out), hd - c, form.wide);
 }
 
 static const DecodeKernel weigh_kernels[] = DECODE_KERNELS(weigh_kernel);
@@ -1513,7 +1434,7 @@ static const DecodeKernel weigh_kernels[] = DECODE_KERNELS(weigh_kernel);
 static int gpu_weigh(Gpu *gpu, Lane lane, const Attention *a, Error *err) {
     DecodeKernel kernel = decode_kernel(weigh_kernels, a);
     if (!a->nseq) return 0;
-    kernel<<<decode_grid(a, 1), HEADS * WARP, 0, stream_of(gpu, lane)>>>(*a, make_packing(a->quant, a->h1 / a->nh), NULL);
+    kernel<<<decode_grid(a, 1), HEADS * WARP, 0, stream_of(gpu, lane)>>>(*a, head_form(a), NULL);
     return launched("sparse attention", err);
 }
 
@@ -1951,20 +1872,20 @@ static void gpu_close(Gpu *gpu) {
 
 /* Asks about all kernels. CUDA loads one when it is first launched or asked about, and no prompt shall wait for that. */
 static int load_kernels(Error *err) {
-    const void *const others[] = {
-        (const void *)unpack_kernel,  (const void *)unpack_any_kernel, (const void *)pack_kernel,
-        (const void *)embed_kernel,   (const void *)layernorm_kernel,  (const void *)bias_kernel,
-        (const void *)combine_kernel, (const void *)append_kernel,     (const void *)select_kernel,
-        (const void *)pick_kernel,    (const void *)score_kernel};
+    const void *const others[] = {(const void *)unpack_kernel,    (const void *)pack_kernel,   (const void *)embed_kernel,
+                                  (const void *)layernorm_kernel, (const void *)bias_kernel,   (const void *)combine_kernel,
+                                  (const void *)append_kernel,    (const void *)select_kernel, (const void *)pick_kernel,
+                                  (const void *)score_kernel};
     cudaFuncAttributes attributes;
     int status = 0;
+    auto load_one = [&](const void *kernel) {
+        if (!status) status = checked(cudaFuncGetAttributes(&attributes, kernel), "looking for its code", err);
+    };
     auto load = [&](const auto &kernels) {
-        for (auto kernel : kernels)
-            if (!status)
-                status = checked(cudaFuncGetAttributes(&attributes, (const void *)kernel), "looking for its code", err);
+        for (auto kernel : kernels) load_one((const void *)kernel);
     };
     load(others), load(prefill_kernels), load(attend_kernels), load(score_kernels), load(weigh_kernels);
-    for (const auto &kernels : packed_kernels) load(kernels.of);
+    for (const auto &packed : packed_kernels) load_one((const void *)packed.kernel);
     return status;
 }
 
@@ -1972,11 +1893,10 @@ static int load_kernels(Error *err) {
 static int open_shared_memory(CudaGpu *g, size_t most, Error *err) {
     for (int i = 0; i < PACKED_KERNELS && packed_kernels[i].shared <= most; i++) {
         g->packed_most = i;
-        for (PackedKernel kernel : packed_kernels[i].of)
-            if (checked(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             (int)packed_kernels[i].shared),
-                        "shared memory", err))
-                return -1;
+        if (checked(cudaFuncSetAttribute((const void *)packed_kernels[i].kernel,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)packed_kernels[i].shared),
+                    "shared memory", err))
+            return -1;
     }
     return 0;
 }

@@ -32,7 +32,6 @@ typedef struct {
     Tier tier;
     Type type;
     int file;
-    Quant quant; /* of U8 */
     Bytes offset;
     int rows, cols;
     uint64_t ld;      /* elements from one row to the next, cols when dense */
@@ -173,8 +172,10 @@ typedef struct {
     Tier table_home;    /* where the token table (and lm_head) rests */
     int piece_rows;     /* of prompts that pass a layer together, or of the longest prompt; 0 is PIECE_ROWS */
     int workspaces;     /* rotating ones for hidden states that rest off the GPU: 2 or 3; 0 is 3 */
-    Quant weight_quant; /* how the matrices of the layers are packed, on every tier; bits 0: they are F16 */
-    Quant cache_quant;  /* how the KV pages are packed */
+    bool weight_packed; /* the matrices of the layers are, on every tier; else they are F16 */
+    bool cache_packed;  /* the KV pages are */
+    Quant weight_study; /* how matrices in F16 are rounded when they are loaded, for a study; bits 0: not at all */
+    Quant cache_study;  /* how new k and v in F16 are rounded */
     double sparsity;    /* the share of past tokens whose V attention reads, if between 0 and 1; only with cpu_attention,
                            since V can be skipped only where the pages are */
 } Policy;
@@ -183,9 +184,8 @@ typedef struct {
 enum { PIECE_ROWS = 1024, LEAST_WORKSPACES = 2, WORKSPACES = 3 };
 /* A GPU is faster at more rows, up to about so many; see fit_pieces. */
 enum { LARGE_PIECE_ROWS = 4096 };
-/* Up to so many rows a GPU uses packed weights directly (4 bits, groups of 64); otherwise it unpacks them first. */
+/* Up to so many rows a GPU uses packed weights directly; otherwise it unpacks them first. */
 enum { PACKED_ROWS = 64 };
-static inline bool takes_packed(Quant quant) { return quant.bits == 4 && quant.group == 64; }
 /* KV pages for `tokens` tokens. */
 static inline int pages_for(int tokens, int page_tokens) { return (tokens + page_tokens - 1) / page_tokens; }
 static inline int flight_count(const Policy *policy) { return imax(policy->flights, 1); }

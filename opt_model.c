@@ -20,16 +20,15 @@
 
 /* A whole tensor as F16, and how many numbers. The caller frees it. NULL if it cannot be read. */
 static f16 *tensor_numbers(size_t *count, const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
-    const Quant quant = tensor->quant;
     const bool packed = tensor->type == U8;
     const size_t size = (size_t)tensor->rows * tensor->cols;
-    const int k = packed ? tensor->cols / (int)quant_bytes(quant, quant.group) : tensor->cols;
-    *count = packed ? (size_t)tensor->rows * quant.group * k : size;
+    const int k = packed ? tensor->cols / GROUP_BYTES : tensor->cols;
+    *count = packed ? (size_t)tensor->rows * GROUP * k : size;
     f16 *numbers = (f16 *)xcalloc(*count, sizeof *numbers);
     uint8_t *bytes = packed ? (uint8_t *)xcalloc(size, 1) : NULL;
     int status = checkpoint_fill(checkpoint, packed ? (void *)bytes : numbers, tensor, 0, size, err);
     for (int g = 0; packed && !status && g < tensor->rows; g++)
-        quant_unpack_rows(numbers + (size_t)g * quant.group * k, bytes + (size_t)g * tensor->cols, quant.group, k, quant);
+        quant_unpack_rows(numbers + (size_t)g * GROUP * k, bytes + (size_t)g * tensor->cols, k);
     free(bytes);
     if (!status) return numbers;
     free(numbers);

@@ -125,7 +125,7 @@ static Tensor new_kv(const Run *run, const Batch *b, int rows) {
 /* The new k, v of its rows from `first` on, whose cache is not on the GPU, as pages take them: where these are packed,
  * PROJECT has packed them. */
 static Tensor new_kv_off(const Run *run, const Batch *b, int first, int rows) {
-    if (run->plan->policy.cache_quant.bits) return workspace(run, NEW_KV_PACKED, b->turn, rows);
+    if (run->plan->policy.cache_packed) return workspace(run, NEW_KV_PACKED, b->turn, rows);
     return tensor_rows(new_kv(run, b, first + rows), first, rows);
 }
 
@@ -204,7 +204,7 @@ static void layer_weights(const Run *run, int j, Tensor w[NROLES]) {
         if (w[r].tier == TIER_GPU) continue;
         w[r] = plan_bytes(run->plan, (RegionId)(WEIGHT_SLOT + run->now.slot), TIER_GPU, 0, place->slab_offset,
                           place->home.type == U8 ? U8 : F16, place->home.cols);
-        w[r].rows = place->home.rows, w[r].quant = place->home.quant;
+        w[r].rows = place->home.rows;
     }
 }
 
@@ -315,6 +315,7 @@ static Tensor new_kv_below(const Run *run, const Batch *b, int rows) {
 
 /* Puts new tokens' k and v, rows first .. first+n-1 of the batch, into the pages of a table. */
 static void append(Run *run, Op *op, const Tables *t, const PageTable *table, Tensor kv, int first, int n) {
+    op->study = run->plan->policy.cache_study;
     post(&run->to, op_append(op, table, kv, tensor_cols(t->row_seq, first, n), tensor_cols(t->row_token, first, n)));
 }
 
@@ -447,7 +448,7 @@ static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], co
                 plan_view(run->plan, NORM_1, TIER_GPU, 0, 0, piece->rows));
     rows_by_tier(rows, b, piece);
     const int gpu = rows[TIER_GPU], off = piece->rows - gpu;
-    if (off && run->plan->policy.cache_quant.bits)
+    if (off && run->plan->policy.cache_packed)
         post(&run->to, op_pack(new_op(run, PROJECT, CACHE, j, k), new_kv_off(run, b, gpu, off),
                                tensor_rows(new_kv(run, b, piece->rows), gpu, off), c->nh));
     if (gpu) {

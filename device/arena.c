@@ -93,11 +93,7 @@ static int run_layernorm(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
 
 static int run_linear(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     const Tensor y = op->linear.y, x = op->linear.x, w = op->linear.w;
-    Product p = {.y = arenas_address(a, y),
-                 .y_type = y.type,
-                 .y_ld = y.ld,
-                 .quant = w.type == U8 ? w.quant : (Quant){0},
-                 .relu = op->relu};
+    Product p = {.y = arenas_address(a, y), .y_type = y.type, .y_ld = y.ld, .packed = w.type == U8, .relu = op->relu};
     p.x = arenas_address(a, x), p.w = arenas_address(a, w), p.b = arenas_address(a, op->linear.b);
     p.residual = arenas_address(a, op->linear.residual);
     p.m = y.rows, p.n = y.cols, p.k = x.cols;
@@ -108,12 +104,11 @@ static int run_linear(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
 
 static int run_unpack(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     const Tensor w = op->unpack.w, packed = op->unpack.packed;
-    const size_t group = packed.quant.group;
     f16 *to = arenas_address(a, w);
     const uint8_t *from = arenas_address(a, packed);
-    if (gpu) return gpu->unpack(gpu, op->lane, to, from, w.rows, w.cols, packed.quant, err);
+    if (gpu) return gpu->unpack(gpu, op->lane, to, from, w.rows, w.cols, err);
     for (int g = 0; g < packed.rows; g++)
-        quant_unpack_rows(to + g * group * w.cols, from + (size_t)g * packed.cols, (int)group, w.cols, packed.quant);
+        quant_unpack_rows(to + (size_t)g * GROUP * w.cols, from + (size_t)g * packed.cols, w.cols);
     return 0;
 }
 
@@ -122,8 +117,8 @@ static int run_pack(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     const int ld = (int)kv.ld, hd = kv.cols / 2 / op->nh;
     void *to = arenas_address(a, packed);
     const f16 *from = arenas_address(a, kv);
-    if (gpu) return gpu->pack(gpu, op->lane, to, from, ld, kv.rows, op->nh, hd, packed.quant, err);
-    host_pack(to, from, ld, kv.rows, op->nh, hd, packed.quant);
+    if (gpu) return gpu->pack(gpu, op->lane, to, from, ld, kv.rows, op->nh, hd, err);
+    host_pack(to, from, ld, kv.rows, op->nh, hd);
     return 0;
 }
 
@@ -138,7 +133,7 @@ static int run_attend_prefill(const Arenas *a, const Op *op, Gpu *gpu, Error *er
 }
 
 /* What attend, select and weigh have in common. */
-static Attention on_pages(const Arenas *a, const Op *op, Tensor pages, Tensor len, Quant quant, int h1) {
+static Attention on_pages(const Arenas *a, const Op *op, Tensor pages, Tensor len, Tensor kv, int h1) {
     return (Attention){.pages = arenas_address(a, pages),
                        .len = arenas_address(a, len),
                        .nseq = len.cols,
@@ -146,13 +141,13 @@ static Attention on_pages(const Arenas *a, const Op *op, Tensor pages, Tensor le
                        .page_tokens = op->page_tokens,
                        .h1 = h1,
                        .nh = op->nh,
-                       .quant = quant,
+                       .packed = kv.type == U8,
                        .sparsity = op->sparsity};
 }
 
 static int run_attend(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     const Tensor o = op->attend.o, q = op->attend.q, k = op->attend.k;
-    Attention t = on_pages(a, op, op->attend.pages, op->attend.len, k.quant, o.cols);
+    Attention t = on_pages(a, op, op->attend.pages, op->attend.len, k, o.cols);
     t.o = arenas_address(a, o), t.o_type = o.type, t.q = arenas_address(a, q), t.q_ld = (int)q.ld;
     t.k = arenas_address(a, k), t.v = arenas_address(a, op->attend.v);
     if (gpu) return gpu->attend(gpu, op->lane, &t, err);
@@ -162,7 +157,7 @@ static int run_attend(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
 
 static int run_select(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     const Tensor q = op->select.q, k = op->select.k;
-    Attention t = on_pages(a, op, op->select.pages, op->select.len, k.quant, q.cols);
+    Attention t = on_pages(a, op, op->select.pages, op->select.len, k, q.cols);
     t.tokens = arenas_address(a, op->select.tokens), t.weights = arenas_address(a, op->select.weights);
     t.most = op->select.tokens.cols / op->nh;
     t.q = arenas_address(a, q), t.q_ld = (int)q.ld, t.k = arenas_address(a, k);
@@ -173,7 +168,7 @@ static int run_select(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
 
 static int run_weigh(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     const Tensor o = op->weigh.o, v = op->weigh.v;
-    Attention t = on_pages(a, op, op->weigh.pages, op->weigh.len, v.quant, o.cols);
+    Attention t = on_pages(a, op, op->weigh.pages, op->weigh.len, v, o.cols);
     t.tokens = arenas_address(a, op->weigh.tokens), t.weights = arenas_address(a, op->weigh.weights);
     t.most = op->weigh.tokens.cols / op->nh;
     t.o = arenas_address(a, o), t.o_type = o.type, t.v = arenas_address(a, v);
@@ -201,7 +196,7 @@ static int run_append(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     p.pages = arenas_address(a, op->append.pages), p.max_pages = (int)op->append.pages.ld;
     p.page_tokens = op->page_tokens, p.width = (int)(k.cols * type_bytes(k.type) / sizeof(f16));
     p.ld = (int)(kv.ld * type_bytes(kv.type) / sizeof(f16));
-    if (kv.type != k.type) p.quant = k.quant, p.nh = op->nh, p.hd = kv.cols / 2 / op->nh;
+    p.pack = kv.type != k.type, p.study = op->study, p.nh = op->nh, p.hd = kv.cols / 2 / op->nh;
     if (gpu) return gpu->append(gpu, op->lane, &p, err);
     p.alone = op->lane == D_WRITE;
     host_append(&p);

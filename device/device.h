@@ -105,6 +105,7 @@ struct Op {
     int nh, page_tokens;
     bool add, relu;
     double sparsity;
+    Quant study;
     Sampling sampling;
     int nafter; /* it begins when these events have happened */
     Event after[NLANES];
@@ -146,7 +147,8 @@ Op *op_attend(Op *op, Tensor o, Tensor q, const PageTable *table);
 Op *op_select(Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table, double sparsity);
 Op *op_fetch(Op *op, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity);
 Op *op_weigh(Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table, double sparsity);
-/* kv row r becomes token pos[r] of sequence seq[r] of the page table. kv is as its pages are, or F16 to be packed */
+/* kv row r becomes token pos[r] of sequence seq[r] of the page table. kv is as its pages are, or F16 to be packed; of F16
+ * pages `study` is set before */
 Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos);
 Op *op_pick(Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling);
 /* logp (1, rows) F32, best and target (1, rows) I32 */
@@ -391,7 +393,7 @@ typedef struct {
     const void *w;        /* (n, k) dense, F16, or packed by quant_pack_rows */
     const void *b;        /* (n) F16, or NULL */
     const void *residual; /* (m, n) with y's type and y_ld, or NULL. It may be y itself; on a GPU it must be */
-    Quant quant;          /* of packed w; bits 0: F16. A GPU takes what takes_packed says, and at most PACKED_ROWS rows */
+    bool packed;          /* w is; a GPU takes such w for at most PACKED_ROWS rows */
     bool relu;
     int m, n, k;
 } Product;
@@ -422,14 +424,13 @@ typedef struct {
                              row t % page_tokens */
     const int32_t *len;   /* (nseq): sequence r attends to its tokens 0 .. len[r] - 1 */
     int nseq, max_pages, page_tokens, h1, nh;
-    Quant quant;     /* of packed k, v; bits 0: F16 */
+    bool packed;     /* k and v are */
     int32_t *tokens; /* (nseq, nh, most), of sparse attention: out of select, into weigh */
     float *weights;  /* (nseq, nh, most), likewise */
     double sparsity; /* which share of the past is chosen */
     int most;        /* at least sparse_tokens(sparsity, len[r]) of every r */
 } Attention;
-/* Dense attention. Reads every byte of K and V once, in place. The result of packed pages is, bit for bit, that of F16
- * pages with what quant_unpack gives. */
+/* Dense attention. Reads every byte of K and V once, in place. */
 void host_attend(const Attention *a);
 /* Sparse attention (section 5), the first half: the chosen tokens, ascending, and their weights. The softmax is over all
  * tokens, and the weights of the others are dropped. Does not touch V. */
@@ -438,7 +439,7 @@ void host_select(const Attention *a);
 void host_weigh(const Attention *a);
 
 /* Rows of k then v, kv (rows, 2 nh hd), ld elements apart, packed head by head as the cache's pages store them. */
-void host_pack(uint8_t *packed, const f16 *kv, int ld, int rows, int nh, int hd, Quant quant);
+void host_pack(uint8_t *packed, const f16 *kv, int ld, int rows, int nh, int hd);
 
 /* Puts row r of kv at token pos[r] of sequence seq[r]; seq may skip and repeat, but no token comes twice. What pages store
  * packed is packed on the way, or before: then it moves as bytes, two at a time, like F16. */
@@ -449,7 +450,8 @@ typedef struct {
     const int32_t *pages;     /* (any, max_pages), as in Attention */
     int rows, max_pages, page_tokens, width;
     int ld;      /* elements from one row of kv to the next */
-    Quant quant; /* how to pack; bits 0: it moves as it is, and nh and hd are not used */
+    bool pack;   /* else it moves as it is, and nh and hd are used by a study alone */
+    Quant study; /* how what it has put there is rounded, on the host; bits 0: not */
     int nh, hd;  /* heads of a row's k, and their elements */
     bool alone;  /* on this thread: its lane has no others */
 } Append;
@@ -493,10 +495,10 @@ struct Gpu {
     int (*attend)(Gpu *, Lane lane, const Attention *, Error *);
     int (*select)(Gpu *, Lane lane, const Attention *, Error *);
     int (*weigh)(Gpu *, Lane lane, const Attention *, Error *);
-    int (*pack)(Gpu *, Lane lane, void *packed, const f16 *kv, int ld, int rows, int nh, int hd, Quant quant, Error *);
+    int (*pack)(Gpu *, Lane lane, void *packed, const f16 *kv, int ld, int rows, int nh, int hd, Error *);
     int (*append)(Gpu *, Lane lane, const Append *, Error *);
     /* w (n, k) F16 = what quant_unpack_rows gives, for all rows of groups */
-    int (*unpack)(Gpu *, Lane lane, void *w, const void *packed, int n, int k, Quant quant, Error *);
+    int (*unpack)(Gpu *, Lane lane, void *w, const void *packed, int n, int k, Error *);
     int (*pick)(Gpu *, Lane lane, int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos,
                 const Sampling *sampling, int rows, int vocab, Error *);
     int (*score)(Gpu *, Lane lane, float *logp, int32_t *best, const float *logits, const int32_t *target, int rows,

@@ -81,18 +81,17 @@ typedef struct {
     uint8_t *packed;
     const f16 *kv;
     int ld, nh, hd;
-    Quant quant;
 } Packs;
 
 static void pack_rows(const void *packs, int first, int n) {
     const Packs *p = packs;
-    const size_t row = 2 * p->nh * quant_bytes(p->quant, p->hd); /* k's heads, then v's */
-    for (int r = first; r < first + n; r++)                      /* what is not finite poisons its group alone */
-        quant_pack_heads(p->packed + r * row, p->kv + (size_t)r * p->ld, 2 * p->nh, p->hd, p->quant);
+    const size_t row = 2 * p->nh * quant_bytes(p->hd); /* k's heads, then v's */
+    for (int r = first; r < first + n; r++)            /* what is not finite poisons its group alone */
+        quant_pack_heads(p->packed + r * row, p->kv + (size_t)r * p->ld, 2 * p->nh, p->hd);
 }
 
-void host_pack(uint8_t *packed, const f16 *kv, int ld, int rows, int nh, int hd, Quant quant) {
-    host_share(8.0 * rows * nh * hd, rows, pack_rows, &(Packs){packed, kv, ld, nh, hd, quant});
+void host_pack(uint8_t *packed, const f16 *kv, int ld, int rows, int nh, int hd) {
+    host_share(8.0 * rows * nh * hd, rows, pack_rows, &(Packs){packed, kv, ld, nh, hd});
 }
 
 /* Row after row: a token's k goes to one place and its v to another, and both are written in order. */
@@ -104,18 +103,22 @@ static void append_rows(const void *append, int first, int n) {
         size_t at = ((size_t)page * a->page_tokens + a->pos[r] % a->page_tokens) * bytes;
         uint8_t *k = (uint8_t *)a->k + at, *v = (uint8_t *)a->v + at;
         const f16 *from = a->kv + (size_t)r * a->ld;
-        if (a->quant.bits) {
-            quant_pack_heads(k, from, a->nh, a->hd, a->quant);
-            quant_pack_heads(v, from + a->nh * a->hd, a->nh, a->hd, a->quant);
+        if (a->pack) {
+            quant_pack_heads(k, from, a->nh, a->hd);
+            quant_pack_heads(v, from + a->nh * a->hd, a->nh, a->hd);
         } else {
             memcpy(k, from, bytes);
             memcpy(v, from + a->width, bytes);
+        }
+        for (int h = 0; a->study.bits && h < a->nh; h++) { /* what is not finite poisons its group alone */
+            quant_round((f16 *)k + h * a->hd, 1, a->hd, a->study);
+            quant_round((f16 *)v + h * a->hd, 1, a->hd, a->study);
         }
     }
 }
 
 void host_append(const Append *a) {
-    const double work = a->quant.bits ? 8.0 * a->rows * a->nh * a->hd : (double)a->rows * a->width * sizeof(f16);
+    const double work = a->pack ? 8.0 * a->rows * a->nh * a->hd : (double)a->rows * a->width * sizeof(f16);
     host_share(a->alone ? 0 : work, a->rows, append_rows, a);
 }
 

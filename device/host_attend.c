@@ -3,7 +3,7 @@
  *
  * Contract: tokens go in blocks of BLOCK by their index in the sequence, with a running maximum (an online softmax).
  * Prefill and decode share every step, so decode of token t equals row t of prefill, bit for bit. Of packed heads only the
- * codes are multiplied (quant.h, quant_factored). Read next: flexgen.cu, the same on a GPU. */
+ * codes are multiplied (quant.h). Read next: flexgen.cu, the same on a GPU. */
 #include <math.h>
 
 #include "device/host.h"
@@ -239,14 +239,12 @@ void host_attend_prefill(const Prefill *p) {
 //     select_task                    the scores of all tokens; each head's largest, and what they weigh
 //     weigh_task                     o[h], the weighted sum of each head's own tokens
 //
-// A head of K or V is F16, or packed. Packed numbers are multiplied as codes where quant_factored says so, and otherwise
-// a head is unpacked to memory first and passes through the sums of F16.
+// A head of K or V is F16, or packed; then it is multiplied as codes.
 // ---------------------------------------------------------------------------------------------------------------
 
 enum {
     HEADS = 32,         /* that a task takes at most ... */
     RUN = 6144,         /* ... and their bytes of a token's k: long runs, of which a few blocks stay in the second cache */
-    GROUP = 64,         /* numbers, of factored heads */
     WEIGH = 8,          /* tokens whose v meet in registers */
     TOGETHER = VL / NR, /* heads whose scores for NR tokens are the lanes of a vector */
 };
@@ -256,12 +254,10 @@ typedef struct {
     const Attention *a;
     int r, h, nh, hd, len;
     const int32_t *pages;
-    size_t head_bytes, group_bytes; /* of a head in a page, of a whole group in it */
-    bool factored;
-    size_t at;    /* the first head's first element in o */
-    f16 *plain;   /* (WEIGH, hd): heads that are unpacked */
-    Table codes;  /* the codes as floats */
-    float *sum_q; /* (nh, groups, VL): of each group of q the sum, lane by lane */
+    size_t head_bytes; /* of a head in a page */
+    size_t at;         /* the first head's first element in o */
+    Table codes;       /* the codes as floats */
+    float *sum_q;      /* (nh, groups, VL): of each group of q the sum, lane by lane */
 } Heads;
 
 /* Calls of `run`, one a task. */
@@ -275,13 +271,12 @@ typedef struct {
 static void run_tasks(const void *all, int first, int n) {
     const Tasks *tasks = all;
     const Attention *a = tasks->a;
-    const int hd = a->h1 / a->nh, group = a->quant.group;
+    const int hd = a->h1 / a->nh;
     for (int i = first; i < first + n; i++) {
         Heads c = {.a = a, .r = i / tasks->parts, .h = i % tasks->parts * tasks->most, .hd = hd};
         c.nh = imin(tasks->most, a->nh - c.h), c.len = a->len[c.r], c.pages = a->pages + (size_t)c.r * a->max_pages;
         c.head_bytes = tasks->head_bytes;
-        c.group_bytes = a->quant.bits ? quant_bytes(a->quant, group) : 0;
-        c.factored = quant_factored(a->quant, hd), c.codes = t_make(v_set(0), v_set(1));
+        c.codes = t_make(v_set(0), v_set(1));
         c.at = (size_t)c.r * a->h1 + c.h * hd;
         tasks->run(c);
     }
@@ -290,11 +285,10 @@ static void run_tasks(const void *all, int first, int n) {
 /* Calls `run` for every task; `tokens` of a sequence are the work. */
 static void for_tasks(const Attention *a, int tokens, void (*run)(Heads)) {
     const int hd = a->h1 / a->nh;
-    const Quant quant = a->quant;
-    const size_t head_bytes = quant.bits ? quant_bytes(quant, hd) : hd * sizeof(f16);
+    const size_t head_bytes = a->packed ? quant_bytes(hd) : hd * sizeof(f16);
     const int fit = imin(imin(a->nh, HEADS), (int)(RUN / head_bytes)), for_all = a->nseq * a->nh / host_threads();
     const int parts = ceil_div(a->nh, imax(1, imin(fit, for_all))), most = ceil_div(a->nh, parts); /* heads of a task */
-    CHECK(a->o_type == F32 || a->o_type == F16);
+    CHECK((a->o_type == F32 || a->o_type == F16) && (!a->packed || hd % 16 == 0));
     host_share((double)tokens * a->nseq * a->h1, a->nseq * parts, run_tasks, &(Tasks){a, run, parts, most, head_bytes});
 }
 
@@ -330,12 +324,9 @@ INLINE void prefetch_rows(const uint8_t *const *row, int n, size_t at, size_t by
         for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row[t] + at + i, 0, 2);
 }
 
-/* n <= WEIGH heads as F16. */
-static void read_heads(const f16 **plain, const Heads *c, const uint8_t *const *head, int n) {
-    for (int u = 0; u < n; u++) {
-        plain[u] = c->a->quant.bits ? c->plain + (size_t)u * c->hd : (const f16 *)(const void *)head[u];
-        if (c->a->quant.bits) quant_unpack(c->plain + (size_t)u * c->hd, 1, head[u], c->hd, c->a->quant);
-    }
+/* n <= WEIGH heads of F16. */
+static void read_heads(const f16 **plain, const uint8_t *const *head, int n) {
+    for (int u = 0; u < n; u++) plain[u] = (const f16 *)(const void *)head[u];
 }
 
 /* Floats of a head's sums of q: VL lanes of each group. */
@@ -346,7 +337,7 @@ static void take_q(Heads *c, float *to) {
     const Attention *a = c->a;
     const int hd = c->hd;
     scale_q(to, a->q + (size_t)c->r * a->q_ld + (size_t)c->h * hd, hd, c->nh, hd);
-    for (int h = 0; c->factored && h < c->nh; h++)
+    for (int h = 0; a->packed && h < c->nh; h++)
         for (int d = 0; d < hd; d += VL) {
             float *sum = c->sum_q + h * sums_of(hd) + d / GROUP * VL;
             v_store(sum, d % GROUP ? v_load(sum) + v_load(to + h * hd + d) : v_load(to + h * hd + d));
@@ -370,7 +361,7 @@ INLINE void dot_codes(V acc[NR], const Table *codes, const float *q, V sum_q, co
         UNROLL
         for (int j = 0; j < NR; j++) {
             V b[32 / VL];
-            t_block(b, codes, k[j] + group + 4 + d / 2);
+            t_block(b, codes, k[j] + group + GROUP_HEADER + d / 2);
             UNROLL
             for (int i = 0; i < imin(width - d, 32) / VL; i++) dot[j] = v_fma(v_load(q + d + i * VL), b[i], dot[j]);
         }
@@ -388,12 +379,12 @@ INLINE void dot_head(V acc[NR], const Heads *c, const float *q, const float *sum
                      const int hd, const bool packed) {
     if (!packed) {
         const f16 *plain[NR];
-        read_heads(plain, c, k, NR);
+        read_heads(plain, k, NR);
         dot_lanes(acc, q, 0, plain, hd, 1);
         return;
     }
     size_t group = 0;
-    for (int d = 0; d < hd; d += GROUP, group += c->group_bytes)
+    for (int d = 0; d < hd; d += GROUP, group += GROUP_BYTES)
         dot_codes(acc, &c->codes, q + d, v_load(sum_q + d / GROUP * VL), k, group, imin(GROUP, hd - d));
 }
 
@@ -432,7 +423,7 @@ INLINE void weigh_codes(float *o, const Table *codes, const float *p, const uint
         UNROLL
         for (int d = 0; d < width; d += 32) {
             V b[32 / VL];
-            t_block(b, codes, v[t] + group + 4 + d / 2);
+            t_block(b, codes, v[t] + group + GROUP_HEADER + d / 2);
             UNROLL
             for (int i = 0; i < imin(width - d, 32) / VL; i++) acc[d / VL + i] = v_fma(a, b[i], acc[d / VL + i]);
         }
@@ -446,36 +437,36 @@ INLINE void weigh_head(float *o, const Heads *c, const float *p, const uint8_t *
                        const bool packed) {
     if (!packed) {
         const f16 *plain[WEIGH];
-        read_heads(plain, c, v, nt);
+        read_heads(plain, v, nt);
         weigh_columns(o, 0, p, 0, plain, hd, nt, 1);
         return;
     }
     size_t group = 0;
-    for (int d = 0; d < hd; d += GROUP, group += c->group_bytes)
+    for (int d = 0; d < hd; d += GROUP, group += GROUP_BYTES)
         weigh_codes(o + d, &c->codes, p, v, group, nt, imin(GROUP, hd - d));
 }
 
-/* Calls name(..., hd, factored) with the head size, and whether codes are multiplied, as constants for the usual ones, so
+/* Calls name(..., hd, packed) with the head size, and whether codes are multiplied, as constants for the usual ones, so
  * that its loops are unrolled. */
-#define FOR_HEAD_SIZE(c, name, ...)           \
-    do {                                      \
-        const int hd_ = (c)->hd;              \
-        if ((c)->factored && hd_ == 64)       \
-            name(__VA_ARGS__, 64, true);      \
-        else if ((c)->factored && hd_ == 128) \
-            name(__VA_ARGS__, 128, true);     \
-        else if ((c)->factored && hd_ == 80)  \
-            name(__VA_ARGS__, 80, true);      \
-        else if ((c)->factored)               \
-            name(__VA_ARGS__, hd_, true);     \
-        else if (hd_ == 80)                   \
-            name(__VA_ARGS__, 80, false);     \
-        else if (hd_ == 64)                   \
-            name(__VA_ARGS__, 64, false);     \
-        else if (hd_ == 128)                  \
-            name(__VA_ARGS__, 128, false);    \
-        else                                  \
-            name(__VA_ARGS__, hd_, false);    \
+#define FOR_HEAD_SIZE(c, name, ...)            \
+    do {                                       \
+        const int hd_ = (c)->hd;               \
+        if ((c)->a->packed && hd_ == 64)       \
+            name(__VA_ARGS__, 64, true);       \
+        else if ((c)->a->packed && hd_ == 128) \
+            name(__VA_ARGS__, 128, true);      \
+        else if ((c)->a->packed && hd_ == 80)  \
+            name(__VA_ARGS__, 80, true);       \
+        else if ((c)->a->packed)               \
+            name(__VA_ARGS__, hd_, true);      \
+        else if (hd_ == 80)                    \
+            name(__VA_ARGS__, 80, false);      \
+        else if (hd_ == 64)                    \
+            name(__VA_ARGS__, 64, false);      \
+        else if (hd_ == 128)                   \
+            name(__VA_ARGS__, 128, false);     \
+        else                                   \
+            name(__VA_ARGS__, hd_, false);     \
     } while (0)
 
 /* score[h * ld + t] = q[h] . k[t] of a block's rows k, while the rows `ahead` are on their way. */
@@ -520,12 +511,11 @@ static void weigh_block(float *o, int ld, const Heads *c, const float *p, const 
 static void attend_task(Heads c) {
     const Attention *a = c.a;
     const int hdp = round_up(c.hd, VL);
-    float *q = scratch((size_t)c.nh * (c.hd + hdp + BLOCK + sums_of(c.hd)) + WEIGH * c.hd); /* (nh, hd) */
-    float *o = q + (size_t)c.nh * c.hd, *score = o + (size_t)c.nh * hdp;                    /* (nh, hdp), (nh, BLOCK) */
+    float *q = scratch((size_t)c.nh * (c.hd + hdp + BLOCK + sums_of(c.hd))); /* (nh, hd) */
+    float *o = q + (size_t)c.nh * c.hd, *score = o + (size_t)c.nh * hdp;     /* (nh, hdp), (nh, BLOCK) */
     Rows k, v;
     Seen seen[HEADS];
     c.sum_q = score + (size_t)c.nh * BLOCK;
-    c.plain = (f16 *)(c.sum_q + (size_t)c.nh * sums_of(c.hd));
     take_q(&c, q);
     memset(o, 0, (size_t)c.nh * hdp * sizeof *o);
     for (int h = 0; h < c.nh; h++) seen[h] = (Seen){-INFINITY, 0};
@@ -604,12 +594,11 @@ static void select_task(Heads c) {
     const Attention *a = c.a;
     const int chosen = sparse_tokens(a->sparsity, c.len);
     const size_t ld = round_up(c.len, BLOCK);
-    float *q = scratch((size_t)c.nh * (c.hd + ld + sums_of(c.hd)) + ld + NR * c.hd);
+    float *q = scratch((size_t)c.nh * (c.hd + ld + sums_of(c.hd)) + ld);
     float *score = q + (size_t)c.nh * c.hd; /* (nh, ld) */
     int32_t *key = (int32_t *)(score + c.nh * ld);
     Rows k[2];
     c.sum_q = (float *)(key + ld);
-    c.plain = (f16 *)(c.sum_q + (size_t)c.nh * sums_of(c.hd));
     take_q(&c, q);
     find_rows(&k[0], &c, a->k, 0);
     for (int t0 = 0, b = 0; t0 < c.len; t0 += BLOCK, b ^= 1) {
@@ -634,9 +623,8 @@ static void weigh_task(Heads c) {
     const Attention *a = c.a;
     const size_t first = ((size_t)c.r * a->nh + c.h) * a->most;
     const int hdp = round_up(c.hd, VL), n = sparse_tokens(a->sparsity, c.len), all = c.nh * n;
-    const uint8_t **head = (void *)scratch(all * (sizeof *head / sizeof(float)) + hdp + WEIGH * c.hd); /* (nh, n) */
+    const uint8_t **head = (void *)scratch(all * (sizeof *head / sizeof(float)) + hdp); /* (nh, n) */
     float *o = (float *)(head + all);
-    c.plain = (f16 *)(o + hdp);
     for (int h = 0; h < c.nh; h++)
         for (int i = 0; i < n; i++)
             head[h * n + i] = find_row(&c, a->v, a->tokens[first + (size_t)h * a->most + i]) + h * c.head_bytes;

@@ -26,13 +26,30 @@ static int load_packed(const WeightPlace *place, const Tensor *source, const Che
                        Error *err) {
     Tensor home = place->home;
     uint8_t *groups = xcalloc(home.cols, 1);
-    f16 *rows = xcalloc((size_t)home.quant.group * source->cols, sizeof *rows);
+    f16 *rows = xcalloc((size_t)GROUP * source->cols, sizeof *rows);
     int status = 0;
     for (int g = 0; g < home.rows && !status; g++) {
-        status = checkpoint_pack(checkpoint, groups, rows, source, g, home.quant, err);
+        status = checkpoint_pack(checkpoint, groups, rows, source, g, err);
         if (!status) device->upload(device, home, (size_t)g * home.cols, groups, home.cols);
     }
     free(groups), free(rows);
+    return status;
+}
+
+/* The same rounded, for a study. */
+static int load_rounded(const WeightPlace *place, const Tensor *source, Quant study, const Checkpoint *checkpoint,
+                        Device *device, Error *err) {
+    const size_t cols = (size_t)source->cols;
+    f16 *rows = xcalloc(study.group * cols, sizeof *rows);
+    int status = 0;
+    for (int row = 0; row < source->rows && !status; row += study.group) {
+        const int n = imin(study.group, source->rows - row);
+        status = checkpoint_fill(checkpoint, rows, source, row * cols, n * cols, err) ||
+                 checkpoint_finite(checkpoint, rows, source, row * cols, n * cols, err);
+        for (size_t c = 0; c < cols && !status; c++) quant_round(rows + c, cols, n, study);
+        if (!status) device->upload(device, place->home, row * cols, rows, n * cols);
+    }
+    free(rows);
     return status;
 }
 
@@ -54,9 +71,11 @@ static void load_tensors(const void *loading, int first, int n) {
         const WeightPlace *place = j < l ? &a->plan->weight[j][r] : &a->plan->global[i - l * NROLES];
         const Tensor *source = j < l ? &a->checkpoint->layer[j][r] : &a->checkpoint->global[i - l * NROLES];
         if (!source->rows || place->home.file) continue;
-        if ((place->home.type == U8 ? load_packed : load_tensor)(place, source, a->checkpoint, a->device, &err) &&
-            !atomic_fetch_add(a->failures, 1))
-            *a->err = err;
+        const bool study = a->plan->policy.weight_study.bits && j < l && role_is_matrix((Role)r);
+        const int status =
+            study ? load_rounded(place, source, a->plan->policy.weight_study, a->checkpoint, a->device, &err)
+                  : (place->home.type == U8 ? load_packed : load_tensor)(place, source, a->checkpoint, a->device, &err);
+        if (status && !atomic_fetch_add(a->failures, 1)) *a->err = err;
     }
 }
 
@@ -75,7 +94,7 @@ static Tensor warm_weight(const Plan *plan, const WeightPlace *place) {
     const size_t end = place->slab_offset + (size_t)t.rows * t.cols * type_bytes(type);
     const RegionId slot = plan->slot_bytes[0] < end ? WEIGHT_SLOT_1 : WEIGHT_SLOT;
     Tensor w = plan_bytes(plan, slot, TIER_GPU, 0, place->slab_offset, type, t.cols);
-    w.rows = t.rows, w.quant = t.quant;
+    w.rows = t.rows;
     return w;
 }
 

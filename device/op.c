@@ -69,7 +69,7 @@ Op *op_layernorm(Op *op, Tensor y, Tensor x, Tensor w, Tensor b) {
 
 Op *op_linear(Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu) {
     if (w.type == U8)
-        CHECK((size_t)w.rows * w.cols == quant_matrix_bytes(w.quant, y.cols, x.cols));
+        CHECK((size_t)w.rows * w.cols == quant_matrix_bytes(y.cols, x.cols));
     else
         CHECK(x.cols == w.cols && y.cols == w.rows && w.type == F16);
     CHECK(y.rows == x.rows && (!residual.rows || (residual.rows == y.rows && residual.cols == y.cols)));
@@ -79,7 +79,7 @@ Op *op_linear(Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, b
 }
 
 Op *op_unpack(Op *op, Tensor w, Tensor packed) {
-    CHECK(w.type == F16 && packed.type == U8 && packed.quant.bits);
+    CHECK(w.type == F16 && packed.type == U8);
     op->code = OP_UNPACK, op->unpack.w = w, op->unpack.packed = packed;
     return op;
 }
@@ -141,7 +141,7 @@ Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos)
     if (kv.type == table->k.type)
         CHECK(kv.cols == 2 * table->k.cols);
     else
-        CHECK(kv.type == F16 && (size_t)table->k.cols == table->nh * quant_bytes(table->k.quant, kv.cols / 2 / table->nh));
+        CHECK(kv.type == F16 && (size_t)table->k.cols == table->nh * quant_bytes(kv.cols / 2 / table->nh));
     CHECK(seq.cols == kv.rows && pos.cols == kv.rows);
     op->append.k = table->k, op->append.v = table->v, op->append.kv = kv;
     op->append.seq = seq, op->append.pos = pos, op->append.pages = table->pages;
