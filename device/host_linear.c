@@ -122,9 +122,8 @@ INLINE void tile(V *kept, float *out, const float *x, const f16 *w, size_t k, in
 // unpacks it into its registers.
 // ---------------------------------------------------------------------------------------------------------------
 
-/* nc columns of a part: their codes and what these stand for, or their numbers. */
+/* PANEL_K columns of a part: their codes and what these stand for, or their numbers. */
 typedef struct {
-    int nc;
     const uint8_t *codes; /* the first column's; the next are GROUP_BYTES apart */
     Table table[PANEL_K];
     _Alignas(64) float w[PANEL_K][PART];
@@ -133,11 +132,11 @@ typedef struct {
 /* The columns whose groups begin at `from`. */
 static void load_columns(Panel *a, const uint8_t *from, bool unpacked) {
     a->codes = from + GROUP_HEADER;
-    for (int c = 0; c < a->nc; c++) { /* apart from their use, because a table takes long to be ready */
+    for (int c = 0; c < PANEL_K; c++) { /* apart from their use, because a table takes long to be ready */
         __builtin_prefetch(from + (PANEL_K + c) * GROUP_BYTES, 0, 2); /* the few lines that each use reads lie far apart */
         a->table[c] = t_load(from + c * GROUP_BYTES);
     }
-    for (int c = 0; unpacked && c < a->nc; c++)
+    for (int c = 0; unpacked && c < PANEL_K; c++)
         for (int j = 0; j < PART; j += 32) {
             V out[32 / VL];
             t_block(out, &a->table[c], a->codes + c * GROUP_BYTES + j / 2);
@@ -150,7 +149,7 @@ INLINE void packed_tile(float *sum, const float *x, const Panel *w, const bool u
     enum { BLOCKS = NR * VL / 32 ? NR * VL / 32 : 1, EACH = 32 / VL, ALL = BLOCKS * EACH };
     for (int j = 0; j < PART; j += ALL * VL) {
         V acc[6][ALL] = {{{0}}}, a[6], b[EACH];
-        for (int c = 0; c < w->nc; c++) {
+        for (int c = 0; c < PANEL_K; c++) {
             UNROLL
             for (int i = 0; i < mr; i++) a[i] = v_set(x[i * PANEL_K + c]);
             UNROLL
@@ -175,10 +174,9 @@ INLINE void packed_tile(float *sum, const float *x, const Panel *w, const bool u
     }
 }
 
-/* sum (rows, PART) += x (rows, PANEL_K) times columns c .. c+nc of the part. */
-static void multiply_packed(float *sum, const float *x, int rows, const Product *p, int part, int c, int nc) {
+/* sum (rows, PART) += x (rows, PANEL_K) times columns from c on of the part. */
+static void multiply_packed(float *sum, const float *x, int rows, const Product *p, int part, int c) {
     Panel w; /* set field by field: to fill all of it with zeros would take longer than its use */
-    w.nc = nc;
     load_columns(&w, (const uint8_t *)p->w + ((size_t)part * p->k + c) * GROUP_BYTES, rows > MR);
     if (rows > MR)
         for (int i = 0; i < rows; i += MR)
@@ -201,14 +199,6 @@ static void linear_finish(const Product *p, const float *sum, size_t r, size_t c
         if (p->relu) v = v_select(v < 0.0f, v_set(0), v);
         if (p->residual) v += v_load_part((const float *)p->residual + at + j, n);
         store_any(p->y, p->y_type, at + j, v, n);
-    }
-}
-
-/* Rows of n columns of x, which are k apart; zeros behind them up to `room` columns, and `to` has them ld apart. */
-static void copy_rows(float *to, int ld, const float *x, int rows, size_t k, int n, int room) {
-    for (int i = 0; i < rows; i++) {
-        memcpy(to + i * ld, x + i * k, n * sizeof *x);
-        memset(to + i * ld + n, 0, (room - n) * sizeof *x);
     }
 }
 
@@ -248,9 +238,9 @@ static void task_of_packed(const Product *p, int row, int rows, int part, int pa
     float *x = scratch((size_t)rows * (PANEL_K + parts * PART)), *sums = x + (size_t)rows * PANEL_K;
     memset(sums, 0, (size_t)rows * parts * PART * sizeof *sums); /* (parts, rows, PART); x is (rows, PANEL_K) */
     for (int c = 0; c < p->k; c += PANEL_K) {
-        const int nc = imin(PANEL_K, p->k - c);
-        copy_rows(x, PANEL_K, (const float *)p->x + (size_t)row * p->k + c, rows, p->k, nc, PANEL_K);
-        for (int u = 0; u < parts; u++) multiply_packed(sums + u * rows * PART, x, rows, p, part + u, c, nc);
+        const float *from = (const float *)p->x + (size_t)row * p->k + c;
+        for (int i = 0; i < rows; i++) memcpy(x + i * PANEL_K, from + (size_t)i * p->k, PANEL_K * sizeof *x);
+        for (int u = 0; u < parts; u++) multiply_packed(sums + u * rows * PART, x, rows, p, part + u, c);
     }
     for (int u = 0; u < parts; u++)
         for (int i = 0; i < rows; i++)
@@ -279,7 +269,7 @@ static void run_tasks(const void *all, int first, int n) {
 void host_linear(const Product *p) {
     const int all = ceil_div(p->n, PART);
     const int most = p->packed ? PANEL_ROWS : ROWS, enough = 4 * host_threads(); /* to deal them out evenly */
-    CHECK((p->y_type == F32 || p->y_type == F16) && (!p->packed || p->n % GROUP == 0));
+    CHECK((p->y_type == F32 || p->y_type == F16) && (!p->packed || (p->n % GROUP == 0 && p->k % PANEL_K == 0)));
     int rows = round_up(ceil_div(p->m, ceil_div(p->m, most)), FEW),
         parts = p->m > FEW ? (p->packed ? PANEL_OUTPUTS : OUTPUTS) / PART : 1;
     while (parts > 1 && ceil_div(p->m, rows) * ceil_div(all, parts) < enough) parts /= 2;

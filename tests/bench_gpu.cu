@@ -232,7 +232,6 @@ static double product_rate(cublasLtHandle_t handle, int m, int n, int k, int lau
 // ---------------------------------------------------------------------------------------------------------------
 
 static Gpu *gpu;
-static const Quant FOUR_BITS = {4, 64};
 enum { H1 = 7168, H2 = 4 * H1, HEADS = 56, VOCAB = 50272, TIMES = 32 };
 
 /* Whether the GPU has so many bytes left; else says so. */
@@ -258,15 +257,15 @@ static double seconds_of(Post post) {
     return median(seconds);
 }
 
-static void print_linear(int m, int n, int k, Quant quant) {
-    const size_t each = quant.bits ? quant_matrix_bytes(quant, n, k) : (size_t)n * k * sizeof(half);
+static void print_linear(int m, int n, int k, bool packed) {
+    const size_t each = packed ? quant_matrix_bytes(n, k) : (size_t)n * k * sizeof(half);
     Product p = {};
     char name[64];
-    snprintf(name, sizeof name, "%s_%d_%d_%d", quant.bits ? "packed" : "blas", m, n, k);
+    snprintf(name, sizeof name, "%s_%d_%d_%d", packed ? "packed" : "blas", m, n, k);
     if (!has_room(name, WEIGHTS * each)) return;
     char *w = (char *)device_memory(WEIGHTS * each, 7, 0.05f);
     p.x = device_memory((size_t)m * k * sizeof(half), 8, 1), p.y = device_memory((size_t)m * n * sizeof(half), 9, 1);
-    p.y_type = F16, p.y_ld = n, p.quant = quant, p.m = m, p.n = n, p.k = k;
+    p.y_type = F16, p.y_ld = n, p.packed = packed, p.m = m, p.n = n, p.k = k;
     const double s = seconds_of([&](int i, Error *err) {
         p.w = w + (size_t)i % WEIGHTS * each;
         return gpu->linear(gpu, PROJECT, &p, err);
@@ -275,14 +274,14 @@ static void print_linear(int m, int n, int k, Quant quant) {
     for (void *of : {(void *)w, (void *)p.x, p.y}) CUDA(cudaFree(of));
 }
 
-static void print_attend(int nseq, int len, Quant quant) {
+static void print_attend(int nseq, int len, bool packed) {
     enum { PAGE = 16 };
     const int pages = len / PAGE, hd = H1 / HEADS;
-    const size_t row = quant.bits ? HEADS * quant_bytes(quant, hd) : H1 * sizeof(half), bytes = row * len * nseq;
+    const size_t row = packed ? HEADS * quant_bytes(hd) : H1 * sizeof(half), bytes = row * len * nseq;
     const int copies = (int)std::max(LINK / bytes, (size_t)1); /* none is met in the cache */
     std::vector<int32_t> table(nseq * pages), lens(nseq, len);
     char name[64];
-    snprintf(name, sizeof name, "attend%s_%d_%d", quant.bits ? "4" : "", nseq, len);
+    snprintf(name, sizeof name, "attend%s_%d_%d", packed ? "4" : "", nseq, len);
     if (!has_room(name, 2 * copies * bytes)) return;
     for (size_t i = 0; i < table.size(); i++) table[i] = (int32_t)(i * 7 % table.size()); /* 7 divides no power of two */
     int32_t *on_gpu = (int32_t *)device_memory((table.size() + nseq) * 4, 1, 1);
@@ -293,7 +292,7 @@ static void print_attend(int nseq, int len, Quant quant) {
     a.q = (const f16 *)device_memory((size_t)nseq * H1 * sizeof(half), 4, 1);
     a.o = device_memory((size_t)nseq * H1 * sizeof(half), 5, 1);
     a.o_type = F16, a.q_ld = a.h1 = H1, a.nh = HEADS, a.nseq = nseq, a.max_pages = pages, a.page_tokens = PAGE;
-    a.pages = on_gpu, a.len = on_gpu + table.size(), a.quant = quant;
+    a.pages = on_gpu, a.len = on_gpu + table.size(), a.packed = packed;
     const double s = seconds_of([&](int i, Error *err) {
         a.k = k + i % copies * bytes, a.v = v + i % copies * bytes;
         return gpu->attend(gpu, PROJECT, &a, err);
@@ -336,14 +335,14 @@ static void print_pick(const char *name, float top_p, int top_k, float temperatu
 }
 
 static void print_rows(void) {
-    const size_t packed = quant_matrix_bytes(FOUR_BITS, H2, H1), plain = (size_t)H2 * H1 * sizeof(half);
+    const size_t packed = quant_matrix_bytes(H2, H1), plain = (size_t)H2 * H1 * sizeof(half);
     char *x = (char *)device_memory(plain, 1, 1), *y = (char *)device_memory(plain, 2, 1);
     for (int rows : {64, 4096}) {
         const double s =
             seconds_of([&](int, Error *err) { return gpu->layernorm(gpu, PROJECT, y, x, x, x, rows, H1, err); });
         printf("layernorm_%d %.1f\n", rows, 2. * rows * H1 * sizeof(half) / s / 1e9);
     }
-    const double s = seconds_of([&](int, Error *err) { return gpu->unpack(gpu, PROJECT, y, x, H2, H1, FOUR_BITS, err); });
+    const double s = seconds_of([&](int, Error *err) { return gpu->unpack(gpu, PROJECT, y, x, H2, H1, err); });
     printf("unpack %.1f\n", (packed + plain) / s / 1e9);
     CUDA(cudaFree(x));
     CUDA(cudaFree(y));
@@ -354,11 +353,11 @@ static void print_kernels(void) {
     Error err;
     gpu = cuda_open_gpu(&err);
     if (!gpu) fprintf(stderr, "bench_gpu: %s\n", err.text), exit(1);
-    for (int quant = 1; quant >= 0; quant--) /* flexgen's own first */
+    for (bool packed : {true, false}) /* flexgen's own first */
         for (const int *shape : shapes)
-            for (int m : {1, 8, 16, 32, 64}) print_linear(m, shape[0], shape[1], quant ? FOUR_BITS : Quant{});
+            for (int m : {1, 8, 16, 32, 64}) print_linear(m, shape[0], shape[1], packed);
     for (int len : {512, 2048})
-        for (int nseq : {8, 32, 64}) print_attend(nseq, len, FOUR_BITS), print_attend(nseq, len, Quant{});
+        for (int nseq : {8, 32, 64}) print_attend(nseq, len, true), print_attend(nseq, len, false);
     print_attend_prefill(8, 512);
     print_pick("pick_greedy", 1, 0, 0);
     print_pick("pick_top_p", .9f, 0, 1);

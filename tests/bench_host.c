@@ -57,23 +57,19 @@ static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
     return flops / t;
 }
 
-static const Quant quant[] = {{0, 0}, {4, 64}}; /* F16, packed */
-
 /* w (n, k), n a multiple of a group. */
 static void pack_all(uint8_t *packed, const f16 *w, int n, int k) {
-    size_t row = quant_matrix_bytes(quant[1], quant[1].group, k);
-    for (int r = 0; r < n; r += quant[1].group, packed += row)
-        quant_pack_rows(packed, w + (size_t)r * k, quant[1].group, k, quant[1]);
+    for (int r = 0; r < n; r += GROUP, packed += quant_matrix_bytes(GROUP, k))
+        quant_pack_rows(packed, w + (size_t)r * k, k);
 }
 static void unpack_all(f16 *w, const uint8_t *packed, int n, int k) {
-    size_t row = quant_matrix_bytes(quant[1], quant[1].group, k);
-    for (int r = 0; r < n; r += quant[1].group, packed += row)
-        quant_unpack_rows(w + (size_t)r * k, packed, quant[1].group, k, quant[1]);
+    for (int r = 0; r < n; r += GROUP, packed += quant_matrix_bytes(GROUP, k))
+        quant_unpack_rows(w + (size_t)r * k, packed, k);
 }
 
 /* The same product of weights in 4 bits, beside F16's. */
 static void packed_rate(int m, int n, int k) {
-    size_t bytes = quant_matrix_bytes(quant[1], n, k);
+    size_t bytes = quant_matrix_bytes(n, k);
     float *x = (float *)room((size_t)m * k, 4), *y = (float *)room((size_t)m * n, 4);
     f16 *w = (f16 *)room((size_t)n * k, 2);
     uint8_t *packed = (uint8_t *)room(bytes, 1);
@@ -83,7 +79,7 @@ static void packed_rate(int m, int n, int k) {
     pack_all(packed, w, n, k);
     Product p = {.y = y, .y_type = F32, .y_ld = n, .x = x, .w = w, .m = m, .n = n, .k = k};
     SECONDS(plain, host_linear(&p));
-    p.w = packed, p.quant = quant[1];
+    p.w = packed, p.packed = true;
     SECONDS(t, host_linear(&p));
     printf("linear packed %4d x %5d x %5d %7.1f GFLOP/s, of F16 weights %7.1f: %.2f times as fast   weights %.1f GB/s\n", m,
            n, k, flops / t / 1e9, flops / plain / 1e9, plain / t, bytes / t / 1e9);
@@ -94,12 +90,12 @@ static void packed_rate(int m, int n, int k) {
 static void quant_rates(void) {
     enum { N = 2048, K = 4096, HD = 128 };
     f16 *w = (f16 *)room((size_t)N * K, 2);
-    uint8_t *packed = (uint8_t *)room(quant_matrix_bytes(quant[1], N, K), 1);
+    uint8_t *packed = (uint8_t *)room(quant_matrix_bytes(N, K), 1);
     double pack, unpack, heads;
     fill(NULL, w, (size_t)N * K);
     SECONDS(pack, pack_all(packed, w, N, K));
     SECONDS(unpack, unpack_all(w, packed, N, K));
-    SECONDS(heads, quant_pack_heads(packed, w, N * K / HD, HD, quant[1]));
+    SECONDS(heads, quant_pack_heads(packed, w, N * K / HD, HD));
     printf("one thread packs %.1f GB/s of weights, unpacks %.1f, packs %.1f of a cache\n", 2e-9 * N * K / pack,
            2e-9 * N * K / unpack, 2e-9 * N * K / heads);
     free(w), free(packed);
@@ -129,7 +125,7 @@ static uint64_t sum_all(const uint64_t *a, size_t n) {
 /* Attention of nseq sequences of `context` tokens, their pages dealt in turns, as F16 and packed. */
 static void attention_new(Attention a[2], int nseq, int context, int page_tokens, int h1, int nh) {
     const int max_pages = (context + page_tokens - 1) / page_tokens;
-    const size_t rows = (size_t)nseq * max_pages * page_tokens, packed = nh * quant_bytes(quant[1], h1 / nh);
+    const size_t rows = (size_t)nseq * max_pages * page_tokens, packed = nh * quant_bytes(h1 / nh);
     f16 *q = (f16 *)room((size_t)nseq * h1, 2);
     int32_t *pages = (int32_t *)xcalloc((size_t)nseq * max_pages, 4), *len = (int32_t *)xcalloc(nseq, 4);
     fill(NULL, q, (size_t)nseq * h1);
@@ -148,13 +144,13 @@ static void attention_new(Attention a[2], int nseq, int context, int page_tokens
                        page_tokens,
                        h1,
                        nh,
-                       .quant = quant[0]};
-    a[1] = a[0], a[1].quant = quant[1];
+                       .packed = false};
+    a[1] = a[0], a[1].packed = true;
     for (int part = 0; part < 2; part++) {
         f16 *x = (f16 *)room(rows * h1, 2);
         uint8_t *bytes = (uint8_t *)room(rows, packed);
         fill(NULL, x, rows * h1);
-        for (size_t r = 0; r < rows; r++) quant_pack_heads(bytes + r * packed, x + r * h1, nh, h1 / nh, quant[1]);
+        for (size_t r = 0; r < rows; r++) quant_pack_heads(bytes + r * packed, x + r * h1, nh, h1 / nh);
         *(part ? &a[0].v : &a[0].k) = x, *(part ? &a[1].v : &a[1].k) = bytes;
     }
 }
@@ -176,7 +172,7 @@ static void sparse_rate(Attention a, double dense) {
     SECONDS(select, host_select(&a));
     SECONDS(weigh, host_weigh(&a));
     printf("attend sparsely (%.1f)  %s   %.2f of its time: scores %.2f, choosing %.2f, V %.2f\n", sparsity,
-           a.quant.bits ? "4-bit" : "F16  ", (select + weigh) / dense, scores / dense, (select - scores) / dense,
+           a.packed ? "4-bit" : "F16  ", (select + weigh) / dense, scores / dense, (select - scores) / dense,
            weigh / dense);
     free(a.tokens), free(a.weights);
 }

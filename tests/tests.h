@@ -23,6 +23,10 @@ int count_files(const char *dir);
 void write_file(const char *dir, const char *name, const void *bytes, size_t len);
 /* A small reproducible generator for test data: uniform in [-1, 1). */
 float test_random(uint64_t *state);
+/* quant.h's packed form a number at a time: packs x[0], x[stride], ... x[(n-1) stride]; false where one is not finite. And
+ * what the codes stand for: min + scale * code. */
+bool plain_pack(uint8_t *to, const f16 *x, size_t stride, int n);
+void plain_numbers(float *x, const uint8_t *from, int n);
 /* A machine so fast that nothing takes any time; a test then slows what it looks at. */
 Hardware test_fast_machine(void);
 /* Everything rests on the GPU; one block of num_gpu_batches batches of gbs prompts, with overlap and pages of 16 tokens. */
