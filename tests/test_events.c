@@ -190,7 +190,8 @@ static void check_layernorm(Checker *c, const Op *op) {
 
 static void check_linear(Checker *c, const Op *op) {
     Tensor y = op->linear.y, x = op->linear.x, w = op->linear.w;
-    Product p = {.y_type = y.type, .y_ld = y.ld, .quant = w.quant, .relu = op->relu, .m = y.rows, .n = y.cols, .k = x.cols};
+    Product p = {
+        .y_type = y.type, .y_ld = y.ld, .packed = w.type == U8, .relu = op->relu, .m = y.rows, .n = y.cols, .k = x.cols};
     p.x = reads(c, x), p.w = reads(c, w), p.b = reads(c, op->linear.b), p.residual = reads(c, op->linear.residual);
     p.y = writes(c, y);
     c->packed_products += w.type == U8;
@@ -199,12 +200,11 @@ static void check_linear(Checker *c, const Op *op) {
 
 static void check_unpack(Checker *c, const Op *op) {
     Tensor w = op->unpack.w, packed = op->unpack.packed;
-    const size_t group = packed.quant.group;
     const uint8_t *from = reads(c, packed);
     f16 *to = writes(c, w);
     c->unpacked++;
     for (int g = 0; g < packed.rows && !c->blind; g++)
-        quant_unpack_rows(to + g * group * w.cols, from + (size_t)g * packed.cols, (int)group, w.cols, packed.quant);
+        quant_unpack_rows(to + (size_t)g * GROUP * w.cols, from + (size_t)g * packed.cols, w.cols);
 }
 
 static void check_attend_prefill(Checker *c, const Op *op) {
@@ -220,7 +220,7 @@ static void check_pack(Checker *c, const Op *op) {
     Tensor kv = op->pack.kv;
     const f16 *from = reads(c, kv);
     void *to = writes(c, op->pack.packed);
-    if (!c->blind) host_pack(to, from, (int)kv.ld, kv.rows, op->nh, kv.cols / 2 / op->nh, op->pack.packed.quant);
+    if (!c->blind) host_pack(to, from, (int)kv.ld, kv.rows, op->nh, kv.cols / 2 / op->nh);
 }
 
 /* One token of a sequence: its entry of the page table is read. Which row it has in a tier's pages. */
@@ -236,7 +236,7 @@ static void touch_token(Checker *c, const Op *op, Tensor pages, Tensor rows, int
     touch(c, tensor_rows(rows, find_token(c, op, pages, rows, seq, token), 1), writes);
 }
 
-static Attention on_pages(Checker *c, const Op *op, Tensor pages, Tensor len, Quant quant, int h1) {
+static Attention on_pages(Checker *c, const Op *op, Tensor pages, Tensor len, Tensor kv, int h1) {
     return (Attention){.pages = (int32_t *)address(c, pages),
                        .len = reads(c, len),
                        .nseq = len.cols,
@@ -244,14 +244,14 @@ static Attention on_pages(Checker *c, const Op *op, Tensor pages, Tensor len, Qu
                        .page_tokens = op->page_tokens,
                        .h1 = h1,
                        .nh = op->nh,
-                       .quant = quant,
+                       .packed = kv.type == U8,
                        .sparsity = op->sparsity,
                        .o_type = F32};
 }
 
 static void check_attend(Checker *c, const Op *op) {
     Tensor o = op->attend.o, k = op->attend.k, v = op->attend.v, pages = op->attend.pages;
-    Attention a = on_pages(c, op, pages, op->attend.len, k.quant, o.cols);
+    Attention a = on_pages(c, op, pages, op->attend.len, k, o.cols);
     a.q = reads(c, op->attend.q), a.q_ld = (int)op->attend.q.ld;
     for (int r = 0; r < o.rows; r++)
         for (int t = 0; t < a.len[r]; t++)
@@ -262,7 +262,7 @@ static void check_attend(Checker *c, const Op *op) {
 
 static void check_select(Checker *c, const Op *op) {
     Tensor q = op->select.q, k = op->select.k, pages = op->select.pages;
-    Attention a = on_pages(c, op, pages, op->select.len, k.quant, q.cols);
+    Attention a = on_pages(c, op, pages, op->select.len, k, q.cols);
     a.q = reads(c, q), a.q_ld = (int)q.ld;
     for (int r = 0; r < q.rows; r++)
         for (int t = 0; t < a.len[r]; t++) touch_token(c, op, pages, k, r, t, false);
@@ -297,7 +297,7 @@ static void check_fetch(Checker *c, const Op *op) {
 
 static void check_weigh(Checker *c, const Op *op) {
     Tensor o = op->weigh.o, v = op->weigh.v, pages = op->weigh.pages, tokens = op->weigh.tokens;
-    Attention a = on_pages(c, op, pages, op->weigh.len, v.quant, o.cols);
+    Attention a = on_pages(c, op, pages, op->weigh.len, v, o.cols);
     a.most = tokens.cols / op->nh, a.tokens = reads(c, tokens), a.weights = reads(c, op->weigh.weights);
     for (int r = 0; r < o.rows; r++)
         for (int h = 0; h < op->nh; h++)
@@ -317,7 +317,7 @@ static void check_append(Checker *c, const Op *op) {
         touch_token(c, op, pages, k, p.seq[r], p.pos[r], true), touch_token(c, op, pages, v, p.seq[r], p.pos[r], true);
     p.k = address(c, k), p.v = address(c, v), p.pages = (int32_t *)address(c, pages);
     p.width = (int)(k.cols * type_bytes(k.type) / sizeof(f16)), p.ld = (int)(kv.ld * type_bytes(kv.type) / sizeof(f16));
-    if (kv.type != k.type) p.quant = k.quant, p.nh = op->nh, p.hd = kv.cols / 2 / op->nh;
+    p.pack = kv.type != k.type, p.study = op->study, p.nh = op->nh, p.hd = kv.cols / 2 / op->nh;
     if (!c->blind) host_append(&p);
 }
 
@@ -480,7 +480,8 @@ static struct {
     Prompt prompts[PROMPTS];
     int32_t ids[PROMPTS][MAX_S + MAX_N];
     Policy policy;
-    Quant weights, cache; /* packed so; for all of a trial's policies */
+    bool weights, cache; /* packed; for all of a trial's policies */
+    Quant study;         /* of both, where they are not; bits 0: none */
     double sparsity;
     bool recording;                 /* the reference */
     bool blind;                     /* nothing is computed, so nothing is compared but who waits for whom */
@@ -582,12 +583,13 @@ static void run(void) {
     plan_free(plan);
 }
 
-static void open_model(int l) {
-    int nh = roll(1, 2), h1 = nh * 4 * roll(1, 2);
+/* packs: of whole groups, so that weights and cache can be packed. */
+static void open_model(int l, bool packs) {
+    int nh = packs ? 1 << roll(0, 2) : roll(1, 2), h1 = packs ? GROUP : nh * 4 * roll(1, 2);
     OptConfig config = {.name = "test",
                         .l = l,
                         .h1 = h1,
-                        .h2 = 4 * roll(1, 4),
+                        .h2 = packs ? GROUP * roll(1, 2) : 4 * roll(1, 4),
                         .nh = nh,
                         .vocab = roll(5, VOCAB),
                         .max_pos = MAX_S + MAX_N,
@@ -621,15 +623,17 @@ static void draw_task(void) {
 }
 
 static void set_numbers(Policy *p) {
-    p->weight_quant = trial.weights, p->cache_quant = trial.cache, p->sparsity = trial.sparsity;
+    p->weight_packed = trial.weights, p->cache_packed = trial.cache, p->sparsity = trial.sparsity;
+    if (!trial.weights) p->weight_study = trial.study;
+    if (!trial.cache) p->cache_study = trial.study;
     p->cpu_attention = p->cpu_attention || is_sparse(p);
 }
 
-/* Packed or not, dense or sparse. */
+/* Packed or not, rounded or not, dense or sparse. */
 static void draw_numbers(void) {
-    static const Quant weights[] = {{0, 0}, {0, 0}, {4, 4}, {8, 2}, {3, 4}}, /* sizes are multiples of 4 */
-        caches[] = {{0, 0}, {0, 0}, {4, 64}, {4, 16}, {3, 8}};
-    trial.weights = weights[roll(0, 4)], trial.cache = caches[roll(0, 4)];
+    static const Quant studies[] = {{0, 0}, {0, 0}, {3, 8}, {4, 5}};
+    const bool packs = trial.model->config.h1 % GROUP == 0;
+    trial.weights = packs && roll(0, 4) > 1, trial.cache = packs && roll(0, 4) > 1, trial.study = studies[roll(0, 3)];
     trial.sparsity = one_in(3) ? .05 + .3 * roll(0, 3) : 1;
 }
 
@@ -674,14 +678,14 @@ static bool passes(uint64_t seed) {
     const Policy *p = &trial.policy;
     CU_ASSERT_PTR_NULL(trial.wrong);
     if (!trial.wrong) return true;
-    fprintf(
-        stderr,
-        "\n    seed %d: %s: %g %g %g %g %g %g, %d x %d x %d, %s, table %d, page %d%s%s; bits %d %d, sparsity %g; l %d, %d "
-        "prompts, eos %d\n",
-        (int)seed, trial.wrong, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, flight_count(p),
-        schedule_name[p->schedule], p->table_home, p->page_tokens, p->cpu_attention ? ", CPU attention" : "",
-        p->overlap ? "" : ", no overlap", p->weight_quant.bits, p->cache_quant.bits, p->sparsity, trial.model->config.l,
-        trial.task.count, trial.model->config.eos);
+    fprintf(stderr,
+            "\n    seed %d: %s: %g %g %g %g %g %g, %d x %d x %d, %s, table %d, page %d%s%s; packed %d %d, sparsity %g; l "
+            "%d, %d "
+            "prompts, eos %d\n",
+            (int)seed, trial.wrong, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, flight_count(p),
+            schedule_name[p->schedule], p->table_home, p->page_tokens, p->cpu_attention ? ", CPU attention" : "",
+            p->overlap ? "" : ", no overlap", p->weight_packed, p->cache_packed, p->sparsity, trial.model->config.l,
+            trial.task.count, trial.model->config.eos);
     return false;
 }
 
@@ -691,7 +695,7 @@ static void no_two_ops_touch_the_same_bytes_without_an_event_between_them(void) 
     host_set_threads(1); /* the tensors are tiny */
     for (uint64_t seed = 0; seed < SEEDS && ok; seed++) {
         dice = seed << 32; /* far apart: the generator counts up from here */
-        open_model(roll(1, 4));
+        open_model(roll(1, 4), one_in(2));
         draw_task();
         draw_numbers();
         run_reference();
@@ -717,10 +721,10 @@ static void nor_where_packed_weights_are_unpacked_first(void) {
     trial.blind = true;
     for (uint64_t seed = 0; seed < SEEDS && ok; seed++) {
         dice = (seed << 32) + 7;
-        open_model(roll(1, 4));
+        open_model(roll(1, 4), true);
         draw_task();
         draw_numbers();
-        trial.weights = (Quant){4, 4}, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
+        trial.weights = true, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
         memset(trial.stop, 0, sizeof trial.stop);
         draw_policy();
         run();
@@ -735,10 +739,10 @@ static void nor_where_packed_weights_are_unpacked_first(void) {
 static void weights_are_unpacked_once_and_only_for_batches_of_many_rows(void) {
     enum { L = 3, MATRICES = 6, PRODUCTS = 4, SWEEPS = 4, BATCHES = 2 }; /* q, k and v are one product */
     dice = 3;
-    open_model(L);
+    open_model(L, true);
     clear_task();
     for (int i = 0; i < 4; i++) add_prompt(5, SWEEPS);
-    trial.weights = (Quant){4, 4}, trial.blind = true;
+    trial.weights = true, trial.blind = true;
     memset(trial.stop, 0, sizeof trial.stop);
     for (int rows = 9; rows <= 10; rows++) {
         trial.packed_rows = rows;
@@ -776,7 +780,7 @@ static void nor_in_a_stage_of_a_pipeline(void) {
     trial.blind = true;
     for (uint64_t seed = 0; seed < SEEDS && ok; seed++) {
         dice = (seed << 32) + 11;
-        open_model(roll(2, 4));
+        open_model(roll(2, 4), one_in(2));
         draw_task();
         draw_numbers();
         draw_policy();
@@ -827,7 +831,7 @@ static const struct {
 
 static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) {
     dice = 2;
-    open_model(1);
+    open_model(1, false);
     for (size_t i = 0; i < sizeof left_open / sizeof *left_open; i++) {
         clear_task();
         for (int q = 0; q < left_open[i].count; q++) add_prompt(roll(1, 12), left_open[i].n);
@@ -849,7 +853,7 @@ static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) 
  * nobody was to have as many pages. */
 static void a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early(void) {
     dice = 9;
-    open_model(1);
+    open_model(1, false);
     clear_task();
     add_prompt(1, 4), add_prompt(1, 1), add_prompt(20, 2);
     run_reference();
@@ -869,7 +873,7 @@ static void a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early(void
 static void there_is_room_for_the_moves_of_pages_that_all_lie_apart(void) {
     enum { N = 40 };
     dice = 5;
-    open_model(1);
+    open_model(1, false);
     clear_task();
     for (int i = 0; i < 2; i++) add_prompt(1, N);
     trial.blind = true;
@@ -913,7 +917,7 @@ static int races_of(const Plan *plan, Move first, Move second, int way) {
 static void ops_without_an_event_are_races_and_with_one_they_are_none(void) {
     Error err;
     dice = 1;
-    open_model(1);
+    open_model(1, false);
     draw_task();
     trial.policy = (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = 2, .num_gpu_batches = 2, .page_tokens = 16};
     Plan *plan = plan_make(trial.model, &trial.policy, &trial.task, F32, &err);
