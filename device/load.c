@@ -71,10 +71,10 @@ static void load_tensors(const void *loading, int first, int n) {
         const WeightPlace *place = j < l ? &a->plan->weight[j][r] : &a->plan->global[i - l * NROLES];
         const Tensor *source = j < l ? &a->checkpoint->layer[j][r] : &a->checkpoint->global[i - l * NROLES];
         if (!source->rows || place->home.file) continue;
-        const bool study = a->plan->policy.weight_study.bits && j < l && role_is_matrix((Role)r);
-        const int status =
-            study ? load_rounded(place, source, a->plan->policy.weight_study, a->checkpoint, a->device, &err)
-                  : (place->home.type == U8 ? load_packed : load_tensor)(place, source, a->checkpoint, a->device, &err);
+        const Quant study = j < l && role_is_matrix((Role)r) ? a->plan->policy.weight_study : (Quant){0};
+        const int status = place->home.type == U8 ? load_packed(place, source, a->checkpoint, a->device, &err)
+                           : study.bits           ? load_rounded(place, source, study, a->checkpoint, a->device, &err)
+                                                  : load_tensor(place, source, a->checkpoint, a->device, &err);
         if (status && !atomic_fetch_add(a->failures, 1)) *a->err = err;
     }
 }

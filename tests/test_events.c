@@ -624,8 +624,7 @@ static void draw_task(void) {
 
 static void set_numbers(Policy *p) {
     p->weight_packed = trial.weights, p->cache_packed = trial.cache, p->sparsity = trial.sparsity;
-    if (!trial.weights) p->weight_study = trial.study;
-    if (!trial.cache) p->cache_study = trial.study;
+    p->weight_study = trial.weights ? (Quant){0} : trial.study, p->cache_study = trial.cache ? (Quant){0} : trial.study;
     p->cpu_attention = p->cpu_attention || is_sparse(p);
 }
 
