@@ -212,22 +212,24 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     stop = cJSON_AddArrayToObject(head, "--stop");
     for (int i = 0; i < o->stop.n; i++) cJSON_AddItemToArray(stop, cJSON_CreateString(o->stop.text[i]));
     cJSON_AddNumberToObject(head, "bits of weights", p->weight_packed ? 4 : 0);
+    cJSON_AddNumberToObject(head, "group of weights", p->weight_packed ? GROUP : 0);
     cJSON_AddNumberToObject(head, "bits of the cache", p->cache_packed ? 4 : 0);
+    cJSON_AddNumberToObject(head, "group of the cache", p->cache_packed ? GROUP : 0);
     cJSON_AddNumberToObject(head, "--attn-sparsity", is_sparse(p) ? p->sparsity : 1);
     return head;
 }
 
-static bool is_packed(const cJSON *head, const char *bits) {
-    size_t b;
-    return json_whole(json_get(head, bits), &b) && b == 4;
+static bool is_packed(const cJSON *head, const char *bits, const char *group) {
+    size_t b, g;
+    return json_whole(json_get(head, bits), &b) && json_whole(json_get(head, group), &g) && b == 4 && g == GROUP;
 }
 
 /* What the search was allowed to compress for the run before stays so. */
 static void keep_compression(Options *o, const cJSON *head) {
     if (!head || !o->allow_compression) return;
     o->allow_compression = false;
-    o->compress_weight |= is_packed(head, "bits of weights");
-    o->compress_cache |= is_packed(head, "bits of the cache");
+    o->compress_weight |= is_packed(head, "bits of weights", "group of weights");
+    o->compress_cache |= is_packed(head, "bits of the cache", "group of the cache");
 }
 
 static bool alike(const cJSON *head, const cJSON *before, const char *key) {
