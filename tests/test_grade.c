@@ -999,8 +999,18 @@ static Pack *add_pack(int bits, int n) {
     return p;
 }
 
-/* Each number of the group comes back to within so many of its steps, and what F16 rounds of numbers below 8; NaN of a
- * group that is not finite. */
+/* How many numbers there are among n, each counted once. */
+static int count_kinds(const float *x, int n) {
+    int kinds = 0;
+    for (int i = 0, j; i < n; i++) {
+        for (j = 0; j < i && x[j] != x[i]; j++) continue;
+        kinds += j == i;
+    }
+    return kinds;
+}
+
+/* A group comes back as no more numbers than it has codes, and each of its numbers to within so many of its steps, and what
+ * F16 rounds of numbers below 8; as NaN, if it is not finite. */
 static void assert_packs(double steps) {
     const Unpacked *found = ask(npacks * sizeof *found, pack_each, NULL);
     for (int p = 0; found && p < npacks; p++) {
@@ -1024,6 +1034,9 @@ static void assert_packs(double steps) {
                                        from->quant.bits, i - g, imin(64, from->n - g), low, high, from->stride, off))
                     return;
             }
+            const int kinds = count_kinds(found[p].back + g, imin(64, from->n - g)), codes = 1 << from->quant.bits;
+            if (finite && kinds > codes)
+                return wrong("%d bits: expected at most %d numbers in a group, found %d", from->quant.bits, codes, kinds);
             all_finite = all_finite && finite;
         }
         if (found[p].finite != all_finite)
