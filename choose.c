@@ -8,6 +8,7 @@
 #include "batch.h"
 #include "choose.h"
 #include "device/net.h"
+#include "device/trace.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // The machine
@@ -171,18 +172,24 @@ static Type act_type(const TaskRun *run) { return run->gpu || (run->sim && !run-
 
 int settle_compression(const TaskRun *run, Error *err) {
     Options *o = run->options;
-    const Quant asked = o->quant, is = run->checkpoint->quant;
+    const Checkpoint *c = run->checkpoint;
+    const int hd = c->config.h1 / c->config.nh;
+    const Quant none = {0, 0}, asked = is_study(o->quant) ? o->quant : none;
     Policy *p = &o->policy;
-    if (o->compress_weight) p->weight_quant = asked;
-    if (o->compress_cache) p->cache_quant = asked;
+    p->weight_study = o->compress_weight ? asked : none, p->cache_study = o->compress_cache ? asked : none;
+    p->weight_packed = c->packed || (o->compress_weight && !asked.bits), p->cache_packed = o->compress_cache && !asked.bits;
     if (is_sparse(p)) p->cpu_attention = true;
-    if (!is.bits) return o->compress_weight || o->allow_compression ? checkpoint_packs(run->checkpoint, asked, err) : 0;
-    if (o->compress_weight && (is.bits != asked.bits || is.group != asked.group))
-        return fail(err, EXIT_USAGE,
-                    "--compress-weight: the checkpoint's weights have %d bits in groups of %d; leave it out", is.bits,
-                    is.group);
-    p->weight_quant = is;
-    return 0;
+    if (p->weight_study.bits && c->packed)
+        return fail(err, EXIT_USAGE, "--bits, --group: the weights of %s are packed; name the model that it was made from",
+                    o->model);
+    if (p->cache_study.bits && run->gpu)
+        return fail(err, EXIT_USAGE, "--bits, --group: a GPU knows none for --compress-cache; use --device host");
+    if ((p->cache_packed || o->allow_compression) && hd % 16)
+        return fail(
+            err, EXIT_USAGE,
+            "%s: heads of %d numbers cannot be packed, only multiples of 16; leave it out (eval studies --group 32)",
+            p->cache_packed ? "--compress-cache" : "--allow-compression", hd);
+    return p->weight_packed || o->allow_compression ? checkpoint_packs(c, err) : 0;
 }
 
 Cluster cluster_of(const TaskRun *run) {
@@ -207,7 +214,7 @@ Search search_for(const TaskRun *run, const Task *task, bool one_block) {
                 .fixed_schedule = o->fixed_schedule,
                 .fixed_attention = o->policy.cpu_attention,
                 .max_latency = o->max_latency};
-    if (o->allow_compression) s.allowed = o->quant;
+    s.may_pack = o->allow_compression;
     memcpy(s.capacity, o->capacity, sizeof s.capacity);
     memcpy(s.fixed, o->fixed, sizeof s.fixed);
     if (!s.given.num_gpu_batches && s.fixed_batches) s.given.num_gpu_batches = 1;
@@ -218,7 +225,7 @@ Search search_for(const TaskRun *run, const Task *task, bool one_block) {
 static bool all_given(const Search *s) {
     bool all = s->fixed_gbs && s->fixed_batches && s->max_latency <= 0; /* a limit must be looked at */
     for (int i = 0; i < 6; i++) all = all && s->fixed[i];
-    return all && !s->allowed.bits;
+    return all && !s->may_pack;
 }
 
 int find_policies(Found *found, int most, Search *s, Error *err) {

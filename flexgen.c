@@ -20,6 +20,7 @@
 
 #include "choose.h"
 #include "device/net.h"
+#include "device/trace.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // Running a task
@@ -202,26 +203,25 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     cJSON_AddStringToObject(head, "--seed", text);
     stop = cJSON_AddArrayToObject(head, "--stop");
     for (int i = 0; i < o->stop.n; i++) cJSON_AddItemToArray(stop, cJSON_CreateString(o->stop.text[i]));
-    cJSON_AddNumberToObject(head, "bits of weights", p->weight_quant.bits);
-    cJSON_AddNumberToObject(head, "group of weights", p->weight_quant.group);
-    cJSON_AddNumberToObject(head, "bits of the cache", p->cache_quant.bits);
-    cJSON_AddNumberToObject(head, "group of the cache", p->cache_quant.group);
+    cJSON_AddNumberToObject(head, "bits of weights", p->weight_packed ? 4 : 0);
+    cJSON_AddNumberToObject(head, "group of weights", p->weight_packed ? GROUP : 0);
+    cJSON_AddNumberToObject(head, "bits of the cache", p->cache_packed ? 4 : 0);
+    cJSON_AddNumberToObject(head, "group of the cache", p->cache_packed ? GROUP : 0);
     cJSON_AddNumberToObject(head, "--attn-sparsity", is_sparse(p) ? p->sparsity : 1);
     return head;
 }
 
-static bool is_packed(const cJSON *head, const char *bits, const char *group, Quant quant) {
+static bool is_packed(const cJSON *head, const char *bits, const char *group) {
     size_t b, g;
-    return json_whole(json_get(head, bits), &b) && json_whole(json_get(head, group), &g) && b == quant.bits &&
-           g == quant.group;
+    return json_whole(json_get(head, bits), &b) && json_whole(json_get(head, group), &g) && b == 4 && g == GROUP;
 }
 
 /* What the search was allowed to compress for the run before stays so. */
 static void keep_compression(Options *o, const cJSON *head) {
     if (!head || !o->allow_compression) return;
     o->allow_compression = false;
-    o->compress_weight |= is_packed(head, "bits of weights", "group of weights", o->quant);
-    o->compress_cache |= is_packed(head, "bits of the cache", "group of the cache", o->quant);
+    o->compress_weight |= is_packed(head, "bits of weights", "group of weights");
+    o->compress_cache |= is_packed(head, "bits of the cache", "group of the cache");
 }
 
 static bool alike(const cJSON *head, const cJSON *before, const char *key) {
@@ -238,7 +238,7 @@ static void add_machine(const TaskRun *run, cJSON *head, const cJSON *before) {
     if (!before) return;
     const bool same = alike(head, before, "device") && alike(head, before, "instructions"),
                sums = alike(head, before, "sums");
-    if (!same || !sums || run->gpu || p->cache_quant.bits || is_sparse(p))
+    if (!same || !sums || run->gpu || p->cache_packed || is_sparse(p))
         fprintf(stderr, "going on %s: the tokens to come may differ from those of a run without a break\n",
                 !same      ? "on another machine"
                 : !sums    ? "with another version of this program, which adds in another order"
@@ -534,8 +534,8 @@ static int quantize(TaskRun *run, Error *err) {
     CopyStats stats;
     stop_catch();
     choose_threads(run);
-    if (checkpoint_quantize(&stats, o->model, o->output, o->quant, shard_bytes, o->threads,
-                            isatty(STDERR_FILENO) ? stderr : NULL, err))
+    if (checkpoint_quantize(&stats, o->model, o->output, shard_bytes, o->threads, isatty(STDERR_FILENO) ? stderr : NULL,
+                            err))
         return -1;
     say_processors(run);
     if (stats.untied) say_untied(o->model);

@@ -118,9 +118,14 @@ static __device__ T block_reduce(T x) {
 // An open GPU
 // ---------------------------------------------------------------------------------------------------------------
 
+/* What tells products apart for cuBLAS. */
+typedef struct {
+    int m, n, k, y_ld, y_type, bias, relu;
+} Shape;
+
 /* What cuBLAS has been told of a product, and what it answered. All zero: an empty place. */
 typedef struct {
-    Product shape; /* of its pointers only whether b is there */
+    Shape shape;
     cublasLtMatmulDescOpaque_t product;
     cublasLtMatrixLayoutOpaque_t w, x, y;
     cublasLtMatmulAlgo_t algorithm;
@@ -192,14 +197,7 @@ static int row_threads(int cols, int most = THREADS) {
 // Packed numbers (section 5; quant.c has the layout and the plain functions, which these follow bit for bit)
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { HEADER = 4 }; /* bytes of a group's min and scale */
-
-/* How rows of K and V hold their heads. bits 0: as halfs. wide: heads are whole eights of elements. */
-typedef struct {
-    int bits, group;
-    int group_bytes, head_bytes;
-    bool wide;
-} Packing;
+enum { GROUP_WORDS = GROUP_BYTES / 4 };
 
 /* A code as a float: 2^23 and the code share a float's bits, and 2^23 goes again. Conversions have a quarter of the speed.
  */
@@ -212,43 +210,14 @@ static __device__ float2 group_header(const uint8_t *group) { return __half22flo
  */
 static __device__ float unpack_code(float2 header, unsigned code) { return header.x + header.y * code_float(code); }
 
-/* Number i of a group of any width of codes. */
-static __device__ half unpack_number(const uint8_t *group, int i, int bits) {
-    bool four = bits == 4;
-    const uint8_t *at = group + HEADER + (four ? i / 32 * 16 + i % 16 : i * bits / 8);
-    int shift = four ? i % 32 / 16 * 4 : i * bits % 8;
-    unsigned code = at[0];
-    if (shift + bits > 8) code |= (unsigned)at[1] << 8;
-    return __float2half(unpack_code(group_header(group), code >> shift & ((1u << bits) - 1)));
-}
+enum { COLUMNS = 64 };
 
-/* The first n of eight numbers from the i-th on in any packing, over a group's end; zeros behind them. Not inlined: this is
- * the slow way, which would take more registers than its caller has left. */
-static __device__ __noinline__ Half8 unpack_any(const uint8_t *group, int i, int n, int bits, int whole, int group_bytes) {
-    Half8 eight = make_uint4(0, 0, 0, 0);
-#pragma unroll 1 /* eight at a time take more registers than a function has without saving its caller's */
-    for (int k = 0; k < 8; k += 4) {
-        uint2 four = make_uint2(0, 0);
-        half *h = (half *)&four;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if (k + j < n) h[j] = unpack_number(group, i, bits);
-            if (++i == whole) i = 0, group += group_bytes;
-        }
-        eight.x = eight.z, eight.y = eight.w, eight.z = four.x, eight.w = four.y;
-    }
-    return eight;
-}
-
-enum { GROUP = 64, GROUP_WORDS = 9, COLUMNS = 64 };
-
-/* Groups of 64 codes of 4 bits. A block takes COLUMNS columns of one row of groups through shared memory; a thread has 8 of
- * them, and of each the codes of 8 rows: 4 bytes. */
-static __global__ void __launch_bounds__(COLUMNS) unpack_kernel(half *w, const unsigned *packed, int n, int k, bool wide) {
+/* A block takes COLUMNS columns of one row of groups through shared memory; a thread has 8 of them, and of each the codes
+ * of 8 rows: 4 bytes. */
+static __global__ void __launch_bounds__(COLUMNS) unpack_kernel(half *w, const unsigned *packed, int k) {
     __shared__ unsigned groups[COLUMNS * GROUP_WORDS];
-    int first = blockIdx.x * COLUMNS, columns = min((int)COLUMNS, k - first);
-    const unsigned *from = packed + ((size_t)blockIdx.y * k + first) * GROUP_WORDS;
-    for (int i = threadIdx.x; i < columns * GROUP_WORDS; i += COLUMNS) groups[i] = from[i];
+    const unsigned *from = packed + ((size_t)blockIdx.y * k + blockIdx.x * COLUMNS) * GROUP_WORDS;
+    for (int i = threadIdx.x; i < COLUMNS * GROUP_WORDS; i += COLUMNS) groups[i] = from[i];
     __syncthreads();
     int c = threadIdx.x % (COLUMNS / 8) * 8, word = threadIdx.x / (COLUMNS / 8);
     int top = blockIdx.y * GROUP + word / 4 * 32 + word % 4 * 4;
@@ -256,7 +225,7 @@ static __global__ void __launch_bounds__(COLUMNS) unpack_kernel(half *w, const u
     unsigned codes[8];
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        const unsigned *group = groups + (c + j < columns ? c + j : 0) * GROUP_WORDS;
+        const unsigned *group = groups + (c + j) * GROUP_WORDS;
         header[j] = group_header((const uint8_t *)group), codes[j] = group[1 + word];
     }
 #pragma unroll
@@ -264,44 +233,21 @@ static __global__ void __launch_bounds__(COLUMNS) unpack_kernel(half *w, const u
         int row = top + i % 4 + i / 4 * 16;
         float x[8];
         for (int j = 0; j < 8; j++) x[j] = unpack_code(header[j], codes[j] >> (i % 4 * 8 + i / 4 * 4) & 15);
-        if (row < n) store8(w + (size_t)row * k + first + c, to_halfs(x), columns - c, wide);
+        *(Half8 *)(w + (size_t)row * k + blockIdx.x * COLUMNS + c) = to_halfs(x);
     }
 }
 
-/* Any other packing: a thread has 8 columns of a row, straight from memory. */
-static __global__ void unpack_any_kernel(half *w, const uint8_t *packed, int k, int bits, int group, int group_bytes,
-                                         bool wide) {
-    int row = blockIdx.x, c = (blockIdx.y * blockDim.x + threadIdx.x) * 8;
-    Half8 piece = make_uint4(0, 0, 0, 0);
-    half *h = (half *)&piece;
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        if (c + j < k) h[j] = unpack_number(packed + ((size_t)(row / group) * k + c + j) * group_bytes, row % group, bits);
-    store8(w + (size_t)row * k + c, piece, k - c, wide);
-}
-
-/* (max - min) / levels as a half, rounded up; down where the largest code would pass the range of halfs. */
-static __device__ half group_scale(float min, float max, int levels) {
-    float exact = (max - min) / levels;
+/* (max - min) / 15 as a half, rounded up; down where the largest code would pass the range of halfs. */
+static __device__ half group_scale(float min, float max) {
+    float exact = (max - min) / 15;
     __half_raw scale = __float2half(exact);
     if (__half2float(scale) < exact) scale.x++;
-    if (min + levels * __half2float(scale) >= 65520) scale.x--;
+    if (min + 15 * __half2float(scale) >= 65520) scale.x--;
     return scale;
 }
 
-/* Byte b of the codes of x[0..n). */
-static __device__ uint8_t code_byte(const half *x, int n, int b, float min, float inverse, int bits) {
-    unsigned byte = 0;
-    int i = bits == 4 ? b / 16 * 32 + b % 16 : b * 8 / bits, step = bits == 4 ? 16 : 1;
-    for (int shift = bits == 4 ? 0 : i * bits - b * 8; shift < 8 && i < n; i += step, shift += bits) {
-        unsigned code = (unsigned)rintf((__half2float(x[i]) - min) * inverse);
-        byte |= shift < 0 ? code >> -shift : code << shift;
-    }
-    return (uint8_t)byte;
-}
-
-/* A group of n numbers, `bytes` packed, by one warp. */
-static __device__ void pack_group(uint8_t *to, int bytes, const half *x, int n, int bits) {
+/* A group of n numbers, 16, 32, 48 or 64, by one warp. */
+static __device__ void pack_group(uint8_t *to, const half *x, int n) {
     const unsigned short poison = 0x7e00;
     int lane = threadIdx.x % WARP, finite = 1;
     float min = INFINITY, max = -INFINITY;
@@ -311,60 +257,49 @@ static __device__ void pack_group(uint8_t *to, int bytes, const half *x, int n, 
     }
     min = -warp_reduce<Most>(-min, 1), max = warp_reduce<Most>(max, 1), finite = warp_reduce<Least>(finite, 1);
     min += 0.f, max += 0.f; /* -0 becomes 0, as in quant.c */
-    half scale = finite ? group_scale(min, max, (1 << bits) - 1) : __float2half(0);
+    half scale = finite ? group_scale(min, max) : __float2half(0);
     float step = __half2float(scale), inverse = step > 0 ? 1 / step : 0;
+    auto code = [&](int i) { return i < n && finite ? (unsigned)rintf((__half2float(x[i]) - min) * inverse) : 0; };
     if (lane == 0) ((half *)to)[0] = finite ? __float2half(min) : half(__half_raw{poison}), ((half *)to)[1] = scale;
-    for (int b = lane; b < bytes - HEADER; b += WARP) to[HEADER + b] = finite ? code_byte(x, n, b, min, inverse, bits) : 0;
-}
-
-static Packing make_packing(Quant quant, int hd) {
-    if (!quant.bits) return Packing{0, 0, 0, hd * (int)sizeof(half), eights(hd)};
-    return Packing{quant.bits, quant.group, (int)quant_bytes(quant, quant.group), (int)quant_bytes(quant, hd), eights(hd)};
+    int i = lane / 16 * 32 + lane % 16; /* whose code is in the low half of byte `lane` */
+    if (i < n) to[GROUP_HEADER + lane] = (uint8_t)(code(i) | code(i + 16) << 4);
 }
 
 /* Row blockIdx.x of kv, whose nh heads of k go to k and of v to v, a group a warp. */
-static __device__ void pack_row(uint8_t *k, uint8_t *v, const half *kv, int nh, int hd, Packing packing) {
-    int groups = (hd + packing.group - 1) / packing.group, number = (blockIdx.y * blockDim.x + threadIdx.x) / WARP;
+static __device__ void pack_row(uint8_t *k, uint8_t *v, const half *kv, int nh, int hd) {
+    int groups = (hd + GROUP - 1) / GROUP, number = (blockIdx.y * blockDim.x + threadIdx.x) / WARP;
     int head = number / groups, g = number % groups;
     if (head >= 2 * nh) return;
-    uint8_t *to = head < nh ? k + (size_t)head * packing.head_bytes : v + (size_t)(head - nh) * packing.head_bytes;
-    pack_group(to + (size_t)g * packing.group_bytes, min(packing.group_bytes, packing.head_bytes - g * packing.group_bytes),
-               kv + (size_t)head * hd + (size_t)g * packing.group, min(packing.group, hd - g * packing.group),
-               packing.bits);
+    uint8_t *to = head < nh ? k + head * quant_bytes(hd) : v + (head - nh) * quant_bytes(hd);
+    pack_group(to + g * GROUP_BYTES, kv + (size_t)head * hd + g * GROUP, min((int)GROUP, hd - g * GROUP));
 }
 
-static __global__ void pack_kernel(uint8_t *packed, const half *kv, int ld, int nh, int hd, Packing packing) {
-    const size_t bytes = (size_t)nh * packing.head_bytes;
+static __global__ void pack_kernel(uint8_t *packed, const half *kv, int ld, int nh, int hd) {
+    const size_t bytes = nh * quant_bytes(hd);
     uint8_t *row = packed + blockIdx.x * 2 * bytes;
-    pack_row(row, row + bytes, kv + (size_t)blockIdx.x * ld, nh, hd, packing);
+    pack_row(row, row + bytes, kv + (size_t)blockIdx.x * ld, nh, hd);
 }
 
 /* For each row as many blocks as its groups take, a warp a group. */
-static dim3 pack_grid(int rows, int nh, int hd, Quant quant) {
-    const int WARPS = THREADS / WARP, groups = 2 * nh * ((hd + quant.group - 1) / quant.group);
+static dim3 pack_grid(int rows, int nh, int hd) {
+    const int WARPS = THREADS / WARP, groups = 2 * nh * ((hd + GROUP - 1) / GROUP);
     return dim3(rows, (groups + WARPS - 1) / WARPS);
 }
 
-static int gpu_pack(Gpu *gpu, Lane lane, void *packed, const f16 *kv, int ld, int rows, int nh, int hd, Quant quant,
-                    Error *err) {
-    if (!rows) return 0;
-    pack_kernel<<<pack_grid(rows, nh, hd, quant), THREADS, 0, stream_of(gpu, lane)>>>((uint8_t *)packed, (const half *)kv,
-                                                                                      ld, nh, hd, make_packing(quant, hd));
+static int gpu_pack(CudaGpu *g, const Op *op, Error *err) {
+    const Tensor kv = op->pack.kv;
+    if (!kv.rows) return 0;
+    pack_kernel<<<pack_grid(kv.rows, op->nh, op->hd), THREADS, 0, g->stream[op->lane]>>>(
+        (uint8_t *)op->pack.packed.at, (const half *)kv.at, (int)kv.ld, op->nh, op->hd);
     return launched("pack", err);
 }
 
-static int gpu_unpack(Gpu *gpu, Lane lane, void *w, const void *packed, int n, int k, Quant quant, Error *err) {
-    cudaStream_t stream = stream_of(gpu, lane);
-    if (!n) return 0;
-    if (quant.bits == 4 && quant.group == GROUP) {
-        dim3 grid((k + COLUMNS - 1) / COLUMNS, (n + GROUP - 1) / GROUP);
-        unpack_kernel<<<grid, COLUMNS, 0, stream>>>((half *)w, (const unsigned *)packed, n, k, eights(k));
-    } else {
-        int threads = row_threads(k), pieces = (k + 7) / 8;
-        unpack_any_kernel<<<dim3(n, (pieces + threads - 1) / threads), threads, 0, stream>>>(
-            (half *)w, (const uint8_t *)packed, k, quant.bits, quant.group, (int)quant_bytes(quant, quant.group),
-            eights(k));
-    }
+static int gpu_unpack(CudaGpu *g, const Op *op, Error *err) {
+    const Tensor w = op->unpack.w;
+    CHECK(w.rows % GROUP == 0 && w.cols % COLUMNS == 0);
+    if (!w.rows) return 0;
+    unpack_kernel<<<dim3(w.cols / COLUMNS, w.rows / GROUP), COLUMNS, 0, g->stream[op->lane]>>>(
+        (half *)w.at, (const unsigned *)op->unpack.packed.at, w.cols);
     return launched("unpack", err);
 }
 
@@ -373,26 +308,28 @@ static int gpu_unpack(Gpu *gpu, Lane lane, void *w, const void *packed, int n, i
 // ---------------------------------------------------------------------------------------------------------------
 
 /* One block a row. */
-static __global__ void embed_kernel(Lookup l, bool wide) {
-    const half *from = (const half *)l.table + l.idx[blockIdx.x] * l.table_ld;
-    half *to = (half *)l.y + (size_t)blockIdx.x * l.cols;
-    for (int c = threadIdx.x * 8; c < l.cols; c += blockDim.x * 8) {
-        Half8 row = load8(from + c, l.cols - c, wide);
-        if (l.add) {
+static __global__ void embed_kernel(Op op, bool wide) {
+    const Tensor y = op.embed.y, table = op.embed.table;
+    const half *from = (const half *)table.at + ((const int *)op.embed.idx.at)[blockIdx.x] * table.ld;
+    half *to = (half *)y.at + (size_t)blockIdx.x * y.cols;
+    for (int c = threadIdx.x * 8; c < y.cols; c += blockDim.x * 8) {
+        Half8 row = load8(from + c, y.cols - c, wide);
+        if (op.add) {
             float a[8], b[8];
-            to_floats(a, load8(to + c, l.cols - c, wide));
+            to_floats(a, load8(to + c, y.cols - c, wide));
             to_floats(b, row);
             for (int i = 0; i < 8; i++) a[i] += b[i];
             row = to_halfs(a);
         }
-        store8(to + c, row, l.cols - c, wide);
+        store8(to + c, row, y.cols - c, wide);
     }
 }
 
-static int gpu_embed(Gpu *gpu, Lane lane, const Lookup *l, Error *err) {
-    CHECK(l->y_type == F16 && l->type == F16);
-    if (!l->rows) return 0;
-    embed_kernel<<<l->rows, row_threads(l->cols), 0, stream_of(gpu, lane)>>>(*l, eights(l->cols));
+static int gpu_embed(CudaGpu *g, const Op *op, Error *err) {
+    const Tensor y = op->embed.y;
+    CHECK(y.type == F16 && op->embed.table.type == F16);
+    if (!y.rows) return 0;
+    embed_kernel<<<y.rows, row_threads(y.cols), 0, g->stream[op->lane]>>>(*op, eights(y.cols));
     return launched("embed", err);
 }
 
@@ -435,12 +372,13 @@ static __global__ void __launch_bounds__(MOST_THREADS)
     }
 }
 
-static int gpu_layernorm(Gpu *gpu, Lane lane, void *y, const void *x, const void *w, const void *b, int rows, int cols,
-                         Error *err) {
-    if (!rows) return 0;
-    CHECK(cols <= MOST_COLUMNS);
-    layernorm_kernel<<<rows, row_threads(cols, MOST_THREADS), 0, stream_of(gpu, lane)>>>(
-        (half *)y, (const half *)x, (const half *)w, (const half *)b, cols, eights(cols));
+static int gpu_layernorm(CudaGpu *g, const Op *op, Error *err) {
+    const Tensor x = op->layernorm.x;
+    if (!x.rows) return 0;
+    CHECK(x.cols <= MOST_COLUMNS);
+    layernorm_kernel<<<x.rows, row_threads(x.cols, MOST_THREADS), 0, g->stream[op->lane]>>>(
+        (half *)op->layernorm.y.at, (const half *)x.at, (const half *)op->layernorm.w.at, (const half *)op->layernorm.b.at,
+        x.cols, eights(x.cols));
     return launched("layernorm", err);
 }
 
@@ -451,7 +389,7 @@ static int gpu_layernorm(Gpu *gpu, Lane lane, void *y, const void *x, const void
 // the residual that y holds, and takes the ReLU. Its choice of algorithm is kept for each shape.
 // ---------------------------------------------------------------------------------------------------------------
 
-static int blas_checked(cublasStatus_t s, const Product *p, Error *err) {
+static int blas_checked(cublasStatus_t s, const Shape *p, Error *err) {
     if (s == CUBLAS_STATUS_SUCCESS) return 0;
     const char *remedy = "check that driver and CUDA toolkit fit together";
     if (s == CUBLAS_STATUS_ALLOC_FAILED) remedy = "lower --gpu-mem";
@@ -461,8 +399,8 @@ static int blas_checked(cublasStatus_t s, const Product *p, Error *err) {
 
 /* The largest power of two up to 16 that every address in the product is a multiple of: regions begin at multiples of 64
  * bytes, and within them whole rows come before. */
-static uint32_t alignment(const Product *s) {
-    size_t bits = (size_t)s->k * 2 | s->y_ld * type_bytes(s->y_type) | (size_t)s->n * type_bytes(s->y_type) | 16;
+static uint32_t alignment(const Shape *s) {
+    const size_t y = type_bytes((Type)s->y_type), bits = (size_t)s->k * 2 | s->y_ld * y | s->n * y | 16;
     return (uint32_t)(bits & -bits);
 }
 
@@ -494,15 +432,10 @@ static bool ask(CudaGpu *g, Known *p, const void *b, bool fused) {
     return true;
 }
 
-static bool same_shape(const Product *a, const Product *b) {
-    return a->m == b->m && a->n == b->n && a->k == b->k && a->y_ld == b->y_ld && a->y_type == b->y_type && !a->b == !b->b &&
-           a->relu == b->relu;
-}
-
 /* What is known of this product, from before or asked for now; NULL and err when cuBLAS cannot compute it. */
-static Known *find_product(CudaGpu *g, Lane lane, const Product *s, Error *err) {
+static Known *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b, Error *err) {
     for (int i = 0; i < KNOWN; i++)
-        if (same_shape(&g->products[lane][i].shape, s)) return &g->products[lane][i];
+        if (memcmp(&g->products[lane][i].shape, s, sizeof *s) == 0) return &g->products[lane][i];
     Known *p = &g->products[lane][g->next_product[lane]++ % KNOWN];
     const cudaDataType y_type = s->y_type == F32 ? CUDA_R_32F : CUDA_R_16F;
     const cublasOperation_t transposed = CUBLAS_OP_T;
@@ -510,15 +443,18 @@ static Known *find_product(CudaGpu *g, Lane lane, const Product *s, Error *err) 
     cublasStatus_t status = cublasLtMatmulDescInit(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!status) status = cublasLtMatrixLayoutInit(&p->w, CUDA_R_16F, s->k, s->n, s->k);
     if (!status) status = cublasLtMatrixLayoutInit(&p->x, CUDA_R_16F, s->k, s->m, s->k);
-    if (!status) status = cublasLtMatrixLayoutInit(&p->y, y_type, s->n, s->m, (int64_t)s->y_ld);
+    if (!status) status = cublasLtMatrixLayoutInit(&p->y, y_type, s->n, s->m, s->y_ld);
     if (!status)
         status = cublasLtMatmulDescSetAttribute(&p->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
     p->shape = *s;
-    if (!status && (ask(g, p, s->b, true) || (s->b && ask(g, p, s->b, false)))) return p;
+    if (!status && (ask(g, p, b, true) || (b && ask(g, p, b, false)))) return p;
     *p = Known{};
     blas_checked(status ? status : CUBLAS_STATUS_NOT_SUPPORTED, s, err);
     return NULL;
 }
+
+/* What products of PROJECT, of FINISH leave there. */
+static char *workspace_of(CudaGpu *g, Lane lane) { return g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0); }
 
 /* y += b, then ReLU: only where cuBLAS has no algorithm that does it on the way. */
 static __global__ void bias_kernel(half *y, size_t y_ld, const half *b, bool relu, int cols) {
@@ -529,18 +465,21 @@ static __global__ void bias_kernel(half *y, size_t y_ld, const half *b, bool rel
     }
 }
 
-static int blas_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
-    CHECK((!p->relu || p->b) && (p->y_type == F16 || !p->b));
-    Known *known = find_product(g, lane, p, err);
+static int blas_linear(CudaGpu *g, const Op *op, Error *err) {
+    const Tensor y = op->linear.y;
+    const void *w = op->linear.w.at, *x = op->linear.x.at, *b = op->linear.b.at;
+    const Shape shape = {y.rows, y.cols, op->linear.x.cols, (int)y.ld, y.type, b != NULL, op->relu};
+    const cudaStream_t stream = g->stream[op->lane];
+    CHECK((!op->relu || b) && (y.type == F16 || !b));
+    Known *known = find_product(g, op->lane, &shape, b, err);
     if (!known) return -1;
-    const float one = 1, keep = p->residual ? 1 : 0;
-    char *workspace = g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0);
-    cublasLtMatmulDescSetAttribute(&known->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->b, sizeof p->b);
-    cublasStatus_t s = cublasLtMatmul(g->blas, &known->product, &one, p->w, &known->w, p->x, &known->x, &keep, p->y,
-                                      &known->y, p->y, &known->y, &known->algorithm, workspace, WORKSPACE, g->stream[lane]);
-    if (blas_checked(s, p, err)) return -1;
-    if (!p->b || known->fused) return 0;
-    bias_kernel<<<p->m, row_threads(p->n), 0, g->stream[lane]>>>((half *)p->y, p->y_ld, (const half *)p->b, p->relu, p->n);
+    const float one = 1, keep = op->linear.residual.at ? 1 : 0;
+    cublasLtMatmulDescSetAttribute(&known->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &b, sizeof b);
+    cublasStatus_t s = cublasLtMatmul(g->blas, &known->product, &one, w, &known->w, x, &known->x, &keep, y.at, &known->y,
+                                      y.at, &known->y, &known->algorithm, workspace_of(g, op->lane), WORKSPACE, stream);
+    if (blas_checked(s, &shape, err)) return -1;
+    if (!b || known->fused) return 0;
+    bias_kernel<<<y.rows, row_threads(y.cols), 0, stream>>>((half *)y.at, y.ld, (const half *)b, op->relu, y.cols);
     return launched("bias", err);
 }
 
@@ -597,25 +536,17 @@ union Room {
 };
 
 /* A block's next portions of w and x, `w` and `x` the warp's first; `left` columns from there on, zeros behind them: groups
- * of zeros, which stand for zeros. x has `rows` rows, x_ld apart. They are there after wait_for_copies; but where rows do
- * not begin at multiples of 16 bytes (WIDE is false) the warp waits for them here. */
-template <int TILES, bool WIDE>
+ * of zeros, which stand for zeros. x has `rows` rows, x_ld apart. They are there after wait_for_copies. */
+template <int TILES>
 static __device__ void load_portions(Stage<TILES> *to, const unsigned *w, int w_left, const half *x, int x_ld, int rows,
                                      int x_left) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, side = warp % SIDES, slice = warp / SIDES;
 #pragma unroll
-    for (int at = lane * 4; at < WORDS && WIDE; at += WARP * 4)
-        copy_async(to->words[warp] + at, w + at, at < w_left * GROUP_WORDS);
-    for (int at = lane; at < WORDS && !WIDE; at += WARP) to->words[warp][at] = at < w_left * GROUP_WORDS ? w[at] : 0;
+    for (int at = lane * 4; at < WORDS; at += WARP * 4) copy_async(to->words[warp] + at, w + at, at < w_left * GROUP_WORDS);
 #pragma unroll
     for (int i = side * WARP + lane; i < TILES * FEW * 4; i += SIDES * WARP) {
         const int row = i / 4, c = i % 4 * 8; /* the warps of a slice share its x: four pieces a row */
-        const bool there = row < rows && c < x_left;
-        const half *from = x + (size_t)row * x_ld + c;
-        if (WIDE)
-            copy_async(&to->x[slice][row][c], from, there);
-        else
-            *(Half8 *)&to->x[slice][row][c] = load8(from, there ? x_left - c : 0, false);
+        copy_async(&to->x[slice][row][c], x + (size_t)row * x_ld + c, row < rows && c < x_left);
     }
 }
 
@@ -695,12 +626,13 @@ static __device__ void add_sums(float sum[TILES * SUMS], float (*from)[SUMS_LD])
     }
 }
 
-static __device__ void store_output(const Product &p, int row, int col, float v) {
-    half *y = (half *)p.y + row * p.y_ld + col;
-    if (col >= p.n) return;
-    if (p.b) v += __half2float(((const half *)p.b)[col]);
-    if (p.relu && v < 0) v = 0;
-    if (p.residual) v += __half2float(*y);
+static __device__ void store_output(const Op &op, int row, int col, float v) {
+    const half *b = (const half *)op.linear.b.at;
+    half *y = (half *)op.linear.y.at + row * op.linear.y.ld + col;
+    if (col >= op.linear.y.cols) return;
+    if (b) v += __half2float(b[col]);
+    if (op.relu && v < 0) v = 0;
+    if (op.linear.residual.at) v += __half2float(*y);
     *y = __float2half(v);
 }
 
@@ -716,21 +648,22 @@ static __device__ bool comes_last(unsigned *count, unsigned blocks) {
 }
 
 /* TILES FEW rows of x in a block. Block (which rows, which rows of groups, which of those that share these). */
-template <int TILES, bool WIDE>
+template <int TILES>
 static __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
-    packed_linear_kernel(Product p, float *partial, int on_finish) {
+    packed_linear_kernel(Op op, float *partial, int on_finish) {
+    const int m = op.linear.y.rows, n = op.linear.y.cols, k = op.linear.x.cols;
     extern __shared__ uint4 shared_bytes[];
     Room<TILES> &room = *(Room<TILES> *)shared_bytes;
     const int warp = threadIdx.x / WARP, side = warp % SIDES, slice = warp / SIDES, first = blockIdx.x * TILES * FEW;
-    const int group = blockIdx.y * SIDES + side, step = gridDim.z * SLICES * PORTION, rows = min(p.m - first, TILES * FEW);
-    const int before = (blockIdx.z * SLICES + slice) * PORTION, steps = (p.k + step - 1) / step;
-    const bool outputs = group * GROUP < p.n; /* the last rows of groups may have fewer than SIDES beside them */
-    const unsigned *w = (const unsigned *)p.w + ((size_t)(outputs ? group : 0) * p.k + before) * GROUP_WORDS;
-    const half *x = (const half *)p.x + (size_t)first * p.k + before;
+    const int group = blockIdx.y * SIDES + side, step = gridDim.z * SLICES * PORTION, rows = min(m - first, TILES * FEW);
+    const int before = (blockIdx.z * SLICES + slice) * PORTION, steps = (k + step - 1) / step;
+    const bool outputs = group * GROUP < n; /* the last rows of groups may have fewer than SIDES beside them */
+    const unsigned *w = (const unsigned *)op.linear.w.at + ((size_t)(outputs ? group : 0) * k + before) * GROUP_WORDS;
+    const half *x = (const half *)op.linear.x.at + (size_t)first * k + before;
     float sum[TILES * SUMS] = {};
     auto load = [&](int i) {
-        const int left = p.k - before - i * step;
-        if (i < steps) load_portions<TILES, WIDE>(&room.ring[i % STAGES], w, outputs ? left : 0, x, p.k, rows, left);
+        const int left = k - before - i * step;
+        if (i < steps) load_portions<TILES>(&room.ring[i % STAGES], w, outputs ? left : 0, x, k, rows, left);
         close_copies(); /* of nothing at the end, so that as many groups are open */
         w += step * GROUP_WORDS, x += step;
     };
@@ -753,7 +686,7 @@ static __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
         int row = e / OUTPUTS, col = e % OUTPUTS;
         float v = room.sums[col / GROUP][row][col % GROUP];
         if (blocks == 1)
-            store_output(p, first + row, blockIdx.y * OUTPUTS + col, v);
+            store_output(op, first + row, blockIdx.y * OUTPUTS + col, v);
         else
             partial[blockIdx.z * size + e] = v;
     }
@@ -767,18 +700,18 @@ static __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
         for (int b = 1; b < SHARERS; b++)
             if (b < blocks) part[0].x += part[b].x, part[0].y += part[b].y, part[0].z += part[b].z, part[0].w += part[b].w;
         const float v[] = {part[0].x, part[0].y, part[0].z, part[0].w};
-        for (int i = 0; i < 4; i++) store_output(p, first + e / OUTPUTS, blockIdx.y * OUTPUTS + e % OUTPUTS + i, v[i]);
+        for (int i = 0; i < 4; i++) store_output(op, first + e / OUTPUTS, blockIdx.y * OUTPUTS + e % OUTPUTS + i, v[i]);
     }
 }
 
-typedef void (*PackedKernel)(Product, float *, int);
+typedef void (*PackedKernel)(Op, float *, int);
 static const struct {
-    PackedKernel of[2]; /* WIDE is false, true */
+    PackedKernel kernel;
     size_t shared;
-} packed_kernels[] = {{{packed_linear_kernel<1, false>, packed_linear_kernel<1, true>}, sizeof(Room<1>)},
-                      {{packed_linear_kernel<2, false>, packed_linear_kernel<2, true>}, sizeof(Room<2>)},
-                      {{packed_linear_kernel<4, false>, packed_linear_kernel<4, true>}, sizeof(Room<4>)},
-                      {{packed_linear_kernel<8, false>, packed_linear_kernel<8, true>}, sizeof(Room<8>)}};
+} packed_kernels[] = {{packed_linear_kernel<1>, sizeof(Room<1>)},
+                      {packed_linear_kernel<2>, sizeof(Room<2>)},
+                      {packed_linear_kernel<4>, sizeof(Room<4>)},
+                      {packed_linear_kernel<8>, sizeof(Room<8>)}};
 enum { PACKED_KERNELS = sizeof packed_kernels / sizeof *packed_kernels };
 
 /* How many blocks share outputs, so that `across` times as many fill the GPU's places for the largest part of their time.
@@ -791,22 +724,25 @@ static int count_sharers(int across, int k, int places) {
     return best;
 }
 
-static int packed_linear(CudaGpu *g, Lane lane, const Product *p, Error *err) {
-    CHECK(p->m <= PACKED_ROWS && takes_packed(p->quant) && p->y_type == F16);
+static int packed_linear(CudaGpu *g, const Op *op, Error *err) {
+    const Tensor y = op->linear.y;
+    const int k = op->linear.x.cols;
+    CHECK(y.rows <= PACKED_ROWS && y.cols % GROUP == 0 && eights(k) && y.type == F16);
     int rows = FEW, which = 0; /* of the block */
-    for (; rows < p->m && which < g->packed_most; rows *= 2) which++;
-    const int across = (p->n + OUTPUTS - 1) / OUTPUTS;
-    const PackedKernel kernel = packed_kernels[which].of[eights(p->k)];
-    float *partial = (float *)(g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0));
-    dim3 grid((p->m + rows - 1) / rows, across, count_sharers(across, p->k, g->places));
-    kernel<<<grid, LINEAR_THREADS, packed_kernels[which].shared, g->stream[lane]>>>(*p, partial, lane == FINISH);
+    for (; rows < y.rows && which < g->packed_most; rows *= 2) which++;
+    const int across = (y.cols + OUTPUTS - 1) / OUTPUTS;
+    const PackedKernel kernel = packed_kernels[which].kernel;
+    dim3 grid((y.rows + rows - 1) / rows, across, count_sharers(across, k, g->places));
+    kernel<<<grid, LINEAR_THREADS, packed_kernels[which].shared, g->stream[op->lane]>>>(
+        *op, (float *)workspace_of(g, op->lane), op->lane == FINISH);
     return launched("linear with packed weights", err);
 }
 
-static int gpu_linear(Gpu *gpu, Lane lane, const Product *p, Error *err) {
-    CHECK(lane_channel[lane] == GPU && (!p->residual || (p->residual == p->y && !p->relu)));
-    if (!p->m) return 0;
-    return (p->quant.bits ? packed_linear : blas_linear)(cuda(gpu), lane, p, err);
+static int gpu_linear(CudaGpu *g, const Op *op, Error *err) {
+    const Tensor y = op->linear.y, residual = op->linear.residual;
+    CHECK(lane_channel[op->lane] == GPU && (!residual.at || (residual.at == y.at && !op->relu)));
+    if (!y.rows) return 0;
+    return op->linear.w.type == U8 ? packed_linear(g, op, err) : blas_linear(g, op, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -975,28 +911,28 @@ static __device__ void store_results(half *to, half *shared, const float out[][4
 
 /* TILES: head size over TILE, rounded up. The block's number counts the query tiles of all the sequences. */
 template <int TILES>
-static __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
-    attend_prefill_kernel(Prefill p, bool wide) {
-    const int STEP = KEYS<TILES>, h1 = p.h1, hd = p.h1 / p.nh, *start = p.start;
+static __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>) attend_prefill_kernel(Op op, bool wide) {
+    const int STEP = KEYS<TILES>, h1 = op.prefilled.q.cols, hd = op.hd, ld = (int)op.prefilled.q.ld;
+    const int *start = (const int *)op.prefilled.start.at, nseq = op.prefilled.start.cols - 1;
     const float scale = rsqrtf((float)hd) * 1.44269504f; /* log2(e) */
     __shared__ __align__(16) half keys[2 * STEP * LD<TILES>];
     half *values = keys + STEP * LD<TILES>;
-    int tile, r = find_tile(&tile, start, p.nseq, blockIdx.x), head = blockIdx.y * hd;
+    int tile, r = find_tile(&tile, start, nseq, blockIdx.x), head = blockIdx.y * hd;
     int first = tile * QUERIES, seen = min(start[r + 1] - start[r], first + QUERIES); /* keys, by the last query */
     if (first >= seen) return;
-    const half *q = (const half *)p.q + (size_t)(start[r] + first) * p.ld + head;
-    const half *k = (const half *)p.kv + (size_t)start[r] * p.ld + head;
+    const half *q = (const half *)op.prefilled.q.at + (size_t)(start[r] + first) * ld + head;
+    const half *k = (const half *)op.prefilled.kv.at + (size_t)start[r] * ld + head;
     /* a lane has the queries pos and pos + 8, and of each 8 keys column and column + 1 */
     int pos = first + threadIdx.x / WARP * TILE + threadIdx.x % WARP / 4, column = threadIdx.x % 4 * 2;
 
     unsigned query[TILES][4];
     float out[2 * TILES][4] = {}, sum[2] = {}, largest[2] = {-INFINITY, -INFINITY};
-    load_queries<TILES>(query, keys, q, p.ld, seen - first, hd, wide);
-    load_tile<TILES, STEP>(keys, k, p.ld, seen, hd, wide);
+    load_queries<TILES>(query, keys, q, ld, seen - first, hd, wide);
+    load_tile<TILES, STEP>(keys, k, ld, seen, hd, wide);
     for (int t0 = 0; t0 < seen; t0 += STEP) {
         float score[STEP / 8][4];
         wait_for_tile(); /* the keys */
-        load_tile<TILES, STEP>(values, k + h1, p.ld, seen - t0, hd, wide);
+        load_tile<TILES, STEP>(values, k + h1, ld, seen - t0, hd, wide);
         score_keys<TILES>(score, query, keys);
         if (pos < t0 + STEP - 1) /* some come later than the query; token 0 never does, so `largest` will be finite */
 #pragma unroll
@@ -1004,29 +940,30 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
                 if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 > pos - t0 - column) score[i / 4][i % 4] = -INFINITY;
         weigh_keys<TILES>(score, out, sum, largest, scale);
         wait_for_tile(); /* the values */
-        if (t0 + STEP < seen) load_tile<TILES, STEP>(keys, k += STEP * p.ld, p.ld, seen - t0 - STEP, hd, wide);
+        if (t0 + STEP < seen) load_tile<TILES, STEP>(keys, k += STEP * ld, ld, seen - t0 - STEP, hd, wide);
         add_values<TILES>(out, score, values);
     }
-    store_results<TILES>((half *)p.o + (size_t)(start[r] + first) * h1 + head, keys, out, sum, h1, seen - first, hd, wide);
+    store_results<TILES>((half *)op.prefilled.o.at + (size_t)(start[r] + first) * h1 + head, keys, out, sum, h1,
+                         seen - first, hd, wide);
 }
 
-typedef void (*PrefillKernel)(Prefill, bool);
+typedef void (*PrefillKernel)(Op, bool);
 static const PrefillKernel prefill_kernels[TILES_MAX] = {
     attend_prefill_kernel<1>, attend_prefill_kernel<2>, attend_prefill_kernel<3>, attend_prefill_kernel<4>,
     attend_prefill_kernel<5>, attend_prefill_kernel<6>, attend_prefill_kernel<7>, attend_prefill_kernel<8>};
 
-static int gpu_attend_prefill(Gpu *gpu, Lane lane, const Prefill *p, Error *err) {
-    if (!p->rows) return 0;
-    int hd = p->h1 / p->nh, tiles = (hd + TILE - 1) / TILE;
+static int gpu_attend_prefill(CudaGpu *g, const Op *op, Error *err) {
+    const int rows = op->prefilled.q.rows, nseq = op->prefilled.start.cols - 1, tiles = (op->hd + TILE - 1) / TILE;
+    if (!rows) return 0;
     CHECK(tiles <= TILES_MAX);
-    dim3 grid(p->rows / QUERIES + p->nseq, p->nh); /* at least as many as the sequences' tiles */
-    PrefillKernel kernel = prefill_kernels[tiles - 1];
-    kernel<<<grid, PREFILL_THREADS, 0, stream_of(gpu, lane)>>>(*p, hd % TILE == 0);
+    dim3 grid(rows / QUERIES + nseq, op->nh); /* at least as many as the sequences' tiles */
+    const PrefillKernel kernel = prefill_kernels[tiles - 1];
+    kernel<<<grid, PREFILL_THREADS, 0, g->stream[op->lane]>>>(*op, op->hd % TILE == 0);
     return launched("prefill attention", err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Decode attention: heads in 4 bits, as codes (quant.h, quant_factored)
+// Decode attention: heads in 4 bits, as codes (quant.h)
 //
 // Tensor cores multiply the codes of 16 tokens, a tile, and nothing is unpacked. Four bits at the low end of a half are
 // code 2^-24, and four bits further code 2^-20, exactly: they are subnormal halfs, which tensor cores take as they are. So
@@ -1039,12 +976,11 @@ static int gpu_attend_prefill(Gpu *gpu, Lane lane, const Prefill *p, Error *err)
 // which leaves min times the sum of q or of the weights. One warp has one head; of its lanes g = lane / 4, t = lane % 4.
 // ---------------------------------------------------------------------------------------------------------------
 
-/* How pages hold numbers. FOURS are packed as above; CODES are packed otherwise. */
-enum Pages { HALFS, FOURS, CODES };
+/* How pages hold numbers: FOURS are packed as above. */
+enum Pages { HALFS, FOURS };
 enum {
-    SPLIT = 128, /* tokens of a warp */
-    HEADS = 4,   /* warps of a block */
-    GROUP_BYTES = GROUP_WORDS * 4,
+    SPLIT = 128,                 /* tokens of a warp */
+    HEADS = 4,                   /* warps of a block */
     HALF = GROUP / 2,            /* elements whose codes lie in 16 bytes */
     SHARES_LD = SPLIT + TILE / 2 /* halfs from a column of shares to the next: four lie in different banks */
 };
@@ -1083,7 +1019,7 @@ static __device__ void score_fours(float *score, const half *q, const uint8_t *k
             header[i] = t * GROUP < hd ? *(const unsigned *)(head + t * GROUP_BYTES) : 0;
 #pragma unroll
             for (int b = 0; b < HALVES; b++) {
-                const uint8_t *codes = head + b / 2 * GROUP_BYTES + HEADER + b % 2 * 16 + t * 4;
+                const uint8_t *codes = head + b / 2 * GROUP_BYTES + GROUP_HEADER + b % 2 * 16 + t * 4;
                 word[i][b] = b * HALF < hd ? *(const unsigned *)codes : 0;
             }
         }
@@ -1131,7 +1067,7 @@ static __device__ void weigh_fours(float out[8], float *weight, const uint8_t *v
         unsigned word[GROUPS][4], b[2] = {0, 0}; /* of tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9 */
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const uint8_t *head = v + rows[t0 + 2 * t + i % 2 + i / 2 * 8] * row + HEADER + g * 4;
+            const uint8_t *head = v + rows[t0 + 2 * t + i % 2 + i / 2 * 8] * row + GROUP_HEADER + g * 4;
 #pragma unroll
             for (int j = 0; j < GROUPS; j++)
                 word[j][i] = j * GROUP + g / 4 * HALF < hd ? *(const unsigned *)(head + j * GROUP_BYTES) : 0;
@@ -1169,8 +1105,7 @@ static __device__ void weigh_fours(float out[8], float *weight, const uint8_t *v
 // A warp has one head of one sequence for SPLIT tokens: scores, softmax, weighted values. LANES lanes share a token, 8
 // elements each, so that a warp reads 32 / LANES tokens at once and UNROLL times as many before it uses the first.
 // Sequences of more than SPLIT tokens leave partial results, which combine_kernel puts together in the order of the tokens.
-// Heads that are packed as quant_factored says are read by functions of their own, in the chapter before. Of others a lane
-// makes halfs as it reads them, and all that follows is the same.
+// Packed heads are read by functions of their own, in the chapter before.
 // ---------------------------------------------------------------------------------------------------------------
 
 enum { UNROLL = 4 };
@@ -1183,53 +1118,59 @@ static __device__ int token_row(const int *pages, int t, int page_tokens) {
     return pages[t / page_tokens] * page_tokens + t % page_tokens;
 }
 
+/* Sequence r's tokens; its row of the page table. */
+static __device__ int length_of(const Op &op, int r) { return ((const int *)op.attend.len.at)[r]; }
+static __device__ const int *pages_of(const Op &op, int r) {
+    return (const int *)op.attend.pages.at + r * op.attend.pages.ld;
+}
+/* Its heads' results, (h1). */
+static __device__ half *result_of(const Op &op, int r) { return (half *)op.attend.o.at + (size_t)r * op.nh * op.hd; }
+/* Where what head h of it chooses begins, in tokens and in weights. */
+static __device__ size_t chosen_of(const Op &op, int r, int h) {
+    const int most = op.attend.tokens.cols / op.nh;
+    return ((size_t)r * op.nh + h) * most;
+}
+
 /* rows[t] of sequence r's tokens t0 .. t0+n-1, by the whole block; the last one again up to whole tiles. */
-static __device__ void load_rows(int *rows, const Attention &a, int r, int t0, int n) {
-    const int *pages = a.pages + (size_t)r * a.max_pages;
+static __device__ void load_rows(int *rows, const Op &op, int r, int t0, int n) {
     for (int t = threadIdx.x; t < whole_tiles(n); t += blockDim.x)
-        rows[t] = token_row(pages, t0 + min(t, n - 1), a.page_tokens);
+        rows[t] = token_row(pages_of(op, r), t0 + min(t, n - 1), op.page_tokens);
     __syncthreads();
 }
 
-/* What a lane reads of K or V: a head's elements c .. c+7. */
+/* A head of K or V, and what a lane reads of it: elements c .. c+7. */
 typedef struct {
-    const uint8_t *first; /* in row 0; packed: the group where they begin, of FOURS the head */
+    const uint8_t *first; /* in row 0; packed: the head */
     size_t row;           /* bytes */
-    int at, left;         /* the place of c in its group; elements from c on */
-    Packing packing;
+    int left;             /* elements from c on */
+    bool wide;            /* heads are whole eights of elements */
 } Column;
 
 template <Pages PAGES>
-static __device__ Column find_column(const void *kv, int h, int nh, int hd, int c, const Packing &p) {
-    size_t before = PAGES == HALFS ? c * sizeof(half) : PAGES == CODES ? (size_t)(c / p.group) * p.group_bytes : 0;
-    return Column{(const uint8_t *)kv + (size_t)h * p.head_bytes + before, (size_t)nh * p.head_bytes,
-                  PAGES == CODES ? c % p.group : 0, hd - c, p};
+static __device__ Column find_column(const Op &op, const Tensor &kv, int h, int c, bool wide) {
+    const size_t head = PAGES == HALFS ? op.hd * sizeof(half) : quant_bytes(op.hd),
+                 before = PAGES == HALFS ? c * sizeof(half) : 0;
+    return Column{(const uint8_t *)kv.at + h * head + before, op.nh * head, op.hd - c, wide};
 }
 
 /* A lane's eight elements of UNROLL tokens, `apart` apart from t on; zeros for tokens from n on. */
-template <Pages PAGES>
 static __device__ void load_tokens(Half8 piece[UNROLL], const Column &column, const int *rows, int t, int apart, int n) {
-    const Packing &p = column.packing;
-    auto from = [&](int token) { return column.first + (token < n ? rows[token] : 0) * column.row; };
-    auto left = [&](int token) { return token < n ? column.left : 0; };
-    if (PAGES == HALFS) {
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++, t += apart) piece[u] = load8((const half *)from(t), left(t), p.wide);
-    } else {
-        for (int u = 0; u < UNROLL; u++, t += apart)
-            piece[u] = unpack_any(from(t), column.at, left(t), p.bits, p.group, p.group_bytes);
+    for (int u = 0; u < UNROLL; u++, t += apart) {
+        const uint8_t *from = column.first + (t < n ? rows[t] : 0) * column.row;
+        piece[u] = load8((const half *)from, t < n ? column.left : 0, column.wide);
     }
 }
 
 /* score[t] = q.k * scale of a warp's n tokens. mine: the lane's elements of q. */
-template <int LANES, Pages PAGES>
+template <int LANES>
 static __device__ void score_tokens(float *score, const float mine[8], const Column &k, const int *rows, int n,
                                     float scale) {
     const int AT_ONCE = WARP / LANES;
     int which = threadIdx.x % WARP / LANES;
     for (int t = which; t - which < n; t += UNROLL * AT_ONCE) {
         Half8 piece[UNROLL];
-        load_tokens<PAGES>(piece, k, rows, t, AT_ONCE, n);
+        load_tokens(piece, k, rows, t, AT_ONCE, n);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             float x[8], dot = 0;
@@ -1242,12 +1183,12 @@ static __device__ void score_tokens(float *score, const float mine[8], const Col
 }
 
 /* out += weight[t] * v of those of a warp's n tokens that the lane reads. */
-template <int LANES, Pages PAGES>
+template <int LANES>
 static __device__ void weigh_tokens(float out[8], const float *weight, const Column &v, const int *rows, int n) {
     const int AT_ONCE = WARP / LANES;
     for (int t = threadIdx.x % WARP / LANES; t < n; t += UNROLL * AT_ONCE) {
         Half8 piece[UNROLL];
-        load_tokens<PAGES>(piece, v, rows, t, AT_ONCE, n);
+        load_tokens(piece, v, rows, t, AT_ONCE, n);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             float x[8], w = t + u * AT_ONCE < n ? weight[t + u * AT_ONCE] : 0;
@@ -1269,23 +1210,23 @@ static __device__ float exponentiate(float *score, int n, float *largest) {
 
 /* Dense attention; or, for sparse attention, the scores (nseq, nh, gridDim.z * SPLIT) alone. */
 template <int LANES, Pages PAGES, bool SCORES>
-static __global__ void __launch_bounds__(HEADS *WARP, 8) attend_kernel(Attention a, Packing packing, float *scratch) {
+static __global__ void __launch_bounds__(HEADS *WARP, 8) attend_kernel(Op op, bool wide, float *scratch) {
     __shared__ int rows[SPLIT];
     __shared__ float scores[SCORES ? 1 : HEADS][SPLIT];
-    int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(a.len[r] - t0, (int)SPLIT), hd = a.h1 / a.nh;
+    int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(length_of(op, r) - t0, (int)SPLIT), hd = op.hd;
     if (n <= 0) return;
-    load_rows(rows, a, r, t0, n);
+    load_rows(rows, op, r, t0, n);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp, c = lane % LANES * 8;
-    if (h >= a.nh) return;
-    const half *q = (const half *)a.q + (size_t)r * a.q_ld + h * hd;
-    const Column k = find_column<PAGES>(a.k, h, a.nh, hd, c, packing), v = find_column<PAGES>(a.v, h, a.nh, hd, c, packing);
-    float *score = SCORES ? scratch + ((size_t)r * a.nh + h) * gridDim.z * SPLIT + t0 : scores[warp];
+    if (h >= op.nh) return;
+    const half *q = (const half *)op.attend.q.at + r * op.attend.q.ld + h * hd;
+    const Column k = find_column<PAGES>(op, op.attend.k, h, c, wide), v = find_column<PAGES>(op, op.attend.v, h, c, wide);
+    float *score = SCORES ? scratch + ((size_t)r * op.nh + h) * gridDim.z * SPLIT + t0 : scores[warp];
     float mine[8], out[8] = {0}, largest;
     if (PAGES == FOURS) {
         score_fours<LANES>(score, q, k.first, k.row, rows, n, hd, rsqrtf((float)hd));
     } else {
-        to_floats(mine, load8(q + c, hd - c, packing.wide));
-        score_tokens<LANES, PAGES>(score, mine, k, rows, n, rsqrtf((float)hd));
+        to_floats(mine, load8(q + c, hd - c, wide));
+        score_tokens<LANES>(score, mine, k, rows, n, rsqrtf((float)hd));
     }
     if (SCORES) return;
     __syncwarp();
@@ -1294,26 +1235,26 @@ static __global__ void __launch_bounds__(HEADS *WARP, 8) attend_kernel(Attention
     if (PAGES == FOURS) {
         weigh_fours<LANES>(out, score, v.first, v.row, rows, n, hd);
     } else {
-        weigh_tokens<LANES, PAGES>(out, score, v, rows, n);
+        weigh_tokens<LANES>(out, score, v, rows, n);
         for (int i = 0; i < 8; i++) out[i] = warp_reduce<Add>(out[i], LANES);
     }
     if (lane >= LANES || c >= hd) return;
-    if (a.len[r] <= SPLIT) {
+    if (length_of(op, r) <= SPLIT) {
         for (int i = 0; i < 8; i++) out[i] /= sum;
-        store8((half *)a.o + (size_t)r * a.h1 + h * hd + c, to_halfs(out), hd - c, packing.wide);
+        store8(result_of(op, r) + h * hd + c, to_halfs(out), hd - c, wide);
         return;
     }
-    float *to = scratch + (((size_t)r * gridDim.z + blockIdx.z) * a.nh + h) * partial_floats(hd);
+    float *to = scratch + (((size_t)r * gridDim.z + blockIdx.z) * op.nh + h) * partial_floats(hd);
     if (c == 0) to[0] = largest, to[1] = sum;
     for (int i = 0; i < 8 && c + i < hd; i++) to[2 + c + i] = out[i];
 }
 
 /* A thread an element. */
-static __global__ void combine_kernel(Attention a, const float *partial, int splits) {
-    int r = blockIdx.x, n = (a.len[r] + SPLIT - 1) / SPLIT, hd = a.h1 / a.nh;
-    size_t stride = a.nh * partial_floats(hd);
+static __global__ void combine_kernel(Op op, const float *partial, int splits) {
+    int r = blockIdx.x, n = (length_of(op, r) + SPLIT - 1) / SPLIT, hd = op.hd;
+    size_t stride = op.nh * partial_floats(hd);
     int c = blockIdx.y * blockDim.x + threadIdx.x;
-    if (n <= 1 || c >= a.h1) return;
+    if (n <= 1 || c >= op.nh * hd) return;
     const float *p = partial + (size_t)r * splits * stride + c / hd * partial_floats(hd);
     float largest = -INFINITY, sum = 0, out = 0;
     for (int i = 0; i < n; i++) largest = fmaxf(largest, p[i * stride]);
@@ -1322,84 +1263,95 @@ static __global__ void combine_kernel(Attention a, const float *partial, int spl
         sum += weight * p[i * stride + 1];
         out += weight * p[i * stride + 2 + c % hd];
     }
-    ((half *)a.o)[(size_t)r * a.h1 + c] = __float2half(out / sum);
+    result_of(op, r)[c] = __float2half(out / sum);
 }
 
 /* A kernel for each number of lanes that share a token (4 for heads of up to 32 elements, 8, 16), of each one for each kind
  * of pages. */
-typedef void (*DecodeKernel)(Attention, Packing, float *scratch);
-#define FOR_PAGES(f, LANES, ...) \
-    f<LANES, HALFS, ##__VA_ARGS__>, f<LANES, FOURS, ##__VA_ARGS__>, f<LANES, CODES, ##__VA_ARGS__>
+typedef void (*DecodeKernel)(Op, bool wide, float *scratch);
+#define FOR_PAGES(f, LANES, ...) f<LANES, HALFS, ##__VA_ARGS__>, f<LANES, FOURS, ##__VA_ARGS__>
 #define DECODE_KERNELS(f, ...) \
     { FOR_PAGES(f, 4, ##__VA_ARGS__), FOR_PAGES(f, 8, ##__VA_ARGS__), FOR_PAGES(f, 16, ##__VA_ARGS__) }
 enum { LANES_MAX = 16 };
 
-static DecodeKernel decode_kernel(const DecodeKernel *kernels, const Attention *a) {
-    int which = !a->quant.bits ? HALFS : quant_factored(a->quant, a->h1 / a->nh) ? FOURS : CODES;
-    CHECK((!a->o || a->o_type == F16) && a->h1 / a->nh <= LANES_MAX * 8);
-    for (int elements = 4 * 8; elements < a->h1 / a->nh; elements *= 2) which += 3;
+static DecodeKernel decode_kernel(const DecodeKernel *kernels, const Op *op) {
+    const bool packed = op->attend.k.type == U8;
+    int which = packed ? FOURS : HALFS;
+    CHECK((!op->attend.o.at || op->attend.o.type == F16) && op->hd <= LANES_MAX * 8 && (!packed || op->hd % 16 == 0));
+    for (int elements = 4 * 8; elements < op->hd; elements *= 2) which += 2;
     return kernels[which];
 }
 
 /* Parts of SPLIT tokens that the page table has room for. */
-static int count_splits(const Attention *a) { return (int)(((long)a->max_pages * a->page_tokens + SPLIT - 1) / SPLIT); }
+static int count_splits(const Op *op) { return (int)(((long)op->attend.pages.cols * op->page_tokens + SPLIT - 1) / SPLIT); }
 
-static dim3 decode_grid(const Attention *a, int splits) { return dim3(a->nseq, (a->nh + HEADS - 1) / HEADS, splits); }
+static dim3 decode_grid(const Op *op, int splits) {
+    return dim3(op->attend.len.cols, (op->nh + HEADS - 1) / HEADS, splits);
+}
 
 /* Sequences from `first` on, n at most. */
-static Attention some_sequences(Attention a, int first, int n) {
-    size_t chosen = (size_t)first * a.nh * a.most;
-    a.o = (half *)a.o + (size_t)first * a.h1, a.q += (size_t)first * a.q_ld, a.tokens += chosen, a.weights += chosen;
-    a.pages += (size_t)first * a.max_pages, a.len += first, a.nseq = imin(a.nseq - first, n);
-    return a;
+static Op some_sequences(Op op, int first, int n) {
+    n = imin(n, op.attend.len.cols - first);
+    for (Tensor *t : {&op.attend.o, &op.attend.q, &op.attend.tokens, &op.attend.weights, &op.attend.pages})
+        *t = tensor_rows(*t, first, n);
+    op.attend.len = tensor_cols(op.attend.len, first, n);
+    return op;
 }
 
 /* Posts one of the kernels, and then what goes on from what it left in scratch, for as many sequences at once as scratch
  * has so many floats each for. */
 template <class Then>
-static void post_decode(Gpu *gpu, Lane lane, const Attention *all, const DecodeKernel *kernels, size_t floats, Then then) {
-    DecodeKernel kernel = decode_kernel(kernels, all);
-    float *scratch = (float *)cuda(gpu)->scratch;
-    const int at_once = (int)(SCRATCH / (floats * sizeof(float))), splits = count_splits(all);
-    CHECK(lane_channel[lane] == GPU && at_once);
-    for (int r = 0; r < all->nseq; r += at_once) {
-        Attention a = some_sequences(*all, r, at_once);
-        Packing packing = make_packing(a.quant, a.h1 / a.nh);
-        kernel<<<decode_grid(&a, splits), HEADS * WARP, 0, stream_of(gpu, lane)>>>(a, packing, scratch);
-        then(a, scratch, stream_of(gpu, lane));
+static void post_decode(CudaGpu *g, const Op *op, const DecodeKernel *kernels, size_t floats, Then then) {
+    DecodeKernel kernel = decode_kernel(kernels, op);
+    const cudaStream_t stream = g->stream[op->lane];
+    float *scratch = (float *)g->scratch;
+    const int at_once = (int)(SCRATCH / (floats * sizeof(float))), splits = count_splits(op);
+    CHECK(lane_channel[op->lane] == GPU && at_once);
+    for (int r = 0; r < op->attend.len.cols; r += at_once) {
+        const Op some = some_sequences(*op, r, at_once);
+        kernel<<<decode_grid(&some, splits), HEADS * WARP, 0, stream>>>(some, eights(op->hd), scratch);
+        then(some, scratch, stream);
     }
 }
 
 static const DecodeKernel attend_kernels[] = DECODE_KERNELS(attend_kernel, false),
                           score_kernels[] = DECODE_KERNELS(attend_kernel, true);
 
-static int gpu_attend(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
-    const int splits = count_splits(all);
-    const size_t floats = splits > 1 ? splits * all->nh * partial_floats(all->h1 / all->nh) : 1;
-    post_decode(gpu, lane, all, attend_kernels, floats, [&](const Attention &a, float *partial, cudaStream_t stream) {
-        dim3 elements(a.nseq, (a.h1 + THREADS - 1) / THREADS);
-        if (splits > 1) combine_kernel<<<elements, THREADS, 0, stream>>>(a, partial, splits);
+static int gpu_attend(CudaGpu *g, const Op *op, Error *err) {
+    const int splits = count_splits(op);
+    const size_t floats = splits > 1 ? splits * op->nh * partial_floats(op->hd) : 1;
+    post_decode(g, op, attend_kernels, floats, [&](const Op &some, float *partial, cudaStream_t stream) {
+        dim3 elements(some.attend.len.cols, (op->nh * op->hd + THREADS - 1) / THREADS);
+        if (splits > 1) combine_kernel<<<elements, THREADS, 0, stream>>>(some, partial, splits);
     });
     return launched("attention", err);
 }
 
-/* One block a row of kv, or if it is packed on the way several. */
-static __global__ void append_kernel(Append a, Packing packing, bool wide) {
-    const half *from = (const half *)a.kv + (size_t)blockIdx.x * a.ld;
-    int row = token_row(a.pages + (size_t)a.seq[blockIdx.x] * a.max_pages, a.pos[blockIdx.x], a.page_tokens);
-    half *k = (half *)a.k + (size_t)row * a.width, *v = (half *)a.v + (size_t)row * a.width;
-    if (packing.bits) return pack_row((uint8_t *)k, (uint8_t *)v, from, a.nh, a.hd, packing);
-    for (int c = threadIdx.x * 8; c < a.width; c += blockDim.x * 8) {
-        store8(k + c, load8(from + c, a.width - c, wide), a.width - c, wide);
-        store8(v + c, load8(from + a.width + c, a.width - c, wide), a.width - c, wide);
+/* One block a row of kv, or if it is packed on the way several. What moves as it is, packed already or not, moves as halfs.
+ */
+static __global__ void append_kernel(Op op, bool wide) {
+    const Tensor kv = op.append.kv, pages = op.append.pages;
+    const int size = (int)type_bytes(kv.type), width = kv.cols / 2 * size / (int)sizeof(half);
+    const int seq = ((const int *)op.append.seq.at)[blockIdx.x], pos = ((const int *)op.append.pos.at)[blockIdx.x];
+    const half *from = (const half *)((const uint8_t *)kv.at + blockIdx.x * kv.ld * size);
+    const size_t row = token_row((const int *)pages.at + seq * pages.ld, pos, op.page_tokens);
+    const size_t at = row * op.append.k.ld * type_bytes(op.append.k.type);
+    uint8_t *k = (uint8_t *)op.append.k.at + at, *v = (uint8_t *)op.append.v.at + at;
+    if (kv.type != op.append.k.type) return pack_row(k, v, from, op.nh, op.hd);
+    for (int c = threadIdx.x * 8; c < width; c += blockDim.x * 8) {
+        store8((half *)k + c, load8(from + c, width - c, wide), width - c, wide);
+        store8((half *)v + c, load8(from + width + c, width - c, wide), width - c, wide);
     }
 }
 
-static int gpu_append(Gpu *gpu, Lane lane, const Append *a, Error *err) {
-    if (!a->rows) return 0;
-    const dim3 grid = a->quant.bits ? pack_grid(a->rows, a->nh, a->hd, a->quant) : dim3(a->rows);
-    const int threads = a->quant.bits ? THREADS : row_threads(a->width);
-    append_kernel<<<grid, threads, 0, stream_of(gpu, lane)>>>(*a, make_packing(a->quant, a->hd), eights(a->width));
+static int gpu_append(CudaGpu *g, const Op *op, Error *err) {
+    const Tensor kv = op->append.kv;
+    const bool pack = kv.type != op->append.k.type;
+    const int width = (int)(kv.cols / 2 * type_bytes(kv.type) / sizeof(half));
+    if (!kv.rows) return 0;
+    const dim3 grid = pack ? pack_grid(kv.rows, op->nh, op->hd) : dim3(kv.rows);
+    const int threads = pack ? THREADS : row_threads(width);
+    append_kernel<<<grid, threads, 0, g->stream[op->lane]>>>(*op, eights(width));
     return launched("append", err);
 }
 
@@ -1453,46 +1405,46 @@ static __device__ void choose(int *tokens, const float *score, int n, int k) {
     }
 }
 
-static __global__ void __launch_bounds__(HEADS *WARP) select_kernel(Attention a, float *scores, int splits) {
-    int r = blockIdx.x, h = blockIdx.y * HEADS + threadIdx.x / WARP, lane = threadIdx.x % WARP, past = a.len[r] - 1;
-    if (h >= a.nh) return;
-    size_t row = (size_t)r * a.nh + h;
-    float *score = scores + row * splits * SPLIT, largest;
-    int *tokens = a.tokens + row * a.most, chosen = sparse_tokens(a.sparsity, a.len[r]);
+static __global__ void __launch_bounds__(HEADS *WARP) select_kernel(Op op, float *scores, int splits) {
+    int r = blockIdx.x, h = blockIdx.y * HEADS + threadIdx.x / WARP, lane = threadIdx.x % WARP, past = length_of(op, r) - 1;
+    if (h >= op.nh) return;
+    float *score = scores + ((size_t)r * op.nh + h) * splits * SPLIT, largest;
+    int *tokens = (int *)op.attend.tokens.at + chosen_of(op, r, h), chosen = sparse_tokens(op.sparsity, past + 1);
+    float *weights = (float *)op.attend.weights.at + chosen_of(op, r, h);
     choose(tokens, score, past, chosen - 1);
     if (lane == 0) tokens[chosen - 1] = past;
     __syncwarp();                                        /* all scores have been compared, all tokens are there */
     float sum = exponentiate(score, past + 1, &largest); /* over all tokens: what the others weigh is lost */
     __syncwarp();
-    for (int i = lane; i < chosen; i += WARP) a.weights[row * a.most + i] = score[tokens[i]] / sum;
+    for (int i = lane; i < chosen; i += WARP) weights[i] = score[tokens[i]] / sum;
 }
 
-static int gpu_select(Gpu *gpu, Lane lane, const Attention *all, Error *err) {
-    const int splits = count_splits(all);
-    const size_t floats = (size_t)splits * SPLIT * all->nh;
-    post_decode(gpu, lane, all, score_kernels, floats, [&](const Attention &a, float *scores, cudaStream_t stream) {
-        select_kernel<<<decode_grid(&a, 1), HEADS * WARP, 0, stream>>>(a, scores, splits);
+static int gpu_select(CudaGpu *g, const Op *op, Error *err) {
+    const int splits = count_splits(op);
+    const size_t floats = (size_t)splits * SPLIT * op->nh;
+    post_decode(g, op, score_kernels, floats, [&](const Op &some, float *scores, cudaStream_t stream) {
+        select_kernel<<<decode_grid(&some, 1), HEADS * WARP, 0, stream>>>(some, scores, splits);
     });
     return launched("selection of tokens", err);
 }
 
 template <int LANES, Pages PAGES>
-static __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Attention a, Packing packing, float *) {
+static __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Op op, bool wide, float *) {
     __shared__ int rows[HEADS][SPLIT];
     __shared__ float part[HEADS][SPLIT];
     int r = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp;
-    if (h >= a.nh) return;
-    int hd = a.h1 / a.nh, c = lane % LANES * 8, count = sparse_tokens(a.sparsity, a.len[r]);
-    Column column = find_column<PAGES>(a.v, h, a.nh, hd, c, packing);
+    if (h >= op.nh) return;
+    int hd = op.hd, c = lane % LANES * 8, count = sparse_tokens(op.sparsity, length_of(op, r));
+    Column column = find_column<PAGES>(op, op.attend.v, h, c, wide);
     float out[8] = {0};
-    const int *pages = a.pages + (size_t)r * a.max_pages, *tokens = a.tokens + ((size_t)r * a.nh + h) * a.most;
-    const float *weights = a.weights + ((size_t)r * a.nh + h) * a.most;
+    const int *pages = pages_of(op, r), *tokens = (const int *)op.attend.tokens.at + chosen_of(op, r, h);
+    const float *weights = (const float *)op.attend.weights.at + chosen_of(op, r, h);
     for (int first = 0; first < count; first += SPLIT) {
         int n = min(count - first, (int)SPLIT);
         __syncwarp(); /* the tokens before have been read */
         for (int i = lane; i < whole_tiles(n); i += WARP) {
             const int token = first + min(i, n - 1);
-            rows[warp][i] = token_row(pages, tokens[token], a.page_tokens), part[warp][i] = weights[token];
+            rows[warp][i] = token_row(pages, tokens[token], op.page_tokens), part[warp][i] = weights[token];
         }
         __syncwarp();
         if (PAGES == FOURS) {
@@ -1500,20 +1452,20 @@ static __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Attention 
             weigh_fours<LANES>(some, part[warp], column.first, column.row, rows[warp], n, hd);
             for (int i = 0; i < 8; i++) out[i] += some[i];
         } else {
-            weigh_tokens<LANES, PAGES>(out, part[warp], column, rows[warp], n);
+            weigh_tokens<LANES>(out, part[warp], column, rows[warp], n);
         }
     }
     for (int i = 0; i < 8 && PAGES != FOURS; i++) out[i] = warp_reduce<Add>(out[i], LANES);
     if (lane >= LANES || c >= hd) return;
-    store8((half *)a.o + (size_t)r * a.h1 + h * hd + c, to_halfs(out), hd - c, packing.wide);
+    store8(result_of(op, r) + h * hd + c, to_halfs(out), hd - c, wide);
 }
 
 static const DecodeKernel weigh_kernels[] = DECODE_KERNELS(weigh_kernel);
 
-static int gpu_weigh(Gpu *gpu, Lane lane, const Attention *a, Error *err) {
-    DecodeKernel kernel = decode_kernel(weigh_kernels, a);
-    if (!a->nseq) return 0;
-    kernel<<<decode_grid(a, 1), HEADS * WARP, 0, stream_of(gpu, lane)>>>(*a, make_packing(a->quant, a->h1 / a->nh), NULL);
+static int gpu_weigh(CudaGpu *g, const Op *op, Error *err) {
+    DecodeKernel kernel = decode_kernel(weigh_kernels, op);
+    if (!op->attend.len.cols) return 0;
+    kernel<<<decode_grid(op, 1), HEADS * WARP, 0, g->stream[op->lane]>>>(*op, eights(op->hd), NULL);
     return launched("sparse attention", err);
 }
 
@@ -1756,22 +1708,30 @@ static __global__ void __launch_bounds__(MOST_THREADS)
     best[blockIdx.x] = id;
 }
 
-static int gpu_pick(Gpu *gpu, Lane lane, int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos,
-                    const Sampling *sampling, int rows, int vocab, Error *err) {
-    CudaGpu *g = cuda(gpu);
-    if (!rows) return 0;
-    pick_kernel<<<rows, row_threads(vocab, MOST_THREADS), 0, g->stream[lane]>>>(ids, g->not_finite, logits, prompt, pos,
-                                                                                *sampling, vocab);
+static int gpu_pick(CudaGpu *g, const Op *op, Error *err) {
+    const Tensor logits = op->pick.logits;
+    if (!logits.rows) return 0;
+    pick_kernel<<<logits.rows, row_threads(logits.cols, MOST_THREADS), 0, g->stream[op->lane]>>>(
+        (int *)op->pick.ids.at, g->not_finite, (const float *)logits.at, (const int *)op->pick.prompt.at,
+        (const int *)op->pick.pos.at, op->sampling, logits.cols);
     return launched("pick", err);
 }
 
-static int gpu_score(Gpu *gpu, Lane lane, float *logp, int32_t *best, const float *logits, const int32_t *target, int rows,
-                     int vocab, Error *err) {
-    CudaGpu *g = cuda(gpu);
-    if (!rows) return 0;
-    score_kernel<<<rows, row_threads(vocab, MOST_THREADS), 0, g->stream[lane]>>>(logp, best, g->not_finite, logits, target,
-                                                                                 vocab);
+static int gpu_score(CudaGpu *g, const Op *op, Error *err) {
+    const Tensor logits = op->score.logits;
+    if (!logits.rows) return 0;
+    score_kernel<<<logits.rows, row_threads(logits.cols, MOST_THREADS), 0, g->stream[op->lane]>>>(
+        (float *)op->score.logp.at, (int *)op->score.best.at, g->not_finite, (const float *)logits.at,
+        (const int *)op->score.target.at, logits.cols);
     return launched("score", err);
+}
+
+static int gpu_run(Gpu *gpu, const Op *op, Error *err) {
+    static int (*const run[NCODES])(CudaGpu *, const Op *, Error *) = {
+        NULL,       gpu_embed,  gpu_layernorm, gpu_linear, gpu_unpack, gpu_pack, gpu_attend_prefill, /* in OpCode's order */
+        gpu_attend, gpu_select, NULL,          gpu_weigh,  gpu_append, gpu_pick, gpu_score};
+    CHECK(run[op->code]);
+    return run[op->code](cuda(gpu), op, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -1951,20 +1911,20 @@ static void gpu_close(Gpu *gpu) {
 
 /* Asks about all kernels. CUDA loads one when it is first launched or asked about, and no prompt shall wait for that. */
 static int load_kernels(Error *err) {
-    const void *const others[] = {
-        (const void *)unpack_kernel,  (const void *)unpack_any_kernel, (const void *)pack_kernel,
-        (const void *)embed_kernel,   (const void *)layernorm_kernel,  (const void *)bias_kernel,
-        (const void *)combine_kernel, (const void *)append_kernel,     (const void *)select_kernel,
-        (const void *)pick_kernel,    (const void *)score_kernel};
+    const void *const others[] = {(const void *)unpack_kernel,    (const void *)pack_kernel,   (const void *)embed_kernel,
+                                  (const void *)layernorm_kernel, (const void *)bias_kernel,   (const void *)combine_kernel,
+                                  (const void *)append_kernel,    (const void *)select_kernel, (const void *)pick_kernel,
+                                  (const void *)score_kernel};
     cudaFuncAttributes attributes;
     int status = 0;
+    auto load_one = [&](const void *kernel) {
+        if (!status) status = checked(cudaFuncGetAttributes(&attributes, kernel), "looking for its code", err);
+    };
     auto load = [&](const auto &kernels) {
-        for (auto kernel : kernels)
-            if (!status)
-                status = checked(cudaFuncGetAttributes(&attributes, (const void *)kernel), "looking for its code", err);
+        for (auto kernel : kernels) load_one((const void *)kernel);
     };
     load(others), load(prefill_kernels), load(attend_kernels), load(score_kernels), load(weigh_kernels);
-    for (const auto &kernels : packed_kernels) load(kernels.of);
+    for (const auto &packed : packed_kernels) load_one((const void *)packed.kernel);
     return status;
 }
 
@@ -1972,11 +1932,10 @@ static int load_kernels(Error *err) {
 static int open_shared_memory(CudaGpu *g, size_t most, Error *err) {
     for (int i = 0; i < PACKED_KERNELS && packed_kernels[i].shared <= most; i++) {
         g->packed_most = i;
-        for (PackedKernel kernel : packed_kernels[i].of)
-            if (checked(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             (int)packed_kernels[i].shared),
-                        "shared memory", err))
-                return -1;
+        if (checked(cudaFuncSetAttribute((const void *)packed_kernels[i].kernel,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)packed_kernels[i].shared),
+                    "shared memory", err))
+            return -1;
     }
     return 0;
 }
@@ -2048,12 +2007,8 @@ static int open_memory(CudaGpu *g, Error *err) {
 
 Gpu *cuda_open_gpu(Error *err) {
     CudaGpu *g = (CudaGpu *)xcalloc(1, sizeof *g);
-    g->embed = gpu_embed, g->layernorm = gpu_layernorm, g->linear = gpu_linear, g->attend_prefill = gpu_attend_prefill;
-    g->attend = gpu_attend, g->select = gpu_select, g->weigh = gpu_weigh, g->append = gpu_append;
-    g->pack = gpu_pack;
-    g->unpack = gpu_unpack, g->pick = gpu_pick, g->score = gpu_score, g->copy = gpu_copy, g->begin = gpu_begin;
-    g->end = gpu_end, g->mark = gpu_mark, g->after = gpu_after, g->sync = gpu_sync, g->took = gpu_took,
-    g->began = gpu_began;
+    g->run = gpu_run, g->copy = gpu_copy, g->begin = gpu_begin, g->end = gpu_end, g->mark = gpu_mark, g->after = gpu_after;
+    g->sync = gpu_sync, g->took = gpu_took, g->began = gpu_began;
     g->alloc = gpu_alloc, g->release = gpu_release, g->pin = gpu_pin, g->unpin = gpu_unpin, g->upload = gpu_upload;
     g->download = gpu_download, g->in_use = gpu_in_use, g->close = gpu_close;
     if (!find_gpu(g, err) && !open_streams(g, err) && !open_clock(g, err) && !open_memory(g, err)) return g;

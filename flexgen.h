@@ -16,7 +16,7 @@ extern "C" {
 
 /* U8: the bytes of numbers that quant.c has packed. */
 typedef enum { F32, F16, BF16, I32, U8 } Type;
-static inline size_t type_bytes(Type t) { return t == F32 || t == I32 ? 4 : t == U8 ? 1 : 2; }
+HOST_AND_GPU static inline size_t type_bytes(Type t) { return t == F32 || t == I32 ? 4 : t == U8 ? 1 : 2; }
 
 /* The paper's three-level memory hierarchy (section 4.1). NTIERS also means "nowhere". */
 typedef enum { TIER_GPU, TIER_CPU, TIER_DISK, NTIERS } Tier;
@@ -32,12 +32,12 @@ typedef struct {
     Tier tier;
     Type type;
     int file;
-    Quant quant; /* of U8 */
     Bytes offset;
     int rows, cols;
     uint64_t ld;      /* elements from one row to the next, cols when dense */
     int region;       /* which region of its tier it lies in */
     int cell, ncells; /* the run of cells by which depend.c orders its users; none where nobody writes */
+    void *at;         /* its address, for who carries out an op; else NULL */
 } Tensor;
 
 /* Regions and slabs begin at whole cache lines. */
@@ -45,9 +45,15 @@ static inline Bytes whole_lines(Bytes bytes) { return (bytes + 63) / 64 * 64; }
 static inline Bytes tensor_bytes(Tensor t) { return (Bytes)t.rows * t.cols * type_bytes(t.type); }
 /* Bytes from the first element of a view to the end of its last. */
 static inline Bytes tensor_span(Tensor t) { return t.rows ? ((t.rows - 1) * t.ld + t.cols) * type_bytes(t.type) : 0; }
+/* The same view, so many bytes further. */
+static inline Tensor tensor_moved(Tensor t, Bytes bytes) {
+    t.offset += bytes;
+    if (t.at) t.at = (uint8_t *)t.at + bytes;
+    return t;
+}
 /* Rows first .. first+n-1 of a view. */
 static inline Tensor tensor_rows(Tensor t, int first, int n) {
-    t.offset += first * t.ld * type_bytes(t.type);
+    t = tensor_moved(t, first * t.ld * type_bytes(t.type));
     t.rows = n;
     return t;
 }
@@ -55,12 +61,6 @@ static inline Tensor tensor_rows(Tensor t, int first, int n) {
 static inline Tensor tensor_row(Tensor t) {
     t.cols *= t.rows, t.rows = 1, t.ld = (size_t)t.cols;
     return t;
-}
-/* Two dense views that lie one behind the other, as one. */
-static inline Tensor tensor_joined(Tensor a, Tensor b) {
-    CHECK(a.offset + a.rows * a.ld * type_bytes(a.type) == b.offset && a.cols == b.cols);
-    a.rows += b.rows;
-    return a;
 }
 /* The same view, of which only cells first .. first+n-1 are used. */
 static inline Tensor tensor_cells(Tensor t, int first, int n) {
@@ -70,7 +70,7 @@ static inline Tensor tensor_cells(Tensor t, int first, int n) {
 }
 /* Columns first .. first+n-1 of a view. */
 static inline Tensor tensor_cols(Tensor t, int first, int n) {
-    t.offset += (Bytes)first * type_bytes(t.type);
+    t = tensor_moved(t, (Bytes)first * type_bytes(t.type));
     t.cols = n;
     return t;
 }
@@ -173,8 +173,10 @@ typedef struct {
     Tier table_home;    /* where the token table (and lm_head) rests */
     int piece_rows;     /* of prompts that pass a layer together, or of the longest prompt; 0 is PIECE_ROWS */
     int workspaces;     /* rotating ones for hidden states that rest off the GPU: 2 or 3; 0 is 3 */
-    Quant weight_quant; /* how the matrices of the layers are packed, on every tier; bits 0: they are F16 */
-    Quant cache_quant;  /* how the KV pages are packed */
+    bool weight_packed; /* the matrices of the layers are, on every tier; else they are F16 */
+    bool cache_packed;  /* the KV pages are */
+    Quant weight_study; /* how matrices in F16 are rounded when they are loaded, for a study; bits 0: not at all */
+    Quant cache_study;  /* how new k and v in F16 are rounded */
     double sparsity;    /* the share of past tokens whose V attention reads, if between 0 and 1; only with cpu_attention,
                            since V can be skipped only where the pages are */
 } Policy;
@@ -183,9 +185,8 @@ typedef struct {
 enum { PIECE_ROWS = 1024, LEAST_WORKSPACES = 2, WORKSPACES = 3 };
 /* A GPU is faster at more rows, up to about so many; see fit_pieces. */
 enum { LARGE_PIECE_ROWS = 4096 };
-/* Up to so many rows a GPU uses packed weights directly (4 bits, groups of 64); otherwise it unpacks them first. */
+/* Up to so many rows a GPU uses packed weights directly; otherwise it unpacks them first. */
 enum { PACKED_ROWS = 64 };
-static inline bool takes_packed(Quant quant) { return quant.bits == 4 && quant.group == 64; }
 /* KV pages for `tokens` tokens. */
 static inline int pages_for(int tokens, int page_tokens) { return (tokens + page_tokens - 1) / page_tokens; }
 static inline int flight_count(const Policy *policy) { return imax(policy->flights, 1); }

@@ -22,16 +22,15 @@
 static float *tensor_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
     if (!tensor->rows) return NULL;
     const bool packed = tensor->type == U8; /* a row of it is then a row of groups */
-    const Quant quant = tensor->quant;
-    const int k = packed ? tensor->cols / (int)quant_bytes(quant, quant.group) : tensor->cols;
-    const size_t size = (size_t)tensor->rows * tensor->cols, count = (size_t)tensor->rows * k * (packed ? quant.group : 1);
+    const int k = packed ? tensor->cols / GROUP_BYTES : tensor->cols;
+    const size_t size = (size_t)tensor->rows * tensor->cols, count = (size_t)tensor->rows * k * (packed ? GROUP : 1);
     f16 *numbers = (f16 *)xcalloc(count, sizeof *numbers);
     uint8_t *bytes = (uint8_t *)xcalloc(packed ? size : 0, 1);
     float *values = NULL;
     if (!checkpoint_fill(checkpoint, packed ? (void *)bytes : numbers, tensor, 0, size, err)) {
         values = (float *)xcalloc(count, sizeof *values);
         for (size_t g = 0; packed && g < (size_t)tensor->rows; g++)
-            quant_unpack_rows(numbers + g * quant.group * k, bytes + g * tensor->cols, quant.group, k, quant);
+            quant_unpack_rows(numbers + g * GROUP * k, bytes + g * tensor->cols, k);
         for (size_t i = 0; i < count; i++) values[i] = f16_to_f32(numbers[i]);
     }
     free(bytes), free(numbers);
@@ -204,7 +203,13 @@ void opt_embed(Poster *to, Op op, const Plan *plan, Tensor x, Tensor tokens, Ten
 }
 
 /* The tensors of q, k and v as one. */
-static Tensor joined(const Tensor *q) { return tensor_joined(tensor_joined(q[0], q[K_W - Q_W]), q[V_W - Q_W]); }
+static Tensor joined(const Tensor *q) {
+    const Tensor k = q[K_W - Q_W], v = q[V_W - Q_W];
+    Tensor all = *q;
+    CHECK(all.offset + tensor_span(all) == k.offset && k.offset + tensor_span(k) == v.offset);
+    all.rows += k.rows + v.rows;
+    return all;
+}
 
 void opt_project(Poster *to, Op op, const Plan *plan, const Tensor w[NROLES], Tensor qkv, Tensor x) {
     const Tensor matrix = joined(&w[Q_W]), bias = tensor_row(joined(&w[Q_B]));

@@ -10,6 +10,7 @@
  * rotate, so that while the CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1. Read next: batch.c,
  * who is in a batch. */
 #include "batch.h"
+#include "device/trace.h"
 
 /* A layer's weights on their way to the GPU or there. */
 typedef struct {
@@ -122,7 +123,7 @@ static Tensor new_kv(const Run *run, const Batch *b, int rows) {
 /* The new k, v of its rows from `first` on, whose cache is not on the GPU, as pages take them: where these are packed,
  * PROJECT has packed them. */
 static Tensor new_kv_off(const Run *run, const Batch *b, int first, int rows) {
-    if (run->plan->policy.cache_quant.bits) return workspace(run, NEW_KV_PACKED, b->turn, rows);
+    if (run->plan->policy.cache_packed) return workspace(run, NEW_KV_PACKED, b->turn, rows);
     return tensor_rows(new_kv(run, b, first + rows), first, rows);
 }
 
@@ -269,6 +270,7 @@ static Tensor new_kv_below(const Run *run, const Batch *b, int rows) {
 /* Puts new tokens' k and v, rows first .. first+n-1 of the batch, into the pages of a table. */
 static void append(Run *run, Op *op, const Batch *b, PageTable table, Tensor kv, int first, int n) {
     const Tables *t = batch_tables(b, table.k.tier);
+    op->study = run->plan->policy.cache_study;
     post(&run->to, op_append(op, &table, kv, tensor_cols(t->row_seq, first, n), tensor_cols(t->row_token, first, n)));
 }
 
@@ -372,7 +374,7 @@ static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], co
     const int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
     opt_project(&run->to, *new_op(run, PROJECT, OTHER, j, k), run->plan, w, workspace(run, QKV, b->turn, piece->rows),
                 hidden_piece(run, b, square_number(run, j, k), piece));
-    if (off && run->plan->policy.cache_quant.bits)
+    if (off && run->plan->policy.cache_packed)
         post(&run->to, op_pack(new_op(run, PROJECT, CACHE, j, k), new_kv_off(run, b, gpu, off),
                                tensor_rows(new_kv(run, b, piece->rows), gpu, off), run->plan->config.nh));
     if (gpu)

@@ -105,7 +105,6 @@ Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, in
     Bytes row = r->cols * type_bytes(r->type);
     return (Tensor){.tier = tier,
                     .type = r->type,
-                    .quant = r->type == U8 ? p->policy.cache_quant : (Quant){0},
                     .offset = r->offset + ((Bytes)slot * r->rows + first) * row,
                     .rows = rows,
                     .cols = r->cols,
@@ -126,7 +125,7 @@ Tensor plan_weight(const Plan *p, const WeightPlace *place, int slot) {
     if (home.tier == TIER_GPU || !home.rows) return home;
     const Type type = home.type == U8 ? U8 : F16;
     Tensor t = plan_bytes(p, (RegionId)(WEIGHT_SLOT + slot), TIER_GPU, place->slab_offset, type, home.cols);
-    t.rows = home.rows, t.quant = home.quant;
+    t.rows = home.rows;
     return t;
 }
 
@@ -161,20 +160,18 @@ static Tensor as_f16(Tensor t, RegionId id, Tier tier, Bytes offset) {
         .tier = tier, .type = F16, .offset = offset, .rows = t.rows, .cols = t.cols, .ld = (size_t)t.cols, .region = id};
 }
 
-/* A matrix of a layer as it rests, packed or not. A packed checkpoint has it so already. */
-static Tensor as_stored(Tensor t, bool matrix, Quant quant, Tier tier, Bytes offset) {
-    Tensor f16 = as_f16(t, RESTING_WEIGHTS, tier, offset);
-    if (!quant.bits || !matrix) return f16;
-    if (t.type != U8) {
-        CHECK(t.rows % quant.group == 0); /* see checkpoint_packs */
-        f16.rows = t.rows / quant.group, f16.cols = t.cols * (int)quant_bytes(quant, quant.group);
-    }
-    f16.type = U8, f16.quant = quant, f16.ld = (size_t)f16.cols;
-    return f16;
+/* A layer's tensor as it rests. A packed checkpoint has packed ones so already. */
+static Tensor as_stored(Tensor t, bool packed, Tier tier, Bytes offset) {
+    Tensor home = as_f16(t, RESTING_WEIGHTS, tier, offset);
+    if (!packed) return home;
+    CHECK(t.type == U8 || t.rows % GROUP == 0); /* see checkpoint_packs */
+    if (t.type != U8) home.rows = t.rows / GROUP, home.cols = t.cols * GROUP_BYTES;
+    home.type = U8, home.ld = (size_t)home.cols;
+    return home;
 }
 
 bool copied_to_disk(const Plan *p, const Checkpoint *c) {
-    return c->dummy || (p->policy.weight_quant.bits && !c->quant.bits);
+    return c->dummy || p->policy.weight_study.bits || (p->policy.weight_packed && !c->packed);
 }
 
 /* Whether role a comes before role b in a slab: first q, k and v, then the others as they lie in the checkpoint, so that
@@ -217,7 +214,7 @@ static void plan_layers(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
                 if ((int)home[j][r] != pass) continue;
                 Tensor t = c->layer[j][r];
                 WeightPlace *w = &p->weight[j][r];
-                w->home = as_stored(t, role_is_matrix(r), p->policy.weight_quant, (Tier)pass, bytes[pass]);
+                w->home = as_stored(t, p->policy.weight_packed && role_is_matrix(r), (Tier)pass, bytes[pass]);
                 const Bytes size = tensor_bytes(w->home), padded = role_end(r, bytes[pass], size) - bytes[pass];
                 w->slab_offset = p->cpu_slab[j] + p->disk_slab[j], w->slab_bytes = pass == TIER_DISK ? size : padded;
                 if (pass == TIER_DISK && !copied_to_disk(p, c)) w->home = t;
@@ -275,8 +272,8 @@ static void plan_slots(Plan *p) {
 /* Room for a layer's matrices in F16, where not every batch takes packed ones: on a GPU, whose activations are F16. */
 static void plan_unpacked(Plan *p) {
     Bytes bytes = 0;
-    p->packed_rows = p->act_type != F16 ? INT_MAX : takes_packed(p->policy.weight_quant) ? PACKED_ROWS : 0;
-    if (!p->policy.weight_quant.bits || p->packed_rows == INT_MAX) return;
+    p->packed_rows = p->act_type == F16 ? PACKED_ROWS : INT_MAX;
+    if (!p->policy.weight_packed || p->packed_rows == INT_MAX) return;
     for (int r = 0; r < NROLES; r++) {
         int rows, cols;
         opt_role_shape(&p->config, (Role)r, &rows, &cols);
@@ -322,13 +319,12 @@ static double a21_cache(const Plan *p, const Task *task) {
 
 static void plan_cache(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
-    const Quant quant = p->policy.cache_quant;
-    p->kv_row = quant.bits ? c->nh * quant_bytes(quant, c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
+    p->kv_row = p->policy.cache_packed ? c->nh * quant_bytes(c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
     for (int i = 0; i < task->count && is_sparse(&p->policy); i++)
         p->most_chosen =
             imax(p->most_chosen, sparse_tokens(p->policy.sparsity, task->prompts[i].s + task->prompts[i].n - 1));
     static const char *const percent_c = "change the third and fourth number of --percent (KV cache on GPU, on CPU), or %s";
-    const Type type = quant.bits ? U8 : F16;
+    const Type type = p->policy.cache_packed ? U8 : F16;
     const int page = p->policy.page_tokens, wide = (int)(p->kv_row / type_bytes(type));
     static const char *const staging_remedy[] = {"use --cpu-cache-compute, or %s", smaller};
     for (int t = 0; t < NTIERS; t++) /* K and V of a layer in turn */
@@ -362,7 +358,7 @@ static Bytes table_ints(const Plan *p, const Task *task) {
 /* The workspaces: one line each, with what it is for (RegionId), and when it is there at all (rows 0: not). */
 static void plan_workspace(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
-    const Type act = p->act_type, kv = p->policy.cache_quant.bits ? U8 : F16;
+    const Type act = p->act_type, kv = p->policy.cache_packed ? U8 : F16;
     const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, for_head = p->last_rows, nws = p->nws,
               batches = p->batches;
     const int piece = p->piece_rows, turns = p->turns, off_rows = imin(p->off_rows, piece);

@@ -115,7 +115,7 @@ struct Plan {
 
 /* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1) views, or packed
  * (npages * page_tokens, bytes) U8; pages (nseq, max_pages) and len (nseq) are I32 views. All are on the tier of the
- * processor that attends. There are no pointers in it, so a GPU kernel reads it as it is. */
+ * processor that attends. */
 typedef struct {
     Tensor k, v, pages, len;
     int page_tokens, nh;

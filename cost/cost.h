@@ -100,7 +100,7 @@ struct Search {
     Policy given;  /* overlap and page_tokens are used as they are; the rest only where it is fixed */
     bool fixed[6]; /* which of wg wc cg cc hg hc are given */
     bool fixed_flights, fixed_gbs, fixed_batches, fixed_schedule, fixed_attention;
-    Quant allowed;      /* compression that may be chosen where given.weight_quant or cache_quant is none; bits 0: none */
+    bool may_pack;      /* weights and cache may be packed where `given` has them as F16 */
     double max_latency; /* seconds that one block may take; 0: any number */
 };
 

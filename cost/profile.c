@@ -27,8 +27,8 @@ enum {
     PROFILE_VERSION = 5, /* counts the changes of what is measured, or of kernels and lanes, that make older files wrong */
     PAGE_TOKENS = 16,    /* of a KV page, as in a run */
     PIECE = 8 << 20,     /* bytes of a copy, about a matrix of a layer */
-    GROUP = 4,           /* pieces that are on their way to or from the disk at once */
-    LEAST_DISK = 2 * GROUP * PIECE,
+    AT_ONCE = 4,         /* pieces that are on their way to or from the disk at once */
+    LEAST_DISK = 2 * AT_ONCE * PIECE,
     TINY = 100,           /* ops of a chain that measures what an op takes besides its work */
     CONTENTION_ROWS = 16, /* rows of a product beside copies: one that decodes, and is busy with reading weights */
     SAMPLES = 64,         /* of a value, at most */
@@ -39,9 +39,6 @@ enum {
     POINT_TIMES = 10,     /* a point of a curve may take so many times the time for a value */
     DISK_TIMES = 25,      /* and a pass over the file; with less, a slow disk would show little but its cache */
 };
-
-/* How packed numbers are measured. */
-static const Quant usual = {4, 64};
 
 static const int row_sizes[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}, token_sizes[] = {16, 64, 256, 1024, 2048};
 enum { NROW_SIZES = sizeof row_sizes / sizeof *row_sizes, NTOKEN_SIZES = sizeof token_sizes / sizeof *token_sizes };
@@ -55,7 +52,7 @@ typedef struct {
     Plan plan;
     Checkpoint none; /* the device's, without files */
     size_t x, y, tables, starts;
-    Quant quant;           /* how the numbers in the cold memory are taken to be packed; bits 0: they are F16 */
+    bool packed;           /* the numbers in the cold memory are; else F16 */
     size_t span;           /* of the cold memory that weights are read from */
     size_t at;             /* in it: where the next op begins */
     Event product, copied; /* the newest, which the next one waits for; a copy that it waits for besides */
@@ -95,9 +92,7 @@ static Tensor y_of(const Profile *p, Tier tier, int rows, int cols) { return mat
 
 /* Cold memory: numbers (rows, cols), or where they are packed, rows of so many bytes. */
 static Tensor numbers(const Profile *p, Tier tier, size_t offset, int rows, int cols, size_t packed) {
-    Tensor t = p->quant.bits ? matrix(tier, U8, offset, rows, (int)packed) : matrix(tier, F16, offset, rows, cols);
-    t.quant = p->quant;
-    return t;
+    return p->packed ? matrix(tier, U8, offset, rows, (int)packed) : matrix(tier, F16, offset, rows, cols);
 }
 
 /* The next bytes of the first `span` of cold memory that lie together. */
@@ -109,8 +104,8 @@ static size_t next_cold(Profile *p, size_t span, size_t bytes) {
 }
 
 static Event post_product(Profile *p, Lane lane, int m, int n, int k) {
-    const size_t size = p->quant.bits ? quant_matrix_bytes(p->quant, n, k) : (size_t)n * k * sizeof(f16);
-    const int rows = p->quant.bits ? (n + p->quant.group - 1) / p->quant.group : n;
+    const size_t size = p->packed ? quant_matrix_bytes(n, k) : (size_t)n * k * sizeof(f16);
+    const int rows = p->packed ? n / GROUP : n;
     const Tensor w = numbers(p, TIER_GPU, next_cold(p, p->span, size), rows, k, size / rows);
     Op op = {.lane = lane, .kind = OTHER, .nafter = 2, .after = {p->product, p->copied}};
     op_linear(&op, y_of(p, TIER_GPU, m, n), matrix(TIER_GPU, p->act, p->x, m, k), w, (Tensor){0}, (Tensor){0}, false);
@@ -142,15 +137,15 @@ static Event post_attend_prefill(Profile *p, const Work *w, int i) {
 }
 
 /* Bytes of a token's K, or V. */
-static size_t kv_bytes(const ProfileSize *s, Quant quant) {
-    return quant.bits ? s->nh * quant_bytes(quant, s->h1 / s->nh) : s->h1 * sizeof(f16);
+static size_t kv_bytes(const ProfileSize *s, bool packed) {
+    return packed ? s->nh * quant_bytes(s->h1 / s->nh) : s->h1 * sizeof(f16);
 }
 
 /* K in the first half of the cold memory, V in the second. Page tables are all one list of pages in order, from another
  * page on each time. */
 static Event post_attend(Profile *p, const Work *w, int i) {
     const int len = token_sizes[i], h1 = p->size.h1, pages_each = pages_for(len, PAGE_TOKENS);
-    const size_t row = kv_bytes(&p->size, p->quant), half = p->span / 2, page = PAGE_TOKENS * row;
+    const size_t row = kv_bytes(&p->size, p->packed), half = p->span / 2, page = PAGE_TOKENS * row;
     const int npages = (int)(half / page), nseq = imin(p->size.nseq, npages / pages_each);
     const size_t first = next_cold(p, half, nseq * pages_each * page) / page;
     const size_t lengths = (size_t)i * index_row(p) + p->size.tokens + 1;
@@ -306,7 +301,7 @@ static int measure_pass(double *rate, Profile *p, const Work *w, int *pieces) {
     int n = 0;
     while (n < *pieces && took < DISK_TIMES * p->size.seconds) {
         Event last = {0, 0};
-        for (int g = 0; g < GROUP && n < *pieces; g++) last = post_copy(p, w, n++);
+        for (int g = 0; g < AT_ONCE && n < *pieces; g++) last = post_copy(p, w, n++);
         if (p->device->wait(p->device, last, p->err) != 0) return -1;
         took = p->device->now(p->device) - begin;
     }
@@ -376,12 +371,13 @@ static int measure_attention(Hardware *h, Profile *p) {
 /* The same with packed numbers; of products on a GPU, as far as it takes packed weights as they lie. */
 static int measure_packed(Hardware *h, Profile *p) {
     const int rows = p->size.rows;
-    p->quant = usual;
+    if (p->size.h1 % GROUP || p->size.h2 % GROUP || p->size.h1 / p->size.nh % 16) return 0; /* nor is it ever packed */
+    p->packed = true;
     if (p->act == F16) p->size.rows = imin(rows, PACKED_ROWS);
     if (measure_curve(&h->mm_packed, p, &linear)) return -1;
     p->size.rows = rows;
     if (measure_curve(&h->bmm_packed, p, &on_gpu) || measure_curve(&h->cpu_packed, p, &on_cpu)) return -1;
-    p->quant = (Quant){0};
+    p->packed = false;
     return 0;
 }
 
@@ -439,7 +435,7 @@ static int widest(const ProfileSize *s) { return imax(3 * s->h1, s->h2); }
 static size_t lay_out_tier(Profile *p) {
     const ProfileSize *s = &p->size;
     size_t each = (size_t)imax(s->rows * widest(s), s->tokens * s->h1) * type_bytes(p->act);
-    size_t row = kv_bytes(s, usual) < kv_bytes(s, (Quant){0}) ? kv_bytes(s, usual) : kv_bytes(s, (Quant){0});
+    size_t row = size_min(kv_bytes(s, true), kv_bytes(s, false));
     size_t npages = s->cold / 2 / (PAGE_TOKENS * row) + 1, starts = (size_t)NTOKEN_SIZES * index_row(p);
     p->x = s->cold;
     p->y = p->x + whole_lines(each);

@@ -114,7 +114,7 @@ static void link_rows(Seconds *t, const Sweep *a) {
 
 /* Whether the batches in prefill, or those that decode, multiply with packed weights as they lie. */
 static bool takes_packed_weights(const Sweep *a, bool prefill) {
-    return a->plan->policy.weight_quant.bits && a->rows[prefill] <= a->batches[prefill] * a->plan->packed_rows;
+    return a->plan->policy.weight_packed && a->rows[prefill] <= a->batches[prefill] * a->plan->packed_rows;
 }
 
 /* The four products of a layer, for the batches in prefill or those that decode. The rows of a batch go through in pieces;
@@ -143,14 +143,14 @@ static double gpu_seconds(const Sweep *a, bool prefill) {
 
 /* The layer's six matrices are unpacked where some batch's products want F16. */
 static double unpacking_seconds(const Sweep *a) {
-    if (!a->plan->policy.weight_quant.bits || (takes_packed_weights(a, false) && takes_packed_weights(a, true))) return 0;
+    if (!a->plan->policy.weight_packed || (takes_packed_weights(a, false) && takes_packed_weights(a, true))) return 0;
     return memory_seconds(a->weights + a->plan->region[UNPACKED_WEIGHTS][TIER_GPU].bytes, a->hw->gpu_bdw) + 6 * a->hw->op_s;
 }
 
 /* Attention of new tokens to the whole cache, on either side. It reads K, and of V the share that it wants. */
 static double attend_cache(const Sweep *a, bool on_cpu) {
     if (a->rows[0] <= 0) return 0;
-    bool packed = a->plan->policy.cache_quant.bits;
+    bool packed = a->plan->policy.cache_packed;
     return attend_seconds(a->hw, on_cpu, a->phase, a->rows[0], a->past, a->config->h1, packed) * (1 + a->v_read) / 2;
 }
 
@@ -158,7 +158,7 @@ static void processor_rows(Seconds *t, const Sweep *a) {
     const double ops = a->batches[0] * a->hw->op_s, gpu_bdw = a->hw->gpu_bdw;
     const double on_gpu = attend_cache(a, false) + ops, on_cpu = attend_cache(a, true) + ops;
     const double made = 4 * a->config->h1 * a->all_rows; /* bytes of new k and v, which are F16 */
-    const double packing = a->plan->policy.cache_quant.bits ? memory_seconds(made + a->fresh, gpu_bdw) + a->hw->op_s : 0;
+    const double packing = a->plan->policy.cache_packed ? memory_seconds(made + a->fresh, gpu_bdw) + a->hw->op_s : 0;
     Sum *gpu = &t->layer[GPU], *cpu = &t->layer[CPU];
     /* gpu = what is done for all batches + cg (attention + new k and v to their pages) + (cc + cd) new k and v packed, and
      * where the CPU does not attend (cc + cd) (attention + new k and v of decoding batches to the pages that have been
@@ -316,8 +316,7 @@ static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
                         {.wd = weights, .cd = cache, .hd = states}};
     sum_add(&tier[TIER_GPU], 1, off_gpu(two_layers, two_pages, x));
     sum_add(&tier[TIER_CPU], 1, off_gpu(0, new_kv, 0));
-    if (p->policy.cache_quant.bits)
-        sum_add(&tier[TIER_GPU], 1, off_gpu(0, new_kv, 0)); /* from where they come down, packed */
+    if (p->policy.cache_packed) sum_add(&tier[TIER_GPU], 1, off_gpu(0, new_kv, 0)); /* from where they come down, packed */
     sum_add(&tier[TIER_CPU], 1, (Sum){.wd = two_layers, .cd = two_pages, .hd = four_states});
     for (int t = 0; t < NTIERS; t++) tier[t].one = (double)p->total[t] - tier[t].wc - tier[t].cc - tier[t].hc;
     if (a->delegated) {

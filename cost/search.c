@@ -142,8 +142,7 @@ static double found_score(const Search *s, const Found *f) { return score(s, f->
 
 static bool same_block(const Policy *a, const Policy *b) {
     return a->flights == b->flights && a->gbs == b->gbs && a->num_gpu_batches == b->num_gpu_batches &&
-           a->schedule == b->schedule && a->weight_quant.bits == b->weight_quant.bits &&
-           a->cache_quant.bits == b->cache_quant.bits;
+           a->schedule == b->schedule && a->weight_packed == b->weight_packed && a->cache_packed == b->cache_packed;
 }
 
 /* Fills the candidate's bound and score, with its workspaces, and its table of tokens where it says. */
@@ -212,11 +211,6 @@ static bool may_be(const Search *s, Schedule schedule) {
     return s->given.schedule == SCHEDULE_DIAGONAL && schedule == SCHEDULE_ZIGZAG && !s->fixed_batches;
 }
 
-/* Takes the compression that may be taken where none is given. */
-static void allow(Quant *quant, const Search *s) {
-    if (!quant->bits) *quant = s->allowed;
-}
-
 /* Where the compression, the schedule and who attends are given, or come to the same, consider() knows them already. Sparse
  * attention is the CPU's. */
 static void enumerate_flights(Candidates *c, int flights) {
@@ -227,8 +221,8 @@ static void enumerate_flights(Candidates *c, int flights) {
             for (int on_cpu = sparse; on_cpu < 2; on_cpu++) {
                 Policy policy = s->given;
                 policy.flights = flights;
-                if (packed & 1) allow(&policy.weight_quant, s);
-                if (packed & 2) allow(&policy.cache_quant, s);
+                policy.weight_packed |= s->may_pack && packed & 1;
+                policy.cache_packed |= s->may_pack && packed & 2;
                 if (!may_be(s, (Schedule)schedule)) continue;
                 if (s->fixed_attention && !sparse && on_cpu != (int)s->given.cpu_attention) continue;
                 policy.schedule = (Schedule)schedule, policy.cpu_attention = on_cpu;
@@ -431,7 +425,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
     Bytes missing = UINT64_MAX;
     if (!s->fixed_gbs) p->gbs = 1;
     if (!s->fixed_batches) p->num_gpu_batches = 1;
-    allow(&p->weight_quant, s), allow(&p->cache_quant, s);
+    p->weight_packed |= s->may_pack, p->cache_packed |= s->may_pack;
     for (int where = 0; where < (s->fixed_attention ? 1 : 2) * CORNERS; where++) {
         const int tier[3] = {where % 3, where / 3 % 3, where / 9 % 3};
         for (int i = 0; i < 6; i++)

@@ -2,8 +2,7 @@
  *
  * On the host device the GPU tier is an arena in RAM like the CPU tier, and a thread of ours does the work itself. On the
  * cuda device it is memory of the GPU: ops on lanes that touch it are posted on streams of the GPU (flexgen.cu), the others
- * are as on the host. Either way views become addresses here, and each code calls the function of its name: host_linear, or
- * its twin Gpu.linear. Read next: disk.c, the tier below. */
+ * are as on the host. Either way views get their addresses here. Read next: disk.c, the tier below. */
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -28,7 +27,7 @@ bool arenas_is_stream(const Arenas *a, int lane) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// One function a code
+// Ops
 // ---------------------------------------------------------------------------------------------------------------
 
 int logits_not_finite(Error *err) {
@@ -37,7 +36,9 @@ int logits_not_finite(Error *err) {
 }
 
 /* Of every logit, also of those that are not chosen: a row of the head that is not finite never would be. */
-static int check_logits(const float *logits, size_t n, Error *err) {
+static int check_logits(Tensor t, Error *err) {
+    const float *logits = t.at;
+    const size_t n = (size_t)t.rows * t.cols;
     uint32_t most = 0, infinite = 0x7f800000;
     for (size_t i = 0; i < n; i++) {
         uint32_t bits;
@@ -71,191 +72,36 @@ static int run_copy(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
     return 0;
 }
 
-static int run_embed(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    const Tensor y = op->embed.y, table = op->embed.table;
-    Lookup l = {.y = arenas_address(a, y), .y_type = y.type, .idx = arenas_address(a, op->embed.idx)};
-    l.rows = y.rows, l.cols = y.cols, l.add = op->add;
-    if (table.file) return disk_embed(a->disk, &l, table, err);
-    l.table = arenas_address(a, table), l.type = table.type, l.table_ld = table.ld;
-    if (gpu) return gpu->embed(gpu, op->lane, &l, err);
-    host_embed(&l);
+/* On the CPU, and what is to be done about the result. */
+static int run_on_host(const Arenas *a, const Op *op, Error *err) {
+    const Tensor k = op->append.k, v = op->append.v;
+    host_run(op);
+    if (op->code == OP_PICK) return check_logits(op->pick.logits, err);
+    if (op->code == OP_SCORE) return check_logits(op->score.logits, err);
+    if (op->code == OP_APPEND && k.tier == TIER_DISK) /* K and V of a layer lie one after the other */
+        disk_settle(a->disk, k.offset, v.offset + tensor_span(v) - k.offset, tensor_bytes(op->append.kv));
     return 0;
 }
 
-static int run_layernorm(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    void *y = arenas_address(a, op->layernorm.y), *x = arenas_address(a, op->layernorm.x);
-    void *w = arenas_address(a, op->layernorm.w), *b = arenas_address(a, op->layernorm.b);
-    const int rows = op->layernorm.y.rows, cols = op->layernorm.y.cols;
-    if (gpu) return gpu->layernorm(gpu, op->lane, y, x, w, b, rows, cols, err);
-    host_layernorm(y, x, w, b, rows, cols);
-    return 0;
-}
-
-static int run_linear(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    const Tensor y = op->linear.y, x = op->linear.x, w = op->linear.w;
-    Product p = {.y = arenas_address(a, y),
-                 .y_type = y.type,
-                 .y_ld = y.ld,
-                 .quant = w.type == U8 ? w.quant : (Quant){0},
-                 .relu = op->relu};
-    p.x = arenas_address(a, x), p.w = arenas_address(a, w), p.b = arenas_address(a, op->linear.b);
-    p.residual = arenas_address(a, op->linear.residual);
-    p.m = y.rows, p.n = y.cols, p.k = x.cols;
-    if (gpu) return gpu->linear(gpu, op->lane, &p, err);
-    host_linear(&p);
-    return 0;
-}
-
-static int run_unpack(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    const Tensor w = op->unpack.w, packed = op->unpack.packed;
-    const size_t group = packed.quant.group;
-    f16 *to = arenas_address(a, w);
-    const uint8_t *from = arenas_address(a, packed);
-    if (gpu) return gpu->unpack(gpu, op->lane, to, from, w.rows, w.cols, packed.quant, err);
-    for (int g = 0; g < packed.rows; g++)
-        quant_unpack_rows(to + g * group * w.cols, from + (size_t)g * packed.cols, (int)group, w.cols, packed.quant);
-    return 0;
-}
-
-static int run_pack(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    const Tensor packed = op->pack.packed, kv = op->pack.kv;
-    const int ld = (int)kv.ld, hd = kv.cols / 2 / op->nh;
-    void *to = arenas_address(a, packed);
-    const f16 *from = arenas_address(a, kv);
-    if (gpu) return gpu->pack(gpu, op->lane, to, from, ld, kv.rows, op->nh, hd, packed.quant, err);
-    host_pack(to, from, ld, kv.rows, op->nh, hd, packed.quant);
-    return 0;
-}
-
-static int run_attend_prefill(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    const Tensor o = op->prefilled.o, q = op->prefilled.q, start = op->prefilled.start;
-    Prefill p = {.o = arenas_address(a, o), .q = arenas_address(a, q), .kv = arenas_address(a, op->prefilled.kv)};
-    p.start = arenas_address(a, start), p.nseq = start.cols - 1, p.rows = o.rows, p.h1 = o.cols, p.nh = op->nh;
-    p.ld = (int)q.ld;
-    if (gpu) return gpu->attend_prefill(gpu, op->lane, &p, err);
-    host_attend_prefill(&p);
-    return 0;
-}
-
-/* What attend, select and weigh have in common. */
-static Attention on_pages(const Arenas *a, const Op *op, Tensor pages, Tensor len, Quant quant, int h1) {
-    return (Attention){.pages = arenas_address(a, pages),
-                       .len = arenas_address(a, len),
-                       .nseq = len.cols,
-                       .max_pages = (int)pages.ld,
-                       .page_tokens = op->page_tokens,
-                       .h1 = h1,
-                       .nh = op->nh,
-                       .quant = quant,
-                       .sparsity = op->sparsity};
-}
-
-static int run_attend(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    const Tensor o = op->attend.o, q = op->attend.q, k = op->attend.k;
-    Attention t = on_pages(a, op, op->attend.pages, op->attend.len, k.quant, o.cols);
-    t.o = arenas_address(a, o), t.o_type = o.type, t.q = arenas_address(a, q), t.q_ld = (int)q.ld;
-    t.k = arenas_address(a, k), t.v = arenas_address(a, op->attend.v);
-    if (gpu) return gpu->attend(gpu, op->lane, &t, err);
-    host_attend(&t);
-    return 0;
-}
-
-static int run_select(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    const Tensor q = op->select.q, k = op->select.k;
-    Attention t = on_pages(a, op, op->select.pages, op->select.len, k.quant, q.cols);
-    t.tokens = arenas_address(a, op->select.tokens), t.weights = arenas_address(a, op->select.weights);
-    t.most = op->select.tokens.cols / op->nh;
-    t.q = arenas_address(a, q), t.q_ld = (int)q.ld, t.k = arenas_address(a, k);
-    if (gpu) return gpu->select(gpu, op->lane, &t, err);
-    host_select(&t);
-    return 0;
-}
-
-static int run_weigh(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    const Tensor o = op->weigh.o, v = op->weigh.v;
-    Attention t = on_pages(a, op, op->weigh.pages, op->weigh.len, v.quant, o.cols);
-    t.tokens = arenas_address(a, op->weigh.tokens), t.weights = arenas_address(a, op->weigh.weights);
-    t.most = op->weigh.tokens.cols / op->nh;
-    t.o = arenas_address(a, o), t.o_type = o.type, t.v = arenas_address(a, v);
-    if (gpu) return gpu->weigh(gpu, op->lane, &t, err);
-    host_weigh(&t);
-    return 0;
-}
-
-static int run_fetch(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    const Tensor v = op->fetch.v, home = op->fetch.home_v;
-    Fetch f = {.v = arenas_address(a, v), .home = home.offset, .home_bytes = tensor_span(home), .nh = op->nh};
-    (void)gpu, (void)err; /* the disk's lanes are no streams */
-    f.pages = arenas_address(a, op->fetch.pages), f.home_pages = arenas_address(a, op->fetch.home_pages);
-    f.len = arenas_address(a, op->fetch.len), f.nseq = op->fetch.len.cols, f.max_pages = (int)op->fetch.pages.ld;
-    f.tokens = arenas_address(a, op->fetch.tokens), f.most = op->fetch.tokens.cols / op->nh;
-    f.page_tokens = op->page_tokens, f.row_bytes = v.cols * type_bytes(v.type), f.sparsity = op->sparsity;
-    disk_fetch(a->disk, &f);
-    return 0;
-}
-
-static int run_append(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    const Tensor k = op->append.k, v = op->append.v, kv = op->append.kv;
-    Append p = {.k = arenas_address(a, k), .v = arenas_address(a, v), .kv = arenas_address(a, kv), .rows = kv.rows};
-    p.seq = arenas_address(a, op->append.seq), p.pos = arenas_address(a, op->append.pos);
-    p.pages = arenas_address(a, op->append.pages), p.max_pages = (int)op->append.pages.ld;
-    p.page_tokens = op->page_tokens, p.width = (int)(k.cols * type_bytes(k.type) / sizeof(f16));
-    p.ld = (int)(kv.ld * type_bytes(kv.type) / sizeof(f16));
-    if (kv.type != k.type) p.quant = k.quant, p.nh = op->nh, p.hd = kv.cols / 2 / op->nh;
-    if (gpu) return gpu->append(gpu, op->lane, &p, err);
-    p.alone = op->lane == D_WRITE;
-    host_append(&p);
-    if (k.tier == TIER_DISK) { /* K and V of a layer lie one after the other */
-        disk_settle(a->disk, k.offset, v.offset + tensor_span(v) - k.offset, tensor_bytes(kv));
+int arenas_run(const Arenas *a, Op *op, Error *err) {
+    Gpu *gpu = arenas_is_stream(a, op->lane) ? a->gpu : NULL;
+    const Tensor *x = &op->state.x;
+    for (int n = 0; n < MAX_VIEWS; n++) /* what rests in the checkpoint has no address */
+        if (op_info[op->code].view[n].use && !op->view[n].file) op->view[n].at = arenas_address(a, op->view[n]);
+    switch (op->code) {
+        case OP_COPY:
+            return run_copy(a, op, gpu, err);
+        case OP_FETCH:
+            disk_fetch(a->disk, op);
+            return 0;
+        case OP_RECEIVE:
+            return a->net->receive(a->net, a->net->stage - 1, NET_STATES, x->at, tensor_bytes(*x), err);
+        case OP_SEND:
+            return a->net->send(a->net, a->net->stage + 1, NET_STATES, x->at, tensor_bytes(*x), err);
+        default:
+            if (op->code == OP_EMBED && op->embed.table.file) return disk_embed(a->disk, op, err);
+            return gpu ? gpu->run(gpu, op, err) : run_on_host(a, op, err);
     }
-    return 0;
-}
-
-static int run_pick(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    const Tensor logits = op->pick.logits;
-    int32_t *ids = arenas_address(a, op->pick.ids);
-    const int32_t *prompt = arenas_address(a, op->pick.prompt), *pos = arenas_address(a, op->pick.pos);
-    const float *rows = arenas_address(a, logits);
-    if (gpu) return gpu->pick(gpu, op->lane, ids, rows, prompt, pos, &op->sampling, logits.rows, logits.cols, err);
-    host_pick(ids, rows, prompt, pos, &op->sampling, logits.rows, logits.cols);
-    return check_logits(rows, (size_t)logits.rows * logits.cols, err);
-}
-
-static int run_score(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    const Tensor logits = op->score.logits;
-    float *logp = arenas_address(a, op->score.logp);
-    int32_t *best = arenas_address(a, op->score.best);
-    const float *rows = arenas_address(a, logits);
-    const int32_t *target = arenas_address(a, op->score.target);
-    if (gpu) return gpu->score(gpu, op->lane, logp, best, rows, target, logits.rows, logits.cols, err);
-    host_score(logp, best, rows, target, logits.rows, logits.cols);
-    return check_logits(rows, (size_t)logits.rows * logits.cols, err);
-}
-
-static int run_receive(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    (void)gpu;
-    const Tensor x = op->state.x;
-    return a->net->receive(a->net, a->net->stage - 1, NET_STATES, arenas_address(a, x), tensor_bytes(x), err);
-}
-
-static int run_send(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    (void)gpu;
-    const Tensor x = op->state.x;
-    return a->net->send(a->net, a->net->stage + 1, NET_STATES, arenas_address(a, x), tensor_bytes(x), err);
-}
-
-int arenas_run(const Arenas *a, const Op *op, Error *err) {
-    static int (*const run[NCODES])(const Arenas *, const Op *, Gpu *, Error *) = {
-        [OP_COPY] = run_copy,           [OP_EMBED] = run_embed,
-        [OP_LAYERNORM] = run_layernorm, [OP_LINEAR] = run_linear,
-        [OP_UNPACK] = run_unpack,       [OP_PACK] = run_pack,
-        [OP_ATTEND] = run_attend,       [OP_SELECT] = run_select,
-        [OP_FETCH] = run_fetch,         [OP_WEIGH] = run_weigh,
-        [OP_APPEND] = run_append,       [OP_PICK] = run_pick,
-        [OP_SCORE] = run_score,         [OP_ATTEND_PREFILL] = run_attend_prefill,
-        [OP_RECEIVE] = run_receive,     [OP_SEND] = run_send,
-    };
-    return run[op->code](a, op, arenas_is_stream(a, op->lane) ? a->gpu : NULL, err);
 }
 
 int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, size_t count, Error *err) {

@@ -69,9 +69,9 @@ typedef enum {
     NCODES
 } OpCode;
 
-enum { MAX_VIEWS = 6 };
+enum { MAX_VIEWS = 8 };
 
-/* What a lane is to do, as data. Shapes are those of the host_ functions (device.h); op_linear and so on check them. */
+/* What a lane is to do, as data. The constructors below say what each code computes, with its shapes. */
 struct Op {
     OpCode code;
     Lane lane;
@@ -90,10 +90,8 @@ struct Op {
         struct { Tensor w, packed; } unpack;
         struct { Tensor packed, kv; } pack;
         struct { Tensor o, q, kv, start; } prefilled;
-        struct { Tensor o, q, k, v, pages, len; } attend;
-        struct { Tensor tokens, weights, q, k, pages, len; } select;
+        struct { Tensor o, q, tokens, weights, k, v, pages, len; } attend; /* of OP_SELECT and OP_WEIGH too */
         struct { Tensor v, pages, len, home_v, home_pages, tokens; } fetch;
-        struct { Tensor o, tokens, weights, v, pages, len; } weigh;
         struct { Tensor k, v, kv, seq, pos, pages; } append;
         struct { Tensor ids, logits, prompt, pos; } pick;
         struct { Tensor logp, best, logits, target; } score;
@@ -102,9 +100,10 @@ struct Op {
     // clang-format on
     const Move *moves; /* of a copy; they may be changed once it has been posted */
     int nmoves;
-    int nh, page_tokens;
+    int nh, hd, page_tokens; /* heads, and elements of each */
     bool add, relu;
     double sparsity;
+    Quant study; /* of an append: how what it has put there is rounded, on the host; bits 0: not */
     Sampling sampling;
     int nafter; /* it begins when these events have happened */
     Event after[NLANES];
@@ -127,29 +126,50 @@ typedef struct {
 } OpInfo;
 extern const OpInfo op_info[NCODES];
 
-/* The constructors. `op` brings the lane and what it is for, and is returned; shapes are checked here, for all devices.
- * Absent: rows 0. y (rows, cols), table (any, cols), idx (1, rows) I32; the table may rest in the checkpoint. */
+/* The constructors, which say what each op computes. `op` brings the lane and what it is for, and is returned; shapes are
+ * checked here, for all devices. Absent: rows 0. Index tables are I32, weights and biases F16. Activations are F32 on the
+ * host, whose functions host_NAME are the specification, and F16 on a GPU.
+ *
+ * Batch invariance, on the host: a row of a result depends on that row's inputs only, bit for bit, whatever the other rows,
+ * the number of threads, the page size or the number of sequences. */
 Op *op_copy(Op *op, const Move *moves, int n);
+/* y[r] = table[idx[r]], or y[r] += if add. y (rows, cols), table (any, cols) F16, and on the CPU or in the checkpoint also
+ * BF16 or F32; idx (1, rows) */
 Op *op_embed(Op *op, Tensor y, Tensor table, Tensor idx, bool add);
+/* y[r] = (x[r] - mean) / sqrt(var + 1e-5) * w + b; y may be x. x, y (rows, cols) dense; w, b (1, cols) */
 Op *op_layernorm(Op *op, Tensor y, Tensor x, Tensor w, Tensor b);
-/* w F16, or packed, U8, where the device takes packed weights for so many rows (Plan.packed_rows) */
+/* y = x w^T + b, then ReLU if relu, then + residual (section 3's x.w_Q and so on). x (m, k) dense; w (n, k) F16, or packed,
+ * U8, where the device takes packed weights for so many rows (Plan.packed_rows); y (m, n) F32, or F16; residual with y's
+ * type and ld, which may be y itself, and on a GPU must be. On the host every output sums over k in one fixed order, with
+ * packed w, which is unpacked on the way, in another. */
 Op *op_linear(Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu);
-/* w (n, k) F16 of packed weights, for products of more rows than those that take packed ones */
+/* w (n, k) F16 = what quant_unpack_rows gives of packed weights, for products of more rows than those that take them */
 Op *op_unpack(Op *op, Tensor w, Tensor packed);
 /* New k, v, rows of (2 h1) F16, as rows of U8 for packed pages: k's heads, then v's */
 Op *op_pack(Op *op, Tensor packed, Tensor kv, int nh);
-/* start (1, nseq + 1): where the prompts' rows begin, and the end */
+/* Prefill: o = causal softmax(q k^T / sqrt(hd)) v of whole prompts, one after another. o (rows, h1); q (rows, h1) F16, not
+ * yet scaled; kv (rows, 2 h1) F16, a row's k, then its v, with q's ld; start (1, nseq + 1): where the prompts' rows begin,
+ * and the end. Working memory does not grow with nseq or with the length of a prompt. */
 Op *op_attend_prefill(Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh);
+/* Attention of one new token per sequence to paged KV, on the GPU or the CPU (section 4.2, computation delegation). o
+ * (nseq, h1), F16 for a GPU; q (nseq, h1) F16, not yet scaled. Reads every byte of K and V once, in place. */
 Op *op_attend(Op *op, Tensor o, Tensor q, const PageTable *table);
-/* Sparse attention: tokens I32 and weights F32 are (nseq, nh * most). fetch brings the V of these tokens, and no other,
- * from their home on disk to their places in the staged pages; it belongs on C_READ. */
+/* Sparse attention (section 5). select, the first half: the chosen tokens I32, ascending, and their weights F32, both
+ * (nseq, nh * most), most >= sparse_tokens(sparsity, len[r]) of every r; the softmax is over all tokens, and the weights of
+ * the others are dropped. It does not touch V. fetch brings the V of these tokens, and no other, from their home on disk to
+ * their places in the staged pages; it belongs on C_READ. weigh, the second half: o = the weighted sum of that V. */
 Op *op_select(Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table, double sparsity);
 Op *op_fetch(Op *op, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity);
 Op *op_weigh(Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table, double sparsity);
-/* kv row r becomes token pos[r] of sequence seq[r] of the page table. kv is as its pages are, or F16 to be packed */
+/* kv row r becomes token pos[r] of sequence seq[r] of the page table; seq may skip and repeat, but no token comes twice. kv
+ * is as its pages are, or F16 to be packed; of F16 pages `study` is set before */
 Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos);
+/* The next token of each row of logits (rows, vocab) F32. Greedy: the largest, the lowest id among equals. Otherwise
+ * softmax at temperature, cut to top_k, then to the smallest set with mass >= top_p, drawn with a counter-based generator
+ * from (seed, prompt[r], pos[r]) alone. NaN logits never win over numbers; the run then fails. */
 Op *op_pick(Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling);
-/* logp (1, rows) F32, best and target (1, rows) I32 */
+/* For evaluation: logp[r] = log softmax(logits[r])[target[r]], and the greedy choice best[r] as op_pick makes it. logp (1,
+ * rows) F32, best and target (1, rows) I32 */
 Op *op_score(Op *op, Tensor logp, Tensor best, Tensor logits, Tensor target);
 /* x (rows, h1) on the CPU, dense */
 Op *op_receive(Op *op, Tensor x);
@@ -198,48 +218,6 @@ void reach_note(Reach *reach, Bytes peak[NTIERS], Tensor view);
 
 /* The same of all views of an op. */
 void reach_op(Reach *reach, Bytes peak[NTIERS], const Op *op);
-
-/* One call of Figure 4 as it ran on one lane: ops of the same call that follow each other at once are one slice. Seconds of
- * Device.now. */
-typedef struct {
-    Lane lane;
-    Kind kind;
-    bool prefill, prefill_sweep, delegated;
-    int i, j, k, batch;
-    double begin, end;
-    Bytes bytes; /* moved; 0 for arithmetic */
-} Slice;
-
-/* A part of Table 4 in one phase: the seconds in which its lanes were busy, and in how many of them a processor was too. */
-typedef struct {
-    double busy_s, hidden_s;
-} Share;
-enum { COMPUTE, WEIGHT_READ, CACHE_READ, CACHE_WRITE, ACTIVATION_MOVES, NPARTS };
-typedef struct {
-    Share part[2][NPARTS]; /* [prefill] */
-    double total_s[2];     /* in which anything was busy */
-    double busy_s;         /* in which some lane was busy, those of channel NET aside */
-} Breakdown;
-
-/* What a sweep holds, from the end of the sweep before it on: KV pages of each tier, sequences in flight. */
-typedef struct {
-    double at;
-    int pages[NTIERS], sequences;
-} Held;
-
-/* What a device did, in the order in which calls ended on each lane. */
-struct Trace {
-    char name[64];   /* of its group of rows: the model, or the stage of a pipeline */
-    double ready_at; /* Device.now when all stages were ready, where their clocks differ; else 0 */
-    Slice *slice;
-    size_t n, capacity;
-    size_t limit;      /* after so many more slices, those that are over are added up and dropped; 0: all are kept */
-    size_t kept;       /* that were not over then */
-    Breakdown dropped; /* what the others add up to */
-    long last[NLANES]; /* 1 + index of each lane's newest slice */
-    Held *held;        /* [sweeps], and one when all is over; noted by the thread that posts */
-    size_t sweeps;
-};
 
 /* PROJECT and FINISH share the GPU: of their first ops, the one that can begin has its turn, and of two that can, the one
  * that was posted earlier. NLANES: neither can. */
@@ -353,122 +331,22 @@ int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device,
 int opt_warm_up(Device *device, const Plan *plan, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
-// host.c, host_linear.c, host_attend.c: the arithmetic of the device that is this CPU. Plain functions on plain pointers,
-// the specification of the CUDA launchers of the same names.
-//
-// Batch invariance: a row of a result depends on that row's inputs only, bit for bit, whatever the other rows, the
-// number of threads, the page size or the number of sequences. Activations are float, weights and KV f16.
+// host.c, host_linear.c, host_attend.c: the arithmetic of the device that is this CPU
 // ---------------------------------------------------------------------------------------------------------------
 
+/* Carries out any op but copies, fetches and those of a pipeline; its views are at addresses. */
+void host_run(const Op *op);
 /* "AVX-512", "AVX2", "portable": what the kernels were compiled for. */
 const char *host_isa(void);
 /* Counts the orders in which its products and its attention have added, since another order may give other tokens: a job
  * that began with another is told so when it goes on. */
 enum { HOST_SUMS = 2 };
 
-/* y[r] = table[idx[r]], or y[r] += table[idx[r]]. */
-typedef struct {
-    void *y; /* (rows, cols) of y_type, F32 or F16; on a GPU F16 */
-    Type y_type;
-    const void *table; /* (any, cols) of `type`, F16, BF16 or F32; on a GPU F16 */
-    Type type;
-    size_t table_ld;    /* elements from one row of the table to the next */
-    const int32_t *idx; /* (rows) */
-    int rows, cols;
-    bool add;
-} Lookup;
-void host_embed(const Lookup *l);
-
-/* y[r] = (x[r] - mean) / sqrt(var + 1e-5) * w + b; y may be x. x, y (rows, cols) F32; w, b (cols) F16. */
-void host_layernorm(float *y, const float *x, const f16 *w, const f16 *b, int rows, int cols);
-
-/* y = x w^T + b, then ReLU if relu, then + residual (section 3's x.w_Q and so on). */
-typedef struct {
-    void *y; /* (m, n) of y_type, F32 or F16 */
-    Type y_type;
-    size_t y_ld;          /* elements from one row of y to the next */
-    const void *x;        /* (m, k) dense, F32; on a GPU F16 */
-    const void *w;        /* (n, k) dense, F16, or packed by quant_pack_rows */
-    const void *b;        /* (n) F16, or NULL */
-    const void *residual; /* (m, n) with y's type and y_ld, or NULL. It may be y itself; on a GPU it must be */
-    Quant quant;          /* of packed w; bits 0: F16. A GPU takes what takes_packed says, and at most PACKED_ROWS rows */
-    bool relu;
-    int m, n, k;
-} Product;
-/* Every output sums over k in one fixed order; with packed w, which is unpacked on the way, in another fixed order. */
-void host_linear(const Product *p);
-
-/* Prefill attention: causal softmax(q k^T / sqrt(hd)) v of nseq whole prompts that lie one after another. */
-typedef struct {
-    void *o;              /* (rows, h1) F32; on a GPU F16 */
-    const f16 *q;         /* (rows, h1), not yet scaled */
-    const f16 *kv;        /* (rows, 2 h1): a row is its k, then its v */
-    const int32_t *start; /* (nseq + 1): sequence r owns rows start[r] .. start[r+1] - 1 */
-    int nseq, rows, h1, nh;
-    int ld; /* elements from one row of q to the next, and of kv */
-} Prefill;
-/* Working memory per thread does not grow with nseq or with the length of a prompt. */
-void host_attend_prefill(const Prefill *p);
-
-/* Attention of one new token per sequence to paged KV, on the GPU tier or the CPU (section 4.2, computation delegation).
- * attend, select and weigh each use a part of this. */
-typedef struct {
-    void *o;              /* (nseq, h1) of o_type, out of attend and weigh */
-    Type o_type;          /* F32, or F16 for a GPU and on it */
-    const f16 *q;         /* (nseq, h1), not yet scaled; into attend and select */
-    int q_ld;             /* elements from one row of q to the next */
-    const void *k, *v;    /* (npages, page_tokens, h1) F16, or packed by quant_pack_heads */
-    const int32_t *pages; /* (nseq, max_pages): token t of sequence r lies in page pages[r * max_pages + t / page_tokens],
-                             row t % page_tokens */
-    const int32_t *len;   /* (nseq): sequence r attends to its tokens 0 .. len[r] - 1 */
-    int nseq, max_pages, page_tokens, h1, nh;
-    Quant quant;     /* of packed k, v; bits 0: F16 */
-    int32_t *tokens; /* (nseq, nh, most), of sparse attention: out of select, into weigh */
-    float *weights;  /* (nseq, nh, most), likewise */
-    double sparsity; /* which share of the past is chosen */
-    int most;        /* at least sparse_tokens(sparsity, len[r]) of every r */
-} Attention;
-/* Dense attention. Reads every byte of K and V once, in place. The result of packed pages is, bit for bit, that of F16
- * pages with what quant_unpack gives. */
-void host_attend(const Attention *a);
-/* Sparse attention (section 5), the first half: the chosen tokens, ascending, and their weights. The softmax is over all
- * tokens, and the weights of the others are dropped. Does not touch V. */
-void host_select(const Attention *a);
-/* The second half: o = the weighted sum of the chosen tokens' v. Does not touch any other v. */
-void host_weigh(const Attention *a);
-
-/* Rows of k then v, kv (rows, 2 nh hd), ld elements apart, packed head by head as the cache's pages store them. */
-void host_pack(uint8_t *packed, const f16 *kv, int ld, int rows, int nh, int hd, Quant quant);
-
-/* Puts row r of kv at token pos[r] of sequence seq[r]; seq may skip and repeat, but no token comes twice. What pages store
- * packed is packed on the way, or before: then it moves as bytes, two at a time, like F16. */
-typedef struct {
-    void *k, *v;              /* (npages, page_tokens, width) F16 */
-    const f16 *kv;            /* (rows, 2 width): a row is its k, then its v; if it is to be packed, (rows, 2 nh hd) */
-    const int32_t *seq, *pos; /* (rows) */
-    const int32_t *pages;     /* (any, max_pages), as in Attention */
-    int rows, max_pages, page_tokens, width;
-    int ld;      /* elements from one row of kv to the next */
-    Quant quant; /* how to pack; bits 0: it moves as it is, and nh and hd are not used */
-    int nh, hd;  /* heads of a row's k, and their elements */
-    bool alone;  /* on this thread: its lane has no others */
-} Append;
-void host_append(const Append *a);
-
-/* The next token of each row of logits (rows, vocab) F32. Greedy: the largest, the lowest id among equals. Otherwise
- * softmax at temperature, cut to top_k, then to the smallest set with mass >= top_p, drawn with a counter-based generator
- * from (seed, prompt[r], pos[r]) alone. ids[rows]. NaN logits never win over numbers. */
-void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos, const Sampling *sampling,
-               int rows, int vocab);
-/* For evaluation: logp[r] = log softmax(logits[r])[target[r]], and the greedy choice best[r] as host_pick makes it. */
-void host_score(float *logp, int32_t *best, const float *logits, const int32_t *target, int rows, int vocab);
-
 // ---------------------------------------------------------------------------------------------------------------
 // flexgen.cu: a GPU, as lanes.c and arena.c see it
 //
-// Each lane has a stream. The launchers are the twins of the host_ functions of the same names. They take the same
-// arguments, but pointers are addresses on the GPU and activations are F16; sums are F32. They post kernels on the stream
-// of `lane` and return at once, with -1 and err if that fails. A row of a result depends only on that row's inputs and, in
+// Each lane has a stream. Ops are posted on the stream of their lane as kernels, the twins of the host's functions:
+// pointers are addresses on the GPU, activations F16, sums F32. A row of a result depends only on that row's inputs and, in
 // cuBLAS, on the number of rows: attention splits at fixed tokens of a sequence.
 // ---------------------------------------------------------------------------------------------------------------
 
@@ -484,24 +362,10 @@ struct Gpu {
     size_t pin_piece;        /* so many bytes are pinned at a time; tests make it small, before they pin */
     const volatile int *bad; /* not 0 once pick or score has met a logit that is not finite; alloc resets it */
 
-    int (*embed)(Gpu *, Lane lane, const Lookup *, Error *);
-    int (*layernorm)(Gpu *, Lane lane, void *y, const void *x, const void *w, const void *b, int rows, int cols, Error *);
-    /* cuBLAS; for packed w, whose y is F16, a kernel of ours. There is no ReLU before a residual. The lane is PROJECT or
-     * FINISH, which have a workspace each. */
-    int (*linear)(Gpu *, Lane lane, const Product *, Error *);
-    int (*attend_prefill)(Gpu *, Lane lane, const Prefill *, Error *);
-    int (*attend)(Gpu *, Lane lane, const Attention *, Error *);
-    int (*select)(Gpu *, Lane lane, const Attention *, Error *);
-    int (*weigh)(Gpu *, Lane lane, const Attention *, Error *);
-    int (*pack)(Gpu *, Lane lane, void *packed, const f16 *kv, int ld, int rows, int nh, int hd, Quant quant, Error *);
-    int (*append)(Gpu *, Lane lane, const Append *, Error *);
-    /* w (n, k) F16 = what quant_unpack_rows gives, for all rows of groups */
-    int (*unpack)(Gpu *, Lane lane, void *w, const void *packed, int n, int k, Quant quant, Error *);
-    int (*pick)(Gpu *, Lane lane, int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos,
-                const Sampling *sampling, int rows, int vocab, Error *);
-    int (*score)(Gpu *, Lane lane, float *logp, int32_t *best, const float *logits, const int32_t *target, int rows,
-                 int vocab, Error *);
-
+    /* Posts any op that host_run carries out, whose views are at addresses, and returns at once; -1 and err if that fails.
+     * Products are of cuBLAS, or for packed w, whose y is F16, of a kernel of ours; they have no ReLU before a residual,
+     * and their lane is PROJECT or FINISH, which have a workspace each. */
+    int (*run)(Gpu *, const Op *, Error *);
     /* rows of row_bytes from src to dst, pitches in bytes; either is on the GPU, or on the host (pinned, to overlap) */
     int (*copy)(Gpu *, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t row_bytes,
                 int rows, Error *);
@@ -563,19 +427,10 @@ void disk_expect(const Disk *disk, const Move *moves, int n);
 /* `written` bytes of a range were written through the mapping: sends them to disk, and out of memory. 0: only begins to
  * send what was written, but the mapping no longer counts as this process's memory. */
 void disk_settle(const Disk *disk, size_t offset, size_t bytes, size_t written);
-/* host_embed from a table that rests in the checkpoint. */
-int disk_embed(const Disk *disk, const Lookup *rows, Tensor table, Error *err);
-/* The V of the tokens (nseq, nh, most) that sparse attention has chosen, without each sequence's last: from the pages at
- * `home` in the offload file to the same places of the staged pages v. */
-typedef struct {
-    void *v;
-    size_t home, home_bytes;
-    const int32_t *pages, *home_pages, *len, *tokens; /* pages (nseq, max_pages) */
-    int nseq, nh, most, max_pages, page_tokens;
-    size_t row_bytes; /* of a token's V */
-    double sparsity;
-} Fetch;
-void disk_fetch(const Disk *disk, const Fetch *fetch);
+/* The op of this name, from a table that rests in the checkpoint. */
+int disk_embed(const Disk *disk, const Op *op, Error *err);
+/* The op of this name, from the offload file. */
+void disk_fetch(const Disk *disk, const Op *op);
 void disk_close(Disk *disk);
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -602,8 +457,8 @@ void *arenas_address(const Arenas *a, Tensor t);
 const int32_t *arenas_indices(const Arenas *a, Tensor t);
 /* Whether the ops of a lane go to a stream of the GPU. */
 bool arenas_is_stream(const Arenas *a, int lane);
-/* Carries an op out, or posts it on its lane's stream. */
-int arenas_run(const Arenas *a, const Op *op, Error *err);
+/* Carries an op out, or posts it on its lane's stream, once its views have addresses. */
+int arenas_run(const Arenas *a, Op *op, Error *err);
 /* Device.upload */
 int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, size_t count, Error *err);
 /* Fails with the message for logits that are not finite. */
@@ -630,38 +485,6 @@ World *world_open(Device *const sim[], int stages, double bytes_s, double delay_
 /* The stage's thread has done. */
 void world_leave(Device *sim);
 void world_close(World *world); /* and the sims */
-
-// ---------------------------------------------------------------------------------------------------------------
-// trace.c: what happened on the lanes, as a file and as the paper's Table 4
-// ---------------------------------------------------------------------------------------------------------------
-
-/* The slice of an op that has run from begin to end. */
-static inline Slice slice_of(const Op *op, Bytes bytes, double begin, double end) {
-    Slice s = {op->lane, op->kind, op->prefill, op->prefill_sweep, op->delegated, op->i, op->j, op->k, op->batch,
-               begin,    end,      bytes};
-    return s;
-}
-/* Whether two slices are of the same call. */
-bool same_call(const Slice *a, const Slice *b);
-/* Notes a slice. It extends the lane's newest one if that is of the same call (kind, i, j, k, batch, phase) and ended less
- * than 0.1 ms before. settled: neither it nor a later one begins before. A Trace of zeros is empty. Not thread safe:
- * devices call it under their lock. */
-void trace_add(Trace *trace, const Slice *slice, double settled);
-/* Notes what a sweep holds, if the trace is for a file (without a limit). */
-void trace_hold(Trace *trace, const Held *held);
-/* Figure 4's name of the call that a slice is part of: "load_weight", "store_cache", "project", ... */
-const char *trace_call(const Slice *slice);
-/* Chrome trace JSON (chrome://tracing, Perfetto) of n traces: a group of rows a trace, one row a lane, one slice a call
- * with its i, j, k, its batch and that batch's token, bytes and phase, times in microseconds from the first slice of all.
- * What could not be written shows in ferror(out). */
-void trace_write(const Trace *traces, int n, FILE *out);
-void trace_free(Trace *trace);
-
-extern const char *const part_name[NPARTS];
-/* Two lanes that are busy with the same part at the same time count once. COMPUTE is the lanes of the GPU and of the CPU;
- * its hidden_s is the time in which some copy ran beside them. A sweep in which some batch prefills counts as prefill,
- * as in RunStats. */
-Breakdown trace_breakdown(const Trace *trace);
 
 #ifdef __cplusplus
 }

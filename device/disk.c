@@ -112,16 +112,19 @@ void disk_settle(const Disk *d, size_t offset, size_t bytes, size_t written) {
 }
 
 /* Rows are read one by one, never through a mapping: a file that shrank is then an error. */
-int disk_embed(const Disk *d, const Lookup *rows, Tensor table, Error *err) {
+int disk_embed(const Disk *d, const Op *op, Error *err) {
+    const Tensor y = op->embed.y, table = op->embed.table;
+    const int32_t *idx = op->embed.idx.at;
     f16 *row = xcalloc(table.cols, sizeof *row);
-    const int32_t zero = 0;
+    int32_t zero = 0;
     int status = 0;
-    Lookup one = *rows;
-    one.table = row, one.type = F16, one.table_ld = table.cols, one.idx = &zero, one.rows = 1;
-    for (int r = 0; r < rows->rows && !status; r++) {
-        one.y = (uint8_t *)rows->y + (size_t)r * rows->cols * type_bytes(rows->y_type);
-        status = checkpoint_fill(d->checkpoint, row, &table, (size_t)rows->idx[r] * table.cols, table.cols, err);
-        if (!status) host_embed(&one);
+    Op one = *op; /* from a table of one row */
+    one.embed.table = (Tensor){.type = F16, .rows = 1, .cols = table.cols, .ld = table.cols, .at = row};
+    one.embed.idx.at = &zero;
+    for (int r = 0; r < y.rows && !status; r++) {
+        one.embed.y = tensor_rows(y, r, 1);
+        status = checkpoint_fill(d->checkpoint, row, &table, (size_t)idx[r] * table.cols, table.cols, err);
+        if (!status) host_run(&one);
     }
     free(row);
     return status;
@@ -153,19 +156,21 @@ static void advise(const Disk *d, const Blocks *b, int advice) {
 
 /* Goes through the pieces, one for each chosen token of each sequence and head; with blocks it only wants them, without it
  * copies them from their pages at home to the same places of the staged ones. */
-static void for_pieces(const Disk *d, const Fetch *f, Blocks *blocks) {
-    const size_t head = f->row_bytes / f->nh;
-    for (int r = 0; r < f->nseq; r++) {
-        for (int h = 0; h < f->nh; h++) {
-            const int32_t *token = f->tokens + ((size_t)r * f->nh + h) * f->most;
-            for (int i = 0; i < sparse_tokens(f->sparsity, f->len[r]) - 1; i++) { /* the last is its own: it is here */
-                size_t entry = (size_t)r * f->max_pages + token[i] / f->page_tokens, row = token[i] % f->page_tokens;
-                size_t to = ((size_t)f->pages[entry] * f->page_tokens + row) * f->row_bytes + h * head;
-                size_t from = f->home + ((size_t)f->home_pages[entry] * f->page_tokens + row) * f->row_bytes + h * head;
+static void for_pieces(const Disk *d, const Op *op, Blocks *blocks) {
+    const Tensor v = op->fetch.v, home = op->fetch.home_v, chosen = op->fetch.tokens, pages = op->fetch.pages;
+    const size_t row_bytes = v.cols * type_bytes(v.type), head = row_bytes / op->nh;
+    const int32_t *to_page = pages.at, *from_page = op->fetch.home_pages.at, *len = op->fetch.len.at;
+    for (int r = 0; r < chosen.rows; r++, to_page += pages.ld, from_page += pages.ld) {
+        for (int h = 0; h < op->nh; h++) {
+            const int32_t *token = (const int32_t *)chosen.at + ((size_t)r * op->nh + h) * (chosen.cols / op->nh);
+            for (int i = 0; i < sparse_tokens(op->sparsity, len[r]) - 1; i++) { /* the last is its own: it is here */
+                int page = token[i] / op->page_tokens, row = token[i] % op->page_tokens;
+                size_t to = ((size_t)to_page[page] * op->page_tokens + row) * row_bytes + h * head;
+                size_t from = home.offset + ((size_t)from_page[page] * op->page_tokens + row) * row_bytes + h * head;
                 if (blocks)
                     want(blocks, from, head);
                 else
-                    memcpy((uint8_t *)f->v + to, d->map + from, head);
+                    memcpy((uint8_t *)v.at + to, d->map + from, head);
             }
         }
     }
@@ -173,14 +178,14 @@ static void for_pieces(const Disk *d, const Fetch *f, Blocks *blocks) {
 
 /* Many small pieces: the disk hears of all blocks that they lie in before the first is waited for; then they are read
  * through the mapping. */
-void disk_fetch(const Disk *d, const Fetch *f) {
-    Blocks blocks = {.first = f->home / BLOCK, .n = (f->home + f->home_bytes) / BLOCK + 1 - f->home / BLOCK};
+void disk_fetch(const Disk *d, const Op *op) {
+    const size_t home = op->fetch.home_v.offset, bytes = tensor_span(op->fetch.home_v), head = home % BLOCK;
+    Blocks blocks = {.first = home / BLOCK, .n = (home + bytes) / BLOCK + 1 - home / BLOCK};
     blocks.bits = xcalloc(blocks.n / 64 + 1, sizeof *blocks.bits);
-    for_pieces(d, f, &blocks);
+    for_pieces(d, op, &blocks);
     advise(d, &blocks, POSIX_FADV_WILLNEED);
-    for_pieces(d, f, NULL);
-    size_t head = f->home % BLOCK;
-    madvise(d->map + f->home - head, f->home_bytes + head, MADV_DONTNEED);
+    for_pieces(d, op, NULL);
+    madvise(d->map + home - head, bytes + head, MADV_DONTNEED);
     advise(d, &blocks, POSIX_FADV_DONTNEED);
     free(blocks.bits);
 }

@@ -1,6 +1,6 @@
 /* host.c: the device that is this CPU: embeddings and layer norms, new rows of the cache, the next token. With
  * host_linear.c (products) and host_attend.c (attention) it is the arithmetic of one OPT layer and of the next token, as
- * plain C on plain pointers; each function is the specification of the CUDA launcher of the same name.
+ * plain C; each function is the specification of the CUDA launcher of the same name.
  *
  * Contract. Batch invariance: an output element is computed by one fixed sequence of float operations, whatever the
  * other rows are, wherever its tile lies, however many threads run, whatever the page size. So every sum has one order,
@@ -16,21 +16,24 @@ const char *host_isa(void) { return ISA; }
 // Rows: embed, layernorm
 // ---------------------------------------------------------------------------------------------------------------
 
-static void embed_rows(const void *lookup, int first, int n) {
-    const Lookup *l = lookup;
+static void embed_rows(const void *embed, int first, int n) {
+    const Op *op = embed;
+    const Tensor y = op->embed.y, table = op->embed.table;
+    const int32_t *idx = op->embed.idx.at;
     for (int r = first; r < first + n; r++) {
-        for (int c = 0; c < l->cols; c += VL) {
-            size_t at = (size_t)r * l->cols + c;
-            V v = load_any(l->table, l->type, l->idx[r] * l->table_ld + c, l->cols - c);
-            if (l->add) v = load_any(l->y, l->y_type, at, l->cols - c) + v;
-            store_any(l->y, l->y_type, at, v, l->cols - c);
+        for (int c = 0; c < y.cols; c += VL) {
+            size_t at = (size_t)r * y.cols + c;
+            V v = load_any(table.at, table.type, idx[r] * table.ld + c, y.cols - c);
+            if (op->add) v = load_any(y.at, y.type, at, y.cols - c) + v;
+            store_any(y.at, y.type, at, v, y.cols - c);
         }
     }
 }
 
-void host_embed(const Lookup *l) {
-    CHECK((l->y_type == F32 || l->y_type == F16) && (l->type == F16 || l->type == BF16 || l->type == F32));
-    host_share((double)l->rows * l->cols, l->rows, embed_rows, l);
+static void host_embed(const Op *op) {
+    const Type y = op->embed.y.type, table = op->embed.table.type;
+    CHECK((y == F32 || y == F16) && (table == F16 || table == BF16 || table == F32));
+    host_share((double)op->embed.y.rows * op->embed.y.cols, op->embed.y.rows, embed_rows, op);
 }
 
 /* The sum over a row of (x - shift)^power, power 1 or 2. */
@@ -46,77 +49,82 @@ static float row_sum(const float *x, float shift, int power, int cols) {
     return v_sum(sum) + tail;
 }
 
-typedef struct {
-    float *y;
-    const float *x;
-    const f16 *w, *b;
-    int cols;
-} Norm;
-
 static void normalize_rows(const void *norm, int first, int rows) {
-    const Norm *a = norm;
-    const int cols = a->cols;
+    const Op *op = norm;
+    const int cols = op->layernorm.x.cols;
+    const f16 *w = op->layernorm.w.at, *b = op->layernorm.b.at;
     for (int r = first; r < first + rows; r++) {
-        const float *in = a->x + (size_t)r * cols;
-        float *out = a->y + (size_t)r * cols;
+        const float *in = (const float *)op->layernorm.x.at + (size_t)r * cols;
+        float *out = (float *)op->layernorm.y.at + (size_t)r * cols;
         float mean = row_sum(in, 0, 1, cols) / cols;
         float scale = 1 / sqrtf(row_sum(in, mean, 2, cols) / cols + 1e-5f);
         for (int c = 0; c < cols; c += VL) {
             int n = cols - c;
             V v = (v_load_part(in + c, n) - mean) * scale;
-            v_store_part(out + c, v * v_load_f16_part(a->w + c, n) + v_load_f16_part(a->b + c, n), n);
+            v_store_part(out + c, v * v_load_f16_part(w + c, n) + v_load_f16_part(b + c, n), n);
         }
     }
 }
 
-void host_layernorm(float *y, const float *x, const f16 *w, const f16 *b, int rows, int cols) {
-    host_share((double)rows * cols, rows, normalize_rows, &(Norm){y, x, w, b, cols});
+static void host_layernorm(const Op *op) {
+    const Tensor x = op->layernorm.x;
+    host_share((double)x.rows * x.cols, x.rows, normalize_rows, op);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// New k and v, into pages
+// Packed weights to F16; new k and v, into pages
 // ---------------------------------------------------------------------------------------------------------------
 
-typedef struct {
-    uint8_t *packed;
-    const f16 *kv;
-    int ld, nh, hd;
-    Quant quant;
-} Packs;
-
-static void pack_rows(const void *packs, int first, int n) {
-    const Packs *p = packs;
-    const size_t row = 2 * p->nh * quant_bytes(p->quant, p->hd); /* k's heads, then v's */
-    for (int r = first; r < first + n; r++)                      /* what is not finite poisons its group alone */
-        quant_pack_heads(p->packed + r * row, p->kv + (size_t)r * p->ld, 2 * p->nh, p->hd, p->quant);
+static void host_unpack(const Op *op) {
+    const Tensor w = op->unpack.w, packed = op->unpack.packed;
+    for (int g = 0; g < packed.rows; g++)
+        quant_unpack_rows((f16 *)w.at + (size_t)g * GROUP * w.cols, (const uint8_t *)packed.at + (size_t)g * packed.cols,
+                          w.cols);
 }
 
-void host_pack(uint8_t *packed, const f16 *kv, int ld, int rows, int nh, int hd, Quant quant) {
-    host_share(8.0 * rows * nh * hd, rows, pack_rows, &(Packs){packed, kv, ld, nh, hd, quant});
+static void pack_rows(const void *pack, int first, int n) {
+    const Op *op = pack;
+    const Tensor packed = op->pack.packed, kv = op->pack.kv;
+    for (int r = first; r < first + n; r++) /* what is not finite poisons its group alone */
+        quant_pack_heads((uint8_t *)packed.at + (size_t)r * packed.cols, (const f16 *)kv.at + r * kv.ld, 2 * op->nh,
+                         op->hd);
+}
+
+static void host_pack(const Op *op) {
+    const Tensor kv = op->pack.kv;
+    host_share(4.0 * kv.rows * kv.cols, kv.rows, pack_rows, op);
 }
 
 /* Row after row: a token's k goes to one place and its v to another, and both are written in order. */
 static void append_rows(const void *append, int first, int n) {
-    const Append *a = append;
-    const size_t bytes = (size_t)a->width * sizeof(f16);
+    const Op *op = append;
+    const Tensor kv = op->append.kv, pages = op->append.pages, k = op->append.k;
+    const int32_t *seq = op->append.seq.at, *pos = op->append.pos.at;
+    const size_t bytes = k.cols * type_bytes(k.type);
     for (int r = first; r < first + n; r++) {
-        int page = a->pages[(size_t)a->seq[r] * a->max_pages + a->pos[r] / a->page_tokens];
-        size_t at = ((size_t)page * a->page_tokens + a->pos[r] % a->page_tokens) * bytes;
-        uint8_t *k = (uint8_t *)a->k + at, *v = (uint8_t *)a->v + at;
-        const f16 *from = a->kv + (size_t)r * a->ld;
-        if (a->quant.bits) {
-            quant_pack_heads(k, from, a->nh, a->hd, a->quant);
-            quant_pack_heads(v, from + a->nh * a->hd, a->nh, a->hd, a->quant);
+        int page = ((const int32_t *)pages.at)[seq[r] * pages.ld + pos[r] / op->page_tokens];
+        size_t at = ((size_t)page * op->page_tokens + pos[r] % op->page_tokens) * bytes;
+        uint8_t *to_k = (uint8_t *)k.at + at, *to_v = (uint8_t *)op->append.v.at + at;
+        const uint8_t *from = (const uint8_t *)kv.at + r * kv.ld * type_bytes(kv.type);
+        const uint8_t *from_v = from + kv.cols / 2 * type_bytes(kv.type);
+        if (kv.type != k.type) {
+            quant_pack_heads(to_k, (const f16 *)from, op->nh, op->hd);
+            quant_pack_heads(to_v, (const f16 *)from_v, op->nh, op->hd);
         } else {
-            memcpy(k, from, bytes);
-            memcpy(v, from + a->width, bytes);
+            memcpy(to_k, from, bytes);
+            memcpy(to_v, from_v, bytes);
+        }
+        for (int h = 0; op->study.bits && h < op->nh; h++) { /* what is not finite poisons its group alone */
+            quant_round((f16 *)to_k + h * op->hd, 1, op->hd, op->study);
+            quant_round((f16 *)to_v + h * op->hd, 1, op->hd, op->study);
         }
     }
 }
 
-void host_append(const Append *a) {
-    const double work = a->quant.bits ? 8.0 * a->rows * a->nh * a->hd : (double)a->rows * a->width * sizeof(f16);
-    host_share(a->alone ? 0 : work, a->rows, append_rows, a);
+static void host_append(const Op *op) {
+    const Tensor kv = op->append.kv;
+    const double work = kv.type != op->append.k.type ? 4.0 * kv.rows * kv.cols : (double)tensor_bytes(kv) / 2;
+    host_share(op->lane == D_WRITE ? 0 : work, kv.rows, append_rows, op); /* that lane has no others beside it */
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -194,27 +202,22 @@ static int pick_sample(const float *logits, double u, const Sampling *s, int voc
     return best; /* nothing has a weight: infinities, or no numbers at all */
 }
 
-typedef struct {
-    int32_t *ids;
-    const float *logits;
-    const int32_t *prompt, *pos;
-    const Sampling *sampling;
-    int vocab;
-} Picks;
-
-static void pick_rows(const void *picks, int first, int n) {
-    const Picks *p = picks;
-    const Sampling *s = p->sampling;
+static void pick_rows(const void *pick, int first, int n) {
+    const Op *op = pick;
+    const Sampling *s = &op->sampling;
+    const int vocab = op->pick.logits.cols;
+    int32_t *ids = op->pick.ids.at;
+    const int32_t *prompt = op->pick.prompt.at, *pos = op->pick.pos.at;
     for (int r = first; r < first + n; r++) {
-        const float *row = p->logits + (size_t)r * p->vocab;
-        p->ids[r] = s->temperature > 0 ? pick_sample(row, random_draw(s->seed, p->prompt[r], p->pos[r]), s, p->vocab)
-                                       : pick_greedy(row, p->vocab);
+        const float *row = (const float *)op->pick.logits.at + (size_t)r * vocab;
+        ids[r] = s->temperature > 0 ? pick_sample(row, random_draw(s->seed, prompt[r], pos[r]), s, vocab)
+                                    : pick_greedy(row, vocab);
     }
 }
 
-void host_pick(int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos, const Sampling *sampling,
-               int rows, int vocab) {
-    host_share((double)rows * vocab, rows, pick_rows, &(Picks){ids, logits, prompt, pos, sampling, vocab});
+static void host_pick(const Op *op) {
+    const Tensor logits = op->pick.logits;
+    host_share((double)logits.rows * logits.cols, logits.rows, pick_rows, op);
 }
 
 /* The sum of e^(x[i] - top): short sums in float, and these in double. */
@@ -233,24 +236,32 @@ static double sum_exp(const float *x, float top, int n) {
     return sum;
 }
 
-typedef struct {
-    float *logp;
-    int32_t *best;
-    const float *logits;
-    const int32_t *target;
-    int vocab;
-} Scores;
-
-static void score_rows(const void *scores, int first, int n) {
-    const Scores *s = scores;
+static void score_rows(const void *score, int first, int n) {
+    const Op *op = score;
+    const int vocab = op->score.logits.cols;
+    float *logp = op->score.logp.at;
+    int32_t *best = op->score.best.at;
+    const int32_t *target = op->score.target.at;
     for (int r = first; r < first + n; r++) {
-        const float *row = s->logits + (size_t)r * s->vocab;
-        s->best[r] = pick_greedy(row, s->vocab);
-        float top = row[s->best[r]];
-        s->logp[r] = (float)((double)row[s->target[r]] - top - log(sum_exp(row, top, s->vocab)));
+        const float *row = (const float *)op->score.logits.at + (size_t)r * vocab;
+        best[r] = pick_greedy(row, vocab);
+        float top = row[best[r]];
+        logp[r] = (float)((double)row[target[r]] - top - log(sum_exp(row, top, vocab)));
     }
 }
 
-void host_score(float *logp, int32_t *best, const float *logits, const int32_t *target, int rows, int vocab) {
-    host_share((double)rows * vocab, rows, score_rows, &(Scores){logp, best, logits, target, vocab});
+static void host_score(const Op *op) {
+    const Tensor logits = op->score.logits;
+    host_share((double)logits.rows * logits.cols, logits.rows, score_rows, op);
+}
+
+void host_run(const Op *op) {
+    static void (*const run[NCODES])(const Op *) = {
+        [OP_EMBED] = host_embed,   [OP_LAYERNORM] = host_layernorm, [OP_LINEAR] = host_linear,
+        [OP_UNPACK] = host_unpack, [OP_PACK] = host_pack,           [OP_ATTEND_PREFILL] = host_attend_prefill,
+        [OP_ATTEND] = host_attend, [OP_SELECT] = host_select,       [OP_WEIGH] = host_weigh,
+        [OP_APPEND] = host_append, [OP_PICK] = host_pick,           [OP_SCORE] = host_score,
+    };
+    CHECK(run[op->code]);
+    run[op->code](op);
 }

@@ -5,6 +5,13 @@
 #include "device/device.h"
 #include "device/simd.h"
 
+/* The ops of these names (device.h), of the files beside host.c. */
+void host_linear(const Op *op);
+void host_attend_prefill(const Op *op);
+void host_attend(const Op *op);
+void host_select(const Op *op);
+void host_weigh(const Op *op);
+
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 static inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
 

@@ -3,7 +3,7 @@
  *
  * Contract: tokens go in blocks of BLOCK by their index in the sequence, with a running maximum (an online softmax).
  * Prefill and decode share every step, so decode of token t equals row t of prefill, bit for bit. Of packed heads only the
- * codes are multiplied (quant.h, quant_factored). Read next: flexgen.cu, the same on a GPU. */
+ * codes are multiplied (quant.h). Read next: flexgen.cu, the same on a GPU. */
 #include <math.h>
 
 #include "device/host.h"
@@ -126,8 +126,8 @@ static void softmax_block(float *score, int n, Seen *seen, float *o, int hd) {
 }
 
 /* Element `at` of out and the hd-1 after it. */
-static void attend_finish(void *out, Type type, size_t at, const float *o, Seen seen, int hd) {
-    for (int d = 0; d < hd; d += VL) store_any(out, type, at + d, v_load(o + d) / seen.l, hd - d);
+static void attend_finish(Tensor out, size_t at, const float *o, Seen seen, int hd) {
+    for (int d = 0; d < hd; d += VL) store_any(out.at, out.type, at + d, v_load(o + d) / seen.l, hd - d);
 }
 
 /* q[rows][hd] = in * hd^-1/2, as OPT scales it; rows of in are in_ld apart. */
@@ -170,8 +170,9 @@ static void prefill_tile(PrefillTask *a, int i, int mr, int pos, int t0, int nt)
     }
 }
 
-/* Queries q0 .. q0+nq of one head of one sequence of s tokens; o, q, k, v point at its token 0. ld: of q, k and v. */
-static void prefill_task(float *o, const f16 *q, const f16 *k, const f16 *v, int q0, int nq, size_t ld, int h1, int hd) {
+/* Queries q0 .. q0+nq of one head of one sequence of s tokens; q, k, v and element `at` of o are of its token 0. ld: of q,
+ * k and v. */
+static void prefill_task(Tensor o, size_t at, const f16 *q, const f16 *k, const f16 *v, int q0, int nq, size_t ld, int hd) {
     PrefillTask a = {.hd = hd, .hdp = round_up(hd, VL)};
     a.q = scratch((size_t)QUERIES * (hd + a.hdp) + BLOCK * hd);
     a.o = a.q + (size_t)QUERIES * hd;
@@ -190,32 +191,37 @@ static void prefill_task(float *o, const f16 *q, const f16 *k, const f16 *v, int
         for (int t = nt; t < nt + NR; t++) a.krow[t] = a.krow[nt - 1]; /* fills the last tile; its scores are not used */
         for (int i = 0; i < nq; i += MR) prefill_tile(&a, i, imin(MR, nq - i), q0 + i, t0, nt);
     }
-    for (int i = 0; i < nq; i++) attend_finish(o, F32, (size_t)(q0 + i) * h1, a.o + (size_t)i * a.hdp, a.seen[i], hd);
+    for (int i = 0; i < nq; i++) attend_finish(o, at + (size_t)(q0 + i) * o.cols, a.o + (size_t)i * a.hdp, a.seen[i], hd);
 }
 
-static int longest_prompt(const Prefill *p) {
+static int longest_prompt(const Op *op) {
+    const int32_t *start = op->prefilled.start.at;
     int most = 0;
-    for (int r = 0; r < p->nseq; r++) most = imax(most, p->start[r + 1] - p->start[r]);
+    for (int r = 0; r + 1 < op->prefilled.start.cols; r++) most = imax(most, start[r + 1] - start[r]);
     return most;
 }
 
 /* A task: QUERIES queries of one head of one sequence, if it has so many. */
 static void prefill_tasks(const void *prefill, int first, int n) {
-    const Prefill *p = prefill;
-    const int h1 = p->h1, hd = h1 / p->nh, blocks = ceil_div(longest_prompt(p), QUERIES);
+    const Op *op = prefill;
+    const Tensor q = op->prefilled.q, kv = op->prefilled.kv;
+    const int h1 = q.cols, hd = op->hd, nh = op->nh, blocks = ceil_div(longest_prompt(op), QUERIES);
+    const int32_t *start = op->prefilled.start.at;
     for (int task = first; task < first + n; task++) {
-        int r = task / (p->nh * blocks), h = task / blocks % p->nh, q0 = task % blocks * QUERIES;
-        int s = p->start[r + 1] - p->start[r];
-        size_t row = p->start[r], at = row * p->ld + (size_t)h * hd;
-        float *o = (float *)p->o + row * h1 + (size_t)h * hd;
-        const f16 *k = p->kv + at;
-        if (q0 < s) prefill_task(o, p->q + at, k, k + h1, q0, imin(QUERIES, s - q0), p->ld, h1, hd);
+        int r = task / (nh * blocks), h = task / blocks % nh, q0 = task % blocks * QUERIES;
+        int s = start[r + 1] - start[r];
+        size_t row = start[r], at = row * q.ld + (size_t)h * hd;
+        const f16 *k = (const f16 *)kv.at + at;
+        if (q0 < s)
+            prefill_task(op->prefilled.o, row * h1 + (size_t)h * hd, (const f16 *)q.at + at, k, k + h1, q0,
+                         imin(QUERIES, s - q0), q.ld, hd);
     }
 }
 
-void host_attend_prefill(const Prefill *p) {
-    const int longest = longest_prompt(p);
-    host_share((double)longest * longest * p->h1 * p->nseq, p->nseq * p->nh * ceil_div(longest, QUERIES), prefill_tasks, p);
+void host_attend_prefill(const Op *op) {
+    const int longest = longest_prompt(op), nseq = op->prefilled.start.cols - 1;
+    host_share((double)longest * longest * op->prefilled.q.cols * nseq, nseq * op->nh * ceil_div(longest, QUERIES),
+               prefill_tasks, op);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -239,76 +245,74 @@ void host_attend_prefill(const Prefill *p) {
 //     select_task                    the scores of all tokens; each head's largest, and what they weigh
 //     weigh_task                     o[h], the weighted sum of each head's own tokens
 //
-// A head of K or V is F16, or packed. Packed numbers are multiplied as codes where quant_factored says so, and otherwise
-// a head is unpacked to memory first and passes through the sums of F16.
+// A head of K or V is F16, or packed; then it is multiplied as codes.
 // ---------------------------------------------------------------------------------------------------------------
 
 enum {
     HEADS = 32,         /* that a task takes at most ... */
     RUN = 6144,         /* ... and their bytes of a token's k: long runs, of which a few blocks stay in the second cache */
-    GROUP = 64,         /* numbers, of factored heads */
     WEIGH = 8,          /* tokens whose v meet in registers */
     TOGETHER = VL / NR, /* heads whose scores for NR tokens are the lanes of a vector */
 };
 
 /* A task: heads h .. h+nh-1 of sequence r, which has len tokens. */
 typedef struct {
-    const Attention *a;
+    const Op *op;
     int r, h, nh, hd, len;
     const int32_t *pages;
-    size_t head_bytes, group_bytes; /* of a head in a page, of a whole group in it */
-    bool factored;
-    size_t at;    /* the first head's first element in o */
-    f16 *plain;   /* (WEIGH, hd): heads that are unpacked */
-    Table codes;  /* the codes as floats */
-    float *sum_q; /* (nh, groups, VL): of each group of q the sum, lane by lane */
+    size_t head_bytes; /* of a head in a page */
+    size_t at;         /* the first head's first element in o */
+    Table codes;       /* the codes as floats */
+    float *sum_q;      /* (nh, groups, VL): of each group of q the sum, lane by lane */
 } Heads;
 
 /* Calls of `run`, one a task. */
 typedef struct {
-    const Attention *a;
+    const Op *op;
     void (*run)(Heads);
     int parts, most; /* tasks of a sequence, heads of a task */
     size_t head_bytes;
 } Tasks;
 
-static void run_tasks(const void *all, int first, int n) {
+/* Whether the pages that the op reads hold codes. */
+static bool is_packed(const Op *op) { return op->attend.k.type == U8; }
+
+static void attend_tasks(const void *all, int first, int n) {
     const Tasks *tasks = all;
-    const Attention *a = tasks->a;
-    const int hd = a->h1 / a->nh, group = a->quant.group;
+    const Op *op = tasks->op;
     for (int i = first; i < first + n; i++) {
-        Heads c = {.a = a, .r = i / tasks->parts, .h = i % tasks->parts * tasks->most, .hd = hd};
-        c.nh = imin(tasks->most, a->nh - c.h), c.len = a->len[c.r], c.pages = a->pages + (size_t)c.r * a->max_pages;
+        Heads c = {.op = op, .r = i / tasks->parts, .h = i % tasks->parts * tasks->most, .hd = op->hd};
+        c.nh = imin(tasks->most, op->nh - c.h), c.len = ((const int32_t *)op->attend.len.at)[c.r];
+        c.pages = (const int32_t *)op->attend.pages.at + c.r * op->attend.pages.ld;
+        c.at = (size_t)c.r * op->nh * c.hd + c.h * c.hd;
         c.head_bytes = tasks->head_bytes;
-        c.group_bytes = a->quant.bits ? quant_bytes(a->quant, group) : 0;
-        c.factored = quant_factored(a->quant, hd), c.codes = t_make(v_set(0), v_set(1));
-        c.at = (size_t)c.r * a->h1 + c.h * hd;
+        c.codes = t_make(v_set(0), v_set(1));
         tasks->run(c);
     }
 }
 
 /* Calls `run` for every task; `tokens` of a sequence are the work. */
-static void for_tasks(const Attention *a, int tokens, void (*run)(Heads)) {
-    const int hd = a->h1 / a->nh;
-    const Quant quant = a->quant;
-    const size_t head_bytes = quant.bits ? quant_bytes(quant, hd) : hd * sizeof(f16);
-    const int fit = imin(imin(a->nh, HEADS), (int)(RUN / head_bytes)), for_all = a->nseq * a->nh / host_threads();
-    const int parts = ceil_div(a->nh, imax(1, imin(fit, for_all))), most = ceil_div(a->nh, parts); /* heads of a task */
-    CHECK(a->o_type == F32 || a->o_type == F16);
-    host_share((double)tokens * a->nseq * a->h1, a->nseq * parts, run_tasks, &(Tasks){a, run, parts, most, head_bytes});
+static void for_tasks(const Op *op, int tokens, void (*run)(Heads)) {
+    const int nseq = op->attend.len.cols;
+    const size_t head_bytes = is_packed(op) ? quant_bytes(op->hd) : op->hd * sizeof(f16);
+    const int fit = imin(imin(op->nh, HEADS), (int)(RUN / head_bytes)), for_all = nseq * op->nh / host_threads();
+    const int parts = ceil_div(op->nh, imax(1, imin(fit, for_all))), most = ceil_div(op->nh, parts); /* heads of a task */
+    host_share((double)tokens * nseq * op->nh * op->hd, nseq * parts, attend_tasks,
+               &(Tasks){op, run, parts, most, head_bytes});
 }
 
-static int longest(const Attention *a) {
+static int longest(const Op *op) {
+    const int32_t *len = op->attend.len.at;
     int most = 0;
-    for (int r = 0; r < a->nseq; r++) most = imax(most, a->len[r]);
+    for (int r = 0; r < op->attend.len.cols; r++) most = imax(most, len[r]);
     return most;
 }
 
-/* The k (base a->k) or v (base a->v) of token t: its part that the task has. */
+/* The k or v of token t, which lies at `base` in pages: its part that the task has. */
 static const uint8_t *find_row(const Heads *c, const void *base, int t) {
-    const int page_tokens = c->a->page_tokens;
+    const int page_tokens = c->op->page_tokens;
     size_t row = (size_t)c->pages[t / page_tokens] * page_tokens + t % page_tokens;
-    return (const uint8_t *)base + (row * c->a->nh + c->h) * c->head_bytes;
+    return (const uint8_t *)base + (row * c->op->nh + c->h) * c->head_bytes;
 }
 
 /* A block's rows of K or V; room for NR more. */
@@ -330,12 +334,9 @@ INLINE void prefetch_rows(const uint8_t *const *row, int n, size_t at, size_t by
         for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row[t] + at + i, 0, 2);
 }
 
-/* n <= WEIGH heads as F16. */
-static void read_heads(const f16 **plain, const Heads *c, const uint8_t *const *head, int n) {
-    for (int u = 0; u < n; u++) {
-        plain[u] = c->a->quant.bits ? c->plain + (size_t)u * c->hd : (const f16 *)(const void *)head[u];
-        if (c->a->quant.bits) quant_unpack(c->plain + (size_t)u * c->hd, 1, head[u], c->hd, c->a->quant);
-    }
+/* n <= WEIGH heads of F16. */
+static void read_heads(const f16 **plain, const uint8_t *const *head, int n) {
+    for (int u = 0; u < n; u++) plain[u] = (const f16 *)(const void *)head[u];
 }
 
 /* Floats of a head's sums of q: VL lanes of each group. */
@@ -343,10 +344,10 @@ static int sums_of(int hd) { return ceil_div(hd, GROUP) * VL; }
 
 /* to (nh, hd) = the task's q, scaled; and c->sum_q. */
 static void take_q(Heads *c, float *to) {
-    const Attention *a = c->a;
+    const Tensor q = c->op->attend.q;
     const int hd = c->hd;
-    scale_q(to, a->q + (size_t)c->r * a->q_ld + (size_t)c->h * hd, hd, c->nh, hd);
-    for (int h = 0; c->factored && h < c->nh; h++)
+    scale_q(to, (const f16 *)q.at + c->r * q.ld + (size_t)c->h * hd, hd, c->nh, hd);
+    for (int h = 0; is_packed(c->op) && h < c->nh; h++)
         for (int d = 0; d < hd; d += VL) {
             float *sum = c->sum_q + h * sums_of(hd) + d / GROUP * VL;
             v_store(sum, d % GROUP ? v_load(sum) + v_load(to + h * hd + d) : v_load(to + h * hd + d));
@@ -370,7 +371,7 @@ INLINE void dot_codes(V acc[NR], const Table *codes, const float *q, V sum_q, co
         UNROLL
         for (int j = 0; j < NR; j++) {
             V b[32 / VL];
-            t_block(b, codes, k[j] + group + 4 + d / 2);
+            t_block(b, codes, k[j] + group + GROUP_HEADER + d / 2);
             UNROLL
             for (int i = 0; i < imin(width - d, 32) / VL; i++) dot[j] = v_fma(v_load(q + d + i * VL), b[i], dot[j]);
         }
@@ -388,12 +389,12 @@ INLINE void dot_head(V acc[NR], const Heads *c, const float *q, const float *sum
                      const int hd, const bool packed) {
     if (!packed) {
         const f16 *plain[NR];
-        read_heads(plain, c, k, NR);
+        read_heads(plain, k, NR);
         dot_lanes(acc, q, 0, plain, hd, 1);
         return;
     }
     size_t group = 0;
-    for (int d = 0; d < hd; d += GROUP, group += c->group_bytes)
+    for (int d = 0; d < hd; d += GROUP, group += GROUP_BYTES)
         dot_codes(acc, &c->codes, q + d, v_load(sum_q + d / GROUP * VL), k, group, imin(GROUP, hd - d));
 }
 
@@ -432,7 +433,7 @@ INLINE void weigh_codes(float *o, const Table *codes, const float *p, const uint
         UNROLL
         for (int d = 0; d < width; d += 32) {
             V b[32 / VL];
-            t_block(b, codes, v[t] + group + 4 + d / 2);
+            t_block(b, codes, v[t] + group + GROUP_HEADER + d / 2);
             UNROLL
             for (int i = 0; i < imin(width - d, 32) / VL; i++) acc[d / VL + i] = v_fma(a, b[i], acc[d / VL + i]);
         }
@@ -446,36 +447,36 @@ INLINE void weigh_head(float *o, const Heads *c, const float *p, const uint8_t *
                        const bool packed) {
     if (!packed) {
         const f16 *plain[WEIGH];
-        read_heads(plain, c, v, nt);
+        read_heads(plain, v, nt);
         weigh_columns(o, 0, p, 0, plain, hd, nt, 1);
         return;
     }
     size_t group = 0;
-    for (int d = 0; d < hd; d += GROUP, group += c->group_bytes)
+    for (int d = 0; d < hd; d += GROUP, group += GROUP_BYTES)
         weigh_codes(o + d, &c->codes, p, v, group, nt, imin(GROUP, hd - d));
 }
 
-/* Calls name(..., hd, factored) with the head size, and whether codes are multiplied, as constants for the usual ones, so
+/* Calls name(..., hd, packed) with the head size, and whether codes are multiplied, as constants for the usual ones, so
  * that its loops are unrolled. */
-#define FOR_HEAD_SIZE(c, name, ...)           \
-    do {                                      \
-        const int hd_ = (c)->hd;              \
-        if ((c)->factored && hd_ == 64)       \
-            name(__VA_ARGS__, 64, true);      \
-        else if ((c)->factored && hd_ == 128) \
-            name(__VA_ARGS__, 128, true);     \
-        else if ((c)->factored && hd_ == 80)  \
-            name(__VA_ARGS__, 80, true);      \
-        else if ((c)->factored)               \
-            name(__VA_ARGS__, hd_, true);     \
-        else if (hd_ == 80)                   \
-            name(__VA_ARGS__, 80, false);     \
-        else if (hd_ == 64)                   \
-            name(__VA_ARGS__, 64, false);     \
-        else if (hd_ == 128)                  \
-            name(__VA_ARGS__, 128, false);    \
-        else                                  \
-            name(__VA_ARGS__, hd_, false);    \
+#define FOR_HEAD_SIZE(c, name, ...)                \
+    do {                                           \
+        const int hd_ = (c)->hd;                   \
+        if (is_packed((c)->op) && hd_ == 64)       \
+            name(__VA_ARGS__, 64, true);           \
+        else if (is_packed((c)->op) && hd_ == 128) \
+            name(__VA_ARGS__, 128, true);          \
+        else if (is_packed((c)->op) && hd_ == 80)  \
+            name(__VA_ARGS__, 80, true);           \
+        else if (is_packed((c)->op))               \
+            name(__VA_ARGS__, hd_, true);          \
+        else if (hd_ == 80)                        \
+            name(__VA_ARGS__, 80, false);          \
+        else if (hd_ == 64)                        \
+            name(__VA_ARGS__, 64, false);          \
+        else if (hd_ == 128)                       \
+            name(__VA_ARGS__, 128, false);         \
+        else                                       \
+            name(__VA_ARGS__, hd_, false);         \
     } while (0)
 
 /* score[h * ld + t] = q[h] . k[t] of a block's rows k, while the rows `ahead` are on their way. */
@@ -518,29 +519,28 @@ static void weigh_block(float *o, int ld, const Heads *c, const float *p, const 
 }
 
 static void attend_task(Heads c) {
-    const Attention *a = c.a;
+    const Tensor k_pages = c.op->attend.k, v_pages = c.op->attend.v;
     const int hdp = round_up(c.hd, VL);
-    float *q = scratch((size_t)c.nh * (c.hd + hdp + BLOCK + sums_of(c.hd)) + WEIGH * c.hd); /* (nh, hd) */
-    float *o = q + (size_t)c.nh * c.hd, *score = o + (size_t)c.nh * hdp;                    /* (nh, hdp), (nh, BLOCK) */
+    float *q = scratch((size_t)c.nh * (c.hd + hdp + BLOCK + sums_of(c.hd))); /* (nh, hd) */
+    float *o = q + (size_t)c.nh * c.hd, *score = o + (size_t)c.nh * hdp;     /* (nh, hdp), (nh, BLOCK) */
     Rows k, v;
     Seen seen[HEADS];
     c.sum_q = score + (size_t)c.nh * BLOCK;
-    c.plain = (f16 *)(c.sum_q + (size_t)c.nh * sums_of(c.hd));
     take_q(&c, q);
     memset(o, 0, (size_t)c.nh * hdp * sizeof *o);
     for (int h = 0; h < c.nh; h++) seen[h] = (Seen){-INFINITY, 0};
-    find_rows(&k, &c, a->k, 0);
+    find_rows(&k, &c, k_pages.at, 0);
     for (int t0 = 0; t0 < c.len; t0 += BLOCK) {
-        find_rows(&v, &c, a->v, t0);
+        find_rows(&v, &c, v_pages.at, t0);
         score_block(score, BLOCK, &c, q, &k, &v);
-        find_rows(&k, &c, a->k, t0 + BLOCK);
+        find_rows(&k, &c, k_pages.at, t0 + BLOCK);
         for (int h = 0; h < c.nh; h++) softmax_block(score + h * BLOCK, v.n, &seen[h], o + h * hdp, c.hd);
         weigh_block(o, hdp, &c, score, &v, &k);
     }
-    for (int h = 0; h < c.nh; h++) attend_finish(a->o, a->o_type, c.at + h * c.hd, o + h * hdp, seen[h], c.hd);
+    for (int h = 0; h < c.nh; h++) attend_finish(c.op->attend.o, c.at + h * c.hd, o + h * hdp, seen[h], c.hd);
 }
 
-void host_attend(const Attention *a) { for_tasks(a, longest(a), attend_task); }
+void host_attend(const Op *op) { for_tasks(op, longest(op), attend_task); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Sparse attention (section 5): the tokens with the largest scores, and their v alone
@@ -600,56 +600,61 @@ static void select_tokens(int32_t *tokens, int32_t *key, const float *score, int
     }
 }
 
+/* The room for the tokens that a head h of the task chooses, and for their weights: `most` numbers of a matrix' row. */
+static void *chosen_at(Tensor t, const Heads *c, int h) {
+    return (int32_t *)t.at + c->r * t.ld + (size_t)(c->h + h) * (t.cols / c->op->nh);
+}
+
 static void select_task(Heads c) {
-    const Attention *a = c.a;
-    const int chosen = sparse_tokens(a->sparsity, c.len);
+    const void *pages = c.op->attend.k.at;
+    const int chosen = sparse_tokens(c.op->sparsity, c.len);
     const size_t ld = round_up(c.len, BLOCK);
-    float *q = scratch((size_t)c.nh * (c.hd + ld + sums_of(c.hd)) + ld + NR * c.hd);
+    float *q = scratch((size_t)c.nh * (c.hd + ld + sums_of(c.hd)) + ld);
     float *score = q + (size_t)c.nh * c.hd; /* (nh, ld) */
     int32_t *key = (int32_t *)(score + c.nh * ld);
     Rows k[2];
     c.sum_q = (float *)(key + ld);
-    c.plain = (f16 *)(c.sum_q + (size_t)c.nh * sums_of(c.hd));
     take_q(&c, q);
-    find_rows(&k[0], &c, a->k, 0);
+    find_rows(&k[0], &c, pages, 0);
     for (int t0 = 0, b = 0; t0 < c.len; t0 += BLOCK, b ^= 1) {
-        find_rows(&k[b ^ 1], &c, a->k, t0 + BLOCK);
+        find_rows(&k[b ^ 1], &c, pages, t0 + BLOCK);
         score_block(score + t0, ld, &c, q, &k[b], &k[b ^ 1]);
     }
     for (int h = 0; h < c.nh; h++) {
-        size_t row = ((size_t)c.r * a->nh + c.h + h) * a->most;
+        int32_t *tokens = chosen_at(c.op->attend.tokens, &c, h);
+        float *weights = chosen_at(c.op->attend.weights, &c, h);
         /* DIFFERS from the paper's top-K: the newest token is always one of them */
-        select_tokens(a->tokens + row, key, score + h * ld, c.len - 1, chosen - 1);
-        a->tokens[row + chosen - 1] = c.len - 1;
+        select_tokens(tokens, key, score + h * ld, c.len - 1, chosen - 1);
+        tokens[chosen - 1] = c.len - 1;
         float largest = -INFINITY,
               sum = exponentiate(score + h * ld, c.len, round_up(c.len, VL), &largest); /* over all tokens */
-        for (int i = 0; i < chosen; i++) a->weights[row + i] = score[h * ld + a->tokens[row + i]] / sum;
+        for (int i = 0; i < chosen; i++) weights[i] = score[h * ld + tokens[i]] / sum;
     }
 }
 
-void host_select(const Attention *a) { for_tasks(a, longest(a), select_task); }
+void host_select(const Op *op) { for_tasks(op, longest(op), select_task); }
 
 static void weigh_task(Heads c) {
     enum { AHEAD = 2 * WEIGH };
-    const Attention *a = c.a;
-    const size_t first = ((size_t)c.r * a->nh + c.h) * a->most;
-    const int hdp = round_up(c.hd, VL), n = sparse_tokens(a->sparsity, c.len), all = c.nh * n;
-    const uint8_t **head = (void *)scratch(all * (sizeof *head / sizeof(float)) + hdp + WEIGH * c.hd); /* (nh, n) */
+    const Op *op = c.op;
+    const int hdp = round_up(c.hd, VL), n = sparse_tokens(op->sparsity, c.len), all = c.nh * n;
+    const uint8_t **head = (void *)scratch(all * (sizeof *head / sizeof(float)) + hdp); /* (nh, n) */
     float *o = (float *)(head + all);
-    c.plain = (f16 *)(o + hdp);
-    for (int h = 0; h < c.nh; h++)
-        for (int i = 0; i < n; i++)
-            head[h * n + i] = find_row(&c, a->v, a->tokens[first + (size_t)h * a->most + i]) + h * c.head_bytes;
+    for (int h = 0; h < c.nh; h++) {
+        const int32_t *tokens = chosen_at(op->attend.tokens, &c, h);
+        for (int i = 0; i < n; i++) head[h * n + i] = find_row(&c, op->attend.v.at, tokens[i]) + h * c.head_bytes;
+    }
     prefetch_rows(head, imin(AHEAD, all), 0, c.head_bytes);
     for (int h = 0; h < c.nh; h++) {
+        const float *weights = chosen_at(op->attend.weights, &c, h);
         memset(o, 0, hdp * sizeof *o);
         for (int i = 0; i < n; i += WEIGH) {
             int now = h * n + i, count = imin(WEIGH, n - i);
             if (now + AHEAD < all) prefetch_rows(head + now + AHEAD, imin(count, all - now - AHEAD), 0, c.head_bytes);
-            FOR_HEAD_SIZE(&c, weigh_head, o, &c, a->weights + first + (size_t)h * a->most + i, head + now, count);
+            FOR_HEAD_SIZE(&c, weigh_head, o, &c, weights + i, head + now, count);
         }
-        attend_finish(a->o, a->o_type, c.at + h * c.hd, o, (Seen){0, 1}, c.hd); /* the weights are shares already */
+        attend_finish(op->attend.o, c.at + h * c.hd, o, (Seen){0, 1}, c.hd); /* the weights are shares already */
     }
 }
 
-void host_weigh(const Attention *a) { for_tasks(a, sparse_tokens(a->sparsity, longest(a)), weigh_task); }
+void host_weigh(const Op *op) { for_tasks(op, sparse_tokens(op->sparsity, longest(op)), weigh_task); }

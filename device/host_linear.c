@@ -21,20 +21,15 @@
 #include "device/host.h"
 
 enum {
-    PART = 64,      /* outputs that are dealt out together; packed weights have so many of a column's group side by side */
-    FEW = 6,        /* rows of a tile at most */
-    ROWS = 96,      /* of a task at most, F16: the sums of so many rows ... */
-    OUTPUTS = 128,  /* ... and outputs fit the second cache, and w is read once for them */
-    COLUMNS = 1024, /* of a block, F16: FEW rows of x are 24 KB, of a nearest cache of 32 or 48 */
+    PART = GROUP,     /* outputs that are dealt out together; packed weights have a column's side by side */
+    FEW = 6,          /* rows of a tile at most */
+    ROWS = 96,        /* of a task at most, F16: the sums of so many rows ... */
+    OUTPUTS = 128,    /* ... and outputs fit the second cache, and w is read once for them */
+    COLUMNS = 1024,   /* of a block, F16: FEW rows of x are 24 KB, of a nearest cache of 32 or 48 */
     PANEL_ROWS = 192, /* the same of packed weights */
     PANEL_OUTPUTS = 256,
     PANEL_K = 64 /* a panel is 16 KB once it is unpacked */
 };
-
-/* The outputs col .. col+n: those from `first` on of group `group`, which has no more than a part's. */
-typedef struct {
-    int group, first, col, n;
-} Part;
 
 // ---------------------------------------------------------------------------------------------------------------
 // Weights in F16
@@ -127,41 +122,26 @@ INLINE void tile(V *kept, float *out, const float *x, const f16 *w, size_t k, in
 // unpacks it into its registers.
 // ---------------------------------------------------------------------------------------------------------------
 
-/* nc columns of a part: their codes and what these stand for, or their numbers. */
+/* PANEL_K columns of a part: their codes and what these stand for, or their numbers. */
 typedef struct {
-    int nc;
-    bool unpacked;
-    const uint8_t *codes; /* the first column's; the next are `size` apart */
-    size_t size;
+    const uint8_t *codes; /* the first column's; the next are GROUP_BYTES apart */
     Table table[PANEL_K];
-    _Alignas(64) float w[PANEL_K][PART]; /* zeros past the end of a group */
+    _Alignas(64) float w[PANEL_K][PART];
 } Panel;
 
-/* The columns' numbers from `first` on, where they begin at byte `from`. all: room for a group. */
-static void load_columns(Panel *a, Quant quant, const uint8_t *from, int first, bool unpacked, f16 *all) {
-    const int group = quant.group, n = imin(PART, group - first);
-    const bool quick = quant.bits == 4 && group % 32 == 0;
-    a->codes = from + 4 + first / 2;
-    a->unpacked = unpacked || !quick || n < PART;
-    for (int c = 0; quick && c < a->nc; c++) { /* apart from their use, because a table takes long to be ready */
-        __builtin_prefetch(from + (PANEL_K + c) * a->size, 0, 2); /* the few lines that each use reads lie far apart */
-        a->table[c] = t_load(from + c * a->size);
+/* The columns whose groups begin at `from`. */
+static void load_columns(Panel *a, const uint8_t *from, bool unpacked) {
+    a->codes = from + GROUP_HEADER;
+    for (int c = 0; c < PANEL_K; c++) { /* apart from their use, because a table takes long to be ready */
+        __builtin_prefetch(from + (PANEL_K + c) * GROUP_BYTES, 0, 2); /* the few lines that each use reads lie far apart */
+        a->table[c] = t_load(from + c * GROUP_BYTES);
     }
-    if (!a->unpacked) return;
-    for (int c = 0; c < a->nc; c++) {
-        float *to = a->w[c];
-        if (n < PART) memset(to, 0, sizeof a->w[c]);
-        if (!quick) {
-            quant_unpack(all, 1, from + c * a->size, group, quant);
-            for (int j = 0; j < n; j++) to[j] = f16_to_f32(all[first + j]);
-            continue;
-        }
-        for (int j = 0; j < n; j += 32) {
+    for (int c = 0; unpacked && c < PANEL_K; c++)
+        for (int j = 0; j < PART; j += 32) {
             V out[32 / VL];
-            t_block(out, &a->table[c], a->codes + c * a->size + j / 2);
-            for (int u = 0; u < 32 / VL; u++) v_store(to + j + u * VL, out[u]);
+            t_block(out, &a->table[c], a->codes + c * GROUP_BYTES + j / 2);
+            for (int u = 0; u < 32 / VL; u++) v_store(a->w[c] + j + u * VL, out[u]);
         }
-    }
 }
 
 /* sum[i][j] += sum over columns c of x[i][c] w[c][j], in the order of c, for mr rows. */
@@ -169,12 +149,12 @@ INLINE void packed_tile(float *sum, const float *x, const Panel *w, const bool u
     enum { BLOCKS = NR * VL / 32 ? NR * VL / 32 : 1, EACH = 32 / VL, ALL = BLOCKS * EACH };
     for (int j = 0; j < PART; j += ALL * VL) {
         V acc[6][ALL] = {{{0}}}, a[6], b[EACH];
-        for (int c = 0; c < w->nc; c++) {
+        for (int c = 0; c < PANEL_K; c++) {
             UNROLL
             for (int i = 0; i < mr; i++) a[i] = v_set(x[i * PANEL_K + c]);
             UNROLL
             for (int d = 0; d < BLOCKS; d++) {
-                if (!unpacked) t_block(b, &w->table[c], w->codes + c * w->size + j / 2 + 16 * d);
+                if (!unpacked) t_block(b, &w->table[c], w->codes + c * GROUP_BYTES + j / 2 + 16 * d);
                 UNROLL
                 for (int u = 0; u < EACH; u++) {
                     if (unpacked) b[u] = v_load(w->w[c] + j + 32 * d + u * VL);
@@ -194,51 +174,34 @@ INLINE void packed_tile(float *sum, const float *x, const Panel *w, const bool u
     }
 }
 
-/* sum (rows, PART) += x (rows, PANEL_K) times columns c .. c+nc of the part. all: room for a group. */
-static void multiply_packed(float *sum, const float *x, int rows, const Product *p, Part part, int c, int nc, f16 *all) {
-    Panel w; /* set field by field: to fill all of it with zeros would take longer than its use */
-    w.nc = nc, w.size = quant_bytes(p->quant, p->quant.group);
-    const uint8_t *from = (const uint8_t *)p->w + ((size_t)part.group * p->k + c) * w.size;
-    load_columns(&w, p->quant, from, part.first, rows > MR, all);
-    if (w.unpacked)
+/* sum (rows, PART) += x (rows, PANEL_K) times columns from c on of the part of w, which has k. */
+static void multiply_packed(float *sum, const float *x, int rows, const uint8_t *w, int k, int part, int c) {
+    Panel panel; /* set field by field: to fill all of it with zeros would take longer than its use */
+    load_columns(&panel, w + ((size_t)part * k + c) * GROUP_BYTES, rows > MR);
+    if (rows > MR)
         for (int i = 0; i < rows; i += MR)
-            FOR_ROWS(imin(MR, rows - i), packed_tile, sum + i * PART, x + i * PANEL_K, &w, true);
+            FOR_ROWS(imin(MR, rows - i), packed_tile, sum + i * PART, x + i * PANEL_K, &panel, true);
     else
-        FOR_ROWS(rows, packed_tile, sum, x, &w, false);
+        FOR_ROWS(rows, packed_tile, sum, x, &panel, false);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Tasks
 // ---------------------------------------------------------------------------------------------------------------
 
-/* F16 has its parts one after the other. Packed weights have them within groups, of which the last may hold fewer outputs
- * than it has room for: n may be 0 or less. */
-static Part find_part(const Product *p, int part) {
-    const int group = p->quant.bits ? p->quant.group : PART, each = ceil_div(group, PART);
-    Part a = {.group = part / each, .first = part % each * PART};
-    a.col = a.group * group + a.first;
-    a.n = imin(imin(PART, group - a.first), p->n - a.col);
-    return a;
-}
-
 /* Columns col .. col+nc of row r, from their sums. */
-static void linear_finish(const Product *p, const float *sum, size_t r, size_t col, int nc) {
-    size_t at = r * p->y_ld + col;
+static void linear_finish(const Op *op, const float *sum, size_t r, size_t col, int nc) {
+    const Tensor y = op->linear.y;
+    const f16 *b = op->linear.b.at;
+    const float *residual = op->linear.residual.at;
+    size_t at = r * y.ld + col;
     for (int j = 0; j < nc; j += VL) {
         int n = nc - j;
         V v = v_load(sum + j);
-        if (p->b) v += v_load_f16_part((const f16 *)p->b + col + j, n);
-        if (p->relu) v = v_select(v < 0.0f, v_set(0), v);
-        if (p->residual) v += v_load_part((const float *)p->residual + at + j, n);
-        store_any(p->y, p->y_type, at + j, v, n);
-    }
-}
-
-/* Rows of n columns of x, which are k apart; zeros behind them up to `room` columns, and `to` has them ld apart. */
-static void copy_rows(float *to, int ld, const float *x, int rows, size_t k, int n, int room) {
-    for (int i = 0; i < rows; i++) {
-        memcpy(to + i * ld, x + i * k, n * sizeof *x);
-        memset(to + i * ld + n, 0, (room - n) * sizeof *x);
+        if (b) v += v_load_f16_part(b + col + j, n);
+        if (op->relu) v = v_select(v < 0.0f, v_set(0), v);
+        if (residual) v += v_load_part(residual + at + j, n);
+        store_any(y.at, y.type, at + j, v, n);
     }
 }
 
@@ -254,71 +217,70 @@ INLINE void interleave(float *to, const float *x, size_t k, int n, const int mr)
 }
 
 /* Rows row .. row+rows of outputs col .. col+n. One row needs no blocks: all of it stays near. */
-static void task_of_halves(const Product *p, int row, int rows, int col, int n) {
-    const size_t k = p->k;
-    const int depth = rows == 1 ? p->k : COLUMNS, x_floats = imin(rows, FEW) * round_up(depth, VL);
+static void task_of_halves(const Op *op, int row, int rows, int col, int n) {
+    const int k = op->linear.x.cols, depth = rows == 1 ? k : COLUMNS, x_floats = imin(rows, FEW) * round_up(depth, VL);
+    const float *from = (const float *)op->linear.x.at + (size_t)row * k;
+    const f16 *w = (const f16 *)op->linear.w.at + (size_t)col * k;
     float *x = scratch(x_floats + (size_t)(FEW + rows * VL) * OUTPUTS),
           *out = x + x_floats;                    /* x of FEW rows; (FEW, OUTPUTS) */
     V *kept = (V *)(void *)(out + FEW * OUTPUTS); /* (rows, OUTPUTS) */
-    for (int c = 0; c < p->k; c += depth) {
-        const int nc = imin(depth, p->k - c);
+    for (int c = 0; c < k; c += depth) {
+        const int nc = imin(depth, k - c);
         for (int i = 0; i < rows; i += FEW) {
             const int mr = imin(FEW, rows - i), nr = TILE_OUTPUTS(mr);
-            FOR_ROWS(mr, interleave, x, (const float *)p->x + (row + i) * k + c, k, nc);
+            FOR_ROWS(mr, interleave, x, from + (size_t)i * k + c, k, nc);
             for (int o = 0; o < n; o += nr)
-                FOR_ROWS(mr, tile, kept + i * OUTPUTS + o * mr, out + o, x, (const f16 *)p->w + (col + o) * k + c, k,
-                         n - o - 1, nc, c == 0, c + nc == p->k);
-            for (int r = 0; c + nc == p->k && r < mr; r++) linear_finish(p, out + r * OUTPUTS, row + i + r, col, n);
+                FOR_ROWS(mr, tile, kept + i * OUTPUTS + o * mr, out + o, x, w + (size_t)o * k + c, k, n - o - 1, nc, c == 0,
+                         c + nc == k);
+            for (int r = 0; c + nc == k && r < mr; r++) linear_finish(op, out + r * OUTPUTS, row + i + r, col, n);
         }
     }
 }
 
 /* Rows row .. row+rows of the parts from `part` on. */
-static void task_of_packed(const Product *p, int row, int rows, int part, int parts) {
-    float *x = scratch((size_t)rows * (PANEL_K + parts * PART) + p->quant.group);        /* (rows, PANEL_K) */
-    float *sums = x + (size_t)rows * PANEL_K, *all = sums + (size_t)rows * parts * PART; /* (parts, rows, PART) */
-    memset(sums, 0, (size_t)rows * parts * PART * sizeof *sums);
-    for (int c = 0; c < p->k; c += PANEL_K) {
-        const int nc = imin(PANEL_K, p->k - c);
-        copy_rows(x, PANEL_K, (const float *)p->x + (size_t)row * p->k + c, rows, p->k, nc, PANEL_K);
-        for (int u = 0; u < parts; u++) {
-            const Part at = find_part(p, part + u);
-            if (at.n > 0) multiply_packed(sums + u * rows * PART, x, rows, p, at, c, nc, (f16 *)all);
-        }
+static void task_of_packed(const Op *op, int row, int rows, int part, int parts) {
+    const int k = op->linear.x.cols;
+    const float *from = (const float *)op->linear.x.at + (size_t)row * k;
+    float *x = scratch((size_t)rows * (PANEL_K + parts * PART)), *sums = x + (size_t)rows * PANEL_K;
+    memset(sums, 0, (size_t)rows * parts * PART * sizeof *sums); /* (parts, rows, PART); x is (rows, PANEL_K) */
+    for (int c = 0; c < k; c += PANEL_K) {
+        for (int i = 0; i < rows; i++) memcpy(x + i * PANEL_K, from + (size_t)i * k + c, PANEL_K * sizeof *x);
+        for (int u = 0; u < parts; u++) multiply_packed(sums + u * rows * PART, x, rows, op->linear.w.at, k, part + u, c);
     }
-    for (int u = 0; u < parts; u++) {
-        const Part at = find_part(p, part + u);
-        for (int i = 0; i < rows; i++) linear_finish(p, sums + (u * rows + i) * PART, row + i, at.col, at.n);
-    }
+    for (int u = 0; u < parts; u++)
+        for (int i = 0; i < rows; i++)
+            linear_finish(op, sums + (u * rows + i) * PART, row + i, (size_t)(part + u) * PART, PART);
 }
 
 /* A product in tasks of so many rows and parts; `across` tasks have all parts of the same rows. */
 typedef struct {
-    const Product *p;
+    const Op *op;
     int rows, parts, all, across;
 } Tasks;
 
-static void run_tasks(const void *all, int first, int n) {
+static void linear_tasks(const void *all, int first, int n) {
     const Tasks *t = all;
-    const Product *p = t->p;
+    const Tensor y = t->op->linear.y;
     for (int task = first; task < first + n; task++) {
-        const int row = task / t->across * t->rows, rows = imin(t->rows, p->m - row);
+        const int row = task / t->across * t->rows, rows = imin(t->rows, y.rows - row);
         const int part = task % t->across * t->parts, parts = imin(t->parts, t->all - part);
-        if (p->quant.bits)
-            task_of_packed(p, row, rows, part, parts);
+        if (t->op->linear.w.type == U8)
+            task_of_packed(t->op, row, rows, part, parts);
         else
-            task_of_halves(p, row, rows, part * PART, imin(parts * PART, p->n - part * PART));
+            task_of_halves(t->op, row, rows, part * PART, imin(parts * PART, y.cols - part * PART));
     }
 }
 
-void host_linear(const Product *p) {
-    const int group = p->quant.bits ? p->quant.group : PART, all = ceil_div(p->n, group) * ceil_div(group, PART);
-    const int most = p->quant.bits ? PANEL_ROWS : ROWS, enough = 4 * host_threads(); /* to deal them out evenly */
-    CHECK((p->y_type == F32 || p->y_type == F16) && p->quant.bits <= 8 && group > 0);
-    int rows = round_up(ceil_div(p->m, ceil_div(p->m, most)), FEW),
-        parts = p->m > FEW ? (p->quant.bits ? PANEL_OUTPUTS : OUTPUTS) / PART : 1;
-    while (parts > 1 && ceil_div(p->m, rows) * ceil_div(all, parts) < enough) parts /= 2;
-    while (rows > 4 * FEW && ceil_div(p->m, rows) * all < enough) rows = round_up(rows / 2, FEW);
-    const int across = ceil_div(all, parts), tasks = ceil_div(p->m, rows) * across;
-    host_share((double)p->m * p->n * p->k, tasks, run_tasks, &(Tasks){p, rows, parts, all, across});
+void host_linear(const Op *op) {
+    const Tensor y = op->linear.y;
+    const bool packed = op->linear.w.type == U8;
+    const int m = y.rows, k = op->linear.x.cols, all = ceil_div(y.cols, PART);
+    const int most = packed ? PANEL_ROWS : ROWS, enough = 4 * host_threads(); /* to deal them out evenly */
+    CHECK((y.type == F32 || y.type == F16) && (!packed || (y.cols % GROUP == 0 && k % PANEL_K == 0)));
+    int rows = round_up(ceil_div(m, ceil_div(m, most)), FEW),
+        parts = m > FEW ? (packed ? PANEL_OUTPUTS : OUTPUTS) / PART : 1;
+    while (parts > 1 && ceil_div(m, rows) * ceil_div(all, parts) < enough) parts /= 2;
+    while (rows > 4 * FEW && ceil_div(m, rows) * all < enough) rows = round_up(rows / 2, FEW);
+    const int across = ceil_div(all, parts), tasks = ceil_div(m, rows) * across;
+    host_share((double)m * y.cols * k, tasks, linear_tasks, &(Tasks){op, rows, parts, all, across});
 }

@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "device/device.h"
+#include "device/trace.h"
 
 enum { RING = MARKS };
 
@@ -289,7 +289,7 @@ static void link_wait(LaneDevice *d, const LaneState *lane, Link *link, double r
 
 /* Runs a job so that it takes as long as its bytes on the link. The real copy comes last, and the wait before it is shorter
  * by what copies take. Threads wake late; an op that was ready begins where the one before it should have ended. */
-static int run_on_link(LaneDevice *d, LaneState *lane, const Posted *job, double rate, Error *err) {
+static int run_on_link(LaneDevice *d, LaneState *lane, Posted *job, double rate, Error *err) {
     Link *link = &d->link[lane_channel[lane->index]];
     int status = 0;
     link_advance(link, rate);
@@ -323,7 +323,7 @@ static void link_leave(LaneDevice *d, LaneState *lane) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Runs a job and notes it. The lock is free while it runs. */
-static void run_job(LaneDevice *d, LaneState *lane, const Posted *job) {
+static void run_job(LaneDevice *d, LaneState *lane, Posted *job) {
     double rate = link_rate(d, job), begin = lane->on_link ? lane->noted : seconds_now(), end;
     int status;
     Error err;

@@ -26,13 +26,30 @@ static int load_packed(const WeightPlace *place, const Tensor *source, const Che
                        Error *err) {
     Tensor home = place->home;
     uint8_t *groups = xcalloc(home.cols, 1);
-    f16 *rows = xcalloc((size_t)home.quant.group * source->cols, sizeof *rows);
+    f16 *rows = xcalloc((size_t)GROUP * source->cols, sizeof *rows);
     int status = 0;
     for (int g = 0; g < home.rows && !status; g++) {
-        status = checkpoint_pack(checkpoint, groups, rows, source, g, home.quant, err);
+        status = checkpoint_pack(checkpoint, groups, rows, source, g, err);
         if (!status) device->upload(device, home, (size_t)g * home.cols, groups, home.cols);
     }
     free(groups), free(rows);
+    return status;
+}
+
+/* The same rounded, for a study. */
+static int load_rounded(const WeightPlace *place, const Tensor *source, Quant study, const Checkpoint *checkpoint,
+                        Device *device, Error *err) {
+    const size_t cols = (size_t)source->cols;
+    f16 *rows = xcalloc(study.group * cols, sizeof *rows);
+    int status = 0;
+    for (int row = 0; row < source->rows && !status; row += study.group) {
+        const int n = imin(study.group, source->rows - row);
+        status = checkpoint_fill(checkpoint, rows, source, row * cols, n * cols, err) ||
+                 checkpoint_finite(checkpoint, rows, source, row * cols, n * cols, err);
+        for (size_t c = 0; c < cols && !status; c++) quant_round(rows + c, cols, n, study);
+        if (!status) device->upload(device, place->home, row * cols, rows, n * cols);
+    }
+    free(rows);
     return status;
 }
 
@@ -54,9 +71,11 @@ static void load_tensors(const void *loading, int first, int n) {
         const WeightPlace *place = j < l ? &a->plan->weight[j][r] : &a->plan->global[i - l * NROLES];
         const Tensor *source = j < l ? &a->checkpoint->layer[j][r] : &a->checkpoint->global[i - l * NROLES];
         if (!source->rows || place->home.file) continue;
-        if ((place->home.type == U8 ? load_packed : load_tensor)(place, source, a->checkpoint, a->device, &err) &&
-            !atomic_fetch_add(a->failures, 1))
-            *a->err = err;
+        const Quant study = j < l && role_is_matrix((Role)r) ? a->plan->policy.weight_study : (Quant){0};
+        const int status = place->home.type == U8 ? load_packed(place, source, a->checkpoint, a->device, &err)
+                           : study.bits           ? load_rounded(place, source, study, a->checkpoint, a->device, &err)
+                                                  : load_tensor(place, source, a->checkpoint, a->device, &err);
+        if (status && !atomic_fetch_add(a->failures, 1)) *a->err = err;
     }
 }
 

@@ -24,10 +24,10 @@ const OpInfo op_info[NCODES] = {
     [OP_UNPACK] = {"unpack", {{"w", WRITES}, {"packed", READS}}},
     [OP_PACK] = {"pack", {{"packed", WRITES}, {"kv", READS}}},
     [OP_ATTEND_PREFILL] = {"attend_prefill", {{"o", WRITES}, {"q", READS}, {"kv", READS}, {"start", READS}}},
-    [OP_ATTEND] = {"attend", {{"o", WRITES}, {"q", READS}, {"k", READS}, {"v", READS}, {"pages", READS}, {"len", READS}}},
-    [OP_SELECT] = {"select", {{"tokens", WRITES}, {"weights", WRITES}, {"q", READS}, {"k", READS}, {"pages", READS}, {"len", READS}}},
+    [OP_ATTEND] = {"attend", {{"o", WRITES}, {"q", READS}, {"tokens", UNUSED}, {"weights", UNUSED}, {"k", READS}, {"v", READS}, {"pages", READS}, {"len", READS}}},
+    [OP_SELECT] = {"select", {{"o", UNUSED}, {"q", READS}, {"tokens", WRITES}, {"weights", WRITES}, {"k", READS}, {"v", UNUSED}, {"pages", READS}, {"len", READS}}},
     [OP_FETCH] = {"fetch", {{"v", WRITES}, {"pages", READS}, {"len", READS}, {"home_v", READS}, {"home_pages", READS}, {"tokens", READS}}},
-    [OP_WEIGH] = {"weigh", {{"o", WRITES}, {"tokens", READS}, {"weights", READS}, {"v", READS}, {"pages", READS}, {"len", READS}}},
+    [OP_WEIGH] = {"weigh", {{"o", WRITES}, {"q", UNUSED}, {"tokens", READS}, {"weights", READS}, {"k", UNUSED}, {"v", READS}, {"pages", READS}, {"len", READS}}},
     [OP_APPEND] = {"append", {{"k", WRITES}, {"v", WRITES}, {"kv", READS}, {"seq", READS}, {"pos", READS}, {"pages", READS}}},
     [OP_PICK] = {"pick", {{"ids", WRITES}, {"logits", READS}, {"prompt", READS}, {"pos", READS}}},
     [OP_RECEIVE] = {"receive", {{"x", WRITES}}},
@@ -69,7 +69,7 @@ Op *op_layernorm(Op *op, Tensor y, Tensor x, Tensor w, Tensor b) {
 
 Op *op_linear(Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu) {
     if (w.type == U8)
-        CHECK((size_t)w.rows * w.cols == quant_matrix_bytes(w.quant, y.cols, x.cols));
+        CHECK((size_t)w.rows * w.cols == quant_matrix_bytes(y.cols, x.cols));
     else
         CHECK(x.cols == w.cols && y.cols == w.rows && w.type == F16);
     CHECK(y.rows == x.rows && (!residual.rows || (residual.rows == y.rows && residual.cols == y.cols)));
@@ -79,69 +79,69 @@ Op *op_linear(Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, b
 }
 
 Op *op_unpack(Op *op, Tensor w, Tensor packed) {
-    CHECK(w.type == F16 && packed.type == U8 && packed.quant.bits);
+    CHECK(w.type == F16 && packed.type == U8);
     op->code = OP_UNPACK, op->unpack.w = w, op->unpack.packed = packed;
     return op;
 }
 
 Op *op_pack(Op *op, Tensor packed, Tensor kv, int nh) {
     CHECK(packed.type == U8 && packed.rows == kv.rows && kv.type == F16 && nh);
-    op->code = OP_PACK, op->nh = nh, op->pack.packed = packed, op->pack.kv = kv;
+    op->code = OP_PACK, op->nh = nh, op->hd = kv.cols / 2 / nh, op->pack.packed = packed, op->pack.kv = kv;
     return op;
 }
 
 Op *op_attend_prefill(Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
     CHECK(o.rows == q.rows && o.cols == q.cols && kv.rows == q.rows && kv.cols == 2 * q.cols && kv.ld == q.ld);
     CHECK(q.type == F16 && kv.type == F16 && start.type == I32);
-    op->code = OP_ATTEND_PREFILL, op->nh = nh;
+    op->code = OP_ATTEND_PREFILL, op->nh = nh, op->hd = q.cols / nh;
     op->prefilled.o = o, op->prefilled.q = q, op->prefilled.kv = kv, op->prefilled.start = start;
     return op;
 }
 
-/* What the ops on a page table have in common. */
-static void on_pages(Op *op, OpCode code, const PageTable *table, double sparsity) {
+/* What the ops on a page table have in common. h1: of a token. */
+static void on_pages(Op *op, OpCode code, const PageTable *table, int h1) {
     CHECK(table->len.cols == table->pages.rows && table->pages.type == I32 && table->k.cols == table->v.cols);
-    op->code = code, op->nh = table->nh, op->page_tokens = table->page_tokens, op->sparsity = sparsity;
+    op->code = code, op->nh = table->nh, op->hd = h1 / table->nh, op->page_tokens = table->page_tokens;
+}
+
+/* Attention, and both halves of sparse attention: which of the views they use is in op_info. */
+static Op *attend(Op *op, OpCode code, Tensor o, Tensor q, Tensor tokens, Tensor weights, const PageTable *table,
+                  double sparsity) {
+    on_pages(op, code, table, imax(o.cols, q.cols));
+    CHECK(imax(o.rows, q.rows) == table->len.cols && (!q.rows || q.type == F16));
+    CHECK(tokens.cols == weights.cols && tokens.cols % table->nh == 0 && (!tokens.rows || tokens.rows == table->len.cols));
+    op->sparsity = sparsity;
+    op->attend.o = o, op->attend.q = q, op->attend.tokens = tokens, op->attend.weights = weights;
+    op->attend.k = table->k, op->attend.v = table->v, op->attend.pages = table->pages, op->attend.len = table->len;
+    return op;
 }
 
 Op *op_attend(Op *op, Tensor o, Tensor q, const PageTable *table) {
-    on_pages(op, OP_ATTEND, table, 1);
-    CHECK(o.rows == table->len.cols && q.rows == o.rows && q.cols == o.cols && q.type == F16);
-    op->attend.o = o, op->attend.q = q, op->attend.k = table->k, op->attend.v = table->v;
-    op->attend.pages = table->pages, op->attend.len = table->len;
-    return op;
+    CHECK(q.rows == o.rows && q.cols == o.cols);
+    return attend(op, OP_ATTEND, o, q, (Tensor){0}, (Tensor){0}, table, 1);
 }
-
 Op *op_select(Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table, double sparsity) {
-    on_pages(op, OP_SELECT, table, sparsity);
-    CHECK(tokens.rows == q.rows && tokens.cols == weights.cols && tokens.cols % table->nh == 0 && q.type == F16);
-    op->select.tokens = tokens, op->select.weights = weights, op->select.q = q, op->select.k = table->k;
-    op->select.pages = table->pages, op->select.len = table->len;
-    return op;
+    return attend(op, OP_SELECT, (Tensor){0}, q, tokens, weights, table, sparsity);
+}
+Op *op_weigh(Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table, double sparsity) {
+    return attend(op, OP_WEIGH, o, (Tensor){0}, tokens, weights, table, sparsity);
 }
 
 Op *op_fetch(Op *op, const PageTable *staged, const PageTable *home, Tensor tokens, double sparsity) {
     CHECK(lane_channel[op->lane] == DTOC && home->v.tier == TIER_DISK && staged->v.tier == TIER_CPU);
-    on_pages(op, OP_FETCH, staged, sparsity);
+    on_pages(op, OP_FETCH, staged, staged->nh);
+    op->sparsity = sparsity;
     op->fetch.v = staged->v, op->fetch.pages = staged->pages, op->fetch.len = staged->len;
     op->fetch.home_v = home->v, op->fetch.home_pages = home->pages, op->fetch.tokens = tokens;
     return op;
 }
 
-Op *op_weigh(Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table, double sparsity) {
-    on_pages(op, OP_WEIGH, table, sparsity);
-    CHECK(o.rows == table->len.cols && tokens.rows == o.rows && tokens.cols == weights.cols);
-    op->weigh.o = o, op->weigh.tokens = tokens, op->weigh.weights = weights, op->weigh.v = table->v;
-    op->weigh.pages = table->pages, op->weigh.len = table->len;
-    return op;
-}
-
 Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos) {
-    on_pages(op, OP_APPEND, table, 1);
+    on_pages(op, OP_APPEND, table, kv.cols / 2);
     if (kv.type == table->k.type)
         CHECK(kv.cols == 2 * table->k.cols);
     else
-        CHECK(kv.type == F16 && (size_t)table->k.cols == table->nh * quant_bytes(table->k.quant, kv.cols / 2 / table->nh));
+        CHECK(kv.type == F16 && (size_t)table->k.cols == table->nh * quant_bytes(op->hd));
     CHECK(seq.cols == kv.rows && pos.cols == kv.rows);
     op->append.k = table->k, op->append.v = table->v, op->append.kv = kv;
     op->append.seq = seq, op->append.pos = pos, op->append.pages = table->pages;
@@ -177,13 +177,11 @@ Op *op_send(Op *op, Tensor x) { return op_state(op, OP_SEND, x); }
 const Tensor *op_lengths(const Op *op) {
     switch (op->code) {
         case OP_ATTEND:
-            return &op->attend.len;
         case OP_SELECT:
-            return &op->select.len;
+        case OP_WEIGH:
+            return &op->attend.len;
         case OP_FETCH:
             return &op->fetch.len;
-        case OP_WEIGH:
-            return &op->weigh.len;
         default:
             return NULL;
     }
@@ -221,14 +219,10 @@ Bytes op_count(LaneCount *count, const Op *op, const int32_t *len) {
             moved = op_tokens(op, len) * row_bytes(op->fetch.v);
             break;
         case OP_ATTEND:
-            count->read[0] += op_tokens(op, len) * row_bytes(op->attend.k);
-            count->read[1] += op_tokens(op, len) * row_bytes(op->attend.v);
-            break;
         case OP_SELECT:
-            count->read[0] += op_tokens(op, len) * row_bytes(op->select.k);
-            break;
         case OP_WEIGH:
-            count->read[1] += op_tokens(op, len) * row_bytes(op->weigh.v);
+            if (op->code != OP_WEIGH) count->read[0] += op_tokens(op, len) * row_bytes(op->attend.k);
+            if (op->code != OP_SELECT) count->read[1] += op_tokens(op, len) * row_bytes(op->attend.v);
             break;
         default:
             break;

@@ -197,9 +197,9 @@ static double op_seconds(Sim *d, const Op *op, Bytes moved, const int32_t *len) 
         case OP_ATTEND:
             return attending(d, op, len, op->attend.o.cols, op->attend.k.type == U8);
         case OP_SELECT:
-            return attending(d, op, len, op->select.q.cols, op->select.k.type == U8) / 2;
+            return attending(d, op, len, op->attend.q.cols, op->attend.k.type == U8) / 2;
         case OP_WEIGH:
-            return attending(d, op, len, op->weigh.o.cols, op->weigh.v.type == U8) / 2;
+            return attending(d, op, len, op->attend.o.cols, op->attend.v.type == U8) / 2;
         case OP_APPEND:
             return moving(d, op, tensor_bytes(op->append.kv));
         case OP_PICK:

@@ -6,6 +6,7 @@
 #include "cost/hardware.h"
 #include "device/device.h"
 #include "device/net.h"
+#include "device/trace.h"
 
 /* A posted op: what it must come after, and what it takes. */
 typedef struct {

@@ -13,7 +13,7 @@
 #include <limits.h>
 #include <math.h>
 
-#include "device/device.h"
+#include "device/trace.h"
 #include "io/io.h"
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -54,12 +54,6 @@ __attribute__((format(printf, 4, 5))) static int bad_tensor(Error *err, const ch
     return fail(err, EXIT_FAILED, "%s: tensor %.200s: %s", path, name, text);
 }
 
-static const char *quant_text(char text[60], Quant quant) {
-    if (!quant.bits) return "unpacked numbers";
-    snprintf(text, 60, "%d bits in groups of %d", quant.bits, quant.group);
-    return text;
-}
-
 /* Bytes of an element, 0 for a dtype that we do not know. */
 static size_t dtype_bytes(const char *dtype) {
     static const struct {
@@ -139,17 +133,14 @@ static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
     char *text = file_read_part(file->fd, what, len, sizeof len, err);
     cJSON *header = text ? json_object(text, len, what, err) : NULL;
     free(text);
-    return header;
+    if (!header || cJSON_IsObject(header)) return header;
+    cJSON_Delete(header);
+    return fail(err, EXIT_FAILED, "%s: holds no JSON object; expected one member a tensor", what), NULL;
 }
 
-/* *quant becomes how the file is packed, if its format says that it is. Numbers are in strings, as all values there. */
-static int metadata_read(Quant *quant, const cJSON *metadata, const char *path, Error *err) {
-    const struct {
-        const char *key;
-        int low, high;
-        uint16_t *number;
-    } fields[] = {{"flexgen.bits", LEAST_BITS, MOST_BITS, &quant->bits},
-                  {"flexgen.group", LEAST_GROUP, MOST_GROUP, &quant->group}};
+/* *packed becomes whether the file's format says that it is. Numbers are in strings, as all values there. */
+static int metadata_read(bool *packed, const cJSON *metadata, const char *path, Error *err) {
+    static const char *const fields[][2] = {{"flexgen.bits", "4"}, {"flexgen.group", "64"}};
     const cJSON *format = cJSON_IsObject(metadata) ? json_get(metadata, "format") : NULL;
     char found[100];
     if (!cJSON_IsString(format) || strncmp(format->valuestring, "flexgen-packed", 14) != 0) return 0;
@@ -158,19 +149,13 @@ static int metadata_read(Quant *quant, const cJSON *metadata, const char *path, 
                     "%s: __metadata__: format is %s; expected \"" PACKED_FORMAT "\": pack the model again", path,
                     json_describe(found, format));
     for (int f = 0; f < 2; f++) {
-        const cJSON *value = json_get(metadata, fields[f].key);
-        const char *text = cJSON_IsString(value) ? value->valuestring : "";
-        const size_t len = strlen(text);
-        const int n = len && len < 6 && strspn(text, "0123456789") == len ? atoi(text) : -1;
-        if (n < fields[f].low || n > fields[f].high)
-            return fail(err, EXIT_FAILED,
-                        "%s: __metadata__: %s is %s; expected a number from \"%d\" to \"%d\", as a string", path,
-                        fields[f].key, json_describe(found, value), fields[f].low, fields[f].high);
-        *fields[f].number = (uint16_t)n;
+        const cJSON *value = json_get(metadata, fields[f][0]);
+        if (!cJSON_IsString(value) || strcmp(value->valuestring, fields[f][1]) != 0)
+            return fail(err, EXIT_FAILED, "%s: __metadata__: %s is %s; expected \"%s\": pack the model again", path,
+                        fields[f][0], json_describe(found, value), fields[f][1]);
     }
-    if (quant->group % LEAST_GROUP == 0) return 0;
-    return fail(err, EXIT_FAILED, "%s: __metadata__: flexgen.group is %d; expected a multiple of %d", path, quant->group,
-                LEAST_GROUP);
+    *packed = true;
+    return 0;
 }
 
 /* The entries of file f, from `first` on, each have bytes of their own. Leaves them in the order of their places. */
@@ -190,9 +175,8 @@ static int check_overlap(Opening *o, size_t first, const char *path, Error *err)
 static int file_entries(Opening *o, int f, Error *err) {
     Checkpoint *c = o->checkpoint;
     const TensorFile *file = &c->files[f];
-    Quant quant = {0, 0};
+    bool packed = false;
     size_t data, first = o->nentries;
-    char here[60], there[60];
     cJSON *header = o->headers[f] = header_read(file, &data, err);
     if (!header) return -1;
     o->entries = xrealloc(o->entries, first + cJSON_GetArraySize(header), sizeof *o->entries);
@@ -200,13 +184,13 @@ static int file_entries(Opening *o, int f, Error *err) {
         const bool metadata = strcmp(member->string, "__metadata__") == 0;
         Entry *e = &o->entries[o->nentries];
         if (!metadata) *e = (Entry){.file = f}, o->nentries++;
-        if (metadata ? metadata_read(&quant, member, file->path, err) : entry_read(e, member, file, data, err)) return -1;
+        if (metadata ? metadata_read(&packed, member, file->path, err) : entry_read(e, member, file, data, err)) return -1;
     }
-    if (f == 0) c->quant = quant;
+    if (f == 0) c->packed = packed;
     if (check_overlap(o, first, file->path, err)) return -1;
-    if (quant.bits == c->quant.bits && quant.group == c->quant.group) return 0;
-    return fail(err, EXIT_FAILED, "%s: has %s, %s has %s; expected shards of one model", file->path,
-                quant_text(here, quant), c->files[0].path, quant_text(there, c->quant));
+    if (packed == c->packed) return 0;
+    return fail(err, EXIT_FAILED, "%s: is %spacked, %s is %spacked; expected shards of one model", file->path,
+                packed ? "" : "not ", c->files[0].path, c->packed ? "" : "not ");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -344,16 +328,14 @@ static int sort_by_name(Opening *o, Error *err) {
     return 0;
 }
 
-/* The type of a tensor's numbers; with quant.bits it must be U8. */
-static int entry_type(Type *type, const Entry *e, Quant quant, const char *path, Error *err) {
+/* The type of a tensor's numbers; packed, it must be U8. */
+static int entry_type(Type *type, const Entry *e, bool packed, const char *path, Error *err) {
     static const char *const names[] = {[F32] = "F32", [F16] = "F16", [BF16] = "BF16"};
     const bool u8 = strcmp(e->dtype, "U8") == 0;
-    char how[60];
     *type = U8;
-    if (quant.bits && u8) return 0;
-    if (quant.bits)
-        return bad_tensor(err, path, e->name, "dtype is %.40s; expected U8, as __metadata__ says %s", e->dtype,
-                          quant_text(how, quant));
+    if (packed && u8) return 0;
+    if (packed)
+        return bad_tensor(err, path, e->name, "dtype is %.40s; expected U8, as __metadata__ says it is packed", e->dtype);
     for (int t = 0; t < 3; t++)
         if (strcmp(e->dtype, names[t]) == 0) return *type = (Type)t, 0;
     return bad_tensor(err, path, e->name, "dtype is %.40s; expected F16, BF16 or F32: %s", e->dtype,
@@ -362,20 +344,19 @@ static int entry_type(Type *type, const Entry *e, Quant quant, const char *path,
 }
 
 /* The entry of a part that should be [rows, cols], or [cols] if it is a vector, has another shape. */
-static int wrong_shape(const Entry *e, const Part *part, int rows, int cols, Quant quant, const char *path, Error *err) {
-    char found[60] = "", leading[20] = "", how[60];
+static int wrong_shape(const Entry *e, const Part *part, int rows, int cols, bool packed, const char *path, Error *err) {
+    char found[60] = "", leading[20] = "";
     for (int d = 0; d < e->ndim && d < 2; d++) snprintf(found + strlen(found), 30, "%s%zu", d ? ", " : "", e->shape[d]);
     if (!part->vector) snprintf(leading, sizeof leading, "%d, ", rows);
-    return bad_tensor(err, path, e->name, "shape is [%s%s]; config.json asks for [%s%d]%s%s", found,
-                      e->ndim > 2 ? ", ..." : "", leading, cols, quant.bits ? " at " : "",
-                      quant.bits ? quant_text(how, quant) : "");
+    return bad_tensor(err, path, e->name, "shape is [%s%s]; config.json asks for [%s%d]%s", found,
+                      e->ndim > 2 ? ", ..." : "", leading, cols, packed ? " at 4 bits in groups of 64" : "");
 }
 
 /* The part's tensor becomes a view of its entry, if config.json asks for it. Of a table and a head that are one matrix a
  * checkpoint may have either. */
 static int take_tensor(const Opening *o, const Part *part, Error *err) {
     const Checkpoint *c = o->checkpoint;
-    const Quant quant = part->matrix ? c->quant : (Quant){0, 0};
+    const bool packed = part->matrix && c->packed;
     char name[100];
     int rows, cols;
     Type type;
@@ -387,14 +368,14 @@ static int take_tensor(const Opening *o, const Part *part, Error *err) {
         return fail(err, EXIT_FAILED, "%s: tensor %s is missing%s; config.json asks for it: is the download complete?",
                     c->files[0].path, part_name(name, part), c->nfiles > 1 ? ", as in the other shards" : "");
     const char *path = c->files[e->file].path;
-    if (entry_type(&type, e, quant, path, err) != 0) return -1;
-    if (quant.bits && rows % quant.group)
-        return bad_tensor(err, path, e->name, "has %d rows, which groups of %d do not divide", rows, quant.group);
-    if (quant.bits) rows /= quant.group, cols *= (int)quant_bytes(quant, quant.group);
+    if (entry_type(&type, e, packed, path, err) != 0) return -1;
+    if (packed && rows % GROUP)
+        return bad_tensor(err, path, e->name, "has %d rows, which groups of %d do not divide", rows, GROUP);
+    if (packed) rows /= GROUP, cols *= GROUP_BYTES;
     if (e->ndim != (part->vector ? 1 : 2) || (!part->vector && e->shape[0] != (size_t)rows) ||
         e->shape[e->ndim - 1] != (size_t)cols)
-        return wrong_shape(e, part, rows, cols, quant, path, err);
-    Tensor tensor = {.tier = TIER_DISK, .type = type, .file = 1 + e->file, .quant = quant, .offset = e->begin};
+        return wrong_shape(e, part, rows, cols, packed, path, err);
+    Tensor tensor = {.tier = TIER_DISK, .type = type, .file = 1 + e->file, .offset = e->begin};
     tensor.rows = rows, tensor.cols = cols, tensor.ld = cols;
     *part->tensor = tensor;
     return 0;
@@ -619,24 +600,21 @@ int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *
                                     "finite numbers: is the download complete?", err);
 }
 
-int checkpoint_packs(const Checkpoint *checkpoint, Quant quant, Error *err) {
+int checkpoint_packs(const Checkpoint *checkpoint, Error *err) {
     const OptConfig *c = &checkpoint->config;
-    if (c->h1 % quant.group == 0 && c->h2 % quant.group == 0) return 0;
+    if (c->h1 % GROUP == 0 && c->h2 % GROUP == 0) return 0;
     return fail(err, EXIT_USAGE,
-                "--group %d: the model's matrices have %d and %d rows; expected a number that divides both", quant.group,
-                c->h1, c->h2);
+                "the model's matrices have %d and %d rows, and can be packed in whole groups of %d only; leave compression "
+                "out (eval studies --group 32)",
+                c->h1, c->h2, GROUP);
 }
 
-int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Quant quant,
-                    Error *err) {
+int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Error *err) {
     const size_t cols = (size_t)tensor->cols;
-    if (tensor->type == U8) {
-        CHECK(tensor->quant.bits == quant.bits && tensor->quant.group == quant.group);
-        return checkpoint_fill(checkpoint, to, tensor, row * cols, cols, err);
-    }
-    const size_t count = quant.group * cols, first = row * count;
+    if (tensor->type == U8) return checkpoint_fill(checkpoint, to, tensor, row * cols, cols, err);
+    const size_t count = GROUP * cols, first = row * count;
     if (checkpoint_fill(checkpoint, scratch, tensor, first, count, err) != 0) return -1;
-    if (quant_pack_rows(to, scratch, quant.group, tensor->cols, quant)) return 0;
+    if (quant_pack_rows(to, scratch, tensor->cols)) return 0;
     return checkpoint_finite(checkpoint, scratch, tensor, first, count, err);
 }
 
@@ -650,7 +628,8 @@ uint64_t checkpoint_digest(const Checkpoint *c) {
     hash = hash_bytes(hash, &c->seed, sizeof c->seed);
     for (int t = 0; t < part_count(&c->config); t++) {
         const Tensor *tensor = checkpoint_part(c, t).tensor;
-        const int shape[] = {tensor->type, tensor->rows, tensor->cols, tensor->quant.bits, tensor->quant.group};
+        const bool packed = tensor->type == U8;
+        const int shape[] = {tensor->type, tensor->rows, tensor->cols, packed ? 4 : 0, packed ? GROUP : 0};
         const size_t size = tensor_bytes(*tensor), n = size < SAMPLE ? size : SAMPLE;
         hash = hash_bytes(hash, shape, sizeof shape);
         if (n && !c->dummy && !read_tensor(c, bytes, tensor, size - n, n, &ignored)) hash = hash_bytes(hash, bytes, n);

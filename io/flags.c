@@ -260,9 +260,10 @@ static const Flag flags[] = {
      "the CPU attends to the KV cache on CPU and disk, in place"},
     {"--compress-weight", "gbpe", SWITCH(compress_weight, true), "4-bit groups for the layers' matrices, on every tier"},
     {"--compress-cache", "gbpe", SWITCH(compress_cache, true), "4-bit groups for the KV cache, on every tier"},
-    {"--bits", "gbpqe", WHOLE(quant.bits, LEAST_BITS, MOST_BITS),
-     "B: of a compressed number (4; others, for study, are slow)"},
-    {"--group", "gbpqe", WHOLE(quant.group, LEAST_GROUP, MOST_GROUP), "G: numbers that share a minimum and a scale (64)"},
+    {"--bits", "qe", WHOLE(quant.bits, LEAST_BITS, MOST_BITS),
+     "B: of a compressed number (4; others are a study: eval rounds numbers so, and keeps them as F16)"},
+    {"--group", "qe", WHOLE(quant.group, LEAST_GROUP, MOST_GROUP),
+     "G: numbers that share a minimum and a scale (64; others are a study)"},
     {"--allow-compression", "gbp", SWITCH(allow_compression, true),
      "the search may compress weights and cache where that is faster"},
     {"--attn-sparsity", "gbpe", NUMBER(policy.sparsity, 1e-6, 1),
@@ -321,7 +322,7 @@ Options options_default(void) {
                      .offload_dir = tmp && *tmp ? tmp : "/var/tmp",
                      .capacity = {FROM_MACHINE, FROM_MACHINE, FROM_MACHINE},
                      .sampling = {.top_p = 1},
-                     .quant = {4, 64},
+                     .quant = {4, GROUP},
                      .policy = {.schedule = SCHEDULE_ZIGZAG, .overlap = true, .page_tokens = 16}};
 }
 
@@ -469,6 +470,8 @@ int flags_check(const Options *o, Command command, Error *err) {
         {o->links && o->device && !host, "--link", ": only links of the host device can be slowed; use --device host"},
         {needs_model && named, "--model", " is missing; name a checkpoint directory or a size such as opt-125m"},
         {needs_model, "--model", " is missing; name a checkpoint directory"},
+        {command == QUANTIZE && is_study(o->quant), "--bits, --group",
+         ": only 4 bits in groups of 64 are stored; leave them out, or see with eval what others would cost"},
         {command == QUANTIZE && needs_output, "--output", " is missing; name the directory that the copy is to be"},
         {command == GENERATE && !o->prompt.n == !o->prompts, "", "give either --prompt TEXT or --prompts FILE"},
         {command == EVAL && !o->perplexity == !o->last_word, "", "give either --perplexity FILE or --last-word FILE"},
@@ -498,8 +501,6 @@ int flags_check(const Options *o, Command command, Error *err) {
         {odd_stop, "--stop", ": is not valid UTF-8, so no completion could have it; convert it"},
         {empty_stop, "--stop", ": an empty text would end everything; give one"},
     };
-    if (o->quant.group % LEAST_GROUP)
-        return fail(err, EXIT_USAGE, "--group %d: expected a multiple of %d", o->quant.group, LEAST_GROUP);
     if (o->device && !sim && !host && !device_is(o, "cuda"))
         return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
     for (size_t r = 0; r < sizeof rules / sizeof *rules; r++)

@@ -45,16 +45,16 @@ struct Checkpoint {
     OptConfig config;
     TensorFile *files; /* the safetensors files; Tensor.file == 1 + index */
     int nfiles;
-    Quant quant;             /* how the matrices of the layers are packed; bits 0: they are not */
+    bool packed;             /* the matrices of the layers are */
     Tensor (*layer)[NROLES]; /* [l], tier DISK, type F16, BF16 or F32, dense; a packed matrix (n, k) is U8, (rows of groups,
-                                bytes of one) = (n / group, k quant_bytes(group)), its quant set */
+                                bytes of one) = (n / GROUP, k GROUP_BYTES) */
     Tensor global[NGLOBALS]; /* rows 0 when absent */
     bool untied;             /* there is a head that differs from the token table, though config.json says they are one */
     bool dummy;              /* a named size without files: tensors are F16 with file 0, see checkpoint_fill */
     uint64_t seed;           /* of a dummy */
 };
 
-/* What may be packed: bits of a number, numbers of a group, which is a multiple of LEAST_GROUP. */
+/* What may be studied: bits of a number, numbers of a group. */
 enum { LEAST_BITS = 2, MOST_BITS = 8, LEAST_GROUP = 16, MOST_GROUP = 1024 };
 #define PACKED_FORMAT "flexgen-packed-1"
 
@@ -69,14 +69,12 @@ Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed);
  * a mapping, so that a file that shrank is an error and not a SIGBUS) and converted, or generated for a dummy. Fails on a
  * read error, and if a BF16 or F32 value is not finite in F16. Thread safe. */
 int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first, size_t count, Error *err);
-/* Whether the matrices of the layers can be packed so, in whole groups; -1 and err (EXIT_USAGE) if not. */
-int checkpoint_packs(const Checkpoint *checkpoint, Quant quant, Error *err);
-/* Writes one row of groups of a matrix, tensor->cols * quant_bytes(group) bytes, to `to`: what quant_pack_rows makes of
- * rows [row * group, (row + 1) * group). A U8 tensor must have the same quant, and its bytes
- * are copied. scratch: group * cols numbers; not for U8. -1 and err, which names the tensor, if it cannot be read or a
- * number is not finite. Thread safe. */
-int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Quant quant,
-                    Error *err);
+/* Whether the matrices of the layers can be packed, in whole groups; -1 and err (EXIT_USAGE) if not. */
+int checkpoint_packs(const Checkpoint *checkpoint, Error *err);
+/* Writes one row of groups of a matrix, tensor->cols * GROUP_BYTES bytes, to `to`: what quant_pack_rows makes of
+ * rows [row * GROUP, (row + 1) * GROUP). The bytes of a U8 tensor are copied. scratch: GROUP * cols numbers; not for U8. -1
+ * and err, which names the tensor, if it cannot be read or a number is not finite. Thread safe. */
+int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Error *err);
 /* -1 and err, which names the tensor, if one of x[count], its elements from `first` on, is not finite. */
 int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *tensor, size_t first, size_t count,
                       Error *err);
@@ -119,7 +117,7 @@ typedef struct {
  * output must be new or empty. progress may be NULL. -1 and err for what checkpoint_open, checkpoint_packs or
  * checkpoint_pack refuse, for a checkpoint that is packed already or an output that exists (both EXIT_USAGE), and for a
  * full disk; then nothing is left behind. A killed program leaves OUTPUT.tmp-PID, which the next one clears away. */
-int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Quant quant, Bytes shard_bytes, int threads,
+int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Bytes shard_bytes, int threads,
                         FILE *progress, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -371,7 +369,7 @@ struct Options {
     bool fixed[6];                 /* which of wg wc cg cc hg hc are given */
     bool fixed_schedule, fixed_temperature, frontier, explain;
     bool compress_weight, compress_cache, allow_compression;
-    Quant quant;        /* of compression */
+    Quant quant;        /* of compression; what is_study says is not stored, but studied */
     double max_latency; /* seconds of a block; 0: any number */
     bool paper_model;   /* --cost-model paper */
     int nodes;

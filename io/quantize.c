@@ -6,7 +6,7 @@
  *     "__metadata__": {"format": "flexgen-packed-1", "flexgen.bits": "4", "flexgen.group": "64"}
  *
  * and each matrix of the decoder layers, (n, k) in the source, keeps its name but is dtype U8 and of shape
- * [n / group, k quant_bytes(group)]: row g is what quant_pack_rows makes of rows [g group, (g + 1) group), and
+ * [n / 64, 36 k]: row g is what quant_pack_rows makes of rows [64 g, 64 (g + 1)), and
  * quant.h says what a group looks like. All the rest is F16: biases, layernorms, embeddings, projections, a separate
  * head. A shard has whole layers. The data begins at a multiple of 64 bytes and has no holes, so tensors whose sizes are
  * multiples of 64 come first, then those of 32, and so on: each begins at as round a byte as its size is.
@@ -39,11 +39,10 @@ typedef struct {
 /* A copy in the making. */
 typedef struct {
     const Checkpoint *checkpoint;
-    Quant quant;
     Item *items;
     int nitems, nshards, threads;
     char dir[PATH_SIZE]; /* where it is made */
-    f16 *scratch;        /* (threads, group, largest k), and at least CHUNK numbers */
+    f16 *scratch;        /* (threads, GROUP, largest k), and at least CHUNK numbers */
     uint8_t *packed;     /* (threads, bytes of the largest row of groups) */
     size_t done, total;  /* bytes of tensors */
     FILE *progress;
@@ -57,10 +56,7 @@ static void add_item(Copy *copy, const Part *part) {
     const Tensor *t = part->tensor;
     Item item = {t, part->vector, part->matrix, .rows = t->rows, .cols = (size_t)t->cols};
     item.order = part->layer < 0 ? copy->nitems : (part->layer + 1) * 2 * NROLES + role_place((Role)part->role);
-    if (item.packed) {
-        item.rows /= copy->quant.group;
-        item.cols *= quant_bytes(copy->quant, copy->quant.group);
-    }
+    if (item.packed) item.rows /= GROUP, item.cols *= GROUP_BYTES;
     item.bytes = item.rows * item.cols * (item.packed ? 1 : sizeof(f16));
     copy->items[copy->nitems++] = item;
     copy->total += item.bytes;
@@ -201,13 +197,10 @@ static void add_item_json(cJSON *header, const Copy *copy, const Item *item) {
 
 /* The length, the header, and spaces up to where the data may begin. */
 static int write_header(const Copy *copy, int shard, const Out *out, Error *err) {
-    char bits[16], group[16];
     cJSON *header = cJSON_CreateObject(), *metadata = cJSON_AddObjectToObject(header, "__metadata__");
-    snprintf(bits, sizeof bits, "%d", copy->quant.bits);
-    snprintf(group, sizeof group, "%d", copy->quant.group);
     cJSON_AddStringToObject(metadata, "format", PACKED_FORMAT);
-    cJSON_AddStringToObject(metadata, "flexgen.bits", bits);
-    cJSON_AddStringToObject(metadata, "flexgen.group", group);
+    cJSON_AddStringToObject(metadata, "flexgen.bits", "4");
+    cJSON_AddStringToObject(metadata, "flexgen.group", "64");
     for (int i = 0; i < copy->nitems; i++)
         if (copy->items[i].shard == shard) add_item_json(header, copy, &copy->items[i]);
     char *json = cJSON_PrintUnformatted(header);
@@ -231,15 +224,15 @@ typedef struct {
 static void pack_row_groups(const void *rows, int first, int n) {
     const Rows *r = rows;
     const Copy *copy = r->copy;
-    const size_t numbers = (size_t)copy->quant.group * r->item->from->cols, bytes = r->item->cols;
+    const size_t numbers = (size_t)GROUP * r->item->from->cols, bytes = r->item->cols;
     for (int i = first; i < first + n; i++)
         r->failed[i] = checkpoint_pack(copy->checkpoint, copy->packed + i * bytes, copy->scratch + i * numbers,
-                                       r->item->from, r->first + i, copy->quant, &r->why[i]);
+                                       r->item->from, r->first + i, &r->why[i]);
 }
 
 /* A row of groups for each thread, then they are written, and so on. */
 static int write_packed(const Copy *copy, const Item *item, const Out *out, Error *err) {
-    const size_t numbers = (size_t)copy->quant.group * item->from->cols, bytes = item->cols;
+    const size_t numbers = (size_t)GROUP * item->from->cols, bytes = item->cols;
     for (int first = 0; first < item->rows; first += copy->threads) {
         const int n = imin(copy->threads, item->rows - first);
         int failed[MOST_THREADS];
@@ -304,10 +297,10 @@ static int write_index(const Copy *copy, Error *err) {
 
 /* Everything into copy->dir. */
 static int write_files(Copy *copy, const char *from, Error *err) {
-    const int k = imax(copy->checkpoint->config.h1, copy->checkpoint->config.h2), group = copy->quant.group;
-    const size_t numbers = (size_t)copy->threads * group * k;
+    const int k = imax(copy->checkpoint->config.h1, copy->checkpoint->config.h2);
+    const size_t numbers = (size_t)copy->threads * GROUP * k;
     copy->scratch = xcalloc(numbers > CHUNK ? numbers : CHUNK, sizeof *copy->scratch);
-    copy->packed = xcalloc(copy->threads, k * quant_bytes(copy->quant, group));
+    copy->packed = xcalloc(copy->threads, (size_t)k * GROUP_BYTES);
     int status = copy_small_files(copy, from, err);
     for (int s = 0; s < copy->nshards && !status; s++) status = write_shard(copy, s, err);
     if (!status) status = checkpoint_unchanged(copy->checkpoint, err);
@@ -360,16 +353,15 @@ static void sum_up(CopyStats *stats, const Copy *copy) {
     stats->packed_bits = 8.0 * bytes[1] / numbers[1];
 }
 
-int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Quant quant, Bytes shard_bytes, int threads,
+int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Bytes shard_bytes, int threads,
                         FILE *progress, Error *err) {
     Checkpoint *checkpoint = checkpoint_open(dir, err);
     if (!checkpoint) return -1;
-    Copy copy = {.checkpoint = checkpoint, .quant = quant, .threads = imin(threads, MOST_THREADS), .progress = progress};
+    Copy copy = {.checkpoint = checkpoint, .threads = imin(threads, MOST_THREADS), .progress = progress};
     int status = -1;
-    if (checkpoint->quant.bits)
-        fail(err, EXIT_USAGE, "%s: is packed already, %d bits in groups of %d; name the model that it was made from", dir,
-             checkpoint->quant.bits, checkpoint->quant.group);
-    else if (!checkpoint_packs(checkpoint, quant, err)) {
+    if (checkpoint->packed)
+        fail(err, EXIT_USAGE, "%s: is packed already; name the model that it was made from", dir);
+    else if (!checkpoint_packs(checkpoint, err)) {
         lay_out(&copy, shard_bytes);
         status = write_beside(&copy, dir, output, err);
         sum_up(stats, &copy);

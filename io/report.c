@@ -9,6 +9,7 @@
 
 #include "cost/cost.h"
 #include "device/net.h"
+#include "device/trace.h"
 
 static const double MIB = 1048576, GIB = 1073741824;
 
@@ -140,8 +141,8 @@ static double rest(double gpu, double cpu) { return 1 - gpu - cpu < 1e-9 ? 0 : 1
 static void add_policy(cJSON *json, const Policy *p) {
     cJSON_AddStringToObject(json, "schedule", schedule_name[p->schedule]);
     cJSON_AddBoolToObject(json, "cpu_cache_compute", p->cpu_attention);
-    cJSON_AddBoolToObject(json, "compress_weight", p->weight_quant.bits > 0);
-    cJSON_AddBoolToObject(json, "compress_cache", p->cache_quant.bits > 0);
+    cJSON_AddBoolToObject(json, "compress_weight", p->weight_packed);
+    cJSON_AddBoolToObject(json, "compress_cache", p->cache_packed);
     ADD(json, {"attn_sparsity", is_sparse(p) ? p->sparsity : 1}, {"wg", p->wg}, {"wc", p->wc}, {"wd", rest(p->wg, p->wc)},
         {"cg", p->cg}, {"cc", p->cc}, {"cd", rest(p->cg, p->cc)}, {"hg", p->hg}, {"hc", p->hc}, {"hd", rest(p->hg, p->hc)},
         {"flights", flight_count(p)}, {"gbs", p->gbs}, {"num_gpu_batches", p->num_gpu_batches}, {"bls", block_size(p)});
@@ -179,9 +180,8 @@ static void report_question(const TaskRun *run) {
 /* A line of the table: the policy, what it promises, what binds it. */
 static void print_found(FILE *out, const cJSON *figures, const Found *found) {
     const Policy *p = &found->policy;
-    int w = p->weight_quant.bits, kv = p->cache_quant.bits;
     fill_in(out, "{%5.0f gbs} x {%-3.0f num_gpu_batches}{%-8s schedule}", figures);
-    fprintf(out, " %-3s %2d %2d ", p->cpu_attention ? "CPU" : "GPU", w ? w : 16, kv ? kv : 16);
+    fprintf(out, " %-3s %2d %2d ", p->cpu_attention ? "CPU" : "GPU", p->weight_packed ? 4 : 16, p->cache_packed ? 4 : 16);
     fill_in(out,
             SHARES " {%11.5g throughput} {%10.4g T_pre} {%10.4g T_gen} {%10.4g latency}  {%s bound.T_pre} {%s bound.T_gen}",
             figures);
@@ -321,8 +321,8 @@ void print_peaks(const TaskRun *run) {
 static void print_policy(FILE *out, const TaskRun *run) {
     const Policy *p = &run->options->policy;
     fprintf(out, "weights %g/%g%s, cache %g/%g%s, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d thread%s, %s\n",
-            100 * p->wg, 100 * p->wc, p->weight_quant.bits ? " packed" : "", 100 * p->cg, 100 * p->cc,
-            p->cache_quant.bits ? " packed" : "", 100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches,
+            100 * p->wg, 100 * p->wc, p->weight_packed ? " packed" : "", 100 * p->cg, 100 * p->cc,
+            p->cache_packed ? " packed" : "", 100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches,
             schedule_name[p->schedule], run->gpu ? run->gpu->name : "", run->gpu ? ", " : "", run->options->threads,
             plural(run->options->threads), host_isa());
 }
@@ -491,6 +491,21 @@ void report_traced(const TaskRun *run) {
     report_breakdown(run, run->device->trace);
 }
 
+/* Numbers that were rounded for a study took the memory and the traffic of F16. */
+static void report_study(const TaskRun *run) {
+    const Policy *p = &run->options->policy;
+    const Quant study = p->weight_study.bits ? p->weight_study : p->cache_study;
+    if (!study.bits) return;
+    cJSON *json = cJSON_AddObjectToObject(run->json, "study");
+    cJSON_AddBoolToObject(json, "weights", p->weight_study.bits);
+    cJSON_AddBoolToObject(json, "cache", p->cache_study.bits);
+    ADD(json, {"bits", study.bits}, {"group", study.group});
+    if (run->text)
+        fprintf(run->text, "a study: %s%s%s rounded to %d bits in groups of %d, in memory and on the way as large as F16\n",
+                p->weight_study.bits ? "weights" : "", p->weight_study.bits && p->cache_study.bits ? " and " : "",
+                p->cache_study.bits ? "cache" : "", study.bits, study.group);
+}
+
 void report_eval(const TaskRun *run, const Eval *eval) {
     const EvalResult e = eval_result(eval);
     const RunStats *t = &run->stats;
@@ -509,8 +524,10 @@ void report_eval(const TaskRun *run, const Eval *eval) {
     ADD(run->json, {"sweeps", (double)t->sweeps}, {"T", t->total_s}, {"prefill_s", t->prefill_s}, {"decode_s", t->decode_s},
         {"total_s", t->total_s});
     cJSON_AddStringToObject(run->json, "isa", host_isa());
-    if (!run->text) return;
-    fill_in(run->text, form, run->json);
-    fill_in(run->text, "{%.2f total_s} s; ", run->json);
-    print_policy(run->text, run);
+    if (run->text) {
+        fill_in(run->text, form, run->json);
+        fill_in(run->text, "{%.2f total_s} s; ", run->json);
+        print_policy(run->text, run);
+    }
+    report_study(run);
 }

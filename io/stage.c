@@ -7,6 +7,7 @@
 
 #include "device/device.h"
 #include "device/net.h"
+#include "device/trace.h"
 #include "io/io.h"
 
 /* What must be the same on all stages. */

@@ -64,7 +64,7 @@ c++filt <"$report" | awk $constants -v archs="$*" -v version="$version" '
         shared[name] = s
         blocks = at_once(arch, threads(name), r, s)
         cell[arch, name] = blocks ? sprintf("%d, %d%%", r, 100 * blocks * threads(name) / most_threads(arch)) : r ", -"
-        if (name ~ /^packed.*1>/) flying[arch, tiles] = blocks * ahead(tiles) / 1024
+        if (name ~ /^packed/) flying[arch, tiles] = blocks * ahead(tiles) / 1024
     }
     END {
         count = split(archs, a, " ")
@@ -72,9 +72,9 @@ c++filt <"$report" | awk $constants -v archs="$*" -v version="$version" '
         print "Made by `scripts/gpu_kernels.sh`, from what ptxas of CUDA " version " reports. For each GPU: registers of a thread, and the"
         print "largest share of the threads of an SM that can be there at once with the block that the launcher asks for (the largest, where"
         print "it depends on a row). The flags behind `attend_kernel` and `weigh_kernel` are the lanes that share a token, how pages hold"
-        print "numbers (0: as halfs, 1: in 4 bits, as codes, 2: packed otherwise), and whether only scores are wanted;"
-        print "behind `attend_prefill_kernel` the tiles of 16 that a head has; behind `packed_linear_kernel` the eights of rows of a block, and"
-        print "whether columns come in multiples of 8. A dash: blocks of that kernel need more shared memory than there is, and others run."
+        print "numbers (0: as halfs, 1: in 4 bits, as codes), and whether only scores are wanted;"
+        print "behind `attend_prefill_kernel` the tiles of 16 that a head has; behind `packed_linear_kernel` the eights of rows of a block."
+        print "A dash: blocks of that kernel need more shared memory than there is, and others run."
         print "Local: memory of a thread, for registers that are spilled or arrays that have no place in registers. No GPU has seen any of"
         print "these figures.\n"
         line = "| kernel | block | shared (bytes) |"; rule = "|---|---|---|"
@@ -125,7 +125,7 @@ if [ -n "$cuobjdump" ]; then
     printf 'Of the loops of `attend_kernel<16, 1, 0>` (heads of 128), which take 16 tokens at a time. V: with the weights'"'"' loop.\n\n'
     printf '| | K | V |\n|---|---|---|\n'
     for arch; do
-        loops "$arch" _Z13attend_kernelILi16EL5Pages1ELb0EEv9Attention7PackingPf | awk -v arch="$arch" '
+        loops "$arch" _Z13attend_kernelILi16EL5Pages1ELb0EEv2OpbPf | awk -v arch="$arch" '
             $3 && !$2 { shares = $1 / $3 } # 2 stores of 32 lanes are 16 tokens of two groups
             $2 { loop[++n] = $1 / 2 }
             END { printf "| sm_%s | %.0f | %.0f |\n", arch, loop[1], loop[2] + shares }'

@@ -36,7 +36,7 @@
 #include <iterator>
 #include <vector>
 
-#include "device/device.h"
+#include "ops.h"
 
 enum { RUNS = 9, COPIES = 4, ALGORITHMS = 8, WEIGHTS = 4 };
 static const size_t LINK = (size_t)256 << 20, MEMORY = (size_t)1 << 30, WORKSPACE = (size_t)32 << 20;
@@ -232,7 +232,6 @@ static double product_rate(cublasLtHandle_t handle, int m, int n, int k, int lau
 // ---------------------------------------------------------------------------------------------------------------
 
 static Gpu *gpu;
-static const Quant FOUR_BITS = {4, 64};
 enum { H1 = 7168, H2 = 4 * H1, HEADS = 56, VOCAB = 50272, TIMES = 32 };
 
 /* Whether the GPU has so many bytes left; else says so. */
@@ -243,14 +242,17 @@ static bool has_room(const char *name, size_t bytes) {
     return bytes + MEMORY <= available;
 }
 
-/* Median seconds of post(i), which posts on PROJECT; i counts up, for other memory each time. */
-template <class Post>
-static double seconds_of(Post post) {
+/* Median seconds of the ops that make(i) makes, posted on PROJECT; i counts up, for other memory each time. */
+template <class Make>
+static double seconds_of(Make make) {
     std::vector<double> seconds;
     Error err;
     for (int r = -1; r < RUNS; r++) { /* the first warms up */
         int status = gpu->begin(gpu, PROJECT, 0, &err);
-        for (int i = 0; i < TIMES && !status; i++) status = post(i, &err);
+        for (int i = 0; i < TIMES && !status; i++) {
+            const Op op = make(i);
+            status = gpu->run(gpu, &op, &err);
+        }
         if (status || gpu->end(gpu, PROJECT, 0, &err) || gpu->sync(gpu, PROJECT, 0, &err))
             fprintf(stderr, "bench_gpu: %s\n", err.text), exit(1);
         if (r >= 0) seconds.push_back(gpu->took(gpu, PROJECT, 0, 0) / TIMES);
@@ -258,63 +260,57 @@ static double seconds_of(Post post) {
     return median(seconds);
 }
 
-static void print_linear(int m, int n, int k, Quant quant) {
-    const size_t each = quant.bits ? quant_matrix_bytes(quant, n, k) : (size_t)n * k * sizeof(half);
-    Product p = {};
+static void print_linear(int m, int n, int k, bool packed) {
+    const size_t each = packed ? quant_matrix_bytes(n, k) : (size_t)n * k * sizeof(half);
     char name[64];
-    snprintf(name, sizeof name, "%s_%d_%d_%d", quant.bits ? "packed" : "blas", m, n, k);
+    snprintf(name, sizeof name, "%s_%d_%d_%d", packed ? "packed" : "blas", m, n, k);
     if (!has_room(name, WEIGHTS * each)) return;
     char *w = (char *)device_memory(WEIGHTS * each, 7, 0.05f);
-    p.x = device_memory((size_t)m * k * sizeof(half), 8, 1), p.y = device_memory((size_t)m * n * sizeof(half), 9, 1);
-    p.y_type = F16, p.y_ld = n, p.quant = quant, p.m = m, p.n = n, p.k = k;
-    const double s = seconds_of([&](int i, Error *err) {
-        p.w = w + (size_t)i % WEIGHTS * each;
-        return gpu->linear(gpu, PROJECT, &p, err);
+    void *x = device_memory((size_t)m * k * sizeof(half), 8, 1), *y = device_memory((size_t)m * n * sizeof(half), 9, 1);
+    const double s = seconds_of([&](int i) {
+        return product(F16, y, F16, n, x, w + (size_t)i % WEIGHTS * each, NULL, NULL, packed, false, m, n, k);
     });
     printf("%s %.1f\n", name, each / s / 1e9);
-    for (void *of : {(void *)w, (void *)p.x, p.y}) CUDA(cudaFree(of));
+    for (void *of : {(void *)w, x, y}) CUDA(cudaFree(of));
 }
 
-static void print_attend(int nseq, int len, Quant quant) {
+static void print_attend(int nseq, int len, bool packed) {
     enum { PAGE = 16 };
     const int pages = len / PAGE, hd = H1 / HEADS;
-    const size_t row = quant.bits ? HEADS * quant_bytes(quant, hd) : H1 * sizeof(half), bytes = row * len * nseq;
+    const size_t row = packed ? HEADS * quant_bytes(hd) : H1 * sizeof(half), bytes = row * len * nseq;
     const int copies = (int)std::max(LINK / bytes, (size_t)1); /* none is met in the cache */
     std::vector<int32_t> table(nseq * pages), lens(nseq, len);
     char name[64];
-    snprintf(name, sizeof name, "attend%s_%d_%d", quant.bits ? "4" : "", nseq, len);
+    snprintf(name, sizeof name, "attend%s_%d_%d", packed ? "4" : "", nseq, len);
     if (!has_room(name, 2 * copies * bytes)) return;
     for (size_t i = 0; i < table.size(); i++) table[i] = (int32_t)(i * 7 % table.size()); /* 7 divides no power of two */
     int32_t *on_gpu = (int32_t *)device_memory((table.size() + nseq) * 4, 1, 1);
     CUDA(cudaMemcpy(on_gpu, table.data(), table.size() * 4, cudaMemcpyHostToDevice));
     CUDA(cudaMemcpy(on_gpu + table.size(), lens.data(), nseq * 4, cudaMemcpyHostToDevice));
-    Attention a = {};
     char *k = (char *)device_memory(copies * bytes, 2, 0.05f), *v = (char *)device_memory(copies * bytes, 3, 0.05f);
-    a.q = (const f16 *)device_memory((size_t)nseq * H1 * sizeof(half), 4, 1);
-    a.o = device_memory((size_t)nseq * H1 * sizeof(half), 5, 1);
-    a.o_type = F16, a.q_ld = a.h1 = H1, a.nh = HEADS, a.nseq = nseq, a.max_pages = pages, a.page_tokens = PAGE;
-    a.pages = on_gpu, a.len = on_gpu + table.size(), a.quant = quant;
-    const double s = seconds_of([&](int i, Error *err) {
-        a.k = k + i % copies * bytes, a.v = v + i % copies * bytes;
-        return gpu->attend(gpu, PROJECT, &a, err);
+    f16 *q = (f16 *)device_memory((size_t)nseq * H1 * sizeof(half), 4, 1);
+    void *o = device_memory((size_t)nseq * H1 * sizeof(half), 5, 1);
+    const double s = seconds_of([&](int i) {
+        const size_t at = i % copies * bytes;
+        return attention(o, F16, q, H1, H1,
+                         paged(k + at, v + at, on_gpu, on_gpu + table.size(), nseq, pages, PAGE, H1, HEADS, packed));
     });
     printf("%s %.1f\n", name, 2 * bytes / s / 1e9);
-    for (const void *of : {(const void *)on_gpu, (const void *)k, (const void *)v, (const void *)a.q, (const void *)a.o})
-        CUDA(cudaFree((void *)of));
+    for (void *of : {(void *)on_gpu, (void *)k, (void *)v, (void *)q, o}) CUDA(cudaFree(of));
 }
 
 static void print_attend_prefill(int nseq, int len) {
     std::vector<int32_t> start(nseq + 1);
     for (int i = 0; i <= nseq; i++) start[i] = i * len;
-    Prefill p = {};
-    p.rows = nseq * len, p.nseq = nseq, p.h1 = H1, p.nh = HEADS, p.ld = 3 * H1;
-    f16 *qkv = (f16 *)device_memory((size_t)p.rows * p.ld * sizeof(half), 1, 1);
+    const int rows = nseq * len;
+    f16 *qkv = (f16 *)device_memory((size_t)rows * 3 * H1 * sizeof(half), 1, 1);
     int32_t *on_gpu = (int32_t *)device_memory(start.size() * 4, 1, 1);
     CUDA(cudaMemcpy(on_gpu, start.data(), start.size() * 4, cudaMemcpyHostToDevice));
-    p.o = device_memory((size_t)p.rows * H1 * sizeof(half), 2, 1), p.q = qkv, p.kv = qkv + H1, p.start = on_gpu;
-    const double s = seconds_of([&](int, Error *err) { return gpu->attend_prefill(gpu, PROJECT, &p, err); });
+    void *o = device_memory((size_t)rows * H1 * sizeof(half), 2, 1);
+    const double s =
+        seconds_of([&](int) { return prefilling(F16, o, qkv, qkv + H1, on_gpu, nseq, rows, H1, HEADS, 3 * H1); });
     printf("attend_prefill_%d_%d %.1f\n", nseq, len, 2. * nseq * len * (len + 1.) * H1 / s / 1e9);
-    for (void *of : {(void *)qkv, (void *)on_gpu, p.o}) CUDA(cudaFree(of));
+    for (void *of : {(void *)qkv, (void *)on_gpu, o}) CUDA(cudaFree(of));
 }
 
 static void print_pick(const char *name, float top_p, int top_k, float temperature) {
@@ -327,23 +323,21 @@ static void print_pick(const char *name, float top_p, int top_k, float temperatu
     float *on_gpu = (float *)device_memory(logits.size() * 4, 1, 1);
     CUDA(cudaMemcpy(on_gpu, logits.data(), logits.size() * 4, cudaMemcpyHostToDevice));
     CUDA(cudaMemcpy(ids + ROWS, zero, sizeof zero, cudaMemcpyHostToDevice));
-    const double s = seconds_of([&](int, Error *err) {
-        return gpu->pick(gpu, PROJECT, ids, on_gpu, ids + ROWS, ids + 2 * ROWS, &sampling, ROWS, VOCAB, err);
-    });
+    const double s =
+        seconds_of([&](int) { return picking(ids, on_gpu, ids + ROWS, ids + 2 * ROWS, &sampling, ROWS, VOCAB); });
     printf("%s %.1f\n", name, s * 1e6);
     CUDA(cudaFree(ids));
     CUDA(cudaFree(on_gpu));
 }
 
 static void print_rows(void) {
-    const size_t packed = quant_matrix_bytes(FOUR_BITS, H2, H1), plain = (size_t)H2 * H1 * sizeof(half);
+    const size_t packed = quant_matrix_bytes(H2, H1), plain = (size_t)H2 * H1 * sizeof(half);
     char *x = (char *)device_memory(plain, 1, 1), *y = (char *)device_memory(plain, 2, 1);
     for (int rows : {64, 4096}) {
-        const double s =
-            seconds_of([&](int, Error *err) { return gpu->layernorm(gpu, PROJECT, y, x, x, x, rows, H1, err); });
+        const double s = seconds_of([&](int) { return norm(F16, y, x, x, x, rows, H1); });
         printf("layernorm_%d %.1f\n", rows, 2. * rows * H1 * sizeof(half) / s / 1e9);
     }
-    const double s = seconds_of([&](int, Error *err) { return gpu->unpack(gpu, PROJECT, y, x, H2, H1, FOUR_BITS, err); });
+    const double s = seconds_of([&](int) { return unpacking(y, x, H2, H1); });
     printf("unpack %.1f\n", (packed + plain) / s / 1e9);
     CUDA(cudaFree(x));
     CUDA(cudaFree(y));
@@ -354,11 +348,11 @@ static void print_kernels(void) {
     Error err;
     gpu = cuda_open_gpu(&err);
     if (!gpu) fprintf(stderr, "bench_gpu: %s\n", err.text), exit(1);
-    for (int quant = 1; quant >= 0; quant--) /* flexgen's own first */
+    for (bool packed : {true, false}) /* flexgen's own first */
         for (const int *shape : shapes)
-            for (int m : {1, 8, 16, 32, 64}) print_linear(m, shape[0], shape[1], quant ? FOUR_BITS : Quant{});
+            for (int m : {1, 8, 16, 32, 64}) print_linear(m, shape[0], shape[1], packed);
     for (int len : {512, 2048})
-        for (int nseq : {8, 32, 64}) print_attend(nseq, len, FOUR_BITS), print_attend(nseq, len, Quant{});
+        for (int nseq : {8, 32, 64}) print_attend(nseq, len, true), print_attend(nseq, len, false);
     print_attend_prefill(8, 512);
     print_pick("pick_greedy", 1, 0, 0);
     print_pick("pick_top_p", .9f, 0, 1);

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 
 #include "cost/cost.h"
+#include "ops.h"
 
 static int threads;
 
@@ -47,8 +48,7 @@ static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
     double t, blas = 0, flops = 2.0 * m * n * k;
     fill(x, NULL, (size_t)m * k);
     fill(wide, w, (size_t)n * k);
-    Product p = {.y = y, .y_type = F32, .y_ld = n, .x = x, .w = w, .m = m, .n = n, .k = k};
-    SECONDS(t, host_linear(&p));
+    SECONDS(t, run(product(F32, y, F32, n, x, w, NULL, NULL, false, false, m, n, k)));
     if (sgemm) SECONDS(blas, sgemm(101, 111, 112, m, n, k, 1, x, k, wide, k, 0, y, n));
     printf("linear %4d x %5d x %5d   %7.1f GFLOP/s", m, n, k, flops / t / 1e9);
     if (sgemm) printf("   sgemm %7.1f (%.0f%%)", flops / blas / 1e9, 100 * blas / t);
@@ -57,23 +57,19 @@ static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
     return flops / t;
 }
 
-static const Quant quant[] = {{0, 0}, {4, 64}}; /* F16, packed */
-
 /* w (n, k), n a multiple of a group. */
 static void pack_all(uint8_t *packed, const f16 *w, int n, int k) {
-    size_t row = quant_matrix_bytes(quant[1], quant[1].group, k);
-    for (int r = 0; r < n; r += quant[1].group, packed += row)
-        quant_pack_rows(packed, w + (size_t)r * k, quant[1].group, k, quant[1]);
+    for (int r = 0; r < n; r += GROUP, packed += quant_matrix_bytes(GROUP, k))
+        quant_pack_rows(packed, w + (size_t)r * k, k);
 }
 static void unpack_all(f16 *w, const uint8_t *packed, int n, int k) {
-    size_t row = quant_matrix_bytes(quant[1], quant[1].group, k);
-    for (int r = 0; r < n; r += quant[1].group, packed += row)
-        quant_unpack_rows(w + (size_t)r * k, packed, quant[1].group, k, quant[1]);
+    for (int r = 0; r < n; r += GROUP, packed += quant_matrix_bytes(GROUP, k))
+        quant_unpack_rows(w + (size_t)r * k, packed, k);
 }
 
 /* The same product of weights in 4 bits, beside F16's. */
 static void packed_rate(int m, int n, int k) {
-    size_t bytes = quant_matrix_bytes(quant[1], n, k);
+    size_t bytes = quant_matrix_bytes(n, k);
     float *x = (float *)room((size_t)m * k, 4), *y = (float *)room((size_t)m * n, 4);
     f16 *w = (f16 *)room((size_t)n * k, 2);
     uint8_t *packed = (uint8_t *)room(bytes, 1);
@@ -81,10 +77,8 @@ static void packed_rate(int m, int n, int k) {
     fill(x, NULL, (size_t)m * k);
     fill(NULL, w, (size_t)n * k);
     pack_all(packed, w, n, k);
-    Product p = {.y = y, .y_type = F32, .y_ld = n, .x = x, .w = w, .m = m, .n = n, .k = k};
-    SECONDS(plain, host_linear(&p));
-    p.w = packed, p.quant = quant[1];
-    SECONDS(t, host_linear(&p));
+    SECONDS(plain, run(product(F32, y, F32, n, x, w, NULL, NULL, false, false, m, n, k)));
+    SECONDS(t, run(product(F32, y, F32, n, x, packed, NULL, NULL, true, false, m, n, k)));
     printf("linear packed %4d x %5d x %5d %7.1f GFLOP/s, of F16 weights %7.1f: %.2f times as fast   weights %.1f GB/s\n", m,
            n, k, flops / t / 1e9, flops / plain / 1e9, plain / t, bytes / t / 1e9);
     free(x), free(y), free(w), free(packed);
@@ -94,12 +88,12 @@ static void packed_rate(int m, int n, int k) {
 static void quant_rates(void) {
     enum { N = 2048, K = 4096, HD = 128 };
     f16 *w = (f16 *)room((size_t)N * K, 2);
-    uint8_t *packed = (uint8_t *)room(quant_matrix_bytes(quant[1], N, K), 1);
+    uint8_t *packed = (uint8_t *)room(quant_matrix_bytes(N, K), 1);
     double pack, unpack, heads;
     fill(NULL, w, (size_t)N * K);
     SECONDS(pack, pack_all(packed, w, N, K));
     SECONDS(unpack, unpack_all(w, packed, N, K));
-    SECONDS(heads, quant_pack_heads(packed, w, N * K / HD, HD, quant[1]));
+    SECONDS(heads, quant_pack_heads(packed, w, N * K / HD, HD));
     printf("one thread packs %.1f GB/s of weights, unpacks %.1f, packs %.1f of a cache\n", 2e-9 * N * K / pack,
            2e-9 * N * K / unpack, 2e-9 * N * K / heads);
     free(w), free(packed);
@@ -127,58 +121,47 @@ static uint64_t sum_all(const uint64_t *a, size_t n) {
 }
 
 /* Attention of nseq sequences of `context` tokens, their pages dealt in turns, as F16 and packed. */
-static void attention_new(Attention a[2], int nseq, int context, int page_tokens, int h1, int nh) {
+static void attention_new(Op a[2], int nseq, int context, int page_tokens, int h1, int nh) {
     const int max_pages = (context + page_tokens - 1) / page_tokens;
-    const size_t rows = (size_t)nseq * max_pages * page_tokens, packed = nh * quant_bytes(quant[1], h1 / nh);
+    const size_t rows = (size_t)nseq * max_pages * page_tokens, packed = nh * quant_bytes(h1 / nh);
+    float *o = (float *)xcalloc((size_t)nseq * h1, 4);
     f16 *q = (f16 *)room((size_t)nseq * h1, 2);
     int32_t *pages = (int32_t *)xcalloc((size_t)nseq * max_pages, 4), *len = (int32_t *)xcalloc(nseq, 4);
+    void *kv[2][2]; /* [packed][k, v] */
     fill(NULL, q, (size_t)nseq * h1);
     for (int r = 0; r < nseq; r++) len[r] = context;
     for (int i = 0; i < nseq * max_pages; i++) pages[i] = i % nseq * max_pages + i / nseq;
-    a[0] = (Attention){xcalloc((size_t)nseq * h1, 4),
-                       F32,
-                       q,
-                       h1,
-                       NULL,
-                       NULL,
-                       pages,
-                       len,
-                       nseq,
-                       max_pages,
-                       page_tokens,
-                       h1,
-                       nh,
-                       .quant = quant[0]};
-    a[1] = a[0], a[1].quant = quant[1];
     for (int part = 0; part < 2; part++) {
-        f16 *x = (f16 *)room(rows * h1, 2);
-        uint8_t *bytes = (uint8_t *)room(rows, packed);
+        f16 *x = (f16 *)(kv[0][part] = room(rows * h1, 2));
+        uint8_t *bytes = (uint8_t *)(kv[1][part] = room(rows, packed));
         fill(NULL, x, rows * h1);
-        for (size_t r = 0; r < rows; r++) quant_pack_heads(bytes + r * packed, x + r * h1, nh, h1 / nh, quant[1]);
-        *(part ? &a[0].v : &a[0].k) = x, *(part ? &a[1].v : &a[1].k) = bytes;
+        for (size_t r = 0; r < rows; r++) quant_pack_heads(bytes + r * packed, x + r * h1, nh, h1 / nh);
     }
+    for (int i = 0; i < 2; i++)
+        a[i] = attention(o, F32, q, h1, h1, paged(kv[i][0], kv[i][1], pages, len, nseq, max_pages, page_tokens, h1, nh, i));
 }
 
-static void attention_free(Attention a[2]) {
-    for (int i = 0; i < 2; i++) free((void *)a[i].k), free((void *)a[i].v);
-    free((void *)a->q), free(a->o), free((void *)a->pages), free((void *)a->len);
+static void attention_free(Op a[2]) {
+    for (int i = 0; i < 2; i++) free(a[i].attend.k.at), free(a[i].attend.v.at);
+    free(a->attend.q.at), free(a->attend.o.at), free(a->attend.pages.at), free(a->attend.len.at);
 }
 
 /* One layer's sparse attention beside the `dense` seconds. Sparsity 0 has nothing to choose: what remains is the scores. */
-static void sparse_rate(Attention a, double dense) {
+static void sparse_rate(const Op *dense, double dense_s) {
     const double sparsity = 0.1;
-    a.most = sparse_tokens(sparsity, a.len[0]);
-    a.tokens = (int32_t *)xcalloc((size_t)a.nseq * a.nh * a.most, 4);
-    a.weights = (float *)room((size_t)a.nseq * a.nh * a.most, 4);
+    const Tensor q = dense->attend.q, k = dense->attend.k;
+    const PageTable table = {k, dense->attend.v, dense->attend.pages, dense->attend.len, dense->page_tokens, dense->nh};
+    const int most = sparse_tokens(sparsity, *(int32_t *)dense->attend.len.at);
+    int32_t *tokens = (int32_t *)xcalloc((size_t)q.rows * dense->nh * most, 4);
+    float *weights = (float *)room((size_t)q.rows * dense->nh * most, 4);
     double scores, select, weigh;
-    SECONDS(scores, host_select(&a));
-    a.sparsity = sparsity;
-    SECONDS(select, host_select(&a));
-    SECONDS(weigh, host_weigh(&a));
+    SECONDS(scores, run(selection(tokens, weights, most, q.at, q.cols, q.cols, table, 0)));
+    SECONDS(select, run(selection(tokens, weights, most, q.at, q.cols, q.cols, table, sparsity)));
+    SECONDS(weigh, run(weighing(dense->attend.o.at, F32, tokens, weights, most, q.cols, table, sparsity)));
     printf("attend sparsely (%.1f)  %s   %.2f of its time: scores %.2f, choosing %.2f, V %.2f\n", sparsity,
-           a.quant.bits ? "4-bit" : "F16  ", (select + weigh) / dense, scores / dense, (select - scores) / dense,
-           weigh / dense);
-    free(a.tokens), free(a.weights);
+           k.type == U8 ? "4-bit" : "F16  ", (select + weigh) / dense_s, scores / dense_s, (select - scores) / dense_s,
+           weigh / dense_s);
+    free(tokens), free(weights);
 }
 
 static double median(double *x, int n) {
@@ -190,7 +173,7 @@ static double median(double *x, int n) {
  * bandwidth changes: medians of both, and of the ratios of each turn. */
 static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, bool sparse) {
     enum { TURNS = 15, WORDS = 32 << 20 };
-    Attention a[2];
+    Op a[2];
     attention_new(a, nseq, context, page_tokens, h1, nh);
     uint64_t *words = (uint64_t *)room(WORDS, 8), sum = 0;
     memset(words, 1, (size_t)WORDS * 8);
@@ -200,7 +183,7 @@ static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, 
             double begin = seconds_now(), middle;
             sum += sum_all(words, WORDS);
             middle = seconds_now();
-            host_attend(&a[i]);
+            run(a[i]);
             rate[turn] = 4e-9 * nseq * context * h1 / (seconds_now() - middle);
             read[turn] = 8e-9 * WORDS / (middle - begin), ratio[turn] = rate[turn] / read[turn];
         }
@@ -208,7 +191,7 @@ static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, 
         printf("attend %3d x %5d tokens, %s pages of %3d, h1 %4d hd %3d   %5.1f GB/s   plain read %5.1f (%.0f%%)\n", nseq,
                context, i ? "4-bit" : "F16  ", page_tokens, h1, h1 / nh, gbs, median(read, TURNS),
                100 * median(ratio, TURNS));
-        if (sparse) sparse_rate(a[i], 4e-9 * nseq * context * h1 / gbs);
+        if (sparse) sparse_rate(&a[i], 4e-9 * nseq * context * h1 / gbs);
     }
     if (sum == 1) printf(" "); /* keeps the reads */
     free(words);
@@ -223,8 +206,7 @@ static void prefill_rate(int nseq, int s, int h1, int nh, double linear) {
     double t;
     fill(NULL, qkv, 3 * n);
     for (int r = 0; r <= nseq; r++) start[r] = r * s;
-    Prefill p = {o, qkv, qkv + h1, start, nseq, nseq * s, h1, nh, 3 * h1};
-    SECONDS(t, host_attend_prefill(&p));
+    SECONDS(t, run(prefilling(F32, o, qkv, qkv + h1, start, nseq, nseq * s, h1, nh, 3 * h1)));
     double rate = 2.0 * nseq * s * (s + 1.0) * h1 / t; /* q k^T and p v, the causal half */
     printf("prefill attention %2d x %4d tokens, h1 %4d hd %3d   %6.1f GFLOP/s (%.0f%% of linear)\n", nseq, s, h1, h1 / nh,
            rate / 1e9, 100 * rate / linear);
@@ -258,14 +240,14 @@ static void append_rate(int nseq, int s, int page_tokens, int h1) {
     int32_t *pages = (int32_t *)xcalloc((size_t)nseq * max_pages, 4);
     for (int r = 0; r < rows; r++) seq[r] = r / s, pos[r] = r % s;
     for (int i = 0; i < nseq * max_pages; i++) pages[i] = i % max_pages * nseq + i / max_pages;
-    Append a = {
-        k, v, (const f16 *)(const void *)kv, seq, pos, pages, rows, max_pages, page_tokens, h1, 2 * h1, .alone = false};
+    const PageTable table = paged(k, v, pages, NULL, nseq, max_pages, page_tokens, h1, 1, false);
+    const Op op = appending(table, kv, 2 * h1, false, 2 * h1, seq, pos, rows);
     double rate[TURNS], plain[TURNS], ratio[TURNS];
     for (int turn = 0; turn < TURNS; turn++) {
         double begin = seconds_now(), middle;
         copy_all(copy, kv, 2 * bytes, rows);
         middle = seconds_now();
-        host_append(&a);
+        run(op);
         rate[turn] = 2e-9 * bytes / (seconds_now() - middle);
         plain[turn] = 2e-9 * bytes / (middle - begin), ratio[turn] = rate[turn] / plain[turn];
     }
@@ -284,10 +266,10 @@ static void row_rates(void) {
     double t;
     fill(x, NULL, (size_t)ROWS * VOCAB);
     for (int i = 0; i < 4; i++) {
-        SECONDS(t, host_pick(ids, x, zero, zero, &s[i], ROWS, VOCAB));
+        SECONDS(t, run(picking(ids, x, zero, zero, &s[i], ROWS, VOCAB)));
         printf("pick %-17s %7.1f us a row\n", names[i], 1e6 * t / ROWS);
     }
-    SECONDS(t, host_layernorm(x, x, w, w, 512, H1));
+    SECONDS(t, run(norm(F32, x, x, w, w, 512, H1)));
     printf("layernorm of %d       %7.1f us a row\n", H1, 1e6 * t / 512);
     free(x), free(w);
 }

@@ -6,7 +6,7 @@
  * Types and prototypes are the toolkit's. Their bodies are here, in place of its libraries, so one file of a program may
  * include this. A CUDA thread is a fiber; the fibers of a block share an OS thread and take turns. __shared__ is a static
  * variable of that thread. A stream is a thread with a queue. Device memory is malloc's, NaN at first; the pointers to it
- * are tagged, so that the host cannot follow them, and kernels get them untagged as arguments, inside a struct too.
+ * are tagged, so that the host cannot follow them, and kernels get them untagged as arguments, as views of an op too.
  *   ThreadSanitizer takes a CUDA thread for a thread, and only barriers, events and syncs order anything: where one is
  * missing it finds a race. AddressSanitizer checks all bounds, of shared arrays too; kernels then run one at a time.
  *   An asynchronous copy into shared memory leaves NaN there until it is waited for. What cudaMemcpy brings to the device
@@ -881,52 +881,19 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
 
 template <class T>
 T *argument(const char *name, T *p) {
-    bool absent = !(uintptr_t(p) >> 32); /* NULL, or NULL moved along with the other members */
-    if (!absent && !is_device(p) && !allocated(p, 0))
-        complain(false, "kernel %s gets a pointer to pageable host memory", name);
+    if (p && !is_device(p) && !allocated(p, 0)) complain(false, "kernel %s gets a pointer to pageable host memory", name);
     return untag(p);
 }
-/* Where the pointers of a struct lie: one is made of Probes, each of which becomes whatever the member is, and every
- * pointer the same address, which is then looked for. */
-const uintptr_t PROBED = 0x5ca1ab1e0ddba115;
-struct Probe {
-    template <class U>
-    operator U() const;
-};
-template <class T, size_t... I>
-auto probed(std::index_sequence<I...>) -> decltype(T{(void(I), Probe())...}) {
-    return T{(void(I), Probe())...};
+/* An op's pointers are the addresses of its views. Other structs have none. */
+template <class T>
+auto untag_views(const char *name, T &op, int) -> decltype((void)op.view[0].at) {
+    for (auto &view : op.view) view.at = argument(name, view.at);
 }
-template <class T, size_t members = sizeof(T), class = void> /* at most its bytes, and down to as many as it has */
-struct Probed : Probed<T, members - 1> {};
-template <class T, size_t members>
-struct Probed<T, members, std::void_t<decltype(probed<T>(std::make_index_sequence<members>()))>> {
-    static T make() { return probed<T>(std::make_index_sequence<members>()); }
-};
-template <class U>
-Probe::operator U() const {
-    if constexpr (std::is_pointer_v<U>)
-        return (U)PROBED;
-    else if constexpr (std::is_class_v<U>)
-        return Probed<U>::make();
-    else
-        return U();
-}
-
+template <class T>
+void untag_views(const char *, T &, long) {}
 template <class T>
 std::enable_if_t<!std::is_pointer_v<T>, T> argument(const char *name, T v) {
-    if constexpr (std::is_class_v<T>) {
-        static const T probe = Probed<T>::make();
-        for (size_t at = 0; at + sizeof(void *) <= sizeof v; at += sizeof(void *)) {
-            char *word = (char *)&v + at;
-            if (memcmp((const char *)&probe + at, &PROBED, sizeof PROBED) == 0) {
-                void *p;
-                memcpy(&p, word, sizeof p);
-                p = argument(name, p);
-                memcpy(word, &p, sizeof p);
-            }
-        }
-    }
+    untag_views(name, v, 0);
     return v;
 }
 

@@ -80,6 +80,43 @@ double max_norm_error(const float *a, const float *b, size_t n) {
     return ref > 0 ? diff / ref : diff;
 }
 
+bool plain_pack(uint8_t *to, const f16 *x, size_t stride, int n) {
+    bool all = true;
+    for (int first = 0; first < n; first += GROUP, to += GROUP_BYTES) {
+        const int count = imin(GROUP, n - first);
+        const f16 *group = x + first * stride;
+        float min = INFINITY, max = -INFINITY;
+        f16 header[2] = {0x7e00, 0};
+        bool finite = true;
+        for (int i = 0; i < count; i++) {
+            const float v = f16_to_f32(group[i * stride]);
+            min = fminf(min, v), max = fmaxf(max, v), finite &= isfinite(v) != 0;
+        }
+        const float exact = (max - min) / 15;
+        if (finite) header[0] = f32_to_f16(min + 0.f), header[1] = f32_to_f16(exact);
+        if (finite && f16_to_f32(header[1]) < exact) header[1]++;
+        if (finite && min + 15 * f16_to_f32(header[1]) >= 65520) header[1]--;
+        memset(to, 0, quant_bytes(count));
+        memcpy(to, header, sizeof header);
+        for (int i = 0; i < count && header[1]; i++) {
+            const int code = (int)rintf((f16_to_f32(group[i * stride]) - min) * (1 / f16_to_f32(header[1])));
+            to[4 + i / 32 * 16 + i % 16] |= (uint8_t)(code << i % 32 / 16 * 4);
+        }
+        all &= finite;
+    }
+    return all;
+}
+
+void plain_numbers(float *x, const uint8_t *from, int n) {
+    for (int i = 0; i < n; i++) {
+        const uint8_t *group = from + i / GROUP * GROUP_BYTES;
+        f16 header[2];
+        memcpy(header, group, sizeof header);
+        const int code = group[4 + i % GROUP / 32 * 16 + i % 16] >> i % 32 / 16 * 4 & 15;
+        x[i] = f16_to_f32(header[0]) + f16_to_f32(header[1]) * (float)code;
+    }
+}
+
 Hardware test_fast_machine(void) {
     Hardware h = {.name = "fast", .gmem = 1e18, .cmem = 1e18, .nmem = 1e18};
     for (int p = 0; p < 2; p++) {

@@ -303,8 +303,8 @@ static const char generate_flags[] =
     "generate\n--model\nx\n--prompt\na\n--percent\n0\n50\n-\n0\n100\n0\n--gpu-batch-size\n4\n--stop\n.\n"
     "--temperature\n0.7\n--top-p\n0.9\n--seed\n3\n--gpu-mem\n16G\n--link\nctog=1G,dtoc=0.5G",
                   bench_flags[] =
-                      "bench\n--model\nopt-125m\n--prompt-len\n8-16\n--gen-len\n4\n--compress-cache\n--bits\n3\n"
-                      "--group\n32\n--schedule\nrow\n--device\nsim\n--hardware\nt4.json\n--attn-sparsity\n.1",
+                      "bench\n--model\nopt-125m\n--prompt-len\n8-16\n--gen-len\n4\n--compress-cache\n"
+                      "--schedule\nrow\n--device\nsim\n--hardware\nt4.json\n--attn-sparsity\n.1",
                   policy_flags[] =
                       "policy\n--model\nopt-30b\n--cost-model\npaper\n--gpu-batch-size\n4\n--num-gpu-batches\n2\n"
                       "--net-gbps\n10\n--hardware\nt4.json";

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ops.h"
 #include "tests.h"
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -562,14 +563,15 @@ static void nor_is_one_that_ends_within_a_bias_or_the_token_table(void) {
         const Tensor table = c->global[TOK_EMBED], bias = c->layer[1][FC2_B];
         const int32_t ids[] = {2, VOCAB - 1};
         float logits[VOCAB], y[2 * H1];
-        Lookup l = {.y = y, .y_type = F32, .idx = ids, .rows = 2, .cols = H1};
+        Op op = embedding(y, F32, NULL, F16, H1, ids, 2, H1, false);
+        op.embed.table = table;
         ASSERT_OK(reference_forward(logits, c, ids, 1, &err));
-        ASSERT_OK(disk_embed(disk, &l, table, &err));
+        ASSERT_OK(disk_embed(disk, &op, &err));
         CHECK(truncate(path, (off_t)(bias.offset + tensor_bytes(bias) - 1)) == 0);
         CU_ASSERT_EQUAL(reference_forward(logits, c, ids, 1, &err), -1);
         CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "layers.1.fc2.bias: read error"));
         CHECK(truncate(path, (off_t)(table.offset + tensor_bytes(table) - 1)) == 0);
-        CU_ASSERT_EQUAL(disk_embed(disk, &l, table, &err), -1);
+        CU_ASSERT_EQUAL(disk_embed(disk, &op, &err), -1);
         CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "embed_tokens.weight: read error"));
         disk_close(disk);
         checkpoint_close(c);

@@ -117,33 +117,35 @@ static void add_tensor(Safetensors *s, const char *name, int rows, int cols) {
     s->data = end;
 }
 
+static int width = 32; /* of the small model */
+
 /* The header of small_config's model. */
 static Safetensors small_header(void) {
-    static const struct {
+    const struct {
         const char *name;
         int rows, cols;
-    } layer[] = {{"self_attn_layer_norm.weight", 0, 32},
-                 {"self_attn_layer_norm.bias", 0, 32},
-                 {"self_attn.q_proj.weight", 32, 32},
-                 {"self_attn.q_proj.bias", 0, 32},
-                 {"self_attn.k_proj.weight", 32, 32},
-                 {"self_attn.k_proj.bias", 0, 32},
-                 {"self_attn.v_proj.weight", 32, 32},
-                 {"self_attn.v_proj.bias", 0, 32},
-                 {"self_attn.out_proj.weight", 32, 32},
-                 {"self_attn.out_proj.bias", 0, 32},
-                 {"final_layer_norm.weight", 0, 32},
-                 {"final_layer_norm.bias", 0, 32},
-                 {"fc1.weight", 64, 32},
+    } layer[] = {{"self_attn_layer_norm.weight", 0, width},
+                 {"self_attn_layer_norm.bias", 0, width},
+                 {"self_attn.q_proj.weight", width, width},
+                 {"self_attn.q_proj.bias", 0, width},
+                 {"self_attn.k_proj.weight", width, width},
+                 {"self_attn.k_proj.bias", 0, width},
+                 {"self_attn.v_proj.weight", width, width},
+                 {"self_attn.v_proj.bias", 0, width},
+                 {"self_attn.out_proj.weight", width, width},
+                 {"self_attn.out_proj.bias", 0, width},
+                 {"final_layer_norm.weight", 0, width},
+                 {"final_layer_norm.bias", 0, width},
+                 {"fc1.weight", 64, width},
                  {"fc1.bias", 0, 64},
-                 {"fc2.weight", 32, 64},
-                 {"fc2.bias", 0, 32}};
+                 {"fc2.weight", width, 64},
+                 {"fc2.bias", 0, width}};
     Safetensors s = {.len = 0};
     char name[80];
-    add_tensor(&s, "embed_tokens.weight", 1024, 32);
-    add_tensor(&s, "embed_positions.weight", 66, 32);
-    add_tensor(&s, "final_layer_norm.weight", 0, 32);
-    add_tensor(&s, "final_layer_norm.bias", 0, 32);
+    add_tensor(&s, "embed_tokens.weight", 1024, width);
+    add_tensor(&s, "embed_positions.weight", 66, width);
+    add_tensor(&s, "final_layer_norm.weight", 0, width);
+    add_tensor(&s, "final_layer_norm.bias", 0, width);
     for (int j = 0; j < 2; j++)
         for (size_t r = 0; r < sizeof layer / sizeof *layer; r++) {
             snprintf(name, sizeof name, "layers.%d.%s", j, layer[r].name);
@@ -186,6 +188,20 @@ static const char *small_copy(void) {
     static const char *const names[] = {"config.json", "vocab.json", "merges.txt", "model.safetensors"};
     const char *from = small_model(), *dir = temp_dir();
     for (int i = 0; i < 4; i++) copy_file(from, dir, names[i]);
+    return dir;
+}
+
+/* A small model 64 numbers wide, of whole groups, and its header in *s. */
+static const char *wide_model(Safetensors *s) {
+    char config[sizeof small_config];
+    const char *dir = small_copy();
+    snprintf(config, sizeof config, "%s", small_config);
+    for (char *at = config; (at = strstr(at, "\": 32"));) memcpy(at + 3, "64", 2);
+    width = 64;
+    *s = small_header();
+    write_safetensors(dir, s->header, s->len);
+    width = 32;
+    write_file(dir, "config.json", config, strlen(config));
     return dir;
 }
 
@@ -330,8 +346,9 @@ static void a_wrong_command_is_refused_in_one_line_with_status_2(void) {
                    WORDS("--with", "--hardware FILE"));
     assert_refused(RUN("bench", "--model", "opt-125m", "--hardware", "hardware/t4.json", "--with", "ctog=1e9"), EXIT_USAGE,
                    WORDS("--with ctog=1e9", "KEY=NUMBER"));
-    assert_refused(RUN("bench", "--model", MODEL, "--bits", "9"), EXIT_USAGE, WORDS("--bits 9", "from 2 to 8"));
-    assert_refused(RUN("bench", "--model", MODEL, "--group", "24"), EXIT_USAGE, WORDS("--group 24", "multiple of 16"));
+    assert_refused(RUN("eval", "--model", MODEL, "--bits", "9"), EXIT_USAGE, WORDS("--bits 9", "from 2 to 8"));
+    assert_refused(RUN("bench", "--model", MODEL, "--bits", "3"), EXIT_USAGE,
+                   WORDS("--bits is a flag of quantize and eval"));
     assert_refused(RUN("bench", "--model", MODEL, "--attn-sparsity", "0"), EXIT_USAGE, WORDS("--attn-sparsity 0", "to 1"));
     assert_refused(RUN("profile", "--prompt", "a"), EXIT_USAGE, WORDS("--prompt is a flag of generate only"));
     assert_refused(RUN("profile", "--model", "opt-1t"), EXIT_USAGE, WORDS("opt-1t", "opt-125m"));
@@ -708,19 +725,21 @@ static void a_completion_that_the_positions_cut_short_is_counted(void) {
 /* small_model with a head of its own behind it, which config.json, by default, ties. */
 static void a_head_that_differs_from_the_table_is_used_and_said(void) {
     static const char head[] =
-        ", \"lm_head.weight\": {\"dtype\": \"F16\", \"shape\": [1024, 32], \"data_offsets\": [%zu, %zu]}}";
+        ", \"lm_head.weight\": {\"dtype\": \"F16\", \"shape\": [1024, 64], \"data_offsets\": [%zu, %zu]}}";
     char dir[300], copy[700];
-    snprintf(dir, sizeof dir, "%s", small_copy());
+    Safetensors s;
+    snprintf(dir, sizeof dir, "%s", wide_model(&s));
+    Result tied = generate_small(dir);
     snprintf(copy, sizeof copy, "%s/copy", temp_dir());
-    Safetensors s = small_header();
-    const size_t bytes = 1024 * 32 * 2;
+    const size_t bytes = 1024 * 64 * 2;
     s.len += (size_t)sprintf(s.header + s.len - 1, head, s.data, s.data + bytes) - 1;
+    width = 64;
     write_safetensors(dir, s.header, s.len);
+    width = 32;
     FILE *f = fopen(in_dir(dir, "model.safetensors"), "ab");
     for (size_t b = 0; b < bytes / 2; b++) fputc((int)b, f), fputc(0x20, f); /* around .01 */
     CHECK(!fclose(f));
-    Result r = generate_small(dir), packed = RUN("quantize", "--model", dir, "--output", copy, "--group", "16"),
-           tied = generate_small(small_model());
+    Result r = generate_small(dir), packed = RUN("quantize", "--model", dir, "--output", copy);
     assert_done(&r), assert_done(&packed), assert_done(&tied);
     CU_ASSERT(contains_all(r.err, WORDS(dir, "lm_head.weight differs from the token table", "tie_word_embeddings")));
     CU_ASSERT(contains_all(packed.err, WORDS("lm_head.weight differs from the token table")));
@@ -1778,7 +1797,12 @@ static void a_wrong_copy_is_refused_in_one_line(void) {
                  {{"--bits", "9"}, {"--bits 9", "from 2 to 8"}, EXIT_USAGE},
                  {{"--group", "8"}, {"--group 8", "from 16 to 1024"}, EXIT_USAGE},
                  {{"--group", "2048"}, {"--group 2048", "from 16 to 1024"}, EXIT_USAGE},
-                 {{"--group", "65"}, {"--group 65", "multiple of 16"}, EXIT_USAGE},
+                 {{"--bits", "3"},
+                  {"--bits", "only 4 bits in groups of 64 are stored; leave them out, or see with eval"},
+                  EXIT_USAGE},
+                 {{"--group", "32"},
+                  {"--group", "only 4 bits in groups of 64 are stored; leave them out, or see with eval"},
+                  EXIT_USAGE},
                  {{"--percent", "1"}, {"--percent is a flag of generate, bench, policy and eval only"}, EXIT_USAGE}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_refused(RUN("quantize", "--model", MODEL, cases[i].args[0], cases[i].args[1]), cases[i].status,
@@ -1788,22 +1812,46 @@ static void a_wrong_copy_is_refused_in_one_line(void) {
                    WORDS("opt-125m: is no directory"));
 }
 
-/* 96 numbers of 256 and 1024 rows. Those of the cache are in groups within a head, of which the last may be shorter. */
-static void a_group_that_does_not_divide_the_model_s_rows_is_refused(void) {
-    const char *const words[] = {"--group 96", "256 and 1024 rows", NULL};
-    char to[400];
+static void what_groups_do_not_divide_is_refused(void) {
+    const char *const words[] = {"have 32 and 64 rows", "whole groups of 64", "leave compression out", NULL};
+    const char *const heads[] = {"--compress-cache: heads of 8 numbers", "multiples of 16", "leave it out", NULL};
+    char to[400], dir[300];
+    snprintf(dir, sizeof dir, "%s", small_model());
     snprintf(to, sizeof to, "%s/copy", temp_dir());
-    assert_refused(RUN("quantize", "--model", MODEL, "--output", to, "--group", "96"), EXIT_USAGE, words);
-    assert_refused(RUN(GENERATE, "--compress-weight", "--group", "96"), EXIT_USAGE, words);
-    assert_refused(RUN("bench", "--model", MODEL, "--prompt-len", "64", LAPTOP, "--compress-weight", "--group", "96"),
-                   EXIT_USAGE, words);
-    assert_refused(RUN("policy", "--model", MODEL, "--prompt-len", "64", LAPTOP, "--allow-compression", "--group", "96"),
-                   EXIT_USAGE, words);
-    assert_refused(RUN("eval", "--model", MODEL, "--perplexity", "README.md", LAPTOP, "--compress-weight", "--group", "96"),
-                   EXIT_USAGE, words);
-    Result r = RUN(GENERATE, "--compress-cache", "--group", "96");
-    assert_done(&r);
+    assert_refused(RUN("quantize", "--model", dir, "--output", to), EXIT_USAGE, words);
+    assert_refused(RUN("generate", "--model", dir, "--prompt", "a", LAPTOP, "--compress-weight"), EXIT_USAGE, words);
+    assert_refused(RUN("bench", "--model", dir, "--prompt-len", "6", LAPTOP, "--compress-weight"), EXIT_USAGE, words);
+    assert_refused(RUN("bench", "--model", dir, "--prompt-len", "6", LAPTOP, "--compress-cache"), EXIT_USAGE, heads);
+    assert_refused(RUN("policy", "--model", dir, "--prompt-len", "6", LAPTOP, "--allow-compression"), EXIT_USAGE,
+                   WORDS("--allow-compression: heads of 8 numbers"));
+    Result r = RUN("eval", "--model", dir, "--perplexity", "README.md", LAPTOP, "--limit", "1", "--compress-weight",
+                   "--compress-cache", "--group", "96");
+    assert_done(&r); /* a study needs no whole groups */
+    CU_ASSERT(contains_all(r.out, WORDS("a study: weights and cache rounded to 4 bits in groups of 96")));
     result_free(&r);
+}
+
+/* Numbers that are rounded stay F16: on disk they take as much, and elsewhere. Rounding to 8 bits costs less than to 2, and
+ * where the numbers rest does not matter. */
+static void a_study_rounds_and_says_so(void) {
+    double loss[4];
+    static const char *const bits[] = {"8", "2", "2", "4"};
+    for (int i = 0; i < 4; i++) {
+        Result r = RUN("eval", "--model", MODEL, "--perplexity", MODEL "/stories.txt", "--window", "64", "--limit", "2",
+                       LAPTOP, "--json", "-", "--compress-weight", "--bits", bits[i], "--percent", i == 2 ? "0" : "100",
+                       "0", "100", "0", "100", "0");
+        assert_done(&r);
+        cJSON *json = parse_out(&r), *study = cJSON_GetObjectItem(json, "study");
+        loss[i] = number(json, "perplexity");
+        CU_ASSERT(cJSON_IsTrue(cJSON_GetObjectItem(json, "compress_weight")) == (i == 3) && !study == (i == 3));
+        if (study) CU_ASSERT(number(study, "bits") == atoi(bits[i]) && number(study, "group") == 64);
+        if (study)
+            CU_ASSERT(cJSON_IsTrue(cJSON_GetObjectItem(study, "weights")) &&
+                      cJSON_IsFalse(cJSON_GetObjectItem(study, "cache")));
+        cJSON_Delete(json);
+        result_free(&r);
+    }
+    CU_ASSERT(loss[0] < loss[3] && loss[3] < loss[1] && loss[1] == loss[2]);
 }
 
 static void quantize_makes_a_copy_and_says_how_large_it_is(void) {
@@ -1813,19 +1861,18 @@ static void quantize_makes_a_copy_and_says_how_large_it_is(void) {
     snprintf(dir, sizeof dir, "%s", temp_dir());
     snprintf(to, sizeof to, "%s/copy", dir);
     snprintf(again, sizeof again, "%s/again", dir);
-    Result r = RUN("quantize", "--model", MODEL, "--output", to, "--bits", "3", "--group", "32", "--threads", "1");
+    Result r = RUN("quantize", "--model", MODEL, "--output", to, "--threads", "1");
     assert_done(&r);
     CU_ASSERT(r.out_len == 0 && count_lines(r.err) == 1);
-    CU_ASSERT(contains_all(r.err, WORDS("11.85 MB packed to", "1 file in", to, "4.00 in the matrices"))); /* 3 + 32/32 */
+    CU_ASSERT(contains_all(r.err, WORDS("11.85 MB packed to", "1 file in", to, "4.50 in the matrices")));
     result_free(&r);
     Checkpoint *copy = checkpoint_open(to, &err);
-    CU_ASSERT(copy && copy->quant.bits == 3 && copy->quant.group == 32);
+    CU_ASSERT(copy && copy->packed);
     checkpoint_close(copy);
     char *merges = contents(in_dir(to, "merges.txt"), &len);
     free(merges);
     CU_ASSERT_EQUAL(count_files(dir), 1);
-    assert_refused(RUN("quantize", "--model", to, "--output", again), EXIT_USAGE,
-                   WORDS(to, "packed already, 3 bits in groups of 32"));
+    assert_refused(RUN("quantize", "--model", to, "--output", again), EXIT_USAGE, WORDS(to, "packed already"));
     CU_ASSERT_EQUAL(count_files(dir), 1);
 }
 
@@ -1843,10 +1890,8 @@ static void a_packed_copy_writes_what_compress_weight_does(void) {
     CU_ASSERT_STRING_EQUAL(from.out, same.out);
     CU_ASSERT(strcmp(plain.out, packed.out) != 0);
     CU_ASSERT(contains_all(from.err, WORDS("packed")));
-    assert_refused(RUN("generate", "--model", to, "--prompt", "a", "--compress-weight", "--bits", "3"), EXIT_USAGE,
-                   WORDS("--compress-weight", "4 bits in groups of 64", "leave it out"));
-    assert_refused(RUN("generate", "--model", to, "--prompt", "a", "--compress-weight", "--group", "32"), EXIT_USAGE,
-                   WORDS("--compress-weight", "4 bits in groups of 64", "leave it out"));
+    assert_refused(RUN("eval", "--model", to, "--perplexity", "README.md", LAPTOP, "--compress-weight", "--bits", "3"),
+                   EXIT_USAGE, WORDS("--bits", "are packed", "name the model that it was made from"));
     result_free(&copy), result_free(&plain), result_free(&packed), result_free(&from), result_free(&same);
 }
 
@@ -1914,19 +1959,17 @@ static void a_copy_that_does_not_fit_the_disk_leaves_nothing(void) {
 static void a_job_goes_on_only_as_it_began(void) {
     static const struct {
         const char *began[6], *goes_on[6], *other; /* what the refusal says; NULL: it goes on */
-    } cases[] = {
-        {{"--temperature", "0.7", "--seed", "3"}, {"--temperature", "0.7", "--seed", "4"}, "--seed is \"3\""},
-        {{"--temperature", "0.7", "--seed", "3"}, {"--temperature", "0.8", "--seed", "3"}, "--temperature is "},
-        {{"--temperature", "0.7"}, {"--temperature", "0.7", "--top-k", "5"}, "--top-k is 0, and here it is 5"},
-        {{"--temperature", "0.7"}, {"--temperature", "0.7", "--top-p", "0.5"}, "--top-p is 1, and here it is 0.5"},
-        {{"--stop", "x"}, {"--stop", "y"}, "--stop is [\"x\"], and here it is [\"y\"]"},
-        {{"--compress-weight"}, {NULL}, "bits of weights is 4, and here it is 0"},
-        {{"--compress-weight"}, {"--compress-weight", "--group", "32"}, "group of weights is 64, and here it is 32"},
-        {{"--compress-weight"}, {"--allow-compression"}, NULL},
-        {{"--compress-cache"}, {"--compress-cache", "--group", "32"}, "group of the cache is 64, and here it is 32"},
-        {{"--compress-cache"}, {"--allow-compression"}, NULL},
-        {{"--attn-sparsity", "0.5"}, {"--attn-sparsity", "0.25"}, "--attn-sparsity is 0.5, and here it is 0.25"},
-        {{NULL}, {"--attn-sparsity", "0.5"}, "--attn-sparsity is 1, and here it is 0.5"}};
+    } cases[] = {{{"--temperature", "0.7", "--seed", "3"}, {"--temperature", "0.7", "--seed", "4"}, "--seed is \"3\""},
+                 {{"--temperature", "0.7", "--seed", "3"}, {"--temperature", "0.8", "--seed", "3"}, "--temperature is "},
+                 {{"--temperature", "0.7"}, {"--temperature", "0.7", "--top-k", "5"}, "--top-k is 0, and here it is 5"},
+                 {{"--temperature", "0.7"}, {"--temperature", "0.7", "--top-p", "0.5"}, "--top-p is 1, and here it is 0.5"},
+                 {{"--stop", "x"}, {"--stop", "y"}, "--stop is [\"x\"], and here it is [\"y\"]"},
+                 {{"--compress-weight"}, {NULL}, "bits of weights is 4, and here it is 0"},
+                 {{"--compress-weight"}, {"--allow-compression"}, NULL},
+                 {{"--compress-cache"}, {NULL}, "bits of the cache is 4, and here it is 0"},
+                 {{"--compress-cache"}, {"--allow-compression"}, NULL},
+                 {{"--attn-sparsity", "0.5"}, {"--attn-sparsity", "0.25"}, "--attn-sparsity is 0.5, and here it is 0.25"},
+                 {{NULL}, {"--attn-sparsity", "0.5"}, "--attn-sparsity is 1, and here it is 0.5"}};
     char prompts[1000] = "", output[700], journal[720];
     open_directories();
     for (int i = 0; i < 40; i++) strcat(prompts, "A dog and a cat.\n");
@@ -2035,14 +2078,14 @@ static void the_search_keeps_to_what_is_ordered(void) {
         CU_ASSERT(cJSON_IsTrue(cJSON_GetObjectItem(one, "cpu_cache_compute")));
     CU_ASSERT(cJSON_GetArraySize(cJSON_GetObjectItem(json, "best")) > 1);
     cJSON_Delete(json);
-    Result r = RUN(BEST, "--allow-compression", "--bits", "3");
+    Result r = RUN(BEST, "--allow-compression");
     assert_done(&r);
     int packed = 0;
     for (const char *line = strchr(r.out, '\n'); line && line[1]; line = strchr(line + 1, '\n')) {
         int gbs, batches, weights, cache;
         if (sscanf(line, "%d x %d%*s %*s %d %d", &gbs, &batches, &weights, &cache) != 4) continue;
-        CU_ASSERT((weights == 3 || weights == 16) && (cache == 3 || cache == 16));
-        packed += weights == 3 || cache == 3;
+        CU_ASSERT((weights == 4 || weights == 16) && (cache == 4 || cache == 16));
+        packed += weights == 4 || cache == 4;
     }
     CU_ASSERT(packed > 0);
     result_free(&r);
@@ -2172,7 +2215,8 @@ CU_TestInfo tests[] = {
      what_was_measured_on_a_gpu_is_written_before_the_second_run},
     {"a wrong copy is refused in one line", a_wrong_copy_is_refused_in_one_line},
     {"quantize makes a copy and says how large it is", quantize_makes_a_copy_and_says_how_large_it_is},
-    {"a group that does not divide the model's rows is refused", a_group_that_does_not_divide_the_model_s_rows_is_refused},
+    {"what groups do not divide is refused", what_groups_do_not_divide_is_refused},
+    {"a study rounds, and says so", a_study_rounds_and_says_so},
     {"a packed copy writes what --compress-weight does", a_packed_copy_writes_what_compress_weight_does},
     {"bench counts packed bytes and the V that is read", bench_counts_packed_bytes_and_the_v_that_is_read},
     {"policy compresses where it is allowed to", policy_compresses_where_it_is_allowed_to},

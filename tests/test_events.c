@@ -154,11 +154,18 @@ static Checker *begin(Device *device, const Op *op) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Each code notes what it touches, by its own account and not by the table of reads and writes, and asks the host's
-// arithmetic for the rest
+// Each code notes what it touches, by its own account and not by the table of reads and writes; the rest is the host's
+// arithmetic
 // ---------------------------------------------------------------------------------------------------------------
 
-static uint8_t *address(const Checker *c, Tensor t) { return c->arena[t.tier] + t.offset; }
+/* A copy, a fetch and a message have been carried out, or are not. */
+static void carry_out(const Checker *c, const Op *op) {
+    Op run = *op;
+    if (c->blind || op->code == OP_COPY || op->code == OP_FETCH || op->code >= OP_RECEIVE) return;
+    for (int v = 0; v < MAX_VIEWS; v++)
+        if (run.view[v].rows) run.view[v].at = c->arena[run.view[v].tier] + run.view[v].offset;
+    host_run(&run);
+}
 
 static void check_copy(Checker *c, const Op *op) {
     c->most_moves = imax(c->most_moves, op->nmoves);
@@ -173,55 +180,33 @@ static void check_copy(Checker *c, const Op *op) {
 }
 
 static void check_embed(Checker *c, const Op *op) {
-    Tensor y = op->embed.y, table = op->embed.table;
-    Lookup l = {.y_type = y.type, .type = table.type, .table_ld = table.ld, .rows = y.rows, .cols = y.cols, .add = op->add};
-    l.idx = reads(c, op->embed.idx), l.table = reads(c, table);
-    if (op->add) reads(c, y);
-    l.y = writes(c, y);
-    if (!c->blind) host_embed(&l);
+    reads(c, op->embed.idx), reads(c, op->embed.table);
+    if (op->add) reads(c, op->embed.y);
+    writes(c, op->embed.y);
 }
 
 static void check_layernorm(Checker *c, const Op *op) {
-    Tensor y = op->layernorm.y;
-    const void *x = reads(c, op->layernorm.x), *w = reads(c, op->layernorm.w), *b = reads(c, op->layernorm.b);
-    float *to = writes(c, y);
-    if (!c->blind) host_layernorm(to, x, w, b, y.rows, y.cols);
+    reads(c, op->layernorm.x), reads(c, op->layernorm.w), reads(c, op->layernorm.b);
+    writes(c, op->layernorm.y);
 }
 
 static void check_linear(Checker *c, const Op *op) {
-    Tensor y = op->linear.y, x = op->linear.x, w = op->linear.w;
-    Product p = {.y_type = y.type, .y_ld = y.ld, .quant = w.quant, .relu = op->relu, .m = y.rows, .n = y.cols, .k = x.cols};
-    p.x = reads(c, x), p.w = reads(c, w), p.b = reads(c, op->linear.b), p.residual = reads(c, op->linear.residual);
-    p.y = writes(c, y);
-    c->packed_products += w.type == U8;
-    if (!c->blind) host_linear(&p);
+    reads(c, op->linear.x), reads(c, op->linear.w), reads(c, op->linear.b), reads(c, op->linear.residual);
+    writes(c, op->linear.y);
+    c->packed_products += op->linear.w.type == U8;
 }
 
 static void check_unpack(Checker *c, const Op *op) {
-    Tensor w = op->unpack.w, packed = op->unpack.packed;
-    const size_t group = packed.quant.group;
-    const uint8_t *from = reads(c, packed);
-    f16 *to = writes(c, w);
+    reads(c, op->unpack.packed), writes(c, op->unpack.w);
     c->unpacked++;
-    for (int g = 0; g < packed.rows && !c->blind; g++)
-        quant_unpack_rows(to + g * group * w.cols, from + (size_t)g * packed.cols, (int)group, w.cols, packed.quant);
 }
 
 static void check_attend_prefill(Checker *c, const Op *op) {
-    Tensor o = op->prefilled.o;
-    Prefill p = {.nseq = op->prefilled.start.cols - 1, .rows = o.rows, .h1 = o.cols, .nh = op->nh};
-    p.ld = (int)op->prefilled.q.ld;
-    p.q = reads(c, op->prefilled.q), p.kv = reads(c, op->prefilled.kv), p.start = reads(c, op->prefilled.start);
-    p.o = writes(c, o);
-    if (!c->blind) host_attend_prefill(&p);
+    reads(c, op->prefilled.q), reads(c, op->prefilled.kv), reads(c, op->prefilled.start);
+    writes(c, op->prefilled.o);
 }
 
-static void check_pack(Checker *c, const Op *op) {
-    Tensor kv = op->pack.kv;
-    const f16 *from = reads(c, kv);
-    void *to = writes(c, op->pack.packed);
-    if (!c->blind) host_pack(to, from, (int)kv.ld, kv.rows, op->nh, kv.cols / 2 / op->nh, op->pack.packed.quant);
-}
+static void check_pack(Checker *c, const Op *op) { reads(c, op->pack.kv), writes(c, op->pack.packed); }
 
 /* One token of a sequence: its entry of the page table is read. Which row it has in a tier's pages. */
 static int find_token(Checker *c, const Op *op, Tensor pages, Tensor rows, int seq, int token) {
@@ -236,42 +221,27 @@ static void touch_token(Checker *c, const Op *op, Tensor pages, Tensor rows, int
     touch(c, tensor_rows(rows, find_token(c, op, pages, rows, seq, token), 1), writes);
 }
 
-static Attention on_pages(Checker *c, const Op *op, Tensor pages, Tensor len, Quant quant, int h1) {
-    return (Attention){.pages = (int32_t *)address(c, pages),
-                       .len = reads(c, len),
-                       .nseq = len.cols,
-                       .max_pages = (int)pages.ld,
-                       .page_tokens = op->page_tokens,
-                       .h1 = h1,
-                       .nh = op->nh,
-                       .quant = quant,
-                       .sparsity = op->sparsity,
-                       .o_type = F32};
-}
-
 static void check_attend(Checker *c, const Op *op) {
-    Tensor o = op->attend.o, k = op->attend.k, v = op->attend.v, pages = op->attend.pages;
-    Attention a = on_pages(c, op, pages, op->attend.len, k.quant, o.cols);
-    a.q = reads(c, op->attend.q), a.q_ld = (int)op->attend.q.ld;
-    for (int r = 0; r < o.rows; r++)
-        for (int t = 0; t < a.len[r]; t++)
+    Tensor k = op->attend.k, v = op->attend.v, pages = op->attend.pages;
+    const int32_t *len = reads(c, op->attend.len);
+    reads(c, op->attend.q);
+    for (int r = 0; r < op->attend.o.rows; r++)
+        for (int t = 0; t < len[r]; t++)
             touch_token(c, op, pages, k, r, t, false), touch_token(c, op, pages, v, r, t, false);
-    a.k = address(c, k), a.v = address(c, v), a.o = writes(c, o);
-    if (!c->blind) host_attend(&a);
+    writes(c, op->attend.o);
 }
 
 static void check_select(Checker *c, const Op *op) {
-    Tensor q = op->select.q, k = op->select.k, pages = op->select.pages;
-    Attention a = on_pages(c, op, pages, op->select.len, k.quant, q.cols);
-    a.q = reads(c, q), a.q_ld = (int)q.ld;
+    const Tensor q = op->attend.q;
+    const int32_t *len = reads(c, op->attend.len);
+    reads(c, q);
     for (int r = 0; r < q.rows; r++)
-        for (int t = 0; t < a.len[r]; t++) touch_token(c, op, pages, k, r, t, false);
-    a.k = address(c, k), a.most = op->select.tokens.cols / op->nh;
-    a.tokens = writes(c, op->select.tokens), a.weights = writes(c, op->select.weights);
-    if (!c->blind) host_select(&a);
-    for (int r = 0; r < a.nseq * a.nh && c->blind; r++) { /* the first ones, and its own */
-        const int len = a.len[r / a.nh], n = sparse_tokens(op->sparsity, len);
-        for (int i = 0; i < n; i++) a.tokens[(size_t)r * a.most + i] = i < n - 1 ? i : len - 1;
+        for (int t = 0; t < len[r]; t++) touch_token(c, op, op->attend.pages, op->attend.k, r, t, false);
+    int32_t *tokens = writes(c, op->attend.tokens);
+    writes(c, op->attend.weights);
+    for (int r = 0; r < q.rows * op->nh && c->blind; r++, tokens += op->attend.tokens.cols / op->nh) {
+        const int own = len[r / op->nh] - 1, n = sparse_tokens(op->sparsity, own + 1); /* the first ones, and its own */
+        for (int i = 0; i < n; i++) tokens[i] = i < n - 1 ? i : own;
     }
 }
 
@@ -296,44 +266,32 @@ static void check_fetch(Checker *c, const Op *op) {
 }
 
 static void check_weigh(Checker *c, const Op *op) {
-    Tensor o = op->weigh.o, v = op->weigh.v, pages = op->weigh.pages, tokens = op->weigh.tokens;
-    Attention a = on_pages(c, op, pages, op->weigh.len, v.quant, o.cols);
-    a.most = tokens.cols / op->nh, a.tokens = reads(c, tokens), a.weights = reads(c, op->weigh.weights);
-    for (int r = 0; r < o.rows; r++)
-        for (int h = 0; h < op->nh; h++)
-            for (int i = 0; i < sparse_tokens(op->sparsity, a.len[r]); i++) {
-                int token = a.tokens[((size_t)r * op->nh + h) * a.most + i];
-                reads(c, head_of(op, v, find_token(c, op, pages, v, r, token), h));
-            }
-    a.v = address(c, v), a.o = writes(c, o);
-    if (!c->blind) host_weigh(&a);
+    Tensor v = op->attend.v, pages = op->attend.pages;
+    const int32_t *len = reads(c, op->attend.len), *tokens = reads(c, op->attend.tokens);
+    reads(c, op->attend.weights);
+    for (int r = 0; r < op->attend.o.rows; r++)
+        for (int h = 0; h < op->nh; h++, tokens += op->attend.tokens.cols / op->nh)
+            for (int i = 0; i < sparse_tokens(op->sparsity, len[r]); i++)
+                reads(c, head_of(op, v, find_token(c, op, pages, v, r, tokens[i]), h));
+    writes(c, op->attend.o);
 }
 
 static void check_append(Checker *c, const Op *op) {
     Tensor k = op->append.k, v = op->append.v, kv = op->append.kv, pages = op->append.pages;
-    Append p = {.rows = kv.rows, .max_pages = (int)pages.ld, .page_tokens = op->page_tokens};
-    p.seq = reads(c, op->append.seq), p.pos = reads(c, op->append.pos), p.kv = reads(c, kv);
+    const int32_t *seq = reads(c, op->append.seq), *pos = reads(c, op->append.pos);
+    reads(c, kv);
     for (int r = 0; r < kv.rows; r++)
-        touch_token(c, op, pages, k, p.seq[r], p.pos[r], true), touch_token(c, op, pages, v, p.seq[r], p.pos[r], true);
-    p.k = address(c, k), p.v = address(c, v), p.pages = (int32_t *)address(c, pages);
-    p.width = (int)(k.cols * type_bytes(k.type) / sizeof(f16)), p.ld = (int)(kv.ld * type_bytes(kv.type) / sizeof(f16));
-    if (kv.type != k.type) p.quant = k.quant, p.nh = op->nh, p.hd = kv.cols / 2 / op->nh;
-    if (!c->blind) host_append(&p);
+        touch_token(c, op, pages, k, seq[r], pos[r], true), touch_token(c, op, pages, v, seq[r], pos[r], true);
 }
 
 static void check_pick(Checker *c, const Op *op) {
-    Tensor logits = op->pick.logits;
-    const void *from = reads(c, logits), *of = reads(c, op->pick.prompt), *at = reads(c, op->pick.pos);
-    int32_t *ids = writes(c, op->pick.ids);
-    if (!c->blind) host_pick(ids, from, of, at, &op->sampling, logits.rows, logits.cols);
+    reads(c, op->pick.logits), reads(c, op->pick.prompt), reads(c, op->pick.pos);
+    writes(c, op->pick.ids);
 }
 
 static void check_score(Checker *c, const Op *op) {
-    Tensor logits = op->score.logits;
-    const void *from = reads(c, logits), *given = reads(c, op->score.target);
-    float *logp = writes(c, op->score.logp);
-    int32_t *best = writes(c, op->score.best);
-    if (!c->blind) host_score(logp, best, from, given, logits.rows, logits.cols);
+    reads(c, op->score.logits), reads(c, op->score.target);
+    writes(c, op->score.logp), writes(c, op->score.best);
 }
 
 static void check_receive(Checker *c, const Op *op) { writes(c, op->state.x); }
@@ -412,6 +370,7 @@ static Event check_post(Device *device, const Op *op) {
     Checker *c = begin(device, op);
     c->op = op;
     check[op->code](c, op);
+    carry_out(c, op);
     c->op = NULL;
     note_surplus(c, op);
     return c->self;
@@ -480,7 +439,8 @@ static struct {
     Prompt prompts[PROMPTS];
     int32_t ids[PROMPTS][MAX_S + MAX_N];
     Policy policy;
-    Quant weights, cache; /* packed so; for all of a trial's policies */
+    bool weights, cache; /* packed; for all of a trial's policies */
+    Quant study;         /* of both, where they are not; bits 0: none */
     double sparsity;
     bool recording;                 /* the reference */
     bool blind;                     /* nothing is computed, so nothing is compared but who waits for whom */
@@ -582,12 +542,13 @@ static void run(void) {
     plan_free(plan);
 }
 
-static void open_model(int l) {
-    int nh = roll(1, 2), h1 = nh * 4 * roll(1, 2);
+/* packs: of whole groups, so that weights and cache can be packed. */
+static void open_model(int l, bool packs) {
+    int nh = packs ? 1 << roll(0, 2) : roll(1, 2), h1 = packs ? GROUP : nh * 4 * roll(1, 2);
     OptConfig config = {.name = "test",
                         .l = l,
                         .h1 = h1,
-                        .h2 = 4 * roll(1, 4),
+                        .h2 = packs ? GROUP * roll(1, 2) : 4 * roll(1, 4),
                         .nh = nh,
                         .vocab = roll(5, VOCAB),
                         .max_pos = MAX_S + MAX_N,
@@ -621,15 +582,16 @@ static void draw_task(void) {
 }
 
 static void set_numbers(Policy *p) {
-    p->weight_quant = trial.weights, p->cache_quant = trial.cache, p->sparsity = trial.sparsity;
+    p->weight_packed = trial.weights, p->cache_packed = trial.cache, p->sparsity = trial.sparsity;
+    p->weight_study = trial.weights ? (Quant){0} : trial.study, p->cache_study = trial.cache ? (Quant){0} : trial.study;
     p->cpu_attention = p->cpu_attention || is_sparse(p);
 }
 
-/* Packed or not, dense or sparse. */
+/* Packed or not, rounded or not, dense or sparse. */
 static void draw_numbers(void) {
-    static const Quant weights[] = {{0, 0}, {0, 0}, {4, 4}, {8, 2}, {3, 4}}, /* sizes are multiples of 4 */
-        caches[] = {{0, 0}, {0, 0}, {4, 64}, {4, 16}, {3, 8}};
-    trial.weights = weights[roll(0, 4)], trial.cache = caches[roll(0, 4)];
+    static const Quant studies[] = {{0, 0}, {0, 0}, {3, 8}, {4, 5}};
+    const bool packs = trial.model->config.h1 % GROUP == 0;
+    trial.weights = packs && roll(0, 4) > 1, trial.cache = packs && roll(0, 4) > 1, trial.study = studies[roll(0, 3)];
     trial.sparsity = one_in(3) ? .05 + .3 * roll(0, 3) : 1;
 }
 
@@ -674,14 +636,14 @@ static bool passes(uint64_t seed) {
     const Policy *p = &trial.policy;
     CU_ASSERT_PTR_NULL(trial.wrong);
     if (!trial.wrong) return true;
-    fprintf(
-        stderr,
-        "\n    seed %d: %s: %g %g %g %g %g %g, %d x %d x %d, %s, table %d, page %d%s%s; bits %d %d, sparsity %g; l %d, %d "
-        "prompts, eos %d\n",
-        (int)seed, trial.wrong, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, flight_count(p),
-        schedule_name[p->schedule], p->table_home, p->page_tokens, p->cpu_attention ? ", CPU attention" : "",
-        p->overlap ? "" : ", no overlap", p->weight_quant.bits, p->cache_quant.bits, p->sparsity, trial.model->config.l,
-        trial.task.count, trial.model->config.eos);
+    fprintf(stderr,
+            "\n    seed %d: %s: %g %g %g %g %g %g, %d x %d x %d, %s, table %d, page %d%s%s; packed %d %d, sparsity %g; l "
+            "%d, %d "
+            "prompts, eos %d\n",
+            (int)seed, trial.wrong, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, flight_count(p),
+            schedule_name[p->schedule], p->table_home, p->page_tokens, p->cpu_attention ? ", CPU attention" : "",
+            p->overlap ? "" : ", no overlap", p->weight_packed, p->cache_packed, p->sparsity, trial.model->config.l,
+            trial.task.count, trial.model->config.eos);
     return false;
 }
 
@@ -691,7 +653,7 @@ static void no_two_ops_touch_the_same_bytes_without_an_event_between_them(void) 
     host_set_threads(1); /* the tensors are tiny */
     for (uint64_t seed = 0; seed < SEEDS && ok; seed++) {
         dice = seed << 32; /* far apart: the generator counts up from here */
-        open_model(roll(1, 4));
+        open_model(roll(1, 4), one_in(2));
         draw_task();
         draw_numbers();
         run_reference();
@@ -717,10 +679,10 @@ static void nor_where_packed_weights_are_unpacked_first(void) {
     trial.blind = true;
     for (uint64_t seed = 0; seed < SEEDS && ok; seed++) {
         dice = (seed << 32) + 7;
-        open_model(roll(1, 4));
+        open_model(roll(1, 4), true);
         draw_task();
         draw_numbers();
-        trial.weights = (Quant){4, 4}, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
+        trial.weights = true, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
         memset(trial.stop, 0, sizeof trial.stop);
         draw_policy();
         run();
@@ -735,10 +697,10 @@ static void nor_where_packed_weights_are_unpacked_first(void) {
 static void weights_are_unpacked_once_and_only_for_batches_of_many_rows(void) {
     enum { L = 3, MATRICES = 6, PRODUCTS = 4, SWEEPS = 4, BATCHES = 2 }; /* q, k and v are one product */
     dice = 3;
-    open_model(L);
+    open_model(L, true);
     clear_task();
     for (int i = 0; i < 4; i++) add_prompt(5, SWEEPS);
-    trial.weights = (Quant){4, 4}, trial.blind = true;
+    trial.weights = true, trial.blind = true;
     memset(trial.stop, 0, sizeof trial.stop);
     for (int rows = 9; rows <= 10; rows++) {
         trial.packed_rows = rows;
@@ -776,7 +738,7 @@ static void nor_in_a_stage_of_a_pipeline(void) {
     trial.blind = true;
     for (uint64_t seed = 0; seed < SEEDS && ok; seed++) {
         dice = (seed << 32) + 11;
-        open_model(roll(2, 4));
+        open_model(roll(2, 4), one_in(2));
         draw_task();
         draw_numbers();
         draw_policy();
@@ -800,7 +762,7 @@ static void the_table_of_ops_says_what_ops_do(void) {
     for (int code = OP_COPY + 1; code < NCODES; code++)
         for (int v = 0; v < MAX_VIEWS && op_info[code].view[v].name; v++) {
             const Use use = op_info[code].view[v].use;
-            const bool same = use == WRITES ? seen[code][v] & 2 : use == READS && seen[code][v] == 1;
+            const bool same = use == WRITES ? seen[code][v] & 2 : seen[code][v] == (use == READS);
             if (code == OP_LINEAR && v == 4) continue;
             if (!same)
                 fprintf(stderr, "\n    %s, %s: seen %d", op_info[code].name, op_info[code].view[v].name, seen[code][v]);
@@ -827,7 +789,7 @@ static const struct {
 
 static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) {
     dice = 2;
-    open_model(1);
+    open_model(1, false);
     for (size_t i = 0; i < sizeof left_open / sizeof *left_open; i++) {
         clear_task();
         for (int q = 0; q < left_open[i].count; q++) add_prompt(roll(1, 12), left_open[i].n);
@@ -849,7 +811,7 @@ static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) 
  * nobody was to have as many pages. */
 static void a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early(void) {
     dice = 9;
-    open_model(1);
+    open_model(1, false);
     clear_task();
     add_prompt(1, 4), add_prompt(1, 1), add_prompt(20, 2);
     run_reference();
@@ -869,7 +831,7 @@ static void a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early(void
 static void there_is_room_for_the_moves_of_pages_that_all_lie_apart(void) {
     enum { N = 40 };
     dice = 5;
-    open_model(1);
+    open_model(1, false);
     clear_task();
     for (int i = 0; i < 2; i++) add_prompt(1, N);
     trial.blind = true;
@@ -913,7 +875,7 @@ static int races_of(const Plan *plan, Move first, Move second, int way) {
 static void ops_without_an_event_are_races_and_with_one_they_are_none(void) {
     Error err;
     dice = 1;
-    open_model(1);
+    open_model(1, false);
     draw_task();
     trial.policy = (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = 2, .num_gpu_batches = 2, .page_tokens = 16};
     Plan *plan = plan_make(trial.model, &trial.policy, &trial.task, F32, &err);

@@ -103,8 +103,8 @@ static void numbers_set_their_field(void) {
     SETS(EVAL, o.limit = 13, "--limit", "13");
     SETS(BENCH, o.policy.gbs = 14, "--gpu-batch-size", "14");
     SETS(BENCH, o.policy.num_gpu_batches = 15, "--num-gpu-batches", "15");
-    SETS(BENCH, o.quant.bits = 3, "--bits", "3");
-    SETS(BENCH, o.quant.group = 48, "--group", "48");
+    SETS(EVAL, o.quant.bits = 3, "--bits", "3");
+    SETS(EVAL, o.quant.group = 48, "--group", "48");
     SETS(BENCH, o.policy.sparsity = .25, "--attn-sparsity", "0.25");
     SETS(BENCH, o.policy.page_tokens = 32, "--page-tokens", "32");
     SETS(BENCH, o.policy.flights = 5, "--flights", "5");

@@ -7,6 +7,7 @@
 #include "lessons.h"
 #include "lp_parts.h"
 #include "mini_parts.h"
+#include "ops.h"
 
 static Error err;
 
@@ -983,14 +984,12 @@ static void pack_each(void *answer, const void *about) {
     for (int p = 0; p < npacks; p++) {
         enum { MOST_STRIDE = 3 };
         Unpacked *to = (Unpacked *)answer + p;
-        f16 half[PACKED * MOST_STRIDE] = {0}, after[PACKED] = {0};
-        uint8_t packed[2048];
+        f16 half[PACKED * MOST_STRIDE] = {0};
         const Pack *from = &packs[p];
-        CHECK(from->stride <= MOST_STRIDE && quant_bytes(from->quant, from->n) <= sizeof packed);
+        CHECK(from->stride <= MOST_STRIDE);
         for (int i = 0; i < from->n; i++) half[i * from->stride] = f32_to_f16(from->x[i]);
-        to->finite = quant_pack(packed, half, from->stride, from->n, from->quant);
-        quant_unpack(after, 1, packed, from->n, from->quant);
-        for (int i = 0; i < from->n; i++) to->back[i] = f16_to_f32(after[i]);
+        to->finite = quant_round(half, from->stride, from->n, from->quant);
+        for (int i = 0; i < from->n; i++) to->back[i] = f16_to_f32(half[i * from->stride]);
     }
 }
 
@@ -1001,8 +1000,18 @@ static Pack *add_pack(int bits, int n) {
     return p;
 }
 
-/* Each number of the group comes back to within so many of its steps, and what F16 rounds of numbers below 8; NaN of a
- * group that is not finite. */
+/* How many numbers there are among n, each counted once. */
+static int count_kinds(const float *x, int n) {
+    int kinds = 0;
+    for (int i = 0, j; i < n; i++) {
+        for (j = 0; j < i && x[j] != x[i]; j++) continue;
+        kinds += j == i;
+    }
+    return kinds;
+}
+
+/* A group comes back as no more numbers than it has codes, and each number of it to within so many of its steps, and what
+ * F16 rounds of numbers below 8; NaN of a group that is not finite. */
 static void assert_packs(double steps) {
     const Unpacked *found = ask(npacks * sizeof *found, pack_each, NULL);
     for (int p = 0; found && p < npacks; p++) {
@@ -1026,6 +1035,9 @@ static void assert_packs(double steps) {
                                        from->quant.bits, i - g, imin(64, from->n - g), low, high, from->stride, off))
                     return;
             }
+            const int kinds = count_kinds(found[p].back + g, imin(64, from->n - g)), codes = 1 << from->quant.bits;
+            if (finite && kinds > codes)
+                return wrong("%d bits: expected at most %d numbers in a group, found %d", from->quant.bits, codes, kinds);
             all_finite = all_finite && finite;
         }
         if (found[p].finite != all_finite)
@@ -1112,21 +1124,8 @@ static void select_each(void *answer, const void *about) {
                     at[0] = f32_to_f16(s->score[r][h][t]), at[1] = at[3] = f32_to_f16(9), at[2] = f32_to_f16(-9);
                 }
             }
-        host_select(&(Attention){.q = q[0],
-                                 .q_ld = 3 * H1,
-                                 .o_type = F32,
-                                 .k = k,
-                                 .pages = s->pages[0],
-                                 .len = s->len,
-                                 .nseq = SEQS,
-                                 .max_pages = PAGES,
-                                 .page_tokens = PAGE,
-                                 .h1 = H1,
-                                 .nh = NH,
-                                 .tokens = to->tokens[0][0],
-                                 .weights = to->weights[0][0],
-                                 .sparsity = s->sparsity,
-                                 .most = MOST});
+        const PageTable table = paged(k, k, s->pages[0], s->len, SEQS, PAGES, PAGE, H1, NH, false);
+        run(selection(to->tokens[0][0], to->weights[0][0], MOST, q[0], 3 * H1, H1, table, s->sparsity));
     }
 }
 
@@ -1304,7 +1303,7 @@ static void normalize_on_host(f16 *y, const Norm *s) {
     const size_t n = (size_t)s->rows * s->cols;
     float *floats = xcalloc(n, sizeof *floats);
     for (size_t i = 0; i < n; i++) floats[i] = f16_to_f32(s->x[i]);
-    host_layernorm(floats, floats, s->w, s->b, s->rows, s->cols);
+    run(norm(F32, floats, floats, s->w, s->b, s->rows, s->cols));
     for (size_t i = 0; i < n; i++) y[i] = f32_to_f16(floats[i]);
     free(floats);
 }
@@ -1316,7 +1315,8 @@ static void normalize_on_gpu(Gpu *gpu, f16 *y, const Norm *s) {
     MUST(at);
     MUST(!gpu->upload(gpu, at, s->x, all, &err) && !gpu->upload(gpu, at + 2 * apart, s->w, row, &err));
     MUST(!gpu->upload(gpu, at + 3 * apart, s->b, row, &err) && !gpu->begin(gpu, PROJECT, MARK, &err));
-    MUST(!gpu->layernorm(gpu, PROJECT, to, at, at + 2 * apart, at + 3 * apart, s->rows, s->cols, &err));
+    const Op op = norm(F16, to, at, at + 2 * apart, at + 3 * apart, s->rows, s->cols);
+    MUST(!gpu->run(gpu, &op, &err));
     MUST(!gpu->end(gpu, PROJECT, MARK, &err) && !gpu->sync(gpu, PROJECT, MARK, &err));
     MUST(!gpu->download(gpu, y, to, all, &err));
     gpu->release(gpu, at);
@@ -2131,20 +2131,11 @@ static void gather_on_gpu(Gpu *gpu, Gathered *to, int i, bool append) {
     void *k = on_gpu(gpu, to->k[i], pool), *v = on_gpu(gpu, to->v[i], pool),
          *pages = on_gpu(gpu, g->pages, sizeof g->pages);
     void *seq = on_gpu(gpu, g->seq, sizeof g->seq), *pos = on_gpu(gpu, g->pos, sizeof g->pos);
-    const Lookup l = {y, F16, table, F16, g->cols, idx, GATHERED, g->cols, g->add};
-    const Append a = {.k = k,
-                      .v = v,
-                      .kv = y,
-                      .seq = seq,
-                      .pos = pos,
-                      .pages = pages,
-                      .rows = GATHERED,
-                      .max_pages = POOL / 2,
-                      .page_tokens = PER_PAGE,
-                      .width = g->cols / 2,
-                      .ld = g->cols};
+    const PageTable into = paged(k, v, pages, NULL, 2, POOL / 2, PER_PAGE, g->cols / 2, 1, false);
+    const Op op = append ? appending(into, y, g->cols, false, g->cols, seq, pos, GATHERED)
+                         : embedding(y, F16, table, F16, g->cols, idx, GATHERED, g->cols, g->add);
     MUST(!gpu->begin(gpu, PROJECT, MARK, &err));
-    MUST(!(append ? gpu->append(gpu, PROJECT, &a, &err) : gpu->embed(gpu, PROJECT, &l, &err)));
+    MUST(!gpu->run(gpu, &op, &err));
     MUST(!gpu->end(gpu, PROJECT, MARK, &err) && !gpu->sync(gpu, PROJECT, MARK, &err));
     MUST(!gpu->download(gpu, to->y[i], y, GATHERED * row, &err));
     MUST(!gpu->download(gpu, to->k[i], k, pool, &err) && !gpu->download(gpu, to->v[i], v, pool, &err));
@@ -2157,20 +2148,9 @@ static void gather_on_host(Gathered *to, int i, bool append) {
     const Gather *g = &gathers[i];
     float *y = xcalloc(GATHERED * WIDEST, sizeof *y);
     for (int j = 0; j < GATHERED * g->cols; j++) y[j] = f16_to_f32(g->y[j]);
-    if (append)
-        host_append(&(Append){.k = to->k[i],
-                              .v = to->v[i],
-                              .kv = g->y,
-                              .seq = g->seq,
-                              .pos = g->pos,
-                              .pages = g->pages[0],
-                              .rows = GATHERED,
-                              .max_pages = POOL / 2,
-                              .page_tokens = PER_PAGE,
-                              .width = g->cols / 2,
-                              .ld = g->cols});
-    else
-        host_embed(&(Lookup){y, F32, g->table, F16, g->cols, g->idx, GATHERED, g->cols, g->add});
+    const PageTable into = paged(to->k[i], to->v[i], g->pages[0], NULL, 2, POOL / 2, PER_PAGE, g->cols / 2, 1, false);
+    run(append ? appending(into, g->y, g->cols, false, g->cols, g->seq, g->pos, GATHERED)
+               : embedding(y, F32, g->table, F16, g->cols, g->idx, GATHERED, g->cols, g->add));
     for (int j = 0; j < GATHERED * g->cols; j++) to->y[i][j] = f32_to_f16(y[j]);
     free(y);
 }

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "ops.h"
 #include "tests.h"
 
 static uint64_t state;
@@ -56,7 +57,7 @@ static void vectors_read_halves_as_scalars_do(void) {
     const int32_t first = 0;
     int wrong = 0;
     for (int h = 0; h < 65536; h++) all[h] = (f16)h;
-    host_embed(&(Lookup){y, F32, all, F16, 65536, &first, 1, 65536, false});
+    run(embedding(y, F32, all, F16, 65536, &first, 1, 65536, false));
     for (int h = 0; h < 65536; h++) {
         float f = f16_to_f32((f16)h);
         wrong += isnan(f) ? !isnan(y[h]) : !same_bits(&f, y + h, 4);
@@ -100,8 +101,8 @@ static void embed_gathers_and_adds_rows_of_every_type(void) {
     for (int t = 0; t < 3; t++) {
         int wrong = 0;
         y[ROWS * COLS] = 7;
-        host_embed(&(Lookup){y, F32, tables[t], types[t], LD, idx, ROWS, COLS, false});
-        host_embed(&(Lookup){y, F32, tables[0], F32, LD, idx, ROWS, COLS, true});
+        run(embedding(y, F32, tables[t], types[t], LD, idx, ROWS, COLS, false));
+        run(embedding(y, F32, tables[0], F32, LD, idx, ROWS, COLS, true));
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < COLS; c++) {
                 float exact = f[idx[r] * LD + c];
@@ -123,8 +124,8 @@ static void embed_into_halves_is_the_float_result_rounded_once(void) {
         f16 *half = random_halves((size_t)ROWS * n + 1, 1), guard = half[ROWS * n];
         for (int add = 0; add < 2; add++) {
             for (int i = 0; i < ROWS * n; i++) y[i] = f16_to_f32(half[i]);
-            host_embed(&(Lookup){y, F32, table, F32, n, idx, ROWS, n, add});
-            host_embed(&(Lookup){half, F16, table, F32, n, idx, ROWS, n, add});
+            run(embedding(y, F32, table, F32, n, idx, ROWS, n, add));
+            run(embedding(half, F16, table, F32, n, idx, ROWS, n, add));
             for (int i = 0; i < ROWS * n; i++) wrong += half[i] != f32_to_f16(y[i]);
         }
         CU_ASSERT_EQUAL(wrong, 0);
@@ -140,7 +141,7 @@ static void layernorm_matches_its_formula_in_place_and_row_by_row(void) {
         float *x = random_floats((size_t)rows * n, 3), *y = random_floats((size_t)rows * n, 1), *one = random_floats(n, 1);
         f16 *w = random_halves(n, 2), *b = random_halves(n, 2);
         for (int i = 0; i < n; i++) x[i] += 40; /* a mean far from 0: one-pass formulas lose digits here */
-        host_layernorm(y, x, w, b, rows, n);
+        run(norm(F32, y, x, w, b, rows, n));
         double worst = 0;
         for (int r = 0; r < rows; r++) {
             double mean = 0, var = 0;
@@ -153,9 +154,9 @@ static void layernorm_matches_its_formula_in_place_and_row_by_row(void) {
             }
         }
         CU_ASSERT(worst <= 1e-5); /* in units of the row's deviation: a float at 40 is good to 4e-6 */
-        host_layernorm(one, x + (size_t)7 * n, w, b, 1, n);
+        run(norm(F32, one, x + (size_t)7 * n, w, b, 1, n));
         CU_ASSERT(same_bits(one, y + (size_t)7 * n, (size_t)n * 4));
-        host_layernorm(x, x, w, b, rows, n);
+        run(norm(F32, x, x, w, b, rows, n));
         CU_ASSERT(same_bits(x, y, (size_t)rows * n * 4));
         free(x), free(y), free(one), free(w), free(b);
     }
@@ -205,7 +206,7 @@ static void linear_matches_double_precision_at_odd_sizes(void) {
     for (int m = 1; m <= 40; m++) {
         for (int i = 0; i < count; i++) {
             Matrices p = product_new(m, sizes[i], sizes[(i * 7 + m) % count]);
-            host_linear(&(Product){p.y, F32, p.n, p.x, p.w, p.b, NULL, {0}, m % 2, m, p.n, p.k});
+            run(product(F32, p.y, F32, p.n, p.x, p.w, p.b, NULL, false, m % 2, m, p.n, p.k));
             worst = worse(worst, product_error(&p, m % 2));
             product_free(&p);
         }
@@ -213,7 +214,7 @@ static void linear_matches_double_precision_at_odd_sizes(void) {
     static const int large[][3] = {{97, 193, 1025}, {200, 401, 100}, {5, 17, 4100}, {49, 33, 2049}, {193, 16, 31}};
     for (int i = 0; i < 5; i++) {
         Matrices p = product_new(large[i][0], large[i][1], large[i][2]);
-        host_linear(&(Product){p.y, F32, p.n, p.x, p.w, p.b, NULL, {0}, false, p.m, p.n, p.k});
+        run(product(F32, p.y, F32, p.n, p.x, p.w, p.b, NULL, false, false, p.m, p.n, p.k));
         worst = worse(worst, product_error(&p, false));
         product_free(&p);
     }
@@ -227,15 +228,15 @@ static void linear_rows_do_not_depend_on_the_other_rows(void) {
         Matrices p = product_new(most, shapes[s][0], shapes[s][1]);
         float *y = random_floats((size_t)most * p.n, 1);
         for (int i = 0; i < most; i++)
-            host_linear(&(Product){
-                p.y + (size_t)i * p.n, F32, p.n, p.x + (size_t)i * p.k, p.w, p.b, NULL, {0}, false, 1, p.n, p.k});
+            run(product(F32, p.y + (size_t)i * p.n, F32, p.n, p.x + (size_t)i * p.k, p.w, p.b, NULL, false, false, 1, p.n,
+                        p.k));
         for (int m = 1; m <= most; m += m < 50 ? 1 : 50) { /* and not starting at row 0 */
             int first = most - m;
-            host_linear(&(Product){y, F32, p.n, p.x + (size_t)first * p.k, p.w, p.b, NULL, {0}, false, m, p.n, p.k});
+            run(product(F32, y, F32, p.n, p.x + (size_t)first * p.k, p.w, p.b, NULL, false, false, m, p.n, p.k));
             wrong += !same_bits(y, p.y + (size_t)first * p.n, (size_t)m * p.n * 4);
         }
         for (int n = 1; n <= p.n; n += 5) { /* nor on the columns */
-            host_linear(&(Product){y, F32, p.n, p.x, p.w, p.b, NULL, {0}, false, 60, n, p.k});
+            run(product(F32, y, F32, p.n, p.x, p.w, p.b, NULL, false, false, 60, n, p.k));
             for (int i = 0; i < 60; i++) wrong += !same_bits(y + (size_t)i * p.n, p.y + (size_t)i * p.n, (size_t)n * 4);
         }
         CU_ASSERT_EQUAL(wrong, 0);
@@ -252,7 +253,7 @@ static void results_do_not_depend_on_the_threads(void) {
         float *y = random_floats((size_t)p.m * p.n, 1);
         for (int threads = 1; threads <= 5; threads++) {
             host_set_threads(threads);
-            host_linear(&(Product){threads == 1 ? p.y : y, F32, p.n, p.x, p.w, p.b, NULL, {0}, false, p.m, p.n, p.k});
+            run(product(F32, threads == 1 ? p.y : y, F32, p.n, p.x, p.w, p.b, NULL, false, false, p.m, p.n, p.k));
             wrong += threads > 1 && !same_bits(y, p.y, (size_t)p.m * p.n * 4);
         }
         free(y);
@@ -269,9 +270,9 @@ static void linear_writes_halves_and_strides_and_nothing_outside(void) {
     f16 y16[M * LD];
     int wrong = 0;
     for (int i = 0; i < M * LD; i++) y32[i] = -77, y16[i] = 0x1234;
-    host_linear(&(Product){p.y, F32, N, p.x, p.w, p.b, NULL, {0}, false, M, N, K});
-    host_linear(&(Product){y32, F32, LD, p.x, p.w, p.b, NULL, {0}, false, M, N, K});
-    host_linear(&(Product){y16, F16, LD, p.x, p.w, p.b, NULL, {0}, false, M, N, K});
+    run(product(F32, p.y, F32, N, p.x, p.w, p.b, NULL, false, false, M, N, K));
+    run(product(F32, y32, F32, LD, p.x, p.w, p.b, NULL, false, false, M, N, K));
+    run(product(F32, y16, F16, LD, p.x, p.w, p.b, NULL, false, false, M, N, K));
     for (int i = 0; i < M * LD; i++) {
         int r = i / LD, c = i % LD;
         wrong += y32[i] != (c < N ? p.y[r * N + c] : -77);
@@ -287,9 +288,9 @@ static void linear_adds_bias_then_relu_then_the_residual_even_in_place(void) {
     float plain[M * N], biased[M * N], *y = random_floats(M * N, 1), residual[M * N];
     memcpy(residual, y, sizeof residual);
     int wrong = 0;
-    host_linear(&(Product){plain, F32, N, p.x, p.w, NULL, NULL, {0}, false, M, N, K});
-    host_linear(&(Product){biased, F32, N, p.x, p.w, p.b, NULL, {0}, true, M, N, K});
-    host_linear(&(Product){y, F32, N, p.x, p.w, p.b, y, {0}, true, M, N, K});
+    run(product(F32, plain, F32, N, p.x, p.w, NULL, NULL, false, false, M, N, K));
+    run(product(F32, biased, F32, N, p.x, p.w, p.b, NULL, false, true, M, N, K));
+    run(product(F32, y, F32, N, p.x, p.w, p.b, y, false, true, M, N, K));
     for (int i = 0; i < M * N; i++) {
         float sum = plain[i] + f16_to_f32(p.b[i % N]), positive = sum < 0 ? 0 : sum;
         wrong += biased[i] != positive || y[i] != positive + residual[i];
@@ -302,42 +303,34 @@ static void linear_adds_bias_then_relu_then_the_residual_even_in_place(void) {
 // ---- linear, packed ----------------------------------------------------------------------------------------------
 
 /* Packs p's weights, whose place what comes back takes. */
-static uint8_t *product_pack(const Matrices *p, Quant quant) {
-    uint8_t *packed = (uint8_t *)xcalloc(quant_matrix_bytes(quant, p->n, p->k), 1), *to = packed;
-    for (int r = 0; r < p->n; r += quant.group) {
+static uint8_t *product_pack(const Matrices *p) {
+    uint8_t *packed = (uint8_t *)xcalloc(quant_matrix_bytes(p->n, p->k), 1), *to = packed;
+    for (int r = 0; r < p->n; r += GROUP, to += quant_matrix_bytes(GROUP, p->k)) {
         f16 *w = p->w + (size_t)r * p->k;
-        int rows = imin(quant.group, p->n - r);
-        CU_ASSERT(quant_pack_rows(to, w, rows, p->k, quant));
-        quant_unpack_rows(w, to, rows, p->k, quant);
-        to += quant_matrix_bytes(quant, quant.group, p->k);
+        CU_ASSERT(quant_pack_rows(to, w, p->k));
+        quant_unpack_rows(w, to, p->k);
     }
     return packed;
 }
 
-/* Groups of one block of codes, of two, of three and of many, whose parts are whole or not; of other sizes and bits. */
-static const Quant quants[] = {{4, 64}, {4, 32}, {4, 96}, {4, 256}, {4, 1}, {4, 48}, {3, 64}, {8, 100}, {2, 16}, {5, 130}};
-enum { NQUANTS = sizeof quants / sizeof *quants };
-
 static void packed_linear_matches_double_precision_over_the_numbers_that_came_back(void) {
-    static const int shapes[][3] = {{1, 64, 64},   {1, 130, 65},  {2, 31, 1},    {3, 64, 63},   {4, 65, 200},
-                                    {5, 193, 127}, {6, 100, 300}, {7, 129, 129}, {13, 300, 70}, {50, 257, 130}};
+    static const int shapes[][3] = {{1, 64, 64},   {1, 128, 192}, {2, 64, 320},  {3, 192, 64},  {4, 320, 256},
+                                    {5, 192, 128}, {6, 128, 576}, {7, 64, 1024}, {13, 320, 64}, {50, 256, 128}};
     double worst = 0, apart = 0;
     for (int s = 0; s < 10; s++) {
-        for (int q = 0; q < NQUANTS; q++) {
-            Matrices p = product_new(shapes[s][0], shapes[s][1], shapes[s][2]);
-            uint8_t *w = product_pack(&p, quants[q]);
-            float *plain = random_floats((size_t)p.m * p.n, 1);
-            host_linear(&(Product){p.y, F32, p.n, p.x, w, p.b, NULL, quants[q], s % 2, p.m, p.n, p.k});
-            host_linear(&(Product){plain, F32, p.n, p.x, p.w, p.b, NULL, {0}, s % 2, p.m, p.n, p.k});
-            worst = worse(worst, product_error(&p, s % 2));
-            apart = worse(apart, max_norm_error(p.y, plain, (size_t)p.m * p.n));
-            free(w), free(plain);
-            product_free(&p);
-        }
+        Matrices p = product_new(shapes[s][0], shapes[s][1], shapes[s][2]);
+        uint8_t *w = product_pack(&p);
+        float *plain = random_floats((size_t)p.m * p.n, 1);
+        run(product(F32, p.y, F32, p.n, p.x, w, p.b, NULL, true, s % 2, p.m, p.n, p.k));
+        run(product(F32, plain, F32, p.n, p.x, p.w, p.b, NULL, false, s % 2, p.m, p.n, p.k));
+        worst = worse(worst, product_error(&p, s % 2));
+        apart = worse(apart, max_norm_error(p.y, plain, (size_t)p.m * p.n));
+        free(w), free(plain);
+        product_free(&p);
     }
-    Matrices p = product_new(2, 70, 49152); /* the longest sum there is, of OPT-175B's second FFN matrix */
-    uint8_t *w = product_pack(&p, quants[0]);
-    host_linear(&(Product){p.y, F32, p.n, p.x, w, p.b, NULL, quants[0], false, p.m, p.n, p.k});
+    Matrices p = product_new(2, 64, 49152); /* the longest sum there is, of OPT-175B's second FFN matrix */
+    uint8_t *w = product_pack(&p);
+    run(product(F32, p.y, F32, p.n, p.x, w, p.b, NULL, true, false, p.m, p.n, p.k));
     worst = worse(worst, product_error(&p, false));
     free(w);
     product_free(&p);
@@ -348,22 +341,22 @@ static void packed_linear_matches_double_precision_over_the_numbers_that_came_ba
 static void packed_rows_depend_on_neither_rows_nor_columns_nor_threads(void) {
     static const int ms[] = {1, 2, 3, 4, 5, 6, 7, 12, 13, 100, 193, 400}; /* tiles, and tasks of 192 rows */
     enum { MOST = 400 };
-    for (int q = 0; q < NQUANTS; q++) {
-        Matrices p = product_new(MOST, 70, q % 2 ? 140 : 65);
-        uint8_t *w = product_pack(&p, quants[q]);
+    for (int k = 64; k <= 320; k += 128) {
+        Matrices p = product_new(MOST, 320, k);
+        uint8_t *w = product_pack(&p);
         float *y = random_floats((size_t)MOST * p.n, 1);
         int wrong = 0;
         for (int i = 0; i < MOST; i++)
-            host_linear(&(Product){p.y + (size_t)i * p.n, F32, p.n, p.x + (size_t)i * p.k, w, p.b, NULL, quants[q], false,
-                                   1, p.n, p.k});
+            run(product(F32, p.y + (size_t)i * p.n, F32, p.n, p.x + (size_t)i * p.k, w, p.b, NULL, true, false, 1, p.n,
+                        p.k));
         for (size_t i = 0; i < sizeof ms / sizeof *ms; i++) { /* not starting at row 0 */
             int m = ms[i], first = MOST - m;
             host_set_threads(1 + (int)i % 4);
-            host_linear(&(Product){y, F32, p.n, p.x + (size_t)first * p.k, w, p.b, NULL, quants[q], false, m, p.n, p.k});
+            run(product(F32, y, F32, p.n, p.x + (size_t)first * p.k, w, p.b, NULL, true, false, m, p.n, p.k));
             wrong += !same_bits(y, p.y + (size_t)first * p.n, (size_t)m * p.n * 4);
         }
-        for (int n = 1; n <= p.n; n += 23) {
-            host_linear(&(Product){y, F32, p.n, p.x, w, p.b, NULL, quants[q], false, 9, n, p.k});
+        for (int n = 64; n <= p.n; n += 64) {
+            run(product(F32, y, F32, p.n, p.x, w, p.b, NULL, true, false, 9, n, p.k));
             for (int i = 0; i < 9; i++) wrong += !same_bits(y + (size_t)i * p.n, p.y + (size_t)i * p.n, (size_t)n * 4);
         }
         CU_ASSERT_EQUAL(wrong, 0);
@@ -374,27 +367,25 @@ static void packed_rows_depend_on_neither_rows_nor_columns_nor_threads(void) {
 }
 
 static void packed_linear_finishes_like_linear_and_writes_nothing_outside(void) {
-    enum { M = 9, N = 85, K = 50, LD = 93 };
+    enum { M = 9, N = 192, K = 64, LD = 200 };
     static float plain[M * LD], y32[M * LD], add[M * LD];
     static f16 y16[M * LD];
     Matrices p = product_new(M, N, K);
-    for (int q = 0; q < NQUANTS; q++) {
-        uint8_t *w = product_pack(&p, quants[q]);
-        int wrong = 0;
-        for (int i = 0; i < M * LD; i++) plain[i] = -77, y32[i] = add[i] = (float)i / 8, y16[i] = 0x1234;
-        host_linear(&(Product){plain, F32, LD, p.x, w, NULL, NULL, quants[q], false, M, N, K});
-        host_linear(&(Product){y32, F32, LD, p.x, w, p.b, y32, quants[q], true, M, N, K});
-        host_linear(&(Product){y16, F16, LD, p.x, w, p.b, NULL, quants[q], true, M, N, K});
-        for (int i = 0; i < M * LD; i++) {
-            bool inside = i % LD < N;
-            float sum = inside ? plain[i] + f16_to_f32(p.b[i % LD]) : 0, positive = sum < 0 ? 0 : sum;
-            wrong += !inside && plain[i] != -77;
-            wrong += y32[i] != (inside ? positive + add[i] : add[i]);
-            wrong += y16[i] != (inside ? f32_to_f16(positive) : 0x1234);
-        }
-        CU_ASSERT_EQUAL(wrong, 0);
-        free(w);
+    uint8_t *w = product_pack(&p);
+    int wrong = 0;
+    for (int i = 0; i < M * LD; i++) plain[i] = -77, y32[i] = add[i] = (float)i / 8, y16[i] = 0x1234;
+    run(product(F32, plain, F32, LD, p.x, w, NULL, NULL, true, false, M, N, K));
+    run(product(F32, y32, F32, LD, p.x, w, p.b, y32, true, true, M, N, K));
+    run(product(F32, y16, F16, LD, p.x, w, p.b, NULL, true, true, M, N, K));
+    for (int i = 0; i < M * LD; i++) {
+        bool inside = i % LD < N;
+        float sum = inside ? plain[i] + f16_to_f32(p.b[i % LD]) : 0, positive = sum < 0 ? 0 : sum;
+        wrong += !inside && plain[i] != -77;
+        wrong += y32[i] != (inside ? positive + add[i] : add[i]);
+        wrong += y16[i] != (inside ? f32_to_f16(positive) : 0x1234);
     }
+    CU_ASSERT_EQUAL(wrong, 0);
+    free(w);
     product_free(&p);
 }
 
@@ -420,7 +411,7 @@ static void prompts_free(Prompts *p) { free(p->q); }
 /* Prefill attention of sequences start of p, from row `first` on. */
 static void prefill(float *o, const Prompts *p, int first, const int32_t *start, int nseq) {
     const size_t at = (size_t)first * p->ld;
-    host_attend_prefill(&(Prefill){o, p->q + at, p->kv + at, start, nseq, start[nseq], p->h1, p->nh, p->ld});
+    run(prefilling(F32, o, p->q + at, p->kv + at, start, nseq, start[nseq], p->h1, p->nh, p->ld));
 }
 
 static float kv_number(const Prompts *p, const float *kv, size_t at) { return kv ? kv[at] : f16_to_f32(p->kv[at]); }
@@ -473,9 +464,9 @@ static void decode_paged(float *o, const Prompts *p, int page_tokens, int nseq) 
         for (int t = 0; t < len[r]; t++) seq[p->start[r] + t] = r, pos[p->start[r] + t] = t;
         memcpy(q + (size_t)r * ld, p->q + (size_t)(p->start[r + 1] - 1) * p->ld, (size_t)p->h1 * sizeof *q);
     }
-    host_append(
-        &(Append){k, v, p->kv, seq, pos, pages, p->start[nseq], max_pages, page_tokens, p->h1, p->ld, .alone = false});
-    host_attend(&(Attention){o, F32, q, ld, k, v, pages, len, nseq, max_pages, page_tokens, p->h1, p->nh, .quant = {0}});
+    const PageTable table = paged(k, v, pages, len, nseq, max_pages, page_tokens, p->h1, p->nh, false);
+    run(appending(table, p->kv, 2 * p->h1, false, p->ld, seq, pos, p->start[nseq]));
+    run(attention(o, F32, q, ld, p->h1, table));
     free(k), free(v), free(pages), free(len), free(seq), free(pos), free(q);
 }
 
@@ -490,7 +481,7 @@ static void append_puts_rows_where_the_page_table_says(void) {
     const int at[] = {1 * PT + 1, 2 * PT + 2, 3 * PT};
     for (int i = 0; i < 3 * 2 * H1; i++) kv[i] = (f16)(100 + i);
     memset(k, 0, sizeof k), memset(v, 0, sizeof v);
-    host_append(&(Append){k, v, kv, seq, pos, pages, 3, 2, PT, H1, 2 * H1, .alone = false});
+    run(appending(paged(k, v, pages, NULL, 2, 2, PT, H1, 1, false), kv, 2 * H1, false, 2 * H1, seq, pos, 3));
     int wrong = 0, filled = 0;
     for (int r = 0; r < 3; r++)
         for (int c = 0; c < H1; c++)
@@ -611,8 +602,8 @@ static void decode_to_halves_is_the_float_result_rounded_once(void) {
         f16 *k = random_halves((size_t)MAX_PAGES * PT * n, 2), *v = random_halves((size_t)MAX_PAGES * PT * n, 2);
         f16 *q = random_halves(n, 3), *oh = random_halves(n + 1, 1), guard = oh[n];
         float *o = random_floats(n, 1);
-        host_attend(&(Attention){o, F32, q, h1, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH, .quant = {0}});
-        host_attend(&(Attention){oh, F16, q, h1, k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH, .quant = {0}});
+        run(attention(o, F32, q, h1, h1, paged(k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH, false)));
+        run(attention(oh, F16, q, h1, h1, paged(k, v, pages, len, NSEQ, MAX_PAGES, PT, h1, NH, false)));
         for (int i = 0; i < n; i++) wrong += oh[i] != f32_to_f16(o[i]);
         CU_ASSERT_EQUAL(wrong, 0);
         CU_ASSERT_EQUAL(oh[n], guard);
@@ -629,7 +620,7 @@ static void softmax_weights_are_right_to_a_few_roundings(void) {
     float *o = random_floats(N, 1);
     double worst = 0;
     for (int i = 0; i < N; i++) q[i] = f32_to_f16(-0.00999f * (float)i), len[i] = 2;
-    host_attend(&(Attention){o, F32, q, 1, k, v, pages, len, N, 1, 2, 1, 1, .quant = {0}});
+    run(attention(o, F32, q, 1, 1, paged(k, v, pages, len, N, 1, 2, 1, 1, false)));
     for (int i = 0; i < N; i++) worst = worse(worst, fabs(o[i] * (1 + exp(-f16_to_f32(q[i]))) - 1));
     CU_ASSERT(worst <= 4e-7); /* e^-x within 2 ulp (2.4e-7), a sum and a quotient */
     free(pages), free(len), free(q), free(o);
@@ -666,7 +657,7 @@ static void *lane(void *arg) {
     for (int i = 0; i < 20; i++) {
         prefill(o, p, 0, p->start, p->nseq);
         work->differs |= !same_bits(o, work->o, n * 4);
-        host_linear(&(Product){o, F32, p->nh, work->o, p->kv, NULL, NULL, {0}, false, p->rows, p->nh, p->h1});
+        run(product(F32, o, F32, p->nh, work->o, p->kv, NULL, NULL, false, false, p->rows, p->nh, p->h1));
     }
     free(o);
     return NULL;
@@ -695,21 +686,25 @@ static void lanes_may_call_at_the_same_time(void) {
 /* Sequences in pages that are scattered in a pool, put there by append. */
 typedef struct {
     int nseq, h1, nh, page_tokens, max_pages;
-    Quant quant;
+    bool packed;
     int32_t *pages;
     const int32_t *len; /* [nseq] */
     size_t bytes;       /* of k, of v */
     uint8_t *k, *v;
 } Paged;
 
+static PageTable table_of(const Paged *p) {
+    return paged(p->k, p->v, p->pages, p->len, p->nseq, p->max_pages, p->page_tokens, p->h1, p->nh, p->packed);
+}
+
 /* kv (rows, 2 h1), ld apart, holds the sequences one after another. They are packed before they go to their pages, or for
  * pages of an odd number of tokens on the way. */
-static Paged paged_new(const f16 *kv, int ld, const int32_t *len, int nseq, int hd, int nh, int page_tokens, Quant quant) {
-    Paged p = {.nseq = nseq, .h1 = hd * nh, .nh = nh, .page_tokens = page_tokens, .quant = quant, .len = len};
+static Paged paged_new(const f16 *kv, int ld, const int32_t *len, int nseq, int hd, int nh, int page_tokens, bool packs) {
+    Paged p = {.nseq = nseq, .h1 = hd * nh, .nh = nh, .page_tokens = page_tokens, .packed = packs, .len = len};
     int rows = 0;
     for (int r = 0; r < nseq; r++) rows += len[r], p.max_pages = imax(p.max_pages, pages_for(len[r], page_tokens));
     int npages = nseq * p.max_pages;
-    p.bytes = (size_t)npages * page_tokens * nh * (quant.bits ? quant_bytes(quant, hd) : hd * sizeof(f16));
+    p.bytes = (size_t)npages * page_tokens * nh * (packs ? quant_bytes(hd) : hd * sizeof(f16));
     p.k = (uint8_t *)memset(xcalloc(p.bytes, 1), 0x7f, p.bytes); /* as F16 NaN, which must not be read */
     p.v = (uint8_t *)memset(xcalloc(p.bytes, 1), 0x7f, p.bytes);
     p.pages = (int32_t *)xcalloc(npages, 4);
@@ -719,116 +714,75 @@ static Paged paged_new(const f16 *kv, int ld, const int32_t *len, int nseq, int 
         for (int t = 0; t < len[r]; t++, row++) seq[row] = r, pos[row] = t;
     const size_t row = p.bytes / ((size_t)npages * page_tokens);
     uint8_t *packed = (uint8_t *)xcalloc(rows, 2 * row);
-    const bool before = quant.bits && page_tokens % 2 == 0;
-    if (before) host_pack(packed, kv, ld, rows, nh, hd, quant);
-    host_append(&(Append){p.k, p.v, before ? (const f16 *)(const void *)packed : kv, seq, pos, p.pages, rows, p.max_pages,
-                          page_tokens, (int)(row / sizeof(f16)), before ? (int)row : ld, before ? (Quant){0} : quant, nh,
-                          hd, .alone = false});
+    const bool before = packs && page_tokens % 2 == 0;
+    if (before) run(packing(packed, kv, ld, rows, nh, hd));
+    const int cols = before ? 2 * (int)row : 2 * hd * nh;
+    run(appending(table_of(&p), before ? (const void *)packed : kv, cols, before, before ? cols : ld, seq, pos, rows));
     free(seq), free(pos), free(packed);
     return p;
 }
 
 static void paged_free(Paged *p) { free(p->pages), free(p->k), free(p->v); }
 
-/* Attention to all of it. */
-static Attention paged_attention(const Paged *p, const f16 *q, Type type) {
-    return (Attention){.q = q,
-                       .q_ld = p->h1,
-                       .o_type = type,
-                       .k = p->k,
-                       .v = p->v,
-                       .pages = p->pages,
-                       .len = p->len,
-                       .nseq = p->nseq,
-                       .max_pages = p->max_pages,
-                       .page_tokens = p->page_tokens,
-                       .h1 = p->h1,
-                       .nh = p->nh,
-                       .quant = p->quant};
-}
-
 static void paged_attend(void *o, const f16 *q, Type type, const Paged *p) {
-    Attention a = paged_attention(p, q, type);
-    a.o = o;
-    host_attend(&a);
+    run(attention(o, type, q, p->h1, p->h1, table_of(p)));
 }
 
-/* What comes back of heads that are packed and unpacked. */
-static f16 *round_trip(const f16 *x, int heads, int hd, Quant quant) {
-    uint8_t *bytes = (uint8_t *)xcalloc(quant_bytes(quant, hd), 1);
-    f16 *back = (f16 *)xcalloc((size_t)heads * hd, sizeof *back);
+/* What attention takes packed heads for: min + scale * code, which no half need be. */
+static void packed_numbers(float *to, const f16 *x, int heads, int hd) {
+    uint8_t *bytes = (uint8_t *)xcalloc(quant_bytes(hd), 1);
     for (int h = 0; h < heads; h++) {
-        quant_pack(bytes, x + (size_t)h * hd, 1, hd, quant);
-        quant_unpack(back + (size_t)h * hd, 1, bytes, hd, quant);
+        plain_pack(bytes, x + (size_t)h * hd, 1, hd);
+        plain_numbers(to + (size_t)h * hd, bytes, hd);
     }
     free(bytes);
-    return back;
 }
 
-/* What attention takes such heads for: where they are factored, min + scale * code, which no half need be. */
-static void packed_numbers(float *to, const f16 *x, int heads, int hd, Quant quant) {
-    f16 *back = round_trip(x, heads, hd, quant);
-    uint8_t *bytes = (uint8_t *)xcalloc(quant_bytes(quant, hd), 1);
-    for (int h = 0; h < heads; h++) {
-        quant_pack(bytes, x + (size_t)h * hd, 1, hd, quant);
-        for (int i = 0; i < hd; i++, to++) {
-            const uint8_t *group = bytes + i / 64 * quant_bytes(quant, 64);
-            const f16 *header = (const f16 *)(const void *)group; /* groups of such heads begin at multiples of 4 bytes */
-            *to = f16_to_f32(back[(size_t)h * hd + i]);
-            if (!quant_factored(quant, hd)) continue;
-            const int code = group[4 + i % 64 / 32 * 16 + i % 16] >> i % 32 / 16 * 4 & 15;
-            *to = f16_to_f32(header[0]) + f16_to_f32(header[1]) * (float)code;
-        }
-    }
-    free(bytes), free(back);
-}
-
-static const Quant packings[] = {{4, 64}, {3, 64}, {8, 64}, {4, 32}, {4, 128}, {4, 40}, {0, 0}};
-enum { NPACKINGS = 6, NSEQ = 5 };
+enum { NSEQ = 5 };
 static const int32_t lengths[NSEQ] = {1, 66, 200, 3, 128}; /* less than a block, whole blocks, and what is left over */
 enum { TOKENS = 1 + 66 + 200 + 3 + 128 };
 
-/* Bit for bit, where heads are unpacked. Where they are factored no number is rounded to a half: of numbers below 2 that is
- * up to 2^-11 of a value, and with 128 queries of up to 3 up to 3 * 128 / sqrt(128) * 2^-11 of a score; so much or twice as
- * much, and twice the largest value, is what two weighted means may differ by. */
+/* No packed number is rounded to a half: of numbers below 2 that is up to 2^-11 of a value, and with 128 queries of up to 3
+ * up to 3 * 128 / sqrt(128) * 2^-11 of a score; so much or twice as much, and twice the largest value, is what two weighted
+ * means may differ by. */
 static void attention_to_packed_pages_is_that_to_halves_of_the_same_numbers(void) {
     const double FACTORED = 2 * 2 * (3 * sqrt(128) + 1) / 2048;
-    static const int dims[] = {64, 80, 128, 16, 96, 20}, page_sizes[] = {1, 3, 16};
+    static const int dims[] = {64, 80, 128, 16, 96, 48, 144}, page_sizes[] = {1, 3, 16};
     enum { NH = 3 };
     int wrong = 0;
-    for (size_t c = 0; c < sizeof dims / sizeof *dims * NPACKINGS; c++) {
-        const int hd = dims[c / NPACKINGS], h1 = hd * NH, n = NSEQ * h1;
-        const Quant quant = packings[c % NPACKINGS];
-        f16 *kv = random_halves((size_t)TOKENS * 2 * h1, 2), *back = round_trip(kv, TOKENS * 2 * NH, hd, quant);
+    for (size_t c = 0; c < sizeof dims / sizeof *dims; c++) {
+        const int hd = dims[c], h1 = hd * NH, n = NSEQ * h1;
+        f16 *kv = random_halves((size_t)TOKENS * 2 * h1, 2), *back = random_halves((size_t)TOKENS * 2 * h1, 1);
         f16 *q = random_halves(n, 3), *oh = random_halves(n, 1), *againh = random_halves(n, 1);
-        float *o = random_floats(n, 1), *again = random_floats(n, 1);
-        Paged plain = paged_new(back, 2 * h1, lengths, NSEQ, hd, NH, 16, (Quant){0});
+        float *o = random_floats(n, 1), *again = random_floats(n, 1), *numbers = random_floats((size_t)TOKENS * 2 * h1, 1);
+        packed_numbers(numbers, kv, TOKENS * 2 * NH, hd);
+        for (int i = 0; i < TOKENS * 2 * h1; i++) back[i] = f32_to_f16(numbers[i]);
+        Paged plain = paged_new(back, 2 * h1, lengths, NSEQ, hd, NH, 16, false);
         paged_attend(o, q, F32, &plain);
-        paged_attend(oh, q, F16, &plain);
         for (int i = 0; i < 3; i++) {
-            Paged packed = paged_new(kv, 2 * h1, lengths, NSEQ, hd, NH, page_sizes[i], quant);
+            Paged packed = paged_new(kv, 2 * h1, lengths, NSEQ, hd, NH, page_sizes[i], true);
             paged_attend(again, q, F32, &packed);
             paged_attend(againh, q, F16, &packed);
-            if (quant_factored(quant, hd) && i == 0) { /* what other pages are compared with */
-                for (int e = 0; e < n; e++) wrong += !(fabs(again[e] - o[e]) <= FACTORED);
-                for (int e = 0; e < n; e++) o[e] = again[e], oh[e] = f32_to_f16(again[e]);
+            for (int e = 0; e < n && i == 0; e++) { /* what other pages are compared with */
+                wrong += !(fabs(again[e] - o[e]) <= FACTORED);
+                o[e] = again[e], oh[e] = f32_to_f16(again[e]);
             }
             wrong += !same_bits(again, o, (size_t)n * 4) || !same_bits(againh, oh, (size_t)n * 2);
             paged_free(&packed);
         }
         paged_free(&plain);
-        free(kv), free(back), free(oh), free(againh), free(q), free(o), free(again);
+        free(kv), free(back), free(oh), free(againh), free(q), free(o), free(again), free(numbers);
     }
     CU_ASSERT_EQUAL(wrong, 0);
 }
 
-static void append_packs_every_head_as_quant_pack_does(void) {
+static void append_packs_every_head(void) {
     enum { HD = 80, NH = 5, LD = 2 * HD * NH + 3 }; /* enough of it for several threads */
-    for (int c = 0; c < 2 * NPACKINGS; c++) {
+    for (int c = 0; c < 2; c++) {
         const int PT = 2 + c % 2;
         f16 *kv = random_halves((size_t)TOKENS * LD, 2);
-        Paged p = paged_new(kv, LD, lengths, NSEQ, HD, NH, PT, packings[c / 2]);
-        size_t head = quant_bytes(p.quant, HD);
+        Paged p = paged_new(kv, LD, lengths, NSEQ, HD, NH, PT, true);
+        size_t head = quant_bytes(HD);
         uint8_t *k = (uint8_t *)memset(xcalloc(p.bytes, 1), 0x7f, p.bytes);
         uint8_t *v = (uint8_t *)memset(xcalloc(p.bytes, 1), 0x7f, p.bytes);
         const f16 *x = kv;
@@ -836,7 +790,7 @@ static void append_packs_every_head_as_quant_pack_does(void) {
             for (int t = 0; t < lengths[r]; t++, x += LD)
                 for (int h = 0; h < 2 * NH; h++) {
                     size_t row = (size_t)p.pages[r * p.max_pages + t / PT] * PT + t % PT;
-                    quant_pack((h < NH ? k : v) + (row * NH + h % NH) * head, x + h * HD, 1, HD, p.quant);
+                    plain_pack((h < NH ? k : v) + (row * NH + h % NH) * head, x + h * HD, 1, HD);
                 }
         CU_ASSERT(same_bits(k, p.k, p.bytes)); /* nothing else was touched */
         CU_ASSERT(same_bits(v, p.v, p.bytes));
@@ -845,23 +799,42 @@ static void append_packs_every_head_as_quant_pack_does(void) {
     }
 }
 
+/* A study's k and v are halves, each head in groups of its own. */
+static void append_rounds_every_head_for_a_study(void) {
+    enum { HD = 20, NH = 3, H1 = HD * NH, ROWS = 9 };
+    static const Quant studies[] = {{3, 64}, {4, 16}, {8, 7}};
+    for (int c = 0; c < 3; c++) {
+        f16 *kv = random_halves(ROWS * 2 * H1, 2), k[ROWS * H1], v[ROWS * H1];
+        const int32_t seq[ROWS] = {0}, pos[ROWS] = {8, 7, 6, 5, 4, 3, 2, 1, 0}, pages[] = {2, 0, 1};
+        Op op = appending(paged(k, v, pages, NULL, 1, 3, 3, H1, NH, false), kv, 2 * H1, false, 2 * H1, seq, pos, ROWS);
+        op.study = studies[c];
+        run(op);
+        for (int r = 0; r < ROWS; r++) {
+            const size_t at = (size_t)(pages[pos[r] / 3] * 3 + pos[r] % 3) * H1;
+            f16 *row = kv + r * 2 * H1;
+            for (int h = 0; h < 2 * NH; h++) quant_round(row + h * HD, 1, HD, studies[c]);
+            CU_ASSERT(same_bits(k + at, row, H1 * sizeof *k) && same_bits(v + at, row + H1, H1 * sizeof *v));
+        }
+        free(kv);
+    }
+}
+
 static void decode_from_packed_pages_matches_double_precision(void) {
     static const int dims[] = {64, 16, 80, 96, 112, 128};
     enum { NH = 2, MOST = 128 * NH };
     int32_t start[NSEQ + 1] = {0};
     for (int r = 0; r < NSEQ; r++) start[r + 1] = start[r] + lengths[r];
-    for (size_t c = 0; c < sizeof dims / sizeof *dims * NPACKINGS; c++) {
-        const int HD = dims[c / NPACKINGS], H1 = HD * NH;
-        const Quant quant = packings[c % NPACKINGS];
+    for (size_t c = 0; c < sizeof dims / sizeof *dims; c++) {
+        const int HD = dims[c], H1 = HD * NH;
         Prompts p = prompts_new(start, NSEQ, HD, NH);
         f16 *q = random_halves((size_t)NSEQ * H1, 1);
         float o[NSEQ * MOST], *numbers = random_floats((size_t)p.rows * p.ld, 1);
         double ref[MOST], worst = 0;
         for (int r = 0; r < NSEQ; r++) memcpy(q + r * H1, p.q + (size_t)(start[r + 1] - 1) * p.ld, H1 * sizeof *q);
-        Paged packed = paged_new(p.kv, p.ld, lengths, NSEQ, HD, NH, 16, quant);
+        Paged packed = paged_new(p.kv, p.ld, lengths, NSEQ, HD, NH, 16, true);
         paged_attend(o, q, F32, &packed);
         for (int row = 0; row < p.rows; row++) /* kv begins one width into rows of three */
-            packed_numbers(numbers + (size_t)row * p.ld, p.kv + (size_t)row * p.ld, 2 * NH, HD, quant);
+            packed_numbers(numbers + (size_t)row * p.ld, p.kv + (size_t)row * p.ld, 2 * NH, HD);
         for (int r = 0; r < NSEQ; r++) {
             attention_reference(ref, &p, numbers, start[r], start[r + 1] - 1);
             for (int d = 0; d < H1; d++) worst = worse(worst, fabs(ref[d] - o[r * H1 + d]));
@@ -889,10 +862,8 @@ static Sparse sparse_attend(const f16 *q, const Paged *p, double sparsity, int s
     s.tokens = (int32_t *)memset(xcalloc(n, 4), 0xff, n * 4);
     s.weights = random_floats(n, 1), s.o = random_floats((size_t)p->nseq * p->h1, 1);
     for (size_t i = 0; i < n; i++) s.weights[i] = -1;
-    Attention a = paged_attention(p, q, F32);
-    a.o = s.o, a.tokens = s.tokens, a.weights = s.weights, a.sparsity = sparsity, a.most = s.most;
-    host_select(&a);
-    host_weigh(&a);
+    run(selection(s.tokens, s.weights, s.most, q, p->h1, p->h1, table_of(p), sparsity));
+    run(weighing(s.o, F32, s.tokens, s.weights, s.most, p->h1, table_of(p), sparsity));
     return s;
 }
 
@@ -952,7 +923,7 @@ static void the_largest_scores_are_chosen_and_of_equal_ones_the_earlier(void) {
         q[i] = f32_to_f16((float)(i % HD % 5 == 2) - (float)(i % HD == 6));
     for (int c = 0; c < 12; c++) {
         double sparsity = sparsities[c / 2], score[200];
-        Paged p = paged_new(kv, 2 * H1, lengths, NSEQ, HD, NH, 7, c % 2 ? packings[0] : (Quant){0});
+        Paged p = paged_new(kv, 2 * H1, lengths, NSEQ, HD, NH, 7, c % 2);
         Sparse s = sparse_attend(q, &p, sparsity, 2);
         for (int r = 0, row = 0; r < NSEQ; row += lengths[r++])
             for (int h = 0; h < NH; h++) {
@@ -975,7 +946,7 @@ static int chosen_faults(const float *scores, int len, double sparsity) {
     int32_t length = len;
     f16 kv[64 * 2] = {0};
     for (int t = 0; t < len; t++) kv[2 * t] = f32_to_f16(scores[t]), score[t] = scores[t];
-    Paged p = paged_new(kv, 2, &length, 1, 1, 1, 5, (Quant){0});
+    Paged p = paged_new(kv, 2, &length, 1, 1, 1, 5, false);
     Sparse s = sparse_attend(&one, &p, sparsity, 1);
     int wrong = sparse_faults(s.tokens, s.weights, s.most, score, len, sparsity);
     sparse_free(&s);
@@ -999,7 +970,7 @@ static void signs_zeros_infinities_and_nan_have_their_place_among_the_scores(voi
     const f16 one = 0x3c00;
     f16 kv[18];
     for (int i = 0; i < 18; i++) kv[i] = f32_to_f16(all[i / 2]);
-    Paged p = paged_new(kv, 2, &len, 1, 1, 1, 4, (Quant){0});
+    Paged p = paged_new(kv, 2, &len, 1, 1, 1, 4, false);
     Sparse s = sparse_attend(&one, &p, 0.5, 0);
     const int32_t earliest[] = {0, 1, 2, 3, 8};
     CU_ASSERT(same_bits(s.tokens, earliest, sizeof earliest));
@@ -1011,17 +982,17 @@ static void signs_zeros_infinities_and_nan_have_their_place_among_the_scores(voi
 static void sparse_attention_is_softmax_over_all_and_v_of_the_largest(void) {
     static const int dims[] = {128, 80, 20};
     enum { NH = 2 };
-    for (size_t c = 0; c < sizeof dims / sizeof *dims * (NPACKINGS + 1); c++) {
-        const int hd = dims[c / (NPACKINGS + 1)], h1 = hd * NH;
-        const Quant quant = packings[c % (NPACKINGS + 1)];
+    for (int c = 0; c < 5; c++) { /* heads of 20 are never packed */
+        const int hd = dims[c / 2], h1 = hd * NH;
+        const bool packs = c % 2;
         f16 *kv = random_halves((size_t)TOKENS * 2 * h1, 2);
         float *numbers = random_floats((size_t)TOKENS * 2 * h1, 1), *x = numbers;
-        if (quant.bits) packed_numbers(numbers, kv, TOKENS * 2 * NH, hd, quant);
-        for (int i = 0; !quant.bits && i < TOKENS * 2 * h1; i++) numbers[i] = f16_to_f32(kv[i]);
+        if (packs) packed_numbers(numbers, kv, TOKENS * 2 * NH, hd);
+        for (int i = 0; !packs && i < TOKENS * 2 * h1; i++) numbers[i] = f16_to_f32(kv[i]);
         f16 *q = random_halves((size_t)NSEQ * h1, 3);
         double score[200], worst = 0;
         int wrong = 0;
-        Paged p = paged_new(kv, 2 * h1, lengths, NSEQ, hd, NH, 16, quant);
+        Paged p = paged_new(kv, 2 * h1, lengths, NSEQ, hd, NH, 16, packs);
         Sparse s = sparse_attend(q, &p, 0.2, 0);
         for (int r = 0; r < NSEQ; x += (size_t)lengths[r++] * 2 * h1) {
             int n = sparse_tokens(0.2, lengths[r]);
@@ -1053,12 +1024,12 @@ static void sparse_attention_is_softmax_over_all_and_v_of_the_largest(void) {
 
 static void choosing_every_token_is_dense_attention(void) {
     enum { HD = 64, NH = 4, N = NSEQ * HD * NH };
-    for (int c = 0; c <= NPACKINGS; c++) {
+    for (int c = 0; c < 2; c++) {
         f16 *kv = random_halves((size_t)TOKENS * 2 * HD * NH, 2);
         f16 *q = random_halves(N, 3);
         float *o = random_floats(N, 1);
         double worst = 0;
-        Paged p = paged_new(kv, 2 * HD * NH, lengths, NSEQ, HD, NH, 16, packings[c]);
+        Paged p = paged_new(kv, 2 * HD * NH, lengths, NSEQ, HD, NH, 16, c);
         Sparse s = sparse_attend(q, &p, 1, 0);
         paged_attend(o, q, F32, &p);
         for (int i = 0; i < N; i++) worst = worse(worst, fabs(o[i] - s.o[i]));
@@ -1074,14 +1045,14 @@ static void choosing_every_token_is_dense_attention(void) {
 static void page_size_company_and_threads_never_change_a_bit_of_sparse_attention(void) {
     enum { HD = 80, NH = 7, H1 = HD * NH };
     int wrong = 0;
-    for (int c = 0; c <= NPACKINGS; c++) {
+    for (int c = 0; c < 2; c++) {
         f16 *kv = random_halves((size_t)TOKENS * 2 * H1, 2);
         f16 *q = random_halves(NSEQ * H1, 3);
-        Paged p = paged_new(kv, 2 * H1, lengths, NSEQ, HD, NH, 16, packings[c]);
+        Paged p = paged_new(kv, 2 * H1, lengths, NSEQ, HD, NH, 16, c);
         Sparse s = sparse_attend(q, &p, 0.1, 0);
         for (int r = 0, row = 0; r < NSEQ; row += lengths[r++]) {
             host_set_threads(1 + r * 2);
-            Paged alone = paged_new(kv + (size_t)row * 2 * H1, 2 * H1, lengths + r, 1, HD, NH, 1 + r, packings[c]);
+            Paged alone = paged_new(kv + (size_t)row * 2 * H1, 2 * H1, lengths + r, 1, HD, NH, 1 + r, c);
             Sparse one = sparse_attend(q + r * H1, &alone, 0.1, 0);
             wrong += !same_bits(one.o, s.o + r * H1, sizeof(float[H1]));
             for (int h = 0; h < NH; h++) {
@@ -1112,7 +1083,7 @@ static void v_of_tokens_that_were_not_chosen_is_never_touched(void) {
     for (int i = HD; i < H1; i++) q[i] = q[i - HD];
     for (int t = 0; t < LEN; t++)
         for (int i = HD; i < H1; i++) kv[(size_t)t * 2 * H1 + i] = kv[(size_t)t * 2 * H1 + i - HD];
-    Paged p = paged_new(kv, 2 * H1, &len, 1, HD, NH, PT, (Quant){0});
+    Paged p = paged_new(kv, 2 * H1, &len, 1, HD, NH, PT, false);
     Sparse s = sparse_attend(q, &p, 0.1, 0);
     uint8_t *v = (uint8_t *)mmap(NULL, p.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CU_ASSERT_FATAL(v != MAP_FAILED);
@@ -1123,9 +1094,9 @@ static void v_of_tokens_that_were_not_chosen_is_never_touched(void) {
         else
             mprotect(v + ((size_t)p.pages[t / PT] * PT + t % PT) * row, row, PROT_NONE);
     }
-    Attention a = paged_attention(&p, q, F32);
-    a.o = again, a.v = v, a.tokens = s.tokens, a.weights = s.weights, a.sparsity = 0.1, a.most = s.most;
-    host_weigh(&a);
+    PageTable table = table_of(&p);
+    table.v.at = v;
+    run(weighing(again, F32, s.tokens, s.weights, s.most, H1, table, 0.1));
     CU_ASSERT(same_bits(again, s.o, sizeof(float[H1])));
     munmap(v, p.bytes);
     sparse_free(&s);
@@ -1137,7 +1108,7 @@ static void v_of_tokens_that_were_not_chosen_is_never_touched(void) {
 
 static int pick_one(const float *logits, int vocab, Sampling s, int prompt, int pos) {
     int32_t id = -1, at = prompt, where = pos;
-    host_pick(&id, logits, &at, &where, &s, 1, vocab);
+    run(picking(&id, logits, &at, &where, &s, 1, vocab));
     return id;
 }
 
@@ -1172,14 +1143,14 @@ static void sampling_depends_on_seed_prompt_and_position_only(void) {
     for (int r = 1; r < ROWS; r++) memcpy(logits + (size_t)r * VOCAB, logits, VOCAB * 4);
     int32_t prompt[] = {0, 0, 0, 1, 1, 1, 2, 2, 2}, pos[] = {5, 6, 7, 5, 6, 7, 5, 6, 7}, ids[ROWS], again[ROWS];
     Sampling s = {0.9f, 0.95f, 0, 11};
-    host_pick(ids, logits, prompt, pos, &s, ROWS, VOCAB);
+    run(picking(ids, logits, prompt, pos, &s, ROWS, VOCAB));
     int same = 0, reseeded = 0;
     for (int r = 0; r < ROWS; r++) {
         CU_ASSERT_EQUAL(pick_one(logits, VOCAB, s, prompt[r], pos[r]), ids[r]);
         for (int q = 0; q < r; q++) same += ids[q] == ids[r];
     }
     s.seed = 12;
-    host_pick(again, logits, prompt, pos, &s, ROWS, VOCAB);
+    run(picking(again, logits, prompt, pos, &s, ROWS, VOCAB));
     for (int r = 0; r < ROWS; r++) reseeded += again[r] == ids[r];
     CU_ASSERT(same <= 1); /* of 36 pairs among thousands of likely tokens */
     CU_ASSERT(reseeded <= 1);
@@ -1269,7 +1240,7 @@ static void score_is_the_log_softmax_of_the_target_and_the_greedy_choice(void) {
         double worst = 0;
         for (int r = 0; r < ROWS; r++) target[r] = vocab * r / ROWS;
         for (int i = 0; i < vocab; i++) logits[i] = -50 + 1e-3f * (i % 7); /* flat: the sum is long and all of it counts */
-        host_score(logp, best, logits, target, ROWS, vocab);
+        run(scoring(logp, best, logits, target, ROWS, vocab));
         for (int r = 0; r < ROWS; r++) {
             const float *row = logits + (size_t)r * vocab;
             double sum = 0;
@@ -1290,7 +1261,7 @@ static void score_of_nan_is_nan_and_of_what_cannot_come_is_minus_infinity(void) 
     int32_t best[2];
     for (int at = 0; at < VOCAB; at++) {
         logits[0][at] = NAN, logits[1][3] = -INFINITY;
-        host_score(logp, best, logits[0], target, 2, VOCAB);
+        run(scoring(logp, best, logits[0], target, 2, VOCAB));
         CU_ASSERT(isnan(logp[0]) && logp[1] == -INFINITY);
         CU_ASSERT_EQUAL(best[0], at == 0);
         logits[0][at] = 0;
@@ -1329,7 +1300,8 @@ CU_TestInfo tests[] = {
     {"lanes may call at the same time", lanes_may_call_at_the_same_time},
     {"attention to packed pages is that to halves of the same numbers",
      attention_to_packed_pages_is_that_to_halves_of_the_same_numbers},
-    {"append packs every head as quant_pack does", append_packs_every_head_as_quant_pack_does},
+    {"append packs every head", append_packs_every_head},
+    {"append rounds every head for a study", append_rounds_every_head_for_a_study},
     {"decode from packed pages matches double precision", decode_from_packed_pages_matches_double_precision},
     {"the largest scores are chosen, and of equal ones the earlier",
      the_largest_scores_are_chosen_and_of_equal_ones_the_earlier},

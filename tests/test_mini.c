@@ -363,8 +363,7 @@ static Choice engine_choice(int m, Variant v, int prompt, int at) {
     Error err;
     RunStats stats;
     one.s = encode(&one.ids, &subjects[m], prompt);
-    if (variant[v].weight) policy.weight_quant = (Quant){4, 64};
-    if (variant[v].cache) policy.cache_quant = (Quant){4, 64};
+    policy.weight_packed = variant[v].weight, policy.cache_packed = variant[v].cache;
     if (variant[v].sparsity > 0)
         policy.sparsity = variant[v].sparsity, policy.cpu_attention = true, policy.cg = 0, policy.cc = 1;
     const Task task = {.prompts = &one, .count = 1, .keep_logits = true, .sampling = {.top_p = 1}};

@@ -1,5 +1,6 @@
 /* test_opt_model.c: sizes, shapes, and the plain forward against Hugging Face. */
 #include "golden.h"
+#include "ops.h"
 
 static size_t parameters(const OptConfig *config) {
     size_t total = 0;
@@ -121,7 +122,7 @@ static void greedy_decoding_finds_hugging_face_s_tokens(void) {
             for (int t = 0; t < golden.greedy; t++) {
                 int n = s->n + t, prompt = 0;
                 ASSERT_OK(reference_forward(logits, checkpoint, ids, n, &err));
-                host_pick(&ids[n], logits + (size_t)(n - 1) * golden.vocab, &prompt, &n, &sampling, 1, golden.vocab);
+                run(picking(&ids[n], logits + (size_t)(n - 1) * golden.vocab, &prompt, &n, &sampling, 1, golden.vocab));
                 CU_ASSERT_EQUAL_FATAL(ids[n], s->tokens[t]);
             }
             free(logits);

@@ -570,7 +570,7 @@ static void what_is_read_from_disk_are_the_bytes_that_lie_there(void) {
         Policy p = way == TABLE ? all_gpu(4, K) : weights_away(TIER_DISK);
         h.dtoc_bdw[0] = h.dtoc_bdw[1] = 1e9;
         if (way == TABLE) p.table_home = TIER_DISK;
-        if (way == COPY) p.weight_quant = (Quant){4, 64};
+        if (way == COPY) p.weight_packed = true;
         rig_open(&r, &config, &p, &h, COUNT, S, N);
         if (way == TABLE) r.checkpoint->global[TOK_EMBED].type = F32;
         for (int role = 0; role < NROLES && way == OWN; role++) r.checkpoint->layer[0][role].type = F32;
@@ -597,7 +597,7 @@ static void where_ops_count_time_is_their_number(void) {
     Policy p = all_gpu(4, K);
     h.op_s = 1e-3;
     assert_takes(&p, &h, ops_seconds(7 * K, 8 * K, 6 * K, h.op_s), "all on the GPU");
-    p.weight_quant = (Quant){4, 64}; /* 400 rows want F16, and 4 rows do not */
+    p.weight_packed = true; /* 400 rows want F16, and 4 rows do not */
     assert_takes(&p, &h, ops_seconds(7 * K + 6, 8 * K, 6 * K, h.op_s), "packed weights");
     p = all_gpu(12, 1); /* 1200 rows are two pieces, with products and a store of their own */
     assert_takes(&p, &h, ops_seconds(2 * 5 + 2, 8, 6, h.op_s), "two pieces");
@@ -640,8 +640,7 @@ static void where_the_gpus_memory_counts_time_is_its_bytes(void) {
             Hardware h = test_fast_machine();
             Policy p = what ? cache_away(TIER_CPU, false) : all_gpu(4, K);
             h.gpu_bdw = 1e9;
-            if (packed) p.weight_quant = (Quant){4, 64};
-            if (what == 2) p.cache_quant = (Quant){4, 64};
+            p.weight_packed = packed, p.cache_packed = what == 2;
             rig_open(&r, &config, &p, &h, COUNT, S, N);
             const double generation = (SWEEPS - 2) * K * layer_traffic(4, packed), kv = what == 2 ? KV * 4.5 / 16 : KV;
             const double unpacking = packed ? 2 * ((double)plan_layer_bytes(r.plan) + matrices) : 0;
@@ -797,9 +796,10 @@ static void the_lp_fills_the_gpu_with_weights(void) {
 /* Weights, cache and activations each on one tier, under every schedule, with either side attending: the rows of memory
  * have the plan's totals. To the byte where everything is on the CPU, from where they start; elsewhere to the padding of
  * tensors and regions, which begin at whole multiples of 64 bytes. What a row could leave out is thousands of bytes. */
-static void check_corners(int flights, Quant cache) {
+static void check_corners(int flights, bool packed) {
     enum { CORNERS = NTIERS * NTIERS * NTIERS };
     OptConfig config = SMALL_CONFIG(2);
+    if (packed) config.h1 = config.embed = 48; /* heads of whole sixteens */
     for (int where = 0; where < 3 * 2 * CORNERS; where++) {
         const int w = where % 3, c = where / 3 % 3, h = where / 9 % 3;
         const double padding = 64. * NROLES * config.l;
@@ -810,7 +810,7 @@ static void check_corners(int flights, Quant cache) {
         p.schedule = (Schedule)(where / CORNERS / 2), p.cpu_attention = where / CORNERS % 2, p.gbs = 3 * p.gbs;
         p.wg = w == TIER_GPU, p.wc = w == TIER_CPU, p.cg = c == TIER_GPU, p.cc = c == TIER_CPU, p.hg = h == TIER_GPU,
         p.hc = h == TIER_CPU;
-        p.flights = flights, p.cache_quant = cache;
+        p.flights = flights, p.cache_packed = packed;
         rig_open(&r, &config, &p, &fast, 3 * COUNT, S, N);
         const Lp *lp = rig_lp(&r, none);
         bool start = w == TIER_CPU && c == TIER_CPU && h == TIER_CPU && !p.cpu_attention;
@@ -827,9 +827,9 @@ static void check_corners(int flights, Quant cache) {
     }
 }
 
-static void the_lps_memory_is_the_plans_at_every_corner(void) { check_corners(1, (Quant){0}); }
-static void every_flight_has_a_cache_of_its_own(void) { check_corners(2, (Quant){0}); }
-static void packed_pages_take_the_room_that_the_plan_gives_them(void) { check_corners(1, (Quant){4, 64}); }
+static void the_lps_memory_is_the_plans_at_every_corner(void) { check_corners(1, false); }
+static void every_flight_has_a_cache_of_its_own(void) { check_corners(2, false); }
+static void packed_pages_take_the_room_that_the_plan_gives_them(void) { check_corners(1, true); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Against the sim, and on any machine
@@ -862,8 +862,8 @@ static void random_rig(Rig *r, uint64_t *seed) {
     random_pair(&p.wg, &p.wc, seed);
     random_pair(&p.cg, &p.cc, seed);
     random_pair(&p.hg, &p.hc, seed);
-    if (test_below(seed, 3) == 0) p.weight_quant = (Quant){4, 64};
-    if (test_below(seed, 3) == 0) p.cache_quant = (Quant){4, 64};
+    p.weight_packed = test_below(seed, 3) == 0;
+    p.cache_packed = test_below(seed, 3) == 0;
     if (test_below(seed, 4) == 0) p.sparsity = .1, p.cpu_attention = true;
     int s = 32 << test_below(seed, 5), n = 2 + test_below(seed, 30),
         blocks = p.schedule == SCHEDULE_DIAGONAL ? 3 : 1 + test_below(seed, 2);
@@ -883,13 +883,13 @@ static double simulated_seconds(const Rig *r) {
 static void say_off(const Rig *r, const Cost *cost, double seconds, int trial) {
     const Policy *p = &r->plan->policy;
     fprintf(stderr,
-            "\n    trial %d: %s on %s%s, %d prompts of %d + %d, %d x %d, %s, att %d, overlap %d, table %d, bits %d %d, "
+            "\n    trial %d: %s on %s%s, %d prompts of %d + %d, %d x %d, %s, att %d, overlap %d, table %d, packed %d %d, "
             "sparsity %g, "
             "w %g/%g c %g/%g h %g/%g: %g s (%s %s), the sim %g s\n",
             trial, r->plan->config.name, r->hardware.name, r->hardware.shared_cores ? " (shared cores)" : "", r->task.count,
             r->task.prompts[0].s, r->task.prompts[0].n, p->gbs, p->num_gpu_batches, schedule_name[p->schedule],
-            p->cpu_attention, p->overlap, p->table_home, p->weight_quant.bits, p->cache_quant.bits, p->sparsity, p->wg,
-            p->wc, p->cg, p->cc, p->hg, p->hc, cost->T, cost->slowest[1], cost->slowest[0], seconds);
+            p->cpu_attention, p->overlap, p->table_home, p->weight_packed, p->cache_packed, p->sparsity, p->wg, p->wc,
+            p->cg, p->cc, p->hg, p->hc, cost->T, cost->slowest[1], cost->slowest[0], seconds);
 }
 
 /* The model has one layer load beside the one before it. Lanes with room in their slots go further ahead, so that where

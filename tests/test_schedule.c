@@ -144,8 +144,7 @@ static const Result *gpu_reference(const Checkpoint *checkpoint, const Policy *p
         const Policy *k = &known[i].policy;
         if (known[i].checkpoint == checkpoint && k->gbs == p.gbs && k->num_gpu_batches == p.num_gpu_batches &&
             k->schedule == p.schedule && k->cpu_attention == p.cpu_attention && k->cg == p.cg && k->cc == p.cc &&
-            k->weight_quant.bits == p.weight_quant.bits && k->cache_quant.bits == p.cache_quant.bits &&
-            k->sparsity == p.sparsity)
+            k->weight_packed == p.weight_packed && k->cache_packed == p.cache_packed && k->sparsity == p.sparsity)
             return &known[i].result;
     }
     if (nknown == sizeof known / sizeof *known) forget_known();
@@ -175,12 +174,11 @@ static void expect_same(const Result *reference, const Checkpoint *checkpoint, c
     int status = run(&r, checkpoint, p, task, &err);
     bool ok = !status && same(&r, reference);
     if (!ok)
-        fprintf(stderr,
-                "\n    differs: %g %g %g %g %g %g, %d x %d, %s, table %d, page %d, bits %d %d, sparsity %g%s%s%s%s\n",
-                p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, schedule_name[p->schedule],
-                p->table_home, p->page_tokens, p->weight_quant.bits, p->cache_quant.bits, p->sparsity,
-                p->cpu_attention ? ", CPU attention" : "", p->overlap ? "" : ", no overlap", status ? ": " : "",
-                status ? err.text : "");
+        fprintf(
+            stderr, "\n    differs: %g %g %g %g %g %g, %d x %d, %s, table %d, page %d, packed %d %d, sparsity %g%s%s%s%s\n",
+            p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, schedule_name[p->schedule], p->table_home,
+            p->page_tokens, p->weight_packed, p->cache_packed, p->sparsity, p->cpu_attention ? ", CPU attention" : "",
+            p->overlap ? "" : ", no overlap", status ? ": " : "", status ? err.text : "");
     CU_ASSERT(ok);
     result_close(&r);
 }
@@ -263,10 +261,11 @@ static void every_placement_gives_the_same_bits(void) {
 
 /* How numbers are kept, and which are read: what they cost in accuracy they cost everywhere alike. */
 static const struct {
-    Quant weights, cache;
+    bool weights, cache;             /* packed */
+    Quant weight_study, cache_study; /* the second on the host alone */
     double sparsity;
-} numbers[] = {{{4, 64}, {0, 0}, 1}, {{0, 0}, {4, 64}, 1},  {{4, 64}, {4, 64}, .3},
-               {{0, 0}, {0, 0}, .1}, {{3, 32}, {5, 6}, .5}, {{0, 0}, {8, 64}, .01}};
+} numbers[] = {{true, false, {0}, {0}, 1},   {false, true, {0}, {0}, 1},          {true, true, {0}, {0}, .3},
+               {false, false, {0}, {0}, .1}, {false, false, {3, 32}, {5, 6}, .5}, {true, false, {0}, {8, 64}, .01}};
 enum { NUMBERS = sizeof numbers / sizeof numbers[0] };
 /* Its matrices are of whole groups. */
 static const OptConfig grouped = {.name = "grouped",
@@ -282,7 +281,9 @@ static const OptConfig grouped = {.name = "grouped",
                                   .eos = -1};
 
 static void set_numbers(Policy *p, int i) {
-    p->weight_quant = numbers[i].weights, p->cache_quant = numbers[i].cache, p->sparsity = numbers[i].sparsity;
+    p->weight_packed = numbers[i].weights, p->cache_packed = numbers[i].cache, p->sparsity = numbers[i].sparsity;
+    p->weight_study = numbers[i].weight_study;
+    if (!test_gpu) p->cache_study = numbers[i].cache_study;
     p->cpu_attention = p->cpu_attention || is_sparse(p);
 }
 
@@ -830,21 +831,21 @@ static void the_cache_crosses_as_the_formula_says(void) {
 /* From the disk K of the past and V of what is chosen of it; packed, of both so many bytes fewer. */
 static void a_sparse_cache_is_read_from_disk_as_the_formula_says(void) {
     if (hurried()) return;
-    const Quant packed = {4, 64};
+    const OptConfig *c = &grouped;
     Error err;
     Task even;
-    model = checkpoint_dummy(&small, 3);
+    model = checkpoint_dummy(c, 3);
     make_even_task(&even);
     for (int i = 0; i < 2; i++) {
         Result r;
         Policy p = all_gpu(4, 3);
         p.cg = p.cc = 0, p.gbs = 2, p.num_gpu_batches = 3, p.page_tokens = 1, p.cpu_attention = true, p.sparsity = .25;
-        if (i) p.cache_quant = packed;
-        size_t row = i ? small.nh * quant_bytes(packed, small.h1 / small.nh) : (size_t)small.h1 * 2, rows = 0;
+        p.cache_packed = i;
+        size_t row = i ? c->nh * quant_bytes(c->h1 / c->nh) : (size_t)c->h1 * 2, rows = 0;
         for (int t = S + 1; t < S + N; t++) rows += t - 1 + sparse_tokens(.25, t) - 1;
         ASSERT_OK(run(&r, model, &p, &even, &err));
-        CU_ASSERT_EQUAL(r.moved[DTOC][CACHE], rows * row * small.l * SEQS);
-        CU_ASSERT_EQUAL(r.moved[CTOD][CACHE], 2 * row * small.l * SEQS * (S + N - 1));
+        CU_ASSERT_EQUAL(r.moved[DTOC][CACHE], rows * row * c->l * SEQS);
+        CU_ASSERT_EQUAL(r.moved[CTOD][CACHE], 2 * row * c->l * SEQS * (S + N - 1));
         result_close(&r);
     }
     free_task(&even);

@@ -90,11 +90,11 @@ static void vary_given(Search *s, uint64_t *seed) {
     if (s->fixed_schedule) p->schedule = (Schedule)test_below(seed, 3);
     if (p->schedule == SCHEDULE_ROW && !s->fixed_batches) s->fixed_batches = true, p->num_gpu_batches = 1;
     if (s->fixed_attention) p->cpu_attention = one_in(seed, 2);
-    const Quant packed = {4, s->checkpoint->config.h1 % 64 ? 20 : 64};
-    if (one_in(seed, 4)) p->weight_quant = packed;
-    if (one_in(seed, 4)) p->cache_quant = (Quant){4, 64};
+    const bool packs = s->checkpoint->config.h1 % GROUP == 0; /* and so is h2, and heads are whole sixteens */
+    if (one_in(seed, 4)) p->weight_packed = packs;
+    if (one_in(seed, 4)) p->cache_packed = packs;
     if (one_in(seed, 4)) p->sparsity = .1, s->fixed_attention = p->cpu_attention = true;
-    if (one_in(seed, 4)) s->allowed = packed;
+    if (one_in(seed, 4)) s->may_pack = packs;
     p->overlap = !one_in(seed, 8);
     p->page_tokens = one_in(seed, 4) ? 1 + test_below(seed, 64) : 16;
 }
@@ -141,9 +141,8 @@ static bool keeps_what_was_given(const Search *s, const Policy *p) {
     for (int i = 0; i < 6; i++) kept = kept && (!s->fixed[i] || fabs(share[i] - given[i]) < 1e-9);
     kept = kept && (!s->fixed_gbs || p->gbs == g->gbs) && (!s->fixed_batches || p->num_gpu_batches == g->num_gpu_batches);
     kept = kept && (!s->fixed_attention || p->cpu_attention == g->cpu_attention);
-    int w = g->weight_quant.bits, c = g->cache_quant.bits, more = s->allowed.bits; /* what was given, or may be added */
-    kept = kept && (p->weight_quant.bits == w || (!w && p->weight_quant.bits == more));
-    kept = kept && (p->cache_quant.bits == c || (!c && p->cache_quant.bits == more)) && p->sparsity == g->sparsity;
+    kept = kept && (p->weight_packed == g->weight_packed || (p->weight_packed && s->may_pack)); /* given, or added */
+    kept = kept && (p->cache_packed == g->cache_packed || (p->cache_packed && s->may_pack)) && p->sparsity == g->sparsity;
     bool same =
         p->schedule == SCHEDULE_ZIGZAG && g->schedule == SCHEDULE_DIAGONAL && !s->fixed_batches; /* it adds nothing */
     return kept && (!s->fixed_schedule || p->schedule == g->schedule || same);
@@ -208,7 +207,7 @@ static double worth(const Search *s, const Found *f) {
 static bool some_corner_does(const Search *s, Policy *corner) {
     Search one = *s;
     Policy *p = &one.given;
-    if (s->allowed.bits) p->weight_quant = p->cache_quant = s->allowed; /* what was given is the same */
+    p->weight_packed |= s->may_pack, p->cache_packed |= s->may_pack;
     Found found;
     double *const share[] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc};
     if (!s->fixed_gbs) p->gbs = 1;

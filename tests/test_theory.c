@@ -19,7 +19,7 @@ typedef struct {
     double read[2]; /* K, V by attention on the CPU */
 } Counted;
 
-static Quant packed;    /* weights and cache; bits 0: neither */
+static bool packed;     /* weights and cache */
 static double sparsity; /* with attention on the CPU; 0: on the GPU */
 
 /* count prompts of s tokens, n to generate, everything streamed from the CPU (or the disk): weights, cache, activations. */
@@ -38,7 +38,7 @@ static Counted count_bytes(const char *name, int l, Schedule schedule, int gbs, 
     Policy p = {
         .wc = !disk, .cc = !disk, .hc = !disk, .gbs = gbs, .num_gpu_batches = K, .schedule = schedule, .overlap = true};
     p.page_tokens = 1, p.table_home = disk ? TIER_DISK : TIER_CPU;
-    p.weight_quant = p.cache_quant = packed, p.sparsity = sparsity, p.cpu_attention = sparsity > 0;
+    p.weight_packed = p.cache_packed = packed, p.sparsity = sparsity, p.cpu_attention = sparsity > 0;
     Plan *plan = plan_make(model, &p, &task, F16, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
     Device *device = sim_open(plan, &machine, &err);
@@ -107,9 +107,9 @@ static void packed_it_moves_four_and_a_half_bits_a_number(void) {
     double matrices = c.l * (8. * c.h1 * c.h1 + 4. * c.h1 * c.h2), all = c.l * layer_bytes(&c), table = 2. * c.vocab * c.h1;
     for (int disk = 0; disk < 2; disk++) {
         Counted plain = count_bytes("opt-1.3b", 24, SCHEDULE_ZIGZAG, 2, 2, BLS, S, N, disk);
-        packed = (Quant){4, 64};
+        packed = true;
         Counted b = count_bytes("opt-1.3b", 24, SCHEDULE_ZIGZAG, 2, 2, BLS, S, N, disk);
-        packed.bits = 0;
+        packed = false;
         CU_ASSERT_EQUAL(b.moved[CTOG][WEIGHT], N * (all - matrices * 11.5 / 16 + table));
         CU_ASSERT((b.moved[CTOG][WEIGHT] - N * table) / (plain.moved[CTOG][WEIGHT] - N * table) < .2825);
         for (int link = CTOG; link <= CTOD; link++) {

@@ -8,6 +8,7 @@
 
 #include "cost/cost.h"
 #include "device/net.h"
+#include "device/trace.h"
 
 extern CU_TestInfo tests[]; /* the suite's */
 
@@ -30,6 +31,10 @@ void copy_file(const char *from, const char *to, const char *name); /* from one 
 void redirect(int fd, const char *path, int flags);
 /* A small reproducible generator for test data: uniform in [-1, 1); 0 to n - 1; over orders of magnitude. */
 float test_random(uint64_t *state);
+/* quant.h's packed form a number at a time: packs x[0], x[stride], ... x[(n-1) stride]; false where one is not finite. And
+ * what the codes stand for: min + scale * code. */
+bool plain_pack(uint8_t *to, const f16 *x, size_t stride, int n);
+void plain_numbers(float *x, const uint8_t *from, int n);
 int test_below(uint64_t *state, int n);
 double test_spread(uint64_t *state, double low, double high);
 /* A published OPT. */
