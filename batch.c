@@ -485,11 +485,15 @@ void flight_close(Flight *f) {
 }
 
 int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from, int page_tokens) {
-    for (int i = 0; i < b->nstaged[tier]; i++) {
-        const Staged *page = &b->staged[tier][i];
-        if (page->past)
-            n = add_move(moves, n, tensor_rows(to, i * page_tokens, page_tokens),
-                         tensor_rows(from, page->page * page_tokens, page_tokens));
+    const Staged *list = b->staged[tier];
+    for (int i = 0, together; i < b->nstaged[tier]; i += imax(together, 1)) {
+        for (together = 0; i + together < b->nstaged[tier] && list[i + together].past &&
+                           list[i + together].page == list[i].page + together;
+             together++)
+            continue;
+        if (together)
+            n = add_move(moves, n, tensor_rows(to, i * page_tokens, together * page_tokens),
+                         tensor_rows(from, list[i].page * page_tokens, together * page_tokens));
     }
     return n;
 }
