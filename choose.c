@@ -187,7 +187,8 @@ int settle_compression(const TaskRun *run, Error *err) {
     if ((p->cache_packed || o->allow_compression) && hd % 16)
         return fail(
             err, EXIT_USAGE,
-            "%s: heads of %d numbers cannot be packed, only multiples of 16; leave it out (eval studies --group 32)",
+            "%s: heads of %d numbers cannot be packed, only multiples of 16; leave it out: --compress-weight still packs "
+            "the weights, and eval --compress-cache --group 32 says what packing would cost",
             p->cache_packed ? "--compress-cache" : "--allow-compression", hd);
     return p->weight_packed || o->allow_compression ? checkpoint_packs(c, err) : 0;
 }

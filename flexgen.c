@@ -696,7 +696,9 @@ int main(int argc, char **argv) {
     open_standard_streams();
     if (argc < 2) return flags_help(stderr), EXIT_USAGE;
     int status = run_command(&o, argv + 1, argc - 1, &err);
-    if (!status) status = output_close(stdout, "standard", "output", &err);
+    /* A quantize prints no result: its copy is whole by now, and its summary went to standard error. */
+    const bool prints = strcmp(argv[1], "quantize");
+    if (!status && prints) status = output_close(stdout, "standard", "output", &err);
     free(o.prompt.text), free(o.stop.text), free(o.stages.text), free(o.with.text);
     if (status) say_error(&err);
     return status ? err.code : EXIT_OK;

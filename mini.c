@@ -23,7 +23,7 @@
  * Where the engine does better: an op waits only for what it needs (device/depend.c), where synchronize()
  * here waits for all; the CPU attends for batch k while the GPU projects k + 1 and finishes k - 1
  * (schedule.c); products are written for each processor (device/host_linear.c); and a second cost model knows
- * what really moves (policy.c).
+ * what really moves (cost/runtime.c).
  *
  * Read next: flexgen.h, the words of the engine. */
 #define _GNU_SOURCE

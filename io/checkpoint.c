@@ -603,10 +603,12 @@ int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *
 int checkpoint_packs(const Checkpoint *checkpoint, Error *err) {
     const OptConfig *c = &checkpoint->config;
     if (c->h1 % GROUP == 0 && c->h2 % GROUP == 0) return 0;
-    return fail(err, EXIT_USAGE,
-                "the model's matrices have %d and %d rows, and can be packed in whole groups of %d only; leave compression "
-                "out (eval studies --group 32)",
-                c->h1, c->h2, GROUP);
+    return fail(
+        err, EXIT_USAGE,
+        "the model's matrices have %d and %d rows, and can be packed in whole groups of %d only; leave the weights "
+        "unpacked: --compress-cache still packs a KV cache whose heads are multiples of 16, and eval --compress-weight "
+        "--group 32 says what packing would cost",
+        c->h1, c->h2, GROUP);
 }
 
 int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Error *err) {

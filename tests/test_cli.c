@@ -1813,8 +1813,10 @@ static void a_wrong_copy_is_refused_in_one_line(void) {
 }
 
 static void what_groups_do_not_divide_is_refused(void) {
-    const char *const words[] = {"have 32 and 64 rows", "whole groups of 64", "leave compression out", NULL};
-    const char *const heads[] = {"--compress-cache: heads of 8 numbers", "multiples of 16", "leave it out", NULL};
+    const char *const words[] = {"have 32 and 64 rows", "whole groups of 64", "leave the weights unpacked",
+                                 "--compress-cache still packs a KV cache", NULL};
+    const char *const heads[] = {"--compress-cache: heads of 8 numbers", "multiples of 16", "leave it out",
+                                 "--compress-weight still packs the weights", NULL};
     char to[400], dir[300];
     snprintf(dir, sizeof dir, "%s", small_model());
     snprintf(to, sizeof to, "%s/copy", temp_dir());
