@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """paper.py: the paper's evaluation again, on a laptop without a GPU: results/paper/README.md, figures beside it, and runs.json with
-every run. Standard library only; `make paper` calls it in the repository. What was published is in paper_published.py, the tables are
+every run. Standard library only; `make paper` calls it in the repository. `paper.py --check SECTION...` makes sections anew, such as
+`table4`, and compares them with README.md; runs whose figures are in runs.json are not repeated. What was published is in paper_published.py, the tables are
 in paper_tables.py, the figures in paper_figures.py, and paper_runs.py runs the program, two at a time.
 
 GPU=1 in the environment also runs the policies on the GPU at hand (device cuda, with a T4's 15 GiB), one run at a time; what does not
 fit its host is left out, with the reason. FLEXGEN names another program than ./flexgen."""
-import json, os, subprocess, time
+import json, os, subprocess, sys, time
 
 import paper_figures as figures, paper_tables as tables
-from paper_runs import FLEXGEN, GPU, POOL, Run, said, table
+from paper_runs import FLEXGEN, GPU, POOL, TMP, Run, said, table
 
 FOLDER = "results/paper"
 PLACES = [  # in the paper, and what answers it here
@@ -39,14 +40,47 @@ def introduction():
             *table(("paper", "what", "here"), *PLACES)]
 
 
+SECTIONS = [tables.table1, tables.table2, tables.losses, tables.table3, tables.table4, tables.table5, tables.table6, figures.figure1,
+            figures.traces, figures.figure5, tables.theorem, tables.appendix_policies, tables.dollars]
+PARTS = [tables.table3_rows]  # of sections, which take less time
+
+
+def check(names):
+    """Whether each line of these sections is in README.md, and their drawings are those beside it."""
+    with open(f"{FOLDER}/README.md") as f:
+        there = f.read().splitlines()
+    with open(f"{FOLDER}/runs.json") as f:
+        Run.kept = {(r["command"], r["flags"], repr(r["changed"])): r for r in json.load(f)}
+    makes, missing = {f.__name__: f for f in SECTIONS + PARTS}, []
+    for name in names:
+        missing += [f"{name}: {line}" for line in make(makes[name], TMP.name) if line not in there]
+    print("".join(f"{FOLDER}/README.md has no such line of {line}\n" for line in missing), end="")
+    others = [name for name in sorted(os.listdir(TMP.name)) if name.endswith(".svg") and not same(f"{FOLDER}/{name}", f"{TMP.name}/{name}")]
+    print("".join(f"{FOLDER}/{name}: is no longer what is drawn\n" for name in others), end="")
+    return not missing + others
+
+
+def same(*paths):
+    texts = []
+    for path in paths:
+        with open(path) as f:
+            texts.append(f.read())
+    return texts[0] == texts[1]
+
+
+def make(section, folder):
+    """The lines of a section, and its drawings in a folder."""
+    return section(folder) if section.__module__ == "paper_figures" else section()
+
+
 def main():
+    if sys.argv[1:2] == ["--check"]:
+        sys.exit(not check(sys.argv[2:]))
     began = time.monotonic()
     os.makedirs(FOLDER, exist_ok=True)
     lines = introduction()
-    for section in (tables.table1, tables.table2, tables.losses, tables.table3, tables.table4, tables.table5, tables.table6,
-                    lambda: figures.figure1(FOLDER), lambda: figures.traces(FOLDER), lambda: figures.figure5(FOLDER), tables.theorem,
-                    tables.appendix_policies, tables.dollars):
-        lines += [*section(), ""]
+    for section in SECTIONS:
+        lines += [*make(section, FOLDER), ""]
     text = "\n".join(lines).rstrip() + "\n"
     while "\n\n\n" in text:
         text = text.replace("\n\n\n", "\n\n")

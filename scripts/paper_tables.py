@@ -232,7 +232,8 @@ def waits(r):
     return percent(sum(s["gpu_waits"] for s in r["stages"]) / len(r["stages"]))
 
 
-def table3():
+def four_gpus():
+    """(token/s of one machine and of four beside the paper's, how they scale, the models whose decoding scales by more than 4)"""
     one, four = {m: sim(m) for m in MODELS}, {m: pipeline(m, 4) for m in MODELS}
     rows, scaling = [], []
     for m, ((gen1, dec1), (gen4, dec4), deepspeed) in FOUR_GPUS.items():
@@ -242,12 +243,22 @@ def table3():
                  (m, "DeepSpeed 4 GPU", published(deepspeed[0]), 4 * d["throughput"], published(deepspeed[1]),
                   4 * d["decode_throughput"], f"4 times {policy(d)}")]
         scaling.append((m, gen4 / gen1, b["throughput"] / a["throughput"], dec4 / dec1, b["decode_throughput"] / a["decode_throughput"]))
-    above = [row[0] for row in scaling if row[4] > 4]
+    return rows, scaling, [row[0] for row in scaling if row[4] > 4]
+
+
+def table3_rows():
+    rows, scaling, _ = four_gpus()
+    return [*table(("model", "machines", "published", "sim", "published, decoding", "sim, decoding", "policy on the sim"), *rows),
+            *table(("4 machines / 1 machine", "published", "sim", "published, decoding", "sim, decoding"), *scaling)]
+
+
+def table3():
+    one, four = {m: sim(m) for m in MODELS}, {m: pipeline(m, 4) for m in MODELS}
+    above = four_gpus()[2]
     return ["## Table 3: four machines", "",
             said(f"""T4s of the nominal file, 512 tokens in, 32 out; the wire between two machines carries 10 Gbit/s and takes 0.1 ms
             more. Policies are the search's: flights x GPU batch size x batches, then the percentages."""),
-            *table(("model", "machines", "published", "sim", "published, decoding", "sim, decoding", "policy on the sim"), *rows),
-            *table(("4 machines / 1 machine", "published", "sim", "published, decoding", "sim, decoding"), *scaling),
+            *table3_rows(),
             said(f"""As in the paper, decoding scales better than linearly (sim: {', '.join(above) or 'none'}), since each machine has a
             part of the weights only and its memory takes larger batches, or the disk is not needed any more. The whole task scales
             worse than decoding, since the pipeline fills and empties while prompts are computed and 32 tokens are few. DeepSpeed's ZeRO

@@ -63,6 +63,8 @@ void copy_file(const char *from, const char *to, const char *name) {
     free(text);
 }
 
+bool has_python(void) { return !system("python3 -c '' 2>/dev/null"); }
+
 void redirect(int fd, const char *path, int flags) {
     const int opened = open(path, flags, 0644);
     CHECK(opened >= 0 && dup2(opened, fd) == fd);

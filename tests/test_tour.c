@@ -714,8 +714,6 @@ static void every_listing_of_the_tour_is_what_the_program_says(void) {
     free(document);
 }
 
-static bool has_python(void) { return !system("python3 -c '' 2>/dev/null"); }
-
 /* A drawing is the one that the documents show; with TOUR=write it becomes that. */
 static void is_kept(const char *drawing, const char *path) {
     char *drawn = contents(drawing, NULL), *kept;

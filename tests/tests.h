@@ -27,6 +27,7 @@ char *in_dir(const char *dir, const char *name);
 /* A whole file, which the caller frees, and in *len, if that is not NULL, its bytes. Without it the test ends. */
 char *contents(const char *path, size_t *len);
 void copy_file(const char *from, const char *to, const char *name); /* from one directory to another */
+bool has_python(void);                                              /* without it what is about scripts is left out */
 /* In a child: fd is the file, opened with these flags. */
 void redirect(int fd, const char *path, int flags);
 /* A small reproducible generator for test data: uniform in [-1, 1); 0 to n - 1; over orders of magnitude. */
