@@ -1,5 +1,7 @@
 /* test_exercises.c: a starter or a wrong solution of each exercise, always the same ones. `make exercises` takes all, and
  * the suite `grade` the originals. */
+#include <sys/stat.h>
+
 #include "tests.h"
 
 const char *test_missing(const char *name) {
@@ -13,7 +15,72 @@ static void starters_have_no_points_and_mistakes_lose_theirs(void) {
     CU_ASSERT_EQUAL(system("python3 -B scripts/exercise.py sample $SAMPLE"), 0);
 }
 
+/* What `grade` prints at its end for exercise `number` and a program, and in *good whether its exit status is 0. */
+static void last_line(char line[200], bool *good, int number, const char *program) {
+    char command[800];
+    snprintf(command, sizeof command, "python3 -B scripts/exercise.py grade %d %s", number, program);
+    FILE *out = popen(command, "r");
+    CHECK(out);
+    strcpy(line, "");
+    while (fgets(line, 200, out)) {
+    }
+    *good = !pclose(out);
+}
+
+/* A script in place of the suite `grade`. It reads the secret of a step first, and is called with "--only" and a name. */
+static char *fake_grader(const char *name, const char *text) {
+    char *path;
+    const char *dir = temp_dir();
+    write_file(dir, name, text, strlen(text));
+    path = in_dir(dir, name);
+    CHECK(!chmod(path, 0755));
+    return path;
+}
+
+/* Each exercise has ten points, of which a program gets none that ends well but does not know the secret. */
+static void a_program_that_does_not_say_the_secret_has_no_points(void) {
+    const char *end = "0 of 10 points; next: step 1, ";
+    char line[1000];
+    int count = 0, none = 0;
+    FILE *out = popen(
+        "python3 -B -c 'import sys; sys.path.insert(0, \"scripts\"); import exercise\n"
+        "for n in exercise.read_table(exercise.TABLE): print(\"good:\", exercise.grade(n, \"/bin/true\"))'",
+        "r");
+    CHECK(out);
+    while (fgets(line, sizeof line, out)) {
+        none += !strncmp(line, end, strlen(end));
+        count += !strncmp(line, "good: False", 11);
+        CU_ASSERT(strncmp(line, "good: True", 10) != 0);
+    }
+    CU_ASSERT(!pclose(out) && count >= 19);
+    CU_ASSERT_EQUAL(none, count);
+}
+
+/* The points of exercise 1 are 3, 3 and 4. */
+static void the_points_are_those_of_the_steps_that_passed(void) {
+    static const struct {
+        const char *script, *line;
+        bool good;
+    } cases[] = {
+        {"#!/bin/sh\nread secret\necho $secret passed\n", "10 of 10 points\n", true},
+        {"#!/bin/sh\nread secret\ncase $2 in no*) ;; *) echo $secret passed ;; esac\n",
+         "7 of 10 points; next: step 2, no token sees the ones behind it\n", false},
+        {"#!/bin/sh\nread secret\necho $secret passed\nexit 1\n",
+         "0 of 10 points; next: step 1, a token alone attends to itself\n", false},
+        {"#!/bin/sh\nread secret\necho passed\n", "0 of 10 points; next: step 1, a token alone attends to itself\n", false},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        char line[200];
+        bool good;
+        last_line(line, &good, 1, fake_grader("grader.sh", cases[c].script));
+        CU_ASSERT_STRING_EQUAL(line, cases[c].line);
+        CU_ASSERT_EQUAL(good, cases[c].good);
+    }
+}
+
 CU_TestInfo tests[] = {
     {"starters have no points and mistakes lose theirs", starters_have_no_points_and_mistakes_lose_theirs},
+    {"a program that does not say the secret has no points", a_program_that_does_not_say_the_secret_has_no_points},
+    {"the points are those of the steps that passed", the_points_are_those_of_the_steps_that_passed},
     CU_TEST_INFO_NULL,
 };

@@ -590,6 +590,83 @@ static void a_stage_is_busy_when_a_lane_other_than_of_the_network_is(void) {
     trace_free(&trace);
 }
 
+// ---------------------------------------------------------------------------------------------------------------
+// scripts/plot_trace.py
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { SWEEPS = 3, LAYERS = 2, BATCHES = 2, SWEEP_SQUARES = LAYERS * BATCHES };
+
+/* A trace of three sweeps of two layers and two batches; a square takes a second, and none runs beside another. */
+static void write_sweeps(const char *path) {
+    Trace trace = {.name = "three sweeps"};
+    for (int e = 0; e < SWEEPS * SWEEP_SQUARES; e++) {
+        const int i = e / SWEEP_SQUARES;
+        Op op = call(PROJECT, OTHER, i == 0, i, e / BATCHES % LAYERS, e % BATCHES);
+        op.batch = op.k;
+        note(&trace, &op, 1, e, e + 1);
+    }
+    FILE *out = fopen(path, "w");
+    CHECK(out);
+    trace_write(&trace, 1, out);
+    fclose(out), trace_free(&trace);
+}
+
+/* The drawing, or with a range that is wrong what the script says. */
+static char *drawing_of(const char *trace, const char *kind, const char *sweeps) {
+    char command[1500], svg[400], said[400];
+    snprintf(svg, sizeof svg, "%s.svg", trace), snprintf(said, sizeof said, "%s.said", trace);
+    snprintf(command, sizeof command, "python3 -B scripts/plot_trace.py %s %s %s --title T %s 2>%s", kind, trace, svg,
+             sweeps, said);
+    return contents(system(command) ? said : svg, NULL);
+}
+
+static int count_of(const char *text, const char *part) {
+    int count = 0;
+    for (; (text = strstr(text, part)); text += strlen(part)) count++;
+    return count;
+}
+
+/* first to last are drawn, and no other sweep is. */
+static void expect_sweeps(const char *trace, const char *option, int first, int last) {
+    char *lanes = drawing_of(trace, "--lanes", option), *squares = drawing_of(trace, "--squares", option), name[60];
+    const int n = (last - first + 1) * SWEEP_SQUARES;
+    for (int i = 0; i < SWEEPS; i++) {
+        const bool there = first <= i && i <= last;
+        snprintf(name, sizeof name, ">sweep %d%s</text>", i, i ? "" : ", prefill");
+        CU_ASSERT_EQUAL(count_of(lanes, name), there);
+        snprintf(name, sizeof name, ">token %d</text>", i);
+        CU_ASSERT_EQUAL(count_of(squares, name), there);
+    }
+    for (int j = 0; j < LAYERS; j++)
+        for (int k = 0; k < BATCHES; k++) {
+            snprintf(name, sizeof name, ">%d,%d</text>", j, k);
+            CU_ASSERT_EQUAL(count_of(lanes, name), last - first + 1);
+        }
+    for (int number = 1; number <= SWEEPS * SWEEP_SQUARES; number++) {
+        snprintf(name, sizeof name, "'>%d</text>", number);
+        CU_ASSERT(!strstr(squares, name) == (number > n));
+    }
+    free(lanes), free(squares);
+}
+
+/* "--sweeps A:B cuts out sweeps A to B, both included; either end may be left out." */
+static void a_drawing_has_all_of_the_sweeps_that_it_is_asked_for(void) {
+    char path[400];
+    if (!has_python()) return;
+    snprintf(path, sizeof path, "%s/sweeps.json", temp_dir());
+    write_sweeps(path);
+    expect_sweeps(path, "", 0, 2);
+    expect_sweeps(path, "--sweeps 0:1", 0, 1);
+    expect_sweeps(path, "--sweeps 1:", 1, 2);
+    expect_sweeps(path, "--sweeps :0", 0, 0);
+    expect_sweeps(path, "--sweeps 1", 1, 1);
+    char *said = drawing_of(path, "--lanes", "--sweeps 3:");
+    CU_ASSERT_STRING_EQUAL(said, "plot_trace.py: --sweeps: nothing was computed in 3:; the trace has sweeps 0 to 2\n");
+    free(said), said = drawing_of(path, "--squares", "--sweeps 2:1");
+    CU_ASSERT_PTR_NOT_NULL(strstr(said, "--sweeps: found '2:1'; expected a range A:B"));
+    free(said);
+}
+
 CU_TestInfo tests[] = {
     {"ops of one call are one slice", ops_of_one_call_are_one_slice},
     {"whatever differs begins a new slice", whatever_differs_begins_a_new_slice},
@@ -612,5 +689,6 @@ CU_TestInfo tests[] = {
     {"the table of a run agrees with its lanes and its clock", the_table_of_a_run_agrees_with_its_lanes_and_its_clock},
     {"a million slices take a moment", a_million_slices_take_a_moment},
     {"a stage is busy when a lane other than of the network is", a_stage_is_busy_when_a_lane_other_than_of_the_network_is},
+    {"a drawing has all of the sweeps that it is asked for", a_drawing_has_all_of_the_sweeps_that_it_is_asked_for},
     CU_TEST_INFO_NULL,
 };
