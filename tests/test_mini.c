@@ -501,6 +501,27 @@ static void sparse_attention_gives_the_engines_tokens(void) {
     at_most_one_of_fifty_differs();
 }
 
+/* The token </s>, with which every prompt begins, is the end of a generated text only. "" is a prompt of that token alone.
+ */
+static void an_empty_prompt_gives_the_engines_tokens(void) {
+    static const char lines[] = "{\"id\": 0, \"prompt\": \"\"}\n";
+    const char *file = in_dir(temp_dir(), "empty.jsonl");
+    const char *const argv[] = {
+        getenv("MINI_BIN"), TINY, "", "--json", "--max-tokens", "5", "--percent", "100", "0", "100", "0", "100", "0", NULL};
+    FILE *f = fopen(file, "w");
+    CHECK(f && fputs(lines, f) >= 0 && fclose(f) == 0);
+    Result mini = finish(start_program(argv));
+    Result engine = run(ENGINE,
+                        "generate --model " TINY
+                        " --prompts %s --max-tokens 5 --percent 100 0 100 0 100 0 "
+                        "--gpu-batch-size 1 --num-gpu-batches 1 --gpu-mem 256M --cpu-mem 256M --disk-mem 256M",
+                        file);
+    CU_ASSERT_FATAL(succeeded(&mini, "\"\"") && succeeded(&engine, "\"\""));
+    char *end = strchr(mini.out, ']');
+    CU_ASSERT(end && end > mini.out + 60 && !strncmp(mini.out, engine.out, (size_t)(end - mini.out)));
+    result_free(&mini), result_free(&engine);
+}
+
 /* A few sweeps are as good as many: the same threads wait for the same buffers. */
 static void sanitizers_find_nothing_in_any_of_these(void) {
     if (!getenv("MINI_ALL")) most_tokens = 4;
@@ -675,6 +696,60 @@ static void shares_of_weights_are_streamed_to_within_a_tensor(void) {
                     off, disk, largest);
         CU_ASSERT(fabs(off) <= largest && fabs(disk) <= largest);
         result_free(&r);
+    }
+}
+
+/* In percents whose fractions are rounded in a float, too: what GPU and CPU have together leaves nothing for the disk. */
+static void shares_of_100_percent_leave_the_disk_empty(void) {
+    static const int gpu[] = {41, 70, 29, 57};
+    for (size_t g = 0; g < sizeof gpu / sizeof *gpu; g++) {
+        Figures f;
+        char share[20];
+        snprintf(share, sizeof share, "%d %d", gpu[g], 100 - gpu[g]);
+        Result r = run(MINI, "%s Mum Dad boat --max-tokens 2 --percent %s %s %s --gpu-batch-size 1 --num-gpu-batches 3",
+                       dir_of(&subjects[0]), share, share, share);
+        CU_ASSERT_FATAL(succeeded(&r, share) && read_figures(&f, r.err));
+        if (f.peak[TIER_DISK] + f.moved[DTOC] + f.moved[CTOD] > 0)
+            fprintf(stderr, "\n    %s: %.0f bytes on disk, %.0f read", share, f.peak[TIER_DISK], f.moved[DTOC]);
+        CU_ASSERT(f.peak[TIER_DISK] == 0 && f.moved[DTOC] == 0 && f.moved[CTOD] == 0);
+        result_free(&r);
+    }
+}
+
+/* A directory like the victim's but that the token `eos` ends a text. */
+static const char *ended_by(int eos);
+
+/* With the weights on the GPU, two prompts in one batch move what they move alone, though one of them ends after its
+ * second token and the other goes on: its cache, its queries and the results rest from then on. */
+static void a_sequence_that_has_ended_moves_nothing(void) {
+    static const char *const places[] = {"0 100", "0 0", "0 100 --cpu-cache-compute", "0 0 --cpu-cache-compute"};
+    Result r = run(MINI, "%s Mum --json --max-tokens 2 --percent 100 0 100 0 100 0", dir_of(&subjects[1]));
+    const char *second = strstr(r.out, "\"tokens\": [");
+    int eos = 0;
+    CU_ASSERT_FATAL(second && sscanf(second, "\"tokens\": [%*d, %d]", &eos) == 1);
+    const char *dir = ended_by(eos);
+    result_free(&r);
+    for (size_t p = 0; p < sizeof places / sizeof *places; p++) {
+        static const char *const words[] = {"Mum", "A", "Mum A"};
+        Figures f[3];
+        char shares[60], share[30], *flag;
+        snprintf(share, sizeof share, "%s", places[p]);
+        if ((flag = strstr(share, " --"))) *flag++ = 0;
+        snprintf(shares, sizeof shares, "--percent 100 0 %s 100 0 %s", share, flag ? flag : "");
+        for (int w = 0; w < 3; w++) {
+            r = run(MINI, "%s %s --json --max-tokens 9 --gpu-batch-size 2 %s", dir, words[w], shares);
+            CU_ASSERT_FATAL(succeeded(&r, shares) && read_figures(&f[w], r.err));
+            /* </s> is not printed */
+            if (w == 0) CU_ASSERT(strchr(second = strstr(r.out, "\"tokens\": ["), ']') && !strchr(second, ','));
+            if (w == 1) CU_ASSERT_PTR_NOT_NULL(strstr(r.err, " 9 tokens, "));
+            result_free(&r);
+        }
+        for (int c = 0; c < LINKS; c++) {
+            if (f[2].moved[c] != f[0].moved[c] + f[1].moved[c])
+                fprintf(stderr, "\n    %s: %s %.0f bytes, alone %.0f and %.0f", shares, channel_name[c], f[2].moved[c],
+                        f[0].moved[c], f[1].moved[c]);
+            CU_ASSERT_EQUAL(f[2].moved[c], f[0].moved[c] + f[1].moved[c]);
+        }
     }
 }
 
@@ -899,6 +974,18 @@ static void the_search_finds_no_worse_block_than_those_tried_by_hand(void) {
     CU_ASSERT(best > 0);
 }
 
+/* Blocks are tried that have more places than there are prompts, as long as each batch has one: seven prompts go into
+ * 2 x 4 at once, where 1 x 7 would be the largest block without an empty place. */
+static void a_block_may_have_more_places_than_there_are_prompts(void) {
+    Result r = run(MINI, TINY
+                   " Mum Mum Mum Mum Mum Mum Mum --max-tokens 2 --threads 1 --hardware hardware/t4.json --gpu-mem 8M "
+                   "--cpu-mem 4M");
+    CU_ASSERT_FATAL(succeeded(&r, "seven prompts"));
+    if (!strstr(r.err, " 7 prompts, 2 x 4, ")) fprintf(stderr, "\n    %s", r.err);
+    CU_ASSERT_PTR_NOT_NULL(strstr(r.err, " 7 prompts, 2 x 4, "));
+    result_free(&r);
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // Wrong use, spoilt files, no room
 // ---------------------------------------------------------------------------------------------------------------
@@ -1096,6 +1183,56 @@ static Draft victims_draft(void) {
     for (int j = 0; j < victim()->l; j++) add_layer(&d, victim(), j);
     d.header[d.len++] = '}';
     return d;
+}
+
+static const char *ended_by(int eos) {
+    char *dir = xstrdup(without_weights()), *config = contents(in_dir(dir, "config.json"), NULL), text[40];
+    static char kept[300];
+    snprintf(text, sizeof text, "\"eos_token_id\": %d", eos);
+    char *edited = replaced(config, "\"eos_token_id\": 2", text);
+    write_text(dir, "config.json", edited);
+    copy_file(dir_of(victim()), dir, "model.safetensors");
+    snprintf(kept, sizeof kept, "%s", dir);
+    free(dir), free(config), free(edited);
+    return kept;
+}
+
+/* The victim with all weights of k 0. So every token has the same k, and all scores of a query are equal; v differs. */
+static const char *with_equal_keys(void) {
+    const char *dir = without_weights();
+    Draft d = victims_draft();
+    for (const char *at = d.header; (at = strstr(at, "k_proj.weight\":"));) {
+        size_t begin, end;
+        at = strstr(at, "data_offsets");
+        CU_ASSERT_FATAL(sscanf(at, "data_offsets\":[%zu,%zu]", &begin, &end) == 2);
+        memset(d.data + begin, 0, end - begin);
+    }
+    write_tensors(dir, "model.safetensors", d.header, d.len, &d);
+    free(d.data);
+    return dir;
+}
+
+/* As in the engine (device/host_attend.c, select_tokens), which writes the same tokens; one of the twelve texts may be
+ * another where the order of sums decides a token. */
+static void of_equal_scores_sparse_attention_keeps_the_earlier_tokens(void) {
+    char *dir = xstrdup(with_equal_keys());
+    const char *sparse = "--attn-sparsity 0.3 --cpu-cache-compute --percent 100 0 0 100 100 0";
+    Answers mini, engine;
+    Result r = run(MINI, "%s --prompts %s --json --max-tokens %d --gpu-batch-size 12 %s", dir, prompts_file(), victim()->n,
+                   sparse);
+    CU_ASSERT_FATAL(succeeded(&r, sparse) && read_answers(&mini, r.out));
+    result_free(&r);
+    r = run(ENGINE,
+            "generate --model %s --prompts %s --format text --max-tokens %d %s --gpu-batch-size 12 --num-gpu-batches 1 "
+            "--gpu-mem 256M --cpu-mem 256M --disk-mem 256M --threads 2",
+            dir, prompts_file(), victim()->n, sparse);
+    CU_ASSERT_FATAL(succeeded(&r, sparse) && read_answers(&engine, r.out));
+    int equal = 0;
+    for (int i = 0; i < PROMPTS; i++)
+        equal += mini.n[i] == engine.n[i] && !memcmp(mini.token[i], engine.token[i], mini.n[i] * sizeof(int));
+    if (equal < PROMPTS) fprintf(stderr, "\n    equal: %d of %d", equal, PROMPTS);
+    CU_ASSERT(equal >= PROMPTS - 1);
+    answers_free(&mini), answers_free(&engine), result_free(&r), free(dir);
 }
 
 /* "FILE: THIS -> THAT": in a copy of the victim's directory that text of a file, or all of it, is replaced. */
@@ -1375,13 +1512,19 @@ CU_TestInfo tests[] = {
     {"a block may have many batches", a_block_may_have_many_batches},
     {"compressed weights and cache give the engine's tokens", compressed_weights_and_cache_give_the_engines_tokens},
     {"sparse attention gives the engine's tokens", sparse_attention_gives_the_engines_tokens},
+    {"of equal scores sparse attention keeps the earlier tokens",
+     of_equal_scores_sparse_attention_keeps_the_earlier_tokens},
+    {"an empty prompt gives the engine's tokens", an_empty_prompt_gives_the_engines_tokens},
     {"links carry the bytes of a formula", links_carry_the_bytes_of_a_formula},
     {"shares of weights are streamed to within a tensor", shares_of_weights_are_streamed_to_within_a_tensor},
+    {"shares of 100 percent leave the disk empty", shares_of_100_percent_leave_the_disk_empty},
+    {"a sequence that has ended moves nothing", a_sequence_that_has_ended_moves_nothing},
     {"a slowed link takes the time of its bytes", a_slowed_link_takes_the_time_of_its_bytes},
     {"a policy runs in its memory and not in less", a_policy_runs_in_its_memory_and_not_in_less},
     {"what is searched for keeps to the memory", what_is_searched_for_keeps_to_the_memory},
     {"the paper's cost model is the engine's", the_papers_cost_model_is_the_engines},
     {"the search finds no worse block than those tried by hand", the_search_finds_no_worse_block_than_those_tried_by_hand},
+    {"a block may have more places than there are prompts", a_block_may_have_more_places_than_there_are_prompts},
     {"wrong use is refused in one line", wrong_use_is_refused_in_one_line},
     {"a prompt may contain NUL", a_prompt_may_contain_NUL},
     {"a completion may contain NUL", a_completion_may_contain_NUL},
