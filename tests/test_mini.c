@@ -974,16 +974,20 @@ static void the_search_finds_no_worse_block_than_those_tried_by_hand(void) {
     CU_ASSERT(best > 0);
 }
 
-/* Blocks are tried that have more places than there are prompts, as long as each batch has one: seven prompts go into
- * 2 x 4 at once, where 1 x 7 would be the largest block without an empty place. */
+/* Blocks are tried that have more places than there are prompts, as long as each batch has one: seven prompts may go into
+ * 2 x 4 at once, and not only into 1 x 7. But a place without a prompt makes no tokens, so that 1 x 7 is better where both
+ * fit. */
 static void a_block_may_have_more_places_than_there_are_prompts(void) {
-    Result r = run(MINI, TINY
-                   " Mum Mum Mum Mum Mum Mum Mum --max-tokens 2 --threads 1 --hardware hardware/t4.json --gpu-mem 8M "
-                   "--cpu-mem 4M");
-    CU_ASSERT_FATAL(succeeded(&r, "seven prompts"));
-    if (!strstr(r.err, " 7 prompts, 2 x 4, ")) fprintf(stderr, "\n    %s", r.err);
-    CU_ASSERT_PTR_NOT_NULL(strstr(r.err, " 7 prompts, 2 x 4, "));
-    result_free(&r);
+    static const char *const memory[] = {"--gpu-mem 8M --cpu-mem 4M", "--gpu-mem 6M --cpu-mem 1G"},
+                             *const block[] = {" 7 prompts, 2 x 4, ", " 7 prompts, 1 x 7, "};
+    for (int c = 0; c < 2; c++) {
+        Result r = run(MINI, TINY " Mum Mum Mum Mum Mum Mum Mum --max-tokens 2 --threads 1 --hardware hardware/t4.json %s",
+                       memory[c]);
+        CU_ASSERT_FATAL(succeeded(&r, "seven prompts"));
+        if (!strstr(r.err, block[c])) fprintf(stderr, "\n    not %s: %s", block[c], r.err);
+        CU_ASSERT_PTR_NOT_NULL(strstr(r.err, block[c]));
+        result_free(&r);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
