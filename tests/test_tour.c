@@ -957,6 +957,26 @@ static void the_search_in_the_browser_is_this_programs(void) {
     CU_ASSERT(!system(command));
 }
 
+/* A hash of its sources does not cover the script that makes the page, which names the models that one can ask for. */
+static void the_page_of_the_search_offers_every_model_that_the_program_knows(void) {
+    char *page = contents("docs/explore.html", NULL),
+         *data = strstr(page, "<script type=\"application/json\" id=\"data\">");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(data);
+    data = strchr(data, '>') + 1;
+    *strstr(data, "</script>") = 0;
+    cJSON *json = cJSON_Parse(data), *model;
+    char names[300] = "";
+    cJSON_ArrayForEach(model, cJSON_GetObjectItem(json, "models"))
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", *names ? ", " : "", model->valuestring);
+    CU_ASSERT_STRING_EQUAL(names, opt_known_names());
+    cJSON_Delete(json), free(page);
+    if (!has_python()) return;
+    char *said = printed_by(
+        "cd scripts && python3 -B -c 'import make_explore; print(*make_explore.MODELS, sep=\", \", end=\"\")'", false);
+    CU_ASSERT_STRING_EQUAL(said, opt_known_names());
+    free(said);
+}
+
 /* Those to files of the repository, from the document's folder. */
 static void every_link_of_the_documents_leads_to_a_file(void) {
     glob_t found = {0};
@@ -1037,6 +1057,8 @@ CU_TestInfo tests[] = {
     {"the page is made of the tour and no link leads out of docs",
      the_page_is_made_of_the_tour_and_no_link_leads_out_of_docs},
     {"the search in the browser is this program's", the_search_in_the_browser_is_this_programs},
+    {"the page of the search offers every model that the program knows",
+     the_page_of_the_search_offers_every_model_that_the_program_knows},
     {"every link of the documents leads to a file", every_link_of_the_documents_leads_to_a_file},
     {"what to read next leads through every source file", what_to_read_next_leads_through_every_source_file},
     CU_TEST_INFO_NULL,
