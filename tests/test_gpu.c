@@ -1,5 +1,6 @@
 /* test_gpu.c: how the program finds a GPU: a copy of it with different files beside it, with and without a driver. And how
  * scripts/gpu_check.sh, which has one chance on a borrowed GPU, does when its programs hang, crash and are killed. */
+#include <cjson/cJSON.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -145,6 +146,93 @@ static void the_steps_of_gpu_check_fit_their_time(void) {
     }
 }
 
+// ---- gpu_figures.awk: what a run of OPT-6.7B did beside the bounds of its machine ---------------------------------------
+
+enum { L = 32, H1 = 4096, VOCAB = 50272, S = 512, N = 32, SEQS = 16 };
+/* Bytes a second that are copied up, down, within the GPU, and read by the CPU; FLOP a second. */
+static const double h2d = 25e9, d2h = 20e9, d2d = 800e9, plain_read = 60e9, gemm = 9e13;
+
+/* Of a number in groups of 64 with 4 bits each and two halves, or in F16. */
+static double number_bytes(bool packed) { return packed ? (64 * .5 + 2 * 2) / 64 : 2; }
+/* Six matrices of a layer, of which the MLP's two have four times the numbers; biases and norms. */
+static double weight_bytes(bool packed) { return L * ((4. + 2 * 4) * H1 * H1 * number_bytes(packed) + 13. * H1 * 2); }
+static double kv_bytes(bool packed) { return L * 2. * H1 * number_bytes(packed); } /* of a token */
+static double token_flops(void) { return L * 2 * (4. + 2 * 4) * H1 * H1; }
+static double prefill_flops(void) { return SEQS * (S * token_flops() + L * 2. * S * S * H1); }
+
+/* Each decoding step reads all weights, the table of the head, and the cache of the tokens so far with the new one. */
+static double decoded_bytes(bool packed) {
+    double bytes = 0;
+    for (int step = 1; step < N; step++)
+        bytes += weight_bytes(packed) + 2. * VOCAB * H1 + SEQS * (S + step) * kv_bytes(packed);
+    return bytes;
+}
+
+/* Half of the weights come over the link, and the CPU attends to the whole cache: each stage takes as long as its slowest
+ * lane. */
+static double least_seconds(void) {
+    const double load = .5 * weight_bytes(false) / h2d;
+    double seconds = fmax(load, fmax(prefill_flops() / gemm, SEQS * S * kv_bytes(false) / d2h));
+    for (int t = S + 1; t < S + N; t++)
+        seconds += fmax(load, fmax(SEQS * token_flops() / gemm, SEQS * t * kv_bytes(false) / plain_read));
+    return seconds;
+}
+
+/* What `flexgen bench --json` writes of a run whose prefill takes 2 s and whose decoding takes 4. */
+static void write_run(const char *dir, const char *name, bool packed) {
+    char text[600];
+    const char *is_packed = packed ? "true" : "false";
+    snprintf(text, sizeof text,
+             "{\n  \"model\": \"opt-6.7b\",\n  \"s\": %d,\n  \"n\": %d,\n  \"gbs\": %d,\n  \"num_gpu_batches\": 2,\n"
+             "  \"wc\": 0.5,\n  \"cg\": 0,\n  \"compress_weight\": %s,\n  \"compress_cache\": %s,\n"
+             "  \"throughput\": 85.3,\n  \"prefill_s\": 2,\n  \"decode_s\": 4,\n  \"total_s\": 6\n}\n",
+             S, N, SEQS / 2, is_packed, is_packed);
+    write_file(dir, name, text, strlen(text));
+}
+
+/* One of figures.json: its value, and its bound. */
+static void expect_figure(const cJSON *figures, const char *name, double value, double bound) {
+    const cJSON *one;
+    cJSON_ArrayForEach(one, figures) {
+        const double found = cJSON_GetNumberValue(cJSON_GetObjectItem(one, "value")),
+                     limit = cJSON_GetNumberValue(cJSON_GetObjectItem(one, "bound"));
+        if (strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(one, "name")), name) != 0) continue;
+        if (!(fabs(found / value - 1) < 1e-5) || !(fabs(limit / bound - 1) < 1e-5))
+            fprintf(stderr, "\n    %s: %g of %g, expected %g of %g", name, found, limit, value, bound);
+        CU_ASSERT(fabs(found / value - 1) < 1e-5 && fabs(limit / bound - 1) < 1e-5);
+        return;
+    }
+    fprintf(stderr, "\n    there is no figure %s", name);
+    CU_FAIL("figures.json");
+}
+
+static void figures_of_a_gpu_are_those_of_a_hand_calculation(void) {
+    static const char bounds[] = "h2d 25\nd2h 20\nd2d 800\nplain_read 60\ngemm_large 90000\ngemm_prefill 70000\n";
+    const char *dir = temp_dir();
+    char command[1000];
+    write_file(dir, "bounds-gpu", bounds, sizeof bounds - 1);
+    write_run(dir, "all-fp16-8.json", false), write_run(dir, "all-w4c4-8.json", true),
+        write_run(dir, "offload.json", false);
+    snprintf(command, sizeof command,
+             "f=$PWD/scripts/gpu_figures.awk; cd %s && awk -v card=card -v memory='8 GiB' -f $f bounds-gpu *.json >table",
+             dir);
+    CU_ASSERT_EQUAL_FATAL(system(command), 0);
+    char *text = contents(in_dir(dir, "figures.json"), NULL);
+    cJSON *json = cJSON_Parse(text);
+    const cJSON *figures = cJSON_GetObjectItem(json, "figures");
+    CU_ASSERT_FATAL(cJSON_IsArray(figures));
+    for (int packed = 0; packed < 2; packed++) {
+        char name[100];
+        const char *way = packed ? "w4c4" : "fp16";
+        snprintf(name, sizeof name, "opt-6.7b, all on the GPU, %d x %d + %d, %s: decode", SEQS, S, N, way);
+        expect_figure(figures, name, decoded_bytes(packed) / 4 / 1e9, d2d / 1e9);
+        snprintf(name, sizeof name, "opt-6.7b, all on the GPU, %d x %d + %d, %s: prefill", SEQS, S, N, way);
+        expect_figure(figures, name, prefill_flops() / 2 / 1e12, gemm / 1e12);
+    }
+    expect_figure(figures, "opt-6.7b, 8 GiB, 8 x 2, 512 + 32: time", 6, least_seconds());
+    cJSON_Delete(json), free(text);
+}
+
 // ---- docs/GPU.md -----------------------------------------------------------------------------------------------------
 
 /* Runs a shell command with `line` as $line, and gives back what it printed; *status its exit status. */
@@ -222,6 +310,7 @@ CU_TestInfo tests[] = {
     {"every step keeps its time and its figures, whatever the others do",
      every_step_keeps_its_time_and_its_figures_whatever_the_others_do},
     {"the steps of gpu_check.sh fit their time", the_steps_of_gpu_check_fit_their_time},
+    {"figures of a GPU are those of a hand calculation", figures_of_a_gpu_are_those_of_a_hand_calculation},
     {"the commands of the page for readers with a GPU run", the_commands_of_the_page_for_readers_with_a_gpu_run},
     {"what the page for readers with a GPU names is there", what_the_page_for_readers_with_a_gpu_names_is_there},
     CU_TEST_INFO_NULL,
