@@ -768,6 +768,49 @@ static void a_slowed_link_takes_the_time_of_its_bytes(void) {
     }
 }
 
+/* The last digit of a time is a millisecond, that of a share and of tokens a second a tenth; so each may be half of one
+ * off. */
+static void the_figures_that_are_reported_agree_with_each_other(void) {
+    Figures f;
+    double tokens, rate, share;
+    Result r = run(MINI, "%s A Mum --max-tokens 4 --percent 0 0 100 0 100 0 --gpu-batch-size 1 --link dtoc=3M",
+                   dir_of(&subjects[1]));
+    CU_ASSERT_FATAL(succeeded(&r, "figures") && read_figures(&f, r.err));
+    const char *last = strstr(r.err, "mini: 2 prompts, 1 x 1, "), *link = strstr(r.err, "mini: dtoc: ");
+    CU_ASSERT_FATAL(last && sscanf(last, "mini: 2 prompts, 1 x 1, %lf tokens, %*f s, %lf tokens/s", &tokens, &rate) == 2);
+    CU_ASSERT_FATAL(link && sscanf(link, "mini: dtoc: %*f bytes, %*f s, %lf%% of the time", &share) == 1);
+    CU_ASSERT(tokens == 8 && f.seconds > .1);
+    CU_ASSERT(fabs(rate - tokens / f.seconds) <= .05 + tokens / f.seconds * .0005 / (f.seconds - .0005));
+    CU_ASSERT(fabs(share - 100 * f.busy[DTOC] / f.seconds) <=
+              .05 + 100 * .0005 * (1 + f.busy[DTOC] / f.seconds) / (f.seconds - .0005));
+    result_free(&r);
+}
+
+/* Where only percentages are given, a batch has 32 sequences, and a block one batch. */
+static void a_batch_has_32_sequences_unless_it_is_said(void) {
+    char words[33 * 2 + 1] = "";
+    for (int i = 0; i < 33; i++) strcat(words, " A");
+    Result r = run(MINI, "%s %s --max-tokens 1 --percent 100 0 100 0 100 0", dir_of(&subjects[1]), words);
+    CU_ASSERT(succeeded(&r, "33 prompts") && strstr(r.err, "mini: 33 prompts, 32 x 1, 33 tokens, "));
+    result_free(&r);
+}
+
+/* The CPU chooses the tokens, and it attends: sparse attention is delegated with --cpu-cache-compute and without. */
+static void sparse_attention_is_delegated_without_a_flag_too(void) {
+    for (int disk = 0; disk < 2; disk++) {
+        Result r[2];
+        Figures f[2];
+        for (int flag = 0; flag < 2; flag++) {
+            r[flag] = run(MINI, "%s A Mum --max-tokens 6 --attn-sparsity 0.3 --percent 100 0 0 %d 100 0 %s",
+                          dir_of(&subjects[1]), disk ? 0 : 100, flag ? "--cpu-cache-compute" : "");
+            CU_ASSERT_FATAL(succeeded(&r[flag], "sparse") && read_figures(&f[flag], r[flag].err));
+        }
+        CU_ASSERT_STRING_EQUAL(r[0].out, r[1].out);
+        CU_ASSERT(!memcmp(f[0].moved, f[1].moved, sizeof f[0].moved) && !memcmp(f[0].peak, f[1].peak, sizeof f[0].peak));
+        result_free(&r[0]), result_free(&r[1]);
+    }
+}
+
 /* A policy runs in the memory that it reports, is refused in a byte less, and takes no more of this machine than that. */
 static void a_policy_runs_in_its_memory_and_not_in_less(void) {
     static const char *const tier[] = {"gpu", "cpu"};
@@ -964,6 +1007,8 @@ static void the_search_finds_no_worse_block_than_those_tried_by_hand(void) {
     Result r = run(MINI, "%s --policy --hardware hardware/t4.json --max-tokens 32", dir);
     CU_ASSERT_FATAL(succeeded(&r, "a search"));
     const double best = printed(r.out, "throughput");
+    const double bls = printed(r.out, "gbs") * printed(r.out, "num_gpu_batches");
+    CU_ASSERT(fabs(best - bls * 32 / printed(r.out, "T")) <= 1e-9 * best); /* all tokens that the block generates */
     result_free(&r);
     for (size_t b = 0; b < sizeof blocks / sizeof *blocks; b++) {
         r = run(MINI, "%s --policy --hardware hardware/t4.json --max-tokens 32 --gpu-batch-size %d --num-gpu-batches %d",
@@ -974,15 +1019,39 @@ static void the_search_finds_no_worse_block_than_those_tried_by_hand(void) {
     CU_ASSERT(best > 0);
 }
 
+/* --link says a link's rate in both stages: the answer is that for a machine whose file says so. */
+static void a_link_of_the_command_line_is_one_of_the_file(void) {
+    static const char *const links[] = {"ctog", "gtoc", "dtoc", "ctod"};
+    const char *dir = paper_model("opt-30b");
+    for (int c = 0; c < LINKS; c++) {
+        char *text = contents("hardware/t4.json", NULL), key[30], file[700];
+        snprintf(key, sizeof key, "\"%s_bdw\": ", links[c]);
+        char *at = strstr(text, key);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(at);
+        char *end = strchr(at, ',');
+        memset(at + strlen(key), ' ', (size_t)(end - at) - strlen(key));
+        memcpy(end - 3, "1e7", 3);
+        snprintf(file, sizeof file, "%s", in_dir(temp_dir(), "link.json"));
+        FILE *out = fopen(file, "w");
+        CHECK(out && fputs(text, out) >= 0 && fclose(out) == 0);
+        Result a = run(MINI, "%s --policy --max-tokens 32 --hardware hardware/t4.json --link %s=10M", dir, links[c]);
+        Result b = run(MINI, "%s --policy --max-tokens 32 --hardware %s", dir, file);
+        CU_ASSERT(succeeded(&a, links[c]) && succeeded(&b, links[c]));
+        CU_ASSERT_STRING_EQUAL(a.out, b.out);
+        result_free(&a), result_free(&b), free(text);
+    }
+}
+
 /* Blocks are tried that have more places than there are prompts, as long as each batch has one: seven prompts may go into
  * 2 x 4 at once, and not only into 1 x 7. But a place without a prompt makes no tokens, so that 1 x 7 is better where both
- * fit. */
+ * fit. One batch alone may be larger than the prompts, too. */
 static void a_block_may_have_more_places_than_there_are_prompts(void) {
-    static const char *const memory[] = {"--gpu-mem 8M --cpu-mem 4M", "--gpu-mem 6M --cpu-mem 1G"},
-                             *const block[] = {" 7 prompts, 2 x 4, ", " 7 prompts, 1 x 7, "};
-    for (int c = 0; c < 2; c++) {
+    static const char *const flags[] = {"--gpu-mem 8M --cpu-mem 4M", "--gpu-mem 6M --cpu-mem 1G",
+                                        "--gpu-mem 8M --cpu-mem 1G --num-gpu-batches 1"},
+                             *const block[] = {" 7 prompts, 2 x 4, ", " 7 prompts, 1 x 7, ", " 7 prompts, 8 x 1, "};
+    for (int c = 0; c < 3; c++) {
         Result r = run(MINI, TINY " Mum Mum Mum Mum Mum Mum Mum --max-tokens 2 --threads 1 --hardware hardware/t4.json %s",
-                       memory[c]);
+                       flags[c]);
         CU_ASSERT_FATAL(succeeded(&r, "seven prompts"));
         if (!strstr(r.err, block[c])) fprintf(stderr, "\n    not %s: %s", block[c], r.err);
         CU_ASSERT_PTR_NOT_NULL(strstr(r.err, block[c]));
@@ -1069,6 +1138,32 @@ static void a_prompt_may_contain_NUL(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(r.out, "\n{\"id\": 3, \"prompt\": \"c\", "));
     result_free(&r);
     free(dir);
+}
+
+/* U+FFFD stands for each longest beginning of a character, and for each byte that begins none (Unicode, chapter 3). */
+static void what_is_no_UTF_8_is_printed_as_such(void) {
+#define FFFD "\357\277\275"
+    static const struct {
+        const char *bytes, *printed;
+    } cases[] = {
+        {"\xed\xa0\x80", FFFD FFFD FFFD},          /* a surrogate */
+        {"\xf4\x90\x80\x80", FFFD FFFD FFFD FFFD}, /* beyond Unicode */
+        {"\xc0\x80", FFFD FFFD},                   /* longer than need be */
+        {"\xe0\x80\x80", FFFD FFFD FFFD},
+        {"\xe2\x82", FFFD}, /* cut */
+        {"\xf0\x9f\x98", FFFD},
+        {"\xc3(", FFFD "("},
+        {"\xf0\x9f\x98\x80", "\xf0\x9f\x98\x80"},
+        {"\xed\x9f\xbf", "\xed\x9f\xbf"}, /* the last before the surrogates */
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        char expected[100];
+        Result r = run(MINI, "%s %s --json " WHOLE_GPU, dir_of(victim()), cases[c].bytes);
+        snprintf(expected, sizeof expected, "{\"id\": 0, \"prompt\": \"%s\", ", cases[c].printed);
+        CU_ASSERT(r.status == 0 && !strncmp(r.out, expected, strlen(expected)));
+        result_free(&r);
+    }
+#undef FFFD
 }
 
 static char *replaced(const char *text, const char *from, const char *to);
@@ -1524,13 +1619,18 @@ CU_TestInfo tests[] = {
     {"shares of 100 percent leave the disk empty", shares_of_100_percent_leave_the_disk_empty},
     {"a sequence that has ended moves nothing", a_sequence_that_has_ended_moves_nothing},
     {"a slowed link takes the time of its bytes", a_slowed_link_takes_the_time_of_its_bytes},
+    {"the figures that are reported agree with each other", the_figures_that_are_reported_agree_with_each_other},
+    {"a batch has 32 sequences unless it is said", a_batch_has_32_sequences_unless_it_is_said},
+    {"sparse attention is delegated without a flag too", sparse_attention_is_delegated_without_a_flag_too},
     {"a policy runs in its memory and not in less", a_policy_runs_in_its_memory_and_not_in_less},
     {"what is searched for keeps to the memory", what_is_searched_for_keeps_to_the_memory},
     {"the paper's cost model is the engine's", the_papers_cost_model_is_the_engines},
     {"the search finds no worse block than those tried by hand", the_search_finds_no_worse_block_than_those_tried_by_hand},
+    {"a link of the command line is one of the file", a_link_of_the_command_line_is_one_of_the_file},
     {"a block may have more places than there are prompts", a_block_may_have_more_places_than_there_are_prompts},
     {"wrong use is refused in one line", wrong_use_is_refused_in_one_line},
     {"a prompt may contain NUL", a_prompt_may_contain_NUL},
+    {"what is no UTF-8 is printed as such", what_is_no_UTF_8_is_printed_as_such},
     {"a completion may contain NUL", a_completion_may_contain_NUL},
     {"one is not many", one_is_not_many},
     {"a full disk is one line", a_full_disk_is_one_line},
