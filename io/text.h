@@ -121,7 +121,7 @@ size_t memory_peak(void);
 void memory_restart(void);
 
 // ---------------------------------------------------------------------------------------------------------------
-// json.c: strict JSON on top of cJSON, and UTF-8
+// json.c: JSON by cJSON, but stricter, and UTF-8
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Bytes of the first character in s[0..len), len > 0; or, with *valid false, of the longest start of a character there
@@ -131,10 +131,10 @@ size_t utf8_step(const char *s, size_t len, bool *valid);
 size_t utf8_invalid_at(const char *s, size_t len);
 bool utf8_valid(const char *s, size_t len);
 
-/* Parses text[0..len) as exactly one JSON value. Refuses what cJSON would let pass: invalid UTF-8, \u0000 (it would cut
- * a string short), lone surrogates, duplicate keys in one object, bytes after the value, nesting deeper than 64. what names
- * the source in messages ("models/x/config.json", "prompts.jsonl line 7"). Returns NULL and fills err; else cJSON_Delete
- * it. */
+/* Parses text[0..len) as exactly one JSON value. Also refuses what cJSON would let pass: invalid UTF-8, \u0000 (it would
+ * cut a string short), control characters, numbers such as 01 and 1e999, duplicate keys in one object, bytes after the
+ * value, nesting deeper than 64. `what` names the source in messages ("models/x/config.json", "prompts.jsonl line 7").
+ * Returns NULL and fills err; else cJSON_Delete it. */
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err);
 /* The same, of a value that is an object. */
 cJSON *json_object(const char *text, size_t len, const char *what, Error *err);
