@@ -104,16 +104,17 @@ const int *stop_signal(void);
 int stop_fail(Error *err, const char *what);
 
 // ---------------------------------------------------------------------------------------------------------------
-// memory.c: how much memory this process may have, and how many processors
+// memory.c: what this process may have
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Bytes that this process may still take: what the machine, its control groups and its own limits have left, whichever is
- * least, when so many threads have been started. root: where /proc and /sys are, "" but in tests. */
-size_t memory_available(const char *root, int threads);
-/* What the limit of its address space alone leaves, to which mapped files count too; SIZE_MAX: there is none. */
-size_t address_available(int threads);
-/* Whole processors that the quotas of CPU of its control groups come to, at least one; INT_MAX: there is no quota. */
-int processors_allowed(const char *root);
+/* What the machine, the control groups and the limits of this process leave it: whichever is least. */
+typedef struct {
+    size_t memory;  /* bytes that it may still take */
+    size_t address; /* bytes of address space alone, to which mapped files count too; SIZE_MAX: there is no limit */
+    int processors; /* whole processors that the quotas of CPU come to, at least one; INT_MAX: there is no quota */
+} Allowance;
+/* Asks for it, when so many threads are still to be started. root: where /proc and /sys are, "" but in tests. */
+Allowance process_allowance(const char *root, int threads);
 /* Whether files in the directory are memory (tmpfs), which they take from their process's control groups. */
 bool memory_holds(const char *dir);
 /* The most bytes of memory that this process has had at once, since memory_restart if that is possible. */
