@@ -58,7 +58,7 @@ static int disk_room(Bytes *room, const TaskRun *run, Error *err) {
     const Options *o = run->options;
     const Bytes others[] = {process_room(run, run->trace_limit), run->gpu ? 0 : o->capacity[TIER_GPU],
                             o->capacity[TIER_CPU]};
-    Bytes mapped = address_available(NLANES);
+    Bytes mapped = process_allowance("", NLANES).address;
     struct statvfs disk;
     if (statvfs(o->offload_dir, &disk))
         return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir, strerror(errno));
@@ -75,7 +75,7 @@ static int disk_room(Bytes *room, const TaskRun *run, Error *err) {
 static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     Options *o = run->options;
     const Hardware *h = run->hardware;
-    const size_t available = memory_available("", NLANES), taken = process_room(run, run->trace_limit);
+    const size_t available = process_allowance("", NLANES).memory, taken = process_room(run, run->trace_limit);
     const int neighbours = run->net ? imax(run->net->neighbours, 1) : 1; /* stages share the machine equally */
     const size_t share = available / neighbours, percent = share > taken ? (share - taken) / 100 : 0;
     Bytes usual[NTIERS] = {percent * HOST_GPU_SHARE, percent * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)}, *c = o->capacity;
@@ -124,7 +124,7 @@ static int choose_gpu(TaskRun *run, Error *err) {
 
 void choose_threads(TaskRun *run) {
     int *threads = &run->options->threads;
-    const int all = host_processors(), allowed = imin(all, processors_allowed(""));
+    const int all = host_processors(), allowed = imin(all, process_allowance("", 0).processors);
     if (!*threads && allowed < all) run->processors = all;
     *threads = host_set_threads(*threads ? *threads : allowed);
 }

@@ -32,7 +32,7 @@ Net *net_open(double bytes_s, double delay_s, Error *err) {
     err->text[0] = 0;
     if (!started_by_mpirun()) return NULL;
     name_speaker();
-    if (address_available(0) < mpi_space) {
+    if (process_allowance("", 0).address < mpi_space) {
         fail(err, EXIT_FAILED,
              "too little address space is left for MPI; raise ulimit -v to more than the tiers and %zu MiB",
              mpi_space >> 20);

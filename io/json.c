@@ -1,11 +1,11 @@
-/* json.c: strict JSON on top of cJSON.
+/* json.c: JSON, by cJSON and stricter.
  *
  * Everything this program reads from outside that is JSON (config.json, safetensors headers, vocab.json, prompts,
- * hardware files) comes through json_parse. cJSON builds the tree; but it also accepts much that is not JSON, cuts a string
- * at \u0000 and lets the first of two equal keys win, and each of these makes a file mean something else than its
- * author or another reader thinks. So the text is first scanned against the grammar of RFC 8259, where each fault has a
- * byte offset, then cJSON parses it, and then every object's keys are compared. What passes here is a tree whose strings
- * are whole, whose numbers are finite and whose keys are unique.
+ * hardware files) comes through json_parse. cJSON builds the tree. But it also accepts texts that mean something else to
+ * their author or to another reader: it does not look at the encoding, skips control characters, cuts a string at \u0000,
+ * reads 01 as a number and 1e999 as infinity, and lets the first of two equal keys win. So the bytes are checked before
+ * cJSON reads them, and the tree afterwards. What passes here is a tree whose strings are whole, whose numbers are finite
+ * and whose keys are unique.
  * Read next: tokenizer.c. */
 #include <cjson/cJSON.h>
 #include <ctype.h>
@@ -13,7 +13,7 @@
 
 #include "io/text.h"
 
-enum { MAX_DEPTH = 64, MAX_NUMBER = 60 /* characters; cJSON cuts a number at 63 */ };
+enum { MAX_DEPTH = 64 };
 
 // ---------------------------------------------------------------------------------------------------------------
 // UTF-8
@@ -49,146 +49,80 @@ size_t utf8_invalid_at(const char *s, size_t len) {
 bool utf8_valid(const char *s, size_t len) { return utf8_invalid_at(s, len) == len; }
 
 // ---------------------------------------------------------------------------------------------------------------
-// The grammar
+// The bytes
 // ---------------------------------------------------------------------------------------------------------------
 
 typedef struct {
     const char *text;
-    size_t len, at; /* at: the next byte to look at */
+    size_t len;
     const char *what;
     Error *err;
-} Scan;
+} Source;
 
-/* The fault at s->at: what is found there, and what should be. */
-static int refuse_here(Scan *s, const char *expected) {
-    if (s->at >= s->len)
+/* Returns the byte at a place, or 0 if the text ends before it. */
+static unsigned char byte_at(const Source *s, size_t at) { return at < s->len ? (unsigned char)s->text[at] : 0; }
+
+/* Refuses the text, and shows what is at a place. A hostile byte must not reach the terminal. */
+static int refuse_at(const Source *s, size_t at, const char *expected) {
+    char found[32];
+    int n = 0;
+    while (n < 16 && byte_at(s, at + n) >= ' ' && byte_at(s, at + n) < 127) n++;
+    if (at >= s->len)
         return fail(s->err, EXIT_FAILED, "%s: byte %zu: the text ends here; expected %s (is the file complete?)", s->what,
-                    s->at, expected);
-    int n = 0; /* as much of the text as can be shown: a hostile byte must not reach the terminal */
-    while (n < 16 && s->at + n < s->len && s->text[s->at + n] >= ' ' && s->text[s->at + n] < 127) n++;
-    if (n == 0)
-        return fail(s->err, EXIT_FAILED, "%s: byte %zu: found byte 0x%02x; expected %s", s->what, s->at,
-                    (unsigned char)s->text[s->at], expected);
-    return fail(s->err, EXIT_FAILED, "%s: byte %zu: found '%.*s'; expected %s", s->what, s->at, n, s->text + s->at,
-                expected);
+                    at, expected);
+    if (n > 0)
+        snprintf(found, sizeof found, "'%.*s'", n, s->text + at);
+    else
+        snprintf(found, sizeof found, "byte 0x%02x", byte_at(s, at));
+    return fail(s->err, EXIT_FAILED, "%s: byte %zu: found %s; expected %s", s->what, at, found, expected);
 }
 
-/* The next byte, or -1 at the end. */
-static int peek(const Scan *s) { return s->at < s->len ? (unsigned char)s->text[s->at] : -1; }
-
-static int skip_space(Scan *s) {
-    while (peek(s) == ' ' || peek(s) == '\t' || peek(s) == '\n' || peek(s) == '\r') s->at++;
-    return peek(s);
-}
-
-/* The code unit of the escape \uXXXX at s->at, or -1. */
-static int hex4(const Scan *s) {
-    char digits[5] = "";
-    if (s->len - s->at < 6 || s->text[s->at] != '\\' || s->text[s->at + 1] != 'u') return -1;
-    memcpy(digits, s->text + s->at + 2, 4);
-    return strspn(digits, "0123456789abcdefABCDEF") == 4 ? (int)strtol(digits, NULL, 16) : -1;
-}
-
-static int scan_escape(Scan *s) {
-    char kind = s->at + 1 < s->len ? s->text[s->at + 1] : 0;
-    if (kind && strchr("\"\\/bfnrt", kind)) return s->at += 2, 0;
-    int unit = hex4(s);
-    if (unit < 0) return refuse_here(s, "an escape: \\\" \\\\ \\/ \\b \\f \\n \\r \\t or \\u and four hex digits");
-    if (unit == 0) return refuse_here(s, "no \\u0000 (text with a zero byte is not accepted)");
-    if (unit >= 0xDC00 && unit <= 0xDFFF) return refuse_here(s, "a high surrogate before this low one");
-    if (unit >= 0xD800 && unit <= 0xDBFF) {
-        Scan next = *s;
-        next.at += 6;
-        int low = hex4(&next);
-        if (low < 0xDC00 || low > 0xDFFF) return refuse_here(s, "a low surrogate (\\udc00 to \\udfff) after this high one");
-        s->at += 6;
+/* Checks the escape at a place: cJSON reads four zeros where \u is not followed by four hex digits. */
+static int check_escape(const Source *s, size_t at) {
+    bool zero = true;
+    if (byte_at(s, at + 1) != 'u') return 0;
+    for (size_t digit = at + 2; digit < at + 6; digit++) {
+        if (!isxdigit(byte_at(s, digit))) return refuse_at(s, at, "four hex digits after \\u");
+        zero = zero && byte_at(s, digit) == '0';
     }
-    s->at += 6;
-    return 0;
+    return zero ? refuse_at(s, at, "no \\u0000 (text with a zero byte is not accepted)") : 0;
 }
 
-static int scan_string(Scan *s) {
-    if (peek(s) != '"') return refuse_here(s, "a string in double quotes");
-    s->at++;
-    for (int c; (c = peek(s)) != '"';) {
-        if (c < ' ')
-            return refuse_here(s, c < 0 ? "the closing quote of a string" : "control characters in strings to be escaped");
-        if (c != '\\')
-            s->at++;
-        else if (scan_escape(s) != 0)
-            return -1;
-    }
-    s->at++;
-    return 0;
+/* Returns true if a number with a leading zero begins at a place. */
+static bool leading_zero(const Source *s, size_t at) {
+    const size_t first = at + (byte_at(s, at) == '-');
+    return byte_at(s, first) == '0' && isdigit(byte_at(s, first + 1));
 }
 
-/* Steps over one of these characters, if it is next. */
-static bool step_over(Scan *s, const char *characters) {
-    bool found = peek(s) > 0 && strchr(characters, peek(s));
-    s->at += found;
-    return found;
-}
-
-/* Steps over digits; false if there is none. */
-static bool digits(Scan *s) {
-    size_t from = s->at;
-    while (step_over(s, "0123456789")) continue;
-    return s->at > from;
-}
-
-static int scan_number(Scan *s) {
-    const size_t from = s->at;
-    step_over(s, "-");
-    const bool zero = step_over(s, "0");
-    if (!zero && !digits(s)) return refuse_here(s, "a digit");
-    if (zero && isdigit(peek(s))) return refuse_here(s, "no digit after a leading zero");
-    if (step_over(s, ".") && !digits(s)) return refuse_here(s, "a digit after the decimal point");
-    if (step_over(s, "eE")) {
-        step_over(s, "+-");
-        if (!digits(s)) return refuse_here(s, "a digit in the exponent");
-    }
-    char number[MAX_NUMBER + 1];
-    int n = snprintf(number, sizeof number, "%.*s", (int)(s->at - from), s->text + from);
-    if (n <= MAX_NUMBER && isfinite(strtod(number, NULL))) return 0;
-    s->at = from;
-    return refuse_here(s, "a number of at most 60 characters and 1.7e308");
-}
-
-static int scan_value(Scan *s, int depth);
-
-/* An object or an array, with s->at on its opening bracket. */
-static int scan_container(Scan *s, int depth) {
-    bool object = peek(s) == '{';
-    int close = object ? '}' : ']';
-    if (depth == MAX_DEPTH) return refuse_here(s, "nesting of at most 64 levels");
-    s->at++;
-    if (skip_space(s) == close) return s->at++, 0;
-    for (;;) {
-        if (object) {
-            skip_space(s);
-            if (scan_string(s) != 0) return -1;
-            if (skip_space(s) != ':') return refuse_here(s, "':' after a key");
-            s->at++;
+/* Refuses what cJSON would skip or change. It also refuses a text that ends within brackets or quotes, because some
+ * versions of cJSON would read beyond its end. `number` is true if the byte before belongs to a number. */
+static int check_bytes(const Source *s) {
+    const size_t invalid = utf8_invalid_at(s->text, s->len);
+    bool in_string = false;
+    bool number = false;
+    int depth = 0;
+    if (invalid < s->len) return refuse_at(s, invalid, "UTF-8");
+    if (s->len >= 3 && memcmp(s->text, "\xEF\xBB\xBF", 3) == 0) return refuse_at(s, 0, "JSON without a byte order mark");
+    for (size_t at = 0; at < s->len; at++) {
+        const unsigned char c = byte_at(s, at);
+        if (c < ' ' && (in_string || !c || !strchr("\t\n\r", c)))
+            return refuse_at(s, at, "no control characters (in a string they are escaped)");
+        if (in_string && c == '\\') {
+            if (check_escape(s, at) != 0) return -1;
+            at++;
         }
-        if (scan_value(s, depth + 1) != 0) return -1;
-        int c = skip_space(s);
-        if (c != ',' && c != close) return refuse_here(s, object ? "',' or '}'" : "',' or ']'");
-        s->at++;
-        if (c == close) return 0;
+        if (c == '"') in_string = !in_string;
+        if (in_string) continue;
+        if (!number && leading_zero(s, at)) return refuse_at(s, at, "no leading zero");
+        if (c == '.' && (!isdigit(byte_at(s, at - 1)) || !isdigit(byte_at(s, at + 1))))
+            return refuse_at(s, at, "digits before and behind a point");
+        number = isdigit(c) || (c && strchr("+-.eE", c));
+        if (c == '{' || c == '[') depth++;
+        if (c == '}' || c == ']') depth--;
+        if (depth > MAX_DEPTH) return refuse_at(s, at, "nesting of at most 64 levels");
     }
-}
-
-static int scan_value(Scan *s, int depth) {
-    static const char *const words[] = {"true", "false", "null"};
-    int c = skip_space(s);
-    if (c == '{' || c == '[') return scan_container(s, depth);
-    if (c == '"') return scan_string(s);
-    if (c == '-' || (c >= '0' && c <= '9')) return scan_number(s);
-    for (int i = 0; i < 3; i++) {
-        size_t n = strlen(words[i]);
-        if (s->len - s->at >= n && memcmp(s->text + s->at, words[i], n) == 0) return s->at += n, 0;
-    }
-    return refuse_here(s, "a JSON value");
+    if (in_string) return refuse_at(s, s->len, "the closing quote of a string");
+    return depth > 0 ? refuse_at(s, s->len, "a closing bracket") : 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -204,20 +138,21 @@ const char *sort_strings(const char **strings, size_t n) {
     return NULL;
 }
 
-/* Refuses two equal keys in one object, here and below. Sorted, because a vocabulary is one object of 50,000 keys. */
-static int check_unique(const cJSON *node, const char *what, Error *err) {
+/* Refuses two equal keys in one object, and numbers that a double cannot hold. The keys are sorted, because a vocabulary is
+ * one object of 50,000 keys. */
+static int check_tree(const cJSON *node, const char *what, Error *err) {
+    if (cJSON_IsNumber(node) && !isfinite(node->valuedouble))
+        return json_refuse(err, what, node->string ? node->string : "a number", node, "a number of at most 1.7e308");
+    for (const cJSON *child = node->child; child; child = child->next)
+        if (check_tree(child, what, err) != 0) return -1;
+    if (!cJSON_IsObject(node)) return 0;
+    const char **keys = (const char **)xcalloc((size_t)cJSON_GetArraySize(node), sizeof *keys);
     size_t n = 0;
-    for (const cJSON *child = node->child; child; child = child->next, n++)
-        if (child->child && check_unique(child, what, err) != 0) return -1;
-    if (!cJSON_IsObject(node) || n < 2) return 0;
-    const char **keys = (const char **)xcalloc(n, sizeof *keys);
-    n = 0;
     for (const cJSON *child = node->child; child; child = child->next) keys[n++] = child->string;
     const char *twice = sort_strings(keys, n);
     free(keys);
-    return !twice ? 0
-                  : fail(err, EXIT_FAILED, "%s: the key \"%.200s\" occurs twice in one object; expected each key once",
-                         what, twice);
+    if (!twice) return 0;
+    return fail(err, EXIT_FAILED, "%s: the key \"%.200s\" occurs twice in one object; expected each key once", what, twice);
 }
 
 /* cJSON gives NULL for a tree or a text, or leaves out a member, when there is no memory; here that is the end, as
@@ -228,15 +163,22 @@ __attribute__((constructor)) static void json_open(void) {
 }
 
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
-    Scan s = {text, len, 0, what, err};
-    if ((s.at = utf8_invalid_at(text, len)) < len) return refuse_here(&s, "UTF-8"), NULL;
-    s.at = 0;
-    if (len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) return refuse_here(&s, "JSON without a byte order mark"), NULL;
-    if (scan_value(&s, 0) != 0) return NULL;
-    if (skip_space(&s) != -1) return refuse_here(&s, "nothing after the value"), NULL;
-    cJSON *tree = cJSON_ParseWithLength(text, len);
-    if (!tree) return fail(err, EXIT_FAILED, "%s: cJSON cannot parse this text", what), NULL;
-    if (check_unique(tree, what, err) == 0) return tree;
+    const Source s = {text, len, what, err};
+    const char *end = text; /* of the value, or where cJSON has given up */
+    if (check_bytes(&s) != 0) return NULL;
+    cJSON *tree = cJSON_ParseWithLengthOpts(text, len, &end, false);
+    size_t rest = (size_t)(end - text);
+    while (isspace(byte_at(&s, rest))) rest++;
+    int status = 0;
+    if (!tree && byte_at(&s, rest) == '\\')
+        status = refuse_at(&s, rest, "an escape of JSON, surrogates in pairs");
+    else if (!tree)
+        status = refuse_at(&s, rest, "JSON here or just before");
+    else if (rest < len)
+        status = refuse_at(&s, rest, "nothing after the value");
+    else
+        status = check_tree(tree, what, err);
+    if (status == 0) return tree;
     cJSON_Delete(tree);
     return NULL;
 }

@@ -104,16 +104,17 @@ const int *stop_signal(void);
 int stop_fail(Error *err, const char *what);
 
 // ---------------------------------------------------------------------------------------------------------------
-// memory.c: how much memory this process may have, and how many processors
+// memory.c: what this process may have
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Bytes that this process may still take: what the machine, its control groups and its own limits have left, whichever is
- * least, when so many threads have been started. root: where /proc and /sys are, "" but in tests. */
-size_t memory_available(const char *root, int threads);
-/* What the limit of its address space alone leaves, to which mapped files count too; SIZE_MAX: there is none. */
-size_t address_available(int threads);
-/* Whole processors that the quotas of CPU of its control groups come to, at least one; INT_MAX: there is no quota. */
-int processors_allowed(const char *root);
+/* What the machine, the control groups and the limits of this process leave it: whichever is least. */
+typedef struct {
+    size_t memory;  /* bytes that it may still take */
+    size_t address; /* bytes of address space alone, to which mapped files count too; SIZE_MAX: there is no limit */
+    int processors; /* whole processors that the quotas of CPU come to, at least one; INT_MAX: there is no quota */
+} Allowance;
+/* Asks for it, when so many threads are still to be started. root: where /proc and /sys are, "" but in tests. */
+Allowance process_allowance(const char *root, int threads);
 /* Whether files in the directory are memory (tmpfs), which they take from their process's control groups. */
 bool memory_holds(const char *dir);
 /* The most bytes of memory that this process has had at once, since memory_restart if that is possible. */
@@ -121,7 +122,7 @@ size_t memory_peak(void);
 void memory_restart(void);
 
 // ---------------------------------------------------------------------------------------------------------------
-// json.c: strict JSON on top of cJSON, and UTF-8
+// json.c: JSON by cJSON, but stricter, and UTF-8
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Bytes of the first character in s[0..len), len > 0; or, with *valid false, of the longest start of a character there
@@ -131,10 +132,10 @@ size_t utf8_step(const char *s, size_t len, bool *valid);
 size_t utf8_invalid_at(const char *s, size_t len);
 bool utf8_valid(const char *s, size_t len);
 
-/* Parses text[0..len) as exactly one JSON value. Refuses what cJSON would let pass: invalid UTF-8, \u0000 (it would cut
- * a string short), lone surrogates, duplicate keys in one object, bytes after the value, nesting deeper than 64. what names
- * the source in messages ("models/x/config.json", "prompts.jsonl line 7"). Returns NULL and fills err; else cJSON_Delete
- * it. */
+/* Parses text[0..len) as exactly one JSON value. Also refuses what cJSON would let pass: invalid UTF-8, \u0000 (it would
+ * cut a string short), control characters, numbers such as 01 and 1e999, duplicate keys in one object, bytes after the
+ * value, nesting deeper than 64. `what` names the source in messages ("models/x/config.json", "prompts.jsonl line 7").
+ * Returns NULL and fills err; else cJSON_Delete it. */
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err);
 /* The same, of a value that is an object. */
 cJSON *json_object(const char *text, size_t len, const char *what, Error *err);

@@ -43,7 +43,7 @@ static const char *machine(const char *groups, const char *mounts) {
     return root;
 }
 
-static void available_is(const char *root, size_t bytes) { CU_ASSERT_EQUAL(memory_available(root, 0), bytes); }
+static void available_is(const char *root, size_t bytes) { CU_ASSERT_EQUAL(process_allowance(root, 0).memory, bytes); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Control groups
@@ -52,8 +52,7 @@ static void available_is(const char *root, size_t bytes) { CU_ASSERT_EQUAL(memor
 #define V1_MOUNTS                                                                 \
     "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"                             \
     "34 31 0:31 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n" \
-    "35 31 0:32 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n"  \
-    "36 31 0:33 / /sys/fs/cgroup/memory2 rw shared:9 - cgroup cgroup rw,memory2\n"
+    "35 31 0:32 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n"
 #define V1_GROUPS "9:cpu,cpuacct:/elsewhere\n4:memory:/batch/job\n1:name=systemd:/\n"
 #define V2_MOUNTS                                     \
     "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n" \
@@ -85,14 +84,14 @@ static void a_group_of_version_1_has_its_limit_less_its_use(void) {
         size_t limit, used, cached, expected;
     } cases[] = {{64 * MB, 10 * MB, 0, 54 * MB}, {700 * MB, 600 * MB, 450 * MB, 550 * MB},
                  {4 * GB, 5 * GB, 0, 0},         {6 * GB, 6 * GB, 6 * GB, 6 * GB},
-                 {64 * GB, GB, 0, 8 * GB},       {no_limit, GB, 0, 8 * GB}};
+                 {64 * GB, GB, 0, 8 * GB},       {no_limit, GB, 0, 8 * GB},
+                 {2 * GB, GB, 3 * GB, GB}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *root = machine(V1_GROUPS, V1_MOUNTS);
         v1_group(root, "/sys/fs/cgroup/memory", no_limit, 3 * GB, GB);
         v1_group(root, "/sys/fs/cgroup/memory/batch/job", cases[i].limit, cases[i].used, cases[i].cached);
-        v1_group(root, "/sys/fs/cgroup/memory/other", MB, 0, 0); /* nobody of us is there */
-        v1_group(root, "/sys/fs/cgroup/cpu,cpuacct/elsewhere", MB, 0, 0);
-        v1_group(root, "/sys/fs/cgroup/memory2/batch/job", MB, 0, 0); /* another controller's */
+        v1_group(root, "/sys/fs/cgroup/memory/other", MB, 0, 0);     /* nobody of us is there */
+        v1_group(root, "/sys/fs/cgroup/memory/elsewhere", MB, 0, 0); /* our group of another controller */
         available_is(root, cases[i].expected);
     }
 }
@@ -159,9 +158,10 @@ static void in_a_container_the_tree_may_begin_at_its_group(void) {
         {"/docker/abc/job", "/docker/abc", "/job", GB}, /* ours is below it */
         {"/docker/abc/job", "/docker/abc", "", GB},
         {"/docker/abcd", "/docker/abc", "d", 8 * GB}, /* a longer name is another group's */
-        {"/", "/", "", GB},                           /* a name space: the container's group is / */
-        {"/", "/../..", "", GB},                      /* the top is above it */
-        {"/../other", "/", "", GB},                   /* ours cannot be seen */
+        {"/docker/xyz/job", "/docker/abc", "/job", 8 * GB},
+        {"/", "/", "", GB},         /* a name space: the container's group is / */
+        {"/", "/../..", "", GB},    /* the top is above it */
+        {"/../other", "/", "", GB}, /* ours cannot be seen */
         {"/../other", "/", "/../other", 8 * GB},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -202,7 +202,7 @@ static void what_is_missing_sets_no_limit(void) {
             v2_group(root, "/sys/fs/cgroup/a", "1\n", "max\n", 0, 0);
             available_is(root, free_bytes);
         }
-    const size_t nothing = memory_available(temp_dir(), 0); /* without /proc: all memory there is */
+    const size_t nothing = process_allowance(temp_dir(), 0).memory; /* without /proc: all memory there is */
     CU_ASSERT_EQUAL(nothing, (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE));
 }
 
@@ -234,15 +234,15 @@ static void a_quota_of_cpu_is_so_many_whole_processors(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *root = machine(V1_GROUPS, V1_MOUNTS);
         put_quota(root, "/sys/fs/cgroup/cpu,cpuacct/elsewhere", cases[i].quota, cases[i].period);
-        put_quota(root, "/sys/fs/cgroup/cpu,cpuacct/other", "1000\n", "1000\n"); /* nobody of us is there */
-        put_quota(root, "/sys/fs/cgroup/memory/batch/job", "1000\n", "1000\n");  /* another controller's */
-        CU_ASSERT_EQUAL(processors_allowed(root), cases[i].expected);
+        put_quota(root, "/sys/fs/cgroup/cpu,cpuacct/other", "1000\n", "1000\n");     /* nobody of us is there */
+        put_quota(root, "/sys/fs/cgroup/cpu,cpuacct/batch/job", "1000\n", "1000\n"); /* our group of another controller */
+        CU_ASSERT_EQUAL(process_allowance(root, 0).processors, cases[i].expected);
         root = machine("0::/user.slice/job\n", V2_MOUNTS);
         put(root, "/sys/fs/cgroup/user.slice/job/cpu.max", cases[i].both);
-        CU_ASSERT_EQUAL(processors_allowed(root), cases[i].expected);
+        CU_ASSERT_EQUAL(process_allowance(root, 0).processors, cases[i].expected);
     }
-    CU_ASSERT_EQUAL(processors_allowed(temp_dir()), INT_MAX);
-    CU_ASSERT(processors_allowed("") >= 1 && host_processors() >= 1);
+    CU_ASSERT_EQUAL(process_allowance(temp_dir(), 0).processors, INT_MAX);
+    CU_ASSERT(process_allowance("", 0).processors >= 1 && host_processors() >= 1);
 }
 
 static void the_smallest_quota_on_the_way_up_counts(void) {
@@ -254,7 +254,7 @@ static void the_smallest_quota_on_the_way_up_counts(void) {
         put(root, "/sys/fs/cgroup/user.slice/a.service/job/cpu.max", max[i][0]);
         put(root, "/sys/fs/cgroup/user.slice/a.service/cpu.max", max[i][1]);
         put(root, "/sys/fs/cgroup/user.slice/cpu.max", max[i][2]);
-        CU_ASSERT_EQUAL(processors_allowed(root), 2);
+        CU_ASSERT_EQUAL(process_allowance(root, 0).processors, 2);
     }
 }
 
@@ -278,7 +278,7 @@ static size_t available_in_child(int resource, size_t more, int threads) {
             if (!strncmp(line, key, strlen(key))) used = strtoull(line + strlen(key), NULL, 10) * 1024;
         fclose(f);
         CHECK(setrlimit(resource, &(struct rlimit){used + more, used + more}) == 0);
-        available = memory_available(root, threads);
+        available = process_allowance(root, threads).memory;
         _exit(write(ends[1], &available, sizeof available) != sizeof available);
     }
     int status;
@@ -307,7 +307,7 @@ static void stacks_of_threads_to_come_are_taken_off(void) {
 }
 
 static void this_process_may_have_something(void) {
-    CU_ASSERT(memory_available("", 0) > 16 * MB && memory_available("", 0) < (size_t)1 << 50);
+    CU_ASSERT(process_allowance("", 0).memory > 16 * MB && process_allowance("", 0).memory < (size_t)1 << 50);
 }
 
 /* Whether /proc/mounts says that files there are memory; of two mounts on one place the later one is seen. */
@@ -331,8 +331,8 @@ static void the_peak_can_be_measured_from_now_on(void) {
     char *p = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(p != MAP_FAILED);
     memset(p, 1, BYTES);
-    const size_t high = memory_peak();
     munmap(p, BYTES);
+    const size_t high = memory_peak();
     CU_ASSERT(before > 0 && high >= before + BYTES / 2);
     memory_restart();
     if (access("/proc/self/clear_refs", W_OK) == 0) CU_ASSERT(memory_peak() < high - BYTES / 2);
