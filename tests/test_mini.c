@@ -719,7 +719,7 @@ static void shares_of_100_percent_leave_the_disk_empty(void) {
     }
 }
 
-/* What is reported of a run with these words and flags. */
+/* Runs mini with these words and flags, and returns what it reports. */
 static Figures figures_of(const char *words, const char *flags) {
     Figures f = {.seconds = 0};
     Result r = run(MINI, "%s %s %s", dir_of(&subjects[1]), words, flags);
@@ -1204,7 +1204,8 @@ static void wrong_use_is_refused_in_one_line(void) {
     result_free(&help);
 }
 
-#define WHOLE_GPU "--max-tokens 1 --percent 100 0 100 0 100 0"
+#define ALL_ON_GPU "--percent 100 0 100 0 100 0"
+#define WHOLE_GPU ALL_ON_GPU " --max-tokens 1"
 
 /* NUL is a byte like any other, also alone in a line; lines may end in CR LF. */
 static void a_prompt_may_contain_NUL(void) {
@@ -1276,6 +1277,22 @@ static void one_is_not_many(void) {
     result_free(&r), r = run(MINI, "%s c a " WHOLE_GPU, dir_of(victim()));
     CU_ASSERT(strstr(r.err, "mini: 2 prompts, ") && strstr(r.err, " 2 tokens, "));
     result_free(&r);
+}
+
+/* The prompt is </s> and "A". The last token generated needs no position. */
+static void a_text_may_use_all_positions(void) {
+    Result r = run(MINI, "%s A " ALL_ON_GPU " --max-tokens %d", dir_of(victim()), POSITIONS - 1);
+    CU_ASSERT(succeeded(&r, "all positions"));
+    result_free(&r);
+    assert_refused(run(MINI, "%s A " ALL_ON_GPU " --max-tokens %d", dir_of(victim()), POSITIONS), 2, "one more");
+}
+
+static void a_K_of_memory_is_1024_bytes(void) {
+    const double K = ceil(figures_of("A", ALL_ON_GPU " --max-tokens 2").peak[TIER_GPU] / 1024);
+    Result r = run(MINI, "%s A " ALL_ON_GPU " --max-tokens 2 --gpu-mem %.0fK", dir_of(victim()), K);
+    CU_ASSERT(succeeded(&r, "K"));
+    result_free(&r);
+    assert_refused(run(MINI, "%s A " ALL_ON_GPU " --max-tokens 2 --gpu-mem %.0fK", dir_of(victim()), K - 1), 2, "K - 1");
 }
 
 static void a_full_disk_is_one_line(void) {
@@ -1363,16 +1380,47 @@ static Draft victims_draft(void) {
     return d;
 }
 
-static const char *ended_by(int eos) {
-    char *dir = xstrdup(without_weights()), *config = contents(in_dir(dir, "config.json"), NULL), text[40];
+/* Returns a directory like the victim's, but with another text in config.json. */
+static const char *with_config(const char *from, const char *to) {
     static char kept[300];
-    snprintf(text, sizeof text, "\"eos_token_id\": %d", eos);
-    char *edited = replaced(config, "\"eos_token_id\": 2", text);
+    char *dir = xstrdup(without_weights()), *config = contents(in_dir(dir, "config.json"), NULL);
+    char *edited = replaced(config, from, to);
     write_text(dir, "config.json", edited);
     copy_file(dir_of(victim()), dir, "model.safetensors");
     snprintf(kept, sizeof kept, "%s", dir);
     free(dir), free(config), free(edited);
     return kept;
+}
+
+static const char *ended_by(int eos) {
+    char text[40];
+    snprintf(text, sizeof text, "\"eos_token_id\": %d", eos);
+    return with_config("\"eos_token_id\": 2", text);
+}
+
+/* Writes the victim with names of tensors that do not begin with "model.", and returns its directory. */
+static const char *with_short_names(void) {
+    const char *dir = without_weights();
+    Draft d = victims_draft();
+    for (char *at = d.header; (at = strstr(at, "\"model."));) memmove(at + 1, at + 7, strlen(at + 7) + 1);
+    write_tensors(dir, "model.safetensors", d.header, strlen(d.header), &d);
+    free(d.data);
+    return dir;
+}
+
+static void a_checkpoint_may_be_written_in_other_ways(void) {
+    Result wanted = run(MINI, "%s Mum --json " WHOLE_GPU, dir_of(victim()));
+    CU_ASSERT_FATAL(succeeded(&wanted, "the victim"));
+    for (int way = 0; way < 3; way++) {
+        const char *dir = way == 0   ? with_short_names()
+                          : way == 1 ? with_config("_id\": 2", "_id\": [2]")
+                                     : with_config("_id\": 2", "_id\": null");
+        Result r = run(MINI, "%s Mum --json " WHOLE_GPU, dir);
+        CU_ASSERT(succeeded(&r, "another way"));
+        CU_ASSERT_STRING_EQUAL(r.out, wanted.out);
+        result_free(&r);
+    }
+    result_free(&wanted);
 }
 
 /* The victim with all weights of k 0. So every token has the same k, and all scores of a query are equal; v differs. */
@@ -1739,6 +1787,9 @@ CU_TestInfo tests[] = {
     {"what is no UTF-8 is printed as such", what_is_no_UTF_8_is_printed_as_such},
     {"a completion may contain NUL", a_completion_may_contain_NUL},
     {"one is not many", one_is_not_many},
+    {"a checkpoint may be written in other ways", a_checkpoint_may_be_written_in_other_ways},
+    {"a text may use all positions", a_text_may_use_all_positions},
+    {"a K of memory is 1024 bytes", a_K_of_memory_is_1024_bytes},
     {"a full disk is one line", a_full_disk_is_one_line},
     {"no memory is one line", no_memory_is_one_line},
     {"a truncated checkpoint is refused", a_truncated_checkpoint_is_refused},
