@@ -1071,7 +1071,7 @@ static void the_papers_cost_model_is_the_engines(void) {
 
 /* Without a given block the one of most tokens a second is taken: no other is better. */
 static void the_search_finds_no_worse_block_than_those_tried_by_hand(void) {
-    static const int blocks[][2] = {{4, 1}, {8, 3}, {16, 5}, {32, 8}, {48, 3}, {64, 6}, {24, 12}};
+    static const int blocks[][2] = {{4, 1}, {8, 3}, {16, 5}, {32, 8}, {48, 3}, {64, 6}, {24, 12}, {12, 20}};
     const char *dir = paper_model("opt-30b");
     Result r = run(MINI, "%s --policy --hardware hardware/t4.json --max-tokens 32", dir);
     CU_ASSERT_FATAL(succeeded(&r, "a search"));
