@@ -501,26 +501,29 @@ static void sparse_attention_gives_the_engines_tokens(void) {
     at_most_one_of_fifty_differs();
 }
 
-/* The token </s>, with which every prompt begins, is the end of a generated text only. "" is a prompt of that token alone.
- */
-static void an_empty_prompt_gives_the_engines_tokens(void) {
-    static const char lines[] = "{\"id\": 0, \"prompt\": \"\"}\n";
-    const char *file = in_dir(temp_dir(), "empty.jsonl");
-    const char *const argv[] = {
-        getenv("MINI_BIN"), TINY, "", "--json", "--max-tokens", "5", "--percent", "100", "0", "100", "0", "100", "0", NULL};
+/* mini generates the engine's tokens for one prompt; `json` is the prompt as JSON writes it. */
+static void assert_engines_answer(const char *dir, const char *word, const char *json) {
+    const char *file = in_dir(temp_dir(), "prompt.jsonl");
+    const char *const argv[] = {getenv("MINI_BIN"), dir, word, "--json", "--max-tokens", "5", NULL};
     FILE *f = fopen(file, "w");
-    CHECK(f && fputs(lines, f) >= 0 && fclose(f) == 0);
+    CHECK(f && fprintf(f, "{\"id\": 0, \"prompt\": \"%s\"}\n", json) > 0 && fclose(f) == 0);
     Result mini = finish(start_program(argv));
     Result engine = run(ENGINE,
-                        "generate --model " TINY
-                        " --prompts %s --max-tokens 5 --percent 100 0 100 0 100 0 "
+                        "generate --model %s --prompts %s --max-tokens 5 --percent 100 0 100 0 100 0 "
                         "--gpu-batch-size 1 --num-gpu-batches 1 --gpu-mem 256M --cpu-mem 256M --disk-mem 256M",
-                        file);
-    CU_ASSERT_FATAL(succeeded(&mini, "\"\"") && succeeded(&engine, "\"\""));
-    char *end = strchr(mini.out, ']');
-    CU_ASSERT(end && end > mini.out + 60 && !strncmp(mini.out, engine.out, (size_t)(end - mini.out)));
+                        dir, file);
+    CU_ASSERT_FATAL(succeeded(&mini, json) && succeeded(&engine, json));
+    const char *ours = strstr(mini.out, "\"tokens\": ["), *its = strstr(engine.out, "\"tokens\": [");
+    CU_ASSERT_FATAL(ours && its);
+    const bool same = !strncmp(ours, its, strcspn(ours, "]"));
+    if (!same) fprintf(stderr, "\n    %s: %s    the engine's: %s", json, ours, its);
+    CU_ASSERT(same);
     result_free(&mini), result_free(&engine);
 }
+
+/* The token </s>, with which every prompt begins, is the end of a generated text only. "" is a prompt of that token alone.
+ */
+static void an_empty_prompt_gives_the_engines_tokens(void) { assert_engines_answer(TINY, "", ""); }
 
 /* A few sweeps are as good as many: the same threads wait for the same buffers. */
 static void sanitizers_find_nothing_in_any_of_these(void) {
@@ -716,6 +719,64 @@ static void shares_of_100_percent_leave_the_disk_empty(void) {
     }
 }
 
+/* Runs mini with these words and flags, and returns what it reports. */
+static Figures figures_of(const char *words, const char *flags) {
+    Figures f = {.seconds = 0};
+    Result r = run(MINI, "%s %s %s", dir_of(&subjects[1]), words, flags);
+    CU_ASSERT_FATAL(succeeded(&r, flags) && read_figures(&f, r.err));
+    result_free(&r);
+    return f;
+}
+
+/* The GPU sees such a cache in prefill only, so that its slots hold no more than the prompts. */
+static void a_delegated_cache_needs_no_more_of_the_GPU_for_more_tokens(void) {
+#define CACHE_BELOW "--percent 100 0 0 100 100 0 --max-tokens "
+    const Figures few = figures_of("A", CACHE_BELOW "2 --cpu-cache-compute");
+    const Figures many = figures_of("A", CACHE_BELOW "40 --cpu-cache-compute");
+    CU_ASSERT(many.peak[TIER_GPU] == few.peak[TIER_GPU] && many.peak[TIER_CPU] > few.peak[TIER_CPU]);
+    CU_ASSERT(figures_of("A", CACHE_BELOW "40").peak[TIER_GPU] > figures_of("A", CACHE_BELOW "2").peak[TIER_GPU]);
+#undef CACHE_BELOW
+}
+
+/* A long prompt has more than half of all tokens and comes first, so that the CPU gets it. The three short prompts then fit
+ * the GPU's half. So the links carry the bytes of the long prompt alone: those of all four less those of three short ones.
+ */
+static void a_share_of_sequences_is_one_of_their_tokens(void) {
+#define FOUR "--max-tokens 2 --gpu-batch-size 1 --num-gpu-batches 4 --percent 100 0 "
+    static const char *const half[] = {FOUR "50 50 100 0", FOUR "100 0 50 50"};
+    static const char *const none[] = {FOUR "0 100 100 0", FOUR "100 0 0 100"};
+    for (int kind = 0; kind < 2; kind++) {
+        const Figures shared = figures_of("zzzzzzzzzzzzzzzzzzzz A A A", half[kind]);
+        const Figures all = figures_of("zzzzzzzzzzzzzzzzzzzz A A A", none[kind]);
+        const Figures four_short = figures_of("A A A A", none[kind]);
+        for (int c = CTOG; c <= GTOC; c++)
+            CU_ASSERT(shared.moved[c] > 0 && shared.moved[c] == all.moved[c] - four_short.moved[c] * 3 / 4);
+    }
+#undef FOUR
+}
+
+/* A block begins where the one before it began. */
+static void many_blocks_need_the_memory_of_one(void) {
+#define SIX "--max-tokens 3 --percent 30 30 30 30 30 30 --gpu-batch-size 2 --num-gpu-batches 3"
+    const Figures one = figures_of("A A A A A A", SIX), three = figures_of("A A A A A A A A A A A A A A A", SIX);
+    CU_ASSERT(three.moved[CTOG] > 2 * one.moved[CTOG]);
+    CU_ASSERT(!memcmp(one.peak, three.peak, sizeof one.peak));
+#undef SIX
+}
+
+/* In doubles .28 x 25 is above 7. Yet 7 of 25 past tokens are read, as with a share that is a little smaller. Of a share
+ * near 1 all are read. */
+static void rounding_adds_no_token_to_a_sparse_share(void) {
+#define CACHE_ON_DISK "--max-tokens 30 --percent 100 0 0 0 100 0 "
+    const Figures exact = figures_of("A", CACHE_ON_DISK "--attn-sparsity 0.28");
+    const Figures less = figures_of("A", CACHE_ON_DISK "--attn-sparsity 0.2799999");
+    const Figures almost_all = figures_of("A", CACHE_ON_DISK "--attn-sparsity 0.9999");
+    const Figures all = figures_of("A", CACHE_ON_DISK "--cpu-cache-compute");
+    CU_ASSERT(exact.moved[DTOC] > 0 && exact.moved[DTOC] == less.moved[DTOC]);
+    CU_ASSERT_EQUAL(almost_all.moved[DTOC], all.moved[DTOC]);
+#undef CACHE_ON_DISK
+}
+
 /* A directory like the victim's but that the token `eos` ends a text. */
 static const char *ended_by(int eos);
 
@@ -909,7 +970,19 @@ static void range_of(double range[2], Lp *lp, int fraction) {
     memcpy(lp->c, c, sizeof c);
 }
 
-/* mini's placement satisfies the engine's rows; where the best is the only one, fractions are the same. */
+/* Returns by how much x has more on slower tiers than the rows ask for: the CPU is one step from the GPU, the disk two. */
+static double needless_steps(Lp *lp, const double *x) {
+    LpAnswer answer;
+    double steps = 0;
+    memset(lp->c, 0, sizeof lp->c);
+    for (int f = 0; f < NFRACTIONS; f++) lp->c[f] = f % NTIERS;
+    lp_solve(&answer, lp);
+    for (int f = 0; f < NFRACTIONS; f++) steps += lp->c[f] * (x[f] - answer.x[f]);
+    return answer.verdict == LP_OPTIMAL ? steps : NAN;
+}
+
+/* mini's placement satisfies the engine's rows; where the best is the only one, fractions are the same, and where it is
+ * not, no other placement has less on slower tiers. */
 static int compare_fractions(const Question *q, const char *out, double T) {
     Lp lp;
     double x[NVARS];
@@ -934,6 +1007,7 @@ static int compare_fractions(const Question *q, const char *out, double T) {
         CU_ASSERT(fabs(x[f] - range[0]) < 1e-4);
         unique++;
     }
+    CU_ASSERT(fabs(needless_steps(&lp, x)) < 1e-4);
     return unique;
 }
 
@@ -1002,7 +1076,7 @@ static void the_papers_cost_model_is_the_engines(void) {
 
 /* Without a given block the one of most tokens a second is taken: no other is better. */
 static void the_search_finds_no_worse_block_than_those_tried_by_hand(void) {
-    static const int blocks[][2] = {{4, 1}, {8, 3}, {16, 5}, {32, 8}, {48, 3}, {64, 6}, {24, 12}};
+    static const int blocks[][2] = {{4, 1}, {8, 3}, {16, 5}, {32, 8}, {48, 3}, {64, 6}, {24, 12}, {12, 20}};
     const char *dir = paper_model("opt-30b");
     Result r = run(MINI, "%s --policy --hardware hardware/t4.json --max-tokens 32", dir);
     CU_ASSERT_FATAL(succeeded(&r, "a search"));
@@ -1057,6 +1131,16 @@ static void a_block_may_have_more_places_than_there_are_prompts(void) {
         CU_ASSERT_PTR_NOT_NULL(strstr(r.err, block[c]));
         result_free(&r);
     }
+}
+
+/* When a tier lacks room, the next linear program has less of it. The room that another tier has left does not count: here
+ * the GPU lacks room, and the last program printed still has the 1e18 bytes of the disk. */
+static void a_search_gives_no_tier_more_than_it_has(void) {
+    Result r = run(MINI, TINY " Mum Mum Mum Mum Mum Mum Mum --max-tokens 2 --threads 1 --gpu-mem 8M --cpu-mem 10M --lp");
+    const char *row = strstr(r.out, "\nnvme_peak ");
+    CU_ASSERT_FATAL(succeeded(&r, "--lp") && row);
+    CU_ASSERT(!strncmp(strstr(row, "<= "), "<= 1e+18\n", 9));
+    result_free(&r);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -1125,7 +1209,8 @@ static void wrong_use_is_refused_in_one_line(void) {
     result_free(&help);
 }
 
-#define WHOLE_GPU "--max-tokens 1 --percent 100 0 100 0 100 0"
+#define ALL_ON_GPU "--percent 100 0 100 0 100 0"
+#define WHOLE_GPU ALL_ON_GPU " --max-tokens 1"
 
 /* NUL is a byte like any other, also alone in a line; lines may end in CR LF. */
 static void a_prompt_may_contain_NUL(void) {
@@ -1197,6 +1282,22 @@ static void one_is_not_many(void) {
     result_free(&r), r = run(MINI, "%s c a " WHOLE_GPU, dir_of(victim()));
     CU_ASSERT(strstr(r.err, "mini: 2 prompts, ") && strstr(r.err, " 2 tokens, "));
     result_free(&r);
+}
+
+/* The prompt is </s> and "A". The last token generated needs no position. */
+static void a_text_may_use_all_positions(void) {
+    Result r = run(MINI, "%s A " ALL_ON_GPU " --max-tokens %d", dir_of(victim()), POSITIONS - 1);
+    CU_ASSERT(succeeded(&r, "all positions"));
+    result_free(&r);
+    assert_refused(run(MINI, "%s A " ALL_ON_GPU " --max-tokens %d", dir_of(victim()), POSITIONS), 2, "one more");
+}
+
+static void a_K_of_memory_is_1024_bytes(void) {
+    const double K = ceil(figures_of("A", ALL_ON_GPU " --max-tokens 2").peak[TIER_GPU] / 1024);
+    Result r = run(MINI, "%s A " ALL_ON_GPU " --max-tokens 2 --gpu-mem %.0fK", dir_of(victim()), K);
+    CU_ASSERT(succeeded(&r, "K"));
+    result_free(&r);
+    assert_refused(run(MINI, "%s A " ALL_ON_GPU " --max-tokens 2 --gpu-mem %.0fK", dir_of(victim()), K - 1), 2, "K - 1");
 }
 
 static void a_full_disk_is_one_line(void) {
@@ -1284,16 +1385,65 @@ static Draft victims_draft(void) {
     return d;
 }
 
-static const char *ended_by(int eos) {
-    char *dir = xstrdup(without_weights()), *config = contents(in_dir(dir, "config.json"), NULL), text[40];
+/* Returns a directory like the victim's, but with another text in config.json. */
+static const char *with_config(const char *from, const char *to) {
     static char kept[300];
-    snprintf(text, sizeof text, "\"eos_token_id\": %d", eos);
-    char *edited = replaced(config, "\"eos_token_id\": 2", text);
+    char *dir = xstrdup(without_weights()), *config = contents(in_dir(dir, "config.json"), NULL);
+    char *edited = replaced(config, from, to);
     write_text(dir, "config.json", edited);
     copy_file(dir_of(victim()), dir, "model.safetensors");
     snprintf(kept, sizeof kept, "%s", dir);
     free(dir), free(config), free(edited);
     return kept;
+}
+
+static const char *ended_by(int eos) {
+    char text[40];
+    snprintf(text, sizeof text, "\"eos_token_id\": %d", eos);
+    return with_config("\"eos_token_id\": 2", text);
+}
+
+/* Writes the victim with names of tensors that do not begin with "model.", and returns its directory. */
+static const char *with_short_names(void) {
+    const char *dir = without_weights();
+    Draft d = victims_draft();
+    for (char *at = d.header; (at = strstr(at, "\"model."));) memmove(at + 1, at + 7, strlen(at + 7) + 1);
+    write_tensors(dir, "model.safetensors", d.header, strlen(d.header), &d);
+    free(d.data);
+    return dir;
+}
+
+/* Writes the victim with vocab.json in ASCII, as Python does, and returns its directory. All characters are below 2048. */
+static const char *with_escaped_pieces(void) {
+    const char *dir = without_weights();
+    char *pieces = contents(in_dir(dir, "vocab.json"), NULL);
+    FILE *f = fopen(in_dir(dir, "vocab.json"), "w");
+    CHECK(f);
+    for (const char *c = pieces; *c; c += *c & 0x80 ? 2 : 1)
+        if (*c & 0x80)
+            fprintf(f, "\\u%04x", (unsigned)((c[0] & 31) << 6 | (c[1] & 63)));
+        else
+            fputc(*c, f);
+    CHECK(fclose(f) == 0);
+    copy_file(dir_of(victim()), dir, "model.safetensors");
+    free(pieces);
+    return dir;
+}
+
+static void a_checkpoint_may_be_written_in_other_ways(void) {
+    Result wanted = run(MINI, "%s Mum --json " WHOLE_GPU, dir_of(victim()));
+    CU_ASSERT_FATAL(succeeded(&wanted, "the victim"));
+    for (int way = 0; way < 4; way++) {
+        const char *dir = way == 0   ? with_short_names()
+                          : way == 1 ? with_config("_id\": 2", "_id\": [2]")
+                          : way == 2 ? with_config("_id\": 2", "_id\": null")
+                                     : with_escaped_pieces();
+        Result r = run(MINI, "%s Mum --json " WHOLE_GPU, dir);
+        CU_ASSERT(succeeded(&r, "another way"));
+        CU_ASSERT_STRING_EQUAL(r.out, wanted.out);
+        result_free(&r);
+    }
+    result_free(&wanted);
 }
 
 /* The victim with all weights of k 0. So every token has the same k, and all scores of a query are equal; v differs. */
@@ -1332,6 +1482,21 @@ static void of_equal_scores_sparse_attention_keeps_the_earlier_tokens(void) {
     if (equal < PROMPTS) fprintf(stderr, "\n    equal: %d of %d", equal, PROMPTS);
     CU_ASSERT(equal >= PROMPTS - 1);
     answers_free(&mini), answers_free(&engine), result_free(&r), free(dir);
+}
+
+/* merges.txt gets two more pairs. In "zzz" the first pair is joined, not the last. Two line feeds are not joined, since the
+ * last of several blanks belongs to the next word. */
+static void words_and_pairs_are_those_of_the_engine(void) {
+    char *dir = xstrdup(without_weights());
+    char *pieces = contents(in_dir(dir, "vocab.json"), NULL), *pairs = contents(in_dir(dir, "merges.txt"), NULL);
+    char *more_pieces = replaced(pieces, "{", "{\"\304\212\304\212\":300,\"zz\":301,");
+    char *more_pairs = replaced(pairs, "\nh e\n", "\nh e\n\304\212 \304\212\nz z\n");
+    write_text(dir, "vocab.json", more_pieces);
+    write_text(dir, "merges.txt", more_pairs);
+    copy_file(dir_of(victim()), dir, "model.safetensors");
+    assert_engines_answer(dir, "zzz", "zzz");
+    assert_engines_answer(dir, "b\n\nb", "b\\n\\nb");
+    free(dir), free(pieces), free(pairs), free(more_pieces), free(more_pairs);
 }
 
 /* "FILE: THIS -> THAT": in a copy of the victim's directory that text of a file, or all of it, is replaced. */
@@ -1456,6 +1621,11 @@ static void a_header_that_lies_about_its_length_is_refused(void) {
         snprintf(what, sizeof what, "a header of %llu bytes", (unsigned long long)lengths[e]);
         assert_survives(dir, what, false);
     }
+    /* one that ends a byte behind its file is not read */
+    write_tensors(dir, "model.safetensors", d.header, strlen(d.header) + d.size + 1, &d);
+    Result r = run(MINI, "%s Mum " WHOLE_GPU, dir);
+    CU_ASSERT_PTR_NOT_NULL(strstr(r.err, "is no whole file of safetensors"));
+    assert_refused(r, 1, "a header that ends a byte behind its file");
     memset(deep, '[', 200000);
     memcpy(deep, "{\"a\":", 5);
     write_tensors(dir, "model.safetensors", deep, 200000, &d);
@@ -1614,9 +1784,15 @@ CU_TestInfo tests[] = {
     {"of equal scores sparse attention keeps the earlier tokens",
      of_equal_scores_sparse_attention_keeps_the_earlier_tokens},
     {"an empty prompt gives the engine's tokens", an_empty_prompt_gives_the_engines_tokens},
+    {"words and pairs are those of the engine", words_and_pairs_are_those_of_the_engine},
     {"links carry the bytes of a formula", links_carry_the_bytes_of_a_formula},
     {"shares of weights are streamed to within a tensor", shares_of_weights_are_streamed_to_within_a_tensor},
     {"shares of 100 percent leave the disk empty", shares_of_100_percent_leave_the_disk_empty},
+    {"a delegated cache needs no more of the GPU for more tokens",
+     a_delegated_cache_needs_no_more_of_the_GPU_for_more_tokens},
+    {"a share of sequences is one of their tokens", a_share_of_sequences_is_one_of_their_tokens},
+    {"many blocks need the memory of one", many_blocks_need_the_memory_of_one},
+    {"rounding adds no token to a sparse share", rounding_adds_no_token_to_a_sparse_share},
     {"a sequence that has ended moves nothing", a_sequence_that_has_ended_moves_nothing},
     {"a slowed link takes the time of its bytes", a_slowed_link_takes_the_time_of_its_bytes},
     {"the figures that are reported agree with each other", the_figures_that_are_reported_agree_with_each_other},
@@ -1628,11 +1804,15 @@ CU_TestInfo tests[] = {
     {"the search finds no worse block than those tried by hand", the_search_finds_no_worse_block_than_those_tried_by_hand},
     {"a link of the command line is one of the file", a_link_of_the_command_line_is_one_of_the_file},
     {"a block may have more places than there are prompts", a_block_may_have_more_places_than_there_are_prompts},
+    {"a search gives no tier more than it has", a_search_gives_no_tier_more_than_it_has},
     {"wrong use is refused in one line", wrong_use_is_refused_in_one_line},
     {"a prompt may contain NUL", a_prompt_may_contain_NUL},
     {"what is no UTF-8 is printed as such", what_is_no_UTF_8_is_printed_as_such},
     {"a completion may contain NUL", a_completion_may_contain_NUL},
     {"one is not many", one_is_not_many},
+    {"a checkpoint may be written in other ways", a_checkpoint_may_be_written_in_other_ways},
+    {"a text may use all positions", a_text_may_use_all_positions},
+    {"a K of memory is 1024 bytes", a_K_of_memory_is_1024_bytes},
     {"a full disk is one line", a_full_disk_is_one_line},
     {"no memory is one line", no_memory_is_one_line},
     {"a truncated checkpoint is refused", a_truncated_checkpoint_is_refused},
