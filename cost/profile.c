@@ -79,8 +79,8 @@ typedef struct Work {
 /* Returns the columns of the widest result of a layer's products: that of q, k and v, or of the MLP. */
 static int widest(const ProfileSize *s) { return imax(3 * s->h1, s->h2); }
 
-/* The index tables of a point of a curve lie in a row: where its prompts start, the lengths of its sequences, and their
- * pages. These functions return how many integers each has at most. */
+/* The index tables of a point of a curve are one row: where its prompts start, then the lengths of its sequences, then
+ * their pages. These functions return how many integers there are at most for the starts and for the pages. */
 static int starts_each(const ProfileSize *s) { return s->tokens / *token_sizes + 1; }
 static int pages_each(const ProfileSize *s) { return s->nseq * pages_for(s->tokens, PAGE_TOKENS); }
 
@@ -108,6 +108,7 @@ static Tensor results(const Profile *p, Tier tier, int rows, int cols) {
     return matrix(p, MLP, tier, 0, p->plan.act_type, rows, cols);
 }
 
+/* Returns cold numbers in F16. */
 static Tensor cold(const Profile *p, Tier tier, Bytes at, int rows, int cols) {
     return matrix(p, RESTING_WEIGHTS, tier, at, F16, rows, cols);
 }
@@ -236,6 +237,7 @@ static Event post_layernorm(Profile *p, const Work *w, int i) {
     return post_op(p, &op, 2.0 * rows * row);
 }
 
+/* Posts a chain of ops that have almost nothing to do, from lane to lane. */
 static Event post_tiny(Profile *p, const Work *w, int i) {
     const Tensor row = results(p, TIER_GPU, 1, 16), one = cold(p, TIER_GPU, 0, 1, 16);
     Event last = {PROJECT, 0};
@@ -511,6 +513,7 @@ static int measure_all(Hardware *h, Profile *p) {
 // How much is measured
 // ---------------------------------------------------------------------------------------------------------------
 
+/* Halves the layer; each head keeps its size. */
 static void halve_layer(ProfileSize *s) {
     s->h1 /= 2;
     s->h2 /= 2;
