@@ -45,18 +45,7 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
 static const char *const smaller = "%s";
 static const char *const percent_w = "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
 
-/* A region to be: on which tier, for what, of what shape. */
-typedef struct {
-    RegionId id;
-    Tier tier;
-    const char *name, *remedy;
-    Type type;
-    int rows, cols, slots;
-} Wanted;
-
-/* Lays it out behind those that its tier has already; an empty one is none. A slot is one cell, if number_cells does not
- * know better. */
-static void add_region(Plan *p, Wanted line) {
+void add_region(Plan *p, Wanted line) {
     Region r = {line.name, line.remedy, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
     r.bytes = whole_lines((Bytes)r.rows * r.cols * r.slots * type_bytes(r.type));
     r.offset = line.tier == TIER_DISK ? p->offload_bytes : p->total[line.tier];

@@ -137,6 +137,18 @@ PageTable plan_pages(const Plan *plan, RegionId id, Tier tier, long slot, int np
 /* The cell of a batch's pages of layer j; batch == plan->batches + g stands for the pages of flight g that nobody has. */
 int cache_cell(const Plan *plan, Tier tier, int batch, int j);
 
+/* A region to be: on which tier, for what, of what shape. */
+typedef struct {
+    RegionId id;
+    Tier tier;
+    const char *name, *remedy;
+    Type type;
+    int rows, cols, slots;
+} Wanted;
+/* Lays it out behind those that its tier has already; an empty one is none. A slot is one cell, if plan_make does not know
+ * better. */
+void add_region(Plan *plan, Wanted region);
+
 /* Fills in what of the plan depends on who is in flight when: batches, rows, pages, sweeps and their work (walk.c). */
 void plan_batches(Plan *plan, const Task *task);
 /* Plans the task under the policy. Never fails for want of memory: see plan_fits. Fails where a prompt is impossible. */

@@ -58,6 +58,15 @@ static void a_layer_with_a_narrow_mlp_is_measured(void) {
     check_machine(&h);
 }
 
+/* The results of attention then need more room than those of products. */
+static void prompts_of_more_rows_than_products_are_measured(void) {
+    Hardware h;
+    ProfileSize few = tiny;
+    few.rows = 16;
+    ASSERT_OK(profile_measure(&h, &few, NULL, temp_dir(), 2, capacity, NULL, &err));
+    check_machine(&h);
+}
+
 static void everything_is_measured(void) {
     char offload[300], said[4000] = "";
     Hardware h;
@@ -242,7 +251,7 @@ static void without_a_disk_the_rest_is_measured(void) {
     fresh_cache(cache, sizeof cache);
     for (int i = 0; i < 2; i++) {
         ProfileSize size = tiny;
-        if (i) size.disk = (size_t)1 << 55;
+        if (i) size.disk = (size_t)1 << 50;
         FILE *progress = fmemopen(said, sizeof said, "w");
         ASSERT_OK(profile_machine(&h, &size, NULL, dirs[i], 1, i ? all : capacity, progress, &err));
         fclose(progress);
@@ -303,6 +312,7 @@ static void with_the_least_memory_everything_is_measured(void) {
 CU_TestInfo tests[] = {
     {"everything is measured", everything_is_measured},
     {"a layer with a narrow MLP is measured", a_layer_with_a_narrow_mlp_is_measured},
+    {"prompts of more rows than products are measured", prompts_of_more_rows_than_products_are_measured},
     {"a measured machine is a hardware file with sources", a_measured_machine_is_a_hardware_file_with_sources},
     {"the second time it is read", the_second_time_it_is_read},
     {"a damaged file is measured anew", a_damaged_file_is_measured_anew},
