@@ -602,6 +602,18 @@ static void a_step_of_the_percentages_does_not_lose_the_best(void) {
     case_close(&c);
 }
 
+/* 25 x 6 puts all 150 prompts into one block. The search comes to it because it rounds batches up: rounded down, they would
+ * leave some prompts to a second block. */
+static void a_block_has_room_for_its_share_of_the_task(void) {
+    Case c;
+    Found found;
+    OptConfig config = opt_named("opt-30b");
+    case_open(&c, &config, "hardware/t4.json", 150, 512, 32);
+    CU_ASSERT_EQUAL_FATAL(ask(&c.search, &found, 1, 0), 1);
+    CU_ASSERT(found.policy.gbs == 25 && found.policy.num_gpu_batches == 6);
+    case_close(&c);
+}
+
 /* What is shown with one digit behind the point can be typed in again: the same tensors and sequences are dealt. */
 static void shares_that_are_found_have_three_digits(void) {
     Case c;
@@ -758,6 +770,7 @@ CU_TestInfo tests[] = {
     {"a share is nothing or a step at least", a_share_is_nothing_or_a_step_at_least},
     {"a given policy is found as it is", a_given_policy_is_found_as_it_is},
     {"a step of the percentages does not lose the best", a_step_of_the_percentages_does_not_lose_the_best},
+    {"a block has room for its share of the task", a_block_has_room_for_its_share_of_the_task},
     {"shares that are found have three digits", shares_that_are_found_have_three_digits},
     {"who waits gets a shorter block where that costs little", who_waits_gets_a_shorter_block_where_that_costs_little},
     {"a tier that is too small is named", a_tier_that_is_too_small_is_named},
