@@ -438,6 +438,9 @@ static void a_latency_that_cannot_be_is_refused_with_the_least(void) {
     CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "1e-06 s") && strstr(err.text, "--max-latency"));
     const char *takes = strstr(err.text, "takes ");
     CU_ASSERT_FATAL(takes && sscanf(takes, "takes %lf", &least) == 1);
+    Policy corner;
+    c.search.max_latency = least * .99;
+    CU_ASSERT(!some_corner_does(&c.search, &corner));
     c.search.max_latency = least * 1.01; /* it is said in three digits */
     CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err), 1);
     CU_ASSERT_EQUAL(policy_frontier(&found, 1, &c.search, &err), 1);
