@@ -419,8 +419,10 @@ static void sources_follow_their_keys(void) {
     cJSON_Delete(json);
     CU_ASSERT(!strstr(text, "gpu_bdw") && !strstr(text, "cpu_tokens\":") && !strstr(text, "shared_cores")); /* not set */
     h.dtoc_bdw[0] = h.dtoc_bdw[1] = h.ctod_bdw[0] = h.ctod_bdw[1] = NO_DISK;
+    h.gmem = NO_DISK; /* of memory it is a number like others */
     ASSERT_OK(write_and_read(&back, &h, "today", text, sizeof text, &err));
     CU_ASSERT(strstr(text, "\"dtoc_bdw\":\t\"not measured") && strstr(text, "\"ctod_bdw\":\t\"not measured"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, "\"gmem\":\t\"capacity"));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
