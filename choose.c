@@ -17,8 +17,7 @@
 /* Of --gpu-mem, or of the whole GPU, what is left for the tier: the context and the workspaces take their part of it, and
  * other programs may have taken theirs. */
 static Bytes gpu_room(Gpu *gpu, Bytes limit) {
-    const Bytes left = size_less(gpu->total, gpu->in_use(gpu) + gpu->spare);
-    return size_min(size_less(size_min(limit, gpu->total), gpu->overhead + gpu->spare), left);
+    return size_min(size_less(size_min(limit, gpu->total), gpu->overhead + gpu->spare), gpu_left(gpu));
 }
 
 /* What the process takes besides the tiers when a task runs, apart from what it has by then: program, libraries, tokenizer,

@@ -1,9 +1,10 @@
 /* flexgen.cu: a GPU. Kernels with their launchers, cuBLAS, streams and events: what lanes.c needs to be the cuda device.
  *
- * Paper: sections 3 and 5, as in host.c. Launchers have the names and arguments of their twins there, which say what they
- * compute; kernels get the same struct by value. Activations, weights and KV are half, sums are float. Nothing here knows
- * tiers, plans or schedules, and after opening nothing is allocated but what cuBLAS notes of a product's shape. The whole
- * device is never synchronized: a stream waits for events of others, a thread for one event.
+ * Paper: sections 3 and 5, as in host.c. For each op gpu_run has a launcher, and host_run there a twin of it, which says
+ * what it computes: host_attend for gpu_attend. Both take the Op; kernels get it, or its parts, by value. Activations,
+ * weights and KV are half, sums are float. Nothing here knows tiers, plans or schedules, and after opening nothing is
+ * allocated but what cuBLAS notes of a product's shape. The whole device is never synchronized: a stream waits for events
+ * of others, a thread for one event.
  *   One order of sums   A row's result may not depend on its place in a batch. Attention therefore cuts a sequence at fixed
  * tokens, whoever else is there, products with packed weights cut the columns by the matrix, and cuBLAS is asked by shape
  * alone, so that one shape always meets one algorithm.

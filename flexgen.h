@@ -1,4 +1,5 @@
-/* flexgen.h: the words of the paper as structs, and the functions of the top level. Each floor has a header of its own.
+/* flexgen.h: the words of the paper as structs, and the functions of the top level. The main headers of the three folders
+ * behind it are device/device.h, cost/cost.h and io/io.h.
  *
  * Names are the paper's: i is a token, j a layer, k a GPU batch; wg wc wd, cg cc cd, hg hc hd are the fractions of
  * weights, KV cache and activations on GPU, CPU and disk; s and n are prompt and output lengths, l layers, h1 and h2

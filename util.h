@@ -36,6 +36,12 @@ static inline double seconds_now(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+/* Returns such a time in the form that pthread_cond_timedwait takes. */
+static inline struct timespec timespec_at(double seconds) {
+    struct timespec t = {(time_t)seconds, 0};
+    t.tv_nsec = (long)(1e9 * (seconds - (double)t.tv_sec));
+    return t;
+}
 /* A condition whose timed waits end by that clock. */
 static inline void cond_open(pthread_cond_t *cond) {
     pthread_condattr_t monotonic;

@@ -578,7 +578,7 @@ int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, siz
 
 /* Makes the measurements smaller where the GPU has less room. */
 static void fit_gpu(ProfileSize *s, Gpu *gpu) {
-    const Bytes room = size_less(gpu->total, gpu->in_use(gpu) + gpu->spare);
+    const Bytes room = gpu_left(gpu);
     while (s->h1 > 512 && s->cold + (size_t)4 * s->rows * widest(s) + ((size_t)32 << 20) > room)
         s->h1 /= 2, s->h2 /= 2, s->nh /= 2, s->cold /= 2;
 }

@@ -406,6 +406,8 @@ Gpu *cuda_open_gpu(Error *err) __attribute__((weak));
 
 /* cuda_open_gpu, from the library beside the program if it is not linked. Loads nothing large where there is no GPU. */
 Gpu *gpu_find(Error *err);
+/* Bytes that a GPU tier could have now: those that nobody uses, less `spare`. */
+Bytes gpu_left(Gpu *gpu);
 
 // ---------------------------------------------------------------------------------------------------------------
 // disk.c: the offload file and the checkpoint's

@@ -41,3 +41,5 @@ Gpu *gpu_find(Error *err) {
          dlerror());
     return NULL;
 }
+
+Bytes gpu_left(Gpu *gpu) { return size_less(gpu->total, gpu->in_use(gpu) + gpu->spare); }

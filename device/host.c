@@ -1,6 +1,7 @@
 /* host.c: the device that is this CPU: embeddings and layer norms, new rows of the cache, the next token. With
  * host_linear.c (products) and host_attend.c (attention) it is the arithmetic of one OPT layer and of the next token, as
- * plain C; each function is the specification of the CUDA launcher of the same name.
+ * plain C. host_run has a function for each op; it specifies what the CUDA launcher for the same op computes, host_attend
+ * what gpu_attend does.
  *
  * Contract. Batch invariance: an output element is computed by one fixed sequence of float operations, whatever the
  * other rows are, wherever its tile lies, however many threads run, whatever the page size. So every sum has one order,

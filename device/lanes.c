@@ -282,7 +282,7 @@ static void link_wait(LaneDevice *d, const LaneState *lane, Link *link, double r
         double rest = (lane->served - link->served) * link->busy / rate - early;
         if (d->failed || rest <= 0) return;
         double until = link->at + fmin(rest, 1e6); /* if no lane leaves before; one that joins makes it later */
-        struct timespec t = {(time_t)until, (long)(1e9 * (until - floor(until)))};
+        const struct timespec t = timespec_at(until);
         pthread_cond_timedwait(&link->left, &d->lock, &t);
     }
 }

@@ -71,7 +71,7 @@ typedef struct {
 } Pipeline;
 
 static void doze(Pipeline *n, pthread_cond_t *cond, double until) {
-    struct timespec t = {(time_t)until, (long)(1e9 * (until - floor(until)))};
+    const struct timespec t = timespec_at(until);
     pthread_cond_timedwait(cond, &n->lock, &t);
 }
 

@@ -227,8 +227,7 @@ static int write_all(Completions *c, const Pairs *tokens, int upto, Error *err) 
 
 /* Sleeps until there is something to do. With the lock held. */
 static void wait_for_work(Completions *c) {
-    const double due = c->synced + SYNC_EVERY;
-    const struct timespec t = {(time_t)due, (long)(1e9 * (due - (time_t)due))};
+    const struct timespec t = timespec_at(c->synced + SYNC_EVERY);
     while (!c->queue.n && c->ready == c->written && !c->closing) {
         if (c->unsynced && pthread_cond_timedwait(&c->wake, &c->lock, &t) == ETIMEDOUT) return;
         if (!c->unsynced) pthread_cond_wait(&c->wake, &c->lock);

@@ -42,7 +42,7 @@ typedef struct {
 
 /* With the lock held, as everywhere up to the functions of Net. */
 static void sleep_until(Hub *h, double until) {
-    struct timespec t = {(time_t)until, (long)(1e9 * (until - (double)(time_t)until))};
+    const struct timespec t = timespec_at(until);
     pthread_cond_timedwait(&h->news, &h->lock, &t);
 }
 

@@ -1720,24 +1720,39 @@ static void bench_on_the_gpu_measures_before_it_traces(void) {
     cJSON_Delete(slices);
 }
 
+/* Returns the digest that bench prints of so many prompts and new tokens. */
+static uint64_t digest_of(const char *prompts, const char *tokens, const char *flag, const char *value) {
+    Error err;
+    Result r =
+        RUN("bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", tokens, "--percent", "100", "0", "100", "0", "100",
+            "0", "--gpu-batch-size", "2", "--num-gpu-batches", "2", "--num-prompts", prompts, "--json", "-", flag, value);
+    assert_done(&r);
+    cJSON *json = json_parse(r.out, r.out_len, "bench", &err);
+    if (!json) CU_FAIL_FATAL(err.text);
+    const cJSON *of = json_get(json, "digest");
+    CU_ASSERT_FATAL(cJSON_IsString(of) && strlen(of->valuestring) == 16);
+    const uint64_t digest = strtoull(of->valuestring, NULL, 16);
+    cJSON_Delete(json), result_free(&r);
+    return digest;
+}
+
 /* The same for every placement and schedule; another for other prompts. */
 static void bench_tells_its_tokens_by_their_digest(void) {
-    static const char *const flags[][4] = {{"--schedule", "zigzag"}, {"--schedule", "diagonal"}, {"--seed", "5"}};
-    char digest[3][24];
-    for (int i = 0; i < 3; i++) {
-        Error err;
-        Result r = RUN("bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "6", "--percent", "100", "0", "100",
-                       "0", "100", "0", "--gpu-batch-size", "2", "--num-gpu-batches", "2", "--num-prompts", "6", "--json",
-                       "-", flags[i][0], flags[i][1]);
-        assert_done(&r);
-        cJSON *json = json_parse(r.out, r.out_len, "bench", &err);
-        if (!json) CU_FAIL_FATAL(err.text);
-        const cJSON *of = json_get(json, "digest");
-        CU_ASSERT_FATAL(cJSON_IsString(of) && strlen(of->valuestring) == 16);
-        snprintf(digest[i], sizeof digest[i], "%s", of->valuestring);
-        cJSON_Delete(json), result_free(&r);
-    }
-    CU_ASSERT(!strcmp(digest[0], digest[1]) && strcmp(digest[0], digest[2]));
+    const uint64_t digest = digest_of("6", "6", "--schedule", "zigzag");
+    CU_ASSERT(digest == digest_of("6", "6", "--schedule", "diagonal") && digest != digest_of("6", "6", "--seed", "5"));
+}
+
+/* Two prompts generate one token each. The second adds FNV-1a of its number and its token to the digest of the first, so
+ * that both tokens can be told from the digests. */
+static void bench_gives_every_prompt_tokens_of_its_own(void) {
+    enum { VOCAB = 4096 };
+    const uint64_t first = digest_of("1", "1", "--seed", "0"), both = digest_of("2", "1", "--seed", "0");
+    int token[2] = {-1, -1};
+    for (int t = 0; t < VOCAB; t++)
+        for (int i = 0; i < 2; i++)
+            if ((i ? both - first : first) == ((0xcbf29ce484222325 + (uint64_t)i) ^ (uint64_t)t) * 0x100000001b3)
+                token[i] = t;
+    CU_ASSERT(token[0] >= 0 && token[1] >= 0 && token[0] != token[1]);
 }
 
 /* 1,200 rows of a prefill, of 1,024 numbers in the MLP: together where a GPU has room for them, else in pieces of 1,000 or
@@ -2212,6 +2227,7 @@ CU_TestInfo tests[] = {
     {"the GPU keeps to its limit", the_gpu_keeps_to_its_limit},
     {"bench on the GPU measures before it traces", bench_on_the_gpu_measures_before_it_traces},
     {"bench tells its tokens by their digest", bench_tells_its_tokens_by_their_digest},
+    {"bench gives every prompt tokens of its own", bench_gives_every_prompt_tokens_of_its_own},
     {"a GPU with room takes prompts in larger pieces", a_gpu_with_room_takes_prompts_in_larger_pieces},
     {"what was measured on a GPU is written before the second run",
      what_was_measured_on_a_gpu_is_written_before_the_second_run},

@@ -109,6 +109,16 @@ static void the_search_finds_how_many_flights_sweep_in_turn(void) {
     checkpoint_close(model);
 }
 
+/* Flights are looked for as long as each has a prompt of its own. */
+static void four_prompts_keep_four_machines_busy(void) {
+    Search s = question("opt-6.7b");
+    task.count = 4;
+    CU_ASSERT_EQUAL(ask(s, 4, 1.25e9, 1e-4).policy.flights, 4);
+    task.count = 3;
+    CU_ASSERT_EQUAL(ask(s, 4, 1.25e9, 1e-4).policy.flights, 1);
+    checkpoint_close(model);
+}
+
 static void a_worse_network_is_never_better(void) {
     Search s = question("opt-30b");
     double before = INFINITY;
@@ -184,6 +194,7 @@ CU_TestInfo tests[] = {
     {"four machines fill, run and empty", four_machines_fill_run_and_empty},
     {"decoding scales better than linearly", decoding_scales_better_than_linearly},
     {"the search finds how many flights sweep in turn", the_search_finds_how_many_flights_sweep_in_turn},
+    {"four prompts keep four machines busy", four_prompts_keep_four_machines_busy},
     {"a worse network is never better", a_worse_network_is_never_better},
     {"without offloading the GPUs hold everything", without_offloading_the_gpus_hold_everything},
     {"the formulas are near what simulated machines take", the_formulas_are_near_what_simulated_machines_take},

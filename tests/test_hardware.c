@@ -297,6 +297,16 @@ static void a_change_is_the_file_with_another_number(void) {
 }
 
 /* As wrong use, by name; the machine stays as it was. */
+/* Nine bytes and fifteen changes of ten fill the name to its last byte. The sixteenth change is made, but not named. */
+static void the_name_says_changes_as_far_as_there_is_room(void) {
+    Error err;
+    Hardware h;
+    ASSERT_OK(read_text(&h, good, &err));
+    for (int i = 0; i < 16; i++) ASSERT_OK(hardware_change(&h, i < 15 ? "gmem=7e9" : "gmem=8e9", &err));
+    CU_ASSERT_EQUAL(strlen(h.name), sizeof h.name - 1);
+    CU_ASSERT(h.gmem == 8e9 && !strstr(h.name, "8e9"));
+}
+
 static void a_wrong_change_is_refused(void) {
     static const char *const cases[][2] = {{"ctog_bdw", "expected KEY=NUMBER"},
                                            {"=3", "expected KEY=NUMBER"},
@@ -409,8 +419,10 @@ static void sources_follow_their_keys(void) {
     cJSON_Delete(json);
     CU_ASSERT(!strstr(text, "gpu_bdw") && !strstr(text, "cpu_tokens\":") && !strstr(text, "shared_cores")); /* not set */
     h.dtoc_bdw[0] = h.dtoc_bdw[1] = h.ctod_bdw[0] = h.ctod_bdw[1] = NO_DISK;
+    h.gmem = NO_DISK; /* of memory it is a number like others */
     ASSERT_OK(write_and_read(&back, &h, "today", text, sizeof text, &err));
     CU_ASSERT(strstr(text, "\"dtoc_bdw\":\t\"not measured") && strstr(text, "\"ctod_bdw\":\t\"not measured"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, "\"gmem\":\t\"capacity"));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -514,6 +526,7 @@ CU_TestInfo tests[] = {
     {"a curve has 1 to 16 points", a_curve_has_1_to_16_points},
     {"wrong points are named", wrong_points_are_named},
     {"a change is the file with another number", a_change_is_the_file_with_another_number},
+    {"the name says changes as far as there is room", the_name_says_changes_as_far_as_there_is_room},
     {"a wrong change is refused", a_wrong_change_is_refused},
     {"what is written is read back bit for bit", what_is_written_is_read_back_bit_for_bit},
     {"sources follow their keys", sources_follow_their_keys},

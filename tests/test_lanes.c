@@ -597,7 +597,15 @@ static void a_mark_is_not_set_anew_while_someone_waits_for_it(void) {
     test_gpu->end = plain_end, test_gpu->sync = plain_sync;
 }
 
+/* What is behind the point becomes nanoseconds, and never a whole second of them, which no wait would take. */
+static void a_wait_ends_by_seconds_and_nanoseconds(void) {
+    const struct timespec t = timespec_at(12345.75), before = timespec_at(nextafter(12346, 0));
+    CU_ASSERT(t.tv_sec == 12345 && t.tv_nsec == 750000000);
+    CU_ASSERT(before.tv_sec == 12345 && before.tv_nsec == 999999999);
+}
+
 CU_TestInfo tests[] = {
+    {"a wait ends by seconds and nanoseconds", a_wait_ends_by_seconds_and_nanoseconds},
     {"an op takes as long as its bytes on a slowed link", an_op_takes_as_long_as_its_bytes},
     {"many ops take as long as their bytes, on all lanes of a link", many_ops_take_as_long_as_their_bytes},
     {"a small copy does not wait behind a slab", a_small_copy_does_not_wait_behind_a_slab},

@@ -450,7 +450,19 @@ static void every_command_ends_well_or_is_refused_in_a_small_group(void) {
     CU_ASSERT_EQUAL(system("scripts/limit_test.sh 64 50 'percent|quantize' >&2"), 0);
 }
 
+static size_t five_in_use(Gpu *gpu) { return (void)gpu, 5; }
+
+static void a_gpu_tier_may_have_what_nobody_uses_or_will_use(void) {
+    Gpu gpu = {.total = 9, .spare = 3, .in_use = five_in_use};
+    CU_ASSERT_EQUAL(gpu_left(&gpu), 1);
+    gpu.spare = 4;
+    CU_ASSERT_EQUAL(gpu_left(&gpu), 0);
+    gpu.spare = 5;
+    CU_ASSERT_EQUAL(gpu_left(&gpu), 0);
+}
+
 CU_TestInfo tests[] = {
+    {"a GPU tier may have what nobody uses or will use", a_gpu_tier_may_have_what_nobody_uses_or_will_use},
     {"a group of version 1 has its limit less its use", a_group_of_version_1_has_its_limit_less_its_use},
     {"the groups above limit as well", the_groups_above_limit_as_well},
     {"a group of version 2 is nested too", a_group_of_version_2_is_nested_too},

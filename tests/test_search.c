@@ -438,6 +438,9 @@ static void a_latency_that_cannot_be_is_refused_with_the_least(void) {
     CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "1e-06 s") && strstr(err.text, "--max-latency"));
     const char *takes = strstr(err.text, "takes ");
     CU_ASSERT_FATAL(takes && sscanf(takes, "takes %lf", &least) == 1);
+    Policy corner;
+    c.search.max_latency = least * .99;
+    CU_ASSERT(!some_corner_does(&c.search, &corner));
     c.search.max_latency = least * 1.01; /* it is said in three digits */
     CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err), 1);
     CU_ASSERT_EQUAL(policy_frontier(&found, 1, &c.search, &err), 1);
@@ -498,6 +501,70 @@ static void two_blocks_take_twice_the_time_of_one(void) {
     ASSERT_OK(policy_predict(&two, &c.search, &err));
     CU_ASSERT(near(two.cost.T, one.cost.T) && near(two.latency, one.latency));
     case_close(&c);
+}
+
+static void a_block_takes_as_long_as_its_longest_prompt(void) {
+    for (int longest = 0; longest < 3; longest++) {
+        Case c;
+        Found found;
+        open_squeeze(&c, "opt-350m", 3, 64, 2);
+        c.task.prompts[longest].n = 8;
+        c.search.given.gbs = 3, c.search.given.num_gpu_batches = 1;
+        c.search.given.wc = c.search.given.cc = c.search.given.hc = 1;
+        ASSERT_OK(policy_predict(&found, &c.search, &err));
+        CU_ASSERT(near(found.latency, found.cost.T)); /* all sweeps are this block's */
+        case_close(&c);
+    }
+}
+
+/* Returns the token/s that the LP of a policy promises with so many workspaces. */
+static double bound_with(const Search *s, Policy p, int workspaces) {
+    static Lp lp;
+    LpAnswer answer;
+    double tokens, seconds = 0;
+    p.workspaces = workspaces;
+    policy_lp(&lp, &tokens, s, &p);
+    lp_solve(&answer, &lp);
+    CU_ASSERT_EQUAL_FATAL(answer.verdict, LP_OPTIMAL);
+    for (int v = LAYER_S; v < RUNTIME_VARS; v++) seconds += lp.c[v] * answer.x[v];
+    return tokens / seconds;
+}
+
+/* Of policies that promise nearly the same, the search finds the one with more workspaces. Here the smaller batches gain
+ * more than a percent with fewer, the largest less. */
+static void fewer_workspaces_must_bring_one_percent(void) {
+    int fewer = 0, nearly = 0;
+    for (int gbs = 24; gbs <= 48; gbs += 8) {
+        Case c;
+        Found found;
+        open_squeeze(&c, "opt-125m", 4 * gbs, 128, 16);
+        Search *s = &c.search;
+        s->capacity[TIER_GPU] *= 2;
+        s->given.gbs = gbs, s->given.num_gpu_batches = 4;
+        s->fixed_gbs = s->fixed_batches = s->fixed_schedule = s->fixed_attention = true;
+        CU_ASSERT_EQUAL_FATAL(policy_search(&found, 1, s, &err), 1);
+        const double more = bound_with(s, found.policy, 3), less = bound_with(s, found.policy, 2);
+        CU_ASSERT_EQUAL(found.policy.workspaces, less > 1.01 * more ? 2 : 3);
+        fewer += less > 1.01 * more, nearly += less > more && less <= 1.01 * more;
+        case_close(&c);
+    }
+    CU_ASSERT(fewer && nearly); /* or the test would say nothing */
+}
+
+/* Short prompts are followed by as many long ones. Of 4,096 every second one is looked at: these are the prompts of the
+ * task of half as many, so that the block is the same. */
+static void a_long_task_is_looked_at_from_its_beginning_to_its_end(void) {
+    enum { LOOKED_AT = 2048 };
+    Found found[2];
+    for (int times = 1; times <= 2; times++) {
+        Case c;
+        open_squeeze(&c, "opt-125m", times * LOOKED_AT, 16, 4);
+        for (int i = c.task.count / 2; i < c.task.count; i++) c.task.prompts[i].s = 400;
+        CU_ASSERT_EQUAL_FATAL(policy_search(&found[times - 1], 1, &c.search, &err), 1);
+        case_close(&c);
+    }
+    CU_ASSERT(found[0].policy.gbs == found[1].policy.gbs);
+    CU_ASSERT(found[0].policy.num_gpu_batches == found[1].policy.num_gpu_batches);
 }
 
 /* What an LP says that a tier holds at the fractions of a plan, or NAN. */
@@ -602,6 +669,18 @@ static void a_step_of_the_percentages_does_not_lose_the_best(void) {
     case_close(&c);
 }
 
+/* 25 x 6 puts all 150 prompts into one block. The search comes to it because it rounds batches up: rounded down, they would
+ * leave some prompts to a second block. */
+static void a_block_has_room_for_its_share_of_the_task(void) {
+    Case c;
+    Found found;
+    OptConfig config = opt_named("opt-30b");
+    case_open(&c, &config, "hardware/t4.json", 150, 512, 32);
+    CU_ASSERT_EQUAL_FATAL(ask(&c.search, &found, 1, 0), 1);
+    CU_ASSERT(found.policy.gbs == 25 && found.policy.num_gpu_batches == 6);
+    case_close(&c);
+}
+
 /* What is shown with one digit behind the point can be typed in again: the same tensors and sequences are dealt. */
 static void shares_that_are_found_have_three_digits(void) {
     Case c;
@@ -637,6 +716,9 @@ static void who_waits_gets_a_shorter_block_where_that_costs_little(void) {
         int first = 0;
         while (first < n - 1 && all[first].cost.throughput < .95 * best.cost.throughput) first++;
         CU_ASSERT(sooner.latency <= 1.25 * all[first].latency);
+        const int searched = policy_search(all, FRONTIER, &c.search, &err);
+        for (int k = 0; k < searched; k++)
+            CU_ASSERT(all[k].latency >= sooner.latency || all[k].cost.throughput < .95 * best.cost.throughput);
         shorter = shorter || sooner.latency < .7 * best.latency;
         case_close(&c);
     }
@@ -754,10 +836,14 @@ CU_TestInfo tests[] = {
     {"a GPU with room for all gets all", a_gpu_with_room_for_all_gets_all},
     {"the row schedule keeps one batch in flight", the_row_schedule_keeps_one_batch_in_flight},
     {"two blocks take twice the time of one", two_blocks_take_twice_the_time_of_one},
+    {"a block takes as long as its longest prompt", a_block_takes_as_long_as_its_longest_prompt},
+    {"fewer workspaces must bring one percent", fewer_workspaces_must_bring_one_percent},
+    {"a long task is looked at from its beginning to its end", a_long_task_is_looked_at_from_its_beginning_to_its_end},
     {"every flight has its own cache, tokens and block", every_flight_has_its_own_cache_tokens_and_block},
     {"a share is nothing or a step at least", a_share_is_nothing_or_a_step_at_least},
     {"a given policy is found as it is", a_given_policy_is_found_as_it_is},
     {"a step of the percentages does not lose the best", a_step_of_the_percentages_does_not_lose_the_best},
+    {"a block has room for its share of the task", a_block_has_room_for_its_share_of_the_task},
     {"shares that are found have three digits", shares_that_are_found_have_three_digits},
     {"who waits gets a shorter block where that costs little", who_waits_gets_a_shorter_block_where_that_costs_little},
     {"a tier that is too small is named", a_tier_that_is_too_small_is_named},

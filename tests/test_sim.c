@@ -533,19 +533,29 @@ static void products_alone_take_the_flops_of_the_model(void) {
     }
 }
 
+/* In generation the GPU attends, or the CPU. On the diagonal some decode beside a prefill; a sweep in which they do counts
+ * as the one and the other by the seconds of the processors, of which decoding takes equally many for each token. */
 static void attention_alone_takes_the_tokens_of_the_cache(void) {
+    const double flops = 3 * 4. * 60, prompts = SEQS * S * (S + 1) / 2, prefill = flops * prompts / 3e5;
     Outcome o;
-    double prefill = SEQS * 3 * 4. * 60 * S * (S + 1) / 2, decode = 0;
-    for (int i = 1; i < N; i++) decode += SEQS * 3 * 4. * 60 * (S + i);
-    for (int cpu = 0; cpu < 2; cpu++) { /* in generation the GPU attends, or the CPU */
+    double past = 0;
+    for (int i = 1; i < N; i++) past += SEQS * (S + i);
+    const double decode = flops * past / 1e5;
+    for (int way = 0; way < 4; way++) {
+        const bool cpu = way & 1, mixed = way & 2;
         Hardware h = test_fast_machine();
         Policy p = all_gpu(2, 3);
         p.cg = !cpu, p.cc = cpu, p.cpu_attention = true;
+        p.schedule = mixed ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
         h.bmm_flops[1] = 3e5, *(cpu ? h.cpu_flops : h.bmm_flops) = 1e5;
         simulate(&o, &small, &p, &h, SEQS, S, N);
-        EXPECT_SECONDS(o.stats.prefill_s, prefill / 3e5);
-        EXPECT_SECONDS(o.stats.decode_s, decode / 1e5);
-        EXPECT_SECONDS(o.count[ATTEND].busy_s, cpu ? decode / 1e5 : 0);
+        const double beside = decode * o.stats.beside / (SEQS * (N - 1));
+        CU_ASSERT((beside > 0) == mixed);
+        EXPECT_SECONDS(o.stats.prefill_s, o.stats.prefill_sweeps_s * prefill / (prefill + beside));
+        if (!mixed) EXPECT_SECONDS(o.stats.prefill_s, prefill);
+        if (!mixed) EXPECT_SECONDS(o.stats.decode_s, decode);
+        EXPECT_SECONDS(o.count[ATTEND].busy_s, cpu ? decode : 0);
+        CU_ASSERT_EQUAL(o.stats.attended, prompts + past);
     }
 }
 

@@ -413,6 +413,29 @@ static void the_table_rests_on_the_highest_tier_that_has_room(void) {
     checkpoint_close(checkpoint);
 }
 
+/* A GPU that holds exactly the plan with three workspaces gives a policy three, and with a byte less two. One that holds
+ * exactly the plan with two gives it two, and with a byte less the policy is refused. */
+static void a_policy_has_three_workspaces_or_two(void) {
+    Error err;
+    OptConfig c = opt_named("opt-125m");
+    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
+    Task t = even_task(32, 64, 8);
+    for (int n = LEAST_WORKSPACES; n <= WORKSPACES; n++)
+        for (int less = 0; less < 2; less++) {
+            Policy p = {.wc = 1, .cg = 1, .hg = 1, .gbs = 8, .num_gpu_batches = 4, .overlap = true, .page_tokens = 16};
+            p.workspaces = n;
+            Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
+            plan->total[TIER_GPU] -= less;
+            p.workspaces = 0;
+            const bool fits = !fit_policy(&p, checkpoint, &t, F16, plan->total, &err);
+            CU_ASSERT_EQUAL(fits, n - less >= LEAST_WORKSPACES);
+            CU_ASSERT_EQUAL(p.workspaces, fits ? n - less : WORKSPACES);
+            plan_free(plan);
+        }
+    free_task(&t);
+    checkpoint_close(checkpoint);
+}
+
 /* Of a prefill of 5,000 rows: as many of them pass a layer, and its MLP, together as there is room for, and not one more.
  */
 static void pieces_are_as_large_as_there_is_room_for(void) {
@@ -518,6 +541,7 @@ CU_TestInfo tests[] = {
     {"the planned work is what runs", the_planned_work_is_what_runs},
     {"the work of two blocks by hand", the_work_of_two_blocks_by_hand},
     {"the table rests on the highest tier that has room", the_table_rests_on_the_highest_tier_that_has_room},
+    {"a policy has three workspaces, or two", a_policy_has_three_workspaces_or_two},
     {"pieces are as large as there is room for", pieces_are_as_large_as_there_is_room_for},
     {"pools hand out the lowest page and remember their peak", pools_hand_out_the_lowest_page_and_remember_their_peak},
     {"a page that is free is not taken back", a_page_that_is_free_is_not_taken_back},
