@@ -159,7 +159,7 @@ static bool newest_come(Flight *f, const Batch *b) {
     f->logp = NULL;
     if (is_last(&f->plan->config)) {
         Tensor newest = batch_newest(f, b, NEW_TOKENS, TIER_CPU);
-        if (!post_host(f->to, newest, READS)) return false; /* one copy brings all of it down */
+        if (!post_host(f->to, newest, READS)) return false; /* what came down with it is here too */
         f->ids = host(f, newest);
         if (scored) f->logp = host(f, batch_newest(f, b, LOG_PROBS, TIER_CPU));
     } else { /* none come before its states have gone; on this stage itself something may have failed before that */

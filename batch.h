@@ -118,7 +118,7 @@ Tensor batch_activations(const Flight *f, const Batch *b, Tier tier);
 /* Rows of one of its sequences in this sweep. */
 static inline int batch_rows(const Batch *b, const Sequence *q) { return b->prefill ? q->s : 1; }
 /* What its newest step gave, on GPU or CPU (1, last_rows): NEW_TOKENS, and in a scored task LOG_PROBS; the LOGITS of
- * sequences first .. first+n-1 (n, vocab), on the CPU if they are kept. */
+ * sequences first .. first+n-1 (n, vocab), on the CPU if they are kept or it chooses. */
 Tensor batch_newest(const Flight *f, const Batch *b, RegionId id, Tier side);
 Tensor batch_logits(const Flight *f, const Batch *b, int first, int n);
 /* The index tables of the processor that uses a tier's pages; layer j of its page pool there, with them. */

@@ -1473,194 +1473,9 @@ static int gpu_weigh(CudaGpu *g, const Op *op, Error *err) {
 // ---------------------------------------------------------------------------------------------------------------
 // The next token
 //
-// Tokens are ordered by probability, and equals by id. What top-k and top-p keep, and what is drawn from that, are prefixes
-// of the order: the shortest whose count or mass reaches a target, so that one that is kept is known by its mass. Sorting
-// 50,000 tokens is not needed to find where it ends: their probabilities' bits, which are ordered like integers, are keys
-// of which a pass over the row sums counts and masses by one digit, and the next pass by the next digit of those that share
-// the digits before. The first digit's sums serve all searches. That makes eight passes for top-k and top-p: the largest
-// logit, the first digit, and two for each of top-k, top-p and the draw.
-// Where nothing is cut, as on the host, the order is that of the ids alone.
+// The most probable one, and for evaluation how probable the given ones are. With a temperature the CPU chooses, from
+// logits that have come down (Plan.chooser in tier.h).
 // ---------------------------------------------------------------------------------------------------------------
-
-/* A row's unnormalized probabilities. */
-typedef struct {
-    const float *logits;
-    float largest, temperature;
-    int vocab;
-} Row;
-
-static __device__ float probability(const Row *row, int i) {
-    float d = (row->logits[i] - row->largest) / row->temperature;
-    return d == d ? expf(d) : 0; /* NaN weighs nothing */
-}
-
-/* A probability of at most 1 in units of 2^-44, rounded down. Integers of 64 bits add up exactly, in whatever order, and
- * faster than doubles do on most GPUs. */
-typedef unsigned long long Mass;
-static __device__ Mass mass_of(float p) {
-    unsigned bits = __float_as_uint(p), exponent = bits >> 23, below_one = 127 - exponent;
-    return exponent && below_one < 64 ? (Mass)((bits & 0x7fffff) + 0x800000) << 21 >> below_one : 0;
-}
-
-/* Keys of 29 bits: 0 where there is no mass, below 2^-44, else the bits of a float from there on. */
-const unsigned NO_MASS = ((127 - 44) << 23) - 1;
-enum {
-    DIGITS = 1024, /* of the first ten bits of a key, and of the second ten */
-    LAST = 512,    /* of the last nine, which are counted in RANGES ranges of ids each */
-    RANGES = 16,
-};
-static __device__ unsigned key_of(float p) { return max(__float_as_uint(p), NO_MASS) - NO_MASS; }
-static __device__ Mass key_mass(unsigned key) { return key ? mass_of(__uint_as_float(key + NO_MASS)) : 0; }
-
-/* Sums of the tokens that have a digit. A mass lies in two words, as shared memory adds no longer ones at once. */
-typedef struct {
-    unsigned count[DIGITS], mass[DIGITS][2];
-} Sums;
-typedef struct {
-    Sums first;
-    union {
-        Sums second;
-        unsigned last[LAST][RANGES]; /* counts: all with one key weigh the same */
-    };
-} Histogram;
-
-static __device__ void add_mass(unsigned sum[2], Mass mass) {
-    const unsigned low = (unsigned)mass, before = atomicAdd(&sum[0], low);
-    const unsigned high = (unsigned)(mass >> 32) + (before + low < low ? 1 : 0);
-    if (high) atomicAdd(&sum[1], high);
-}
-static __device__ Mass mass_at(const Sums *s, int digit) { return s->mass[digit][0] | (Mass)s->mass[digit][1] << 32; }
-
-/* Calls add(i, p) for each token and its probability, by the whole block, once `bytes` of sums have become 0. */
-template <class Each>
-static __device__ void sum_tokens(const Row *row, void *sums, size_t bytes, Each add) {
-    __syncthreads(); /* they may still be read from the time before */
-    for (int i = threadIdx.x; i < (int)(bytes / sizeof(unsigned)); i += blockDim.x) ((unsigned *)sums)[i] = 0;
-    __syncthreads();
-#pragma unroll 4
-    for (int i = threadIdx.x; i < row->vocab; i += blockDim.x) add(i, probability(row, i));
-    __syncthreads();
-}
-
-/* The tokens whose keys begin with `above`, by their next digit, which `shift` bits follow. */
-static __device__ void sum_digit(Sums *sums, const Row *row, unsigned above, int shift) {
-    sum_tokens(row, sums, sizeof *sums, [&](int, float p) {
-        const unsigned key = key_of(p), digit = key >> shift & (DIGITS - 1);
-        if (key >> shift >> 10 != above) return;
-        atomicAdd(&sums->count[digit], 1u);
-        if (key) add_mass(sums->mass[digit], mass_of(p));
-    });
-}
-
-/* The first i < n with which the sum of weight(0), weight(1) .. reaches enough, of which *enough is left before it; n - 1
- * where none does. By the whole block. */
-template <class Weight>
-static __device__ int find_first(int n, Mass *enough, Weight weight) {
-    __shared__ Mass part[MOST_THREADS / WARP], left;
-    __shared__ int found;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    Mass missing = *enough;
-    __syncthreads(); /* found may still be read from the time before */
-    if (threadIdx.x == 0) found = n - 1, left = 0;
-    for (int i0 = 0; i0 < n; i0 += blockDim.x) {
-        const int i = i0 + threadIdx.x;
-        const Mass mine = i < n ? weight(i) : 0;
-        Mass sum = mine, before = 0, all = 0;
-        for (int d = 1; d < WARP; d *= 2) {
-            const Mass more = __shfl_sync(0xffffffff, sum, max(lane - d, 0));
-            if (lane >= d) sum += more;
-        }
-        __syncthreads();
-        if (lane == WARP - 1) part[warp] = sum;
-        __syncthreads();
-        for (int w = 0; w < (int)blockDim.x / WARP; w++) before += w < warp ? part[w] : 0, all += part[w];
-        sum += before;
-        if (sum >= missing && sum - mine < missing) found = i, left = missing - (sum - mine);
-        if (all >= missing) break;
-        missing -= all;
-    }
-    __syncthreads();
-    *enough = left;
-    return found;
-}
-
-/* Where the shortest prefix ends whose count or mass is enough. */
-typedef struct {
-    unsigned key;         /* of its last token */
-    Mass before, missing; /* the mass of all tokens with larger keys; what of enough these lack */
-} End;
-
-static __device__ End find_end(Histogram *h, const Row *row, Mass enough, bool mass) {
-    End end = {0, 0, enough};
-    for (int level = 0; level < 3; level++) {
-        const int digits = level < 2 ? DIGITS : LAST;
-        const Sums *sums = level ? &h->second : &h->first;
-        const unsigned above = end.key;
-        if (level == 1) sum_digit(&h->second, row, above, 9);
-        if (level == 2)
-            sum_tokens(row, h->last, sizeof h->last, [&](int i, float p) {
-                const unsigned key = key_of(p);
-                if (key / LAST == above) atomicAdd(&h->last[key % LAST][(long)i * RANGES / row->vocab], 1u);
-            });
-        auto count = [&](int digit) {
-            unsigned all = 0;
-            for (int r = 0; level == 2 && r < RANGES; r++) all += h->last[digit][r];
-            return level < 2 ? sums->count[digit] : all;
-        };
-        auto weigh = [&](int digit) {
-            return level < 2 ? mass_at(sums, digit) : count(digit) * key_mass(above * LAST + digit);
-        };
-        const int digit = digits - 1 - find_first(digits, &end.missing, [&](int i) {
-                              return mass ? weigh(digits - 1 - i) : count(digits - 1 - i);
-                          });
-        Mass larger = 0;
-        for (int d = digit + 1 + threadIdx.x; d < digits; d += blockDim.x) larger += weigh(d);
-        end.before += block_reduce<Add>(larger);
-        end.key = end.key * digits + digit;
-    }
-    return end;
-}
-
-/* The token at which `enough` of the mass is reached, in the order of the ids. */
-static __device__ int find_by_id(Histogram *h, const Row *row, double draw) {
-    const int each = (row->vocab + DIGITS - 1) / DIGITS;
-    sum_tokens(row, &h->first, sizeof h->first, [&](int i, float p) {
-        const Mass mass = mass_of(p);
-        if (mass) add_mass(h->first.mass[i / each], mass);
-    });
-    Mass all = 0;
-    for (int d = threadIdx.x; d < DIGITS; d += blockDim.x) all += mass_at(&h->first, d);
-    all = block_reduce<Add>(all);
-    Mass enough = min((Mass)(draw * (double)all) + 1, all);
-    const int first = each * find_first(DIGITS, &enough, [&](int d) { return mass_at(&h->first, d); });
-    return first +
-           find_first(min(each, row->vocab - first), &enough, [&](int i) { return mass_of(probability(row, first + i)); });
-}
-
-/* The same in the order of the probabilities, of those that top-k and top-p keep. */
-static __device__ int find_by_rank(Histogram *h, const Row *row, double draw, int top_k, double top_p) {
-    sum_digit(&h->first, row, 0, 19);
-    Mass kept = 0;
-    for (int d = threadIdx.x; d < DIGITS; d += blockDim.x) kept += mass_at(&h->first, d);
-    kept = block_reduce<Add>(kept);
-    if (top_k < row->vocab) {
-        const End end = find_end(h, row, top_k, false);
-        kept = end.before + end.missing * key_mass(end.key);
-    }
-    /* so many of the tokens with an end's key reach it */
-    auto equals = [](const End &end) { return (end.missing + key_mass(end.key) - 1) / key_mass(end.key); };
-    if (top_p < 1) {
-        const End end = find_end(h, row, min(max((Mass)ceil(top_p * (double)kept), (Mass)1), kept), true);
-        kept = end.before + equals(end) * key_mass(end.key);
-    }
-    const End end = find_end(h, row, min((Mass)(draw * (double)kept) + 1, kept), true);
-    Mass place = equals(end);
-    const unsigned *ranges = h->last[end.key % LAST];
-    const long range = find_first(RANGES, &place, [&](int r) { return (Mass)ranges[r]; });
-    const int first = (int)((range * row->vocab + RANGES - 1) / RANGES);
-    return first + find_first(row->vocab - first, &place,
-                              [&](int i) { return (Mass)(key_of(probability(row, first + i)) == end.key); });
-}
 
 /* The largest logit that is a number and the lowest id that has it, known to all. bad becomes 1 where one of the logits,
  * chosen or not, is no finite number. */
@@ -1681,17 +1496,9 @@ static __device__ int largest_logit(const float *logits, int vocab, float *large
 }
 
 /* One block a row. */
-static __global__ void __launch_bounds__(MOST_THREADS)
-    pick_kernel(int *ids, int *bad, const float *logits, const int *prompt, const int *pos, Sampling s, int vocab) {
-    __shared__ Histogram histogram;
-    const int top_k = s.top_k > 0 ? min(s.top_k, vocab) : vocab;
-    Row row = {logits + (size_t)blockIdx.x * vocab, 0, s.temperature, vocab};
-    int id = largest_logit(row.logits, vocab, &row.largest, bad);
-    if (s.temperature > 0 && isfinite(row.largest)) {
-        const double draw = random_draw(s.seed, prompt[blockIdx.x], pos[blockIdx.x]);
-        id = top_k < vocab || s.top_p < 1 ? find_by_rank(&histogram, &row, draw, top_k, s.top_p)
-                                          : find_by_id(&histogram, &row, draw);
-    }
+static __global__ void __launch_bounds__(MOST_THREADS) pick_kernel(int *ids, int *bad, const float *logits, int vocab) {
+    float largest;
+    const int id = largest_logit(logits + (size_t)blockIdx.x * vocab, vocab, &largest, bad);
     if (threadIdx.x == 0) ids[blockIdx.x] = id;
 }
 
@@ -1711,10 +1518,10 @@ static __global__ void __launch_bounds__(MOST_THREADS)
 
 static int gpu_pick(CudaGpu *g, const Op *op, Error *err) {
     const Tensor logits = op->pick.logits;
+    CHECK(op->sampling.temperature <= 0);
     if (!logits.rows) return 0;
     pick_kernel<<<logits.rows, row_threads(logits.cols, MOST_THREADS), 0, g->stream[op->lane]>>>(
-        (int *)op->pick.ids.at, g->not_finite, (const float *)logits.at, (const int *)op->pick.prompt.at,
-        (const int *)op->pick.pos.at, op->sampling, logits.cols);
+        (int *)op->pick.ids.at, g->not_finite, (const float *)logits.at, logits.cols);
     return launched("pick", err);
 }
 

@@ -460,27 +460,29 @@ static void finish(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], con
                hidden_piece(run, b, square_number(run, j, k), piece), workspace(run, ATTENDED, b->turn, piece->rows));
 }
 
-/* Logits become the next token of each sequence; in a scored task, those of head rows from `first` on, the probability of
- * what is given and the greedy choice. */
+/* Logits become the next token of each sequence, by the processor that has them; in a scored task, those of head rows from
+ * `first` on, the probability of what is given and the greedy choice. */
 static void choose_tokens(Run *run, Batch *b, int k, Tensor logits, int first) {
-    Op *op = new_op(run, PROJECT, OTHER, run->l, k);
+    Op *op = new_op(run, logits.tier == TIER_CPU ? ATTEND : PROJECT, OTHER, run->l, k);
+    const Tables *t = batch_tables(b, logits.tier);
     const int n = logits.rows;
-    Tensor ids = tensor_cols(batch_newest(run->flight, b, NEW_TOKENS, TIER_GPU), first, n);
+    Tensor ids = tensor_cols(batch_newest(run->flight, b, NEW_TOKENS, logits.tier), first, n);
     if (!run->task->scored)
-        post(&run->to, op_pick(op, ids, logits, b->gpu.prompt, b->gpu.at, &run->task->sampling));
+        post(&run->to, op_pick(op, ids, logits, t->prompt, t->at, &run->task->sampling));
     else
         post(&run->to, op_score(op, tensor_cols(batch_newest(run->flight, b, LOG_PROBS, TIER_GPU), first, n), ids, logits,
                                 tensor_cols(b->gpu.target, first, n)));
 }
 
-/* What has been chosen goes down, and the logits where they are wanted. */
+/* What has been chosen goes down, and the logits if they are kept or nothing has been chosen yet. */
 static void bring_down(Run *run, Batch *b, int k, Tensor logits) {
     const Flight *f = run->flight;
+    const bool chosen = run->plan->chooser == TIER_GPU;
     Move moves[2] = {{batch_newest(f, b, NEW_TOKENS, TIER_CPU), batch_newest(f, b, NEW_TOKENS, TIER_GPU)}};
-    int n = 1;
+    int n = chosen;
     if (run->task->scored)
         moves[n++] = (Move){batch_newest(f, b, LOG_PROBS, TIER_CPU), batch_newest(f, b, LOG_PROBS, TIER_GPU)};
-    if (run->task->keep_logits) moves[n++] = (Move){batch_logits(f, b, 0, b->nseq), logits};
+    if (run->task->keep_logits || !chosen) moves[n++] = (Move){batch_logits(f, b, 0, b->nseq), logits};
     post(&run->to, op_copy(new_op(run, A_DOWN, OTHER, run->l, k), moves, n));
 }
 
@@ -498,9 +500,10 @@ static void compute_head(Run *run, Batch *b, int k) {
         const int n = imin(p->head_chunk, b->last_rows - first);
         logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, n);
         opt_logits(&run->to, *op, p, plan_weight(p, &p->global[p->head], run->now.slot), logits, tensor_rows(x, first, n));
-        choose_tokens(run, b, k, logits, first);
+        if (p->chooser == TIER_GPU) choose_tokens(run, b, k, logits, first);
     }
     bring_down(run, b, k, logits);
+    if (p->chooser == TIER_CPU) choose_tokens(run, b, k, batch_logits(run->flight, b, 0, b->nseq), 0);
 }
 
 static void compute(Run *run, int j, int k) {

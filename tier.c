@@ -353,7 +353,8 @@ static void plan_workspace(Plan *p, const Task *task) {
     const int piece = p->piece_rows, turns = p->turns, off_rows = imin(p->off_rows, piece);
     const int kv_cols = 2 * (int)(p->kv_row / type_bytes(kv)), choice = c->nh * p->most_chosen;
     const int norm = c->pre_norm ? piece : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
-    const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU, scored = task->scored;
+    const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU;
+    const bool scored = task->scored, keep = task->keep_logits;
     const bool first = is_first(c), last = is_last(c), off_gpu = p->max_act_rows[TIER_CPU] + p->max_act_rows[TIER_DISK] > 0;
     const Wanted workspace[] = {
         {HIDDEN, TIER_GPU, "workspace: x", smaller, act, off_gpu ? rows : 0, h1, nws},
@@ -371,7 +372,8 @@ static void plan_workspace(Plan *p, const Task *task) {
         {LAST_ROWS, TIER_GPU, "workspace: last rows", smaller, act, last ? for_head : 0, h1, nws},
         {HEAD_OUT, TIER_GPU, "workspace: head", smaller, act, last && projected ? p->head_chunk : 0, c->embed, 1},
         {LOGITS, TIER_GPU, "logits", smaller, F32, last ? p->head_chunk : 0, c->vocab, 1},
-        {LOGITS, TIER_CPU, "logits", smaller, F32, last && task->keep_logits ? seqs : 0, c->vocab, batches},
+        {LOGITS, TIER_CPU, "logits", smaller, F32, last && (keep || p->chooser == TIER_CPU) ? seqs : 0, c->vocab,
+         keep ? batches : nws},
         {RECEIVED, TIER_CPU, "states received", smaller, act, first ? 0 : rows, h1, batches},
         {SENDING, TIER_CPU, "states to send", smaller, act, last ? 0 : rows, h1, batches},
         {CHOSEN, TIER_GPU, "attention: chosen tokens", smaller, I32, seqs, choice, 1},
@@ -417,6 +419,7 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     p->config = checkpoint->config;
     p->policy = *policy;
     p->act_type = act_type;
+    p->chooser = act_type == F16 && task->sampling.temperature > 0 && !task->scored ? TIER_CPU : TIER_GPU;
     p->head = checkpoint->global[LM_HEAD].rows ? LM_HEAD : TOK_EMBED;
     p->weight = xcalloc(l, sizeof *p->weight);
     p->slab_order = xcalloc(l, sizeof *p->slab_order);

@@ -35,7 +35,7 @@ typedef enum {
     EMBEDDED,     /* rows of the token table, before project_in; on the CPU if the token table is there */
     LAST_ROWS,    /* the rows that the head needs */
     HEAD_OUT,     /* the same rows after project_out */
-    LOGITS,       /* of some of these rows; on the CPU of all, if the task keeps them */
+    LOGITS,       /* of some of these rows; on the CPU of all, if the task keeps them or the CPU chooses */
     RECEIVED,     /* hidden states from the stage before: one slot for each batch */
     SENDING,      /* hidden states for the stage behind */
     CHOSEN,       /* sparse attention: the chosen tokens */
@@ -109,6 +109,7 @@ struct Plan {
     int *act_first[NTIERS];    /* [batches] its first row in the tier's ACTIVATIONS */
     int max_act_rows[NTIERS];
     int packed_rows;           /* batches of at most so many rows take packed weights as they lie */
+    Tier chooser;              /* who chooses the next tokens: the GPU, or the CPU if a GPU would have to sample them */
     Bytes unpacked_at[NROLES]; /* where each matrix begins in UNPACKED_WEIGHTS */
     int most_chosen;           /* sparse attention: the most tokens that a query and head choose */
 };

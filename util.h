@@ -102,7 +102,7 @@ static inline f16 f32_to_f16(float x) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Number n of the splitmix64 generator that began with this seed. */
-HOST_AND_GPU static inline uint64_t splitmix64(uint64_t seed, uint64_t n) {
+static inline uint64_t splitmix64(uint64_t seed, uint64_t n) {
     uint64_t z = seed + n * 0x9E3779B97F4A7C15ull;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
@@ -117,7 +117,7 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n) {
 enum { HASH_START = 0x2545F491 };
 
 /* Uniform in [0, 1): what decides about the token at `pos` of a prompt. */
-HOST_AND_GPU static inline double random_draw(uint64_t seed, int32_t prompt, int32_t pos) {
+static inline double random_draw(uint64_t seed, int32_t prompt, int32_t pos) {
     uint64_t hash = splitmix64(splitmix64(splitmix64(seed, 1) ^ (uint32_t)prompt, 1) ^ (uint32_t)pos, 1);
     return (double)(hash >> 11) * 0x1p-53;
 }

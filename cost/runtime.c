@@ -174,7 +174,7 @@ static void processor_rows(Seconds *t, const Sweep *a) {
 /* What the last layer and the head take more than a layer. Layer 0 loads no hidden states of `rows`, but the head those of
  * `last_rows`, mostly one of each sequence. The table of tokens streams like a layer when it is not on the GPU, and the
  * rows of new tokens are gathered where it rests. The GPU embeds (ids, then hidden states, each read and written), and for
- * every batch of the head normalizes, multiplies with the table and chooses. */
+ * every batch of the head normalizes, multiplies with the table and chooses; where the CPU chooses, the logits go down. */
 static void head_seconds(Seconds *t, const Sweep *a) {
     const OptConfig *c = a->config;
     const Hardware *h = a->hw;
@@ -190,8 +190,10 @@ static void head_seconds(Seconds *t, const Sweep *a) {
     const double embed = (ids + a->hidden) * 2, norm = 2 * a->act * c->h1 * a->last_rows,
                  choose = 4.0 * c->vocab * a->last_rows;
     const double logits = linear_seconds(h, a->phase, a->last_rows / a->K, c->vocab, c->embed, a->act, false);
+    const bool down = a->plan->chooser == TIER_CPU;
     enum { HEAD_OPS = 6 }; /* token and position rows, two projections, norm, choice */
-    of[GPU].one = a->K * (logits + HEAD_OPS * h->op_s) + memory_seconds(embed + norm + choose, h->gpu_bdw);
+    of[GPU].one = a->K * (logits + HEAD_OPS * h->op_s) + memory_seconds(embed + norm + (down ? 0 : choose), h->gpu_bdw);
+    if (down) of[GTOC].one = choose / a->gtoc, of[CPU].one += memory_seconds(choose, h->cpu_bdw);
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -166,7 +166,8 @@ Op *op_weigh(Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *t
 Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos);
 /* The next token of each row of logits (rows, vocab) F32. Greedy: the largest, the lowest id among equals. Otherwise
  * softmax at temperature, cut to top_k, then to the smallest set with mass >= top_p, drawn with a counter-based generator
- * from (seed, prompt[r], pos[r]) alone. NaN logits never win over numbers; the run then fails. */
+ * from (seed, prompt[r], pos[r]) alone; a GPU only chooses greedily. NaN logits never win over numbers; the run then
+ * fails. */
 Op *op_pick(Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling);
 /* For evaluation: logp[r] = log softmax(logits[r])[target[r]], and the greedy choice best[r] as op_pick makes it. logp (1,
  * rows) F32, best and target (1, rows) I32 */

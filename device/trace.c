@@ -75,7 +75,7 @@ void trace_free(Trace *trace) {
 
 /* compute(j, k) goes by the names of its parts. What is not in Figure 4: "load_inputs", a batch's index tables and
  * embedding rows on their way up; "gather_tokens", the CPU picks those rows out of the table; "tokens", the chosen ones on
- * their way down. */
+ * their way down, or the logits, and then the CPU's choice. */
 const char *trace_call(const Slice *slice) {
     static const char *const load[NKINDS] = {"load_weight", "load_cache", "load_activation", "load_inputs"};
     static const char *const other[NLANES][NKINDS] = {
@@ -90,6 +90,7 @@ const char *trace_call(const Slice *slice) {
         [SEND] = {"send", "send", "send", "send"},
     };
     const char *name = other[slice->lane][slice->kind];
+    if (slice->lane == ATTEND && slice->kind == OTHER && slice->j) name = "tokens"; /* rows are gathered for layer 0 */
     if (slice->lane == ATTEND && slice->kind != OTHER && !slice->delegated) name = "store_cache"; /* into its pages */
     return name ? name : load[slice->kind];
 }

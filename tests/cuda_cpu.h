@@ -375,23 +375,13 @@ CUDA_CPU_UNCHECKED unsigned ballot(int line, unsigned mask, bool yes) {
     return all;
 }
 template <class T>
-T shuffle(int line, unsigned mask, T v, int src, int width) {
-    int segment = lane_id() & ~(width - 1);
-    if (src < segment || src >= segment + width) src = lane_id(); /* outside: one's own */
+T shfl_xor(int line, unsigned mask, T v, int x) {
     uint64_t bits = 0;
     static_assert(sizeof v <= sizeof bits);
     memcpy(&bits, &v, sizeof v);
-    bits = exchange(mask, bits, src, line);
+    bits = exchange(mask, bits, lane_id() ^ x, line);
     memcpy(&v, &bits, sizeof v);
     return v;
-}
-template <class T>
-T shfl(int line, unsigned mask, T v, int src, int width = 32) {
-    return shuffle(line, mask, v, (lane_id() & ~(width - 1)) + (src & (width - 1)), width);
-}
-template <class T>
-T shfl_xor(int line, unsigned mask, T v, int x, int width = 32) {
-    return shuffle(line, mask, v, lane_id() ^ x, width);
 }
 
 CUDA_CPU_UNSEEN void sync_warp(int line, unsigned mask = ~0u) {
@@ -454,7 +444,6 @@ To bit_cast(From from) {
 
 #define __syncthreads() cuda_cpu::sync_threads(__LINE__)
 #define __syncwarp(...) cuda_cpu::sync_warp(__LINE__ __VA_OPT__(, ) __VA_ARGS__)
-#define __shfl_sync(...) cuda_cpu::shfl(__LINE__, __VA_ARGS__)
 #define __shfl_xor_sync(...) cuda_cpu::shfl_xor(__LINE__, __VA_ARGS__)
 #define __ballot_sync(...) cuda_cpu::ballot(__LINE__, __VA_ARGS__)
 #define __popc(u) __builtin_popcount(u)
@@ -472,7 +461,6 @@ template <class T>
 T __ldcg(const T *p) {
     return *p;
 }
-inline unsigned atomicAdd(unsigned *p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 inline unsigned atomicInc(unsigned *p, unsigned most) { return *p == most ? std::exchange(*p, 0) : (*p)++; }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
     uint64_t both = a | (uint64_t)b << 32;

@@ -971,16 +971,14 @@ static void company_and_pieces_change_no_choice(void) {
 
 // ---- pick ----------------------------------------------------------------------------------------------------------
 
-/* What the GPU picks; prompt r % 16 at position r / 16. The host's choice goes to ref. */
-static int32_t *pick(int32_t *ref, const float *logits, const Sampling *s, int rows, int vocab) {
-    int32_t *prompt = (int32_t *)temp(rows, 4), *pos = (int32_t *)temp(rows, 4);
-    for (int r = 0; r < rows; r++) prompt[r] = r % 16, pos[r] = r / 16;
+/* What the GPU picks. The host's choice goes to ref. */
+static int32_t *pick(int32_t *ref, const float *logits, int rows, int vocab) {
+    const Sampling greedy = {0, 1, 0, 7};
     clear();
-    const void *from = put(logits, (size_t)rows * vocab * 4), *gprompt = put(prompt, (size_t)rows * 4);
-    const void *gpos = put(pos, (size_t)rows * 4);
+    const void *from = put(logits, (size_t)rows * vocab * 4);
     void *ids = room(NULL, (size_t)rows * 4);
-    on_gpu(FINISH, picking(ids, from, gprompt, gpos, s, rows, vocab));
-    run(picking(ref, logits, prompt, pos, s, rows, vocab));
+    on_gpu(FINISH, picking(ids, from, NULL, NULL, &greedy, rows, vocab));
+    run(picking(ref, logits, NULL, NULL, &greedy, rows, vocab));
     return (int32_t *)result(ids);
 }
 
@@ -994,114 +992,16 @@ static float *stepped_logits(size_t n, float scale) {
 static void greedy_takes_the_largest_and_the_lowest_id_among_equals(void) {
     static const int sizes[][2] = {{3, 1}, {33, 131}, {2, 50272}};
     int32_t ref[33];
-    Sampling s = {0, 1, 0, 7};
     arena_open(MIB);
     for (int i = 0; i < COUNT(sizes); i++) {
         int rows = sizes[i][0], vocab = sizes[i][1];
         float *logits = stepped_logits((size_t)rows * vocab, 0.5f); /* many are equally large */
         for (int tops = 0; tops < 3; tops++) {                      /* then one is, near the end, then another before it */
             for (int r = 0; r < rows && tops; r++) logits[(r + 1) * vocab - 1 - r * 53 % vocab / tops] = 9;
-            CU_ASSERT(memcmp(pick(ref, logits, &s, rows, vocab), ref, (size_t)rows * 4) == 0);
+            CU_ASSERT(memcmp(pick(ref, logits, rows, vocab), ref, (size_t)rows * 4) == 0);
         }
     }
     CU_ASSERT_EQUAL(*gpu->bad, 0);
-    arena_close();
-}
-
-static const float *sorted_logits;
-static int by_logit(const void *a, const void *b) {
-    int i = *(const int *)a, j = *(const int *)b;
-    float x = sorted_logits[i], y = sorted_logits[j];
-    return x > y ? -1 : x < y ? 1 : i - j;
-}
-
-/* Whether id is what the definition in double precision draws at u, if masses may be off by 1e-6 of all. */
-static bool drawn(int id, const float *logits, const Sampling *s, double u, int vocab) {
-    const double eps = 1e-6;
-    bool cut_k = s->top_k > 0 && s->top_k < vocab, cut_p = s->top_p < 1;
-    int *order = (int *)temp(vocab, sizeof *order), place = 0, most = cut_k ? s->top_k : vocab, kept = most;
-    double *mass = (double *)temp(vocab + 1, sizeof *mass), top = -INFINITY; /* mass[n]: of the first n */
-    for (int i = 0; i < vocab; i++) order[i] = i, top = logits[i] > top ? logits[i] : top;
-    sorted_logits = logits;
-    if (cut_k || cut_p) qsort(order, vocab, sizeof *order, by_logit);
-    for (int i = 0; i < vocab; i++) {
-        mass[i + 1] = mass[i] + exp((logits[order[i]] - top) / s->temperature);
-        if (order[i] == id) place = i;
-    }
-    if (cut_p)
-        for (kept = 1; kept < most && mass[kept] < s->top_p * mass[most];) kept++;
-    for (int n = kept > 1 ? kept - 1 : 1; n <= kept + 1 && n <= most; n++) {
-        double reached = s->top_p * mass[most], slack = eps * mass[most];
-        bool possible = n == kept || (n < kept ? mass[n] >= reached - slack : mass[kept] <= reached + slack);
-        if (possible && place < n && mass[place] <= (u + eps) * mass[n] && mass[place + 1] >= (u - eps) * mass[n])
-            return true;
-    }
-    return false;
-}
-
-static void sampling_draws_what_the_host_draws(void) {
-    static const Sampling samplings[] = {{0.7f, 1, 0, 3}, {1, 1, 20, 4},   {1.3f, 0.9f, 0, 5}, {0.9f, 0.8f, 30, 6},
-                                         {1, 0.5f, 4, 7}, {2, 1, 5000, 8}, {1, 0, 0, 9}};
-    static const int sizes[][2] = {{48, 131}, {8, 2500}};
-    int32_t ref[48];
-    int draws = 0, others = 0, wrong = 0;
-    arena_open(MIB);
-    for (int i = 0; i < COUNT(samplings) * COUNT(sizes); i++) {
-        const Sampling *s = &samplings[i / 2];
-        int less = 1 + test_every / 16, rows = (sizes[i % 2][0] + less - 1) / less,
-            vocab = (sizes[i % 2][1] + less - 1) / less;
-        float *logits = stepped_logits((size_t)rows * vocab, 4);
-        int32_t *ids = pick(ref, logits, s, rows, vocab);
-        for (int r = 0; r < rows; r++) {
-            double u = random_draw(s->seed, r % 16, r / 16);
-            const float *row = logits + (size_t)r * vocab;
-            draws++, others += ids[r] != ref[r];
-            wrong += !drawn(ref[r], row, s, u, vocab) + !drawn(ids[r], row, s, u, vocab);
-        }
-    }
-    CU_ASSERT_EQUAL(wrong, 0);
-    CU_ASSERT(others * 100 < draws); /* only where u lies within rounding of a boundary */
-    CU_ASSERT_EQUAL(*gpu->bad, 0);
-    arena_close();
-}
-
-/* Two equal tokens have half of the mass each, exactly: the first reaches top_p = 0.5, so the second is never drawn. */
-static void what_reaches_top_p_exactly_ends_the_choice(void) {
-    enum { ROWS = 48, VOCAB = 300 };
-    const int rows = ROWS / every_eleventh();
-    int32_t ref[ROWS];
-    int wrong = 0;
-    arena_open(MIB);
-    float *logits = (float *)temp(ROWS * VOCAB, sizeof *logits);
-    for (int i = 0; i < ROWS * VOCAB; i++) logits[i] = i % VOCAB == 70 || i % VOCAB == 290 ? 3 : -INFINITY;
-    for (int top_k = 0; top_k <= 4; top_k += 2) { /* cut by top_p alone, by both, by both with room for more */
-        int32_t *ids = pick(ref, logits, &(Sampling){1, 0.5f, top_k, 3}, rows, VOCAB);
-        for (int r = 0; r < rows; r++) wrong += ids[r] != 70 || ref[r] != 70;
-    }
-    CU_ASSERT_EQUAL(wrong, 0);
-    arena_close();
-}
-
-/* Of two equal tokens the one with the lower id has the first half of the draws, wherever the two lie; other tokens, 2^-40
- * and less as probable, are there to be counted. */
-static void equal_tokens_are_drawn_in_the_order_of_their_ids(void) {
-    enum { ROWS = 64, VOCAB = 131 };
-    const int rows = ROWS / every_eleventh();
-    static const Sampling samplings[] = {{1, 0.999f, 0, 3}, {1, 1, 2, 4}, {1, 0.999f, 9, 5}, {1, 1, 0, 6}};
-    int32_t ref[ROWS];
-    int wrong = 0;
-    arena_open(MIB);
-    float *logits = (float *)temp(ROWS * VOCAB, sizeof *logits);
-    for (int i = 0; i < ROWS * VOCAB; i++) logits[i] = -28 - (float)(i % 7);
-    for (int r = 0; r < ROWS; r++) logits[r * VOCAB + r] = logits[r * VOCAB + 2 * r + 4] = 3;
-    for (int i = 0; i < COUNT(samplings); i++) {
-        int32_t *ids = pick(ref, logits, &samplings[i], rows, VOCAB);
-        for (int r = 0; r < rows; r++) {
-            const int first = random_draw(samplings[i].seed, r % 16, r / 16) < 0.5;
-            wrong += ids[r] != (first ? r : 2 * r + 4) || ref[r] != ids[r];
-        }
-    }
-    CU_ASSERT_EQUAL(wrong, 0);
     arena_close();
 }
 
@@ -1114,15 +1014,12 @@ static void logits_that_are_no_numbers_never_win_and_are_reported(void) {
     for (int i = 0; i < VOCAB; i++) logits[VOCAB + i] = i % 7 ? -INFINITY : logits[VOCAB + i];
     logits[2 * VOCAB] = NAN, logits[3 * VOCAB + 200] = INFINITY;
     for (int i = 0; i < VOCAB; i++) logits[4 * VOCAB + i] = NAN;
-    Sampling greedy = {0, 1, 0, 1}, cold = {1e-30f, 1, 0, 1}, cut = {1e-30f, 0.9f, 10, 1};
-    CU_ASSERT(memcmp(pick(ref, logits, &greedy, ROWS, VOCAB), ref, sizeof ref) == 0);
-    CU_ASSERT(memcmp(pick(ref, logits, &cold, ROWS, VOCAB), ref, sizeof ref) == 0);
-    CU_ASSERT(memcmp(pick(ref, logits, &cut, ROWS, VOCAB), ref, sizeof ref) == 0);
+    CU_ASSERT(memcmp(pick(ref, logits, ROWS, VOCAB), ref, sizeof ref) == 0);
     arena_close();
     for (int row = -1; row < ROWS; row++) { /* whether it is chosen or not, and where nothing was reported before */
         arena_open(MIB);
         CU_ASSERT_EQUAL(*gpu->bad, 0);
-        pick(ref, row < 0 ? stepped_logits(VOCAB, 1) : logits + row * VOCAB, &greedy, 1, VOCAB);
+        pick(ref, row < 0 ? stepped_logits(VOCAB, 1) : logits + row * VOCAB, 1, VOCAB);
         CU_ASSERT((*gpu->bad != 0) == (row >= 0));
         arena_close();
     }
@@ -1131,13 +1028,12 @@ static void logits_that_are_no_numbers_never_win_and_are_reported(void) {
 static void scores_are_log_probabilities_of_the_targets(void) {
     static const int sizes[][2] = {{3, 1}, {33, 131}, {2, 50272}};
     int32_t ref[33], target[33];
-    Sampling greedy = {0, 1, 0, 7};
     arena_open(MIB);
     for (int i = 0; i < COUNT(sizes); i++) {
         int rows = sizes[i][0], vocab = sizes[i][1], wrong = 0;
         float *logits = stepped_logits((size_t)rows * vocab, 8);
         for (int r = 0; r < rows; r++) target[r] = r ? random_below(vocab) : vocab - 1;
-        pick(ref, logits, &greedy, rows, vocab);
+        pick(ref, logits, rows, vocab);
         clear();
         const void *from = put(logits, (size_t)rows * vocab * 4), *gtarget = put(target, (size_t)rows * 4);
         void *logp = room(NULL, (size_t)rows * 4), *best = room(NULL, (size_t)rows * 4);
@@ -1433,11 +1329,8 @@ CU_TestInfo tests[] = {
     {"sparse attention to packed pages is that to what they hold",
      sparse_attention_to_packed_pages_is_that_to_what_they_hold},
     {"company and pieces change no choice", company_and_pieces_change_no_choice},
-    {"what reaches top-p exactly ends the choice", what_reaches_top_p_exactly_ends_the_choice},
-    {"equal tokens are drawn in the order of their ids", equal_tokens_are_drawn_in_the_order_of_their_ids},
     /* From here on blocks have 1024 threads. ThreadSanitizer remembers them all, and every later barrier costs as much. */
     {"greedy takes the largest, and the lowest id among equals", greedy_takes_the_largest_and_the_lowest_id_among_equals},
-    {"sampling draws what the host draws", sampling_draws_what_the_host_draws},
     {"scores are log-probabilities of the targets", scores_are_log_probabilities_of_the_targets},
     {"a score beside what is no number is none, and it is reported",
      a_score_beside_what_is_no_number_is_none_and_it_is_reported},

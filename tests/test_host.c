@@ -1211,6 +1211,22 @@ static void what_reaches_top_p_exactly_ends_the_choice(void) {
         for (int pos = 0; pos < 100; pos++) CU_ASSERT_EQUAL(pick_one(logits, 5, (Sampling){1, 0.5f, top_k, 3}, 0, pos), 1);
 }
 
+/* Of two equal tokens the one with the lower id has the first half of the draws, wherever the two lie; other tokens, 2^-40
+ * and less as probable, are cut or not. */
+static void equal_tokens_are_drawn_in_the_order_of_their_ids(void) {
+    enum { VOCAB = 131 };
+    static const Sampling samplings[] = {{1, 0.999f, 0, 3}, {1, 1, 2, 4}, {1, 0.999f, 9, 5}, {1, 1, 0, 6}};
+    for (int pos = 0; pos < 64; pos++) {
+        float logits[VOCAB];
+        for (int i = 0; i < VOCAB; i++) logits[i] = -28 - (float)(i % 7);
+        logits[pos] = logits[2 * pos + 4] = 3;
+        for (int s = 0; s < 4; s++) {
+            const bool first = random_draw(samplings[s].seed, 0, pos) < 0.5;
+            CU_ASSERT_EQUAL(pick_one(logits, VOCAB, samplings[s], 0, pos), first ? pos : 2 * pos + 4);
+        }
+    }
+}
+
 static void top_k_among_many_keeps_the_best(void) {
     enum { VOCAB = 5000, K = 40 };
     float *logits = random_floats(VOCAB, 1);
@@ -1319,6 +1335,7 @@ CU_TestInfo tests[] = {
     {"sampling depends on seed, prompt and position only", sampling_depends_on_seed_prompt_and_position_only},
     {"sampling follows the softmax cut by top-k and top-p", sampling_follows_the_softmax_cut_by_top_k_and_top_p},
     {"what reaches top-p exactly ends the choice", what_reaches_top_p_exactly_ends_the_choice},
+    {"equal tokens are drawn in the order of their ids", equal_tokens_are_drawn_in_the_order_of_their_ids},
     {"top-k among many keeps the best", top_k_among_many_keeps_the_best},
     {"score is the log softmax of the target, and the greedy choice",
      score_is_the_log_softmax_of_the_target_and_the_greedy_choice},

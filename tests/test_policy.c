@@ -365,6 +365,8 @@ typedef struct {
     Plan *plan, *corner;
 } Rig;
 
+static float temperature; /* of the tasks */
+
 static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, const Hardware *hardware, int count, int s,
                      int n) {
     Error err;
@@ -372,6 +374,7 @@ static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, cons
     Type act = hardware->shared_cores ? F32 : F16;
     *r = (Rig){.hardware = *hardware, .checkpoint = checkpoint_dummy(config, 0)};
     r->task = equal_task(count, s, n);
+    r->task.sampling.temperature = temperature;
     corner.wg = corner.cg = corner.hg = 0, corner.wc = corner.cc = corner.hc = 1, corner.cpu_attention = false;
     r->plan = plan_make(r->checkpoint, policy, &r->task, act, &err);
     r->corner = plan_make(r->checkpoint, &corner, &r->task, act, &err);
@@ -664,6 +667,17 @@ static void where_the_cpus_memory_counts_time_is_its_bytes(void) {
     assert_takes(&stores, &h, L * KV * ROWS / 1e9, "new k and v");
     assert_takes(&attends, &h, L * KV * (ROWS + SEEN) / 1e9, "new k and v, and attention");
     assert_takes(&gathers, &h, 2. * H1 * ROWS / 1e9, "rows of the table");
+}
+
+/* With a temperature the logits go down, and the CPU reads them. */
+static void where_tokens_are_sampled_time_is_that_of_the_logits(void) {
+    const Policy p = all_gpu(4, K);
+    Hardware link = test_fast_machine(), memory = link;
+    link.gtoc_bdw[0] = link.gtoc_bdw[1] = memory.cpu_bdw = 1e9;
+    temperature = 1;
+    assert_takes(&p, &link, COUNT * N * 4. * VOCAB / 1e9, "logits over the link");
+    assert_takes(&p, &memory, COUNT * N * 4. * VOCAB / 1e9, "logits in memory");
+    temperature = 0;
 }
 
 /* One square at a time waits for its states from disk to GPU and back. Its k and v are ready after a quarter of the
@@ -966,6 +980,7 @@ CU_TestInfo tests[] = {
     {"where ops count, time is their number", where_ops_count_time_is_their_number},
     {"where the GPU's memory counts, time is its bytes", where_the_gpus_memory_counts_time_is_its_bytes},
     {"where the CPU's memory counts, time is its bytes", where_the_cpus_memory_counts_time_is_its_bytes},
+    {"where tokens are sampled, time is that of the logits", where_tokens_are_sampled_time_is_that_of_the_logits},
     {"a square alone takes its whole way", a_square_alone_takes_its_whole_way},
     {"behind a prefill the caches of all but two batches queue", behind_a_prefill_the_caches_of_all_but_two_batches_queue},
     {"beside the last layer the first is loaded", beside_the_last_layer_the_first_is_loaded},

@@ -409,11 +409,24 @@ static void the_post_norm_form_gives_the_same_bits_too(void) {
     close_reference();
 }
 
+static Tensor row_of(void *at, Type type, int n) {
+    return (Tensor){.type = type, .rows = 1, .cols = n, .ld = (size_t)n, .at = at};
+}
+
+/* What the host's sampler takes for the last token of prompt i, from the logits of the run. */
+static int32_t host_choice(const Result *r, int i) {
+    int32_t id, at = prompt_len[i] + r->n[i] - 1, place = task.prompts[i].place;
+    Op op = {.lane = ATTEND};
+    host_run(op_pick(&op, row_of(&id, I32, 1), row_of(r->last[i], F32, r->vocab), row_of(&place, I32, 1),
+                     row_of(&at, I32, 1), &task.sampling));
+    return id;
+}
+
 /* A prompt alone, at another place of the batch, or sampled: only seed, index and position count. The index is the place in
  * the input, so the same input is dealt to other batches. */
 static void sampling_depends_on_nothing_but_seed_place_and_position(void) {
     Error err;
-    Result one;
+    Result one, other;
     if (hurried()) return;
     model = checkpoint_dummy(&small, 3);
     make_task(&task, &small);
@@ -430,7 +443,12 @@ static void sampling_depends_on_nothing_but_seed_place_and_position(void) {
     forget_known();
     ASSERT_OK(run(&one, model, &p, &task, &err));
     CU_ASSERT(!same(&one, &reference)); /* and the seed does count */
-    result_close(&one);
+    for (int i = 0; i < PROMPTS; i++)
+        CU_ASSERT_EQUAL(one.tokens[i][one.n[i] - 1], host_choice(&one, i)); /* of a GPU, too */
+    task.keep_logits = false;
+    ASSERT_OK(run(&other, model, &p, &task, &err));
+    CU_ASSERT(!memcmp(other.tokens, one.tokens, sizeof one.tokens));
+    result_close(&one), result_close(&other);
     close_reference();
 }
 
@@ -501,9 +519,12 @@ static void ends_the_run(void) {
     Error err;
     Result r;
     Policy p = all_gpu(4, 3);
-    CU_ASSERT_EQUAL(run(&r, model, &p, &task, &err), -1);
-    CU_ASSERT(strstr(err.text, "not finite") != NULL);
-    result_close(&r);
+    for (int sampled = 0; sampled < 2; sampled++) {
+        task.sampling.temperature = sampled;
+        CU_ASSERT_EQUAL(run(&r, model, &p, &task, &err), -1);
+        CU_ASSERT(strstr(err.text, "not finite") != NULL);
+        result_close(&r);
+    }
 }
 
 static void logits_that_are_no_numbers_end_the_run(void) {

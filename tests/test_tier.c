@@ -223,6 +223,25 @@ static void a_diagonal_of_very_large_batches_is_planned(void) {
     checkpoint_close(checkpoint);
 }
 
+/* For the next token of 2 sequences, of as many batches as are under way. Not on the host, nor for greedy or given tokens.
+ */
+static void only_where_a_gpu_would_sample_do_logits_come_down(void) {
+    OptConfig c = opt_named("opt-125m");
+    Error err;
+    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
+    const Policy p = all_gpu(2, 5);
+    for (int way = 0; way < 8; way++) {
+        Task t = equal_task(10, 4, 2);
+        t.sampling.temperature = way & 1, t.scored = way & 2;
+        for (int i = 0; i < t.count; i++) t.prompts[i].from = 1;
+        Plan *plan = plan_make(checkpoint, &p, &t, way & 4 ? F16 : F32, &err);
+        CU_ASSERT_EQUAL(plan->region[LOGITS][TIER_CPU].bytes, way == 5 ? WORKSPACES * 2 * 50272 * 4 : 0);
+        plan_free(plan);
+        free_task(&t);
+    }
+    checkpoint_close(checkpoint);
+}
+
 static void prompts_beyond_the_positions_are_refused(void) {
     OptConfig c;
     Error err;
@@ -537,6 +556,7 @@ CU_TestInfo tests[] = {
     {"a plan that does not fit names term and flag", a_plan_that_does_not_fit_names_term_and_flag},
     {"a diagonal of very large batches is planned", a_diagonal_of_very_large_batches_is_planned},
     {"the plan of OPT-175B is the same on 32 bits", the_plan_of_opt_175b_is_the_same_on_32_bits},
+    {"only where a GPU would sample do logits come down", only_where_a_gpu_would_sample_do_logits_come_down},
     {"prompts beyond the positions are refused", prompts_beyond_the_positions_are_refused},
     {"the planned work is what runs", the_planned_work_is_what_runs},
     {"the work of two blocks by hand", the_work_of_two_blocks_by_hand},

@@ -116,6 +116,7 @@ static void calls_have_the_names_of_figure_4(void) {
         s.delegated = !s.prefill; /* the CPU attends for all that decode */
         CU_ASSERT_STRING_EQUAL(trace_call(&s), expected[n].name);
     }
+    CU_ASSERT_STRING_EQUAL(trace_call(&(Slice){.lane = ATTEND, .kind = OTHER, .j = 12}), "tokens"); /* that it samples */
     for (int lane = 0; lane < NLANES; lane++) /* and what the schedule never posts has one, too */
         for (int kind = 0; kind < NKINDS; kind++)
             CU_ASSERT_PTR_NOT_NULL(trace_call(&(Slice){.lane = (Lane)lane, .kind = (Kind)kind}));
