@@ -18,6 +18,7 @@
  *   CUDA_CPU_ORDER=reverse|random  in which blocks and threads take turns
  *   CUDA_CPU_GBPS=12               the speed of copies between host and device, each way
  *   cuda_cpu_hold                  (a variable, for tests) while it is not 0, no copy on a stream begins, for 10 s at most
+ *   cuda_cpu_forbid                (a function, for tests, under AddressSanitizer) makes a touch of memory an error
  *   cuda_cpu_timed, cuda_cpu_asked (others, which count) events that were recorded with a time; that were asked about
  * and read when it matters, so that a test can set it before it opens the device:
  *   CUDA_CPU_MEM_MB=2048           device memory
@@ -64,6 +65,7 @@
 
 #ifdef __SANITIZE_ADDRESS__
 #include <pthread.h>
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #define CUDA_CPU_ASAN(...) __VA_ARGS__
 #else
@@ -951,6 +953,7 @@ inline struct AtExit {
 // ---------------------------------------------------------------------------------------------------------------
 
 extern "C" {
+CUDA_CPU_ASAN(void cuda_cpu_forbid(const void *p, size_t n) { __asan_poison_memory_region(untag(p), n); })
 long cuda_cpu_most_roundings() { return cuda_cpu::most_roundings.exchange(0); }
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 cudaError_t cudaPeekAtLastError() { return last_error; }
