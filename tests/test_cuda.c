@@ -1092,7 +1092,7 @@ static void what_reaches_top_p_exactly_ends_the_choice(void) {
 }
 
 /* Of two equal tokens the one with the lower id has the first half of the draws, wherever the two lie; other tokens, 2^-40
- * and less as probable, are there to be counted. */
+ * as probable, or 2^-64 and less, are there to be counted. */
 static void equal_tokens_are_drawn_in_the_order_of_their_ids(void) {
     enum { ROWS = 64, VOCAB = 131 };
     const int rows = ROWS / every_eleventh();
@@ -1101,7 +1101,7 @@ static void equal_tokens_are_drawn_in_the_order_of_their_ids(void) {
     int wrong = 0;
     arena_open(MIB);
     float *logits = (float *)temp(ROWS * VOCAB, sizeof *logits);
-    for (int i = 0; i < ROWS * VOCAB; i++) logits[i] = -28 - (float)(i % 7);
+    for (int i = 0; i < ROWS * VOCAB; i++) logits[i] = (float)(i % 2 ? -28 : -42) - (float)(i % 7) / 4;
     for (int r = 0; r < ROWS; r++) logits[r * VOCAB + r] = logits[r * VOCAB + 2 * r + 4] = 3;
     for (int i = 0; i < COUNT(samplings); i++) {
         int32_t *ids = pick(ref, logits, &samplings[i], rows, VOCAB);
@@ -1220,6 +1220,9 @@ static void copies_go_up_down_and_across_whole_and_by_rows(void) {
     arena_close();
 }
 
+/* Of the emulation (tests/cuda_cpu.h): the bytes of the largest copy on a stream. */
+extern long cuda_cpu_largest __attribute__((weak));
+
 /* They go in pieces of 16 MiB, the last one smaller: up, and down again. */
 static void large_copies_bring_every_byte_to_its_place(void) {
     const size_t bytes = (size_t)(every_third() > 1 ? 16 : 32) * MIB + 64, words = bytes / sizeof(uint32_t);
@@ -1236,6 +1239,7 @@ static void large_copies_bring_every_byte_to_its_place(void) {
     POST(STORE, end, 7);
     POST(STORE, sync, 7);
     CU_ASSERT(memcmp(back, from, bytes) == 0);
+    CU_ASSERT(!&cuda_cpu_largest || cuda_cpu_largest <= 16 * MIB);
     gpu->unpin(gpu, from), gpu->release(gpu, there);
     free(from);
 }
@@ -1291,12 +1295,14 @@ static void a_copy_is_only_posted(void) {
     ASSERT_OK(gpu->pin(gpu, host, BYTES, &err));
     f16 *numbers = random_halves(BYTES / 2, 1);
     const void *from = put(numbers, BYTES);
+    void *other = room(NULL, BYTES);
     for (int by_rows = 0; by_rows < 2; by_rows++) {
         size_t row = BYTES / ROWS, pitch = by_rows ? row / 2 : row; /* every row is half as long, or they are one */
         memset(host, 0, BYTES);
         start(STORE);
         __atomic_store_n(&cuda_cpu_hold, 1, __ATOMIC_RELEASE);
         POST(STORE, copy, host, pitch, from, row, pitch, ROWS);
+        ASSERT_OK(gpu->upload(gpu, other, numbers, BYTES, &err)); /* which waits for no stream either */
         bool moved = memcmp(host, numbers, pitch) == 0;
         __atomic_store_n(&cuda_cpu_hold, 0, __ATOMIC_RELEASE);
         CU_ASSERT(!moved);
@@ -1383,6 +1389,24 @@ static void memory_that_is_not_there_is_refused_with_its_remedy(void) {
     arena_close();
 }
 
+static void what_is_pinned_of_a_range_that_fails_is_given_back(void) {
+    enum { PIECE = 4096, PIECES = 3 };
+    if (!&cuda_cpu_hold) return; /* a real driver has its own limit */
+    gpu_open();
+    uint8_t *host = (uint8_t *)aligned_alloc(PIECE, PIECE * PIECES);
+    CU_ASSERT_FATAL(host != NULL);
+    const size_t usual = gpu->pin_piece;
+    gpu->pin_piece = PIECE;
+    setenv("CUDA_CPU_PIN_FAILS", "3", 1);
+    CU_ASSERT_EQUAL(gpu->pin(gpu, host, PIECE * PIECES, &err), -1);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "ulimit -l"));
+    unsetenv("CUDA_CPU_PIN_FAILS");
+    ASSERT_OK(gpu->pin(gpu, host, PIECE * PIECES, &err));
+    gpu->unpin(gpu, host);
+    gpu->pin_piece = usual;
+    free(host);
+}
+
 static void what_is_released_and_closed_is_free_again(void) {
     gpu_open();
     CU_ASSERT(gpu->name[0] && gpu->total > gpu->overhead);
@@ -1461,6 +1485,7 @@ CU_TestInfo tests[] = {
     {"nothing to do is nothing done", nothing_to_do_is_nothing_done},
     {"memory that is not there is refused with its remedy", memory_that_is_not_there_is_refused_with_its_remedy},
     {"logits that are no numbers never win and are reported", logits_that_are_no_numbers_never_win_and_are_reported},
+    {"what is pinned of a range that fails is given back", what_is_pinned_of_a_range_that_fails_is_given_back},
     {"what is released and closed is free again", what_is_released_and_closed_is_free_again},
     {"a large card sets more aside", a_large_card_sets_more_aside},
     CU_TEST_INFO_NULL,
