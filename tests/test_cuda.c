@@ -330,6 +330,21 @@ static void how_many_rows_there_are_changes_no_bit_of_one(void) {
     arena_close();
 }
 
+/* So many outputs that more blocks would fill the GPU for longer, but their sums would not have room. Of zeros, since only
+ * a sanitizer could see where they lie. */
+static void partial_sums_stay_in_their_place(void) {
+    enum { M = PACKED_ROWS, N = 14848, K = 2304 };
+    if (every_eleventh() > 1) return;
+    arena_open(quant_matrix_bytes(N, K) + 3 * MIB);
+    const size_t y_bytes = (size_t)M * N * 2;
+    void *zeros = temp(quant_matrix_bytes(N, K), 1), *y;
+    const void *x = put(zeros, (size_t)M * K * 2), *w = put(zeros, quant_matrix_bytes(N, K));
+    y = room(NULL, y_bytes);
+    on_gpu(PROJECT, product(F16, y, F16, N, x, w, NULL, NULL, true, false, M, N, K));
+    CU_ASSERT(memcmp(result(y), zeros, y_bytes) == 0);
+    arena_close();
+}
+
 /* Few outputs and many columns, so that blocks share outputs and leave partial sums: those of PROJECT and of FINISH, which
  * run side by side, lie apart. Each of the two has another product to do, so that one's sums in the other's place show. */
 static void products_of_both_lanes_at_once_are_those_of_each_alone(void) {
@@ -1200,6 +1215,7 @@ static void copy_case(Lane lane, int way, uint8_t *host, size_t dst_pitch, size_
 static void copies_go_up_down_and_across_whole_and_by_rows(void) {
     static const Lane copiers[] = {W_LOAD, FINISH, STORE};
     arena_open(MIB);
+    const size_t usual = gpu->pin_piece;
     uint8_t *host = (uint8_t *)aligned_alloc(4096, 65536);
     CU_ASSERT_FATAL(host != NULL);
     for (int pinned = getenv("CUDA_CPU_STRICT") != NULL; pinned < 3; pinned++) { /* strict: no others */
@@ -1216,6 +1232,7 @@ static void copies_go_up_down_and_across_whole_and_by_rows(void) {
         }
         if (pinned) gpu->unpin(gpu, host);
     }
+    gpu->pin_piece = usual;
     free(host);
     arena_close();
 }
@@ -1339,13 +1356,18 @@ static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
     op.embed.y.at = second, op.embed.table.at = first;
     post_op(FINISH, op);
     POST(FINISH, end, 7);
+    gpu->poll_s = 60; /* asks again and again, and launches what comes next as if it had not */
     POST(FINISH, sync, 7);
+    gpu->poll_s = 0;
+    post_op(FINISH, op);
     clock_gettime(CLOCK_MONOTONIC, &to);
     double all = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec) + 1e-4; /* two clocks */
     ASSERT_OK(gpu->download(gpu, arena.after, arena.gpu, arena.used, &err));
     CU_ASSERT(memcmp(result(second), row, sizeof row) == 0);
     double one = gpu->took(gpu, PROJECT, 7, 7), both = gpu->took(gpu, PROJECT, 7, 8), other = gpu->took(gpu, FINISH, 7, 7);
     CU_ASSERT(one > 0 && both >= one && both <= all && other > 0 && other <= all);
+    const double begun = gpu->began(gpu, PROJECT, 7), later = gpu->began(gpu, PROJECT, 8) - begun;
+    CU_ASSERT(later >= one - 1e-4 && later <= all);
     arena_close();
 }
 
@@ -1447,6 +1469,7 @@ CU_TestInfo tests[] = {
      linear_matches_the_host_and_the_place_of_a_row_changes_no_bit},
     {"a few rows times packed weights match the host", a_few_rows_times_packed_weights_match_the_host},
     {"how many rows there are changes no bit of one", how_many_rows_there_are_changes_no_bit_of_one},
+    {"partial sums stay in their place", partial_sums_stay_in_their_place},
     {"products of both lanes at once are those of each alone", products_of_both_lanes_at_once_are_those_of_each_alone},
     {"prefill matches the host, and company changes no bit", prefill_matches_the_host_and_company_changes_no_bit},
     {"a token sees itself and those before it, at the edges of tiles too",
