@@ -1360,6 +1360,8 @@ static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
     POST(FINISH, sync, 7);
     gpu->poll_s = 0;
     post_op(FINISH, op);
+    POST(FINISH, end, 8);
+    POST(FINISH, sync, 8);
     clock_gettime(CLOCK_MONOTONIC, &to);
     double all = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec) + 1e-4; /* two clocks */
     ASSERT_OK(gpu->download(gpu, arena.after, arena.gpu, arena.used, &err));
