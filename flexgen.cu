@@ -152,12 +152,12 @@ struct CudaGpu : Gpu {
     cublasLtHandle_t blas;
     Known products[NLANES][KNOWN]; /* of PROJECT and FINISH; looked up by one thread */
     int next_product[NLANES];
-    char *scratch;   /* SCRATCH bytes for partial results and scores of attention, which runs on one lane; two WORKSPACEs of
-                        cuBLAS */
-    int places;      /* two blocks on each multiprocessor */
-    int packed_most; /* the last of packed_kernels that shared memory is large enough for */
-    int *not_finite; /* `bad`, pinned: kernels write it, the host reads it */
-    char *pinned;    /* `pinned_bytes` of the host, in pieces of pin_piece */
+    char *scratch;      /* SCRATCH bytes for partial results and scores of attention, which runs on one lane */
+    char *workspace[2]; /* a WORKSPACE each, for what products of PROJECT, of FINISH leave there */
+    int places;         /* two blocks on each multiprocessor */
+    int packed_most;    /* the last of packed_kernels that shared memory is large enough for */
+    int *not_finite;    /* `bad`, pinned: kernels write it, the host reads it */
+    char *pinned;       /* `pinned_bytes` of the host, in pieces of pin_piece */
     size_t pinned_bytes;
 };
 
@@ -454,8 +454,7 @@ static Known *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b,
     return NULL;
 }
 
-/* What products of PROJECT, of FINISH leave there. */
-static char *workspace_of(CudaGpu *g, Lane lane) { return g->scratch + SCRATCH + (lane == FINISH ? WORKSPACE : 0); }
+static char *workspace_of(CudaGpu *g, Lane lane) { return g->workspace[lane == FINISH]; }
 
 /* y += b, then ReLU: only where cuBLAS has no algorithm that does it on the way. */
 static __global__ void bias_kernel(half *y, size_t y_ld, const half *b, bool relu, int cols) {
@@ -1712,7 +1711,8 @@ static void gpu_close(Gpu *gpu) {
         if (g->stream[lane]) cudaStreamDestroy(g->stream[lane]);
     }
     if (g->blas) cublasLtDestroy(g->blas);
-    if (g->scratch) cudaFree(g->scratch);
+    for (char *p : {g->scratch, g->workspace[0], g->workspace[1]})
+        if (p) cudaFree(p);
     if (g->not_finite) cudaFreeHost(g->not_finite);
     free(g);
 }
@@ -1803,7 +1803,10 @@ static int open_memory(CudaGpu *g, Error *err) {
     if (checked(cudaHostAlloc((void **)&g->not_finite, sizeof *g->not_finite, cudaHostAllocDefault), "pinned memory", err))
         return -1;
     g->bad = g->not_finite;
-    if (!(g->scratch = (char *)gpu_alloc(g, SCRATCH + 2 * WORKSPACE, err))) return -1;
+    /* one allocation each, so that a sanitizer sees what is written beyond the end of one */
+    if (!(g->scratch = (char *)gpu_alloc(g, SCRATCH, err))) return -1;
+    for (char *&workspace : g->workspace)
+        if (!(workspace = (char *)gpu_alloc(g, WORKSPACE, err))) return -1;
     g->max_head = TILES_MAX * TILE;
     g->pin_piece = PINNED_AT_ONCE;
     /* the context, which nobody tells the size of, is what is in use; where others use the GPU too, at most `most` of it */

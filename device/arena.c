@@ -9,11 +9,26 @@
 #include "device/device.h"
 #include "device/net.h"
 
+/* Under AddressSanitizer the regions of a tier in memory lie a page further apart than in the plan, and to touch what lies
+ * behind one is an error, as if each were an allocation. */
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+enum { APART = 4096 };
+#else
+enum { APART = 0 };
+#define ASAN_POISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#endif
+
+/* How much further from the beginning of its tier than in the plan a region lies, or the end if id is NREGIONS. */
+static size_t shift_of(int tier, int id) { return tier == TIER_DISK ? 0 : (size_t)APART * id; }
+
 void *arenas_address(const Arenas *a, Tensor t) {
     if (!t.rows) return NULL;
     CHECK(t.tier < NTIERS && t.file == 0);
-    CHECK(t.offset <= a->bytes[t.tier] && tensor_span(t) <= a->bytes[t.tier] - t.offset);
-    return a->arena[t.tier] + t.offset;
+    const size_t at = t.offset + shift_of(t.tier, t.region);
+    CHECK(at <= a->bytes[t.tier] && tensor_span(t) <= a->bytes[t.tier] - at);
+    return a->arena[t.tier] + at;
 }
 
 const int32_t *arenas_indices(const Arenas *a, Tensor t) {
@@ -142,6 +157,8 @@ static void populate(uint8_t *memory, size_t bytes) {
     host_share((double)bytes, (int)((bytes + SLICE - 1) / SLICE), populate_slices, &(Memory){memory, bytes});
 }
 
+static size_t tier_bytes(const Plan *plan, Tier tier) { return plan->total[tier] + shift_of(tier, NREGIONS); }
+
 static int open_memory(Arenas *a, Tier tier, size_t bytes, Error *err) {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
@@ -156,11 +173,33 @@ static int open_memory(Arenas *a, Tier tier, size_t bytes, Error *err) {
 
 /* The upper tiers of the cuda device. Memory that cannot be pinned serves as well, slower. */
 static int open_gpu_memory(Arenas *a, const Plan *plan, Error *notice, Error *err) {
-    a->arena[TIER_GPU] = a->gpu->alloc(a->gpu, plan->total[TIER_GPU], err);
-    a->bytes[TIER_GPU] = plan->total[TIER_GPU];
-    if (!a->arena[TIER_GPU] || open_memory(a, TIER_CPU, plan->total[TIER_CPU], err)) return -1;
+    a->bytes[TIER_GPU] = tier_bytes(plan, TIER_GPU);
+    a->arena[TIER_GPU] = a->gpu->alloc(a->gpu, a->bytes[TIER_GPU], err);
+    if (!a->arena[TIER_GPU] || open_memory(a, TIER_CPU, tier_bytes(plan, TIER_CPU), err)) return -1;
     a->pinned = !a->gpu->pin(a->gpu, a->arena[TIER_CPU], a->bytes[TIER_CPU], notice);
     return 0;
+}
+
+/* Forbids what lies behind the regions that are in memory. */
+static void guard_regions(const Arenas *a, const Plan *plan) {
+    for (int tier = TIER_GPU; tier <= TIER_CPU && APART; tier++)
+        for (int id = 0; id < NREGIONS; id++) {
+            const Region *r = &plan->region[id][tier];
+            const Bytes used = r->rows ? (Bytes)r->rows * r->cols * r->slots * type_bytes(r->type) : r->bytes;
+            uint8_t *end = a->arena[tier] + r->offset + shift_of(tier, id) + used;
+            if (!r->bytes) continue;
+            if (tier == TIER_CPU || !a->gpu)
+                ASAN_POISON_MEMORY_REGION(end, r->bytes - used + APART);
+            else if (a->gpu->forbid)
+                a->gpu->forbid(end, r->bytes - used + APART);
+        }
+}
+
+/* Memory of ours goes back as it came. */
+static void close_memory(Arenas *a, Tier tier) {
+    if (!a->arena[tier]) return;
+    ASAN_UNPOISON_MEMORY_REGION(a->arena[tier], a->bytes[tier]);
+    munmap(a->arena[tier], a->bytes[tier]);
 }
 
 int arenas_open(Arenas *a, Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *notice,
@@ -168,8 +207,10 @@ int arenas_open(Arenas *a, Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
     *a = (Arenas){.gpu = gpu};
     for (int t = TIER_GPU; t <= TIER_CPU; t++) a->tables[t] = plan->region[INDEX_TABLES][t].offset;
     if (gpu ? open_gpu_memory(a, plan, notice, err)
-            : open_memory(a, TIER_GPU, plan->total[TIER_GPU], err) || open_memory(a, TIER_CPU, plan->total[TIER_CPU], err))
+            : open_memory(a, TIER_GPU, tier_bytes(plan, TIER_GPU), err) ||
+                  open_memory(a, TIER_CPU, tier_bytes(plan, TIER_CPU), err))
         return -1;
+    guard_regions(a, plan);
     if (!plan->total[TIER_DISK]) return 0;
     a->disk = disk_open(offload_dir, plan->offload_bytes, checkpoint, err);
     if (!a->disk) return -1;
@@ -182,6 +223,6 @@ void arenas_close(Arenas *a) {
     disk_close(a->disk);
     if (a->gpu && a->arena[TIER_GPU]) a->gpu->release(a->gpu, a->arena[TIER_GPU]); /* waits for the streams */
     if (a->pinned) a->gpu->unpin(a->gpu, a->arena[TIER_CPU]);
-    if (!a->gpu && a->arena[TIER_GPU]) munmap(a->arena[TIER_GPU], a->bytes[TIER_GPU]);
-    if (a->arena[TIER_CPU]) munmap(a->arena[TIER_CPU], a->bytes[TIER_CPU]);
+    if (!a->gpu) close_memory(a, TIER_GPU);
+    close_memory(a, TIER_CPU);
 }

@@ -392,7 +392,8 @@ struct Gpu {
     void (*unpin)(Gpu *, void *host);
     int (*upload)(Gpu *, void *dst, const void *src, size_t bytes, Error *);   /* waits; any thread */
     int (*download)(Gpu *, void *dst, const void *src, size_t bytes, Error *); /* for tests */
-    size_t (*in_use)(Gpu *); /* cudaMemGetInfo: bytes of the whole GPU, by anyone */
+    void (*forbid)(const void *, size_t); /* NULL, or of tests: nobody may touch these bytes of the GPU tier */
+    size_t (*in_use)(Gpu *);              /* cudaMemGetInfo: bytes of the whole GPU, by anyone */
     void (*close)(Gpu *);
 };
 

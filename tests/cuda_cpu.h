@@ -18,12 +18,14 @@
  *   CUDA_CPU_ORDER=reverse|random  in which blocks and threads take turns
  *   CUDA_CPU_GBPS=12               the speed of copies between host and device, each way
  *   cuda_cpu_hold                  (a variable, for tests) while it is not 0, no copy on a stream begins, for 10 s at most
+ *   cuda_cpu_forbid                (a function, for tests, under AddressSanitizer) makes a touch of memory an error
+ *   cuda_cpu_largest               (a variable) the bytes of the largest copy that was posted on a stream
  *   cuda_cpu_timed, cuda_cpu_asked (others, which count) events that were recorded with a time; that were asked about
  * and read when it matters, so that a test can set it before it opens the device:
  *   CUDA_CPU_MEM_MB=2048           device memory
  *   CUDA_CPU_ARCH=80               compute capability
  *   CUDA_CPU_NO_DEVICE=1|2         no driver, or no GPU
- *   CUDA_CPU_PIN_FAILS=1           cudaHostRegister has no memory
+ *   CUDA_CPU_PIN_FAILS=N           cudaHostRegister has no memory for the Nth range
  *   CUDA_CPU_LAUNCH_FAILS=N        the Nth launch since the latest cudaGetDeviceCount lacks resources
  *
  * It cannot see: races between blocks of one kernel, shared memory read before it is written, limits of registers, static
@@ -64,6 +66,7 @@
 
 #ifdef __SANITIZE_ADDRESS__
 #include <pthread.h>
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #define CUDA_CPU_ASAN(...) __VA_ARGS__
 #else
@@ -798,9 +801,12 @@ inline cudaError_t release(void *p, Kind kind, cudaError_t otherwise, const char
     return cudaSuccess;
 }
 inline cudaError_t register_memory(void *p, size_t n) {
-    if ((pin_failed = env_number("CUDA_CPU_PIN_FAILS", 0))) return error(cudaErrorMemoryAllocation);
     if (!p || !n || is_device(p)) return refuse(cudaErrorInvalidValue, "cudaHostRegister", "not memory of the host");
     std::lock_guard<std::shared_mutex> guard(host);
+    const auto pinned = [](const auto &a) { return a.second.kind == REGISTERED; };
+    const long fails = env_number("CUDA_CPU_PIN_FAILS", 0);
+    pin_failed = fails && std::count_if(allocations.begin(), allocations.end(), pinned) + 1 >= fails;
+    if (pin_failed) return error(cudaErrorMemoryAllocation);
     auto next = allocations.lower_bound((uintptr_t)p + n); /* the first that begins behind it */
     if (next != allocations.begin() && (--next, next->first + next->second.size > (uintptr_t)p))
         return refuse(cudaErrorHostMemoryAlreadyRegistered, "cudaHostRegister", "overlaps memory that is pinned");
@@ -810,8 +816,8 @@ inline cudaError_t register_memory(void *p, size_t n) {
 
 extern "C" int cuda_cpu_hold;
 int cuda_cpu_hold;
-extern "C" long cuda_cpu_timed, cuda_cpu_asked;
-long cuda_cpu_timed, cuda_cpu_asked;
+extern "C" long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_largest;
+long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_largest;
 inline void hold_copies() {
     for (int ms = 0; ms < 10000 && __atomic_load_n(&cuda_cpu_hold, __ATOMIC_ACQUIRE); ms++)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -853,6 +859,7 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
         });
         return cudaSuccess;
     }
+    if (s) cuda_cpu_largest = std::max(cuda_cpu_largest, long(width * height));
     submit(s, [=] {
         if (s) hold_copies();
         if (to != from) throttle(width * height, to); /* the data come last */
@@ -939,6 +946,7 @@ inline struct AtExit {
 // ---------------------------------------------------------------------------------------------------------------
 
 extern "C" {
+CUDA_CPU_ASAN(void cuda_cpu_forbid(const void *p, size_t n) { __asan_poison_memory_region(untag(p), n); })
 long cuda_cpu_most_roundings() { return cuda_cpu::most_roundings.exchange(0); }
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 cudaError_t cudaPeekAtLastError() { return last_error; }

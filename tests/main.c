@@ -26,9 +26,17 @@ static void parse_flags(int argc, char **argv) {
         }
 }
 
+/* Of the emulation (tests/cuda_cpu.h) under AddressSanitizer. */
+void cuda_cpu_forbid(const void *p, size_t bytes) __attribute__((weak));
+
 static void open_gpu(void) {
     Error err;
-    if (test_ended || !cuda_open_gpu || (test_gpu = cuda_open_gpu(&err))) return;
+    if (test_ended || !cuda_open_gpu) return;
+    test_gpu = cuda_open_gpu(&err);
+    if (test_gpu) {
+        test_gpu->forbid = cuda_cpu_forbid;
+        return;
+    }
     fprintf(stderr, "%s\n", err.text);
     exit(EXIT_FAILED);
 }

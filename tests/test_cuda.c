@@ -200,6 +200,8 @@ static void layernorm_matches_the_host_in_place_too(void) {
         f16 *x = random_halves(n, 3), *w = random_halves(cols, 2), *b = random_halves(cols, 1);
         for (int r = 0; r < rows; r += 2) /* a mean far from 0: one-pass formulas lose the variance here */
             for (size_t c = (size_t)r * cols; c < (size_t)(r + 1) * cols; c++) x[c] = f32_to_f16(f16_to_f32(x[c]) + 1000);
+        for (int r = 1; r < rows; r += 4) /* a variance below what is added to it */
+            for (size_t c = (size_t)r * cols; c < (size_t)(r + 1) * cols; c++) x[c] = f32_to_f16(f16_to_f32(x[c]) / 1024);
         float *ref = floats(x, n);
         run(norm(F32, ref, ref, w, b, rows, cols));
         clear();
@@ -256,6 +258,7 @@ static void linear_case(const Epilogue *e, bool packs, int m, int n, int k, Lane
     double atol = e->bias ? 4 * HALF : 2e-5, rtol = e->y_type == F32 ? 0 : HALF;
     for (int turn = 0; turn < 2; turn++) {
         clear();
+        if (turn) put(NULL, (size_t)n * 2); /* what is known of this product of before does not know where the bias lies */
         const void *gw = put(w, w_bytes), *gb = e->bias ? put(b, (size_t)n * 2) : NULL;
         const void *from = put(turn ? turned(x, m, k) : x, (size_t)m * k * 2);
         uint8_t *all = (uint8_t *)room(!e->residual ? NULL : turn ? turned(old, m, n) : old, m * row), *y = all + before;
@@ -324,6 +327,21 @@ static void how_many_rows_there_are_changes_no_bit_of_one(void) {
         if (m == PACKED_ROWS) memcpy(all, result(y), m * row);
         CU_ASSERT(memcmp(result(y), all + (PACKED_ROWS - m) * row, m * row) == 0);
     }
+    arena_close();
+}
+
+/* So many outputs that more blocks would fill the GPU for longer, but their sums would not have room. Of zeros, since only
+ * a sanitizer could see where they lie. */
+static void partial_sums_stay_in_their_place(void) {
+    enum { M = PACKED_ROWS, N = 14848, K = 2304 };
+    if (every_eleventh() > 1) return;
+    arena_open(quant_matrix_bytes(N, K) + 3 * MIB);
+    const size_t y_bytes = (size_t)M * N * 2;
+    void *zeros = temp(quant_matrix_bytes(N, K), 1), *y;
+    const void *x = put(zeros, (size_t)M * K * 2), *w = put(zeros, quant_matrix_bytes(N, K));
+    y = room(NULL, y_bytes);
+    on_gpu(PROJECT, product(F16, y, F16, N, x, w, NULL, NULL, true, false, M, N, K));
+    CU_ASSERT(memcmp(result(y), zeros, y_bytes) == 0);
     arena_close();
 }
 
@@ -469,8 +487,11 @@ typedef struct {
     float *means_k, *means_v;     /* (rows, h1), what each number of these counts as */
 } Paged;
 
-/* Sequences first .. first+n-1, the table having room for max_pages at least. Slots that no token has are NaN, in the last
- * page of a sequence and in three more pages. */
+/* A page that no memory has room for. */
+enum { FAR_AWAY = 1 << 27 };
+
+/* Sequences first .. first+n-1, the table having room for max_pages at least; behind the last page of each, another one is
+ * FAR_AWAY. Slots that no token has are NaN, in the last page of a sequence and in three more pages. */
 static Paged paged_new(const Batch *b, int first, int n, int page_tokens, int max_pages) {
     int npages = 3, rows = 0, next = 0, from = b->first[first];
     for (int r = first; r < first + n; r++) {
@@ -481,8 +502,9 @@ static Paged paged_new(const Batch *b, int first, int n, int page_tokens, int ma
     p.rows = (size_t)npages * page_tokens;
     size_t row = (size_t)b->h1 * 2, table = (size_t)n * max_pages * 4;
     p.k = (f16 *)memset(temp(p.rows, row), 0xff, p.rows * row), p.v = (f16 *)memset(temp(p.rows, row), 0xff, p.rows * row);
-    p.q = (f16 *)temp(n, 3 * row), p.pages = (int32_t *)memset(temp(table, 1), 0xff, table), p.len = (int32_t *)temp(n, 4);
+    p.q = (f16 *)temp(n, 3 * row), p.pages = (int32_t *)temp(table, 1), p.len = (int32_t *)temp(n, 4);
     int32_t *seq = (int32_t *)temp(rows, 4), *pos = (int32_t *)temp(rows, 4), *page = (int32_t *)temp(npages, 4);
+    for (size_t i = 0; i < table / 4; i++) p.pages[i] = FAR_AWAY;
     for (int i = 0; i < npages; i++) { /* shuffled */
         int at = random_below(i + 1);
         page[i] = page[at], page[at] = i;
@@ -572,13 +594,13 @@ static void decode_matches_the_host_and_pages_and_company_change_no_bit(void) {
 }
 
 /* Partial results have a place of fixed size. Where sequences may become so long that all of them together have none there,
- * the batch is done in pieces. */
+ * the batch is done in pieces: here of eight and of one, whose results would lie across the end of the place. */
 static void a_batch_in_pieces_gives_the_same_bits(void) {
     static const int head[] = {128, 4};
     arena_open(8 * MIB);
     Batch b = batch_new(contexts, MOST, head, 3, 2);
     f16 *o = decode(&b, 0, MOST, 16, 1, NULL);
-    CU_ASSERT(memcmp(decode(&b, 0, MOST, 16, 16000, NULL), o, (size_t)MOST * b.h1 * 2) == 0);
+    CU_ASSERT(memcmp(decode(&b, 0, MOST, 16, 16128, NULL), o, (size_t)MOST * b.h1 * 2) == 0);
     arena_close();
 }
 
@@ -682,11 +704,12 @@ static f16 *trying_halves(int rows, int n) {
     static const f16 special[][4] = {{0x7bff, 0xfbff, 0x3c00, 0x0000}, {0x8000, 0x0000, 0x0000, 0x8000},
                                      {0x0000, 0x8000, 0x3c00, 0x8000}, {0x0001, 0x0003, 0x0002, 0x8001},
                                      {0x7bff, 0x7bfe, 0x7bf0, 0x7bff}, {0x3c00, 0x7e00, 0x4000, 0xbc00},
-                                     {0x7c00, 0x3c00, 0xc000, 0x0000}, {0xb800, 0xb800, 0xb800, 0xb800}};
+                                     {0x7c00, 0x3c00, 0xc000, 0x0000}, {0xb800, 0xb800, 0xb800, 0xb800},
+                                     {0x7bff, 0x0000, 0x3c00, 0x7bff}}; /* of the last, the largest would be 65520 */
     f16 *x = random_halves((size_t)rows * n, 2);
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < n && r % 12 < COUNT(special); i++)
-            if (r % 12 < 5 || r % 12 == 7 || i == n / 2) x[(size_t)r * n + i] = special[r % 12][(i + r / 12) % 4];
+            if (r % 12 < 5 || r % 12 >= 7 || i == n / 2) x[(size_t)r * n + i] = special[r % 12][(i + r / 12) % 4];
     return x;
 }
 
@@ -947,11 +970,12 @@ static void sparse_attention_to_packed_pages_is_that_to_what_they_hold(void) {
     arena_close();
 }
 
+/* Scores have that place too: those of the last sequence's fourth head would lie across the end of it. */
 static void company_and_pieces_change_no_choice(void) {
-    static const int head[] = {128, 4};
+    static const int head[] = {128, 5};
     arena_open(8 * MIB);
     Batch b = batch_new(contexts, MOST, head, 3, 2);
-    Paged all = paged_new(&b, 0, MOST, 16, 1), pieces = paged_new(&b, 0, MOST, 3, 80000);
+    Paged all = paged_new(&b, 0, MOST, 16, 1), pieces = paged_new(&b, 0, MOST, 3, 65024);
     Chosen c = choose(&all, false, 0.3), in_pieces = choose(&pieces, false, 0.3);
     f16 *o = weigh(&all, false, &c);
     CU_ASSERT(memcmp(c.tokens, in_pieces.tokens, c.bytes) == 0 && memcmp(c.weights, in_pieces.weights, c.bytes) == 0);
@@ -1087,6 +1111,7 @@ static void copy_case(Lane lane, int way, uint8_t *host, size_t dst_pitch, size_
 static void copies_go_up_down_and_across_whole_and_by_rows(void) {
     static const Lane copiers[] = {W_LOAD, FINISH, STORE};
     arena_open(MIB);
+    const size_t usual = gpu->pin_piece;
     uint8_t *host = (uint8_t *)aligned_alloc(4096, 65536);
     CU_ASSERT_FATAL(host != NULL);
     for (int pinned = getenv("CUDA_CPU_STRICT") != NULL; pinned < 3; pinned++) { /* strict: no others */
@@ -1098,12 +1123,18 @@ static void copies_go_up_down_and_across_whole_and_by_rows(void) {
             copy_case(copiers[way], way, host, 128, 90, 62, 33);
             copy_case(copiers[way], way, host, 62, 256, 62, 33);
             copy_case(copiers[way], way, host, 2, 14, 2, 31);
+            copy_case(copiers[way], way, host, 62, 127, 62, 33); /* a border within the last row alone, of src, of dst */
+            copy_case(copiers[way], way, host, 127, 62, 62, 33);
         }
         if (pinned) gpu->unpin(gpu, host);
     }
+    gpu->pin_piece = usual;
     free(host);
     arena_close();
 }
+
+/* Of the emulation (tests/cuda_cpu.h): the bytes of the largest copy on a stream. */
+extern long cuda_cpu_largest __attribute__((weak));
 
 /* They go in pieces of 16 MiB, the last one smaller: up, and down again. */
 static void large_copies_bring_every_byte_to_its_place(void) {
@@ -1121,6 +1152,7 @@ static void large_copies_bring_every_byte_to_its_place(void) {
     POST(STORE, end, 7);
     POST(STORE, sync, 7);
     CU_ASSERT(memcmp(back, from, bytes) == 0);
+    CU_ASSERT(!&cuda_cpu_largest || cuda_cpu_largest <= 16 * MIB);
     gpu->unpin(gpu, from), gpu->release(gpu, there);
     free(from);
 }
@@ -1176,12 +1208,14 @@ static void a_copy_is_only_posted(void) {
     ASSERT_OK(gpu->pin(gpu, host, BYTES, &err));
     f16 *numbers = random_halves(BYTES / 2, 1);
     const void *from = put(numbers, BYTES);
+    void *other = room(NULL, BYTES);
     for (int by_rows = 0; by_rows < 2; by_rows++) {
         size_t row = BYTES / ROWS, pitch = by_rows ? row / 2 : row; /* every row is half as long, or they are one */
         memset(host, 0, BYTES);
         start(STORE);
         __atomic_store_n(&cuda_cpu_hold, 1, __ATOMIC_RELEASE);
         POST(STORE, copy, host, pitch, from, row, pitch, ROWS);
+        ASSERT_OK(gpu->upload(gpu, other, numbers, BYTES, &err)); /* which waits for no stream either */
         bool moved = memcmp(host, numbers, pitch) == 0;
         __atomic_store_n(&cuda_cpu_hold, 0, __ATOMIC_RELEASE);
         CU_ASSERT(!moved);
@@ -1218,13 +1252,20 @@ static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
     op.embed.y.at = second, op.embed.table.at = first;
     post_op(FINISH, op);
     POST(FINISH, end, 7);
+    gpu->poll_s = 60; /* asks again and again, and launches what comes next as if it had not */
     POST(FINISH, sync, 7);
+    gpu->poll_s = 0;
+    post_op(FINISH, op);
+    POST(FINISH, end, 8);
+    POST(FINISH, sync, 8);
     clock_gettime(CLOCK_MONOTONIC, &to);
     double all = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec) + 1e-4; /* two clocks */
     ASSERT_OK(gpu->download(gpu, arena.after, arena.gpu, arena.used, &err));
     CU_ASSERT(memcmp(result(second), row, sizeof row) == 0);
     double one = gpu->took(gpu, PROJECT, 7, 7), both = gpu->took(gpu, PROJECT, 7, 8), other = gpu->took(gpu, FINISH, 7, 7);
     CU_ASSERT(one > 0 && both >= one && both <= all && other > 0 && other <= all);
+    const double begun = gpu->began(gpu, PROJECT, 7), later = gpu->began(gpu, PROJECT, 8) - begun;
+    CU_ASSERT(later >= one - 1e-4 && later <= all);
     arena_close();
 }
 
@@ -1268,6 +1309,24 @@ static void memory_that_is_not_there_is_refused_with_its_remedy(void) {
     arena_close();
 }
 
+static void what_is_pinned_of_a_range_that_fails_is_given_back(void) {
+    enum { PIECE = 4096, PIECES = 3 };
+    if (!&cuda_cpu_hold) return; /* a real driver has its own limit */
+    gpu_open();
+    uint8_t *host = (uint8_t *)aligned_alloc(PIECE, PIECE * PIECES);
+    CU_ASSERT_FATAL(host != NULL);
+    const size_t usual = gpu->pin_piece;
+    gpu->pin_piece = PIECE;
+    setenv("CUDA_CPU_PIN_FAILS", "3", 1);
+    CU_ASSERT_EQUAL(gpu->pin(gpu, host, PIECE * PIECES, &err), -1);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "ulimit -l"));
+    unsetenv("CUDA_CPU_PIN_FAILS");
+    ASSERT_OK(gpu->pin(gpu, host, PIECE * PIECES, &err));
+    gpu->unpin(gpu, host);
+    gpu->pin_piece = usual;
+    free(host);
+}
+
 static void what_is_released_and_closed_is_free_again(void) {
     gpu_open();
     CU_ASSERT(gpu->name[0] && gpu->total > gpu->overhead);
@@ -1308,6 +1367,7 @@ CU_TestInfo tests[] = {
      linear_matches_the_host_and_the_place_of_a_row_changes_no_bit},
     {"a few rows times packed weights match the host", a_few_rows_times_packed_weights_match_the_host},
     {"how many rows there are changes no bit of one", how_many_rows_there_are_changes_no_bit_of_one},
+    {"partial sums stay in their place", partial_sums_stay_in_their_place},
     {"products of both lanes at once are those of each alone", products_of_both_lanes_at_once_are_those_of_each_alone},
     {"prefill matches the host, and company changes no bit", prefill_matches_the_host_and_company_changes_no_bit},
     {"a token sees itself and those before it, at the edges of tiles too",
@@ -1343,6 +1403,7 @@ CU_TestInfo tests[] = {
     {"nothing to do is nothing done", nothing_to_do_is_nothing_done},
     {"memory that is not there is refused with its remedy", memory_that_is_not_there_is_refused_with_its_remedy},
     {"logits that are no numbers never win and are reported", logits_that_are_no_numbers_never_win_and_are_reported},
+    {"what is pinned of a range that fails is given back", what_is_pinned_of_a_range_that_fails_is_given_back},
     {"what is released and closed is free again", what_is_released_and_closed_is_free_again},
     {"a large card sets more aside", a_large_card_sets_more_aside},
     CU_TEST_INFO_NULL,

@@ -604,6 +604,34 @@ static void a_wait_ends_by_seconds_and_nanoseconds(void) {
     CU_ASSERT(before.tv_sec == 12345 && before.tv_nsec == 999999999);
 }
 
+/* Of AddressSanitizer, where the program has it. */
+int __asan_address_is_poisoned(const volatile void *p) __attribute__((weak));
+static int forbidden;
+static void note_forbidden(const void *p, size_t bytes) { forbidden += p && bytes; }
+
+/* Regions lie further apart there. */
+static void a_sanitizer_sees_what_is_touched_behind_a_region(void) {
+    if (!&__asan_address_is_poisoned) return;
+    int seen[2] = {0, 0};
+    void (*plain_forbid)(const void *, size_t) = test_gpu ? test_gpu->forbid : NULL;
+    CU_ASSERT(!test_gpu || plain_forbid);
+    if (test_gpu) test_gpu->forbid = note_forbidden;
+    forbidden = 0;
+    open_rows();
+    for (int id = 0; id < NREGIONS; id++) {
+        const Region *r = plan->region[id];
+        seen[TIER_GPU] += r[TIER_GPU].bytes > 0;
+        if (!r[TIER_CPU].bytes || !r[TIER_CPU].rows) continue;
+        const Tensor last = plan_view(plan, (RegionId)id, TIER_CPU, r[TIER_CPU].slots - 1, 0, r[TIER_CPU].rows);
+        const uint8_t *end = (uint8_t *)device->host(device, last) + tensor_bytes(last);
+        CU_ASSERT(!__asan_address_is_poisoned(end - 1) && __asan_address_is_poisoned(end));
+        seen[TIER_CPU]++;
+    }
+    CU_ASSERT(seen[TIER_CPU] > 0 && forbidden == (test_gpu ? seen[TIER_GPU] : 0));
+    close_device();
+    if (test_gpu) test_gpu->forbid = plain_forbid;
+}
+
 CU_TestInfo tests[] = {
     {"a wait ends by seconds and nanoseconds", a_wait_ends_by_seconds_and_nanoseconds},
     {"an op takes as long as its bytes on a slowed link", an_op_takes_as_long_as_its_bytes},
@@ -625,6 +653,7 @@ CU_TestInfo tests[] = {
     {"a trace that drops slices counts nothing twice", a_trace_that_drops_slices_counts_nothing_twice},
     {"a slice is of one call", a_slice_is_of_one_call},
     {"a lane may have more calls than marks", a_lane_may_have_more_calls_than_marks},
+    {"a sanitizer sees what is touched behind a region", a_sanitizer_sees_what_is_touched_behind_a_region},
     {"a mark is not set anew while someone waits for it", a_mark_is_not_set_anew_while_someone_waits_for_it},
     CU_TEST_INFO_NULL,
 };
