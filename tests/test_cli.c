@@ -5,6 +5,7 @@
  * is made here: a text of one of its files is replaced by another, and a table says what the message must name. */
 #include <ctype.h>
 #include <cjson/cJSON.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -780,12 +781,13 @@ static void a_job_goes_on_beside_prompts_that_are_impossible(void) {
     }
 }
 
-/* Waits until a job's journal has so many bytes. */
-static void wait_for_journal(const char *output, off_t bytes) {
+/* Waits until the journal of a job that runs has so many bytes. */
+static void wait_for_journal(pid_t pid, const char *output, off_t bytes) {
     char path[720];
     struct stat st = {0};
     snprintf(path, sizeof path, "%s.journal", output);
-    while (stat(path, &st) || st.st_size < bytes) usleep(1000);
+    while ((stat(path, &st) || st.st_size < bytes) && program_runs(pid)) usleep(1000);
+    CU_ASSERT(st.st_size >= bytes);
 }
 
 /* The prompts fit; with what has been generated behind them they do not any more. */
@@ -802,7 +804,7 @@ static void a_job_goes_on_in_smaller_batches_where_longer_prompts_do_not_fit(voi
     Result plain = RUN(EIGHT);
     assert_done(&plain);
     pid_t pid = START(EIGHT, "--output", output);
-    wait_for_journal(output, 400 + 100 * 76); /* a hundred sweeps */
+    wait_for_journal(pid, output, 400 + 100 * 76); /* a hundred sweeps */
     kill(pid, SIGKILL);
     Result killed = finish(pid), rest = RUN(EIGHT, "--output", output, "--resume");
     CU_ASSERT_EQUAL(killed.status, 1000 + SIGKILL);
@@ -827,7 +829,7 @@ static void a_signal_stops_a_job_that_then_goes_on(void) {
         snprintf(output, sizeof output, "%s", in_dir(capture, i ? "stopped" : "interrupted"));
         pid_t pid = START(TEN_PROMPTS, "--percent", "0", "100", "0", "100", "0", "100", "--gpu-batch-size", "3",
                           "--num-gpu-batches", "1", "--output", output, "--link", "ctog=50M");
-        wait_for_journal(output, 500); /* behind its head are some tokens */
+        wait_for_journal(pid, output, 500); /* behind its head are some tokens */
         kill(pid, signals[i]);
         assert_refused(finish(pid), 128 + signals[i], WORDS(i ? "SIGTERM" : "SIGINT", "go on with --resume"));
         Result rest = RUN(TEN_PROMPTS, "--output", output, "--resume");
@@ -851,7 +853,7 @@ static void a_signal_stops_a_job_whose_pipe_is_full(void) {
     with.pipe = ends[1];
     pid_t pid = START("generate", "--model", MODEL, "--prompts", in_dir(capture, "prompts"), LAPTOP, "--max-tokens", "9");
     close(ends[1]);
-    CHECK(poll(&(struct pollfd){.fd = ends[0], .events = POLLIN}, 1, -1) == 1);
+    while (poll(&(struct pollfd){.fd = ends[0], .events = POLLIN}, 1, -1) != 1) CHECK(errno == EINTR);
     usleep(500000); /* or longer than the whole job takes */
     kill(pid, SIGTERM);
     Result r = finish(pid);
@@ -867,7 +869,7 @@ static void kill_and_edit(const char *output, const char *from, const char *to) 
     size_t len;
     pid_t pid = START(TEN_PROMPTS, "--output", output, "--percent", "0", "100", "0", "100", "0", "100", "--gpu-batch-size",
                       "3", "--num-gpu-batches", "1", "--link", "ctog=50M");
-    wait_for_journal(output, 500);
+    wait_for_journal(pid, output, 500);
     kill(pid, SIGKILL);
     Result killed = finish(pid);
     snprintf(journal, sizeof journal, "%s.journal", output);

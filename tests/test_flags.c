@@ -256,6 +256,18 @@ static int check(Command command, char *const *args) {
     return status;
 }
 
+/* The host device's, which is also taken where no device is named. */
+static void links_are_slowed_on_the_host_device_alone(void) {
+    CU_ASSERT_EQUAL(check(BENCH, ARGS("--model", "m", "--link", "ctog=1G")), 0);
+    CU_ASSERT_EQUAL(check(BENCH, ARGS("--model", "m", "--link", "ctog=1G", "--device", "host")), 0);
+    CU_ASSERT_EQUAL(check(BENCH, ARGS("--model", "m", "--device", "cuda")), 0);
+    CU_ASSERT_EQUAL(check(BENCH, ARGS("--model", "m", "--link", "ctog=1G", "--device", "cuda")), -1);
+    CU_ASSERT(err.code == EXIT_USAGE && !strncmp(err.text, "--link: only links of the host device", 37));
+    CU_ASSERT_EQUAL(
+        check(BENCH, ARGS("--model", "m", "--link", "ctog=1G", "--device", "sim", "--hardware", "hardware/t4.json")), -1);
+    CU_ASSERT(err.code == EXIT_USAGE && !strncmp(err.text, "--link: only links of the host device", 37));
+}
+
 /* One file in two places of a command line, of which one is written to. */
 static void nothing_is_written_over_what_is_read_or_written_as_well(void) {
     static const struct {
@@ -348,6 +360,7 @@ CU_TestInfo tests[] = {
      a_number_is_taken_from_the_lowest_to_the_highest_that_it_names},
     {"a range is not turned round", a_range_is_not_turned_round},
     {"percentages add up to 100", percentages_add_up_to_100},
+    {"links are slowed on the host device alone", links_are_slowed_on_the_host_device_alone},
     {"nothing is written over what is read or written as well", nothing_is_written_over_what_is_read_or_written_as_well},
     {"nothing is written over the model", nothing_is_written_over_the_model},
     {"what is a machine's own is no part of the digest", what_is_a_machines_own_is_no_part_of_the_digest},
