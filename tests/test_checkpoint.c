@@ -377,7 +377,7 @@ static void bad_configurations_are_refused(void) {
         refused(model_dir(edited(config_json, cases[i][0], cases[i][1]), &d), cases[i][2]);
     refused(model_dir("[1]", &d), "no JSON object");
     refused(model_dir("", &d), "config.json: byte 0: the text ends here");
-    refused("/nonexistent/model", "/nonexistent/model: is no directory");
+    refused("/nonexistent/model", "/nonexistent/model: there is no such directory");
     refused("tests/main.c", "is no directory");
     refused(temp_dir(), "config.json: cannot open");
 }

@@ -519,8 +519,28 @@ static void a_missing_file_or_shard_is_refused_by_name(void) {
     assert_refused(generate_small(dir), EXIT_FAILED, WORDS("model-00002-of-00003.safetensors"));
     spoil(dir, "model.safetensors.index.json", "model-00003", "../../x", 7);
     assert_refused(generate_small(dir), EXIT_FAILED, WORDS("weight_map", "same directory"));
-    assert_refused(RUN("generate", "--model", "models/none", "--prompt", "a"), EXIT_FAILED,
-                   WORDS("models/none", "directory"));
+}
+
+/* Whatever the command, also where a known name would do. */
+static void a_model_that_is_no_directory_is_refused_with_what_is_expected(void) {
+    static const struct {
+        const char *command, *flag, *value;
+        bool name; /* the command takes one */
+    } cases[] = {{"generate", "--prompt", "a", false},
+                 {"eval", "--perplexity", "Makefile", false},
+                 {"quantize", "--output", "no/such", false},
+                 {"bench", "--seed", "1", true},
+                 {"policy", "--hardware", "hardware/t4.json", true},
+                 {"profile", "--threads", "1", true}};
+    for (int i = 0; i < 6; i++) {
+        const char *const expected = cases[i].name ? "; expected a Hugging Face directory, or one of opt-125m, opt-350m"
+                                                   : "; expected a Hugging Face directory, with config.json";
+#define OF(model) RUN(cases[i].command, "--model", model, cases[i].flag, cases[i].value)
+        const int status = cases[i].name ? EXIT_USAGE : EXIT_FAILED;
+        assert_refused(OF("models/none"), status, WORDS("models/none: there is no such directory", expected));
+        assert_refused(OF("models/prompts.txt"), status, WORDS("models/prompts.txt: is no directory", expected));
+        assert_refused(OF("Makefile/none"), status, WORDS("Makefile/none: Not a directory", expected));
+    }
 }
 
 static void a_wrong_prompt_is_refused_with_its_line(void) {
@@ -600,6 +620,13 @@ static void an_output_that_cannot_be_written_is_an_error(void) {
     assert_refused(RUN(GENERATE), EXIT_FAILED, WORDS("standard output", "No space left"));
     with.output = "/dev/full";
     assert_refused(RUN("help"), EXIT_FAILED, WORDS("standard output", "No space left"));
+    with.output = "/dev/full";
+    assert_refused(RUN("quantize", "--help"), EXIT_FAILED, WORDS("standard output", "No space left"));
+    with.output = "/dev/full"; /* where a copy writes nothing */
+    Result copy = RUN("quantize", "--model", MODEL, "--output", in_dir(temp_dir(), "copy"));
+    assert_done(&copy);
+    CU_ASSERT(count_lines(copy.err) == 1 && strstr(copy.err, " packed to "));
+    result_free(&copy);
     static const char *const bench[] = {"bench",         "--model", MODEL,  "--prompt-len", "4",  "--gen-len", "2",
                                         "--num-prompts", "4",       LAPTOP, "--json",       NULL, NULL};
     for (int i = 0; i < 3; i++) {
@@ -1811,7 +1838,7 @@ static void a_wrong_copy_is_refused_in_one_line(void) {
                        cases[i].words);
     assert_refused(RUN("quantize", "--output", "x"), EXIT_USAGE, WORDS("--model is missing"));
     assert_refused(RUN("quantize", "--model", "opt-125m", "--output", "x"), EXIT_FAILED,
-                   WORDS("opt-125m: is no directory"));
+                   WORDS("opt-125m: there is no such directory"));
 }
 
 static void what_groups_do_not_divide_is_refused(void) {
@@ -2153,6 +2180,8 @@ CU_TestInfo tests[] = {
     {"a truncated file is refused", a_truncated_file_is_refused},
     {"a header longer than its file is refused", a_header_longer_than_its_file_is_refused},
     {"a missing file or shard is refused by name", a_missing_file_or_shard_is_refused_by_name},
+    {"a model that is no directory is refused with what is expected",
+     a_model_that_is_no_directory_is_refused_with_what_is_expected},
     {"a wrong prompt is refused with its line", a_wrong_prompt_is_refused_with_its_line},
     {"a full or unwritable offload directory is refused by name",
      a_full_or_unwritable_offload_directory_is_refused_by_name},

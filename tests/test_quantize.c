@@ -535,7 +535,7 @@ static void an_output_that_is_there_is_refused(void) {
     ASSERT_OK(checkpoint_quantize(&stats, from, path_in(to, "empty//"), WHOLE, 2, NULL, &err));
     is_packed_copy(path_in(to, "empty"), from);
     CU_ASSERT_EQUAL(count_files(to), 3);
-    refused("/nonexistent", path_in(to, "new"), EXIT_FAILED, "is no directory");
+    refused("/nonexistent", path_in(to, "new"), EXIT_FAILED, "there is no such directory");
 }
 
 static void a_packed_checkpoint_is_not_packed_again(void) {
