@@ -4,7 +4,7 @@
 
 #include "tests.h"
 
-enum { MOST = 16 };
+enum { MOST = 20 };
 
 static Error err;
 
@@ -304,6 +304,7 @@ static void what_does_not_go_together_is_refused_by_name(void) {
         {POLICY, 0, {PAPER, "--compress-cache"}, "compression: the cost model paper knows none"},
         {POLICY, 0, {PAPER, "--allow-compression"}, "compression: the cost model paper knows none"},
         {POLICY, 0, {PAPER, "--frontier"}, "--frontier: the cost model paper looks at one block"},
+        {POLICY, 6, {PAPER, "--percent", "-", "-", "-", "-", "-", "1"}, "--percent: the cost model paper finds all"},
         {POLICY, 1, {PAPER, "--nodes", "2"}, "--nodes: the cost model paper looks at one block"},
         {POLICY, 1, {PAPER, "--max-latency", "9"}, "--max-latency: the cost model paper looks at one block"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -317,6 +318,36 @@ static void what_does_not_go_together_is_refused_by_name(void) {
         args[count(args) - 1 - cases[i].values] = NULL;
         CU_ASSERT_EQUAL(check(cases[i].command, args), 0);
     }
+}
+
+static void what_is_missing_is_named(void) {
+    static const struct {
+        Command command;
+        const char *args[8], *said;
+    } cases[] = {
+        {BENCH, {NULL}, "--model is missing; name a checkpoint directory or a size such as opt-125m"},
+        {GENERATE, {"--prompt", "p"}, "--model is missing; name a checkpoint directory"},
+        {GENERATE, {"--model", "m"}, "give either --prompt TEXT or --prompts FILE"},
+        {EVAL, {"--model", "m"}, "give either --perplexity FILE or --last-word FILE"},
+        {QUANTIZE, {"--model", "m"}, "--output is missing; name the directory that the copy is to be"},
+        {QUANTIZE, {"--model", "m", "--output", ""}, "--output is missing; name the directory that the copy is to be"},
+        {POLICY,
+         {"--model", "m", "--cost-model", "paper"},
+         "--hardware is missing; name the machine's file, such as hardware/t4.json"},
+        {POLICY,
+         {"--model", "m", "--cost-model", "paper", "--hardware", "h"},
+         "--gpu-batch-size is missing; give the block as --gpu-batch-size N --num-gpu-batches N"},
+        {POLICY,
+         {"--model", "m", "--cost-model", "paper", "--hardware", "h", "--gpu-batch-size", "1"},
+         "--num-gpu-batches is missing; give the block as --gpu-batch-size N --num-gpu-batches N"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *args[MOST] = {NULL};
+        for (int a = 0; a < 8 && cases[i].args[a]; a++) args[a] = (char *)cases[i].args[a];
+        CU_ASSERT_EQUAL(check(cases[i].command, args), -1);
+        CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
+        CU_ASSERT_STRING_EQUAL(err.text, cases[i].said);
+    }
+    CU_ASSERT_EQUAL(check(PROFILE, ARGS(NULL)), 0); /* needs nothing */
 }
 
 /* One file in two places of a command line, of which one is written to. */
@@ -412,6 +443,7 @@ CU_TestInfo tests[] = {
     {"a range is not turned round", a_range_is_not_turned_round},
     {"percentages add up to 100", percentages_add_up_to_100},
     {"links are slowed on the host device alone", links_are_slowed_on_the_host_device_alone},
+    {"what is missing is named", what_is_missing_is_named},
     {"what does not go together is refused by name", what_does_not_go_together_is_refused_by_name},
     {"nothing is written over what is read or written as well", nothing_is_written_over_what_is_read_or_written_as_well},
     {"nothing is written over the model", nothing_is_written_over_the_model},
