@@ -114,7 +114,10 @@ static void a_program_that_hangs_is_named_and_a_second_one_ends_its_suite(void) 
     if (!pid) {
         CHECK(dup2(ends[1], 2) == 2);
         setenv("SUITE_SECONDS", "1", 1);
-        for (int p = 0; p < 2; p++) finish(start_program(programs[p]));
+        for (int p = 0; p < 2; p++) {
+            Result r = finish(start_program(programs[p]));
+            result_free(&r);
+        }
         _exit(0);
     }
     close(ends[1]);
