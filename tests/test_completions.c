@@ -715,6 +715,20 @@ static void the_remaining_time_is_known_early(void) {
     CU_ASSERT_DOUBLE_EQUAL(progress_left(&p, &stats), 90 * (a + b * 50), 1e-6);
 }
 
+/* Sweeps of 10 and 20 rows, when two of together 60 are left: their rows take all of the time, or none. */
+static void neither_part_of_a_sweeps_time_is_less_than_nothing(void) {
+    static const double seconds[][2] = {{1, 4}, {4, 1}}, left[] = {60 * 5. / 30, 2 * 5. / 2};
+    for (int i = 0; i < 2; i++) {
+        Progress p = {.sweeps = 4, .work = 90};
+        RunStats stats = {0};
+        for (int s = 0; s < 2; s++) {
+            stats.sweeps++, stats.decoded += 10 * (s + 1), stats.total_s += seconds[i][s];
+            progress_show(&p, &stats, 0);
+        }
+        CU_ASSERT_DOUBLE_EQUAL(progress_left(&p, &stats), left[i], 1e-9);
+    }
+}
+
 static int show_sweep(void *ctx, const RunStats *stats, Error *error) {
     Progress *p = ctx;
     (void)error;
@@ -780,6 +794,7 @@ CU_TestInfo tests[] = {
     {"an output with two names is one output", an_output_with_two_names_is_one_output},
     {"a full disk cuts no line", a_full_disk_cuts_no_line},
     {"the remaining time is known early", the_remaining_time_is_known_early},
+    {"neither part of a sweep's time is less than nothing", neither_part_of_a_sweeps_time_is_less_than_nothing},
     {"the work of a run is known before it", the_work_of_a_run_is_known_before_it},
     CU_TEST_INFO_NULL,
 };
