@@ -361,6 +361,12 @@ static void large_models_are_cut_between_layers(void) {
         cJSON_Delete(index);
         free(text);
     }
+    CopyStats whole, stats; /* a file may be as large as the limit */
+    copy_of(from, WHOLE, &whole);
+    for (int less = 0; less < 2; less++) {
+        copy_of(from, whole.after - less, &stats);
+        CU_ASSERT_EQUAL(stats.files, 1 + less);
+    }
 }
 
 static void the_small_files_come_along(void) {
