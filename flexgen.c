@@ -15,7 +15,6 @@
 #include <inttypes.h>
 #include <malloc.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "choose.h"
@@ -587,13 +586,13 @@ static int check_eos(const TaskRun *run, Error *err) {
 static int open_model(TaskRun *run, bool texts, Error *err) {
     const char *model = run->options->model;
     OptConfig config;
-    struct stat st;
-    const bool directory = stat(model, &st) == 0 && S_ISDIR(st.st_mode);
-    const bool named = !directory && opt_config_by_name(&config, model) == 0;
+    const char *why = directory_fault(model);
+    const bool named = why && opt_config_by_name(&config, model) == 0;
     if (named && texts)
         return fail(err, EXIT_USAGE, "--model %s: is a name, for random weights; texts need a model's directory", model);
-    if (!directory && !named && !texts)
-        return fail(err, EXIT_USAGE, "--model %s: neither a directory nor one of %s", model, opt_known_names());
+    if (why && !named && !texts)
+        return fail(err, EXIT_USAGE, "--model %s: %s; expected a Hugging Face directory, or one of %s", model, why,
+                    opt_known_names());
     run->checkpoint = named ? checkpoint_dummy(&config, run->options->sampling.seed) : checkpoint_open(model, err);
     if (!run->checkpoint || !texts) return run->checkpoint ? 0 : -1;
     run->tokenizer = tokenizer_open(model, run->checkpoint->config.vocab, err);
@@ -696,9 +695,7 @@ int main(int argc, char **argv) {
     open_standard_streams();
     if (argc < 2) return flags_help(stderr), EXIT_USAGE;
     int status = run_command(&o, argv + 1, argc - 1, &err);
-    /* A quantize prints no result: its copy is whole by now, and its summary went to standard error. */
-    const bool prints = strcmp(argv[1], "quantize");
-    if (!status && prints) status = output_close(stdout, "standard", "output", &err);
+    if (!status) status = output_close(stdout, "standard", "output", &err);
     free(o.prompt.text), free(o.stop.text), free(o.stages.text), free(o.with.text);
     if (status) say_error(&err);
     return status ? err.code : EXIT_OK;

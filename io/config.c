@@ -5,8 +5,6 @@
  * another model than OPT is refused in one line with the file, the field, what was found and what was expected.
  * Read next: checkpoint.c, where tensors of these shapes come from. */
 #include <cjson/cJSON.h>
-#include <errno.h>
-#include <sys/stat.h>
 
 #include "io/io.h"
 
@@ -169,11 +167,10 @@ static void model_name(char name[64], const char *dir) {
 
 int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
     char path[MAX_PATH];
-    struct stat st;
-    const bool unread = stat(dir, &st) != 0;
-    if (unread || !S_ISDIR(st.st_mode))
-        return fail(err, EXIT_FAILED, "%.300s: %s; expected a model's, with config.json and *.safetensors", dir,
-                    unread && errno != ENOENT ? strerror(errno) : "is no directory");
+    const char *why = directory_fault(dir);
+    if (why)
+        return fail(err, EXIT_FAILED, "%.300s: %s; expected a Hugging Face directory, with config.json and *.safetensors",
+                    dir, why);
     cJSON *json = config_object(path, dir, "config.json", err);
     if (!json) return -1;
     *config = (OptConfig){.l = 0};

@@ -28,6 +28,12 @@ void program_file(char path[MAX_PATH], const char *suffix) {
     strcpy(path + (n > 0 ? n : 0), suffix);
 }
 
+const char *directory_fault(const char *path) {
+    struct stat st;
+    if (stat(path, &st)) return errno == ENOENT ? "there is no such directory" : strerror(errno);
+    return S_ISDIR(st.st_mode) ? NULL : "is no directory";
+}
+
 const char *file_read_at(int fd, void *to, size_t size, size_t offset) {
     for (size_t got = 0; got < size;) {
         ssize_t n = pread(fd, (char *)to + got, size - got, (off_t)(offset + got));
@@ -198,9 +204,11 @@ static struct {
     DIR *dir;            /* open, so that it can be emptied without memory */
 } unfinished;
 
-static void empty_directory(DIR *dir) {
+/* 0, or errno: it could not be read to its end. */
+static int empty_directory(DIR *dir) {
     rewinddir(dir);
-    for (const struct dirent *e; (e = readdir(dir));) unlinkat(dirfd(dir), e->d_name, 0);
+    for (const struct dirent *e; (errno = 0, e = readdir(dir));) unlinkat(dirfd(dir), e->d_name, 0);
+    return errno;
 }
 
 void unfinished_remove(void) {
@@ -209,23 +217,29 @@ void unfinished_remove(void) {
     unfinished.name[0] = 0;
 }
 
-/* Removes PATH.tmp-PID of processes that have ended, whose lock is gone with them. */
+/* Removes PATH.tmp-PID of processes that have ended, whose lock is gone with them. What cannot be removed is no fault of
+ * the run that comes now. */
 static void clear_dead(const char *path) {
     char copy[MAX_PATH];
     const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     const size_t len = strlen(base);
     DIR *beside = opendir(dirname(strcpy(copy, path)));
-    for (const struct dirent *e; beside && (e = readdir(beside));) {
+    int why = 0;
+    for (const struct dirent *e; beside && (errno = 0, e = readdir(beside));) {
         if (strncmp(e->d_name, base, len) || strncmp(e->d_name + len, ".tmp-", 5)) continue;
         if (e->d_name[len + 5 + strspn(e->d_name + len + 5, "0123456789")]) continue; /* somebody else's */
         const int fd = openat(dirfd(beside), e->d_name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
         if (fd < 0) continue;
         const bool dead = !flock(fd, LOCK_EX | LOCK_NB);
         DIR *dir = dead ? fdopendir(fd) : NULL;
-        if (dir) empty_directory(dir);
-        if (dead) unlinkat(dirfd(beside), e->d_name, dir ? AT_REMOVEDIR : 0);
+        const int unread = dir ? empty_directory(dir) : 0;
+        if (dead && unlinkat(dirfd(beside), e->d_name, dir ? AT_REMOVEDIR : 0)) why = unread ? unread : errno;
         dir ? closedir(dir) : close(fd);
     }
+    if (beside && errno) why = errno;
+    if (why)
+        fprintf(stderr, "%s.tmp-*: cannot remove all that runs which were killed have left: %s; remove it\n", path,
+                strerror(why));
     if (beside) closedir(beside);
 }
 

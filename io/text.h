@@ -19,6 +19,8 @@ extern "C" {
 
 enum { MAX_PATH = 4096 };
 
+/* What is wrong with a path that is to be a directory's; NULL: nothing. */
+const char *directory_fault(const char *path);
 /* Puts dir/name into path. -1 and err if that is too long. */
 int file_path(char path[MAX_PATH], const char *dir, const char *name, Error *err);
 /* The path of this program with a suffix behind it, where its libraries lie. */

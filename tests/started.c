@@ -6,7 +6,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { TIMEOUT = 300 /* seconds, of a run that hangs */ };
+enum { LONGEST = 10 /* times the patience, of any run */, MOST_HANGS = 2 };
+static const double HARDLY = .02; /* seconds of computing: a program that wakes up now and then needs less */
+
+/* The program that was started last. */
+static struct {
+    pid_t pid;
+    double computed; /* seconds, on all its threads, when it was looked at */
+    char command[1000];
+} newest;
 
 With with;
 char offload[300], capture[300];
@@ -24,6 +32,44 @@ static void limit(int resource, rlim_t most) {
     if (most) CHECK(!setrlimit(resource, &(struct rlimit){most, most}));
 }
 
+/* Seconds: a thirtieth of what suite.sh gives the suite. */
+static unsigned patience(void) {
+    const char *given = getenv("SUITE_SECONDS");
+    return (unsigned)(given ? atoi(given) : 600) / 30 + 1;
+}
+
+/* On SIGALRM: a program hangs that has hardly computed for so long, or has computed for longer. One that waits for a
+ * processor, because much else runs, gets a little of it, and does not. */
+static void look(int signal) {
+    struct timespec t = {0};
+    clockid_t clock;
+    if (!clock_getcpuclockid(newest.pid, &clock)) clock_gettime(clock, &t);
+    const double computed = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    if (computed - newest.computed < HARDLY || computed > patience()) kill(newest.pid, signal);
+    newest.computed = computed;
+    alarm(patience());
+}
+
+static void watch(pid_t pid, const char *const *argv) {
+    size_t len = 0;
+    newest.pid = pid, newest.computed = 0, newest.command[0] = 0;
+    for (; *argv && len < sizeof newest.command; argv++)
+        len += (size_t)snprintf(newest.command + len, sizeof newest.command - len, " %s", *argv);
+    CHECK(!sigaction(SIGALRM, &(struct sigaction){.sa_handler = look, .sa_flags = SA_RESTART}, NULL));
+    alarm(patience());
+}
+
+/* What makes one program hang can make all hang; the suite is to end all the same, and soon. */
+static void say_that_it_hangs(void) {
+    static int hangs;
+    fprintf(stderr, "\n    hangs:%s\n", newest.command);
+    CU_FAIL("a program hangs");
+    if (++hangs < MOST_HANGS) return;
+    fprintf(stderr, "    the suite ends: %d programs hang\n", hangs);
+    remove_temp_dirs();
+    exit(EXIT_FAILED);
+}
+
 /* In the child: limits, files, and off it goes. */
 __attribute__((noreturn)) static void become(const char *const *argv) {
     redirect(0, with.input ? with.input : "/dev/null", O_RDONLY);
@@ -35,7 +81,7 @@ __attribute__((noreturn)) static void become(const char *const *argv) {
     limit(RLIMIT_AS, with.memory), limit(RLIMIT_FSIZE, with.file);
     if (with.fault) setenv("LD_PRELOAD", getenv("FAULTS_LIBRARY"), 1), setenv("FAULT", with.fault, 1);
     signal(SIGINT, SIG_DFL); /* a shell's background jobs ignore it, and so would the program */
-    alarm(TIMEOUT);
+    alarm(LONGEST * patience());
     execvp(argv[0], (char *const *)argv);
     _exit(127);
 }
@@ -45,19 +91,27 @@ pid_t start_program(const char *const *argv) {
     const pid_t pid = fork();
     CHECK(pid >= 0);
     if (!pid) become(argv);
+    watch(pid, argv);
     return pid;
+}
+
+bool program_runs(pid_t pid) {
+    siginfo_t ended = {.si_pid = 0};
+    return !waitid(P_PID, (id_t)pid, &ended, WEXITED | WNOHANG | WNOWAIT) && !ended.si_pid;
 }
 
 Result finish(pid_t pid) {
     struct rusage usage;
     int status;
     CHECK(wait4(pid, &status, 0, &usage) == pid);
+    alarm(0);
     Result r = {.status = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status),
                 .resident = usage.ru_maxrss * 1024};
     r.out = with.output || with.pipe ? xstrdup("") : contents(in_dir(capture, "out"), &r.out_len);
     r.err = contents(in_dir(capture, "err"), &r.err_len);
     memset(&with, 0, sizeof with);
     CU_ASSERT_EQUAL(count_files(offload), 0);
+    if (r.status == 1000 + SIGALRM) say_that_it_hangs();
     return r;
 }
 

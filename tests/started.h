@@ -25,8 +25,9 @@ extern With with;
 
 extern char offload[300], capture[300]; /* directories: where runs may leave nothing; where their output goes */
 void open_directories(void);            /* and the environment of all runs; start_program does it */
-/* Starts argv[0], which ends after five minutes if it hangs. */
+/* Starts argv[0]. If it hangs it is ended (SIGALRM), named and fails its test; a second one that hangs ends the suite. */
 pid_t start_program(const char *const *argv);
+bool program_runs(pid_t pid); /* false: it has ended, and finish does not wait */
 /* Waits for it; the caller frees the result. Whatever happened, nothing may be left in `offload`. */
 Result finish(pid_t pid);
 void result_free(Result *r);

@@ -242,15 +242,45 @@ static void a_tied_head_is_compared_as_numbers_whatever_its_type(void) {
     }
 }
 
+static void draft_without_table(Draft *d) {
+    memset(d, 0, sizeof *d);
+    d->type = F16, d->prefix = "model.";
+    add_tensor(d, "decoder.embed_positions.weight", MAX_POS + 2, H1, 1);
+    add_tensor(d, "decoder.final_layer_norm.weight", 0, H1, 2);
+    add_tensor(d, "decoder.final_layer_norm.bias", 0, H1, 3);
+    for (int j = 0; j < LAYERS; j++) add_layer(d, j, 4 + NROLES * j);
+}
+
+/* Of tensors so large that they are read in pieces, zeros in a sparse file, the last number differs or does not. */
+static void a_tied_head_is_compared_to_its_last_number(void) {
+    enum { ROWS = 300000, BYTES = ROWS * H1 * sizeof(f16) };
+    static const char *const names[] = {"model.decoder.embed_tokens.weight", "lm_head.weight"};
+    Draft d;
+    draft_without_table(&d);
+    for (size_t n = 0, at = d.len; n < 2; n++, at += BYTES) {
+        const size_t len = strlen(d.header);
+        snprintf(d.header + len, sizeof d.header - len,
+                 ",\"%s\":{\"dtype\":\"F16\",\"shape\":[%d,%d],\"data_offsets\":[%zu,%zu]}", names[n], ROWS, H1, at,
+                 at + BYTES);
+    }
+    const char *dir = model_dir(edited(config_json, "vocab_size\": 6", "vocab_size\": 300000"), &d);
+    const int fd = open(in_dir(dir, "model.safetensors"), O_WRONLY);
+    const off_t end = lseek(fd, 0, SEEK_END) + 2 * BYTES;
+    CHECK(!ftruncate(fd, end));
+    for (int differs = 0; differs < 2; differs++) {
+        const f16 last = f32_to_f16((float)differs);
+        CHECK(pwrite(fd, &last, sizeof last, end - (off_t)sizeof last) == sizeof last);
+        Checkpoint *c = opens(dir);
+        CU_ASSERT_EQUAL(c->untied, differs);
+        checkpoint_close(c);
+    }
+    close(fd);
+}
+
 /* Of tensors that are one, writers of safetensors leave out either. */
 static void a_tied_head_stands_for_a_token_table_that_is_left_out(void) {
     Draft d;
-    memset(&d, 0, sizeof d);
-    d.type = F16, d.prefix = "model.";
-    add_tensor(&d, "decoder.embed_positions.weight", MAX_POS + 2, H1, 1);
-    add_tensor(&d, "decoder.final_layer_norm.weight", 0, H1, 2);
-    add_tensor(&d, "decoder.final_layer_norm.bias", 0, H1, 3);
-    for (int j = 0; j < LAYERS; j++) add_layer(&d, j, 4 + NROLES * j);
+    draft_without_table(&d);
     d.prefix = "";
     add_tensor(&d, "lm_head.weight", VOCAB, H1, 0);
     Checkpoint *c = opens(model_dir(config_json, &d));
@@ -377,7 +407,7 @@ static void bad_configurations_are_refused(void) {
         refused(model_dir(edited(config_json, cases[i][0], cases[i][1]), &d), cases[i][2]);
     refused(model_dir("[1]", &d), "no JSON object");
     refused(model_dir("", &d), "config.json: byte 0: the text ends here");
-    refused("/nonexistent/model", "/nonexistent/model: is no directory");
+    refused("/nonexistent/model", "/nonexistent/model: there is no such directory");
     refused("tests/main.c", "is no directory");
     refused(temp_dir(), "config.json: cannot open");
 }
@@ -878,6 +908,7 @@ CU_TestInfo tests[] = {
     {"shards of different types make one model", shards_of_different_types_make_one_model},
     {"the head is separate when it differs", the_head_is_separate_when_it_differs},
     {"a tied head is compared as numbers, whatever its type", a_tied_head_is_compared_as_numbers_whatever_its_type},
+    {"a tied head is compared to its last number", a_tied_head_is_compared_to_its_last_number},
     {"a tied head stands for a token table that is left out", a_tied_head_stands_for_a_token_table_that_is_left_out},
     {"a separate head makes the logits", a_separate_head_makes_the_logits},
     {"unknown tensors and keys do no harm", unknown_tensors_and_keys_do_no_harm},

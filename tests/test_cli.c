@@ -5,6 +5,7 @@
  * is made here: a text of one of its files is replaced by another, and a table says what the message must name. */
 #include <ctype.h>
 #include <cjson/cJSON.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -518,8 +519,28 @@ static void a_missing_file_or_shard_is_refused_by_name(void) {
     assert_refused(generate_small(dir), EXIT_FAILED, WORDS("model-00002-of-00003.safetensors"));
     spoil(dir, "model.safetensors.index.json", "model-00003", "../../x", 7);
     assert_refused(generate_small(dir), EXIT_FAILED, WORDS("weight_map", "same directory"));
-    assert_refused(RUN("generate", "--model", "models/none", "--prompt", "a"), EXIT_FAILED,
-                   WORDS("models/none", "directory"));
+}
+
+/* Whatever the command, also where a known name would do. */
+static void a_model_that_is_no_directory_is_refused_with_what_is_expected(void) {
+    static const struct {
+        const char *command, *flag, *value;
+        bool name; /* the command takes one */
+    } cases[] = {{"generate", "--prompt", "a", false},
+                 {"eval", "--perplexity", "Makefile", false},
+                 {"quantize", "--output", "no/such", false},
+                 {"bench", "--seed", "1", true},
+                 {"policy", "--hardware", "hardware/t4.json", true},
+                 {"profile", "--threads", "1", true}};
+    for (int i = 0; i < 6; i++) {
+        const char *const expected = cases[i].name ? "; expected a Hugging Face directory, or one of opt-125m, opt-350m"
+                                                   : "; expected a Hugging Face directory, with config.json";
+#define OF(model) RUN(cases[i].command, "--model", model, cases[i].flag, cases[i].value)
+        const int status = cases[i].name ? EXIT_USAGE : EXIT_FAILED;
+        assert_refused(OF("models/none"), status, WORDS("models/none: there is no such directory", expected));
+        assert_refused(OF("models/prompts.txt"), status, WORDS("models/prompts.txt: is no directory", expected));
+        assert_refused(OF("Makefile/none"), status, WORDS("Makefile/none: Not a directory", expected));
+    }
 }
 
 static void a_wrong_prompt_is_refused_with_its_line(void) {
@@ -599,6 +620,13 @@ static void an_output_that_cannot_be_written_is_an_error(void) {
     assert_refused(RUN(GENERATE), EXIT_FAILED, WORDS("standard output", "No space left"));
     with.output = "/dev/full";
     assert_refused(RUN("help"), EXIT_FAILED, WORDS("standard output", "No space left"));
+    with.output = "/dev/full";
+    assert_refused(RUN("quantize", "--help"), EXIT_FAILED, WORDS("standard output", "No space left"));
+    with.output = "/dev/full"; /* where a copy writes nothing */
+    Result copy = RUN("quantize", "--model", MODEL, "--output", in_dir(temp_dir(), "copy"));
+    assert_done(&copy);
+    CU_ASSERT(count_lines(copy.err) == 1 && strstr(copy.err, " packed to "));
+    result_free(&copy);
     static const char *const bench[] = {"bench",         "--model", MODEL,  "--prompt-len", "4",  "--gen-len", "2",
                                         "--num-prompts", "4",       LAPTOP, "--json",       NULL, NULL};
     for (int i = 0; i < 3; i++) {
@@ -780,12 +808,13 @@ static void a_job_goes_on_beside_prompts_that_are_impossible(void) {
     }
 }
 
-/* Waits until a job's journal has so many bytes. */
-static void wait_for_journal(const char *output, off_t bytes) {
+/* Waits until the journal of a job that runs has so many bytes. */
+static void wait_for_journal(pid_t pid, const char *output, off_t bytes) {
     char path[720];
     struct stat st = {0};
     snprintf(path, sizeof path, "%s.journal", output);
-    while (stat(path, &st) || st.st_size < bytes) usleep(1000);
+    while ((stat(path, &st) || st.st_size < bytes) && program_runs(pid)) usleep(1000);
+    CU_ASSERT(st.st_size >= bytes);
 }
 
 /* The prompts fit; with what has been generated behind them they do not any more. */
@@ -802,7 +831,7 @@ static void a_job_goes_on_in_smaller_batches_where_longer_prompts_do_not_fit(voi
     Result plain = RUN(EIGHT);
     assert_done(&plain);
     pid_t pid = START(EIGHT, "--output", output);
-    wait_for_journal(output, 400 + 100 * 76); /* a hundred sweeps */
+    wait_for_journal(pid, output, 400 + 100 * 76); /* a hundred sweeps */
     kill(pid, SIGKILL);
     Result killed = finish(pid), rest = RUN(EIGHT, "--output", output, "--resume");
     CU_ASSERT_EQUAL(killed.status, 1000 + SIGKILL);
@@ -827,7 +856,7 @@ static void a_signal_stops_a_job_that_then_goes_on(void) {
         snprintf(output, sizeof output, "%s", in_dir(capture, i ? "stopped" : "interrupted"));
         pid_t pid = START(TEN_PROMPTS, "--percent", "0", "100", "0", "100", "0", "100", "--gpu-batch-size", "3",
                           "--num-gpu-batches", "1", "--output", output, "--link", "ctog=50M");
-        wait_for_journal(output, 500); /* behind its head are some tokens */
+        wait_for_journal(pid, output, 500); /* behind its head are some tokens */
         kill(pid, signals[i]);
         assert_refused(finish(pid), 128 + signals[i], WORDS(i ? "SIGTERM" : "SIGINT", "go on with --resume"));
         Result rest = RUN(TEN_PROMPTS, "--output", output, "--resume");
@@ -851,7 +880,7 @@ static void a_signal_stops_a_job_whose_pipe_is_full(void) {
     with.pipe = ends[1];
     pid_t pid = START("generate", "--model", MODEL, "--prompts", in_dir(capture, "prompts"), LAPTOP, "--max-tokens", "9");
     close(ends[1]);
-    CHECK(poll(&(struct pollfd){.fd = ends[0], .events = POLLIN}, 1, -1) == 1);
+    while (poll(&(struct pollfd){.fd = ends[0], .events = POLLIN}, 1, -1) != 1) CHECK(errno == EINTR);
     usleep(500000); /* or longer than the whole job takes */
     kill(pid, SIGTERM);
     Result r = finish(pid);
@@ -867,7 +896,7 @@ static void kill_and_edit(const char *output, const char *from, const char *to) 
     size_t len;
     pid_t pid = START(TEN_PROMPTS, "--output", output, "--percent", "0", "100", "0", "100", "0", "100", "--gpu-batch-size",
                       "3", "--num-gpu-batches", "1", "--link", "ctog=50M");
-    wait_for_journal(output, 500);
+    wait_for_journal(pid, output, 500);
     kill(pid, SIGKILL);
     Result killed = finish(pid);
     snprintf(journal, sizeof journal, "%s.journal", output);
@@ -1824,7 +1853,7 @@ static void a_wrong_copy_is_refused_in_one_line(void) {
                        cases[i].words);
     assert_refused(RUN("quantize", "--output", "x"), EXIT_USAGE, WORDS("--model is missing"));
     assert_refused(RUN("quantize", "--model", "opt-125m", "--output", "x"), EXIT_FAILED,
-                   WORDS("opt-125m: is no directory"));
+                   WORDS("opt-125m: there is no such directory"));
 }
 
 static void what_groups_do_not_divide_is_refused(void) {
@@ -2166,6 +2195,8 @@ CU_TestInfo tests[] = {
     {"a truncated file is refused", a_truncated_file_is_refused},
     {"a header longer than its file is refused", a_header_longer_than_its_file_is_refused},
     {"a missing file or shard is refused by name", a_missing_file_or_shard_is_refused_by_name},
+    {"a model that is no directory is refused with what is expected",
+     a_model_that_is_no_directory_is_refused_with_what_is_expected},
     {"a wrong prompt is refused with its line", a_wrong_prompt_is_refused_with_its_line},
     {"a full or unwritable offload directory is refused by name",
      a_full_or_unwritable_offload_directory_is_refused_by_name},

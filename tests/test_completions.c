@@ -610,30 +610,62 @@ static void memory_that_runs_out_loses_no_line(void) {
 static void memory_that_runs_out_loses_no_line(void) {}
 #endif
 
-/* In this program instead of libc's: counts, and fails where it is told to. */
-static int syncs, sync_error;
+/* In this program instead of libc's: notes how much of a file is on the disk, and fails for one where it is told to. */
+static struct {
+    off_t journal, output; /* bytes */
+    bool ahead;            /* the output was synced when the journal was not, whole */
+    const char *fails;     /* the file's path; NULL: none */
+} synced;
+
+static off_t size_of(const char *path) {
+    struct stat st;
+    return stat(path, &st) ? -1 : st.st_size;
+}
+
 int fdatasync(int fd) {
-    syncs++;
-    if (sync_error) return errno = sync_error, -1;
+    char link[40], path[500] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    CHECK(readlink(link, path, sizeof path - 1) > 0);
+    const bool is_journal = strstr(path, ".journal");
+    if (synced.fails && is_journal == (synced.fails == journal)) return errno = EIO, -1;
+    if (is_journal) synced.journal = size_of(path);
+    if (!is_journal) synced.output = size_of(path), synced.ahead |= synced.journal != size_of(journal);
     return (int)syscall(SYS_fdatasync, fd);
 }
 
+/* The journal first: what is lost of it would be lost of the output. */
+static void a_job_ends_when_its_journal_and_then_its_output_are_on_the_disk(void) {
+    Job job = new_job("p\n");
+    const Options o = {.output = output};
+    bool finished;
+    memset(&synced, 0, sizeof synced);
+    Completions *c = begin(&job, &o, &finished);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(c);
+    const off_t head_size = size_of(journal);
+    CU_ASSERT(head_size > 0 && synced.journal == head_size);
+    sweep(&job, c, says, N);
+    ASSERT_OK(completions_end(c, 0, &err));
+    CU_ASSERT(synced.journal > head_size && !synced.ahead);
+    CU_ASSERT(synced.output > 0 && synced.output == size_of(output));
+    completions_free(c);
+    job_free(&job);
+}
+
 static void what_cannot_be_synced_is_an_error_of_the_job(void) {
-    for (int way = 0; way < 2; way++) {
+    const char *const files[] = {journal, output};
+    for (int f = 0; f < 2; f++) {
         Job job = new_job("p\n");
         const Options o = {.output = output};
         bool finished;
         Completions *c = begin(&job, &o, &finished);
         CU_ASSERT_PTR_NOT_NULL_FATAL(c);
-        syncs = 0;
-        sync_error = way ? EIO : 0;
+        synced.fails = files[f];
         sweep(&job, c, says, N);
-        CU_ASSERT_EQUAL(completions_end(c, 0, &err), -way);
-        CU_ASSERT(syncs >= 1); /* nothing ends before it is on the disk */
-        sync_error = 0;
-        if (way) CU_ASSERT(err.code == EXIT_FAILED && strstr(err.text, "Input/output error"));
+        CU_ASSERT_EQUAL(completions_end(c, 0, &err), -1);
+        synced.fails = NULL;
+        CU_ASSERT(err.code == EXIT_FAILED && strstr(err.text, files[f]) && strstr(err.text, "Input/output error"));
         completions_free(c);
-        CU_ASSERT_EQUAL(access(journal, F_OK) == 0, way); /* it can still go on */
+        CU_ASSERT(access(journal, F_OK) == 0); /* it can still go on */
         job_free(&job);
     }
 }
@@ -681,6 +713,20 @@ static void the_remaining_time_is_known_early(void) {
         progress_show(&p, &stats, 0);
     }
     CU_ASSERT_DOUBLE_EQUAL(progress_left(&p, &stats), 90 * (a + b * 50), 1e-6);
+}
+
+/* Sweeps of 10 and 20 rows, when two of together 60 are left: their rows take all of the time, or none. */
+static void neither_part_of_a_sweeps_time_is_less_than_nothing(void) {
+    static const double seconds[][2] = {{1, 4}, {4, 1}}, left[] = {60 * 5. / 30, 2 * 5. / 2};
+    for (int i = 0; i < 2; i++) {
+        Progress p = {.sweeps = 4, .work = 90};
+        RunStats stats = {0};
+        for (int s = 0; s < 2; s++) {
+            stats.sweeps++, stats.decoded += 10 * (s + 1), stats.total_s += seconds[i][s];
+            progress_show(&p, &stats, 0);
+        }
+        CU_ASSERT_DOUBLE_EQUAL(progress_left(&p, &stats), left[i], 1e-9);
+    }
 }
 
 static int show_sweep(void *ctx, const RunStats *stats, Error *error) {
@@ -739,6 +785,8 @@ CU_TestInfo tests[] = {
     {"a job goes on as soon as the one before has ended", a_job_goes_on_as_soon_as_the_one_before_has_ended},
     {"a journal that cannot be removed is an error", a_journal_that_cannot_be_removed_is_an_error},
     {"memory that runs out loses no line", memory_that_runs_out_loses_no_line},
+    {"a job ends when its journal and then its output are on the disk",
+     a_job_ends_when_its_journal_and_then_its_output_are_on_the_disk},
     {"what cannot be synced is an error of the job", what_cannot_be_synced_is_an_error_of_the_job},
     {"an output that is disturbed is an error and loses nothing",
      an_output_that_is_disturbed_is_an_error_and_loses_nothing},
@@ -746,6 +794,7 @@ CU_TestInfo tests[] = {
     {"an output with two names is one output", an_output_with_two_names_is_one_output},
     {"a full disk cuts no line", a_full_disk_cuts_no_line},
     {"the remaining time is known early", the_remaining_time_is_known_early},
+    {"neither part of a sweep's time is less than nothing", neither_part_of_a_sweeps_time_is_less_than_nothing},
     {"the work of a run is known before it", the_work_of_a_run_is_known_before_it},
     CU_TEST_INFO_NULL,
 };

@@ -343,6 +343,8 @@ static void the_last_word_and_the_white_space_before_it_are_scored(void) {
         {"{\"text\": \"a  b\"}", "a", "  b"},
         {"{\"text\": \"The disk.\\n\\n\\\"Why?\\\"\"}", "The disk.", "\n\n\"Why?\""},
         {"{\"text\": \" one two\"}", " one", " two"},
+        {"{\"text\": \"one\\u000btwo\\u000b\\f\"}", "one", "\vtwo"},
+        {"{\"text\": \"one\\ftwo\\r\\t\"}", "one", "\ftwo"},
     };
     open_pieces();
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)

@@ -303,17 +303,27 @@ static void make_directories(void) {
     write_long_prompts();
 }
 
-static void try_job(const char *name) {
-    const char *given = getenv("FAULT_CASES"), *only = getenv("FAULT_JOB"), *way = getenv("FAULT_CLASS");
-    const long most = given ? atol(given) : 0, before = cases;
+static const Errand *job_named(const char *name) {
     const Errand *job = jobs;
     while (strcmp(job->name, name) != 0) job++;
-    if (only && strcmp(only, name) != 0) return;
-    make_directories();
-    if (job->goes_on) leave_half(&jobs[0]), restore_half();
+    return job;
+}
+
+/* Runs the job undisturbed: its calls are counted, and its result is the reference. */
+static void make_reference(const Errand *job) {
     CU_ASSERT_EQUAL_FATAL(run(job, NULL, false), 0);
     remove_result(path_of("reference"));
     CU_ASSERT_EQUAL_FATAL(rename(path_of("result"), path_of("reference")), 0);
+}
+
+static void try_job(const char *name) {
+    const char *given = getenv("FAULT_CASES"), *only = getenv("FAULT_JOB"), *way = getenv("FAULT_CLASS");
+    const long most = given ? atol(given) : 0, before = cases;
+    const Errand *job = job_named(name);
+    if (only && strcmp(only, name) != 0) return;
+    make_directories();
+    if (job->goes_on) leave_half(&jobs[0]), restore_half();
+    make_reference(job);
     if (!count_of("malloc")) return; /* a sanitizer's, say: nothing is counted */
     for (int w = 0; w < NWAYS; w++)
         if (!way || !strcmp(way, ways[w].class)) try_way(job, w, most);
@@ -348,6 +358,34 @@ static void threads_that_find_no_memory_say_so_once(void) {
     free(err);
 }
 
+/* Whatever read fails, of a directory too: a copy is not refused because of what another run has left, and that is either
+ * removed or said. */
+static void what_a_killed_run_has_left_harms_no_other(void) {
+    const Errand *job = job_named("quantize");
+    int said = 0;
+    make_directories();
+    make_reference(job);
+    if (!count_of("read")) return; /* nothing but memory and threads can be disturbed here */
+    for (long n = 1, calls = count_of("read") + 4; n <= calls; n++) {
+        char fault[30];
+        snprintf(fault, sizeof fault, "read:%ld:5", n);
+        if (access(path_of("result.tmp-1"), F_OK)) CHECK(!mkdir(path_of("result.tmp-1"), 0700));
+        write_file(path_of("result.tmp-1"), "config.json", "{}", 2);
+        const int status = run(job, fault, false);
+        char *err = text_of(path_of("err"));
+        const bool left = !access(path_of("result.tmp-1"), F_OK);
+        const int lines = lines_with(err, path_of("result.tmp-*: cannot remove"));
+        CU_ASSERT(status == EXIT_FAILED || (!status && judge_directory(path_of("result"), path_of("reference")) == RIGHT));
+        CU_ASSERT(lines <= 1 && (lines || !left)); /* where the end alone cannot be read, all has been removed */
+        CU_ASSERT(!lines || (!status && !lines_with(err, "flexgen: ")));
+        said += left;
+        free(err);
+        shell("rm -rf '%s'", path_of("result"));
+    }
+    CU_ASSERT_EQUAL(said, 2); /* what is beside cannot be read, or what is in it */
+    remove_result(path_of("result"));
+}
+
 static void whatever_fails_generate_says_so(void) { try_job("generate"), try_job("resume"), try_job("long lines"); }
 static void whatever_fails_bench_and_policy_say_so(void) {
     try_job("searched"), try_job("bench"), try_job("trace"), try_job("policy"), try_job("frontier"), try_job("explain");
@@ -362,6 +400,7 @@ CU_TestInfo tests[] = {
     {"whatever fails, quantize says so", whatever_fails_quantize_says_so},
     {"whatever fails, eval says so", whatever_fails_eval_says_so},
     {"whatever fails, profile says so", whatever_fails_profile_says_so},
+    {"what a killed run has left harms no other", what_a_killed_run_has_left_harms_no_other},
     {"threads that find no memory say so once", threads_that_find_no_memory_say_so_once},
     CU_TEST_INFO_NULL,
 };

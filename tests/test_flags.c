@@ -4,7 +4,7 @@
 
 #include "tests.h"
 
-enum { MOST = 16 };
+enum { MOST = 20 };
 
 static Error err;
 
@@ -256,6 +256,100 @@ static int check(Command command, char *const *args) {
     return status;
 }
 
+/* The host device's, which is also taken where no device is named. */
+static void links_are_slowed_on_the_host_device_alone(void) {
+    CU_ASSERT_EQUAL(check(BENCH, ARGS("--model", "m", "--link", "ctog=1G")), 0);
+    CU_ASSERT_EQUAL(check(BENCH, ARGS("--model", "m", "--link", "ctog=1G", "--device", "host")), 0);
+    CU_ASSERT_EQUAL(check(BENCH, ARGS("--model", "m", "--device", "cuda")), 0);
+    CU_ASSERT_EQUAL(check(BENCH, ARGS("--model", "m", "--link", "ctog=1G", "--device", "cuda")), -1);
+    CU_ASSERT(err.code == EXIT_USAGE && !strncmp(err.text, "--link: only links of the host device", 37));
+    CU_ASSERT_EQUAL(
+        check(BENCH, ARGS("--model", "m", "--link", "ctog=1G", "--device", "sim", "--hardware", "hardware/t4.json")), -1);
+    CU_ASSERT(err.code == EXIT_USAGE && !strncmp(err.text, "--link: only links of the host device", 37));
+}
+
+/* Each is refused although all of its flags are right; without the last of them it is not. */
+static void what_does_not_go_together_is_refused_by_name(void) {
+#define PAPER "--cost-model", "paper", "--hardware", "h", "--gpu-batch-size", "1", "--num-gpu-batches", "1"
+    static const struct {
+        Command command;
+        int values; /* of the last flag */
+        const char *args[MOST - 2], *said;
+    } cases[] = {
+        {GENERATE, 0, {"--prompt", "p", "--resume", "--overwrite"}, "--resume: keeps what --overwrite loses"},
+        {GENERATE, 1, {"--prompt", "p", "--prompts", "f"}, "give either --prompt TEXT or --prompts FILE"},
+        {GENERATE, 1, {"--prompt", "p", "--stop", ""}, "--stop: an empty text"},
+        {GENERATE, 1, {"--prompt", "p", "--stop", "\xff"}, "--stop: is not valid UTF-8"},
+        {GENERATE, 1, {"--prompt", "p", "--top-p", ".5"}, "--top-p: without --temperature"},
+        {GENERATE, 1, {"--prompt", "p", "--top-k", "5"}, "--top-k: without --temperature"},
+        {GENERATE, 1, {"--prompt", "p", "--seed", "5"}, "--seed: without --temperature"},
+        {EVAL, 1, {"--perplexity", "f", "--last-word", "g"}, "give either --perplexity FILE or --last-word FILE"},
+        {EVAL, 1, {"--last-word", "f", "--window", "9"}, "--window: a line is one by itself"},
+        {QUANTIZE, 1, {"--output", "d", "--bits", "3"}, "--bits, --group: only 4 bits"},
+        {QUANTIZE, 1, {"--output", "d", "--group", "32"}, "--bits, --group: only 4 bits"},
+        {BENCH, 1, {"--with", "gmem=1"}, "--with: changes a number of a machine's file"},
+        {BENCH, 1, {"--device", "sim"}, "--device sim: --hardware is missing"},
+        {BENCH, 1, {"--hardware", "h", "--nodes", "2"}, "--nodes: machines made of numbers"},
+        {EVAL, 1, {"--perplexity", "f", "--device", "sim"}, "--device sim: it computes nothing"},
+        {POLICY, 0, {"--nodes", "2", "--frontier"}, "--nodes: looks at one block; leave --frontier out"},
+        {POLICY, 0, {"--nodes", "2", "--explain"}, "--explain: is about the best policy of one machine"},
+        {POLICY, 0, {"--frontier", "--explain"}, "--explain: is about the best policy of one machine"},
+        {POLICY, 1, {"--nodes", "2", "--num-prompts", "9"}, "--nodes: looks at one block; leave --num-prompts out"},
+        {POLICY, 1, {"--nodes", "2", "--prompt-len", "1-2"}, "--nodes: knows one length"},
+        {POLICY, 1, {"--nodes", "2", "--gen-len", "1-2"}, "--nodes: knows one length"},
+        {POLICY, 1, {PAPER, "--prompt-len", "1-2"}, "--prompt-len: the cost model paper knows one length"},
+        {POLICY, 1, {PAPER, "--gen-len", "1-2"}, "--gen-len: the cost model paper knows one length"},
+        {POLICY, 1, {PAPER, "--attn-sparsity", ".5"}, "--attn-sparsity: the cost model paper knows none"},
+        {POLICY, 0, {PAPER, "--compress-weight"}, "compression: the cost model paper knows none"},
+        {POLICY, 0, {PAPER, "--compress-cache"}, "compression: the cost model paper knows none"},
+        {POLICY, 0, {PAPER, "--allow-compression"}, "compression: the cost model paper knows none"},
+        {POLICY, 0, {PAPER, "--frontier"}, "--frontier: the cost model paper looks at one block"},
+        {POLICY, 6, {PAPER, "--percent", "-", "-", "-", "-", "-", "1"}, "--percent: the cost model paper finds all"},
+        {POLICY, 1, {PAPER, "--nodes", "2"}, "--nodes: the cost model paper looks at one block"},
+        {POLICY, 1, {PAPER, "--max-latency", "9"}, "--max-latency: the cost model paper looks at one block"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *args[MOST] = {"--model", "m"};
+        for (int a = 0; cases[i].args[a]; a++) args[2 + a] = (char *)cases[i].args[a];
+        const int status = check(cases[i].command, args);
+        if (!status || strncmp(err.text, cases[i].said, strlen(cases[i].said)) != 0)
+            fprintf(stderr, "\n    not \"%s\", but: %s\n", cases[i].said, status ? err.text : "taken");
+        CU_ASSERT(status == -1 && err.code == EXIT_USAGE);
+        CU_ASSERT_EQUAL(strncmp(err.text, cases[i].said, strlen(cases[i].said)), 0);
+        args[count(args) - 1 - cases[i].values] = NULL;
+        CU_ASSERT_EQUAL(check(cases[i].command, args), 0);
+    }
+}
+
+static void what_is_missing_is_named(void) {
+    static const struct {
+        Command command;
+        const char *args[8], *said;
+    } cases[] = {
+        {BENCH, {NULL}, "--model is missing; name a checkpoint directory or a size such as opt-125m"},
+        {GENERATE, {"--prompt", "p"}, "--model is missing; name a checkpoint directory"},
+        {GENERATE, {"--model", "m"}, "give either --prompt TEXT or --prompts FILE"},
+        {EVAL, {"--model", "m"}, "give either --perplexity FILE or --last-word FILE"},
+        {QUANTIZE, {"--model", "m"}, "--output is missing; name the directory that the copy is to be"},
+        {QUANTIZE, {"--model", "m", "--output", ""}, "--output is missing; name the directory that the copy is to be"},
+        {POLICY,
+         {"--model", "m", "--cost-model", "paper"},
+         "--hardware is missing; name the machine's file, such as hardware/t4.json"},
+        {POLICY,
+         {"--model", "m", "--cost-model", "paper", "--hardware", "h"},
+         "--gpu-batch-size is missing; give the block as --gpu-batch-size N --num-gpu-batches N"},
+        {POLICY,
+         {"--model", "m", "--cost-model", "paper", "--hardware", "h", "--gpu-batch-size", "1"},
+         "--num-gpu-batches is missing; give the block as --gpu-batch-size N --num-gpu-batches N"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *args[MOST] = {NULL};
+        for (int a = 0; a < 8 && cases[i].args[a]; a++) args[a] = (char *)cases[i].args[a];
+        CU_ASSERT_EQUAL(check(cases[i].command, args), -1);
+        CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
+        CU_ASSERT_STRING_EQUAL(err.text, cases[i].said);
+    }
+    CU_ASSERT_EQUAL(check(PROFILE, ARGS(NULL)), 0); /* needs nothing */
+}
+
 /* One file in two places of a command line, of which one is written to. */
 static void nothing_is_written_over_what_is_read_or_written_as_well(void) {
     static const struct {
@@ -348,6 +442,9 @@ CU_TestInfo tests[] = {
      a_number_is_taken_from_the_lowest_to_the_highest_that_it_names},
     {"a range is not turned round", a_range_is_not_turned_round},
     {"percentages add up to 100", percentages_add_up_to_100},
+    {"links are slowed on the host device alone", links_are_slowed_on_the_host_device_alone},
+    {"what is missing is named", what_is_missing_is_named},
+    {"what does not go together is refused by name", what_does_not_go_together_is_refused_by_name},
     {"nothing is written over what is read or written as well", nothing_is_written_over_what_is_read_or_written_as_well},
     {"nothing is written over the model", nothing_is_written_over_the_model},
     {"what is a machine's own is no part of the digest", what_is_a_machines_own_is_no_part_of_the_digest},

@@ -361,6 +361,12 @@ static void large_models_are_cut_between_layers(void) {
         cJSON_Delete(index);
         free(text);
     }
+    CopyStats whole, stats; /* a file may be as large as the limit */
+    copy_of(from, WHOLE, &whole);
+    for (int less = 0; less < 2; less++) {
+        copy_of(from, whole.after - less, &stats);
+        CU_ASSERT_EQUAL(stats.files, 1 + less);
+    }
 }
 
 static void the_small_files_come_along(void) {
@@ -476,6 +482,24 @@ static void a_signal_leaves_nothing(void) {
     }
 }
 
+/* The first is only noted. What was ignored before, as in the background of a shell, is neither. */
+static void a_second_signal_ends_the_program_at_once(void) {
+    static const int signals[][2] = {{SIGINT, SIGINT}, {SIGINT, SIGTERM}, {SIGTERM, SIGHUP}};
+    for (int s = 0; s < 3; s++) {
+        int status;
+        fflush(NULL);
+        const pid_t pid = fork();
+        if (!pid) {
+            signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL), signal(SIGHUP, s == 2 ? SIG_IGN : SIG_DFL);
+            stop_catch();
+            raise(signals[s][0]), raise(signals[s][1]);
+            _exit(*stop_signal());
+        }
+        CU_ASSERT(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+        CU_ASSERT_EQUAL(WEXITSTATUS(status), s == 2 ? SIGTERM : EXIT_SIGNAL + signals[s][1]);
+    }
+}
+
 static void a_full_disk_leaves_nothing(void) {
     struct rlimit old, small_files;
     static const rlim_t most[] = {100, 1000, 20000}; /* of config.json, of a header, of tensors */
@@ -535,7 +559,7 @@ static void an_output_that_is_there_is_refused(void) {
     ASSERT_OK(checkpoint_quantize(&stats, from, path_in(to, "empty//"), WHOLE, 2, NULL, &err));
     is_packed_copy(path_in(to, "empty"), from);
     CU_ASSERT_EQUAL(count_files(to), 3);
-    refused("/nonexistent", path_in(to, "new"), EXIT_FAILED, "is no directory");
+    refused("/nonexistent", path_in(to, "new"), EXIT_FAILED, "there is no such directory");
 }
 
 static void a_packed_checkpoint_is_not_packed_again(void) {
@@ -677,6 +701,7 @@ CU_TestInfo tests[] = {
     {"what a killed copy has left is cleared away", what_a_killed_copy_has_left_is_cleared_away},
     {"a small file that cannot come along is an error", a_small_file_that_cannot_come_along_is_an_error},
     {"a signal leaves nothing", a_signal_leaves_nothing},
+    {"a second signal ends the program at once", a_second_signal_ends_the_program_at_once},
     {"a full disk leaves nothing", a_full_disk_leaves_nothing},
     {"a copy is on the disk before it has its name", a_copy_is_on_the_disk_before_it_has_its_name},
     {"an output that is there is refused", an_output_that_is_there_is_refused},

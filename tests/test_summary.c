@@ -1,9 +1,11 @@
 /* test_summary.c: how suites are run and counted (scripts/suite.sh, scripts/summary.sh). What fails, crashes, hangs or ends
  * badly behind its last test must be seen. The suites here are scripts that print what CUnit prints. */
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
-#include "tests.h"
+#include "tests/started.h"
 
 static char dir[300]; /* with the programs and their logs */
 
@@ -101,7 +103,34 @@ static void a_suite_that_ends_early_fails_the_summary(void) {
     expect("hangs good", 1, 3, 1, 2, "/hangs: ended after 1 s, in test \"first\"\n");
 }
 
+/* One that sleeps and one that computes, in a child that is a suite of its own: it removes its directories. */
+static void a_program_that_hangs_is_named_and_a_second_one_ends_its_suite(void) {
+    static const char *const programs[][4] = {{"sleep", "60"}, {"sh", "-c", "while :; do :; done"}};
+    char said[3000] = "";
+    int ends[2], status;
+    CHECK(!pipe2(ends, O_CLOEXEC));
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (!pid) {
+        CHECK(dup2(ends[1], 2) == 2);
+        setenv("SUITE_SECONDS", "1", 1);
+        for (int p = 0; p < 2; p++) {
+            Result r = finish(start_program(programs[p]));
+            result_free(&r);
+        }
+        _exit(0);
+    }
+    close(ends[1]);
+    for (size_t len = 0, n = 1; n; len += n) n = (size_t)read(ends[0], said + len, sizeof said - 1 - len);
+    close(ends[0]);
+    CU_ASSERT(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILED);
+    CU_ASSERT(strstr(said, "hangs: sleep 60\n") && strstr(said, "hangs: sh -c while :; do :; done\n"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(said, "the suite ends: 2 programs hang\n"));
+}
+
 CU_TestInfo tests[] = {
+    {"a program that hangs is named and a second one ends its suite", /* first, while there are no directories */
+     a_program_that_hangs_is_named_and_a_second_one_ends_its_suite},
     {"a summary adds up what its suites passed", a_summary_adds_up_what_its_suites_passed},
     {"a failure is named and fails the summary", a_failure_is_named_and_fails_the_summary},
     {"a suite that ends badly behind its tests fails the summary",

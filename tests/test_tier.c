@@ -546,6 +546,45 @@ static void the_plan_of_opt_175b_is_the_same_on_32_bits(void) {
     CU_ASSERT(!*narrow || !strcmp(wide, narrow));
 }
 
+enum { NAME = 34, NUMBER = 13 }; /* columns of a line of a printed plan */
+
+/* 0 where there is none. */
+static double number_at(const char *column) {
+    char number[NUMBER + 1];
+    snprintf(number, sizeof number, "%.*s", NUMBER, column);
+    return atof(number);
+}
+
+/* As two slots of weights, which are two regions. */
+static void a_printed_plan_has_a_line_for_each_name_and_adds_up(void) {
+    const OptConfig config = opt_named("opt-125m");
+    Policy policy = all_gpu(2, 2);
+    policy.wg = .3, policy.wc = .4, policy.cg = .5, policy.cc = .25, policy.hg = .5, policy.hc = .25;
+    const Bytes capacity[NTIERS] = {1, 1, 1};
+    Checkpoint *model = checkpoint_dummy(&config, 0);
+    Task task = equal_task(4, 64, 8);
+    Error err;
+    Plan *plan = plan_make(model, &policy, &task, F16, &err);
+    char *text, name[40][40];
+    size_t len;
+    FILE *out = open_memstream(&text, &len);
+    plan_print(out, plan, capacity, NULL);
+    CHECK(!fclose(out));
+    double sum[NTIERS] = {0};
+    int n = 0;
+    char *line = strtok(text, "\n"); /* what the columns are */
+    for (; (line = strtok(NULL, "\n")) && !strncmp(line, "  ", 2); n++) {
+        CU_ASSERT_FATAL(n < 40 && strlen(line) == NAME + NTIERS * NUMBER);
+        snprintf(name[n], sizeof *name, "%.*s", NAME, line);
+        for (int other = 0; other < n; other++) CU_ASSERT_STRING_NOT_EQUAL(name[other], name[n]);
+        for (int t = 0; t < NTIERS; t++) sum[t] += number_at(line + NAME + t * NUMBER);
+    }
+    CU_ASSERT_FATAL(n > 5 && line && !strncmp(line, "planned ", 8));
+    for (int t = 0; t < NTIERS; t++)
+        CU_ASSERT_DOUBLE_EQUAL(sum[t], number_at(line + NAME + t * NUMBER), .005 * (n + 1)); /* what rounding takes */
+    free(text), plan_free(plan), free_task(&task), checkpoint_close(model);
+}
+
 CU_TestInfo tests[] = {
     {"weight fractions are met to the share of one tensor", weight_fractions_are_met_to_the_share_of_one_tensor},
     {"sequences are dealt to within one", sequences_are_dealt_to_within_one},
@@ -565,5 +604,6 @@ CU_TestInfo tests[] = {
     {"pieces are as large as there is room for", pieces_are_as_large_as_there_is_room_for},
     {"pools hand out the lowest page and remember their peak", pools_hand_out_the_lowest_page_and_remember_their_peak},
     {"a page that is free is not taken back", a_page_that_is_free_is_not_taken_back},
+    {"a printed plan has a line for each name and adds up", a_printed_plan_has_a_line_for_each_name_and_adds_up},
     CU_TEST_INFO_NULL,
 };

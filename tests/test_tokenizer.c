@@ -451,6 +451,8 @@ static void merges_lines_without_two_pieces_are_refused(void) {
     }
     REFUSE_MERGES("a b\nab\0 c\n");
     ASSERT_MESSAGE("merges.txt line 2");
+    REFUSE_MERGES("a b\n#version\n"); /* which only the first line may be */
+    ASSERT_MESSAGE("merges.txt line 2", "#version", "two pieces");
 }
 
 static void a_merge_that_stands_twice_is_refused(void) {
