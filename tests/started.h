@@ -1,4 +1,4 @@
-/* started.h: a program that a test starts, what it writes and what it leaves behind; for the suites `cli` and `mini`. */
+/* started.h: a program that a test starts, what it writes and leaves behind; for the suites `cli`, `mini`, `summary`. */
 #ifndef STARTED_H
 #define STARTED_H
 #include <sys/resource.h>
