@@ -12,7 +12,7 @@
 # make experiments  all studies of docs/EXPERIMENTS.md, compared with what it says
 # make docs       the tour as a page with the three schedules as an animation: docs/index.html
 # make explore    the policy search in a browser: docs/explore.html; needs emscripten, and CJSON= the path of cJSON's source
-# make lines      the budget of lines of each file, scripts/lines.txt
+# make size       tokens and tokens a line of each file, budgets (scripts/size.txt), and that calls go down only
 # make format, make clean
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell echo $$((1 + $$(nproc 2>/dev/null || echo 2)))) # one more than processors, since suites also wait for disks and slow links
@@ -77,7 +77,7 @@ $(BUILD)/flexgen_mpi.so: device/pipeline.c
 	OMPI_CC="$(CC)" $(MPICC) $(ALL) -fPIC -shared $< -o $@ -lm -lpthread
 
 # the architectures are part of what it depends on
-$(BUILD)/flexgen.cu.o: flexgen.cu device/tensor_core.h flexgen.h tier.h device/device.h device/team.h check.h quant.h util.h $(BUILD)/archs
+$(BUILD)/flexgen.cu.o: flexgen.cu device/tensor_core.h device/parts.h device/device.h plan.h flexgen.h quant.h base/base.h base/simd.h $(BUILD)/archs
 	@echo "nvcc -O3 $< for $(ARCHS:%=sm_%)"
 	@$(NVCC) -std=c++17 -O3 -I. --threads 0 $(GENCODE) $(NVWARN) -Xcompiler -fPIC -c $< -o $@
 $(BUILD)/archs: always
@@ -104,10 +104,10 @@ run: all
 include tests/suites.mk # make test, gpu-tests and sanitize
 
 # Programs of their own, with their own main.
-$(BUILD)/bench_gpu: tests/bench_gpu.cu device/device.h flexgen.h tier.h $(CUDA_OBJ) $(LIB)
+$(BUILD)/bench_gpu: tests/bench_gpu.cu device/parts.h device/device.h flexgen.h plan.h $(CUDA_OBJ) $(LIB)
 	$(NVCC) -std=c++17 -O2 -I. $(GENCODE) $(NVWARN) -c $< -o $@.o
 	$(CXX) $@.o $(CUDA_OBJ) $(LIB) -o $@ $(CUDA_LIBS) $(LIBS)
-HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c) device/team.c device/op.c)
+HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c) base/team.c device/depend.c device/ops.c)
 BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/bench_*.c))
 test: $(if $(SANITIZE)$(SUITE),,$(BENCH)) # no suite runs them, and they must compile
 bench: flexgen $(BENCH)
@@ -125,9 +125,8 @@ paper: flexgen
 experiments: flexgen
 	@python3 -B scripts/experiments.py --check
 
-# every file within its budget, and no two that need each other
-lines: flexgen
-	@scripts/lines.sh $(BUILD)
+size: flexgen
+	@python3 -B scripts/size.py $(BUILD)
 
 docs: flexgen
 	@python3 -B scripts/make_page.py
@@ -158,5 +157,5 @@ format:
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)
 .SECONDARY: # what a pattern rule made on the way stays
-.PHONY: all setup run bench accuracy paper experiments lines docs explore format clean always
+.PHONY: all setup run bench accuracy paper experiments size docs explore format clean always
 .DELETE_ON_ERROR:

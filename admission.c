@@ -7,9 +7,8 @@
  *
  * The ledger `need` knows how many KV pages of each tier those seated hold in every sweep to come, if none stops early
  * (stopping early only helps). The plan walks the whole task through this file with no limit and makes the pools as large
- * as the largest need (walk.c); the run walks it again with that limit, and a prompt enters only when its pages fit in
- * every sweep up to its last. Without early stops both walks are the same. Read next: `sweep` at the end of
- * schedule.c, the loop of Figure 4. */
+ * as the largest need (plan.c); the run walks it again with that limit, and a prompt enters only when its pages fit in
+ * every sweep up to its last. Without early stops both walks are the same. Read next: schedule.c. */
 #include <math.h>
 
 #include "flexgen.h"

@@ -6,8 +6,8 @@
  *   profile    this machine as numbers
  *   quantize   a 4-bit copy of a checkpoint
  *   eval       perplexity, last words
- * io/flags.c reads the command line, io/report.c says what came of it. Between them a command that runs a task goes the
- * same way: plan_task (choose.c) chooses the machine, the policy and the place of every byte; run_task opens the device,
+ * app/flags.c reads the command line, app/report.c says what came of it. Between them a command that runs a task goes the
+ * same way: plan_task (app/choose.c) chooses the machine, the policy and the place of every byte; run_task opens the device,
  * loads the weights and sweeps. Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to standard output,
  * everything else to standard error. */
 #include <cjson/cJSON.h>
@@ -17,9 +17,8 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "choose.h"
-#include "device/net.h"
-#include "device/trace.h"
+#include "app/app.h"
+#include "device/device.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // Running a task

@@ -10,14 +10,14 @@
  * alone, so that one shape always meets one algorithm.
  *   Memory   Everything but weights is small beside K and V and the matrices. Kernels read those once, and in 16-byte
  * pieces where the length of a row allows it (`wide`).
- * Read next: cost/hardware.c, a machine as numbers. */
+ * Read next: cost/profile.c. */
 #include <cublasLt.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
-#include "device/device.h"
+#include "device/parts.h"
 #include "device/tensor_core.h"
 
 enum { WARP = 32, THREADS = 256, MOST_THREADS = 1024 };
@@ -1473,7 +1473,7 @@ static int gpu_weigh(CudaGpu *g, const Op *op, Error *err) {
 // The next token
 //
 // The most probable one, and for evaluation how probable the given ones are. With a temperature the CPU chooses, from
-// logits that have come down (Plan.chooser in tier.h).
+// logits that have come down (Plan.chooser in plan.h).
 // ---------------------------------------------------------------------------------------------------------------
 
 /* The largest logit that is a number and the lowest id that has it, known to all. bad becomes 1 where one of the logits,

@@ -4,12 +4,11 @@
  * Names are the paper's: i is a token, j a layer, k a GPU batch; wg wc wd, cg cc cd, hg hc hd are the fractions of
  * weights, KV cache and activations on GPU, CPU and disk; s and n are prompt and output lengths, l layers, h1 and h2
  * hidden sizes, nh heads. Sizes and offsets in bytes are Bytes. The header is valid C and C++.
- * Read next: opt_model.c, the model that all this is for. */
+ * Read next: opt_model.c. */
 #ifndef FLEXGEN_H
 #define FLEXGEN_H
-#include "check.h"
+#include "base/base.h"
 #include "quant.h"
-#include "util.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -86,7 +85,7 @@ typedef struct Net Net;
 typedef struct Trace Trace;
 
 // ---------------------------------------------------------------------------------------------------------------
-// io/config.c: OPT sizes and shapes; opt_model.c: the forward pass (section 3)
+// io/checkpoint.c: OPT sizes and shapes; opt_model.c: the forward pass (section 3)
 // ---------------------------------------------------------------------------------------------------------------
 
 typedef struct {
@@ -303,6 +302,10 @@ void opt_project(Poster *to, Op op, const Plan *plan, const Tensor w[NROLES], Te
 void opt_finish(Poster *to, Op op, const Plan *plan, const Tensor w[NROLES], Tensor x, Tensor o);
 /* Final norm, project_out and the head: logits (rows, vocab) of the last rows x (rows, h1), which it overwrites. */
 void opt_logits(Poster *to, Op op, const Plan *plan, Tensor head, Tensor logits, Tensor x);
+/* Computes every product of a layer and of the head once, at the shapes of a prefill and of a decoding step, on whatever
+ * the workspaces hold. A GPU's library chooses and loads a kernel when it first meets a shape, and the first prompts
+ * should not wait for that. To be called before the run; it sets the counters back to 0. */
+int opt_warm_up(Device *device, const Plan *plan, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
 // schedule.c: the sweep, Figure 4

@@ -6,13 +6,12 @@
  * two so that nothing is rounded; the tableau is computed again from the LP before anything is decided on a small number;
  * and no verdict is believed: each has a proof (see LpAnswer), which is checked against the LP.
  *
- * Read next: policy.c, which writes Appendix A.3 as rows. */
+ * Read next: policy.c. */
 #include <limits.h>
 #include <math.h>
 
-#include "check.h"
+#include "base/base.h"
 #include "lp.h"
-#include "util.h"
 
 enum { PHASE_1, PHASE_2, NPHASES };
 enum { COLS = LP_MAX_VARS + 2 * LP_MAX_ROWS + 1 };

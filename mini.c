@@ -15,8 +15,8 @@
  *
  * The engine beside this file is the same with everything. What is left out here, and where it is there:
  *
- *   sampling, stop texts    device/host.c, io/stop.c    opt-350m, Unicode    opt_model.c, io/unicode.c
- *   jobs that survive       io/job.c, io/journal.c      pages of the cache   batch.c, tier.c
+ *   sampling, stop texts    device/host.c, base/os.c    opt-350m, Unicode    opt_model.c, io/unicode.c
+ *   jobs that survive       app/job.c, app/journal.c      pages of the cache   batch.c, plan.c
  *   refilling, diagonal     admission.c                 CUDA; many machines  flexgen.cu; device/pipeline.c
  *   measuring the machine   cost/profile.c              proof of an optimum  lp.c
  *
@@ -25,7 +25,7 @@
  * (schedule.c); products are written for each processor (device/host_linear.c); and a second cost model knows
  * what really moves (cost/runtime.c).
  *
- * Read next: flexgen.h, the words of the engine. */
+ * Read next: flexgen.h. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <errno.h>

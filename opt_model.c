@@ -8,7 +8,7 @@
  *
  * where every product also adds a bias, and opt-350m normalizes after each sum instead of before each product. The
  * paper prints the layer without its layernorms; the checkpoints have them.
- * Read next: admission.c, which decides which prompts are computed when. */
+ * Read next: admission.c. */
 #include <math.h>
 
 #include "device/device.h"
@@ -237,4 +237,40 @@ void opt_logits(Poster *to, Op op, const Plan *plan, Tensor head, Tensor logits,
         post(to, op_layernorm(&op, x, x, plan->global[FINAL_LN_W].home, plan->global[FINAL_LN_B].home));
     if (projected) post(to, op_linear(&op, in, x, plan->global[PROJECT_OUT].home, none, none, false));
     post(to, op_linear(&op, logits, in, head, none, none, false));
+}
+
+/* Layer 0's tensors as batches of so many rows take them. */
+static void warm_layer(const Plan *plan, int slot, int rows, Tensor w[NROLES]) {
+    for (int r = 0; r < NROLES; r++) {
+        w[r] = plan_weight(plan, &plan->weight[0][r], slot);
+        if (w[r].type == U8 && rows > plan->packed_rows) w[r] = plan_f16(plan, (Role)r);
+    }
+}
+
+int opt_warm_up(Device *device, const Plan *plan, Error *err) {
+    const int sizes[] = {plan->piece_rows, plan->max_seqs};
+    const int slot =
+        plan->region[WEIGHT_SLOT][TIER_GPU].bytes < plan->region[WEIGHT_SLOT_1][TIER_GPU].bytes; /* the larger */
+    const Op project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
+    Poster to = {.device = device, .overlap = true, .err = err};
+    Tensor w[NROLES];
+    for (int i = 0; i < 2; i++) {
+        const int n = sizes[i];
+        Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, n);
+        Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, plan->act_type, plan->config.h1); /* q, k and v are not wanted */
+        x.rows = n;
+        warm_layer(plan, slot, n, w);
+        opt_project(&to, project, plan, w, plan_view(plan, QKV, TIER_GPU, 0, 0, n), o);
+        if (!post_drain(&to)) return -1;
+        opt_finish(&to, finish, plan, w, x, o);
+        if (!post_drain(&to)) return -1;
+    }
+    if (is_last(&plan->config)) {
+        Tensor x = plan_view(plan, LAST_ROWS, TIER_GPU, 0, 0, plan->head_chunk);
+        Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, plan->head_chunk);
+        opt_logits(&to, project, plan, plan_weight(plan, &plan->global[plan->head], slot), logits, x);
+        if (!post_drain(&to)) return -1;
+    }
+    memset(device->count, 0, sizeof device->count);
+    return 0;
 }

@@ -7,12 +7,11 @@
  * gpu_w^g holds the activations of a whole prompt; comp^g adds two processors that could work at once; embeddings and
  * logits take no memory. The disk's fractions are wn, cn, hn there and wd, cd, hd here.
  *
- * What this engine really does is the cost model `runtime` of cost/runtime.c. Read next: device/sim.c, which plays a
- * schedule on a machine in numbers. */
+ * What this engine really does is the cost model `runtime` of cost/runtime.c. Read next: device/ops.c. */
 #include <math.h>
 
 #include "policy.h"
-#include "cost/hardware.h"
+#include "device/device.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // Appendix A.3

@@ -7,12 +7,12 @@
  * the fast ones, which pack 4 bits in groups of 64.
  *
  * Contract: a finite number comes back within half a scale and one rounding to F16. One that is not finite makes its whole
- * group NaN, so that it cannot pass for a number. Read next: lp.c, the solver of the policy search. */
+ * group NaN, so that it cannot pass for a number. Read next: lp.c. */
 #include "quant.h"
 
 #include <math.h>
 
-#include "device/simd.h"
+#include "base/simd.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // One group

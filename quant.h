@@ -9,7 +9,7 @@
  * Other widths and groups are not stored. quant_round shows what they would do to numbers that stay F16. */
 #ifndef QUANT_H
 #define QUANT_H
-#include "util.h"
+#include "base/base.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

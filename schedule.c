@@ -7,10 +7,9 @@
  * Everything here is written as if each call happened at once, in the order in which it is made. Calls only post ops on
  * lanes; what an op must come after follows from the views that it reads and writes (device/depend.c), and overlap is what
  * is left when nothing forbids it. compute(j, k) is project, attend, finish, for a prefill piece by piece; three workspaces
- * rotate, so that while the CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1. Read next: batch.c,
- * who is in a batch. */
+ * rotate, so that while the CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1. Read next: batch.c. */
 #include "batch.h"
-#include "device/trace.h"
+#include "device/device.h"
 
 /* A layer's weights on their way to the GPU or there. */
 typedef struct {
@@ -67,7 +66,7 @@ typedef struct {
  * square_number counts squares: what it numbers is in use beside the squares before and behind. Batch.turn counts pieces of
  * prefills, and decoding batches: what it numbers a piece needs alone. Batch.index is the batch's place in the plan: what
  * it numbers stays from sweep to sweep. A cell is a part of a slot that is always used as a whole: by cells depend.c knows
- * who must wait for whom (number_cells in tier.c). */
+ * who must wait for whom (number_cells in plan.c). */
 // clang-format on
 
 static const Tensor none = {.rows = 0};

@@ -1,7 +1,6 @@
 /* cost.h: a machine measured, and which policy is best for it (section 4.3). */
 #ifndef COST_H
 #define COST_H
-#include "cost/hardware.h"
 #include "device/device.h"
 #include "io/io.h"
 #include "policy.h"
@@ -66,7 +65,7 @@ void runtime_sweeps(double sweep_s[2], const double *x, int l);
 void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan);
 
 // ---------------------------------------------------------------------------------------------------------------
-// cluster.c: what a pipeline of machines takes (sections 4.4 and 6.4)
+// search.c: what a pipeline of machines takes (sections 4.4 and 6.4)
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Equal machines in a pipeline (nodes 0 or 1: one alone), and the network between neighbours: bytes/s, and the seconds of
@@ -89,7 +88,7 @@ Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s
 // ---------------------------------------------------------------------------------------------------------------
 
 /* What to search for, and for which machine. */
-struct Search {
+typedef struct {
     const Hardware *hardware;
     const Checkpoint *checkpoint;
     const Task *task;
@@ -102,16 +101,16 @@ struct Search {
     bool fixed_flights, fixed_gbs, fixed_batches, fixed_schedule, fixed_attention;
     bool may_pack;      /* weights and cache may be packed where `given` has them as F16 */
     double max_latency; /* seconds that one block may take; 0: any number */
-};
+} Search;
 
 /* A policy whose plan fits, and what the cost model `runtime` expects of it. In a pipeline cost.T_pre and T_gen are what a
  * machine does for a layer, and cost.T and the throughput those of the whole. */
-struct Found {
+typedef struct {
     Policy policy;
     Cost cost;
     Pace pace;
     double latency; /* seconds of one block; in a pipeline, of one for each flight */
-};
+} Found;
 
 /* The best policies, at most `most`, by falling throughput less the prices of search.c: score (on shared cores, twice the
  * batches in flight must bring two percent more; twice a block of any size one percent). Returns their number, or -1 and

@@ -1,8 +1,10 @@
 /* device.h: the devices that carry out ops: host, cuda, sim. */
 #ifndef DEVICE_H
 #define DEVICE_H
-#include "device/team.h"
-#include "tier.h"
+#include <stdio.h>
+
+#include "plan.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -48,7 +50,7 @@ typedef struct {
     Tensor dst, src;
 } Move;
 
-/* What a device can do. op_info (device/op.c) says what each is called, and which views it reads and writes. */
+/* What a device can do. op_info (ops.c) says what each is called, and which views it reads and writes. */
 typedef enum {
     OP_COPY,           /* moves */
     OP_EMBED,          /* y[r] = table[idx[r]], or y[r] += */
@@ -110,7 +112,7 @@ struct Op {
 };
 
 // ---------------------------------------------------------------------------------------------------------------
-// op.c: ops as data
+// ops.c: ops as data
 // ---------------------------------------------------------------------------------------------------------------
 
 /* What an op does with one of its views. */
@@ -206,27 +208,6 @@ long op_tokens(const Op *op, const int32_t *len);
 /* Adds the bytes that an op moves and reads to the counters of its lane, and returns those it moves. len as above. */
 Bytes op_count(LaneCount *count, const Op *op, const int32_t *len);
 
-/* How far views have reached into each region of a plan: measured peaks. Not thread safe. */
-typedef struct {
-    Region region[NREGIONS][NTIERS];
-    Bytes high[NREGIONS][NTIERS]; /* bytes of each region touched so far, from its beginning */
-} Reach;
-/* Nothing is touched yet except what rests in the checkpoint, with which peak begins. */
-void reach_open(Reach *reach, Bytes peak[NTIERS], const Plan *plan);
-/* Raises the peak by what a view reaches further than those before it. Aborts when it lies outside its region. Views of the
- * checkpoint do not count. */
-void reach_note(Reach *reach, Bytes peak[NTIERS], Tensor view);
-
-/* The same of all views of an op. */
-void reach_op(Reach *reach, Bytes peak[NTIERS], const Op *op);
-
-/* PROJECT and FINISH share the GPU: of their first ops, the one that can begin has its turn, and of two that can, the one
- * that was posted earlier. NLANES: neither can. */
-static inline Lane gpu_turn(const bool ready[2], uint64_t project_order, uint64_t finish_order) {
-    if (ready[0] && ready[1]) return finish_order < project_order ? FINISH : PROJECT;
-    return ready[0] ? PROJECT : ready[1] ? FINISH : NLANES;
-}
-
 typedef struct Gpu Gpu;
 
 /* A device: in-order lanes that carry out ops and meet at events. */
@@ -302,7 +283,7 @@ bool post_host(Poster *to, Tensor view, Use use);
 bool post_drain(Poster *to);
 
 // ---------------------------------------------------------------------------------------------------------------
-// moves.c: copies between tiers, in one hop or in two (section 4.2)
+// depend.c: copies between tiers, in one hop or in two (section 4.2)
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Appends a move between dense views to moves[0..n), as one row; one that goes on where the last one ends, on both sides,
@@ -320,23 +301,17 @@ typedef struct {
 void carry(Poster *to, Op *op, Lane disk_lane, Move *moves, int n, const Stop *stops, int nstops);
 
 // ---------------------------------------------------------------------------------------------------------------
-// load.c: before a run
+// tiers.c: before a run
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Fills the weights' homes: reads (or generates) every tensor once into its GPU or CPU home, a dummy's disk share into the
  * offload file. */
 int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err);
-/* Computes every product of a layer and of the head once, at the shapes of a prefill and of a decoding step, on whatever
- * the workspaces hold. A GPU's library chooses and loads a kernel when it first meets a shape, and the first prompts
- * should not wait for that. To be called before the run; it sets the counters back to 0. */
-int opt_warm_up(Device *device, const Plan *plan, Error *err);
 
 // ---------------------------------------------------------------------------------------------------------------
 // host.c, host_linear.c, host_attend.c: the arithmetic of the device that is this CPU
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Carries out any op but copies, fetches and those of a pipeline; its views are at addresses. */
-void host_run(const Op *op);
 /* "AVX-512", "AVX2", "portable": what the kernels were compiled for. */
 const char *host_isa(void);
 /* Counts the orders in which its products and its attention have added, since another order may give other tokens: a job
@@ -344,7 +319,7 @@ const char *host_isa(void);
 enum { HOST_SUMS = 2 };
 
 // ---------------------------------------------------------------------------------------------------------------
-// flexgen.cu: a GPU, as lanes.c and arena.c see it
+// flexgen.cu: a GPU, as lanes.c and tiers.c see it
 //
 // Each lane has a stream. Ops are posted on the stream of their lane as kernels, the twins of the host's functions:
 // pointers are addresses on the GPU, activations F16, sums F32. A row of a result depends only on that row's inputs and, in
@@ -403,71 +378,13 @@ struct Gpu {
 Gpu *cuda_open_gpu(Error *err) __attribute__((weak));
 
 // ---------------------------------------------------------------------------------------------------------------
-// gpu.c: the GPU on demand
+// net.c: the GPU on demand
 // ---------------------------------------------------------------------------------------------------------------
 
 /* cuda_open_gpu, from the library beside the program if it is not linked. Loads nothing large where there is no GPU. */
 Gpu *gpu_find(Error *err);
 /* Bytes that a GPU tier could have now: those that nobody uses, less `spare`. */
 Bytes gpu_left(Gpu *gpu);
-
-// ---------------------------------------------------------------------------------------------------------------
-// disk.c: the offload file and the checkpoint's
-// ---------------------------------------------------------------------------------------------------------------
-
-typedef struct Disk Disk;
-
-/* Makes an unlinked file of so many bytes under dir, fully allocated (0: none), to be used beside the files of the
- * checkpoint, which must outlive it. NULL and err if the disk is full or dir cannot be written to. */
-Disk *disk_open(const char *dir, size_t bytes, const Checkpoint *checkpoint, Error *err);
-/* Where the offload file is mapped; NULL: there is none. */
-uint8_t *disk_map(const Disk *disk);
-/* Reads a dense view into memory. If its type is not `type`, it is a checkpoint's and becomes F16. Two threads may read at
- * a time, each with its own buffer, 0 or 1. -1 and err for read errors and files that have shrunk. */
-int disk_read(Disk *disk, void *memory, Tensor from, Type type, int buffer, Error *err);
-int disk_write(Disk *disk, Tensor to, const void *memory, Error *err);
-/* Announces that these moves are about to be read. */
-void disk_expect(const Disk *disk, const Move *moves, int n);
-/* `written` bytes of a range were written through the mapping: sends them to disk, and out of memory. 0: only begins to
- * send what was written, but the mapping no longer counts as this process's memory. */
-void disk_settle(const Disk *disk, size_t offset, size_t bytes, size_t written);
-/* The op of this name, from a table that rests in the checkpoint. */
-int disk_embed(const Disk *disk, const Op *op, Error *err);
-/* The op of this name, from the offload file. */
-void disk_fetch(const Disk *disk, const Op *op);
-void disk_close(Disk *disk);
-
-// ---------------------------------------------------------------------------------------------------------------
-// arena.c: the tiers in memory, and ops carried out there
-// ---------------------------------------------------------------------------------------------------------------
-
-typedef struct {
-    Gpu *gpu; /* NULL: the GPU tier is memory of ours */
-    Disk *disk;
-    bool pinned;
-    uint8_t *arena[NTIERS]; /* TIER_DISK: the mapping of the offload file; TIER_GPU with a GPU: an address there */
-    size_t bytes[NTIERS];
-    size_t tables[2]; /* where the index tables lie on GPU and CPU: mirrors of each other */
-    Net *net;         /* for RECEIVE and SEND */
-} Arenas;
-
-/* Makes the tiers as large as the plan says. notice: what the user should know, if anything. To be closed even after -1. */
-int arenas_open(Arenas *a, Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *notice,
-                Error *err);
-/* The address of a view; NULL for an absent tensor. */
-void *arenas_address(const Arenas *a, Tensor t);
-/* Index tables where the thread that posts can read them: those on the GPU tier, which may still be on their way, have a
- * mirror on the CPU tier. */
-const int32_t *arenas_indices(const Arenas *a, Tensor t);
-/* Whether the ops of a lane go to a stream of the GPU. */
-bool arenas_is_stream(const Arenas *a, int lane);
-/* Carries an op out, or posts it on its lane's stream, once its views have addresses. */
-int arenas_run(const Arenas *a, Op *op, Error *err);
-/* Device.upload */
-int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, size_t count, Error *err);
-/* Fails with the message for logits that are not finite. */
-int logits_not_finite(Error *err);
-void arenas_close(Arenas *a);
 
 // ---------------------------------------------------------------------------------------------------------------
 // sim.c: the device that is a clock
@@ -479,7 +396,7 @@ void arenas_close(Arenas *a);
  * data, no tiers: memory does not grow with the model. now is the simulated clock. */
 Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err);
 
-/* world.c: joins sims that have not been used yet, in one time, as the stages of a pipeline (section 4.4). Each posts and
+/* Joins sims that have not been used yet, in one time, as the stages of a pipeline (section 4.4). Each posts and
  * waits on a thread of its own, and time passes when all of them wait; so the schedule of every stage must run. The wire
  * out of a stage takes bytes_s bytes/s, one message after the other, and each arrives delay_s seconds after it has left. Of
  * device->net, which they have then, post, receive (of tokens) and fail are there: what stages agree on, their one process
@@ -489,6 +406,201 @@ World *world_open(Device *const sim[], int stages, double bytes_s, double delay_
 /* The stage's thread has done. */
 void world_leave(Device *sim);
 void world_close(World *world); /* and the sims */
+
+// ---------------------------------------------------------------------------------------------------------------
+// net.c: the network of a pipeline (section 4.4)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What a pipeline of machines needs of a network (section 4.4). pipeline.c provides it over MPI, sim.c between
+ * simulated machines (where only tokens use it), and for the tests tests/local_net.c between the threads of one process. */
+
+/* Messages of different kinds never wait for each other: hidden states; new tokens, on their way round; what is agreed on
+ * before the run. */
+typedef enum { NET_STATES, NET_TOKENS, NET_SETUP, NKINDS_OF_MESSAGES } NetKind;
+
+/* One stage's end of the network. All functions but close may be called by several threads at once, for a pair of stages
+ * and a kind by one at a time. Messages of one kind from one stage to another arrive in the order in which they were sent.
+ * They fail, with -1 and one line that names the stage, when any stage has failed; over MPI the launcher then ends all
+ * processes instead. What a function was given is not touched any more once it has returned, however it ends. */
+struct Net {
+    int stage, stages; /* stages are counted from 0 */
+    int neighbours;    /* stages on this machine, with this one; 0: not known */
+    /* Returns when the bytes may be changed again; that may be before or after they have arrived. */
+    int (*send)(Net *, int to, NetKind kind, const void *bytes, size_t size, Error *);
+    /* Returns when they are here. A message of another size is an error, and as if this stage had failed. */
+    int (*receive)(Net *, int from, NetKind kind, void *bytes, size_t size, Error *);
+    /* Copies the bytes, and returns at once. */
+    int (*post)(Net *, int to, NetKind kind, const void *bytes, size_t size, Error *);
+    /* All stages call it: stage 0's bytes come to all. */
+    int (*share)(Net *, void *bytes, size_t size, Error *);
+    /* All stages call it, each with how far it has come: 0, or -1 and err. Returns 0 if all are well; else -1 to all, with
+     * err, which names the stage, of the first that is not. The network goes on in either case. */
+    int (*agree)(Net *, int status, Error *);
+    /* This stage has failed: everybody's functions end with "stage 2: <text>", of the first one that fails. Over MPI it
+     * ends the job, and does not return; its caller has said why. */
+    void (*fail)(Net *, const Error *);
+    /* All stages call it, when no other function is running. It waits until they have. */
+    void (*close)(Net *);
+};
+
+/* The network that mpirun has started this process in. NULL and err if there is one and it cannot be used; NULL and err's
+ * text empty, at once and without loading MPI, if there is none or this process is alone in it. bytes_s, delay_s: the wire
+ * is slowed to so many bytes/s, and a message takes so many seconds more (0: it is not); what is agreed on is not slowed.
+ */
+Net *net_open(double bytes_s, double delay_s, Error *err);
+
+/* The same out of the library for MPI, which net_open loads from beside the program. share and agree are left to it. */
+Net *net_open_mpi(double bytes_s, double delay_s, Error *err);
+/* share and agree on top of send and receive, for all who provide a Net. */
+int net_share(Net *, void *bytes, size_t size, Error *);
+int net_agree(Net *, int status, Error *);
+
+// ---------------------------------------------------------------------------------------------------------------
+// trace.c: what happened on the lanes
+// ---------------------------------------------------------------------------------------------------------------
+
+/* One call of Figure 4 as it ran on one lane: ops of the same call that follow each other at once are one slice. Seconds of
+ * Device.now. */
+typedef struct {
+    Lane lane;
+    Kind kind;
+    bool prefill, prefill_sweep, delegated;
+    int i, j, k, batch;
+    double begin, end;
+    Bytes bytes; /* moved; 0 for arithmetic */
+} Slice;
+
+/* A part of Table 4 in one phase: the seconds in which its lanes were busy, and in how many of them a processor was too. */
+typedef struct {
+    double busy_s, hidden_s;
+} Share;
+enum { COMPUTE, WEIGHT_READ, CACHE_READ, CACHE_WRITE, ACTIVATION_MOVES, NPARTS };
+typedef struct {
+    Share part[2][NPARTS]; /* [prefill] */
+    double total_s[2];     /* in which anything was busy */
+    double busy_s;         /* in which some lane was busy, those of channel NET aside */
+} Breakdown;
+
+/* What a sweep holds, from the end of the sweep before it on: KV pages of each tier, sequences in flight. */
+typedef struct {
+    double at;
+    int pages[NTIERS], sequences;
+} Held;
+
+/* What a device did, in the order in which calls ended on each lane. */
+struct Trace {
+    char name[64];   /* of its group of rows: the model, or the stage of a pipeline */
+    double ready_at; /* Device.now when all stages were ready, where their clocks differ; else 0 */
+    Slice *slice;
+    size_t n, capacity;
+    size_t limit;      /* after so many more slices, those that are over are added up and dropped; 0: all are kept */
+    size_t kept;       /* that were not over then */
+    Breakdown dropped; /* what the others add up to */
+    long last[NLANES]; /* 1 + index of each lane's newest slice */
+    Held *held;        /* [sweeps], and one when all is over; noted by the thread that posts */
+    size_t sweeps;
+};
+
+/* The slice of an op that has run from begin to end. */
+static inline Slice slice_of(const Op *op, Bytes bytes, double begin, double end) {
+    Slice s = {op->lane, op->kind, op->prefill, op->prefill_sweep, op->delegated, op->i, op->j, op->k, op->batch,
+               begin,    end,      bytes};
+    return s;
+}
+/* Whether two slices are of the same call. */
+bool same_call(const Slice *a, const Slice *b);
+/* Notes a slice. It extends the lane's newest one if that is of the same call (kind, i, j, k, batch, phase) and ended less
+ * than 0.1 ms before. settled: neither it nor a later one begins before. A Trace of zeros is empty. Not thread safe:
+ * devices call it under their lock. */
+void trace_add(Trace *trace, const Slice *slice, double settled);
+/* Notes what a sweep holds, if the trace is for a file (without a limit). */
+void trace_hold(Trace *trace, const Held *held);
+/* Figure 4's name of the call that a slice is part of: "load_weight", "store_cache", "project", ... */
+const char *trace_call(const Slice *slice);
+/* Chrome trace JSON (chrome://tracing, Perfetto) of n traces: a group of rows a trace, one row a lane, one slice a call
+ * with its i, j, k, its batch and that batch's token, bytes and phase, times in microseconds from the first slice of all.
+ * What could not be written shows in ferror(out). */
+void trace_write(const Trace *traces, int n, FILE *out);
+void trace_free(Trace *trace);
+
+extern const char *const part_name[NPARTS];
+/* Two lanes that are busy with the same part at the same time count once. COMPUTE is the lanes of the GPU and of the CPU;
+ * its hidden_s is the time in which some copy ran beside them. A sweep in which some batch prefills counts as prefill,
+ * as in RunStats. */
+Breakdown trace_breakdown(const Trace *trace);
+
+// ---------------------------------------------------------------------------------------------------------------
+// hardware.c: a machine as numbers (section 4.3, Table 7)
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A rate that depends on a size: between two points, seconds are taken to be linear in the size; outside, proportional
+ * to it. */
+enum { MAX_POINTS = 16, MOST_NAME = 95 };
+typedef struct {
+    int n; /* points, by ascending size; 0: there is no curve */
+    double size[MAX_POINTS], rate[MAX_POINTS];
+} Curve;
+
+/* Bytes/s that stand for a disk which cannot be written: so few that the search leaves it alone. */
+static const double NO_DISK = 1e6;
+
+/* The hardware parameters of section 4.3 and Table 7. Of a pair [0] holds in generation, [1] in prefill. */
+struct Hardware {
+    char name[MOST_NAME + 65]; /* a file's, and behind it what is changed */
+    union {                    /* bytes that the tiers can hold */
+        struct {
+            double gmem, cmem, nmem;
+        };
+        double mem[NTIERS];
+    };
+    union { /* bytes/s of the links */
+        struct {
+            double ctog_bdw[2], gtoc_bdw[2], dtoc_bdw[2], ctod_bdw[2];
+        };
+        double bdw[CTOD + 1][2];
+    };
+    double mm_flops[2], bmm_flops[2], cpu_flops[2]; /* FLOP/s of linear, of attention on the GPU, on the CPU */
+    /* keys that a file may leave out */
+    double gpu_bdw, cpu_bdw; /* bytes/s at which the processors read their own memory; 0: no bound */
+    double op_s;             /* seconds that every op takes in addition; 0 */
+    bool shared_cores;       /* a host device: GPU and CPU lanes run on the same cores, activations are F32 */
+    /* seconds of these cores for each byte that a link copies within memory, or that is read from or written to disk; 0 */
+    double copy_core_s, disk_core_s;
+    /* FLOP/s as measured, with the reading of memory: of linear by its rows; of attention by the tokens of a prompt, and by
+     * the tokens that a new one attends to. They replace mm_flops, bmm_flops and cpu_flops. */
+    Curve mm_rows, bmm_tokens[2], cpu_tokens;
+    Curve mm_packed, bmm_packed, cpu_packed; /* of linear with packed weights; of attention to packed pages */
+};
+
+/* Reads a hardware file: one JSON object with name, gmem cmem nmem, ctog_bdw gtoc_bdw dtoc_bdw ctod_bdw, mm_flops bmm_flops
+ * cpu_flops, each rate also as a pair KEY_p, KEY_g; optional gpu_bdw cpu_bdw op_s shared_cores copy_core_s disk_core_s;
+ * optional curves mm_rows, bmm_tokens_p, bmm_tokens_g, cpu_tokens, mm_packed, bmm_packed, cpu_packed, lists of [size,
+ * FLOP/s] by ascending size; sources, an object of texts that say where each value is from. -1 and one line (EXIT_USAGE)
+ * for a missing, unknown, negative, zero or non-numeric value. */
+int hardware_read(Hardware *hardware, const char *path, Error *err);
+/* Changes one number of a machine that was read: "KEY=NUMBER"; of a rate KEY is both phases, KEY_p and KEY_g are one. The
+ * name says so, too, where there is room. -1 and one line (EXIT_USAGE) for what the file could not hold, or what a curve of
+ * the machine replaces. */
+int hardware_change(Hardware *hardware, const char *change, Error *err);
+/* Writes a file that hardware_read reads back to the same numbers. measured: by whom and when; then it also says how each
+ * value was (NULL: it was not). What could not be written shows in ferror(out). */
+void hardware_write(const Hardware *hardware, const char *measured, FILE *out);
+
+/* The share of shared cores that a busy link takes. */
+static inline double link_cores(const Hardware *hardware, Channel link, bool prefill) {
+    return hardware->bdw[link][prefill] * (link < DTOC ? hardware->copy_core_s : hardware->disk_core_s);
+}
+/* Seconds in which a processor reads or writes so many bytes of its own memory; bdw 0: none. */
+static inline double memory_seconds(double bytes, double bdw) { return bdw > 0 ? bytes / bdw : 0; }
+
+/* Seconds that an op takes at full speed, without op_s. */
+/* y (m, n) = x (m, k) w^T: by the curve; without one, the longer of computing and of reading and writing everything.
+ * act_bytes: of an element of x and y. packed: the weights are packed, and are unpacked on the way. */
+double linear_seconds(const Hardware *hardware, bool prefill, double m, double n, double k, double act_bytes, bool packed);
+/* Causal attention of nseq prompts of s tokens. Each has s (s + 1) / 2 pairs of a query and a key, of 4 h1 flops. */
+double attend_prefill_seconds(const Hardware *hardware, double nseq, double s, double h1, double act_bytes);
+/* nseq new tokens attend to `len` tokens each over paged KV: 4 h1 flops and as many bytes a token; packed, fewer bytes. */
+double attend_seconds(const Hardware *hardware, bool on_cpu, bool prefill, double nseq, double len, double h1, bool packed);
 
 #ifdef __cplusplus
 }

@@ -6,10 +6,10 @@
  * Contract. Batch invariance: an output element is computed by one fixed sequence of float operations, whatever the
  * other rows are, wherever its tile lies, however many threads run, whatever the page size. So every sum has one order,
  * which each file states. Nothing is static, and working memory is each thread's own, so any lanes may call at once.
- * Read next: team.c, the threads. */
+ * Read next: host_linear.c. */
 #include <math.h>
 
-#include "device/host.h"
+#include "device/parts.h"
 
 const char *host_isa(void) { return ISA; }
 

@@ -18,7 +18,7 @@
  * products of columns l, l + VL, l + 2 VL ... in this order, from 0, and v_sum4 adds the sums, as a tree; blocks and tiles
  * do not matter. Packed weights: in a block of PANEL_K columns an output adds its products in order, from 0, and the
  * blocks are added in order. Whoever changes an order adds one to HOST_SUMS. Read next: host_attend.c. */
-#include "device/host.h"
+#include "device/parts.h"
 
 enum {
     PART = GROUP,     /* outputs that are dealt out together; packed weights have a column's side by side */

@@ -14,14 +14,13 @@
  * With a trace every op is noted when it has ended: on a stream by spans between two marks, which then are of one call of
  * Figure 4 each, in times of the GPU's clock brought to ours. Without one marks have no times, which would take the GPU's.
  *
- * The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread posts. Read next: arena.c,
- * what a lane does with an op. */
+ * The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread posts. Read next: tiers.c. */
 #include <math.h>
 #include <pthread.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "device/trace.h"
+#include "device/parts.h"
 
 enum { RING = MARKS };
 

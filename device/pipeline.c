@@ -12,8 +12,7 @@
  *
  * How it ends. When a stage is closed it waits at a barrier for the others. One that fails says why and aborts the job: the
  * launcher ends all processes. No stage leaves anything behind that way: the tiers are memory and a file without a name,
- * and what a job has chosen is in its journal. Read next: world.c, the network
- * of simulated machines. */
+ * and what a job has chosen is in its journal. Read next: hardware.c. */
 #include <math.h>
 #include <mpi.h>
 #include <pthread.h>
@@ -22,8 +21,8 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-#include "device/net.h"
-#include "util.h"
+#include "device/parts.h"
+#include "base/base.h"
 
 /* A message crosses in pieces of this size and a last one that is smaller, which may be empty; so one of another size than
  * expected shows, and none is too large for MPI's int. */

@@ -10,11 +10,82 @@
  * copies take their part of them, too. What an op takes at full speed is known when it is posted: its bytes over the
  * bandwidth of its link or of its processor's memory, its flops over the rate, the longer of both, and op_s. The only
  * memory is the index tables, which the schedule writes and attention's lengths are read from; the GPU's are the same
- * bytes, since their copy has no other purpose. Contract: one thread posts and waits. Read next: device/op.c, the ops as
- * data. */
-#include "device/sim.h"
-
+ * bytes, since their copy has no other purpose. Contract: one thread posts and waits. Read next: trace.c. */
 #include <math.h>
+
+#include "device/parts.h"
+
+// ---------------------------------------------------------------------------------------------------------------
+// A simulated machine
+// ---------------------------------------------------------------------------------------------------------------
+
+/* A posted op: what it must come after, and what it takes. */
+typedef struct {
+    int nafter;
+    Event after[NLANES];
+    Slice slice;       /* what it was */
+    uint64_t order;    /* how many were posted before it */
+    double work, left; /* seconds at full speed; of them not done yet */
+} SimOp;
+
+/* Op number n, counted from 0, lies at ring[n % capacity]. */
+typedef struct {
+    SimOp *ring;
+    uint64_t capacity, posted, done;
+    bool active; /* op number `done` has begun */
+    double began;
+} SimLane;
+
+/* Messages to a stage, in the order in which they arrive: when, and of how many bytes. Of n, `taken` have been received. */
+typedef struct {
+    struct {
+        double at;
+        Bytes size;
+    } * letter;
+    int n, taken;
+} Inbox;
+
+typedef struct Sim {
+    Device base;
+    Hardware hardware;
+    SimLane lane[NLANES];
+    double clock;            /* seconds */
+    double speed[NCHANNELS]; /* of the active ops, as a share of what each has alone */
+    double ends; /* of the active ops the first ends after so many seconds more, at full speed or beside the others */
+    uint64_t nposted;
+    uint8_t *tables;    /* index tables of the CPU tier */
+    Bytes tables_at[2]; /* where they lie on GPU and CPU: mirrors of each other */
+    Bytes tables_bytes;
+    Reach reach;
+
+    /* of a stage of a pipeline, sim.c's: */
+    World *world;                            /* NULL: this machine is alone */
+    void (*sent)(struct Sim *, Bytes bytes); /* an op on SEND has ended */
+    double bytes_s;                          /* of its wire */
+    Net net;
+    Inbox inbox[NET_TOKENS + 1]; /* hidden states from the stage before, tokens from the last */
+    double wire_free;            /* when the last of its posted messages has left */
+    double next;                 /* when an op ends, or the next message arrives */
+    bool waits;                  /* its thread does: for a message, or if that is NULL for an event */
+    const Inbox *message;
+    Event event;
+    pthread_cond_t woken;
+} Sim;
+
+/* Clocks of several machines that differ by less than this share show the same time: they have added up other numbers. */
+static const double ROUNDING_OF_CLOCKS = 1e-12;
+
+static inline bool happened(const Sim *d, Event e) { return d->lane[e.lane].done >= e.seq; }
+/* Whether a message is there that has not been taken. */
+static inline bool has_come(const Sim *d, const Inbox *box) {
+    return box->taken < box->n && box->letter[box->taken].at <= d->clock * (1 + ROUNDING_OF_CLOCKS);
+}
+static inline void take_letter(Inbox *box, Bytes size) { CHECK(box->letter[box->taken++].size == size); }
+
+/* Begins what can begin, and looks when something will happen next (next, ends); INFINITY: nothing by itself. */
+void sim_look_ahead(Sim *sim);
+/* dt seconds pass since that look, in which no active op ends, or at their end one or several together. */
+void sim_pass(Sim *sim, double dt);
 
 /* An op is done when no more than this share of its work is left: rounding must not part ops that end together. */
 static const double ROUNDING = 1e-9;
@@ -270,4 +341,149 @@ Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err) {
     d->tables_bytes = plan->region[INDEX_TABLES][TIER_CPU].bytes;
     d->tables = xcalloc(d->tables_bytes, 1);
     return &d->base;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// A pipeline of sims
+// ---------------------------------------------------------------------------------------------------------------
+
+/* sim.c: several simulated machines in one time, as the stages of a pipeline (section 4.4): the network of pipeline.c as
+ * a clock.
+ *
+ * A stage's thread computes nothing that takes time, so time passes only when all of them wait: then the last one to do so
+ * goes to the next moment at which an op ends or a message arrives anywhere, and wakes those who have waited for that.
+ * Results do not depend on how fast threads are. Only the sims where something happens are touched; the others' clocks are
+ * behind, and catch up when it is their turn. */
+
+/* The sims of a pipeline and the wires between them. */
+struct World {
+    pthread_mutex_t lock; /* guards this, and inboxes; a sim's rest is its thread's as long as that runs, then the lock's */
+    Sim **sim;
+    int stages, running; /* threads that do not wait */
+    double delay_s;
+    bool failed;
+    Error error;
+};
+
+/* A message of a stage that has left at `leaves`. */
+static void deliver(Sim *from, int to, NetKind kind, Bytes size, double leaves) {
+    Sim *d = from->world->sim[to];
+    Inbox *box = &d->inbox[kind];
+    if (!(box->n & (box->n - 1))) box->letter = xrealloc(box->letter, imax(1, 2 * box->n), sizeof *box->letter);
+    box->letter[box->n].at = leaves + from->world->delay_s;
+    d->next = fmin(d->next, box->letter[box->n].at);
+    box->letter[box->n++].size = size;
+}
+
+static void deliver_states(Sim *from, Bytes bytes) { deliver(from, from->net.stage + 1, NET_STATES, bytes, from->clock); }
+
+/* To the next moment at which something happens, or several things together. All threads wait. */
+static void step(World *w) {
+    double t = INFINITY;
+    for (int s = 0; s < w->stages; s++) t = fmin(t, w->sim[s]->next);
+    CHECK(!isinf(t)); /* whoever waits for a message waits for one that comes */
+    const double together = t * (1 + ROUNDING_OF_CLOCKS);
+    for (int s = 0; s < w->stages; s++) {
+        Sim *d = w->sim[s];
+        if (d->next > together) continue;
+        sim_pass(d, d->clock + d->ends <= together ? d->ends : t - d->clock);
+        d->clock = t;
+        if (d->waits && (d->message ? has_come(d, d->message) : happened(d, d->event))) {
+            d->waits = false, d->next = INFINITY;
+            w->running++;
+            pthread_cond_signal(&d->woken);
+        } else
+            sim_look_ahead(d);
+    }
+}
+
+/* The stage's thread waits: for a message, which it takes, or with box NULL for an event. */
+static int wait_in_world(Sim *d, Event e, Inbox *box, Bytes size, Error *err) {
+    World *w = d->world;
+    pthread_mutex_lock(&w->lock);
+    d->waits = box ? !has_come(d, box) : !happened(d, e);
+    if (d->waits) {
+        d->event = e, d->message = box;
+        sim_look_ahead(d);
+        for (w->running--; d->waits && !w->failed;) w->running ? (void)pthread_cond_wait(&d->woken, &w->lock) : step(w);
+    }
+    const int status = w->failed ? -1 : 0;
+    if (status) *err = w->error;
+    if (box && !status) take_letter(box, size);
+    pthread_mutex_unlock(&w->lock);
+    return status;
+}
+
+static void wake_all(World *w) {
+    for (int s = 0; s < w->stages; s++) pthread_cond_signal(&w->sim[s]->woken);
+}
+
+static int world_wait(Device *base, Event e, Error *err) {
+    Sim *d = (Sim *)base;
+    CHECK(e.seq <= d->lane[e.lane].posted);
+    return happened(d, e) ? 0 : wait_in_world(d, e, NULL, 0, err);
+}
+
+static Sim *sim_of(Net *net) { return (Sim *)((char *)net - offsetof(Sim, net)); }
+
+/* A stage that posts has no op on SEND: it is the last. Only that a message comes matters; there is nothing in it. */
+static int world_post(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
+    Sim *d = sim_of(net);
+    (void)bytes, (void)err;
+    CHECK(kind == NET_TOKENS && net->stage == net->stages - 1);
+    pthread_mutex_lock(&d->world->lock);
+    d->wire_free = fmax(d->wire_free, d->clock) + (double)size / d->bytes_s;
+    deliver(d, to, kind, size, d->wire_free);
+    pthread_mutex_unlock(&d->world->lock);
+    return 0;
+}
+
+/* The sim has no tokens: -1. */
+static int world_receive(Net *net, int from, NetKind kind, void *bytes, size_t size, Error *err) {
+    Sim *d = sim_of(net);
+    CHECK(kind == NET_TOKENS && from == net->stages - 1);
+    memset(bytes, 0xff, size);
+    return wait_in_world(d, (Event){0, 0}, &d->inbox[kind], size, err);
+}
+
+static void world_fail(Net *net, const Error *err) {
+    World *w = sim_of(net)->world;
+    pthread_mutex_lock(&w->lock);
+    if (!w->failed) fail_of_stage(&w->error, net->stage, err);
+    w->failed = true;
+    wake_all(w);
+    pthread_mutex_unlock(&w->lock);
+}
+
+World *world_open(Device *const sim[], int stages, double bytes_s, double delay_s) {
+    World *w = xcalloc(1, sizeof *w);
+    *w = (World){.sim = xcalloc(stages, sizeof *w->sim), .stages = stages, .running = stages, .delay_s = delay_s};
+    pthread_mutex_init(&w->lock, NULL);
+    for (int s = 0; s < stages; s++) {
+        Sim *d = w->sim[s] = (Sim *)sim[s];
+        d->world = w, d->sent = deliver_states, d->bytes_s = bytes_s, d->next = INFINITY, d->base.wait = world_wait;
+        d->base.net = stages > 1 ? &d->net : NULL;
+        d->net = (Net){.stage = s, .stages = stages, .post = world_post, .receive = world_receive, .fail = world_fail};
+        pthread_cond_init(&d->woken, NULL);
+    }
+    return w;
+}
+
+void world_leave(Device *sim) {
+    World *w = ((Sim *)sim)->world;
+    pthread_mutex_lock(&w->lock);
+    w->running--;
+    wake_all(w); /* if nobody runs any more, one of those who wait goes on with the time */
+    pthread_mutex_unlock(&w->lock);
+}
+
+void world_close(World *w) {
+    for (int s = 0; s < w->stages; s++) {
+        Sim *d = w->sim[s];
+        for (const Inbox *box = d->inbox; box <= &d->inbox[NET_TOKENS]; box++) CHECK(w->failed || box->taken == box->n);
+        pthread_cond_destroy(&d->woken);
+        d->base.close(&d->base);
+    }
+    pthread_mutex_destroy(&w->lock);
+    free(w->sim), free(w);
 }

@@ -7,13 +7,12 @@
  * it some processor was busy beside is hidden. Beside them stands the union of all slices but those of the network: in the
  * rest of the time a stage of a pipeline has nothing to do but wait. A trace for this table alone drops slices when they
  * are over and keeps their sums, so that a run of any length is added up whole. For the file it has also what each sweep
- * holds, KV pages and sequences, as counters. A trace that is all zeros is empty and ready. Read next: gpu.c, how a GPU is
- * found. scripts/plot_trace.py draws the file. */
+ * holds, KV pages and sequences, as counters. A trace that is all zeros is empty and ready. Read next: net.c. scripts/plot_trace.py draws the file. */
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 
-#include "device/trace.h"
+#include "device/parts.h"
 #include "io/io.h"
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@
 #include <ctype.h>
 #include <math.h>
 
-#include "io/text.h"
+#include "io/io.h"
 
 enum { MAX_DEPTH = 64 };
 

@@ -9,13 +9,13 @@
  *
  * DIFFERS from Hugging Face's OPT tokenizer: `</s>` written in a text is four ordinary characters, never the special
  * piece, so that a prompt cannot forge an end; the caller puts </s> in front.
- * Read next: unicode.c, what a letter is. */
+ * Read next: unicode.c. */
 #include <cjson/cJSON.h>
 #include <limits.h>
 #include <math.h>
 
-#include "io/text.h"
-#include "util.h"
+#include "io/io.h"
+#include "base/base.h"
 
 enum { MAX_FILE = 1 << 28, LAST_SYMBOL = 323, SHOWN = 60 };
 

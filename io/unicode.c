@@ -2,8 +2,8 @@
  *
  * These are \p{L}, \p{N} and \s of Unicode 16.0, as Hugging Face `tokenizers` 0.23.3 knows them. The tables are made by
  *     python3 scripts/make_unicode.py
- * Read next: config.c, which model it is. */
-#include "io/text.h"
+ * Read next: checkpoint.c. */
+#include "io/io.h"
 
 #define L(first, last) {0x##first, 0x##last, 'L'},
 #define N(first, last) {0x##first, 0x##last, 'N'},

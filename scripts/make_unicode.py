@@ -21,8 +21,8 @@ HEAD = """/* unicode.c: which characters are letters, numbers and blanks.
  *
  * These are \\p{{L}}, \\p{{N}} and \\s of Unicode {unicode}, as Hugging Face `tokenizers` {version} knows them. The tables are made by
  *     python3 scripts/make_unicode.py
- * Read next: config.c, which model it is. */
-#include "io/text.h"
+ * Read next: checkpoint.c, which model it is. */
+#include "io/io.h"
 
 #define L(first, last) {{0x##first, 0x##last, 'L'}},
 #define N(first, last) {{0x##first, 0x##last, 'N'}},

@@ -121,7 +121,7 @@ def figure5(folder):
     rate = one["throughput"]
     wins = [sum(rate > row[i] for row in rows) for i in (2, 3, 5)]
     return ["## Figure 5 and section 6.4: offloading or collaborative inference", "",
-            said(f"""OPT-30B on {CHAIN} T4s without offloading, as `cost/cluster.c` predicts it from the nominal file, with the delay
+            said(f"""OPT-30B on {CHAIN} T4s without offloading, as `cost/search.c` predicts it from the nominal file, with the delay
             and the rate of the wire between two of them; 512 tokens in, 32 out. One T4 that offloads makes {number(rate)} token/s on
             the sim. The paper's figure has no numbers in the text."""), "", "![Figure 5](figure5.svg)",
             *table(("network", "latency of one sequence (s)", "one batch in flight, token/s", "full chain, token/s", "its flights x batch",

@@ -294,7 +294,7 @@ def wires(four):
 def formulas():
     runs = {(m, nodes): sim(m, f"--nodes {nodes}") for m in MODELS for nodes in (1, 2, 4, 8)}
     rows = [(str(nodes), m, r["T"], r["predicted.T"], f"{r['predicted.T'] / r['T']:.3f}", waits(r)) for (m, nodes), r in runs.items()]
-    return ["What the formulas of `cost/cluster.c` expect of the same policies:",
+    return ["What the formulas of `cost/search.c` expect of the same policies:",
             *table(("machines", "model", "T, sim (s)", "T, formulas (s)", "formulas / sim", "GPUs wait"), *rows)]
 
 

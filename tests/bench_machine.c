@@ -13,7 +13,7 @@
 #endif
 
 #include "cost/cost.h"
-#include "device/team.h"
+#include "base/base.h"
 
 enum { RUNS = 5, PIECE = 16 << 20, READERS = 4 };
 

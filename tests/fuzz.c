@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cost/cost.h"
+#include "app/app.h"
 
 enum { MOST = 1 << 14, POOL = 64, WORDS = 40, TIMEOUT = 60 /* seconds, for an input */ };
 
@@ -275,7 +275,7 @@ static bool read_last_words(const char *text, size_t len) {
 }
 
 /* What is accepted is written and read again, and is the same. */
-static bool read_machine(const char *text, size_t len) {
+static bool machine_is_read(const char *text, size_t len) {
     Hardware h, again;
     put("machine.json", text, len);
     if (hardware_read(&h, path_of("machine.json"), &err)) return false;
@@ -348,7 +348,7 @@ static Target targets[] = {
     {"prompts", read_prompts, {prompt_lines, plain_lines, NULL}, .words = JSON_WORDS "prompt\nid\n\r\n"},
     {"journal", read_journal, .made = &seeds[3], .words = JSON_WORDS JOURNAL_VERSION "\n"},
     {"last words", read_last_words, {word_lines}, .words = JSON_WORDS "text\n \n"},
-    {"machine", read_machine, {"@hardware/t4.json", "@hardware/laptop.json"}, .words = JSON_WORDS "_p\n_g\nmm_rows\n"},
+    {"machine", machine_is_read, {"@hardware/t4.json", "@hardware/laptop.json"}, .words = JSON_WORDS "_p\n_g\nmm_rows\n"},
     {"flags",
      read_flags,
      {generate_flags, bench_flags, policy_flags},

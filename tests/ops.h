@@ -3,7 +3,7 @@
  * no such view. `act` is the type of activations, F32 on the host and F16 on a GPU. Their lane is PROJECT. */
 #ifndef OPS_H
 #define OPS_H
-#include "device/device.h"
+#include "device/parts.h"
 
 /* (rows, cols), rows ld elements apart. */
 static inline Tensor tensor_at(const void *p, Type type, int rows, int cols, size_t ld) {

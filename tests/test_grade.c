@@ -1203,7 +1203,7 @@ static void select_2_equal(void) { select_by("select 2", true, true, false); }
 static void select_3_weights(void) { select_by("select 3", true, false, true); }
 
 // ---------------------------------------------------------------------------------------------------------------
-// 11: a pipeline, by the formulas of the first comment of cost/cluster.c
+// 11: a pipeline, by the formulas of the first comment of cost/search.c
 //
 // A case says what these speak of: t, x, K and so on; what the function gets is the sums over sweeps that a plan has. [0]
 // is generation, [1] prefill.

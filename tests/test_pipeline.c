@@ -9,7 +9,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "io/text.h"
 #include "tests.h"
 
 #define COUNT(a) (int)(sizeof(a) / sizeof *(a))

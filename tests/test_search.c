@@ -1,6 +1,5 @@
 /* test_search.c: that what the search finds fits and keeps what was given, that nothing better lies beside it, and that
  * what it refuses is impossible. Times are those of the cost model; none is measured. */
-#include "choose.h"
 #include "tests.h"
 
 static Error err;

@@ -2,7 +2,6 @@
  * of one machine: however the layers are split, for all placements, schedules and flights, under delays of the wire. */
 #include <pthread.h>
 
-#include "device/net.h"
 #include "tests.h"
 
 enum { PROMPTS = 11, MOST_STAGES = 5, MOST_TOKENS = 12 };

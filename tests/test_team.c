@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "device/team.h"
+#include "base/base.h"
 #include "tests.h"
 
 enum { MOST = 3000 };

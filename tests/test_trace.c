@@ -3,7 +3,6 @@
 #include <cjson/cJSON.h>
 #include <pthread.h>
 
-#include "device/net.h"
 #include "tests.h"
 
 static void note(Trace *trace, const Op *op, size_t bytes, double begin, double end) {

@@ -173,7 +173,7 @@ static void open_t4(void) {
     if (hardware_read(&t4, "hardware/t4.json", &err)) CU_FAIL_FATAL(err.text);
 }
 
-/* By the formulas of cluster.c: the share of the time that a machine's sweeps of one block in each flight leave. */
+/* By the formulas of search.c: the share of the time that a machine's sweeps of one block in each flight leave. */
 static double bubble(const Policy *p, int m, double bytes_s, double delay_s) {
     const Search part = {.hardware = &t4,
                          .checkpoint = &stages.stage[0].part,

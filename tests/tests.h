@@ -6,9 +6,8 @@
 #include <CUnit/CUnit.h>
 #include <math.h>
 
-#include "cost/cost.h"
-#include "device/net.h"
-#include "device/trace.h"
+#include "app/app.h"
+#include "device/parts.h"
 
 extern CU_TestInfo tests[]; /* the suite's */
 

@@ -1,9 +1,9 @@
-/* wide.c: a program of its own, which test_tier.c builds for 32 bits as well: what OPT-175B's tiers hold, whatever size_t
+/* wide.c: a program of its own, which test_plan.c builds for 32 bits as well: what OPT-175B's tiers hold, whatever size_t
  * is. */
 #include <inttypes.h>
 
 #include "io/io.h"
-#include "tier.h"
+#include "plan.h"
 
 int main(void) {
     enum { PROMPTS = 256, S = 512, N = 32 };

@@ -1,0 +1,273 @@
+/* base.h: what every file uses: errors, small numbers, the clock, halfs, random numbers, threads, and what differs between
+ * systems. For C, C++ and CUDA; it knows nothing of models.
+ *
+ * Two kinds of trouble exist. A bug of ours aborts with file and line (CHECK). A fault of the outside world (a
+ * checkpoint, a prompt file, a disk, a flag) becomes one line for a person in an Error: what, where, found, expected,
+ * remedy. Library functions that can meet such a fault take `Error *err` last, return 0 or -1 (pointers: NULL), and
+ * write err only when they fail. Only flexgen.c prints it and exits.
+ * Read next: flexgen.h, the words of the paper as structs. */
+#ifndef BASE_H
+#define BASE_H
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------
+// Errors
+// ---------------------------------------------------------------------------------------------------------------
+
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_SIGNAL = 128 /* and the signal's number */ };
+
+typedef struct {
+    int code; /* exit status this fault asks for: EXIT_FAILED, or EXIT_USAGE for wrong use and "does not fit" */
+    char text[1024];
+} Error;
+
+/* Fills err with one line and returns -1, so that callers can write `return fail(err, ...)`. */
+__attribute__((format(printf, 3, 4))) static inline int fail(Error *err, int code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    err->code = code;
+    vsnprintf(err->text, sizeof err->text, format, args);
+    va_end(args);
+    for (char *c = err->text; *c; c++) /* hostile names must not forge a second line */
+        if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
+    return -1;
+}
+
+/* The same error, of a stage of a pipeline. */
+static inline int fail_of_stage(Error *err, int stage, const Error *why) {
+    return fail(err, why->code, "stage %d: %.*s", stage, (int)sizeof why->text - 20, why->text);
+}
+
+/* Why pthread_create has not made a thread. */
+static inline int fail_to_start(Error *err, int why) {
+    return fail(err, EXIT_FAILED,
+                "cannot start a thread: %s; raise ulimit -u or -v, or the control group's pids limit, or give fewer "
+                "--threads",
+                strerror(why));
+}
+
+/* Who speaks to the user; in a pipeline it is "flexgen: stage 1". */
+__attribute__((weak)) const char *speaker = "flexgen";
+
+/* A condition that only a bug of ours can break. */
+#define CHECK(cond)                                                                      \
+    do {                                                                                 \
+        if (!(cond)) {                                                                   \
+            fprintf(stderr, "%s: bug: %s:%d: %s\n", speaker, __FILE__, __LINE__, #cond); \
+            abort();                                                                     \
+        }                                                                                \
+    } while (0)
+
+static inline void *out_of_memory(size_t count, size_t size) {
+    flockfile(stderr); /* for good: other threads that find no memory wait here for the end */
+    fprintf(stderr, "%s: out of memory (%zu x %zu bytes); close other programs or use a smaller task\n", speaker, count,
+            size);
+    exit(EXIT_FAILED);
+}
+
+/* Small allocations (never the tiers): out of memory here is the end. Zeroed. */
+static inline void *xcalloc(size_t count, size_t size) {
+    void *p = calloc(count ? count : 1, size ? size : 1);
+    return p ? p : out_of_memory(count, size);
+}
+
+static inline void *xrealloc(void *old, size_t count, size_t size) {
+    void *p = size > 0 && count > (size_t)-1 / size ? NULL : realloc(old, count && size ? count * size : 1);
+    return p ? p : out_of_memory(count, size);
+}
+
+static inline char *xstrdup(const char *s) {
+    size_t n = strlen(s) + 1;
+    return (char *)memcpy(xcalloc(n, 1), s, n);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Numbers, the clock
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Before a function that GPUs run as well. */
+#ifdef __CUDACC__
+#define HOST_AND_GPU __host__ __device__
+#else
+#define HOST_AND_GPU
+#endif
+
+/* Counts of bytes of tiers, plans and machines: they may be larger than what this machine can address. */
+typedef uint64_t Bytes;
+
+HOST_AND_GPU static inline int imin(int a, int b) { return a < b ? a : b; }
+HOST_AND_GPU static inline int imax(int a, int b) { return a > b ? a : b; }
+static inline Bytes size_min(Bytes a, Bytes b) { return a < b ? a : b; }
+static inline Bytes size_less(Bytes a, Bytes b) { return a > b ? a - b : 0; }
+
+/* The ending of a noun behind a count: "1 token", "2 tokens". */
+static inline const char *plural(double n) { return n == 1 ? "" : "s"; }
+
+/* Seconds of CLOCK_MONOTONIC. */
+static inline double seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+/* Returns such a time in the form that pthread_cond_timedwait takes. */
+static inline struct timespec timespec_at(double seconds) {
+    struct timespec t = {(time_t)seconds, 0};
+    t.tv_nsec = (long)(1e9 * (seconds - (double)t.tv_sec));
+    return t;
+}
+/* A condition whose timed waits end by that clock. */
+static inline void cond_open(pthread_cond_t *cond) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+/* Bytes of a path, with its end. */
+enum { MAX_PATH = 4096 };
+
+// ---------------------------------------------------------------------------------------------------------------
+// Halfs
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef uint16_t f16; /* IEEE binary16 as bits: storage only, arithmetic is float */
+
+static inline float f16_to_f32(f16 x) {
+#ifdef __F16C__
+    return _cvtsh_ss(x);
+#else
+    uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    f *= 0x1p112f;
+    memcpy(&bits, &f, sizeof f);
+    if (f >= 65536.0f) bits |= 0x7f800000;
+    if ((x & 0x7fff) > 0x7c00) bits |= 0x400000; /* NaNs come out quiet */
+    bits |= (uint32_t)(x & 0x8000) << 16;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+#endif
+}
+
+/* Rounds to the nearest half, ties to even. */
+static inline f16 f32_to_f16(float x) {
+#ifdef __F16C__
+    return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    f16 sign = (f16)(bits >> 16 & 0x8000);
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return sign | 0x7e00 | (bits >> 13 & 0x3ff);
+    if (bits >= 0x477ff000) return sign | 0x7c00; /* from 65520 up the nearest half is inf */
+    if (bits < 0x38800000) {                      /* subnormal: a float addition rounds at 2^-24 for us */
+        float f;
+        memcpy(&f, &bits, sizeof f);
+        f += 0.5f;
+        memcpy(&bits, &f, sizeof f);
+        return sign | (f16)(bits - 0x3f000000);
+    }
+    bits += 0xfff + (bits >> 13 & 1);
+    return sign | (f16)((bits - 0x38000000) >> 13);
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Hashes. Random numbers are hashes of what they are drawn for, so that nothing else can change them
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Number n of the splitmix64 generator that began with this seed. */
+static inline uint64_t splitmix64(uint64_t seed, uint64_t n) {
+    uint64_t z = seed + n * 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+/* FNV-1a of bytes, behind what `hash` stands for already. */
+static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n) {
+    for (const uint8_t *b = (const uint8_t *)bytes, *end = b + n; b < end; b++) hash = (hash ^ *b) * 0x100000001B3ull;
+    return hash;
+}
+enum { HASH_START = 0x2545F491 };
+
+/* Uniform in [0, 1): what decides about the token at `pos` of a prompt. */
+static inline double random_draw(uint64_t seed, int32_t prompt, int32_t pos) {
+    uint64_t hash = splitmix64(splitmix64(splitmix64(seed, 1) ^ (uint32_t)prompt, 1) ^ (uint32_t)pos, 1);
+    return (double)(hash >> 11) * 0x1p-53;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// team.c: the threads that compute
+// ---------------------------------------------------------------------------------------------------------------
+
+/* Threads that compute from now on: the one that calls and those that help it, which are started here. 0 asks for all the
+ * processors that this process may use. Returns the number, which is less where the system does not let so many be
+ * started. Before the first call it is 1. Not while anybody computes. */
+int host_set_threads(int threads);
+int host_processors(void);      /* those that this process may run on */
+int host_threads(void);         /* that number */
+int host_threads_missing(void); /* by how much it is less than what was asked for */
+
+/* Does numbers first .. first+n-1 of a loop. */
+typedef void (*LoopPart)(const void *what, int first, int n);
+
+/* Calls part(what, ...) for all of 0 .. count-1, dealt to whoever of the team is free, and returns when all is done. Which
+ * thread does which must not matter. Any thread may call at any time, and loops of several callers run side by side. work:
+ * how many multiplications it is (or as much of something else); little is done by the caller alone, at once. */
+void host_share(double work, int count, LoopPart part, const void *what);
+
+/* This thread's working memory, at least that many floats with anything in them, the first at the beginning of a cache
+ * line. It grows to the largest need, so a steady loop allocates nothing; it is freed when the thread ends. Valid until
+ * the thread asks again. */
+float *scratch(size_t floats);
+
+// ---------------------------------------------------------------------------------------------------------------
+// os.c: what this process may have
+// ---------------------------------------------------------------------------------------------------------------
+
+/* What the machine, the control groups and the limits of this process leave it: whichever is least. */
+typedef struct {
+    size_t memory;  /* bytes that it may still take */
+    size_t address; /* bytes of address space alone, to which mapped files count too; SIZE_MAX: there is no limit */
+    int processors; /* whole processors that the quotas of CPU come to, at least one; INT_MAX: there is no quota */
+} Allowance;
+/* Asks for it, when so many threads are still to be started. root: where /proc and /sys are, "" but in tests. */
+Allowance process_allowance(const char *root, int threads);
+/* Whether files in the directory are memory (tmpfs), which they take from their process's control groups. */
+bool memory_holds(const char *dir);
+/* The most bytes of memory that this process has had at once, since memory_restart if that is possible. */
+size_t memory_peak(void);
+void memory_restart(void);
+
+// ---------------------------------------------------------------------------------------------------------------
+// os.c: SIGINT, SIGTERM and SIGHUP
+// ---------------------------------------------------------------------------------------------------------------
+
+/* From now on the first of them is noted, and a second one ends the program at once. */
+void stop_catch(void);
+/* Where the number of the noted one is, or 0. To be read atomically. */
+const int *stop_signal(void);
+/* -1 and err (EXIT_SIGNAL and more): "stopped by SIGINT", and what there is to say about it. */
+int stop_fail(Error *err, const char *what);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
