@@ -1,29 +1,34 @@
-/* admission.c: who is in flight. The three schedules (section 4.1, Figure 3; appendix A.2, Figure 6), between two sweeps.
+/* admission.c: who is in flight. The three schedules (section 4.1, Figure 3; appendix A.2, Figure
+ * 6), between two sweeps.
  *
- * A block is a number of seats: a place in a GPU batch and the homes of the KV cache and activations of whoever sits there.
- * Before each sweep admission says which waiting prompts take which vacant seats; they prefill in that sweep and stay until
- * they have their n tokens or stop. Row, zig-zag and diagonal differ in nothing but how many seats may be taken now, one
- * small function each. Nobody is ever moved out, and prompts enter in the order of the input, so nobody starves.
+ * A block is a number of seats: a place in a GPU batch and the homes of the KV cache and
+ * activations of whoever sits there. Before each sweep admission says which waiting prompts take
+ * which vacant seats; they prefill in that sweep and stay until they have their n tokens or stop.
+ * Row, zig-zag and diagonal differ in nothing but how many seats may be taken now, one small
+ * function each. Nobody is ever moved out, and prompts enter in the order of the input, so nobody
+ * starves.
  *
- * The ledger `need` knows how many KV pages of each tier those seated hold in every sweep to come, if none stops early
- * (stopping early only helps). The plan walks the whole task through this file with no limit and makes the pools as large
- * as the largest need (plan.c); the run walks it again with that limit, and a prompt enters only when its pages fit in
- * every sweep up to its last. Without early stops both walks are the same. Read next: schedule.c. */
+ * The ledger `need` knows how many KV pages of each tier those seated hold in every sweep to come,
+ * if none stops early (stopping early only helps). The plan walks the whole task through this file
+ * with no limit and makes the pools as large as the largest need (plan.c); the run walks it again
+ * with that limit, and a prompt enters only when its pages fit in every sweep up to its last.
+ * Without early stops both walks are the same. Read next: schedule.c. */
 #include <math.h>
 
 #include "flexgen.h"
 
 const char *const schedule_name[] = {"zigzag", "row", "diagonal"};
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Dealing: seats to GPU batches and to tiers
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 Tier diffuse(Diffusion *d, double size) {
     Tier best = TIER_GPU;
     for (int t = 0; t < NTIERS; t++) {
         d->due[t] += size * d->share[t];
-        if (d->share[t] > 0 && (d->share[best] <= 0 || d->due[t] > d->due[best] + 1e-9 * size)) best = (Tier)t;
+        if (d->share[t] > 0 && (d->share[best] <= 0 || d->due[t] > d->due[best] + 1e-9 * size))
+            best = (Tier)t;
     }
     d->due[best] -= size;
     return best;
@@ -46,8 +51,10 @@ void apportion(int count[NTIERS], const double share[NTIERS], int total) {
     for (; left > 0; left--) {
         int best = 0;
         for (int t = 1; t < NTIERS; t++)
-            if (rest[t] > rest[best]) best = t;
-        count[best]++, rest[best] -= 1;
+            if (rest[t] > rest[best])
+                best = t;
+        count[best]++;
+        rest[best] -= 1;
     }
 }
 
@@ -56,20 +63,25 @@ static int by_k_and_tier(const void *a, const void *b) {
     return x->k != y->k ? x->k - y->k : (int)x->kv - (int)y->kv;
 }
 
-static int by_tier(const void *a, const void *b) { return (int)*(const Tier *)a - (int)*(const Tier *)b; }
+static int by_tier(const void *a, const void *b) {
+    return (int)*(const Tier *)a - (int)*(const Tier *)b;
+}
 
 static Diffusion dealer(double g, double c, int count) {
     double share[NTIERS] = {g, c, fmax(0, 1 - g - c)};
     int whole[NTIERS];
     Diffusion d = {{0}, {0}};
     apportion(whole, share, count);
-    for (int t = 0; t < NTIERS; t++) d.share[t] = (double)whole[t] / count;
+    for (int t = 0; t < NTIERS; t++)
+        d.share[t] = (double)whole[t] / count;
     return d;
 }
 
 void deal_block(Seat *seats, const Policy *policy, int count) {
-    if (!count) return;
-    Diffusion kv = dealer(policy->cg, policy->cc, count), act = dealer(policy->hg, policy->hc, count);
+    if (!count)
+        return;
+    Diffusion kv = dealer(policy->cg, policy->cc, count),
+              act = dealer(policy->hg, policy->hc, count);
     Tier *tiers = xcalloc(count, sizeof *tiers);
     for (int i = 0; i < count; i++) {
         seats[i] = (Seat){.prompt = -1, .k = i / policy->gbs, .kv = diffuse(&kv, 1)};
@@ -79,14 +91,15 @@ void deal_block(Seat *seats, const Policy *policy, int count) {
     for (int i = 0; i < count; i += policy->gbs) { /* within a batch, in the order of its seats */
         int n = imin(policy->gbs, count - i);
         qsort(tiers + i, n, sizeof *tiers, by_tier);
-        for (int r = 0; r < n; r++) seats[i + r].act = tiers[i + r];
+        for (int r = 0; r < n; r++)
+            seats[i + r].act = tiers[i + r];
     }
     free(tiers);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // How many may be seated, by schedule
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Figure 3(a): the next GPU batch when the one before it has finished. */
 static int row_seats(const Admission *a) { return a->seated ? 0 : a->policy->gbs; }
@@ -94,13 +107,14 @@ static int row_seats(const Admission *a) { return a->seated ? 0 : a->policy->gbs
 /* Figures 3(b) and 4: the next block when the whole block has finished. */
 static int zigzag_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
 
-/* Figure 6: one more GPU batch every n/K sweeps until all K are in flight, and from then on whoever leaves is replaced:
- * with equal lengths that is again one batch every n/K sweeps.
+/* Figure 6: one more GPU batch every n/K sweeps until all K are in flight, and from then on whoever
+ * leaves is replaced: with equal lengths that is again one batch every n/K sweeps.
  *
- * The order of squares: sweep i computes, layer by layer, the square (token i - i_k, layer j) of every batch k in flight,
- * the oldest batch, which is the farthest to the right, first. These squares, one in each row, are one diagonal of Figure
- * 6; those of one layer are its sub-diagonal, and share the weights. The warm-up is the figure's gray area: batch 0 alone,
- * then with batch 1, until K batches are n/K tokens apart. */
+ * The order of squares: sweep i computes, layer by layer, the square (token i - i_k, layer j) of
+ * every batch k in flight, the oldest batch, which is the farthest to the right, first. These
+ * squares, one in each row, are one diagonal of Figure 6; those of one layer are its sub-diagonal,
+ * and share the weights. The warm-up is the figure's gray area: batch 0 alone, then with batch 1,
+ * until K batches are n/K tokens apart. */
 static int diagonal_seats(const Admission *a) {
     long K = (a->nseats + a->policy->gbs - 1) / a->policy->gbs, open = 1 + a->sweep * K / a->n;
     return (open < K ? (int)open * a->policy->gbs : a->nseats) - a->seated;
@@ -108,16 +122,20 @@ static int diagonal_seats(const Admission *a) {
 
 int (*seats_for[])(const Admission *) = {zigzag_seats, row_seats, diagonal_seats};
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The ledger of pages
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-static int *need_in(const Admission *a, Tier tier, long sweep) { return &a->need[tier][sweep % a->horizon]; }
+static int *need_in(const Admission *a, Tier tier, long sweep) {
+    return &a->need[tier][sweep % a->horizon];
+}
 
 /* Whether the prompt's pages are there in every sweep that it will take part in. */
 static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
     for (int x = 0; a->limit && x < q->n; x++)
-        if (*need_in(a, kv, a->sweep + x) + pages_for(q->s + x, a->policy->page_tokens) > a->limit[kv]) return false;
+        if (*need_in(a, kv, a->sweep + x) + pages_for(q->s + x, a->policy->page_tokens) >
+            a->limit[kv])
+            return false;
     return true;
 }
 
@@ -125,14 +143,18 @@ static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
 static bool take_seat(Admission *a, int seat) {
     Seat *to = &a->seat[seat];
     const Prompt *q = &a->task->prompts[*a->next_prompt];
-    if (!pages_fit(a, q, to->kv)) return false;
-    for (int x = 0, at = (int)(a->sweep % a->horizon); x < q->n; x++, at = at + 1 < a->horizon ? at + 1 : 0) {
+    if (!pages_fit(a, q, to->kv))
+        return false;
+    for (int x = 0, at = (int)(a->sweep % a->horizon); x < q->n;
+         x++, at = at + 1 < a->horizon ? at + 1 : 0) {
         int need = a->need[to->kv][at] += pages_for(q->s + x, a->policy->page_tokens);
-        if (need > a->peak[to->kv]) a->peak[to->kv] = need;
+        if (need > a->peak[to->kv])
+            a->peak[to->kv] = need;
     }
     to->prompt = (*a->next_prompt)++;
     to->since = a->sweep;
-    a->seated++, a->in_batch[to->k]++;
+    a->seated++;
+    a->in_batch[to->k]++;
     return true;
 }
 
@@ -142,12 +164,13 @@ void admission_leave(Admission *a, int seat, int generated) {
     for (int x = generated; x < q->n; x++)
         *need_in(a, from->kv, from->since + x) -= pages_for(q->s + x, a->policy->page_tokens);
     from->prompt = -1;
-    a->seated--, a->in_batch[from->k]--;
+    a->seated--;
+    a->in_batch[from->k]--;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Between two sweeps
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* The seats of a block. With the diagonal schedule there is one block, and it never ends. */
 static void deal_seats(Admission *a) {
@@ -156,12 +179,16 @@ static void deal_seats(Admission *a) {
     deal_block(a->seat, a->policy, a->nseats);
 }
 
-/* Prompts take vacant seats, at most `most`, in batches that have members (or have none), in the order of the input. */
-static int fill_seats(Admission *a, int *entered, int most, const bool *with_members, bool members) {
+/* Prompts take vacant seats, at most `most`, in batches that have members (or have none), in the
+ * order of the input. */
+static int fill_seats(Admission *a, int *entered, int most, const bool *with_members,
+                      bool members) {
     int n = 0;
     for (int seat = 0; seat < a->nseats && n < most && *a->next_prompt < a->task->count; seat++) {
-        if (a->seat[seat].prompt >= 0 || with_members[a->seat[seat].k] != members) continue;
-        if (!take_seat(a, seat)) break;
+        if (a->seat[seat].prompt >= 0 || with_members[a->seat[seat].k] != members)
+            continue;
+        if (!take_seat(a, seat))
+            break;
         entered[n++] = seat;
     }
     return n;
@@ -169,33 +196,45 @@ static int fill_seats(Admission *a, int *entered, int most, const bool *with_mem
 
 int admission_next(Admission *a, long sweep, int *entered, int *topups) {
     for (; a->sweep < sweep; a->sweep++)
-        for (int t = 0; t < NTIERS; t++) *need_in(a, (Tier)t, a->sweep) = 0;
+        for (int t = 0; t < NTIERS; t++)
+            *need_in(a, (Tier)t, a->sweep) = 0;
     *topups = 0;
-    if (*a->next_prompt == a->task->count) return 0;
-    if (!a->seated) deal_seats(a);
+    if (*a->next_prompt == a->task->count)
+        return 0;
+    if (!a->seated)
+        deal_seats(a);
     int most = seats_for[a->policy->schedule](a), batches = a->policy->num_gpu_batches;
-    if (most <= 0) return 0;
-    for (int k = 0; k < batches; k++) a->with_members[k] = a->in_batch[k] > 0;
+    if (most <= 0)
+        return 0;
+    for (int k = 0; k < batches; k++)
+        a->with_members[k] = a->in_batch[k] > 0;
     *topups = fill_seats(a, entered, imin(most, a->policy->gbs), a->with_members, true);
     return *topups + fill_seats(a, entered + *topups, most - *topups, a->with_members, false);
 }
 
-void admission_open(Admission *a, const Policy *policy, const Task *task, int *next_prompt, const int *limit) {
+void admission_open(Admission *a, const Policy *policy, const Task *task, int *next_prompt,
+                    const int *limit) {
     int seats = imin(block_size(policy), task->count);
     long tokens = 0;
-    *a = (Admission){.policy = policy, .task = task, .next_prompt = next_prompt, .limit = limit, .horizon = 1};
+    *a = (Admission){
+        .policy = policy, .task = task, .next_prompt = next_prompt, .limit = limit, .horizon = 1};
     for (int i = 0; i < task->count; i++) {
         tokens += task->prompts[i].n;
-        if (task->prompts[i].n > a->horizon) a->horizon = task->prompts[i].n;
+        if (task->prompts[i].n > a->horizon)
+            a->horizon = task->prompts[i].n;
     }
     a->n = task->count ? (tokens + task->count - 1) / task->count : 1;
     a->seat = xcalloc(seats, sizeof *a->seat);
     a->in_batch = xcalloc(policy->num_gpu_batches, sizeof *a->in_batch);
     a->with_members = xcalloc(policy->num_gpu_batches, sizeof *a->with_members);
-    for (int t = 0; t < NTIERS; t++) a->need[t] = xcalloc(a->horizon, sizeof(int));
+    for (int t = 0; t < NTIERS; t++)
+        a->need[t] = xcalloc(a->horizon, sizeof(int));
 }
 
 void admission_close(Admission *a) {
-    for (int t = 0; t < NTIERS; t++) free(a->need[t]);
-    free(a->seat), free(a->in_batch), free(a->with_members);
+    for (int t = 0; t < NTIERS; t++)
+        free(a->need[t]);
+    free(a->seat);
+    free(a->in_batch);
+    free(a->with_members);
 }

@@ -1,20 +1,21 @@
 /* batch.c: who sits in a batch (sections 4.1 and A.2).
  *
- * admission.c says which prompts take which seats; here they become sequences of GPU batches: with tokens, rows of the
- * hidden state, pages of the KV cache, and index tables that tell the kernels where all that is. A batch's part in a sweep
- * begins with the tokens that the sweep before has chosen for it (batch_begin), which is where a sequence is found to have
- * ended; the members of the flight change between sweeps (flight_admit). New members of a batch that has members prefill
+ * admission.c says which prompts take which seats; here they become sequences of GPU batches: with
+ * tokens, rows of the hidden state, pages of the KV cache, and index tables that tell the kernels
+ * where all that is. A batch's part in a sweep begins with the tokens that the sweep before has
+ * chosen for it (batch_begin), which is where a sequence is found to have ended; the members of the
+ * flight change between sweeps (flight_admit). New members of a batch that has members prefill
  * together in one batch of their own, the entrance, and join at their batch's next sweep.
  *
- * Contract: the thread that posts is the only one here. Before it reads or writes what ops use too, it asks post_host.
- * Read next: plan.c. */
+ * Contract: the thread that posts is the only one here. Before it reads or writes what ops use too,
+ * it asks post_host. Read next: plan.c. */
 #include "batch.h"
 
 #include "device/device.h"
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Views
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 Tensor batch_activations(const Flight *f, const Batch *b, Tier tier) {
     const int first = f->plan->act_first[tier][b->index];
@@ -23,7 +24,8 @@ Tensor batch_activations(const Flight *f, const Batch *b, Tier tier) {
 }
 
 Tensor batch_newest(const Flight *f, const Batch *b, RegionId id, Tier side) {
-    if (id == NEW_TOKENS && f->task->scored) id = GREEDY;
+    if (id == NEW_TOKENS && f->task->scored)
+        id = GREEDY;
     return tensor_cols(plan_view(f->plan, id, side, b->index, 0, 1), 0, b->last_rows);
 }
 
@@ -34,16 +36,17 @@ Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
 PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j) {
     const PagePool *pool = &f->pool[tier];
     const Tables *tables = batch_tables(b, tier);
-    PageTable t = plan_pages(f->plan, KV_CACHE, tier, 2 * j, pool->first + pool->peak, tables->pages, tables->len);
+    PageTable t = plan_pages(f->plan, KV_CACHE, tier, 2 * j, pool->first + pool->peak,
+                             tables->pages, tables->len);
     t.k.cell = t.v.cell = cache_cell(f->plan, tier, b->index, j);
     return t;
 }
 
 static void *host(const Flight *f, Tensor t) { return f->to->device->host(f->to->device, t); }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // KV pages
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Whom the cache's cells know as the owner of pages of this flight that nobody has. */
 static int nobody(const Flight *f) { return f->plan->batches + f->number; }
@@ -51,30 +54,35 @@ static int nobody(const Flight *f) { return f->plan->batches + f->number; }
 /* Batch `to` has pages of a tier from now on that were those of batch `from`. */
 static void pages_move(Flight *f, Tier tier, int to, int from) {
     for (int j = 0; j < f->plan->config.l; j++)
-        depend_join(f->to->depend, cache_cell(f->plan, tier, to, j), cache_cell(f->plan, tier, from, j));
+        depend_join(f->to->depend, cache_cell(f->plan, tier, to, j),
+                    cache_cell(f->plan, tier, from, j));
 }
 
-/* Gives every sequence of the batch the pages for this sweep's tokens, page by page across the batch, so that what is taken
- * together lies together. */
+/* Gives every sequence of the batch the pages for this sweep's tokens, page by page across the
+ * batch, so that what is taken together lies together. */
 static void grow_pages(Flight *f, Batch *b) {
     bool took[NTIERS] = {false};
     for (bool grew = true; grew;) {
         grew = false;
         for (int r = 0; r < b->nseq; r++) {
             Sequence *q = b->seq[r];
-            if (q->npages >= pages_for(q->s + q->generated, f->plan->policy.page_tokens)) continue;
+            if (q->npages >= pages_for(q->s + q->generated, f->plan->policy.page_tokens))
+                continue;
             q->pages[q->npages++] = pool_take(&f->pool[q->kv]);
             grew = took[q->kv] = true;
         }
     }
     for (int t = 0; t < NTIERS; t++)
-        if (took[t]) pages_move(f, (Tier)t, b->index, nobody(f));
+        if (took[t])
+            pages_move(f, (Tier)t, b->index, nobody(f));
 }
 
-static int by_page(const void *a, const void *b) { return ((const Staged *)a)->page - ((const Staged *)b)->page; }
+static int by_page(const void *a, const void *b) {
+    return ((const Staged *)a)->page - ((const Staged *)b)->page;
+}
 
-/* Lists the pages of one tier that attention will want elsewhere, and writes their places in staging, from base on, into
- * the table. */
+/* Lists the pages of one tier that attention will want elsewhere, and writes their places in
+ * staging, from base on, into the table. */
 static void stage_pages(Flight *f, Batch *b, Tier tier, int base, int32_t *table) {
     Staged *list = b->staged[tier];
     int n = 0;
@@ -86,58 +94,75 @@ static void stage_pages(Flight *f, Batch *b, Tier tier, int base, int32_t *table
         }
     }
     qsort(list, n, sizeof *list, by_page);
-    for (int i = 0; i < n; i++) *list[i].entry = base + i;
+    for (int i = 0; i < n; i++)
+        *list[i].entry = base + i;
     b->nstaged[tier] = n;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The newest tokens
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static void end_sweep(Flight *f) {
     double t = f->to->device->now(f->to->device), took = t - f->line->swept_at;
     f->line->swept_at = t;
-    f->stats->total_s += took, f->stats->sweeps++;
-    if (f->prefill_sweep) f->stats->prefill_sweeps_s += took, f->stats->prefill_sweeps++;
-    if (f->listener->sweep && f->listener->sweep(f->listener->ctx, f->stats, f->to->err)) f->to->failed = true;
+    f->stats->total_s += took;
+    f->stats->sweeps++;
+    if (f->prefill_sweep) {
+        f->stats->prefill_sweeps_s += took;
+        f->stats->prefill_sweeps++;
+    }
+    if (f->listener->sweep && f->listener->sweep(f->listener->ctx, f->stats, f->to->err))
+        f->to->failed = true;
 }
 
-/* One new token of a sequence, or in a scored task (id -1) the given one, which never ends it. Returns whether the sequence
- * goes on; if not, its pages are free again. */
+/* One new token of a sequence, or in a scored task (id -1) the given one, which never ends it.
+ * Returns whether the sequence goes on; if not, its pages are free again. */
 static bool next_token(Flight *f, Sequence *q, int32_t id) {
     const Listener *to = f->listener;
     const bool eos = id >= 0 && id == f->plan->config.eos, decoded = q->generated > 0;
-    if (f->task->scored) id = f->task->prompts[q->prompt].ids[q->s + q->generated];
+    if (f->task->scored)
+        id = f->task->prompts[q->prompt].ids[q->s + q->generated];
     q->tokens[q->generated++] = id;
-    if (!decoded) f->stats->prefill_tokens += q->s;
+    if (!decoded)
+        f->stats->prefill_tokens += q->s;
     f->stats->attended += decoded ? q->s + q->generated - 1 : q->s * (q->s + 1.) / 2;
-    f->stats->generated++, f->stats->decoded += decoded, f->stats->beside += decoded && f->prefill_sweep;
+    f->stats->generated++;
+    f->stats->decoded += decoded;
+    f->stats->beside += decoded && f->prefill_sweep;
     bool stop = to->token && to->token(to->ctx, q->prompt, q->tokens, q->generated);
     stop = stop || eos;
-    if (!stop && q->generated < q->n) return true;
-    while (q->npages) pool_give(&f->pool[q->kv], q->pages[--q->npages]);
+    if (!stop && q->generated < q->n)
+        return true;
+    while (q->npages)
+        pool_give(&f->pool[q->kv], q->pages[--q->npages]);
     admission_leave(&f->admission, (int)(q - f->seqs), q->generated);
-    if (to->done(to->ctx, q->prompt, q->tokens, q->generated - eos, stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
+    if (to->done(to->ctx, q->prompt, q->tokens, q->generated - eos,
+                 stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
         f->to->failed = true;
     return false;
 }
 
-/* Tells the scores of the newest step, sequence by sequence; of those that the head gave besides, nothing. */
+/* Tells the scores of the newest step, sequence by sequence; of those that the head gave besides,
+ * nothing. */
 static void tell_scores(Flight *f, const Batch *b) {
     const Listener *to = f->listener;
     const float *logp = f->logp;
     const int32_t *best = f->ids;
-    if (!to->scored) return;
+    if (!to->scored)
+        return;
     for (int r = 0, row = 0; r < b->nseq && logp; r++) {
         const Sequence *q = b->seq[r];
         for (int e = 1; e <= q->last_rows; e++, row++) {
             int at = q->s + q->generated - q->last_rows + e;
-            if (at >= f->task->prompts[q->prompt].from) to->scored(to->ctx, q->prompt, at, logp[row], best[row]);
+            if (at >= f->task->prompts[q->prompt].from)
+                to->scored(to->ctx, q->prompt, at, logp[row], best[row]);
         }
     }
 }
 
-/* What the last stage alone knows goes round to all (section 4.4), which then know as well who has ended. */
+/* What the last stage alone knows goes round to all (section 4.4), which then know as well who has
+ * ended. */
 static bool go_round(Flight *f, const Batch *b) {
     Net *net = f->to->device->net;
     const int last = net->stages - 1;
@@ -145,61 +170,80 @@ static bool go_round(Flight *f, const Batch *b) {
     int status = 0;
     void *const what[] = {f->ids, f->logp};
     for (int w = 0; w < 1 + f->task->scored && !status; w++) {
-        if (net->stage < last) status = net->receive(net, last, NET_TOKENS, what[w], size, f->to->err);
+        if (net->stage < last)
+            status = net->receive(net, last, NET_TOKENS, what[w], size, f->to->err);
         for (int to = 0; net->stage == last && to < last && !status; to++)
             status = net->post(net, to, NET_TOKENS, what[w], size, f->to->err);
     }
-    if (status) f->to->failed = true;
+    if (status)
+        f->to->failed = true;
     return !status;
 }
 
-/* Waits for a batch's newest tokens; in a scored task, for the scores of its newest step. On the sim there are none. */
+/* Waits for a batch's newest tokens; in a scored task, for the scores of its newest step. On the
+ * sim there are none. */
 static bool newest_come(Flight *f, const Batch *b) {
     const bool scored = f->task->scored;
     f->logp = NULL;
     if (is_last(&f->plan->config)) {
         Tensor newest = batch_newest(f, b, NEW_TOKENS, TIER_CPU);
-        if (!post_host(f->to, newest, READS)) return false; /* what came down with it is here too */
+        if (!post_host(f->to, newest, READS))
+            return false; /* what came down with it is here too */
         f->ids = host(f, newest);
-        if (scored) f->logp = host(f, batch_newest(f, b, LOG_PROBS, TIER_CPU));
-    } else { /* none come before its states have gone; on this stage itself something may have failed before that */
-        if (!post_host(f->to, plan_view(f->plan, SENDING, TIER_CPU, b->index, 0, 1), WRITES)) return false;
-        f->ids = f->came, f->logp = scored ? (float *)f->came + f->plan->last_rows : NULL;
+        if (scored)
+            f->logp = host(f, batch_newest(f, b, LOG_PROBS, TIER_CPU));
+    } else { /* none come before its states have gone; on this stage itself something may have
+                failed before that */
+        if (!post_host(f->to, plan_view(f->plan, SENDING, TIER_CPU, b->index, 0, 1), WRITES))
+            return false;
+        f->ids = f->came;
+        f->logp = scored ? (float *)f->came + f->plan->last_rows : NULL;
     }
     return !f->to->device->net || go_round(f, b);
 }
 
-/* Waits for the batch's newest tokens, hands them out, and lets the sequences that have ended go. */
+/* Waits for the batch's newest tokens, hands them out, and lets the sequences that have ended go.
+ */
 static void collect(Flight *f, Batch *b) {
-    if (!b->waiting || f->to->failed) return;
+    if (!b->waiting || f->to->failed)
+        return;
     b->waiting = false;
     const bool scored = f->task->scored, logits = f->task->keep_logits && f->listener->logits;
     int going = 0, used[NTIERS];
-    for (int t = 0; t < NTIERS; t++) used[t] = f->pool[t].used;
-    if (!newest_come(f, b)) return;
+    for (int t = 0; t < NTIERS; t++)
+        used[t] = f->pool[t].used;
+    if (!newest_come(f, b))
+        return;
     const int32_t *ids = scored ? NULL : f->ids;
-    if (scored) tell_scores(f, b);
+    if (scored)
+        tell_scores(f, b);
     for (int r = 0; r < b->nseq && !f->to->failed; r++) {
         Sequence *q = b->seq[r];
-        const float *row = logits && is_last(&f->plan->config) ? host(f, batch_logits(f, b, r, 1)) : NULL;
-        if (row) f->listener->logits(f->listener->ctx, q->prompt, q->generated + 1, row);
-        if (next_token(f, q, ids ? ids[r] : -1)) b->seq[going++] = q;
+        const float *row =
+            logits && is_last(&f->plan->config) ? host(f, batch_logits(f, b, r, 1)) : NULL;
+        if (row)
+            f->listener->logits(f->listener->ctx, q->prompt, q->generated + 1, row);
+        if (next_token(f, q, ids ? ids[r] : -1))
+            b->seq[going++] = q;
     }
     b->nseq = going;
     for (int t = 0; t < NTIERS; t++)
-        if (f->pool[t].used < used[t]) pages_move(f, (Tier)t, nobody(f), b->index);
-    if (--f->uncollected == 0) end_sweep(f);
+        if (f->pool[t].used < used[t])
+            pages_move(f, (Tier)t, nobody(f), b->index);
+    if (--f->uncollected == 0)
+        end_sweep(f);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // A batch begins: its rows, its tables
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Those that have prefilled elsewhere take their places among the others, in the order of seats. */
 static void take_in(Batch *b) {
     for (int n = 0; n < b->njoining; n++) {
         int at = b->nseq++;
-        for (; at > 0 && b->seq[at - 1] > b->joining[n]; at--) b->seq[at] = b->seq[at - 1];
+        for (; at > 0 && b->seq[at - 1] > b->joining[n]; at--)
+            b->seq[at] = b->seq[at - 1];
         b->seq[at] = b->joining[n];
     }
     b->njoining = 0;
@@ -209,14 +253,17 @@ static void take_in(Batch *b) {
 static void count_rows(Flight *f, Batch *b) {
     b->rows = b->last_rows = 0;
     memset(b->kv_seqs, 0, sizeof b->kv_seqs);
-    memset(b->act_rows, 0, sizeof b->act_rows), memset(b->act_last, 0, sizeof b->act_last);
+    memset(b->act_rows, 0, sizeof b->act_rows);
+    memset(b->act_last, 0, sizeof b->act_last);
     for (int r = 0; r < b->nseq; r++) {
         Sequence *q = b->seq[r];
         const int rows = batch_rows(b, q);
         q->last_rows = b->prefill ? last_rows(f->task, &f->task->prompts[q->prompt]) : 1;
-        b->rows += rows, b->last_rows += q->last_rows;
+        b->rows += rows;
+        b->last_rows += q->last_rows;
         b->kv_seqs[q->kv]++;
-        b->act_rows[q->act] += rows, b->act_last[q->act] += q->last_rows;
+        b->act_rows[q->act] += rows;
+        b->act_last[q->act] += q->last_rows;
     }
 }
 
@@ -257,12 +304,14 @@ static void fill_head(const Flight *f, Batch *b) {
         row += batch_rows(b, q); /* the end of the sequence's rows */
         for (int e = q->last_rows; e > 0; e--, n++) {
             head[n] = row - e;
-            if (target) target[n] = f->task->prompts[q->prompt].ids[q->s + q->generated - e + 1];
+            if (target)
+                target[n] = f->task->prompts[q->prompt].ids[q->s + q->generated - e + 1];
         }
     }
 }
 
-/* Writes what there is a number of for each row: those of sequence r begin with row `row`. Returns where they end. */
+/* Writes what there is a number of for each row: those of sequence r begin with row `row`. Returns
+ * where they end. */
 static int fill_rows(const Flight *f, Batch *b, int r, int row) {
     const Sequence *q = b->seq[r];
     int32_t *ids = host(f, b->cpu.ids), *positions = host(f, b->cpu.positions);
@@ -278,11 +327,15 @@ static int fill_rows(const Flight *f, Batch *b, int r, int row) {
 }
 
 bool batch_piece(const Flight *f, const Batch *b, Piece *p) {
-    *p = (Piece){.number = p->number + (p->nseq > 0), .first = p->first + p->nseq, .row = p->row + p->rows};
+    *p = (Piece){
+        .number = p->number + (p->nseq > 0), .first = p->first + p->nseq, .row = p->row + p->rows};
     for (int r = p->first; r < b->nseq; r++) {
         const int rows = batch_rows(b, b->seq[r]);
-        if (p->rows + rows > f->plan->piece_rows) break;
-        p->nseq++, p->rows += rows, p->kv_rows[b->seq[r]->kv] += rows;
+        if (p->rows + rows > f->plan->piece_rows)
+            break;
+        p->nseq++;
+        p->rows += rows;
+        p->kv_rows[b->seq[r]->kv] += rows;
     }
     return p->nseq > 0;
 }
@@ -292,28 +345,33 @@ static void fill_starts(const Flight *f, const Batch *b) {
     int32_t *start = host(f, b->cpu.start);
     for (Piece p = {.number = 0}; b->prefill && batch_piece(f, b, &p);) {
         *start++ = 0;
-        for (int r = p.first; r < p.first + p.nseq; r++, start++) *start = start[-1] + b->seq[r]->s;
+        for (int r = p.first; r < p.first + p.nseq; r++, start++)
+            *start = start[-1] + b->seq[r]->s;
     }
 }
 
 /* Writes the tables of this sweep, row by row and sequence by sequence. */
 static void fill_index(Flight *f, Batch *b) {
     int32_t *len = host(f, b->cpu.len);
-    int32_t *prompt = host(f, b->cpu.prompt), *at = host(f, b->cpu.at), *pages = host(f, b->cpu.pages);
+    int32_t *prompt = host(f, b->cpu.prompt), *at = host(f, b->cpu.at),
+            *pages = host(f, b->cpu.pages);
     int32_t *staged = host(f, b->cpu.staged);
     for (int r = 0, row = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
         row = fill_rows(f, b, r, row);
         len[r] = at[r] = q->s + q->generated;
         prompt[r] = f->task->prompts[q->prompt].place;
-        for (int e = 0; e < q->npages; e++) pages[(size_t)r * f->plan->max_pages + e] = q->pages[e];
+        for (int e = 0; e < q->npages; e++)
+            pages[(size_t)r * f->plan->max_pages + e] = q->pages[e];
     }
     fill_starts(f, b);
     fill_head(f, b);
     b->nstaged[TIER_CPU] = b->nstaged[TIER_DISK] = 0;
-    if (b->prefill) return; /* prefill attends to what it has just computed */
+    if (b->prefill)
+        return; /* prefill attends to what it has just computed */
     bool delegated = f->plan->policy.cpu_attention;
-    if (!delegated) stage_pages(f, b, TIER_CPU, 0, staged);
+    if (!delegated)
+        stage_pages(f, b, TIER_CPU, 0, staged);
     stage_pages(f, b, TIER_DISK, delegated ? 0 : b->nstaged[TIER_CPU], staged);
 }
 
@@ -321,27 +379,31 @@ bool batch_begin(Flight *f, Batch *b) {
     collect(f, b);
     take_in(b);
     b->rows = 0;
-    if (!b->nseq || f->to->failed) return false;
+    if (!b->nseq || f->to->failed)
+        return false;
     b->sweeps++;
     count_rows(f, b);
     grow_pages(f, b);
     lay_out_tables(f, b, &b->cpu, TIER_CPU);
     lay_out_tables(f, b, &b->gpu, TIER_GPU);
-    if (!post_host(f->to, b->cpu.all, WRITES)) return false; /* stores of the sweep before last may still read them */
+    if (!post_host(f->to, b->cpu.all, WRITES))
+        return false; /* stores of the sweep before last may still read them */
     fill_index(f, b);
     b->waiting = true;
     f->began++;
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Between sweeps
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* The batch through which topups enter: they prefill together, and are in the batches of their seats from then on. */
+/* The batch through which topups enter: they prefill together, and are in the batches of their
+ * seats from then on. */
 static Batch *entrance(Flight *f) { return &f->batch[f->batches - 1]; }
 
-/* Whoever has prefilled in the entrance moves on, and with them the order that their pages must keep. */
+/* Whoever has prefilled in the entrance moves on, and with them the order that their pages must
+ * keep. */
 static void leave_entrance(Flight *f) {
     Batch *from = entrance(f);
     for (int r = 0; r < from->nseq; r++) {
@@ -349,33 +411,42 @@ static void leave_entrance(Flight *f) {
         Batch *home = &f->batch[q->home];
         q->act = f->admission.seat[q - f->seqs].act;
         home->joining[home->njoining++] = q;
-        const Sequence *before = r ? from->seq[r - 1] : NULL; /* neighbours mostly go the same way */
-        if (!before || before->kv != q->kv || before->home != q->home) pages_move(f, q->kv, home->index, from->index);
+        const Sequence *before =
+            r ? from->seq[r - 1] : NULL; /* neighbours mostly go the same way */
+        if (!before || before->kv != q->kv || before->home != q->home)
+            pages_move(f, q->kv, home->index, from->index);
         CHECK(home->in_flight); /* it was topped up because it had members */
     }
     from->nseq = 0;
 }
 
 /* Whether no token is to be posted behind its newest one, which may not be known yet. */
-static bool is_last_token(const Batch *b, const Sequence *q) { return q->generated + b->waiting == q->n; }
+static bool is_last_token(const Batch *b, const Sequence *q) {
+    return q->generated + b->waiting == q->n;
+}
 
-/* Waits for the tokens of every batch in which a sequence ends, and of the entrance; drops empty batches. In a pipeline
- * without overlap it waits for all, or two stages would wait for each other. */
+/* Waits for the tokens of every batch in which a sequence ends, and of the entrance; drops empty
+ * batches. In a pipeline without overlap it waits for all, or two stages would wait for each other.
+ */
 static void leave(Flight *f) {
     int K = 0, flew = f->K;
     Batch *in = f->plan->policy.schedule == SCHEDULE_DIAGONAL ? entrance(f) : NULL;
     for (int k = 0; k < flew; k++) {
         Batch *b = f->in_sweep[k];
         bool ends = b == in || (f->to->device->net && !f->to->overlap);
-        for (int r = 0; r < b->nseq; r++) ends = ends || is_last_token(b, b->seq[r]);
-        if (ends) collect(f, b);
+        for (int r = 0; r < b->nseq; r++)
+            ends = ends || is_last_token(b, b->seq[r]);
+        if (ends)
+            collect(f, b);
     }
-    if (in && in->in_flight) leave_entrance(f);
+    if (in && in->in_flight)
+        leave_entrance(f);
     for (int k = 0; k < f->K; k++) {
         Batch *b = f->in_sweep[k];
         b->in_flight = b->nseq || b->njoining;
         b->prefill = false;
-        if (b->in_flight) f->in_sweep[K++] = b;
+        if (b->in_flight)
+            f->in_sweep[K++] = b;
     }
     f->K = K;
 }
@@ -385,8 +456,12 @@ static void take_place(Flight *f, int seat, Batch *b) {
     const Seat *from = &f->admission.seat[seat];
     Sequence *q = &f->seqs[seat];
     const Prompt *prompt = &f->task->prompts[from->prompt];
-    q->prompt = from->prompt, q->home = from->k, q->kv = from->kv, q->act = from->act;
-    q->s = prompt->s, q->n = prompt->n;
+    q->prompt = from->prompt;
+    q->home = from->k;
+    q->kv = from->kv;
+    q->act = from->act;
+    q->s = prompt->s;
+    q->n = prompt->n;
     q->generated = q->npages = 0;
     if (!b->in_flight) {
         b->in_flight = b->prefill = f->prefill = true;
@@ -396,7 +471,8 @@ static void take_place(Flight *f, int seat, Batch *b) {
     b->seq[b->nseq++] = q;
 }
 
-/* Seats of several batches meet in the entrance: they are ordered by the tier of their KV, and activations dealt anew. */
+/* Seats of several batches meet in the entrance: they are ordered by the tier of their KV, and
+ * activations dealt anew. */
 static void order_entrance(Flight *f) {
     Batch *b = entrance(f);
     int at = 0;
@@ -405,8 +481,12 @@ static void order_entrance(Flight *f) {
     deal_block(deal, &f->plan->policy, b->nseq);
     for (int t = 0; t < NTIERS; t++)
         for (int r = 0; r < b->nseq; r++)
-            if ((int)b->seq[r]->kv == t) order[at++] = b->seq[r];
-    for (int r = 0; r < at; r++) b->seq[r] = order[r], b->seq[r]->act = deal[r].act;
+            if ((int)b->seq[r]->kv == t)
+                order[at++] = b->seq[r];
+    for (int r = 0; r < at; r++) {
+        b->seq[r] = order[r];
+        b->seq[r]->act = deal[r].act;
+    }
     free(deal);
 }
 
@@ -414,15 +494,18 @@ bool flight_admit(Flight *f) {
     int topups, n;
     leave(f);
     f->prefill = false;
-    if (f->to->failed) return false;
+    if (f->to->failed)
+        return false;
     n = admission_next(&f->admission, f->i, f->entered, &topups);
-    for (int e = 0; e < topups; e++) take_place(f, f->entered[e], entrance(f));
+    for (int e = 0; e < topups; e++)
+        take_place(f, f->entered[e], entrance(f));
     if (topups) {
         order_entrance(f);
         memmove(f->in_sweep + 1, f->in_sweep, (f->K - 1) * sizeof *f->in_sweep);
         f->in_sweep[0] = entrance(f);
     }
-    for (int e = topups; e < n; e++) take_place(f, f->entered[e], &f->batch[f->admission.seat[f->entered[e]].k]);
+    for (int e = topups; e < n; e++)
+        take_place(f, f->entered[e], &f->batch[f->admission.seat[f->entered[e]].k]);
     f->began = 0;
     return f->K > 0;
 }
@@ -434,16 +517,19 @@ void flight_swept(Flight *f) {
 }
 
 bool flight_goes_on(const Flight *f) {
-    if (f->line->next_prompt < f->task->count) return true;
+    if (f->line->next_prompt < f->task->count)
+        return true;
     for (int k = 0; k < f->K; k++)
         for (int r = 0; r < f->in_sweep[k]->nseq; r++)
-            if (!is_last_token(f->in_sweep[k], f->in_sweep[k]->seq[r])) return true;
+            if (!is_last_token(f->in_sweep[k], f->in_sweep[k]->seq[r]))
+                return true;
     return false;
 }
 
 bool flight_is_empty(const Flight *f) {
     for (int k = 0; k < f->K; k++)
-        if (f->in_sweep[k]->nseq) return false;
+        if (f->in_sweep[k]->nseq)
+            return false;
     return true;
 }
 
@@ -467,24 +553,39 @@ void flight_open(Flight *f) {
         b->index = f->number * f->batches + k;
         b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
-        for (int t = TIER_CPU; t <= TIER_DISK; t++) b->staged[t] = xcalloc(pages, sizeof(Staged));
+        for (int t = TIER_CPU; t <= TIER_DISK; t++)
+            b->staged[t] = xcalloc(pages, sizeof(Staged));
     }
-    f->came = is_last(&p->config) ? NULL : xcalloc(2 * (size_t)imax(p->last_rows, p->max_seqs), sizeof *f->came);
-    for (int t = 0; t < NTIERS; t++) pool_open(&f->pool[t], f->number * p->npages[t], p->npages[t]);
+    f->came = is_last(&p->config)
+                  ? NULL
+                  : xcalloc(2 * (size_t)imax(p->last_rows, p->max_seqs), sizeof *f->came);
+    for (int t = 0; t < NTIERS; t++)
+        pool_open(&f->pool[t], f->number * p->npages[t], p->npages[t]);
 }
 
 void flight_close(Flight *f) {
-    for (int i = 0; i < f->nseqs; i++) free(f->seqs[i].pages), free(f->seqs[i].tokens);
-    for (int k = 0; k < f->batches; k++) {
-        free(f->batch[k].seq), free(f->batch[k].joining);
-        for (int t = 0; t < NTIERS; t++) free(f->batch[k].staged[t]);
+    for (int i = 0; i < f->nseqs; i++) {
+        free(f->seqs[i].pages);
+        free(f->seqs[i].tokens);
     }
-    for (int t = 0; t < NTIERS; t++) pool_close(&f->pool[t]);
+    for (int k = 0; k < f->batches; k++) {
+        free(f->batch[k].seq);
+        free(f->batch[k].joining);
+        for (int t = 0; t < NTIERS; t++)
+            free(f->batch[k].staged[t]);
+    }
+    for (int t = 0; t < NTIERS; t++)
+        pool_close(&f->pool[t]);
     admission_close(&f->admission);
-    free(f->batch), free(f->in_sweep), free(f->seqs), free(f->entered), free(f->came);
+    free(f->batch);
+    free(f->in_sweep);
+    free(f->seqs);
+    free(f->entered);
+    free(f->came);
 }
 
-int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from, int page_tokens) {
+int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from,
+                int page_tokens) {
     const Staged *list = b->staged[tier];
     for (int i = 0, together; i < b->nstaged[tier]; i += imax(together, 1)) {
         for (together = 0; i + together < b->nstaged[tier] && list[i + together].past &&

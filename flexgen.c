@@ -5,11 +5,11 @@
  *   policy     the best policies for a machine, by a cost model
  *   profile    this machine as numbers
  *   quantize   a 4-bit copy of a checkpoint
- *   eval       perplexity, last words
- * app/flags.c reads the command line, app/report.c says what came of it. Between them a command that runs a task goes the
- * same way: plan_task (app/choose.c) chooses the machine, the policy and the place of every byte; run_task opens the device,
- * loads the weights and sweeps. Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to standard output,
- * everything else to standard error. */
+ *   eval       perplexity, last words app/flags.c reads the command line, app/report.c says what
+ * came of it. Between them a command that runs a task goes the same way: plan_task (app/choose.c)
+ * chooses the machine, the policy and the place of every byte; run_task opens the device, loads the
+ * weights and sweeps. Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to
+ * standard output, everything else to standard error. */
 #include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -20,31 +20,38 @@
 #include "app/app.h"
 #include "device/device.h"
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Running a task
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static void say_untied(const char *model) {
     fprintf(stderr,
-            "%s: lm_head.weight differs from the token table and is used, as transformers does from version 5 on, though "
+            "%s: lm_head.weight differs from the token table and is used, as transformers does "
+            "from version 5 on, though "
             "tie_word_embeddings is true; set it to false\n",
             model);
 }
 
 static void say_processors(const TaskRun *run) {
     if (run->processors)
-        fprintf(stderr, "computing on %d of %d processors (quota of CPU)\n", run->options->threads, run->processors);
+        fprintf(stderr, "computing on %d of %d processors (quota of CPU)\n", run->options->threads,
+                run->processors);
 }
 
-/* What a user should know who expected another head, the GPU, or full speed of it. A person hears it at once; in a log an
- * error stays the only line. */
+/* What a user should know who expected another head, the GPU, or full speed of it. A person hears
+ * it at once; in a log an error stays the only line. */
 static void say_notices(const TaskRun *run, bool now) {
-    if (follows(run)) return;
-    if (now != (isatty(STDERR_FILENO) != 0)) return;
+    if (follows(run))
+        return;
+    if (now != (isatty(STDERR_FILENO) != 0))
+        return;
     say_processors(run);
-    if (run->checkpoint->untied) say_untied(run->options->model);
-    if (run->no_gpu.text[0]) fprintf(stderr, "running on the host device: %s\n", run->no_gpu.text);
-    if (run->device->notice.text[0]) fprintf(stderr, "%s\n", run->device->notice.text);
+    if (run->checkpoint->untied)
+        say_untied(run->options->model);
+    if (run->no_gpu.text[0])
+        fprintf(stderr, "running on the host device: %s\n", run->no_gpu.text);
+    if (run->device->notice.text[0])
+        fprintf(stderr, "%s\n", run->device->notice.text);
 }
 
 /* The GPU's own account against the plan. */
@@ -64,14 +71,17 @@ static Device *open_device(TaskRun *run, Error *err) {
         stages_open(&run->stages, run->hardware, wire.net_bdw, wire.delay_s);
         return run->stages.stage[0].device;
     }
-    if (run->sim) return sim_open(run->plan, run->hardware, err);
-    if (run->gpu) return cuda_open(run->gpu, run->plan, run->checkpoint, dir, err);
+    if (run->sim)
+        return sim_open(run->plan, run->hardware, err);
+    if (run->gpu)
+        return cuda_open(run->gpu, run->plan, run->checkpoint, dir, err);
     return host_open(run->plan, run->checkpoint, dir, err);
 }
 
 /* What was read of a checkpoint that has changed meanwhile is nobody's. */
 static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
-    if (run->stages.n) return stages_run(&run->stages, task, listener, &run->stats, err);
+    if (run->stages.n)
+        return stages_run(&run->stages, task, listener, &run->stats, err);
     if (schedule_run(run->plan, task, run->device, listener, &run->stats, err) ||
         checkpoint_unchanged(run->checkpoint, err))
         return -1;
@@ -80,12 +90,16 @@ static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, 
 
 /* Sweeps for a job, which may be stopped and go on later. */
 static int complete(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
-    if (completions_begin(run->completions, run->head, err)) return -1;
+    if (completions_begin(run->completions, run->head, err))
+        return -1;
     stop_catch();
     run->device->stop = stop_signal();
     const int status = run_sweeps(run, task, listener, err);
-    if (!completions_end(run->completions, status, err)) return 0;
-    return *stop_signal() ? stop_fail(err, completions_last(run->completions) ? "; go on with --resume" : "") : -1;
+    if (!completions_end(run->completions, status, err))
+        return 0;
+    return *stop_signal()
+               ? stop_fail(err, completions_last(run->completions) ? "; go on with --resume" : "")
+               : -1;
 }
 
 /* Stages on one computer have one clock. */
@@ -94,8 +108,10 @@ static void begin_traces(TaskRun *run) {
     Device *device = run->device;
     Trace *trace = device->trace =
         stage_trace(net ? net->stage : 0, run->first_layer, run->plan->config.l, run->trace_limit);
-    if (net && net->neighbours != net->stages) trace->ready_at = device->now(device);
-    if (!net && !run->stages.n) snprintf(trace->name, sizeof trace->name, "%s", run->plan->config.name);
+    if (net && net->neighbours != net->stages)
+        trace->ready_at = device->now(device);
+    if (!net && !run->stages.n)
+        snprintf(trace->name, sizeof trace->name, "%s", run->plan->config.name);
     for (int s = 1; s < run->stages.n; s++) {
         const Stage *stage = &run->stages.stage[s];
         stage->device->trace = stage_trace(s, stage->first, stage->part.config.l, run->trace_limit);
@@ -109,14 +125,21 @@ static bool traced_later(const TaskRun *run) { return run->bench && run->gpu && 
 static int run_on_device(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     Device *device = run->device;
     memcpy(device->link, run->options->link, sizeof device->link);
-    if (run->net) device->net = run->net;
-    if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) || checkpoint_unchanged(run->checkpoint, err)))
+    if (run->net)
+        device->net = run->net;
+    if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
+                      checkpoint_unchanged(run->checkpoint, err)))
         return -1;
-    if (run->gpu && opt_warm_up(device, run->plan, err)) return -1;
-    if (run->net && run->net->agree(run->net, 0, err)) return -1; /* all are ready */
-    if (run->traced && !traced_later(run)) begin_traces(run);
-    int status = run->completions ? complete(run, task, listener, err) : run_sweeps(run, task, listener, err);
-    if (run->gpu && !status) check_in_use(run);
+    if (run->gpu && opt_warm_up(device, run->plan, err))
+        return -1;
+    if (run->net && run->net->agree(run->net, 0, err))
+        return -1; /* all are ready */
+    if (run->traced && !traced_later(run))
+        begin_traces(run);
+    int status = run->completions ? complete(run, task, listener, err)
+                                  : run_sweeps(run, task, listener, err);
+    if (run->gpu && !status)
+        check_in_use(run);
     return status;
 }
 
@@ -124,13 +147,15 @@ static int run_on_device(TaskRun *run, const Task *task, const Listener *listene
 static int gather_traces(TaskRun *run, Error *err) {
     run->traces = xcalloc(trace_count(run), sizeof *run->traces);
     run->traces[0] = *run->device->trace;
-    for (int s = 1; s < run->stages.n; s++) run->traces[s] = *run->stages.stage[s].device->trace;
+    for (int s = 1; s < run->stages.n; s++)
+        run->traces[s] = *run->stages.stage[s].device->trace;
     return run->net ? stage_gather_traces(run->net, run->traces, err) : 0;
 }
 
 static int write_trace(const TaskRun *run, Error *err) {
     FILE *file = output_open("--trace", run->options->trace, err);
-    if (!file) return -1;
+    if (!file)
+        return -1;
     trace_write(run->traces, trace_count(run), file);
     return output_close(file, "--trace", run->options->trace, err);
 }
@@ -138,50 +163,66 @@ static int write_trace(const TaskRun *run, Error *err) {
 /* Opens the device, which stays open for its counters, and runs. */
 static int run_traced(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     const char *path = run->options->trace;
-    if (path && !follows(run) && output_check("--trace", path, err)) return -1;
+    if (path && !follows(run) && output_check("--trace", path, err))
+        return -1;
     run->traced = run->traced || path;
     memory_restart(); /* measuring the machine took another device's tiers */
     run->overhead = process_planned(run);
     run->device = open_device(run, err);
-    if (!run->device) return -1;
+    if (!run->device)
+        return -1;
     say_notices(run, true);
-    if (run_on_device(run, task, listener, err)) return -1;
-    if (run->device->trace && gather_traces(run, err)) return -1;
-    if (run->device->trace && path && !follows(run) && write_trace(run, err)) return -1;
+    if (run_on_device(run, task, listener, err))
+        return -1;
+    if (run->device->trace && gather_traces(run, err))
+        return -1;
+    if (run->device->trace && path && !follows(run) && write_trace(run, err))
+        return -1;
     say_notices(run, false);
     return 0;
 }
 
-/* The whole of a run, and what people are told of it: what it takes, what was expected. progress may be NULL. */
-static int run_task(TaskRun *run, const Task *task, const Listener *listener, Progress *progress, Error *err) {
+/* The whole of a run, and what people are told of it: what it takes, what was expected. progress
+ * may be NULL. */
+static int run_task(TaskRun *run, const Task *task, const Listener *listener, Progress *progress,
+                    Error *err) {
     const bool verbose = (run->options->verbose || run->bench) && !follows(run);
-    if (progress) progress_open(progress, run->plan, task);
-    if (verbose) plan_print(stderr, run->plan, run->options->capacity, NULL);
+    if (progress)
+        progress_open(progress, run->plan, task);
+    if (verbose)
+        plan_print(stderr, run->plan, run->options->capacity, NULL);
     int status = run_traced(run, task, listener, err);
-    if (progress) progress_clear(progress);
-    if (status) return -1;
-    if (verbose) print_peaks(run);
-    if (!follows(run)) print_prediction(run, task);
+    if (progress)
+        progress_clear(progress);
+    if (status)
+        return -1;
+    if (verbose)
+        print_peaks(run);
+    if (!follows(run))
+        print_prediction(run, task);
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // flexgen generate
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* The prompts of the command line, or of a file. */
 static int read_job(Job *job, const Options *o, Error *err) {
     if (o->prompts) {
-        if (!strcmp(o->prompts, "-") && isatty(STDIN_FILENO)) fprintf(stderr, "prompts, one a line; Ctrl-D ends them\n");
+        if (!strcmp(o->prompts, "-") && isatty(STDIN_FILENO))
+            fprintf(stderr, "prompts, one a line; Ctrl-D ends them\n");
         return job_read(job, o->prompts, err);
     }
     job->strict = true; /* whoever typed it is there to hear */
     for (int i = 0; i < o->prompt.n; i++)
-        if (job_add(job, o->prompt.text[i], strlen(o->prompt.text[i]), i, "--prompt", err)) return -1;
+        if (job_add(job, o->prompt.text[i], strlen(o->prompt.text[i]), i, "--prompt", err))
+            return -1;
     return job_settle(job, "--prompt", err);
 }
 
-/* Which job it is, so far as that decides about its tokens: what must not change when it goes on. */
+/* Which job it is, so far as that decides about its tokens: what must not change when it goes on.
+ */
 static cJSON *job_head(const TaskRun *run, const Job *job) {
     const Options *o = run->options;
     const Sampling *s = &o->sampling;
@@ -190,7 +231,8 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     char text[64];
     cJSON *head = cJSON_CreateObject(), *stop;
     cJSON_AddTrueToObject(head, JOURNAL_VERSION);
-    snprintf(text, sizeof text, "%016" PRIx64, checkpoint_digest(run->whole ? run->whole : run->checkpoint));
+    snprintf(text, sizeof text, "%016" PRIx64,
+             checkpoint_digest(run->whole ? run->whole : run->checkpoint));
     cJSON_AddStringToObject(head, "model", text);
     snprintf(text, sizeof text, "%d, %016" PRIx64, job->count, job->digest);
     cJSON_AddStringToObject(head, "prompts", text);
@@ -200,7 +242,8 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     snprintf(text, sizeof text, "%" PRIu64, greedy ? 0 : s->seed);
     cJSON_AddStringToObject(head, "--seed", text);
     stop = cJSON_AddArrayToObject(head, "--stop");
-    for (int i = 0; i < o->stop.n; i++) cJSON_AddItemToArray(stop, cJSON_CreateString(o->stop.text[i]));
+    for (int i = 0; i < o->stop.n; i++)
+        cJSON_AddItemToArray(stop, cJSON_CreateString(o->stop.text[i]));
     cJSON_AddNumberToObject(head, "bits of weights", p->weight_packed ? 4 : 0);
     cJSON_AddNumberToObject(head, "group of weights", p->weight_packed ? GROUP : 0);
     cJSON_AddNumberToObject(head, "bits of the cache", p->cache_packed ? 4 : 0);
@@ -211,12 +254,14 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
 
 static bool is_packed(const cJSON *head, const char *bits, const char *group) {
     size_t b, g;
-    return json_whole(json_get(head, bits), &b) && json_whole(json_get(head, group), &g) && b == 4 && g == GROUP;
+    return json_whole(json_get(head, bits), &b) && json_whole(json_get(head, group), &g) &&
+           b == 4 && g == GROUP;
 }
 
 /* What the search was allowed to compress for the run before stays so. */
 static void keep_compression(Options *o, const cJSON *head) {
-    if (!head || !o->allow_compression) return;
+    if (!head || !o->allow_compression)
+        return;
     o->allow_compression = false;
     o->compress_weight |= is_packed(head, "bits of weights", "group of weights");
     o->compress_cache |= is_packed(head, "bits of the cache", "group of the cache");
@@ -226,18 +271,20 @@ static bool alike(const cJSON *head, const cJSON *before, const char *key) {
     return cJSON_Compare(json_get(head, key), json_get(before, key), true);
 }
 
-/* What else the tokens depend on. A job may go on elsewhere, or with another version of the program; then it is said that
- * its tokens may be others than they would have been. */
+/* What else the tokens depend on. A job may go on elsewhere, or with another version of the
+ * program; then it is said that its tokens may be others than they would have been. */
 static void add_machine(const TaskRun *run, cJSON *head, const cJSON *before) {
     const Policy *p = &run->options->policy;
     cJSON_AddStringToObject(head, "device", run->gpu ? run->gpu->name : "host");
     cJSON_AddStringToObject(head, "instructions", host_isa());
     cJSON_AddNumberToObject(head, "sums", HOST_SUMS);
-    if (!before) return;
+    if (!before)
+        return;
     const bool same = alike(head, before, "device") && alike(head, before, "instructions"),
                sums = alike(head, before, "sums");
     if (!same || !sums || run->gpu || p->cache_packed || is_sparse(p))
-        fprintf(stderr, "going on %s: the tokens to come may differ from those of a run without a break\n",
+        fprintf(stderr,
+                "going on %s: the tokens to come may differ from those of a run without a break\n",
                 !same      ? "on another machine"
                 : !sums    ? "with another version of this program, which adds in another order"
                 : run->gpu ? "on a GPU"
@@ -254,11 +301,16 @@ static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *
     const Listener listener = completions_listener(c);
     Progress *progress = completions_progress(c);
     progress->on = isatty(STDERR_FILENO);
-    run->completions = c, run->head = head;
-    if (share_job(run, job, err)) return -1;
-    if (job->task.count && plan_task(run, &job->task, false, err)) return -1;
-    if (job->task.count) add_machine(run, head, completions_head(c));
-    if (job->task.count) return run_task(run, &job->task, &listener, progress, err);
+    run->completions = c;
+    run->head = head;
+    if (share_job(run, job, err))
+        return -1;
+    if (job->task.count && plan_task(run, &job->task, false, err))
+        return -1;
+    if (job->task.count)
+        add_machine(run, head, completions_head(c));
+    if (job->task.count)
+        return run_task(run, &job->task, &listener, progress, err);
     return completions_begin(c, head, err) || completions_end(c, 0, err) ? -1 : 0;
 }
 
@@ -267,43 +319,56 @@ static int sum_up_job(const TaskRun *run, const Job *job, const Completions *c, 
     int errors = 0, cut = 0;
     for (int i = 0; i < job->count; i++) {
         const Request *e = &job->request[i];
-        errors += e->error != NULL, cut += e->cut && e->ended && !e->stopped;
+        errors += e->error != NULL;
+        cut += e->cut && e->ended && !e->stopped;
     }
-    if (job->task.count) print_summary(run, job->count, completions_tokens(c));
+    if (job->task.count)
+        print_summary(run, job->count, completions_tokens(c));
     if (cut)
-        fprintf(stderr, "%d of %d completion%s cut short: the model has %d positions, too few for all tokens asked for\n",
+        fprintf(stderr,
+                "%d of %d completion%s cut short: the model has %d positions, too few for all "
+                "tokens asked for\n",
                 cut, job->count, plural(job->count), job->config->max_pos);
-    if (!errors) return 0;
-    return fail(err, EXIT_FAILED, "%d of %d prompt%s could not be completed; look for \"error\" in the output", errors,
-                job->count, plural(job->count));
+    if (!errors)
+        return 0;
+    return fail(err, EXIT_FAILED,
+                "%d of %d prompt%s could not be completed; look for \"error\" in the output",
+                errors, job->count, plural(job->count));
 }
 
 static int complete_job(TaskRun *run, Job *job, Completions *c, Error *err) {
     bool finished;
     keep_compression(run->options, completions_head(c));
-    if (settle_compression(run, err)) return -1;
+    if (settle_compression(run, err))
+        return -1;
     cJSON *head = job_head(run, job);
     int status = completions_resume(c, head, &finished, err);
     if (!status && finished) {
-        fprintf(stderr, "%s: has a line for every prompt; nothing is left to do\n", run->options->output);
+        fprintf(stderr, "%s: has a line for every prompt; nothing is left to do\n",
+                run->options->output);
         status = share_job(run, job, err);
     } else if (!status) {
         job_rest(job);
         status = run_rest(run, job, c, head, err);
     }
-    if (!status) status = sum_up_job(run, job, c, err);
+    if (!status)
+        status = sum_up_job(run, job, c, err);
     cJSON_Delete(head);
     return status;
 }
 
 /* A stage behind the first does its part of the job that it is told. */
 static int follow_job(TaskRun *run, Job *job, Error *err) {
-    if (stage_share_task(run->net, &job->task, job, err)) return -1;
+    if (stage_share_task(run->net, &job->task, job, err))
+        return -1;
     Completions *c = completions_follow(job, run->tokenizer, run->options);
     const Listener listener = completions_listener(c);
     int status = 0;
     if (job->task.count)
-        status = plan_task(run, &job->task, false, err) || run_task(run, &job->task, &listener, NULL, err) ? -1 : 0;
+        status = plan_task(run, &job->task, false, err) ||
+                         run_task(run, &job->task, &listener, NULL, err)
+                     ? -1
+                     : 0;
     completions_free(c);
     return status;
 }
@@ -336,15 +401,20 @@ static int generate(TaskRun *run, Error *err) {
     return status;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // flexgen bench
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-enum { MAX_BENCH = 1 << 28, MAX_SLICES = 1 << 14 }; /* prompt tokens of a task; slices of a trace that only adds up */
+enum {
+    MAX_BENCH = 1 << 28,
+    MAX_SLICES = 1 << 14
+}; /* prompt tokens of a task; slices of a trace that only adds up */
 
 /* xorshift64 */
 static uint64_t draw(uint64_t *x) {
-    *x ^= *x << 13, *x ^= *x >> 7, *x ^= *x << 17;
+    *x ^= *x << 13;
+    *x ^= *x >> 7;
+    *x ^= *x << 17;
     return *x;
 }
 static int draw_in(uint64_t *x, const int range[2]) {
@@ -356,9 +426,12 @@ static const uint64_t draw_start = 88172645463325252ull;
 /* Prompts of one length, or of lengths between two, so far without tokens. */
 static Task bench_task(const Options *o, int count) {
     uint64_t x = (draw_start + o->sampling.seed) ^ 1;
-    Task task = {.count = count, .prompts = xcalloc(count, sizeof *task.prompts), .sampling = o->sampling};
-    for (int i = 0; i < count; i++)
-        task.prompts[i].s = draw_in(&x, o->prompt_len), task.prompts[i].n = draw_in(&x, o->gen_len);
+    Task task = {
+        .count = count, .prompts = xcalloc(count, sizeof *task.prompts), .sampling = o->sampling};
+    for (int i = 0; i < count; i++) {
+        task.prompts[i].s = draw_in(&x, o->prompt_len);
+        task.prompts[i].n = draw_in(&x, o->gen_len);
+    }
     return task;
 }
 
@@ -376,37 +449,50 @@ static void fill_prompts(Task *task, const OptConfig *config) {
 }
 
 static void free_prompts(Task *task) {
-    for (int i = 0; i < task->count; i++) free(task->prompts[i].ids);
+    for (int i = 0; i < task->count; i++)
+        free(task->prompts[i].ids);
     free(task->prompts);
 }
 
 static int check_lengths(const Options *o, const OptConfig *config, Error *err) {
     int s = o->prompt_len[1], n = o->gen_len[1];
-    if (s <= config->max_pos && n <= config->max_pos - s + 1) return 0;
-    return fail(err, EXIT_USAGE,
-                "--prompt-len %d --gen-len %d: expected at most %d together, as the model has %d positions", s, n,
-                config->max_pos + 1, config->max_pos);
+    if (s <= config->max_pos && n <= config->max_pos - s + 1)
+        return 0;
+    return fail(
+        err, EXIT_USAGE,
+        "--prompt-len %d --gen-len %d: expected at most %d together, as the model has %d positions",
+        s, n, config->max_pos + 1, config->max_pos);
 }
 
-/* How many prompts: as many as are asked for, or one block, which the search may make as large as this (*one_block). */
+/* How many prompts: as many as are asked for, or one block, which the search may make as large as
+ * this (*one_block). */
 static int bench_count(bool *one_block, const Options *o, const OptConfig *config, Error *err) {
     enum { LARGEST_BLOCK = 4096 };
-    int s = o->prompt_len[1], block = o->policy.gbs * o->policy.num_gpu_batches * flight_count(&o->policy);
+    int s = o->prompt_len[1],
+        block = o->policy.gbs * o->policy.num_gpu_batches * flight_count(&o->policy);
     *one_block = !o->num_prompts && !block;
-    int count = o->num_prompts ? o->num_prompts : block ? block : imin(LARGEST_BLOCK, MAX_BENCH / s);
-    if (check_lengths(o, config, err)) return -1;
-    if ((double)count * s <= MAX_BENCH) return count;
+    int count = o->num_prompts ? o->num_prompts
+                : block        ? block
+                               : imin(LARGEST_BLOCK, MAX_BENCH / s);
+    if (check_lengths(o, config, err))
+        return -1;
+    if ((double)count * s <= MAX_BENCH)
+        return count;
     return fail(err, EXIT_USAGE,
-                "--prompt-len %d: %d prompts (--num-prompts, or --gpu-batch-size x --num-gpu-batches) are over %d tokens",
+                "--prompt-len %d: %d prompts (--num-prompts, or --gpu-batch-size x "
+                "--num-gpu-batches) are over %d tokens",
                 s, count, MAX_BENCH);
 }
 
 /* A completion's part of the run's digest, in whatever order they end. */
-static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
+static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason,
+                       Error *err) {
     TaskRun *run = ctx;
     uint64_t h = 0xcbf29ce484222325 + (uint64_t)prompt; /* FNV-1a */
-    (void)reason, (void)err;
-    for (int i = 0; i < n; i++) h = (h ^ (uint32_t)tokens[i]) * 0x100000001b3;
+    (void)reason;
+    (void)err;
+    for (int i = 0; i < n; i++)
+        h = (h ^ (uint32_t)tokens[i]) * 0x100000001b3;
     run->digest += h;
     return 0;
 }
@@ -415,17 +501,23 @@ static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, Fini
 static int trace_again(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     begin_traces(run);
     memset(run->device->count, 0, sizeof run->device->count);
-    return run_sweeps(run, task, listener, err) || gather_traces(run, err) || write_trace(run, err) ? -1 : 0;
+    return run_sweeps(run, task, listener, err) || gather_traces(run, err) || write_trace(run, err)
+               ? -1
+               : 0;
 }
 
 /* What has been measured is written before the run that is traced, which may not end. */
 static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     const Listener listener = {.ctx = run, .done = digest_done};
-    if (run_task(run, task, &listener, NULL, err)) return -1;
-    if (follows(run)) return 0;
+    if (run_task(run, task, &listener, NULL, err))
+        return -1;
+    if (follows(run))
+        return 0;
     report_bench(run);
-    if (!traced_later(run) || !run->options->trace) return 0;
-    if (report_write(run, err) || trace_again(run, task, &listener, err)) return -1;
+    if (!traced_later(run) || !run->options->trace)
+        return 0;
+    if (report_write(run, err) || trace_again(run, task, &listener, err))
+        return -1;
     report_traced(run);
     return 0;
 }
@@ -434,7 +526,8 @@ static int bench(TaskRun *run, Error *err) {
     OptConfig *config = &run->checkpoint->config;
     bool one_block;
     int count = bench_count(&one_block, run->options, config, err);
-    if (count < 0) return -1;
+    if (count < 0)
+        return -1;
     config->eos = -1; /* every sequence runs to its full length */
     run->bench = true;
     run->trace_limit = run->options->trace ? 0 : MAX_SLICES;
@@ -449,9 +542,9 @@ static int bench(TaskRun *run, Error *err) {
     return status;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // flexgen policy
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* By Appendix A.3. */
 static int paper_policy(TaskRun *run, Error *err) {
@@ -460,10 +553,13 @@ static int paper_policy(TaskRun *run, Error *err) {
     const Block block = {o->prompt_len[1], o->gen_len[1], o->policy.gbs, o->policy.num_gpu_batches};
     Cost cost;
     Hardware *h = run->hardware = xcalloc(1, sizeof *h);
-    if (check_lengths(o, config, err) || read_machine(h, o, err) || paper_cost(&cost, h, config, &block, err)) return -1;
+    if (check_lengths(o, config, err) || read_machine(h, o, err) ||
+        paper_cost(&cost, h, config, &block, err))
+        return -1;
     report_paper(run, &cost, &block);
-    const Search machine = {
-        .hardware = h, .checkpoint = run->checkpoint, .capacity = {(Bytes)h->gmem, (Bytes)h->cmem, (Bytes)h->nmem}};
+    const Search machine = {.hardware = h,
+                            .checkpoint = run->checkpoint,
+                            .capacity = {(Bytes)h->gmem, (Bytes)h->cmem, (Bytes)h->nmem}};
     return o->explain ? report_explained(run, &machine, NULL, &block, err) : 0;
 }
 
@@ -473,7 +569,8 @@ static int cluster_policy(const TaskRun *run, const Search *search, Error *err) 
     Found one, pipeline, chain;
     Error too_small;
     alone.cluster.nodes = 1;
-    if (cluster_search(&one, &alone, true, err) || cluster_search(&pipeline, search, true, err)) return -1;
+    if (cluster_search(&one, &alone, true, err) || cluster_search(&pipeline, search, true, err))
+        return -1;
     bool chained = cluster_search(&chain, search, false, &too_small) == 0;
     const Found *const found[] = {&one, &pipeline, chained ? &chain : NULL};
     report_clusters(run, found, chained ? 0 : cluster_least(search));
@@ -485,8 +582,10 @@ static int single_policy(const TaskRun *run, Search *search, Error *err) {
     enum { TEN = 10, MOST = 64 };
     const bool frontier = run->options->frontier;
     Found found[MOST];
-    int n = frontier ? policy_frontier(found, MOST, search, err) : find_policies(found, TEN, search, err);
-    if (n < 0) return -1;
+    int n = frontier ? policy_frontier(found, MOST, search, err)
+                     : find_policies(found, TEN, search, err);
+    if (n < 0)
+        return -1;
     report_found(run, frontier ? "frontier" : "best", found, n);
     return run->options->explain ? report_explained(run, search, &found->policy, NULL, err) : 0;
 }
@@ -494,9 +593,12 @@ static int single_policy(const TaskRun *run, Search *search, Error *err) {
 static int policy(TaskRun *run, Error *err) {
     const Options *o = run->options;
     bool one_block;
-    if (o->paper_model) return paper_policy(run, err);
+    if (o->paper_model)
+        return paper_policy(run, err);
     int count = bench_count(&one_block, o, &run->checkpoint->config, err);
-    if (count < 0 || choose_machine(run, true, err) || know_machine(run, err) || settle_compression(run, err)) return -1;
+    if (count < 0 || choose_machine(run, true, err) || know_machine(run, err) ||
+        settle_compression(run, err))
+        return -1;
     Task task = bench_task(o, count);
     Search search = search_for(run, &task, one_block);
     int status = o->nodes ? cluster_policy(run, &search, err) : single_policy(run, &search, err);
@@ -504,24 +606,29 @@ static int policy(TaskRun *run, Error *err) {
     return status;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // flexgen profile, quantize and eval
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* Measures the machine anew, at a model's shapes if one is named, keeps that for later runs, and writes it. */
+/* Measures the machine anew, at a model's shapes if one is named, keeps that for later runs, and
+ * writes it. */
 static int profile(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const char *to = o->output ? o->output : "-";
     ProfileSize size;
     if (choose_machine(run, false, err) ||
-        profile_size(&size, run->gpu, run->checkpoint ? &run->checkpoint->config : NULL, run->memory, err) ||
+        profile_size(&size, run->gpu, run->checkpoint ? &run->checkpoint->config : NULL,
+                     run->memory, err) ||
         output_check("--output", to, err))
         return -1;
     say_processors(run);
-    if (profile_measure(run->hardware, &size, run->gpu, o->offload_dir, o->threads, o->capacity, stderr, err)) return -1;
+    if (profile_measure(run->hardware, &size, run->gpu, o->offload_dir, o->threads, o->capacity,
+                        stderr, err))
+        return -1;
     profile_keep(run->hardware, &size, run->gpu, o->offload_dir, o->threads, stderr);
     FILE *out = output_open("--output", to, err);
-    if (!out) return -1;
+    if (!out)
+        return -1;
     profile_write(run->hardware, out);
     return output_close(out, "--output", to, err);
 }
@@ -532,68 +639,87 @@ static int quantize(TaskRun *run, Error *err) {
     CopyStats stats;
     stop_catch();
     choose_threads(run);
-    if (checkpoint_quantize(&stats, o->model, o->output, shard_bytes, o->threads, isatty(STDERR_FILENO) ? stderr : NULL,
-                            err))
+    if (checkpoint_quantize(&stats, o->model, o->output, shard_bytes, o->threads,
+                            isatty(STDERR_FILENO) ? stderr : NULL, err))
         return -1;
     say_processors(run);
-    if (stats.untied) say_untied(o->model);
-    fprintf(stderr, "%.2f MB packed to %.2f MB, %d file%s in %s: %.2f bits a weight, %.2f in the matrices of the layers\n",
-            stats.before / 1e6, stats.after / 1e6, stats.files, plural(stats.files), o->output, stats.bits,
-            stats.packed_bits);
+    if (stats.untied)
+        say_untied(o->model);
+    fprintf(stderr,
+            "%.2f MB packed to %.2f MB, %d file%s in %s: %.2f bits a weight, %.2f in the matrices "
+            "of the layers\n",
+            stats.before / 1e6, stats.after / 1e6, stats.files, plural(stats.files), o->output,
+            stats.bits, stats.packed_bits);
     return 0;
 }
 
 /* The texts are read. */
 static int eval_texts(TaskRun *run, Eval *eval, Error *err) {
-    const Listener listener = follows(run) ? (Listener){.done = completion_ignored} : eval_listener(eval);
-    if (run->net && stage_share_task(run->net, &eval->task, NULL, err)) return -1;
+    const Listener listener =
+        follows(run) ? (Listener){.done = completion_ignored} : eval_listener(eval);
+    if (run->net && stage_share_task(run->net, &eval->task, NULL, err))
+        return -1;
     if (plan_task(run, &eval->task, false, err) ||
         run_task(run, &eval->task, &listener, follows(run) ? NULL : &eval->progress, err))
         return -1;
-    if (!follows(run)) report_eval(run, eval);
+    if (!follows(run))
+        report_eval(run, eval);
     return 0;
 }
 
 static int eval(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const OptConfig *config = &run->checkpoint->config;
-    Eval eval = {.stepwise = o->compress_cache || is_sparse(&o->policy), .progress.on = isatty(STDERR_FILENO)};
-    int status = follows(run)    ? 0
-                 : o->perplexity ? eval_text(&eval, o->perplexity, o->window, o->limit, run->tokenizer, config, err)
-                                 : eval_lines(&eval, o->last_word, o->limit, run->tokenizer, config, err);
-    if (!status) status = eval_texts(run, &eval, err);
+    Eval eval = {.stepwise = o->compress_cache || is_sparse(&o->policy),
+                 .progress.on = isatty(STDERR_FILENO)};
+    int status =
+        follows(run) ? 0
+        : o->perplexity
+            ? eval_text(&eval, o->perplexity, o->window, o->limit, run->tokenizer, config, err)
+            : eval_lines(&eval, o->last_word, o->limit, run->tokenizer, config, err);
+    if (!status)
+        status = eval_texts(run, &eval, err);
     eval_free(&eval);
     return status;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // main
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* The model's </s> is a special piece of the vocabulary, or the two files do not belong together. */
+/* The model's </s> is a special piece of the vocabulary, or the two files do not belong together.
+ */
 static int check_eos(const TaskRun *run, Error *err) {
     size_t len;
     int32_t eos = run->checkpoint->config.eos;
     free(tokenizer_decode(run->tokenizer, &eos, 1, &len));
-    if (!len) return 0;
-    return fail(err, EXIT_FAILED,
-                "%.300s: eos_token_id %d of config.json is an ordinary piece of vocab.json; expected </s>",
-                run->options->model, eos);
+    if (!len)
+        return 0;
+    return fail(
+        err, EXIT_FAILED,
+        "%.300s: eos_token_id %d of config.json is an ordinary piece of vocab.json; expected </s>",
+        run->options->model, eos);
 }
 
-/* A directory's checkpoint, or a named size with random weights; for texts a tokenizer, which only a directory has. */
+/* A directory's checkpoint, or a named size with random weights; for texts a tokenizer, which only
+ * a directory has. */
 static int open_model(TaskRun *run, bool texts, Error *err) {
     const char *model = run->options->model;
     OptConfig config;
     const char *why = directory_fault(model);
     const bool named = why && opt_config_by_name(&config, model) == 0;
     if (named && texts)
-        return fail(err, EXIT_USAGE, "--model %s: is a name, for random weights; texts need a model's directory", model);
+        return fail(err, EXIT_USAGE,
+                    "--model %s: is a name, for random weights; texts need a model's directory",
+                    model);
     if (why && !named && !texts)
-        return fail(err, EXIT_USAGE, "--model %s: %s; expected a Hugging Face directory, or one of %s", model, why,
+        return fail(err, EXIT_USAGE,
+                    "--model %s: %s; expected a Hugging Face directory, or one of %s", model, why,
                     opt_known_names());
-    run->checkpoint = named ? checkpoint_dummy(&config, run->options->sampling.seed) : checkpoint_open(model, err);
-    if (!run->checkpoint || !texts) return run->checkpoint ? 0 : -1;
+    run->checkpoint = named ? checkpoint_dummy(&config, run->options->sampling.seed)
+                            : checkpoint_open(model, err);
+    if (!run->checkpoint || !texts)
+        return run->checkpoint ? 0 : -1;
     run->tokenizer = tokenizer_open(model, run->checkpoint->config.vocab, err);
     return run->tokenizer ? check_eos(run, err) : -1;
 }
@@ -602,81 +728,125 @@ static int open_model(TaskRun *run, bool texts, Error *err) {
 static int join_pipeline(TaskRun *run, Command command, Error *err) {
     const Options *o = run->options;
     Net *net = run->net = net_open(o->wire_bytes_s, o->wire_delay_s, err);
-    if (!net) return err->text[0] ? -1 : 0;
+    if (!net)
+        return err->text[0] ? -1 : 0;
     if ((command != GENERATE && command != BENCH && command != EVAL) || device_is(o, "sim"))
-        return fail(err, EXIT_USAGE, "only generate, bench and eval run as a pipeline; start this without mpirun");
+        return fail(err, EXIT_USAGE,
+                    "only generate, bench and eval run as a pipeline; start this without mpirun");
     return 0;
 }
 
-/* A stage has some of the layers; of simulated machines the first is the one that all is told of. */
+/* A stage has some of the layers; of simulated machines the first is the one that all is told of.
+ */
 static int take_stage(TaskRun *run, Error *err) {
     const Options *o = run->options;
     Net *net = run->net;
     Policy *p = &run->options->policy;
     const int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
     if (!p->flights && m > 1 && p->gbs && p->num_gpu_batches)
-        p->flights = m + 1; /* one for each stage, and one on the wire; where blocks are searched for, flights are too */
+        p->flights = m + 1; /* one for each stage, and one on the wire; where blocks are searched
+                               for, flights are too */
     if (m && !net) {
-        if (stages_split(&run->stages, run->checkpoint, m, &o->stages, err)) return -1;
-        run->whole = run->checkpoint, run->checkpoint = &run->stages.stage[0].part;
+        if (stages_split(&run->stages, run->checkpoint, m, &o->stages, err))
+            return -1;
+        run->whole = run->checkpoint;
+        run->checkpoint = &run->stages.stage[0].part;
     }
-    if (!net) return 0;
-    if (stage_join(net, run->checkpoint, run->flags, err)) return -1;
-    const int layers = stage_layers(&run->first_layer, run->checkpoint->config.l, net, &run->options->stages, err);
-    if (layers < 0) return -1;
-    run->part = checkpoint_stage(run->checkpoint, net->stage, net->stages, run->first_layer, layers);
-    run->whole = run->checkpoint, run->checkpoint = &run->part;
+    if (!net)
+        return 0;
+    if (stage_join(net, run->checkpoint, run->flags, err))
+        return -1;
+    const int layers =
+        stage_layers(&run->first_layer, run->checkpoint->config.l, net, &run->options->stages, err);
+    if (layers < 0)
+        return -1;
+    run->part =
+        checkpoint_stage(run->checkpoint, net->stage, net->stages, run->first_layer, layers);
+    run->whole = run->checkpoint;
+    run->checkpoint = &run->part;
     return 0;
 }
 
 /* Whether a stage has failed, and not this process alone: its number is in the text. */
-static bool names_stage(const Error *err) { return !strncmp(err->text, "stage ", strlen("stage ")); }
+static bool names_stage(const Error *err) {
+    return !strncmp(err->text, "stage ", strlen("stage "));
+}
 
-static void say_error(const Error *err) { fprintf(stderr, "%s: %s\n", names_stage(err) ? "flexgen" : speaker, err->text); }
+static void say_error(const Error *err) {
+    fprintf(stderr, "%s: %s\n", names_stage(err) ? "flexgen" : speaker, err->text);
+}
 
 /* A stage that has failed ends all. Where all have agreed that one has, the first says so. */
 static void leave_pipeline(TaskRun *run, int status, const Error *err) {
     Net *net = run->net;
-    if (!net) return;
-    if (status && (!names_stage(err) || !net->stage)) say_error(err), net->fail(net, err);
-    for (int s = 1; run->traces && s < net->stages; s++) trace_free(&run->traces[s]);
+    if (!net)
+        return;
+    if (status && (!names_stage(err) || !net->stage)) {
+        say_error(err);
+        net->fail(net, err);
+    }
+    for (int s = 1; run->traces && s < net->stages; s++)
+        trace_free(&run->traces[s]);
     net->close(net);
 }
 
 static void run_close(TaskRun *run) {
     Trace *trace = run->device && !run->stages.n ? run->device->trace : NULL;
-    if (run->device && !run->stages.n) run->device->close(run->device);
-    if (!run->stages.n) plan_free(run->plan);
+    if (run->device && !run->stages.n)
+        run->device->close(run->device);
+    if (!run->stages.n)
+        plan_free(run->plan);
     stages_close(&run->stages);
-    if (run->gpu) run->gpu->close(run->gpu);
-    if (trace) trace_free(trace);
-    free(trace), free(run->traces), free(run->found), free(run->hardware);
+    if (run->gpu)
+        run->gpu->close(run->gpu);
+    if (trace)
+        trace_free(trace);
+    free(trace);
+    free(run->traces);
+    free(run->found);
+    free(run->hardware);
     tokenizer_close(run->tokenizer);
     checkpoint_close(run->whole ? run->whole : run->checkpoint);
 }
 
 static int (*const commands[NCOMMANDS])(TaskRun *, Error *) = {
-    [GENERATE] = generate, [BENCH] = bench, [POLICY] = policy, [PROFILE] = profile, [QUANTIZE] = quantize, [EVAL] = eval};
+    [GENERATE] = generate, [BENCH] = bench,       [POLICY] = policy,
+    [PROFILE] = profile,   [QUANTIZE] = quantize, [EVAL] = eval};
 
-/* A closed standard stream would lend its number to the next file opened, and our results would go there. */
+/* A closed standard stream would lend its number to the next file opened, and our results would go
+ * there. */
 static void open_standard_streams(void) {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd) exit(EXIT_FAILED);
+        if (fcntl(fd, F_GETFD) < 0 &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            exit(EXIT_FAILED);
 }
 
 static int run_command(Options *o, char **args, int n, Error *err) {
     Command command;
     TaskRun run = {.options = o};
-    if (!strcmp(args[0], "help") || !strcmp(args[0], "--help") || !strcmp(args[0], "-h")) return flags_help(stdout), 0;
-    if (command_parse(&command, args[0], err) || flags_parse(o, command, args + 1, n - 1, err)) return -1;
-    if (o->help) return flags_help(stdout), 0;
-    if (flags_check(o, command, err)) return -1;
-    const bool opens = o->model && command != QUANTIZE, texts = command == GENERATE || command == EVAL;
+    if (!strcmp(args[0], "help") || !strcmp(args[0], "--help") || !strcmp(args[0], "-h")) {
+        flags_help(stdout);
+        return 0;
+    }
+    if (command_parse(&command, args[0], err) || flags_parse(o, command, args + 1, n - 1, err))
+        return -1;
+    if (o->help) {
+        flags_help(stdout);
+        return 0;
+    }
+    if (flags_check(o, command, err))
+        return -1;
+    const bool opens = o->model && command != QUANTIZE,
+               texts = command == GENERATE || command == EVAL;
     run.flags = flags_digest(args, n);
     int status = join_pipeline(&run, command, err);
-    if (!status && !follows(&run)) status = report_open(&run, err);
-    if (!status && opens) status = open_model(&run, texts, err) || take_stage(&run, err) ? -1 : 0;
-    if (!status) status = commands[command](&run, err);
+    if (!status && !follows(&run))
+        status = report_open(&run, err);
+    if (!status && opens)
+        status = open_model(&run, texts, err) || take_stage(&run, err) ? -1 : 0;
+    if (!status)
+        status = commands[command](&run, err);
     status = report_close(&run, status, err);
     leave_pipeline(&run, status, err);
     run_close(&run);
@@ -686,16 +856,27 @@ static int run_command(Options *o, char **args, int n, Error *err) {
 int main(int argc, char **argv) {
     Options o = options_default();
     Error err = {0};
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe or a limit on file sizes is a failed write, said in one line */
+    signal(
+        SIGPIPE,
+        SIG_IGN); /* a closed pipe or a limit on file sizes is a failed write, said in one line */
     signal(SIGXFSZ, SIG_IGN);
-#ifdef M_ARENA_MAX /* glibc: a heap for each thread would take 64 MiB of its address space, and keep what threads free */
+#ifdef M_ARENA_MAX /* glibc: a heap for each thread would take 64 MiB of its address space, and \
+                      keep what threads free */
     mallopt(M_ARENA_MAX, 1);
 #endif
     open_standard_streams();
-    if (argc < 2) return flags_help(stderr), EXIT_USAGE;
+    if (argc < 2) {
+        flags_help(stderr);
+        return EXIT_USAGE;
+    }
     int status = run_command(&o, argv + 1, argc - 1, &err);
-    if (!status) status = output_close(stdout, "standard", "output", &err);
-    free(o.prompt.text), free(o.stop.text), free(o.stages.text), free(o.with.text);
-    if (status) say_error(&err);
+    if (!status)
+        status = output_close(stdout, "standard", "output", &err);
+    free(o.prompt.text);
+    free(o.stop.text);
+    free(o.stages.text);
+    free(o.with.text);
+    if (status)
+        say_error(&err);
     return status ? err.code : EXIT_OK;
 }

@@ -1,10 +1,12 @@
-/* lp.c: the simplex method for small dense linear programs; section 4.3 has one to solve for every (gbs, bls).
+/* lp.c: the simplex method for small dense linear programs; section 4.3 has one to solve for every
+ * (gbs, bls).
  *
  *     minimize c x   subject to   a x <= b or a x = b for every row,   x >= 0
  *
- * The first chapter is the method as in a textbook. The others are for numbers: rows and columns are scaled, by powers of
- * two so that nothing is rounded; the tableau is computed again from the LP before anything is decided on a small number;
- * and no verdict is believed: each has a proof (see LpAnswer), which is checked against the LP.
+ * The first chapter is the method as in a textbook. The others are for numbers: rows and columns
+ * are scaled, by powers of two so that nothing is rounded; the tableau is computed again from the
+ * LP before anything is decided on a small number; and no verdict is believed: each has a proof
+ * (see LpAnswer), which is checked against the LP.
  *
  * Read next: policy.c. */
 #include <limits.h>
@@ -18,37 +20,44 @@ enum { COLS = LP_MAX_VARS + 2 * LP_MAX_ROWS + 1 };
 enum { MAX_PIVOTS = 1000 }; /* the LPs of policy.c take about forty */
 
 /* What counts as 0 of scaled numbers, which are around 1. */
-static const double EPS = 1e-9;    /* a cost that falls, an entry to pivot on: above what rounding leaves of 0 */
-static const double SMALL = 1e-4;  /* below it, a number may be mostly rounding, and is looked at in a fresh tableau */
-static const double NOISE = 1e-13; /* what is left of a number where equal ones cancel, as a share of it */
-static const double TIE = 1e-12;   /* two quotients that differ by less are equal, as a share of them */
+static const double EPS =
+    1e-9; /* a cost that falls, an entry to pivot on: above what rounding leaves of 0 */
+static const double SMALL =
+    1e-4; /* below it, a number may be mostly rounding, and is looked at in a fresh tableau */
+static const double NOISE =
+    1e-13; /* what is left of a number where equal ones cancel, as a share of it */
+static const double TIE =
+    1e-12; /* two quotients that differ by less are equal, as a share of them */
 
-/* Every row i with a slack variable s_i, which is 0 in a row with =: a_i x + s_i = b_i, where b_i >= 0. (A row with b_i < 0
- * is turned round first.) Rows with =, and rows turned round, start with an artificial variable instead of their slack. One
- * variable of each row is basic, the others are 0. The cells are the rows, multiplied by the inverse of the basis so that
- * each is solved for its basic variable; below them the costs of both phases, reduced to the variables that are not basic.
+/* Every row i with a slack variable s_i, which is 0 in a row with =: a_i x + s_i = b_i, where b_i
+ * >= 0. (A row with b_i < 0 is turned round first.) Rows with =, and rows turned round, start with
+ * an artificial variable instead of their slack. One variable of each row is basic, the others are
+ * 0. The cells are the rows, multiplied by the inverse of the basis so that each is solved for its
+ * basic variable; below them the costs of both phases, reduced to the variables that are not basic.
  */
 typedef struct {
     const Lp *lp;
-    int n, m, width;                            /* columns: n variables, m slacks, artificials, the right-hand side */
+    int n, m, width; /* columns: n variables, m slacks, artificials, the right-hand side */
     double a[LP_MAX_ROWS + 1][LP_MAX_VARS + 1]; /* the LP, scaled; row m: c, column n: b */
     int row_exp[LP_MAX_ROWS + 1];               /* the powers of two by which its rows */
     int col_exp[LP_MAX_VARS + 1];               /* and columns were multiplied */
     double sign[LP_MAX_ROWS];                   /* -1: the row was turned round */
-    int unit[LP_MAX_ROWS]; /* the slack or artificial that was basic at first: its column is the inverse's for this row */
+    int unit[LP_MAX_ROWS]; /* the slack or artificial that was basic at first: its column is the
+                              inverse's for this row */
     int basis[LP_MAX_ROWS], pivots; /* the basic variable of each row */
     bool fresh;                     /* computed from a, not by the pivots of a search */
     double cell[LP_MAX_ROWS + NPHASES][COLS];
 } Tableau;
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The simplex method
 //
-// Phase 1 minimizes the sum of the artificials, which fill the gaps that no x closes yet; if the least sum is not 0, no x
-// satisfies the rows. Phase 2 minimizes c x. A pivot brings one variable into the basis and takes one out. Bland's rule
-// chooses both: the first column that lowers the cost, and of the rows that block it first the one with the first basic
-// variable. Other rules need fewer pivots, but may go round in circles.
-// ---------------------------------------------------------------------------------------------------------------
+// Phase 1 minimizes the sum of the artificials, which fill the gaps that no x closes yet; if the
+// least sum is not 0, no x satisfies the rows. Phase 2 minimizes c x. A pivot brings one variable
+// into the basis and takes one out. Bland's rule chooses both: the first column that lowers the
+// cost, and of the rows that block it first the one with the first basic variable. Other rules need
+// fewer pivots, but may go round in circles.
+// -------------------------------------------------------------------------------------------------
 
 /* The first tableau: the basis is each row's slack, or an artificial where the slack cannot be. */
 static void load(Tableau *t) {
@@ -62,15 +71,19 @@ static void load(Tableau *t) {
     memset(t->cell, 0, (t->m + NPHASES) * sizeof *t->cell);
     for (int i = 0; i < t->m; i++) {
         double *row = t->cell[i];
-        for (int j = 0; j < t->n; j++) row[j] = t->sign[i] * t->a[i][j];
+        for (int j = 0; j < t->n; j++)
+            row[j] = t->sign[i] * t->a[i][j];
         row[t->n + i] = t->lp->row[i].equal ? 0 : t->sign[i];
         row[t->unit[i]] = 1;
         row[t->width - 1] = t->sign[i] * t->a[i][t->n];
-        if (t->unit[i] < t->n + t->m) continue;
+        if (t->unit[i] < t->n + t->m)
+            continue;
         cost_1[t->unit[i]] += 1; /* and reduced at once, as it is basic */
-        for (int c = 0; c < t->width; c++) cost_1[c] -= row[c];
+        for (int c = 0; c < t->width; c++)
+            cost_1[c] -= row[c];
     }
-    for (int j = 0; j < t->n; j++) cost_2[j] = t->a[t->m][j];
+    for (int j = 0; j < t->n; j++)
+        cost_2[j] = t->a[t->m][j];
 }
 
 /* a -= times b; what is left where equal numbers cancel is 0. */
@@ -84,10 +97,12 @@ static void subtract(double *restrict a, double times, const double *restrict b,
 /* Solves row r for the variable of column c, and removes that from all others. */
 static void pivot(Tableau *t, int r, int c) {
     double *row = t->cell[r], factor = 1 / row[c];
-    for (int k = 0; k < t->width; k++) row[k] *= factor;
+    for (int k = 0; k < t->width; k++)
+        row[k] *= factor;
     row[c] = 1;
     for (int i = 0; i < t->m + NPHASES; i++) {
-        if (i == r || t->cell[i][c] == 0) continue;
+        if (i == r || t->cell[i][c] == 0)
+            continue;
         subtract(t->cell[i], t->cell[i][c], row, t->width);
         t->cell[i][c] = 0;
     }
@@ -98,22 +113,28 @@ static void pivot(Tableau *t, int r, int c) {
 /* The first column that lowers the cost; -1: none does. Artificials stay out. */
 static int entering(const Tableau *t, int phase) {
     for (int c = 0; c < t->n + t->m; c++)
-        if (t->cell[t->m + phase][c] < -EPS) return c;
+        if (t->cell[t->m + phase][c] < -EPS)
+            return c;
     return -1;
 }
 
-/* The row whose basic variable is the first to reach 0 as column c's grows, of several the one with the first variable; -1:
- * none does. An artificial that is still basic in phase 2 is 0 and has to stay so: it leaves at once. */
+/* The row whose basic variable is the first to reach 0 as column c's grows, of several the one with
+ * the first variable; -1: none does. An artificial that is still basic in phase 2 is 0 and has to
+ * stay so: it leaves at once. */
 static int leaving(const Tableau *t, int phase, int c) {
     int best = -1;
     double least = 0;
     for (int i = 0; i < t->m; i++) {
         bool stuck = phase == PHASE_2 && t->basis[i] >= t->n + t->m;
         double slope = stuck ? fabs(t->cell[i][c]) : t->cell[i][c];
-        if (!(slope > EPS)) continue;
+        if (!(slope > EPS))
+            continue;
         double reach = stuck ? 0 : fmax(t->cell[i][t->width - 1], 0) / slope;
         bool tie = best >= 0 && fabs(reach - least) <= TIE * least;
-        if (best < 0 || (tie ? t->basis[i] < t->basis[best] : reach < least)) best = i, least = reach;
+        if (best < 0 || (tie ? t->basis[i] < t->basis[best] : reach < least)) {
+            best = i;
+            least = reach;
+        }
     }
     return best;
 }
@@ -125,86 +146,103 @@ static bool is_clear(const Tableau *t, int phase, int r, int c) {
 
 static bool refresh(Tableau *t);
 
-/* Pivots until nothing lowers the phase's cost any more. *way: the column that lowers it without end, or -1. */
+/* Pivots until nothing lowers the phase's cost any more. *way: the column that lowers it without
+ * end, or -1. */
 static LpVerdict minimize(Tableau *t, int phase, int *way) {
     for (;;) {
         int c = *way = entering(t, phase), r = c < 0 ? -1 : leaving(t, phase, c);
         if (!t->fresh && !is_clear(t, phase, r, c)) {
-            if (!refresh(t)) return LP_LOST;
+            if (!refresh(t))
+                return LP_LOST;
         } else if (r >= 0) {
-            if (t->pivots++ == MAX_PIVOTS) return LP_LOST;
+            if (t->pivots++ == MAX_PIVOTS)
+                return LP_LOST;
             pivot(t, r, c);
         } else {
-            return c < 0 ? LP_OPTIMAL : phase == PHASE_2 ? LP_UNBOUNDED : LP_LOST; /* no sum falls below 0 */
+            return c < 0              ? LP_OPTIMAL
+                   : phase == PHASE_2 ? LP_UNBOUNDED
+                                      : LP_LOST; /* no sum falls below 0 */
         }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Scaling. An LP of policy.c has bytes beside fractions, 1e12 beside 1e-9, and no one number could tell a small entry from
-// an error. So rows and columns in turn are divided by their middle number, and at the end by their largest, until all are
-// around 1
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
+// Scaling. An LP of policy.c has bytes beside fractions, 1e12 beside 1e-9, and no one number could
+// tell a small entry from an error. So rows and columns in turn are divided by their middle number,
+// and at the end by their largest, until all are around 1
+// -------------------------------------------------------------------------------------------------
 
 /* The LP as given, with c below the rows and b right of the columns. */
 static double given(const Tableau *t, int i, int j) {
-    if (i < t->m) return j < t->n ? t->lp->row[i].a[j] : t->lp->row[i].b;
+    if (i < t->m)
+        return j < t->n ? t->lp->row[i].a[j] : t->lp->row[i].b;
     return j < t->n ? t->lp->c[j] : 0;
 }
 
-/* Fills a, and the exponents of what its rows and columns were multiplied by. False: some number is not finite. */
+/* Fills a, and the exponents of what its rows and columns were multiplied by. False: some number is
+ * not finite. */
 static bool scale(Tableau *t) {
     enum { PASSES = 4 };
     int exponent[LP_MAX_ROWS + 1][LP_MAX_VARS + 1];
     for (int i = 0; i <= t->m; i++)
         for (int j = 0; j <= t->n; j++) {
-            if (!isfinite(given(t, i, j))) return false;
+            if (!isfinite(given(t, i, j)))
+                return false;
             exponent[i][j] = ilogb(given(t, i, j));
         }
-    memset(t->row_exp, 0, sizeof t->row_exp), memset(t->col_exp, 0, sizeof t->col_exp);
+    memset(t->row_exp, 0, sizeof t->row_exp);
+    memset(t->col_exp, 0, sizeof t->col_exp);
     for (int pass = 0; pass < 4 * PASSES; pass++) { /* rows and columns in turn */
         const bool columns = pass % 2, by_middle = pass < 2 * PASSES;
         for (int line = 0; line <= (columns ? t->n : t->m); line++) {
             int low = INT_MAX, high = INT_MIN;
             for (int k = 0; k <= (columns ? t->m : t->n); k++) {
                 const int i = columns ? k : line, j = columns ? line : k;
-                if (exponent[i][j] == FP_ILOGB0) continue;
+                if (exponent[i][j] == FP_ILOGB0)
+                    continue;
                 low = imin(low, exponent[i][j] + t->row_exp[i] + t->col_exp[j]);
                 high = imax(high, exponent[i][j] + t->row_exp[i] + t->col_exp[j]);
             }
-            if (low <= high) (columns ? t->col_exp : t->row_exp)[line] -= by_middle ? (low + high) / 2 : high;
+            if (low <= high)
+                (columns ? t->col_exp : t->row_exp)[line] -= by_middle ? (low + high) / 2 : high;
         }
     }
     for (int i = 0; i <= t->m; i++)
-        for (int j = 0; j <= t->n; j++) t->a[i][j] = ldexp(given(t, i, j), t->row_exp[i] + t->col_exp[j]);
+        for (int j = 0; j <= t->n; j++)
+            t->a[i][j] = ldexp(given(t, i, j), t->row_exp[i] + t->col_exp[j]);
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Refreshing. Every pivot rounds, and what it rounds stays. Before a pivot on something small, and before a phase ends, the
-// tableau of the present basis is computed anew: from the LP, and with the largest pivots first, which rounds least
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
+// Refreshing. Every pivot rounds, and what it rounds stays. Before a pivot on something small, and
+// before a phase ends, the tableau of the present basis is computed anew: from the LP, and with the
+// largest pivots first, which rounds least
+// -------------------------------------------------------------------------------------------------
 
-/* False: columns of the basis depend on each other. Slacks and artificials that are in the first basis as well stay with
- * their rows. */
+/* False: columns of the basis depend on each other. Slacks and artificials that are in the first
+ * basis as well stay with their rows. */
 static bool refresh(Tableau *t) {
     int columns[LP_MAX_ROWS], n = 0;
     bool wanted[COLS] = {false}, solved[LP_MAX_ROWS];
-    for (int i = 0; i < t->m; i++) wanted[t->basis[i]] = true;
+    for (int i = 0; i < t->m; i++)
+        wanted[t->basis[i]] = true;
     load(t);
     for (int i = 0; i < t->m; i++) {
         solved[i] = wanted[t->basis[i]];
         wanted[t->basis[i]] = false;
     }
     for (int c = 0; c < t->width; c++)
-        if (wanted[c]) columns[n++] = c;
+        if (wanted[c])
+            columns[n++] = c;
     for (; n > 0; n--) {
         int r = -1, *c = columns;
         double largest = 0;
         for (int i = 0; i < t->m; i++)
             for (int k = 0; k < n && !solved[i]; k++)
-                if (fabs(t->cell[i][columns[k]]) > largest) largest = fabs(t->cell[r = i][*(c = &columns[k])]);
-        if (r < 0) return false;
+                if (fabs(t->cell[i][columns[k]]) > largest)
+                    largest = fabs(t->cell[r = i][*(c = &columns[k])]);
+        if (r < 0)
+            return false;
         pivot(t, r, *c);
         solved[r] = true;
         *c = columns[n - 1];
@@ -212,25 +250,30 @@ static bool refresh(Tableau *t) {
     return t->fresh = true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Proofs. A sum is 0 if it is small beside the terms that it is made of. x and y are scaled as the tableau is, which
-// changes nothing in what they prove
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
+// Proofs. A sum is 0 if it is small beside the terms that it is made of. x and y are scaled as the
+// tableau is, which changes nothing in what they prove
+// -------------------------------------------------------------------------------------------------
 
 static const double TOLERANCE = 1e-9; /* of a sum, as a share of its terms */
 
 typedef struct {
     double sum, size; /* size: of all terms. NaN passes for nothing */
 } Sum;
-static const Sum NOTHING = {0, 1e-3}; /* beside numbers around 1: what rounding leaves of a sum of zeros is 0 */
+static const Sum NOTHING = {
+    0, 1e-3}; /* beside numbers around 1: what rounding leaves of a sum of zeros is 0 */
 
-static void add(Sum *s, double term) { s->sum += term, s->size += fabs(term); }
+static void add(Sum *s, double term) {
+    s->sum += term;
+    s->size += fabs(term);
+}
 static bool at_most_0(Sum s) { return s.sum <= TOLERANCE * s.size; }
 static bool at_least_0(Sum s) { return s.sum >= -TOLERANCE * s.size; }
 
 /* start + a x - b */
 static Sum excess(Sum start, const double *a, const double *x, int n, double b) {
-    for (int j = 0; j < n; j++) add(&start, a[j] * x[j]);
+    for (int j = 0; j < n; j++)
+        add(&start, a[j] * x[j]);
     add(&start, -b);
     return start;
 }
@@ -239,7 +282,8 @@ static Sum excess(Sum start, const double *a, const double *x, int n, double b) 
 static bool rows_hold(const Tableau *t, const double *x, double b_weight) {
     for (int i = 0; i < t->m; i++) {
         Sum s = excess(NOTHING, t->a[i], x, t->n, b_weight * t->a[i][t->n]);
-        if (!at_most_0(s) || (t->lp->row[i].equal && !at_least_0(s))) return false;
+        if (!at_most_0(s) || (t->lp->row[i].equal && !at_least_0(s)))
+            return false;
     }
     return true;
 }
@@ -249,8 +293,10 @@ static bool columns_hold(const Tableau *t, const double *y, double c_weight) {
     for (int j = 0; j < t->n; j++) {
         Sum s = NOTHING;
         add(&s, c_weight * t->a[t->m][j]);
-        for (int i = 0; i < t->m; i++) add(&s, y[i] * t->a[i][j]);
-        if (!at_least_0(s)) return false;
+        for (int i = 0; i < t->m; i++)
+            add(&s, y[i] * t->a[i][j]);
+        if (!at_least_0(s))
+            return false;
     }
     return true;
 }
@@ -259,27 +305,33 @@ static bool columns_hold(const Tableau *t, const double *y, double c_weight) {
 static bool is_proved(const Tableau *t, const LpAnswer *p) {
     const bool x = p->verdict != LP_INFEASIBLE, y = p->verdict != LP_UNBOUNDED;
     Sum gap = NOTHING; /* c x + y b, as far as there are an x and a y */
-    if (p->verdict == LP_LOST || (x && !rows_hold(t, p->x, y)) || (y && !columns_hold(t, p->y, x))) return false;
-    for (int j = 0; j < t->n && x; j++) add(&gap, t->a[t->m][j] * p->x[j]);
-    for (int i = 0; i < t->m && y; i++) add(&gap, t->a[i][t->n] * p->y[i]);
+    if (p->verdict == LP_LOST || (x && !rows_hold(t, p->x, y)) || (y && !columns_hold(t, p->y, x)))
+        return false;
+    for (int j = 0; j < t->n && x; j++)
+        add(&gap, t->a[t->m][j] * p->x[j]);
+    for (int i = 0; i < t->m && y; i++)
+        add(&gap, t->a[i][t->n] * p->y[i]);
     return x && y ? at_most_0(gap) : !at_least_0(gap);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The answer
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* A scaled 0 as rounding leaves it. */
 static double clean(double value) { return fabs(value) <= NOISE ? 0 : value; }
 
 /* x as the basis says, or the direction in which column `way` leads. */
 static void read_x(double *x, const Tableau *t, int way) {
-    for (int j = 0; j < t->n; j++) x[j] = j == way;
+    for (int j = 0; j < t->n; j++)
+        x[j] = j == way;
     for (int i = 0; i < t->m; i++)
-        if (t->basis[i] < t->n) x[t->basis[i]] = fmax(clean(way < 0 ? t->cell[i][t->width - 1] : -t->cell[i][way]), 0);
+        if (t->basis[i] < t->n)
+            x[t->basis[i]] = fmax(clean(way < 0 ? t->cell[i][t->width - 1] : -t->cell[i][way]), 0);
 }
 
-/* The reduced cost of a row's unit column shows what the row is worth; an artificial's has its own cost of 1 in phase 1. */
+/* The reduced cost of a row's unit column shows what the row is worth; an artificial's has its own
+ * cost of 1 in phase 1. */
 static void read_y(double *y, const Tableau *t, int phase) {
     for (int i = 0; i < t->m; i++) {
         bool paid = phase == PHASE_1 && t->unit[i] >= t->n + t->m;
@@ -292,7 +344,8 @@ static void read_y(double *y, const Tableau *t, int phase) {
 static void find_answer(LpAnswer *answer, Tableau *t) {
     int way;
     answer->verdict = minimize(t, PHASE_1, &way);
-    if (answer->verdict != LP_OPTIMAL) return;
+    if (answer->verdict != LP_OPTIMAL)
+        return;
     read_x(answer->x, t, way);
     if (rows_hold(t, answer->x, 1)) {
         answer->verdict = minimize(t, PHASE_2, &way);
@@ -307,21 +360,30 @@ static void find_answer(LpAnswer *answer, Tableau *t) {
 /* Back to the units of the LP. */
 static void unscale(LpAnswer *answer, const Tableau *t) {
     int b_exp = answer->verdict == LP_UNBOUNDED ? 0 : t->col_exp[t->n];
-    for (int j = 0; j < t->n; j++) answer->x[j] = ldexp(answer->x[j], t->col_exp[j] - b_exp);
-    for (int i = 0; i < t->m; i++) answer->y[i] = ldexp(answer->y[i], t->row_exp[i] - t->row_exp[t->m]);
-    for (int j = 0; j < t->n; j++) answer->value += t->lp->c[j] * answer->x[j];
+    for (int j = 0; j < t->n; j++)
+        answer->x[j] = ldexp(answer->x[j], t->col_exp[j] - b_exp);
+    for (int i = 0; i < t->m; i++)
+        answer->y[i] = ldexp(answer->y[i], t->row_exp[i] - t->row_exp[t->m]);
+    for (int j = 0; j < t->n; j++)
+        answer->value += t->lp->c[j] * answer->x[j];
 }
 
 void lp_solve(LpAnswer *answer, const Lp *lp) {
     Tableau t;
     CHECK(lp->n >= 0 && lp->n <= LP_MAX_VARS && lp->m >= 0 && lp->m <= LP_MAX_ROWS);
-    t.lp = lp, t.n = lp->n, t.m = lp->m, t.fresh = true, t.pivots = 0;
+    t.lp = lp;
+    t.n = lp->n;
+    t.m = lp->m;
+    t.fresh = true;
+    t.pivots = 0;
     *answer = (LpAnswer){.verdict = LP_LOST};
-    if (!scale(&t)) return;
+    if (!scale(&t))
+        return;
     load(&t);
     find_answer(answer, &t);
     answer->pivots = t.pivots;
-    if (!is_proved(&t, answer)) answer->verdict = LP_LOST;
+    if (!is_proved(&t, answer))
+        answer->verdict = LP_LOST;
     unscale(answer, &t);
 }
 
@@ -332,6 +394,10 @@ LpRow *lp_row(Lp *lp, const char *name, bool equal, double b) {
     return row;
 }
 
-static Sum row_excess(const LpRow *row, const double *x, int n) { return excess((Sum){0, 0}, row->a, x, n, row->b); }
+static Sum row_excess(const LpRow *row, const double *x, int n) {
+    return excess((Sum){0, 0}, row->a, x, n, row->b);
+}
 double lp_excess(const LpRow *row, const double *x, int n) { return row_excess(row, x, n).sum; }
-bool lp_binds(const LpRow *row, const double *x, int n) { return at_least_0(row_excess(row, x, n)); }
+bool lp_binds(const LpRow *row, const double *x, int n) {
+    return at_least_0(row_excess(row, x, n));
+}

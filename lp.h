@@ -22,12 +22,15 @@ typedef struct {
 typedef enum { LP_OPTIMAL, LP_INFEASIBLE, LP_UNBOUNDED, LP_LOST } LpVerdict;
 
 /* A verdict and its proof: x, and a weight y for every row, at least 0 for a row with <=.
- *   optimal      x satisfies every row, c + y A >= 0, and c x = -y b: no x can do better. y says what a row's b is worth:
+ *   optimal      x satisfies every row, c + y A >= 0, and c x = -y b: no x can do better. y says
+ *                what a row's b is worth:
  *                how much the value falls for each unit that is added to b
- *   infeasible   y A >= 0 and y b < 0: the rows, weighted by y, add up to something impossible. Rows with y = 0 play
+ *   infeasible   y A >= 0 and y b < 0: the rows, weighted by y, add up to something impossible.
+ *                Rows with y = 0 play
  *                no part
  *   unbounded    x is a direction without end: A x <= 0, E x = 0, c x < 0
- *   lost         no verdict passed its own test: the numbers are too far apart for doubles, or not finite */
+ *   lost         no verdict passed its own test: the numbers are too far apart for doubles, or not
+ *                finite */
 typedef struct {
     LpVerdict verdict;
     int pivots;
@@ -35,10 +38,11 @@ typedef struct {
     double x[LP_MAX_VARS], y[LP_MAX_ROWS];
 } LpAnswer;
 
-/* Adds the row 0 x <= b, or = b, and returns it for its coefficients. The name is kept, not copied. */
+/* Adds the row 0 x <= b, or = b, and returns it for its coefficients. The name is kept, not copied.
+ */
 LpRow *lp_row(Lp *lp, const char *name, bool equal, double b);
-/* Simplex in two phases; rows and columns may be of any size, from 1e-12 to 1e15. Takes some 50 microseconds for the LPs of
- * policy.c. */
+/* Simplex in two phases; rows and columns may be of any size, from 1e-12 to 1e15. Takes some 50
+ * microseconds for the LPs of policy.c. */
 void lp_solve(LpAnswer *answer, const Lp *lp);
 /* a x - b of a row: at most 0 where it holds. */
 double lp_excess(const LpRow *row, const double *x, int n);

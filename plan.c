@@ -1,13 +1,15 @@
 /* plan.c: what rests on which tier (section 4.2, "tensor placement"), and the plan of every byte.
  *
- * The plan comes first: from model, policy and task it lays out the GPU, the CPU and the disk tier completely, before
- * anything is allocated. Each tier is then one allocation, and the loop allocates nothing.
+ * The plan comes first: from model, policy and task it lays out the GPU, the CPU and the disk tier
+ * completely, before anything is allocated. Each tier is then one allocation, and the loop
+ * allocates nothing.
  *   Weights      whole tensors of the decoder layers, chosen by error diffusion (place_weights).
- *   KV cache     pages of page_tokens tokens of one sequence in one layer. A tier's pool lies as (layer, K|V, page, token,
- * h1), so one page index serves all layers, K and V lie apart, and neighbouring pages of a layer cross a link as one copy.
- *   Activations  rows of each GPU batch, dealt by sequence.
- * Sequences are dealt to tiers inside each GPU batch so that the block as a whole has the policy's fractions (deal_block).
- * Read next: device/depend.c. */
+ *   KV cache     pages of page_tokens tokens of one sequence in one layer. A tier's pool lies as
+ * (layer, K|V, page, token, h1), so one page index serves all layers, K and V lie apart, and
+ * neighbouring pages of a layer cross a link as one copy.
+ *   Activations  rows of each GPU batch, dealt by sequence. Sequences are dealt to tiers inside
+ * each GPU batch so that the block as a whole has the policy's fractions (deal_block). Read next:
+ * device/depend.c. */
 #include <limits.h>
 #include <math.h>
 
@@ -16,52 +18,63 @@
 
 const char *const tier_name[NTIERS] = {"GPU", "CPU", "disk"};
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Dealing: weights to tiers, sequences to batches and tiers
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc) {
     /* large tensors first: the small ones then even out what is left */
     static const Role order[] = {FC1_W, FC2_W, Q_W, O_W, LN1_W, LN2_W};
     Diffusion d = {{wg, wc, fmax(0, 1 - wg - wc)}, {0}};
-    if (d.share[TIER_DISK] < 1e-9) d.share[TIER_DISK] = 0;
+    if (d.share[TIER_DISK] < 1e-9)
+        d.share[TIER_DISK] = 0;
     for (int j = 0; j < config->l; j++) {
         for (size_t u = 0; u < sizeof order / sizeof order[0]; u++) {
             int rows, cols;
             Role r = order[u];
             opt_role_shape(config, r, &rows, &cols);
-            Tier t = diffuse(&d, ((double)rows * cols + (rows == 1 ? cols : rows)) * (r == Q_W ? 3 : 1));
+            Tier t =
+                diffuse(&d, ((double)rows * cols + (rows == 1 ? cols : rows)) * (r == Q_W ? 3 : 1));
             home[j][r] = home[j][r + 1] = t; /* a weight and its bias */
-            if (r == Q_W) home[j][K_W] = home[j][K_B] = home[j][V_W] = home[j][V_B] = t;
+            if (r == Q_W)
+                home[j][K_W] = home[j][K_B] = home[j][V_W] = home[j][V_B] = t;
         }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The plan of a tier: regions, and views of them
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* A remedy of which %s stands for what makes the block smaller. */
 static const char *const smaller = "%s";
-static const char *const percent_w = "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
+static const char *const percent_w =
+    "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
 
 void add_region(Plan *p, Wanted line) {
     Region r = {line.name, line.remedy, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
     r.bytes = whole_lines((Bytes)r.rows * r.cols * r.slots * type_bytes(r.type));
     r.offset = line.tier == TIER_DISK ? p->offload_bytes : p->total[line.tier];
-    if (line.tier == TIER_DISK) p->offload_bytes += r.bytes;
+    if (line.tier == TIER_DISK)
+        p->offload_bytes += r.bytes;
     p->total[line.tier] += r.bytes;
     p->region[line.id][line.tier] = r;
 }
 
-/* Weights at rest: so many bytes, which nobody writes. The disk's share of a real checkpoint stays where it is: it is
- * counted, but not part of the offload file. */
-static void add_resting(Plan *p, RegionId id, Tier tier, Bytes bytes, bool in_checkpoint, const char *name,
-                        const char *remedy) {
-    Region r = {.name = name, .remedy = remedy, .type = U8, .slots = 1, .offset = UINT64_MAX, .bytes = bytes};
+/* Weights at rest: so many bytes, which nobody writes. The disk's share of a real checkpoint stays
+ * where it is: it is counted, but not part of the offload file. */
+static void add_resting(Plan *p, RegionId id, Tier tier, Bytes bytes, bool in_checkpoint,
+                        const char *name, const char *remedy) {
+    Region r = {.name = name,
+                .remedy = remedy,
+                .type = U8,
+                .slots = 1,
+                .offset = UINT64_MAX,
+                .bytes = bytes};
     if (!in_checkpoint) {
         r.offset = tier == TIER_DISK ? p->offload_bytes : p->total[tier];
-        if (tier == TIER_DISK) p->offload_bytes += bytes;
+        if (tier == TIER_DISK)
+            p->offload_bytes += bytes;
     }
     p->total[tier] += bytes;
     p->region[id][tier] = r;
@@ -69,14 +82,19 @@ static void add_resting(Plan *p, RegionId id, Tier tier, Bytes bytes, bool in_ch
 
 /* Gives the cells their numbers, when everything is declared. Each slot is one, but
  *   of a weight staging slot on the CPU, every part of a layer is one;
- *   of a hidden state on the GPU, every piece: where pieces begin changes only when a whole batch has come anew;
- *   of the KV cache, every batch in every layer; in each flight and layer one more stands for the pages that nobody has. */
+ *   of a hidden state on the GPU, every piece: where pieces begin changes only when a whole batch
+ *     has come anew;
+ *   of the KV cache, every batch in every layer; in each flight and layer one more stands for the
+ *     pages that nobody has. */
 static void number_cells(Plan *p) {
     for (int t = 0; t < NTIERS; t++) {
-        for (int slot = 0; slot < 2; slot++) p->region[WEIGHT_SLOT + slot][t].cells = t == TIER_CPU ? p->batches : 1;
-        p->region[ATTENDED][t].cells = 2;         /* of the sequences with KV on the GPU, and of the others */
+        for (int slot = 0; slot < 2; slot++)
+            p->region[WEIGHT_SLOT + slot][t].cells = t == TIER_CPU ? p->batches : 1;
+        p->region[ATTENDED][t].cells =
+            2; /* of the sequences with KV on the GPU, and of the others */
         p->region[UNPACKED_WEIGHTS][t].cells = 2; /* each half of a layer */
-        p->region[HIDDEN][t].cells = p->region[ACTIVATIONS][t].cells = t == TIER_GPU ? p->pieces : 1;
+        p->region[HIDDEN][t].cells = p->region[ACTIVATIONS][t].cells =
+            t == TIER_GPU ? p->pieces : 1;
         for (int id = 0; id < NREGIONS; id++) {
             Region *r = &p->region[id][t];
             r->cell = p->ncells;
@@ -89,7 +107,8 @@ static void number_cells(Plan *p) {
 
 Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, int rows) {
     const Region *r = &p->region[id][tier];
-    if (!r->slots) return (Tensor){.tier = tier, .region = id, .rows = 0};
+    if (!r->slots)
+        return (Tensor){.tier = tier, .region = id, .rows = 0};
     slot %= r->slots;
     Bytes row = r->cols * type_bytes(r->type);
     return (Tensor){.tier = tier,
@@ -105,15 +124,20 @@ Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, in
 
 Tensor plan_bytes(const Plan *p, RegionId id, Tier tier, Bytes at, Type type, int n) {
     Tensor t = plan_view(p, id, tier, 0, 0, 1);
-    t.type = type, t.offset += at, t.cols = n, t.ld = (size_t)n;
+    t.type = type;
+    t.offset += at;
+    t.cols = n;
+    t.ld = (size_t)n;
     return t;
 }
 
 Tensor plan_weight(const Plan *p, const WeightPlace *place, int slot) {
     const Tensor home = place->home;
-    if (home.tier == TIER_GPU || !home.rows) return home;
+    if (home.tier == TIER_GPU || !home.rows)
+        return home;
     const Type type = home.type == U8 ? U8 : F16;
-    Tensor t = plan_bytes(p, (RegionId)(WEIGHT_SLOT + slot), TIER_GPU, place->slab_offset, type, home.cols);
+    Tensor t = plan_bytes(p, (RegionId)(WEIGHT_SLOT + slot), TIER_GPU, place->slab_offset, type,
+                          home.cols);
     t.rows = home.rows;
     return t;
 }
@@ -130,7 +154,8 @@ int cache_cell(const Plan *p, Tier tier, int batch, int j) {
     return p->region[KV_CACHE][tier].cell + batch * p->config.l + j;
 }
 
-PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npages, Tensor pages, Tensor len) {
+PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npages, Tensor pages,
+                     Tensor len) {
     const int page = p->policy.page_tokens;
     return (PageTable){.k = plan_view(p, id, tier, slot, 0, npages * page),
                        .v = plan_view(p, id, tier, slot + 1, 0, npages * page),
@@ -140,22 +165,32 @@ PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npage
                        .nh = p->config.nh};
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The plan of the weights
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static Tensor as_f16(Tensor t, RegionId id, Tier tier, Bytes offset) {
-    return (Tensor){
-        .tier = tier, .type = F16, .offset = offset, .rows = t.rows, .cols = t.cols, .ld = (size_t)t.cols, .region = id};
+    return (Tensor){.tier = tier,
+                    .type = F16,
+                    .offset = offset,
+                    .rows = t.rows,
+                    .cols = t.cols,
+                    .ld = (size_t)t.cols,
+                    .region = id};
 }
 
 /* A layer's tensor as it rests. A packed checkpoint has packed ones so already. */
 static Tensor as_stored(Tensor t, bool packed, Tier tier, Bytes offset) {
     Tensor home = as_f16(t, RESTING_WEIGHTS, tier, offset);
-    if (!packed) return home;
+    if (!packed)
+        return home;
     CHECK(t.type == U8 || t.rows % GROUP == 0); /* see checkpoint_packs */
-    if (t.type != U8) home.rows = t.rows / GROUP, home.cols = t.cols * GROUP_BYTES;
-    home.type = U8, home.ld = (size_t)home.cols;
+    if (t.type != U8) {
+        home.rows = t.rows / GROUP;
+        home.cols = t.cols * GROUP_BYTES;
+    }
+    home.type = U8;
+    home.ld = (size_t)home.cols;
     return home;
 }
 
@@ -163,23 +198,28 @@ bool copied_to_disk(const Plan *p, const Checkpoint *c) {
     return c->dummy || p->policy.weight_study.bits || (p->policy.weight_packed && !c->packed);
 }
 
-/* Whether role a comes before role b in a slab: first q, k and v, then the others as they lie in the checkpoint, so that
- * neighbours on disk are neighbours in the slab and are read as one. In our packed copies q, k and v are neighbours too; in
- * other checkpoints they are some reads more. */
+/* Whether role a comes before role b in a slab: first q, k and v, then the others as they lie in
+ * the checkpoint, so that neighbours on disk are neighbours in the slab and are read as one. In our
+ * packed copies q, k and v are neighbours too; in other checkpoints they are some reads more. */
 static bool comes_before(const Tensor *t, Role a, Role b) {
-    if (imin(role_place(a), role_place(b)) <= role_place(V_B)) return role_place(a) < role_place(b);
+    if (imin(role_place(a), role_place(b)) <= role_place(V_B))
+        return role_place(a) < role_place(b);
     return t[a].file < t[b].file || (t[a].file == t[b].file && t[a].offset < t[b].offset);
 }
 
 static void slab_order(Role order[NROLES], const Tensor *t) {
     for (int r = 0, at; r < NROLES; r++) {
-        for (at = r; at > 0 && comes_before(t, (Role)r, order[at - 1]); at--) order[at] = order[at - 1];
+        for (at = r; at > 0 && comes_before(t, (Role)r, order[at - 1]); at--)
+            order[at] = order[at - 1];
         order[at] = (Role)r;
     }
 }
 
-/* Where role r ends that begins at `at`: at a whole line, if the next one need not lie just behind it. */
-static Bytes role_end(Role r, Bytes at, Bytes bytes) { return role_goes_on(r) ? at + bytes : whole_lines(at + bytes); }
+/* Where role r ends that begins at `at`: at a whole line, if the next one need not lie just behind
+ * it. */
+static Bytes role_end(Role r, Bytes at, Bytes bytes) {
+    return role_goes_on(r) ? at + bytes : whole_lines(at + bytes);
+}
 
 Bytes plan_layer_bytes(const Plan *p) {
     Bytes sum = 0;
@@ -190,7 +230,8 @@ Bytes plan_layer_bytes(const Plan *p) {
     return sum;
 }
 
-/* Gives every tensor of the decoder layers its home; the sum of bytes per tier comes back in bytes. */
+/* Gives every tensor of the decoder layers its home; the sum of bytes per tier comes back in bytes.
+ */
 static void plan_layers(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
     int l = p->config.l;
     Tier(*home)[NROLES] = xcalloc(l, sizeof *home);
@@ -200,20 +241,28 @@ static void plan_layers(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
         for (int pass = TIER_GPU; pass <= TIER_DISK; pass++) {
             for (int i = 0; i < NROLES; i++) {
                 Role r = p->slab_order[j][i];
-                if ((int)home[j][r] != pass) continue;
+                if ((int)home[j][r] != pass)
+                    continue;
                 Tensor t = c->layer[j][r];
                 WeightPlace *w = &p->weight[j][r];
-                w->home = as_stored(t, p->policy.weight_packed && role_is_matrix(r), (Tier)pass, bytes[pass]);
-                const Bytes size = tensor_bytes(w->home), padded = role_end(r, bytes[pass], size) - bytes[pass];
-                w->slab_offset = p->cpu_slab[j] + p->disk_slab[j], w->slab_bytes = pass == TIER_DISK ? size : padded;
-                if (pass == TIER_DISK && !copied_to_disk(p, c)) w->home = t;
-                if (pass == TIER_CPU) p->cpu_slab[j] += padded;
-                if (pass == TIER_DISK) p->disk_slab[j] += padded;
+                w->home = as_stored(t, p->policy.weight_packed && role_is_matrix(r), (Tier)pass,
+                                    bytes[pass]);
+                const Bytes size = tensor_bytes(w->home),
+                            padded = role_end(r, bytes[pass], size) - bytes[pass];
+                w->slab_offset = p->cpu_slab[j] + p->disk_slab[j];
+                w->slab_bytes = pass == TIER_DISK ? size : padded;
+                if (pass == TIER_DISK && !copied_to_disk(p, c))
+                    w->home = t;
+                if (pass == TIER_CPU)
+                    p->cpu_slab[j] += padded;
+                if (pass == TIER_DISK)
+                    p->disk_slab[j] += padded;
                 bytes[pass] += padded;
             }
         }
     }
-    for (int t = 0; t < NTIERS; t++) p->achieved[0][t] = (double)bytes[t] / (bytes[0] + bytes[1] + bytes[2]);
+    for (int t = 0; t < NTIERS; t++)
+        p->achieved[0][t] = (double)bytes[t] / (bytes[0] + bytes[1] + bytes[2]);
     free(home);
 }
 
@@ -224,10 +273,12 @@ static void plan_globals(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
         Tensor t = c->global[g];
         bool table = g == TOK_EMBED || g == LM_HEAD;
         Tier tier = table ? p->policy.table_home : TIER_GPU;
-        if (!t.rows) continue;
+        if (!t.rows)
+            continue;
         const Bytes size = (Bytes)t.rows * t.cols * sizeof(f16), padded = whole_lines(size);
         p->global[g].slab_bytes = tier == TIER_DISK ? size : padded;
-        p->global[g].home = tier == TIER_DISK && !c->dummy ? t : as_f16(t, EMBEDDINGS, tier, bytes[tier]);
+        p->global[g].home =
+            tier == TIER_DISK && !c->dummy ? t : as_f16(t, EMBEDDINGS, tier, bytes[tier]);
         if (table && (Global)g == p->head && tier != TIER_GPU && is_last(&p->config))
             (tier == TIER_CPU ? p->cpu_slab : p->disk_slab)[l] = padded;
         bytes[tier] += padded;
@@ -236,16 +287,19 @@ static void plan_globals(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
 
 static Bytes larger(Bytes a, Bytes b) { return a > b ? a : b; }
 
-/* The layers that stream take the two slots in turn. Where their number is even, each slot always sees the same layers;
- * where it is odd, both see all. */
+/* The layers that stream take the two slots in turn. Where their number is even, each slot always
+ * sees the same layers; where it is odd, both see all. */
 static void plan_slots(Plan *p) {
     Bytes on_gpu[2] = {0}, on_cpu[2] = {0}; /* on the CPU, what comes from disk */
     int streaming = 0, turn = 0;
-    for (int j = 0; j <= p->config.l; j++) streaming += p->cpu_slab[j] + p->disk_slab[j] > 0;
+    for (int j = 0; j <= p->config.l; j++)
+        streaming += p->cpu_slab[j] + p->disk_slab[j] > 0;
     for (int j = 0; j <= p->config.l; j++) {
-        if (!(p->cpu_slab[j] + p->disk_slab[j])) continue;
+        if (!(p->cpu_slab[j] + p->disk_slab[j]))
+            continue;
         for (int slot = 0; slot < 2; slot++) {
-            if (streaming % 2 == 0 && slot != turn % 2) continue;
+            if (streaming % 2 == 0 && slot != turn % 2)
+                continue;
             on_gpu[slot] = larger(on_gpu[slot], p->cpu_slab[j] + p->disk_slab[j]);
             on_cpu[slot] = larger(on_cpu[slot], p->disk_slab[j]);
         }
@@ -253,25 +307,30 @@ static void plan_slots(Plan *p) {
     }
     for (int slot = 0; slot < 2; slot++) {
         const RegionId id = (RegionId)(WEIGHT_SLOT + slot);
-        add_region(p, (Wanted){id, TIER_GPU, "weight staging", percent_w, F16, 1, (int)(on_gpu[slot] / 2), 1});
-        add_region(p, (Wanted){id, TIER_CPU, "weight staging", percent_w, F16, 1, (int)(on_cpu[slot] / 2), 1});
+        add_region(p, (Wanted){id, TIER_GPU, "weight staging", percent_w, F16, 1,
+                               (int)(on_gpu[slot] / 2), 1});
+        add_region(p, (Wanted){id, TIER_CPU, "weight staging", percent_w, F16, 1,
+                               (int)(on_cpu[slot] / 2), 1});
     }
 }
 
-/* Room for a layer's matrices in F16, where not every batch takes packed ones: on a GPU, whose activations are F16. */
+/* Room for a layer's matrices in F16, where not every batch takes packed ones: on a GPU, whose
+ * activations are F16. */
 static void plan_unpacked(Plan *p) {
     Bytes bytes = 0;
     p->packed_rows = p->act_type == F16 ? PACKED_ROWS : INT_MAX;
-    if (!p->policy.weight_packed || p->packed_rows == INT_MAX) return;
+    if (!p->policy.weight_packed || p->packed_rows == INT_MAX)
+        return;
     for (int r = 0; r < NROLES; r++) {
         int rows, cols;
         opt_role_shape(&p->config, (Role)r, &rows, &cols);
-        if (!role_is_matrix((Role)r)) continue;
+        if (!role_is_matrix((Role)r))
+            continue;
         p->unpacked_at[r] = bytes;
         bytes = role_end((Role)r, bytes, (Bytes)rows * cols * sizeof(f16));
     }
-    add_region(p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", "leave --compress-weight out", F16, 1,
-                           (int)(bytes / 2), 1});
+    add_region(p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights",
+                           "leave --compress-weight out", F16, 1, (int)(bytes / 2), 1});
 }
 
 static void plan_weights(Plan *p, const Checkpoint *c) {
@@ -279,49 +338,62 @@ static void plan_weights(Plan *p, const Checkpoint *c) {
     plan_layers(p, c, layers);
     plan_globals(p, c, globals);
     for (int t = 0; t < NTIERS; t++) {
-        bool file = t == TIER_DISK && !copied_to_disk(p, c), globals_file = t == TIER_DISK && !c->dummy;
-        add_resting(p, RESTING_WEIGHTS, (Tier)t, layers[t], file, file ? "weights (checkpoint)" : "weights", percent_w);
+        bool file = t == TIER_DISK && !copied_to_disk(p, c),
+             globals_file = t == TIER_DISK && !c->dummy;
+        add_resting(p, RESTING_WEIGHTS, (Tier)t, layers[t], file,
+                    file ? "weights (checkpoint)" : "weights", percent_w);
         add_resting(p, EMBEDDINGS, (Tier)t, globals[t], globals_file,
                     globals_file ? "embeddings (checkpoint)" : "embeddings", "use a smaller model");
     }
     for (int g = 0; g < NGLOBALS; g++) { /* behind the layers, which begin their tiers */
         Tensor *home = &p->global[g].home;
-        if (!home->file) home->offset += p->region[EMBEDDINGS][home->tier].offset;
+        if (!home->file)
+            home->offset += p->region[EMBEDDINGS][home->tier].offset;
     }
     plan_slots(p);
     plan_unpacked(p);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The plan of cache, activations and workspaces, by what the batches need (plan.c)
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* A.2.1's peak memory, its KV term: 4 h1 bls l (s + n), and for the diagonal schedule 4 h1 bls l (2s + n)(n - 1) / 2n. The
- * paper hands a sequence's pages over in mid-sweep and lets K grow without bound, so what pages really need is a little
- * more. */
+/* A.2.1's peak memory, its KV term: 4 h1 bls l (s + n), and for the diagonal schedule 4 h1 bls l
+ * (2s + n)(n - 1) / 2n. The paper hands a sequence's pages over in mid-sweep and lets K grow
+ * without bound, so what pages really need is a little more. */
 static double a21_cache(const Plan *p, const Task *task) {
-    double s = 0, n = 0, each = 4.0 * p->config.h1 * p->config.l * imin(block_size(&p->policy), task->count);
-    for (int i = 0; i < task->count; i++) s += task->prompts[i].s, n += task->prompts[i].n;
-    s /= imax(task->count, 1), n /= imax(task->count, 1);
-    return p->policy.schedule == SCHEDULE_DIAGONAL ? each * (2 * s + n) * (n - 1) / (2 * n) : each * (s + n);
+    double s = 0, n = 0,
+           each = 4.0 * p->config.h1 * p->config.l * imin(block_size(&p->policy), task->count);
+    for (int i = 0; i < task->count; i++) {
+        s += task->prompts[i].s;
+        n += task->prompts[i].n;
+    }
+    s /= imax(task->count, 1);
+    n /= imax(task->count, 1);
+    return p->policy.schedule == SCHEDULE_DIAGONAL ? each * (2 * s + n) * (n - 1) / (2 * n)
+                                                   : each * (s + n);
 }
 
 static void plan_cache(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
-    p->kv_row = p->policy.cache_packed ? c->nh * quant_bytes(c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
+    p->kv_row =
+        p->policy.cache_packed ? c->nh * quant_bytes(c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
     for (int i = 0; i < task->count && is_sparse(&p->policy); i++)
         p->most_chosen =
-            imax(p->most_chosen, sparse_tokens(p->policy.sparsity, task->prompts[i].s + task->prompts[i].n - 1));
-    static const char *const percent_c = "change the third and fourth number of --percent (KV cache on GPU, on CPU), or %s";
+            imax(p->most_chosen,
+                 sparse_tokens(p->policy.sparsity, task->prompts[i].s + task->prompts[i].n - 1));
+    static const char *const percent_c =
+        "change the third and fourth number of --percent (KV cache on GPU, on CPU), or %s";
     const Type type = p->policy.cache_packed ? U8 : F16;
     const int page = p->policy.page_tokens, wide = (int)(p->kv_row / type_bytes(type));
     static const char *const staging_remedy[] = {"use --cpu-cache-compute, or %s", smaller};
     for (int t = 0; t < NTIERS; t++) /* K and V of a layer in turn */
-        add_region(p, (Wanted){KV_CACHE, (Tier)t, "KV cache", percent_c, type,
-                               flight_count(&p->policy) * p->npages[t] * page, wide, 2 * p->config.l});
+        add_region(p,
+                   (Wanted){KV_CACHE, (Tier)t, "KV cache", percent_c, type,
+                            flight_count(&p->policy) * p->npages[t] * page, wide, 2 * p->config.l});
     for (int t = TIER_GPU; t <= TIER_CPU; t++)
-        add_region(
-            p, (Wanted){KV_STAGING, (Tier)t, "KV staging", staging_remedy[t], type, p->staged_pages[t] * page, wide, 4});
+        add_region(p, (Wanted){KV_STAGING, (Tier)t, "KV staging", staging_remedy[t], type,
+                               p->staged_pages[t] * page, wide, 4});
     p->a21_kv = task->count ? a21_cache(p, task) : 0;
 }
 
@@ -331,35 +403,43 @@ static void plan_activations(Plan *p) {
     const int h1 = p->config.h1, last = p->batches - 1, staged = p->max_act_rows[TIER_DISK];
     for (int t = 0; t < NTIERS; t++) {
         int rows = p->batches ? p->act_first[t][last] + p->act_rows[t][last] : 0;
-        add_region(p, (Wanted){ACTIVATIONS, (Tier)t, "activations", percent_h, p->act_type, rows, h1, 1});
+        add_region(
+            p, (Wanted){ACTIVATIONS, (Tier)t, "activations", percent_h, p->act_type, rows, h1, 1});
     }
-    add_region(p, (Wanted){ACT_READING, TIER_CPU, "activation staging, reading", percent_h, p->act_type, staged, h1, 2});
-    add_region(p, (Wanted){ACT_WRITING, TIER_CPU, "activation staging, writing", percent_h, p->act_type, staged, h1, 2});
+    add_region(p, (Wanted){ACT_READING, TIER_CPU, "activation staging, reading", percent_h,
+                           p->act_type, staged, h1, 2});
+    add_region(p, (Wanted){ACT_WRITING, TIER_CPU, "activation staging, writing", percent_h,
+                           p->act_type, staged, h1, 2});
 }
 
-/* Integers of a batch's index tables: four a row, five a sequence, two page tables, and of the rows that the head wants
- * which they are and in a scored task the tokens behind them (batch.c lays them out). */
+/* Integers of a batch's index tables: four a row, five a sequence, two page tables, and of the rows
+ * that the head wants which they are and in a scored task the tokens behind them (batch.c lays them
+ * out). */
 static Bytes table_ints(const Plan *p, const Task *task) {
     Bytes rows = p->max_rows, seqs = p->max_seqs;
-    return 4 * rows + 5 * seqs + 2 * seqs * p->max_pages + (Bytes)p->last_rows * (task->scored ? 2 : 1);
+    return 4 * rows + 5 * seqs + 2 * seqs * p->max_pages +
+           (Bytes)p->last_rows * (task->scored ? 2 : 1);
 }
 
-/* The workspaces: one line each, with what it is for (RegionId), and when it is there at all (rows 0: not). */
+/* The workspaces: one line each, with what it is for (RegionId), and when it is there at all (rows
+ * 0: not). */
 static void plan_workspace(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
     const Type act = p->act_type, kv = p->policy.cache_packed ? U8 : F16;
-    const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, for_head = p->last_rows, nws = p->nws,
-              batches = p->batches;
+    const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, for_head = p->last_rows,
+              nws = p->nws, batches = p->batches;
     const int piece = p->piece_rows, turns = p->turns, off_rows = imin(p->off_rows, piece);
     const int kv_cols = 2 * (int)(p->kv_row / type_bytes(kv)), choice = c->nh * p->most_chosen;
     const int norm = c->pre_norm ? piece : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
     const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU;
     const bool scored = task->scored, keep = task->keep_logits;
-    const bool first = is_first(c), last = is_last(c), off_gpu = p->max_act_rows[TIER_CPU] + p->max_act_rows[TIER_DISK] > 0;
+    const bool first = is_first(c), last = is_last(c),
+               off_gpu = p->max_act_rows[TIER_CPU] + p->max_act_rows[TIER_DISK] > 0;
     const Wanted workspace[] = {
         {HIDDEN, TIER_GPU, "workspace: x", smaller, act, off_gpu ? rows : 0, h1, nws},
         {QKV, TIER_GPU, "workspace: q, k, v", smaller, F16, piece, 3 * h1, turns},
-        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", smaller, U8, kv == U8 ? off_rows : 0, kv_cols, turns},
+        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", smaller, U8, kv == U8 ? off_rows : 0,
+         kv_cols, turns},
         {QUERY, TIER_CPU, "attention: q", smaller, F16, off_seqs, h1, turns},
         {NEW_KV, TIER_CPU, "new k, v", smaller, kv, off_rows, kv_cols, turns},
         {ATTENDED, TIER_GPU, "workspace: attention", smaller, act, piece, h1, turns},
@@ -367,13 +447,16 @@ static void plan_workspace(Plan *p, const Task *task) {
         {NORM_1, TIER_GPU, "workspace: norm 1", smaller, act, norm, h1, 1},
         {NORM_2, TIER_GPU, "workspace: norm 2", smaller, act, norm, h1, 1},
         {MLP, TIER_GPU, "workspace: mlp", smaller, act, piece, c->h2, 1},
-        {EMBEDDED, TIER_GPU, "workspace: embedding", smaller, act, first && projected ? rows : 0, c->embed, nws},
-        {EMBEDDED, TIER_CPU, "embedding rows", smaller, act, first && gathered ? rows : 0, c->embed, nws},
+        {EMBEDDED, TIER_GPU, "workspace: embedding", smaller, act, first && projected ? rows : 0,
+         c->embed, nws},
+        {EMBEDDED, TIER_CPU, "embedding rows", smaller, act, first && gathered ? rows : 0, c->embed,
+         nws},
         {LAST_ROWS, TIER_GPU, "workspace: last rows", smaller, act, last ? for_head : 0, h1, nws},
-        {HEAD_OUT, TIER_GPU, "workspace: head", smaller, act, last && projected ? p->head_chunk : 0, c->embed, 1},
+        {HEAD_OUT, TIER_GPU, "workspace: head", smaller, act, last && projected ? p->head_chunk : 0,
+         c->embed, 1},
         {LOGITS, TIER_GPU, "logits", smaller, F32, last ? p->head_chunk : 0, c->vocab, 1},
-        {LOGITS, TIER_CPU, "logits", smaller, F32, last && (keep || p->chooser == TIER_CPU) ? seqs : 0, c->vocab,
-         keep ? batches : nws},
+        {LOGITS, TIER_CPU, "logits", smaller, F32,
+         last && (keep || p->chooser == TIER_CPU) ? seqs : 0, c->vocab, keep ? batches : nws},
         {RECEIVED, TIER_CPU, "states received", smaller, act, first ? 0 : rows, h1, batches},
         {SENDING, TIER_CPU, "states to send", smaller, act, last ? 0 : rows, h1, batches},
         {CHOSEN, TIER_GPU, "attention: chosen tokens", smaller, I32, seqs, choice, 1},
@@ -381,45 +464,57 @@ static void plan_workspace(Plan *p, const Task *task) {
         {WEIGHING, TIER_GPU, "attention: chosen tokens", smaller, F32, seqs, choice, 1},
         {WEIGHING, TIER_CPU, "attention: chosen tokens", smaller, F32, p->off_seqs, choice, 1},
     };
-    for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++) add_region(p, workspace[i]);
+    for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++)
+        add_region(p, workspace[i]);
     const int ints = (int)(whole_lines(4 * table_ints(p, task)) / 4);
     for (int t = TIER_GPU; t <= TIER_CPU; t++) { /* one's mirror is the other */
-        add_region(p, (Wanted){INDEX_TABLES, (Tier)t, "index tables", smaller, I32, 1, ints, 2 * batches});
-        add_region(p, (Wanted){NEW_TOKENS, (Tier)t, "new tokens", smaller, I32, 1, scored || !last ? 0 : seqs, batches});
-        add_region(p, (Wanted){LOG_PROBS, (Tier)t, "scores", smaller, F32, 1, scored && last ? for_head : 0, batches});
-        add_region(p, (Wanted){GREEDY, (Tier)t, "scores", smaller, I32, 1, scored && last ? for_head : 0, batches});
+        add_region(
+            p, (Wanted){INDEX_TABLES, (Tier)t, "index tables", smaller, I32, 1, ints, 2 * batches});
+        add_region(p, (Wanted){NEW_TOKENS, (Tier)t, "new tokens", smaller, I32, 1,
+                               scored || !last ? 0 : seqs, batches});
+        add_region(p, (Wanted){LOG_PROBS, (Tier)t, "scores", smaller, F32, 1,
+                               scored && last ? for_head : 0, batches});
+        add_region(p, (Wanted){GREEDY, (Tier)t, "scores", smaller, I32, 1,
+                               scored && last ? for_head : 0, batches});
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The plan of a task
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-static int check_prompts(const OptConfig *config, const Policy *policy, const Task *task, Error *err) {
+static int check_prompts(const OptConfig *config, const Policy *policy, const Task *task,
+                         Error *err) {
     long rows = 0;
     for (int i = 0; i < task->count; i++) {
         const Prompt *q = &task->prompts[i];
         rows = (i % block_size(policy) ? rows : 0) + q->s;
         if (rows > 1 << 29)
-            return fail(err, EXIT_USAGE, "a block has more than %d tokens; lower --gpu-batch-size or --num-gpu-batches",
-                        1 << 29);
+            return fail(
+                err, EXIT_USAGE,
+                "a block has more than %d tokens; lower --gpu-batch-size or --num-gpu-batches",
+                1 << 29);
         CHECK(!task->scored || (q->from >= 1 && q->from < q->s + q->n && !task->keep_logits));
         if (q->s < 1 || q->n < 1 || q->s > config->max_pos || q->n > config->max_pos - q->s + 1)
             return fail(err, EXIT_USAGE,
-                        "prompt %d: %d tokens and %d to generate do not fit the model's %d positions; shorten it", i, q->s,
-                        q->n, config->max_pos);
+                        "prompt %d: %d tokens and %d to generate do not fit the model's %d "
+                        "positions; shorten it",
+                        i, q->s, q->n, config->max_pos);
     }
     return 0;
 }
 
-Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type, Error *err) {
-    if (check_prompts(&checkpoint->config, policy, task, err)) return NULL;
+Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type,
+                Error *err) {
+    if (check_prompts(&checkpoint->config, policy, task, err))
+        return NULL;
     Plan *p = xcalloc(1, sizeof *p);
     int l = checkpoint->config.l;
     p->config = checkpoint->config;
     p->policy = *policy;
     p->act_type = act_type;
-    p->chooser = act_type == F16 && task->sampling.temperature > 0 && !task->scored ? TIER_CPU : TIER_GPU;
+    p->chooser =
+        act_type == F16 && task->sampling.temperature > 0 && !task->scored ? TIER_CPU : TIER_GPU;
     p->head = checkpoint->global[LM_HEAD].rows ? LM_HEAD : TOK_EMBED;
     p->weight = xcalloc(l, sizeof *p->weight);
     p->slab_order = xcalloc(l, sizeof *p->slab_order);
@@ -435,24 +530,35 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
 }
 
 void plan_free(Plan *p) {
-    if (!p) return;
-    for (int t = 0; t < NTIERS; t++) free(p->act_rows[t]), free(p->act_first[t]);
-    free(p->weight), free(p->slab_order), free(p->cpu_slab), free(p->disk_slab), free(p);
+    if (!p)
+        return;
+    for (int t = 0; t < NTIERS; t++) {
+        free(p->act_rows[t]);
+        free(p->act_first[t]);
+    }
+    free(p->weight);
+    free(p->slab_order);
+    free(p->cpu_slab);
+    free(p->disk_slab);
+    free(p);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Does it fit
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 Bytes plan_missing(const Plan *p, const Bytes capacity[NTIERS]) {
     Bytes missing = 0;
-    for (int t = 0; t < NTIERS; t++) missing += p->total[t] > capacity[t] ? p->total[t] - capacity[t] : 0;
+    for (int t = 0; t < NTIERS; t++)
+        missing += p->total[t] > capacity[t] ? p->total[t] - capacity[t] : 0;
     return missing;
 }
 
 static const char *smaller_block(const Policy *p) {
-    if (p->gbs > 1) return "lower --gpu-batch-size";
-    return p->num_gpu_batches > 1 ? "lower --num-gpu-batches" : "use a smaller model, or shorten prompts or outputs";
+    if (p->gbs > 1)
+        return "lower --gpu-batch-size";
+    return p->num_gpu_batches > 1 ? "lower --num-gpu-batches"
+                                  : "use a smaller model, or shorten prompts or outputs";
 }
 
 /* One digit behind the point, or as many as it takes to tell the two apart. */
@@ -468,23 +574,29 @@ int plan_refuse(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error 
     const char *block = smaller_block(&p->policy);
     char needs[32], has[32], remedy[200];
     for (int t = 0; t < NTIERS; t++) {
-        if (p->total[t] <= capacity[t]) continue;
+        if (p->total[t] <= capacity[t])
+            continue;
         const Region *worst = &p->region[0][t];
         for (int id = 1; id < NREGIONS; id++)
-            if (p->region[id][t].bytes > worst->bytes) worst = &p->region[id][t];
+            if (p->region[id][t].bytes > worst->bytes)
+                worst = &p->region[id][t];
         print_apart(needs, has, p->total[t], capacity[t]);
         snprintf(remedy, sizeof remedy, placed ? worst->remedy : smaller, block);
         return fail(err, EXIT_USAGE,
-                    "the %s tier needs %s MiB and has %s MiB; its largest part is %s with %.1f MiB: %s, or raise %s",
-                    tier_name[t], needs, has, worst->name, worst->bytes / 1048576.0, remedy, flag[t]);
+                    "the %s tier needs %s MiB and has %s MiB; its largest part is %s with %.1f "
+                    "MiB: %s, or raise %s",
+                    tier_name[t], needs, has, worst->name, worst->bytes / 1048576.0, remedy,
+                    flag[t]);
     }
     return 0;
 }
 
-int plan_fits(const Plan *p, const Bytes capacity[NTIERS], Error *err) { return plan_refuse(p, capacity, true, err); }
+int plan_fits(const Plan *p, const Bytes capacity[NTIERS], Error *err) {
+    return plan_refuse(p, capacity, true, err);
+}
 
-int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type, const Bytes capacity[NTIERS],
-               Error *err) {
+int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
+               const Bytes capacity[NTIERS], Error *err) {
     const int most = policy->workspaces ? policy->workspaces : WORKSPACES;
     Bytes least = UINT64_MAX;
     for (policy->workspaces = most; policy->workspaces >= LEAST_WORKSPACES; policy->workspaces--)
@@ -492,9 +604,13 @@ int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, T
             policy->table_home = (Tier)home;
             Plan *p = plan_make(checkpoint, policy, task, act_type, err);
             const Bytes missing = p ? plan_missing(p, capacity) : least;
-            if (missing < least) least = missing, plan_fits(p, capacity, err);
+            if (missing < least) {
+                least = missing;
+                plan_fits(p, capacity, err);
+            }
             plan_free(p);
-            if (!missing) return 0;
+            if (!missing)
+                return 0;
         }
     policy->workspaces = most;
     return -1;
@@ -503,32 +619,38 @@ int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, T
 void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                 const Bytes capacity[NTIERS]) {
     Error none;
-    if (policy->piece_rows) return;
-    for (policy->piece_rows = LARGE_PIECE_ROWS; policy->piece_rows > PIECE_ROWS; policy->piece_rows /= 2) {
+    if (policy->piece_rows)
+        return;
+    for (policy->piece_rows = LARGE_PIECE_ROWS; policy->piece_rows > PIECE_ROWS;
+         policy->piece_rows /= 2) {
         Plan *p = plan_make(checkpoint, policy, task, act_type, &none);
         const bool fits = p && !plan_missing(p, capacity);
         plan_free(p);
-        if (fits) return;
+        if (fits)
+            return;
     }
     policy->piece_rows = 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // KV pages
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 void pool_open(PagePool *pool, int first, int npages) {
     *pool = (PagePool){.first = first, .npages = npages, .free = xcalloc(npages / 64 + 1, 8)};
-    for (int i = 0; i < npages; i++) pool->free[i / 64] |= 1ull << i % 64;
+    for (int i = 0; i < npages; i++)
+        pool->free[i / 64] |= 1ull << i % 64;
 }
 
 int pool_take(PagePool *pool) {
     int words = pool->npages / 64 + 1;
-    while (pool->hint < words && !pool->free[pool->hint]) pool->hint++;
+    while (pool->hint < words && !pool->free[pool->hint])
+        pool->hint++;
     CHECK(pool->hint < words);
     int page = pool->hint * 64 + __builtin_ctzll(pool->free[pool->hint]);
     pool->free[pool->hint] &= pool->free[pool->hint] - 1;
-    if (++pool->used > pool->peak) pool->peak = pool->used;
+    if (++pool->used > pool->peak)
+        pool->peak = pool->used;
     return pool->first + page;
 }
 
@@ -537,30 +659,33 @@ void pool_give(PagePool *pool, int page) {
     CHECK(page >= 0 && page < pool->npages && !(pool->free[page / 64] >> page % 64 & 1));
     pool->free[page / 64] |= 1ull << page % 64;
     pool->used--;
-    if (page / 64 < pool->hint) pool->hint = page / 64;
+    if (page / 64 < pool->hint)
+        pool->hint = page / 64;
 }
 
 void pool_close(PagePool *pool) { free(pool->free); }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The walk: what a task will need
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* plan.c: what a task will need, counted before it runs: the whole task walked through admission as if nobody stopped
- * early.
+/* plan.c: what a task will need, counted before it runs: the whole task walked through admission as
+ * if nobody stopped early.
  *
- * The plan (plan.c) wants the largest that anything becomes: the rows of a batch, the pages of a pool. The cost model
- * (cost/runtime.c) wants sums: how many sweeps there are and what they have to do. Both come from one walk. Each step of it
- * is one sweep before which someone enters, and all sweeps behind it in which only ages change. */
+ * The plan (plan.c) wants the largest that anything becomes: the rows of a batch, the pages of a
+ * pool. The cost model (cost/runtime.c) wants sums: how many sweeps there are and what they have to
+ * do. Both come from one walk. Each step of it is one sweep before which someone enters, and all
+ * sweeps behind it in which only ages change. */
 
 enum { HEAD_ROWS = 64 };
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The largest
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* Of one GPU batch, at most: rows of its prefill, and of them those that the head wants; of those of its sequences that
- * have KV off the GPU the rows, and the pages on CPU and disk when they are longest; rows by the tier of their activations.
+/* Of one GPU batch, at most: rows of its prefill, and of them those that the head wants; of those
+ * of its sequences that have KV off the GPU the rows, and the pages on CPU and disk when they are
+ * longest; rows by the tier of their activations.
  */
 typedef struct {
     int rows, last_rows, seqs, off_rows, off_seqs, act_rows[NTIERS], off_pages[NTIERS];
@@ -578,7 +703,8 @@ static void note_batch(Plan *p, int k, const BatchNeed *b) {
         p->max_act_rows[t] = imax(p->max_act_rows[t], b->act_rows[t]);
     }
     if (!p->policy.cpu_attention)
-        p->staged_pages[0] = imax(p->staged_pages[0], b->off_pages[TIER_CPU] + b->off_pages[TIER_DISK]);
+        p->staged_pages[0] =
+            imax(p->staged_pages[0], b->off_pages[TIER_CPU] + b->off_pages[TIER_DISK]);
     p->staged_pages[1] = imax(p->staged_pages[1], b->off_pages[TIER_DISK]);
 }
 
@@ -588,8 +714,14 @@ static int longest_pages(const Plan *p, const Prompt *q) {
 
 /* A sequence of s tokens sits there. */
 static void add_seat(BatchNeed *b, const Seat *seat, int s, int pages) {
-    b->rows += s, b->seqs++, b->act_rows[seat->act] += s;
-    if (seat->kv != TIER_GPU) b->off_rows += s, b->off_seqs++, b->off_pages[seat->kv] += pages;
+    b->rows += s;
+    b->seqs++;
+    b->act_rows[seat->act] += s;
+    if (seat->kv != TIER_GPU) {
+        b->off_rows += s;
+        b->off_seqs++;
+        b->off_pages[seat->kv] += pages;
+    }
 }
 
 /* The batches of a block that has just been seated as a whole. */
@@ -598,7 +730,8 @@ static void measure_block(Plan *p, const Task *task, const Seat *seats, int coun
         BatchNeed b = {.rows = 0};
         for (int r = first; r < imin(first + p->policy.gbs, count); r++) {
             const Prompt *q = &task->prompts[seats[r].prompt];
-            add_seat(&b, &seats[r], q->s, longest_pages(p, q)), b.last_rows += last_rows(task, q);
+            add_seat(&b, &seats[r], q->s, longest_pages(p, q));
+            b.last_rows += last_rows(task, q);
         }
         note_batch(p, seats[first].k, &b);
     }
@@ -612,92 +745,126 @@ static BatchNeed widest_window(const Task *task, int gbs) {
         const Prompt *in = &task->prompts[i], *out = i >= gbs ? in - gbs : NULL;
         rows += in->s - (out ? out->s : 0);
         last += last_rows(task, in) - (out ? last_rows(task, out) : 0);
-        most.rows = imax(most.rows, rows), most.last_rows = imax(most.last_rows, last);
+        most.rows = imax(most.rows, rows);
+        most.last_rows = imax(most.last_rows, last);
     }
     return most;
 }
 
-/* With the diagonal schedule anybody may come to sit anywhere, beside anybody: a batch needs what gbs of the longest would,
- * but a prefill has only neighbours of the input in it. */
+/* With the diagonal schedule anybody may come to sit anywhere, beside anybody: a batch needs what
+ * gbs of the longest would, but a prefill has only neighbours of the input in it. */
 static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count) {
     const int gbs = imin(p->policy.gbs, count);
-    const double share[NTIERS] = {p->policy.hg, p->policy.hc, fmax(0, 1 - p->policy.hg - p->policy.hc)};
+    const double share[NTIERS] = {p->policy.hg, p->policy.hc,
+                                  fmax(0, 1 - p->policy.hg - p->policy.hc)};
     BatchNeed topups = widest_window(task, gbs);
     int s = 0, pages = 0, seqs[NTIERS];
-    for (int i = 0; i < task->count; i++)
-        s = imax(s, task->prompts[i].s), pages = imax(pages, longest_pages(p, &task->prompts[i]));
+    for (int i = 0; i < task->count; i++) {
+        s = imax(s, task->prompts[i].s);
+        pages = imax(pages, longest_pages(p, &task->prompts[i]));
+    }
     for (int first = 0; first < count; first += gbs) {
         BatchNeed b = {.rows = 0};
-        for (int r = first; r < imin(first + gbs, count); r++) add_seat(&b, &seats[r], s, pages);
-        b.rows = imin(b.rows, topups.rows), b.last_rows = topups.last_rows, b.off_rows = imin(b.off_rows, topups.rows);
-        for (int t = 0; t < NTIERS; t++) b.act_rows[t] = imin(b.act_rows[t], topups.rows);
+        for (int r = first; r < imin(first + gbs, count); r++)
+            add_seat(&b, &seats[r], s, pages);
+        b.rows = imin(b.rows, topups.rows);
+        b.last_rows = topups.last_rows;
+        b.off_rows = imin(b.off_rows, topups.rows);
+        for (int t = 0; t < NTIERS; t++)
+            b.act_rows[t] = imin(b.act_rows[t], topups.rows);
         note_batch(p, seats[first].k, &b);
         topups.off_rows = imin(topups.off_rows + b.off_rows, topups.rows);
     }
-    for (int n = 1; n <= gbs; n++) { /* topups have the policy's fractions among themselves, however many they are */
-        apportion(seqs, share, n);   /* as deal_block does */
-        for (int t = 0; t < NTIERS; t++) topups.act_rows[t] = imin(imax(topups.act_rows[t], seqs[t] * s), topups.rows);
+    for (int n = 1; n <= gbs;
+         n++) { /* topups have the policy's fractions among themselves, however many they are */
+        apportion(seqs, share, n); /* as deal_block does */
+        for (int t = 0; t < NTIERS; t++)
+            topups.act_rows[t] = imin(imax(topups.act_rows[t], seqs[t] * s), topups.rows);
     }
     note_batch(p, (count + gbs - 1) / gbs, &topups);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The sums
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* When the next of those seated has all its tokens. */
 static long next_end(const Admission *a) {
     long end = LONG_MAX;
     for (int e = 0; e < a->nseats; e++) {
         const Seat *seat = &a->seat[e];
-        if (seat->prompt < 0) continue;
+        if (seat->prompt < 0)
+            continue;
         long at = seat->since + a->task->prompts[seat->prompt].n;
-        if (at < end) end = at;
+        if (at < end)
+            end = at;
     }
     return end;
 }
 
-/* Adds what this sweep and those before sweep `until` have to do; in them nobody enters or leaves. Seats lie batch by
- * batch; who prefills in a batch that decodes has come through the entrance, which is a batch of its own for one sweep. */
+/* Adds what this sweep and those before sweep `until` have to do; in them nobody enters or leaves.
+ * Seats lie batch by batch; who prefills in a batch that decodes has come through the entrance,
+ * which is a batch of its own for one sweep. */
 static void note_work(Plan *p, const Admission *a, bool entering, long until) {
     Workload *now = &p->work[entering], *later = &p->work[0];
     const double more = (double)(until - a->sweep - 1);
     bool entrance = false;
-    now->sweeps++, later->sweeps += more;
+    now->sweeps++;
+    later->sweeps += more;
     for (int e = 0; e < a->nseats;) {
         bool decodes = false, prefills = false;
         for (const int k = a->seat[e].k; e < a->nseats && a->seat[e].k == k; e++) {
-            if (a->seat[e].prompt < 0) continue;
+            if (a->seat[e].prompt < 0)
+                continue;
             const Prompt *q = &a->task->prompts[a->seat[e].prompt];
             const double s = q->s, age = (double)(a->sweep - a->seat[e].since);
-            if (age > 0)
-                decodes = true, now->steps++, now->past += s + age, now->last_rows++;
-            else
-                prefills = true, now->prompts++, now->prompt_rows += s, now->pairs += s * (s + 1) / 2,
+            if (age > 0) {
+                decodes = true;
+                now->steps++;
+                now->past += s + age;
+                now->last_rows++;
+            } else {
+                prefills = true;
+                now->prompts++;
+                now->prompt_rows += s;
+                now->pairs += s * (s + 1) / 2;
+
                 now->last_rows += last_rows(a->task, q);
-            later->last_rows += more, later->steps += more, later->past += more * (s + age) + more * (more + 1) / 2;
+            }
+            later->last_rows += more;
+            later->steps += more;
+            later->past += more * (s + age) + more * (more + 1) / 2;
         }
-        now->decodes += decodes, now->prefills += prefills && !decodes, later->decodes += more * (decodes || prefills);
+        now->decodes += decodes;
+        now->prefills += prefills && !decodes;
+        later->decodes += more * (decodes || prefills);
         entrance = entrance || (prefills && decodes);
     }
     now->prefills += entrance;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The walk
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* Before a flight's sweep: who enters, and what that takes. Returns its next sweep in which someone may enter, or -1: it
- * has ended. */
+/* Before a flight's sweep: who enters, and what that takes. Returns its next sweep in which someone
+ * may enter, or -1: it has ended. */
 static long walk_flight(Plan *p, Admission *a, long sweep, int *entered, long dealt[2][NTIERS]) {
     const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
     const Task *task = a->task;
     int topups, n = admission_next(a, sweep, entered, &topups);
-    if (n && !diagonal) measure_block(p, task, a->seat, n);
-    if (n && diagonal && !sweep) bound_batches(p, task, a->seat, a->nseats);
-    for (int e = 0; e < n; e++) dealt[0][a->seat[entered[e]].kv]++, dealt[1][a->seat[entered[e]].act]++;
-    if (!a->seated) return -1;
-    bool opening = *a->next_prompt < task->count && a->seated < a->nseats; /* someone may enter before anybody leaves */
+    if (n && !diagonal)
+        measure_block(p, task, a->seat, n);
+    if (n && diagonal && !sweep)
+        bound_batches(p, task, a->seat, a->nseats);
+    for (int e = 0; e < n; e++) {
+        dealt[0][a->seat[entered[e]].kv]++;
+        dealt[1][a->seat[entered[e]].act]++;
+    }
+    if (!a->seated)
+        return -1;
+    bool opening = *a->next_prompt < task->count &&
+                   a->seated < a->nseats; /* someone may enter before anybody leaves */
     const long next = diagonal && opening ? sweep + 1 : next_end(a);
     note_work(p, a, n > 0, next);
     p->sweeps += next - sweep;
@@ -707,28 +874,34 @@ static long walk_flight(Plan *p, Admission *a, long sweep, int *entered, long de
     return next;
 }
 
-/* Walks the whole task through admission: pools as large as the largest need of a flight, batches as large as the largest.
- * Flights sweep in turn, so that of those who may let someone enter the first is the one with the fewest sweeps. */
+/* Walks the whole task through admission: pools as large as the largest need of a flight, batches
+ * as large as the largest. Flights sweep in turn, so that of those who may let someone enter the
+ * first is the one with the fewest sweeps. */
 static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
     const int flights = flight_count(&p->policy);
     Admission *a = xcalloc(flights, sizeof *a);
     long *next = xcalloc(flights, sizeof *next);
     int line = 0, *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
-    for (int g = 0; g < flights; g++) admission_open(&a[g], &p->policy, task, &line, NULL);
+    for (int g = 0; g < flights; g++)
+        admission_open(&a[g], &p->policy, task, &line, NULL);
     for (int g = 0; g >= 0;) {
         next[g] = walk_flight(p, &a[g], next[g], entered, dealt);
         g = -1;
         for (int e = 0; e < flights; e++)
-            if (next[e] >= 0 && (g < 0 || next[e] < next[g])) g = e;
+            if (next[e] >= 0 && (g < 0 || next[e] < next[g]))
+                g = e;
     }
     for (int g = 0; g < flights; g++) {
         for (int e = 0; p->policy.schedule == SCHEDULE_DIAGONAL && e < a[g].nseats; e++)
             a[g].peak[a[g].seat[e].kv] =
                 imax(a[g].peak[a[g].seat[e].kv], p->max_pages); /* alone there, it must have room */
-        for (int t = 0; t < NTIERS; t++) p->npages[t] = imax(p->npages[t], a[g].peak[t]);
+        for (int t = 0; t < NTIERS; t++)
+            p->npages[t] = imax(p->npages[t], a[g].peak[t]);
         admission_close(&a[g]);
     }
-    free(entered), free(next), free(a);
+    free(entered);
+    free(next);
+    free(a);
 }
 
 void plan_batches(Plan *p, const Task *task) {
@@ -739,18 +912,22 @@ void plan_batches(Plan *p, const Task *task) {
         p->act_first[t] = xcalloc(flights * (p->policy.num_gpu_batches + 1), sizeof(int));
     }
     for (int i = 0; i < task->count; i++)
-        p->max_pages = imax(p->max_pages, pages_for(task->prompts[i].s + task->prompts[i].n - 1, p->policy.page_tokens));
+        p->max_pages = imax(p->max_pages, pages_for(task->prompts[i].s + task->prompts[i].n - 1,
+                                                    p->policy.page_tokens));
     walk_task(p, task, dealt);
     const int batches = p->batches; /* of a flight, and any flight's may be like any other's */
     p->batches *= flights;
     for (int t = 0; t < NTIERS; t++) {
-        for (int k = batches; k < p->batches; k++) p->act_rows[t][k] = p->act_rows[t][k - batches];
-        for (int k = 1; k < p->batches; k++) p->act_first[t][k] = p->act_first[t][k - 1] + p->act_rows[t][k - 1];
+        for (int k = batches; k < p->batches; k++)
+            p->act_rows[t][k] = p->act_rows[t][k - batches];
+        for (int k = 1; k < p->batches; k++)
+            p->act_first[t][k] = p->act_first[t][k - 1] + p->act_rows[t][k - 1];
         for (int what = 0; what < 2; what++)
             p->achieved[1 + what][t] = task->count ? (double)dealt[what][t] / task->count : 0;
     }
     p->piece_rows = p->policy.piece_rows ? p->policy.piece_rows : PIECE_ROWS;
-    for (int i = 0; i < task->count; i++) p->piece_rows = imax(p->piece_rows, task->prompts[i].s);
+    for (int i = 0; i < task->count; i++)
+        p->piece_rows = imax(p->piece_rows, task->prompts[i].s);
     p->piece_rows = imax(imin(p->piece_rows, p->max_rows), p->max_seqs);
     const int batches_under_way = imin(WORKSPACES, imax(p->batches, 1));
     p->nws = imin(p->policy.workspaces ? p->policy.workspaces : WORKSPACES, batches_under_way);

@@ -1,23 +1,27 @@
 /* policy.c: what a placement costs (section 4.3): Appendix A.3 and Eq. (1) to the letter.
  *
- * With gbs and bls fixed everything in this cost model, `paper`, is linear in the nine fractions, so that the best
- * placement is a linear program: a max is one row for each of its terms, < is <=. What is printed stays even where it is no
- * machine's behaviour: attention over all KV that is not on the GPU is the CPU's, and so ctog^g has no KV read and gtoc^g
- * no new K and V; prefill stores s + 1 tokens; att_1^p and att_2^p are multiplied by cg although prefill runs on the GPU;
- * gpu_w^g holds the activations of a whole prompt; comp^g adds two processors that could work at once; embeddings and
- * logits take no memory. The disk's fractions are wn, cn, hn there and wd, cd, hd here.
+ * With gbs and bls fixed everything in this cost model, `paper`, is linear in the nine fractions,
+ * so that the best placement is a linear program: a max is one row for each of its terms, < is <=.
+ * What is printed stays even where it is no machine's behaviour: attention over all KV that is not
+ * on the GPU is the CPU's, and so ctog^g has no KV read and gtoc^g no new K and V; prefill stores s
+ * + 1 tokens; att_1^p and att_2^p are multiplied by cg although prefill runs on the GPU; gpu_w^g
+ * holds the activations of a whole prompt; comp^g adds two processors that could work at once;
+ * embeddings and logits take no memory. The disk's fractions are wn, cn, hn there and wd, cd, hd
+ * here.
  *
- * What this engine really does is the cost model `runtime` of cost/runtime.c. Read next: device/ops.c. */
+ * What this engine really does is the cost model `runtime` of cost/runtime.c. Read next:
+ * device/ops.c. */
 #include <math.h>
 
 #include "policy.h"
 #include "device/device.h"
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Appendix A.3
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-const char *const fraction_name[NFRACTIONS] = {"wg", "wc", "wd", "cg", "cc", "cd", "hg", "hc", "hd"};
+const char *const fraction_name[NFRACTIONS] = {"wg", "wc", "wd", "cg", "cc",
+                                               "cd", "hg", "hc", "hd"};
 
 /* A.3's letters; weights: the bytes of a layer, 8 h1^2 + 4 h1 h2. */
 typedef struct {
@@ -26,26 +30,31 @@ typedef struct {
 } Letters;
 
 void sum_add(Sum *to, double factor, Sum more) {
-    for (int f = 0; f <= NFRACTIONS; f++) to->at[f] += factor * more.at[f];
+    for (int f = 0; f <= NFRACTIONS; f++)
+        to->at[f] += factor * more.at[f];
 }
 
 void latency_row(Lp *lp, const char *name, int T, Sum sum, double rate) {
     LpRow *row = lp_row(lp, name, false, -sum.one / rate);
-    for (int f = 0; f < NFRACTIONS; f++) row->a[f] = sum.at[f] / rate;
+    for (int f = 0; f < NFRACTIONS; f++)
+        row->a[f] = sum.at[f] / rate;
     row->a[T] = -1;
 }
 
 void peak_row(Lp *lp, const char *name, Sum sum, double capacity) {
     LpRow *row = lp_row(lp, name, false, capacity - sum.one);
-    for (int f = 0; f < NFRACTIONS; f++) row->a[f] = sum.at[f];
+    for (int f = 0; f < NFRACTIONS; f++)
+        row->a[f] = sum.at[f];
 }
 
-/* T_pre = max(ctog^p, gtoc^p, dtoc^p, ctod^p, comp^p), and T_gen = max of the same with ^g. The phases differ in the q new
- * tokens of a sequence, in the cache that is stored and loaded, and in who attends. */
+/* T_pre = max(ctog^p, gtoc^p, dtoc^p, ctod^p, comp^p), and T_gen = max of the same with ^g. The
+ * phases differ in the q new tokens of a sequence, in the cache that is stored and loaded, and in
+ * who attends. */
 static void time_rows(Lp *lp, const Letters *a, bool prefill) {
     static const char *const name[2][5] = {{"ctog^g", "gtoc^g", "dtoc^g", "ctod^g", "comp^g"},
                                            {"ctog^p", "gtoc^p", "dtoc^p", "ctod^p", "comp^p"}};
-    const double s = a->s, n = a->n, h1 = a->h1, h2 = a->h2, bls = a->bls, weights = a->weights, q = prefill ? s : 1;
+    const double s = a->s, n = a->n, h1 = a->h1, h2 = a->h2, bls = a->bls, weights = a->weights,
+                 q = prefill ? s : 1;
     const double hidden = 2 * q * h1 * bls, stored = 4 * (prefill ? s + 1 : 1) * h1 * bls;
     const double to_cpu = prefill ? stored : 0, loaded = prefill ? 0 : 4 * bls * (s + n / 2) * h1;
     const double linear_layer = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2);
@@ -54,33 +63,47 @@ static void time_rows(Lp *lp, const Letters *a, bool prefill) {
     if (prefill)
         comp.one += att / bmm_flops[1];
     else /* gpu_comp^g + cpu_comp^g */
-        comp.cg = att / bmm_flops[0], comp.cc = comp.cd = att / a->hw->cpu_flops[0];
+    {
+        comp.cg = att / bmm_flops[0];
+        comp.cc = comp.cd = att / a->hw->cpu_flops[0];
+    }
     const Sum ctog = {.wc = weights, .wd = weights, .hc = hidden, .hd = hidden};
     const Sum gtoc = {.cc = to_cpu, .cd = to_cpu, .hc = hidden, .hd = hidden};
-    const Sum dtoc = {.wd = weights, .cd = loaded, .hd = hidden}, ctod = {.cd = stored, .hd = hidden};
+    const Sum dtoc = {.wd = weights, .cd = loaded, .hd = hidden},
+              ctod = {.cd = stored, .hd = hidden};
     const Sum sum[] = {ctog, gtoc, dtoc, ctod, comp};
     for (int c = 0; c < 5; c++)
-        latency_row(lp, name[prefill][c], prefill ? T_PRE : T_GEN, sum[c], c <= CTOD ? a->hw->bdw[c][prefill] : 1);
+        latency_row(lp, name[prefill][c], prefill ? T_PRE : T_GEN, sum[c],
+                    c <= CTOD ? a->hw->bdw[c][prefill] : 1);
 }
 
-/* gpu_peak^p = gpu_home^p + gpu_w^p < gmem with q = s new tokens a sequence, which attend to `past` = s tokens; and the
- * same with ^g, where q = 1 and past = s + n. gpu_w has the activations of a whole prompt in both, as printed. */
+/* gpu_peak^p = gpu_home^p + gpu_w^p < gmem with q = s new tokens a sequence, which attend to `past`
+ * = s tokens; and the same with ^g, where q = 1 and past = s + n. gpu_w has the activations of a
+ * whole prompt in both, as printed. */
 static void gpu_rows(Lp *lp, const Letters *a, bool prefill) {
-    const double s = a->s, n = a->n, l = a->l, h1 = a->h1, h2 = a->h2, nh = a->nh, gbs = a->gbs, bls = a->bls;
-    const double q = prefill ? s : 1, past = prefill ? s : s + n, weights = a->weights, hidden = 2 * s * h1 * gbs;
-    const Sum gpu_home = {.wg = weights * l, .hg = 2 * q * h1 * bls, .cg = 4 * (s + n) * h1 * bls * l};
-    const Sum gpu_w = {.one = 2 * weights + hidden, .wg = -2 * weights, .hg = -hidden}; /* 2 (1 - wg), 1 - hg */
+    const double s = a->s, n = a->n, l = a->l, h1 = a->h1, h2 = a->h2, nh = a->nh, gbs = a->gbs,
+                 bls = a->bls;
+    const double q = prefill ? s : 1, past = prefill ? s : s + n, weights = a->weights,
+                 hidden = 2 * s * h1 * gbs;
+    const Sum gpu_home = {
+        .wg = weights * l, .hg = 2 * q * h1 * bls, .cg = 4 * (s + n) * h1 * bls * l};
+    const Sum gpu_w = {
+        .one = 2 * weights + hidden, .wg = -2 * weights, .hg = -hidden}; /* 2 (1 - wg), 1 - hg */
     const struct {
         const char *name[2];
         Sum work;
-    } of[] = {{{"gpu_peak^g with kv^g", "gpu_peak^p with qkv^p"}, {.one = gbs * (2 * q * h1 + 3 * (2 * q * h1))}},
+    } of[] = {{{"gpu_peak^g with kv^g", "gpu_peak^p with qkv^p"},
+               {.one = gbs * (2 * q * h1 + 3 * (2 * q * h1))}},
               {{"gpu_peak^g with att_1^g", "gpu_peak^p with att_1^p"},
                {.cg = gbs * (2 * q * h1 + 2 * past * h1 + 2 * nh * q * past)}},
               {{"gpu_peak^g with att_2^g", "gpu_peak^p with att_2^p"},
                {.cg = gbs * (2 * nh * q * past + 2 * past * h1 + 2 * q * h1)}},
-              {{"gpu_peak^g with embed^g", "gpu_peak^p with embed^p"}, {.one = gbs * (2 * q * h1 + 2 * q * h1)}},
-              {{"gpu_peak^g with mlp_1^g", "gpu_peak^p with mlp_1^p"}, {.one = gbs * 2 * (q * h1 + q * h2)}},
-              {{"gpu_peak^g with mlp_2^g", "gpu_peak^p with mlp_2^p"}, {.one = gbs * 2 * (q * h2 + q * h1)}}};
+              {{"gpu_peak^g with embed^g", "gpu_peak^p with embed^p"},
+               {.one = gbs * (2 * q * h1 + 2 * q * h1)}},
+              {{"gpu_peak^g with mlp_1^g", "gpu_peak^p with mlp_1^p"},
+               {.one = gbs * 2 * (q * h1 + q * h2)}},
+              {{"gpu_peak^g with mlp_2^g", "gpu_peak^p with mlp_2^p"},
+               {.one = gbs * 2 * (q * h2 + q * h1)}}};
     for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
         Sum sum = gpu_home;
         sum_add(&sum, 1, gpu_w);
@@ -91,58 +114,84 @@ static void gpu_rows(Lp *lp, const Letters *a, bool prefill) {
 
 /* cpu_peak^p = cpu_home^p + cpu_w^p < cmem, the same with ^g, and nvme_peak < nmem */
 static void cpu_and_disk_rows(Lp *lp, const Letters *a) {
-    const double s = a->s, n = a->n, h1 = a->h1, nh = a->nh, gbs = a->gbs, bls = a->bls, weights = a->weights;
-    const double all_weights = weights * a->l, cache = 4 * (s + n) * h1 * bls * a->l, hidden_w = 2 * s * h1 * gbs;
+    const double s = a->s, n = a->n, h1 = a->h1, nh = a->nh, gbs = a->gbs, bls = a->bls,
+                 weights = a->weights;
+    const double all_weights = weights * a->l, cache = 4 * (s + n) * h1 * bls * a->l,
+                 hidden_w = 2 * s * h1 * gbs;
     Sum cpu_p = {.wc = all_weights, .hc = 2 * s * h1 * bls, .cc = cache};
     Sum cpu_g = {.wc = all_weights, .hc = 2 * h1 * bls, .cc = cache};
-    sum_add(&cpu_p, 1, (Sum){.one = weights + hidden_w, .wg = -weights, .hg = -hidden_w}); /* cpu_w^p: 1 - wg, 1 - hg */
-    sum_add(&cpu_g, 1, (Sum){.wd = weights, .hd = 2 * 2 * h1 * gbs, .cd = 2 * 4 * (s + n) * h1 * gbs}); /* cpu_w^g */
+    sum_add(&cpu_p, 1,
+            (Sum){.one = weights + hidden_w,
+                  .wg = -weights,
+                  .hg = -hidden_w}); /* cpu_w^p: 1 - wg, 1 - hg */
+    sum_add(
+        &cpu_g, 1,
+        (Sum){
+            .wd = weights, .hd = 2 * 2 * h1 * gbs, .cd = 2 * 4 * (s + n) * h1 * gbs}); /* cpu_w^g */
     cpu_g.one = 2 * nh * (s + n) * gbs + 2 * h1 * gbs;
     peak_row(lp, "cpu_peak^p", cpu_p, a->hw->cmem);
     peak_row(lp, "cpu_peak^g", cpu_g, a->hw->cmem);
-    peak_row(lp, "nvme_peak", (Sum){.wd = all_weights, .hd = 2 * s * h1 * bls, .cd = cache}, a->hw->nmem);
+    peak_row(lp, "nvme_peak", (Sum){.wd = all_weights, .hd = 2 * s * h1 * bls, .cd = cache},
+             a->hw->nmem);
 }
 
 void sum_rows(Lp *lp) {
     static const char *const name[] = {"wg + wc + wd", "cg + cc + cd", "hg + hc + hd"};
     for (int i = 0; i < 3; i++) {
         LpRow *row = lp_row(lp, name[i], true, 1);
-        for (int f = 3 * i; f < 3 * i + 3; f++) row->a[f] = 1;
+        for (int f = 3 * i; f < 3 * i + 3; f++)
+            row->a[f] = 1;
     }
 }
 
 void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const Block *block) {
-    const double h1 = config->h1, h2 = config->h2, bls = (double)block->gbs * block->num_gpu_batches;
-    Letters a = {.s = block->s, .n = block->n, .l = config->l, .h1 = h1, .h2 = h2, .nh = config->nh, .hw = hardware};
-    a.gbs = block->gbs, a.bls = bls, a.weights = 8 * h1 * h1 + 4 * h1 * h2;
+    const double h1 = config->h1, h2 = config->h2,
+                 bls = (double)block->gbs * block->num_gpu_batches;
+    Letters a = {.s = block->s,
+                 .n = block->n,
+                 .l = config->l,
+                 .h1 = h1,
+                 .h2 = h2,
+                 .nh = config->nh,
+                 .hw = hardware};
+    a.gbs = block->gbs;
+    a.bls = bls;
+    a.weights = 8 * h1 * h1 + 4 * h1 * h2;
     *lp = (Lp){.n = NVARS};
-    lp->c[T_PRE] = a.l / a.bls, lp->c[T_GEN] = (a.n - 1) * a.l / a.bls; /* T / bls, T = T_pre l + T_gen (n - 1) l */
-    for (int prefill = 1; prefill >= 0; prefill--) time_rows(lp, &a, prefill);
-    for (int prefill = 1; prefill >= 0; prefill--) gpu_rows(lp, &a, prefill);
+    lp->c[T_PRE] = a.l / a.bls;
+    lp->c[T_GEN] = (a.n - 1) * a.l / a.bls; /* T / bls, T = T_pre l + T_gen (n - 1) l */
+    for (int prefill = 1; prefill >= 0; prefill--)
+        time_rows(lp, &a, prefill);
+    for (int prefill = 1; prefill >= 0; prefill--)
+        gpu_rows(lp, &a, prefill);
     cpu_and_disk_rows(lp, &a);
     sum_rows(lp);
     CHECK(lp->m == NROWS);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The best placement of one block
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static const int tier_rows[NTIERS + 1] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, SUM_ROWS};
 
-/* The names of those of rows [from, to) that x meets with nothing to spare; returns the largest excess of all. */
-static double binding_rows(char *text, size_t size, const Lp *lp, const double *x, int from, int to) {
+/* The names of those of rows [from, to) that x meets with nothing to spare; returns the largest
+ * excess of all. */
+static double binding_rows(char *text, size_t size, const Lp *lp, const double *x, int from,
+                           int to) {
     double most = -INFINITY;
     text[0] = 0;
     for (int i = from; i < to; i++) {
         most = fmax(most, lp_excess(&lp->row[i], x, lp->n));
         size_t used = strlen(text);
-        if (lp_binds(&lp->row[i], x, lp->n)) snprintf(text + used, size - used, "%s%s", used ? ", " : "", lp->row[i].name);
+        if (lp_binds(&lp->row[i], x, lp->n))
+            snprintf(text + used, size - used, "%s%s", used ? ", " : "", lp->row[i].name);
     }
     return most;
 }
 
-/* The tiers are given more bytes until a placement fits, the disk's being the cheapest and the GPU's the dearest. */
+/* The tiers are given more bytes until a placement fits, the disk's being the cheapest and the
+ * GPU's the dearest. */
 static int does_not_fit(Lp *lp, const OptConfig *config, const Block *block, Error *err) {
     static const double price[NTIERS] = {100, 10, 1};
     char who[200] = "";
@@ -150,43 +199,50 @@ static int does_not_fit(Lp *lp, const OptConfig *config, const Block *block, Err
     memset(lp->c, 0, sizeof lp->c);
     for (int t = 0; t < NTIERS; t++) {
         lp->c[lp->n] = price[t];
-        for (int i = tier_rows[t]; i < tier_rows[t + 1]; i++) lp->row[i].a[lp->n] = -1;
+        for (int i = tier_rows[t]; i < tier_rows[t + 1]; i++)
+            lp->row[i].a[lp->n] = -1;
         lp->n++;
     }
     lp_solve(&more, lp);
     for (int t = 0; t < NTIERS && more.verdict == LP_OPTIMAL; t++) {
         size_t used = strlen(who);
         if (more.x[NVARS + t] > 0)
-            snprintf(who + used, sizeof who - used, "%s the %s lacks %.2f GiB", used ? "," : ":", tier_name[t],
-                     ceil(100 * more.x[NVARS + t] / 0x1p30) / 100);
+            snprintf(who + used, sizeof who - used, "%s the %s lacks %.2f GiB", used ? "," : ":",
+                     tier_name[t], ceil(100 * more.x[NVARS + t] / 0x1p30) / 100);
     }
     return fail(err, EXIT_USAGE,
-                "%s, %d + %d tokens, block of %d x %d: no placement fits%s; use a smaller --gpu-batch-size or "
+                "%s, %d + %d tokens, block of %d x %d: no placement fits%s; use a smaller "
+                "--gpu-batch-size or "
                 "--num-gpu-batches, shorter prompts or outputs, or a larger machine",
                 config->name, block->s, block->n, block->gbs, block->num_gpu_batches, who);
 }
 
-int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block, Error *err) {
+int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block,
+               Error *err) {
     Lp lp;
     LpAnswer answer;
     paper_lp(&lp, hardware, config, block);
     lp_solve(&answer, &lp);
-    if (answer.verdict == LP_INFEASIBLE) return does_not_fit(&lp, config, block, err);
+    if (answer.verdict == LP_INFEASIBLE)
+        return does_not_fit(&lp, config, block, err);
     if (answer.verdict != LP_OPTIMAL)
-        return fail(err, EXIT_FAILED,
-                    "%s: its numbers and those of %s are too far apart to be solved in doubles; check them", hardware->name,
-                    config->name);
-    /* At a corner of the LP T_pre and T_gen are the largest of their terms, also T_gen for n = 1, where it costs nothing.
+        return fail(
+            err, EXIT_FAILED,
+            "%s: its numbers and those of %s are too far apart to be solved in doubles; check them",
+            hardware->name, config->name);
+    /* At a corner of the LP T_pre and T_gen are the largest of their terms, also T_gen for n = 1,
+     * where it costs nothing.
      */
     const double *x = answer.x;
     memcpy(cost->fraction, x, sizeof cost->fraction);
-    cost->T_pre = x[T_PRE], cost->T_gen = x[T_GEN];
+    cost->T_pre = x[T_PRE];
+    cost->T_gen = x[T_GEN];
     cost->T = (cost->T_pre + cost->T_gen * (block->n - 1)) * config->l;
     cost->throughput = (double)block->gbs * block->num_gpu_batches * block->n / cost->T;
     binding_rows(cost->slowest[0], sizeof cost->slowest[0], &lp, x, T_GEN_ROWS, GPU_ROWS);
     binding_rows(cost->slowest[1], sizeof cost->slowest[1], &lp, x, T_PRE_ROWS, T_GEN_ROWS);
     for (int t = 0; t < NTIERS; t++)
-        cost->peak[t] =
-            hardware->mem[t] + binding_rows(cost->full[t], sizeof cost->full[t], &lp, x, tier_rows[t], tier_rows[t + 1]);
+        cost->peak[t] = hardware->mem[t] + binding_rows(cost->full[t], sizeof cost->full[t], &lp, x,
+                                                        tier_rows[t], tier_rows[t + 1]);
     return 0;
 }

@@ -28,29 +28,43 @@ void sum_rows(Lp *lp);
 
 /* A placement and what a cost model expects of it. */
 typedef struct {
-    double fraction[NFRACTIONS];            /* wg wc wd cg cc cd hg hc hd */
-    double T_pre, T_gen, T;                 /* seconds: of a layer, of a layer, of a block (runtime: of the whole task) */
-    double throughput;                      /* token/s */
-    double peak[NTIERS];                    /* bytes */
-    char slowest[2][96], full[NTIERS][200]; /* the rows that bind T_gen [0], T_pre [1]; full tiers; or "" */
+    double fraction[NFRACTIONS]; /* wg wc wd cg cc cd hg hc hd */
+    double T_pre, T_gen,
+        T; /* seconds: of a layer, of a layer, of a block (runtime: of the whole task) */
+    double throughput;   /* token/s */
+    double peak[NTIERS]; /* bytes */
+    char slowest[2][96],
+        full[NTIERS][200]; /* the rows that bind T_gen [0], T_pre [1]; full tiers; or "" */
 } Cost;
 
-/* What one LP of the paper is for: s and n, and a block of num_gpu_batches GPU batches of gbs sequences. */
+/* What one LP of the paper is for: s and n, and a block of num_gpu_batches GPU batches of gbs
+ * sequences. */
 typedef struct {
     int s, n, gbs, num_gpu_batches;
 } Block;
 
-/* The paper's variables: the fractions, and the seconds that a layer takes in prefill and in generation. */
+/* The paper's variables: the fractions, and the seconds that a layer takes in prefill and in
+ * generation. */
 enum { T_PRE = NFRACTIONS, T_GEN, NVARS };
 /* Its rows, by what they bound: the first of each kind. */
-enum { T_PRE_ROWS = 0, T_GEN_ROWS = 5, GPU_ROWS = 10, CPU_ROWS = 22, DISK_ROWS = 24, SUM_ROWS = 25, NROWS = 28 };
+enum {
+    T_PRE_ROWS = 0,
+    T_GEN_ROWS = 5,
+    GPU_ROWS = 10,
+    CPU_ROWS = 22,
+    DISK_ROWS = 24,
+    SUM_ROWS = 25,
+    NROWS = 28
+};
 
-/* Appendix A.3 as printed, for one block: minimize T / bls over placements, with a row for each term of each max. Rows have
- * the names of their equations: "ctog^p", "gpu_peak^g with att_1^g". */
+/* Appendix A.3 as printed, for one block: minimize T / bls over placements, with a row for each
+ * term of each max. Rows have the names of their equations: "ctog^p", "gpu_peak^g with att_1^g". */
 void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const Block *block);
 
-/* The best placement of one block by A.3. -1 and one line (EXIT_USAGE) that names the tiers which cannot hold it. */
-int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block, Error *err);
+/* The best placement of one block by A.3. -1 and one line (EXIT_USAGE) that names the tiers which
+ * cannot hold it. */
+int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block,
+               Error *err);
 
 #ifdef __cplusplus
 }

@@ -1,39 +1,45 @@
-/* quant.c: group-wise quantization (section 5, "group-wise quantization"), to be read beside the paper's formula
+/* quant.c: group-wise quantization (section 5, "group-wise quantization"), to be read beside the
+ * paper's formula
  *
  *     x_quant = round((x - min) / (max - min) * (2^b - 1))
  *
- * for each group of g contiguous numbers. The paper takes b = 4 and g = 64, which is 4.5 bits a number with the group's min
- * and scale in F16. The layout is in quant.h. First comes the plain function, which rounds numbers to any b in any g; then
- * the fast ones, which pack 4 bits in groups of 64.
+ * for each group of g contiguous numbers. The paper takes b = 4 and g = 64, which is 4.5 bits a
+ * number with the group's min and scale in F16. The layout is in quant.h. First comes the plain
+ * function, which rounds numbers to any b in any g; then the fast ones, which pack 4 bits in groups
+ * of 64.
  *
- * Contract: a finite number comes back within half a scale and one rounding to F16. One that is not finite makes its whole
- * group NaN, so that it cannot pass for a number. Read next: lp.c. */
+ * Contract: a finite number comes back within half a scale and one rounding to F16. One that is not
+ * finite makes its whole group NaN, so that it cannot pass for a number. Read next: lp.c. */
 #include "quant.h"
 
 #include <math.h>
 
 #include "base/simd.h"
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // One group
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 enum { LEVELS = 15 }; /* the largest code of 4 bits */
 
-/* (max - min) / levels as F16, rounded up, so that the largest code reaches max however coarse F16 is there; down where the
- * largest code would pass F16's range. */
+/* (max - min) / levels as F16, rounded up, so that the largest code reaches max however coarse F16
+ * is there; down where the largest code would pass F16's range. */
 static f16 group_scale(float min, float max, int levels) {
     const float exact = (max - min) / levels;
     f16 scale = f32_to_f16(exact);
-    if (f16_to_f32(scale) < exact) scale++;
-    if (min + levels * f16_to_f32(scale) >= 65520) scale--;
+    if (f16_to_f32(scale) < exact)
+        scale++;
+    if (min + levels * f16_to_f32(scale) >= 65520)
+        scale--;
     return scale;
 }
 
 /* Writes a group's min and scale; 1 / scale, or 0 where all are equal or one is not finite. */
 static float put_header(void *to, float min, float max, bool finite, int levels) {
-    min += 0, max += 0; /* -0, which is equal to 0, becomes it: which of them comes first must not matter */
-    const f16 poison = 0x7e00, header[2] = {finite ? f32_to_f16(min) : poison, finite ? group_scale(min, max, levels) : 0};
+    min += 0;
+    max += 0; /* -0, which is equal to 0, becomes it: which of them comes first must not matter */
+    const f16 poison = 0x7e00, header[2] = {finite ? f32_to_f16(min) : poison,
+                                            finite ? group_scale(min, max, levels) : 0};
     memcpy(to, header, GROUP_HEADER);
     return header[1] ? 1 / f16_to_f32(header[1]) : 0;
 }
@@ -43,7 +49,8 @@ static bool round_group(f16 *x, size_t stride, int n, int levels) {
     f16 header[2];
     for (int i = 0; i < n; i++) {
         float value = f16_to_f32(x[i * stride]);
-        min = value < min ? value : min, max = value > max ? value : max;
+        min = value < min ? value : min;
+        max = value > max ? value : max;
         zero += value - value; /* NaN of what is not finite */
     }
     const float inverse = put_header(header, min, max, zero == 0, levels);
@@ -57,29 +64,34 @@ static bool round_group(f16 *x, size_t stride, int n, int levels) {
 bool quant_round(f16 *x, size_t stride, int n, Quant quant) {
     bool finite = true;
     for (int i = 0; i < n; i += quant.group)
-        finite &= round_group(x + i * stride, stride, imin(quant.group, n - i), (1 << quant.bits) - 1);
+        finite &=
+            round_group(x + i * stride, stride, imin(quant.group, n - i), (1 << quant.bits) - 1);
     return finite;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Groups of 4 bits, a vector at a time
 //
-// Of a matrix, VL neighbouring columns are packed together: lane l works on column l, whose group runs down the rows. 32
-// rows have their codes in 16 bytes, which are made 4 bytes (8 nibbles, u = 0 to 7) at a time:
+// Of a matrix, VL neighbouring columns are packed together: lane l works on column l, whose group
+// runs down the rows. 32 rows have their codes in 16 bytes, which are made 4 bytes (8 nibbles, u =
+// 0 to 7) at a time:
 //
 //     byte          0   1   2   3  |  4   5  ..  |  .. 15  | 16  17  ..
-//     high half    16  17  18  19  | 20  21      |     31  | 48  49            the rows whose codes lie there
-//     low half      0   1   2   3  |  4   5      |     15  | 32  33
+//     high half    16  17  18  19  | 20  21      |     31  | 48  49            the rows whose codes
+//     lie there low half      0   1   2   3  |  4   5      |     15  | 32  33
 //                  u = 0 is row 0, u = 1 row 16, u = 2 row 1, u = 3 row 17 ...
 //
 // A group of the KV cache lies in a row, so that its numbers themselves fill the vectors.
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* Codes as rintf rounds: x + 1.5 2^23 has the nearest integer in its low bits, of two the even one. Of at most 15. */
+/* Codes as rintf rounds: x + 1.5 2^23 has the nearest integer in its low bits, of two the even one.
+ * Of at most 15. */
 INLINE VI nearest(V x) { return (VI)(x + 0x1.8p23f) & LEVELS; }
 
 /* The row whose code is nibble u of the 4 bytes that begin at byte `at`, as in the picture. */
-INLINE int nibble_row(int at, int u) { return (at + u / 2) / 16 * 32 + (at + u / 2) % 16 + u % 2 * 16; }
+INLINE int nibble_row(int at, int u) {
+    return (at + u / 2) / 16 * 32 + (at + u / 2) % 16 + u % 2 * 16;
+}
 
 /* The groups of VL columns of w (GROUP, k). */
 static bool pack_columns(uint8_t *to, const f16 *w, int k) {
@@ -87,8 +99,11 @@ static bool pack_columns(uint8_t *to, const f16 *w, int k) {
     bool finite = true;
     for (int i = 0; i < GROUP; i++) {
         V x = v_load_f16(w + (size_t)i * k);
-        __builtin_prefetch(w + (size_t)i * k + 4 * VL, 0, 2); /* of so many rows the processor foresees none */
-        min = v_min(min, x), max = v_max(max, x), zero += x - x;
+        __builtin_prefetch(w + (size_t)i * k + 4 * VL, 0,
+                           2); /* of so many rows the processor foresees none */
+        min = v_min(min, x);
+        max = v_max(max, x);
+        zero += x - x;
     }
     for (int l = 0; l < VL; l++) {
         inverse[l] = put_header(to + l * GROUP_BYTES, min[l], max[l], zero[l] == 0, LEVELS);
@@ -98,7 +113,8 @@ static bool pack_columns(uint8_t *to, const f16 *w, int k) {
         VI word = {0};
         for (int u = 0; u < 8; u++) {
             V x = v_load_f16(w + (size_t)nibble_row(at, u) * k);
-            word |= nearest((x - min) * inverse) << 4 * u; /* 0 in a poisoned group, and NaN's low bits are 0 as well */
+            word |= nearest((x - min) * inverse)
+                    << 4 * u; /* 0 in a poisoned group, and NaN's low bits are 0 as well */
         }
         for (int l = 0; l < VL; l++) {
             uint32_t codes = word[l];
@@ -113,14 +129,17 @@ static void unpack_columns(f16 *w, const uint8_t *from, int k) {
     for (int l = 0; l < VL; l++) {
         f16 header[2];
         memcpy(header, from + l * GROUP_BYTES, sizeof header);
-        min[l] = f16_to_f32(header[0]), scale[l] = f16_to_f32(header[1]);
+        min[l] = f16_to_f32(header[0]);
+        scale[l] = f16_to_f32(header[1]);
     }
     for (int at = 0; at < GROUP / 2; at += 4) {
         VI word = {0};
-        for (int l = 0; l < VL; l++) memcpy((char *)&word + 4 * l, from + l * GROUP_BYTES + GROUP_HEADER + at, 4);
+        for (int l = 0; l < VL; l++)
+            memcpy((char *)&word + 4 * l, from + l * GROUP_BYTES + GROUP_HEADER + at, 4);
         for (int u = 0; u < 8; u++) {
             V code = __builtin_convertvector(word >> 4 * u & LEVELS, V);
-            v_store_f16_part(w + (size_t)nibble_row(at, u) * k, v_load(min) + v_load(scale) * code, VL);
+            v_store_f16_part(w + (size_t)nibble_row(at, u) * k, v_load(min) + v_load(scale) * code,
+                             VL);
         }
     }
 }
@@ -132,7 +151,8 @@ static void pack_block(uint8_t *codes, const f16 *x, int n, float min, float inv
         VB some = __builtin_convertvector(nearest((v_load_f16(x + i) - min) * inverse), VB);
         memcpy(code + i, &some, sizeof some);
     }
-    for (int i = 0; i < 16; i++) codes[i] = (uint8_t)(code[i] | code[16 + i] << 4);
+    for (int i = 0; i < 16; i++)
+        codes[i] = (uint8_t)(code[i] | code[16 + i] << 4);
 }
 
 /* A group of n neighbours. */
@@ -140,32 +160,38 @@ static bool pack_run(uint8_t *to, const f16 *x, int n) {
     V low = v_set(INFINITY), high = -low, zero = {0};
     for (int i = 0; i < n; i += VL) {
         V some = v_load_f16(x + i);
-        low = v_min(low, some), high = v_max(high, some), zero += some - some;
+        low = v_min(low, some);
+        high = v_max(high, some);
+        zero += some - some;
     }
     const float min = -v_largest(-low);
     const bool finite = v_sum(zero) == 0;
     float inverse = put_header(to, min, v_largest(high), finite, LEVELS);
-    for (int i = 0; i < n; i += 32) pack_block(to + GROUP_HEADER + i / 2, x + i, imin(32, n - i), min, inverse);
+    for (int i = 0; i < n; i += 32)
+        pack_block(to + GROUP_HEADER + i / 2, x + i, imin(32, n - i), min, inverse);
     return finite;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Matrices, and heads of the KV cache
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 bool quant_pack_rows(uint8_t *to, const f16 *w, int k) {
     bool finite = true;
-    for (int c = 0; c < k; c += VL) finite &= pack_columns(to + (size_t)c * GROUP_BYTES, w + c, k);
+    for (int c = 0; c < k; c += VL)
+        finite &= pack_columns(to + (size_t)c * GROUP_BYTES, w + c, k);
     return finite;
 }
 
 void quant_unpack_rows(f16 *w, const uint8_t *from, int k) {
-    for (int c = 0; c < k; c += VL) unpack_columns(w + c, from + (size_t)c * GROUP_BYTES, k);
+    for (int c = 0; c < k; c += VL)
+        unpack_columns(w + c, from + (size_t)c * GROUP_BYTES, k);
 }
 
 bool quant_pack_heads(uint8_t *to, const f16 *x, int nh, int hd) {
     bool finite = true;
     for (int h = 0; h < nh; h++, x += hd, to += quant_bytes(hd))
-        for (int i = 0; i < hd; i += GROUP) finite &= pack_run(to + i / GROUP * GROUP_BYTES, x + i, imin(GROUP, hd - i));
+        for (int i = 0; i < hd; i += GROUP)
+            finite &= pack_run(to + i / GROUP * GROUP_BYTES, x + i, imin(GROUP, hd - i));
     return finite;
 }

@@ -1,9 +1,10 @@
 /* completions.c: what becomes of a job: a journal of tokens, and a line for each prompt.
  *
- * The journal is the truth and the output its rendering. After every sweep the new tokens are handed to a thread that
- * appends them to the journal, then writes the lines of prompts that are complete, in the order of the input, and syncs
- * both about once a second; the sweep never waits for a disk. A job that goes on reads its journal, looks again at what
- * ends a completion (a token may be there and its line not), and takes up every sequence behind its last token.
+ * The journal is the truth and the output its rendering. After every sweep the new tokens are
+ * handed to a thread that appends them to the journal, then writes the lines of prompts that are
+ * complete, in the order of the input, and syncs both about once a second; the sweep never waits
+ * for a disk. A job that goes on reads its journal, looks again at what ends a completion (a token
+ * may be there and its line not), and takes up every sequence behind its last token.
  *
  * Standard output, pipes and devices have no journal. Read next: eval.c. */
 #include <cjson/cJSON.h>
@@ -20,7 +21,8 @@
 #include "plan.h"
 
 static const double SYNC_EVERY = 1; /* seconds: what a machine that loses its power may cost */
-static const double PATIENCE = 3;   /* seconds: when a pipeline is killed, its processes end one by one */
+static const double PATIENCE =
+    3; /* seconds: when a pipeline is killed, its processes end one by one */
 
 /* Tokens on their way to the journal. */
 typedef struct {
@@ -57,11 +59,13 @@ struct Completions {
     long tokens; /* of the lines */
 };
 
-static const char *output_name(const Completions *c) { return c->path ? c->path : "standard output"; }
+static const char *output_name(const Completions *c) {
+    return c->path ? c->path : "standard output";
+}
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The end of a completion
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Where the first of the stop texts begins, or NULL. A completion may hold NUL bytes. */
 static char *find_stop(const Completions *c, char *text, size_t len) {
@@ -69,15 +73,18 @@ static char *find_stop(const Completions *c, char *text, size_t len) {
     char *first = NULL;
     for (int i = 0; i < stop->n; i++) {
         char *found = memmem(text, len, stop->text[i], strlen(stop->text[i]));
-        if (found && (!first || found < first)) first = found;
+        if (found && (!first || found < first))
+            first = found;
     }
     return first;
 }
 
-/* A stop text ends in the newest token, so only the last few, a byte each or more, are looked at. A text with special
- * tokens inside, which are no bytes, may be seen only when the line is written. */
+/* A stop text ends in the newest token, so only the last few, a byte each or more, are looked at. A
+ * text with special tokens inside, which are no bytes, may be seen only when the line is written.
+ */
 static bool ends_in_stop(const Completions *c, const Request *e) {
-    if (!c->options->stop.n) return false;
+    if (!c->options->stop.n)
+        return false;
     const int most = (int)c->longest_stop + 8, window = most < e->known ? most : e->known;
     size_t len;
     char *text = tokenizer_decode(c->tokenizer, e->tokens + e->known - window, window, &len);
@@ -88,15 +95,16 @@ static bool ends_in_stop(const Completions *c, const Request *e) {
 
 /* The next token of a prompt, which may be its last. */
 static void add_token(const Completions *c, Request *e, int32_t token) {
-    if ((e->known & (e->known - 1)) == 0) e->tokens = xrealloc(e->tokens, 2 * (size_t)e->known + 1, sizeof *e->tokens);
+    if ((e->known & (e->known - 1)) == 0)
+        e->tokens = xrealloc(e->tokens, 2 * (size_t)e->known + 1, sizeof *e->tokens);
     e->tokens[e->known++] = token;
     e->stopped = token == c->job->config->eos || ends_in_stop(c, e);
     e->ended = e->stopped || e->known == e->n;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Lines
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* The part of a line that says which prompt it is of. */
 static void write_start(FILE *out, const Request *e) {
@@ -125,11 +133,16 @@ static int tokens_of(const Completions *c, const Request *e, int n, const char *
 static int write_completion(const Completions *c, FILE *out, const Request *e) {
     int n = e->known - (e->known && e->tokens[e->known - 1] == c->job->config->eos);
     size_t len;
-    char *text = tokenizer_decode(c->tokenizer, e->tokens, n, &len), *stop = find_stop(c, text, len);
-    if (stop) len = (size_t)(stop - text), n = tokens_of(c, e, n, text, len);
+    char *text = tokenizer_decode(c->tokenizer, e->tokens, n, &len),
+         *stop = find_stop(c, text, len);
+    if (stop) {
+        len = (size_t)(stop - text);
+        n = tokens_of(c, e, n, text, len);
+    }
     json_write_string(out, text, len);
     fprintf(out, ", \"tokens\": [");
-    for (int i = 0; i < n; i++) fprintf(out, i ? ", %d" : "%d", e->tokens[i]);
+    for (int i = 0; i < n; i++)
+        fprintf(out, i ? ", %d" : "%d", e->tokens[i]);
     fprintf(out, "], \"finish_reason\": \"%s\"}\n", e->stopped || stop ? "stop" : "length");
     free(text);
     return n;
@@ -154,22 +167,28 @@ static char *next_line(Completions *c, size_t *len) {
 /* What somebody has done to the file while the job wrote it, or NULL. */
 static const char *disturbed(const Completions *c) {
     struct stat mine, there;
-    if (!c->journal) return NULL;
-    if (stat(c->path, &there) || fstat(c->fd, &mine)) return strerror(errno);
-    if (mine.st_dev != there.st_dev || mine.st_ino != there.st_ino) return "another file is in its place";
+    if (!c->journal)
+        return NULL;
+    if (stat(c->path, &there) || fstat(c->fd, &mine))
+        return strerror(errno);
+    if (mine.st_dev != there.st_dev || mine.st_ino != there.st_ino)
+        return "another file is in its place";
     return (size_t)mine.st_size == c->end ? NULL : "somebody else has written there";
 }
 
-/* Down a pipe. A signal ends the job although nobody has read for a second. What a pipe has room for at all, PIPE_BUF, it
- * takes at once. */
+/* Down a pipe. A signal ends the job although nobody has read for a second. What a pipe has room
+ * for at all, PIPE_BUF, it takes at once. */
 static const char *put_in_pipe(const Completions *c, const char *line, size_t len) {
     for (ssize_t n; len; line += n, len -= (size_t)n) {
         struct pollfd room = {.fd = c->fd, .events = POLLOUT};
         const int ready = poll(&room, 1, 1000);
-        if (!ready && __atomic_load_n(stop_signal(), __ATOMIC_RELAXED)) return "nobody reads it";
+        if (!ready && __atomic_load_n(stop_signal(), __ATOMIC_RELAXED))
+            return "nobody reads it";
         n = ready > 0 ? write(c->fd, line, len < PIPE_BUF ? len : PIPE_BUF) : ready;
-        if (n < 0 && errno != EINTR && errno != EAGAIN) return strerror(errno);
-        if (n < 0) n = 0;
+        if (n < 0 && errno != EINTR && errno != EAGAIN)
+            return strerror(errno);
+        if (n < 0)
+            n = 0;
     }
     return NULL;
 }
@@ -187,18 +206,23 @@ static const char *put(const Completions *c, const char *line, size_t len) {
 
 static int check_undisturbed(const Completions *c, Error *err) {
     const char *why = disturbed(c);
-    return why ? fail(err, EXIT_FAILED, "%s: was changed while the job wrote it: %s; go on with --resume", c->path, why)
+    return why ? fail(err, EXIT_FAILED,
+                      "%s: was changed while the job wrote it: %s; go on with --resume", c->path,
+                      why)
                : 0;
 }
 
 static int write_lines(Completions *c, int upto, Error *err) {
     while (c->written < upto) {
         size_t len;
-        if (check_undisturbed(c, err)) return -1;
+        if (check_undisturbed(c, err))
+            return -1;
         char *line = next_line(c, &len);
         const char *why = put(c, line, len);
         free(line);
-        if (why) return fail(err, EXIT_FAILED, "cannot write %s: %s; make room or write elsewhere", output_name(c), why);
+        if (why)
+            return fail(err, EXIT_FAILED, "cannot write %s: %s; make room or write elsewhere",
+                        output_name(c), why);
         free(c->job->request[c->written].tokens);
         c->job->request[c->written++].tokens = NULL;
         c->end += len;
@@ -206,15 +230,17 @@ static int write_lines(Completions *c, int upto, Error *err) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The thread that writes
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* What cannot be synced, such as a pipe, need not be. */
 static int sync_all(Completions *c, Error *err) {
-    if (c->journal && journal_sync(c->journal, err)) return -1;
+    if (c->journal && journal_sync(c->journal, err))
+        return -1;
     if (fdatasync(c->fd) && errno != EINVAL && errno != EROFS && errno != ENOTSUP)
-        return fail(err, EXIT_FAILED, "cannot write %s: %s; make room or write elsewhere", output_name(c), strerror(errno));
+        return fail(err, EXIT_FAILED, "cannot write %s: %s; make room or write elsewhere",
+                    output_name(c), strerror(errno));
     c->synced = seconds_now();
     c->unsynced = false;
     return check_undisturbed(c, err);
@@ -223,7 +249,8 @@ static int sync_all(Completions *c, Error *err) {
 /* Tokens before the lines that they complete. */
 static int write_all(Completions *c, const Pairs *tokens, int upto, Error *err) {
     c->unsynced = true;
-    if (c->journal && tokens->n && journal_append(c->journal, tokens->pair, tokens->n, err)) return -1;
+    if (c->journal && tokens->n && journal_append(c->journal, tokens->pair, tokens->n, err))
+        return -1;
     return write_lines(c, upto, err);
 }
 
@@ -231,8 +258,10 @@ static int write_all(Completions *c, const Pairs *tokens, int upto, Error *err) 
 static void wait_for_work(Completions *c) {
     const struct timespec t = timespec_at(c->synced + SYNC_EVERY);
     while (!c->queue.n && c->ready == c->written && !c->closing) {
-        if (c->unsynced && pthread_cond_timedwait(&c->wake, &c->lock, &t) == ETIMEDOUT) return;
-        if (!c->unsynced) pthread_cond_wait(&c->wake, &c->lock);
+        if (c->unsynced && pthread_cond_timedwait(&c->wake, &c->lock, &t) == ETIMEDOUT)
+            return;
+        if (!c->unsynced)
+            pthread_cond_wait(&c->wake, &c->lock);
     }
 }
 
@@ -247,42 +276,54 @@ static void *writer_main(void *arg) {
         const Pairs empty = {taken.pair, 0, taken.room};
         const int upto = c->ready;
         const bool work = c->queue.n || upto > c->written;
-        taken = c->queue, c->queue = empty;
+        taken = c->queue;
+        c->queue = empty;
         pthread_mutex_unlock(&c->lock);
-        if (work) status = write_all(c, &taken, upto, &err);
-        if (!status && c->unsynced && (!work || seconds_now() - c->synced >= SYNC_EVERY)) status = sync_all(c, &err);
+        if (work)
+            status = write_all(c, &taken, upto, &err);
+        if (!status && c->unsynced && (!work || seconds_now() - c->synced >= SYNC_EVERY))
+            status = sync_all(c, &err);
         pthread_mutex_lock(&c->lock);
     }
-    if (status) c->failed = true, c->error = err;
+    if (status) {
+        c->failed = true;
+        c->error = err;
+    }
     pthread_mutex_unlock(&c->lock);
     free(taken.pair);
     return NULL;
 }
 
 static void add_pairs(Pairs *to, const Pair *pair, size_t n) {
-    if (to->n + n > to->room) to->pair = xrealloc(to->pair, to->room = 2 * (to->n + n), sizeof *pair);
-    if (n) memcpy(to->pair + to->n, pair, n * sizeof *pair);
+    if (to->n + n > to->room)
+        to->pair = xrealloc(to->pair, to->room = 2 * (to->n + n), sizeof *pair);
+    if (n)
+        memcpy(to->pair + to->n, pair, n * sizeof *pair);
     to->n += n;
 }
 
 /* Gives the thread what is new. -1 and err if it has failed. */
 static int hand_over(Completions *c, Error *err) {
     const Job *job = c->job;
-    while (c->complete < job->count && (job->request[c->complete].ended || job->request[c->complete].error)) c->complete++;
+    while (c->complete < job->count &&
+           (job->request[c->complete].ended || job->request[c->complete].error))
+        c->complete++;
     pthread_mutex_lock(&c->lock);
-    if (c->journal) add_pairs(&c->queue, c->fresh.pair, c->fresh.n);
+    if (c->journal)
+        add_pairs(&c->queue, c->fresh.pair, c->fresh.n);
     c->fresh.n = 0;
     c->ready = c->complete;
     const bool failed = c->failed;
-    if (failed) *err = c->error;
+    if (failed)
+        *err = c->error;
     pthread_cond_signal(&c->wake);
     pthread_mutex_unlock(&c->lock);
     return failed ? -1 : 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The listener
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
     Completions *c = ctx;
@@ -303,24 +344,34 @@ Listener completions_listener(Completions *c) {
     return (Listener){.ctx = c, .token = on_token, .done = completion_ignored, .sweep = on_sweep};
 }
 
-int completion_ignored(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
-    (void)ctx, (void)prompt, (void)tokens, (void)n, (void)reason, (void)err;
+int completion_ignored(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason,
+                       Error *err) {
+    (void)ctx;
+    (void)prompt;
+    (void)tokens;
+    (void)n;
+    (void)reason;
+    (void)err;
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // A file that is there already
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static int compare_heads(const Completions *c, const cJSON *head, Error *err) {
     for (const cJSON *here = head->child; here; here = here->next) {
         const cJSON *there = json_get(journal_head(c->journal), here->string);
-        if (cJSON_Compare(here, there, true)) continue;
-        char *is = cJSON_PrintUnformatted(here), *was = there ? cJSON_PrintUnformatted(there) : NULL;
+        if (cJSON_Compare(here, there, true))
+            continue;
+        char *is = cJSON_PrintUnformatted(here),
+             *was = there ? cJSON_PrintUnformatted(there) : NULL;
         fail(err, EXIT_USAGE,
-             "%s is of another job: its %s is %.100s, and here it is %.100s; finish that job, or --overwrite",
+             "%s is of another job: its %s is %.100s, and here it is %.100s; finish that job, or "
+             "--overwrite",
              journal_path(c->journal), here->string, was ? was : "missing", is);
-        free(is), free(was);
+        free(is);
+        free(was);
         return -1;
     }
     return 0;
@@ -328,9 +379,11 @@ static int compare_heads(const Completions *c, const cJSON *head, Error *err) {
 
 static int take_token(void *ctx, uint32_t place, int32_t token) {
     Completions *c = ctx;
-    if (place >= (uint32_t)c->job->count) return -1;
+    if (place >= (uint32_t)c->job->count)
+        return -1;
     Request *e = &c->job->request[place];
-    if (e->error || e->ended || token < 0 || token >= c->job->config->vocab) return -1;
+    if (e->error || e->ended || token < 0 || token >= c->job->config->vocab)
+        return -1;
     add_token(c, e, token);
     return 0;
 }
@@ -340,7 +393,8 @@ static bool is_line_of(const Request *e, const Lines *l) {
     FILE *out = text_stream(&start);
     write_start(out, e);
     fclose(out);
-    const bool is = start.len < l->size && !memcmp(start.text, l->line, start.len) && l->line[l->size] == '\n';
+    const bool is =
+        start.len < l->size && !memcmp(start.text, l->line, start.len) && l->line[l->size] == '\n';
     free(start.text);
     return is;
 }
@@ -354,33 +408,43 @@ static int check_finished(const Completions *c, Error *err) {
     int n = 0;
     bool same = true;
     Lines l = {.text = text, .len = text ? len : 0, .name = ""};
-    for (; same && line_next(&l); n += same) same = n < job->count && is_line_of(&job->request[n], &l);
+    for (; same && line_next(&l); n += same)
+        same = n < job->count && is_line_of(&job->request[n], &l);
     free(text);
-    if (same && n == job->count) return 0;
+    if (same && n == job->count)
+        return 0;
     if (n)
         return fail(err, EXIT_USAGE,
-                    "--resume: %s has no journal and only %d of the %d lines of this job; bring back %s.journal, or begin "
+                    "--resume: %s has no journal and only %d of the %d lines of this job; bring "
+                    "back %s.journal, or begin "
                     "anew with --overwrite",
                     c->path, n, job->count, c->path);
     return fail(err, EXIT_USAGE,
-                "--resume: %s has no journal and is not the output of this job; move it away, or --overwrite", c->path);
+                "--resume: %s has no journal and is not the output of this job; move it away, or "
+                "--overwrite",
+                c->path);
 }
 
 int completions_resume(Completions *c, const cJSON *head, bool *finished, Error *err) {
     size_t size;
     *finished = false;
-    if (!c->options->resume) return 0;
-    if (c->resumed) return compare_heads(c, head, err) || journal_read(c->journal, take_token, c, err) ? -1 : 0;
-    if (file_size(&size, c->path, err)) return -1;
+    if (!c->options->resume)
+        return 0;
+    if (c->resumed)
+        return compare_heads(c, head, err) || journal_read(c->journal, take_token, c, err) ? -1 : 0;
+    if (file_size(&size, c->path, err))
+        return -1;
     *finished = size > 0;
     return *finished && (check_finished(c, err) || journal_remove(c->journal, err)) ? -1 : 0;
 }
 
-/* Lines that an earlier run has written stay, as far as they are what the journal says. What is behind them was cut by a
- * kill, or is newer than a journal that lost its end with the machine's power: it will be written again. */
+/* Lines that an earlier run has written stay, as far as they are what the journal says. What is
+ * behind them was cut by a kill, or is newer than a journal that lost its end with the machine's
+ * power: it will be written again. */
 static int keep_lines(Completions *c, int upto, Error *err) {
     struct stat st;
-    if (fstat(c->fd, &st)) return fail(err, EXIT_FAILED, "%s: cannot read: %s", c->path, strerror(errno));
+    if (fstat(c->fd, &st))
+        return fail(err, EXIT_FAILED, "%s: cannot read: %s", c->path, strerror(errno));
     bool whole = true;
     while (whole && c->written < upto) {
         const long tokens = c->tokens;
@@ -388,34 +452,43 @@ static int keep_lines(Completions *c, int upto, Error *err) {
         char *line = next_line(c, &len), *there = xcalloc(len, 1);
         const size_t left = (size_t)st.st_size - c->end, most = left < len ? left : len;
         const char *why = file_read_at(c->fd, there, most, c->end);
-        const size_t n = strnlen(there, most); /* zeros: what never reached the disk before the power was lost */
+        const size_t n =
+            strnlen(there, most); /* zeros: what never reached the disk before the power was lost */
         const bool same = !why && !memcmp(line, there, n);
-        free(line), free(there);
-        if (why) return fail(err, EXIT_FAILED, "%s: read error: %s", c->path, why);
+        free(line);
+        free(there);
+        if (why)
+            return fail(err, EXIT_FAILED, "%s: read error: %s", c->path, why);
         if (!same)
             return fail(err, EXIT_USAGE,
-                        "%s: line %d is not what %s says; move the output away, and --resume writes it anew", c->path,
-                        c->written + 1, journal_path(c->journal));
+                        "%s: line %d is not what %s says; move the output away, and --resume "
+                        "writes it anew",
+                        c->path, c->written + 1, journal_path(c->journal));
         whole = n == len;
-        if (whole)
-            c->end += len, c->written++;
-        else
+        if (whole) {
+            c->end += len;
+            c->written++;
+        } else
             c->tokens = tokens;
     }
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Opening, beginning, closing
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 Completions *completions_follow(Job *job, const Tokenizer *tokenizer, const Options *o) {
     Completions *c = xcalloc(1, sizeof *c);
     pthread_mutex_init(&c->lock, NULL);
     cond_open(&c->wake);
-    c->job = job, c->tokenizer = tokenizer, c->options = o, c->fd = STDOUT_FILENO;
+    c->job = job;
+    c->tokenizer = tokenizer;
+    c->options = o;
+    c->fd = STDOUT_FILENO;
     for (int i = 0; i < o->stop.n; i++)
-        if (strlen(o->stop.text[i]) > c->longest_stop) c->longest_stop = strlen(o->stop.text[i]);
+        if (strlen(o->stop.text[i]) > c->longest_stop)
+            c->longest_stop = strlen(o->stop.text[i]);
     return c;
 }
 
@@ -423,44 +496,61 @@ Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Option
     Completions *c = completions_follow(job, tokenizer, o);
     size_t size = 0;
     int status = 0;
-    if (o->output && strcmp(o->output, "-")) c->path = o->output;
-    if (c->path) status = output_check("--output", c->path, err);
+    if (o->output && strcmp(o->output, "-"))
+        c->path = o->output;
+    if (c->path)
+        status = output_check("--output", c->path, err);
     if (!status && c->path && !output_is_special(c->path)) {
         c->journal = journal_open(c->path, o->resume ? PATIENCE : 0, err);
-        if (!c->journal) status = -1;
+        if (!c->journal)
+            status = -1;
     } else if (!status && o->resume)
-        status = fail(err, EXIT_USAGE, "--resume: %s has no journal; name a file with --output", output_name(c));
-    if (c->journal) status = file_size(&size, c->path, err);
+        status = fail(err, EXIT_USAGE, "--resume: %s has no journal; name a file with --output",
+                      output_name(c));
+    if (c->journal)
+        status = file_size(&size, c->path, err);
     const bool there = c->journal && (journal_head(c->journal) || size);
     if (!status && there && !o->resume && !o->overwrite)
-        status = fail(err, EXIT_USAGE, "--output %s: is there already; go on with --resume, or lose it with --overwrite",
-                      c->path);
+        status =
+            fail(err, EXIT_USAGE,
+                 "--output %s: is there already; go on with --resume, or lose it with --overwrite",
+                 c->path);
     c->resumed = o->resume && c->journal && journal_head(c->journal);
-    if (!status) return c;
+    if (!status)
+        return c;
     completions_free(c);
     return NULL;
 }
 
 bool completions_last(const Completions *c) { return c->journal != NULL; }
-const cJSON *completions_head(const Completions *c) { return c->resumed ? journal_head(c->journal) : NULL; }
+const cJSON *completions_head(const Completions *c) {
+    return c->resumed ? journal_head(c->journal) : NULL;
+}
 
 static int open_output(Completions *c, Error *err) {
     c->fd = open(c->path, (c->journal ? O_RDWR | O_CREAT : O_WRONLY) | O_CLOEXEC, 0666);
     if (c->fd < 0)
-        return fail(err, EXIT_FAILED, "--output %s: %s; name a file that can be written", c->path, strerror(errno));
-    if (c->journal && !file_lock(c->fd, c->resumed ? PATIENCE : 0) && errno == EWOULDBLOCK) /* under another name */
-        return fail(err, EXIT_USAGE, "--output %s: another job is writing there; wait for its end", c->path);
-    if (c->resumed && keep_lines(c, c->complete, err)) return -1;
+        return fail(err, EXIT_FAILED, "--output %s: %s; name a file that can be written", c->path,
+                    strerror(errno));
+    if (c->journal && !file_lock(c->fd, c->resumed ? PATIENCE : 0) &&
+        errno == EWOULDBLOCK) /* under another name */
+        return fail(err, EXIT_USAGE, "--output %s: another job is writing there; wait for its end",
+                    c->path);
+    if (c->resumed && keep_lines(c, c->complete, err))
+        return -1;
     if (c->journal && ftruncate(c->fd, (off_t)c->end))
         return fail(err, EXIT_FAILED, "--output %s: %s", c->path, strerror(errno));
     return 0;
 }
 
 int completions_begin(Completions *c, const cJSON *head, Error *err) {
-    while (c->complete < c->job->count && (c->job->request[c->complete].ended || c->job->request[c->complete].error))
+    while (c->complete < c->job->count &&
+           (c->job->request[c->complete].ended || c->job->request[c->complete].error))
         c->complete++;
-    if (c->path && open_output(c, err)) return -1;
-    if (c->journal && journal_begin(c->journal, c->resumed ? NULL : head, err)) return -1;
+    if (c->path && open_output(c, err))
+        return -1;
+    if (c->journal && journal_begin(c->journal, c->resumed ? NULL : head, err))
+        return -1;
     c->synced = seconds_now();
     const int status = pthread_create(&c->thread, NULL, writer_main, c);
     c->running = !status;
@@ -469,7 +559,8 @@ int completions_begin(Completions *c, const cJSON *head, Error *err) {
 
 int completions_end(Completions *c, int status, Error *err) {
     Error mine;
-    if (!c->running) return status;
+    if (!c->running)
+        return status;
     int written = hand_over(c, &mine);
     pthread_mutex_lock(&c->lock);
     c->closing = true;
@@ -477,9 +568,14 @@ int completions_end(Completions *c, int status, Error *err) {
     pthread_mutex_unlock(&c->lock);
     pthread_join(c->thread, NULL);
     c->running = false;
-    if (c->failed) written = -1, mine = c->error;
-    if (!status && written) *err = mine;
-    if (status || written) return -1;
+    if (c->failed) {
+        written = -1;
+        mine = c->error;
+    }
+    if (!status && written)
+        *err = mine;
+    if (status || written)
+        return -1;
     return c->journal && c->written == c->job->count ? journal_remove(c->journal, err) : 0;
 }
 
@@ -487,35 +583,46 @@ Progress *completions_progress(Completions *c) { return &c->progress; }
 long completions_tokens(const Completions *c) { return c->tokens; }
 
 void completions_free(Completions *c) {
-    if (!c) return;
+    if (!c)
+        return;
     journal_close(c->journal);
-    if (c->fd != STDOUT_FILENO) close(c->fd); /* synced, if it was written */
-    pthread_mutex_destroy(&c->lock), pthread_cond_destroy(&c->wake);
-    free(c->fresh.pair), free(c->queue.pair);
+    if (c->fd != STDOUT_FILENO)
+        close(c->fd); /* synced, if it was written */
+    pthread_mutex_destroy(&c->lock);
+    pthread_cond_destroy(&c->wake);
+    free(c->fresh.pair);
+    free(c->queue.pair);
     free(c);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Progress
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* completions.c: how far a run is, in a line on standard error. */
 
-/* A row takes 24 h1^2 operations a layer; attending to a token 4 h1, and 4 h1 bytes, which take about ten times as long. */
+/* A row takes 24 h1^2 operations a layer; attending to a token 4 h1, and 4 h1 bytes, which take
+ * about ten times as long. */
 void progress_open(Progress *p, const Plan *plan, const Task *task) {
-    *p = (Progress){.on = p->on, .sweeps = (double)plan->sweeps, .pair = 1. / plan->config.h1, .tokens = p->tokens};
+    *p = (Progress){.on = p->on,
+                    .sweeps = (double)plan->sweeps,
+                    .pair = 1. / plan->config.h1,
+                    .tokens = p->tokens};
     const bool count = !p->tokens;
     for (int i = 0; i < task->count; i++) {
         const double s = task->prompts[i].s, n = task->prompts[i].n;
         p->work += s + n - 1 + p->pair * (s * (s + 1) / 2 + (n - 1) * (s + n / 2));
-        if (count) p->tokens += task->prompts[i].n;
+        if (count)
+            p->tokens += task->prompts[i].n;
     }
 }
 
-/* A sweep costs a, such as the weights that it streams, and b for its work; both by least squares. */
+/* A sweep costs a, such as the weights that it streams, and b for its work; both by least squares.
+ */
 double progress_left(const Progress *p, const RunStats *stats) {
     const double spread = p->n * p->ww - p->w * p->w;
-    if (p->n < 2) return -1;
+    if (p->n < 2)
+        return -1;
     double b = spread > 0 ? (p->n * p->wt - p->w * p->t) / spread : 0;
     b = fmin(fmax(b, 0), p->t / p->w);
     const double a = (p->t - b * p->w) / p->n;
@@ -523,19 +630,28 @@ double progress_left(const Progress *p, const RunStats *stats) {
 }
 
 void progress_show(Progress *p, const RunStats *stats, long tokens) {
-    const double work = stats->prefill_tokens + stats->decoded + p->pair * stats->attended, now = seconds_now();
+    const double work = stats->prefill_tokens + stats->decoded + p->pair * stats->attended,
+                 now = seconds_now();
     const double w = work - p->work_before, t = stats->total_s - p->total_before;
-    p->n++, p->w += w, p->ww += w * w, p->t += t, p->wt += w * t;
-    p->work_before = work, p->total_before = stats->total_s;
-    if (!p->on || now - p->shown < 0.2) return;
+    p->n++;
+    p->w += w;
+    p->ww += w * w;
+    p->t += t;
+    p->wt += w * t;
+    p->work_before = work;
+    p->total_before = stats->total_s;
+    if (!p->on || now - p->shown < 0.2)
+        return;
     const double left = progress_left(p, stats);
     p->shown = now;
-    fprintf(stderr, "\r%ld sweep%s, %ld of at most %ld token%s, %.1f tokens/s", stats->sweeps, plural(stats->sweeps),
-            tokens, p->tokens, plural(p->tokens), tokens / stats->total_s);
-    if (left >= 0) fprintf(stderr, ", at most %.0f s left", left);
+    fprintf(stderr, "\r%ld sweep%s, %ld of at most %ld token%s, %.1f tokens/s", stats->sweeps,
+            plural(stats->sweeps), tokens, p->tokens, plural(p->tokens), tokens / stats->total_s);
+    if (left >= 0)
+        fprintf(stderr, ", at most %.0f s left", left);
     fprintf(stderr, "\033[K");
 }
 
 void progress_clear(const Progress *p) {
-    if (p->on) fprintf(stderr, "\r\033[K");
+    if (p->on)
+        fprintf(stderr, "\r\033[K");
 }

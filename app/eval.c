@@ -1,22 +1,24 @@
-/* eval.c: what approximations cost (section 6.2, Table 6): perplexity of a text, and how often a line's last word is right.
+/* eval.c: what approximations cost (section 6.2, Table 6): perplexity of a text, and how often a
+ * line's last word is right.
  *
- * The usual protocols, so that the figures can be laid beside others. WikiText: the text is one text, cut into disjoint
- * windows of the model's length. LAMBADA: the last word is right where each of its tokens is the greedy choice after what
- * is given before it. Both are scored tasks for the engine, under any policy; here they are read, cut and added up. Sums
- * are kept by prompt and added in the order of the input, so that they do not depend on the schedule.
- * Read next: stage.c. */
+ * The usual protocols, so that the figures can be laid beside others. WikiText: the text is one
+ * text, cut into disjoint windows of the model's length. LAMBADA: the last word is right where each
+ * of its tokens is the greedy choice after what is given before it. Both are scored tasks for the
+ * engine, under any policy; here they are read, cut and added up. Sums are kept by prompt and added
+ * in the order of the input, so that they do not depend on the schedule. Read next: stage.c. */
 #include <cjson/cJSON.h>
 #include <math.h>
 
 #include "app/app.h"
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Texts
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* One more prompt of so many tokens; those from `from` on are scored. Stepwise, the first of them is predicted by a
- * decoding step where there are two tokens before it. */
-static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from, const Tokenizer *tokenizer) {
+/* One more prompt of so many tokens; those from `from` on are scored. Stepwise, the first of them
+ * is predicted by a decoding step where there are two tokens before it. */
+static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from,
+                       const Tokenizer *tokenizer) {
     Task *t = &e->task;
     t->prompts = xrealloc(t->prompts, t->count + 1, sizeof *t->prompts);
     e->nll = xrealloc(e->nll, t->count + 1, sizeof *e->nll);
@@ -24,65 +26,81 @@ static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from, const 
     int s = e->stepwise ? imax(from - 1, 1) : tokens - 1;
     Prompt p = {.ids = xcalloc(tokens, sizeof *ids), .s = s, .n = tokens - s, .from = from};
     memcpy(p.ids, ids, tokens * sizeof *ids);
-    e->nll[t->count] = 0, e->missed[t->count] = false;
+    e->nll[t->count] = 0;
+    e->missed[t->count] = false;
     e->tokens += tokens - from;
     e->bytes += tokenizer_bytes(tokenizer, ids + from, tokens - from);
     t->prompts[t->count++] = p;
 }
 
-int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer *tokenizer, const OptConfig *config,
-              Error *err) {
+int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer *tokenizer,
+              const OptConfig *config, Error *err) {
     size_t len;
     int32_t *ids;
-    if (!window) window = config->max_pos;
+    if (!window)
+        window = config->max_pos;
     if (window > config->max_pos)
-        return fail(err, EXIT_USAGE, "--window %d: expected at most %d, the model's positions", window, config->max_pos);
+        return fail(err, EXIT_USAGE, "--window %d: expected at most %d, the model's positions",
+                    window, config->max_pos);
     char *text = input_read(path, &len, err);
-    if (!text) return -1;
+    if (!text)
+        return -1;
     int tokens = text_encode(&ids, text, len, input_name(path), tokenizer, config, err);
     free(text);
-    if (tokens < 0) return -1;
+    if (tokens < 0)
+        return -1;
     e->task.scored = true;
     e->window = window = imin(window, tokens);
-    for (int at = 0; tokens > 1 && at + window <= tokens && (!limit || e->task.count < limit); at += window)
+    for (int at = 0; tokens > 1 && at + window <= tokens && (!limit || e->task.count < limit);
+         at += window)
         add_prompt(e, ids + at, window, 1, tokenizer);
     free(ids);
     e->unscored = tokens - 1 - e->tokens; /* without </s> */
-    return e->task.count ? 0 : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some", input_name(path));
+    return e->task.count ? 0
+                         : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some",
+                                input_name(path));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Lines with last words
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* The bytes of a text without the white space at its end, or without the last word. */
 static size_t without_last(const char *text, size_t len, bool blanks) {
-    while (len && (strchr(" \t\n\v\f\r", text[len - 1]) != NULL) == blanks) len--;
+    while (len && (strchr(" \t\n\v\f\r", text[len - 1]) != NULL) == blanks)
+        len--;
     return len;
 }
 
-static int add_line(Eval *e, const char *text, const char *where, const Tokenizer *tokenizer, const OptConfig *config,
-                    Error *err) {
+static int add_line(Eval *e, const char *text, const char *where, const Tokenizer *tokenizer,
+                    const OptConfig *config, Error *err) {
     const int most = config->max_pos + 1; /* the last token takes no position */
     const size_t len = without_last(text, strlen(text), true);
     const size_t before = without_last(text, without_last(text, len, false), true);
     int32_t *context, *ids;
     if (!before)
-        return fail(err, EXIT_FAILED, "%s: \"text\" has no two words; expected a last word and some before it", where);
-    if ((len - before) / tokenizer_longest(tokenizer) > (size_t)most - 2) /* encoding takes memory */
         return fail(err, EXIT_FAILED,
-                    "%s: the last word has %zu bytes, more than %d tokens, which the model takes; shorten it", where,
-                    len - before, most - 2);
+                    "%s: \"text\" has no two words; expected a last word and some before it",
+                    where);
+    if ((len - before) / tokenizer_longest(tokenizer) >
+        (size_t)most - 2) /* encoding takes memory */
+        return fail(err, EXIT_FAILED,
+                    "%s: the last word has %zu bytes, more than %d tokens, which the model takes; "
+                    "shorten it",
+                    where, len - before, most - 2);
     int from = text_encode(&context, text, before, where, tokenizer, config, err);
-    if (from < 0) return -1;
+    if (from < 0)
+        return -1;
     free(context);
     int tokens = text_encode(&ids, text, len, where, tokenizer, config, err);
-    if (tokens < 0) return -1;
+    if (tokens < 0)
+        return -1;
     int drop = imax(tokens - most, 0), status = 0;
     CHECK(from < tokens);
     ids[drop] = ids[0];
     if (from - drop < 2)
-        status = fail(err, EXIT_FAILED, "%s: the last word has %d token%s and the model takes %d; shorten it", where,
+        status = fail(err, EXIT_FAILED,
+                      "%s: the last word has %d token%s and the model takes %d; shorten it", where,
                       tokens - from, plural(tokens - from), most - 2);
     else
         add_prompt(e, ids + drop, tokens - drop, from - drop, tokenizer);
@@ -90,41 +108,50 @@ static int add_line(Eval *e, const char *text, const char *where, const Tokenize
     return status;
 }
 
-static int score_line(Eval *e, const Lines *l, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
+static int score_line(Eval *e, const Lines *l, const Tokenizer *tokenizer, const OptConfig *config,
+                      Error *err) {
     cJSON *value = json_parse(l->line, l->size, l->where, err);
-    if (!value) return -1;
+    if (!value)
+        return -1;
     const cJSON *text = json_get(value, "text");
-    int status = cJSON_IsString(text) ? add_line(e, text->valuestring, l->where, tokenizer, config, err) : -1;
+    int status = cJSON_IsString(text)
+                     ? add_line(e, text->valuestring, l->where, tokenizer, config, err)
+                     : -1;
     if (!cJSON_IsObject(value))
         fail(err, EXIT_FAILED, "%s: expected a JSON object {\"text\": ...}", l->where);
     else if (!cJSON_IsString(text))
-        fail(err, EXIT_FAILED, "%s: \"text\" is %s; expected a string", l->where, text ? "not a string" : "missing");
+        fail(err, EXIT_FAILED, "%s: \"text\" is %s; expected a string", l->where,
+             text ? "not a string" : "missing");
     cJSON_Delete(value);
     return status;
 }
 
-int eval_lines(Eval *e, const char *path, int limit, const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
+int eval_lines(Eval *e, const char *path, int limit, const Tokenizer *tokenizer,
+               const OptConfig *config, Error *err) {
     size_t len;
     char *text = input_read(path, &len, err);
-    if (!text) return -1;
+    if (!text)
+        return -1;
     int status = 0;
     Lines l = {.text = text, .len = len, .name = input_name(path)};
     e->task.scored = true;
     while (!status && (!limit || e->task.count < limit) && line_next(&l))
         status = score_line(e, &l, tokenizer, config, err);
     free(text);
-    if (status || e->task.count) return status;
+    if (status || e->task.count)
+        return status;
     return fail(err, EXIT_FAILED, "%s: no lines; expected JSON lines {\"text\": ...}", l.name);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Sums
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static void on_scored(void *ctx, int prompt, int at, float logp, int32_t best) {
     Eval *e = ctx;
     e->nll[prompt] -= logp;
-    if (best != e->task.prompts[prompt].ids[at]) e->missed[prompt] = true;
+    if (best != e->task.prompts[prompt].ids[at])
+        e->missed[prompt] = true;
     e->told++;
 }
 
@@ -142,7 +169,10 @@ Listener eval_listener(Eval *e) {
 
 EvalResult eval_result(const Eval *e) {
     double sum = 0, right = 0;
-    for (int i = 0; i < e->task.count; i++) sum += e->nll[i], right += !e->missed[i];
+    for (int i = 0; i < e->task.count; i++) {
+        sum += e->nll[i];
+        right += !e->missed[i];
+    }
     return (EvalResult){.nll = sum / e->tokens,
                         .perplexity = exp(sum / e->tokens),
                         .bits_per_byte = sum / log(2) / e->bytes,
@@ -151,7 +181,10 @@ EvalResult eval_result(const Eval *e) {
 }
 
 void eval_free(Eval *e) {
-    for (int i = 0; i < e->task.count; i++) free(e->task.prompts[i].ids);
-    free(e->task.prompts), free(e->nll), free(e->missed);
+    for (int i = 0; i < e->task.count; i++)
+        free(e->task.prompts[i].ids);
+    free(e->task.prompts);
+    free(e->nll);
+    free(e->missed);
     *e = (Eval){0};
 }

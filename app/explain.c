@@ -1,9 +1,11 @@
-/* explain.c: a linear program as a person writes it (section 4.3, Appendix A.3), its optimum and its prices.
+/* explain.c: a linear program as a person writes it (section 4.3, Appendix A.3), its optimum and
+ * its prices.
  *
- * At the optimum some rows bind: their left side is as large as their right side. The dual price of a row (LpAnswer.y) says
- * how much the objective falls if the right side is one unit larger, as long as the same rows bind. So the price of a
- * tier's row is seconds for each GB more, and rows with price 0 have room to spare. What a faster link brings is no price
- * of one row, since its GB/s are in many coefficients; there, and as a check for the tiers, the program is solved once more
+ * At the optimum some rows bind: their left side is as large as their right side. The dual price of
+ * a row (LpAnswer.y) says how much the objective falls if the right side is one unit larger, as
+ * long as the same rows bind. So the price of a tier's row is seconds for each GB more, and rows
+ * with price 0 have room to spare. What a faster link brings is no price of one row, since its GB/s
+ * are in many coefficients; there, and as a check for the tiers, the program is solved once more
  * with one more GB or GB/s. Read next: choose.c. */
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -13,7 +15,8 @@
 static const double GB = 1e9;
 static const double DUST = 1e-12; /* what rounding leaves of 0, as a share */
 
-/* What the program is of: a policy that was found (the cost model runtime), or without one a block, by Appendix A.3. */
+/* What the program is of: a policy that was found (the cost model runtime), or without one a block,
+ * by Appendix A.3. */
 typedef struct {
     const Search *search;
     const Policy *policy;
@@ -23,17 +26,19 @@ typedef struct {
 typedef struct {
     Lp lp;
     LpAnswer answer;
-    double tokens, seconds; /* that the sweeps make, that they take: the objective without what idle lanes cost */
+    double tokens, seconds; /* that the sweeps make, that they take: the objective without what idle
+                               lanes cost */
 } Solved;
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Solving
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static bool optimum(Solved *s) {
     s->seconds = 0;
     lp_solve(&s->answer, &s->lp);
-    for (int v = NFRACTIONS; v < s->lp.n; v++) s->seconds += s->lp.c[v] * s->answer.x[v];
+    for (int v = NFRACTIONS; v < s->lp.n; v++)
+        s->seconds += s->lp.c[v] * s->answer.x[v];
     return s->answer.verdict == LP_OPTIMAL;
 }
 
@@ -51,136 +56,183 @@ static bool solve_with_more(Solved *s, const Question *q, int what) {
     Search search = *q->search;
     Hardware h = *search.hardware;
     search.hardware = &h;
-    if (what < NTIERS) h.mem[what] += GB, search.capacity[what] += (Bytes)GB;
-    for (int phase = 0; what >= NTIERS && phase < 2; phase++) h.bdw[what - NTIERS][phase] += GB;
+    if (what < NTIERS) {
+        h.mem[what] += GB;
+        search.capacity[what] += (Bytes)GB;
+    }
+    for (int phase = 0; what >= NTIERS && phase < 2; phase++)
+        h.bdw[what - NTIERS][phase] += GB;
     return solve_question(s, &(Question){&search, q->policy, q->block});
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Rows
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static const char *variable_name(const Question *q, int v) {
-    static const char *const paper[] = {"T_pre", "T_gen"}, *const runtime[] = {"T_gen", "T_pre", "T_gen_last",
+    static const char *const paper[] = {"T_pre", "T_gen"}, *const runtime[] = {"T_gen", "T_pre",
+                                                                               "T_gen_last",
                                                                                "T_pre_last"};
-    if (v < NFRACTIONS) return fraction_name[v];
+    if (v < NFRACTIONS)
+        return fraction_name[v];
     return q->policy ? runtime[v - NFRACTIONS] : paper[v - NFRACTIONS];
 }
 
 /* The tier that a row keeps from being exceeded; NTIERS: it is no such row. */
 static Tier row_tier(const Question *q, const Lp *lp, int i) {
     if (!q->policy)
-        return i < GPU_ROWS || i >= SUM_ROWS ? NTIERS : i < CPU_ROWS ? TIER_GPU : i < DISK_ROWS ? TIER_CPU : TIER_DISK;
+        return i < GPU_ROWS || i >= SUM_ROWS ? NTIERS
+               : i < CPU_ROWS                ? TIER_GPU
+               : i < DISK_ROWS               ? TIER_CPU
+                                             : TIER_DISK;
     int t = TIER_GPU;
-    while (t < NTIERS && strcmp(lp->row[i].name, memory_row[t]) != 0) t++;
+    while (t < NTIERS && strcmp(lp->row[i].name, memory_row[t]) != 0)
+        t++;
     return (Tier)t;
 }
 
-/* "0.5 GB (wc + wd) + 0.1 GB hc": the terms of variables [from, to), those with equal coefficients together. */
-static bool print_terms(FILE *out, const Question *q, const double *a, int from, int to, double scale, const char *unit,
-                        bool first) {
+/* "0.5 GB (wc + wd) + 0.1 GB hc": the terms of variables [from, to), those with equal coefficients
+ * together. */
+static bool print_terms(FILE *out, const Question *q, const double *a, int from, int to,
+                        double scale, const char *unit, bool first) {
     for (int v = from; v < to; v++) {
         int same = 0, before = from;
-        while (before < v && a[before] != a[v]) before++;
-        if (a[v] == 0 || before < v) continue;
-        for (int w = v; w < to; w++) same += a[w] == a[v];
+        while (before < v && a[before] != a[v])
+            before++;
+        if (a[v] == 0 || before < v)
+            continue;
+        for (int w = v; w < to; w++)
+            same += a[w] == a[v];
         fprintf(out, "%s%s", first ? "" : a[v] < 0 ? " - " : " + ", first && a[v] < 0 ? "-" : "");
-        if (*unit || fabs(a[v] * scale) != 1) fprintf(out, "%.4g%s ", fabs(a[v] * scale), unit);
+        if (*unit || fabs(a[v] * scale) != 1)
+            fprintf(out, "%.4g%s ", fabs(a[v] * scale), unit);
         for (int w = v, n = 0; w < to; w++)
-            if (a[w] == a[v]) fprintf(out, "%s%s", n++ ? " + " : same > 1 && *unit ? "(" : "", variable_name(q, w));
+            if (a[w] == a[v])
+                fprintf(out, "%s%s",
+                        n++                 ? " + "
+                        : same > 1 && *unit ? "("
+                                            : "",
+                        variable_name(q, w));
         fputs(same > 1 && *unit ? ")" : "", out);
         first = false;
     }
     return first;
 }
 
-/* A row with a capacity, a time or 1 alone on its right side; what does not depend on the fractions is on the left. */
+/* A row with a capacity, a time or 1 alone on its right side; what does not depend on the fractions
+ * is on the left. */
 typedef struct {
     const char *name, *unit;
     bool binds;
     double left, right, price, constant; /* in units */
-    double scale, rate;                  /* units of 1; of A.3's rows about a link, whose terms are bytes: its bytes/s */
-    double waits[LP_MAX_VARS];           /* the time that the left side must not exceed */
+    double scale,
+        rate; /* units of 1; of A.3's rows about a link, whose terms are bytes: its bytes/s */
+    double waits[LP_MAX_VARS]; /* the time that the left side must not exceed */
 } Row;
 
 static Row row_of(const Question *q, const Solved *s, int i) {
     const LpRow *row = &s->lp.row[i];
     const Tier tier = row_tier(q, &s->lp, i);
-    const double capacity = tier < NTIERS ? (double)q->search->capacity[tier] : 0, unit = tier < NTIERS ? GB : 1;
+    const double capacity = tier < NTIERS ? (double)q->search->capacity[tier] : 0,
+                 unit = tier < NTIERS ? GB : 1;
     const bool link = !q->policy && i < GPU_ROWS && i % T_GEN_ROWS <= CTOD;
-    Row of = {.name = row->name, .unit = row->equal ? "" : tier < NTIERS ? " GB" : " s", .scale = 1 / unit};
+    Row of = {.name = row->name,
+              .unit = row->equal      ? ""
+                      : tier < NTIERS ? " GB"
+                                      : " s",
+              .scale = 1 / unit};
     of.binds = row->equal || lp_binds(row, s->answer.x, s->lp.n);
     of.price = s->answer.y[i] * unit;
     of.rate = link ? q->search->hardware->bdw[i % T_GEN_ROWS][i < T_GEN_ROWS] : 0;
     of.right = row->equal ? row->b : capacity;
     of.constant = row->equal ? 0 : (capacity - row->b) / unit;
     for (int v = NFRACTIONS; v < s->lp.n; v++)
-        if (row->a[v] < 0) of.waits[v] = -row->a[v], of.right += of.waits[v] * s->answer.x[v];
-    of.left = (of.right + lp_excess(row, s->answer.x, s->lp.n)) / unit, of.right /= unit;
+        if (row->a[v] < 0) {
+            of.waits[v] = -row->a[v];
+            of.right += of.waits[v] * s->answer.x[v];
+        }
+    of.left = (of.right + lp_excess(row, s->answer.x, s->lp.n)) / unit;
+    of.right /= unit;
     return of;
 }
 
 static void add_row(cJSON *rows, const Row *row) {
     cJSON *one = cJSON_CreateObject();
     cJSON_AddItemToArray(rows, one);
-    cJSON_AddStringToObject(one, "row", row->name), cJSON_AddStringToObject(one, "unit", row->unit);
-    cJSON_AddNumberToObject(one, "left", row->left), cJSON_AddNumberToObject(one, "right", row->right);
-    cJSON_AddNumberToObject(one, "price", row->price), cJSON_AddBoolToObject(one, "binds", row->binds);
+    cJSON_AddStringToObject(one, "row", row->name);
+    cJSON_AddStringToObject(one, "unit", row->unit);
+    cJSON_AddNumberToObject(one, "left", row->left);
+    cJSON_AddNumberToObject(one, "right", row->right);
+    cJSON_AddNumberToObject(one, "price", row->price);
+    cJSON_AddBoolToObject(one, "binds", row->binds);
 }
 
 static void print_row(FILE *out, const Question *q, const Lp *lp, int i, const Row *row) {
     const double *a = lp->row[i].a;
     const bool link = row->rate > 0;
     double times[LP_MAX_VARS];
-    for (int v = 0; v < lp->n; v++) times[v] = fmax(a[v], 0);
-    fprintf(out, "%c %10.5g%-3s %10.5g%-3s %10.4g  %-24s ", row->binds ? '*' : ' ', row->left, row->unit, row->right,
-            row->unit, row->price, row->name);
-    if (row->constant != 0) fprintf(out, "%.4g%s", row->constant, row->unit);
+    for (int v = 0; v < lp->n; v++)
+        times[v] = fmax(a[v], 0);
+    fprintf(out, "%c %10.5g%-3s %10.5g%-3s %10.4g  %-24s ", row->binds ? '*' : ' ', row->left,
+            row->unit, row->right, row->unit, row->price, row->name);
+    if (row->constant != 0)
+        fprintf(out, "%.4g%s", row->constant, row->unit);
     fputs(link ? "(" : "", out);
-    bool first = print_terms(out, q, a, 0, NFRACTIONS, link ? row->rate / GB : row->scale, link ? " GB" : row->unit,
-                             row->constant == 0);
-    if (link) fprintf(out, ") / %.4g GB/s", row->rate / GB);
+    bool first = print_terms(out, q, a, 0, NFRACTIONS, link ? row->rate / GB : row->scale,
+                             link ? " GB" : row->unit, row->constant == 0);
+    if (link)
+        fprintf(out, ") / %.4g GB/s", row->rate / GB);
     print_terms(out, q, times, NFRACTIONS, lp->n, 1, "", first);
     fputs(lp->row[i].equal ? " = " : " <= ", out);
-    if (print_terms(out, q, row->waits, NFRACTIONS, lp->n, 1, "", true)) fprintf(out, "%.5g%s", row->right, row->unit);
+    if (print_terms(out, q, row->waits, NFRACTIONS, lp->n, 1, "", true))
+        fprintf(out, "%.5g%s", row->right, row->unit);
     fprintf(out, "\n");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // What more would bring
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* A line for each tier and link. The dual price of a tier is that of its rows together. */
 static void explain_more(const TaskRun *run, const Question *q, const Solved *s) {
-    static const char *const name[] = {"GPU memory", "CPU memory", "disk space", "ctog", "gtoc", "dtoc", "ctod"};
+    static const char *const name[] = {"GPU memory", "CPU memory", "disk space", "ctog",
+                                       "gtoc",       "dtoc",       "ctod"};
     cJSON *more = cJSON_AddObjectToObject(run->json, "more");
     const Hardware *h = q->search->hardware;
     if (run->text)
-        fprintf(run->text, "\n%-34s %12s %12s %12s\n", "with one more GB or GB/s", "by price (s)", "solved (s)", "token/s");
+        fprintf(run->text, "\n%-34s %12s %12s %12s\n", "with one more GB or GB/s", "by price (s)",
+                "solved (s)", "token/s");
     for (int what = 0; what <= NTIERS + CTOD; what++) {
         const bool tier = what < NTIERS;
         double price = 0;
         Solved then;
-        if (!solve_with_more(&then, q, what)) continue;
+        if (!solve_with_more(&then, q, what))
+            continue;
         for (int i = 0; i < s->lp.m && tier; i++)
-            if ((int)row_tier(q, &s->lp, i) == what) price += s->answer.y[i] * GB;
+            if ((int)row_tier(q, &s->lp, i) == what)
+                price += s->answer.y[i] * GB;
         const double before = s->tokens / s->seconds, falls = s->answer.value - then.answer.value;
         double rises = then.tokens / then.seconds - before;
-        if (fabs(rises) < DUST * before) rises = 0;
+        if (fabs(rises) < DUST * before)
+            rises = 0;
         cJSON *one = cJSON_AddObjectToObject(more, name[what]);
-        if (tier) cJSON_AddNumberToObject(one, "price", price);
-        cJSON_AddNumberToObject(one, "seconds", falls), cJSON_AddNumberToObject(one, "throughput", rises);
-        if (!run->text) continue;
+        if (tier)
+            cJSON_AddNumberToObject(one, "price", price);
+        cJSON_AddNumberToObject(one, "seconds", falls);
+        cJSON_AddNumberToObject(one, "throughput", rises);
+        if (!run->text)
+            continue;
         fprintf(run->text, "  %-11s %12.5g %-7s", name[what],
-                (tier ? (double)q->search->capacity[what] : h->bdw[what - NTIERS][0]) / GB, tier ? "GB" : "GB/s");
+                (tier ? (double)q->search->capacity[what] : h->bdw[what - NTIERS][0]) / GB,
+                tier ? "GB" : "GB/s");
         tier ? fprintf(run->text, " %12.4g", 0 - price) : fprintf(run->text, " %12s", "");
         fprintf(run->text, " %12.4g %+12.4g\n", 0 - falls, rises);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The picture
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* The most of a fraction that fits. */
 static double largest(const Solved *s, int fraction) {
@@ -190,25 +242,28 @@ static double largest(const Solved *s, int fraction) {
     return optimum(&most) ? most.answer.x[fraction] : 0;
 }
 
-/* The best token/s for each wg and cg that some placement fits, with the other fractions chosen anew, in percent of the
- * optimum's. */
+/* The best token/s for each wg and cg that some placement fits, with the other fractions chosen
+ * anew, in percent of the optimum's. */
 static void draw_objective(FILE *out, const Solved *s) {
     enum { STEPS = 10 };
     const double wg = largest(s, WG) / STEPS, cg = largest(s, CG) / STEPS;
     fprintf(out,
-            "\ntoken/s by wg and cg, the other fractions at their best, in percent of the optimum; -: it does not fit\n");
+            "\ntoken/s by wg and cg, the other fractions at their best, in percent of the optimum; "
+            "-: it does not fit\n");
     for (int y = STEPS; y >= 0; y--) {
         fprintf(out, "  cg %5.1f%% |", 100 * cg * y);
         for (int x = 0; x <= STEPS; x++) {
             Solved at = *s;
             lp_row(&at.lp, "wg here", true, wg * x)->a[WG] = 1;
             lp_row(&at.lp, "cg here", true, cg * y)->a[CG] = 1;
-            optimum(&at) ? fprintf(out, "%7.1f", 100 * s->seconds / at.seconds) : fprintf(out, "%7s", "-");
+            optimum(&at) ? fprintf(out, "%7.1f", 100 * s->seconds / at.seconds)
+                         : fprintf(out, "%7s", "-");
         }
         fprintf(out, "\n");
     }
     fprintf(out, "  %11s", "wg");
-    for (int x = 0; x <= STEPS; x++) fprintf(out, "%6.1f%%", 100 * wg * x);
+    for (int x = 0; x <= STEPS; x++)
+        fprintf(out, "%6.1f%%", 100 * wg * x);
     fprintf(out, "\n");
 }
 
@@ -216,30 +271,38 @@ static void print_optimum(FILE *out, const Question *q, const Solved *s) {
     fprintf(out, "\nminimize  ");
     const bool first = print_terms(out, q, s->lp.c, NFRACTIONS, s->lp.n, 1, "", true);
     print_terms(out, q, s->lp.c, 0, NFRACTIONS, 1, " s", first);
-    fprintf(out, "\n  which is %.6g s%s at", s->answer.value, q->policy ? " for the task" : ", T / bls, for a sequence");
+    fprintf(out, "\n  which is %.6g s%s at", s->answer.value,
+            q->policy ? " for the task" : ", T / bls, for a sequence");
     for (int v = 0; v < s->lp.n; v++)
         if (s->answer.x[v] > 0 || v >= NFRACTIONS)
-            fprintf(out, v < NFRACTIONS ? " %s %.4f" : " %s %.4g s", variable_name(q, v), s->answer.x[v]);
-    fprintf(out, "\n  %g tokens in %.6g s: %.6g token/s\n", s->tokens, s->seconds, s->tokens / s->seconds);
+            fprintf(out, v < NFRACTIONS ? " %s %.4f" : " %s %.4g s", variable_name(q, v),
+                    s->answer.x[v]);
+    fprintf(out, "\n  %g tokens in %.6g s: %.6g token/s\n", s->tokens, s->seconds,
+            s->tokens / s->seconds);
     if (q->policy)
         fprintf(out,
-                "  (the terms without T are a small price of work that hides behind other work, so that nothing moves in "
+                "  (the terms without T are a small price of work that hides behind other work, so "
+                "that nothing moves in "
                 "vain)\n");
-    fprintf(out, "\n  %-13s %-13s %10s  subject to (*: the row binds)\n", "left side", "right side", "price (s)");
+    fprintf(out, "\n  %-13s %-13s %10s  subject to (*: the row binds)\n", "left side", "right side",
+            "price (s)");
 }
 
 /* What the policy's plan holds, by tier and purpose, in bytes. */
 static void add_regions(cJSON *json, const Search *search, const Policy *policy) {
     Task task = *search->task;
     Error ignored; /* the search has planned it */
-    if (search->one_block) task.count = imin(block_size(policy) * flight_count(policy), task.count);
+    if (search->one_block)
+        task.count = imin(block_size(policy) * flight_count(policy), task.count);
     Plan *plan = plan_make(search->checkpoint, policy, &task, search->act_type, &ignored);
     cJSON *regions = cJSON_AddObjectToObject(json, "regions");
     for (int t = 0; t < NTIERS && plan; t++) {
         cJSON *tier = cJSON_AddObjectToObject(regions, tier_name[t]);
-        for (int id = 0; id < NREGIONS; id++) { /* two of one name are one purpose, as the two slots of weights */
+        for (int id = 0; id < NREGIONS;
+             id++) { /* two of one name are one purpose, as the two slots of weights */
             const Region *region = &plan->region[id][t];
-            cJSON *known = region->bytes ? cJSON_GetObjectItemCaseSensitive(tier, region->name) : NULL;
+            cJSON *known =
+                region->bytes ? cJSON_GetObjectItemCaseSensitive(tier, region->name) : NULL;
             if (known)
                 cJSON_SetNumberValue(known, known->valuedouble + (double)region->bytes);
             else if (region->bytes)
@@ -249,23 +312,31 @@ static void add_regions(cJSON *json, const Search *search, const Policy *policy)
     plan_free(plan);
 }
 
-int report_explained(const TaskRun *run, const Search *search, const Policy *policy, const Block *block, Error *err) {
+int report_explained(const TaskRun *run, const Search *search, const Policy *policy,
+                     const Block *block, Error *err) {
     const Question q = {search, policy, block};
     Solved s;
     if (!solve_question(&s, &q))
-        return fail(err, EXIT_FAILED,
-                    "--explain: the linear program has no optimum: only rounded fractions fit the machine");
-    cJSON *lp = cJSON_AddObjectToObject(run->json, "lp"), *rows = cJSON_AddArrayToObject(lp, "rows");
-    cJSON_AddNumberToObject(lp, "objective", s.answer.value), cJSON_AddNumberToObject(lp, "seconds", s.seconds);
+        return fail(
+            err, EXIT_FAILED,
+            "--explain: the linear program has no optimum: only rounded fractions fit the machine");
+    cJSON *lp = cJSON_AddObjectToObject(run->json, "lp"),
+          *rows = cJSON_AddArrayToObject(lp, "rows");
+    cJSON_AddNumberToObject(lp, "objective", s.answer.value);
+    cJSON_AddNumberToObject(lp, "seconds", s.seconds);
     cJSON_AddNumberToObject(lp, "throughput", s.tokens / s.seconds);
-    if (run->text) print_optimum(run->text, &q, &s);
+    if (run->text)
+        print_optimum(run->text, &q, &s);
     for (int i = 0; i < s.lp.m; i++) {
         const Row row = row_of(&q, &s, i);
         add_row(rows, &row);
-        if (run->text) print_row(run->text, &q, &s.lp, i, &row);
+        if (run->text)
+            print_row(run->text, &q, &s.lp, i, &row);
     }
     explain_more(run, &q, &s);
-    if (policy) add_regions(run->json, search, policy);
-    if (run->text && !search->fixed[0] && !search->fixed[2]) draw_objective(run->text, &s);
+    if (policy)
+        add_regions(run->json, search, policy);
+    if (run->text && !search->fixed[0] && !search->fixed[2])
+        draw_objective(run->text, &s);
     return 0;
 }

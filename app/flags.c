@@ -1,8 +1,9 @@
 /* flags.c: the command line.
  *
- * One table has every flag: which commands know it, how many values it takes, which function reads them into which field of
- * Options, and the line of the help text. What no flag alone can get wrong is looked at when all of them are read. A wrong
- * use is one line that says what was expected, with status 2. Read next: report.c. */
+ * One table has every flag: which commands know it, how many values it takes, which function reads
+ * them into which field of Options, and the line of the help text. What no flag alone can get wrong
+ * is looked at when all of them are read. A wrong use is one line that says what was expected, with
+ * status 2. Read next: report.c. */
 #include <errno.h>
 #include <libgen.h>
 #include <math.h>
@@ -15,17 +16,19 @@ static const struct {
     char letter;
     const char *name, *use, *does;
 } commands[NCOMMANDS] = {
-    [GENERATE] = {'g', "generate", "--model DIR (--prompt TEXT | --prompts FILE|-)", "completions as JSON lines"},
+    [GENERATE] = {'g', "generate", "--model DIR (--prompt TEXT | --prompts FILE|-)",
+                  "completions as JSON lines"},
     [BENCH] = {'b', "bench", "--model NAME|DIR", "measured throughput"},
     [POLICY] = {'p', "policy", "--model NAME|DIR", "the best policies, and what they promise"},
     [PROFILE] = {'m', "profile", "", "this machine as a hardware file"},
     [QUANTIZE] = {'q', "quantize", "--model DIR --output DIR", "a 4-bit copy of a checkpoint"},
-    [EVAL] = {'e', "eval", "--model DIR (--perplexity FILE | --last-word FILE)", "how probable a text is"},
+    [EVAL] = {'e', "eval", "--model DIR (--perplexity FILE | --last-word FILE)",
+              "how probable a text is"},
 };
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Values
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 typedef struct Flag Flag;
 struct Flag {
@@ -45,7 +48,8 @@ static int set_text(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-/* Standard output has many names, /dev/stdout for one. Opened anew it would be written from its beginning. */
+/* Standard output has many names, /dev/stdout for one. Opened anew it would be written from its
+ * beginning. */
 static int set_output(Options *o, const Flag *flag, char **v, Error *err) {
     (void)err;
     *(const char **)field(o, flag) = output_is_standard(v[0]) ? "-" : v[0];
@@ -69,7 +73,8 @@ static int set_format(Options *o, const Flag *flag, char **v, Error *err) {
 
 /* What the flag stands for is its upper bound. */
 static int set_bool(Options *o, const Flag *flag, char **v, Error *err) {
-    (void)v, (void)err;
+    (void)v;
+    (void)err;
     *(bool *)field(o, flag) = flag->high > 0;
     return 0;
 }
@@ -80,8 +85,8 @@ static int set_whole(Options *o, const Flag *flag, char **v, Error *err) {
     errno = 0;
     long value = strtol(v[0], &end, 10);
     if (errno || end == v[0] || *end || value < flag->low || value > flag->high)
-        return fail(err, EXIT_USAGE, "%s %.60s: expected a whole number from %.0f to %.0f", flag->name, v[0], flag->low,
-                    flag->high);
+        return fail(err, EXIT_USAGE, "%s %.60s: expected a whole number from %.0f to %.0f",
+                    flag->name, v[0], flag->low, flag->high);
     if (flag->bytes == sizeof(uint16_t))
         *(uint16_t *)field(o, flag) = (uint16_t)value;
     else if (flag->bytes == sizeof(int))
@@ -96,11 +101,14 @@ static int set_range(Options *o, const Flag *flag, char **v, Error *err) {
     int *range = field(o, flag), len = 0;
     long low, high;
     int n = sscanf(v[0], "%ld%n-%ld%n", &low, &len, &high, &len);
-    if (n == 1) high = low;
+    if (n == 1)
+        high = low;
     if (n < 1 || v[0][len] || low < flag->low || high < low || high > flag->high)
-        return fail(err, EXIT_USAGE, "%s %.60s: expected a whole number from %.0f to %.0f, or two such as 16-512",
+        return fail(err, EXIT_USAGE,
+                    "%s %.60s: expected a whole number from %.0f to %.0f, or two such as 16-512",
                     flag->name, v[0], flag->low, flag->high);
-    range[0] = (int)low, range[1] = (int)high;
+    range[0] = (int)low;
+    range[1] = (int)high;
     return 0;
 }
 
@@ -108,14 +116,17 @@ static int parse_number(double *value, const Flag *flag, const char *text, Error
     char *end;
     errno = 0;
     *value = strtod(text, &end);
-    if (!errno && end > text && !*end && *value >= flag->low && *value <= flag->high) return 0; /* so NaN is refused */
-    return fail(err, EXIT_USAGE, "%s %.60s: expected a number from %g to %g", flag->name, text, flag->low, flag->high);
+    if (!errno && end > text && !*end && *value >= flag->low && *value <= flag->high)
+        return 0; /* so NaN is refused */
+    return fail(err, EXIT_USAGE, "%s %.60s: expected a number from %g to %g", flag->name, text,
+                flag->low, flag->high);
 }
 
 /* Into a float or a double. */
 static int set_number(Options *o, const Flag *flag, char **v, Error *err) {
     double value;
-    if (parse_number(&value, flag, v[0], err)) return -1;
+    if (parse_number(&value, flag, v[0], err))
+        return -1;
     if (flag->bytes == sizeof(float))
         *(float *)field(o, flag) = (float)value;
     else
@@ -129,41 +140,50 @@ static int set_temperature(Options *o, const Flag *flag, char **v, Error *err) {
 }
 
 static int set_percent(Options *o, const Flag *flag, char **v, Error *err) {
-    double *share[6] = {&o->policy.wg, &o->policy.wc, &o->policy.cg, &o->policy.cc, &o->policy.hg, &o->policy.hc};
+    double *share[6] = {&o->policy.wg, &o->policy.wc, &o->policy.cg,
+                        &o->policy.cc, &o->policy.hg, &o->policy.hc};
     static const char *const what[] = {"weights", "KV cache", "activations"};
     for (int i = 0; i < 6; i++) {
         o->fixed[i] = strcmp(v[i], "-") != 0;
         *share[i] = 0;
-        if (o->fixed[i] && parse_number(share[i], flag, v[i], err)) return -1;
+        if (o->fixed[i] && parse_number(share[i], flag, v[i], err))
+            return -1;
         *share[i] /= 100;
     }
     for (int i = 0; i < 6; i += 2)
         if (*share[i] + *share[i + 1] > 1 + 1e-9) /* a sum of two rounded numbers */
-            return fail(err, EXIT_USAGE, "%s: %s on GPU and CPU add up to %g%%; at most 100%%", flag->name, what[i / 2],
-                        100 * (*share[i] + *share[i + 1]));
+            return fail(err, EXIT_USAGE, "%s: %s on GPU and CPU add up to %g%%; at most 100%%",
+                        flag->name, what[i / 2], 100 * (*share[i] + *share[i + 1]));
     return 0;
 }
 
 static int set_schedule(Options *o, const Flag *flag, char **v, Error *err) {
     for (int i = SCHEDULE_ZIGZAG; i <= SCHEDULE_DIAGONAL; i++)
-        if (!strcmp(v[0], schedule_name[i])) return o->policy.schedule = (Schedule)i, o->fixed_schedule = true, 0;
+        if (!strcmp(v[0], schedule_name[i])) {
+            o->policy.schedule = (Schedule)i;
+            o->fixed_schedule = true;
+            return 0;
+        }
     return fail(err, EXIT_USAGE, "%s %.60s: expected row, zigzag or diagonal", flag->name, v[0]);
 }
 
 static int set_cost_model(Options *o, const Flag *flag, char **v, Error *err) {
     o->paper_model = !strcmp(v[0], "paper");
-    if (o->paper_model || !strcmp(v[0], "runtime")) return 0;
+    if (o->paper_model || !strcmp(v[0], "runtime"))
+        return 0;
     return fail(err, EXIT_USAGE, "%s %.60s: expected runtime or paper", flag->name, v[0]);
 }
 
-/* A number with or without a unit of K, M, G or T behind it: powers of `thousand`. *end is behind both. NaN if there is
- * none. */
+/* A number with or without a unit of K, M, G or T behind it: powers of `thousand`. *end is behind
+ * both. NaN if there is none. */
 static double with_unit(const char *text, char **end, double thousand) {
     static const char units[] = "KMGT";
     double value = strtod(text, end);
-    if (*end == text) return NAN;
+    if (*end == text)
+        return NAN;
     const char *unit = **end ? strchr(units, **end >= 'a' ? **end - 'a' + 'A' : **end) : NULL;
-    if (!unit) return value;
+    if (!unit)
+        return value;
     ++*end;
     return value * pow(thousand, unit - units + 1);
 }
@@ -173,7 +193,8 @@ static int set_size(Options *o, const Flag *flag, char **v, Error *err) {
     char *end;
     double value = with_unit(v[0], &end, 1024);
     if (*end || !(value >= 0 && value < 1e18))
-        return fail(err, EXIT_USAGE, "%s %.60s: expected a size such as 16G, 512M or 4096", flag->name, v[0]);
+        return fail(err, EXIT_USAGE, "%s %.60s: expected a size such as 16G, 512M or 4096",
+                    flag->name, v[0]);
     *(Bytes *)field(o, flag) = (Bytes)value;
     return 0;
 }
@@ -184,15 +205,20 @@ static int set_wire(Options *o, const Flag *flag, char **v, Error *err) {
     const double rate = with_unit(at, &at, 1000);
     double delay = 0;
     int len = 0;
-    const bool delayed = *at == ',' && sscanf(at + 1, "%lfms%n", &delay, &len) == 1 && len && !at[1 + len];
+    const bool delayed =
+        *at == ',' && sscanf(at + 1, "%lfms%n", &delay, &len) == 1 && len && !at[1 + len];
     if (!(rate >= 1 && rate < 1e15) || (*at && !delayed) || !(delay >= 0 && delay < 1e6))
-        return fail(err, EXIT_USAGE, "%s %.60s: expected bytes a second and a delay such as 1G,0.5ms", flag->name, v[0]);
-    o->wire_bytes_s = rate, o->wire_delay_s = delay / 1000;
+        return fail(err, EXIT_USAGE,
+                    "%s %.60s: expected bytes a second and a delay such as 1G,0.5ms", flag->name,
+                    v[0]);
+    o->wire_bytes_s = rate;
+    o->wire_delay_s = delay / 1000;
     return 0;
 }
 
 static int set_stages(Options *o, const Flag *flag, char **v, Error *err) {
-    for (char *at = v[0]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) add_text(o, flag, &at, err);
+    for (char *at = v[0]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        add_text(o, flag, &at, err);
     return 0;
 }
 
@@ -201,21 +227,26 @@ static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
     for (char *at = v[0];; at++) {
         int c = CTOG;
         size_t len = 0;
-        while (c <= CTOD && (strncmp(at, channel_name[c], len = strlen(channel_name[c])) != 0 || at[len] != '=')) c++;
+        while (c <= CTOD &&
+               (strncmp(at, channel_name[c], len = strlen(channel_name[c])) != 0 || at[len] != '='))
+            c++;
         double rate = c <= CTOD ? with_unit(at + len + 1, &at, 1000) : NAN;
         if (!(rate >= 1 && rate < 1e15) || (*at && *at != ','))
-            return fail(err, EXIT_USAGE, "%s %.60s: expected links and bytes a second such as ctog=1G,gtoc=1G,dtoc=0.5G",
-                        flag->name, v[0]);
+            return fail(
+                err, EXIT_USAGE,
+                "%s %.60s: expected links and bytes a second such as ctog=1G,gtoc=1G,dtoc=0.5G",
+                flag->name, v[0]);
         o->link[c] = rate;
-        if (!*at) break;
+        if (!*at)
+            break;
     }
     o->links = true;
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The flags
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 #define AT(name) offsetof(Options, name), sizeof(((Options *)0)->name)
 #define TEXT(field) 1, set_text, AT(field), 0, 0
@@ -229,21 +260,27 @@ enum { MAX_GBS = 1 << 20, MAX_LEN = 1 << 24 };
 static const Flag flags[] = {
     /* in the order of the help text */
     {"--model", "gbpmqe", TEXT(model),
-     "DIR: a Hugging Face directory; bench, policy and profile also take a name, opt-125m to opt-175b"},
+     "DIR: a Hugging Face directory; bench, policy and profile also take a name, opt-125m to "
+     "opt-175b"},
     {"--prompt", "g", 1, add_text, AT(prompt), 0, 0, "TEXT: a prompt; may be repeated"},
     {"--prompts", "g", TEXT(prompts),
      "FILE: JSON lines {\"id\", \"prompt\", \"max_tokens\"} or plain lines; - is standard input"},
     {"--output", "gmq", OUTPUT(output),
-     "FILE: completions as JSON lines, or the machine (-, standard output); DIR: the copy that quantize makes"},
-    {"--resume", "g", SWITCH(resume, true), "go on with the job whose output FILE is, if it has not ended"},
+     "FILE: completions as JSON lines, or the machine (-, standard output); DIR: the copy that "
+     "quantize makes"},
+    {"--resume", "g", SWITCH(resume, true),
+     "go on with the job whose output FILE is, if it has not ended"},
     {"--overwrite", "g", SWITCH(overwrite, true), "lose what is in FILE"},
     {"--format", "g", 1, set_format, NONE, 0, 0,
      "jsonl or text: what the lines of --prompts are (as the name or the first line says)"},
-    {"--strict", "g", SWITCH(strict, true), "refuse the whole job if one of its prompts cannot be completed"},
-    {"--max-tokens", "g", WHOLE(max_tokens, 1, MAX_LEN), "N: tokens to generate where the prompt does not say (64)"},
+    {"--strict", "g", SWITCH(strict, true),
+     "refuse the whole job if one of its prompts cannot be completed"},
+    {"--max-tokens", "g", WHOLE(max_tokens, 1, MAX_LEN),
+     "N: tokens to generate where the prompt does not say (64)"},
     {"--prompt-len", "bp", 1, set_range, AT(prompt_len), 1, MAX_LEN,
      "S: tokens of every prompt (512); bench also S1-S2: drawn between the two"},
-    {"--gen-len", "bp", 1, set_range, AT(gen_len), 1, MAX_LEN, "N: tokens to generate (32); bench also N1-N2"},
+    {"--gen-len", "bp", 1, set_range, AT(gen_len), 1, MAX_LEN,
+     "N: tokens to generate (32); bench also N1-N2"},
     {"--num-prompts", "bp", WHOLE(num_prompts, 1, MAX_GBS), "N: prompts (one block of them)"},
     {"--perplexity", "e", TEXT(perplexity), "FILE: a text, scored in windows; - is standard input"},
     {"--last-word", "e", TEXT(last_word), "FILE: JSON lines {\"text\"} whose last word is scored"},
@@ -251,30 +288,39 @@ static const Flag flags[] = {
     {"--limit", "e", WHOLE(limit, 1, MAX_LEN), "N: the first N windows or lines only (all)"},
     {"--json", "bpe", OUTPUT(json), "FILE: the figures as one JSON object; - is standard output"},
     {"--percent", "gbpe", 6, set_percent, NONE, 0, 100,
-     "WG WC CG CC HG HC: weights, KV cache, activations on GPU and on CPU; the disk has the rest; - is left to the search"},
+     "WG WC CG CC HG HC: weights, KV cache, activations on GPU and on CPU; the disk has the rest; "
+     "- is left to the search"},
     {"--gpu-batch-size", "gbpe", WHOLE(policy.gbs, 1, MAX_GBS), "N: sequences of a GPU batch"},
-    {"--num-gpu-batches", "gbpe", WHOLE(policy.num_gpu_batches, 1, 1 << 16), "N: GPU batches of a block"},
+    {"--num-gpu-batches", "gbpe", WHOLE(policy.num_gpu_batches, 1, 1 << 16),
+     "N: GPU batches of a block"},
     {"--schedule", "gbpe", 1, set_schedule, NONE, 0, 0,
-     "zigzag (Figure 3b), row (Figure 3a) or diagonal (Figure 6); the best, or with a given policy zigzag"},
+     "zigzag (Figure 3b), row (Figure 3a) or diagonal (Figure 6); the best, or with a given policy "
+     "zigzag"},
     {"--cpu-cache-compute", "gbpe", SWITCH(policy.cpu_attention, true),
      "the CPU attends to the KV cache on CPU and disk, in place"},
-    {"--compress-weight", "gbpe", SWITCH(compress_weight, true), "4-bit groups for the layers' matrices, on every tier"},
-    {"--compress-cache", "gbpe", SWITCH(compress_cache, true), "4-bit groups for the KV cache, on every tier"},
+    {"--compress-weight", "gbpe", SWITCH(compress_weight, true),
+     "4-bit groups for the layers' matrices, on every tier"},
+    {"--compress-cache", "gbpe", SWITCH(compress_cache, true),
+     "4-bit groups for the KV cache, on every tier"},
     {"--bits", "qe", WHOLE(quant.bits, LEAST_BITS, MOST_BITS),
-     "B: of a compressed number (4; others are a study: eval rounds numbers so, and keeps them as F16)"},
+     "B: of a compressed number (4; others are a study: eval rounds numbers so, and keeps them as "
+     "F16)"},
     {"--group", "qe", WHOLE(quant.group, LEAST_GROUP, MOST_GROUP),
      "G: numbers that share a minimum and a scale (64; others are a study)"},
     {"--allow-compression", "gbp", SWITCH(allow_compression, true),
      "the search may compress weights and cache where that is faster"},
     {"--attn-sparsity", "gbpe", NUMBER(policy.sparsity, 1e-6, 1),
-     "F: read V of this share of the tokens, those with the largest scores (1); the CPU attends to what is off the GPU"},
+     "F: read V of this share of the tokens, those with the largest scores (1); the CPU attends to "
+     "what is off the GPU"},
     {"--no-overlap", "gbpe", SWITCH(policy.overlap, false), "wait for every operation at once"},
-    {"--synchronize", "gbpe", SWITCH(policy.synchronize, true), "wait for all lanes behind every square, as Figure 4 does"},
+    {"--synchronize", "gbpe", SWITCH(policy.synchronize, true),
+     "wait for all lanes behind every square, as Figure 4 does"},
     {"--page-tokens", "gbpe", WHOLE(policy.page_tokens, 1, 4096), "N: tokens of a KV page (16)"},
     {"--device", "gbpme", TEXT(device),
      "host, cuda (the GPU, if there is one), or for bench sim, a machine made of numbers"},
     {"--hardware", "gbpe", TEXT(hardware),
-     "FILE: the machine that the policy is for or the sim plays, such as hardware/t4.json (this one, measured)"},
+     "FILE: the machine that the policy is for or the sim plays, such as hardware/t4.json (this "
+     "one, measured)"},
     {"--with", "gbpe", 1, add_text, AT(with), 0, 0,
      "KEY=NUMBER: of that machine, in place of the file's, such as ctog_bdw=24e9; may be repeated"},
     {"--cost-model", "p", 1, set_cost_model, NONE, 0, 0,
@@ -282,32 +328,42 @@ static const Flag flags[] = {
     {"--max-latency", "gbp", NUMBER(max_latency, 1e-6, 1e12), "SECONDS: that one block may take"},
     {"--frontier", "p", SWITCH(frontier, true), "the best throughput for every latency (Figure 1)"},
     {"--explain", "p", SWITCH(explain, true),
-     "the best policy's linear program, what each row's limit is worth (dual prices), and what more would bring"},
+     "the best policy's linear program, what each row's limit is worth (dual prices), and what "
+     "more would bring"},
     {"--nodes", "bp", WHOLE(nodes, 1, 10000),
      "M: machines, as a pipeline (4.4) and without offloading (6.4); bench: a pipeline of M sims"},
     {"--net-gbps", "p", NUMBER(net_gbps, 1e-6, 1e6), "G: Gbit/s between two of them (10)"},
     {"--net-ms", "p", NUMBER(net_ms, 0, 1e6), "L: milliseconds that a message takes besides (0.1)"},
     {"--net", "gbe", 1, set_wire, NONE, 0, 0,
-     "RATE[,DELAY]: slow the wire of a pipeline (mpirun), or the sims' (1.25G,0.1ms): 1G,0.5ms (bytes/s)"},
-    {"--stages", "gbe", 1, set_stages, AT(stages), 0, 0, "L,L,...: layers of each stage of a pipeline (equally many)"},
+     "RATE[,DELAY]: slow the wire of a pipeline (mpirun), or the sims' (1.25G,0.1ms): 1G,0.5ms "
+     "(bytes/s)"},
+    {"--stages", "gbe", 1, set_stages, AT(stages), 0, 0,
+     "L,L,...: layers of each stage of a pipeline (equally many)"},
     {"--flights", "gbpe", WHOLE(policy.flights, 1, 256),
      "G: blocks in flight in turn (a pipeline searches for it; m + 1 for a given block)"},
     {"--link", "gbpe", 1, set_links, NONE, 0, 0,
      "LIST: slow links of the host device: ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G (bytes/s)"},
-    {"--trace", "gbe", OUTPUT(trace), "FILE: what each lane did when, for chrome://tracing or Perfetto"},
+    {"--trace", "gbe", OUTPUT(trace),
+     "FILE: what each lane did when, for chrome://tracing or Perfetto"},
     {"--gpu-mem", "gbpme", SIZE(capacity[TIER_GPU]), "SIZE: capacity of the GPU tier, such as 16G"},
     {"--cpu-mem", "gbpme", SIZE(capacity[TIER_CPU]), "SIZE: of the CPU tier"},
     {"--disk-mem", "gbpme", SIZE(capacity[TIER_DISK]), "SIZE: of the disk tier"},
-    {"--offload-dir", "gbpme", TEXT(offload_dir), "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
-    {"--threads", "gbpmqe", WHOLE(threads, 1, 1024), "N: threads that compute (all cores; with a GPU two fewer)"},
+    {"--offload-dir", "gbpme", TEXT(offload_dir),
+     "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
+    {"--threads", "gbpmqe", WHOLE(threads, 1, 1024),
+     "N: threads that compute (all cores; with a GPU two fewer)"},
     {"--temperature", "g", 1, set_temperature, AT(sampling.temperature), 0, 1e6,
      "T: of sampling; 0 is greedy (the default)"},
     {"--top-p", "g", NUMBER(sampling.top_p, 1e-6, 1),
      "P: with a temperature, sample from the likeliest tokens with together this mass (1)"},
-    {"--top-k", "g", WHOLE(sampling.top_k, 0, MAX_LEN), "K: with a temperature, from the K likeliest tokens (0: all)"},
-    {"--seed", "gb", WHOLE(sampling.seed, 0, 0x1p62), "N: of sampling, and of bench's prompts and weights (0)"},
-    {"--stop", "g", 1, add_text, AT(stop), 0, 0, "TEXT: end a completion before it; may be repeated"},
-    {"--verbose", "ge", SWITCH(verbose, true), "print the plan, and the measured peaks beside it (bench always does)"},
+    {"--top-k", "g", WHOLE(sampling.top_k, 0, MAX_LEN),
+     "K: with a temperature, from the K likeliest tokens (0: all)"},
+    {"--seed", "gb", WHOLE(sampling.seed, 0, 0x1p62),
+     "N: of sampling, and of bench's prompts and weights (0)"},
+    {"--stop", "g", 1, add_text, AT(stop), 0, 0,
+     "TEXT: end a completion before it; may be repeated"},
+    {"--verbose", "ge", SWITCH(verbose, true),
+     "print the plan, and the measured peaks beside it (bench always does)"},
     {"--help", "gbpmqe", SWITCH(help, true), "this text"},
 };
 enum { NFLAGS = sizeof flags / sizeof flags[0] };
@@ -329,28 +385,33 @@ Options options_default(void) {
 void flags_help(FILE *out) {
     fprintf(out, "FlexGen: generates text from OPT models that do not fit the GPU.\n\n");
     for (int c = 0; c < NCOMMANDS; c++)
-        fprintf(out, "  flexgen %-8s %-46s   %s\n", commands[c].name, commands[c].use, commands[c].does);
+        fprintf(out, "  flexgen %-8s %-46s   %s\n", commands[c].name, commands[c].use,
+                commands[c].does);
     fprintf(out, "\n");
-    for (const Flag *f = flags; f < flags + NFLAGS; f++) fprintf(out, "  %-20s%-6s %s\n", f->name, f->commands, f->help);
+    for (const Flag *f = flags; f < flags + NFLAGS; f++)
+        fprintf(out, "  %-20s%-6s %s\n", f->name, f->commands, f->help);
     fprintf(out, "\n");
-    for (int c = 0; c < NCOMMANDS; c++) fprintf(out, "%s%c: of %s", c ? ", " : "", commands[c].letter, commands[c].name);
+    for (int c = 0; c < NCOMMANDS; c++)
+        fprintf(out, "%s%c: of %s", c ? ", " : "", commands[c].letter, commands[c].name);
     fprintf(out, ". Exit status: 0 done, 1 failed, 2 wrong use or does not fit.\n");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Reading them
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Levenshtein, for "did you mean". */
 static int edit_distance(const char *a, const char *b) {
     int n = (int)strlen(b), row[128];
     CHECK(n < 128);
-    for (int c = 0; c <= n; c++) row[c] = c;
+    for (int c = 0; c <= n; c++)
+        row[c] = c;
     for (int r = 0; a[r] && r < 100; r++) {
         int diagonal = row[0];
         row[0] = r + 1;
         for (int c = 0; c < n; c++) {
-            int swap = diagonal + (a[r] != b[c]), best = row[c] < row[c + 1] ? row[c] + 1 : row[c + 1] + 1;
+            int swap = diagonal + (a[r] != b[c]),
+                best = row[c] < row[c + 1] ? row[c] + 1 : row[c + 1] + 1;
             diagonal = row[c + 1];
             row[c + 1] = swap < best ? swap : best;
         }
@@ -364,8 +425,13 @@ static const char *known_by(char *text, size_t size, const Flag *flag) {
     for (const char *letter = flag->commands; *letter; letter++) {
         size_t used = strlen(text);
         int c = 0;
-        while (commands[c].letter != *letter) c++;
-        snprintf(text + used, size - used, "%s%s", !used ? "" : letter[1] ? ", " : " and ", commands[c].name);
+        while (commands[c].letter != *letter)
+            c++;
+        snprintf(text + used, size - used, "%s%s",
+                 !used       ? ""
+                 : letter[1] ? ", "
+                             : " and ",
+                 commands[c].name);
     }
     return text;
 }
@@ -373,53 +439,70 @@ static const char *known_by(char *text, size_t size, const Flag *flag) {
 static int unknown_flag(const char *name, Command command, Error *err) {
     const char *nearest = NULL;
     int least = 1000;
-    if (*name != '-') return fail(err, EXIT_USAGE, "%.60s: expected a flag; put a value that has blanks into quotes", name);
+    if (*name != '-')
+        return fail(err, EXIT_USAGE,
+                    "%.60s: expected a flag; put a value that has blanks into quotes", name);
     for (int f = 0; f < NFLAGS; f++) {
         int distance = edit_distance(name, flags[f].name);
         char who[64];
         if (!distance)
             return fail(err, EXIT_USAGE, "%s is a flag of %s only; leave it out", name,
                         known_by(who, sizeof who, &flags[f]));
-        if (strchr(flags[f].commands, commands[command].letter) && distance < least)
-            least = distance, nearest = flags[f].name;
+        if (strchr(flags[f].commands, commands[command].letter) && distance < least) {
+            least = distance;
+            nearest = flags[f].name;
+        }
     }
     return fail(err, EXIT_USAGE, "unknown flag %.60s; the nearest known one is %s", name, nearest);
 }
 
 int command_parse(Command *command, const char *name, Error *err) {
     for (*command = 0; *command < NCOMMANDS; ++*command)
-        if (!strcmp(name, commands[*command].name)) return 0;
+        if (!strcmp(name, commands[*command].name))
+            return 0;
     return fail(err, EXIT_USAGE,
-                "unknown command %.60s; the commands are generate, bench, policy, profile, quantize, eval and help", name);
+                "unknown command %.60s; the commands are generate, bench, policy, profile, "
+                "quantize, eval and help",
+                name);
 }
 
 int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
     for (int a = 0; a < n; a++) {
         const Flag *f = flags;
-        while (f < flags + NFLAGS && (strcmp(args[a], f->name) != 0 || !strchr(f->commands, commands[command].letter))) f++;
-        if (f == flags + NFLAGS) return unknown_flag(args[a], command, err);
+        while (f < flags + NFLAGS &&
+               (strcmp(args[a], f->name) != 0 || !strchr(f->commands, commands[command].letter)))
+            f++;
+        if (f == flags + NFLAGS)
+            return unknown_flag(args[a], command, err);
         if (n - a - 1 < f->values)
-            return fail(err, EXIT_USAGE, "%s takes %d value%s: %s", f->name, f->values, plural(f->values), f->help);
-        if (f->set(o, f, args + a + 1, err)) return -1;
+            return fail(err, EXIT_USAGE, "%s takes %d value%s: %s", f->name, f->values,
+                        plural(f->values), f->help);
+        if (f->set(o, f, args + a + 1, err))
+            return -1;
         a += f->values;
     }
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // What no flag alone can get wrong
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 bool device_is(const Options *o, const char *name) { return o->device && !strcmp(o->device, name); }
 
 /* Whether results at this path would be written over a file of the model. */
 static bool is_of_model(const Options *o, const char *path) {
-    static const char *const names[] = {"config.json", "vocab.json", "merges.txt", "model.safetensors.index.json"};
+    static const char *const names[] = {"config.json", "vocab.json", "merges.txt",
+                                        "model.safetensors.index.json"};
     char copy[MAX_PATH];
-    if (!o->model || !path || access(path, F_OK) || snprintf(copy, MAX_PATH, "%s", path) >= MAX_PATH) return false;
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *type = strrchr(name, '.');
+    if (!o->model || !path || access(path, F_OK) ||
+        snprintf(copy, MAX_PATH, "%s", path) >= MAX_PATH)
+        return false;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path,
+               *type = strrchr(name, '.');
     bool known = type && !strcmp(type, ".safetensors");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) known = known || !strcmp(name, names[i]);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        known = known || !strcmp(name, names[i]);
     return known && same_file(o->model, dirname(copy));
 }
 
@@ -428,70 +511,93 @@ static int check_files(const Options *o, Error *err) {
     enum { RESULTS = 3, FILES = 7 };
     const struct {
         const char *flag, *path;
-    } files[FILES] = {{"--trace", o->trace},        {"--json", o->json},         {"--output", o->output},
-                      {"--prompts", o->prompts},    {"--hardware", o->hardware}, {"--perplexity", o->perplexity},
+    } files[FILES] = {{"--trace", o->trace},        {"--json", o->json},
+                      {"--output", o->output},      {"--prompts", o->prompts},
+                      {"--hardware", o->hardware},  {"--perplexity", o->perplexity},
                       {"--last-word", o->last_word}};
     for (int r = 0; r < RESULTS; r++) {
         const char *flag = files[r].flag, *path = files[r].path;
-        if (is_of_model(o, path)) return fail(err, EXIT_USAGE, "%s: is a file of the model; name another", flag);
+        if (is_of_model(o, path))
+            return fail(err, EXIT_USAGE, "%s: is a file of the model; name another", flag);
         for (int f = r + 1; f < FILES; f++)
             if (same_file(path, files[f].path) && (f >= RESULTS || !output_is_special(path)))
-                return fail(err, EXIT_USAGE, "%s: is the file of %s, too; name another", flag, files[f].flag);
+                return fail(err, EXIT_USAGE, "%s: is the file of %s, too; name another", flag,
+                            files[f].flag);
     }
     return 0;
 }
 
 int flags_check(const Options *o, Command command, Error *err) {
-    static const char beyond[] = ": the cost model paper looks at one block on one machine; leave it out",
-                      length[] = ": the cost model paper knows one length; give one number",
-                      exact[] = ": the cost model paper knows none; leave it out",
-                      block[] = " is missing; give the block as --gpu-batch-size N --num-gpu-batches N",
-                      machine[] = "--hardware is missing; name the machine's file, such as hardware/t4.json",
-                      greedy[] =
-                          ": without --temperature the likeliest token is always taken; add --temperature, such as 0.7";
-    const bool sim = device_is(o, "sim"), host = device_is(o, "host"), named = command == BENCH || command == POLICY;
-    const bool needs_model = command != PROFILE && !o->model, needs_output = !o->output || !o->output[0];
-    const bool prompt_range = o->prompt_len[0] < o->prompt_len[1], gen_range = o->gen_len[0] < o->gen_len[1];
+    static const char
+        beyond[] = ": the cost model paper looks at one block on one machine; leave it out",
+        length[] = ": the cost model paper knows one length; give one number",
+        exact[] = ": the cost model paper knows none; leave it out",
+        block[] = " is missing; give the block as --gpu-batch-size N --num-gpu-batches N",
+        machine[] = "--hardware is missing; name the machine's file, such as hardware/t4.json",
+        greedy[] =
+            ": without --temperature the likeliest token is always taken; add --temperature, such "
+            "as 0.7";
+    const bool sim = device_is(o, "sim"), host = device_is(o, "host"),
+               named = command == BENCH || command == POLICY;
+    const bool needs_model = command != PROFILE && !o->model,
+               needs_output = !o->output || !o->output[0];
+    const bool prompt_range = o->prompt_len[0] < o->prompt_len[1],
+               gen_range = o->gen_len[0] < o->gen_len[1];
     const bool packs = o->compress_weight || o->compress_cache || o->allow_compression;
     const bool cold = command == GENERATE && !o->fixed_temperature;
-    const bool paper = o->paper_model; /* Appendix A.3 knows one block of equal prompts on one machine */
+    const bool paper =
+        o->paper_model; /* Appendix A.3 knows one block of equal prompts on one machine */
     const bool on_paper = o->nodes && command == POLICY;
     bool some_fixed = false, empty_stop = false, odd_stop = false;
-    for (int i = 0; i < 6; i++) some_fixed |= o->fixed[i];
-    for (int i = 0; i < o->stop.n; i++)
-        empty_stop |= !o->stop.text[i][0], odd_stop |= !utf8_valid(o->stop.text[i], strlen(o->stop.text[i]));
+    for (int i = 0; i < 6; i++)
+        some_fixed |= o->fixed[i];
+    for (int i = 0; i < o->stop.n; i++) {
+        empty_stop |= !o->stop.text[i][0];
+        odd_stop |= !utf8_valid(o->stop.text[i], strlen(o->stop.text[i]));
+    }
     const struct {
         bool wrong;
         const char *flag, *why;
     } rules[] = {
-        {sim && command != BENCH, "--device sim", ": it computes nothing, so only bench knows it; leave it out"},
+        {sim && command != BENCH, "--device sim",
+         ": it computes nothing, so only bench knows it; leave it out"},
         {sim && !o->hardware, "--device sim: ", machine},
-        {o->with.n && !o->hardware, "--with", ": changes a number of a machine's file; give --hardware FILE"},
-        {o->links && o->device && !host, "--link", ": only links of the host device can be slowed; use --device host"},
-        {needs_model && named, "--model", " is missing; name a checkpoint directory or a size such as opt-125m"},
+        {o->with.n && !o->hardware, "--with",
+         ": changes a number of a machine's file; give --hardware FILE"},
+        {o->links && o->device && !host, "--link",
+         ": only links of the host device can be slowed; use --device host"},
+        {needs_model && named, "--model",
+         " is missing; name a checkpoint directory or a size such as opt-125m"},
         {needs_model, "--model", " is missing; name a checkpoint directory"},
         {command == QUANTIZE && is_study(o->quant), "--bits, --group",
-         ": only 4 bits in groups of 64 are stored; leave them out, or see with eval what others would cost"},
-        {command == QUANTIZE && needs_output, "--output", " is missing; name the directory that the copy is to be"},
-        {command == GENERATE && !o->prompt.n == !o->prompts, "", "give either --prompt TEXT or --prompts FILE"},
-        {command == EVAL && !o->perplexity == !o->last_word, "", "give either --perplexity FILE or --last-word FILE"},
+         ": only 4 bits in groups of 64 are stored; leave them out, or see with eval what others "
+         "would cost"},
+        {command == QUANTIZE && needs_output, "--output",
+         " is missing; name the directory that the copy is to be"},
+        {command == GENERATE && !o->prompt.n == !o->prompts, "",
+         "give either --prompt TEXT or --prompts FILE"},
+        {command == EVAL && !o->perplexity == !o->last_word, "",
+         "give either --perplexity FILE or --last-word FILE"},
         {paper && !o->hardware, "", machine},
         {paper && !o->policy.gbs, "--gpu-batch-size", block},
         {paper && !o->policy.num_gpu_batches, "--num-gpu-batches", block},
         {paper && prompt_range, "--prompt-len", length},
         {paper && gen_range, "--gen-len", length},
-        {paper && some_fixed, "--percent", ": the cost model paper finds all of them; leave it out"},
+        {paper && some_fixed, "--percent",
+         ": the cost model paper finds all of them; leave it out"},
         {paper && is_sparse(&o->policy), "--attn-sparsity", exact},
         {paper && packs, "compression", exact},
         {paper && o->frontier, "--frontier", beyond},
         {paper && o->nodes, "--nodes", beyond},
         {paper && o->max_latency > 0, "--max-latency", beyond},
-        {o->nodes && !sim && command == BENCH, "--nodes", ": machines made of numbers; give --device sim"},
+        {o->nodes && !sim && command == BENCH, "--nodes",
+         ": machines made of numbers; give --device sim"},
         {o->explain && (o->nodes || o->frontier), "--explain",
          ": is about the best policy of one machine; leave --nodes and --frontier out"},
         {o->nodes && o->frontier, "--nodes", ": looks at one block; leave --frontier out"},
         {on_paper && o->num_prompts, "--nodes", ": looks at one block; leave --num-prompts out"},
-        {on_paper && prompt_range, "--nodes", ": knows one length; give one number for --prompt-len"},
+        {on_paper && prompt_range, "--nodes",
+         ": knows one length; give one number for --prompt-len"},
         {on_paper && gen_range, "--nodes", ": knows one length; give one number for --gen-len"},
         {o->window && !o->perplexity, "--window", ": a line is one by itself; leave it out"},
         {o->resume && o->overwrite, "--resume", ": keeps what --overwrite loses; give one of them"},
@@ -504,10 +610,14 @@ int flags_check(const Options *o, Command command, Error *err) {
     if (o->device && !sim && !host && !device_is(o, "cuda"))
         return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
     for (size_t r = 0; r < sizeof rules / sizeof *rules; r++)
-        if (rules[r].wrong) return fail(err, EXIT_USAGE, "%s%s", rules[r].flag, rules[r].why);
-    if (check_files(o, err)) return -1;
+        if (rules[r].wrong)
+            return fail(err, EXIT_USAGE, "%s%s", rules[r].flag, rules[r].why);
+    if (check_files(o, err))
+        return -1;
     if ((double)o->policy.gbs * o->policy.num_gpu_batches > MAX_GBS)
-        return fail(err, EXIT_USAGE, "--gpu-batch-size %d x --num-gpu-batches %d: expected a block of at most %d sequences",
-                    o->policy.gbs, o->policy.num_gpu_batches, MAX_GBS);
+        return fail(
+            err, EXIT_USAGE,
+            "--gpu-batch-size %d x --num-gpu-batches %d: expected a block of at most %d sequences",
+            o->policy.gbs, o->policy.num_gpu_batches, MAX_GBS);
     return 0;
 }

@@ -1,12 +1,15 @@
-/* journal.c: what a job has chosen so far, on disk, so that a job which is killed goes on where it was.
+/* journal.c: what a job has chosen so far, on disk, so that a job which is killed goes on where it
+ * was.
  *
- * The first line is a JSON object that says which job this is. Behind it come records, one for each sweep:
+ * The first line is a JSON object that says which job this is. Behind it come records, one for each
+ * sweep:
  *
  *     u32 n | n times: u32 place of the prompt, i32 token | u64 check
  *
- * check is a hash of the record and of everything before it, so a record holds only behind those it was written behind.
- * What a kill or a full disk has left of a last record does not hold, and is cut off. Numbers are as in memory. The file is
- * locked as long as it is open: two jobs never share one output, and a lock dies with its owner. Read next: completions.c. */
+ * check is a hash of the record and of everything before it, so a record holds only behind those it
+ * was written behind. What a kill or a full disk has left of a last record does not hold, and is
+ * cut off. Numbers are as in memory. The file is locked as long as it is open: two jobs never share
+ * one output, and a lock dies with its owner. Read next: completions.c. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -27,70 +30,89 @@ static int journal_fault(const Journal *j, const char *what, int why, Error *err
     return fail(err, EXIT_FAILED, "%s: cannot %s: %s", j->path, what, strerror(why));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Opening: locked, and read
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* The job that held the lock may have ended, and with it removed its file, while we were opening it. */
+/* The job that held the lock may have ended, and with it removed its file, while we were opening
+ * it. */
 static int open_locked(Journal *j, double patience, Error *err) {
     struct stat st = {.st_nlink = 0};
     while (!st.st_nlink) {
-        if (j->fd >= 0) close(j->fd);
+        if (j->fd >= 0)
+            close(j->fd);
         j->locked = false;
         j->fd = open(j->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
         if (j->fd < 0)
-            return fail(err, EXIT_FAILED, "%s: cannot open: %s; a job keeps its tokens there: write where that can be",
-                        j->path, strerror(errno));
+            return fail(
+                err, EXIT_FAILED,
+                "%s: cannot open: %s; a job keeps its tokens there: write where that can be",
+                j->path, strerror(errno));
         if (!file_lock(j->fd, patience))
             return errno == EWOULDBLOCK
-                       ? fail(err, EXIT_USAGE, "%s: another job is writing there; wait for its end", j->path)
+                       ? fail(err, EXIT_USAGE, "%s: another job is writing there; wait for its end",
+                              j->path)
                        : journal_fault(j, "lock", errno, err);
         j->locked = true;
-        if (fstat(j->fd, &st)) return journal_fault(j, "read", errno, err);
+        if (fstat(j->fd, &st))
+            return journal_fault(j, "read", errno, err);
     }
     return 0;
 }
 
-/* The first line. A file that ends before its end is that of a job which was killed at its beginning. */
+/* The first line. A file that ends before its end is that of a job which was killed at its
+ * beginning. */
 static int read_head(Journal *j, const char *text, size_t size, Error *err) {
     static const char start[] = "{\"" JOURNAL_VERSION "\"";
     const char *newline = memchr(text, '\n', size);
     const bool begins = !strncmp(text, start, size < strlen(start) ? size : strlen(start));
-    if (begins && !newline) return 0;
+    if (begins && !newline)
+        return 0;
     j->head = begins ? json_parse(text, (size_t)(newline - text), j->path, err) : NULL;
-    if (!j->head) return fail(err, EXIT_USAGE, "%s: is no journal of this version; move it away", j->path);
+    if (!j->head)
+        return fail(err, EXIT_USAGE, "%s: is no journal of this version; move it away", j->path);
     j->end = (size_t)(newline - text) + 1;
     j->check = hash_bytes(HASH_START, text, j->end);
     return 0;
 }
 
 /* The record at the end of what holds, if it does. */
-static int read_record(Journal *j, const char *text, size_t size, TakeToken *take, void *ctx, Error *err) {
+static int read_record(Journal *j, const char *text, size_t size, TakeToken *take, void *ctx,
+                       Error *err) {
     uint32_t n;
     uint64_t check;
     const size_t left = size - j->end;
     const char *record = text + j->end;
-    if (left < sizeof n) return 0;
+    if (left < sizeof n)
+        return 0;
     memcpy(&n, record, sizeof n);
     const size_t pairs = (size_t)n * sizeof(Pair), whole = sizeof n + pairs + sizeof check;
-    if (!n || left < whole) return 0;
+    if (!n || left < whole)
+        return 0;
     memcpy(&check, record + sizeof n + pairs, sizeof check);
     const uint64_t hash = hash_bytes(j->check, record, sizeof n + pairs);
-    if (check != hash) return 0;
+    if (check != hash)
+        return 0;
     for (uint32_t i = 0; i < n; i++) {
         Pair pair;
         memcpy(&pair, record + sizeof n + i * sizeof pair, sizeof pair);
         if (take(ctx, pair.place, pair.token))
-            return fail(err, EXIT_FAILED, "%s: byte %zu: token %d of prompt %u is none of this job's; move the file away",
-                        j->path, j->end, pair.token, pair.place);
+            return fail(
+                err, EXIT_FAILED,
+                "%s: byte %zu: token %d of prompt %u is none of this job's; move the file away",
+                j->path, j->end, pair.token, pair.place);
     }
-    j->check = hash, j->end += whole;
+    j->check = hash;
+    j->end += whole;
     return 1;
 }
 
 static char *read_whole(const Journal *j, size_t *size, Error *err) {
     struct stat st;
-    if (fstat(j->fd, &st)) return journal_fault(j, "read", errno, err), NULL;
+    if (fstat(j->fd, &st)) {
+        journal_fault(j, "read", errno, err);
+        return NULL;
+    }
     return file_read_part(j->fd, j->path, *size = (size_t)st.st_size, 0, err);
 }
 
@@ -99,10 +121,12 @@ Journal *journal_open(const char *output, double patience, Error *err) {
     j->fd = -1;
     size_t size;
     char *text = NULL;
-    if (!file_beside(j->path, output, ".journal", err) && !open_locked(j, patience, err)) text = read_whole(j, &size, err);
+    if (!file_beside(j->path, output, ".journal", err) && !open_locked(j, patience, err))
+        text = read_whole(j, &size, err);
     const int status = text ? read_head(j, text, size, err) : -1;
     free(text);
-    if (!status) return j;
+    if (!status)
+        return j;
     journal_close(j);
     return NULL;
 }
@@ -114,20 +138,25 @@ int journal_read(Journal *j, TakeToken *take, void *ctx, Error *err) {
     size_t size;
     int status;
     char *text = read_whole(j, &size, err);
-    if (!text) return -1;
-    while ((status = read_record(j, text, size, take, ctx, err)) > 0) continue;
+    if (!text)
+        return -1;
+    while ((status = read_record(j, text, size, take, ctx, err)) > 0)
+        continue;
     free(text);
     return status;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Writing
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Appends bytes, or nothing. */
 static int append_bytes(Journal *j, const void *bytes, size_t size, Error *err) {
     const char *why = file_write_at(j->fd, bytes, size, j->end);
-    if (!why) return j->end += size, 0;
+    if (!why) {
+        j->end += size;
+        return 0;
+    }
     const int unused = ftruncate(j->fd, (off_t)j->end);
     (void)unused; /* a record that is cut does not hold */
     return fail(err, EXIT_FAILED, "%s: cannot write: %s; make room", j->path, why);
@@ -140,9 +169,10 @@ int journal_begin(Journal *j, const cJSON *head, Error *err) {
         text[size] = '\n'; /* where its 0 was */
         cJSON_Delete(j->head);
         j->head = cJSON_Duplicate(head, true);
-        j->end = 0, j->check = hash_bytes(HASH_START, text, size + 1);
-        const int status =
-            ftruncate(j->fd, 0) ? journal_fault(j, "write", errno, err) : append_bytes(j, text, size + 1, err);
+        j->end = 0;
+        j->check = hash_bytes(HASH_START, text, size + 1);
+        const int status = ftruncate(j->fd, 0) ? journal_fault(j, "write", errno, err)
+                                               : append_bytes(j, text, size + 1, err);
         free(text);
         return status ? -1 : journal_sync(j, err);
     }
@@ -158,27 +188,36 @@ int journal_append(Journal *j, const Pair *pairs, size_t n, Error *err) {
     const uint64_t check = hash_bytes(j->check, record, sizeof count + bytes);
     memcpy(record + sizeof count + bytes, &check, sizeof check);
     const int status = append_bytes(j, record, sizeof count + bytes + sizeof check, err);
-    if (!status) j->check = check;
+    if (!status)
+        j->check = check;
     free(record);
     return status;
 }
 
-int journal_sync(const Journal *j, Error *err) { return fdatasync(j->fd) ? journal_fault(j, "write", errno, err) : 0; }
+int journal_sync(const Journal *j, Error *err) {
+    return fdatasync(j->fd) ? journal_fault(j, "write", errno, err) : 0;
+}
 
 int journal_remove(const Journal *j, Error *err) {
     struct stat mine, there;
-    if (stat(j->path, &there) && errno == ENOENT) return 0;
-    if (fstat(j->fd, &mine) || stat(j->path, &there)) return journal_fault(j, "read", errno, err);
-    const bool same = mine.st_dev == there.st_dev && mine.st_ino == there.st_ino; /* else somebody put it there */
+    if (stat(j->path, &there) && errno == ENOENT)
+        return 0;
+    if (fstat(j->fd, &mine) || stat(j->path, &there))
+        return journal_fault(j, "read", errno, err);
+    const bool same =
+        mine.st_dev == there.st_dev && mine.st_ino == there.st_ino; /* else somebody put it there */
     return same && unlink(j->path) ? journal_fault(j, "remove", errno, err) : 0;
 }
 
 void journal_close(Journal *j) {
     struct stat st;
     Error left; /* an empty file is no harm */
-    if (!j) return;
-    if (j->locked && !j->head && !fstat(j->fd, &st) && !st.st_size) journal_remove(j, &left); /* never begun */
-    if (j->fd >= 0) close(j->fd);
+    if (!j)
+        return;
+    if (j->locked && !j->head && !fstat(j->fd, &st) && !st.st_size)
+        journal_remove(j, &left); /* never begun */
+    if (j->fd >= 0)
+        close(j->fd);
     cJSON_Delete(j->head);
     free(j);
 }

@@ -1,18 +1,22 @@
-/* quantize.c: a packed copy of a checkpoint (section 5), so that a model is packed once and not at every start.
+/* quantize.c: a packed copy of a checkpoint (section 5), so that a model is packed once and not at
+ * every start.
  *
- * The copy is a Hugging Face directory like its source: the small .json and .txt files as they are, and the tensors in
- * model.safetensors, or in shards model-00001-of-000NN.safetensors with model.safetensors.index.json. In each of these
+ * The copy is a Hugging Face directory like its source: the small .json and .txt files as they are,
+ * and the tensors in model.safetensors, or in shards model-00001-of-000NN.safetensors with
+ * model.safetensors.index.json. In each of these
  *
  *     "__metadata__": {"format": "flexgen-packed-1", "flexgen.bits": "4", "flexgen.group": "64"}
  *
- * and each matrix of the decoder layers, (n, k) in the source, keeps its name but is dtype U8 and of shape
- * [n / 64, 36 k]: row g is what quant_pack_rows makes of rows [64 g, 64 (g + 1)), and
- * quant.h says what a group looks like. All the rest is F16: biases, layernorms, embeddings, projections, a separate
- * head. A shard has whole layers. The data begins at a multiple of 64 bytes and has no holes, so tensors whose sizes are
- * multiples of 64 come first, then those of 32, and so on: each begins at as round a byte as its size is.
+ * and each matrix of the decoder layers, (n, k) in the source, keeps its name but is dtype U8 and
+ * of shape [n / 64, 36 k]: row g is what quant_pack_rows makes of rows [64 g, 64 (g + 1)), and
+ * quant.h says what a group looks like. All the rest is F16: biases, layernorms, embeddings,
+ * projections, a separate head. A shard has whole layers. The data begins at a multiple of 64 bytes
+ * and has no holes, so tensors whose sizes are multiples of 64 come first, then those of 32, and so
+ * on: each begins at as round a byte as its size is.
  *
- * Contract: memory is a row of groups for each thread, whatever the model. The copy is made beside its place, as
- * OUTPUT.tmp-PID, synced, and renamed when it is whole; whatever fails removes it. Read next: job.c. */
+ * Contract: memory is a row of groups for each thread, whatever the model. The copy is made beside
+ * its place, as OUTPUT.tmp-PID, synced, and renamed when it is whole; whatever fails removes it.
+ * Read next: job.c. */
 #include <cjson/cJSON.h>
 #include <dirent.h>
 #include <endian.h>
@@ -47,27 +51,36 @@ typedef struct {
     FILE *progress;
 } Copy;
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // What goes where
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static void add_item(Copy *copy, const Part *part) {
     const Tensor *t = part->tensor;
     Item item = {t, part->vector, part->matrix, .rows = t->rows, .cols = (size_t)t->cols};
-    item.order = part->layer < 0 ? copy->nitems : (part->layer + 1) * 2 * NROLES + role_place((Role)part->role);
-    if (item.packed) item.rows /= GROUP, item.cols *= GROUP_BYTES;
+    item.order = part->layer < 0 ? copy->nitems
+                                 : (part->layer + 1) * 2 * NROLES + role_place((Role)part->role);
+    if (item.packed) {
+        item.rows /= GROUP;
+        item.cols *= GROUP_BYTES;
+    }
     item.bytes = item.rows * item.cols * (item.packed ? 1 : sizeof(f16));
     copy->items[copy->nitems++] = item;
     copy->total += item.bytes;
 }
 
-/* The items from `first` on stay together: in the shard at hand, of *size bytes so far, or where that grows too large in
- * the next. */
+/* The items from `first` on stay together: in the shard at hand, of *size bytes so far, or where
+ * that grows too large in the next. */
 static void add_to_shard(Copy *copy, size_t *size, int first, Bytes shard_bytes) {
     size_t bytes = 0;
-    for (int i = first; i < copy->nitems; i++) bytes += copy->items[i].bytes;
-    if (copy->nshards == 0 || *size + bytes > shard_bytes) copy->nshards++, *size = 0;
-    for (int i = first; i < copy->nitems; i++) copy->items[i].shard = copy->nshards - 1;
+    for (int i = first; i < copy->nitems; i++)
+        bytes += copy->items[i].bytes;
+    if (copy->nshards == 0 || *size + bytes > shard_bytes) {
+        copy->nshards++;
+        *size = 0;
+    }
+    for (int i = first; i < copy->nitems; i++)
+        copy->items[i].shard = copy->nshards - 1;
     *size += bytes;
 }
 
@@ -78,8 +91,10 @@ static size_t roundness(const Item *item) {
 
 static int compare_items(const void *a, const void *b) {
     const Item *x = (const Item *)a, *y = (const Item *)b;
-    if (x->shard != y->shard) return x->shard - y->shard;
-    if (roundness(x) != roundness(y)) return roundness(x) > roundness(y) ? -1 : 1;
+    if (x->shard != y->shard)
+        return x->shard - y->shard;
+    if (roundness(x) != roundness(y))
+        return roundness(x) > roundness(y) ? -1 : 1;
     return x->order - y->order;
 }
 
@@ -90,14 +105,17 @@ static void lay_out(Copy *copy, Bytes shard_bytes) {
     copy->items = xcalloc(count, sizeof *copy->items);
     for (int t = 0, first = 0; t < count; t++) {
         const Part part = checkpoint_part(c, t);
-        if (part.tensor->rows) add_item(copy, &part);
-        if (t + 1 < count && checkpoint_part(c, t + 1).layer == part.layer) continue;
+        if (part.tensor->rows)
+            add_item(copy, &part);
+        if (t + 1 < count && checkpoint_part(c, t + 1).layer == part.layer)
+            continue;
         add_to_shard(copy, &size, first, shard_bytes);
         first = copy->nitems;
     }
     qsort(copy->items, copy->nitems, sizeof *copy->items, compare_items);
     for (int i = 0; i < copy->nitems; i++) {
-        if (i && copy->items[i].shard > copy->items[i - 1].shard) begin = 0;
+        if (i && copy->items[i].shard > copy->items[i - 1].shard)
+            begin = 0;
         copy->items[i].begin = begin;
         begin += copy->items[i].bytes;
     }
@@ -110,9 +128,9 @@ static void shard_name(char name[48], const Copy *copy, int shard) {
         snprintf(name, 48, "model-%05d-of-%05d.safetensors", shard + 1, copy->nshards);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Files
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* A file of the copy, open for writing. */
 typedef struct {
@@ -131,64 +149,80 @@ static int out_open(Out *out, const Copy *copy, const char *name, Error *err) {
 }
 
 static int out_write(const Out *out, const void *bytes, size_t size, Error *err) {
-    if (__atomic_load_n(stop_signal(), __ATOMIC_RELAXED)) return stop_fail(err, "; there is no copy");
+    if (__atomic_load_n(stop_signal(), __ATOMIC_RELAXED))
+        return stop_fail(err, "; there is no copy");
     return fwrite(bytes, 1, size, out->file) == size ? 0 : cannot_write(out->path, err);
 }
 
 /* Closes it, and if all went well until here sees that it is on the disk. */
 static int out_close(const Out *out, int status, Error *err) {
-    if (!status && (fflush(out->file) || fsync(fileno(out->file)))) status = cannot_write(out->path, err);
-    if (fclose(out->file) && !status) status = cannot_write(out->path, err);
+    if (!status && (fflush(out->file) || fsync(fileno(out->file))))
+        status = cannot_write(out->path, err);
+    if (fclose(out->file) && !status)
+        status = cannot_write(out->path, err);
     return status;
 }
 
-static int write_whole(const Copy *copy, const char *name, const void *bytes, size_t size, Error *err) {
+static int write_whole(const Copy *copy, const char *name, const void *bytes, size_t size,
+                       Error *err) {
     Out out;
-    if (out_open(&out, copy, name, err)) return -1;
+    if (out_open(&out, copy, name, err))
+        return -1;
     return out_close(&out, out_write(&out, bytes, size, err), err);
 }
 
 /* Not every file system syncs directories. */
 static int sync_directory(const char *path, Error *err) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), bad = fd < 0 || (fsync(fd) && errno != EINVAL);
-    if (bad) cannot_write(path, err);
-    if (fd >= 0) close(fd);
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+        bad = fd < 0 || (fsync(fd) && errno != EINVAL);
+    if (bad)
+        cannot_write(path, err);
+    if (fd >= 0)
+        close(fd);
     return -bad;
 }
 
-/* Copies what else a model's directory has: its configuration, its tokenizer's files. An index is of the source's shards.
+/* Copies what else a model's directory has: its configuration, its tokenizer's files. An index is
+ * of the source's shards.
  */
 static int copy_small_files(const Copy *copy, const char *from, Error *err) {
     char path[PATH_SIZE + 256];
     struct stat st;
     int status = 0;
     DIR *d = opendir(from);
-    if (!d) return fail(err, EXIT_FAILED, "%s: %s", from, strerror(errno));
+    if (!d)
+        return fail(err, EXIT_FAILED, "%s: %s", from, strerror(errno));
     for (const struct dirent *e; !status && (errno = 0, e = readdir(d));) {
         bool other = fnmatch("*.json", e->d_name, 0) && fnmatch("*.txt", e->d_name, 0);
-        if (other || !fnmatch("*.index.json", e->d_name, 0)) continue;
+        if (other || !fnmatch("*.index.json", e->d_name, 0))
+            continue;
         snprintf(path, sizeof path, "%s/%s", from, e->d_name);
-        if (!stat(path, &st) && S_ISDIR(st.st_mode)) continue;
+        if (!stat(path, &st) && S_ISDIR(st.st_mode))
+            continue;
         size_t len; /* a link to nothing, or more than SMALL_FILE: the copy would be without it */
         char *text = file_read(path, SMALL_FILE, &len, err);
         status = text ? write_whole(copy, e->d_name, text, len, err) : -1;
         free(text);
     }
-    if (!status && errno) status = fail(err, EXIT_FAILED, "%s: read error: %s", from, strerror(errno));
+    if (!status && errno)
+        status = fail(err, EXIT_FAILED, "%s: read error: %s", from, strerror(errno));
     closedir(d);
     return status;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Shards
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static void add_item_json(cJSON *header, const Copy *copy, const Item *item) {
     char name[100];
-    cJSON *json = cJSON_AddObjectToObject(header, checkpoint_name(name, copy->checkpoint, item->from));
+    cJSON *json =
+        cJSON_AddObjectToObject(header, checkpoint_name(name, copy->checkpoint, item->from));
     cJSON_AddStringToObject(json, "dtype", item->packed ? "U8" : "F16");
-    cJSON *shape = cJSON_AddArrayToObject(json, "shape"), *offsets = cJSON_AddArrayToObject(json, "data_offsets");
-    if (!item->vector) cJSON_AddItemToArray(shape, cJSON_CreateNumber(item->rows));
+    cJSON *shape = cJSON_AddArrayToObject(json, "shape"),
+          *offsets = cJSON_AddArrayToObject(json, "data_offsets");
+    if (!item->vector)
+        cJSON_AddItemToArray(shape, cJSON_CreateNumber(item->rows));
     cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)item->cols));
     cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)item->begin));
     cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)(item->begin + item->bytes)));
@@ -196,16 +230,20 @@ static void add_item_json(cJSON *header, const Copy *copy, const Item *item) {
 
 /* The length, the header, and spaces up to where the data may begin. */
 static int write_header(const Copy *copy, int shard, const Out *out, Error *err) {
-    cJSON *header = cJSON_CreateObject(), *metadata = cJSON_AddObjectToObject(header, "__metadata__");
+    cJSON *header = cJSON_CreateObject(),
+          *metadata = cJSON_AddObjectToObject(header, "__metadata__");
     cJSON_AddStringToObject(metadata, "format", PACKED_FORMAT);
     cJSON_AddStringToObject(metadata, "flexgen.bits", "4");
     cJSON_AddStringToObject(metadata, "flexgen.group", "64");
     for (int i = 0; i < copy->nitems; i++)
-        if (copy->items[i].shard == shard) add_item_json(header, copy, &copy->items[i]);
+        if (copy->items[i].shard == shard)
+            add_item_json(header, copy, &copy->items[i]);
     char *json = cJSON_PrintUnformatted(header);
-    const uint64_t size = (8 + strlen(json) + ALIGN - 1) / ALIGN * ALIGN - 8, length = htole64(size);
+    const uint64_t size = (8 + strlen(json) + ALIGN - 1) / ALIGN * ALIGN - 8,
+                   length = htole64(size);
     int status = out_write(out, &length, sizeof length, err);
-    if (!status && fprintf(out->file, "%-*s", (int)size, json) < 0) status = cannot_write(out->path, err);
+    if (!status && fprintf(out->file, "%-*s", (int)size, json) < 0)
+        status = cannot_write(out->path, err);
     cJSON_free(json);
     cJSON_Delete(header);
     return status;
@@ -225,8 +263,9 @@ static void pack_row_groups(const void *rows, int first, int n) {
     const Copy *copy = r->copy;
     const size_t numbers = (size_t)GROUP * r->item->from->cols, bytes = r->item->cols;
     for (int i = first; i < first + n; i++)
-        r->failed[i] = checkpoint_pack(copy->checkpoint, copy->packed + i * bytes, copy->scratch + i * numbers,
-                                       r->item->from, r->first + i, &r->why[i]);
+        r->failed[i] =
+            checkpoint_pack(copy->checkpoint, copy->packed + i * bytes, copy->scratch + i * numbers,
+                            r->item->from, r->first + i, &r->why[i]);
 }
 
 /* A row of groups for each thread, then they are written, and so on. */
@@ -236,10 +275,15 @@ static int write_packed(const Copy *copy, const Item *item, const Out *out, Erro
         const int n = imin(copy->threads, item->rows - first);
         int failed[MOST_THREADS];
         Error why[MOST_THREADS];
-        host_share((double)n * numbers, n, pack_row_groups, &(Rows){copy, item, first, failed, why});
+        host_share((double)n * numbers, n, pack_row_groups,
+                   &(Rows){copy, item, first, failed, why});
         for (int i = 0; i < n; i++)
-            if (failed[i]) return *err = why[i], -1;
-        if (out_write(out, copy->packed, n * bytes, err)) return -1;
+            if (failed[i]) {
+                *err = why[i];
+                return -1;
+            }
+        if (out_write(out, copy->packed, n * bytes, err))
+            return -1;
     }
     return 0;
 }
@@ -261,14 +305,18 @@ static int write_shard(Copy *copy, int shard, Error *err) {
     char name[48];
     Out out;
     shard_name(name, copy, shard);
-    if (out_open(&out, copy, name, err)) return -1;
+    if (out_open(&out, copy, name, err))
+        return -1;
     int status = write_header(copy, shard, &out, err);
     for (int i = 0; i < copy->nitems && !status; i++) {
         const Item *item = &copy->items[i];
-        if (item->shard != shard) continue;
+        if (item->shard != shard)
+            continue;
         if (copy->progress)
-            fprintf(copy->progress, "\r\033[K%.2f of %.2f GB, %s", copy->done / 1e9, copy->total / 1e9, name);
-        status = item->packed ? write_packed(copy, item, &out, err) : write_f16(copy, item, &out, err);
+            fprintf(copy->progress, "\r\033[K%.2f of %.2f GB, %s", copy->done / 1e9,
+                    copy->total / 1e9, name);
+        status =
+            item->packed ? write_packed(copy, item, &out, err) : write_f16(copy, item, &out, err);
         copy->done += item->bytes;
     }
     return out_close(&out, status, err);
@@ -276,12 +324,14 @@ static int write_shard(Copy *copy, int shard, Error *err) {
 
 static int write_index(const Copy *copy, Error *err) {
     cJSON *json = cJSON_CreateObject();
-    cJSON_AddNumberToObject(cJSON_AddObjectToObject(json, "metadata"), "total_size", (double)copy->total);
+    cJSON_AddNumberToObject(cJSON_AddObjectToObject(json, "metadata"), "total_size",
+                            (double)copy->total);
     cJSON *map = cJSON_AddObjectToObject(json, "weight_map");
     for (int i = 0; i < copy->nitems; i++) {
         char name[100], shard[48];
         shard_name(shard, copy, copy->items[i].shard);
-        cJSON_AddStringToObject(map, checkpoint_name(name, copy->checkpoint, copy->items[i].from), shard);
+        cJSON_AddStringToObject(map, checkpoint_name(name, copy->checkpoint, copy->items[i].from),
+                                shard);
     }
     char *text = cJSON_Print(json);
     int status = write_whole(copy, "model.safetensors.index.json", text, strlen(text), err);
@@ -290,9 +340,9 @@ static int write_index(const Copy *copy, Error *err) {
     return status;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The copy
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Everything into copy->dir. */
 static int write_files(Copy *copy, const char *from, Error *err) {
@@ -301,22 +351,29 @@ static int write_files(Copy *copy, const char *from, Error *err) {
     copy->scratch = xcalloc(numbers > CHUNK ? numbers : CHUNK, sizeof *copy->scratch);
     copy->packed = xcalloc(copy->threads, (size_t)k * GROUP_BYTES);
     int status = copy_small_files(copy, from, err);
-    for (int s = 0; s < copy->nshards && !status; s++) status = write_shard(copy, s, err);
-    if (!status) status = checkpoint_unchanged(copy->checkpoint, err);
-    if (!status && copy->nshards > 1) status = write_index(copy, err);
-    if (copy->progress) fprintf(copy->progress, "\r\033[K");
+    for (int s = 0; s < copy->nshards && !status; s++)
+        status = write_shard(copy, s, err);
+    if (!status)
+        status = checkpoint_unchanged(copy->checkpoint, err);
+    if (!status && copy->nshards > 1)
+        status = write_index(copy, err);
+    if (copy->progress)
+        fprintf(copy->progress, "\r\033[K");
     free(copy->scratch);
     free(copy->packed);
     return status ? -1 : sync_directory(copy->dir, err);
 }
 
-/* Makes the copy beside output and puts it in its place. An empty directory gives way at once, so that what cannot give
- * way (a mount point) is known before the work; it comes back if the work fails. */
+/* Makes the copy beside output and puts it in its place. An empty directory gives way at once, so
+ * that what cannot give way (a mount point) is known before the work; it comes back if the work
+ * fails. */
 static int write_beside(Copy *copy, const char *from, const char *output, Error *err) {
     char place[PATH_SIZE];
     int len = (int)strlen(output);
-    while (len > 1 && output[len - 1] == '/') len--;
-    if (len > PATH_SIZE - 40) return fail(err, EXIT_USAGE, "--output: the path is too long; expected a shorter one");
+    while (len > 1 && output[len - 1] == '/')
+        len--;
+    if (len > PATH_SIZE - 40)
+        return fail(err, EXIT_USAGE, "--output: the path is too long; expected a shorter one");
     snprintf(place, sizeof place, "%.*s", len, output);
     Error inner;
     if (unfinished_begin(place, true, &inner) < 0)
@@ -325,12 +382,16 @@ static int write_beside(Copy *copy, const char *from, const char *output, Error 
     bool empty = rmdir(output) == 0;
     int status = 0;
     if (!empty && errno != ENOENT)
-        status = fail(err, EXIT_USAGE, "--output %s: %s; name a new directory or an empty one", output, strerror(errno));
-    if (!status) status = write_files(copy, from, err);
-    if (!status) status = unfinished_end(place, err);
+        status = fail(err, EXIT_USAGE, "--output %s: %s; name a new directory or an empty one",
+                      output, strerror(errno));
+    if (!status)
+        status = write_files(copy, from, err);
+    if (!status)
+        status = unfinished_end(place, err);
     if (status) {
         unfinished_remove();
-        if (empty) mkdir(output, 0777);
+        if (empty)
+            mkdir(output, 0777);
         return -1;
     }
     Error ignored; /* it is whole and in its place */
@@ -341,8 +402,10 @@ static int write_beside(Copy *copy, const char *from, const char *output, Error 
 
 static void sum_up(CopyStats *stats, const Copy *copy) {
     size_t numbers[2] = {0}, bytes[2] = {0}; /* of F16, packed */
-    *stats = (CopyStats){.files = copy->nshards, .untied = copy->checkpoint->untied, .after = copy->total};
-    for (int f = 0; f < copy->checkpoint->nfiles; f++) stats->before += copy->checkpoint->files[f].size;
+    *stats = (CopyStats){
+        .files = copy->nshards, .untied = copy->checkpoint->untied, .after = copy->total};
+    for (int f = 0; f < copy->checkpoint->nfiles; f++)
+        stats->before += copy->checkpoint->files[f].size;
     for (int i = 0; i < copy->nitems; i++) {
         const Item *item = &copy->items[i];
         numbers[item->packed] += (size_t)item->from->rows * item->from->cols;
@@ -352,11 +415,13 @@ static void sum_up(CopyStats *stats, const Copy *copy) {
     stats->packed_bits = 8.0 * bytes[1] / numbers[1];
 }
 
-int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Bytes shard_bytes, int threads,
-                        FILE *progress, Error *err) {
+int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Bytes shard_bytes,
+                        int threads, FILE *progress, Error *err) {
     Checkpoint *checkpoint = checkpoint_open(dir, err);
-    if (!checkpoint) return -1;
-    Copy copy = {.checkpoint = checkpoint, .threads = imin(threads, MOST_THREADS), .progress = progress};
+    if (!checkpoint)
+        return -1;
+    Copy copy = {
+        .checkpoint = checkpoint, .threads = imin(threads, MOST_THREADS), .progress = progress};
     int status = -1;
     if (checkpoint->packed)
         fail(err, EXIT_USAGE, "%s: is packed already; name the model that it was made from", dir);

@@ -1,8 +1,9 @@
 /* report.c: what the commands say: one list of figures for people and for programs.
  *
- * The list is a cJSON object under the paper's names, which --json writes as it is. A text is a form that is filled in from
- * the object, so that no figure is computed or named twice; what is said to people alone (a rate beside bytes and seconds)
- * is made from the figures on the way. Read next: explain.c. */
+ * The list is a cJSON object under the paper's names, which --json writes as it is. A text is a
+ * form that is filled in from the object, so that no figure is computed or named twice; what is
+ * said to people alone (a rate beside bytes and seconds) is made from the figures on the way. Read
+ * next: explain.c. */
 #include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <math.h>
@@ -12,9 +13,9 @@
 
 static const double MIB = 1048576, GIB = 1073741824;
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The plan
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* A line a name, a column a tier; regions of one name are added up. */
 static void print_regions(FILE *out, const Plan *p) {
@@ -23,11 +24,13 @@ static void print_regions(FILE *out, const Plan *p) {
         Bytes bytes[NTIERS] = {0};
         bool first = all[i].bytes > 0;
         for (int e = 0; e < NREGIONS * NTIERS && first; e++) {
-            if (!all[e].bytes || strcmp(all[e].name, all[i].name) != 0) continue;
+            if (!all[e].bytes || strcmp(all[e].name, all[i].name) != 0)
+                continue;
             first = e >= i;
             bytes[e % NTIERS] += all[e].bytes;
         }
-        if (!first) continue;
+        if (!first)
+            continue;
         fprintf(out, "  %-32s", all[i].name);
         for (int t = 0; t < NTIERS; t++)
             bytes[t] ? fprintf(out, " %12.2f", bytes[t] / 1048576.0) : fprintf(out, " %12s", "");
@@ -37,30 +40,36 @@ static void print_regions(FILE *out, const Plan *p) {
 
 void plan_print(FILE *out, const Plan *p, const Bytes capacity[NTIERS], const Bytes *peak) {
     static const char *const what[] = {"weights", "KV cache", "activations"};
-    fprintf(out, "%-34s %12s %12s %12s\n", peak ? "plan and peak (MiB)" : "plan (MiB)", "GPU", "CPU", "disk");
-    if (!peak) print_regions(out, p);
+    fprintf(out, "%-34s %12s %12s %12s\n", peak ? "plan and peak (MiB)" : "plan (MiB)", "GPU",
+            "CPU", "disk");
+    if (!peak)
+        print_regions(out, p);
     const Bytes *rows[] = {p->total, capacity, peak};
     static const char *const row_name[] = {"planned", "capacity", "measured peak"};
     for (int r = 0; r < 3; r++)
         if (rows[r])
-            fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0, rows[r][1] / 1048576.0,
-                    rows[r][2] / 1048576.0);
-    const int batches = p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * flight_count(&p->policy);
+            fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0,
+                    rows[r][1] / 1048576.0, rows[r][2] / 1048576.0);
+    const int batches =
+        p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * flight_count(&p->policy);
     Bytes kv = 0;
     for (int t = 0; t < NTIERS; t++)
-        kv += (Bytes)flight_count(&p->policy) * p->npages[t] * p->policy.page_tokens * p->kv_row * 2 * p->config.l;
+        kv += (Bytes)flight_count(&p->policy) * p->npages[t] * p->policy.page_tokens * p->kv_row *
+              2 * p->config.l;
     if (!peak)
-        fprintf(out, "  %s, %d batch%s in flight, %ld sweep%s; KV cache %.2f MiB, by A.2.1's estimate %.2f\n",
-                schedule_name[p->policy.schedule], batches, batches == 1 ? "" : "es", p->sweeps, plural(p->sweeps),
-                kv / 1048576.0, p->a21_kv / 1048576.0);
+        fprintf(out,
+                "  %s, %d batch%s in flight, %ld sweep%s; KV cache %.2f MiB, by A.2.1's estimate "
+                "%.2f\n",
+                schedule_name[p->policy.schedule], batches, batches == 1 ? "" : "es", p->sweeps,
+                plural(p->sweeps), kv / 1048576.0, p->a21_kv / 1048576.0);
     for (int w = 0; w < 3 && !peak; w++)
-        fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", what[w], 100 * p->achieved[w][0], 100 * p->achieved[w][1],
-                100 * p->achieved[w][2]);
+        fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", what[w], 100 * p->achieved[w][0],
+                100 * p->achieved[w][1], 100 * p->achieved[w][2]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Figures and forms
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 typedef struct {
     const char *name;
@@ -68,21 +77,25 @@ typedef struct {
 } Figure;
 
 static void add_figures(cJSON *to, const Figure *figures, size_t n) {
-    for (size_t f = 0; f < n; f++) cJSON_AddNumberToObject(to, figures[f].name, figures[f].value);
+    for (size_t f = 0; f < n; f++)
+        cJSON_AddNumberToObject(to, figures[f].name, figures[f].value);
 }
-#define ADD(to, ...) add_figures(to, (const Figure[]){__VA_ARGS__}, sizeof((const Figure[]){__VA_ARGS__}) / sizeof(Figure))
+#define ADD(to, ...)                               \
+    add_figures(to, (const Figure[]){__VA_ARGS__}, \
+                sizeof((const Figure[]){__VA_ARGS__}) / sizeof(Figure))
 
 /* The figure of that name; "bound.T_gen" is in an object inside. */
 static const cJSON *find_figure(const cJSON *figures, const char *name) {
     const char *dot = strchr(name, '.');
     char outer[48];
-    if (!dot) return json_get(figures, name);
+    if (!dot)
+        return json_get(figures, name);
     snprintf(outer, sizeof outer, "%.*s", (int)(dot - name), name);
     return find_figure(json_get(figures, outer), dot + 1);
 }
 
-/* Prints a form: {%.3f name} stands for a number or {%s name} for a text of the figures, {%.1f 100*name} for a number times
- * another. {s name} is the ending of a noun behind that number. */
+/* Prints a form: {%.3f name} stands for a number or {%s name} for a text of the figures, {%.1f
+ * 100*name} for a number times another. {s name} is the ending of a noun behind that number. */
 static void fill_in(FILE *out, const char *form, const cJSON *figures) {
     for (const char *hole; (hole = strchr(form, '{'));) {
         char format[16], what[48];
@@ -105,34 +118,39 @@ static void fill_in(FILE *out, const char *form, const cJSON *figures) {
 
 int report_open(TaskRun *run, Error *err) {
     const char *path = run->options->json;
-    if (path && output_check("--json", path, err)) return -1;
-    run->text = path && !strcmp(path, "-") ? NULL : stdout, run->json = cJSON_CreateObject();
+    if (path && output_check("--json", path, err))
+        return -1;
+    run->text = path && !strcmp(path, "-") ? NULL : stdout;
+    run->json = cJSON_CreateObject();
     return 0;
 }
 
 static int write_json(const TaskRun *run, const char *path, Error *err) {
     FILE *file = output_open("--json", path, err);
-    if (!file) return -1;
+    if (!file)
+        return -1;
     json_print(file, run->json);
     return output_close(file, "--json", path, err);
 }
 
 int report_write(const TaskRun *run, Error *err) {
     const char *path = run->options->json;
-    if (run->text) fflush(run->text); /* a fault is seen at the end */
+    if (run->text)
+        fflush(run->text); /* a fault is seen at the end */
     return path && !output_is_special(path) ? write_json(run, path, err) : 0;
 }
 
 int report_close(TaskRun *run, int status, Error *err) {
     const char *path = run->options->json;
-    if (path && run->json && !status) status = write_json(run, path, err);
+    if (path && run->json && !status)
+        status = write_json(run, path, err);
     cJSON_Delete(run->json);
     return status;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Policies and costs
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* The disk's share, without the dust of a subtraction. */
 static double rest(double gpu, double cpu) { return 1 - gpu - cpu < 1e-9 ? 0 : 1 - gpu - cpu; }
@@ -142,22 +160,26 @@ static void add_policy(cJSON *json, const Policy *p) {
     cJSON_AddBoolToObject(json, "cpu_cache_compute", p->cpu_attention);
     cJSON_AddBoolToObject(json, "compress_weight", p->weight_packed);
     cJSON_AddBoolToObject(json, "compress_cache", p->cache_packed);
-    ADD(json, {"attn_sparsity", is_sparse(p) ? p->sparsity : 1}, {"wg", p->wg}, {"wc", p->wc}, {"wd", rest(p->wg, p->wc)},
-        {"cg", p->cg}, {"cc", p->cc}, {"cd", rest(p->cg, p->cc)}, {"hg", p->hg}, {"hc", p->hc}, {"hd", rest(p->hg, p->hc)},
-        {"flights", flight_count(p)}, {"gbs", p->gbs}, {"num_gpu_batches", p->num_gpu_batches}, {"bls", block_size(p)});
+    ADD(json, {"attn_sparsity", is_sparse(p) ? p->sparsity : 1}, {"wg", p->wg}, {"wc", p->wc},
+        {"wd", rest(p->wg, p->wc)}, {"cg", p->cg}, {"cc", p->cc}, {"cd", rest(p->cg, p->cc)},
+        {"hg", p->hg}, {"hc", p->hc}, {"hd", rest(p->hg, p->hc)}, {"flights", flight_count(p)},
+        {"gbs", p->gbs}, {"num_gpu_batches", p->num_gpu_batches}, {"bls", block_size(p)});
 }
-#define SHARES "{%5.1f 100*wg} {%5.1f 100*wc} {%5.1f 100*cg} {%5.1f 100*cc} {%5.1f 100*hg} {%5.1f 100*hc}"
+#define SHARES \
+    "{%5.1f 100*wg} {%5.1f 100*wc} {%5.1f 100*cg} {%5.1f 100*cc} {%5.1f 100*hg} {%5.1f 100*hc}"
 
 /* What a cost model expects, and what binds it. */
 static void add_cost(cJSON *json, const Cost *cost) {
-    ADD(json, {"T", cost->T}, {"T_pre", cost->T_pre}, {"T_gen", cost->T_gen}, {"throughput", cost->throughput});
+    ADD(json, {"T", cost->T}, {"T_pre", cost->T_pre}, {"T_gen", cost->T_gen},
+        {"throughput", cost->throughput});
     cJSON *bound = cJSON_AddObjectToObject(json, "bound");
     cJSON_AddStringToObject(bound, "T_pre", cost->slowest[1]);
     cJSON_AddStringToObject(bound, "T_gen", cost->slowest[0]);
     cJSON *peak = cJSON_AddObjectToObject(json, "peak_bytes");
     for (int t = 0; t < NTIERS; t++) {
         cJSON_AddNumberToObject(peak, tier_name[t], cost->peak[t]);
-        if (cost->full[t][0]) cJSON_AddStringToObject(bound, tier_name[t], cost->full[t]);
+        if (cost->full[t][0])
+            cJSON_AddStringToObject(bound, tier_name[t], cost->full[t]);
     }
 }
 
@@ -173,18 +195,23 @@ static void report_question(const TaskRun *run) {
     cJSON_AddStringToObject(run->json, "model", run->checkpoint->config.name);
     cJSON_AddStringToObject(run->json, "hardware", run->hardware->name);
     ADD(run->json, {"s", o->prompt_len[1]}, {"n", o->gen_len[1]});
-    if (run->text) fill_in(run->text, "{%s model}, s {%.0f s}, n {%.0f n}, on: {%s hardware}\n", run->json);
+    if (run->text)
+        fill_in(run->text, "{%s model}, s {%.0f s}, n {%.0f n}, on: {%s hardware}\n", run->json);
 }
 
 /* A line of the table: the policy, what it promises, what binds it. */
 static void print_found(FILE *out, const cJSON *figures, const Found *found) {
     const Policy *p = &found->policy;
     fill_in(out, "{%5.0f gbs} x {%-3.0f num_gpu_batches}{%-8s schedule}", figures);
-    fprintf(out, " %-3s %2d %2d ", p->cpu_attention ? "CPU" : "GPU", p->weight_packed ? 4 : 16, p->cache_packed ? 4 : 16);
+    fprintf(out, " %-3s %2d %2d ", p->cpu_attention ? "CPU" : "GPU", p->weight_packed ? 4 : 16,
+            p->cache_packed ? 4 : 16);
     fill_in(out,
-            SHARES " {%11.5g throughput} {%10.4g T_pre} {%10.4g T_gen} {%10.4g latency}  {%s bound.T_pre} {%s bound.T_gen}",
+            SHARES
+            " {%11.5g throughput} {%10.4g T_pre} {%10.4g T_gen} {%10.4g latency}  {%s bound.T_pre} "
+            "{%s bound.T_gen}",
             figures);
-    for (int t = 0; t < NTIERS; t++) fprintf(out, "%s%s", found->cost.full[t][0] ? ", " : "", found->cost.full[t]);
+    for (int t = 0; t < NTIERS; t++)
+        fprintf(out, "%s%s", found->cost.full[t][0] ? ", " : "", found->cost.full[t]);
     fprintf(out, "\n");
 }
 
@@ -193,24 +220,28 @@ void report_found(const TaskRun *run, const char *key, const Found *found, int n
     cJSON *list = cJSON_AddArrayToObject(run->json, key);
     report_question(run);
     if (run->text)
-        fprintf(run->text, "%10s %-8s %-3s %-5s %-36s %11s %10s %10s %10s  %s\n", "block", "schedule", "att", "bits",
-                "  wg    wc    cg    cc    hg    hc", "token/s", "T_pre (s)", "T_gen (s)", "block (s)", "bound by");
+        fprintf(run->text, "%10s %-8s %-3s %-5s %-36s %11s %10s %10s %10s  %s\n", "block",
+                "schedule", "att", "bits", "  wg    wc    cg    cc    hg    hc", "token/s",
+                "T_pre (s)", "T_gen (s)", "block (s)", "bound by");
     for (int i = 0; i < n; i++) {
         cJSON *one = cJSON_CreateObject();
         add_found(one, &found[i]);
         cJSON_AddItemToArray(list, one);
-        if (run->text) print_found(run->text, one, &found[i]);
+        if (run->text)
+            print_found(run->text, one, &found[i]);
     }
 }
 
 void report_paper(const TaskRun *run, const Cost *cost, const Block *block) {
     const double *capacity = run->hardware->mem;
-    for (int f = 0; f < NFRACTIONS; f++) cJSON_AddNumberToObject(run->json, fraction_name[f], cost->fraction[f]);
+    for (int f = 0; f < NFRACTIONS; f++)
+        cJSON_AddNumberToObject(run->json, fraction_name[f], cost->fraction[f]);
     ADD(run->json, {"gbs", block->gbs}, {"num_gpu_batches", block->num_gpu_batches},
         {"bls", (double)block->gbs * block->num_gpu_batches});
     add_cost(run->json, cost);
     report_question(run);
-    if (!run->text) return;
+    if (!run->text)
+        return;
     fill_in(run->text,
             "block of {%.0f gbs} x {%.0f num_gpu_batches}, by Appendix A.3\n"
             "  weights      wg {%6.2f 100*wg}%  wc {%6.2f 100*wc}%  wd {%6.2f 100*wd}%\n"
@@ -221,8 +252,8 @@ void report_paper(const TaskRun *run, const Cost *cost, const Block *block) {
             "  T            {%12.6g T} s, throughput {%.6g throughput} token/s\n",
             run->json);
     for (int t = 0; t < NTIERS; t++)
-        fprintf(run->text, "  %-12s %12.2f of %.2f GiB%s%s\n", tier_name[t], cost->peak[t] / GIB, capacity[t] / GIB,
-                cost->full[t][0] ? ", full: " : "", cost->full[t]);
+        fprintf(run->text, "  %-12s %12.2f of %.2f GiB%s%s\n", tier_name[t], cost->peak[t] / GIB,
+                capacity[t] / GIB, cost->full[t][0] ? ", full: " : "", cost->full[t]);
 }
 
 static void add_cluster(cJSON *json, const char *name, const Found *f) {
@@ -230,7 +261,8 @@ static void add_cluster(cJSON *json, const char *name, const Found *f) {
     const double in_flight = block_size(&f->policy) * flight_count(&f->policy);
     add_policy(to, &f->policy);
     ADD(to, {"prefill_s", f->pace.prefill_s}, {"token_s", f->pace.token_s}, {"T", f->cost.T},
-        {"throughput", f->cost.throughput}, {"decode_throughput", f->pace.token_s > 0 ? in_flight / f->pace.token_s : 0});
+        {"throughput", f->cost.throughput},
+        {"decode_throughput", f->pace.token_s > 0 ? in_flight / f->pace.token_s : 0});
 }
 
 void report_clusters(const TaskRun *run, const Found *const found[3], int least) {
@@ -240,37 +272,43 @@ void report_clusters(const TaskRun *run, const Found *const found[3], int least)
     snprintf(title[1], sizeof title[1], "%d machine%s, pipeline", nodes, plural(nodes));
     snprintf(title[2], sizeof title[2], "%d machine%s, without offloading", nodes, plural(nodes));
     for (int i = 0; i < 3; i++)
-        if (found[i]) add_cluster(run->json, name[i], found[i]);
+        if (found[i])
+            add_cluster(run->json, name[i], found[i]);
     report_question(run);
-    if (!run->text) return;
+    if (!run->text)
+        return;
     fprintf(run->text, "%-34s %-16s %-37s %9s %11s %11s %11s %11s\n", "", "flights x block",
-            "    wg    wc    cg    cc    hg    hc", "prefill (s)", "a token (s)", "block (s)", "token/s", "decoding");
+            "    wg    wc    cg    cc    hg    hc", "prefill (s)", "a token (s)", "block (s)",
+            "token/s", "decoding");
     for (int i = 0; i < 3; i++) {
         fprintf(run->text, found[i] ? "%-34s " : "%s: ", title[i]);
         if (found[i])
             fill_in(run->text,
                     "{%3.0f flights} x {%4.0f gbs} x {%-3.0f num_gpu_batches} " SHARES
-                    " {%11.4g prefill_s} {%11.4g token_s} {%11.4g T} {%11.4g throughput} {%11.4g decode_throughput}\n",
+                    " {%11.4g prefill_s} {%11.4g token_s} {%11.4g T} {%11.4g throughput} {%11.4g "
+                    "decode_throughput}\n",
                     cJSON_GetObjectItem(run->json, name[i]));
         else
             fprintf(run->text, "it does not fit; %d would hold one sequence\n", least);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Runs
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* A run's times as a cost model would put them: T_pre and T_gen are seconds of a layer, in sweeps with a prefill and in the
- * others. */
+/* A run's times as a cost model would put them: T_pre and T_gen are seconds of a layer, in sweeps
+ * with a prefill and in the others. */
 static Cost measured(const TaskRun *run) {
     const RunStats *r = &run->stats;
-    const double l = run->plan->config.l, prefills = (double)r->prefill_sweeps, others = (double)r->sweeps - prefills;
+    const double l = run->plan->config.l, prefills = (double)r->prefill_sweeps,
+                 others = (double)r->sweeps - prefills;
     Cost cost = {.T_pre = prefills > 0 ? r->prefill_sweeps_s / prefills / l : 0,
                  .T_gen = others > 0 ? (r->total_s - r->prefill_sweeps_s) / others / l : 0,
                  .T = r->total_s,
                  .throughput = r->total_s > 0 ? r->generated / r->total_s : 0};
-    for (int t = 0; t < NTIERS; t++) cost.peak[t] = run->device->peak[t];
+    for (int t = 0; t < NTIERS; t++)
+        cost.peak[t] = run->device->peak[t];
     return cost;
 }
 
@@ -279,17 +317,21 @@ static void print_pair(const char *name, double before, double after) {
 }
 
 void print_prediction(const TaskRun *run, const Task *task) {
-    if (!run->found) return;
+    if (!run->found)
+        return;
     const Cost *expected = &run->found->cost, was = measured(run);
-    const double rows = run->plan->config.l * flight_count(&run->found->policy); /* of squares, of all flights */
+    const double rows =
+        run->plan->config.l * flight_count(&run->found->policy); /* of squares, of all flights */
     fprintf(stderr, "%-34s %12s %12s\n", "", "predicted", "measured");
-    print_pair("T_pre (s)", run->found->pace.prefill_s / rows, was.T_pre); /* with what a pipeline waits */
+    print_pair("T_pre (s)", run->found->pace.prefill_s / rows,
+               was.T_pre); /* with what a pipeline waits */
     print_pair("T_gen (s)", run->found->pace.token_s / rows, was.T_gen);
     print_pair("T (s)", expected->T, was.T);
-    if (!task->scored) print_pair("throughput (token/s)", expected->throughput, was.throughput);
+    if (!task->scored)
+        print_pair("throughput (token/s)", expected->throughput, was.throughput);
     for (int t = 0; t < NTIERS; t++)
-        fprintf(stderr, "%-4s peak (MiB) %18s %12.2f %12.2f\n", tier_name[t], "", expected->peak[t] / MIB,
-                was.peak[t] / MIB);
+        fprintf(stderr, "%-4s peak (MiB) %18s %12.2f %12.2f\n", tier_name[t], "",
+                expected->peak[t] / MIB, was.peak[t] / MIB);
 }
 
 /* The tiers that are this process's memory. */
@@ -297,7 +339,8 @@ static Bytes tiers_in_process(const TaskRun *run, const Bytes bytes[NTIERS]) {
     return (run->gpu ? 0 : bytes[TIER_GPU]) + bytes[TIER_CPU];
 }
 
-/* What the run has taken of the GPU besides its tier: kernels that were loaded, and what other programs took meanwhile. */
+/* What the run has taken of the GPU besides its tier: kernels that were loaded, and what other
+ * programs took meanwhile. */
 static double grown_bytes(const TaskRun *run) {
     return (double)run->in_use - (double)run->in_use_before - (double)run->plan->total[TIER_GPU];
 }
@@ -306,45 +349,53 @@ void print_peaks(const TaskRun *run) {
     const double peak = memory_peak() / MIB, tiers = tiers_in_process(run, run->device->peak) / MIB;
     plan_print(stderr, run->plan, run->options->capacity, run->device->peak);
     if (!run->sim)
-        fprintf(stderr, "process (MiB): planned overhead %.2f, measured peak RSS %.2f, which is %.2f without the tiers\n",
+        fprintf(stderr,
+                "process (MiB): planned overhead %.2f, measured peak RSS %.2f, which is %.2f "
+                "without the tiers\n",
                 run->overhead / MIB, peak, peak - tiers);
     if (run->gpu)
-        fprintf(
-            stderr,
-            "in use on the GPU, by its own account %12.2f = tier, context, workspaces and other programs; besides the tier "
-            "it has grown by %.2f of %.2f set aside\n",
-            run->in_use / MIB, grown_bytes(run) / MIB, run->gpu->spare / MIB);
+        fprintf(stderr,
+                "in use on the GPU, by its own account %12.2f = tier, context, workspaces and "
+                "other programs; besides the tier "
+                "it has grown by %.2f of %.2f set aside\n",
+                run->in_use / MIB, grown_bytes(run) / MIB, run->gpu->spare / MIB);
 }
 
 /* Under which policy, on what. */
 static void print_policy(FILE *out, const TaskRun *run) {
     const Policy *p = &run->options->policy;
-    fprintf(out, "weights %g/%g%s, cache %g/%g%s, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d thread%s, %s\n",
+    fprintf(out,
+            "weights %g/%g%s, cache %g/%g%s, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d "
+            "thread%s, %s\n",
             100 * p->wg, 100 * p->wc, p->weight_packed ? " packed" : "", 100 * p->cg, 100 * p->cc,
             p->cache_packed ? " packed" : "", 100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches,
-            schedule_name[p->schedule], run->gpu ? run->gpu->name : "", run->gpu ? ", " : "", run->options->threads,
-            plural(run->options->threads), host_isa());
+            schedule_name[p->schedule], run->gpu ? run->gpu->name : "", run->gpu ? ", " : "",
+            run->options->threads, plural(run->options->threads), host_isa());
 }
 
 void print_summary(const TaskRun *run, int prompts, long tokens) {
     const RunStats *r = &run->stats;
-    fprintf(stderr, "%d prompt%s, %ld token%s%s in %.2f s (prefill %.2f, decode %.2f): %.1f tokens/s generated; ", prompts,
-            plural(prompts), tokens, plural(tokens), completions_head(run->completions) ? ", the rest of them" : "",
-            r->total_s, r->prefill_s, r->decode_s, measured(run).throughput);
+    fprintf(stderr,
+            "%d prompt%s, %ld token%s%s in %.2f s (prefill %.2f, decode %.2f): %.1f tokens/s "
+            "generated; ",
+            prompts, plural(prompts), tokens, plural(tokens),
+            completions_head(run->completions) ? ", the rest of them" : "", r->total_s,
+            r->prefill_s, r->decode_s, measured(run).throughput);
     print_policy(stderr, run);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // flexgen bench and eval
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static void report_times(const TaskRun *run) {
     const RunStats *t = &run->stats;
     const Options *o = run->options;
     const Cost was = measured(run);
-    ADD(run->json, {"sweeps", (double)t->sweeps}, {"s", o->prompt_len[1]}, {"n", o->gen_len[1]}, {"T", was.T},
-        {"T_pre", was.T_pre}, {"T_gen", was.T_gen}, {"throughput", was.throughput}, {"prefill_s", t->prefill_s},
-        {"decode_s", t->decode_s}, {"total_s", t->total_s}, {"generation_throughput", was.throughput},
+    ADD(run->json, {"sweeps", (double)t->sweeps}, {"s", o->prompt_len[1]}, {"n", o->gen_len[1]},
+        {"T", was.T}, {"T_pre", was.T_pre}, {"T_gen", was.T_gen}, {"throughput", was.throughput},
+        {"prefill_s", t->prefill_s}, {"decode_s", t->decode_s}, {"total_s", t->total_s},
+        {"generation_throughput", was.throughput},
         {"decode_throughput", t->decode_s > 0 ? t->decoded / t->decode_s : 0});
     if (run->text)
         fill_in(run->text,
@@ -358,58 +409,72 @@ static void report_tiers(const TaskRun *run) {
     cJSON *tiers = cJSON_AddObjectToObject(run->json, "tiers");
     for (int t = 0; t < NTIERS; t++) {
         cJSON *tier = cJSON_AddObjectToObject(tiers, tier_name[t]);
-        ADD(tier, {"planned_bytes", (double)run->plan->total[t]}, {"peak_bytes", (double)run->device->peak[t]});
+        ADD(tier, {"planned_bytes", (double)run->plan->total[t]},
+            {"peak_bytes", (double)run->device->peak[t]});
         if (run->gpu && t == TIER_GPU)
             ADD(tier, {"in_use_bytes", (double)run->in_use}, {"grown_bytes", grown_bytes(run)},
                 {"spare_bytes", (double)run->gpu->spare});
     }
 }
 
-/* Whether a channel's lanes are streams, whose marks have times in a trace and where sweeps mix prompts with new tokens. */
+/* Whether a channel's lanes are streams, whose marks have times in a trace and where sweeps mix
+ * prompts with new tokens. */
 static bool is_untimed(const TaskRun *run, Channel c) {
     return run->gpu && !run->device->trace && run->options->policy.schedule != SCHEDULE_DIAGONAL &&
            (c == GPU || c == CTOG || c == GTOC);
 }
 
-/* What the lanes moved and how long they worked, and in the object their sums by channel. A GPU's lanes do not know how
- * long, unless their marks had times. */
+/* What the lanes moved and how long they worked, and in the object their sums by channel. A GPU's
+ * lanes do not know how long, unless their marks had times. */
 static void report_lanes(const TaskRun *run, cJSON *to, const Device *device) {
-    cJSON *channels = cJSON_AddObjectToObject(to, "channels"), *lanes = cJSON_AddObjectToObject(to, "lanes");
+    cJSON *channels = cJSON_AddObjectToObject(to, "channels"),
+          *lanes = cJSON_AddObjectToObject(to, "lanes");
     double moved[NCHANNELS] = {0}, busy[NCHANNELS] = {0};
     for (int l = 0; l < NLANES; l++) {
         const LaneCount *count = &device->count[l];
         const Channel channel = lane_channel[l];
         cJSON *lane = cJSON_AddObjectToObject(lanes, lane_name[l]);
         double bytes = 0;
-        for (int kind = 0; kind < NKINDS; kind++) bytes += (double)count->moved[kind];
+        for (int kind = 0; kind < NKINDS; kind++)
+            bytes += (double)count->moved[kind];
         const bool known = !is_untimed(run, channel);
         ADD(lane, {"moved_bytes", bytes});
-        if (known) ADD(lane, {"busy_s", count->busy_s});
-        if (count->read[0]) ADD(lane, {"k_bytes", (double)count->read[0]}, {"v_bytes", (double)count->read[1]});
-        moved[channel] += bytes, busy[channel] += count->busy_s;
-        if (!run->text || (channel == NET && !device->net)) continue;
+        if (known)
+            ADD(lane, {"busy_s", count->busy_s});
+        if (count->read[0])
+            ADD(lane, {"k_bytes", (double)count->read[0]}, {"v_bytes", (double)count->read[1]});
+        moved[channel] += bytes;
+        busy[channel] += count->busy_s;
+        if (!run->text || (channel == NET && !device->net))
+            continue;
         fprintf(run->text, "  %-16s %-5s ", lane_name[l], channel_name[channel]);
         fprintf(run->text, known ? "busy %8.3f s" : "busy        ? s", count->busy_s);
-        if (bytes > 0) fprintf(run->text, "  moved %10.2f MB", bytes / 1e6);
-        if (bytes > 0 && known) fprintf(run->text, "  %6.2f GB/s", bytes / 1e9 / (count->busy_s + 1e-12));
+        if (bytes > 0)
+            fprintf(run->text, "  moved %10.2f MB", bytes / 1e6);
+        if (bytes > 0 && known)
+            fprintf(run->text, "  %6.2f GB/s", bytes / 1e9 / (count->busy_s + 1e-12));
         fprintf(run->text, "\n");
     }
     for (int c = 0; c < NCHANNELS; c++) {
         cJSON *sum = cJSON_AddObjectToObject(channels, channel_name[c]);
         ADD(sum, {"moved_bytes", moved[c]});
-        if (!is_untimed(run, c)) ADD(sum, {"busy_s", busy[c]});
+        if (!is_untimed(run, c))
+            ADD(sum, {"busy_s", busy[c]});
     }
 }
 
 /* One phase of Table 4. */
-static void report_phase(const TaskRun *run, cJSON *breakdown, const char *name, double total_s, const Share part[NPARTS]) {
+static void report_phase(const TaskRun *run, cJSON *breakdown, const char *name, double total_s,
+                         const Share part[NPARTS]) {
     cJSON *phase = cJSON_AddObjectToObject(breakdown, name);
     ADD(phase, {"total_s", total_s});
-    if (run->text) fprintf(run->text, "\n  %-22s %10.3f", name, total_s);
+    if (run->text)
+        fprintf(run->text, "\n  %-22s %10.3f", name, total_s);
     for (int p = 0; p < NPARTS; p++) {
         const double busy = part[p].busy_s, hidden = part[p].hidden_s;
         ADD(cJSON_AddObjectToObject(phase, part_name[p]), {"busy_s", busy}, {"hidden_s", hidden});
-        if (run->text) fprintf(run->text, "  %10.3f (%5.1f%%)", busy, busy > 0 ? 100 * hidden / busy : 0);
+        if (run->text)
+            fprintf(run->text, "  %10.3f (%5.1f%%)", busy, busy > 0 ? 100 * hidden / busy : 0);
     }
 }
 
@@ -417,14 +482,18 @@ static void report_phase(const TaskRun *run, cJSON *breakdown, const char *name,
 static void report_breakdown(const TaskRun *run, const Trace *trace) {
     const Breakdown b = trace_breakdown(trace);
     cJSON *to = cJSON_AddObjectToObject(run->json, "breakdown");
-    if (run->text) fprintf(run->text, "%-24s %10s", "breakdown (s, hidden)", "total");
-    for (int part = 0; run->text && part < NPARTS; part++) fprintf(run->text, "  %19s", part_name[part]);
+    if (run->text)
+        fprintf(run->text, "%-24s %10s", "breakdown (s, hidden)", "total");
+    for (int part = 0; run->text && part < NPARTS; part++)
+        fprintf(run->text, "  %19s", part_name[part]);
     report_phase(run, to, "prefill", b.total_s[1], b.part[1]);
     report_phase(run, to, "decode", b.total_s[0], b.part[0]);
-    if (run->text) fprintf(run->text, "\n");
+    if (run->text)
+        fprintf(run->text, "\n");
 }
 
-/* The machines of a simulated pipeline. The GPU's two lanes take turns; what is left of its time is the bubble. */
+/* The machines of a simulated pipeline. The GPU's two lanes take turns; what is left of its time is
+ * the bubble. */
 static void report_stages(const TaskRun *run, const Stages *all) {
     const double T = run->stats.total_s;
     cJSON *list = cJSON_AddArrayToObject(run->json, "stages");
@@ -434,7 +503,8 @@ static void report_stages(const TaskRun *run, const Stages *all) {
         const Bytes *total = stage->plan->total;
         int most = 0;
         for (int l = 0; l < NLANES; l++)
-            if (count[l].busy_s > count[most].busy_s) most = l;
+            if (count[l].busy_s > count[most].busy_s)
+                most = l;
         cJSON *one = cJSON_CreateObject();
         cJSON_AddItemToArray(list, one);
         ADD(one, {"first_layer", stage->first}, {"layers", stage->part.config.l});
@@ -443,20 +513,26 @@ static void report_stages(const TaskRun *run, const Stages *all) {
         cJSON_AddStringToObject(one, "busiest", lane_name[most]);
         ADD(one, {"busy_share", count[most].busy_s / T},
             {"gpu_waits", 1 - (count[PROJECT].busy_s + count[FINISH].busy_s) / T});
-        if (!run->text) continue;
-        fprintf(run->text, "stage %d: layers %d to %d; planned (MiB) GPU %.2f, CPU %.2f, disk %.2f; ", s, stage->first,
-                stage->first + stage->part.config.l - 1, total[0] / MIB, total[1] / MIB, total[2] / MIB);
-        fill_in(run->text, "{%s busiest} busy {%.1f 100*busy_share}%, GPU waits {%.1f 100*gpu_waits}%\n", one);
+        if (!run->text)
+            continue;
+        fprintf(run->text,
+                "stage %d: layers %d to %d; planned (MiB) GPU %.2f, CPU %.2f, disk %.2f; ", s,
+                stage->first, stage->first + stage->part.config.l - 1, total[0] / MIB,
+                total[1] / MIB, total[2] / MIB);
+        fill_in(run->text,
+                "{%s busiest} busy {%.1f 100*busy_share}%, GPU waits {%.1f 100*gpu_waits}%\n", one);
     }
 }
 
-/* The share of the time in which a stage of a pipeline has nothing to do but wait for others: the bubble. */
+/* The share of the time in which a stage of a pipeline has nothing to do but wait for others: the
+ * bubble. */
 static void report_waiting(const TaskRun *run, int stages) {
     cJSON *list = cJSON_AddArrayToObject(run->json, "waiting");
     for (int s = 0; s < stages; s++) {
         const double share = 1 - trace_breakdown(&run->traces[s]).busy_s / run->stats.total_s;
         cJSON_AddItemToArray(list, cJSON_CreateNumber(share));
-        if (run->text) fprintf(run->text, "stage %d waits %.1f%% of the time\n", s, 100 * share);
+        if (run->text)
+            fprintf(run->text, "stage %d waits %.1f%% of the time\n", s, 100 * share);
     }
 }
 
@@ -473,19 +549,27 @@ void report_bench(const TaskRun *run) {
     report_tiers(run);
     char digest[24];
     snprintf(digest, sizeof digest, "%016" PRIx64, run->digest);
-    if (!run->sim) cJSON_AddStringToObject(run->json, "digest", digest);
-    if (!run->sim) ADD(run->json, {"overhead_bytes", (double)run->overhead}, {"peak_rss_bytes", (double)memory_peak()});
+    if (!run->sim)
+        cJSON_AddStringToObject(run->json, "digest", digest);
+    if (!run->sim)
+        ADD(run->json, {"overhead_bytes", (double)run->overhead},
+            {"peak_rss_bytes", (double)memory_peak()});
     report_lanes(run, run->json, run->device);
-    if (run->device->trace) report_breakdown(run, run->device->trace);
-    if (run->stages.n) report_stages(run, &run->stages);
-    if (run->stages.n || run->net) report_waiting(run, run->net ? run->net->stages : run->stages.n);
-    if (run->found) add_cost(cJSON_AddObjectToObject(run->json, "predicted"), &run->found->cost);
+    if (run->device->trace)
+        report_breakdown(run, run->device->trace);
+    if (run->stages.n)
+        report_stages(run, &run->stages);
+    if (run->stages.n || run->net)
+        report_waiting(run, run->net ? run->net->stages : run->stages.n);
+    if (run->found)
+        add_cost(cJSON_AddObjectToObject(run->json, "predicted"), &run->found->cost);
 }
 
 void report_traced(const TaskRun *run) {
     cJSON *traced = cJSON_AddObjectToObject(run->json, "traced");
     ADD(traced, {"total_s", run->stats.total_s});
-    if (run->text) fill_in(run->text, "once more, traced: total {%.3f total_s} s\n", traced);
+    if (run->text)
+        fill_in(run->text, "once more, traced: total {%.3f total_s} s\n", traced);
     report_lanes(run, traced, run->device);
     report_breakdown(run, run->device->trace);
 }
@@ -494,14 +578,18 @@ void report_traced(const TaskRun *run) {
 static void report_study(const TaskRun *run) {
     const Policy *p = &run->options->policy;
     const Quant study = p->weight_study.bits ? p->weight_study : p->cache_study;
-    if (!study.bits) return;
+    if (!study.bits)
+        return;
     cJSON *json = cJSON_AddObjectToObject(run->json, "study");
     cJSON_AddBoolToObject(json, "weights", p->weight_study.bits);
     cJSON_AddBoolToObject(json, "cache", p->cache_study.bits);
     ADD(json, {"bits", study.bits}, {"group", study.group});
     if (run->text)
-        fprintf(run->text, "a study: %s%s%s rounded to %d bits in groups of %d, in memory and on the way as large as F16\n",
-                p->weight_study.bits ? "weights" : "", p->weight_study.bits && p->cache_study.bits ? " and " : "",
+        fprintf(run->text,
+                "a study: %s%s%s rounded to %d bits in groups of %d, in memory and on the way as "
+                "large as F16\n",
+                p->weight_study.bits ? "weights" : "",
+                p->weight_study.bits && p->cache_study.bits ? " and " : "",
                 p->cache_study.bits ? "cache" : "", study.bits, study.group);
 }
 
@@ -509,19 +597,23 @@ void report_eval(const TaskRun *run, const Eval *eval) {
     const EvalResult e = eval_result(eval);
     const RunStats *t = &run->stats;
     const char *form =
-        "last word: accuracy {%.4f last_word_accuracy}, perplexity {%.4f perplexity}: {%.0f lines} line{s lines}\n";
+        "last word: accuracy {%.4f last_word_accuracy}, perplexity {%.4f perplexity}: {%.0f lines} "
+        "line{s lines}\n";
     if (run->options->perplexity) {
         form =
-            "perplexity {%.4f perplexity}, {%.4f bits_per_byte} bits per byte: {%.0f tokens} token{s tokens} in "
+            "perplexity {%.4f perplexity}, {%.4f bits_per_byte} bits per byte: {%.0f tokens} "
+            "token{s tokens} in "
             "{%.0f windows} window{s windows} of {%.0f window}, {%.0f unscored} left unscored\n";
-        ADD(run->json, {"perplexity", e.perplexity}, {"nll", e.nll}, {"bits_per_byte", e.bits_per_byte},
-            {"tokens", (double)eval->tokens}, {"unscored", (double)eval->unscored}, {"windows", eval->task.count},
+        ADD(run->json, {"perplexity", e.perplexity}, {"nll", e.nll},
+            {"bits_per_byte", e.bits_per_byte}, {"tokens", (double)eval->tokens},
+            {"unscored", (double)eval->unscored}, {"windows", eval->task.count},
             {"window", eval->window});
     } else
-        ADD(run->json, {"last_word_accuracy", e.accuracy}, {"perplexity", e.word_perplexity}, {"lines", eval->task.count});
+        ADD(run->json, {"last_word_accuracy", e.accuracy}, {"perplexity", e.word_perplexity},
+            {"lines", eval->task.count});
     add_setting(run);
-    ADD(run->json, {"sweeps", (double)t->sweeps}, {"T", t->total_s}, {"prefill_s", t->prefill_s}, {"decode_s", t->decode_s},
-        {"total_s", t->total_s});
+    ADD(run->json, {"sweeps", (double)t->sweeps}, {"T", t->total_s}, {"prefill_s", t->prefill_s},
+        {"decode_s", t->decode_s}, {"total_s", t->total_s});
     cJSON_AddStringToObject(run->json, "isa", host_isa());
     if (run->text) {
         fill_in(run->text, form, run->json);

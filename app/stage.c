@@ -1,8 +1,10 @@
-/* stage.c: what the stages of a pipeline agree on before a run (section 4.4), and whose traces come together after it.
+/* stage.c: what the stages of a pipeline agree on before a run (section 4.4), and whose traces come
+ * together after it.
  *
- * The first stage reads the input, searches for the policy and writes the output; the others learn from it what is to be
- * done. All of them then walk the same admission and know at any time who is in flight. Of simulated machines all stages
- * are in this process, each a thread. Read next: flags.c. */
+ * The first stage reads the input, searches for the policy and writes the output; the others learn
+ * from it what is to be done. All of them then walk the same admission and know at any time who is
+ * in flight. Of simulated machines all stages are in this process, each a thread. Read next:
+ * flags.c. */
 #include <pthread.h>
 
 #include "device/device.h"
@@ -14,28 +16,36 @@ typedef struct {
 } Identity;
 
 uint64_t flags_digest(char **args, int n) {
-    static const char *const own[] = {"--model",    "--offload-dir", "--threads", "--gpu-mem", "--cpu-mem",
-                                      "--disk-mem", "--hardware",    "--with",    "--device"}; /* of each machine */
+    static const char *const own[] = {"--model",   "--offload-dir", "--threads",  "--gpu-mem",
+                                      "--cpu-mem", "--disk-mem",    "--hardware", "--with",
+                                      "--device"}; /* of each machine */
     uint64_t hash = HASH_START;
     for (int a = 0; a < n; a++) {
         bool skip = false;
-        for (size_t i = 0; i < sizeof own / sizeof *own; i++) skip = skip || !strcmp(args[a], own[i]);
+        for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+            skip = skip || !strcmp(args[a], own[i]);
         a += skip;
-        if (!skip) hash = hash_bytes(hash, args[a], strlen(args[a]) + 1);
+        if (!skip)
+            hash = hash_bytes(hash, args[a], strlen(args[a]) + 1);
     }
     return hash;
 }
 
 int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err) {
-    const Identity mine = {checkpoint_digest(checkpoint), flags,
-                           hash_bytes(HASH_START, PIPELINE_VERSION, strlen(PIPELINE_VERSION)) + sizeof(Policy)};
+    const Identity mine = {
+        checkpoint_digest(checkpoint), flags,
+        hash_bytes(HASH_START, PIPELINE_VERSION, strlen(PIPELINE_VERSION)) + sizeof(Policy)};
     Identity first = mine;
-    if (net->share(net, &first, sizeof first, err)) return -1;
+    if (net->share(net, &first, sizeof first, err))
+        return -1;
     const char *what = mine.program != first.program ? "another version of flexgen"
                        : mine.model != first.model   ? "another model"
                        : mine.flags != first.flags   ? "other flags"
                                                      : NULL;
-    return net->agree(net, what ? fail(err, EXIT_USAGE, "has %s than stage 0; give all stages the same", what) : 0, err);
+    return net->agree(
+        net,
+        what ? fail(err, EXIT_USAGE, "has %s than stage 0; give all stages the same", what) : 0,
+        err);
 }
 
 int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *err) {
@@ -43,24 +53,34 @@ int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *e
     int layers = 0, sum = 0;
     *first = l * p / m;
     if (m > l)
-        return fail(err, EXIT_USAGE, "a pipeline of %d stages: the model has %d layer%s; start fewer", m, l, plural(l));
-    if (!given->n) return l * (p + 1) / m - *first;
+        return fail(err, EXIT_USAGE,
+                    "a pipeline of %d stages: the model has %d layer%s; start fewer", m, l,
+                    plural(l));
+    if (!given->n)
+        return l * (p + 1) / m - *first;
     for (int s = 0; s < given->n; s++) {
         const int n = atoi(given->text[s]);
-        if (n < 1) return fail(err, EXIT_USAGE, "--stages: expected numbers of layers such as 10,10,10,8");
-        if (s == p) *first = sum, layers = n;
+        if (n < 1)
+            return fail(err, EXIT_USAGE, "--stages: expected numbers of layers such as 10,10,10,8");
+        if (s == p) {
+            *first = sum;
+            layers = n;
+        }
         sum += n;
     }
-    if (given->n == m && sum == l) return layers;
-    return fail(err, EXIT_USAGE, "--stages: %d stage%s of together %d layer%s; expected %d, of together %d", given->n,
-                plural(given->n), sum, plural(sum), m, l);
+    if (given->n == m && sum == l)
+        return layers;
+    return fail(err, EXIT_USAGE,
+                "--stages: %d stage%s of together %d layer%s; expected %d, of together %d",
+                given->n, plural(given->n), sum, plural(sum), m, l);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The task
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* A prompt on its way: without its tokens, of which the last `known` of the s were generated before. */
+/* A prompt on its way: without its tokens, of which the last `known` of the s were generated
+ * before. */
 typedef struct {
     int s, n, from, place, known;
 } Sent;
@@ -71,12 +91,15 @@ typedef struct {
     Sampling sampling;
 } TaskHead;
 
-static size_t sent_tokens(const Task *task, const Sent *sent) { return (size_t)sent->s + (task->scored ? sent->n : 0); }
+static size_t sent_tokens(const Task *task, const Sent *sent) {
+    return (size_t)sent->s + (task->scored ? sent->n : 0);
+}
 
 /* The tokens of all prompts, one behind the other. */
 static int share_tokens(Net *net, Task *task, const Sent *sent, Error *err) {
     size_t n = 0, at = 0;
-    for (int i = 0; i < task->count; i++) n += sent_tokens(task, &sent[i]);
+    for (int i = 0; i < task->count; i++)
+        n += sent_tokens(task, &sent[i]);
     int32_t *ids = xcalloc(n, sizeof *ids);
     for (int i = 0; i < task->count && !net->stage; at += sent_tokens(task, &sent[i++]))
         memcpy(ids + at, task->prompts[i].ids, sent_tokens(task, &sent[i]) * sizeof *ids);
@@ -84,17 +107,20 @@ static int share_tokens(Net *net, Task *task, const Sent *sent, Error *err) {
     at = 0;
     for (int i = 0; i < task->count && net->stage && !status; at += sent_tokens(task, &sent[i++])) {
         const size_t size = sent_tokens(task, &sent[i]);
-        task->prompts[i] = (Prompt){.s = sent[i].s, .n = sent[i].n, .from = sent[i].from, .place = sent[i].place};
+        task->prompts[i] =
+            (Prompt){.s = sent[i].s, .n = sent[i].n, .from = sent[i].from, .place = sent[i].place};
         task->prompts[i].ids = memcpy(xcalloc(size, sizeof *ids), ids + at, size * sizeof *ids);
     }
     free(ids);
     return status;
 }
 
-/* With a job, which has `requests`, the others fill in what their listeners need: the known tokens. */
+/* With a job, which has `requests`, the others fill in what their listeners need: the known tokens.
+ */
 int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
     TaskHead head = {task->count, job ? job->count : 0, task->scored, task->sampling};
-    if (net->share(net, &head, sizeof head, err)) return -1;
+    if (net->share(net, &head, sizeof head, err))
+        return -1;
     Sent *sent = xcalloc(head.count, sizeof *sent);
     for (int i = 0; i < head.count && !net->stage; i++) {
         const Prompt *q = &task->prompts[i];
@@ -105,21 +131,29 @@ int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
         task->prompts = xcalloc(head.count, sizeof *task->prompts);
     }
     int status = net->share(net, sent, head.count * sizeof *sent, err);
-    if (!status) status = share_tokens(net, task, sent, err);
-    if (job && net->stage) job->request = xcalloc(head.requests, sizeof *job->request), job->count = head.requests;
+    if (!status)
+        status = share_tokens(net, task, sent, err);
+    if (job && net->stage) {
+        job->request = xcalloc(head.requests, sizeof *job->request);
+        job->count = head.requests;
+    }
     for (int i = 0; i < head.count && job && net->stage && !status; i++) {
         Request *r = &job->request[sent[i].place];
         const int known = sent[i].known;
-        *r = (Request){.ids = task->prompts[i].ids, .s = sent[i].s - known, .n = sent[i].n + known, .known = known};
-        r->tokens = memcpy(xcalloc(2 * (size_t)known + 1, sizeof *r->tokens), r->ids + r->s, known * sizeof *r->tokens);
+        *r = (Request){.ids = task->prompts[i].ids,
+                       .s = sent[i].s - known,
+                       .n = sent[i].n + known,
+                       .known = known};
+        r->tokens = memcpy(xcalloc(2 * (size_t)known + 1, sizeof *r->tokens), r->ids + r->s,
+                           known * sizeof *r->tokens);
     }
     free(sent);
     return status;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Plans
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* A stage's plan in a few numbers. */
 typedef struct {
@@ -130,30 +164,34 @@ typedef struct {
 int stage_print_plans(Net *net, const Plan *plan, int first, Error *err) {
     PlanLine line = {.first = first, .layers = plan->config.l};
     memcpy(line.total, plan->total, sizeof line.total);
-    if (net->stage) return net->send(net, 0, NET_SETUP, &line, sizeof line, err);
+    if (net->stage)
+        return net->send(net, 0, NET_SETUP, &line, sizeof line, err);
     for (int s = 0; s < net->stages; s++) {
-        if (s && net->receive(net, s, NET_SETUP, &line, sizeof line, err)) return -1;
-        fprintf(stderr, "stage %d: layers %d to %d; planned (MiB) GPU %.2f, CPU %.2f, disk %.2f\n", s, line.first,
-                line.first + line.layers - 1, line.total[0] / 1048576.0, line.total[1] / 1048576.0,
-                line.total[2] / 1048576.0);
+        if (s && net->receive(net, s, NET_SETUP, &line, sizeof line, err))
+            return -1;
+        fprintf(stderr, "stage %d: layers %d to %d; planned (MiB) GPU %.2f, CPU %.2f, disk %.2f\n",
+                s, line.first, line.first + line.layers - 1, line.total[0] / 1048576.0,
+                line.total[1] / 1048576.0, line.total[2] / 1048576.0);
     }
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Traces
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 Trace *stage_trace(int stage, int first, int layers, size_t limit) {
     Trace *trace = xcalloc(1, sizeof *trace);
     trace->limit = limit;
-    snprintf(trace->name, sizeof trace->name, "stage %d: layers %d to %d", stage, first, first + layers - 1);
+    snprintf(trace->name, sizeof trace->name, "stage %d: layers %d to %d", stage, first,
+             first + layers - 1);
     return trace;
 }
 
 static int receive_trace(Net *net, int from, Trace *trace, double ready_at, Error *err) {
     Trace sent;
-    if (net->receive(net, from, NET_SETUP, &sent, sizeof sent, err)) return -1;
+    if (net->receive(net, from, NET_SETUP, &sent, sizeof sent, err))
+        return -1;
     *trace = sent;
     trace->slice = xcalloc(sent.n, sizeof *sent.slice);
     trace->held = xcalloc(sent.sweeps, sizeof *sent.held);
@@ -164,7 +202,8 @@ static int receive_trace(Net *net, int from, Trace *trace, double ready_at, Erro
         trace->slice[i].begin += ready_at - sent.ready_at;
         trace->slice[i].end += ready_at - sent.ready_at;
     }
-    for (size_t i = 0; i < sent.sweeps; i++) trace->held[i].at += ready_at - sent.ready_at;
+    for (size_t i = 0; i < sent.sweeps; i++)
+        trace->held[i].at += ready_at - sent.ready_at;
     return 0;
 }
 
@@ -176,33 +215,38 @@ int stage_gather_traces(Net *net, Trace *all, Error *err) {
                    ? -1
                    : 0;
     for (int s = 1; s < net->stages; s++)
-        if (receive_trace(net, s, &all[s], all->ready_at, err)) return -1;
+        if (receive_trace(net, s, &all[s], all->ready_at, err))
+            return -1;
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // A pipeline of simulated machines, all in this process
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 int stages_split(Stages *all, const Checkpoint *whole, int m, const Texts *given, Error *err) {
     *all = (Stages){.n = m, .stage = xcalloc(m, sizeof *all->stage)};
     for (int s = 0; s < m; s++) {
         Stage *stage = &all->stage[s];
-        const int layers = stage_layers(&stage->first, whole->config.l, &(Net){.stage = s, .stages = m}, given, err);
-        if (layers < 0) return -1;
+        const int layers = stage_layers(&stage->first, whole->config.l,
+                                        &(Net){.stage = s, .stages = m}, given, err);
+        if (layers < 0)
+            return -1;
         stage->part = checkpoint_stage(whole, s, m, stage->first, layers);
     }
     return 0;
 }
 
-int stages_plan(Stages *all, const Policy *policy, const Task *task, Type act_type, const Bytes capacity[NTIERS],
-                Error *err) {
+int stages_plan(Stages *all, const Policy *policy, const Task *task, Type act_type,
+                const Bytes capacity[NTIERS], Error *err) {
     Error why;
     for (int s = 0; s < all->n; s++) {
         Stage *stage = &all->stage[s];
         Policy p = *policy;
-        plan_free(stage->plan), stage->plan = NULL;
-        if (fit_policy(&p, &stage->part, task, act_type, capacity, &why)) return fail_of_stage(err, s, &why);
+        plan_free(stage->plan);
+        stage->plan = NULL;
+        if (fit_policy(&p, &stage->part, task, act_type, capacity, &why))
+            return fail_of_stage(err, s, &why);
         stage->plan = plan_make(&stage->part, &p, task, act_type, err);
     }
     return 0;
@@ -211,25 +255,29 @@ int stages_plan(Stages *all, const Policy *policy, const Task *task, Type act_ty
 void stages_open(Stages *all, const Hardware *hardware, double bytes_s, double delay_s) {
     Device **sim = xcalloc(all->n, sizeof(Device *));
     Error none; /* a sim opens */
-    for (int s = 0; s < all->n; s++) sim[s] = all->stage[s].device = sim_open(all->stage[s].plan, hardware, &none);
+    for (int s = 0; s < all->n; s++)
+        sim[s] = all->stage[s].device = sim_open(all->stage[s].plan, hardware, &none);
     all->world = world_open(sim, all->n, bytes_s, delay_s);
     free(sim);
 }
 
 static void *run_stage(void *arg) {
     Stage *s = arg;
-    if (schedule_run(s->plan, s->task, s->device, &s->listener, &s->stats, &s->err) && s->device->net)
+    if (schedule_run(s->plan, s->task, s->device, &s->listener, &s->stats, &s->err) &&
+        s->device->net)
         s->device->net->fail(s->device->net, &s->err);
     world_leave(s->device);
     return NULL;
 }
 
-int stages_run(Stages *all, const Task *task, const Listener *listener, RunStats *stats, Error *err) {
+int stages_run(Stages *all, const Task *task, const Listener *listener, RunStats *stats,
+               Error *err) {
     Stage *first = &all->stage[0];
     int started = 1;
     for (int s = 0; s < all->n; s++) {
         Stage *stage = &all->stage[s];
-        stage->task = task, stage->listener = s ? (Listener){.done = completion_ignored} : *listener;
+        stage->task = task;
+        stage->listener = s ? (Listener){.done = completion_ignored} : *listener;
         const int status = s ? pthread_create(&stage->thread, NULL, run_stage, stage) : 0;
         if (status) {
             fail_to_start(err, status);
@@ -239,19 +287,24 @@ int stages_run(Stages *all, const Task *task, const Listener *listener, RunStats
         started = s + 1;
     }
     run_stage(first);
-    for (int s = 1; s < started; s++) pthread_join(all->stage[s].thread, NULL);
+    for (int s = 1; s < started; s++)
+        pthread_join(all->stage[s].thread, NULL);
     *stats = first->stats;
-    if (first->err.text[0]) *err = first->err;
+    if (first->err.text[0])
+        *err = first->err;
     return first->err.text[0] ? -1 : 0;
 }
 
 void stages_close(Stages *all) {
     for (int s = 0; all->world && s < all->n; s++) {
         Trace *trace = all->stage[s].device->trace;
-        if (trace) trace_free(trace);
+        if (trace)
+            trace_free(trace);
         free(trace);
     }
-    if (all->world) world_close(all->world);
-    for (int s = 0; s < all->n; s++) plan_free(all->stage[s].plan);
+    if (all->world)
+        world_close(all->world);
+    for (int s = 0; s < all->n; s++)
+        plan_free(all->stage[s].plan);
     free(all->stage);
 }

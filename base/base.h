@@ -1,11 +1,11 @@
-/* base.h: what every file uses: errors, small numbers, the clock, halfs, random numbers, threads, and what differs between
- * systems. For C, C++ and CUDA; it knows nothing of models.
+/* base.h: what every file uses: errors, small numbers, the clock, halfs, random numbers, threads,
+ * and what differs between systems. For C, C++ and CUDA; it knows nothing of models.
  *
- * Two kinds of trouble exist. A bug of ours aborts with file and line (CHECK). A fault of the outside world (a
- * checkpoint, a prompt file, a disk, a flag) becomes one line for a person in an Error: what, where, found, expected,
- * remedy. Library functions that can meet such a fault take `Error *err` last, return 0 or -1 (pointers: NULL), and
- * write err only when they fail. Only flexgen.c prints it and exits.
- * Read next: flexgen.h, the words of the paper as structs. */
+ * Two kinds of trouble exist. A bug of ours aborts with file and line (CHECK). A fault of the
+ * outside world (a checkpoint, a prompt file, a disk, a flag) becomes one line for a person in an
+ * Error: what, where, found, expected, remedy. Library functions that can meet such a fault take
+ * `Error *err` last, return 0 or -1 (pointers: NULL), and write err only when they fail. Only
+ * flexgen.c prints it and exits. Read next: flexgen.h, the words of the paper as structs. */
 #ifndef BASE_H
 #define BASE_H
 #include <pthread.h>
@@ -25,26 +25,34 @@
 extern "C" {
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Errors
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_SIGNAL = 128 /* and the signal's number */ };
+enum {
+    EXIT_OK = 0,
+    EXIT_FAILED = 1,
+    EXIT_USAGE = 2,
+    EXIT_SIGNAL = 128 /* and the signal's number */
+};
 
 typedef struct {
-    int code; /* exit status this fault asks for: EXIT_FAILED, or EXIT_USAGE for wrong use and "does not fit" */
+    int code; /* exit status this fault asks for: EXIT_FAILED, or EXIT_USAGE for wrong use and "does
+                 not fit" */
     char text[1024];
 } Error;
 
 /* Fills err with one line and returns -1, so that callers can write `return fail(err, ...)`. */
-__attribute__((format(printf, 3, 4))) static inline int fail(Error *err, int code, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static inline int fail(Error *err, int code,
+                                                             const char *format, ...) {
     va_list args;
     va_start(args, format);
     err->code = code;
     vsnprintf(err->text, sizeof err->text, format, args);
     va_end(args);
     for (char *c = err->text; *c; c++) /* hostile names must not forge a second line */
-        if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
+        if ((unsigned char)*c < ' ' || *c == 127)
+            *c = '?';
     return -1;
 }
 
@@ -56,7 +64,8 @@ static inline int fail_of_stage(Error *err, int stage, const Error *why) {
 /* Why pthread_create has not made a thread. */
 static inline int fail_to_start(Error *err, int why) {
     return fail(err, EXIT_FAILED,
-                "cannot start a thread: %s; raise ulimit -u or -v, or the control group's pids limit, or give fewer "
+                "cannot start a thread: %s; raise ulimit -u or -v, or the control group's pids "
+                "limit, or give fewer "
                 "--threads",
                 strerror(why));
 }
@@ -75,8 +84,9 @@ __attribute__((weak)) const char *speaker = "flexgen";
 
 static inline void *out_of_memory(size_t count, size_t size) {
     flockfile(stderr); /* for good: other threads that find no memory wait here for the end */
-    fprintf(stderr, "%s: out of memory (%zu x %zu bytes); close other programs or use a smaller task\n", speaker, count,
-            size);
+    fprintf(stderr,
+            "%s: out of memory (%zu x %zu bytes); close other programs or use a smaller task\n",
+            speaker, count, size);
     exit(EXIT_FAILED);
 }
 
@@ -87,7 +97,9 @@ static inline void *xcalloc(size_t count, size_t size) {
 }
 
 static inline void *xrealloc(void *old, size_t count, size_t size) {
-    void *p = size > 0 && count > (size_t)-1 / size ? NULL : realloc(old, count && size ? count * size : 1);
+    void *p = size > 0 && count > (size_t)-1 / size
+                  ? NULL
+                  : realloc(old, count && size ? count * size : 1);
     return p ? p : out_of_memory(count, size);
 }
 
@@ -96,9 +108,9 @@ static inline char *xstrdup(const char *s) {
     return (char *)memcpy(xcalloc(n, 1), s, n);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Numbers, the clock
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Before a function that GPUs run as well. */
 #ifdef __CUDACC__
@@ -107,7 +119,8 @@ static inline char *xstrdup(const char *s) {
 #define HOST_AND_GPU
 #endif
 
-/* Counts of bytes of tiers, plans and machines: they may be larger than what this machine can address. */
+/* Counts of bytes of tiers, plans and machines: they may be larger than what this machine can
+ * address. */
 typedef uint64_t Bytes;
 
 HOST_AND_GPU static inline int imin(int a, int b) { return a < b ? a : b; }
@@ -142,9 +155,9 @@ static inline void cond_open(pthread_cond_t *cond) {
 /* Bytes of a path, with its end. */
 enum { MAX_PATH = 4096 };
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Halfs
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 typedef uint16_t f16; /* IEEE binary16 as bits: storage only, arithmetic is float */
 
@@ -157,8 +170,10 @@ static inline float f16_to_f32(f16 x) {
     memcpy(&f, &bits, sizeof f);
     f *= 0x1p112f;
     memcpy(&bits, &f, sizeof f);
-    if (f >= 65536.0f) bits |= 0x7f800000;
-    if ((x & 0x7fff) > 0x7c00) bits |= 0x400000; /* NaNs come out quiet */
+    if (f >= 65536.0f)
+        bits |= 0x7f800000;
+    if ((x & 0x7fff) > 0x7c00)
+        bits |= 0x400000; /* NaNs come out quiet */
     bits |= (uint32_t)(x & 0x8000) << 16;
     memcpy(&f, &bits, sizeof f);
     return f;
@@ -174,9 +189,11 @@ static inline f16 f32_to_f16(float x) {
     memcpy(&bits, &x, sizeof bits);
     f16 sign = (f16)(bits >> 16 & 0x8000);
     bits &= 0x7fffffff;
-    if (bits > 0x7f800000) return sign | 0x7e00 | (bits >> 13 & 0x3ff);
-    if (bits >= 0x477ff000) return sign | 0x7c00; /* from 65520 up the nearest half is inf */
-    if (bits < 0x38800000) {                      /* subnormal: a float addition rounds at 2^-24 for us */
+    if (bits > 0x7f800000)
+        return sign | 0x7e00 | (bits >> 13 & 0x3ff);
+    if (bits >= 0x477ff000)
+        return sign | 0x7c00; /* from 65520 up the nearest half is inf */
+    if (bits < 0x38800000) {  /* subnormal: a float addition rounds at 2^-24 for us */
         float f;
         memcpy(&f, &bits, sizeof f);
         f += 0.5f;
@@ -188,9 +205,10 @@ static inline f16 f32_to_f16(float x) {
 #endif
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Hashes. Random numbers are hashes of what they are drawn for, so that nothing else can change them
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
+// Hashes. Random numbers are hashes of what they are drawn for, so that nothing else can change
+// them
+// -------------------------------------------------------------------------------------------------
 
 /* Number n of the splitmix64 generator that began with this seed. */
 static inline uint64_t splitmix64(uint64_t seed, uint64_t n) {
@@ -202,24 +220,27 @@ static inline uint64_t splitmix64(uint64_t seed, uint64_t n) {
 
 /* FNV-1a of bytes, behind what `hash` stands for already. */
 static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n) {
-    for (const uint8_t *b = (const uint8_t *)bytes, *end = b + n; b < end; b++) hash = (hash ^ *b) * 0x100000001B3ull;
+    for (const uint8_t *b = (const uint8_t *)bytes, *end = b + n; b < end; b++)
+        hash = (hash ^ *b) * 0x100000001B3ull;
     return hash;
 }
 enum { HASH_START = 0x2545F491 };
 
 /* Uniform in [0, 1): what decides about the token at `pos` of a prompt. */
 static inline double random_draw(uint64_t seed, int32_t prompt, int32_t pos) {
-    uint64_t hash = splitmix64(splitmix64(splitmix64(seed, 1) ^ (uint32_t)prompt, 1) ^ (uint32_t)pos, 1);
+    uint64_t hash =
+        splitmix64(splitmix64(splitmix64(seed, 1) ^ (uint32_t)prompt, 1) ^ (uint32_t)pos, 1);
     return (double)(hash >> 11) * 0x1p-53;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // team.c: the threads that compute
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* Threads that compute from now on: the one that calls and those that help it, which are started here. 0 asks for all the
- * processors that this process may use. Returns the number, which is less where the system does not let so many be
- * started. Before the first call it is 1. Not while anybody computes. */
+/* Threads that compute from now on: the one that calls and those that help it, which are started
+ * here. 0 asks for all the processors that this process may use. Returns the number, which is less
+ * where the system does not let so many be started. Before the first call it is 1. Not while
+ * anybody computes. */
 int host_set_threads(int threads);
 int host_processors(void);      /* those that this process may run on */
 int host_threads(void);         /* that number */
@@ -228,37 +249,44 @@ int host_threads_missing(void); /* by how much it is less than what was asked fo
 /* Does numbers first .. first+n-1 of a loop. */
 typedef void (*LoopPart)(const void *what, int first, int n);
 
-/* Calls part(what, ...) for all of 0 .. count-1, dealt to whoever of the team is free, and returns when all is done. Which
- * thread does which must not matter. Any thread may call at any time, and loops of several callers run side by side. work:
- * how many multiplications it is (or as much of something else); little is done by the caller alone, at once. */
+/* Calls part(what, ...) for all of 0 .. count-1, dealt to whoever of the team is free, and returns
+ * when all is done. Which thread does which must not matter. Any thread may call at any time, and
+ * loops of several callers run side by side. work: how many multiplications it is (or as much of
+ * something else); little is done by the caller alone, at once. */
 void host_share(double work, int count, LoopPart part, const void *what);
 
-/* This thread's working memory, at least that many floats with anything in them, the first at the beginning of a cache
- * line. It grows to the largest need, so a steady loop allocates nothing; it is freed when the thread ends. Valid until
- * the thread asks again. */
+/* This thread's working memory, at least that many floats with anything in them, the first at the
+ * beginning of a cache line. It grows to the largest need, so a steady loop allocates nothing; it
+ * is freed when the thread ends. Valid until the thread asks again. */
 float *scratch(size_t floats);
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // os.c: what this process may have
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* What the machine, the control groups and the limits of this process leave it: whichever is least. */
+/* What the machine, the control groups and the limits of this process leave it: whichever is least.
+ */
 typedef struct {
     size_t memory;  /* bytes that it may still take */
-    size_t address; /* bytes of address space alone, to which mapped files count too; SIZE_MAX: there is no limit */
-    int processors; /* whole processors that the quotas of CPU come to, at least one; INT_MAX: there is no quota */
+    size_t address; /* bytes of address space alone, to which mapped files count too; SIZE_MAX:
+                       there is no limit */
+    int processors; /* whole processors that the quotas of CPU come to, at least one; INT_MAX: there
+                       is no quota */
 } Allowance;
-/* Asks for it, when so many threads are still to be started. root: where /proc and /sys are, "" but in tests. */
+/* Asks for it, when so many threads are still to be started. root: where /proc and /sys are, "" but
+ * in tests. */
 Allowance process_allowance(const char *root, int threads);
-/* Whether files in the directory are memory (tmpfs), which they take from their process's control groups. */
+/* Whether files in the directory are memory (tmpfs), which they take from their process's control
+ * groups. */
 bool memory_holds(const char *dir);
-/* The most bytes of memory that this process has had at once, since memory_restart if that is possible. */
+/* The most bytes of memory that this process has had at once, since memory_restart if that is
+ * possible. */
 size_t memory_peak(void);
 void memory_restart(void);
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // os.c: SIGINT, SIGTERM and SIGHUP
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* From now on the first of them is noted, and a second one ends the program at once. */
 void stop_catch(void);

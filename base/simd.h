@@ -1,6 +1,6 @@
-/* simd.h: a vector of VL floats for AVX-512, AVX2 and portable C, and the 16 numbers that 4-bit codes stand for. For
- * host*.c and quant.c alone; everything is inlined. Operators work on vectors as they are; what C cannot say is in these
- * few functions. */
+/* simd.h: a vector of VL floats for AVX-512, AVX2 and portable C, and the 16 numbers that 4-bit
+ * codes stand for. For host*.c and quant.c alone; everything is inlined. Operators work on vectors
+ * as they are; what C cannot say is in these few functions. */
 #ifndef SIMD_H
 #define SIMD_H
 #include "base/base.h"
@@ -23,7 +23,8 @@
 #define ISA "portable"
 #define VL 4
 #endif
-/* The rows of a tile, of x and of w: their MR * NR sums and what feeds these fit the vector registers. */
+/* The rows of a tile, of x and of w: their MR * NR sums and what feeds these fit the vector
+ * registers. */
 enum { MR = VL == 16 ? 6 : 3, NR = 4 };
 
 typedef float V __attribute__((vector_size(VL * 4)));
@@ -32,8 +33,9 @@ typedef f16 VH __attribute__((vector_size(VL * 2)));
 typedef uint8_t VB __attribute__((vector_size(VL)));
 typedef float V4 __attribute__((vector_size(16)));
 
-/* The 16 numbers of a group of 4-bit codes (quant.c): a table that stays in registers. AVX2 looks up 16 bytes as fast as 8
- * floats among 8, so it keeps the lower and the upper bytes of the numbers as halves. */
+/* The 16 numbers of a group of 4-bit codes (quant.c): a table that stays in registers. AVX2 looks
+ * up 16 bytes as fast as 8 floats among 8, so it keeps the lower and the upper bytes of the numbers
+ * as halves. */
 typedef struct {
 #if VL == 8
     __m128i lower, upper;
@@ -56,48 +58,60 @@ INLINE V v_select(VI mask, V yes, V no) { return (V)(((VI)yes & mask) | ((VI)no 
 INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
 INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What each instruction set has its own words for. v_fold adds the quarters of a vector, as a tree. Bit i of v_bits:
-// whether lane i of a mask is set. t_keep makes a table of its numbers. t_block gives 32 numbers, in order, from their 16
-// bytes of codes; t_look gives those whose codes are the low four bits.
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
+// What each instruction set has its own words for. v_fold adds the quarters of a vector, as a tree.
+// Bit i of v_bits: whether lane i of a mask is set. t_keep makes a table of its numbers. t_block
+// gives 32 numbers, in order, from their 16 bytes of codes; t_look gives those whose codes are the
+// low four bits.
+// -------------------------------------------------------------------------------------------------
 
 #if VL == 16
 INLINE V v_fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 INLINE V v_widen(VH h) { return (V)_mm512_cvtph_ps((__m256i)h); }
 INLINE VH v_narrow(V v) { return (VH)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
 INLINE V4 v_fold(V v) {
-    __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)v),
-                                _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1)));
+    __m256 half =
+        _mm256_add_ps(_mm512_castps512_ps256((__m512)v),
+                      _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1)));
     return (V4)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 INLINE unsigned v_bits(VI mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask); }
-INLINE V t_look(const Table *t, VI codes) { return (V)_mm512_permutexvar_ps((__m512i)codes, (__m512)t->part[0]); }
-INLINE VI v_load_bytes(const uint8_t *p) { return (VI)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p)); }
+INLINE V t_look(const Table *t, VI codes) {
+    return (V)_mm512_permutexvar_ps((__m512i)codes, (__m512)t->part[0]);
+}
+INLINE VI v_load_bytes(const uint8_t *p) {
+    return (VI)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
+}
 #elif VL == 8
 INLINE V v_fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 INLINE V v_widen(VH h) { return (V)_mm256_cvtph_ps((__m128i)h); }
 INLINE VH v_narrow(V v) { return (VH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
-INLINE V4 v_fold(V v) { return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1)); }
+INLINE V4 v_fold(V v) {
+    return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+}
 INLINE unsigned v_bits(VI mask) { return (unsigned)_mm256_movemask_ps((__m256)mask); }
 INLINE Table t_keep(const VH number[2]) {
     const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    __m128i a = _mm_shuffle_epi8((__m128i)number[0], apart), b = _mm_shuffle_epi8((__m128i)number[1], apart);
+    __m128i a = _mm_shuffle_epi8((__m128i)number[0], apart),
+            b = _mm_shuffle_epi8((__m128i)number[1], apart);
     return (Table){_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b)};
 }
 INLINE void t_block(V out[4], const Table *t, const uint8_t *codes) {
     const __m128i pair = _mm_loadu_si128((const void *)codes), four = _mm_set1_epi8(15);
-    const __m128i code[2] = {_mm_and_si128(pair, four), _mm_and_si128(_mm_srli_epi16(pair, 4), four)};
+    const __m128i code[2] = {_mm_and_si128(pair, four),
+                             _mm_and_si128(_mm_srli_epi16(pair, 4), four)};
     UNROLL
     for (int i = 0; i < 2; i++) {
-        __m128i lower = _mm_shuffle_epi8(t->lower, code[i]), upper = _mm_shuffle_epi8(t->upper, code[i]);
+        __m128i lower = _mm_shuffle_epi8(t->lower, code[i]),
+                upper = _mm_shuffle_epi8(t->upper, code[i]);
         out[2 * i] = v_widen((VH)_mm_unpacklo_epi8(lower, upper));
         out[2 * i + 1] = v_widen((VH)_mm_unpackhi_epi8(lower, upper));
     }
 }
 #else
 INLINE V v_fma(V a, V b, V c) { return a * b + c; }
-/* The bits of a half, moved to a float's place, mean 2^-112 of its value, subnormals too; only inf and NaN need help. */
+/* The bits of a half, moved to a float's place, mean 2^-112 of its value, subnormals too; only inf
+ * and NaN need help. */
 INLINE V v_widen(VH h) {
     VI bits = __builtin_convertvector(h, VI);
     V v = (V)((bits & 0x7fff) << 13) * 0x1p112f;
@@ -105,18 +119,21 @@ INLINE V v_widen(VH h) {
 }
 INLINE VH v_narrow(V v) {
     VH h;
-    for (int i = 0; i < VL; i++) h[i] = f32_to_f16(v[i]);
+    for (int i = 0; i < VL; i++)
+        h[i] = f32_to_f16(v[i]);
     return h;
 }
 INLINE V4 v_fold(V v) { return v; }
 INLINE unsigned v_bits(VI mask) {
     unsigned bits = 0;
-    for (int i = 0; i < VL; i++) bits |= (unsigned)(mask[i] & 1) << i;
+    for (int i = 0; i < VL; i++)
+        bits |= (unsigned)(mask[i] & 1) << i;
     return bits;
 }
 INLINE V t_look(const Table *t, VI codes) {
     V v;
-    for (int i = 0; i < VL; i++) v[i] = t->part[(codes[i] & 15) / VL][(codes[i] & 15) % VL];
+    for (int i = 0; i < VL; i++)
+        v[i] = t->part[(codes[i] & 15) / VL][(codes[i] & 15) % VL];
     return v;
 }
 INLINE VI v_load_bytes(const uint8_t *p) { return (VI){p[0], p[1], p[2], p[3]}; }
@@ -125,7 +142,8 @@ INLINE VI v_load_bytes(const uint8_t *p) { return (VI){p[0], p[1], p[2], p[3]}; 
 #if VL != 8
 INLINE Table t_keep(const VH number[16 / VL]) {
     Table t;
-    for (int i = 0; i < 16 / VL; i++) t.part[i] = v_widen(number[i]);
+    for (int i = 0; i < 16 / VL; i++)
+        t.part[i] = v_widen(number[i]);
     return t;
 }
 INLINE void t_block(V out[32 / VL], const Table *t, const uint8_t *codes) {
@@ -138,9 +156,9 @@ INLINE void t_block(V out[32 / VL], const Table *t, const uint8_t *codes) {
 }
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // What follows from it. ..._part: the first n of VL numbers, zeros after them
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 INLINE V v_load(const float *p) {
     V v;
@@ -149,19 +167,23 @@ INLINE V v_load(const float *p) {
 }
 INLINE void v_store(float *p, V v) { memcpy(p, &v, sizeof v); }
 INLINE V v_load_part(const float *p, int n) {
-    if (n >= VL) return v_load(p);
+    if (n >= VL)
+        return v_load(p);
     V v = {0};
     memcpy(&v, p, (size_t)n * sizeof *p);
     return v;
 }
-INLINE void v_store_part(float *p, V v, int n) { memcpy(p, &v, n >= VL ? sizeof v : (size_t)n * sizeof *p); }
+INLINE void v_store_part(float *p, V v, int n) {
+    memcpy(p, &v, n >= VL ? sizeof v : (size_t)n * sizeof *p);
+}
 INLINE V v_load_f16(const f16 *p) {
     VH h;
     memcpy(&h, p, sizeof h);
     return v_widen(h);
 }
 INLINE V v_load_f16_part(const f16 *p, int n) {
-    if (n >= VL) return v_load_f16(p);
+    if (n >= VL)
+        return v_load_f16(p);
     VH h = {0};
     memcpy(&h, p, (size_t)n * sizeof *p);
     return v_widen(h);
@@ -174,33 +196,42 @@ INLINE void v_store_f16_part(f16 *p, V v, int n) {
         memcpy(p, &h, (size_t)n * sizeof *p);
 }
 
-/* Vectors of lanes of a and of b, whose lanes count from VL on: lane i is lane f(i, ...) of both. */
+/* Vectors of lanes of a and of b, whose lanes count from VL on: lane i is lane f(i, ...) of both.
+ */
 #if VL == 16
-#define V_SHUFFLE(a, b, f, ...)                                                                                            \
-    __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), f(3, __VA_ARGS__),              \
-                            f(4, __VA_ARGS__), f(5, __VA_ARGS__), f(6, __VA_ARGS__), f(7, __VA_ARGS__), f(8, __VA_ARGS__), \
-                            f(9, __VA_ARGS__), f(10, __VA_ARGS__), f(11, __VA_ARGS__), f(12, __VA_ARGS__),                 \
-                            f(13, __VA_ARGS__), f(14, __VA_ARGS__), f(15, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...)                                                           \
+    __builtin_shufflevector(                                                              \
+        a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), f(3, __VA_ARGS__), \
+        f(4, __VA_ARGS__), f(5, __VA_ARGS__), f(6, __VA_ARGS__), f(7, __VA_ARGS__),       \
+        f(8, __VA_ARGS__), f(9, __VA_ARGS__), f(10, __VA_ARGS__), f(11, __VA_ARGS__),     \
+        f(12, __VA_ARGS__), f(13, __VA_ARGS__), f(14, __VA_ARGS__), f(15, __VA_ARGS__))
 #elif VL == 8
-#define V_SHUFFLE(a, b, f, ...)                                                                               \
-    __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), f(3, __VA_ARGS__), \
-                            f(4, __VA_ARGS__), f(5, __VA_ARGS__), f(6, __VA_ARGS__), f(7, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...)                                                            \
+    __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), \
+                            f(3, __VA_ARGS__), f(4, __VA_ARGS__), f(5, __VA_ARGS__),       \
+                            f(6, __VA_ARGS__), f(7, __VA_ARGS__))
 #else
-#define V_SHUFFLE(a, b, f, ...) \
-    __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), f(3, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...)                                                            \
+    __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), \
+                            f(3, __VA_ARGS__))
 #endif
 /* n lanes of a, n of b, the next n of a ... of the lower (or upper) half of each `all` lanes. */
-#define ZIPPED(i, n, all, upper) \
-    ((i) / (all) * (all) + (upper) * (all) / 2 + (i) % (all) / (2 * (n)) * (n) + (i) % (n) + (i) / (n) % 2 * VL)
+#define ZIPPED(i, n, all, upper)                                                             \
+    ((i) / (all) * (all) + (upper) * (all) / 2 + (i) % (all) / (2 * (n)) * (n) + (i) % (n) + \
+     (i) / (n) % 2 * VL)
 
-/* The sums of a lane and the one behind it by half of each `all` lanes, n of a, n of b and so on. */
-#define ADD_HALVES(a, b, n, all) (V_SHUFFLE(a, b, ZIPPED, n, all, 0) + V_SHUFFLE(a, b, ZIPPED, n, all, 1))
+/* The sums of a lane and the one behind it by half of each `all` lanes, n of a, n of b and so on.
+ */
+#define ADD_HALVES(a, b, n, all) \
+    (V_SHUFFLE(a, b, ZIPPED, n, all, 0) + V_SHUFFLE(a, b, ZIPPED, n, all, 1))
 #define XORED(i, n) ((i) ^ (n))
 
-/* Lane i: the sum of the lanes of v[i], added as v_sum adds them: those VL / 2 apart, then VL / 4 ... */
-#define ADD_ALL_HALVES(v, n) \
-    UNROLL                   \
-    for (int i_ = 0; i_ < n; i_++) v[i_] = ADD_HALVES(v[i_], v[i_ + n], n, 2 * n)
+/* Lane i: the sum of the lanes of v[i], added as v_sum adds them: those VL / 2 apart, then VL / 4
+ * ... */
+#define ADD_ALL_HALVES(v, n)       \
+    UNROLL                         \
+    for (int i_ = 0; i_ < n; i_++) \
+    v[i_] = ADD_HALVES(v[i_], v[i_ + n], n, 2 * n)
 INLINE V v_sums(V v[VL]) {
 #if VL == 16
     ADD_ALL_HALVES(v, 8);
@@ -213,9 +244,11 @@ INLINE V v_sums(V v[VL]) {
     return v[0];
 }
 
-/* The sums of the lanes of a, b, c and d, added alike. On the way they lie in the order a, c, b, d. */
+/* The sums of the lanes of a, b, c and d, added alike. On the way they lie in the order a, c, b, d.
+ */
 INLINE V4 v_sum4(V a, V b, V c, V d) {
-    V ab = ADD_HALVES(a, b, VL / 2, VL), cd = ADD_HALVES(c, d, VL / 2, VL), acbd = ADD_HALVES(ab, cd, VL / 4, VL / 2);
+    V ab = ADD_HALVES(a, b, VL / 2, VL), cd = ADD_HALVES(c, d, VL / 2, VL),
+      acbd = ADD_HALVES(ab, cd, VL / 4, VL / 2);
 #if VL == 16
     acbd += V_SHUFFLE(acbd, acbd, XORED, 2);
 #endif
@@ -242,7 +275,8 @@ INLINE float v_largest(V v) {
     return v_max(v, V_SHUFFLE(v, v, ROTATED, 1))[0];
 }
 
-/* e^x within 2 ulp for x <= 88, 0 below -87, NaN of NaN. x = n ln2 + r, e^r as its series, 2^n into the exponent bits. */
+/* e^x within 2 ulp for x <= 88, 0 below -87, NaN of NaN. x = n ln2 + r, e^r as its series, 2^n into
+ * the exponent bits. */
 INLINE V v_exp(V x) {
     const float round = 0x1.8p23f; /* x + round leaves the nearest integer in the low bits */
     VI tiny = x < -87.0f;
@@ -252,7 +286,8 @@ INLINE V v_exp(V x) {
     V e = v_set(1 / 5040.0f);
     const float series[] = {1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1.0f, 1.0f};
     UNROLL
-    for (int i = 0; i < 7; i++) e = v_fma(e, r, v_set(series[i]));
+    for (int i = 0; i < 7; i++)
+        e = v_fma(e, r, v_set(series[i]));
     return v_select(tiny, v_set(0), (V)((VI)e + ((VI)shifted << 23)));
 }
 
@@ -260,9 +295,11 @@ INLINE V v_exp(V x) {
 INLINE Table t_make(V min, V scale) {
     V code[16 / VL];
     VH number[16 / VL];
-    for (int i = 0; i < 16; i++) code[i / VL][i % VL] = (float)i;
+    for (int i = 0; i < 16; i++)
+        code[i / VL][i % VL] = (float)i;
     UNROLL
-    for (int i = 0; i < 16 / VL; i++) number[i] = v_narrow(v_fma(code[i], scale, min));
+    for (int i = 0; i < 16 / VL; i++)
+        number[i] = v_narrow(v_fma(code[i], scale, min));
     return t_keep(number);
 }
 /* group: its min and scale, F16, come first. */

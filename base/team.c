@@ -1,13 +1,15 @@
 /* team.c: the threads that compute.
  *
- * One team for the whole process: whoever has a loop (the lanes of the GPU, the lane of the CPU's attention, the thread
- * that loads weights) opens it, takes parts of it himself, and those of the team that have nothing to do take the others.
- * So there are never more threads that compute than one a processor and those who call, and all of them find work.
+ * One team for the whole process: whoever has a loop (the lanes of the GPU, the lane of the CPU's
+ * attention, the thread that loads weights) opens it, takes parts of it himself, and those of the
+ * team that have nothing to do take the others. So there are never more threads that compute than
+ * one a processor and those who call, and all of them find work.
  *
- * A layer of a small model is a dozen loops of a tenth of a millisecond, and to wake a thread that sleeps takes as long. So
- * who has nothing to do looks for new loops for a while before he sleeps, and leaves his processor to anyone else who
- * wants it meanwhile. (OpenMP has a team for each thread that calls; as soon as there are two, all sleep at once, and a
- * loop of a tenth of a millisecond took three.) Read next: device/host.c. */
+ * A layer of a small model is a dozen loops of a tenth of a millisecond, and to wake a thread that
+ * sleeps takes as long. So who has nothing to do looks for new loops for a while before he sleeps,
+ * and leaves his processor to anyone else who wants it meanwhile. (OpenMP has a team for each
+ * thread that calls; as soon as there are two, all sleep at once, and a loop of a tenth of a
+ * millisecond took three.) Read next: device/host.c. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -39,12 +41,14 @@ static struct {
     atomic_uint opened; /* loops so far */
     atomic_bool end;
     int asleep;
-} team = {
-    .threads = 1, .lock = PTHREAD_MUTEX_INITIALIZER, .open = PTHREAD_COND_INITIALIZER, .left = PTHREAD_COND_INITIALIZER};
+} team = {.threads = 1,
+          .lock = PTHREAD_MUTEX_INITIALIZER,
+          .open = PTHREAD_COND_INITIALIZER,
+          .left = PTHREAD_COND_INITIALIZER};
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Loops
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static void take_parts(Loop *loop) {
     int first;
@@ -55,7 +59,8 @@ static void take_parts(Loop *loop) {
 /* A loop with something left to take; NULL: none. With the lock held. */
 static Loop *find_loop(void) {
     Loop *loop = team.loops;
-    while (loop && atomic_load(&loop->next) >= loop->count) loop = loop->other;
+    while (loop && atomic_load(&loop->next) >= loop->count)
+        loop = loop->other;
     return loop;
 }
 
@@ -67,7 +72,8 @@ static void await_loop(void) {
          atomic_load(&team.opened) == known && !atomic_load(&team.end) && seconds_now() < until;)
         sched_yield();
     pthread_mutex_lock(&team.lock);
-    if (atomic_load(&team.opened) != known || atomic_load(&team.end)) return;
+    if (atomic_load(&team.opened) != known || atomic_load(&team.end))
+        return;
     team.asleep++;
     pthread_cond_wait(&team.open, &team.lock);
     team.asleep--;
@@ -85,55 +91,69 @@ static void *help(void *unused) {
         pthread_mutex_unlock(&team.lock);
         take_parts(loop);
         pthread_mutex_lock(&team.lock);
-        if (atomic_fetch_sub(&loop->helpers, 1) == 1) pthread_cond_broadcast(&team.left);
+        if (atomic_fetch_sub(&loop->helpers, 1) == 1)
+            pthread_cond_broadcast(&team.left);
     }
     pthread_mutex_unlock(&team.lock);
     return unused;
 }
 
-/* Nothing of the loop is left to take: nobody joins it any more, and those who are in it are about to end. */
+/* Nothing of the loop is left to take: nobody joins it any more, and those who are in it are about
+ * to end. */
 static void close_loop(Loop *loop) {
     Loop **at = &team.loops;
     pthread_mutex_lock(&team.lock);
-    while (*at != loop) at = &(*at)->other;
+    while (*at != loop)
+        at = &(*at)->other;
     *at = loop->other;
     pthread_mutex_unlock(&team.lock);
-    for (double until = seconds_now() + PATIENCE; atomic_load(&loop->helpers) && seconds_now() < until;) sched_yield();
+    for (double until = seconds_now() + PATIENCE;
+         atomic_load(&loop->helpers) && seconds_now() < until;)
+        sched_yield();
     pthread_mutex_lock(&team.lock);
-    while (atomic_load(&loop->helpers)) pthread_cond_wait(&team.left, &team.lock);
+    while (atomic_load(&loop->helpers))
+        pthread_cond_wait(&team.left, &team.lock);
     pthread_mutex_unlock(&team.lock);
 }
 
 void host_share(double work, int count, LoopPart part, const void *what) {
     enum { EACH = 16 }; /* parts for a thread, since some come late or are interrupted */
-    if (count <= 0) return;
+    if (count <= 0)
+        return;
     if (team.threads == 1 || count == 1 || work <= ENOUGH) {
         part(what, 0, count);
         return;
     }
-    Loop loop = {.part = part, .what = what, .count = count, .at_once = imax(1, count / (EACH * team.threads))};
+    Loop loop = {.part = part,
+                 .what = what,
+                 .count = count,
+                 .at_once = imax(1, count / (EACH * team.threads))};
     pthread_mutex_lock(&team.lock);
-    loop.other = team.loops, team.loops = &loop;
+    loop.other = team.loops;
+    team.loops = &loop;
     atomic_fetch_add(&team.opened, 1);
-    if (team.asleep) pthread_cond_broadcast(&team.open);
+    if (team.asleep)
+        pthread_cond_broadcast(&team.open);
     pthread_mutex_unlock(&team.lock);
     take_parts(&loop);
     close_loop(&loop);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Their number
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 int host_processors(void) {
     cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) ? (int)sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&set);
+    return sched_getaffinity(0, sizeof set, &set) ? (int)sysconf(_SC_NPROCESSORS_ONLN)
+                                                  : CPU_COUNT(&set);
 }
 
-/* A child has none of its parent's threads, but copies of the conditions on which they sleep and of the lock that one of
- * them may hold: to wake them there, or to lock it, would wait for ever. */
+/* A child has none of its parent's threads, but copies of the conditions on which they sleep and of
+ * the lock that one of them may hold: to wake them there, or to lock it, would wait for ever. */
 static void leave_to_parent(void) {
-    team.threads = 1, team.asleep = 0;
+    team.threads = 1;
+    team.asleep = 0;
     team.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     team.open = team.left = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 }
@@ -145,7 +165,8 @@ static void end_helpers(void) {
     atomic_store(&team.end, true);
     pthread_cond_broadcast(&team.open);
     pthread_mutex_unlock(&team.lock);
-    for (int t = 0; t < team.threads - 1; t++) pthread_join(team.helper[t], NULL);
+    for (int t = 0; t < team.threads - 1; t++)
+        pthread_join(team.helper[t], NULL);
     free(team.helper);
     atomic_store(&team.end, false);
 }
@@ -159,7 +180,9 @@ int host_set_threads(int threads) {
     end_helpers();
     team.helper = xcalloc(wanted, sizeof *team.helper);
     team.threads = 1;
-    while (team.threads < wanted && !pthread_create(&team.helper[team.threads - 1], NULL, help, NULL)) team.threads++;
+    while (team.threads < wanted &&
+           !pthread_create(&team.helper[team.threads - 1], NULL, help, NULL))
+        team.threads++;
     team.missing = wanted - team.threads;
     return team.threads;
 }
@@ -167,14 +190,15 @@ int host_set_threads(int threads) {
 int host_threads(void) { return team.threads; }
 int host_threads_missing(void) { return team.missing; }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Working memory
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static pthread_key_t scratch_key;
 static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
 static void scratch_init(void) {
-    if (pthread_key_create(&scratch_key, free)) out_of_memory(1, sizeof scratch_key);
+    if (pthread_key_create(&scratch_key, free))
+        out_of_memory(1, sizeof scratch_key);
 }
 
 float *scratch(size_t floats) {
@@ -184,7 +208,8 @@ float *scratch(size_t floats) {
     float *buffer = pthread_getspecific(scratch_key);
     if (have < floats) {
         buffer = xrealloc(buffer, floats + LINE / sizeof *buffer, sizeof *buffer);
-        if (pthread_setspecific(scratch_key, buffer)) out_of_memory(1, sizeof buffer);
+        if (pthread_setspecific(scratch_key, buffer))
+            out_of_memory(1, sizeof buffer);
         have = floats;
     }
     return (float *)(((uintptr_t)buffer + LINE - 1) / LINE * LINE);

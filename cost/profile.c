@@ -1,18 +1,23 @@
 /* profile.c measures this machine (section 4.3: "the hardware parameters are profiled").
  *
- * Every number is taken through the table of device functions that a run goes through: a device is opened on a small plan,
- * the same ops are posted on the same lanes, and the clock is read when the last of them has happened. So a rate is what
- * the engine gets, lanes and launches included, on the host device and on a GPU alike.
+ * Every number is taken through the table of device functions that a run goes through: a device is
+ * opened on a small plan, the same ops are posted on the same lanes, and the clock is read when the
+ * last of them has happened. So a rate is what the engine gets, lanes and launches included, on the
+ * host device and on a GPU alike.
  *   links         copies pieces between the CPU and the GPU tier, out of memory that no cache holds
- *   disk          writes the offload file until it is on the disk, and reads it back past the page cache
- *   curves        linear by its rows, with weights that come from memory as a layer's do; attention by tokens, over cold
+ *   disk          writes the offload file until it is on the disk, and reads it back past the page
+ *                 cache
+ *   curves        linear by its rows, with weights that come from memory as a layer's do; attention
+ *                 by tokens, over cold
  *                 pages
- *   op_s          runs a chain of ops that have nothing to do, from lane to lane; the time of every other op is reduced by
+ *   op_s          runs a chain of ops that have nothing to do, from lane to lane; the time of every
+ *                 other op is reduced by
  *                 so much
- *   shared cores  finds how much longer a product takes on the host device beside copies and beside reads of the disk
- * Products and attention have the shapes of the model that will run. A rate is the median of several samples. A curve ends
- * early where its next point would take too long. The result is kept in the user's cache under a name that stands for all
- * that it depends on. Read next: runtime.c. */
+ *   shared cores  finds how much longer a product takes on the host device beside copies and beside
+ * reads of the disk Products and attention have the shapes of the model that will run. A rate is
+ * the median of several samples. A curve ends early where its next point would take too long. The
+ * result is kept in the user's cache under a name that stands for all that it depends on. Read
+ * next: runtime.c. */
 #include <errno.h>
 #include <math.h>
 #include <sys/stat.h>
@@ -24,25 +29,32 @@
 #include "cost/cost.h"
 
 enum {
-    PROFILE_VERSION = 5, /* counts the changes of what is measured, or of kernels and lanes, that make older files wrong */
+    PROFILE_VERSION = 5, /* counts the changes of what is measured, or of kernels and lanes, that
+                            make older files wrong */
     PAGE_TOKENS = 16,    /* of a KV page, as in a run */
     PIECE = 8 << 20,     /* bytes of a copy, about a matrix of a layer */
     AT_ONCE = 4,         /* pieces that are on their way to or from the disk at once */
     LEAST_DISK = 2 * AT_ONCE * PIECE,
     TINY = 100,           /* ops of a chain that measures what an op takes besides its work */
-    CONTENTION_ROWS = 16, /* rows of a product beside copies: one that decodes, and is busy with reading weights */
+    CONTENTION_ROWS = 16, /* rows of a product beside copies: one that decodes, and is busy with
+                             reading weights */
     SAMPLES = 64,         /* of a value, at most */
     LEAST_SAMPLES = 3,    /* and at least, if three times the usual time is enough for them */
     PAIRS = 5,            /* samples of a product alone and beside copies */
-    BRIEF = 20,           /* samples shorter than this part of the time for a value are of several rounds ... */
-    MOST_ROUNDS = 100,    /* ... of so many at most */
-    POINT_TIMES = 10,     /* a point of a curve may take so many times the time for a value */
-    DISK_TIMES = 25,      /* and a pass over the file; with less, a slow disk would show little but its cache */
+    BRIEF =
+        20, /* samples shorter than this part of the time for a value are of several rounds ... */
+    MOST_ROUNDS = 100, /* ... of so many at most */
+    POINT_TIMES = 10,  /* a point of a curve may take so many times the time for a value */
+    DISK_TIMES =
+        25, /* and a pass over the file; with less, a slow disk would show little but its cache */
 };
 
 static const int row_sizes[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024};
 static const int token_sizes[] = {16, 64, 256, 1024, 2048};
-enum { NROW_SIZES = sizeof row_sizes / sizeof *row_sizes, NTOKEN_SIZES = sizeof token_sizes / sizeof *token_sizes };
+enum {
+    NROW_SIZES = sizeof row_sizes / sizeof *row_sizes,
+    NTOKEN_SIZES = sizeof token_sizes / sizeof *token_sizes
+};
 
 /* A device with memory to work on, and what is being measured on it. */
 typedef struct {
@@ -63,8 +75,8 @@ typedef struct {
     Error *err;
 } Profile;
 
-/* One thing to measure. post posts one round of it, at point i of a curve, and adds to work and ops; a copy has a lane and
- * goes from tier to tier, attention has a lane and a tier. */
+/* One thing to measure. post posts one round of it, at point i of a curve, and adds to work and
+ * ops; a copy has a lane and goes from tier to tier, attention has a lane and a tier. */
 typedef struct Work {
     const char *name; /* of a curve */
     Event (*post)(Profile *, const struct Work *, int i);
@@ -72,33 +84,39 @@ typedef struct Work {
     Tier to, from;
 } Work;
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The memory of a measurement
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* Returns the columns of the widest result of a layer's products: that of q, k and v, or of the MLP. */
+/* Returns the columns of the widest result of a layer's products: that of q, k and v, or of the
+ * MLP. */
 static int widest(const ProfileSize *s) { return imax(3 * s->h1, s->h2); }
 
-/* The index tables of a point of a curve are one row: where its prompts start, then the lengths of its sequences, then
- * their pages. These functions return how many integers there are at most for the starts and for the pages. */
+/* The index tables of a point of a curve are one row: where its prompts start, then the lengths of
+ * its sequences, then their pages. These functions return how many integers there are at most for
+ * the starts and for the pages. */
 static int starts_each(const ProfileSize *s) { return s->tokens / *token_sizes + 1; }
 static int pages_each(const ProfileSize *s) { return s->nseq * pages_for(s->tokens, PAGE_TOKENS); }
 
-/* Plans both upper tiers, which are alike: cold memory, then the inputs and the results of a product, then index tables. */
+/* Plans both upper tiers, which are alike: cold memory, then the inputs and the results of a
+ * product, then index tables. */
 static void plan_memory(Plan *plan, const ProfileSize *s, Type act) {
-    const int cold = (int)(s->cold / sizeof(f16)), most = imax(s->rows * widest(s), s->tokens * s->h1);
+    const int cold = (int)(s->cold / sizeof(f16)),
+              most = imax(s->rows * widest(s), s->tokens * s->h1);
     const int tables = starts_each(s) + s->nseq + pages_each(s);
     *plan = (Plan){.act_type = act};
     for (int t = TIER_GPU; t <= TIER_CPU; t++) {
         add_region(plan, (Wanted){RESTING_WEIGHTS, t, "cold memory", "", F16, 1, cold, 1});
         add_region(plan, (Wanted){HIDDEN, t, "inputs", "", act, 1, most, 1});
         add_region(plan, (Wanted){MLP, t, "results", "", act, 1, most, 1});
-        add_region(plan, (Wanted){INDEX_TABLES, t, "index tables", "", I32, 1, tables, NTOKEN_SIZES});
+        add_region(plan,
+                   (Wanted){INDEX_TABLES, t, "index tables", "", I32, 1, tables, NTOKEN_SIZES});
     }
 }
 
 /* Returns a matrix that begins at byte `at` of a region. */
-static Tensor matrix(const Profile *p, RegionId id, Tier tier, Bytes at, Type type, int rows, int cols) {
+static Tensor matrix(const Profile *p, RegionId id, Tier tier, Bytes at, Type type, int rows,
+                     int cols) {
     Tensor t = plan_bytes(&p->plan, id, tier, at, type, cols);
     t.rows = rows;
     return t;
@@ -115,7 +133,8 @@ static Tensor cold(const Profile *p, Tier tier, Bytes at, int rows, int cols) {
 
 /* Returns cold numbers (rows, cols) or, where they are packed, rows of so many bytes. */
 static Tensor numbers(const Profile *p, Tier tier, Bytes at, int rows, int cols, size_t packed) {
-    if (!p->packed) return cold(p, tier, at, rows, cols);
+    if (!p->packed)
+        return cold(p, tier, at, rows, cols);
     return matrix(p, RESTING_WEIGHTS, tier, at, U8, rows, (int)packed);
 }
 
@@ -136,9 +155,9 @@ static Tensor table(const Profile *p, Tier tier, int i, int first, int n) {
 /* Returns the bytes of a copy. */
 static size_t piece(const Profile *p) { return size_min(p->size.cold / 2, PIECE); }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Ops
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Posts an op that does so much. */
 static Event post_op(Profile *p, const Op *op, double work) {
@@ -150,7 +169,8 @@ static Event post_op(Profile *p, const Op *op, double work) {
 static Event post_product(Profile *p, Lane lane, int m, int n, int k) {
     const size_t size = p->packed ? quant_matrix_bytes(n, k) : (size_t)n * k * sizeof(f16);
     const int rows = p->packed ? n / GROUP : n;
-    const Tensor w = numbers(p, TIER_GPU, next_cold(p, p->span, size), rows, k, size / rows), none = {0};
+    const Tensor w = numbers(p, TIER_GPU, next_cold(p, p->span, size), rows, k, size / rows),
+                 none = {0};
     Op op = {.lane = lane, .kind = OTHER, .nafter = 2, .after = {p->product, p->copied}};
     const Tensor x = matrix(p, HIDDEN, TIER_GPU, 0, p->plan.act_type, m, k);
     op_linear(&op, results(p, TIER_GPU, m, n), x, w, none, none, false);
@@ -174,17 +194,20 @@ static Event post_attend_prefill(Profile *p, const Work *w, int i) {
     const size_t at = next_cold(p, p->span, (size_t)rows * 3 * h1 * sizeof(f16));
     const Tensor qkv = cold(p, w->to, at, rows, 3 * h1), start = table(p, w->to, i, 0, nseq + 1);
     Op op = {.lane = w->lane, .kind = OTHER, .prefill = true};
-    op_attend_prefill(&op, results(p, w->to, rows, h1), tensor_cols(qkv, 0, h1), tensor_cols(qkv, h1, 2 * h1), start,
-                      p->size.nh);
+    op_attend_prefill(&op, results(p, w->to, rows, h1), tensor_cols(qkv, 0, h1),
+                      tensor_cols(qkv, h1, 2 * h1), start, p->size.nh);
     return post_op(p, &op, 4.0 * h1 * nseq * s * (s + 1) / 2);
 }
 
-/* Posts attention of new tokens. K is in the first half of the cold memory and V in the second, further on each time. */
+/* Posts attention of new tokens. K is in the first half of the cold memory and V in the second,
+ * further on each time. */
 static Event post_attend(Profile *p, const Work *w, int i) {
     const int len = token_sizes[i], h1 = p->size.h1, each = pages_for(len, PAGE_TOKENS);
-    const size_t row = p->packed ? p->size.nh * quant_bytes(h1 / p->size.nh) : h1 * sizeof(f16); /* of a token's K, or V */
+    const size_t row = p->packed ? p->size.nh * quant_bytes(h1 / p->size.nh)
+                                 : h1 * sizeof(f16); /* of a token's K, or V */
     const size_t half = p->span / 2;
-    const int nseq = imin(p->size.nseq, (int)(half / row) / PAGE_TOKENS / each), lengths = starts_each(&p->size);
+    const int nseq = imin(p->size.nseq, (int)(half / row) / PAGE_TOKENS / each),
+              lengths = starts_each(&p->size);
     const int tokens = nseq * each * PAGE_TOKENS;
     const size_t at = next_cold(p, half, tokens * row);
     PageTable t = {.k = numbers(p, w->to, at, tokens, h1, row),
@@ -200,8 +223,8 @@ static Event post_attend(Profile *p, const Work *w, int i) {
     return post_op(p, &op, 4.0 * h1 * nseq * len);
 }
 
-/* Returns piece i of a tier. Towards the GPU it is in one half of the cold memory, away from it in the other, so that both
- * may run beside a product that reads the first. */
+/* Returns piece i of a tier. Towards the GPU it is in one half of the cold memory, away from it in
+ * the other, so that both may run beside a product that reads the first. */
 static Tensor piece_of(const Profile *p, const Work *w, Tier tier, int i) {
     const size_t bytes = piece(p), half = p->size.cold / 2;
     const size_t all = tier == TIER_DISK ? p->plan.offload_bytes : half / bytes * bytes;
@@ -218,11 +241,13 @@ static Event post_copy(Profile *p, const Work *w, int i) {
 /* Posts copies of all of one half. */
 static Event post_copies(Profile *p, const Work *w, int i) {
     Event last = {0, 0};
-    for (i = 0; i < (int)(p->size.cold / 2 / piece(p)); i++) last = post_copy(p, w, i);
+    for (i = 0; i < (int)(p->size.cold / 2 / piece(p)); i++)
+        last = post_copy(p, w, i);
     return last;
 }
 
-/* Sends half of the cold memory through layernorm into the other half, which holds no weights any more. */
+/* Sends half of the cold memory through layernorm into the other half, which holds no weights any
+ * more. */
 static Event post_layernorm(Profile *p, const Work *w, int i) {
     const Type act = p->plan.act_type;
     const size_t row = p->size.h1 * type_bytes(act), half = p->size.cold / 2;
@@ -251,19 +276,26 @@ static Event post_tiny(Profile *p, const Work *w, int i) {
     return last;
 }
 
-static const Work ctog = {"", post_copies, W_LOAD, TIER_GPU, TIER_CPU}, gtoc = {"", post_copies, STORE, TIER_CPU, TIER_GPU};
-static const Work dtoc = {"", post_copy, W_READ, TIER_CPU, TIER_DISK}, ctod = {"", post_copy, D_WRITE, TIER_DISK, TIER_CPU};
+static const Work ctog = {"", post_copies, W_LOAD, TIER_GPU, TIER_CPU},
+                  gtoc = {"", post_copies, STORE, TIER_CPU, TIER_GPU};
+static const Work dtoc = {"", post_copy, W_READ, TIER_CPU, TIER_DISK},
+                  ctod = {"", post_copy, D_WRITE, TIER_DISK, TIER_CPU};
 static const Work chain = {.post = post_tiny}, layernorm = {.post = post_layernorm};
 static const Work linear = {.name = "linear", .post = post_linear};
-static const Work prompts = {.name = "prompts", .post = post_attend_prefill, .lane = FINISH, .to = TIER_GPU};
-static const Work on_gpu = {.name = "new tokens on the GPU", .post = post_attend, .lane = FINISH, .to = TIER_GPU};
-static const Work on_cpu = {.name = "new tokens on the CPU", .post = post_attend, .lane = ATTEND, .to = TIER_CPU};
+static const Work prompts = {
+    .name = "prompts", .post = post_attend_prefill, .lane = FINISH, .to = TIER_GPU};
+static const Work on_gpu = {
+    .name = "new tokens on the GPU", .post = post_attend, .lane = FINISH, .to = TIER_GPU};
+static const Work on_cpu = {
+    .name = "new tokens on the CPU", .post = post_attend, .lane = ATTEND, .to = TIER_CPU};
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Sampling
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
+static int compare(const void *a, const void *b) {
+    return *(const double *)a < *(const double *)b ? -1 : 1;
+}
 
 static double median(double *sample, int n) {
     qsort(sample, n, sizeof *sample, compare);
@@ -272,7 +304,9 @@ static double median(double *sample, int n) {
 
 static double now(const Profile *p) { return p->device->now(p->device); }
 
-static int wait_for(const Profile *p, Event event) { return p->device->wait(p->device, event, p->err); }
+static int wait_for(const Profile *p, Event event) {
+    return p->device->wait(p->device, event, p->err);
+}
 
 /* Posts rounds and waits for the last; *seconds is what all took. */
 static int sample_seconds(double *seconds, Profile *p, const Work *w, int i, int rounds) {
@@ -280,37 +314,44 @@ static int sample_seconds(double *seconds, Profile *p, const Work *w, int i, int
     p->work = 0;
     p->ops = 0;
     const double begin = now(p);
-    for (int r = 0; r < rounds; r++) last = w->post(p, w, i);
-    if (wait_for(p, last)) return -1;
+    for (int r = 0; r < rounds; r++)
+        last = w->post(p, w, i);
+    if (wait_for(p, last))
+        return -1;
     *seconds = now(p) - begin;
     p->round_s = *seconds / rounds;
     return 0;
 }
 
-/* Rates that were sampled: work a second, not counting the time that ops take besides their work. */
+/* Rates that were sampled: work a second, not counting the time that ops take besides their work.
+ */
 typedef struct {
     int n;
     double rate[SAMPLES];
 } Samples;
 
 static void add_sample(Samples *s, const Profile *p, double seconds) {
-    if (s->n < SAMPLES) s->rate[s->n++] = p->work / fmax(seconds - p->ops * p->op_s, seconds / 2);
+    if (s->n < SAMPLES)
+        s->rate[s->n++] = p->work / fmax(seconds - p->ops * p->op_s, seconds / 2);
 }
 
-/* Takes samples for some time. The first is not counted if it is short: caches, threads and a GPU's choice of kernels are
- * new. */
+/* Takes samples for some time. The first is not counted if it is short: caches, threads and a GPU's
+ * choice of kernels are new. */
 static int sample(Samples *s, Profile *p, const Work *w, int i) {
     const double seconds = p->size.seconds;
     double t, total = 0;
     int taken = 0, rounds = 1;
-    if (sample_seconds(&t, p, w, i, 1)) return -1;
+    if (sample_seconds(&t, p, w, i, 1))
+        return -1;
     if (t > seconds) {
         add_sample(s, p, t);
         total = t;
     }
-    if (t < seconds / BRIEF) rounds = (int)fmin(seconds / BRIEF / fmax(t, 1e-6), MOST_ROUNDS);
+    if (t < seconds / BRIEF)
+        rounds = (int)fmin(seconds / BRIEF / fmax(t, 1e-6), MOST_ROUNDS);
     while (total < (taken < LEAST_SAMPLES ? 3 * seconds : seconds)) {
-        if (sample_seconds(&t, p, w, i, rounds)) return -1;
+        if (sample_seconds(&t, p, w, i, rounds))
+            return -1;
         add_sample(s, p, t);
         total += t;
         taken++;
@@ -320,7 +361,8 @@ static int sample(Samples *s, Profile *p, const Work *w, int i) {
 
 static int measure_rate(double *rate, Profile *p, const Work *w) {
     Samples s = {.n = 0};
-    if (sample(&s, p, w, 0)) return -1;
+    if (sample(&s, p, w, 0))
+        return -1;
     *rate = median(s.rate, s.n);
     return 0;
 }
@@ -328,7 +370,8 @@ static int measure_rate(double *rate, Profile *p, const Work *w) {
 /* Writes a line to progress. */
 __attribute__((format(printf, 2, 3))) static void tell(Profile *p, const char *format, ...) {
     va_list args;
-    if (!p->progress) return;
+    if (!p->progress)
+        return;
     va_start(args, format);
     vfprintf(p->progress, format, args);
     va_end(args);
@@ -336,9 +379,9 @@ __attribute__((format(printf, 2, 3))) static void tell(Profile *p, const char *f
     fflush(p->progress);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // What is measured
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static void set_both(double phase[2], double value) {
     phase[0] = value;
@@ -347,7 +390,8 @@ static void set_both(double phase[2], double value) {
 
 static int measure_links(Hardware *h, Profile *p) {
     double up, down;
-    if (measure_rate(&up, p, &ctog) || measure_rate(&down, p, &gtoc)) return -1;
+    if (measure_rate(&up, p, &ctog) || measure_rate(&down, p, &gtoc))
+        return -1;
     set_both(h->ctog_bdw, up);
     set_both(h->gtoc_bdw, down);
     tell(p, "  CPU to GPU %.2f GB/s, GPU to CPU %.2f GB/s", up / 1e9, down / 1e9);
@@ -361,8 +405,10 @@ static int measure_pass(double *rate, Profile *p, const Work *w, int *pieces) {
     int n = 0;
     while (n < *pieces && took < DISK_TIMES * p->size.seconds) {
         Event last = {0, 0};
-        for (int g = 0; g < AT_ONCE && n < *pieces; g++) last = post_copy(p, w, n++);
-        if (wait_for(p, last)) return -1;
+        for (int g = 0; g < AT_ONCE && n < *pieces; g++)
+            last = post_copy(p, w, n++);
+        if (wait_for(p, last))
+            return -1;
         took = now(p) - begin;
     }
     *rate = (double)n * piece(p) / fmax(took, 1e-9);
@@ -373,29 +419,36 @@ static int measure_pass(double *rate, Profile *p, const Work *w, int *pieces) {
 static int measure_disk(Hardware *h, Profile *p) {
     double read = NO_DISK, write = NO_DISK;
     int pieces = (int)(p->plan.offload_bytes / piece(p));
-    if (pieces && (measure_pass(&write, p, &ctod, &pieces) || measure_pass(&read, p, &dtoc, &pieces))) return -1;
+    if (pieces &&
+        (measure_pass(&write, p, &ctod, &pieces) || measure_pass(&read, p, &dtoc, &pieces)))
+        return -1;
     set_both(h->ctod_bdw, write);
     set_both(h->dtoc_bdw, read);
-    if (pieces) tell(p, "  write %.2f GB/s, read %.2f GB/s", write / 1e9, read / 1e9);
+    if (pieces)
+        tell(p, "  write %.2f GB/s, read %.2f GB/s", write / 1e9, read / 1e9);
     return 0;
 }
 
-/* Measures points as far as the profile's size goes, as long as the next one is expected to be quick enough; each twice,
- * since trouble comes in bursts. By rows and by tokens to attend to, a smaller op never takes longer than a larger one:
- * where it seems to, something else was at work. (A prompt of twice the tokens has twice the pairs for each.) */
+/* Measures points as far as the profile's size goes, as long as the next one is expected to be
+ * quick enough; each twice, since trouble comes in bursts. By rows and by tokens to attend to, a
+ * smaller op never takes longer than a larger one: where it seems to, something else was at work.
+ * (A prompt of twice the tokens has twice the pairs for each.) */
 static int measure_curve(Curve *c, Profile *p, const Work *w) {
     const bool by_rows = w == &linear;
     const int *sizes = by_rows ? row_sizes : token_sizes, n = by_rows ? NROW_SIZES : NTOKEN_SIZES;
     const int largest = by_rows ? p->size.rows : p->size.tokens;
     Samples all[MAX_POINTS] = {{.n = 0}};
     for (int i = 0; i < n && sizes[i] <= largest; i++) {
-        if (i && p->round_s * sizes[i] / sizes[i - 1] > POINT_TIMES * p->size.seconds) break;
-        if (sample(&all[i], p, w, i)) return -1;
+        if (i && p->round_s * sizes[i] / sizes[i - 1] > POINT_TIMES * p->size.seconds)
+            break;
+        if (sample(&all[i], p, w, i))
+            return -1;
         c->size[i] = sizes[i];
         c->n = i + 1;
     }
     for (int i = 0; i < c->n; i++) {
-        if (sample(&all[i], p, w, i)) return -1;
+        if (sample(&all[i], p, w, i))
+            return -1;
         c->rate[i] = median(all[i].rate, all[i].n);
     }
     for (int i = c->n - 2; i >= 0 && w != &prompts; i--)
@@ -405,15 +458,18 @@ static int measure_curve(Curve *c, Profile *p, const Work *w) {
     return 0;
 }
 
-/* Measures op_s and products. The single rates of Table 7 are those of the curves at the sizes of its experiments. */
+/* Measures op_s and products. The single rates of Table 7 are those of the curves at the sizes of
+ * its experiments. */
 static int measure_linear(Hardware *h, Profile *p) {
     enum { DECODE_ROWS = 16, PREFILL_ROWS = 1024 };
     const double act = type_bytes(p->plan.act_type);
     double op_rate;
-    if (measure_rate(&op_rate, p, &chain)) return -1;
+    if (measure_rate(&op_rate, p, &chain))
+        return -1;
     p->op_s = 1 / op_rate;
     h->op_s = p->op_s;
-    if (measure_curve(&h->mm_rows, p, &linear)) return -1;
+    if (measure_curve(&h->mm_rows, p, &linear))
+        return -1;
     h->mm_flops[0] = 2 * DECODE_ROWS / linear_seconds(h, false, DECODE_ROWS, 1, 1, act, false);
     h->mm_flops[1] = 2 * PREFILL_ROWS / linear_seconds(h, true, PREFILL_ROWS, 1, 1, act, false);
     return 0;
@@ -421,60 +477,72 @@ static int measure_linear(Hardware *h, Profile *p) {
 
 static int measure_attention(Hardware *h, Profile *p) {
     const double s = 512;
-    if (measure_curve(&h->bmm_tokens[1], p, &prompts) || measure_curve(&h->bmm_tokens[0], p, &on_gpu) ||
-        measure_curve(&h->cpu_tokens, p, &on_cpu))
+    if (measure_curve(&h->bmm_tokens[1], p, &prompts) ||
+        measure_curve(&h->bmm_tokens[0], p, &on_gpu) || measure_curve(&h->cpu_tokens, p, &on_cpu))
         return -1;
     h->bmm_flops[1] = 2 * s * (s + 1) / attend_prefill_seconds(h, 1, s, 1, 4);
     h->bmm_flops[0] = 4 * s / attend_seconds(h, false, false, 1, s, 1, false);
     set_both(h->cpu_flops, 4 * s / attend_seconds(h, true, false, 1, s, 1, false));
-    for (int i = 0; i < h->cpu_tokens.n; i++) h->cpu_bdw = fmax(h->cpu_bdw, h->cpu_tokens.rate[i]); /* a flop a byte */
+    for (int i = 0; i < h->cpu_tokens.n; i++)
+        h->cpu_bdw = fmax(h->cpu_bdw, h->cpu_tokens.rate[i]); /* a flop a byte */
     return 0;
 }
 
-/* Measures products and attention again with packed numbers; products on a GPU only as far as it takes packed weights as
- * they lie. */
+/* Measures products and attention again with packed numbers; products on a GPU only as far as it
+ * takes packed weights as they lie. */
 static int measure_packed(Hardware *h, Profile *p) {
     const int rows = p->size.rows;
     if (p->size.h1 % GROUP || p->size.h2 % GROUP || p->size.h1 / p->size.nh % 16)
         return 0; /* such a model is never packed */
     p->packed = true;
-    if (p->plan.act_type == F16) p->size.rows = imin(rows, PACKED_ROWS);
-    if (measure_curve(&h->mm_packed, p, &linear)) return -1;
+    if (p->plan.act_type == F16)
+        p->size.rows = imin(rows, PACKED_ROWS);
+    if (measure_curve(&h->mm_packed, p, &linear))
+        return -1;
     p->size.rows = rows;
-    if (measure_curve(&h->bmm_packed, p, &on_gpu) || measure_curve(&h->cpu_packed, p, &on_cpu)) return -1;
+    if (measure_curve(&h->bmm_packed, p, &on_gpu) || measure_curve(&h->cpu_packed, p, &on_cpu))
+        return -1;
     p->packed = false;
     return 0;
 }
 
-/* Measures the seconds by which products take longer, for each byte, while the weights of the next ones are copied beside
- * them. As in a layer, `each` rounds of products wait for the copy that was made beside those before. */
+/* Measures the seconds by which products take longer, for each byte, while the weights of the next
+ * ones are copied beside them. As in a layer, `each` rounds of products wait for the copy that was
+ * made beside those before. */
 static int sample_lost(double *lost, Profile *p, const Work *beside, int i, int copies, int each) {
     double alone, bytes = 0;
     Event last = {0, 0}, next = {0, 0};
-    if (sample_seconds(&alone, p, &linear, i, copies * each)) return -1;
+    if (sample_seconds(&alone, p, &linear, i, copies * each))
+        return -1;
     const double begin = now(p);
     for (int c = 0; c < copies; c++) {
         p->copied = next;
         next = post_copy(p, beside, c);
         bytes += (double)piece(p);
-        for (int r = 0; r < each; r++) last = post_linear(p, &linear, i);
+        for (int r = 0; r < each; r++)
+            last = post_linear(p, &linear, i);
     }
     p->copied = (Event){0, 0};
-    if (wait_for(p, last)) return -1;
+    if (wait_for(p, last))
+        return -1;
     *lost = (now(p) - begin - alone) / bytes;
     return wait_for(p, next);
 }
 
 /* Measures with so many products beside each copy that it alone would take half as long. */
-static int measure_lost(double *core_s, Profile *p, const Curve *rows, const Work *beside, double rate) {
+static int measure_lost(double *core_s, Profile *p, const Curve *rows, const Work *beside,
+                        double rate) {
     const double most = 2 * p->size.seconds, copy = piece(p) / rate, begin = now(p);
     double lost[PAIRS], t;
     int i = 0, n = 0;
-    while (i + 1 < rows->n && row_sizes[i] < CONTENTION_ROWS) i++;
-    if (sample_seconds(&t, p, &linear, i, 1)) return -1;
+    while (i + 1 < rows->n && row_sizes[i] < CONTENTION_ROWS)
+        i++;
+    if (sample_seconds(&t, p, &linear, i, 1))
+        return -1;
     const int each = imax(1, (int)ceil(2 * copy / t)), copies = imax(2, (int)(most / (each * t)));
     do {
-        if (sample_lost(&lost[n++], p, beside, i, copies, each)) return -1;
+        if (sample_lost(&lost[n++], p, beside, i, copies, each))
+            return -1;
     } while (n < PAIRS && now(p) - begin < 4 * PAIRS * most);
     *core_s = fmax(median(lost, n), 0);
     return 0;
@@ -484,10 +552,14 @@ static int measure_shared_cores(Hardware *h, Profile *p) {
     h->shared_cores = true;
     p->span = p->size.cold / 2;
     p->at = 0;
-    if (measure_lost(&h->copy_core_s, p, &h->mm_rows, &ctog, h->ctog_bdw[0])) return -1;
-    if (p->plan.offload_bytes && measure_lost(&h->disk_core_s, p, &h->mm_rows, &dtoc, h->dtoc_bdw[0])) return -1;
+    if (measure_lost(&h->copy_core_s, p, &h->mm_rows, &ctog, h->ctog_bdw[0]))
+        return -1;
+    if (p->plan.offload_bytes &&
+        measure_lost(&h->disk_core_s, p, &h->mm_rows, &dtoc, h->dtoc_bdw[0]))
+        return -1;
     p->span = p->size.cold;
-    tell(p, "  lost for a GB copied %.3f s, read from disk %.3f s", 1e9 * h->copy_core_s, 1e9 * h->disk_core_s);
+    tell(p, "  lost for a GB copied %.3f s, read from disk %.3f s", 1e9 * h->copy_core_s,
+         1e9 * h->disk_core_s);
     return 0;
 }
 
@@ -504,14 +576,15 @@ static int measure_all(Hardware *h, Profile *p) {
     const int n = sizeof parts / sizeof *parts - (p->plan.act_type != F32);
     for (int i = 0; i < n; i++) {
         tell(p, "measuring this machine: %s", parts[i].what);
-        if (parts[i].measure(h, p)) return -1;
+        if (parts[i].measure(h, p))
+            return -1;
     }
     return measure_rate(&h->gpu_bdw, p, &layernorm); /* the last: it overwrites weights */
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // How much is measured
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Halves the layer; each head keeps its size. */
 static void halve_layer(ProfileSize *s) {
@@ -520,46 +593,52 @@ static void halve_layer(ProfileSize *s) {
     s->nh /= 2;
 }
 
-/* Makes what is measured smaller until the plan of its memory fits. The cold memory is halved, and with it the products,
- * whose weights need half of it, and their rows, whose inputs and results need no more than all of it. */
+/* Makes what is measured smaller until the plan of its memory fits. The cold memory is halved, and
+ * with it the products, whose weights need half of it, and their rows, whose inputs and results
+ * need no more than all of it. */
 static int fit_memory(ProfileSize *s, int tiers, size_t room, Error *err) {
     enum { LEAST = 1 << 20 };
     for (;;) {
         Plan plan;
         plan_memory(&plan, s, F32);
         const size_t needs = tiers * plan.total[TIER_CPU];
-        if (needs <= room) return 0;
+        if (needs <= room)
+            return 0;
         s->cold = s->cold / 2 / 4096 * 4096;
-        while (2 * sizeof(f16) * s->h1 * widest(s) > s->cold && s->nh % 2 == 0) halve_layer(s);
+        while (2 * sizeof(f16) * s->h1 * widest(s) > s->cold && s->nh % 2 == 0)
+            halve_layer(s);
         while (2 * sizeof(float) * s->rows * widest(s) > s->cold && s->tokens > *token_sizes) {
             s->rows /= 2;
             s->tokens /= 2;
         }
         if (s->cold < LEAST || 2 * sizeof(f16) * s->h1 * widest(s) > s->cold)
-            return fail(
-                err, EXIT_USAGE,
-                "measuring this machine needs %.1f MiB of memory, and this process may have %.1f MiB; give it more, "
-                "or name a machine with --hardware",
-                needs / 1048576.0, room / 1048576.0);
+            return fail(err, EXIT_USAGE,
+                        "measuring this machine needs %.1f MiB of memory, and this process may "
+                        "have %.1f MiB; give it more, "
+                        "or name a machine with --hardware",
+                        needs / 1048576.0, room / 1048576.0);
     }
 }
 
-/* Returns so many bytes of cold memory, or more where half of it should be more than the last cache holds, so that going
- * round in it finds nothing there. */
+/* Returns so many bytes of cold memory, or more where half of it should be more than the last cache
+ * holds, so that going round in it finds nothing there. */
 static size_t cold_bytes(size_t least) {
     const size_t most = (size_t)1 << 30;
     long cache = 0;
 #ifdef _SC_LEVEL3_CACHE_SIZE
     cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
 #endif
-    if (cache <= 0 || 4 * (size_t)cache <= least) return least;
+    if (cache <= 0 || 4 * (size_t)cache <= least)
+        return least;
     return size_min(4 * (size_t)cache / 4096 * 4096, most);
 }
 
-/* Chooses the largest layer that is measured within a minute, or the model's own where that is smaller. On the host device
- * both upper tiers are memory of this process. */
-int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, size_t memory, Error *err) {
-    ProfileSize s = {.h1 = 2048, .h2 = 8192, .nh = 32, .nseq = 16, .rows = 1024, .tokens = 2048, .seconds = .1};
+/* Chooses the largest layer that is measured within a minute, or the model's own where that is
+ * smaller. On the host device both upper tiers are memory of this process. */
+int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, size_t memory,
+                 Error *err) {
+    ProfileSize s = {
+        .h1 = 2048, .h2 = 8192, .nh = 32, .nseq = 16, .rows = 1024, .tokens = 2048, .seconds = .1};
     s.disk = (size_t)256 << 20;
     if (gpu) {
         s.h1 *= 2;
@@ -579,28 +658,34 @@ int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, siz
 /* Makes the measurements smaller where the GPU has less room. */
 static void fit_gpu(ProfileSize *s, Gpu *gpu) {
     const Bytes room = gpu_left(gpu);
-    while (s->h1 > 512 && s->cold + (size_t)4 * s->rows * widest(s) + ((size_t)32 << 20) > room)
-        s->h1 /= 2, s->h2 /= 2, s->nh /= 2, s->cold /= 2;
+    while (s->h1 > 512 && s->cold + (size_t)4 * s->rows * widest(s) + ((size_t)32 << 20) > room) {
+        s->h1 /= 2;
+        s->h2 /= 2;
+        s->nh /= 2;
+        s->cold /= 2;
+    }
 }
 
-/* Returns the bytes of the file: all that is asked for, or half of what the disk has room for; at least something, unless
- * the disk is memory. */
+/* Returns the bytes of the file: all that is asked for, or half of what the disk has room for; at
+ * least something, unless the disk is memory. */
 static size_t disk_bytes(size_t asked, size_t capacity, bool memory) {
     const size_t bytes = size_min(capacity / 2, asked), least = size_min(asked, LEAST_DISK);
     return bytes < least && !memory ? least : bytes;
 }
 
-static void plan_profile(Profile *p, Type act, const char *offload_dir, const Bytes capacity[NTIERS]) {
+static void plan_profile(Profile *p, Type act, const char *offload_dir,
+                         const Bytes capacity[NTIERS]) {
     plan_memory(&p->plan, &p->size, act);
-    const int pieces = (int)(disk_bytes(p->size.disk, capacity[TIER_DISK], memory_holds(offload_dir)) / piece(p));
+    const int pieces =
+        (int)(disk_bytes(p->size.disk, capacity[TIER_DISK], memory_holds(offload_dir)) / piece(p));
     const int cols = (int)(piece(p) / sizeof(f16));
     add_region(&p->plan, (Wanted){RESTING_WEIGHTS, TIER_DISK, "file", "", F16, pieces, cols, 1});
     p->span = p->size.cold;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The device to measure on
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Fills a row with small numbers without an order, of which no sum overflows. */
 static void fill(Profile *p, Tensor row) {
@@ -618,14 +703,19 @@ static void fill(Profile *p, Tensor row) {
     free(half);
 }
 
-/* Fills the index tables of a point: its prompts and its sequences have the same number of tokens each. */
+/* Fills the index tables of a point: its prompts and its sequences have the same number of tokens
+ * each. */
 static void fill_tables(Profile *p, Tier tier, int i) {
     const int nstarts = starts_each(&p->size), npages = pages_each(&p->size), nseq = p->size.nseq;
     const Tensor all = table(p, tier, i, 0, nstarts + nseq + npages);
-    int32_t *start = xcalloc(all.cols, sizeof *start), *length = start + nstarts, *page = length + nseq;
-    for (int r = 0; r < nstarts; r++) start[r] = r * token_sizes[i];
-    for (int r = 0; r < nseq; r++) length[r] = token_sizes[i];
-    for (int r = 0; r < npages; r++) page[r] = r;
+    int32_t *start = xcalloc(all.cols, sizeof *start), *length = start + nstarts,
+            *page = length + nseq;
+    for (int r = 0; r < nstarts; r++)
+        start[r] = r * token_sizes[i];
+    for (int r = 0; r < nseq; r++)
+        length[r] = token_sizes[i];
+    for (int r = 0; r < npages; r++)
+        page[r] = r;
     p->device->upload(p->device, all, 0, start, all.cols);
     free(start);
 }
@@ -633,8 +723,10 @@ static void fill_tables(Profile *p, Tier tier, int i) {
 static void fill_memory(Profile *p) {
     static const RegionId numbers_in[] = {RESTING_WEIGHTS, HIDDEN, MLP};
     for (int t = TIER_GPU; t <= TIER_CPU; t++) {
-        for (int i = 0; i < 3; i++) fill(p, plan_view(&p->plan, numbers_in[i], t, 0, 0, 1));
-        for (int i = 0; i < NTOKEN_SIZES; i++) fill_tables(p, t, i);
+        for (int i = 0; i < 3; i++)
+            fill(p, plan_view(&p->plan, numbers_in[i], t, 0, 0, 1));
+        for (int i = 0; i < NTOKEN_SIZES; i++)
+            fill_tables(p, t, i);
     }
 }
 
@@ -647,11 +739,14 @@ static void processor(char *name, size_t size) {
     while (f && !name[0] && fgets(line, sizeof line, f))
         if (!strncmp(line, "model name", 10) && (colon = strchr(line, ':')))
             snprintf(name, size, "%s", colon + 1 + strspn(colon + 1, " \t"));
-    if (f) fclose(f);
-    if (!name[0]) snprintf(name, size, "%s", uname(&machine) ? "unknown processor" : machine.machine);
+    if (f)
+        fclose(f);
+    if (!name[0])
+        snprintf(name, size, "%s", uname(&machine) ? "unknown processor" : machine.machine);
     name[strcspn(name, "\n")] = 0;
     for (char *c = name; *c; c++)
-        if (*c < ' ' || *c > '~') *c = '?';
+        if (*c < ' ' || *c > '~')
+            *c = '?';
 }
 
 static void name_machine(char *name, size_t size, const Gpu *gpu, int threads) {
@@ -664,48 +759,55 @@ static void name_machine(char *name, size_t size, const Gpu *gpu, int threads) {
 }
 
 static void set_capacities(Hardware *h, const Bytes capacity[NTIERS]) {
-    for (int t = 0; t < NTIERS; t++) h->mem[t] = fmin(fmax((double)capacity[t], 1), 1e18);
+    for (int t = 0; t < NTIERS; t++)
+        h->mem[t] = fmin(fmax((double)capacity[t], 1), 1e18);
 }
 
 /* Measures at this size; with size->disk 0, without a disk. Otherwise like profile_measure. */
-static int measure_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
-                           const Bytes capacity[NTIERS], FILE *progress, Error *err) {
+static int measure_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu,
+                           const char *offload_dir, int threads, const Bytes capacity[NTIERS],
+                           FILE *progress, Error *err) {
     Profile *p = xcalloc(1, sizeof *p);
     Hardware measured = {.name = ""};
     threads = host_set_threads(threads);
     *p = (Profile){.size = *size, .progress = progress, .err = err};
-    if (gpu) fit_gpu(&p->size, gpu);
+    if (gpu)
+        fit_gpu(&p->size, gpu);
     plan_profile(p, gpu ? F16 : F32, offload_dir, capacity);
     name_machine(measured.name, MOST_NAME + 1, gpu, threads);
     set_capacities(&measured, capacity);
-    if (!p->plan.offload_bytes) measured.nmem = 1;
-    p->device =
-        gpu ? cuda_open(gpu, &p->plan, &p->none, offload_dir, err) : host_open(&p->plan, &p->none, offload_dir, err);
+    if (!p->plan.offload_bytes)
+        measured.nmem = 1;
+    p->device = gpu ? cuda_open(gpu, &p->plan, &p->none, offload_dir, err)
+                    : host_open(&p->plan, &p->none, offload_dir, err);
     int status = -1;
     if (p->device) {
         fill_memory(p);
         status = measure_all(&measured, p);
         p->device->close(p->device);
     }
-    if (!status) *hardware = measured;
+    if (!status)
+        *hardware = measured;
     free(p);
     return status;
 }
 
-int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
-                    const Bytes capacity[NTIERS], FILE *progress, Error *err) {
+int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir,
+                    int threads, const Bytes capacity[NTIERS], FILE *progress, Error *err) {
     ProfileSize without = *size;
     Error fault;
     without.disk = 0;
-    if (!measure_machine(hardware, size, gpu, offload_dir, threads, capacity, progress, &fault)) return 0;
-    if (measure_machine(hardware, &without, gpu, offload_dir, threads, capacity, progress, err)) return -1;
+    if (!measure_machine(hardware, size, gpu, offload_dir, threads, capacity, progress, &fault))
+        return 0;
+    if (measure_machine(hardware, &without, gpu, offload_dir, threads, capacity, progress, err))
+        return -1;
     fprintf(progress ? progress : stderr, "measured without a disk: %s\n", fault.text);
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // As a file
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 void profile_write(const Hardware *hardware, FILE *out) {
     char date[80];
@@ -724,51 +826,61 @@ static int cache_dir(char *dir, size_t size) {
     return n < (int)size ? n : 0;
 }
 
-void profile_path(char *path, size_t size, const ProfileSize *shapes, const Gpu *gpu, const char *offload_dir,
-                  int threads) {
+void profile_path(char *path, size_t size, const ProfileSize *shapes, const Gpu *gpu,
+                  const char *offload_dir, int threads) {
     char dir[4000], cpu[200], key[800];
     struct stat disk = {.st_dev = 0};
     struct statfs fs = {.f_type = 0};
     path[0] = 0;
-    if (!cache_dir(dir, sizeof dir) || stat(offload_dir, &disk) || statfs(offload_dir, &fs)) return;
+    if (!cache_dir(dir, sizeof dir) || stat(offload_dir, &disk) || statfs(offload_dir, &fs))
+        return;
     processor(cpu, sizeof cpu);
-    snprintf(key, sizeof key, "%d|%d|%d|%d|%d|%d|%zu|%s|%d|%s|%s|%llx|%llx", PROFILE_VERSION, shapes->h1, shapes->h2,
-             shapes->nh, shapes->rows, shapes->tokens, shapes->cold, cpu, host_set_threads(threads), host_isa(),
-             gpu ? gpu->name : "", (unsigned long long)disk.st_dev, (unsigned long long)fs.f_type);
+    snprintf(key, sizeof key, "%d|%d|%d|%d|%d|%d|%zu|%s|%d|%s|%s|%llx|%llx", PROFILE_VERSION,
+             shapes->h1, shapes->h2, shapes->nh, shapes->rows, shapes->tokens, shapes->cold, cpu,
+             host_set_threads(threads), host_isa(), gpu ? gpu->name : "",
+             (unsigned long long)disk.st_dev, (unsigned long long)fs.f_type);
     const uint64_t hash = hash_bytes(14695981039346656037u, key, strlen(key));
-    if (snprintf(path, size, "%s/flexgen/hardware-%016llx.json", dir, (unsigned long long)hash) >= (int)size) path[0] = 0;
+    if (snprintf(path, size, "%s/flexgen/hardware-%016llx.json", dir, (unsigned long long)hash) >=
+        (int)size)
+        path[0] = 0;
 }
 
-/* Makes the cache's directories, which mostly exist already. Returns 0, or why one of them cannot be made. */
+/* Makes the cache's directories, which mostly exist already. Returns 0, or why one of them cannot
+ * be made. */
 static int make_cache_dir(void) {
     char dir[4200];
-    if (!cache_dir(dir, sizeof dir - 10)) return ENOENT;
-    if (mkdir(dir, 0700) && errno != EEXIST) return errno;
+    if (!cache_dir(dir, sizeof dir - 10))
+        return ENOENT;
+    if (mkdir(dir, 0700) && errno != EEXIST)
+        return errno;
     return mkdir(strcat(dir, "/flexgen"), 0700) && errno != EEXIST ? errno : 0;
 }
 
 static int write_profile(const Hardware *hardware, const char *path, Error *err) {
     const int why = *path ? make_cache_dir() : ENOENT;
     if (why)
-        return fail(err, EXIT_FAILED, "cannot write %s: %s; name a directory", *path ? path : "$HOME/.cache/flexgen",
-                    strerror(why));
+        return fail(err, EXIT_FAILED, "cannot write %s: %s; name a directory",
+                    *path ? path : "$HOME/.cache/flexgen", strerror(why));
     FILE *f = output_open("cannot write", path, err);
-    if (f) profile_write(hardware, f);
+    if (f)
+        profile_write(hardware, f);
     return f ? output_close(f, "cannot write", path, err) : -1;
 }
 
-void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu, const char *offload_dir, int threads,
-                  FILE *progress) {
+void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu,
+                  const char *offload_dir, int threads, FILE *progress) {
     char path[4100];
     Error err;
-    if (hardware->dtoc_bdw[0] == NO_DISK) return; /* the disk may be back the next time */
+    if (hardware->dtoc_bdw[0] == NO_DISK)
+        return; /* the disk may be back the next time */
     profile_path(path, sizeof path, size, gpu, offload_dir, threads);
     if (write_profile(hardware, path, &err))
-        fprintf(progress ? progress : stderr, "the next run will measure again: %s (XDG_CACHE_HOME)\n", err.text);
+        fprintf(progress ? progress : stderr,
+                "the next run will measure again: %s (XDG_CACHE_HOME)\n", err.text);
 }
 
-int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir, int threads,
-                    const Bytes capacity[NTIERS], FILE *progress, Error *err) {
+int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir,
+                    int threads, const Bytes capacity[NTIERS], FILE *progress, Error *err) {
     char path[4100];
     Error damaged;
     profile_path(path, sizeof path, size, gpu, offload_dir, threads);
@@ -776,7 +888,8 @@ int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const
         set_capacities(hardware, capacity);
         return 0;
     }
-    if (profile_measure(hardware, size, gpu, offload_dir, threads, capacity, progress, err) != 0) return -1;
+    if (profile_measure(hardware, size, gpu, offload_dir, threads, capacity, progress, err) != 0)
+        return -1;
     profile_keep(hardware, size, gpu, offload_dir, threads, progress);
     return 0;
 }

@@ -1,28 +1,31 @@
-/* runtime.c: what this engine does with a task, as a linear program (section 4.3): the cost model `runtime`.
+/* runtime.c: what this engine does with a task, as a linear program (section 4.3): the cost model
+ * `runtime`.
  *
- * Appendix A.3 (policy.c) is the paper's machine. This is what schedule.c posts and hardware.c prices, by lanes: a row for
- * the seconds that each takes in a layer, in sweeps with a prefill and in the others, as the plan's walk through the task
- * counts them. Read next: search.c. */
+ * Appendix A.3 (policy.c) is the paper's machine. This is what schedule.c posts and hardware.c
+ * prices, by lanes: a row for the seconds that each takes in a layer, in sweeps with a prefill and
+ * in the others, as the plan's walk through the task counts them. Read next: search.c. */
 #include <math.h>
 
 #include "cost/cost.h"
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // What this engine does: one kind of sweep
 //
-// A sweep takes every batch in flight through every layer. Sweeps with a prefill (^p) and sweeps without one (^g) differ,
-// as the paper's two stages do, and each kind has two variables of time: the seconds of a layer, and those of the last
-// layer with the head behind it. As in A.3 a layer takes as long as the slowest of its lanes, and each lane has a row
+// A sweep takes every batch in flight through every layer. Sweeps with a prefill (^p) and sweeps
+// without one (^g) differ, as the paper's two stages do, and each kind has two variables of time:
+// the seconds of a layer, and those of the last layer with the head behind it. As in A.3 a layer
+// takes as long as the slowest of its lanes, and each lane has a row
 //     seconds that its work takes <= seconds of the layer.
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* What bounds a layer: the six channels of a machine (flexgen.h), and nine more rows. */
 enum {
-    CORES = CPU + 1, /* the cores on which a host device computes and copies; NET is no machine's own */
-    UNDER_WAY,       /* a batch's whole way through the layer, since only a few are under way at once */
-    STORING,         /* the same for the way of its new k and v */
-    QUEUED,          /* caches that cannot load while another batch is in prefill */
-    COMP_WITH_CTOG,  /* a link, the disk, a processor: two of them, when both are busy */
+    CORES =
+        CPU + 1, /* the cores on which a host device computes and copies; NET is no machine's own */
+    UNDER_WAY,   /* a batch's whole way through the layer, since only a few are under way at once */
+    STORING,     /* the same for the way of its new k and v */
+    QUEUED,      /* caches that cannot load while another batch is in prefill */
+    COMP_WITH_CTOG, /* a link, the disk, a processor: two of them, when both are busy */
     COMP_WITH_DTOC,
     CPU_WITH_CTOG,
     CPU_WITH_DTOC,
@@ -30,13 +33,16 @@ enum {
     NBOUNDS
 };
 static const char *const bound_name[2][NBOUNDS] = {
-    {"ctog^g", "gtoc^g", "dtoc^g", "ctod^g", "gpu^g", "cpu^g", "cores^g", "chain^g", "store^g", "queue^g",
-     "comp^g with ctog^g", "comp^g with dtoc^g", "cpu^g with ctog^g", "cpu^g with dtoc^g", "ctog^g with dtoc^g"},
-    {"ctog^p", "gtoc^p", "dtoc^p", "ctod^p", "gpu^p", "cpu^p", "cores^p", "chain^p", "store^p", "queue^p",
-     "comp^p with ctog^p", "comp^p with dtoc^p", "cpu^p with ctog^p", "cpu^p with dtoc^p", "ctog^p with dtoc^p"}};
+    {"ctog^g", "gtoc^g", "dtoc^g", "ctod^g", "gpu^g", "cpu^g", "cores^g", "chain^g", "store^g",
+     "queue^g", "comp^g with ctog^g", "comp^g with dtoc^g", "cpu^g with ctog^g",
+     "cpu^g with dtoc^g", "ctog^g with dtoc^g"},
+    {"ctog^p", "gtoc^p", "dtoc^p", "ctod^p", "gpu^p", "cpu^p", "cores^p", "chain^p", "store^p",
+     "queue^p", "comp^p with ctog^p", "comp^p with dtoc^p", "cpu^p with ctog^p",
+     "cpu^p with dtoc^p", "ctog^p with dtoc^p"}};
 const char *const memory_row[NTIERS] = {"GPU memory", "CPU memory", "disk space"};
 
-/* Seconds of each in one sweep: in a layer; in the last layer and the head, what they take more than a layer. */
+/* Seconds of each in one sweep: in a layer; in the last layer and the head, what they take more
+ * than a layer. */
 typedef struct {
     Sum layer[NBOUNDS], head[NBOUNDS];
 } Seconds;
@@ -46,61 +52,90 @@ typedef struct {
     const Hardware *hw;
     const OptConfig *config;
     const Plan *plan;
-    int phase;                            /* 0: ^g, 1: ^p */
-    bool delegated;                       /* the CPU attends to what is not on the GPU */
-    double ctog, gtoc, dtoc, ctod;        /* bytes/s */
-    double batches[2], rows[2];           /* that decode [0], that are in prefill [1]; their new tokens */
-    double K, all_rows;                   /* both together */
-    double prompts, len, past, last_rows; /* prompts and their length; tokens that a new one attends to; rows of the head */
+    int phase;                     /* 0: ^g, 1: ^p */
+    bool delegated;                /* the CPU attends to what is not on the GPU */
+    double ctog, gtoc, dtoc, ctod; /* bytes/s */
+    double batches[2], rows[2];    /* that decode [0], that are in prefill [1]; their new tokens */
+    double K, all_rows;            /* both together */
+    double prompts, len, past, last_rows; /* prompts and their length; tokens that a new one attends
+                                             to; rows of the head */
     double act, kv;                       /* bytes of one activation, of the K and V of one token */
     double v_read;                        /* the share of V that sparse attention reads; 1 */
-    double weights, on_disk;              /* of the weights as they rest and move; as they lie on the disk */
-    double hidden, fresh, cache;          /* of the hidden states; of new k and v; of the pages attended to */
-    double table, table_on_disk;          /* of the head's matrix */
+    double weights, on_disk; /* of the weights as they rest and move; as they lie on the disk */
+    double hidden, fresh,
+        cache; /* of the hidden states; of new k and v; of the pages attended to */
+    double table, table_on_disk; /* of the head's matrix */
 } Sweep;
 
-static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const Plan *plan, bool delegated, int phase) {
+static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const Plan *plan,
+                        bool delegated, int phase) {
     const Workload *w = &plan->work[phase];
     const double sweeps = fmax(w->sweeps, 1), page = plan->policy.page_tokens;
     const Tensor head = checkpoint->global[plan->head];
-    Sweep a = {.hw = hw, .config = &checkpoint->config, .plan = plan, .phase = phase, .delegated = delegated};
-    a.ctog = hw->ctog_bdw[phase], a.gtoc = hw->gtoc_bdw[phase], a.dtoc = hw->dtoc_bdw[phase], a.ctod = hw->ctod_bdw[phase];
-    a.batches[0] = w->decodes / sweeps, a.batches[1] = w->prefills / sweeps, a.K = a.batches[1] + a.batches[0];
-    a.rows[0] = w->steps / sweeps, a.rows[1] = w->prompt_rows / sweeps, a.all_rows = a.rows[1] + a.rows[0];
-    a.prompts = w->prompts / sweeps, a.last_rows = w->last_rows / sweeps, a.past = w->steps > 0 ? w->past / w->steps : 0;
-    a.len = w->prompts > 0 ? (sqrt(1 + 8 * w->pairs / w->prompts) - 1) / 2 : 0; /* len (len + 1) / 2 = pairs of a prompt */
-    a.act = type_bytes(plan->act_type), a.kv = 2.0 * plan->kv_row;
+    Sweep a = {.hw = hw,
+               .config = &checkpoint->config,
+               .plan = plan,
+               .phase = phase,
+               .delegated = delegated};
+    a.ctog = hw->ctog_bdw[phase];
+    a.gtoc = hw->gtoc_bdw[phase];
+    a.dtoc = hw->dtoc_bdw[phase];
+    a.ctod = hw->ctod_bdw[phase];
+    a.batches[0] = w->decodes / sweeps;
+    a.batches[1] = w->prefills / sweeps;
+    a.K = a.batches[1] + a.batches[0];
+    a.rows[0] = w->steps / sweeps;
+    a.rows[1] = w->prompt_rows / sweeps;
+    a.all_rows = a.rows[1] + a.rows[0];
+    a.prompts = w->prompts / sweeps;
+    a.last_rows = w->last_rows / sweeps;
+    a.past = w->steps > 0 ? w->past / w->steps : 0;
+    a.len = w->prompts > 0 ? (sqrt(1 + 8 * w->pairs / w->prompts) - 1) / 2
+                           : 0; /* len (len + 1) / 2 = pairs of a prompt */
+    a.act = type_bytes(plan->act_type);
+    a.kv = 2.0 * plan->kv_row;
     a.v_read = is_sparse(&plan->policy) ? plan->policy.sparsity : 1;
     a.weights = (double)plan_layer_bytes(plan);
-    for (int r = 0; r < NROLES; r++) a.on_disk += (double)tensor_span(checkpoint->layer[0][r]);
-    if (copied_to_disk(plan, checkpoint)) a.on_disk = a.weights;
-    a.hidden = a.act * a.config->h1 * a.all_rows, a.fresh = a.kv * a.all_rows;
-    /* past counts the new token, which is not loaded; pages move whole, and on average half of the last one is empty */
+    for (int r = 0; r < NROLES; r++)
+        a.on_disk += (double)tensor_span(checkpoint->layer[0][r]);
+    if (copied_to_disk(plan, checkpoint))
+        a.on_disk = a.weights;
+    a.hidden = a.act * a.config->h1 * a.all_rows;
+    a.fresh = a.kv * a.all_rows;
+    /* past counts the new token, which is not loaded; pages move whole, and on average half of the
+     * last one is empty */
     a.cache = a.kv * a.rows[0] * (a.past - 1 + page / 2);
-    a.table = 2.0 * head.rows * head.cols, a.table_on_disk = (double)type_bytes(head.type) * head.rows * head.cols;
+    a.table = 2.0 * head.rows * head.cols;
+    a.table_on_disk = (double)type_bytes(head.type) * head.rows * head.cols;
     return a;
 }
 
 /* w, c, h of what is not on the GPU: weights, cache, activations. */
-static Sum off_gpu(double w, double c, double h) { return (Sum){.wc = w, .wd = w, .cc = c, .cd = c, .hc = h, .hd = h}; }
+static Sum off_gpu(double w, double c, double h) {
+    return (Sum){.wc = w, .wd = w, .cc = c, .cd = c, .hc = h, .hd = h};
+}
 
-// ---------------------------------------------------------------------------------------------------------------
-// The links, by the calls of Figure 4: the bytes of each call over the bandwidth of its link. Every op takes op_s besides;
-// weights cross in K parts, one beside each batch, and the K batches' caches and hidden states one by one
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
+// The links, by the calls of Figure 4: the bytes of each call over the bandwidth of its link. Every
+// op takes op_s besides; weights cross in K parts, one beside each batch, and the K batches' caches
+// and hidden states one by one
+// -------------------------------------------------------------------------------------------------
 
 static void link_rows(Seconds *t, const Sweep *a) {
-    const double numbers = a->delegated ? a->config->h1 * a->rows[0] : 0, queries = sizeof(f16) * numbers;
+    const double numbers = a->delegated ? a->config->h1 * a->rows[0] : 0,
+                 queries = sizeof(f16) * numbers;
     const double results = a->act * numbers, op = a->hw->op_s, each = a->K * op;
-    /* ctog = load_weight (wc + wd) weights + load_cache (cc + cd) cache + load_activation (hc + hd) hidden. The CPU's
-     * attention sends its results up in place of the cache. */
-    t->layer[CTOG] =
-        off_gpu(a->weights / a->ctog + each, (a->delegated ? results : a->cache) / a->ctog + a->batches[0] * op,
-                a->hidden / a->ctog + each);
-    /* gtoc = store_cache (cc + cd) fresh + store_activation (hc + hd) hidden, and the queries of the CPU's attention. */
-    t->layer[GTOC] = off_gpu(0, a->fresh / a->gtoc + each + queries / a->gtoc, a->hidden / a->gtoc + each);
-    /* dtoc = load_weight wd weights + load_cache cd cache + load_activation hd hidden. Of V, half of the cache, sparse
-     * attention reads a share. */
+    /* ctog = load_weight (wc + wd) weights + load_cache (cc + cd) cache + load_activation (hc + hd)
+     * hidden. The CPU's attention sends its results up in place of the cache. */
+    t->layer[CTOG] = off_gpu(a->weights / a->ctog + each,
+                             (a->delegated ? results : a->cache) / a->ctog + a->batches[0] * op,
+                             a->hidden / a->ctog + each);
+    /* gtoc = store_cache (cc + cd) fresh + store_activation (hc + hd) hidden, and the queries of
+     * the CPU's attention. */
+    t->layer[GTOC] =
+        off_gpu(0, a->fresh / a->gtoc + each + queries / a->gtoc, a->hidden / a->gtoc + each);
+    /* dtoc = load_weight wd weights + load_cache cd cache + load_activation hd hidden. Of V, half
+     * of the cache, sparse attention reads a share. */
     t->layer[DTOC] = (Sum){.wd = a->on_disk / a->dtoc + each,
                            .cd = a->cache * (1 + a->v_read) / 2 / a->dtoc,
                            .hd = a->hidden / a->dtoc + each};
@@ -108,22 +143,26 @@ static void link_rows(Seconds *t, const Sweep *a) {
     t->layer[CTOD] = (Sum){.cd = a->fresh / a->ctod + each, .hd = a->hidden / a->ctod + each};
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The processors
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* Whether the batches in prefill, or those that decode, multiply with packed weights as they lie. */
+/* Whether the batches in prefill, or those that decode, multiply with packed weights as they lie.
+ */
 static bool takes_packed_weights(const Sweep *a, bool prefill) {
-    return a->plan->policy.weight_packed && a->rows[prefill] <= a->batches[prefill] * a->plan->packed_rows;
+    return a->plan->policy.weight_packed &&
+           a->rows[prefill] <= a->batches[prefill] * a->plan->packed_rows;
 }
 
-/* The four products of a layer, for the batches in prefill or those that decode. The rows of a batch go through in pieces;
- * beside the products of a piece its k and v are put away. */
+/* The four products of a layer, for the batches in prefill or those that decode. The rows of a
+ * batch go through in pieces; beside the products of a piece its k and v are put away. */
 static double products(const Sweep *a, bool prefill) {
     const double h1 = a->config->h1, h2 = a->config->h2, batches = a->batches[prefill];
     const Hardware *h = a->hw;
-    if (batches <= 0) return 0;
-    const double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->piece_rows), m = each / pieces;
+    if (batches <= 0)
+        return 0;
+    const double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->piece_rows),
+                 m = each / pieces;
     const bool packed = takes_packed_weights(a, prefill);
     const double qkv = linear_seconds(h, a->phase, m, 3 * h1, h1, a->act, packed);
     const double out = linear_seconds(h, a->phase, m, h1, h1, a->act, packed);
@@ -132,141 +171,180 @@ static double products(const Sweep *a, bool prefill) {
     return batches * pieces * (qkv + out + (mlp_1 + mlp_2) + (4 + 1) * h->op_s);
 }
 
-/* What the GPU does for these batches wherever the cache is: products, two layernorms, which each read and write the hidden
- * state, and attention within prompts. */
+/* What the GPU does for these batches wherever the cache is: products, two layernorms, which each
+ * read and write the hidden state, and attention within prompts. */
 static double gpu_seconds(const Sweep *a, bool prefill) {
     const double h1 = a->config->h1, batches = a->batches[prefill];
-    double norms = memory_seconds(4 * a->act * h1 * a->rows[prefill], a->hw->gpu_bdw) + 2 * batches * a->hw->op_s;
-    double attention = prefill && batches > 0 ? attend_prefill_seconds(a->hw, a->prompts, a->len, h1, a->act) : 0;
+    double norms = memory_seconds(4 * a->act * h1 * a->rows[prefill], a->hw->gpu_bdw) +
+                   2 * batches * a->hw->op_s;
+    double attention =
+        prefill && batches > 0 ? attend_prefill_seconds(a->hw, a->prompts, a->len, h1, a->act) : 0;
     return products(a, prefill) + norms + attention;
 }
 
 /* The layer's six matrices are unpacked where some batch's products want F16. */
 static double unpacking_seconds(const Sweep *a) {
-    if (!a->plan->policy.weight_packed || (takes_packed_weights(a, false) && takes_packed_weights(a, true))) return 0;
-    return memory_seconds(a->weights + a->plan->region[UNPACKED_WEIGHTS][TIER_GPU].bytes, a->hw->gpu_bdw) + 6 * a->hw->op_s;
+    if (!a->plan->policy.weight_packed ||
+        (takes_packed_weights(a, false) && takes_packed_weights(a, true)))
+        return 0;
+    return memory_seconds(a->weights + a->plan->region[UNPACKED_WEIGHTS][TIER_GPU].bytes,
+                          a->hw->gpu_bdw) +
+           6 * a->hw->op_s;
 }
 
-/* Attention of new tokens to the whole cache, on either side. It reads K, and of V the share that it wants. */
+/* Attention of new tokens to the whole cache, on either side. It reads K, and of V the share that
+ * it wants. */
 static double attend_cache(const Sweep *a, bool on_cpu) {
-    if (a->rows[0] <= 0) return 0;
+    if (a->rows[0] <= 0)
+        return 0;
     bool packed = a->plan->policy.cache_packed;
-    return attend_seconds(a->hw, on_cpu, a->phase, a->rows[0], a->past, a->config->h1, packed) * (1 + a->v_read) / 2;
+    return attend_seconds(a->hw, on_cpu, a->phase, a->rows[0], a->past, a->config->h1, packed) *
+           (1 + a->v_read) / 2;
 }
 
 static void processor_rows(Seconds *t, const Sweep *a) {
     const double ops = a->batches[0] * a->hw->op_s, gpu_bdw = a->hw->gpu_bdw;
     const double on_gpu = attend_cache(a, false) + ops, on_cpu = attend_cache(a, true) + ops;
     const double made = 4 * a->config->h1 * a->all_rows; /* bytes of new k and v, which are F16 */
-    const double packing = a->plan->policy.cache_packed ? memory_seconds(made + a->fresh, gpu_bdw) + a->hw->op_s : 0;
+    const double packing =
+        a->plan->policy.cache_packed ? memory_seconds(made + a->fresh, gpu_bdw) + a->hw->op_s : 0;
     Sum *gpu = &t->layer[GPU], *cpu = &t->layer[CPU];
-    /* gpu = what is done for all batches + cg (attention + new k and v to their pages) + (cc + cd) new k and v packed, and
-     * where the CPU does not attend (cc + cd) (attention + new k and v of decoding batches to the pages that have been
-     * loaded) */
+    /* gpu = what is done for all batches + cg (attention + new k and v to their pages) + (cc + cd)
+     * new k and v packed, and where the CPU does not attend (cc + cd) (attention + new k and v of
+     * decoding batches to the pages that have been loaded) */
     gpu->one = gpu_seconds(a, true) + gpu_seconds(a, false) + unpacking_seconds(a);
     gpu->cg = on_gpu + memory_seconds(made, gpu_bdw);
-    gpu->cc = gpu->cd = packing + (a->delegated ? 0 : on_gpu + memory_seconds(a->kv * a->rows[0], gpu_bdw));
+    gpu->cc = gpu->cd =
+        packing + (a->delegated ? 0 : on_gpu + memory_seconds(a->kv * a->rows[0], gpu_bdw));
     /* cpu = (cc + cd) attention where it attends, + cc (new k and v to their pages) */
     cpu->cc = cpu->cd = a->delegated ? on_cpu : 0;
     cpu->cc += memory_seconds(a->fresh, a->hw->cpu_bdw) + a->K * a->hw->op_s;
 }
 
-/* What the last layer and the head take more than a layer. Layer 0 loads no hidden states of `rows`, but the head those of
- * `last_rows`, mostly one of each sequence. The table of tokens streams like a layer when it is not on the GPU, and the
- * rows of new tokens are gathered where it rests. The GPU embeds (ids, then hidden states, each read and written), and for
- * every batch of the head normalizes, multiplies with the table and chooses; where the CPU chooses, the logits go down. */
+/* What the last layer and the head take more than a layer. Layer 0 loads no hidden states of
+ * `rows`, but the head those of `last_rows`, mostly one of each sequence. The table of tokens
+ * streams like a layer when it is not on the GPU, and the rows of new tokens are gathered where it
+ * rests. The GPU embeds (ids, then hidden states, each read and written), and for every batch of
+ * the head normalizes, multiplies with the table and chooses; where the CPU chooses, the logits go
+ * down. */
 static void head_seconds(Seconds *t, const Sweep *a) {
     const OptConfig *c = a->config;
     const Hardware *h = a->hw;
     const Tier home = a->plan->policy.table_home;
-    const double less = a->act * c->h1 * (a->last_rows - a->all_rows), ids = 2.0 * c->embed * a->all_rows;
+    const double less = a->act * c->h1 * (a->last_rows - a->all_rows),
+                 ids = 2.0 * c->embed * a->all_rows;
     Sum *of = t->head;
     of[CTOG] = off_gpu(0, 0, less / a->ctog);
     of[GTOC] = off_gpu(0, 0, less / a->gtoc);
-    of[DTOC].hd = less / a->dtoc, of[CTOD].hd = less / a->ctod;
-    if (home != TIER_GPU) of[CTOG].one = (a->table + a->act * c->embed * a->all_rows) / a->ctog;
-    if (home == TIER_DISK) of[DTOC].one = (a->table_on_disk + ids) / a->dtoc;
-    if (home == TIER_CPU) of[CPU].one = memory_seconds(ids, h->cpu_bdw);
+    of[DTOC].hd = less / a->dtoc;
+    of[CTOD].hd = less / a->ctod;
+    if (home != TIER_GPU)
+        of[CTOG].one = (a->table + a->act * c->embed * a->all_rows) / a->ctog;
+    if (home == TIER_DISK)
+        of[DTOC].one = (a->table_on_disk + ids) / a->dtoc;
+    if (home == TIER_CPU)
+        of[CPU].one = memory_seconds(ids, h->cpu_bdw);
     const double embed = (ids + a->hidden) * 2, norm = 2 * a->act * c->h1 * a->last_rows,
                  choose = 4.0 * c->vocab * a->last_rows;
-    const double logits = linear_seconds(h, a->phase, a->last_rows / a->K, c->vocab, c->embed, a->act, false);
+    const double logits =
+        linear_seconds(h, a->phase, a->last_rows / a->K, c->vocab, c->embed, a->act, false);
     const bool down = a->plan->chooser == TIER_CPU;
     enum { HEAD_OPS = 6 }; /* token and position rows, two projections, norm, choice */
-    of[GPU].one = a->K * (logits + HEAD_OPS * h->op_s) + memory_seconds(embed + norm + (down ? 0 : choose), h->gpu_bdw);
-    if (down) of[GTOC].one = choose / a->gtoc, of[CPU].one += memory_seconds(choose, h->cpu_bdw);
+    of[GPU].one = a->K * (logits + HEAD_OPS * h->op_s) +
+                  memory_seconds(embed + norm + (down ? 0 : choose), h->gpu_bdw);
+    if (down) {
+        of[GTOC].one = choose / a->gtoc;
+        of[CPU].one += memory_seconds(choose, h->cpu_bdw);
+    }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // What perfect overlap leaves out
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* There are nws rotating workspaces, so at most nws batches are on their way through a layer at once. If K batches take t
- * seconds each from lane to lane, a layer takes at least K t / min(K, nws). In sweeps with a prefill only the batches in
- * prefill are counted: their way is by far the longest.
- *     chain = GPU's work + (hc + hd) hidden up and down + hd hidden from and to the disk, and in generation
- *             + attention wherever the cache is; and if the CPU attends, + (cc + cd) (q, k and v down, o up) for that, of
+/* There are nws rotating workspaces, so at most nws batches are on their way through a layer at
+ * once. If K batches take t seconds each from lane to lane, a layer takes at least K t / min(K,
+ * nws). In sweeps with a prefill only the batches in prefill are counted: their way is by far the
+ * longest.
+ *     chain = GPU's work + (hc + hd) hidden up and down + hd hidden from and to the disk, and in
+ *       generation
+ *             + attention wherever the cache is; and if the CPU attends, + (cc + cd) (q, k and v
+ *               down, o up) for that, of
  *             4 ops: down, append, attend, up
  *     store = a quarter of the GPU's work + (cc + cd) fresh down + cd fresh to the disk
  * The quarter is for q, k and v, which are 3 h1^2 of a layer's 12 h1^2. */
 static void under_way_rows(Seconds *t, const Sweep *a) {
     const bool prefill = a->batches[1] > 0;
-    const double K = a->batches[prefill], rows = a->rows[prefill], hidden = a->act * a->config->h1 * rows;
-    const double most = a->plan->policy.synchronize ? 1 : a->plan->nws, under_way = fmax(1, fmin(K, most));
+    const double K = a->batches[prefill], rows = a->rows[prefill],
+                 hidden = a->act * a->config->h1 * rows;
+    const double most = a->plan->policy.synchronize ? 1 : a->plan->nws,
+                 under_way = fmax(1, fmin(K, most));
     const double fresh = a->kv * rows, gpu = gpu_seconds(a, prefill);
-    const double trip = (sizeof(f16) * a->config->h1 * rows + fresh) / a->gtoc + hidden / a->ctog + 4 * K * a->hw->op_s;
+    const double trip = (sizeof(f16) * a->config->h1 * rows + fresh) / a->gtoc + hidden / a->ctog +
+                        4 * K * a->hw->op_s;
     const double attend = prefill ? 0 : attend_cache(a, a->delegated);
-    Sum chain = off_gpu(0, attend + (a->delegated && !prefill ? trip : 0), hidden / a->ctog + hidden / a->gtoc);
-    chain.one = gpu, chain.cg = a->delegated ? 0 : attend;
+    Sum chain = off_gpu(0, attend + (a->delegated && !prefill ? trip : 0),
+                        hidden / a->ctog + hidden / a->gtoc);
+    chain.one = gpu;
+    chain.cg = a->delegated ? 0 : attend;
     chain.hd += hidden / a->dtoc + hidden / a->ctod;
     Sum store = off_gpu(0, fresh / a->gtoc, 0);
-    store.one = gpu / 4, store.cd += fresh / a->ctod;
+    store.one = gpu / 4;
+    store.cd += fresh / a->ctod;
     sum_add(&t->layer[UNDER_WAY], 1 / under_way, chain);
     sum_add(&t->layer[STORING], 1 / under_way, store);
 }
 
-/* queue: load_cache(j, k + 1) runs one batch ahead. While one batch is in prefill, the caches of the batch before it and of
- * the one behind it can be on their way; those of the other decoding batches come after its GPU work: they are loaded, or
- * the CPU attends to them. */
+/* queue: load_cache(j, k + 1) runs one batch ahead. While one batch is in prefill, the caches of
+ * the batch before it and of the one behind it can be on their way; those of the other decoding
+ * batches come after its GPU work: they are loaded, or the CPU attends to them. */
 static void queue_row(Seconds *t, const Sweep *a) {
     enum { BESIDE_PREFILL = 2 };
-    if (a->batches[1] <= 0 || a->rows[0] <= 0) return;
+    if (a->batches[1] <= 0 || a->rows[0] <= 0)
+        return;
     const double behind = fmax(0, a->batches[0] - BESIDE_PREFILL) / fmax(1, a->batches[0]);
-    const double caches = a->delegated ? attend_cache(a, true) : a->kv * a->rows[0] * a->past / a->ctog;
+    const double caches =
+        a->delegated ? attend_cache(a, true) : a->kv * a->rows[0] * a->past / a->ctog;
     t->layer[QUEUED] = off_gpu(0, behind * caches, 0);
     t->layer[QUEUED].one = gpu_seconds(a, true);
 }
 
-/* When two lanes are equally busy, each sometimes waits for the other. 6% is an allowance, not derived; without it the
- * model would prefer placements whose two slowest lanes are equal to the last percent. */
+/* When two lanes are equally busy, each sometimes waits for the other. 6% is an allowance, not
+ * derived; without it the model would prefer placements whose two slowest lanes are equal to the
+ * last percent. */
 static const double HELD_UP = 1.06;
 
-/* Rows that are made of others: cores = gpu + cpu + copies; one lane with another = HELD_UP (one + other) / 2. Without
- * overlap everything adds up. */
+/* Rows that are made of others: cores = gpu + cpu + copies; one lane with another = HELD_UP (one +
+ * other) / 2. Without overlap everything adds up. */
 static void joint_rows(Sum *of, const Sweep *a) {
     Sum all = {.one = 0};
-    for (int c = CTOG; c <= CPU; c++) sum_add(&all, 1, of[c]);
+    for (int c = CTOG; c <= CPU; c++)
+        sum_add(&all, 1, of[c]);
     for (int c = CPU; c >= CTOG && a->hw->shared_cores; c--)
         sum_add(&of[CORES], c <= CTOD ? link_cores(a->hw, (Channel)c, a->phase) : 1, of[c]);
-    if (!a->plan->policy.overlap) of[UNDER_WAY] = all;
+    if (!a->plan->policy.overlap)
+        of[UNDER_WAY] = all;
     const int comp = a->hw->shared_cores ? CORES : GPU,
               pair[][2] = {{CTOG, comp}, {DTOC, comp}, {CTOG, CPU}, {DTOC, CPU}, {CTOG, DTOC}};
     for (int r = COMP_WITH_CTOG; r <= CTOG_WITH_DTOC; r++)
-        for (int one = 0; one < 2; one++) sum_add(&of[r], HELD_UP / 2, of[pair[r - COMP_WITH_CTOG][one]]);
+        for (int one = 0; one < 2; one++)
+            sum_add(&of[r], HELD_UP / 2, of[pair[r - COMP_WITH_CTOG][one]]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The LP
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Whether some placement makes it more than 0. */
 static bool is_positive(const Sum *sum) {
     for (int f = 0; f <= NFRACTIONS; f++)
-        if (sum->at[f] > 0) return true;
+        if (sum->at[f] > 0)
+            return true;
     return false;
 }
 
-/* Of placements that are equally fast, that which moves least: a second of a lane that others hide costs a little, beside a
- * second that passes. */
+/* Of placements that are equally fast, that which moves least: a second of a lane that others hide
+ * costs a little, beside a second that passes. */
 static const double PRICE_OF_IDLE = .02;
 
 static void sweep_rows(Lp *lp, const Sweep *a) {
@@ -277,103 +355,135 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
     head_seconds(&t, a);
     under_way_rows(&t, a);
     queue_row(&t, a);
-    joint_rows(t.layer, a), joint_rows(t.head, a);
+    joint_rows(t.layer, a);
+    joint_rows(t.head, a);
     for (int r = 0; r < NBOUNDS; r++) {
         const char *name = bound_name[a->phase][r];
-        if (a->hw->shared_cores && (r == GPU || r == CPU)) continue; /* CORES has both */
-        if (is_positive(&t.layer[r])) latency_row(lp, name, layer, t.layer[r], 1);
+        if (a->hw->shared_cores && (r == GPU || r == CPU))
+            continue; /* CORES has both */
+        if (is_positive(&t.layer[r]))
+            latency_row(lp, name, layer, t.layer[r], 1);
         Sum both = t.layer[r];
         sum_add(&both, 1, t.head[r]);
-        if (r <= UNDER_WAY && is_positive(&t.head[r])) latency_row(lp, name, last, both, 1);
+        if (r <= UNDER_WAY && is_positive(&t.head[r]))
+            latency_row(lp, name, last, both, 1);
     }
     for (int c = CTOG; c <= CPU; c++)
-        for (int f = 0; c != GPU && f < NFRACTIONS; f++) lp->c[f] += PRICE_OF_IDLE * lp->c[layer] * t.layer[c].at[f];
+        for (int f = 0; c != GPU && f < NFRACTIONS; f++)
+            lp->c[f] += PRICE_OF_IDLE * lp->c[layer] * t.layer[c].at[f];
     LpRow *row = lp_row(lp, "last layer", false, 0); /* no shorter than the others */
-    row->a[layer] = 1, row->a[last] = -1;
+    row->a[layer] = 1;
+    row->a[last] = -1;
 }
 
 // clang-format off
-/* What the plan holds on each tier, in bytes. It is linear between the corners of placement, but for the padding of
- * regions; so the rows start from the plan that has everything on the CPU tier, and say what a share takes elsewhere:
- *     GPU    wg weights + cg cache + hg states + (wc + wd) 2 layers + (cc + cd) 2 batches' pages + (hc + hd) x
+/* What the plan holds on each tier, in bytes. It is linear between the corners of placement, but
+ * for the padding of regions; so the rows start from the plan that has everything on the CPU tier,
+ * and say what a share takes elsewhere:
+ *     GPU    wg weights + cg cache + hg states + (wc + wd) 2 layers + (cc + cd) 2 batches' pages +
+ *            (hc + hd) x
  *            + (cc + cd) new k and v, packed
- *     CPU    wc weights + cc cache + hc states + (cc + cd) new k and v + wd 2 layers + cd 2 batches' pages
+ *     CPU    wc weights + cc cache + hc states + (cc + cd) new k and v + wd 2 layers + cd 2
+ *            batches' pages
  *            + hd 4 batches' states
- *     disk   wd weights + cd cache + hd states
- * What is loaded takes two slots in turn, and states on their way to the disk two more; x and the new k and v are
- * workspaces. With delegation no pages go to the GPU, and queries and results have workspaces on the CPU. */
+ *     disk   wd weights + cd cache + hd states What is loaded takes two slots in turn, and states
+ * on their way to the disk two more; x and the new k and v are workspaces. With delegation no pages
+ * go to the GPU, and queries and results have workspaces on the CPU. */
 // clang-format on
 static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
     const Plan *p = a->plan;
-    const double l = a->config->l, state = a->config->h1 * a->act, page = p->policy.page_tokens * a->kv;
-    const double weights = a->weights * l, cache = flight_count(&p->policy) * p->npages[TIER_CPU] * page * l,
+    const double l = a->config->l, state = a->config->h1 * a->act,
+                 page = p->policy.page_tokens * a->kv;
+    const double weights = a->weights * l,
+                 cache = flight_count(&p->policy) * p->npages[TIER_CPU] * page * l,
                  rows = p->max_rows;
-    const double two_layers = 2 * a->weights, two_pages = 2 * p->staged_pages[0] * page, four_states = 4 * rows * state;
-    const double x = p->nws * rows * state, new_kv = p->turns * (double)imin(p->off_rows, p->piece_rows) * a->kv;
+    const double two_layers = 2 * a->weights, two_pages = 2 * p->staged_pages[0] * page,
+                 four_states = 4 * rows * state;
+    const double x = p->nws * rows * state,
+                 new_kv = p->turns * (double)imin(p->off_rows, p->piece_rows) * a->kv;
     const double q_and_o = p->turns * (double)p->off_seqs * (sizeof(f16) * a->config->h1 + state);
     double states = 0;
-    for (int k = 0; k < p->batches; k++) states += p->act_rows[TIER_CPU][k] * state;
+    for (int k = 0; k < p->batches; k++)
+        states += p->act_rows[TIER_CPU][k] * state;
     Sum tier[NTIERS] = {{.wg = weights, .cg = cache, .hg = states},
                         {.wc = weights, .cc = cache, .hc = states},
                         {.wd = weights, .cd = cache, .hd = states}};
     sum_add(&tier[TIER_GPU], 1, off_gpu(two_layers, two_pages, x));
     sum_add(&tier[TIER_CPU], 1, off_gpu(0, new_kv, 0));
-    if (p->policy.cache_packed) sum_add(&tier[TIER_GPU], 1, off_gpu(0, new_kv, 0)); /* from where they come down, packed */
+    if (p->policy.cache_packed)
+        sum_add(&tier[TIER_GPU], 1, off_gpu(0, new_kv, 0)); /* from where they come down, packed */
     sum_add(&tier[TIER_CPU], 1, (Sum){.wd = two_layers, .cd = two_pages, .hd = four_states});
-    for (int t = 0; t < NTIERS; t++) tier[t].one = (double)p->total[t] - tier[t].wc - tier[t].cc - tier[t].hc;
+    for (int t = 0; t < NTIERS; t++)
+        tier[t].one = (double)p->total[t] - tier[t].wc - tier[t].cc - tier[t].hc;
     if (a->delegated) {
         sum_add(&tier[TIER_GPU], -1, off_gpu(0, two_pages, 0));
         sum_add(&tier[TIER_CPU], 1, off_gpu(0, q_and_o, 0));
     }
-    for (int t = 0; t < NTIERS; t++) peak_row(lp, memory_row[t], tier[t], capacity[t]);
+    for (int t = 0; t < NTIERS; t++)
+        peak_row(lp, memory_row[t], tier[t], capacity[t]);
 }
 
-void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan, bool delegated,
-                const double capacity[NTIERS]) {
+void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan,
+                bool delegated, const double capacity[NTIERS]) {
     *lp = (Lp){.n = RUNTIME_VARS};
     for (int phase = 0; phase < 2; phase++) {
         const Sweep a = mean_sweep(hardware, checkpoint, plan, delegated, phase);
         lp->c[LAYER_S + phase] = plan->work[phase].sweeps * (a.config->l - 1);
         lp->c[LAST_S + phase] = plan->work[phase].sweeps;
-        if (plan->work[phase].sweeps > 0) sweep_rows(lp, &a);
-        if (phase) memory_rows(lp, &a, capacity);
+        if (plan->work[phase].sweeps > 0)
+            sweep_rows(lp, &a);
+        if (phase)
+            memory_rows(lp, &a, capacity);
     }
     sum_rows(lp);
 }
 
 void runtime_sweeps(double sweep_s[2], const double *x, int l) {
-    for (int phase = 0; phase < 2; phase++) sweep_s[phase] = (l - 1) * x[LAYER_S + phase] + x[LAST_S + phase];
+    for (int phase = 0; phase < 2; phase++)
+        sweep_s[phase] = (l - 1) * x[LAYER_S + phase] + x[LAST_S + phase];
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The cost of one plan, by the rows of its LP
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* The row that bounds the variable from below most, at x, where that is more than *most seconds; or `slowest`. A layer's
- * row and the last layer's behind it, of one name, are one. */
+/* The row that bounds the variable from below most, at x, where that is more than *most seconds; or
+ * `slowest`. A layer's row and the last layer's behind it, of one name, are one. */
 static int slowest_row(const Lp *lp, const double *x, int variable, int slowest, double *most) {
     for (int i = 0; i < lp->m; i++) {
-        if (lp->row[i].a[variable] >= 0) continue;
-        double seconds = lp_excess(&lp->row[i], x, lp->n); /* the variable is 0 in x: what the others come to */
-        if (seconds > *most) *most = seconds, slowest = i - (i > 0 && lp->row[i - 1].name == lp->row[i].name);
+        if (lp->row[i].a[variable] >= 0)
+            continue;
+        double seconds =
+            lp_excess(&lp->row[i], x, lp->n); /* the variable is 0 in x: what the others come to */
+        if (seconds > *most) {
+            *most = seconds;
+            slowest = i - (i > 0 && lp->row[i - 1].name == lp->row[i].name);
+        }
     }
     return slowest;
 }
 
-/* Seconds of a sweep, layer by layer: beside each loads the next, whose weights are where the plan has put them. *slowest:
- * the name of the row that bounds most seconds. */
-static double sweep_seconds(const Lp *lp, double *x, const Plan *plan, int phase, char *slowest, size_t size) {
+/* Seconds of a sweep, layer by layer: beside each loads the next, whose weights are where the plan
+ * has put them. *slowest: the name of the row that bounds most seconds. */
+static double sweep_seconds(const Lp *lp, double *x, const Plan *plan, int phase, char *slowest,
+                            size_t size) {
     const int l = plan->config.l;
     const double layer = (double)plan_layer_bytes(plan);
     double sum = 0, most = 0, by[LP_MAX_ROWS] = {0}; /* seconds by the rows that bound them */
     for (int j = 0; j < l; j++) {
         const int next = (j + 1) % l;
         double seconds = 0;
-        x[WC] = plan->cpu_slab[next] / layer, x[WD] = plan->disk_slab[next] / layer, x[WG] = 1 - x[WC] - x[WD];
+        x[WC] = plan->cpu_slab[next] / layer;
+        x[WD] = plan->disk_slab[next] / layer;
+        x[WG] = 1 - x[WC] - x[WD];
         int row = slowest_row(lp, x, LAYER_S + phase, -1, &seconds);
-        if (j + 1 == l) row = slowest_row(lp, x, LAST_S + phase, row, &seconds);
+        if (j + 1 == l)
+            row = slowest_row(lp, x, LAST_S + phase, row, &seconds);
         sum += seconds;
-        if (row >= 0 && (by[row] += seconds) > most) most = by[row], snprintf(slowest, size, "%s", lp->row[row].name);
+        if (row >= 0 && (by[row] += seconds) > most) {
+            most = by[row];
+            snprintf(slowest, size, "%s", lp->row[row].name);
+        }
     }
     return sum;
 }
@@ -381,14 +491,18 @@ static double sweep_seconds(const Lp *lp, double *x, const Plan *plan, int phase
 void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan) {
     double x[LP_MAX_VARS] = {0}, seconds[2] = {0}, tokens = 0;
     *cost = (Cost){.T = 0};
-    for (int f = 0; f < NFRACTIONS; f++) cost->fraction[f] = x[f] = plan->achieved[f / NTIERS][f % NTIERS];
+    for (int f = 0; f < NFRACTIONS; f++)
+        cost->fraction[f] = x[f] = plan->achieved[f / NTIERS][f % NTIERS];
     for (int phase = 0; phase < 2; phase++) {
         if (plan->work[phase].sweeps > 0)
-            seconds[phase] = sweep_seconds(lp, x, plan, phase, cost->slowest[phase], sizeof cost->slowest[phase]);
+            seconds[phase] = sweep_seconds(lp, x, plan, phase, cost->slowest[phase],
+                                           sizeof cost->slowest[phase]);
         cost->T += seconds[phase] * plan->work[phase].sweeps;
         tokens += plan->work[phase].prompts + plan->work[phase].steps;
     }
-    cost->T_gen = seconds[0] / plan->config.l, cost->T_pre = seconds[1] / plan->config.l;
+    cost->T_gen = seconds[0] / plan->config.l;
+    cost->T_pre = seconds[1] / plan->config.l;
     cost->throughput = tokens / cost->T;
-    for (int t = 0; t < NTIERS; t++) cost->peak[t] = (double)plan->total[t];
+    for (int t = 0; t < NTIERS; t++)
+        cost->peak[t] = (double)plan->total[t];
 }

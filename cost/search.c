@@ -1,26 +1,35 @@
-/* search.c: many machines on paper: pipeline parallelism (section 4.4), and the chain without offloading that section 6.4
- * compares with.
+/* search.c: many machines on paper: pipeline parallelism (section 4.4), and the chain without
+ * offloading that section 6.4 compares with.
  *
- * The layers are split equally over M machines, l each (rounded up). G flights of K GPU batches are in flight and sweep in
- * turn (schedule.c), each machine running a flight's K batches through its layers as if the model had only those; so the
- * policy search for one machine is used as it is, with room for the caches of G flights, and G is one more number that it
- * looks for. In its last layer's row a sweep's batches leave one by one, and the next machine begins with the first: 2 h1
- * bytes a token travel, x seconds a batch on the wire, and d more until they arrive. With t the seconds of a machine's
- * sweep (t_pre, t_gen):
+ * The layers are split equally over M machines, l each (rounded up). G flights of K GPU batches are
+ * in flight and sweep in turn (schedule.c), each machine running a flight's K batches through its
+ * layers as if the model had only those; so the policy search for one machine is used as it is,
+ * with room for the caches of G flights, and G is one more number that it looks for. In its last
+ * layer's row a sweep's batches leave one by one, and the next machine begins with the first: 2 h1
+ * bytes a token travel, x seconds a batch on the wire, and d more until they arrive. With t the
+ * seconds of a machine's sweep (t_pre, t_gen):
  *
- *   leave    (1 - 1/l) t + t / (l K)                     until a sweep's first batch is through the last layer's row
- *   hop      leave + d + x + (K - 1) max(0, x - t / (l K))   until the next machine is as far; slow wires delay its row 0
- *   round    max(G t, G K x, (M - 1) hop + t + d)            a sweep of every flight: no machine and no wire does more, and
- *                                                            a flight's tokens, which its head's row gives, must be round
- *   prefill  (M - 1) hop_pre + G max(t_pre, K x_pre)         the pipeline fills; then the last machine sets the pace
- *   all      T = prefill + (n - 1) round_gen,   throughput = G bls n / T; a later block's prefill is one more round
+ *   leave    (1 - 1/l) t + t / (l K)                     until a sweep's first batch is through the
+ *            last layer's row
+ *   hop      leave + d + x + (K - 1) max(0, x - t / (l K)) until the next machine is as far; slow
+ *            wires delay its row 0
+ *   round    max(G t, G K x, (M - 1) hop + t + d)            a sweep of every flight: no machine
+ *            and no wire does more, and
+ *                                                            a flight's tokens, which its head's
+ *                                                              row gives, must be round
+ *   prefill  (M - 1) hop_pre + G max(t_pre, K x_pre)         the pipeline fills; then the last
+ *            machine sets the pace
+ *   all      T = prefill + (n - 1) round_gen,   throughput = G bls n / T; a later block's prefill
+ *            is one more round
  *
- * The bubble, the share of T in which a machine has nothing to do, is 1 - G (t_pre + (n - 1) t_gen) / T: with G > M and a
- * fast wire hardly more than the filling, (M - 1) / (M - 1 + G) of the prefill. More flights make it smaller, and cost:
- * each streams the weights anew and has a cache of its own. Less memory pressure on each machine allows larger blocks and
- * faster tiers, which is why decoding may scale better than linearly, while the bubble of a short prefill holds generation
- * back. Without offloading (Petals and the like) everything rests on the GPUs: the same formulas with 100 0 100 0 100 0,
- * and M must be large enough. The head is counted on every machine, as the slowest sets the pace. Read next: io/file.c. */
+ * The bubble, the share of T in which a machine has nothing to do, is 1 - G (t_pre + (n - 1) t_gen)
+ * / T: with G > M and a fast wire hardly more than the filling, (M - 1) / (M - 1 + G) of the
+ * prefill. More flights make it smaller, and cost: each streams the weights anew and has a cache of
+ * its own. Less memory pressure on each machine allows larger blocks and faster tiers, which is why
+ * decoding may scale better than linearly, while the bubble of a short prefill holds generation
+ * back. Without offloading (Petals and the like) everything rests on the GPUs: the same formulas
+ * with 100 0 100 0 100 0, and M must be large enough. The head is counted on every machine, as the
+ * slowest sets the pace. Read next: io/file.c. */
 #include <math.h>
 
 #include "cost/cost.h"
@@ -28,14 +37,17 @@
 Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s[2]) {
     const Workload *work = plan->work;
     const double M = imax(cluster->nodes, 1), l = plan->config.l, d = M > 1 ? cluster->delay_s : 0;
-    const double G =
-        fmax(1, fmin(flight_count(&plan->policy), work[1].sweeps)); /* with fewer blocks, of those that have one */
+    const double G = fmax(1, fmin(flight_count(&plan->policy),
+                                  work[1].sweeps)); /* with fewer blocks, of those that have one */
     double hop[2], pace[2];
     for (int pre = 0; pre < 2; pre++) {
         const Workload *w = &work[pre];
-        const double t = sweep_s[pre], batches = fmax(1, w->prefills + w->decodes), K = batches / fmax(1, w->sweeps);
-        const double state = (double)type_bytes(plan->act_type) * plan->config.h1, square = t / (l * K);
-        const double x = M > 1 ? state * (w->prompt_rows + w->steps) / batches / cluster->net_bdw : 0;
+        const double t = sweep_s[pre], batches = fmax(1, w->prefills + w->decodes),
+                     K = batches / fmax(1, w->sweeps);
+        const double state = (double)type_bytes(plan->act_type) * plan->config.h1,
+                     square = t / (l * K);
+        const double x =
+            M > 1 ? state * (w->prompt_rows + w->steps) / batches / cluster->net_bdw : 0;
         hop[pre] = (1 - 1 / l) * t + square + d + x + (K - 1) * fmax(0, x - square);
         pace[pre] = G * fmax(t, K * x);
     }
@@ -46,41 +58,52 @@ Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s
     return p;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The policy search
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* search.c: the policy search (section 4.3): of all block sizes, schedules and placements the one with the best throughput.
+/* search.c: the policy search (section 4.3): of all block sizes, schedules and placements the one
+ * with the best throughput.
  *
- * As in the paper there are two levels: a loop over block sizes (gbs, num_gpu_batches), here also over schedules, over who
- * attends to the cache off the GPU, over compression, and in a pipeline over flights; and inside it a linear program over
- * the nine fractions. The LP takes memory and time to be linear in the fractions, so its optimum is a bound that plans come
- * close to:
+ * As in the paper there are two levels: a loop over block sizes (gbs, num_gpu_batches), here also
+ * over schedules, over who attends to the cache off the GPU, over compression, and in a pipeline
+ * over flights; and inside it a linear program over the nine fractions. The LP takes memory and
+ * time to be linear in the fractions, so its optimum is a bound that plans come close to:
  *
- *   1. Enumerate. For every schedule, attention and compression, gbs = 1, 2, 4, ... while one batch fits, and for each
- *      num_gpu_batches = 1, 2, 4, ... while more batches help. Each such candidate is an LP; its optimum is the bound.
- *   2. Refine. Three times smaller steps are taken from the three best candidates. Throughput rises with the block until
- *      memory or a processor is full and falls slowly behind that, so doubling finds the right hill, and steps of an eighth
+ *   1. Enumerate. For every schedule, attention and compression, gbs = 1, 2, 4, ... while one batch
+ *     fits, and for each
+ *      num_gpu_batches = 1, 2, 4, ... while more batches help. Each such candidate is an LP; its
+ *        optimum is the bound.
+ *   2. Refine. Three times smaller steps are taken from the three best candidates. Throughput rises
+ *     with the block until
+ *      memory or a processor is full and falls slowly behind that, so doubling finds the right
+ *        hill, and steps of an eighth
  *      come near its top. test_search.c compares with all placements of a grid.
- *   3. Realize. By falling bounds, a candidate's fractions are rounded to what can be had, and planned. Where that plan is
- *      too large for a tier, the LP is solved again with this tier smaller. What counts is the cost of the plan.
+ *   3. Realize. By falling bounds, a candidate's fractions are rounded to what can be had, and
+ *     planned. Where that plan is
+ *      too large for a tier, the LP is solved again with this tier smaller. What counts is the cost
+ *        of the plan.
  *   4. Stop where the next bound is no better than what has been found.
  *
  * */
 
 enum {
-    MAX_CANDIDATES = 4096, /* some hundred are enumerated for each number of flights; there is no room for more */
-    MAX_BATCHES = 64,      /* of a block: with so many a layer's weights are a small part of what moves */
+    MAX_CANDIDATES = 4096, /* some hundred are enumerated for each number of flights; there is no
+                              room for more */
+    MAX_BATCHES =
+        64, /* of a block: with so many a layer's weights are a small part of what moves */
     MAX_REALIZED = 64,     /* mostly the first few are the best */
     ROUNDS = 3,            /* of smaller steps ... */
     AROUND = 3,            /* ... from so many candidates */
     ENOUGH_PROMPTS = 2048, /* a longer task is looked at through so many of its prompts */
 };
-static const double HELPS = 1.005;         /* twice the batches must bring so much for more to be tried */
-static const double WAITS_MORE = 1.01;     /* fewer workspaces must bring so much: batches wait for each other in more ways
-                                              than the cost model knows */
-static const double COSTS_LITTLE = .95;    /* the share of the best throughput that is good enough for a shorter block */
-static const double LATENCY_SLACK = 1.05;  /* the LP's latency may be a little more than that of the best plan */
+static const double HELPS = 1.005; /* twice the batches must bring so much for more to be tried */
+static const double WAITS_MORE = 1.01; /* fewer workspaces must bring so much: batches wait for each
+                                          other in more ways than the cost model knows */
+static const double COSTS_LITTLE =
+    .95; /* the share of the best throughput that is good enough for a shorter block */
+static const double LATENCY_SLACK =
+    1.05; /* the LP's latency may be a little more than that of the best plan */
 static const double PRICE_OF_CORES = .02;  /* see score() */
 static const double PRICE_OF_BLOCKS = .01; /* see score() */
 
@@ -89,8 +112,8 @@ typedef struct {
     Policy policy;
     double bound; /* token/s that the LP promises; 0: nothing fits */
     double score; /* of the bound; 0 where a block takes too long */
-    int number;   /* in the order in which they were found; the last word between equals: qsort has none, or another one
-                     when memory is short */
+    int number;   /* in the order in which they were found; the last word between equals: qsort has
+                     none, or another one when memory is short */
 } Candidate;
 
 typedef struct {
@@ -99,14 +122,15 @@ typedef struct {
     int n;
 } Candidates;
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The linear program of one candidate
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* The task as a policy sees it: all of it, or one block for each flight. */
 static Task task_for(const Search *s, const Policy *policy) {
     Task task = *s->task;
-    if (s->one_block) task.count = imin(block_size(policy) * flight_count(policy), task.count);
+    if (s->one_block)
+        task.count = imin(block_size(policy) * flight_count(policy), task.count);
     return task;
 }
 
@@ -119,23 +143,28 @@ static Plan *plan_for(const Search *s, const Policy *policy, Error *err) {
 static Plan *corner_plan(const Search *s, const Policy *policy) {
     Error ignored;
     Policy corner = *policy;
-    corner.wg = corner.cg = corner.hg = 0, corner.wc = corner.cc = corner.hc = 1;
+    corner.wg = corner.cg = corner.hg = 0;
+    corner.wc = corner.cc = corner.hc = 1;
     corner.cpu_attention = false;
     return plan_for(s, &corner, &ignored);
 }
 
 /* The best fractions, with those that are given fixed, are this program's. */
-static void fill_lp(Lp *lp, const Search *s, const Policy *policy, const Plan *corner, const double capacity[NTIERS]) {
-    static const char *const name[6] = {"wg given", "wc given", "cg given", "cc given", "hg given", "hc given"};
-    const double share[6] = {s->given.wg, s->given.wc, s->given.cg, s->given.cc, s->given.hg, s->given.hc};
+static void fill_lp(Lp *lp, const Search *s, const Policy *policy, const Plan *corner,
+                    const double capacity[NTIERS]) {
+    static const char *const name[6] = {"wg given", "wc given", "cg given",
+                                        "cc given", "hg given", "hc given"};
+    const double share[6] = {s->given.wg, s->given.wc, s->given.cg,
+                             s->given.cc, s->given.hg, s->given.hc};
     runtime_lp(lp, s->hardware, s->checkpoint, corner, policy->cpu_attention, capacity);
     for (int i = 0; i < 6; i++)
-        if (s->fixed[i]) lp_row(lp, name[i], true, share[i])->a[i / 2 * NTIERS + i % 2] = 1;
+        if (s->fixed[i])
+            lp_row(lp, name[i], true, share[i])->a[i / 2 * NTIERS + i % 2] = 1;
 }
 
 /* False: no fractions fit. */
-static bool solve(LpAnswer *answer, Lp *lp, const Search *s, const Policy *policy, const Plan *corner,
-                  const double capacity[NTIERS]) {
+static bool solve(LpAnswer *answer, Lp *lp, const Search *s, const Policy *policy,
+                  const Plan *corner, const double capacity[NTIERS]) {
     fill_lp(lp, s, policy, corner, capacity);
     lp_solve(answer, lp);
     return answer->verdict == LP_OPTIMAL;
@@ -143,11 +172,13 @@ static bool solve(LpAnswer *answer, Lp *lp, const Search *s, const Policy *polic
 
 /* Tokens that the plan's sweeps make. */
 static double tokens_of_plan(const Plan *plan) {
-    return plan->work[0].prompts + plan->work[0].steps + plan->work[1].prompts + plan->work[1].steps;
+    return plan->work[0].prompts + plan->work[0].steps + plan->work[1].prompts +
+           plan->work[1].steps;
 }
 
 void policy_lp(Lp *lp, double *tokens, const Search *search, const Policy *policy) {
-    const double capacity[NTIERS] = {(double)search->capacity[0], (double)search->capacity[1], (double)search->capacity[2]};
+    const double capacity[NTIERS] = {(double)search->capacity[0], (double)search->capacity[1],
+                                     (double)search->capacity[2]};
     Plan *corner = corner_plan(search, policy);
     CHECK(corner); /* as for the search, which has found the policy */
     fill_lp(lp, search, policy, corner, capacity);
@@ -171,61 +202,73 @@ static int prompts_each(const Search *s, const Policy *p) {
 static double latency_of(const Search *s, const Plan *plan, double T) {
     const Task task = task_for(s, &plan->policy);
     int n = 0;
-    for (int i = 0; i < task.count; i++) n = imax(n, task.prompts[i].n);
+    for (int i = 0; i < task.count; i++)
+        n = imax(n, task.prompts[i].n);
     return T * n * flight_count(&plan->policy) / (double)plan->sweeps;
 }
 
-/* What counts: token/s, less two prices. On shared cores twice the batches must bring two percent more: arithmetic beside
- * copies is never quite as fast as it was measured alone, and more squares suffer more. Where blocks may be of any size,
- * twice the block must bring one percent: it takes twice as long to show for it. */
+/* What counts: token/s, less two prices. On shared cores twice the batches must bring two percent
+ * more: arithmetic beside copies is never quite as fast as it was measured alone, and more squares
+ * suffer more. Where blocks may be of any size, twice the block must bring one percent: it takes
+ * twice as long to show for it. */
 static double score(const Search *s, double throughput, const Policy *p) {
     const double block = block_size(p), batches = block / p->gbs;
     const double cores = s->hardware->shared_cores ? PRICE_OF_CORES * log2(batches) : 0;
     return throughput / (1 + (cores + (s->one_block ? PRICE_OF_BLOCKS * log2(block) : 0)));
 }
-static double found_score(const Search *s, const Found *f) { return score(s, f->cost.throughput, &f->policy); }
-
-// ---------------------------------------------------------------------------------------------------------------
-// 1. Enumerate
-// ---------------------------------------------------------------------------------------------------------------
-
-static bool same_block(const Policy *a, const Policy *b) {
-    return a->flights == b->flights && a->gbs == b->gbs && a->num_gpu_batches == b->num_gpu_batches &&
-           a->schedule == b->schedule && a->weight_packed == b->weight_packed && a->cache_packed == b->cache_packed;
+static double found_score(const Search *s, const Found *f) {
+    return score(s, f->cost.throughput, &f->policy);
 }
 
-/* Fills the candidate's bound and score, with its workspaces, and its table of tokens where it says. */
+// -------------------------------------------------------------------------------------------------
+// 1. Enumerate
+// -------------------------------------------------------------------------------------------------
+
+static bool same_block(const Policy *a, const Policy *b) {
+    return a->flights == b->flights && a->gbs == b->gbs &&
+           a->num_gpu_batches == b->num_gpu_batches && a->schedule == b->schedule &&
+           a->weight_packed == b->weight_packed && a->cache_packed == b->cache_packed;
+}
+
+/* Fills the candidate's bound and score, with its workspaces, and its table of tokens where it
+ * says. */
 static void set_bound(Candidate *c, const Search *s) {
-    const double capacity[NTIERS] = {(double)s->capacity[0], (double)s->capacity[1], (double)s->capacity[2]};
+    const double capacity[NTIERS] = {(double)s->capacity[0], (double)s->capacity[1],
+                                     (double)s->capacity[2]};
     Plan *corner = corner_plan(s, &c->policy);
     LpAnswer answer;
     Lp lp;
     if (corner && solve(&answer, &lp, s, &c->policy, corner, capacity)) {
         const double seconds = lp_pace(s, corner, answer.x).T;
-        bool late = s->max_latency > 0 && latency_of(s, corner, seconds) > LATENCY_SLACK * s->max_latency;
+        bool late =
+            s->max_latency > 0 && latency_of(s, corner, seconds) > LATENCY_SLACK * s->max_latency;
         c->bound = tokens_of_plan(corner) / seconds;
         c->score = late ? 0 : score(s, c->bound, &c->policy);
     }
     plan_free(corner);
 }
 
-/* Adds the candidate if it is new, its table of tokens on the highest tier that leaves room for the rest, with the best
- * number of workspaces there. Returns its bound. */
+/* Adds the candidate if it is new, its table of tokens on the highest tier that leaves room for the
+ * rest, with the best number of workspaces there. Returns its bound. */
 static double consider(Candidates *all, Policy policy) {
     Candidate c = {.bound = 0};
     for (int i = 0; i < all->n; i++) {
         const Candidate *old = &all->list[i];
-        if (same_block(&old->policy, &policy) && old->policy.cpu_attention == policy.cpu_attention) return old->bound;
+        if (same_block(&old->policy, &policy) && old->policy.cpu_attention == policy.cpu_attention)
+            return old->bound;
     }
     for (int home = TIER_GPU; home < NTIERS && !c.bound; home++)
         for (int n = WORKSPACES; n >= LEAST_WORKSPACES; n--) {
             Candidate one = {.policy = policy};
-            one.policy.table_home = (Tier)home, one.policy.workspaces = n;
+            one.policy.table_home = (Tier)home;
+            one.policy.workspaces = n;
             set_bound(&one, all->s);
-            if (!c.bound || one.score > WAITS_MORE * c.score) c = one;
+            if (!c.bound || one.score > WAITS_MORE * c.score)
+                c = one;
         }
     c.number = all->n;
-    if (all->n < MAX_CANDIDATES) all->list[all->n++] = c;
+    if (all->n < MAX_CANDIDATES)
+        all->list[all->n++] = c;
     return c.bound;
 }
 
@@ -238,8 +281,10 @@ static double double_batches(Candidates *c, Policy policy) {
     for (int K = s->fixed_batches ? most : 1;; K = imin(2 * K, most)) {
         policy.num_gpu_batches = K;
         double bound = consider(c, policy);
-        if (!first) first = bound;
-        if (bound < best * HELPS || K == most) return first;
+        if (!first)
+            first = bound;
+        if (bound < best * HELPS || K == most)
+            return first;
         best = bound;
     }
 }
@@ -252,16 +297,20 @@ static void double_gbs(Candidates *c, Policy policy) {
         policy.gbs = imin(2 * policy.gbs, most);
 }
 
-/* Row is zig-zag with one batch, and is looked at where it is given only. The diagonal schedule needs more prompts than a
- * block has; where it is given and its pacing adds nothing it is zig-zag. */
+/* Row is zig-zag with one batch, and is looked at where it is given only. The diagonal schedule
+ * needs more prompts than a block has; where it is given and its pacing adds nothing it is zig-zag.
+ */
 static bool may_be(const Search *s, Schedule schedule) {
-    if (!s->fixed_schedule) return schedule == SCHEDULE_ZIGZAG || (schedule == SCHEDULE_DIAGONAL && !s->one_block);
-    if (s->given.schedule == schedule) return true;
-    return s->given.schedule == SCHEDULE_DIAGONAL && schedule == SCHEDULE_ZIGZAG && !s->fixed_batches;
+    if (!s->fixed_schedule)
+        return schedule == SCHEDULE_ZIGZAG || (schedule == SCHEDULE_DIAGONAL && !s->one_block);
+    if (s->given.schedule == schedule)
+        return true;
+    return s->given.schedule == SCHEDULE_DIAGONAL && schedule == SCHEDULE_ZIGZAG &&
+           !s->fixed_batches;
 }
 
-/* Where the compression, the schedule and who attends are given, or come to the same, consider() knows them already. Sparse
- * attention is the CPU's. */
+/* Where the compression, the schedule and who attends are given, or come to the same, consider()
+ * knows them already. Sparse attention is the CPU's. */
 static void enumerate_flights(Candidates *c, int flights) {
     const Search *s = c->s;
     const bool sparse = is_sparse(&s->given);
@@ -272,40 +321,46 @@ static void enumerate_flights(Candidates *c, int flights) {
                 policy.flights = flights;
                 policy.weight_packed |= s->may_pack && packed & 1;
                 policy.cache_packed |= s->may_pack && packed & 2;
-                if (!may_be(s, (Schedule)schedule)) continue;
-                if (s->fixed_attention && !sparse && on_cpu != (int)s->given.cpu_attention) continue;
-                policy.schedule = (Schedule)schedule, policy.cpu_attention = on_cpu;
+                if (!may_be(s, (Schedule)schedule))
+                    continue;
+                if (s->fixed_attention && !sparse && on_cpu != (int)s->given.cpu_attention)
+                    continue;
+                policy.schedule = (Schedule)schedule;
+                policy.cpu_attention = on_cpu;
                 double_gbs(c, policy);
             }
 }
 
-/* A pipeline of M machines needs M flights to have work for all, and one more to hide the wire; more of them wait less, and
- * cost memory or weights that stream once for each. */
+/* A pipeline of M machines needs M flights to have work for all, and one more to hide the wire;
+ * more of them wait less, and cost memory or weights that stream once for each. */
 static void enumerate(Candidates *c) {
     const int M = c->s->cluster.nodes, flights[] = {1, M, M + 1, 2 * M, 4 * M};
     if (c->s->fixed_flights || M <= 1)
         enumerate_flights(c, flight_count(&c->s->given));
     else
         for (int g = 0; g < 5; g++)
-            if (flights[g] <= c->s->task->count) enumerate_flights(c, flights[g]);
+            if (flights[g] <= c->s->task->count)
+                enumerate_flights(c, flights[g]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // 2. Refine
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Considers the policy with another block, no larger than the task. */
 static void try_block(Candidates *c, Policy p, int gbs, int num_gpu_batches) {
     const Search *s = c->s;
     const int count = prompts_each(s, &p);
-    if (!s->fixed_gbs) p.gbs = imin(imax(gbs, 1), count);
+    if (!s->fixed_gbs)
+        p.gbs = imin(imax(gbs, 1), count);
     p.num_gpu_batches = imax(1, imin(num_gpu_batches, (count + p.gbs - 1) / p.gbs));
-    if (s->fixed_batches) p.num_gpu_batches = s->given.num_gpu_batches;
+    if (s->fixed_batches)
+        p.num_gpu_batches = s->given.num_gpu_batches;
     consider(c, p);
 }
 
-/* Smaller steps in both directions; one batch more or less; and batches such that one to four blocks share the task
- * equally. */
+/* Smaller steps in both directions; one batch more or less; and batches such that one to four
+ * blocks share the task equally. */
 static void step_from(Candidates *c, const Policy *from) {
     static const double step[] = {.75, .875, 1.125, 1.25, 1.5};
     const int gbs = from->gbs, K = from->num_gpu_batches, count = prompts_each(c->s, from);
@@ -313,15 +368,20 @@ static void step_from(Candidates *c, const Policy *from) {
         try_block(c, *from, (int)(gbs * step[i]), K);
         try_block(c, *from, gbs, (int)lround(K * step[i]));
     }
-    if (c->s->one_block) return;
-    try_block(c, *from, gbs, K - 1), try_block(c, *from, gbs, K + 1);
-    for (int blocks = 1; blocks <= 4; blocks++) try_block(c, *from, (count + K * blocks - 1) / (K * blocks), K);
+    if (c->s->one_block)
+        return;
+    try_block(c, *from, gbs, K - 1);
+    try_block(c, *from, gbs, K + 1);
+    for (int blocks = 1; blocks <= 4; blocks++)
+        try_block(c, *from, (count + K * blocks - 1) / (K * blocks), K);
 }
 
 static int by_score(const void *a, const void *b) {
     const Candidate *x = a, *y = b;
-    if (x->score != y->score) return x->score < y->score ? 1 : -1;
-    if (x->policy.schedule != y->policy.schedule) return (int)x->policy.schedule - (int)y->policy.schedule;
+    if (x->score != y->score)
+        return x->score < y->score ? 1 : -1;
+    if (x->policy.schedule != y->policy.schedule)
+        return (int)x->policy.schedule - (int)y->policy.schedule;
     return x->policy.gbs != y->policy.gbs ? x->policy.gbs - y->policy.gbs : x->number - y->number;
 }
 
@@ -329,12 +389,14 @@ static int by_score(const void *a, const void *b) {
 static void refine(Candidates *c) {
     qsort(c->list, c->n, sizeof *c->list, by_score);
     for (int round = 0; round < ROUNDS; round++) {
-        for (int i = 0, n = imin(AROUND, c->n); i < n; i++) step_from(c, &c->list[i].policy);
+        for (int i = 0, n = imin(AROUND, c->n); i < n; i++)
+            step_from(c, &c->list[i].policy);
         qsort(c->list, c->n, sizeof *c->list, by_score);
     }
 }
 
-/* All candidates, best first. Of a long task prompts are looked at that are taken from all of it at equal distances. */
+/* All candidates, best first. Of a long task prompts are looked at that are taken from all of it at
+ * equal distances. */
 static Candidates gather(const Search *search) {
     Search thin = *search;
     Task task = *search->task;
@@ -349,25 +411,31 @@ static Candidates gather(const Search *search) {
     }
     enumerate(&c);
     refine(&c);
-    if (is_long) free(task.prompts);
+    if (is_long)
+        free(task.prompts);
     c.s = search;
     return c;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // 3. Realize
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* To whole steps of 1 / steps; a share that is nothing is 0. */
-static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const bool fixed[2], int steps) {
-    if (fixed[0] && fixed[1]) return;
-    if (!fixed[0]) *gpu = round(x[TIER_GPU] * steps) / steps;
-    if (!fixed[1]) *cpu = round(x[TIER_CPU] * steps) / steps;
-    if (x[TIER_DISK] < .5 / steps || *gpu + *cpu > 1) *(fixed[1] ? gpu : cpu) = 1 - (fixed[1] ? *cpu : *gpu);
+static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const bool fixed[2],
+                         int steps) {
+    if (fixed[0] && fixed[1])
+        return;
+    if (!fixed[0])
+        *gpu = round(x[TIER_GPU] * steps) / steps;
+    if (!fixed[1])
+        *cpu = round(x[TIER_CPU] * steps) / steps;
+    if (x[TIER_DISK] < .5 / steps || *gpu + *cpu > 1)
+        *(fixed[1] ? gpu : cpu) = 1 - (fixed[1] ? *cpu : *gpu);
 }
 
-/* Weights to percentages with one digit behind the point, cache and activations to sequences of the block; as long as one
- * digit can tell them apart. What is given stays. */
+/* Weights to percentages with one digit behind the point, cache and activations to sequences of the
+ * block; as long as one digit can tell them apart. What is given stays. */
 static void set_fractions(Policy *p, const Search *s, const double *x) {
     const int weights = 1000, sequences = imin(weights, imin(block_size(p), prompts_each(s, p)));
     round_shares(&p->wg, &p->wc, x + WG, s->fixed, weights);
@@ -380,8 +448,10 @@ static Found found_by(const Search *s, const Plan *plan, const Lp *lp) {
     Found found = {.policy = plan->policy};
     runtime_cost(&found.cost, lp, plan);
     const double l = plan->config.l, tokens = found.cost.throughput * found.cost.T;
-    found.pace = cluster_pace(&s->cluster, plan, (const double[]){found.cost.T_gen * l, found.cost.T_pre * l});
-    found.cost.T = found.pace.T, found.cost.throughput = tokens / found.cost.T;
+    found.pace = cluster_pace(&s->cluster, plan,
+                              (const double[]){found.cost.T_gen * l, found.cost.T_pre * l});
+    found.cost.T = found.pace.T;
+    found.cost.throughput = tokens / found.cost.T;
     found.latency = latency_of(s, plan, found.cost.T);
     return found;
 }
@@ -394,45 +464,57 @@ static void note_full(Cost *cost, const Lp *lp, const LpAnswer *answer) {
                 snprintf(cost->full[t], sizeof cost->full[t], "%s", memory_row[t]);
 }
 
-/* Of a candidate, the placement that is best for so much memory. 1: its plan fits into what there is, and *found is that;
- * 0: it does not, by excess bytes on each tier; -1: there is none. */
-static int place(Found *found, double excess[NTIERS], const Search *s, Policy policy, const Plan *corner,
-                 const double capacity[NTIERS]) {
+/* Of a candidate, the placement that is best for so much memory. 1: its plan fits into what there
+ * is, and *found is that; 0: it does not, by excess bytes on each tier; -1: there is none. */
+static int place(Found *found, double excess[NTIERS], const Search *s, Policy policy,
+                 const Plan *corner, const double capacity[NTIERS]) {
     Error ignored;
     Lp lp;
     LpAnswer answer;
-    if (!solve(&answer, &lp, s, &policy, corner, capacity)) return -1;
+    if (!solve(&answer, &lp, s, &policy, corner, capacity))
+        return -1;
     set_fractions(&policy, s, answer.x);
     Plan *plan = plan_for(s, &policy, &ignored);
-    if (!plan) return -1;
+    if (!plan)
+        return -1;
     const bool fits = plan_fits(plan, s->capacity, &ignored) == 0;
-    if (fits) *found = found_by(s, plan, &lp), note_full(&found->cost, &lp, &answer);
-    for (int t = 0; t < NTIERS; t++) excess[t] = fmax(0, (double)plan->total[t] - (double)s->capacity[t]);
+    if (fits) {
+        *found = found_by(s, plan, &lp);
+        note_full(&found->cost, &lp, &answer);
+    }
+    for (int t = 0; t < NTIERS; t++)
+        excess[t] = fmax(0, (double)plan->total[t] - (double)s->capacity[t]);
     plan_free(plan);
     return fits;
 }
 
-/* The candidate's best placement whose plan fits. A tier that is exceeded becomes smaller by a little more than the excess,
- * and each time by twice as much: a rounded share falls in steps (a step of OPT-175B's weights is 350 MB), and the excess
- * may be a small part of one. After TRIES times that is thousands of times the excess; so then halving looks for what was
- * jumped over. */
+/* The candidate's best placement whose plan fits. A tier that is exceeded becomes smaller by a
+ * little more than the excess, and each time by twice as much: a rounded share falls in steps (a
+ * step of OPT-175B's weights is 350 MB), and the excess may be a small part of one. After TRIES
+ * times that is thousands of times the excess; so then halving looks for what was jumped over. */
 static bool realize(Found *found, const Search *s, const Candidate *c) {
     enum { TRIES = 12, HALVINGS = 3 };
     double capacity[NTIERS], before[NTIERS], excess[NTIERS], times = 1.05;
     Plan *corner = corner_plan(s, &c->policy);
     int fits = 0, tries = 0;
-    for (int t = 0; t < NTIERS; t++) capacity[t] = before[t] = (double)s->capacity[t];
+    for (int t = 0; t < NTIERS; t++)
+        capacity[t] = before[t] = (double)s->capacity[t];
     for (; tries < TRIES && corner && !fits; tries++, times *= 2) {
         fits = place(found, excess, s, c->policy, corner, capacity);
-        for (int t = 0; t < NTIERS && !fits; t++) before[t] = capacity[t], capacity[t] -= excess[t] * times;
+        for (int t = 0; t < NTIERS && !fits; t++) {
+            before[t] = capacity[t];
+            capacity[t] -= excess[t] * times;
+        }
     }
     for (int i = 0; i < HALVINGS && tries > 1 && fits > 0; i++) {
         double middle[NTIERS];
         Found other;
-        for (int t = 0; t < NTIERS; t++) middle[t] = (before[t] + capacity[t]) / 2;
+        for (int t = 0; t < NTIERS; t++)
+            middle[t] = (before[t] + capacity[t]) / 2;
         const bool good = place(&other, excess, s, c->policy, corner, middle) > 0;
         memcpy(good ? capacity : before, middle, sizeof middle);
-        if (good && found_score(s, &other) > found_score(s, found)) *found = other;
+        if (good && found_score(s, &other) > found_score(s, found))
+            *found = other;
     }
     plan_free(corner);
     return fits > 0 && !(s->max_latency > 0 && found->latency > s->max_latency);
@@ -445,68 +527,88 @@ int policy_predict(Found *found, const Search *search, Error *err) {
     Lp lp;
     if (fits) {
         corner = corner_plan(search, &search->given);
-        runtime_lp(&lp, search->hardware, search->checkpoint, corner, search->given.cpu_attention, roomy);
+        runtime_lp(&lp, search->hardware, search->checkpoint, corner, search->given.cpu_attention,
+                   roomy);
         *found = found_by(search, plan, &lp);
     }
-    plan_free(corner), plan_free(plan);
+    plan_free(corner);
+    plan_free(plan);
     return fits ? 0 : -1;
 }
 
-/* Whether the plan of search->given fits. Of those that do not err has the one that misses least, so far `missing` bytes.
+/* Whether the plan of search->given fits. Of those that do not err has the one that misses least,
+ * so far `missing` bytes.
  */
 static bool fits_at_all(const Search *s, Bytes *missing, Error *err) {
     Plan *plan = plan_for(s, &s->given, err);
     bool placed = false;
-    for (int i = 0; i < 6; i++) placed = placed || s->fixed[i];
+    for (int i = 0; i < 6; i++)
+        placed = placed || s->fixed[i];
     const Bytes misses = plan ? plan_missing(plan, s->capacity) : *missing;
-    if (misses && misses < *missing) *missing = misses, plan_refuse(plan, s->capacity, placed, err);
+    if (misses && misses < *missing) {
+        *missing = misses;
+        plan_refuse(plan, s->capacity, placed, err);
+    }
     plan_free(plan);
     return !misses;
 }
 
-/* No candidate has a bound: the smallest block, with everything that is open on one tier, or the reason why not. Tries all
- * tiers for weights, cache, activations and the table of tokens. */
+/* No candidate has a bound: the smallest block, with everything that is open on one tier, or the
+ * reason why not. Tries all tiers for weights, cache, activations and the table of tokens. */
 static int last_resort(Found *found, const Search *s, Error *err) {
     enum { CORNERS = NTIERS * NTIERS * NTIERS * NTIERS };
     Search least = *s;
     Policy *p = &least.given;
     double *share[6] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc}, quickest = INFINITY;
     Bytes missing = UINT64_MAX;
-    if (!s->fixed_gbs) p->gbs = 1;
-    if (!s->fixed_batches) p->num_gpu_batches = 1;
-    p->weight_packed |= s->may_pack, p->cache_packed |= s->may_pack;
+    if (!s->fixed_gbs)
+        p->gbs = 1;
+    if (!s->fixed_batches)
+        p->num_gpu_batches = 1;
+    p->weight_packed |= s->may_pack;
+    p->cache_packed |= s->may_pack;
     for (int where = 0; where < (s->fixed_attention ? 1 : 2) * CORNERS; where++) {
         const int tier[3] = {where % 3, where / 3 % 3, where / 9 % 3};
         for (int i = 0; i < 6; i++)
-            if (!s->fixed[i]) *share[i] = tier[i / 2] == i % 2 ? 1 - (s->fixed[i ^ 1] ? *share[i ^ 1] : 0) : 0;
+            if (!s->fixed[i])
+                *share[i] = tier[i / 2] == i % 2 ? 1 - (s->fixed[i ^ 1] ? *share[i ^ 1] : 0) : 0;
         p->table_home = (Tier)(where / 27 % NTIERS);
-        if (!s->fixed_attention) p->cpu_attention = where >= CORNERS || is_sparse(p);
-        if (!fits_at_all(&least, &missing, err) || policy_predict(found, &least, err) != 0) continue;
-        if (s->max_latency <= 0 || found->latency <= s->max_latency) return 0;
+        if (!s->fixed_attention)
+            p->cpu_attention = where >= CORNERS || is_sparse(p);
+        if (!fits_at_all(&least, &missing, err) || policy_predict(found, &least, err) != 0)
+            continue;
+        if (s->max_latency <= 0 || found->latency <= s->max_latency)
+            return 0;
         quickest = fmin(quickest, found->latency);
     }
-    if (quickest == INFINITY) return -1;
+    if (quickest == INFINITY)
+        return -1;
     return fail(err, EXIT_USAGE,
-                "no policy is expected to bring a block within %g s; the smallest takes %.3g s: raise --max-latency, or "
+                "no policy is expected to bring a block within %g s; the smallest takes %.3g s: "
+                "raise --max-latency, or "
                 "shorten prompts or outputs",
                 s->max_latency, quickest);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // 4. The search
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* Keeps the list sorted, best first, with one entry for a block and schedule. Returns the new number. */
+/* Keeps the list sorted, best first, with one entry for a block and schedule. Returns the new
+ * number. */
 static int insert(Found *found, int n, int most, const Search *s, const Found *one) {
     double value = found_score(s, one);
     int out = 0; /* who leaves: the same block, or the last of a full list */
-    while (out < n && !same_block(&found[out].policy, &one->policy)) out++;
+    while (out < n && !same_block(&found[out].policy, &one->policy))
+        out++;
     if (out == n && n < most)
         out = n++;
     else if (found_score(s, &found[out = imin(out, most - 1)]) >= value)
         return n;
-    for (; out < n - 1; out++) found[out] = found[out + 1];
-    for (; out > 0 && found_score(s, &found[out - 1]) < value; out--) found[out] = found[out - 1];
+    for (; out < n - 1; out++)
+        found[out] = found[out + 1];
+    for (; out > 0 && found_score(s, &found[out - 1]) < value; out--)
+        found[out] = found[out - 1];
     found[out] = *one;
     return n;
 }
@@ -516,27 +618,33 @@ int policy_search(Found *found, int most, const Search *search, Error *err) {
     int n = 0;
     for (int i = 0; i < imin(c.n, MAX_REALIZED) && c.list[i].score > 0; i++) {
         Found one;
-        if (n == most && c.list[i].score <= found_score(search, &found[n - 1])) break;
-        if (realize(&one, search, &c.list[i])) n = insert(found, n, most, search, &one);
+        if (n == most && c.list[i].score <= found_score(search, &found[n - 1]))
+            break;
+        if (realize(&one, search, &c.list[i]))
+            n = insert(found, n, most, search, &one);
     }
     free(c.list);
-    if (!n && last_resort(found, search, err) == 0) n = 1;
+    if (!n && last_resort(found, search, err) == 0)
+        n = 1;
     return n ? n : -1;
 }
 
 int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err) {
     Found *found = xcalloc(MAX_REALIZED, sizeof *found);
     const int n = policy_search(found, MAX_REALIZED, search, err);
-    if (n > 0) *best = *sooner = found[0];
+    if (n > 0)
+        *best = *sooner = found[0];
     for (int i = 1; i < n; i++)
-        if (found[i].cost.throughput >= COSTS_LITTLE * best->cost.throughput && found[i].latency < sooner->latency)
+        if (found[i].cost.throughput >= COSTS_LITTLE * best->cost.throughput &&
+            found[i].latency < sooner->latency)
             *sooner = found[i];
     free(found);
     return n;
 }
 
 static int by_latency(const void *a, const void *b) {
-    const Found *x = *(Found *const *)a, *y = *(Found *const *)b; /* in one list: equals stay in its order */
+    const Found *x = *(Found *const *)a,
+                *y = *(Found *const *)b; /* in one list: equals stay in its order */
     return x->latency != y->latency ? (x->latency > y->latency ? 1 : -1) : (x > y) - (x < y);
 }
 
@@ -545,19 +653,25 @@ int policy_frontier(Found *found, int most, const Search *search, Error *err) {
     int n = 0, all = 0;
     Found *every = xcalloc(c.n + 1, sizeof *every), **sorted = xcalloc(c.n + 1, sizeof *sorted);
     for (int i = 0; i < c.n; i++)
-        if (c.list[i].bound > 0 && realize(&every[all], search, &c.list[i])) all++;
-    if (!all && last_resort(every, search, err) == 0) all = 1;
-    for (int i = 0; i < all; i++) sorted[i] = &every[i];
+        if (c.list[i].bound > 0 && realize(&every[all], search, &c.list[i]))
+            all++;
+    if (!all && last_resort(every, search, err) == 0)
+        all = 1;
+    for (int i = 0; i < all; i++)
+        sorted[i] = &every[i];
     qsort(sorted, all, sizeof *sorted, by_latency);
     for (int i = 0; i < all && n < most; i++) /* one that is slower must be better */
-        if (!n || sorted[i]->cost.throughput > found[n - 1].cost.throughput) found[n++] = *sorted[i];
-    free(sorted), free(every), free(c.list);
+        if (!n || sorted[i]->cost.throughput > found[n - 1].cost.throughput)
+            found[n++] = *sorted[i];
+    free(sorted);
+    free(every);
+    free(c.list);
     return n ? n : -1;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Many machines (sections 4.4 and 6.4): the search for one, over its part of the model
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* The model as one of `nodes` machines has it. */
 static Checkpoint *part_of(const Checkpoint *whole, int nodes) {
@@ -569,8 +683,11 @@ static Checkpoint *part_of(const Checkpoint *whole, int nodes) {
 /* Everything on the GPU. */
 static void hold_on_gpu(Search *s) {
     Policy *p = &s->given;
-    p->wg = p->cg = p->hg = 1, p->wc = p->cc = p->hc = 0, p->cpu_attention = false;
-    for (int i = 0; i < 6; i++) s->fixed[i] = true;
+    p->wg = p->cg = p->hg = 1;
+    p->wc = p->cc = p->hc = 0;
+    p->cpu_attention = false;
+    for (int i = 0; i < 6; i++)
+        s->fixed[i] = true;
     s->fixed_attention = true;
 }
 
@@ -578,7 +695,8 @@ int cluster_search(Found *best, const Search *search, bool offloading, Error *er
     Search one = *search;
     Checkpoint *part = part_of(search->checkpoint, search->cluster.nodes);
     one.checkpoint = part;
-    if (!offloading) hold_on_gpu(&one);
+    if (!offloading)
+        hold_on_gpu(&one);
     const int n = policy_search(best, 1, &one, err);
     checkpoint_close(part);
     return n > 0 ? 0 : -1;
@@ -596,7 +714,8 @@ int cluster_least(const Search *search) {
         one.checkpoint = part;
         bool fits = policy_predict(&ignored, &one, &err) == 0;
         checkpoint_close(part);
-        if (fits) return nodes;
+        if (fits)
+            return nodes;
     }
     return 0;
 }

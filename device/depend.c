@@ -1,19 +1,21 @@
 /* depend.c: order follows from use (section 4.2).
  *
- * Figure 4 posts its calls one after the other, and one after the other would be a right order of doing them. What may
- * overlap follows from who uses what: an op must come after the last writers of what it reads, and after the last writers
- * of what it writes and all who have read it since. So schedule.c names no events; overlap is what is left when nothing
- * forbids it.
+ * Figure 4 posts its calls one after the other, and one after the other would be a right order of
+ * doing them. What may overlap follows from who uses what: an op must come after the last writers
+ * of what it reads, and after the last writers of what it writes and all who have read it since. So
+ * schedule.c names no events; overlap is what is left when nothing forbids it.
  *
- * What is used is counted in cells, the smallest things that are used as a whole (a slot of a workspace, a batch's pages of
- * a layer on a tier); the plan numbers them and every view knows its own. A cell keeps two clocks, of its writers and of
- * its readers. A clock says of every lane how many of its ops, from the first on, are meant; since lanes are in order, the
- * newest says it all, and joining two clocks is a maximum per lane.
+ * What is used is counted in cells, the smallest things that are used as a whole (a slot of a
+ * workspace, a batch's pages of a layer on a tier); the plan numbers them and every view knows its
+ * own. A cell keeps two clocks, of its writers and of its readers. A clock says of every lane how
+ * many of its ops, from the first on, are meant; since lanes are in order, the newest says it all,
+ * and joining two clocks is a maximum per lane.
  *
- * Most of what an op must come after is known to be over anyway when it begins: from the ops before it on its lane and from
- * all that those have waited for, or because the posting thread has waited for it. Only the rest become its events, and of
- * those only the ones that no other implies. The posting thread is a user like any other: before it reads a batch's tokens
- * or fills its index tables it asks with depend_host. Read next: quant.c. */
+ * Most of what an op must come after is known to be over anyway when it begins: from the ops before
+ * it on its lane and from all that those have waited for, or because the posting thread has waited
+ * for it. Only the rest become its events, and of those only the ones that no other implies. The
+ * posting thread is a user like any other: before it reads a batch's tokens or fills its index
+ * tables it asks with depend_host. Read next: quant.c. */
 #include <limits.h>
 
 #include "device/parts.h"
@@ -29,7 +31,8 @@ typedef struct {
     Clock written, read; /* read: since it was written last */
 } Cell;
 
-/* Of so many ops of a lane it is remembered what was over when they began; of older ones only that their lane got there. */
+/* Of so many ops of a lane it is remembered what was over when they began; of older ones only that
+ * their lane got there. */
 enum { REMEMBERED = 256 };
 
 /* Neighbouring cells that an op uses as one. */
@@ -51,13 +54,16 @@ struct Depend {
 };
 
 static void join(Clock *a, const Clock *b) {
-    for (int i = 0; i < WIDTH; i++) a->ops[i] = a->ops[i] > b->ops[i] ? a->ops[i] : b->ops[i];
+    for (int i = 0; i < WIDTH; i++)
+        a->ops[i] = a->ops[i] > b->ops[i] ? a->ops[i] : b->ops[i];
 }
 
 /* What is over when an event has happened. */
 static void join_event(Clock *clock, const Depend *d, Event e) {
-    if (d->number[e.lane][e.seq % REMEMBERED] == e.seq) join(clock, &d->past[e.lane][e.seq % REMEMBERED]);
-    if (clock->ops[e.lane] < e.seq) clock->ops[e.lane] = e.seq;
+    if (d->number[e.lane][e.seq % REMEMBERED] == e.seq)
+        join(clock, &d->past[e.lane][e.seq % REMEMBERED]);
+    if (clock->ops[e.lane] < e.seq)
+        clock->ops[e.lane] = e.seq;
 }
 
 /* What a user of the cells must come after. */
@@ -65,7 +71,8 @@ static void join_users(Clock *clock, const Depend *d, Used used) {
     CHECK(used.first >= 0 && used.first + used.n <= d->ncells);
     for (int c = used.first; c < used.first + used.n; c++) {
         join(clock, &d->cell[c].written);
-        if (used.use == WRITES) join(clock, &d->cell[c].read);
+        if (used.use == WRITES)
+            join(clock, &d->cell[c].read);
     }
 }
 
@@ -76,28 +83,36 @@ static void find_used(Depend *d, const Op *op) {
     for (int n = 0; n < op_nviews(op); n++) {
         const Tensor *view = op_view(op, n, &use);
         int r = 0;
-        if (!use || !view->ncells || !view->rows) continue;
-        while (r < d->nused && (d->used[r].first != view->cell || d->used[r].n != view->ncells || d->used[r].use != use))
+        if (!use || !view->ncells || !view->rows)
+            continue;
+        while (r < d->nused && (d->used[r].first != view->cell || d->used[r].n != view->ncells ||
+                                d->used[r].use != use))
             r++;
-        if (r < d->nused) continue;
+        if (r < d->nused)
+            continue;
         CHECK(r < MAX_USED);
         d->used[d->nused++] = (Used){view->cell, view->ncells, use};
     }
 }
 
-/* Of the ops in `need` those that are not in `known`, without those that others imply; `known` has them all in the end. */
+/* Of the ops in `need` those that are not in `known`, without those that others imply; `known` has
+ * them all in the end. */
 static int events_for(Event *wait, const Depend *d, const Clock *need, Clock *known) {
     int n = 0, kept = 0;
     for (int lane = 0; lane < NLANES; lane++)
-        if (need->ops[lane] > known->ops[lane]) wait[n++] = (Event){lane, need->ops[lane]};
+        if (need->ops[lane] > known->ops[lane])
+            wait[n++] = (Event){lane, need->ops[lane]};
     for (int i = 0; i < n; i++) {
         Clock others = {{0}};
         for (int o = 0; o < n; o++)
-            if (o != i && wait[o].seq) join_event(&others, d, wait[o]);
-        if (others.ops[wait[i].lane] >= wait[i].seq) wait[i].seq = 0; /* the others say it */
+            if (o != i && wait[o].seq)
+                join_event(&others, d, wait[o]);
+        if (others.ops[wait[i].lane] >= wait[i].seq)
+            wait[i].seq = 0; /* the others say it */
     }
     for (int i = 0; i < n; i++) {
-        if (!wait[i].seq) continue;
+        if (!wait[i].seq)
+            continue;
         join_event(known, d, wait[i]);
         wait[kept++] = wait[i];
     }
@@ -107,7 +122,8 @@ static int events_for(Event *wait, const Depend *d, const Clock *need, Clock *kn
 void depend_before(Depend *d, Op *op) {
     Clock need = {{0}};
     find_used(d, op);
-    for (int r = 0; r < d->nused; r++) join_users(&need, d, d->used[r]);
+    for (int r = 0; r < d->nused; r++)
+        join_users(&need, d, d->used[r]);
     join(&d->lane[op->lane], &d->host);
     op->nafter = events_for(op->after, d, &need, &d->lane[op->lane]);
 }
@@ -115,7 +131,8 @@ void depend_before(Depend *d, Op *op) {
 /* A writer comes after all users before it, and so stands for them. */
 static void note_use(Depend *d, Used used, Event e) {
     for (int c = used.first; c < used.first + used.n; c++) {
-        if (used.use == WRITES) d->cell[c] = (Cell){{{0}}, {{0}}};
+        if (used.use == WRITES)
+            d->cell[c] = (Cell){{{0}}, {{0}}};
         (used.use == WRITES ? &d->cell[c].written : &d->cell[c].read)->ops[e.lane] = e.seq;
     }
 }
@@ -125,9 +142,11 @@ void depend_posted(Depend *d, Event e) {
     d->past[e.lane][e.seq % REMEMBERED] = d->lane[e.lane];
     d->number[e.lane][e.seq % REMEMBERED] = e.seq;
     for (int r = 0; r < d->nused; r++)
-        if (d->used[r].use == READS) note_use(d, d->used[r], e);
+        if (d->used[r].use == READS)
+            note_use(d, d->used[r], e);
     for (int r = 0; r < d->nused; r++) /* what an op reads and writes, it has written */
-        if (d->used[r].use == WRITES) note_use(d, d->used[r], e);
+        if (d->used[r].use == WRITES)
+            note_use(d, d->used[r], e);
 }
 
 int depend_host(const Depend *d, Event wait[NLANES], const Tensor *view, Use use) {
@@ -144,8 +163,10 @@ void depend_join(Depend *d, int to, int from) {
 }
 
 void depend_fold(Depend *d, const Tensor *view) {
-    for (int c = 1; c < view->ncells; c++) depend_join(d, view->cell, view->cell + c);
-    for (int c = 1; c < view->ncells; c++) d->cell[view->cell + c] = d->cell[view->cell];
+    for (int c = 1; c < view->ncells; c++)
+        depend_join(d, view->cell, view->cell + c);
+    for (int c = 1; c < view->ncells; c++)
+        d->cell[view->cell + c] = d->cell[view->cell];
 }
 
 Depend *depend_open(int ncells) {
@@ -157,57 +178,67 @@ Depend *depend_open(int ncells) {
 }
 
 void depend_close(Depend *d) {
-    if (!d) return;
-    free(d->cell), free(d->past), free(d);
+    if (!d)
+        return;
+    free(d->cell);
+    free(d->past);
+    free(d);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Posting
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static bool wait_for(Poster *to, Event e) {
-    if (!to->failed && to->device->wait(to->device, e, to->err)) to->failed = true;
-    if (to->depend) depend_waited(to->depend, e);
+    if (!to->failed && to->device->wait(to->device, e, to->err))
+        to->failed = true;
+    if (to->depend)
+        depend_waited(to->depend, e);
     return !to->failed;
 }
 
 Event post(Poster *to, Op *op) {
-    if (to->depend) depend_before(to->depend, op);
+    if (to->depend)
+        depend_before(to->depend, op);
     Event e = to->device->post(to->device, op);
-    if (to->depend) depend_posted(to->depend, e);
+    if (to->depend)
+        depend_posted(to->depend, e);
     to->last[e.lane] = e;
-    if (!to->overlap) wait_for(to, e);
+    if (!to->overlap)
+        wait_for(to, e);
     return e;
 }
 
 bool post_host(Poster *to, Tensor view, Use use) {
     Event wait[NLANES];
     int n = depend_host(to->depend, wait, &view, use);
-    for (int i = 0; i < n; i++) wait_for(to, wait[i]);
+    for (int i = 0; i < n; i++)
+        wait_for(to, wait[i]);
     return !to->failed;
 }
 
 bool post_drain(Poster *to) {
     for (int lane = 0; lane < NLANES; lane++)
-        if (to->last[lane].seq) wait_for(to, to->last[lane]);
+        if (to->last[lane].seq)
+            wait_for(to, to->last[lane]);
     return !to->failed;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Copies between tiers
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* depend.c: copies between tiers, in one hop or in two (section 4.2).
  *
- * What rests on disk comes to the GPU by way of the CPU, and goes back the same way: two ops on two lanes, so that the disk
- * can read the next part while the link carries this one. */
+ * What rests on disk comes to the GPU by way of the CPU, and goes back the same way: two ops on two
+ * lanes, so that the disk can read the next part while the link carries this one. */
 
-/* Whether a dense view begins where another ends, and its users are the same. Both together have no more columns than an
- * int counts. */
+/* Whether a dense view begins where another ends, and its users are the same. Both together have no
+ * more columns than an int counts. */
 static bool continues(Tensor before, Tensor t) {
-    return before.cols <= INT_MAX - t.rows * t.cols && before.tier == t.tier && before.file == t.file &&
-           before.region == t.region && before.cell == t.cell && before.type == t.type &&
-           before.offset + tensor_bytes(before) == t.offset;
+    return before.cols <= INT_MAX - t.rows * t.cols && before.tier == t.tier &&
+           before.file == t.file && before.region == t.region && before.cell == t.cell &&
+           before.type == t.type && before.offset + tensor_bytes(before) == t.offset;
 }
 
 int add_move(Move *moves, int n, Tensor dst, Tensor src) {
@@ -216,8 +247,10 @@ int add_move(Move *moves, int n, Tensor dst, Tensor src) {
         moves[n] = (Move){tensor_row(dst), tensor_row(src)};
         return n + 1;
     }
-    last->dst.cols += dst.rows * dst.cols, last->dst.ld = (size_t)last->dst.cols;
-    last->src.cols += src.rows * src.cols, last->src.ld = (size_t)last->src.cols;
+    last->dst.cols += dst.rows * dst.cols;
+    last->dst.ld = (size_t)last->dst.cols;
+    last->src.cols += src.rows * src.cols;
+    last->src.ld = (size_t)last->src.cols;
     return n;
 }
 
@@ -230,10 +263,13 @@ void carry(Poster *to, Op *op, Lane disk_lane, Move *moves, int n, const Stop *s
         Tensor gpu = up ? moves[i].dst : moves[i].src, low = up ? moves[i].src : moves[i].dst;
         if (low.tier == TIER_DISK) {
             const Stop *stop = stops + nstops - 1;
-            while (stop > stops && stop->here.offset > gpu.offset) stop--;
+            while (stop > stops && stop->here.offset > gpu.offset)
+                stop--;
             Tensor there = gpu;
-            there.tier = TIER_CPU, there.region = stop->via.region;
-            there.cell = stop->via.cell, there.ncells = stop->via.ncells;
+            there.tier = TIER_CPU;
+            there.region = stop->via.region;
+            there.cell = stop->via.cell;
+            there.ncells = stop->via.ncells;
             there.offset = stop->via.offset + (gpu.offset - stop->here.offset);
             far[hops++] = up ? (Move){there, low} : (Move){low, there};
             low = there;
@@ -243,6 +279,7 @@ void carry(Poster *to, Op *op, Lane disk_lane, Move *moves, int n, const Stop *s
     for (int hop = 0; hop < 2; hop++) {
         const bool disk = hop == !up;
         op->lane = disk ? disk_lane : gpu_lane;
-        if (disk ? hops : crossing) post(to, op_copy(op, disk ? far : moves, disk ? hops : crossing));
+        if (disk ? hops : crossing)
+            post(to, op_copy(op, disk ? far : moves, disk ? hops : crossing));
     }
 }

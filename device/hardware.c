@@ -1,10 +1,12 @@
 /* hardware.c: a machine as numbers (section 4.3), and what an op takes on it.
  *
- * The first chapter is what the cost model and the sim ask. The others are the hardware file, one JSON object: what the
- * paper's Table 7 calls hardware constants, in bytes, bytes/s and FLOP/s. A rate may differ between the two phases, and
- * then comes as a pair of keys with _p (prefill) and _g (generation). A value that is missing, misspelt or impossible is
- * refused by name, never guessed: a wrong rate gives a wrong policy that looks like a right one. The file is a flag's
- * argument, so whatever is wrong with it asks for EXIT_USAGE. What is written is read back to the same bits. Read next: base/team.c. */
+ * The first chapter is what the cost model and the sim ask. The others are the hardware file, one
+ * JSON object: what the paper's Table 7 calls hardware constants, in bytes, bytes/s and FLOP/s. A
+ * rate may differ between the two phases, and then comes as a pair of keys with _p (prefill) and _g
+ * (generation). A value that is missing, misspelt or impossible is refused by name, never guessed:
+ * a wrong rate gives a wrong policy that looks like a right one. The file is a flag's argument, so
+ * whatever is wrong with it asks for EXIT_USAGE. What is written is read back to the same bits.
+ * Read next: base/team.c. */
 #include "device/parts.h"
 
 #include <cjson/cJSON.h>
@@ -12,21 +14,25 @@
 
 #include "io/io.h"
 
-// ---------------------------------------------------------------------------------------------------------------
-// What an op takes: by the curve that was measured for it; where there is none, the longer of computing and of reading
-// memory
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
+// What an op takes: by the curve that was measured for it; where there is none, the longer of
+// computing and of reading memory
+// -------------------------------------------------------------------------------------------------
 
 static double bound_seconds(double flops, double rate, double bytes, double bdw) {
     return fmax(flops / rate, memory_seconds(bytes, bdw));
 }
 
-/* Flops of one size over the rate there. Between two points the seconds for a flop of each unit of size are on a line. */
+/* Flops of one size over the rate there. Between two points the seconds for a flop of each unit of
+ * size are on a line. */
 static double curve_seconds(const Curve *c, double size, double flops) {
     int i = 1;
-    if (size <= c->size[0]) return flops / c->rate[0];
-    if (size >= c->size[c->n - 1]) return flops / c->rate[c->n - 1];
-    while (size > c->size[i]) i++;
+    if (size <= c->size[0])
+        return flops / c->rate[0];
+    if (size >= c->size[c->n - 1])
+        return flops / c->rate[c->n - 1];
+    while (size > c->size[i])
+        i++;
     double before = c->size[i - 1] / c->rate[i - 1], after = c->size[i] / c->rate[i];
     double part = (size - c->size[i - 1]) / (c->size[i] - c->size[i - 1]);
     return flops / size * (before + part * (after - before));
@@ -35,35 +41,45 @@ static double curve_seconds(const Curve *c, double size, double flops) {
 /* Bytes of a packed number, of an F16: 4 bits, and a group's header of 32 for 64 numbers. */
 static const double PACKED = 4.5 / 16;
 
-double linear_seconds(const Hardware *h, bool prefill, double m, double n, double k, double act_bytes, bool packed) {
+double linear_seconds(const Hardware *h, bool prefill, double m, double n, double k,
+                      double act_bytes, bool packed) {
     const Curve *curve = packed && h->mm_packed.n ? &h->mm_packed : &h->mm_rows;
     double flops = 2 * m * n * k, weights = (packed ? PACKED : 1) * 2 * n * k;
-    if (curve->n) return curve_seconds(curve, m, flops);
-    return bound_seconds(flops, h->mm_flops[prefill], weights + act_bytes * m * (n + k), h->gpu_bdw);
+    if (curve->n)
+        return curve_seconds(curve, m, flops);
+    return bound_seconds(flops, h->mm_flops[prefill], weights + act_bytes * m * (n + k),
+                         h->gpu_bdw);
 }
 
-double attend_prefill_seconds(const Hardware *h, double nseq, double s, double h1, double act_bytes) {
+double attend_prefill_seconds(const Hardware *h, double nseq, double s, double h1,
+                              double act_bytes) {
     double flops = 4 * h1 * nseq * s * (s + 1) / 2;
-    if (h->bmm_tokens[1].n) return curve_seconds(&h->bmm_tokens[1], s, flops);
+    if (h->bmm_tokens[1].n)
+        return curve_seconds(&h->bmm_tokens[1], s, flops);
     return bound_seconds(flops, h->bmm_flops[1], nseq * s * h1 * (2 * act_bytes + 4), h->gpu_bdw);
 }
 
-double attend_seconds(const Hardware *h, bool on_cpu, bool prefill, double nseq, double len, double h1, bool packed) {
-    const Curve *curve = on_cpu ? &h->cpu_tokens : &h->bmm_tokens[0], *fewer = on_cpu ? &h->cpu_packed : &h->bmm_packed;
+double attend_seconds(const Hardware *h, bool on_cpu, bool prefill, double nseq, double len,
+                      double h1, bool packed) {
+    const Curve *curve = on_cpu ? &h->cpu_tokens : &h->bmm_tokens[0],
+                *fewer = on_cpu ? &h->cpu_packed : &h->bmm_packed;
     double flops = 4 * h1 * nseq * len, bytes = packed ? PACKED * flops : flops;
-    if (packed && fewer->n) curve = fewer;
-    if (curve->n) return curve_seconds(curve, len, flops);
-    return bound_seconds(flops, (on_cpu ? h->cpu_flops : h->bmm_flops)[prefill], bytes, on_cpu ? h->cpu_bdw : h->gpu_bdw);
+    if (packed && fewer->n)
+        curve = fewer;
+    if (curve->n)
+        return curve_seconds(curve, len, flops);
+    return bound_seconds(flops, (on_cpu ? h->cpu_flops : h->bmm_flops)[prefill], bytes,
+                         on_cpu ? h->cpu_bdw : h->gpu_bdw);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The keys of a hardware file
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 typedef enum { NUMBER, PAIR, OPTIONAL, FLAG, CURVE } Form;
 
-/* Bounds keep every size below 2^63 and every quotient of a size and a rate finite. A pair fills two doubles, a curve
- * a Curve: its rates are in FLOP/s, and `unit` is what its sizes count. */
+/* Bounds keep every size below 2^63 and every quotient of a size and a rate finite. A pair fills
+ * two doubles, a curve a Curve: its rates are in FLOP/s, and `unit` is what its sizes count. */
 typedef struct {
     const char *key;
     size_t offset;
@@ -85,21 +101,28 @@ static const Key keys[] = {
     {"gmem", CAPACITY(gmem), "capacity of the GPU tier at that time"},
     {"cmem", CAPACITY(cmem), "capacity of the CPU tier at that time"},
     {"nmem", CAPACITY(nmem), "capacity of the disk tier at that time"},
-    {"ctog_bdw", LINK(ctog_bdw), "copies of 8 MiB from the CPU tier to the GPU tier, out of cold memory"},
-    {"gtoc_bdw", LINK(gtoc_bdw), "copies of 8 MiB from the GPU tier to the CPU tier, out of cold memory"},
-    {"dtoc_bdw", LINK(dtoc_bdw), "the offload file read back in pieces of 8 MiB, past the page cache"},
-    {"ctod_bdw", LINK(ctod_bdw), "the offload file written in pieces of 8 MiB, each until it is on the disk"},
-    {"mm_flops", COMPUTE(mm_flops), "the curve mm_rows at 1024 rows (prefill) and at 16 (generation)"},
+    {"ctog_bdw", LINK(ctog_bdw),
+     "copies of 8 MiB from the CPU tier to the GPU tier, out of cold memory"},
+    {"gtoc_bdw", LINK(gtoc_bdw),
+     "copies of 8 MiB from the GPU tier to the CPU tier, out of cold memory"},
+    {"dtoc_bdw", LINK(dtoc_bdw),
+     "the offload file read back in pieces of 8 MiB, past the page cache"},
+    {"ctod_bdw", LINK(ctod_bdw),
+     "the offload file written in pieces of 8 MiB, each until it is on the disk"},
+    {"mm_flops", COMPUTE(mm_flops),
+     "the curve mm_rows at 1024 rows (prefill) and at 16 (generation)"},
     {"bmm_flops", COMPUTE(bmm_flops), "the curves bmm_tokens_p and bmm_tokens_g at 512 tokens"},
     {"cpu_flops", COMPUTE(cpu_flops), "the curve cpu_tokens at 512 tokens"},
     {"gpu_bdw", MEMORY(gpu_bdw), "layernorm: bytes read and written"},
-    {"cpu_bdw", MEMORY(cpu_bdw), "the best of cpu_tokens, which does a flop for each byte of K and V that it reads"},
+    {"cpu_bdw", MEMORY(cpu_bdw),
+     "the best of cpu_tokens, which does a flop for each byte of K and V that it reads"},
     {"op_s", SECONDS(op_s), "a chain of layernorms of 16 numbers, from lane to lane"},
     {"copy_core_s", SECONDS(copy_core_s),
      "linear of 16 rows beside copies to the GPU tier: seconds lost over bytes copied"},
     {"disk_core_s", SECONDS(disk_core_s),
      "linear of 16 rows beside reads of the offload file: seconds lost over bytes read"},
-    {"shared_cores", AT(shared_cores), FLAG, "", 0, 1, "the host device computes and copies on the same cores"},
+    {"shared_cores", AT(shared_cores), FLAG, "", 0, 1,
+     "the host device computes and copies on the same cores"},
     {"mm_rows", BY("rows", mm_rows), "linear of a layer's four shapes with cold weights"},
     {"bmm_tokens_p", BY("tokens", bmm_tokens[1]), "attend_prefill of prompts of so many tokens"},
     {"bmm_tokens_g", BY("tokens", bmm_tokens[0]), "attend over cold pages on the GPU tier"},
@@ -122,21 +145,25 @@ static KeyName phase_key(const char *key, int prefill) {
     return name;
 }
 
-/* The key of that name, of len characters; it stands for the phases from *first to *last. NULL: there is none. */
+/* The key of that name, of len characters; it stands for the phases from *first to *last. NULL:
+ * there is none. */
 static const Key *find_key(int *first, int *last, const char *name, size_t len) {
     for (const Key *k = keys; k < keys + NKEYS; k++)
-        for (int phase = -1; phase < (k->form == PAIR ? 2 : 0); phase++) { /* -1: both, or there are none */
+        for (int phase = -1; phase < (k->form == PAIR ? 2 : 0);
+             phase++) { /* -1: both, or there are none */
             const KeyName one = phase_key(k->key, phase == 1);
             const char *key = phase < 0 ? k->key : one.text;
-            *first = phase == 1, *last = phase < 0 ? k->form == PAIR : phase;
-            if (strlen(key) == len && !memcmp(key, name, len)) return k;
+            *first = phase == 1;
+            *last = phase < 0 ? k->form == PAIR : phase;
+            if (strlen(key) == len && !memcmp(key, name, len))
+                return k;
         }
     return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Reading one
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 typedef struct {
     const char *path;
@@ -150,7 +177,8 @@ static bool in_range(const cJSON *value, double lo, double hi) {
 }
 
 /* name: of the value in messages. */
-static int read_number(double *number, const Reader *r, const cJSON *value, const Key *k, const char *name) {
+static int read_number(double *number, const Reader *r, const cJSON *value, const Key *k,
+                       const char *name) {
     if (!in_range(value, k->lo, k->hi))
         return json_refuse(r->err, r->path, name, value, "a number of %s from %g to %g",
                            k->form == CURVE ? "FLOP/s" : k->unit, k->lo, k->hi);
@@ -164,13 +192,16 @@ static int read_point(Curve *curve, int i, const Reader *r, const cJSON *point, 
     const double before = i > 1 ? curve->size[i - 2] : 1;
     char name[MAX_KEY + 40], found[100];
     snprintf(name, sizeof name, "%s: point %d", k->key, i);
-    if (!cJSON_IsArray(point)) return json_refuse(r->err, r->path, name, point, "[%s, FLOP/s]", k->unit);
+    if (!cJSON_IsArray(point))
+        return json_refuse(r->err, r->path, name, point, "[%s, FLOP/s]", k->unit);
     if (cJSON_GetArraySize(point) != 2)
-        return fail(r->err, EXIT_USAGE, "%s: %s is a list of %d; expected [%s, FLOP/s]", r->path, name,
-                    cJSON_GetArraySize(point), k->unit);
+        return fail(r->err, EXIT_USAGE, "%s: %s is a list of %d; expected [%s, FLOP/s]", r->path,
+                    name, cJSON_GetArraySize(point), k->unit);
     if (!in_range(size, i > 1 ? nextafter(before, INFINITY) : 1, MOST_SIZE))
-        return fail(r->err, EXIT_USAGE, "%s: %s has a size of %s; expected a number of %s %s %.15g, to %g", r->path, name,
-                    json_describe(found, size), k->unit, i > 1 ? "above" : "from", before, MOST_SIZE);
+        return fail(r->err, EXIT_USAGE,
+                    "%s: %s has a size of %s; expected a number of %s %s %.15g, to %g", r->path,
+                    name, json_describe(found, size), k->unit, i > 1 ? "above" : "from", before,
+                    MOST_SIZE);
     snprintf(name, sizeof name, "%s: the rate of point %d", k->key, i);
     curve->size[i - 1] = size->valuedouble;
     return read_number(&curve->rate[i - 1], r, rate, k, name);
@@ -179,32 +210,44 @@ static int read_point(Curve *curve, int i, const Reader *r, const cJSON *point, 
 static int read_curve(Curve *curve, const Reader *r, const cJSON *list, const Key *k) {
     const int n = cJSON_GetArraySize(list);
     const cJSON *point = list->child;
-    if (!cJSON_IsArray(list)) return json_refuse(r->err, r->path, k->key, list, "a list of points [%s, FLOP/s]", k->unit);
+    if (!cJSON_IsArray(list))
+        return json_refuse(r->err, r->path, k->key, list, "a list of points [%s, FLOP/s]", k->unit);
     if (n < 1 || n > MAX_POINTS)
-        return fail(r->err, EXIT_USAGE, "%s: %s has %d points; expected 1 to %d", r->path, k->key, n, MAX_POINTS);
+        return fail(r->err, EXIT_USAGE, "%s: %s has %d points; expected 1 to %d", r->path, k->key,
+                    n, MAX_POINTS);
     for (int i = 1; i <= n; i++, point = point->next)
-        if (read_point(curve, i, r, point, k) != 0) return -1;
+        if (read_point(curve, i, r, point, k) != 0)
+            return -1;
     curve->n = n;
     return 0;
 }
 
-/* Of a pair KEY is for both phases, or KEY_p and KEY_g for one each; what has been read is not 0. */
+/* Of a pair KEY is for both phases, or KEY_p and KEY_g for one each; what has been read is not 0.
+ */
 static int read_member(const Reader *r, const cJSON *value) {
     int first, last;
     const Key *k = find_key(&first, &last, value->string, strlen(value->string));
     if (!k)
-        return fail(r->err, EXIT_USAGE, "%s: has an unknown key \"%.60s\"; expected only the keys of a hardware file",
+        return fail(r->err, EXIT_USAGE,
+                    "%s: has an unknown key \"%.60s\"; expected only the keys of a hardware file",
                     r->path, value->string);
     void *to = (char *)r->to + k->offset;
     double *number = to;
-    if (k->form == CURVE) return read_curve(to, r, value, k);
-    if (k->form == FLAG && !cJSON_IsBool(value)) return json_refuse(r->err, r->path, k->key, value, "true or false");
-    if (k->form == FLAG) return *(bool *)to = cJSON_IsTrue(value), 0;
+    if (k->form == CURVE)
+        return read_curve(to, r, value, k);
+    if (k->form == FLAG && !cJSON_IsBool(value))
+        return json_refuse(r->err, r->path, k->key, value, "true or false");
+    if (k->form == FLAG) {
+        *(bool *)to = cJSON_IsTrue(value);
+        return 0;
+    }
     for (int p = first; p <= last; p++) {
         if (k->form == PAIR && number[p] != 0)
-            return fail(r->err, EXIT_USAGE, "%s: has both %s and %s; expected %s alone, or %s_p and %s_g", r->path, k->key,
-                        phase_key(k->key, p).text, k->key, k->key, k->key);
-        if (read_number(&number[p], r, value, k, value->string)) return -1;
+            return fail(r->err, EXIT_USAGE,
+                        "%s: has both %s and %s; expected %s alone, or %s_p and %s_g", r->path,
+                        k->key, phase_key(k->key, p).text, k->key, k->key, k->key);
+        if (read_number(&number[p], r, value, k, value->string))
+            return -1;
     }
     return 0;
 }
@@ -213,22 +256,30 @@ static int read_member(const Reader *r, const cJSON *value) {
 static int check_present(const Reader *r, const Key *k) {
     const double *number = (const double *)((const char *)r->to + k->offset);
     if (k->form == NUMBER && number[0] == 0)
-        return fail(r->err, EXIT_USAGE, "%s: has no %s; expected a number of %s", r->path, k->key, k->unit);
-    if (k->form != PAIR || (number[0] != 0 && number[1] != 0)) return 0;
+        return fail(r->err, EXIT_USAGE, "%s: has no %s; expected a number of %s", r->path, k->key,
+                    k->unit);
+    if (k->form != PAIR || (number[0] != 0 && number[1] != 0))
+        return 0;
     const KeyName one = phase_key(k->key, number[0] != 0);
-    return fail(r->err, EXIT_USAGE, "%s: has no %s; expected %s, a number of %s, or %s_p and %s_g", r->path,
-                number[0] != number[1] ? one.text : k->key, k->key, k->unit, k->key, k->key);
+    return fail(r->err, EXIT_USAGE, "%s: has no %s; expected %s, a number of %s, or %s_p and %s_g",
+                r->path, number[0] != number[1] ? one.text : k->key, k->key, k->unit, k->key,
+                k->key);
 }
 
 /* It is printed on lines of its own. */
 static int read_name(const Reader *r) {
     const cJSON *name = json_get(r->json, "name");
-    if (!name) return fail(r->err, EXIT_USAGE, "%s: has no name; expected a text that says which machine this is", r->path);
-    bool is_text = cJSON_IsString(name) && name->valuestring[0] && strlen(name->valuestring) <= MOST_NAME;
+    if (!name)
+        return fail(r->err, EXIT_USAGE,
+                    "%s: has no name; expected a text that says which machine this is", r->path);
+    bool is_text =
+        cJSON_IsString(name) && name->valuestring[0] && strlen(name->valuestring) <= MOST_NAME;
     for (const char *c = is_text ? name->valuestring : ""; *c; c++)
-        if ((unsigned char)*c < ' ' || *c == 127) is_text = false;
+        if ((unsigned char)*c < ' ' || *c == 127)
+            is_text = false;
     if (!is_text)
-        return json_refuse(r->err, r->path, "name", name, "a text of 1 to %d bytes without control characters", MOST_NAME);
+        return json_refuse(r->err, r->path, "name", name,
+                           "a text of 1 to %d bytes without control characters", MOST_NAME);
     strcpy(r->to->name, name->valuestring);
     return 0;
 }
@@ -241,11 +292,13 @@ static int check_sources(const Reader *r, const cJSON *sources) {
     for (const cJSON *source = sources ? sources->child : NULL; source; source = source->next) {
         snprintf(name, sizeof name, "sources: %.60s", source->string);
         if (!cJSON_IsString(source))
-            return json_refuse(r->err, r->path, name, source, "a text that says where the value is from");
+            return json_refuse(r->err, r->path, name, source,
+                               "a text that says where the value is from");
         if (!json_get(r->json, source->string))
-            return fail(r->err, EXIT_USAGE,
-                        "%s: sources: has \"%.60s\", which is no key of this file; expected one that is", r->path,
-                        source->string);
+            return fail(
+                r->err, EXIT_USAGE,
+                "%s: sources: has \"%.60s\", which is no key of this file; expected one that is",
+                r->path, source->string);
     }
     return 0;
 }
@@ -253,10 +306,13 @@ static int check_sources(const Reader *r, const cJSON *sources) {
 static int read_object(const Reader *r) {
     const cJSON *name = json_get(r->json, "name"), *sources = json_get(r->json, "sources");
     for (const cJSON *child = r->json->child; child; child = child->next)
-        if (child != name && child != sources && read_member(r, child)) return -1;
-    if (check_sources(r, sources) || read_name(r)) return -1;
+        if (child != name && child != sources && read_member(r, child))
+            return -1;
+    if (check_sources(r, sources) || read_name(r))
+        return -1;
     for (int i = 0; i < NKEYS; i++)
-        if (check_present(r, &keys[i])) return -1;
+        if (check_present(r, &keys[i]))
+            return -1;
     return 0;
 }
 
@@ -274,7 +330,8 @@ int hardware_read(Hardware *hardware, const char *path, Error *err) {
 
 /* Whether a rate of some phase counts no more, since it was measured at several sizes. */
 static bool has_curve(const Hardware *h, const Key *k) {
-    return (k->offset == AT(mm_flops) && h->mm_rows.n) || (k->offset == AT(cpu_flops) && h->cpu_tokens.n) ||
+    return (k->offset == AT(mm_flops) && h->mm_rows.n) ||
+           (k->offset == AT(cpu_flops) && h->cpu_tokens.n) ||
            (k->offset == AT(bmm_flops) && (h->bmm_tokens[0].n || h->bmm_tokens[1].n));
 }
 
@@ -284,22 +341,29 @@ int hardware_change(Hardware *h, const char *change, Error *err) {
     const Key *k = text ? find_key(&first, &last, change, (size_t)(text - change)) : NULL;
     char *end;
     if (!k || k->form == FLAG || k->form == CURVE)
-        return fail(err, EXIT_USAGE, "--with %.60s: expected KEY=NUMBER of a hardware file, such as ctog_bdw=24e9", change);
+        return fail(err, EXIT_USAGE,
+                    "--with %.60s: expected KEY=NUMBER of a hardware file, such as ctog_bdw=24e9",
+                    change);
     const double number = strtod(text + 1, &end);
     if (end == text + 1 || *end || !(number >= k->lo && number <= k->hi))
-        return fail(err, EXIT_USAGE, "--with %.60s: expected a number of %s from %g to %g", change, k->unit, k->lo, k->hi);
+        return fail(err, EXIT_USAGE, "--with %.60s: expected a number of %s from %g to %g", change,
+                    k->unit, k->lo, k->hi);
     if (has_curve(h, k))
         return fail(err, EXIT_USAGE,
-                    "--with %.60s: the machine has a curve in its place; name one without, or change its file", change);
-    for (int p = first; p <= last; p++) ((double *)((char *)h + k->offset))[p] = number;
+                    "--with %.60s: the machine has a curve in its place; name one without, or "
+                    "change its file",
+                    change);
+    for (int p = first; p <= last; p++)
+        ((double *)((char *)h + k->offset))[p] = number;
     const size_t used = strlen(h->name), more = strlen(", ") + strlen(change);
-    if (used + more < sizeof h->name) sprintf(h->name + used, ", %s", change);
+    if (used + more < sizeof h->name)
+        sprintf(h->name + used, ", %s", change);
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Writing one
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static cJSON *exact(double number) {
     char text[100];
@@ -317,14 +381,17 @@ static cJSON *curve_points(const Curve *curve) {
     return list;
 }
 
-/* Into the file, and how it was measured into its sources. A pair of equal rates is written as one; what may be left out is
- * where it is 0. */
+/* Into the file, and how it was measured into its sources. A pair of equal rates is written as one;
+ * what may be left out is where it is 0. */
 static void write_key(cJSON *json, cJSON *sources, const Hardware *h, const Key *k) {
     const void *from = (const char *)h + k->offset;
     const double *value = from;
     const bool pair = k->form == PAIR && value[0] != value[1],
                disk = k->offset == AT(dtoc_bdw) || k->offset == AT(ctod_bdw);
-    if (k->form == CURVE ? !((const Curve *)from)->n : k->form == FLAG ? !*(const bool *)from : !pair && !*value) return;
+    if (k->form == CURVE  ? !((const Curve *)from)->n
+        : k->form == FLAG ? !*(const bool *)from
+                          : !pair && !*value)
+        return;
     for (int p = pair; p >= 0; p--) {
         const KeyName one = phase_key(k->key, p);
         const char *key = pair ? one.text : k->key;
@@ -333,15 +400,19 @@ static void write_key(cJSON *json, cJSON *sources, const Hardware *h, const Key 
                               : k->form == FLAG ? cJSON_CreateTrue()
                                                 : exact(value[p]));
         cJSON_AddStringToObject(sources, key,
-                                disk && *value == NO_DISK ? "not measured: there was no disk to write to" : k->measured);
+                                disk && *value == NO_DISK
+                                    ? "not measured: there was no disk to write to"
+                                    : k->measured);
     }
 }
 
 void hardware_write(const Hardware *hardware, const char *measured, FILE *out) {
     cJSON *json = cJSON_CreateObject(), *sources = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "name", hardware->name);
-    if (measured) cJSON_AddStringToObject(sources, "name", measured);
-    for (int i = 0; i < NKEYS; i++) write_key(json, sources, hardware, &keys[i]);
+    if (measured)
+        cJSON_AddStringToObject(sources, "name", measured);
+    for (int i = 0; i < NKEYS; i++)
+        write_key(json, sources, hardware, &keys[i]);
     measured ? (void)cJSON_AddItemToObject(json, "sources", sources) : cJSON_Delete(sources);
     json_print(out, json);
     cJSON_Delete(json);

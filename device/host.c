@@ -1,21 +1,22 @@
-/* host.c: the device that is this CPU: embeddings and layer norms, new rows of the cache, the next token. With
- * host_linear.c (products) and host_attend.c (attention) it is the arithmetic of one OPT layer and of the next token, as
- * plain C. host_run has a function for each op; it specifies what the CUDA launcher for the same op computes, host_attend
- * what gpu_attend does.
+/* host.c: the device that is this CPU: embeddings and layer norms, new rows of the cache, the next
+ * token. With host_linear.c (products) and host_attend.c (attention) it is the arithmetic of one
+ * OPT layer and of the next token, as plain C. host_run has a function for each op; it specifies
+ * what the CUDA launcher for the same op computes, host_attend what gpu_attend does.
  *
- * Contract. Batch invariance: an output element is computed by one fixed sequence of float operations, whatever the
- * other rows are, wherever its tile lies, however many threads run, whatever the page size. So every sum has one order,
- * which each file states. Nothing is static, and working memory is each thread's own, so any lanes may call at once.
- * Read next: host_linear.c. */
+ * Contract. Batch invariance: an output element is computed by one fixed sequence of float
+ * operations, whatever the other rows are, wherever its tile lies, however many threads run,
+ * whatever the page size. So every sum has one order, which each file states. Nothing is static,
+ * and working memory is each thread's own, so any lanes may call at once. Read next: host_linear.c.
+ */
 #include <math.h>
 
 #include "device/parts.h"
 
 const char *host_isa(void) { return ISA; }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Rows: embed, layernorm
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static void embed_rows(const void *embed, int first, int n) {
     const Op *op = embed;
@@ -25,7 +26,8 @@ static void embed_rows(const void *embed, int first, int n) {
         for (int c = 0; c < y.cols; c += VL) {
             size_t at = (size_t)r * y.cols + c;
             V v = load_any(table.at, table.type, idx[r] * table.ld + c, y.cols - c);
-            if (op->add) v = load_any(y.at, y.type, at, y.cols - c) + v;
+            if (op->add)
+                v = load_any(y.at, y.type, at, y.cols - c) + v;
             store_any(y.at, y.type, at, v, y.cols - c);
         }
     }
@@ -46,7 +48,8 @@ static float row_sum(const float *x, float shift, int power, int cols) {
         sum += power == 1 ? d : d * d;
     }
     float tail = 0;
-    for (; c < cols; c++) tail += power == 1 ? x[c] - shift : (x[c] - shift) * (x[c] - shift);
+    for (; c < cols; c++)
+        tail += power == 1 ? x[c] - shift : (x[c] - shift) * (x[c] - shift);
     return v_sum(sum) + tail;
 }
 
@@ -72,23 +75,23 @@ static void host_layernorm(const Op *op) {
     host_share((double)x.rows * x.cols, x.rows, normalize_rows, op);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Packed weights to F16; new k and v, into pages
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static void host_unpack(const Op *op) {
     const Tensor w = op->unpack.w, packed = op->unpack.packed;
     for (int g = 0; g < packed.rows; g++)
-        quant_unpack_rows((f16 *)w.at + (size_t)g * GROUP * w.cols, (const uint8_t *)packed.at + (size_t)g * packed.cols,
-                          w.cols);
+        quant_unpack_rows((f16 *)w.at + (size_t)g * GROUP * w.cols,
+                          (const uint8_t *)packed.at + (size_t)g * packed.cols, w.cols);
 }
 
 static void pack_rows(const void *pack, int first, int n) {
     const Op *op = pack;
     const Tensor packed = op->pack.packed, kv = op->pack.kv;
     for (int r = first; r < first + n; r++) /* what is not finite poisons its group alone */
-        quant_pack_heads((uint8_t *)packed.at + (size_t)r * packed.cols, (const f16 *)kv.at + r * kv.ld, 2 * op->nh,
-                         op->hd);
+        quant_pack_heads((uint8_t *)packed.at + (size_t)r * packed.cols,
+                         (const f16 *)kv.at + r * kv.ld, 2 * op->nh, op->hd);
 }
 
 static void host_pack(const Op *op) {
@@ -96,7 +99,8 @@ static void host_pack(const Op *op) {
     host_share(4.0 * kv.rows * kv.cols, kv.rows, pack_rows, op);
 }
 
-/* Row after row: a token's k goes to one place and its v to another, and both are written in order. */
+/* Row after row: a token's k goes to one place and its v to another, and both are written in order.
+ */
 static void append_rows(const void *append, int first, int n) {
     const Op *op = append;
     const Tensor kv = op->append.kv, pages = op->append.pages, k = op->append.k;
@@ -115,7 +119,8 @@ static void append_rows(const void *append, int first, int n) {
             memcpy(to_k, from, bytes);
             memcpy(to_v, from_v, bytes);
         }
-        for (int h = 0; op->study.bits && h < op->nh; h++) { /* what is not finite poisons its group alone */
+        for (int h = 0; op->study.bits && h < op->nh;
+             h++) { /* what is not finite poisons its group alone */
             quant_round((f16 *)to_k + h * op->hd, 1, op->hd, op->study);
             quant_round((f16 *)to_v + h * op->hd, 1, op->hd, op->study);
         }
@@ -124,22 +129,27 @@ static void append_rows(const void *append, int first, int n) {
 
 static void host_append(const Op *op) {
     const Tensor kv = op->append.kv;
-    const double work = kv.type != op->append.k.type ? 4.0 * kv.rows * kv.cols : (double)tensor_bytes(kv) / 2;
-    host_share(op->lane == D_WRITE ? 0 : work, kv.rows, append_rows, op); /* that lane has no others beside it */
+    const double work =
+        kv.type != op->append.k.type ? 4.0 * kv.rows * kv.cols : (double)tensor_bytes(kv) / 2;
+    host_share(op->lane == D_WRITE ? 0 : work, kv.rows, append_rows,
+               op); /* that lane has no others beside it */
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The next token
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static int pick_greedy(const float *logits, int vocab) {
     V top = v_set(-INFINITY); /* no comparison with NaN is true, so none gets in */
     int i = 0;
-    for (; i + VL <= vocab; i += VL) top = v_max(top, v_load(logits + i));
+    for (; i + VL <= vocab; i += VL)
+        top = v_max(top, v_load(logits + i));
     float best = v_largest(top);
-    for (; i < vocab; i++) best = best < logits[i] ? logits[i] : best;
+    for (; i < vocab; i++)
+        best = best < logits[i] ? logits[i] : best;
     for (i = 0; i < vocab; i++)
-        if (logits[i] == best) return i;
+        if (logits[i] == best)
+            return i;
     return 0;
 }
 
@@ -148,34 +158,42 @@ static bool before(const float *p, int a, int b) { return p[a] > p[b] || (p[a] =
 
 static void heap_sink(int *heap, int n, int at, const float *p) {
     for (int child; (child = 2 * at + 1) < n; at = child) {
-        if (child + 1 < n && before(p, heap[child + 1], heap[child])) child++;
-        if (before(p, heap[at], heap[child])) return;
+        if (child + 1 < n && before(p, heap[child + 1], heap[child]))
+            child++;
+        if (before(p, heap[at], heap[child]))
+            return;
         int swap = heap[at];
-        heap[at] = heap[child], heap[child] = swap;
+        heap[at] = heap[child];
+        heap[child] = swap;
     }
 }
 
 /* Moves the first of n tokens behind the others, and returns it. */
 static int heap_pop(int *heap, int n, const float *p) {
     int first = heap[0];
-    heap[0] = heap[n - 1], heap[n - 1] = first;
+    heap[0] = heap[n - 1];
+    heap[n - 1] = first;
     heap_sink(heap, n - 1, 0, p);
     return first;
 }
 
-/* Puts the first tokens of ids[vocab] in order of probability at its END, the most probable last, and returns how many:
- * top_k, or fewer whose mass reaches top_p of what top_k left. A heap, so that only what is kept gets sorted. */
+/* Puts the first tokens of ids[vocab] in order of probability at its END, the most probable last,
+ * and returns how many: top_k, or fewer whose mass reaches top_p of what top_k left. A heap, so
+ * that only what is kept gets sorted. */
 static int pick_cut(int *ids, const float *p, double *mass, const Sampling *s, int vocab) {
     const bool cut_k = s->top_k > 0 && s->top_k < vocab;
     const int most = cut_k ? s->top_k : vocab;
     int sorted = 0, kept = 0;
     double sum = 0;
-    for (int i = vocab / 2; i-- > 0;) heap_sink(ids, vocab, i, p);
+    for (int i = vocab / 2; i-- > 0;)
+        heap_sink(ids, vocab, i, p);
     if (cut_k)
-        for (*mass = 0; sorted < most;) *mass += p[heap_pop(ids, vocab - sorted++, p)];
+        for (*mass = 0; sorted < most;)
+            *mass += p[heap_pop(ids, vocab - sorted++, p)];
     const double want = s->top_p < 1 ? s->top_p * *mass : INFINITY;
     while (kept < most && (kept == 0 || sum < want)) {
-        if (kept == sorted) heap_pop(ids, vocab - sorted++, p);
+        if (kept == sorted)
+            heap_pop(ids, vocab - sorted++, p);
         sum += p[ids[vocab - ++kept]];
     }
     *mass = sum;
@@ -191,14 +209,18 @@ static int pick_sample(const float *logits, double u, const Sampling *s, int voc
         V x = v_load_part(logits + i, vocab - i), d = (x - logits[best]) / s->temperature;
         v_store(p + i, v_select(d == d, v_exp(d), v_set(0))); /* NaN weighs nothing */
     }
-    for (int i = 0; i < vocab; i++) ids[vocab - 1 - i] = i, mass += p[i];
+    for (int i = 0; i < vocab; i++) {
+        ids[vocab - 1 - i] = i;
+        mass += p[i];
+    }
     bool cut = (s->top_k > 0 && s->top_k < vocab) || s->top_p < 1;
     int kept = cut ? pick_cut(ids, p, &mass, s, vocab) : vocab;
     double sum = 0;
     for (int i = 0; i < kept; i++) {
         int id = ids[vocab - 1 - i];
         sum += p[id];
-        if (sum > u * mass) return id;
+        if (sum > u * mass)
+            return id;
     }
     return best; /* nothing has a weight: infinities, or no numbers at all */
 }
@@ -211,8 +233,9 @@ static void pick_rows(const void *pick, int first, int n) {
     const int32_t *prompt = op->pick.prompt.at, *pos = op->pick.pos.at;
     for (int r = first; r < first + n; r++) {
         const float *row = (const float *)op->pick.logits.at + (size_t)r * vocab;
-        ids[r] = s->temperature > 0 ? pick_sample(row, random_draw(s->seed, prompt[r], pos[r]), s, vocab)
-                                    : pick_greedy(row, vocab);
+        ids[r] = s->temperature > 0
+                     ? pick_sample(row, random_draw(s->seed, prompt[r], pos[r]), s, vocab)
+                     : pick_greedy(row, vocab);
     }
 }
 
@@ -229,7 +252,8 @@ static double sum_exp(const float *x, float top, int n) {
         V part = {0};
         for (int at = i; at < imin(n, i + SHORT); at += VL) {
             V e = v_exp(v_load_part(x + at, n - at) - top);
-            for (int lane = n - at; lane < VL; lane++) e[lane] = 0;
+            for (int lane = n - at; lane < VL; lane++)
+                e[lane] = 0;
             part += e;
         }
         sum += v_sum(part);
@@ -258,10 +282,12 @@ static void host_score(const Op *op) {
 
 void host_run(const Op *op) {
     static void (*const run[NCODES])(const Op *) = {
-        [OP_EMBED] = host_embed,   [OP_LAYERNORM] = host_layernorm, [OP_LINEAR] = host_linear,
-        [OP_UNPACK] = host_unpack, [OP_PACK] = host_pack,           [OP_ATTEND_PREFILL] = host_attend_prefill,
-        [OP_ATTEND] = host_attend, [OP_SELECT] = host_select,       [OP_WEIGH] = host_weigh,
-        [OP_APPEND] = host_append, [OP_PICK] = host_pick,           [OP_SCORE] = host_score,
+        [OP_EMBED] = host_embed,   [OP_LAYERNORM] = host_layernorm,
+        [OP_LINEAR] = host_linear, [OP_UNPACK] = host_unpack,
+        [OP_PACK] = host_pack,     [OP_ATTEND_PREFILL] = host_attend_prefill,
+        [OP_ATTEND] = host_attend, [OP_SELECT] = host_select,
+        [OP_WEIGH] = host_weigh,   [OP_APPEND] = host_append,
+        [OP_PICK] = host_pick,     [OP_SCORE] = host_score,
     };
     CHECK(run[op->code]);
     run[op->code](op);

@@ -1,20 +1,25 @@
 /* lanes.c: the host and the cuda device, as in-order lanes (section 4.2).
  *
- * A lane is a queue with a thread. An op begins when all its `after` events have happened and everything before it in its
- * lane is done; its own event is its place in the lane. PROJECT and FINISH share the GPU, and so a thread. On the host
- * device every thread does the work itself. On the cuda device a lane that touches the GPU is a stream, and its thread only
- * posts there: it waits until what an op needs is done or, on other streams, posted, tells its stream to wait for those,
- * and goes on ahead of the GPU. Where one batch is in flight alone, the halves of its layers follow each other anyway: then
- * ops of FINISH join the queue and the stream of PROJECT, and no marks are needed between them.
+ * A lane is a queue with a thread. An op begins when all its `after` events have happened and
+ * everything before it in its lane is done; its own event is its place in the lane. PROJECT and
+ * FINISH share the GPU, and so a thread. On the host device every thread does the work itself. On
+ * the cuda device a lane that touches the GPU is a stream, and its thread only posts there: it
+ * waits until what an op needs is done or, on other streams, posted, tells its stream to wait for
+ * those, and goes on ahead of the GPU. Where one batch is in flight alone, the halves of its layers
+ * follow each other anyway: then ops of FINISH join the queue and the stream of PROJECT, and no
+ * marks are needed between them.
  *
- * The host device's links can be slowed (Device.link), to show on a laptop what a PCIe link or a disk does to a schedule.
- * The lanes that are busy on a link share it equally, as in the sim. An op first waits until its bytes would have crossed
- * and copies them then, so that an event that is missing shows; the wait counts as busy, since the link is.
+ * The host device's links can be slowed (Device.link), to show on a laptop what a PCIe link or a
+ * disk does to a schedule. The lanes that are busy on a link share it equally, as in the sim. An op
+ * first waits until its bytes would have crossed and copies them then, so that an event that is
+ * missing shows; the wait counts as busy, since the link is.
  *
- * With a trace every op is noted when it has ended: on a stream by spans between two marks, which then are of one call of
- * Figure 4 each, in times of the GPU's clock brought to ours. Without one marks have no times, which would take the GPU's.
+ * With a trace every op is noted when it has ended: on a stream by spans between two marks, which
+ * then are of one call of Figure 4 each, in times of the GPU's clock brought to ours. Without one
+ * marks have no times, which would take the GPU's.
  *
- * The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread posts. Read next: tiers.c. */
+ * The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread
+ * posts. Read next: tiers.c. */
 #include <math.h>
 #include <pthread.h>
 #include <time.h>
@@ -24,9 +29,11 @@
 
 enum { RING = MARKS };
 
-static const double CATCH_UP = 4e-3; /* of a slowed link: seconds that a lane may be late and still catch up */
-static const double MEMORY = 0.875;  /* a copy leaves so much of what is remembered of those before it */
-static const double POLL = 50e-6;    /* to be woken takes about as long */
+static const double CATCH_UP =
+    4e-3; /* of a slowed link: seconds that a lane may be late and still catch up */
+static const double MEMORY =
+    0.875; /* a copy leaves so much of what is remembered of those before it */
+static const double POLL = 50e-6; /* to be woken takes about as long */
 
 typedef struct LaneDevice LaneDevice;
 
@@ -39,11 +46,12 @@ typedef struct {
     size_t nmoves;  /* of the ring that are free again behind it */
 } Posted;
 
-/* A slowed link. The lanes on it share it equally, so one number tells how far all of them are: a lane that needs `bytes`
- * has them when served has grown by so much. */
+/* A slowed link. The lanes on it share it equally, so one number tells how far all of them are: a
+ * lane that needs `bytes` has them when served has grown by so much. */
 typedef struct {
-    int busy;            /* lanes that are on it */
-    double at, served;   /* by that time a lane that was always on it would have been given so many bytes */
+    int busy; /* lanes that are on it */
+    double at,
+        served; /* by that time a lane that was always on it would have been given so many bytes */
     pthread_cond_t left; /* a lane has left, so that the others are faster, or an op has failed */
 } Link;
 
@@ -61,16 +69,19 @@ typedef struct {
     bool started;              /* there is a thread, to be joined */
     pthread_cond_t ready_cond; /* its thread may go on */
     pthread_cond_t done_cond;
-    uint64_t posted, begun, done; /* ops so far; on a stream done means posted there, with a mark behind */
-    uint64_t awaited;             /* the first op for which someone sleeps on done_cond */
-    uint64_t retired;             /* of a stream: ops known to have happened */
-    uint64_t mark[RING];          /* of a stream: the op behind which the mark is that ends this one's span */
-    int sleepers[RING];           /* threads that sleep until a mark, which may not be set anew meanwhile */
+    uint64_t posted, begun,
+        done;         /* ops so far; on a stream done means posted there, with a mark behind */
+    uint64_t awaited; /* the first op for which someone sleeps on done_cond */
+    uint64_t retired; /* of a stream: ops known to have happened */
+    uint64_t
+        mark[RING];     /* of a stream: the op behind which the mark is that ends this one's span */
+    int sleepers[RING]; /* threads that sleep until a mark, which may not be set anew meanwhile */
     Posted ring[RING];
-    Span span[RING];     /* of a stream: by its first op */
-    double began;        /* when the op that runs or is being posted began; INFINITY: none is */
-    double noted;        /* when the newest op, of a stream the newest slice, ended */
-    bool on_link;        /* on its slowed link: from an op that had to wait to one behind which no other is ready */
+    Span span[RING]; /* of a stream: by its first op */
+    double began;    /* when the op that runs or is being posted began; INFINITY: none is */
+    double noted;    /* when the newest op, of a stream the newest slice, ended */
+    bool on_link; /* on its slowed link: from an op that had to wait to one behind which no other is
+                     ready */
     double served;       /* Link.served at which its op is done */
     double copied, took; /* recent copies: bytes and seconds, the older the less */
     Move *moves;         /* ring of move_capacity; those of an op lie together */
@@ -86,7 +97,8 @@ struct LaneDevice {
     bool stop, failed;
     bool alone;      /* no pipeline: nothing will be sent */
     bool one_stream; /* of FINISH and PROJECT */
-    bool mixes;      /* sweeps mix prompts with new tokens, which share their seconds by what the lanes were busy */
+    bool mixes; /* sweeps mix prompts with new tokens, which share their seconds by what the lanes
+                   were busy */
     Error error;
     LaneState lane[NLANES];
     Link link[NCHANNELS];
@@ -95,21 +107,24 @@ struct LaneDevice {
     Reach reach;
 };
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Lanes
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static bool is_stream(const LaneDevice *d, int lane) { return arenas_is_stream(&d->arenas, lane); }
 
-/* From now on ops do nothing, and none waits for its link. With the lock held, as everywhere up to post. */
+/* From now on ops do nothing, and none waits for its link. With the lock held, as everywhere up to
+ * post. */
 static void give_up(LaneDevice *d) {
     d->failed = true;
-    for (int c = 0; c < NCHANNELS; c++) pthread_cond_broadcast(&d->link[c].left);
+    for (int c = 0; c < NCHANNELS; c++)
+        pthread_cond_broadcast(&d->link[c].left);
 }
 
 /* The first fault stays. */
 static void note_failure(LaneDevice *d, const Error *err) {
-    if (d->failed) return;
+    if (d->failed)
+        return;
     d->error = *err;
     give_up(d);
 }
@@ -126,8 +141,8 @@ static double lanes_settled(const LaneDevice *d) {
     return first;
 }
 
-/* A slice for a span that has happened. The GPU's clock does not run quite as ours does, but what has begun was posted
- * before, and what has ended has ended by now. */
+/* A slice for a span that has happened. The GPU's clock does not run quite as ours does, but what
+ * has begun was posted before, and what has ended has ended by now. */
 static void note_span(LaneDevice *d, LaneState *lane, uint64_t first, double took) {
     Span *span = &lane->span[first % RING];
     double begin = d->gpu->began(d->gpu, lane->index, first), end = begin + took;
@@ -135,7 +150,8 @@ static void note_span(LaneDevice *d, LaneState *lane, uint64_t first, double too
     d->gpu_ahead = fmin(d->gpu_ahead, begin - span->posted);
     begin = fmax(begin - d->gpu_ahead, lane->noted);
     lane->noted = fmax(end - d->gpu_ahead, lane->noted);
-    span->slice.begin = begin, span->slice.end = lane->noted;
+    span->slice.begin = begin;
+    span->slice.end = lane->noted;
     trace_add(d->base.trace, &span->slice, lanes_settled(d));
 }
 
@@ -147,65 +163,77 @@ static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
         double took = span->timed ? d->gpu->took(d->gpu, lane->index, first, end) : 0;
         const Slice *slice = &span->slice;
         d->base.count[slice->lane].busy_s += took;
-        if (slice->prefill) d->base.count[slice->lane].prefill_s += took;
-        if (d->base.trace) note_span(d, lane, first, took);
+        if (slice->prefill)
+            d->base.count[slice->lane].prefill_s += took;
+        if (d->base.trace)
+            note_span(d, lane, first, took);
         lane->retired = end;
     }
 }
 
 /* Sleeps until the lane has come to op seq, or not quite so far: whoever calls asks again. */
 static void sleep_on(LaneDevice *d, LaneState *lane, uint64_t seq) {
-    if (seq < lane->awaited) lane->awaited = seq;
+    if (seq < lane->awaited)
+        lane->awaited = seq;
     pthread_cond_wait(&lane->done_cond, &d->lock);
 }
 
 /* Whether the lane's first op could begin now. */
 static bool first_is_ready(LaneDevice *d, const LaneState *lane) {
-    if (lane->begun == lane->posted) return false;
+    if (lane->begun == lane->posted)
+        return false;
     const Op *op = &lane->ring[lane->begun % RING].op;
     for (int i = 0; i < op->nafter; i++)
-        if (op->after[i].lane != lane->index && d->lane[op->after[i].lane].done < op->after[i].seq) return false;
+        if (op->after[i].lane != lane->index && d->lane[op->after[i].lane].done < op->after[i].seq)
+            return false;
     return true;
 }
 
 /* Wakes the lane's thread if the first op can begin. PROJECT's serves FINISH too. */
 static void wake_ready(LaneDevice *d, const LaneState *lane) {
-    if (first_is_ready(d, lane)) pthread_cond_signal(&d->lane[lane->index == FINISH ? PROJECT : lane->index].ready_cond);
+    if (first_is_ready(d, lane))
+        pthread_cond_signal(&d->lane[lane->index == FINISH ? PROJECT : lane->index].ready_cond);
 }
 
-/* The lane has come farther. It wakes only those who may go on: to wake a thread takes longer than most ops of a small
- * model do. */
+/* The lane has come farther. It wakes only those who may go on: to wake a thread takes longer than
+ * most ops of a small model do. */
 static void wake_waiting(LaneDevice *d, LaneState *lane) {
     if (lane->begun >= lane->awaited) {
         lane->awaited = UINT64_MAX;
         pthread_cond_broadcast(&lane->done_cond);
     }
-    for (int i = 0; i < NLANES; i++) wake_ready(d, &d->lane[i]);
+    for (int i = 0; i < NLANES; i++)
+        wake_ready(d, &d->lane[i]);
 }
 
-/* Sleeps until a stream, which has been given op seq and a mark behind it, has done it. The lock is free meanwhile. */
+/* Sleeps until a stream, which has been given op seq and a mark behind it, has done it. The lock is
+ * free meanwhile. */
 static void sleep_until(LaneDevice *d, LaneState *lane, uint64_t seq) {
-    if (d->failed || lane->retired >= seq) return;
+    if (d->failed || lane->retired >= seq)
+        return;
     uint64_t mark = lane->mark[seq % RING];
     Error err;
     lane->sleepers[mark % RING]++;
     pthread_mutex_unlock(&d->lock);
     int status = d->gpu->sync(d->gpu, lane->index, mark, &err);
     pthread_mutex_lock(&d->lock);
-    if (!--lane->sleepers[mark % RING]) pthread_cond_broadcast(&lane->done_cond);
+    if (!--lane->sleepers[mark % RING])
+        pthread_cond_broadcast(&lane->done_cond);
     if (status)
         note_failure(d, &err);
     else
         retire(d, lane, mark);
 }
 
-/* Sleeps until the event has happened; where a stream waits for a stream, only until it can be told to. waiter: NULL for
- * the thread that posts. */
+/* Sleeps until the event has happened; where a stream waits for a stream, only until it can be told
+ * to. waiter: NULL for the thread that posts. */
 static void await(LaneDevice *d, LaneState *waiter, Event e) {
     LaneState *lane = &d->lane[e.lane];
     Error err;
-    while (lane->done < e.seq) sleep_on(d, lane, e.seq);
-    if (!is_stream(d, e.lane) || waiter == lane) return;
+    while (lane->done < e.seq)
+        sleep_on(d, lane, e.seq);
+    if (!is_stream(d, e.lane) || waiter == lane)
+        return;
     if (!waiter || !is_stream(d, waiter->index))
         sleep_until(d, lane, e.seq);
     else if (!d->failed && lane->retired < e.seq &&
@@ -213,16 +241,20 @@ static void await(LaneDevice *d, LaneState *waiter, Event e) {
         note_failure(d, &err);
 }
 
-/* Sets a mark behind what a stream has been given, so that others can wait for it. One mark serves a span of ops that
- * begin one behind the other: marks take the GPU's time. */
+/* Sets a mark behind what a stream has been given, so that others can wait for it. One mark serves
+ * a span of ops that begin one behind the other: marks take the GPU's time. */
 static void end_span(LaneDevice *d, LaneState *lane) {
     uint64_t last = lane->begun;
     Error err;
-    if (lane->done == last) return;
-    while (lane->sleepers[last % RING]) pthread_cond_wait(&lane->done_cond, &d->lock); /* they are about to wake */
-    for (uint64_t seq = lane->done + 1; seq <= last; seq++) lane->mark[seq % RING] = last;
+    if (lane->done == last)
+        return;
+    while (lane->sleepers[last % RING])
+        pthread_cond_wait(&lane->done_cond, &d->lock); /* they are about to wake */
+    for (uint64_t seq = lane->done + 1; seq <= last; seq++)
+        lane->mark[seq % RING] = last;
     const bool timed = lane->span[(lane->done + 1) % RING].timed;
-    if (!d->failed && (timed ? d->gpu->end : d->gpu->mark)(d->gpu, lane->index, last, &err)) note_failure(d, &err);
+    if (!d->failed && (timed ? d->gpu->end : d->gpu->mark)(d->gpu, lane->index, last, &err))
+        note_failure(d, &err);
     lane->done = last;
     wake_waiting(d, lane);
 }
@@ -230,36 +262,47 @@ static void end_span(LaneDevice *d, LaneState *lane) {
 /* What no trace tells apart counts for the lane whose queue it was in. */
 static Slice slice_of_job(const LaneDevice *d, const Posted *job, double begin, double end) {
     Slice slice = slice_of(&job->op, job->bytes, begin, end);
-    if (d->base.trace) slice.lane = job->lane;
+    if (d->base.trace)
+        slice.lane = job->lane;
     return slice;
 }
 
-/* Whether the op belongs to another call than the span that it could join: a trace tells them apart. */
+/* Whether the op belongs to another call than the span that it could join: a trace tells them
+ * apart. */
 static bool is_other_call(const LaneDevice *d, const LaneState *lane, const Posted *job) {
-    const Slice slice = slice_of_job(d, job, 0, 0), *span = &lane->span[(lane->done + 1) % RING].slice;
-    return d->base.trace && lane->begun != lane->done && (span->lane != slice.lane || !same_call(span, &slice));
+    const Slice slice = slice_of_job(d, job, 0, 0),
+                *span = &lane->span[(lane->done + 1) % RING].slice;
+    return d->base.trace && lane->begun != lane->done &&
+           (span->lane != slice.lane || !same_call(span, &slice));
 }
 
-/* Makes the stream wait for what its next op needs. Ops without events of their own belong to the span before them. */
+/* Makes the stream wait for what its next op needs. Ops without events of their own belong to the
+ * span before them. */
 static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
     const Op *op = &job->op;
     uint64_t seq = lane->begun + 1;
     Error err;
-    if (op->nafter || lane->begun - lane->done >= RING / 2 || is_other_call(d, lane, job)) end_span(d, lane);
-    if (seq > RING) sleep_until(d, lane, seq - RING); /* its mark is needed again; no stream is farther ahead of the GPU */
+    if (op->nafter || lane->begun - lane->done >= RING / 2 || is_other_call(d, lane, job))
+        end_span(d, lane);
+    if (seq > RING)
+        sleep_until(
+            d, lane,
+            seq - RING); /* its mark is needed again; no stream is farther ahead of the GPU */
     if (lane->begun != lane->done) {
         lane->span[(lane->done + 1) % RING].slice.bytes += job->bytes;
         return;
     }
-    for (int i = 0; i < op->nafter; i++) await(d, lane, op->after[i]);
+    for (int i = 0; i < op->nafter; i++)
+        await(d, lane, op->after[i]);
     const bool timed = d->base.trace || d->mixes;
     lane->span[seq % RING] = (Span){slice_of_job(d, job, 0, 0), lane->began = seconds_now(), timed};
-    if (timed && !d->failed && d->gpu->begin(d->gpu, lane->index, seq, &err)) note_failure(d, &err);
+    if (timed && !d->failed && d->gpu->begin(d->gpu, lane->index, seq, &err))
+        note_failure(d, &err);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Slowed links
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* The rate that holds for the job, in bytes/s; 0: no slower than it is. */
 static double link_rate(const LaneDevice *d, const Posted *job) {
@@ -270,29 +313,39 @@ static double link_rate(const LaneDevice *d, const Posted *job) {
 /* Reckons up to now. */
 static void link_advance(Link *link, double rate) {
     double t = seconds_now();
-    if (link->busy) link->served += (t - link->at) * rate / link->busy;
+    if (link->busy)
+        link->served += (t - link->at) * rate / link->busy;
     link->at = t;
 }
 
-/* Sleeps until the lane has got all it needs, or will have in `early` seconds. The lock is free meanwhile. */
+/* Sleeps until the lane has got all it needs, or will have in `early` seconds. The lock is free
+ * meanwhile. */
 static void link_wait(LaneDevice *d, const LaneState *lane, Link *link, double rate, double early) {
     for (;;) {
         link_advance(link, rate);
         double rest = (lane->served - link->served) * link->busy / rate - early;
-        if (d->failed || rest <= 0) return;
-        double until = link->at + fmin(rest, 1e6); /* if no lane leaves before; one that joins makes it later */
+        if (d->failed || rest <= 0)
+            return;
+        double until =
+            link->at +
+            fmin(rest, 1e6); /* if no lane leaves before; one that joins makes it later */
         const struct timespec t = timespec_at(until);
         pthread_cond_timedwait(&link->left, &d->lock, &t);
     }
 }
 
-/* Runs a job so that it takes as long as its bytes on the link. The real copy comes last, and the wait before it is shorter
- * by what copies take. Threads wake late; an op that was ready begins where the one before it should have ended. */
+/* Runs a job so that it takes as long as its bytes on the link. The real copy comes last, and the
+ * wait before it is shorter by what copies take. Threads wake late; an op that was ready begins
+ * where the one before it should have ended. */
 static int run_on_link(LaneDevice *d, LaneState *lane, Posted *job, double rate, Error *err) {
     Link *link = &d->link[lane_channel[lane->index]];
     int status = 0;
     link_advance(link, rate);
-    if (!lane->on_link) lane->on_link = true, lane->served = link->served, link->busy++;
+    if (!lane->on_link) {
+        lane->on_link = true;
+        lane->served = link->served;
+        link->busy++;
+    }
     lane->served = fmax(lane->served, link->served - CATCH_UP * rate) + job->bytes;
     link_wait(d, lane, link, rate, lane->copied ? job->bytes * lane->took / lane->copied : 0);
     if (!d->failed) {
@@ -302,7 +355,8 @@ static int run_on_link(LaneDevice *d, LaneState *lane, Posted *job, double rate,
         lane->took = MEMORY * lane->took + seconds_now() - begin;
         lane->copied = MEMORY * lane->copied + job->bytes;
         pthread_mutex_lock(&d->lock);
-        if (!status) link_wait(d, lane, link, rate, 0); /* the copy was faster than expected */
+        if (!status)
+            link_wait(d, lane, link, rate, 0); /* the copy was faster than expected */
     }
     return status;
 }
@@ -310,16 +364,17 @@ static int run_on_link(LaneDevice *d, LaneState *lane, Posted *job, double rate,
 /* Behind the lane's last op that could begin, so that the others get its share. */
 static void link_leave(LaneDevice *d, LaneState *lane) {
     Link *link = &d->link[lane_channel[lane->index]];
-    if (!lane->on_link) return;
+    if (!lane->on_link)
+        return;
     link_advance(link, d->base.link[lane_channel[lane->index]]);
     lane->on_link = false;
     link->busy--;
     pthread_cond_broadcast(&link->left);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Threads, posting, waiting
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Runs a job and notes it. The lock is free while it runs. */
 static void run_job(LaneDevice *d, LaneState *lane, Posted *job) {
@@ -336,13 +391,17 @@ static void run_job(LaneDevice *d, LaneState *lane, Posted *job) {
         end = seconds_now();
         pthread_mutex_lock(&d->lock);
     }
-    if (status) note_failure(d, &err);
-    if (is_stream(d, lane->index)) return; /* its marks tell */
+    if (status)
+        note_failure(d, &err);
+    if (is_stream(d, lane->index))
+        return; /* its marks tell */
     lane->noted = end;
     d->base.count[lane->index].busy_s += end - begin;
-    if (job->op.prefill) d->base.count[lane->index].prefill_s += end - begin;
+    if (job->op.prefill)
+        d->base.count[lane->index].prefill_s += end - begin;
     const Slice slice = slice_of_job(d, job, begin, end);
-    if (d->base.trace && !d->failed) trace_add(d->base.trace, &slice, lanes_settled(d));
+    if (d->base.trace && !d->failed)
+        trace_add(d->base.trace, &slice, lanes_settled(d));
 }
 
 /* Runs the lane's first op, whose events have all happened, or on streams been posted. */
@@ -350,7 +409,8 @@ static void run_first(LaneDevice *d, LaneState *lane) {
     Posted *job = &lane->ring[lane->begun % RING];
     bool stream = is_stream(d, lane->index);
     int delay = d->base.delay_us[lane->index];
-    for (int i = 0; i < job->op.nafter && !stream; i++) await(d, lane, job->op.after[i]);
+    for (int i = 0; i < job->op.nafter && !stream; i++)
+        await(d, lane, job->op.after[i]);
     if (delay && !d->failed) {
         link_leave(d, lane);
         pthread_mutex_unlock(&d->lock);
@@ -358,18 +418,22 @@ static void run_first(LaneDevice *d, LaneState *lane) {
         pthread_mutex_lock(&d->lock);
     }
     if (d->base.stop && __atomic_load_n(d->base.stop, __ATOMIC_RELAXED))
-        note_failure(d, &(Error){EXIT_FAILED, "stopped"}); /* somebody outside wants the run to end */
-    if (stream) begin_on_stream(d, lane, job);
-    if (!d->failed) run_job(d, lane, job);
+        note_failure(d,
+                     &(Error){EXIT_FAILED, "stopped"}); /* somebody outside wants the run to end */
+    if (stream)
+        begin_on_stream(d, lane, job);
+    if (!d->failed)
+        run_job(d, lane, job);
     lane->began = INFINITY;
     lane->moves_done += job->nmoves;
     lane->begun++;
-    if (!stream) lane->done = lane->begun;
+    if (!stream)
+        lane->done = lane->begun;
     wake_waiting(d, lane);
 }
 
-/* The thread of a lane, or of the two that share the GPU: of their first ops it takes the one that can begin, and of two
- * that can the one that was posted earlier. */
+/* The thread of a lane, or of the two that share the GPU: of their first ops it takes the one that
+ * can begin, and of two that can the one that was posted earlier. */
 static void *lane_main(void *arg) {
     LaneState *lane = arg;
     LaneDevice *d = lane->device;
@@ -377,7 +441,8 @@ static void *lane_main(void *arg) {
     pthread_mutex_lock(&d->lock);
     for (;;) {
         const bool ready[] = {first_is_ready(d, lane), other != lane && first_is_ready(d, other)};
-        const Lane turn = gpu_turn(ready, lane->ring[lane->begun % RING].order, other->ring[other->begun % RING].order);
+        const Lane turn = gpu_turn(ready, lane->ring[lane->begun % RING].order,
+                                   other->ring[other->begun % RING].order);
         if (turn != NLANES) {
             run_first(d, turn == FINISH ? other : lane);
             continue;
@@ -396,8 +461,8 @@ static void *lane_main(void *arg) {
     return NULL;
 }
 
-/* A place for n moves behind those of the lane that are still wanted, and how many of the ring they take: where they do
- * not fit before its end, they begin anew. */
+/* A place for n moves behind those of the lane that are still wanted, and how many of the ring they
+ * take: where they do not fit before its end, they begin anew. */
 static size_t place_moves(const LaneDevice *d, const LaneState *lane, size_t n, size_t *at) {
     size_t first = lane->moves_posted % d->move_capacity, rest = d->move_capacity - first;
     *at = n <= rest ? first : 0;
@@ -406,9 +471,13 @@ static size_t place_moves(const LaneDevice *d, const LaneState *lane, size_t n, 
 
 /* The op as its queue has it: what comes before it there has happened when it begins. */
 static void enqueue(Posted *job, const Op *op, Lane queue) {
-    job->op = *op, job->op.lane = queue, job->lane = op->lane, job->op.nafter = 0;
+    job->op = *op;
+    job->op.lane = queue;
+    job->lane = op->lane;
+    job->op.nafter = 0;
     for (int i = 0; i < op->nafter; i++)
-        if (op->after[i].lane != (int)queue) job->op.after[job->op.nafter++] = op->after[i];
+        if (op->after[i].lane != (int)queue)
+            job->op.after[job->op.nafter++] = op->after[i];
 }
 
 /* Queues an op; waits only where the lane's ring is full. */
@@ -420,16 +489,22 @@ static Event device_post(Device *base, const Op *op) {
     const size_t moves = op->code == OP_COPY ? op->nmoves : 0;
     size_t at, take = place_moves(d, lane, moves, &at);
     CHECK(2 * moves <= d->move_capacity);
-    if (!d->nposted) d->arenas.net = base->net; /* no lane has begun */
+    if (!d->nposted)
+        d->arenas.net = base->net; /* no lane has begun */
     reach_op(&d->reach, base->peak, op);
-    size_t bytes = op_count(&base->count[op->lane], op, lengths ? arenas_indices(&d->arenas, *lengths) : NULL);
+    size_t bytes =
+        op_count(&base->count[op->lane], op, lengths ? arenas_indices(&d->arenas, *lengths) : NULL);
     pthread_mutex_lock(&d->lock);
-    while (lane->posted - lane->done == RING || lane->moves_posted - lane->moves_done + take > d->move_capacity)
+    while (lane->posted - lane->done == RING ||
+           lane->moves_posted - lane->moves_done + take > d->move_capacity)
         sleep_on(d, lane, lane->begun + 1);
     Posted *job = &lane->ring[lane->posted % RING];
     enqueue(job, op, queue);
-    job->order = d->nposted++, job->bytes = bytes, job->nmoves = take;
-    if (moves) job->op.moves = memcpy(lane->moves + at, op->moves, moves * sizeof(Move));
+    job->order = d->nposted++;
+    job->bytes = bytes;
+    job->nmoves = take;
+    if (moves)
+        job->op.moves = memcpy(lane->moves + at, op->moves, moves * sizeof(Move));
     lane->moves_posted += take;
     Event event = {queue, ++lane->posted};
     wake_ready(d, lane);
@@ -447,7 +522,8 @@ static int device_wait(Device *base, Event e, Error *err) {
         note_failure(d, &err);
     }
     bool failed = d->failed;
-    if (failed) *err = d->error;
+    if (failed)
+        *err = d->error;
     pthread_mutex_unlock(&d->lock);
     return failed ? -1 : 0;
 }
@@ -459,7 +535,8 @@ static void device_upload(Device *base, Tensor dst, size_t first, const void *sr
     int status = arenas_upload(&d->arenas, dst, first, src, count, &err);
     pthread_mutex_lock(&d->lock);
     reach_note(&d->reach, base->peak, dst);
-    if (status) note_failure(d, &err);
+    if (status)
+        note_failure(d, &err);
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -475,19 +552,21 @@ static double device_now(Device *base) {
     return seconds_now();
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Opening and closing
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static void device_close(Device *base) {
     LaneDevice *d = (LaneDevice *)base;
     pthread_mutex_lock(&d->lock);
     d->stop = true;
     give_up(d); /* what is still queued is no longer wanted */
-    for (int i = 0; i < NLANES; i++) pthread_cond_signal(&d->lane[i].ready_cond);
+    for (int i = 0; i < NLANES; i++)
+        pthread_cond_signal(&d->lane[i].ready_cond);
     pthread_mutex_unlock(&d->lock);
     for (int i = 0; i < NLANES; i++)
-        if (d->lane[i].started) pthread_join(d->lane[i].thread, NULL);
+        if (d->lane[i].started)
+            pthread_join(d->lane[i].thread, NULL);
     for (int i = 0; i < NLANES; i++) { /* not before: lanes signal each other */
         pthread_cond_destroy(&d->lane[i].ready_cond);
         pthread_cond_destroy(&d->lane[i].done_cond);
@@ -495,7 +574,8 @@ static void device_close(Device *base) {
     }
     arenas_close(&d->arenas);
     pthread_mutex_destroy(&d->lock);
-    for (int c = 0; c < NCHANNELS; c++) pthread_cond_destroy(&d->link[c].left);
+    for (int c = 0; c < NCHANNELS; c++)
+        pthread_cond_destroy(&d->link[c].left);
     free(d);
 }
 
@@ -505,54 +585,70 @@ static void init_locks(LaneDevice *d) {
         pthread_cond_init(&d->lane[i].ready_cond, NULL);
         pthread_cond_init(&d->lane[i].done_cond, NULL);
     }
-    for (int c = 0; c < NCHANNELS; c++) cond_open(&d->link[c].left); /* the clock of now */
+    for (int c = 0; c < NCHANNELS; c++)
+        cond_open(&d->link[c].left); /* the clock of now */
 }
 
 static int open_lanes(LaneDevice *d, Error *err) {
     for (int i = 0; i < NLANES; i++) {
         LaneState *lane = &d->lane[i];
         lane->moves = xcalloc(d->move_capacity, sizeof(Move));
-        if (i == FINISH || (lane_channel[i] == NET && d->alone)) continue; /* PROJECT's thread serves FINISH */
+        if (i == FINISH || (lane_channel[i] == NET && d->alone))
+            continue; /* PROJECT's thread serves FINISH */
         int status = pthread_create(&lane->thread, NULL, lane_main, lane);
         lane->started = !status;
-        if (status) return fail_to_start(err, status);
+        if (status)
+            return fail_to_start(err, status);
     }
     return 0;
 }
 
 /* gpu NULL: the host device. */
-static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err) {
+static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint,
+                           const char *offload_dir, Error *err) {
     LaneDevice *d = xcalloc(1, sizeof *d);
-    d->base = (Device){.name = gpu ? "cuda" : "host", .act_type = gpu ? F16 : F32, .post = device_post};
-    d->base.upload = device_upload, d->base.wait = device_wait, d->base.host = device_host;
-    d->base.now = device_now, d->base.close = device_close;
+    d->base =
+        (Device){.name = gpu ? "cuda" : "host", .act_type = gpu ? F16 : F32, .post = device_post};
+    d->base.upload = device_upload;
+    d->base.wait = device_wait;
+    d->base.host = device_host;
+    d->base.now = device_now;
+    d->base.close = device_close;
     CHECK(plan->act_type == d->base.act_type);
     d->alone = plan->config.stages < 2;
     d->gpu = gpu;
     d->one_stream = gpu && plan->batches == 1;
     d->mixes = plan->policy.schedule == SCHEDULE_DIAGONAL;
-    if (gpu) gpu->poll_s = d->one_stream ? POLL : 0; /* then nothing is done while a thread wakes up */
+    if (gpu)
+        gpu->poll_s = d->one_stream ? POLL : 0; /* then nothing is done while a thread wakes up */
     reach_open(&d->reach, d->base.peak, plan);
-    d->move_capacity = 2 * (256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES));
+    d->move_capacity =
+        2 * (256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES));
     for (int i = 0; i < NLANES; i++) {
-        d->lane[i].device = d, d->lane[i].index = i;
-        d->lane[i].awaited = UINT64_MAX, d->lane[i].began = INFINITY;
+        d->lane[i].device = d;
+        d->lane[i].index = i;
+        d->lane[i].awaited = UINT64_MAX;
+        d->lane[i].began = INFINITY;
     }
     init_locks(d);
     if (host_threads_missing())
         fail(&d->base.notice, EXIT_OK,
-             "%d of %d threads compute: no more can be started (see ulimit -u and the control group's pids limit)",
+             "%d of %d threads compute: no more can be started (see ulimit -u and the control "
+             "group's pids limit)",
              host_threads(), host_threads() + host_threads_missing());
-    if (!arenas_open(&d->arenas, gpu, plan, checkpoint, offload_dir, &d->base.notice, err) && !open_lanes(d, err))
+    if (!arenas_open(&d->arenas, gpu, plan, checkpoint, offload_dir, &d->base.notice, err) &&
+        !open_lanes(d, err))
         return &d->base;
     device_close(&d->base);
     return NULL;
 }
 
-Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err) {
+Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir,
+                  Error *err) {
     return device_open(NULL, plan, checkpoint, offload_dir, err);
 }
 
-Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *err) {
+Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir,
+                  Error *err) {
     return device_open(gpu, plan, checkpoint, offload_dir, err);
 }

@@ -1,18 +1,21 @@
 /* pipeline.c: the network between the stages of a pipeline of machines (section 4.4), over MPI.
  *
- * MPI's own blocking calls spin, and each would take a processor from the stage. Here one thread serves the network; it
- * alone calls MPI, begins what the others ask for, looks which of it is done, and sleeps between two looks. The others
- * sleep until theirs is done. A slowed wire is a time before which a message is not begun.
+ * MPI's own blocking calls spin, and each would take a processor from the stage. Here one thread
+ * serves the network; it alone calls MPI, begins what the others ask for, looks which of it is
+ * done, and sleeps between two looks. The others sleep until theirs is done. A slowed wire is a
+ * time before which a message is not begun.
  *
- * Why nothing can be stuck here. A message arrives when its sender and its receiver have both asked for it: each stage's
- * thread then has its MPI_Isend or MPI_Irecv posted, and never waits for anything but the next look, so that MPI gets as
- * far as it can. Messages of a kind from one stage to another arrive in order, as MPI does for a communicator, and each
- * kind has one of its own, so that none waits for another kind's. So whoever waits waits for a stage that has not yet
- * asked. That stages do not wait for each other in a circle is up to those who ask: schedule.c.
+ * Why nothing can be stuck here. A message arrives when its sender and its receiver have both asked
+ * for it: each stage's thread then has its MPI_Isend or MPI_Irecv posted, and never waits for
+ * anything but the next look, so that MPI gets as far as it can. Messages of a kind from one stage
+ * to another arrive in order, as MPI does for a communicator, and each kind has one of its own, so
+ * that none waits for another kind's. So whoever waits waits for a stage that has not yet asked.
+ * That stages do not wait for each other in a circle is up to those who ask: schedule.c.
  *
- * How it ends. When a stage is closed it waits at a barrier for the others. One that fails says why and aborts the job: the
- * launcher ends all processes. No stage leaves anything behind that way: the tiers are memory and a file without a name,
- * and what a job has chosen is in its journal. Read next: hardware.c. */
+ * How it ends. When a stage is closed it waits at a barrier for the others. One that fails says why
+ * and aborts the job: the launcher ends all processes. No stage leaves anything behind that way:
+ * the tiers are memory and a file without a name, and what a job has chosen is in its journal. Read
+ * next: hardware.c. */
 #include <math.h>
 #include <mpi.h>
 #include <pthread.h>
@@ -24,15 +27,16 @@
 #include "device/parts.h"
 #include "base/base.h"
 
-/* A message crosses in pieces of this size and a last one that is smaller, which may be empty; so one of another size than
- * expected shows, and none is too large for MPI's int. */
+/* A message crosses in pieces of this size and a last one that is smaller, which may be empty; so
+ * one of another size than expected shows, and none is too large for MPI's int. */
 enum { PIECE = 4 << 20 };
 
-/* Seconds between two looks: a share of the time since something last moved, since what has waited for long can wait a
- * little longer. On average a message is found late by half of that. */
+/* Seconds between two looks: a share of the time since something last moved, since what has waited
+ * for long can wait a little longer. On average a message is found late by half of that. */
 static const double SHORTEST = 20e-6, LONGEST = 1e-3, SHARE = 1.0 / 8;
 
-/* What is asked of the thread. One that nobody waits for has its bytes behind it, and the thread frees it. */
+/* What is asked of the thread. One that nobody waits for has its bytes behind it, and the thread
+ * frees it. */
 typedef struct Message {
     struct Message *next; /* of those that are not yet begun */
     bool receives, nobody_waits, done;
@@ -74,9 +78,9 @@ static void doze(Pipeline *n, pthread_cond_t *cond, double until) {
     pthread_cond_timedwait(cond, &n->lock, &t);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The thread: messages begin and end; with the lock held
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static void abort_job(const Error *err) {
     fprintf(stderr, "%s: %s\n", speaker, err->text);
@@ -87,7 +91,8 @@ static void check_mpi(int status) {
     char text[MPI_MAX_ERROR_STRING] = "";
     int len;
     Error err;
-    if (status == MPI_SUCCESS) return;
+    if (status == MPI_SUCCESS)
+        return;
     MPI_Error_string(status, text, &len);
     fail(&err, EXIT_FAILED, "the network failed: %s; look at what mpirun has printed", text);
     abort_job(&err);
@@ -96,17 +101,22 @@ static void check_mpi(int status) {
 static void end_message(Pipeline *n, Message *m) {
     m->done = true;
     pthread_cond_broadcast(&n->news);
-    if (m->nobody_waits) free(m);
+    if (m->nobody_waits)
+        free(m);
 }
 
 static void begin_message(Pipeline *n, Message *m) {
     for (size_t at = 0; at <= m->size; at += PIECE) {
-        if (n->npieces == n->capacity) n->piece = xrealloc(n->piece, n->capacity = 2 * n->capacity + 16, sizeof *n->piece);
+        if (n->npieces == n->capacity)
+            n->piece = xrealloc(n->piece, n->capacity = 2 * n->capacity + 16, sizeof *n->piece);
         Piece *p = &n->piece[n->npieces++];
         char *bytes = (char *)m->bytes + at;
-        *p = (Piece){.message = m, .offset = at, .size = m->size - at < PIECE ? (int)(m->size - at) : PIECE};
-        check_mpi(m->receives ? MPI_Irecv(bytes, p->size, MPI_BYTE, m->peer, 0, n->comm[m->kind], &p->request)
-                              : MPI_Isend(bytes, p->size, MPI_BYTE, m->peer, 0, n->comm[m->kind], &p->request));
+        *p = (Piece){
+            .message = m, .offset = at, .size = m->size - at < PIECE ? (int)(m->size - at) : PIECE};
+        check_mpi(
+            m->receives
+                ? MPI_Irecv(bytes, p->size, MPI_BYTE, m->peer, 0, n->comm[m->kind], &p->request)
+                : MPI_Isend(bytes, p->size, MPI_BYTE, m->peer, 0, n->comm[m->kind], &p->request));
         m->pieces++;
     }
 }
@@ -122,7 +132,8 @@ static void begin_due(Pipeline *n) {
         begin_message(n, m);
         n->moved = t;
     }
-    for (n->end = &n->first; *n->end;) n->end = &(*n->end)->next;
+    for (n->end = &n->first; *n->end;)
+        n->end = &(*n->end)->next;
 }
 
 /* A piece that MPI is done with. */
@@ -130,23 +141,27 @@ static void end_piece(Pipeline *n, const Piece *p, int error, const MPI_Status *
     Message *m = p->message;
     int count = p->size, class = MPI_SUCCESS;
     Error err;
-    if (m->receives) MPI_Get_count(status, MPI_BYTE, &count);
-    if (error != MPI_SUCCESS) MPI_Error_class(error, &class);
+    if (m->receives)
+        MPI_Get_count(status, MPI_BYTE, &count);
+    if (error != MPI_SUCCESS)
+        MPI_Error_class(error, &class);
     if (class == MPI_ERR_TRUNCATE || count != p->size) {
         const size_t sent = p->offset + (size_t)count;
         fail(&err, EXIT_FAILED,
-             "stage %d has sent a message of %zu byte%s%s instead of %zu; run the same program with the same flags on all "
+             "stage %d has sent a message of %zu byte%s%s instead of %zu; run the same program "
+             "with the same flags on all "
              "stages",
              m->peer, sent, plural((double)sent), count >= PIECE ? " or more" : "", m->size);
         abort_job(&err);
     }
     check_mpi(error);
-    if (!--m->pieces) end_message(n, m);
+    if (!--m->pieces)
+        end_message(n, m);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The thread: its loop
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Lets MPI work, and ends what is done. */
 static void look(Pipeline *n) {
@@ -163,29 +178,35 @@ static void look(Pipeline *n) {
         else
             n->piece[kept++] = p;
     }
-    if (kept < n->npieces) n->moved = seconds_now();
+    if (kept < n->npieces)
+        n->moved = seconds_now();
     n->npieces = kept;
 }
 
 static void pause_a_while(Pipeline *n) {
     double t = seconds_now(), until = t + fmin(fmax(SHARE * (t - n->moved), SHORTEST), LONGEST);
-    for (const Message *m = n->first; m; m = m->next) until = fmin(until, m->due);
-    if (until > t) doze(n, &n->asked, until);
+    for (const Message *m = n->first; m; m = m->next)
+        until = fmin(until, m->due);
+    if (until > t)
+        doze(n, &n->asked, until);
 }
 
 /* Until there is nothing more to do, and all stages have come so far. */
 static void serve(Pipeline *n) {
     MPI_Request all;
     for (; !n->closing || n->npieces || n->first; pause_a_while(n)) {
-        if (n->aborting) MPI_Abort(MPI_COMM_WORLD, n->aborting);
+        if (n->aborting)
+            MPI_Abort(MPI_COMM_WORLD, n->aborting);
         begin_due(n);
         look(n);
     }
     check_mpi(MPI_Ibarrier(MPI_COMM_WORLD, &all));
-    for (int over = 0; !over; pause_a_while(n)) check_mpi(MPI_Test(&all, &over, MPI_STATUS_IGNORE));
+    for (int over = 0; !over; pause_a_while(n))
+        check_mpi(MPI_Test(&all, &over, MPI_STATUS_IGNORE));
 }
 
-/* Opens MPI, serves, closes it. All that blocks in it is done together with the other stages, at the beginning and end. */
+/* Opens MPI, serves, closes it. All that blocks in it is done together with the other stages, at
+ * the beginning and end. */
 static void *thread_main(void *arg) {
     Pipeline *n = arg;
     int provided;
@@ -194,7 +215,8 @@ static void *thread_main(void *arg) {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* its copies have it too */
     MPI_Comm_rank(MPI_COMM_WORLD, &n->base.stage);
     MPI_Comm_size(MPI_COMM_WORLD, &n->base.stages);
-    for (int k = 0; k < NKINDS_OF_MESSAGES; k++) MPI_Comm_dup(MPI_COMM_WORLD, &n->comm[k]);
+    for (int k = 0; k < NKINDS_OF_MESSAGES; k++)
+        MPI_Comm_dup(MPI_COMM_WORLD, &n->comm[k]);
     pthread_mutex_lock(&n->lock);
     n->moved = seconds_now();
     n->opened = true;
@@ -205,13 +227,16 @@ static void *thread_main(void *arg) {
     return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Asking
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-static bool is_slowed(const Pipeline *n, NetKind kind) { return kind != NET_SETUP && (n->bytes_s > 0 || n->delay_s > 0); }
+static bool is_slowed(const Pipeline *n, NetKind kind) {
+    return kind != NET_SETUP && (n->bytes_s > 0 || n->delay_s > 0);
+}
 
-/* Hands it to the thread. Returns when it leaves: on the slowed wire one message leaves after the other. */
+/* Hands it to the thread. Returns when it leaves: on the slowed wire one message leaves after the
+ * other. */
 static double hand_in(Pipeline *n, Message *m) {
     double leaves = seconds_now();
     CHECK(m->peer >= 0 && m->peer < n->base.stages && m->peer != n->base.stage && !n->closing);
@@ -229,7 +254,8 @@ static double hand_in(Pipeline *n, Message *m) {
 static int ask_and_wait(Pipeline *n, Message *m) {
     pthread_mutex_lock(&n->lock);
     hand_in(n, m);
-    while (!m->done) pthread_cond_wait(&n->news, &n->lock);
+    while (!m->done)
+        pthread_cond_wait(&n->news, &n->lock);
     pthread_mutex_unlock(&n->lock);
     return 0;
 }
@@ -238,28 +264,36 @@ static int ask_and_wait(Pipeline *n, Message *m) {
 static int send_copy(Pipeline *n, int to, NetKind kind, const void *bytes, size_t size, bool wait) {
     Message *m = xcalloc(1, sizeof *m + size);
     *m = (Message){.nobody_waits = true, .peer = to, .kind = kind, .bytes = m + 1, .size = size};
-    if (size) memcpy(m->bytes, bytes, size);
+    if (size)
+        memcpy(m->bytes, bytes, size);
     pthread_mutex_lock(&n->lock);
-    for (double leaves = hand_in(n, m); wait && seconds_now() < leaves;) doze(n, &n->news, leaves);
+    for (double leaves = hand_in(n, m); wait && seconds_now() < leaves;)
+        doze(n, &n->news, leaves);
     pthread_mutex_unlock(&n->lock);
     return 0;
 }
 
-static int pipeline_send(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
+static int pipeline_send(Net *net, int to, NetKind kind, const void *bytes, size_t size,
+                         Error *err) {
     Pipeline *n = (Pipeline *)net;
     (void)err;
     /* a copy, since it stays on the slowed wire while the next one leaves */
-    if (is_slowed(n, kind)) return send_copy(n, to, kind, bytes, size, true);
-    return ask_and_wait(n, &(Message){.peer = to, .kind = kind, .bytes = (void *)bytes, .size = size});
+    if (is_slowed(n, kind))
+        return send_copy(n, to, kind, bytes, size, true);
+    return ask_and_wait(n,
+                        &(Message){.peer = to, .kind = kind, .bytes = (void *)bytes, .size = size});
 }
 
-static int pipeline_receive(Net *net, int from, NetKind kind, void *bytes, size_t size, Error *err) {
+static int pipeline_receive(Net *net, int from, NetKind kind, void *bytes, size_t size,
+                            Error *err) {
     (void)err;
-    return ask_and_wait((Pipeline *)net,
-                        &(Message){.receives = true, .peer = from, .kind = kind, .bytes = bytes, .size = size});
+    return ask_and_wait(
+        (Pipeline *)net,
+        &(Message){.receives = true, .peer = from, .kind = kind, .bytes = bytes, .size = size});
 }
 
-static int pipeline_post(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
+static int pipeline_post(Net *net, int to, NetKind kind, const void *bytes, size_t size,
+                         Error *err) {
     (void)err;
     return send_copy((Pipeline *)net, to, kind, bytes, size, false);
 }
@@ -269,7 +303,8 @@ static void pipeline_fail(Net *net, const Error *err) {
     pthread_mutex_lock(&n->lock);
     n->aborting = err->code;
     pthread_cond_signal(&n->asked);
-    while (true) pthread_cond_wait(&n->news, &n->lock);
+    while (true)
+        pthread_cond_wait(&n->news, &n->lock);
 }
 
 static void pipeline_close(Net *net) {
@@ -279,18 +314,24 @@ static void pipeline_close(Net *net) {
     pthread_cond_signal(&n->asked);
     pthread_mutex_unlock(&n->lock);
     pthread_join(n->thread, NULL);
-    pthread_cond_destroy(&n->asked), pthread_cond_destroy(&n->news), pthread_mutex_destroy(&n->lock);
-    free(n->piece), free(n);
+    pthread_cond_destroy(&n->asked);
+    pthread_cond_destroy(&n->news);
+    pthread_mutex_destroy(&n->lock);
+    free(n->piece);
+    free(n);
 }
 
 Net *net_open_mpi(double bytes_s, double delay_s, Error *err) {
     Pipeline *n = xcalloc(1, sizeof *n);
     n->base = (Net){.send = pipeline_send, .receive = pipeline_receive, .post = pipeline_post};
-    n->base.fail = pipeline_fail, n->base.close = pipeline_close;
-    n->bytes_s = bytes_s, n->delay_s = delay_s;
+    n->base.fail = pipeline_fail;
+    n->base.close = pipeline_close;
+    n->bytes_s = bytes_s;
+    n->delay_s = delay_s;
     n->end = &n->first;
     pthread_mutex_init(&n->lock, NULL);
-    cond_open(&n->asked), cond_open(&n->news);
+    cond_open(&n->asked);
+    cond_open(&n->news);
     const int status = pthread_create(&n->thread, NULL, thread_main, n);
     if (status) {
         fail_to_start(err, status);
@@ -298,9 +339,11 @@ Net *net_open_mpi(double bytes_s, double delay_s, Error *err) {
         return NULL;
     }
     pthread_mutex_lock(&n->lock);
-    while (!n->opened) pthread_cond_wait(&n->news, &n->lock);
+    while (!n->opened)
+        pthread_cond_wait(&n->news, &n->lock);
     pthread_mutex_unlock(&n->lock);
-    if (n->base.stages > 1) return &n->base;
+    if (n->base.stages > 1)
+        return &n->base;
     pipeline_close(&n->base);
     return NULL;
 }

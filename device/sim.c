@@ -1,23 +1,26 @@
-/* sim.c: the device that is a clock (section 4.3). The same lanes, events and counters as in lanes.c, on hardware that is
- * only numbers: no op touches data, each just takes its time.
+/* sim.c: the device that is a clock (section 4.3). The same lanes, events and counters as in
+ * lanes.c, on hardware that is only numbers: no op touches data, each just takes its time.
  *
- * Time stands still while ops are posted and moves inside wait: there the first op of every lane whose events have all
- * happened is active, and the clock goes from one end of an active op to the next until the awaited event has happened. So
- * an op never begins before the moment it was posted, exactly as a real lane's thread would find it then.
+ * Time stands still while ops are posted and moves inside wait: there the first op of every lane
+ * whose events have all happened is active, and the clock goes from one end of an active op to the
+ * next until the awaited event has happened. So an op never begins before the moment it was posted,
+ * exactly as a real lane's thread would find it then.
  *   Links       the active lanes of one link share its bandwidth equally.
- *   GPU         one op at a time: of those that could begin the one posted earlier. It is not interrupted.
- *   CPU         only ATTEND uses it. With shared_cores it is the GPU as well, and both go at half speed while both work;
- * copies take their part of them, too. What an op takes at full speed is known when it is posted: its bytes over the
- * bandwidth of its link or of its processor's memory, its flops over the rate, the longer of both, and op_s. The only
- * memory is the index tables, which the schedule writes and attention's lengths are read from; the GPU's are the same
- * bytes, since their copy has no other purpose. Contract: one thread posts and waits. Read next: trace.c. */
+ *   GPU         one op at a time: of those that could begin the one posted earlier. It is not
+ *               interrupted.
+ *   CPU         only ATTEND uses it. With shared_cores it is the GPU as well, and both go at half
+ * speed while both work; copies take their part of them, too. What an op takes at full speed is
+ * known when it is posted: its bytes over the bandwidth of its link or of its processor's memory,
+ * its flops over the rate, the longer of both, and op_s. The only memory is the index tables, which
+ * the schedule writes and attention's lengths are read from; the GPU's are the same bytes, since
+ * their copy has no other purpose. Contract: one thread posts and waits. Read next: trace.c. */
 #include <math.h>
 
 #include "device/parts.h"
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // A simulated machine
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* A posted op: what it must come after, and what it takes. */
 typedef struct {
@@ -36,7 +39,8 @@ typedef struct {
     double began;
 } SimLane;
 
-/* Messages to a stage, in the order in which they arrive: when, and of how many bytes. Of n, `taken` have been received. */
+/* Messages to a stage, in the order in which they arrive: when, and of how many bytes. Of n,
+ * `taken` have been received. */
 typedef struct {
     struct {
         double at;
@@ -51,7 +55,8 @@ typedef struct Sim {
     SimLane lane[NLANES];
     double clock;            /* seconds */
     double speed[NCHANNELS]; /* of the active ops, as a share of what each has alone */
-    double ends; /* of the active ops the first ends after so many seconds more, at full speed or beside the others */
+    double ends; /* of the active ops the first ends after so many seconds more, at full speed or
+                    beside the others */
     uint64_t nposted;
     uint8_t *tables;    /* index tables of the CPU tier */
     Bytes tables_at[2]; /* where they lie on GPU and CPU: mirrors of each other */
@@ -66,13 +71,14 @@ typedef struct Sim {
     Inbox inbox[NET_TOKENS + 1]; /* hidden states from the stage before, tokens from the last */
     double wire_free;            /* when the last of its posted messages has left */
     double next;                 /* when an op ends, or the next message arrives */
-    bool waits;                  /* its thread does: for a message, or if that is NULL for an event */
+    bool waits; /* its thread does: for a message, or if that is NULL for an event */
     const Inbox *message;
     Event event;
     pthread_cond_t woken;
 } Sim;
 
-/* Clocks of several machines that differ by less than this share show the same time: they have added up other numbers. */
+/* Clocks of several machines that differ by less than this share show the same time: they have
+ * added up other numbers. */
 static const double ROUNDING_OF_CLOCKS = 1e-12;
 
 static inline bool happened(const Sim *d, Event e) { return d->lane[e.lane].done >= e.seq; }
@@ -80,80 +86,99 @@ static inline bool happened(const Sim *d, Event e) { return d->lane[e.lane].done
 static inline bool has_come(const Sim *d, const Inbox *box) {
     return box->taken < box->n && box->letter[box->taken].at <= d->clock * (1 + ROUNDING_OF_CLOCKS);
 }
-static inline void take_letter(Inbox *box, Bytes size) { CHECK(box->letter[box->taken++].size == size); }
+static inline void take_letter(Inbox *box, Bytes size) {
+    CHECK(box->letter[box->taken++].size == size);
+}
 
-/* Begins what can begin, and looks when something will happen next (next, ends); INFINITY: nothing by itself. */
+/* Begins what can begin, and looks when something will happen next (next, ends); INFINITY: nothing
+ * by itself. */
 void sim_look_ahead(Sim *sim);
-/* dt seconds pass since that look, in which no active op ends, or at their end one or several together. */
+/* dt seconds pass since that look, in which no active op ends, or at their end one or several
+ * together. */
 void sim_pass(Sim *sim, double dt);
 
-/* An op is done when no more than this share of its work is left: rounding must not part ops that end together. */
+/* An op is done when no more than this share of its work is left: rounding must not part ops that
+ * end together. */
 static const double ROUNDING = 1e-9;
 /* The share of shared cores that arithmetic keeps beside any copies. */
 static const double LEAST_CORES = .1;
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Lanes and the clock
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static SimOp *first_op(const SimLane *lane) { return &lane->ring[lane->done % lane->capacity]; }
 
 /* Whether the lane's first op can begin. */
 static bool is_ready(const Sim *d, int i) {
     const SimLane *lane = &d->lane[i];
-    if (lane->active || lane->done == lane->posted) return false;
-    if (i == RECEIVE && !has_come(d, &d->inbox[NET_STATES])) return false;
+    if (lane->active || lane->done == lane->posted)
+        return false;
+    if (i == RECEIVE && !has_come(d, &d->inbox[NET_STATES]))
+        return false;
     const SimOp *op = first_op(lane);
     for (int n = 0; n < op->nafter; n++)
-        if (!happened(d, op->after[n])) return false;
+        if (!happened(d, op->after[n]))
+            return false;
     return true;
 }
 
 static void begin_op(Sim *d, int i) {
     d->lane[i].active = true;
     d->lane[i].began = d->clock;
-    if (i == RECEIVE) take_letter(&d->inbox[NET_STATES], first_op(&d->lane[i])->slice.bytes);
+    if (i == RECEIVE)
+        take_letter(&d->inbox[NET_STATES], first_op(&d->lane[i])->slice.bytes);
 }
 
 static void begin_ready(Sim *d) {
     for (int i = 0; i < NLANES; i++)
-        if (lane_channel[i] != GPU && is_ready(d, i)) begin_op(d, i);
-    if (d->lane[PROJECT].active || d->lane[FINISH].active) return;
+        if (lane_channel[i] != GPU && is_ready(d, i))
+            begin_op(d, i);
+    if (d->lane[PROJECT].active || d->lane[FINISH].active)
+        return;
     const bool ready[] = {is_ready(d, PROJECT), is_ready(d, FINISH)};
     const Lane turn = gpu_turn(ready, ready[0] ? first_op(&d->lane[PROJECT])->order : 0,
                                ready[1] ? first_op(&d->lane[FINISH])->order : 0);
-    if (turn != NLANES) begin_op(d, turn);
+    if (turn != NLANES)
+        begin_op(d, turn);
 }
 
 /* When the oldest of the ops began that have not ended. */
 static double sim_settled(const Sim *d) {
     double first = d->clock;
     for (int i = 0; i < NLANES; i++)
-        if (d->lane[i].active) first = fmin(first, d->lane[i].began);
+        if (d->lane[i].active)
+            first = fmin(first, d->lane[i].began);
     return first;
 }
 
 static void end_op(Sim *d, int i) {
     SimLane *lane = &d->lane[i];
     Slice *slice = &first_op(lane)->slice;
-    slice->begin = lane->began, slice->end = d->clock;
-    if (d->base.trace) trace_add(d->base.trace, slice, sim_settled(d));
-    if (i == SEND) d->sent(d, slice->bytes);
+    slice->begin = lane->began;
+    slice->end = d->clock;
+    if (d->base.trace)
+        trace_add(d->base.trace, slice, sim_settled(d));
+    if (i == SEND)
+        d->sent(d, slice->bytes);
     lane->active = false;
     lane->done++;
 }
 
-/* The share of full speed at which the active ops run beside each other. Copies leave so much of shared cores to
- * arithmetic; GPU and CPU have half of that each while both work. */
+/* The share of full speed at which the active ops run beside each other. Copies leave so much of
+ * shared cores to arithmetic; GPU and CPU have half of that each while both work. */
 static void find_speeds(Sim *d) {
     const Hardware *h = &d->hardware;
     int active[NCHANNELS] = {0};
     double cores = 1;
-    for (int i = 0; i < NLANES; i++) active[lane_channel[i]] += d->lane[i].active;
+    for (int i = 0; i < NLANES; i++)
+        active[lane_channel[i]] += d->lane[i].active;
     for (int c = CTOG; c <= CTOD; c++)
-        if (active[c]) cores -= link_cores(h, (Channel)c, false);
+        if (active[c])
+            cores -= link_cores(h, (Channel)c, false);
     cores = fmax(cores, LEAST_CORES) / (active[GPU] && active[CPU] ? 2 : 1);
-    for (int c = 0; c < NCHANNELS; c++) d->speed[c] = 1.0 / imax(active[c], 1);
+    for (int c = 0; c < NCHANNELS; c++)
+        d->speed[c] = 1.0 / imax(active[c], 1);
     d->speed[GPU] = d->speed[CPU] = h->shared_cores ? cores : 1;
 }
 
@@ -162,21 +187,26 @@ void sim_look_ahead(Sim *d) {
     find_speeds(d);
     d->ends = INFINITY;
     for (int i = 0; i < NLANES; i++)
-        if (d->lane[i].active) d->ends = fmin(d->ends, first_op(&d->lane[i])->left / d->speed[lane_channel[i]]);
+        if (d->lane[i].active)
+            d->ends = fmin(d->ends, first_op(&d->lane[i])->left / d->speed[lane_channel[i]]);
     d->next = d->clock + d->ends;
     for (const Inbox *box = d->inbox; box <= &d->inbox[NET_TOKENS]; box++)
-        if (box->taken < box->n && !has_come(d, box)) d->next = fmin(d->next, box->letter[box->taken].at);
+        if (box->taken < box->n && !has_come(d, box))
+            d->next = fmin(d->next, box->letter[box->taken].at);
 }
 
 void sim_pass(Sim *d, double dt) {
     d->clock += dt;
     for (int i = 0; i < NLANES; i++) {
-        if (!d->lane[i].active) continue;
+        if (!d->lane[i].active)
+            continue;
         SimOp *job = first_op(&d->lane[i]);
         job->left -= dt * d->speed[lane_channel[i]];
         d->base.count[i].busy_s += dt;
-        if (job->slice.prefill) d->base.count[i].prefill_s += dt;
-        if (job->left <= ROUNDING * job->work) end_op(d, i);
+        if (job->slice.prefill)
+            d->base.count[i].prefill_s += dt;
+        if (job->left <= ROUNDING * job->work)
+            end_op(d, i);
     }
 }
 
@@ -192,14 +222,15 @@ static int sim_wait(Device *base, Event e, Error *err) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Posting: what an op takes
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static void grow_ring(SimLane *lane) {
     uint64_t capacity = lane->capacity ? 2 * lane->capacity : 64;
     SimOp *ring = xcalloc(capacity, sizeof *ring);
-    for (uint64_t n = lane->done; n < lane->posted; n++) ring[n % capacity] = lane->ring[n % lane->capacity];
+    for (uint64_t n = lane->done; n < lane->posted; n++)
+        ring[n % capacity] = lane->ring[n % lane->capacity];
     free(lane->ring);
     lane->ring = ring;
     lane->capacity = capacity;
@@ -209,7 +240,9 @@ static void grow_ring(SimLane *lane) {
 static double moving(const Sim *d, const Op *op, double bytes) {
     const Hardware *h = &d->hardware;
     Channel c = lane_channel[op->lane];
-    return memory_seconds(bytes, c == GPU ? h->gpu_bdw : c == CPU ? h->cpu_bdw : h->bdw[c][op->prefill]);
+    return memory_seconds(bytes, c == GPU   ? h->gpu_bdw
+                                 : c == CPU ? h->cpu_bdw
+                                            : h->bdw[c][op->prefill]);
 }
 
 /* An index table; the GPU's is the CPU's. */
@@ -220,13 +253,15 @@ static int32_t *indices(Sim *d, Tensor t) {
     return (int32_t *)(d->tables + at);
 }
 
-/* Seconds of attention to `tokens` of the tokens of a table's sequences, of which K, V (half of it) or both are read.
+/* Seconds of attention to `tokens` of the tokens of a table's sequences, of which K, V (half of it)
+ * or both are read.
  */
 static double attending(const Sim *d, const Op *op, const int32_t *len, int h1, bool packed) {
     const int n = op_lengths(op)->cols;
     double seconds = 0, all = 0;
     for (int r = 0; r < n; r++) {
-        seconds += attend_seconds(&d->hardware, lane_channel[op->lane] == CPU, op->prefill, 1, len[r], h1, packed);
+        seconds += attend_seconds(&d->hardware, lane_channel[op->lane] == CPU, op->prefill, 1,
+                                  len[r], h1, packed);
         all += len[r];
     }
     return seconds * op_tokens(op, len) / all;
@@ -237,14 +272,16 @@ static double prefilling(Sim *d, const Op *op) {
     const int32_t *row = indices(d, start);
     double seconds = 0;
     for (int r = 0; r + 1 < start.cols; r++)
-        seconds += attend_prefill_seconds(&d->hardware, 1, row[r + 1] - row[r], o.cols, type_bytes(o.type));
+        seconds += attend_prefill_seconds(&d->hardware, 1, row[r + 1] - row[r], o.cols,
+                                          type_bytes(o.type));
     return seconds;
 }
 
 static double multiplying(const Sim *d, const Op *op) {
     const Tensor y = op->linear.y, x = op->linear.x;
     const bool packed = op->linear.w.type == U8;
-    return linear_seconds(&d->hardware, op->prefill, y.rows, y.cols, x.cols, type_bytes(x.type), packed);
+    return linear_seconds(&d->hardware, op->prefill, y.rows, y.cols, x.cols, type_bytes(x.type),
+                          packed);
 }
 
 /* What an op takes. moved: what it moves. */
@@ -254,7 +291,9 @@ static double op_seconds(Sim *d, const Op *op, Bytes moved, const int32_t *len) 
         case OP_FETCH:
             return moving(d, op, moved);
         case OP_EMBED: /* rows that are gathered */
-            return moving(d, op, (double)op->embed.y.rows * op->embed.y.cols * type_bytes(op->embed.table.type));
+            return moving(
+                d, op,
+                (double)op->embed.y.rows * op->embed.y.cols * type_bytes(op->embed.table.type));
         case OP_LAYERNORM:
             return moving(d, op, tensor_bytes(op->layernorm.x) + tensor_bytes(op->layernorm.y));
         case OP_LINEAR:
@@ -292,35 +331,42 @@ static Event sim_post(Device *base, const Op *op) {
     SimLane *lane = &d->lane[op->lane];
     const Tensor *lengths = op_lengths(op);
     const int32_t *len = lengths ? indices(d, *lengths) : NULL;
-    for (int n = 0; n < op->nafter; n++) CHECK(op->after[n].seq <= d->lane[op->after[n].lane].posted);
+    for (int n = 0; n < op->nafter; n++)
+        CHECK(op->after[n].seq <= d->lane[op->after[n].lane].posted);
     reach_op(&d->reach, base->peak, op);
     const Bytes moved = op_count(&base->count[op->lane], op, len);
     const double work = op_seconds(d, op, moved, len) + d->hardware.op_s;
-    if (lane->posted - lane->done == lane->capacity) grow_ring(lane);
+    if (lane->posted - lane->done == lane->capacity)
+        grow_ring(lane);
     SimOp *job = &lane->ring[lane->posted % lane->capacity];
-    job->nafter = op->nafter, job->slice = slice_of(op, moved, 0, 0);
+    job->nafter = op->nafter;
+    job->slice = slice_of(op, moved, 0, 0);
     memcpy(job->after, op->after, op->nafter * sizeof *op->after);
-    job->order = d->nposted++, job->work = job->left = work;
+    job->order = d->nposted++;
+    job->work = job->left = work;
     return (Event){op->lane, ++lane->posted};
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Opening and closing
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static void *sim_host(Device *base, Tensor t) {
     Sim *d = (Sim *)base;
     Bytes at = d->tables_at[TIER_CPU];
     reach_note(&d->reach, base->peak, t);
-    return t.tier == TIER_CPU && t.offset >= at && t.offset < at + d->tables_bytes ? indices(d, t) : NULL;
+    return t.tier == TIER_CPU && t.offset >= at && t.offset < at + d->tables_bytes ? indices(d, t)
+                                                                                   : NULL;
 }
 
 static double sim_now(Device *base) { return ((Sim *)base)->clock; }
 
 static void sim_close(Device *base) {
     Sim *d = (Sim *)base;
-    for (int i = 0; i < NLANES; i++) free(d->lane[i].ring);
-    for (int k = 0; k <= NET_TOKENS; k++) free(d->inbox[k].letter);
+    for (int i = 0; i < NLANES; i++)
+        free(d->lane[i].ring);
+    for (int k = 0; k <= NET_TOKENS; k++)
+        free(d->inbox[k].letter);
     free(d->tables);
     free(d);
 }
@@ -337,27 +383,30 @@ Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err) {
                        .close = sim_close};
     d->hardware = *hardware;
     reach_open(&d->reach, d->base.peak, plan);
-    for (int t = TIER_GPU; t <= TIER_CPU; t++) d->tables_at[t] = plan->region[INDEX_TABLES][t].offset;
+    for (int t = TIER_GPU; t <= TIER_CPU; t++)
+        d->tables_at[t] = plan->region[INDEX_TABLES][t].offset;
     d->tables_bytes = plan->region[INDEX_TABLES][TIER_CPU].bytes;
     d->tables = xcalloc(d->tables_bytes, 1);
     return &d->base;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // A pipeline of sims
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* sim.c: several simulated machines in one time, as the stages of a pipeline (section 4.4): the network of pipeline.c as
- * a clock.
+/* sim.c: several simulated machines in one time, as the stages of a pipeline (section 4.4): the
+ * network of pipeline.c as a clock.
  *
- * A stage's thread computes nothing that takes time, so time passes only when all of them wait: then the last one to do so
- * goes to the next moment at which an op ends or a message arrives anywhere, and wakes those who have waited for that.
- * Results do not depend on how fast threads are. Only the sims where something happens are touched; the others' clocks are
- * behind, and catch up when it is their turn. */
+ * A stage's thread computes nothing that takes time, so time passes only when all of them wait:
+ * then the last one to do so goes to the next moment at which an op ends or a message arrives
+ * anywhere, and wakes those who have waited for that. Results do not depend on how fast threads
+ * are. Only the sims where something happens are touched; the others' clocks are behind, and catch
+ * up when it is their turn. */
 
 /* The sims of a pipeline and the wires between them. */
 struct World {
-    pthread_mutex_t lock; /* guards this, and inboxes; a sim's rest is its thread's as long as that runs, then the lock's */
+    pthread_mutex_t lock; /* guards this, and inboxes; a sim's rest is its thread's as long as that
+                             runs, then the lock's */
     Sim **sim;
     int stages, running; /* threads that do not wait */
     double delay_s;
@@ -369,27 +418,33 @@ struct World {
 static void deliver(Sim *from, int to, NetKind kind, Bytes size, double leaves) {
     Sim *d = from->world->sim[to];
     Inbox *box = &d->inbox[kind];
-    if (!(box->n & (box->n - 1))) box->letter = xrealloc(box->letter, imax(1, 2 * box->n), sizeof *box->letter);
+    if (!(box->n & (box->n - 1)))
+        box->letter = xrealloc(box->letter, imax(1, 2 * box->n), sizeof *box->letter);
     box->letter[box->n].at = leaves + from->world->delay_s;
     d->next = fmin(d->next, box->letter[box->n].at);
     box->letter[box->n++].size = size;
 }
 
-static void deliver_states(Sim *from, Bytes bytes) { deliver(from, from->net.stage + 1, NET_STATES, bytes, from->clock); }
+static void deliver_states(Sim *from, Bytes bytes) {
+    deliver(from, from->net.stage + 1, NET_STATES, bytes, from->clock);
+}
 
 /* To the next moment at which something happens, or several things together. All threads wait. */
 static void step(World *w) {
     double t = INFINITY;
-    for (int s = 0; s < w->stages; s++) t = fmin(t, w->sim[s]->next);
+    for (int s = 0; s < w->stages; s++)
+        t = fmin(t, w->sim[s]->next);
     CHECK(!isinf(t)); /* whoever waits for a message waits for one that comes */
     const double together = t * (1 + ROUNDING_OF_CLOCKS);
     for (int s = 0; s < w->stages; s++) {
         Sim *d = w->sim[s];
-        if (d->next > together) continue;
+        if (d->next > together)
+            continue;
         sim_pass(d, d->clock + d->ends <= together ? d->ends : t - d->clock);
         d->clock = t;
         if (d->waits && (d->message ? has_come(d, d->message) : happened(d, d->event))) {
-            d->waits = false, d->next = INFINITY;
+            d->waits = false;
+            d->next = INFINITY;
             w->running++;
             pthread_cond_signal(&d->woken);
         } else
@@ -403,19 +458,24 @@ static int wait_in_world(Sim *d, Event e, Inbox *box, Bytes size, Error *err) {
     pthread_mutex_lock(&w->lock);
     d->waits = box ? !has_come(d, box) : !happened(d, e);
     if (d->waits) {
-        d->event = e, d->message = box;
+        d->event = e;
+        d->message = box;
         sim_look_ahead(d);
-        for (w->running--; d->waits && !w->failed;) w->running ? (void)pthread_cond_wait(&d->woken, &w->lock) : step(w);
+        for (w->running--; d->waits && !w->failed;)
+            w->running ? (void)pthread_cond_wait(&d->woken, &w->lock) : step(w);
     }
     const int status = w->failed ? -1 : 0;
-    if (status) *err = w->error;
-    if (box && !status) take_letter(box, size);
+    if (status)
+        *err = w->error;
+    if (box && !status)
+        take_letter(box, size);
     pthread_mutex_unlock(&w->lock);
     return status;
 }
 
 static void wake_all(World *w) {
-    for (int s = 0; s < w->stages; s++) pthread_cond_signal(&w->sim[s]->woken);
+    for (int s = 0; s < w->stages; s++)
+        pthread_cond_signal(&w->sim[s]->woken);
 }
 
 static int world_wait(Device *base, Event e, Error *err) {
@@ -426,10 +486,12 @@ static int world_wait(Device *base, Event e, Error *err) {
 
 static Sim *sim_of(Net *net) { return (Sim *)((char *)net - offsetof(Sim, net)); }
 
-/* A stage that posts has no op on SEND: it is the last. Only that a message comes matters; there is nothing in it. */
+/* A stage that posts has no op on SEND: it is the last. Only that a message comes matters; there is
+ * nothing in it. */
 static int world_post(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
     Sim *d = sim_of(net);
-    (void)bytes, (void)err;
+    (void)bytes;
+    (void)err;
     CHECK(kind == NET_TOKENS && net->stage == net->stages - 1);
     pthread_mutex_lock(&d->world->lock);
     d->wire_free = fmax(d->wire_free, d->clock) + (double)size / d->bytes_s;
@@ -449,7 +511,8 @@ static int world_receive(Net *net, int from, NetKind kind, void *bytes, size_t s
 static void world_fail(Net *net, const Error *err) {
     World *w = sim_of(net)->world;
     pthread_mutex_lock(&w->lock);
-    if (!w->failed) fail_of_stage(&w->error, net->stage, err);
+    if (!w->failed)
+        fail_of_stage(&w->error, net->stage, err);
     w->failed = true;
     wake_all(w);
     pthread_mutex_unlock(&w->lock);
@@ -457,13 +520,24 @@ static void world_fail(Net *net, const Error *err) {
 
 World *world_open(Device *const sim[], int stages, double bytes_s, double delay_s) {
     World *w = xcalloc(1, sizeof *w);
-    *w = (World){.sim = xcalloc(stages, sizeof *w->sim), .stages = stages, .running = stages, .delay_s = delay_s};
+    *w = (World){.sim = xcalloc(stages, sizeof *w->sim),
+                 .stages = stages,
+                 .running = stages,
+                 .delay_s = delay_s};
     pthread_mutex_init(&w->lock, NULL);
     for (int s = 0; s < stages; s++) {
         Sim *d = w->sim[s] = (Sim *)sim[s];
-        d->world = w, d->sent = deliver_states, d->bytes_s = bytes_s, d->next = INFINITY, d->base.wait = world_wait;
+        d->world = w;
+        d->sent = deliver_states;
+        d->bytes_s = bytes_s;
+        d->next = INFINITY;
+        d->base.wait = world_wait;
         d->base.net = stages > 1 ? &d->net : NULL;
-        d->net = (Net){.stage = s, .stages = stages, .post = world_post, .receive = world_receive, .fail = world_fail};
+        d->net = (Net){.stage = s,
+                       .stages = stages,
+                       .post = world_post,
+                       .receive = world_receive,
+                       .fail = world_fail};
         pthread_cond_init(&d->woken, NULL);
     }
     return w;
@@ -480,10 +554,12 @@ void world_leave(Device *sim) {
 void world_close(World *w) {
     for (int s = 0; s < w->stages; s++) {
         Sim *d = w->sim[s];
-        for (const Inbox *box = d->inbox; box <= &d->inbox[NET_TOKENS]; box++) CHECK(w->failed || box->taken == box->n);
+        for (const Inbox *box = d->inbox; box <= &d->inbox[NET_TOKENS]; box++)
+            CHECK(w->failed || box->taken == box->n);
         pthread_cond_destroy(&d->woken);
         d->base.close(&d->base);
     }
     pthread_mutex_destroy(&w->lock);
-    free(w->sim), free(w);
+    free(w->sim);
+    free(w);
 }

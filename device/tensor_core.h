@@ -1,35 +1,42 @@
-/* tensor_core.h: the instructions for matrices and for copies into shared memory that CUDA C++ has no names for.
- * flexgen.cu's products with packed weights and prefill attention are written with them.
+/* tensor_core.h: the instructions for matrices and for copies into shared memory that CUDA C++ has
+ * no names for. flexgen.cu's products with packed weights and prefill attention are written with
+ * them.
  *
- * A warp multiplies small matrices, of which each of its 32 lanes holds a part. Below, l is the lane, r is l / 4 and c is
- * l % 4 * 2. A word holds two halfs, the first in its low bits. The layouts are those of the PTX ISA, under "Matrix
- * Fragments for mma.m16n8k16" and "ldmatrix". All lanes of a warp must call multiply_add and load_... together.
- * tests/cuda_cpu.h has the same functions for a CPU. Read next: flexgen.cu. */
+ * A warp multiplies small matrices, of which each of its 32 lanes holds a part. Below, l is the
+ * lane, r is l / 4 and c is l % 4 * 2. A word holds two halfs, the first in its low bits. The
+ * layouts are those of the PTX ISA, under "Matrix Fragments for mma.m16n8k16" and "ldmatrix". All
+ * lanes of a warp must call multiply_add and load_... together. tests/cuda_cpu.h has the same
+ * functions for a CPU. Read next: flexgen.cu. */
 #pragma once
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 
-static __device__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+static __device__ unsigned shared_address(const void *p) {
+    return (unsigned)__cvta_generic_to_shared(p);
+}
 
 /* d (16, 8) += a (16, 16) b (16, 8). The lane holds
- *   a[0..3]   rows r, r + 8, r, r + 8 at columns c, c, c + 8, c + 8 and their neighbours to the right;
+ *   a[0..3]   rows r, r + 8, r, r + 8 at columns c, c, c + 8, c + 8 and their neighbours to the
+ *             right;
  *   b[0..1]   rows c, c + 8 and the rows below them, at column r;
  *   d[0..3]   rows r, r, r + 8, r + 8 at columns c, c + 1, c, c + 1. */
 static __device__ void multiply_add(float d[4], const unsigned a[4], const unsigned b[2]) {
 #if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
     for (int k = 0; k < 2; k++) /* eight columns of a and rows of b at a time */
-        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+            "{%0, %1, %2, %3};"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
             : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(b[k]));
 #endif
 }
 
-/* Four 8 x 8 matrices of halfs from shared memory: `row`, 16-byte aligned, is in lane l where row l % 8 of matrix l / 8
- * begins. m[i] becomes row r of matrix i at columns c and c + 1. */
+/* Four 8 x 8 matrices of halfs from shared memory: `row`, 16-byte aligned, is in lane l where row l
+ * % 8 of matrix l / 8 begins. m[i] becomes row r of matrix i at columns c and c + 1. */
 static __device__ void load_matrices(unsigned m[4], const half *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -37,7 +44,8 @@ static __device__ void load_matrices(unsigned m[4], const half *row) {
                  : "memory");
 }
 
-/* The same, but each matrix is transposed: m[i] becomes rows c and c + 1 of matrix i at column r. */
+/* The same, but each matrix is transposed: m[i] becomes rows c and c + 1 of matrix i at column r.
+ */
 static __device__ void load_transposed(unsigned m[4], const half *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -45,14 +53,17 @@ static __device__ void load_transposed(unsigned m[4], const half *row) {
                  : "memory");
 }
 
-/* 16 bytes from memory into shared memory, both 16-byte aligned; zeros where there is nothing to read. They are there once
- * this thread has waited for its copies; for others, behind a barrier after that. */
+/* 16 bytes from memory into shared memory, both 16-byte aligned; zeros where there is nothing to
+ * read. They are there once this thread has waited for its copies; for others, behind a barrier
+ * after that. */
 static __device__ void copy_async(void *to, const void *from, bool there) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(there ? 16 : 0)
                  : "memory");
 #else
-    *(uint4 *)to = there ? *(const uint4 *)from : make_uint4(0, 0, 0, 0); /* sm_75 has no such copies */
+    *(uint4 *)to =
+        there ? *(const uint4 *)from : make_uint4(0, 0, 0, 0); /* sm_75 has no such copies */
 #endif
 }
 

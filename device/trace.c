@@ -1,13 +1,16 @@
 /* trace.c: what happened on the lanes, as a file for a trace viewer and as the paper's Table 4.
  *
- * A device notes every op that has ended. Ops of one call of Figure 4 that follow each other at once (the products and
- * norms of half a layer) are one slice. Because lanes are in order, it is enough to look at a lane's newest slice: what
- * differs from it, or comes after a pause, begins a new one. trace_write shows slices as they are. trace_breakdown adds
- * them up as Table 4 does, but for a run that overlaps: the time of a part is that of the union of its slices, and what of
- * it some processor was busy beside is hidden. Beside them stands the union of all slices but those of the network: in the
- * rest of the time a stage of a pipeline has nothing to do but wait. A trace for this table alone drops slices when they
- * are over and keeps their sums, so that a run of any length is added up whole. For the file it has also what each sweep
- * holds, KV pages and sequences, as counters. A trace that is all zeros is empty and ready. Read next: net.c. scripts/plot_trace.py draws the file. */
+ * A device notes every op that has ended. Ops of one call of Figure 4 that follow each other at
+ * once (the products and norms of half a layer) are one slice. Because lanes are in order, it is
+ * enough to look at a lane's newest slice: what differs from it, or comes after a pause, begins a
+ * new one. trace_write shows slices as they are. trace_breakdown adds them up as Table 4 does, but
+ * for a run that overlaps: the time of a part is that of the union of its slices, and what of it
+ * some processor was busy beside is hidden. Beside them stands the union of all slices but those of
+ * the network: in the rest of the time a stage of a pipeline has nothing to do but wait. A trace
+ * for this table alone drops slices when they are over and keeps their sums, so that a run of any
+ * length is added up whole. For the file it has also what each sweep holds, KV pages and sequences,
+ * as counters. A trace that is all zeros is empty and ready. Read next: net.c.
+ * scripts/plot_trace.py draws the file. */
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -15,13 +18,13 @@
 #include "device/parts.h"
 #include "io/io.h"
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Slices
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 bool same_call(const Slice *a, const Slice *b) {
-    return a->kind == b->kind && a->prefill == b->prefill && a->i == b->i && a->j == b->j && a->k == b->k &&
-           a->batch == b->batch;
+    return a->kind == b->kind && a->prefill == b->prefill && a->i == b->i && a->j == b->j &&
+           a->k == b->k && a->batch == b->batch;
 }
 
 /* Seconds between two ops of one call that still count as none. */
@@ -36,9 +39,11 @@ static void drop(Trace *trace, double until) {
     memset(trace->last, 0, sizeof trace->last);
     for (size_t n = 0; n < trace->n; n++) {
         Slice s = trace->slice[n];
-        if (s.end <= until) continue;
+        if (s.end <= until)
+            continue;
         s.begin = fmax(s.begin, until);
-        trace->slice[kept++] = s, trace->last[s.lane] = (long)kept;
+        trace->slice[kept++] = s;
+        trace->last[s.lane] = (long)kept;
     }
     trace->n = trace->kept = kept;
 }
@@ -46,7 +51,8 @@ static void drop(Trace *trace, double until) {
 void trace_add(Trace *trace, const Slice *slice, double settled) {
     Slice *newest = trace->last[slice->lane] ? &trace->slice[trace->last[slice->lane] - 1] : NULL;
     if (newest && same_call(newest, slice) && slice->begin - newest->end <= PAUSE) {
-        if (slice->end > newest->end) newest->end = slice->end;
+        if (slice->end > newest->end)
+            newest->end = slice->end;
         newest->bytes += slice->bytes;
         return;
     }
@@ -61,22 +67,27 @@ void trace_add(Trace *trace, const Slice *slice, double settled) {
 }
 
 void trace_hold(Trace *trace, const Held *held) {
-    if (trace->limit) return; /* only a file shows it */
+    if (trace->limit)
+        return; /* only a file shows it */
     if (!(trace->sweeps & (trace->sweeps - 1)))
-        trace->held = xrealloc(trace->held, trace->sweeps ? 2 * trace->sweeps : 1, sizeof *trace->held);
+        trace->held =
+            xrealloc(trace->held, trace->sweeps ? 2 * trace->sweeps : 1, sizeof *trace->held);
     trace->held[trace->sweeps++] = *held;
 }
 
 void trace_free(Trace *trace) {
-    free(trace->slice), free(trace->held);
+    free(trace->slice);
+    free(trace->held);
     *trace = (Trace){0};
 }
 
-/* compute(j, k) goes by the names of its parts. What is not in Figure 4: "load_inputs", a batch's index tables and
- * embedding rows on their way up; "gather_tokens", the CPU picks those rows out of the table; "tokens", the chosen ones on
- * their way down, or the logits, and then the CPU's choice. */
+/* compute(j, k) goes by the names of its parts. What is not in Figure 4: "load_inputs", a batch's
+ * index tables and embedding rows on their way up; "gather_tokens", the CPU picks those rows out of
+ * the table; "tokens", the chosen ones on their way down, or the logits, and then the CPU's choice.
+ */
 const char *trace_call(const Slice *slice) {
-    static const char *const load[NKINDS] = {"load_weight", "load_cache", "load_activation", "load_inputs"};
+    static const char *const load[NKINDS] = {"load_weight", "load_cache", "load_activation",
+                                             "load_inputs"};
     static const char *const other[NLANES][NKINDS] = {
         [STORE] = {"store_weight", "store_cache", "store_activation", "tokens"},
         [D_WRITE] = {"store_weight", "store_cache", "store_activation", "tokens"},
@@ -89,49 +100,65 @@ const char *trace_call(const Slice *slice) {
         [SEND] = {"send", "send", "send", "send"},
     };
     const char *name = other[slice->lane][slice->kind];
-    if (slice->lane == ATTEND && slice->kind == OTHER && slice->j) name = "tokens"; /* rows are gathered for layer 0 */
-    if (slice->lane == ATTEND && slice->kind != OTHER && !slice->delegated) name = "store_cache"; /* into its pages */
+    if (slice->lane == ATTEND && slice->kind == OTHER && slice->j)
+        name = "tokens"; /* rows are gathered for layer 0 */
+    if (slice->lane == ATTEND && slice->kind != OTHER && !slice->delegated)
+        name = "store_cache"; /* into its pages */
     return name ? name : load[slice->kind];
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The file
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Names the rows. tid is the lane, pid counts the traces from 1. */
 static void write_rows(const Trace *trace, int pid, FILE *out) {
-    fprintf(out, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":", pid);
+    fprintf(out, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":",
+            pid);
     json_write_string(out, trace->name, strlen(trace->name));
     fprintf(out, "}}");
     for (int lane = 0; lane < NLANES; lane++) {
-        if (!trace->last[lane]) continue;
-        fprintf(out, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":", pid, lane);
+        if (!trace->last[lane])
+            continue;
+        fprintf(
+            out,
+            ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":",
+            pid, lane);
         json_write_string(out, lane_name[lane], strlen(lane_name[lane]));
         fprintf(out,
-                "}},\n{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":%d,\"tid\":%d,\"args\":{\"sort_index\":%d}}",
+                "}},\n{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":%d,\"tid\":%d,\"args\":{"
+                "\"sort_index\":%d}}",
                 pid, lane, lane);
     }
 }
 
-/* Begin and end are rounded to nanoseconds one by one, so that neighbours that touch still do and none overlap. */
+/* Begin and end are rounded to nanoseconds one by one, so that neighbours that touch still do and
+ * none overlap. */
 static void write_slice(const Slice *s, int pid, double first, int entered, FILE *out) {
-    long long begin = llround((s->begin - first) * 1e9), took = llround((s->end - first) * 1e9) - begin;
-    fprintf(out, ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,", trace_call(s),
-            channel_name[lane_channel[s->lane]], pid, s->lane);
-    fprintf(out, "\"ts\":%lld.%03lld,\"dur\":%lld.%03lld,", begin / 1000, begin % 1000, took / 1000, took % 1000);
-    fprintf(out, "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"batch\":%d,\"token\":%d,", s->i, s->j, s->k, s->batch,
-            s->i - entered);
-    fprintf(out, "\"bytes\":%" PRIu64 ",\"phase\":\"%s\"}}", s->bytes, s->prefill ? "prefill" : "decode");
+    long long begin = llround((s->begin - first) * 1e9),
+              took = llround((s->end - first) * 1e9) - begin;
+    fprintf(out, ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,",
+            trace_call(s), channel_name[lane_channel[s->lane]], pid, s->lane);
+    fprintf(out, "\"ts\":%lld.%03lld,\"dur\":%lld.%03lld,", begin / 1000, begin % 1000, took / 1000,
+            took % 1000);
+    fprintf(out, "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"batch\":%d,\"token\":%d,", s->i, s->j,
+            s->k, s->batch, s->i - entered);
+    fprintf(out, "\"bytes\":%" PRIu64 ",\"phase\":\"%s\"}}", s->bytes,
+            s->prefill ? "prefill" : "decode");
 }
 
 /* Two counters: a viewer shows each value until the next one. */
 static void write_held(const Held *h, int pid, double first, FILE *out) {
     const long long at = llround(fmax(h->at - first, 0) * 1e9);
-    fprintf(out, ",\n{\"ph\":\"C\",\"name\":\"KV pages\",\"pid\":%d,\"tid\":0,\"ts\":%lld.%03lld,\"args\":{", pid,
-            at / 1000, at % 1000);
-    for (int t = 0; t < NTIERS; t++) fprintf(out, "%s\"%s\":%d", t ? "," : "", tier_name[t], h->pages[t]);
-    fprintf(out, "}},\n{\"ph\":\"C\",\"name\":\"sequences\",\"pid\":%d,\"tid\":0,\"ts\":%lld.%03lld,", pid, at / 1000,
-            at % 1000);
+    fprintf(
+        out,
+        ",\n{\"ph\":\"C\",\"name\":\"KV pages\",\"pid\":%d,\"tid\":0,\"ts\":%lld.%03lld,\"args\":{",
+        pid, at / 1000, at % 1000);
+    for (int t = 0; t < NTIERS; t++)
+        fprintf(out, "%s\"%s\":%d", t ? "," : "", tier_name[t], h->pages[t]);
+    fprintf(out,
+            "}},\n{\"ph\":\"C\",\"name\":\"sequences\",\"pid\":%d,\"tid\":0,\"ts\":%lld.%03lld,",
+            pid, at / 1000, at % 1000);
     fprintf(out, "\"args\":{\"in flight\":%d}}", h->sequences);
 }
 
@@ -139,12 +166,15 @@ static void write_held(const Held *h, int pid, double first, FILE *out) {
 static int *first_sweeps(const Trace *trace) {
     int batches = 0;
     for (size_t n = 0; n < trace->n; n++)
-        if (trace->slice[n].batch >= batches) batches = trace->slice[n].batch + 1;
+        if (trace->slice[n].batch >= batches)
+            batches = trace->slice[n].batch + 1;
     int *first = xcalloc(batches, sizeof *first);
-    for (int b = 0; b < batches; b++) first[b] = INT_MAX;
+    for (int b = 0; b < batches; b++)
+        first[b] = INT_MAX;
     for (size_t n = 0; n < trace->n; n++) {
         const Slice *s = &trace->slice[n];
-        if (s->i < first[s->batch] && s->kind != WEIGHT) first[s->batch] = s->i;
+        if (s->i < first[s->batch] && s->kind != WEIGHT)
+            first[s->batch] = s->i;
     }
     return first;
 }
@@ -152,33 +182,42 @@ static int *first_sweeps(const Trace *trace) {
 void trace_write(const Trace *traces, int n, FILE *out) {
     double first = INFINITY;
     for (const Trace *t = traces; t < traces + n; t++)
-        for (size_t i = 0; i < t->n; i++) first = fmin(first, t->slice[i].begin);
+        for (size_t i = 0; i < t->n; i++)
+            first = fmin(first, t->slice[i].begin);
     fprintf(out, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (const Trace *t = traces; t < traces + n; t++) {
         const int pid = 1 + (int)(t - traces);
         int *entered = first_sweeps(t);
-        if (pid > 1) fprintf(out, ",\n");
+        if (pid > 1)
+            fprintf(out, ",\n");
         write_rows(t, pid, out);
-        for (size_t i = 0; i < t->n; i++) write_slice(&t->slice[i], pid, first, entered[t->slice[i].batch], out);
-        for (size_t i = 0; i < t->sweeps; i++) write_held(&t->held[i], pid, first, out);
+        for (size_t i = 0; i < t->n; i++)
+            write_slice(&t->slice[i], pid, first, entered[t->slice[i].batch], out);
+        for (size_t i = 0; i < t->sweeps; i++)
+            write_held(&t->held[i], pid, first, out);
         free(entered);
     }
     fprintf(out, "\n]}\n");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Table 4, and how long a stage was busy
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-const char *const part_name[NPARTS] = {"compute", "weight (R)", "cache (R)", "cache (W)", "activation"};
+const char *const part_name[NPARTS] = {"compute", "weight (R)", "cache (R)", "cache (W)",
+                                       "activation"};
 
-/* Delegated attention's queries go down together with the new k and v: "cache (W)". What comes up is no cache. */
+/* Delegated attention's queries go down together with the new k and v: "cache (W)". What comes up
+ * is no cache. */
 static int slice_part(const Slice *slice) {
     Channel channel = lane_channel[slice->lane];
     bool read = channel == DTOC || channel == CTOG;
-    if (channel == GPU || channel == CPU) return COMPUTE;
-    if (slice->kind == WEIGHT && read) return WEIGHT_READ;
-    if (slice->kind == CACHE && slice->lane != A_UP) return read ? CACHE_READ : CACHE_WRITE;
+    if (channel == GPU || channel == CPU)
+        return COMPUTE;
+    if (slice->kind == WEIGHT && read)
+        return WEIGHT_READ;
+    if (slice->kind == CACHE && slice->lane != A_UP)
+        return read ? CACHE_READ : CACHE_WRITE;
     return ACTIVATION_MOVES;
 }
 
@@ -199,21 +238,28 @@ typedef struct {
     int part[2][NPARTS], local;
 } Running;
 
-/* Seconds in which these run. A sweep belongs to prefill as a whole when some batch prefills in it. */
+/* Seconds in which these run. A sweep belongs to prefill as a whole when some batch prefills in it.
+ */
 static void add_span(Breakdown *sum, const Running *running, double seconds) {
     int computing = running->part[0][COMPUTE] + running->part[1][COMPUTE], all = 0;
-    for (int part = 0; part < NPARTS; part++) all += running->part[0][part] + running->part[1][part];
+    for (int part = 0; part < NPARTS; part++)
+        all += running->part[0][part] + running->part[1][part];
     for (int prefill = 0; prefill < 2; prefill++) {
         bool busy = false;
         for (int part = 0; part < NPARTS; part++) {
-            if (!running->part[prefill][part]) continue;
+            if (!running->part[prefill][part])
+                continue;
             Share *share = &sum->part[prefill][part];
             bool hidden = part == COMPUTE ? all > computing : computing > 0;
-            share->busy_s += seconds, share->hidden_s += hidden ? seconds : 0, busy = true;
+            share->busy_s += seconds;
+            share->hidden_s += hidden ? seconds : 0;
+            busy = true;
         }
-        if (busy) sum->total_s[prefill] += seconds;
+        if (busy)
+            sum->total_s[prefill] += seconds;
     }
-    if (running->local) sum->busy_s += seconds;
+    if (running->local)
+        sum->busy_s += seconds;
 }
 
 /* What the slices do until then. */
@@ -222,13 +268,15 @@ static void add_slices(Breakdown *sum, const Trace *trace, double until) {
     Running running = {{{0}}, 0};
     for (const Slice *s = trace->slice; s < trace->slice + trace->n; s++) {
         const bool net = lane_channel[s->lane] == NET;
-        if (s->begin >= until) continue;
+        if (s->begin >= until)
+            continue;
         *to++ = (Edge){s->begin, s->prefill_sweep, slice_part(s), 1, net};
         *to++ = (Edge){fmin(s->end, until), s->prefill_sweep, slice_part(s), -1, net};
     }
     qsort(edge, to - edge, sizeof *edge, by_time);
     for (const Edge *e = edge; e < to; e++) {
-        if (e > edge) add_span(sum, &running, e->at - e[-1].at);
+        if (e > edge)
+            add_span(sum, &running, e->at - e[-1].at);
         running.part[e->prefill][e->part] += e->step;
         running.local += e->net ? 0 : e->step;
     }

@@ -1,6 +1,7 @@
-/* explore.c: what docs/explore.html runs is this whole program, compiled to WebAssembly (make explore): the page asks it
- * with a command line, as a person would, and reads what it prints. There is no second cost model, and nothing here but
- * what the C library of browsers lacks. Such a program has one thread and no disk. */
+/* explore.c: what docs/explore.html runs is this whole program, compiled to WebAssembly (make
+ * explore): the page asks it with a command line, as a person would, and reads what it prints.
+ * There is no second cost model, and nothing here but what the C library of browsers lacks. Such a
+ * program has one thread and no disk. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>

@@ -1,9 +1,10 @@
-/* checkpoint.c: which model it is: the nine published sizes, the shape of every tensor, and config.json.
+/* checkpoint.c: which model it is: the nine published sizes, the shape of every tensor, and
+ * config.json.
  *
- * OPT comes in nine sizes (section 6.1 names those that the paper runs). A checkpoint says its own in config.json, whose
- * fields are not trusted: every size has bounds that keep all products of sizes far from overflow, and what would make it
- * another model than OPT is refused in one line with the file, the field, what was found and what was expected.
- * Read next: base/os.c. */
+ * OPT comes in nine sizes (section 6.1 names those that the paper runs). A checkpoint says its own
+ * in config.json, whose fields are not trusted: every size has bounds that keep all products of
+ * sizes far from overflow, and what would make it another model than OPT is refused in one line
+ * with the file, the field, what was found and what was expected. Read next: base/os.c. */
 #include <cjson/cJSON.h>
 #include <endian.h>
 #include <errno.h>
@@ -12,9 +13,9 @@
 
 #include "io/io.h"
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Sizes and shapes
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static const OptConfig sizes[] = {
     /* name      l   h1     h2         nh  vocab  max_pos embed pre_norm final_norm eos */
@@ -30,9 +31,13 @@ static const OptConfig sizes[] = {
 };
 
 int opt_config_by_name(OptConfig *config, const char *name) {
-    if (strncmp(name, "facebook/", 9) == 0) name += 9;
+    if (strncmp(name, "facebook/", 9) == 0)
+        name += 9;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        if (strcmp(name, sizes[i].name) == 0) return *config = sizes[i], 0;
+        if (strcmp(name, sizes[i].name) == 0) {
+            *config = sizes[i];
+            return 0;
+        }
     return -1;
 }
 
@@ -63,9 +68,9 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
     *cols = shape[global][1];
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // config.json
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* A config.json while it is read. */
 typedef struct {
@@ -85,18 +90,27 @@ static bool is_left_out(const Fields *f, const char *key) {
     return !value || cJSON_IsNull(value);
 }
 
-/* Field key, from lo to hi. Left out it gives missing, unless that is negative: then the field is required. */
+/* Field key, from lo to hi. Left out it gives missing, unless that is negative: then the field is
+ * required. */
 static int whole_field(int *number, const Fields *f, const char *key, int lo, int hi, int missing) {
     size_t n = 0;
-    if (missing >= 0 && is_left_out(f, key)) return *number = missing, 0;
-    if (json_whole(json_get(f->json, key), &n) && n >= (size_t)lo && n <= (size_t)hi) return *number = (int)n, 0;
-    return json_refuse(f->err, f->path, key, json_get(f->json, key),
-                       "a whole number from %d to %d; take the config.json that came with the model", lo, hi);
+    if (missing >= 0 && is_left_out(f, key)) {
+        *number = missing;
+        return 0;
+    }
+    if (json_whole(json_get(f->json, key), &n) && n >= (size_t)lo && n <= (size_t)hi) {
+        *number = (int)n;
+        return 0;
+    }
+    return json_refuse(
+        f->err, f->path, key, json_get(f->json, key),
+        "a whole number from %d to %d; take the config.json that came with the model", lo, hi);
 }
 
 static int bool_field(bool *flag, const Fields *f, const char *key, bool missing) {
     const cJSON *value = json_get(f->json, key);
-    if (!is_left_out(f, key) && !cJSON_IsBool(value)) return refuse_field(f, key, "true or false");
+    if (!is_left_out(f, key) && !cJSON_IsBool(value))
+        return refuse_field(f, key, "true or false");
     *flag = cJSON_IsBool(value) ? cJSON_IsTrue(value) : missing;
     return 0;
 }
@@ -105,16 +119,20 @@ static int bool_field(bool *flag, const Fields *f, const char *key, bool missing
 static int check_kind(const Fields *f) {
     static const char *const needed[][2] = {
         {"enable_bias", "true: layers without biases are not supported"},
-        {"layer_norm_elementwise_affine", "true: layernorms without weights of their own are not supported"}};
-    const cJSON *type = json_get(f->json, "model_type"), *activation = json_get(f->json, "activation_function");
+        {"layer_norm_elementwise_affine",
+         "true: layernorms without weights of their own are not supported"}};
+    const cJSON *type = json_get(f->json, "model_type"),
+                *activation = json_get(f->json, "activation_function");
     if (!cJSON_IsString(type) || strcmp(type->valuestring, "opt") != 0)
         return refuse_field(f, "model_type", "\"opt\": only OPT models are supported");
     if (activation && (!cJSON_IsString(activation) || strcmp(activation->valuestring, "relu") != 0))
         return refuse_field(f, "activation_function", "\"relu\": no other activation is supported");
     for (int i = 0; i < 2; i++) {
         bool flag;
-        if (bool_field(&flag, f, needed[i][0], true) != 0) return -1;
-        if (!flag) return refuse_field(f, needed[i][0], needed[i][1]);
+        if (bool_field(&flag, f, needed[i][0], true) != 0)
+            return -1;
+        if (!flag)
+            return refuse_field(f, needed[i][0], needed[i][1]);
     }
     return 0;
 }
@@ -123,32 +141,42 @@ static int check_kind(const Fields *f) {
 static int read_eos(OptConfig *c, const Fields *f) {
     const cJSON *eos = json_get(f->json, "eos_token_id");
     size_t id;
-    if (!cJSON_IsArray(eos)) return whole_field(&c->eos, f, "eos_token_id", 0, c->vocab - 1, c->vocab > 2 ? 2 : 0);
-    if (cJSON_GetArraySize(eos) == 1 && json_whole(eos->child, &id) && id < (size_t)c->vocab) return c->eos = (int)id, 0;
-    return refuse_field(f, "eos_token_id",
-                        "one token, or a list of one, since one alone ends a text here: leave </s> in it");
+    if (!cJSON_IsArray(eos))
+        return whole_field(&c->eos, f, "eos_token_id", 0, c->vocab - 1, c->vocab > 2 ? 2 : 0);
+    if (cJSON_GetArraySize(eos) == 1 && json_whole(eos->child, &id) && id < (size_t)c->vocab) {
+        c->eos = (int)id;
+        return 0;
+    }
+    return refuse_field(
+        f, "eos_token_id",
+        "one token, or a list of one, since one alone ends a text here: leave </s> in it");
 }
 
 static int read_sizes(OptConfig *c, const Fields *f) {
     const struct {
         const char *key;
         int *size, most;
-    } sizes[] = {{"num_hidden_layers", &c->l, 1024}, {"hidden_size", &c->h1, 1 << 16},
-                 {"ffn_dim", &c->h2, 1 << 19},       {"num_attention_heads", &c->nh, 1 << 16},
-                 {"vocab_size", &c->vocab, 1 << 20}, {"max_position_embeddings", &c->max_pos, 1 << 20}};
+    } sizes[] = {
+        {"num_hidden_layers", &c->l, 1024}, {"hidden_size", &c->h1, 1 << 16},
+        {"ffn_dim", &c->h2, 1 << 19},       {"num_attention_heads", &c->nh, 1 << 16},
+        {"vocab_size", &c->vocab, 1 << 20}, {"max_position_embeddings", &c->max_pos, 1 << 20}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        if (whole_field(sizes[i].size, f, sizes[i].key, 1, sizes[i].most, -1) != 0) return -1;
-    if (whole_field(&c->embed, f, "word_embed_proj_dim", 1, 1 << 16, c->h1) != 0) return -1;
+        if (whole_field(sizes[i].size, f, sizes[i].key, 1, sizes[i].most, -1) != 0)
+            return -1;
+    if (whole_field(&c->embed, f, "word_embed_proj_dim", 1, 1 << 16, c->h1) != 0)
+        return -1;
     if (c->h1 % c->nh != 0)
         return fail(f->err, EXIT_FAILED,
-                    "%s: hidden_size %d is not a multiple of num_attention_heads %d; expected heads of one size", f->path,
-                    c->h1, c->nh);
+                    "%s: hidden_size %d is not a multiple of num_attention_heads %d; expected "
+                    "heads of one size",
+                    f->path, c->h1, c->nh);
     return read_eos(c, f);
 }
 
 static int read_fields(OptConfig *c, bool *tied, const Fields *f) {
     bool no_final_norm = false;
-    int status = check_kind(f) || read_sizes(c, f) || bool_field(&c->pre_norm, f, "do_layer_norm_before", true) ||
+    int status = check_kind(f) || read_sizes(c, f) ||
+                 bool_field(&c->pre_norm, f, "do_layer_norm_before", true) ||
                  bool_field(&no_final_norm, f, "_remove_final_layer_norm", false) ||
                  bool_field(tied, f, "tie_word_embeddings", true);
     c->final_norm = c->pre_norm && !no_final_norm;
@@ -162,9 +190,12 @@ cJSON *config_object(char path[MAX_PATH], const char *dir, const char *name, Err
 /* The last component of dir, as far as it is UTF-8 and fits. */
 static void model_name(char name[64], const char *dir) {
     size_t end = strlen(dir), from, n;
-    while (end > 1 && dir[end - 1] == '/') end--;
-    for (from = end; from > 0 && dir[from - 1] != '/'; from--) continue;
-    for (n = end - from < 63 ? end - from : 63; n > 0 && !utf8_valid(dir + from, n); n--) continue;
+    while (end > 1 && dir[end - 1] == '/')
+        end--;
+    for (from = end; from > 0 && dir[from - 1] != '/'; from--)
+        continue;
+    for (n = end - from < 63 ? end - from : 63; n > 0 && !utf8_valid(dir + from, n); n--)
+        continue;
     memcpy(name, dir + from, n);
     name[n] = 0;
 }
@@ -173,10 +204,13 @@ int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
     char path[MAX_PATH];
     const char *why = directory_fault(dir);
     if (why)
-        return fail(err, EXIT_FAILED, "%.300s: %s; expected a Hugging Face directory, with config.json and *.safetensors",
-                    dir, why);
+        return fail(
+            err, EXIT_FAILED,
+            "%.300s: %s; expected a Hugging Face directory, with config.json and *.safetensors",
+            dir, why);
     cJSON *json = config_object(path, dir, "config.json", err);
-    if (!json) return -1;
+    if (!json)
+        return -1;
     *config = (OptConfig){.l = 0};
     model_name(config->name, dir);
     int status = read_fields(config, tied, &(Fields){path, json, err});
@@ -184,29 +218,31 @@ int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
     return status;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The tensors
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* checkpoint.c: the tensors of a Hugging Face directory; and dummies, models of a known size with random weights.
+/* checkpoint.c: the tensors of a Hugging Face directory; and dummies, models of a known size with
+ * random weights.
  *
- * A directory holds config.json and either model.safetensors or several shards named by model.safetensors.index.json. A
- * safetensors file is 8 bytes of length, a JSON header of that length, and tensors: the header gives each name a dtype,
- * a shape and its place behind the header. Nothing here trusts them. After checkpoint_open has succeeded every tensor that
- * the configuration asks for has its shape, lies inside its file and overlaps no other; what a file holds besides
- * is ignored. All faults are one line with the file, the field, what was found, what was expected and what to do.
- * Opening reads the headers alone. Tensors are read later, piece by piece through checkpoint_fill, and lie at any byte:
- * old writers did not align them.
- * A file whose __metadata__ has the format "flexgen-packed-1" holds the matrices of the layers packed; quantize.c writes
- * such files, and says how they are laid out.
- * DIFFERS: the paper's dummy weights are all equal, which hides every mistake of order and place; ours are random.
+ * A directory holds config.json and either model.safetensors or several shards named by
+ * model.safetensors.index.json. A safetensors file is 8 bytes of length, a JSON header of that
+ * length, and tensors: the header gives each name a dtype, a shape and its place behind the header.
+ * Nothing here trusts them. After checkpoint_open has succeeded every tensor that the configuration
+ * asks for has its shape, lies inside its file and overlaps no other; what a file holds besides is
+ * ignored. All faults are one line with the file, the field, what was found, what was expected and
+ * what to do. Opening reads the headers alone. Tensors are read later, piece by piece through
+ * checkpoint_fill, and lie at any byte: old writers did not align them. A file whose __metadata__
+ * has the format "flexgen-packed-1" holds the matrices of the layers packed; quantize.c writes such
+ * files, and says how they are laid out. DIFFERS: the paper's dummy weights are all equal, which
+ * hides every mistake of order and place; ours are random.
  * */
 
 enum { MAX_SHARDS = 1000 };
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // safetensors headers
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* One tensor of a header, wanted or not. name and dtype belong to the header's JSON tree. */
 typedef struct {
@@ -227,8 +263,9 @@ typedef struct {
 } Opening;
 
 /* What is wrong with a tensor of the file. */
-__attribute__((format(printf, 4, 5))) static int bad_tensor(Error *err, const char *path, const char *name,
-                                                            const char *format, ...) {
+__attribute__((format(printf, 4, 5))) static int bad_tensor(Error *err, const char *path,
+                                                            const char *name, const char *format,
+                                                            ...) {
     char text[800];
     va_list args;
     va_start(args, format);
@@ -242,23 +279,27 @@ static size_t dtype_bytes(const char *dtype) {
     static const struct {
         const char *name;
         size_t bytes;
-    } types[] = {{"F16", 2},     {"BF16", 2}, {"F32", 4}, {"F64", 8}, {"I8", 1},  {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1},
-                 {"F8_E5M2", 1}, {"I16", 2},  {"U16", 2}, {"I32", 4}, {"U32", 4}, {"I64", 8}, {"U64", 8}};
+    } types[] = {{"F16", 2}, {"BF16", 2}, {"F32", 4},     {"F64", 8},     {"I8", 1},
+                 {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I16", 2},
+                 {"U16", 2}, {"I32", 4},  {"U32", 4},     {"I64", 8},     {"U64", 8}};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (strcmp(dtype, types[i].name) == 0) return types[i].bytes;
+        if (strcmp(dtype, types[i].name) == 0)
+            return types[i].bytes;
     return 0;
 }
 
-/* Reads one member of a header, whose data begins at byte `data` of the file: *e becomes its dtype, its shape, and its
- * place, of so many bytes as these two ask for, within the file. */
-static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, size_t data, Error *err) {
+/* Reads one member of a header, whose data begins at byte `data` of the file: *e becomes its dtype,
+ * its shape, and its place, of so many bytes as these two ask for, within the file. */
+static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, size_t data,
+                      Error *err) {
     const cJSON *dtype = json_get(member, "dtype"), *shape = json_get(member, "shape"),
                 *offsets = json_get(member, "data_offsets");
     size_t count = 1, bytes;
     char found[100];
     e->name = member->string;
     if (!cJSON_IsObject(member) || !cJSON_IsString(dtype))
-        return bad_tensor(err, file->path, e->name, "dtype is %s; expected a string such as \"F16\"",
+        return bad_tensor(err, file->path, e->name,
+                          "dtype is %s; expected a string such as \"F16\"",
                           json_describe(found, dtype));
     e->dtype = dtype->valuestring;
     if (!cJSON_IsArray(shape))
@@ -267,21 +308,28 @@ static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, siz
     for (const cJSON *dim = shape->child; dim; dim = dim->next, e->ndim++) {
         size_t size;
         if (!json_whole(dim, &size) || __builtin_mul_overflow(count, size, &count))
-            return bad_tensor(err, file->path, e->name, "shape has %s; expected whole numbers whose product is a size",
+            return bad_tensor(err, file->path, e->name,
+                              "shape has %s; expected whole numbers whose product is a size",
                               json_describe(found, dim));
-        if (e->ndim < 2) e->shape[e->ndim] = size;
+        if (e->ndim < 2)
+            e->shape[e->ndim] = size;
     }
-    if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets) || !json_whole(offsets->child, &e->begin) ||
-        !json_whole(offsets->child->next, &e->end) || e->begin > e->end)
-        return bad_tensor(err, file->path, e->name, "data_offsets are not [begin, end], two whole numbers in this order");
+    if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets) ||
+        !json_whole(offsets->child, &e->begin) || !json_whole(offsets->child->next, &e->end) ||
+        e->begin > e->end)
+        return bad_tensor(err, file->path, e->name,
+                          "data_offsets are not [begin, end], two whole numbers in this order");
     if (e->end > file->size - data)
-        return bad_tensor(err, file->path, e->name, "ends at byte %zu, but the file at %zu; is the download complete?",
+        return bad_tensor(err, file->path, e->name,
+                          "ends at byte %zu, but the file at %zu; is the download complete?",
                           data + e->end, file->size);
     const size_t size = dtype_bytes(e->dtype), span = e->end - e->begin;
     if (size > 0 && (__builtin_mul_overflow(count, size, &bytes) || bytes != span))
-        return bad_tensor(err, file->path, e->name,
-                          "data_offsets span %zu byte%s; expected %zu element%s of %s (%zu byte%s each)", span,
-                          plural((double)span), count, plural((double)count), e->dtype, size, plural((double)size));
+        return bad_tensor(
+            err, file->path, e->name,
+            "data_offsets span %zu byte%s; expected %zu element%s of %s (%zu byte%s each)", span,
+            plural((double)span), count, plural((double)count), e->dtype, size,
+            plural((double)size));
     e->begin += data;
     e->end += data;
     return 0;
@@ -289,29 +337,39 @@ static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, siz
 
 static int compare_places(const void *a, const void *b) {
     const Entry *x = (const Entry *)a, *y = (const Entry *)b;
-    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    if (x->begin != y->begin)
+        return x->begin < y->begin ? -1 : 1;
     return (x->end > y->end) - (x->end < y->end); /* empty ones first: they overlap nothing */
 }
 
-/* Reads the length and the JSON of a file's header; *data becomes where the tensors begin. NULL and err. */
+/* Reads the length and the JSON of a file's header; *data becomes where the tensors begin. NULL and
+ * err. */
 static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
     char what[MAX_PATH + 40];
     uint64_t len;
     snprintf(what, sizeof what, "%s: header", file->path);
-    if (file->size < sizeof len)
-        return fail(err, EXIT_FAILED,
-                    "%s: has %zu byte%s; expected a safetensors file, which has at least 10: is the download complete?",
-                    file->path, file->size, plural((double)file->size)),
-               NULL;
+    if (file->size < sizeof len) {
+        fail(err, EXIT_FAILED,
+             "%s: has %zu byte%s; expected a safetensors file, which has at least 10: is the "
+             "download complete?",
+             file->path, file->size, plural((double)file->size));
+        return NULL;
+    }
     const char *why = file_read_at(file->fd, &len, sizeof len, 0);
-    if (why) return fail(err, EXIT_FAILED, "%s: read error: %s", what, why), NULL;
+    if (why) {
+        fail(err, EXIT_FAILED, "%s: read error: %s", what, why);
+        return NULL;
+    }
     len = le64toh(len);
-    if (len > MAX_JSON || len > file->size - sizeof len)
-        return fail(err, EXIT_FAILED,
-                    "%s: the header claims %llu byte%s; expected at most %d and at most the %zu that follow: "
-                    "not a safetensors file, or an incomplete download",
-                    file->path, (unsigned long long)len, plural((double)len), MAX_JSON, file->size - sizeof len),
-               NULL;
+    if (len > MAX_JSON || len > file->size - sizeof len) {
+        fail(err, EXIT_FAILED,
+             "%s: the header claims %llu byte%s; expected at most %d and at most the %zu that "
+             "follow: "
+             "not a safetensors file, or an incomplete download",
+             file->path, (unsigned long long)len, plural((double)len), MAX_JSON,
+             file->size - sizeof len);
+        return NULL;
+    }
     *data = sizeof len + len;
     char *text = file_read_part(file->fd, what, len, sizeof len, err);
     cJSON *header = text ? json_object(text, len, what, err) : NULL;
@@ -319,35 +377,41 @@ static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
     return header;
 }
 
-/* *packed becomes whether the file's format says that it is. Numbers are in strings, as all values there. */
+/* *packed becomes whether the file's format says that it is. Numbers are in strings, as all values
+ * there. */
 static int metadata_read(bool *packed, const cJSON *metadata, const char *path, Error *err) {
     static const char *const fields[][2] = {{"flexgen.bits", "4"}, {"flexgen.group", "64"}};
     const cJSON *format = cJSON_IsObject(metadata) ? json_get(metadata, "format") : NULL;
     char found[100];
-    if (!cJSON_IsString(format) || strncmp(format->valuestring, "flexgen-packed", 14) != 0) return 0;
+    if (!cJSON_IsString(format) || strncmp(format->valuestring, "flexgen-packed", 14) != 0)
+        return 0;
     if (strcmp(format->valuestring, PACKED_FORMAT) != 0)
         return fail(err, EXIT_FAILED,
-                    "%s: __metadata__: format is %s; expected \"" PACKED_FORMAT "\": pack the model again", path,
-                    json_describe(found, format));
+                    "%s: __metadata__: format is %s; expected \"" PACKED_FORMAT
+                    "\": pack the model again",
+                    path, json_describe(found, format));
     for (int f = 0; f < 2; f++) {
         const cJSON *value = json_get(metadata, fields[f][0]);
         if (!cJSON_IsString(value) || strcmp(value->valuestring, fields[f][1]) != 0)
-            return fail(err, EXIT_FAILED, "%s: __metadata__: %s is %s; expected \"%s\": pack the model again", path,
+            return fail(err, EXIT_FAILED,
+                        "%s: __metadata__: %s is %s; expected \"%s\": pack the model again", path,
                         fields[f][0], json_describe(found, value), fields[f][1]);
     }
     *packed = true;
     return 0;
 }
 
-/* The entries of file f, from `first` on, each have bytes of their own. Leaves them in the order of their places. */
+/* The entries of file f, from `first` on, each have bytes of their own. Leaves them in the order of
+ * their places. */
 static int check_overlap(Opening *o, size_t first, const char *path, Error *err) {
     qsort(o->entries + first, o->nentries - first, sizeof *o->entries, compare_places);
     for (size_t i = first + 1; i < o->nentries; i++) {
         const Entry *a = &o->entries[i - 1], *b = &o->entries[i];
         if (a->end > b->begin)
             return fail(err, EXIT_FAILED,
-                        "%s: tensors %.200s and %.200s overlap at byte %zu; expected each to have its own bytes", path,
-                        a->name, b->name, b->begin);
+                        "%s: tensors %.200s and %.200s overlap at byte %zu; expected each to have "
+                        "its own bytes",
+                        path, a->name, b->name, b->begin);
     }
     return 0;
 }
@@ -359,24 +423,33 @@ static int file_entries(Opening *o, int f, Error *err) {
     bool packed = false;
     size_t data, first = o->nentries;
     cJSON *header = o->headers[f] = header_read(file, &data, err);
-    if (!header) return -1;
+    if (!header)
+        return -1;
     o->entries = xrealloc(o->entries, first + cJSON_GetArraySize(header), sizeof *o->entries);
     for (const cJSON *member = header->child; member; member = member->next) {
         const bool metadata = strcmp(member->string, "__metadata__") == 0;
         Entry *e = &o->entries[o->nentries];
-        if (!metadata) *e = (Entry){.file = f}, o->nentries++;
-        if (metadata ? metadata_read(&packed, member, file->path, err) : entry_read(e, member, file, data, err)) return -1;
+        if (!metadata) {
+            *e = (Entry){.file = f};
+            o->nentries++;
+        }
+        if (metadata ? metadata_read(&packed, member, file->path, err)
+                     : entry_read(e, member, file, data, err))
+            return -1;
     }
-    if (f == 0) c->packed = packed;
-    if (check_overlap(o, first, file->path, err)) return -1;
-    if (packed == c->packed) return 0;
-    return fail(err, EXIT_FAILED, "%s: is %spacked, %s is %spacked; expected shards of one model", file->path,
-                packed ? "" : "not ", c->files[0].path, c->packed ? "" : "not ");
+    if (f == 0)
+        c->packed = packed;
+    if (check_overlap(o, first, file->path, err))
+        return -1;
+    if (packed == c->packed)
+        return 0;
+    return fail(err, EXIT_FAILED, "%s: is %spacked, %s is %spacked; expected shards of one model",
+                file->path, packed ? "" : "not ", c->files[0].path, c->packed ? "" : "not ");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Files and shards
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Opens one more file of the checkpoint and reads its header. */
 static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
@@ -385,7 +458,8 @@ static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
     char path[MAX_PATH];
     struct stat st;
     const int fd = file_path(path, dir, name, err) ? -1 : file_open(path, &st, err);
-    if (fd < 0) return -1;
+    if (fd < 0)
+        return -1;
     c->files = xrealloc(c->files, f + 1, sizeof *c->files);
     o->headers = xrealloc(o->headers, f + 1, sizeof *o->headers);
     c->files[c->nfiles++] = (TensorFile){xstrdup(path), fd, (size_t)st.st_size, st.st_mtim};
@@ -397,30 +471,38 @@ static int shard_names(const char **names, const cJSON *map, const char *path, E
     int n = 0, distinct = 0;
     char found[100];
     if (!cJSON_IsObject(map))
-        return fail(err, EXIT_FAILED, "%s: has no weight_map; expected an object of tensor names and file names", path);
+        return fail(err, EXIT_FAILED,
+                    "%s: has no weight_map; expected an object of tensor names and file names",
+                    path);
     for (const cJSON *entry = map->child; entry; entry = entry->next) {
         const char *name = names[n++] = entry->valuestring;
-        if (!cJSON_IsString(entry) || !name[0] || strpbrk(name, "/\\") || !strcmp(name, ".") || !strcmp(name, ".."))
+        if (!cJSON_IsString(entry) || !name[0] || strpbrk(name, "/\\") || !strcmp(name, ".") ||
+            !strcmp(name, ".."))
             return fail(err, EXIT_FAILED,
-                        "%s: weight_map: %.200s is in %s; expected the name of a file in the same directory", path,
-                        entry->string, json_describe(found, entry));
+                        "%s: weight_map: %.200s is in %s; expected the name of a file in the same "
+                        "directory",
+                        path, entry->string, json_describe(found, entry));
     }
     sort_strings(names, n);
     for (int i = 0; i < n; i++)
-        if (i == 0 || strcmp(names[i], names[distinct - 1]) != 0) names[distinct++] = names[i];
+        if (i == 0 || strcmp(names[i], names[distinct - 1]) != 0)
+            names[distinct++] = names[i];
     if (distinct == 0 || distinct > MAX_SHARDS)
-        return fail(err, EXIT_FAILED, "%s: weight_map names %d files; expected 1 to %d", path, distinct, MAX_SHARDS);
+        return fail(err, EXIT_FAILED, "%s: weight_map names %d files; expected 1 to %d", path,
+                    distinct, MAX_SHARDS);
     return distinct;
 }
 
 static int add_shards(Opening *o, const char *dir, Error *err) {
     char path[MAX_PATH];
     cJSON *index = config_object(path, dir, "model.safetensors.index.json", err);
-    if (!index) return -1;
+    if (!index)
+        return -1;
     const cJSON *map = json_get(index, "weight_map");
     const char **names = xcalloc(cJSON_GetArraySize(map), sizeof *names);
     int n = shard_names(names, map, path, err), rc = n < 0 ? -1 : 0;
-    for (int i = 0; i < n && rc == 0; i++) rc = add_file(o, dir, names[i], err);
+    for (int i = 0; i < n && rc == 0; i++)
+        rc = add_file(o, dir, names[i], err);
     free(names);
     cJSON_Delete(index);
     return rc;
@@ -430,22 +512,29 @@ static int add_shards(Opening *o, const char *dir, Error *err) {
 static bool exists(const char *dir, const char *name) {
     char path[MAX_PATH];
     struct stat st;
-    return snprintf(path, sizeof path, "%s/%s", dir, name) < MAX_PATH && (lstat(path, &st) == 0 || errno != ENOENT);
+    return snprintf(path, sizeof path, "%s/%s", dir, name) < MAX_PATH &&
+           (lstat(path, &st) == 0 || errno != ENOENT);
 }
 
 static int add_files(Opening *o, const char *dir, Error *err) {
-    if (exists(dir, "model.safetensors")) return add_file(o, dir, "model.safetensors", err);
-    if (exists(dir, "model.safetensors.index.json")) return add_shards(o, dir, err);
+    if (exists(dir, "model.safetensors"))
+        return add_file(o, dir, "model.safetensors", err);
+    if (exists(dir, "model.safetensors.index.json"))
+        return add_shards(o, dir, err);
     if (exists(dir, "pytorch_model.bin") || exists(dir, "pytorch_model.bin.index.json"))
         return fail(err, EXIT_FAILED,
-                    "%s: has only pytorch_model.bin; expected model.safetensors: run scripts/convert_bin.py %s", dir, dir);
+                    "%s: has only pytorch_model.bin; expected model.safetensors: run "
+                    "scripts/convert_bin.py %s",
+                    dir, dir);
     return fail(err, EXIT_FAILED,
-                "%s: has neither model.safetensors nor model.safetensors.index.json; download the model's weights", dir);
+                "%s: has neither model.safetensors nor model.safetensors.index.json; download the "
+                "model's weights",
+                dir);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The tensors that the configuration asks for
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Of a weight and its bias, in the order of Role. */
 static const char *const part_names[NROLES / 2] = {"self_attn_layer_norm",
@@ -466,7 +555,8 @@ static const char *const global_names[NGLOBALS] = {"model.decoder.embed_tokens.w
                                                    "lm_head.weight"};
 
 Part checkpoint_part(const Checkpoint *c, int t) {
-    if (t < NGLOBALS) return (Part){(Tensor *)&c->global[t], -1, t, t == FINAL_LN_W || t == FINAL_LN_B, false};
+    if (t < NGLOBALS)
+        return (Part){(Tensor *)&c->global[t], -1, t, t == FINAL_LN_W || t == FINAL_LN_B, false};
     const int layer = (t - NGLOBALS) / NROLES, role = (t - NGLOBALS) % NROLES;
     const bool matrix = role_is_matrix((Role)role);
     return (Part){&c->layer[layer][role], layer, role, !matrix, matrix};
@@ -481,7 +571,8 @@ static void part_shape(int *rows, int *cols, const OptConfig *config, const Part
 }
 
 static const char *part_name(char name[100], const Part *part) {
-    if (part->layer < 0) return global_names[part->role];
+    if (part->layer < 0)
+        return global_names[part->role];
     snprintf(name, 100, "model.decoder.layers.%d.%s.%s", part->layer, part_names[part->role / 2],
              part->role % 2 ? "bias" : "weight");
     return name;
@@ -494,16 +585,19 @@ static int compare_names(const void *a, const void *b) {
 /* The entry of that name, with or without "model." in front; NULL if there is none. */
 static const Entry *find_entry(const Opening *o, const char *name) {
     Entry key = {.name = name};
-    const Entry *e = o->nentries ? bsearch(&key, o->entries, o->nentries, sizeof key, compare_names) : NULL;
+    const Entry *e =
+        o->nentries ? bsearch(&key, o->entries, o->nentries, sizeof key, compare_names) : NULL;
     return e || strncmp(name, "model.", 6) != 0 ? e : find_entry(o, name + 6);
 }
 
 /* Two shards must not both claim a name: which one is meant? */
 static int sort_by_name(Opening *o, Error *err) {
-    if (o->nentries) qsort(o->entries, o->nentries, sizeof *o->entries, compare_names);
+    if (o->nentries)
+        qsort(o->entries, o->nentries, sizeof *o->entries, compare_names);
     for (size_t i = 1; i < o->nentries; i++)
         if (compare_names(&o->entries[i - 1], &o->entries[i]) == 0)
-            return fail(err, EXIT_FAILED, "%s: tensor %.200s is also in %s; expected it in one shard",
+            return fail(err, EXIT_FAILED,
+                        "%s: tensor %.200s is also in %s; expected it in one shard",
                         o->checkpoint->files[o->entries[i].file].path, o->entries[i].name,
                         o->checkpoint->files[o->entries[i - 1].file].path);
     return 0;
@@ -514,27 +608,39 @@ static int entry_type(Type *type, const Entry *e, bool packed, const char *path,
     static const char *const names[] = {[F32] = "F32", [F16] = "F16", [BF16] = "BF16"};
     const bool u8 = strcmp(e->dtype, "U8") == 0;
     *type = U8;
-    if (packed && u8) return 0;
+    if (packed && u8)
+        return 0;
     if (packed)
-        return bad_tensor(err, path, e->name, "dtype is %.40s; expected U8, as __metadata__ says it is packed", e->dtype);
+        return bad_tensor(err, path, e->name,
+                          "dtype is %.40s; expected U8, as __metadata__ says it is packed",
+                          e->dtype);
     for (int t = 0; t < 3; t++)
-        if (strcmp(e->dtype, names[t]) == 0) return *type = (Type)t, 0;
-    return bad_tensor(err, path, e->name, "dtype is %.40s; expected F16, BF16 or F32: %s", e->dtype,
-                      u8 ? "only matrices of layers may be packed, and only in files whose __metadata__ says how"
-                         : "save the model in one of these");
+        if (strcmp(e->dtype, names[t]) == 0) {
+            *type = (Type)t;
+            return 0;
+        }
+    return bad_tensor(
+        err, path, e->name, "dtype is %.40s; expected F16, BF16 or F32: %s", e->dtype,
+        u8 ? "only matrices of layers may be packed, and only in files whose __metadata__ says how"
+           : "save the model in one of these");
 }
 
-/* The entry of a part that should be [rows, cols], or [cols] if it is a vector, has another shape. */
-static int wrong_shape(const Entry *e, const Part *part, int rows, int cols, bool packed, const char *path, Error *err) {
+/* The entry of a part that should be [rows, cols], or [cols] if it is a vector, has another shape.
+ */
+static int wrong_shape(const Entry *e, const Part *part, int rows, int cols, bool packed,
+                       const char *path, Error *err) {
     char found[60] = "", leading[20] = "";
-    for (int d = 0; d < e->ndim && d < 2; d++) snprintf(found + strlen(found), 30, "%s%zu", d ? ", " : "", e->shape[d]);
-    if (!part->vector) snprintf(leading, sizeof leading, "%d, ", rows);
+    for (int d = 0; d < e->ndim && d < 2; d++)
+        snprintf(found + strlen(found), 30, "%s%zu", d ? ", " : "", e->shape[d]);
+    if (!part->vector)
+        snprintf(leading, sizeof leading, "%d, ", rows);
     return bad_tensor(err, path, e->name, "shape is [%s%s]; config.json asks for [%s%d]%s", found,
-                      e->ndim > 2 ? ", ..." : "", leading, cols, packed ? " at 4 bits in groups of 64" : "");
+                      e->ndim > 2 ? ", ..." : "", leading, cols,
+                      packed ? " at 4 bits in groups of 64" : "");
 }
 
-/* The part's tensor becomes a view of its entry, if config.json asks for it. Of a table and a head that are one matrix a
- * checkpoint may have either. */
+/* The part's tensor becomes a view of its entry, if config.json asks for it. Of a table and a head
+ * that are one matrix a checkpoint may have either. */
 static int take_tensor(const Opening *o, const Part *part, Error *err) {
     const Checkpoint *c = o->checkpoint;
     const bool packed = part->matrix && c->packed;
@@ -542,22 +648,34 @@ static int take_tensor(const Opening *o, const Part *part, Error *err) {
     int rows, cols;
     Type type;
     part_shape(&rows, &cols, &c->config, part);
-    if (!rows) return 0;
+    if (!rows)
+        return 0;
     const Entry *e = find_entry(o, part_name(name, part));
-    if (!e && o->tied && part->tensor == &c->global[TOK_EMBED]) e = find_entry(o, global_names[LM_HEAD]);
+    if (!e && o->tied && part->tensor == &c->global[TOK_EMBED])
+        e = find_entry(o, global_names[LM_HEAD]);
     if (!e)
-        return fail(err, EXIT_FAILED, "%s: tensor %s is missing%s; config.json asks for it: is the download complete?",
-                    c->files[0].path, part_name(name, part), c->nfiles > 1 ? ", as in the other shards" : "");
+        return fail(
+            err, EXIT_FAILED,
+            "%s: tensor %s is missing%s; config.json asks for it: is the download complete?",
+            c->files[0].path, part_name(name, part),
+            c->nfiles > 1 ? ", as in the other shards" : "");
     const char *path = c->files[e->file].path;
-    if (entry_type(&type, e, packed, path, err) != 0) return -1;
+    if (entry_type(&type, e, packed, path, err) != 0)
+        return -1;
     if (packed && rows % GROUP)
-        return bad_tensor(err, path, e->name, "has %d rows, which groups of %d do not divide", rows, GROUP);
-    if (packed) rows /= GROUP, cols *= GROUP_BYTES;
+        return bad_tensor(err, path, e->name, "has %d rows, which groups of %d do not divide", rows,
+                          GROUP);
+    if (packed) {
+        rows /= GROUP;
+        cols *= GROUP_BYTES;
+    }
     if (e->ndim != (part->vector ? 1 : 2) || (!part->vector && e->shape[0] != (size_t)rows) ||
         e->shape[e->ndim - 1] != (size_t)cols)
         return wrong_shape(e, part, rows, cols, packed, path, err);
     Tensor tensor = {.tier = TIER_DISK, .type = type, .file = 1 + e->file, .offset = e->begin};
-    tensor.rows = rows, tensor.cols = cols, tensor.ld = cols;
+    tensor.rows = rows;
+    tensor.cols = cols;
+    tensor.ld = cols;
     *part->tensor = tensor;
     return 0;
 }
@@ -570,7 +688,8 @@ static int same_numbers(const Checkpoint *c, const Tensor *a, const Tensor *b, E
     int same = 1;
     for (size_t at = 0; at < count && same == 1; at += CHUNK) {
         const size_t n = count - at < CHUNK ? count - at : CHUNK;
-        same = checkpoint_fill(c, numbers, a, at, n, err) || checkpoint_fill(c, numbers + CHUNK, b, at, n, err)
+        same = checkpoint_fill(c, numbers, a, at, n, err) ||
+                       checkpoint_fill(c, numbers + CHUNK, b, at, n, err)
                    ? -1
                    : memcmp(numbers, numbers + CHUNK, n * sizeof *numbers) == 0;
     }
@@ -578,50 +697,61 @@ static int same_numbers(const Checkpoint *c, const Tensor *a, const Tensor *b, E
     return same;
 }
 
-/* A tied head is the token table, and a copy of it, which old checkpoints carry, would only cost memory. A head that
- * differs is separate whatever config.json says, as in transformers from version 5 on; version 4 took the table. */
+/* A tied head is the token table, and a copy of it, which old checkpoints carry, would only cost
+ * memory. A head that differs is separate whatever config.json says, as in transformers from
+ * version 5 on; version 4 took the table. */
 static int take_head(const Opening *o, Error *err) {
     Checkpoint *c = o->checkpoint;
     const Part head = checkpoint_part(c, LM_HEAD);
-    if (o->tied && !find_entry(o, global_names[LM_HEAD])) return 0;
-    if (take_tensor(o, &head, err) != 0) return -1;
-    if (!o->tied) return 0;
+    if (o->tied && !find_entry(o, global_names[LM_HEAD]))
+        return 0;
+    if (take_tensor(o, &head, err) != 0)
+        return -1;
+    if (!o->tied)
+        return 0;
     const int same = same_numbers(c, &c->global[TOK_EMBED], head.tensor, err);
     c->untied = same == 0;
-    if (same == 1) *head.tensor = (Tensor){.tier = NTIERS};
+    if (same == 1)
+        *head.tensor = (Tensor){.tier = NTIERS};
     return same < 0 ? -1 : 0;
 }
 
 static int take_tensors(const Opening *o, Error *err) {
     for (int t = 0; t < part_count(&o->checkpoint->config); t++) {
         const Part part = checkpoint_part(o->checkpoint, t);
-        if (t != LM_HEAD && take_tensor(o, &part, err) != 0) return -1;
+        if (t != LM_HEAD && take_tensor(o, &part, err) != 0)
+            return -1;
     }
     return take_head(o, err);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Opening and closing
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* A checkpoint without files, whose tensors are all absent yet. */
 static Checkpoint *checkpoint_new(const OptConfig *config) {
     Checkpoint *c = xcalloc(1, sizeof *c);
     c->config = *config;
     c->layer = xcalloc(config->l, sizeof *c->layer);
-    for (int g = 0; g < NGLOBALS; g++) c->global[g].tier = NTIERS;
+    for (int g = 0; g < NGLOBALS; g++)
+        c->global[g].tier = NTIERS;
     return c;
 }
 
 Checkpoint *checkpoint_open(const char *dir, Error *err) {
     OptConfig config;
     bool tied;
-    if (config_read(&config, &tied, dir, err) != 0) return NULL;
+    if (config_read(&config, &tied, dir, err) != 0)
+        return NULL;
     Opening o = {.checkpoint = checkpoint_new(&config), .tied = tied};
     const bool good = !add_files(&o, dir, err) && !sort_by_name(&o, err) && !take_tensors(&o, err);
-    for (int f = 0; f < o.checkpoint->nfiles; f++) cJSON_Delete(o.headers[f]);
-    free(o.headers), free(o.entries);
-    if (!good) checkpoint_close(o.checkpoint);
+    for (int f = 0; f < o.checkpoint->nfiles; f++)
+        cJSON_Delete(o.headers[f]);
+    free(o.headers);
+    free(o.entries);
+    if (!good)
+        checkpoint_close(o.checkpoint);
     return good ? o.checkpoint : NULL;
 }
 
@@ -629,23 +759,28 @@ int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err) {
     struct stat st;
     for (int f = 0; f < checkpoint->nfiles; f++) {
         const TensorFile *file = &checkpoint->files[f];
-        if (fstat(file->fd, &st) != 0) return fail(err, EXIT_FAILED, "%s: read error: %s", file->path, strerror(errno));
+        if (fstat(file->fd, &st) != 0)
+            return fail(err, EXIT_FAILED, "%s: read error: %s", file->path, strerror(errno));
         if ((size_t)st.st_size != file->size || st.st_mtim.tv_sec != file->changed.tv_sec ||
             st.st_mtim.tv_nsec != file->changed.tv_nsec)
             return fail(err, EXIT_FAILED,
-                        "%s: was changed while it was in use, so that its tensors may be of two models; run again",
+                        "%s: was changed while it was in use, so that its tensors may be of two "
+                        "models; run again",
                         file->path);
     }
     return 0;
 }
 
 void checkpoint_close(Checkpoint *checkpoint) {
-    if (!checkpoint) return;
+    if (!checkpoint)
+        return;
     for (int f = 0; f < checkpoint->nfiles; f++) {
         close(checkpoint->files[f].fd);
         free(checkpoint->files[f].path);
     }
-    free(checkpoint->files), free(checkpoint->layer), free(checkpoint);
+    free(checkpoint->files);
+    free(checkpoint->layer);
+    free(checkpoint);
 }
 
 /* The tensors lie one behind the other in one imagined file. */
@@ -658,16 +793,18 @@ Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
     for (int t = 0; t < part_count(config); t++) {
         const Part part = checkpoint_part(c, t);
         part_shape(&rows, &cols, config, &part);
-        if (!rows || t == LM_HEAD) continue;
-        *part.tensor = (Tensor){.tier = TIER_DISK, .type = F16, .offset = end, .rows = rows, .cols = cols, .ld = cols};
+        if (!rows || t == LM_HEAD)
+            continue;
+        *part.tensor = (Tensor){
+            .tier = TIER_DISK, .type = F16, .offset = end, .rows = rows, .cols = cols, .ld = cols};
         end += tensor_bytes(*part.tensor);
     }
     return c;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Filling
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* The part that a view belongs to; its tensor is NULL if there is none. */
 static Part find_owner(const Checkpoint *c, const Tensor *view) {
@@ -686,37 +823,45 @@ const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const 
     return owner.tensor ? part_name(name, &owner) : "(unknown)";
 }
 
-/* Center and standard deviation of a dummy's elements. Around 1/sqrt(k) every product stays near the size of its input, so
- * that activations are finite through 96 layers. Sharper scores and smaller residual branches than that keep tokens apart:
- * with all at 1 the attention averages everything, every position soon looks alike, and a mix-up of two sequences would not
- * show. */
+/* Center and standard deviation of a dummy's elements. Around 1/sqrt(k) every product stays near
+ * the size of its input, so that activations are finite through 96 layers. Sharper scores and
+ * smaller residual branches than that keep tokens apart: with all at 1 the attention averages
+ * everything, every position soon looks alike, and a mix-up of two sequences would not show. */
 static void dummy_spread(float *center, float *std, const Part *owner) {
-    static const float gain[NROLES] = {[Q_W] = 2, [K_W] = 2, [V_W] = 1, [O_W] = 0.5f, [FC1_W] = 1, [FC2_W] = 0.25f};
-    bool outside = owner->layer < 0,
-         norm_w = outside ? owner->role == FINAL_LN_W : owner->role == LN1_W || owner->role == LN2_W;
+    static const float gain[NROLES] = {
+        [Q_W] = 2, [K_W] = 2, [V_W] = 1, [O_W] = 0.5f, [FC1_W] = 1, [FC2_W] = 0.25f};
+    bool outside = owner->layer < 0, norm_w = outside
+                                                  ? owner->role == FINAL_LN_W
+                                                  : owner->role == LN1_W || owner->role == LN2_W;
     float matrix = outside ? owner->role < FINAL_LN_W : gain[owner->role];
     *center = norm_w ? 1 : 0;
     *std = matrix > 0 ? matrix / sqrtf((float)owner->tensor->cols) : 0.03f;
 }
 
 /* A dummy's element, counted through all of its tensors: four share one random number. */
-static uint64_t dummy_bits(uint64_t key, size_t element) { return splitmix64(key, element / 4) >> element % 4 * 16; }
+static uint64_t dummy_bits(uint64_t key, size_t element) {
+    return splitmix64(key, element / 4) >> element % 4 * 16;
+}
 
-/* Elements of a dummy: each is the sum of two bytes, which is a little like a bell, looked up as F16. That is over 1 GB/s
- * on a core, where a real generator and a conversion would hold up every benchmark. */
-static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size_t first, size_t count) {
+/* Elements of a dummy: each is the sum of two bytes, which is a little like a bell, looked up as
+ * F16. That is over 1 GB/s on a core, where a real generator and a conversion would hold up every
+ * benchmark. */
+static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size_t first,
+                       size_t count) {
     Part owner = find_owner(c, tensor);
     float center, std;
     f16 value[511];
     CHECK(owner.tensor);
     dummy_spread(&center, &std, &owner);
-    for (int i = 0; i < 511; i++) value[i] = f32_to_f16(center + (i - 255) * std / 104.5f); /* 104.5: deviation of i */
+    for (int i = 0; i < 511; i++)
+        value[i] = f32_to_f16(center + (i - 255) * std / 104.5f); /* 104.5: deviation of i */
     uint64_t key = splitmix64(c->seed, 1);
     size_t e = tensor->offset / sizeof(f16) + first, end = e + count;
     while (e < end) {
         uint64_t bits = dummy_bits(key, e);
         if (e % 4 == 0 && end - e >= 4) {
-            for (int i = 0; i < 4; i++) *dst++ = value[(bits >> 16 * i & 255) + (bits >> (16 * i + 8) & 255)];
+            for (int i = 0; i < 4; i++)
+                *dst++ = value[(bits >> 16 * i & 255) + (bits >> (16 * i + 8) & 255)];
             e += 4;
         } else {
             *dst++ = value[(bits & 255) + (bits >> 8 & 255)];
@@ -734,34 +879,44 @@ static float raw_float(const uint8_t *raw, size_t size, size_t i) {
 
 static bool is_finite(f16 x) { return (x & 0x7C00) != 0x7C00; }
 
-static int bad_element(const Checkpoint *c, const Tensor *tensor, size_t e, double value, const char *expected,
-                       Error *err) {
+static int bad_element(const Checkpoint *c, const Tensor *tensor, size_t e, double value,
+                       const char *expected, Error *err) {
     char name[100];
-    return bad_tensor(err, c->dummy ? c->config.name : c->files[tensor->file - 1].path, checkpoint_name(name, c, tensor),
-                      "element %zu is %g; expected %s", e, value, expected);
+    return bad_tensor(err, c->dummy ? c->config.name : c->files[tensor->file - 1].path,
+                      checkpoint_name(name, c, tensor), "element %zu is %g; expected %s", e, value,
+                      expected);
 }
 
 /* Reads bytes of a tensor, from byte `from` of it on. */
-static int read_tensor(const Checkpoint *c, void *to, const Tensor *tensor, size_t from, size_t bytes, Error *err) {
+static int read_tensor(const Checkpoint *c, void *to, const Tensor *tensor, size_t from,
+                       size_t bytes, Error *err) {
     const TensorFile *file = &c->files[tensor->file - 1];
     char name[100];
     const char *why = file_read_at(file->fd, to, bytes, tensor->offset + from);
-    return why ? bad_tensor(err, file->path, checkpoint_name(name, c, tensor), "read error: %s", why) : 0;
+    return why ? bad_tensor(err, file->path, checkpoint_name(name, c, tensor), "read error: %s",
+                            why)
+               : 0;
 }
 
-int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first, size_t count, Error *err) {
+int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first,
+                    size_t count, Error *err) {
     enum { CHUNK = 16384 };
     uint8_t raw[CHUNK];
     const size_t size = type_bytes(tensor->type), total = (size_t)tensor->rows * tensor->cols;
     f16 *to = dst;
-    CHECK(tensor->tier == TIER_DISK && tensor->ld == (size_t)tensor->cols && first <= total && count <= total - first);
-    if (checkpoint->dummy) return dummy_fill(checkpoint, dst, tensor, first, count), 0;
+    CHECK(tensor->tier == TIER_DISK && tensor->ld == (size_t)tensor->cols && first <= total &&
+          count <= total - first);
+    if (checkpoint->dummy) {
+        dummy_fill(checkpoint, dst, tensor, first, count);
+        return 0;
+    }
     CHECK(tensor->file >= 1 && tensor->file <= checkpoint->nfiles);
     if (tensor->type == F16 || tensor->type == U8)
         return read_tensor(checkpoint, dst, tensor, first * size, count * size, err);
     for (size_t end = first + count, n; first < end; first += n) {
         n = end - first < CHUNK / size ? end - first : CHUNK / size;
-        if (read_tensor(checkpoint, raw, tensor, first * size, n * size, err) != 0) return -1;
+        if (read_tensor(checkpoint, raw, tensor, first * size, n * size, err) != 0)
+            return -1;
         for (size_t i = 0; i < n; i++) {
             *to = f32_to_f16(raw_float(raw, size, i));
             if (!is_finite(*to++))
@@ -772,10 +927,11 @@ int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tenso
     return 0;
 }
 
-int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *tensor, size_t first, size_t count,
-                      Error *err) {
+int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *tensor,
+                      size_t first, size_t count, Error *err) {
     size_t i = 0;
-    while (i < count && is_finite(x[i])) i++;
+    while (i < count && is_finite(x[i]))
+        i++;
     return i == count ? 0
                       : bad_element(checkpoint, tensor, first + i, f16_to_f32(x[i]),
                                     "finite numbers: is the download complete?", err);
@@ -783,28 +939,37 @@ int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *
 
 int checkpoint_packs(const Checkpoint *checkpoint, Error *err) {
     const OptConfig *c = &checkpoint->config;
-    if (c->h1 % GROUP == 0 && c->h2 % GROUP == 0) return 0;
-    return fail(
-        err, EXIT_USAGE,
-        "the model's matrices have %d and %d rows, and can be packed in whole groups of %d only; leave the weights "
-        "unpacked: --compress-cache still packs a KV cache whose heads are multiples of 16, and eval --compress-weight "
-        "--group 32 says what packing would cost",
-        c->h1, c->h2, GROUP);
+    if (c->h1 % GROUP == 0 && c->h2 % GROUP == 0)
+        return 0;
+    return fail(err, EXIT_USAGE,
+                "the model's matrices have %d and %d rows, and can be packed in whole groups of %d "
+                "only; leave the weights "
+                "unpacked: --compress-cache still packs a KV cache whose heads are multiples of "
+                "16, and eval --compress-weight "
+                "--group 32 says what packing would cost",
+                c->h1, c->h2, GROUP);
 }
 
-int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor, int row, Error *err) {
+int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor,
+                    int row, Error *err) {
     const size_t cols = (size_t)tensor->cols;
-    if (tensor->type == U8) return checkpoint_fill(checkpoint, to, tensor, row * cols, cols, err);
+    if (tensor->type == U8)
+        return checkpoint_fill(checkpoint, to, tensor, row * cols, cols, err);
     const size_t count = GROUP * cols, first = row * count;
-    if (checkpoint_fill(checkpoint, scratch, tensor, first, count, err) != 0) return -1;
-    if (quant_pack_rows(to, scratch, tensor->cols)) return 0;
+    if (checkpoint_fill(checkpoint, scratch, tensor, first, count, err) != 0)
+        return -1;
+    if (quant_pack_rows(to, scratch, tensor->cols))
+        return 0;
     return checkpoint_finite(checkpoint, scratch, tensor, first, count, err);
 }
 
 uint64_t checkpoint_digest(const Checkpoint *c) {
-    enum { SAMPLE = 4096 }; /* what tells two models of one size apart is everywhere in their tensors */
+    enum {
+        SAMPLE = 4096
+    }; /* what tells two models of one size apart is everywhere in their tensors */
     const OptConfig *o = &c->config;
-    const int sizes[] = {o->l, o->h1, o->h2, o->nh, o->vocab, o->max_pos, o->embed, o->pre_norm, o->final_norm, o->eos};
+    const int sizes[] = {o->l,       o->h1,    o->h2,       o->nh,         o->vocab,
+                         o->max_pos, o->embed, o->pre_norm, o->final_norm, o->eos};
     uint64_t hash = hash_bytes(HASH_START, sizes, sizeof sizes);
     uint8_t bytes[SAMPLE];
     Error ignored; /* what cannot be read now will be missed soon enough */
@@ -812,10 +977,12 @@ uint64_t checkpoint_digest(const Checkpoint *c) {
     for (int t = 0; t < part_count(&c->config); t++) {
         const Tensor *tensor = checkpoint_part(c, t).tensor;
         const bool packed = tensor->type == U8;
-        const int shape[] = {tensor->type, tensor->rows, tensor->cols, packed ? 4 : 0, packed ? GROUP : 0};
+        const int shape[] = {tensor->type, tensor->rows, tensor->cols, packed ? 4 : 0,
+                             packed ? GROUP : 0};
         const size_t size = tensor_bytes(*tensor), n = size < SAMPLE ? size : SAMPLE;
         hash = hash_bytes(hash, shape, sizeof shape);
-        if (n && !c->dummy && !read_tensor(c, bytes, tensor, size - n, n, &ignored)) hash = hash_bytes(hash, bytes, n);
+        if (n && !c->dummy && !read_tensor(c, bytes, tensor, size - n, n, &ignored))
+            hash = hash_bytes(hash, bytes, n);
     }
     return hash;
 }
@@ -823,13 +990,17 @@ uint64_t checkpoint_digest(const Checkpoint *c) {
 Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int first, int layers) {
     Checkpoint c = *whole;
     const bool tied = !whole->global[LM_HEAD].rows;
-    c.config.stage = stage, c.config.stages = stages, c.config.l = layers;
+    c.config.stage = stage;
+    c.config.stages = stages;
+    c.config.l = layers;
     c.layer += first;
     for (int g = 0; g < NGLOBALS; g++) {
         int rows, cols;
         opt_global_shape(&c.config, (Global)g, &rows, &cols);
-        if (g == TOK_EMBED && tied && is_last(&c.config)) continue; /* it makes the logits */
-        if (!rows) c.global[g] = (Tensor){.tier = NTIERS};
+        if (g == TOK_EMBED && tied && is_last(&c.config))
+            continue; /* it makes the logits */
+        if (!rows)
+            c.global[g] = (Tensor){.tier = NTIERS};
     }
     return c;
 }

@@ -1,8 +1,8 @@
 /* file.c: whole files in, and results out.
  *
- * What a user names may be missing, a directory, a pipe without a writer, cut while it is read, or on a full disk; each of
- * these is one line that names the file. "-" is standard input or standard output. A file of results is replaced only when
- * the new one is complete. Read next: json.c. */
+ * What a user names may be missing, a directory, a pipe without a writer, cut while it is read, or
+ * on a full disk; each of these is one line that names the file. "-" is standard input or standard
+ * output. A file of results is replaced only when the new one is complete. Read next: json.c. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,13 +14,15 @@
 #include "io/io.h"
 #include "base/base.h"
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Files in
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 int file_path(char path[MAX_PATH], const char *dir, const char *name, Error *err) {
-    if (snprintf(path, MAX_PATH, "%s/%s", dir, name) < MAX_PATH) return 0;
-    return fail(err, EXIT_FAILED, "%.200s...: the path is too long; expected less than %d bytes", dir, MAX_PATH);
+    if (snprintf(path, MAX_PATH, "%s/%s", dir, name) < MAX_PATH)
+        return 0;
+    return fail(err, EXIT_FAILED, "%.200s...: the path is too long; expected less than %d bytes",
+                dir, MAX_PATH);
 }
 
 void program_file(char path[MAX_PATH], const char *suffix) {
@@ -30,16 +32,20 @@ void program_file(char path[MAX_PATH], const char *suffix) {
 
 const char *directory_fault(const char *path) {
     struct stat st;
-    if (stat(path, &st)) return errno == ENOENT ? "there is no such directory" : strerror(errno);
+    if (stat(path, &st))
+        return errno == ENOENT ? "there is no such directory" : strerror(errno);
     return S_ISDIR(st.st_mode) ? NULL : "is no directory";
 }
 
 const char *file_read_at(int fd, void *to, size_t size, size_t offset) {
     for (size_t got = 0; got < size;) {
         ssize_t n = pread(fd, (char *)to + got, size - got, (off_t)(offset + got));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return strerror(errno);
-        if (n == 0) return "the file became shorter since it was opened; do not change a file in use";
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return strerror(errno);
+        if (n == 0)
+            return "the file became shorter since it was opened; do not change a file in use";
         got += (size_t)n;
     }
     return NULL;
@@ -48,24 +54,30 @@ const char *file_read_at(int fd, void *to, size_t size, size_t offset) {
 char *file_read_part(int fd, const char *name, size_t size, size_t offset, Error *err) {
     char *text = xcalloc(size + 1, 1);
     const char *why = file_read_at(fd, text, size, offset);
-    if (!why) return text;
+    if (!why)
+        return text;
     fail(err, EXIT_FAILED, "%s: read error: %s", name, why);
-    return free(text), NULL;
+    free(text);
+    return NULL;
 }
 
 const char *file_write_at(int fd, const void *from, size_t size, size_t offset) {
     for (size_t put = 0; put < size;) {
         ssize_t n = pwrite(fd, (const char *)from + put, size - put, (off_t)(offset + put));
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return strerror(n ? errno : ENOSPC);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return strerror(n ? errno : ENOSPC);
         put += (size_t)n;
     }
     return NULL;
 }
 
 int file_open(const char *path, struct stat *st, Error *err) {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer must not hang us */
-    if (fd < 0) return fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
+    const int fd = open(
+        path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer must not hang us */
+    if (fd < 0)
+        return fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
     if (fstat(fd, st))
         fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
     else if (!S_ISREG(st->st_mode))
@@ -80,7 +92,8 @@ int file_open(const char *path, struct stat *st, Error *err) {
 char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err) {
     struct stat st;
     const int fd = file_open(path, &st, err);
-    if (fd < 0) return NULL;
+    if (fd < 0)
+        return NULL;
     char *text = NULL;
     *len = (size_t)st.st_size;
     if (*len > max_bytes)
@@ -97,43 +110,59 @@ static char *read_all(int fd, size_t *len) {
     char *text = xcalloc(capacity, 1);
     ssize_t n = 1;
     for (*len = 0; n > 0 || (n < 0 && errno == EINTR);) {
-        if (capacity - *len < 2) text = xrealloc(text, capacity *= 2, 1);
+        if (capacity - *len < 2)
+            text = xrealloc(text, capacity *= 2, 1);
         n = read(fd, text + *len, capacity - *len - 1);
-        if (n > 0) *len += (size_t)n;
+        if (n > 0)
+            *len += (size_t)n;
     }
     text[*len] = 0;
-    return n < 0 ? free(text), NULL : text;
+    if (n >= 0)
+        return text;
+    free(text);
+    return NULL;
 }
 
 const char *input_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
 
 char *input_read(const char *path, size_t *len, Error *err) {
     const int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
-    if (fd < 0) return fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno)), NULL;
+    if (fd < 0) {
+        fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
+        return NULL;
+    }
     char *text = read_all(fd, len);
-    if (!text) fail(err, EXIT_FAILED, "%s: cannot read: %s", input_name(path), strerror(errno));
-    if (fd != STDIN_FILENO) close(fd);
+    if (!text)
+        fail(err, EXIT_FAILED, "%s: cannot read: %s", input_name(path), strerror(errno));
+    if (fd != STDIN_FILENO)
+        close(fd);
     return text;
 }
 
 bool line_next(Lines *l) {
-    if (!l->at && l->len >= 3 && !memcmp(l->text, "\xEF\xBB\xBF", 3)) l->at = 3; /* a byte order mark */
+    if (!l->at && l->len >= 3 && !memcmp(l->text, "\xEF\xBB\xBF", 3))
+        l->at = 3; /* a byte order mark */
     while (l->at < l->len) {
         const char *end = memchr(l->line = l->text + l->at, '\n', l->len - l->at);
         l->size = end ? (size_t)(end - l->line) : l->len - l->at;
-        l->at += l->size + 1, l->number++;
-        if (l->size && l->line[l->size - 1] == '\r') l->size--;
+        l->at += l->size + 1;
+        l->number++;
+        if (l->size && l->line[l->size - 1] == '\r')
+            l->size--;
         size_t blank = 0;
-        while (blank < l->size && (l->line[blank] == ' ' || l->line[blank] == '\t')) blank++;
-        snprintf(l->where, sizeof l->where, "%.500s%sline %d", l->name, *l->name ? " " : "", l->number);
-        if (blank < l->size) return true;
+        while (blank < l->size && (l->line[blank] == ' ' || l->line[blank] == '\t'))
+            blank++;
+        snprintf(l->where, sizeof l->where, "%.500s%sline %d", l->name, *l->name ? " " : "",
+                 l->number);
+        if (blank < l->size)
+            return true;
     }
     return false;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Names of files for results
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 bool output_is_special(const char *path) {
     struct stat st;
@@ -142,19 +171,24 @@ bool output_is_special(const char *path) {
 
 bool output_is_standard(const char *path) {
     struct stat x, y;
-    return !strcmp(path, "-") ||
-           (stat(path, &x) == 0 && fstat(STDOUT_FILENO, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino);
+    return !strcmp(path, "-") || (stat(path, &x) == 0 && fstat(STDOUT_FILENO, &y) == 0 &&
+                                  x.st_dev == y.st_dev && x.st_ino == y.st_ino);
 }
 
 bool same_file(const char *a, const char *b) {
     struct stat x, y;
     char in_a[MAX_PATH], in_b[MAX_PATH], of_a[MAX_PATH], of_b[MAX_PATH];
-    if (!a || !b || !strcmp(a, "-") || !strcmp(b, "-")) return false;
+    if (!a || !b || !strcmp(a, "-") || !strcmp(b, "-"))
+        return false;
     const bool there = stat(a, &x) == 0;
-    if (there != (stat(b, &y) == 0)) return false;
-    if (there) return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-    if (!*a || !*b || strlen(a) >= MAX_PATH || strlen(b) >= MAX_PATH) return false;
-    if (strcmp(basename(strcpy(of_a, a)), basename(strcpy(of_b, b))) != 0) return false;
+    if (there != (stat(b, &y) == 0))
+        return false;
+    if (there)
+        return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+    if (!*a || !*b || strlen(a) >= MAX_PATH || strlen(b) >= MAX_PATH)
+        return false;
+    if (strcmp(basename(strcpy(of_a, a)), basename(strcpy(of_b, b))) != 0)
+        return false;
     const char *dir_a = dirname(strcpy(in_a, a)), *dir_b = dirname(strcpy(in_b, b));
     return access(dir_a, F_OK) == 0 && same_file(dir_a, dir_b);
 }
@@ -165,39 +199,48 @@ int output_check(const char *flag, const char *path, Error *err) {
     const bool there = stat(path, &st) == 0;
     if (!there && lstat(path, &st) == 0)
         return fail(err, EXIT_FAILED, "%s %s: is a link to nothing; name a file", flag, path);
-    if (there && S_ISDIR(st.st_mode)) return fail(err, EXIT_FAILED, "%s %s: Is a directory; name a file", flag, path);
-    if (!strcmp(path, "-") || (there && access(path, W_OK) == 0)) return 0;
-    if (!there && errno == ENOENT && snprintf(dir, sizeof dir, "%s", path) < MAX_PATH && access(dirname(dir), W_OK) == 0)
+    if (there && S_ISDIR(st.st_mode))
+        return fail(err, EXIT_FAILED, "%s %s: Is a directory; name a file", flag, path);
+    if (!strcmp(path, "-") || (there && access(path, W_OK) == 0))
         return 0;
-    return fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path, strerror(errno));
+    if (!there && errno == ENOENT && snprintf(dir, sizeof dir, "%s", path) < MAX_PATH &&
+        access(dirname(dir), W_OK) == 0)
+        return 0;
+    return fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path,
+                strerror(errno));
 }
 
 int file_beside(char name[MAX_PATH], const char *path, const char *suffix, Error *err) {
     char real[PATH_MAX];
     const bool there = realpath(path, real) != NULL;
-    if (!there && errno != ENOENT) return fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
-    if (snprintf(name, MAX_PATH, "%s%s", there ? real : path, suffix) < MAX_PATH) return 0;
-    return fail(err, EXIT_FAILED, "%.200s...: the path is too long; expected less than %d bytes", path, MAX_PATH);
+    if (!there && errno != ENOENT)
+        return fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
+    if (snprintf(name, MAX_PATH, "%s%s", there ? real : path, suffix) < MAX_PATH)
+        return 0;
+    return fail(err, EXIT_FAILED, "%.200s...: the path is too long; expected less than %d bytes",
+                path, MAX_PATH);
 }
 
 int file_size(size_t *size, const char *path, Error *err) {
     struct stat st = {.st_size = 0};
-    if (stat(path, &st) && errno != ENOENT) return fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
+    if (stat(path, &st) && errno != ENOENT)
+        return fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
     *size = (size_t)st.st_size;
     return 0;
 }
 
 bool file_lock(int fd, double patience) {
     for (const double until = seconds_now() + patience; flock(fd, LOCK_EX | LOCK_NB);) {
-        if ((errno != EWOULDBLOCK && errno != EINTR) || seconds_now() > until) return false;
+        if ((errno != EWOULDBLOCK && errno != EINTR) || seconds_now() > until)
+            return false;
         nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
     }
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Results that are not whole yet
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static struct {
     char name[MAX_PATH]; /* "": there is none */
@@ -207,18 +250,24 @@ static struct {
 /* 0, or errno: it could not be read to its end. */
 static int empty_directory(DIR *dir) {
     rewinddir(dir);
-    for (const struct dirent *e; (errno = 0, e = readdir(dir));) unlinkat(dirfd(dir), e->d_name, 0);
+    for (const struct dirent *e; (errno = 0, e = readdir(dir));)
+        unlinkat(dirfd(dir), e->d_name, 0);
     return errno;
 }
 
 void unfinished_remove(void) {
-    if (unfinished.dir) empty_directory(unfinished.dir), closedir(unfinished.dir), unfinished.dir = NULL;
-    if (unfinished.name[0]) remove(unfinished.name);
+    if (unfinished.dir) {
+        empty_directory(unfinished.dir);
+        closedir(unfinished.dir);
+        unfinished.dir = NULL;
+    }
+    if (unfinished.name[0])
+        remove(unfinished.name);
     unfinished.name[0] = 0;
 }
 
-/* Removes PATH.tmp-PID of processes that have ended, whose lock is gone with them. What cannot be removed is no fault of
- * the run that comes now. */
+/* Removes PATH.tmp-PID of processes that have ended, whose lock is gone with them. What cannot be
+ * removed is no fault of the run that comes now. */
 static void clear_dead(const char *path) {
     char copy[MAX_PATH];
     const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
@@ -226,35 +275,48 @@ static void clear_dead(const char *path) {
     DIR *beside = opendir(dirname(strcpy(copy, path)));
     int why = 0;
     for (const struct dirent *e; beside && (errno = 0, e = readdir(beside));) {
-        if (strncmp(e->d_name, base, len) || strncmp(e->d_name + len, ".tmp-", 5)) continue;
-        if (e->d_name[len + 5 + strspn(e->d_name + len + 5, "0123456789")]) continue; /* somebody else's */
+        if (strncmp(e->d_name, base, len) || strncmp(e->d_name + len, ".tmp-", 5))
+            continue;
+        if (e->d_name[len + 5 + strspn(e->d_name + len + 5, "0123456789")])
+            continue; /* somebody else's */
         const int fd = openat(dirfd(beside), e->d_name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-        if (fd < 0) continue;
+        if (fd < 0)
+            continue;
         const bool dead = !flock(fd, LOCK_EX | LOCK_NB);
         DIR *dir = dead ? fdopendir(fd) : NULL;
         const int unread = dir ? empty_directory(dir) : 0;
-        if (dead && unlinkat(dirfd(beside), e->d_name, dir ? AT_REMOVEDIR : 0)) why = unread ? unread : errno;
+        if (dead && unlinkat(dirfd(beside), e->d_name, dir ? AT_REMOVEDIR : 0))
+            why = unread ? unread : errno;
         dir ? closedir(dir) : close(fd);
     }
-    if (beside && errno) why = errno;
+    if (beside && errno)
+        why = errno;
     if (why)
-        fprintf(stderr, "%s.tmp-*: cannot remove all that runs which were killed have left: %s; remove it\n", path,
-                strerror(why));
-    if (beside) closedir(beside);
+        fprintf(
+            stderr,
+            "%s.tmp-*: cannot remove all that runs which were killed have left: %s; remove it\n",
+            path, strerror(why));
+    if (beside)
+        closedir(beside);
 }
 
 int unfinished_begin(const char *path, bool directory, Error *err) {
     static bool removed_at_end;
     char suffix[32], name[MAX_PATH];
-    if (!removed_at_end) removed_at_end = !atexit(unfinished_remove);
+    if (!removed_at_end)
+        removed_at_end = !atexit(unfinished_remove);
     snprintf(suffix, sizeof suffix, ".tmp-%d", (int)getpid());
-    if (file_beside(name, path, "", err)) return -1;
+    if (file_beside(name, path, "", err))
+        return -1;
     clear_dead(name);
-    if (file_beside(name, path, suffix, err)) return -1;
-    int fd = directory ? mkdir(name, 0777) : open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file_beside(name, path, suffix, err))
+        return -1;
+    int fd =
+        directory ? mkdir(name, 0777) : open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd >= 0) {
         strcpy(unfinished.name, name);
-        if (directory) fd = (unfinished.dir = opendir(name)) ? dirfd(unfinished.dir) : -1;
+        if (directory)
+            fd = (unfinished.dir = opendir(name)) ? dirfd(unfinished.dir) : -1;
     }
     if (fd < 0) {
         fail(err, EXIT_FAILED, "%s: %s; name a file that can be written", name, strerror(errno));
@@ -268,25 +330,38 @@ const char *unfinished_name(void) { return unfinished.name; }
 
 int unfinished_end(const char *path, Error *err) {
     char real[MAX_PATH];
-    if (file_beside(real, path, "", err)) return -1;
-    if (rename(unfinished.name, real)) return fail(err, EXIT_FAILED, "%s: %s", real, strerror(errno));
+    if (file_beside(real, path, "", err))
+        return -1;
+    if (rename(unfinished.name, real))
+        return fail(err, EXIT_FAILED, "%s: %s", real, strerror(errno));
     unfinished.name[0] = 0;
-    if (unfinished.dir) closedir(unfinished.dir), unfinished.dir = NULL;
+    if (unfinished.dir) {
+        closedir(unfinished.dir);
+        unfinished.dir = NULL;
+    }
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Results out
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 FILE *output_open(const char *flag, const char *path, Error *err) {
     const bool replaces = !output_is_special(path);
     Error why;
     const int fd = replaces ? unfinished_begin(path, false, &why) : -1;
-    if (replaces && fd < 0) return fail(err, why.code, "%s %.900s", flag, why.text), NULL;
+    if (replaces && fd < 0) {
+        fail(err, why.code, "%s %.900s", flag, why.text);
+        return NULL;
+    }
     FILE *f = replaces ? fdopen(fd, "w") : strcmp(path, "-") ? fopen(path, "we") : stdout;
-    if (!f) fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path, strerror(errno));
-    if (!f && replaces) unfinished_remove(), close(fd);
+    if (!f)
+        fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path,
+             strerror(errno));
+    if (!f && replaces) {
+        unfinished_remove();
+        close(fd);
+    }
     return f;
 }
 
@@ -294,17 +369,23 @@ int output_close(FILE *f, const char *flag, const char *path, Error *err) {
     const bool replaces = f != stdout && !output_is_special(path);
     const char *why = fflush(f) || (replaces && fsync(fileno(f))) ? strerror(errno) : NULL;
     Error inner;
-    if (!why && ferror(f)) why = "a write failed"; /* long ago: errno is another's */
-    if (!why && replaces && unfinished_end(path, &inner)) why = inner.text;
-    if (f != stdout && fclose(f) && !why) why = strerror(errno);
-    if (!why) return 0;
-    if (replaces) unfinished_remove();
+    if (!why && ferror(f))
+        why = "a write failed"; /* long ago: errno is another's */
+    if (!why && replaces && unfinished_end(path, &inner))
+        why = inner.text;
+    if (f != stdout && fclose(f) && !why)
+        why = strerror(errno);
+    if (!why)
+        return 0;
+    if (replaces)
+        unfinished_remove();
     return fail(err, EXIT_FAILED, "%s %s: %.900s; make room or write elsewhere", flag, path, why);
 }
 
 static ssize_t append_text(void *to, const char *bytes, size_t n) {
     Text *t = to;
-    if (t->len + n > t->room) t->text = xrealloc(t->text, t->room = 2 * (t->len + n), 1);
+    if (t->len + n > t->room)
+        t->text = xrealloc(t->text, t->room = 2 * (t->len + n), 1);
     memcpy(t->text + t->len, bytes, n);
     t->len += n;
     return (ssize_t)n;

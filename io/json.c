@@ -1,12 +1,12 @@
 /* json.c: JSON, by cJSON and stricter.
  *
- * Everything this program reads from outside that is JSON (config.json, safetensors headers, vocab.json, prompts,
- * hardware files) comes through json_parse. cJSON builds the tree. But it also accepts texts that mean something else to
- * their author or to another reader: it does not look at the encoding, skips control characters, cuts a string at \u0000,
- * reads 01 as a number and 1e999 as infinity, and lets the first of two equal keys win. So the bytes are checked before
- * cJSON reads them, and the tree afterwards. What passes here is a tree whose strings are whole, whose numbers are finite
- * and whose keys are unique.
- * Read next: tokenizer.c. */
+ * Everything this program reads from outside that is JSON (config.json, safetensors headers,
+ * vocab.json, prompts, hardware files) comes through json_parse. cJSON builds the tree. But it also
+ * accepts texts that mean something else to their author or to another reader: it does not look at
+ * the encoding, skips control characters, cuts a string at \u0000, reads 01 as a number and 1e999
+ * as infinity, and lets the first of two equal keys win. So the bytes are checked before cJSON
+ * reads them, and the tree afterwards. What passes here is a tree whose strings are whole, whose
+ * numbers are finite and whose keys are unique. Read next: tokenizer.c. */
 #include <cjson/cJSON.h>
 #include <ctype.h>
 #include <math.h>
@@ -15,22 +15,32 @@
 
 enum { MAX_DEPTH = 64 };
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // UTF-8
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 size_t utf8_step(const char *s, size_t len, bool *valid) {
     unsigned char c = (unsigned char)s[0], low = 0x80, high = 0xBF;
-    size_t more = c < 0x80 ? 0 : c >= 0xC2 && c <= 0xDF ? 1 : c >= 0xE0 && c <= 0xEF ? 2 : c >= 0xF0 && c <= 0xF4 ? 3 : 4;
+    size_t more = c < 0x80                 ? 0
+                  : c >= 0xC2 && c <= 0xDF ? 1
+                  : c >= 0xE0 && c <= 0xEF ? 2
+                  : c >= 0xF0 && c <= 0xF4 ? 3
+                                           : 4;
     *valid = more < 4;
-    if (!*valid) return 1;
-    if (c == 0xE0) low = 0xA0;  /* shorter forms exist */
-    if (c == 0xED) high = 0x9F; /* surrogates */
-    if (c == 0xF0) low = 0x90;
-    if (c == 0xF4) high = 0x8F; /* above U+10FFFF */
+    if (!*valid)
+        return 1;
+    if (c == 0xE0)
+        low = 0xA0; /* shorter forms exist */
+    if (c == 0xED)
+        high = 0x9F; /* surrogates */
+    if (c == 0xF0)
+        low = 0x90;
+    if (c == 0xF4)
+        high = 0x8F; /* above U+10FFFF */
     for (size_t i = 1; i <= more; i++, low = 0x80, high = 0xBF) {
         *valid = i < len && (unsigned char)s[i] >= low && (unsigned char)s[i] <= high;
-        if (!*valid) return i;
+        if (!*valid)
+            return i;
     }
     return more + 1;
 }
@@ -40,7 +50,8 @@ size_t utf8_invalid_at(const char *s, size_t len) {
     while (at < len) {
         bool valid;
         size_t step = utf8_step(s + at, len - at, &valid);
-        if (!valid) break;
+        if (!valid)
+            break;
         at += step;
     }
     return at;
@@ -48,9 +59,9 @@ size_t utf8_invalid_at(const char *s, size_t len) {
 
 bool utf8_valid(const char *s, size_t len) { return utf8_invalid_at(s, len) == len; }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The bytes
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 typedef struct {
     const char *text;
@@ -60,29 +71,37 @@ typedef struct {
 } Source;
 
 /* Returns the byte at a place, or 0 if the text ends before it. */
-static unsigned char byte_at(const Source *s, size_t at) { return at < s->len ? (unsigned char)s->text[at] : 0; }
+static unsigned char byte_at(const Source *s, size_t at) {
+    return at < s->len ? (unsigned char)s->text[at] : 0;
+}
 
 /* Refuses the text, and shows what is at a place. A hostile byte must not reach the terminal. */
 static int refuse_at(const Source *s, size_t at, const char *expected) {
     char found[32];
     int n = 0;
-    while (n < 16 && byte_at(s, at + n) >= ' ' && byte_at(s, at + n) < 127) n++;
+    while (n < 16 && byte_at(s, at + n) >= ' ' && byte_at(s, at + n) < 127)
+        n++;
     if (at >= s->len)
-        return fail(s->err, EXIT_FAILED, "%s: byte %zu: the text ends here; expected %s (is the file complete?)", s->what,
-                    at, expected);
+        return fail(s->err, EXIT_FAILED,
+                    "%s: byte %zu: the text ends here; expected %s (is the file complete?)",
+                    s->what, at, expected);
     if (n > 0)
         snprintf(found, sizeof found, "'%.*s'", n, s->text + at);
     else
         snprintf(found, sizeof found, "byte 0x%02x", byte_at(s, at));
-    return fail(s->err, EXIT_FAILED, "%s: byte %zu: found %s; expected %s", s->what, at, found, expected);
+    return fail(s->err, EXIT_FAILED, "%s: byte %zu: found %s; expected %s", s->what, at, found,
+                expected);
 }
 
-/* Checks the escape at a place: cJSON reads four zeros where \u is not followed by four hex digits. */
+/* Checks the escape at a place: cJSON reads four zeros where \u is not followed by four hex digits.
+ */
 static int check_escape(const Source *s, size_t at) {
     bool zero = true;
-    if (byte_at(s, at + 1) != 'u') return 0;
+    if (byte_at(s, at + 1) != 'u')
+        return 0;
     for (size_t digit = at + 2; digit < at + 6; digit++) {
-        if (!isxdigit(byte_at(s, digit))) return refuse_at(s, at, "four hex digits after \\u");
+        if (!isxdigit(byte_at(s, digit)))
+            return refuse_at(s, at, "four hex digits after \\u");
         zero = zero && byte_at(s, digit) == '0';
     }
     return zero ? refuse_at(s, at, "no \\u0000 (text with a zero byte is not accepted)") : 0;
@@ -94,69 +113,90 @@ static bool leading_zero(const Source *s, size_t at) {
     return byte_at(s, first) == '0' && isdigit(byte_at(s, first + 1));
 }
 
-/* Refuses what cJSON would skip or change. It also refuses a text that ends within brackets or quotes, because some
- * versions of cJSON would read beyond its end. `number` is true if the byte before belongs to a number. */
+/* Refuses what cJSON would skip or change. It also refuses a text that ends within brackets or
+ * quotes, because some versions of cJSON would read beyond its end. `number` is true if the byte
+ * before belongs to a number. */
 static int check_bytes(const Source *s) {
     const size_t invalid = utf8_invalid_at(s->text, s->len);
     bool in_string = false;
     bool number = false;
     int depth = 0;
-    if (invalid < s->len) return refuse_at(s, invalid, "UTF-8");
-    if (s->len >= 3 && memcmp(s->text, "\xEF\xBB\xBF", 3) == 0) return refuse_at(s, 0, "JSON without a byte order mark");
+    if (invalid < s->len)
+        return refuse_at(s, invalid, "UTF-8");
+    if (s->len >= 3 && memcmp(s->text, "\xEF\xBB\xBF", 3) == 0)
+        return refuse_at(s, 0, "JSON without a byte order mark");
     for (size_t at = 0; at < s->len; at++) {
         const unsigned char c = byte_at(s, at);
         if (c < ' ' && (in_string || !c || !strchr("\t\n\r", c)))
             return refuse_at(s, at, "no control characters (in a string they are escaped)");
         if (in_string && c == '\\') {
-            if (check_escape(s, at) != 0) return -1;
+            if (check_escape(s, at) != 0)
+                return -1;
             at++;
         }
-        if (c == '"') in_string = !in_string;
-        if (in_string) continue;
-        if (!number && leading_zero(s, at)) return refuse_at(s, at, "no leading zero");
+        if (c == '"')
+            in_string = !in_string;
+        if (in_string)
+            continue;
+        if (!number && leading_zero(s, at))
+            return refuse_at(s, at, "no leading zero");
         if (c == '.' && (!isdigit(byte_at(s, at - 1)) || !isdigit(byte_at(s, at + 1))))
             return refuse_at(s, at, "digits before and behind a point");
         number = isdigit(c) || (c && strchr("+-.eE", c));
-        if (c == '{' || c == '[') depth++;
-        if (c == '}' || c == ']') depth--;
-        if (depth > MAX_DEPTH) return refuse_at(s, at, "nesting of at most 64 levels");
+        if (c == '{' || c == '[')
+            depth++;
+        if (c == '}' || c == ']')
+            depth--;
+        if (depth > MAX_DEPTH)
+            return refuse_at(s, at, "nesting of at most 64 levels");
     }
-    if (in_string) return refuse_at(s, s->len, "the closing quote of a string");
+    if (in_string)
+        return refuse_at(s, s->len, "the closing quote of a string");
     return depth > 0 ? refuse_at(s, s->len, "a closing bracket") : 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The tree and its values
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-static int compare_strings(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int compare_strings(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
 
 const char *sort_strings(const char **strings, size_t n) {
     qsort(strings, n, sizeof *strings, compare_strings);
     for (size_t i = 1; i < n; i++)
-        if (strcmp(strings[i - 1], strings[i]) == 0) return strings[i];
+        if (strcmp(strings[i - 1], strings[i]) == 0)
+            return strings[i];
     return NULL;
 }
 
-/* Refuses two equal keys in one object, and numbers that a double cannot hold. The keys are sorted, because a vocabulary is
- * one object of 50,000 keys. */
+/* Refuses two equal keys in one object, and numbers that a double cannot hold. The keys are sorted,
+ * because a vocabulary is one object of 50,000 keys. */
 static int check_tree(const cJSON *node, const char *what, Error *err) {
     if (cJSON_IsNumber(node) && !isfinite(node->valuedouble))
-        return json_refuse(err, what, node->string ? node->string : "a number", node, "a number of at most 1.7e308");
+        return json_refuse(err, what, node->string ? node->string : "a number", node,
+                           "a number of at most 1.7e308");
     for (const cJSON *child = node->child; child; child = child->next)
-        if (check_tree(child, what, err) != 0) return -1;
-    if (!cJSON_IsObject(node)) return 0;
+        if (check_tree(child, what, err) != 0)
+            return -1;
+    if (!cJSON_IsObject(node))
+        return 0;
     const char **keys = (const char **)xcalloc((size_t)cJSON_GetArraySize(node), sizeof *keys);
     size_t n = 0;
-    for (const cJSON *child = node->child; child; child = child->next) keys[n++] = child->string;
+    for (const cJSON *child = node->child; child; child = child->next)
+        keys[n++] = child->string;
     const char *twice = sort_strings(keys, n);
     free(keys);
-    if (!twice) return 0;
-    return fail(err, EXIT_FAILED, "%s: the key \"%.200s\" occurs twice in one object; expected each key once", what, twice);
+    if (!twice)
+        return 0;
+    return fail(err, EXIT_FAILED,
+                "%s: the key \"%.200s\" occurs twice in one object; expected each key once", what,
+                twice);
 }
 
-/* cJSON gives NULL for a tree or a text, or leaves out a member, when there is no memory; here that is the end, as
- * everywhere. */
+/* cJSON gives NULL for a tree or a text, or leaves out a member, when there is no memory; here that
+ * is the end, as everywhere. */
 static void *json_memory(size_t size) { return xcalloc(size, 1); }
 __attribute__((constructor)) static void json_open(void) {
     cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = json_memory, .free_fn = free});
@@ -165,10 +205,12 @@ __attribute__((constructor)) static void json_open(void) {
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
     const Source s = {text, len, what, err};
     const char *end = text; /* of the value, or where cJSON has given up */
-    if (check_bytes(&s) != 0) return NULL;
+    if (check_bytes(&s) != 0)
+        return NULL;
     cJSON *tree = cJSON_ParseWithLengthOpts(text, len, &end, false);
     size_t rest = (size_t)(end - text);
-    while (isspace(byte_at(&s, rest))) rest++;
+    while (isspace(byte_at(&s, rest)))
+        rest++;
     int status = 0;
     if (!tree && byte_at(&s, rest) == '\\')
         status = refuse_at(&s, rest, "an escape of JSON, surrogates in pairs");
@@ -178,16 +220,19 @@ cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
         status = refuse_at(&s, rest, "nothing after the value");
     else
         status = check_tree(tree, what, err);
-    if (status == 0) return tree;
+    if (status == 0)
+        return tree;
     cJSON_Delete(tree);
     return NULL;
 }
 
 cJSON *json_object(const char *text, size_t len, const char *what, Error *err) {
     cJSON *tree = json_parse(text, len, what, err);
-    if (!tree || cJSON_IsObject(tree)) return tree;
+    if (!tree || cJSON_IsObject(tree))
+        return tree;
     cJSON_Delete(tree);
-    return fail(err, EXIT_FAILED, "%s: holds no JSON object; expected { ... }", what), NULL;
+    fail(err, EXIT_FAILED, "%s: holds no JSON object; expected { ... }", what);
+    return NULL;
 }
 
 cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
@@ -198,34 +243,45 @@ cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
     return tree;
 }
 
-const cJSON *json_get(const cJSON *object, const char *key) { return cJSON_GetObjectItemCaseSensitive(object, key); }
+const cJSON *json_get(const cJSON *object, const char *key) {
+    return cJSON_GetObjectItemCaseSensitive(object, key);
+}
 
 const char *json_number(char text[100], double number) {
     for (int digits = 15; digits <= 17; digits++) {
         snprintf(text, 100, "%.*g", digits, number);
-        if (strtod(text, NULL) == number) break;
+        if (strtod(text, NULL) == number)
+            break;
     }
     return text;
 }
 
 const char *json_describe(char text[100], const cJSON *value) {
-    if (!value) return "nothing";
-    if (cJSON_IsObject(value)) return "an object";
-    if (cJSON_IsArray(value)) return "a list";
-    if (cJSON_IsNull(value)) return "null";
-    if (cJSON_IsBool(value)) return cJSON_IsTrue(value) ? "true" : "false";
-    if (cJSON_IsNumber(value)) return json_number(text, value->valuedouble);
+    if (!value)
+        return "nothing";
+    if (cJSON_IsObject(value))
+        return "an object";
+    if (cJSON_IsArray(value))
+        return "a list";
+    if (cJSON_IsNull(value))
+        return "null";
+    if (cJSON_IsBool(value))
+        return cJSON_IsTrue(value) ? "true" : "false";
+    if (cJSON_IsNumber(value))
+        return json_number(text, value->valuedouble);
     snprintf(text, 100, "\"%.80s\"", value->valuestring);
     return text;
 }
 
-int json_refuse(Error *err, const char *where, const char *name, const cJSON *value, const char *expected, ...) {
+int json_refuse(Error *err, const char *where, const char *name, const cJSON *value,
+                const char *expected, ...) {
     char found[100], what[300];
     va_list args;
     va_start(args, expected);
     vsnprintf(what, sizeof what, expected, args);
     va_end(args);
-    return fail(err, EXIT_FAILED, "%s: %s is %s; expected %s", where, name, json_describe(found, value), what);
+    return fail(err, EXIT_FAILED, "%s: %s is %s; expected %s", where, name,
+                json_describe(found, value), what);
 }
 
 void json_print(FILE *out, const cJSON *tree) {
@@ -236,17 +292,22 @@ void json_print(FILE *out, const cJSON *tree) {
 
 bool json_whole(const cJSON *value, size_t *number) {
     const double d = cJSON_IsNumber(value) ? value->valuedouble : -1;
-    if (!(d >= 0 && d <= 0x1p53) || d != floor(d)) return false; /* beyond 2^53 a double skips some */
+    if (!(d >= 0 && d <= 0x1p53) || d != floor(d))
+        return false; /* beyond 2^53 a double skips some */
     *number = (size_t)d;
     return true;
 }
 
-/* What must be written as \uXXXX, or may: controls, and U+0085, U+2028, U+2029, where many readers of lines break them.
- * 0: nothing. */
+/* What must be written as \uXXXX, or may: controls, and U+0085, U+2028, U+2029, where many readers
+ * of lines break them. 0: nothing. */
 static unsigned escaped(const char *s, size_t step) {
-    if (step == 1 && ((unsigned char)*s < ' ' || *s == 127)) return (unsigned char)*s;
-    if (step == 2 && !memcmp(s, "\xC2\x85", 2)) return 0x85;
-    return step == 3 && !memcmp(s, "\xE2\x80", 2) && (s[2] == '\xA8' || s[2] == '\xA9') ? 0x2000 | (s[2] & 0x3F) : 0;
+    if (step == 1 && ((unsigned char)*s < ' ' || *s == 127))
+        return (unsigned char)*s;
+    if (step == 2 && !memcmp(s, "\xC2\x85", 2))
+        return 0x85;
+    return step == 3 && !memcmp(s, "\xE2\x80", 2) && (s[2] == '\xA8' || s[2] == '\xA9')
+               ? 0x2000 | (s[2] & 0x3F)
+               : 0;
 }
 
 void json_write_string(FILE *out, const char *s, size_t len) {

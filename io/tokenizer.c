@@ -1,14 +1,15 @@
 /* tokenizer.c: OPT's byte-level BPE (the one of GPT-2), text to ids and back.
  *
- * A text is split into words by GPT-2's pattern, a word into its bytes, and each byte becomes a piece; then the pair of
- * neighbours that stands first in merges.txt is joined, leftmost first, until no pair stands there. vocab.json has every
- * piece's id. Both files write a byte as a printable "byte symbol" (a blank is U+0120); every byte has a piece, so `<unk>`
- * never appears. Ids equal those of Hugging Face `tokenizers`. Encoding is const, safe from several threads, and
- * O(n log n) even for a word without end. Decoding puts the bytes of all ids together first, so that a character split
- * between pieces comes out whole.
+ * A text is split into words by GPT-2's pattern, a word into its bytes, and each byte becomes a
+ * piece; then the pair of neighbours that stands first in merges.txt is joined, leftmost first,
+ * until no pair stands there. vocab.json has every piece's id. Both files write a byte as a
+ * printable "byte symbol" (a blank is U+0120); every byte has a piece, so `<unk>` never appears.
+ * Ids equal those of Hugging Face `tokenizers`. Encoding is const, safe from several threads, and
+ * O(n log n) even for a word without end. Decoding puts the bytes of all ids together first, so
+ * that a character split between pieces comes out whole.
  *
- * DIFFERS from Hugging Face's OPT tokenizer: `</s>` written in a text is four ordinary characters, never the special
- * piece, so that a prompt cannot forge an end; the caller puts </s> in front.
+ * DIFFERS from Hugging Face's OPT tokenizer: `</s>` written in a text is four ordinary characters,
+ * never the special piece, so that a prompt cannot forge an end; the caller puts </s> in front.
  * Read next: unicode.c. */
 #include <cjson/cJSON.h>
 #include <limits.h>
@@ -50,19 +51,21 @@ typedef struct {
     int16_t byte_of[LAST_SYMBOL + 1]; /* which byte a character stands for, or -1 */
 } Reading;
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // vocab.json
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* How many bytes of s a message shows. */
 static int shown(const char *s) {
     size_t len = strnlen(s, SHOWN + 1);
     if (len > SHOWN)
-        while (--len > 0 && ((unsigned char)s[len] & 0xC0) == 0x80) continue;
+        while (--len > 0 && ((unsigned char)s[len] & 0xC0) == 0x80)
+            continue;
     return (int)len;
 }
 
-/* GPT-2's bytes_to_unicode: printable Latin-1 stands for itself, the others are numbered from 256 on. */
+/* GPT-2's bytes_to_unicode: printable Latin-1 stands for itself, the others are numbered from 256
+ * on. */
 static void byte_symbols(Reading *r) {
     int next = 256;
     memset(r->byte_of, 0xFF, sizeof r->byte_of);
@@ -70,7 +73,8 @@ static void byte_symbols(Reading *r) {
         bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
         int code = printable ? b : next++;
         char *symbol = r->symbol[b];
-        if (code >= 0x80) *symbol++ = (char)(0xC0 | code >> 6);
+        if (code >= 0x80)
+            *symbol++ = (char)(0xC0 | code >> 6);
         *symbol = (char)(code < 0x80 ? code : 0x80 | (code & 0x3F));
         r->byte_of[code] = (int16_t)b;
     }
@@ -80,7 +84,8 @@ static void byte_symbols(Reading *r) {
 /* A hash table with room for n numbers and as many empty places, -1. Its size is a power of two. */
 static int32_t *new_table(size_t n, size_t *mask) {
     size_t size = 16;
-    while (size < 2 * n) size *= 2;
+    while (size < 2 * n)
+        size *= 2;
     *mask = size - 1;
     return memset(xcalloc(size, sizeof(int32_t)), 0xFF, size * sizeof(int32_t));
 }
@@ -88,10 +93,12 @@ static int32_t *new_table(size_t n, size_t *mask) {
 /* Where the id of the piece with this text is, or would go, in r->names. */
 static int32_t *find_piece(const Tokenizer *tokenizer, const Reading *r, const char *text) {
     uint64_t hash = 0;
-    for (const char *c = text; *c; c++) hash = (hash ^ (unsigned char)*c) * 0x9E3779B97F4A7C15u;
+    for (const char *c = text; *c; c++)
+        hash = (hash ^ (unsigned char)*c) * 0x9E3779B97F4A7C15u;
     size_t slot = (hash ^ hash >> 32) & r->mask;
     for (; r->names[slot] >= 0; slot = (slot + 1) & r->mask)
-        if (strcmp(tokenizer->pieces[r->names[slot]].bytes, text) == 0) break;
+        if (strcmp(tokenizer->pieces[r->names[slot]].bytes, text) == 0)
+            break;
     return &r->names[slot];
 }
 
@@ -102,52 +109,62 @@ static int add_piece(Tokenizer *tokenizer, const Reading *r, const cJSON *item, 
     int n = shown(text);
     if (!cJSON_IsNumber(item))
         return fail(err, EXIT_FAILED,
-                    "%s: the id of \"%.*s\" is not a number; take vocab.json from the model's download again", r->path, n,
-                    text);
+                    "%s: the id of \"%.*s\" is not a number; take vocab.json from the model's "
+                    "download again",
+                    r->path, n, text);
     if (!(id >= 0 && id < tokenizer->vocab && id == floor(id)))
         return fail(err, EXIT_FAILED,
-                    "%s: the id of \"%.*s\" is %g, expected a whole number from 0 to %d (the model's vocabulary); take "
+                    "%s: the id of \"%.*s\" is %g, expected a whole number from 0 to %d (the "
+                    "model's vocabulary); take "
                     "vocab.json and config.json from the same model",
                     r->path, n, text, id, tokenizer->vocab - 1);
     Piece *piece = &tokenizer->pieces[(int)id];
     if (piece->bytes)
         return fail(err, EXIT_FAILED,
-                    "%s: \"%.*s\" and \"%.*s\" both have id %d, expected one piece for an id; take vocab.json from the "
+                    "%s: \"%.*s\" and \"%.*s\" both have id %d, expected one piece for an id; take "
+                    "vocab.json from the "
                     "model's download again",
                     r->path, shown(piece->bytes), piece->bytes, n, text, (int)id);
     piece->bytes = text;
-    for (size_t i = 0; i < sizeof specials / sizeof *specials; i++) piece->special |= strcmp(text, specials[i]) == 0;
+    for (size_t i = 0; i < sizeof specials / sizeof *specials; i++)
+        piece->special |= strcmp(text, specials[i]) == 0;
     *find_piece(tokenizer, r, text) = (int32_t)id;
     return 0;
 }
 
 static int read_vocab(Tokenizer *tokenizer, Reading *r, Error *err) {
     const cJSON *root = tokenizer->tree = json_read(r->path, MAX_FILE, err);
-    if (!root) return -1;
+    if (!root)
+        return -1;
     r->names = new_table((size_t)cJSON_GetArraySize(root), &r->mask);
     for (const cJSON *item = root->child; item; item = item->next)
-        if (add_piece(tokenizer, r, item, err) != 0) return -1;
+        if (add_piece(tokenizer, r, item, err) != 0)
+            return -1;
     if (*find_piece(tokenizer, r, "</s>") < 0)
         return fail(err, EXIT_FAILED,
-                    "%s: no piece \"</s>\", expected it among the pieces because every OPT prompt begins with it; is this "
+                    "%s: no piece \"</s>\", expected it among the pieces because every OPT prompt "
+                    "begins with it; is this "
                     "an OPT model?",
                     r->path);
     byte_symbols(r);
     for (int b = 0; b < 256; b++)
         if ((tokenizer->byte_id[b] = *find_piece(tokenizer, r, r->symbol[b])) < 0)
             return fail(err, EXIT_FAILED,
-                        "%s: no piece \"%s\" for byte 0x%02X, expected a piece for each of the 256 bytes; is this a "
+                        "%s: no piece \"%s\" for byte 0x%02X, expected a piece for each of the 256 "
+                        "bytes; is this a "
                         "byte-level BPE?",
                         r->path, r->symbol[b], b);
     return 0;
 }
 
-/* A piece's text becomes the bytes that it stands for, which are not more. As in Hugging Face, a piece with a character
- * that is no byte symbol stands for its own text. */
+/* A piece's text becomes the bytes that it stands for, which are not more. As in Hugging Face, a
+ * piece with a character that is no byte symbol stands for its own text. */
 static void decode_piece(Piece *piece, const int16_t byte_of[LAST_SYMBOL + 1]) {
     char *text = xstrdup(piece->bytes), *to = piece->bytes;
     for (const unsigned char *c = (const unsigned char *)text; *c; c += *c < 0x80 ? 1 : 2) {
-        int code = *c < 0x80 ? c[0] : *c < 0xE0 ? (c[0] & 0x1F) << 6 | (c[1] & 0x3F) : LAST_SYMBOL + 1;
+        int code = *c < 0x80   ? c[0]
+                   : *c < 0xE0 ? (c[0] & 0x1F) << 6 | (c[1] & 0x3F)
+                               : LAST_SYMBOL + 1;
         if (code > LAST_SYMBOL || byte_of[code] < 0) {
             to = stpcpy(piece->bytes, text);
             break;
@@ -158,9 +175,9 @@ static void decode_piece(Piece *piece, const int16_t byte_of[LAST_SYMBOL + 1]) {
     free(text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // merges.txt
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* Where the rank of a pair is, or would go, in tokenizer->ranks. */
 static size_t pair_slot(const Tokenizer *tokenizer, int32_t left, int32_t right) {
@@ -169,32 +186,41 @@ static size_t pair_slot(const Tokenizer *tokenizer, int32_t left, int32_t right)
     size_t slot = (key ^ key >> 32) & tokenizer->mask;
     for (; tokenizer->ranks[slot] >= 0; slot = (slot + 1) & tokenizer->mask) {
         const Merge *merge = &tokenizer->merges[tokenizer->ranks[slot]];
-        if (merge->left == left && merge->right == right) break;
+        if (merge->left == left && merge->right == right)
+            break;
     }
     return slot;
 }
 
-/* Reads "left right", of len bytes and a 0, and closes up the blank to look for the joined piece. */
+/* Reads "left right", of len bytes and a 0, and closes up the blank to look for the joined piece.
+ */
 static int add_merge(Tokenizer *tokenizer, const Reading *r, char *line, size_t len, Error *err) {
     size_t invalid = utf8_invalid_at(line, len);
-    if (invalid < len) return fail(err, EXIT_FAILED, "invalid UTF-8 at byte %zu of the line, expected two pieces", invalid);
+    if (invalid < len)
+        return fail(err, EXIT_FAILED, "invalid UTF-8 at byte %zu of the line, expected two pieces",
+                    invalid);
     char *blank = strchr(line, ' '), *right = blank ? blank + 1 : line;
     if (right == line || blank == line || !*right || strchr(right, ' ') || strlen(line) < len)
-        return fail(err, EXIT_FAILED, "found \"%.*s\", expected two pieces with one blank between them", shown(line), line);
+        return fail(err, EXIT_FAILED,
+                    "found \"%.*s\", expected two pieces with one blank between them", shown(line),
+                    line);
     *blank = 0;
     Merge merge = {*find_piece(tokenizer, r, line), *find_piece(tokenizer, r, right), -1};
     const char *unknown = merge.left < 0 ? line : merge.right < 0 ? right : NULL;
     if (unknown)
-        return fail(err, EXIT_FAILED, "\"%.*s\" is no piece of vocab.json, expected two that are", shown(unknown), unknown);
+        return fail(err, EXIT_FAILED, "\"%.*s\" is no piece of vocab.json, expected two that are",
+                    shown(unknown), unknown);
     memmove(blank, right, strlen(right) + 1);
     merge.joined = *find_piece(tokenizer, r, line);
     if (merge.joined < 0 || tokenizer->pieces[merge.joined].special)
-        return fail(err, EXIT_FAILED, "makes \"%.*s\", which is %s, expected an ordinary piece", shown(line), line,
+        return fail(err, EXIT_FAILED, "makes \"%.*s\", which is %s, expected an ordinary piece",
+                    shown(line), line,
                     merge.joined < 0 ? "no piece of vocab.json" : "a special piece");
     int32_t *rank = &tokenizer->ranks[pair_slot(tokenizer, merge.left, merge.right)];
     if (*rank >= 0)
-        return fail(err, EXIT_FAILED, "the pair that makes \"%.*s\" stood before, expected each pair once", shown(line),
-                    line);
+        return fail(err, EXIT_FAILED,
+                    "the pair that makes \"%.*s\" stood before, expected each pair once",
+                    shown(line), line);
     tokenizer->merges[tokenizer->nmerges] = merge;
     *rank = tokenizer->nmerges++;
     return 0;
@@ -202,27 +228,31 @@ static int add_merge(Tokenizer *tokenizer, const Reading *r, char *line, size_t 
 
 static int read_merges(Tokenizer *tokenizer, const Reading *r, char *text, size_t len, Error *err) {
     size_t lines = 1;
-    for (size_t i = 0; i < len; i++) lines += text[i] == '\n';
+    for (size_t i = 0; i < len; i++)
+        lines += text[i] == '\n';
     tokenizer->merges = xcalloc(lines, sizeof *tokenizer->merges);
     tokenizer->ranks = new_table(lines, &tokenizer->mask);
     char *end = text + len, *next;
     for (int number = 1; text < end; number++, text = next) {
         char *newline = memchr(text, '\n', (size_t)(end - text)), *stop = newline ? newline : end;
         next = stop + 1;
-        if (newline && stop > text && stop[-1] == '\r') stop--; /* git on Windows writes these */
+        if (newline && stop > text && stop[-1] == '\r')
+            stop--; /* git on Windows writes these */
         *stop = 0;
         Error inner;
-        if (number == 1 && strncmp(text, "#version", 8) == 0) continue;
+        if (number == 1 && strncmp(text, "#version", 8) == 0)
+            continue;
         if (add_merge(tokenizer, r, text, (size_t)(stop - text), &inner) != 0)
-            return fail(err, EXIT_FAILED, "%s line %d: %s; take merges.txt and vocab.json from the same model", r->path,
-                        number, inner.text);
+            return fail(err, EXIT_FAILED,
+                        "%s line %d: %s; take merges.txt and vocab.json from the same model",
+                        r->path, number, inner.text);
     }
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Opening
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 static int open_files(Tokenizer *tokenizer, const char *dir, Reading *r, Error *err) {
     size_t len;
@@ -234,13 +264,16 @@ static int open_files(Tokenizer *tokenizer, const char *dir, Reading *r, Error *
     free(merges);
     bool several = false;
     for (Piece *piece = tokenizer->pieces; piece < tokenizer->pieces + tokenizer->vocab; piece++) {
-        if (piece->bytes) decode_piece(piece, r->byte_of);
+        if (piece->bytes)
+            decode_piece(piece, r->byte_of);
         several |= piece->len > 1 && !piece->special;
         tokenizer->longest = imax(tokenizer->longest, piece->len);
     }
-    if (status || tokenizer->nmerges || !several) return status; /* a vocabulary of bytes has nothing to merge */
+    if (status || tokenizer->nmerges || !several)
+        return status; /* a vocabulary of bytes has nothing to merge */
     return fail(err, EXIT_FAILED,
-                "%s: has no merges, but vocab.json has pieces of several bytes, which merges make; take both from the same "
+                "%s: has no merges, but vocab.json has pieces of several bytes, which merges make; "
+                "take both from the same "
                 "model",
                 r->path);
 }
@@ -253,53 +286,66 @@ Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
     Reading reading = {.path = ""};
     int status = open_files(tokenizer, dir, &reading, err);
     free(reading.names);
-    if (status == 0) return tokenizer;
+    if (status == 0)
+        return tokenizer;
     tokenizer_close(tokenizer);
     return NULL;
 }
 
 void tokenizer_close(Tokenizer *tokenizer) {
-    if (!tokenizer) return;
+    if (!tokenizer)
+        return;
     cJSON_Delete(tokenizer->tree);
-    free(tokenizer->pieces), free(tokenizer->merges), free(tokenizer->ranks), free(tokenizer);
+    free(tokenizer->pieces);
+    free(tokenizer->merges);
+    free(tokenizer->ranks);
+    free(tokenizer);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Splitting
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* The kind of the character at text[*at], and *at goes to the next one. The text is valid UTF-8. */
 static char next_kind(const char *text, size_t *at) {
     uint32_t c = (unsigned char)text[(*at)++];
     int more = (c >= 0xC0) + (c >= 0xE0) + (c >= 0xF0);
-    if (more) c &= 0x3Fu >> more;
-    for (; more > 0; more--) c = c << 6 | (text[(*at)++] & 0x3F);
+    if (more)
+        c &= 0x3Fu >> more;
+    for (; more > 0; more--)
+        c = c << 6 | (text[(*at)++] & 0x3F);
     return char_kind(c);
 }
 
-/* GPT-2's pattern is 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ . So a word is a
- * contraction; or characters of one kind, with or without a space (U+0020) in front; or blanks, of which the last is left
- * to the word that follows, unless none follows or it is the only one. */
+/* GPT-2's pattern is 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ .
+ * So a word is a contraction; or characters of one kind, with or without a space (U+0020) in front;
+ * or blanks, of which the last is left to the word that follows, unless none follows or it is the
+ * only one. */
 size_t tokenizer_word_end(const char *text, size_t len, size_t start) {
     static const char *const contractions[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
     for (size_t i = 0; text[start] == '\'' && i < sizeof contractions / sizeof *contractions; i++) {
         size_t n = strlen(contractions[i]);
-        if (len - start >= n && memcmp(text + start, contractions[i], n) == 0) return start + n;
+        if (len - start >= n && memcmp(text + start, contractions[i], n) == 0)
+            return start + n;
     }
-    size_t last = start + (text[start] == ' '), end = last; /* last: where the word's last character begins */
-    if (last == len) return len;
+    size_t last = start + (text[start] == ' '),
+           end = last; /* last: where the word's last character begins */
+    if (last == len)
+        return len;
     const char kind = next_kind(text, &end);
     for (size_t next = end; next < len; last = end, end = next)
-        if (next_kind(text, &next) != kind) return kind == 'S' && last > start ? last : end;
+        if (next_kind(text, &next) != kind)
+            return kind == 'S' && last > start ? last : end;
     return end;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Encoding
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/* A word while its pairs are joined: a linked list of pieces, and a heap of the pairs that may be joined, lowest rank
- * first and then leftmost. A pair whose pieces have changed stays in the heap and is passed over when it comes up. */
+/* A word while its pairs are joined: a linked list of pieces, and a heap of the pairs that may be
+ * joined, lowest rank first and then leftmost. A pair whose pieces have changed stays in the heap
+ * and is passed over when it comes up. */
 typedef struct {
     int32_t id; /* -1: joined to the piece before it */
     int32_t prev, next;
@@ -307,13 +353,15 @@ typedef struct {
 
 typedef struct {
     Symbol *links;   // (room)
-    uint64_t *heap;  // (2 * room), rank << 32 | position of the left piece; a join takes one out and puts at most two in
+    uint64_t *heap;  // (2 * room), rank << 32 | position of the left piece; a join takes one out
+                     // and puts at most two in
     size_t room, nheap;
 } Word;
 
 static void push_key(Word *word, uint64_t key) {
     size_t i = word->nheap++;
-    for (; i > 0 && word->heap[(i - 1) / 2] > key; i = (i - 1) / 2) word->heap[i] = word->heap[(i - 1) / 2];
+    for (; i > 0 && word->heap[(i - 1) / 2] > key; i = (i - 1) / 2)
+        word->heap[i] = word->heap[(i - 1) / 2];
     word->heap[i] = key;
 }
 
@@ -321,8 +369,10 @@ static uint64_t pop_pair(Word *word) {
     uint64_t top = word->heap[0], last = word->heap[--word->nheap];
     size_t i = 0;
     for (size_t child; (child = 2 * i + 1) < word->nheap; i = child) {
-        if (child + 1 < word->nheap && word->heap[child + 1] < word->heap[child]) child++;
-        if (word->heap[child] >= last) break;
+        if (child + 1 < word->nheap && word->heap[child + 1] < word->heap[child])
+            child++;
+        if (word->heap[child] >= last)
+            break;
         word->heap[i] = word->heap[child];
     }
     word->heap[i] = last;
@@ -331,9 +381,11 @@ static uint64_t pop_pair(Word *word) {
 
 static void push_pair(const Tokenizer *tokenizer, Word *word, int32_t at) {
     int32_t next = at < 0 ? -1 : word->links[at].next;
-    if (next < 0) return;
+    if (next < 0)
+        return;
     int32_t rank = tokenizer->ranks[pair_slot(tokenizer, word->links[at].id, word->links[next].id)];
-    if (rank >= 0) push_key(word, (uint64_t)(uint32_t)rank << 32 | (uint32_t)at);
+    if (rank >= 0)
+        push_key(word, (uint64_t)(uint32_t)rank << 32 | (uint32_t)at);
 }
 
 /* Makes a link of every byte, and puts the pairs of neighbours into the heap. */
@@ -344,39 +396,49 @@ static void word_begin(const Tokenizer *tokenizer, Word *word, const char *text,
         word->heap = xrealloc(word->heap, word->room, 2 * sizeof *word->heap);
     }
     for (int i = 0; i < len; i++)
-        word->links[i] = (Symbol){tokenizer->byte_id[(unsigned char)text[i]], i - 1, i + 1 < len ? i + 1 : -1};
-    for (int i = 0; i < len; i++) push_pair(tokenizer, word, i);
+        word->links[i] =
+            (Symbol){tokenizer->byte_id[(unsigned char)text[i]], i - 1, i + 1 < len ? i + 1 : -1};
+    for (int i = 0; i < len; i++)
+        push_pair(tokenizer, word, i);
 }
 
 /* Writes the ids of one word, at most len, and returns their number. */
-static int encode_word(const Tokenizer *tokenizer, Word *word, const char *text, int len, int32_t *ids) {
+static int encode_word(const Tokenizer *tokenizer, Word *word, const char *text, int len,
+                       int32_t *ids) {
     word_begin(tokenizer, word, text, len);
     Symbol *links = word->links;
     while (word->nheap > 0) {
         uint64_t key = pop_pair(word);
         const Merge *merge = &tokenizer->merges[key >> 32];
         int32_t at = (int32_t)(uint32_t)key, next = links[at].next;
-        if (links[at].id != merge->left || next < 0 || links[next].id != merge->right) continue;
+        if (links[at].id != merge->left || next < 0 || links[next].id != merge->right)
+            continue;
         links[at].id = merge->joined;
         links[at].next = links[next].next;
         links[next].id = -1;
-        if (links[at].next >= 0) links[links[at].next].prev = at;
+        if (links[at].next >= 0)
+            links[links[at].next].prev = at;
         push_pair(tokenizer, word, links[at].prev);
         push_pair(tokenizer, word, at);
     }
     int n = 0;
-    for (int32_t i = 0; i >= 0; i = links[i].next) ids[n++] = links[i].id;
+    for (int32_t i = 0; i >= 0; i = links[i].next)
+        ids[n++] = links[i].id;
     return n;
 }
 
-int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, int32_t **ids, Error *err) {
+int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, int32_t **ids,
+                     Error *err) {
     *ids = NULL;
-    if (len >= INT_MAX) return fail(err, EXIT_FAILED, "text: %zu bytes, expected less than %d; split it", len, INT_MAX);
+    if (len >= INT_MAX)
+        return fail(err, EXIT_FAILED, "text: %zu bytes, expected less than %d; split it", len,
+                    INT_MAX);
     size_t invalid = utf8_invalid_at(text, len);
     if (invalid < len)
-        return fail(err, EXIT_FAILED,
-                    "text: invalid UTF-8 at byte %zu (0x%02X), expected UTF-8; convert it (iconv -t UTF-8)", invalid,
-                    (unsigned char)text[invalid]);
+        return fail(
+            err, EXIT_FAILED,
+            "text: invalid UTF-8 at byte %zu (0x%02X), expected UTF-8; convert it (iconv -t UTF-8)",
+            invalid, (unsigned char)text[invalid]);
     Word word = {0};
     int32_t *out = xcalloc(len, sizeof *out); /* an id is at least one byte */
     int n = 0;
@@ -384,23 +446,27 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
         end = tokenizer_word_end(text, len, start);
         n += encode_word(tokenizer, &word, text + start, (int)(end - start), out + n);
     }
-    free(word.links), free(word.heap);
+    free(word.links);
+    free(word.heap);
     *ids = xrealloc(out, (size_t)n, sizeof *out);
     return n;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Decoding
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /* The bytes of ids[0..n), one behind the other, to `to` unless it is NULL. Returns their number. */
 static size_t join_pieces(char *to, const Tokenizer *tokenizer, const int32_t *ids, int n) {
     size_t bytes = 0;
     for (int i = 0; i < n; i++) {
-        if (ids[i] < 0 || ids[i] >= tokenizer->vocab) continue;
+        if (ids[i] < 0 || ids[i] >= tokenizer->vocab)
+            continue;
         const Piece *piece = &tokenizer->pieces[ids[i]];
-        if (!piece->bytes || piece->special) continue;
-        if (to) memcpy(to + bytes, piece->bytes, (size_t)piece->len);
+        if (!piece->bytes || piece->special)
+            continue;
+        if (to)
+            memcpy(to + bytes, piece->bytes, (size_t)piece->len);
         bytes += (size_t)piece->len;
     }
     return bytes;
@@ -414,7 +480,8 @@ size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n) {
 
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len) {
     const size_t total = tokenizer_bytes(tokenizer, ids, n);
-    char *bytes = xcalloc(total, 1), *out = xcalloc(total + 1, 3); /* a byte may become a U+FFFD of three */
+    char *bytes = xcalloc(total, 1),
+         *out = xcalloc(total + 1, 3); /* a byte may become a U+FFFD of three */
     join_pieces(bytes, tokenizer, ids, n);
     *len = 0;
     for (size_t at = 0, step; at < total; at += step) {

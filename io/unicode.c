@@ -1,6 +1,7 @@
 /* unicode.c: which characters are letters, numbers and blanks.
  *
- * These are \p{L}, \p{N} and \s of Unicode 16.0, as Hugging Face `tokenizers` 0.23.3 knows them. The tables are made by
+ * These are \p{L}, \p{N} and \s of Unicode 16.0, as Hugging Face `tokenizers` 0.23.3 knows them.
+ * The tables are made by
  *     python3 scripts/make_unicode.py
  * Read next: checkpoint.c. */
 #include "io/io.h"
@@ -127,9 +128,12 @@ static const struct {
 // clang-format on
 
 char char_kind(uint32_t c) {
-    if (c < 0x80) return ascii[c];
-    static _Thread_local size_t found; /* the range of the character before this one is often this one's too */
-    if (ranges[found].first <= c && c <= ranges[found].last) return ranges[found].kind;
+    if (c < 0x80)
+        return ascii[c];
+    static _Thread_local size_t
+        found; /* the range of the character before this one is often this one's too */
+    if (ranges[found].first <= c && c <= ranges[found].last)
+        return ranges[found].kind;
     size_t low = 0, high = sizeof ranges / sizeof *ranges;
     while (low < high) {
         size_t middle = (low + high) / 2;
