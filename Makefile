@@ -153,7 +153,7 @@ clean:
 
 format:
 	clang-format -i $(filter-out mini.c,$(wildcard *.c)) *.h *.cu */*.c */*.h tests/*.cu
-	clang-format -i --style='{BasedOnStyle: InheritParentConfig, ColumnLimit: 110, AllowShortIfStatementsOnASingleLine: AllIfsAndElse}' mini.c
+	clang-format -i --style='{BasedOnStyle: InheritParentConfig, ColumnLimit: 110, AllowShortIfStatementsOnASingleLine: AllIfsAndElse, AllowShortLoopsOnASingleLine: true}' mini.c
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)
 .SECONDARY: # what a pattern rule made on the way stays

@@ -134,8 +134,7 @@ static Call load_weight, store_activation, store_cache, load_cache, load_activat
 static bool begin_token(int i);
 static void generate(void) { /* one token after another for each sequence of the block */
     const int num_layers = l + 1, num_gpu_batches = K;
-    for (int k = 0; k < num_gpu_batches; k++)
-        load_weight(0, 0, k); /* which no square before could load */
+    for (int k = 0; k < num_gpu_batches; k++) load_weight(0, 0, k); /* which no square before could load */
     synchronize();
     for (int i = 0; i < generation_length && begin_token(i); i++)
         for (int j = 0; j < num_layers; j++)
@@ -186,10 +185,8 @@ static void tile(float *y, const float *x, size_t x_ld, const float *w, int n) {
     V sum[MT][NT] = {{{0}}};
     for (int c = 0; c < n; c++, w += GROUP)
         for (int q = 0; q < MT; q++)
-            for (int p = 0; p < NT; p++)
-                sum[q][p] += x[q * x_ld + c] * *(V *)(w + p * VL);
-    for (int e = 0; e < MT * NT; e++)
-        *(V *)(y + e / NT * GROUP + e % NT * VL) = sum[e / NT][e % NT];
+            for (int p = 0; p < NT; p++) sum[q][p] += x[q * x_ld + c] * *(V *)(w + p * VL);
+    for (int e = 0; e < MT * NT; e++) *(V *)(y + e / NT * GROUP + e % NT * VL) = sum[e / NT][e % NT];
 }
 typedef struct { /* y = x w^T of x (rows, in), w (out, in); its bias, or y as it was, is added */
     float *y;
@@ -214,8 +211,7 @@ static void fill_panel(float *panel, const Weight *w, size_t group, size_t c, in
     for (size_t o = 0; o < outputs && !w->packed; o++)
         widen(turned + o * LD, from + ((at + o) * cols + c) * sizeof(f16), n);
     for (int e = 0; e < n && !w->packed; e++)
-        for (int o = 0; o < GROUP; o++)
-            panel[e * GROUP + o] = turned[o * LD + e];
+        for (int o = 0; o < GROUP; o++) panel[e * GROUP + o] = turned[o * LD + e];
 }
 /* Groups first .. first + n - 1 of the outputs, a panel of columns at a time, which all rows of x meet. */
 static void linear_task(const void *arg, int thread, int first, int n) {
@@ -231,8 +227,7 @@ static void linear_task(const void *arg, int thread, int first, int n) {
                 float *to = a->y + row * out + at, *sum = y + row % MT * GROUP;
                 for (int p = 0; p < outputs && row % MT == 0; p += NT * VL)
                     tile(y + p, a->x + row * in + c, in, panel + p, cols);
-                for (int p = 0; p < outputs; p++)
-                    sum[p] += c ? to[p] : bias[p] + (a->add ? to[p] : 0);
+                for (int p = 0; p < outputs; p++) sum[p] += c ? to[p] : bias[p] + (a->add ? to[p] : 0);
                 for (int p = 0; p < outputs; p++)
                     to[p] = a->relu && c + PANEL >= in && sum[p] < 0 ? 0 : sum[p];
             }
@@ -247,38 +242,28 @@ static void layernorm(float *y, const float *x, const Weight *w, int rows) {
     widen(gain, weight_at(w), h1), widen(bias, weight_at(w + 1), h1);
     for (int row = 0; row < rows; row++, x += h1, y += h1) {
         float mean = 0, var = 0;
-        for (int c = 0; c < h1; c++)
-            mean += x[c] / h1;
-        for (int c = 0; c < h1; c++)
-            var += (x[c] - mean) * (x[c] - mean) / h1;
-        for (int c = 0; c < h1; c++)
-            y[c] = (x[c] - mean) / sqrtf(var + 1e-5f) * gain[c] + bias[c];
+        for (int c = 0; c < h1; c++) mean += x[c] / h1;
+        for (int c = 0; c < h1; c++) var += (x[c] - mean) * (x[c] - mean) / h1;
+        for (int c = 0; c < h1; c++) y[c] = (x[c] - mean) / sqrtf(var + 1e-5f) * gain[c] + bias[c];
     }
 }
 static float dot(const float *a, const float *b, int n) {
     V sum = {0};
     float all = 0;
     int d = 0;
-    for (; d + VL <= n; d += VL)
-        sum += *(const V *)(a + d) * *(const V *)(b + d);
-    for (int lane = 0; lane < VL; lane++)
-        all += sum[lane];
-    for (; d < n; d++)
-        all += a[d] * b[d];
+    for (; d + VL <= n; d += VL) sum += *(const V *)(a + d) * *(const V *)(b + d);
+    for (int lane = 0; lane < VL; lane++) all += sum[lane];
+    for (; d < n; d++) all += a[d] * b[d];
     return all;
 }
 static void softmax(float *score, int n) { /* in place; the largest is taken off, for exp not to overflow */
     float most = score[0], sum = 0;
-    for (int t = 1; t < n; t++)
-        most = fmaxf(most, score[t]);
-    for (int t = 0; t < n; t++)
-        sum += score[t] = expf(score[t] - most);
-    for (int t = 0; t < n; t++)
-        score[t] /= sum;
+    for (int t = 1; t < n; t++) most = fmaxf(most, score[t]);
+    for (int t = 0; t < n; t++) sum += score[t] = expf(score[t] - most);
+    for (int t = 0; t < n; t++) score[t] /= sum;
 }
 static void add_weighed(float *restrict o, float p, const float *restrict v, int n) { /* o += p v */
-    for (int d = 0; d < n; d++)
-        o[d] += p * v[d];
+    for (int d = 0; d < n; d++) o[d] += p * v[d];
 }
 static bool is_sparse(void) { return policy.sparsity < 1; }
 /* Computation delegation (4.2): in decoding the CPU attends to cache that is not on the GPU. */
@@ -299,8 +284,7 @@ static void keep_top(float *weight, float *all, int n) {
     memcpy(all, weight, n * sizeof *all);
     for (int t = 0; t < n - 1; t++) {
         int better = 0;
-        for (int u = 0; u < n - 1; u++)
-            better += (all[u] > all[t]) | ((all[u] == all[t]) & (u < t));
+        for (int u = 0; u < n - 1; u++) better += (all[u] > all[t]) | ((all[u] == all[t]) & (u < t));
         if (better >= top) weight[t] = -1;
     }
 }
@@ -326,8 +310,7 @@ static void attend(const void *arg, int thread, int first, int n) {
             const size_t at = (size_t)(seq->row + row) * h1 + head * hd;
             const int len = now_at.i ? seq->s + now_at.i : row + 1;
             float *x = (below ? query : x_Q) + at, *o = (below ? result : x_Out) + at;
-            for (int t = 0; t < len; t++)
-                score[t] = dot(x, head_of(seq, t, 0, head, some), hd);
+            for (int t = 0; t < len; t++) score[t] = dot(x, head_of(seq, t, 0, head, some), hd);
             softmax(score, len), memset(o, 0, hd * sizeof *o); /* over all tokens, also if few are kept (5) */
             if (now_at.i && is_sparse()) keep_top(score, score + len, len);
             for (int t = 0; t < len; t++)
@@ -362,14 +345,11 @@ static void attention(int k, float *x, int rows) { /* x_Out, in the place of x *
         linear((Linear){qkv[m], norm, rows, w + W_Q + 2 * m, .bias = true});
         narrow(x_Out, qkv[m], size), widen(qkv[m], x_Out, size); /* rounded to F16 */
     }
-    for (size_t e = 0; e < size; e++)
-        x_Q[e] /= sqrtf((float)hd); /* instead of all scores */
-    for (const Sequence *q = batch[k]; q < batch[k + 1]; q++)
-        append(q), exchange(q, true);
+    for (size_t e = 0; e < size; e++) x_Q[e] /= sqrtf((float)hd); /* instead of all scores */
+    for (const Sequence *q = batch[k]; q < batch[k + 1]; q++) append(q), exchange(q, true);
     await(); /* the CPU has k, v and queries */
     parallel(attend, batch[k], (int)(batch[k + 1] - batch[k]) * nh, 1. * rows * size);
-    for (const Sequence *q = batch[k]; q < batch[k + 1]; q++)
-        exchange(q, false);
+    for (const Sequence *q = batch[k]; q < batch[k + 1]; q++) exchange(q, false);
     await(); /* x_Out is whole again */
     linear((Linear){x, x_Out, rows, w + W_O, .bias = true, .add = true});
 }
@@ -398,8 +378,7 @@ static void head(int i, int k, const float *x) { /* logits of last rows, and the
     for (Sequence *q = batch[k]; q < batch[k + 1]; q++) {
         if (q->ended) continue;
         int best = 0;
-        for (int t = 1; t < vocab; t++)
-            best = logit[t] > logit[best] ? t : best;
+        for (int t = 1; t < vocab; t++) best = logit[t] > logit[best] ? t : best;
         q->token[q->s + q->generated++] = best, logit += vocab;
     }
 }
@@ -479,14 +458,12 @@ static void *work(void *arg) {
 static void post(int to, Move *move, Square at, bool down) { /* without overlapping it is made at once */
     struct Worker *w = &worker[to];
     if (policy.no_overlap && to < NKINDS) return move(at, down), await();
-    for (; w->posted - w->waited >= 4; w->waited++)
-        sem_wait(&w->done); /* a block's first layer: K parts */
+    for (; w->posted - w->waited >= 4; w->waited++) sem_wait(&w->done); /* a block's first layer: K parts */
     w->job[w->posted++ % 4] = (Job){move, at, down}, sem_post(&w->wake);
 }
 static void wait_for(int first, int end) {
     for (struct Worker *w = worker + first; w < worker + end; w++)
-        for (; w->waited < w->posted; w->waited++)
-            sem_wait(&w->done);
+        for (; w->waited < w->posted; w->waited++) sem_wait(&w->done);
 }
 static void synchronize(void) { wait_for(0, NKINDS); } /* Figure 4: synchronize all devices. */
 static void do_share(Square at, bool down) {           /* share k, which is of no square */
@@ -496,8 +473,7 @@ static void do_share(Square at, bool down) {           /* share k, which is of n
 static void parallel(Task *task, const void *arg, int n, double work) { /* tasks 0 .. n - 1, in shares */
     const int helpers = work < 1e6 ? 0 : threads - 1; /* few multiplications are not worth waking others */
     shared = task, shared_arg = arg, shared_n = n, shares = helpers + 1;
-    for (int t = 0; t < helpers; t++)
-        post(NKINDS + t, do_share, (Square){.k = t}, false);
+    for (int t = 0; t < helpers; t++) post(NKINDS + t, do_share, (Square){.k = t}, false);
     do_share((Square){.k = helpers}, false), wait_for(NKINDS, NKINDS + helpers);
 }
 
@@ -533,8 +509,7 @@ static void settle(Weight *w, Tier tier, bool fill) {
 static void place_weights(bool fill) {
     double dealt[NTIERS + 1] = {0};
     size_t slot = 0;
-    for (int g = 0; g < NGLOBALS; g++)
-        settle(&outside[g], GPU, fill); /* the shares are of layers */
+    for (int g = 0; g < NGLOBALS; g++) settle(&outside[g], GPU, fill); /* the shares are of layers */
     arena[GPU].uncounted = arena[GPU].used;
     for (int j = 0; j < l; slot = max(slot, slab[j++])) {
         slab[j] = 0;
@@ -545,8 +520,7 @@ static void place_weights(bool fill) {
             if (w->rest.tier != GPU) w->offset = slab[j], slab[j] += (w->bytes + 63) / 64 * 64;
         }
     }
-    for (int s = 0; s < 2; s++)
-        weight_slot[s] = take(GPU, slot);
+    for (int s = 0; s < 2; s++) weight_slot[s] = take(GPU, slot);
 }
 /* A batch's cache and activations. staged: what a slot of the cache has to hold. Returns its rows. */
 static size_t place_batch(int k, double dealt[NKINDS][NTIERS + 1], size_t staged[NTIERS]) {
@@ -561,8 +535,7 @@ static size_t place_batch(int k, double dealt[NKINDS][NTIERS + 1], size_t staged
         if (q->kv_tier == DISK && policy.cpu_attention) need[CPU] += 2 * kv_row * q->room;
         if (K > 1) q->act = floats(q->act_tier, q->s * h1);
     }
-    for (int t = GPU; t <= CPU; t++)
-        staged[t] = max(staged[t], need[t]);
+    for (int t = GPU; t <= CPU; t++) staged[t] = max(staged[t], need[t]);
     return rows;
 }
 static void place_block(Sequence *seq, int count) { /* its sequences, the buffers, the workspace */
@@ -570,13 +543,10 @@ static void place_block(Sequence *seq, int count) { /* its sequences, the buffer
     const size_t gbs = min(policy.gbs, count), before = arena[GPU].used;
     size_t staged[NTIERS] = {0}, longest = 0, rows = 0;
     K = (count + policy.gbs - 1) / policy.gbs;
-    for (int k = 0; k <= K; k++)
-        batch[k] = seq + min(k * gbs, count);
-    for (int k = 0; k < K; k++)
-        rows = max(rows, place_batch(k, dealt, staged));
+    for (int k = 0; k <= K; k++) batch[k] = seq + min(k * gbs, count);
+    for (int k = 0; k < K; k++) rows = max(rows, place_batch(k, dealt, staged));
     const size_t homes = arena[GPU].used - before; /* what A.3 does count */
-    for (int q = 0; q < count; q++)
-        longest = max(longest, seq[q].room);
+    for (int q = 0; q < count; q++) longest = max(longest, seq[q].room);
     for (int slot = 0; slot < 2; slot++) {
         stage[GPU][slot] = take(GPU, staged[GPU]), stage[CPU][slot] = take(CPU, staged[CPU]);
         x_slot[slot] = floats(GPU, rows * h1);
@@ -593,12 +563,10 @@ static void place_block(Sequence *seq, int count) { /* its sequences, the buffer
 static void place_all(bool run) {
     size_t mark[NTIERS] = {0};
     kv_row = policy.compress_cache ? nh * packed_bytes(hd) : h1 * sizeof(f16);
-    for (int t = 0; t < NTIERS; t++)
-        arena[t].used = arena[t].peak = 0;
+    for (int t = 0; t < NTIERS; t++) arena[t].used = arena[t].peak = 0;
     place_weights(run);
     for (int first = 0, bls = policy.gbs * policy.num_gpu_batches; first < nprompts; first += bls) {
-        for (int t = 0; t < NTIERS; t++)
-            arena[t].used = mark[t] = first ? mark[t] : arena[t].used;
+        for (int t = 0; t < NTIERS; t++) arena[t].used = mark[t] = first ? mark[t] : arena[t].used;
         place_block(prompts + first, (int)min(bls, nprompts - first));
         if (run) generation_s -= now(), generate(), generation_s += now();
     }
@@ -676,8 +644,7 @@ static void pack(uint8_t *to, const float *x, int n) {
     float most = x[0], head[2] = {x[0], 0};
     f16 rounded[2];
     if (n > GROUP) pack(to + packed_bytes(GROUP), x + GROUP, n - GROUP), n = GROUP;
-    for (int e = 1; e < n; e++)
-        head[0] = fminf(head[0], x[e]), most = fmaxf(most, x[e]);
+    for (int e = 1; e < n; e++) head[0] = fminf(head[0], x[e]), most = fmaxf(most, x[e]);
     const float least = head[0] += 0, exact = (most - least) / 15; /* + 0: -0 becomes 0 */
     head[1] = exact, narrow(rounded, head, 2), widen(head, rounded, 2);
     if (head[1] < exact) rounded[1]++, widen(head, rounded, 2);
@@ -705,8 +672,7 @@ static void fill_weight(Weight *w) {
         const int rows = (int)min(GROUP, w->rows - row);
         uint8_t plain[GROUP * sizeof(f16)], *from = w->file.at + (row * cols + group % cols) * size;
         float column[GROUP];
-        for (int o = 0; o < rows; o++)
-            copy_as_f16(plain + 2 * o, from + o * cols * size, w->file.type, 2);
+        for (int o = 0; o < rows; o++) copy_as_f16(plain + 2 * o, from + o * cols * size, w->file.type, 2);
         widen(column, plain, rows), pack(w->rest.at + group * packed_bytes(GROUP), column, rows);
     }
 }
@@ -748,8 +714,7 @@ static void stage_rows(Lp *lp, const double *mem, double s, double n, double gbs
     ROW(STAGE("dtoc"), 0, [CD] = loaded / dtoc, [WD] = weight / dtoc, [HD] = act / dtoc);
     ROW(STAGE("ctod"), 0, [CD] = stored / ctod, [HD] = act / ctod);
     ROW(STAGE("comp"), -linear_layer - p * gpu, [CG] = !p * gpu, [CC] = !p * cpu, [CD] = !p * cpu);
-    for (int i = first; i < lp->m; i++)
-        lp->a[i][p ? T_PRE : T_GEN] = -1; /* sum <= T */
+    for (int i = first; i < lp->m; i++) lp->a[i][p ? T_PRE : T_GEN] = -1; /* sum <= T */
     const double qkv = gbs * (2 * q * h1 + 3 * (2 * q * h1)), embed_w = gbs * (2 * q * h1 + 2 * q * h1);
     const double att_1 = gbs * (2 * q * h1 + 2 * u * h1 + 2 * nh * q * u), mlp_1 = 2 * gbs * q * (h1 + h2);
     const double fixed[] = {qkv, 0, 0, embed_w, mlp_1, mlp_1}; /* att_2 is att_1, mlp_2 is mlp_1 */
@@ -763,8 +728,7 @@ static void paper_lp(Lp *lp, const double *mem, double s, double n, double gbs, 
     const double bls = gbs * num_gpu_batches, weight = 8. * h1 * h1 + 4. * h1 * h2;
     const double cache = 4 * (s + n) * h1 * bls * l, act = 2 * s * h1 * bls, act_w = 2 * s * h1 * gbs;
     *lp = (Lp){.c = {[T_PRE] = l / bls, [T_GEN] = (n - 1) * l / bls}};
-    for (int p = 1; p >= 0; p--)
-        stage_rows(lp, mem, s, n, gbs, bls, p);
+    for (int p = 1; p >= 0; p--) stage_rows(lp, mem, s, n, gbs, bls, p);
     ROW("cpu_peak^p", mem[CPU] - weight - act_w, [WC] = weight * l, [HC] = act, [CC] = cache, [WG] = -weight,
         [HG] = -act_w);
     ROW("cpu_peak^g",
@@ -802,12 +766,10 @@ static void pivot(Tableau *t, int r, int c) {
     const int leaves = t->basic[r];
     for (int i = 0; i < NROWS + 2; i++) {
         const double factor = i == r ? 0 : t->at[i][c] * inverse;
-        for (int v = 0; v <= RIGHT; v++)
-            t->at[i][v] -= factor * t->at[r][v];
+        for (int v = 0; v <= RIGHT; v++) t->at[i][v] -= factor * t->at[r][v];
         if (i != r) t->at[i][c] = -factor;
     }
-    for (int v = 0; v <= RIGHT; v++)
-        t->at[r][v] *= inverse;
+    for (int v = 0; v <= RIGHT; v++) t->at[r][v] *= inverse;
     t->at[r][c] = inverse, t->basic[r] = t->other[c], t->other[c] = leaves;
 }
 static bool minimize(Tableau *t, int cost) { /* pivots while that lowers the cost; false: it has no end */
@@ -832,8 +794,7 @@ static double layer_seconds(const Lp *lp, int T) { /* the largest term at x */
     double most = 0;
     for (int i = 0; i < NROWS; i++) {
         double sum = -lp->b[i];
-        for (int v = 0; v < T_PRE; v++)
-            sum += lp->a[i][v] * lp->x[v];
+        for (int v = 0; v < T_PRE; v++) sum += lp->a[i][v] * lp->x[v];
         most = lp->a[i][T] < 0 ? fmax(most, sum) : most;
     }
     return most;
@@ -844,18 +805,13 @@ static bool simplex(Lp *lp) {
     Tableau t = {.at[PHASE_1][LEAN] = 1, .other[LEAN] = LEAN};
     double *x = lp->x, unit[NVARS], most = 0;
     int least = 0;
-    for (int v = 0; v < NVARS; v++)
-        unit[v] = v < T_PRE ? 1 : layer_seconds(lp, v), t.other[v] = v;
-    for (int v = 0; v < NVARS; v++)
-        most = fmax(most, lp->c[v] * unit[v]);
-    for (int v = 0; v < NVARS; v++)
-        t.at[COST][v] = v < T_PRE ? 1e-9 * (v % 3) : lp->c[v] * unit[v] / most;
+    for (int v = 0; v < NVARS; v++) unit[v] = v < T_PRE ? 1 : layer_seconds(lp, v), t.other[v] = v;
+    for (int v = 0; v < NVARS; v++) most = fmax(most, lp->c[v] * unit[v]);
+    for (int v = 0; v < NVARS; v++) t.at[COST][v] = v < T_PRE ? 1e-9 * (v % 3) : lp->c[v] * unit[v] / most;
     for (int i = 0; i < NROWS; i++) {
         double size = fabs(lp->b[i]);
-        for (int v = 0; v < NVARS; v++)
-            size = fmax(size, fabs(lp->a[i][v] * unit[v]));
-        for (int v = 0; v < NVARS; v++)
-            t.at[i][v] = lp->a[i][v] * unit[v] / size;
+        for (int v = 0; v < NVARS; v++) size = fmax(size, fabs(lp->a[i][v] * unit[v]));
+        for (int v = 0; v < NVARS; v++) t.at[i][v] = lp->a[i][v] * unit[v] / size;
         t.at[i][LEAN] = -1, t.at[i][RIGHT] = lp->b[i] / size, t.basic[i] = FIRST_SLACK + i;
         if (t.at[i][RIGHT] < t.at[least][RIGHT]) least = i;
     }
@@ -868,8 +824,7 @@ static bool simplex(Lp *lp) {
     memset(x, 0, NVARS * sizeof *x);
     for (int i = 0; i < NROWS; i++)
         if (t.basic[i] < T_PRE) x[t.basic[i]] = fmax(t.at[i][RIGHT], 0);
-    for (int T = T_PRE; T <= T_GEN; T++)
-        x[T] = layer_seconds(lp, T);
+    for (int T = T_PRE; T <= T_GEN; T++) x[T] = layer_seconds(lp, T);
     return true;
 }
 
@@ -882,8 +837,7 @@ static bool best_placement(Lp *lp, int s, bool to_run) {
     for (int tries = 0; tries < 12; tries++) {
         bool fits = true;
         paper_lp(lp, mem, s, generation_length, policy.gbs, policy.num_gpu_batches);
-        for (int v = 0; v < T_PRE; v++)
-            lp->x[v] = v % 3 == DISK;
+        for (int v = 0; v < T_PRE; v++) lp->x[v] = v % 3 == DISK;
         if (mem[GPU] <= 0 || mem[CPU] <= 0 || !simplex(lp) || !simplex(lp)) return false;
         memcpy(policy.share, lp->x, sizeof policy.share);
         if (to_run) place_all(false);
@@ -983,8 +937,7 @@ static void open_shard(const char *dir, const char *name) {
     struct Shard *s = shard;
     char path[4200];
     uint64_t len = 0; /* bytes of the header */
-    while (s < shard + 998 && *s->name && strcmp(s->name, name))
-        s++;
+    while (s < shard + 998 && *s->name && strcmp(s->name, name)) s++;
     if (*s->name) return; /* it is open */
     snprintf(path, sizeof path, "%s/%s", dir, name), snprintf(s->name, sizeof s->name, "%s", name);
     const int fd = open(path, O_RDONLY | O_NONBLOCK);
@@ -1003,8 +956,7 @@ static Weight find_tensor(const char *name, int rows, int cols) {
     for (; s->header && !*at; s += !*at)
         if (!*(at = member(s->header, name))) at = member(s->header, name + 6 * !strncmp(name, "model.", 6));
     int type = F16, dims = sscanf(member(at, "shape"), "[ %lf , %lf , %lf", &shape[0], &shape[1], &shape[2]);
-    while (type < NTYPES && !says(at, "dtype", types[type]))
-        type++;
+    while (type < NTYPES && !says(at, "dtype", types[type])) type++;
     sscanf(member(at, "data_offsets"), "[ %lf , %lf", &begin, &end);
     if (dims == 1) shape[1] = shape[0], shape[0] = 1; /* a vector is a row */
     if (dims > 2 || shape[0] != rows || shape[1] != cols || type == NTYPES ||
@@ -1019,8 +971,7 @@ static Weight find_tensor(const char *name, int rows, int cols) {
 static void open_checkpoint(const char *dir) { /* one file, or those that an index names */
     char *index = read_text(0, dir, "/model.safetensors.index.json"), name[256];
     for (char *at = index, *begin; at && (at = begin = strstr(at, ".safetensors\"")); at += 12) {
-        while (begin > index && at - begin < 200 && !strchr("\"/", begin[-1]))
-            begin--;
+        while (begin > index && at - begin < 200 && !strchr("\"/", begin[-1])) begin--;
         snprintf(name, sizeof name, "%.*s.safetensors", (int)(at - begin), begin), open_shard(dir, name);
     }
     if (!index) open_shard(dir, "model.safetensors");
@@ -1102,8 +1053,7 @@ static const char *word_end(const char *at, const char *limit) {
     for (const char *c = "s t revem lld "; *at == '\'' && *c; c += 2)
         if (at[1] == c[0] && (c[1] == ' ' || at[2] == c[1])) return at + (c[1] == ' ' ? 2 : 3);
     const char *first = at + (at[0] == ' ' && at + 1 < limit), *end = first + 1;
-    while (end < limit && kind_of(*end) == kind_of(*first))
-        end++;
+    while (end < limit && kind_of(*end) == kind_of(*first)) end++;
     return end - (kind_of(*first) == 2 && end < limit && end > at + 1); /* the last is the next word's */
 }
 static int join_pairs(int *id, int n) { /* the first of merges.txt first; returns how many are left */
@@ -1124,8 +1074,7 @@ static void encode(Sequence *q) { /* </s> and the words, which begin as bytes */
     for (const char *at = q->text, *limit = at + q->size, *end; at < limit; at = end) {
         int *id = q->token + q->s, n = 0;
         if ((end = word_end(at, limit)) - at > 1000) die(2, "prompt %d: a word has over 1000 bytes", q->id);
-        for (; at < end; at++)
-            id[n++] = byte_id[(unsigned char)*at];
+        for (; at < end; at++) id[n++] = byte_id[(unsigned char)*at];
         q->s += join_pairs(id, n);
     }
     longest = (int)max(longest, q->s);
@@ -1134,8 +1083,7 @@ static void encode(Sequence *q) { /* </s> and the words, which begin as bytes */
 }
 static char *decode(const int *id, int n, size_t *size) { /* bytes of tokens but <s>, <pad>, </s>, <unk> */
     size_t room = *size = 0;
-    for (int e = 0; e < n; e++)
-        room += piece[id[e]] ? strlen(piece[id[e]]) : 0;
+    for (int e = 0; e < n; e++) room += piece[id[e]] ? strlen(piece[id[e]]) : 0;
     char *text = allocate(room, 1);
     for (int e = 0; e < n; e++)
         for (const char *c = piece[id[e]]; id[e] > 3 && c && *c; c += *c & 0x80 && c[1] ? 2 : 1) {
@@ -1215,8 +1163,7 @@ static void read_value(const struct Flag *f, int v, char *text) { /* v: which of
     if (f->kind == 'w' && atof(text) > *(int *)f->to) die(2, "%s %.60s: is not whole", f->name, text);
     for (char *at = f->kind == 'l' ? strtok(text, ",") : NULL; at; at = strtok(NULL, ",")) {
         int c = 0;
-        while (c < NLINKS && (strncmp(at, link_name[c], 4) || at[4] != '='))
-            c++;
+        while (c < NLINKS && (strncmp(at, link_name[c], 4) || at[4] != '=')) c++;
         if (c == NLINKS) die(2, "--link %.60s: expected a link and bytes a second, such as ctog=1G", at);
         link_of[c].rate = number(f->name, at + 5, 1000, 1, 1e15);
     }
@@ -1225,15 +1172,13 @@ static int read_flags(char **args, int n) { /* returns how many words, which are
     int words = 0;
     for (int a = 0, values; a < n; a++) {
         const struct Flag *f = flags;
-        while (f->name && strcmp(args[a], f->name))
-            f++;
+        while (f->name && strcmp(args[a], f->name)) f++;
         if (!f->name && !strncmp(args[a], "--", 2)) die(2, "there is no flag %.60s; see --help", args[a]);
         if (!f->name) args[words++] = args[a];
         values = !f->name || f->kind == 's' ? 0 : f->kind == 'p' ? 6 : 1;
         if (n - a <= values) die(2, "%s takes %d values: %s", f->name, values, f->help);
         if (f->kind == 's' || f->kind == 'p') *(bool *)f->to = true;
-        for (int v = 0; v < values; v++)
-            read_value(f, v, args[++a]);
+        for (int v = 0; v < values; v++) read_value(f, v, args[++a]);
     }
     return words;
 }
@@ -1264,8 +1209,7 @@ static void read_prompts(char **words,
         size_t room = 0;
         ssize_t size = file ? getline(&text, &room, file) : (ssize_t)strlen(text);
         if (size < 0) break;
-        while (file && size && (text[size - 1] == '\n' || text[size - 1] == '\r'))
-            text[--size] = 0;
+        while (file && size && (text[size - 1] == '\n' || text[size - 1] == '\r')) text[--size] = 0;
         if (file && !size) continue; /* an empty line */
         prompts = realloc(prompts, (nprompts + 1) * sizeof *prompts);
         if (!prompts) die(1, "no memory for %d prompts", nprompts + 1);
@@ -1292,8 +1236,7 @@ static void choose_policy(void) { /* searches if none is given, and refuses what
 static void print_policy(int s, bool show_lp) { /* --policy: Eq. 1 as printed */
     const double each = search(s, 1024, false, show_lp), n = generation_length;
     if (!(each < INFINITY)) die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
-    for (int v = 0; v < NVARS; v++)
-        printf("%s %.12g\n", var_name[v], found.x[v]);
+    for (int v = 0; v < NVARS; v++) printf("%s %.12g\n", var_name[v], found.x[v]);
     printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);
     printf("T %.12g\nthroughput %.12g\n", (found.x[T_PRE] + found.x[T_GEN] * (n - 1)) * l, n / each);
 }
@@ -1327,8 +1270,7 @@ static void print_results(void) {
         if (json) printf("{\"id\": %d, \"prompt\": \"", q->id);
         print_text(q->text, q->size, json), fputs(json ? "\", \"completion\": \"" : "", stdout);
         print_text(text, size, json), fputs(json ? "\", \"tokens\": [" : "", stdout);
-        for (int e = 0; e < n && json; e++)
-            printf(e ? ", %d" : "%d", token[e]);
+        for (int e = 0; e < n && json; e++) printf(e ? ", %d" : "%d", token[e]);
         puts(json ? "]}" : ""), tokens += q->generated, free(text);
     }
     if (fflush(stdout) || ferror(stdout)) die(1, "standard output: %s", strerror(errno));
@@ -1347,8 +1289,7 @@ int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN), signal(SIGBUS, mapping_failed); /* a full disk is an error, a cut file a line */
     threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
     const int words = read_flags(argv + 1, argc - 1);
-    for (const struct Flag *f = flags; help && f->name; f++)
-        printf("  %-20s %s\n", f->name, f->help);
+    for (const struct Flag *f = flags; help && f->name; f++) printf("  %-20s %s\n", f->name, f->help);
     if (help) return 0;
     if (!words) die(2, "mini MODEL [PROMPT ...] [FLAGS]: name the directory of an OPT model; see --help");
     describe_machine(), read_config(argv[1]); /* all that A.3 needs */
