@@ -859,7 +859,9 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
         });
         return cudaSuccess;
     }
-    if (s) cuda_cpu_largest = std::max(cuda_cpu_largest, long(width * height));
+    const long bytes = width * height;
+    if (s && bytes > __atomic_load_n(&cuda_cpu_largest, __ATOMIC_RELAXED))
+        __atomic_store_n(&cuda_cpu_largest, bytes, __ATOMIC_RELAXED);
     submit(s, [=] {
         if (s) hold_copies();
         if (to != from) throttle(width * height, to); /* the data come last */

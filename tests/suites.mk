@@ -132,7 +132,7 @@ $(BUILD)/emulated/test_grade: $(LIB) # whose exercises are about all of it
 # see hurried and a model deeper than the queues in test_schedule.c, every_third in test_cuda.c.
 #   reverse  blocks and threads that rely on running before others; calls that CUDA refuses, leaks
 #   random   the same in another order; copies that arrive later than what needs them
-#   asan     reads and writes outside of what was allocated, shared memory included; undefined behaviour
+#   asan     reads and writes outside of what was allocated, shared memory and regions of a tier included; undefined behaviour
 #   tsan     missing barriers, missing waits between streams and with the host
 $(BUILD)/reverse/%.log: $(BUILD)/emulated/test_% always
 	@scripts/suite.sh $@ CUDA_CPU_ORDER=reverse CUDA_CPU_STRICT=1 $< --every 31
