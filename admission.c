@@ -12,7 +12,8 @@
  * if none stops early (stopping early only helps). The plan walks the whole task through this file
  * with no limit and makes the pools as large as the largest need (plan.c); the run walks it again
  * with that limit, and a prompt enters only when its pages fit in every sweep up to its last.
- * Without early stops both walks are the same. Read next: schedule.c. */
+ * Without early stops both walks are the same.
+ * Read next: schedule.c. */
 #include <math.h>
 
 #include "flexgen.h"

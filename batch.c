@@ -8,7 +8,8 @@
  * together in one batch of their own, the entrance, and join at their batch's next sweep.
  *
  * Contract: the thread that posts is the only one here. Before it reads or writes what ops use too,
- * it asks post_host. Read next: plan.c. */
+ * it asks post_host.
+ * Read next: plan.c. */
 #include "batch.h"
 
 #include "device/device.h"

@@ -12,8 +12,8 @@
  * columns by the matrix, and cuBLAS is asked by shape alone, so that one shape always meets one
  * algorithm.
  *   Memory   Everything but weights is small beside K and V and the matrices. Kernels read those
- * once, and in 16-byte pieces where the length of a row allows it (`wide`). Read next:
- * cost/profile.c. */
+ * once, and in 16-byte pieces where the length of a row allows it (`wide`).
+ * Read next: cost/profile.c. */
 #include <cublasLt.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>

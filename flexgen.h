@@ -4,7 +4,8 @@
  * Names are the paper's: i is a token, j a layer, k a GPU batch; wg wc wd, cg cc cd, hg hc hd are
  * the fractions of weights, KV cache and activations on GPU, CPU and disk; s and n are prompt and
  * output lengths, l layers, h1 and h2 hidden sizes, nh heads. Sizes and offsets in bytes are Bytes.
- * The header is valid C and C++. Read next: opt_model.c. */
+ * The header is valid C and C++.
+ * Read next: opt_model.c. */
 #ifndef FLEXGEN_H
 #define FLEXGEN_H
 #include "base/base.h"

@@ -8,8 +8,8 @@
  * (layer, K|V, page, token, h1), so one page index serves all layers, K and V lie apart, and
  * neighbouring pages of a layer cross a link as one copy.
  *   Activations  rows of each GPU batch, dealt by sequence. Sequences are dealt to tiers inside
- * each GPU batch so that the block as a whole has the policy's fractions (deal_block). Read next:
- * device/depend.c. */
+ * each GPU batch so that the block as a whole has the policy's fractions (deal_block).
+ * Read next: device/depend.c. */
 #include <limits.h>
 #include <math.h>
 

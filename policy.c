@@ -9,8 +9,8 @@
  * embeddings and logits take no memory. The disk's fractions are wn, cn, hn there and wd, cd, hd
  * here.
  *
- * What this engine really does is the cost model `runtime` of cost/runtime.c. Read next:
- * device/ops.c. */
+ * What this engine really does is the cost model `runtime` of cost/runtime.c.
+ * Read next: device/ops.c. */
 #include <math.h>
 
 #include "policy.h"

@@ -9,7 +9,8 @@
  * of 64.
  *
  * Contract: a finite number comes back within half a scale and one rounding to F16. One that is not
- * finite makes its whole group NaN, so that it cannot pass for a number. Read next: lp.c. */
+ * finite makes its whole group NaN, so that it cannot pass for a number.
+ * Read next: lp.c. */
 #include "quant.h"
 
 #include <math.h>

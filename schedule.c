@@ -9,8 +9,8 @@
  * Calls only post ops on lanes; what an op must come after follows from the views that it reads and
  * writes (device/depend.c), and overlap is what is left when nothing forbids it. compute(j, k) is
  * project, attend, finish, for a prefill piece by piece; three workspaces rotate, so that while the
- * CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1. Read next: batch.c.
- */
+ * CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1.
+ * Read next: batch.c. */
 #include "batch.h"
 #include "device/device.h"
 

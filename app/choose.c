@@ -1,6 +1,7 @@
 /* choose.c: what is decided before a task runs: on which machine, under which policy (section 4.3),
  * and where every byte of it lies. What the flags leave open is searched for; a pipeline's stages
- * agree. Read next: flexgen.c. */
+ * agree.
+ * Read next: flexgen.c. */
 #include <errno.h>
 #include <math.h>
 #include <sys/statvfs.h>

@@ -6,7 +6,8 @@
  * for a disk. A job that goes on reads its journal, looks again at what ends a completion (a token
  * may be there and its line not), and takes up every sequence behind its last token.
  *
- * Standard output, pipes and devices have no journal. Read next: eval.c. */
+ * Standard output, pipes and devices have no journal.
+ * Read next: eval.c. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -5,7 +5,8 @@
  * text, cut into disjoint windows of the model's length. LAMBADA: the last word is right where each
  * of its tokens is the greedy choice after what is given before it. Both are scored tasks for the
  * engine, under any policy; here they are read, cut and added up. Sums are kept by prompt and added
- * in the order of the input, so that they do not depend on the schedule. Read next: stage.c. */
+ * in the order of the input, so that they do not depend on the schedule.
+ * Read next: stage.c. */
 #include <cjson/cJSON.h>
 #include <math.h>
 

@@ -6,7 +6,8 @@
  * long as the same rows bind. So the price of a tier's row is seconds for each GB more, and rows
  * with price 0 have room to spare. What a faster link brings is no price of one row, since its GB/s
  * are in many coefficients; there, and as a check for the tiers, the program is solved once more
- * with one more GB or GB/s. Read next: choose.c. */
+ * with one more GB or GB/s.
+ * Read next: choose.c. */
 #include <cjson/cJSON.h>
 #include <math.h>
 

@@ -3,7 +3,8 @@
  * One table has every flag: which commands know it, how many values it takes, which function reads
  * them into which field of Options, and the line of the help text. What no flag alone can get wrong
  * is looked at when all of them are read. A wrong use is one line that says what was expected, with
- * status 2. Read next: report.c. */
+ * status 2.
+ * Read next: report.c. */
 #include <errno.h>
 #include <libgen.h>
 #include <math.h>

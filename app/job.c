@@ -3,7 +3,8 @@
  * A file has JSON lines or plain lines, as a whole. A prompt that cannot be completed does not stop
  * the others: it is a request with an error, and its line says so; with `strict` it refuses the
  * job. A prompt's place in the input is all that sampling knows of it, so that it stays when a job
- * goes on with what is left. Read next: journal.c. */
+ * goes on with what is left.
+ * Read next: journal.c. */
 #include <cjson/cJSON.h>
 #include <math.h>
 

@@ -9,7 +9,8 @@
  * check is a hash of the record and of everything before it, so a record holds only behind those it
  * was written behind. What a kill or a full disk has left of a last record does not hold, and is
  * cut off. Numbers are as in memory. The file is locked as long as it is open: two jobs never share
- * one output, and a lock dies with its owner. Read next: completions.c. */
+ * one output, and a lock dies with its owner.
+ * Read next: completions.c. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>

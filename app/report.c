@@ -2,8 +2,8 @@
  *
  * The list is a cJSON object under the paper's names, which --json writes as it is. A text is a
  * form that is filled in from the object, so that no figure is computed or named twice; what is
- * said to people alone (a rate beside bytes and seconds) is made from the figures on the way. Read
- * next: explain.c. */
+ * said to people alone (a rate beside bytes and seconds) is made from the figures on the way.
+ * Read next: explain.c. */
 #include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <math.h>

@@ -3,8 +3,8 @@
  *
  * The first stage reads the input, searches for the policy and writes the output; the others learn
  * from it what is to be done. All of them then walk the same admission and know at any time who is
- * in flight. Of simulated machines all stages are in this process, each a thread. Read next:
- * flags.c. */
+ * in flight. Of simulated machines all stages are in this process, each a thread.
+ * Read next: flags.c. */
 #include <pthread.h>
 
 #include "device/device.h"

@@ -7,7 +7,8 @@
  * mounted and which group is at its top: in a container often not the first one. Version 1 has a
  * tree for each kind of resource, version 2 one tree; a machine may have both ("hybrid"). The
  * versions have files of different names, so that every group can be asked for both. What is
- * missing or is no number sets no limit. Read next: app/quantize.c. */
+ * missing or is no number sets no limit.
+ * Read next: app/quantize.c. */
 #include <ctype.h>
 #include <limits.h>
 #include <pthread.h>

@@ -9,7 +9,8 @@
  * sleeps takes as long. So who has nothing to do looks for new loops for a while before he sleeps,
  * and leaves his processor to anyone else who wants it meanwhile. (OpenMP has a team for each
  * thread that calls; as soon as there are two, all sleep at once, and a loop of a tenth of a
- * millisecond took three.) Read next: device/host.c. */
+ * millisecond took three.)
+ * Read next: device/host.c. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>

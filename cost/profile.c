@@ -16,8 +16,8 @@
  *   shared cores  finds how much longer a product takes on the host device beside copies and beside
  * reads of the disk Products and attention have the shapes of the model that will run. A rate is
  * the median of several samples. A curve ends early where its next point would take too long. The
- * result is kept in the user's cache under a name that stands for all that it depends on. Read
- * next: runtime.c. */
+ * result is kept in the user's cache under a name that stands for all that it depends on.
+ * Read next: runtime.c. */
 #include <errno.h>
 #include <math.h>
 #include <sys/stat.h>

@@ -3,7 +3,8 @@
  *
  * Appendix A.3 (policy.c) is the paper's machine. This is what schedule.c posts and hardware.c
  * prices, by lanes: a row for the seconds that each takes in a layer, in sweeps with a prefill and
- * in the others, as the plan's walk through the task counts them. Read next: search.c. */
+ * in the others, as the plan's walk through the task counts them.
+ * Read next: search.c. */
 #include <math.h>
 
 #include "cost/cost.h"

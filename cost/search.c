@@ -29,7 +29,8 @@
  * decoding may scale better than linearly, while the bubble of a short prefill holds generation
  * back. Without offloading (Petals and the like) everything rests on the GPUs: the same formulas
  * with 100 0 100 0 100 0, and M must be large enough. The head is counted on every machine, as the
- * slowest sets the pace. Read next: io/file.c. */
+ * slowest sets the pace.
+ * Read next: io/file.c. */
 #include <math.h>
 
 #include "cost/cost.h"

@@ -15,7 +15,8 @@
  * it on its lane and from all that those have waited for, or because the posting thread has waited
  * for it. Only the rest become its events, and of those only the ones that no other implies. The
  * posting thread is a user like any other: before it reads a batch's tokens or fills its index
- * tables it asks with depend_host. Read next: quant.c. */
+ * tables it asks with depend_host.
+ * Read next: quant.c. */
 #include <limits.h>
 
 #include "device/parts.h"

@@ -6,8 +6,8 @@
  * Contract. Batch invariance: an output element is computed by one fixed sequence of float
  * operations, whatever the other rows are, wherever its tile lies, however many threads run,
  * whatever the page size. So every sum has one order, which each file states. Nothing is static,
- * and working memory is each thread's own, so any lanes may call at once. Read next: host_linear.c.
- */
+ * and working memory is each thread's own, so any lanes may call at once.
+ * Read next: host_linear.c. */
 #include <math.h>
 
 #include "device/parts.h"

@@ -4,8 +4,8 @@
  *
  * Contract: tokens go in blocks of BLOCK by their index in the sequence, with a running maximum (an
  * online softmax). Prefill and decode share every step, so decode of token t equals row t of
- * prefill, bit for bit. Of packed heads only the codes are multiplied (quant.h). Read next:
- * flexgen.cu. */
+ * prefill, bit for bit. Of packed heads only the codes are multiplied (quant.h).
+ * Read next: flexgen.cu. */
 #include <math.h>
 
 #include "device/parts.h"

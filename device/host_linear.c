@@ -24,7 +24,8 @@
  * F16: sum l of VL adds the products of columns l, l + VL, l + 2 VL ... in this order, from 0, and
  * v_sum4 adds the sums, as a tree; blocks and tiles do not matter. Packed weights: in a block of
  * PANEL_K columns an output adds its products in order, from 0, and the blocks are added in order.
- * Whoever changes an order adds one to HOST_SUMS. Read next: host_attend.c. */
+ * Whoever changes an order adds one to HOST_SUMS.
+ * Read next: host_attend.c. */
 #include "device/parts.h"
 
 enum {

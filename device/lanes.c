@@ -19,7 +19,8 @@
  * marks have no times, which would take the GPU's.
  *
  * The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread
- * posts. Read next: tiers.c. */
+ * posts.
+ * Read next: tiers.c. */
 #include <math.h>
 #include <pthread.h>
 #include <time.h>

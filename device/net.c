@@ -2,7 +2,8 @@
  *
  * MPI takes a tenth of a second and tens of megabytes. Therefore pipeline.c is a library of its own
  * beside the program, and it is loaded only where mpirun has started this process as one of
- * several. Read next: pipeline.c. */
+ * several.
+ * Read next: pipeline.c. */
 #include <dlfcn.h>
 #include <unistd.h>
 

@@ -4,7 +4,8 @@
  * for. Here is what is the same for all devices: the names of lanes and channels, a table of what
  * each code reads and writes, the constructors with the checks of shapes, and what an op counts
  * for. Peaks, byte counters, traces, the sim's seconds and the order of ops all come from here; a
- * device only carries out. Read next: lanes.c. */
+ * device only carries out.
+ * Read next: lanes.c. */
 #include "device/parts.h"
 
 const Channel lane_channel[NLANES] = {DTOC, CTOG, DTOC, CTOG, GTOC, CTOD, GTOC,

@@ -14,8 +14,8 @@
  *
  * How it ends. When a stage is closed it waits at a barrier for the others. One that fails says why
  * and aborts the job: the launcher ends all processes. No stage leaves anything behind that way:
- * the tiers are memory and a file without a name, and what a job has chosen is in its journal. Read
- * next: hardware.c. */
+ * the tiers are memory and a file without a name, and what a job has chosen is in its journal.
+ * Read next: hardware.c. */
 #include <math.h>
 #include <mpi.h>
 #include <pthread.h>

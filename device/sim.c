@@ -13,7 +13,8 @@
  * known when it is posted: its bytes over the bandwidth of its link or of its processor's memory,
  * its flops over the rate, the longer of both, and op_s. The only memory is the index tables, which
  * the schedule writes and attention's lengths are read from; the GPU's are the same bytes, since
- * their copy has no other purpose. Contract: one thread posts and waits. Read next: trace.c. */
+ * their copy has no other purpose. Contract: one thread posts and waits.
+ * Read next: trace.c. */
 #include <math.h>
 
 #include "device/parts.h"

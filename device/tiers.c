@@ -3,7 +3,8 @@
  * On the host device the GPU tier is an arena in RAM like the CPU tier, and a thread of ours does
  * the work itself. On the cuda device it is memory of the GPU: ops on lanes that touch it are
  * posted on streams of the GPU (flexgen.cu), the others are as on the host. Either way views get
- * their addresses here. Read next: sim.c. */
+ * their addresses here.
+ * Read next: sim.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>

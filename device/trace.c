@@ -9,8 +9,9 @@
  * the network: in the rest of the time a stage of a pipeline has nothing to do but wait. A trace
  * for this table alone drops slices when they are over and keeps their sums, so that a run of any
  * length is added up whole. For the file it has also what each sweep holds, KV pages and sequences,
- * as counters. A trace that is all zeros is empty and ready. Read next: net.c.
- * scripts/plot_trace.py draws the file. */
+ * as counters. A trace that is all zeros is empty and ready.
+ * scripts/plot_trace.py draws the file.
+ * Read next: net.c. */
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>

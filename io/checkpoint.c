@@ -4,7 +4,8 @@
  * OPT comes in nine sizes (section 6.1 names those that the paper runs). A checkpoint says its own
  * in config.json, whose fields are not trusted: every size has bounds that keep all products of
  * sizes far from overflow, and what would make it another model than OPT is refused in one line
- * with the file, the field, what was found and what was expected. Read next: base/os.c. */
+ * with the file, the field, what was found and what was expected.
+ * Read next: base/os.c. */
 #include <cjson/cJSON.h>
 #include <endian.h>
 #include <errno.h>

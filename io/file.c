@@ -2,7 +2,8 @@
  *
  * What a user names may be missing, a directory, a pipe without a writer, cut while it is read, or
  * on a full disk; each of these is one line that names the file. "-" is standard input or standard
- * output. A file of results is replaced only when the new one is complete. Read next: json.c. */
+ * output. A file of results is replaced only when the new one is complete.
+ * Read next: json.c. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

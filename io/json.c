@@ -6,7 +6,8 @@
  * the encoding, skips control characters, cuts a string at \u0000, reads 01 as a number and 1e999
  * as infinity, and lets the first of two equal keys win. So the bytes are checked before cJSON
  * reads them, and the tree afterwards. What passes here is a tree whose strings are whole, whose
- * numbers are finite and whose keys are unique. Read next: tokenizer.c. */
+ * numbers are finite and whose keys are unique.
+ * Read next: tokenizer.c. */
 #include <cjson/cJSON.h>
 #include <ctype.h>
 #include <math.h>

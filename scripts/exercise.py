@@ -175,20 +175,21 @@ def solved(files, original, entries):
 
 
 def wrong_solution(files, entries, edit):
-    """The solution with the edits of a line `wrong`: - old, + new; or with another body of the first function."""
+    """The solution with the edits of a line `wrong`: - old, + new, however the code is wrapped; or with another body of the first
+    function."""
     files, where = dict(files), of(entries, "blank")
     pairs = re.findall(r"^ +- (.*)\n +\+ ?(.*)\n", edit["text"], re.M)
     if not pairs:
         paths, first, *_ = where[0]["rest"].split()
         replace_bodies(files, {"rest": paths + " " + first, "text": edit["text"]}, "A cheat.")
     for old, new in pairs:
-        found = 0
+        found, code = 0, re.compile(r"\s+".join(map(re.escape, old.split())))
         for paths, *names in (e["rest"].split() for e in where):
             for path in matching(files, paths):
                 for name, _, begin, end in list(functions(files[path])):
                     body = files[path][begin:end]
-                    if name in names and old in body and not found:
-                        files[path] = files[path][:begin] + body.replace(old, new) + files[path][end:]
+                    if name in names and code.search(body) and not found:
+                        files[path] = files[path][:begin] + code.sub(lambda _: new, body) + files[path][end:]
                         found += 1
         if not found:
             sys.exit("%s: `%s` is not in the solution; the table must follow the source" % (TABLE, old))
