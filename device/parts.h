@@ -100,15 +100,15 @@ int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, si
 int logits_not_finite(Error *err);
 void arenas_close(Arenas *a);
 
+/* Carries out any op but copies, fetches and those of a pipeline; its views are at addresses. */
+void host_run(const Op *op);
+
 #ifdef __cplusplus
 }
 #else /* C alone has these vectors */
 // -------------------------------------------------------------------------------------------------
 // host.c, host_linear.c, host_attend.c
 // -------------------------------------------------------------------------------------------------
-
-/* Carries out any op but copies, fetches and those of a pipeline; its views are at addresses. */
-void host_run(const Op *op);
 
 /* The ops of these names (device.h), of the files beside host.c. */
 void host_linear(const Op *op);
