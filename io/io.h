@@ -150,10 +150,10 @@ const char *sort_strings(const char **strings, size_t n);
 void json_write_string(FILE *out, const char *s, size_t len);
 
 // -------------------------------------------------------------------------------------------------
-// unicode.c: classes of characters
+// unicode.c: kinds of characters
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the class of a code point: 'L' for a letter, 'N' for a number, 'S' for white space, 'O'
+/* Returns the kind of a code point: 'L' for a letter, 'N' for a number, 'S' for white space, 'O'
  * for any other. These are \p{L}, \p{N} and \s of Hugging Face `tokenizers`. */
 char char_kind(uint32_t c);
 

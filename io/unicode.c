@@ -11,7 +11,7 @@
 #define N(first, last) {0x##first, 0x##last, 'N'},
 #define S(first, last) {0x##first, 0x##last, 'S'},
 
-/* The class of each code point below 0x80. */
+/* The kind of each code point below 0x80. */
 static const char ascii[] =
     "OOOOOOOOOSSSSSOOOOOOOOOOOOOOOOOOSOOOOOOOOOOOOOOONNNNNNNNNNOOOOOO"
     "OLLLLLLLLLLLLLLLLLLLLLLLLLLOOOOOOLLLLLLLLLLLLLLLLLLLLLLLLLLOOOOO";

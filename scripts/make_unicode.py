@@ -30,7 +30,7 @@ HEAD = """/* unicode.c: tells which characters are letters, numbers and white sp
 #define N(first, last) {{0x##first, 0x##last, 'N'}},
 #define S(first, last) {{0x##first, 0x##last, 'S'}},
 
-/* The class of each code point below 0x80. */
+/* The kind of each code point below 0x80. */
 static const char ascii[] =
     "{ascii[0]}"
     "{ascii[1]}";
@@ -45,7 +45,7 @@ TABLE_ENDS = "};\n// clang-format on\n"  # the text behind it is written by hand
 
 
 def kind(split, c):
-    """Returns the class of a character: with the example of its own class it makes one word, with the others two."""
+    """Returns the kind of a character: with the example of its own kind it makes one word, with the others two."""
     [name] = [name for name, example in EXAMPLES.items() if len(split.pre_tokenize_str(example + c)) == 1]
     return name
 
