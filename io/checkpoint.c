@@ -37,15 +37,15 @@ enum { MAX_SHARDS = 1000 };
 /* The published sizes, as one whole model: stage 0 of 1. */
 // clang-format off
 static const OptConfig sizes[] = {
-    /* name       l     h1         h2  nh  vocab max_pos embed pre_norm final_norm eos stage stages*/
-    {"opt-125m", 12,   768, 4 *   768, 12, 50272, 2048,   768, true,    true,      2,  0,    1},
-    {"opt-350m", 24,  1024, 4 *  1024, 16, 50272, 2048,   512, false,   false,     2,  0,    1},
-    {"opt-1.3b", 24,  2048, 4 *  2048, 32, 50272, 2048,  2048, true,    true,      2,  0,    1},
-    {"opt-2.7b", 32,  2560, 4 *  2560, 32, 50272, 2048,  2560, true,    true,      2,  0,    1},
-    {"opt-6.7b", 32,  4096, 4 *  4096, 32, 50272, 2048,  4096, true,    true,      2,  0,    1},
-    {"opt-13b",  40,  5120, 4 *  5120, 40, 50272, 2048,  5120, true,    true,      2,  0,    1},
-    {"opt-30b",  48,  7168, 4 *  7168, 56, 50272, 2048,  7168, true,    true,      2,  0,    1},
-    {"opt-66b",  64,  9216, 4 *  9216, 72, 50272, 2048,  9216, true,    true,      2,  0,    1},
+    /* name       l     h1         h2  nh vocab max_pos embed pre_norm final_norm eos stage stages */
+    {"opt-125m", 12,   768, 4 *   768, 12, 50272, 2048,  768, true,    true,      2,  0,    1},
+    {"opt-350m", 24,  1024, 4 *  1024, 16, 50272, 2048,  512, false,   false,     2,  0,    1},
+    {"opt-1.3b", 24,  2048, 4 *  2048, 32, 50272, 2048, 2048, true,    true,      2,  0,    1},
+    {"opt-2.7b", 32,  2560, 4 *  2560, 32, 50272, 2048, 2560, true,    true,      2,  0,    1},
+    {"opt-6.7b", 32,  4096, 4 *  4096, 32, 50272, 2048, 4096, true,    true,      2,  0,    1},
+    {"opt-13b",  40,  5120, 4 *  5120, 40, 50272, 2048, 5120, true,    true,      2,  0,    1},
+    {"opt-30b",  48,  7168, 4 *  7168, 56, 50272, 2048, 7168, true,    true,      2,  0,    1},
+    {"opt-66b",  64,  9216, 4 *  9216, 72, 50272, 2048, 9216, true,    true,      2,  0,    1},
     {"opt-175b", 96, 12288, 4 * 12288, 96, 50272, 2048, 12288, true,    true,      2,  0,    1},
 };
 // clang-format on
