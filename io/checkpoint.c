@@ -37,7 +37,7 @@ enum { MAX_SHARDS = 1000 };
 /* The published sizes, as one whole model: stage 0 of 1. */
 // clang-format off
 static const OptConfig sizes[] = {
-    /* name       l     h1         h2  nh vocab max_pos embed pre_norm final_norm eos stage stages */
+    /* name       l     h1         h2  nh vocab max_pos embed pre_norm final_norm eos stage stages*/
     {"opt-125m", 12,   768, 4 *   768, 12, 50272, 2048,  768, true,    true,      2,  0,    1},
     {"opt-350m", 24,  1024, 4 *  1024, 16, 50272, 2048,  512, false,   false,     2,  0,    1},
     {"opt-1.3b", 24,  2048, 4 *  2048, 32, 50272, 2048, 2048, true,    true,      2,  0,    1},
