@@ -112,8 +112,10 @@ static char *read_all(int fd, size_t *len) {
     char *text = xcalloc(capacity, 1);
     ssize_t n = 1;
     for (*len = 0; n > 0 || (n < 0 && errno == EINTR);) {
-        if (capacity - *len < 2)
-            text = xrealloc(text, capacity *= 2, 1);
+        if (capacity - *len < 2) {
+            capacity *= 2;
+            text = xrealloc(text, capacity, 1);
+        }
         n = read(fd, text + *len, capacity - *len - 1);
         if (n > 0)
             *len += (size_t)n;
@@ -288,7 +290,10 @@ static void clear_dead(const char *path) {
         const int unread = dir ? empty_directory(dir) : 0;
         if (dead && unlinkat(dirfd(beside), e->d_name, dir ? AT_REMOVEDIR : 0))
             why = unread ? unread : errno;
-        dir ? closedir(dir) : close(fd);
+        if (dir)
+            closedir(dir);
+        else
+            close(fd);
     }
     if (beside && errno)
         why = errno;
@@ -316,8 +321,10 @@ int unfinished_begin(const char *path, bool directory, Error *err) {
         directory ? mkdir(name, 0777) : open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd >= 0) {
         strcpy(unfinished.name, name);
-        if (directory)
-            fd = (unfinished.dir = opendir(name)) ? dirfd(unfinished.dir) : -1;
+        if (directory) {
+            unfinished.dir = opendir(name);
+            fd = unfinished.dir ? dirfd(unfinished.dir) : -1;
+        }
     }
     if (fd < 0) {
         fail(err, EXIT_FAILED, "%s: %s; name a file that can be written", name, strerror(errno));
@@ -386,8 +393,10 @@ int output_close(FILE *f, const char *flag, const char *path, Error *err) {
 /* Appends n bytes to a Text, as the write function of its stream. */
 static ssize_t append_text(void *to, const char *bytes, size_t n) {
     Text *t = to;
-    if (t->len + n > t->room)
-        t->text = xrealloc(t->text, t->room = 2 * (t->len + n), 1);
+    if (t->len + n > t->room) {
+        t->room = 2 * (t->len + n);
+        t->text = xrealloc(t->text, t->room, 1);
+    }
     memcpy(t->text + t->len, bytes, n);
     t->len += n;
     return (ssize_t)n;
