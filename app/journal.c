@@ -3,10 +3,11 @@
  * The first line of the file is a JSON object that identifies the job. After it come records, one
  * for each sweep, with numbers as in memory:
  *
- *     u32  n                        number of pairs
- *     u32  place   \
- *     i32  token   /  n times       index of the prompt, and its next token
- *     u64  check                    hash of the file up to here
+ *     u32  n            number of pairs
+ *     n times:
+ *         u32  place    index of the prompt
+ *         i32  token    its next token
+ *     u64  check        hash of the file up to here
  *
  * A record is valid if its check is the hash of the record and of everything before it; so it is
  * valid only after the records after which it was written. An incomplete last record, which a kill
