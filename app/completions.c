@@ -281,6 +281,7 @@ static void *writer_main(void *arg) {
     pthread_mutex_lock(&c->lock);
     while (!status && !(c->closing && !c->queue.n && c->ready == c->written && !c->unsynced)) {
         wait_for_work(c);
+        /* The two buffers of tokens change places: the one written before becomes the queue. */
         const Pairs empty = {taken.pair, 0, taken.room};
         const int upto = c->ready;
         const bool work = c->queue.n || upto > c->written;
@@ -303,19 +304,26 @@ static void *writer_main(void *arg) {
 }
 
 static void add_pairs(Pairs *to, const Pair *pair, size_t n) {
-    if (to->n + n > to->room)
-        to->pair = xrealloc(to->pair, to->room = 2 * (to->n + n), sizeof *pair);
+    if (to->n + n > to->room) {
+        to->room = 2 * (to->n + n);
+        to->pair = xrealloc(to->pair, to->room, sizeof *pair);
+    }
     if (n)
         memcpy(to->pair + to->n, pair, n * sizeof *pair);
     to->n += n;
 }
 
-/* Gives the thread the new tokens and complete prompts. Returns -1 and err if it has failed. */
-static int hand_over(Completions *c, Error *err) {
+/* Counts the leading prompts that have all ended. */
+static void count_complete(Completions *c) {
     const Job *job = c->job;
     while (c->complete < job->count &&
            (job->request[c->complete].ended || job->request[c->complete].error))
         c->complete++;
+}
+
+/* Gives the thread the new tokens and complete prompts. Returns -1 and err if it has failed. */
+static int hand_over(Completions *c, Error *err) {
+    count_complete(c);
     pthread_mutex_lock(&c->lock);
     if (c->journal)
         add_pairs(&c->queue, c->fresh.pair, c->fresh.n);
@@ -614,9 +622,7 @@ static int open_output(Completions *c, Error *err) {
 }
 
 int completions_begin(Completions *c, const cJSON *head, Error *err) {
-    while (c->complete < c->job->count &&
-           (c->job->request[c->complete].ended || c->job->request[c->complete].error))
-        c->complete++;
+    count_complete(c);
     if (c->path && open_output(c, err))
         return -1;
     if (c->journal && journal_begin(c->journal, c->resumed ? NULL : head, err))
