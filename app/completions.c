@@ -1,10 +1,12 @@
-/* completions.c: what becomes of a job: a journal of tokens, and a line for each prompt.
+/* completions.c: writes the results of a job: a journal of tokens, a line for each prompt, and the
+ * progress on standard error.
  *
- * The journal is the truth and the output its rendering. After every sweep the new tokens are
- * handed to a thread that appends them to the journal, then writes the lines of prompts that are
- * complete, in the order of the input, and syncs both about once a second; the sweep never waits
- * for a disk. A job that goes on reads its journal, looks again at what ends a completion (a token
- * may be there and its line not), and takes up every sequence behind its last token.
+ * The journal is the record of the job, and the output is derived from it. After every sweep the
+ * new tokens go to a thread of their own. This thread appends them to the journal, then writes the
+ * lines of the prompts that are complete, in the order of the input, and syncs both about once a
+ * second. So the sweep never waits for a disk. A job that is resumed reads its journal, checks
+ * again which completions have ended (the last token may be in the journal and its line not in the
+ * output), and continues every sequence after its last token.
  *
  * Standard output, pipes and devices have no journal.
  * Read next: eval.c. */
@@ -21,9 +23,10 @@
 #include "app/app.h"
 #include "plan.h"
 
-static const double SYNC_EVERY = 1; /* seconds: what a machine that loses its power may cost */
-static const double PATIENCE =
-    3; /* seconds: when a pipeline is killed, its processes end one by one */
+/* Seconds between two syncs: the work that is lost if the machine loses its power. */
+static const double SYNC_EVERY = 1;
+/* Seconds to wait for a lock: the processes of a pipeline that is killed end one by one. */
+static const double PATIENCE = 3;
 
 /* Tokens on their way to the journal. */
 typedef struct {
@@ -35,29 +38,30 @@ struct Completions {
     Job *job;
     const Tokenizer *tokenizer;
     const Options *options;
-    size_t longest_stop;
-    const char *path; /* NULL: standard output */
-    int fd;
-    Journal *journal; /* NULL: the output is no file */
-    bool resumed;
+    size_t longest_stop; /* bytes of the longest stop text */
+    const char *path;    /* NULL: standard output */
+    int fd;              /* the output */
+    Journal *journal;    /* NULL: the output is not a regular file */
+    bool resumed;        /* there was a journal, and the job continues it */
     Progress progress;
-    Pairs fresh;  /* of this sweep */
-    int complete; /* prompts from the first on that have ended */
+    Pairs fresh;  /* tokens of the current sweep */
+    int complete; /* number of leading prompts that have all ended */
 
     pthread_t thread;
     bool running;
-    pthread_mutex_t lock; /* guards from here to the error */
+    pthread_mutex_t lock; /* guards the fields from here to `error` */
     pthread_cond_t wake;
-    Pairs queue;
-    int ready; /* complete, as the thread may know */
-    bool closing, failed;
-    Error error;
+    Pairs queue;          /* tokens that the thread has to write */
+    int ready;            /* prompts whose lines the thread may write: a copy of `complete` */
+    bool closing, failed; /* the job has ended; the thread has failed */
+    Error error;          /* why it failed */
 
-    int written; /* lines; these and the rest are the thread's while it runs */
-    size_t end;  /* bytes of whole lines */
-    bool unsynced;
-    double synced;
-    long tokens; /* of the lines */
+    /* While the thread runs, only the thread uses the fields below. */
+    int written;   /* number of lines in the output */
+    size_t end;    /* bytes of these lines */
+    bool unsynced; /* something was written after the last sync */
+    double synced; /* time of the last sync */
+    long tokens;   /* tokens in the lines */
 };
 
 static const char *output_name(const Completions *c) {
@@ -68,7 +72,7 @@ static const char *output_name(const Completions *c) {
 // The end of a completion
 // -------------------------------------------------------------------------------------------------
 
-/* Where the first of the stop texts begins, or NULL. A completion may hold NUL bytes. */
+/* Returns where the first stop text in a text begins, or NULL. The text may hold NUL bytes. */
 static char *find_stop(const Completions *c, char *text, size_t len) {
     const Texts *stop = &c->options->stop;
     char *first = NULL;
@@ -80,9 +84,10 @@ static char *find_stop(const Completions *c, char *text, size_t len) {
     return first;
 }
 
-/* A stop text ends in the newest token, so only the last few, a byte each or more, are looked at. A
- * text with special tokens inside, which are no bytes, may be seen only when the line is written.
- */
+/* Returns true if the newest token completes a stop text. Looks only at the last tokens: each
+ * stands for a byte or more, so a stop text has at most longest_stop of them, and 8 more allow for
+ * a few special tokens, which stand for no bytes. A stop text with more of these inside is found
+ * when the line is written. */
 static bool ends_in_stop(const Completions *c, const Request *e) {
     if (!c->options->stop.n)
         return false;
@@ -94,9 +99,9 @@ static bool ends_in_stop(const Completions *c, const Request *e) {
     return stop;
 }
 
-/* The next token of a prompt, which may be its last. */
+/* Adds the next token of a prompt, and notes if it is the last. */
 static void add_token(const Completions *c, Request *e, int32_t token) {
-    if ((e->known & (e->known - 1)) == 0)
+    if ((e->known & (e->known - 1)) == 0) /* a power of two: the room is used up */
         e->tokens = xrealloc(e->tokens, 2 * (size_t)e->known + 1, sizeof *e->tokens);
     e->tokens[e->known++] = token;
     e->stopped = token == c->job->config->eos || ends_in_stop(c, e);
@@ -107,7 +112,7 @@ static void add_token(const Completions *c, Request *e, int32_t token) {
 // Lines
 // -------------------------------------------------------------------------------------------------
 
-/* The part of a line that says which prompt it is of. */
+/* Writes the beginning of a line, which says to which prompt it belongs. */
 static void write_start(FILE *out, const Request *e) {
     fprintf(out, "{\"id\": %s, ", e->id);
     if (e->error) {
@@ -119,7 +124,7 @@ static void write_start(FILE *out, const Request *e) {
     }
 }
 
-/* How many of the tokens make the text: the last of them may reach beyond it. */
+/* Returns how many of the tokens are needed to make the text. The last may reach beyond it. */
 static int tokens_of(const Completions *c, const Request *e, int n, const char *text, size_t len) {
     for (bool more = true; more && n;) {
         size_t shorter;
@@ -131,11 +136,12 @@ static int tokens_of(const Completions *c, const Request *e, int n, const char *
     return n;
 }
 
+/* Writes the completion, up to a stop text, and the rest of the line. Returns its tokens. */
 static int write_completion(const Completions *c, FILE *out, const Request *e) {
     int n = e->known - (e->known && e->tokens[e->known - 1] == c->job->config->eos);
     size_t len;
-    char *text = tokenizer_decode(c->tokenizer, e->tokens, n, &len),
-         *stop = find_stop(c, text, len);
+    char *text = tokenizer_decode(c->tokenizer, e->tokens, n, &len);
+    char *stop = find_stop(c, text, len);
     if (stop) {
         len = (size_t)(stop - text);
         n = tokens_of(c, e, n, text, len);
@@ -149,7 +155,7 @@ static int write_completion(const Completions *c, FILE *out, const Request *e) {
     return n;
 }
 
-/* The line of the next prompt, malloc'ed; counts what is in it. */
+/* Returns the line of the next prompt, malloc'ed. Adds its tokens to the count. */
 static char *next_line(Completions *c, size_t *len) {
     const Request *e = &c->job->request[c->written];
     Text line = {0};
@@ -165,7 +171,7 @@ static char *next_line(Completions *c, size_t *len) {
     return line.text;
 }
 
-/* What somebody has done to the file while the job wrote it, or NULL. */
+/* Returns how somebody has changed the output file during the job, or NULL if nobody has. */
 static const char *disturbed(const Completions *c) {
     struct stat mine, there;
     if (!c->journal)
@@ -177,8 +183,8 @@ static const char *disturbed(const Completions *c) {
     return (size_t)mine.st_size == c->end ? NULL : "somebody else has written there";
 }
 
-/* Down a pipe. A signal ends the job although nobody has read for a second. What a pipe has room
- * for at all, PIPE_BUF, it takes at once. */
+/* Writes to a pipe. If nobody has read for a second, a signal can end the job. A pipe that has room
+ * at all has room for PIPE_BUF bytes. */
 static const char *put_in_pipe(const Completions *c, const char *line, size_t len) {
     for (ssize_t n; len; line += n, len -= (size_t)n) {
         struct pollfd room = {.fd = c->fd, .events = POLLOUT};
@@ -194,12 +200,12 @@ static const char *put_in_pipe(const Completions *c, const char *line, size_t le
     return NULL;
 }
 
-/* Into a file at its end, and as a whole or not at all; or down a pipe. */
+/* Writes a line to the end of the file, as a whole or not at all; or to a pipe. */
 static const char *put(const Completions *c, const char *line, size_t len) {
     if (c->journal) {
         const char *why = file_write_at(c->fd, line, len, c->end);
         const int unused = why ? ftruncate(c->fd, (off_t)c->end) : 0;
-        (void)unused; /* nobody takes a line that is cut for whole */
+        (void)unused; /* if this fails too, the line has no end and nobody takes it for whole */
         return why;
     }
     return put_in_pipe(c, line, len);
@@ -213,6 +219,7 @@ static int check_undisturbed(const Completions *c, Error *err) {
                : 0;
 }
 
+/* Writes the lines of all prompts below `upto` that are not written yet. */
 static int write_lines(Completions *c, int upto, Error *err) {
     while (c->written < upto) {
         size_t len;
@@ -232,10 +239,10 @@ static int write_lines(Completions *c, int upto, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The thread that writes
+// The writer thread
 // -------------------------------------------------------------------------------------------------
 
-/* What cannot be synced, such as a pipe, need not be. */
+/* Syncs the journal, then the output. An output that cannot be synced, such as a pipe, is fine. */
 static int sync_all(Completions *c, Error *err) {
     if (c->journal && journal_sync(c->journal, err))
         return -1;
@@ -247,7 +254,7 @@ static int sync_all(Completions *c, Error *err) {
     return check_undisturbed(c, err);
 }
 
-/* Tokens before the lines that they complete. */
+/* Writes tokens to the journal, and then the lines that they complete to the output. */
 static int write_all(Completions *c, const Pairs *tokens, int upto, Error *err) {
     c->unsynced = true;
     if (c->journal && tokens->n && journal_append(c->journal, tokens->pair, tokens->n, err))
@@ -255,7 +262,7 @@ static int write_all(Completions *c, const Pairs *tokens, int upto, Error *err) 
     return write_lines(c, upto, err);
 }
 
-/* Sleeps until there is something to do. With the lock held. */
+/* Sleeps until there is something to write or to sync. The caller holds the lock. */
 static void wait_for_work(Completions *c) {
     const struct timespec t = timespec_at(c->synced + SYNC_EVERY);
     while (!c->queue.n && c->ready == c->written && !c->closing) {
@@ -266,6 +273,7 @@ static void wait_for_work(Completions *c) {
     }
 }
 
+/* Writes what is queued until the job ends or a write fails. */
 static void *writer_main(void *arg) {
     Completions *c = arg;
     Pairs taken = {0};
@@ -274,6 +282,7 @@ static void *writer_main(void *arg) {
     pthread_mutex_lock(&c->lock);
     while (!status && !(c->closing && !c->queue.n && c->ready == c->written && !c->unsynced)) {
         wait_for_work(c);
+        /* The two buffers of tokens change places: the one written before becomes the queue. */
         const Pairs empty = {taken.pair, 0, taken.room};
         const int upto = c->ready;
         const bool work = c->queue.n || upto > c->written;
@@ -296,19 +305,26 @@ static void *writer_main(void *arg) {
 }
 
 static void add_pairs(Pairs *to, const Pair *pair, size_t n) {
-    if (to->n + n > to->room)
-        to->pair = xrealloc(to->pair, to->room = 2 * (to->n + n), sizeof *pair);
+    if (to->n + n > to->room) {
+        to->room = 2 * (to->n + n);
+        to->pair = xrealloc(to->pair, to->room, sizeof *pair);
+    }
     if (n)
         memcpy(to->pair + to->n, pair, n * sizeof *pair);
     to->n += n;
 }
 
-/* Gives the thread what is new. -1 and err if it has failed. */
-static int hand_over(Completions *c, Error *err) {
+/* Counts the leading prompts that have all ended. */
+static void count_complete(Completions *c) {
     const Job *job = c->job;
     while (c->complete < job->count &&
            (job->request[c->complete].ended || job->request[c->complete].error))
         c->complete++;
+}
+
+/* Gives the thread the new tokens and complete prompts. Returns -1 and err if it has failed. */
+static int hand_over(Completions *c, Error *err) {
+    count_complete(c);
     pthread_mutex_lock(&c->lock);
     if (c->journal)
         add_pairs(&c->queue, c->fresh.pair, c->fresh.n);
@@ -323,9 +339,70 @@ static int hand_over(Completions *c, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The listener
+// Progress
 // -------------------------------------------------------------------------------------------------
 
+/* Counts the work of the task. Its unit is one token's products in a layer, 24 h1^2 operations.
+ * Attending to one token takes 4 h1 operations and 4 h1 bytes; the bytes take about ten times as
+ * long as the operations. */
+void progress_open(Progress *p, const Plan *plan, const Task *task) {
+    *p = (Progress){.on = p->on,
+                    .sweeps = (double)plan->sweeps,
+                    .pair = 1. / plan->config.h1,
+                    .tokens = p->tokens};
+    const bool count = !p->tokens;
+    for (int i = 0; i < task->count; i++) {
+        const double s = task->prompts[i].s, n = task->prompts[i].n;
+        p->work += s + n - 1 + p->pair * (s * (s + 1) / 2 + (n - 1) * (s + n / 2));
+        if (count)
+            p->tokens += task->prompts[i].n;
+    }
+}
+
+/* Assumes that a sweep takes a + b * work seconds, where a is a fixed cost such as streaming the
+ * weights, and fits a and b by least squares. */
+double progress_left(const Progress *p, const RunStats *stats) {
+    const double spread = p->n * p->ww - p->w * p->w;
+    if (p->n < 2)
+        return -1;
+    double b = spread > 0 ? (p->n * p->wt - p->w * p->t) / spread : 0;
+    b = fmin(fmax(b, 0), p->t / p->w);
+    const double a = (p->t - b * p->w) / p->n;
+    return a * (p->sweeps - stats->sweeps) + b * (p->work - p->work_before);
+}
+
+void progress_show(Progress *p, const RunStats *stats, long tokens) {
+    const double work = stats->prefill_tokens + stats->decoded + p->pair * stats->attended,
+                 now = seconds_now();
+    const double w = work - p->work_before, t = stats->total_s - p->total_before;
+    p->n++;
+    p->w += w;
+    p->ww += w * w;
+    p->t += t;
+    p->wt += w * t;
+    p->work_before = work;
+    p->total_before = stats->total_s;
+    if (!p->on || now - p->shown < 0.2) /* seconds: shows at most five lines a second */
+        return;
+    const double left = progress_left(p, stats);
+    p->shown = now;
+    fprintf(stderr, "\r%ld sweep%s, %ld of at most %ld token%s, %.1f tokens/s", stats->sweeps,
+            plural(stats->sweeps), tokens, p->tokens, plural(p->tokens), tokens / stats->total_s);
+    if (left >= 0)
+        fprintf(stderr, ", at most %.0f s left", left);
+    fprintf(stderr, "\033[K");
+}
+
+void progress_clear(const Progress *p) {
+    if (p->on)
+        fprintf(stderr, "\r\033[K");
+}
+
+// -------------------------------------------------------------------------------------------------
+// The listener of the engine
+// -------------------------------------------------------------------------------------------------
+
+/* Listener.token: takes a new token. Returns true if its sequence ends with it. */
 static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
     Completions *c = ctx;
     const Pair pair = {(uint32_t)c->job->task.prompts[prompt].place, tokens[n - 1]};
@@ -357,9 +434,10 @@ int completion_ignored(void *ctx, int prompt, const int32_t *tokens, int n, Fini
 }
 
 // -------------------------------------------------------------------------------------------------
-// A file that is there already
+// Resuming
 // -------------------------------------------------------------------------------------------------
 
+/* Refuses the journal if its first line is not that of this job. */
 static int compare_heads(const Completions *c, const cJSON *head, Error *err) {
     for (const cJSON *here = head->child; here; here = here->next) {
         const cJSON *there = json_get(journal_head(c->journal), here->string);
@@ -378,6 +456,7 @@ static int compare_heads(const Completions *c, const cJSON *head, Error *err) {
     return 0;
 }
 
+/* Takes a token from the journal. Returns -1 if it cannot belong to this job. */
 static int take_token(void *ctx, uint32_t place, int32_t token) {
     Completions *c = ctx;
     if (place >= (uint32_t)c->job->count)
@@ -400,11 +479,11 @@ static bool is_line_of(const Request *e, const Lines *l) {
     return is;
 }
 
-/* An output without a journal: of this job when it has ended. */
+/* Checks that an output without a journal is the complete output of this job. */
 static int check_finished(const Completions *c, Error *err) {
     const Job *job = c->job;
     size_t len;
-    Error unread; /* then it has no line of this job */
+    Error unread; /* ignored: an unreadable file counts as one without lines */
     char *text = input_read(c->path, &len, &unread);
     int n = 0;
     bool same = true;
@@ -417,8 +496,7 @@ static int check_finished(const Completions *c, Error *err) {
     if (n)
         return fail(err, EXIT_USAGE,
                     "--resume: %s has no journal and only %d of the %d lines of this job; bring "
-                    "back %s.journal, or begin "
-                    "anew with --overwrite",
+                    "back %s.journal, or begin anew with --overwrite",
                     c->path, n, job->count, c->path);
     return fail(err, EXIT_USAGE,
                 "--resume: %s has no journal and is not the output of this job; move it away, or "
@@ -439,9 +517,9 @@ int completions_resume(Completions *c, const cJSON *head, bool *finished, Error 
     return *finished && (check_finished(c, err) || journal_remove(c->journal, err)) ? -1 : 0;
 }
 
-/* Lines that an earlier run has written stay, as far as they are what the journal says. What is
- * behind them was cut by a kill, or is newer than a journal that lost its end with the machine's
- * power: it will be written again. */
+/* Keeps the lines that an earlier run has written, as far as they agree with the journal. What
+ * comes after them was cut off by a kill, or is newer than a journal that lost its end when the
+ * machine lost its power; it will be written again. */
 static int keep_lines(Completions *c, int upto, Error *err) {
     struct stat st;
     if (fstat(c->fd, &st))
@@ -453,8 +531,8 @@ static int keep_lines(Completions *c, int upto, Error *err) {
         char *line = next_line(c, &len), *there = xcalloc(len, 1);
         const size_t left = (size_t)st.st_size - c->end, most = left < len ? left : len;
         const char *why = file_read_at(c->fd, there, most, c->end);
-        const size_t n =
-            strnlen(there, most); /* zeros: what never reached the disk before the power was lost */
+        /* Zeros are bytes that did not reach the disk before the power was lost. */
+        const size_t n = strnlen(there, most);
         const bool same = !why && !memcmp(line, there, n);
         free(line);
         free(there);
@@ -533,8 +611,8 @@ static int open_output(Completions *c, Error *err) {
     if (c->fd < 0)
         return fail(err, EXIT_FAILED, "--output %s: %s; name a file that can be written", c->path,
                     strerror(errno));
-    if (c->journal && !file_lock(c->fd, c->resumed ? PATIENCE : 0) &&
-        errno == EWOULDBLOCK) /* under another name */
+    /* Another job may have opened the same file under another name. */
+    if (c->journal && !file_lock(c->fd, c->resumed ? PATIENCE : 0) && errno == EWOULDBLOCK)
         return fail(err, EXIT_USAGE, "--output %s: another job is writing there; wait for its end",
                     c->path);
     if (c->resumed && keep_lines(c, c->complete, err))
@@ -545,9 +623,7 @@ static int open_output(Completions *c, Error *err) {
 }
 
 int completions_begin(Completions *c, const cJSON *head, Error *err) {
-    while (c->complete < c->job->count &&
-           (c->job->request[c->complete].ended || c->job->request[c->complete].error))
-        c->complete++;
+    count_complete(c);
     if (c->path && open_output(c, err))
         return -1;
     if (c->journal && journal_begin(c->journal, c->resumed ? NULL : head, err))
@@ -588,71 +664,10 @@ void completions_free(Completions *c) {
         return;
     journal_close(c->journal);
     if (c->fd != STDOUT_FILENO)
-        close(c->fd); /* synced, if it was written */
+        close(c->fd); /* the thread has synced it */
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->wake);
     free(c->fresh.pair);
     free(c->queue.pair);
     free(c);
-}
-
-// -------------------------------------------------------------------------------------------------
-// Progress
-// -------------------------------------------------------------------------------------------------
-
-/* completions.c: how far a run is, in a line on standard error. */
-
-/* A row takes 24 h1^2 operations a layer; attending to a token 4 h1, and 4 h1 bytes, which take
- * about ten times as long. */
-void progress_open(Progress *p, const Plan *plan, const Task *task) {
-    *p = (Progress){.on = p->on,
-                    .sweeps = (double)plan->sweeps,
-                    .pair = 1. / plan->config.h1,
-                    .tokens = p->tokens};
-    const bool count = !p->tokens;
-    for (int i = 0; i < task->count; i++) {
-        const double s = task->prompts[i].s, n = task->prompts[i].n;
-        p->work += s + n - 1 + p->pair * (s * (s + 1) / 2 + (n - 1) * (s + n / 2));
-        if (count)
-            p->tokens += task->prompts[i].n;
-    }
-}
-
-/* A sweep costs a, such as the weights that it streams, and b for its work; both by least squares.
- */
-double progress_left(const Progress *p, const RunStats *stats) {
-    const double spread = p->n * p->ww - p->w * p->w;
-    if (p->n < 2)
-        return -1;
-    double b = spread > 0 ? (p->n * p->wt - p->w * p->t) / spread : 0;
-    b = fmin(fmax(b, 0), p->t / p->w);
-    const double a = (p->t - b * p->w) / p->n;
-    return a * (p->sweeps - stats->sweeps) + b * (p->work - p->work_before);
-}
-
-void progress_show(Progress *p, const RunStats *stats, long tokens) {
-    const double work = stats->prefill_tokens + stats->decoded + p->pair * stats->attended,
-                 now = seconds_now();
-    const double w = work - p->work_before, t = stats->total_s - p->total_before;
-    p->n++;
-    p->w += w;
-    p->ww += w * w;
-    p->t += t;
-    p->wt += w * t;
-    p->work_before = work;
-    p->total_before = stats->total_s;
-    if (!p->on || now - p->shown < 0.2)
-        return;
-    const double left = progress_left(p, stats);
-    p->shown = now;
-    fprintf(stderr, "\r%ld sweep%s, %ld of at most %ld token%s, %.1f tokens/s", stats->sweeps,
-            plural(stats->sweeps), tokens, p->tokens, plural(p->tokens), tokens / stats->total_s);
-    if (left >= 0)
-        fprintf(stderr, ", at most %.0f s left", left);
-    fprintf(stderr, "\033[K");
-}
-
-void progress_clear(const Progress *p) {
-    if (p->on)
-        fprintf(stderr, "\r\033[K");
 }

@@ -1,11 +1,12 @@
-/* eval.c: what approximations cost (section 6.2, Table 6): perplexity of a text, and how often a
- * line's last word is right.
+/* eval.c: measures the cost of approximations (section 6.2, Table 6): the perplexity of a text, and
+ * how often the last word of a line is predicted.
  *
- * The usual protocols, so that the figures can be laid beside others. WikiText: the text is one
- * text, cut into disjoint windows of the model's length. LAMBADA: the last word is right where each
- * of its tokens is the greedy choice after what is given before it. Both are scored tasks for the
- * engine, under any policy; here they are read, cut and added up. Sums are kept by prompt and added
- * in the order of the input, so that they do not depend on the schedule.
+ * It follows the usual protocols, so that the figures can be compared with others. WikiText: the
+ * whole text is cut into disjoint windows of the model's length. LAMBADA: the last word counts as
+ * predicted if each of its tokens is the greedy choice after the tokens before it. For the engine
+ * both are scored tasks, under any policy; this file reads and cuts the texts and adds up the
+ * scores. It keeps sums for each prompt and adds them in the order of the input, so that the
+ * results do not depend on the schedule.
  * Read next: stage.c. */
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -16,8 +17,8 @@
 // Texts
 // -------------------------------------------------------------------------------------------------
 
-/* One more prompt of so many tokens; those from `from` on are scored. Stepwise, the first of them
- * is predicted by a decoding step where there are two tokens before it. */
+/* Adds a prompt of ids[tokens], of which the tokens from `from` on are scored. In stepwise mode a
+ * decoding step predicts each scored token that has at least two tokens before it. */
 static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from,
                        const Tokenizer *tokenizer) {
     Task *t = &e->task;
@@ -56,7 +57,7 @@ int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer 
          at += window)
         add_prompt(e, ids + at, window, 1, tokenizer);
     free(ids);
-    e->unscored = tokens - 1 - e->tokens; /* without </s> */
+    e->unscored = tokens - 1 - e->tokens; /* 1: the </s> in front */
     return e->task.count ? 0
                          : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some",
                                 input_name(path));
@@ -66,13 +67,16 @@ int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer 
 // Lines with last words
 // -------------------------------------------------------------------------------------------------
 
-/* The bytes of a text without the white space at its end, or without the last word. */
+/* Returns the length of a text without the white space at its end (blanks true), or without the
+ * last word (blanks false). */
 static size_t without_last(const char *text, size_t len, bool blanks) {
     while (len && (strchr(" \t\n\v\f\r", text[len - 1]) != NULL) == blanks)
         len--;
     return len;
 }
 
+/* Adds a line of text as a prompt that scores its last word. If it is too long for the model,
+ * tokens at its beginning (after </s>) are dropped. */
 static int add_line(Eval *e, const char *text, const char *where, const Tokenizer *tokenizer,
                     const OptConfig *config, Error *err) {
     const int most = config->max_pos + 1; /* the last token takes no position */
@@ -83,8 +87,8 @@ static int add_line(Eval *e, const char *text, const char *where, const Tokenize
         return fail(err, EXIT_FAILED,
                     "%s: \"text\" has no two words; expected a last word and some before it",
                     where);
-    if ((len - before) / tokenizer_longest(tokenizer) >
-        (size_t)most - 2) /* encoding takes memory */
+    /* This is checked before encoding, which takes memory. */
+    if ((len - before) / tokenizer_longest(tokenizer) > (size_t)most - 2)
         return fail(err, EXIT_FAILED,
                     "%s: the last word has %zu bytes, more than %d tokens, which the model takes; "
                     "shorten it",
@@ -109,6 +113,7 @@ static int add_line(Eval *e, const char *text, const char *where, const Tokenize
     return status;
 }
 
+/* Adds the text of a JSON line. */
 static int score_line(Eval *e, const Lines *l, const Tokenizer *tokenizer, const OptConfig *config,
                       Error *err) {
     cJSON *value = json_parse(l->line, l->size, l->where, err);
@@ -148,6 +153,7 @@ int eval_lines(Eval *e, const char *path, int limit, const Tokenizer *tokenizer,
 // Sums
 // -------------------------------------------------------------------------------------------------
 
+/* Listener.scored: adds up the score of one token. */
 static void on_scored(void *ctx, int prompt, int at, float logp, int32_t best) {
     Eval *e = ctx;
     e->nll[prompt] -= logp;

@@ -1,15 +1,18 @@
-/* journal.c: what a job has chosen so far, on disk, so that a job which is killed goes on where it
- * was.
+/* journal.c: keeps the tokens of a job on disk, so that a job that was killed can be resumed.
  *
- * The first line is a JSON object that says which job this is. Behind it come records, one for each
- * sweep:
+ * The first line of the file is a JSON object that identifies the job. After it come records, one
+ * for each sweep, with numbers as in memory:
  *
- *     u32 n | n times: u32 place of the prompt, i32 token | u64 check
+ *     u32  n            number of pairs
+ *     n times:
+ *         u32  place    index of the prompt
+ *         i32  token    its next token
+ *     u64  check        hash of the file up to here
  *
- * check is a hash of the record and of everything before it, so a record holds only behind those it
- * was written behind. What a kill or a full disk has left of a last record does not hold, and is
- * cut off. Numbers are as in memory. The file is locked as long as it is open: two jobs never share
- * one output, and a lock dies with its owner.
+ * A record is valid if its check is the hash of the record and of everything before it; so it is
+ * valid only after the records after which it was written. An incomplete last record, which a kill
+ * or a full disk has left, is not valid, and is cut off. The file is locked as long as it is open:
+ * two jobs never share an output, and a lock ends with the process that holds it.
  * Read next: completions.c. */
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -22,21 +25,22 @@ struct Journal {
     char path[MAX_PATH];
     int fd;
     bool locked;
-    cJSON *head;    /* NULL: nothing has been written yet */
-    size_t end;     /* bytes that hold */
-    uint64_t check; /* the hash of these */
+    cJSON *head;    /* the first line; NULL if nothing has been written yet */
+    size_t end;     /* bytes that are valid */
+    uint64_t check; /* the hash of these bytes */
 };
 
+/* Fills err with what could not be done, and why (an errno). Returns -1. */
 static int journal_fault(const Journal *j, const char *what, int why, Error *err) {
     return fail(err, EXIT_FAILED, "%s: cannot %s: %s", j->path, what, strerror(why));
 }
 
 // -------------------------------------------------------------------------------------------------
-// Opening: locked, and read
+// Opening and reading
 // -------------------------------------------------------------------------------------------------
 
-/* The job that held the lock may have ended, and with it removed its file, while we were opening
- * it. */
+/* Opens and locks the file. Begins again if the file has no name any more: the job that held the
+ * lock removed it at its end, while we waited. */
 static int open_locked(Journal *j, double patience, Error *err) {
     struct stat st = {.st_nlink = 0};
     while (!st.st_nlink) {
@@ -61,8 +65,8 @@ static int open_locked(Journal *j, double patience, Error *err) {
     return 0;
 }
 
-/* The first line. A file that ends before its end is that of a job which was killed at its
- * beginning. */
+/* Reads the first line. A file that ends within it belongs to a job that was killed at its
+ * beginning, and counts as empty. */
 static int read_head(Journal *j, const char *text, size_t size, Error *err) {
     static const char start[] = "{\"" JOURNAL_VERSION "\"";
     const char *newline = memchr(text, '\n', size);
@@ -77,7 +81,8 @@ static int read_head(Journal *j, const char *text, size_t size, Error *err) {
     return 0;
 }
 
-/* The record at the end of what holds, if it does. */
+/* Reads the next record, hands its tokens to `take`, and moves the valid end behind it. Returns 1,
+ * or 0 if there is no valid record, or -1 and fills err. */
 static int read_record(Journal *j, const char *text, size_t size, TakeToken *take, void *ctx,
                        Error *err) {
     uint32_t n;
@@ -108,6 +113,7 @@ static int read_record(Journal *j, const char *text, size_t size, TakeToken *tak
     return 1;
 }
 
+/* Returns the whole file, malloc'ed, and its size; or NULL and fills err. */
 static char *read_whole(const Journal *j, size_t *size, Error *err) {
     struct stat st;
     if (fstat(j->fd, &st)) {
@@ -151,7 +157,7 @@ int journal_read(Journal *j, TakeToken *take, void *ctx, Error *err) {
 // Writing
 // -------------------------------------------------------------------------------------------------
 
-/* Appends bytes, or nothing. */
+/* Appends bytes; if not all can be written, writes none. */
 static int append_bytes(Journal *j, const void *bytes, size_t size, Error *err) {
     const char *why = file_write_at(j->fd, bytes, size, j->end);
     if (!why) {
@@ -159,7 +165,7 @@ static int append_bytes(Journal *j, const void *bytes, size_t size, Error *err) 
         return 0;
     }
     const int unused = ftruncate(j->fd, (off_t)j->end);
-    (void)unused; /* a record that is cut does not hold */
+    (void)unused; /* if this fails too, the rest is an invalid record */
     return fail(err, EXIT_FAILED, "%s: cannot write: %s; make room", j->path, why);
 }
 
@@ -167,7 +173,7 @@ int journal_begin(Journal *j, const cJSON *head, Error *err) {
     if (head) {
         char *text = cJSON_PrintUnformatted(head);
         const size_t size = strlen(text);
-        text[size] = '\n'; /* where its 0 was */
+        text[size] = '\n'; /* replaces the final 0 */
         cJSON_Delete(j->head);
         j->head = cJSON_Duplicate(head, true);
         j->end = 0;
@@ -205,18 +211,18 @@ int journal_remove(const Journal *j, Error *err) {
         return 0;
     if (fstat(j->fd, &mine) || stat(j->path, &there))
         return journal_fault(j, "read", errno, err);
-    const bool same =
-        mine.st_dev == there.st_dev && mine.st_ino == there.st_ino; /* else somebody put it there */
+    /* Another file, which somebody has put there, is left alone. */
+    const bool same = mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
     return same && unlink(j->path) ? journal_fault(j, "remove", errno, err) : 0;
 }
 
 void journal_close(Journal *j) {
     struct stat st;
-    Error left; /* an empty file is no harm */
+    Error left; /* ignored: an empty file that stays does no harm */
     if (!j)
         return;
     if (j->locked && !j->head && !fstat(j->fd, &st) && !st.st_size)
-        journal_remove(j, &left); /* never begun */
+        journal_remove(j, &left); /* the job never began */
     if (j->fd >= 0)
         close(j->fd);
     cJSON_Delete(j->head);

@@ -1,21 +1,26 @@
-/* quantize.c: a packed copy of a checkpoint (section 5), so that a model is packed once and not at
- * every start.
+/* quantize.c: writes a packed copy of a checkpoint (section 5), so that a model is packed once and
+ * not at every start.
  *
- * The copy is a Hugging Face directory like its source: the small .json and .txt files as they are,
- * and the tensors in model.safetensors, or in shards model-00001-of-000NN.safetensors with
- * model.safetensors.index.json. In each of these
+ * The copy is a Hugging Face directory like its source. The small .json and .txt files are copied
+ * unchanged; the tensors are in model.safetensors, or in shards model-00001-of-000NN.safetensors
+ * with model.safetensors.index.json. Each of these files has
  *
  *     "__metadata__": {"format": "flexgen-packed-1", "flexgen.bits": "4", "flexgen.group": "64"}
  *
- * and each matrix of the decoder layers, (n, k) in the source, keeps its name but is dtype U8 and
- * of shape [n / 64, 36 k]: row g is what quant_pack_rows makes of rows [64 g, 64 (g + 1)), and
- * quant.h says what a group looks like. All the rest is F16: biases, layernorms, embeddings,
- * projections, a separate head. A shard has whole layers. The data begins at a multiple of 64 bytes
- * and has no holes, so tensors whose sizes are multiples of 64 come first, then those of 32, and so
- * on: each begins at as round a byte as its size is.
+ * and these tensors, under the names that they have in the source:
  *
- * Contract: memory is a row of groups for each thread, whatever the model. The copy is made beside
- * its place, as OUTPUT.tmp-PID, synced, and renamed when it is whole; whatever fails removes it.
+ *     matrices of the decoder layers    dtype U8, shape (n / 64, 36 k) instead of (n, k)
+ *     all others                        dtype F16: biases, layernorms, embeddings, projections,
+ *                                       a separate head
+ *
+ * Row g of a packed matrix is the result of quant_pack_rows for rows [64 g, 64 (g + 1)); quant.h
+ * describes the layout of a group. A layer is never split between shards. The data begins at a
+ * multiple of 64 bytes and has no holes. Tensors whose sizes are multiples of 64 come first, then
+ * multiples of 32, and so on, so that each tensor begins at as round a byte as its size is.
+ *
+ * Contract: each thread buffers only one row of groups, however large the model is. The copy is
+ * made beside its place, as OUTPUT.tmp-PID, synced, and renamed when it is complete; on any failure
+ * it is removed.
  * Read next: job.c. */
 #include <cjson/cJSON.h>
 #include <dirent.h>
@@ -29,32 +34,35 @@
 #include "base/base.h"
 #include "app/app.h"
 
+/* Bytes to which data is aligned; numbers that are converted at once; threads; bytes of a small
+ * file at most; bytes of a path. */
 enum { ALIGN = 64, CHUNK = 1 << 20, MOST_THREADS = 8, SMALL_FILE = 100 << 20, PATH_SIZE = 4096 };
 
-/* A tensor of the copy. */
+/* One tensor of the copy. */
 typedef struct {
-    const Tensor *from;
-    bool vector, packed;
-    int order, shard, rows;    /* rows: of groups, if it is packed */
-    size_t cols, bytes, begin; /* in the data of its shard */
+    const Tensor *from;        /* the source's tensor */
+    bool vector, packed;       /* it has one dimension; it is packed */
+    int order, shard, rows;    /* rank within its shard; rows, or rows of groups if packed */
+    size_t cols, bytes, begin; /* begin: its first byte in the data of its shard */
 } Item;
 
-/* A copy in the making. */
+/* A copy that is being made. */
 typedef struct {
-    const Checkpoint *checkpoint;
-    Item *items;
+    const Checkpoint *checkpoint; /* the source */
+    Item *items;                  /* (nitems), in the order of the files */
     int nitems, nshards, threads;
-    char dir[PATH_SIZE]; /* where it is made */
+    char dir[PATH_SIZE]; /* the directory where it is made */
     f16 *scratch;        /* (threads, GROUP, largest k), and at least CHUNK numbers */
     uint8_t *packed;     /* (threads, bytes of the largest row of groups) */
-    size_t done, total;  /* bytes of tensors */
-    FILE *progress;
+    size_t done, total;  /* bytes of tensors that are written, and of all */
+    FILE *progress;      /* NULL: progress is not shown */
 } Copy;
 
 // -------------------------------------------------------------------------------------------------
-// What goes where
+// The layout of the copy
 // -------------------------------------------------------------------------------------------------
 
+/* Adds a tensor to the items. */
 static void add_item(Copy *copy, const Part *part) {
     const Tensor *t = part->tensor;
     Item item = {t, part->vector, part->matrix, .rows = t->rows, .cols = (size_t)t->cols};
@@ -69,8 +77,8 @@ static void add_item(Copy *copy, const Part *part) {
     copy->total += item.bytes;
 }
 
-/* The items from `first` on stay together: in the shard at hand, of *size bytes so far, or where
- * that grows too large in the next. */
+/* Adds the items from `first` on, which must stay together, to the current shard, of *size bytes so
+ * far; or begins the next shard if this one would grow too large. */
 static void add_to_shard(Copy *copy, size_t *size, int first, Bytes shard_bytes) {
     size_t bytes = 0;
     for (int i = first; i < copy->nitems; i++)
@@ -84,6 +92,7 @@ static void add_to_shard(Copy *copy, size_t *size, int first, Bytes shard_bytes)
     *size += bytes;
 }
 
+/* Returns the largest power of two, up to ALIGN, that divides the item's size in bytes. */
 static size_t roundness(const Item *item) {
     size_t bit = item->bytes & -item->bytes;
     return bit < ALIGN ? bit : ALIGN;
@@ -98,6 +107,7 @@ static int compare_items(const void *a, const void *b) {
     return x->order - y->order;
 }
 
+/* Makes the items, and gives each its shard and its place there. */
 static void lay_out(Copy *copy, Bytes shard_bytes) {
     const Checkpoint *c = copy->checkpoint;
     const int count = part_count(&c->config);
@@ -132,7 +142,7 @@ static void shard_name(char name[48], const Copy *copy, int shard) {
 // Files
 // -------------------------------------------------------------------------------------------------
 
-/* A file of the copy, open for writing. */
+/* A file of the copy that is open for writing. */
 typedef struct {
     FILE *file;
     char path[PATH_SIZE + 256];
@@ -154,7 +164,7 @@ static int out_write(const Out *out, const void *bytes, size_t size, Error *err)
     return fwrite(bytes, 1, size, out->file) == size ? 0 : cannot_write(out->path, err);
 }
 
-/* Closes it, and if all went well until here sees that it is on the disk. */
+/* Closes a file. If all went well so far (status 0), first syncs it to the disk. */
 static int out_close(const Out *out, int status, Error *err) {
     if (!status && (fflush(out->file) || fsync(fileno(out->file))))
         status = cannot_write(out->path, err);
@@ -171,7 +181,7 @@ static int write_whole(const Copy *copy, const char *name, const void *bytes, si
     return out_close(&out, out_write(&out, bytes, size, err), err);
 }
 
-/* Not every file system syncs directories. */
+/* Syncs a directory, where the file system supports this. */
 static int sync_directory(const char *path, Error *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
         bad = fd < 0 || (fsync(fd) && errno != EINVAL);
@@ -182,9 +192,8 @@ static int sync_directory(const char *path, Error *err) {
     return -bad;
 }
 
-/* Copies what else a model's directory has: its configuration, its tokenizer's files. An index is
- * of the source's shards.
- */
+/* Copies the other files of a model's directory: its configuration and the tokenizer's files.
+ * Leaves out an index, since it lists the source's shards. */
 static int copy_small_files(const Copy *copy, const char *from, Error *err) {
     char path[PATH_SIZE + 256];
     struct stat st;
@@ -199,7 +208,8 @@ static int copy_small_files(const Copy *copy, const char *from, Error *err) {
         snprintf(path, sizeof path, "%s/%s", from, e->d_name);
         if (!stat(path, &st) && S_ISDIR(st.st_mode))
             continue;
-        size_t len; /* a link to nothing, or more than SMALL_FILE: the copy would be without it */
+        size_t len;
+        /* A dangling link, or a file above SMALL_FILE, is an error: the copy would lack it. */
         char *text = file_read(path, SMALL_FILE, &len, err);
         status = text ? write_whole(copy, e->d_name, text, len, err) : -1;
         free(text);
@@ -214,6 +224,7 @@ static int copy_small_files(const Copy *copy, const char *from, Error *err) {
 // Shards
 // -------------------------------------------------------------------------------------------------
 
+/* Adds an item to a shard's header: its dtype, shape and place. */
 static void add_item_json(cJSON *header, const Copy *copy, const Item *item) {
     char name[100];
     cJSON *json =
@@ -228,7 +239,7 @@ static void add_item_json(cJSON *header, const Copy *copy, const Item *item) {
     cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)(item->begin + item->bytes)));
 }
 
-/* The length, the header, and spaces up to where the data may begin. */
+/* Writes a shard's length and header, padded with spaces to where the data begins. */
 static int write_header(const Copy *copy, int shard, const Out *out, Error *err) {
     cJSON *header = cJSON_CreateObject(),
           *metadata = cJSON_AddObjectToObject(header, "__metadata__");
@@ -249,15 +260,16 @@ static int write_header(const Copy *copy, int shard, const Out *out, Error *err)
     return status;
 }
 
-/* Rows of groups that are packed together. */
+/* Rows of groups that the threads pack in parallel. */
 typedef struct {
     const Copy *copy;
     const Item *item;
-    int first;
-    int *failed;
-    Error *why;
+    int first;   /* the first row of groups */
+    int *failed; /* (threads), nonzero where packing failed */
+    Error *why;  /* (threads) */
 } Rows;
 
+/* Packs rows of groups first .. first + n - 1 of `rows`, as one thread's share. */
 static void pack_row_groups(const void *rows, int first, int n) {
     const Rows *r = rows;
     const Copy *copy = r->copy;
@@ -268,7 +280,8 @@ static void pack_row_groups(const void *rows, int first, int n) {
                             r->item->from, r->first + i, &r->why[i]);
 }
 
-/* A row of groups for each thread, then they are written, and so on. */
+/* Writes a packed matrix: packs one row of groups on each thread, writes these, and goes on with
+ * the next rows. */
 static int write_packed(const Copy *copy, const Item *item, const Out *out, Error *err) {
     const size_t numbers = (size_t)GROUP * item->from->cols, bytes = item->cols;
     for (int first = 0; first < item->rows; first += copy->threads) {
@@ -344,7 +357,7 @@ static int write_index(const Copy *copy, Error *err) {
 // The copy
 // -------------------------------------------------------------------------------------------------
 
-/* Everything into copy->dir. */
+/* Writes the whole copy to copy->dir. */
 static int write_files(Copy *copy, const char *from, Error *err) {
     const int k = imax(copy->checkpoint->config.h1, copy->checkpoint->config.h2);
     const size_t numbers = (size_t)copy->threads * GROUP * k;
@@ -364,9 +377,9 @@ static int write_files(Copy *copy, const char *from, Error *err) {
     return status ? -1 : sync_directory(copy->dir, err);
 }
 
-/* Makes the copy beside output and puts it in its place. An empty directory gives way at once, so
- * that what cannot give way (a mount point) is known before the work; it comes back if the work
- * fails. */
+/* Makes the copy beside output and renames it. An empty directory at output is removed first, so
+ * that one that cannot be removed (a mount point) is found before the work begins. It is made again
+ * if the work fails. */
 static int write_beside(Copy *copy, const char *from, const char *output, Error *err) {
     char place[PATH_SIZE];
     int len = (int)strlen(output);
@@ -394,14 +407,14 @@ static int write_beside(Copy *copy, const char *from, const char *output, Error 
             mkdir(output, 0777);
         return -1;
     }
-    Error ignored; /* it is whole and in its place */
+    Error ignored; /* the copy is complete and in its place */
     snprintf(copy->dir, sizeof copy->dir, "%.*s/..", len, output);
     sync_directory(copy->dir, &ignored);
     return 0;
 }
 
 static void sum_up(CopyStats *stats, const Copy *copy) {
-    size_t numbers[2] = {0}, bytes[2] = {0}; /* of F16, packed */
+    size_t numbers[2] = {0}, bytes[2] = {0}; /* [0]: of F16 tensors; [1]: of packed ones */
     *stats = (CopyStats){
         .files = copy->nshards, .untied = copy->checkpoint->untied, .after = copy->total};
     for (int f = 0; f < copy->checkpoint->nfiles; f++)

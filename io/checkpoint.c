@@ -1,10 +1,25 @@
-/* checkpoint.c: which model it is: the nine published sizes, the shape of every tensor, and
- * config.json.
+/* checkpoint.c: reads a model: config.json and the tensors of a Hugging Face directory; and makes
+ * dummies, models of a known size with random weights.
  *
- * OPT comes in nine sizes (section 6.1 names those that the paper runs). A checkpoint says its own
- * in config.json, whose fields are not trusted: every size has bounds that keep all products of
- * sizes far from overflow, and what would make it another model than OPT is refused in one line
- * with the file, the field, what was found and what was expected.
+ * OPT was published in nine sizes (section 6.1 names those that the paper runs); the first chapter
+ * has their sizes and the shape of every tensor. A directory holds config.json and either
+ * model.safetensors or several shards, which model.safetensors.index.json lists. A safetensors file
+ * is 8 bytes with the length of a header, the header in JSON, and the data of the tensors: the
+ * header gives the dtype, the shape and the place in the data for each name. A file whose
+ * __metadata__ has the format "flexgen-packed-1" holds the matrices of the layers packed;
+ * quantize.c writes such files and describes their layout.
+ *
+ * Contract: no input is trusted. Every size in config.json has bounds that keep all products of
+ * sizes far from overflow, and a field that would make the model anything but an OPT is refused.
+ * When checkpoint_open has succeeded, every tensor that the configuration asks for has its shape,
+ * lies inside its file and overlaps no other; other content of a file is ignored. Every fault is
+ * reported in one line with the file, the field, what was found, what was expected and what to do.
+ * Opening reads only the headers (and compares a tied head with the token table). checkpoint_fill
+ * reads tensors later, in parts; a tensor may begin at any byte, because old writers did not align
+ * them.
+ *
+ * DIFFERS: the paper's dummy weights are all equal, which hides every mistake of order and place;
+ * ours are random.
  * Read next: base/os.c. */
 #include <cjson/cJSON.h>
 #include <endian.h>
@@ -14,22 +29,27 @@
 
 #include "io/io.h"
 
+enum { MAX_SHARDS = 1000 };
+
 // -------------------------------------------------------------------------------------------------
 // Sizes and shapes
 // -------------------------------------------------------------------------------------------------
 
+/* The published sizes, as one whole model: stage 0 of 1. */
+// clang-format off
 static const OptConfig sizes[] = {
-    /* name      l   h1     h2         nh  vocab  max_pos embed pre_norm final_norm eos */
-    {"opt-125m", 12, 768, 4 * 768, 12, 50272, 2048, 768, true, true, 2, 0, 1},
-    {"opt-350m", 24, 1024, 4 * 1024, 16, 50272, 2048, 512, false, false, 2, 0, 1},
-    {"opt-1.3b", 24, 2048, 4 * 2048, 32, 50272, 2048, 2048, true, true, 2, 0, 1},
-    {"opt-2.7b", 32, 2560, 4 * 2560, 32, 50272, 2048, 2560, true, true, 2, 0, 1},
-    {"opt-6.7b", 32, 4096, 4 * 4096, 32, 50272, 2048, 4096, true, true, 2, 0, 1},
-    {"opt-13b", 40, 5120, 4 * 5120, 40, 50272, 2048, 5120, true, true, 2, 0, 1},
-    {"opt-30b", 48, 7168, 4 * 7168, 56, 50272, 2048, 7168, true, true, 2, 0, 1},
-    {"opt-66b", 64, 9216, 4 * 9216, 72, 50272, 2048, 9216, true, true, 2, 0, 1},
-    {"opt-175b", 96, 12288, 4 * 12288, 96, 50272, 2048, 12288, true, true, 2, 0, 1},
+    /* name       l     h1         h2  nh vocab max_pos embed pre_norm final_norm eos stage stages*/
+    {"opt-125m", 12,   768, 4 *   768, 12, 50272, 2048,  768, true,    true,      2,  0,    1},
+    {"opt-350m", 24,  1024, 4 *  1024, 16, 50272, 2048,  512, false,   false,     2,  0,    1},
+    {"opt-1.3b", 24,  2048, 4 *  2048, 32, 50272, 2048, 2048, true,    true,      2,  0,    1},
+    {"opt-2.7b", 32,  2560, 4 *  2560, 32, 50272, 2048, 2560, true,    true,      2,  0,    1},
+    {"opt-6.7b", 32,  4096, 4 *  4096, 32, 50272, 2048, 4096, true,    true,      2,  0,    1},
+    {"opt-13b",  40,  5120, 4 *  5120, 40, 50272, 2048, 5120, true,    true,      2,  0,    1},
+    {"opt-30b",  48,  7168, 4 *  7168, 56, 50272, 2048, 7168, true,    true,      2,  0,    1},
+    {"opt-66b",  64,  9216, 4 *  9216, 72, 50272, 2048, 9216, true,    true,      2,  0,    1},
+    {"opt-175b", 96, 12288, 4 * 12288, 96, 50272, 2048, 12288, true,    true,      2,  0,    1},
 };
+// clang-format on
 
 int opt_config_by_name(OptConfig *config, const char *name) {
     if (strncmp(name, "facebook/", 9) == 0)
@@ -73,26 +93,26 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
 // config.json
 // -------------------------------------------------------------------------------------------------
 
-/* A config.json while it is read. */
+/* A config.json that is being read. */
 typedef struct {
     const char *path;
     const cJSON *json;
     Error *err;
 } Fields;
 
-/* The field `key` holds something else than what is expected. */
+/* Fills err: the field `key` does not hold what is expected. */
 static int refuse_field(const Fields *f, const char *key, const char *expected) {
     return json_refuse(f->err, f->path, key, json_get(f->json, key), "%s", expected);
 }
 
-/* A field that is absent or null, and need not be there. */
+/* Returns true if a field is absent or null. */
 static bool is_left_out(const Fields *f, const char *key) {
     const cJSON *value = json_get(f->json, key);
     return !value || cJSON_IsNull(value);
 }
 
-/* Field key, from lo to hi. Left out it gives missing, unless that is negative: then the field is
- * required. */
+/* Reads field `key`, a whole number from lo to hi. A field that is left out gives `missing`; if
+ * that is negative, the field is required. */
 static int whole_field(int *number, const Fields *f, const char *key, int lo, int hi, int missing) {
     size_t n = 0;
     if (missing >= 0 && is_left_out(f, key)) {
@@ -116,7 +136,8 @@ static int bool_field(bool *flag, const Fields *f, const char *key, bool missing
     return 0;
 }
 
-/* What every published OPT has, and this program knows no other way. */
+/* Refuses a model that differs from every published OPT in kind, activation, biases or layernorms;
+ * this program supports nothing else there. */
 static int check_kind(const Fields *f) {
     static const char *const needed[][2] = {
         {"enable_bias", "true: layers without biases are not supported"},
@@ -138,7 +159,7 @@ static int check_kind(const Fields *f) {
     return 0;
 }
 
-/* Hugging Face allows a list of tokens that end a text; here there is one. */
+/* Reads the token that ends a text. Hugging Face allows a list of them; we allow only one. */
 static int read_eos(OptConfig *c, const Fields *f) {
     const cJSON *eos = json_get(f->json, "eos_token_id");
     size_t id;
@@ -188,7 +209,7 @@ cJSON *config_object(char path[MAX_PATH], const char *dir, const char *name, Err
     return file_path(path, dir, name, err) ? NULL : json_read(path, MAX_JSON, err);
 }
 
-/* The last component of dir, as far as it is UTF-8 and fits. */
+/* Copies the last component of dir to name, cut where it does not fit or is not UTF-8. */
 static void model_name(char name[64], const char *dir) {
     size_t end = strlen(dir), from, n;
     while (end > 1 && dir[end - 1] == '/')
@@ -220,50 +241,28 @@ int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The tensors
-// -------------------------------------------------------------------------------------------------
-
-/* checkpoint.c: the tensors of a Hugging Face directory; and dummies, models of a known size with
- * random weights.
- *
- * A directory holds config.json and either model.safetensors or several shards named by
- * model.safetensors.index.json. A safetensors file is 8 bytes of length, a JSON header of that
- * length, and tensors: the header gives each name a dtype, a shape and its place behind the header.
- * Nothing here trusts them. After checkpoint_open has succeeded every tensor that the configuration
- * asks for has its shape, lies inside its file and overlaps no other; what a file holds besides is
- * ignored. All faults are one line with the file, the field, what was found, what was expected and
- * what to do. Opening reads the headers alone. Tensors are read later, piece by piece through
- * checkpoint_fill, and lie at any byte: old writers did not align them. A file whose __metadata__
- * has the format "flexgen-packed-1" holds the matrices of the layers packed; quantize.c writes such
- * files, and says how they are laid out. DIFFERS: the paper's dummy weights are all equal, which
- * hides every mistake of order and place; ours are random.
- * */
-
-enum { MAX_SHARDS = 1000 };
-
-// -------------------------------------------------------------------------------------------------
 // safetensors headers
 // -------------------------------------------------------------------------------------------------
 
-/* One tensor of a header, wanted or not. name and dtype belong to the header's JSON tree. */
+/* One tensor of a header, whether the model needs it or not. */
 typedef struct {
-    const char *name, *dtype;
-    int file; /* index into Checkpoint.files */
+    const char *name, *dtype; /* belong to the header's JSON tree */
+    int file;                 /* index into Checkpoint.files */
     int ndim;
     size_t shape[2];   /* the first two dimensions */
-    size_t begin, end; /* in the file */
+    size_t begin, end; /* bytes in the file */
 } Entry;
 
-/* What is known while a checkpoint is being opened. */
+/* A checkpoint that is being opened. */
 typedef struct {
     Checkpoint *checkpoint;
-    cJSON **headers; /* one a file */
-    Entry *entries;
+    cJSON **headers; /* (nfiles) */
+    Entry *entries;  /* (nentries), the tensors of all files */
     size_t nentries;
     bool tied; /* config.json says that the head is the token table */
 } Opening;
 
-/* What is wrong with a tensor of the file. */
+/* Fills err with what is wrong with a tensor of the file, and returns -1. */
 __attribute__((format(printf, 4, 5))) static int bad_tensor(Error *err, const char *path,
                                                             const char *name, const char *format,
                                                             ...) {
@@ -275,7 +274,7 @@ __attribute__((format(printf, 4, 5))) static int bad_tensor(Error *err, const ch
     return fail(err, EXIT_FAILED, "%s: tensor %.200s: %s", path, name, text);
 }
 
-/* Bytes of an element, 0 for a dtype that we do not know. */
+/* Returns the bytes of an element, or 0 for an unknown dtype. */
 static size_t dtype_bytes(const char *dtype) {
     static const struct {
         const char *name;
@@ -289,8 +288,9 @@ static size_t dtype_bytes(const char *dtype) {
     return 0;
 }
 
-/* Reads one member of a header, whose data begins at byte `data` of the file: *e becomes its dtype,
- * its shape, and its place, of so many bytes as these two ask for, within the file. */
+/* Reads one member of a header into *e: its name, dtype, shape and place in the file. `data` is the
+ * byte of the file where the data begins. Refuses a place that lies outside of the file, or whose
+ * size does not match dtype and shape. */
 static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, size_t data,
                       Error *err) {
     const cJSON *dtype = json_get(member, "dtype"), *shape = json_get(member, "shape"),
@@ -340,11 +340,12 @@ static int compare_places(const void *a, const void *b) {
     const Entry *x = (const Entry *)a, *y = (const Entry *)b;
     if (x->begin != y->begin)
         return x->begin < y->begin ? -1 : 1;
-    return (x->end > y->end) - (x->end < y->end); /* empty ones first: they overlap nothing */
+    /* An empty tensor comes before another with the same begin: it overlaps nothing. */
+    return (x->end > y->end) - (x->end < y->end);
 }
 
-/* Reads the length and the JSON of a file's header; *data becomes where the tensors begin. NULL and
- * err. */
+/* Reads a file's header. Sets *data to the byte where the tensors' data begins. Returns NULL and
+ * fills err on failure. */
 static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
     char what[MAX_PATH + 40];
     uint64_t len;
@@ -365,8 +366,7 @@ static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
     if (len > MAX_JSON || len > file->size - sizeof len) {
         fail(err, EXIT_FAILED,
              "%s: the header claims %llu byte%s; expected at most %d and at most the %zu that "
-             "follow: "
-             "not a safetensors file, or an incomplete download",
+             "follow: not a safetensors file, or an incomplete download",
              file->path, (unsigned long long)len, plural((double)len), MAX_JSON,
              file->size - sizeof len);
         return NULL;
@@ -378,8 +378,8 @@ static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
     return header;
 }
 
-/* *packed becomes whether the file's format says that it is. Numbers are in strings, as all values
- * there. */
+/* Sets *packed if the file's __metadata__ has our packed format; refuses other versions of it.
+ * Numbers are strings there, as all values of __metadata__. */
 static int metadata_read(bool *packed, const cJSON *metadata, const char *path, Error *err) {
     static const char *const fields[][2] = {{"flexgen.bits", "4"}, {"flexgen.group", "64"}};
     const cJSON *format = cJSON_IsObject(metadata) ? json_get(metadata, "format") : NULL;
@@ -402,8 +402,8 @@ static int metadata_read(bool *packed, const cJSON *metadata, const char *path, 
     return 0;
 }
 
-/* The entries of file f, from `first` on, each have bytes of their own. Leaves them in the order of
- * their places. */
+/* Checks that the entries of one file, from `first` on, do not overlap. Sorts them by their places.
+ */
 static int check_overlap(Opening *o, size_t first, const char *path, Error *err) {
     qsort(o->entries + first, o->nentries - first, sizeof *o->entries, compare_places);
     for (size_t i = first + 1; i < o->nentries; i++) {
@@ -417,7 +417,8 @@ static int check_overlap(Opening *o, size_t first, const char *path, Error *err)
     return 0;
 }
 
-/* Adds all tensors of file f to the entries. All files of a checkpoint are packed in one way. */
+/* Adds all tensors of file f to the entries. Refuses a checkpoint of which some files are packed
+ * and others are not. */
 static int file_entries(Opening *o, int f, Error *err) {
     Checkpoint *c = o->checkpoint;
     const TensorFile *file = &c->files[f];
@@ -467,7 +468,8 @@ static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
     return file_entries(o, f, err);
 }
 
-/* The distinct file names of an index's weight_map into names[]; returns their number, or -1. */
+/* Writes the distinct file names of an index's weight_map to names, sorted. Returns their number,
+ * or -1 and fills err. */
 static int shard_names(const char **names, const cJSON *map, const char *path, Error *err) {
     int n = 0, distinct = 0;
     char found[100];
@@ -509,7 +511,8 @@ static int add_shards(Opening *o, const char *dir, Error *err) {
     return rc;
 }
 
-/* Whether dir/name exists, as anything. If that cannot be told, opening it will say why. */
+/* Returns true if dir/name exists, as a file or anything else, or if that cannot be found out: then
+ * opening it reports why. */
 static bool exists(const char *dir, const char *name) {
     char path[MAX_PATH];
     struct stat st;
@@ -534,10 +537,10 @@ static int add_files(Opening *o, const char *dir, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The tensors that the configuration asks for
+// Names and shapes of tensors
 // -------------------------------------------------------------------------------------------------
 
-/* Of a weight and its bias, in the order of Role. */
+/* The names of a layer's parts, each with a weight and a bias, in the order of Role. */
 static const char *const part_names[NROLES / 2] = {"self_attn_layer_norm",
                                                    "self_attn.q_proj",
                                                    "self_attn.k_proj",
@@ -546,7 +549,7 @@ static const char *const part_names[NROLES / 2] = {"self_attn_layer_norm",
                                                    "final_layer_norm",
                                                    "fc1",
                                                    "fc2"};
-/* Of the globals. */
+/* The names of the tensors outside of the layers, in the order of Global. */
 static const char *const global_names[NGLOBALS] = {"model.decoder.embed_tokens.weight",
                                                    "model.decoder.embed_positions.weight",
                                                    "model.decoder.project_in.weight",
@@ -563,7 +566,7 @@ Part checkpoint_part(const Checkpoint *c, int t) {
     return (Part){&c->layer[layer][role], layer, role, !matrix, matrix};
 }
 
-/* As config.json asks for it; rows 0: it does not. */
+/* Writes the shape that config.json asks for; rows 0 if it does not ask for this tensor. */
 static void part_shape(int *rows, int *cols, const OptConfig *config, const Part *part) {
     if (part->layer < 0)
         opt_global_shape(config, (Global)part->role, rows, cols);
@@ -579,11 +582,32 @@ static const char *part_name(char name[100], const Part *part) {
     return name;
 }
 
+/* Returns the tensor to which a view belongs. Its field `tensor` is NULL if there is none. */
+static Part find_owner(const Checkpoint *c, const Tensor *view) {
+    for (int t = 0; t < part_count(&c->config); t++) {
+        const Part part = checkpoint_part(c, t);
+        const Tensor *whole = part.tensor;
+        if (whole->file == view->file && view->offset >= whole->offset &&
+            view->offset - whole->offset < tensor_bytes(*whole))
+            return part;
+    }
+    return (Part){.tensor = NULL};
+}
+
+const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view) {
+    const Part owner = find_owner(checkpoint, view);
+    return owner.tensor ? part_name(name, &owner) : "(unknown)";
+}
+
+// -------------------------------------------------------------------------------------------------
+// The tensors that config.json asks for
+// -------------------------------------------------------------------------------------------------
+
 static int compare_names(const void *a, const void *b) {
     return strcmp(((const Entry *)a)->name, ((const Entry *)b)->name);
 }
 
-/* The entry of that name, with or without "model." in front; NULL if there is none. */
+/* Returns the entry with this name, with or without "model." in front, or NULL. */
 static const Entry *find_entry(const Opening *o, const char *name) {
     Entry key = {.name = name};
     const Entry *e =
@@ -591,7 +615,8 @@ static const Entry *find_entry(const Opening *o, const char *name) {
     return e || strncmp(name, "model.", 6) != 0 ? e : find_entry(o, name + 6);
 }
 
-/* Two shards must not both claim a name: which one is meant? */
+/* Sorts the entries by name. Refuses a name that is in two shards, because either could be meant.
+ */
 static int sort_by_name(Opening *o, Error *err) {
     if (o->nentries)
         qsort(o->entries, o->nentries, sizeof *o->entries, compare_names);
@@ -604,7 +629,8 @@ static int sort_by_name(Opening *o, Error *err) {
     return 0;
 }
 
-/* The type of a tensor's numbers; packed, it must be U8. */
+/* Writes the type of a tensor's numbers, which must be U8 if it is packed and a float type if not.
+ */
 static int entry_type(Type *type, const Entry *e, bool packed, const char *path, Error *err) {
     static const char *const names[] = {[F32] = "F32", [F16] = "F16", [BF16] = "BF16"};
     const bool u8 = strcmp(e->dtype, "U8") == 0;
@@ -626,22 +652,22 @@ static int entry_type(Type *type, const Entry *e, bool packed, const char *path,
            : "save the model in one of these");
 }
 
-/* The entry of a part that should be [rows, cols], or [cols] if it is a vector, has another shape.
- */
-static int wrong_shape(const Entry *e, const Part *part, int rows, int cols, bool packed,
-                       const char *path, Error *err) {
+/* Fills err: an entry's shape is not (rows, cols), or not (cols) for a vector. Returns -1. */
+static int wrong_shape(const Checkpoint *c, const Entry *e, const Part *part, int rows, int cols,
+                       Error *err) {
     char found[60] = "", leading[20] = "";
     for (int d = 0; d < e->ndim && d < 2; d++)
         snprintf(found + strlen(found), 30, "%s%zu", d ? ", " : "", e->shape[d]);
     if (!part->vector)
         snprintf(leading, sizeof leading, "%d, ", rows);
-    return bad_tensor(err, path, e->name, "shape is [%s%s]; config.json asks for [%s%d]%s", found,
+    return bad_tensor(err, c->files[e->file].path, e->name,
+                      "shape is [%s%s]; config.json asks for [%s%d]%s", found,
                       e->ndim > 2 ? ", ..." : "", leading, cols,
-                      packed ? " at 4 bits in groups of 64" : "");
+                      part->matrix && c->packed ? " at 4 bits in groups of 64" : "");
 }
 
-/* The part's tensor becomes a view of its entry, if config.json asks for it. Of a table and a head
- * that are one matrix a checkpoint may have either. */
+/* Makes the part's tensor a view of its entry in the files, if config.json asks for it. If the
+ * token table and the head are one matrix, a checkpoint may have it under either name. */
 static int take_tensor(const Opening *o, const Part *part, Error *err) {
     const Checkpoint *c = o->checkpoint;
     const bool packed = part->matrix && c->packed;
@@ -672,18 +698,21 @@ static int take_tensor(const Opening *o, const Part *part, Error *err) {
     }
     if (e->ndim != (part->vector ? 1 : 2) || (!part->vector && e->shape[0] != (size_t)rows) ||
         e->shape[e->ndim - 1] != (size_t)cols)
-        return wrong_shape(e, part, rows, cols, packed, path, err);
-    Tensor tensor = {.tier = TIER_DISK, .type = type, .file = 1 + e->file, .offset = e->begin};
-    tensor.rows = rows;
-    tensor.cols = cols;
-    tensor.ld = cols;
-    *part->tensor = tensor;
+        return wrong_shape(c, e, part, rows, cols, err);
+    *part->tensor = (Tensor){.tier = TIER_DISK,
+                             .type = type,
+                             .file = 1 + e->file,
+                             .offset = e->begin,
+                             .rows = rows,
+                             .cols = cols,
+                             .ld = cols};
     return 0;
 }
 
-/* Whether two tensors of one shape hold the same numbers, as F16: 1, 0, or -1 and err. */
+/* Compares two tensors of one shape, as F16. Returns 1 if all numbers are equal, 0 if not, or -1
+ * and fills err. */
 static int same_numbers(const Checkpoint *c, const Tensor *a, const Tensor *b, Error *err) {
-    enum { CHUNK = 1 << 20 };
+    enum { CHUNK = 1 << 20 }; /* numbers compared at once */
     const size_t count = (size_t)a->rows * a->cols;
     f16 *numbers = xcalloc(2 * CHUNK, sizeof *numbers);
     int same = 1;
@@ -698,15 +727,16 @@ static int same_numbers(const Checkpoint *c, const Tensor *a, const Tensor *b, E
     return same;
 }
 
-/* A tied head is the token table, and a copy of it, which old checkpoints carry, would only cost
- * memory. A head that differs is separate whatever config.json says, as in transformers from
- * version 5 on; version 4 took the table. */
+/* Takes the head, unless it is the token table. A tied head that old checkpoints store as a copy of
+ * the table would only cost memory, so it is left out. A head that differs from the table is
+ * separate whatever config.json says, as in transformers from version 5 on; version 4 took the
+ * table. */
 static int take_head(const Opening *o, Error *err) {
     Checkpoint *c = o->checkpoint;
     const Part head = checkpoint_part(c, LM_HEAD);
     if (o->tied && !find_entry(o, global_names[LM_HEAD]))
         return 0;
-    if (take_tensor(o, &head, err) != 0)
+    if (take_tensor(o, &head, err))
         return -1;
     if (!o->tied)
         return 0;
@@ -730,7 +760,7 @@ static int take_tensors(const Opening *o, Error *err) {
 // Opening and closing
 // -------------------------------------------------------------------------------------------------
 
-/* A checkpoint without files, whose tensors are all absent yet. */
+/* Makes a checkpoint without files, whose tensors are all absent. */
 static Checkpoint *checkpoint_new(const OptConfig *config) {
     Checkpoint *c = xcalloc(1, sizeof *c);
     c->config = *config;
@@ -784,7 +814,11 @@ void checkpoint_close(Checkpoint *checkpoint) {
     free(checkpoint);
 }
 
-/* The tensors lie one behind the other in one imagined file. */
+// -------------------------------------------------------------------------------------------------
+// Dummies
+// -------------------------------------------------------------------------------------------------
+
+/* Gives the tensors consecutive places in one imagined file. */
 Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
     Checkpoint *c = checkpoint_new(config);
     Bytes end = 0;
@@ -803,31 +837,11 @@ Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
     return c;
 }
 
-// -------------------------------------------------------------------------------------------------
-// Filling
-// -------------------------------------------------------------------------------------------------
-
-/* The part that a view belongs to; its tensor is NULL if there is none. */
-static Part find_owner(const Checkpoint *c, const Tensor *view) {
-    for (int t = 0; t < part_count(&c->config); t++) {
-        const Part part = checkpoint_part(c, t);
-        const Tensor *whole = part.tensor;
-        if (whole->file == view->file && view->offset >= whole->offset &&
-            view->offset - whole->offset < tensor_bytes(*whole))
-            return part;
-    }
-    return (Part){.tensor = NULL};
-}
-
-const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view) {
-    const Part owner = find_owner(checkpoint, view);
-    return owner.tensor ? part_name(name, &owner) : "(unknown)";
-}
-
-/* Center and standard deviation of a dummy's elements. Around 1/sqrt(k) every product stays near
- * the size of its input, so that activations are finite through 96 layers. Sharper scores and
- * smaller residual branches than that keep tokens apart: with all at 1 the attention averages
- * everything, every position soon looks alike, and a mix-up of two sequences would not show. */
+/* Writes the center and the standard deviation of a dummy's elements. With a deviation of about
+ * 1/sqrt(k) every product stays near the size of its input, so that activations stay finite through
+ * 96 layers. The gains differ from 1 to keep tokens apart: they make scores sharper and residual
+ * branches smaller. With all gains at 1, attention averages everything, all positions soon look
+ * alike, and a mix-up of two sequences would not show. */
 static void dummy_spread(float *center, float *std, const Part *owner) {
     static const float gain[NROLES] = {
         [Q_W] = 2, [K_W] = 2, [V_W] = 1, [O_W] = 0.5f, [FC1_W] = 1, [FC2_W] = 0.25f};
@@ -839,14 +853,14 @@ static void dummy_spread(float *center, float *std, const Part *owner) {
     *std = matrix > 0 ? matrix / sqrtf((float)owner->tensor->cols) : 0.03f;
 }
 
-/* A dummy's element, counted through all of its tensors: four share one random number. */
+/* Returns random bits for an element, counted through all tensors. Four elements share a number. */
 static uint64_t dummy_bits(uint64_t key, size_t element) {
     return splitmix64(key, element / 4) >> element % 4 * 16;
 }
 
-/* Elements of a dummy: each is the sum of two bytes, which is a little like a bell, looked up as
- * F16. That is over 1 GB/s on a core, where a real generator and a conversion would hold up every
- * benchmark. */
+/* Writes elements of a dummy. Each is the sum of two random bytes, whose distribution is roughly a
+ * bell curve, looked up in a table of F16. This gives over 1 GB/s on a core; a real generator and a
+ * conversion would slow down every benchmark. */
 static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size_t first,
                        size_t count) {
     Part owner = find_owner(c, tensor);
@@ -855,7 +869,7 @@ static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size
     CHECK(owner.tensor);
     dummy_spread(&center, &std, &owner);
     for (int i = 0; i < 511; i++)
-        value[i] = f32_to_f16(center + (i - 255) * std / 104.5f); /* 104.5: deviation of i */
+        value[i] = f32_to_f16(center + (i - 255) * std / 104.5f); /* 104.5: i's deviation */
     uint64_t key = splitmix64(c->seed, 1);
     size_t e = tensor->offset / sizeof(f16) + first, end = e + count;
     while (e < end) {
@@ -871,7 +885,12 @@ static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size
     }
 }
 
-/* Element i of raw, BF16 or F32 values at any alignment: the high bytes of a float. */
+// -------------------------------------------------------------------------------------------------
+// Reading tensors
+// -------------------------------------------------------------------------------------------------
+
+/* Returns element i of raw, BF16 or F32 values at any alignment. The `size` bytes of an element are
+ * the high bytes of a float. */
 static float raw_float(const uint8_t *raw, size_t size, size_t i) {
     float value = 0;
     memcpy((uint8_t *)&value + sizeof value - size, raw + i * size, size);
@@ -888,7 +907,7 @@ static int bad_element(const Checkpoint *c, const Tensor *tensor, size_t e, doub
                       expected);
 }
 
-/* Reads bytes of a tensor, from byte `from` of it on. */
+/* Reads bytes of a tensor, beginning at its byte `from`. */
 static int read_tensor(const Checkpoint *c, void *to, const Tensor *tensor, size_t from,
                        size_t bytes, Error *err) {
     const TensorFile *file = &c->files[tensor->file - 1];
@@ -901,7 +920,7 @@ static int read_tensor(const Checkpoint *c, void *to, const Tensor *tensor, size
 
 int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first,
                     size_t count, Error *err) {
-    enum { CHUNK = 16384 };
+    enum { CHUNK = 16384 }; /* bytes read at once */
     uint8_t raw[CHUNK];
     const size_t size = type_bytes(tensor->type), total = (size_t)tensor->rows * tensor->cols;
     f16 *to = dst;
@@ -938,17 +957,20 @@ int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *
                                     "finite numbers: is the download complete?", err);
 }
 
+// -------------------------------------------------------------------------------------------------
+// Packing
+// -------------------------------------------------------------------------------------------------
+
 int checkpoint_packs(const Checkpoint *checkpoint, Error *err) {
     const OptConfig *c = &checkpoint->config;
     if (c->h1 % GROUP == 0 && c->h2 % GROUP == 0)
         return 0;
-    return fail(err, EXIT_USAGE,
-                "the model's matrices have %d and %d rows, and can be packed in whole groups of %d "
-                "only; leave the weights "
-                "unpacked: --compress-cache still packs a KV cache whose heads are multiples of "
-                "16, and eval --compress-weight "
-                "--group 32 says what packing would cost",
-                c->h1, c->h2, GROUP);
+    return fail(
+        err, EXIT_USAGE,
+        "the model's matrices have %d and %d rows, and can be packed in whole groups of %d only; "
+        "leave the weights unpacked: --compress-cache still packs a KV cache whose heads are "
+        "multiples of 16, and eval --compress-weight --group 32 says what packing would cost",
+        c->h1, c->h2, GROUP);
 }
 
 int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor,
@@ -964,16 +986,18 @@ int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, con
     return checkpoint_finite(checkpoint, scratch, tensor, first, count, err);
 }
 
+// -------------------------------------------------------------------------------------------------
+// The digest, and stages of a pipeline
+// -------------------------------------------------------------------------------------------------
+
 uint64_t checkpoint_digest(const Checkpoint *c) {
-    enum {
-        SAMPLE = 4096
-    }; /* what tells two models of one size apart is everywhere in their tensors */
+    enum { SAMPLE = 4096 }; /* bytes; two models of one size differ everywhere in their tensors */
     const OptConfig *o = &c->config;
     const int sizes[] = {o->l,       o->h1,    o->h2,       o->nh,         o->vocab,
                          o->max_pos, o->embed, o->pre_norm, o->final_norm, o->eos};
     uint64_t hash = hash_bytes(HASH_START, sizes, sizeof sizes);
     uint8_t bytes[SAMPLE];
-    Error ignored; /* what cannot be read now will be missed soon enough */
+    Error ignored; /* if a tensor cannot be read now, filling it will report why */
     hash = hash_bytes(hash, &c->seed, sizeof c->seed);
     for (int t = 0; t < part_count(&c->config); t++) {
         const Tensor *tensor = checkpoint_part(c, t).tensor;
@@ -999,7 +1023,7 @@ Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int 
         int rows, cols;
         opt_global_shape(&c.config, (Global)g, &rows, &cols);
         if (g == TOK_EMBED && tied && is_last(&c.config))
-            continue; /* it makes the logits */
+            continue; /* the table is also the head */
         if (!rows)
             c.global[g] = (Tensor){.tier = NTIERS};
     }

@@ -1,8 +1,9 @@
-/* file.c: whole files in, and results out.
+/* file.c: reads input files whole, and writes result files safely.
  *
- * What a user names may be missing, a directory, a pipe without a writer, cut while it is read, or
- * on a full disk; each of these is one line that names the file. "-" is standard input or standard
- * output. A file of results is replaced only when the new one is complete.
+ * A file that the user names may be missing, a directory, a pipe without a writer, cut while it is
+ * read, or on a full disk. For each of these the user gets one line that names the file. "-" is
+ * standard input or standard output. A file of results is replaced only when the new one is
+ * complete.
  * Read next: json.c. */
 #include <dirent.h>
 #include <errno.h>
@@ -16,7 +17,7 @@
 #include "base/base.h"
 
 // -------------------------------------------------------------------------------------------------
-// Files in
+// Input files
 // -------------------------------------------------------------------------------------------------
 
 int file_path(char path[MAX_PATH], const char *dir, const char *name, Error *err) {
@@ -75,8 +76,8 @@ const char *file_write_at(int fd, const void *from, size_t size, size_t offset) 
 }
 
 int file_open(const char *path, struct stat *st, Error *err) {
-    const int fd = open(
-        path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer must not hang us */
+    /* O_NONBLOCK: opening a pipe without a writer must not hang the program. */
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
     if (fstat(fd, st))
@@ -105,14 +106,17 @@ char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err) {
     return text;
 }
 
-/* All that comes from a descriptor, a pipe's too, with a 0 after it; NULL, and errno says why. */
+/* Reads a descriptor, such as a pipe's, to its end into a malloc'ed buffer with a 0 after it.
+ * Returns NULL and sets errno on failure. */
 static char *read_all(int fd, size_t *len) {
-    size_t capacity = 1 << 16;
+    size_t capacity = 1 << 16; /* bytes; doubles when they are used up */
     char *text = xcalloc(capacity, 1);
     ssize_t n = 1;
     for (*len = 0; n > 0 || (n < 0 && errno == EINTR);) {
-        if (capacity - *len < 2)
-            text = xrealloc(text, capacity *= 2, 1);
+        if (capacity - *len < 2) {
+            capacity *= 2;
+            text = xrealloc(text, capacity, 1);
+        }
         n = read(fd, text + *len, capacity - *len - 1);
         if (n > 0)
             *len += (size_t)n;
@@ -142,27 +146,25 @@ char *input_read(const char *path, size_t *len, Error *err) {
 
 bool line_next(Lines *l) {
     if (!l->at && l->len >= 3 && !memcmp(l->text, "\xEF\xBB\xBF", 3))
-        l->at = 3; /* a byte order mark */
+        l->at = 3; /* skips a byte order mark */
     while (l->at < l->len) {
-        const char *end = memchr(l->line = l->text + l->at, '\n', l->len - l->at);
+        l->line = l->text + l->at;
+        const char *end = memchr(l->line, '\n', l->len - l->at);
         l->size = end ? (size_t)(end - l->line) : l->len - l->at;
         l->at += l->size + 1;
         l->number++;
         if (l->size && l->line[l->size - 1] == '\r')
             l->size--;
-        size_t blank = 0;
-        while (blank < l->size && (l->line[blank] == ' ' || l->line[blank] == '\t'))
-            blank++;
         snprintf(l->where, sizeof l->where, "%.500s%sline %d", l->name, *l->name ? " " : "",
                  l->number);
-        if (blank < l->size)
+        if (strspn(l->line, " \t") < l->size)
             return true;
     }
     return false;
 }
 
 // -------------------------------------------------------------------------------------------------
-// Names of files for results
+// Paths of result files
 // -------------------------------------------------------------------------------------------------
 
 bool output_is_special(const char *path) {
@@ -234,21 +236,22 @@ bool file_lock(int fd, double patience) {
     for (const double until = seconds_now() + patience; flock(fd, LOCK_EX | LOCK_NB);) {
         if ((errno != EWOULDBLOCK && errno != EINTR) || seconds_now() > until)
             return false;
-        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL); /* tries 20 times a second */
     }
     return true;
 }
 
 // -------------------------------------------------------------------------------------------------
-// Results that are not whole yet
+// Unfinished results
 // -------------------------------------------------------------------------------------------------
 
+/* The one file or directory that is being made. */
 static struct {
-    char name[MAX_PATH]; /* "": there is none */
-    DIR *dir;            /* open, so that it can be emptied without memory */
+    char name[MAX_PATH]; /* its temporary name; "" if there is none */
+    DIR *dir;            /* a directory is kept open, so that emptying it needs no memory */
 } unfinished;
 
-/* 0, or errno: it could not be read to its end. */
+/* Removes the files in a directory. Returns 0, or errno if it could not be read to its end. */
 static int empty_directory(DIR *dir) {
     rewinddir(dir);
     for (const struct dirent *e; (errno = 0, e = readdir(dir));)
@@ -267,8 +270,8 @@ void unfinished_remove(void) {
     unfinished.name[0] = 0;
 }
 
-/* Removes PATH.tmp-PID of processes that have ended, whose lock is gone with them. What cannot be
- * removed is no fault of the run that comes now. */
+/* Removes every PATH.tmp-PID of a process that has ended, which released its lock. If one cannot be
+ * removed, this prints a warning and the new run goes on. */
 static void clear_dead(const char *path) {
     char copy[MAX_PATH];
     const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
@@ -279,7 +282,7 @@ static void clear_dead(const char *path) {
         if (strncmp(e->d_name, base, len) || strncmp(e->d_name + len, ".tmp-", 5))
             continue;
         if (e->d_name[len + 5 + strspn(e->d_name + len + 5, "0123456789")])
-            continue; /* somebody else's */
+            continue; /* not a name that we give */
         const int fd = openat(dirfd(beside), e->d_name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
         if (fd < 0)
             continue;
@@ -288,7 +291,10 @@ static void clear_dead(const char *path) {
         const int unread = dir ? empty_directory(dir) : 0;
         if (dead && unlinkat(dirfd(beside), e->d_name, dir ? AT_REMOVEDIR : 0))
             why = unread ? unread : errno;
-        dir ? closedir(dir) : close(fd);
+        if (dir)
+            closedir(dir);
+        else
+            close(fd);
     }
     if (beside && errno)
         why = errno;
@@ -316,8 +322,10 @@ int unfinished_begin(const char *path, bool directory, Error *err) {
         directory ? mkdir(name, 0777) : open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd >= 0) {
         strcpy(unfinished.name, name);
-        if (directory)
-            fd = (unfinished.dir = opendir(name)) ? dirfd(unfinished.dir) : -1;
+        if (directory) {
+            unfinished.dir = opendir(name);
+            fd = unfinished.dir ? dirfd(unfinished.dir) : -1;
+        }
     }
     if (fd < 0) {
         fail(err, EXIT_FAILED, "%s: %s; name a file that can be written", name, strerror(errno));
@@ -344,7 +352,7 @@ int unfinished_end(const char *path, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Results out
+// Writing results
 // -------------------------------------------------------------------------------------------------
 
 FILE *output_open(const char *flag, const char *path, Error *err) {
@@ -371,7 +379,7 @@ int output_close(FILE *f, const char *flag, const char *path, Error *err) {
     const char *why = fflush(f) || (replaces && fsync(fileno(f))) ? strerror(errno) : NULL;
     Error inner;
     if (!why && ferror(f))
-        why = "a write failed"; /* long ago: errno is another's */
+        why = "a write failed"; /* errno now belongs to a later call */
     if (!why && replaces && unfinished_end(path, &inner))
         why = inner.text;
     if (f != stdout && fclose(f) && !why)
@@ -383,10 +391,13 @@ int output_close(FILE *f, const char *flag, const char *path, Error *err) {
     return fail(err, EXIT_FAILED, "%s %s: %.900s; make room or write elsewhere", flag, path, why);
 }
 
+/* Appends n bytes to a Text, as the write function of its stream. */
 static ssize_t append_text(void *to, const char *bytes, size_t n) {
     Text *t = to;
-    if (t->len + n > t->room)
-        t->text = xrealloc(t->text, t->room = 2 * (t->len + n), 1);
+    if (t->len + n > t->room) {
+        t->room = 2 * (t->len + n);
+        t->text = xrealloc(t->text, t->room, 1);
+    }
     memcpy(t->text + t->len, bytes, n);
     t->len += n;
     return (ssize_t)n;

@@ -1,4 +1,4 @@
-/* io.h: the ground: files, JSON, tokens, and checkpoints. */
+/* io.h: files, JSON, tokens and checkpoints: the floor that meets the outside world. */
 #ifndef IO_H
 #define IO_H
 #include <sys/stat.h>
@@ -13,137 +13,148 @@ extern "C" {
 typedef struct cJSON cJSON;
 
 // -------------------------------------------------------------------------------------------------
-// file.c: whole files in, results out
+// file.c: reads input files whole, and writes result files safely
 // -------------------------------------------------------------------------------------------------
 
-/* What is wrong with a path that is to be a directory's; NULL: nothing. */
+/* Returns NULL if path is a directory, else what is wrong with it, for a message. */
 const char *directory_fault(const char *path);
-/* Puts dir/name into path. -1 and err if that is too long. */
+/* Writes "dir/name" to path. Returns -1 and fills err if that is too long. */
 int file_path(char path[MAX_PATH], const char *dir, const char *name, Error *err);
-/* The path of this program with a suffix behind it, where its libraries lie. */
+/* Writes the path of this program, followed by suffix, to path. Our libraries lie beside it. */
 void program_file(char path[MAX_PATH], const char *suffix);
-/* Reads bytes [offset, offset + size) of an open file. Returns NULL, or for a message what went
- * wrong. Thread safe. */
+/* Reads bytes [offset, offset + size) of an open file. Returns NULL, or what went wrong, for a
+ * message. Thread safe. */
 const char *file_read_at(int fd, void *to, size_t size, size_t offset);
-/* The same, malloc'ed and with a 0 after them; NULL and err, where `name` is for the message. */
+/* Returns the same bytes in a malloc'ed buffer with a 0 after them. On failure returns NULL and
+ * fills err, which calls the file `name`. */
 char *file_read_part(int fd, const char *name, size_t size, size_t offset, Error *err);
-/* Writes them, in the same way. */
+/* Writes bytes [offset, offset + size) of an open file. Returns as file_read_at does. */
 const char *file_write_at(int fd, const void *from, size_t size, size_t offset);
-/* Opens a regular file for reading: its descriptor, or -1 and err. */
+/* Opens a regular file for reading. Returns its descriptor, or -1 and fills err. */
 int file_open(const char *path, struct stat *st, Error *err);
-/* Reads a whole regular file of at most max_bytes into a malloc'ed buffer with a 0 after it; NULL
- * and err when it is missing, a directory, too large or unreadable. */
+/* Reads a whole regular file of at most max_bytes into a malloc'ed buffer with a 0 after it.
+ * Returns NULL and fills err if the file is missing, a directory, too large or unreadable. */
 char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
 
-/* The whole of a file or pipe ("-": standard input), with a 0 after it. NULL and err. */
+/* Reads a whole file or pipe ("-" is standard input) into a malloc'ed buffer with a 0 after it.
+ * Returns NULL and fills err on failure. */
 char *input_read(const char *path, size_t *len, Error *err);
-const char *input_name(const char *path); /* for messages */
+/* Returns the name of an input for messages: path, or "standard input" for "-". */
+const char *input_name(const char *path);
 
-/* The lines of a text that are not blank, one by one; it begins with text, len and name. Ends of
- * lines, CR LF too, and a byte order mark are not part of a line. */
+/* An iterator over the lines of a text that are not blank. The caller sets text, len and name, and
+ * leaves the rest 0. A line excludes its line ending (LF or CR LF); the first also excludes a byte
+ * order mark. */
 typedef struct {
-    const char *text;
+    const char *text; /* (len), with a 0 after it */
     size_t len;
-    const char *name; /* of the text, for messages; or "" */
+    const char *name; /* the text's name in messages; "" if it has none */
     size_t at;        /* where the next line begins */
-    const char *line; /* this one ... */
+    const char *line; /* the current line, of `size` bytes */
     size_t size;
-    int number;      /* ... counted from 1 */
-    char where[600]; /* for messages: "prompts.jsonl line 7", without a name "line 7" */
+    int number;      /* the current line's number, counted from 1 */
+    char where[600]; /* its place in messages: "prompts.jsonl line 7", or "line 7" without a name */
 } Lines;
-/* Goes to the next line; false: there is none. */
+/* Goes to the next line. Returns false if there is none. */
 bool line_next(Lines *lines);
 
-/* Whether a path is standard output ("-"), a device or a pipe: no file that could be replaced. */
+/* Returns true if a path is standard output ("-"), a device or a pipe: no file that could be
+ * replaced. */
 bool output_is_special(const char *path);
-/* Whether it is standard output by any name, such as /dev/stdout. */
+/* Returns true if a path is standard output by any name, such as /dev/stdout. */
 bool output_is_standard(const char *path);
-/* Whether two paths lead to one file, there or still to be made. NULL is no file, and neither is
- * "-". */
+/* Returns true if two paths lead to one file, whether it exists or is still to be made. NULL and
+ * "-" are no files. */
 bool same_file(const char *a, const char *b);
-/* The name of a file beside the one that a path leads to: a link stays a link, and all links to a
- * file have one beside it. -1 and err. */
+/* Writes to `name` the real path of a file, followed by suffix. Links are resolved first, so that
+ * all links to one file get the same name. Returns -1 and fills err if that fails. */
 int file_beside(char name[MAX_PATH], const char *path, const char *suffix, Error *err);
-/* Bytes of a file; 0: there is none. -1 and err if that cannot be told. */
+/* Writes the size of a file in bytes, 0 if it does not exist. Returns -1 and fills err if the size
+ * cannot be found out. */
 int file_size(size_t *size, const char *path, Error *err);
-/* Locks an open file until it is closed. Whoever has the lock is waited for, so many seconds. If it
- * cannot be had, errno says why (EWOULDBLOCK). */
+/* Locks an open file until it is closed. If another process holds the lock, waits for it up to
+ * `patience` seconds. Returns false and sets errno on failure (EWOULDBLOCK: the lock is still
+ * held). */
 bool file_lock(int fd, double patience);
-/* What is to become the file or the directory PATH is made as PATH.tmp-PID, one at a time, and goes
- * by unfinished_remove or at the end of the process; what a killed process has left goes now. Its
- * descriptor, or -1 and err. A file's is the caller's. */
+/* Begins a new file or directory under the temporary name PATH.tmp-PID; there is at most one at a
+ * time. unfinished_end gives it its name; unfinished_remove, or the end of the process, removes it.
+ * Also removes what killed processes have left beside it. Returns its descriptor (a file's belongs
+ * to the caller), or -1 and fills err. */
 int unfinished_begin(const char *path, bool directory, Error *err);
+/* Returns the temporary name; "" if nothing is unfinished. */
 const char *unfinished_name(void);
-/* It is whole, and takes the name of PATH. -1 and err. */
+/* Renames the complete file or directory to PATH. Returns -1 and fills err if that fails. */
 int unfinished_end(const char *path, Error *err);
 void unfinished_remove(void);
-/* Before an hour of work: whether results could be written there. flag names the path in messages.
- * -1 and err. */
+/* Checks, before an hour of work, that results could be written to path. Returns -1 and fills err
+ * if not; the message calls the path by its flag. */
 int output_check(const char *flag, const char *path, Error *err);
-/* Opens a file for results. What is there stays until output_close puts the new file in its place.
- * NULL and err. */
+/* Opens a file for results. An existing file stays as it is until output_close replaces it. Returns
+ * NULL and fills err on failure. */
 FILE *output_open(const char *flag, const char *path, Error *err);
-/* Closes it. -1 and err if not everything could be written; then what was there is still there. */
+/* Closes a file of results and puts it in its place. Returns -1 and fills err if not everything
+ * could be written; then the earlier file is still there. */
 int output_close(FILE *out, const char *flag, const char *path, Error *err);
 
-/* A text that grows; it begins as {0}. */
+/* A text that grows. It begins as {0}. */
 typedef struct {
     char *text; /* malloc'ed */
     size_t len, room;
 } Text;
-/* A stream that writes to its end. A memory stream of the C library would drop what it has no
- * memory for, and its fclose would not say so; here that is the end, as everywhere. */
+/* Returns a stream that appends to a text. It replaces open_memstream, which drops what it has no
+ * memory for without an error in fclose; here lack of memory ends the program, as everywhere. */
 FILE *text_stream(Text *text);
 
 // -------------------------------------------------------------------------------------------------
-// json.c: JSON by cJSON, but stricter, and UTF-8
+// json.c: JSON by cJSON, with stricter checks, and UTF-8
 // -------------------------------------------------------------------------------------------------
 
-/* Bytes of the first character in s[0..len), len > 0; or, with *valid false, of the longest start
- * of a character there
- * ("maximal subpart", Unicode 3.9), for which one U+FFFD stands, as in Python's errors="replace".
- */
+/* Returns the length in bytes of the first character of s[0..len), len > 0, and sets *valid. If it
+ * is no valid character, *valid is false and the length is that of its longest valid beginning
+ * ("maximal subpart", Unicode 3.9), at least 1. One U+FFFD replaces these bytes, as in Python's
+ * errors="replace". */
 size_t utf8_step(const char *s, size_t len, bool *valid);
-/* Where the first bytes of s[0..len) are that are not UTF-8 (overlong forms and surrogates are
- * not); len: nowhere. */
+/* Returns the index of the first byte of s[0..len) that is not UTF-8, or len if all are. Overlong
+ * forms and surrogates are not UTF-8. */
 size_t utf8_invalid_at(const char *s, size_t len);
 bool utf8_valid(const char *s, size_t len);
 
-/* Parses text[0..len) as exactly one JSON value. Also refuses what cJSON would let pass: invalid
+/* Parses text[0..len) as exactly one JSON value. Also refuses what cJSON would accept: invalid
  * UTF-8, \u0000 (it would cut a string short), control characters, numbers such as 01 and 1e999,
- * duplicate keys in one object, bytes after the value, nesting deeper than 64. `what` names the
- * source in messages ("models/x/config.json", "prompts.jsonl line 7"). Returns NULL and fills err;
- * else cJSON_Delete it. */
+ * duplicate keys in one object, bytes after the value, and nesting deeper than 64. `what` names the
+ * source in messages ("models/x/config.json", "prompts.jsonl line 7"). Returns a tree that the
+ * caller frees by cJSON_Delete, or NULL and fills err. */
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err);
-/* The same, of a value that is an object. */
+/* Like json_parse, but also refuses a value that is not an object. */
 cJSON *json_object(const char *text, size_t len, const char *what, Error *err);
-/* The object in a file of at most max_bytes. */
+/* Reads the JSON object in a file of at most max_bytes. */
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
-/* The shortest text that is read back to the same bits; cJSON's own printing is content with nearly
- * the same. */
+/* Writes the shortest text that reads back as exactly this number. (cJSON's own text may read back
+ * as a neighbour of it.) */
 const char *json_number(char text[100], double number);
-const cJSON *json_get(const cJSON *object, const char *key); /* or NULL */
-/* What a value is, as a message shows it: "an object", 7, "a text"; NULL is "nothing". */
+/* Returns a member of an object, or NULL if there is none. */
+const cJSON *json_get(const cJSON *object, const char *key);
+/* Describes a value for a message: "an object", 7, "a text"; NULL is "nothing". */
 const char *json_describe(char text[100], const cJSON *value);
 /* Fills err (EXIT_FAILED) with "WHERE: NAME is VALUE; expected ..." and returns -1. */
 __attribute__((format(printf, 5, 6))) int json_refuse(Error *err, const char *where,
                                                       const char *name, const cJSON *value,
                                                       const char *expected, ...);
-/* Writes the tree for people, with an end of line. */
+/* Writes the tree for people to read, with a newline after it. */
 void json_print(FILE *out, const cJSON *tree);
-/* Whether a value is a whole number from 0 to 2^53, and which. */
+/* Returns true if a value is a whole number from 0 to 2^53, and writes it to *number. */
 bool json_whole(const cJSON *value, size_t *number);
-/* Sorts them and returns one that is there twice, or NULL. */
+/* Sorts strings. Returns one that occurs twice, or NULL. */
 const char *sort_strings(const char **strings, size_t n);
-/* Writes s[0..len) as a JSON string; bytes that are not UTF-8 become question marks. */
+/* Writes s[0..len) as a JSON string. Bytes that are not UTF-8 become question marks. */
 void json_write_string(FILE *out, const char *s, size_t len);
 
 // -------------------------------------------------------------------------------------------------
-// unicode.c: what kind of character a code point is
+// unicode.c: kinds of characters
 // -------------------------------------------------------------------------------------------------
 
-/* 'L' a letter, 'N' a number, 'S' a blank, 'O' any other: \p{L}, \p{N} and \s as Hugging Face
- * `tokenizers` knows them. */
+/* Returns the kind of a code point: 'L' for a letter, 'N' for a number, 'S' for white space, 'O'
+ * for any other. These are \p{L}, \p{N} and \s of Hugging Face `tokenizers`. */
 char char_kind(uint32_t c);
 
 // -------------------------------------------------------------------------------------------------
@@ -152,119 +163,120 @@ char char_kind(uint32_t c);
 
 typedef struct Tokenizer Tokenizer;
 
-/* Opens dir/vocab.json and dir/merges.txt. vocab is the model's: every id must be below it; gaps
- * are allowed. Refuses two pieces with one id, merges of unknown pieces, a missing byte symbol, a
- * missing </s>, and no merges where there are pieces of several bytes. */
+/* Opens dir/vocab.json and dir/merges.txt. vocab is the model's vocabulary size: every id must be
+ * below it; gaps are allowed. Refuses two tokens with one id, merges of unknown tokens, a missing
+ * byte symbol, a missing </s>, and an empty merges.txt if there are tokens of several bytes.
+ * Returns NULL and fills err on failure. */
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err);
-/* The end of the word that begins at text[start], start < len; words are encoded one by one. The
- * text is valid UTF-8. */
+/* Returns the end of the word that begins at text[start], start < len. Words are encoded one by
+ * one. The text must be valid UTF-8. */
 size_t tokenizer_word_end(const char *text, size_t len, size_t start);
-/* Ids of text[0..len) (valid UTF-8), without </s>; the caller frees *ids. Returns their number, or
- * -1 and err. */
+/* Encodes text[0..len) (valid UTF-8) without a </s> in front. Returns the number of ids, which the
+ * caller frees, or -1 and fills err. */
 int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, int32_t **ids,
                      Error *err);
-/* The bytes of ids[0..n), 0-terminated, malloc'ed; *len their number. Special pieces (<s> <pad>
- * </s> <unk>) and ids without a piece give nothing. Invalid UTF-8 at the very end (a character
- * whose bytes are not all there) or inside becomes U+FFFD, so that the result is always valid
- * UTF-8. */
+/* Returns the text of ids[0..n), malloc'ed and 0-terminated; *len becomes its bytes. Special tokens
+ * (<s> <pad> </s> <unk>) and ids without a token give nothing. Invalid UTF-8, inside or at the end
+ * (an incomplete character), becomes U+FFFD, so that the result is always valid UTF-8. */
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len);
-/* How many bytes of text the pieces of ids[0..n) stand for; special pieces stand for none. */
+/* Returns how many bytes of text ids[0..n) stand for. Special tokens count as none. */
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n);
-size_t tokenizer_longest(const Tokenizer *tokenizer); /* bytes that a piece stands for at most */
+/* Returns the bytes of the longest token. */
+size_t tokenizer_longest(const Tokenizer *tokenizer);
 void tokenizer_close(Tokenizer *tokenizer);
 
 // -------------------------------------------------------------------------------------------------
-// checkpoint.c: which model it is; its sizes and shapes are declared in flexgen.h
+// checkpoint.c: config.json and the tensors of a Hugging Face directory
+// (flexgen.h declares its functions about the sizes and shapes of OPT models)
 // -------------------------------------------------------------------------------------------------
 
-enum { MAX_JSON = 100 << 20 }; /* bytes of a JSON file or header of a model */
+enum { MAX_JSON = 100 << 20 }; /* bytes of a model's JSON file, or of a safetensors header */
 
-/* Reads dir/config.json: the sizes, the last component of dir as the name, and *tied, its
- * tie_word_embeddings. -1 and err if it is no OPT. */
+/* Reads dir/config.json: fills config, with the last component of dir as the name, and sets *tied
+ * to its tie_word_embeddings. Returns -1 and fills err if it is not an OPT model's. */
 int config_read(OptConfig *config, bool *tied, const char *dir, Error *err);
-/* Reads dir/name as a JSON object, and puts its path into `path`. NULL and err if it is none. */
+/* Reads dir/name as a JSON object and writes its path to `path`. Returns NULL and fills err on
+ * failure. */
 cJSON *config_object(char path[MAX_PATH], const char *dir, const char *name, Error *err);
 
-// -------------------------------------------------------------------------------------------------
-// checkpoint.c: the tensors of a Hugging Face directory
-// -------------------------------------------------------------------------------------------------
-
-/* A safetensors file, open for reading. */
+/* A safetensors file that is open for reading. */
 typedef struct {
     char *path;
     int fd;
     size_t size;
-    struct timespec changed; /* the last time, when it was opened */
+    struct timespec changed; /* its modification time when it was opened */
 } TensorFile;
 
 struct Checkpoint {
     OptConfig config;
-    TensorFile *files; /* the safetensors files; Tensor.file == 1 + index */
+    TensorFile *files; /* the safetensors files; Tensor.file is 1 + the index here */
     int nfiles;
-    bool packed; /* the matrices of the layers are */
-    Tensor (
-        *layer)[NROLES]; /* [l], tier DISK, type F16, BF16 or F32, dense; a packed matrix (n, k) is
-                            U8, (rows of groups, bytes of one) = (n / GROUP, k GROUP_BYTES) */
-    Tensor global[NGLOBALS]; /* rows 0 when absent */
-    bool untied; /* there is a head that differs from the token table, though config.json says they
-                    are one */
-    bool dummy;  /* a named size without files: tensors are F16 with file 0, see checkpoint_fill */
-    uint64_t seed; /* of a dummy */
+    bool packed; /* the files hold the matrices of the layers packed */
+    /* (l). Each tensor has tier DISK and type F16, BF16 or F32, and is dense. A packed matrix
+     * (n, k) has type U8 and shape (n / GROUP, k * GROUP_BYTES), one row of groups in a row. */
+    Tensor (*layer)[NROLES];
+    Tensor global[NGLOBALS]; /* rows 0 if absent */
+    bool untied;   /* the head differs from the token table, against what config.json says */
+    bool dummy;    /* a known size without files: tensors have type F16 and file 0 */
+    uint64_t seed; /* seed of a dummy's random weights */
 };
 
-/* What may be studied: bits of a number, numbers of a group. */
+/* Limits for studying quantization with eval: bits of a number, and numbers in a group. */
 enum { LEAST_BITS = 2, MOST_BITS = 8, LEAST_GROUP = 16, MOST_GROUP = 1024 };
 #define PACKED_FORMAT "flexgen-packed-1"
 
 /* Opens dir/config.json and dir/model.safetensors, or the shards of
- * dir/model.safetensors.index.json. Every tensor that OptConfig asks for is present with its shape
- * and a float type (or packed, if __metadata__ says so), lies inside its file, and overlaps no
- * other. NULL and err otherwise. Names are accepted with and without "model." in front. The head is
- * separate with tie_word_embeddings false, and where lm_head.weight differs from the token table.
- */
+ * dir/model.safetensors.index.json. On success every tensor that OptConfig asks for is present with
+ * its shape and a float type (or packed, if __metadata__ says so), lies inside its file, and
+ * overlaps no other. Returns NULL and fills err otherwise. Names are accepted with and without
+ * "model." in front. The head is a tensor of its own if tie_word_embeddings is false, or if
+ * lm_head.weight differs from the token table. */
 Checkpoint *checkpoint_open(const char *dir, Error *err);
-/* A model of a known size with random weights that depend on seed, tensor and element only. */
+/* Makes a model of a known size with random weights, which depend only on the seed, the tensor and
+ * the element. */
 Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed);
-/* Writes elements [first, first+count) of a checkpoint's tensor to dst as F16 (U8: as they are).
- * They are read (not through a mapping, so that a file that shrank is an error and not a SIGBUS)
- * and converted, or generated for a dummy. Fails on a read error, and if a BF16 or F32 value is not
- * finite in F16. Thread safe. */
+/* Writes elements [first, first + count) of a tensor to dst as F16 (U8 is copied as it is): reads
+ * and converts them, or generates them for a dummy. It does not read through a mapping, so that a
+ * file that shrank is an error and not a SIGBUS. Returns -1 and fills err on a read error, and if a
+ * BF16 or F32 value is not finite in F16. Thread safe. */
 int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first,
                     size_t count, Error *err);
-/* Whether the matrices of the layers can be packed, in whole groups; -1 and err (EXIT_USAGE) if
- * not. */
+/* Checks that the matrices of the layers can be packed in whole groups. Returns -1 and fills err
+ * (EXIT_USAGE) if not. */
 int checkpoint_packs(const Checkpoint *checkpoint, Error *err);
-/* Writes one row of groups of a matrix, tensor->cols * GROUP_BYTES bytes, to `to`: what
- * quant_pack_rows makes of rows [row * GROUP, (row + 1) * GROUP). The bytes of a U8 tensor are
- * copied. scratch: GROUP * cols numbers; not for U8. -1 and err, which names the tensor, if it
- * cannot be read or a number is not finite. Thread safe. */
+/* Writes one row of groups of a matrix, tensor->cols * GROUP_BYTES bytes, to `to`: the result of
+ * quant_pack_rows for rows [row * GROUP, (row + 1) * GROUP). Copies the bytes of a U8 tensor.
+ * scratch has room for GROUP * cols numbers; U8 does not use it. Returns -1 and fills err, which
+ * names the tensor, if it cannot be read or a number is not finite. Thread safe. */
 int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor,
                     int row, Error *err);
-/* -1 and err, which names the tensor, if one of x[count], its elements from `first` on, is not
- * finite. */
+/* Checks that all of x[count], the tensor's elements from `first` on, are finite. Returns -1 and
+ * fills err, which names the tensor, if one is not. */
 int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *tensor,
                       size_t first, size_t count, Error *err);
-/* One of a checkpoint's tensors. */
+/* One tensor of a checkpoint. */
 typedef struct {
     Tensor *tensor;      /* rows 0: it is absent */
     int layer, role;     /* layer -1: it is outside of the layers, and role is a Global */
     bool vector, matrix; /* it has one dimension; it is a layer's matrix, which may be packed */
 } Part;
-/* How many there are, with the absent ones, and number t of them: those outside of the layers come
- * first. */
+/* Returns the number of tensors, absent ones included. */
 static inline int part_count(const OptConfig *config) { return NGLOBALS + config->l * NROLES; }
+/* Returns tensor t. Those outside of the layers come first. */
 Part checkpoint_part(const Checkpoint *checkpoint, int t);
-/* The name of the tensor that a view belongs to, "model.decoder.layers.3.fc1.weight". */
+/* Writes the name of the tensor that a view belongs to, such as
+ * "model.decoder.layers.3.fc1.weight". */
 const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view);
-/* The part of an open checkpoint that is a stage of a pipeline: layers first .. first+layers-1,
- * with the embedding if it is the first and the head if it is the last. It owns nothing. */
+/* Returns the part of an open checkpoint that belongs to one stage of a pipeline: layers first ..
+ * first + layers - 1, with the embedding if the stage is the first and the head if it is the last.
+ * The result owns nothing. */
 Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int first, int layers);
-/* A number that two models share only if they are copies of each other, wherever they lie: made of
- * the sizes and of the last bytes of every tensor. */
+/* Returns a hash of the sizes and of the last bytes of every tensor. Two models share it only if
+ * they are copies of each other, wherever they lie. */
 uint64_t checkpoint_digest(const Checkpoint *checkpoint);
-/* -1 and err, which names the file, if one has another size or another time of change than when it
- * was opened. A new file that was put in its place is no change: the old one stays open. Thread
- * safe. */
+/* Checks that no file has changed its size or its modification time since it was opened. Returns -1
+ * and fills err, which names the file, if one has. A new file put in its place is no change: the
+ * old one stays open. Thread safe. */
 int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 

@@ -1,12 +1,12 @@
-/* json.c: JSON, by cJSON and stricter.
+/* json.c: reads JSON with cJSON, and checks what cJSON does not.
  *
- * Everything this program reads from outside that is JSON (config.json, safetensors headers,
- * vocab.json, prompts, hardware files) comes through json_parse. cJSON builds the tree. But it also
- * accepts texts that mean something else to their author or to another reader: it does not look at
- * the encoding, skips control characters, cuts a string at \u0000, reads 01 as a number and 1e999
- * as infinity, and lets the first of two equal keys win. So the bytes are checked before cJSON
- * reads them, and the tree afterwards. What passes here is a tree whose strings are whole, whose
- * numbers are finite and whose keys are unique.
+ * All JSON that this program reads from outside (config.json, safetensors headers, vocab.json,
+ * prompts, hardware files) passes through json_parse. cJSON builds the tree. But cJSON also accepts
+ * texts that mean something else to their author or to another reader: it ignores the encoding,
+ * skips control characters, cuts a string at \u0000, reads 01 as a number and 1e999 as infinity,
+ * and takes the first of two equal keys. So json_parse checks the bytes before cJSON reads them,
+ * and the tree afterwards. In a tree that it returns, strings are complete, numbers are finite and
+ * the keys of an object are unique.
  * Read next: tokenizer.c. */
 #include <cjson/cJSON.h>
 #include <ctype.h>
@@ -14,7 +14,7 @@
 
 #include "io/io.h"
 
-enum { MAX_DEPTH = 64 };
+enum { MAX_DEPTH = 64 }; /* levels of nesting */
 
 // -------------------------------------------------------------------------------------------------
 // UTF-8
@@ -31,13 +31,13 @@ size_t utf8_step(const char *s, size_t len, bool *valid) {
     if (!*valid)
         return 1;
     if (c == 0xE0)
-        low = 0xA0; /* shorter forms exist */
+        low = 0xA0; /* below it: overlong forms */
     if (c == 0xED)
-        high = 0x9F; /* surrogates */
+        high = 0x9F; /* above it: surrogates */
     if (c == 0xF0)
-        low = 0x90;
+        low = 0x90; /* below it: overlong forms */
     if (c == 0xF4)
-        high = 0x8F; /* above U+10FFFF */
+        high = 0x8F; /* above it: beyond U+10FFFF */
     for (size_t i = 1; i <= more; i++, low = 0x80, high = 0xBF) {
         *valid = i < len && (unsigned char)s[i] >= low && (unsigned char)s[i] <= high;
         if (!*valid)
@@ -61,13 +61,14 @@ size_t utf8_invalid_at(const char *s, size_t len) {
 bool utf8_valid(const char *s, size_t len) { return utf8_invalid_at(s, len) == len; }
 
 // -------------------------------------------------------------------------------------------------
-// The bytes
+// Checks of the bytes
 // -------------------------------------------------------------------------------------------------
 
+/* A text that is being checked. */
 typedef struct {
     const char *text;
     size_t len;
-    const char *what;
+    const char *what; /* its name in messages */
     Error *err;
 } Source;
 
@@ -76,7 +77,8 @@ static unsigned char byte_at(const Source *s, size_t at) {
     return at < s->len ? (unsigned char)s->text[at] : 0;
 }
 
-/* Refuses the text, and shows what is at a place. A hostile byte must not reach the terminal. */
+/* Refuses the text: fills err with a message that shows up to 16 printable bytes at a place, or a
+ * single other byte in hex, so that no control byte reaches the terminal. */
 static int refuse_at(const Source *s, size_t at, const char *expected) {
     char found[32];
     int n = 0;
@@ -94,8 +96,8 @@ static int refuse_at(const Source *s, size_t at, const char *expected) {
                 expected);
 }
 
-/* Checks the escape at a place: cJSON reads four zeros where \u is not followed by four hex digits.
- */
+/* Checks the escape at a place. cJSON would read \u as four zeros where four hex digits do not
+ * follow. */
 static int check_escape(const Source *s, size_t at) {
     bool zero = true;
     if (byte_at(s, at + 1) != 'u')
@@ -114,13 +116,12 @@ static bool leading_zero(const Source *s, size_t at) {
     return byte_at(s, first) == '0' && isdigit(byte_at(s, first + 1));
 }
 
-/* Refuses what cJSON would skip or change. It also refuses a text that ends within brackets or
- * quotes, because some versions of cJSON would read beyond its end. `number` is true if the byte
- * before belongs to a number. */
+/* Refuses what cJSON would skip or change. Also refuses a text that ends inside brackets or quotes,
+ * because some versions of cJSON would read beyond its end. */
 static int check_bytes(const Source *s) {
     const size_t invalid = utf8_invalid_at(s->text, s->len);
     bool in_string = false;
-    bool number = false;
+    bool number = false; /* the byte before belongs to a number */
     int depth = 0;
     if (invalid < s->len)
         return refuse_at(s, invalid, "UTF-8");
@@ -157,7 +158,7 @@ static int check_bytes(const Source *s) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The tree and its values
+// Checks of the tree
 // -------------------------------------------------------------------------------------------------
 
 static int compare_strings(const void *a, const void *b) {
@@ -172,8 +173,8 @@ const char *sort_strings(const char **strings, size_t n) {
     return NULL;
 }
 
-/* Refuses two equal keys in one object, and numbers that a double cannot hold. The keys are sorted,
- * because a vocabulary is one object of 50,000 keys. */
+/* Refuses two equal keys in one object, and numbers that a double cannot hold. Sorts the keys to
+ * compare them, because a vocabulary is one object with 50,000 keys. */
 static int check_tree(const cJSON *node, const char *what, Error *err) {
     if (cJSON_IsNumber(node) && !isfinite(node->valuedouble))
         return json_refuse(err, what, node->string ? node->string : "a number", node,
@@ -196,8 +197,12 @@ static int check_tree(const cJSON *node, const char *what, Error *err) {
                 twice);
 }
 
-/* cJSON gives NULL for a tree or a text, or leaves out a member, when there is no memory; here that
- * is the end, as everywhere. */
+// -------------------------------------------------------------------------------------------------
+// Parsing
+// -------------------------------------------------------------------------------------------------
+
+/* Allocates memory for cJSON. Without memory, cJSON would return NULL or leave out a member; here
+ * lack of memory ends the program, as everywhere. */
 static void *json_memory(size_t size) { return xcalloc(size, 1); }
 __attribute__((constructor)) static void json_open(void) {
     cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = json_memory, .free_fn = free});
@@ -205,7 +210,7 @@ __attribute__((constructor)) static void json_open(void) {
 
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
     const Source s = {text, len, what, err};
-    const char *end = text; /* of the value, or where cJSON has given up */
+    const char *end = text; /* becomes the end of the value, or where cJSON gave up */
     if (check_bytes(&s) != 0)
         return NULL;
     cJSON *tree = cJSON_ParseWithLengthOpts(text, len, &end, false);
@@ -243,6 +248,10 @@ cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
     free(text);
     return tree;
 }
+
+// -------------------------------------------------------------------------------------------------
+// Values
+// -------------------------------------------------------------------------------------------------
 
 const cJSON *json_get(const cJSON *object, const char *key) {
     return cJSON_GetObjectItemCaseSensitive(object, key);
@@ -294,13 +303,14 @@ void json_print(FILE *out, const cJSON *tree) {
 bool json_whole(const cJSON *value, size_t *number) {
     const double d = cJSON_IsNumber(value) ? value->valuedouble : -1;
     if (!(d >= 0 && d <= 0x1p53) || d != floor(d))
-        return false; /* beyond 2^53 a double skips some */
+        return false; /* above 2^53 a double cannot hold every whole number */
     *number = (size_t)d;
     return true;
 }
 
-/* What must be written as \uXXXX, or may: controls, and U+0085, U+2028, U+2029, where many readers
- * of lines break them. 0: nothing. */
+/* Returns the code point at s, of `step` bytes, if json_write_string writes it as \uXXXX, else 0.
+ * These are control characters, which must be escaped, and U+0085, U+2028 and U+2029, at which many
+ * programs end a line. */
 static unsigned escaped(const char *s, size_t step) {
     if (step == 1 && ((unsigned char)*s < ' ' || *s == 127))
         return (unsigned char)*s;

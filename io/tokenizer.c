@@ -1,15 +1,17 @@
-/* tokenizer.c: OPT's byte-level BPE (the one of GPT-2), text to ids and back.
+/* tokenizer.c: OPT's byte-level BPE (GPT-2's): turns text into token ids and back.
  *
- * A text is split into words by GPT-2's pattern, a word into its bytes, and each byte becomes a
- * piece; then the pair of neighbours that stands first in merges.txt is joined, leftmost first,
- * until no pair stands there. vocab.json has every piece's id. Both files write a byte as a
- * printable "byte symbol" (a blank is U+0120); every byte has a piece, so `<unk>` never appears.
- * Ids equal those of Hugging Face `tokenizers`. Encoding is const, safe from several threads, and
- * O(n log n) even for a word without end. Decoding puts the bytes of all ids together first, so
- * that a character split between pieces comes out whole.
+ * Encoding splits a text into words by GPT-2's pattern, and each word into its bytes, where each
+ * byte is a token. Then it repeats one step: of all pairs of neighbouring tokens, it joins the pair
+ * that comes first in merges.txt, the leftmost one if there are several, until no pair is in
+ * merges.txt. vocab.json has the id of every token. (Messages to the user call a token a piece.)
+ * Both files write a byte as a printable "byte symbol" (a space is U+0120). Every byte has a token,
+ * so `<unk>` never appears. Ids equal those of Hugging Face `tokenizers`. Encoding changes nothing
+ * in the tokenizer, may run on several threads at once, and takes O(n log n) even for one very long
+ * word. Decoding concatenates the bytes of all ids first, so that a character split between tokens
+ * comes out whole.
  *
  * DIFFERS from Hugging Face's OPT tokenizer: `</s>` written in a text is four ordinary characters,
- * never the special piece, so that a prompt cannot forge an end; the caller puts </s> in front.
+ * never the special token, so that a prompt cannot forge an end. The caller puts </s> in front.
  * Read next: unicode.c. */
 #include <cjson/cJSON.h>
 #include <limits.h>
@@ -18,44 +20,47 @@
 #include "io/io.h"
 #include "base/base.h"
 
+/* Bytes of a file at most; the last code point of a byte symbol; bytes of a text in a message. */
 enum { MAX_FILE = 1 << 28, LAST_SYMBOL = 323, SHOWN = 60 };
 
+/* One entry of the vocabulary. */
 typedef struct {
-    char *bytes; /* NULL: no piece has this id. While the files are read, its text in vocab.json */
-    int len;
+    char *bytes;  /* its bytes, NULL if no token has this id; during reading, as in vocab.json */
+    int len;      /* number of bytes */
     bool special; /* gives nothing when decoded */
-} Piece;
+} Token;
 
+/* One line of merges.txt: the ids of two neighbours and of the token that they are joined to. */
 typedef struct {
     int32_t left, right, joined;
 } Merge;
 
 struct Tokenizer {
     int vocab;
-    Piece *pieces;        // (vocab)
-    cJSON *tree;          /* vocab.json, which owns the bytes of all pieces */
-    int32_t byte_id[256]; /* the piece of one byte */
-    int longest;          /* bytes of a piece */
-    Merge *merges;        // (nmerges), the rank is the index
+    Token *tokens;        /* (vocab), by id */
+    cJSON *tree;          /* vocab.json, which owns the bytes of all tokens */
+    int32_t byte_id[256]; /* the token of each byte */
+    int longest;          /* bytes of the longest token */
+    Merge *merges;        /* (nmerges), by rank: the first is joined first */
     int nmerges;
-    int32_t *ranks; /* hash table of pairs, rank or -1 */
-    size_t mask;    /* its size - 1, a power of two - 1 */
+    int32_t *ranks; /* hash table from pairs to ranks; -1 in empty places */
+    size_t mask;    /* size of the table - 1; the size is a power of two */
 };
 
-/* What is known while the files are read. */
+/* The state of reading the two files. */
 typedef struct {
-    char path[MAX_PATH];              /* of the file */
-    int32_t *names;                   /* hash table of the pieces' texts, id or -1 */
-    size_t mask;                      /* its size - 1 */
-    char symbol[256][3];              /* how both files write a byte */
-    int16_t byte_of[LAST_SYMBOL + 1]; /* which byte a character stands for, or -1 */
+    char path[MAX_PATH];              /* the file that is being read */
+    int32_t *names;                   /* hash table from tokens' texts to ids; -1 in empty places */
+    size_t mask;                      /* size of the table - 1 */
+    char symbol[256][3];              /* each byte as both files write it, in UTF-8 */
+    int16_t byte_of[LAST_SYMBOL + 1]; /* the byte for which a code point stands, or -1 */
 } Reading;
 
 // -------------------------------------------------------------------------------------------------
 // vocab.json
 // -------------------------------------------------------------------------------------------------
 
-/* How many bytes of s a message shows. */
+/* Returns how many bytes of s a message shows: at most SHOWN, and whole characters only. */
 static int shown(const char *s) {
     size_t len = strnlen(s, SHOWN + 1);
     if (len > SHOWN)
@@ -64,8 +69,8 @@ static int shown(const char *s) {
     return (int)len;
 }
 
-/* GPT-2's bytes_to_unicode: printable Latin-1 stands for itself, the others are numbered from 256
- * on. */
+/* Fills in the byte symbols as GPT-2's bytes_to_unicode does: a printable byte of Latin-1 stands
+ * for itself, and the other bytes are numbered from 256 on. */
 static void byte_symbols(Reading *r) {
     int next = 256;
     memset(r->byte_of, 0xFF, sizeof r->byte_of);
@@ -81,7 +86,7 @@ static void byte_symbols(Reading *r) {
     CHECK(next == LAST_SYMBOL + 1);
 }
 
-/* A hash table with room for n numbers and as many empty places, -1. Its size is a power of two. */
+/* Makes a hash table for n numbers, of at least twice as many places, all -1. Sets its mask. */
 static int32_t *new_table(size_t n, size_t *mask) {
     size_t size = 16;
     while (size < 2 * n)
@@ -90,19 +95,19 @@ static int32_t *new_table(size_t n, size_t *mask) {
     return memset(xcalloc(size, sizeof(int32_t)), 0xFF, size * sizeof(int32_t));
 }
 
-/* Where the id of the piece with this text is, or would go, in r->names. */
-static int32_t *find_piece(const Tokenizer *tokenizer, const Reading *r, const char *text) {
+/* Returns the place in r->names that holds the id of the token with this text, or would hold it. */
+static int32_t *find_token(const Tokenizer *tokenizer, const Reading *r, const char *text) {
     uint64_t hash = 0;
     for (const char *c = text; *c; c++)
         hash = (hash ^ (unsigned char)*c) * 0x9E3779B97F4A7C15u;
     size_t slot = (hash ^ hash >> 32) & r->mask;
     for (; r->names[slot] >= 0; slot = (slot + 1) & r->mask)
-        if (strcmp(tokenizer->pieces[r->names[slot]].bytes, text) == 0)
+        if (strcmp(tokenizer->tokens[r->names[slot]].bytes, text) == 0)
             break;
     return &r->names[slot];
 }
 
-static int add_piece(Tokenizer *tokenizer, const Reading *r, const cJSON *item, Error *err) {
+static int add_token(Tokenizer *tokenizer, const Reading *r, const cJSON *item, Error *err) {
     static const char *const specials[] = {"<s>", "<pad>", "</s>", "<unk>"};
     char *text = item->string;
     double id = item->valuedouble;
@@ -115,20 +120,18 @@ static int add_piece(Tokenizer *tokenizer, const Reading *r, const cJSON *item, 
     if (!(id >= 0 && id < tokenizer->vocab && id == floor(id)))
         return fail(err, EXIT_FAILED,
                     "%s: the id of \"%.*s\" is %g, expected a whole number from 0 to %d (the "
-                    "model's vocabulary); take "
-                    "vocab.json and config.json from the same model",
+                    "model's vocabulary); take vocab.json and config.json from the same model",
                     r->path, n, text, id, tokenizer->vocab - 1);
-    Piece *piece = &tokenizer->pieces[(int)id];
-    if (piece->bytes)
+    Token *token = &tokenizer->tokens[(int)id];
+    if (token->bytes)
         return fail(err, EXIT_FAILED,
                     "%s: \"%.*s\" and \"%.*s\" both have id %d, expected one piece for an id; take "
-                    "vocab.json from the "
-                    "model's download again",
-                    r->path, shown(piece->bytes), piece->bytes, n, text, (int)id);
-    piece->bytes = text;
+                    "vocab.json from the model's download again",
+                    r->path, shown(token->bytes), token->bytes, n, text, (int)id);
+    token->bytes = text;
     for (size_t i = 0; i < sizeof specials / sizeof *specials; i++)
-        piece->special |= strcmp(text, specials[i]) == 0;
-    *find_piece(tokenizer, r, text) = (int32_t)id;
+        token->special |= strcmp(text, specials[i]) == 0;
+    *find_token(tokenizer, r, text) = (int32_t)id;
     return 0;
 }
 
@@ -138,40 +141,38 @@ static int read_vocab(Tokenizer *tokenizer, Reading *r, Error *err) {
         return -1;
     r->names = new_table((size_t)cJSON_GetArraySize(root), &r->mask);
     for (const cJSON *item = root->child; item; item = item->next)
-        if (add_piece(tokenizer, r, item, err) != 0)
+        if (add_token(tokenizer, r, item, err) != 0)
             return -1;
-    if (*find_piece(tokenizer, r, "</s>") < 0)
+    if (*find_token(tokenizer, r, "</s>") < 0)
         return fail(err, EXIT_FAILED,
                     "%s: no piece \"</s>\", expected it among the pieces because every OPT prompt "
-                    "begins with it; is this "
-                    "an OPT model?",
+                    "begins with it; is this an OPT model?",
                     r->path);
     byte_symbols(r);
     for (int b = 0; b < 256; b++)
-        if ((tokenizer->byte_id[b] = *find_piece(tokenizer, r, r->symbol[b])) < 0)
+        if ((tokenizer->byte_id[b] = *find_token(tokenizer, r, r->symbol[b])) < 0)
             return fail(err, EXIT_FAILED,
                         "%s: no piece \"%s\" for byte 0x%02X, expected a piece for each of the 256 "
-                        "bytes; is this a "
-                        "byte-level BPE?",
+                        "bytes; is this a byte-level BPE?",
                         r->path, r->symbol[b], b);
     return 0;
 }
 
-/* A piece's text becomes the bytes that it stands for, which are not more. As in Hugging Face, a
- * piece with a character that is no byte symbol stands for its own text. */
-static void decode_piece(Piece *piece, const int16_t byte_of[LAST_SYMBOL + 1]) {
-    char *text = xstrdup(piece->bytes), *to = piece->bytes;
+/* Replaces a token's text, in place, by the bytes that it stands for; these are never more. As in
+ * Hugging Face, a token with a character that is no byte symbol stands for its own text. */
+static void decode_token(Token *token, const int16_t byte_of[LAST_SYMBOL + 1]) {
+    char *text = xstrdup(token->bytes), *to = token->bytes;
     for (const unsigned char *c = (const unsigned char *)text; *c; c += *c < 0x80 ? 1 : 2) {
         int code = *c < 0x80   ? c[0]
                    : *c < 0xE0 ? (c[0] & 0x1F) << 6 | (c[1] & 0x3F)
                                : LAST_SYMBOL + 1;
         if (code > LAST_SYMBOL || byte_of[code] < 0) {
-            to = stpcpy(piece->bytes, text);
+            to = stpcpy(token->bytes, text);
             break;
         }
         *to++ = (char)byte_of[code];
     }
-    piece->len = (int)(to - piece->bytes);
+    token->len = (int)(to - token->bytes);
     free(text);
 }
 
@@ -179,7 +180,7 @@ static void decode_piece(Piece *piece, const int16_t byte_of[LAST_SYMBOL + 1]) {
 // merges.txt
 // -------------------------------------------------------------------------------------------------
 
-/* Where the rank of a pair is, or would go, in tokenizer->ranks. */
+/* Returns the index in tokenizer->ranks where the rank of a pair is, or would be. */
 static size_t pair_slot(const Tokenizer *tokenizer, int32_t left, int32_t right) {
     uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     key *= 0x9E3779B97F4A7C15u;
@@ -192,8 +193,8 @@ static size_t pair_slot(const Tokenizer *tokenizer, int32_t left, int32_t right)
     return slot;
 }
 
-/* Reads "left right", of len bytes and a 0, and closes up the blank to look for the joined piece.
- */
+/* Adds the merge in a line "left right" of len bytes, with a 0 after it. Removes the space from the
+ * line to look up the joined token. */
 static int add_merge(Tokenizer *tokenizer, const Reading *r, char *line, size_t len, Error *err) {
     size_t invalid = utf8_invalid_at(line, len);
     if (invalid < len)
@@ -205,14 +206,14 @@ static int add_merge(Tokenizer *tokenizer, const Reading *r, char *line, size_t 
                     "found \"%.*s\", expected two pieces with one blank between them", shown(line),
                     line);
     *blank = 0;
-    Merge merge = {*find_piece(tokenizer, r, line), *find_piece(tokenizer, r, right), -1};
+    Merge merge = {*find_token(tokenizer, r, line), *find_token(tokenizer, r, right), -1};
     const char *unknown = merge.left < 0 ? line : merge.right < 0 ? right : NULL;
     if (unknown)
         return fail(err, EXIT_FAILED, "\"%.*s\" is no piece of vocab.json, expected two that are",
                     shown(unknown), unknown);
     memmove(blank, right, strlen(right) + 1);
-    merge.joined = *find_piece(tokenizer, r, line);
-    if (merge.joined < 0 || tokenizer->pieces[merge.joined].special)
+    merge.joined = *find_token(tokenizer, r, line);
+    if (merge.joined < 0 || tokenizer->tokens[merge.joined].special)
         return fail(err, EXIT_FAILED, "makes \"%.*s\", which is %s, expected an ordinary piece",
                     shown(line), line,
                     merge.joined < 0 ? "no piece of vocab.json" : "a special piece");
@@ -237,7 +238,7 @@ static int read_merges(Tokenizer *tokenizer, const Reading *r, char *text, size_
         char *newline = memchr(text, '\n', (size_t)(end - text)), *stop = newline ? newline : end;
         next = stop + 1;
         if (newline && stop > text && stop[-1] == '\r')
-            stop--; /* git on Windows writes these */
+            stop--; /* git on Windows writes CR LF */
         *stop = 0;
         Error inner;
         if (number == 1 && strncmp(text, "#version", 8) == 0)
@@ -263,18 +264,17 @@ static int open_files(Tokenizer *tokenizer, const char *dir, Reading *r, Error *
     int status = merges ? read_merges(tokenizer, r, merges, len, err) : -1;
     free(merges);
     bool several = false;
-    for (Piece *piece = tokenizer->pieces; piece < tokenizer->pieces + tokenizer->vocab; piece++) {
-        if (piece->bytes)
-            decode_piece(piece, r->byte_of);
-        several |= piece->len > 1 && !piece->special;
-        tokenizer->longest = imax(tokenizer->longest, piece->len);
+    for (Token *token = tokenizer->tokens; token < tokenizer->tokens + tokenizer->vocab; token++) {
+        if (token->bytes)
+            decode_token(token, r->byte_of);
+        several |= token->len > 1 && !token->special;
+        tokenizer->longest = imax(tokenizer->longest, token->len);
     }
     if (status || tokenizer->nmerges || !several)
         return status; /* a vocabulary of bytes has nothing to merge */
     return fail(err, EXIT_FAILED,
                 "%s: has no merges, but vocab.json has pieces of several bytes, which merges make; "
-                "take both from the same "
-                "model",
+                "take both from the same model",
                 r->path);
 }
 
@@ -282,7 +282,7 @@ Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
     CHECK(vocab > 0);
     Tokenizer *tokenizer = xcalloc(1, sizeof *tokenizer);
     tokenizer->vocab = vocab;
-    tokenizer->pieces = xcalloc((size_t)vocab, sizeof *tokenizer->pieces);
+    tokenizer->tokens = xcalloc((size_t)vocab, sizeof *tokenizer->tokens);
     Reading reading = {.path = ""};
     int status = open_files(tokenizer, dir, &reading, err);
     free(reading.names);
@@ -296,7 +296,7 @@ void tokenizer_close(Tokenizer *tokenizer) {
     if (!tokenizer)
         return;
     cJSON_Delete(tokenizer->tree);
-    free(tokenizer->pieces);
+    free(tokenizer->tokens);
     free(tokenizer->merges);
     free(tokenizer->ranks);
     free(tokenizer);
@@ -306,7 +306,7 @@ void tokenizer_close(Tokenizer *tokenizer) {
 // Splitting
 // -------------------------------------------------------------------------------------------------
 
-/* The kind of the character at text[*at], and *at goes to the next one. The text is valid UTF-8. */
+/* Returns the kind of the character at text[*at] (valid UTF-8), and moves *at to the next one. */
 static char next_kind(const char *text, size_t *at) {
     uint32_t c = (unsigned char)text[(*at)++];
     int more = (c >= 0xC0) + (c >= 0xE0) + (c >= 0xF0);
@@ -317,10 +317,13 @@ static char next_kind(const char *text, size_t *at) {
     return char_kind(c);
 }
 
-/* GPT-2's pattern is 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ .
- * So a word is a contraction; or characters of one kind, with or without a space (U+0020) in front;
- * or blanks, of which the last is left to the word that follows, unless none follows or it is the
- * only one. */
+/* GPT-2's pattern is
+ *
+ *     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+ *
+ * So a word is one of these: a contraction; characters of one kind, with or without a space
+ * (U+0020) in front; or white space. The last character of the white space is left to the word
+ * that follows, unless no word follows or it is the only character. */
 size_t tokenizer_word_end(const char *text, size_t len, size_t start) {
     static const char *const contractions[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
     for (size_t i = 0; text[start] == '\'' && i < sizeof contractions / sizeof *contractions; i++) {
@@ -328,8 +331,8 @@ size_t tokenizer_word_end(const char *text, size_t len, size_t start) {
         if (len - start >= n && memcmp(text + start, contractions[i], n) == 0)
             return start + n;
     }
-    size_t last = start + (text[start] == ' '),
-           end = last; /* last: where the word's last character begins */
+    /* last: where the word's last character begins; end: where the word ends so far. */
+    size_t last = start + (text[start] == ' '), end = last;
     if (last == len)
         return len;
     const char kind = next_kind(text, &end);
@@ -343,21 +346,23 @@ size_t tokenizer_word_end(const char *text, size_t len, size_t start) {
 // Encoding
 // -------------------------------------------------------------------------------------------------
 
-/* A word while its pairs are joined: a linked list of pieces, and a heap of the pairs that may be
- * joined, lowest rank first and then leftmost. A pair whose pieces have changed stays in the heap
- * and is passed over when it comes up. */
+/* One token of a word: a node of a linked list. */
 typedef struct {
-    int32_t id; /* -1: joined to the piece before it */
-    int32_t prev, next;
+    int32_t id;         /* -1: it has been joined to the token before it */
+    int32_t prev, next; /* indices, -1 at the ends */
 } Symbol;
 
+/* A word while its pairs are joined: a linked list of tokens, and a min-heap of the pairs that may
+ * be joined, lowest rank first and then leftmost. A pair whose tokens have changed stays in the
+ * heap and is skipped when it comes up. */
 typedef struct {
-    Symbol *links;   // (room)
-    uint64_t *heap;  // (2 * room), rank << 32 | position of the left piece; a join takes one out
-                     // and puts at most two in
+    Symbol *links;  /* (room), one for each byte at first */
+    uint64_t *heap; /* (2 * room), rank << 32 | index of the left token; a join removes one pair and
+                       adds at most two */
     size_t room, nheap;
 } Word;
 
+/* Adds a key to the heap. */
 static void push_key(Word *word, uint64_t key) {
     size_t i = word->nheap++;
     for (; i > 0 && word->heap[(i - 1) / 2] > key; i = (i - 1) / 2)
@@ -365,6 +370,7 @@ static void push_key(Word *word, uint64_t key) {
     word->heap[i] = key;
 }
 
+/* Removes and returns the least key of the heap. */
 static uint64_t pop_pair(Word *word) {
     uint64_t top = word->heap[0], last = word->heap[--word->nheap];
     size_t i = 0;
@@ -379,6 +385,7 @@ static uint64_t pop_pair(Word *word) {
     return top;
 }
 
+/* Adds the pair of token `at` and the token after it to the heap, if merges.txt has this pair. */
 static void push_pair(const Tokenizer *tokenizer, Word *word, int32_t at) {
     int32_t next = at < 0 ? -1 : word->links[at].next;
     if (next < 0)
@@ -388,7 +395,7 @@ static void push_pair(const Tokenizer *tokenizer, Word *word, int32_t at) {
         push_key(word, (uint64_t)(uint32_t)rank << 32 | (uint32_t)at);
 }
 
-/* Makes a link of every byte, and puts the pairs of neighbours into the heap. */
+/* Makes a list node for every byte, and adds the pairs of neighbours to the heap. */
 static void word_begin(const Tokenizer *tokenizer, Word *word, const char *text, int len) {
     if (word->room < (size_t)len) {
         word->room = 2 * (size_t)len;
@@ -402,7 +409,7 @@ static void word_begin(const Tokenizer *tokenizer, Word *word, const char *text,
         push_pair(tokenizer, word, i);
 }
 
-/* Writes the ids of one word, at most len, and returns their number. */
+/* Writes the ids of one word, at most len of them, and returns their number. */
 static int encode_word(const Tokenizer *tokenizer, Word *word, const char *text, int len,
                        int32_t *ids) {
     word_begin(tokenizer, word, text, len);
@@ -440,7 +447,7 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
             "text: invalid UTF-8 at byte %zu (0x%02X), expected UTF-8; convert it (iconv -t UTF-8)",
             invalid, (unsigned char)text[invalid]);
     Word word = {0};
-    int32_t *out = xcalloc(len, sizeof *out); /* an id is at least one byte */
+    int32_t *out = xcalloc(len, sizeof *out); /* an id stands for at least one byte */
     int n = 0;
     for (size_t start = 0, end; start < len; start = end) {
         end = tokenizer_word_end(text, len, start);
@@ -456,18 +463,18 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
 // Decoding
 // -------------------------------------------------------------------------------------------------
 
-/* The bytes of ids[0..n), one behind the other, to `to` unless it is NULL. Returns their number. */
-static size_t join_pieces(char *to, const Tokenizer *tokenizer, const int32_t *ids, int n) {
+/* Writes the concatenated bytes of ids[0..n) to `to`, unless it is NULL. Returns their number. */
+static size_t join_tokens(char *to, const Tokenizer *tokenizer, const int32_t *ids, int n) {
     size_t bytes = 0;
     for (int i = 0; i < n; i++) {
         if (ids[i] < 0 || ids[i] >= tokenizer->vocab)
             continue;
-        const Piece *piece = &tokenizer->pieces[ids[i]];
-        if (!piece->bytes || piece->special)
+        const Token *token = &tokenizer->tokens[ids[i]];
+        if (!token->bytes || token->special)
             continue;
         if (to)
-            memcpy(to + bytes, piece->bytes, (size_t)piece->len);
-        bytes += (size_t)piece->len;
+            memcpy(to + bytes, token->bytes, (size_t)token->len);
+        bytes += (size_t)token->len;
     }
     return bytes;
 }
@@ -475,14 +482,14 @@ static size_t join_pieces(char *to, const Tokenizer *tokenizer, const int32_t *i
 size_t tokenizer_longest(const Tokenizer *tokenizer) { return (size_t)tokenizer->longest; }
 
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n) {
-    return join_pieces(NULL, tokenizer, ids, n);
+    return join_tokens(NULL, tokenizer, ids, n);
 }
 
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len) {
     const size_t total = tokenizer_bytes(tokenizer, ids, n);
-    char *bytes = xcalloc(total, 1),
-         *out = xcalloc(total + 1, 3); /* a byte may become a U+FFFD of three */
-    join_pieces(bytes, tokenizer, ids, n);
+    char *bytes = xcalloc(total, 1);
+    char *out = xcalloc(total + 1, 3); /* a byte may become a U+FFFD, which has three */
+    join_tokens(bytes, tokenizer, ids, n);
     *len = 0;
     for (size_t at = 0, step; at < total; at += step) {
         bool valid;

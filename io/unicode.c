@@ -1,4 +1,4 @@
-/* unicode.c: which characters are letters, numbers and blanks.
+/* unicode.c: tells which characters are letters, numbers and white space.
  *
  * These are \p{L}, \p{N} and \s of Unicode 16.0, as Hugging Face `tokenizers` 0.23.3 knows them.
  * The tables are made by
@@ -6,13 +6,16 @@
  * Read next: checkpoint.c. */
 #include "io/io.h"
 
+/* A row of the table below: the code points from first to last are letters (or N, or S). */
 #define L(first, last) {0x##first, 0x##last, 'L'},
 #define N(first, last) {0x##first, 0x##last, 'N'},
 #define S(first, last) {0x##first, 0x##last, 'S'},
 
+/* The kind of each code point below 0x80. */
 static const char ascii[] =
     "OOOOOOOOOSSSSSOOOOOOOOOOOOOOOOOOSOOOOOOOOOOOOOOONNNNNNNNNNOOOOOO"
     "OLLLLLLLLLLLLLLLLLLLLLLLLLLOOOOOOLLLLLLLLLLLLLLLLLLLLLLLLLLOOOOO";
+/* The ranges of all other code points that are letters, numbers or white space, sorted. */
 // clang-format off
 static const struct {
     uint32_t first, last;
@@ -130,8 +133,8 @@ static const struct {
 char char_kind(uint32_t c) {
     if (c < 0x80)
         return ascii[c];
-    static _Thread_local size_t
-        found; /* the range of the character before this one is often this one's too */
+    /* A character is often in the same range as the one before it. */
+    static _Thread_local size_t found;
     if (ranges[found].first <= c && c <= ranges[found].last)
         return ranges[found].kind;
     size_t low = 0, high = sizeof ranges / sizeof *ranges;

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Makes io/unicode.c: which characters Hugging Face `tokenizers` takes for letters, numbers and blanks.
+"""Makes the tables of io/unicode.c: which characters Hugging Face `tokenizers` treats as letters, numbers and white space.
 
     python3 scripts/make_unicode.py
 
-takes half a minute, because it asks the library itself for every code point; tables of another source, such as Python's
-unicodedata, are those of another version of Unicode. At the end it prints the digest that tests/test_tokenizer.c compares:
-FNV-1a (64 bits) over the letters L, N, S, O of all code points from U+0000 to U+10FFFF but the surrogates.
+takes half a minute, because it asks the library itself about every code point; tables from elsewhere, such as Python's
+unicodedata, follow another version of Unicode. At the end it prints the digest that tests/test_tokenizer.c compares:
+FNV-1a (64 bits) over the letters L, N, S, O of all code points from U+0000 to U+10FFFF except the surrogates.
 
-Needs: tokenizers (0.23.3 made the committed file. It knows Unicode 16.0: Python's `regex` 2024.11.6, which says that it
-knows this version, agrees on all 1,112,064 characters).
+Needs: tokenizers. Version 0.23.3 made the committed file. It follows Unicode 16.0: Python's `regex` 2024.11.6, which states
+this version, agrees on all 1,112,064 characters.
 """
 import os
 
@@ -17,31 +17,35 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 UNICODE, LETTERS = "16.0", 141028  # this many letters are in this version
 EXAMPLES = {"L": "a", "N": "1", "S": "\n", "O": "!"}
-HEAD = """/* unicode.c: which characters are letters, numbers and blanks.
+HEAD = """/* unicode.c: tells which characters are letters, numbers and white space.
  *
- * These are \\p{{L}}, \\p{{N}} and \\s of Unicode {unicode}, as Hugging Face `tokenizers` {version} knows them. The tables are made by
+ * These are \\p{{L}}, \\p{{N}} and \\s of Unicode {unicode}, as Hugging Face `tokenizers` {version} knows them.
+ * The tables are made by
  *     python3 scripts/make_unicode.py
- * Read next: checkpoint.c, which model it is. */
+ * Read next: checkpoint.c. */
 #include "io/io.h"
 
+/* A row of the table below: the code points from first to last are letters (or N, or S). */
 #define L(first, last) {{0x##first, 0x##last, 'L'}},
 #define N(first, last) {{0x##first, 0x##last, 'N'}},
 #define S(first, last) {{0x##first, 0x##last, 'S'}},
 
+/* The kind of each code point below 0x80. */
 static const char ascii[] =
     "{ascii[0]}"
     "{ascii[1]}";
+/* The ranges of all other code points that are letters, numbers or white space, sorted. */
 // clang-format off
 static const struct {{
     uint32_t first, last;
     char kind;
 }} ranges[] = {{
 """
-TABLE_ENDS = "};\n// clang-format on\n"  # what stands behind it is written by hand, and stays
+TABLE_ENDS = "};\n// clang-format on\n"  # the text behind it is written by hand, and is kept
 
 
 def kind(split, c):
-    """A character makes one word with the example of its own kind, and two with the others."""
+    """Returns the kind of a character: with the example of its own kind it makes one word, with the others two."""
     [name] = [name for name, example in EXAMPLES.items() if len(split.pre_tokenize_str(example + c)) == 1]
     return name
 
