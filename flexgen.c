@@ -1,15 +1,17 @@
-/* flexgen.c: main, as a table of contents: the six commands.
+/* flexgen.c: the six commands, and main.
  *
  *   generate   prompts in, completions out
  *   bench      a named model with random weights, prompts of one length, measured throughput
  *   policy     the best policies for a machine, by a cost model
  *   profile    this machine as numbers
  *   quantize   a 4-bit copy of a checkpoint
- *   eval       perplexity, last words app/flags.c reads the command line, app/report.c says what
- * came of it. Between them a command that runs a task goes the same way: plan_task (app/choose.c)
- * chooses the machine, the policy and the place of every byte; run_task opens the device, loads the
- * weights and sweeps. Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to
- * standard output, everything else to standard error. */
+ *   eval       perplexity, last words
+ *
+ * app/flags.c reads the command line, and app/report.c prints the results. Between them, every
+ * command that runs a task takes the same way: plan_task (app/choose.c) chooses the machine, the
+ * policy and the place of every byte; run_task opens the device, loads the weights and runs the
+ * sweeps. Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to standard
+ * output, everything else to standard error. */
 #include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -38,8 +40,9 @@ static void say_processors(const TaskRun *run) {
                 run->processors);
 }
 
-/* What a user should know who expected another head, the GPU, or full speed of it. A person hears
- * it at once; in a log an error stays the only line. */
+/* Tells a user who expected another head, the GPU, or the GPU's full speed why it is otherwise. On
+ * a terminal this comes at once; in a log only after success, so that an error stays the only line.
+ */
 static void say_notices(const TaskRun *run, bool now) {
     if (follows(run))
         return;
@@ -54,7 +57,7 @@ static void say_notices(const TaskRun *run, bool now) {
         fprintf(stderr, "%s\n", run->device->notice.text);
 }
 
-/* The GPU's own account against the plan. */
+/* Compares the GPU's own account with the plan. */
 static void check_in_use(TaskRun *run) {
     size_t planned = run->in_use_before + run->plan->total[TIER_GPU] + run->gpu->spare;
     run->in_use = run->gpu->in_use(run->gpu);
@@ -78,7 +81,7 @@ static Device *open_device(TaskRun *run, Error *err) {
     return host_open(run->plan, run->checkpoint, dir, err);
 }
 
-/* What was read of a checkpoint that has changed meanwhile is nobody's. */
+/* Runs the sweeps. Fails if the checkpoint has changed since its weights were read. */
 static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     if (run->stages.n)
         return stages_run(&run->stages, task, listener, &run->stats, err);
@@ -88,7 +91,7 @@ static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, 
     return run->net ? run->net->agree(run->net, 0, err) : 0;
 }
 
-/* Sweeps for a job, which may be stopped and go on later. */
+/* Runs the sweeps for a job, which may be stopped and go on later. */
 static int complete(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     if (completions_begin(run->completions, run->head, err))
         return -1;
@@ -102,7 +105,8 @@ static int complete(TaskRun *run, const Task *task, const Listener *listener, Er
                : -1;
 }
 
-/* Stages on one computer have one clock. */
+/* Gives each stage's device a trace. Stages on one computer share a clock; others note when all
+ * were ready, so that their clocks can be compared. */
 static void begin_traces(TaskRun *run) {
     const Net *net = run->net;
     Device *device = run->device;
@@ -118,10 +122,11 @@ static void begin_traces(TaskRun *run) {
     }
 }
 
-/* bench on a GPU measures first: a trace's marks take the GPU's time. */
+/* Returns true for bench on a GPU, which measures first and traces in a second run, because a
+ * trace's marks take the GPU's time. */
 static bool traced_later(const TaskRun *run) { return run->bench && run->gpu && !run->net; }
 
-/* Loads the weights and sweeps. */
+/* Loads the weights and runs the sweeps. */
 static int run_on_device(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     Device *device = run->device;
     memcpy(device->link, run->options->link, sizeof device->link);
@@ -133,7 +138,7 @@ static int run_on_device(TaskRun *run, const Task *task, const Listener *listene
     if (run->gpu && opt_warm_up(device, run->plan, err))
         return -1;
     if (run->net && run->net->agree(run->net, 0, err))
-        return -1; /* all are ready */
+        return -1; /* now all stages are ready */
     if (run->traced && !traced_later(run))
         begin_traces(run);
     int status = run->completions ? complete(run, task, listener, err)
@@ -143,7 +148,7 @@ static int run_on_device(TaskRun *run, const Task *task, const Listener *listene
     return status;
 }
 
-/* What all stages have noted, on the first of them. */
+/* Collects the traces of all stages on the first of them. */
 static int gather_traces(TaskRun *run, Error *err) {
     run->traces = xcalloc(trace_count(run), sizeof *run->traces);
     run->traces[0] = *run->device->trace;
@@ -182,8 +187,7 @@ static int run_traced(TaskRun *run, const Task *task, const Listener *listener, 
     return 0;
 }
 
-/* The whole of a run, and what people are told of it: what it takes, what was expected. progress
- * may be NULL. */
+/* Runs a task, and tells people what it takes and what was expected. progress may be NULL. */
 static int run_task(TaskRun *run, const Task *task, const Listener *listener, Progress *progress,
                     Error *err) {
     const bool verbose = (run->options->verbose || run->bench) && !follows(run);
@@ -207,22 +211,22 @@ static int run_task(TaskRun *run, const Task *task, const Listener *listener, Pr
 // flexgen generate
 // -------------------------------------------------------------------------------------------------
 
-/* The prompts of the command line, or of a file. */
+/* Reads the prompts of the command line, or of a file. */
 static int read_job(Job *job, const Options *o, Error *err) {
     if (o->prompts) {
         if (!strcmp(o->prompts, "-") && isatty(STDIN_FILENO))
             fprintf(stderr, "prompts, one a line; Ctrl-D ends them\n");
         return job_read(job, o->prompts, err);
     }
-    job->strict = true; /* whoever typed it is there to hear */
+    job->strict = true; /* the person who typed the prompt is there to read the error */
     for (int i = 0; i < o->prompt.n; i++)
         if (job_add(job, o->prompt.text[i], strlen(o->prompt.text[i]), i, "--prompt", err))
             return -1;
     return job_settle(job, "--prompt", err);
 }
 
-/* Which job it is, so far as that decides about its tokens: what must not change when it goes on.
- */
+/* Returns a description of the job, as far as its tokens depend on it. It must be the same when the
+ * job goes on. */
 static cJSON *job_head(const TaskRun *run, const Job *job) {
     const Options *o = run->options;
     const Sampling *s = &o->sampling;
@@ -258,7 +262,7 @@ static bool is_packed(const cJSON *head, const char *bits, const char *group) {
            b == 4 && g == GROUP;
 }
 
-/* What the search was allowed to compress for the run before stays so. */
+/* Keeps the compression that the search chose for the run before. */
 static void keep_compression(Options *o, const cJSON *head) {
     if (!head || !o->allow_compression)
         return;
@@ -271,8 +275,8 @@ static bool alike(const cJSON *head, const cJSON *before, const char *key) {
     return cJSON_Compare(json_get(head, key), json_get(before, key), true);
 }
 
-/* What else the tokens depend on. A job may go on elsewhere, or with another version of the
- * program; then it is said that its tokens may be others than they would have been. */
+/* Adds to the head what else the tokens depend on. A job may go on on another machine, or with
+ * another version of the program; then a line says that its tokens may differ. */
 static void add_machine(const TaskRun *run, cJSON *head, const cJSON *before) {
     const Policy *p = &run->options->policy;
     cJSON_AddStringToObject(head, "device", run->gpu ? run->gpu->name : "host");
@@ -291,12 +295,12 @@ static void add_machine(const TaskRun *run, cJSON *head, const cJSON *before) {
                            : "with an approximate cache");
 }
 
-/* The stages of a pipeline are told what is left to do, which may be nothing. */
+/* Tells the stages of a pipeline what is left to do, which may be nothing. */
 static int share_job(const TaskRun *run, Job *job, Error *err) {
     return run->net ? stage_share_task(run->net, &job->task, job, err) : 0;
 }
 
-/* Runs what is left of a job; without anything left, its lines are written. */
+/* Runs what is left of a job; if nothing is left, its lines are written. */
 static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *err) {
     const Listener listener = completions_listener(c);
     Progress *progress = completions_progress(c);
@@ -357,7 +361,7 @@ static int complete_job(TaskRun *run, Job *job, Completions *c, Error *err) {
     return status;
 }
 
-/* A stage behind the first does its part of the job that it is told. */
+/* Runs a following stage's part of the job that the first stage sends. */
 static int follow_job(TaskRun *run, Job *job, Error *err) {
     if (stage_share_task(run->net, &job->task, job, err))
         return -1;
@@ -408,7 +412,7 @@ static int generate(TaskRun *run, Error *err) {
 enum {
     MAX_BENCH = 1 << 28,
     MAX_SLICES = 1 << 14
-}; /* prompt tokens of a task; slices of a trace that only adds up */
+}; /* most prompt tokens of a task; most slices of a trace that only adds up */
 
 /* xorshift64 */
 static uint64_t draw(uint64_t *x) {
@@ -423,7 +427,7 @@ static int draw_in(uint64_t *x, const int range[2]) {
 
 static const uint64_t draw_start = 88172645463325252ull;
 
-/* Prompts of one length, or of lengths between two, so far without tokens. */
+/* Returns a task of prompts of one length, or of lengths between two, still without tokens. */
 static Task bench_task(const Options *o, int count) {
     uint64_t x = (draw_start + o->sampling.seed) ^ 1;
     Task task = {
@@ -435,7 +439,7 @@ static Task bench_task(const Options *o, int count) {
     return task;
 }
 
-/* Their tokens, at random. */
+/* Draws the prompts' tokens at random. */
 static void fill_prompts(Task *task, const OptConfig *config) {
     uint64_t x = draw_start + task->sampling.seed;
     for (int i = 0; i < task->count; i++) {
@@ -464,8 +468,8 @@ static int check_lengths(const Options *o, const OptConfig *config, Error *err) 
         s, n, config->max_pos + 1, config->max_pos);
 }
 
-/* How many prompts: as many as are asked for, or one block, which the search may make as large as
- * this (*one_block). */
+/* Returns the number of prompts: as many as are asked for, or one block. If the search chooses the
+ * block (*one_block), this is the largest that it may choose. */
 static int bench_count(bool *one_block, const Options *o, const OptConfig *config, Error *err) {
     enum { LARGEST_BLOCK = 4096 };
     int s = o->prompt_len[1],
@@ -484,7 +488,7 @@ static int bench_count(bool *one_block, const Options *o, const OptConfig *confi
                 s, count, MAX_BENCH);
 }
 
-/* A completion's part of the run's digest, in whatever order they end. */
+/* Adds a completion to the run's digest, which does not depend on the order in which they end. */
 static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason,
                        Error *err) {
     TaskRun *run = ctx;
@@ -497,7 +501,7 @@ static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, Fini
     return 0;
 }
 
-/* The task once more, for a trace. */
+/* Runs the task once more, for a trace. */
 static int trace_again(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     begin_traces(run);
     memset(run->device->count, 0, sizeof run->device->count);
@@ -506,7 +510,8 @@ static int trace_again(TaskRun *run, const Task *task, const Listener *listener,
                : 0;
 }
 
-/* What has been measured is written before the run that is traced, which may not end. */
+/* Runs and reports a planned bench. The measurements are written before the traced run, which may
+ * not end. */
 static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     const Listener listener = {.ctx = run, .done = digest_done};
     if (run_task(run, task, &listener, NULL, err))
@@ -533,7 +538,7 @@ static int bench(TaskRun *run, Error *err) {
     run->trace_limit = run->options->trace ? 0 : MAX_SLICES;
     Task task = bench_task(run->options, count);
     int status = plan_task(run, &task, one_block, err);
-    run->traced = !traced_later(run); /* there only where --trace asks for it */
+    run->traced = !traced_later(run); /* then only if --trace asks for it */
     if (!status) {
         fill_prompts(&task, config);
         status = bench_planned(run, &task, err);
@@ -546,7 +551,7 @@ static int bench(TaskRun *run, Error *err) {
 // flexgen policy
 // -------------------------------------------------------------------------------------------------
 
-/* By Appendix A.3. */
+/* Finds the placement of one block by Appendix A.3. */
 static int paper_policy(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const OptConfig *config = &run->checkpoint->config;
@@ -563,7 +568,7 @@ static int paper_policy(TaskRun *run, Error *err) {
     return o->explain ? report_explained(run, &machine, NULL, &block, err) : 0;
 }
 
-/* One machine, the pipeline, the chain without offloading. */
+/* Compares one machine, the pipeline, and the chain without offloading. */
 static int cluster_policy(const TaskRun *run, const Search *search, Error *err) {
     Search alone = *search;
     Found one, pipeline, chain;
@@ -577,7 +582,7 @@ static int cluster_policy(const TaskRun *run, const Search *search, Error *err) 
     return 0;
 }
 
-/* The best ten, or the frontier. */
+/* Reports the best ten policies, or the frontier. */
 static int single_policy(const TaskRun *run, Search *search, Error *err) {
     enum { TEN = 10, MOST = 64 };
     const bool frontier = run->options->frontier;
@@ -610,8 +615,8 @@ static int policy(TaskRun *run, Error *err) {
 // flexgen profile, quantize and eval
 // -------------------------------------------------------------------------------------------------
 
-/* Measures the machine anew, at a model's shapes if one is named, keeps that for later runs, and
- * writes it. */
+/* Measures this machine anew (at a model's shapes, if one is named), keeps the result for later
+ * runs, and writes it. */
 static int profile(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const char *to = o->output ? o->output : "-";
@@ -635,7 +640,7 @@ static int profile(TaskRun *run, Error *err) {
 
 static int quantize(TaskRun *run, Error *err) {
     const Options *o = run->options;
-    const Bytes shard_bytes = 5000000000; /* as others cut large checkpoints */
+    const Bytes shard_bytes = 5000000000; /* the usual size of a shard of large checkpoints */
     CopyStats stats;
     stop_catch();
     choose_threads(run);
@@ -653,7 +658,7 @@ static int quantize(TaskRun *run, Error *err) {
     return 0;
 }
 
-/* The texts are read. */
+/* Scores the texts that have been read. */
 static int eval_texts(TaskRun *run, Eval *eval, Error *err) {
     const Listener listener =
         follows(run) ? (Listener){.done = completion_ignored} : eval_listener(eval);
@@ -687,8 +692,8 @@ static int eval(TaskRun *run, Error *err) {
 // main
 // -------------------------------------------------------------------------------------------------
 
-/* The model's </s> is a special piece of the vocabulary, or the two files do not belong together.
- */
+/* Checks that the model's </s> is a special token of the vocabulary; otherwise the two files do not
+ * belong together. */
 static int check_eos(const TaskRun *run, Error *err) {
     size_t len;
     int32_t eos = run->checkpoint->config.eos;
@@ -701,8 +706,8 @@ static int check_eos(const TaskRun *run, Error *err) {
         run->options->model, eos);
 }
 
-/* A directory's checkpoint, or a named size with random weights; for texts a tokenizer, which only
- * a directory has. */
+/* Opens a directory's checkpoint, or makes a named size with random weights. Texts need a
+ * tokenizer, which only a directory has. */
 static int open_model(TaskRun *run, bool texts, Error *err) {
     const char *model = run->options->model;
     OptConfig config;
@@ -724,7 +729,8 @@ static int open_model(TaskRun *run, bool texts, Error *err) {
     return run->tokenizer ? check_eos(run, err) : -1;
 }
 
-/* Under mpirun this process is a stage, and has only some of the layers. */
+/* Joins the pipeline, if this process was started under mpirun: it is then a stage and has only
+ * some of the layers. */
 static int join_pipeline(TaskRun *run, Command command, Error *err) {
     const Options *o = run->options;
     Net *net = run->net = net_open(o->wire_bytes_s, o->wire_delay_s, err);
@@ -736,16 +742,16 @@ static int join_pipeline(TaskRun *run, Command command, Error *err) {
     return 0;
 }
 
-/* A stage has some of the layers; of simulated machines the first is the one that all is told of.
- */
+/* Takes this stage's layers of the model. If the machines are simulated, all are in this process,
+ * and the run's checkpoint is the first one's part. */
 static int take_stage(TaskRun *run, Error *err) {
     const Options *o = run->options;
     Net *net = run->net;
     Policy *p = &run->options->policy;
     const int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
     if (!p->flights && m > 1 && p->gbs && p->num_gpu_batches)
-        p->flights = m + 1; /* one for each stage, and one on the wire; where blocks are searched
-                               for, flights are too */
+        p->flights = m + 1; /* one for each stage and one on the wire; if the search chooses the
+                               block, it chooses the flights too */
     if (m && !net) {
         if (stages_split(&run->stages, run->checkpoint, m, &o->stages, err))
             return -1;
@@ -767,7 +773,8 @@ static int take_stage(TaskRun *run, Error *err) {
     return 0;
 }
 
-/* Whether a stage has failed, and not this process alone: its number is in the text. */
+/* Returns true if the text names the stage that has failed, so that it is not this process's own
+ * failure alone. */
 static bool names_stage(const Error *err) {
     return !strncmp(err->text, "stage ", strlen("stage "));
 }
@@ -776,7 +783,8 @@ static void say_error(const Error *err) {
     fprintf(stderr, "%s: %s\n", names_stage(err) ? "flexgen" : speaker, err->text);
 }
 
-/* A stage that has failed ends all. Where all have agreed that one has, the first says so. */
+/* Leaves the pipeline. A stage that has failed ends all of them; a failure that all have agreed on
+ * is printed by the first. */
 static void leave_pipeline(TaskRun *run, int status, const Error *err) {
     Net *net = run->net;
     if (!net)
@@ -813,8 +821,8 @@ static int (*const commands[NCOMMANDS])(TaskRun *, Error *) = {
     [GENERATE] = generate, [BENCH] = bench,       [POLICY] = policy,
     [PROFILE] = profile,   [QUANTIZE] = quantize, [EVAL] = eval};
 
-/* A closed standard stream would lend its number to the next file opened, and our results would go
- * there. */
+/* Opens standard streams that were closed. Otherwise the next file opened would get the number of
+ * one of them, and results would go into it. */
 static void open_standard_streams(void) {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0 &&
@@ -858,10 +866,10 @@ int main(int argc, char **argv) {
     Error err = {0};
     signal(
         SIGPIPE,
-        SIG_IGN); /* a closed pipe or a limit on file sizes is a failed write, said in one line */
+        SIG_IGN); /* a closed pipe or a limit on file sizes becomes a failed write and one line */
     signal(SIGXFSZ, SIG_IGN);
-#ifdef M_ARENA_MAX /* glibc: a heap for each thread would take 64 MiB of its address space, and \
-                      keep what threads free */
+#ifdef M_ARENA_MAX /* glibc: a heap for each thread would take 64 MiB of address space, and keep \
+                      what threads free */
     mallopt(M_ARENA_MAX, 1);
 #endif
     open_standard_streams();

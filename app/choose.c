@@ -1,6 +1,8 @@
-/* choose.c: what is decided before a task runs: on which machine, under which policy (section 4.3),
- * and where every byte of it lies. What the flags leave open is searched for; a pipeline's stages
- * agree. Read next: flexgen.c. */
+/* choose.c: decides before a task runs on which machine it runs, under which policy (section 4.3),
+ * and where every byte of it lies.
+ *
+ * The search finds what the flags leave open, and the stages of a pipeline agree on one policy.
+ * Read next: flexgen.c. */
 #include <errno.h>
 #include <math.h>
 #include <sys/statvfs.h>
@@ -14,20 +16,19 @@
 // The machine
 // -------------------------------------------------------------------------------------------------
 
-/* Of --gpu-mem, or of the whole GPU, what is left for the tier: the context and the workspaces take
- * their part of it, and other programs may have taken theirs. */
+/* Returns how much of --gpu-mem (or of the whole GPU) is left for the tier after the context, the
+ * workspaces, and what other programs have taken. */
 static Bytes gpu_room(Gpu *gpu, Bytes limit) {
     return size_min(size_less(size_min(limit, gpu->total), gpu->overhead + gpu->spare),
                     gpu_left(gpu));
 }
 
-/* What the process takes besides the tiers when a task runs, apart from what it has by then:
- * program, libraries, tokenizer, prompts. Measured with models from opt-125m to opt-1.3b and 1 to
- * 32 threads, and rounded up:
- *   threads   a stack and the kernels' working memory; where weights are loaded, a piece of them
- *             too
- *   queues    of the lanes, and the buffers of the disk
- *   slices    of a trace, with their two edges each when bench adds them up. */
+/* Returns the bytes that the process will take besides the tiers when a task runs, in addition to
+ * what it has by then: program, libraries, tokenizer, prompts. Measured with models from opt-125m
+ * to opt-1.3b and 1 to 32 threads, and rounded up:
+ *   threads   a stack and the kernels' working memory, and a buffer for weights that it loads
+ *   queues    those of the lanes, and the buffers of the disk
+ *   slices    those of a trace, with their two edges each when bench adds them up */
 static size_t process_room(const TaskRun *run, size_t slices) {
     enum { THREAD = 256 << 10, PIECE = 1 << 20, QUEUES = 12 << 20, EDGES = 2 * 24 };
     const OptConfig *config = run->checkpoint ? &run->checkpoint->config : NULL;
@@ -54,10 +55,10 @@ size_t process_planned(const TaskRun *run) {
            pages * (4 * (NLANES + 1) * sizeof(Move) + p->batches * 2 * sizeof(Staged));
 }
 
-/* Percent of what is free that a tier takes: room is left for the rest of the machine, for the page
- * tables of the tiers (0.2%) and for notes about their pages (a few percent of them at most), and
- * on the host device both upper tiers are one memory. However much is given, they take no more than
- * MOST together, and one leaves LEAST to the other. */
+/* Percent of the free memory that a tier takes by default. Room is left for the rest of the
+ * machine, for the page tables of the tiers (0.2%) and for notes about their pages (a few percent
+ * of them at most); on the host device both upper tiers share one memory. Tiers that the flags make
+ * larger take no more than MOST together, and one leaves LEAST to the other. */
 enum {
     HOST_GPU_SHARE = 45,
     HOST_CPU_SHARE = 40,
@@ -67,9 +68,10 @@ enum {
     LEAST_SHARE = 5
 };
 
-/* What the disk has room for, and the address space too beside the other tiers, since the offload
- * file is mapped. What the disk holds already of the checkpoint, which is not mapped, counts as
- * free. Files that are memory have what the other tiers leave of it. */
+/* Computes the room of the disk tier: what is free on the disk, but no more than the address space
+ * has beside the other tiers, since the offload file is mapped. Files of the checkpoint that are on
+ * the disk already are not mapped and count as free. If the directory is in memory (tmpfs), it has
+ * what the other tiers leave of that. */
 static int disk_room(Bytes *room, const TaskRun *run, Error *err) {
     const Options *o = run->options;
     const Bytes others[] = {process_room(run, run->trace_limit),
@@ -91,15 +93,15 @@ static int disk_room(Bytes *room, const TaskRun *run, Error *err) {
     return 0;
 }
 
-/* Capacities that were not given, and those of this process's memory no larger than that. The sim,
- * and a machine on paper, have what is given or what a file says. */
+/* Fills in the capacities that were not given, and limits those that are this process's memory. The
+ * sim and a machine on paper have what is given, or what a file says. */
 static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     Options *o = run->options;
     const Hardware *h = run->hardware;
     const size_t available = process_allowance("", NLANES).memory,
                  taken = process_room(run, run->trace_limit);
     const int neighbours =
-        run->net ? imax(run->net->neighbours, 1) : 1; /* stages share the machine equally */
+        run->net ? imax(run->net->neighbours, 1) : 1; /* stages on one machine share it equally */
     const size_t share = available / neighbours,
                  percent = share > taken ? (share - taken) / 100 : 0;
     Bytes usual[NTIERS] = {percent * HOST_GPU_SHARE,
@@ -127,8 +129,9 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     return 0;
 }
 
-/* Whether tiers that take so many bytes are more than this process may have, where flags have given
- * each of them much of it. Then from now on they share it: the larger one yields. */
+/* Makes the two upper tiers share the memory if together they take more bytes than this process may
+ * have, which happens if flags give each of them much of it. Then the larger one yields. Returns
+ * true if capacities were lowered. */
 static bool share_memory(const TaskRun *run, Bytes bytes) {
     Bytes *c = run->options->capacity;
     const int larger = c[TIER_CPU] > c[TIER_GPU] ? TIER_CPU : TIER_GPU;
@@ -139,8 +142,8 @@ static bool share_memory(const TaskRun *run, Bytes bytes) {
     return true;
 }
 
-/* Opens the GPU, where it is wanted or there, if the model's heads fit its attention. Without one
- * the host device runs, unless the GPU was asked for. */
+/* Opens the GPU, if there is one and the model's heads fit its attention. Without one the host
+ * device runs, unless the flags asked for the GPU. */
 static int choose_gpu(TaskRun *run, Error *err) {
     const int head = run->checkpoint ? run->checkpoint->config.h1 / run->checkpoint->config.nh : 1;
     if ((run->gpu = gpu_find(&run->no_gpu)) && head > run->gpu->max_head) {
@@ -279,10 +282,10 @@ Search search_for(const TaskRun *run, const Task *task, bool one_block) {
     return s;
 }
 
-/* Whether the flags say everything that the search would look for. */
+/* Returns true if the flags say everything that the search would look for. */
 static bool all_given(const Search *s) {
     bool all =
-        s->fixed_gbs && s->fixed_batches && s->max_latency <= 0; /* a limit must be looked at */
+        s->fixed_gbs && s->fixed_batches && s->max_latency <= 0; /* a limit has to be checked */
     for (int i = 0; i < 6; i++)
         all = all && s->fixed[i];
     return all && !s->may_pack;
@@ -296,7 +299,8 @@ int find_policies(Found *found, int most, Search *s, Error *err) {
     return found && policy_predict(found, s, err) ? -1 : 1;
 }
 
-/* The policy of a job whose lines somebody waits for: a shorter block, where that costs little. */
+/* Finds the policy of a job whose lines somebody waits for: one with a shorter block, if that costs
+ * little. */
 static int find_sooner(Found *found, const Search *s, Error *err) {
     Found best;
     if (policy_sooner(&best, found, s, err) < 0)
@@ -310,8 +314,8 @@ static int find_sooner(Found *found, const Search *s, Error *err) {
     return 1;
 }
 
-/* The policy becomes what the flags give, or the best that is found. Something is expected of it
- * where it was searched for or the machine is known anyway. */
+/* Sets the policy to what the flags give, or to the best that is found. A prediction is made if
+ * there was a search, or if the machine is known anyway. */
 static int choose_policy(TaskRun *run, const Task *task, bool one_block, Error *err) {
     Options *o = run->options;
     Search search = search_for(run, task, one_block);
@@ -332,8 +336,8 @@ static int choose_policy(TaskRun *run, const Task *task, bool one_block, Error *
 // The plan
 // -------------------------------------------------------------------------------------------------
 
-/* Where every byte lies. Prompts pass a layer of a GPU in larger pieces where it has room for them.
- */
+/* Makes the plan: where every byte lies. On a GPU, prompts pass a layer in larger pieces if there
+ * is room for them. */
 static int place_task(TaskRun *run, const Task *task, Error *err) {
     Options *o = run->options;
     if (run->gpu)
@@ -342,7 +346,7 @@ static int place_task(TaskRun *run, const Task *task, Error *err) {
     return run->plan && !plan_fits(run->plan, o->capacity, err) ? 0 : -1;
 }
 
-/* Under which policy, and where every byte lies. */
+/* Chooses the policy and makes the plan. */
 static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
     const Policy *p = &run->options->policy;
     if (choose_policy(run, task, one_block, err))
@@ -358,7 +362,7 @@ static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
 
 bool follows(const TaskRun *run) { return run->net && run->net->stage; }
 
-/* A tier that is too small can be raised no further than there is memory. */
+/* Adds to a message about a tier that is too small how much memory it can have at most. */
 static int add_limit(const TaskRun *run, Error *err) {
     const size_t n = strlen(err->text);
     if (!run->sim && strstr(err->text, " tier needs "))
@@ -367,8 +371,8 @@ static int add_limit(const TaskRun *run, Error *err) {
     return -1;
 }
 
-/* Whether all stages of a pipeline have room for the task: each places the token table, if it has
- * it. */
+/* Checks that all stages of a pipeline have room for the task. Each places the token table as high
+ * as it has room for. */
 static int fits_all(TaskRun *run, const Task *task, Error *err) {
     Options *o = run->options;
     if (run->stages.n)
@@ -379,8 +383,8 @@ static int fits_all(TaskRun *run, const Task *task, Error *err) {
     return run->net->agree(run->net, status, err);
 }
 
-/* Prompts of a job that goes on are longer by what had been generated: where they do not fit any
- * more, its batches become smaller than what was given. */
+/* Halves the given batches of a job that goes on, because its prompts are longer by what had been
+ * generated and do not fit any more. Returns false if that is not possible. */
 static bool shrink_batches(const TaskRun *run, Policy *given) {
     if (!run->completions || !completions_head(run->completions) || given->gbs < 2)
         return false;
@@ -390,8 +394,7 @@ static bool shrink_batches(const TaskRun *run, Policy *given) {
     return true;
 }
 
-/* The policy becomes what is given or found, by a search which believes that its machine has `less`
- * less memory. */
+/* Chooses the policy as if this machine had less memory, by the fraction `less`. */
 static int choose_smaller(TaskRun *run, const Policy *given, const Task *task, bool one_block,
                           double less, Error *err) {
     Options *o = run->options;
@@ -407,8 +410,8 @@ static int choose_smaller(TaskRun *run, const Policy *given, const Task *task, b
     return status;
 }
 
-/* The policy of a pipeline is the first stage's, for its own layers. Where another stage has less
- * room, the search has to do with less memory, each time by twice as much. */
+/* Chooses one policy for all stages: the first stage's, found for its own layers. If another stage
+ * has less room, the search is repeated with less memory, each time by twice as much. */
 static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err) {
     enum { TRIES = 6 };
     static const double least = .01;
@@ -435,7 +438,7 @@ static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err)
         if (!status)
             return 0;
         if (!i)
-            why = *err; /* with all its memory */
+            why = *err; /* the reason with all memory is the one to report */
         again = leads && (searches ? chosen && i < TRIES : shrink_batches(run, &given));
         if (net && net->share(net, &again, sizeof again, err))
             return -1;
@@ -446,8 +449,8 @@ static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err)
     }
 }
 
-/* What is expected of the policy that all stages have room for, if they have equal shares: the
- * formulas know no others. */
+/* Predicts the policy that all stages have room for. The formulas only know stages with equal
+ * shares; for others nothing is predicted. */
 static int expect_pipeline(TaskRun *run, const Task *task, Error *err) {
     Search part = search_for(run, task, false);
     if (!run->found)
@@ -459,7 +462,8 @@ static int expect_pipeline(TaskRun *run, const Task *task, Error *err) {
     return 0;
 }
 
-/* Each stage's own plan for the same task; of simulated machines the first one's is the run's. */
+/* Makes each stage's own plan for the same task. The plan of the first simulated machine is the
+ * run's. */
 static int plan_pipeline(TaskRun *run, Task *task, bool one_block, Error *err) {
     if (agree_on_policy(run, task, one_block, err))
         return -1;

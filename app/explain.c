@@ -1,22 +1,22 @@
-/* explain.c: a linear program as a person writes it (section 4.3, Appendix A.3), its optimum and
- * its prices.
+/* explain.c: prints a linear program as a person writes it (section 4.3, Appendix A.3), its optimum
+ * and its prices.
  *
  * At the optimum some rows bind: their left side is as large as their right side. The dual price of
  * a row (LpAnswer.y) says how much the objective falls if the right side is one unit larger, as
  * long as the same rows bind. So the price of a tier's row is seconds for each GB more, and rows
- * with price 0 have room to spare. What a faster link brings is no price of one row, since its GB/s
- * are in many coefficients; there, and as a check for the tiers, the program is solved once more
- * with one more GB or GB/s. Read next: choose.c. */
+ * with price 0 have room to spare. The gain from a faster link is not the price of one row, since
+ * the link's GB/s are in many coefficients. For links, and as a check for the tiers, the program is
+ * solved once more with one more GB/s or GB. Read next: choose.c. */
 #include <cjson/cJSON.h>
 #include <math.h>
 
 #include "app/app.h"
 
 static const double GB = 1e9;
-static const double DUST = 1e-12; /* what rounding leaves of 0, as a share */
+static const double DUST = 1e-12; /* relative size below which a difference is rounding */
 
-/* What the program is of: a policy that was found (the cost model runtime), or without one a block,
- * by Appendix A.3. */
+/* The subject of a linear program: a policy that was found (the cost model runtime), or without one
+ * a block, by Appendix A.3. */
 typedef struct {
     const Search *search;
     const Policy *policy;
@@ -26,8 +26,8 @@ typedef struct {
 typedef struct {
     Lp lp;
     LpAnswer answer;
-    double tokens, seconds; /* that the sweeps make, that they take: the objective without what idle
-                               lanes cost */
+    double tokens, seconds; /* tokens that the sweeps make; seconds that they take, which is the
+                               objective without the small price of idle lanes */
 } Solved;
 
 // -------------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ static bool optimum(Solved *s) {
 }
 
 static bool solve_question(Solved *s, const Question *q) {
-    s->tokens = q->policy ? 0 : q->block->n; /* A.3's objective is of one sequence */
+    s->tokens = q->policy ? 0 : q->block->n; /* A.3's objective is for one sequence */
     if (q->policy)
         policy_lp(&s->lp, &s->tokens, q->search, q->policy);
     else
@@ -51,7 +51,8 @@ static bool solve_question(Solved *s, const Question *q) {
     return optimum(s);
 }
 
-/* The same where a tier has one more GB, or, counted on behind the tiers, a link one more GB/s. */
+/* Solves the question for a machine with one GB more in tier `what`, or, counted on behind the
+ * tiers, one GB/s more on a link. */
 static bool solve_with_more(Solved *s, const Question *q, int what) {
     Search search = *q->search;
     Hardware h = *search.hardware;
@@ -78,7 +79,7 @@ static const char *variable_name(const Question *q, int v) {
     return q->policy ? runtime[v - NFRACTIONS] : paper[v - NFRACTIONS];
 }
 
-/* The tier that a row keeps from being exceeded; NTIERS: it is no such row. */
+/* Returns the tier whose capacity a row bounds; NTIERS: the row bounds none. */
 static Tier row_tier(const Question *q, const Lp *lp, int i) {
     if (!q->policy)
         return i < GPU_ROWS || i >= SUM_ROWS ? NTIERS
@@ -91,8 +92,8 @@ static Tier row_tier(const Question *q, const Lp *lp, int i) {
     return (Tier)t;
 }
 
-/* "0.5 GB (wc + wd) + 0.1 GB hc": the terms of variables [from, to), those with equal coefficients
- * together. */
+/* Prints the terms of variables [from, to), such as "0.5 GB (wc + wd) + 0.1 GB hc"; equal
+ * coefficients are printed once. Returns true if nothing has been printed yet. */
 static bool print_terms(FILE *out, const Question *q, const double *a, int from, int to,
                         double scale, const char *unit, bool first) {
     for (int v = from; v < to; v++) {
@@ -119,15 +120,15 @@ static bool print_terms(FILE *out, const Question *q, const double *a, int from,
     return first;
 }
 
-/* A row with a capacity, a time or 1 alone on its right side; what does not depend on the fractions
- * is on the left. */
+/* A row as it is printed: a capacity, a time or 1 stands alone on its right side, and what does not
+ * depend on the fractions is on the left. */
 typedef struct {
     const char *name, *unit;
     bool binds;
     double left, right, price, constant; /* in units */
-    double scale,
-        rate; /* units of 1; of A.3's rows about a link, whose terms are bytes: its bytes/s */
-    double waits[LP_MAX_VARS]; /* the time that the left side must not exceed */
+    double scale, rate; /* units in one byte or second; bytes/s of the link, in A.3's rows about a
+                           link, whose terms are bytes */
+    double waits[LP_MAX_VARS]; /* coefficients of the times on the right side */
 } Row;
 
 static Row row_of(const Question *q, const Solved *s, int i) {
@@ -193,7 +194,7 @@ static void print_row(FILE *out, const Question *q, const Lp *lp, int i, const R
 // What more would bring
 // -------------------------------------------------------------------------------------------------
 
-/* A line for each tier and link. The dual price of a tier is that of its rows together. */
+/* Reports a line for each tier and link. The dual price of a tier is the sum over its rows. */
 static void explain_more(const TaskRun *run, const Question *q, const Solved *s) {
     static const char *const name[] = {"GPU memory", "CPU memory", "disk space", "ctog",
                                        "gtoc",       "dtoc",       "ctod"};
@@ -234,7 +235,7 @@ static void explain_more(const TaskRun *run, const Question *q, const Solved *s)
 // The picture
 // -------------------------------------------------------------------------------------------------
 
-/* The most of a fraction that fits. */
+/* Returns the largest value of a fraction that fits. */
 static double largest(const Solved *s, int fraction) {
     Solved most = *s;
     memset(most.lp.c, 0, sizeof most.lp.c);
@@ -242,8 +243,8 @@ static double largest(const Solved *s, int fraction) {
     return optimum(&most) ? most.answer.x[fraction] : 0;
 }
 
-/* The best token/s for each wg and cg that some placement fits, with the other fractions chosen
- * anew, in percent of the optimum's. */
+/* Draws the best token/s for each wg and cg that some placement fits, with the other fractions
+ * chosen anew, in percent of the optimum's. */
 static void draw_objective(FILE *out, const Solved *s) {
     enum { STEPS = 10 };
     const double wg = largest(s, WG) / STEPS, cg = largest(s, CG) / STEPS;
@@ -288,10 +289,10 @@ static void print_optimum(FILE *out, const Question *q, const Solved *s) {
             "price (s)");
 }
 
-/* What the policy's plan holds, by tier and purpose, in bytes. */
+/* Adds what the policy's plan holds, by tier and purpose, in bytes. */
 static void add_regions(cJSON *json, const Search *search, const Policy *policy) {
     Task task = *search->task;
-    Error ignored; /* the search has planned it */
+    Error ignored; /* unused: the search has planned it before */
     if (search->one_block)
         task.count = imin(block_size(policy) * flight_count(policy), task.count);
     Plan *plan = plan_make(search->checkpoint, policy, &task, search->act_type, &ignored);
@@ -299,7 +300,7 @@ static void add_regions(cJSON *json, const Search *search, const Policy *policy)
     for (int t = 0; t < NTIERS && plan; t++) {
         cJSON *tier = cJSON_AddObjectToObject(regions, tier_name[t]);
         for (int id = 0; id < NREGIONS;
-             id++) { /* two of one name are one purpose, as the two slots of weights */
+             id++) { /* regions of one name have one purpose, such as the two slots of weights */
             const Region *region = &plan->region[id][t];
             cJSON *known =
                 region->bytes ? cJSON_GetObjectItemCaseSensitive(tier, region->name) : NULL;

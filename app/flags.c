@@ -1,9 +1,9 @@
 /* flags.c: the command line.
  *
  * One table has every flag: which commands know it, how many values it takes, which function reads
- * them into which field of Options, and the line of the help text. What no flag alone can get wrong
- * is looked at when all of them are read. A wrong use is one line that says what was expected, with
- * status 2. Read next: report.c. */
+ * them into which field of Options, and its line of the help text. When all flags are read,
+ * flags_check looks for combinations that do not go together. A wrong use ends with status 2 and
+ * one line that says what was expected. Read next: report.c. */
 #include <errno.h>
 #include <libgen.h>
 #include <math.h>
@@ -11,7 +11,7 @@
 
 #include "app/app.h"
 
-/* The letter stands for the command in the table of flags and in the help text. */
+/* In the table of flags and in the help text, a letter stands for each command. */
 static const struct {
     char letter;
     const char *name, *use, *does;
@@ -32,8 +32,8 @@ static const struct {
 
 typedef struct Flag Flag;
 struct Flag {
-    const char *name, *commands; /* the letters of the commands that know it */
-    int values;                  /* how many it takes */
+    const char *name, *commands; /* letters of the commands that know it */
+    int values;                  /* number of values that it takes */
     int (*set)(Options *, const Flag *, char **values, Error *);
     size_t at, bytes; /* the field of Options, if it is one field */
     double low, high; /* bounds of a number */
@@ -48,8 +48,8 @@ static int set_text(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-/* Standard output has many names, /dev/stdout for one. Opened anew it would be written from its
- * beginning. */
+/* Stores "-" for standard output, which has many names, such as /dev/stdout: opened anew, it would
+ * be written from its beginning. */
 static int set_output(Options *o, const Flag *flag, char **v, Error *err) {
     (void)err;
     *(const char **)field(o, flag) = output_is_standard(v[0]) ? "-" : v[0];
@@ -71,7 +71,7 @@ static int set_format(Options *o, const Flag *flag, char **v, Error *err) {
                : fail(err, EXIT_USAGE, "%s %.60s: expected jsonl or text", flag->name, v[0]);
 }
 
-/* What the flag stands for is its upper bound. */
+/* Stores the flag's constant, which stands in its upper bound. */
 static int set_bool(Options *o, const Flag *flag, char **v, Error *err) {
     (void)v;
     (void)err;
@@ -79,7 +79,7 @@ static int set_bool(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-/* Into a field of 16, 32 or 64 bits. */
+/* Stores a whole number in a field of 16, 32 or 64 bits. */
 static int set_whole(Options *o, const Flag *flag, char **v, Error *err) {
     char *end;
     errno = 0;
@@ -96,7 +96,7 @@ static int set_whole(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-/* "512", or "16-512" for lengths between the two. */
+/* Reads "512", or "16-512" for lengths between the two. */
 static int set_range(Options *o, const Flag *flag, char **v, Error *err) {
     int *range = field(o, flag), len = 0;
     long low, high;
@@ -117,12 +117,12 @@ static int parse_number(double *value, const Flag *flag, const char *text, Error
     errno = 0;
     *value = strtod(text, &end);
     if (!errno && end > text && !*end && *value >= flag->low && *value <= flag->high)
-        return 0; /* so NaN is refused */
+        return 0; /* written so that NaN is refused */
     return fail(err, EXIT_USAGE, "%s %.60s: expected a number from %g to %g", flag->name, text,
                 flag->low, flag->high);
 }
 
-/* Into a float or a double. */
+/* Stores a number in a float or a double. */
 static int set_number(Options *o, const Flag *flag, char **v, Error *err) {
     double value;
     if (parse_number(&value, flag, v[0], err))
@@ -151,7 +151,7 @@ static int set_percent(Options *o, const Flag *flag, char **v, Error *err) {
         *share[i] /= 100;
     }
     for (int i = 0; i < 6; i += 2)
-        if (*share[i] + *share[i + 1] > 1 + 1e-9) /* a sum of two rounded numbers */
+        if (*share[i] + *share[i + 1] > 1 + 1e-9) /* allows for the sum of two rounded numbers */
             return fail(err, EXIT_USAGE, "%s: %s on GPU and CPU add up to %g%%; at most 100%%",
                         flag->name, what[i / 2], 100 * (*share[i] + *share[i + 1]));
     return 0;
@@ -174,8 +174,8 @@ static int set_cost_model(Options *o, const Flag *flag, char **v, Error *err) {
     return fail(err, EXIT_USAGE, "%s %.60s: expected runtime or paper", flag->name, v[0]);
 }
 
-/* A number with or without a unit of K, M, G or T behind it: powers of `thousand`. *end is behind
- * both. NaN if there is none. */
+/* Reads a number and an optional unit K, M, G or T, which are powers of `thousand`. Sets *end
+ * behind both. Returns NaN if there is no number. */
 static double with_unit(const char *text, char **end, double thousand) {
     static const char units[] = "KMGT";
     double value = strtod(text, end);
@@ -188,7 +188,7 @@ static double with_unit(const char *text, char **end, double thousand) {
     return value * pow(thousand, unit - units + 1);
 }
 
-/* "16G", "512M", "1.5G", "4096": powers of 1024. */
+/* Reads "16G", "512M", "1.5G" or "4096"; units are powers of 1024. */
 static int set_size(Options *o, const Flag *flag, char **v, Error *err) {
     char *end;
     double value = with_unit(v[0], &end, 1024);
@@ -199,7 +199,7 @@ static int set_size(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-/* "1G,0.5ms": bytes/s, powers of 1000. */
+/* Reads "1G,0.5ms": bytes/s with powers of 1000, and a delay. */
 static int set_wire(Options *o, const Flag *flag, char **v, Error *err) {
     char *at = v[0];
     const double rate = with_unit(at, &at, 1000);
@@ -222,7 +222,7 @@ static int set_stages(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-/* "ctog=1G,dtoc=0.5G" */
+/* Reads "ctog=1G,dtoc=0.5G". */
 static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
     for (char *at = v[0];; at++) {
         int c = CTOG;
@@ -397,10 +397,10 @@ void flags_help(FILE *out) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Reading them
+// Reading the flags
 // -------------------------------------------------------------------------------------------------
 
-/* Levenshtein, for "did you mean". */
+/* Returns the Levenshtein distance, for "did you mean". */
 static int edit_distance(const char *a, const char *b) {
     int n = (int)strlen(b), row[128];
     CHECK(n < 128);
@@ -419,7 +419,7 @@ static int edit_distance(const char *a, const char *b) {
     return row[n];
 }
 
-/* "generate, bench and eval": the commands that know a flag. */
+/* Writes the commands that know a flag: "generate, bench and eval". */
 static const char *known_by(char *text, size_t size, const Flag *flag) {
     text[0] = 0;
     for (const char *letter = flag->commands; *letter; letter++) {
@@ -485,12 +485,12 @@ int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// What no flag alone can get wrong
+// Flags that do not go together
 // -------------------------------------------------------------------------------------------------
 
 bool device_is(const Options *o, const char *name) { return o->device && !strcmp(o->device, name); }
 
-/* Whether results at this path would be written over a file of the model. */
+/* Returns true if results at this path would be written over a file of the model. */
 static bool is_of_model(const Options *o, const char *path) {
     static const char *const names[] = {"config.json", "vocab.json", "merges.txt",
                                         "model.safetensors.index.json"};
@@ -506,7 +506,8 @@ static bool is_of_model(const Options *o, const char *path) {
     return known && same_file(o->model, dirname(copy));
 }
 
-/* No result may be written over a file of the model, over what is read, or over another result. */
+/* Checks that no result is written over a file of the model, over an input, or over another result.
+ */
 static int check_files(const Options *o, Error *err) {
     enum { RESULTS = 3, FILES = 7 };
     const struct {

@@ -1,9 +1,9 @@
 /* report.c: what the commands say: one list of figures for people and for programs.
  *
- * The list is a cJSON object under the paper's names, which --json writes as it is. A text is a
- * form that is filled in from the object, so that no figure is computed or named twice; what is
- * said to people alone (a rate beside bytes and seconds) is made from the figures on the way. Read
- * next: explain.c. */
+ * The list is a cJSON object under the paper's names, which --json writes as it is. The text is a
+ * form that fill_in fills in from the object, so that no figure is computed or named twice. Figures
+ * for people alone (such as a rate beside bytes and seconds) are computed when they are printed.
+ * Read next: explain.c. */
 #include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <math.h>
@@ -17,7 +17,7 @@ static const double MIB = 1048576, GIB = 1073741824;
 // The plan
 // -------------------------------------------------------------------------------------------------
 
-/* A line a name, a column a tier; regions of one name are added up. */
+/* Prints a line for each name with a column for each tier; regions of one name are added up. */
 static void print_regions(FILE *out, const Plan *p) {
     const Region *all = &p->region[0][0];
     for (int i = 0; i < NREGIONS * NTIERS; i++) {
@@ -84,7 +84,7 @@ static void add_figures(cJSON *to, const Figure *figures, size_t n) {
     add_figures(to, (const Figure[]){__VA_ARGS__}, \
                 sizeof((const Figure[]){__VA_ARGS__}) / sizeof(Figure))
 
-/* The figure of that name; "bound.T_gen" is in an object inside. */
+/* Returns the figure of that name; "bound.T_gen" is in an object inside. */
 static const cJSON *find_figure(const cJSON *figures, const char *name) {
     const char *dot = strchr(name, '.');
     char outer[48];
@@ -94,8 +94,10 @@ static const cJSON *find_figure(const cJSON *figures, const char *name) {
     return find_figure(json_get(figures, outer), dot + 1);
 }
 
-/* Prints a form: {%.3f name} stands for a number or {%s name} for a text of the figures, {%.1f
- * 100*name} for a number times another. {s name} is the ending of a noun behind that number. */
+/* Prints a form: a text with holes in braces, each filled with a figure of the object. {%.3f name}
+ * prints a number and {%s name} a text, with the format of printf; {%.1f 100*name} prints a number
+ * times a constant, and {s name} the plural ending of a noun after that number. With {"wg": 0.25,
+ * "n": 2}, the form "wg {%.0f 100*wg}%, {%.0f n} token{s n}" becomes "wg 25%, 2 tokens". */
 static void fill_in(FILE *out, const char *form, const cJSON *figures) {
     for (const char *hole; (hole = strchr(form, '{'));) {
         char format[16], what[48];
@@ -136,7 +138,7 @@ static int write_json(const TaskRun *run, const char *path, Error *err) {
 int report_write(const TaskRun *run, Error *err) {
     const char *path = run->options->json;
     if (run->text)
-        fflush(run->text); /* a fault is seen at the end */
+        fflush(run->text); /* an error is found when the stream is closed */
     return path && !output_is_special(path) ? write_json(run, path, err) : 0;
 }
 
@@ -152,7 +154,7 @@ int report_close(TaskRun *run, int status, Error *err) {
 // Policies and costs
 // -------------------------------------------------------------------------------------------------
 
-/* The disk's share, without the dust of a subtraction. */
+/* Returns the disk's share; a difference that is only rounding becomes 0. */
 static double rest(double gpu, double cpu) { return 1 - gpu - cpu < 1e-9 ? 0 : 1 - gpu - cpu; }
 
 static void add_policy(cJSON *json, const Policy *p) {
@@ -168,7 +170,7 @@ static void add_policy(cJSON *json, const Policy *p) {
 #define SHARES \
     "{%5.1f 100*wg} {%5.1f 100*wc} {%5.1f 100*cg} {%5.1f 100*cc} {%5.1f 100*hg} {%5.1f 100*hc}"
 
-/* What a cost model expects, and what binds it. */
+/* Adds what a cost model expects, and the rows that bind it. */
 static void add_cost(cJSON *json, const Cost *cost) {
     ADD(json, {"T", cost->T}, {"T_pre", cost->T_pre}, {"T_gen", cost->T_gen},
         {"throughput", cost->throughput});
@@ -189,7 +191,7 @@ static void add_found(cJSON *json, const Found *found) {
     cJSON_AddNumberToObject(json, "latency", found->latency);
 }
 
-/* What was asked: the last figures of the object, and the first line of the text. */
+/* Reports the question: the last figures of the object, and the first line of the text. */
 static void report_question(const TaskRun *run) {
     const Options *o = run->options;
     cJSON_AddStringToObject(run->json, "model", run->checkpoint->config.name);
@@ -199,7 +201,7 @@ static void report_question(const TaskRun *run) {
         fill_in(run->text, "{%s model}, s {%.0f s}, n {%.0f n}, on: {%s hardware}\n", run->json);
 }
 
-/* A line of the table: the policy, what it promises, what binds it. */
+/* Prints a line of the table: the policy, what it promises, what binds it. */
 static void print_found(FILE *out, const cJSON *figures, const Found *found) {
     const Policy *p = &found->policy;
     fill_in(out, "{%5.0f gbs} x {%-3.0f num_gpu_batches}{%-8s schedule}", figures);
@@ -297,8 +299,8 @@ void report_clusters(const TaskRun *run, const Found *const found[3], int least)
 // Runs
 // -------------------------------------------------------------------------------------------------
 
-/* A run's times as a cost model would put them: T_pre and T_gen are seconds of a layer, in sweeps
- * with a prefill and in the others. */
+/* Returns a run's times in the terms of a cost model: T_pre and T_gen are seconds of a layer, in
+ * sweeps with a prefill and in the others. */
 static Cost measured(const TaskRun *run) {
     const RunStats *r = &run->stats;
     const double l = run->plan->config.l, prefills = (double)r->prefill_sweeps,
@@ -320,11 +322,11 @@ void print_prediction(const TaskRun *run, const Task *task) {
     if (!run->found)
         return;
     const Cost *expected = &run->found->cost, was = measured(run);
-    const double rows =
-        run->plan->config.l * flight_count(&run->found->policy); /* of squares, of all flights */
+    const double rows = run->plan->config.l *
+                        flight_count(&run->found->policy); /* layers of all flights in a sweep */
     fprintf(stderr, "%-34s %12s %12s\n", "", "predicted", "measured");
     print_pair("T_pre (s)", run->found->pace.prefill_s / rows,
-               was.T_pre); /* with what a pipeline waits */
+               was.T_pre); /* includes the time that a pipeline waits */
     print_pair("T_gen (s)", run->found->pace.token_s / rows, was.T_gen);
     print_pair("T (s)", expected->T, was.T);
     if (!task->scored)
@@ -334,13 +336,13 @@ void print_prediction(const TaskRun *run, const Task *task) {
                 expected->peak[t] / MIB, was.peak[t] / MIB);
 }
 
-/* The tiers that are this process's memory. */
+/* Returns the bytes of the tiers that are this process's memory. */
 static Bytes tiers_in_process(const TaskRun *run, const Bytes bytes[NTIERS]) {
     return (run->gpu ? 0 : bytes[TIER_GPU]) + bytes[TIER_CPU];
 }
 
-/* What the run has taken of the GPU besides its tier: kernels that were loaded, and what other
- * programs took meanwhile. */
+/* Returns the bytes that the GPU's use has grown by besides its tier: kernels that were loaded, and
+ * what other programs took meanwhile. */
 static double grown_bytes(const TaskRun *run) {
     return (double)run->in_use - (double)run->in_use_before - (double)run->plan->total[TIER_GPU];
 }
@@ -361,7 +363,7 @@ void print_peaks(const TaskRun *run) {
                 run->in_use / MIB, grown_bytes(run) / MIB, run->gpu->spare / MIB);
 }
 
-/* Under which policy, on what. */
+/* Prints the policy and the device. */
 static void print_policy(FILE *out, const TaskRun *run) {
     const Policy *p = &run->options->policy;
     fprintf(out,
@@ -417,15 +419,15 @@ static void report_tiers(const TaskRun *run) {
     }
 }
 
-/* Whether a channel's lanes are streams, whose marks have times in a trace and where sweeps mix
- * prompts with new tokens. */
+/* Returns true if the channel's lanes have no times. On a GPU these lanes are streams; their marks
+ * have times only in a trace, or if sweeps mix prompts with new tokens. */
 static bool is_untimed(const TaskRun *run, Channel c) {
     return run->gpu && !run->device->trace && run->options->policy.schedule != SCHEDULE_DIAGONAL &&
            (c == GPU || c == CTOG || c == GTOC);
 }
 
-/* What the lanes moved and how long they worked, and in the object their sums by channel. A GPU's
- * lanes do not know how long, unless their marks had times. */
+/* Reports what each lane moved and how long it worked, and in the object also the sums by channel.
+ * A GPU's lanes do not know how long, unless their marks have times. */
 static void report_lanes(const TaskRun *run, cJSON *to, const Device *device) {
     cJSON *channels = cJSON_AddObjectToObject(to, "channels"),
           *lanes = cJSON_AddObjectToObject(to, "lanes");
@@ -463,7 +465,7 @@ static void report_lanes(const TaskRun *run, cJSON *to, const Device *device) {
     }
 }
 
-/* One phase of Table 4. */
+/* Reports one phase of Table 4. */
 static void report_phase(const TaskRun *run, cJSON *breakdown, const char *name, double total_s,
                          const Share part[NPARTS]) {
     cJSON *phase = cJSON_AddObjectToObject(breakdown, name);
@@ -478,7 +480,7 @@ static void report_phase(const TaskRun *run, cJSON *breakdown, const char *name,
     }
 }
 
-/* Table 4. */
+/* Reports Table 4. */
 static void report_breakdown(const TaskRun *run, const Trace *trace) {
     const Breakdown b = trace_breakdown(trace);
     cJSON *to = cJSON_AddObjectToObject(run->json, "breakdown");
@@ -492,8 +494,8 @@ static void report_breakdown(const TaskRun *run, const Trace *trace) {
         fprintf(run->text, "\n");
 }
 
-/* The machines of a simulated pipeline. The GPU's two lanes take turns; what is left of its time is
- * the bubble. */
+/* Reports the machines of a simulated pipeline. The GPU's two lanes take turns; the rest of its
+ * time is the bubble. */
 static void report_stages(const TaskRun *run, const Stages *all) {
     const double T = run->stats.total_s;
     cJSON *list = cJSON_AddArrayToObject(run->json, "stages");
@@ -524,8 +526,7 @@ static void report_stages(const TaskRun *run, const Stages *all) {
     }
 }
 
-/* The share of the time in which a stage of a pipeline has nothing to do but wait for others: the
- * bubble. */
+/* Reports the share of the time in which each stage of a pipeline waits for others: the bubble. */
 static void report_waiting(const TaskRun *run, int stages) {
     cJSON *list = cJSON_AddArrayToObject(run->json, "waiting");
     for (int s = 0; s < stages; s++) {
@@ -536,7 +537,7 @@ static void report_waiting(const TaskRun *run, int stages) {
     }
 }
 
-/* On which model and device, under which policy. */
+/* Adds the model, the device and the policy. */
 static void add_setting(const TaskRun *run) {
     cJSON_AddStringToObject(run->json, "model", run->plan->config.name);
     cJSON_AddStringToObject(run->json, "device", run->device->name);
@@ -574,7 +575,8 @@ void report_traced(const TaskRun *run) {
     report_breakdown(run, run->device->trace);
 }
 
-/* Numbers that were rounded for a study took the memory and the traffic of F16. */
+/* Reports that numbers were only rounded for a study: in memory and in traffic they were as large
+ * as F16. */
 static void report_study(const TaskRun *run) {
     const Policy *p = &run->options->policy;
     const Quant study = p->weight_study.bits ? p->weight_study : p->cache_study;
