@@ -91,20 +91,6 @@ static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, 
     return run->net ? run->net->agree(run->net, 0, err) : 0;
 }
 
-/* Runs the sweeps for a job, which may be stopped and go on later. */
-static int complete(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
-    if (completions_begin(run->completions, run->head, err))
-        return -1;
-    stop_catch();
-    run->device->stop = stop_signal();
-    const int status = run_sweeps(run, task, listener, err);
-    if (!completions_end(run->completions, status, err))
-        return 0;
-    return *stop_signal()
-               ? stop_fail(err, completions_last(run->completions) ? "; go on with --resume" : "")
-               : -1;
-}
-
 /* Gives each stage's device a trace. Stages on one computer share a clock; others note when all
  * were ready, so that their clocks can be compared. */
 static void begin_traces(TaskRun *run) {
@@ -120,32 +106,6 @@ static void begin_traces(TaskRun *run) {
         const Stage *stage = &run->stages.stage[s];
         stage->device->trace = stage_trace(s, stage->first, stage->part.config.l, run->trace_limit);
     }
-}
-
-/* Returns true for bench on a GPU, which measures first and traces in a second run, because a
- * trace's marks take the GPU's time. */
-static bool traced_later(const TaskRun *run) { return run->bench && run->gpu && !run->net; }
-
-/* Loads the weights and runs the sweeps. */
-static int run_on_device(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
-    Device *device = run->device;
-    memcpy(device->link, run->options->link, sizeof device->link);
-    if (run->net)
-        device->net = run->net;
-    if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
-                      checkpoint_unchanged(run->checkpoint, err)))
-        return -1;
-    if (run->gpu && opt_warm_up(device, run->plan, err))
-        return -1;
-    if (run->net && run->net->agree(run->net, 0, err))
-        return -1; /* now all stages are ready */
-    if (run->traced && !traced_later(run))
-        begin_traces(run);
-    int status = run->completions ? complete(run, task, listener, err)
-                                  : run_sweeps(run, task, listener, err);
-    if (run->gpu && !status)
-        check_in_use(run);
-    return status;
 }
 
 /* Collects the traces of all stages on the first of them. */
@@ -165,8 +125,31 @@ static int write_trace(const TaskRun *run, Error *err) {
     return output_close(file, "--trace", run->options->trace, err);
 }
 
-/* Opens the device, which stays open for its counters, and runs. */
-static int run_traced(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
+/* Returns true for bench on a GPU, which measures first and traces in a second run, because a
+ * trace's marks take the GPU's time. */
+static bool traced_later(const TaskRun *run) { return run->bench && run->gpu && !run->net; }
+
+/* Loads the weights, and begins the traces when all stages are ready. */
+static int load_device(TaskRun *run, Error *err) {
+    Device *device = run->device;
+    memcpy(device->link, run->options->link, sizeof device->link);
+    if (run->net)
+        device->net = run->net;
+    if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
+                      checkpoint_unchanged(run->checkpoint, err)))
+        return -1;
+    if (run->gpu && opt_warm_up(device, run->plan, err))
+        return -1;
+    if (run->net && run->net->agree(run->net, 0, err))
+        return -1;
+    if (run->traced && !traced_later(run))
+        begin_traces(run);
+    return 0;
+}
+
+/* Opens the device, which stays open for its counters, and loads it. If the task is a job's, its
+ * output begins, and from now on a signal only stops the sweeps. */
+static int begin_run(TaskRun *run, Error *err) {
     const char *path = run->options->trace;
     if (path && !follows(run) && output_check("--trace", path, err))
         return -1;
@@ -177,11 +160,30 @@ static int run_traced(TaskRun *run, const Task *task, const Listener *listener, 
     if (!run->device)
         return -1;
     say_notices(run, true);
-    if (run_on_device(run, task, listener, err))
+    if (load_device(run, err))
         return -1;
-    if (run->device->trace && gather_traces(run, err))
+    if (!run->completions)
+        return 0;
+    if (completions_begin(run->completions, run->head, err))
         return -1;
-    if (run->device->trace && path && !follows(run) && write_trace(run, err))
+    stop_catch();
+    run->device->stop = stop_signal();
+    return 0;
+}
+
+/* Ends the job's output, if there is a job; status is the success of the sweeps. Then compares
+ * memory, and writes the trace. */
+static int end_run(TaskRun *run, int status, Error *err) {
+    Completions *c = run->completions;
+    if (c && completions_end(c, status, err))
+        return *stop_signal() ? stop_fail(err, completions_last(c) ? "; go on with --resume" : "")
+                              : -1;
+    if (status)
+        return -1;
+    if (run->gpu)
+        check_in_use(run);
+    if (run->device->trace && (gather_traces(run, err) ||
+                               (run->options->trace && !follows(run) && write_trace(run, err))))
         return -1;
     say_notices(run, false);
     return 0;
@@ -195,7 +197,9 @@ static int run_task(TaskRun *run, const Task *task, const Listener *listener, Pr
         progress_open(progress, run->plan, task);
     if (verbose)
         plan_print(stderr, run->plan, run->options->capacity, NULL);
-    int status = run_traced(run, task, listener, err);
+    int status = begin_run(run, err);
+    if (!status)
+        status = end_run(run, run_sweeps(run, task, listener, err), err);
     if (progress)
         progress_clear(progress);
     if (status)
@@ -216,7 +220,11 @@ static int read_job(Job *job, const Options *o, Error *err) {
     if (o->prompts) {
         if (!strcmp(o->prompts, "-") && isatty(STDIN_FILENO))
             fprintf(stderr, "prompts, one a line; Ctrl-D ends them\n");
-        return job_read(job, o->prompts, err);
+        if (job_read(job, o->prompts, err))
+            return -1;
+        if (!job->count)
+            fprintf(stderr, "%s: no prompts; nothing to do\n", input_name(o->prompts));
+        return 0;
     }
     job->strict = true; /* the person who typed the prompt is there to read the error */
     for (int i = 0; i < o->prompt.n; i++)
@@ -277,8 +285,9 @@ static bool alike(const cJSON *head, const cJSON *before, const char *key) {
 
 /* Adds to the head what else the tokens depend on. A job may go on on another machine, or with
  * another version of the program; then a line says that its tokens may differ. */
-static void add_machine(const TaskRun *run, cJSON *head, const cJSON *before) {
+static void add_machine(const TaskRun *run, const cJSON *before) {
     const Policy *p = &run->options->policy;
+    cJSON *head = run->head;
     cJSON_AddStringToObject(head, "device", run->gpu ? run->gpu->name : "host");
     cJSON_AddStringToObject(head, "instructions", host_isa());
     cJSON_AddNumberToObject(head, "sums", HOST_SUMS);
@@ -300,26 +309,8 @@ static int share_job(const TaskRun *run, Job *job, Error *err) {
     return run->net ? stage_share_task(run->net, &job->task, job, err) : 0;
 }
 
-/* Runs what is left of a job; if nothing is left, its lines are written. */
-static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *err) {
-    const Listener listener = completions_listener(c);
-    Progress *progress = completions_progress(c);
-    progress->on = isatty(STDERR_FILENO);
-    run->completions = c;
-    run->head = head;
-    if (share_job(run, job, err))
-        return -1;
-    if (job->task.count && plan_task(run, &job->task, false, err))
-        return -1;
-    if (job->task.count)
-        add_machine(run, head, completions_head(c));
-    if (job->task.count)
-        return run_task(run, &job->task, &listener, progress, err);
-    return completions_begin(c, head, err) || completions_end(c, 0, err) ? -1 : 0;
-}
-
 /* Says what has become of the job. -1 and err (EXIT_FAILED) if prompts were impossible. */
-static int sum_up_job(const TaskRun *run, const Job *job, const Completions *c, Error *err) {
+static int sum_up_job(const TaskRun *run, const Job *job, Error *err) {
     int errors = 0, cut = 0;
     for (int i = 0; i < job->count; i++) {
         const Request *e = &job->request[i];
@@ -327,7 +318,7 @@ static int sum_up_job(const TaskRun *run, const Job *job, const Completions *c, 
         cut += e->cut && e->ended && !e->stopped;
     }
     if (job->task.count)
-        print_summary(run, job->count, completions_tokens(c));
+        print_summary(run, job->count, completions_tokens(run->completions));
     if (cut)
         fprintf(stderr,
                 "%d of %d completion%s cut short: the model has %d positions, too few for all "
@@ -340,25 +331,40 @@ static int sum_up_job(const TaskRun *run, const Job *job, const Completions *c, 
                 errors, job->count, plural(job->count));
 }
 
-static int complete_job(TaskRun *run, Job *job, Completions *c, Error *err) {
+/* Runs what is left of a job; if nothing is left, only its lines are written. */
+static int complete_job(TaskRun *run, Job *job, Error *err) {
+    const Task *task = &job->task;
     bool finished;
+    if (!job->count)
+        return share_job(run, job, err);
+    Completions *c = run->completions = completions_open(job, run->tokenizer, run->options, err);
+    if (!c)
+        return -1;
     keep_compression(run->options, completions_head(c));
     if (settle_compression(run, err))
         return -1;
-    cJSON *head = job_head(run, job);
-    int status = completions_resume(c, head, &finished, err);
-    if (!status && finished) {
+    run->head = job_head(run, job);
+    if (completions_resume(c, run->head, &finished, err))
+        return -1;
+    if (finished)
         fprintf(stderr, "%s: has a line for every prompt; nothing is left to do\n",
                 run->options->output);
-        status = share_job(run, job, err);
-    } else if (!status) {
+    else
         job_rest(job);
-        status = run_rest(run, job, c, head, err);
-    }
-    if (!status)
-        status = sum_up_job(run, job, c, err);
-    cJSON_Delete(head);
-    return status;
+    if (share_job(run, job, err))
+        return -1;
+    if (task->count) {
+        const Listener listener = completions_listener(c);
+        Progress *progress = completions_progress(c);
+        progress->on = isatty(STDERR_FILENO);
+        if (plan_task(run, &job->task, false, err))
+            return -1;
+        add_machine(run, completions_head(c));
+        if (run_task(run, task, &listener, progress, err))
+            return -1;
+    } else if (!finished && (completions_begin(c, run->head, err) || completions_end(c, 0, err)))
+        return -1;
+    return sum_up_job(run, job, err);
 }
 
 /* Runs a following stage's part of the job that the first stage sends. */
@@ -367,12 +373,10 @@ static int follow_job(TaskRun *run, Job *job, Error *err) {
         return -1;
     Completions *c = completions_follow(job, run->tokenizer, run->options);
     const Listener listener = completions_listener(c);
-    int status = 0;
-    if (job->task.count)
-        status = plan_task(run, &job->task, false, err) ||
-                         run_task(run, &job->task, &listener, NULL, err)
-                     ? -1
-                     : 0;
+    const int status = job->task.count && (plan_task(run, &job->task, false, err) ||
+                                           run_task(run, &job->task, &listener, NULL, err))
+                           ? -1
+                           : 0;
     completions_free(c);
     return status;
 }
@@ -385,22 +389,11 @@ static int generate(TaskRun *run, Error *err) {
                .strict = o->strict,
                .format = o->format,
                .task.sampling = o->sampling};
-    if (follows(run)) {
-        int status = follow_job(run, &job, err);
-        job_free(&job);
-        return status;
-    }
-    int status = read_job(&job, o, err);
-    if (!status && !job.count) {
-        fprintf(stderr, "%s: no prompts; nothing to do\n", input_name(o->prompts));
-        status = share_job(run, &job, err);
-    }
-    Completions *c = status || !job.count ? NULL : completions_open(&job, run->tokenizer, o, err);
-    if (c)
-        status = complete_job(run, &job, c, err);
-    else if (job.count)
-        status = -1;
-    completions_free(c);
+    const int status = follows(run)             ? follow_job(run, &job, err)
+                       : read_job(&job, o, err) ? -1
+                                                : complete_job(run, &job, err);
+    cJSON_Delete(run->head);
+    completions_free(run->completions);
     job_free(&job);
     return status;
 }

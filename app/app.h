@@ -100,7 +100,7 @@ typedef struct {
     Plan *plan;
     Device *device;
     Completions *completions; /* generate's; NULL in other commands */
-    const cJSON *head;        /* generate's: the journal's head for this job */
+    cJSON *head;              /* generate's: the journal's head for this job */
     bool bench;
     bool traced;        /* the device notes what it does, for --trace or for bench's breakdown */
     size_t trace_limit; /* slices that a trace keeps at a time, if it only adds up; 0: all */
